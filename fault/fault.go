@@ -1,0 +1,161 @@
+// Package fault holds the few kinds of error that Lodge tells apart, and the
+// objects they are about.
+//
+// A room that finds something wrong wraps the cause and names the kind once:
+//
+//	return fault.New(fault.NotFound, fault.Domain, "no domain with name %q", name)
+//	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot create volume %q", name)
+//
+// Rooms above branch on Of and About and never on text. Codes of libvirt and
+// of HTTP are made from (Kind, Subject) at the edges only. What belongs here:
+// kinds and subjects that at least two rooms need to agree on. What does not:
+// messages, codes, retries.
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Kind says what sort of thing went wrong, which is what a caller can act on.
+type Kind int
+
+// The kinds. Internal is the zero value: a broken promise of Lodge's own.
+const (
+	// Internal: Lodge broke a promise of its own; always a bug worth reporting.
+	Internal Kind = iota
+	// NotFound: the named object does not exist.
+	NotFound
+	// Exists: an object with that name, UUID or address is already there.
+	Exists
+	// Busy: somebody else holds what is needed; the same call may work later.
+	Busy
+	// Invalid: the request itself is wrong and will never work as it is.
+	Invalid
+	// WrongState: the object is in a state that forbids the request.
+	WrongState
+	// NoCapacity: a bound of the host, of the store or of Lodge is reached.
+	NoCapacity
+	// Unsupported: well-formed and known, but not built or not offered here.
+	Unsupported
+	// Timeout: the deadline passed while waiting for something that is named.
+	Timeout
+	// Denied: the caller may not do that.
+	Denied
+	// Aborted: somebody ended the operation on purpose.
+	Aborted
+	// Unresponsive: the peer (a guest agent) does not answer.
+	Unresponsive
+	// Failed: something outside Lodge (QEMU, kernel, disk, tool) refused or broke.
+	Failed
+)
+
+var kindNames = [...]string{
+	"internal", "not found", "exists", "busy", "invalid", "wrong state", "no capacity",
+	"unsupported", "timeout", "denied", "aborted", "unresponsive", "failed",
+}
+
+func (k Kind) String() string {
+	if k < 0 || int(k) >= len(kindNames) {
+		return fmt.Sprintf("kind(%d)", int(k))
+	}
+	return kindNames[k]
+}
+
+// Subject says what sort of object an error is about.
+type Subject int
+
+// The subjects. Call is the zero value: the request as such.
+const (
+	Call Subject = iota
+	Domain
+	XML    // a document that does not parse or does not validate
+	Config // a definition that parses and cannot be built
+	Device
+	Network
+	Pool
+	Volume
+	Snapshot
+	NodeDevice
+	Secret
+	Metadata
+	Agent
+	Monitor
+	Host
+	Store
+	Interface
+	Filter
+)
+
+var subjectNames = [...]string{
+	"call", "domain", "xml", "config", "device", "network", "pool", "volume", "snapshot",
+	"node device", "secret", "metadata", "agent", "monitor", "host", "store", "interface", "filter",
+}
+
+func (s Subject) String() string {
+	if s < 0 || int(s) >= len(subjectNames) {
+		return fmt.Sprintf("subject(%d)", int(s))
+	}
+	return subjectNames[s]
+}
+
+// Error is an error with its kind. Make one with New or Wrap.
+type Error struct {
+	Kind    Kind
+	Subject Subject
+	text    string
+	cause   error
+}
+
+func (e *Error) Error() string {
+	if e.cause == nil {
+		return e.text
+	}
+	return e.text + ": " + e.cause.Error()
+}
+
+func (e *Error) Unwrap() error { return e.cause }
+
+// New makes an error that has no cause below it. The text is a lower-case
+// sentence for the user: what, why, and what to do.
+func New(k Kind, s Subject, format string, args ...any) error {
+	return &Error{Kind: k, Subject: s, text: fmt.Sprintf(format, args...)}
+}
+
+// Wrap adds what was being done to a cause, and says its kind from here up.
+// A nil cause gives nil.
+func Wrap(cause error, k Kind, s Subject, format string, args ...any) error {
+	if cause == nil {
+		return nil
+	}
+	return &Error{Kind: k, Subject: s, text: fmt.Sprintf(format, args...), cause: cause}
+}
+
+// Of gives the kind of the outermost Error in the chain. A plain
+// deadline is a Timeout and a plain cancellation is Aborted, so that contexts
+// need no wrapping of their own; anything else is Internal.
+func Of(err error) Kind {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return e.Kind
+	case errors.Is(err, context.DeadlineExceeded):
+		return Timeout
+	case errors.Is(err, context.Canceled):
+		return Aborted
+	}
+	return Internal
+}
+
+// About gives the subject of the outermost Error in the chain, or Call.
+func About(err error) Subject {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Subject
+	}
+	return Call
+}
+
+// Is reports whether err is of kind k; a nil error is of no kind.
+func Is(err error, k Kind) bool { return err != nil && Of(err) == k }

@@ -1,0 +1,54 @@
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+)
+
+func TestOutermostKindWins(t *testing.T) {
+	inner := New(NotFound, Volume, "no volume %q", "root.qcow2")
+	outer := Wrap(inner, Invalid, Config, "cannot start %q", "web1")
+	err := fmt.Errorf("cannot answer: %w", outer)
+	if Of(err) != Invalid || About(err) != Config {
+		t.Fatalf("got %v/%v, want invalid/config", Of(err), About(err))
+	}
+	if got, want := err.Error(), `cannot answer: cannot start "web1": no volume "root.qcow2"`; got != want {
+		t.Fatalf("text %q, want %q", got, want)
+	}
+}
+
+func TestPlainErrors(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want Kind
+	}{
+		{fmt.Errorf("waiting: %w", context.DeadlineExceeded), Timeout},
+		{fmt.Errorf("waiting: %w", context.Canceled), Aborted},
+		{io.ErrUnexpectedEOF, Internal},
+	} {
+		if got := Of(c.err); got != c.want {
+			t.Errorf("Of(%v) = %v, want %v", c.err, got, c.want)
+		}
+	}
+	if Is(nil, Internal) {
+		t.Error("a nil error has a kind")
+	}
+}
+
+func TestWrapKeepsTheCauseAndNil(t *testing.T) {
+	if Wrap(nil, Failed, Host, "x") != nil {
+		t.Fatal("wrapping nil made an error")
+	}
+	if !errors.Is(Wrap(io.EOF, Failed, Host, "cannot read"), io.EOF) {
+		t.Fatal("the cause is lost")
+	}
+}
+
+func TestEveryKindAndSubjectHasAName(t *testing.T) {
+	if len(kindNames) != int(Failed)+1 || len(subjectNames) != int(Filter)+1 {
+		t.Fatal("a kind or subject has no name")
+	}
+}
