@@ -1,0 +1,106 @@
+package device
+
+// Disk is a block device of the guest: a disk, a CD-ROM, a floppy or a LUN.
+type Disk struct {
+	Info
+	// Device is "disk", "cdrom", "floppy" or "lun".
+	Device string
+	// Source is what backs the disk; nil is an empty drive (removable ones only).
+	Source *DiskSource
+	// Format of Source ("raw", "qcow2"); never guessed from the bytes of a raw disk.
+	Format string
+	// Backing is the chain below Source when the definition says it; the last
+	// element may be a Terminator. Empty with BackingSaid false: as the image says.
+	Backing     []BackingLayer
+	BackingSaid bool
+
+	Target       string // name in the definition: "vda", "sdb", "hdc", "fda"
+	Bus          string // virtio, scsi, sata, ide, usb, fdc
+	Tray         string // "open", "closed" or empty; removable media only
+	Removable    Switch // USB and SCSI
+	RotationRate uint   // 1 is solid state
+
+	Cache        string // none, writethrough, writeback, directsync, unsafe, default or empty
+	IO           string // native, threads, io_uring or empty
+	Discard      string // unmap, ignore
+	DetectZeroes string // off, on, unmap
+	ErrorPolicy  string // stop, report, ignore, enospace
+	ReadPolicy   string // rerror_policy: stop, report, ignore
+	CopyOnRead   Switch
+	IOThread     uint // 0: none
+	Queues       uint
+	QueueSize    uint
+	EventIdx     Switch
+	IOEventFD    Switch
+	IOMMU, ATS   Switch // virtio driver options
+	Packed       Switch
+
+	Serial, WWN, Vendor, Product string
+	ReadOnly, Shareable          bool
+	Transient                    bool
+	StartupPolicy                string // mandatory, requisite, optional
+	SnapshotMode                 string // attribute "snapshot": internal, external, no
+	Model                        string // virtio, virtio-transitional, virtio-non-transitional
+	BlockIO                      *BlockIO
+	Tune                         *IOTune
+}
+
+// BlockIO is the sector geometry that the guest is shown, in bytes.
+type BlockIO struct{ LogicalBlock, PhysicalBlock, DiscardGranularity uint }
+
+// DiskSource is where a disk's bytes live. Exactly one of File, Block and
+// Volume is set.
+type DiskSource struct {
+	File   string // path of a regular file
+	Block  string // path of a block device
+	Volume *VolumeRef
+	// Index numbers the node in a running guest's chain; 0 when not running.
+	Index uint
+}
+
+// VolumeRef names a volume of a pool.
+type VolumeRef struct{ Pool, Volume string }
+
+// Path gives the file or device behind the source, or "" for an unresolved volume.
+func (s *DiskSource) Path() string {
+	if s == nil {
+		return ""
+	}
+	if s.File != "" {
+		return s.File
+	}
+	return s.Block
+}
+
+// BackingLayer is one image below a disk's top image.
+type BackingLayer struct {
+	Source     *DiskSource // nil: the chain ends here by decision of the definition
+	Format     string
+	Terminator bool
+}
+
+// IOTune bounds a disk's throughput. Bytes and operations are per second,
+// lengths are in seconds; 0 is unlimited.
+type IOTune struct {
+	TotalBytes, ReadBytes, WriteBytes                   uint64
+	TotalIOPS, ReadIOPS, WriteIOPS                      uint64
+	TotalBytesMax, ReadBytesMax, WriteBytesMax          uint64
+	TotalIOPSMax, ReadIOPSMax, WriteIOPSMax             uint64
+	TotalBytesMaxLen, ReadBytesMaxLen, WriteBytesMaxLen uint64
+	TotalIOPSMaxLen, ReadIOPSMaxLen, WriteIOPSMaxLen    uint64
+	SizeIOPS                                            uint64
+	Group                                               string
+}
+
+// DiskAttachment is what the host found for a disk when its guest starts: real
+// paths and formats, top image first. Layers[0] is what the guest writes.
+type DiskAttachment struct {
+	Layers []Layer
+}
+
+// Layer is one image of a chain as QEMU will open it.
+type Layer struct {
+	Path   string
+	Format string
+	Block  bool // a host block device, not a file
+}
