@@ -1,0 +1,154 @@
+package xdr
+
+import "encoding/binary"
+
+// Program is the number of a group of procedures.
+type Program uint32
+
+// The programs of version 1. LXC and Admin are known so that a caller can be
+// told what is not served; their calls are not in the table.
+const (
+	ProgramRemote    Program = 0x20008086
+	ProgramQEMU      Program = 0x20008087
+	ProgramLXC       Program = 0x00068000
+	ProgramKeepalive Program = 0x6b656570
+	ProgramAdmin     Program = 0x06900690
+
+	// Version is the version of each of them.
+	Version = 1
+)
+
+func (p Program) String() string {
+	switch p {
+	case ProgramRemote:
+		return "remote"
+	case ProgramQEMU:
+		return "qemu"
+	case ProgramLXC:
+		return "lxc"
+	case ProgramKeepalive:
+		return "keepalive"
+	case ProgramAdmin:
+		return "admin"
+	}
+	return "unknown"
+}
+
+// Keepalive procedures; both travel as TypeMessage, without payload or answer
+// in kind: a ping is answered by a pong.
+const (
+	ProcKeepalivePing = 1
+	ProcKeepalivePong = 2
+)
+
+// Type says what a packet is.
+type Type uint32
+
+// The types of packet.
+const (
+	TypeCall         Type = 0 // client to server
+	TypeReply        Type = 1 // server to client, with the call's serial
+	TypeMessage      Type = 2 // an event or a keepalive; serial 0
+	TypeStream       Type = 3 // data or end of the stream opened by (Proc, Serial)
+	TypeCallWithFDs  Type = 4 // as TypeCall, with descriptors behind it
+	TypeReplyWithFDs Type = 5 // as TypeReply, with descriptors behind it
+	TypeStreamHole   Type = 6 // a hole in a sparse stream
+)
+
+// Status says how a reply or a stream packet is meant.
+type Status uint32
+
+// The statuses.
+const (
+	StatusOK       Status = 0 // payload is the result; on a stream: finished
+	StatusError    Status = 1 // payload is a NetError; from a client on a stream: empty, abort
+	StatusContinue Status = 2 // stream data; empty means end of data
+)
+
+// Sizes and bounds of the framing, in bytes unless said otherwise.
+const (
+	LengthSize = 4                                   // the length word, which counts itself
+	HeaderSize = 24                                  // the six words behind it
+	MaxPacket  = 32<<20 + LengthSize                 // largest value of the length word
+	MaxPayload = MaxPacket - LengthSize - HeaderSize // largest payload of any packet
+	MaxString  = 4 << 20                             // longest string
+	MaxFDs     = 32                                  // descriptors with one packet
+	StreamData = 262120                              // payload that libvirt's own streams send at a time
+)
+
+// Header is the six words in front of every payload.
+type Header struct {
+	Program Program
+	Version uint32
+	Proc    int32
+	Type    Type
+	Serial  uint32
+	Status  Status
+}
+
+// Append puts the header behind b.
+func (h Header) Append(b []byte) []byte {
+	b = AppendUint32(b, uint32(h.Program))
+	b = AppendUint32(b, h.Version)
+	b = AppendInt32(b, h.Proc)
+	b = AppendUint32(b, uint32(h.Type))
+	b = AppendUint32(b, h.Serial)
+	return AppendUint32(b, uint32(h.Status))
+}
+
+// ParseHeader takes a header off b, which must have HeaderSize bytes.
+func ParseHeader(b []byte) (Header, error) {
+	if len(b) < HeaderSize {
+		return Header{}, invalid("header: needs %d bytes and %d are there", HeaderSize, len(b))
+	}
+	word := func(i int) uint32 { return binary.BigEndian.Uint32(b[4*i:]) }
+	return Header{
+		Program: Program(word(0)), Version: word(1), Proc: int32(word(2)),
+		Type: Type(word(3)), Serial: word(4), Status: Status(word(5)),
+	}, nil
+}
+
+// CheckLength looks at a length word before anything is read or allocated for
+// it, and gives the number of bytes that follow the word.
+func CheckLength(word uint32) (int, error) {
+	if word < LengthSize+HeaderSize || word > MaxPacket {
+		return 0, invalid("packet length %d is not within %d and %d", word, LengthSize+HeaderSize, MaxPacket)
+	}
+	return int(word) - LengthSize, nil
+}
+
+// AppendPacket puts a whole packet behind b: length, header and payload. A nil
+// payload is an empty one. With fds the count of descriptors that follow the
+// packet is put in front of the payload, as the two types with descriptors need.
+func AppendPacket(b []byte, h Header, payload Message, fds int) ([]byte, error) {
+	start := len(b)
+	b = h.Append(append(b, 0, 0, 0, 0))
+	var err error
+	if h.Type == TypeCallWithFDs || h.Type == TypeReplyWithFDs {
+		if b, err = AppendCount(b, "descriptors", fds, MaxFDs); err != nil {
+			return b[:start], err
+		}
+	}
+	if payload != nil {
+		if b, err = payload.Append(b); err != nil {
+			return b[:start], err
+		}
+	}
+	return seal(b, start)
+}
+
+// AppendRaw is AppendPacket for a payload that is bytes, as streams have.
+func AppendRaw(b []byte, h Header, payload []byte) ([]byte, error) {
+	start := len(b)
+	b = h.Append(append(b, 0, 0, 0, 0))
+	return seal(append(b, payload...), start)
+}
+
+func seal(b []byte, start int) ([]byte, error) {
+	n := len(b) - start
+	if n > MaxPacket {
+		return b[:start], invalid("packet of %d bytes is over the limit of %d", n, MaxPacket)
+	}
+	binary.BigEndian.PutUint32(b[start:], uint32(n))
+	return b, nil
+}

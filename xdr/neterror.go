@@ -1,0 +1,69 @@
+package xdr
+
+// NetError is the payload of a reply or stream packet with StatusError. The
+// numbers are libvirt's; what they mean is not this package's business.
+//
+// The object references that the layout has room for are never sent by
+// anybody: Append leaves them absent and Decode skips them.
+type NetError struct {
+	Code, Domain     int32
+	Message          *string
+	Level            int32
+	Str1, Str2, Str3 *string
+	Int1, Int2       int32
+}
+
+// Append puts the error behind b.
+func (e *NetError) Append(b []byte) ([]byte, error) {
+	b = AppendInt32(AppendInt32(b, e.Code), e.Domain)
+	b, err := AppendOptString(b, "error.message", e.Message, MaxString)
+	if err != nil {
+		return b, err
+	}
+	b = AppendFlag(AppendInt32(b, e.Level), false)
+	for _, s := range []*string{e.Str1, e.Str2, e.Str3} {
+		if b, err = AppendOptString(b, "error.str", s, MaxString); err != nil {
+			return b, err
+		}
+	}
+	b = AppendInt32(AppendInt32(b, e.Int1), e.Int2)
+	return AppendFlag(b, false), nil
+}
+
+// Decode takes the error off r.
+func (e *NetError) Decode(r *Reader) error {
+	e.Code, e.Domain = r.Int32("error.code"), r.Int32("error.domain")
+	e.Message = r.OptString("error.message", MaxString)
+	e.Level = r.Int32("error.level")
+	if r.Flag("error.dom") {
+		r.String("error.dom.name", MaxString)
+		r.UUID("error.dom.uuid")
+		r.Int32("error.dom.id")
+	}
+	e.Str1 = r.OptString("error.str1", MaxString)
+	e.Str2 = r.OptString("error.str2", MaxString)
+	e.Str3 = r.OptString("error.str3", MaxString)
+	e.Int1, e.Int2 = r.Int32("error.int1"), r.Int32("error.int2")
+	if r.Flag("error.net") {
+		r.String("error.net.name", MaxString)
+		r.UUID("error.net.uuid")
+	}
+	return r.Err()
+}
+
+// StreamHole is the payload of a TypeStreamHole packet.
+type StreamHole struct {
+	Length int64 // bytes
+	Flags  uint32
+}
+
+// Append puts the hole behind b.
+func (h *StreamHole) Append(b []byte) ([]byte, error) {
+	return AppendUint32(AppendInt64(b, h.Length), h.Flags), nil
+}
+
+// Decode takes the hole off r.
+func (h *StreamHole) Decode(r *Reader) error {
+	h.Length, h.Flags = r.Int64("hole.length"), r.Uint32("hole.flags")
+	return r.Err()
+}

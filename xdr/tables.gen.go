@@ -1,0 +1,3 @@
+package xdr
+
+var remoteProcedures, qemuProcedures []*Procedure
