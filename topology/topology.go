@@ -1,0 +1,152 @@
+// Package topology holds the words for what a host is made of: sets of
+// processors, nodes (libvirt's cells), cores, caches, distances and pools of
+// pages, and the share of them that one guest reserves.
+//
+// The values are plain data: whoever reads them from a kernel, a document or
+// a record fills them in, and nobody here touches a file. What belongs here:
+// words that the host's inventory and the decisions about placement share, with
+// the questions they answer by themselves. What does not: reading /sys, choosing
+// a place, keeping the books.
+package topology
+
+import "slices"
+
+// Host is the processors and memory of one machine.
+type Host struct {
+	// Cells are in ascending order of ID; there is always at least one on a
+	// machine whose kernel knows no nodes.
+	Cells []Cell
+	// Possible are the processors that may ever come online.
+	Possible CPUSet
+	// Online are the processors that run now; they are the ones in Cells.
+	Online CPUSet
+}
+
+// Cell is one node: processors and memory that are near each other. A cell may
+// have no processors (memory only) or no memory.
+type Cell struct {
+	ID int
+	// CPUs are the online processors, in ascending order of ID.
+	CPUs []CPU
+	// Memory is the size of the cell's RAM in bytes.
+	Memory uint64
+	// Pages are the pools by ascending page size; the first is the base page.
+	Pages []PagePool
+	// Distances to every cell, itself included (10), in the order of the cells.
+	Distances []Distance
+}
+
+// CPU is one logical processor and where it sits.
+type CPU struct {
+	ID      int
+	Package int
+	Die     int
+	// Cluster is the group of cores that share a mid-level cache or bus, or -1.
+	Cluster int
+	// Core is the number of the core within its die; not unique beyond it.
+	Core int
+	// Siblings are the processors of the same core, this one included.
+	Siblings CPUSet
+	// Cache is the processors that share this one's last-level cache.
+	Cache CPUSet
+}
+
+// Distance says how far a cell is: 10 is local, 20 is twice as far.
+type Distance struct {
+	Cell  int
+	Value int
+}
+
+// PagePool is the pages of one size that a cell has.
+type PagePool struct {
+	// Size of one page in bytes.
+	Size uint64
+	// Total is how many pages the pool has and Free how many are unused. For
+	// base pages Total leaves out the memory that the huge pools hold.
+	Total, Free uint64
+}
+
+// Cell gives the cell with that number.
+func (h *Host) Cell(id int) (*Cell, bool) {
+	i, found := slices.BinarySearchFunc(h.Cells, id, func(c Cell, id int) int { return c.ID - id })
+	if !found {
+		return nil, false
+	}
+	return &h.Cells[i], true
+}
+
+// CellIDs gives the numbers of the cells as a set.
+func (h *Host) CellIDs() CPUSet {
+	var ids CPUSet
+	for _, c := range h.Cells {
+		ids.Add(c.ID)
+	}
+	return ids
+}
+
+// Memory is the sum of the cells' RAM in bytes.
+func (h *Host) Memory() uint64 {
+	var sum uint64
+	for _, c := range h.Cells {
+		sum += c.Memory
+	}
+	return sum
+}
+
+// CPUSet gives the cell's online processors as a set.
+func (c *Cell) CPUSet() CPUSet {
+	var set CPUSet
+	for _, cpu := range c.CPUs {
+		set.Add(cpu.ID)
+	}
+	return set
+}
+
+// Pool gives the cell's pool of pages of that size in bytes.
+func (c *Cell) Pool(size uint64) (PagePool, bool) {
+	i := slices.IndexFunc(c.Pages, func(p PagePool) bool { return p.Size == size })
+	if i < 0 {
+		return PagePool{}, false
+	}
+	return c.Pages[i], true
+}
+
+// Shape is how many of each level there are, in the way one line about a
+// machine says it: so many cells of so many packages of so many cores of so
+// many threads.
+type Shape struct {
+	Cells, Packages, Cores, Threads int
+}
+
+// CPUs is how many processors a machine of that shape has.
+func (s Shape) CPUs() int { return s.Cells * s.Packages * s.Cores * s.Threads }
+
+// Shape counts the levels: the most packages in any cell, the most cores in any
+// package of a cell, the most threads in any core. An uneven machine, for which
+// the product is not its number of processors, is told as one cell with one
+// package of so many single-thread cores.
+func (h *Host) Shape() Shape {
+	type core struct{ pkg, die, core int }
+	var s Shape
+	for _, cell := range h.Cells {
+		if len(cell.CPUs) == 0 {
+			continue
+		}
+		s.Cells++
+		packages, threads := map[int]int{}, map[core]int{}
+		for _, cpu := range cell.CPUs {
+			at := core{cpu.Package, cpu.Die, cpu.Core}
+			if threads[at] == 0 {
+				packages[cpu.Package]++
+			}
+			threads[at]++
+			s.Threads = max(s.Threads, threads[at])
+			s.Cores = max(s.Cores, packages[cpu.Package])
+		}
+		s.Packages = max(s.Packages, len(packages))
+	}
+	if s.CPUs() != h.Online.Len() {
+		return Shape{Cells: 1, Packages: 1, Cores: h.Online.Len(), Threads: 1}
+	}
+	return s
+}

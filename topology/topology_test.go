@@ -1,0 +1,183 @@
+package topology
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+func TestParseCPUSet(t *testing.T) {
+	for list, want := range map[string]string{
+		"":              "",
+		"0":             "0",
+		"0-3":           "0-3",
+		"0-3,^2,8":      "0-1,3,8",
+		"^2,0-3":        "0-3", // the exclusion acts on what stands before it
+		" 1 , 3 - 4\n":  "1,3-4",
+		"5,4,3,3":       "3-5",
+		"0-1,1-2":       "0-2",
+		"0,^0":          "",
+		"63-64,127-128": "63-64,127-128",
+		"16383":         "16383",
+	} {
+		set, err := ParseCPUSet(list)
+		if err != nil {
+			t.Errorf("%q: %v", list, err)
+			continue
+		}
+		if got := set.String(); got != want {
+			t.Errorf("%q prints as %q, want %q", list, got, want)
+		}
+	}
+}
+
+func TestParseCPUSetRefuses(t *testing.T) {
+	for _, list := range []string{
+		",", "0,", "a", "-1", "3-1", "^1-2", "^", "0-", "1.5", "+1", "0x3", "16384", "0-99999999999999999999", "0 1",
+	} {
+		if set, err := ParseCPUSet(list); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%q gives %q and error %v, want an invalid fault", list, set, err)
+		}
+	}
+}
+
+// The slow obvious twin of CPUSet is a map.
+func TestSetAlgebra(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	draw := func() (CPUSet, map[int]bool) {
+		var s CPUSet
+		m := map[int]bool{}
+		for range rnd.IntN(40) {
+			n := rnd.IntN(200)
+			s.Add(n)
+			m[n] = true
+		}
+		return s, m
+	}
+	for range 300 {
+		a, am := draw()
+		b, bm := draw()
+		for op, got := range map[string]CPUSet{"union": a.Union(b), "intersect": a.Intersect(b), "minus": a.Minus(b)} {
+			var want []int
+			for n := range 200 {
+				keep := map[string]bool{"union": am[n] || bm[n], "intersect": am[n] && bm[n], "minus": am[n] && !bm[n]}[op]
+				if keep {
+					want = append(want, n)
+				}
+				if got.Contains(n) != keep {
+					t.Fatalf("%s of %q and %q: %d is wrong", op, a, b, n)
+				}
+			}
+			if list := slices.Collect(got.All()); !slices.Equal(list, want) || got.Len() != len(want) {
+				t.Fatalf("%s of %q and %q is %v, want %v", op, a, b, list, want)
+			}
+			if !got.Equal(CPUs(want...)) {
+				t.Fatalf("%s of %q and %q differs from the same set made anew", op, a, b)
+			}
+		}
+		if back, err := ParseCPUSet(a.String()); err != nil || !back.Equal(a) {
+			t.Fatalf("%q reads back as %q, %v", a, back, err)
+		}
+		if back, err := FromMap(a.Map(200)); err != nil || !back.Equal(a) {
+			t.Fatalf("%q maps back as %q, %v", a, back, err)
+		}
+	}
+}
+
+func TestCPUMap(t *testing.T) {
+	set := CPUs(0, 2, 9, 15)
+	if got := set.Map(10); !slices.Equal(got, []byte{0x05, 0x02}) {
+		t.Errorf("the map for 10 processors is %x", got)
+	}
+	if _, err := FromMap(make([]byte, 1<<20)); err != nil {
+		t.Errorf("a long map of zeros is refused: %v", err)
+	}
+	if _, err := FromMap(append(make([]byte, 2048), 1)); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a bit above the limit gives %v", err)
+	}
+}
+
+func TestSetInRecords(t *testing.T) {
+	type record struct{ CPUs CPUSet }
+	text, err := json.Marshal(record{Range(2, 5)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back record
+	if err := json.Unmarshal(text, &back); err != nil || !back.CPUs.Equal(Range(2, 5)) {
+		t.Errorf("%s reads back as %q, %v", text, back.CPUs, err)
+	}
+}
+
+func FuzzParseCPUSet(f *testing.F) {
+	f.Add("0-3,^2,8")
+	f.Add(strings.Repeat("0-16383,", 100))
+	f.Fuzz(func(t *testing.T, list string) {
+		set, err := ParseCPUSet(list)
+		if err != nil {
+			return
+		}
+		back, err := ParseCPUSet(set.String())
+		if err != nil || !back.Equal(set) || set.Max() > MaxCPU {
+			t.Errorf("%q prints as %q, which reads as %q, %v", list, set, back, err)
+		}
+	})
+}
+
+// smt makes a host of cells with one package each.
+func smt(cells, cores, threads int) *Host {
+	h := &Host{}
+	id := 0
+	for c := range cells {
+		cell := Cell{ID: c}
+		for core := range cores {
+			for range threads {
+				cell.CPUs = append(cell.CPUs, CPU{ID: id, Package: c, Core: core})
+				h.Online.Add(id)
+				id++
+			}
+		}
+		h.Cells = append(h.Cells, cell)
+	}
+	return h
+}
+
+func TestShape(t *testing.T) {
+	if diff := cmp.Diff(Shape{4, 1, 8, 2}, smt(4, 8, 2).Shape()); diff != "" {
+		t.Error(diff)
+	}
+	memoryOnly := smt(2, 2, 1)
+	memoryOnly.Cells = append(memoryOnly.Cells, Cell{ID: 2, Memory: 1 << 30})
+	if diff := cmp.Diff(Shape{2, 1, 2, 1}, memoryOnly.Shape()); diff != "" {
+		t.Error("a cell without processors counts:", diff)
+	}
+	// One thread is off: the product no longer says how many there are.
+	uneven := smt(2, 4, 2)
+	uneven.Cells[1].CPUs = uneven.Cells[1].CPUs[:7]
+	uneven.Online = Range(0, 14)
+	if diff := cmp.Diff(Shape{1, 1, 15, 1}, uneven.Shape()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestCellLookup(t *testing.T) {
+	h := &Host{Cells: []Cell{{ID: 0}, {ID: 8, Pages: []PagePool{{Size: 4096, Total: 7}}}}}
+	cell, ok := h.Cell(8)
+	if !ok || cell.ID != 8 {
+		t.Fatal("cell 8 is not found")
+	}
+	if pool, ok := cell.Pool(4096); !ok || pool.Total != 7 {
+		t.Error("the base pool is not found")
+	}
+	if _, ok := cell.Pool(2 << 20); ok {
+		t.Error("a pool is found that is not there")
+	}
+	if _, ok := h.Cell(1); ok {
+		t.Error("cell 1 is found")
+	}
+}
