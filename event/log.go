@@ -1,0 +1,111 @@
+// Package event is the daemon's one ordered, numbered log of what happened.
+//
+// Writers append and never wait. Each reader follows from a cursor of its own;
+// one that falls behind by more than the log holds is told how many events it
+// lost and goes on, so that a slow client holds nothing up. What belongs here:
+// the log and the payloads. What does not: who listens, and wire layouts.
+package event
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Capacity is how many events the log holds. At a storm's thousand
+// events a second a reader has several seconds before it loses one.
+const Capacity = 8192
+
+// Source names the object that an event is about.
+type Source struct {
+	Name, UUID string
+	// ID of a running domain; -1 otherwise.
+	ID int
+}
+
+// Event is one thing that happened. Events are immutable once appended.
+type Event struct {
+	// Seq counts from 1 without holes for the life of the daemon.
+	Seq     uint64
+	Time    time.Time
+	Source  Source
+	Payload Payload
+}
+
+// Log is the log. The zero value is not usable; make one with NewLog.
+type Log struct {
+	mu   sync.Mutex
+	ring []Event
+	next uint64        // sequence number of the next event
+	grew chan struct{} // closed, and replaced, at each append that somebody waits for
+	wait bool          // somebody holds grew
+}
+
+// NewLog makes an empty log.
+func NewLog() *Log {
+	return &Log{ring: make([]Event, 0, Capacity), next: 1, grew: make(chan struct{})}
+}
+
+// Append numbers an event and adds it, overwriting the oldest when full.
+func (l *Log) Append(s Source, p Payload) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := Event{Seq: l.next, Time: time.Now(), Source: s, Payload: p}
+	if len(l.ring) < Capacity {
+		l.ring = append(l.ring, e)
+	} else {
+		l.ring[(l.next-1)%Capacity] = e
+	}
+	l.next++
+	if l.wait {
+		close(l.grew)
+		l.grew, l.wait = make(chan struct{}), false
+	}
+}
+
+// Reader follows the log from where it stands now. A reader belongs to one
+// goroutine.
+func (l *Log) Reader() *Reader {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return &Reader{log: l, next: l.next}
+}
+
+// Reader is a cursor in a log.
+type Reader struct {
+	log  *Log
+	next uint64
+}
+
+// Next gives the next event, waiting for it until ctx ends. Lost is how many
+// events were overwritten before this reader came to them.
+func (r *Reader) Next(ctx context.Context) (e Event, lost uint64, err error) {
+	for {
+		e, lost, grew := r.take()
+		if grew == nil {
+			return e, lost, nil
+		}
+		select {
+		case <-grew:
+		case <-ctx.Done():
+			return Event{}, 0, context.Cause(ctx)
+		}
+	}
+}
+
+// take gives the next event, or the channel that closes when there is one.
+func (r *Reader) take() (e Event, lost uint64, grew <-chan struct{}) {
+	l := r.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.next == l.next {
+		l.wait = true
+		return Event{}, 0, l.grew
+	}
+	if oldest := l.next - uint64(len(l.ring)); r.next < oldest {
+		lost, r.next = oldest-r.next, oldest
+	}
+	e = l.ring[(r.next-1)%Capacity]
+	r.next++
+	return e, lost, nil
+}

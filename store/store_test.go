@@ -1,0 +1,96 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+type guest struct{ Name string }
+
+var guests = Kind{Name: "guest", Version: 2}
+
+func TestRecordsSurviveReopening(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	var writers sync.WaitGroup
+	for i := range 64 {
+		writers.Go(func() {
+			if err := s.Put(guests, fmt.Sprintf("id-%02d", i), guest{Name: fmt.Sprint(i)}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	writers.Wait()
+	if err := s.Delete(guests, "id-07"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	s = open(t, dir)
+	defer closeStore(t, s)
+	var keys []string
+	err := s.Each(guests, func(key string, decode func(any) error) error {
+		var g guest
+		keys = append(keys, key)
+		if err := decode(&g); err != nil || "id-"+fmt.Sprintf("%02s", g.Name) != key {
+			return fmt.Errorf("record %s holds %+v (%w)", key, g, err)
+		}
+		return nil
+	})
+	if err != nil || len(keys) != 63 {
+		t.Fatalf("found %d records, want 63 (%v)", len(keys), err)
+	}
+	var g guest
+	if err := s.Get(guests, "id-07", &g); !fault.Is(err, fault.NotFound) {
+		t.Fatalf("a deleted record gave %v", err)
+	}
+}
+
+func TestNewerRecordIsRefusedNotGuessed(t *testing.T) {
+	s := open(t, t.TempDir())
+	defer closeStore(t, s)
+	if err := s.Put(Kind{Name: "guest", Version: 3}, "a", guest{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	var g guest
+	if err := s.Get(guests, "a", &g); !fault.Is(err, fault.Unsupported) {
+		t.Fatalf("a record from the future gave %v", err)
+	}
+}
+
+func TestVisitorEndsTheWalk(t *testing.T) {
+	s := open(t, t.TempDir())
+	defer closeStore(t, s)
+	for _, k := range []string{"a", "b"} {
+		if err := s.Put(guests, k, guest{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	enough, visited := errors.New("enough"), 0
+	err := s.Each(guests, func(string, func(any) error) error { visited++; return enough })
+	if !errors.Is(err, enough) || visited != 1 {
+		t.Fatalf("visited %d, error %v", visited, err)
+	}
+}
+
+func open(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func closeStore(t *testing.T, s *Store) {
+	t.Helper()
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
