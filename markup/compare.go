@@ -1,0 +1,92 @@
+package markup
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Unbuilt gives the paths of what a document says, that its format knows, and
+// that was not understood: elements, attributes and text that are in submitted
+// and in known (submitted after a round trip through libvirtxml) and not in
+// understood (submitted after a round trip through Lodge's own model). Only
+// presence counts, not values. Paths start below the root: devices/disk[2]/mirror,
+// devices/interface[1]/driver/@rss; a position is given where there are siblings
+// of the same name.
+//
+// Siblings of one name are matched by position, so both round trips have to
+// keep their order.
+func Unbuilt(submitted, known, understood *Element) []string {
+	var lost []string
+	compare(submitted, known, understood, "", func(path string, known, understood bool) {
+		if known && !understood {
+			lost = append(lost, path)
+		}
+	})
+	return lost
+}
+
+// Unknown gives the paths of what a document says and its format does not
+// know: what is in submitted and not in known. White space, comments, empty
+// attributes and what is below <metadata> do not count.
+func Unknown(submitted, known *Element) []string {
+	var lost []string
+	compare(submitted, known, known, "", func(path string, known, _ bool) {
+		if !known {
+			lost = append(lost, path)
+		}
+	})
+	return lost
+}
+
+// compare walks the submitted tree and reports everything in it with whether
+// the other two have it. It goes below an element only where all three do.
+func compare(submitted, known, understood *Element, path string, report func(path string, known, understood bool)) {
+	for _, a := range submitted.Attrs {
+		if !a.isDeclaration() && a.Value != "" {
+			report(path+"@"+a.Name, known.has(a), understood.has(a))
+		}
+	}
+	if strings.TrimSpace(submitted.Text()) != "" {
+		report(path+"text()", strings.TrimSpace(known.Text()) != "", strings.TrimSpace(understood.Text()) != "")
+	}
+	if submitted.isMetadata() {
+		return
+	}
+	inSubmitted, inKnown, inUnderstood := submitted.siblings(), known.siblings(), understood.siblings()
+	position := map[sibling]int{}
+	for _, c := range submitted.Elements() {
+		key := sibling{c.Space, c.Name}
+		n := position[key]
+		position[key]++
+		name := c.Name
+		if len(inSubmitted[key]) > 1 {
+			name = fmt.Sprintf("%s[%d]", name, n+1)
+		}
+		isKnown, isUnderstood := n < len(inKnown[key]), n < len(inUnderstood[key])
+		report(path+name, isKnown, isUnderstood)
+		if isKnown && isUnderstood {
+			compare(c, inKnown[key][n], inUnderstood[key][n], path+name+"/", report)
+		}
+	}
+}
+
+// sibling names the elements that are counted together.
+type sibling struct{ space, name string }
+
+func (e *Element) siblings() map[sibling][]*Element {
+	out := map[sibling][]*Element{}
+	for _, c := range e.Elements() {
+		key := sibling{c.Space, c.Name}
+		out[key] = append(out[key], c)
+	}
+	return out
+}
+
+func (e *Element) has(want Attr) bool {
+	for _, a := range e.Attrs {
+		if a.Name == want.Name && a.Space == want.Space && !a.isDeclaration() {
+			return true
+		}
+	}
+	return false
+}

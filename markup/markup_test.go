@@ -1,0 +1,233 @@
+package markup
+
+import (
+	"encoding/xml"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"libvirt.org/go/libvirtxml"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+func TestHostileDocumentsAreRefused(t *testing.T) {
+	for name, doc := range map[string]string{
+		"empty":                 "",
+		"only space":            " \n ",
+		"too large":             "<a>" + strings.Repeat("x", MaxSize) + "</a>",
+		"too deep":              strings.Repeat("<a>", MaxDepth+1) + strings.Repeat("</a>", MaxDepth+1),
+		"too many nodes":        "<a>" + strings.Repeat("<b/>", MaxNodes+1) + "</a>",
+		"too many attributes":   "<a " + strings.Repeat("=", MaxAttrs+1) + "/>",
+		"document type":         `<!DOCTYPE a [<!ENTITY x "y">]><a>&x;</a>`,
+		"unknown entity":        "<a>&lol;</a>",
+		"two roots":             "<a/><b/>",
+		"text before":           "x<a/>",
+		"text after":            "<a/>x",
+		"not closed":            "<a><b></b>",
+		"crossed":               "<a><b></a></b>",
+		"closes nothing":        "</a>",
+		"closed by other space": `<q:a xmlns:q="u" xmlns:r="u"></r:a>`,
+		"undeclared prefix":     "<q:a/>",
+		"undeclared attribute":  "<a q:b='1'/>",
+		"out of scope prefix":   `<a><b xmlns:q="u"/><q:c/></a>`,
+		"attribute twice":       "<a b='1' b='2'/>",
+		"control character":     "<a>\x01</a>",
+		"not UTF-8":             "<a>\xff</a>",
+		"other encoding":        `<?xml version="1.0" encoding="UTF-16"?><a/>`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Parse(doc)
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			if fault.Of(err) != fault.Invalid || fault.About(err) != fault.XML {
+				t.Fatalf("%v is %v about %v", err, fault.Of(err), fault.About(err))
+			}
+		})
+	}
+}
+
+func TestTreeKeepsPrefixesAndSpaces(t *testing.T) {
+	root, err := Parse(`<?xml version="1.0" encoding="UTF-8"?>
+		<domain xmlns:q="uri:q" type="kvm"><!-- why --><q:env q:name="a" name="b"/><name> x&amp;y </name></domain>`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := root.Elements()[0]
+	if env.Space != "uri:q" || env.Prefix != "q" || env.Attrs[0].Space != "uri:q" || env.Attr("name") != "b" {
+		t.Errorf("namespace of %+v", env)
+	}
+	if got := root.Child("name").Text(); got != " x&y " {
+		t.Errorf("text %q", got)
+	}
+	if root.Child("no").Child("where").Text() != "" || len(root.Children) != 3 {
+		t.Errorf("children %v", root.Children)
+	}
+}
+
+// Golden files: testdata/format/NAME.xml is what Format makes of NAME.in.
+func TestFormatTree(t *testing.T) {
+	inputs, err := filepath.Glob("testdata/format/*.in")
+	if err != nil || len(inputs) == 0 {
+		t.Fatal("no inputs", err)
+	}
+	for _, input := range inputs {
+		t.Run(filepath.Base(input), func(t *testing.T) {
+			doc, err := os.ReadFile(input)
+			if err != nil {
+				t.Fatal(err)
+			}
+			root, err := Parse(string(doc))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := Format(root)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden := strings.TrimSuffix(input, ".in") + ".xml"
+			if os.Getenv("UPDATE") != "" {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("got\n%s\nwant\n%s", got, want)
+			}
+			again, err := Parse(got)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if twice, _ := Format(again); twice != got {
+				t.Errorf("printing again gives\n%s", twice)
+			}
+		})
+	}
+}
+
+func TestFormatValueOfLibvirtxml(t *testing.T) {
+	got, err := Format(&libvirtxml.Domain{
+		Type: "kvm", Name: "a'b<c",
+		Metadata: &libvirtxml.DomainMetadata{XML: `<x:note xmlns:x="uri:x"><!--kept--><x:a b="1"/></x:note>`},
+		QEMUCommandline: &libvirtxml.DomainQEMUCommandline{
+			Args: []libvirtxml.DomainQEMUCommandlineArg{{Value: `a"b`}},
+			Envs: []libvirtxml.DomainQEMUCommandlineEnv{{Name: "N", Value: "v"}},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>a&apos;b&lt;c</name>
+  <metadata>
+    <x:note xmlns:x="uri:x">
+      <!--kept-->
+      <x:a b="1"/>
+    </x:note>
+  </metadata>
+  <qemu:commandline>
+    <qemu:arg value='a&quot;b'/>
+    <qemu:env name='N' value='v'/>
+  </qemu:commandline>
+</domain>
+`
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestInnerTextStandsForItself(t *testing.T) {
+	root, err := Parse(`<domain xmlns:o="uri:o" xmlns="uri:d"><metadata><o:a o:b="1"><o:c/></o:a><d/></metadata></domain>`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := FormatInner(root.Child("metadata"))
+	want := "<o:a o:b=\"1\" xmlns:o=\"uri:o\">\n  <o:c/>\n</o:a>\n<d xmlns=\"uri:d\"/>\n"
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func mustParse(t *testing.T, doc string) *Element {
+	t.Helper()
+	root, err := Parse(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func TestUnbuiltNamesWhatWasNotUnderstood(t *testing.T) {
+	submitted := mustParse(t, `<domain type="kvm" odd="1">
+		<name>a</name> <strange/>
+		<devices>
+			<disk type="file"><target dev="vda"/></disk>
+			<interface><driver rss="on" queues=""/></interface>
+			<disk type="file"><mirror type="file"><source file="x"/></mirror><target dev="vdb"/></disk>
+			<sound model="x"/>
+		</devices>
+		<metadata><x xmlns="u"/></metadata>
+	</domain>`)
+	known := mustParse(t, `<domain type="kvm"><name>a</name><devices>
+			<disk type="file"><target dev="vda"/></disk>
+			<disk type="file"><mirror type="file"><source file="x"/></mirror><target dev="vdb"/></disk>
+			<interface><driver rss="on"/></interface><sound model="x"/>
+		</devices><metadata/></domain>`)
+	understood := mustParse(t, `<domain type="kvm"><name/><devices>
+			<disk type="file" device="disk"><target dev="vda"/></disk><disk type="file"><target dev="vdb"/></disk>
+			<interface><driver/></interface>
+		</devices><metadata/></domain>`)
+	want := []string{"name/text()", "devices/interface/driver/@rss", "devices/disk[2]/mirror", "devices/sound"}
+	if got := Unbuilt(submitted, known, understood); !reflect.DeepEqual(got, want) {
+		t.Errorf("Unbuilt %q, want %q", got, want)
+	}
+	want = []string{"@odd", "strange"}
+	if got := Unknown(submitted, known); !reflect.DeepEqual(got, want) {
+		t.Errorf("Unknown %q, want %q", got, want)
+	}
+	if got := Unbuilt(submitted, known, submitted); len(got) > 0 {
+		t.Errorf("nothing is lost, and yet %q", got)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(`<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg value='1'/></domain>`)
+	f.Add(`<a><metadata><!-- c --><b:c xmlns:b="u" b:d="&#10;">mixed <b:e/> text</b:c></metadata> </a>`)
+	f.Add("<a><![CDATA[<&]]>\r\n</a>")
+	f.Add(`<a xmlns="u"><b xmlns=""/></a>`)
+	f.Fuzz(func(t *testing.T, doc string) {
+		root, err := Parse(doc)
+		if err != nil {
+			if fault.Of(err) != fault.Invalid {
+				t.Fatalf("%v is %v", err, fault.Of(err))
+			}
+			return
+		}
+		printed, err := Format(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := parse(printed, 16*MaxSize)
+		if err != nil {
+			t.Fatalf("cannot read %q, printed for %q: %v", printed, doc, err)
+		}
+		twice, err := Format(again)
+		if err != nil || twice != printed {
+			t.Fatalf("%q is printed as %q, then as %q (%v)", doc, printed, twice, err)
+		}
+		if lost := Unknown(root, again); len(lost) > 0 {
+			t.Fatalf("%q lost %q", doc, lost)
+		}
+		var ignored struct{}
+		if err := xml.Unmarshal([]byte(printed), &ignored); err != nil {
+			t.Fatalf("%q does not unmarshal: %v", printed, err)
+		}
+	})
+}
