@@ -1,0 +1,40 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// loadModules loads the drivers listed in the file, one path a line, in an
+// order in which each one's needs come first. A driver that has no hardware
+// here still loads, so that hardware may be plugged in later.
+func loadModules(list string) []error {
+	text, err := os.ReadFile(list)
+	if err != nil {
+		return []error{fmt.Errorf("cannot read the list of modules: %w", err)}
+	}
+	var failed []error
+	for path := range strings.Lines(string(text)) {
+		if err := loadModule(strings.TrimSpace(path)); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	return failed
+}
+
+func loadModule(path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("cannot load module: %w", err)
+	}
+	defer file.Close() //nolint:errcheck // opened for reading
+	err = unix.FinitModule(int(file.Fd()), "", 0)
+	if err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("cannot load module %s: %w", path, err)
+	}
+	return nil
+}

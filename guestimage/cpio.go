@@ -1,0 +1,71 @@
+package guestimage
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// archive writes a cpio archive of the "newc" kind, which is what the kernel
+// unpacks into its first file system. Every file is root's, has time 0 and is
+// numbered in the order written, so that equal input gives equal bytes.
+type archive struct {
+	out     io.Writer
+	inode   int
+	written int64
+	err     error // the first; what follows it is skipped
+}
+
+const (
+	modeDir  = 0o040000
+	modeFile = 0o100000
+	modeLink = 0o120000
+	modeChar = 0o020000
+)
+
+func (a *archive) dir(name string)          { a.entry(name, modeDir|0o755, nil, 0, 0) }
+func (a *archive) link(name, target string) { a.entry(name, modeLink|0o777, []byte(target), 0, 0) }
+
+func (a *archive) file(name string, perm int, content []byte) {
+	a.entry(name, modeFile|perm, content, 0, 0)
+}
+
+func (a *archive) char(name string, perm, major, minor int) {
+	a.entry(name, modeChar|perm, nil, major, minor)
+}
+
+// close ends the archive and gives the first error there was.
+func (a *archive) close() error {
+	a.entry("TRAILER!!!", 0, nil, 0, 0)
+	return a.err
+}
+
+func (a *archive) entry(name string, mode int, content []byte, major, minor int) {
+	a.inode++
+	links := 1
+	if mode&modeDir == modeDir {
+		links = 2
+	}
+	// magic, inode, mode, uid, gid, links, mtime, size, device, rdevice, name size, checksum
+	a.write(fmt.Sprintf("070701%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X",
+		a.inode, mode, 0, 0, links, 0, len(content), 0, 0, major, minor, len(name)+1, 0))
+	a.write(name + "\x00")
+	a.pad()
+	a.write(string(content))
+	a.pad()
+}
+
+// pad fills up to the next multiple of four bytes, as the format wants after
+// names and contents.
+func (a *archive) pad() {
+	a.write(strings.Repeat("\x00", int(-a.written&3)))
+}
+
+func (a *archive) write(text string) {
+	if a.err != nil {
+		return
+	}
+	n, err := io.WriteString(a.out, text)
+	a.written += int64(n)
+	a.err = err
+}
