@@ -1,0 +1,44 @@
+package qmp
+
+import (
+	"errors"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// ErrClosed is the reason of a session that its owner closed.
+var ErrClosed = errors.New("the monitor session was closed")
+
+// The classes of error that QEMU tells apart.
+const (
+	ClassGeneric         = "GenericError"
+	ClassCommandNotFound = "CommandNotFound"
+	ClassDeviceNotFound  = "DeviceNotFound"
+	ClassDeviceNotActive = "DeviceNotActive"
+	ClassKVMMissingCap   = "KVMMissingCap"
+)
+
+// Error is a refusal by QEMU, in QEMU's words.
+type Error struct {
+	Class string `json:"class"`
+	Desc  string `json:"desc"`
+}
+
+func (e *Error) Error() string { return e.Desc }
+
+// IsClass reports whether err is, or wraps, a refusal of that class.
+func IsClass(err error, class string) bool {
+	var refusal *Error
+	return errors.As(err, &refusal) && refusal.Class == class
+}
+
+// refused gives QEMU's refusal of a command its kind.
+func refused(e *Error, command string) error {
+	switch e.Class {
+	case ClassCommandNotFound:
+		return fault.Wrap(e, fault.Unsupported, fault.Monitor, "this QEMU has no command %s", command)
+	case ClassDeviceNotFound:
+		return fault.Wrap(e, fault.NotFound, fault.Device, "QEMU refused %s", command)
+	}
+	return fault.Wrap(e, fault.Failed, fault.Monitor, "QEMU refused %s", command)
+}

@@ -1,0 +1,170 @@
+package qmp
+
+import (
+	"encoding/json"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Bounds of the events that wait for the consumer.
+const (
+	maxQueuedEvents = 1024
+	maxQueuedBytes  = 16 << 20
+)
+
+// Event is something QEMU reported by itself.
+type Event struct {
+	Name string
+	Data json.RawMessage // nil when the event carries none
+	Time time.Time       // by the host's clock; zero when QEMU could not read it
+
+	// Resync says that events before this one were lost, because the consumer
+	// fell behind by more than the queue holds: query the state anew.
+	Resync bool
+}
+
+// telemetry are the events that only tell a newest value; of those waiting,
+// only the newest for each source is worth delivering.
+var telemetry = map[string]bool{
+	"BALLOON_CHANGE":            true,
+	"BLOCK_WRITE_THRESHOLD":     true,
+	"MEMORY_DEVICE_SIZE_CHANGE": true,
+	"NIC_RX_FILTER_CHANGED":     true,
+	"RTC_CHANGE":                true,
+	"VSERPORT_CHANGE":           true,
+}
+
+// source tells which device a telemetry event is about.
+func source(e Event) string {
+	var about struct {
+		ID       string `json:"id"`
+		NodeName string `json:"node-name"`
+		Path     string `json:"path"`
+		QOMPath  string `json:"qom-path"`
+	}
+	// A shape that is not understood has no device: such events coalesce by name.
+	_ = json.Unmarshal(e.Data, &about)
+	return e.Name + "\x00" + about.ID + "\x00" + about.NodeName + "\x00" + about.Path + "\x00" + about.QOMPath
+}
+
+// eventQueue stands between the reader, which never waits, and the consumer.
+//
+// Policy at the bound: telemetry is shed first. When life-cycle events alone
+// fill the queue nobody can be told everything any more, so all of it gives
+// way to the newest event with its Resync mark.
+type eventQueue struct {
+	mu      sync.Mutex
+	waiting []queued
+	bytes   int
+	lost    bool          // events were dropped since the last mark
+	ended   bool          // no event will follow
+	wake    chan struct{} // one token: something changed
+}
+
+type queued struct {
+	Event
+	source string // "" for a life-cycle event
+}
+
+func newEventQueue() *eventQueue { return &eventQueue{wake: make(chan struct{}, 1)} }
+
+// put adds an event behind all others; it never waits.
+func (q *eventQueue) put(e Event) {
+	entry := queued{Event: e}
+	if telemetry[e.Name] {
+		entry.source = source(e)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if entry.source != "" {
+		q.drop(func(old queued) bool { return old.source == entry.source })
+	}
+	if !q.fits(entry) && entry.source == "" {
+		q.lost = q.drop(func(old queued) bool { return old.source != "" }) || q.lost
+		if !q.fits(entry) {
+			q.lost = q.drop(func(queued) bool { return true }) || q.lost
+		}
+	}
+	if !q.fits(entry) {
+		q.lost = true
+		return
+	}
+	entry.Resync = q.lost
+	q.lost = false
+	q.waiting = append(q.waiting, entry)
+	q.bytes += len(entry.Data)
+	q.signal()
+}
+
+func (q *eventQueue) fits(e queued) bool {
+	return len(q.waiting) < maxQueuedEvents && q.bytes+len(e.Data) <= maxQueuedBytes
+}
+
+// drop removes the matching events and reports whether there were any. A mark
+// on a removed event is kept for the next one.
+func (q *eventQueue) drop(match func(queued) bool) bool {
+	before := len(q.waiting)
+	q.waiting = slices.DeleteFunc(q.waiting, func(e queued) bool {
+		if !match(e) {
+			return false
+		}
+		q.bytes -= len(e.Data)
+		q.lost = q.lost || e.Resync
+		return true
+	})
+	return len(q.waiting) < before
+}
+
+// take removes the oldest event. more is false once the queue has ended and
+// is empty.
+func (q *eventQueue) take() (e Event, ok, more bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.waiting) == 0 {
+		return Event{}, false, !q.ended
+	}
+	e = q.waiting[0].Event
+	q.bytes -= len(e.Data)
+	q.waiting = slices.Delete(q.waiting, 0, 1)
+	return e, true, true
+}
+
+func (q *eventQueue) end() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.ended = true
+	q.signal()
+}
+
+func (q *eventQueue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// deliver hands events to out in order until the queue ends or the owner
+// stops it, then closes out.
+func (q *eventQueue) deliver(out chan<- Event, stop <-chan struct{}) {
+	defer close(out)
+	for {
+		e, ok, more := q.take()
+		switch {
+		case ok:
+			select {
+			case out <- e:
+			case <-stop:
+				return
+			}
+		case !more:
+			return
+		default:
+			select {
+			case <-q.wake:
+			case <-stop:
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package qmp
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+)
+
+func event(name, data string) Event {
+	if data == "" {
+		return Event{Name: name}
+	}
+	return Event{Name: name, Data: json.RawMessage(data)}
+}
+
+func drain(q *eventQueue) (all []Event) {
+	for {
+		e, ok, _ := q.take()
+		if !ok {
+			return all
+		}
+		all = append(all, e)
+	}
+}
+
+func TestTelemetryKeepsTheNewestOfEachSource(t *testing.T) {
+	q := newEventQueue()
+	q.put(event("VSERPORT_CHANGE", `{"id": "agent", "open": true}`))
+	q.put(event("VSERPORT_CHANGE", `{"id": "spice", "open": true}`))
+	q.put(event("BALLOON_CHANGE", `{"actual": 1}`))
+	q.put(event("STOP", ""))
+	q.put(event("BALLOON_CHANGE", `{"actual": 2}`))
+	q.put(event("VSERPORT_CHANGE", `{"id": "agent", "open": false}`))
+	q.put(event("STOP", ""))
+	var got []string
+	for _, e := range drain(q) {
+		got = append(got, e.Name+string(e.Data))
+		if e.Resync {
+			t.Errorf("%s has a resync mark", e.Name)
+		}
+	}
+	want := []string{
+		`VSERPORT_CHANGE{"id": "spice", "open": true}`, "STOP", `BALLOON_CHANGE{"actual": 2}`,
+		`VSERPORT_CHANGE{"id": "agent", "open": false}`, "STOP",
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("got  %q\nwant %q", got, want)
+	}
+}
+
+func TestAFullQueueShedsTelemetryFirst(t *testing.T) {
+	q := newEventQueue()
+	for i := range 2 * maxQueuedEvents {
+		q.put(event("VSERPORT_CHANGE", fmt.Sprintf(`{"id": "%d"}`, i)))
+	}
+	for range maxQueuedEvents - 1 {
+		q.put(event("STOP", ""))
+	}
+	q.put(event("SHUTDOWN", ""))
+	all := drain(q)
+	if len(all) != maxQueuedEvents || all[0].Name != "STOP" || all[len(all)-1].Name != "SHUTDOWN" {
+		t.Fatalf("%d events, from %s to %s", len(all), all[0].Name, all[len(all)-1].Name)
+	}
+	if !all[0].Resync || slices.ContainsFunc(all[1:], func(e Event) bool { return e.Resync }) {
+		t.Error("the loss is not marked once, on the event behind it")
+	}
+}
+
+func TestTooManyLifecycleEventsLeaveAResync(t *testing.T) {
+	q := newEventQueue()
+	for range maxQueuedEvents {
+		q.put(event("STOP", ""))
+	}
+	q.put(event("SHUTDOWN", ""))
+	if all := drain(q); len(all) != 1 || all[0].Name != "SHUTDOWN" || !all[0].Resync {
+		t.Fatalf("got %+v", all)
+	}
+}
+
+func TestHugeEventsAreBoundedInBytes(t *testing.T) {
+	q := newEventQueue()
+	big := json.RawMessage(make([]byte, maxQueuedBytes/2))
+	for range 5 {
+		q.put(Event{Name: "STOP", Data: big})
+		if q.bytes > maxQueuedBytes {
+			t.Fatalf("%d bytes are queued", q.bytes)
+		}
+	}
+	q.put(Event{Name: "STOP", Data: make([]byte, maxQueuedBytes+1)})
+	q.put(event("RESUME", ""))
+	all := drain(q)
+	if last := all[len(all)-1]; last.Name != "RESUME" || !last.Resync || q.bytes != 0 {
+		t.Fatalf("the last of %d is %s, resync %v, %d bytes left", len(all), last.Name, last.Resync, q.bytes)
+	}
+}

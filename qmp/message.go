@@ -1,0 +1,132 @@
+package qmp
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+)
+
+// MaxLine bounds one line from QEMU, in bytes. Answers about hundreds of
+// processors or a long backing chain are megabytes; the schema alone is 200 KiB.
+const MaxLine = 64 << 20
+
+var errLineTooLong = fmt.Errorf("QEMU sent a line of more than %d MiB", MaxLine>>20)
+
+// Greeting is what QEMU says first.
+type Greeting struct {
+	Version      Version  `json:"version"`
+	Capabilities []string `json:"capabilities"`
+}
+
+// Version is QEMU's own version and that of the package it came in.
+type Version struct {
+	QEMU struct {
+		Major int `json:"major"`
+		Minor int `json:"minor"`
+		Micro int `json:"micro"`
+	} `json:"qemu"`
+	Package string `json:"package"`
+}
+
+// message is any line that QEMU may send.
+type message struct {
+	Greeting *Greeting       `json:"QMP"`
+	ID       json.RawMessage `json:"id"`
+	Return   json.RawMessage `json:"return"`
+	Error    *Error          `json:"error"`
+
+	Event     string          `json:"event"`
+	Data      json.RawMessage `json:"data"`
+	Timestamp struct {
+		Seconds      int64 `json:"seconds"` // -1 when QEMU could not read its clock
+		Microseconds int64 `json:"microseconds"`
+	} `json:"timestamp"`
+}
+
+// decode reads one line as a message; a line that is none of the four sorts
+// is an error, because nothing after it can be trusted.
+func decode(line []byte) (*message, error) {
+	var m message
+	if err := json.Unmarshal(line, &m); err != nil {
+		return nil, fmt.Errorf("QEMU sent what is no QMP message (%s): %w", excerpt(line), err)
+	}
+	if m.Greeting == nil && m.Return == nil && m.Error == nil && m.Event == "" {
+		return nil, fmt.Errorf("QEMU sent what is no QMP message: %s", excerpt(line))
+	}
+	return &m, nil
+}
+
+// number gives the id of the command that an answer is for.
+func (m *message) number() (id uint64, ok bool) {
+	id, err := strconv.ParseUint(string(m.ID), 10, 64)
+	return id, err == nil
+}
+
+func (m *message) time() time.Time {
+	if m.Timestamp.Seconds < 0 {
+		return time.Time{}
+	}
+	return time.Unix(m.Timestamp.Seconds, m.Timestamp.Microseconds*int64(time.Microsecond))
+}
+
+// excerpt shows the beginning of a hostile line, quoted.
+func excerpt(line []byte) string {
+	const show = 80
+	if len(line) > show {
+		return strconv.Quote(string(line[:show])) + "…"
+	}
+	return strconv.Quote(string(line))
+}
+
+// lineReader gives lines of up to limit bytes. A line is valid until the next
+// call; the room a long line took is given back with the next one.
+type lineReader struct {
+	in    *bufio.Reader
+	long  []byte
+	limit int
+}
+
+func newLineReader(r io.Reader, limit int) *lineReader {
+	return &lineReader{in: bufio.NewReaderSize(r, 4<<10), limit: limit}
+}
+
+// next gives the next line that is not empty, without its end. A last line
+// that the end of the stream cut off is io.ErrUnexpectedEOF.
+func (l *lineReader) next() ([]byte, error) {
+	for {
+		line, err := l.whole()
+		if err != nil {
+			return nil, err
+		}
+		if line = bytes.TrimSpace(line); len(line) > 0 {
+			return line, nil
+		}
+	}
+}
+
+func (l *lineReader) whole() ([]byte, error) {
+	l.long = nil
+	for {
+		part, err := l.in.ReadSlice('\n')
+		if len(l.long)+len(part) > l.limit {
+			return nil, errLineTooLong
+		}
+		switch {
+		case err == nil && l.long == nil:
+			return part, nil
+		case err == nil:
+			return append(l.long, part...), nil
+		case errors.Is(err, bufio.ErrBufferFull):
+			l.long = append(l.long, part...)
+		case errors.Is(err, io.EOF) && len(l.long)+len(part) > 0:
+			return nil, io.ErrUnexpectedEOF
+		default:
+			return nil, err
+		}
+	}
+}

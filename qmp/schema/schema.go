@@ -1,0 +1,115 @@
+// Package schema reads QEMU's own description of its monitor protocol, the
+// answer to query-qmp-schema: which commands, events and values one QEMU
+// knows, and whether a message has the shape it would accept or send.
+//
+// The types in it are numbered and change numbers between versions, so
+// questions are put as paths of names that begin at a command or an event.
+package schema
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Schema is one QEMU's description of its protocol.
+type Schema struct {
+	entities map[string]*entity
+}
+
+// entity is a command, an event or a type; which fields count depends on meta.
+type entity struct {
+	Name    string `json:"name"`
+	Meta    string `json:"meta-type"`
+	Arg     string `json:"arg-type"`     // command, event
+	Ret     string `json:"ret-type"`     // command
+	Element string `json:"element-type"` // array
+	JSON    string `json:"json-type"`    // builtin
+
+	Members  []member  `json:"members"` // object, alternate
+	Tag      string    `json:"tag"`     // object: the member that chooses the variant
+	Variants []variant `json:"variants"`
+	Values   []string  `json:"values"` // enum
+}
+
+type member struct {
+	Name    string          `json:"name"`
+	Type    string          `json:"type"`
+	Default json.RawMessage `json:"default"` // present (as null) when optional
+}
+
+type variant struct {
+	Case string `json:"case"`
+	Type string `json:"type"`
+}
+
+// Parse reads the answer to query-qmp-schema.
+func Parse(answer []byte) (*Schema, error) {
+	var list []*entity
+	if err := json.Unmarshal(answer, &list); err != nil {
+		return nil, fmt.Errorf("cannot understand the schema: %w", err)
+	}
+	s := &Schema{entities: make(map[string]*entity, len(list))}
+	for _, e := range list {
+		s.entities[e.Name] = e
+	}
+	return s, nil
+}
+
+// Commands lists the commands by name, sorted.
+func (s *Schema) Commands() []string { return s.names("command") }
+
+// Events lists the events by name, sorted.
+func (s *Schema) Events() []string { return s.names("event") }
+
+func (s *Schema) names(meta string) []string {
+	var names []string
+	for name, e := range s.entities {
+		if e.Meta == meta {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// maxDepth bounds a walk; real paths have a handful of steps.
+const maxDepth = 32
+
+// Has reports whether this QEMU knows what a path names: a command or event,
+// then members, variants of a union, or values of an enumeration, each after a
+// slash. Arrays and alternates are seen through.
+//
+//	Has("blockdev-add/file/aio/io_uring")
+func (s *Schema) Has(path string) bool {
+	steps := strings.Split(path, "/")
+	e := s.entities[steps[0]]
+	if e == nil || e.Meta != "command" && e.Meta != "event" {
+		return false
+	}
+	return len(steps) == 1 || s.has(e.Arg, steps[1:], 0)
+}
+
+func (s *Schema) has(name string, steps []string, depth int) bool {
+	e := s.entities[name]
+	if len(steps) == 0 {
+		return true
+	}
+	if e == nil || depth > maxDepth {
+		return false
+	}
+	switch e.Meta {
+	case "array":
+		return s.has(e.Element, steps, depth+1)
+	case "enum":
+		return len(steps) == 1 && slices.Contains(e.Values, steps[0])
+	case "alternate":
+		return slices.ContainsFunc(e.Members, func(m member) bool { return s.has(m.Type, steps, depth+1) })
+	}
+	return slices.ContainsFunc(e.Members, func(m member) bool {
+		return m.Name == steps[0] && s.has(m.Type, steps[1:], depth+1)
+	}) || slices.ContainsFunc(e.Variants, func(v variant) bool {
+		return v.Case == steps[0] && s.has(v.Type, steps[1:], depth+1)
+	})
+}
