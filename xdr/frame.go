@@ -88,12 +88,14 @@ type Header struct {
 
 // Append puts the header behind b.
 func (h Header) Append(b []byte) []byte {
-	b = AppendUint32(b, uint32(h.Program))
-	b = AppendUint32(b, h.Version)
-	b = AppendInt32(b, h.Proc)
-	b = AppendUint32(b, uint32(h.Type))
-	b = AppendUint32(b, h.Serial)
-	return AppendUint32(b, uint32(h.Status))
+	w := writer{b: b}
+	w.uint32(uint32(h.Program))
+	w.uint32(h.Version)
+	w.int32(h.Proc)
+	w.uint32(uint32(h.Type))
+	w.uint32(h.Serial)
+	w.uint32(uint32(h.Status))
+	return w.b
 }
 
 // ParseHeader takes a header off b, which must have HeaderSize bytes.
@@ -125,9 +127,10 @@ func AppendPacket(b []byte, h Header, payload Message, fds int) ([]byte, error) 
 	b = h.Append(append(b, 0, 0, 0, 0))
 	var err error
 	if h.Type == TypeCallWithFDs || h.Type == TypeReplyWithFDs {
-		if b, err = AppendCount(b, "descriptors", fds, MaxFDs); err != nil {
-			return b[:start], err
+		if fds > MaxFDs {
+			return b[:start], invalid("descriptors: %d are over the limit of %d", fds, MaxFDs)
 		}
+		b = binary.BigEndian.AppendUint32(b, uint32(fds))
 	}
 	if payload != nil {
 		if b, err = payload.Append(b); err != nil {

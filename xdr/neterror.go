@@ -15,19 +15,19 @@ type NetError struct {
 
 // Append puts the error behind b.
 func (e *NetError) Append(b []byte) ([]byte, error) {
-	b = AppendInt32(AppendInt32(b, e.Code), e.Domain)
-	b, err := AppendOptString(b, "error.message", e.Message, MaxString)
-	if err != nil {
-		return b, err
-	}
-	b = AppendFlag(AppendInt32(b, e.Level), false)
-	for _, s := range []*string{e.Str1, e.Str2, e.Str3} {
-		if b, err = AppendOptString(b, "error.str", s, MaxString); err != nil {
-			return b, err
-		}
-	}
-	b = AppendInt32(AppendInt32(b, e.Int1), e.Int2)
-	return AppendFlag(b, false), nil
+	w := writer{b: b}
+	w.int32(e.Code)
+	w.int32(e.Domain)
+	w.optString("error.message", e.Message)
+	w.int32(e.Level)
+	w.flag(false)
+	w.optString("error.str1", e.Str1)
+	w.optString("error.str2", e.Str2)
+	w.optString("error.str3", e.Str3)
+	w.int32(e.Int1)
+	w.int32(e.Int2)
+	w.flag(false)
+	return w.b, w.err
 }
 
 // Decode takes the error off r.
@@ -59,7 +59,10 @@ type StreamHole struct {
 
 // Append puts the hole behind b.
 func (h *StreamHole) Append(b []byte) ([]byte, error) {
-	return AppendUint32(AppendInt64(b, h.Length), h.Flags), nil
+	w := writer{b: b}
+	w.int64(h.Length)
+	w.uint32(h.Flags)
+	return w.b, nil
 }
 
 // Decode takes the hole off r.

@@ -1,5 +1,7 @@
 package xdr
 
+import "iter"
+
 // Stream says which way the stream of a call flows, if it opens one.
 type Stream uint8
 
@@ -40,19 +42,45 @@ type Procedure struct {
 	NewArgs, NewRet func() Message
 }
 
+func init() {
+	number(ProgramRemote, remoteProcedures[:])
+	number(ProgramQEMU, qemuProcedures[:])
+}
+
+// number fills in what a procedure's place in the generated table says.
+func number(program Program, table []Procedure) {
+	for i := range table {
+		table[i].Program, table[i].Number = program, int32(i)
+	}
+}
+
 // Lookup finds a procedure, or gives nil when the table has none.
 func Lookup(program Program, number int32) *Procedure {
-	var table []*Procedure
+	table := procedures(program)
+	if number < 0 || int(number) >= len(table) || table[number].Name == "" {
+		return nil
+	}
+	return &table[number]
+}
+
+// Procedures gives every call and event of a program, in the order of numbers.
+func Procedures(program Program) iter.Seq[*Procedure] {
+	return func(yield func(*Procedure) bool) {
+		table := procedures(program)
+		for i := range table {
+			if table[i].Name != "" && !yield(&table[i]) {
+				return
+			}
+		}
+	}
+}
+
+func procedures(program Program) []Procedure {
 	switch program {
 	case ProgramRemote:
-		table = remoteProcedures
+		return remoteProcedures[:]
 	case ProgramQEMU:
-		table = qemuProcedures
-	default:
-		return nil
+		return qemuProcedures[:]
 	}
-	if number < 0 || int(number) >= len(table) {
-		return nil
-	}
-	return table[number]
+	return nil
 }

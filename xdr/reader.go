@@ -82,6 +82,9 @@ func (r *Reader) Uint64(field string) uint64 {
 	return binary.BigEndian.Uint64(b)
 }
 
+// Uint16 reads an unsigned short, which fills four bytes on the wire.
+func (r *Reader) Uint16(field string) uint16 { return uint16(r.Uint32(field)) }
+
 // Int64 reads a hyper.
 func (r *Reader) Int64(field string) int64 { return int64(r.Uint64(field)) }
 

@@ -1,3 +1,0 @@
-package xdr
-
-var remoteProcedures, qemuProcedures []*Procedure
