@@ -1,0 +1,226 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// MaxDepth is how many layers a chain may have; a longer one is an attack or
+// a mistake, and QEMU would take minutes to open it.
+const MaxDepth = 200
+
+// Open opens an image to read. Names may come from hostile headers: nothing
+// but files and block devices is opened, because to open a device node of
+// another sort can already do harm, and no open waits for a peer.
+func Open(path string) (*os.File, error) {
+	return OpenAs(path, unix.O_RDONLY)
+}
+
+// OpenAs is Open with another access mode: unix.O_RDONLY or unix.O_RDWR.
+func OpenAs(path string, mode int) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, openFault(err, path)
+	}
+	defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	return Reopen(fd, path, mode)
+}
+
+// Reopen opens the file or block device behind a descriptor that was opened
+// with O_PATH; path only names it.
+func Reopen(fd int, path string, mode int) (*os.File, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, openFault(err, path)
+	}
+	if kind := st.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFBLK {
+		return nil, fault.New(fault.Invalid, fault.Volume, "cannot open image %s: it is neither a file nor a block device", path)
+	}
+	real, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), mode|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, openFault(err, path)
+	}
+	return os.NewFile(uintptr(real), path), nil
+}
+
+func openFault(err error, path string) error {
+	kind := fault.Failed
+	if errors.Is(err, fs.ErrNotExist) {
+		kind = fault.NotFound
+	}
+	return fault.Wrap(err, kind, fault.Volume, "cannot open image %s", path)
+}
+
+// Layer is one image of a chain, open to read.
+type Layer struct {
+	Path string
+	Info
+	File *os.File
+}
+
+// Chain is an image with all that lies below it, topmost first.
+type Chain []Layer
+
+// Close closes every layer.
+func (c Chain) Close() {
+	for _, l := range c {
+		_ = l.File.Close() // opened to read
+	}
+}
+
+// OpenChain opens an image of a declared format and every layer below it. It
+// is bounded in depth and refuses loops, layers in other files than the
+// headers' own, and a layer whose format nobody declared and that is not raw:
+// to follow that one would be to believe whoever wrote it.
+func OpenChain(ctx context.Context, path string, declared Format) (Chain, error) {
+	var chain Chain
+	seen := map[[2]uint64]string{}
+	for {
+		if err := ctx.Err(); err != nil {
+			chain.Close()
+			return nil, context.Cause(ctx)
+		}
+		if len(chain) == MaxDepth {
+			chain.Close()
+			return nil, fault.New(fault.Invalid, fault.Volume, "the backing chain of %s has more than %d layers", chain[0].Path, MaxDepth)
+		}
+		layer, err := openLayer(path, declared, seen)
+		if err != nil {
+			chain.Close()
+			if len(chain) > 0 {
+				err = fault.Wrap(err, fault.Of(err), fault.Volume, "cannot open layer %d below %s", len(chain), chain[0].Path)
+			}
+			return nil, err
+		}
+		chain = append(chain, layer)
+		if layer.Backing == nil {
+			return chain, nil
+		}
+		if path, err = Locate(layer.Path, layer.Backing.Name); err != nil {
+			chain.Close()
+			return nil, err
+		}
+		declared = layer.Backing.Format
+	}
+}
+
+// openLayer opens one layer and notes its identity to find loops.
+func openLayer(path string, declared Format, seen map[[2]uint64]string) (Layer, error) {
+	f, err := Open(path)
+	if err != nil {
+		return Layer{}, err
+	}
+	layer := Layer{Path: path, File: f}
+	if err = layer.inspect(declared, seen); err != nil {
+		_ = f.Close() // opened to read
+		return Layer{}, err
+	}
+	return layer, nil
+}
+
+func (l *Layer) inspect(declared Format, seen map[[2]uint64]string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(l.File.Fd()), &st); err != nil {
+		return openFault(err, l.Path)
+	}
+	id := [2]uint64{st.Dev, st.Ino}
+	if above, ok := seen[id]; ok {
+		return fault.New(fault.Invalid, fault.Volume, "the backing chain has a loop: %s is also %s", l.Path, above)
+	}
+	seen[id] = l.Path
+	var err error
+	if l.Info, err = Inspect(l.File, declared); err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot use %s", l.Path)
+	}
+	switch {
+	case declared == "" && l.Format != Raw && l.Format != ISO:
+		return fault.New(fault.Invalid, fault.Volume,
+			"%s looks like %s and the layer above does not say so; declare its format (qemu-img rebase -u -F %s)", l.Path, l.Format, l.Format)
+	case l.External:
+		return fault.New(fault.Unsupported, fault.Volume, "%s keeps its data in another file, which its header names; that is not followed", l.Path)
+	}
+	return nil
+}
+
+// Locate gives the path of a layer below an image, from the name in the
+// image's header: relative to where the image is. Layers that QEMU would reach
+// over a network, or that are described in JSON, have no path.
+func Locate(above, name string) (string, error) {
+	if rest, ok := strings.CutPrefix(name, "file:"); ok {
+		name = rest
+	}
+	if strings.ContainsRune(name, 0) || name == "" {
+		return "", fault.New(fault.Invalid, fault.Volume, "%s names a backing file that is no file name", above)
+	}
+	if before, _, ok := strings.Cut(name, ":"); ok && !strings.Contains(before, "/") {
+		return "", fault.New(fault.Unsupported, fault.Volume, "%s lies on %q, which is not a local file", above, name)
+	}
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(filepath.Dir(above), name)
+	}
+	return filepath.Clean(name), nil
+}
+
+// pseudoName gives the chain as the file name by which QEMU's tools take a
+// description of block nodes.
+func (c Chain) pseudoName(first int) (string, error) {
+	text, err := json.Marshal(c.describe(first))
+	if err != nil {
+		return "", fault.Wrap(err, fault.Internal, fault.Volume, "cannot describe a chain")
+	}
+	return "json:" + string(text), nil
+}
+
+// describe gives the chain as QEMU's description of block nodes in JSON, with
+// the files by their descriptors from first on: each layer with its format and
+// the lowest explicitly without anything below, so that QEMU probes nothing.
+func (c Chain) describe(first int) map[string]any {
+	node := map[string]any{"backing": nil}
+	for i := len(c) - 1; i >= 0; i-- {
+		upper := map[string]any{"driver": c[i].driver(), "read-only": true, "file": map[string]any{
+			"driver": c[i].protocol(), "filename": fmt.Sprintf("/proc/self/fd/%d", first+i), "read-only": true,
+		}}
+		if i < len(c)-1 {
+			upper["backing"] = node
+		} else if c[i].layered() {
+			upper["backing"] = nil
+		}
+		node = upper
+	}
+	return node
+}
+
+// driver gives QEMU's name of the layer's format.
+func (l Layer) driver() string {
+	if l.Format == ISO {
+		return string(Raw)
+	}
+	return string(l.Format)
+}
+
+func (l Layer) protocol() string {
+	if st, err := l.File.Stat(); err == nil && st.Mode()&os.ModeDevice != 0 {
+		return "host_device"
+	}
+	return "file"
+}
+
+// layered says whether the format can have a layer below it.
+func (l Layer) layered() bool {
+	switch l.Format {
+	case Qcow, Qcow2, QED, VMDK:
+		return true
+	case Raw, ISO, VDI, VPC, VHDX:
+	}
+	return false
+}

@@ -1,0 +1,132 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Bounds on a qemu-img process. Memory is generous because a big qcow2 keeps
+// its tables in it, and because address space is not memory in use.
+const (
+	maxMemory   = 8 << 30         // bytes of address space
+	maxSaid     = 64 << 10        // bytes kept of what it says
+	shortWork   = 2 * time.Minute // deadline of what copies no data
+	niceness    = 10
+	firstFile   = 3 // the descriptor of the first file passed
+	waitForPipe = 5 * time.Second
+)
+
+// Tool is the qemu-img program of this host.
+type Tool struct {
+	path string
+	log  *slog.Logger
+}
+
+// FindTool finds qemu-img.
+func FindTool(log *slog.Logger) (*Tool, error) {
+	path, err := exec.LookPath("qemu-img")
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Unsupported, fault.Host, "cannot find qemu-img; install the package qemu-utils")
+	}
+	return &Tool{path: path, log: log}, nil
+}
+
+// run runs the tool with files passed as descriptors from firstFile on, and
+// hands what it prints to said. It returns when the process has ended, which a
+// cancelled ctx makes it do at once.
+func (t *Tool) run(ctx context.Context, cpu time.Duration, files []*os.File, said io.Writer, args ...string) error {
+	var complaint bytes.Buffer
+	cmd := exec.CommandContext(ctx, t.path, args...)
+	cmd.Env = []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "MALLOC_ARENA_MAX=2"}
+	cmd.Dir = "/"
+	cmd.ExtraFiles = files
+	cmd.Stdout, cmd.Stderr = said, &limited{to: &complaint, left: maxSaid}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = waitForPipe
+
+	// The kernel sends the signal of Pdeathsig when the thread that forked ends,
+	// so that thread has to stay for as long as the child does.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	t.log.Debug("run", "tool", t.path, "args", args)
+	if err := cmd.Start(); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot run %s", t.path)
+	}
+	if err := restrain(cmd.Process.Pid, cpu); err != nil {
+		_ = cmd.Cancel() // it is not to run unbounded
+		_ = cmd.Wait()   // ended by us
+		return err
+	}
+	return t.verdict(ctx, cmd.Wait(), complaint.String())
+}
+
+// restrain sets the limits of a process that has just started.
+func restrain(pid int, cpu time.Duration) error {
+	limits := map[int]unix.Rlimit{
+		unix.RLIMIT_AS:   {Cur: maxMemory, Max: maxMemory},
+		unix.RLIMIT_CORE: {},
+	}
+	if cpu > 0 {
+		seconds := uint64(cpu / time.Second)
+		limits[unix.RLIMIT_CPU] = unix.Rlimit{Cur: seconds, Max: seconds + 1}
+	}
+	for which, limit := range limits {
+		if err := unix.Prlimit(pid, which, &limit, nil); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot limit qemu-img")
+		}
+	}
+	if err := unix.Setpriority(unix.PRIO_PGRP, pid, niceness); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot lower the priority of qemu-img")
+	}
+	return nil
+}
+
+// verdict makes the error of how the tool ended and of what it complained.
+func (t *Tool) verdict(ctx context.Context, err error, complaint string) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		cause := context.Cause(ctx)
+		return fault.Wrap(cause, fault.Of(cause), fault.Volume, "qemu-img was ended")
+	}
+	text := strings.TrimSpace(strings.TrimPrefix(complaint, "qemu-img: "))
+	text, _, _ = strings.Cut(text, "\n")
+	switch {
+	case strings.Contains(text, "Failed to get"): // "... lock": QEMU's own words for an image in use
+		return fault.New(fault.Busy, fault.Volume, "the image is in use by a guest or by another tool: %s", text)
+	case strings.Contains(text, "No space left"):
+		return fault.New(fault.NoCapacity, fault.Volume, "the file system is full: %s", text)
+	case text == "":
+		return fault.Wrap(err, fault.Failed, fault.Volume, "qemu-img failed and gave no reason")
+	}
+	return fault.New(fault.Failed, fault.Volume, "qemu-img failed: %s", text)
+}
+
+// limited keeps the first bytes written to it and drops the rest, so that a
+// tool that talks without end costs nothing.
+type limited struct {
+	to   *bytes.Buffer
+	left int
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	n := min(len(p), l.left)
+	l.to.Write(p[:n])
+	l.left -= n
+	return len(p), nil
+}

@@ -1,0 +1,458 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+const mib = 1 << 20
+
+func tool(t *testing.T) *Tool {
+	t.Helper()
+	tool, err := FindTool(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Skip("needs qemu-img:", err)
+	}
+	return tool
+}
+
+// qemuImg runs the tool bare, as the oracle.
+func qemuImg(t *testing.T, args ...string) []byte {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "qemu-img", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("qemu-img %v: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+func empty(t *testing.T, name string) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(t.TempDir(), name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func TestPlansMakeWhatTheToolReports(t *testing.T) {
+	tool := tool(t)
+	for name, p := range map[string]Plan{
+		"raw thin":       {Format: Raw, Virtual: 5 * mib},
+		"raw reserved":   {Format: Raw, Virtual: 5 * mib, Reserved: 2 * mib},
+		"raw falloc":     {Format: Raw, Virtual: 5 * mib, Preallocation: Falloc, NoCOW: true},
+		"raw full":       {Format: Raw, Virtual: 5 * mib, Preallocation: Full},
+		"qcow2":          {Format: Qcow2, Virtual: 5 * mib},
+		"qcow2 old":      {Format: Qcow2, Virtual: 5 * mib, Compat: "0.10"},
+		"qcow2 features": {Format: Qcow2, Virtual: 5 * mib, LazyRefcounts: true, ExtendedL2: true, ClusterSize: 131072},
+		"qcow2 metadata": {Format: Qcow2, Virtual: 5 * mib, Preallocation: Metadata},
+		"qcow2 falloc":   {Format: Qcow2, Virtual: 5 * mib, Preallocation: Falloc},
+		"qcow2 full":     {Format: Qcow2, Virtual: 5 * mib, Preallocation: Full},
+		"qcow":           {Format: Qcow, Virtual: 5 * mib},
+		"qed":            {Format: QED, Virtual: 5 * mib},
+		"vdi":            {Format: VDI, Virtual: 5 * mib},
+		"vmdk":           {Format: VMDK, Virtual: 5 * mib},
+		"vpc":            {Format: VPC, Virtual: 5 * mib},
+		"vhdx":           {Format: VHDX, Virtual: 8 * mib},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := empty(t, "image")
+			if err := tool.Make(t.Context(), f, p); err != nil {
+				t.Fatal(err)
+			}
+			checkAgainstTool(t, f, p)
+		})
+	}
+}
+
+// checkAgainstTool compares what we read with what qemu-img reads.
+func checkAgainstTool(t *testing.T, f *os.File, p Plan) {
+	t.Helper()
+	var want struct {
+		Virtual uint64 `json:"virtual-size"`
+		Actual  uint64 `json:"actual-size"`
+		Cluster uint64 `json:"cluster-size"`
+		Special struct {
+			Data struct {
+				Compat   string
+				Lazy     bool `json:"lazy-refcounts"`
+				Extended bool `json:"extended-l2"`
+			}
+		} `json:"format-specific"`
+	}
+	if err := json.Unmarshal(qemuImg(t, "info", "-f", string(p.Format), "--output=json", f.Name()), &want); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Inspect(f, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Format != p.Format || got.Virtual != want.Virtual || got.Allocated != want.Actual {
+		t.Errorf("read %+v, the tool %+v", got, want)
+	}
+	if p.Format == Qcow2 {
+		d := want.Special.Data
+		if got.Compat != d.Compat || got.LazyRefcounts != d.Lazy || got.ExtendedL2 != d.Extended || got.ClusterSize != want.Cluster {
+			t.Errorf("read %+v, the tool %+v", got, want)
+		}
+		if p.LazyRefcounts && !got.LazyRefcounts || p.ExtendedL2 && !got.ExtendedL2 || p.ClusterSize > 0 && got.ClusterSize != p.ClusterSize {
+			t.Errorf("planned %+v, made %+v", p, got)
+		}
+	}
+	switch {
+	case p.Preallocation == Falloc || p.Preallocation == Full:
+		if got.Allocated < p.Virtual {
+			t.Errorf("only %d bytes are allocated", got.Allocated)
+		}
+	case got.Allocated > p.Reserved+2*mib:
+		t.Errorf("%d bytes are allocated of a thin image", got.Allocated)
+	}
+}
+
+func TestSplitVMDKSize(t *testing.T) {
+	tool(t)
+	path := filepath.Join(t.TempDir(), "flat.vmdk")
+	qemuImg(t, "create", "-q", "-f", "vmdk", "-o", "subformat=monolithicFlat", path, "3M")
+	f, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := Inspect(f, "")
+	if err != nil || info.Format != VMDK || info.Virtual != 3*mib || !info.External {
+		t.Fatalf("%+v, %v", info, err)
+	}
+	if _, err := OpenChain(t.Context(), path, VMDK); !fault.Is(err, fault.Unsupported) {
+		t.Fatalf("an image that names other files for its data gives %v", err)
+	}
+}
+
+func TestPlansThatCannotBe(t *testing.T) {
+	base := &Backing{Name: "/b", Format: Raw}
+	for name, p := range map[string]Plan{
+		"backing of raw":      {Format: Raw, Backing: base},
+		"metadata of raw":     {Format: Raw, Preallocation: Metadata},
+		"unknown compat":      {Format: Qcow2, Compat: "2"},
+		"lazy and old":        {Format: Qcow2, Compat: "0.10", LazyRefcounts: true},
+		"odd cluster":         {Format: Qcow2, ClusterSize: 65537},
+		"huge cluster":        {Format: Qcow2, ClusterSize: 1 << 22},
+		"relative backing":    {Format: Qcow2, Backing: &Backing{Name: "b", Format: Raw}},
+		"undeclared backing":  {Format: Qcow2, Backing: &Backing{Name: "/b"}},
+		"backing and falloc":  {Format: Qcow2, Backing: base, Preallocation: Falloc},
+		"more than 63 bits":   {Format: Raw, Virtual: 1 << 63},
+		"backing by protocol": {Format: Qcow2, Backing: &Backing{Name: "nbd://h/x", Format: Raw}},
+	} {
+		if err := p.Check(); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestRawThatLooksLikeQcow2StaysRaw(t *testing.T) {
+	tool := tool(t)
+	dir := t.TempDir()
+	secret, disk := filepath.Join(dir, "secret"), filepath.Join(dir, "disk")
+	if err := os.WriteFile(secret, bytes.Repeat([]byte("S"), mib), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// What a hostile guest writes on its raw disk.
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", disk)
+	chain, err := OpenChain(t.Context(), disk, Raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer chain.Close()
+	if len(chain) != 1 || chain[0].Format != Raw || chain[0].Backing != nil {
+		t.Fatalf("a raw image was followed: %+v", chain)
+	}
+	into := empty(t, "copy")
+	if err := into.Truncate(int64(chain[0].Virtual)); err != nil {
+		t.Fatal(err)
+	}
+	if err := tool.Convert(t.Context(), Copy{From: chain, Into: into, Format: Raw}); err != nil {
+		t.Fatal(err)
+	}
+	want, _ := os.ReadFile(disk)
+	got, err := os.ReadFile(into.Name())
+	if err != nil || !bytes.Equal(got, want) {
+		t.Fatalf("the copy is not the raw bytes (%d, %d), %v", len(got), len(want), err)
+	}
+}
+
+func TestChainOfDeclaredLayersIsCopied(t *testing.T) {
+	tool := tool(t)
+	dir := t.TempDir()
+	base, middle, top := filepath.Join(dir, "base.raw"), filepath.Join(dir, "middle"), filepath.Join(dir, "top")
+	content := bytes.Repeat([]byte("lodge\n"), 400_000)
+	content = content[:2*mib]
+	if err := os.WriteFile(base, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", middle)
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", middle, "-F", "qcow2", top)
+	chain, err := OpenChain(t.Context(), top, Qcow2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer chain.Close()
+	if len(chain) != 3 || chain[2].Path != base || chain[2].Format != Raw {
+		t.Fatalf("chain %+v", chain)
+	}
+	for _, format := range []Format{Raw, Qcow2} {
+		into := empty(t, "copy")
+		if err := tool.Make(t.Context(), into, Plan{Format: format, Virtual: chain[0].Virtual}); err != nil {
+			t.Fatal(err)
+		}
+		var last float64
+		if err := tool.Convert(t.Context(), Copy{From: chain, Into: into, Format: format, Progress: func(p float64) { last = p }}); err != nil {
+			t.Fatal(err)
+		}
+		if last != 1 {
+			t.Errorf("progress ended at %v", last)
+		}
+		qemuImg(t, "compare", "-f", "raw", "-F", string(format), base, into.Name())
+	}
+}
+
+func TestChainsThatAreRefused(t *testing.T) {
+	tool(t)
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	overlay := func(name, backing, format string) {
+		args := []string{"create", "-q", "-f", "qcow2", "-u", "-b", backing}
+		if format != "" {
+			args = append(args, "-F", format)
+		}
+		qemuImg(t, append(args, at(name), "1M")...)
+	}
+	overlay("loop1", at("loop2"), "qcow2")
+	overlay("loop2", at("loop1"), "qcow2")
+	overlay("self", "./self", "qcow2")
+	overlay("net", "nbd://example.invalid/x", "raw")
+	overlay("device", "/dev/null", "raw")
+	overlay("gone", at("nothing"), "raw")
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+at("data")+",data_file_raw=on", at("external"), "1M")
+	overlay("deep0", at("gone"), "qcow2")
+	for i := range MaxDepth {
+		overlay(fmt.Sprint("deep", i+1), at(fmt.Sprint("deep", i)), "qcow2")
+	}
+	patchOutFormat(t, at("loop1"), at("undeclared"))
+	fifo := at("fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	overlay("pipe", fifo, "raw")
+	for name, want := range map[string]fault.Kind{
+		"loop1": fault.Invalid, "self": fault.Invalid, "net": fault.Unsupported, "device": fault.Invalid, "gone": fault.NotFound,
+		"external": fault.Unsupported, fmt.Sprint("deep", MaxDepth): fault.Invalid, "undeclared": fault.Invalid, "pipe": fault.Invalid,
+	} {
+		chain, err := OpenChain(t.Context(), at(name), Qcow2)
+		if err == nil {
+			chain.Close()
+		}
+		if fault.Of(err) != want || err == nil {
+			t.Errorf("%s: %v (%v), want %v", name, err, fault.Of(err), want)
+		}
+	}
+}
+
+// patchOutFormat copies a qcow2 image and turns the extension that declares
+// the format of the backing file into one that nobody knows.
+func patchOutFormat(t *testing.T, from, to string) {
+	t.Helper()
+	image, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	patched := bytes.Replace(image, []byte("\xe2\x79\x2a\xca"), []byte("\x00\x00\x00\x01"), 1)
+	if bytes.Equal(patched, image) {
+		t.Fatal("nothing to patch")
+	}
+	if err := os.WriteFile(to, patched, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestHostileHeadersGiveErrorsAndNoMore(t *testing.T) {
+	qcow2 := func(change func(h []byte)) []byte {
+		h := make([]byte, 512)
+		copy(h, "QFI\xfb\x00\x00\x00\x03")
+		h[23], h[103] = 16, 104
+		change(h)
+		return h
+	}
+	for name, image := range map[string][]byte{
+		"short":              []byte("QFI\xfb\x00\x00\x00\x03"),
+		"clusters of 2^255":  qcow2(func(h []byte) { h[23] = 255 }),
+		"header of 4 GiB":    qcow2(func(h []byte) { copy(h[100:], "\xff\xff\xff\xff") }),
+		"size of 64 bits":    qcow2(func(h []byte) { copy(h[24:], "\xff\xff\xff\xff\xff\xff\xff\xff") }),
+		"name far away":      qcow2(func(h []byte) { copy(h[8:], "\x7f\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\x04") }),
+		"name wraps":         qcow2(func(h []byte) { copy(h[8:], "\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\x04") }),
+		"name of 4 GiB":      qcow2(func(h []byte) { copy(h[8:], "\x00\x00\x00\x00\x00\x00\x01\x00\xff\xff\xff\xff") }),
+		"extension of 4 GiB": qcow2(func(h []byte) { h[15], h[14], h[19] = 0, 1, 4; copy(h[104:], "\x01\x01\x01\x01\xff\xff\xff\xff") }),
+		"vhdx cut":           []byte("vhdxfile"),
+		"vdi cut":            append(make([]byte, 64), "\x7f\x10\xda\xbe"...),
+	} {
+		f := empty(t, "hostile")
+		if _, err := f.Write(image); err != nil {
+			t.Fatal(err)
+		}
+		info, err := Inspect(f, "")
+		if !fault.Is(err, fault.Invalid) || info.Format == "" || info.Physical != uint64(len(image)) {
+			t.Errorf("%s: %+v, %v", name, info, err)
+		}
+	}
+}
+
+func TestResize(t *testing.T) {
+	tool := tool(t)
+	for _, format := range []Format{Raw, Qcow2} {
+		f := empty(t, "image")
+		if err := tool.Make(t.Context(), f, Plan{Format: format, Virtual: 4 * mib}); err != nil {
+			t.Fatal(err)
+		}
+		size := func(want uint64) {
+			t.Helper()
+			if info, err := Inspect(f, format); err != nil || info.Virtual != want {
+				t.Fatalf("%s has %d bytes, want %d, %v", format, info.Virtual, want, err)
+			}
+		}
+		if err := tool.Resize(t.Context(), f, format, 8*mib, Falloc, false); err != nil {
+			t.Fatal(err)
+		}
+		size(8 * mib)
+		if info, _ := Inspect(f, format); info.Allocated < 4*mib {
+			t.Errorf("%s grew without its space: %d", format, info.Allocated)
+		}
+		if err := tool.Resize(t.Context(), f, format, mib, Thin, false); !fault.Is(err, fault.Invalid) {
+			t.Fatalf("shrunk without being told to: %v", err)
+		}
+		size(8 * mib)
+		if err := tool.Resize(t.Context(), f, format, mib, Thin, true); err != nil {
+			t.Fatal(err)
+		}
+		size(mib)
+	}
+}
+
+func TestCancelledCopyEndsItsProcess(t *testing.T) {
+	// A stand-in that never ends by itself and says who it is: what is tested is
+	// the leash, not the tool.
+	dir := t.TempDir()
+	script := filepath.Join(dir, "stuck")
+	pidFile := filepath.Join(dir, "pid")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nsleep 1000 &\necho $! > "+pidFile+".new; mv "+pidFile+".new "+pidFile+"\necho '(1.00/100%)'; wait\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	stuck := &Tool{path: script, log: slog.New(slog.DiscardHandler)}
+	gone := errors.New("the client has gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	err := stuck.run(ctx, time.Minute, nil, &progress{tell: func(float64) { cancel(gone) }})
+	if !errors.Is(err, gone) {
+		t.Fatalf("got %v, want the cause", err)
+	}
+	text, err := os.ReadFile(pidFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The grandchild was in the group: gone, or at most a zombie on its way.
+	stat, err := os.ReadFile("/proc/" + strings.TrimSpace(string(text)) + "/stat")
+	if err == nil && !strings.Contains(string(stat), ") Z ") && !strings.Contains(string(stat), ") X ") {
+		t.Fatalf("a child outlives the cancelled work: %s", stat)
+	}
+}
+
+func TestChildIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	script := filepath.Join(dir, "tell")
+	// The limits are set just after the start, so the child looks until they are.
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nuntil [ $(ulimit -t) = 7 ] && [ $(ulimit -v) = 8388608 ] && [ $(ulimit -c) = 0 ]; do :; done\n"+
+		"head -c 10000000 /dev/zero >&2\nexit 1\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	bounded := &Tool{path: script, log: slog.New(slog.DiscardHandler)}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err := bounded.run(ctx, 7*time.Second, nil, nil)
+	if !fault.Is(err, fault.Failed) || len(err.Error()) > maxSaid+100 {
+		t.Fatalf("kind %v, %d bytes of error", fault.Of(err), len(err.Error()))
+	}
+}
+
+func TestUseByQEMUIsSeen(t *testing.T) {
+	f := empty(t, "image")
+	if InUse(f) != Unused {
+		t.Fatal("in use though nobody has it")
+	}
+	other, err := os.OpenFile(f.Name(), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	lock := func(at int64) {
+		if err := unix.FcntlFlock(other.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1}); err != nil {
+			t.Skip("no such locks on this file system:", err)
+		}
+	}
+	lock(100)
+	if got := InUse(f); got != Read {
+		t.Errorf("a reader shows as %v", got)
+	}
+	lock(101)
+	if got := InUse(f); got != Written {
+		t.Errorf("a writer shows as %v", got)
+	}
+}
+
+func TestProgressInPieces(t *testing.T) {
+	var got []float64
+	p := &progress{tell: func(share float64) { got = append(got, share) }}
+	for _, piece := range []string{"    (0.00/100%)\r  (1", "2.50/10", "0%)\r (x/100%) (", strings.Repeat("9", 100), "(100.00/100%)\n"} {
+		if _, err := p.Write([]byte(piece)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []float64{0, 0.125, 1}; fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Fatalf("got %v, want %v", got, want)
+	}
+}
+
+// memory is an image that is no file.
+type memory struct{ *bytes.Reader }
+
+func (m memory) Stat() (os.FileInfo, error) { return nil, errors.New("no file") }
+
+func FuzzHeader(f *testing.F) {
+	f.Add([]byte("QFI\xfb\x00\x00\x00\x03"))
+	f.Add([]byte("# Disk DescriptorFile\nRW 10 SPARSE \"x\"\nparentFileNameHint=\"y\"\n"))
+	f.Add(append([]byte("vhdxfile"), make([]byte, 200<<10)...))
+	f.Add([]byte("KDMV"))
+	f.Fuzz(func(t *testing.T, image []byte) {
+		m := memory{bytes.NewReader(image)}
+		probed, err := Probe(m)
+		if err != nil {
+			t.Fatal("a probe cannot fail to read:", err)
+		}
+		for _, format := range append(Formats(), probed) {
+			info := Info{Format: format, Physical: uint64(len(image)), Virtual: uint64(len(image))}
+			if info.read(m) == nil && info.Backing != nil && len(info.Backing.Name) > maxDescriptor {
+				t.Fatalf("%s has a backing name of %d bytes", format, len(info.Backing.Name))
+			}
+		}
+	})
+}

@@ -1,0 +1,304 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Preallocation says how much of a new image is laid out in advance.
+type Preallocation string
+
+// The preallocations. Metadata is for qcow2 only.
+const (
+	Thin     Preallocation = "off"
+	Metadata Preallocation = "metadata"
+	Falloc   Preallocation = "falloc"
+	Full     Preallocation = "full"
+)
+
+// Plan says what image to make.
+type Plan struct {
+	Format        Format
+	Virtual       uint64 // bytes
+	Preallocation Preallocation
+	// Reserved is, for a thin raw image, how many of its first bytes are
+	// allocated all the same.
+	Reserved uint64
+	// NoCOW asks the file system (btrfs) not to copy this file on write.
+	NoCOW bool
+
+	// What follows is of qcow2 only.
+	Backing       *Backing // Name is an absolute path, Format is declared
+	Compat        string   // 0.10 or 1.1; "" is the tool's default
+	ClusterSize   uint64   // bytes; 0 is the tool's default
+	LazyRefcounts bool
+	ExtendedL2    bool
+}
+
+// Check finds what is wrong with a plan before anything is made.
+func (p *Plan) Check() error {
+	invalid := func(format string, args ...any) error {
+		return fault.New(fault.Invalid, fault.Volume, format, args...)
+	}
+	switch {
+	case p.Virtual > maxVirtual:
+		return invalid("a capacity of %d bytes is more than a disk can have", p.Virtual)
+	case p.Format != Qcow2 && (p.Backing != nil || p.Compat != "" || p.ClusterSize != 0 || p.LazyRefcounts || p.ExtendedL2):
+		return invalid("backing store, compat, cluster size and features are for qcow2, not for %s", p.Format)
+	case p.Preallocation == Metadata && p.Format != Qcow2:
+		return invalid("metadata can be preallocated in qcow2 only, not in %s", p.Format)
+	case p.Compat != "" && p.Compat != "0.10" && p.Compat != "1.1":
+		return invalid("compat %q is not one of 0.10, 1.1", p.Compat)
+	case p.Compat == "0.10" && (p.LazyRefcounts || p.ExtendedL2):
+		return invalid("lazy refcounts and extended L2 entries need compat 1.1")
+	case p.ClusterSize != 0 && (p.ClusterSize&(p.ClusterSize-1) != 0 || p.ClusterSize < 1<<minClusterBits || p.ClusterSize > 1<<maxClusterBits):
+		return invalid("a cluster size of %d bytes is not a power of two between 512 and 2097152", p.ClusterSize)
+	}
+	if p.Backing == nil {
+		return nil
+	}
+	switch {
+	case !strings.HasPrefix(p.Backing.Name, "/"):
+		return invalid("backing store %q is not an absolute path", p.Backing.Name)
+	case len(p.Backing.Name) > maxBackingName:
+		return invalid("the path of the backing store has more than %d bytes", maxBackingName)
+	case p.Backing.Format == "":
+		return invalid("the format of backing store %s is not declared", p.Backing.Name)
+	case p.Preallocation != Thin && p.Preallocation != "":
+		return invalid("an image on a backing store cannot be preallocated")
+	}
+	return nil
+}
+
+// Make lays out an image in an empty file that is open to write.
+func (t *Tool) Make(ctx context.Context, f *os.File, p Plan) error {
+	if err := p.Check(); err != nil {
+		return err
+	}
+	if p.NoCOW {
+		if err := setNoCOW(f); err != nil {
+			return err
+		}
+	}
+	switch p.Format {
+	case Raw, ISO:
+		return makeRaw(ctx, f, p)
+	case Qcow2, Qcow, QED, VDI, VMDK, VPC, VHDX:
+		return t.makeFormat(ctx, f, p)
+	}
+	return fault.New(fault.Unsupported, fault.Volume, "images of format %q are not made", p.Format)
+}
+
+// setNoCOW sets the file attribute, where there is one; file systems without
+// it do not copy on write either.
+func setNoCOW(f *os.File) error {
+	const noCOW = 0x00800000
+	flags, err := unix.IoctlGetUint32(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	if err != nil {
+		return nil //nolint:nilerr // no attributes here, so nothing to turn off
+	}
+	err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags|noCOW))
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot turn off copy on write for %s", f.Name())
+}
+
+func makeRaw(ctx context.Context, f *os.File, p Plan) error {
+	if err := f.Truncate(int64(p.Virtual)); err != nil {
+		return writeFault(err, "cannot size image")
+	}
+	switch p.Preallocation {
+	case Full:
+		return Zero(ctx, f, 0, int64(p.Virtual))
+	case Falloc:
+		return allocate(ctx, f, 0, int64(p.Virtual))
+	case Thin, Metadata, "":
+	}
+	return allocate(ctx, f, 0, int64(min(p.Reserved, p.Virtual)))
+}
+
+// allocate takes space for a part of a file, in steps so that it can be
+// cancelled, by writing zeros where the file system cannot do it otherwise.
+func allocate(ctx context.Context, f *os.File, at, end int64) error {
+	const step = 1 << 30
+	for at < end {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		n := min(step, end-at)
+		err := unix.Fallocate(int(f.Fd()), 0, at, n)
+		switch {
+		case err == nil:
+			at += n
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS):
+			return Zero(ctx, f, at, end)
+		default:
+			return writeFault(err, "cannot allocate image")
+		}
+	}
+	return nil
+}
+
+// Zero writes zeros over a part of a file.
+func Zero(ctx context.Context, f *os.File, at, end int64) error {
+	zeros := make([]byte, 1<<20)
+	for at < end {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		n, err := f.WriteAt(zeros[:min(int64(len(zeros)), end-at)], at)
+		if err != nil {
+			return writeFault(err, "cannot write zeros")
+		}
+		at += int64(n)
+	}
+	return nil
+}
+
+func writeFault(err error, doing string) error {
+	kind := fault.Failed
+	if isFull(err) {
+		kind = fault.NoCapacity
+	}
+	return fault.Wrap(err, kind, fault.Volume, "%s", doing)
+}
+
+// makeFormat has the tool make an image. The layer below is not opened by it:
+// the caller has looked at that with OpenChain.
+func (t *Tool) makeFormat(ctx context.Context, f *os.File, p Plan) error {
+	args := []string{"create", "-q", "-f", string(p.Format)}
+	if options := p.options(); options != "" {
+		args = append(args, "-o", options)
+	}
+	if p.Backing != nil {
+		args = append(args, "-u", "-b", p.Backing.Name, "-F", string(p.Backing.Format))
+	}
+	args = append(args, fmt.Sprintf("/proc/self/fd/%d", firstFile), strconv.FormatUint(p.Virtual, 10))
+	cpu := shortWork
+	if p.Preallocation == Thin || p.Preallocation == "" {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, shortWork, fault.New(fault.Timeout, fault.Volume, "qemu-img did not end within %v", shortWork))
+		defer cancel()
+	} else {
+		cpu = 0
+	}
+	return t.run(ctx, cpu, []*os.File{f}, nil, args...)
+}
+
+// options gives the plan as creation options of the tool. None of the values
+// has a comma in it.
+func (p *Plan) options() string {
+	var o []string
+	if p.Preallocation != "" && p.Preallocation != Thin {
+		o = append(o, "preallocation="+string(p.Preallocation))
+	}
+	if p.Compat != "" {
+		o = append(o, "compat="+p.Compat)
+	}
+	if p.ClusterSize != 0 {
+		o = append(o, fmt.Sprintf("cluster_size=%d", p.ClusterSize))
+	}
+	if p.LazyRefcounts {
+		o = append(o, "lazy_refcounts=on")
+	}
+	if p.ExtendedL2 {
+		o = append(o, "extended_l2=on")
+	}
+	return strings.Join(o, ",")
+}
+
+// Resize changes the size that a guest sees. It shrinks only when told to,
+// because what lies beyond the new end is lost.
+func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, size uint64, grown Preallocation, shrink bool) error {
+	info, err := Inspect(f, format)
+	if err != nil {
+		return err
+	}
+	switch {
+	case size > maxVirtual:
+		return fault.New(fault.Invalid, fault.Volume, "a capacity of %d bytes is more than a disk can have", size)
+	case size < info.Virtual && !shrink:
+		return fault.New(fault.Invalid, fault.Volume, "cannot shrink from %d to %d bytes unless told to: the data beyond is lost", info.Virtual, size)
+	case format == Raw || format == ISO:
+		return resizeRaw(ctx, f, int64(info.Virtual), int64(size), grown)
+	case format != Qcow2 && format != QED && format != VDI && format != VHDX:
+		return fault.New(fault.Unsupported, fault.Volume, "images of format %q cannot be resized", format)
+	}
+	args := []string{"resize", "-q", "-f", string(format)}
+	if size < info.Virtual {
+		args = append(args, "--shrink")
+	} else if grown != Thin && grown != "" {
+		args = append(args, "--preallocation="+string(grown))
+	}
+	args = append(args, fmt.Sprintf("/proc/self/fd/%d", firstFile), strconv.FormatUint(size, 10))
+	return t.run(ctx, 0, []*os.File{f}, nil, args...)
+}
+
+func resizeRaw(ctx context.Context, f *os.File, old, size int64, grown Preallocation) error {
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return fault.New(fault.Unsupported, fault.Volume, "a block device cannot be resized as an image")
+	}
+	if err := f.Truncate(size); err != nil {
+		return writeFault(err, "cannot resize image")
+	}
+	if size > old && grown == Falloc {
+		if err := allocate(ctx, f, old, size); err != nil {
+			_ = f.Truncate(old) // as it was; the first error is the one to tell
+			return err
+		}
+	}
+	return nil
+}
+
+// Copy says how an image is copied into another that has been made.
+type Copy struct {
+	From Chain
+	Into *os.File
+	// Format of Into, which is empty and as large as From or larger.
+	Format Format
+	// Dense writes zeros where From has none, so that Into gets all its space.
+	Dense bool
+	// Progress is told the share that is done, 0 to 1, from one goroutine. It
+	// may be nil.
+	Progress func(float64)
+}
+
+// maxCopy bounds one copy: an hour a terabyte on a slow disk, and some.
+const maxCopy = 7 * 24 * time.Hour
+
+// Convert copies the data of an image with all its layers into another one,
+// format to format. A cancelled ctx ends it and leaves Into half written.
+func (t *Tool) Convert(ctx context.Context, c Copy) error {
+	ctx, cancel := context.WithTimeout(ctx, maxCopy)
+	defer cancel()
+	source, err := c.From.pseudoName(firstFile + 1)
+	if err != nil {
+		return err
+	}
+	target, format := fmt.Sprintf("/proc/self/fd/%d", firstFile), c.Format
+	if format == ISO {
+		format = Raw
+	}
+	args := []string{"convert", "-p", "-n", "-O", string(format)}
+	if c.Dense {
+		args = append(args, "-S", "0")
+	} else {
+		args = append(args, "--target-is-zero")
+	}
+	files := []*os.File{c.Into}
+	for _, layer := range c.From {
+		files = append(files, layer.File)
+	}
+	return t.run(ctx, 0, files, &progress{tell: c.Progress}, append(args, source, target)...)
+}
