@@ -1,0 +1,201 @@
+package link
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// DnsmasqFiles are the files of one dnsmasq. All live in one folder and begin
+// with one name; the process is known by the path of its Config.
+type DnsmasqFiles struct {
+	Config string // read once, when it starts
+	Hosts  string // fixed DHCP hosts, read again on Reload
+	Names  string // additional DNS hosts, read again on Reload
+	Leases string // written by dnsmasq
+	PID    string // written by dnsmasq
+}
+
+// DnsmasqIn names the files of the dnsmasq called name: what must outlive a
+// reboot in data, what must not in run.
+func DnsmasqIn(data, run, name string) DnsmasqFiles {
+	return DnsmasqFiles{
+		Config: filepath.Join(run, name+".dnsmasq.conf"),
+		Hosts:  filepath.Join(run, name+".dnsmasq.hosts"),
+		Names:  filepath.Join(run, name+".dnsmasq.names"),
+		PID:    filepath.Join(run, name+".dnsmasq.pid"),
+		Leases: filepath.Join(data, name+".leases"),
+	}
+}
+
+// DnsmasqContent is what one dnsmasq serves, as the texts of its files. Config
+// is without the options that name files, user and process: those are added
+// when it is written.
+type DnsmasqContent struct {
+	Config, Hosts, Names string
+}
+
+// Dnsmasq is one running dnsmasq. It is no child of the daemon and outlives it.
+// Its methods are for one caller at a time, Ended for any.
+type Dnsmasq struct {
+	files DnsmasqFiles
+	proc  *handle
+}
+
+// How long dnsmasq may take: to read its configuration and bind its sockets,
+// and to end when asked.
+const (
+	dnsmasqStart = 15 * time.Second
+	dnsmasqGrace = 2 * time.Second
+)
+
+// StartDnsmasq writes the files and starts a dnsmasq; it returns once that
+// listens or says in its own words why it does not.
+func StartDnsmasq(ctx context.Context, f DnsmasqFiles, c DnsmasqContent) (*Dnsmasq, error) {
+	program, err := exec.LookPath("dnsmasq")
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot serve DHCP and DNS without dnsmasq (install the package dnsmasq-base)")
+	}
+	c.Config = f.options() + c.Config
+	if err := writeAll(map[string]string{f.Config: c.Config, f.Hosts: c.Hosts, f.Names: c.Names}); err != nil {
+		return nil, err
+	}
+	if err := runDnsmasq(ctx, program, f.Config); err != nil {
+		return nil, err
+	}
+	d, err := f.hold(nil)
+	return d, fault.Wrap(err, fault.Failed, fault.Host, "dnsmasq ended as soon as it was started")
+}
+
+// runDnsmasq runs the program until it has put itself in the background.
+func runDnsmasq(ctx context.Context, program, config string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, dnsmasqStart,
+		fault.New(fault.Timeout, fault.Host, "dnsmasq is not ready after %v", dnsmasqStart))
+	defer cancel()
+	var said bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, "--conf-file="+config)
+	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.WaitDelay = time.Second
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if text := strings.TrimSpace(said.String()); err != nil && text != "" {
+		return fault.New(fault.Failed, fault.Host, "cannot start dnsmasq: %.500s", text)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot start dnsmasq")
+}
+
+// AdoptDnsmasq takes hold of a dnsmasq that an earlier daemon started; an
+// error says that it is not there any more and a new one is needed.
+func AdoptDnsmasq(f DnsmasqFiles, p Process) (*Dnsmasq, error) { return f.hold(&p) }
+
+func (f DnsmasqFiles) hold(want *Process) (*Dnsmasq, error) {
+	text, err := os.ReadFile(f.PID)
+	if err != nil {
+		return nil, err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || want != nil && want.PID != pid {
+		return nil, fmt.Errorf("the file %s does not name the dnsmasq that was started", f.PID)
+	}
+	h, err := hold(pid, f.Config, want)
+	if err != nil {
+		return nil, err
+	}
+	return &Dnsmasq{files: f, proc: h}, nil
+}
+
+// options are the lines of the configuration that say which files and which
+// user a dnsmasq works with.
+func (f DnsmasqFiles) options() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "pid-file=%s\ndhcp-leasefile=%s\ndhcp-hostsfile=%s\naddn-hosts=%s\n", f.PID, f.Leases, f.Hosts, f.Names)
+	fmt.Fprintf(&b, "user=%s\n", f.user())
+	return b.String()
+}
+
+// user is whom dnsmasq becomes once its sockets are bound: its own user where
+// that one can reach the files that are read again on Reload, otherwise root,
+// for a private data folder must not make a reload lose all hosts.
+func (f DnsmasqFiles) user() string {
+	const own = "dnsmasq"
+	if _, err := user.Lookup(own); err != nil {
+		return "root"
+	}
+	for dir := filepath.Dir(f.Hosts); ; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err != nil || info.Mode().Perm()&0o001 == 0 {
+			return "root"
+		}
+		if dir == filepath.Dir(dir) {
+			return own
+		}
+	}
+}
+
+// Process names the running process for a record.
+func (d *Dnsmasq) Process() Process { return d.proc.Process }
+
+// Reload hands new hosts to a running dnsmasq. What changes in Config needs
+// a new process.
+func (d *Dnsmasq) Reload(c DnsmasqContent) error {
+	if err := writeAll(map[string]string{d.files.Hosts: c.Hosts, d.files.Names: c.Names}); err != nil {
+		return err
+	}
+	return fault.Wrap(d.proc.signal(syscall.SIGHUP), fault.Failed, fault.Host, "cannot make dnsmasq read its hosts again")
+}
+
+// Ended is closed when the process has ended, by itself or by Stop.
+func (d *Dnsmasq) Ended() <-chan struct{} { return d.proc.gone }
+
+// Stop ends the process, within seconds even when it hangs, and removes its
+// files except the leases.
+func (d *Dnsmasq) Stop(ctx context.Context) error {
+	if err := d.proc.end(ctx, dnsmasqGrace); err != nil {
+		return err
+	}
+	d.Release()
+	return d.files.remove()
+}
+
+// Release lets go of the process without ending it.
+func (d *Dnsmasq) Release() { d.proc.release() }
+
+func (f DnsmasqFiles) remove() error {
+	var errs []error
+	for _, path := range []string{f.Config, f.Hosts, f.Names, f.PID} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return fault.Wrap(errors.Join(errs...), fault.Failed, fault.Host, "cannot remove the files of dnsmasq")
+}
+
+// writeAll replaces files as wholes: a reader sees the old text or the new.
+func writeAll(texts map[string]string) error {
+	for path, text := range texts {
+		err := os.WriteFile(path+".new", []byte(text), 0o644)
+		if err == nil {
+			err = os.Rename(path+".new", path)
+		}
+		if err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot write the configuration of dnsmasq")
+		}
+	}
+	return nil
+}

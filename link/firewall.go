@@ -1,0 +1,209 @@
+package link
+
+import (
+	"errors"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/mdlayher/netlink"
+)
+
+// Firewall is the one nftables table of a daemon. Its layout:
+//
+//	chain forward      hook forward:     iifname vmap @leaving, then oifname vmap @entering
+//	chain postrouting  hook postrouting: iifname vmap @translated
+//	chain BRIDGE_out   what guests behind the bridge may send on; ends in a refusal
+//	chain BRIDGE_in    what may reach them; ends in a refusal
+//	chain BRIDGE_nat   under which address it leaves
+//
+// so that a packet costs two look-ups however many networks there are, and a
+// network's rules are replaced or removed in one transaction without touching
+// another's. Nothing is kept about input: nftables cannot admit what some
+// other table refuses, and none of our rules refuses a guest's DHCP or DNS.
+type Firewall struct {
+	table nftables.Table
+	// mu keeps the look at what is there and the transaction that follows from
+	// it together. It is held for two requests to the kernel, each bounded.
+	mu sync.Mutex
+}
+
+// NewFirewall names the table of a daemon. It is made with the first rules.
+func NewFirewall(table string) *Firewall {
+	return &Firewall{table: nftables.Table{Name: table, Family: nftables.TableFamilyINet}}
+}
+
+// ForwardRules say what may pass between a network's guests and the rest.
+type ForwardRules struct {
+	Bridge  string
+	Subnets []Subnet     // behind the bridge, those that may pass at all; none isolates
+	Uplinks []string     // links that traffic may take; none allows all
+	NAT     *Translation // nil passes addresses unchanged
+}
+
+// Subnet is an address range behind a bridge.
+type Subnet struct {
+	Prefix netip.Prefix
+	NAT    bool // addresses are translated, and only answers come back in
+}
+
+// Translation says what guests' addresses become on the way out.
+type Translation struct {
+	// FirstPort and LastPort bound the source ports of TCP and UDP.
+	FirstPort, LastPort uint16
+	// First and Last bound the source addresses; invalid takes that of the
+	// link that the packet leaves by.
+	First, Last netip.Addr
+}
+
+const firewallWait = 10 * time.Second
+
+func firewallConn() (*nftables.Conn, error) {
+	return nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
+		return c.SetDeadline(time.Now().Add(firewallWait))
+	}))
+}
+
+// Apply puts a network's rules in force, in place of those of the same bridge.
+func (f *Firewall) Apply(r ForwardRules) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, err := firewallConn()
+	if err == nil {
+		err = f.apply(c, r)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot set the firewall rules of bridge %q", r.Bridge)
+}
+
+func (f *Firewall) apply(c *nftables.Conn, r ForwardRules) error {
+	there, err := f.exists(c)
+	if err != nil {
+		return err
+	}
+	c.AddTable(&f.table)
+	maps := f.maps()
+	if !there {
+		if err := f.lay(c, maps); err != nil {
+			return err
+		}
+	}
+	rules := r.compile()
+	for i, m := range maps {
+		chain := &nftables.Chain{Name: r.Bridge + chainSuffix[i], Table: &f.table}
+		c.AddChain(chain)
+		c.FlushChain(chain)
+		for _, exprs := range rules[i] {
+			c.AddRule(&nftables.Rule{Table: &f.table, Chain: chain, Exprs: exprs})
+		}
+		jump := &expr.Verdict{Kind: expr.VerdictJump, Chain: chain.Name}
+		if err := c.SetAddElements(m, []nftables.SetElement{{Key: linkKey(r.Bridge), VerdictData: jump}}); err != nil {
+			return err
+		}
+	}
+	return c.Flush()
+}
+
+// Remove ends a network's rules, and with the last the table. Rules that are
+// not there are no error.
+func (f *Firewall) Remove(bridge string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, err := firewallConn()
+	if err == nil {
+		err = f.remove(c, bridge)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot remove the firewall rules of bridge %q", bridge)
+}
+
+func (f *Firewall) remove(c *nftables.Conn, bridge string) error {
+	there, err := f.exists(c)
+	if err != nil || !there {
+		return err
+	}
+	maps := f.maps()
+	elements, err := c.GetSetElements(maps[0])
+	if err != nil {
+		return err
+	}
+	own := false
+	for _, e := range elements {
+		own = own || string(e.Key) == string(linkKey(bridge))
+	}
+	switch {
+	case own && len(elements) == 1 || len(elements) == 0:
+		c.DelTable(&f.table)
+	case own:
+		for i, m := range maps {
+			if err := c.SetDeleteElements(m, []nftables.SetElement{{Key: linkKey(bridge)}}); err != nil {
+				return err
+			}
+			chain := &nftables.Chain{Name: bridge + chainSuffix[i], Table: &f.table}
+			c.FlushChain(chain)
+			c.DelChain(chain)
+		}
+	}
+	return c.Flush()
+}
+
+func (f *Firewall) exists(c *nftables.Conn) (bool, error) {
+	_, err := c.ListTableOfFamily(f.table.Name, f.table.Family)
+	if errors.Is(err, syscall.ENOENT) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// chainSuffix are the ends of the names of a network's chains, in the order of
+// maps and of compile.
+var chainSuffix = [3]string{"_out", "_in", "_nat"}
+
+func (f *Firewall) maps() [3]*nftables.Set {
+	var maps [3]*nftables.Set
+	for i, name := range [3]string{"leaving", "entering", "translated"} {
+		maps[i] = &nftables.Set{
+			Table: &f.table, Name: name, ID: uint32(i + 1), IsMap: true,
+			KeyType: nftables.TypeIFName, DataType: nftables.TypeVerdict, KeyByteOrder: binaryutil.NativeEndian,
+		}
+	}
+	return maps
+}
+
+// lay adds what all networks share.
+func (f *Firewall) lay(c *nftables.Conn, maps [3]*nftables.Set) error {
+	for _, m := range maps {
+		if err := c.AddSet(m, nil); err != nil {
+			return err
+		}
+	}
+	accept := nftables.ChainPolicyAccept
+	forward := c.AddChain(&nftables.Chain{
+		Name: "forward", Table: &f.table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &accept,
+	})
+	post := c.AddChain(&nftables.Chain{
+		Name: "postrouting", Table: &f.table, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource, Policy: &accept,
+	})
+	lookup := func(chain *nftables.Chain, key expr.MetaKey, m *nftables.Set) {
+		c.AddRule(&nftables.Rule{Table: &f.table, Chain: chain, Exprs: []expr.Any{
+			&expr.Meta{Key: key, Register: 1},
+			&expr.Lookup{SourceRegister: 1, DestRegister: 0, IsDestRegSet: true, SetName: m.Name, SetID: m.ID},
+		}})
+	}
+	lookup(forward, expr.MetaKeyIIFNAME, maps[0])
+	lookup(forward, expr.MetaKeyOIFNAME, maps[1])
+	lookup(post, expr.MetaKeyIIFNAME, maps[2])
+	return nil
+}
+
+// linkKey is the name of a link as the kernel compares it: zero-padded.
+func linkKey(name string) []byte {
+	var key [MaxName + 1]byte
+	copy(key[:], name)
+	return key[:]
+}
