@@ -1,0 +1,69 @@
+package qemu
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// maxSocketPath is the room for a path in a socket's address, in bytes.
+const maxSocketPath = 107
+
+// ListenMonitor makes a listening socket to pass to QEMU (-chardev
+// socket,id=mon,fd=N,server=on,wait=off): the daemon can connect at once, and
+// is greeted when QEMU gets so far. Only the daemon's own user may connect. A
+// socket that nobody listens on any more is replaced.
+func ListenMonitor(path string) (*os.File, error) {
+	if len(path) > maxSocketPath {
+		return nil, fault.New(fault.Invalid, fault.Host,
+			"cannot listen on %s: the path has %d bytes and sockets allow %d; use a shorter run directory", path, len(path), maxSocketPath)
+	}
+	fd, err := listen(path)
+	if errors.Is(err, unix.EADDRINUSE) && deserted(path) {
+		if err = os.Remove(path); err == nil {
+			fd, err = listen(path)
+		}
+	}
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return nil, fault.New(fault.Exists, fault.Host, "cannot listen on %s: something else does, or it is no socket", path)
+	case err != nil:
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot listen on %s", path)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+func listen(path string) (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	// The mode has to be there before the name is, or others could be first.
+	if err = unix.Fchmod(fd, 0o600); err == nil {
+		err = unix.Bind(fd, &unix.SockaddrUnix{Name: path})
+	}
+	if err == nil {
+		const backlog = 8
+		err = unix.Listen(fd, backlog)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// deserted reports whether path is a socket without a listener.
+func deserted(path string) bool {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(fd) }()
+	err = unix.Connect(fd, &unix.SockaddrUnix{Name: path})
+	info, statErr := os.Lstat(path)
+	return errors.Is(err, unix.ECONNREFUSED) && statErr == nil && info.Mode().Type() == os.ModeSocket
+}
