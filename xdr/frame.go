@@ -140,6 +140,14 @@ func AppendPacket(b []byte, h Header, payload Message, fds int) ([]byte, error) 
 	return seal(b, start)
 }
 
+// CutFDs takes the count of descriptors off the front of the payload of a
+// packet with descriptors.
+func CutFDs(payload []byte) (fds int, rest []byte, err error) {
+	r := NewReader(payload)
+	n := r.Count("descriptors", MaxFDs, 0)
+	return n, payload[r.off:], r.err
+}
+
 // AppendRaw is AppendPacket for a payload that is bytes, as streams have.
 func AppendRaw(b []byte, h Header, payload []byte) ([]byte, error) {
 	start := len(b)
