@@ -49,8 +49,13 @@ func (*Element) node() {}
 func (Text) node()     {}
 func (Comment) node()  {}
 
-// Attr gives an attribute's value by its name without namespace, or "".
+// Attr gives an attribute's value by its name without namespace, or "". Attr,
+// Child and Text may be called on a nil element, so that paths can be walked
+// without a check at each step.
 func (e *Element) Attr(name string) string {
+	if e == nil {
+		return ""
+	}
 	for _, a := range e.Attrs {
 		if a.Name == name && a.Prefix == "" {
 			return a.Value
@@ -81,8 +86,7 @@ func (e *Element) Elements(names ...string) []*Element {
 	return out
 }
 
-// Child gives the first child element of a name, or nil. It may be called on
-// a nil element, so that paths can be walked without a check at each step.
+// Child gives the first child element of a name, or nil.
 func (e *Element) Child(name string) *Element {
 	if e == nil {
 		return nil

@@ -1,0 +1,190 @@
+package domainxml
+
+import (
+	"fmt"
+
+	"github.com/lodge-kvm/lodge/device"
+)
+
+func describeDisk(n *node, d *device.Disk) {
+	kind := sourceKind(d.Source)
+	n.str("type", &kind, "file", "block", "volume")
+	n.str("device", &d.Device, "disk", "cdrom", "floppy", "lun")
+	n.str("model", &d.Model, "virtio", "virtio-transitional", "virtio-non-transitional")
+	n.str("snapshot", &d.SnapshotMode, "internal", "external", "no")
+	n.in("driver", func(n *node) { describeDiskDriver(n, d) })
+	n.in("source", func(n *node) {
+		describeSource(n, kind, &d.Source, &d.StartupPolicy)
+	})
+	describeBackingStore(n, d)
+	object(n, "blockio", &d.BlockIO, func(n *node, b *device.BlockIO) {
+		num(n, "logical_block_size", &b.LogicalBlock)
+		num(n, "physical_block_size", &b.PhysicalBlock)
+		num(n, "discard_granularity", &b.DiscardGranularity)
+	})
+	n.in("target", func(n *node) {
+		n.str("dev", &d.Target)
+		n.str("bus", &d.Bus, "virtio", "scsi", "sata", "ide", "usb", "fdc")
+		n.str("tray", &d.Tray, "open", "closed")
+		n.on("removable", &d.Removable)
+		num(n, "rotation_rate", &d.RotationRate)
+	})
+	object(n, "iotune", &d.Tune, describeIOTune)
+	n.flag("readonly", &d.ReadOnly)
+	n.flag("shareable", &d.Shareable)
+	n.flag("transient", &d.Transient)
+	n.leaf("serial", &d.Serial)
+	n.leaf("wwn", &d.WWN)
+	n.leaf("vendor", &d.Vendor)
+	n.leaf("product", &d.Product)
+	n.info(&d.Info)
+}
+
+func describeDiskDriver(n *node, d *device.Disk) {
+	n.driverName("qemu")
+	n.str("type", &d.Format, "raw", "qcow2")
+	n.str("cache", &d.Cache, "default", "none", "writethrough", "writeback", "directsync", "unsafe")
+	n.str("error_policy", &d.ErrorPolicy, "stop", "report", "ignore", "enospace")
+	n.str("rerror_policy", &d.ReadPolicy, "stop", "report", "ignore")
+	n.str("io", &d.IO, "native", "threads", "io_uring")
+	n.on("ioeventfd", &d.IOEventFD)
+	n.on("event_idx", &d.EventIdx)
+	n.on("copy_on_read", &d.CopyOnRead)
+	n.str("discard", &d.Discard, "unmap", "ignore")
+	num(n, "iothread", &d.IOThread)
+	n.str("detect_zeroes", &d.DetectZeroes, "off", "on", "unmap")
+	num(n, "queues", &d.Queues)
+	num(n, "queue_size", &d.QueueSize)
+	n.virtio(&d.IOMMU, &d.ATS, &d.Packed)
+}
+
+// driverName is the one driver that there is; nothing depends on it.
+func (n *node) driverName(name string) { n.str("name", &name, name) }
+
+// virtio describes the options that every virtio device has.
+func (n *node) virtio(iommu, ats, packed *device.Switch) {
+	n.on("iommu", iommu)
+	n.on("ats", ats)
+	n.on("packed", packed)
+}
+
+// sourceKind gives the type attribute for a source.
+func sourceKind(s *device.DiskSource) string {
+	switch {
+	case s != nil && s.Block != "":
+		return "block"
+	case s != nil && s.Volume != nil:
+		return "volume"
+	}
+	return "file"
+}
+
+// describeSource leaves an empty source nil. The policy may be nil, where a
+// document has none.
+func describeSource(n *node, kind string, p **device.DiskSource, policy *string) {
+	s := *p
+	if s == nil {
+		s = new(device.DiskSource)
+	}
+	switch kind {
+	case "file":
+		n.str("file", &s.File)
+	case "block":
+		n.str("dev", &s.Block)
+	case "volume":
+		v := s.Volume
+		if v == nil {
+			v = new(device.VolumeRef)
+		}
+		n.str("pool", &v.Pool)
+		n.str("volume", &v.Volume)
+		if v.Pool != "" && v.Volume != "" {
+			s.Volume = v
+		} else if n.reading() {
+			n.invalid("", "a source of type volume names a pool and a volume")
+		}
+	}
+	if policy != nil {
+		n.str("startupPolicy", policy, "mandatory", "requisite", "optional")
+	}
+	num(n, "index", &s.Index)
+	if n.reading() && (s.Path() != "" || s.Volume != nil) {
+		*p = s
+	}
+}
+
+// describeBackingStore maps the nesting of layers to a list. An empty element
+// ends the chain.
+func describeBackingStore(n *node, d *device.Disk) {
+	if n.writing {
+		if d.BackingSaid {
+			writeBacking(n, d.Backing)
+		}
+		return
+	}
+	for c := n.child("backingStore"); c != nil && n.err == nil; c = c.child("backingStore") {
+		d.BackingSaid = true
+		var layer device.BackingLayer
+		kind := "file"
+		if len(c.e.Attrs) == 0 && len(c.e.Children) == 0 {
+			layer.Terminator = true
+		} else {
+			c.str("type", &kind, "file", "block", "volume")
+			num(c, "index", new(uint))
+			c.ignore("index")
+			c.in("format", func(n *node) { n.str("type", &layer.Format, "raw", "qcow2") })
+			c.in("source", func(n *node) { describeSource(n, kind, &layer.Source, nil) })
+		}
+		d.Backing = append(d.Backing, layer)
+	}
+}
+
+func writeBacking(n *node, layers []device.BackingLayer) {
+	if len(layers) == 0 {
+		return
+	}
+	c := n.add("backingStore")
+	n.append(c)
+	layer := layers[0]
+	if layer.Terminator {
+		return
+	}
+	kind := sourceKind(layer.Source)
+	c.str("type", &kind)
+	if layer.Source != nil && layer.Source.Index > 0 {
+		c.set("index", fmt.Sprint(layer.Source.Index))
+	}
+	c.in("format", func(n *node) { n.str("type", &layer.Format) })
+	c.in("source", func(n *node) {
+		if layer.Source != nil {
+			source := *layer.Source
+			source.Index = 0 // stands on the layer
+			s := &source
+			describeSource(n, kind, &s, nil)
+		}
+	})
+	writeBacking(c, layers[1:])
+}
+
+func describeIOTune(n *node, t *device.IOTune) {
+	leafNum(n, "total_bytes_sec", &t.TotalBytes)
+	leafNum(n, "read_bytes_sec", &t.ReadBytes)
+	leafNum(n, "write_bytes_sec", &t.WriteBytes)
+	leafNum(n, "total_iops_sec", &t.TotalIOPS)
+	leafNum(n, "read_iops_sec", &t.ReadIOPS)
+	leafNum(n, "write_iops_sec", &t.WriteIOPS)
+	leafNum(n, "total_bytes_sec_max", &t.TotalBytesMax)
+	leafNum(n, "read_bytes_sec_max", &t.ReadBytesMax)
+	leafNum(n, "write_bytes_sec_max", &t.WriteBytesMax)
+	leafNum(n, "total_iops_sec_max", &t.TotalIOPSMax)
+	leafNum(n, "read_iops_sec_max", &t.ReadIOPSMax)
+	leafNum(n, "write_iops_sec_max", &t.WriteIOPSMax)
+	leafNum(n, "size_iops_sec", &t.SizeIOPS)
+	n.leaf("group_name", &t.Group)
+	leafNum(n, "total_bytes_sec_max_length", &t.TotalBytesMaxLen)
+	leafNum(n, "read_bytes_sec_max_length", &t.ReadBytesMaxLen)
+	leafNum(n, "write_bytes_sec_max_length", &t.WriteBytesMaxLen)
+	leafNum(n, "total_iops_sec_max_length", &t.TotalIOPSMaxLen)
+	leafNum(n, "read_iops_sec_max_length", &t.ReadIOPSMaxLen)
+	leafNum(n, "write_iops_sec_max_length", &t.WriteIOPSMaxLen)
+}

@@ -1,0 +1,132 @@
+package domainxml
+
+import (
+	"github.com/lodge-kvm/lodge/device"
+)
+
+func describeGraphics(n *node, d *device.Graphics) {
+	n.str("type", &d.Type, "vnc", "spice")
+	describePorts(n, d)
+	n.str("keymap", &d.KeyMap)
+	if d.Type == "spice" {
+		n.str("defaultMode", &d.Spice.DefaultMode, "any", "secure", "insecure")
+	}
+	describePassword(n, d)
+	n.str("connected", &d.Connected, "keep", "disconnect", "fail")
+	if d.Type == "vnc" {
+		n.str("sharePolicy", &d.SharePolicy, "allow-exclusive", "force-shared", "ignore")
+		n.yes("powerControl", &d.PowerControl)
+	}
+	each(n, "listen", &d.Listens, describeListen)
+	if d.Type == "spice" {
+		describeSpice(n, d)
+	}
+	n.in("audio", func(n *node) { num(n, "id", &d.AudioID) })
+	n.in("alias", func(n *node) { n.str("name", &d.Alias) })
+}
+
+// describePorts describes ports and the first address, which stands both in
+// an attribute and in a <listen> of its own.
+func describePorts(n *node, d *device.Graphics) {
+	num(n, "port", &d.Port)
+	if d.Type == "spice" {
+		num(n, "tlsPort", &d.TLSPort)
+	}
+	n.yes("autoport", &d.AutoPort)
+	if d.Type == "vnc" {
+		num(n, "websocket", &d.WebSocket)
+	}
+	var address, socket string
+	if len(d.Listens) > 0 {
+		address = d.Listens[0].Address
+		socket = d.Listens[0].Socket
+	}
+	if n.str("listen", &address); n.reading() && address != "" && n.e.Child("listen") == nil {
+		d.Listens = []device.Listen{{Type: "address", Address: address}}
+	}
+	if d.Type != "vnc" {
+		return
+	}
+	if n.str("socket", &socket); n.reading() && socket != "" && n.e.Child("listen") == nil {
+		d.Listens = []device.Listen{{Type: "socket", Socket: socket}}
+	}
+}
+
+func describePassword(n *node, d *device.Graphics) {
+	if n.reading() {
+		for _, a := range n.e.Attrs {
+			d.HasPassword = d.HasPassword || a.Name == "passwd"
+		}
+	}
+	if n.writing && !n.style.Secure {
+		return
+	}
+	if d.HasPassword {
+		n.said("passwd", &d.Password)
+	}
+	n.str("passwdValidTo", &d.PasswordValidTo)
+}
+
+func describeListen(n *node, l *device.Listen) {
+	n.str("type", &l.Type, "address", "network", "socket", "none")
+	switch l.Type {
+	case "address":
+		n.str("address", &l.Address)
+	case "network":
+		n.str("address", &l.Address)
+		n.str("network", &l.Network)
+	case "socket":
+		n.str("socket", &l.Socket)
+	}
+}
+
+func describeSpice(n *node, d *device.Graphics) {
+	s := &d.Spice
+	each(n, "channel", &s.Channels, func(n *node, c *device.SpiceChannel) {
+		n.str("name", &c.Name)
+		n.str("mode", &c.Mode, "any", "secure", "insecure")
+	})
+	n.in("image", func(n *node) { n.str("compression", &s.ImageCompression) })
+	n.in("jpeg", func(n *node) { n.str("compression", &s.JPEGCompression) })
+	n.in("zlib", func(n *node) { n.str("compression", &s.ZlibCompression) })
+	n.in("playback", func(n *node) { n.on("compression", &s.Playback) })
+	n.in("streaming", func(n *node) { n.str("mode", &s.Streaming, "filter", "all", "off") })
+	n.in("mouse", func(n *node) { n.str("mode", &s.Mouse, "server", "client") })
+	n.in("clipboard", func(n *node) { n.yes("copypaste", &s.Clipboard) })
+	n.in("filetransfer", func(n *node) { n.yes("enable", &s.FileTransfer) })
+	n.in("gl", func(n *node) {
+		n.yes("enable", &d.GL)
+		n.str("rendernode", &d.RenderNode)
+	})
+}
+
+func describeVideo(n *node, d *device.Video) {
+	n.in("model", func(n *node) {
+		n.str("type", &d.Model, "vga", "cirrus", "qxl", "virtio", "bochs", "ramfb", "vmvga", "none")
+		num(n, "ram", &d.RAM)
+		num(n, "vram", &d.VRAM)
+		num(n, "vram64", &d.VRAM64)
+		num(n, "vgamem", &d.VGAMem)
+		num(n, "heads", &d.Heads)
+		n.yes("primary", &d.Primary)
+		n.on("blob", &d.Blob)
+		n.in("acceleration", func(n *node) { n.yes("accel3d", &d.Accel3D) })
+		n.in("resolution", func(n *node) {
+			num(n, "x", &d.ResolutionX)
+			num(n, "y", &d.ResolutionY)
+		})
+	})
+	n.info(&d.Info)
+}
+
+func describeSound(n *node, d *device.Sound) {
+	n.str("model", &d.Model, "ich6", "ich9", "ac97", "es1370", "sb16", "usb", "pcspk")
+	each(n, "codec", &d.Codecs, func(n *node, c *string) { n.str("type", c, "duplex", "micro", "output") })
+	n.in("audio", func(n *node) { num(n, "id", &d.AudioID) })
+	n.info(&d.Info)
+}
+
+func describeAudio(n *node, d *device.Audio) {
+	num(n, "id", &d.ID)
+	n.str("type", &d.Type, "none", "spice")
+}

@@ -1,0 +1,184 @@
+// Package domainxml turns libvirt's domain XML into a domain.Definition and
+// back. Each element is described once, for both directions (codec.go), so
+// that what is written is what would be read.
+//
+// Reading ends in three ways. A document that is broken or says something
+// impossible is fault.Invalid about XML. One that says something libvirt knows
+// and Lodge has not built is fault.Unsupported, naming the element: nothing
+// that a user asked for is dropped in silence. Everything else becomes a
+// Definition, completed with what libvirt would have added at definition time
+// (complete.go). What libvirt knows is decided by libvirtxml's model of it.
+//
+// What belongs here: the shape of domain documents and the defaults of
+// definitions. What does not: files, the host, QEMU.
+package domainxml
+
+import (
+	"encoding/xml"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// Options say how a document is to be read.
+type Options struct {
+	// Validate refuses elements and attributes that libvirt does not know, which
+	// are ignored otherwise.
+	Validate bool
+	// Active keeps what only a running guest has: aliases, ports, paths of ptys.
+	Active bool
+	// Host completes the definition. Nil leaves it as it was said.
+	Host *Host
+}
+
+// Style says how a definition is to be written.
+type Style struct {
+	// Active writes what only a running guest has, and ID as its number.
+	Active bool
+	ID     int
+	// Secure writes passwords.
+	Secure bool
+}
+
+// Parse reads the definition of a guest.
+func Parse(doc string, opts Options) (*domain.Definition, error) {
+	root, err := markup.Parse(doc)
+	if err != nil {
+		return nil, err
+	}
+	if root.Name != "domain" {
+		return nil, fault.New(fault.Invalid, fault.XML, "expected a <domain> element, not <%s>", root.Name)
+	}
+	def := new(domain.Definition)
+	if err := read(root, def, describeDomain); err != nil {
+		return nil, err
+	}
+	known := func() (*markup.Element, error) { return throughLibvirt[libvirtxml.Domain](doc) }
+	if err := explainLoss(root, written(def, "domain", describeDomain), known, opts.Validate); err != nil {
+		return nil, err
+	}
+	if !opts.Active {
+		Settle(def)
+	}
+	if opts.Host != nil {
+		return def, Complete(def, opts.Host)
+	}
+	return def, nil
+}
+
+// Format writes a definition as virsh dumpxml of libvirt 9.0 shows it.
+func Format(def *domain.Definition, style Style) (string, error) {
+	if !style.Active {
+		def = def.Clone()
+		Settle(def)
+	}
+	return print(def, "domain", describeDomain, style)
+}
+
+// ParseDevice reads one device, as it is given to be plugged in.
+func ParseDevice(doc string, opts Options) (device.Device, error) {
+	root, err := markup.Parse(doc)
+	if err != nil {
+		return nil, err
+	}
+	kind, ok := kinds[root.Name]
+	if !ok {
+		// Which is right depends on whether libvirt knows it; both are refusals.
+		return nil, fault.New(fault.Unsupported, fault.Config, "device <%s> is not supported", root.Name)
+	}
+	d := kind.make()
+	if err := read(root, &d, kind.describe); err != nil {
+		return nil, err
+	}
+	known := func() (*markup.Element, error) { return kind.through(doc) }
+	if err := explainLoss(root, written(&d, root.Name, kind.describe), known, opts.Validate); err != nil {
+		return nil, err
+	}
+	if !opts.Active {
+		settleDevice(d)
+	}
+	return d, nil
+}
+
+// FormatDevice writes one device.
+func FormatDevice(d device.Device, style Style) (string, error) {
+	return print(&d, d.Kind(), kinds[d.Kind()].describe, style)
+}
+
+func read[T any](root *markup.Element, value *T, describe func(*node, *T)) error {
+	n := &node{pass: &pass{}, e: root}
+	describe(n, value)
+	return n.err
+}
+
+// written is the tree of everything that was understood.
+func written[T any](value *T, name string, describe func(*node, *T)) *markup.Element {
+	n := &node{
+		pass: &pass{writing: true, style: Style{Active: true, Secure: true}},
+		e:    &markup.Element{Name: name},
+	}
+	describe(n, value)
+	return n.e
+}
+
+func print[T any](value *T, name string, describe func(*node, *T), style Style) (string, error) {
+	n := &node{pass: &pass{writing: true, style: style}, e: &markup.Element{Name: name}}
+	describe(n, value)
+	if n.err != nil {
+		return "", n.err
+	}
+	return markup.Format(n.e)
+}
+
+// throughLibvirt gives what is left of a document once libvirtxml has read it
+// into its type L.
+func throughLibvirt[L any](doc string) (*markup.Element, error) {
+	known := new(L)
+	if err := xml.Unmarshal([]byte(doc), known); err != nil {
+		return nil, fault.Wrap(err, fault.Invalid, fault.XML, "cannot read document")
+	}
+	text, err := markup.Format(known)
+	if err != nil {
+		return nil, err
+	}
+	return markup.Parse(text)
+}
+
+// explainLoss finds what of a document was not understood, and refuses it when
+// libvirt would have: because it is known there, or because the user
+// wants to hear of anything unknown.
+func explainLoss(submitted, understood *markup.Element, through func() (*markup.Element, error), validate bool) error {
+	if len(markup.Unknown(submitted, understood)) == 0 {
+		return nil
+	}
+	known, err := through()
+	if err != nil {
+		return err
+	}
+	if lost := markup.Unbuilt(submitted, known, understood); len(lost) > 0 {
+		return fault.New(fault.Unsupported, fault.Config, "not supported: %s", strings.Join(lost, ", "))
+	}
+	if !validate {
+		return nil
+	}
+	// What libvirtxml drops and Lodge understands is known all the same.
+	var unknown []string
+	ours := map[string]bool{}
+	for _, path := range markup.Unknown(submitted, understood) {
+		ours[path] = true
+	}
+	for _, path := range markup.Unknown(submitted, known) {
+		if ours[path] {
+			unknown = append(unknown, path)
+		}
+	}
+	if len(unknown) > 0 {
+		return fault.New(fault.Invalid, fault.XML, "document failed to validate: unknown %s", strings.Join(unknown, ", "))
+	}
+	return nil
+}

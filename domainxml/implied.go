@@ -1,0 +1,348 @@
+package domainxml
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/lodge-kvm/lodge/device"
+)
+
+// devices adds what devices need and what every machine has. The order of the
+// steps is the order in which the new devices appear.
+func (c *completion) devices() error {
+	s := &c.d.Devices
+	setDefault(&s.Emulator, c.host.Emulator)
+	for _, dev := range s.All() {
+		if err := c.completeDevice(dev); err != nil {
+			return err
+		}
+	}
+	c.consoles()
+	numberPorts(s.Serials)
+	numberPorts(s.Parallels)
+	numberPorts(s.Consoles)
+	c.inputs()
+	c.audio()
+	c.video()
+	if s.Balloon == nil && c.chipset != isapc {
+		s.Balloon = &device.Balloon{Model: "virtio"}
+	}
+	c.numberControllers()
+	if err := c.drives(); err != nil {
+		return err
+	}
+	if err := c.serialPorts(); err != nil {
+		return err
+	}
+	c.machineControllers()
+	return nil
+}
+
+// CompleteDevice gives a device that is plugged in by itself what it did not say.
+// What depends on the other devices of its guest (index, address) stays open.
+func CompleteDevice(dev device.Device, machine string, h *Host) error {
+	c := &completion{host: h, chipset: chipsetOf(machine)}
+	return c.completeDevice(dev)
+}
+
+func (c *completion) completeDevice(dev device.Device) error {
+	switch d := dev.(type) {
+	case *device.Disk:
+		return completeDisk(d)
+	case *device.Controller:
+		completeController(d)
+	case *device.NIC:
+		return c.completeNIC(d)
+	case *device.Char:
+		return completeChar(d)
+	case *device.Input:
+		if d.Bus == "" {
+			d.Bus = "usb"
+			if d.Type == "mouse" || d.Type == "keyboard" {
+				d.Bus = "ps2"
+			}
+		}
+	case *device.TPM:
+		setDefault(&d.Model, "tpm-tis")
+		if d.Type == "emulator" {
+			setDefault(&d.Version, "2.0")
+		}
+	case *device.Graphics:
+		completeGraphics(d)
+	case *device.Video:
+		completeVideo(d)
+	case *device.HostDevice:
+		setDefault(&d.Managed, device.Off)
+		if d.Type == "pci" {
+			setDefault(&d.Driver, "vfio")
+		}
+	case *device.Redir:
+		setDefault(&d.Bus, "usb")
+	case *device.Watchdog:
+		setDefault(&d.Action, "reset")
+	case *device.Balloon:
+		setDefault(&d.Model, "virtio")
+	case *device.RNG:
+		return completeRNG(d)
+	case *device.Panic:
+		setDefault(&d.Model, "isa")
+	case *device.VSock:
+		setDefault(&d.Model, "virtio")
+		setDefault(&d.Auto, device.Bool(d.CID == 0))
+	}
+	return nil
+}
+
+func completeController(d *device.Controller) {
+	switch d.Type {
+	case "usb":
+		setDefault(&d.Model, "piix3-uhci")
+	case "scsi":
+		setDefault(&d.Model, "lsilogic")
+	}
+}
+
+func (c *completion) completeNIC(d *device.NIC) (err error) {
+	switch {
+	case d.Type == "":
+		return invalid("an interface has no type")
+	case d.Type == "network" && d.Network == "":
+		return invalid("an interface of type network names no network")
+	case d.Type == "bridge" && d.Bridge == "":
+		return invalid("an interface of type bridge names no bridge")
+	case d.Type == "direct" && d.HostDev == "":
+		return invalid("an interface of type direct names no device")
+	}
+	if d.Type == "direct" {
+		setDefault(&d.DirectMode, "vepa")
+	}
+	setDefault(&d.Model, "rtl8139")
+	if d.MAC == "" {
+		d.MAC, err = c.macAddress()
+	}
+	return err
+}
+
+func completeChar(d *device.Char) error {
+	if d.Backend.Type == "" {
+		return invalid("a %s device has no type", d.Role)
+	}
+	switch d.Role {
+	case device.Serial:
+		setDefault(&d.TargetType, "isa-serial")
+		setDefault(&d.TargetModel, d.TargetType)
+	case device.Console:
+		setDefault(&d.TargetType, "serial")
+	case device.Channel:
+		if d.TargetType == "" {
+			return invalid("a channel has no target type")
+		}
+		if d.Backend.Type == "spicevmc" {
+			setDefault(&d.Name, "com.redhat.spice.0")
+		}
+	case device.Parallel:
+	}
+	if d.Backend.Type == "tcp" {
+		setDefault(&d.Backend.Protocol, "raw")
+	}
+	if d.Backend.Type == "unix" {
+		setDefault(&d.Backend.Mode, "bind")
+	}
+	return nil
+}
+
+func completeGraphics(d *device.Graphics) {
+	if d.Port == -1 {
+		d.AutoPort = device.On
+	}
+	if d.AutoPort == device.Unset {
+		d.AutoPort = device.Bool(d.Port == 0 && d.TLSPort == 0)
+	}
+	if d.Type == "vnc" && d.AutoPort == device.On && d.Port == 0 {
+		d.Port = -1
+	}
+	if len(d.Listens) == 0 {
+		d.Listens = []device.Listen{{Type: "address"}}
+	}
+}
+
+func completeVideo(d *device.Video) {
+	setDefault(&d.Model, "cirrus")
+	switch d.Model {
+	case "none":
+		return
+	case "qxl":
+		setDefault(&d.RAM, 64<<10)
+		setDefault(&d.VRAM, 64<<10)
+		setDefault(&d.VGAMem, 16<<10)
+	case "vga", "cirrus", "vmvga", "bochs":
+		setDefault(&d.VRAM, 16<<10)
+	}
+	setDefault(&d.Heads, 1)
+}
+
+func completeRNG(d *device.RNG) error {
+	if d.Model == "" || d.Backend == "" {
+		return invalid("an rng needs a model and a backend")
+	}
+	if d.Backend == "random" {
+		setDefault(&d.Path, "/dev/urandom")
+	}
+	return nil
+}
+
+// consoles makes the first console and the first serial port two names of
+// one thing, as long as the console is not a device of its own.
+func (c *completion) consoles() {
+	s := &c.d.Devices
+	if len(s.Consoles) > 0 && s.Consoles[0].TargetType == "serial" {
+		first := s.Consoles[0]
+		if len(s.Serials) == 0 {
+			serial := *first
+			serial.Role = device.Serial
+			serial.TargetType, serial.TargetModel = "isa-serial", "isa-serial"
+			s.Serials = []*device.Char{&serial}
+		}
+		first.Backend, first.Info = s.Serials[0].Backend, device.Info{Alias: first.Alias}
+		return
+	}
+	if len(s.Consoles) == 0 && len(s.Serials) > 0 && s.Serials[0].TargetType == "isa-serial" {
+		s.Consoles = []*device.Char{{
+			Role: device.Console, Backend: s.Serials[0].Backend, TargetType: "serial",
+		}}
+	}
+}
+
+// numberPorts gives each device that has no port the one after the highest.
+func numberPorts(chars []*device.Char) {
+	next := uint(0)
+	for _, d := range chars {
+		if d.PortSaid {
+			next = max(next, d.Port+1)
+		}
+	}
+	for _, d := range chars {
+		if !d.PortSaid {
+			d.Port, d.PortSaid = next, true
+			next++
+		}
+	}
+}
+
+func (c *completion) inputs() {
+	if c.chipset == microvm {
+		return
+	}
+	for _, kind := range []string{"mouse", "keyboard"} {
+		if !slices.ContainsFunc(c.d.Devices.Inputs, func(i *device.Input) bool {
+			return i.Type == kind && i.Bus == "ps2"
+		}) {
+			c.d.Devices.Inputs = append(c.d.Devices.Inputs, &device.Input{Type: kind, Bus: "ps2"})
+		}
+	}
+}
+
+// audio adds the host's end of sound where a display could carry it.
+func (c *completion) audio() {
+	s := &c.d.Devices
+	if len(s.Audios) > 0 {
+		next := uint(1)
+		for _, a := range s.Audios {
+			next = max(next, a.ID+1)
+		}
+		for _, a := range s.Audios {
+			if a.ID == 0 {
+				a.ID = next
+				next++
+			}
+		}
+		return
+	}
+	if len(s.Graphics) == 0 && len(s.Sounds) == 0 {
+		return
+	}
+	kind := "none"
+	if slices.ContainsFunc(s.Graphics, func(g *device.Graphics) bool { return g.Type == "spice" }) {
+		kind = "spice"
+	}
+	s.Audios = []*device.Audio{{ID: 1, Type: kind}}
+}
+
+func (c *completion) video() {
+	s := &c.d.Devices
+	if len(s.Videos) == 0 {
+		if len(s.Graphics) == 0 {
+			return
+		}
+		v := new(device.Video)
+		completeVideo(v)
+		s.Videos = []*device.Video{v}
+	}
+	primary := slices.ContainsFunc(s.Videos, func(v *device.Video) bool { return v.Primary == device.On })
+	if first := s.Videos[0]; !primary && first.Model != "none" {
+		first.Primary = device.On
+	}
+}
+
+// numberControllers gives each controller without an index the first free one
+// of its type.
+func (c *completion) numberControllers() {
+	for _, d := range c.d.Devices.Controllers {
+		if d.Index == NoIndex {
+			d.Index = c.freeIndex(d.Type)
+		}
+	}
+}
+
+func (c *completion) freeIndex(kind string) uint {
+	index := uint(0)
+	for c.controller(kind, index) != nil {
+		index++
+	}
+	return index
+}
+
+func (c *completion) controller(kind string, index uint) *device.Controller {
+	for _, d := range c.d.Devices.Controllers {
+		if d.Type == kind && d.Index == index {
+			return d
+		}
+	}
+	return nil
+}
+
+// need adds a controller unless it is there, after those of its type that have
+// lower indexes.
+func (c *completion) need(kind string, index uint, model string) {
+	if c.controller(kind, index) != nil {
+		return
+	}
+	d := &device.Controller{Type: kind, Index: index, Model: model}
+	completeController(d)
+	list := &c.d.Devices.Controllers
+	at := len(*list)
+	for i, other := range *list {
+		if other.Type == kind {
+			if cmp.Less(index, other.Index) {
+				at = i
+				break
+			}
+			at = i + 1
+		}
+	}
+	*list = slices.Insert(*list, at, d)
+}
+
+// machineControllers adds what is soldered to the machine, and USB.
+func (c *completion) machineControllers() {
+	switch c.chipset {
+	case q35:
+		c.need("usb", 0, "qemu-xhci")
+		c.need("sata", 0, "")
+		c.need("pci", 0, "pcie-root")
+	case i440fx:
+		c.need("usb", 0, "piix3-uhci")
+		c.need("pci", 0, "pci-root")
+	case microvm, isapc:
+	}
+}

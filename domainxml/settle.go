@@ -1,0 +1,80 @@
+package domainxml
+
+import (
+	"strings"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+)
+
+// Settle takes out of a definition what only a running guest has, leaving what
+// the next start will begin from.
+func Settle(d *domain.Definition) {
+	for _, dev := range d.Devices.All() {
+		settleDevice(dev)
+	}
+}
+
+func settleDevice(dev device.Device) {
+	if info := dev.Common(); !strings.HasPrefix(info.Alias, "ua-") {
+		info.Alias = "" // the user's own aliases have that prefix
+	}
+	switch d := dev.(type) {
+	case *device.Disk:
+		if d.Source != nil {
+			d.Source.Index = 0
+		}
+		for _, layer := range d.Backing {
+			if layer.Source != nil {
+				layer.Source.Index = 0
+			}
+		}
+	case *device.NIC:
+		settleNIC(d)
+	case *device.Char:
+		d.State = ""
+		settleBackend(&d.Backend)
+	case *device.Redir:
+		settleBackend(&d.Backend)
+	case *device.Graphics:
+		settleGraphics(d)
+	case *device.VSock:
+		if d.Auto == device.On {
+			d.CID = 0
+		}
+	}
+}
+
+// generated are the prefixes of the names that are given to links at start.
+var generated = []string{"vnet", "macvtap", "macvlan"}
+
+func settleNIC(d *device.NIC) {
+	if d.Type == "network" {
+		d.Bridge = ""
+	}
+	for _, prefix := range generated {
+		if strings.HasPrefix(d.Target, prefix) {
+			d.Target = ""
+		}
+	}
+}
+
+func settleBackend(b *device.Backend) {
+	if b.Type == "pty" {
+		b.Path = ""
+	}
+}
+
+func settleGraphics(d *device.Graphics) {
+	if d.AutoPort == device.On {
+		d.Port, d.TLSPort = -1, 0
+		if d.Type == "spice" {
+			d.Port = 0
+		}
+	}
+	for i := range d.Listens {
+		if d.Listens[i].Type == "network" {
+			d.Listens[i].Address = ""
+		}
+	}
+}
