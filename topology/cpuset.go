@@ -69,6 +69,14 @@ func (s CPUSet) Len() int {
 // IsEmpty says whether the set has no number.
 func (s CPUSet) IsEmpty() bool { return len(s.words) == 0 }
 
+// Min is the lowest number in the set, or -1.
+func (s CPUSet) Min() int {
+	for n := range s.All() {
+		return n
+	}
+	return -1
+}
+
 // Max is the highest number in the set, or -1.
 func (s CPUSet) Max() int {
 	if s.IsEmpty() {

@@ -20,6 +20,8 @@ type Host struct {
 	Possible CPUSet
 	// Online are the processors that run now; they are the ones in Cells.
 	Online CPUSet
+	// Caches are in the order of their first processors.
+	Caches []Cache
 }
 
 // Cell is one node: processors and memory that are near each other. A cell may
@@ -49,6 +51,27 @@ type CPU struct {
 	Siblings CPUSet
 	// Cache is the processors that share this one's last-level cache.
 	Cache CPUSet
+}
+
+// CacheKind is what a cache holds.
+type CacheKind string
+
+// The kinds of cache.
+const (
+	UnifiedCache     CacheKind = "both"
+	DataCache        CacheKind = "data"
+	InstructionCache CacheKind = "code"
+)
+
+// Cache is one cache and the processors that share it.
+type Cache struct {
+	// ID is unique among the caches of one level and kind, where the kernel knows it.
+	ID    int
+	Level int
+	Kind  CacheKind
+	// Size in bytes.
+	Size uint64
+	CPUs CPUSet
 }
 
 // Distance says how far a cell is: 10 is local, 20 is twice as far.

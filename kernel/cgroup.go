@@ -1,0 +1,273 @@
+package kernel
+
+import (
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Controller is one of the kernel's resource controllers that guests use.
+type Controller string
+
+// The controllers. CPUAccounting is a controller of its own in version 1 and
+// comes with every group in version 2.
+const (
+	CPUController     Controller = "cpu"
+	CPUAccounting     Controller = "cpuacct"
+	CPUSetController  Controller = "cpuset"
+	MemoryController  Controller = "memory"
+	BlockIOController Controller = "io"
+	PIDsController    Controller = "pids"
+)
+
+var controllers = []Controller{
+	CPUController, CPUAccounting, CPUSetController, MemoryController, BlockIOController, PIDsController,
+}
+
+// Cgroups is one instance's share of the host's control groups: a parent group
+// named for the instance, below which each guest has a group of its own:
+//
+//	lodge-a1b2/guest-web/            the QEMU process
+//	lodge-a1b2/guest-web/vcpu0/      a thread of it
+//
+// In version 1 (and on hosts that mount both) every controller has its own tree
+// and a group is a directory in each; in version 2 there is one tree, and the
+// groups of threads are threaded ones.
+type Cgroups struct {
+	root Root
+	v2   bool
+	// trees are the mount points that hold the parent group: for version 2 all
+	// controllers share one.
+	trees  map[Controller]string
+	parent string
+	absent map[Controller]string
+}
+
+// OpenCgroups finds the host's control groups and makes the parent group of the
+// instance, "lodge" for the one without a name. When no controller can be used,
+// the error is fault.Unsupported and says why; guests then run without groups.
+// Controllers that are lacking beside others are told by Absent.
+func OpenCgroups(root Root, instance string) (*Cgroups, error) {
+	mounts, err := root.cgroupMounts()
+	if err != nil {
+		return nil, err
+	}
+	c := &Cgroups{root: root, parent: "lodge", trees: map[Controller]string{}, absent: map[Controller]string{}}
+	if instance != "" {
+		c.parent += "-" + instance
+	}
+	// A controller serves one version only. Version 1 wins if it has any, as the
+	// rest of such a host then keeps its limits there.
+	if len(mounts.v1) > 0 {
+		c.trees = mounts.v1
+	} else if mounts.v2 != "" {
+		c.v2 = true
+		c.openUnified(mounts.v2)
+	}
+	for _, controller := range controllers {
+		c.openTree(controller)
+	}
+	if len(c.trees) == 0 {
+		return nil, fault.New(fault.Unsupported, fault.Host, "this host has no usable control groups (%s)", c.why())
+	}
+	return c, nil
+}
+
+// openTree makes the parent group in the controller's tree, or notes why not.
+func (c *Cgroups) openTree(controller Controller) {
+	tree, mounted := c.trees[controller]
+	if !mounted {
+		if c.absent[controller] == "" {
+			c.absent[controller] = "not mounted"
+		}
+		return
+	}
+	if err := makeGroup(c.root.path(tree, c.parent)); err != nil {
+		delete(c.trees, controller)
+		c.absent[controller] = err.Error()
+	} else if controller == CPUSetController && !c.v2 {
+		if err := fillCPUSet(c.root.path(tree), c.root.path(tree, c.parent)); err != nil {
+			delete(c.trees, controller)
+			c.absent[controller] = err.Error()
+		}
+	}
+}
+
+// openUnified turns on every controller that the tree offers for the parent
+// group and for the groups of guests below it.
+func (c *Cgroups) openUnified(tree string) {
+	if err := makeGroup(c.root.path(tree, c.parent)); err != nil {
+		for _, controller := range controllers {
+			c.absent[controller] = err.Error()
+		}
+		return
+	}
+	for _, controller := range controllers {
+		if controller == CPUAccounting {
+			c.trees[controller] = tree
+			continue
+		}
+		err := enable(c.root.path(tree), controller)
+		if err == nil {
+			err = enable(c.root.path(tree, c.parent), controller)
+		}
+		if err != nil {
+			c.absent[controller] = err.Error()
+			continue
+		}
+		c.trees[controller] = tree
+	}
+}
+
+// enable lets the children of a version 2 group use a controller.
+func enable(group string, controller Controller) error {
+	on, err := os.ReadFile(filepath.Join(group, "cgroup.subtree_control"))
+	if err != nil || slices.Contains(strings.Fields(string(on)), string(controller)) {
+		return err
+	}
+	return writeKnob(group, "cgroup.subtree_control", "+"+string(controller))
+}
+
+// Version is 1 or 2.
+func (c *Cgroups) Version() int {
+	if c.v2 {
+		return 2
+	}
+	return 1
+}
+
+// Has says whether guests can be given limits by the controller.
+func (c *Cgroups) Has(controller Controller) bool { return c.trees[controller] != "" }
+
+// Absent gives the controllers that are lacking, each with the reason.
+func (c *Cgroups) Absent() map[Controller]string { return maps.Clone(c.absent) }
+
+func (c *Cgroups) why() string {
+	var reasons []string
+	for _, controller := range controllers {
+		if reason := c.absent[controller]; reason != "" {
+			reasons = append(reasons, string(controller)+": "+reason)
+		}
+	}
+	return strings.Join(reasons, "; ")
+}
+
+// Close removes the parent group. It is Busy while guests have groups.
+func (c *Cgroups) Close() error {
+	var errs []error
+	for _, tree := range c.distinctTrees() {
+		errs = append(errs, removeGroup(c.root.path(tree, c.parent)))
+	}
+	return errors.Join(errs...)
+}
+
+// distinctTrees gives each tree once, however many controllers share it.
+func (c *Cgroups) distinctTrees() []string {
+	return slices.Compact(slices.Sorted(maps.Values(c.trees)))
+}
+
+type cgroupMounts struct {
+	v1 map[Controller]string
+	v2 string
+}
+
+// cgroupMounts reads where control groups are mounted from
+// /proc/self/mountinfo, whose lines are "id parent dev root POINT options
+// [tags...] - TYPE source SUPEROPTIONS".
+func (r Root) cgroupMounts() (cgroupMounts, error) {
+	text, err := r.read("proc/self/mountinfo")
+	if err != nil {
+		return cgroupMounts{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot tell where control groups are mounted")
+	}
+	mounts := cgroupMounts{v1: map[Controller]string{}}
+	for line := range strings.Lines(text) {
+		left, right, _ := strings.Cut(line, " - ")
+		mount, fs := strings.Fields(left), strings.Fields(right)
+		if len(mount) < 5 || len(fs) < 3 {
+			continue
+		}
+		point := unescapeMount(mount[4])
+		switch fs[0] {
+		case "cgroup2":
+			mounts.v2 = point
+		case "cgroup":
+			for option := range strings.SplitSeq(fs[2], ",") {
+				if option == "blkio" {
+					option = string(BlockIOController)
+				}
+				if c := Controller(option); slices.Contains(controllers, c) {
+					mounts.v1[c] = point
+				}
+			}
+		}
+	}
+	return mounts, nil
+}
+
+// unescapeMount undoes the octal escapes of blanks and backslashes.
+func unescapeMount(text string) string {
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		if text[i] == '\\' && i+3 < len(text) {
+			if n, err := strconv.ParseUint(text[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(text[i])
+	}
+	return b.String()
+}
+
+func makeGroup(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// removeGroup removes one directory; one that is not there is fine.
+func removeGroup(dir string) error {
+	err := os.Remove(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return fault.Wrap(err, fault.Busy, fault.Host, "cannot remove control group %q", filepath.Base(dir))
+}
+
+// fillCPUSet gives a new version 1 group the processors and nodes of its
+// parent: it starts with none, and takes no process then.
+func fillCPUSet(parent, group string) error {
+	for _, knob := range []string{"cpuset.cpus", "cpuset.mems"} {
+		own, err := os.ReadFile(filepath.Join(group, knob))
+		if err != nil || strings.TrimSpace(string(own)) != "" {
+			return err
+		}
+		inherited, err := os.ReadFile(filepath.Join(parent, knob))
+		if err != nil {
+			return err
+		}
+		if err := writeKnob(group, knob, strings.TrimSpace(string(inherited))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeKnob writes a control file of a group, which must exist.
+func writeKnob(group, knob, value string) error {
+	f, err := os.OpenFile(filepath.Join(group, knob), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
+}

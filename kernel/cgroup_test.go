@@ -1,0 +1,278 @@
+package kernel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/kernel/kerneltest"
+	"github.com/lodge-kvm/lodge/topology"
+)
+
+func deadline(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// openLive gives an instance of its own on the live host.
+func openLive(t *testing.T, root kernel.Root) *kernel.Cgroups {
+	t.Helper()
+	c, err := kernel.OpenCgroups(root, fmt.Sprintf("test-%d", os.Getpid()))
+	if fault.Is(err, fault.Unsupported) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// sleeper starts a process that stays, and reaps it when it ends.
+func sleeper(t *testing.T) (pid int) {
+	t.Helper()
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Skip("there is no sleep command:", err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait() // it is killed
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // mostly it is gone
+		<-ended
+	})
+	return cmd.Process.Pid
+}
+
+// What a guest's start and end do, on the live host's own control groups.
+func testGroupLife(t *testing.T, c *kernel.Cgroups) {
+	t.Helper()
+	ctx := deadline(t)
+	g := c.Guest("web/1")
+	t.Cleanup(func() {
+		if err := errors.Join(g.Kill(context.WithoutCancel(ctx)), g.Remove(context.WithoutCancel(ctx))); err != nil {
+			t.Error(err)
+		}
+	})
+	pid := sleeper(t)
+	vcpu := g.Threads("vcpu0")
+	for _, step := range []func() error{
+		g.Create, g.Create, func() error { return g.AddProcess(pid) },
+		vcpu.Create, func() error { return vcpu.AddThread(pid) },
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pids, err := g.Processes()
+	if err != nil || !slices.Equal(pids, []int{pid}) {
+		t.Errorf("the group has processes %v, %v", pids, err)
+	}
+	stats, err := g.Stats()
+	if err != nil {
+		t.Error(err)
+	}
+	if c.Has(kernel.PIDsController) && stats.Threads != 1 {
+		t.Errorf("the group uses %+v", stats)
+	}
+	short, cancel := context.WithTimeout(ctx, 30*time.Millisecond)
+	defer cancel()
+	if err := g.Remove(short); !fault.Is(err, fault.Busy) {
+		t.Errorf("removing a group in use gives %v", err)
+	}
+	if err := g.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Remove(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.AddProcess(os.Getpid()); !fault.Is(err, fault.NotFound) {
+		t.Errorf("joining a removed group gives %v", err)
+	}
+	if _, err := g.Stats(); !fault.Is(err, fault.NotFound) {
+		t.Errorf("the use of a removed group gives %v", err)
+	}
+}
+
+func TestGroupLife(t *testing.T) {
+	testGroupLife(t, openLive(t, kernel.Root{}))
+}
+
+// The version 2 tree of a host that mounts both, as if it were the only one.
+func TestGroupLifeUnified(t *testing.T) {
+	mount := ""
+	for _, path := range []string{"/sys/fs/cgroup/unified", "/sys/fs/cgroup"} {
+		if _, err := os.Stat(filepath.Join(path, "cgroup.controllers")); err == nil {
+			mount = path
+			break
+		}
+	}
+	if mount == "" {
+		t.Skip("this host mounts no version 2 control groups")
+	}
+	dir := t.TempDir()
+	kerneltest.Write(t, dir, "mnt -> "+mount+"\nproc/self/mountinfo = 41 31 0:37 / /mnt rw - cgroup2 cgroup2 rw\n")
+	c := openLive(t, kernel.At(dir))
+	if c.Version() != 2 {
+		t.Fatalf("the version is %d", c.Version())
+	}
+	testGroupLife(t, c)
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func TestLimitsOnLiveHost(t *testing.T) {
+	c := openLive(t, kernel.Root{})
+	if c.Version() != 1 {
+		t.Skip("this is for hosts with version 1 control groups")
+	}
+	g := c.Guest("limits")
+	if err := g.Create(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Remove(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	want := kernel.Limits{
+		CPUShares: ptr[uint64](2048), CPUPeriod: ptr[uint64](50000), CPUQuota: ptr[uint64](20000),
+		CPUs: ptr(topology.CPUs(0)), Cells: ptr(topology.CPUs(0)),
+		MemoryHard: ptr[uint64](512 << 20), MemorySoft: ptr[uint64](256 << 20), MemorySwap: ptr[uint64](600 << 20),
+		PIDs: ptr[uint64](100),
+	}
+	absent, err := g.Apply(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(absent) > 0 {
+		t.Skip("this host cannot set ", absent)
+	}
+	got, err := g.Limits()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got.BlockWeight = nil // depends on the I/O scheduler
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	// Both grow past the old sum, then shrink below it: the order matters.
+	for _, size := range []uint64{2 << 30, 256 << 20} {
+		if _, err := g.Apply(kernel.Limits{MemoryHard: ptr(size), MemorySwap: ptr(size)}); err != nil {
+			t.Errorf("to %d: %v", size, err)
+		}
+	}
+	if _, err := g.Apply(kernel.Limits{CPUPeriod: ptr[uint64](1)}); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a period of 1 µs gives %v", err)
+	}
+	if _, err := g.Apply(kernel.Limits{MemoryHard: ptr[uint64](kernel.Unlimited), MemorySwap: ptr[uint64](kernel.Unlimited), CPUQuota: ptr[uint64](kernel.Unlimited)}); err == nil {
+		if got, _ := g.Limits(); *got.CPUQuota != kernel.Unlimited {
+			t.Errorf("no quota reads as %d", *got.CPUQuota)
+		}
+	}
+}
+
+// unified writes out a version 2 tree whose files keep what is written to them.
+func unified(t *testing.T) (*kernel.Cgroups, string) {
+	t.Helper()
+	dir := t.TempDir()
+	kerneltest.Write(t, dir, `proc/self/mountinfo = 30 23 0:26 / /sys/fs/my\040cgroup rw shared:4 - cgroup2 cgroup2 rw
+cg/cgroup.subtree_control = cpuset cpu memory pids
+cg/lodge/cgroup.subtree_control = cpuset cpu memory pids
+cg/lodge/guest-a/cpu.weight = 100
+cg/lodge/guest-a/cpu.max = max 100000
+cg/lodge/guest-a/cpuset.cpus = 0-3
+cg/lodge/guest-a/cpuset.mems = 
+cg/lodge/guest-a/memory.max = max
+cg/lodge/guest-a/memory.high = max
+cg/lodge/guest-a/memory.swap.max = max
+cg/lodge/guest-a/memory.current = 4096
+cg/lodge/guest-a/pids.max = max
+cg/lodge/guest-a/cpu.stat:
+usage_usec 1500
+user_usec 1000
+system_usec 500
+throttled_usec 7
+`)
+	if err := os.MkdirAll(filepath.Join(dir, "sys/fs"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../../cg", filepath.Join(dir, "sys/fs/my cgroup")); err != nil {
+		t.Fatal(err)
+	}
+	c, err := kernel.OpenCgroups(kernel.At(dir), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, filepath.Join(dir, "cg/lodge/guest-a")
+}
+
+func TestLimitsUnified(t *testing.T) {
+	c, dir := unified(t)
+	g := c.Guest("a")
+	absent, err := g.Apply(kernel.Limits{
+		CPUShares: ptr[uint64](200), CPUQuota: ptr[uint64](50000), CPUs: ptr(topology.CPUs(0, 2)),
+		MemoryHard: ptr[uint64](1 << 30), MemorySwap: ptr[uint64](3 << 30), BlockWeight: ptr[uint64](500), PIDs: ptr[uint64](64),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"block weight"}, absent); diff != "" {
+		t.Error("absent limits:", diff)
+	}
+	for file, want := range map[string]string{
+		"cpu.weight": "200", "cpu.max": "50000 100000", "cpuset.cpus": "0,2", "memory.max": "1073741824",
+		"memory.swap.max": "2147483648", "memory.high": "max\n", "pids.max": "64",
+	} {
+		got, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil || string(got) != want {
+			t.Errorf("%s holds %q, want %q, %v", file, got, want, err)
+		}
+	}
+	got, err := g.Limits()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *got.MemorySwap != 3<<30 || *got.CPUQuota != 50000 || *got.CPUPeriod != 100000 || *got.MemorySoft != kernel.Unlimited || got.BlockWeight != nil {
+		t.Errorf("the limits read back as swap %d, quota %d/%d", *got.MemorySwap, *got.CPUQuota, *got.CPUPeriod)
+	}
+	stats, err := g.Stats()
+	want := kernel.GroupStats{
+		CPU: 1500 * time.Microsecond, User: time.Millisecond, System: 500 * time.Microsecond, Throttled: 7 * time.Microsecond, Memory: 4096,
+	}
+	if diff := cmp.Diff(want, stats); diff != "" || err != nil {
+		t.Error("use:", diff, err)
+	}
+}
+
+func TestHostWithoutControlGroups(t *testing.T) {
+	dir := t.TempDir()
+	kerneltest.Write(t, dir, "proc/self/mountinfo = 23 1 0:21 / / rw - ext4 /dev/vda rw\n")
+	if _, err := kernel.OpenCgroups(kernel.At(dir), "x"); !fault.Is(err, fault.Unsupported) {
+		t.Errorf("without any mount: %v", err)
+	}
+	// Mounted, but nobody may write there.
+	kerneltest.Write(t, dir, "proc/self/mountinfo = 30 23 0:26 / /gone rw - cgroup cgroup rw,cpu,cpuacct\n")
+	if _, err := kernel.OpenCgroups(kernel.At(dir), "x"); !fault.Is(err, fault.Unsupported) {
+		t.Errorf("with a mount that cannot be written: %v", err)
+	}
+}

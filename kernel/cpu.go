@@ -1,0 +1,209 @@
+package kernel
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// tick is the unit of times in /proc: USER_HZ is 100 on every architecture that
+// runs KVM guests, whatever the kernel's own clock rate is.
+const tick = 10 * time.Millisecond
+
+// CPUTimes is what the processors did since boot.
+type CPUTimes struct {
+	// Total is the sum, offline time left out.
+	Total CPUTime
+	// Each is by number of the processor; offline ones are missing.
+	Each map[int]CPUTime
+}
+
+// CPUTime is what one processor did since boot. Time for guests is within User
+// and Nice.
+type CPUTime struct {
+	User, Nice, System, Idle, IOWait, IRQ, SoftIRQ, Steal time.Duration
+}
+
+// CPUTimes reads /proc/stat.
+func (r Root) CPUTimes() (CPUTimes, error) {
+	text, err := r.read("proc/stat")
+	if err != nil {
+		return CPUTimes{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read the processors' times")
+	}
+	times := CPUTimes{Each: map[int]CPUTime{}}
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || !strings.HasPrefix(fields[0], "cpu") {
+			continue
+		}
+		t := cpuTime(fields[1:])
+		if number := fields[0][3:]; number == "" {
+			times.Total = t
+		} else if id, err := strconv.Atoi(number); err == nil {
+			times.Each[id] = t
+		}
+	}
+	return times, nil
+}
+
+func cpuTime(fields []string) CPUTime {
+	var t CPUTime
+	into := []*time.Duration{&t.User, &t.Nice, &t.System, &t.Idle, &t.IOWait, &t.IRQ, &t.SoftIRQ, &t.Steal}
+	for i, field := range fields[:min(len(fields), len(into))] {
+		*into[i] = ticks(field)
+	}
+	return t
+}
+
+// ticks reads a count of ticks.
+func ticks(text string) time.Duration {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return time.Duration(n) * tick
+}
+
+// Processor is what the first processor says of itself.
+type Processor struct {
+	// Vendor is the kernel's spelling, such as GenuineIntel.
+	Vendor, Model string
+	// Family, ModelNumber and Stepping are x86's signature; -1 elsewhere.
+	Family, ModelNumber, Stepping int
+	Microcode                     uint64
+	// MHz is the clock rate at the time of reading, 0 where it is not told.
+	MHz float64
+	// PhysicalBits is the width of physical addresses, 0 where it is not told.
+	PhysicalBits int
+	// Flags are the features in the kernel's spelling and order.
+	Flags []string
+}
+
+// Processor reads /proc/cpuinfo.
+func (r Root) Processor() (Processor, error) {
+	text, err := r.read("proc/cpuinfo")
+	if err != nil {
+		return Processor{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read the processor's description")
+	}
+	// The processors stand one after the other with an empty line between.
+	first, _, _ := strings.Cut(text, "\n\n")
+	p := Processor{Family: -1, ModelNumber: -1, Stepping: -1}
+	keyed(first, ":", func(key, value string) { p.take(key, value) })
+	if p.MHz == 0 {
+		p.MHz = float64(r.size(cpuDir, "cpu0/cpufreq/cpuinfo_max_freq")) / 1000
+	}
+	return p, nil
+}
+
+func (p *Processor) take(key, value string) {
+	number, err := strconv.Atoi(value)
+	if err != nil {
+		number = -1
+	}
+	switch key {
+	case "vendor_id":
+		p.Vendor = value
+	case "model name":
+		p.Model = value
+	case "cpu family":
+		p.Family = number
+	case "model":
+		p.ModelNumber = number
+	case "stepping":
+		p.Stepping = number
+	case "microcode":
+		p.Microcode, _ = strconv.ParseUint(value, 0, 64)
+	case "cpu MHz":
+		p.MHz, _ = strconv.ParseFloat(value, 64)
+	case "address sizes":
+		bits, _, _ := strings.Cut(value, " ")
+		p.PhysicalBits, _ = strconv.Atoi(bits)
+	case "flags", "Features":
+		p.Flags = strings.Fields(value)
+	}
+}
+
+// Load is the run queue's average length over 1, 5 and 15 minutes.
+type Load [3]float64
+
+// Load reads /proc/loadavg.
+func (r Root) Load() (Load, error) {
+	text, err := r.read("proc/loadavg")
+	if err != nil {
+		return Load{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read the load")
+	}
+	var load Load
+	for i, field := range strings.Fields(text) {
+		if i == len(load) {
+			break
+		}
+		if load[i], err = strconv.ParseFloat(field, 64); err != nil {
+			return Load{}, fault.Wrap(err, fault.Failed, fault.Host, "cannot understand the load %.64q", text)
+		}
+	}
+	return load, nil
+}
+
+// Resource is what a process may have to wait for.
+type Resource string
+
+// The resources whose pressure the kernel tells.
+const (
+	CPUPressure    Resource = "cpu"
+	MemoryPressure Resource = "memory"
+	IOPressure     Resource = "io"
+)
+
+// Pressure is how much time is lost waiting for a resource.
+type Pressure struct {
+	// Some is lost by at least one process, Full by all of them at once.
+	Some, Full Stall
+}
+
+// Stall is a share of time in percent, over windows, and the sum since boot.
+type Stall struct {
+	Avg10, Avg60, Avg300 float64
+	Total                time.Duration
+}
+
+// Pressure reads /proc/pressure; NotFound on kernels without it.
+func (r Root) Pressure(of Resource) (Pressure, error) {
+	text, err := r.read("proc/pressure", string(of))
+	if err != nil {
+		return Pressure{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read the pressure on %s", of)
+	}
+	var p Pressure
+	keyed(text, " ", func(key, value string) {
+		switch key {
+		case "some":
+			p.Some = parseStall(value)
+		case "full":
+			p.Full = parseStall(value)
+		}
+	})
+	return p, nil
+}
+
+func parseStall(text string) Stall {
+	var s Stall
+	for field := range strings.FieldsSeq(text) {
+		key, value, _ := strings.Cut(field, "=")
+		number, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			continue
+		}
+		switch key {
+		case "avg10":
+			s.Avg10 = number
+		case "avg60":
+			s.Avg60 = number
+		case "avg300":
+			s.Avg300 = number
+		case "total":
+			s.Total = time.Duration(number) * time.Microsecond
+		}
+	}
+	return s
+}

@@ -1,0 +1,33 @@
+package kernel
+
+import "github.com/lodge-kvm/lodge/fault"
+
+// DMI is what the firmware says of the machine. Serial numbers and the UUID are
+// for root only and are empty for others.
+type DMI struct {
+	BIOSVendor, BIOSVersion, BIOSDate, BIOSRelease                string
+	Vendor, Product, Version, Serial, UUID, SKU, Family           string
+	BoardVendor, BoardName, BoardVersion, BoardSerial, BoardAsset string
+	ChassisVendor, ChassisVersion, ChassisSerial, ChassisAsset    string
+}
+
+// DMI reads the firmware's identification; NotFound on a machine without it.
+func (r Root) DMI() (DMI, error) {
+	const dir = "sys/class/dmi/id"
+	if !r.exists(dir) {
+		return DMI{}, fault.New(fault.NotFound, fault.Host, "this host's firmware has no SMBIOS tables")
+	}
+	var d DMI
+	for name, into := range map[string]*string{
+		"bios_vendor": &d.BIOSVendor, "bios_version": &d.BIOSVersion, "bios_date": &d.BIOSDate, "bios_release": &d.BIOSRelease,
+		"sys_vendor": &d.Vendor, "product_name": &d.Product, "product_version": &d.Version, "product_serial": &d.Serial,
+		"product_uuid": &d.UUID, "product_sku": &d.SKU, "product_family": &d.Family,
+		"board_vendor": &d.BoardVendor, "board_name": &d.BoardName, "board_version": &d.BoardVersion,
+		"board_serial": &d.BoardSerial, "board_asset_tag": &d.BoardAsset,
+		"chassis_vendor": &d.ChassisVendor, "chassis_version": &d.ChassisVersion,
+		"chassis_serial": &d.ChassisSerial, "chassis_asset_tag": &d.ChassisAsset,
+	} {
+		*into = r.attr(dir, name)
+	}
+	return d, nil
+}

@@ -1,0 +1,253 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Group is a control group of a guest, or of some of its threads. It is a name:
+// nothing is made before Create, and a restarted daemon finds a guest's group
+// again by the same name.
+type Group struct {
+	cgroups *Cgroups
+	// name is the path below the parent group.
+	name string
+	// threaded groups hold threads of the one process that the guest's group has.
+	threaded bool
+}
+
+// Guest names the group of a guest. Any name does: bytes that a directory cannot
+// carry are escaped.
+func (c *Cgroups) Guest(name string) *Group {
+	return &Group{cgroups: c, name: "guest-" + strings.NewReplacer("%", "%25", "/", "%2f", "\n", "%0a").Replace(name)}
+}
+
+// Threads names a group below a guest's for some of its threads, such as vcpu0,
+// emulator or iothread1. Only the processor controllers act on it.
+func (g *Group) Threads(name string) *Group {
+	return &Group{cgroups: g.cgroups, name: g.name + "/" + name, threaded: true}
+}
+
+// Path is the group's directory in the tree of a controller, or "".
+func (g *Group) Path(controller Controller) string {
+	tree := g.cgroups.trees[controller]
+	if tree == "" {
+		return ""
+	}
+	return filepath.Join(tree, g.cgroups.parent, g.name)
+}
+
+// dirs are the directories that make up the group, each once.
+func (g *Group) dirs() []string {
+	var dirs []string
+	for _, tree := range g.cgroups.distinctTrees() {
+		if !g.threaded || g.cgroups.v2 || g.cgroups.hasThreads(tree) {
+			dirs = append(dirs, g.cgroups.root.path(tree, g.cgroups.parent, g.name))
+		}
+	}
+	return dirs
+}
+
+// hasThreads says whether a version 1 tree has a controller for threads.
+func (c *Cgroups) hasThreads(tree string) bool {
+	return tree == c.trees[CPUController] || tree == c.trees[CPUSetController] || tree == c.trees[CPUAccounting]
+}
+
+// Create makes the group; one that is there already is used as it is. A guest's
+// group comes before those of its threads, and in version 2 must have its process
+// before they are made.
+func (g *Group) Create() error {
+	for _, dir := range g.dirs() {
+		if err := makeGroup(dir); err != nil {
+			return g.failed(err, "create")
+		}
+	}
+	if g.cgroups.v2 {
+		if g.threaded {
+			return g.failed(g.makeThreaded(), "create")
+		}
+		return nil
+	}
+	if tree := g.cgroups.trees[CPUSetController]; tree != "" {
+		dir := g.cgroups.root.path(g.Path(CPUSetController))
+		return g.failed(fillCPUSet(filepath.Dir(dir), dir), "create")
+	}
+	return nil
+}
+
+// makeThreaded turns a version 2 group into one that holds single threads, and
+// lets the processor controllers of its parent reach it.
+func (g *Group) makeThreaded() error {
+	dir := g.dirs()[0]
+	if err := writeKnob(dir, "cgroup.type", "threaded"); err != nil {
+		return err
+	}
+	for _, controller := range []Controller{CPUController, CPUSetController} {
+		if !g.cgroups.Has(controller) {
+			continue
+		}
+		if err := enable(filepath.Dir(dir), controller); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AddProcess moves a process with all its threads into the group.
+func (g *Group) AddProcess(pid int) error { return g.add("cgroup.procs", pid) }
+
+// AddThread moves a single thread into a group of threads.
+func (g *Group) AddThread(tid int) error {
+	if g.cgroups.v2 {
+		return g.add("cgroup.threads", tid)
+	}
+	return g.add("tasks", tid)
+}
+
+func (g *Group) add(knob string, id int) error {
+	for _, dir := range g.dirs() {
+		if err := writeKnob(dir, knob, strconv.Itoa(id)); err != nil {
+			return g.failed(err, "move process "+strconv.Itoa(id)+" into")
+		}
+	}
+	return nil
+}
+
+// Processes lists the processes in a guest's group and in the groups of its
+// threads, each once.
+func (g *Group) Processes() ([]int, error) {
+	seen := map[int]bool{}
+	var pids []int
+	for _, dir := range g.dirs() {
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.IsDir() {
+				return ignoreGone(err)
+			}
+			found, err := readPIDs(path)
+			for _, pid := range found {
+				if !seen[pid] {
+					seen[pid] = true
+					pids = append(pids, pid)
+				}
+			}
+			return ignoreGone(err)
+		})
+		if err != nil {
+			return nil, g.failed(err, "list the processes of")
+		}
+	}
+	return pids, nil
+}
+
+// ignoreGone drops what a group says while it is being removed, and the refusal
+// of a threaded group to list processes: its guest's group lists them.
+func ignoreGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.EOPNOTSUPP) {
+		return nil
+	}
+	return err
+}
+
+func readPIDs(dir string) ([]int, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if err != nil {
+		return nil, err
+	}
+	return sortedNumbers(strings.Fields(string(text)), ""), nil
+}
+
+// poll is how long Kill and Remove wait between looks at a group: the kernel has
+// no event for it in version 1.
+const poll = 5 * time.Millisecond
+
+// Kill ends every process in the group and waits until none is left or ctx ends.
+func (g *Group) Kill(ctx context.Context) error {
+	return g.until(ctx, "kill the processes of", func() (bool, error) {
+		pids, err := g.Processes()
+		if err != nil || len(pids) == 0 {
+			return true, err
+		}
+		if g.cgroups.v2 && writeKnob(g.dirs()[0], "cgroup.kill", "1") == nil {
+			return false, nil
+		}
+		// A process that forks meanwhile is met in the next round.
+		for _, pid := range pids {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return true, g.failed(err, "kill the processes of")
+			}
+		}
+		return false, nil
+	})
+}
+
+// Remove takes the group away with the groups below it. It waits for processes
+// that are ending until ctx ends, and is then Busy. A missing group is fine.
+func (g *Group) Remove(ctx context.Context) error {
+	return g.until(ctx, "remove", func() (bool, error) {
+		for _, dir := range g.dirs() {
+			err := removeTree(dir)
+			if errors.Is(err, syscall.EBUSY) {
+				return false, nil
+			}
+			if err != nil {
+				return true, g.failed(err, "remove")
+			}
+		}
+		return true, nil
+	})
+}
+
+// removeTree removes a group and those below it, children first. The control
+// files in them are not removed one by one: they go with the directory.
+func removeTree(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeTree(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return ignoreGone(os.Remove(dir))
+}
+
+// until repeats try until it says done, at the pace of poll.
+func (g *Group) until(ctx context.Context, verb string, try func() (done bool, err error)) error {
+	ticker := time.NewTicker(poll)
+	defer ticker.Stop()
+	for {
+		if done, err := try(); done || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fault.Wrap(context.Cause(ctx), fault.Busy, fault.Host, "cannot %s control group %q: it still has processes", verb, g.name)
+		case <-ticker.C:
+		}
+	}
+}
+
+func (g *Group) failed(err error, verb string) error {
+	kind := fault.Failed
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ESRCH):
+		kind = fault.NotFound
+	case errors.Is(err, syscall.EINVAL):
+		kind = fault.Invalid
+	case errors.Is(err, fs.ErrPermission):
+		kind = fault.Denied
+	}
+	return fault.Wrap(err, kind, fault.Host, "cannot %s control group %q", verb, g.name)
+}

@@ -1,0 +1,202 @@
+package kernel
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/topology"
+)
+
+const (
+	cpuDir  = "sys/devices/system/cpu"
+	nodeDir = "sys/devices/system/node"
+)
+
+// Topology reads the processors, cells, distances, caches and page pools. It
+// costs about ten small files a processor. On a kernel without NUMA everything
+// is in cell 0.
+func (r Root) Topology() (*topology.Host, error) {
+	online, err := r.cpuList(cpuDir, "online")
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot tell which processors are online")
+	}
+	h := &topology.Host{Online: online}
+	if h.Possible, err = r.cpuList(cpuDir, "possible"); err != nil {
+		h.Possible = online
+	}
+	cpus, caches := r.cpus(online)
+	h.Caches = caches
+	nodes, err := r.cpuList(nodeDir, "online")
+	if err != nil || nodes.IsEmpty() {
+		h.Cells, err = r.singleCell(cpus)
+		return h, err
+	}
+	for id := range nodes.All() {
+		cell, err := r.cell(id, nodes, cpus)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read cell %d", id)
+		}
+		h.Cells = append(h.Cells, cell)
+	}
+	return h, nil
+}
+
+func (r Root) cpuList(elem ...string) (topology.CPUSet, error) {
+	text, err := r.read(elem...)
+	if err != nil {
+		return topology.CPUSet{}, err
+	}
+	return topology.ParseCPUSet(text)
+}
+
+// cpus reads where each online processor sits, and the caches they share.
+func (r Root) cpus(online topology.CPUSet) (map[int]topology.CPU, []topology.Cache) {
+	cpus := make(map[int]topology.CPU, online.Len())
+	var caches []topology.Cache
+	for id := range online.All() {
+		dir := cpuDir + "/cpu" + strconv.Itoa(id)
+		cpu := topology.CPU{
+			ID:      id,
+			Package: max(r.number(0, dir, "topology/physical_package_id"), 0),
+			Die:     max(r.number(0, dir, "topology/die_id"), 0),
+			Cluster: r.number(-1, dir, "topology/cluster_id"),
+			Core:    max(r.number(id, dir, "topology/core_id"), 0),
+		}
+		// Architectures without clusters say so with an all-ones number.
+		if cpu.Cluster >= 0xffff {
+			cpu.Cluster = -1
+		}
+		siblings, err := r.cpuList(dir, "topology/thread_siblings_list")
+		if cpu.Siblings = siblings.Intersect(online); err != nil || !cpu.Siblings.Contains(id) {
+			cpu.Siblings = topology.CPUs(id)
+		}
+		own := r.caches(dir, id)
+		lastLevel := 0
+		for _, cache := range own {
+			if cache.Level >= lastLevel && cache.Kind != topology.InstructionCache {
+				lastLevel, cpu.Cache = cache.Level, cache.CPUs
+			}
+			if cache.CPUs.Intersect(online).Min() == id {
+				caches = append(caches, cache)
+			}
+		}
+		cpus[id] = cpu
+	}
+	return cpus, caches
+}
+
+// caches reads the caches that one processor uses.
+func (r Root) caches(dir string, cpu int) []topology.Cache {
+	var caches []topology.Cache
+	for _, index := range sortedNumbers(r.list(dir, "cache"), "index") {
+		at := dir + "/cache/index" + strconv.Itoa(index)
+		shared, err := r.cpuList(at, "shared_cpu_list")
+		if err != nil || !shared.Contains(cpu) {
+			continue
+		}
+		caches = append(caches, topology.Cache{
+			ID:    r.number(0, at, "id"),
+			Level: r.number(0, at, "level"),
+			Kind:  cacheKinds[r.attr(at, "type")],
+			Size:  kilobytes(r.attr(at, "size")),
+			CPUs:  shared,
+		})
+	}
+	return caches
+}
+
+var cacheKinds = map[string]topology.CacheKind{
+	"Unified":     topology.UnifiedCache,
+	"Data":        topology.DataCache,
+	"Instruction": topology.InstructionCache,
+}
+
+// kilobytes reads "32768K" as bytes.
+func kilobytes(text string) uint64 {
+	n, err := strconv.ParseUint(strings.TrimSuffix(text, "K"), 10, 50)
+	if err != nil {
+		return 0
+	}
+	return n << 10
+}
+
+func (r Root) cell(id int, nodes topology.CPUSet, cpus map[int]topology.CPU) (topology.Cell, error) {
+	dir := nodeDir + "/node" + strconv.Itoa(id)
+	cell := topology.Cell{ID: id}
+	members, err := r.cpuList(dir, "cpulist")
+	if err != nil {
+		return cell, err
+	}
+	for n := range members.All() {
+		if cpu, online := cpus[n]; online {
+			cell.CPUs = append(cell.CPUs, cpu)
+		}
+	}
+	memory, err := r.NodeMemory(id)
+	if err != nil {
+		return cell, err
+	}
+	cell.Memory = memory.Total
+	cell.Pages = r.pools(memory, dir+"/hugepages")
+	// The distances stand in the order of the online nodes.
+	values := strings.Fields(r.attr(dir, "distance"))
+	for to := range nodes.All() {
+		if len(values) == 0 {
+			break
+		}
+		if value, err := strconv.Atoi(values[0]); err == nil {
+			cell.Distances = append(cell.Distances, topology.Distance{Cell: to, Value: value})
+		}
+		values = values[1:]
+	}
+	return cell, nil
+}
+
+// singleCell is the host of a kernel that knows no nodes.
+func (r Root) singleCell(cpus map[int]topology.CPU) ([]topology.Cell, error) {
+	memory, err := r.Memory()
+	if err != nil {
+		return nil, err
+	}
+	cell := topology.Cell{Memory: memory.Total}
+	for _, cpu := range cpus {
+		cell.CPUs = append(cell.CPUs, cpu)
+	}
+	slices.SortFunc(cell.CPUs, func(a, b topology.CPU) int { return a.ID - b.ID })
+	cell.Distances = []topology.Distance{{Cell: 0, Value: 10}}
+	cell.Pages = r.pools(memory, "sys/kernel/mm/hugepages")
+	return []topology.Cell{cell}, nil
+}
+
+// pools reads the pools of huge pages below dir and makes the pool of base
+// pages from what they leave.
+func (r Root) pools(memory Memory, dir string) []topology.PagePool {
+	base := topology.PagePool{Size: uint64(os.Getpagesize())}
+	var held uint64
+	pools := []topology.PagePool{base}
+	for _, name := range r.list(dir) {
+		kib, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(name, "hugepages-"), "kB"), 10, 40)
+		if err != nil {
+			continue
+		}
+		pool := topology.PagePool{
+			Size:  kib << 10,
+			Total: r.size(dir, name, "nr_hugepages"),
+			Free:  r.size(dir, name, "free_hugepages"),
+		}
+		held += pool.Size * pool.Total
+		pools = append(pools, pool)
+	}
+	pools[0].Total = (memory.Total - min(held, memory.Total)) / base.Size
+	pools[0].Free = memory.Free / base.Size
+	slices.SortFunc(pools, func(a, b topology.PagePool) int {
+		if a.Size < b.Size {
+			return -1
+		}
+		return 1
+	})
+	return pools
+}
