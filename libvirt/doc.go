@@ -1,0 +1,64 @@
+// Package libvirt is the edge that speaks libvirt's remote protocol: sockets,
+// sessions, streams, events, and one handler for each call. It is the only
+// place that knows libvirt's error codes (errors.go).
+//
+// # What may enter
+//
+// Protocol and translation. A handler checks flags, finds the object, calls
+// one room, and puts the answer into the call's result. It decides nothing, waits
+// for nothing that a room does not bound, and keeps no state of its own.
+//
+// # How a call travels
+//
+//	read loop      frame -> table -> session.permit (authenticated, open, read-only)
+//	               keepalive is answered here; stream packets go to their stream
+//	intake         what the client may have in flight; at the bound nothing is read
+//	goroutine      ordinary calls wait for one of the client's places, urgent ones
+//	               (the table says which) do not; arguments decoded, handler, result encoded
+//	write loop     replies, events and stream data of one client, in the order queued
+//
+// A call without a handler is answered NO_SUPPORT (3), on which clients fall
+// back to older calls. So a handler is registered when it does what it says,
+// not before.
+//
+// # How to add handlers
+//
+// One file for each group of objects, with a function that registers its calls,
+// named in newTable (table.go):
+//
+//	func networkCalls(g group) {
+//		on(g, xdr.ProcNetworkCreate, (*handlers).networkCreate)
+//	}
+//
+//	func (h *handlers) networkCreate(ctx context.Context, s *session, args *xdr.NetworkCreateArgs) (*void, error) {
+//		n, err := h.network(args.Network)
+//		if err != nil {
+//			return nil, err
+//		}
+//		return nil, n.Start(ctx)
+//	}
+//
+// Arguments and result have the types that package xdr names after the call;
+// *void stands for none. What does not agree with the procedure table panics in New.
+//
+//   - on: arguments in, result or error out.
+//   - onStream: the handler also returns the body that moves the stream's data;
+//     *stream is an io.Reader and io.Writer with back-pressure. Nil from the body
+//     means all data is safe; its error reaches the client.
+//   - onFilesIn, onFilesOut: descriptors come with the call, or go with the reply.
+//   - onThen: something begins only when the reply is queued.
+//
+// The rooms are fields of Rooms (server.go), reached as h.Networks.
+//
+// Errors: return what the room returned; code and origin follow from its kind
+// and subject. withCode is for the few codes that these cannot say.
+//
+// Flags: checkFlags names the flags that the handler honours, and refuses all
+// others with INVALID_ARG. Getters of typed parameters use paramFlags, which takes
+// away a bit that clients set there. Calls that show more to those who may write
+// (secure XML) ask session.denyReadOnly.
+//
+// Contexts: the one a handler gets ends when the daemon stops, not when the client
+// goes: a begun operation is finished. session.gone closes with the connection, for
+// what shall not outlive its client (auto-destroy).
+package libvirt

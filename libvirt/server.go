@@ -1,0 +1,216 @@
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Rooms are what the handlers act on.
+type Rooms struct {
+	Events *event.Log
+}
+
+// Config says what to serve, and to whom.
+type Config struct {
+	Rooms
+	Log *slog.Logger
+	// Groups may use the read-write sockets, besides root and the daemon's own user.
+	Groups []uint32
+}
+
+// limits bound what one client or one socket may hold. Times are those after
+// which somebody is given up.
+type limits struct {
+	clients   int // connections at a time on one socket; more wait to be accepted
+	calls     int // in flight on one connection, those that wait for a place included
+	running   int // ordinary calls that run at a time for one connection
+	streams   int // whose data is being moved, on one connection
+	queue     int // packets that wait to be sent to one client
+	handshake time.Duration
+	patience  time.Duration // for a client to take a slice of a packet
+	stall     time.Duration // for a stream to take a packet
+	grace     time.Duration // for calls in flight when the daemon stops
+}
+
+// intake gives the bytes of calls that a client may have in flight.
+func (limits) intake(readOnly bool) int {
+	if readOnly {
+		return 2 * frameLimitReader
+	}
+	return 2 * frameLimit
+}
+
+func defaultLimits() limits {
+	return limits{
+		clients: 4096, calls: 256, running: 32, streams: 64, queue: 32,
+		handshake: 30 * time.Second, patience: 30 * time.Second, stall: 60 * time.Second, grace: 5 * time.Second,
+	}
+}
+
+// handlers serve the calls. The rooms do the work; a handler translates.
+type handlers struct{ Rooms }
+
+// Server serves libvirt's protocol.
+type Server struct {
+	log      *slog.Logger
+	groups   []uint32
+	limits   limits
+	table    table
+	handlers handlers
+
+	// calls is the context of every call, whatever becomes of its client.
+	calls     context.Context
+	stopCalls context.CancelCauseFunc
+
+	mu      sync.Mutex
+	clients map[*client]struct{}
+	gone    sync.WaitGroup // the clients
+}
+
+// New makes a server; Serve runs it.
+func New(c Config) *Server {
+	s := &Server{
+		log:      c.Log,
+		groups:   c.Groups,
+		limits:   defaultLimits(),
+		table:    newTable(),
+		handlers: handlers{Rooms: c.Rooms},
+		clients:  map[*client]struct{}{},
+	}
+	s.calls, s.stopCalls = context.WithCancelCause(context.Background())
+	return s
+}
+
+// Serve takes clients from the listeners until ctx ends, then answers the calls
+// in flight as far as the grace allows. It closes the listeners. It gives an
+// error when a listener fails for good, or when calls did not end.
+func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var accepting sync.WaitGroup
+	for _, l := range listeners {
+		accepting.Go(func() {
+			if err := s.accept(ctx, l); err != nil {
+				stop(err)
+			}
+		})
+	}
+	<-ctx.Done()
+	for _, l := range listeners {
+		_ = l.Close()
+	}
+	accepting.Wait()
+	err := s.hangUp()
+	if cause := context.Cause(ctx); fault.Is(cause, fault.Failed) {
+		err = errors.Join(cause, err)
+	}
+	return err
+}
+
+// accept takes clients from one listener. At the bound on connections it leaves
+// the next ones waiting in the kernel, so a full socket says nothing to others.
+func (s *Server) accept(ctx context.Context, l Listener) error {
+	places := make(chan struct{}, s.limits.clients)
+	for {
+		select {
+		case places <- struct{}{}:
+		case <-ctx.Done():
+			return nil
+		}
+		conn, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = conn.Close()
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot take clients on %s", l.Addr())
+		case err != nil: // out of descriptors, most likely: the next attempt may do better
+			<-places
+			s.log.Warn("cannot take a client", "socket", l.Addr(), "error", err)
+			if !pause(ctx, 100*time.Millisecond) {
+				return nil
+			}
+			continue
+		}
+		c := newClient(s, conn, l.ReadOnly)
+		s.add(c)
+		go func() {
+			defer func() { <-places }()
+			defer s.remove(c)
+			c.serve()
+		}()
+	}
+}
+
+// pause waits, and reports whether it waited to the end.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (s *Server) add(c *client) {
+	s.gone.Add(1)
+	s.mu.Lock()
+	s.clients[c] = struct{}{}
+	s.mu.Unlock()
+}
+
+func (s *Server) remove(c *client) {
+	s.mu.Lock()
+	delete(s.clients, c)
+	s.mu.Unlock()
+	s.gone.Done()
+}
+
+func (s *Server) eachClient(do func(*client)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.clients {
+		do(c)
+	}
+}
+
+// hangUp lets the calls in flight end, first of themselves, then by their
+// context, and gives up on those that heed neither.
+func (s *Server) hangUp() error {
+	gone := make(chan struct{})
+	go func() {
+		s.gone.Wait()
+		close(gone)
+	}()
+	s.eachClient((*client).hangUp)
+	if within(gone, s.limits.grace) {
+		s.stopCalls(errStopping)
+		return nil
+	}
+	s.stopCalls(errStopping)
+	s.eachClient(func(c *client) { c.end(errStopping) })
+	if within(gone, s.limits.grace) {
+		return nil
+	}
+	left := 0
+	s.eachClient(func(*client) { left++ })
+	return fault.New(fault.Timeout, fault.Call, "calls of %d clients did not end within %v", left, 2*s.limits.grace)
+}
+
+func within(done <-chan struct{}, d time.Duration) bool {
+	select {
+	case <-done:
+		return true
+	case <-time.After(d):
+		return false
+	}
+}

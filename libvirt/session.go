@@ -1,0 +1,139 @@
+package libvirt
+
+import (
+	"sync"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// session is what handlers know of the client that calls: who it is, what it
+// may do, what it has asked to be told.
+type session struct {
+	client *client
+	peer   peer
+	gone   chan struct{} // closed when the connection has ended
+
+	mu       sync.Mutex
+	admitted bool // authentication is done
+	opened   bool
+	readOnly bool
+	uri      string
+	watched  bool // a close callback is registered
+
+	subs subscriptions
+}
+
+func newSession(c *client, p peer, readOnly bool) *session {
+	return &session{client: c, peer: p, gone: make(chan struct{}), readOnly: readOnly}
+}
+
+// Limits on one packet from a client, in bytes: nobody needs more than this
+// before authentication, and nothing that may only be read takes long documents.
+const (
+	frameLimitStranger = 64 << 10
+	frameLimitReader   = 4 << 20
+	frameLimit         = xdr.MaxPacket
+)
+
+func (s *session) frameLimit() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !s.admitted:
+		return frameLimitStranger
+	case s.readOnly:
+		return frameLimitReader
+	}
+	return frameLimit
+}
+
+func (s *session) authenticated() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.admitted
+}
+
+// mayWrite reports whether the session may change and see everything. Calls
+// that are refused as a whole were refused before their handler; this is for
+// those that depend on a flag.
+func (s *session) mayWrite() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.readOnly
+}
+
+// beforeOpen are the calls that make sense without an open connection.
+var beforeOpen = map[int32]bool{
+	xdr.ProcConnectOpen:            true,
+	xdr.ProcConnectClose:           true,
+	xdr.ProcConnectSupportsFeature: true,
+}
+
+func isAuth(p *xdr.Procedure) bool {
+	return p.Program == xdr.ProgramRemote && p.Number >= xdr.ProcAuthList && p.Number <= xdr.ProcAuthPolkit
+}
+
+// permit says whether the session may make a call now.
+func (s *session) permit(p *xdr.Procedure) error {
+	if isAuth(p) {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !s.admitted:
+		return rpcFault("authentication required")
+	case !s.opened && !(p.Program == xdr.ProgramRemote && beforeOpen[p.Number]):
+		return withCode(codeInternal, fault.New(fault.WrongState, fault.Call, "connection not open"))
+	case s.readOnly && p.RefusedReadOnly:
+		return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s", p.Name))
+	}
+	return nil
+}
+
+// denyReadOnly refuses what a flag of a permitted call asks for.
+func (s *session) denyReadOnly(call, what string) error {
+	if s.mayWrite() {
+		return nil
+	}
+	return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s with %s", call, what))
+}
+
+// end lets go what the client left behind.
+func (s *session) end() {
+	close(s.gone)
+}
+
+// admit lets the client in when its peer may.
+func (s *session) admit() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.admitted {
+		return nil
+	}
+	if err := s.peer.admit(s.readOnly, s.client.server.groups); err != nil {
+		return err
+	}
+	s.admitted = true
+	return nil
+}
+
+// open makes the session one of qemu:///system.
+func (s *session) open(uri string, readOnly bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.opened {
+		return withCode(codeInternal, fault.New(fault.WrongState, fault.Call, "connection already open"))
+	}
+	s.opened, s.uri = true, uri
+	s.readOnly = s.readOnly || readOnly
+	return nil
+}
+
+// address is what the connection is called.
+func (s *session) address() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.uri
+}

@@ -1,0 +1,210 @@
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// streamQueue is how many packets from the client wait in a stream. Beyond
+// that nothing is read from the client.
+const streamQueue = 2
+
+var (
+	errAborted  = errors.New("the client aborted the stream")
+	errFinished = errors.New("the client finished the stream")
+)
+
+// stream carries bytes beside a call. It belongs to the call that opened it,
+// and is known by that call's number and serial. Packets of both sides:
+//
+//	CONTINUE data    data
+//	CONTINUE empty   from the server: no more data, and the stream stays open
+//	OK empty         from the client: finished; answered by OK empty or by ERROR
+//	ERROR            from the client, empty: aborted; answered by OK empty
+//	                 from the server, with the error: the stream is over
+//
+// Nothing is granted in advance. The server has one packet outstanding, and
+// when a stream takes nothing of what came in, it stops reading from the client.
+type stream struct {
+	client *client
+	proc   *xdr.Procedure
+	header xdr.Header // of each packet to the client, but for the status
+	life   context.Context
+	end    context.CancelCauseFunc
+
+	in       chan []byte   // packets from the client, never closed
+	took     chan struct{} // a token when something was taken from in, or life ended
+	finished chan struct{} // closed when the client has sent all
+	rest     []byte        // of the packet that Read is in; Read's alone
+
+	// Guarded by the lock of the client's streams.
+	hungUp  bool // the client finished or aborted, and waits for an answer
+	aborted bool
+	over    bool // the body has returned
+}
+
+func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {
+	h.Type = xdr.TypeStream
+	st := &stream{
+		client: c, proc: proc, header: h,
+		in: make(chan []byte, streamQueue), took: make(chan struct{}, 1), finished: make(chan struct{}),
+	}
+	st.life, st.end = context.WithCancelCause(c.life)
+	context.AfterFunc(st.life, func() { mark(st.took) })
+	return st
+}
+
+// Read takes what the client sent; io.EOF when it has sent all.
+func (st *stream) Read(p []byte) (int, error) {
+	for len(st.rest) == 0 {
+		select {
+		case st.rest = <-st.in: // what came before the end comes before the end
+			mark(st.took)
+			continue
+		default:
+		}
+		select {
+		case st.rest = <-st.in:
+			mark(st.took)
+		case <-st.finished:
+			if len(st.in) == 0 {
+				return 0, io.EOF
+			}
+		case <-st.life.Done():
+			return 0, context.Cause(st.life)
+		}
+	}
+	n := copy(p, st.rest)
+	st.rest = st.rest[n:]
+	return n, nil
+}
+
+// Write sends to the client, and returns when the socket has taken it.
+func (st *stream) Write(p []byte) (int, error) {
+	for sent := 0; sent < len(p); {
+		chunk := p[sent:min(len(p), sent+xdr.StreamData)]
+		if err := st.writeChunk(chunk); err != nil {
+			return sent, err
+		}
+		sent += len(chunk)
+	}
+	return len(p), nil
+}
+
+func (st *stream) writeChunk(chunk []byte) error {
+	if err := context.Cause(st.life); err != nil {
+		return err
+	}
+	taken := make(chan struct{})
+	st.send(xdr.StatusContinue, chunk, func() { close(taken) })
+	select {
+	case <-taken:
+		return nil
+	case <-st.life.Done():
+		return context.Cause(st.life)
+	}
+}
+
+func (st *stream) send(status xdr.Status, payload []byte, done func()) {
+	h := st.header
+	h.Status = status
+	packet, err := xdr.AppendRaw(nil, h, payload)
+	if err != nil { // cannot be: chunks are bounded
+		st.client.end(err)
+	}
+	st.client.send(&outgoing{packet: packet, done: done})
+}
+
+func (st *stream) sendError(err error) {
+	h := st.header
+	h.Status = xdr.StatusError
+	packet, encodeErr := xdr.AppendPacket(nil, h, netError(err), 0)
+	if encodeErr != nil { // cannot be: the text is bounded
+		st.client.end(encodeErr)
+	}
+	st.client.send(&outgoing{packet: packet})
+}
+
+// run moves the data, then tells the client how it went.
+func (st *stream) run(body streamBody) {
+	set := st.client.streams
+	err := body(st.life, st)
+	st.end(errFinished)
+	if err == nil && st.proc.Stream != xdr.StreamUp && set.waiting(st) {
+		st.send(xdr.StatusContinue, nil, nil)
+	}
+	switch set.conclude(st, err) {
+	case concludeOK:
+		st.send(xdr.StatusOK, nil, nil)
+	case concludeError:
+		st.sendError(err)
+	case concludeLater:
+	}
+}
+
+// hangUp takes the client's last word. It is answered when the body has ended,
+// or at once when it already has.
+func (st *stream) hangUp(aborted bool) {
+	over, first := st.client.streams.hangUp(st, aborted)
+	if !first {
+		return
+	}
+	close(st.finished)
+	switch {
+	case over:
+		st.send(xdr.StatusOK, nil, nil)
+	case aborted:
+		st.end(errAborted)
+	case st.proc.Stream == xdr.StreamDown:
+		st.end(errFinished)
+	}
+}
+
+// streamPacket hands a packet to its stream. It waits, and so nothing is read,
+// while the stream has enough. Packets of streams that are over are dropped.
+func (c *client) streamPacket(f *frame) error {
+	st := c.streams.find(f)
+	if st == nil {
+		return nil
+	}
+	switch {
+	case f.Type == xdr.TypeStreamHole:
+		st.end(fault.New(fault.Unsupported, fault.Call, "sparse streams are not built"))
+	case f.Status == xdr.StatusOK:
+		st.hangUp(false)
+	case f.Status == xdr.StatusError:
+		st.hangUp(true)
+	case f.Status == xdr.StatusContinue && len(f.payload) > 0:
+		return c.deliver(st, f.payload)
+	}
+	return nil
+}
+
+// deliver queues data for the stream's body. A body that takes nothing for too
+// long loses its stream, so that the client's other calls go on.
+func (c *client) deliver(st *stream, data []byte) error {
+	if st.proc.Stream == xdr.StreamDown || !c.streams.waiting(st) {
+		return nil
+	}
+	patience := c.server.limits.stall
+	stalled := time.AfterFunc(patience, func() {
+		st.end(fault.New(fault.Timeout, fault.Call, "the stream took nothing for %v", patience))
+	})
+	defer stalled.Stop()
+	return c.whileNotReading(st.took, func() bool {
+		if st.life.Err() != nil {
+			return true // dropped
+		}
+		select {
+		case st.in <- data:
+			return true
+		default:
+			return false
+		}
+	})
+}

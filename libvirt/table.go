@@ -1,0 +1,13 @@
+package libvirt
+
+import "github.com/lodge-kvm/lodge/xdr"
+
+// newTable names every group of handlers.
+func newTable() table {
+	t := table{}
+	remote := group{t, xdr.ProgramRemote}
+	authCalls(remote)
+	connectCalls(remote)
+	eventCalls(remote)
+	return t
+}
