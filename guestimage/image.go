@@ -143,7 +143,7 @@ func writeWhole(path string, content []byte) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(part.Name()) //nolint:errcheck // renamed when all went well
+	defer func() { _ = os.Remove(part.Name()) }() // gone when all went well
 	if _, err := part.Write(content); err != nil {
 		return err
 	}

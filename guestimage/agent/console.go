@@ -28,7 +28,10 @@ func (g *guest) shell(name string) error {
 	if err != nil {
 		return err
 	}
-	defer terminal.Close() //nolint:errcheck // a terminal
+	defer terminal.Close()
+	// Without a size the shell would ask the terminal for one, and scripts on
+	// the other end would find the question in what they read.
+	_ = unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80})
 	host, _ := os.Hostname()
 	_, _ = terminal.WriteString("\r\n" + host + " on " + name + ": Lodge test guest, no login needed\r\n")
 	_, ended, err := g.family.start([]string{"/bin/sh", "-i"}, []*os.File{terminal, terminal, terminal},

@@ -107,7 +107,7 @@ func (g *guest) end(how int) {
 // kernelArguments splits the kernel's command line.
 func kernelArguments() map[string]string {
 	args := map[string]string{}
-	for _, word := range strings.Fields(readTrimmed("/proc/cmdline")) {
+	for word := range strings.FieldsSeq(readTrimmed("/proc/cmdline")) {
 		key, value, _ := strings.Cut(word, "=")
 		args[key] = value
 	}

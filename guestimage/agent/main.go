@@ -84,7 +84,7 @@ func (g *guest) say(format string, args ...any) {
 	if err != nil {
 		return
 	}
-	defer console.Close() //nolint:errcheck // nothing to do about it
+	defer console.Close()
 	_, _ = console.WriteString(text)
 }
 

@@ -31,7 +31,7 @@ func loadModule(path string) error {
 	if err != nil {
 		return fmt.Errorf("cannot load module: %w", err)
 	}
-	defer file.Close() //nolint:errcheck // opened for reading
+	defer file.Close()
 	err = unix.FinitModule(int(file.Fd()), "", 0)
 	if err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("cannot load module %s: %w", path, err)

@@ -20,7 +20,7 @@ func (g *guest) configure(name string) {
 		g.say("%v", err)
 		return
 	}
-	defer null.Close() //nolint:errcheck // nothing was written
+	defer null.Close()
 	for pause := time.Second; g.here("net", name); pause = min(2*pause, time.Minute) {
 		_, ended, err := g.family.start(g.dhcpClient(name), []*os.File{null, null, null}, &syscall.SysProcAttr{Setsid: true})
 		if err != nil {
@@ -48,7 +48,7 @@ func loopbackUp() error {
 	if err != nil {
 		return fmt.Errorf("cannot bring up lo: %w", err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	defer func() { _ = unix.Close(fd) }()
 	request, err := unix.NewIfreq("lo")
 	if err != nil {
 		return err

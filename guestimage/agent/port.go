@@ -36,7 +36,7 @@ func (g *guest) serve(device string, answer func(line []byte) []byte, greeting [
 		g.say("cannot answer on %s: %v", device, err)
 		return
 	}
-	defer p.file.Close() //nolint:errcheck // gone already
+	defer p.file.Close()
 	_, _ = p.file.Write(greeting)
 	var pending []byte
 	buffer := make([]byte, 64<<10)

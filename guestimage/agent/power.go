@@ -24,7 +24,7 @@ func (g *guest) watchKeys(name string) {
 		g.say("cannot watch %s: %v", name, err)
 		return
 	}
-	defer device.Close() //nolint:errcheck // opened for reading
+	defer device.Close()
 	event := make([]byte, inputEventSize)
 	for {
 		if _, err := io.ReadFull(device, event); err != nil {

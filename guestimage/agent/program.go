@@ -92,7 +92,7 @@ type capture struct {
 func (c *capture) bytes() []byte { return c.kept }
 
 func (c *capture) drain(from *os.File) {
-	defer from.Close() //nolint:errcheck // opened for reading
+	defer from.Close()
 	c.kept, _ = io.ReadAll(io.LimitReader(from, line.MaxOutput))
 	n, _ := io.Copy(io.Discard, from)
 	c.dropped = n > 0

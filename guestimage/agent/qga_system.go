@@ -159,6 +159,6 @@ func ioctlMount(at string, request uint) error {
 	if err != nil {
 		return err
 	}
-	defer dir.Close() //nolint:errcheck // opened for reading
+	defer dir.Close()
 	return unix.IoctlSetInt(int(dir.Fd()), request, 0)
 }

@@ -28,5 +28,5 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	fmt.Printf("kernel=%s\ninitrd=%s\n", image.Kernel, image.Initrd)
+	fmt.Fprintf(os.Stdout, "kernel=%s\ninitrd=%s\n", image.Kernel, image.Initrd)
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -116,7 +117,7 @@ func (h *Host) readLine() ([]byte, error) {
 		switch {
 		case err == nil:
 			return line, nil
-		case err != bufio.ErrBufferFull:
+		case !errors.Is(err, bufio.ErrBufferFull):
 			return nil, err
 		case len(line) > MaxLine:
 			return nil, fmt.Errorf("a line from the guest is longer than %d bytes", MaxLine)

@@ -1,0 +1,79 @@
+# make build   bin/lodged and bin/lodge
+# make check   format, vet, lint, import law and unit tests: quick, needs no root
+# make test    check, and then everything with real QEMU and real clients
+# make up      a running lodged with a tile of eight booted guests
+# make down    the end of that
+# make format  put the sources into the form that check wants
+#
+# Each installs the Debian packages that it misses, and says so. A second time
+# none of them needs a network.
+
+SHELL = /bin/bash
+.SHELLFLAGS = -euo pipefail -c
+.DELETE_ON_ERROR:
+
+GO := $(shell scripts/go)
+ifeq ($(GO),)
+$(error no Go toolchain: see above)
+endif
+# The toolchain that go.mod asks for, whatever the machine's own default says.
+export GOFLAGS = -buildvcs=false
+
+VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+STAMP   = -trimpath -ldflags '-X main.version=$(VERSION)'
+CACHE   = $(CURDIR)/.cache
+LINT    = $(CACHE)/bin/golangci-lint
+
+# Where `make up` keeps its daemon.
+DATA ?= /var/lib/lodge
+RUN  ?= /run/lodge
+
+# What runs guests; what drives them; what the tests need besides.
+HOST_PACKAGES   = qemu-system-x86 qemu-utils dnsmasq-base nftables iproute2 xz-utils
+CLIENT_PACKAGES = libvirt-clients
+TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt ovmf swtpm swtpm-tools \
+                  gcc libc6-dev procps
+
+.PHONY: build check format lint unit test up down guest
+build:
+	$(GO) build $(STAMP) -o bin/ ./cmd/...
+
+# The agent is static, because it is the first process of a guest with nothing
+# else in it.
+bin/lodge-guest: $(wildcard guestimage/agent/*.go guestimage/line/*.go)
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o $@ ./guestimage/agent
+
+guest: bin/lodge-guest
+	@scripts/need xz-utils
+	$(GO) run ./guestimage/build -cache $(CACHE)/guest -agent $<
+
+check: lint unit
+
+# golangci-lint holds the formats (gofumpt, gci), go vet and the rules.
+lint: $(LINT)
+	$(LINT) fmt --diff
+	$(LINT) run
+
+unit:
+	@scripts/need gcc libc6-dev
+	$(GO) test -short -race -shuffle=on ./...
+
+test: lint build guest
+	@scripts/need $(TEST_PACKAGES)
+	$(GO) test -race -shuffle=on -timeout 25m ./...
+
+format: $(LINT)
+	$(LINT) fmt
+
+# Lint tools are pinned in a module of their own, so that Lodge does not depend
+# on theirs, and built once.
+$(LINT): tools/go.mod tools/go.sum
+	@echo "building golangci-lint (once, about two minutes)"
+	cd tools && $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+up: build bin/lodge-guest
+	@scripts/need $(HOST_PACKAGES) $(CLIENT_PACKAGES)
+	@scripts/up $(DATA) $(RUN)
+
+down:
+	@scripts/down $(RUN)

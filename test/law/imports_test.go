@@ -1,0 +1,93 @@
+package law
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/lodge-kvm/lodge/"
+
+// listed is what `go list -json` says of one package.
+type listed struct {
+	ImportPath   string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+}
+
+func list(t *testing.T) []listed {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), "go", "list", "-e", "-json=ImportPath,Imports,TestImports,XTestImports", "./...")
+	command.Dir = root
+	stdout, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var all []listed
+	decoder := json.NewDecoder(stdout)
+	for {
+		var one listed
+		err := decoder.Decode(&one)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, one)
+	}
+	if err := command.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// within gives the path of a package inside the project, and the room that it
+// belongs to.
+func within(path string) (inside, room string, ours bool) {
+	inside, ours = strings.CutPrefix(path, module)
+	room, _, _ = strings.Cut(inside, "/")
+	return inside, room, ours
+}
+
+// isFake tells the packages that hold a room's fake.
+func isFake(inside string) bool { return strings.HasSuffix(inside, "test") }
+
+func TestImportsGoDown(t *testing.T) {
+	rooms := readRooms(t)
+	for _, p := range list(t) {
+		inside, name, ours := within(p.ImportPath)
+		if !ours {
+			continue // the module's root
+		}
+		from, known := rooms[name]
+		if !known {
+			t.Errorf("%s is in no room of docs/design.md: give it a place in the table, or another name", inside)
+			continue
+		}
+		check := func(imports []string, inTest bool) {
+			for _, path := range imports {
+				target, name, ours := within(path)
+				if !ours {
+					continue
+				}
+				if allowed, why := from.may(rooms[name]); !allowed {
+					t.Errorf("%s imports %s: %s", inside, target, why)
+				}
+				if isFake(target) && !inTest && !isFake(inside) {
+					t.Errorf("%s imports the fake %s outside its tests", inside, target)
+				}
+			}
+		}
+		check(p.Imports, false)
+		check(p.TestImports, true)
+		check(p.XTestImports, true)
+	}
+}
