@@ -76,6 +76,10 @@ func describeBackendSource(n *node, b *device.Backend) {
 			n.str("mode", &b.Mode, "bind", "connect")
 			n.str("path", &b.Path)
 			describeReconnect(n, b)
+			if n.reading() && b.Path == "" && b.Mode == "bind" && len(n.e.Children) == 0 {
+				b.Mode = "" // a path will be made at start, which says the same
+				n.ignore("")
+			}
 		})
 	case "tcp":
 		n.in("source", func(n *node) {

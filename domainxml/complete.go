@@ -1,6 +1,7 @@
 package domainxml
 
 import (
+	"cmp"
 	"crypto/rand"
 	"fmt"
 	"io"
@@ -119,6 +120,9 @@ func (c *completion) identity() error {
 
 func (c *completion) memory() error {
 	d := c.d
+	if len(d.CPU.Cells) > MaxCells {
+		return invalid("%d NUMA cells are more than the %d that a guest can have", len(d.CPU.Cells), MaxCells)
+	}
 	if len(d.CPU.Cells) > 0 {
 		d.Memory = 0
 		for _, cell := range d.CPU.Cells {
@@ -139,8 +143,12 @@ func (c *completion) memory() error {
 	return nil
 }
 
-// MaxVCPUs bounds the processors of one guest, well above what any machine takes.
-const MaxVCPUs = 4096
+// Bounds on one guest, at or above what any machine takes.
+const (
+	MaxVCPUs   = 4096
+	MaxCells   = 128
+	MaxDevices = 4096
+)
 
 func (c *completion) processors() error {
 	d := c.d
@@ -166,7 +174,33 @@ func (c *completion) processors() error {
 	if d.NUMA.Mode != "" && d.NUMA.Placement == "" && d.NUMA.Nodes.IsEmpty() {
 		d.NUMA.Placement = v.Placement
 	}
+	completeDistances(d.CPU.Cells)
 	return c.cpu()
+}
+
+// completeDistances fills the table where a part of it was said: a distance is
+// the same both ways, 10 to the cell itself and 20 where nothing is known.
+func completeDistances(cells []domain.Cell) {
+	said := map[[2]uint]uint{}
+	for _, from := range cells {
+		for _, to := range from.Distances {
+			said[[2]uint{from.ID, to.Cell}] = to.Value
+		}
+	}
+	if len(said) == 0 {
+		return
+	}
+	for i := range cells {
+		from := &cells[i]
+		from.Distances = nil
+		for _, to := range cells {
+			value := cmp.Or(said[[2]uint{from.ID, to.ID}], said[[2]uint{to.ID, from.ID}])
+			if setDefault(&value, 20); to.ID == from.ID {
+				value = 10
+			}
+			from.Distances = append(from.Distances, domain.Distance{Cell: to.ID, Value: value})
+		}
+	}
 }
 
 func (c *completion) cpu() error {
@@ -180,6 +214,9 @@ func (c *completion) cpu() error {
 		cpu.Model, cpu.Fallback = c.host.CPUModel, "forbid"
 	case cpu.Mode == "custom":
 		setDefault(&cpu.Match, "exact")
+		if c.d.Virt == "qemu" {
+			setDefault(&cpu.Check, "none") // emulation can do what the host cannot
+		}
 		setDefault(&cpu.Check, "partial")
 		setDefault(&cpu.Fallback, "allow")
 	case cpu.Mode == "host-model":
@@ -250,6 +287,9 @@ func (c *completion) policies() error {
 	setDefault(&d.OnReboot, "restart")
 	setDefault(&d.OnCrash, "destroy")
 	setDefault(&d.Clock.Offset, "utc")
+	if d.Features.HyperV != nil {
+		setDefault(&d.Features.HyperV.Mode, "custom")
+	}
 	if d.Clock.Offset == "variable" {
 		setDefault(&d.Clock.Adjustment, "0")
 		setDefault(&d.Clock.Basis, "utc")

@@ -136,7 +136,9 @@ func describeVCPUs(n *node, v *domain.VCPUs) {
 	if n.reading() || v.Current != v.Max {
 		num(n, "current", &v.Current)
 	}
-	textNum(n, &v.Max)
+	if textNum(n, &v.Max); n.reading() && v.Current == 0 {
+		v.Current = v.Max
+	}
 }
 
 func describeCPUTune(n *node, t *domain.CPUTune) {

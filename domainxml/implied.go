@@ -3,6 +3,7 @@ package domainxml
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/lodge-kvm/lodge/device"
 )
@@ -12,7 +13,11 @@ import (
 func (c *completion) devices() error {
 	s := &c.d.Devices
 	setDefault(&s.Emulator, c.host.Emulator)
-	for _, dev := range s.All() {
+	all := s.All()
+	if len(all) > MaxDevices {
+		return invalid("%d devices are more than the %d that a guest can have", len(all), MaxDevices)
+	}
+	for _, dev := range all {
 		if err := c.completeDevice(dev); err != nil {
 			return err
 		}
@@ -73,9 +78,6 @@ func (c *completion) completeDevice(dev device.Device) error {
 		completeVideo(d)
 	case *device.HostDevice:
 		setDefault(&d.Managed, device.Off)
-		if d.Type == "pci" {
-			setDefault(&d.Driver, "vfio")
-		}
 	case *device.Redir:
 		setDefault(&d.Bus, "usb")
 	case *device.Watchdog:
@@ -93,10 +95,17 @@ func (c *completion) completeDevice(dev device.Device) error {
 	return nil
 }
 
+// companions are the USB 1 parts of the ICH9 controller, with the ports of the
+// USB 2 part at which they begin.
+var companions = map[string]uint{"ich9-uhci1": 0, "ich9-uhci2": 2, "ich9-uhci3": 4}
+
 func completeController(d *device.Controller) {
 	switch d.Type {
 	case "usb":
 		setDefault(&d.Model, "piix3-uhci")
+		if port, ok := companions[d.Model]; ok && !d.HasMaster {
+			d.HasMaster, d.MasterStart = true, port
+		}
 	case "scsi":
 		setDefault(&d.Model, "lsilogic")
 	}
@@ -145,7 +154,7 @@ func completeChar(d *device.Char) error {
 	if d.Backend.Type == "tcp" {
 		setDefault(&d.Backend.Protocol, "raw")
 	}
-	if d.Backend.Type == "unix" {
+	if d.Backend.Type == "unix" && d.Backend.Path != "" {
 		setDefault(&d.Backend.Mode, "bind")
 	}
 	return nil
@@ -154,6 +163,11 @@ func completeChar(d *device.Char) error {
 func completeGraphics(d *device.Graphics) {
 	if d.Port == -1 {
 		d.AutoPort = device.On
+	}
+	said := d.AutoPort != device.Unset || d.Port != 0 || d.TLSPort != 0 || len(d.Listens) > 0
+	if d.Type == "spice" && !said {
+		d.Listens = []device.Listen{{Type: "none"}} // reached through the API only
+		return
 	}
 	if d.AutoPort == device.Unset {
 		d.AutoPort = device.Bool(d.Port == 0 && d.TLSPort == 0)
@@ -242,7 +256,7 @@ func (c *completion) inputs() {
 	}
 }
 
-// audio adds the host's end of sound where a display could carry it.
+// audio adds the host's end of sound, which a spice display carries.
 func (c *completion) audio() {
 	s := &c.d.Devices
 	if len(s.Audios) > 0 {
@@ -256,9 +270,6 @@ func (c *completion) audio() {
 				next++
 			}
 		}
-		return
-	}
-	if len(s.Graphics) == 0 && len(s.Sounds) == 0 {
 		return
 	}
 	kind := "none"
@@ -285,21 +296,38 @@ func (c *completion) video() {
 }
 
 // numberControllers gives each controller without an index the first free one
-// of its type.
+// of its type. The parts of an ICH9 USB controller share one index.
 func (c *completion) numberControllers() {
+	type place struct {
+		kind  string
+		index uint
+	}
+	taken := map[place]bool{}
 	for _, d := range c.d.Devices.Controllers {
-		if d.Index == NoIndex {
-			d.Index = c.freeIndex(d.Type)
+		taken[place{d.Type, d.Index}] = true
+	}
+	next := map[string]uint{}
+	var parts map[string]bool // of the ICH9 controller that is being put together
+	for _, d := range c.d.Devices.Controllers {
+		if d.Index != NoIndex {
+			continue
 		}
+		isPart := d.Type == "usb" && strings.HasPrefix(d.Model, "ich9-")
+		if isPart && parts != nil && !parts[d.Model] {
+			parts[d.Model] = true
+			d.Index = next["usb"] - 1
+			continue
+		}
+		parts = nil
+		if isPart {
+			parts = map[string]bool{d.Model: true}
+		}
+		for taken[place{d.Type, next[d.Type]}] {
+			next[d.Type]++
+		}
+		d.Index = next[d.Type]
+		next[d.Type]++
 	}
-}
-
-func (c *completion) freeIndex(kind string) uint {
-	index := uint(0)
-	for c.controller(kind, index) != nil {
-		index++
-	}
-	return index
 }
 
 func (c *completion) controller(kind string, index uint) *device.Controller {

@@ -21,7 +21,11 @@ func describeNIC(n *node, d *device.NIC) {
 		n.str("dev", &d.Target)
 		n.yes("managed", &d.Managed)
 	})
-	n.in("model", func(n *node) { n.str("type", &d.Model) })
+	n.in("model", func(n *node) {
+		if n.str("type", &d.Model); n.reading() {
+			d.Model = strings.ToLower(d.Model)
+		}
+	})
 	n.in("driver", func(n *node) { describeNICDriver(n, d) })
 	n.in("link", func(n *node) { n.str("state", &d.Link, "up", "down") })
 	n.in("mtu", func(n *node) { num(n, "size", &d.MTU) })
