@@ -1,6 +1,10 @@
 package kernel
 
-import "github.com/lodge-kvm/lodge/fault"
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
 
 // DMI is what the firmware says of the machine. Serial numbers and the UUID are
 // for root only and are empty for others.
@@ -30,4 +34,16 @@ func (r Root) DMI() (DMI, error) {
 		*into = r.attr(dir, name)
 	}
 	return d, nil
+}
+
+// MachineID is the installation's identity, 32 hexadecimal digits, or "".
+func (r Root) MachineID() string { return r.attr("etc/machine-id") }
+
+// Arch is the host's architecture in the words of uname, such as x86_64.
+func Arch() string {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(name.Machine[:])
 }

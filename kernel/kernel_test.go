@@ -59,6 +59,28 @@ func TestTopologyOfServer(t *testing.T) {
 	}
 }
 
+func TestPagesNow(t *testing.T) {
+	root := kerneltest.Host(t, kerneltest.Server)
+	cell, err := root.Pages(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(topology.PagePool{Size: 1 << 30, Total: 4, Free: 4}, cell[2]); diff != "" {
+		t.Error("cell 1:", diff)
+	}
+	host, err := root.HostPages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Six of the 256 free pages are promised.
+	if diff := cmp.Diff(topology.PagePool{Size: 2 << 20, Total: 512, Free: 250}, host[1]); diff != "" {
+		t.Error("host:", diff)
+	}
+	if _, err := root.Pages(7); !fault.Is(err, fault.NotFound) {
+		t.Errorf("a cell that is not there gives %v", err)
+	}
+}
+
 // Without NUMA in the kernel, and with a thread switched off.
 func TestTopologyWithoutNodes(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.Laptop)

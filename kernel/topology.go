@@ -171,6 +171,32 @@ func (r Root) singleCell(cpus map[int]topology.CPU) ([]topology.Cell, error) {
 	return []topology.Cell{cell}, nil
 }
 
+// Pages reads the page pools of one cell as they are now.
+func (r Root) Pages(cell int) ([]topology.PagePool, error) {
+	memory, err := r.NodeMemory(cell)
+	if err != nil {
+		return nil, err
+	}
+	return r.pools(memory, nodeDir+"/node"+strconv.Itoa(cell)+"/hugepages"), nil
+}
+
+// HostPages reads the page pools of all cells together. Huge pages that are
+// promised to a process and not yet given do not count as free; the kernel does
+// not say from which cell it will take them.
+func (r Root) HostPages() ([]topology.PagePool, error) {
+	const dir = "sys/kernel/mm/hugepages"
+	memory, err := r.Memory()
+	if err != nil {
+		return nil, err
+	}
+	pools := r.pools(memory, dir)
+	for i, pool := range pools[1:] {
+		promised := r.size(dir, "hugepages-"+strconv.FormatUint(pool.Size>>10, 10)+"kB", "resv_hugepages")
+		pools[i+1].Free -= min(promised, pool.Free)
+	}
+	return pools, nil
+}
+
 // pools reads the pools of huge pages below dir and makes the pool of base
 // pages from what they leave.
 func (r Root) pools(memory Memory, dir string) []topology.PagePool {
