@@ -27,6 +27,7 @@ type house struct {
 	t      *testing.T
 	server *Server
 	events *event.Log
+	stop   context.CancelFunc
 	socket string // read-write; the read-only one has "-ro" behind it
 }
 
@@ -49,6 +50,7 @@ func serve(t *testing.T, change ...func(*Server)) *house {
 		listeners = append(listeners, l)
 	}
 	ctx, stop := context.WithCancel(context.Background())
+	h.stop = stop
 	ended := make(chan error, 1)
 	go func() { ended <- h.server.Serve(ctx, listeners...) }()
 	t.Cleanup(func() {
