@@ -51,33 +51,32 @@ type Cgroups struct {
 }
 
 // OpenCgroups finds the host's control groups and makes the parent group of the
-// instance, "lodge" for the one without a name. When no controller can be used,
-// the error is fault.Unsupported and says why; guests then run without groups.
-// Controllers that are lacking beside others are told by Absent.
-func OpenCgroups(root Root, instance string) (*Cgroups, error) {
-	mounts, err := root.cgroupMounts()
-	if err != nil {
-		return nil, err
-	}
+// instance, "lodge" for the one without a name. Controllers that cannot be used
+// are told by Absent; on a host where none can, groups are names without effect
+// and every limit is absent.
+func OpenCgroups(root Root, instance string) *Cgroups {
 	c := &Cgroups{root: root, parent: "lodge", trees: map[Controller]string{}, absent: map[Controller]string{}}
 	if instance != "" {
 		c.parent += "-" + instance
 	}
+	mounts, err := root.cgroupMounts()
 	// A controller serves one version only. Version 1 wins if it has any, as the
 	// rest of such a host then keeps its limits there.
-	if len(mounts.v1) > 0 {
+	switch {
+	case err != nil:
+		for _, controller := range controllers {
+			c.absent[controller] = err.Error()
+		}
+	case len(mounts.v1) > 0:
 		c.trees = mounts.v1
-	} else if mounts.v2 != "" {
+	case mounts.v2 != "":
 		c.v2 = true
 		c.openUnified(mounts.v2)
 	}
 	for _, controller := range controllers {
 		c.openTree(controller)
 	}
-	if len(c.trees) == 0 {
-		return nil, fault.New(fault.Unsupported, fault.Host, "this host has no usable control groups (%s)", c.why())
-	}
-	return c, nil
+	return c
 }
 
 // openTree makes the parent group in the controller's tree, or notes why not.
@@ -135,9 +134,12 @@ func enable(group string, controller Controller) error {
 	return writeKnob(group, "cgroup.subtree_control", "+"+string(controller))
 }
 
-// Version is 1 or 2.
+// Version is 1 or 2, or 0 on a host without usable control groups.
 func (c *Cgroups) Version() int {
-	if c.v2 {
+	switch {
+	case len(c.trees) == 0:
+		return 0
+	case c.v2:
 		return 2
 	}
 	return 1
@@ -148,16 +150,6 @@ func (c *Cgroups) Has(controller Controller) bool { return c.trees[controller] !
 
 // Absent gives the controllers that are lacking, each with the reason.
 func (c *Cgroups) Absent() map[Controller]string { return maps.Clone(c.absent) }
-
-func (c *Cgroups) why() string {
-	var reasons []string
-	for _, controller := range controllers {
-		if reason := c.absent[controller]; reason != "" {
-			reasons = append(reasons, string(controller)+": "+reason)
-		}
-	}
-	return strings.Join(reasons, "; ")
-}
 
 // Close removes the parent group. It is Busy while guests have groups.
 func (c *Cgroups) Close() error {

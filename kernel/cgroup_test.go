@@ -29,12 +29,9 @@ func deadline(t *testing.T) context.Context {
 // openLive gives an instance of its own on the live host.
 func openLive(t *testing.T, root kernel.Root) *kernel.Cgroups {
 	t.Helper()
-	c, err := kernel.OpenCgroups(root, fmt.Sprintf("test-%d", os.Getpid()))
-	if fault.Is(err, fault.Unsupported) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
+	c := kernel.OpenCgroups(root, fmt.Sprintf("test-%d", os.Getpid()))
+	if c.Version() == 0 {
+		t.Skip("this host has no usable control groups: ", c.Absent())
 	}
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
@@ -219,9 +216,9 @@ throttled_usec 7
 	if err := os.Symlink("../../cg", filepath.Join(dir, "sys/fs/my cgroup")); err != nil {
 		t.Fatal(err)
 	}
-	c, err := kernel.OpenCgroups(kernel.At(dir), "")
-	if err != nil {
-		t.Fatal(err)
+	c := kernel.OpenCgroups(kernel.At(dir), "")
+	if c.Version() != 2 {
+		t.Fatalf("the made-up tree is not used: %v", c.Absent())
 	}
 	return c, filepath.Join(dir, "cg/lodge/guest-a")
 }
@@ -264,15 +261,35 @@ func TestLimitsUnified(t *testing.T) {
 	}
 }
 
+// Guests run on such hosts too: groups are without effect, and say so.
 func TestHostWithoutControlGroups(t *testing.T) {
-	dir := t.TempDir()
-	kerneltest.Write(t, dir, "proc/self/mountinfo = 23 1 0:21 / / rw - ext4 /dev/vda rw\n")
-	if _, err := kernel.OpenCgroups(kernel.At(dir), "x"); !fault.Is(err, fault.Unsupported) {
-		t.Errorf("without any mount: %v", err)
+	for name, mount := range map[string]string{
+		"no mount":          "23 1 0:21 / / rw - ext4 /dev/vda rw",
+		"not writable here": "30 23 0:26 / /gone rw - cgroup cgroup rw,cpu,cpuacct",
+		"nor here":          "30 23 0:26 / /gone rw - cgroup2 cgroup2 rw",
+	} {
+		dir := t.TempDir()
+		kerneltest.Write(t, dir, "proc/self/mountinfo = "+mount+"\n")
+		testNoGroups(t, name, kernel.OpenCgroups(kernel.At(dir), "x"))
 	}
-	// Mounted, but nobody may write there.
-	kerneltest.Write(t, dir, "proc/self/mountinfo = 30 23 0:26 / /gone rw - cgroup cgroup rw,cpu,cpuacct\n")
-	if _, err := kernel.OpenCgroups(kernel.At(dir), "x"); !fault.Is(err, fault.Unsupported) {
-		t.Errorf("with a mount that cannot be written: %v", err)
+	testNoGroups(t, "no /proc", kernel.OpenCgroups(kernel.At(t.TempDir()), "x"))
+}
+
+func testNoGroups(t *testing.T, name string, c *kernel.Cgroups) {
+	t.Helper()
+	if c.Version() != 0 || len(c.Absent()) != 6 || c.Absent()[kernel.CPUController] == "" {
+		t.Errorf("%s: version %d, absent %v", name, c.Version(), c.Absent())
+	}
+	g := c.Guest("a")
+	vcpu := g.Threads("vcpu0")
+	ctx := deadline(t)
+	if err := errors.Join(g.Create(), g.AddProcess(1), vcpu.Create(), vcpu.AddThread(1), g.Kill(ctx), g.Remove(ctx), c.Close()); err != nil {
+		t.Errorf("%s: %v", name, err)
+	}
+	if absent, err := g.Apply(kernel.Limits{CPUShares: ptr[uint64](1), PIDs: ptr[uint64](1)}); err != nil || len(absent) != 2 {
+		t.Errorf("%s: absent %v, %v", name, absent, err)
+	}
+	if _, err := g.Stats(); !fault.Is(err, fault.Unsupported) {
+		t.Errorf("%s: the use gives %v", name, err)
 	}
 }

@@ -62,6 +62,16 @@ func (c *Cgroups) hasThreads(tree string) bool {
 	return tree == c.trees[CPUController] || tree == c.trees[CPUSetController] || tree == c.trees[CPUAccounting]
 }
 
+// there says whether the group exists and counts anything.
+func (g *Group) there() error {
+	dirs := g.dirs()
+	if len(dirs) == 0 {
+		return fault.New(fault.Unsupported, fault.Host, "this host has no usable control groups")
+	}
+	_, err := os.Stat(dirs[0])
+	return g.failed(err, "find")
+}
+
 // Create makes the group; one that is there already is used as it is. A guest's
 // group comes before those of its threads, and in version 2 must have its process
 // before they are made.
@@ -71,7 +81,7 @@ func (g *Group) Create() error {
 			return g.failed(err, "create")
 		}
 	}
-	if g.cgroups.v2 {
+	if g.cgroups.Version() == 2 {
 		if g.threaded {
 			return g.failed(g.makeThreaded(), "create")
 		}

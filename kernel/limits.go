@@ -281,8 +281,8 @@ func parseCount(text string) (uint64, bool) {
 // Limits reads the limits back. Fields are nil where the host cannot set them;
 // limits of single devices are not read.
 func (g *Group) Limits() (Limits, error) {
-	if _, err := os.Stat(g.dirs()[0]); err != nil {
-		return Limits{}, g.failed(err, "read the limits of")
+	if err := g.there(); err != nil {
+		return Limits{}, err
 	}
 	var l Limits
 	number := func(into **uint64, c Controller, names ...string) {

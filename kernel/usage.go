@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -25,8 +24,8 @@ type GroupStats struct {
 
 // Stats reads what the group used.
 func (g *Group) Stats() (GroupStats, error) {
-	if _, err := os.Stat(g.dirs()[0]); err != nil {
-		return GroupStats{}, g.failed(err, "read the use of")
+	if err := g.there(); err != nil {
+		return GroupStats{}, err
 	}
 	var s GroupStats
 	s.Threads, _ = g.count(PIDsController, "pids.current")
