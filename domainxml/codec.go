@@ -109,7 +109,9 @@ func (n *node) ignore(attr string) {
 func (n *node) in(name string, describe func(*node)) {
 	if n.reading() {
 		if c := n.child(name); c != nil {
-			describe(c)
+			if describe(c); c.empty() {
+				c.ignore("")
+			}
 		}
 		return
 	}
@@ -265,7 +267,9 @@ func num[T number](n *node, attr string, p *T) {
 		return
 	}
 	if value := n.e.Attr(attr); value != "" {
-		parse(n, attr, value, p)
+		if parse(n, attr, value, p); *p == 0 {
+			n.ignore(attr)
+		}
 	}
 }
 
@@ -315,7 +319,9 @@ func textNum[T number](n *node, p *T) {
 		}
 		return
 	}
-	parse(n, "", strings.TrimSpace(n.e.Text()), p)
+	if parse(n, "", strings.TrimSpace(n.e.Text()), p); *p == 0 {
+		n.e.Children = nil // leaves an element without attributes empty
+	}
 }
 
 // parse reads a decimal or 0x number into whatever T holds.

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/google/uuid"
@@ -165,15 +166,15 @@ func (c *completion) processors() error {
 	case v.Current > v.Max:
 		return invalid("%d current vcpus are more than the maximum of %d", v.Current, v.Max)
 	}
-	if v.Placement == "" {
-		v.Placement = "static"
-		if d.NUMA.Placement == "auto" && v.CPUs.IsEmpty() {
-			v.Placement = "auto"
-		}
+	if d.NUMA.Placement == "auto" && v.CPUs.IsEmpty() {
+		v.Placement = "auto"
 	}
-	if d.NUMA.Mode != "" && d.NUMA.Placement == "" && d.NUMA.Nodes.IsEmpty() {
-		d.NUMA.Placement = v.Placement
+	setDefault(&v.Placement, "static")
+	if v.Placement == "auto" && d.NUMA.Nodes.IsEmpty() {
+		setDefault(&d.NUMA.Mode, "strict")
+		setDefault(&d.NUMA.Placement, "auto")
 	}
+	slices.SortStableFunc(d.CPU.Cells, func(a, b domain.Cell) int { return cmp.Compare(a.ID, b.ID) })
 	completeDistances(d.CPU.Cells)
 	return c.cpu()
 }
@@ -260,6 +261,9 @@ func (c *completion) boot() error {
 		o.Machine = c.host.Canonical(o.Machine)
 	}
 	c.chipset = chipsetOf(o.Machine)
+	if o.Loader.Path != "" {
+		setDefault(&o.Loader.Type, "rom")
+	}
 	ordered := map[uint]bool{}
 	for _, dev := range c.d.Devices.All() {
 		order := dev.Common().BootOrder

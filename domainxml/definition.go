@@ -28,10 +28,10 @@ func describeDomain(n *node, d *domain.Definition) {
 	n.leafBytes("currentMemory", &d.CurrentMemory)
 	n.in("blkiotune", func(n *node) { leafNum(n, "weight", &d.Blkio.Weight) })
 	n.in("memtune", func(n *node) {
-		n.leafBytes("hard_limit", &d.MemTune.HardLimit)
-		n.leafBytes("soft_limit", &d.MemTune.SoftLimit)
-		n.leafBytes("min_guarantee", &d.MemTune.MinGuarantee)
-		n.leafBytes("swap_hard_limit", &d.MemTune.SwapHardLimit)
+		n.limit("hard_limit", &d.MemTune.HardLimit)
+		n.limit("soft_limit", &d.MemTune.SoftLimit)
+		n.limit("min_guarantee", &d.MemTune.MinGuarantee)
+		n.limit("swap_hard_limit", &d.MemTune.SwapHardLimit)
 	})
 	n.in("memoryBacking", func(n *node) { describeBacking(n, &d.Backing) })
 	n.in("vcpu", func(n *node) { describeVCPUs(n, &d.VCPUs) })
@@ -70,11 +70,26 @@ func (n *node) genID(d *domain.Definition) {
 	})
 }
 
+// unlimited is how libvirt says that memory has no limit, in bytes.
+const unlimited = 9007199254740991 << 10
+
+// limit describes an amount of memory of which libvirt's largest means none.
+func (n *node) limit(name string, p *uint64) {
+	if n.leafBytes(name, p); n.reading() && (*p == 0 || *p >= unlimited) {
+		*p = 0
+		if c := n.child(name); c != nil {
+			c.ignore("")
+		}
+	}
+}
+
 // metadata is kept as text: it is the business of others.
 func (n *node) metadata(p *string) {
 	if n.reading() {
 		if c := n.child("metadata"); c != nil {
-			*p = markup.FormatInner(c.e)
+			if *p = markup.FormatInner(c.e); *p == "" {
+				c.ignore("")
+			}
 		}
 		return
 	}
@@ -136,9 +151,14 @@ func describeVCPUs(n *node, v *domain.VCPUs) {
 	if n.reading() || v.Current != v.Max {
 		num(n, "current", &v.Current)
 	}
-	if textNum(n, &v.Max); n.reading() && v.Current == 0 {
-		v.Current = v.Max
+	textNum(n, &v.Max)
+	if n.writing {
+		return
 	}
+	if v.Max == 0 {
+		n.invalid("", "a guest has at least one vcpu")
+	}
+	setDefault(&v.Current, v.Max)
 }
 
 func describeCPUTune(n *node, t *domain.CPUTune) {
@@ -423,6 +443,13 @@ func describeCPU(n *node, c *domain.CPU) {
 		n.str("fallback", &c.Fallback, "allow", "forbid")
 		n.str("vendor_id", &c.VendorID)
 		n.text(&c.Model)
+		if n.reading() && c.Model == "" && c.Fallback == "allow" {
+			c.Fallback = "" // says something about a model, and there is none
+			n.ignore("fallback")
+			if n.empty() {
+				n.ignore("")
+			}
+		}
 	})
 	n.leaf("vendor", &c.Vendor)
 	object(n, "topology", &c.Topology, func(n *node, t *domain.CPUTopology) {

@@ -77,7 +77,7 @@ func Format(def *domain.Definition, style Style) (string, error) {
 		def = def.Clone()
 		Settle(def)
 	}
-	return print(def, "domain", describeDomain, style)
+	return render(def, "domain", describeDomain, style)
 }
 
 // ParseDevice reads one device, as it is given to be plugged in.
@@ -107,7 +107,7 @@ func ParseDevice(doc string, opts Options) (device.Device, error) {
 
 // FormatDevice writes one device.
 func FormatDevice(d device.Device, style Style) (string, error) {
-	return print(&d, d.Kind(), kinds[d.Kind()].describe, style)
+	return render(&d, d.Kind(), kinds[d.Kind()].describe, style)
 }
 
 func read[T any](root *markup.Element, value *T, describe func(*node, *T)) error {
@@ -126,7 +126,7 @@ func written[T any](value *T, name string, describe func(*node, *T)) *markup.Ele
 	return n.e
 }
 
-func print[T any](value *T, name string, describe func(*node, *T), style Style) (string, error) {
+func render[T any](value *T, name string, describe func(*node, *T), style Style) (string, error) {
 	n := &node{pass: &pass{writing: true, style: style}, e: &markup.Element{Name: name}}
 	describe(n, value)
 	if n.err != nil {

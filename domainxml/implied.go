@@ -33,14 +33,12 @@ func (c *completion) devices() error {
 		s.Balloon = &device.Balloon{Model: "virtio"}
 	}
 	c.numberControllers()
+	c.sortControllers()
+	c.machineControllers()
 	if err := c.drives(); err != nil {
 		return err
 	}
-	if err := c.serialPorts(); err != nil {
-		return err
-	}
-	c.machineControllers()
-	return nil
+	return c.serialPorts()
 }
 
 // CompleteDevice gives a device that is plugged in by itself what it did not say.
@@ -164,10 +162,14 @@ func completeGraphics(d *device.Graphics) {
 	if d.Port == -1 {
 		d.AutoPort = device.On
 	}
-	said := d.AutoPort != device.Unset || d.Port != 0 || d.TLSPort != 0 || len(d.Listens) > 0
-	if d.Type == "spice" && !said {
+	said := d.AutoPort == device.On || d.Port != 0 || d.TLSPort != 0
+	switch {
+	case d.Type == "spice" && !said && len(d.Listens) == 0:
+		d.AutoPort = device.Unset
 		d.Listens = []device.Listen{{Type: "none"}} // reached through the API only
 		return
+	case len(d.Listens) > 0 && d.Listens[0].Type != "address" && d.Listens[0].Type != "network":
+		return // no ports on a socket
 	}
 	if d.AutoPort == device.Unset {
 		d.AutoPort = device.Bool(d.Port == 0 && d.TLSPort == 0)
@@ -220,10 +222,10 @@ func (c *completion) consoles() {
 		first.Backend, first.Info = s.Serials[0].Backend, device.Info{Alias: first.Alias}
 		return
 	}
-	if len(s.Consoles) == 0 && len(s.Serials) > 0 && s.Serials[0].TargetType == "isa-serial" {
-		s.Consoles = []*device.Char{{
-			Role: device.Console, Backend: s.Serials[0].Backend, TargetType: "serial",
-		}}
+	if len(s.Serials) > 0 && s.Serials[0].TargetType == "isa-serial" {
+		s.Consoles = slices.Insert(s.Consoles, 0, &device.Char{
+			Role: device.Console, Backend: s.Serials[0].Backend, TargetType: "serial", PortSaid: true,
+		})
 	}
 }
 
@@ -289,9 +291,13 @@ func (c *completion) video() {
 		completeVideo(v)
 		s.Videos = []*device.Video{v}
 	}
-	primary := slices.ContainsFunc(s.Videos, func(v *device.Video) bool { return v.Primary == device.On })
-	if first := s.Videos[0]; !primary && first.Model != "none" {
-		first.Primary = device.On
+	primary := slices.IndexFunc(s.Videos, func(v *device.Video) bool { return v.Primary == device.On })
+	switch {
+	case primary > 0: // stands first
+		v := s.Videos[primary]
+		s.Videos = slices.Insert(slices.Delete(s.Videos, primary, primary+1), 0, v)
+	case primary < 0 && s.Videos[0].Model != "none":
+		s.Videos[0].Primary = device.On
 	}
 }
 
@@ -337,6 +343,22 @@ func (c *completion) controller(kind string, index uint) *device.Controller {
 		}
 	}
 	return nil
+}
+
+// sortControllers puts those of a type in the order of their indexes, in the
+// places that the type has.
+func (c *completion) sortControllers() {
+	list := c.d.Devices.Controllers
+	sorted := map[string][]*device.Controller{}
+	for _, d := range list {
+		sorted[d.Type] = append(sorted[d.Type], d)
+	}
+	for _, some := range sorted {
+		slices.SortStableFunc(some, func(a, b *device.Controller) int { return cmp.Compare(a.Index, b.Index) })
+	}
+	for i, d := range list {
+		list[i], sorted[d.Type] = sorted[d.Type][0], sorted[d.Type][1:]
+	}
 }
 
 // need adds a controller unless it is there, after those of its type that have

@@ -136,7 +136,10 @@ func describeHostDevice(n *node, d *device.HostDevice) {
 	if d.Type == "pci" {
 		n.in("driver", func(n *node) { n.str("name", &d.Driver, "vfio") })
 		n.in("source", func(n *node) {
-			n.in("address", func(n *node) { describePCIPlace(n, &d.PCI) })
+			n.in("address", func(n *node) {
+				n.ignore("type")
+				describePCIPlace(n, &d.PCI)
+			})
 		})
 	} else {
 		n.in("source", func(n *node) { describeUSBSource(n, d) })
