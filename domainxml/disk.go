@@ -9,6 +9,7 @@ import (
 func describeDisk(n *node, d *device.Disk) {
 	kind := sourceKind(d.Source)
 	n.str("type", &kind, "file", "block", "volume")
+	setDefault(&kind, "file")
 	n.str("device", &d.Device, "disk", "cdrom", "floppy", "lun")
 	n.str("model", &d.Model, "virtio", "virtio-transitional", "virtio-non-transitional")
 	n.str("snapshot", &d.SnapshotMode, "internal", "external", "no")
@@ -130,6 +131,7 @@ func describeBackingStore(n *node, d *device.Disk) {
 			layer.Terminator = true
 		} else {
 			c.str("type", &kind, "file", "block", "volume")
+			setDefault(&kind, "file")
 			num(c, "index", new(uint))
 			c.ignore("index")
 			c.in("format", func(n *node) { n.str("type", &layer.Format, "raw", "qcow2") })
