@@ -100,9 +100,10 @@ func runDnsmasq(ctx context.Context, program, config string) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot start dnsmasq")
 }
 
-// AdoptDnsmasq takes hold of a dnsmasq that an earlier daemon started; an
-// error says that it is not there any more and a new one is needed.
-func AdoptDnsmasq(f DnsmasqFiles, p Process) (*Dnsmasq, error) { return f.hold(&p) }
+// AdoptDnsmasq takes hold of the dnsmasq that an earlier daemon started with
+// these files, and with p given only if it is that very process. An error says
+// that it is not there any more and a new one is needed.
+func AdoptDnsmasq(f DnsmasqFiles, p *Process) (*Dnsmasq, error) { return f.hold(p) }
 
 func (f DnsmasqFiles) hold(want *Process) (*Dnsmasq, error) {
 	text, err := os.ReadFile(f.PID)
@@ -170,13 +171,14 @@ func (d *Dnsmasq) Stop(ctx context.Context) error {
 		return err
 	}
 	d.Release()
-	return d.files.remove()
+	return d.files.Remove()
 }
 
 // Release lets go of the process without ending it.
 func (d *Dnsmasq) Release() { d.proc.release() }
 
-func (f DnsmasqFiles) remove() error {
+// Remove removes the files of a dnsmasq that has ended, except the leases.
+func (f DnsmasqFiles) Remove() error {
 	var errs []error
 	for _, path := range []string{f.Config, f.Hosts, f.Names, f.PID} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

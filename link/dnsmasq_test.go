@@ -47,18 +47,18 @@ func TestDnsmasqIsAdoptedAndStopped(t *testing.T) {
 	p := d.Process()
 	d.Release() // as when the daemon ends
 
-	if _, err := AdoptDnsmasq(f, Process{PID: p.PID, Started: p.Started + 1}); err == nil {
+	if _, err := AdoptDnsmasq(f, &Process{PID: p.PID, Started: p.Started + 1}); err == nil {
 		t.Error("adopted a process that started at another time")
 	}
-	if _, err := AdoptDnsmasq(DnsmasqFiles{PID: f.PID, Config: "/elsewhere"}, p); err == nil {
+	if _, err := AdoptDnsmasq(DnsmasqFiles{PID: f.PID, Config: "/elsewhere"}, &p); err == nil {
 		t.Error("adopted the dnsmasq of another configuration")
 	}
-	d, err = AdoptDnsmasq(f, p)
+	d, err = AdoptDnsmasq(f, &p)
 	ok(t, err)
 	ok(t, d.Reload(DnsmasqContent{Hosts: "52:54:00:00:00:01,10.8.0.9\n"}))
 	ok(t, d.Stop(within10s(t)))
 	waitEnded(t, d)
-	if _, err := AdoptDnsmasq(f, p); err == nil {
+	if _, err := AdoptDnsmasq(f, &p); err == nil {
 		t.Error("adopted a process that was stopped")
 	}
 	for _, path := range []string{f.Config, f.Hosts, f.Names, f.PID} {

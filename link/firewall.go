@@ -56,8 +56,8 @@ type Subnet struct {
 type Translation struct {
 	// FirstPort and LastPort bound the source ports of TCP and UDP.
 	FirstPort, LastPort uint16
-	// First and Last bound the source addresses; invalid takes that of the
-	// link that the packet leaves by.
+	// First and Last bound the source addresses; invalid, or of the other
+	// family, takes that of the link that the packet leaves by.
 	First, Last netip.Addr
 }
 

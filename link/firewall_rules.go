@@ -59,14 +59,14 @@ func (t Translation) rules(from netip.Prefix, uplink string) [][]expr.Any {
 	leaves := rule(within(source, from), anyLink(expr.MetaKeyOIFNAME, uplink))
 	if t.FirstPort != 0 {
 		for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-			nat = append(nat, rule(protocol(proto), leaves, t.translate(true)))
+			nat = append(nat, rule(protocol(proto), leaves, t.translate(from, true)))
 		}
 	}
-	return append(nat, rule(leaves, t.translate(false)))
+	return append(nat, rule(leaves, t.translate(from, false)))
 }
 
 // translate gives the last step of a rule: the new source.
-func (t Translation) translate(ports bool) []expr.Any {
+func (t Translation) translate(from netip.Prefix, ports bool) []expr.Any {
 	var steps []expr.Any
 	const addrMin, addrMax, portMin, portMax = 1, 2, 3, 4
 	if ports {
@@ -74,7 +74,7 @@ func (t Translation) translate(ports bool) []expr.Any {
 			&expr.Immediate{Register: portMin, Data: binaryutil.BigEndian.PutUint16(t.FirstPort)},
 			&expr.Immediate{Register: portMax, Data: binaryutil.BigEndian.PutUint16(t.LastPort)})
 	}
-	if !t.First.IsValid() {
+	if t.First.BitLen() != from.Addr().BitLen() {
 		masq := &expr.Masq{}
 		if ports {
 			masq.ToPorts, masq.RegProtoMin, masq.RegProtoMax = true, portMin, portMax

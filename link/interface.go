@@ -39,6 +39,7 @@ type Link struct {
 	MTU    int
 	Up     bool
 	Master int // index of the bridge it is a port of; 0 for none
+	Parent int // index of the link that a macvtap is on; 0 for none
 	Counters
 }
 
@@ -53,7 +54,7 @@ func describe(l netlink.Link) Link {
 	a := l.Attrs()
 	out := Link{
 		Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr,
-		MTU: a.MTU, Up: a.Flags&net.FlagUp != 0, Master: a.MasterIndex,
+		MTU: a.MTU, Up: a.Flags&net.FlagUp != 0, Master: a.MasterIndex, Parent: a.ParentIndex,
 	}
 	if s := a.Statistics; s != nil {
 		out.Counters = Counters{

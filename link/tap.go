@@ -25,6 +25,7 @@ type Tap struct {
 	Bridge     string           // bridge to attach to; "" for none
 	Isolated   bool             // port is isolated from other isolated ports
 	Up         bool
+	Existing   bool // open a persistent tap that is there already
 }
 
 // OpenTap makes a tap and gives one file per queue, which the caller owns. A
@@ -39,9 +40,14 @@ func OpenTap(t Tap) ([]*os.File, error) {
 	if queues > maxQueues {
 		return nil, fault.New(fault.Invalid, fault.Interface, "tap %q cannot have %d queues; the kernel takes %d", t.Name, queues, maxQueues)
 	}
+	if t.Existing {
+		if _, err := find(t.Name); err != nil {
+			return nil, err
+		}
+	}
 	files := make([]*os.File, 0, queues)
 	for i := range queues {
-		f, err := openQueue(t, i == 0, queues > 1)
+		f, err := openQueue(t, i == 0 && !t.Existing, queues > 1)
 		if err != nil {
 			closeAll(files)
 			return nil, err

@@ -1,0 +1,143 @@
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/link"
+)
+
+const (
+	adoptAtOnce = 8                // networks adopted side by side
+	adoptWait   = 20 * time.Second // for one of them
+)
+
+// adoptAll takes over what an earlier daemon left running, each network within
+// its own time: none holds up the others.
+func (s *Networks) adoptAll(ctx context.Context) error {
+	found, err := filepath.Glob(filepath.Join(s.Run, "*"+runningSuffix))
+	if err != nil {
+		return fault.Wrap(err, fault.Internal, fault.Network, "cannot look for running networks")
+	}
+	var group errgroup.Group
+	group.SetLimit(adoptAtOnce)
+	for _, path := range found {
+		group.Go(func() error {
+			if err := s.adoptFile(ctx, path); err != nil {
+				s.Log.Error("cannot adopt a network", "uuid", strings.TrimSuffix(filepath.Base(path), runningSuffix), "error", err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+func (s *Networks) adoptFile(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait,
+		fault.New(fault.Timeout, fault.Network, "not adopted within %v", adoptWait))
+	defer cancel()
+	body, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var r running
+	if err := json.Unmarshal(body, &r); err != nil {
+		return err
+	}
+	d, err := Parse(r.Definition, false)
+	if err != nil {
+		return err
+	}
+	n, err := s.claim(&d)
+	if err != nil {
+		return err
+	}
+	return n.change(ctx, func() error {
+		defer func() {
+			if n.View() == nil {
+				n.vanish()
+			}
+		}()
+		return n.adopt(ctx, &d, r)
+	})
+}
+
+// adopt runs with the turn.
+func (n *Network) adopt(ctx context.Context, d *Definition, r running) error {
+	if !r.Ready || r.Boot != n.home.boot || !stillThere(d) {
+		if r.Boot == n.home.boot {
+			n.home.Log.Warn("a network was found half made or half gone and is ended", "network", n.name)
+		}
+		return n.down(ctx, d)
+	}
+	// Guests are on its bridge: a network that lacks something is adopted too.
+	if err := n.resume(ctx, d, r); err != nil {
+		n.home.Log.Error("a running network is adopted without all that belongs to it; end and start it", "network", n.name, "error", err)
+	}
+	v := View{}
+	if now := n.View(); now != nil {
+		v = *now
+	}
+	v.Live = d
+	v.chosenBridge = v.chosenBridge || r.ChosenBridge
+	n.publish(v)
+	return n.mark(d, true, v.chosenBridge)
+}
+
+// resume makes sure that everything a network consists of is there.
+func (n *Network) resume(ctx context.Context, d *Definition, r running) error {
+	if rules, some := d.rules(); some {
+		if err := n.home.firewall.Apply(rules); err != nil {
+			return err
+		}
+	}
+	if r.Service != nil {
+		service, err := link.AdoptDnsmasq(n.files(), r.Service)
+		if err == nil {
+			n.watch(service)
+			return nil
+		}
+		n.home.Log.Warn("the dnsmasq of a network has ended; a new one is started", "network", n.name, "reason", err)
+	}
+	return n.serve(ctx, d)
+}
+
+// stillThere reports whether the links of a network exist as they were made.
+func stillThere(d *Definition) bool {
+	if !d.Managed() {
+		return admitLinks(d) == nil
+	}
+	l, err := link.ByName(d.Bridge.Name)
+	return err == nil && l.Kind == "bridge" && l.MAC.String() == d.MAC
+}
+
+// autostartOnce starts what is to start with the host, once a boot: a network
+// that somebody ended by hand stays ended when the daemon is restarted.
+func (s *Networks) autostartOnce(ctx context.Context) {
+	marker := filepath.Join(s.Run, "autostarted")
+	if seen, err := os.ReadFile(marker); err == nil && string(seen) == s.boot {
+		return
+	}
+	for _, n := range s.List() {
+		v := n.View()
+		if !v.Autostart || v.Active() {
+			continue
+		}
+		bounded, cancel := context.WithTimeoutCause(ctx, adoptWait,
+			fault.New(fault.Timeout, fault.Network, "not started within %v", adoptWait))
+		if err := n.Start(bounded); err != nil {
+			s.Log.Error("cannot start a network with the host", "network", n.name, "error", err)
+		}
+		cancel()
+	}
+	if err := os.WriteFile(marker, []byte(s.boot), 0o600); err != nil {
+		s.Log.Error("cannot remember that networks were started with the host", "error", err)
+	}
+}

@@ -1,0 +1,289 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/link"
+)
+
+// Network is one network. Verbs that change it take turns; everything else
+// reads the view and waits for nobody.
+type Network struct {
+	home       *Networks
+	uuid, name string
+
+	turn chan struct{} // holds one token; whoever has taken it may change the network
+	view atomic.Pointer[View]
+	gone bool // undefined and out of the registry; guarded by turn
+
+	service *link.Dnsmasq // of a running network that serves; guarded by turn
+
+	// ports are the NICs that are plugged in, by the host's name for them.
+	// Guarded by portMu, apart from turn, so that starting a guest does not
+	// wait for a verb.
+	portMu sync.Mutex
+	ports  map[string]Port
+}
+
+// Port is a NIC that is plugged into a network.
+type Port struct {
+	Interface string // the host's end
+	MAC       string
+	Owner     string // whose NIC it is, for people
+	Parent    string // the link that a macvtap is on; "" for a port of a bridge
+}
+
+// View is a network at one moment; it never changes.
+type View struct {
+	// Live is the definition in force, nil while the network is inactive.
+	Live *Definition
+	// Config is the definition that is kept, nil for a transient network.
+	Config    *Definition
+	Autostart bool
+
+	submitted string // the document of Config as it was given
+	// chosenBridge tells that the bridge's name in Config, or without that in
+	// Live, is Lodge's choice.
+	chosenBridge bool
+}
+
+// Active reports whether the network runs.
+func (v *View) Active() bool { return v.Live != nil }
+
+// Persistent reports whether the network outlives being destroyed.
+func (v *View) Persistent() bool { return v.Config != nil }
+
+// current is the definition in force, or that which will be.
+func (v *View) current() *Definition {
+	if v.Live != nil {
+		return v.Live
+	}
+	return v.Config
+}
+
+// errGone says that a network was undefined while somebody waited for it.
+var errGone = errors.New("the network is gone")
+
+func (s *Networks) newNetwork(uuid, name string) *Network {
+	n := &Network{home: s, uuid: uuid, name: name, turn: make(chan struct{}, 1), ports: map[string]Port{}}
+	n.turn <- struct{}{}
+	return n
+}
+
+// Name is the network's name.
+func (n *Network) Name() string { return n.name }
+
+// UUID is the network's UUID, in lower case with dashes.
+func (n *Network) UUID() string { return n.uuid }
+
+// View is the network as it was last published. It is never nil for a network
+// that somebody was given.
+func (n *Network) View() *View { return n.view.Load() }
+
+func (n *Network) publish(v View) { n.view.Store(&v) }
+
+// change waits for the turn and does something with it.
+func (n *Network) change(ctx context.Context, do func() error) error {
+	select {
+	case <-n.turn:
+	case <-ctx.Done():
+		return fault.Wrap(context.Cause(ctx), fault.Of(context.Cause(ctx)), fault.Network, "network %q is busy", n.name)
+	}
+	defer func() { n.turn <- struct{}{} }()
+	if n.gone {
+		return fault.Wrap(errGone, fault.NotFound, fault.Network, "no network with name %q", n.name)
+	}
+	return do()
+}
+
+func (n *Network) source() event.Source { return event.Source{Name: n.name, UUID: n.uuid, ID: -1} }
+
+func (n *Network) tell(c event.Change) {
+	n.home.Events.Append(n.source(), event.NetworkChange{Change: c})
+}
+
+// XML is the network's document: as it runs, or with inactive set, or when it
+// does not run, as it is kept.
+func (n *Network) XML(inactive bool) (string, error) {
+	v := n.View()
+	d, connections := v.current(), n.Connections()
+	if inactive && v.Config != nil {
+		d, connections = v.Config, 0
+	}
+	return d.XML(connections)
+}
+
+// Connections counts the NICs that are plugged in.
+func (n *Network) Connections() int {
+	n.portMu.Lock()
+	defer n.portMu.Unlock()
+	return len(n.ports)
+}
+
+// BridgeName is the name of the bridge that guests are on.
+func (n *Network) BridgeName() (string, error) {
+	if name := n.View().current().Bridge.Name; name != "" {
+		return name, nil
+	}
+	return "", fault.New(fault.Unsupported, fault.Network, "network %q has no bridge", n.name)
+}
+
+// save writes a view's definition to the store; returning nil means it is kept.
+func (n *Network) save(v View) error {
+	doc, err := v.Config.XML(0)
+	if err != nil {
+		return err
+	}
+	return n.home.Store.Put(kind, n.uuid, record{
+		Submitted: v.submitted, Definition: doc, Autostart: v.Autostart, ChosenBridge: v.chosenBridge,
+	})
+}
+
+// define runs with the turn.
+func (n *Network) define(d *Definition, doc string, chosen bool) error {
+	v := View{}
+	if now := n.View(); now != nil {
+		v = *now
+	}
+	v.Config, v.submitted, v.chosenBridge = d, doc, chosen
+	if err := n.save(v); err != nil {
+		return err
+	}
+	n.publish(v)
+	n.tell(event.Defined)
+	return nil
+}
+
+// Undefine forgets the kept definition. A running network runs on and is gone
+// when it is destroyed.
+func (n *Network) Undefine(ctx context.Context) error {
+	return n.change(ctx, func() error {
+		v := *n.View()
+		if !v.Persistent() {
+			return fault.New(fault.WrongState, fault.Network, "network %q is transient; there is nothing to undefine", n.name)
+		}
+		if err := n.home.Store.Delete(kind, n.uuid); err != nil {
+			return err
+		}
+		if !v.Active() {
+			n.vanish()
+		} else {
+			v.Config, v.Autostart, v.submitted = nil, false, ""
+			n.publish(v)
+		}
+		n.tell(event.Undefined)
+		return nil
+	})
+}
+
+// vanish takes the network out of the registry. It runs with the turn.
+func (n *Network) vanish() {
+	n.gone = true
+	n.home.forget(n)
+	n.removeLeases()
+}
+
+// SetAutostart says whether the network starts with the host.
+func (n *Network) SetAutostart(ctx context.Context, on bool) error {
+	return n.change(ctx, func() error {
+		v := *n.View()
+		if !v.Persistent() {
+			return fault.New(fault.WrongState, fault.Network, "network %q is transient and cannot start by itself", n.name)
+		}
+		v.Autostart = on
+		if err := n.save(v); err != nil {
+			return err
+		}
+		n.publish(v)
+		return nil
+	})
+}
+
+// Start runs the network as it is defined.
+func (n *Network) Start(ctx context.Context) error {
+	return n.change(ctx, func() error {
+		v := n.View()
+		if v.Active() {
+			return fault.New(fault.WrongState, fault.Network, "network %q is already active", n.name)
+		}
+		return n.start(ctx, v.Config, v.chosenBridge)
+	})
+}
+
+// start runs with the turn.
+func (n *Network) start(ctx context.Context, d *Definition, chosen bool) error {
+	d, err := n.rename(d, chosen)
+	if err != nil {
+		return err
+	}
+	if err := n.up(ctx, d, chosen); err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.Network, "cannot start network %q", n.name)
+	}
+	v := View{}
+	if now := n.View(); now != nil {
+		v = *now
+	}
+	v.Live = d
+	if v.Config == nil {
+		v.chosenBridge = chosen
+	}
+	n.publish(v)
+	n.tell(event.Started)
+	return nil
+}
+
+// rename gives a network whose bridge's name is Lodge's own choice another one
+// when somebody has taken that in the meantime, and keeps it.
+func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
+	if !chosen {
+		return d, nil
+	}
+	taken, err := linkNames()
+	if err != nil || !taken[d.Bridge.Name] {
+		return d, err
+	}
+	used := n.home.bridges(n)
+	changed := *d
+	changed.Bridge.Name, err = freeBridge(func(name string) bool { return used[name] != "" || taken[name] })
+	if err != nil {
+		return nil, err
+	}
+	v := n.View()
+	if v == nil || v.Config != d {
+		return &changed, nil
+	}
+	kept := *v
+	kept.Config = &changed
+	if err := n.save(kept); err != nil {
+		return nil, err
+	}
+	n.publish(kept)
+	return &changed, nil
+}
+
+// Destroy ends the running network. Guests stay plugged into nothing until it
+// is started again.
+func (n *Network) Destroy(ctx context.Context) error {
+	return n.change(ctx, func() error {
+		v := *n.View()
+		if !v.Active() {
+			return fault.New(fault.WrongState, fault.Network, "network %q is not active", n.name)
+		}
+		if err := n.down(ctx, v.Live); err != nil {
+			return fault.Wrap(err, fault.Of(err), fault.Network, "cannot end network %q", n.name)
+		}
+		v.Live = nil
+		if v.Persistent() {
+			n.publish(v)
+		} else {
+			n.vanish()
+		}
+		n.tell(event.Stopped)
+		return nil
+	})
+}

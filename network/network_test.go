@@ -1,0 +1,606 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/link"
+	"github.com/lodge-kvm/lodge/link/linktest"
+	"github.com/lodge-kvm/lodge/store"
+)
+
+func TestMain(m *testing.M) { os.Exit(linktest.Main(m)) }
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// daemon is what Networks need around them, and what a restart keeps.
+type daemon struct {
+	Config
+	dir string
+	log bytes.Buffer
+}
+
+func newDaemon(t *testing.T) *daemon {
+	t.Helper()
+	dir := t.TempDir()
+	st, err := store.Open(filepath.Join(dir, "store"))
+	ok(t, err)
+	t.Cleanup(func() { ok(t, st.Close()) })
+	d := &daemon{dir: dir}
+	d.Config = Config{
+		Data: filepath.Join(dir, "data"), Run: filepath.Join(dir, "run"), Instance: "t",
+		Store: st, Events: event.NewLog(), Log: slog.New(slog.NewTextHandler(&d.log, nil)),
+	}
+	return d
+}
+
+func (d *daemon) open(t *testing.T) *Networks {
+	t.Helper()
+	s, err := Open(t.Context(), d.Config)
+	ok(t, err)
+	return s
+}
+
+// networks opens a daemon's networks and ends them with the test.
+func networks(t *testing.T) *Networks {
+	t.Helper()
+	s := newDaemon(t).open(t)
+	t.Cleanup(func() { endAll(t, s) })
+	return s
+}
+
+func endAll(t *testing.T, s *Networks) {
+	t.Helper()
+	for _, n := range s.List() {
+		if n.View().Active() {
+			if err := n.Destroy(context.WithoutCancel(t.Context())); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	s.Close()
+}
+
+// natNetwork is a network as people define it, without the spanning tree that
+// would make each new port wait for four seconds.
+func natNetwork(name string, third int) string {
+	return fmt.Sprintf(`<network><name>%s</name><forward mode='nat'/><bridge stp='off'/>
+<domain name='guests.test'/>
+<dns><host ip='10.77.%[2]d.1'><hostname>gateway</hostname></host></dns>
+<ip address='10.77.%[2]d.1' netmask='255.255.255.0'><dhcp>
+<range start='10.77.%[2]d.100' end='10.77.%[2]d.200'/>
+<host mac='52:54:00:00:00:01' name='fixed' ip='10.77.%[2]d.10'/></dhcp></ip></network>`, name, third)
+}
+
+func started(t *testing.T, s *Networks, doc string) *Network {
+	t.Helper()
+	n, err := s.Define(t.Context(), doc, true)
+	ok(t, err)
+	ok(t, n.Start(t.Context()))
+	return n
+}
+
+// plugIn puts a namespace with one NIC on a network's bridge.
+func plugIn(t *testing.T, n *Network, near, mac string) *linktest.Guest {
+	t.Helper()
+	g := linktest.NewGuest(t)
+	g.Cable(t, near, "eth0", mac)
+	bridge, err := n.BridgeName()
+	ok(t, err)
+	ok(t, link.SetBridge(near, bridge))
+	return g
+}
+
+// lease makes a real DHCP client ask for an address, and gives what it got.
+func lease(t *testing.T, g *linktest.Guest) string {
+	t.Helper()
+	dir := t.TempDir()
+	script, got := filepath.Join(dir, "script"), filepath.Join(dir, "got")
+	text := fmt.Sprintf("#!/bin/sh\n[ \"$1\" = bound ] && echo \"$ip $router $dns $domain\" > %s\nexit 0\n", got)
+	ok(t, os.WriteFile(script, []byte(text), 0o755))
+	g.Do(func() {
+		out, err := exec.CommandContext(t.Context(), "busybox", "udhcpc", "-i", "eth0", "-f", "-q", "-n", "-t", "10", "-T", "1", "-s", script).CombinedOutput()
+		if err != nil {
+			t.Errorf("no address: %v\n%s", err, out)
+		}
+	})
+	answer, err := os.ReadFile(got)
+	ok(t, err)
+	return strings.TrimSpace(string(answer))
+}
+
+func TestGuestOfANATNetworkGetsAnAddress(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "busybox", "nft")
+	s := networks(t)
+	n := started(t, s, natNetwork("net1", 1))
+	fixed := plugIn(t, n, "c-fixed", "52:54:00:00:00:01")
+	if got, want := lease(t, fixed), "10.77.1.10 10.77.1.1 10.77.1.1 guests.test"; got != want {
+		t.Errorf("the known host got %q, want %q", got, want)
+	}
+	other := plugIn(t, n, "c-other", "52:54:00:00:00:02")
+	if got := lease(t, other); !strings.HasPrefix(got, "10.77.1.1") {
+		t.Errorf("the other got %q", got)
+	}
+	all, err := n.Leases("")
+	ok(t, err)
+	if len(all) != 2 {
+		t.Fatalf("leases %+v", all)
+	}
+	one, err := n.Leases("52:54:00:00:00:01")
+	ok(t, err)
+	bridge, err := n.BridgeName()
+	ok(t, err)
+	if len(one) != 1 || one[0].Address.String() != "10.77.1.10" || one[0].Bits != 24 || one[0].Bridge != bridge || time.Until(one[0].Expiry) < time.Minute {
+		t.Errorf("lease of the known host: %+v", one)
+	}
+}
+
+// TestTrafficUnderNAT sends packets as a guest would: out to a host beyond,
+// which must see the host's address, and from there in, which must fail.
+func TestTrafficUnderNAT(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "nft")
+	s := networks(t)
+	n := started(t, s, natNetwork("net2", 2))
+	guest := plugIn(t, n, "c-guest", "52:54:00:00:00:03")
+	beyond := linktest.NewGuest(t)
+	beyond.Cable(t, "c-uplink", "eth0", "")
+	t.Cleanup(func() { ok(t, link.Remove("c-uplink")) })
+	ok(t, link.AddAddress("c-uplink", netip.MustParsePrefix("198.51.100.1/24")))
+	configure(t, guest, "10.77.2.50/24", "10.77.2.1")
+	configure(t, beyond, "198.51.100.2/24", "198.51.100.1")
+
+	listener := listen(t, beyond, "198.51.100.2:8080")
+	go func() {
+		c, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = fmt.Fprint(c, c.RemoteAddr().String())
+	}()
+	if seen := dial(t, guest, "198.51.100.2:8080"); !strings.HasPrefix(seen, "198.51.100.1:") {
+		t.Errorf("beyond, the guest is seen as %q, not under the host's address", seen)
+	}
+	inside := listen(t, guest, "10.77.2.50:8080")
+	defer inside.Close()
+	if seen := dial(t, beyond, "10.77.2.50:8080"); !strings.Contains(seen, "refused") {
+		t.Errorf("from beyond, the guest answers: %q", seen)
+	}
+}
+
+func configure(t *testing.T, g *linktest.Guest, addr, gateway string) {
+	t.Helper()
+	g.Do(func() {
+		if err := link.AddAddress("eth0", netip.MustParsePrefix(addr)); err != nil {
+			t.Error(err)
+		}
+		if out, err := exec.CommandContext(t.Context(), "ip", "route", "add", "default", "via", gateway).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+}
+
+func listen(t *testing.T, g *linktest.Guest, addr string) (l net.Listener) {
+	t.Helper()
+	g.Do(func() {
+		var err error
+		if l, err = new(net.ListenConfig).Listen(t.Context(), "tcp4", addr); err != nil {
+			t.Error(err)
+		}
+	})
+	if l == nil {
+		t.FailNow()
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// dial gives what a peer says, or the error.
+func dial(t *testing.T, g *linktest.Guest, addr string) (said string) {
+	t.Helper()
+	g.Do(func() {
+		d := net.Dialer{Timeout: 10 * time.Second}
+		c, err := d.DialContext(t.Context(), "tcp4", addr)
+		if err != nil {
+			said = err.Error()
+			return
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		b := make([]byte, 100)
+		k, _ := c.Read(b)
+		said = string(b[:k])
+	})
+	return said
+}
+
+func TestDestroyedNetworkLeavesNothing(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "nft")
+	d := newDaemon(t)
+	s := d.open(t)
+	defer s.Close()
+	n := started(t, s, natNetwork("net3", 3))
+	bridge, err := n.BridgeName()
+	ok(t, err)
+	out, err := exec.CommandContext(t.Context(), "nft", "list", "table", "inet", "lodge_t").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "masquerade to :1024-65535") || !strings.Contains(string(out), bridge+"_nat") {
+		t.Errorf("rules while it runs: %v\n%s", err, out)
+	}
+	pid := n.service.Process().PID
+	ok(t, n.Destroy(t.Context()))
+	if _, err := link.ByName(bridge); !fault.Is(err, fault.NotFound) {
+		t.Errorf("the bridge: %v", err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "nft", "list", "table", "inet", "lodge_t").CombinedOutput(); err == nil {
+		t.Errorf("the rules are left:\n%s", out)
+	}
+	if err := syscall.Kill(pid, 0); err == nil {
+		if line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); len(line) > 0 {
+			t.Error("dnsmasq is left")
+		}
+	}
+	left, err := filepath.Glob(filepath.Join(d.Run, n.UUID()+"*"))
+	ok(t, err)
+	if len(left) > 0 {
+		t.Errorf("files are left: %v", left)
+	}
+}
+
+func TestNextDaemonAdoptsWhatRuns(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "busybox", "nft")
+	d := newDaemon(t)
+	s := d.open(t)
+	n := started(t, s, natNetwork("net4", 4))
+	transient, err := s.Create(t.Context(), natNetwork("net5", 5), false)
+	ok(t, err)
+	pid, dies := n.service.Process().PID, transient.service.Process().PID
+	s.Close()
+	ok(t, syscall.Kill(dies, syscall.SIGKILL)) // while nobody looks
+
+	s = d.open(t)
+	t.Cleanup(func() { endAll(t, s) })
+	n, err = s.ByName("net4")
+	ok(t, err)
+	if !n.View().Active() || !n.View().Persistent() || n.service.Process().PID != pid {
+		t.Errorf("not adopted: %+v", n.View())
+	}
+	again, err := s.ByUUID(transient.UUID())
+	ok(t, err)
+	if !again.View().Active() || again.View().Persistent() {
+		t.Errorf("the transient network was not adopted: %+v", again.View())
+	}
+	if got := lease(t, plugIn(t, again, "c-again", "52:54:00:00:00:01")); !strings.HasPrefix(got, "10.77.5.10 ") {
+		t.Errorf("the service of the transient network was not started again: %q", got)
+	}
+}
+
+func TestHalfMadeNetworkIsUndoneByTheNextDaemon(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	d := newDaemon(t)
+	s := d.open(t)
+	n := started(t, s, natNetwork("net6", 6))
+	bridge, err := n.BridgeName()
+	ok(t, err)
+	ok(t, n.mark(n.View().Live, false, true)) // as if it had died before the end of start
+	s.Close()
+	s = d.open(t)
+	t.Cleanup(func() { endAll(t, s) })
+	n, err = s.ByName("net6")
+	ok(t, err)
+	if n.View().Active() {
+		t.Error("a half-made network was adopted")
+	}
+	if _, err := link.ByName(bridge); !fault.Is(err, fault.NotFound) {
+		t.Errorf("its bridge: %v", err)
+	}
+	ok(t, n.Start(t.Context()))
+}
+
+func TestDnsmasqThatDiesIsReplaced(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "busybox")
+	s := networks(t)
+	n := started(t, s, natNetwork("net7", 7))
+	ok(t, syscall.Kill(n.service.Process().PID, syscall.SIGKILL))
+	if got := lease(t, plugIn(t, n, "c-dies", "52:54:00:00:00:01")); !strings.HasPrefix(got, "10.77.7.10 ") {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestHangingDnsmasqHoldsNobodyUp stops one network's dnsmasq while it is
+// asked to end: another network must start, answer and end meanwhile.
+func TestHangingDnsmasqHoldsNobodyUp(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	stuck, other := started(t, s, natNetwork("net8", 8)), started(t, s, natNetwork("net9", 9))
+	ok(t, syscall.Kill(stuck.service.Process().PID, syscall.SIGSTOP))
+	ended := make(chan error, 1)
+	go func() { ended <- stuck.Destroy(t.Context()) }()
+	for len(stuck.turn) > 0 { // until the verb has its turn
+		select {
+		case err := <-ended:
+			t.Fatal("ended at once:", err)
+		default:
+		}
+	}
+	ok(t, other.Destroy(t.Context()))
+	ok(t, other.Start(t.Context()))
+	if len(s.List()) != 2 || !stuck.View().Active() {
+		t.Error("readers do not see the network as it was")
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("the hanging network ended before the other was through: %v", err)
+	default:
+	}
+	ok(t, <-ended)
+}
+
+func TestAutostartOnceABoot(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	d := newDaemon(t)
+	s := d.open(t)
+	n, err := s.Define(t.Context(), natNetwork("net10", 10), false)
+	ok(t, err)
+	ok(t, n.SetAutostart(t.Context(), true))
+	s.Close()
+
+	s = d.open(t)
+	if n, err = s.ByName("net10"); err != nil || n.View().Active() || !n.View().Autostart {
+		t.Errorf("after a restart of the daemon alone: %+v, %v", n.View(), err)
+	}
+	s.Close()
+
+	ok(t, os.RemoveAll(d.Run)) // as a boot does
+	s = d.open(t)
+	t.Cleanup(func() { endAll(t, s) })
+	if n, err = s.ByName("net10"); err != nil || !n.View().Active() {
+		t.Errorf("after a boot: %+v, %v", n.View(), err)
+	}
+}
+
+func TestStartRefusesEarly(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	started(t, s, natNetwork("net11", 11))
+	for doc, want := range map[string]string{
+		natNetwork("net12", 11): "10.77.11.0/24 are already in use",
+		`<network><name>net13</name><bridge name='lo'/></network>`:                                     `bridge name "lo" is taken`,
+		`<network><name>net14</name><forward mode='bridge'/><bridge name='lo'/></network>`:              "is no bridge",
+		`<network><name>net15</name><forward mode='private'><interface dev='no'/></forward></network>`: `no network interface with name "no"`,
+	} {
+		n, err := s.Define(t.Context(), doc, false)
+		ok(t, err)
+		if err := n.Start(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", n.Name(), err, want)
+		}
+		if n.View().Active() {
+			t.Errorf("%s is active", n.Name())
+		}
+	}
+}
+
+func TestChosenBridgeNameMovesOutOfTheWay(t *testing.T) {
+	linktest.Need(t)
+	s := networks(t)
+	n, err := s.Define(t.Context(), `<network><name>net16</name></network>`, false)
+	ok(t, err)
+	first, err := n.BridgeName()
+	ok(t, err)
+	ok(t, link.CreateBridge(link.Bridge{Name: first}))
+	t.Cleanup(func() { ok(t, link.Remove(first)) })
+	ok(t, n.Start(t.Context()))
+	second, err := n.BridgeName()
+	ok(t, err)
+	if first == second || n.View().Config.Bridge.Name != second {
+		t.Errorf("bridge %q, then %q, kept %q", first, second, n.View().Config.Bridge.Name)
+	}
+}
+
+func TestDefineKeepsNamesAndUUIDsApart(t *testing.T) {
+	linktest.Need(t)
+	s := networks(t)
+	const uuid, other = "b0f2a2e0-0000-4000-8000-000000000001", "b0f2a2e0-0000-4000-8000-000000000002"
+	doc := func(name, uuid, bridge string) string {
+		if uuid != "" {
+			uuid = "<uuid>" + uuid + "</uuid>"
+		}
+		return fmt.Sprintf("<network><name>%s</name>%s<bridge name='%s'/></network>", name, uuid, bridge)
+	}
+	a, err := s.Define(t.Context(), doc("a", uuid, "kbr0"), false)
+	ok(t, err)
+	again, err := s.Define(t.Context(), doc("a", strings.ToUpper(uuid), "kbr1"), false)
+	ok(t, err)
+	if a != again || a.View().Config.Bridge.Name != "kbr1" {
+		t.Errorf("redefined: %+v", a.View().Config)
+	}
+	for _, bad := range []string{doc("a", other, "kbr2"), doc("b", uuid, "kbr2"), doc("a", "", "kbr2")} {
+		if _, err := s.Define(t.Context(), bad, false); !fault.Is(err, fault.Exists) {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+	if _, err := s.Define(t.Context(), doc("c", other, "kbr1"), false); !fault.Is(err, fault.Invalid) {
+		t.Errorf("the bridge of another: %v", err)
+	}
+	if _, err := s.ByUUID(other); !fault.Is(err, fault.NotFound) {
+		t.Errorf("a refused definition is left: %v", err)
+	}
+	ok(t, a.Undefine(t.Context()))
+	if err := a.Start(t.Context()); !fault.Is(err, fault.NotFound) {
+		t.Errorf("an undefined network starts: %v", err)
+	}
+	_, err = s.Define(t.Context(), doc("a", other, "kbr0"), false)
+	ok(t, err)
+}
+
+func TestTransientNetworkBecomesPersistentAndBack(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	d := newDaemon(t)
+	reader := d.Events.Reader()
+	s := d.open(t)
+	t.Cleanup(func() { endAll(t, s) })
+	doc := natNetwork("net17", 17)
+	n, err := s.Create(t.Context(), doc, false)
+	ok(t, err)
+	if err := n.SetAutostart(t.Context(), true); !fault.Is(err, fault.WrongState) {
+		t.Errorf("autostart of a transient network: %v", err)
+	}
+	withUUID := strings.Replace(doc, "</name>", "</name><uuid>"+n.UUID()+"</uuid>", 1)
+	if _, err := s.Create(t.Context(), withUUID, false); !fault.Is(err, fault.WrongState) {
+		t.Errorf("created twice: %v", err)
+	}
+	if _, err := s.Define(t.Context(), withUUID, false); err != nil || !n.View().Persistent() || !n.View().Active() {
+		t.Errorf("defined while it runs: %v, %+v", err, n.View())
+	}
+	ok(t, n.Undefine(t.Context()))
+	ok(t, n.Destroy(t.Context()))
+	if _, err := s.ByName("net17"); !fault.Is(err, fault.NotFound) {
+		t.Errorf("a transient network outlives its end: %v", err)
+	}
+	var got []event.Change
+	for range 4 {
+		e, _, err := reader.Next(t.Context())
+		ok(t, err)
+		got = append(got, e.Payload.(event.NetworkChange).Change)
+	}
+	if want := []event.Change{event.Started, event.Defined, event.Undefined, event.Stopped}; !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+}
+
+func TestUpdateReachesTheRunningService(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "busybox")
+	s := networks(t)
+	n := started(t, s, natNetwork("net18", 18))
+	pid := n.service.Process().PID
+	both := Scope{Live: true, Config: true}
+	add := Update{Command: AddLast, Section: SectionDHCPHost, Parent: -1, Scope: both, XML: "<host mac='52:54:00:00:00:09' ip='10.77.18.77'/>"}
+	ok(t, n.Update(t.Context(), add))
+	if n.service.Process().PID != pid {
+		t.Error("a new host needed a new dnsmasq")
+	}
+	if got := lease(t, plugIn(t, n, "c-new", "52:54:00:00:00:09")); !strings.HasPrefix(got, "10.77.18.77 ") {
+		t.Errorf("got %q", got)
+	}
+	if err := n.Update(t.Context(), add); !fault.Is(err, fault.WrongState) {
+		t.Errorf("added twice: %v", err)
+	}
+	ranges := Update{Command: AddLast, Section: SectionDHCPRange, Scope: Scope{Live: true}, XML: "<range start='10.77.18.210' end='10.77.18.220'/>"}
+	ok(t, n.Update(t.Context(), ranges))
+	v := n.View()
+	if len(v.Live.IPs[0].DHCP.Ranges) != 2 || len(v.Config.IPs[0].DHCP.Ranges) != 1 || len(v.Config.IPs[0].DHCP.Hosts) != 2 {
+		t.Errorf("live %+v, kept %+v", v.Live.IPs[0].DHCP, v.Config.IPs[0].DHCP)
+	}
+	ok(t, n.Destroy(t.Context()))
+	if err := n.Update(t.Context(), ranges); !fault.Is(err, fault.WrongState) {
+		t.Errorf("a live update of an inactive network: %v", err)
+	}
+}
+
+func TestNICsOfEachType(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	n := started(t, s, natNetwork("net19", 19))
+	bridge, err := n.BridgeName()
+	ok(t, err)
+	g := linktest.NewGuest(t)
+	g.Cable(t, "c-parent", "eth0", "")
+	t.Cleanup(func() { ok(t, link.Remove("c-parent")) })
+	direct := started(t, s, `<network><name>net20</name><forward mode='passthrough'><interface dev='c-parent'/></forward></network>`)
+
+	attach := func(nic device.NIC) (*device.NICAttachment, func()) {
+		t.Helper()
+		a, release, err := s.AttachNIC(t.Context(), &nic, "guest")
+		ok(t, err)
+		t.Cleanup(a.Close)
+		return a, release
+	}
+	a, release := attach(device.NIC{Type: "network", Network: "net19", MAC: "52:54:00:01:01:01", Model: "virtio", Queues: 2, MTU: 1400})
+	l, err := link.ByName(a.IfName)
+	ok(t, err)
+	if a.Bridge != bridge || len(a.Tap) != 2 || a.MTU != 1400 || l.MAC.String() != "fe:54:00:01:01:01" || !l.Up || l.MTU != 1400 {
+		t.Errorf("attachment %+v, link %+v", a, l)
+	}
+	if len(a.VHost) == 0 && a.VHostReason == "" {
+		t.Error("no vhost and no reason")
+	}
+	if doc, err := n.XML(false); err != nil || !strings.Contains(doc, "connections='1'") {
+		t.Errorf("%v in %s", err, doc)
+	}
+	a.Close()
+	release()
+	if n.Connections() != 0 {
+		t.Error("the NIC is still counted")
+	}
+	b, _ := attach(device.NIC{Type: "bridge", Bridge: bridge, MAC: "52:54:00:01:01:02", Model: "e1000"})
+	if b.IfName == a.IfName || len(b.Tap) != 1 || len(b.VHost) != 0 {
+		t.Errorf("after %s: %+v", a.IfName, b)
+	}
+	e, _ := attach(device.NIC{Type: "ethernet", Target: "mytap", MAC: "52:54:00:01:01:03"})
+	if e.IfName != "mytap" || e.Bridge != "" {
+		t.Errorf("%+v", e)
+	}
+	if u, _ := attach(device.NIC{Type: "user"}); u.IfName != "" || len(u.Tap) != 0 {
+		t.Errorf("%+v", u)
+	}
+	m, release := attach(device.NIC{Type: "network", Network: "net20", MAC: "52:54:00:01:01:04", Model: "virtio"})
+	if !strings.HasPrefix(m.IfName, "macvtap") || len(m.Tap) != 1 {
+		t.Errorf("%+v", m)
+	}
+	if _, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net20", MAC: "52:54:00:01:01:05"}, "second"); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("a second guest on an interface that is lent whole: %v", err)
+	}
+	// The next daemon counts it again, and removes the macvtap as this one would.
+	again, err := s.AdoptNIC(&device.NIC{Type: "network", Network: "net20", MAC: "52:54:00:01:01:04"}, m.IfName, "guest")
+	ok(t, err)
+	if p := direct.Ports(); len(p) != 1 || p[0].Parent != "c-parent" {
+		t.Errorf("adopted: %+v", p)
+	}
+	m.Close()
+	again()
+	release()
+	if _, err := link.ByName(m.IfName); !fault.Is(err, fault.NotFound) {
+		t.Errorf("the macvtap is left: %v", err)
+	}
+}
+
+func TestGuestsArePluggedInAgain(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	n := started(t, s, natNetwork("net21", 21))
+	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net21", MAC: "52:54:00:01:02:01"}, "guest")
+	ok(t, err)
+	defer release()
+	defer a.Close()
+	ok(t, n.Destroy(t.Context()))
+	if _, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net21", MAC: "52:54:00:01:02:02"}, "late"); !fault.Is(err, fault.WrongState) {
+		t.Errorf("attached to an inactive network: %v", err)
+	}
+	ok(t, n.Start(t.Context()))
+	bridge, err := link.ByName(a.Bridge)
+	ok(t, err)
+	tap, err := link.ByName(a.IfName)
+	ok(t, err)
+	if tap.Master != bridge.Index {
+		t.Errorf("the guest is not on the bridge: %+v", tap)
+	}
+}

@@ -1,0 +1,322 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/link"
+	"github.com/lodge-kvm/lodge/store"
+)
+
+// Config says where Networks live and whom they tell.
+type Config struct {
+	Data     string // folder for what outlives a reboot of the host
+	Run      string // folder for what must not
+	Instance string // tells this daemon's firewall table from others'; "" for the default daemon
+	Store    *store.Store
+	Events   *event.Log
+	Log      *slog.Logger
+}
+
+// kind is the record of a definition; its key is the UUID.
+var kind = store.Kind{Name: "network", Version: 1}
+
+// record is what the store keeps of a network.
+type record struct {
+	Submitted    string `json:"submitted"`  // as the client gave it
+	Definition   string `json:"definition"` // as understood, in the same format
+	Autostart    bool   `json:"autostart"`
+	ChosenBridge bool   `json:"chosenBridge"` // the bridge's name is Lodge's choice and may change
+}
+
+// maxNetworks bounds how many networks there may be: the longest list that
+// clients take.
+const maxNetworks = 16384
+
+// Networks are all networks of a daemon.
+type Networks struct {
+	Config
+	firewall *link.Firewall
+	boot     string // identity of the host's present boot
+
+	// work is what the goroutines that watch services live in, until Close.
+	work    context.Context
+	endWork context.CancelCauseFunc
+	workers sync.WaitGroup
+
+	taps, macvtaps atomic.Uint64 // next number to try for a chosen name
+
+	mu     sync.RWMutex // guards the maps, and is never held over anything slow
+	byUUID map[string]*Network
+	byName map[string]*Network
+}
+
+// Open reads the definitions, adopts what an earlier daemon left running, and
+// at the first start after the host's boot starts what is to start by itself.
+// A network that cannot be adopted or started is logged and left inactive.
+func Open(ctx context.Context, c Config) (*Networks, error) {
+	for _, dir := range []string{c.Data, c.Run} {
+		// dnsmasq reads and writes here under its own user.
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fault.Wrap(err, fault.Failed, fault.Network, "cannot make a folder for networks")
+		}
+	}
+	table := "lodge"
+	if c.Instance != "" {
+		table += "_" + c.Instance
+	}
+	s := &Networks{
+		Config: c, firewall: link.NewFirewall(table), boot: bootID(),
+		byUUID: map[string]*Network{}, byName: map[string]*Network{},
+	}
+	s.work, s.endWork = context.WithCancelCause(context.WithoutCancel(ctx))
+	if err := s.load(); err != nil {
+		return nil, err
+	}
+	if err := s.adoptAll(ctx); err != nil {
+		return nil, err
+	}
+	s.autostartOnce(ctx)
+	return s, nil
+}
+
+func bootID() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(id))
+}
+
+// Close lets go of what runs, which runs on.
+func (s *Networks) Close() {
+	s.endWork(fault.New(fault.Aborted, fault.Network, "the daemon is ending"))
+	s.workers.Wait()
+}
+
+func (s *Networks) load() error {
+	return s.Store.Each(kind, func(id string, decode func(any) error) error {
+		var r record
+		if err := decode(&r); err != nil {
+			return err
+		}
+		d, err := Parse(r.Definition, false)
+		if err != nil {
+			// One bad record must not keep all guests from their networks.
+			s.Log.Error("cannot read the definition of a network; it is left out", "uuid", id, "error", err)
+			return nil
+		}
+		n := s.newNetwork(d.UUID, d.Name)
+		n.publish(View{Config: &d, Autostart: r.Autostart, submitted: r.Submitted, chosenBridge: r.ChosenBridge})
+		s.byUUID[n.uuid], s.byName[n.name] = n, n
+		return nil
+	})
+}
+
+// List gives the networks there are, by name.
+func (s *Networks) List() []*Network {
+	s.mu.RLock()
+	all := make([]*Network, 0, len(s.byUUID))
+	for _, n := range s.byUUID {
+		if n.View() != nil {
+			all = append(all, n)
+		}
+	}
+	s.mu.RUnlock()
+	slices.SortFunc(all, func(a, b *Network) int { return cmp.Compare(a.name, b.name) })
+	return all
+}
+
+// ByName gives the network with a name.
+func (s *Networks) ByName(name string) (*Network, error) {
+	s.mu.RLock()
+	n := s.byName[name]
+	s.mu.RUnlock()
+	if n == nil || n.View() == nil {
+		return nil, fault.New(fault.NotFound, fault.Network, "no network with name %q", name)
+	}
+	return n, nil
+}
+
+// ByUUID gives the network with a UUID (lower case, with dashes).
+func (s *Networks) ByUUID(id string) (*Network, error) {
+	s.mu.RLock()
+	n := s.byUUID[id]
+	s.mu.RUnlock()
+	if n == nil || n.View() == nil {
+		return nil, fault.New(fault.NotFound, fault.Network, "no network with UUID %s", id)
+	}
+	return n, nil
+}
+
+// Define makes a network, or gives an existing one a new definition, which a
+// running one takes up when it is started next.
+func (s *Networks) Define(ctx context.Context, doc string, strict bool) (*Network, error) {
+	d, err := Parse(doc, strict)
+	if err != nil {
+		return nil, err
+	}
+	return s.withNetwork(ctx, d, func(n *Network, d *Definition, chosen bool) error {
+		return n.define(d, doc, chosen)
+	})
+}
+
+// Create makes a network that is gone when it is destroyed, and starts it. A
+// defined and inactive network of that name and UUID is started with this
+// definition instead of its own.
+func (s *Networks) Create(ctx context.Context, doc string, strict bool) (*Network, error) {
+	d, err := Parse(doc, strict)
+	if err != nil {
+		return nil, err
+	}
+	return s.withNetwork(ctx, d, func(n *Network, d *Definition, chosen bool) error {
+		if v := n.View(); v != nil && v.Active() {
+			return fault.New(fault.WrongState, fault.Network, "network %q is already active", d.Name)
+		}
+		return n.start(ctx, d, chosen)
+	})
+}
+
+// withNetwork finds or makes the network that a definition is for and does
+// something to it with the definition completed. A new network that this
+// leaves without a view is gone again.
+func (s *Networks) withNetwork(ctx context.Context, d Definition, do func(n *Network, d *Definition, chosen bool) error) (*Network, error) {
+	taken, err := linkNames()
+	if err != nil {
+		return nil, err
+	}
+	for {
+		n, err := s.claim(&d)
+		if err != nil {
+			return nil, err
+		}
+		err = n.change(ctx, func() error {
+			complete := d
+			chosen, err := s.complete(n, &complete, taken)
+			if err == nil {
+				err = do(n, &complete, chosen)
+			}
+			if n.View() == nil {
+				n.vanish()
+			}
+			return err
+		})
+		if errors.Is(err, errGone) && ctx.Err() == nil {
+			continue // somebody undefined it in between
+		}
+		return n, err
+	}
+}
+
+func linkNames() (map[string]bool, error) {
+	all, err := link.All()
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[string]bool, len(all))
+	for _, l := range all {
+		names[l.Name] = true
+	}
+	return names, nil
+}
+
+// claim finds the network that a definition is for, or enters a new one that
+// has no view yet. The definition has its UUID afterwards.
+func (s *Networks) claim(d *Definition) (*Network, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	byName := s.byName[d.Name]
+	if d.UUID == "" && byName == nil {
+		d.UUID = uuid.NewString()
+	}
+	switch n := s.byUUID[d.UUID]; {
+	case d.UUID == "":
+		return nil, fault.New(fault.Exists, fault.Network, "network %q already exists with UUID %s", d.Name, byName.uuid)
+	case n != nil && n != byName:
+		return nil, fault.New(fault.Exists, fault.Network, "network %q is already defined with UUID %s", n.name, n.uuid)
+	case n != nil:
+		return n, nil
+	case byName != nil:
+		return nil, fault.New(fault.Exists, fault.Network, "network %q already exists with UUID %s", d.Name, byName.uuid)
+	case len(s.byUUID) >= maxNetworks:
+		return nil, fault.New(fault.NoCapacity, fault.Network, "there are %d networks already; undefine one", maxNetworks)
+	}
+	n := s.newNetwork(d.UUID, d.Name)
+	s.byUUID[n.uuid], s.byName[n.name] = n, n
+	return n, nil
+}
+
+func (s *Networks) forget(n *Network) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byUUID[n.uuid] == n {
+		delete(s.byUUID, n.uuid)
+		delete(s.byName, n.name)
+	}
+}
+
+// complete gives a definition what its document left open: what the network
+// had before, or a free bridge name and a MAC. It tells whether the bridge's
+// name is Lodge's choice, and refuses that of another network.
+func (s *Networks) complete(n *Network, d *Definition, taken map[string]bool) (chosen bool, err error) {
+	if !d.Managed() {
+		return false, nil
+	}
+	var before Definition
+	if v := n.View(); v != nil {
+		before, chosen = *v.current(), v.chosenBridge
+	}
+	if d.MAC == "" {
+		if d.MAC = before.MAC; d.MAC == "" {
+			d.MAC = randomMAC()
+		}
+	}
+	if d.Bridge.Name == "" && before.Bridge.Name != "" {
+		d.Bridge.Name = before.Bridge.Name
+		return chosen, nil
+	}
+	used := s.bridges(n)
+	if d.Bridge.Name == "" {
+		d.Bridge.Name, err = freeBridge(func(name string) bool { return used[name] != "" || taken[name] })
+		return true, err
+	}
+	if other := used[d.Bridge.Name]; other != "" {
+		return false, fault.New(fault.Invalid, fault.Config, "network %q already uses the bridge name %q; choose another or leave it out", other, d.Bridge.Name)
+	}
+	return chosen && d.Bridge.Name == before.Bridge.Name, nil
+}
+
+// bridges gives the names of the bridges that other networks make, with whose
+// they are.
+func (s *Networks) bridges(except *Network) map[string]string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	used := make(map[string]string, len(s.byUUID))
+	for _, n := range s.byUUID {
+		v := n.View()
+		if n == except || v == nil {
+			continue
+		}
+		for _, d := range []*Definition{v.Config, v.Live} {
+			if d != nil && d.Managed() {
+				used[d.Bridge.Name] = n.name
+			}
+		}
+	}
+	return used
+}
+
+// closeGrace bounds what is undone after its request has been given up.
+const closeGrace = 10 * time.Second

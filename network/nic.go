@@ -1,0 +1,291 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/link"
+)
+
+// plug is where a NIC goes, once its type and its network's mode are resolved.
+type plug struct {
+	network  *Network // nil for one that is on no network of ours
+	bridge   string   // the tap's bridge; "" for a tap of its own
+	parent   string   // the macvtap's link; "" for a tap
+	mode     link.MacvtapMode
+	mtu      int
+	isolated bool
+	existing bool // the tap is there already
+}
+
+// AttachNIC makes the host's end of a NIC. The files of the attachment are the
+// caller's; release undoes the rest once QEMU has ended, or never got it. A
+// tap ends with its last file by itself. The owner is a name for people.
+func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string) (_ *device.NICAttachment, release func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, context.Cause(ctx)
+	}
+	if nic.Type == "user" {
+		return &device.NICAttachment{MTU: nic.MTU}, func() {}, nil
+	}
+	if nic.Inbound != nil || nic.Outbound != nil {
+		return nil, nil, fault.New(fault.Unsupported, fault.Config, "bandwidth limits of a NIC are not supported")
+	}
+	p, err := s.resolve(nic)
+	if err != nil {
+		return nil, nil, err
+	}
+	a := &device.NICAttachment{Bridge: p.bridge, MTU: uint(p.mtu)}
+	if err := backend(a, nic); err != nil {
+		return nil, nil, err
+	}
+	if p.parent != "" {
+		err = s.openMacvtap(a, nic, p)
+	} else {
+		err = s.openTap(a, nic, p)
+	}
+	if err != nil {
+		a.Close()
+		return nil, nil, err
+	}
+	return a, s.enter(p, Port{Interface: a.IfName, MAC: nic.MAC, Owner: owner, Parent: p.parent}), nil
+}
+
+// AdoptNIC enters the NIC of a guest that a daemon before this one started,
+// and gives the release that AttachNIC gave then.
+func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func(), err error) {
+	if nic.Type == "user" || ifName == "" {
+		return func() {}, nil
+	}
+	all, err := link.All()
+	if err != nil {
+		return nil, err
+	}
+	p, there := plug{}, false
+	for _, l := range all {
+		if l.Name == ifName {
+			p.parent, there = parentOf(l, all), true
+		}
+	}
+	if !there {
+		return nil, fault.New(fault.NotFound, fault.Interface, "no network interface with name %q", ifName)
+	}
+	if nic.Type == "network" {
+		if p.network, err = s.ByName(nic.Network); err != nil {
+			return nil, err
+		}
+	}
+	return s.enter(p, Port{Interface: ifName, MAC: nic.MAC, Owner: owner, Parent: p.parent}), nil
+}
+
+// parentOf names the link that a macvtap is on; "" for any other kind.
+func parentOf(l link.Link, all []link.Link) string {
+	if l.Kind != "macvtap" {
+		return ""
+	}
+	for _, p := range all {
+		if p.Index == l.Parent {
+			return p.Name
+		}
+	}
+	return "?" // it has moved to another namespace
+}
+
+// enter counts a NIC among its network's and gives what undoes it all.
+func (s *Networks) enter(p plug, port Port) (release func()) {
+	if n := p.network; n != nil {
+		n.portMu.Lock()
+		n.ports[port.Interface] = port
+		n.portMu.Unlock()
+	}
+	return func() {
+		if n := p.network; n != nil {
+			n.portMu.Lock()
+			delete(n.ports, port.Interface)
+			n.portMu.Unlock()
+		}
+		if port.Parent == "" {
+			return
+		}
+		if err := link.Remove(port.Interface); err != nil {
+			s.Log.Error("cannot remove the macvtap of a guest", "interface", port.Interface, "owner", port.Owner, "error", err)
+		}
+	}
+}
+
+// Ports gives the NICs that are plugged in, by interface.
+func (n *Network) Ports() []Port {
+	n.portMu.Lock()
+	defer n.portMu.Unlock()
+	return slices.SortedFunc(maps.Values(n.ports), func(a, b Port) int { return strings.Compare(a.Interface, b.Interface) })
+}
+
+func (s *Networks) resolve(nic *device.NIC) (plug, error) {
+	switch nic.Type {
+	case "network":
+		return s.resolveNetwork(nic)
+	case "bridge":
+		return plug{bridge: nic.Bridge, mtu: int(nic.MTU), isolated: nic.Isolated == device.On}, checkIsBridge(nic.Bridge)
+	case "direct":
+		mode, err := macvtapMode(nic.DirectMode)
+		return plug{parent: nic.HostDev, mode: mode, mtu: int(nic.MTU)}, err
+	case "ethernet":
+		return plug{mtu: int(nic.MTU), existing: nic.Managed == device.Off}, nil
+	}
+	return plug{}, fault.New(fault.Unsupported, fault.Config, "a NIC of type %q is not supported", nic.Type)
+}
+
+func (s *Networks) resolveNetwork(nic *device.NIC) (plug, error) {
+	n, err := s.ByName(nic.Network)
+	if err != nil {
+		return plug{}, err
+	}
+	d := n.View().Live
+	if d == nil {
+		return plug{}, fault.New(fault.WrongState, fault.Network, "network %q is not active; start it", n.name)
+	}
+	if nic.PortGroup != "" && !slices.ContainsFunc(d.PortGroups, func(g PortGroup) bool { return g.Name == nic.PortGroup }) {
+		return plug{}, fault.New(fault.Invalid, fault.Config, "network %q has no port group %q", n.name, nic.PortGroup)
+	}
+	p := plug{network: n, bridge: d.Bridge.Name, mtu: cmp.Or(int(nic.MTU), d.MTU)}
+	p.isolated = nic.Isolated == device.On || nic.Isolated == device.Unset && d.Isolated == device.On
+	if d.direct() {
+		p.bridge = ""
+		if p.mode, err = macvtapMode(string(d.Forward.Mode)); err == nil {
+			p.parent, err = n.pickParent(d)
+		}
+	}
+	return p, err
+}
+
+func macvtapMode(word string) (link.MacvtapMode, error) {
+	switch word {
+	case "", "vepa":
+		return link.VEPA, nil
+	case "bridge":
+		return link.BridgeMode, nil
+	case "private":
+		return link.Private, nil
+	case "passthrough":
+		return link.Passthrough, nil
+	}
+	return 0, fault.New(fault.Invalid, fault.Config, "%q is no mode of a direct NIC", word)
+}
+
+// pickParent chooses the link of a network that has the fewest guests; one
+// that is lent whole must have none.
+func (n *Network) pickParent(d *Definition) (string, error) {
+	used := map[string]int{}
+	for _, p := range n.Ports() {
+		used[p.Parent]++
+	}
+	best := slices.MinFunc(d.Forward.Interfaces, func(a, b string) int { return cmp.Compare(used[a], used[b]) })
+	if d.Forward.Mode == ForwardPassthrough && used[best] > 0 {
+		return "", fault.New(fault.NoCapacity, fault.Network, "all %d interfaces of network %q are in use", len(d.Forward.Interfaces), n.name)
+	}
+	return best, nil
+}
+
+// backend opens the kernel's back end for a NIC that can use it.
+func backend(a *device.NICAttachment, nic *device.NIC) error {
+	switch {
+	case nic.Backend == "qemu":
+		a.VHostReason = "the definition asks for QEMU's own back end"
+		return nil
+	case !virtio(nic):
+		a.VHostReason = fmt.Sprintf("a NIC of model %q cannot use it", nic.Model)
+		return nil
+	}
+	files, err := link.OpenVHost(max(int(nic.Queues), 1))
+	if err != nil && nic.Backend == "vhost" {
+		return err
+	}
+	if err != nil {
+		a.VHostReason = err.Error()
+		return nil
+	}
+	a.VHost = files
+	return nil
+}
+
+func virtio(nic *device.NIC) bool { return strings.HasPrefix(nic.Model, "virtio") }
+
+func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p plug) error {
+	t := link.Tap{
+		Queues: int(nic.Queues), VNetHeader: virtio(nic), MTU: p.mtu, Bridge: p.bridge, Isolated: p.isolated,
+		Up: nic.Link != "down", Existing: p.existing,
+	}
+	if p.existing && nic.Target == "" {
+		return invalid("a NIC that brings its own tap needs the name of it as target")
+	}
+	if mac, err := net.ParseMAC(nic.MAC); err == nil && len(mac) == 6 && !p.existing {
+		// Above all others, so that the bridge never takes it for its own.
+		mac[0] = 0xfe
+		t.MAC = mac
+	}
+	return named(nic.Target, "vnet%d", s.taps.Add, func(name string) (err error) {
+		t.Name, a.IfName = name, name
+		a.Tap, err = link.OpenTap(t)
+		return err
+	})
+}
+
+func (s *Networks) openMacvtap(a *device.NICAttachment, nic *device.NIC, p plug) error {
+	mac, err := net.ParseMAC(nic.MAC)
+	if err != nil {
+		return invalid("%q is no MAC address", nic.MAC)
+	}
+	m := link.Macvtap{
+		Parent: p.parent, Mode: p.mode, MAC: mac, MTU: p.mtu,
+		Queues: int(nic.Queues), VNetHeader: virtio(nic), Up: nic.Link != "down",
+	}
+	return named(nic.Target, "macvtap%d", s.macvtaps.Add, func(name string) (err error) {
+		m.Name, a.IfName = name, name
+		a.Tap, err = link.OpenMacvtap(m)
+		return err
+	})
+}
+
+// maxNames bounds the search for a free name, above the links that one host
+// can have in use.
+const maxNames = 1 << 16
+
+// named does something with the name given, or with names of a row until one
+// is free. Numbers count up, so that a name does not pass at once from one
+// guest to the next.
+func named(given, row string, next func(uint64) uint64, do func(name string) error) error {
+	if given != "" {
+		return do(given)
+	}
+	for range maxNames {
+		if err := do(fmt.Sprintf(row, next(1)-1)); !fault.Is(err, fault.Exists) {
+			return err
+		}
+	}
+	return fault.New(fault.NoCapacity, fault.Interface, "no name like %q is free", row)
+}
+
+// Heard gives the addresses that the host has lately heard a MAC from.
+func Heard(mac string) ([]netip.Addr, error) {
+	hw, err := net.ParseMAC(mac)
+	if err != nil {
+		return nil, errors.Join(invalid("%q is no MAC address", mac), err)
+	}
+	all, err := link.Neighbours()
+	var out []netip.Addr
+	for _, n := range all {
+		if n.MAC.String() == hw.String() {
+			out = append(out, n.Address)
+		}
+	}
+	return out, err
+}

@@ -1,0 +1,232 @@
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/link"
+)
+
+// running is the file by which the next daemon knows what runs. It is written
+// before the first link is made and removed after the last one has gone, so
+// that whatever moment a daemon dies at, the next one finishes or undoes.
+type running struct {
+	Boot         string        `json:"boot"`
+	Ready        bool          `json:"ready"` // false while starting and ending
+	Definition   string        `json:"definition"`
+	ChosenBridge bool          `json:"chosenBridge"`
+	Service      *link.Process `json:"service,omitempty"`
+}
+
+const runningSuffix = ".running.json"
+
+func (n *Network) runningFile() string { return filepath.Join(n.home.Run, n.uuid+runningSuffix) }
+
+func (n *Network) files() link.DnsmasqFiles { return link.DnsmasqIn(n.home.Data, n.home.Run, n.uuid) }
+
+func (n *Network) removeLeases() { _ = os.Remove(n.files().Leases) }
+
+// mark writes the running file.
+func (n *Network) mark(d *Definition, ready, chosen bool) error {
+	doc, err := d.XML(0)
+	if err != nil {
+		return err
+	}
+	r := running{Boot: n.home.boot, Ready: ready, Definition: doc, ChosenBridge: chosen}
+	if n.service != nil {
+		p := n.service.Process()
+		r.Service = &p
+	}
+	body, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	path := n.runningFile()
+	if err = os.WriteFile(path+".new", body, 0o600); err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Network, "cannot record what runs")
+}
+
+// up makes what a network consists of, or nothing. It runs with the turn.
+func (n *Network) up(ctx context.Context, d *Definition, chosen bool) error {
+	if err := n.admit(d); err != nil {
+		return err
+	}
+	err := n.mark(d, false, chosen)
+	if err == nil && d.Managed() {
+		err = n.build(ctx, d)
+	}
+	if err == nil {
+		err = n.mark(d, true, chosen)
+	}
+	if err == nil {
+		n.plugAgain(d)
+		return nil
+	}
+	// What was begun is undone even when the request has been given up.
+	undo, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), closeGrace,
+		fault.New(fault.Timeout, fault.Network, "not undone within %v", closeGrace))
+	defer cancel()
+	return errors.Join(err, n.down(undo, d))
+}
+
+// admit refuses early what the host has no room for.
+func (n *Network) admit(d *Definition) error {
+	if !d.Managed() {
+		return admitLinks(d)
+	}
+	if _, err := link.ByName(d.Bridge.Name); !fault.Is(err, fault.NotFound) {
+		return fault.New(fault.Exists, fault.Network, "the bridge name %q is taken by another interface of the host", d.Bridge.Name)
+	}
+	routes, err := link.Routes()
+	if err != nil {
+		return err
+	}
+	for _, ip := range d.IPs {
+		if r := clash(ip.Prefix(), routes); r != nil {
+			return fault.New(fault.Busy, fault.Network, "the addresses %s are already in use on the host's interface %q; choose others", ip.Prefix().Masked(), r.Device)
+		}
+	}
+	return nil
+}
+
+// admitLinks checks that the host has what an unmanaged network refers to.
+func admitLinks(d *Definition) error {
+	if d.direct() {
+		for _, name := range d.Forward.Interfaces {
+			if _, err := link.ByName(name); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return checkIsBridge(d.Bridge.Name)
+}
+
+func checkIsBridge(name string) error {
+	l, err := link.ByName(name)
+	if err == nil && l.Kind != "bridge" {
+		return fault.New(fault.Invalid, fault.Config, "the host's interface %q is no bridge", name)
+	}
+	return err
+}
+
+// build makes the links, rules and processes of a managed network. What it
+// leaves behind when it fails is for down.
+func (n *Network) build(ctx context.Context, d *Definition) error {
+	mac, err := net.ParseMAC(d.MAC)
+	if err != nil {
+		return fault.Wrap(err, fault.Internal, fault.Network, "the bridge has no address")
+	}
+	name := d.Bridge.Name
+	err = link.CreateBridge(link.Bridge{
+		Name: name, MAC: mac, MTU: d.MTU, STP: d.Bridge.STP, Delay: time.Duration(d.Bridge.Delay) * time.Second,
+	})
+	if err != nil {
+		return err
+	}
+	if err := address(d); err != nil {
+		return err
+	}
+	if err := link.SetUp(name); err != nil {
+		return err
+	}
+	for _, r := range d.Routes {
+		if err := link.AddRoute(name, r.Destination, r.Gateway, r.Metric); err != nil {
+			return err
+		}
+	}
+	if err := forward(d); err != nil {
+		return err
+	}
+	if rules, some := d.rules(); some {
+		if err := n.home.firewall.Apply(rules); err != nil {
+			return err
+		}
+	}
+	return n.serve(ctx, d)
+}
+
+func address(d *Definition) error {
+	six := d.IPv6.Or(false)
+	for _, ip := range d.IPs {
+		six = six || ip.Address.Is6()
+	}
+	if err := link.QuietIPv6(d.Bridge.Name, six); err != nil {
+		return err
+	}
+	for _, ip := range d.IPs {
+		if err := link.AddAddress(d.Bridge.Name, ip.Prefix()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forward lets the host route for a network that leads anywhere.
+func forward(d *Definition) error {
+	if d.Forward.Mode == ForwardNone {
+		return nil
+	}
+	four, six := false, false
+	for _, ip := range d.IPs {
+		four, six = four || ip.Address.Is4(), six || ip.Address.Is6()
+	}
+	var err error
+	if four {
+		err = link.ForwardIPv4()
+	}
+	if six {
+		err = errors.Join(err, link.ForwardIPv6())
+	}
+	return err
+}
+
+// down ends whatever there is of a network, however far it had come. It runs
+// with the turn and may be repeated.
+func (n *Network) down(ctx context.Context, d *Definition) error {
+	err := n.mark(d, false, false)
+	if d.Managed() {
+		err = errors.Join(err, n.stopService(ctx), n.home.firewall.Remove(d.Bridge.Name), removeBridge(d))
+	}
+	if err != nil {
+		return err
+	}
+	err = os.Remove(n.runningFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return fault.Wrap(err, fault.Failed, fault.Network, "cannot forget what ran")
+}
+
+// removeBridge removes a network's bridge and no other that has taken its name.
+func removeBridge(d *Definition) error {
+	l, err := link.ByName(d.Bridge.Name)
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil || l.Kind != "bridge" || l.MAC.String() != d.MAC {
+		return err
+	}
+	return link.Remove(d.Bridge.Name)
+}
+
+// plugAgain puts the guests that were plugged in when the network was ended
+// back on its bridge.
+func (n *Network) plugAgain(d *Definition) {
+	for _, p := range n.Ports() {
+		if p.Parent != "" {
+			continue
+		}
+		if err := link.SetBridge(p.Interface, d.Bridge.Name); err != nil && !fault.Is(err, fault.NotFound) {
+			n.home.Log.Warn("cannot plug a guest in again", "network", n.name, "interface", p.Interface, "owner", p.Owner, "error", err)
+		}
+	}
+}

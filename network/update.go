@@ -1,0 +1,353 @@
+package network
+
+import (
+	"context"
+	"encoding/xml"
+	"slices"
+
+	"libvirt.org/go/libvirtxml"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// Section is a part of a definition that can be changed by itself.
+type Section string
+
+// The sections that can be changed, with virsh's words for them.
+const (
+	SectionDHCPHost         Section = "ip-dhcp-host"
+	SectionDHCPRange        Section = "ip-dhcp-range"
+	SectionForwardInterface Section = "forward-interface"
+	SectionPortGroup        Section = "portgroup"
+	SectionDNSHost          Section = "dns-host"
+	SectionDNSTXT           Section = "dns-txt"
+	SectionDNSSRV           Section = "dns-srv"
+)
+
+// Command says what to do to a section.
+type Command string
+
+// The commands. Adding refuses what is there already, the others what is not.
+const (
+	AddFirst Command = "add-first"
+	AddLast  Command = "add-last"
+	Modify   Command = "modify"
+	Delete   Command = "delete"
+)
+
+// Scope says which definition of a network a change is for. Neither means the
+// one in force.
+type Scope struct{ Live, Config bool }
+
+// Update is a change to one entry of one section.
+type Update struct {
+	Command Command
+	Section Section
+	Parent  int    // which <ip> the entry belongs to, from 0; -1 for the one that serves DHCP
+	XML     string // the entry
+	Scope   Scope
+}
+
+// Update changes a network while it runs, in its kept definition, or both.
+func (n *Network) Update(ctx context.Context, u Update) error {
+	return n.edit(ctx, u.Scope, func(d Definition) (Definition, error) {
+		d, err := d.apply(u)
+		if err != nil {
+			return d, err
+		}
+		return d, d.check()
+	})
+}
+
+// edit makes a change to the definitions that a scope names: to none unless
+// it can be made to all.
+func (n *Network) edit(ctx context.Context, s Scope, change func(Definition) (Definition, error)) error {
+	return n.change(ctx, func() error {
+		v := *n.View()
+		live, config := s.Live, s.Config
+		if !live && !config {
+			live, config = v.Active(), !v.Active()
+		}
+		if live && !v.Active() {
+			return fault.New(fault.WrongState, fault.Network, "network %q is not active", n.name)
+		}
+		if config && !v.Persistent() {
+			return fault.New(fault.WrongState, fault.Network, "network %q is transient and has no definition that is kept", n.name)
+		}
+		after := v
+		for _, part := range []struct {
+			wanted bool
+			d      **Definition
+		}{{live, &after.Live}, {config, &after.Config}} {
+			if !part.wanted {
+				continue
+			}
+			changed, err := change(**part.d)
+			if err != nil {
+				return err
+			}
+			*part.d = &changed
+		}
+		return n.replace(ctx, v, after)
+	})
+}
+
+// replace puts changed definitions in force and keeps them. It runs with the
+// turn.
+func (n *Network) replace(ctx context.Context, before, after View) error {
+	if after.Live != before.Live {
+		if err := n.reconfigure(ctx, before.Live, after.Live); err != nil {
+			return err
+		}
+		if err := n.mark(after.Live, true, after.chosenBridge); err != nil {
+			return err
+		}
+	}
+	if after.Config != before.Config {
+		if err := n.save(after); err != nil {
+			return err
+		}
+	}
+	n.publish(after)
+	if after.Config != before.Config {
+		n.tell(event.Defined)
+	}
+	return nil
+}
+
+// reconfigure makes a running network follow a changed definition.
+func (n *Network) reconfigure(ctx context.Context, before, after *Definition) error {
+	rules, some := after.rules()
+	if some && !slices.Equal(before.Forward.Interfaces, after.Forward.Interfaces) {
+		if err := n.home.firewall.Apply(rules); err != nil {
+			return err
+		}
+	}
+	was, _ := before.service()
+	is, needed := after.service()
+	switch {
+	case was == is:
+		return nil
+	case needed && n.service != nil && was.Config == is.Config:
+		return n.service.Reload(is)
+	}
+	if err := n.stopService(ctx); err != nil {
+		return err
+	}
+	return n.serve(ctx, after)
+}
+
+// apply gives the definition with one entry changed. What it shares with the
+// one before is never written to.
+func (d Definition) apply(u Update) (Definition, error) {
+	switch u.Section {
+	case SectionDHCPHost, SectionDHCPRange:
+		return d.applyDHCP(u)
+	case SectionForwardInterface, SectionPortGroup:
+		return d.applyForward(u)
+	case SectionDNSHost, SectionDNSTXT, SectionDNSSRV:
+		return d.applyDNS(u)
+	}
+	return d, fault.New(fault.Unsupported, fault.Network, "section %q of a network cannot be changed by itself; define the network again", u.Section)
+}
+
+func (d Definition) applyDHCP(u Update) (Definition, error) {
+	i, err := d.dhcpParent(u)
+	if err != nil {
+		return d, err
+	}
+	dhcp := DHCP{}
+	if d.IPs[i].DHCP != nil {
+		dhcp = *d.IPs[i].DHCP
+	}
+	if u.Section == SectionDHCPHost {
+		dhcp.Hosts, err = entry(u, "host", dhcp.Hosts, (*reader).dhcpHost, hosts)
+	} else if dhcp.Ranges, err = entry(u, "range", dhcp.Ranges, (*reader).dhcpRange, ranges); err == nil && u.Command == Modify {
+		err = fault.New(fault.Unsupported, fault.Network, "a DHCP range cannot be modified; delete it and add another")
+	}
+	d.IPs = slices.Clone(d.IPs)
+	d.IPs[i].DHCP = &dhcp
+	return d, err
+}
+
+// dhcpParent finds the <ip> that an entry belongs to: without a number, the one
+// that serves DHCP, else the first of IPv4.
+func (d *Definition) dhcpParent(u Update) (int, error) {
+	if u.Parent >= len(d.IPs) || len(d.IPs) == 0 {
+		return 0, fault.New(fault.WrongState, fault.Network, "network %q has no <ip> with the number %d", d.Name, u.Parent)
+	}
+	if u.Parent >= 0 {
+		return u.Parent, nil
+	}
+	if i := slices.IndexFunc(d.IPs, func(ip IP) bool { return ip.DHCP != nil }); i >= 0 {
+		return i, nil
+	}
+	return max(slices.IndexFunc(d.IPs, func(ip IP) bool { return ip.Address.Is4() }), 0), nil
+}
+
+func (d Definition) applyForward(u Update) (_ Definition, err error) {
+	if u.Section == SectionPortGroup {
+		d.PortGroups, err = entry(u, "portgroup", d.PortGroups, (*reader).portGroup, portGroups)
+		return d, err
+	}
+	if u.Command == Modify {
+		return d, fault.New(fault.Unsupported, fault.Network, "an interface to forward to cannot be modified; delete it and add another")
+	}
+	if d.Forward.Mode == ForwardNone {
+		return d, fault.New(fault.WrongState, fault.Network, "network %q is isolated and forwards to no interface", d.Name)
+	}
+	d.Forward.Interfaces, err = entry(u, "interface", d.Forward.Interfaces,
+		func(_ *reader, x libvirtxml.NetworkForwardInterface) string { return x.Dev }, identity[string]())
+	return d, err
+}
+
+func (r *reader) portGroup(x libvirtxml.NetworkPortGroup) PortGroup {
+	return PortGroup{Name: x.Name, Default: r.yesNo("default", x.Default)}
+}
+
+func (d Definition) applyDNS(u Update) (_ Definition, err error) {
+	if d.DNS.Enable == device.Off {
+		return d, fault.New(fault.WrongState, fault.Network, "network %q serves no names", d.Name)
+	}
+	switch u.Section {
+	case SectionDNSHost:
+		d.DNS.Hosts, err = entry(u, "host", d.DNS.Hosts, (*reader).nameHost, nameHosts)
+	case SectionDNSTXT:
+		d.DNS.TXTs, err = entry(u, "txt", d.DNS.TXTs, func(_ *reader, x libvirtxml.NetworkDNSTXT) TXT { return TXT{x.Name, x.Value} }, txts)
+	case SectionDNSSRV:
+		d.DNS.SRVs, err = entry(u, "srv", d.DNS.SRVs, func(_ *reader, x libvirtxml.NetworkDNSSRV) SRV { return srv(x) }, srvs)
+	case SectionDHCPHost, SectionDHCPRange, SectionForwardInterface, SectionPortGroup:
+	}
+	return d, err
+}
+
+// identify says how the entries of a section are told apart: which one an
+// added entry would clash with, which one a modified or deleted one means.
+type identify[T any] struct{ clash, names func(there, given T) bool }
+
+func identity[T comparable]() identify[T] {
+	same := func(a, b T) bool { return a == b }
+	return identify[T]{clash: same, names: same}
+}
+
+// agree reports whether a given field, if it is given, is what is there.
+func agree[T comparable](there, given T) bool {
+	var none T
+	return given == none || there == given
+}
+
+// shared reports whether a field is given on both sides and the same.
+func shared[T comparable](a, b T) bool {
+	var none T
+	return a != none && a == b
+}
+
+var hosts = identify[Host]{
+	clash: func(a, b Host) bool {
+		return shared(a.MAC, b.MAC) || shared(a.ID, b.ID) || shared(a.Address, b.Address) || shared(a.Name, b.Name)
+	},
+	names: func(a, b Host) bool {
+		if b.MAC != "" || b.ID != "" {
+			return a.MAC == b.MAC && a.ID == b.ID
+		}
+		return agree(a.Name, b.Name) && agree(a.Address, b.Address)
+	},
+}
+
+var ranges = identify[Range]{
+	clash: func(a, b Range) bool { return a.First == b.First && a.Last == b.Last },
+	names: func(a, b Range) bool { return a.First == b.First && a.Last == b.Last },
+}
+
+var portGroups = identify[PortGroup]{
+	clash: func(a, b PortGroup) bool { return a.Name == b.Name },
+	names: func(a, b PortGroup) bool { return a.Name == b.Name },
+}
+
+var nameHosts = identify[NameHost]{
+	clash: func(a, b NameHost) bool { return a.Address == b.Address || meet(a.Names, b.Names) },
+	names: func(a, b NameHost) bool {
+		if b.Address.IsValid() {
+			return a.Address == b.Address
+		}
+		return meet(a.Names, b.Names)
+	},
+}
+
+func meet(a, b []string) bool {
+	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
+}
+
+var txts = identify[TXT]{
+	clash: func(a, b TXT) bool { return a.Name == b.Name },
+	names: func(a, b TXT) bool { return a.Name == b.Name },
+}
+
+var srvs = identify[SRV]{
+	clash: func(a, b SRV) bool {
+		return a.Service == b.Service && a.Protocol == b.Protocol && a.Domain == b.Domain && a.Target == b.Target
+	},
+	names: func(a, b SRV) bool {
+		return a.Service == b.Service && a.Protocol == b.Protocol && agree(a.Domain, b.Domain) && agree(a.Target, b.Target)
+	},
+}
+
+// entry reads the entry of an update and changes a list by it. The list given
+// stays as it is.
+func entry[X, T any](u Update, element string, list []T, understand func(*reader, X) T, by identify[T]) ([]T, error) {
+	item, err := readEntry(u, element, understand)
+	if err != nil {
+		return nil, err
+	}
+	match := by.names
+	if u.Command == AddFirst || u.Command == AddLast {
+		match = by.clash
+	}
+	var at []int
+	for i, there := range list {
+		if match(there, item) {
+			at = append(at, i)
+		}
+	}
+	list = slices.Clone(list)
+	switch u.Command {
+	case AddFirst, AddLast:
+		if len(at) > 0 {
+			return nil, fault.New(fault.WrongState, fault.Network, "an entry of section %s like that is there already", u.Section)
+		}
+		if u.Command == AddFirst {
+			return append([]T{item}, list...), nil
+		}
+		return append(list, item), nil
+	case Modify, Delete:
+		if len(at) != 1 {
+			return nil, fault.New(fault.WrongState, fault.Network, "%d entries of section %s match what is given, and one is needed", len(at), u.Section)
+		}
+		if u.Command == Modify {
+			list[at[0]] = item
+			return list, nil
+		}
+		return slices.Delete(list, at[0], at[0]+1), nil
+	}
+	return nil, fault.New(fault.Invalid, fault.Network, "%q is no command for a section of a network", u.Command)
+}
+
+func readEntry[X, T any](u Update, element string, understand func(*reader, X) T) (item T, err error) {
+	root, err := markup.Parse(u.XML)
+	if err != nil {
+		return item, err
+	}
+	if root.Name != element {
+		return item, fault.New(fault.Invalid, fault.XML, "section %s takes a <%s>, not a <%s>", u.Section, element, root.Name)
+	}
+	var x X
+	if err := xml.Unmarshal([]byte(u.XML), &x); err != nil {
+		return item, fault.Wrap(err, fault.Invalid, fault.XML, "cannot read the <%s>", element)
+	}
+	r := &reader{}
+	item = understand(r, x)
+	return item, r.err
+}
