@@ -38,6 +38,8 @@ type Facts struct {
 	Memory uint64
 	// Firmware is nil on a machine without SMBIOS.
 	Firmware *kernel.DMI
+	// IOMMU says that devices can be passed to guests.
+	IOMMU bool
 }
 
 // factsAge is how old facts may be before a reader has them read anew.
@@ -66,7 +68,7 @@ func (inv *Inventory) Facts() *Facts { return inv.facts.get() }
 func (inv *Inventory) Refresh() error { return inv.facts.refresh() }
 
 func (inv *Inventory) readFacts() (*Facts, error) {
-	facts := &Facts{Read: time.Now(), Arch: kernel.Arch()}
+	facts := &Facts{Read: time.Now(), Arch: kernel.Arch(), IOMMU: inv.root.IOMMU()}
 	h, err := inv.root.Topology()
 	if err != nil {
 		return nil, err

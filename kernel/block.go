@@ -78,8 +78,16 @@ func (d *BlockDevice) takeUdev(u udevRecord) {
 
 // driveNames are the kernel's prefixes for drives.
 var driveNames = []struct{ prefix, kind string }{
-	{"vd", "disk"}, {"sd", "disk"}, {"nvme", "disk"}, {"xvd", "disk"}, {"hd", "disk"}, {"mmcblk", "disk"}, {"dasd", "disk"},
-	{"pmem", "disk"}, {"sr", "cdrom"}, {"fd", "floppy"},
+	{"vd", "disk"},
+	{"sd", "disk"},
+	{"nvme", "disk"},
+	{"xvd", "disk"},
+	{"hd", "disk"},
+	{"mmcblk", "disk"},
+	{"dasd", "disk"},
+	{"pmem", "disk"},
+	{"sr", "cdrom"},
+	{"fd", "floppy"},
 }
 
 // nameKind tells the kind from the name when udev does not.

@@ -68,7 +68,7 @@ func TestHardwareNames(t *testing.T) {
 			t.Errorf("a name is %q, want %q", got, want)
 		}
 	}
-	if name := (kernel.At(t.TempDir())).PCINames([]kernel.HardwareID{radio}).Vendor(0x8086); name != "" {
+	if name := kernel.At(t.TempDir()).PCINames([]kernel.HardwareID{radio}).Vendor(0x8086); name != "" {
 		t.Errorf("without pci.ids the vendor is %q", name)
 	}
 }

@@ -132,7 +132,7 @@ func (g *Group) cpuMax(l Limits) string {
 
 func (g *Group) memoryKnobs(l Limits) []knob {
 	var knobs []knob
-	add := func(limit string, value, v1, v2 string) {
+	add := func(limit, value, v1, v2 string) {
 		knobs = append(knobs, knob{limit, MemoryController, []string{g.pick(v1, v2)}, value})
 	}
 	unlimited := orMinusOne

@@ -51,8 +51,12 @@ var ethtoolOffloads = []struct {
 	name    string
 	command uint32
 }{
-	{"rx", unix.ETHTOOL_GRXCSUM}, {"tx", unix.ETHTOOL_GTXCSUM}, {"sg", unix.ETHTOOL_GSG},
-	{"tso", unix.ETHTOOL_GTSO}, {"gso", unix.ETHTOOL_GGSO}, {"gro", unix.ETHTOOL_GGRO},
+	{"rx", unix.ETHTOOL_GRXCSUM},
+	{"tx", unix.ETHTOOL_GTXCSUM},
+	{"sg", unix.ETHTOOL_GSG},
+	{"tso", unix.ETHTOOL_GTSO},
+	{"gso", unix.ETHTOOL_GGSO},
+	{"gro", unix.ETHTOOL_GGRO},
 }
 
 // ethtoolFlags are the bits that ETHTOOL_GFLAGS answers.

@@ -175,6 +175,10 @@ func parseLink(express []byte) *PCILink {
 	}
 }
 
+// IOMMU says whether the kernel keeps devices apart from each other's memory,
+// which passing one to a guest needs.
+func (r Root) IOMMU() bool { return len(r.list("sys/kernel/iommu_groups")) > 0 }
+
 // HardwareID is a vendor's number and the number of one of its products.
 type HardwareID struct {
 	Vendor, Product uint16

@@ -24,8 +24,8 @@ func (r Root) Topology() (*topology.Host, error) {
 		return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot tell which processors are online")
 	}
 	h := &topology.Host{Online: online}
-	if h.Possible, err = r.cpuList(cpuDir, "possible"); err != nil {
-		h.Possible = online
+	if h.Present, err = r.cpuList(cpuDir, "present"); err != nil {
+		h.Present = online
 	}
 	cpus, caches := r.cpus(online)
 	h.Caches = caches

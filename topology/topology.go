@@ -16,8 +16,8 @@ type Host struct {
 	// Cells are in ascending order of ID; there is always at least one on a
 	// machine whose kernel knows no nodes.
 	Cells []Cell
-	// Possible are the processors that may ever come online.
-	Possible CPUSet
+	// Present are the processors that are plugged in, those switched off too.
+	Present CPUSet
 	// Online are the processors that run now; they are the ones in Cells.
 	Online CPUSet
 	// Caches are in the order of their first processors.

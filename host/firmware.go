@@ -1,0 +1,136 @@
+package host
+
+import (
+	"encoding/json"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Firmware is a UEFI image that is installed on the host, as its package
+// describes it in QEMU's own format.
+type Firmware struct {
+	// Code is the image; Template is the empty variable store that belongs to it,
+	// or "" for an image that keeps no variables.
+	Code, Template string
+	// Format and TemplateFormat are raw or qcow2.
+	Format, TemplateFormat string
+	// Flash says that the image goes into flash; otherwise it is plain memory.
+	Flash bool
+	// Features are the description's words: secure-boot, requires-smm, ...
+	Features []string
+	targets  []firmwareTarget
+}
+
+// firmwareDescription is the part of a description that Lodge reads.
+type firmwareDescription struct {
+	Interfaces []string `json:"interface-types"`
+	Mapping    struct {
+		Device     string       `json:"device"`
+		Filename   string       `json:"filename"`
+		Executable firmwareFile `json:"executable"`
+		Template   firmwareFile `json:"nvram-template"`
+	} `json:"mapping"`
+	Targets  []firmwareTarget `json:"targets"`
+	Features []string         `json:"features"`
+}
+
+type firmwareFile struct {
+	Filename string `json:"filename"`
+	Format   string `json:"format"`
+}
+
+// firmwareTarget is an architecture and patterns of machine types.
+type firmwareTarget struct {
+	Architecture string   `json:"architecture"`
+	Machines     []string `json:"machines"`
+}
+
+// Suits says whether the firmware runs on a machine type, by its full name.
+func (f *Firmware) Suits(arch, machine string) bool {
+	for _, t := range f.targets {
+		if t.Architecture != arch {
+			continue
+		}
+		for _, pattern := range t.Machines {
+			if ok, err := path.Match(pattern, machine); ok && err == nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Has says whether the description names a feature.
+func (f *Firmware) Has(feature string) bool { return slices.Contains(f.Features, feature) }
+
+// firmwareDirs hold descriptions, later ones first. A file hides those of the
+// same name in earlier ones; an empty one only hides.
+var firmwareDirs = []string{"/usr/share/qemu/firmware", "/etc/qemu/firmware"}
+
+// Firmwares reads the descriptions of the UEFI images whose files are there, in
+// the order in which they are to be preferred. A description that cannot be
+// understood is told to the log and left out.
+func Firmwares(log *slog.Logger) []Firmware { return readFirmwares(log, firmwareDirs) }
+
+func readFirmwares(log *slog.Logger, dirs []string) []Firmware {
+	files := map[string]string{}
+	for _, dir := range dirs {
+		found, err := filepath.Glob(filepath.Join(dir, "*.json"))
+		if err != nil {
+			continue // the pattern is sound
+		}
+		for _, file := range found {
+			files[filepath.Base(file)] = file
+		}
+	}
+	var list []Firmware
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		f, err := readFirmware(files[name])
+		if err != nil {
+			log.Warn("a description of firmware is left out", "file", files[name], "error", err)
+			continue
+		}
+		if f != nil {
+			list = append(list, *f)
+		}
+	}
+	return list
+}
+
+// readFirmware gives nothing for what is no UEFI image, or is not there.
+func readFirmware(file string) (*Firmware, error) {
+	in, err := os.Open(file)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read it")
+	}
+	defer in.Close()
+	const most = 1 << 20
+	text, err := io.ReadAll(io.LimitReader(in, most))
+	if err != nil || len(text) == 0 {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read it")
+	}
+	var d firmwareDescription
+	if err := json.Unmarshal(text, &d); err != nil {
+		return nil, fault.Wrap(err, fault.Invalid, fault.Host, "cannot understand it")
+	}
+	f := &Firmware{Features: d.Features, targets: d.Targets}
+	switch d.Mapping.Device {
+	case "flash":
+		f.Flash = true
+		f.Code, f.Format = d.Mapping.Executable.Filename, d.Mapping.Executable.Format
+		f.Template, f.TemplateFormat = d.Mapping.Template.Filename, d.Mapping.Template.Format
+	case "memory":
+		f.Code, f.Format = d.Mapping.Filename, "raw"
+	}
+	if _, err := os.Stat(f.Code); err != nil || !slices.Contains(d.Interfaces, "uefi") {
+		return nil, nil //nolint:nilnil // it is no error to describe what is not installed
+	}
+	return f, nil
+}
