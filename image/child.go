@@ -29,7 +29,8 @@ const (
 	waitForPipe = 5 * time.Second
 )
 
-// Tool is the qemu-img program of this host.
+// Tool is the qemu-img program of this host. A nil one makes and resizes raw
+// images, which need no tool, and refuses all else.
 type Tool struct {
 	path string
 	log  *slog.Logger
@@ -48,6 +49,9 @@ func FindTool(log *slog.Logger) (*Tool, error) {
 // hands what it prints to said. It returns when the process has ended, which a
 // cancelled ctx makes it do at once.
 func (t *Tool) run(ctx context.Context, cpu time.Duration, files []*os.File, said io.Writer, args ...string) error {
+	if t == nil {
+		return fault.New(fault.Unsupported, fault.Config, "qemu-img is not installed; install the package qemu-utils")
+	}
 	var complaint bytes.Buffer
 	cmd := exec.CommandContext(ctx, t.path, args...)
 	cmd.Env = []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "MALLOC_ARENA_MAX=2"}

@@ -267,8 +267,6 @@ type Copy struct {
 	Into *os.File
 	// Format of Into, which is empty and as large as From or larger.
 	Format Format
-	// Dense writes zeros where From has none, so that Into gets all its space.
-	Dense bool
 	// Progress is told the share that is done, 0 to 1, from one goroutine. It
 	// may be nil.
 	Progress func(float64)
@@ -290,12 +288,7 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 	if format == ISO {
 		format = Raw
 	}
-	args := []string{"convert", "-p", "-n", "-O", string(format)}
-	if c.Dense {
-		args = append(args, "-S", "0")
-	} else {
-		args = append(args, "--target-is-zero")
-	}
+	args := []string{"convert", "-p", "-n", "--target-is-zero", "-O", string(format)}
 	files := []*os.File{c.Into}
 	for _, layer := range c.From {
 		files = append(files, layer.File)

@@ -1,0 +1,172 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Build says how much of a pool's storage is made.
+type Build int
+
+// The ways to build. Directories are made by all of them but NoBuild; a file
+// system is made on a pool's device by the last two only.
+const (
+	NoBuild Build = iota
+	MakeTarget
+	KeepExisting // refuses a device that holds something
+	Overwrite
+)
+
+// defaultTargetMode lets guests' processes reach their images and not list them.
+const defaultTargetMode = 0o711
+
+// Build makes the storage of an inactive pool.
+func (p *Pool) Build(ctx context.Context, how Build) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	d, err := p.idle("build")
+	if err != nil {
+		return err
+	}
+	if err := p.build(ctx, d, how); err != nil {
+		return err
+	}
+	p.tell(event.PoolChange{Change: event.Created})
+	return nil
+}
+
+func (p *Pool) build(ctx context.Context, d *definition, how Build) error {
+	p.setBuilding(true)
+	defer p.setBuilding(false)
+	if d.kind != FS && (how == KeepExisting || how == Overwrite) {
+		return fault.New(fault.Unsupported, fault.Config, "a pool of type %q has no device to make a file system on", d.kind)
+	}
+	if err := tell(ctx, p.lane, func() error { return makeTarget(d) }); err != nil {
+		return err
+	}
+	if how == KeepExisting || how == Overwrite {
+		return makeFileSystem(ctx, d, how)
+	}
+	return nil
+}
+
+func (p *Pool) setBuilding(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.building = on
+	p.publish()
+}
+
+// makeTarget makes the directory with those above it. One that is there
+// already only gets the permissions that were asked for.
+func makeTarget(d *definition) error {
+	if err := os.MkdirAll(filepath.Dir(d.target), 0o755); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Pool, "cannot make the directories above %s", d.target)
+	}
+	mode := d.perms.mode
+	err := os.Mkdir(d.target, defaultTargetMode)
+	switch {
+	case err == nil && mode < 0:
+		mode = defaultTargetMode
+	case err != nil && !errors.Is(err, os.ErrExist):
+		return fault.Wrap(err, fault.Failed, fault.Pool, "cannot make directory %s", d.target)
+	}
+	dir, err := unix.Open(d.target, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Pool, "%s is no directory that can be used", d.target)
+	}
+	f := os.NewFile(uintptr(dir), d.target)
+	defer f.Close() //nolint:errcheck // opened to read
+	return setPermissions(f, permissions{mode, d.perms.owner, d.perms.group}, fault.Pool)
+}
+
+// setPermissions gives an open file its owner, and then its mode, because a
+// change of owner clears bits of it.
+func setPermissions(f *os.File, p permissions, s fault.Subject) error {
+	if p.owner >= 0 || p.group >= 0 {
+		if err := f.Chown(p.owner, p.group); err != nil {
+			return fault.Wrap(err, fault.Failed, s, "cannot give %s to %d:%d", f.Name(), p.owner, p.group)
+		}
+	}
+	if p.mode >= 0 {
+		if err := unix.Fchmod(int(f.Fd()), uint32(p.mode)); err != nil {
+			return fault.Wrap(err, fault.Failed, s, "cannot set mode %04o of %s", p.mode, f.Name())
+		}
+	}
+	return nil
+}
+
+// makeFileSystem formats the pool's device.
+func makeFileSystem(ctx context.Context, d *definition, how Build) error {
+	if d.format == "auto" {
+		return fault.New(fault.Invalid, fault.Config, "name a source format to make a file system on %s", d.device)
+	}
+	tool := "mkfs." + d.format
+	if err := needTool(tool, ""); err != nil {
+		return err
+	}
+	if how == KeepExisting {
+		found, err := contentOf(ctx, d.device)
+		if err != nil {
+			return err
+		}
+		if found != "" {
+			return fault.New(fault.Exists, fault.Pool, "%s holds %s already; build with overwrite to lose it", d.device, found)
+		}
+	}
+	var force []string
+	switch d.format {
+	case "ext2", "ext3", "ext4":
+		force = []string{"-F"}
+	case "xfs":
+		force = []string{"-f"}
+	}
+	_, err := run(ctx, mkfsTime, tool, append(force, d.device)...)
+	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot make a file system on %s", d.device)
+}
+
+// contentOf says what a device holds, or "".
+func contentOf(ctx context.Context, device string) (string, error) {
+	out, err := run(ctx, mountTime, "blkid", "-p", "-o", "value", "-s", "TYPE", "-s", "PTTYPE", device)
+	var exit *exitError
+	if errors.As(err, &exit) && exit.code == 2 { // nothing that it knows
+		return "", nil
+	}
+	return strings.Join(strings.Fields(out), ", "), err
+}
+
+// Delete removes the storage of an inactive pool: its directory, which has to
+// be empty.
+func (p *Pool) Delete(ctx context.Context) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	d, err := p.idle("delete")
+	if err != nil {
+		return err
+	}
+	if d.kind != Dir {
+		return fault.New(fault.Unsupported, fault.Config, "the storage of a pool of type %q is not deleted", d.kind)
+	}
+	err = tell(ctx, p.lane, func() error { return unix.Rmdir(d.target) })
+	if err != nil {
+		kind := fault.Failed
+		if fault.Is(err, fault.Timeout) {
+			kind = fault.Timeout
+		}
+		return fault.Wrap(err, kind, fault.Pool, "cannot remove %s", d.target)
+	}
+	p.tell(event.PoolChange{Change: event.Deleted})
+	return nil
+}

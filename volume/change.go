@@ -1,0 +1,197 @@
+package volume
+
+import (
+	"context"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+)
+
+// ResizeOptions change how a volume is resized.
+type ResizeOptions struct {
+	Allocate bool // take the space that is added
+	Delta    bool // the size is a difference
+	Shrink   bool // allow to lose what lies beyond the new end
+}
+
+// ResizeVolume changes the capacity of a volume, in bytes.
+func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o ResizeOptions) error {
+	return p.change(ctx, name, "resize", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
+		target, err := o.settle(v, size)
+		if err != nil {
+			return err
+		}
+		if image.InUse(f) != image.Unused {
+			return fault.New(fault.Busy, fault.Volume, "a guest has it open; resize the guest's disk instead (virsh blockresize)")
+		}
+		grown := image.Thin
+		if o.Allocate {
+			grown = image.Falloc
+			if view := p.View(); target > v.Virtual && target-v.Virtual > view.Available {
+				return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes more and the pool has %d", target-v.Virtual, view.Available)
+			}
+		}
+		return p.pools.images.Resize(ctx, f, v.Format, target, grown, o.Shrink)
+	})
+}
+
+// settle gives the capacity that is asked for.
+func (o ResizeOptions) settle(v *Volume, size uint64) (uint64, error) {
+	target := size
+	switch {
+	case o.Delta && o.Shrink:
+		target = v.Virtual - min(size, v.Virtual)
+	case o.Delta:
+		if size > 1<<63-1-min(v.Virtual, 1<<63-1) {
+			return 0, fault.New(fault.Invalid, fault.Volume, "a capacity of %d and %d bytes is more than a disk can have", v.Virtual, size)
+		}
+		target = v.Virtual + size
+	}
+	if target < v.Virtual && !o.Shrink {
+		return 0, fault.New(fault.Invalid, fault.Volume, "cannot shrink it from %d to %d bytes unless told to shrink: the data beyond are lost", v.Virtual, target)
+	}
+	return target, nil
+}
+
+// WipeVolume overwrites all data of a volume with zeros or, with trim, gives
+// the blocks back to the storage. A qcow2 image is an empty one after that;
+// images of other formats than raw and qcow2 are left as zeros.
+func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
+	return p.change(ctx, name, "wipe", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
+		if image.InUse(f) != image.Unused {
+			return fault.New(fault.Busy, fault.Volume, "a guest has it open; stop the guest first")
+		}
+		if err := image.Erase(ctx, f, trim, j.progress); err != nil {
+			return err
+		}
+		if err := f.Sync(); err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot sync")
+		}
+		if v.Format != image.Qcow2 || v.Kind != File {
+			return nil
+		}
+		if err := f.Truncate(0); err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot truncate")
+		}
+		plan := image.Plan{
+			Format: v.Format, Virtual: v.Virtual, Compat: v.Compat, ClusterSize: v.ClusterSize,
+			LazyRefcounts: v.LazyRefcounts, ExtendedL2: v.ExtendedL2,
+		}
+		return p.pools.images.Make(ctx, f, plan)
+	})
+}
+
+// change runs work on a volume that nobody else works on, with its file open
+// to write, and reads the volume again.
+func (p *Pool) change(ctx context.Context, name, verb string, work func(context.Context, *job, *Volume, *os.File) error) error {
+	v, err := p.Volume(name)
+	if err != nil {
+		return err
+	}
+	if v.Kind == Directory {
+		return fault.New(fault.Unsupported, fault.Volume, "cannot %s volume %q: it is a directory", verb, name)
+	}
+	j, err := p.begin(name, verb, true)
+	if err != nil {
+		return err
+	}
+	err = p.beside(ctx, name, func(ctx context.Context) error {
+		f, v, err := p.open(ctx, name, unix.O_RDWR)
+		if err != nil {
+			return err
+		}
+		defer f.Close() //nolint:errcheck // what matters is synced before
+		if err := work(ctx, j, v, f); err != nil {
+			return err
+		}
+		return p.reread(ctx, name)
+	})
+	if err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.About(err), "cannot %s volume %q of pool %q", verb, name, p.name)
+	}
+	return nil
+}
+
+// open opens a volume's file to change it, and looks at it again.
+func (p *Pool) open(ctx context.Context, name string, mode int) (*os.File, *Volume, error) {
+	d, err := p.active()
+	if err != nil {
+		return nil, nil, err
+	}
+	f, err := ask(ctx, p.lane, answerTime, func() (*os.File, error) {
+		if err := p.look(d, name); err != nil {
+			return nil, err
+		}
+		return openFile(d.target, name, mode)
+	}, func(f *os.File) { _ = f.Close() })
+	if err != nil {
+		return nil, nil, err
+	}
+	v, err := p.Volume(name)
+	if err != nil {
+		_ = f.Close() // nothing was written
+		return nil, nil, err
+	}
+	return f, v, nil
+}
+
+// DeleteVolume removes a volume.
+func (p *Pool) DeleteVolume(ctx context.Context, name string) error {
+	d, err := p.active()
+	if err != nil {
+		return err
+	}
+	if _, err := p.Volume(name); err != nil {
+		return err
+	}
+	if _, err := p.begin(name, "delete", true); err != nil {
+		return err
+	}
+	err = p.beside(ctx, name, func(ctx context.Context) error {
+		err := tell(ctx, p.lane, func() error {
+			if err := removeFile(d.target, name); err != nil && !fault.Is(err, fault.NotFound) {
+				return err
+			}
+			p.hide(d, name)
+			return p.remeasure(d)
+		})
+		if err == nil {
+			p.undeclare(name)
+		}
+		return err
+	})
+	if err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot delete volume %q of pool %q", name, p.name)
+	}
+	return nil
+}
+
+// FreshVolume gives a volume as it is now if the file system answers at once,
+// else as it was.
+func (p *Pool) FreshVolume(ctx context.Context, name string) (*Volume, error) {
+	if _, err := p.Volume(name); err != nil {
+		return nil, err
+	}
+	d, err := p.active()
+	if err != nil {
+		return nil, err
+	}
+	if p.lane.stuck() > patience || p.isChanging(name) {
+		return p.Volume(name)
+	}
+	_, err = ask(ctx, p.lane, freshTime, func() (struct{}, error) { return struct{}{}, p.look(d, name) }, nil)
+	if fault.Is(err, fault.NotFound) {
+		return nil, err
+	}
+	return p.Volume(name)
+}
+
+func (p *Pool) isChanging(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	j := p.jobs[name]
+	return j != nil && j.exclusive
+}

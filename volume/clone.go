@@ -1,0 +1,138 @@
+package volume
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+)
+
+// CloneVolume makes a volume as a document describes it, with the data of a
+// volume of this or of another pool.
+func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source string, o CreateOptions) (*Volume, error) {
+	w, err := parseVolume(doc, o.Validate)
+	if err != nil {
+		return nil, err
+	}
+	origin, err := from.Volume(source)
+	if err != nil {
+		return nil, err
+	}
+	if origin.Kind == Directory {
+		return nil, fault.New(fault.Unsupported, fault.Volume, "volume %q is a directory and cannot be cloned", source)
+	}
+	if _, err := from.begin(source, "copying", false); err != nil {
+		return nil, err
+	}
+	return p.make(ctx, w, func() { from.end(source) }, func(ctx context.Context, j *job) (*draft, error) {
+		if w.capacity == nil || *w.capacity < origin.Virtual {
+			w.capacity = &origin.Virtual
+		}
+		if w.isLike(origin) {
+			return p.drawCopy(w, origin, o, j), nil
+		}
+		return p.drawConversion(ctx, w, origin, o, j)
+	})
+}
+
+// isLike says whether a copy of the origin's bytes is what is wished for.
+func (w *wish) isLike(origin *Volume) bool {
+	isRaw := func(f image.Format) bool { return f == image.Raw || f == image.ISO }
+	switch {
+	case origin.Problem != "" || origin.External:
+		return false
+	case w.format != origin.Format && !(isRaw(w.format) && isRaw(origin.Format)):
+		return false
+	case w.compat != "" && w.compat != origin.Compat, w.clusterSize != 0 && w.clusterSize != origin.ClusterSize:
+		return false
+	case w.lazy && !origin.LazyRefcounts, w.extended && !origin.ExtendedL2:
+		return false
+	case w.backing == nil || origin.Backing == nil:
+		return w.backing == nil && origin.Backing == nil
+	}
+	return w.backing.Name == origin.backingPath && filepath.IsAbs(origin.Backing.Name) &&
+		(w.backing.Format == "" || w.backing.Format == origin.Backing.Format)
+}
+
+// drawCopy drafts a copy of bytes, which keeps format, options and backing
+// store and looks at nothing inside of the image.
+func (p *Pool) drawCopy(w *wish, origin *Volume, o CreateOptions, j *job) *draft {
+	d := &draft{plan: image.Plan{Format: w.format, Virtual: *w.capacity, NoCOW: w.noCOW}, space: origin.Allocated}
+	isRaw := w.format == image.Raw || w.format == image.ISO
+	if isRaw {
+		d.allocate(w.allocation, false)
+	}
+	if o.Reflink {
+		d.space = 0
+	}
+	d.fill = func(ctx context.Context, f *os.File) error {
+		source, err := openUnwritten(origin)
+		if err != nil {
+			return err
+		}
+		defer source.Close() //nolint:errcheck // opened to read
+		if isRaw && !o.Reflink {
+			if err := p.pools.images.Make(ctx, f, d.plan); err != nil {
+				return err
+			}
+		}
+		if o.Reflink {
+			err = image.Reflink(source, f)
+		} else {
+			err = image.CopyBytes(ctx, source, f, j.progress)
+		}
+		if err != nil || *w.capacity == origin.Virtual {
+			return err
+		}
+		return p.pools.images.Resize(ctx, f, w.format, *w.capacity, image.Thin, false)
+	}
+	return d
+}
+
+// drawConversion drafts a copy of what a guest would read, with all layers of
+// the origin in one.
+func (p *Pool) drawConversion(ctx context.Context, w *wish, origin *Volume, o CreateOptions, j *job) (*draft, error) {
+	switch {
+	case o.Reflink:
+		return nil, fault.New(fault.Unsupported, fault.Volume, "a copy in another format or without its backing store cannot share blocks; copy without reflink")
+	case w.backing != nil:
+		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy whose format, options or backing store are not those of its source; leave it out to get a full copy")
+	}
+	d, err := p.draw(ctx, w, o)
+	if err != nil {
+		return nil, err
+	}
+	d.fill = func(ctx context.Context, f *os.File) error {
+		source, err := openUnwritten(origin)
+		if err != nil {
+			return err
+		}
+		_ = source.Close() // opened to read
+		chain, err := image.OpenChain(ctx, origin.Path, origin.Format)
+		if err != nil {
+			return err
+		}
+		defer chain.Close()
+		if err := p.pools.images.Make(ctx, f, d.plan); err != nil {
+			return err
+		}
+		return p.pools.images.Convert(ctx, image.Copy{From: chain, Into: f, Format: w.format, Progress: j.progress})
+	}
+	return d, nil
+}
+
+// openUnwritten opens a volume to read, unless a guest writes to it: a copy of
+// that would be one of no moment.
+func openUnwritten(v *Volume) (*os.File, error) {
+	f, err := image.Open(v.Path)
+	if err != nil {
+		return nil, err
+	}
+	if image.InUse(f) == image.Written {
+		_ = f.Close() // opened to read
+		return nil, fault.New(fault.Busy, fault.Volume, "a guest has %q open to write; stop the guest first", v.Name)
+	}
+	return f, nil
+}

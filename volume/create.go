@@ -1,0 +1,287 @@
+package volume
+
+import (
+	"context"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+)
+
+// CreateOptions change how a volume is made.
+type CreateOptions struct {
+	// Validate refuses what no version of the document's format knows.
+	Validate bool
+	// Metadata lays out the tables of a qcow2 image in advance, and all its
+	// space where the allocation asked for is the capacity.
+	Metadata bool
+	// Reflink makes a copy share the blocks of its source, or fails.
+	Reflink bool
+}
+
+// draft is a volume that is about to be made.
+type draft struct {
+	plan image.Plan
+	// space is what will be taken at once, in bytes.
+	space uint64
+	// fill writes the new volume's file, which is empty.
+	fill func(ctx context.Context, f *os.File) error
+}
+
+// CreateVolume makes a volume as a document describes it.
+func (p *Pool) CreateVolume(ctx context.Context, doc string, o CreateOptions) (*Volume, error) {
+	w, err := parseVolume(doc, o.Validate)
+	if err != nil {
+		return nil, err
+	}
+	if o.Reflink {
+		return nil, fault.New(fault.Invalid, fault.Volume, "a new volume has no source to share blocks with")
+	}
+	return p.make(ctx, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
+		d, err := p.draw(ctx, w, o)
+		if err != nil {
+			return nil, err
+		}
+		d.fill = func(ctx context.Context, f *os.File) error { return p.pools.images.Make(ctx, f, d.plan) }
+		return d, nil
+	})
+}
+
+// draw makes a draft of a wish, looking at the backing store that it names.
+func (p *Pool) draw(ctx context.Context, w *wish, o CreateOptions) (*draft, error) {
+	d := &draft{plan: image.Plan{
+		Format: w.format, NoCOW: w.noCOW,
+		Compat: w.compat, ClusterSize: w.clusterSize, LazyRefcounts: w.lazy, ExtendedL2: w.extended,
+	}}
+	if w.backing != nil {
+		below, err := p.pools.base(ctx, w.backing)
+		if err != nil {
+			return nil, err
+		}
+		d.plan.Backing = &image.Backing{Name: w.backing.Name, Format: below.Format}
+		d.plan.Virtual = below.Virtual
+	}
+	if w.capacity != nil {
+		d.plan.Virtual = *w.capacity
+	} else if w.backing == nil {
+		return nil, fault.New(fault.Invalid, fault.XML, "volume %q has no capacity", w.name)
+	}
+	d.allocate(w.allocation, o.Metadata)
+	return d, d.plan.Check()
+}
+
+// allocate settles what space is taken at once. A raw volume takes what its
+// allocation says, and all where that is not given; one with a format takes
+// none unless told to.
+func (d *draft) allocate(allocation *uint64, metadata bool) {
+	whole := allocation == nil || *allocation >= d.plan.Virtual
+	isRaw := d.plan.Format == image.Raw || d.plan.Format == image.ISO
+	switch {
+	case isRaw && whole:
+		d.plan.Preallocation, d.space = image.Falloc, d.plan.Virtual
+	case isRaw:
+		d.plan.Reserved, d.space = *allocation, *allocation
+	case metadata && whole && allocation != nil:
+		d.plan.Preallocation, d.space = image.Falloc, d.plan.Virtual
+	case metadata:
+		d.plan.Preallocation = image.Metadata
+	}
+}
+
+// base looks at a backing store with all below it. Its format is the declared
+// one, else that of the volume it is, else raw if it looks like nothing else.
+func (ps *Pools) base(ctx context.Context, b *image.Backing) (image.Info, error) {
+	format := b.Format
+	if format == "" {
+		if _, v, err := ps.ByPath(b.Name); err == nil {
+			format = v.Format
+		}
+	}
+	chain, err := image.OpenChain(ctx, b.Name, format)
+	if err != nil {
+		return image.Info{}, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot use backing store %s", b.Name)
+	}
+	defer chain.Close()
+	return chain[0].Info, nil
+}
+
+// make makes a volume's file: it takes the name, has it filled, gives it its
+// owner and shows it. What fails half way is removed again. After is called
+// once, when nothing is done any more.
+func (p *Pool) make(ctx context.Context, w *wish, after func(), draw func(context.Context, *job) (*draft, error)) (*Volume, error) {
+	if _, err := p.Volume(w.name); err == nil {
+		after()
+		return nil, fault.New(fault.Exists, fault.Volume, "volume %q exists already in pool %q", w.name, p.name)
+	}
+	j, err := p.begin(w.name, "creation", true)
+	if err != nil {
+		after()
+		return nil, err
+	}
+	err = p.beside(ctx, w.name, func(ctx context.Context) error {
+		defer after()
+		d, err := draw(ctx, j)
+		if err != nil {
+			return err
+		}
+		return p.lay(ctx, w, d)
+	})
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot create volume %q in pool %q", w.name, p.name)
+	}
+	return p.Volume(w.name)
+}
+
+// lay makes the file of a volume that is drawn.
+func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
+	if view := p.View(); d.space > view.Available {
+		return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes and the pool has %d; ask for a smaller allocation to make it thin", d.space, view.Available)
+	}
+	f, inode, err := p.reserve(ctx, w.name, d.plan)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // what matters was checked before
+	if err = d.fill(ctx, f); err == nil {
+		err = setPermissions(f, w.perms, fault.Volume)
+	}
+	if err == nil {
+		err = p.complete(ctx, w.name, declaration{Format: d.plan.Format, Inode: inode})
+	}
+	if err != nil {
+		p.discard(w.name, inode)
+	}
+	return err
+}
+
+// reserve makes the file of a volume to be and shows the volume, so that its
+// progress can be seen.
+func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.File, uint64, error) {
+	type made struct {
+		f     *os.File
+		inode uint64
+	}
+	d, err := p.active()
+	if err != nil {
+		return nil, 0, err
+	}
+	m, err := ask(ctx, p.lane, answerTime, func() (made, error) {
+		f, inode, err := makeFile(d.target, name)
+		if err != nil {
+			return made{}, err
+		}
+		v, err := readVolume(p.name, d.target, name, declaration{Format: image.Raw, Inode: inode})
+		if err == nil && v != nil {
+			v.Format, v.Virtual = plan.Format, plan.Virtual
+			p.show(d, v)
+		}
+		return made{f, inode}, nil
+	}, func(m made) {
+		_ = m.f.Close() // nothing was written
+		_ = removeInode(d.target, name, m.inode)
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := p.declare(name, declaration{Format: plan.Format, Inode: m.inode, Building: true}); err != nil {
+		_ = m.f.Close() // nothing was written
+		p.discard(name, m.inode)
+		return nil, 0, err
+	}
+	return m.f, m.inode, nil
+}
+
+// complete records a volume as made and reads it.
+func (p *Pool) complete(ctx context.Context, name string, d declaration) error {
+	if err := p.declare(name, d); err != nil {
+		return err
+	}
+	return p.reread(ctx, name)
+}
+
+// discard removes a volume that was not completed.
+func (p *Pool) discard(name string, inode uint64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.pools.life), closeTime)
+	defer cancel()
+	d, err := p.active()
+	if err == nil {
+		err = tell(ctx, p.lane, func() error {
+			p.hide(d, name)
+			return removeInode(d.target, name, inode)
+		})
+	}
+	if err != nil {
+		// Its record says that it is half made: the next start of the pool removes it.
+		p.pools.log.Warn("cannot remove half-made volume", "pool", p.name, "volume", name, "error", err)
+		return
+	}
+	p.undeclare(name)
+}
+
+// show and hide change one volume of the view of a pool that is still the same.
+func (p *Pool) show(d *definition, v *Volume) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used == d {
+		p.volumes = with(p.volumes, v)
+		p.publish()
+	}
+}
+
+func (p *Pool) hide(d *definition, name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used == d {
+		p.volumes = without(p.volumes, name)
+		p.publish()
+	}
+}
+
+// reread looks at one volume and at the pool's sizes again.
+func (p *Pool) reread(ctx context.Context, name string) error {
+	d, err := p.active()
+	if err != nil {
+		return err
+	}
+	return tell(ctx, p.lane, func() error { return p.look(d, name) })
+}
+
+// look is reread in the lane.
+func (p *Pool) look(d *definition, name string) error {
+	p.mu.Lock()
+	declared := p.declared[name]
+	p.mu.Unlock()
+	v, err := readVolume(p.name, d.target, name, declared)
+	if err != nil {
+		return err
+	}
+	if v == nil {
+		p.hide(d, name)
+		return fault.New(fault.NotFound, fault.Volume, "no volume %q in pool %q", name, p.name)
+	}
+	p.show(d, v)
+	return p.remeasure(d)
+}
+
+// remeasure takes the sizes of the pool's file system, in the lane.
+func (p *Pool) remeasure(d *definition) error {
+	fd, err := unix.Open(d.target, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return dirFault(err, d.target)
+	}
+	dir := os.NewFile(uintptr(fd), d.target)
+	defer dir.Close() //nolint:errcheck // opened to read
+	s, perms, err := measure(dir)
+	if err != nil {
+		return dirFault(err, d.target)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used == d {
+		p.space, p.perms = s, perms
+		p.publish()
+	}
+	return nil
+}

@@ -1,0 +1,241 @@
+package volume
+
+import (
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+	"libvirt.org/go/libvirtxml"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// Type is what sort of storage a pool is.
+type Type string
+
+// The types that are built.
+const (
+	Dir   Type = "dir"   // a directory as it is
+	FS    Type = "fs"    // a file system on a block device, mounted
+	NetFS Type = "netfs" // an export of another host, mounted
+)
+
+// permissions are a file's mode and owner; -1 where nothing was asked for.
+type permissions struct{ mode, owner, group int }
+
+var noPermissions = permissions{-1, -1, -1}
+
+// definition is what was understood of a pool's document. It is immutable.
+type definition struct {
+	kind   Type
+	name   string
+	uuid   string
+	target string // absolute path of the directory with the volumes
+	perms  permissions
+
+	device   string // fs: the block device
+	host     string // netfs
+	dir      string // netfs: the path of the export
+	format   string // fs, netfs: of the file system; "auto" leaves it to mount
+	protocol string // netfs: version of the protocol, "" for any
+}
+
+// maxName bounds names of pools and volumes: what a file name can have.
+const maxName = 255
+
+// checkName refuses names that would be paths, or that no line of a list can hold.
+func checkName(s fault.Subject, name string) error {
+	switch {
+	case name == "":
+		return fault.New(fault.Invalid, s, "the %s has no name", s)
+	case len(name) > maxName:
+		return fault.New(fault.Invalid, s, "a name of %d bytes is longer than %d", len(name), maxName)
+	case name == "." || name == ".." || strings.Contains(name, "/"):
+		return fault.New(fault.Invalid, s, "name %q is a path: leave out '/' and dots alone", name)
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
+		return fault.New(fault.Invalid, s, "name %q has control characters", name)
+	}
+	return nil
+}
+
+// parsePool understands the document of a pool. Id is the UUID to give it
+// where the document has none; "" makes a new one.
+func parsePool(doc, id string, validate bool) (*definition, error) {
+	root, err := markup.Parse(doc)
+	if err != nil {
+		return nil, err
+	}
+	if root.Name != "pool" {
+		return nil, fault.New(fault.Invalid, fault.XML, "the root is <%s>, not <pool>", root.Name)
+	}
+	d := &definition{kind: Type(root.Attr("type")), name: root.Child("name").Text(), uuid: id, perms: noPermissions}
+	if err := checkType(d.kind); err != nil {
+		return nil, err
+	}
+	if err := checkName(fault.Pool, d.name); err != nil {
+		return nil, err
+	}
+	if err := d.readUUID(root.Child("uuid").Text()); err != nil {
+		return nil, err
+	}
+	if d.target, err = cleanPath(root.Child("target").Child("path").Text()); err != nil {
+		return nil, fault.Wrap(err, fault.Invalid, fault.Pool, "pool %q has no usable target", d.name)
+	}
+	if d.perms, err = readPermissions(root.Child("target").Child("permissions")); err != nil {
+		return nil, err
+	}
+	if err := d.readSource(root.Child("source")); err != nil {
+		return nil, err
+	}
+	return d, explainLoss(root, d.understood(), &libvirtxml.StoragePool{}, doc, validate, poolStatus)
+}
+
+// absent are libvirt's types that are not built, with what it would take.
+var absent = map[Type]string{
+	"logical":      "volume groups are not driven yet; mount a logical volume as a pool of type fs, or use its path as a disk of type block",
+	"disk":         "partitions are not made yet; use the partition's path as a disk of type block",
+	"iscsi":        "log in with iscsiadm and use the device as a disk of type block",
+	"iscsi-direct": "give the disk its network source instead",
+	"scsi":         "use the device under /dev/disk as a disk of type block",
+	"mpath":        "use the device under /dev/mapper as a disk of type block",
+	"rbd":          "give the disk its network source instead",
+	"sheepdog":     "it is gone from QEMU",
+	"gluster":      "mount it and define a pool of type dir or netfs",
+	"zfs":          "use the device under /dev/zvol as a disk of type block",
+	"vstorage":     "mount it and define a pool of type dir",
+}
+
+func checkType(t Type) error {
+	switch t {
+	case Dir, FS, NetFS:
+		return nil
+	case "":
+		return fault.New(fault.Invalid, fault.XML, "the pool has no type")
+	}
+	if why, ok := absent[t]; ok {
+		return fault.New(fault.Unsupported, fault.Config, "pools of type %q are not built: %s", t, why)
+	}
+	return fault.New(fault.Invalid, fault.XML, "pool type %q is not known", t)
+}
+
+func (d *definition) readUUID(text string) error {
+	if text == "" {
+		if d.uuid == "" {
+			d.uuid = uuid.NewString()
+		}
+		return nil
+	}
+	id, err := uuid.Parse(strings.TrimSpace(text))
+	if err != nil {
+		return fault.Wrap(err, fault.Invalid, fault.XML, "pool %q has a malformed uuid", d.name)
+	}
+	d.uuid = id.String()
+	return nil
+}
+
+// cleanPath takes an absolute path and gives it in its shortest form.
+func cleanPath(path string) (string, error) {
+	switch {
+	case path == "":
+		return "", fault.New(fault.Invalid, fault.XML, "a path is missing")
+	case !filepath.IsAbs(path):
+		return "", fault.New(fault.Invalid, fault.XML, "path %q is not absolute", path)
+	case !utf8.ValidString(path) || strings.ContainsFunc(path, unicode.IsControl) || len(path) >= 4096:
+		return "", fault.New(fault.Invalid, fault.XML, "path %q is no path", path)
+	}
+	return filepath.Clean(path), nil
+}
+
+// readPermissions takes mode (octal), owner and group (numbers, -1 for "as it comes").
+func readPermissions(e *markup.Element) (permissions, error) {
+	p := noPermissions
+	for _, field := range []struct {
+		name string
+		base int
+		max  int64
+		into *int
+	}{{"mode", 8, 0o7777, &p.mode}, {"owner", 10, 1<<32 - 2, &p.owner}, {"group", 10, 1<<32 - 2, &p.group}} {
+		text := strings.TrimSpace(e.Child(field.name).Text())
+		if text == "" || text == "-1" {
+			continue
+		}
+		n, err := strconv.ParseInt(text, field.base, 64)
+		if err != nil || n < 0 || n > field.max {
+			return p, fault.New(fault.Invalid, fault.XML, "permissions: %s %q is no number in range", field.name, text)
+		}
+		*field.into = int(n)
+	}
+	return p, nil
+}
+
+// Formats of the file systems that mount and mkfs are asked for; the first is
+// what a document without one means.
+var (
+	fsFormats    = []string{"auto", "ext2", "ext3", "ext4", "ufs", "iso9660", "udf", "gfs", "gfs2", "vfat", "hfs+", "xfs", "ocfs2"}
+	netFSFormats = []string{"auto", "nfs", "glusterfs", "cifs"}
+)
+
+func (d *definition) readSource(source *markup.Element) error {
+	if d.kind == Dir {
+		return nil
+	}
+	formats := fsFormats
+	if d.kind == NetFS {
+		formats = netFSFormats
+	}
+	if d.format = attr(source.Child("format"), "type"); d.format == "" {
+		d.format = formats[0]
+	}
+	if !slices.Contains(formats, d.format) {
+		return fault.New(fault.Invalid, fault.XML, "source format %q is not one of %s", d.format, strings.Join(formats, ", "))
+	}
+	var err error
+	if d.kind == FS {
+		d.device, err = cleanPath(attr(source.Child("device"), "path"))
+		return fault.Wrap(err, fault.Invalid, fault.XML, "pool %q has no usable source device", d.name)
+	}
+	d.host, d.protocol = attr(source.Child("host"), "name"), attr(source.Child("protocol"), "ver")
+	if !hostName.MatchString(d.host) {
+		return fault.New(fault.Invalid, fault.XML, "pool %q has no usable source host: %q", d.name, d.host)
+	}
+	if !protocolVersion.MatchString(d.protocol) {
+		return fault.New(fault.Invalid, fault.XML, "protocol version %q is no version", d.protocol)
+	}
+	d.dir, err = cleanPath(attr(source.Child("dir"), "path"))
+	return fault.Wrap(err, fault.Invalid, fault.XML, "pool %q has no usable source directory", d.name)
+}
+
+// Hosts and versions become arguments of mount.
+var (
+	hostName        = regexp.MustCompile(`^[0-9A-Za-z\[][0-9A-Za-z.:_\]-]{0,254}$`)
+	protocolVersion = regexp.MustCompile(`^[0-9]?(\.[0-9])?$`)
+)
+
+// attr gives an attribute of an element that may be missing.
+func attr(e *markup.Element, name string) string {
+	if e == nil {
+		return ""
+	}
+	return e.Attr(name)
+}
+
+// source gives what mount is to mount.
+func (d *definition) source() string {
+	switch {
+	case d.kind == FS:
+		return d.device
+	case d.format == "cifs":
+		return "//" + d.host + d.dir
+	}
+	host := d.host
+	if strings.Contains(host, ":") && !strings.HasPrefix(host, "[") {
+		host = "[" + host + "]"
+	}
+	return host + ":" + d.dir
+}

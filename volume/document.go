@@ -1,0 +1,213 @@
+package volume
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"libvirt.org/go/libvirtxml"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// element makes an element with children in order; nil ones are left out.
+func element(name string, children ...*markup.Element) *markup.Element {
+	e := &markup.Element{Name: name}
+	for _, c := range children {
+		if c != nil {
+			e.Children = append(e.Children, c)
+		}
+	}
+	return e
+}
+
+func textElement(name, text string) *markup.Element {
+	return &markup.Element{Name: name, Children: []markup.Node{markup.Text(text)}}
+}
+
+func (f field) on(e *markup.Element) *markup.Element {
+	e.Attrs = append(e.Attrs, markup.Attr{Name: f.name, Value: f.value})
+	return e
+}
+
+// field is an attribute to be.
+type field struct{ name, value string }
+
+func bytesElement(name string, n uint64) *markup.Element {
+	return field{"unit", "bytes"}.on(textElement(name, strconv.FormatUint(n, 10)))
+}
+
+func typed(name, kind string) *markup.Element {
+	return field{"type", kind}.on(element(name))
+}
+
+func (p permissions) element() *markup.Element {
+	if p == noPermissions {
+		return nil
+	}
+	e := element("permissions")
+	if p.mode >= 0 {
+		e.Children = append(e.Children, textElement("mode", fmt.Sprintf("0%o", p.mode)))
+	}
+	if p.owner >= 0 {
+		e.Children = append(e.Children, textElement("owner", strconv.Itoa(p.owner)))
+	}
+	if p.group >= 0 {
+		e.Children = append(e.Children, textElement("group", strconv.Itoa(p.group)))
+	}
+	return e
+}
+
+// understood gives all three, for comparison with what was submitted.
+func (p permissions) understood() *markup.Element {
+	return element("permissions", textElement("mode", "0"), textElement("owner", "0"), textElement("group", "0"))
+}
+
+// space is how much a pool holds, in bytes.
+type space struct{ capacity, allocation, available uint64 }
+
+// document gives the definition in libvirt's order.
+func (d *definition) document(s space) *markup.Element {
+	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid),
+		bytesElement("capacity", s.capacity), bytesElement("allocation", s.allocation), bytesElement("available", s.available),
+		d.sourceElement(), element("target", textElement("path", d.target), d.perms.element())))
+}
+
+// understood gives all that was understood, for comparison.
+func (d *definition) understood() *markup.Element {
+	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid), d.sourceElement(),
+		element("target", textElement("path", d.target), d.perms.understood())))
+}
+
+func (d *definition) sourceElement() *markup.Element {
+	source := element("source")
+	switch d.kind {
+	case FS:
+		source = element("source", field{"path", d.device}.on(element("device")), typed("format", d.format))
+	case NetFS:
+		source = element("source", field{"name", d.host}.on(element("host")), field{"path", d.dir}.on(element("dir")), typed("format", d.format))
+		if d.protocol != "" {
+			source.Children = append(source.Children, field{"ver", d.protocol}.on(element("protocol")))
+		}
+	case Dir:
+		// libvirt prints an empty source on two lines.
+		source.Children = []markup.Node{markup.Text("\n  ")}
+	}
+	return source
+}
+
+// Paths in documents that tell of a state and ask for nothing, so that a
+// dumped document can be submitted again.
+var (
+	poolStatus = map[string]bool{
+		"capacity": true, "allocation": true, "available": true,
+	}
+	volumeStatus = map[string]bool{
+		"@type": true, "key": true, "physical": true, "source": true,
+		"target/path": true, "target/timestamps": true, "backingStore/permissions": true,
+	}
+)
+
+// explainLoss refuses by name what libvirt would know in a document and what
+// was not understood of it. With validate it also refuses what nobody knows.
+func explainLoss(submitted, understood *markup.Element, into libvirtxml.Document, doc string, validate bool, status map[string]bool) error {
+	unread := notStatus(markup.Unknown(submitted, understood), status)
+	if len(unread) == 0 {
+		return nil
+	}
+	if err := into.Unmarshal(doc); err != nil {
+		return fault.Wrap(err, fault.Invalid, fault.XML, "cannot read document")
+	}
+	text, err := into.Marshal()
+	if err != nil {
+		return fault.Wrap(err, fault.Internal, fault.XML, "cannot compare document")
+	}
+	known, err := markup.Parse(text)
+	if err != nil {
+		return err
+	}
+	if lost := notStatus(markup.Unbuilt(submitted, known, understood), status); len(lost) > 0 {
+		return fault.New(fault.Unsupported, fault.Config, "not supported: %s", strings.Join(lost, ", "))
+	}
+	if validate {
+		return fault.New(fault.Invalid, fault.XML, "document failed to validate: unknown %s", strings.Join(unread, ", "))
+	}
+	return nil
+}
+
+// notStatus leaves out the paths of a status and what is below them.
+func notStatus(paths []string, status map[string]bool) []string {
+	return slices.DeleteFunc(paths, func(path string) bool {
+		for p := path; p != "."; p = filepath.Dir(p) {
+			if status[p] {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// document gives a volume in libvirt's order.
+func (v *Volume) document() *markup.Element {
+	target := element("target", textElement("path", v.Path), typed("format", string(v.Format)), v.perms.element(), v.times())
+	if v.Compat != "" {
+		target.Children = append(target.Children, textElement("compat", v.Compat))
+	}
+	if v.ClusterSize != 0 {
+		target.Children = append(target.Children, field{"unit", "B"}.on(textElement("clusterSize", strconv.FormatUint(v.ClusterSize, 10))))
+	}
+	if v.Compat == "1.1" {
+		target.Children = append(target.Children, features(v.LazyRefcounts, v.ExtendedL2))
+	}
+	root := field{"type", string(v.Kind)}.on(element("volume",
+		textElement("name", v.Name), textElement("key", v.Key()),
+		bytesElement("capacity", v.Virtual), bytesElement("allocation", v.Allocated), bytesElement("physical", v.Physical), target))
+	if v.Backing != nil {
+		root.Children = append(root.Children, v.backing())
+	}
+	return root
+}
+
+func features(lazy, extended bool) *markup.Element {
+	e := element("features")
+	if lazy {
+		e.Children = append(e.Children, element("lazy_refcounts"))
+	}
+	if extended {
+		e.Children = append(e.Children, element("extended_l2"))
+	}
+	return e
+}
+
+// backing tells of the layer below what the header says of it. A format that
+// is not declared is not shown, because nobody is to believe it.
+func (v *Volume) backing() *markup.Element {
+	path := v.Backing.Name
+	if v.backingPath != "" {
+		path = v.backingPath
+	}
+	e := element("backingStore", textElement("path", path))
+	if v.Backing.Format != "" {
+		e.Children = append(e.Children, typed("format", string(v.Backing.Format)))
+	}
+	return e
+}
+
+func (v *Volume) times() *markup.Element {
+	e := element("timestamps")
+	for _, t := range []struct {
+		name string
+		at   unix.StatxTimestamp
+	}{{"atime", v.atime}, {"mtime", v.mtime}, {"ctime", v.ctime}, {"btime", v.btime}} {
+		text := strconv.FormatInt(t.at.Sec, 10)
+		if t.at.Nsec != 0 {
+			text = fmt.Sprintf("%d.%09d", t.at.Sec, t.at.Nsec)
+		}
+		e.Children = append(e.Children, textElement(t.name, text))
+	}
+	return e
+}

@@ -1,0 +1,120 @@
+package volume
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+)
+
+// What changes a pool's files goes through here: by names below the open
+// directory, which have no slash, and never through a link.
+
+// openDir opens a pool's directory to name files below it.
+func openDir(target string) (*os.File, error) {
+	fd, err := unix.Open(target, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, dirFault(err, target)
+	}
+	return os.NewFile(uintptr(fd), target), nil
+}
+
+// makeFile makes a new file, which must not be there, and gives its inode.
+func makeFile(target, name string) (*os.File, uint64, error) {
+	dir, err := openDir(target)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer dir.Close() //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, defaultMode)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, 0, fault.New(fault.Exists, fault.Volume, "%s has a file named %q already", target, name)
+	}
+	if err != nil {
+		return nil, 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot make %q in %s", name, target)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		_ = unix.Close(fd) // nothing was written
+		return nil, 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot stat %q", name)
+	}
+	return os.NewFile(uintptr(fd), filepath.Join(target, name)), st.Ino, nil
+}
+
+// openFile opens a volume's file to change it. A link is refused, wherever it
+// leads: what it leads to is another volume, or none of this pool's.
+func openFile(target, name string, mode int) (*os.File, error) {
+	dir, err := openDir(target)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close() //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, nameFault(err, target, name)
+	}
+	defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, nameFault(err, target, name)
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		return nil, fault.New(fault.Invalid, fault.Volume, "%q is a link, and nothing is changed through links; change the file that it leads to", name)
+	}
+	return image.Reopen(fd, filepath.Join(target, name), mode)
+}
+
+// removeFile removes a volume: a file, an empty directory, or a link itself.
+func removeFile(target, name string) error {
+	dir, err := openDir(target)
+	if err != nil {
+		return err
+	}
+	defer dir.Close() //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	if f, err := openFile(target, name, unix.O_RDONLY); err == nil {
+		use := image.InUse(f)
+		_ = f.Close() // opened to read
+		if use == image.Written {
+			return fault.New(fault.Busy, fault.Volume, "a guest has %q open to write; stop the guest first", name)
+		}
+	}
+	err = unix.Unlinkat(int(dir.Fd()), name, 0)
+	if errors.Is(err, unix.EISDIR) {
+		err = unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
+	}
+	if err != nil {
+		return nameFault(err, target, name)
+	}
+	return nil
+}
+
+// removeInode removes a name if it is still the file with that inode.
+func removeInode(target, name string, inode uint64) error {
+	dir, err := openDir(target)
+	if err != nil {
+		return err
+	}
+	defer dir.Close() //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	var st unix.Stat_t
+	err = unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && st.Ino != inode:
+		return nil
+	case err != nil:
+		return nameFault(err, target, name)
+	}
+	return unix.Unlinkat(int(dir.Fd()), name, 0)
+}
+
+func nameFault(err error, target, name string) error {
+	kind := fault.Failed
+	if errors.Is(err, fs.ErrNotExist) {
+		kind = fault.NotFound
+	}
+	return fault.Wrap(err, kind, fault.Volume, "cannot use %q in %s", name, target)
+}

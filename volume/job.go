@@ -1,0 +1,144 @@
+package volume
+
+import (
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// maxJobs bounds the volumes of one pool that are worked on at a time.
+const maxJobs = 32
+
+// job marks a volume as worked on: by one who changes it, or by several who
+// read it.
+type job struct {
+	verb      string
+	exclusive bool
+	readers   int
+	begun     time.Time
+	share     atomic.Uint64 // bits of a float64, 0 to 1
+}
+
+func (j *job) progress(share float64) { j.share.Store(math.Float64bits(share)) }
+
+// Job is work on a volume that goes on now.
+type Job struct {
+	Volume, Verb string
+	Begun        time.Time
+	// Done is the share that is done, 0 to 1, where that is known.
+	Done float64
+}
+
+// Jobs gives the work that goes on in the pool, by volume.
+func (p *Pool) Jobs() []Job {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []Job
+	for _, name := range slices.Sorted(maps.Keys(p.jobs)) {
+		j := p.jobs[name]
+		out = append(out, Job{Volume: name, Verb: j.verb, Begun: j.begun, Done: math.Float64frombits(j.share.Load())})
+	}
+	return out
+}
+
+// begin marks a volume of the active pool. Every begin has its end.
+func (p *Pool) begin(name, verb string, exclusive bool) (*job, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pools.life.Err() != nil {
+		return nil, context.Cause(p.pools.life)
+	}
+	if p.used == nil {
+		return nil, p.inactive()
+	}
+	j := p.jobs[name]
+	switch {
+	case j != nil && (exclusive || j.exclusive):
+		return nil, fault.New(fault.Busy, fault.Volume, "cannot %s volume %q: %s of it goes on since %s", verb, name, j.verb, j.begun.Format(time.TimeOnly))
+	case j != nil:
+		j.readers++
+		return j, nil
+	case len(p.jobs) == maxJobs:
+		return nil, fault.New(fault.Busy, fault.Pool, "%d volumes of pool %q are worked on already", maxJobs, p.name)
+	}
+	j = &job{verb: verb, exclusive: exclusive, readers: 1, begun: time.Now()}
+	p.jobs[name] = j
+	return j, nil
+}
+
+func (p *Pool) end(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if j := p.jobs[name]; j.readers > 1 {
+		j.readers--
+		return
+	}
+	delete(p.jobs, name)
+}
+
+// unused refuses while volumes are worked on.
+func (p *Pool) unused() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, j := range p.jobs {
+		return fault.New(fault.Busy, fault.Pool, "cannot stop pool %q: %s of volume %q goes on", p.name, j.verb, name)
+	}
+	return nil
+}
+
+// beside runs work on a marked volume in a goroutine of its own, which removes
+// the mark, and waits for it. The caller is let go when ctx ends, or when the
+// pool's file system stops answering; the work is told to end then, and its
+// mark stays until it has.
+func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stopping := context.AfterFunc(p.pools.life, func() { cancel(context.Cause(p.pools.life)) })
+	defer stopping()
+	done := make(chan error, 1)
+	p.pools.work.Go(func() {
+		err := work(ctx)
+		p.end(name)
+		done <- err
+	})
+	// Work that was told to end does so at once, unless it is stuck.
+	watch := time.NewTicker(answerTime / 3)
+	defer watch.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-watch.C:
+			if err := p.answers(ctx); fault.Is(err, fault.Timeout) {
+				cancel(err)
+				return p.lastWord(done, err)
+			}
+		case <-ctx.Done():
+			return p.lastWord(done, context.Cause(ctx))
+		}
+	}
+}
+
+// lastWord gives work that was told to end a moment to clean up.
+func (p *Pool) lastWord(done <-chan error, cause error) error {
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(closeTime):
+		return cause
+	}
+}
+
+// answers finds whether the pool's file system answers at all.
+func (p *Pool) answers(ctx context.Context) error {
+	d, err := p.active()
+	if err != nil {
+		return err
+	}
+	return tell(context.WithoutCancel(ctx), p.lane, func() error { return p.remeasure(d) })
+}

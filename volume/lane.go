@@ -1,0 +1,122 @@
+package volume
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Bounds of a lane. A file system that does not answer for as long as patience
+// makes its pool stale; a request is given up after answerTime.
+const (
+	laneDepth  = 64
+	patience   = 2 * time.Second
+	answerTime = 30 * time.Second
+	freshTime  = time.Second // that a reader gives a pool to bring its view up to date
+)
+
+// lane does the short work on one pool's file system, one task after another
+// in a goroutine of its own. System calls on a file system cannot be ended, so
+// a lane may be stuck; then its callers are let go and its age shows it.
+type lane struct {
+	tasks chan *task
+	// busy is since when, in Unix nanoseconds, the present task has made no
+	// progress; 0 when there is none.
+	busy atomic.Int64
+	quit chan struct{}
+	done chan struct{}
+}
+
+type task struct {
+	ctx  context.Context // of the caller, with a deadline
+	work func()
+	done chan struct{}
+}
+
+func newLane() *lane {
+	l := &lane{tasks: make(chan *task, laneDepth), quit: make(chan struct{}), done: make(chan struct{})}
+	go l.run()
+	return l
+}
+
+func (l *lane) run() {
+	defer close(l.done)
+	for {
+		select {
+		case t := <-l.tasks:
+			if t.ctx.Err() != nil {
+				continue // its caller has gone
+			}
+			l.beat()
+			t.work()
+			l.busy.Store(0)
+			close(t.done)
+		case <-l.quit:
+			return
+		}
+	}
+}
+
+// beat tells that the present task gets on. The task itself calls it.
+func (l *lane) beat() { l.busy.Store(time.Now().UnixNano()) }
+
+// stuck says for how long the file system has not answered.
+func (l *lane) stuck() time.Duration {
+	since := l.busy.Load()
+	if since == 0 {
+		return 0
+	}
+	return max(0, time.Since(time.Unix(0, since)))
+}
+
+// stop lets the goroutine end after its present task.
+func (l *lane) stop() { close(l.quit) }
+
+// ask has a lane do work and waits for its answer, up to a limit. An answer
+// that comes when nobody waits any more is handed to discard, which may be
+// nil; work that was not begun by then is never begun.
+func ask[T any](ctx context.Context, l *lane, limit time.Duration, work func() (T, error), discard func(T)) (T, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fault.New(fault.Timeout, fault.Pool, "the pool's file system did not answer within %v", limit))
+	defer cancel()
+	var (
+		none, answer T
+		failure      error
+		settled      atomic.Bool // by the one who comes first: the answer, or the end of waiting
+	)
+	t := &task{ctx: ctx, done: make(chan struct{})}
+	t.work = func() {
+		value, err := work()
+		switch {
+		case settled.CompareAndSwap(false, true):
+			answer, failure = value, err
+		case err == nil && discard != nil:
+			discard(value)
+		}
+	}
+	select {
+	case l.tasks <- t:
+	default:
+		return none, fault.New(fault.Busy, fault.Pool, "%d requests already wait for the pool's file system", laneDepth)
+	}
+	select {
+	case <-t.done:
+	case <-ctx.Done():
+		if settled.CompareAndSwap(false, true) {
+			return none, context.Cause(ctx)
+		}
+		<-t.done
+	case <-l.done:
+		if settled.CompareAndSwap(false, true) {
+			return none, fault.New(fault.WrongState, fault.Pool, "the pool was removed")
+		}
+	}
+	return answer, failure
+}
+
+// tell is ask for work that has no answer but its error.
+func tell(ctx context.Context, l *lane, work func() error) error {
+	_, err := ask(ctx, l, answerTime, func() (struct{}, error) { return struct{}{}, work() }, nil)
+	return err
+}

@@ -1,0 +1,210 @@
+package volume
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Bounds of the tools that mount and make file systems.
+const (
+	mountTime = answerTime
+	mkfsTime  = 10 * time.Minute
+	maxSaid   = 64 << 10
+)
+
+// attach makes a pool's storage appear at its target: nothing for a directory,
+// a mount for the others. What is mounted there already is taken as it is, if
+// it is the same.
+func (p *Pool) attach(ctx context.Context, d *definition) error {
+	if d.kind == Dir {
+		return nil
+	}
+	mounted, err := mountedAt(d.target)
+	switch {
+	case err != nil:
+		return err
+	case mounted == "":
+		return mount(ctx, d)
+	case !d.isSource(mounted):
+		return fault.New(fault.WrongState, fault.Pool, "%s is mounted at %s, and not %s; unmount it first", mounted, d.target, d.source())
+	}
+	return nil
+}
+
+// detach unmounts what attach mounted.
+func (p *Pool) detach(ctx context.Context, d *definition) error {
+	if d.kind == Dir {
+		return nil
+	}
+	mounted, err := mountedAt(d.target)
+	if err != nil || mounted == "" {
+		return err
+	}
+	_, err = run(ctx, mountTime, "umount", d.target)
+	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot unmount pool %q", p.name)
+}
+
+// detachBestEffort undoes attach after another failure, which is the one to tell.
+func (p *Pool) detachBestEffort(d *definition) {
+	ctx, cancel := context.WithTimeout(p.pools.life, mountTime)
+	defer cancel()
+	if err := p.detach(ctx, d); err != nil {
+		p.pools.log.Warn("cannot unmount", "pool", p.name, "error", err)
+	}
+}
+
+// isSource says whether what the kernel calls a mount's source is the pool's.
+func (d *definition) isSource(mounted string) bool {
+	if mounted == d.source() {
+		return true
+	}
+	if d.kind != FS {
+		return strings.TrimSuffix(mounted, "/") == strings.TrimSuffix(d.source(), "/")
+	}
+	ours, err := filepath.EvalSymlinks(d.device)
+	if err != nil {
+		return false
+	}
+	theirs, err := filepath.EvalSymlinks(mounted)
+	return err == nil && ours == theirs
+}
+
+func mount(ctx context.Context, d *definition) error {
+	// Guests' images are data: nothing in a pool is a program or a device.
+	options := "nodev,nosuid,noexec"
+	if d.protocol != "" {
+		options += ",nfsvers=" + d.protocol
+	}
+	args := []string{"-o", options}
+	format := d.format
+	if d.kind == NetFS && format == "auto" {
+		format = "nfs"
+	}
+	if format != "auto" {
+		args = append(args, "-t", format)
+	}
+	if d.kind == NetFS {
+		if err := needTool("mount."+format, map[string]string{"nfs": "nfs-common", "cifs": "cifs-utils", "glusterfs": "glusterfs-client"}[format]); err != nil {
+			return err
+		}
+	}
+	_, err := run(ctx, mountTime, "mount", append(args, d.source(), d.target)...)
+	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot mount %s at %s", d.source(), d.target)
+}
+
+// mountedAt gives the source of what is mounted on a directory, topmost, or "".
+// It asks the kernel's list and not the directory, which may not answer.
+func mountedAt(target string) (string, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", fault.Wrap(err, fault.Failed, fault.Pool, "cannot read the list of mounts")
+	}
+	return sourceAt(string(text), target), nil
+}
+
+// sourceAt finds a mount in a list as mountinfo has it: ten or more fields, the
+// fifth the mount point, and after a lone dash the type and the source.
+func sourceAt(list, target string) string {
+	source := ""
+	for line := range strings.Lines(list) {
+		before, after, ok := strings.Cut(line, " - ")
+		fields, behind := strings.Fields(before), strings.Fields(after)
+		if ok && len(fields) > 4 && len(behind) > 1 && unescape(fields[4]) == target {
+			source = unescape(behind[1])
+		}
+	}
+	return source
+}
+
+// unescape undoes the kernel's octal escapes of blanks and backslashes.
+func unescape(s string) string {
+	var out strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				out.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		out.WriteByte(s[i])
+	}
+	return out.String()
+}
+
+// toolPath is where the host's tools are, whatever the daemon's own PATH.
+const toolPath = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+// needTool refuses by name what a missing program would have to do.
+func needTool(name, pack string) error {
+	for dir := range strings.SplitSeq(toolPath, ":") {
+		if unix.Access(filepath.Join(dir, name), unix.X_OK) == nil {
+			return nil
+		}
+	}
+	if pack == "" {
+		return fault.New(fault.Unsupported, fault.Config, "%s is not installed", name)
+	}
+	return fault.New(fault.Unsupported, fault.Config, "%s is not installed; install the package %s", name, pack)
+}
+
+// run runs a tool to its end and gives what it printed.
+func run(ctx context.Context, limit time.Duration, name string, args ...string) (string, error) {
+	if err := needTool(name, ""); err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fault.New(fault.Timeout, fault.Pool, "%s did not end within %v", name, limit))
+	defer cancel()
+	var out, complaint bytes.Buffer
+	cmd := exec.CommandContext(ctx, "/usr/bin/env", append([]string{"PATH=" + toolPath, name}, args...)...)
+	cmd.Env = []string{"LC_ALL=C"}
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = &bounded{to: &out}, &bounded{to: &complaint}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	err := cmd.Run()
+	switch {
+	case err == nil:
+		return out.String(), nil
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	}
+	text := strings.TrimSpace(complaint.String())
+	if text == "" {
+		text = err.Error()
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = &exitError{code: exit.ExitCode(), text: text}
+	}
+	return out.String(), fault.Wrap(err, fault.Failed, fault.Pool, "%s failed", name)
+}
+
+// exitError is how a tool failed: its exit code and what it complained.
+type exitError struct {
+	code int
+	text string
+}
+
+func (e *exitError) Error() string { return e.text }
+
+// bounded keeps the first maxSaid bytes of what a tool says.
+type bounded struct{ to *bytes.Buffer }
+
+func (b *bounded) Write(p []byte) (int, error) {
+	b.to.Write(p[:min(len(p), maxSaid-b.to.Len())])
+	return len(p), nil
+}

@@ -1,0 +1,331 @@
+package volume
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// Pool is one pool. Its verbs come one after another; its view and volumes can
+// be read at any time.
+type Pool struct {
+	pools      *Pools
+	name, uuid string
+	lane       *lane
+	// turn holds one token; who has it may start, stop, define and so on.
+	turn chan struct{}
+
+	// published is replaced whole, with mu held.
+	published atomic.Pointer[View]
+
+	mu       sync.Mutex  // guards what follows and is never held across anything slow
+	saved    *definition // nil for a transient pool
+	savedDoc string      // as submitted
+	used     *definition // what an active pool was started with; nil for an inactive one
+	usedDoc  string
+	building bool
+	// autostart is of persistent pools only.
+	autostart bool
+	reading
+	taken    time.Time
+	stale    string
+	declared map[string]declaration // by volume
+	jobs     map[string]*job        // by volume
+	gone     bool
+}
+
+// Name gives the pool's name, which never changes.
+func (p *Pool) Name() string { return p.name }
+
+// UUID gives the pool's UUID, which never changes.
+func (p *Pool) UUID() string { return p.uuid }
+
+// take waits for the pool's turn and checks that the pool is still there.
+func (p *Pool) take(ctx context.Context) error {
+	limit := time.NewTimer(answerTime)
+	defer limit.Stop()
+	select {
+	case <-p.turn:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-limit.C:
+		return fault.New(fault.Busy, fault.Pool, "pool %q is still busy with an earlier request", p.name)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.gone {
+		p.release()
+		return fault.New(fault.NotFound, fault.Pool, "no storage pool with uuid %s", p.uuid)
+	}
+	return nil
+}
+
+func (p *Pool) release() { p.turn <- struct{}{} }
+
+// publish makes the view from what is known, with mu held.
+func (p *Pool) publish() {
+	d := p.used
+	if d == nil {
+		d = p.saved
+	}
+	if d == nil {
+		gone := *p.published.Load() // a transient pool that was stopped
+		gone.State, gone.Volumes, gone.Stale = Inactive, nil, ""
+		p.published.Store(&gone)
+		return
+	}
+	v := &View{
+		Name: p.name, UUID: p.uuid, Type: d.kind, Target: d.target,
+		Persistent: p.saved != nil, Autostart: p.autostart, Stale: p.stale,
+	}
+	switch {
+	case p.used != nil:
+		v.State = Running
+		v.Capacity, v.Allocation, v.Available = p.space.capacity, p.space.allocation, p.space.available
+		v.Volumes, v.Taken = p.volumes, p.taken
+		if p.stale != "" && !p.taken.IsZero() {
+			v.State = Inaccessible
+		}
+	case p.building:
+		v.State = Building
+	}
+	p.published.Store(v)
+}
+
+// active gives the definition that an active pool runs with.
+func (p *Pool) active() (*definition, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used == nil {
+		return nil, p.inactive()
+	}
+	return p.used, nil
+}
+
+// idle gives the saved definition of a pool that is not active.
+func (p *Pool) idle(doing string) (*definition, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used != nil {
+		return nil, fault.New(fault.WrongState, fault.Pool, "cannot %s pool %q while it is active; stop it first", doing, p.name)
+	}
+	return p.saved, nil
+}
+
+func (p *Pool) tell(payload event.Payload) {
+	p.pools.events.Append(event.Source{Name: p.name, UUID: p.uuid, ID: -1}, payload)
+}
+
+// XML gives the pool's document: of the pool as it runs, or, with inactive or
+// for a pool that does not run, as it is defined.
+func (p *Pool) XML(inactive bool) (string, error) {
+	p.mu.Lock()
+	d, s := p.used, p.space
+	if d == nil || inactive && p.saved != nil {
+		d, s = p.saved, space{}
+	} else {
+		shown := *d
+		if p.perms != noPermissions && !p.taken.IsZero() {
+			shown.perms = p.perms
+		}
+		d = &shown
+	}
+	p.mu.Unlock()
+	if d == nil {
+		return "", fault.New(fault.NotFound, fault.Pool, "no storage pool with uuid %s", p.uuid)
+	}
+	return markup.Format(d.document(s))
+}
+
+// Start starts an inactive pool, making its storage first when told to.
+func (p *Pool) Start(ctx context.Context, build Build) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	p.mu.Lock()
+	d, doc := p.saved, p.savedDoc
+	p.mu.Unlock()
+	return p.start(ctx, d, doc, build)
+}
+
+// start starts the pool with a definition, with its turn taken.
+func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build) error {
+	if _, err := p.idle("start"); err != nil {
+		return fault.New(fault.WrongState, fault.Pool, "pool %q is already active", p.name)
+	}
+	if build != NoBuild {
+		if err := p.build(ctx, d, build); err != nil {
+			return err
+		}
+	}
+	if err := p.attach(ctx, d); err != nil {
+		return err
+	}
+	r, err := ask(ctx, p.lane, answerTime, func() (reading, error) { return p.readAnew(d) }, nil)
+	if err != nil {
+		p.detachBestEffort(d)
+		return err
+	}
+	p.mu.Lock()
+	p.used, p.usedDoc = d, doc
+	p.install(r)
+	p.mu.Unlock()
+	if err := p.save(); err != nil {
+		p.mu.Lock()
+		p.used, p.usedDoc = nil, ""
+		p.publish()
+		p.mu.Unlock()
+		p.detachBestEffort(d)
+		return err
+	}
+	p.tell(event.PoolChange{Change: event.Started})
+	return nil
+}
+
+// readAnew reads the pool, in its lane, after clearing away what a daemon that
+// was killed had left half made.
+func (p *Pool) readAnew(d *definition) (reading, error) {
+	p.mu.Lock()
+	declared := maps.Clone(p.declared)
+	p.mu.Unlock()
+	p.sweep(d.target, declared)
+	return p.read(d.target, declared)
+}
+
+// install takes over what was read, with mu held. Volumes that somebody works
+// on stay as they were: their headers may be half written.
+func (p *Pool) install(r reading) {
+	for name, j := range p.jobs {
+		if i, ok := find(p.volumes, name); ok && j.exclusive {
+			r.volumes = with(r.volumes, p.volumes[i])
+		}
+	}
+	p.reading, p.taken, p.stale = r, time.Now(), ""
+	p.publish()
+}
+
+// Refresh reads the pool's volumes again.
+func (p *Pool) Refresh(ctx context.Context) error {
+	d, err := p.active()
+	if err != nil {
+		return err
+	}
+	err = tell(ctx, p.lane, func() error {
+		p.mu.Lock()
+		declared := maps.Clone(p.declared)
+		p.mu.Unlock()
+		r, err := p.read(d.target, declared)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		switch {
+		case p.used != d: // stopped in the meantime
+		case err != nil:
+			p.stale = err.Error()
+			p.publish()
+		default:
+			p.install(r)
+		}
+		return err
+	})
+	if err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot refresh pool %q", p.name)
+	}
+	p.forgetMissing()
+	p.tell(event.PoolRefresh{})
+	return nil
+}
+
+// Fresh brings the sizes of a pool up to date, if its file system answers at
+// once, and gives the view.
+func (p *Pool) Fresh(ctx context.Context) View {
+	d, err := p.active()
+	if err != nil || p.lane.stuck() > patience {
+		return p.View()
+	}
+	_, err = ask(ctx, p.lane, freshTime, func() (struct{}, error) { return struct{}{}, p.remeasure(d) }, nil)
+	if err != nil {
+		p.pools.log.Debug("pool is not fresh", "pool", p.name, "error", err)
+	}
+	return p.View()
+}
+
+// Stop ends the use of an active pool; a transient one is gone with that. Data stay.
+func (p *Pool) Stop(ctx context.Context) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	d, err := p.active()
+	if err != nil {
+		return err
+	}
+	if err := p.unused(); err != nil {
+		return err
+	}
+	if err := p.detach(ctx, d); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.used, p.usedDoc, p.reading, p.taken, p.stale = nil, "", reading{}, time.Time{}, ""
+	transient := p.saved == nil
+	p.publish()
+	p.mu.Unlock()
+	if transient {
+		err = p.forget()
+	} else {
+		err = p.save()
+	}
+	if err != nil {
+		return err
+	}
+	p.tell(event.PoolChange{Change: event.Stopped})
+	return nil
+}
+
+// Undefine forgets an inactive pool. Data stay.
+func (p *Pool) Undefine(ctx context.Context) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	if _, err := p.idle("undefine"); err != nil {
+		return err
+	}
+	if err := p.forget(); err != nil {
+		return err
+	}
+	p.tell(event.PoolChange{Change: event.Undefined})
+	return nil
+}
+
+// SetAutostart says whether the pool is started when the host has booted.
+func (p *Pool) SetAutostart(ctx context.Context, on bool) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	p.mu.Lock()
+	if p.saved == nil {
+		p.mu.Unlock()
+		return fault.New(fault.Invalid, fault.Pool, "pool %q is transient and cannot be started by itself; define it first", p.name)
+	}
+	before := p.autostart
+	p.autostart = on
+	p.publish()
+	p.mu.Unlock()
+	if err := p.save(); err != nil {
+		p.mu.Lock()
+		p.autostart = before
+		p.publish()
+		p.mu.Unlock()
+		return err
+	}
+	return nil
+}

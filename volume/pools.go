@@ -1,0 +1,320 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/store"
+)
+
+// Options say where pools keep their records and tell of their changes.
+type Options struct {
+	Store  *store.Store
+	Events *event.Log
+	Log    *slog.Logger
+	// Boot identifies this boot of the host (/proc/sys/kernel/random/boot_id).
+	// Pools that were active stay so while it is the same; after a boot those
+	// with autostart are started.
+	Boot string
+}
+
+// Pools are all pools of a daemon.
+type Pools struct {
+	store  *store.Store
+	events *event.Log
+	log    *slog.Logger
+	boot   string
+	images *image.Tool // nil where there is no qemu-img
+
+	// life ends with Close; jobs and adoptions run below it.
+	life    context.Context
+	end     context.CancelCauseFunc
+	work    sync.WaitGroup
+	adopted sync.WaitGroup
+
+	mu     sync.Mutex // guards the maps and is never held across anything slow
+	byName map[string]*Pool
+	byUUID map[string]*Pool
+}
+
+var errStopping = errors.New("the daemon stops")
+
+// Open reads the records of all pools and begins, beside and in parallel, to
+// bring back those that were active. It does not wait for them; Settle does.
+func Open(o Options) (*Pools, error) {
+	images, err := image.FindTool(o.Log)
+	if err != nil {
+		o.Log.Warn("only raw volumes can be made", "error", err)
+	}
+	ps := &Pools{
+		store: o.Store, events: o.Events, log: o.Log, boot: o.Boot, images: images,
+		byName: map[string]*Pool{}, byUUID: map[string]*Pool{},
+	}
+	ps.life, ps.end = context.WithCancelCause(context.Background())
+	declared, err := ps.loadDeclarations()
+	if err != nil {
+		return nil, err
+	}
+	records, err := ps.loadRecords()
+	if err != nil {
+		return nil, err
+	}
+	for id, r := range records {
+		p, err := ps.restore(id, r, declared[id])
+		if err != nil {
+			// Kept in the store for a lodged that can read it.
+			o.Log.Error("cannot restore pool", "uuid", id, "error", err)
+			continue
+		}
+		if p != nil {
+			ps.adopt(p, r)
+		}
+	}
+	return ps, nil
+}
+
+// Settle waits until every pool that was active has been read once, or cannot be.
+func (ps *Pools) Settle(ctx context.Context) error {
+	settled := make(chan struct{})
+	go func() { // ends with the adoptions, each of which has a deadline
+		ps.adopted.Wait()
+		close(settled)
+	}()
+	select {
+	case <-settled:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// closeTime is how long Close waits for what is stuck in a file system.
+const closeTime = 5 * time.Second
+
+// Close ends all jobs. Pools stay as they are: mounted and, at the next Open, active.
+func (ps *Pools) Close() {
+	ps.end(errStopping)
+	ended := make(chan struct{})
+	go func() { // ends with the work, or with the process
+		ps.work.Wait()
+		ps.adopted.Wait()
+		for _, p := range ps.List() {
+			p.lane.stop()
+			<-p.lane.done
+		}
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(closeTime):
+		ps.log.Warn("storage work does not end: its file system does not answer")
+	}
+}
+
+// List gives all pools by name.
+func (ps *Pools) List() []*Pool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	out := make([]*Pool, 0, len(ps.byUUID))
+	for _, p := range ps.byUUID {
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b *Pool) int { return strings.Compare(a.name, b.name) })
+	return out
+}
+
+// ByName finds a pool.
+func (ps *Pools) ByName(name string) (*Pool, error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p := ps.byName[name]; p != nil {
+		return p, nil
+	}
+	return nil, fault.New(fault.NotFound, fault.Pool, "no storage pool with name %q", name)
+}
+
+// ByUUID finds a pool by its UUID in lower case.
+func (ps *Pools) ByUUID(uuid string) (*Pool, error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p := ps.byUUID[uuid]; p != nil {
+		return p, nil
+	}
+	return nil, fault.New(fault.NotFound, fault.Pool, "no storage pool with uuid %s", uuid)
+}
+
+// ByTarget finds the active pool whose volumes are in a directory.
+func (ps *Pools) ByTarget(path string) (*Pool, error) {
+	clean, err := cleanPath(path)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range ps.List() {
+		if v := p.View(); v.Target == clean && v.Active() {
+			return p, nil
+		}
+	}
+	return nil, fault.New(fault.NotFound, fault.Pool, "no active storage pool with target %s", clean)
+}
+
+// ByPath finds a volume of an active pool by its path, which is also its key.
+func (ps *Pools) ByPath(path string) (*Pool, *Volume, error) {
+	clean, err := cleanPath(path)
+	if err == nil {
+		dir, name := filepath.Dir(clean), filepath.Base(clean)
+		for _, p := range ps.List() {
+			view := p.View()
+			if !view.Active() || view.Target != dir {
+				continue
+			}
+			if i, ok := find(view.Volumes, name); ok {
+				return p, view.Volumes[i], nil
+			}
+		}
+	}
+	return nil, nil, fault.New(fault.NotFound, fault.Volume, "no storage volume with path %q", path)
+}
+
+// Resolve gives the path and format of a volume that a guest names by its
+// pool. The pool has to be active; it is not started for this.
+func (ps *Pools) Resolve(pool, volume string) (path string, format image.Format, err error) {
+	p, err := ps.ByName(pool)
+	if err != nil {
+		return "", "", err
+	}
+	v, err := p.Volume(volume)
+	if err != nil {
+		return "", "", err
+	}
+	if v.Kind == Directory {
+		return "", "", fault.New(fault.Unsupported, fault.Volume, "volume %q of pool %q is a directory and no disk", volume, pool)
+	}
+	return v.Path, v.Format, nil
+}
+
+// Define keeps a definition. That of an active pool comes into force when the
+// pool is started the next time.
+func (ps *Pools) Define(ctx context.Context, doc string, validate bool) (*Pool, error) {
+	d, err := parsePool(doc, "", validate)
+	if err != nil {
+		return nil, err
+	}
+	p, release, err := ps.claim(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	p.mu.Lock()
+	old, oldDoc := p.saved, p.savedDoc
+	p.saved, p.savedDoc = d, doc
+	p.publish()
+	p.mu.Unlock()
+	if err := p.save(); err != nil {
+		p.mu.Lock()
+		p.saved, p.savedDoc = old, oldDoc
+		p.publish()
+		p.mu.Unlock()
+		p.dropIfNothing()
+		return nil, err
+	}
+	p.tell(event.PoolChange{Change: event.Defined})
+	return p, nil
+}
+
+// Create starts a pool that is forgotten once it is stopped, unless it is
+// defined too.
+func (ps *Pools) Create(ctx context.Context, doc string, validate bool, build Build) (*Pool, error) {
+	d, err := parsePool(doc, "", validate)
+	if err != nil {
+		return nil, err
+	}
+	p, release, err := ps.claim(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := p.start(ctx, d, doc, build); err != nil {
+		p.dropIfNothing()
+		return nil, err
+	}
+	return p, nil
+}
+
+// claim finds the pool that a definition is for, or makes one, and takes it
+// for a verb. Release gives it free.
+func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error) {
+	ps.mu.Lock()
+	p, fresh, err := ps.match(d)
+	if fresh {
+		p = ps.insert(d.name, d.uuid, nil)
+		p.published.Store(&View{Name: d.name, UUID: d.uuid, Type: d.kind, Target: d.target})
+		<-p.turn // nobody else can have it yet
+	}
+	ps.mu.Unlock()
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case fresh:
+		return p, p.release, nil
+	}
+	if err := p.take(ctx); err != nil {
+		return nil, nil, err
+	}
+	return p, p.release, nil
+}
+
+// match finds the pool of a definition's name and UUID. Fresh means that there
+// is none, and that nothing stands in the way of one.
+func (ps *Pools) match(d *definition) (p *Pool, fresh bool, err error) {
+	if ps.life.Err() != nil {
+		return nil, false, context.Cause(ps.life)
+	}
+	named, identified := ps.byName[d.name], ps.byUUID[d.uuid]
+	switch {
+	case named != nil && named != identified:
+		return nil, false, fault.New(fault.Exists, fault.Pool, "pool %q already exists with uuid %s", d.name, named.uuid)
+	case identified != nil && named == nil:
+		return nil, false, fault.New(fault.Exists, fault.Pool, "uuid %s is that of pool %q", d.uuid, identified.name)
+	}
+	for _, other := range ps.byUUID {
+		if v := other.published.Load(); other != named && v.Target == d.target {
+			return nil, false, fault.New(fault.Exists, fault.Pool, "the target %s is that of pool %q", d.target, other.name)
+		}
+	}
+	return named, named == nil, nil
+}
+
+// insert adds a pool, with the map's lock held.
+func (ps *Pools) insert(name, id string, declared map[string]declaration) *Pool {
+	p := &Pool{
+		pools: ps, name: name, uuid: id, lane: newLane(), turn: make(chan struct{}, 1),
+		declared: declared, jobs: map[string]*job{},
+	}
+	if p.declared == nil {
+		p.declared = map[string]declaration{}
+	}
+	p.turn <- struct{}{}
+	ps.byName[name], ps.byUUID[id] = p, p
+	return p
+}
+
+// remove takes a pool out of all lists. Its verb is taken.
+func (ps *Pools) remove(p *Pool) {
+	ps.mu.Lock()
+	delete(ps.byName, p.name)
+	delete(ps.byUUID, p.uuid)
+	ps.mu.Unlock()
+	p.mu.Lock()
+	p.gone = true
+	p.mu.Unlock()
+	p.lane.stop()
+}

@@ -1,0 +1,257 @@
+package volume
+
+import (
+	"context"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/store"
+)
+
+// Records: a pool under its UUID, and what was declared of a volume that was
+// made here under UUID/NAME.
+var (
+	poolKind   = store.Kind{Name: "pool", Version: 1}
+	volumeKind = store.Kind{Name: "volume", Version: 1}
+)
+
+type poolRecord struct {
+	Saved     string `json:"saved,omitempty"` // the definition as submitted; "" for a transient pool
+	Used      string `json:"used,omitempty"`  // the one it runs with; "" for an inactive pool
+	Autostart bool   `json:"autostart,omitempty"`
+	Boot      string `json:"boot,omitempty"` // in which it was started
+}
+
+// declaration is what is known of a volume from when it was made.
+type declaration struct {
+	Format image.Format `json:"format"`
+	// Inode is the file that was made: another of the same name is another volume.
+	Inode uint64 `json:"inode"`
+	// Building is set until the volume is complete.
+	Building bool `json:"building,omitempty"`
+}
+
+// save writes the pool's record, with its turn taken.
+func (p *Pool) save() error {
+	p.mu.Lock()
+	r := poolRecord{Saved: p.savedDoc, Used: p.usedDoc, Autostart: p.autostart, Boot: p.pools.boot}
+	p.mu.Unlock()
+	return p.pools.store.Put(poolKind, p.uuid, r)
+}
+
+// forget removes the pool and all that is kept of it, with its turn taken.
+func (p *Pool) forget() error {
+	if err := p.pools.store.Delete(poolKind, p.uuid); err != nil {
+		return err
+	}
+	p.pools.remove(p)
+	p.mu.Lock()
+	declared := p.declared
+	p.declared = map[string]declaration{}
+	p.mu.Unlock()
+	for name := range declared {
+		p.undeclare(name)
+	}
+	return nil
+}
+
+// dropIfNothing removes a pool that was made for a request which failed.
+func (p *Pool) dropIfNothing() {
+	p.mu.Lock()
+	nothing := p.saved == nil && p.used == nil
+	p.mu.Unlock()
+	if nothing {
+		p.pools.remove(p)
+	}
+}
+
+// declare records what a volume is.
+func (p *Pool) declare(name string, d declaration) error {
+	if err := p.pools.store.Put(volumeKind, p.uuid+"/"+name, d); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.declared[name] = d
+	return nil
+}
+
+// undeclare forgets a volume. What stays behind when that fails names a file
+// that is gone, and is forgotten at the next refresh.
+func (p *Pool) undeclare(name string) {
+	p.mu.Lock()
+	delete(p.declared, name)
+	p.mu.Unlock()
+	if err := p.pools.store.Delete(volumeKind, p.uuid+"/"+name); err != nil {
+		p.pools.log.Warn("cannot forget volume", "pool", p.name, "volume", name, "error", err)
+	}
+}
+
+// forgetMissing forgets volumes whose files are gone or were replaced.
+func (p *Pool) forgetMissing() {
+	p.mu.Lock()
+	var missing []string
+	for name, d := range p.declared {
+		i, ok := find(p.volumes, name)
+		if _, working := p.jobs[name]; !working && (!ok || p.volumes[i].inode != d.Inode) {
+			missing = append(missing, name)
+		}
+	}
+	p.mu.Unlock()
+	for _, name := range missing {
+		p.undeclare(name)
+	}
+}
+
+// sweep removes, in the lane, the files that were never completed.
+func (p *Pool) sweep(target string, declared map[string]declaration) {
+	for name, d := range declared {
+		if !d.Building {
+			continue
+		}
+		if err := removeInode(target, name, d.Inode); err != nil {
+			p.pools.log.Warn("cannot remove half-made volume", "pool", p.name, "volume", name, "error", err)
+			continue
+		}
+		p.pools.log.Info("removed half-made volume", "pool", p.name, "volume", name)
+		delete(declared, name)
+		p.undeclare(name)
+	}
+}
+
+func (ps *Pools) loadRecords() (map[string]poolRecord, error) {
+	records := map[string]poolRecord{}
+	err := ps.store.Each(poolKind, func(key string, decode func(any) error) error {
+		var r poolRecord
+		if err := decode(&r); err != nil {
+			ps.log.Error("cannot read the record of a pool", "uuid", key, "error", err)
+			return nil
+		}
+		records[key] = r
+		return nil
+	})
+	return records, err
+}
+
+func (ps *Pools) loadDeclarations() (map[string]map[string]declaration, error) {
+	declared := map[string]map[string]declaration{}
+	err := ps.store.Each(volumeKind, func(key string, decode func(any) error) error {
+		pool, name, _ := strings.Cut(key, "/")
+		var d declaration
+		if err := decode(&d); err != nil {
+			ps.log.Error("cannot read the record of a volume", "key", key, "error", err)
+			return nil
+		}
+		if declared[pool] == nil {
+			declared[pool] = map[string]declaration{}
+		}
+		declared[pool][name] = d
+		return nil
+	})
+	return declared, err
+}
+
+// restore makes a pool of its record; nil of one that ended with an earlier boot.
+func (ps *Pools) restore(id string, r poolRecord, declared map[string]declaration) (*Pool, error) {
+	if r.Saved == "" && r.Boot != ps.boot {
+		return nil, ps.store.Delete(poolKind, id)
+	}
+	var saved, used *definition
+	var err error
+	if r.Saved != "" {
+		if saved, err = parsePool(r.Saved, id, false); err != nil {
+			return nil, err
+		}
+	}
+	if r.Used != "" && r.Boot == ps.boot {
+		if used, err = parsePool(r.Used, id, false); err != nil {
+			return nil, err
+		}
+	} else {
+		r.Used = ""
+	}
+	name := saved
+	if name == nil {
+		name = used
+	}
+	if name == nil {
+		return nil, fault.New(fault.Invalid, fault.Store, "the record holds no definition")
+	}
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p := ps.insert(name.name, id, declared)
+	p.saved, p.savedDoc, p.used, p.usedDoc, p.autostart = saved, r.Saved, used, r.Used, r.Autostart
+	if used != nil {
+		p.stale = "it has not been read yet"
+	}
+	p.publish()
+	return p, nil
+}
+
+// adopt brings an active pool back, or starts one with autostart after a boot,
+// beside.
+func (ps *Pools) adopt(p *Pool, r poolRecord) {
+	wasActive := p.used != nil
+	if !wasActive && (!r.Autostart || r.Boot == ps.boot) {
+		return
+	}
+	ps.adopted.Go(func() {
+		ctx, cancel := context.WithTimeoutCause(ps.life, 2*answerTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
+		defer cancel()
+		var err error
+		if wasActive {
+			err = p.readopt(ctx)
+		} else {
+			err = p.Start(ctx, NoBuild)
+		}
+		if err != nil {
+			ps.log.Warn("cannot bring back pool", "pool", p.name, "error", err)
+		}
+	})
+}
+
+// readopt attaches and reads a pool that is active by its record. One whose
+// storage is gone becomes inactive; one that does not answer stays, stale.
+func (p *Pool) readopt(ctx context.Context) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	d, err := p.active()
+	if err != nil {
+		return err
+	}
+	if err = p.attach(ctx, d); err == nil {
+		err = tell(ctx, p.lane, func() error {
+			r, err := p.readAnew(d)
+			if err != nil {
+				return err
+			}
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if p.used == d {
+				p.install(r)
+			}
+			return nil
+		})
+	}
+	switch {
+	case err == nil:
+		return nil
+	case fault.Is(err, fault.Timeout) || fault.Is(err, fault.Aborted) || p.pools.life.Err() != nil:
+		return err
+	}
+	p.mu.Lock()
+	p.used, p.usedDoc, p.stale = nil, "", ""
+	transient := p.saved == nil
+	p.publish()
+	p.mu.Unlock()
+	if transient {
+		return p.forget()
+	}
+	if failed := p.save(); failed != nil {
+		return failed
+	}
+	return err
+}

@@ -1,0 +1,166 @@
+package volume
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+)
+
+// MaxVolumes is how many entries a pool's directory may have: what a list of
+// volumes can carry over libvirt's wire.
+const MaxVolumes = 16384
+
+// reading is what a look at a pool's directory found.
+type reading struct {
+	volumes []*Volume
+	space   space
+	perms   permissions
+}
+
+// read looks at the whole directory. It runs in the pool's lane.
+func (p *Pool) read(target string, declared map[string]declaration) (reading, error) {
+	var r reading
+	dir, err := os.Open(target)
+	if err != nil {
+		return r, dirFault(err, target)
+	}
+	defer dir.Close() //nolint:errcheck // opened to read
+	if r.space, r.perms, err = measure(dir); err != nil {
+		return r, dirFault(err, target)
+	}
+	entries, err := dir.ReadDir(MaxVolumes + 1)
+	if err != nil && len(entries) == 0 && !errors.Is(err, io.EOF) {
+		return r, dirFault(err, target)
+	}
+	if len(entries) > MaxVolumes {
+		return r, fault.New(fault.NoCapacity, fault.Pool, "%s has more than %d entries; spread them over several pools", target, MaxVolumes)
+	}
+	for _, entry := range entries {
+		p.lane.beat()
+		v, err := readVolume(p.name, target, entry.Name(), declared[entry.Name()])
+		if err != nil {
+			p.pools.log.Warn("cannot read volume", "pool", p.name, "volume", entry.Name(), "error", err)
+			continue
+		}
+		if v != nil {
+			r.volumes = append(r.volumes, v)
+		}
+	}
+	sortVolumes(r.volumes)
+	return r, nil
+}
+
+func dirFault(err error, target string) error {
+	kind := fault.Failed
+	if errors.Is(err, fs.ErrNotExist) {
+		kind = fault.NotFound
+	}
+	return fault.Wrap(err, kind, fault.Pool, "cannot read directory %s", target)
+}
+
+// measure takes the space of the file system and the permissions of the directory.
+func measure(dir *os.File) (space, permissions, error) {
+	var (
+		fsys unix.Statfs_t
+		st   unix.Stat_t
+	)
+	if err := unix.Fstatfs(int(dir.Fd()), &fsys); err != nil {
+		return space{}, noPermissions, err
+	}
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return space{}, noPermissions, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return space{}, noPermissions, unix.ENOTDIR
+	}
+	unit := uint64(fsys.Frsize)
+	s := space{capacity: fsys.Blocks * unit, available: fsys.Bavail * unit}
+	s.allocation = s.capacity - min(s.available, s.capacity)
+	return s, permissions{int(st.Mode & 0o7777), int(st.Uid), int(st.Gid)}, nil
+}
+
+// readVolume looks at one entry; nil is one that is no volume: a broken link,
+// a pipe, a socket, or gone in the meantime. A link to an image outside of the
+// pool is shown, for reading; nothing is changed through it.
+func readVolume(pool, target, name string, d declaration) (*Volume, error) {
+	if checkName(fault.Volume, name) != nil || name == "lost+found" {
+		return nil, nil
+	}
+	path := filepath.Join(target, name)
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st); err != nil {
+		return nil, err
+	}
+	v := &Volume{
+		Name: name, Pool: pool, Path: path, inode: st.Ino,
+		perms: permissions{int(st.Mode & 0o7777), int(st.Uid), int(st.Gid)},
+		atime: st.Atime, mtime: st.Mtime, ctime: st.Ctime, btime: st.Btime,
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		v.Kind = File
+	case unix.S_IFBLK:
+		v.Kind = Block
+	case unix.S_IFDIR:
+		v.Kind, v.Format = Directory, "dir"
+		return v, nil
+	default:
+		return nil, nil
+	}
+	return v, v.inspect(fd, d)
+}
+
+// inspect reads the header. The format that was declared when the volume was
+// made holds for as long as it is the same file.
+func (v *Volume) inspect(fd int, d declaration) error {
+	f, err := image.Reopen(fd, v.Path, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // opened to read
+	format := image.Format("")
+	if d.Inode == v.inode {
+		format = d.Format
+	}
+	info, err := image.Inspect(f, format)
+	v.Info = info
+	if err != nil {
+		v.Virtual, v.Problem = info.Physical, err.Error()
+		v.Info.Backing = nil
+	}
+	if v.Backing != nil {
+		if path, err := image.Locate(v.Path, v.Backing.Name); err == nil {
+			v.backingPath = path
+		}
+		if strings.ContainsFunc(v.Backing.Name, isUnprintable) || strings.ContainsFunc(string(v.Backing.Format), isUnprintable) {
+			v.Backing, v.Problem = nil, "the name of the backing file is no text"
+		}
+	}
+	return nil
+}
+
+// isUnprintable finds what a document cannot hold.
+func isUnprintable(r rune) bool { return r == utf8.RuneError || unicode.IsControl(r) }
+
+func sortVolumes(volumes []*Volume) {
+	slices.SortFunc(volumes, func(a, b *Volume) int { return strings.Compare(a.Name, b.Name) })
+}
