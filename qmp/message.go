@@ -61,6 +61,24 @@ func decode(line []byte) (*message, error) {
 	return &m, nil
 }
 
+// encode makes the line that asks for a command. Arguments that are nil of
+// whatever type are none.
+func encode(command string, args any, id uint64) ([]byte, error) {
+	encoded, err := json.Marshal(args)
+	if err != nil {
+		return nil, err
+	}
+	if string(encoded) == "null" {
+		encoded = nil
+	}
+	line, err := json.Marshal(struct {
+		Execute   string          `json:"execute"`
+		Arguments json.RawMessage `json:"arguments,omitempty"`
+		ID        uint64          `json:"id"`
+	}{command, encoded, id})
+	return append(line, '\n'), err
+}
+
 // number gives the id of the command that an answer is for.
 func (m *message) number() (id uint64, ok bool) {
 	id, err := strconv.ParseUint(string(m.ID), 10, 64)

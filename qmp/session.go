@@ -160,16 +160,12 @@ func (s *Session) execute(ctx context.Context, command string, args, into any, f
 	if err != nil {
 		return err
 	}
-	line, err := json.Marshal(struct {
-		Execute   string `json:"execute"`
-		Arguments any    `json:"arguments,omitempty"`
-		ID        uint64 `json:"id"`
-	}{command, args, id})
+	line, err := encode(command, args, id)
 	if err != nil {
 		s.forget(id)
 		return fault.Wrap(err, fault.Internal, fault.Monitor, "cannot encode the arguments of %s", command)
 	}
-	if err := s.send(ctx, append(line, '\n'), file); err != nil {
+	if err := s.send(ctx, line, file); err != nil {
 		s.forget(id)
 		return s.broken(ctx, err, c)
 	}

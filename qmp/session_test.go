@@ -38,6 +38,7 @@ func open(t *testing.T, m *qmptest.Monitor) *qmp.Session {
 func TestCommandAndAnswer(t *testing.T) {
 	m := qmptest.New(t)
 	m.Expect("query-status").Return(object{"running": true, "status": "running"})
+	m.Expect("stop").With(nil)
 	m.Expect("device_del").With(object{"id": "disk0"})
 	s := open(t, m)
 
@@ -47,6 +48,9 @@ func TestCommandAndAnswer(t *testing.T) {
 	var status struct{ Status string }
 	if err := s.Execute(t.Context(), "query-status", nil, &status); err != nil || status.Status != "running" {
 		t.Fatalf("got %+v, %v", status, err)
+	}
+	if err := s.Execute(t.Context(), "stop", object(nil), nil); err != nil {
+		t.Fatal(err)
 	}
 	if err := s.Execute(t.Context(), "device_del", object{"id": "disk0"}, nil); err != nil {
 		t.Fatal(err)

@@ -83,33 +83,77 @@ const maxDepth = 32
 //
 //	Has("blockdev-add/file/aio/io_uring")
 func (s *Schema) Has(path string) bool {
+	e, steps := s.start(path)
+	if e == nil || len(steps) == 0 {
+		return e != nil
+	}
+	before, last := steps[:len(steps)-1], steps[len(steps)-1]
+	return len(s.reach(e.Arg, steps, 0)) > 0 || slices.Contains(s.values(e.Arg, before), last)
+}
+
+// Values lists what an enumeration may be. The path leads through the
+// arguments of a command or the data of an event.
+func (s *Schema) Values(path string) []string {
+	if e, steps := s.start(path); e != nil {
+		return s.values(e.Arg, steps)
+	}
+	return nil
+}
+
+// AnswerValues is Values for a path through the answer to a command.
+func (s *Schema) AnswerValues(path string) []string {
+	if e, steps := s.start(path); e != nil {
+		return s.values(e.Ret, steps)
+	}
+	return nil
+}
+
+func (s *Schema) start(path string) (*entity, []string) {
 	steps := strings.Split(path, "/")
 	e := s.entities[steps[0]]
 	if e == nil || e.Meta != "command" && e.Meta != "event" {
-		return false
+		return nil, nil
 	}
-	return len(steps) == 1 || s.has(e.Arg, steps[1:], 0)
+	return e, steps[1:]
 }
 
-func (s *Schema) has(name string, steps []string, depth int) bool {
-	e := s.entities[name]
-	if len(steps) == 0 {
-		return true
+func (s *Schema) values(typ string, steps []string) []string {
+	var all []string
+	for _, e := range s.reach(typ, steps, 0) {
+		all = append(all, e.Values...)
 	}
+	return all
+}
+
+// reach gives the types that a path leads to.
+func (s *Schema) reach(typ string, steps []string, depth int) []*entity {
+	e := s.entities[typ]
 	if e == nil || depth > maxDepth {
-		return false
+		return nil
 	}
-	switch e.Meta {
-	case "array":
-		return s.has(e.Element, steps, depth+1)
-	case "enum":
-		return len(steps) == 1 && slices.Contains(e.Values, steps[0])
-	case "alternate":
-		return slices.ContainsFunc(e.Members, func(m member) bool { return s.has(m.Type, steps, depth+1) })
+	var found []*entity
+	switch {
+	case e.Meta == "array":
+		return s.reach(e.Element, steps, depth+1)
+	case e.Meta == "alternate":
+		for _, m := range e.Members {
+			found = append(found, s.reach(m.Type, steps, depth+1)...)
+		}
+		return found
+	case len(steps) == 0:
+		return []*entity{e}
+	case e.Meta != "object":
+		return nil
 	}
-	return slices.ContainsFunc(e.Members, func(m member) bool {
-		return m.Name == steps[0] && s.has(m.Type, steps[1:], depth+1)
-	}) || slices.ContainsFunc(e.Variants, func(v variant) bool {
-		return v.Case == steps[0] && s.has(v.Type, steps[1:], depth+1)
-	})
+	for _, m := range e.Members {
+		if m.Name == steps[0] {
+			found = append(found, s.reach(m.Type, steps[1:], depth+1)...)
+		}
+	}
+	for _, v := range e.Variants {
+		if v.Case == steps[0] {
+			found = append(found, s.reach(v.Type, steps[1:], depth+1)...)
+		}
+	}
+	return found
 }

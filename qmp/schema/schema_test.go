@@ -31,6 +31,15 @@ func TestPaths(t *testing.T) {
 			t.Errorf("Has(%q) = %v", path, got)
 		}
 	}
+	if got := s.Values("netdev_add/type"); !slices.Contains(got, "tap") || slices.Contains(got, "id") {
+		t.Errorf("netdev types %q", got)
+	}
+	if got := s.AnswerValues("query-display-options/type"); !slices.Contains(got, "none") {
+		t.Errorf("display types %q", got)
+	}
+	if got := s.Values("balloon/value"); got != nil {
+		t.Errorf("a number may be one of %q", got)
+	}
 	if !slices.Contains(s.Commands(), "device_add") || !slices.Contains(s.Events(), "SHUTDOWN") {
 		t.Error("a command or an event is not listed")
 	}

@@ -1,0 +1,10 @@
+// Package qemu is what Lodge knows and does about QEMU as a program: what a
+// binary can do on this host (Probe), how its process is started, watched and
+// found again (Launch, Adopt), where its monitor listens, and which firmware
+// there is for it.
+//
+// What is known about a binary is plain data, found out once and passed by
+// value. An accelerator counts as usable only after guest code really ran
+// under it. What belongs here needs nothing but the binary and the kernel;
+// what a guest is and when it runs is decided above.
+package qemu

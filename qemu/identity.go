@@ -1,0 +1,54 @@
+package qemu
+
+import (
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Identity tells one binary from another without reading it.
+type Identity struct {
+	Path          string
+	Size          int64
+	ModTime       int64 // nanoseconds since 1970
+	Device, Inode uint64
+	ChangeTime    int64 // nanoseconds since 1970; nobody can set it
+}
+
+// Host tells whether the verdict about KVM still counts: it holds until the
+// host starts again or the device is made anew, with other parameters perhaps.
+type Host struct {
+	BootID    string
+	KVMInode  uint64 // 0 when there is no /dev/kvm
+	KVMChange int64  // nanoseconds since 1970
+}
+
+// Matches reports whether c still tells the truth about the binary at that
+// path, on this host as it is now. It looks at files' metadata only.
+func (c *Capabilities) Matches(binary string) bool {
+	now, err := identify(binary)
+	return err == nil && c.Format == capabilitiesFormat && c.Binary == now && c.Host == thisHost()
+}
+
+func identify(binary string) (Identity, error) {
+	var s unix.Stat_t
+	if err := unix.Stat(binary, &s); err != nil {
+		return Identity{}, &os.PathError{Op: "stat", Path: binary, Err: err}
+	}
+	return Identity{
+		Path: binary, Size: s.Size, ModTime: s.Mtim.Nano(), ChangeTime: s.Ctim.Nano(),
+		Device: s.Dev, Inode: s.Ino,
+	}, nil
+}
+
+func thisHost() Host {
+	// A host that tells no boot id has one and the same: the empty one.
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	h := Host{BootID: strings.TrimSpace(string(id))}
+	var s unix.Stat_t
+	if unix.Stat("/dev/kvm", &s) == nil {
+		h.KVMInode, h.KVMChange = s.Ino, s.Ctim.Nano()
+	}
+	return h
+}
