@@ -23,8 +23,8 @@ func fill(t *rapid.T, v reflect.Value) {
 	}
 	switch v.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			fill(t, v.Field(i))
+		for _, f := range v.Fields() {
+			fill(t, f)
 		}
 	case reflect.Pointer:
 		if rapid.Bool().Draw(t, "present") {
@@ -89,8 +89,8 @@ func weight(v reflect.Value) int {
 	n := 0
 	switch v.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			n += weight(v.Field(i))
+		for _, f := range v.Fields() {
+			n += weight(f)
 		}
 	case reflect.Pointer:
 		if !v.IsNil() {

@@ -4,7 +4,9 @@
 // The procedure table remote.table (beside it qemu.table) is the source. It is
 // append-only: a call keeps its number and layout for ever. From it the tool
 // in xdr/gen makes the structs, their encoders and bounded decoders, and the
-// table of procedures that a dispatcher needs.
+// table of procedures that a dispatcher needs. Payloads of one layout share a
+// Go type: DomainDestroyArgs and DomainCreateArgs are both WithDomain, so a
+// payload's type does not tell the call; its Procedure does.
 //
 // Everything that arrives is hostile until decoded: every string, list and
 // optional item has a bound, a count is believed only as far as the remaining

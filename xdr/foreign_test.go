@@ -151,8 +151,8 @@ func (c *counter) fill(v reflect.Value) {
 	}
 	switch v.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			c.fill(v.Field(i))
+		for _, f := range v.Fields() {
+			c.fill(f)
 		}
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
@@ -197,8 +197,8 @@ func flatten(out []string, v reflect.Value) []string {
 	}
 	switch v.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			out = flatten(out, v.Field(i))
+		for _, f := range v.Fields() {
+			out = flatten(out, f)
 		}
 	case reflect.Pointer:
 		if v.IsNil() {
@@ -276,7 +276,7 @@ func TestForeignClientAgreesOnEveryCall(t *testing.T) {
 		case call = <-peer.calls:
 		default: // never sent
 		}
-		if err, _ := got[len(got)-1].Interface().(error); err != nil || call.err != nil || call.proc == nil {
+		if err, _ := reflect.TypeAssert[error](got[len(got)-1]); err != nil || call.err != nil || call.proc == nil {
 			t.Errorf("%s: client says %v, peer says %v", name, err, call.err)
 			continue
 		}

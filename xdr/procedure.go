@@ -21,7 +21,6 @@ const (
 	FDsNone FDs = iota
 	FDsIn       // with the call
 	FDsOut      // with the reply
-	FDsBoth
 )
 
 // Procedure is one line of the procedure table.
@@ -31,7 +30,7 @@ type Procedure struct {
 	Name    string // as libvirt spells it, DOMAIN_DEFINE_XML
 
 	Priority        bool // must not wait behind slow calls
-	RefusedReadOnly bool // refused on a read-only connection
+	RefusedReadOnly bool // refused on a read-only connection; see RefusesReadOnly
 	Event           bool // a message from the server, not a call
 	Stream          Stream
 	FDs             FDs

@@ -72,10 +72,10 @@ func String(v string) TypedValue { return TypedValue{kind: KindString, text: v} 
 // Kind is the value's type.
 func (v TypedValue) Kind() TypedKind { return v.kind }
 
-// Int is the number of any integer kind as far as it fits; check Kind first.
+// Int is the number of a KindInt or KindInt64; check Kind first.
 func (v TypedValue) Int() int64 { return int64(v.bits) }
 
-// Uint is the number of any unsigned kind; check Kind first.
+// Uint is the number of a KindUint or KindUint64; check Kind first.
 func (v TypedValue) Uint() uint64 { return v.bits }
 
 // Double is the number of a KindDouble.
@@ -87,7 +87,7 @@ func (v TypedValue) Bool() bool { return v.bits != 0 }
 // Text is the text of a KindString.
 func (v TypedValue) Text() string { return v.text }
 
-// Format shows the value in logs and tests.
+// String shows the value in logs and tests.
 func (v TypedValue) String() string {
 	switch v.kind {
 	case KindInt, KindInt64:

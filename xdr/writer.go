@@ -1,9 +1,6 @@
 package xdr
 
-import (
-	"encoding/binary"
-	"math"
-)
+import "encoding/binary"
 
 // writer puts items behind b. The first item over a limit sticks in err; what
 // is written after that is of no use.
@@ -18,14 +15,13 @@ func (w *writer) fail(format string, args ...any) {
 	}
 }
 
-func (w *writer) uint32(v uint32)   { w.b = binary.BigEndian.AppendUint32(w.b, v) }
-func (w *writer) int32(v int32)     { w.uint32(uint32(v)) }
-func (w *writer) uint16(v uint16)   { w.uint32(uint32(v)) }
-func (w *writer) char(v byte)       { w.uint32(uint32(v)) }
-func (w *writer) uint64(v uint64)   { w.b = binary.BigEndian.AppendUint64(w.b, v) }
-func (w *writer) int64(v int64)     { w.uint64(uint64(v)) }
-func (w *writer) float64(v float64) { w.uint64(math.Float64bits(v)) }
-func (w *writer) uuid(v UUID)       { w.b = append(w.b, v[:]...) }
+func (w *writer) uint32(v uint32) { w.b = binary.BigEndian.AppendUint32(w.b, v) }
+func (w *writer) int32(v int32)   { w.uint32(uint32(v)) }
+func (w *writer) uint16(v uint16) { w.uint32(uint32(v)) }
+func (w *writer) char(v byte)     { w.uint32(uint32(v)) }
+func (w *writer) uint64(v uint64) { w.b = binary.BigEndian.AppendUint64(w.b, v) }
+func (w *writer) int64(v int64)   { w.uint64(uint64(v)) }
+func (w *writer) uuid(v UUID)     { w.b = append(w.b, v[:]...) }
 
 func (w *writer) flag(v bool) {
 	if v {

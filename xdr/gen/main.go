@@ -5,22 +5,28 @@ package main
 
 import (
 	"fmt"
-	"log"
 	"os"
 	"path/filepath"
 )
 
 func main() {
-	log.SetFlags(0)
-	files, err := generate(".")
+	if err := write("."); err != nil {
+		fmt.Fprintln(os.Stderr, "cannot generate:", err)
+		os.Exit(1)
+	}
+}
+
+func write(dir string) error {
+	files, err := generate(dir)
 	if err != nil {
-		log.Fatalln("cannot generate:", err)
+		return err
 	}
 	for name, text := range files {
-		if err := os.WriteFile(name, text, 0o644); err != nil {
-			log.Fatalln("cannot generate:", err)
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 // generate reads the tables in dir and gives the text of each Go file by name.

@@ -190,7 +190,7 @@ func (t *table) limit(name string) string {
 var spelling = map[string]string{}
 
 func init() {
-	for _, w := range strings.Fields(`XML UUID ID URI CPU CPUs VCPU VCPUs NUMA IO BlkIO DHCP SASL NWFilter NWFilters OS PM
+	for w := range strings.FieldsSeq(`XML UUID ID URI CPU CPUs VCPU VCPUs NUMA IO BlkIO DHCP SASL NWFilter NWFilters OS PM
 		PMWakeup PMSuspend SEV SSH FSFreeze FSThaw FSTrim FSInfo IOThread SCSI WWN MAC NIC NMI RTC FD`) {
 		spelling[strings.ToUpper(w)] = w
 	}

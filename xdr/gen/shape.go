@@ -95,10 +95,10 @@ func (s *shapes) label(m *message, f field) string {
 }
 
 func (s *shapes) doc(m *message) string {
-	switch n := s.users[m]; {
-	case n == 0:
+	switch n := s.users[m]; n {
+	case 0:
 		return "is a part of messages"
-	case n == 1:
+	case 1:
 		return "is a payload"
 	default:
 		return fmt.Sprintf("is the layout of %d payloads", n)
