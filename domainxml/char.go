@@ -41,14 +41,18 @@ func describeCharTarget(n *node, d *device.Char) {
 // describeBackend describes the type attribute and the elements that go with
 // it. A console's terminal stands in an attribute as well.
 func describeBackend(n *node, b *device.Backend, tty bool) {
-	n.str("type", &b.Type, "pty", "file", "unix", "tcp", "udp", "null", "dev", "pipe", "stdio", "vc", "spicevmc", "spiceport")
+	n.need("type", &b.Type, "pty", "file", "unix", "tcp", "udp", "null", "dev", "pipe", "stdio", "vc", "spicevmc", "spiceport")
 	if tty && b.Type == "pty" {
 		n.str("tty", &b.Path)
 	}
 	describeBackendSource(n, b)
-	if b.Type == "tcp" {
-		n.in("protocol", func(n *node) { n.str("type", &b.Protocol, "raw", "telnet") })
-	}
+	n.in("protocol", func(n *node) {
+		if b.Type == "tcp" {
+			n.str("type", &b.Protocol, "raw", "telnet")
+		} else if n.e.Attr("type") == "raw" {
+			n.ignore("type") // says nothing where there is no choice
+		}
+	})
 	n.in("log", func(n *node) {
 		n.str("file", &b.LogFile)
 		n.on("append", &b.LogAppend)

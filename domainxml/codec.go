@@ -109,7 +109,7 @@ func (n *node) ignore(attr string) {
 func (n *node) in(name string, describe func(*node)) {
 	if n.reading() {
 		if c := n.child(name); c != nil {
-			if describe(c); c.empty() {
+			if describe(c); len(c.e.Attrs) == 0 && len(c.e.Elements()) == 0 && strings.TrimSpace(c.e.Text()) == "" {
 				c.ignore("")
 			}
 		}
@@ -189,6 +189,13 @@ func (n *node) str(attr string, p *string, words ...string) {
 	*p = n.e.Attr(attr)
 	if *p != "" && len(words) > 0 && !slices.Contains(words, *p) {
 		n.unsupported(attr, *p)
+	}
+}
+
+// need is str for an attribute that has to be there.
+func (n *node) need(attr string, p *string, words ...string) {
+	if n.str(attr, p, words...); n.reading() && *p == "" {
+		n.invalid("", "attribute %s is missing", attr)
 	}
 }
 

@@ -92,8 +92,6 @@ func (c *completion) random(n int) ([]byte, error) {
 func (c *completion) identity() error {
 	d := c.d
 	switch {
-	case d.Virt == "":
-		return invalid("the domain has no type; it is kvm or qemu")
 	case d.Name == "":
 		return invalid("the domain has no name")
 	case strings.ContainsAny(d.Name, "/\n"):
@@ -210,9 +208,11 @@ func (c *completion) cpu() error {
 		cpu.Mode = "custom"
 	}
 	switch {
-	case cpu.Mode == "" && c.host.CPUModel != "":
-		cpu.Mode, cpu.Match, cpu.Check = "custom", "exact", "none"
-		cpu.Model, cpu.Fallback = c.host.CPUModel, "forbid"
+	case cpu.Model == "" && (cpu.Mode == "" || cpu.Mode == "custom"):
+		if c.host.CPUModel != "" {
+			cpu.Mode, cpu.Match, cpu.Check = "custom", "exact", "none"
+			cpu.Model, cpu.Fallback = c.host.CPUModel, "forbid"
+		}
 	case cpu.Mode == "custom":
 		setDefault(&cpu.Match, "exact")
 		if c.d.Virt == "qemu" {

@@ -13,7 +13,7 @@ import (
 )
 
 func describeDomain(n *node, d *domain.Definition) {
-	n.str("type", &d.Virt, "kvm", "qemu")
+	n.need("type", &d.Virt, "kvm", "qemu")
 	n.ignore("id")
 	if n.writing && n.style.Active && n.style.ID > 0 {
 		n.set("id", fmt.Sprint(n.style.ID))
@@ -298,7 +298,7 @@ func describeOS(n *node, o *domain.OS) {
 	n.leaf("initrd", &o.Initrd)
 	n.leaf("cmdline", &o.Cmdline)
 	n.leaf("dtb", &o.DTB)
-	each(n, "boot", &o.BootDevices, func(n *node, dev *string) { n.str("dev", dev, "hd", "cdrom", "network", "fd") })
+	each(n, "boot", &o.BootDevices, func(n *node, dev *string) { n.need("dev", dev, "hd", "cdrom", "network", "fd") })
 	n.in("bootmenu", func(n *node) {
 		n.yes("enable", &o.BootMenu)
 		num(n, "timeout", &o.BootMenuTimeout)
@@ -348,7 +348,7 @@ func writeSysInfo(n *node, s *domain.SysInfo) {
 func describeSMBIOS(n *node, s *domain.SysInfo) {
 	entries := func(n *node, list *[]domain.SysInfoEntry) {
 		each(n, "entry", list, func(n *node, e *domain.SysInfoEntry) {
-			n.str("name", &e.Name)
+			n.need("name", &e.Name)
 			n.text(&e.Value)
 		})
 	}
@@ -363,7 +363,7 @@ func describeSMBIOS(n *node, s *domain.SysInfo) {
 
 func describeFWCfg(n *node, s *domain.SysInfo) {
 	each(n, "entry", &s.FWCfg, func(n *node, e *domain.FWCfgEntry) {
-		n.str("name", &e.Name)
+		n.need("name", &e.Name)
 		n.str("file", &e.File)
 		n.text(&e.Value)
 		if !strings.HasPrefix(e.Name, "opt/") {
@@ -379,7 +379,7 @@ func describeClock(n *node, c *domain.Clock) {
 	n.str("timezone", &c.Timezone)
 	num(n, "start", &c.Start)
 	each(n, "timer", &c.Timers, func(n *node, t *domain.Timer) {
-		n.str("name", &t.Name, "rtc", "pit", "hpet", "kvmclock", "hypervclock", "tsc", "platform")
+		n.need("name", &t.Name, "rtc", "pit", "hpet", "kvmclock", "hypervclock", "tsc", "platform")
 		n.yes("present", &t.Present)
 		n.str("tickpolicy", &t.TickPolicy, "delay", "catchup", "merge", "discard")
 		n.str("track", &t.Track, "boot", "guest", "wall", "realtime")
@@ -466,7 +466,7 @@ func describeCPU(n *node, c *domain.CPU) {
 	})
 	each(n, "feature", &c.Features, func(n *node, f *domain.CPUFeature) {
 		n.str("policy", &f.Policy, "force", "require", "optional", "disable", "forbid")
-		n.str("name", &f.Name)
+		n.need("name", &f.Name)
 	})
 	n.in("numa", func(n *node) { describeCells(n, &c.Cells) })
 }

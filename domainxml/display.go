@@ -5,7 +5,7 @@ import (
 )
 
 func describeGraphics(n *node, d *device.Graphics) {
-	n.str("type", &d.Type, "vnc", "spice")
+	n.need("type", &d.Type, "vnc", "spice")
 	describePorts(n, d)
 	n.str("keymap", &d.KeyMap)
 	if d.Type == "spice" {
@@ -68,7 +68,7 @@ func describePassword(n *node, d *device.Graphics) {
 }
 
 func describeListen(n *node, l *device.Listen) {
-	n.str("type", &l.Type, "address", "network", "socket", "none")
+	n.need("type", &l.Type, "address", "network", "socket", "none")
 	switch l.Type {
 	case "address":
 		n.str("address", &l.Address)
@@ -120,7 +120,7 @@ func describeVideo(n *node, d *device.Video) {
 }
 
 func describeSound(n *node, d *device.Sound) {
-	n.str("model", &d.Model, "ich6", "ich9", "ac97", "es1370", "sb16", "usb", "pcspk")
+	n.need("model", &d.Model, "ich6", "ich9", "ac97", "es1370", "sb16", "usb", "pcspk")
 	each(n, "codec", &d.Codecs, func(n *node, c *string) { n.str("type", c, "duplex", "micro", "output") })
 	n.in("audio", func(n *node) { num(n, "id", &d.AudioID) })
 	n.info(&d.Info)
@@ -128,5 +128,5 @@ func describeSound(n *node, d *device.Sound) {
 
 func describeAudio(n *node, d *device.Audio) {
 	num(n, "id", &d.ID)
-	n.str("type", &d.Type, "none", "spice")
+	n.need("type", &d.Type, "none", "spice")
 }

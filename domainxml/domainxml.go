@@ -15,6 +15,7 @@ package domainxml
 
 import (
 	"encoding/xml"
+	"slices"
 	"strings"
 
 	"libvirt.org/go/libvirtxml"
@@ -58,8 +59,8 @@ func Parse(doc string, opts Options) (*domain.Definition, error) {
 	if err := read(root, def, describeDomain); err != nil {
 		return nil, err
 	}
-	known := func() (*markup.Element, error) { return throughLibvirt[libvirtxml.Domain](doc) }
-	if err := explainLoss(root, written(def, "domain", describeDomain), known, opts.Validate); err != nil {
+	understood := written(def, "domain", describeDomain)
+	if err := explainLoss(root, understood, throughLibvirt[libvirtxml.Domain], opts.Validate); err != nil {
 		return nil, err
 	}
 	if !opts.Active {
@@ -95,8 +96,8 @@ func ParseDevice(doc string, opts Options) (device.Device, error) {
 	if err := read(root, &d, kind.describe); err != nil {
 		return nil, err
 	}
-	known := func() (*markup.Element, error) { return kind.through(doc) }
-	if err := explainLoss(root, written(&d, root.Name, kind.describe), known, opts.Validate); err != nil {
+	understood := written(&d, root.Name, kind.describe)
+	if err := explainLoss(root, understood, kind.through, opts.Validate); err != nil {
 		return nil, err
 	}
 	if !opts.Active {
@@ -135,9 +136,22 @@ func render[T any](value *T, name string, describe func(*node, *T), style Style)
 	return markup.Format(n.e)
 }
 
+// through reads and writes a document with libvirtxml, which keeps what it knows.
+type through func(*markup.Element) (*markup.Element, error)
+
 // throughLibvirt gives what is left of a document once libvirtxml has read it
 // into its type L.
-func throughLibvirt[L any](doc string) (*markup.Element, error) {
+func throughLibvirt[L any](root *markup.Element) (*markup.Element, error) {
+	// Metadata may use prefixes that libvirtxml does not keep.
+	bare := *root
+	bare.Children = slices.DeleteFunc(slices.Clone(root.Children), func(n markup.Node) bool {
+		e, ok := n.(*markup.Element)
+		return ok && e.Name == "metadata"
+	})
+	doc, err := markup.Format(&bare)
+	if err != nil {
+		return nil, err
+	}
 	known := new(L)
 	if err := xml.Unmarshal([]byte(doc), known); err != nil {
 		return nil, fault.Wrap(err, fault.Invalid, fault.XML, "cannot read document")
@@ -152,11 +166,11 @@ func throughLibvirt[L any](doc string) (*markup.Element, error) {
 // explainLoss finds what of a document was not understood, and refuses it when
 // libvirt would have: because it is known there, or because the user
 // wants to hear of anything unknown.
-func explainLoss(submitted, understood *markup.Element, through func() (*markup.Element, error), validate bool) error {
+func explainLoss(submitted, understood *markup.Element, through through, validate bool) error {
 	if len(markup.Unknown(submitted, understood)) == 0 {
 		return nil
 	}
-	known, err := through()
+	known, err := through(submitted)
 	if err != nil {
 		return err
 	}

@@ -111,8 +111,6 @@ func completeController(d *device.Controller) {
 
 func (c *completion) completeNIC(d *device.NIC) (err error) {
 	switch {
-	case d.Type == "":
-		return invalid("an interface has no type")
 	case d.Type == "network" && d.Network == "":
 		return invalid("an interface of type network names no network")
 	case d.Type == "bridge" && d.Bridge == "":
@@ -131,9 +129,6 @@ func (c *completion) completeNIC(d *device.NIC) (err error) {
 }
 
 func completeChar(d *device.Char) error {
-	if d.Backend.Type == "" {
-		return invalid("a %s device has no type", d.Role)
-	}
 	switch d.Role {
 	case device.Serial:
 		setDefault(&d.TargetType, "isa-serial")
@@ -174,9 +169,7 @@ func completeGraphics(d *device.Graphics) {
 	if d.AutoPort == device.Unset {
 		d.AutoPort = device.Bool(d.Port == 0 && d.TLSPort == 0)
 	}
-	if d.Type == "vnc" && d.AutoPort == device.On && d.Port == 0 {
-		d.Port = -1
-	}
+	settleGraphics(d)
 	if len(d.Listens) == 0 {
 		d.Listens = []device.Listen{{Type: "address"}}
 	}

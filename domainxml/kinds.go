@@ -4,14 +4,13 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"github.com/lodge-kvm/lodge/device"
-	"github.com/lodge-kvm/lodge/markup"
 )
 
 // kind is how one sort of device is read and written on its own.
 type kind struct {
 	make     func() device.Device
 	describe func(*node, *device.Device)
-	through  func(doc string) (*markup.Element, error)
+	through  through
 }
 
 var kinds = map[string]kind{

@@ -8,7 +8,7 @@ import (
 )
 
 func describeNIC(n *node, d *device.NIC) {
-	n.str("type", &d.Type, "network", "bridge", "direct", "user", "ethernet")
+	n.need("type", &d.Type, "network", "bridge", "direct", "user", "ethernet")
 	n.yes("trustGuestRxFilters", &d.TrustGuestRxFilters)
 	n.in("mac", func(n *node) { n.mac("address", &d.MAC) })
 	n.in("source", func(n *node) { describeNICSource(n, d) })

@@ -12,7 +12,7 @@ import (
 const NoIndex = math.MaxUint32
 
 func describeController(n *node, d *device.Controller) {
-	n.str("type", &d.Type, "pci", "usb", "scsi", "sata", "ide", "fdc", "virtio-serial", "ccid")
+	n.need("type", &d.Type, "pci", "usb", "scsi", "sata", "ide", "fdc", "virtio-serial", "ccid")
 	index := &d.Index
 	if n.writing && d.Index == NoIndex {
 		index = nil
@@ -51,11 +51,7 @@ func describePCIController(n *node, d *device.Controller) {
 	if c == nil {
 		c = new(device.PCIController)
 	}
-	said := false
-	n.in("model", func(n *node) {
-		n.str("name", &c.ModelName)
-		said = true
-	})
+	n.in("model", func(n *node) { n.str("name", &c.ModelName) })
 	n.in("target", func(n *node) {
 		optional(n, "chassisNr", &c.ChassisNr)
 		optional(n, "chassis", &c.Chassis)
@@ -64,9 +60,8 @@ func describePCIController(n *node, d *device.Controller) {
 		optional(n, "index", &c.Index)
 		n.on("hotplug", &c.HotPlug)
 		n.in("node", func(n *node) { textOptional(n, &c.NUMANode) })
-		said = true
 	})
-	if n.reading() && said {
+	if n.reading() && *c != (device.PCIController{}) {
 		d.PCI = c
 	}
 	n.inIf("pcihole64", &d.HasPCIHole64, func(n *node) {
@@ -101,7 +96,7 @@ func textOptional(n *node, p **uint) {
 }
 
 func describeInput(n *node, d *device.Input) {
-	n.str("type", &d.Type, "mouse", "tablet", "keyboard", "passthrough", "evdev")
+	n.need("type", &d.Type, "mouse", "tablet", "keyboard", "passthrough", "evdev")
 	n.str("bus", &d.Bus, "ps2", "usb", "virtio")
 	n.str("model", &d.Model, "virtio", "virtio-transitional", "virtio-non-transitional")
 	n.in("source", func(n *node) {
@@ -117,7 +112,7 @@ func describeInput(n *node, d *device.Input) {
 func describeTPM(n *node, d *device.TPM) {
 	n.str("model", &d.Model, "tpm-tis", "tpm-crb")
 	n.in("backend", func(n *node) {
-		n.str("type", &d.Type, "emulator", "passthrough")
+		n.need("type", &d.Type, "emulator", "passthrough")
 		if d.Type == "passthrough" {
 			n.in("device", func(n *node) { n.str("path", &d.Path) })
 			return
@@ -131,7 +126,7 @@ func describeTPM(n *node, d *device.TPM) {
 func describeHostDevice(n *node, d *device.HostDevice) {
 	mode := "subsystem"
 	n.str("mode", &mode, "subsystem")
-	n.str("type", &d.Type, "pci", "usb")
+	n.need("type", &d.Type, "pci", "usb")
 	n.yes("managed", &d.Managed)
 	if d.Type == "pci" {
 		n.in("driver", func(n *node) { n.str("name", &d.Driver, "vfio") })
@@ -170,12 +165,12 @@ func describeRedir(n *node, d *device.Redir) {
 }
 
 func describeHub(n *node, d *device.Hub) {
-	n.str("type", &d.Type, "usb")
+	n.need("type", &d.Type, "usb")
 	n.info(&d.Info)
 }
 
 func describeWatchdog(n *node, d *device.Watchdog) {
-	n.str("model", &d.Model, "itco", "i6300esb", "ib700", "diag288")
+	n.need("model", &d.Model, "itco", "i6300esb", "ib700", "diag288")
 	n.str("action", &d.Action, "reset", "shutdown", "poweroff", "pause", "none", "dump", "inject-nmi")
 	n.info(&d.Info)
 }
@@ -196,7 +191,7 @@ func describeRNG(n *node, d *device.RNG) {
 		num(n, "period", &d.RatePeriod)
 	})
 	n.in("backend", func(n *node) {
-		n.str("model", &d.Backend, "random", "builtin", "egd")
+		n.need("model", &d.Backend, "random", "builtin", "egd")
 		switch d.Backend {
 		case "random":
 			n.text(&d.Path)
