@@ -205,6 +205,9 @@ func TestKeepaliveFlood(t *testing.T) {
 		w.write(ping)
 	}
 	pong()
+	marker := w.send(xdr.ProcConnectGetType, nil)
+	for w.next().Serial != marker.Serial { // what else was owed
+	}
 	for range 4 { // two run, two wait, and the client may have no more
 		w.send(xdr.ProcConnectGetCapabilities, nil)
 	}
@@ -253,11 +256,17 @@ func TestUrgentCallsOvertake(t *testing.T) {
 // TestStopAnswersCallsInFlight: the daemon's end waits for what was begun.
 func TestStopAnswersCallsInFlight(t *testing.T) {
 	release := make(chan struct{})
-	h := serve(t, func(s *Server) { hold(s, xdr.ProcConnectGetCapabilities, release) })
+	h := serve(t, func(s *Server) {
+		s.limits.grace = 10 * patience
+		hold(s, xdr.ProcConnectGetCapabilities, release)
+	})
 	w := h.open("")
 	header := w.send(xdr.ProcConnectGetCapabilities, nil)
 	w.works() // so the call before it was read
+	var served *client
+	h.server.eachClient(func(c *client) { served = c })
 	h.stop()
+	<-served.reading.Done()
 	close(release)
 	w.result(header, new(xdr.ConnectGetCapabilitiesRet))
 	w.closed()

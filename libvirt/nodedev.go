@@ -1,0 +1,197 @@
+package libvirt
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/host"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// nodeDeviceCalls are the calls that list and describe the host's devices.
+func nodeDeviceCalls(g group) {
+	on(g, xdr.ProcNodeNumOfDevices, (*handlers).nodeNumOfDevices)
+	on(g, xdr.ProcNodeListDevices, (*handlers).nodeListDevices)
+	on(g, xdr.ProcConnectListAllNodeDevices, (*handlers).connectListAllNodeDevices)
+	on(g, xdr.ProcNodeDeviceLookupByName, (*handlers).nodeDeviceLookupByName)
+	on(g, xdr.ProcNodeDeviceLookupSCSIHostByWWN, (*handlers).nodeDeviceLookupSCSIHostByWWN)
+	on(g, xdr.ProcNodeDeviceGetXMLDesc, (*handlers).nodeDeviceGetXMLDesc)
+	on(g, xdr.ProcNodeDeviceGetParent, (*handlers).nodeDeviceGetParent)
+	on(g, xdr.ProcNodeDeviceNumOfCaps, (*handlers).nodeDeviceNumOfCaps)
+	on(g, xdr.ProcNodeDeviceListCaps, (*handlers).nodeDeviceListCaps)
+	on(g, xdr.ProcNodeDeviceIsActive, (*handlers).nodeDeviceIsActive)
+	on(g, xdr.ProcNodeDeviceIsPersistent, (*handlers).nodeDeviceIsPersistent)
+	on(g, xdr.ProcNodeDeviceGetAutostart, (*handlers).nodeDeviceGetAutostart)
+}
+
+// deviceKinds are the flags by which a list of devices is narrowed. Kinds that
+// no device has here (mediated devices, channels of mainframes, ...) are flags
+// all the same: they leave nothing.
+var deviceKinds = []struct {
+	flag uint32
+	kind host.Kind
+}{
+	{1 << 0, host.System},
+	{1 << 1, host.PCI},
+	{1 << 2, host.USB},
+	{1 << 3, host.USBInterface},
+	{1 << 4, host.Net},
+	{1 << 5, host.SCSIHost},
+	{1 << 6, host.SCSITarget},
+	{1 << 7, host.SCSI},
+	{1 << 8, host.Storage},
+	{1 << 9, host.FCHost},
+	{1 << 12, host.DRM},
+}
+
+// Flags of listing devices, besides the kinds.
+const (
+	listDeviceKinds    = 1<<22 - 1
+	listDeviceInactive = 1 << 30 // defined and not there: no device is
+	listDeviceActive   = 1 << 31
+)
+
+func (h *handlers) connectListAllNodeDevices(_ context.Context, _ *session, args *xdr.ConnectListAllNodeDevicesArgs) (*xdr.ConnectListAllNodeDevicesRet, error) {
+	if err := checkFlags("CONNECT_LIST_ALL_NODE_DEVICES", args.Flags, listDeviceKinds|listDeviceActive|listDeviceInactive); err != nil {
+		return nil, err
+	}
+	var found []*host.Device
+	if args.Flags&(listDeviceActive|listDeviceInactive) != listDeviceInactive {
+		found = h.devicesByFlags(args.Flags & listDeviceKinds)
+	}
+	ret := &xdr.ConnectListAllNodeDevicesRet{Count: uint32(len(found))}
+	if args.NeedResults {
+		for _, d := range found {
+			ret.Devices = append(ret.Devices, xdr.NodeDevice{Name: d.Name})
+		}
+	}
+	return ret, nil
+}
+
+func (h *handlers) devicesByFlags(flags uint32) []*host.Device {
+	if flags == 0 {
+		return h.Devices.All()
+	}
+	var kinds []host.Kind
+	for _, k := range deviceKinds {
+		if flags&k.flag != 0 {
+			kinds = append(kinds, k.kind)
+		}
+	}
+	return h.Devices.Of(kinds...)
+}
+
+// devicesByWord is the older way to narrow: by one kind's word, or by none.
+func (h *handlers) devicesByWord(capability *string) []*host.Device {
+	if capability == nil {
+		return h.Devices.All()
+	}
+	return h.Devices.Of(host.Kind(*capability))
+}
+
+func (h *handlers) nodeNumOfDevices(_ context.Context, _ *session, args *xdr.NodeNumOfDevicesArgs) (*xdr.NodeNumOfDevicesRet, error) {
+	if err := checkFlags("NODE_NUM_OF_DEVICES", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	return &xdr.NodeNumOfDevicesRet{Count: int32(len(h.devicesByWord(args.Capability)))}, nil
+}
+
+func (h *handlers) nodeListDevices(_ context.Context, _ *session, args *xdr.NodeListDevicesArgs) (*xdr.NodeListDevicesRet, error) {
+	if err := checkFlags("NODE_LIST_DEVICES", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	ret := &xdr.NodeListDevicesRet{}
+	for _, d := range h.devicesByWord(args.Capability) {
+		ret.Names = append(ret.Names, d.Name)
+	}
+	return ret, atMost(&ret.Names, args.MaxNames)
+}
+
+// atMost cuts a list of names to what the client has room for.
+func atMost(names *[]string, room int32) error {
+	if room < 0 {
+		return fault.New(fault.Invalid, fault.Call, "there cannot be room for %d names", room)
+	}
+	*names = (*names)[:min(len(*names), int(room))]
+	return nil
+}
+
+func (h *handlers) nodeDeviceLookupByName(_ context.Context, _ *session, args *xdr.NodeDeviceLookupByNameArgs) (*xdr.NodeDeviceLookupByNameRet, error) {
+	d, err := h.Devices.ByName(args.Name)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.NodeDeviceLookupByNameRet{Device: xdr.NodeDevice{Name: d.Name}}, nil
+}
+
+func (h *handlers) nodeDeviceLookupSCSIHostByWWN(_ context.Context, _ *session, args *xdr.NodeDeviceLookupSCSIHostByWWNArgs) (*xdr.NodeDeviceLookupSCSIHostByWWNRet, error) {
+	if err := checkFlags("NODE_DEVICE_LOOKUP_SCSI_HOST_BY_WWN", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	d, err := h.Devices.ByWWN(args.WWNN, args.WWPN)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.NodeDeviceLookupSCSIHostByWWNRet{Device: xdr.NodeDevice{Name: d.Name}}, nil
+}
+
+func (h *handlers) nodeDeviceGetXMLDesc(_ context.Context, _ *session, args *xdr.NodeDeviceGetXMLDescArgs) (*xdr.NodeDeviceGetXMLDescRet, error) {
+	if err := checkFlags("NODE_DEVICE_GET_XML_DESC", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	d, err := h.Devices.ByName(args.Name)
+	if err != nil {
+		return nil, err
+	}
+	doc, err := describeDevice(d)
+	return &xdr.NodeDeviceGetXMLDescRet{XML: doc}, err
+}
+
+func (h *handlers) nodeDeviceGetParent(_ context.Context, _ *session, args *xdr.NodeDeviceGetParentArgs) (*xdr.NodeDeviceGetParentRet, error) {
+	d, err := h.Devices.ByName(args.Name)
+	if err != nil {
+		return nil, err
+	}
+	ret := &xdr.NodeDeviceGetParentRet{}
+	if d.Parent != "" {
+		ret.ParentName = &d.Parent
+	}
+	return ret, nil
+}
+
+func (h *handlers) nodeDeviceNumOfCaps(_ context.Context, _ *session, args *xdr.NodeDeviceNumOfCapsArgs) (*xdr.NodeDeviceNumOfCapsRet, error) {
+	d, err := h.Devices.ByName(args.Name)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.NodeDeviceNumOfCapsRet{Count: int32(len(d.Kinds))}, nil
+}
+
+func (h *handlers) nodeDeviceListCaps(_ context.Context, _ *session, args *xdr.NodeDeviceListCapsArgs) (*xdr.NodeDeviceListCapsRet, error) {
+	d, err := h.Devices.ByName(args.Name)
+	if err != nil {
+		return nil, err
+	}
+	ret := &xdr.NodeDeviceListCapsRet{}
+	for _, k := range d.Kinds {
+		ret.Names = append(ret.Names, string(k))
+	}
+	return ret, atMost(&ret.Names, args.MaxNames)
+}
+
+// A device that is listed is there, and is there again when the host starts.
+
+func (h *handlers) nodeDeviceIsActive(_ context.Context, _ *session, args *xdr.NodeDeviceIsActiveArgs) (*xdr.NodeDeviceIsActiveRet, error) {
+	_, err := h.Devices.ByName(args.Name)
+	return &xdr.NodeDeviceIsActiveRet{Active: true}, err
+}
+
+func (h *handlers) nodeDeviceIsPersistent(_ context.Context, _ *session, args *xdr.NodeDeviceIsPersistentArgs) (*xdr.NodeDeviceIsPersistentRet, error) {
+	_, err := h.Devices.ByName(args.Name)
+	return &xdr.NodeDeviceIsPersistentRet{Persistent: true}, err
+}
+
+func (h *handlers) nodeDeviceGetAutostart(_ context.Context, _ *session, args *xdr.NodeDeviceGetAutostartArgs) (*xdr.NodeDeviceGetAutostartRet, error) {
+	_, err := h.Devices.ByName(args.Name)
+	return &xdr.NodeDeviceGetAutostartRet{Autostart: true}, err
+}
