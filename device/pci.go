@@ -1,0 +1,546 @@
+package device
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Board is what of a machine decides where PCI devices sit.
+type Board int
+
+// The boards: one conventional bus, PCI Express, or no PCI at all.
+const (
+	NoPCI Board = iota
+	I440FX
+	Q35
+)
+
+// Spare root ports are kept free on a Q35 board, so that as many devices can be
+// plugged in later. An Express device needs a port of its own, and a port cannot
+// be added to a running guest.
+const Spare = 4
+
+// The places that QEMU's boards and libvirt's habit fix.
+const (
+	videoSlot35   = 0x01
+	firstPortSlot = 0x01 // of root ports, when no video is there
+	soundSlot35   = 0x1b
+	usbSlot35     = 0x1d
+	bridgeSlot35  = 0x1f
+	videoSlotFX   = 0x02
+	lastSlot      = 31
+)
+
+// slotKind is what a PCI device needs of its slot.
+type slotKind int
+
+const (
+	nowhere      slotKind = iota // not a PCI device
+	fixed                        // has its place on the board
+	express                      // a root port of its own
+	conventional                 // a conventional bus
+	onRoot                       // the root bus itself: root ports
+)
+
+// AssignPCI gives every PCI device without an address one, in libvirt's order,
+// adding the bridges and ports that are missing. Addresses that are there are
+// kept. Two devices in one place are refused.
+func (s *Set) AssignPCI(b Board) error {
+	if b == NoPCI {
+		return nil
+	}
+	m, err := newPCIMap(s, b)
+	if err != nil {
+		return err
+	}
+	for _, d := range placementOrder(s) {
+		if err := m.place(d, true); err != nil {
+			return err
+		}
+	}
+	if b == Q35 {
+		return m.keepSpare()
+	}
+	return nil
+}
+
+// PlugPCI gives one device that is about to be plugged into a running guest an
+// address among those that can take it, and adds nothing.
+func (s *Set) PlugPCI(d Device, b Board) error {
+	if b == NoPCI {
+		if needOf(d, Q35) != nowhere {
+			return fault.New(fault.Unsupported, fault.Config, "this machine has no PCI bus to plug a %s into", d.Kind())
+		}
+		return nil
+	}
+	m, err := newPCIMap(s, b)
+	if err != nil {
+		return err
+	}
+	return m.place(d, false)
+}
+
+// placementOrder is the order in which libvirt gives addresses: what others sit
+// on first, then interfaces, sound, disks, and the rest.
+func placementOrder(s *Set) []Device {
+	var all []Device
+	bridges, others := splitControllers(s)
+	all = gather(all, bridges)
+	all = gather(all, s.Videos[:min(1, len(s.Videos))])
+	all = gather(all, others)
+	all = gather(all, s.NICs)
+	all = gather(all, s.Sounds)
+	all = gather(all, s.Disks)
+	all = gather(all, s.HostDevices)
+	if s.Balloon != nil {
+		all = append(all, s.Balloon)
+	}
+	all = gather(all, s.RNGs)
+	all = gather(all, s.Watchdogs)
+	all = gather(all, s.Videos[min(1, len(s.Videos)):])
+	all = gather(all, s.Inputs)
+	all = gather(all, s.Serials)
+	all = gather(all, s.Panics)
+	if s.VSock != nil {
+		all = append(all, s.VSock)
+	}
+	return all
+}
+
+func splitControllers(s *Set) (bridges, others []*Controller) {
+	for _, c := range s.Controllers {
+		if c.Type == "pci" {
+			bridges = append(bridges, c)
+		} else {
+			others = append(others, c)
+		}
+	}
+	return bridges, others
+}
+
+// needOf says what slot a device needs on a board.
+func needOf(d Device, b Board) slotKind {
+	kind := modern
+	switch d := d.(type) {
+	case *Disk:
+		return virtioSlot(d.Bus == "virtio", d.Model, b)
+	case *Controller:
+		return controllerNeed(d, b)
+	case *NIC:
+		if strings.HasPrefix(d.Model, "virtio") {
+			return virtioSlot(true, d.Model, b)
+		}
+		return kind(d.Model == "e1000e" || d.Model == "igb", b)
+	case *Sound:
+		switch d.Model {
+		case "ich9":
+			return kind(false, b)
+		case "usb", "pcspk", "sb16":
+			return nowhere
+		}
+		return kind(false, b)
+	case *Video:
+		if d.Model == "none" || d.Model == "ramfb" {
+			return nowhere
+		}
+		return kind(d.Primary != On && d.Model == "virtio", b)
+	case *HostDevice:
+		if d.Type == "pci" {
+			return kind(true, b)
+		}
+	case *Balloon:
+		return virtioSlot(d.Model != "none", d.Model, b)
+	case *RNG:
+		return virtioSlot(true, d.Model, b)
+	case *Watchdog:
+		if d.Model == "i6300esb" {
+			return kind(false, b)
+		}
+	case *Input:
+		return virtioSlot(d.Bus == "virtio", d.Model, b)
+	case *Char:
+		if d.TargetType == "pci-serial" {
+			return kind(false, b)
+		}
+	case *Panic:
+		if d.Model == "pvpanic" {
+			return kind(false, b)
+		}
+	case *VSock:
+		return virtioSlot(true, d.Model, b)
+	}
+	return nowhere
+}
+
+// modern gives the slot of a device that is Express by nature, or is not.
+func modern(isExpress bool, b Board) slotKind {
+	if isExpress && b == Q35 {
+		return express
+	}
+	return conventional
+}
+
+// virtioSlot gives the slot of a virtio device: a transitional one, which old
+// drivers must find, is conventional.
+func virtioSlot(is bool, model string, b Board) slotKind {
+	if !is {
+		return nowhere
+	}
+	return modern(!strings.HasSuffix(model, "-transitional") || strings.HasSuffix(model, "-non-transitional"), b)
+}
+
+func controllerNeed(c *Controller, b Board) slotKind {
+	switch c.Type {
+	case "pci":
+		switch c.Model {
+		case "pci-root", "pcie-root":
+			return nowhere
+		case "pcie-root-port", "dmi-to-pci-bridge", "pcie-expander-bus", "pci-expander-bus", "pcie-switch-upstream-port":
+			return onRoot
+		case "pcie-to-pci-bridge":
+			return express
+		}
+		return conventional
+	case "usb":
+		if c.Model == "none" {
+			return nowhere
+		}
+		return modern(c.Model == "qemu-xhci" || c.Model == "nec-xhci", b)
+	case "scsi":
+		return virtioSlotOr(strings.HasPrefix(c.Model, "virtio-"), c.Model, b)
+	case "virtio-serial":
+		return virtioSlot(true, c.Model, b)
+	case "sata":
+		if b == Q35 && c.Index == 0 {
+			return fixed
+		}
+		return conventional
+	case "ide":
+		if c.Index == 0 {
+			return fixed
+		}
+	}
+	return nowhere
+}
+
+func virtioSlotOr(virtio bool, model string, b Board) slotKind {
+	if virtio {
+		return virtioSlot(true, model, b)
+	}
+	return conventional
+}
+
+// pciMap is which place of which bus is taken.
+type pciMap struct {
+	set   *Set
+	board Board
+	buses map[uint]*pciBus
+}
+
+type pciBus struct {
+	index uint
+	model string
+	// used has a bit for each function of each slot that is taken.
+	used [lastSlot + 1]uint8
+}
+
+// first is the lowest slot for devices of a bus, last the highest.
+func (b *pciBus) first() uint {
+	switch b.model {
+	case "pcie-root-port", "pcie-switch-downstream-port":
+		return 0
+	}
+	return 1
+}
+
+func (b *pciBus) last() uint {
+	switch b.model {
+	case "pcie-root-port", "pcie-switch-downstream-port":
+		return 0
+	}
+	return lastSlot
+}
+
+func (b *pciBus) isPort() bool { return b.first() == 0 && b.last() == 0 }
+
+func (b *pciBus) isConventional() bool {
+	return b.model == "pci-root" || b.model == "pci-bridge" || b.model == "pcie-to-pci-bridge" || b.model == "dmi-to-pci-bridge"
+}
+
+func newPCIMap(s *Set, b Board) (*pciMap, error) {
+	m := &pciMap{set: s, board: b, buses: map[uint]*pciBus{}}
+	for _, c := range s.Controllers {
+		if c.Type == "pci" {
+			m.buses[c.Index] = &pciBus{index: c.Index, model: c.Model}
+		}
+	}
+	root := m.buses[0]
+	if root == nil {
+		return nil, fault.New(fault.Invalid, fault.XML, "the machine has no PCI root controller (index 0)")
+	}
+	m.reserveBoard(root)
+	for _, d := range s.All() {
+		at, ok := d.Common().Address.(PCI)
+		if !ok {
+			continue
+		}
+		if err := m.take(d, at); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// reserveBoard marks what is soldered on: the host bridge and the functions of
+// the south bridge that no definition speaks of.
+func (m *pciMap) reserveBoard(root *pciBus) {
+	root.used[0] = 0xff
+	if m.board == Q35 {
+		root.used[bridgeSlot35] = 1<<0 | 1<<3 // LPC and SMBus; SATA is function 2
+		return
+	}
+	root.used[1] = 1<<0 | 1<<3 // ISA and power management; IDE is 1, USB is 2
+}
+
+// take marks the place that a device says it has.
+func (m *pciMap) take(d Device, at PCI) error {
+	bus := m.buses[at.Bus]
+	if at.Domain != 0 || bus == nil || at.Slot > bus.last() || at.Slot < bus.first() || at.Function > 7 {
+		return fault.New(fault.Invalid, fault.XML, "the %s cannot be at %s: there is no such place on the guest's buses", d.Kind(), at)
+	}
+	bit := uint8(1) << at.Function
+	if bus.used[at.Slot]&bit != 0 {
+		return fault.New(fault.Invalid, fault.XML, "two devices are at %s; the second is the %s", at, d.Kind())
+	}
+	bus.used[at.Slot] |= bit
+	return nil
+}
+
+// place gives a device without an address one.
+func (m *pciMap) place(d Device, mayAdd bool) error {
+	info := d.Common()
+	if info.Address != nil {
+		return nil
+	}
+	need := needOf(d, m.board)
+	if need == nowhere {
+		return nil
+	}
+	at, ok := m.habitual(d)
+	if !ok {
+		var err error
+		if at, err = m.find(need, d, mayAdd); err != nil {
+			return err
+		}
+	}
+	info.Address = at
+	return m.take(d, at)
+}
+
+// habitual gives the place where libvirt and QEMU's boards have a device, as
+// long as it is free.
+func (m *pciMap) habitual(d Device) (PCI, bool) {
+	at := PCI{}
+	switch d := d.(type) {
+	case *Video:
+		if d.Primary != On {
+			return at, false
+		}
+		at.Slot = videoSlotFX
+		if m.board == Q35 {
+			at.Slot = videoSlot35
+		}
+	case *Sound:
+		if d.Model != "ich9" || m.board != Q35 {
+			return at, false
+		}
+		at.Slot = soundSlot35
+	case *Controller:
+		var ok bool
+		if at, ok = m.habitualController(d); !ok {
+			return at, false
+		}
+	default:
+		return at, false
+	}
+	free := m.buses[0].used[at.Slot]&(1<<at.Function) == 0
+	return at, free
+}
+
+func (m *pciMap) habitualController(c *Controller) (PCI, bool) {
+	switch {
+	case c.Type == "sata" && c.Index == 0 && m.board == Q35:
+		return PCI{Slot: bridgeSlot35, Function: 2}, true
+	case c.Type == "ide" && c.Index == 0:
+		return PCI{Slot: 1, Function: 1}, true
+	case c.Type == "usb" && c.Model == "piix3-uhci" && c.Index == 0 && m.board == I440FX:
+		return PCI{Slot: 1, Function: 2}, true
+	}
+	function, part := map[string]uint{"ich9-uhci1": 0, "ich9-uhci2": 1, "ich9-uhci3": 2, "ich9-ehci1": 7}[c.Model]
+	if !part {
+		return PCI{}, false
+	}
+	at := PCI{Slot: usbSlot35, Function: function}
+	if m.board != Q35 {
+		slot, ok := m.companionSlot(c)
+		if !ok {
+			return PCI{}, false
+		}
+		at.Slot = slot
+	}
+	if function == 0 {
+		at.Multifunction = On
+	}
+	return at, true
+}
+
+// companionSlot is the slot of the other parts of an ICH9 USB controller, or a
+// free one.
+func (m *pciMap) companionSlot(c *Controller) (uint, bool) {
+	for _, other := range m.set.Controllers {
+		if at, ok := other.Address.(PCI); ok && other.Type == "usb" && other.Index == c.Index && at.Bus == 0 {
+			return at.Slot, true
+		}
+	}
+	for slot := uint(3); slot <= lastSlot; slot++ {
+		if m.buses[0].used[slot] == 0 {
+			return slot, true
+		}
+	}
+	return 0, false
+}
+
+// find gives a free place of a kind, adding a bridge or port where that is
+// allowed and none is free.
+func (m *pciMap) find(need slotKind, d Device, mayAdd bool) (PCI, error) {
+	if need == onRoot {
+		return m.findRootPort()
+	}
+	for _, bus := range m.sorted() {
+		if (need == express) != bus.isPort() || need == conventional && !bus.isConventional() {
+			continue
+		}
+		for slot := bus.first(); slot <= bus.last(); slot++ {
+			if bus.used[slot] == 0 {
+				return PCI{Bus: bus.index, Slot: slot}, nil
+			}
+		}
+	}
+	if !mayAdd {
+		return PCI{}, fault.New(fault.NoCapacity, fault.Device,
+			"no free PCI slot that can take a %s while the guest runs; add controllers of model pcie-root-port to its config", d.Kind())
+	}
+	if err := m.add(need); err != nil {
+		return PCI{}, err
+	}
+	return m.find(need, d, true)
+}
+
+// findRootPort gives the next function for a root port: eight share a slot.
+func (m *pciMap) findRootPort() (PCI, error) {
+	root := m.buses[0]
+	for slot := uint(firstPortSlot); slot < soundSlot35; slot++ {
+		if !m.isPortSlot(slot) && root.used[slot] != 0 {
+			continue
+		}
+		if slot == videoSlot35 && len(m.set.Videos) > 0 {
+			continue
+		}
+		for function := uint(0); function < 8; function++ {
+			if root.used[slot]&(1<<function) == 0 {
+				at := PCI{Slot: slot, Function: function}
+				if function == 0 {
+					at.Multifunction = On
+				}
+				return at, nil
+			}
+		}
+	}
+	return PCI{}, fault.New(fault.NoCapacity, fault.Device, "the guest's root bus is full")
+}
+
+// isPortSlot reports whether a slot of the root bus holds root ports only, the
+// first of them open to further functions.
+func (m *pciMap) isPortSlot(slot uint) bool {
+	found := false
+	for _, d := range m.set.All() {
+		at, ok := d.Common().Address.(PCI)
+		if !ok || at.Bus != 0 || at.Slot != slot {
+			continue
+		}
+		c, isController := d.(*Controller)
+		if !isController || c.Model != "pcie-root-port" || at.Function == 0 && at.Multifunction != On {
+			return false
+		}
+		found = true
+	}
+	return found
+}
+
+// maxBus is the highest number of a PCI bus.
+const maxBus = 255
+
+// add puts in a bridge or port that offers places of a kind.
+func (m *pciMap) add(need slotKind) error {
+	index := uint(0)
+	for i := range m.buses {
+		index = max(index, i+1)
+	}
+	if index > maxBus {
+		return fault.New(fault.NoCapacity, fault.Device, "the guest has no PCI bus left")
+	}
+	model := "pcie-root-port"
+	if need == conventional {
+		model = "pci-bridge"
+		if m.board == Q35 {
+			model = "pcie-to-pci-bridge"
+		}
+	}
+	c := &Controller{Type: "pci", Index: index, Model: model}
+	m.buses[index] = &pciBus{index: index, model: model}
+	if err := m.place(c, true); err != nil {
+		return err
+	}
+	m.insert(c)
+	return nil
+}
+
+// insert puts a new bridge behind the PCI controllers of lower index.
+func (m *pciMap) insert(c *Controller) {
+	list := m.set.Controllers
+	at := len(list)
+	for i, other := range list {
+		if other.Type == "pci" && other.Index < c.Index {
+			at = i + 1
+		}
+	}
+	m.set.Controllers = slices.Insert(list, at, c)
+}
+
+// keepSpare adds root ports until Spare are free.
+func (m *pciMap) keepSpare() error {
+	free := 0
+	for _, bus := range m.buses {
+		if bus.isPort() && bus.used[0] == 0 {
+			free++
+		}
+	}
+	for ; free < Spare; free++ {
+		if err := m.add(express); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *pciMap) sorted() []*pciBus {
+	all := make([]*pciBus, 0, len(m.buses))
+	for _, b := range m.buses {
+		all = append(all, b)
+	}
+	slices.SortFunc(all, func(a, b *pciBus) int { return cmp.Compare(a.index, b.index) })
+	return all
+}
