@@ -53,13 +53,13 @@ const maxName = 255
 func checkName(s fault.Subject, name string) error {
 	switch {
 	case name == "":
-		return fault.New(fault.Invalid, s, "the %s has no name", s)
+		return fault.New(fault.Invalid, fault.XML, "the %s has no name", s)
 	case len(name) > maxName:
-		return fault.New(fault.Invalid, s, "a name of %d bytes is longer than %d", len(name), maxName)
+		return fault.New(fault.Invalid, fault.XML, "a name of %d bytes is too long for a %s: %d are allowed", len(name), s, maxName)
 	case name == "." || name == ".." || strings.Contains(name, "/"):
-		return fault.New(fault.Invalid, s, "name %q is a path: leave out '/' and dots alone", name)
+		return fault.New(fault.Invalid, fault.XML, "%s name %q is a path: it cannot contain '/'", s, name)
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
-		return fault.New(fault.Invalid, s, "name %q has control characters", name)
+		return fault.New(fault.Invalid, fault.XML, "%s name %q has control characters", s, name)
 	}
 	return nil
 }
@@ -85,7 +85,7 @@ func parsePool(doc, id string, validate bool) (*definition, error) {
 		return nil, err
 	}
 	if d.target, err = cleanPath(root.Child("target").Child("path").Text()); err != nil {
-		return nil, fault.Wrap(err, fault.Invalid, fault.Pool, "pool %q has no usable target", d.name)
+		return nil, fault.Wrap(err, fault.Invalid, fault.XML, "pool %q has no usable target", d.name)
 	}
 	if d.perms, err = readPermissions(root.Child("target").Child("permissions")); err != nil {
 		return nil, err

@@ -66,7 +66,7 @@ func parseVolume(doc string, validate bool) (*wish, error) {
 	if backing := root.Child("backingStore"); backing != nil && backing.Child("path").Text() != "" {
 		path, err := cleanPath(backing.Child("path").Text())
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Invalid, fault.Volume, "volume %q has no usable backing store", w.name)
+			return nil, fault.Wrap(err, fault.Invalid, fault.XML, "volume %q has no usable backing store", w.name)
 		}
 		w.backing = &image.Backing{Name: path, Format: image.Format(attr(backing.Child("format"), "type"))}
 	}

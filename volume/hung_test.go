@@ -1,0 +1,297 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// hang mounts a file system on a directory that never answers, and gives what
+// makes it fail instead.
+func hang(t *testing.T, dir string) (release func()) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount")
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skip("needs /dev/fuse:", err)
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)
+	if err := unix.Mount("never", dir, "fuse.never", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		_ = unix.Close(fd)
+		t.Skip("cannot mount FUSE here:", err)
+	}
+	released := false
+	release = func() {
+		if !released {
+			released = true
+			// Whoever waits for an answer gets an error when the last descriptor goes.
+			if err := errors.Join(unix.Close(fd), unix.Unmount(dir, unix.MNT_DETACH)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(release)
+	return release
+}
+
+// until waits for something that another goroutine brings about.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(20 * time.Second)
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatal("never:", what)
+		}
+	}
+}
+
+// prompt fails when work takes longer than no waiting explains.
+func prompt(t *testing.T, what string, limit time.Duration, work func()) {
+	t.Helper()
+	begun := time.Now()
+	work()
+	if d := time.Since(begun); d > limit {
+		t.Errorf("%s took %v", what, d)
+	}
+}
+
+func TestHungFileSystemHoldsUpNobodyElse(t *testing.T) {
+	d := newDaemon(t)
+	hung, well := d.dirPool("hung"), d.dirPool("well")
+	v := d.volume(hung, volXML("disk", "raw", mib, ""))
+	release := hang(t, hung.View().Target)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	wantKind(t, hung.Refresh(ctx), fault.Timeout)
+	until(t, "the hung pool shows as inaccessible", func() bool { return hung.View().State == Inaccessible })
+	if view := hung.View(); view.Stale == "" || len(view.Volumes) != 1 {
+		t.Errorf("the stale view is %+v", view)
+	}
+	prompt(t, "reading", time.Second, func() {
+		if view := hung.Fresh(t.Context()); view.State != Inaccessible {
+			t.Errorf("state %v", view.State)
+		}
+		if got, err := hung.FreshVolume(t.Context(), "disk"); err != nil || got != v {
+			t.Errorf("%v, %v", got, err)
+		}
+		if _, got, err := d.ByPath(v.Path); err != nil || got != v {
+			t.Errorf("%v, %v", got, err)
+		}
+		if len(d.List()) != 2 {
+			t.Error("a pool is missing")
+		}
+		must(t, hung.SetAutostart(t.Context(), true))
+		if _, err := hung.XML(false); err != nil {
+			t.Error(err)
+		}
+	})
+	prompt(t, "the other pool", time.Second, func() {
+		d.volume(well, volXML("x", "raw", mib, ""))
+		must(t, well.Refresh(t.Context()))
+		must(t, well.DeleteVolume(t.Context(), "x"))
+		_, err := d.Define(t.Context(), dirXML("third", t.TempDir()), true)
+		must(t, err)
+	})
+	for _, work := range []func(ctx context.Context) error{
+		func(ctx context.Context) error { return hung.DeleteVolume(ctx, "disk") },
+		func(ctx context.Context) error { _, err := hung.Download(ctx, "disk", 0, 0); return err },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		wantKind(t, work(ctx), fault.Timeout)
+		cancel()
+	}
+	release()
+	until(t, "the pool answers again", func() bool { return hung.Refresh(t.Context()) == nil })
+	if view := hung.View(); view.State != Running || view.Stale != "" {
+		t.Errorf("view %+v", view)
+	}
+}
+
+func TestHungFileSystemDoesNotDelayTheStart(t *testing.T) {
+	d := newDaemon(t)
+	hung, well := d.dirPool("hung"), d.dirPool("well")
+	d.volume(well, volXML("disk", "raw", mib, ""))
+	target := hung.View().Target
+	d.Close()
+	release := hang(t, target)
+	var err error
+	prompt(t, "Open", time.Second, func() {
+		d.Pools, err = Open(Options{Store: d.store, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler), Boot: d.boot})
+		must(t, err)
+	})
+	until(t, "the other pool is read", func() bool {
+		p, err := d.ByName("well")
+		must(t, err)
+		return len(p.View().Volumes) == 1
+	})
+	p, err := d.ByName("hung")
+	must(t, err)
+	if v := p.View(); !v.Active() || v.Stale == "" {
+		t.Errorf("the hung pool is %+v", v)
+	}
+	release()
+	must(t, d.Settle(t.Context()))
+}
+
+func TestLaneIsBounded(t *testing.T) {
+	l := newLane()
+	defer l.stop()
+	block, begun := make(chan struct{}), make(chan struct{})
+	results := make(chan error, laneDepth+2)
+	ask1 := func(work func() error) { results <- tell(t.Context(), l, work) }
+	go ask1(func() error { close(begun); <-block; return nil })
+	<-begun
+	for range laneDepth + 1 {
+		go ask1(func() error { return nil })
+	}
+	wantKind(t, <-results, fault.Busy) // the one too many
+	close(block)
+	for range laneDepth + 1 {
+		must(t, <-results)
+	}
+}
+
+func TestLateAnswerIsDiscarded(t *testing.T) {
+	l := newLane()
+	defer l.stop()
+	block, discarded := make(chan struct{}), make(chan int, 1)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go cancel(fault.New(fault.Aborted, fault.Call, "gone"))
+	_, err := ask(ctx, l, time.Minute, func() (int, error) { <-block; return 7, nil }, func(n int) { discarded <- n })
+	wantKind(t, err, fault.Aborted)
+	close(block)
+	// Either it was never begun, or its answer was handed on.
+	if _, err := ask(t.Context(), l, time.Minute, func() (int, error) { return 0, nil }, nil); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case n := <-discarded:
+		if n != 7 {
+			t.Errorf("discarded %d", n)
+		}
+	default:
+	}
+}
+
+// loopDevice gives a block device of a file's size.
+func loopDevice(t *testing.T) string {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount")
+	}
+	backing := filepath.Join(t.TempDir(), "backing")
+	must(t, os.WriteFile(backing, nil, 0o600))
+	must(t, os.Truncate(backing, 32*mib))
+	out, err := exec.CommandContext(t.Context(), "losetup", "--find", "--show", backing).CombinedOutput()
+	if err != nil {
+		t.Skipf("needs a loop device: %s", out)
+	}
+	device := strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if out, err := exec.CommandContext(context.Background(), "losetup", "--detach", device).CombinedOutput(); err != nil {
+			t.Errorf("%s: %s", device, out)
+		}
+	})
+	return device
+}
+
+func TestFileSystemPool(t *testing.T) {
+	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
+		t.Skip("needs mkfs.ext4")
+	}
+	device := loopDevice(t)
+	d := newDaemon(t)
+	target := filepath.Join(t.TempDir(), "a b\\c") // what the kernel's list escapes
+	doc := "<pool type='fs'><name>a</name><source><device path='" + device + "'/><format type='ext4'/></source><target><path>" + target + "</path></target></pool>"
+	p, err := d.Define(t.Context(), doc, true)
+	must(t, err)
+	must(t, p.Build(t.Context(), KeepExisting))
+	wantKind(t, p.Build(t.Context(), KeepExisting), fault.Exists)
+	must(t, p.Build(t.Context(), Overwrite))
+	must(t, p.Start(t.Context(), NoBuild))
+	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test fails half way
+	if v := p.View(); v.Capacity > 32*mib || v.Capacity < 16*mib {
+		t.Errorf("capacity %d", v.Capacity)
+	}
+	_, err = p.CreateVolume(t.Context(), "<volume><name>big</name><capacity unit='G'>1</capacity></volume>", CreateOptions{})
+	wantKind(t, err, fault.NoCapacity)
+	d.volume(p, volXML("disk", "raw", mib, ""))
+	d.restart()
+	p, err = d.ByName("a")
+	must(t, err)
+	if _, err := p.Volume("disk"); err != nil {
+		t.Error(err)
+	}
+	must(t, p.Stop(t.Context()))
+	if source, err := mountedAt(target); err != nil || source != "" {
+		t.Errorf("%q is still mounted, %v", source, err)
+	}
+	if entries, err := os.ReadDir(target); err != nil || len(entries) != 0 {
+		t.Errorf("%v, %v", entries, err)
+	}
+	wantKind(t, p.Delete(t.Context()), fault.Unsupported)
+}
+
+func TestMountsOfOthersAreLeftAlone(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount")
+	}
+	d := newDaemon(t)
+	target := t.TempDir()
+	if err := unix.Mount("other", target, "tmpfs", 0, "size=1m"); err != nil {
+		t.Skip("cannot mount here:", err)
+	}
+	defer unix.Unmount(target, 0) //nolint:errcheck // the next line would tell
+	p, err := d.Define(t.Context(), "<pool type='fs'><name>a</name><source><device path='/dev/sdx'/></source><target><path>"+target+"</path></target></pool>", true)
+	must(t, err)
+	wantKind(t, p.Start(t.Context(), NoBuild), fault.WrongState)
+	if source, err := mountedAt(target); err != nil || source != "other" {
+		t.Errorf("%q is mounted, %v", source, err)
+	}
+}
+
+func TestWhatIsMounted(t *testing.T) {
+	list := "22 1 0:21 / /proc rw - proc proc rw\n" +
+		"40 22 8:1 / /mnt/a\\040b rw,relatime shared:1 master:2 - ext4 /dev/sda1 rw\n" +
+		"41 22 0:40 / /mnt/a\\040b rw - nfs4 host:/x\\134y rw\nbroken\n"
+	for target, want := range map[string]string{"/proc": "proc", "/mnt/a b": `host:/x\y`, "/mnt": ""} {
+		if got := sourceAt(list, target); got != want {
+			t.Errorf("at %s is %q, want %q", target, got, want)
+		}
+	}
+}
+
+func TestSourcesAndCapabilities(t *testing.T) {
+	if _, err := FindSources(t.Context(), Dir, ""); !fault.Is(err, fault.Unsupported) {
+		t.Error(err)
+	}
+	if _, err := FindSources(t.Context(), NetFS, "<source><host name='--all'/></source>"); !fault.Is(err, fault.Invalid) {
+		t.Error(err)
+	}
+	got := exports("h", "/srv/a *\n/srv/b 10.0.0.0/8\n\nnonsense\n")
+	if n := len(got.Elements()); n != 2 || attr(got.Elements()[1].Child("dir"), "path") != "/srv/b" {
+		t.Errorf("%d exports", n)
+	}
+	doc, err := Capabilities()
+	if err != nil || !strings.Contains(doc, "<pool type='dir' supported='yes'>") || !strings.Contains(doc, "<pool type='logical' supported='no'/>") {
+		t.Errorf("%v\n%s", err, doc)
+	}
+}

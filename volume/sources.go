@@ -1,0 +1,87 @@
+package volume
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// FindSources gives, as a document, what pools of a type could be made of.
+// Spec is a document that narrows it down; for netfs it names the host.
+func FindSources(ctx context.Context, t Type, spec string) (string, error) {
+	if err := checkType(t); err != nil {
+		return "", err
+	}
+	if t != NetFS {
+		return "", fault.New(fault.Unsupported, fault.Call, "pools of type %q have no sources to be found", t)
+	}
+	root, err := markup.Parse(spec)
+	if err != nil {
+		return "", err
+	}
+	host := attr(root.Child("host"), "name")
+	if !hostName.MatchString(host) {
+		return "", fault.New(fault.Invalid, fault.XML, "the source has no usable host: %q", host)
+	}
+	if err := needTool("showmount", "nfs-common"); err != nil {
+		return "", err
+	}
+	out, err := run(ctx, answerTime, "showmount", "--no-headers", "--exports", host)
+	if err != nil {
+		return "", fault.Wrap(err, fault.Of(err), fault.Pool, "cannot list the exports of %s", host)
+	}
+	return markup.Format(exports(host, out))
+}
+
+// exports makes the document of what showmount printed: a path and who may
+// mount it on each line.
+func exports(host, list string) *markup.Element {
+	sources := element("sources")
+	for line := range strings.Lines(list) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || strings.ContainsFunc(fields[0], isUnprintable) || !strings.HasPrefix(fields[0], "/") {
+			continue
+		}
+		sources.Children = append(sources.Children, element("source",
+			field{"name", host}.on(element("host")), field{"path", fields[0]}.on(element("dir")), typed("format", "nfs")))
+	}
+	return sources
+}
+
+// Capabilities gives the document that tells which types and formats of pools
+// and volumes there are.
+func Capabilities() (string, error) {
+	root := element("storagepoolCapabilities")
+	for _, t := range []struct {
+		name    Type
+		formats []string
+	}{{Dir, nil}, {FS, fsFormats}, {NetFS, netFSFormats}} {
+		pool := poolSupport(t.name, "yes")
+		if t.formats != nil {
+			pool.Children = append(pool.Children, element("poolOptions", typed("defaultFormat", t.formats[0]), values("sourceFormatType", t.formats)))
+		}
+		pool.Children = append(pool.Children, element("volOptions", typed("defaultFormat", string(image.Raw)), values("targetFormatType", image.Formats())))
+		root.Children = append(root.Children, pool)
+	}
+	for _, t := range slices.Sorted(maps.Keys(absent)) {
+		root.Children = append(root.Children, poolSupport(t, "no"))
+	}
+	return markup.Format(root)
+}
+
+func poolSupport(t Type, supported string) *markup.Element {
+	return field{"supported", supported}.on(typed("pool", string(t)))
+}
+
+func values[S ~string](name string, of []S) *markup.Element {
+	e := field{"name", name}.on(element("enum"))
+	for _, v := range of {
+		e.Children = append(e.Children, textElement("value", string(v)))
+	}
+	return e
+}
