@@ -391,3 +391,22 @@ func roundTrip(t *testing.T, def *domain.Definition, active bool) {
 	}
 	same(t, again, def)
 }
+
+func BenchmarkDefineWith16Disks(b *testing.B) {
+	var disks strings.Builder
+	for i := range 16 {
+		letter := string(rune('a' + i))
+		disks.WriteString("<disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='none'/>" +
+			"<source file='/i/" + letter + "'/><target dev='vd" + letter + "' bus='virtio'/></disk>")
+	}
+	doc := in(disks.String(), "")
+	for b.Loop() {
+		def, err := Parse(doc, Options{Host: &Host{}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := Format(def, Style{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

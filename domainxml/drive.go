@@ -1,6 +1,7 @@
 package domainxml
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -134,7 +135,7 @@ func (c *completion) serialPorts() error {
 	taken := map[device.VirtioSerial]bool{}
 	var open []*device.Char
 	highest := -1
-	for _, d := range append(c.d.Devices.Channels[:len(c.d.Devices.Channels):len(c.d.Devices.Channels)], c.d.Devices.Consoles...) {
+	for _, d := range slices.Concat(c.d.Devices.Channels, c.d.Devices.Consoles) {
 		if d.TargetType != "virtio" {
 			continue
 		}

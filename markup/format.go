@@ -2,6 +2,7 @@ package markup
 
 import (
 	"encoding/xml"
+	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -64,7 +65,7 @@ func (p *printer) root(e *Element) {
 	copied := *e
 	copied.Attrs = nil
 	for _, a := range e.Attrs {
-		if !(a.isDeclaration() && namespaces[a.Value] != "") {
+		if !a.isDeclaration() || namespaces[a.Value] == "" {
 			copied.Attrs = append(copied.Attrs, a)
 		}
 	}
@@ -222,10 +223,8 @@ func (p *printer) declare(prefix, uri string) {
 	if uri == "" || prefix == "xml" {
 		return
 	}
-	for _, s := range p.scopes {
-		if s == prefix {
-			return
-		}
+	if slices.Contains(p.scopes, prefix) {
+		return
 	}
 	p.scopes = append(p.scopes, prefix)
 	if prefix == "" {

@@ -4,6 +4,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -69,18 +70,8 @@ func (e *Element) Elements(names ...string) []*Element {
 	var out []*Element
 	for _, n := range e.Children {
 		c, ok := n.(*Element)
-		if !ok {
-			continue
-		}
-		if len(names) == 0 {
+		if ok && (len(names) == 0 || slices.Contains(names, c.Name)) {
 			out = append(out, c)
-			continue
-		}
-		for _, name := range names {
-			if c.Name == name {
-				out = append(out, c)
-				break
-			}
 		}
 	}
 	return out
@@ -262,9 +253,9 @@ func (r *reader) lookup(prefix string) (string, bool) {
 	if prefix == "xml" {
 		return "http://www.w3.org/XML/1998/namespace", true
 	}
-	for i := len(r.scopes) - 1; i >= 0; i-- {
-		if r.scopes[i].prefix == prefix {
-			return r.scopes[i].uri, prefix == "" || r.scopes[i].uri != ""
+	for _, s := range slices.Backward(r.scopes) {
+		if s.prefix == prefix {
+			return s.uri, prefix == "" || s.uri != ""
 		}
 	}
 	return "", prefix == ""
