@@ -3,6 +3,7 @@ package network
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/google/uuid"
@@ -84,9 +85,12 @@ func checkMAC(s string) error {
 }
 
 func (d *Definition) checkForward() error {
-	for _, name := range d.Forward.Interfaces {
+	for i, name := range d.Forward.Interfaces {
 		if err := link.CheckName(name); err != nil {
 			return err
+		}
+		if slices.Contains(d.Forward.Interfaces[:i], name) {
+			return invalid("network %q names interface %q twice", d.Name, name)
 		}
 	}
 	switch d.Forward.Mode {

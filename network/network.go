@@ -222,7 +222,7 @@ func (n *Network) start(ctx context.Context, d *Definition, chosen bool) error {
 		return err
 	}
 	if err := n.up(ctx, d, chosen); err != nil {
-		return fault.Wrap(err, fault.Of(err), fault.Network, "cannot start network %q", n.name)
+		return fault.Wrap(err, startKind(err), fault.Network, "cannot start network %q", n.name)
 	}
 	v := View{}
 	if now := n.View(); now != nil {
@@ -235,6 +235,17 @@ func (n *Network) start(ctx context.Context, d *Definition, chosen bool) error {
 	n.publish(v)
 	n.tell(event.Started)
 	return nil
+}
+
+// startKind says of what kind a failed start is: what is missing or in the way
+// is not the network itself.
+func startKind(err error) fault.Kind {
+	switch kind := fault.Of(err); kind {
+	case fault.NotFound, fault.Exists, fault.Invalid:
+		return fault.Failed
+	default:
+		return kind
+	}
 }
 
 // rename gives a network whose bridge's name is Lodge's own choice another one

@@ -385,7 +385,7 @@ func TestStartRefusesEarly(t *testing.T) {
 	for doc, want := range map[string]string{
 		natNetwork("net12", 11): "10.77.11.0/24 are already in use",
 		`<network><name>net13</name><bridge name='lo'/></network>`:                                     `bridge name "lo" is taken`,
-		`<network><name>net14</name><forward mode='bridge'/><bridge name='lo'/></network>`:              "is no bridge",
+		`<network><name>net14</name><forward mode='bridge'/><bridge name='lo'/></network>`:             "is no bridge",
 		`<network><name>net15</name><forward mode='private'><interface dev='no'/></forward></network>`: `no network interface with name "no"`,
 	} {
 		n, err := s.Define(t.Context(), doc, false)

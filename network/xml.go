@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -65,7 +66,7 @@ func (d *Definition) refuseLost(submitted *markup.Element, x *libvirtxml.Network
 	if err != nil {
 		return err
 	}
-	if lost := markup.Unbuilt(submitted, known, understood); len(lost) > 0 {
+	if lost := markup.Unbuilt(saying(submitted), known, understood); len(lost) > 0 {
 		return fault.New(fault.Unsupported, fault.Config, "network %q uses what is not supported: %s", d.Name, strings.Join(lost, ", "))
 	}
 	if !strict {
@@ -77,6 +78,16 @@ func (d *Definition) refuseLost(submitted *markup.Element, x *libvirtxml.Network
 		}
 	}
 	return nil
+}
+
+// saying gives a document without the elements that say nothing.
+func saying(root *markup.Element) *markup.Element {
+	out := *root
+	out.Children = slices.DeleteFunc(slices.Clone(root.Children), func(n markup.Node) bool {
+		e, ok := n.(*markup.Element)
+		return ok && len(e.Attrs)+len(e.Children) == 0
+	})
+	return &out
 }
 
 func tree(x *libvirtxml.Network) (*markup.Element, error) {
@@ -94,6 +105,7 @@ func (d *Definition) XML(connections int) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	arrange(root)
 	if connections > 0 {
 		root.Attrs = append(root.Attrs, markup.Attr{Name: "connections", Value: strconv.Itoa(connections)})
 	}
@@ -106,6 +118,37 @@ func (d *Definition) XML(connections int) (string, error) {
 	at := len(root.Elements("name", "uuid"))
 	root.Children = append(root.Children[:at:at], append(texts, root.Children[at:]...)...)
 	return markup.Format(root)
+}
+
+// libvirtOrder is the order in which libvirt prints the attributes and the
+// elements of some elements, where that of libvirtxml is another.
+var libvirtOrder = map[string][]string{
+	"forward":   {"dev", "mode"},
+	"ip":        {"family", "address", "netmask", "prefix", "localPtr", "tftp", "dhcp"},
+	"dns":       {"enable", "forwardPlainNames", "forwarder", "txt", "srv", "host"},
+	"srv":       {"service", "protocol", "domain", "target", "port", "priority", "weight"},
+	"portgroup": {"name", "default"},
+}
+
+func arrange(e *markup.Element) {
+	if order, ok := libvirtOrder[e.Name]; ok {
+		slices.SortStableFunc(e.Attrs, func(a, b markup.Attr) int {
+			return slices.Index(order, a.Name) - slices.Index(order, b.Name)
+		})
+		slices.SortStableFunc(e.Children, func(a, b markup.Node) int { return place(order, a) - place(order, b) })
+	}
+	for _, c := range e.Elements() {
+		if c.Name != "metadata" {
+			arrange(c)
+		}
+	}
+}
+
+func place(order []string, n markup.Node) int {
+	if e, ok := n.(*markup.Element); ok {
+		return slices.Index(order, e.Name)
+	}
+	return -1
 }
 
 func understand(x *libvirtxml.Network) (Definition, error) {
@@ -225,13 +268,15 @@ func (r *reader) forward(x *libvirtxml.NetworkForward) Forward {
 			r.err = fault.New(fault.Unsupported, fault.Config, "forward mode %q is not supported", x.Mode)
 		}
 	}
-	if x.Dev != "" {
-		f.Interfaces = append(f.Interfaces, x.Dev)
-	}
 	for _, i := range x.Interfaces {
-		if i.Dev != x.Dev {
-			f.Interfaces = append(f.Interfaces, i.Dev)
-		}
+		f.Interfaces = append(f.Interfaces, i.Dev)
+	}
+	switch {
+	case x.Dev == "":
+	case len(f.Interfaces) == 0:
+		f.Interfaces = []string{x.Dev}
+	case f.Interfaces[0] != x.Dev:
+		r.fail("the network forwards to %q and names %q as the first of its interfaces", x.Dev, f.Interfaces[0])
 	}
 	if x.NAT != nil && f.Mode != ForwardNAT {
 		r.fail("only forward mode nat has <nat>, not %q", f.Mode)

@@ -18,26 +18,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside marks the test binary that runs in its own namespace.
+// inside marks the test binary that runs in its own namespace: new before that
+// is prepared, ready afterwards.
 const inside = "LODGE_LINKTEST_NAMESPACE"
 
 // Main runs the tests of a package: as root in a new network and mount
 // namespace by running the test binary again, otherwise where it is, and then
 // Need skips. Call it from TestMain: os.Exit(linktest.Main(m)).
 func Main(m *testing.M) int {
-	if os.Getenv(inside) != "" {
+	switch {
+	case os.Getenv(inside) == "new":
 		if err := prepare(); err != nil {
 			fmt.Fprintln(os.Stderr, "linktest:", err)
 			return 1
 		}
-		return m.Run()
-	}
-	if os.Getuid() != 0 {
+		fallthrough
+	case os.Getenv(inside) != "" || os.Getuid() != 0: // also a fuzzing worker
 		return m.Run()
 	}
 	runtime.LockOSThread() // the parent death signal follows the thread that forked
 	cmd := exec.Command(os.Args[0], os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Env = append(os.Environ(), inside+"=new")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
@@ -66,7 +67,10 @@ func prepare() error {
 	if err != nil {
 		return err
 	}
-	return netlink.LinkSetUp(lo)
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return err
+	}
+	return os.Setenv(inside, "ready")
 }
 
 // Need skips a test that is not in a private network namespace, or whose

@@ -1,0 +1,324 @@
+package network
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/link"
+)
+
+var update = flag.Bool("update", false, "write what is expected under testdata anew")
+
+// golden compares a text with a file.
+func golden(t *testing.T, path, got string) {
+	t.Helper()
+	if *update {
+		ok(t, os.WriteFile(path, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	ok(t, err)
+	if got != string(want) {
+		t.Errorf("%s differs; got\n%s", path, got)
+	}
+}
+
+// TestDefinitions reads each document under testdata, and compares how it is
+// printed and what it makes dnsmasq serve.
+func TestDefinitions(t *testing.T) {
+	docs, err := filepath.Glob("testdata/definitions/*.xml")
+	ok(t, err)
+	for _, path := range docs {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			doc, err := os.ReadFile(path)
+			ok(t, err)
+			d, err := Parse(string(doc), true)
+			ok(t, err)
+			printed, err := d.XML(0)
+			ok(t, err)
+			stem := strings.TrimSuffix(path, ".xml")
+			golden(t, stem+".printed", printed)
+			again, err := Parse(printed, true)
+			ok(t, err)
+			if twice, err := again.XML(0); err != nil || twice != printed {
+				t.Errorf("printed again: %v\n%s", err, twice)
+			}
+			served := "nothing is served\n"
+			if c, needed := d.service(); needed {
+				served = c.Config + "-- hosts\n" + c.Hosts + "-- names\n" + c.Names
+			}
+			golden(t, stem+".served", served)
+			if c, needed := d.service(); needed {
+				acceptable(t, c)
+			}
+		})
+	}
+}
+
+// acceptable has dnsmasq itself check what it is to serve.
+func acceptable(t *testing.T, c link.DnsmasqContent) {
+	t.Helper()
+	if _, err := exec.LookPath("dnsmasq"); err != nil {
+		t.Skip("needs the program dnsmasq:", err)
+	}
+	dir := t.TempDir()
+	config, hosts := filepath.Join(dir, "conf"), filepath.Join(dir, "hosts")
+	ok(t, os.WriteFile(config, []byte(c.Config), 0o644))
+	ok(t, os.WriteFile(hosts, []byte(c.Hosts), 0o644))
+	out, err := exec.CommandContext(t.Context(), "dnsmasq", "--test", "--conf-file="+config, "--dhcp-hostsfile="+hosts).CombinedOutput()
+	if err != nil {
+		t.Errorf("dnsmasq refuses its configuration: %s", out)
+	}
+}
+
+const someNAT = "<forward mode='nat'/><ip address='10.0.0.1' prefix='24'/>"
+
+func TestRefusedDefinitions(t *testing.T) {
+	dhcp := func(inner string) string {
+		return "<ip address='10.0.0.1' prefix='24'><dhcp>" + inner + "</dhcp></ip>"
+	}
+	for inner, want := range map[string]string{
+		"<forward mode='nat'/>": "has no address",
+		"<forward mode='hostdev'><interface dev='eth0'/></forward>":                                        `forward mode "hostdev" is not supported`,
+		"<forward mode='magic'/>":                                                                          `"magic" is not supported`,
+		"<forward mode='bridge'/>":                                                                         "neither a bridge nor an interface",
+		"<forward mode='private'/><bridge name='br0'/>":                                                    "uses no bridge",
+		"<forward mode='bridge'/><bridge name='br0'/><mac address='52:54:00:0:0:1'/>":                      "no bridge to give",
+		"<forward mode='bridge'/><bridge name='br0'/><ip address='10.0.0.1' prefix='24'/>":                 "come from outside",
+		someNAT + "<bandwidth><inbound average='1000'/></bandwidth>":                                       "not supported: bandwidth",
+		someNAT + "<vlan><tag id='42'/></vlan>":                                                            "not supported: vlan",
+		someNAT + "<portgroup name='a'><vlan><tag id='42'/></vlan></portgroup>":                            "not supported: portgroup/vlan",
+		someNAT + "<virtualport type='openvswitch'/>":                                                      "not supported: virtualport",
+		someNAT + "<bridge name='a' zone='x'/>":                                                            "not supported: bridge/@zone",
+		someNAT + "<bridge macTableManager='libvirt'/>":                                                    "macTableManager",
+		someNAT + "<bridge name='a-name-that-is-too-long'/>":                                               "longer than 15",
+		someNAT + "<mtu size='12'/>":                                                                       "MTU",
+		someNAT + "<mac address='53:54:00:00:00:01'/>":                                                     "for groups",
+		someNAT + "<mac address='x'/>":                                                                     "no MAC",
+		someNAT + "<ip address='10.0.0.129' prefix='25'/>":                                                 "overlap",
+		"<ip address='10.0.0.0' prefix='24'/>":                                                             "first or the last",
+		"<ip address='10.0.0.1' prefix='33'/>":                                                             "does not go with",
+		"<ip address='10.0.0.1' netmask='255.0.255.0'/>":                                                   "no netmask",
+		"<ip address='10.0.0.1' netmask='255.255.255.0' prefix='24'/>":                                     "both",
+		"<ip address='10.0.0.1' family='ipv6' prefix='24'/>":                                               "not of family",
+		"<ip prefix='24'/>":                                                                                "no address",
+		"<ip address='fe80::1%eth0'/>":                                                                     "no IP address",
+		dhcp("<range start='10.0.0.2' end='10.0.1.2'/>"):                                                   "not within",
+		dhcp("<range start='10.0.0.9' end='10.0.0.2'/>"):                                                   "ends before",
+		dhcp("<range start='10.0.0.9'/>"):                                                                  "a start and an end",
+		dhcp("<range start='10.0.0.0' end='10.0.0.9'/>"):                                                   "first or the last",
+		dhcp("<range start='10.0.0.2' end='10.0.0.9'/><range start='10.0.0.9' end='10.0.0.12'/>"):          "overlap",
+		dhcp("<range start='10.0.0.2' end='10.0.0.9'><lease expiry='1' unit='days'/></range>"):             "unit",
+		dhcp("<host ip='10.0.0.2'/>"):                                                                      "to be known by",
+		dhcp("<host mac='52:54:00:00:00:01' ip='10.1.0.2'/>"):                                              "not within",
+		dhcp("<host mac='52:54:00:00:00:01' ip='10.0.0.1'/>"):                                              "host's own",
+		dhcp("<host mac='52:54:00:00:00:01'/>"):                                                            "neither an address nor a name",
+		dhcp("<host name='a&#10;b' ip='10.0.0.2'/>"):                                                       "no name",
+		dhcp("<host mac='52:54:00:00:00:01' ip='10.0.0.2'/><host mac='52:54:00:00:00:02' ip='10.0.0.2'/>"): "share",
+		dhcp("<bootp file='a,b'/>"):                                                                        "comma",
+		"<ip address='10.0.0.1' prefix='8'><dhcp><range start='10.0.0.2' end='10.9.0.0'/></dhcp></ip>":     "more than 65536",
+		"<dns><txt name='a' value='b&#10;conf-file=/etc/shadow'/></dns>":                                   "line end",
+		"<dns><host ip='10.0.0.1'><hostname>a b</hostname></host></dns>":                                   "no name",
+		"<dns><srv service='a' protocol='tcp' port='1'/></dns>":                                            "needs a target",
+		"<dns><forwarder/></dns>":                                                                          "a domain or an address",
+		"<domain name='a b'/>":                                                                             "no name for a DNS domain",
+		"<forward mode='nat'><nat><port start='9' end='1'/></nat></forward>":                               "no range of ports",
+		"<forward mode='open' dev='eth0'/><ip address='10.0.0.1' prefix='24'/>":                            "leaves no interface",
+		someNAT + "<route address='10.9.0.0' prefix='16' gateway='10.1.0.1'/>":                             "is in none of",
+		someNAT + "<route address='10.9.0.1' prefix='16' gateway='10.0.0.2'/>":                             "beyond its prefix",
+		"<portgroup name='a'/><portgroup name='a'/>":                                                       "that of another",
+		"<uuid>x</uuid>": "no UUID",
+		"<nonsense/>":    "unknown element or attribute: nonsense",
+	} {
+		_, err := Parse("<network><name>n</name>"+inner+"</network>", true)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s\n got %v\nwant %q", inner, err, want)
+		}
+	}
+	for doc, want := range map[string]string{
+		"<network/>": "no name", "<network><name>a/b</name></network>": "slash", "<domain><name>a</name></domain>": "not a network", "<network>": "",
+	} {
+		if _, err := Parse(doc, false); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", doc, err, want)
+		}
+	}
+	if _, err := Parse("<network><name>n</name><nonsense/></network>", false); err != nil {
+		t.Errorf("unknown elements without strictness: %v", err)
+	}
+}
+
+func TestRules(t *testing.T) {
+	for mode, want := range map[string]string{
+		"":      "{b [] [] <nil>} true",
+		"nat":   "{b [{10.0.0.0/24 true} {fd00::/64 false}] [] nat 1024-65535} true",
+		"route": "{b [{10.0.0.0/24 false} {fd00::/64 false}] [] <nil>} true",
+		"open":  "{b [] [] <nil>} false",
+	} {
+		forward := ""
+		if mode != "" {
+			forward = "<forward mode='" + mode + "'/>"
+		}
+		d, err := Parse("<network><name>n</name>"+forward+"<bridge name='b'/><ip address='10.0.0.1' prefix='24'/><ip address='fd00::1' prefix='64'/></network>", false)
+		ok(t, err)
+		r, some := d.rules()
+		nat := "<nil>"
+		if r.NAT != nil {
+			nat = fmt.Sprintf("nat %d-%d", r.NAT.FirstPort, r.NAT.LastPort)
+		}
+		if got := fmt.Sprintf("{%s %v %v %s} %v", r.Bridge, r.Subnets, r.Uplinks, nat, some); got != want {
+			t.Errorf("mode %q: got %s, want %s", mode, got, want)
+		}
+	}
+}
+
+func TestUpdates(t *testing.T) {
+	const before = `<network><name>n</name><forward mode='nat' dev='eth0'/><bridge name='b'/>
+<dns><txt name='t' value='1'/><host ip='10.0.0.2'><hostname>h</hostname></host><srv service='s' protocol='tcp'/></dns>
+<ip address='fd00::1' prefix='64'/><ip address='10.0.0.1' prefix='24'><dhcp><range start='10.0.0.5' end='10.0.0.9'/><host mac='52:54:00:00:00:01' name='a' ip='10.0.0.2'/></dhcp></ip>
+<portgroup name='p'/></network>`
+	for _, c := range []struct {
+		command Command
+		section Section
+		parent  int
+		xml     string
+		want    string // in the document after, or "!" and in the error
+	}{
+		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' ip='10.0.0.3'/>", "ip='10.0.0.2'/>\n      <host mac='52:54:00:00:00:02' ip='10.0.0.3'/>"},
+		{AddFirst, SectionDHCPHost, 1, "<host mac='52:54:00:00:00:02' ip='10.0.0.3'/>", "ip='10.0.0.3'/>\n      <host mac='52:54:00:00:00:01'"},
+		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' ip='10.0.0.2'/>", "!there already"},
+		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' ip='10.9.0.2'/>", "!not within"},
+		{AddLast, SectionDHCPHost, 7, "<host mac='52:54:00:00:00:02' ip='10.0.0.3'/>", "!no <ip> with the number 7"},
+		{AddLast, SectionDHCPHost, 0, "<host id='0:1' name='six' ip='fd00::2'/>", "<host id='0:1' name='six' ip='fd00::2'/>"},
+		{AddLast, SectionDHCPHost, -1, "<range start='10.0.0.20' end='10.0.0.29'/>", "!takes a <host>"},
+		{Modify, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:01' ip='10.0.0.4'/>", "<host mac='52:54:00:00:00:01' ip='10.0.0.4'/>"},
+		{Modify, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:09' ip='10.0.0.4'/>", "!0 entries"},
+		{Delete, SectionDHCPHost, -1, "<host name='a'/>", "end='10.0.0.9'/>\n    </dhcp>"},
+		{AddLast, SectionDHCPRange, -1, "<range start='10.0.0.20' end='10.0.0.29'/>", "<range start='10.0.0.20' end='10.0.0.29'/>"},
+		{AddLast, SectionDHCPRange, -1, "<range start='10.0.0.9' end='10.0.0.29'/>", "!overlap"},
+		{Modify, SectionDHCPRange, -1, "<range start='10.0.0.5' end='10.0.0.9'/>", "!cannot be modified"},
+		{Delete, SectionDHCPRange, -1, "<range start='10.0.0.5' end='10.0.0.9'/>", "<dhcp>\n      <host"},
+		{AddLast, SectionForwardInterface, -1, "<interface dev='eth1'/>", "<interface dev='eth0'/>\n    <interface dev='eth1'/>"},
+		{Delete, SectionForwardInterface, -1, "<interface dev='eth0'/>", "<forward mode='nat'>\n    <nat>"},
+		{AddLast, SectionPortGroup, -1, "<portgroup name='q'/>", "<portgroup name='q'/>"},
+		{AddLast, SectionPortGroup, -1, "<portgroup name='p'/>", "!there already"},
+		{Modify, SectionPortGroup, -1, "<portgroup name='p' default='yes'/>", "<portgroup name='p' default='yes'/>"},
+		{AddLast, SectionDNSHost, -1, "<host ip='10.0.0.3'><hostname>h</hostname></host>", "!there already"},
+		{Delete, SectionDNSHost, -1, "<host ip='10.0.0.2'/>", "<srv"},
+		{Modify, SectionDNSTXT, -1, "<txt name='t' value='2'/>", "<txt name='t' value='2'/>"},
+		{Delete, SectionDNSSRV, -1, "<srv service='s' protocol='tcp'/>", "</host>\n  </dns>"},
+		{AddLast, SectionDNSSRV, -1, "<srv service='s' protocol='tcp'/>", "!there already"},
+		{AddLast, "bridge", -1, "<bridge name='c'/>", "!cannot be changed by itself"},
+		{"none", SectionDNSTXT, -1, "<txt name='u' value='2'/>", "!no command"},
+		{AddLast, SectionDNSTXT, -1, "<txt", "!"},
+	} {
+		d, err := Parse(before, true)
+		ok(t, err)
+		unchanged, err := d.XML(0)
+		ok(t, err)
+		after, err := d.apply(Update{Command: c.command, Section: c.section, Parent: c.parent, XML: c.xml})
+		if err == nil {
+			err = after.check()
+		}
+		if reason, refused := strings.CutPrefix(c.want, "!"); refused {
+			if err == nil || !strings.Contains(err.Error(), reason) {
+				t.Errorf("%s %s %s: got %v, want %q", c.command, c.section, c.xml, err, reason)
+			}
+			continue
+		}
+		ok(t, err)
+		doc, err := after.XML(0)
+		ok(t, err)
+		if !strings.Contains(doc, c.want) {
+			t.Errorf("%s %s %s: no %q in\n%s", c.command, c.section, c.xml, c.want, doc)
+		}
+		if still, _ := d.XML(0); still != unchanged {
+			t.Errorf("%s %s %s changed the definition before it", c.command, c.section, c.xml)
+		}
+	}
+}
+
+func TestClash(t *testing.T) {
+	routes := []link.Route{{Destination: netip.MustParsePrefix("10.0.0.0/8"), Device: "vpn"}, {Destination: netip.MustParsePrefix("192.168.122.0/24"), Device: "eth0"}}
+	for prefix, want := range map[string]string{
+		"192.168.122.1/24": "eth0", "192.168.0.1/16": "eth0", "192.168.122.129/25": "", "10.1.0.1/24": "", "10.0.0.1/8": "vpn", "172.16.0.1/12": "",
+	} {
+		got := ""
+		if r := clash(netip.MustParsePrefix(prefix), routes); r != nil {
+			got = r.Device
+		}
+		if got != want {
+			t.Errorf("%s clashes with %q, want %q", prefix, got, want)
+		}
+	}
+}
+
+func TestDefaultNetworkAvoidsTheHostsOwn(t *testing.T) {
+	d := defaultNetwork(122)
+	doc, err := d.XML(0)
+	ok(t, err)
+	if _, err := Parse(doc, true); err != nil || !strings.Contains(doc, "192.168.122.254") {
+		t.Errorf("%v in\n%s", err, doc)
+	}
+}
+
+func TestSearchForAName(t *testing.T) {
+	next := uint64(3)
+	count := func(n uint64) uint64 { next += n; return next }
+	var tried []string
+	err := named("", "vnet%d", count, func(name string) error {
+		tried = append(tried, name)
+		if len(tried) < 3 {
+			return fault.New(fault.Exists, fault.Interface, "taken")
+		}
+		return nil
+	})
+	if got := strings.Join(tried, " "); err != nil || got != "vnet3 vnet4 vnet5" {
+		t.Errorf("tried %s, %v", got, err)
+	}
+	if err := named("mine", "vnet%d", count, func(string) error { return fault.New(fault.Exists, fault.Interface, "taken") }); !fault.Is(err, fault.Exists) {
+		t.Errorf("a given name that is taken: %v", err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	docs, err := filepath.Glob("testdata/definitions/*.xml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, path := range docs {
+		doc, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(doc))
+	}
+	f.Fuzz(func(t *testing.T, doc string) {
+		d, err := Parse(doc, false)
+		if err != nil {
+			return
+		}
+		printed, err := d.XML(1)
+		if err != nil {
+			t.Fatalf("accepted and cannot be printed: %v", err)
+		}
+		again, err := Parse(printed, false)
+		if err != nil {
+			t.Fatalf("printed and refused: %v\n%s", err, printed)
+		}
+		if twice, _ := again.XML(1); twice != printed {
+			t.Fatalf("changes when printed again:\n%s\n%s", printed, twice)
+		}
+		c, _ := d.service()
+		for line := range strings.Lines(c.Config + c.Hosts + c.Names) {
+			if strings.TrimSuffix(line, "\n") == "" || strings.ContainsFunc(line[:len(line)-1], func(r rune) bool { return r < ' ' && r != '\t' }) {
+				t.Fatalf("%q in the configuration of dnsmasq", line)
+			}
+		}
+	})
+}
