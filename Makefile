@@ -44,8 +44,8 @@ bin/lodge-guest: $(wildcard guestimage/agent/*.go guestimage/line/*.go)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o $@ ./guestimage/agent
 
 guest: bin/lodge-guest
-	@scripts/need xz-utils
-	$(GO) run ./guestimage/build -cache $(CACHE)/guest -agent $<
+	@scripts/need xz-utils grub-common grub-pc-bin e2fsprogs
+	$(GO) run ./guestimage/build -cache $(CACHE)/guest -agent $< -disk
 
 check: lint unit
 

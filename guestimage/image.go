@@ -33,9 +33,18 @@ type Image struct {
 	Initrd string // the first file system
 }
 
+// In is the image that lies in a directory.
+func In(dir string) Image {
+	return Image{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}
+}
+
 // Build makes the image in cache, or finds it there. The agent is a static
 // program for Linux on x86-64. What is about to be downloaded is said first.
 func Build(ctx context.Context, cache, agent string, say func(string)) (Image, error) {
+	cache, err := filepath.Abs(cache) // tools run elsewhere
+	if err != nil {
+		return Image{}, err
+	}
 	init, err := os.ReadFile(agent)
 	if err != nil {
 		return Image{}, fmt.Errorf("cannot make the guest image: %w", err)
@@ -45,7 +54,7 @@ func Build(ctx context.Context, cache, agent string, say func(string)) (Image, e
 		return Image{}, err
 	}
 	dir := filepath.Join(cache, key(init, kernel, busybox))
-	image := Image{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}
+	image := In(dir)
 	if _, err := os.Stat(image.Initrd); err == nil {
 		return image, nil
 	}

@@ -29,9 +29,6 @@ func (g *guest) shell(name string) error {
 		return err
 	}
 	defer terminal.Close()
-	// Without a size the shell would ask the terminal for one, and scripts on
-	// the other end would find the question in what they read.
-	_ = unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80})
 	host, _ := os.Hostname()
 	_, _ = terminal.WriteString("\r\n" + host + " on " + name + ": Lodge test guest, no login needed\r\n")
 	_, ended, err := g.family.start([]string{"/bin/sh", "-i"}, []*os.File{terminal, terminal, terminal},
