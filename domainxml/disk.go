@@ -132,10 +132,13 @@ func describeBackingStore(n *node, d *device.Disk) {
 		} else {
 			c.str("type", &kind, "file", "block", "volume")
 			setDefault(&kind, "file")
-			num(c, "index", new(uint))
-			c.ignore("index")
+			var index uint
+			num(c, "index", &index)
 			c.in("format", func(n *node) { n.str("type", &layer.Format, "raw", "qcow2") })
 			c.in("source", func(n *node) { describeSource(n, kind, &layer.Source, nil) })
+			if layer.Source != nil {
+				layer.Source.Index = index
+			}
 		}
 		d.Backing = append(d.Backing, layer)
 	}

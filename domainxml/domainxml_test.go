@@ -224,8 +224,6 @@ func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The index of a layer is told anew at each start.
-	def.Devices.Disks[0].Backing[0].Source.Index = 0
 	same(t, again, def)
 
 	before := def.Clone()

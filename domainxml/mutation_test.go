@@ -17,9 +17,9 @@ func TestSmallChangesAreUnderstoodOrRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	seen := map[string]bool{} // most of a document stands in others, too
 	for _, input := range inputs {
 		t.Run(filepath.Base(input), func(t *testing.T) {
-			t.Parallel()
 			doc, err := os.ReadFile(input)
 			if err != nil {
 				t.Fatal(err)
@@ -28,7 +28,11 @@ func TestSmallChangesAreUnderstoodOrRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			changes(root, func(what string) {
+			changes(root, "", func(what, where string) {
+				if seen[what+where] {
+					return
+				}
+				seen[what+where] = true
 				text, err := markup.Format(root)
 				if err != nil {
 					t.Fatal(err)
@@ -57,22 +61,23 @@ func checkChange(t *testing.T, what, text string) {
 }
 
 // values are put in place of every attribute.
-var values = []string{"", "0", "-1", "off", "4294967295"}
+var values = []string{"0", "-1", "off", "4294967295"}
 
 // changes makes one change after the other below an element, each undone
 // before the next.
-func changes(e *markup.Element, check func(what string)) {
+func changes(e *markup.Element, up string, check func(what, where string)) {
 	attrs, children := e.Attrs, e.Children
+	where := " in " + e.Name + " " + e.Attr("type") + e.Attr("model") + up
 	for i, a := range attrs {
 		if a.Prefix == "xmlns" {
 			continue
 		}
 		e.Attrs = slices.Delete(slices.Clone(attrs), i, i+1)
-		check("removing @" + a.Name)
+		check("removing @"+a.Name, where)
 		for _, value := range values {
 			e.Attrs = slices.Clone(attrs)
 			e.Attrs[i].Value = value
-			check("setting @" + a.Name + " to " + value)
+			check("setting @"+a.Name+" to "+value, where)
 		}
 		e.Attrs = attrs
 	}
@@ -82,16 +87,16 @@ func changes(e *markup.Element, check func(what string)) {
 			for _, value := range values {
 				e.Children = slices.Clone(children)
 				e.Children[i] = markup.Text(value)
-				check("setting the text of " + e.Name + " to " + value)
+				check("setting the text to "+value, where)
 			}
 			e.Children = children
 			continue
 		}
 		e.Children = slices.Delete(slices.Clone(children), i, i+1)
-		check("removing " + c.Name)
+		check("removing "+c.Name, where)
 		e.Children = slices.Insert(slices.Clone(children), i, n)
-		check("doubling " + c.Name)
+		check("doubling "+c.Name, where)
 		e.Children = children
-		changes(c, check)
+		changes(c, where, check)
 	}
 }
