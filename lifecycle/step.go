@@ -1,0 +1,253 @@
+package lifecycle
+
+import (
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/event"
+)
+
+// Fact is something that happened to a guest, or was begun with it.
+type Fact interface{ fact() }
+
+// Started: the guest's machine is complete; Reason is booted or restored. It
+// runs, unless it was asked to stay as it was made.
+type Started struct {
+	Reason domain.Reason
+	Paused bool
+}
+
+// Pausing and Resuming announce why the next Stopped or Resumed happens.
+type (
+	Pausing  struct{ Reason domain.Reason }
+	Resuming struct{ Reason domain.Reason }
+)
+
+// Stopped and Resumed: QEMU stopped or set going the processors.
+type (
+	Stopped struct{}
+	Resumed struct{}
+)
+
+// Failing announces a disk error or watchdog that stops the processors.
+type Failing struct{ Reason domain.Reason }
+
+// Ending announces why the process is about to end.
+type Ending struct{ Reason domain.Reason }
+
+// RebootAsked: the next power-off is meant to be a reboot.
+type RebootAsked struct{}
+
+// PoweredDown: the guest (or the host, for ByHost) turned the machine off;
+// ByReset where it was a reset that the definition treats as an end.
+type PoweredDown struct{ ByHost, ByReset bool }
+
+// WasReset: the machine reset, by the guest's own doing or by request.
+type WasReset struct{}
+
+// Panicked: the guest told of its panic.
+type Panicked struct{}
+
+// Slept and Woke: the guest suspended itself to memory, or woke.
+type (
+	Slept struct{}
+	Woke  struct{}
+)
+
+// Ended: the process is gone.
+type Ended struct{}
+
+// Found: a restarted daemon found the guest in this state.
+type Found struct {
+	Phase  domain.State
+	Reason domain.Reason
+}
+
+func (Started) fact()     {}
+func (Pausing) fact()     {}
+func (Resuming) fact()    {}
+func (Stopped) fact()     {}
+func (Resumed) fact()     {}
+func (Failing) fact()     {}
+func (Ending) fact()      {}
+func (RebootAsked) fact() {}
+func (PoweredDown) fact() {}
+func (WasReset) fact()    {}
+func (Panicked) fact()    {}
+func (Slept) fact()       {}
+func (Woke) fact()        {}
+func (Ended) fact()       {}
+func (Found) fact()       {}
+
+// Step gives the state after a fact, and what must be done about it, in order.
+// Facts about a guest that has ended meanwhile change nothing.
+func Step(s State, f Fact) (State, []Effect) {
+	switch f := f.(type) {
+	case Started:
+		return started(s, f)
+	case Found:
+		s.Phase, s.Reason = f.Phase, f.Reason
+		return s, nil
+	}
+	if !s.Phase.Active() {
+		return s, nil
+	}
+	switch f := f.(type) {
+	case Pausing:
+		s.PauseFor = f.Reason
+	case Resuming:
+		s.ResumeFor = f.Reason
+	case Failing:
+		s.PauseFor = f.Reason
+	case Ending:
+		s.EndFor = f.Reason
+	case RebootAsked:
+		s.Rebooting = true
+	case Stopped:
+		return stopped(s)
+	case Resumed:
+		return resumed(s)
+	case PoweredDown:
+		return poweredDown(s, f)
+	case WasReset:
+		return s, []Effect{AnnounceReboot{}}
+	case Panicked:
+		return panicked(s)
+	case Slept:
+		s.Phase, s.Reason = domain.PMSuspended, domain.ReasonUnknown
+		return s, []Effect{Announce{event.PMSuspended, event.DetailMemory}}
+	case Woke:
+		return woke(s)
+	case Ended:
+		return ended(s)
+	}
+	return s, nil
+}
+
+// started begins a life. The Resumed that QEMU told of while the machine was
+// being made comes after this fact and finds the guest running already.
+func started(s State, f Started) (State, []Effect) {
+	s = State{Persistent: s.Persistent, Policy: s.Policy}
+	detail := event.DetailBooted
+	if f.Reason == domain.ReasonRestored {
+		detail = event.DetailRestored
+	}
+	effects := []Effect{Announce{event.Started, detail}}
+	if !f.Paused {
+		s.Phase, s.Reason = domain.Running, f.Reason
+		return s, append(effects, Announce{event.Resumed, event.DetailUnpaused})
+	}
+	s.Phase, s.Reason = domain.Paused, domain.ReasonUser
+	if f.Reason != domain.ReasonRestored {
+		detail = event.DetailPaused
+	}
+	return s, append(effects, Announce{event.Suspended, detail})
+}
+
+func stopped(s State) (State, []Effect) {
+	if s.Restarting || s.Phase != domain.Running && s.Phase != domain.Blocked {
+		return s, nil
+	}
+	s.Phase, s.Reason = domain.Paused, s.PauseFor
+	s.PauseFor = ""
+	detail := event.DetailPaused
+	switch s.Reason {
+	case "":
+		s.Reason = domain.ReasonUnknown
+	case domain.ReasonIOError:
+		detail = event.DetailIOError
+	case domain.ReasonWatchdog:
+		detail = event.DetailWatchdog
+	}
+	return s, []Effect{Announce{event.Suspended, detail}}
+}
+
+func resumed(s State) (State, []Effect) {
+	s.Restarting = false
+	if s.Phase != domain.Paused {
+		return s, nil
+	}
+	s.Phase, s.Reason = domain.Running, s.ResumeFor
+	s.ResumeFor, s.PauseFor = "", ""
+	if s.Reason == "" {
+		s.Reason = domain.ReasonUnpaused
+	}
+	return s, []Effect{Announce{event.Resumed, event.DetailUnpaused}}
+}
+
+// poweredDown follows the guest's policy. QEMU keeps the stopped machine, so
+// that it can be reset where the policy or a reboot request says so.
+func poweredDown(s State, f PoweredDown) (State, []Effect) {
+	policy := s.Policy.OnPoweroff
+	if f.ByReset {
+		policy = s.Policy.OnReboot
+	}
+	if s.Rebooting || (policy == "restart" && !f.ByHost) {
+		s.Rebooting, s.Restarting = false, true
+		return s, []Effect{Restart{}} // the reset announces itself
+	}
+	detail := event.DetailGuestAsked
+	if f.ByHost {
+		detail = event.DetailHostAsked
+	}
+	effects := []Effect{Announce{event.Shutdown, detail}}
+	if policy == "preserve" && !f.ByHost {
+		s.Phase, s.Reason = domain.Paused, domain.ReasonShuttingDown
+		return s, effects
+	}
+	s.Phase, s.Reason = domain.ShuttingDown, domain.ReasonUnknown
+	if s.EndFor == "" {
+		s.EndFor = domain.ReasonShutdown
+	}
+	return s, append(effects, End{})
+}
+
+// panicked follows on_crash. The core-dumping policies end like their plain
+// siblings until dumps are taken.
+func panicked(s State) (State, []Effect) {
+	crashed := Announce{event.Crashed, event.DetailPanicked}
+	switch s.Policy.OnCrash {
+	case "restart", "coredump-restart":
+		s.Restarting = true
+		return s, []Effect{crashed, Restart{}}
+	case "preserve":
+		s.Phase, s.Reason = domain.Paused, domain.ReasonPanicked
+		return s, []Effect{crashed}
+	}
+	s.Phase, s.Reason, s.EndFor = domain.ShuttingDown, domain.ReasonCrashed, domain.ReasonPanicked
+	return s, []Effect{crashed, End{}}
+}
+
+func woke(s State) (State, []Effect) {
+	if s.Phase != domain.PMSuspended {
+		return s, nil
+	}
+	s.Phase, s.Reason = domain.Running, domain.ReasonWakeup
+	return s, []Effect{Announce{event.Started, event.DetailWakeup}}
+}
+
+// ended settles a guest whose process is gone, for the reason that was
+// announced or else as crashed.
+func ended(s State) (State, []Effect) {
+	reason := s.EndFor
+	s = State{Phase: domain.ShutOff, Persistent: s.Persistent, Policy: s.Policy}
+	detail := event.DetailCrashed
+	switch reason {
+	case domain.ReasonShutdown:
+		detail = event.DetailShutdown
+	case domain.ReasonDestroyed:
+		detail = event.DetailDestroyed
+	case domain.ReasonSaved:
+		detail = event.DetailSaved
+	case domain.ReasonMigrated:
+		detail = event.DetailMigrated
+	case domain.ReasonFailed:
+		detail = event.DetailFailed
+	case domain.ReasonPanicked, domain.ReasonCrashed, "":
+		reason = domain.ReasonCrashed
+	}
+	s.Reason = reason
+	effects := []Effect{Announce{event.Stopped, detail}}
+	if !s.Persistent {
+		effects = append(effects, Announce{event.Undefined, event.DetailRemoved}, Forget{})
+	}
+	return s, effects
+}
