@@ -1,0 +1,108 @@
+package host
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/store"
+)
+
+// emulatorKind is the record of what a QEMU binary can do; its key is the path.
+var emulatorKind = store.Kind{Name: "emulator", Version: 1}
+
+// Emulators knows what the host's QEMU binaries can do. Each is probed once,
+// however many ask at the same time, and again only when the file has changed;
+// the answer outlives the daemon. A failed probe is an answer too.
+type Emulators struct {
+	store  *store.Store
+	log    *slog.Logger
+	usual  string
+	flight singleflight.Group
+
+	mu    sync.RWMutex
+	known map[string]*qemu.Capabilities
+}
+
+// NewEmulators reads what earlier daemons have learnt. The usual binary is that
+// of a guest that names none.
+func NewEmulators(s *store.Store, usual string, log *slog.Logger) (*Emulators, error) {
+	e := &Emulators{store: s, log: log, usual: usual, known: map[string]*qemu.Capabilities{}}
+	err := s.Each(emulatorKind, func(path string, decode func(any) error) error {
+		c := new(qemu.Capabilities)
+		if err := decode(c); err != nil {
+			log.Info("a probe of QEMU is of another layout; the binary will be probed again", "binary", path, "error", err)
+			return nil
+		}
+		e.known[path] = c
+		return nil
+	})
+	return e, err
+}
+
+// Usual is the binary of a guest that names none.
+func (e *Emulators) Usual() string { return e.usual }
+
+// Get gives what a binary can do, probing it when it is new or has changed. An
+// empty path means the usual one.
+func (e *Emulators) Get(ctx context.Context, binary string) (*qemu.Capabilities, error) {
+	if binary == "" {
+		binary = e.usual
+	}
+	if c := e.current(binary); c != nil {
+		return c, nil
+	}
+	// The probe serves everybody who waits for it, and must not end with the
+	// first who came.
+	answer := e.flight.DoChan(binary, func() (any, error) { return e.probe(context.WithoutCancel(ctx), binary) })
+	select {
+	case r := <-answer:
+		if r.Err != nil {
+			return nil, r.Err
+		}
+		return r.Val.(*qemu.Capabilities), nil
+	case <-ctx.Done():
+		return nil, fault.Wrap(context.Cause(ctx), fault.Timeout, fault.Host, "stopped waiting for the probe of %s", binary)
+	}
+}
+
+// Known gives what Get last gave for a binary, without waiting for anything.
+func (e *Emulators) Known(binary string) (*qemu.Capabilities, error) {
+	if binary == "" {
+		binary = e.usual
+	}
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	if c := e.known[binary]; c != nil {
+		return c, nil
+	}
+	return nil, fault.New(fault.WrongState, fault.Host, "QEMU binary %s has not been probed", binary)
+}
+
+// current gives the stored answer if the file is still the one it is about.
+func (e *Emulators) current(binary string) *qemu.Capabilities {
+	c, err := e.Known(binary)
+	if err != nil || !c.Matches(binary) {
+		return nil
+	}
+	return c
+}
+
+func (e *Emulators) probe(ctx context.Context, binary string) (*qemu.Capabilities, error) {
+	c, err := qemu.Probe(ctx, binary)
+	if err != nil {
+		return nil, err
+	}
+	e.log.Info("probed QEMU", "binary", binary, "version", c.Version)
+	if err := e.store.Put(emulatorKind, binary, c); err != nil {
+		e.log.Warn("cannot keep what was learnt of QEMU; it will be probed again", "binary", binary, "error", err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.known[binary] = c
+	return c, nil
+}
