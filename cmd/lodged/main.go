@@ -1,0 +1,75 @@
+// Command lodged is the daemon: one a host. It reads its flags, opens the rooms
+// from the bottom up, serves until it is told to stop, and closes them in
+// reverse. Guests outlive it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// version is stamped by the build.
+var version = "development"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "lodged:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	var o options
+	c := &cobra.Command{
+		Use:           "lodged",
+		Short:         "Keep this host's KVM guests, and serve them to every libvirt client",
+		Version:       version,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(c *cobra.Command, _ []string) error {
+			log, err := o.logger()
+			if err != nil {
+				return err
+			}
+			return serve(c.Context(), &o, log)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.data, "data", defaultData, "`directory` of what must survive a reboot")
+	f.StringVar(&o.run, "run", defaultRun, "`directory` of sockets and of what a reboot ends")
+	f.StringVar(&o.emulator, "emulator", "/usr/bin/qemu-system-x86_64", "QEMU `binary` of guests that name none")
+	f.StringVar(&o.group, "group", "libvirt", "`name` of the group that may use the read-write socket; ignored where it does not exist")
+	f.BoolVar(&o.libvirtSockets, "libvirt-sockets", false, "also listen where stock clients look: /run/libvirt/{libvirt,virtqemud}-sock and their -ro twins")
+	f.StringVar(&o.level, "log-level", "info", "least `level` that is logged: debug, info, warn, error")
+	return c
+}
+
+// The main daemon's directories. Other instances name their own.
+const (
+	defaultData = "/var/lib/lodge"
+	defaultRun  = "/run/lodge"
+)
+
+type options struct {
+	data, run, emulator, group, level string
+	libvirtSockets                    bool
+}
+
+func (o *options) logger() (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.level)); err != nil {
+		return nil, errors.New("--log-level is debug, info, warn or error")
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/host"
+	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/libvirt"
+	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/store"
+	"github.com/lodge-kvm/lodge/volume"
+)
+
+// serve opens the rooms, takes clients until ctx ends, and closes the rooms.
+func serve(ctx context.Context, o *options, log *slog.Logger) error {
+	var opened closers
+	defer opened.close(log)
+	rooms, err := open(ctx, o, log, &opened)
+	if err != nil {
+		return err
+	}
+	listeners, err := o.listen(ctx)
+	if err != nil {
+		return err
+	}
+	server := libvirt.New(libvirt.Config{Rooms: *rooms, Log: log, Groups: o.groups()})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(ctx, listeners...) }()
+	fmt.Fprintln(os.Stderr, "ready")
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+		log.Warn("cannot tell systemd that the daemon is ready", "error", err)
+	}
+	rooms.Guests.Autostart(ctx)
+	err = <-served
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyStopping); err != nil {
+		log.Warn("cannot tell systemd that the daemon is stopping", "error", err)
+	}
+	return err
+}
+
+// closers are what has been opened, closed in reverse.
+type closers []func() error
+
+func (c *closers) add(f func() error) { *c = append(*c, f) }
+
+func (c *closers) close(log *slog.Logger) {
+	for i := len(*c) - 1; i >= 0; i-- {
+		if err := (*c)[i](); err != nil {
+			log.Error("cannot close cleanly", "error", err)
+		}
+	}
+}
+
+// open opens every room, each with directories of its own.
+func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*libvirt.Rooms, error) {
+	if err := os.MkdirAll(o.run, 0o755); err != nil {
+		return nil, fmt.Errorf("cannot make the run directory: %w", err)
+	}
+	records, err := store.Open(o.data)
+	if err != nil {
+		return nil, err
+	}
+	opened.add(records.Close)
+	var root kernel.Root
+	inventory, err := host.NewInventory(root)
+	if err != nil {
+		return nil, err
+	}
+	groups, err := kernel.OpenCgroups(root, o.instance())
+	if err != nil {
+		return nil, err
+	}
+	emulators, err := host.NewEmulators(records, o.emulator, log)
+	if err != nil {
+		return nil, err
+	}
+	events := event.NewLog()
+	networks, err := network.Open(ctx, network.Config{
+		Data: filepath.Join(o.data, "network"), Run: filepath.Join(o.run, "network"), Instance: o.instance(),
+		Store: records, Events: events, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	opened.add(func() error { networks.Close(); return nil })
+	pools, err := volume.Open(volume.Options{Store: records, Events: events, Log: log, Boot: bootID()})
+	if err != nil {
+		return nil, err
+	}
+	opened.add(func() error { pools.Close(); return nil })
+	guests, err := guest.Open(guest.Config{
+		DataDir: filepath.Join(o.data, "guest"), RunDir: filepath.Join(o.run, "guest"), Instance: o.instance(),
+		Log: log, Store: records, Events: events, Emulators: emulators, Ledger: host.NewLedger(inventory),
+		Networks: networks, Pools: pools, Cgroups: groups, Kernel: root, Boot: bootID(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	opened.add(func() error { guests.Close(); return nil })
+	return &libvirt.Rooms{Events: events, Guests: guests, Networks: networks, Pools: pools, Inventory: inventory, Emulators: emulators}, nil
+}
+
+// listen opens the daemon's sockets.
+func (o *options) listen(ctx context.Context) ([]libvirt.Listener, error) {
+	names := []string{filepath.Join(o.run, "libvirt-sock")}
+	if o.libvirtSockets {
+		names = append(names, "/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
+	}
+	gid := 0
+	if g := o.groups(); len(g) > 0 {
+		gid = int(g[0])
+	}
+	var listeners []libvirt.Listener
+	for _, name := range names {
+		for _, s := range []libvirt.Socket{{Path: name, GID: gid}, {Path: name + "-ro", ReadOnly: true}} {
+			l, err := libvirt.Listen(ctx, s)
+			if err != nil {
+				return nil, err
+			}
+			listeners = append(listeners, l)
+		}
+	}
+	return listeners, nil
+}
+
+// groups are those whose members may use the read-write socket.
+func (o *options) groups() []uint32 {
+	g, err := user.LookupGroup(o.group)
+	if err != nil {
+		return nil // the group is a convenience, and root is served without it
+	}
+	id, err := strconv.ParseUint(g.Gid, 10, 32)
+	if err != nil {
+		return nil
+	}
+	return []uint32{uint32(id)}
+}
+
+// instance names this daemon where several share a name space: empty for the
+// main daemon, and else made from its run directory.
+func (o *options) instance() string {
+	if o.run == defaultRun {
+		return ""
+	}
+	path, err := filepath.Abs(o.run)
+	if err != nil {
+		path = o.run
+	}
+	sum := sha256.Sum256([]byte(path))
+	return hex.EncodeToString(sum[:3])
+}
+
+// bootID identifies this boot of the host; empty where the kernel does not tell.
+func bootID() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(id))
+}

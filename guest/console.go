@@ -1,0 +1,316 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// ConsoleOptions say how a console is shared.
+type ConsoleOptions struct {
+	// Force ends the sessions of others.
+	Force bool
+	// Safe wants the console alone: it fails when others have it, and keeps others
+	// out.
+	Safe bool
+}
+
+// OpenConsole opens a serial or paravirtual console: the first one, or that of
+// an alias. Several may have it at once; each sees all output and may type.
+func (g *Guest) OpenConsole(_ context.Context, alias string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	return g.openChar(alias, o, func(s *device.Set) []*device.Char {
+		return append(append(append([]*device.Char{}, s.Serials...), s.Consoles...), s.Parallels...)
+	})
+}
+
+// OpenChannel opens the host's end of a channel: the first one, or that of an
+// alias or name.
+func (g *Guest) OpenChannel(_ context.Context, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	return g.openChar(name, o, func(s *device.Set) []*device.Char { return s.Channels })
+}
+
+func (g *Guest) openChar(name string, o ConsoleOptions, of func(*device.Set) []*device.Char) (io.ReadWriteCloser, error) {
+	r, v := g.live.Load(), g.View()
+	if r == nil || v.Active == nil {
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	}
+	c := pickChar(of(&v.Active.Devices), name)
+	if c == nil {
+		return nil, fault.New(fault.NotFound, fault.Device, "cannot find console device '%s'", name)
+	}
+	return r.consoles.open(c, o)
+}
+
+// pickChar finds a character device by alias or name, or the first one.
+func pickChar(all []*device.Char, name string) *device.Char {
+	for _, c := range all {
+		if name == "" || c.Alias == name || c.Name == name {
+			return c
+		}
+	}
+	return nil
+}
+
+// consoles are the back ends of a running guest that clients have open, by alias.
+type consoles struct {
+	mu      sync.Mutex
+	byAlias map[string]*console
+}
+
+// console is one open back end. One goroutine reads it and gives what it reads
+// to every session.
+type console struct {
+	back io.ReadWriteCloser
+
+	mu       sync.Mutex
+	sessions map[*session]bool
+	alone    bool
+	ended    bool
+}
+
+// session is one client's part in a console.
+type session struct {
+	of  *console
+	out *io.PipeReader
+	in  *io.PipeWriter
+	// queue holds output that the client has not read; beyond it the oldest is lost,
+	// so that a client that does not read delays nobody.
+	queue chan []byte
+	end   sync.Once
+}
+
+// sessionQueue bounds the pieces of output that wait for a slow client.
+const sessionQueue = 256
+
+func (cs *consoles) open(c *device.Char, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	con := cs.byAlias[c.Alias]
+	if con != nil && !con.admit(o) {
+		return nil, fault.New(fault.WrongState, fault.Domain, "Active console session exists for this domain")
+	}
+	if con == nil || con.isOver() {
+		back, err := openBackend(c)
+		if err != nil {
+			return nil, err
+		}
+		con = &console{back: back, sessions: map[*session]bool{}}
+		if cs.byAlias == nil {
+			cs.byAlias = map[string]*console{}
+		}
+		cs.byAlias[c.Alias] = con
+		go con.distribute()
+	}
+	return con.join(o), nil
+}
+
+func (c *console) isOver() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended
+}
+
+// admit decides whether one more may come, and sends the others away where the
+// newcomer forces it.
+func (c *console) admit(o ConsoleOptions) bool {
+	c.mu.Lock()
+	others := make([]*session, 0, len(c.sessions))
+	for s := range c.sessions {
+		others = append(others, s)
+	}
+	alone := c.alone
+	c.mu.Unlock()
+	if len(others) == 0 {
+		return true
+	}
+	if o.Force {
+		for _, s := range others {
+			_ = s.Close()
+		}
+		return true
+	}
+	return !o.Safe && !alone
+}
+
+func (c *console) join(o ConsoleOptions) *session {
+	s := &session{of: c, queue: make(chan []byte, sessionQueue)}
+	s.out, s.in = io.Pipe()
+	c.mu.Lock()
+	c.sessions[s] = true
+	c.alone = o.Safe
+	ended := c.ended
+	c.mu.Unlock()
+	if ended {
+		_ = s.Close()
+	}
+	go s.deliver()
+	return s
+}
+
+// distribute reads the back end until it ends, or until the last session has
+// left and closed it.
+func (c *console) distribute() {
+	buffer := make([]byte, 16<<10)
+	for {
+		n, err := c.back.Read(buffer)
+		if n > 0 {
+			c.give(append([]byte(nil), buffer[:n]...))
+		}
+		if err != nil {
+			break
+		}
+	}
+	c.mu.Lock()
+	c.ended = true
+	all := c.sessions
+	c.sessions = map[*session]bool{}
+	c.mu.Unlock()
+	_ = c.back.Close()
+	for s := range all {
+		s.finish()
+	}
+}
+
+func (c *console) give(piece []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s := range c.sessions {
+		for !s.offer(piece) {
+			select {
+			case <-s.queue: // the oldest makes room
+			default:
+			}
+		}
+	}
+}
+
+func (s *session) offer(piece []byte) bool {
+	select {
+	case s.queue <- piece:
+		return true
+	default:
+		return false
+	}
+}
+
+// deliver moves a session's queue to its reader.
+func (s *session) deliver() {
+	for piece := range s.queue {
+		if _, err := s.in.Write(piece); err != nil {
+			return
+		}
+	}
+	_ = s.in.Close() // end of the console
+}
+
+// Read gives the guest's output.
+func (s *session) Read(p []byte) (int, error) { return s.out.Read(p) }
+
+// Write types into the console.
+func (s *session) Write(p []byte) (int, error) { return s.of.back.Write(p) }
+
+// Close ends the session; the console goes with the last one.
+func (s *session) Close() error {
+	s.of.mu.Lock()
+	present := s.of.sessions[s]
+	delete(s.of.sessions, s)
+	last := present && len(s.of.sessions) == 0
+	s.of.ended = s.of.ended || last
+	s.of.mu.Unlock()
+	s.finish()
+	_ = s.out.Close()
+	if last {
+		return s.of.back.Close()
+	}
+	return nil
+}
+
+// finish ends the session's output; a reader that is behind still gets what was
+// queued, unless it has gone.
+func (s *session) finish() {
+	s.end.Do(func() { close(s.queue) })
+}
+
+// openBackend opens the host's end of a character device.
+func openBackend(c *device.Char) (io.ReadWriteCloser, error) {
+	b := c.Backend
+	switch {
+	case (b.Type == "pty" || b.Type == "dev") && b.Path != "":
+		return openTTY(b.Path)
+	case b.Type == "unix" && b.Mode != "connect" && b.Path != "":
+		conn, err := net.Dial("unix", b.Path)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Failed, fault.Device, "cannot open %s %s", c.Role, c.Alias)
+		}
+		return conn, nil
+	}
+	return nil, fault.New(fault.Unsupported, fault.Device, "character device %s is not using a PTY or a UNIX socket", c.Alias)
+}
+
+// openTTY opens a pty without making it the daemon's terminal, in the mode
+// that lets Close end a Read.
+func openTTY(path string) (io.ReadWriteCloser, error) {
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Device, "cannot open %s", path)
+	}
+	if err := makeRaw(fd); err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// makeRaw keeps the line discipline from changing what guest and client say.
+func makeRaw(fd int) error {
+	t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Device, "cannot set up the console")
+	}
+	t.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
+	t.Oflag &^= unix.OPOST
+	t.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
+	t.Cflag = t.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
+	return fault.Wrap(unix.IoctlSetTermios(fd, unix.TCSETS, t), fault.Failed, fault.Device, "cannot set up the console")
+}
+
+// readBack learns what QEMU chose by itself: the ptys of character devices.
+func (l *launching) readBack(ctx context.Context) error {
+	var chardevs []struct{ Label, Filename string }
+	if err := l.run.session.Load().Execute(ctx, "query-chardev", nil, &chardevs); err != nil {
+		return err
+	}
+	ptys := map[string]string{}
+	for _, c := range chardevs {
+		if path, ok := strings.CutPrefix(c.Filename, "pty:"); ok {
+			ptys[c.Label] = path
+		}
+	}
+	setPTYs(l.run.def, ptys)
+	return l.keep()
+}
+
+// setPTYs notes the ptys in the definition. A console that shows the first
+// serial port shares its pty.
+func setPTYs(def *domain.Definition, ptys map[string]string) {
+	for _, group := range [][]*device.Char{def.Devices.Serials, def.Devices.Parallels, def.Devices.Consoles, def.Devices.Channels} {
+		for _, c := range group {
+			if path := ptys["char"+c.Alias]; path != "" && c.Backend.Type == "pty" {
+				c.Backend.Path = path
+			}
+		}
+	}
+	if len(def.Devices.Consoles) > 0 && len(def.Devices.Serials) > 0 && def.Devices.Consoles[0].TargetType == "serial" {
+		first := def.Devices.Consoles[0]
+		first.Backend, first.Alias = def.Devices.Serials[0].Backend, def.Devices.Serials[0].Alias
+	}
+}

@@ -1,0 +1,218 @@
+package guest
+
+import (
+	"context"
+	"errors"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/qemu"
+)
+
+// Define makes or replaces a persistent definition from libvirt's domain XML.
+// It is on disk when Define returns.
+func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Guest, error) {
+	def, err := r.understand(ctx, doc, validate)
+	if err != nil {
+		return nil, err
+	}
+	g, err := r.claim(def.Name, def.UUID)
+	if err != nil {
+		return nil, err
+	}
+	err = g.change(ctx, "", func() error { return g.define(def, doc) })
+	return g, err
+}
+
+// understand turns a document into a complete definition, as the QEMU that it
+// names can make it.
+func (r *Registry) understand(ctx context.Context, doc string, validate bool) (*domain.Definition, error) {
+	def, err := domainxml.Parse(doc, domainxml.Options{Validate: validate})
+	if err != nil {
+		return nil, err
+	}
+	caps, err := r.Emulators.Get(ctx, def.Devices.Emulator)
+	if err != nil {
+		return nil, err
+	}
+	if err := domainxml.Complete(def, completion(caps)); err != nil {
+		return nil, err
+	}
+	if err := qemu.Complete(def, caps); err != nil {
+		return nil, err
+	}
+	return def, nil
+}
+
+// completion is what the defaults of a definition need to know of QEMU.
+func completion(c *qemu.Capabilities) *domainxml.Host {
+	canonical := func(machine string) string {
+		if m, known := c.Machine(machine); known {
+			return m.Name
+		}
+		return machine
+	}
+	return &domainxml.Host{Canonical: canonical, Emulator: c.Binary.Path}
+}
+
+// define takes a definition in. It runs in the loop.
+func (g *Guest) define(def *domain.Definition, doc string) error {
+	text, err := domainxml.Format(def, domainxml.Style{Secure: true})
+	if err != nil {
+		return err
+	}
+	before, old := g.inactive, g.record
+	g.inactive, g.record.Submitted, g.record.XML = def, doc, text
+	if err := g.keep(); err != nil {
+		g.inactive, g.record = before, old
+		g.forgetIfNothing()
+		return err
+	}
+	g.state.Persistent = true
+	if g.run == nil {
+		g.state.Policy = policy(def)
+	}
+	g.markUpdated()
+	g.publish()
+	detail := event.DetailUpdated
+	if before == nil {
+		detail = event.DetailAdded
+	}
+	g.announce(event.DomainChange{Change: event.Defined, Detail: detail})
+	return nil
+}
+
+// markUpdated notes that the next start will differ from what runs.
+func (g *Guest) markUpdated() {
+	if g.run != nil {
+		g.run.Updated = true
+		g.keepRun()
+	}
+}
+
+// redefine stores a changed inactive definition. It runs in the loop.
+func (g *Guest) redefine(def *domain.Definition) error {
+	text, err := domainxml.Format(def, domainxml.Style{Secure: true})
+	if err != nil {
+		return err
+	}
+	before, old := g.inactive, g.record
+	g.inactive, g.record.XML, g.record.Name = def, text, def.Name
+	if err := g.keep(); err != nil {
+		g.inactive, g.record = before, old
+		return err
+	}
+	if g.run == nil {
+		g.state.Policy = policy(def)
+	}
+	g.markUpdated()
+	g.publish()
+	return nil
+}
+
+func policy(d *domain.Definition) lifecycle.Policy {
+	return lifecycle.Policy{OnPoweroff: d.OnPoweroff, OnReboot: d.OnReboot, OnCrash: d.OnCrash}
+}
+
+// forgetIfNothing lets go of a guest that was claimed for something that then
+// failed: neither defined nor running.
+func (g *Guest) forgetIfNothing() {
+	if g.inactive == nil && g.run == nil {
+		g.forget()
+	}
+}
+
+// UndefineOptions say what goes with a definition.
+type UndefineOptions struct{ ManagedSave, Snapshots, Checkpoints, NVRAM, KeepNVRAM bool }
+
+// Undefine takes back the persistent definition. A running guest becomes
+// transient.
+func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
+	return g.change(ctx, lifecycle.Undefine, func() error {
+		if err := g.admitUndefine(o); err != nil {
+			return err
+		}
+		nvram, inactive := g.inactive.OS.NVRAM.Path, g.inactive
+		g.inactive = nil
+		if err := g.keep(); err != nil {
+			g.inactive = inactive
+			return err
+		}
+		g.dropManagedSave()
+		if o.NVRAM && nvram != "" {
+			removeFile(g.log, nvram)
+		}
+		g.state.Persistent, g.record.Autostart, g.record.AutostartOnce = false, false, false
+		g.announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRemoved})
+		g.publish()
+		g.forgetIfNothing()
+		return nil
+	})
+}
+
+func (g *Guest) admitUndefine(o UndefineOptions) error {
+	if g.record.ManagedSave && !o.ManagedSave {
+		return fault.New(fault.WrongState, fault.Domain,
+			"refusing to undefine while domain managed save image exists; remove it first, or undefine with --managed-save")
+	}
+	nvram := g.inactive.OS.NVRAM.Path
+	if nvram != "" && !o.NVRAM && !o.KeepNVRAM && g.run == nil && fileExists(nvram) {
+		return fault.New(fault.WrongState, fault.Domain,
+			"cannot undefine domain with nvram %s; say --nvram to remove it or --keep-nvram to keep it", nvram)
+	}
+	return nil
+}
+
+// SetAutostart says whether the guest starts with the host.
+func (g *Guest) SetAutostart(ctx context.Context, on bool) error {
+	return g.setAutostart(ctx, func(r *record) { r.Autostart = on })
+}
+
+// SetAutostartOnce says whether the guest starts with the next start of the
+// host, and not with those that follow.
+func (g *Guest) SetAutostartOnce(ctx context.Context, on bool) error {
+	return g.setAutostart(ctx, func(r *record) { r.AutostartOnce = on })
+}
+
+func (g *Guest) setAutostart(ctx context.Context, set func(*record)) error {
+	return g.change(ctx, lifecycle.Autostart, func() error {
+		before := g.record
+		set(&g.record)
+		if err := g.keep(); err != nil {
+			g.record = before
+			return err
+		}
+		g.publish()
+		return nil
+	})
+}
+
+// Rename gives a guest that is shut off another name.
+func (g *Guest) Rename(ctx context.Context, name string) error {
+	if err := domain.CheckName(name); err != nil {
+		return err
+	}
+	return g.change(ctx, lifecycle.Rename, func() error {
+		if g.inactive == nil {
+			return fault.New(fault.WrongState, fault.Domain, "cannot rename a transient domain")
+		}
+		if g.record.ManagedSave {
+			return fault.New(fault.WrongState, fault.Domain, "cannot rename a domain with a managed save image; start it or remove the image first")
+		}
+		from := g.record.Name
+		if err := g.reg.rename(g, from, name); err != nil {
+			return err
+		}
+		def := g.inactive.Clone()
+		def.Name = name
+		g.announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRenamed})
+		if err := g.redefine(def); err != nil {
+			return errors.Join(err, g.reg.rename(g, name, from))
+		}
+		g.announce(event.DomainChange{Change: event.Defined, Detail: event.DetailRenamed})
+		return nil
+	})
+}

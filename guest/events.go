@@ -1,0 +1,235 @@
+package guest
+
+import (
+	"encoding/json"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// handleEvent takes one QEMU event in. It runs in the loop and does not wait.
+// More false says that the monitor is lost and that this was its end.
+func (g *Guest) handleEvent(e qmp.Event, more bool) {
+	if !more {
+		g.run.events = nil
+		if !g.run.gone() {
+			g.loseMonitor()
+		}
+		return
+	}
+	if e.Resync {
+		g.resync()
+	}
+	if handle := qemuEvents[e.Name]; handle != nil {
+		handle(g, e.Data)
+	}
+}
+
+// qemuEvents says what each of QEMU's events means here. QEMU is not trusted: an
+// event that does not parse is logged by decode and changes nothing.
+var qemuEvents = map[string]func(*Guest, json.RawMessage){
+	"STOP":         func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Stopped{}) },
+	"RESUME":       func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Resumed{}) },
+	"SUSPEND":      func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Slept{}) },
+	"WAKEUP":       func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Woke{}) },
+	"RESET":        (*Guest).onReset,
+	"SHUTDOWN":     (*Guest).onShutdown,
+	"SUSPEND_DISK": func(g *Guest, _ json.RawMessage) { g.announce(event.DomainPMSuspend{To: "disk"}) },
+
+	"GUEST_PANICKED":            func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Panicked{}) },
+	"BLOCK_IO_ERROR":            (*Guest).onIOError,
+	"WATCHDOG":                  (*Guest).onWatchdog,
+	"RTC_CHANGE":                (*Guest).onRTC,
+	"BALLOON_CHANGE":            (*Guest).onBalloon,
+	"DEVICE_DELETED":            (*Guest).onDeviceDeleted,
+	"DEVICE_UNPLUG_GUEST_ERROR": (*Guest).onUnplugRefused,
+	"DEVICE_TRAY_MOVED":         (*Guest).onTray,
+	"VSERPORT_CHANGE":           (*Guest).onChannel,
+	"VNC_CONNECTED":             onDisplay("connect"),
+	"VNC_INITIALIZED":           onDisplay("initialize"),
+	"VNC_DISCONNECTED":          onDisplay("disconnect"),
+	"SPICE_CONNECTED":           onDisplay("connect"),
+	"SPICE_INITIALIZED":         onDisplay("initialize"),
+	"SPICE_DISCONNECTED":        onDisplay("disconnect"),
+}
+
+// decode reads an event's data, or logs why not.
+func (g *Guest) decode(name string, data json.RawMessage, into any) bool {
+	if err := json.Unmarshal(data, into); err != nil {
+		g.log.Warn("QEMU sent an event that does not parse", "event", name, "error", err)
+		return false
+	}
+	return true
+}
+
+// onReset notes that nobody in the guest has a channel open any more.
+func (g *Guest) onReset(json.RawMessage) {
+	g.setActive(func(d *domain.Definition) {
+		for _, c := range d.Devices.Channels {
+			if c.State != "" {
+				c.State = "disconnected"
+			}
+		}
+	})
+	g.advance(lifecycle.WasReset{})
+}
+
+func (g *Guest) onShutdown(data json.RawMessage) {
+	var e struct {
+		Guest  bool
+		Reason string
+	}
+	if g.decode("SHUTDOWN", data, &e) {
+		// A quit or signal of ours is not news: the end of the process is.
+		if e.Reason == "host-signal" || e.Reason == "host-qmp-quit" {
+			return
+		}
+		g.advance(lifecycle.PoweredDown{ByHost: !e.Guest, ByReset: e.Reason == "guest-reset"})
+	}
+}
+
+func (g *Guest) onIOError(data json.RawMessage) {
+	var e struct {
+		Device, NodeName, Action, Reason string
+		NoSpace                          bool `json:"nospace"`
+	}
+	if !g.decode("BLOCK_IO_ERROR", data, &e) {
+		return
+	}
+	if e.Action == "stop" {
+		g.advance(lifecycle.Failing{Reason: domain.ReasonIOError})
+	}
+	action := map[string]string{"stop": "pause", "report": "report", "ignore": "none"}[e.Action]
+	reason := ""
+	if e.NoSpace {
+		reason = "enospc"
+	}
+	path, alias := g.run.diskByDevice(e.Device)
+	g.announce(event.DomainIOError{Path: path, Alias: alias, Action: action, Reason: reason})
+}
+
+func (g *Guest) onWatchdog(data json.RawMessage) {
+	var e struct{ Action string }
+	if !g.decode("WATCHDOG", data, &e) {
+		return
+	}
+	if e.Action == "pause" {
+		g.advance(lifecycle.Failing{Reason: domain.ReasonWatchdog})
+	}
+	g.announce(event.DomainWatchdog{Action: e.Action})
+}
+
+func (g *Guest) onRTC(data json.RawMessage) {
+	var e struct{ Offset int64 }
+	if g.decode("RTC_CHANGE", data, &e) {
+		g.announce(event.DomainRTC{Offset: e.Offset})
+	}
+}
+
+func (g *Guest) onBalloon(data json.RawMessage) {
+	var e struct{ Actual uint64 }
+	if !g.decode("BALLOON_CHANGE", data, &e) {
+		return
+	}
+	g.setActive(func(d *domain.Definition) { d.CurrentMemory = e.Actual })
+	g.announce(event.DomainBalloon{Actual: e.Actual})
+}
+
+func (g *Guest) onDeviceDeleted(data json.RawMessage) {
+	var e struct{ Device string }
+	if g.decode("DEVICE_DELETED", data, &e) && e.Device != "" {
+		g.deviceGone(e.Device)
+	}
+}
+
+func (g *Guest) onUnplugRefused(data json.RawMessage) {
+	var e struct{ Device string }
+	if g.decode("DEVICE_UNPLUG_GUEST_ERROR", data, &e) && e.Device != "" {
+		g.removalRefused(e.Device)
+	}
+}
+
+func (g *Guest) onTray(data json.RawMessage) {
+	var e struct {
+		ID   string `json:"id"`
+		Open bool   `json:"tray-open"`
+	}
+	if !g.decode("DEVICE_TRAY_MOVED", data, &e) {
+		return
+	}
+	_, alias := g.run.diskByDevice(e.ID)
+	tray := "closed"
+	if e.Open {
+		tray = "open"
+	}
+	g.setActive(func(d *domain.Definition) {
+		if disk, ok := d.Devices.ByAlias(alias).(*device.Disk); ok {
+			disk.Tray = tray
+		}
+	})
+	g.announce(event.DomainTray{Alias: alias, Open: e.Open})
+}
+
+// onChannel notes whether the guest's end of a channel is open. The agent's
+// channel tells that the agent came or went.
+func (g *Guest) onChannel(data json.RawMessage) {
+	var e struct {
+		ID   string `json:"id"`
+		Open bool
+	}
+	if !g.decode("VSERPORT_CHANGE", data, &e) {
+		return
+	}
+	state := "disconnected"
+	if e.Open {
+		state = "connected"
+	}
+	agent := false
+	g.setActive(func(d *domain.Definition) {
+		if c, ok := d.Devices.ByAlias(e.ID).(*device.Char); ok {
+			agent = c.Name == agentChannel && c.State != state
+			c.State = state
+		}
+	})
+	if agent {
+		g.announce(event.DomainAgent{Connected: e.Open, Reason: "channel"})
+	}
+}
+
+// displayEnd is one end of a display connection, as QEMU tells it.
+type displayEnd struct {
+	Host, Service, Family string
+	Port                  string // spice
+	Auth                  string
+	X509                  string `json:"x509_dname"`
+	SASL                  string `json:"sasl_username"`
+}
+
+func onDisplay(phase string) func(*Guest, json.RawMessage) {
+	return func(g *Guest, data json.RawMessage) {
+		var e struct{ Server, Client displayEnd }
+		if !g.decode("display event", data, &e) {
+			return
+		}
+		g.announce(event.DomainGraphics{
+			Phase: phase, AuthScheme: e.Server.Auth, X509Name: e.Client.X509, SASLUser: e.Client.SASL,
+			LocalFamily: e.Server.Family, LocalNode: e.Server.Host, LocalService: e.Server.Service + e.Server.Port,
+			RemoteFamily: e.Client.Family, RemoteNode: e.Client.Host, RemoteService: e.Client.Service + e.Client.Port,
+		})
+	}
+}
+
+// setActive changes the active definition: a copy, since readers may hold the
+// present one. It runs in the loop.
+func (g *Guest) setActive(change func(*domain.Definition)) {
+	if g.run == nil {
+		return
+	}
+	def := g.run.def.Clone()
+	change(def)
+	g.run.def = def
+	g.publish()
+}

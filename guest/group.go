@@ -1,0 +1,127 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/topology"
+)
+
+// makeGroup makes the guest's control group with the limits of its definition.
+func (l *launching) makeGroup(context.Context) error {
+	group := l.g.reg.Cgroups.Guest(l.run.UUID)
+	if err := group.Create(); err != nil {
+		return err
+	}
+	l.run.hold("control group", group.Remove)
+	absent, err := group.Apply(limits(l.run.def))
+	if err != nil {
+		return err
+	}
+	for _, a := range absent {
+		l.run.Messages = append(l.run.Messages, fmt.Sprintf("this host cannot hold the limit %s", a))
+	}
+	return nil
+}
+
+// limits are what the definition says of the group as a whole.
+func limits(d *domain.Definition) kernel.Limits {
+	var l kernel.Limits
+	set := func(to **uint64, value uint64) {
+		if value != 0 {
+			*to = &value
+		}
+	}
+	set(&l.CPUShares, d.Tune.Shares)
+	set(&l.CPUPeriod, d.Tune.GlobalPeriod)
+	if q := d.Tune.GlobalQuota; q > 0 {
+		set(&l.CPUQuota, uint64(q))
+	}
+	set(&l.MemoryHard, d.MemTune.HardLimit)
+	set(&l.MemorySoft, d.MemTune.SoftLimit)
+	set(&l.MemorySwap, d.MemTune.SwapHardLimit)
+	set(&l.BlockWeight, uint64(d.Blkio.Weight))
+	if d.NUMA.Mode == "strict" && !d.NUMA.Nodes.IsEmpty() {
+		l.Cells = &d.NUMA.Nodes
+	}
+	return l
+}
+
+// joinGroup puts the new process into its group.
+func (l *launching) joinGroup(context.Context) error {
+	return l.g.reg.Cgroups.Guest(l.run.UUID).AddProcess(l.run.PID)
+}
+
+// spec says how the process is launched.
+func (l *launching) spec(c *qemu.Command, log *os.File) qemu.Spec {
+	return qemu.Spec{Binary: l.run.def.Devices.Emulator, Args: c.Args, Env: append(os.Environ(), c.Env...), Files: c.Files, Log: log, Dir: l.run.dir}
+}
+
+// vcpuThread is one processor of a running guest and its thread on the host.
+type vcpuThread struct {
+	Index  uint
+	Thread int
+}
+
+// pinThreads binds the guest's threads as its definition says: processors one by
+// one where they are pinned, and everything else where the guest as a whole is.
+func (r *Registry) pinThreads(ctx context.Context, run *run) error {
+	t := run.def.Tune
+	whole := run.def.VCPUs.CPUs
+	if len(t.VCPUPins) == 0 && t.EmulatorPin.IsEmpty() && len(t.IOThreadPins) == 0 && whole.IsEmpty() {
+		return nil
+	}
+	s, err := run.monitor()
+	if err != nil {
+		return err
+	}
+	vcpus, err := queryVCPUs(ctx, s)
+	if err != nil {
+		return err
+	}
+	emulator := t.EmulatorPin
+	if emulator.IsEmpty() {
+		emulator = whole
+	}
+	if err := setAffinity(run.PID, emulator); err != nil {
+		return err
+	}
+	for _, v := range vcpus {
+		pin, ok := t.VCPUPins[v.Index]
+		if !ok {
+			pin = whole
+		}
+		if err := setAffinity(v.Thread, pin); err != nil {
+			return err
+		}
+	}
+	if len(t.IOThreadPins) == 0 {
+		return nil
+	}
+	threads, err := queryIOThreads(ctx, s)
+	if err != nil {
+		return err
+	}
+	for id, tid := range threads {
+		if err := setAffinity(tid, t.IOThreadPins[id]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setAffinity binds one thread; an empty set leaves it alone.
+func setAffinity(tid int, to topology.CPUSet) error {
+	if to.IsEmpty() {
+		return nil
+	}
+	if err := kernel.SetAffinity(tid, to); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot bind thread %d to processors %s", tid, to)
+	}
+	return nil
+}

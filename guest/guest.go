@@ -1,0 +1,186 @@
+// Package guest keeps the guests of this host: one loop per guest, the registry
+// that finds them, and what their loops do.
+//
+// A guest's loop is the only writer of what the daemon knows about that guest.
+// Requests come in as tasks, QEMU's events in the order in which QEMU sent
+// them, and the end of the process from the kernel. The loop itself never
+// waits: whatever may be slow (QEMU, disks, links) is work beside the loop, one
+// piece at a time per guest, that reports back. So no guest can delay another,
+// and destroying a guest never waits for what that guest is stuck in.
+//
+// Everybody else reads the View that the loop publishes; reading never waits.
+//
+// What belongs here: the order in which things are done to a guest, and undone.
+// What does not: how QEMU is spoken to (qmp), what its arguments are (qemu), what
+// its XML looks like (domainxml), which states follow which (lifecycle).
+package guest
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/lifecycle"
+)
+
+// Guest is one guest. Its methods may be called from anywhere.
+type Guest struct {
+	reg  *Registry
+	log  *slog.Logger
+	uuid string
+
+	view    atomic.Pointer[View]
+	live    atomic.Pointer[run] // the running guest's connections, for reads beside the loop
+	mailbox chan *task          // bounded: senders wait, with their own deadline
+	ended   chan struct{}       // closed when the loop has returned
+	sampler sampler
+
+	// Everything below belongs to the loop.
+
+	record record
+	state  lifecycle.State
+	since  time.Time
+	// inactive is the persistent definition; nil for a transient guest.
+	inactive *domain.Definition
+	run      *run
+	job      *job
+	waiting  []*task
+	// destroyers wait for the end of the process.
+	destroyers []*task
+	lastJob    domain.Progress
+	forgotten  bool
+}
+
+// mailboxSize bounds the requests that wait for a guest's loop to look at them.
+// The loop never waits, so that this is passed in microseconds.
+const mailboxSize = 32
+
+// maxWaiting bounds the requests that wait for the work on a guest to end. Beyond
+// it a request is refused as Busy at once.
+const maxWaiting = 128
+
+func newGuest(r *Registry, name, uuid string) *Guest {
+	g := &Guest{
+		reg:     r,
+		uuid:    uuid,
+		log:     r.log.With("domain", name, "uuid", uuid),
+		mailbox: make(chan *task, mailboxSize),
+		ended:   make(chan struct{}),
+		since:   time.Now(),
+		record:  record{Name: name},
+		state:   lifecycle.State{Phase: domain.ShutOff, Reason: domain.ReasonUnknown},
+	}
+	g.publish()
+	return g
+}
+
+// Name gives the guest's present name.
+func (g *Guest) Name() string { return g.View().Name }
+
+// UUID gives the guest's identity, which never changes.
+func (g *Guest) UUID() string { return g.uuid }
+
+// loop runs until ctx ends or the guest is forgotten. Ending the loop ends no
+// QEMU process.
+func (g *Guest) loop(ctx context.Context) {
+	defer close(g.ended)
+	defer g.retire()
+	for !g.forgotten {
+		if g.handleEvents() {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case e, ok := <-g.run.qemuEvents():
+			g.handleEvent(e, ok)
+		case <-g.run.exited():
+			g.handleExit()
+		case s := <-g.run.reconnected():
+			g.handleReconnect(s)
+		case t := <-g.mailbox:
+			g.accept(t)
+		case o := <-g.job.outcome():
+			g.settle(o)
+		case <-g.job.tooLate():
+			g.expire()
+		}
+	}
+}
+
+// handleEvents handles one waiting QEMU event, so that events come before the
+// requests and results that may depend on them.
+func (g *Guest) handleEvents() bool {
+	select {
+	case e, ok := <-g.run.qemuEvents():
+		g.handleEvent(e, ok)
+		return true
+	default:
+		return false
+	}
+}
+
+// retire answers everybody who still waits when the loop ends.
+func (g *Guest) retire() {
+	reason := errGone(g.Name())
+	for _, t := range append(g.waiting, g.destroyers...) {
+		t.answer(reason)
+	}
+	g.waiting, g.destroyers = nil, nil
+	if g.job != nil {
+		g.job.cancel(reason)
+	}
+}
+
+// advance applies a fact to the guest's state, publishes the result, keeps it
+// for the next daemon, and carries out what follows.
+func (g *Guest) advance(f lifecycle.Fact) {
+	before := g.state
+	next, effects := lifecycle.Step(before, f)
+	g.state = next
+	if next.Phase != before.Phase || next.Reason != before.Reason {
+		g.since = time.Now()
+	}
+	if next != before {
+		g.keepRun()
+	}
+	g.publish()
+	for _, e := range effects {
+		g.carryOut(e)
+	}
+}
+
+func (g *Guest) carryOut(e lifecycle.Effect) {
+	switch e := e.(type) {
+	case lifecycle.Announce:
+		g.announce(event.DomainChange{Change: e.Change, Detail: e.Detail})
+	case lifecycle.AnnounceReboot:
+		g.announce(event.DomainReboot{})
+	case lifecycle.End:
+		g.run.end(endGracefully)
+	case lifecycle.Restart:
+		g.restartMachine()
+	case lifecycle.Forget:
+		g.forget()
+	}
+}
+
+func (g *Guest) announce(p event.Payload) {
+	g.reg.events.Append(event.Source{Name: g.record.Name, UUID: g.uuid, ID: g.id()}, p)
+}
+
+func (g *Guest) id() int {
+	if g.run == nil {
+		return -1
+	}
+	return g.run.ID
+}
+
+// forget takes the guest out of the registry and ends its loop.
+func (g *Guest) forget() {
+	g.reg.remove(g)
+	g.forgotten = true
+}

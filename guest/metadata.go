@@ -1,0 +1,130 @@
+package guest
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// MetadataKind is which of a guest's descriptions is meant.
+type MetadataKind string
+
+// The kinds: the description, the title, or an element of the user's own,
+// known by the URI of its namespace.
+const (
+	Description MetadataKind = "description"
+	Title       MetadataKind = "title"
+	Element     MetadataKind = "element"
+)
+
+// SetMetadata changes or, with a nil value, removes a description. Key is the
+// prefix under which an element is shown.
+func (g *Guest) SetMetadata(ctx context.Context, kind MetadataKind, value *string, key, uri string, a Affect) error {
+	return g.change(ctx, "", func() error {
+		a, err := g.resolve(a)
+		if err != nil {
+			return err
+		}
+		if a.Config {
+			def := g.inactive.Clone()
+			if err := setMetadata(def, kind, value, key, uri); err != nil {
+				return err
+			}
+			if err := g.redefine(def); err != nil {
+				return err
+			}
+		}
+		if a.Live {
+			def := g.run.def.Clone()
+			if err := setMetadata(def, kind, value, key, uri); err != nil {
+				return err
+			}
+			g.run.def = def
+			g.keepActive()
+			g.publish()
+		}
+		g.announce(event.DomainMetadata{Kind: string(kind), URI: uri})
+		return nil
+	})
+}
+
+func setMetadata(d *domain.Definition, kind MetadataKind, value *string, key, uri string) error {
+	text := ""
+	if value != nil {
+		text = *value
+	}
+	switch kind {
+	case Description:
+		d.Description = text
+	case Title:
+		return d.SetTitle(text)
+	case Element:
+		changed, err := markup.SetMetadataElement(d.Metadata, uri, key, text)
+		if err != nil {
+			return err
+		}
+		d.Metadata = changed
+	}
+	return nil
+}
+
+// Metadata reads a description.
+func (g *Guest) Metadata(kind MetadataKind, uri string, a Affect) (string, error) {
+	def, err := g.definition(a)
+	if err != nil {
+		return "", err
+	}
+	text := ""
+	switch kind {
+	case Description:
+		text = def.Description
+	case Title:
+		text = def.Title
+	case Element:
+		if text, _, err = markup.MetadataElement(def.Metadata, uri); err != nil {
+			return "", err
+		}
+	}
+	if text == "" {
+		return "", fault.New(fault.NotFound, fault.Metadata, "no domain %s%s", kind, ofURI(uri))
+	}
+	return text, nil
+}
+
+func ofURI(uri string) string {
+	if uri == "" {
+		return ""
+	}
+	return " for namespace " + uri
+}
+
+// definition gives the definition that a reader means.
+func (g *Guest) definition(a Affect) (*domain.Definition, error) {
+	v := g.View()
+	switch {
+	case a.Live && v.Active == nil:
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	case a.Config && v.Inactive == nil:
+		return nil, fault.New(fault.WrongState, fault.Domain, "transient domains do not have any persistent config")
+	case a.Config:
+		return v.Inactive, nil
+	}
+	return v.Current(), nil
+}
+
+// XML writes the guest's definition as libvirt shows it: the running one, unless
+// inactive is asked for or nothing runs. Secure shows passwords.
+func (g *Guest) XML(inactive, secure bool) (string, error) {
+	v := g.View()
+	if v.Active != nil && (!inactive || v.Inactive == nil) {
+		return domainxml.Format(v.Active, domainxml.Style{Active: !inactive, ID: v.ID, Secure: secure})
+	}
+	if v.Inactive == nil {
+		return "", errGone(v.Name)
+	}
+	return domainxml.Format(v.Inactive, domainxml.Style{Secure: secure})
+}

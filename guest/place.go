@@ -1,0 +1,327 @@
+package guest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/topology"
+)
+
+func (r *Registry) logDir() string   { return filepath.Join(r.DataDir, "log") }
+func (r *Registry) saveDir() string  { return filepath.Join(r.DataDir, "save") }
+func (r *Registry) nvramDir() string { return filepath.Join(r.DataDir, "nvram") }
+
+// reserve enters in the host's books what a guest is about to take.
+func (r *Registry) reserve(_ context.Context, def *domain.Definition) (release func(), err error) {
+	if err := r.Ledger.Reserve(def.UUID, demand(def)); err != nil {
+		return nil, err
+	}
+	return func() { r.Ledger.Release(def.UUID) }, nil
+}
+
+// demand is what a guest takes of the host. Huge pages are counted where they
+// will come from, when the definition says so.
+func demand(def *domain.Definition) topology.Reservation {
+	if !def.Backing.HasHugePages {
+		return topology.Reservation{Memory: def.Memory}
+	}
+	size := uint64(2 << 20)
+	if len(def.Backing.HugePages) > 0 && def.Backing.HugePages[0].Size != 0 {
+		size = def.Backing.HugePages[0].Size
+	}
+	cell := topology.AnyCell
+	if def.NUMA.Mode == "strict" && def.NUMA.Nodes.Len() == 1 {
+		cell = def.NUMA.Nodes.Max()
+	}
+	return topology.Reservation{Pages: []topology.PageDemand{{Size: size, Cell: cell, Count: (def.Memory + size - 1) / size}}}
+}
+
+// findDisk finds what is behind a disk: real paths, and the format of every
+// layer as declared. Present is false for an empty drive.
+func (r *Registry) findDisk(ctx context.Context, d *device.Disk) (a device.DiskAttachment, present bool, err error) {
+	if d.Source == nil {
+		return a, false, nil
+	}
+	path, format, err := r.source(d)
+	if err != nil {
+		return a, false, err
+	}
+	chain, err := openChain(ctx, path, format)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) && d.StartupPolicy == "optional" {
+			d.Source = nil
+			return a, false, nil
+		}
+		return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
+	}
+	defer chain.Close()
+	for _, l := range chain {
+		a.Layers = append(a.Layers, device.Layer{Path: l.Path, Format: string(l.Format), Block: isBlock(l.File)})
+	}
+	return a, true, nil
+}
+
+// source is the path behind a disk and its declared format. A format is never
+// guessed: what a guest wrote into a raw disk must not decide how it is read.
+func (r *Registry) source(d *device.Disk) (path string, format image.Format, err error) {
+	path, format = d.Source.Path(), image.Format(d.Format)
+	if v := d.Source.Volume; v != nil {
+		found, f, err := r.Pools.Resolve(v.Pool, v.Volume)
+		if err != nil {
+			return "", "", fmt.Errorf("cannot find the source of disk %s: %w", d.Target, err)
+		}
+		path, format = found, cmp.Or(format, f)
+	}
+	return path, cmp.Or(format, image.Raw), nil
+}
+
+// openChain opens a chain without being held up by a file system that does not
+// answer: what comes too late is closed where it comes.
+func openChain(ctx context.Context, path string, format image.Format) (image.Chain, error) {
+	type result struct {
+		chain image.Chain
+		err   error
+	}
+	opened := make(chan result, 1)
+	go func() {
+		chain, err := image.OpenChain(ctx, path, format)
+		opened <- result{chain, err}
+	}()
+	select {
+	case o := <-opened:
+		return o.chain, o.err
+	case <-ctx.Done():
+		go func() { (<-opened).chain.Close() }()
+		return nil, fault.Wrap(context.Cause(ctx), fault.Timeout, fault.Volume, "the file system of %s does not answer", path)
+	}
+}
+
+func isBlock(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeDevice != 0
+}
+
+// attachNIC gives a NIC its interface on the host; nil for one that QEMU serves
+// alone.
+func (r *Registry) attachNIC(ctx context.Context, def *domain.Definition, n *device.NIC) (*device.NICAttachment, func(context.Context) error, error) {
+	if n.Type == "user" {
+		return nil, nil, nil
+	}
+	a, release, err := r.Networks.AttachNIC(ctx, n, def.Name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot connect interface %s: %w", n.MAC, err)
+	}
+	return a, func(context.Context) error { release(); return nil }, nil
+}
+
+// readoptNIC finds the interface of an adopted guest again.
+func (r *Registry) readoptNIC(def *domain.Definition, held heldNIC) (func(context.Context) error, error) {
+	n, ok := def.Devices.ByAlias(held.Alias).(*device.NIC)
+	if !ok {
+		return nil, fault.New(fault.NotFound, fault.Device, "the guest has no interface %s", held.Alias)
+	}
+	release, err := r.Networks.AdoptNIC(n, held.IfName, def.Name)
+	if err != nil {
+		return nil, err
+	}
+	return func(context.Context) error { release(); return nil }, nil
+}
+
+// ports are the display ports that guests of this daemon hold. Others are found
+// to be taken by trying.
+type ports struct {
+	mu   sync.Mutex
+	held map[int]bool
+}
+
+// The range of ports for displays, as libvirt has it.
+const (
+	firstPort = 5900
+	lastPort  = 65535
+)
+
+// take gives a port that is free on the address.
+func (p *ports) take(address string) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for port := firstPort; port <= lastPort; port++ {
+		if p.held[port] {
+			continue
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort(address, strconv.Itoa(port)))
+		if err != nil {
+			if errors.Is(err, unix.EADDRINUSE) {
+				continue
+			}
+			return 0, fault.Wrap(err, fault.Failed, fault.Host, "cannot serve a display on %s", address)
+		}
+		_ = l.Close()
+		p.hold(port)
+		return port, nil
+	}
+	return 0, fault.New(fault.NoCapacity, fault.Host, "no port from %d to %d is free for a display", firstPort, lastPort)
+}
+
+func (p *ports) hold(port int) {
+	if p.held == nil {
+		p.held = map[int]bool{}
+	}
+	p.held[port] = true
+}
+
+func (p *ports) giveBack(port int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.held, port)
+}
+
+// choosePorts gives every display without a port one of its own.
+func (l *launching) choosePorts(context.Context) error {
+	for _, g := range l.run.def.Devices.Graphics {
+		if len(g.Listens) > 0 && (g.Listens[0].Type == "socket" || g.Listens[0].Type == "none") {
+			continue
+		}
+		if g.Port > 0 && g.AutoPort != device.On {
+			continue
+		}
+		address := "127.0.0.1"
+		if len(g.Listens) > 0 && g.Listens[0].Address != "" {
+			address = g.Listens[0].Address
+		}
+		port, err := l.g.reg.ports.take(address)
+		if err != nil {
+			return err
+		}
+		g.Port = port
+		l.run.hold("display port", func(context.Context) error { l.g.reg.ports.giveBack(port); return nil })
+	}
+	return nil
+}
+
+// reholdRest enters what an adopted guest holds beside files and interfaces.
+func (r *Registry) reholdRest(run *run) {
+	for _, g := range run.def.Devices.Graphics {
+		if g.Port > 0 {
+			r.ports.mu.Lock()
+			r.ports.hold(g.Port)
+			r.ports.mu.Unlock()
+			run.hold("display port", func(context.Context) error { r.ports.giveBack(g.Port); return nil })
+		}
+	}
+	group := r.Cgroups.Guest(run.UUID)
+	run.hold("control group", group.Remove)
+	run.hold("tpm", func(ctx context.Context) error { return stopTPMs(ctx, run) })
+}
+
+// openLog opens the guest's log and writes what is about to be run, so that an
+// administrator can run it by hand.
+func (r *Registry) openLog(name, emulator string, c *qemu.Command) (*os.File, error) {
+	path := filepath.Join(r.logDir(), name+".log")
+	if err := rotate(path); err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot rotate the log of domain %q", name)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open the log of domain %q", name)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: starting\n", time.Now().UTC().Format("2006-01-02 15:04:05.000+0000"))
+	for _, e := range c.Env {
+		fmt.Fprintf(&b, "%s \\\n", e)
+	}
+	b.WriteString(emulator)
+	for _, a := range c.Args {
+		fmt.Fprintf(&b, " \\\n%s", shellQuote(a))
+	}
+	b.WriteByte('\n')
+	_, err = f.WriteString(b.String())
+	return f, err
+}
+
+// maxLog is the size at which a guest's log is set aside; one older log is kept.
+// QEMU and through it the guest write it, and must not fill the host's disk.
+const maxLog = 4 << 20
+
+func rotate(path string) error {
+	info, err := os.Stat(path)
+	if err != nil || info.Size() < maxLog {
+		return nil
+	}
+	return os.Rename(path, path+".0")
+}
+
+func shellQuote(s string) string {
+	if s != "" && strings.IndexFunc(s, func(c rune) bool {
+		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=,.:/+@%", c)
+	}) < 0 {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// lastWords gives the end of what QEMU wrote, for an error that must say why it
+// ended.
+func (r *Registry) lastWords(name string, p *qemu.Process) string {
+	words := readTail(filepath.Join(r.logDir(), name+".log"))
+	if i := strings.LastIndex(words, ": starting\n"); i >= 0 {
+		words = afterCommand(words[i:])
+	}
+	words = strings.TrimSpace(words)
+	if words == "" {
+		return "it wrote nothing (" + p.Exit().String() + ")"
+	}
+	return words
+}
+
+// afterCommand skips the logged command line, whose lines end in a backslash.
+func afterCommand(text string) string {
+	_, rest, _ := strings.Cut(text, "\n")
+	for {
+		line, after, found := strings.Cut(rest, "\n")
+		if !found {
+			return ""
+		}
+		rest = after
+		if !strings.HasSuffix(line, "\\") {
+			return rest
+		}
+	}
+}
+
+// tailSize bounds what is read of a log for an error.
+const tailSize = 64 << 10
+
+func readTail(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return ""
+	}
+	b := make([]byte, tailSize)
+	n, err := f.ReadAt(b, max(0, info.Size()-tailSize))
+	if err != nil && !errors.Is(err, io.EOF) {
+		return ""
+	}
+	return string(b[:n])
+}

@@ -1,0 +1,469 @@
+package guest
+
+import (
+	"context"
+	"time"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// Affect says which definition a change is for. Neither means the running guest,
+// or the definition of one that is shut off.
+type Affect struct{ Live, Config bool }
+
+// resolve settles what a change affects, in the loop.
+func (g *Guest) resolve(a Affect) (Affect, error) {
+	if !a.Live && !a.Config {
+		a.Live = g.run != nil
+		a.Config = !a.Live
+	}
+	if a.Live && g.run == nil {
+		return a, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	}
+	if a.Config && g.inactive == nil {
+		return a, fault.New(fault.WrongState, fault.Domain, "transient domains do not have any persistent config")
+	}
+	return a, nil
+}
+
+// Attach adds a device, given as libvirt's XML of it.
+func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
+	dev, err := domainxml.ParseDevice(doc, domainxml.Options{})
+	if err != nil {
+		return err
+	}
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+		a, err := g.resolve(a)
+		if err != nil {
+			return nil, err
+		}
+		var config *domain.Definition
+		if a.Config {
+			if config, err = g.withDevice(dev); err != nil {
+				return nil, err
+			}
+		}
+		if !a.Live {
+			return nil, g.redefine(config)
+		}
+		return g.planPlug(doc, config)
+	})
+}
+
+// withDevice gives the inactive definition with one more device.
+func (g *Guest) withDevice(dev device.Device) (*domain.Definition, error) {
+	def := g.inactive.Clone()
+	if err := checkClash(&def.Devices, dev); err != nil {
+		return nil, err
+	}
+	caps, err := g.reg.Emulators.Known(def.Devices.Emulator)
+	if err != nil {
+		return nil, err
+	}
+	if err := qemu.CompleteDevice(def, dev, caps, false); err != nil {
+		return nil, err
+	}
+	return def, def.Devices.Add(dev)
+}
+
+// planPlug plans plugging a device into the running guest. It is read anew, so
+// that the running and the stored device share nothing.
+func (g *Guest) planPlug(doc string, config *domain.Definition) (work, error) {
+	dev, err := domainxml.ParseDevice(doc, domainxml.Options{})
+	if err != nil {
+		return nil, err
+	}
+	r := g.run
+	def := r.def.Clone()
+	if err := checkClash(&def.Devices, dev); err != nil {
+		return nil, err
+	}
+	if err := qemu.CompleteDevice(def, dev, r.caps, true); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) (settle, error) {
+		held, err := g.plug(ctx, r, def, dev)
+		if err != nil {
+			return nil, err
+		}
+		return func() error {
+			if err := g.addPlugged(r, dev, held); err != nil {
+				return err
+			}
+			if config != nil {
+				return g.redefine(config)
+			}
+			return nil
+		}, nil
+	}, nil
+}
+
+// addPlugged makes a plugged device part of the running guest.
+func (g *Guest) addPlugged(r *run, dev device.Device, held *plugged) error {
+	var err error
+	g.setActive(func(d *domain.Definition) { err = d.Devices.Add(dev) })
+	if err != nil {
+		return err
+	}
+	if held.release != nil {
+		r.hold(held.what, held.release)
+	}
+	if held.nic != nil {
+		r.NICs = append(r.NICs, *held.nic)
+	}
+	g.keepActive()
+	g.announce(event.DomainDeviceAdded{Alias: dev.Common().Alias})
+	return nil
+}
+
+// plugged is what the host gave to a plugged device.
+type plugged struct {
+	what    string
+	release func(context.Context) error
+	nic     *heldNIC
+}
+
+// plug gives a device what it needs of the host and tells QEMU of it. A failure
+// undoes what was done.
+func (g *Guest) plug(ctx context.Context, r *run, def *domain.Definition, dev device.Device) (held *plugged, err error) {
+	p := &qemu.Plan{Definition: def, Capabilities: r.caps, Dir: r.dir,
+		Disks: map[string]device.DiskAttachment{}, NICs: map[string]*device.NICAttachment{}}
+	held = &plugged{}
+	defer func() {
+		if err != nil && held.release != nil {
+			if e := held.release(context.WithoutCancel(ctx)); e != nil {
+				g.log.Error("cannot release what a failed plug held", "what", held.what, "error", e)
+			}
+		}
+	}()
+	switch d := dev.(type) {
+	case *device.Disk:
+		a, present, err := g.reg.findDisk(ctx, d)
+		if err != nil {
+			return nil, err
+		}
+		if present {
+			p.Disks[d.Alias] = a
+		}
+	case *device.NIC:
+		a, release, err := g.reg.attachNIC(ctx, def, d)
+		if err != nil {
+			return nil, err
+		}
+		if a != nil {
+			defer a.Close()
+			p.NICs[d.Alias], d.Target = a, a.IfName
+			held.what, held.release = "interface "+a.IfName, release
+			held.nic = &heldNIC{Alias: d.Alias, IfName: a.IfName, Bridge: a.Bridge}
+		}
+	}
+	steps, err := qemu.Plug(p, dev)
+	if err != nil {
+		return held, err
+	}
+	s, err := r.monitor()
+	if err != nil {
+		return held, err
+	}
+	return held, runSteps(ctx, s, steps)
+}
+
+// runSteps runs steps in order; when one fails it undoes those before it.
+func runSteps(ctx context.Context, s *qmp.Session, steps []qemu.Step) error {
+	for i, step := range steps {
+		if err := execute(ctx, s, step); err != nil {
+			undo(ctx, s, steps[:i])
+			return err
+		}
+	}
+	return nil
+}
+
+// undo takes steps back, last first, whatever becomes of each.
+func undo(ctx context.Context, s *qmp.Session, steps []qemu.Step) {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), modifyLimit)
+	defer stop()
+	for i := len(steps) - 1; i >= 0; i-- {
+		if u := steps[i].Undo; u != nil {
+			_ = execute(ctx, s, *u) // QEMU may have lost what is taken back
+		}
+	}
+}
+
+// Detach removes the device that the document describes. It returns when QEMU
+// has asked the guest; the device is gone when the guest lets it go, which is
+// waited for a little.
+func (g *Guest) Detach(ctx context.Context, doc string, a Affect) error {
+	like, err := domainxml.ParseDevice(doc, domainxml.Options{Active: true})
+	if err != nil {
+		return err
+	}
+	return g.detach(ctx, a, func(s *device.Set) (device.Device, error) { return findLike(s, like) }, false)
+}
+
+// DetachAlias removes the device of that alias, and waits for nothing.
+func (g *Guest) DetachAlias(ctx context.Context, alias string, a Affect) error {
+	return g.detach(ctx, a, func(s *device.Set) (device.Device, error) {
+		if d := s.ByAlias(alias); d != nil {
+			return d, nil
+		}
+		return nil, fault.New(fault.NotFound, fault.Device, "no device found with alias %s", alias)
+	}, true)
+}
+
+func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (device.Device, error), async bool) error {
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+		a, err := g.resolve(a)
+		if err != nil {
+			return nil, err
+		}
+		var config *domain.Definition
+		if a.Config {
+			config = g.inactive.Clone()
+			dev, err := find(&config.Devices)
+			if err != nil {
+				return nil, err
+			}
+			config.Devices.Remove(dev)
+		}
+		if !a.Live {
+			return nil, g.redefine(config)
+		}
+		dev, err := find(&g.run.def.Devices)
+		if err != nil {
+			return nil, err
+		}
+		return g.planUnplug(dev, config, async)
+	})
+}
+
+// unplugPatience is how long a detach waits for the guest to let go, as libvirt
+// does. The removal goes on after that, and its event tells of it.
+const unplugPatience = 5 * time.Second
+
+// removal is a device that QEMU was asked to remove. The channel gets one answer.
+type removal struct{ result chan error }
+
+func (g *Guest) planUnplug(dev device.Device, config *domain.Definition, async bool) (work, error) {
+	request, _, err := qemu.Unplug(dev)
+	if err != nil {
+		return nil, err
+	}
+	r, alias := g.run, dev.Common().Alias
+	wait := &removal{result: make(chan error, 1)}
+	r.removals[alias] = wait
+	return func(ctx context.Context) (settle, error) {
+		s, err := r.monitor()
+		if err != nil {
+			return nil, err
+		}
+		if err := execute(ctx, s, request); err != nil {
+			return nil, err
+		}
+		if !async {
+			err = wait.within(ctx, unplugPatience)
+		}
+		return func() error {
+			if err == nil && config != nil {
+				return g.redefine(config)
+			}
+			return nil
+		}, err
+	}, nil
+}
+
+// within waits for the guest to let go. That it takes longer is no failure.
+func (w *removal) within(ctx context.Context, patience time.Duration) error {
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	select {
+	case err := <-w.result:
+		return err
+	case <-late.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// deviceGone takes a device out that the guest has let go: QEMU's other objects
+// for it and what the host held for it follow, beside the loop.
+func (g *Guest) deviceGone(alias string) {
+	r := g.run
+	dev := r.def.Devices.ByAlias(alias)
+	if dev == nil {
+		return
+	}
+	_, after, err := qemu.Unplug(dev)
+	if err != nil {
+		g.log.Error("cannot clean up after a removed device", "alias", alias, "error", err)
+	}
+	g.setActive(func(d *domain.Definition) { d.Devices.Remove(d.Devices.ByAlias(alias)) })
+	giveBack := r.takeNIC(alias)
+	g.keepActive()
+	wait := r.removals[alias]
+	delete(r.removals, alias)
+	go func() {
+		ctx, stop := context.WithTimeout(g.reg.life, modifyLimit)
+		defer stop()
+		if s, err := r.monitor(); err == nil {
+			for _, step := range after {
+				if err := execute(ctx, s, step); err != nil {
+					g.log.Warn("cannot remove the rest of a device", "alias", alias, "command", step.Command, "error", err)
+				}
+			}
+		}
+		if giveBack != nil {
+			if err := giveBack(ctx); err != nil {
+				g.log.Error("cannot release what a removed device held", "alias", alias, "error", err)
+			}
+		}
+		if wait != nil {
+			wait.result <- nil
+		}
+	}()
+	g.announce(event.DomainDeviceRemoved{Alias: alias})
+}
+
+// removalRefused tells whoever waits that the guest keeps its device.
+func (g *Guest) removalRefused(alias string) {
+	if wait := g.run.removals[alias]; wait != nil {
+		delete(g.run.removals, alias)
+		wait.result <- fault.New(fault.Failed, fault.Device, "the guest refuses to let device %s go", alias)
+	}
+	g.announce(event.DomainDeviceRemovalFailed{Alias: alias})
+}
+
+// takeNIC gives the release of a NIC's interface to the caller.
+func (r *run) takeNIC(alias string) func(context.Context) error {
+	for i, n := range r.NICs {
+		if n.Alias != alias {
+			continue
+		}
+		r.NICs = append(r.NICs[:i:i], r.NICs[i+1:]...)
+		for j, held := range r.releases {
+			if held.what == "interface "+n.IfName {
+				r.releases = append(r.releases[:j:j], r.releases[j+1:]...)
+				return held.do
+			}
+		}
+	}
+	return nil
+}
+
+// keepActive keeps the active definition for the next daemon.
+func (g *Guest) keepActive() {
+	text, err := domainxml.Format(g.run.def, domainxml.Style{Active: true, Secure: true, ID: g.run.ID})
+	if err != nil {
+		g.log.Error("cannot write the active definition", "error", err)
+		return
+	}
+	g.run.XML = text
+	g.keepRun()
+}
+
+// Update changes a device in place: the medium of a drive, the link of a NIC,
+// the password of a display.
+func (g *Guest) Update(ctx context.Context, doc string, a Affect, force bool) error {
+	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Active: true})
+	if err != nil {
+		return err
+	}
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+		a, err := g.resolve(a)
+		if err != nil {
+			return nil, err
+		}
+		var config *domain.Definition
+		if a.Config {
+			config = g.inactive.Clone()
+			if err := updateIn(&config.Devices, dev); err != nil {
+				return nil, err
+			}
+		}
+		if !a.Live {
+			return nil, g.redefine(config)
+		}
+		return g.planUpdate(dev, config, force)
+	})
+}
+
+func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force bool) (work, error) {
+	r := g.run
+	before, err := findLike(&r.def.Devices, dev)
+	if err != nil {
+		return nil, err
+	}
+	after := r.def.Clone()
+	if err := updateIn(&after.Devices, dev); err != nil {
+		return nil, err
+	}
+	changed := after.Devices.ByAlias(before.Common().Alias)
+	return func(ctx context.Context) (settle, error) {
+		if err := g.updateLive(ctx, r, before, changed, force); err != nil {
+			return nil, err
+		}
+		return func() error {
+			g.setActive(func(d *domain.Definition) {
+				if err := updateIn(&d.Devices, changed); err != nil {
+					g.log.Error("cannot note an updated device", "error", err)
+				}
+			})
+			g.keepActive()
+			if config != nil {
+				return g.redefine(config)
+			}
+			return nil
+		}, nil
+	}, nil
+}
+
+// updateLive does an update to the running guest, beside the loop.
+func (g *Guest) updateLive(ctx context.Context, r *run, before, after device.Device, force bool) error {
+	s, err := r.monitor()
+	if err != nil {
+		return err
+	}
+	switch after := after.(type) {
+	case *device.Disk:
+		return g.changeMedia(ctx, r, s, before.(*device.Disk), after, force)
+	case *device.NIC:
+		return s.Execute(ctx, "set_link", map[string]any{"name": after.Alias, "up": after.Link != "down"}, nil)
+	case *device.Graphics:
+		for _, step := range qemu.Passwords(after) {
+			if err := execute(ctx, s, step); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return fault.New(fault.Unsupported, fault.Config, "cannot update a running domain's %s", after.Kind())
+}
+
+// changeMedia exchanges the medium of a drive. A guest that locked its tray is
+// overruled by force only.
+func (g *Guest) changeMedia(ctx context.Context, r *run, s *qmp.Session, before, after *device.Disk, force bool) error {
+	p := &qemu.Plan{Definition: r.def, Capabilities: r.caps, Dir: r.dir, Disks: map[string]device.DiskAttachment{}}
+	a, present, err := g.reg.findDisk(ctx, after)
+	if err != nil {
+		return err
+	}
+	if present {
+		p.Disks[after.Alias] = a
+	}
+	steps, err := qemu.ChangeMedia(p, before, after, force)
+	if err != nil {
+		return err
+	}
+	if err := runSteps(ctx, s, steps); err != nil {
+		return err
+	}
+	g.announce(event.DomainMediaChange{OldPath: before.Source.Path(), NewPath: after.Source.Path(), Alias: after.Alias, Reason: "updated"})
+	return nil
+}

@@ -1,0 +1,130 @@
+package guest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/store"
+)
+
+// domains is the kind of record that keeps a persistent guest, by UUID.
+var domains = store.Kind{Name: "domain", Version: 1}
+
+// record is what is kept of a guest for good.
+type record struct {
+	Name string
+	// Submitted is the document as the client gave it; XML is what was
+	// understood of it, completed. XML is what counts; Submitted allows a later
+	// version to understand more.
+	Submitted string
+	XML       string
+	Autostart bool
+	// AutostartOnce is Autostart for the next start of the host only.
+	AutostartOnce bool
+	ManagedSave   bool
+}
+
+// keep stores the guest's record, or removes it when the guest is no longer
+// persistent.
+func (g *Guest) keep() error {
+	if g.inactive == nil {
+		return g.reg.store.Delete(domains, g.uuid)
+	}
+	return g.reg.store.Put(domains, g.uuid, g.record)
+}
+
+// runRecord is what a restarted daemon needs to adopt a running guest. It lies
+// in the guest's run directory, which a reboot of the host empties, as it ends
+// every QEMU: what the record tells is then gone with what it told of.
+type runRecord struct {
+	Name, UUID string
+	ID         int
+	XML        string // the active definition
+	Submitted  string // of a transient guest: what its client gave
+	PID        int    // 0: QEMU had not been launched when this was written
+	StartTime  uint64 // of PID, in clock ticks since boot: tells a reused PID
+	State      lifecycle.State
+	Since      time.Time
+	Started    time.Time
+	Updated    bool
+	Messages   []string
+	NICs       []heldNIC
+	Disks      []string // aliases, for blocks
+}
+
+// heldNIC is a host interface that outlives QEMU and must be taken down.
+type heldNIC struct{ Alias, IfName, Bridge string }
+
+const runRecordFile = "run.json"
+
+// writeRunRecord replaces the record in one step, so that a daemon killed at
+// any moment leaves either the old or the new one.
+func writeRunRecord(dir string, r *runRecord) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("cannot encode the run record of %q: %w", r.Name, err)
+	}
+	temporary := filepath.Join(dir, runRecordFile+".new")
+	if err := os.WriteFile(temporary, data, 0o600); err != nil {
+		return fmt.Errorf("cannot write the run record of %q: %w", r.Name, err)
+	}
+	return os.Rename(temporary, filepath.Join(dir, runRecordFile))
+}
+
+// readRunRecord reads the record of a run directory; nil when there is none.
+func readRunRecord(dir string) (*runRecord, error) {
+	data, err := os.ReadFile(filepath.Join(dir, runRecordFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var r runRecord
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("the run record in %s is damaged: %w", dir, err)
+	}
+	return &r, nil
+}
+
+// keepRun brings the running guest's record up to date. A failure is logged
+// and not fatal: an adoption asks QEMU for the state in any case.
+func (g *Guest) keepRun() {
+	if g.run == nil {
+		return
+	}
+	g.run.State, g.run.Since = g.state, g.since
+	if err := writeRunRecord(g.run.dir, &g.run.runRecord); err != nil {
+		g.log.Warn("cannot keep the run record", "error", err)
+	}
+}
+
+// activePhase is the phase that QEMU's own word for its run state stands for.
+func activePhase(status string) (domain.State, domain.Reason) {
+	switch status {
+	case "running":
+		return domain.Running, domain.ReasonUnknown
+	case "suspended":
+		return domain.PMSuspended, domain.ReasonUnknown
+	case "shutdown":
+		return domain.ShuttingDown, domain.ReasonUnknown
+	case "io-error":
+		return domain.Paused, domain.ReasonIOError
+	case "watchdog":
+		return domain.Paused, domain.ReasonWatchdog
+	case "guest-panicked":
+		return domain.Paused, domain.ReasonPanicked
+	case "postmigrate", "save-vm":
+		return domain.Paused, domain.ReasonSave
+	case "inmigrate", "finish-migrate", "prelaunch", "restore-vm":
+		return domain.Paused, domain.ReasonStartingUp
+	default:
+		return domain.Paused, domain.ReasonUnknown
+	}
+}

@@ -1,0 +1,188 @@
+package guest
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/host"
+	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/store"
+	"github.com/lodge-kvm/lodge/volume"
+)
+
+// Config is what a registry works with. All of it is needed.
+type Config struct {
+	// DataDir and RunDir are the registry's own directories.
+	DataDir, RunDir string
+	// Instance prefixes what is named in places that daemons share; empty for
+	// the host's main daemon.
+	Instance  string
+	Log       *slog.Logger
+	Store     *store.Store
+	Events    *event.Log
+	Emulators *host.Emulators
+	Ledger    *host.Ledger
+	Networks  *network.Networks
+	Pools     *volume.Pools
+	Cgroups   *kernel.Cgroups
+	Kernel    kernel.Root
+	// Boot identifies this boot of the host; empty where that is not known.
+	Boot string
+}
+
+// Registry finds guests by name, UUID and ID. Its lock guards three maps and is
+// never held over anything but looking into them.
+type Registry struct {
+	Config
+	log    *slog.Logger
+	store  *store.Store
+	events *event.Log
+	// life ends the loops; it is the daemon's.
+	life  context.Context
+	stop  context.CancelCauseFunc
+	loops sync.WaitGroup
+	ports ports
+
+	mu     sync.RWMutex
+	byName map[string]*Guest
+	byUUID map[string]*Guest
+	byID   map[int]*Guest
+	lastID int
+}
+
+func newRegistry(c Config) *Registry {
+	r := &Registry{
+		Config: c, log: c.Log, store: c.Store, events: c.Events,
+		byName: map[string]*Guest{}, byUUID: map[string]*Guest{}, byID: map[int]*Guest{},
+	}
+	r.life, r.stop = context.WithCancelCause(context.Background())
+	return r
+}
+
+// Close ends the loops and leaves every QEMU running.
+func (r *Registry) Close() {
+	r.stop(fault.New(fault.Aborted, fault.Host, "the daemon is stopping"))
+	r.loops.Wait()
+}
+
+// ByName finds a guest by its name.
+func (r *Registry) ByName(name string) (*Guest, error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if g := r.byName[name]; g != nil {
+		return g, nil
+	}
+	return nil, fault.New(fault.NotFound, fault.Domain, "no domain with matching name '%s'", name)
+}
+
+// ByUUID finds a guest by its UUID, in lower case with dashes.
+func (r *Registry) ByUUID(uuid string) (*Guest, error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if g := r.byUUID[uuid]; g != nil {
+		return g, nil
+	}
+	return nil, fault.New(fault.NotFound, fault.Domain, "no domain with matching uuid '%s'", uuid)
+}
+
+// ByID finds a running guest by its ID.
+func (r *Registry) ByID(id int) (*Guest, error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if g := r.byID[id]; g != nil {
+		return g, nil
+	}
+	return nil, fault.New(fault.NotFound, fault.Domain, "no domain with matching id %d", id)
+}
+
+// All gives every guest, by name.
+func (r *Registry) All() []*Guest {
+	r.mu.RLock()
+	all := make([]*Guest, 0, len(r.byUUID))
+	for _, g := range r.byUUID {
+		if v := g.View(); v.Persistent || v.Active != nil {
+			all = append(all, g) // and not one whose first definition is under way
+		}
+	}
+	r.mu.RUnlock()
+	slices.SortFunc(all, func(a, b *Guest) int { return cmp.Compare(a.Name(), b.Name()) })
+	return all
+}
+
+// claim gives the guest of that name and UUID, making it when neither is
+// taken. One of the two taken by another guest is a conflict.
+func (r *Registry) claim(name, uuid string) (g *Guest, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	named, known := r.byName[name], r.byUUID[uuid]
+	switch {
+	case named == nil && known == nil:
+		g = newGuest(r, name, uuid)
+		r.byName[name], r.byUUID[uuid] = g, g
+		r.run(g)
+		return g, nil
+	case named == known:
+		return named, nil
+	case known != nil:
+		return nil, fault.New(fault.Exists, fault.Domain, "domain '%s' is already defined with uuid %s", known.Name(), uuid)
+	default:
+		return nil, fault.New(fault.Exists, fault.Domain, "domain '%s' already exists with uuid %s", name, named.uuid)
+	}
+}
+
+// run sets a guest's loop going. It ends with the registry, or with the guest.
+func (r *Registry) run(g *Guest) {
+	r.loops.Go(func() { g.loop(r.life) })
+}
+
+// remove takes a guest out, if it is still the one that is known by its names.
+func (r *Registry) remove(g *Guest) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byUUID[g.uuid] == g {
+		delete(r.byUUID, g.uuid)
+	}
+	if name := g.Name(); r.byName[name] == g {
+		delete(r.byName, name)
+	}
+}
+
+// rename moves a guest to another name, unless that is taken.
+func (r *Registry) rename(g *Guest, from, to string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if other := r.byName[to]; other != nil {
+		return fault.New(fault.Exists, fault.Domain, "domain with name '%s' already exists", to)
+	}
+	delete(r.byName, from)
+	r.byName[to] = g
+	return nil
+}
+
+// newID gives the next ID of a running guest. IDs count up for the life of the
+// daemon and are never used twice, whatever adopted guests brought along.
+func (r *Registry) newID() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lastID++
+	return r.lastID
+}
+
+func (r *Registry) setID(g *Guest, id int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.byID[id] = g
+	r.lastID = max(r.lastID, id)
+}
+
+func (r *Registry) dropID(id int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.byID, id)
+}

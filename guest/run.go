@@ -1,0 +1,217 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// run is a running guest: its process, its monitor and what it holds of the
+// host. The loop owns it; def, process and dir never change, and session may be
+// read from anywhere.
+type run struct {
+	runRecord
+	log     *slog.Logger
+	kernel  kernel.Root
+	dir     string
+	def     *domain.Definition
+	caps    *qemu.Capabilities
+	process *qemu.Process
+	session atomic.Pointer[qmp.Session]
+	// events is the session's, until the loop has read it to its end.
+	events  <-chan qmp.Event
+	noticed bool // the loop knows that the process has ended
+	// back receives a new session after the old one was lost.
+	back chan *qmp.Session
+	// lost is when the monitor was lost, in Unix nanoseconds; 0: it is there.
+	lost atomic.Int64
+
+	releases []release
+	// removals are the devices that QEMU was asked to remove; the loop's.
+	removals map[string]*removal
+	consoles consoles
+	agent    agentLine
+	endOnce  sync.Once
+	ends     chan struct{} // closed when the end has been asked for
+	killOnce sync.Once
+	kill     chan struct{} // closed when the process must go at once
+}
+
+// release gives one thing back to the host.
+type release struct {
+	what string
+	do   func(context.Context) error
+}
+
+func newRun(rec runRecord, dir string, root kernel.Root, log *slog.Logger) *run {
+	return &run{runRecord: rec, dir: dir, kernel: root, log: log, ends: make(chan struct{}), kill: make(chan struct{}), back: make(chan *qmp.Session, 1), removals: map[string]*removal{}}
+}
+
+// monitorPath is where the guest's QEMU serves its monitor.
+func (r *run) monitorPath() string { return filepath.Join(r.dir, "monitor.sock") }
+
+// hold remembers how to give something back. Things are given back in reverse.
+func (r *run) hold(what string, do func(context.Context) error) {
+	r.releases = append(r.releases, release{what, do})
+}
+
+// releaseAll gives everything back, going on after failures.
+func (r *run) releaseAll(ctx context.Context) error {
+	var failed []error
+	for len(r.releases) > 0 {
+		last := r.releases[len(r.releases)-1]
+		r.releases = r.releases[:len(r.releases)-1]
+		if err := last.do(ctx); err != nil {
+			r.log.Error("cannot release what the guest held", "what", last.what, "error", err)
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// connect makes s the run's session.
+func (r *run) connect(s *qmp.Session) {
+	r.session.Store(s)
+	r.events = s.Events()
+	r.lost.Store(0)
+}
+
+// monitor gives the session, or says since when there is none.
+func (r *run) monitor() (*qmp.Session, error) {
+	if r == nil {
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	}
+	if since, _ := r.stuck(); !since.IsZero() {
+		return nil, fault.New(fault.Unresponsive, fault.Monitor,
+			"the monitor of domain %q was lost %v ago while QEMU (process %d) lives on; Lodge keeps trying to reach it",
+			r.Name, time.Since(since).Round(time.Second), r.PID)
+	}
+	return r.session.Load(), nil
+}
+
+func (r *run) stuck() (since time.Time, on string) {
+	if at := r.lost.Load(); at != 0 {
+		return time.Unix(0, at), "a connection to its monitor"
+	}
+	return time.Time{}, ""
+}
+
+func (r *run) qemuEvents() <-chan qmp.Event {
+	if r == nil {
+		return nil
+	}
+	return r.events
+}
+
+// exited fires when the process is gone; never once the loop has noticed.
+func (r *run) exited() <-chan struct{} {
+	if r == nil || r.noticed {
+		return nil
+	}
+	return r.process.Exited()
+}
+
+func (r *run) reconnected() <-chan *qmp.Session {
+	if r == nil {
+		return nil
+	}
+	return r.back
+}
+
+// gone reports whether the process has ended.
+func (r *run) gone() bool {
+	if r == nil || r.process == nil {
+		return false
+	}
+	select {
+	case <-r.process.Exited():
+		return true
+	default:
+		return false
+	}
+}
+
+// ending reports whether the process has ended or was asked to.
+func (r *run) ending() bool {
+	if r == nil {
+		return false
+	}
+	select {
+	case <-r.ends:
+		return true
+	default:
+		return r.gone()
+	}
+}
+
+// ending modes: how hard the process is asked.
+type endMode int
+
+const (
+	// endPolitely only asks: QEMU writes out what it holds, however long it takes.
+	endPolitely endMode = iota
+	// endGracefully asks, and kills what does not follow in gracefulPatience.
+	endGracefully
+	// endNow is endGracefully with less patience, and with none at all for a
+	// process that is stopped and cannot hear.
+	endNow
+)
+
+const (
+	gracefulPatience = 30 * time.Second
+	nowPatience      = 10 * time.Second
+)
+
+// end asks the process to end, and sees to it that it does.
+func (r *run) end(mode endMode) {
+	r.endOnce.Do(func() {
+		close(r.ends)
+		if err := r.process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			r.log.Warn("cannot signal QEMU", "pid", r.PID, "error", err)
+		}
+	})
+	switch mode {
+	case endPolitely:
+	case endGracefully:
+		go r.killAfter(gracefulPatience)
+	case endNow:
+		if p, err := r.kernel.Process(r.PID); err == nil && (p.State == 'T' || p.State == 't') {
+			r.killNow() // stopped: it would not hear
+			return
+		}
+		go r.killAfter(nowPatience)
+	}
+}
+
+// killAfter kills the process unless it ends within the patience.
+func (r *run) killAfter(patience time.Duration) {
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	select {
+	case <-r.process.Exited():
+	case <-r.kill:
+	case <-late.C:
+		r.killNow()
+	}
+}
+
+func (r *run) killNow() {
+	r.killOnce.Do(func() {
+		close(r.kill)
+		if err := r.process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			r.log.Error("cannot kill QEMU", "pid", r.PID, "error", err)
+		}
+	})
+}

@@ -1,0 +1,209 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// SaveOptions say how a guest is saved to a file, or restored from one.
+type SaveOptions struct {
+	// XML replaces the definition that goes with the image; empty: keeps it.
+	XML string
+	// BypassCache keeps the image out of the host's page cache.
+	BypassCache bool
+	// Then is what the guest does after its restore: Running, Paused, or NoState
+	// for what it did when it was saved.
+	Then domain.State
+}
+
+// Save writes the guest's memory and devices to a file and ends it. The file is
+// in libvirt's own layout. On failure the guest goes on as before.
+func (g *Guest) Save(ctx context.Context, path string, o SaveOptions) error {
+	if !filepath.IsAbs(path) {
+		return fault.New(fault.Invalid, fault.Call, "cannot save to %q: the path must be absolute", path)
+	}
+	return g.moveMemory(ctx, lifecycle.Save, domain.JobSave, func(p *progress) (work, error) {
+		return g.planSave(path, o, false, p)
+	})
+}
+
+// ManagedSave saves the guest where its next start finds it.
+func (g *Guest) ManagedSave(ctx context.Context, o SaveOptions) error {
+	return g.moveMemory(ctx, lifecycle.Managed, domain.JobSave, func(p *progress) (work, error) {
+		return g.planSave(g.managedSavePath(), o, true, p)
+	})
+}
+
+func (g *Guest) managedSavePath() string { return filepath.Join(g.reg.saveDir(), g.uuid+".save") }
+
+// planSave plans a save: the processors stop, QEMU writes, the process ends.
+func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) (work, error) {
+	r, was := g.run, g.state.Phase
+	header, err := newSaveHeader(r.def, o, was)
+	if err != nil {
+		return nil, err
+	}
+	g.advance(lifecycle.Pausing{Reason: domain.ReasonSave})
+	return func(ctx context.Context) (settle, error) {
+		s, err := r.monitor()
+		if err != nil {
+			return nil, err
+		}
+		if err := saveTo(ctx, s, path, header, o.BypassCache, p); err != nil {
+			return func() error {
+				g.resumeAfter(r, was, domain.ReasonSaveCanceled)
+				return nil
+			}, err
+		}
+		return func() error { return g.saved(r, managed) }, nil
+	}, nil
+}
+
+// saved settles a guest whose image is complete. It runs in the loop.
+func (g *Guest) saved(r *run, managed bool) error {
+	var err error
+	if managed {
+		g.record.ManagedSave = true
+		err = g.keep()
+	}
+	g.advance(lifecycle.Ending{Reason: domain.ReasonSaved})
+	r.end(endNow)
+	return err
+}
+
+// resumeAfter lets a guest that was running go on after a failed job.
+func (g *Guest) resumeAfter(r *run, was domain.State, why domain.Reason) {
+	if was != domain.Running || r.ending() {
+		return
+	}
+	g.advance(lifecycle.Resuming{Reason: why})
+	go func() {
+		ctx, stop := context.WithTimeout(g.reg.life, modifyLimit)
+		defer stop()
+		s, err := r.monitor()
+		if err == nil {
+			err = s.Execute(ctx, "cont", nil, nil)
+		}
+		if err != nil {
+			g.log.Error("the guest cannot go on after its job failed", "error", err)
+		}
+	}()
+}
+
+// saveTo writes an image beside its final place and moves it there when it is
+// complete, so that a half-written one is never taken for whole.
+func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, bypass bool, p *progress) (err error) {
+	partial := path + ".partial"
+	f, err := createImage(partial, bypass)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		_ = f.Close()
+		if err != nil {
+			_ = os.Remove(partial)
+		}
+	}()
+	if err := s.Execute(ctx, "stop", nil, nil); err != nil {
+		return err
+	}
+	if err := h.write(f); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", partial)
+	}
+	if err := migrateTo(ctx, s, f, p); err != nil {
+		return fmt.Errorf("cannot save to %s: %w", path, err)
+	}
+	if err := h.complete(f); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", partial)
+	}
+	return os.Rename(partial, path)
+}
+
+// RemoveManagedSave discards the image that the next start would continue from.
+func (g *Guest) RemoveManagedSave(ctx context.Context) error {
+	return g.change(ctx, "", func() error {
+		g.dropManagedSave()
+		err := g.keep()
+		g.publish()
+		return err
+	})
+}
+
+// dropManagedSave forgets the image. The caller keeps the record.
+func (g *Guest) dropManagedSave() {
+	if g.record.ManagedSave {
+		g.record.ManagedSave = false
+		removeFile(g.log, g.managedSavePath())
+	}
+}
+
+// Restore makes a guest from a saved image.
+func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Guest, error) {
+	image, err := openSaved(path, o)
+	if err != nil {
+		return nil, err
+	}
+	g, err := r.claim(image.def.Name, image.def.UUID)
+	if err != nil {
+		image.close()
+		return nil, err
+	}
+	return g, g.perform(ctx, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
+		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then)}, nil), nil
+	})
+}
+
+// planManagedRestore starts a guest from its managed save image. An image that
+// cannot be read is kept, and the start refused, so that nothing is lost: the
+// administrator removes it, or starts with --force-boot.
+func (g *Guest) planManagedRestore(o StartOptions) work {
+	path, inactive := g.managedSavePath(), g.inactive
+	return func(ctx context.Context) (settle, error) {
+		image, err := openSaved(path, SaveOptions{})
+		if err != nil {
+			return nil, fmt.Errorf("cannot continue from the managed save image (remove it, or start with --force-boot): %w", err)
+		}
+		image.def.Name = inactive.Name // it may have been renamed since
+		return g.planRestore(image, StartOptions{Paused: o.Paused || image.paused(domain.NoState), AutoDestroy: o.AutoDestroy, Owner: o.Owner}, func() error {
+			g.dropManagedSave()
+			return g.keep()
+		})(ctx)
+	}
+}
+
+// planRestore gives the work of a start from an image; then is done in the loop
+// once the guest is there.
+func (g *Guest) planRestore(image *savedImage, o StartOptions, then func() error) work {
+	return func(ctx context.Context) (settle, error) {
+		defer image.close()
+		r, err := g.launch(ctx, image.def, image.xml, o, image)
+		if err != nil {
+			return func() error { g.forgetIfNothing(); return nil }, err
+		}
+		return func() error {
+			g.takeOver(r, lifecycle.Started{Reason: domain.ReasonRestored, Paused: o.Paused}, o)
+			if then != nil {
+				return then()
+			}
+			return nil
+		}, nil
+	}
+}
+
+// SavedXML reads the definition in a saved image.
+func SavedXML(path string, secure bool) (string, error) {
+	image, err := openSaved(path, SaveOptions{})
+	if err != nil {
+		return "", err
+	}
+	defer image.close()
+	return domainxml.Format(image.def, domainxml.Style{Secure: secure})
+}

@@ -1,0 +1,200 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// A saved image is a header, the definition as XML, and QEMU's migration stream.
+// The layout is libvirt's, version 2, so that either reads the other's images:
+//
+//	offset 0   magic, 16 bytes
+//	       16  version, length of the data, was running, compression, offset of
+//	           the cookie in the data: u32 each, in the host's byte order
+//	       36  56 bytes unused
+//	       92  data: the XML with its NUL, the cookie if any, zeros
+//	       92 + length: the stream
+const (
+	saveMagic     = "LibvirtQemudSave"
+	savePartial   = "LibvirtQemudPart"
+	saveVersion   = 2
+	saveHeaderLen = 92
+	// saveAlign is where the stream begins: on a multiple, for direct I/O.
+	saveAlign = 64 << 10
+	// maxSaveXML bounds the data that is read from an image, which may be hostile.
+	maxSaveXML = 16 << 20
+)
+
+// saveHeader is what stands before the stream.
+type saveHeader struct {
+	xml     string
+	running bool
+}
+
+// newSaveHeader makes the header of an image of a guest that was in phase was.
+func newSaveHeader(def *domain.Definition, o SaveOptions, was domain.State) (*saveHeader, error) {
+	if o.XML != "" {
+		changed, err := domainxml.Parse(o.XML, domainxml.Options{})
+		if err != nil {
+			return nil, err
+		}
+		if changed.Name != def.Name || changed.UUID != def.UUID {
+			return nil, fault.New(fault.Invalid, fault.XML, "the definition for the image is of domain '%s' (%s), not of '%s' (%s)",
+				changed.Name, changed.UUID, def.Name, def.UUID)
+		}
+		def = changed
+	}
+	text, err := domainxml.Format(def, domainxml.Style{Secure: true})
+	if err != nil {
+		return nil, err
+	}
+	running := was == domain.Running || was == domain.Blocked
+	if o.Then != domain.NoState {
+		running = o.Then == domain.Running
+	}
+	return &saveHeader{xml: text, running: running}, nil
+}
+
+// write writes the header as that of an incomplete image, and leaves the file at
+// the place where the stream begins.
+func (h *saveHeader) write(f *os.File) error {
+	length := (saveHeaderLen+len(h.xml)+1+saveAlign-1)/saveAlign*saveAlign - saveHeaderLen
+	b := make([]byte, saveHeaderLen+length)
+	copy(b, savePartial)
+	for i, v := range []uint32{saveVersion, uint32(length), boolWord(h.running), 0, 0} {
+		binary.NativeEndian.PutUint32(b[16+4*i:], v)
+	}
+	copy(b[saveHeaderLen:], h.xml)
+	_, err := f.Write(b)
+	return err
+}
+
+// complete marks the image as whole, once everything else is on disk.
+func (h *saveHeader) complete(f *os.File) error {
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if _, err := f.WriteAt([]byte(saveMagic), 0); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+func boolWord(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// createImage makes the file of an image, readable by its owner only: guest
+// memory holds secrets.
+func createImage(path string, bypass bool) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make the image file")
+	}
+	if bypass {
+		// QEMU writes its stream unaligned: rather than O_DIRECT, the kernel is told
+		// that the pages will not be wanted again.
+		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+			_ = f.Close()
+			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot keep the image out of the page cache")
+		}
+	}
+	return f, nil
+}
+
+// savedImage is an opened image; its file stands where the stream begins.
+type savedImage struct {
+	file    *os.File
+	def     *domain.Definition
+	xml     string
+	running bool
+}
+
+func (i *savedImage) close() { _ = i.file.Close() }
+
+// paused says whether the restored guest stays stopped.
+func (i *savedImage) paused(then domain.State) bool {
+	if then == domain.NoState {
+		return !i.running
+	}
+	return then == domain.Paused
+}
+
+// openSaved opens an image and reads its definition.
+func openSaved(path string, o SaveOptions) (*savedImage, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open the saved image")
+	}
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open the saved image")
+	}
+	i, err := readSaved(f, o)
+	if err != nil {
+		_ = f.Close()
+		return nil, fault.Wrap(err, fault.Failed, fault.Config, "cannot read the saved image %s", path)
+	}
+	return i, nil
+}
+
+func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
+	head := make([]byte, saveHeaderLen)
+	if _, err := io.ReadFull(f, head); err != nil {
+		return nil, err
+	}
+	switch magic := string(head[:16]); magic {
+	case saveMagic:
+	case savePartial:
+		return nil, errors.New("it was not completed: its writer failed or was killed")
+	default:
+		return nil, errors.New("it is not a saved domain")
+	}
+	word := func(i int) uint32 { return binary.NativeEndian.Uint32(head[16+4*i:]) }
+	version, length, running, compressed := word(0), word(1), word(2), word(3)
+	switch {
+	case version != saveVersion:
+		return nil, fault.New(fault.Unsupported, fault.Config, "its layout is version %d, and %d is known", version, saveVersion)
+	case compressed != 0:
+		return nil, fault.New(fault.Unsupported, fault.Config, "it is compressed, which is not supported")
+	case length == 0 || length > maxSaveXML:
+		return nil, errors.New("its header is damaged")
+	}
+	data := make([]byte, length)
+	if _, err := io.ReadFull(f, data); err != nil {
+		return nil, err
+	}
+	text, _, _ := bytes.Cut(data, []byte{0})
+	i := &savedImage{file: f, xml: string(text), running: running != 0}
+	if o.XML != "" {
+		i.xml = o.XML
+	}
+	var err error
+	i.def, err = domainxml.Parse(i.xml, domainxml.Options{})
+	return i, err
+}
+
+// load gives the stream to a QEMU that waits for it, and waits until it has
+// taken all of it.
+func (i *savedImage) load(ctx context.Context, s *qmp.Session) error {
+	if err := s.ExecuteFD(ctx, i.file, "getfd", map[string]any{"fdname": "lodge-restore"}, nil); err != nil {
+		return err
+	}
+	if err := s.Execute(ctx, "migrate-incoming", map[string]any{"uri": "fd:lodge-restore"}, nil); err != nil {
+		return err
+	}
+	return followMigration(ctx, s, &progress{})
+}

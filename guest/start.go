@@ -1,0 +1,337 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// StartOptions say how a guest is started.
+type StartOptions struct {
+	// Paused leaves the processors stopped.
+	Paused bool
+	// AutoDestroy ends the guest when Owner closes: its client has gone.
+	AutoDestroy bool
+	Owner       <-chan struct{}
+	// ForceBoot discards a managed save image instead of continuing from it.
+	ForceBoot   bool
+	BypassCache bool
+	Validate    bool
+	ResetNVRAM  bool
+}
+
+// Start starts a guest that is shut off, from its managed save image if it has
+// one.
+func (g *Guest) Start(ctx context.Context, o StartOptions) error {
+	return g.perform(ctx, lifecycle.Start, domain.JobStart, startLimit, func() (work, error) {
+		if g.inactive == nil {
+			return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has no persistent definition to start from", g.record.Name)
+		}
+		if g.record.ManagedSave && !o.ForceBoot {
+			return g.planManagedRestore(o), nil
+		}
+		if g.record.ManagedSave {
+			g.dropManagedSave()
+		}
+		return g.planStart(g.inactive, "", o), nil
+	})
+}
+
+// Create starts a transient guest, or a persistent one that the document names.
+func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Guest, error) {
+	def, err := r.understand(ctx, doc, o.Validate)
+	if err != nil {
+		return nil, err
+	}
+	g, err := r.claim(def.Name, def.UUID)
+	if err != nil {
+		return nil, err
+	}
+	return g, g.perform(ctx, lifecycle.Start, domain.JobStart, startLimit, func() (work, error) {
+		return g.planStart(def, doc, o), nil
+	})
+}
+
+// planStart gives the work of a cold start of def.
+func (g *Guest) planStart(def *domain.Definition, submitted string, o StartOptions) work {
+	return func(ctx context.Context) (settle, error) {
+		r, err := g.launch(ctx, def, submitted, o, nil)
+		if err != nil {
+			return func() error { g.forgetIfNothing(); return nil }, err
+		}
+		return func() error {
+			g.takeOver(r, lifecycle.Started{Reason: domain.ReasonBooted, Paused: o.Paused}, o)
+			return nil
+		}, nil
+	}
+}
+
+// takeOver makes a launched machine the guest's. It runs in the loop.
+func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
+	g.run = r
+	g.state.Policy = policy(r.def)
+	g.reg.setID(g, r.ID)
+	g.live.Store(r)
+	g.advance(f)
+	if o.AutoDestroy && o.Owner != nil {
+		go g.destroyWith(o.Owner, r)
+	}
+	if len(g.destroyers) > 0 { // it was destroyed while it started
+		g.advance(lifecycle.Ending{Reason: domain.ReasonDestroyed})
+		r.end(endNow)
+	}
+}
+
+// destroyWith destroys the guest when its owner goes.
+func (g *Guest) destroyWith(owner <-chan struct{}, r *run) {
+	select {
+	case <-owner:
+		if g.live.Load() == r {
+			if err := g.Destroy(g.reg.life, false); err != nil {
+				g.log.Warn("cannot destroy the guest of a client that has gone", "error", err)
+			}
+		}
+	case <-r.process.Exited():
+	case <-g.ended:
+	}
+}
+
+// launching is a start under way. Each of its steps acquires something and
+// pushes how to give it back onto the run; failure unwinds them in reverse.
+type launching struct {
+	g    *Guest
+	run  *run
+	plan qemu.Plan
+	from *savedImage // what is restored; nil: a cold start
+	opts StartOptions
+}
+
+// launch makes a machine from a definition and, unless the options or the saved
+// image say otherwise, sets it going. On failure nothing of it is left.
+func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (_ *run, err error) {
+	def = def.Clone()
+	qemu.AssignAliases(def)
+	l := &launching{g: g, opts: o, from: from, run: newRun(runRecord{
+		Name: def.Name, UUID: def.UUID, ID: g.reg.newID(), Started: time.Now(), Since: time.Now(), Submitted: submitted,
+	}, g.reg.guestDir(def.UUID), g.reg.Kernel, g.log)}
+	l.run.def = def
+	defer func() {
+		if err != nil {
+			l.unwind(ctx)
+			err = fmt.Errorf("cannot start domain '%s': %w", def.Name, err)
+		}
+	}()
+	for _, step := range []func(context.Context) error{
+		l.makeDirectory, l.reserve, l.findDisks, l.attachNICs, l.startTPMs, l.choosePorts,
+		l.makeGroup, l.runQEMU, l.shakeHands, l.readBack, l.settle, l.goOn,
+	} {
+		if err := context.Cause(ctx); err != nil {
+			return nil, err
+		}
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return l.run, nil
+}
+
+// unwind ends what was started and gives everything back, with time of its own.
+func (l *launching) unwind(ctx context.Context) {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
+	defer stop()
+	if s := l.run.session.Load(); s != nil {
+		s.Close()
+	}
+	if l.run.process != nil {
+		l.run.killNow()
+		select {
+		case <-l.run.process.Exited():
+		case <-ctx.Done():
+			l.run.log.Error("a process of a failed start does not end", "pid", l.run.PID)
+		}
+	}
+	_ = l.run.releaseAll(ctx) // each failure has been logged
+}
+
+// guestDir is the private run directory of a guest. It is named after the UUID,
+// which has a bounded length: socket paths must stay below 108 bytes.
+func (r *Registry) guestDir(uuid string) string { return filepath.Join(r.RunDir, uuid) }
+
+func (l *launching) makeDirectory(context.Context) error {
+	if err := os.Mkdir(l.run.dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the run directory")
+	}
+	l.run.hold("run directory", func(context.Context) error { return os.RemoveAll(l.run.dir) })
+	return l.keep()
+}
+
+// keep journals how far the start has come: a daemon killed in the middle finds
+// here what to take back.
+func (l *launching) keep() error {
+	text, err := domainxml.Format(l.run.def, domainxml.Style{Active: true, Secure: true, ID: l.run.ID})
+	if err != nil {
+		return err
+	}
+	l.run.XML = text
+	return writeRunRecord(l.run.dir, &l.run.runRecord)
+}
+
+func (l *launching) reserve(ctx context.Context) error {
+	release, err := l.g.reg.reserve(ctx, l.run.def)
+	if err != nil {
+		return err
+	}
+	l.run.hold("reservation", func(context.Context) error { release(); return nil })
+	return nil
+}
+
+func (l *launching) findDisks(ctx context.Context) error {
+	l.plan.Disks = map[string]device.DiskAttachment{}
+	for _, d := range l.run.def.Devices.Disks {
+		a, present, err := l.g.reg.findDisk(ctx, d)
+		if err != nil {
+			return err
+		}
+		if present {
+			l.plan.Disks[d.Alias] = a
+		}
+	}
+	return nil
+}
+
+func (l *launching) attachNICs(ctx context.Context) error {
+	l.plan.NICs = map[string]*device.NICAttachment{}
+	for _, n := range l.run.def.Devices.NICs {
+		a, release, err := l.g.reg.attachNIC(ctx, l.run.def, n)
+		if err != nil {
+			return err
+		}
+		if a == nil {
+			continue // type user: QEMU does it alone
+		}
+		l.run.hold("interface "+a.IfName, release)
+		l.plan.NICs[n.Alias] = a
+		n.Target = a.IfName
+		l.run.NICs = append(l.run.NICs, heldNIC{Alias: n.Alias, IfName: a.IfName, Bridge: a.Bridge})
+	}
+	return l.keep()
+}
+
+// runQEMU launches the process. The daemon listens on the monitor's socket
+// before QEMU is there, so that connecting needs no polling.
+func (l *launching) runQEMU(ctx context.Context) error {
+	defer l.closeNICs()
+	monitor, err := qemu.ListenMonitor(l.run.monitorPath())
+	if err != nil {
+		return err
+	}
+	defer monitor.Close()
+	l.plan.Definition, l.plan.Capabilities, l.plan.Dir = l.run.def, l.run.caps, l.run.dir
+	l.plan.Monitor, l.plan.Incoming = monitor, l.from != nil
+	command, err := qemu.Arguments(&l.plan)
+	if err != nil {
+		return err
+	}
+	logFile, err := l.g.reg.openLog(l.run.def.Name, l.run.def.Devices.Emulator, command)
+	if err != nil {
+		return err
+	}
+	defer logFile.Close()
+	p, err := qemu.Launch(ctx, l.spec(command, logFile))
+	if err != nil {
+		return err
+	}
+	l.run.process, l.run.PID, l.run.StartTime = p, p.PID, p.StartTime
+	l.run.hold("process watch", func(context.Context) error { p.Release(); return nil })
+	if err := l.joinGroup(ctx); err != nil {
+		return err
+	}
+	return l.keep()
+}
+
+func (l *launching) closeNICs() {
+	for _, a := range l.plan.NICs {
+		a.Close()
+	}
+}
+
+// shakeHands connects to the monitor. A QEMU that ends instead has said why in
+// its log.
+func (l *launching) shakeHands(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-l.run.process.Exited():
+			cancel(fault.New(fault.Failed, fault.Monitor, "QEMU ended while it was starting: %s", l.g.reg.lastWords(l.run.def.Name, l.run.process)))
+		case <-ctx.Done():
+		}
+	}()
+	s, err := qmp.Dial(ctx, l.run.monitorPath(), l.g.log)
+	if err == nil {
+		l.run.connect(s)
+		// The greeting comes before the machine is made; this answer does not.
+		err = s.Execute(ctx, "query-status", nil, nil)
+	}
+	if err != nil && l.diedWithin(time.Second) {
+		return fault.New(fault.Failed, fault.Monitor, "QEMU ended while it was starting: %s", l.g.reg.lastWords(l.run.def.Name, l.run.process))
+	}
+	return err
+}
+
+// diedWithin tells a lost monitor from a dead process, which the kernel may
+// report a moment later.
+func (l *launching) diedWithin(patience time.Duration) bool {
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case <-l.run.process.Exited():
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+// settle applies what cannot be said in arguments: secrets, limits, pins.
+func (l *launching) settle(ctx context.Context) error {
+	s := l.run.session.Load()
+	for _, step := range qemu.AfterStart(&l.plan) {
+		if err := execute(ctx, s, step); err != nil {
+			return err
+		}
+	}
+	return l.g.reg.pinThreads(ctx, l.run)
+}
+
+// goOn loads the saved image, if any, and lets the processors run.
+func (l *launching) goOn(ctx context.Context) error {
+	s := l.run.session.Load()
+	if l.from != nil {
+		if err := l.from.load(ctx, s); err != nil {
+			return err
+		}
+	}
+	if l.opts.Paused {
+		return nil
+	}
+	return s.Execute(ctx, "cont", nil, nil)
+}
+
+// execute runs one step of a plan.
+func execute(ctx context.Context, s *qmp.Session, step qemu.Step) error {
+	if step.File != nil {
+		return s.ExecuteFD(ctx, step.File, step.Command, step.Args, nil)
+	}
+	return s.Execute(ctx, step.Command, step.Args, nil)
+}

@@ -1,0 +1,244 @@
+package guest
+
+import (
+	"context"
+	"time"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lifecycle"
+)
+
+// Destroy ends the guest's process, as pulling the plug does. It waits for
+// nothing that the guest is stuck in. Graceful only asks QEMU, and fails when
+// QEMU does not follow.
+func (g *Guest) Destroy(ctx context.Context, graceful bool) error {
+	t := &task{later: true}
+	t.plan = func() (work, error) { return nil, g.beginDestroy(t, graceful) }
+	if graceful {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, nowPatience, fault.New(fault.Timeout, fault.Domain,
+			"domain %q did not end gracefully within %v; destroy it without --graceful", g.Name(), nowPatience))
+		defer stop()
+	}
+	return g.ask(ctx, t)
+}
+
+// beginDestroy sets the end going. It runs in the loop; t is answered when the
+// guest has ended and has given everything back.
+func (g *Guest) beginDestroy(t *task, graceful bool) error {
+	aborted := fault.New(fault.Aborted, fault.Domain, "domain %q was destroyed meanwhile", g.record.Name)
+	starting := g.run == nil && g.job != nil && (g.job.kind == domain.JobStart || g.job.kind == domain.JobRestore)
+	if starting {
+		g.destroyers = append(g.destroyers, t)
+		g.job.cancel(aborted)
+		return nil
+	}
+	if err := lifecycle.Admit(g.state, lifecycle.Destroy); err != nil {
+		return err
+	}
+	g.destroyers = append(g.destroyers, t)
+	if g.state.EndFor == "" {
+		g.advance(lifecycle.Ending{Reason: domain.ReasonDestroyed})
+	}
+	if g.job != nil && !graceful {
+		g.job.cancel(aborted)
+	}
+	mode := endNow
+	if graceful {
+		mode = endPolitely
+	}
+	g.run.end(mode)
+	return nil
+}
+
+// dismissDestroyers answers those who wait for the end.
+func (g *Guest) dismissDestroyers(err error) {
+	for _, t := range g.destroyers {
+		t.answer(err)
+	}
+	g.destroyers = nil
+}
+
+// handleExit notes that the process has ended.
+func (g *Guest) handleExit() {
+	g.run.noticed = true
+	if g.job != nil {
+		g.job.cancel(fault.New(fault.WrongState, fault.Domain, "domain %q ended meanwhile", g.record.Name))
+		return // its outcome lets the release begin
+	}
+	g.beginRelease()
+}
+
+// lastEvents is how long the release waits for QEMU's last words to be read from
+// a monitor whose process is gone.
+const lastEvents = time.Second
+
+// beginRelease gives back, beside the loop, what the ended process held, and
+// then settles the guest's state.
+func (g *Guest) beginRelease() {
+	r := g.run
+	r.noticed = true
+	g.live.Store(nil)
+	g.startInternal(domain.JobDestroy, releaseLimit, func(ctx context.Context) (settle, error) {
+		r.hearOut(ctx)
+		err := r.releaseAll(ctx)
+		return func() error { g.finish(r); return nil }, err
+	})
+}
+
+// hearOut waits until everything that QEMU said has been read.
+func (r *run) hearOut(ctx context.Context) {
+	r.agent.close()
+	s := r.session.Load()
+	if s == nil {
+		return
+	}
+	late := time.NewTimer(lastEvents)
+	defer late.Stop()
+	select {
+	case <-s.Done():
+	case <-late.C:
+	case <-ctx.Done():
+	}
+	s.Close()
+}
+
+// finish settles the state of a guest whose process is gone and whose things
+// are given back. It runs in the loop.
+func (g *Guest) finish(r *run) {
+	for r.events != nil && g.handleEvents() { // what QEMU said last explains the end
+	}
+	if g.state.EndFor == "" {
+		g.log.Warn("QEMU ended by itself", "pid", r.PID, "exit", r.process.Exit().String(), "log", g.reg.lastWords(r.Name, r.process))
+	}
+	g.reg.dropID(r.ID)
+	g.run = nil
+	if g.inactive != nil {
+		g.state.Policy = policy(g.inactive)
+	}
+	g.advance(lifecycle.Ended{})
+	g.dismissDestroyers(nil)
+}
+
+// startInternal sets work going that nobody asked for. No other may be running.
+func (g *Guest) startInternal(kind domain.JobKind, limit time.Duration, w work) {
+	g.begin(&task{ctx: g.reg.life, kind: kind, limit: limit, reply: make(chan error, 1),
+		plan: func() (work, error) { return w, nil }})
+}
+
+// ShutdownMode is how a guest is asked to turn itself off or to reboot.
+type ShutdownMode int
+
+// The modes. The default asks the agent where one answers, and else ACPI.
+const (
+	ShutdownDefault ShutdownMode = iota
+	ShutdownACPI
+	ShutdownAgent
+)
+
+// Shutdown asks the guest to turn itself off. It returns when the guest has
+// been asked.
+func (g *Guest) Shutdown(ctx context.Context, mode ShutdownMode) error {
+	return g.askGuest(ctx, lifecycle.Shut, mode, "powerdown", nil)
+}
+
+// Reboot asks the guest to reboot. Through ACPI that is a power-off which is
+// answered with a reset.
+func (g *Guest) Reboot(ctx context.Context, mode ShutdownMode) error {
+	return g.askGuest(ctx, lifecycle.Reboot, mode, "reboot", lifecycle.RebootAsked{})
+}
+
+// askGuest asks through the agent or the power button. Noted, if any, is what
+// must be known before the guest follows the button.
+func (g *Guest) askGuest(ctx context.Context, verb lifecycle.Verb, mode ShutdownMode, agentMode string, noted lifecycle.Fact) error {
+	return g.perform(ctx, verb, domain.JobShutdown, modifyLimit, func() (work, error) {
+		r := g.run
+		byAgent := mode == ShutdownAgent || (mode == ShutdownDefault && r.agentConnected())
+		if !byAgent && noted != nil {
+			g.advance(noted)
+		}
+		return func(ctx context.Context) (settle, error) {
+			if byAgent {
+				err := r.agentShutdown(ctx, agentMode)
+				if err == nil || mode == ShutdownAgent {
+					return nil, err
+				}
+			}
+			s, err := r.monitor()
+			if err != nil {
+				return nil, err
+			}
+			err = s.Execute(ctx, "system_powerdown", nil, nil)
+			if byAgent && noted != nil {
+				return func() error { g.advance(noted); return nil }, err
+			}
+			return nil, err
+		}, nil
+	})
+}
+
+// Reset resets the machine, without asking the guest.
+func (g *Guest) Reset(ctx context.Context) error {
+	return g.command(ctx, lifecycle.Reset, nil, "system_reset", nil)
+}
+
+// command runs one monitor command as a job of its own; noted, if any, tells the
+// rules beforehand what the command is for.
+func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, name string, args any) error {
+	return g.perform(ctx, verb, domain.JobModify, modifyLimit, func() (work, error) {
+		r := g.run
+		if noted != nil {
+			g.advance(noted)
+		}
+		return func(ctx context.Context) (settle, error) {
+			s, err := r.monitor()
+			if err != nil {
+				return nil, err
+			}
+			return nil, s.Execute(ctx, name, args, nil)
+		}, nil
+	})
+}
+
+// Suspend stops the processors.
+func (g *Guest) Suspend(ctx context.Context) error {
+	if v := g.View(); v.State == domain.Paused && v.StuckSince.IsZero() {
+		return nil
+	}
+	return g.command(ctx, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, "stop", nil)
+}
+
+// Resume lets the processors run again.
+func (g *Guest) Resume(ctx context.Context) error {
+	return g.command(ctx, lifecycle.Resume, lifecycle.Resuming{Reason: domain.ReasonUnpaused}, "cont", nil)
+}
+
+// restartMachine resets the machine and lets it run: how a power-off becomes a
+// reboot. It runs in the loop; the commands run beside it.
+func (g *Guest) restartMachine() {
+	r := g.run
+	go func() {
+		ctx, stop := context.WithTimeout(g.reg.life, modifyLimit)
+		defer stop()
+		s, err := r.monitor()
+		for _, c := range []string{"system_reset", "cont"} {
+			if err == nil {
+				err = s.Execute(ctx, c, nil, nil)
+			}
+		}
+		if err != nil {
+			g.log.Error("cannot restart the machine; it stays stopped", "error", err)
+		}
+	}()
+}
+
+// Wake wakes a guest that has suspended itself to memory.
+func (g *Guest) Wake(ctx context.Context) error {
+	return g.command(ctx, lifecycle.Wake, nil, "system_wakeup", nil)
+}
+
+// InjectNMI sends every processor a non-maskable interrupt.
+func (g *Guest) InjectNMI(ctx context.Context) error {
+	return g.command(ctx, lifecycle.Change, nil, "inject-nmi", nil)
+}

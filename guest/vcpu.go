@@ -1,0 +1,291 @@
+package guest
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/qmp"
+	"github.com/lodge-kvm/lodge/topology"
+)
+
+// VCPUOptions say what SetVCPUs changes.
+type VCPUOptions struct {
+	Affect
+	// Maximum changes how many the guest can have at all: in the definition only.
+	Maximum bool
+}
+
+// maxVCPUs is more than QEMU's largest machine takes.
+const maxVCPUs = 4096
+
+// SetVCPUs changes how many processors the guest has. A running guest gets more
+// at once; that it lets some go depends on it.
+func (g *Guest) SetVCPUs(ctx context.Context, n uint, o VCPUOptions) error {
+	if n == 0 || n > maxVCPUs {
+		return fault.New(fault.Invalid, fault.Call, "a domain has from 1 to %d vCPUs, not %d", maxVCPUs, n)
+	}
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+		a, err := g.resolve(o.Affect)
+		if err != nil {
+			return nil, err
+		}
+		if o.Maximum && a.Live {
+			return nil, fault.New(fault.WrongState, fault.Domain, "the maximum of vCPUs of a running domain cannot be changed; change its config")
+		}
+		var config *domain.Definition
+		if a.Config {
+			if config, err = withVCPUs(g.inactive, n, o.Maximum); err != nil {
+				return nil, err
+			}
+		}
+		if !a.Live {
+			return nil, g.redefine(config)
+		}
+		return g.planVCPUs(n, config)
+	})
+}
+
+func withVCPUs(d *domain.Definition, n uint, maximum bool) (*domain.Definition, error) {
+	d = d.Clone()
+	if !maximum {
+		if n > d.VCPUs.Max {
+			return nil, fault.New(fault.Invalid, fault.Call, "%d vCPUs are more than the domain's maximum of %d", n, d.VCPUs.Max)
+		}
+		d.VCPUs.Current = n
+		return d, nil
+	}
+	if t := d.CPU.Topology; t != nil && t.Sockets*max(t.Dies, 1)*max(t.Clusters, 1)*t.Cores*t.Threads != n {
+		return nil, fault.New(fault.WrongState, fault.Domain, "a maximum of %d vCPUs does not agree with the domain's CPU topology; change that too", n)
+	}
+	d.VCPUs.Max, d.VCPUs.Current = n, min(d.VCPUs.Current, n)
+	return d, nil
+}
+
+func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
+	r := g.run
+	if n > r.def.VCPUs.Max {
+		return nil, fault.New(fault.Invalid, fault.Call, "%d vCPUs are more than the domain's maximum of %d", n, r.def.VCPUs.Max)
+	}
+	return func(ctx context.Context) (settle, error) {
+		s, err := r.monitor()
+		if err != nil {
+			return nil, err
+		}
+		have, err := plugVCPUs(ctx, s, r, n)
+		return func() error {
+			g.setActive(func(d *domain.Definition) { d.VCPUs.Current = have })
+			g.keepActive()
+			if config != nil && err == nil {
+				return g.redefine(config)
+			}
+			return nil
+		}, err
+	}, nil
+}
+
+// slot is a place for a processor, as QEMU names it.
+type slot struct {
+	Type  string
+	Props map[string]any
+	Path  string `json:"qom-path"` // empty: nothing is there
+}
+
+// plugVCPUs plugs or unplugs processors until there are n, and says how many
+// there are then.
+func plugVCPUs(ctx context.Context, s *qmp.Session, r *run, n uint) (uint, error) {
+	var slots []slot
+	if err := s.Execute(ctx, "query-hotpluggable-cpus", nil, &slots); err != nil {
+		return r.def.VCPUs.Current, err
+	}
+	slices.SortFunc(slots, func(a, b slot) int {
+		return cmp.Or(compareProp(a, b, "socket-id"), compareProp(a, b, "die-id"), compareProp(a, b, "core-id"), compareProp(a, b, "thread-id"))
+	})
+	var have uint
+	for _, sl := range slots {
+		if sl.Path != "" {
+			have++
+		}
+	}
+	for i := 0; i < len(slots) && have < n; i++ {
+		if slots[i].Path != "" {
+			continue
+		}
+		args := map[string]any{"driver": slots[i].Type, "id": "vcpu" + strconv.Itoa(i)}
+		for k, v := range slots[i].Props {
+			args[k] = v
+		}
+		if err := s.Execute(ctx, "device_add", args, nil); err != nil {
+			return have, err
+		}
+		have++
+	}
+	for i := len(slots) - 1; i > 0 && have > n; i-- {
+		id, hot := strings.CutPrefix(slots[i].Path, "/machine/peripheral/")
+		if !hot {
+			continue // what the machine was made with cannot be taken away
+		}
+		if err := s.Execute(ctx, "device_del", map[string]any{"id": id}, nil); err != nil {
+			return have, err
+		}
+		have--
+	}
+	if have != n {
+		return have, fault.New(fault.Unsupported, fault.Domain, "the guest was started with %d vCPUs that cannot be unplugged; %d remain", have, have)
+	}
+	return have, nil
+}
+
+func compareProp(a, b slot, name string) int {
+	x, _ := a.Props[name].(float64)
+	y, _ := b.Props[name].(float64)
+	return cmp.Compare(x, y)
+}
+
+// queryVCPUs lists the processors of a running guest, by index.
+func queryVCPUs(ctx context.Context, s *qmp.Session) ([]vcpuThread, error) {
+	var answer []struct {
+		Index  uint `json:"cpu-index"`
+		Thread int  `json:"thread-id"`
+	}
+	if err := s.Execute(ctx, "query-cpus-fast", nil, &answer); err != nil {
+		return nil, err
+	}
+	threads := make([]vcpuThread, len(answer))
+	for i, c := range answer {
+		threads[i] = vcpuThread(c)
+	}
+	slices.SortFunc(threads, func(a, b vcpuThread) int { return cmp.Compare(a.Index, b.Index) })
+	return threads, nil
+}
+
+// queryIOThreads maps the ids of iothreads to their threads on the host.
+func queryIOThreads(ctx context.Context, s *qmp.Session) (map[uint]int, error) {
+	var answer []struct {
+		ID     string `json:"id"`
+		Thread int    `json:"thread-id"`
+	}
+	if err := s.Execute(ctx, "query-iothreads", nil, &answer); err != nil {
+		return nil, err
+	}
+	threads := map[uint]int{}
+	for _, t := range answer {
+		if id, err := strconv.ParseUint(strings.TrimPrefix(t.ID, "iothread"), 10, 32); err == nil {
+			threads[uint(id)] = t.Thread
+		}
+	}
+	return threads, nil
+}
+
+// VCPUInfo is one processor of a running guest.
+type VCPUInfo struct {
+	Index    uint
+	Running  bool
+	CPUTime  uint64 // nanoseconds
+	Host     int    // processor it ran on last; -1: unknown
+	Affinity topology.CPUSet
+}
+
+// VCPUs tells of the processors of a running guest.
+func (g *Guest) VCPUs(ctx context.Context) ([]VCPUInfo, error) {
+	r := g.live.Load()
+	s, err := r.monitor()
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithTimeout(ctx, queryLimit)
+	defer stop()
+	threads, err := queryVCPUs(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	infos := make([]VCPUInfo, 0, len(threads))
+	for _, t := range threads {
+		info := VCPUInfo{Index: t.Index, Running: true, Host: -1}
+		if p, err := g.reg.Kernel.Thread(r.PID, t.Thread); err == nil {
+			info.CPUTime, info.Host = uint64(p.User+p.System), p.Processor
+		}
+		if info.Affinity, err = kernel.Affinity(t.Thread); err != nil {
+			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read where vCPU %d may run", t.Index)
+		}
+		infos = append(infos, info)
+	}
+	return infos, nil
+}
+
+// PinVCPU binds a processor of the guest to processors of the host; an empty
+// set lets it go.
+func (g *Guest) PinVCPU(ctx context.Context, index uint, to topology.CPUSet, a Affect) error {
+	note := func(d *domain.Definition) {
+		if to.IsEmpty() {
+			delete(d.Tune.VCPUPins, index)
+			return
+		}
+		if d.Tune.VCPUPins == nil {
+			d.Tune.VCPUPins = map[uint]topology.CPUSet{}
+		}
+		d.Tune.VCPUPins[index] = to
+	}
+	return g.pin(ctx, a, note, func(ctx context.Context, r *run, s *qmp.Session) error {
+		threads, err := queryVCPUs(ctx, s)
+		if err != nil {
+			return err
+		}
+		for _, t := range threads {
+			if t.Index == index {
+				return setAffinity(t.Thread, orAnywhere(to))
+			}
+		}
+		return fault.New(fault.Invalid, fault.Call, "vcpu %d is out of range of live cpu count %d", index, len(threads))
+	})
+}
+
+// PinEmulator binds QEMU's own threads; an empty set lets them go.
+func (g *Guest) PinEmulator(ctx context.Context, to topology.CPUSet, a Affect) error {
+	return g.pin(ctx, a, func(d *domain.Definition) { d.Tune.EmulatorPin = to }, func(_ context.Context, r *run, _ *qmp.Session) error {
+		return setAffinity(r.PID, orAnywhere(to))
+	})
+}
+
+// orAnywhere makes "not bound" a set that the kernel takes.
+func orAnywhere(s topology.CPUSet) topology.CPUSet {
+	if s.IsEmpty() {
+		return topology.Range(0, 1023)
+	}
+	return s
+}
+
+func (g *Guest) pin(ctx context.Context, a Affect, note func(*domain.Definition), live func(context.Context, *run, *qmp.Session) error) error {
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+		a, err := g.resolve(a)
+		if err != nil {
+			return nil, err
+		}
+		if a.Config {
+			def := g.inactive.Clone()
+			note(def)
+			if err := g.redefine(def); err != nil {
+				return nil, err
+			}
+		}
+		if !a.Live {
+			return nil, nil
+		}
+		r := g.run
+		return func(ctx context.Context) (settle, error) {
+			s, err := r.monitor()
+			if err != nil {
+				return nil, err
+			}
+			if err := live(ctx, r, s); err != nil {
+				return nil, err
+			}
+			return func() error { g.setActive(note); g.keepActive(); return nil }, nil
+		}, nil
+	})
+}

@@ -1,0 +1,72 @@
+package guest
+
+import (
+	"time"
+
+	"github.com/lodge-kvm/lodge/domain"
+)
+
+// View is what is known of a guest at one moment. Views are immutable: whoever
+// holds one may keep it, and must not change the definitions in it.
+type View struct {
+	ID         int // -1 while shut off
+	Name, UUID string
+	State      domain.State
+	Reason     domain.Reason
+	// Since is when the guest came into this state.
+	Since time.Time
+
+	Persistent, Autostart, AutostartOnce bool
+	// Updated says that Inactive was changed while the guest was running.
+	Updated bool
+	// ManagedSave says that the next start continues from a saved image.
+	ManagedSave bool
+
+	// Active is what runs, with what the host gave it; nil while shut off.
+	Active *domain.Definition
+	// Inactive is what the next start makes; nil for a transient guest.
+	Inactive *domain.Definition
+
+	// LastJob is the last finished job that moved memory.
+	LastJob domain.Progress
+	// job is the work on the guest, without its progress; see Guest.Job.
+	job      domain.Progress
+	progress *progress
+
+	// StuckSince is when the monitor was lost or stopped to answer; zero: it answers.
+	StuckSince time.Time
+	// StuckOn says what it was asked.
+	StuckOn string
+
+	// Messages are what an administrator should know: taints, deprecations.
+	Messages []string
+}
+
+// Current gives the active definition, or else the inactive one.
+func (v *View) Current() *domain.Definition {
+	if v.Active != nil {
+		return v.Active
+	}
+	return v.Inactive
+}
+
+// View gives the present view. It never waits.
+func (g *Guest) View() *View { return g.view.Load() }
+
+// publish makes the loop's present knowledge readable.
+func (g *Guest) publish() {
+	v := &View{
+		ID: g.id(), Name: g.record.Name, UUID: g.uuid,
+		State: g.state.Phase, Reason: g.state.Reason, Since: g.since,
+		Persistent: g.inactive != nil, Autostart: g.record.Autostart, AutostartOnce: g.record.AutostartOnce,
+		ManagedSave: g.record.ManagedSave, Inactive: g.inactive, LastJob: g.lastJob,
+	}
+	if g.run != nil {
+		v.Active, v.Updated, v.Messages = g.run.def, g.run.Updated, g.run.Messages
+		v.StuckSince, v.StuckOn = g.run.stuck()
+	}
+	if g.job != nil {
+		v.job, v.progress = domain.Progress{Kind: g.job.kind, Started: g.job.started}, g.job.task.progress
+	}
+	g.view.Store(v)
+}
