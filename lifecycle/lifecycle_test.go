@@ -42,7 +42,7 @@ var facts = map[string]Fact{
 // TestScripts follows guests through their lives: "guest" begins one, with its
 // policy, and "facts" tells what happens to it, one fact a line.
 func TestScripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		var s State
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
