@@ -15,11 +15,13 @@ const (
 	// maxRubbish bounds what is thrown away before that answer; a late answer
 	// to another command may be among it.
 	maxRubbish = MaxAnswer
+	// maxEchoes bounds the answers to earlier synchronisations among that.
+	maxEchoes = 1024
 )
 
 var (
 	errTooLong = fmt.Errorf("the guest agent's answer is longer than %d MiB", MaxAnswer>>20)
-	errRubbish = fmt.Errorf("the guest agent sent %d MiB of rubbish", maxRubbish>>20)
+	errRubbish = errors.New("the guest agent sends rubbish without end")
 )
 
 // reader takes an agent's bytes apart.
@@ -51,10 +53,10 @@ func (r *reader) line(limit int) ([]byte, error) {
 // skipTo throws everything away up to and with the line that is wanted, which
 // follows a delimiter and may have blanks in it.
 func (r *reader) skipTo(wanted []byte) error {
-	skipped := 0
+	skipped, echoes := 0, 0
 	for {
 		part, err := r.in.ReadSlice(delimiter)
-		if skipped += len(part); skipped > maxRubbish {
+		if skipped += len(part); skipped > maxRubbish || echoes > maxEchoes {
 			return errRubbish
 		}
 		if errors.Is(err, bufio.ErrBufferFull) {
@@ -63,6 +65,7 @@ func (r *reader) skipTo(wanted []byte) error {
 		if err != nil {
 			return err
 		}
+		echoes++
 		matched, err := r.match(wanted)
 		if matched || err != nil {
 			return err

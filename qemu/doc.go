@@ -1,7 +1,6 @@
 // Package qemu is what Lodge knows and does about QEMU as a program: what a
 // binary can do on this host (Probe), how its process is started, watched and
-// found again (Launch, Adopt), where its monitor listens, and which firmware
-// there is for it.
+// found again (Launch, Adopt), and where its monitor listens.
 //
 // What is known about a binary is plain data, found out once and passed by
 // value. An accelerator counts as usable only after guest code really ran

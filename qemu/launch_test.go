@@ -125,8 +125,8 @@ func TestWhatCannotStartSaysSo(t *testing.T) {
 	if !errors.Is(err, os.ErrNotExist) || !fault.Is(err, fault.Failed) || !strings.Contains(err.Error(), "/no/such/qemu") {
 		t.Errorf("got %v", err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(nil)
 	if _, err := Launch(ctx, Spec{Binary: "/bin/true"}); !fault.Is(err, fault.Aborted) {
 		t.Errorf("got %v", err)
 	}
@@ -180,10 +180,10 @@ func TestOutlivesItsParent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		fmt.Printf("launched %d %d\n", p.PID, p.StartTime)
+		fmt.Fprintf(os.Stdout, "launched %d %d\n", p.PID, p.StartTime)
 		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 	}
-	daemon := exec.Command(os.Args[0], "-test.run=^TestOutlivesItsParent$")
+	daemon := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestOutlivesItsParent$")
 	daemon.Env = append(os.Environ(), "LODGE_TEST_DAEMON=1")
 	out, err := daemon.Output()
 	if err == nil {
@@ -240,7 +240,8 @@ func TestListenMonitor(t *testing.T) {
 	if err != nil || info.Mode() != os.ModeSocket|0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	conn, err := net.Dial("unix", path)
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(t.Context(), "unix", path)
 	if err != nil {
 		t.Fatalf("nobody accepts, and connecting fails: %v", err)
 	}

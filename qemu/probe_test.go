@@ -80,6 +80,14 @@ func recordAnswers(t testing.TB) {
 	}
 }
 
+func write(t testing.TB, path, text string) string {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 func TestCapabilitiesOfRecordedAnswers(t *testing.T) {
 	c, err := recorded(t).capabilities()
 	if err != nil {

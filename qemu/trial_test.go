@@ -104,7 +104,7 @@ func TestTrialCodeIsItsSource(t *testing.T) {
 		{"as", "--64", "trial/trial.S", "-o", object},
 		{"ld", "-m", "elf_x86_64", "-Ttext", "0xfffff800", "--oformat", "binary", object, "-o", image},
 	} {
-		if out, err := exec.Command(line[0], line[1:]...).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(t.Context(), line[0], line[1:]...).CombinedOutput(); err != nil {
 			t.Skipf("this host's binutils do not build for x86_64: %s", out)
 		}
 	}

@@ -2,6 +2,7 @@ package qmp_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -105,7 +106,7 @@ func TestRealQEMUTakesFiles(t *testing.T) {
 	}
 	// QEMU held the only other end, so giving it up ends the pipe.
 	_ = r.SetReadDeadline(time.Now().Add(10 * time.Second))
-	if _, err := r.Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
+	if _, err := r.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("QEMU did not take, or did not give up, the file: %v", err)
 	}
 	if err := s.Execute(t.Context(), "closefd", object{"fdname": "tap0"}, nil); !qmp.IsClass(err, qmp.ClassGeneric) {

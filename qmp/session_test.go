@@ -152,8 +152,8 @@ func TestCancellationIsAborted(t *testing.T) {
 	m := qmptest.New(t)
 	asked := m.Expect("query-block").Silence().Asked()
 	s := open(t, m)
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() { <-asked; cancel() }()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() { <-asked; cancel(nil) }()
 	if err := s.Execute(ctx, "query-block", nil, nil); !fault.Is(err, fault.Aborted) {
 		t.Fatalf("got %v", err)
 	}

@@ -123,7 +123,7 @@ func (c *checker) object(where string, e *entity, object map[string]any, depth i
 		}
 	}
 	for name := range object {
-		if !known[name] && !(c.open && depth == 0) {
+		if !known[name] && (!c.open || depth > 0) {
 			return fmt.Errorf("%s: there is no %s", where, name)
 		}
 	}
