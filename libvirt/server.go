@@ -10,11 +10,13 @@ import (
 
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/volume"
 )
 
 // Rooms are what the handlers act on.
 type Rooms struct {
 	Events *event.Log
+	Pools  *volume.Pools
 }
 
 // Config says what to serve, and to whom.

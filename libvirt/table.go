@@ -8,6 +8,8 @@ func newTable() table {
 	remote := group{t, xdr.ProgramRemote}
 	authCalls(remote)
 	connectCalls(remote)
+	poolCalls(remote)
+	volumeCalls(remote)
 	eventCalls(remote)
 	return t
 }

@@ -126,6 +126,15 @@ func (p *Pool) Volume(name string) (*Volume, error) {
 	return nil, fault.New(fault.NotFound, fault.Volume, "no volume %q in pool %q", name, p.name)
 }
 
+// Volumes gives the volumes of an active pool as they are known now, by name.
+func (p *Pool) Volumes() ([]*Volume, error) {
+	view := p.View()
+	if !view.Active() {
+		return nil, p.inactive()
+	}
+	return view.Volumes, nil
+}
+
 func (p *Pool) inactive() error {
 	return fault.New(fault.WrongState, fault.Pool, "pool %q is not active; start it first", p.name)
 }
