@@ -208,11 +208,6 @@ const reattachPatience = 500 * time.Millisecond
 func (g *Guest) reattach(r *run) {
 	ctx, stop := context.WithTimeout(g.reg.life, reattachPatience)
 	defer stop()
-	caps, err := g.reg.Emulators.Get(ctx, r.def.Devices.Emulator)
-	if err != nil {
-		g.log.Warn("cannot learn about the QEMU of an adopted guest", "error", err)
-	}
-	r.caps = caps
 	s, err := qmp.Dial(ctx, r.monitorPath(), g.log)
 	if err != nil {
 		g.loseMonitor()

@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
@@ -55,7 +56,13 @@ func completion(c *qemu.Capabilities) *domainxml.Host {
 		}
 		return machine
 	}
-	return &domainxml.Host{Canonical: canonical, Emulator: c.Binary.Path}
+	h := &domainxml.Host{Canonical: canonical, Emulator: c.Binary.Path}
+	for _, m := range c.Machines {
+		if m.Default {
+			h.CPUModel = strings.TrimSuffix(m.DefaultCPUType, "-"+c.Arch+"-cpu")
+		}
+	}
+	return h
 }
 
 // define takes a definition in. It runs in the loop.

@@ -66,10 +66,19 @@ func (g *Guest) withDevice(dev device.Device) (*domain.Definition, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := qemu.CompleteDevice(def, dev, caps, false); err != nil {
+	if err := completeDevice(def, dev, caps, false); err != nil {
 		return nil, err
 	}
 	return def, def.Devices.Add(dev)
+}
+
+// completeDevice gives one more device of a definition what it did not say: its
+// own defaults, and its place among the others.
+func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabilities, live bool) error {
+	if err := domainxml.CompleteDevice(dev, def.OS.Machine, completion(caps)); err != nil {
+		return err
+	}
+	return qemu.CompleteDevice(def, dev, caps, live)
 }
 
 // planPlug plans plugging a device into the running guest. It is read anew, so
@@ -84,11 +93,16 @@ func (g *Guest) planPlug(doc string, config *domain.Definition) (work, error) {
 	if err := checkClash(&def.Devices, dev); err != nil {
 		return nil, err
 	}
-	if err := qemu.CompleteDevice(def, dev, r.caps, true); err != nil {
+	caps, err := g.reg.Emulators.Known(def.Devices.Emulator)
+	if err != nil {
 		return nil, err
 	}
+	if err := completeDevice(def, dev, caps, true); err != nil {
+		return nil, err
+	}
+	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.dir}
 	return func(ctx context.Context) (settle, error) {
-		held, err := g.plug(ctx, r, def, dev)
+		held, err := g.plug(ctx, r, p, dev)
 		if err != nil {
 			return nil, err
 		}
@@ -131,9 +145,8 @@ type plugged struct {
 
 // plug gives a device what it needs of the host and tells QEMU of it. A failure
 // undoes what was done.
-func (g *Guest) plug(ctx context.Context, r *run, def *domain.Definition, dev device.Device) (held *plugged, err error) {
-	p := &qemu.Plan{Definition: def, Capabilities: r.caps, Dir: r.dir,
-		Disks: map[string]device.DiskAttachment{}, NICs: map[string]*device.NICAttachment{}}
+func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Device) (held *plugged, err error) {
+	p.Disks, p.NICs = map[string]device.DiskAttachment{}, map[string]*device.NICAttachment{}
 	held = &plugged{}
 	defer func() {
 		if err != nil && held.release != nil {
@@ -152,7 +165,7 @@ func (g *Guest) plug(ctx context.Context, r *run, def *domain.Definition, dev de
 			p.Disks[d.Alias] = a
 		}
 	case *device.NIC:
-		a, release, err := g.reg.attachNIC(ctx, def, d)
+		a, release, err := g.reg.attachNIC(ctx, p.Definition, d)
 		if err != nil {
 			return nil, err
 		}
@@ -449,7 +462,11 @@ func (g *Guest) updateLive(ctx context.Context, r *run, before, after device.Dev
 // changeMedia exchanges the medium of a drive. A guest that locked its tray is
 // overruled by force only.
 func (g *Guest) changeMedia(ctx context.Context, r *run, s *qmp.Session, before, after *device.Disk, force bool) error {
-	p := &qemu.Plan{Definition: r.def, Capabilities: r.caps, Dir: r.dir, Disks: map[string]device.DiskAttachment{}}
+	caps, err := g.reg.Emulators.Get(ctx, r.def.Devices.Emulator)
+	if err != nil {
+		return err
+	}
+	p := &qemu.Plan{Definition: r.def, Capabilities: caps, Dir: r.dir, Disks: map[string]device.DiskAttachment{}}
 	a, present, err := g.reg.findDisk(ctx, after)
 	if err != nil {
 		return err

@@ -27,7 +27,6 @@ type run struct {
 	kernel  kernel.Root
 	dir     string
 	def     *domain.Definition
-	caps    *qemu.Capabilities
 	process *qemu.Process
 	session atomic.Pointer[qmp.Session]
 	// events is the session's, until the loop has read it to its end.

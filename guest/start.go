@@ -237,7 +237,10 @@ func (l *launching) runQEMU(ctx context.Context) error {
 		return err
 	}
 	defer monitor.Close()
-	l.plan.Definition, l.plan.Capabilities, l.plan.Dir = l.run.def, l.run.caps, l.run.dir
+	if l.plan.Capabilities, err = l.g.reg.Emulators.Get(ctx, l.run.def.Devices.Emulator); err != nil {
+		return err
+	}
+	l.plan.Definition, l.plan.Dir = l.run.def, l.run.dir
 	l.plan.Monitor, l.plan.Incoming = monitor, l.from != nil
 	command, err := qemu.Arguments(&l.plan)
 	if err != nil {
