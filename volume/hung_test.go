@@ -268,6 +268,21 @@ func TestMountsOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
+func TestNetworkPoolWithoutItsToolIsRefusedByName(t *testing.T) {
+	if needTool("mount.nfs", "") == nil {
+		t.Skip("mount.nfs is installed")
+	}
+	d := newDaemon(t)
+	p, err := d.Define(t.Context(), "<pool type='netfs'><name>a</name><source><host name='fe80::1'/><dir path='/srv//x/'/><format type='nfs'/><protocol ver='4.2'/></source>"+
+		"<target><path>"+t.TempDir()+"</path></target></pool>", true)
+	must(t, err)
+	err = p.Start(t.Context(), NoBuild)
+	wantKind(t, err, fault.Unsupported)
+	if !strings.Contains(err.Error(), "nfs-common") || !strings.Contains(err.Error(), "[fe80::1]:/srv/x") {
+		t.Error(err)
+	}
+}
+
 func TestWhatIsMounted(t *testing.T) {
 	list := "22 1 0:21 / /proc rw - proc proc rw\n" +
 		"40 22 8:1 / /mnt/a\\040b rw,relatime shared:1 master:2 - ext4 /dev/sda1 rw\n" +

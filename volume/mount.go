@@ -96,13 +96,16 @@ func mount(ctx context.Context, d *definition) error {
 		args = append(args, "-t", format)
 	}
 	if d.kind == NetFS {
-		if err := needTool("mount."+format, map[string]string{"nfs": "nfs-common", "cifs": "cifs-utils", "glusterfs": "glusterfs-client"}[format]); err != nil {
-			return err
+		if err := needTool("mount."+format, helperPackages[format]); err != nil {
+			return fault.Wrap(err, fault.Unsupported, fault.Config, "cannot mount %s", d.source())
 		}
 	}
 	_, err := run(ctx, mountTime, "mount", append(args, d.source(), d.target)...)
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot mount %s at %s", d.source(), d.target)
 }
+
+// helperPackages are where mount finds its helpers for network file systems.
+var helperPackages = map[string]string{"nfs": "nfs-common", "cifs": "cifs-utils", "glusterfs": "glusterfs-client"}
 
 // mountedAt gives the source of what is mounted on a directory, topmost, or "".
 // It asks the kernel's list and not the directory, which may not answer.

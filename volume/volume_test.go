@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/event"
@@ -21,6 +22,8 @@ import (
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/store"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const mib = 1 << 20
 
