@@ -2,8 +2,8 @@ package host
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
-	"log/slog"
 	"maps"
 	"os"
 	"path"
@@ -75,11 +75,11 @@ func (f *Firmware) Has(feature string) bool { return slices.Contains(f.Features,
 var firmwareDirs = []string{"/usr/share/qemu/firmware", "/etc/qemu/firmware"}
 
 // Firmwares reads the descriptions of the UEFI images whose files are there, in
-// the order in which they are to be preferred. A description that cannot be
-// understood is told to the log and left out.
-func Firmwares(log *slog.Logger) []Firmware { return readFirmwares(log, firmwareDirs) }
+// the order in which they are to be preferred. The error names descriptions that
+// cannot be understood; the others are given all the same.
+func Firmwares() ([]Firmware, error) { return readFirmwares(firmwareDirs) }
 
-func readFirmwares(log *slog.Logger, dirs []string) []Firmware {
+func readFirmwares(dirs []string) ([]Firmware, error) {
 	files := map[string]string{}
 	for _, dir := range dirs {
 		found, err := filepath.Glob(filepath.Join(dir, "*.json"))
@@ -91,34 +91,32 @@ func readFirmwares(log *slog.Logger, dirs []string) []Firmware {
 		}
 	}
 	var list []Firmware
+	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		f, err := readFirmware(files[name])
-		if err != nil {
-			log.Warn("a description of firmware is left out", "file", files[name], "error", err)
-			continue
-		}
 		if f != nil {
 			list = append(list, *f)
 		}
+		errs = append(errs, err)
 	}
-	return list
+	return list, errors.Join(errs...)
 }
 
 // readFirmware gives nothing for what is no UEFI image, or is not there.
 func readFirmware(file string) (*Firmware, error) {
 	in, err := os.Open(file)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read it")
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read firmware description %s", file)
 	}
 	defer in.Close()
 	const most = 1 << 20
 	text, err := io.ReadAll(io.LimitReader(in, most))
 	if err != nil || len(text) == 0 {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read it")
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read firmware description %s", file)
 	}
 	var d firmwareDescription
 	if err := json.Unmarshal(text, &d); err != nil {
-		return nil, fault.Wrap(err, fault.Invalid, fault.Host, "cannot understand it")
+		return nil, fault.Wrap(err, fault.Invalid, fault.Host, "cannot understand firmware description %s", file)
 	}
 	f := &Firmware{Features: d.Features, targets: d.Targets}
 	switch d.Mapping.Device {

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,7 +39,10 @@ func TestFirmwares(t *testing.T) {
 	describe(t, vendor, "10-broken.json", `{"interface-types": `)
 	describe(t, admin, "40-hidden.json", "")
 
-	list := readFirmwares(slog.New(slog.DiscardHandler), []string{vendor, admin})
+	list, err := readFirmwares([]string{vendor, admin})
+	if err == nil || !strings.Contains(err.Error(), "10-broken.json") {
+		t.Errorf("a description that cannot be understood gives %v", err)
+	}
 	var features []string
 	for _, f := range list {
 		features = append(features, strings.Join(f.Features, " "))

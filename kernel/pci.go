@@ -56,7 +56,8 @@ type PCIDevice struct {
 }
 
 // PCILink is a PCI Express link: what the device can and what it now does.
-// Speeds are in GT/s; 0 is unknown or down.
+// Speeds are in GT/s; 0 is unknown or down. A device that is built into the root
+// complex has no link: all is 0.
 type PCILink struct {
 	Port            uint
 	MaxSpeed, Speed float64
@@ -157,9 +158,6 @@ func (d *PCIDevice) readConfig(config []byte) {
 func parseLink(express []byte) *PCILink {
 	capability := binary.LittleEndian.Uint32(express[expressLinkCap:])
 	status := binary.LittleEndian.Uint16(express[expressLinkStatus:])
-	if capability == 0 {
-		return nil // integrated into the root complex: there is no link
-	}
 	speed := func(n uint32) float64 {
 		if int(n) >= len(linkSpeeds) {
 			return 0

@@ -128,7 +128,9 @@ func (h *handlers) nodeGetCPUStats(_ context.Context, _ *session, args *xdr.Node
 			return nil, fault.New(fault.Invalid, fault.Call, "processor %d is not online; those that are: %s", args.CPU, h.Host.Facts().Topology.Online)
 		}
 	}
-	stat := func(field string, d time.Duration) xdr.NodeCPUStat { return xdr.NodeCPUStat{Field: field, Value: uint64(d)} }
+	stat := func(field string, d time.Duration) xdr.NodeCPUStat {
+		return xdr.NodeCPUStat{Field: field, Value: uint64(d)}
+	}
 	params := []xdr.NodeCPUStat{
 		stat("kernel", t.System+t.IRQ+t.SoftIRQ), stat("user", t.User+t.Nice), stat("idle", t.Idle), stat("iowait", t.IOWait),
 	}
@@ -151,7 +153,9 @@ func (h *handlers) nodeGetMemoryStats(_ context.Context, _ *session, args *xdr.N
 	if err != nil {
 		return nil, err
 	}
-	stat := func(field string, bytes uint64) xdr.NodeMemoryStat { return xdr.NodeMemoryStat{Field: field, Value: bytes >> 10} }
+	stat := func(field string, bytes uint64) xdr.NodeMemoryStat {
+		return xdr.NodeMemoryStat{Field: field, Value: bytes >> 10}
+	}
 	params := []xdr.NodeMemoryStat{stat("total", memory.Total), stat("free", memory.Free)}
 	if args.Cell == allNode {
 		params = append(params, stat("buffers", memory.Buffers), stat("cached", memory.Cached))

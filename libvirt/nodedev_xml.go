@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/uuid"
+
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/markup"
@@ -96,7 +98,7 @@ func describeNature(d *host.Device) *markup.Element {
 
 func describeComputer(d *kernel.DMI) *markup.Element {
 	if d == nil {
-		d = &kernel.DMI{}
+		d = &kernel.DMI{UUID: uuid.UUID{}.String()} // clients count on one
 	}
 	return capability(host.System, leaf("product", d.Product),
 		within(tag("hardware"), leaf("vendor", d.Vendor), leaf("version", d.Version), leaf("serial", d.Serial), leaf("uuid", d.UUID)),
@@ -162,8 +164,10 @@ func describeLink(l *kernel.PCILink) *markup.Element {
 		return strconv.FormatFloat(s, 'g', -1, 64)
 	}
 	width := func(w uint) string { return strconv.FormatUint(uint64(w), 10) }
-	e := within(tag("pci-express"),
-		tag("link", "validity", "cap", "port", width(l.Port), "speed", speed(l.MaxSpeed), "width", width(l.MaxWidth)))
+	e := tag("pci-express")
+	if l.MaxWidth > 0 {
+		within(e, tag("link", "validity", "cap", "port", width(l.Port), "speed", speed(l.MaxSpeed), "width", width(l.MaxWidth)))
+	}
 	if l.Width > 0 {
 		within(e, tag("link", "validity", "sta", "speed", speed(l.Speed), "width", width(l.Width)))
 	}

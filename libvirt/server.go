@@ -10,13 +10,19 @@ import (
 
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/host"
+	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/volume"
 )
 
 // Rooms are what the handlers act on.
 type Rooms struct {
-	Events *event.Log
-	Pools  *volume.Pools
+	Pools     *volume.Pools
+	Networks  *network.Networks
+	Events    *event.Log
+	Host      *host.Inventory
+	Devices   *host.Devices
+	Emulators *host.Emulators
 }
 
 // Config says what to serve, and to whom.
@@ -194,13 +200,13 @@ func (s *Server) hangUp() error {
 		close(gone)
 	}()
 	s.eachClient((*client).hangUp)
-	if within(gone, s.limits.grace) {
+	if endsWithin(gone, s.limits.grace) {
 		s.stopCalls(errStopping)
 		return nil
 	}
 	s.stopCalls(errStopping)
 	s.eachClient(func(c *client) { c.end(errStopping) })
-	if within(gone, s.limits.grace) {
+	if endsWithin(gone, s.limits.grace) {
 		return nil
 	}
 	left := 0
@@ -208,7 +214,7 @@ func (s *Server) hangUp() error {
 	return fault.New(fault.Timeout, fault.Call, "calls of %d clients did not end within %v", left, 2*s.limits.grace)
 }
 
-func within(done <-chan struct{}, d time.Duration) bool {
+func endsWithin(done <-chan struct{}, d time.Duration) bool {
 	select {
 	case <-done:
 		return true

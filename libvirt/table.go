@@ -8,8 +8,12 @@ func newTable() table {
 	remote := group{t, xdr.ProgramRemote}
 	authCalls(remote)
 	connectCalls(remote)
+	capabilityCalls(remote)
+	nodeCalls(remote)
+	nodeDeviceCalls(remote)
 	poolCalls(remote)
 	volumeCalls(remote)
 	eventCalls(remote)
+	networkCalls(remote)
 	return t
 }
