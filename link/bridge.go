@@ -6,10 +6,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
 )
 
 // Bridge says how a bridge is to be made.

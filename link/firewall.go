@@ -10,8 +10,9 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
-	"github.com/lodge-kvm/lodge/fault"
 	"github.com/mdlayher/netlink"
+
+	"github.com/lodge-kvm/lodge/fault"
 )
 
 // Firewall is the one nftables table of a daemon. Its layout:

@@ -15,18 +15,18 @@ import (
 // that the in chain of the network it goes to is asked too.
 func (r ForwardRules) compile() [3][][]expr.Any {
 	var out, in, nat [][]expr.Any
-	out = append(out, rule(linkIs(expr.MetaKeyOIFNAME, r.Bridge), verdict(expr.VerdictReturn)))
-	in = append(in, rule(linkIs(expr.MetaKeyIIFNAME, r.Bridge), verdict(expr.VerdictReturn)))
+	out = append(out, rule(linkIs(expr.MetaKeyOIFNAME, r.Bridge), pass()))
+	in = append(in, rule(linkIs(expr.MetaKeyIIFNAME, r.Bridge), pass()))
 	for _, s := range r.Subnets {
 		for _, uplink := range r.uplinks() {
 			out = append(out, rule(
-				within(source, s.Prefix), anyLink(expr.MetaKeyOIFNAME, uplink), verdict(expr.VerdictReturn)))
+				within(source, s.Prefix), anyLink(expr.MetaKeyOIFNAME, uplink), pass()))
 			answers := []expr.Any(nil)
 			if s.NAT {
 				answers = connectionKnown()
 			}
 			in = append(in, rule(
-				within(destination, s.Prefix), anyLink(expr.MetaKeyIIFNAME, uplink), answers, verdict(expr.VerdictReturn)))
+				within(destination, s.Prefix), anyLink(expr.MetaKeyIIFNAME, uplink), answers, pass()))
 			if s.NAT && r.NAT != nil {
 				nat = append(nat, r.NAT.rules(s.Prefix, uplink)...)
 			}
@@ -48,13 +48,13 @@ func (r ForwardRules) uplinks() []string {
 // rules translate what leaves a subnet, save what stays in it and what is
 // meant for everybody on the link.
 func (t Translation) rules(from netip.Prefix, uplink string) [][]expr.Any {
-	nat := [][]expr.Any{rule(within(destination, from), verdict(expr.VerdictReturn))}
+	nat := [][]expr.Any{rule(within(destination, from), pass())}
 	toAll := []string{"224.0.0.0/24", "255.255.255.255/32"}
 	if from.Addr().Is6() {
 		toAll = []string{"ff02::/16"}
 	}
 	for _, all := range toAll {
-		nat = append(nat, rule(within(destination, netip.MustParsePrefix(all)), verdict(expr.VerdictReturn)))
+		nat = append(nat, rule(within(destination, netip.MustParsePrefix(all)), pass()))
 	}
 	leaves := rule(within(source, from), anyLink(expr.MetaKeyOIFNAME, uplink))
 	if t.FirstPort != 0 {
@@ -102,7 +102,8 @@ func rule(parts ...[]expr.Any) []expr.Any {
 	return all
 }
 
-func verdict(kind expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: kind}} }
+// pass ends the chain and lets the packet go on.
+func pass() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}} }
 
 func refuse() []expr.Any {
 	return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}}

@@ -6,9 +6,10 @@ import (
 	"net/netip"
 	"syscall"
 
-	"github.com/lodge-kvm/lodge/fault"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
 )
 
 // MaxName is the longest name the kernel takes for a link.
@@ -79,8 +80,7 @@ func find(name string) (netlink.Link, error) {
 		return nil, err
 	}
 	l, err := netlink.LinkByName(name)
-	var none netlink.LinkNotFoundError
-	if errors.As(err, &none) {
+	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none {
 		return nil, fault.New(fault.NotFound, fault.Interface, "no network interface with name %q", name)
 	}
 	if err != nil {

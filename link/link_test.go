@@ -11,9 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link/linktest"
-	"github.com/vishvananda/netlink"
 )
 
 func TestMain(m *testing.M) { os.Exit(linktest.Main(m)) }
@@ -188,15 +189,15 @@ func TestCountersAndNeighboursSeeTraffic(t *testing.T) {
 	g := linktest.NewGuest(t)
 	g.Cable(t, "lcable", "eth0", "52:54:00:aa:bb:cc")
 	ok(t, SetBridge("lcable", "lbr2"))
-	heard, err := net.ListenPacket("udp4", "10.9.7.1:0")
+	heard, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp4", "10.9.7.1:0")
 	ok(t, err)
-	defer heard.Close()
+	defer func() { _ = heard.Close() }()
 	g.Do(func() {
 		if err := AddAddress("eth0", netip.MustParsePrefix("10.9.7.2/24")); err != nil {
 			t.Error(err)
 			return
 		}
-		c, err := net.Dial("udp4", heard.LocalAddr().String())
+		c, err := new(net.Dialer).DialContext(t.Context(), "udp4", heard.LocalAddr().String())
 		if err != nil {
 			t.Error(err)
 			return

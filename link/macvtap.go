@@ -7,9 +7,10 @@ import (
 	"strconv"
 	"syscall"
 
-	"github.com/lodge-kvm/lodge/fault"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
 )
 
 // MacvtapMode says how guests on one parent link see each other.

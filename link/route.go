@@ -4,9 +4,10 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/lodge-kvm/lodge/fault"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
 )
 
 // Route is one entry of the host's main routing table.

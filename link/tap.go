@@ -6,8 +6,9 @@ import (
 	"os"
 	"syscall"
 
-	"github.com/lodge-kvm/lodge/fault"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
 )
 
 // maxQueues is the kernel's bound on the queues of one tap or macvtap.

@@ -384,7 +384,13 @@ func listItem(s string) bool { return plain(s) && !strings.ContainsAny(s, ", \""
 
 // hostName reports whether a text is made of what DNS names are made of.
 func hostName(s string) bool {
-	return s != "" && len(s) <= 253 && !strings.ContainsFunc(s, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.' || r > 0x7f)
-	})
+	return s != "" && len(s) <= 253 && strings.IndexFunc(s, notInName) < 0
+}
+
+func notInName(r rune) bool {
+	switch {
+	case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '_', r == '.', r > 0x9f:
+		return false
+	}
+	return true
 }

@@ -173,5 +173,5 @@ func (d *Definition) Managed() bool {
 
 // direct reports whether guests get macvtaps rather than ports of a bridge.
 func (d *Definition) direct() bool {
-	return !d.Managed() && !(d.Forward.Mode == ForwardBridge && d.Bridge.Name != "")
+	return !d.Managed() && (d.Forward.Mode != ForwardBridge || d.Bridge.Name == "")
 }

@@ -8,7 +8,6 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"github.com/lodge-kvm/lodge/device"
-	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/markup"
 )
@@ -112,9 +111,6 @@ func (n *Network) replace(ctx context.Context, before, after View) error {
 		}
 	}
 	n.publish(after)
-	if after.Config != before.Config {
-		n.tell(event.Defined)
-	}
 	return nil
 }
 

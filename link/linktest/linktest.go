@@ -6,13 +6,17 @@
 package linktest
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -36,16 +40,8 @@ func Main(m *testing.M) int {
 	case os.Getenv(inside) != "" || os.Getuid() != 0: // also a fuzzing worker
 		return m.Run()
 	}
-	runtime.LockOSThread() // the parent death signal follows the thread that forked
-	cmd := exec.Command(os.Args[0], os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=new")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
-	}
-	err := cmd.Run()
-	var ended *exec.ExitError
-	if errors.As(err, &ended) {
+	err := again(context.Background(), os.Args[1:], os.Stdout, os.Stderr)
+	if ended, ok := errors.AsType[*exec.ExitError](err); ok {
 		return max(ended.ExitCode(), 1)
 	}
 	if err != nil {
@@ -55,13 +51,53 @@ func Main(m *testing.M) int {
 	return 0
 }
 
+// again runs the test binary once more, in namespaces of its own.
+func again(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	runtime.LockOSThread() // the parent death signal follows the thread that forked
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = append(os.Environ(), inside+"=new")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, stdout, stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	return cmd.Run()
+}
+
+// Alone is for a package whose other tests belong on the host: it runs the
+// test that calls it once more, in namespaces of its own, and reports whether
+// that is where it is called. Otherwise the test has nothing left to do.
+func Alone(t *testing.T) bool {
+	t.Helper()
+	switch {
+	case os.Getenv(inside) == "new":
+		if err := prepare(); err != nil {
+			t.Fatal(err)
+		}
+		return true
+	case os.Getenv(inside) != "":
+		return true
+	case os.Getuid() != 0:
+		t.Skip("needs a private network namespace, which needs root")
+	}
+	var out bytes.Buffer
+	args := []string{"-test.run=^" + t.Name() + "$", "-test.v=true"}
+	if deadline, ok := t.Deadline(); ok {
+		args = append(args, "-test.timeout="+time.Until(deadline).String())
+	}
+	if err := again(t.Context(), args, &out, &out); err != nil {
+		t.Errorf("in a namespace of its own: %v\n%s", err, out.Bytes())
+	} else if bytes.Contains(out.Bytes(), []byte("--- SKIP")) {
+		t.Skipf("%s", out.Bytes())
+	}
+	return false
+}
+
 // prepare makes /sys show the new namespace and brings up its loopback.
 func prepare() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("cannot make mounts private: %w", err)
 	}
-	if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil {
-		return fmt.Errorf("cannot mount /sys: %w", err)
+	if err := remountSys(); err != nil {
+		return err
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -71,6 +107,24 @@ func prepare() error {
 		return err
 	}
 	return os.Setenv(inside, "ready")
+}
+
+// remountSys mounts /sys anew, keeping the control groups that are mounted
+// below it.
+func remountSys() error {
+	const groups = "/sys/fs/cgroup"
+	kept, err := unix.Open(groups, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("cannot open %s: %w", groups, err)
+	}
+	defer func() { _ = unix.Close(kept) }()
+	if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil {
+		return fmt.Errorf("cannot mount /sys: %w", err)
+	}
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", kept), groups, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("cannot mount %s again: %w", groups, err)
+	}
+	return nil
 }
 
 // Need skips a test that is not in a private network namespace, or whose
