@@ -168,7 +168,9 @@ func deviceName(parts ...string) string {
 	parts = slices.DeleteFunc(parts, func(p string) bool { return p == "" })
 	name := []byte(strings.Join(parts, "_"))
 	for i, c := range name {
-		if !('0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z') {
+		switch {
+		case '0' <= c && c <= '9', 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z':
+		default:
 			name[i] = '_'
 		}
 	}

@@ -44,7 +44,7 @@ func openLive(t *testing.T, root kernel.Root) *kernel.Cgroups {
 // sleeper starts a process that stays, and reaps it when it ends.
 func sleeper(t *testing.T) (pid int) {
 	t.Helper()
-	cmd := exec.Command("sleep", "60")
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "sleep", "60")
 	if err := cmd.Start(); err != nil {
 		t.Skip("there is no sleep command:", err)
 	}
@@ -135,8 +135,6 @@ func TestGroupLifeUnified(t *testing.T) {
 	testGroupLife(t, c)
 }
 
-func ptr[T any](v T) *T { return &v }
-
 func TestLimitsOnLiveHost(t *testing.T) {
 	c := openLive(t, kernel.Root{})
 	if c.Version() != 1 {
@@ -152,10 +150,10 @@ func TestLimitsOnLiveHost(t *testing.T) {
 		}
 	})
 	want := kernel.Limits{
-		CPUShares: ptr[uint64](2048), CPUPeriod: ptr[uint64](50000), CPUQuota: ptr[uint64](20000),
-		CPUs: ptr(topology.CPUs(0)), Cells: ptr(topology.CPUs(0)),
-		MemoryHard: ptr[uint64](512 << 20), MemorySoft: ptr[uint64](256 << 20), MemorySwap: ptr[uint64](600 << 20),
-		PIDs: ptr[uint64](100),
+		CPUShares: new(uint64(2048)), CPUPeriod: new(uint64(50000)), CPUQuota: new(uint64(20000)),
+		CPUs: new(topology.CPUs(0)), Cells: new(topology.CPUs(0)),
+		MemoryHard: new(uint64(512 << 20)), MemorySoft: new(uint64(256 << 20)), MemorySwap: new(uint64(600 << 20)),
+		PIDs: new(uint64(100)),
 	}
 	absent, err := g.Apply(want)
 	if err != nil {
@@ -174,14 +172,14 @@ func TestLimitsOnLiveHost(t *testing.T) {
 	}
 	// Both grow past the old sum, then shrink below it: the order matters.
 	for _, size := range []uint64{2 << 30, 256 << 20} {
-		if _, err := g.Apply(kernel.Limits{MemoryHard: ptr(size), MemorySwap: ptr(size)}); err != nil {
+		if _, err := g.Apply(kernel.Limits{MemoryHard: new(size), MemorySwap: new(size)}); err != nil {
 			t.Errorf("to %d: %v", size, err)
 		}
 	}
-	if _, err := g.Apply(kernel.Limits{CPUPeriod: ptr[uint64](1)}); !fault.Is(err, fault.Invalid) {
+	if _, err := g.Apply(kernel.Limits{CPUPeriod: new(uint64(1))}); !fault.Is(err, fault.Invalid) {
 		t.Errorf("a period of 1 µs gives %v", err)
 	}
-	if _, err := g.Apply(kernel.Limits{MemoryHard: ptr[uint64](kernel.Unlimited), MemorySwap: ptr[uint64](kernel.Unlimited), CPUQuota: ptr[uint64](kernel.Unlimited)}); err == nil {
+	if _, err := g.Apply(kernel.Limits{MemoryHard: new(uint64(kernel.Unlimited)), MemorySwap: new(uint64(kernel.Unlimited)), CPUQuota: new(uint64(kernel.Unlimited))}); err == nil {
 		if got, _ := g.Limits(); *got.CPUQuota != kernel.Unlimited {
 			t.Errorf("no quota reads as %d", *got.CPUQuota)
 		}
@@ -227,8 +225,8 @@ func TestLimitsUnified(t *testing.T) {
 	c, dir := unified(t)
 	g := c.Guest("a")
 	absent, err := g.Apply(kernel.Limits{
-		CPUShares: ptr[uint64](200), CPUQuota: ptr[uint64](50000), CPUs: ptr(topology.CPUs(0, 2)),
-		MemoryHard: ptr[uint64](1 << 30), MemorySwap: ptr[uint64](3 << 30), BlockWeight: ptr[uint64](500), PIDs: ptr[uint64](64),
+		CPUShares: new(uint64(200)), CPUQuota: new(uint64(50000)), CPUs: new(topology.CPUs(0, 2)),
+		MemoryHard: new(uint64(1 << 30)), MemorySwap: new(uint64(3 << 30)), BlockWeight: new(uint64(500)), PIDs: new(uint64(64)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +284,7 @@ func testNoGroups(t *testing.T, name string, c *kernel.Cgroups) {
 	if err := errors.Join(g.Create(), g.AddProcess(1), vcpu.Create(), vcpu.AddThread(1), g.Kill(ctx), g.Remove(ctx), c.Close()); err != nil {
 		t.Errorf("%s: %v", name, err)
 	}
-	if absent, err := g.Apply(kernel.Limits{CPUShares: ptr[uint64](1), PIDs: ptr[uint64](1)}); err != nil || len(absent) != 2 {
+	if absent, err := g.Apply(kernel.Limits{CPUShares: new(uint64(1)), PIDs: new(uint64(1))}); err != nil || len(absent) != 2 {
 		t.Errorf("%s: absent %v, %v", name, absent, err)
 	}
 	if _, err := g.Stats(); !fault.Is(err, fault.Unsupported) {
