@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -199,10 +200,40 @@ func TestVirshTransfers(t *testing.T) {
 		t.Errorf("%d bytes of the middle differ", len(got))
 	}
 	s.fails("vol-upload disk TMP/up --pool a --length 1000", "more bytes came")
-	s.fails("vol-upload disk TMP/up --pool a --sparse", "unsupported flags")
 	s.fails("vol-download nothing TMP/x --pool a", "Storage volume not found")
+	sparseTransfer(t, s)
 	// A stream that ended leaves its volume free.
 	s.does("vol-delete disk --pool a")
+}
+
+// sparseTransfer sends a file with holes up and down, in which the holes survive.
+func sparseTransfer(t *testing.T, s *shell) {
+	t.Helper()
+	const size = 64 << 20
+	content := make([]byte, size)
+	copy(content[10<<20:], "in the middle")
+	path := filepath.Join(s.words["TMP"], "sparse")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte("in the middle"), 10<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s.does("vol-create-as a sparse 1M")
+	s.does("vol-upload sparse TMP/sparse --pool a --sparse")
+	s.does("vol-info sparse --pool a", "Capacity: 64.00 MiB Allocation: [0-9.]+ KiB")
+	s.does("vol-download sparse TMP/down --pool a --sparse")
+	for _, path := range []string{filepath.Join(s.words["DIR"], "a", "sparse"), filepath.Join(s.words["TMP"], "down")} {
+		got, err := os.ReadFile(path)
+		if err != nil || !bytes.Equal(got, content) {
+			t.Errorf("%s differs, %v", path, err)
+		}
+	}
+	s.does("vol-delete sparse --pool a")
 }
 
 // TestUploadOfAGoneClient: a client that goes in the middle leaves nothing held.
@@ -272,4 +303,46 @@ func TestVirtInstallStorageCalls(t *testing.T) {
 	w.must(xdr.ProcStoragePoolDestroy, &xdr.WithPool{Pool: made.Pool}, &void{})
 	w.refused(xdr.ProcStoragePoolListAllVolumes, &xdr.StoragePoolListAllVolumesArgs{Pool: made.Pool}, codeOperationInvalid)
 	w.refused(xdr.ProcStorageVolGetInfo, &found, codeOperationInvalid)
+}
+
+// TestHolesThatAreRefused: a hole in a dense stream, and holes that are none,
+// cost the stream and nothing else.
+func TestHolesThatAreRefused(t *testing.T) {
+	h := serve(t, withPools(t))
+	dir := t.TempDir()
+	p, err := h.server.handlers.Pools.Create(t.Context(), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := p.CreateVolume(t.Context(), "<volume><name>disk</name><capacity>1000</capacity></volume>", volume.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := h.open("")
+	for name, c := range map[string]struct {
+		flags uint32
+		hole  xdr.StreamHole
+	}{
+		"in a dense stream":   {0, xdr.StreamHole{Length: 10}},
+		"negative":            {volumeStreamSparse, xdr.StreamHole{Length: -1}},
+		"empty":               {volumeStreamSparse, xdr.StreamHole{}},
+		"flags":               {volumeStreamSparse, xdr.StreamHole{Length: 10, Flags: 1}},
+		"more than any file":  {volumeStreamSparse, xdr.StreamHole{Length: 1<<63 - 1}},
+		"more than was given": {volumeStreamSparse, xdr.StreamHole{Length: 501}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := w.openStream(xdr.ProcStorageVolUpload, &xdr.WithVolumeOffsetLengthFlags{Volume: wireVolume(v), Length: 500, Flags: c.flags})
+			hole := st
+			hole.Type = xdr.TypeStreamHole
+			w.sendPacket(hole, &c.hole)
+			e := new(xdr.NetError)
+			if err := e.Decode(xdr.NewReader(w.expect(st, xdr.StatusError))); err != nil || code(e.Code) != codeInvalidArg {
+				t.Fatalf("error %+v, %v", e, err)
+			}
+		})
+	}
+	w.works()
+	if v, err := p.Volume("disk"); err != nil || v.Physical != 1000 {
+		t.Errorf("%+v, %v", v, err)
+	}
 }

@@ -22,7 +22,7 @@ var (
 // stream carries bytes beside a call. It belongs to the call that opened it,
 // and is known by that call's number and serial. Packets of both sides:
 //
-//	CONTINUE data    data
+//	CONTINUE data    data, or in a packet of its own type the length of a hole
 //	CONTINUE empty   from the server: no more data, and the stream stays open
 //	OK empty         from the client: finished; answered by OK empty or by ERROR
 //	ERROR            from the client, empty: aborted; answered by OK empty
@@ -37,10 +37,10 @@ type stream struct {
 	life   context.Context
 	end    context.CancelCauseFunc
 
-	in       chan []byte   // packets from the client, never closed
+	in       chan piece    // packets from the client, never closed
 	took     chan struct{} // a token when something was taken from in, or life ended
 	finished chan struct{} // closed when the client has sent all
-	rest     []byte        // of the packet that Read is in; Read's alone
+	rest     piece         // of the packet that is being read; the reader's alone
 
 	// Guarded by the lock of the client's streams.
 	hungUp  bool // the client finished or aborted, and waits for an answer
@@ -52,16 +52,41 @@ func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {
 	h.Type = xdr.TypeStream
 	st := &stream{
 		client: c, proc: proc, header: h,
-		in: make(chan []byte, streamQueue), took: make(chan struct{}, 1), finished: make(chan struct{}),
+		in: make(chan piece, streamQueue), took: make(chan struct{}, 1), finished: make(chan struct{}),
 	}
 	st.life, st.end = context.WithCancelCause(c.life)
 	context.AfterFunc(st.life, func() { mark(st.took) })
 	return st
 }
 
-// Read takes what the client sent; io.EOF when it has sent all.
+// piece is what one packet carries: data or, in a sparse stream, the length of
+// a hole.
+type piece struct {
+	data []byte
+	hole int64
+}
+
+func (p piece) empty() bool { return len(p.data) == 0 && p.hole == 0 }
+
+// Read takes what the client sent; io.EOF when it has sent all. It is for
+// streams without holes.
 func (st *stream) Read(p []byte) (int, error) {
-	for len(st.rest) == 0 {
+	hole, err := st.next()
+	if err != nil {
+		return 0, err
+	}
+	if hole > 0 {
+		return 0, fault.New(fault.Invalid, fault.Call, "a hole came in a stream that was not opened as sparse")
+	}
+	n := copy(p, st.rest.data)
+	st.rest.data = st.rest.data[n:]
+	return n, nil
+}
+
+// next waits until there is something to read: a hole, which it takes and
+// whose length it gives, or data for Read, which it leaves.
+func (st *stream) next() (hole int64, err error) {
+	for st.rest.empty() {
 		select {
 		case st.rest = <-st.in: // what came before the end comes before the end
 			mark(st.took)
@@ -79,9 +104,8 @@ func (st *stream) Read(p []byte) (int, error) {
 			return 0, context.Cause(st.life)
 		}
 	}
-	n := copy(p, st.rest)
-	st.rest = st.rest[n:]
-	return n, nil
+	hole, st.rest.hole = st.rest.hole, 0
+	return hole, nil
 }
 
 // Write sends to the client, and returns when the socket has taken it.
@@ -102,6 +126,27 @@ func (st *stream) writeChunk(chunk []byte) error {
 	}
 	taken := make(chan struct{})
 	st.send(xdr.StatusContinue, chunk, func() { close(taken) })
+	return st.await(taken)
+}
+
+// writeHole sends the length of a hole, in a sparse stream.
+func (st *stream) writeHole(n int64) error {
+	if err := context.Cause(st.life); err != nil {
+		return err
+	}
+	h := st.header
+	h.Type, h.Status = xdr.TypeStreamHole, xdr.StatusContinue
+	packet, err := xdr.AppendPacket(nil, h, &xdr.StreamHole{Length: n}, 0)
+	if err != nil {
+		return err
+	}
+	taken := make(chan struct{})
+	st.client.send(&outgoing{packet: packet, done: func() { close(taken) }})
+	return st.await(taken)
+}
+
+// await waits until the socket has taken a packet.
+func (st *stream) await(taken <-chan struct{}) error {
 	select {
 	case <-taken:
 		return nil
@@ -174,20 +219,31 @@ func (c *client) streamPacket(f *frame) error {
 	}
 	switch {
 	case f.Type == xdr.TypeStreamHole:
-		st.end(fault.New(fault.Unsupported, fault.Call, "sparse streams are not built"))
+		return c.deliverHole(st, f.payload)
 	case f.Status == xdr.StatusOK:
 		st.hangUp(false)
 	case f.Status == xdr.StatusError:
 		st.hangUp(true)
 	case f.Status == xdr.StatusContinue && len(f.payload) > 0:
-		return c.deliver(st, f.payload)
+		return c.deliver(st, piece{data: f.payload})
 	}
 	return nil
 }
 
+// deliverHole queues a hole. One that is none ends the stream.
+func (c *client) deliverHole(st *stream, payload []byte) error {
+	var hole xdr.StreamHole
+	r := xdr.NewReader(payload)
+	if err := hole.Decode(r); err != nil || hole.Length <= 0 || hole.Flags != 0 {
+		st.end(fault.New(fault.Invalid, fault.Call, "a hole of %d bytes, flags 0x%x, is none", hole.Length, hole.Flags))
+		return nil
+	}
+	return c.deliver(st, piece{hole: hole.Length})
+}
+
 // deliver queues data for the stream's body. A body that takes nothing for too
 // long loses its stream, so that the client's other calls go on.
-func (c *client) deliver(st *stream, data []byte) error {
+func (c *client) deliver(st *stream, p piece) error {
 	if st.proc.Stream == xdr.StreamDown || !c.streams.waiting(st) {
 		return nil
 	}
@@ -201,7 +257,7 @@ func (c *client) deliver(st *stream, data []byte) error {
 			return true // dropped
 		}
 		select {
-		case st.in <- data:
+		case st.in <- p:
 			return true
 		default:
 			return false

@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"errors"
 	"io"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -22,6 +23,8 @@ const (
 	volumeResizeAll      = 7
 
 	volumeInfoPhysical = 1
+
+	volumeStreamSparse = 1 // of uploads and downloads alike
 )
 
 // wipeAlgorithms are libvirt's, by number. Two are built.
@@ -219,10 +222,8 @@ func (h *handlers) volumePath(_ context.Context, _ *session, args *xdr.WithVolum
 	return &xdr.WithName{Name: v.Path}, nil
 }
 
-// volumeUpload: sparse streams are refused by their flag, on which clients
-// send the holes as zeros when told to.
 func (h *handlers) volumeUpload(ctx context.Context, _ *session, args *xdr.WithVolumeOffsetLengthFlags) (*void, streamBody, error) {
-	if err := checkFlags("STORAGE_VOL_UPLOAD", args.Flags, 0); err != nil {
+	if err := checkFlags("STORAGE_VOL_UPLOAD", args.Flags, volumeStreamSparse); err != nil {
 		return nil, nil, err
 	}
 	p, err := h.poolOf(args.Volume)
@@ -233,8 +234,12 @@ func (h *handlers) volumeUpload(ctx context.Context, _ *session, args *xdr.WithV
 	if err != nil {
 		return nil, nil, err
 	}
+	move := receiveDense
+	if args.Flags&volumeStreamSparse != 0 {
+		move = receiveSparse
+	}
 	return nil, func(_ context.Context, st *stream) error {
-		if _, err := io.CopyBuffer(up, struct{ io.Reader }{st}, make([]byte, xdr.StreamData)); err != nil {
+		if err := move(up, st); err != nil {
 			up.Abort()
 			return err
 		}
@@ -242,8 +247,38 @@ func (h *handlers) volumeUpload(ctx context.Context, _ *session, args *xdr.WithV
 	}, nil
 }
 
+func receiveDense(up *volume.Upload, st *stream) error {
+	_, err := io.CopyBuffer(up, struct{ io.Reader }{st}, make([]byte, xdr.StreamData))
+	return err
+}
+
+func receiveSparse(up *volume.Upload, st *stream) error {
+	buf := make([]byte, xdr.StreamData)
+	for {
+		hole, err := st.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case hole > 0:
+			if err := up.Hole(hole); err != nil {
+				return err
+			}
+			continue
+		}
+		n, err := st.Read(buf)
+		if err != nil {
+			return err
+		}
+		if _, err := up.Write(buf[:n]); err != nil {
+			return err
+		}
+	}
+}
+
 func (h *handlers) volumeDownload(ctx context.Context, _ *session, args *xdr.WithVolumeOffsetLengthFlags) (*void, streamBody, error) {
-	if err := checkFlags("STORAGE_VOL_DOWNLOAD", args.Flags, 0); err != nil {
+	if err := checkFlags("STORAGE_VOL_DOWNLOAD", args.Flags, volumeStreamSparse); err != nil {
 		return nil, nil, err
 	}
 	p, err := h.poolOf(args.Volume)
@@ -254,9 +289,39 @@ func (h *handlers) volumeDownload(ctx context.Context, _ *session, args *xdr.Wit
 	if err != nil {
 		return nil, nil, err
 	}
+	move := sendDense
+	if args.Flags&volumeStreamSparse != 0 {
+		move = sendSparse
+	}
 	return nil, func(_ context.Context, st *stream) error {
 		defer down.Close()
-		_, err := io.CopyBuffer(struct{ io.Writer }{st}, down, make([]byte, xdr.StreamData))
-		return err
+		return move(st, down)
 	}, nil
+}
+
+func sendDense(st *stream, down *volume.Download) error {
+	_, err := io.CopyBuffer(struct{ io.Writer }{st}, down, make([]byte, xdr.StreamData))
+	return err
+}
+
+func sendSparse(st *stream, down *volume.Download) error {
+	buf := make([]byte, xdr.StreamData)
+	for {
+		hole, n, err := down.Section()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case hole:
+			if err := st.writeHole(n); err != nil {
+				return err
+			}
+			down.Skip(n)
+			continue
+		}
+		if _, err := io.CopyBuffer(struct{ io.Writer }{st}, io.LimitReader(down, n), buf); err != nil {
+			return err
+		}
+	}
 }
