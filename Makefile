@@ -71,9 +71,9 @@ $(LINT): tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once, about two minutes)"
 	cd tools && $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
-up: build bin/lodge-guest
+up: build guest
 	@scripts/need $(HOST_PACKAGES) $(CLIENT_PACKAGES)
 	@scripts/up $(DATA) $(RUN)
 
 down:
-	@scripts/down $(RUN)
+	@scripts/down $(DATA) $(RUN)

@@ -1,0 +1,210 @@
+package conformance
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// daemon is one lodged in a world of its own.
+type daemon struct {
+	*world
+	data, run string
+	groups    []string // control groups that were there before
+
+	process *exec.Cmd
+	pid     string // inside the world
+	ended   chan struct{}
+
+	mu  sync.Mutex
+	log []string // what it wrote to standard error, the last maxLog lines
+}
+
+const maxLog = 2000
+
+// start begins a world and a daemon in it. When the test ends the daemon is
+// stopped and the world is searched for what is left.
+func start(t *testing.T, flags ...string) *daemon {
+	t.Helper()
+	d := &daemon{world: newWorld(t)}
+	d.data, d.run = filepath.Join(d.dir, "data"), filepath.Join(d.dir, "run")
+	d.groups = lodgeGroups()
+	t.Cleanup(func() {
+		if t.Failed() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			t.Logf("the daemon's log:\n%s", strings.Join(d.log, "\n"))
+		}
+	})
+	d.launch(t, flags...)
+	t.Cleanup(func() { d.tearDown(t) })
+	return d
+}
+
+// launch starts the daemon and waits until it takes clients.
+func (d *daemon) launch(t *testing.T, flags ...string) {
+	t.Helper()
+	pidFile := filepath.Join(d.dir, "pid")
+	args := append([]string{"-c", `echo $$ >"$1"; shift; exec "$@"`, "sh", pidFile, program(t, "lodged"), "--data", d.data, "--run", d.run}, flags...)
+	d.process = d.command(context.WithoutCancel(t.Context()), "sh", args...)
+	stderr, err := d.process.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ready := make(chan struct{})
+	d.ended = make(chan struct{})
+	go d.follow(bufio.NewScanner(stderr), ready)
+	select {
+	case <-ready:
+	case <-d.ended:
+		t.Fatal("the daemon ended instead of taking clients")
+	case <-time.After(patience):
+		t.Fatal("the daemon does not say that it is ready")
+	}
+	pid, err := os.ReadFile(pidFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.pid = strings.TrimSpace(string(pid))
+}
+
+// follow keeps what the daemon says, and notices when it is ready and when it
+// has ended.
+func (d *daemon) follow(lines *bufio.Scanner, ready chan<- struct{}) {
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		if lines.Text() == "ready" {
+			close(ready)
+			continue
+		}
+		d.mu.Lock()
+		d.log = append(d.log, lines.Text())
+		if len(d.log) > maxLog {
+			d.log = slices.Clone(d.log[maxLog/2:])
+		}
+		d.mu.Unlock()
+	}
+	_ = d.process.Wait()
+	close(d.ended)
+}
+
+// signal sends the daemon, and nobody else, a signal and waits for its end.
+func (d *daemon) signal(t *testing.T, name string) {
+	t.Helper()
+	d.output(t, "kill", "-"+name, d.pid)
+	select {
+	case <-d.ended:
+	case <-time.After(patience):
+		t.Fatalf("the daemon does not end after SIG%s", name)
+	}
+}
+
+// uri is what clients are given.
+func (d *daemon) uri() string { return "qemu:///system?socket=" + d.run + "/libvirt-sock" }
+
+// virsh runs one virsh command and gives what it printed.
+func (d *daemon) virsh(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := d.try(t, args...)
+	if err != nil {
+		t.Fatalf("virsh %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// refuse runs a virsh command that has to fail, and gives its words.
+func (d *daemon) refuse(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := d.try(t, args...)
+	if err == nil {
+		t.Fatalf("virsh %s succeeds:\n%s", strings.Join(args, " "), out)
+	}
+	return out
+}
+
+func (d *daemon) try(t *testing.T, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, err := d.command(ctx, "virsh", append([]string{"-q", "-c", d.uri()}, args...)...).CombinedOutput()
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("no answer within %v", patience)
+	}
+	return strings.TrimSpace(string(out)), err
+}
+
+// tearDown ends what the test left running, through the API, and then sees to
+// it that nothing stays behind.
+func (d *daemon) tearDown(t *testing.T) {
+	// The test's own context has ended.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	defer cancel()
+	sweep := `
+		v="virsh -q -c $1"
+		for g in $($v list --all --name); do $v destroy $g; $v undefine $g --managed-save --nvram; done
+		for n in $($v net-list --all --name); do $v net-destroy $n; $v net-undefine $n; done
+		for p in $($v pool-list --all --name); do $v pool-destroy $p; $v pool-undefine $p; done`
+	_ = d.command(ctx, "sh", "-c", sweep, "sh", d.uri()).Run() // objects that do not run fail to be destroyed
+	select {
+	case <-d.ended: // the test has stopped it
+	default:
+		_ = d.command(ctx, "kill", "-TERM", d.pid).Run()
+		select {
+		case <-d.ended:
+		case <-ctx.Done():
+			t.Error("the daemon does not stop when it is told to")
+		}
+	}
+	d.leftovers(t)
+}
+
+// leftovers reports processes, links, control groups and files that should have
+// gone with the objects they served.
+func (d *daemon) leftovers(t *testing.T) {
+	for pid, words := range d.processes() {
+		t.Errorf("process %d is left: %s", pid, words)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	defer cancel()
+	links, err := d.command(ctx, "ls", "/sys/class/net").Output()
+	if err != nil || strings.TrimSpace(string(links)) != "lo" {
+		t.Errorf("links are left: %s %v", links, err)
+	}
+	for _, group := range lodgeGroups() {
+		if !slices.Contains(d.groups, group) && strings.Contains(group, "guest-") {
+			t.Errorf("a control group is left: %s", group)
+		}
+	}
+	_ = filepath.WalkDir(d.run, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && !strings.HasPrefix(filepath.Base(path), "libvirt-sock") {
+			t.Errorf("a file is left: %s", path)
+		}
+		return nil
+	})
+}
+
+// lodgeGroups lists the control groups of every lodged on this host.
+func lodgeGroups() []string {
+	var found []string
+	for _, pattern := range []string{"/sys/fs/cgroup/lodge*/*", "/sys/fs/cgroup/*/lodge*/*"} {
+		matches, _ := filepath.Glob(pattern)
+		for _, m := range matches {
+			if info, err := os.Stat(m); err == nil && info.IsDir() {
+				found = append(found, m)
+			}
+		}
+	}
+	return found
+}

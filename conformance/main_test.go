@@ -1,0 +1,61 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// bin holds the daemon and the command line under test, built once.
+var bin string
+
+func TestMain(m *testing.M) {
+	if os.Getenv(keeperVariable) != "" {
+		keep()
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "lodge-bin-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	bin = dir
+	return m.Run()
+}
+
+// program builds one of Lodge's commands, once, and gives its path.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	path := filepath.Join(bin, name)
+	if _, err := os.Stat(path); err == nil {
+		return path
+	}
+	build := exec.CommandContext(context.WithoutCancel(t.Context()), "go", "build", "-o", path, "../cmd/"+name)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("cannot build %s: %v\n%s", name, err, out)
+	}
+	return path
+}
+
+// needs skips the test where the host lacks what it is about.
+func needs(t *testing.T, programs ...string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("drives real guests: not among the short tests")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it makes name spaces, links and guests")
+	}
+	for _, p := range append(programs, "qemu-system-x86_64", "virsh", "nsenter") {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Skipf("needs %s, which is not installed here", p)
+		}
+	}
+}
