@@ -220,7 +220,18 @@ func (g *Guest) reattach(r *run) {
 		return
 	}
 	r.connect(s)
+	if r.Saving != nil && g.state.EndFor == "" {
+		r.Saving.giveUp(ctx, s, g.log)
+		r.Saving = nil
+		if found, err = inquire(ctx, s); err != nil {
+			g.log.Warn("cannot ask an adopted guest for its state", "error", err)
+			return
+		}
+	}
 	g.meet(found)
+	if g.state.EndFor != "" { // its end had begun
+		r.end(endNow)
+	}
 }
 
 // inquiry is what a daemon asks QEMU when it has missed events.

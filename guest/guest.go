@@ -48,10 +48,13 @@ type Guest struct {
 	run      *run
 	job      *job
 	waiting  []*task
+	// turn fires when the first of those waiting has waited too long.
+	turn *time.Timer
 	// destroyers wait for the end of the process.
 	destroyers []*task
 	lastJob    domain.Progress
-	forgotten  bool
+	// over says that the loop is to end: the guest is forgotten, or the daemon stops.
+	over bool
 }
 
 // mailboxSize bounds the requests that wait for a guest's loop to look at them.
@@ -72,7 +75,9 @@ func newGuest(r *Registry, name, uuid string) *Guest {
 		since:   time.Now(),
 		record:  record{Name: name},
 		state:   lifecycle.State{Phase: domain.ShutOff, Reason: domain.ReasonUnknown},
+		turn:    time.NewTimer(waitForTurn),
 	}
+	g.turn.Stop()
 	g.publish()
 	return g
 }
@@ -88,7 +93,7 @@ func (g *Guest) UUID() string { return g.uuid }
 func (g *Guest) loop(ctx context.Context) {
 	defer close(g.ended)
 	defer g.retire()
-	for !g.forgotten {
+	for !g.over {
 		if g.handleEvents() {
 			continue
 		}
@@ -105,7 +110,7 @@ func (g *Guest) loop(ctx context.Context) {
 			g.accept(t)
 		case o := <-g.job.outcome():
 			g.settle(o)
-		case <-g.job.tooLate():
+		case <-g.turn.C:
 			g.expire()
 		}
 	}
@@ -123,8 +128,15 @@ func (g *Guest) handleEvents() bool {
 	}
 }
 
-// retire answers everybody who still waits when the loop ends.
+// retirePatience is how long a stopping daemon waits for work to undo itself.
+const retirePatience = 10 * time.Second
+
+// retire ends what the loop began, when the daemon stops or the guest is
+// forgotten: those who wait are answered, work under way is cancelled and may
+// undo itself, and the monitor is left to the next daemon.
 func (g *Guest) retire() {
+	g.over = true
+	g.turn.Stop()
 	reason := errGone(g.Name())
 	for _, t := range append(g.waiting, g.destroyers...) {
 		t.answer(reason)
@@ -132,6 +144,17 @@ func (g *Guest) retire() {
 	g.waiting, g.destroyers = nil, nil
 	if g.job != nil {
 		g.job.cancel(reason)
+		late := time.NewTimer(retirePatience)
+		defer late.Stop()
+		select {
+		case o := <-g.job.done:
+			g.settle(o)
+		case <-late.C:
+			g.log.Warn("work on a guest does not end with the daemon", "work", g.job.describe())
+		}
+	}
+	if g.run != nil {
+		g.run.leave()
 	}
 }
 
@@ -182,5 +205,5 @@ func (g *Guest) id() int {
 // forget takes the guest out of the registry and ends its loop.
 func (g *Guest) forget() {
 	g.reg.remove(g)
-	g.forgotten = true
+	g.over = true
 }

@@ -55,7 +55,8 @@ type runRecord struct {
 	Updated    bool
 	Messages   []string
 	NICs       []heldNIC
-	Disks      []string // aliases, for blocks
+	// Saving is a save under way; nil otherwise.
+	Saving *saving
 }
 
 // heldNIC is a host interface that outlives QEMU and must be taken down.

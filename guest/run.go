@@ -87,6 +87,15 @@ func (r *run) connect(s *qmp.Session) {
 	r.lost.Store(0)
 }
 
+// leave lets go of a guest that runs on: the monitor takes one daemon at a time.
+func (r *run) leave() {
+	r.agent.close()
+	if s := r.session.Load(); s != nil {
+		s.Close()
+	}
+	r.process.Release()
+}
+
 // monitor gives the session, or says since when there is none.
 func (r *run) monitor() (*qmp.Session, error) {
 	if r == nil {

@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -51,21 +52,53 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 	if err != nil {
 		return nil, err
 	}
+	wasRunning := was == domain.Running
+	r.Saving = &saving{Path: path, WasRunning: wasRunning}
 	g.advance(lifecycle.Pausing{Reason: domain.ReasonSave})
+	g.advance(lifecycle.Resuming{Reason: domain.ReasonSaveCanceled}) // should it fail
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
-		if err != nil {
-			return nil, err
+		if err == nil {
+			err = saveTo(ctx, s, path, header, o.BypassCache, p)
 		}
-		if err := saveTo(ctx, s, path, header, o.BypassCache, p); err != nil {
-			return func() error {
-				g.resumeAfter(r, was, domain.ReasonSaveCanceled)
-				return nil
-			}, err
+		if err != nil {
+			goOn(ctx, s, wasRunning, g.log)
+			return func() error { r.Saving = nil; g.keepRun(); return nil }, err
 		}
 		return func() error { return g.saved(r, managed) }, nil
 	}, nil
 }
+
+// saving is what a daemon must know of a save that another did not complete.
+type saving struct {
+	Path       string
+	WasRunning bool
+}
+
+// goOn lets a guest that ran go on after its save has failed. It is part of the
+// work, and not of its settling: it must happen even when the daemon stops.
+func goOn(ctx context.Context, s *qmp.Session, wasRunning bool, log *slog.Logger) {
+	if s == nil || !wasRunning {
+		return
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), modifyLimit)
+	defer stop()
+	if err := s.Execute(ctx, "cont", nil, nil); err != nil {
+		log.Error("the guest cannot go on after its save failed", "error", err)
+	}
+}
+
+// giveUp ends a save that another daemon began: the guest goes on as before it,
+// and what was written is removed.
+func (s *saving) giveUp(ctx context.Context, session *qmp.Session, log *slog.Logger) {
+	if err := session.Execute(ctx, "migrate_cancel", nil, nil); err != nil {
+		log.Warn("cannot cancel a save that an earlier daemon began", "error", err)
+	}
+	goOn(ctx, session, s.WasRunning, log)
+	removeFile(log, partial(s.Path))
+}
+
+func partial(path string) string { return path + ".partial" }
 
 // saved settles a guest whose image is complete. It runs in the loop.
 func (g *Guest) saved(r *run, managed bool) error {
@@ -79,52 +112,33 @@ func (g *Guest) saved(r *run, managed bool) error {
 	return err
 }
 
-// resumeAfter lets a guest that was running go on after a failed job.
-func (g *Guest) resumeAfter(r *run, was domain.State, why domain.Reason) {
-	if was != domain.Running || r.ending() {
-		return
-	}
-	g.advance(lifecycle.Resuming{Reason: why})
-	go func() {
-		ctx, stop := context.WithTimeout(g.reg.life, modifyLimit)
-		defer stop()
-		s, err := r.monitor()
-		if err == nil {
-			err = s.Execute(ctx, "cont", nil, nil)
-		}
-		if err != nil {
-			g.log.Error("the guest cannot go on after its job failed", "error", err)
-		}
-	}()
-}
-
 // saveTo writes an image beside its final place and moves it there when it is
 // complete, so that a half-written one is never taken for whole.
 func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, bypass bool, p *progress) (err error) {
-	partial := path + ".partial"
-	f, err := createImage(partial, bypass)
+	beside := partial(path)
+	f, err := createImage(beside, bypass)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		_ = f.Close()
 		if err != nil {
-			_ = os.Remove(partial)
+			_ = os.Remove(beside)
 		}
 	}()
 	if err := s.Execute(ctx, "stop", nil, nil); err != nil {
 		return err
 	}
 	if err := h.write(f); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", partial)
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", beside)
 	}
 	if err := migrateTo(ctx, s, f, p); err != nil {
 		return fmt.Errorf("cannot save to %s: %w", path, err)
 	}
 	if err := h.complete(f); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", partial)
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", beside)
 	}
-	return os.Rename(partial, path)
+	return os.Rename(beside, path)
 }
 
 // RemoveManagedSave discards the image that the next start would continue from.

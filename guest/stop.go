@@ -9,18 +9,24 @@ import (
 	"github.com/lodge-kvm/lodge/lifecycle"
 )
 
+// destroyPatience is how long a destroy waits for a killed process and for what
+// it held to be given back.
+const destroyPatience = nowPatience + releaseLimit
+
 // Destroy ends the guest's process, as pulling the plug does. It waits for
 // nothing that the guest is stuck in. Graceful only asks QEMU, and fails when
 // QEMU does not follow.
 func (g *Guest) Destroy(ctx context.Context, graceful bool) error {
 	t := &task{later: true}
 	t.plan = func() (work, error) { return nil, g.beginDestroy(t, graceful) }
+	patience, late := destroyPatience, fault.New(fault.Timeout, fault.Domain,
+		"the process of domain %q was killed and does not end: the kernel waits for something, most likely its storage", g.Name())
 	if graceful {
-		var stop context.CancelFunc
-		ctx, stop = context.WithTimeoutCause(ctx, nowPatience, fault.New(fault.Timeout, fault.Domain,
-			"domain %q did not end gracefully within %v; destroy it without --graceful", g.Name(), nowPatience))
-		defer stop()
+		patience, late = nowPatience, fault.New(fault.Timeout, fault.Domain,
+			"domain %q did not end gracefully within %v; destroy it without --graceful", g.Name(), nowPatience)
 	}
+	ctx, stop := context.WithTimeoutCause(ctx, patience, late)
+	defer stop()
 	return g.ask(ctx, t)
 }
 

@@ -94,8 +94,6 @@ type job struct {
 	started time.Time
 	cancel  context.CancelCauseFunc
 	done    chan outcome // holds one
-	// turn fires when the first waiting task has waited too long.
-	turn *time.Timer
 }
 
 type outcome struct {
@@ -108,13 +106,6 @@ func (j *job) outcome() <-chan outcome {
 		return nil
 	}
 	return j.done
-}
-
-func (j *job) tooLate() <-chan time.Time {
-	if j == nil {
-		return nil
-	}
-	return j.turn.C
 }
 
 // accept takes a task out of the mailbox: to wait, to be answered, or to work.
@@ -147,9 +138,8 @@ func (g *Guest) begin(t *task) {
 		return
 	}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.ctx))
-	g.job = &job{task: t, kind: t.kind, started: time.Now(), cancel: cancel, done: make(chan outcome, 1), turn: time.NewTimer(waitForTurn)}
+	g.job = &job{task: t, kind: t.kind, started: time.Now(), cancel: cancel, done: make(chan outcome, 1)}
 	go g.job.runWork(ctx, w, g.record.Name)
-	g.armTurn()
 	g.publish()
 }
 
@@ -179,7 +169,6 @@ func (j *job) runWork(ctx context.Context, w work, name string) {
 func (g *Guest) settle(o outcome) {
 	j := g.job
 	g.job = nil
-	j.turn.Stop()
 	j.cancel(nil)
 	err := o.err
 	if o.settle != nil {
@@ -196,7 +185,7 @@ func (g *Guest) settle(o outcome) {
 // continueAfter lets go on what waited for the work to end: first the end of
 // the process, if that has come, then the waiting tasks in their order.
 func (g *Guest) continueAfter() {
-	if g.job != nil || g.forgotten {
+	if g.job != nil || g.over {
 		return
 	}
 	if g.run.gone() {
@@ -216,11 +205,10 @@ func (g *Guest) continueAfter() {
 	}
 }
 
-// armTurn sets the job's timer to the moment at which the first waiting task
-// gives up.
+// armTurn sets the timer to the moment at which the first waiting task gives up.
 func (g *Guest) armTurn() {
-	if g.job != nil && len(g.waiting) > 0 {
-		g.job.turn.Reset(time.Until(g.waiting[0].until))
+	if len(g.waiting) > 0 {
+		g.turn.Reset(time.Until(g.waiting[0].until))
 	}
 }
 

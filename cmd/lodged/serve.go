@@ -79,10 +79,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err != nil {
 		return nil, err
 	}
-	groups, err := kernel.OpenCgroups(root, o.instance())
-	if err != nil {
-		return nil, err
-	}
+	groups := kernel.OpenCgroups(root, o.instance())
 	emulators, err := host.NewEmulators(records, o.emulator, log)
 	if err != nil {
 		return nil, err
@@ -110,7 +107,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		return nil, err
 	}
 	opened.add(func() error { guests.Close(); return nil })
-	return &libvirt.Rooms{Events: events, Guests: guests, Networks: networks, Pools: pools, Inventory: inventory, Emulators: emulators}, nil
+	return &libvirt.Rooms{Events: events, Guests: guests, Networks: networks, Pools: pools, Host: inventory, Devices: devices, Emulators: emulators}, nil
 }
 
 // listen opens the daemon's sockets.
