@@ -121,10 +121,9 @@ func (info *Info) measure(f file) error {
 	return nil
 }
 
-// magics are the leading bytes of formats; ones with more to check have a
-// function of their own below.
+// magics are what formats start with, all within the first headBytes.
 var magics = []struct {
-	at     int64
+	at     int
 	magic  string
 	format Format
 }{
@@ -138,23 +137,34 @@ var magics = []struct {
 	{0, "# Disk DescriptorFile", VMDK},
 	{0, "vhdxfile", VHDX},
 	{0, "conectix", VPC},
-	{32769, "CD001", ISO},
 }
+
+const headBytes = 0x44
+
+// A CD says what it is behind the 16 sectors that are left to the system.
+const (
+	isoMagic   = "CD001"
+	isoMagicAt = 32769
+)
 
 // Probe finds the format of an image by its magic, raw where there is none.
 // It is for images whose format nobody declared: the answer is the word of
 // whoever wrote the image.
 func Probe(r io.ReaderAt) (Format, error) {
+	head, err := window(r, 0, headBytes)
+	if err != nil {
+		return "", err
+	}
 	for _, m := range magics {
-		head, err := window(r, m.at, len(m.magic))
-		if err != nil {
-			return "", err
-		}
-		if bytes.Equal(head, []byte(m.magic)) {
+		if len(head) >= m.at && bytes.HasPrefix(head[m.at:], []byte(m.magic)) {
 			return m.format, nil
 		}
 	}
-	return Raw, nil
+	volume, err := window(r, isoMagicAt, len(isoMagic))
+	if string(volume) == isoMagic {
+		return ISO, err
+	}
+	return Raw, err
 }
 
 // window reads up to n bytes at an offset; an image that ends earlier gives
