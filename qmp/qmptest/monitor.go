@@ -13,6 +13,7 @@ import (
 	"net"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -82,8 +83,8 @@ func Serve(t testing.TB, client, conn net.Conn) *Monitor {
 		m.serve()
 	}()
 	t.Cleanup(func() {
+		_ = client.Close() // or a client that does not read would hold it up
 		m.Hangup()
-		_ = client.Close()
 		<-ended
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -172,11 +173,14 @@ func (m *Monitor) Raw(line string) {
 	_, _ = io.WriteString(m.conn, line)
 }
 
-// Hangup closes the connection, as a QEMU that ends does.
+// Hangup closes the connection, as a QEMU that ends does, behind what is
+// being said.
 func (m *Monitor) Hangup() {
 	m.mu.Lock()
 	m.hungUp = true
 	m.mu.Unlock()
+	m.write.Lock()
+	defer m.write.Unlock()
 	_ = m.conn.Close()
 }
 
@@ -220,20 +224,36 @@ func (m *Monitor) take(line []byte) error {
 	if err != nil {
 		return err
 	}
-	for _, b := range e.before {
-		m.Emit(b.event, b.data)
-	}
+	var reply string
 	if !e.mute {
-		reply, err := m.reply(q.Execute, q.Arguments, q.ID, e.answer)
-		if err != nil {
+		if reply, err = m.reply(q.Execute, q.Arguments, q.ID, e.answer); err != nil {
 			return err
 		}
-		m.Raw(reply)
 	}
-	for _, a := range e.after {
-		m.Emit(a.event, a.data)
+	before, err := m.events(e.before)
+	if err != nil {
+		return err
+	}
+	after, err := m.events(e.after)
+	if err != nil {
+		return err
+	}
+	if lines := before + reply + after; lines != "" {
+		m.Raw(lines) // at once, so that nothing comes between
 	}
 	return nil
+}
+
+func (m *Monitor) events(list []emission) (string, error) {
+	var lines strings.Builder
+	for _, e := range list {
+		line, err := m.event(e.event, e.data)
+		if err != nil {
+			return "", err
+		}
+		lines.WriteString(line)
+	}
+	return lines.String(), nil
 }
 
 // next finds what to do about a call: the script goes before standing answers.
