@@ -264,14 +264,14 @@ func describeCaches(caches []topology.Cache) *markup.Element {
 func describeGuests(caps *qemu.Capabilities) *markup.Element {
 	arch := within(tag("arch", "name", caps.Arch), leaf("wordsize", "64"), leaf("emulator", caps.Binary.Path))
 	for _, m := range builtMachines(caps) {
-		max := strconv.Itoa(m.MaxCPUs)
+		most := strconv.Itoa(m.MaxCPUs)
 		deprecated := ""
 		if m.Deprecated {
 			deprecated = "yes"
 		}
-		within(arch, leaf("machine", m.Name, "maxCpus", max, "deprecated", deprecated))
+		within(arch, leaf("machine", m.Name, "maxCpus", most, "deprecated", deprecated))
 		if m.Alias != "" {
-			within(arch, leaf("machine", m.Alias, "canonical", m.Name, "maxCpus", max, "deprecated", deprecated))
+			within(arch, leaf("machine", m.Alias, "canonical", m.Name, "maxCpus", most, "deprecated", deprecated))
 		}
 	}
 	for _, t := range slices.Backward(domainTypes) {

@@ -233,7 +233,7 @@ func describeFirmware(d *kernel.DMI) *sysinfo {
 		g := sysinfoGroup{XMLName: xml.Name{Local: group}}
 		for i := 0; i < len(namesAndValues); i += 2 {
 			if value := namesAndValues[i+1]; value != "" {
-				g.Entries = append(g.Entries, sysinfoEntry{namesAndValues[i], value})
+				g.Entries = append(g.Entries, sysinfoEntry{namesAndValues[i], legible(value)})
 			}
 		}
 		if g.Entries != nil {

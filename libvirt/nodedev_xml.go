@@ -12,13 +12,23 @@ import (
 	"github.com/lodge-kvm/lodge/markup"
 )
 
+// legible takes out what XML cannot carry: a device may call itself anything.
+func legible(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' && r != '\t' && r != '\n' || r == 0xfffe || r == 0xffff {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(text, "\ufffd"))
+}
+
 // tag makes an element. Attributes are names and values in turn; one without a
 // value is left out.
 func tag(name string, attrs ...string) *markup.Element {
 	e := &markup.Element{Name: name}
 	for i := 0; i < len(attrs); i += 2 {
 		if attrs[i+1] != "" {
-			e.Attrs = append(e.Attrs, markup.Attr{Name: attrs[i], Value: attrs[i+1]})
+			e.Attrs = append(e.Attrs, markup.Attr{Name: attrs[i], Value: legible(attrs[i+1])})
 		}
 	}
 	return e
@@ -29,7 +39,7 @@ func leaf(name, text string, attrs ...string) *markup.Element {
 	if text == "" {
 		return nil
 	}
-	return within(tag(name, attrs...), markup.Text(text))
+	return within(tag(name, attrs...), markup.Text(legible(text)))
 }
 
 // number is leaf for a number.
@@ -109,7 +119,7 @@ func describeComputer(d *kernel.DMI) *markup.Element {
 func named(element string, id uint64, name string) *markup.Element {
 	e := tag(element, "id", fmt.Sprintf("0x%04x", id))
 	if name != "" {
-		within(e, markup.Text(name))
+		within(e, markup.Text(legible(name)))
 	}
 	return e
 }
