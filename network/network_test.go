@@ -326,33 +326,42 @@ func TestDnsmasqThatDiesIsReplaced(t *testing.T) {
 	}
 }
 
-// TestHangingDnsmasqHoldsNobodyUp stops one network's dnsmasq while it is
-// asked to end: another network must start, answer and end meanwhile.
-func TestHangingDnsmasqHoldsNobodyUp(t *testing.T) {
+// TestBusyNetworkHoldsNobodyUp has a verb of one network that does not come to
+// its end: readers, NICs and other networks must not notice.
+func TestBusyNetworkHoldsNobodyUp(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	stuck, other := started(t, s, natNetwork("net8", 8)), started(t, s, natNetwork("net9", 9))
-	ok(t, syscall.Kill(stuck.service.Process().PID, syscall.SIGSTOP))
-	ended := make(chan error, 1)
-	go func() { ended <- stuck.Destroy(t.Context()) }()
-	for len(stuck.turn) > 0 { // until the verb has its turn
-		select {
-		case err := <-ended:
-			t.Fatal("ended at once:", err)
-		default:
-		}
-	}
+	token := <-stuck.turn
+	defer func() { stuck.turn <- token }()
 	ok(t, other.Destroy(t.Context()))
 	ok(t, other.Start(t.Context()))
-	if len(s.List()) != 2 || !stuck.View().Active() {
-		t.Error("readers do not see the network as it was")
+	if _, err := s.Define(t.Context(), natNetwork("net22", 22), false); err != nil {
+		t.Error(err)
 	}
-	select {
-	case err := <-ended:
-		t.Errorf("the hanging network ended before the other was through: %v", err)
-	default:
+	if len(s.List()) != 3 || !stuck.View().Active() {
+		t.Error("readers do not see the network as it is")
 	}
-	ok(t, <-ended)
+	if _, err := stuck.Leases(""); err != nil {
+		t.Error(err)
+	}
+	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net8", MAC: "52:54:00:01:03:01"}, "guest")
+	ok(t, err)
+	a.Close()
+	release()
+	impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := stuck.Destroy(impatient); !fault.Is(err, fault.Timeout) {
+		t.Errorf("a second verb: %v", err)
+	}
+}
+
+func TestNetworkWithAHangingDnsmasqEnds(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	n := started(t, s, natNetwork("net23", 23))
+	ok(t, syscall.Kill(n.service.Process().PID, syscall.SIGSTOP))
+	ok(t, n.Destroy(t.Context()))
 }
 
 func TestAutostartOnceABoot(t *testing.T) {
@@ -602,5 +611,44 @@ func TestGuestsArePluggedInAgain(t *testing.T) {
 	ok(t, err)
 	if tap.Master != bridge.Index {
 		t.Errorf("the guest is not on the bridge: %+v", tap)
+	}
+}
+
+// TestDefinitionsRun starts what TestDefinitions reads.
+func TestDefinitionsRun(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	docs, err := filepath.Glob("testdata/definitions/*.xml")
+	ok(t, err)
+	for _, path := range docs {
+		doc, err := os.ReadFile(path)
+		ok(t, err)
+		text := strings.ReplaceAll(string(doc), "/srv/tftp", "/")
+		d, err := Parse(text, true)
+		ok(t, err)
+		if !d.Managed() {
+			continue
+		}
+		n, err := s.Define(t.Context(), text, true)
+		ok(t, err)
+		if err := n.Start(t.Context()); err != nil {
+			t.Errorf("%s: %v", path, err)
+			continue
+		}
+		addrs, err := link.Addresses(d.Bridge.Name)
+		ok(t, err)
+		for _, ip := range d.IPs {
+			if !slices.Contains(addrs, ip.Prefix()) {
+				t.Errorf("%s: no %s among %v", path, ip.Prefix(), addrs)
+			}
+		}
+		routes, err := link.Routes()
+		ok(t, err)
+		for _, r := range d.Routes {
+			if !slices.Contains(routes, link.Route{Destination: r.Destination, Device: d.Bridge.Name}) {
+				t.Errorf("%s: no %s among %v", path, r.Destination, routes)
+			}
+		}
+		ok(t, n.Destroy(t.Context()))
 	}
 }

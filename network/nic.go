@@ -3,11 +3,9 @@ package network
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -272,20 +270,4 @@ func named(given, row string, next func(uint64) uint64, do func(name string) err
 		}
 	}
 	return fault.New(fault.NoCapacity, fault.Interface, "no name like %q is free", row)
-}
-
-// Heard gives the addresses that the host has lately heard a MAC from.
-func Heard(mac string) ([]netip.Addr, error) {
-	hw, err := net.ParseMAC(mac)
-	if err != nil {
-		return nil, errors.Join(invalid("%q is no MAC address", mac), err)
-	}
-	all, err := link.Neighbours()
-	var out []netip.Addr
-	for _, n := range all {
-		if n.MAC.String() == hw.String() {
-			out = append(out, n.Address)
-		}
-	}
-	return out, err
 }
