@@ -42,10 +42,10 @@ func (r *Registry) understand(ctx context.Context, doc string, validate bool) (*
 	if err := domainxml.Complete(def, completion(caps)); err != nil {
 		return nil, err
 	}
-	if err := qemu.Complete(def, caps); err != nil {
+	if err := r.chooseFirmware(def); err != nil {
 		return nil, err
 	}
-	return def, nil
+	return def, qemu.Complete(def, caps)
 }
 
 // completion is what the defaults of a definition need to know of QEMU.

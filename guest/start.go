@@ -133,7 +133,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 		}
 	}()
 	for _, step := range []func(context.Context) error{
-		l.makeDirectory, l.reserve, l.findDisks, l.attachNICs, l.startTPMs, l.choosePorts,
+		l.makeDirectory, l.reserve, l.findDisks, l.makeNVRAM, l.attachNICs, l.startTPMs, l.choosePorts,
 		l.makeGroup, l.runQEMU, l.shakeHands, l.readBack, l.settle, l.goOn,
 	} {
 		if err := context.Cause(ctx); err != nil {

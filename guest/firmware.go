@@ -1,0 +1,106 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/host"
+)
+
+// chooseFirmware settles which image a definition boots from, where it asks for
+// UEFI in general, and where the guest keeps its variables. It is called when
+// a guest is defined: the choice is part of the definition from then on, so that
+// a firmware package installed later does not change a guest.
+func (r *Registry) chooseFirmware(def *domain.Definition) error {
+	o := &def.OS
+	if o.Firmware == "efi" && o.Loader.Path == "" {
+		f, err := pickFirmware(o)
+		if err != nil {
+			return err
+		}
+		o.Loader.Path, o.Loader.Type, o.Loader.ReadOnly = f.Code, "pflash", device.On
+		o.Loader.Secure = device.Bool(f.Has("secure-boot") && f.Has("requires-smm"))
+		if f.Has("requires-smm") {
+			def.Features.SMM = device.On
+		}
+		if o.NVRAM.Template == "" {
+			o.NVRAM.Template = f.Template
+		}
+	}
+	stateful := o.Loader.Type == "pflash" && o.Loader.Stateless != device.On
+	if stateful && o.NVRAM.Path == "" && o.NVRAM.Template != "" {
+		o.NVRAM.Path = filepath.Join(r.nvramDir(), def.UUID+"_VARS.fd")
+	}
+	return nil
+}
+
+// pickFirmware gives the first of the host's images that suits the machine and
+// has, or has not, the features that the definition speaks of. Secure boot is
+// not chosen unless it is asked for: it needs SMM, and keys.
+func pickFirmware(o *domain.OS) (*host.Firmware, error) {
+	all, err := host.Firmwares()
+	for _, f := range all {
+		if f.Flash && f.Format == "raw" && f.Suits(o.Arch, o.Machine) && wanted(o, &f) {
+			return &f, nil
+		}
+	}
+	return nil, errors.Join(fault.New(fault.Unsupported, fault.Config,
+		"this host has no UEFI firmware for machine %s with the features asked for; install the package ovmf", o.Machine), err)
+}
+
+func wanted(o *domain.OS, f *host.Firmware) bool {
+	want := map[string]device.Switch{"secure-boot": o.Loader.Secure, "enrolled-keys": device.Unset}
+	for _, feature := range o.FirmwareFeatures {
+		want[feature.Name] = feature.Enabled
+	}
+	for name, on := range want {
+		if f.Has(name) != on.Or(false) {
+			return false
+		}
+	}
+	return true
+}
+
+// makeNVRAM gives a guest its variable store, from the template, at its first
+// start, or anew where that is asked for. It stays when the guest ends.
+func (l *launching) makeNVRAM(context.Context) error {
+	o := l.run.def.OS
+	if o.NVRAM.Path == "" || o.NVRAM.Template == "" {
+		return nil
+	}
+	if fileExists(o.NVRAM.Path) && !l.opts.ResetNVRAM {
+		return nil
+	}
+	return fault.Wrap(copyFile(o.NVRAM.Template, o.NVRAM.Path), fault.Failed, fault.Host, "cannot make the guest's UEFI variables")
+}
+
+// copyFile copies a small file into its place in one step.
+func copyFile(from, to string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.CreateTemp(filepath.Dir(to), ".new-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(out.Name())
+		}
+	}()
+	if _, err := io.Copy(out, in); err != nil {
+		return errors.Join(err, out.Close())
+	}
+	if err := errors.Join(out.Sync(), out.Close()); err != nil {
+		return err
+	}
+	return os.Rename(out.Name(), to)
+}
