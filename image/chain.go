@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -185,14 +186,14 @@ func (c Chain) pseudoName(first int) (string, error) {
 // the files by their descriptors from first on: each layer with its format and
 // the lowest explicitly without anything below, so that QEMU probes nothing.
 func (c Chain) describe(first int) map[string]any {
-	node := map[string]any{"backing": nil}
-	for i := len(c) - 1; i >= 0; i-- {
-		upper := map[string]any{"driver": c[i].driver(), "read-only": true, "file": map[string]any{
-			"driver": c[i].protocol(), "filename": fmt.Sprintf("/proc/self/fd/%d", first+i), "read-only": true,
+	var node map[string]any
+	for i, layer := range slices.Backward(c) {
+		upper := map[string]any{"driver": layer.driver(), "read-only": true, "file": map[string]any{
+			"driver": layer.protocol(), "filename": fmt.Sprintf("/proc/self/fd/%d", first+i), "read-only": true,
 		}}
 		if i < len(c)-1 {
 			upper["backing"] = node
-		} else if c[i].layered() {
+		} else if layer.layered() {
 			upper["backing"] = nil
 		}
 		node = upper

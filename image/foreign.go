@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -70,11 +71,9 @@ func (info *Info) readVPC(r io.ReaderAt) error {
 	}
 	be := binary.BigEndian
 	creator := string(h[28:32])
-	for _, c := range vpcBySize {
-		if c == creator {
-			info.Virtual = be.Uint64(h[48:])
-			return nil
-		}
+	if slices.Contains(vpcBySize, creator) {
+		info.Virtual = be.Uint64(h[48:])
+		return nil
 	}
 	cylinders, heads, sectors := uint64(be.Uint16(h[56:])), uint64(h[58]), uint64(h[59])
 	info.Virtual = cylinders * heads * sectors * sector

@@ -86,7 +86,7 @@ func makeTarget(d *definition) error {
 		return fault.Wrap(err, fault.Failed, fault.Pool, "%s is no directory that can be used", d.target)
 	}
 	f := os.NewFile(uintptr(dir), d.target)
-	defer f.Close() //nolint:errcheck // opened to read
+	defer f.Close()
 	return setPermissions(f, permissions{mode, d.perms.owner, d.perms.group}, fault.Pool)
 }
 

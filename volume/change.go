@@ -103,7 +103,7 @@ func (p *Pool) change(ctx context.Context, name, verb string, work func(context.
 		if err != nil {
 			return err
 		}
-		defer f.Close() //nolint:errcheck // what matters is synced before
+		defer f.Close()
 		if err := work(ctx, j, v, f); err != nil {
 			return err
 		}

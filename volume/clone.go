@@ -43,7 +43,7 @@ func (w *wish) isLike(origin *Volume) bool {
 	switch {
 	case origin.Problem != "" || origin.External:
 		return false
-	case w.format != origin.Format && !(isRaw(w.format) && isRaw(origin.Format)):
+	case w.format != origin.Format && (!isRaw(w.format) || !isRaw(origin.Format)):
 		return false
 	case w.compat != "" && w.compat != origin.Compat, w.clusterSize != 0 && w.clusterSize != origin.ClusterSize:
 		return false
@@ -72,7 +72,7 @@ func (p *Pool) drawCopy(w *wish, origin *Volume, o CreateOptions, j *job) *draft
 		if err != nil {
 			return err
 		}
-		defer source.Close() //nolint:errcheck // opened to read
+		defer source.Close()
 		if isRaw && !o.Reflink {
 			if err := p.pools.images.Make(ctx, f, d.plan); err != nil {
 				return err

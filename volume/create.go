@@ -143,9 +143,12 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // what matters was checked before
+	defer f.Close()
 	if err = d.fill(ctx, f); err == nil {
 		err = setPermissions(f, w.perms, fault.Volume)
+	}
+	if err == nil { // a file server may refuse what was written no earlier than now
+		err = fault.Wrap(f.Close(), fault.Failed, fault.Volume, "cannot finish writing")
 	}
 	if err == nil {
 		err = p.complete(ctx, w.name, declaration{Format: d.plan.Format, Inode: inode})
@@ -272,7 +275,7 @@ func (p *Pool) remeasure(d *definition) error {
 		return dirFault(err, d.target)
 	}
 	dir := os.NewFile(uintptr(fd), d.target)
-	defer dir.Close() //nolint:errcheck // opened to read
+	defer dir.Close()
 	s, perms, err := measure(dir)
 	if err != nil {
 		return dirFault(err, d.target)

@@ -30,7 +30,7 @@ func makeFile(target, name string) (*os.File, uint64, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	defer dir.Close() //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	defer dir.Close()
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, defaultMode)
 	if errors.Is(err, fs.ErrExist) {
 		return nil, 0, fault.New(fault.Exists, fault.Volume, "%s has a file named %q already", target, name)
@@ -53,7 +53,7 @@ func openFile(target, name string, mode int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dir.Close() //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	defer dir.Close()
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, nameFault(err, target, name)
@@ -75,7 +75,7 @@ func removeFile(target, name string) error {
 	if err != nil {
 		return err
 	}
-	defer dir.Close() //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	defer dir.Close()
 	if f, err := openFile(target, name, unix.O_RDONLY); err == nil {
 		use := image.InUse(f)
 		_ = f.Close() // opened to read
@@ -99,7 +99,7 @@ func removeInode(target, name string, inode uint64) error {
 	if err != nil {
 		return err
 	}
-	defer dir.Close() //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	defer dir.Close()
 	var st unix.Stat_t
 	err = unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	switch {

@@ -189,8 +189,7 @@ func run(ctx context.Context, limit time.Duration, name string, args ...string) 
 	if text == "" {
 		text = err.Error()
 	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		err = &exitError{code: exit.ExitCode(), text: text}
 	}
 	return out.String(), fault.Wrap(err, fault.Failed, fault.Pool, "%s failed", name)

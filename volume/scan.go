@@ -35,7 +35,7 @@ func (p *Pool) read(target string, declared map[string]declaration) (reading, er
 	if err != nil {
 		return r, dirFault(err, target)
 	}
-	defer dir.Close() //nolint:errcheck // opened to read
+	defer dir.Close()
 	if r.space, r.perms, err = measure(dir); err != nil {
 		return r, dirFault(err, target)
 	}
@@ -136,7 +136,7 @@ func (v *Volume) inspect(fd int, d declaration) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // opened to read
+	defer f.Close()
 	format := image.Format("")
 	if d.Inode == v.inode {
 		format = d.Format
@@ -145,7 +145,7 @@ func (v *Volume) inspect(fd int, d declaration) error {
 	v.Info = info
 	if err != nil {
 		v.Virtual, v.Problem = info.Physical, err.Error()
-		v.Info.Backing = nil
+		v.Backing = nil
 	}
 	if v.Backing != nil {
 		if path, err := image.Locate(v.Path, v.Backing.Name); err == nil {

@@ -202,7 +202,7 @@ func (d *Download) Read(b []byte) (int, error) {
 	switch {
 	case n > 0:
 		return n, nil
-	case err == io.EOF: //nolint:errorlint // as it is by the contract of ReadAt
+	case err == io.EOF:
 		return 0, err
 	}
 	return 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot read volume %q", d.name)

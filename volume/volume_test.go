@@ -150,8 +150,13 @@ func TestLifeOfADirectoryPool(t *testing.T) {
 	_, err = d.ByName("images")
 	wantKind(t, err, fault.NotFound)
 	for _, want := range []event.Payload{
-		event.PoolChange{Change: event.Defined}, event.PoolChange{Change: event.Created}, event.PoolChange{Change: event.Started}, event.PoolRefresh{},
-		event.PoolChange{Change: event.Stopped}, event.PoolChange{Change: event.Deleted}, event.PoolChange{Change: event.Undefined},
+		event.PoolChange{Change: event.Defined},
+		event.PoolChange{Change: event.Created},
+		event.PoolChange{Change: event.Started},
+		event.PoolRefresh{},
+		event.PoolChange{Change: event.Stopped},
+		event.PoolChange{Change: event.Deleted},
+		event.PoolChange{Change: event.Undefined},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		e, _, err := events.Next(ctx)
