@@ -164,7 +164,6 @@ func TestTrafficUnderNAT(t *testing.T) {
 	guest := plugIn(t, n, "c-guest", "52:54:00:00:00:03")
 	beyond := linktest.NewGuest(t)
 	beyond.Cable(t, "c-uplink", "eth0", "")
-	t.Cleanup(func() { ok(t, link.Remove("c-uplink")) })
 	ok(t, link.AddAddress("c-uplink", netip.MustParsePrefix("198.51.100.1/24")))
 	configure(t, guest, "10.77.2.50/24", "10.77.2.1")
 	configure(t, beyond, "198.51.100.2/24", "198.51.100.1")
@@ -533,7 +532,6 @@ func TestNICsOfEachType(t *testing.T) {
 	ok(t, err)
 	g := linktest.NewGuest(t)
 	g.Cable(t, "c-parent", "eth0", "")
-	t.Cleanup(func() { ok(t, link.Remove("c-parent")) })
 	direct := started(t, s, `<network><name>net20</name><forward mode='passthrough'><interface dev='c-parent'/></forward></network>`)
 
 	attach := func(nic device.NIC) (*device.NICAttachment, func()) {

@@ -52,12 +52,17 @@ func (g *Guest) Do(inside func()) {
 }
 
 // Cable lays a pair of links: near stays with the test, far goes to the guest
-// with the hardware address given. Both are up.
+// with the hardware address given. Both are up, and gone with the test.
 func (g *Guest) Cable(t testing.TB, near, far, mac string) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = near
 	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: far}))
+	t.Cleanup(func() {
+		if l, err := netlink.LinkByName(near); err == nil {
+			_ = netlink.LinkDel(l)
+		}
+	})
 	peer, err := netlink.LinkByName(far)
 	must(t, err)
 	if mac != "" {
