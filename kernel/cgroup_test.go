@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -41,12 +43,34 @@ func openLive(t *testing.T, root kernel.Root) *kernel.Cgroups {
 	return c
 }
 
-// sleeper starts a process that stays, and reaps it when it ends.
-func sleeper(t *testing.T) (pid int) {
+// TestMain lets the test binary be the process that groups are tried on: one
+// with several threads, that stays until it is killed or left.
+func TestMain(m *testing.M) {
+	if os.Getenv("KERNEL_TEST_STAY") == "" {
+		os.Exit(m.Run())
+	}
+	_, _ = fmt.Fprintln(os.Stdout, "ready")
+	_, _ = io.Copy(io.Discard, os.Stdin) // ends with its parent
+}
+
+// stayer starts such a process, and reaps it when it ends.
+func stayer(t *testing.T) (pid int) {
 	t.Helper()
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "sleep", "60")
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0])
+	cmd.Env = append(os.Environ(), "KERNEL_TEST_STAY=1")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
-		t.Skip("there is no sleep command:", err)
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
 	}
 	ended := make(chan struct{})
 	go func() {
@@ -54,10 +78,20 @@ func sleeper(t *testing.T) (pid int) {
 		_ = cmd.Wait() // it is killed
 	}()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // mostly it is gone
+		_ = in.Close()
 		<-ended
 	})
 	return cmd.Process.Pid
+}
+
+// groupOf gives the kernel's list of a thread's groups.
+func groupOf(t *testing.T, pid, tid int) string {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/cgroup", pid, tid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // What a guest's start and end do, on the live host's own control groups.
@@ -70,15 +104,22 @@ func testGroupLife(t *testing.T, c *kernel.Cgroups) {
 			t.Error(err)
 		}
 	})
-	pid := sleeper(t)
-	vcpu := g.Threads("vcpu0")
+	pid := stayer(t)
+	tids, err := kernel.Root{}.ThreadIDs(pid)
+	if err != nil || len(tids) < 2 {
+		t.Fatalf("the process has threads %v, %v", tids, err)
+	}
+	vcpu, tid := g.Threads("vcpu0"), tids[1]
 	for _, step := range []func() error{
 		g.Create, g.Create, func() error { return g.AddProcess(pid) },
-		vcpu.Create, func() error { return vcpu.AddThread(pid) },
+		vcpu.Create, func() error { return vcpu.AddThread(tid) },
 	} {
 		if err := step(); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if main, one := groupOf(t, pid, pid), groupOf(t, pid, tid); strings.Contains(main, "vcpu0") || !strings.Contains(one, "guest-web%2f1/vcpu0") {
+		t.Errorf("the first thread is in\n%sand the one that was moved in\n%s", main, one)
 	}
 	pids, err := g.Processes()
 	if err != nil || !slices.Equal(pids, []int{pid}) {
@@ -88,7 +129,7 @@ func testGroupLife(t *testing.T, c *kernel.Cgroups) {
 	if err != nil {
 		t.Error(err)
 	}
-	if c.Has(kernel.PIDsController) && stats.Threads != 1 {
+	if c.Has(kernel.PIDsController) && stats.Threads < 2 {
 		t.Errorf("the group uses %+v", stats)
 	}
 	short, cancel := context.WithTimeout(ctx, 30*time.Millisecond)

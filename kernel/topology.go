@@ -73,39 +73,36 @@ func (r Root) cpus(online topology.CPUSet) (map[int]topology.CPU, []topology.Cac
 		if cpu.Siblings = siblings.Intersect(online); err != nil || !cpu.Siblings.Contains(id) {
 			cpu.Siblings = topology.CPUs(id)
 		}
-		own := r.caches(dir, id)
-		lastLevel := 0
-		for _, cache := range own {
-			if cache.Level >= lastLevel && cache.Kind != topology.InstructionCache {
-				lastLevel, cpu.Cache = cache.Level, cache.CPUs
-			}
-			if cache.CPUs.Intersect(online).Min() == id {
-				caches = append(caches, cache)
-			}
-		}
+		var own []topology.Cache
+		own, cpu.Cache = r.caches(dir, id, online)
+		caches = append(caches, own...)
 		cpus[id] = cpu
 	}
 	return cpus, caches
 }
 
-// caches reads the caches that one processor uses.
-func (r Root) caches(dir string, cpu int) []topology.Cache {
-	var caches []topology.Cache
+// caches reads the caches of which a processor is the first online user, so that
+// each is read once, and the users of its last-level cache.
+func (r Root) caches(dir string, cpu int, online topology.CPUSet) (first []topology.Cache, last topology.CPUSet) {
+	highest := 0
 	for _, index := range sortedNumbers(r.list(dir, "cache"), "index") {
 		at := dir + "/cache/index" + strconv.Itoa(index)
 		shared, err := r.cpuList(at, "shared_cpu_list")
 		if err != nil || !shared.Contains(cpu) {
 			continue
 		}
-		caches = append(caches, topology.Cache{
-			ID:    r.number(0, at, "id"),
-			Level: r.number(0, at, "level"),
-			Kind:  cacheKinds[r.attr(at, "type")],
-			Size:  kilobytes(r.attr(at, "size")),
-			CPUs:  shared,
-		})
+		level := r.number(0, at, "level")
+		if level >= highest {
+			highest, last = level, shared
+		}
+		if shared.Intersect(online).Min() == cpu {
+			first = append(first, topology.Cache{
+				ID: r.number(0, at, "id"), Level: level, Kind: cacheKinds[r.attr(at, "type")],
+				Size: kilobytes(r.attr(at, "size")), CPUs: shared,
+			})
+		}
 	}
-	return caches
+	return first, last
 }
 
 var cacheKinds = map[string]topology.CacheKind{

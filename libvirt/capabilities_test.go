@@ -20,7 +20,9 @@ func aQEMU(kvm bool) *qemu.Capabilities {
 		{Name: "EPYC", AliasOf: "EPYC-v1", Missing: []string{"fxsr-opt", "npt"}},
 		{Name: "EPYC-v1", Missing: []string{"npt"}},
 		{Name: "Haswell", Usable: true},
-		{Name: "base", Usable: true}, {Name: "host", Usable: true}, {Name: "max", Usable: true},
+		{Name: "base", Usable: true},
+		{Name: "host", Usable: true},
+		{Name: "max", Usable: true},
 	}
 	hostModel := qemu.HostModel{
 		Vendor: "GenuineIntel", Base: "Haswell", Added: []string{"kvm-asyncpf", "tsc-adjust", "vmx"}, Removed: []string{"rtm"},
@@ -28,9 +30,11 @@ func aQEMU(kvm bool) *qemu.Capabilities {
 	c := &qemu.Capabilities{
 		Binary: qemu.Identity{Path: "/usr/bin/qemu-system-x86_64"}, Arch: "x86_64",
 		Machines: []qemu.Machine{
-			{Name: "isapc", MaxCPUs: 1}, {Name: "pc-i440fx-7.1", MaxCPUs: 255, Deprecated: true},
+			{Name: "isapc", MaxCPUs: 1},
+			{Name: "pc-i440fx-7.1", MaxCPUs: 255, Deprecated: true},
 			{Name: "pc-i440fx-7.2", Alias: "pc", Default: true, MaxCPUs: 255},
-			{Name: "pc-q35-7.2", Alias: "q35", MaxCPUs: 288}, {Name: "xenfv", MaxCPUs: 128},
+			{Name: "pc-q35-7.2", Alias: "q35", MaxCPUs: 288},
+			{Name: "xenfv", MaxCPUs: 128},
 		},
 		Accelerators: []qemu.Accelerator{
 			{Name: "kvm", Present: true, Usable: kvm, Reason: "the trial guest never wrote", HostCPU: kvm},
@@ -213,8 +217,11 @@ func TestDevicesOffered(t *testing.T) {
 		{"q35", offerOf(t, aQEMU(true), "", "q35").describeDevices, []string{"<value>sata</value>", "<value>fdc</value>"}, []string{"<value>ide</value>"}},
 		{"tcg", offerOf(t, aQEMU(false), "", "q35").describeFeatures, []string{"<hyperv supported='no'/>"}, nil},
 		{"host with vfio", (&offer{caps: o.caps, machine: o.machine, vfio: true}).describeDevices, []string{"<value>pci</value>", "<value>vfio</value>"}, nil},
-		{"host with UEFI", (&offer{caps: o.caps, machine: o.machine, firmwares: []host.Firmware{{Code: "/fw/CODE.fd", Flash: true}, {Code: "/fw/CODE.fd", Flash: true, Features: []string{"secure-boot"}}}}).describeOS,
-			[]string{"<enum name='firmware'>\n    <value>efi</value>", "<loader supported='yes'>\n    <value>/fw/CODE.fd</value>\n    <enum name='type'>", "<enum name='secure'>\n      <value>yes</value>"}, nil},
+		{
+			"host with UEFI", (&offer{caps: o.caps, machine: o.machine, firmwares: []host.Firmware{{Code: "/fw/CODE.fd", Flash: true}, {Code: "/fw/CODE.fd", Flash: true, Features: []string{"secure-boot"}}}}).describeOS,
+			[]string{"<enum name='firmware'>\n    <value>efi</value>", "<loader supported='yes'>\n    <value>/fw/CODE.fd</value>\n    <enum name='type'>", "<enum name='secure'>\n      <value>yes</value>"},
+			nil,
+		},
 	} {
 		doc := printed(t, c.doc())
 		for _, want := range c.want {
