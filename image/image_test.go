@@ -195,6 +195,23 @@ func TestRawThatLooksLikeQcow2StaysRaw(t *testing.T) {
 	}
 }
 
+func TestContainerIsSeenOnlyWhereNothingIsDeclared(t *testing.T) {
+	f := empty(t, "luks")
+	head := make([]byte, mib)
+	copy(head, "LUKS\xba\xbe\x00\x01")
+	head[106] = 4 // its data start at sector 1024
+	if _, err := f.Write(head); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := Inspect(f, ""); err != nil || info.Format != Raw || !info.Encrypted || info.Virtual != mib/2 {
+		t.Errorf("%+v, %v", info, err)
+	}
+	// The guest of a raw disk cannot change its size by what it writes.
+	if info, err := Inspect(f, Raw); err != nil || info.Encrypted || info.Virtual != mib {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
 func TestChainOfDeclaredLayersIsCopied(t *testing.T) {
 	tool := tool(t)
 	dir := t.TempDir()
