@@ -103,8 +103,10 @@ func (r Root) pciDevice(address PCIAddress) PCIDevice {
 	for _, n := range sortedNumbers(r.list(dir), "virtfn") {
 		d.VirtualFunctions = append(d.VirtualFunctions, addresses([]string{r.link(dir, fmt.Sprintf("virtfn%d", n))})...)
 	}
-	config, _ := r.read(dir, "config") // what is missing stays unknown
-	d.readConfig([]byte(config))
+	// Each word is a slow access to the device, and what is sought is in the first
+	// of sixteen parts. What cannot be read stays unknown.
+	config, _ := r.readHead(configSize, dir, "config")
+	d.readConfig(config)
 	return d
 }
 
@@ -120,6 +122,7 @@ func addresses(names []string) []PCIAddress {
 
 // Registers of the configuration space, and of its PCI Express capability.
 const (
+	configSize         = 256
 	configStatus       = 0x06
 	configHeaderType   = 0x0e
 	configCapabilities = 0x34
@@ -144,7 +147,7 @@ func (d *PCIDevice) readConfig(config []byte) {
 	}
 	at := int(config[configCapabilities] &^ 3)
 	for range 48 {
-		if at < 0x40 || at+expressLinkStatus+2 > min(len(config), 256) {
+		if at < 0x40 || at+expressLinkStatus+2 > min(len(config), configSize) {
 			return
 		}
 		if config[at] == capabilityExpress {

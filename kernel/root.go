@@ -56,20 +56,25 @@ func (r Root) strip(path string) string {
 // read gives the content of a file. A missing one is fault.NotFound, and so is
 // one whose process or device goes away under the reader.
 func (r Root) read(elem ...string) (string, error) {
-	path := r.path(elem...)
-	f, err := os.Open(path)
-	if err == nil {
-		defer func() { _ = f.Close() }() // nothing is written
-		var content []byte
-		if content, err = io.ReadAll(io.LimitReader(f, maxFile)); err == nil {
-			return string(content), nil
-		}
+	content, err := r.readHead(maxFile, elem...)
+	return string(content), err
+}
+
+// readHead is read for the first bytes of a file.
+func (r Root) readHead(most int64, elem ...string) ([]byte, error) {
+	f, err := os.Open(r.path(elem...))
+	if err != nil {
+		return nil, readFault(err)
 	}
-	return "", readFault(err)
+	defer f.Close()
+	content, err := io.ReadAll(io.LimitReader(f, most))
+	return content, readFault(err)
 }
 
 func readFault(err error) error {
 	switch {
+	case err == nil:
+		return nil
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ESRCH), errors.Is(err, syscall.ENODEV):
 		return fault.Wrap(err, fault.NotFound, fault.Host, "the kernel does not offer this")
 	case errors.Is(err, fs.ErrPermission):
