@@ -108,9 +108,9 @@ func (h *handlers) nodeListDevices(_ context.Context, _ *session, args *xdr.Node
 }
 
 // atMost cuts a list of names to what the client has room for.
-func atMost(names *[]string, room int32) error {
+func atMost[T any](names *[]T, room int32) error {
 	if room < 0 {
-		return fault.New(fault.Invalid, fault.Call, "there cannot be room for %d names", room)
+		return fault.New(fault.Invalid, fault.Call, "there cannot be room for %d items", room)
 	}
 	*names = (*names)[:min(len(*names), int(room))]
 	return nil
