@@ -135,8 +135,7 @@ var notFoundCodes = map[fault.Subject]code{
 
 // codeOf gives the code for an error, from its kind and subject.
 func codeOf(err error) code {
-	var coded codedError
-	if errors.As(err, &coded) {
+	if coded, ok := errors.AsType[codedError](err); ok {
 		return coded.code
 	}
 	subject := fault.About(err)

@@ -27,7 +27,7 @@ type house struct {
 	t      *testing.T
 	server *Server
 	events *event.Log
-	stop   context.CancelFunc
+	stop   func() // ends Serve, as the daemon's end does
 	socket string // read-write; the read-only one has "-ro" behind it
 }
 
@@ -49,12 +49,12 @@ func serve(t *testing.T, change ...func(*Server)) *house {
 		}
 		listeners = append(listeners, l)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	h.stop = stop
+	ctx, stop := context.WithCancelCause(context.Background())
+	h.stop = func() { stop(nil) }
 	ended := make(chan error, 1)
 	go func() { ended <- h.server.Serve(ctx, listeners...) }()
 	t.Cleanup(func() {
-		stop()
+		h.stop()
 		select {
 		case err := <-ended:
 			if err != nil {

@@ -84,7 +84,7 @@ func (s *session) permit(p *xdr.Procedure) error {
 	switch {
 	case !s.admitted:
 		return rpcFault("authentication required")
-	case !s.opened && !(p.Program == xdr.ProgramRemote && beforeOpen[p.Number]):
+	case !s.opened && (p.Program != xdr.ProgramRemote || !beforeOpen[p.Number]):
 		return withCode(codeInternal, fault.New(fault.WrongState, fault.Call, "connection not open"))
 	case s.readOnly && p.RefusedReadOnly:
 		return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s", p.Name))

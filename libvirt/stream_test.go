@@ -158,11 +158,11 @@ func TestDownload(t *testing.T) {
 }
 
 func TestAbort(t *testing.T) {
-	ended := make(chan error, 1)
+	ended := make(chan struct{}, 1)
 	h := serve(t, download(func(_ context.Context, st *stream) error {
 		for {
 			if _, err := st.Write(make([]byte, 1000)); err != nil {
-				ended <- err
+				ended <- struct{}{}
 				return err
 			}
 		}

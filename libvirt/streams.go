@@ -61,15 +61,14 @@ func (s *streams) find(f *frame) *stream {
 }
 
 // remove takes a stream out, if it is in; with the lock held.
-func (s *streams) remove(st *stream) bool {
-	if st == nil || s.byKey[keyOf(st.header)] != st {
-		return false
+func (s *streams) remove(st *stream) {
+	if s.byKey[keyOf(st.header)] != st {
+		return
 	}
 	delete(s.byKey, keyOf(st.header))
 	if !st.over {
 		s.active--
 	}
-	return true
 }
 
 // drop forgets the stream of a call that failed; nothing is sent for it. It may be nil.
