@@ -11,10 +11,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
@@ -64,6 +66,10 @@ func (c *closers) close(log *slog.Logger) {
 	}
 }
 
+// settlePatience is how long the daemon's readiness waits for pools, so that a
+// client that comes at once finds their volumes.
+const settlePatience = 2 * time.Second
+
 // open opens every room, each with directories of its own.
 func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*libvirt.Rooms, error) {
 	if err := os.MkdirAll(o.run, 0o755); err != nil {
@@ -84,6 +90,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err != nil {
 		return nil, err
 	}
+	devices := host.NewDevices(root)
 	events := event.NewLog()
 	networks, err := network.Open(ctx, network.Config{
 		Data: filepath.Join(o.data, "network"), Run: filepath.Join(o.run, "network"), Instance: o.instance(),
@@ -93,11 +100,19 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		return nil, err
 	}
 	opened.add(func() error { networks.Close(); return nil })
+	if err := seed(ctx, records, networks); err != nil {
+		log.Warn("cannot define the default network; clients that expect it will say so", "error", err)
+	}
 	pools, err := volume.Open(volume.Options{Store: records, Events: events, Log: log, Boot: bootID()})
 	if err != nil {
 		return nil, err
 	}
 	opened.add(func() error { pools.Close(); return nil })
+	settleCtx, stop := context.WithTimeout(ctx, settlePatience)
+	defer stop()
+	if err := pools.Settle(settleCtx); err != nil {
+		log.Warn("some pools are still being read; their volumes appear when that is done", "error", err)
+	}
 	guests, err := guest.Open(guest.Config{
 		DataDir: filepath.Join(o.data, "guest"), RunDir: filepath.Join(o.run, "guest"), Instance: o.instance(),
 		Log: log, Store: records, Events: events, Emulators: emulators, Ledger: host.NewLedger(inventory),
@@ -108,6 +123,27 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	}
 	opened.add(func() error { guests.Close(); return nil })
 	return &libvirt.Rooms{Events: events, Guests: guests, Networks: networks, Pools: pools, Host: inventory, Devices: devices, Emulators: emulators}, nil
+}
+
+// seeds are the records of what a fresh data directory was given.
+var seeds = store.Kind{Name: "seed", Version: 1}
+
+// seed defines, once in the life of a data directory, the network that every
+// libvirt client expects to find. A user who removes it does not get it back.
+func seed(ctx context.Context, records *store.Store, networks *network.Networks) error {
+	var given bool
+	err := records.Get(seeds, "default network", &given)
+	if !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	doc, err := network.DefaultNetwork()
+	if err != nil {
+		return err
+	}
+	if _, err := networks.Define(ctx, doc, false); err != nil && !fault.Is(err, fault.Exists) {
+		return err
+	}
+	return records.Put(seeds, "default network", true)
 }
 
 // listen opens the daemon's sockets.
