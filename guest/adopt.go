@@ -182,12 +182,8 @@ func (r *Registry) byUUIDNoWait(uuid string) *Guest {
 // in which a start acquires them.
 func (r *Registry) rehold(run *run) {
 	run.hold("run directory", func(context.Context) error { return os.RemoveAll(run.dir) })
-	release, err := r.reserve(r.life, run.def)
-	if err != nil { // it runs already: what it has cannot be refused
-		run.log.Warn("the host is over-committed by an adopted guest", "error", err)
-	} else {
-		run.hold("reservation", func(context.Context) error { release(); return nil })
-	}
+	r.Ledger.Restore(run.UUID, demand(run.def)) // it has it already: nothing can be refused
+	run.hold("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })
 	for _, n := range run.NICs {
 		release, err := r.readoptNIC(run.def, n)
 		if err != nil {

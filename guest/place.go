@@ -28,14 +28,6 @@ func (r *Registry) logDir() string   { return filepath.Join(r.DataDir, "log") }
 func (r *Registry) saveDir() string  { return filepath.Join(r.DataDir, "save") }
 func (r *Registry) nvramDir() string { return filepath.Join(r.DataDir, "nvram") }
 
-// reserve enters in the host's books what a guest is about to take.
-func (r *Registry) reserve(_ context.Context, def *domain.Definition) (release func(), err error) {
-	if err := r.Ledger.Reserve(def.UUID, demand(def)); err != nil {
-		return nil, err
-	}
-	return func() { r.Ledger.Release(def.UUID) }, nil
-}
-
 // demand is what a guest takes of the host. Huge pages are counted where they
 // will come from, when the definition says so.
 func demand(def *domain.Definition) topology.Reservation {
@@ -123,6 +115,12 @@ func isBlock(f *os.File) bool {
 func (r *Registry) attachNIC(ctx context.Context, def *domain.Definition, n *device.NIC) (*device.NICAttachment, func(context.Context) error, error) {
 	if n.Type == "user" {
 		return nil, nil, nil
+	}
+	if n.Backend == "" && def.Virt != "kvm" {
+		// vhost speeds up what KVM runs; an emulated guest gains nothing by it.
+		plain := *n
+		plain.Backend = "qemu"
+		n = &plain
 	}
 	a, release, err := r.Networks.AttachNIC(ctx, n, def.Name)
 	if err != nil {

@@ -187,12 +187,13 @@ func (l *launching) keep() error {
 	return writeRunRecord(l.run.dir, &l.run.runRecord)
 }
 
-func (l *launching) reserve(ctx context.Context) error {
-	release, err := l.g.reg.reserve(ctx, l.run.def)
-	if err != nil {
+// reserve enters in the host's books what the guest is about to take.
+func (l *launching) reserve(context.Context) error {
+	ledger, uuid := l.g.reg.Ledger, l.run.UUID
+	if err := ledger.Reserve(uuid, demand(l.run.def)); err != nil {
 		return err
 	}
-	l.run.hold("reservation", func(context.Context) error { release(); return nil })
+	l.run.hold("reservation", func(context.Context) error { ledger.Release(uuid); return nil })
 	return nil
 }
 
