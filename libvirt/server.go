@@ -10,6 +10,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/volume"
@@ -17,6 +18,7 @@ import (
 
 // Rooms are what the handlers act on.
 type Rooms struct {
+	Guests    *guest.Registry
 	Pools     *volume.Pools
 	Networks  *network.Networks
 	Events    *event.Log
