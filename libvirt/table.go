@@ -15,5 +15,18 @@ func newTable() table {
 	volumeCalls(remote)
 	eventCalls(remote)
 	networkCalls(remote)
+	domainListCalls(remote)
+	domainLifeCalls(remote)
+	domainSaveCalls(remote)
+	domainJobCalls(remote)
+	domainStateCalls(remote)
+	domainDeviceCalls(remote)
+	domainMemoryCalls(remote)
+	domainVCPUCalls(remote)
+	domainStatsCalls(remote)
+	domainMetadataCalls(remote)
+	domainConsoleCalls(remote)
+	domainAgentCalls(remote)
+	qemuCalls(group{t, xdr.ProgramQEMU})
 	return t
 }

@@ -1,0 +1,193 @@
+package libvirt
+
+import (
+	"context"
+	"time"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// domainStateCalls tell what a domain is and does. None of them waits for a guest.
+func domainStateCalls(g group) {
+	on(g, xdr.ProcDomainGetState, (*handlers).domainGetState)
+	on(g, xdr.ProcDomainGetInfo, (*handlers).domainGetInfo)
+	on(g, xdr.ProcDomainGetXMLDesc, (*handlers).domainGetXMLDesc)
+	on(g, xdr.ProcDomainGetOSType, (*handlers).domainGetOSType)
+	on(g, xdr.ProcDomainIsActive, (*handlers).domainIsActive)
+	on(g, xdr.ProcDomainIsPersistent, (*handlers).domainIsPersistent)
+	on(g, xdr.ProcDomainIsUpdated, (*handlers).domainIsUpdated)
+	on(g, xdr.ProcDomainGetControlInfo, (*handlers).domainGetControlInfo)
+	on(g, xdr.ProcDomainGetMessages, (*handlers).domainGetMessages)
+	on(g, xdr.ProcDomainGetSecurityLabel, (*handlers).domainGetSecurityLabel)
+}
+
+// stateReasons gives libvirt's number for a reason, by state; 0 is "unknown".
+// The states themselves count as libvirt's do.
+var stateReasons = map[domain.State]map[domain.Reason]int32{
+	domain.Running: {
+		domain.ReasonBooted: 1, domain.ReasonMigrated: 2, domain.ReasonRestored: 3, domain.ReasonFromSnapshot: 4,
+		domain.ReasonUnpaused: 5, domain.ReasonMigrationCanceled: 6, domain.ReasonSaveCanceled: 7,
+		domain.ReasonWakeup: 8, domain.ReasonCrashed: 9, domain.ReasonPostcopy: 10,
+	},
+	domain.Paused: {
+		domain.ReasonUser: 1, domain.ReasonMigration: 2, domain.ReasonSave: 3, domain.ReasonDump: 4,
+		domain.ReasonIOError: 5, domain.ReasonWatchdog: 6, domain.ReasonFromSnapshot: 7, domain.ReasonShuttingDown: 8,
+		domain.ReasonSnapshot: 9, domain.ReasonCrashed: 10, domain.ReasonStartingUp: 11, domain.ReasonPostcopy: 12,
+	},
+	domain.ShuttingDown: {domain.ReasonUser: 1},
+	domain.ShutOff: {
+		domain.ReasonShutdown: 1, domain.ReasonDestroyed: 2, domain.ReasonCrashed: 3, domain.ReasonMigrated: 4,
+		domain.ReasonSaved: 5, domain.ReasonFailed: 6, domain.ReasonFromSnapshot: 7, domain.ReasonDaemon: 8,
+	},
+	domain.Crashed: {domain.ReasonPanicked: 1},
+}
+
+func (h *handlers) domainGetState(_ context.Context, _ *session, args *xdr.DomainGetStateArgs) (*xdr.DomainGetStateRet, error) {
+	if err := checkFlags("DOMAIN_GET_STATE", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	v, err := h.view(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.DomainGetStateRet{State: int32(v.State), Reason: stateReasons[v.State][v.Reason]}, nil
+}
+
+// infoPatience is how long the information on one domain waits for its
+// processor time to be sampled. Without it the last known stands.
+const infoPatience = 500 * time.Millisecond
+
+func (h *handlers) domainGetInfo(ctx context.Context, _ *session, args *xdr.DomainGetInfoArgs) (*xdr.DomainGetInfoRet, error) {
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	v := g.View()
+	def, err := definition(v, 0)
+	if err != nil {
+		return nil, err
+	}
+	ret := &xdr.DomainGetInfoRet{
+		State: byte(v.State), MaxMemory: def.Memory / 1024, Memory: def.CurrentMemory / 1024, VCPUs: uint16(def.VCPUs.Current),
+	}
+	if v.Active == nil {
+		return ret, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, infoPatience)
+	defer cancel()
+	if st, err := g.Stats(ctx, time.Second); err == nil {
+		ret.CPUTime = uint64(st.CPU)
+	}
+	return ret, nil
+}
+
+// Flags of a domain's XML.
+const (
+	xmlSecure   = 1
+	xmlInactive = 2
+)
+
+func (h *handlers) domainGetXMLDesc(_ context.Context, s *session, args *xdr.DomainGetXMLDescArgs) (*xdr.DomainGetXMLDescRet, error) {
+	const call, migratable = "DOMAIN_GET_XML_DESC", 8
+	if args.Flags&(xmlSecure|migratable) != 0 {
+		if err := s.denyReadOnly(call, "secure flag"); err != nil {
+			return nil, err
+		}
+	}
+	if err := checkFlags(call, args.Flags, xmlSecure|xmlInactive); err != nil {
+		return nil, err
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	doc, err := g.XML(args.Flags&xmlInactive != 0, args.Flags&xmlSecure != 0)
+	return &xdr.DomainGetXMLDescRet{XML: doc}, err
+}
+
+func (h *handlers) domainGetOSType(_ context.Context, _ *session, args *xdr.DomainGetOSTypeArgs) (*xdr.DomainGetOSTypeRet, error) {
+	if _, err := h.guest(args.Domain); err != nil {
+		return nil, err
+	}
+	return &xdr.DomainGetOSTypeRet{Type: "hvm"}, nil // the only type that a definition may have
+}
+
+func (h *handlers) domainIsActive(_ context.Context, _ *session, args *xdr.DomainIsActiveArgs) (*xdr.DomainIsActiveRet, error) {
+	v, err := h.view(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.DomainIsActiveRet{Active: v.Active != nil}, nil
+}
+
+func (h *handlers) domainIsPersistent(_ context.Context, _ *session, args *xdr.DomainIsPersistentArgs) (*xdr.DomainIsPersistentRet, error) {
+	v, err := h.view(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.DomainIsPersistentRet{Persistent: v.Persistent}, nil
+}
+
+func (h *handlers) domainIsUpdated(_ context.Context, _ *session, args *xdr.DomainIsUpdatedArgs) (*xdr.DomainIsUpdatedRet, error) {
+	v, err := h.view(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.DomainIsUpdatedRet{Updated: v.Updated}, nil
+}
+
+// States of the way to a guest's monitor.
+const (
+	controlOK       = 0
+	controlJob      = 1
+	controlOccupied = 2
+)
+
+func (h *handlers) domainGetControlInfo(_ context.Context, _ *session, args *xdr.DomainGetControlInfoArgs) (*xdr.DomainGetControlInfoRet, error) {
+	if err := checkFlags("DOMAIN_GET_CONTROL_INFO", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	g, v, err := h.active(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	ret, since := &xdr.DomainGetControlInfoRet{State: controlOK}, time.Time{}
+	if job := g.Job(); job.Kind != domain.JobNone {
+		ret.State, since = controlJob, job.Started
+	}
+	if !v.StuckSince.IsZero() {
+		ret.State, since = controlOccupied, v.StuckSince
+	}
+	if !since.IsZero() {
+		ret.StateTime = uint64(time.Since(since).Milliseconds())
+	}
+	return ret, nil
+}
+
+// Sorts of messages.
+const (
+	messageDeprecations = 1
+	messageTainting     = 2
+)
+
+// domainGetMessages gives all that is known, whichever sorts were asked for:
+// the guest's room does not tell them apart.
+func (h *handlers) domainGetMessages(_ context.Context, _ *session, args *xdr.DomainGetMessagesArgs) (*xdr.DomainGetMessagesRet, error) {
+	if err := checkFlags("DOMAIN_GET_MESSAGES", args.Flags, messageDeprecations|messageTainting); err != nil {
+		return nil, err
+	}
+	v, err := h.view(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.DomainGetMessagesRet{Messages: v.Messages[:min(len(v.Messages), xdr.MaxDomainMessages)]}, nil
+}
+
+// domainGetSecurityLabel: nothing labels guests here, so the label is empty.
+func (h *handlers) domainGetSecurityLabel(_ context.Context, _ *session, args *xdr.DomainGetSecurityLabelArgs) (*xdr.DomainGetSecurityLabelRet, error) {
+	if _, err := h.guest(args.Domain); err != nil {
+		return nil, err
+	}
+	return &xdr.DomainGetSecurityLabelRet{Label: []byte{0}}, nil
+}

@@ -1,0 +1,244 @@
+package libvirt
+
+import (
+	"context"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// domainStatsCalls tell what one domain uses.
+func domainStatsCalls(g group) {
+	on(g, xdr.ProcDomainBlockStats, (*handlers).domainBlockStats)
+	on(g, xdr.ProcDomainBlockStatsFlags, (*handlers).domainBlockStatsFlags)
+	on(g, xdr.ProcDomainInterfaceStats, (*handlers).domainInterfaceStats)
+	on(g, xdr.ProcDomainMemoryStats, (*handlers).domainMemoryStats)
+	on(g, xdr.ProcDomainGetBlockInfo, (*handlers).domainGetBlockInfo)
+	on(g, xdr.ProcDomainGetDiskErrors, (*handlers).domainGetDiskErrors)
+	on(g, xdr.ProcDomainInterfaceAddresses, (*handlers).domainInterfaceAddresses)
+	on(g, xdr.ProcConnectGetAllDomainStats, (*handlers).connectGetAllDomainStats)
+}
+
+// statsAge is how old a sample may be that answers a call.
+const statsAge = 500 * time.Millisecond
+
+// stats samples a running domain.
+func (h *handlers) stats(ctx context.Context, d xdr.Domain) (*guest.Stats, error) {
+	g, _, err := h.active(d)
+	if err != nil {
+		return nil, err
+	}
+	return g.Stats(ctx, statsAge)
+}
+
+// disk gives the counters of the disk with a target or path; an empty name
+// means the sum of all.
+func (h *handlers) disk(ctx context.Context, d xdr.Domain, name string) (guest.DiskStats, error) {
+	st, err := h.stats(ctx, d)
+	if err != nil {
+		return guest.DiskStats{}, err
+	}
+	var sum guest.DiskStats
+	for _, disk := range st.Disks {
+		if name != "" && (disk.Target == name || disk.Path == name) {
+			return disk, nil
+		}
+		sum.ReadOps += disk.ReadOps
+		sum.ReadBytes += disk.ReadBytes
+		sum.ReadTime += disk.ReadTime
+		sum.WriteOps += disk.WriteOps
+		sum.WriteBytes += disk.WriteBytes
+		sum.WriteTime += disk.WriteTime
+		sum.FlushOps += disk.FlushOps
+		sum.FlushTime += disk.FlushTime
+	}
+	if name != "" {
+		return sum, fault.New(fault.Invalid, fault.Call, "invalid path: %s", name)
+	}
+	return sum, nil
+}
+
+func (h *handlers) domainBlockStats(ctx context.Context, _ *session, args *xdr.DomainBlockStatsArgs) (*xdr.DomainBlockStatsRet, error) {
+	disk, err := h.disk(ctx, args.Domain, args.Path)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.DomainBlockStatsRet{
+		ReadRequests: int64(disk.ReadOps), ReadBytes: int64(disk.ReadBytes),
+		WriteRequests: int64(disk.WriteOps), WriteBytes: int64(disk.WriteBytes), Errors: -1, // not counted
+	}, nil
+}
+
+func (h *handlers) domainBlockStatsFlags(ctx context.Context, _ *session, args *xdr.DomainBlockStatsFlagsArgs) (*xdr.DomainBlockStatsFlagsRet, error) {
+	if _, err := paramFlags("DOMAIN_BLOCK_STATS_FLAGS", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	disk, err := h.disk(ctx, args.Domain, args.Path)
+	if err != nil {
+		return nil, err
+	}
+	params := []xdr.TypedParam{
+		{Field: "wr_bytes", Value: xdr.Int64(int64(disk.WriteBytes))},
+		{Field: "wr_operations", Value: xdr.Int64(int64(disk.WriteOps))},
+		{Field: "rd_bytes", Value: xdr.Int64(int64(disk.ReadBytes))},
+		{Field: "rd_operations", Value: xdr.Int64(int64(disk.ReadOps))},
+		{Field: "flush_operations", Value: xdr.Int64(int64(disk.FlushOps))},
+		{Field: "wr_total_times", Value: xdr.Int64(int64(disk.WriteTime))},
+		{Field: "rd_total_times", Value: xdr.Int64(int64(disk.ReadTime))},
+		{Field: "flush_total_times", Value: xdr.Int64(int64(disk.FlushTime))},
+	}
+	ret := &xdr.DomainBlockStatsFlagsRet{}
+	ret.Params, ret.NParams, err = twoPhase(params, args.NParams)
+	return ret, err
+}
+
+// twoPhase serves getters of typed parameters, which clients call twice: with
+// room for none they are told how many there are, then they come with room.
+func twoPhase(params []xdr.TypedParam, room int32) ([]xdr.TypedParam, int32, error) {
+	if room == 0 {
+		return nil, int32(len(params)), nil
+	}
+	err := atMost(&params, room)
+	return params, int32(len(params)), err
+}
+
+func (h *handlers) domainInterfaceStats(ctx context.Context, _ *session, args *xdr.DomainInterfaceStatsArgs) (*xdr.DomainInterfaceStatsRet, error) {
+	st, err := h.stats(ctx, args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range st.NICs {
+		if args.Device == n.IfName || args.Device == n.MAC {
+			return &xdr.DomainInterfaceStatsRet{
+				RxBytes: int64(n.RxBytes), RxPackets: int64(n.RxPackets), RxErrors: int64(n.RxErrors), RxDrops: int64(n.RxDropped),
+				TxBytes: int64(n.TxBytes), TxPackets: int64(n.TxPackets), TxErrors: int64(n.TxErrors), TxDrops: int64(n.TxDropped),
+			}, nil
+		}
+	}
+	return nil, fault.New(fault.Invalid, fault.Call, "invalid path, '%s' is not a known interface", args.Device)
+}
+
+// balloonFigure is one of a guest's own figures: QEMU's name, the tag of memory
+// statistics, the name in statistics of all domains, and its unit in bytes.
+type balloonFigure struct {
+	qemu string
+	tag  int32
+	name string
+	unit uint64
+}
+
+var balloonFigures = []balloonFigure{
+	{"stat-swap-in", 0, "balloon.swap_in", 1024},
+	{"stat-swap-out", 1, "balloon.swap_out", 1024},
+	{"stat-major-faults", 2, "balloon.major_fault", 1},
+	{"stat-minor-faults", 3, "balloon.minor_fault", 1},
+	{"stat-free-memory", 4, "balloon.unused", 1024},
+	{"stat-total-memory", 5, "balloon.available", 1024},
+	{"stat-available-memory", 8, "balloon.usable", 1024},
+	{"stat-disk-caches", 10, "balloon.disk_caches", 1024},
+	{"stat-htlb-pgalloc", 11, "balloon.hugetlb_pgalloc", 1},
+	{"stat-htlb-pgfail", 12, "balloon.hugetlb_pgfail", 1},
+}
+
+// Tags of what the host knows itself.
+const (
+	tagActual     = 6
+	tagRSS        = 7
+	tagLastUpdate = 9
+)
+
+func (h *handlers) domainMemoryStats(ctx context.Context, _ *session, args *xdr.DomainMemoryStatsArgs) (*xdr.DomainMemoryStatsRet, error) {
+	if err := checkFlags("DOMAIN_MEMORY_STATS", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	st, err := h.stats(ctx, args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	all := []xdr.DomainMemoryStat{{Tag: tagActual, Value: st.Balloon.Current / 1024}}
+	for _, f := range balloonFigures {
+		if value, ok := st.Balloon.Guest[f.qemu]; ok {
+			all = append(all, xdr.DomainMemoryStat{Tag: f.tag, Value: value / f.unit})
+		}
+	}
+	if !st.Balloon.Updated.IsZero() {
+		all = append(all, xdr.DomainMemoryStat{Tag: tagLastUpdate, Value: uint64(st.Balloon.Updated.Unix())})
+	}
+	all = append(all, xdr.DomainMemoryStat{Tag: tagRSS, Value: st.Resident / 1024})
+	return &xdr.DomainMemoryStatsRet{Stats: all[:min(uint64(len(all)), uint64(args.MaxStats))]}, nil
+}
+
+func (h *handlers) domainGetBlockInfo(ctx context.Context, _ *session, args *xdr.DomainGetBlockInfoArgs) (*xdr.DomainGetBlockInfoRet, error) {
+	if err := checkFlags("DOMAIN_GET_BLOCK_INFO", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	info, err := g.BlockInfo(ctx, args.Path)
+	return &xdr.DomainGetBlockInfoRet{Allocation: info.Allocation, Capacity: info.Capacity, Physical: info.Physical}, err
+}
+
+// diskErrors are libvirt's numbers for what ails a disk.
+var diskErrors = words{"unspecified": 1, "no space": 2}
+
+func (h *handlers) domainGetDiskErrors(ctx context.Context, _ *session, args *xdr.DomainGetDiskErrorsArgs) (*xdr.DomainGetDiskErrorsRet, error) {
+	if err := checkFlags("DOMAIN_GET_DISK_ERRORS", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	g, v, err := h.active(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	ret := &xdr.DomainGetDiskErrorsRet{NErrors: int32(len(v.Active.Devices.Disks))}
+	if args.MaxErrors == 0 { // how many there can be
+		return ret, nil
+	}
+	failed, err := g.DiskErrors(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, disk := range v.Active.Devices.Disks {
+		if word, ok := failed[disk.Target]; ok && uint32(len(ret.Errors)) < min(args.MaxErrors, xdr.MaxDomainDiskErrors) {
+			ret.Errors = append(ret.Errors, xdr.DomainDiskError{Disk: disk.Target, Error: diskErrors[word]})
+		}
+	}
+	ret.NErrors = int32(len(ret.Errors))
+	return ret, nil
+}
+
+// addressSources are who knows a guest's addresses, by libvirt's number.
+var addressSources = []guest.AddressSource{guest.ByLease, guest.ByAgent, guest.ByARP}
+
+func (h *handlers) domainInterfaceAddresses(ctx context.Context, _ *session, args *xdr.DomainInterfaceAddressesArgs) (*xdr.DomainInterfaceAddressesRet, error) {
+	if err := checkFlags("DOMAIN_INTERFACE_ADDRESSES", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	if args.Source >= uint32(len(addressSources)) {
+		return nil, withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "unknown IP address data source %d", args.Source))
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	found, err := g.Addresses(ctx, addressSources[args.Source])
+	if err != nil {
+		return nil, err
+	}
+	ret := new(xdr.DomainInterfaceAddressesRet)
+	for _, i := range found[:min(len(found), xdr.MaxDomainInterfaces)] {
+		wire := xdr.DomainInterface{Name: i.Name, HWAddress: optional(i.MAC)}
+		for _, a := range i.Addresses[:min(len(i.Addresses), xdr.MaxDomainIPAddresses)] {
+			address := xdr.DomainIPAddress{Address: a.IP, Prefix: uint32(a.Prefix)}
+			if a.IPv6 {
+				address.Type = 1
+			}
+			wire.Addresses = append(wire.Addresses, address)
+		}
+		ret.Interfaces = append(ret.Interfaces, wire)
+	}
+	return ret, nil
+}
