@@ -39,7 +39,7 @@ func withGuests(t *testing.T) *house {
 	if err != nil {
 		t.Skip("qemu-system-x86_64 is not installed")
 	}
-	dir, err := os.MkdirTemp("", "lodge-") // paths of sockets are bounded, and t.TempDir can be long
+	dir, err := os.MkdirTemp("", "lodge-") //nolint:usetesting // the paths of sockets are bounded, and t.TempDir can be long
 	if err != nil {
 		t.Fatal(err)
 	}
