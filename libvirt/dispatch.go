@@ -148,6 +148,9 @@ func add[A, R any, PA message[A], PR message[R]](
 		if err := args.Decode(xdr.NewReader(payload)); err != nil {
 			return reply{}, rpcFault("cannot decode the arguments of %s: %v", p.Name, err)
 		}
+		if err := s.permitArgs(p, args); err != nil {
+			return reply{}, err
+		}
 		return f(h, ctx, s, args, files)
 	}}
 }

@@ -86,10 +86,31 @@ func (s *session) permit(p *xdr.Procedure) error {
 		return rpcFault("authentication required")
 	case !s.opened && (p.Program != xdr.ProgramRemote || !beforeOpen[p.Number]):
 		return withCode(codeInternal, fault.New(fault.WrongState, fault.Call, "connection not open"))
-	case s.readOnly && p.RefusedReadOnly:
-		return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s", p.Name))
+	case s.readOnly && p.RefusesReadOnly(blank(p)):
+		return errReadOnly(p)
 	}
 	return nil
+}
+
+// blank are the arguments of a call that says nothing in particular.
+func blank(p *xdr.Procedure) xdr.Message {
+	if p.NewArgs == nil {
+		return nil
+	}
+	return p.NewArgs()
+}
+
+// permitArgs says whether the session may make a permitted call with these
+// arguments: two calls are refused to readers for some of what they may say.
+func (s *session) permitArgs(p *xdr.Procedure, args xdr.Message) error {
+	if p.RefusesReadOnly(args) && !s.mayWrite() {
+		return errReadOnly(p)
+	}
+	return nil
+}
+
+func errReadOnly(p *xdr.Procedure) error {
+	return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s", p.Name))
 }
 
 // denyReadOnly refuses what a flag of a permitted call asks for.
