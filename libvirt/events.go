@@ -1,7 +1,6 @@
 package libvirt
 
 import (
-	"maps"
 	"slices"
 	"sync"
 
@@ -53,9 +52,10 @@ type subscription struct {
 
 // subscriptions are those of one client.
 type subscriptions struct {
-	mu   sync.Mutex
-	last int32
-	byID map[int32]*subscription
+	mu      sync.Mutex
+	last    int32
+	all     []*subscription // oldest first
+	pumping bool
 }
 
 // subscribe adds a callback. What happens from now on will be sent, behind the
@@ -66,17 +66,17 @@ func (s *session) subscribe(log *event.Log, t topic, object string) (id int32, t
 	}
 	s.subs.mu.Lock()
 	defer s.subs.mu.Unlock()
-	if len(s.subs.byID) >= maxSubscriptions {
+	if len(s.subs.all) >= maxSubscriptions {
 		return 0, nil, fault.New(fault.NoCapacity, fault.Call, "%d callbacks are registered on this connection", maxSubscriptions)
 	}
-	if s.subs.byID == nil {
-		s.subs.byID = map[int32]*subscription{}
+	if !s.subs.pumping {
+		s.subs.pumping = true
 		reader := log.Reader()
 		s.client.work.Go(func() { s.pump(reader) })
 	}
 	s.subs.last++
 	sub := &subscription{id: s.subs.last, topic: t, object: object, told: make(chan struct{})}
-	s.subs.byID[sub.id] = sub
+	s.subs.all = append(s.subs.all, sub)
 	return sub.id, func() { close(sub.told) }, nil
 }
 
@@ -84,10 +84,11 @@ func (s *session) subscribe(log *event.Log, t topic, object string) (id int32, t
 func (s *session) unsubscribe(f family, id int32) error {
 	s.subs.mu.Lock()
 	defer s.subs.mu.Unlock()
-	if sub := s.subs.byID[id]; sub == nil || sub.topic.family != f {
+	before := len(s.subs.all)
+	s.subs.all = slices.DeleteFunc(s.subs.all, func(sub *subscription) bool { return sub.id == id && sub.topic.family == f })
+	if len(s.subs.all) == before {
 		return fault.New(fault.Invalid, fault.Call, "no callback %d is registered", id)
 	}
-	delete(s.subs.byID, id)
 	return nil
 }
 
@@ -95,7 +96,7 @@ func (s *session) unsubscribe(f family, id int32) error {
 func (s *session) unsubscribeAll() {
 	s.subs.mu.Lock()
 	defer s.subs.mu.Unlock()
-	clear(s.subs.byID)
+	s.subs.all = nil
 }
 
 // matching gives the callbacks that want a notice, oldest first.
@@ -103,8 +104,7 @@ func (s *session) matching(n notice) []*subscription {
 	s.subs.mu.Lock()
 	defer s.subs.mu.Unlock()
 	var found []*subscription
-	for _, id := range slices.Sorted(maps.Keys(s.subs.byID)) {
-		sub := s.subs.byID[id]
+	for _, sub := range s.subs.all {
 		if sub.topic == n.topic && (sub.object == "" || sub.object == n.object) {
 			found = append(found, sub)
 		}

@@ -69,7 +69,7 @@ func serve(t *testing.T, change ...func(*Server)) *house {
 
 // wire is a client that can send anything.
 type wire struct {
-	t      *testing.T
+	t      testing.TB
 	conn   *net.UnixConn
 	serial uint32
 }
