@@ -3,6 +3,7 @@
 # make test    check, and then everything with real QEMU and real clients
 # make up      a running lodged with a tile of eight booted guests
 # make down    the end of that
+# make bench   docs/figures.md measured anew, with libvirt's own daemon beside
 # make format  put the sources into the form that check wants
 #
 # Each installs the Debian packages that it misses, and says so. A second time
@@ -34,7 +35,7 @@ CLIENT_PACKAGES = libvirt-clients
 TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt ovmf swtpm swtpm-tools \
                   gcc libc6-dev procps
 
-.PHONY: build check format lint unit test up down guest
+.PHONY: build check format lint unit test up down bench guest
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/...
 
@@ -77,3 +78,8 @@ up: build guest
 
 down:
 	@scripts/down $(DATA) $(RUN)
+
+# libvirt's daemon is installed for it, and runs only while it is measured.
+bench: build
+	@scripts/need $(HOST_PACKAGES) libvirt-daemon libvirt-daemon-driver-qemu tini
+	@scripts/bench $(SAMPLES)

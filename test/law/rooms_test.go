@@ -35,7 +35,7 @@ func (r room) may(other room) (bool, string) {
 		return true, ""
 	case r.level == tools:
 		return false, r.name + " is a tool: it speaks to Lodge over public protocols only"
-	case other.level == tools:
+	case other.level == tools && r.level != commands:
 		return false, other.name + " is a tool, no part of Lodge"
 	case other.level == commands:
 		return false, "nobody imports a command"
@@ -115,6 +115,9 @@ func TestTheTableIsRead(t *testing.T) {
 		{"conformance", "libvirt", false},
 		{"libvirt", "conformance", false},
 		{"cmd", "libvirt", true},
+		{"cmd", "lab", true},
+		{"lab", "xdr", true},
+		{"lab", "guest", false},
 		{"libvirt", "cmd", false},
 	} {
 		if got, why := rooms[c.from].may(rooms[c.to]); got != c.want {

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lodge-kvm/lodge/lab"
+	"github.com/lodge-kvm/lodge/lab/remote"
+)
+
+func labCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "lab",
+		Short: "Measure a daemon that speaks libvirt's protocol: Lodge's, libvirt's or another",
+		Args:  cobra.NoArgs,
+	}
+	c.AddCommand(labStartCommand(), labReportCommand())
+	return c
+}
+
+func labStartCommand() *cobra.Command {
+	var o lab.Options
+	var values, page string
+	c := &cobra.Command{
+		Use:   "start",
+		Short: "Measure starts, definitions and the daemon's own memory",
+		Long: `Measure one daemon on this host: the start and the destroy of a small paused
+guest, the define and undefine of one with 16 disks, and the memory and threads
+of the daemon while more and more guests are there. With --bare QEMU is also run
+without the daemon, with the very arguments that the daemon gave it, in turns.
+
+The guests are the command's own, are emulated (no KVM is needed), and are gone
+at the end. Other guests are left alone. Measure on a quiet host.`,
+		Example: `  lodge lab start --bare
+  lodge lab start --bare --socket /run/lodge/libvirt-sock --samples 30 --json lodged.ndjson
+  lodge lab start --socket 'qemu:///system?socket=/run/libvirt/libvirt-sock'`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if o.Samples < 1 {
+				return errors.New("--samples wants at least 1")
+			}
+			o.Log = slog.New(slog.NewTextHandler(c.ErrOrStderr(), nil))
+			run, err := lab.Measure(c.Context(), o)
+			if err != nil {
+				return err
+			}
+			if values != "" {
+				err = run.Save(values)
+			}
+			return errors.Join(err, show(c, []*lab.Run{run}, page))
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Address, "socket", remote.System, "`path` of the daemon's socket, or a URI")
+	f.StringVar(&o.Name, "name", "", "`name` of the daemon in tables (default: its program's)")
+	f.BoolVar(&o.Bare, "bare", false, "also run QEMU without the daemon, with the same arguments")
+	f.IntVar(&o.Samples, "samples", 20, "`number` of times that each thing is done")
+	f.IntSliceVar(&o.Guests, "guests", []int{8, 64}, "`numbers` of guests at which the daemon's memory is looked at, rising")
+	f.StringVar(&o.Command, "made-by", strings.Join(os.Args, " "), "`command` that is named as the one that makes these figures")
+	f.StringVar(&values, "json", "", "`file` for every single value, as lines of JSON")
+	f.StringVar(&page, "markdown", "", "`file` of a page into which the tables are put, between its marks")
+	return c
+}
+
+func labReportCommand() *cobra.Command {
+	var page string
+	c := &cobra.Command{
+		Use:   "report VALUES...",
+		Short: "Show values that were kept with --json; others are compared with the first",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, files []string) error {
+			var runs []*lab.Run
+			for _, file := range files {
+				run, err := lab.Load(file)
+				if err != nil {
+					return err
+				}
+				runs = append(runs, run)
+			}
+			return show(c, runs, page)
+		},
+	}
+	c.Flags().StringVar(&page, "markdown", "", "`file` of a page into which the tables are put, between its marks")
+	return c
+}
+
+// show prints what runs say, and puts it into a page if one is named.
+func show(c *cobra.Command, runs []*lab.Run, page string) error {
+	report := lab.NewReport(runs)
+	fmt.Fprint(c.OutOrStdout(), report.Text())
+	if page == "" {
+		return nil
+	}
+	return report.IntoPage(page)
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/template"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lodge-kvm/lodge/qemu"
+)
+
+func probeCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "probe [BINARY]",
+		Short: "Find out what this host's QEMU can do, by trying",
+		Long: `Ask a QEMU binary what it can do, and run a small guest under each accelerator
+to see whether guests really run on this host. Takes a few seconds, and changes
+nothing.`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			binary := "/usr/bin/qemu-system-x86_64"
+			if len(args) > 0 {
+				binary = args[0]
+			}
+			found, err := qemu.Probe(c.Context(), binary)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				encoder := json.NewEncoder(c.OutOrStdout())
+				encoder.SetIndent("", "  ")
+				return encoder.Encode(found)
+			}
+			return showCapabilities(c.OutOrStdout(), found)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "show everything, as JSON")
+	return c
+}
+
+var capabilities = template.Must(template.New("").Parse(
+	`{{with .}}{{.Binary.Path}}: QEMU {{.Version.Major}}.{{.Version.Minor}}.{{.Version.Micro}}{{with .Version.Package}} ({{.}}){{end}}, {{.Arch}}
+
+Accelerators, best first:
+{{range .Accelerators}}  {{.Name}}: {{if .Usable}}works{{else}}does not work{{end}}{{with .Reason}}: {{.}}{{end}}
+{{- if .Usable}}
+    processor models: {{len .Models}}; -cpu host: {{if .HostCPU}}works{{else}}does not work{{with .HostCPUReason}}: {{.}}{{end}}{{end}}
+{{- with .HostModel.Base}}; nearest to the host: {{.}}{{end}}{{end}}
+{{end}}
+Machines:
+{{range .Machines}}{{if .Alias}}  {{.Alias}} = {{.Name}}, up to {{.MaxCPUs}} processors{{if .Default}}, the default{{end}}
+{{end}}{{end}}  and {{len .Machines}} in all
+
+Devices: {{len .Devices}}, objects: {{len .Objects}}, monitor commands: {{len .Commands}}
+Networks:{{range .Netdevs}} {{.}}{{end}}
+Displays:{{range .Displays}} {{.}}{{end}}
+Extras:{{range .Facts}} {{.}}{{end}}
+{{end}}`))
+
+func showCapabilities(w io.Writer, c *qemu.Capabilities) error {
+	if err := capabilities.Execute(w, c); err != nil {
+		return fmt.Errorf("cannot show what was found: %w", err)
+	}
+	return nil
+}
