@@ -79,7 +79,7 @@ func withGuests(t *testing.T) *house {
 	t.Cleanup(func() {
 		for _, g := range guests.All() {
 			if g.View().Active != nil {
-				if err := g.Destroy(t.Context(), false); err != nil {
+				if err := g.Destroy(context.WithoutCancel(t.Context()), false); err != nil {
 					t.Logf("ending %s: %v", g.Name(), err)
 				}
 			}
@@ -222,7 +222,17 @@ func TestAutoDestroy(t *testing.T) {
 			break
 		}
 	}
-	watcher.refused(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain}, codeNoDomain)
+	w := h.open("")
+	for asked := time.Now(); ; { // it is forgotten right after the event
+		w.send(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain})
+		if w.next().Status == xdr.StatusError {
+			break
+		}
+		if time.Since(asked) > patience {
+			t.Fatal("the guest is still known")
+		}
+	}
+	w.refused(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain}, codeNoDomain)
 }
 
 // TestGuestConsole: what the firmware writes comes out of the console, and the
