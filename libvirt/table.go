@@ -26,6 +26,9 @@ func newTable() table {
 	domainStatsCalls(remote)
 	domainMetadataCalls(remote)
 	domainConsoleCalls(remote)
+	domainSnapshotCalls(remote)
+	domainGraphicsCalls(remote)
+	domainKeyCalls(remote)
 	domainAgentCalls(remote)
 	qemuCalls(group{t, xdr.ProgramQEMU})
 	return t
