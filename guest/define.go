@@ -133,7 +133,7 @@ func (g *Guest) forgetIfNothing() {
 }
 
 // UndefineOptions say what goes with a definition.
-type UndefineOptions struct{ ManagedSave, Snapshots, Checkpoints, NVRAM, KeepNVRAM bool }
+type UndefineOptions struct{ ManagedSave, Snapshots, Checkpoints, NVRAM, KeepNVRAM, TPM, KeepTPM bool }
 
 // Undefine takes back the persistent definition. A running guest becomes
 // transient.
@@ -152,6 +152,9 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 		if o.NVRAM && nvram != "" {
 			removeFile(g.log, nvram)
 		}
+		if o.TPM || !o.KeepTPM && g.run == nil && !keepsTPM(inactive) {
+			g.reg.dropTPM(g.uuid, g.log)
+		}
 		g.state.Persistent, g.record.Autostart, g.record.AutostartOnce = false, false, false
 		g.announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRemoved})
 		g.publish()
@@ -164,6 +167,9 @@ func (g *Guest) admitUndefine(o UndefineOptions) error {
 	if g.record.ManagedSave && !o.ManagedSave {
 		return fault.New(fault.WrongState, fault.Domain,
 			"refusing to undefine while domain managed save image exists; remove it first, or undefine with --managed-save")
+	}
+	if o.TPM && g.run != nil {
+		return fault.New(fault.WrongState, fault.Domain, "cannot remove the TPM's state while the domain is running")
 	}
 	nvram := g.inactive.OS.NVRAM.Path
 	if nvram != "" && !o.NVRAM && !o.KeepNVRAM && g.run == nil && fileExists(nvram) {

@@ -3,14 +3,17 @@ package guest
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -39,7 +42,7 @@ func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket
 	if err != nil {
 		return fault.Wrap(err, fault.Unsupported, fault.Config, "an emulated TPM needs swtpm; install the package swtpm")
 	}
-	state := filepath.Join(r.DataDir, "tpm", run.UUID)
+	state := r.tpmState(run.UUID)
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the TPM's state directory")
 	}
@@ -60,6 +63,23 @@ func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot start the TPM emulator: %s", strings.TrimSpace(string(out)))
 	}
 	return nil
+}
+
+// tpmState is where a guest's software TPM keeps what must outlive it.
+func (r *Registry) tpmState(uuid string) string { return filepath.Join(r.DataDir, "tpm", uuid) }
+
+// keepsTPM reports whether a definition says that the TPM's state stays when the
+// guest is forgotten.
+func keepsTPM(def *domain.Definition) bool {
+	return slices.ContainsFunc(def.Devices.TPMs, func(t *device.TPM) bool { return t.Persistent.Or(false) })
+}
+
+// dropTPM removes the TPM's state of a guest that is no longer defined: another
+// guest of the same UUID must not find its secrets.
+func (r *Registry) dropTPM(uuid string, log *slog.Logger) {
+	if err := os.RemoveAll(r.tpmState(uuid)); err != nil {
+		log.Error("cannot remove the TPM's state", "path", r.tpmState(uuid), "error", err)
+	}
 }
 
 func tpmPID(dir string) string { return filepath.Join(dir, "swtpm.pid") }

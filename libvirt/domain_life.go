@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"os"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
@@ -15,6 +16,8 @@ func domainLifeCalls(g group) {
 	on(g, xdr.ProcDomainCreate, (*handlers).domainCreate)
 	on(g, xdr.ProcDomainCreateWithFlags, (*handlers).domainCreateWithFlags)
 	on(g, xdr.ProcDomainCreateXML, (*handlers).domainCreateXML)
+	onFilesIn(g, xdr.ProcDomainCreateWithFiles, (*handlers).domainCreateWithFiles)
+	onFilesIn(g, xdr.ProcDomainCreateXMLWithFiles, (*handlers).domainCreateXMLWithFiles)
 	on(g, xdr.ProcDomainSuspend, domainCall((*guest.Guest).Suspend))
 	on(g, xdr.ProcDomainResume, domainCall((*guest.Guest).Resume))
 	on(g, xdr.ProcDomainShutdown, domainCall(func(g *guest.Guest, ctx context.Context) error {
@@ -117,6 +120,29 @@ func (h *handlers) domainCreateXML(ctx context.Context, s *session, args *xdr.Do
 	return reference(g, asValidation(args.XML, o.Validate, err))
 }
 
+// refuseFiles refuses descriptors that came for a guest: they are for the first
+// process of a container, which a machine does not have.
+func refuseFiles(files []*os.File) error {
+	if len(files) == 0 {
+		return nil
+	}
+	return withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "descriptors cannot be passed to a QEMU guest"))
+}
+
+func (h *handlers) domainCreateWithFiles(ctx context.Context, s *session, args *xdr.DomainCreateWithFilesArgs, files []*os.File) (*xdr.DomainCreateWithFilesRet, error) {
+	if err := refuseFiles(files); err != nil {
+		return nil, err
+	}
+	return h.domainCreateWithFlags(ctx, s, args)
+}
+
+func (h *handlers) domainCreateXMLWithFiles(ctx context.Context, s *session, args *xdr.DomainCreateXMLWithFilesArgs, files []*os.File) (*xdr.DomainCreateXMLWithFilesRet, error) {
+	if err := refuseFiles(files); err != nil {
+		return nil, err
+	}
+	return h.domainCreateXML(ctx, s, args)
+}
+
 // Ways to ask a guest to go down.
 const (
 	byACPI  = 1
@@ -142,16 +168,22 @@ const (
 	undefineNVRAM       = 4
 	undefineKeepNVRAM   = 8
 	undefineCheckpoints = 16
-	undefineFlags       = undefineManagedSave | undefineSnapshots | undefineNVRAM | undefineKeepNVRAM | undefineCheckpoints
+	undefineTPM         = 32
+	undefineKeepTPM     = 64
+	undefineFlags       = 127
 )
 
 func undefine(ctx context.Context, g *guest.Guest, flags uint32) error {
 	if flags&(undefineNVRAM|undefineKeepNVRAM) == undefineNVRAM|undefineKeepNVRAM {
 		return fault.New(fault.Invalid, fault.Call, "flags to remove and to keep the nvram exclude each other")
 	}
+	if flags&(undefineTPM|undefineKeepTPM) == undefineTPM|undefineKeepTPM {
+		return fault.New(fault.Invalid, fault.Call, "flags to remove and to keep the TPM's state exclude each other")
+	}
 	return g.Undefine(ctx, guest.UndefineOptions{
 		ManagedSave: flags&undefineManagedSave != 0, Snapshots: flags&undefineSnapshots != 0,
 		Checkpoints: flags&undefineCheckpoints != 0, NVRAM: flags&undefineNVRAM != 0, KeepNVRAM: flags&undefineKeepNVRAM != 0,
+		TPM: flags&undefineTPM != 0, KeepTPM: flags&undefineKeepTPM != 0,
 	})
 }
 

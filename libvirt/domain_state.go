@@ -20,6 +20,7 @@ func domainStateCalls(g group) {
 	on(g, xdr.ProcDomainGetControlInfo, (*handlers).domainGetControlInfo)
 	on(g, xdr.ProcDomainGetMessages, (*handlers).domainGetMessages)
 	on(g, xdr.ProcDomainGetSecurityLabel, (*handlers).domainGetSecurityLabel)
+	on(g, xdr.ProcDomainGetSecurityLabelList, (*handlers).domainGetSecurityLabelList)
 }
 
 // stateReasons gives libvirt's number for a reason, by state; 0 is "unknown".
@@ -33,7 +34,7 @@ var stateReasons = map[domain.State]map[domain.Reason]int32{
 	domain.Paused: {
 		domain.ReasonUser: 1, domain.ReasonMigration: 2, domain.ReasonSave: 3, domain.ReasonDump: 4,
 		domain.ReasonIOError: 5, domain.ReasonWatchdog: 6, domain.ReasonFromSnapshot: 7, domain.ReasonShuttingDown: 8,
-		domain.ReasonSnapshot: 9, domain.ReasonCrashed: 10, domain.ReasonStartingUp: 11, domain.ReasonPostcopy: 12,
+		domain.ReasonSnapshot: 9, domain.ReasonCrashed: 10, domain.ReasonPanicked: 10, domain.ReasonStartingUp: 11, domain.ReasonPostcopy: 12,
 	},
 	domain.ShuttingDown: {domain.ReasonUser: 1},
 	domain.ShutOff: {
@@ -139,9 +140,11 @@ func (h *handlers) domainIsUpdated(_ context.Context, _ *session, args *xdr.Doma
 
 // States of the way to a guest's monitor.
 const (
-	controlOK       = 0
-	controlJob      = 1
-	controlOccupied = 2
+	controlOK    = 0
+	controlJob   = 1
+	controlError = 3
+
+	controlLost = 2 // why: the monitor does not answer
 )
 
 func (h *handlers) domainGetControlInfo(_ context.Context, _ *session, args *xdr.DomainGetControlInfoArgs) (*xdr.DomainGetControlInfoRet, error) {
@@ -157,7 +160,7 @@ func (h *handlers) domainGetControlInfo(_ context.Context, _ *session, args *xdr
 		ret.State, since = controlJob, job.Started
 	}
 	if !v.StuckSince.IsZero() {
-		ret.State, since = controlOccupied, v.StuckSince
+		ret.State, ret.Details, since = controlError, controlLost, v.StuckSince
 	}
 	if !since.IsZero() {
 		ret.StateTime = uint64(time.Since(since).Milliseconds())
@@ -190,4 +193,10 @@ func (h *handlers) domainGetSecurityLabel(_ context.Context, _ *session, args *x
 		return nil, err
 	}
 	return &xdr.DomainGetSecurityLabelRet{Label: []byte{0}}, nil
+}
+
+// domainGetSecurityLabelList: one label for each security model in force, which is none.
+func (h *handlers) domainGetSecurityLabelList(_ context.Context, _ *session, args *xdr.DomainGetSecurityLabelListArgs) (*xdr.DomainGetSecurityLabelListRet, error) {
+	_, err := h.guest(args.Domain)
+	return &xdr.DomainGetSecurityLabelListRet{}, err
 }
