@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/lodge-kvm/lodge/domain"
-	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/markup"
@@ -114,17 +113,4 @@ func (g *Guest) definition(a Affect) (*domain.Definition, error) {
 		return v.Inactive, nil
 	}
 	return v.Current(), nil
-}
-
-// XML writes the guest's definition as libvirt shows it: the running one, unless
-// inactive is asked for or nothing runs. Secure shows passwords.
-func (g *Guest) XML(inactive, secure bool) (string, error) {
-	v := g.View()
-	if v.Active != nil && (!inactive || v.Inactive == nil) {
-		return domainxml.Format(v.Active, domainxml.Style{Active: !inactive, ID: v.ID, Secure: secure})
-	}
-	if v.Inactive == nil {
-		return "", errGone(v.Name)
-	}
-	return domainxml.Format(v.Inactive, domainxml.Style{Secure: secure})
 }

@@ -12,7 +12,6 @@ import (
 func domainStateCalls(g group) {
 	on(g, xdr.ProcDomainGetState, (*handlers).domainGetState)
 	on(g, xdr.ProcDomainGetInfo, (*handlers).domainGetInfo)
-	on(g, xdr.ProcDomainGetXMLDesc, (*handlers).domainGetXMLDesc)
 	on(g, xdr.ProcDomainGetOSType, (*handlers).domainGetOSType)
 	on(g, xdr.ProcDomainIsActive, (*handlers).domainIsActive)
 	on(g, xdr.ProcDomainIsPersistent, (*handlers).domainIsPersistent)
@@ -81,30 +80,6 @@ func (h *handlers) domainGetInfo(ctx context.Context, _ *session, args *xdr.Doma
 		ret.CPUTime = uint64(st.CPU)
 	}
 	return ret, nil
-}
-
-// Flags of a domain's XML.
-const (
-	xmlSecure   = 1
-	xmlInactive = 2
-)
-
-func (h *handlers) domainGetXMLDesc(_ context.Context, s *session, args *xdr.DomainGetXMLDescArgs) (*xdr.DomainGetXMLDescRet, error) {
-	const call, migratable = "DOMAIN_GET_XML_DESC", 8
-	if args.Flags&(xmlSecure|migratable) != 0 {
-		if err := s.denyReadOnly(call, "secure flag"); err != nil {
-			return nil, err
-		}
-	}
-	if err := checkFlags(call, args.Flags, xmlSecure|xmlInactive); err != nil {
-		return nil, err
-	}
-	g, err := h.guest(args.Domain)
-	if err != nil {
-		return nil, err
-	}
-	doc, err := g.XML(args.Flags&xmlInactive != 0, args.Flags&xmlSecure != 0)
-	return &xdr.DomainGetXMLDescRet{XML: doc}, err
 }
 
 func (h *handlers) domainGetOSType(_ context.Context, _ *session, args *xdr.DomainGetOSTypeArgs) (*xdr.DomainGetOSTypeRet, error) {

@@ -20,6 +20,7 @@ func newTable() table {
 	domainSaveCalls(remote)
 	domainJobCalls(remote)
 	domainStateCalls(remote)
+	domainXMLCalls(remote)
 	domainDeviceCalls(remote)
 	domainMemoryCalls(remote)
 	domainVCPUCalls(remote)
