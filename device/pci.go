@@ -90,9 +90,9 @@ func placementOrder(s *Set) []Device {
 	bridges, others := splitControllers(s)
 	all = gather(all, bridges)
 	all = gather(all, s.Videos[:min(1, len(s.Videos))])
-	all = gather(all, others)
 	all = gather(all, s.NICs)
 	all = gather(all, s.Sounds)
+	all = gather(all, others)
 	all = gather(all, s.Disks)
 	all = gather(all, s.HostDevices)
 	if s.Balloon != nil {

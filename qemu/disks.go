@@ -1,0 +1,339 @@
+package qemu
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/device"
+)
+
+func (b *builder) disks() error {
+	for _, d := range b.Definition.Devices.Disks {
+		if err := b.disk(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// disk makes a drive and, when something is in it, the block node behind it.
+func (b *builder) disk(d *device.Disk) error {
+	node := ""
+	a, present := b.Disks[d.Alias]
+	if b.rehearsal && !present && d.Source != nil {
+		a, present = device.DiskAttachment{Layers: []device.Layer{{Path: d.Source.Path(), Format: cmp.Or(d.Format, "raw")}}}, true
+	}
+	if present {
+		top, err := b.node(d, a)
+		if err != nil {
+			return err
+		}
+		node = top
+	} else if d.Device != "cdrom" && d.Device != "floppy" {
+		return invalid("disk %s has no source", d.Target)
+	}
+	driver, props, err := b.drive(d, node)
+	if err != nil {
+		return err
+	}
+	if d.WWN != "" {
+		wwn, err := strconv.ParseUint(strings.TrimPrefix(d.WWN, "0x"), 16, 64)
+		if err != nil {
+			return invalid("disk %s has the WWN %q, which is not of 16 hexadecimal digits", d.Target, d.WWN)
+		}
+		props.add("wwn", wwn)
+	}
+	b.driveOptions(d, &props)
+	return b.device(driver, props)
+}
+
+// formats that a disk may be declared to have. Encrypted ones need secrets.
+var formats = []string{"raw", "qcow2", "qcow", "qed", "vmdk", "vdi", "vhdx", "vpc", "dmg", "cloop", "bochs", "parallels"}
+
+// backed are the formats with images below them. Where such a chain ends is
+// said too: QEMU must not follow what stands in an image.
+var backed = []string{"qcow2", "qcow", "qed", "vmdk"}
+
+// node makes the block node of a disk with its whole chain inside, so that it
+// comes and goes as one, and gives its name.
+func (b *builder) node(d *device.Disk, a device.DiskAttachment) (string, error) {
+	if len(a.Layers) == 0 {
+		return "", invalid("disk %s has no image", d.Target)
+	}
+	index := uint(0)
+	if d.Source != nil {
+		index = d.Source.Index
+	}
+	var below any
+	for i := len(a.Layers) - 1; i >= 0; i-- {
+		layer, err := b.layer(d, a.Layers[i], nodeBase(index, i), i > 0 || d.ReadOnly)
+		if err != nil {
+			return "", err
+		}
+		if slices.Contains(backed, a.Layers[i].Format) {
+			layer.add("backing", below)
+		} else if below != nil {
+			return "", invalid("disk %s: an image of format %s cannot have another below it", d.Target, a.Layers[i].Format)
+		}
+		below = layer
+	}
+	top := below.(properties)
+	if d.CopyOnRead == device.On {
+		top = properties{{"driver", "copy-on-read"}, {"node-name", topNode(d)}, {"file", top}}
+	}
+	b.part("blockdev", top)
+	return topNode(d), nil
+}
+
+// nodeBase is the beginning of the names of a layer's nodes.
+func nodeBase(index uint, depth int) string {
+	if depth == 0 {
+		return fmt.Sprintf("libvirt-%d", index)
+	}
+	return fmt.Sprintf("libvirt-%d-%d", index, depth)
+}
+
+// topNode is the name of the node that a disk's device reads and writes.
+func topNode(d *device.Disk) string {
+	if d.CopyOnRead == device.On {
+		return "libvirt-CoR-" + d.Target
+	}
+	return nodeBase(d.Source.Index, 0) + "-format"
+}
+
+// cacheMode is what libvirt's words for caching mean.
+type cacheMode struct{ direct, noFlush, writeBack bool }
+
+var cacheModes = map[string]cacheMode{
+	"none": {direct: true, writeBack: true}, "writethrough": {}, "writeback": {writeBack: true},
+	"directsync": {direct: true}, "unsafe": {noFlush: true, writeBack: true},
+}
+
+// layer describes one image of a chain: its format, and the file or device
+// that holds it.
+func (b *builder) layer(d *device.Disk, l device.Layer, base string, readOnly bool) (properties, error) {
+	if !slices.Contains(formats, l.Format) {
+		return nil, unsupported("disk %s: images of format %q are not built", d.Target, l.Format)
+	}
+	storage, err := b.storage(d, l, base)
+	if err != nil {
+		return nil, err
+	}
+	props := properties{{"driver", l.Format}, {"node-name", base + "-format"}, {"read-only", readOnly}}
+	if d.Discard == "unmap" {
+		props.add("discard", "unmap")
+	}
+	if !readOnly {
+		switch {
+		case d.DetectZeroes == "unmap" && d.Discard != "unmap":
+			props.add("detect-zeroes", "on")
+		default:
+			props.text("detect-zeroes", d.DetectZeroes)
+		}
+	}
+	cacheProperties(&props, d.Cache)
+	props.add("file", storage)
+	return props, nil
+}
+
+func (b *builder) storage(d *device.Disk, l device.Layer, base string) (properties, error) {
+	driver := "file"
+	if l.Block {
+		driver = "host_device"
+	}
+	props := properties{{"driver", driver}, {"filename", l.Path}, {"node-name", base + "-storage"}}
+	switch d.IO {
+	case "", "threads":
+		props.text("aio", d.IO)
+	case "native":
+		if m := cacheModes[d.Cache]; !m.direct {
+			return nil, unsupported("disk %s: io native needs cache none or directsync", d.Target)
+		}
+		if !b.Capabilities.Has(FactNativeAIO) {
+			return nil, unsupported("disk %s: this QEMU has no native AIO", d.Target)
+		}
+		props.add("aio", "native")
+	case "io_uring":
+		if !b.Capabilities.Has(FactIOUring) {
+			return nil, unsupported("disk %s: this QEMU has no io_uring", d.Target)
+		}
+		props.add("aio", "io_uring")
+	default:
+		return nil, invalid("disk %s has the unknown io mode %q", d.Target, d.IO)
+	}
+	cacheProperties(&props, d.Cache)
+	props.add("auto-read-only", true)
+	discard := "unmap"
+	if d.Discard == "ignore" {
+		discard = "ignore"
+	}
+	props.add("discard", discard)
+	return props, nil
+}
+
+func cacheProperties(props *properties, mode string) {
+	if m, ok := cacheModes[mode]; ok {
+		props.add("cache", properties{{"direct", m.direct}, {"no-flush", m.noFlush}})
+	}
+}
+
+// drive gives the device of a disk: where it sits, and what is in it.
+func (b *builder) drive(d *device.Disk, node string) (driver string, props properties, err error) {
+	if d.Device == "lun" && d.Bus != "scsi" {
+		return "", nil, unsupported("disk %s: device lun is built on bus scsi only", d.Target)
+	}
+	if d.Bus != "virtio" && (d.IOThread != 0 || d.Queues != 0 || d.QueueSize != 0) {
+		return "", nil, unsupported("disk %s: bus %s has no queues and iothreads of its disks' own", d.Target, d.Bus)
+	}
+	switch d.Bus {
+	case "virtio":
+		driver, err = b.virtioDisk(d, &props)
+	case "ide", "sata":
+		driver, err = b.ataDisk(d, &props)
+	case "scsi":
+		driver, err = b.scsiDisk(d, &props)
+	case "usb":
+		driver = "usb-storage"
+		if d.Device == "floppy" {
+			err = unsupported("disk %s: there are no floppy drives on bus usb", d.Target)
+		}
+		props.add("removable", d.Removable == device.On)
+	case "fdc":
+		driver = "floppy"
+		at, _ := d.Address.(device.Drive)
+		props.add("unit", at.Unit)
+		if d.Device != "floppy" {
+			err = unsupported("disk %s: only floppy drives sit on bus fdc", d.Target)
+		}
+	default:
+		err = unsupported("disk %s: bus %q is not built", d.Target, d.Bus)
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	if err := b.place(&props, &d.Info); err != nil {
+		return "", nil, err
+	}
+	if d.Shareable && d.Bus != "fdc" {
+		props.add("share-rw", true)
+	}
+	props.text("drive", node)
+	props.add("id", d.Alias)
+	return driver, props, nil
+}
+
+func (b *builder) virtioDisk(d *device.Disk, props *properties) (string, error) {
+	if d.Device != "disk" {
+		return "", unsupported("disk %s: there are no %s drives on bus virtio", d.Target, d.Device)
+	}
+	if err := b.iothread(props, d.IOThread); err != nil {
+		return "", err
+	}
+	props.toggle("ioeventfd", d.IOEventFD)
+	props.number("num-queues", d.Queues)
+	props.number("queue-size", d.QueueSize)
+	return b.virtio("virtio-blk", d.Model, d.EventIdx, d.IOMMU, d.ATS, d.Packed, props)
+}
+
+func (b *builder) ataDisk(d *device.Disk, props *properties) (string, error) {
+	at, ok := d.Address.(device.Drive)
+	if !ok {
+		return "", invalid("disk %s has no place on a controller", d.Target)
+	}
+	if d.Device != "disk" && d.Device != "cdrom" {
+		return "", unsupported("disk %s: there are no %s drives on bus %s", d.Target, d.Device, d.Bus)
+	}
+	name := b.controllerName(d.Bus, at.Controller)
+	if d.Bus == "ide" {
+		if at.Bus > 1 || at.Unit > 1 || at.Target != 0 {
+			return "", invalid("disk %s: an IDE controller has two buses of two units", d.Target)
+		}
+		props.add("bus", fmt.Sprintf("%s.%d", name, at.Bus))
+		props.add("unit", at.Unit)
+	} else {
+		if at.Bus != 0 || at.Target != 0 || at.Unit > 5 {
+			return "", invalid("disk %s: a SATA controller has one bus of six units", d.Target)
+		}
+		props.add("bus", fmt.Sprintf("%s.%d", name, at.Unit))
+	}
+	if d.Device == "cdrom" {
+		return "ide-cd", nil
+	}
+	return "ide-hd", nil
+}
+
+func (b *builder) scsiDisk(d *device.Disk, props *properties) (string, error) {
+	at, ok := d.Address.(device.Drive)
+	if !ok {
+		return "", invalid("disk %s has no place on a controller", d.Target)
+	}
+	props.add("bus", b.controllerName("scsi", at.Controller)+".0")
+	if b.isVirtioSCSI(at.Controller) {
+		props.add("channel", at.Bus)
+		props.add("scsi-id", at.Target)
+		props.add("lun", at.Unit)
+	} else {
+		if at.Bus != 0 || at.Target != 0 {
+			return "", unsupported("disk %s: this SCSI controller has only units", d.Target)
+		}
+		props.add("scsi-id", at.Unit)
+	}
+	switch d.Device {
+	case "cdrom":
+		props.add("device_id", "drive-"+d.Alias)
+		return "scsi-cd", nil
+	case "lun":
+		return "scsi-block", nil
+	case "floppy":
+		return "", unsupported("disk %s: there are no floppy drives on bus scsi", d.Target)
+	}
+	props.add("device_id", "drive-"+d.Alias)
+	if d.Removable != device.Unset {
+		props.add("removable", d.Removable == device.On)
+	}
+	return "scsi-hd", nil
+}
+
+func (b *builder) isVirtioSCSI(index uint) bool {
+	for _, c := range b.Definition.Devices.Controllers {
+		if c.Type == "scsi" && c.Index == index {
+			return strings.HasPrefix(c.Model, "virtio")
+		}
+	}
+	return false
+}
+
+// driveOptions adds what the device itself is told about the disk.
+func (b *builder) driveOptions(d *device.Disk, props *properties) {
+	props.text("vendor", d.Vendor)
+	props.text("product", d.Product)
+	props.number("bootindex", b.boot.of(d))
+	if g := d.BlockIO; g != nil {
+		props.number("logical_block_size", g.LogicalBlock)
+		props.number("physical_block_size", g.PhysicalBlock)
+		props.number("discard_granularity", g.DiscardGranularity)
+	}
+	if m, ok := cacheModes[d.Cache]; ok && d.Device == "disk" {
+		props.add("write-cache", device.Bool(m.writeBack).String())
+	}
+	props.number("rotation_rate", d.RotationRate)
+	props.text("serial", d.Serial)
+	if d.Device == "lun" {
+		return
+	}
+	props.text("werror", errorPolicies[d.ErrorPolicy])
+	switch {
+	case d.ReadPolicy != "":
+		props.text("rerror", d.ReadPolicy)
+	case d.ErrorPolicy == "enospace":
+		props.add("rerror", "report")
+	default:
+		props.text("rerror", d.ErrorPolicy)
+	}
+}
+
+// errorPolicies are QEMU's words for what follows a failed write.
+var errorPolicies = map[string]string{"stop": "stop", "report": "report", "ignore": "ignore", "enospace": "enospc"}

@@ -1,0 +1,160 @@
+package qemu
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/device"
+)
+
+// property is one member of an object, and properties an object that keeps the
+// order of its members: what a person reads in a log or in ps begins with what
+// matters.
+type property struct {
+	name  string
+	value any
+}
+
+type properties []property
+
+// MarshalJSON writes the object. Whatever a value holds stays inside its
+// quotes.
+func (p properties) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, member := range p {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		if err := writeJSON(&b, member.name); err != nil {
+			return nil, err
+		}
+		b.WriteByte(':')
+		if err := writeJSON(&b, member.value); err != nil {
+			return nil, err
+		}
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// writeJSON writes a value without the escapes that only browsers need.
+func writeJSON(b *bytes.Buffer, value any) error {
+	e := json.NewEncoder(b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(value); err != nil {
+		return err
+	}
+	b.Truncate(b.Len() - 1) // the line end
+	return nil
+}
+
+func (p *properties) add(name string, value any) {
+	*p = append(*p, property{name, value})
+}
+
+// text adds a string that was said.
+func (p *properties) text(name, value string) {
+	if value != "" {
+		p.add(name, value)
+	}
+}
+
+// number adds a number that was said.
+func (p *properties) number(name string, value uint) {
+	if value != 0 {
+		p.add(name, value)
+	}
+}
+
+// toggle adds a boolean that was said.
+func (p *properties) toggle(name string, s device.Switch) {
+	if s != device.Unset {
+		p.add(name, s == device.On)
+	}
+}
+
+// onOff adds a switch that QEMU reads as a word.
+func (p *properties) onOff(name string, s device.Switch) {
+	if s != device.Unset {
+		p.add(name, s.String())
+	}
+}
+
+func (p properties) get(name string) any {
+	for _, member := range p {
+		if member.name == name {
+			return member.value
+		}
+	}
+	return nil
+}
+
+// part is one thing that QEMU is told to make, on its command line or through
+// its monitor.
+type part struct {
+	option string // as on the command line: device, blockdev, netdev, object, chardev, …
+	props  properties
+	back   *chardev // of a chardev
+	file   *os.File // of a getfd
+}
+
+// making says how a kind of part is made and unmade through the monitor.
+var making = map[string]struct{ add, remove, key string }{
+	"device":   {"device_add", "device_del", "id"},
+	"blockdev": {"blockdev-add", "blockdev-del", "node-name"},
+	"netdev":   {"netdev_add", "netdev_del", "id"},
+	"object":   {"object-add", "object-del", "id"},
+	"chardev":  {"chardev-add", "chardev-remove", "id"},
+	"getfd":    {"getfd", "closefd", "fdname"},
+}
+
+// argument is the part on the command line.
+func (p part) argument() (string, error) {
+	if p.option == "chardev" {
+		return p.back.argument(), nil
+	}
+	var b bytes.Buffer
+	err := writeJSON(&b, p.props)
+	return b.String(), err
+}
+
+// step is the part in the monitor.
+func (p part) step() Step {
+	m := making[p.option]
+	props := p.props
+	if p.back != nil {
+		props = p.back.arguments()
+	}
+	undo := removal(p.option, props.get(m.key))
+	return Step{Command: m.add, Args: props, File: p.file, Undo: &undo}
+}
+
+// removal is the step that takes a part away.
+func removal(option string, name any) Step {
+	m := making[option]
+	return Step{Command: m.remove, Args: properties{{m.key, name}}}
+}
+
+// list joins options in the old style, in which a comma ends a value unless it
+// is doubled.
+type list []string
+
+func (l *list) add(name, value string) { *l = append(*l, name+"="+escape(value)) }
+
+func (l *list) text(name, value string) {
+	if value != "" {
+		l.add(name, value)
+	}
+}
+
+func (l *list) onOff(name string, s device.Switch) { l.text(name, s.String()) }
+
+// raw adds words of our own.
+func (l *list) raw(words ...string) { *l = append(*l, words...) }
+
+func (l list) String() string { return strings.Join(l, ",") }
+
+func escape(value string) string { return strings.ReplaceAll(value, ",", ",,") }
