@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
@@ -23,10 +24,18 @@ func (l *launching) makeGroup(context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, a := range absent {
-		l.run.Messages = append(l.run.Messages, fmt.Sprintf("this host cannot hold the limit %s", a))
-	}
+	l.run.warnAbsent(absent)
 	return nil
+}
+
+// warnAbsent tells the administrator of limits that this host cannot hold.
+func (r *run) warnAbsent(limits []string) {
+	for _, limit := range limits {
+		message := fmt.Sprintf("this host cannot hold the limit %s", limit)
+		if !slices.Contains(r.Messages, message) {
+			r.Messages = append(r.Messages, message)
+		}
+	}
 }
 
 // limits are what the definition says of the group as a whole.

@@ -315,6 +315,11 @@ func (l *launching) settle(ctx context.Context) error {
 			return err
 		}
 	}
+	absent, err := l.g.reg.limitThreads(ctx, s, l.run, &domain.CPUTune{}, &l.run.def.Tune)
+	if err != nil {
+		return err
+	}
+	l.run.warnAbsent(absent)
 	return l.g.reg.pinThreads(ctx, l.run)
 }
 

@@ -302,8 +302,9 @@ type blockInfo struct {
 	TrayOpen bool   `json:"tray_open"`
 	IOStatus string `json:"io-status"`
 	Inserted *struct {
-		File  string
-		Image struct {
+		File     string
+		NodeName string `json:"node-name"`
+		Image    struct {
 			Filename    string
 			VirtualSize uint64 `json:"virtual-size"`
 			ActualSize  uint64 `json:"actual-size"`

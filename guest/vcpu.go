@@ -3,9 +3,12 @@ package guest
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
@@ -78,6 +81,9 @@ func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
 			return nil, err
 		}
 		have, err := plugVCPUs(ctx, s, r, n)
+		if err == nil && have > r.def.VCPUs.Current {
+			err = g.reg.settleVCPUs(ctx, s, r)
+		}
 		return func() error {
 			g.setActive(func(d *domain.Definition) { d.VCPUs.Current = have })
 			g.keepActive()
@@ -247,8 +253,17 @@ func (g *Guest) PinVCPU(ctx context.Context, index uint, to topology.CPUSet, a A
 
 // PinEmulator binds QEMU's own threads; an empty set lets them go.
 func (g *Guest) PinEmulator(ctx context.Context, to topology.CPUSet, a Affect) error {
-	return g.pin(ctx, a, func(d *domain.Definition) { d.Tune.EmulatorPin = to }, func(_ context.Context, r *run, _ *qmp.Session) error {
-		return setAffinity(r.PID, orAnywhere(to))
+	return g.pin(ctx, a, func(d *domain.Definition) { d.Tune.EmulatorPin = to }, func(ctx context.Context, r *run, s *qmp.Session) error {
+		threads, err := g.reg.threads(ctx, s, r)
+		if err != nil {
+			return err
+		}
+		for _, tid := range threads[emulatorThreads] {
+			if err := setAffinity(tid, orAnywhere(to)); err != nil && !errors.Is(err, unix.ESRCH) { // a worker may end at any time
+				return err
+			}
+		}
+		return nil
 	})
 }
 

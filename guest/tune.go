@@ -1,0 +1,230 @@
+package guest
+
+import (
+	"context"
+	"reflect"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// Tune changes how a guest shares the host with others: the weights and limits
+// of its control group and of its threads, where its memory is, and how much
+// its disks may move. Change is made to a copy of each definition concerned,
+// more than once, in the guest's loop: it must not wait. What then differs is
+// put into effect on the running guest.
+func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definition) error) error {
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+		a, err := g.resolve(a)
+		if err != nil {
+			return nil, err
+		}
+		var config *domain.Definition
+		if a.Config {
+			config = g.inactive.Clone()
+			if err := change(config); err != nil {
+				return nil, err
+			}
+		}
+		if !a.Live {
+			return nil, g.redefine(config)
+		}
+		return g.planTune(change, config)
+	})
+}
+
+func (g *Guest) planTune(change func(*domain.Definition) error, config *domain.Definition) (work, error) {
+	r := g.run
+	before, after := r.def, r.def.Clone()
+	if err := change(after); err != nil {
+		return nil, err
+	}
+	if before.NUMA.Mode != after.NUMA.Mode {
+		return nil, fault.New(fault.WrongState, fault.Domain, "cannot change the NUMA mode of a running domain; change its config")
+	}
+	return func(ctx context.Context) (settle, error) {
+		if err := g.reg.retune(ctx, r, before, after); err != nil {
+			return nil, err
+		}
+		return func() error {
+			var err error
+			g.setActive(func(d *domain.Definition) { err = change(d) })
+			g.keepActive()
+			if changed := settings(before, after); len(changed) > 0 {
+				g.announce(event.DomainTunable{Settings: changed})
+			}
+			if err == nil && config != nil {
+				err = g.redefine(config)
+			}
+			return err
+		}, nil
+	}, nil
+}
+
+// retune puts into effect what differs between two definitions.
+func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.Definition) error {
+	absent, err := r.Cgroups.Guest(run.UUID).Apply(r.changedLimits(limits(before), limits(after)))
+	if err != nil {
+		return err
+	}
+	if len(absent) > 0 {
+		return fault.New(fault.WrongState, fault.Host, "this host cannot hold the limit %s: it has no control group for that", absent[0])
+	}
+	s, err := run.monitor()
+	if err != nil {
+		return err
+	}
+	absent, err = r.limitThreads(ctx, s, run, &before.Tune, &after.Tune)
+	if err != nil {
+		return err
+	}
+	if len(absent) > 0 {
+		return fault.New(fault.WrongState, fault.Host, "this host cannot hold the limit %s: it has no control group for that", absent[0])
+	}
+	for i, d := range after.Devices.Disks {
+		if !reflect.DeepEqual(before.Devices.Disks[i].Tune, d.Tune) {
+			if err := throttle(ctx, s, d); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// The kernel's own values of what is not limited.
+const (
+	defaultPeriod   = 100000 // microseconds
+	defaultSharesV1 = 1024
+	defaultSharesV2 = 100
+	defaultWeightV1 = 500
+	defaultWeightV2 = 100
+)
+
+// changedLimits gives what differs. A limit that is no longer set becomes the
+// kernel's own value.
+func (r *Registry) changedLimits(before, after kernel.Limits) kernel.Limits {
+	shares, weight := uint64(defaultSharesV1), uint64(defaultWeightV1)
+	if r.Cgroups.Version() == 2 {
+		shares, weight = defaultSharesV2, defaultWeightV2
+	}
+	changed := kernel.Limits{
+		CPUShares:   moved(before.CPUShares, after.CPUShares, shares),
+		CPUPeriod:   moved(before.CPUPeriod, after.CPUPeriod, defaultPeriod),
+		CPUQuota:    moved(before.CPUQuota, after.CPUQuota, kernel.Unlimited),
+		MemoryHard:  moved(before.MemoryHard, after.MemoryHard, kernel.Unlimited),
+		MemorySoft:  moved(before.MemorySoft, after.MemorySoft, kernel.Unlimited),
+		MemorySwap:  moved(before.MemorySwap, after.MemorySwap, kernel.Unlimited),
+		BlockWeight: moved(before.BlockWeight, after.BlockWeight, weight),
+	}
+	if after.Cells != nil && (before.Cells == nil || !after.Cells.Equal(*before.Cells)) {
+		changed.Cells = after.Cells
+	}
+	return changed
+}
+
+// moved gives the new value of a limit that differs, or none where it was taken away.
+func moved(before, after *uint64, none uint64) *uint64 {
+	switch {
+	case before == nil && after == nil, before != nil && after != nil && *before == *after:
+		return nil
+	case after == nil:
+		return &none
+	}
+	return after
+}
+
+// throttle bounds the traffic of a running guest's disk; without a bound it
+// takes those away that are there.
+func throttle(ctx context.Context, s *qmp.Session, d *device.Disk) error {
+	b, err := findBlock(ctx, s, d)
+	if err != nil {
+		return err
+	}
+	t := d.Tune
+	if t == nil {
+		t = &device.IOTune{}
+	}
+	args := map[string]any{
+		"id": b.QDev, "bps": t.TotalBytes, "bps_rd": t.ReadBytes, "bps_wr": t.WriteBytes,
+		"iops": t.TotalIOPS, "iops_rd": t.ReadIOPS, "iops_wr": t.WriteIOPS,
+	}
+	for name, value := range map[string]uint64{
+		"bps_max": t.TotalBytesMax, "bps_rd_max": t.ReadBytesMax, "bps_wr_max": t.WriteBytesMax,
+		"iops_max": t.TotalIOPSMax, "iops_rd_max": t.ReadIOPSMax, "iops_wr_max": t.WriteIOPSMax,
+		"bps_max_length": t.TotalBytesMaxLen, "bps_rd_max_length": t.ReadBytesMaxLen, "bps_wr_max_length": t.WriteBytesMaxLen,
+		"iops_max_length": t.TotalIOPSMaxLen, "iops_rd_max_length": t.ReadIOPSMaxLen, "iops_wr_max_length": t.WriteIOPSMaxLen,
+		"iops_size": t.SizeIOPS,
+	} {
+		if value != 0 {
+			args[name] = value
+		}
+	}
+	if t.Group != "" {
+		args["group"] = t.Group
+	}
+	return s.Execute(ctx, "block_set_io_throttle", args, nil)
+}
+
+// findBlock asks QEMU what it has for a disk.
+func findBlock(ctx context.Context, s *qmp.Session, d *device.Disk) (*blockInfo, error) {
+	var blocks []blockInfo
+	if err := s.Execute(ctx, "query-block", nil, &blocks); err != nil {
+		return nil, err
+	}
+	for i := range blocks {
+		if belongsTo(blocks[i].QDev, d.Alias) {
+			return &blocks[i], nil
+		}
+	}
+	return nil, fault.New(fault.NotFound, fault.Device, "QEMU has no disk %s", d.Target)
+}
+
+// settings names what differs between two definitions, by libvirt's names.
+func settings(before, after *domain.Definition) []event.Setting {
+	var changed []event.Setting
+	unsigned := func(name string, was, is uint64) {
+		if was != is {
+			changed = append(changed, event.Setting{Name: "cputune." + name, Value: is})
+		}
+	}
+	signed := func(name string, was, is int64) {
+		if was != is {
+			changed = append(changed, event.Setting{Name: "cputune." + name, Value: is})
+		}
+	}
+	was, is := &before.Tune, &after.Tune
+	unsigned("cpu_shares", was.Shares, is.Shares)
+	unsigned("vcpu_period", was.Period, is.Period)
+	signed("vcpu_quota", was.Quota, is.Quota)
+	unsigned("emulator_period", was.EmulatorPeriod, is.EmulatorPeriod)
+	signed("emulator_quota", was.EmulatorQuota, is.EmulatorQuota)
+	unsigned("global_period", was.GlobalPeriod, is.GlobalPeriod)
+	signed("global_quota", was.GlobalQuota, is.GlobalQuota)
+	unsigned("iothread_period", was.IOThreadPeriod, is.IOThreadPeriod)
+	signed("iothread_quota", was.IOThreadQuota, is.IOThreadQuota)
+	for i, d := range after.Devices.Disks {
+		if old := before.Devices.Disks[i].Tune; !reflect.DeepEqual(old, d.Tune) {
+			changed = append(changed, diskSettings(d)...)
+		}
+	}
+	return changed
+}
+
+func diskSettings(d *device.Disk) []event.Setting {
+	t := d.Tune
+	if t == nil {
+		t = &device.IOTune{}
+	}
+	said := []event.Setting{{Name: "blkdeviotune.disk", Value: d.Alias}}
+	for _, f := range t.Fields() {
+		said = append(said, event.Setting{Name: "blkdeviotune." + f.Name, Value: *f.Value})
+	}
+	if t.Group != "" {
+		said = append(said, event.Setting{Name: "blkdeviotune.group_name", Value: t.Group})
+	}
+	return said
+}
