@@ -32,15 +32,18 @@ type guests struct {
 // guest is a domain that is defined, and maybe running.
 type guest struct {
 	domain  xdr.Domain
-	running bool
+	sure    bool // the daemon has said that it is defined
+	running bool // or may be
 }
 
 func newGuests(conn *remote.Conn) *guests {
 	return &guests{conn: conn, prefix: "lab-" + rand.Text()[:8], made: map[string]*guest{}}
 }
 
-// name is that of the run's guest with a number.
-func (g *guests) name(number int) string { return fmt.Sprintf("%s-%d", g.prefix, number) }
+// name makes the name of a guest of this run.
+func (g *guests) name(what string, number int) string {
+	return fmt.Sprintf("%s-%s-%d", g.prefix, what, number)
+}
 
 // call gives the time that a call took.
 func (g *guests) call(ctx context.Context, proc int32, args, ret xdr.Message) (time.Duration, error) {
@@ -53,18 +56,19 @@ func (g *guests) call(ctx context.Context, proc int32, args, ret xdr.Message) (t
 }
 
 func (g *guests) define(ctx context.Context, name, document string) (time.Duration, error) {
+	one := &guest{}
+	g.made[name] = one
 	var ret xdr.DomainDefineXMLRet
 	took, err := g.call(ctx, xdr.ProcDomainDefineXML, &xdr.DomainDefineXMLArgs{XML: document}, &ret)
 	if err == nil {
-		g.made[name] = &guest{domain: ret.Domain}
+		one.domain, one.sure = ret.Domain, true
 	}
 	return took, err
 }
 
 func (g *guests) start(ctx context.Context, name string) (time.Duration, error) {
 	one := g.made[name]
-	// It may run even though the answer did not arrive.
-	one.running = true
+	one.running = true // even if the answer does not arrive
 	var ret xdr.DomainCreateWithFlagsRet
 	return g.call(ctx, xdr.ProcDomainCreateWithFlags, &xdr.DomainCreateWithFlagsArgs{Domain: one.domain, Flags: startPaused}, &ret)
 }
@@ -91,13 +95,30 @@ func (g *guests) clear(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	var all error
 	for _, name := range slices.Sorted(maps.Keys(g.made)) {
-		if g.made[name].running {
-			// A guest whose start failed does not run; that it is gone shows below.
-			_, _ = g.destroy(ctx, name)
-		}
-		if _, err := g.undefine(ctx, name); err != nil {
+		if err := g.remove(ctx, name); err != nil {
 			all = errors.Join(all, fmt.Errorf("guest %s is left behind: %w", name, err))
 		}
 	}
 	return all
+}
+
+func (g *guests) remove(ctx context.Context, name string) error {
+	one := g.made[name]
+	if !one.sure {
+		var ret xdr.DomainLookupByNameRet
+		_, err := g.call(ctx, xdr.ProcDomainLookupByName, &xdr.DomainLookupByNameArgs{Name: name}, &ret)
+		if _, refused := errors.AsType[*remote.Error](err); refused {
+			delete(g.made, name)
+			return nil // it was not made
+		}
+		if err != nil {
+			return err
+		}
+		one.domain = ret.Domain
+	}
+	if one.running {
+		_, _ = g.destroy(ctx, name) // one whose start failed does not run; the next call tells
+	}
+	_, err := g.undefine(ctx, name)
+	return err
 }

@@ -59,7 +59,7 @@ func Measure(ctx context.Context, o Options) (run *Run, err error) {
 		Options: o, conn: conn, guests: newGuests(conn), machine: machine{"/"}, dir: dir,
 		run: &Run{Header: Header{Schema: Schema, Started: time.Now().UTC().Truncate(time.Second), Command: o.Command}},
 	}
-	defer func() { err = errors.Join(err, b.guests.clear(ctx), os.RemoveAll(dir)) }()
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	return b.run, b.measure(ctx)
 }
 
@@ -77,7 +77,8 @@ func (b *bench) measure(ctx context.Context) error {
 		{"starts", b.starts}, {"definitions", b.definitions}, {"memory", b.memory},
 	} {
 		b.Log.Info("measuring", "what", part.what, "daemon", b.run.Name)
-		if err := b.skip(part.do(ctx), part.what); err != nil {
+		err := b.skip(part.do(ctx), part.what)
+		if err := errors.Join(err, b.guests.clear(ctx)); err != nil {
 			return fmt.Errorf("cannot measure %s: %w", part.what, err)
 		}
 	}
@@ -143,7 +144,7 @@ func version(v uint64) string {
 // starts takes the times of starts and ends, those of bare QEMU in between:
 // daemon, bare, bare, daemon, so that what changes slowly weighs on both alike.
 func (b *bench) starts(ctx context.Context) error {
-	name := b.guests.name(0)
+	name := b.guests.name("small", 0)
 	b.run.Guest = smallGuest(name)
 	if _, err := b.guests.define(ctx, name, b.run.Guest); err != nil {
 		return err
@@ -166,8 +167,7 @@ func (b *bench) starts(ctx context.Context) error {
 			}
 		}
 	}
-	_, err = b.guests.undefine(ctx, name)
-	return err
+	return nil
 }
 
 // warmUp starts the guest without counting, and copies its command meanwhile.
@@ -240,7 +240,7 @@ func runOnce(ctx context.Context, command *bare.Command) (started, ended time.Du
 
 // definitions takes the times to define and undefine a guest with many disks.
 func (b *bench) definitions(ctx context.Context) error {
-	name := b.guests.name(0)
+	name := b.guests.name("disks", 0)
 	document := diskGuest(name)
 	for i := range b.Samples + warmUps {
 		defined, err := b.guests.define(ctx, name, document)
@@ -271,7 +271,7 @@ func (b *bench) memory(ctx context.Context) error {
 			return b.skip(err, fmt.Sprintf("memory with %d guests", wanted))
 		}
 		for ; running < wanted; running++ {
-			name := b.guests.name(running)
+			name := b.guests.name("paused", running)
 			if _, err := b.guests.define(ctx, name, smallGuest(name)); err != nil {
 				return err
 			}

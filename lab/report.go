@@ -134,17 +134,12 @@ func memory(runs []*Run) Table {
 }
 
 func notes(r *Run) []string {
-	h, where := r.Host, "hardware"
-	if h.Virtual {
-		where = "a virtual machine"
-	}
-	what := fmt.Sprintf("libvirt %s or like it, %d domains before", r.Server.Library, r.Server.Domains)
 	all := []string{
-		fmt.Sprintf("%s (process %s, %s), QEMU %s, accelerator %s; on %d × %s, %s, %.0f GiB, Linux %s.",
-			r.Name, cmp.Or(r.Server.Process, "unknown"), what, r.Server.Hypervisor, cmp.Or(h.Accelerator, "unknown"),
-			h.Processors, h.Processor, where, float64(h.Memory)/(1<<30), h.Kernel),
-		fmt.Sprintf("%s: measured %s in %.0f s by `%s`. Load average %.2f before and %.2f after; %.1f %% of the processors' time was taken by the host above. Bare starts: half of them within ±%s of their median.",
-			r.Name, r.Started.Format("2006-01-02 15:04 MST"), r.End.Took, r.Command, h.Load, r.End.Load, 100*r.End.Steal, spread(r)),
+		fmt.Sprintf("%s: measured %s in %.0f s by `%s`, on %s. Load average %.2f before and %.2f after; %.1f %% of the processors' time was taken by the host above. "+
+			"Bare starts, a measure of the host's noise: half of them within ±%s of their median.",
+			r.Name, r.Started.Format("2006-01-02 15:04 MST"), r.End.Took, r.Command, where(r.Host), r.Host.Load, r.End.Load, 100*r.End.Steal, noise(r)),
+		fmt.Sprintf("%s: process %s, which says it is libvirt %s and has QEMU %s; accelerator %s; %d other domains.",
+			r.Name, cmp.Or(r.Server.Process, "unknown"), r.Server.Library, r.Server.Hypervisor, cmp.Or(r.Host.Accelerator, "unknown"), r.Server.Domains),
 	}
 	for _, s := range r.Skipped {
 		all = append(all, fmt.Sprintf("%s: not measured: %s, because %s.", r.Name, s.What, s.Reason))
@@ -152,9 +147,17 @@ func notes(r *Run) []string {
 	return all
 }
 
-// spread is half the distance of the quartiles of bare starts, which do the
+func where(h Host) string {
+	what := "hardware"
+	if h.Virtual {
+		what = "a virtual machine"
+	}
+	return fmt.Sprintf("%s with %d processors (%s), %.0f GiB, Linux %s", what, h.Processors, h.Processor, float64(h.Memory)/(1<<30), h.Kernel)
+}
+
+// noise is half the distance of the quartiles of bare starts, which do the
 // same work each time, in percent of their median: how noisy the host was.
-func spread(r *Run) string {
+func noise(r *Run) string {
 	bare := r.Values(StartGuest, ByBare, 0)
 	half := (stats.Quantile(bare, 0.75) - stats.Quantile(bare, 0.25)) / 2
 	if math.IsNaN(half) {
