@@ -17,6 +17,9 @@ import (
 // queryLimit bounds a question to QEMU that somebody waits for.
 const queryLimit = 5 * time.Second
 
+// hopeless is after how long nobody else begins to wait for the same answer.
+const hopeless = time.Second
+
 // Stats is one sample of what a guest uses. Counters count from its start.
 type Stats struct {
 	At time.Time
@@ -31,6 +34,8 @@ type Stats struct {
 	VCPUs   []VCPUStats
 	Disks   []DiskStats
 	NICs    []NICStats
+
+	IOThreads []IOThreadStats
 }
 
 // Balloon is what is known of the guest's memory. Guest are the guest's own
@@ -59,6 +64,17 @@ type DiskStats struct {
 	// Allocation is the highest offset written; Capacity is the guest's size;
 	// Physical is the size on the host. Bytes.
 	Allocation, Capacity, Physical uint64
+	// Index numbers the top image in the running guest; 0 where there is none.
+	Index uint
+	// Backing are the images below the top one, from above. Their traffic is
+	// counted with the disk's; of theirs alone there are the sizes.
+	Backing []LayerStats
+}
+
+// LayerStats is one image below a disk's top image. Bytes.
+type LayerStats struct {
+	Path                           string
+	Allocation, Capacity, Physical uint64
 }
 
 // NICStats counts one interface's traffic, from the guest's point of view.
@@ -77,6 +93,7 @@ type sampler struct {
 
 // sampling is a sample being taken; done closes when it is there.
 type sampling struct {
+	began time.Time
 	done  chan struct{}
 	stats *Stats
 	err   error
@@ -98,6 +115,9 @@ func (g *Guest) Stats(ctx context.Context, maxAge time.Duration) (*Stats, error)
 		return last, nil
 	}
 	s := g.sampler.begin(g, r)
+	if waits := time.Since(s.began); waits > hopeless {
+		return orStale(last, fault.New(fault.Timeout, fault.Monitor, "QEMU has not answered for %v", waits.Round(time.Millisecond)))
+	}
 	select {
 	case <-s.done:
 		if s.err == nil {
@@ -126,7 +146,7 @@ func (sm *sampler) begin(g *Guest, r *run) *sampling {
 	if sm.next != nil {
 		return sm.next
 	}
-	s := &sampling{done: make(chan struct{})}
+	s := &sampling{began: time.Now(), done: make(chan struct{})}
 	sm.next = s
 	go func() {
 		ctx, stop := context.WithTimeout(g.reg.life, queryLimit)
@@ -169,6 +189,9 @@ func (r *Registry) sample(ctx context.Context, run *run, v *View) (*Stats, error
 		return nil, err
 	}
 	if err := sampleBalloon(ctx, s, def, st); err != nil {
+		return nil, err
+	}
+	if st.IOThreads, err = sampleIOThreads(ctx, s, def); err != nil {
 		return nil, err
 	}
 	st.Disks, err = sampleDisks(ctx, s, def)
@@ -256,6 +279,17 @@ type blockStats struct {
 		FlTime  int64  `json:"flush_total_time_ns"`
 		Highest uint64 `json:"wr_highest_offset"`
 	}
+	// Parent is the file or device that holds the image: its offsets are the host's.
+	Parent  *blockStats
+	Backing *blockStats
+}
+
+// highest is how far into its file or device an image was written.
+func (c *blockStats) highest() uint64 {
+	if c.Parent != nil {
+		return c.Parent.Stats.Highest
+	}
+	return c.Stats.Highest
 }
 
 func sampleDisks(ctx context.Context, s *qmp.Session, def *domain.Definition) ([]DiskStats, error) {
@@ -280,8 +314,18 @@ func sampleDisks(ctx context.Context, s *qmp.Session, def *domain.Definition) ([
 		}
 		for _, b := range blocks {
 			if belongsTo(b.QDev, d.Alias) && b.Inserted != nil {
-				st.Capacity, st.Physical = b.Inserted.Image.VirtualSize, b.Inserted.Image.ActualSize
+				image := &b.Inserted.Image
+				st.Capacity, st.Physical = image.VirtualSize, image.ActualSize
+				for i := range st.Backing {
+					if image = image.Backing; image == nil {
+						break
+					}
+					st.Backing[i].Path, st.Backing[i].Capacity, st.Backing[i].Physical = image.Filename, image.VirtualSize, image.ActualSize
+				}
 			}
+		}
+		if d.Source != nil {
+			st.Index = d.Source.Index
 		}
 		disks = append(disks, st)
 	}
@@ -292,7 +336,10 @@ func (c *blockStats) into(st *DiskStats) {
 	s := c.Stats
 	st.ReadOps, st.ReadBytes, st.ReadTime = s.RdOps, s.RdBytes, time.Duration(s.RdTime)
 	st.WriteOps, st.WriteBytes, st.WriteTime = s.WrOps, s.WrBytes, time.Duration(s.WrTime)
-	st.FlushOps, st.FlushTime, st.Allocation = s.FlOps, time.Duration(s.FlTime), s.Highest
+	st.FlushOps, st.FlushTime, st.Allocation = s.FlOps, time.Duration(s.FlTime), c.highest()
+	for below := c.Backing; below != nil; below = below.Backing {
+		st.Backing = append(st.Backing, LayerStats{Allocation: below.highest()})
+	}
 }
 
 // blockInfo is QEMU's answer to query-block, as far as Lodge reads it.
@@ -304,12 +351,16 @@ type blockInfo struct {
 	Inserted *struct {
 		File     string
 		NodeName string `json:"node-name"`
-		Image    struct {
-			Filename    string
-			VirtualSize uint64 `json:"virtual-size"`
-			ActualSize  uint64 `json:"actual-size"`
-		}
+		Image    blockImage
 	}
+}
+
+// blockImage is an image as QEMU has it open, with those below it.
+type blockImage struct {
+	Filename    string
+	VirtualSize uint64      `json:"virtual-size"`
+	ActualSize  uint64      `json:"actual-size"`
+	Backing     *blockImage `json:"backing-image"`
 }
 
 // belongsTo reports whether QEMU's id or path of a block device is that of the

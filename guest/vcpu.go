@@ -170,24 +170,6 @@ func queryVCPUs(ctx context.Context, s *qmp.Session) ([]vcpuThread, error) {
 	return threads, nil
 }
 
-// queryIOThreads maps the ids of iothreads to their threads on the host.
-func queryIOThreads(ctx context.Context, s *qmp.Session) (map[uint]int, error) {
-	var answer []struct {
-		ID     string `json:"id"`
-		Thread int    `json:"thread-id"`
-	}
-	if err := s.Execute(ctx, "query-iothreads", nil, &answer); err != nil {
-		return nil, err
-	}
-	threads := map[uint]int{}
-	for _, t := range answer {
-		if id, err := strconv.ParseUint(strings.TrimPrefix(t.ID, "iothread"), 10, 32); err == nil {
-			threads[uint(id)] = t.Thread
-		}
-	}
-	return threads, nil
-}
-
 // VCPUInfo is one processor of a running guest.
 type VCPUInfo struct {
 	Index    uint
