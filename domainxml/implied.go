@@ -295,14 +295,18 @@ func (c *completion) video() {
 }
 
 // numberControllers gives each controller without an index the first free one
-// of its type. The parts of an ICH9 USB controller share one index.
+// of its type. The parts of an ICH9 USB controller share one index; PCI's index
+// 0 is the machine's own.
 func (c *completion) numberControllers() {
 	type place struct {
 		kind  string
 		index uint
 	}
-	taken := map[place]bool{}
+	taken := map[place]bool{{"pci", 0}: true}
 	for _, d := range c.d.Devices.Controllers {
+		if d.Index == NoIndex && (d.Model == "pci-root" || d.Model == "pcie-root") {
+			d.Index = 0
+		}
 		taken[place{d.Type, d.Index}] = true
 	}
 	next := map[string]uint{}
