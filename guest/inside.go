@@ -131,6 +131,11 @@ func (g *Guest) AgentVCPUs(ctx context.Context) ([]AgentVCPU, error) {
 	if len(all) > maxVCPUs {
 		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d processors, which is not believed", len(all))
 	}
+	for _, c := range all {
+		if c.ID >= maxVCPUs {
+			return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of processor %d, which is not believed", c.ID)
+		}
+	}
 	return all, nil
 }
 

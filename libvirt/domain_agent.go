@@ -2,11 +2,11 @@ package libvirt
 
 import (
 	"context"
-	"encoding/base64"
 	"math"
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/topology"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -18,33 +18,22 @@ func domainAgentCalls(g group) {
 	on(g, xdr.ProcDomainFSTrim, (*handlers).domainFSTrim)
 	on(g, xdr.ProcDomainGetTime, (*handlers).domainGetTime)
 	on(g, xdr.ProcDomainSetTime, (*handlers).domainSetTime)
-	on(g, xdr.ProcDomainGetHostname, (*handlers).domainGetHostname)
 	on(g, xdr.ProcDomainSetUserPassword, (*handlers).domainSetUserPassword)
-}
-
-// freezeLimit is how long freezing and trimming may take: they wait for the guest's disks.
-const freezeLimit = 60 * time.Second
-
-// ask finds a running guest and gives its agent a command. A limit of zero is
-// the room's own.
-func (h *handlers) ask(ctx context.Context, d xdr.Domain, limit time.Duration, command string, args, into any) error {
-	g, _, err := h.active(d)
-	if err != nil {
-		return err
-	}
-	return g.Agent(ctx, command, args, into, limit)
+	on(g, xdr.ProcDomainGetFSInfo, (*handlers).domainGetFSInfo)
+	on(g, xdr.ProcDomainGetGuestInfo, (*handlers).domainGetGuestInfo)
+	on(g, xdr.ProcDomainGetGuestVCPUs, (*handlers).domainGetGuestVCPUs)
 }
 
 func (h *handlers) domainFSFreeze(ctx context.Context, _ *session, args *xdr.DomainFSFreezeArgs) (*xdr.DomainFSFreezeRet, error) {
 	if err := checkFlags("DOMAIN_FSFREEZE", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	ret := new(xdr.DomainFSFreezeRet)
-	if len(args.MountPoints) == 0 {
-		return ret, h.ask(ctx, args.Domain, freezeLimit, "guest-fsfreeze-freeze", nil, &ret.Filesystems)
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
 	}
-	some := map[string]any{"mountpoints": args.MountPoints}
-	return ret, h.ask(ctx, args.Domain, freezeLimit, "guest-fsfreeze-freeze-list", some, &ret.Filesystems)
+	frozen, err := g.Freeze(ctx, args.MountPoints)
+	return &xdr.DomainFSFreezeRet{Filesystems: int32(frozen)}, err
 }
 
 // domainFSThaw thaws everything: an agent cannot thaw some of what is frozen.
@@ -52,8 +41,12 @@ func (h *handlers) domainFSThaw(ctx context.Context, _ *session, args *xdr.Domai
 	if err := checkFlags("DOMAIN_FSTHAW", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	ret := new(xdr.DomainFSThawRet)
-	return ret, h.ask(ctx, args.Domain, freezeLimit, "guest-fsfreeze-thaw", nil, &ret.Filesystems)
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	thawed, err := g.Thaw(ctx)
+	return &xdr.DomainFSThawRet{Filesystems: int32(thawed)}, err
 }
 
 func (h *handlers) domainFSTrim(ctx context.Context, _ *session, args *xdr.DomainFSTrimArgs) (*void, error) {
@@ -63,19 +56,23 @@ func (h *handlers) domainFSTrim(ctx context.Context, _ *session, args *xdr.Domai
 	if args.MountPoint != nil {
 		return nil, withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "an agent trims all file systems, and not one mount point"))
 	}
-	return nil, h.ask(ctx, args.Domain, freezeLimit, "guest-fstrim", map[string]any{"minimum": args.Minimum}, nil)
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return nil, g.Trim(ctx, args.Minimum)
 }
 
 func (h *handlers) domainGetTime(ctx context.Context, _ *session, args *xdr.DomainGetTimeArgs) (*xdr.DomainGetTimeRet, error) {
 	if err := checkFlags("DOMAIN_GET_TIME", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	var nanoseconds int64
-	if err := h.ask(ctx, args.Domain, 0, "guest-get-time", nil, &nanoseconds); err != nil {
+	g, err := h.guest(args.Domain)
+	if err != nil {
 		return nil, err
 	}
-	t := time.Unix(0, nanoseconds)
-	return &xdr.DomainGetTimeRet{Seconds: t.Unix(), Nanoseconds: uint32(t.Nanosecond())}, nil
+	t, err := g.Time(ctx)
+	return &xdr.DomainGetTimeRet{Seconds: t.Unix(), Nanoseconds: uint32(t.Nanosecond())}, err
 }
 
 // timeSync sets the guest's time from its own hardware clock.
@@ -85,30 +82,18 @@ func (h *handlers) domainSetTime(ctx context.Context, _ *session, args *xdr.Doma
 	if err := checkFlags("DOMAIN_SET_TIME", args.Flags, timeSync); err != nil {
 		return nil, err
 	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
 	if args.Flags&timeSync != 0 {
-		return nil, h.ask(ctx, args.Domain, 0, "guest-set-time", nil, nil)
+		return nil, g.SetTime(ctx, nil)
 	}
 	if args.Seconds < 0 || args.Seconds >= math.MaxInt64/int64(time.Second) || args.Nanoseconds >= uint32(time.Second) {
 		return nil, fault.New(fault.Invalid, fault.Call, "%d seconds and %d nanoseconds are no time that an agent can set", args.Seconds, args.Nanoseconds)
 	}
-	to := args.Seconds*int64(time.Second) + int64(args.Nanoseconds)
-	return nil, h.ask(ctx, args.Domain, 0, "guest-set-time", map[string]any{"time": to}, nil)
-}
-
-// hostnameAgent asks the agent for the guest's name, which is done in any case.
-const hostnameAgent = 2
-
-func (h *handlers) domainGetHostname(ctx context.Context, _ *session, args *xdr.DomainGetHostnameArgs) (*xdr.DomainGetHostnameRet, error) {
-	if err := checkFlags("DOMAIN_GET_HOSTNAME", args.Flags, hostnameAgent); err != nil {
-		return nil, err
-	}
-	var answer struct {
-		Name string `json:"host-name"`
-	}
-	if err := h.ask(ctx, args.Domain, 0, "guest-get-host-name", nil, &answer); err != nil {
-		return nil, err
-	}
-	return &xdr.DomainGetHostnameRet{Hostname: answer.Name}, nil
+	to := time.Unix(args.Seconds, int64(args.Nanoseconds))
+	return nil, g.SetTime(ctx, &to)
 }
 
 // passwordEncrypted says that the password is a hash already.
@@ -118,8 +103,66 @@ func (h *handlers) domainSetUserPassword(ctx context.Context, _ *session, args *
 	if err := checkFlags("DOMAIN_SET_USER_PASSWORD", args.Flags, passwordEncrypted); err != nil {
 		return nil, err
 	}
-	return nil, h.ask(ctx, args.Domain, 0, "guest-set-user-password", map[string]any{
-		"username": given(args.User), "password": base64.StdEncoding.EncodeToString([]byte(given(args.Password))),
-		"crypted": args.Flags&passwordEncrypted != 0,
-	}, nil)
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return nil, g.SetPassword(ctx, given(args.User), given(args.Password), args.Flags&passwordEncrypted != 0)
+}
+
+func (h *handlers) domainGetFSInfo(ctx context.Context, _ *session, args *xdr.DomainGetFSInfoArgs) (*xdr.DomainGetFSInfoRet, error) {
+	if err := checkFlags("DOMAIN_GET_FSINFO", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	found, err := g.FileSystems(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ret := new(xdr.DomainGetFSInfoRet)
+	for _, f := range found[:min(len(found), xdr.MaxDomainFSInfo)] {
+		info := xdr.DomainFSInfo{MountPoint: f.MountPoint, Name: f.Name, FSType: f.Type}
+		for _, d := range f.Disks[:min(len(f.Disks), xdr.MaxDomainFSInfoDisks)] {
+			if d.Target != "" {
+				info.DeviceAliases = append(info.DeviceAliases, d.Target)
+			}
+		}
+		ret.Info = append(ret.Info, info)
+	}
+	ret.Count = uint32(len(ret.Info))
+	return ret, nil
+}
+
+// domainGetGuestVCPUs tells of the processors that the guest itself sees, as
+// lists of their numbers.
+func (h *handlers) domainGetGuestVCPUs(ctx context.Context, _ *session, args *xdr.DomainGetGuestVCPUsArgs) (*xdr.DomainGetGuestVCPUsRet, error) {
+	if _, err := paramFlags("DOMAIN_GET_GUEST_VCPUS", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	all, err := g.AgentVCPUs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var there, online, offlinable topology.CPUSet
+	for _, c := range all {
+		there.Add(int(c.ID))
+		if c.Online {
+			online.Add(int(c.ID))
+		}
+		if c.CanOffline {
+			offlinable.Add(int(c.ID))
+		}
+	}
+	return &xdr.DomainGetGuestVCPUsRet{Params: []xdr.TypedParam{
+		{Field: "vcpus", Value: xdr.String(there.String())},
+		{Field: "online", Value: xdr.String(online.String())},
+		{Field: "offlinable", Value: xdr.String(offlinable.String())},
+	}}, nil
 }

@@ -19,7 +19,9 @@ const (
 	statsVCPU      = 8
 	statsInterface = 16
 	statsBlock     = 32
-	statsGroups    = statsState | statsCPU | statsBalloon | statsVCPU | statsInterface | statsBlock
+	statsIOThread  = 128
+	statsMemory    = 256 // of memory bandwidth monitors, of which no domain has any
+	statsGroups    = statsState | statsCPU | statsBalloon | statsVCPU | statsInterface | statsBlock | statsIOThread | statsMemory
 )
 
 // Flags of statistics of all domains, beside the filters of lists.
@@ -49,17 +51,16 @@ func (h *handlers) connectGetAllDomainStats(ctx context.Context, _ *session, arg
 	if unknown := args.Stats &^ statsGroups; unknown != 0 && args.Flags&statsEnforce != 0 {
 		return nil, withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "Stats types bits 0x%x are not supported by this daemon", unknown))
 	}
-	groups := args.Stats
-	if groups == 0 {
-		groups = statsGroups
-	}
 	guests, err := h.statsSubjects(args)
 	if err != nil {
 		return nil, err
 	}
-	patience := statsPatience
+	wanted := statsRequest{groups: args.Stats, patience: statsPatience, backing: args.Flags&statsBacking != 0}
+	if wanted.groups == 0 {
+		wanted.groups = statsGroups
+	}
 	if args.Flags&statsNoWait != 0 {
-		patience = noWait
+		wanted.patience = noWait
 	}
 	ctx, cancel := context.WithTimeout(ctx, allStatsPatience)
 	defer cancel()
@@ -70,7 +71,7 @@ func (h *handlers) connectGetAllDomainStats(ctx context.Context, _ *session, arg
 		places <- struct{}{}
 		sampling.Go(func() {
 			defer func() { <-places }()
-			records[i] = statsRecord(ctx, g, groups, patience)
+			records[i] = wanted.record(ctx, g)
 		})
 	}
 	sampling.Wait()
@@ -103,22 +104,29 @@ func (h *handlers) statsSubjects(args *xdr.ConnectGetAllDomainStatsArgs) ([]*gue
 	return chosen[:min(len(chosen), xdr.MaxDomainList)], nil
 }
 
-// statsRecord tells of one guest. What the guest does not answer is missing.
-func statsRecord(ctx context.Context, g *guest.Guest, groups uint32, patience time.Duration) xdr.DomainStatsRecord {
+// statsRequest is what one call wants to know of each guest.
+type statsRequest struct {
+	groups   uint32
+	patience time.Duration
+	backing  bool
+}
+
+// record tells of one guest. What the guest does not answer is missing.
+func (r *statsRequest) record(ctx context.Context, g *guest.Guest) xdr.DomainStatsRecord {
 	v := g.View()
 	d, err := wireDomain(v)
 	if err != nil || v.Current() == nil {
 		return xdr.DomainStatsRecord{Domain: d}
 	}
+	ctx, cancel := context.WithTimeout(ctx, r.patience)
+	defer cancel()
 	st := new(guest.Stats)
-	if v.Active != nil && groups&^statsState != 0 {
-		ctx, cancel := context.WithTimeout(ctx, patience)
-		defer cancel()
+	if v.Active != nil && r.groups&^statsState != 0 {
 		if sampled, err := g.Stats(ctx, statsAge); err == nil {
 			st = sampled
 		}
 	}
-	p := &statsParams{}
+	p := &statsParams{paramList{most: xdr.MaxDomainStatsParams}}
 	for _, part := range []struct {
 		group uint32
 		add   func(*statsParams, *guest.View, *guest.Stats)
@@ -128,25 +136,41 @@ func statsRecord(ctx context.Context, g *guest.Guest, groups uint32, patience ti
 		{statsBalloon, (*statsParams).balloon},
 		{statsVCPU, (*statsParams).vcpus},
 		{statsInterface, (*statsParams).interfaces},
-		{statsBlock, (*statsParams).disks},
+		{statsIOThread, (*statsParams).iothreads},
 	} {
-		if groups&part.group != 0 {
+		if r.groups&part.group != 0 {
 			part.add(p, v, st)
 		}
+	}
+	if r.groups&statsBlock != 0 {
+		p.disks(v, st, r.backing, sizesAtRest(ctx, g, v))
+	}
+	if st.Stale != nil { // says how old the figures are; absent where they are fresh
+		p.number("lodge.age-ms", uint64(time.Since(st.At).Milliseconds()))
 	}
 	return xdr.DomainStatsRecord{Domain: d, Params: p.list}
 }
 
-// statsParams is a list of parameters under construction.
-type statsParams struct{ list []xdr.TypedParam }
-
-func (p *statsParams) add(name string, v xdr.TypedValue) {
-	if len(p.list) < xdr.MaxDomainStatsParams {
-		p.list = append(p.list, xdr.TypedParam{Field: name, Value: v})
+// sizesAtRest tells the sizes of the images of a guest that does not run, as
+// far as they are found in time.
+func sizesAtRest(ctx context.Context, g *guest.Guest, v *guest.View) map[string]guest.BlockInfo {
+	if v.Active != nil {
+		return nil
 	}
+	sizes := map[string]guest.BlockInfo{}
+	for _, d := range v.Current().Devices.Disks {
+		if d.Source == nil || ctx.Err() != nil {
+			continue
+		}
+		if info, err := g.BlockInfo(ctx, d.Target); err == nil {
+			sizes[d.Target] = info
+		}
+	}
+	return sizes
 }
 
-func (p *statsParams) number(name string, v uint64) { p.add(name, xdr.Uint64(v)) }
+// statsParams are the parameters of one guest, under construction.
+type statsParams struct{ paramList }
 
 func (p *statsParams) state(v *guest.View, _ *guest.Stats) {
 	p.add("state.state", xdr.Int(int32(v.State)))
@@ -163,9 +187,7 @@ func (p *statsParams) cpu(_ *guest.View, st *guest.Stats) {
 }
 
 func (p *statsParams) balloon(v *guest.View, st *guest.Stats) {
-	if v.Active != nil {
-		p.number("balloon.current", v.Active.CurrentMemory/1024)
-	}
+	p.number("balloon.current", v.Current().CurrentMemory/1024)
 	p.number("balloon.maximum", v.Current().Memory/1024)
 	for _, f := range balloonFigures {
 		if value, ok := st.Balloon.Guest[f.qemu]; ok {
@@ -188,7 +210,10 @@ func (p *statsParams) vcpus(v *guest.View, st *guest.Stats) {
 		prefix := fmt.Sprintf("vcpu.%d.", c.Index)
 		p.add(prefix+"state", xdr.Int(vcpuRunning))
 		p.number(prefix+"time", uint64(c.Time))
+		// Two names of libvirt's for the time that a processor was ready to run and
+		// waited: one asks the scheduler's statistics, the other its delays.
 		p.number(prefix+"wait", uint64(c.Waiting))
+		p.number(prefix+"delay", uint64(c.Waiting))
 	}
 }
 
@@ -211,26 +236,67 @@ func (p *statsParams) interfaces(v *guest.View, st *guest.Stats) {
 	}
 }
 
-func (p *statsParams) disks(v *guest.View, st *guest.Stats) {
+func (p *statsParams) iothreads(_ *guest.View, st *guest.Stats) {
+	if len(st.IOThreads) == 0 {
+		return
+	}
+	p.count("iothread.count", len(st.IOThreads))
+	for _, t := range st.IOThreads {
+		prefix := fmt.Sprintf("iothread.%d.", t.ID)
+		p.number(prefix+"poll-max-ns", t.PollMax)
+		p.add(prefix+"poll-grow", xdr.Uint(uint32(t.PollGrow)))
+		p.add(prefix+"poll-shrink", xdr.Uint(uint32(t.PollShrink)))
+	}
+}
+
+// disks tells of every disk, and of the images below each if they are wanted.
+func (p *statsParams) disks(v *guest.View, st *guest.Stats, backing bool, atRest map[string]guest.BlockInfo) {
 	sampled := map[string]guest.DiskStats{}
 	for _, s := range st.Disks {
 		sampled[s.Target] = s
 	}
 	disks := v.Current().Devices.Disks
-	p.add("block.count", xdr.Uint(uint32(len(disks))))
-	for i, d := range disks {
-		prefix := fmt.Sprintf("block.%d.", i)
-		p.add(prefix+"name", xdr.String(d.Target))
-		if path := d.Source.Path(); path != "" {
-			p.add(prefix+"path", xdr.String(path))
+	count := len(disks)
+	if backing {
+		for _, d := range disks {
+			count += len(sampled[d.Target].Backing)
 		}
-		if s, ok := sampled[d.Target]; ok {
-			p.disk(prefix, s)
+	}
+	p.count("block.count", count)
+	i := 0
+	next := func(target, path string) (prefix string) {
+		prefix = fmt.Sprintf("block.%d.", i)
+		i++
+		p.add(prefix+"name", xdr.String(target))
+		p.text(prefix+"path", path)
+		return prefix
+	}
+	for _, d := range disks {
+		prefix := next(d.Target, d.Source.Path())
+		if info, ok := atRest[d.Target]; ok {
+			p.sizes(prefix, info.Allocation, info.Capacity, info.Physical)
+		}
+		s, ok := sampled[d.Target]
+		if !ok {
+			continue
+		}
+		if s.Index > 0 {
+			p.add(prefix+"backingIndex", xdr.Uint(uint32(s.Index)))
+		}
+		p.traffic(prefix, s)
+		p.sizes(prefix, s.Allocation, s.Capacity, s.Physical)
+		if !backing {
+			continue
+		}
+		for _, below := range s.Backing {
+			prefix := next(d.Target, below.Path)
+			p.traffic(prefix, guest.DiskStats{}) // all of it is counted with the top image
+			p.sizes(prefix, below.Allocation, below.Capacity, below.Physical)
 		}
 	}
 }
 
-func (p *statsParams) disk(prefix string, s guest.DiskStats) {
+func (p *statsParams) traffic(prefix string, s guest.DiskStats) {
 	p.number(prefix+"rd.reqs", s.ReadOps)
 	p.number(prefix+"rd.bytes", s.ReadBytes)
 	p.number(prefix+"rd.times", uint64(s.ReadTime))
@@ -239,11 +305,14 @@ func (p *statsParams) disk(prefix string, s guest.DiskStats) {
 	p.number(prefix+"wr.times", uint64(s.WriteTime))
 	p.number(prefix+"fl.reqs", s.FlushOps)
 	p.number(prefix+"fl.times", uint64(s.FlushTime))
-	p.number(prefix+"allocation", s.Allocation)
-	if s.Capacity > 0 {
-		p.number(prefix+"capacity", s.Capacity)
+}
+
+func (p *statsParams) sizes(prefix string, allocation, capacity, physical uint64) {
+	p.number(prefix+"allocation", allocation)
+	if capacity > 0 {
+		p.number(prefix+"capacity", capacity)
 	}
-	if s.Physical > 0 {
-		p.number(prefix+"physical", s.Physical)
+	if physical > 0 {
+		p.number(prefix+"physical", physical)
 	}
 }

@@ -17,7 +17,7 @@ func domainStatsCalls(g group) {
 	on(g, xdr.ProcDomainMemoryStats, (*handlers).domainMemoryStats)
 	on(g, xdr.ProcDomainGetBlockInfo, (*handlers).domainGetBlockInfo)
 	on(g, xdr.ProcDomainGetDiskErrors, (*handlers).domainGetDiskErrors)
-	on(g, xdr.ProcDomainInterfaceAddresses, (*handlers).domainInterfaceAddresses)
+	on(g, xdr.ProcDomainGetCPUStats, (*handlers).domainGetCPUStats)
 	on(g, xdr.ProcConnectGetAllDomainStats, (*handlers).connectGetAllDomainStats)
 }
 
@@ -94,30 +94,19 @@ func (h *handlers) domainBlockStatsFlags(ctx context.Context, _ *session, args *
 	return ret, err
 }
 
-// twoPhase serves getters of typed parameters, which clients call twice: with
-// room for none they are told how many there are, then they come with room.
-func twoPhase(params []xdr.TypedParam, room int32) ([]xdr.TypedParam, int32, error) {
-	if room == 0 {
-		return nil, int32(len(params)), nil
-	}
-	err := atMost(&params, room)
-	return params, int32(len(params)), err
-}
-
-func (h *handlers) domainInterfaceStats(ctx context.Context, _ *session, args *xdr.DomainInterfaceStatsArgs) (*xdr.DomainInterfaceStatsRet, error) {
-	st, err := h.stats(ctx, args.Domain)
+func (h *handlers) domainInterfaceStats(_ context.Context, _ *session, args *xdr.DomainInterfaceStatsArgs) (*xdr.DomainInterfaceStatsRet, error) {
+	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	for _, n := range st.NICs {
-		if args.Device == n.IfName || args.Device == n.MAC {
-			return &xdr.DomainInterfaceStatsRet{
-				RxBytes: int64(n.RxBytes), RxPackets: int64(n.RxPackets), RxErrors: int64(n.RxErrors), RxDrops: int64(n.RxDropped),
-				TxBytes: int64(n.TxBytes), TxPackets: int64(n.TxPackets), TxErrors: int64(n.TxErrors), TxDrops: int64(n.TxDropped),
-			}, nil
-		}
+	n, err := g.InterfaceStats(args.Device)
+	if err != nil {
+		return nil, err
 	}
-	return nil, fault.New(fault.Invalid, fault.Call, "invalid path, '%s' is not a known interface", args.Device)
+	return &xdr.DomainInterfaceStatsRet{
+		RxBytes: int64(n.RxBytes), RxPackets: int64(n.RxPackets), RxErrors: int64(n.RxErrors), RxDrops: int64(n.RxDropped),
+		TxBytes: int64(n.TxBytes), TxPackets: int64(n.TxPackets), TxErrors: int64(n.TxErrors), TxDrops: int64(n.TxDropped),
+	}, nil
 }
 
 // balloonFigure is one of a guest's own figures: QEMU's name, the tag of memory
@@ -207,38 +196,5 @@ func (h *handlers) domainGetDiskErrors(ctx context.Context, _ *session, args *xd
 		}
 	}
 	ret.NErrors = int32(len(ret.Errors))
-	return ret, nil
-}
-
-// addressSources are who knows a guest's addresses, by libvirt's number.
-var addressSources = []guest.AddressSource{guest.ByLease, guest.ByAgent, guest.ByARP}
-
-func (h *handlers) domainInterfaceAddresses(ctx context.Context, _ *session, args *xdr.DomainInterfaceAddressesArgs) (*xdr.DomainInterfaceAddressesRet, error) {
-	if err := checkFlags("DOMAIN_INTERFACE_ADDRESSES", args.Flags, 0); err != nil {
-		return nil, err
-	}
-	if args.Source >= uint32(len(addressSources)) {
-		return nil, withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "unknown IP address data source %d", args.Source))
-	}
-	g, err := h.guest(args.Domain)
-	if err != nil {
-		return nil, err
-	}
-	found, err := g.Addresses(ctx, addressSources[args.Source])
-	if err != nil {
-		return nil, err
-	}
-	ret := new(xdr.DomainInterfaceAddressesRet)
-	for _, i := range found[:min(len(found), xdr.MaxDomainInterfaces)] {
-		wire := xdr.DomainInterface{Name: i.Name, HWAddress: optional(i.MAC)}
-		for _, a := range i.Addresses[:min(len(i.Addresses), xdr.MaxDomainIPAddresses)] {
-			address := xdr.DomainIPAddress{Address: a.IP, Prefix: uint32(a.Prefix)}
-			if a.IPv6 {
-				address.Type = 1
-			}
-			wire.Addresses = append(wire.Addresses, address)
-		}
-		ret.Interfaces = append(ret.Interfaces, wire)
-	}
 	return ret, nil
 }
