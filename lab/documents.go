@@ -34,7 +34,7 @@ func diskGuest(name string) string {
 func definition(name, devices string) string {
 	return fmt.Sprintf(`<domain type='qemu'>
   <name>%s</name>
-  <memory unit='MB'>100</memory>
+  <memory unit='MiB'>100</memory>
   <vcpu>1</vcpu>
   <os>
     <type arch='x86_64' machine='q35'>hvm</type>

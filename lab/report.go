@@ -141,6 +141,9 @@ func notes(r *Run) []string {
 		fmt.Sprintf("%s: process %s, which says it is libvirt %s and has QEMU %s; accelerator %s; %d other domains.",
 			r.Name, cmp.Or(r.Server.Process, "unknown"), r.Server.Library, r.Server.Hypervisor, cmp.Or(r.Host.Accelerator, "unknown"), r.Server.Domains),
 	}
+	if r.Host.Load > float64(r.Host.Processors)/2 {
+		all = append(all, r.Name+": other work was going on on the host. The figures are too high and too wide; the ratios to bare QEMU, which was run in turns, hold better.")
+	}
 	for _, s := range r.Skipped {
 		all = append(all, fmt.Sprintf("%s: not measured: %s, because %s.", r.Name, s.What, s.Reason))
 	}

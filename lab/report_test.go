@@ -48,6 +48,7 @@ func exampleRun(name string, slower float64) *Run {
 func TestReport(t *testing.T) {
 	elsewhere := exampleRun("elsewhere", 3)
 	elsewhere.Host.Kernel = "6.1.0"
+	elsewhere.Host.Load = 1.5
 	report := NewReport([]*Run{exampleRun("lodged", 1), exampleRun("libvirtd", 5), elsewhere})
 	for path, got := range map[string]string{"testdata/report.txt": report.Text(), "testdata/report.md": report.Markdown()} {
 		if *update {

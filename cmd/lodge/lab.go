@@ -18,6 +18,7 @@ func labCommand() *cobra.Command {
 		Use:   "lab",
 		Short: "Measure a daemon that speaks libvirt's protocol: Lodge's, libvirt's or another",
 		Args:  cobra.NoArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(labStartCommand(), labReportCommand())
 	return c

@@ -30,7 +30,8 @@ func command() *cobra.Command {
 	c := &cobra.Command{
 		Use:           "lodge",
 		Short:         "Look at KVM hosts, and measure them",
-		Args:          cobra.NoArgs,
+		Args:          cobra.NoArgs, // of a name that is no command, too
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
