@@ -43,9 +43,10 @@ type stream struct {
 	rest     piece         // of the packet that is being read; the reader's alone
 
 	// Guarded by the lock of the client's streams.
-	hungUp  bool // the client finished or aborted, and waits for an answer
-	aborted bool
-	over    bool // the body has returned
+	hungUp   bool // the client finished or aborted, and waits for an answer
+	aborted  bool
+	released bool // takes no place among those whose bodies run
+	over     bool // the body has returned, and the client was told what there is to tell
 }
 
 func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {
@@ -180,6 +181,7 @@ func (st *stream) run(body streamBody) {
 	set := st.client.streams
 	err := body(st.life, st)
 	st.end(errFinished)
+	set.release(st)
 	if err == nil && st.proc.Stream != xdr.StreamUp && set.waiting(st) {
 		st.send(xdr.StatusContinue, nil, nil)
 	}

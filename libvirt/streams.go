@@ -66,9 +66,22 @@ func (s *streams) remove(st *stream) {
 		return
 	}
 	delete(s.byKey, keyOf(st.header))
-	if !st.over {
+	s.free(st)
+}
+
+// free gives a stream's place to others, once; with the lock held.
+func (s *streams) free(st *stream) {
+	if !st.released {
+		st.released = true
 		s.active--
 	}
+}
+
+// release notes that the body has ended, before its client can know.
+func (s *streams) release(st *stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free(st)
 }
 
 // drop forgets the stream of a call that failed; nothing is sent for it. It may be nil.
@@ -130,7 +143,6 @@ func (s *streams) conclude(st *stream, err error) conclusion {
 		return concludeError
 	}
 	st.over = true
-	s.active--
 	s.retire(keyOf(st.header))
 	return concludeLater
 }
