@@ -485,6 +485,12 @@ const maxBus = 255
 
 // add puts in a bridge or port that offers places of a kind.
 func (m *pciMap) add(need slotKind) error {
+	if need == conventional && m.board == Q35 && !m.hasFreePort() {
+		// The bridge itself needs a port, which must have a lower number.
+		if err := m.add(express); err != nil {
+			return err
+		}
+	}
 	index := uint(0)
 	for i := range m.buses {
 		index = max(index, i+1)
@@ -506,6 +512,15 @@ func (m *pciMap) add(need slotKind) error {
 	}
 	m.insert(c)
 	return nil
+}
+
+func (m *pciMap) hasFreePort() bool {
+	for _, bus := range m.buses {
+		if bus.isPort() && bus.used[0] == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // insert puts a new bridge behind the PCI controllers of lower index.

@@ -11,9 +11,13 @@ var pciModels = map[string]string{
 // that guests tell slots apart by, as far as these are not said.
 func (s *Set) NumberPorts() {
 	lowest := uint(maxBus + 1)
+	chassis := map[uint]bool{}
 	for _, c := range s.Controllers {
 		if c.PCI != nil && c.PCI.BusNr != nil {
 			lowest = min(lowest, *c.PCI.BusNr)
+		}
+		if c.PCI != nil && c.PCI.Chassis != nil {
+			chassis[*c.PCI.Chassis] = true
 		}
 	}
 	for _, c := range s.Controllers {
@@ -31,12 +35,16 @@ func (s *Set) NumberPorts() {
 		switch c.Model {
 		case "pci-bridge":
 			number(&c.PCI.ChassisNr, c.Index)
-		case "pcie-root-port":
-			number(&c.PCI.Chassis, c.Index)
+		case "pcie-root-port", "pcie-switch-downstream-port":
+			if c.PCI.Chassis == nil {
+				free := c.Index
+				for chassis[free] {
+					free++
+				}
+				chassis[free] = true
+				c.PCI.Chassis = &free
+			}
 			number(&c.PCI.Port, at.Slot<<3|at.Function)
-		case "pcie-switch-downstream-port":
-			number(&c.PCI.Chassis, c.Index)
-			number(&c.PCI.Port, at.Slot)
 		case "pci-expander-bus", "pcie-expander-bus":
 			if c.PCI.BusNr == nil {
 				lowest = max(lowest, 2) - 2

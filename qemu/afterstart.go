@@ -46,12 +46,24 @@ func balloonSteps(p *Plan, b *device.Balloon) []Step {
 	return steps
 }
 
+// backendOf is where QEMU's object tree has what a disk's device reads and
+// writes through.
+func backendOf(d *device.Disk) string {
+	switch d.Bus {
+	case "virtio":
+		return "/machine/peripheral/" + d.Alias + "/virtio-backend"
+	case "usb":
+		return "/machine/peripheral/" + d.Alias + "/" + d.Alias + ".0/legacy[0]"
+	}
+	return d.Alias
+}
+
 // throttle bounds a disk's traffic. All six rates are said: those that are 0
 // have no bound.
 func throttle(d *device.Disk) Step {
 	t := d.Tune
 	props := properties{
-		{"id", d.Alias},
+		{"id", backendOf(d)},
 		{"bps", t.TotalBytes}, {"bps_rd", t.ReadBytes}, {"bps_wr", t.WriteBytes},
 		{"iops", t.TotalIOPS}, {"iops_rd", t.ReadIOPS}, {"iops_wr", t.WriteIOPS},
 	}

@@ -56,6 +56,9 @@ func (b *builder) boardSwitches(machine *list) {
 	if !f.ACPI {
 		machine.raw("acpi=off")
 	}
+	if b.Definition.OS.BIOSSerial == device.On && b.hasGraphicsSwitch() {
+		machine.raw("graphics=off")
+	}
 	switch f.IOAPIC {
 	case "qemu":
 		machine.raw("kernel_irqchip=split")
@@ -67,6 +70,12 @@ func (b *builder) boardSwitches(machine *list) {
 			machine.add("pcspk-audiodev", b.audioOf(sound.AudioID))
 		}
 	}
+}
+
+// hasGraphicsSwitch reports whether the machine itself can send what the
+// firmware says to the serial port; older ones have a device for it.
+func (b *builder) hasGraphicsSwitch() bool {
+	return b.Capabilities.HasProperty(b.Definition.OS.Machine, "graphics")
 }
 
 func (b *builder) accelerate() error {
@@ -355,7 +364,7 @@ func (b *builder) starting() error {
 			b.word("-"+file[0], file[1])
 		}
 	}
-	if o.BIOSSerial == device.On {
+	if o.BIOSSerial == device.On && !b.hasGraphicsSwitch() {
 		return b.device("sga", nil)
 	}
 	return nil

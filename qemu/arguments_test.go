@@ -84,6 +84,11 @@ func testPlan(def *domain.Definition, c *Capabilities, dir string) *Plan {
 			p.NICs[n.Alias] = a
 		}
 	}
+	for i, g := range def.Devices.Graphics {
+		if g.AutoPort == device.On {
+			g.Port = 5900 + i
+		}
+	}
 	for _, t := range def.Devices.TPMs {
 		p.TPMSockets[t.Alias] = filepath.Join(dir, t.Alias+".sock")
 	}

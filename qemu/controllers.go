@@ -8,12 +8,21 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 )
 
-// controllers makes the buses that others sit on: PCI first, in the order of
-// their numbers.
+// controllers makes the buses that others sit on, each after the one that it
+// sits on itself.
 func (b *builder) controllers() error {
-	for _, pci := range []bool{true, false} {
-		for _, c := range b.Definition.Devices.Controllers {
-			if (c.Type == "pci") != pci {
+	all := b.Definition.Devices.Controllers
+	made := map[*device.Controller]bool{}
+	for _, c := range all {
+		if c.Type == "pci" {
+			if err := b.bridge(c, made); err != nil {
+				return err
+			}
+		}
+	}
+	for _, onUSB := range []bool{false, true} {
+		for _, c := range all {
+			if c.Type == "pci" || (c.Type == "ccid") != onUSB {
 				continue
 			}
 			if err := b.controller(c); err != nil {
@@ -27,6 +36,22 @@ func (b *builder) controllers() error {
 		}
 	}
 	return nil
+}
+
+// bridge makes a PCI controller after those above it.
+func (b *builder) bridge(c *device.Controller, made map[*device.Controller]bool) error {
+	if made[c] {
+		return nil
+	}
+	made[c] = true // also while those above are made: a loop ends here
+	if at, ok := c.Address.(device.PCI); ok {
+		if above := b.Definition.Devices.Controller("pci", at.Bus); above != nil {
+			if err := b.bridge(above, made); err != nil {
+				return err
+			}
+		}
+	}
+	return b.controller(c)
 }
 
 func (b *builder) controller(c *device.Controller) error {
@@ -251,10 +276,8 @@ func (b *builder) place(props *properties, info *device.Info) error {
 }
 
 func (b *builder) busName(index uint) string {
-	for _, c := range b.Definition.Devices.Controllers {
-		if c.Type == "pci" && c.Index == index {
-			return c.Alias
-		}
+	if c := b.Definition.Devices.Controller("pci", index); c != nil {
+		return c.Alias
 	}
 	return fmt.Sprintf("pci.%d", index)
 }
@@ -271,10 +294,8 @@ func (b *builder) usbBus(index uint) string {
 
 // controllerName is the alias of a controller that others sit on.
 func (b *builder) controllerName(kind string, index uint) string {
-	for _, c := range b.Definition.Devices.Controllers {
-		if c.Type == kind && c.Index == index {
-			return c.Alias
-		}
+	if c := b.Definition.Devices.Controller(kind, index); c != nil {
+		return c.Alias
 	}
 	return fmt.Sprintf("%s%d", kind, index)
 }

@@ -310,7 +310,7 @@ func (b *builder) isVirtioSCSI(index uint) bool {
 func (b *builder) driveOptions(d *device.Disk, props *properties) {
 	props.text("vendor", d.Vendor)
 	props.text("product", d.Product)
-	props.number("bootindex", b.boot.of(d))
+	b.bootDisk(d, props)
 	if g := d.BlockIO; g != nil {
 		props.number("logical_block_size", g.LogicalBlock)
 		props.number("physical_block_size", g.PhysicalBlock)
@@ -332,6 +332,18 @@ func (b *builder) driveOptions(d *device.Disk, props *properties) {
 		props.add("rerror", "report")
 	default:
 		props.text("rerror", d.ErrorPolicy)
+	}
+}
+
+// bootDisk says when a disk is booted from. Of floppies the controller knows.
+func (b *builder) bootDisk(d *device.Disk, props *properties) {
+	order := b.boot.of(d)
+	if d.Bus != "fdc" {
+		props.number("bootindex", order)
+		return
+	}
+	if at, ok := d.Address.(device.Drive); ok && order > 0 {
+		b.word("-global", fmt.Sprintf("isa-fdc.bootindex%c=%d", 'A'+rune(at.Unit&1), order))
 	}
 }
 

@@ -134,7 +134,7 @@ func ChangeMedia(p *Plan, before, after *device.Disk, force bool) ([]Step, error
 	if before.Device != "cdrom" && before.Device != "floppy" {
 		return nil, unsupported("disk %s is a %s, whose source cannot be exchanged while the domain runs", before.Target, before.Device)
 	}
-	id := property{"id", before.Alias}
+	id := property{"id", backendOf(before)}
 	steps := []Step{
 		{Command: "blockdev-open-tray", Args: properties{id, {"force", force}}, Undo: &Step{Command: "blockdev-close-tray", Args: properties{id}}},
 		{Command: "blockdev-remove-medium", Args: properties{id}},
@@ -160,7 +160,7 @@ func ChangeMedia(p *Plan, before, after *device.Disk, force bool) ([]Step, error
 }
 
 func insertion(d *device.Disk) *Step {
-	return &Step{Command: "blockdev-insert-medium", Args: properties{{"id", d.Alias}, {"node-name", topNode(d)}}}
+	return &Step{Command: "blockdev-insert-medium", Args: properties{{"id", backendOf(d)}, {"node-name", topNode(d)}}}
 }
 
 // inOrder moves what makes things before what takes things away: when the new
