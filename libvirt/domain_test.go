@@ -69,10 +69,16 @@ func withGuests(t *testing.T) *house {
 	pools, err := volume.Open(volume.Options{Store: kept, Events: events, Log: log})
 	must(err)
 	t.Cleanup(pools.Close)
+	groups := kernel.OpenCgroups(root, instance)
+	t.Cleanup(func() {
+		if err := groups.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	guests, err := guest.Open(guest.Config{
 		DataDir: filepath.Join(dir, "data/guest"), RunDir: filepath.Join(dir, "run/guest"), Instance: instance,
 		Log: log, Store: kept, Events: events, Emulators: emulators, Ledger: host.NewLedger(inventory),
-		Networks: nets, Pools: pools, Cgroups: kernel.OpenCgroups(root, instance), Kernel: root,
+		Networks: nets, Pools: pools, Cgroups: groups, Kernel: root,
 	})
 	must(err)
 	t.Cleanup(guests.Close)
