@@ -18,8 +18,10 @@ import (
 type SaveOptions struct {
 	// XML replaces the definition that goes with the image; empty: keeps it.
 	XML string
-	// BypassCache keeps the image out of the host's page cache.
+	// BypassCache leaves nothing of the image in the host's page cache.
 	BypassCache bool
+	// ResetNVRAM gives the restored guest fresh UEFI variables.
+	ResetNVRAM bool
 	// Then is what the guest does after its restore: Running, Paused, or NoState
 	// for what it did when it was saved.
 	Then domain.State
@@ -116,7 +118,7 @@ func (g *Guest) saved(r *run, managed bool) error {
 // complete, so that a half-written one is never taken for whole.
 func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, bypass bool, p *progress) (err error) {
 	beside := partial(path)
-	f, err := createImage(beside, bypass)
+	f, err := createImage(beside)
 	if err != nil {
 		return err
 	}
@@ -137,6 +139,11 @@ func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, byp
 	}
 	if err := h.complete(f); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", beside)
+	}
+	if bypass {
+		if err := uncache(f); err != nil {
+			return err
+		}
 	}
 	return os.Rename(beside, path)
 }
@@ -171,7 +178,7 @@ func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Gu
 		return nil, err
 	}
 	return g, g.perform(ctx, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
-		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then)}, nil), nil
+		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then), ResetNVRAM: o.ResetNVRAM}, nil), nil
 	})
 }
 
@@ -181,12 +188,13 @@ func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Gu
 func (g *Guest) planManagedRestore(o StartOptions) work {
 	path, inactive := g.managedSavePath(), g.inactive
 	return func(ctx context.Context) (settle, error) {
-		image, err := openSaved(path, SaveOptions{})
+		image, err := openSaved(path, SaveOptions{BypassCache: o.BypassCache})
 		if err != nil {
 			return nil, fmt.Errorf("cannot continue from the managed save image (remove it, or start with --force-boot): %w", err)
 		}
 		image.def.Name = inactive.Name // it may have been renamed since
-		return g.planRestore(image, StartOptions{Paused: o.Paused || image.paused(domain.NoState), AutoDestroy: o.AutoDestroy, Owner: o.Owner}, func() error {
+		o.Paused = o.Paused || image.paused(domain.NoState)
+		return g.planRestore(image, o, func() error {
 			g.dropManagedSave()
 			return g.keep()
 		})(ctx)

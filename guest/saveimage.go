@@ -45,13 +45,9 @@ type saveHeader struct {
 // newSaveHeader makes the header of an image of a guest that was in phase was.
 func newSaveHeader(def *domain.Definition, o SaveOptions, was domain.State) (*saveHeader, error) {
 	if o.XML != "" {
-		changed, err := domainxml.Parse(o.XML, domainxml.Options{})
+		changed, err := redefined(def, o.XML)
 		if err != nil {
 			return nil, err
-		}
-		if changed.Name != def.Name || changed.UUID != def.UUID {
-			return nil, fault.New(fault.Invalid, fault.XML, "the definition for the image is of domain '%s' (%s), not of '%s' (%s)",
-				changed.Name, changed.UUID, def.Name, def.UUID)
 		}
 		def = changed
 	}
@@ -100,20 +96,21 @@ func boolWord(b bool) uint32 {
 
 // createImage makes the file of an image, readable by its owner only: guest
 // memory holds secrets.
-func createImage(path string, bypass bool) (*os.File, error) {
+func createImage(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+	return f, fault.Wrap(err, fault.Failed, fault.Host, "cannot make the image file")
+}
+
+// uncache tells the kernel that an image's pages will not be wanted again. QEMU
+// moves its stream in unaligned pieces, so that O_DIRECT cannot be used instead.
+func uncache(f *os.File) error {
+	raw, err := f.SyscallConn()
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make the image file")
+		return err
 	}
-	if bypass {
-		// QEMU writes its stream unaligned: rather than O_DIRECT, the kernel is told
-		// that the pages will not be wanted again.
-		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
-			_ = f.Close()
-			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot keep the image out of the page cache")
-		}
-	}
-	return f, nil
+	var refused error
+	err = raw.Control(func(fd uintptr) { refused = unix.Fadvise(int(fd), 0, 0, unix.FADV_DONTNEED) })
+	return fault.Wrap(errors.Join(err, refused), fault.Failed, fault.Host, "cannot keep the image out of the page cache")
 }
 
 // savedImage is an opened image; its file stands where the stream begins.
@@ -122,9 +119,17 @@ type savedImage struct {
 	def     *domain.Definition
 	xml     string
 	running bool
+	bypass  bool
 }
 
-func (i *savedImage) close() { _ = i.file.Close() }
+// close lets the image go. That its pages stay cached is no reason to fail a
+// restore that is done.
+func (i *savedImage) close() {
+	if i.bypass {
+		_ = uncache(i.file)
+	}
+	_ = i.file.Close()
+}
 
 // paused says whether the restored guest stays stopped.
 func (i *savedImage) paused(then domain.State) bool {
@@ -178,12 +183,13 @@ func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 		return nil, err
 	}
 	text, _, _ := bytes.Cut(data, []byte{0})
-	i := &savedImage{file: f, xml: string(text), running: running != 0}
-	if o.XML != "" {
-		i.xml = o.XML
-	}
+	i := &savedImage{file: f, xml: string(text), running: running != 0, bypass: o.BypassCache}
 	var err error
-	i.def, err = domainxml.Parse(i.xml, domainxml.Options{})
+	if i.def, err = domainxml.Parse(i.xml, domainxml.Options{}); err != nil || o.XML == "" {
+		return i, err
+	}
+	i.xml = o.XML
+	i.def, err = redefined(i.def, o.XML)
 	return i, err
 }
 

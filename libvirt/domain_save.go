@@ -18,7 +18,10 @@ func domainSaveCalls(g group) {
 	on(g, xdr.ProcDomainRestoreFlags, (*handlers).domainRestoreFlags)
 	on(g, xdr.ProcDomainRestoreParams, (*handlers).domainRestoreParams)
 	on(g, xdr.ProcDomainSaveImageGetXMLDesc, (*handlers).domainSaveImageGetXMLDesc)
+	on(g, xdr.ProcDomainSaveImageDefineXML, (*handlers).domainSaveImageDefineXML)
 	on(g, xdr.ProcDomainManagedSave, (*handlers).domainManagedSave)
+	on(g, xdr.ProcDomainManagedSaveGetXMLDesc, (*handlers).domainManagedSaveGetXMLDesc)
+	on(g, xdr.ProcDomainManagedSaveDefineXML, (*handlers).domainManagedSaveDefineXML)
 	on(g, xdr.ProcDomainHasManagedSaveImage, (*handlers).domainHasManagedSaveImage)
 	on(g, xdr.ProcDomainManagedSaveRemove, flaggedCall("DOMAIN_MANAGED_SAVE_REMOVE", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
 		return g.RemoveManagedSave(ctx)
@@ -30,20 +33,24 @@ const (
 	saveBypassCache = 1
 	saveRunning     = 2
 	savePaused      = 4
-	saveFlags       = saveBypassCache | saveRunning | savePaused
+	saveResetNVRAM  = 8
+
+	saveThen     = saveRunning | savePaused
+	saveFlags    = saveBypassCache | saveThen
+	restoreFlags = saveFlags | saveResetNVRAM
 )
 
-func saveOptions(call string, flags uint32, xml *string) (guest.SaveOptions, error) {
-	o := guest.SaveOptions{BypassCache: flags&saveBypassCache != 0}
-	if err := checkFlags(call, flags, saveFlags); err != nil {
+func saveOptions(call string, flags, known uint32, xml *string) (guest.SaveOptions, error) {
+	o := guest.SaveOptions{BypassCache: flags&saveBypassCache != 0, ResetNVRAM: flags&saveResetNVRAM != 0}
+	if err := checkFlags(call, flags, known); err != nil {
 		return o, err
 	}
-	switch flags & (saveRunning | savePaused) {
+	switch flags & saveThen {
 	case saveRunning:
 		o.Then = domain.Running
 	case savePaused:
 		o.Then = domain.Paused
-	case saveRunning | savePaused:
+	case saveThen:
 		return o, fault.New(fault.Invalid, fault.Call, "flags for running and for paused exclude each other")
 	}
 	if xml != nil {
@@ -65,7 +72,7 @@ func (h *handlers) domainSave(ctx context.Context, _ *session, args *xdr.DomainS
 }
 
 func (h *handlers) domainSaveFlags(ctx context.Context, _ *session, args *xdr.DomainSaveFlagsArgs) (*void, error) {
-	o, err := saveOptions("DOMAIN_SAVE_FLAGS", args.Flags, args.DestXML)
+	o, err := saveOptions("DOMAIN_SAVE_FLAGS", args.Flags, saveFlags, args.DestXML)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +102,7 @@ func (h *handlers) domainSaveParams(ctx context.Context, _ *session, args *xdr.D
 	if err != nil {
 		return nil, err
 	}
-	o, err := saveOptions(call, args.Flags, xml)
+	o, err := saveOptions(call, args.Flags, saveFlags, xml)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +126,7 @@ func (h *handlers) domainRestore(ctx context.Context, _ *session, args *xdr.Doma
 }
 
 func (h *handlers) domainRestoreFlags(ctx context.Context, _ *session, args *xdr.DomainRestoreFlagsArgs) (*void, error) {
-	o, err := saveOptions("DOMAIN_RESTORE_FLAGS", args.Flags, args.DestXML)
+	o, err := saveOptions("DOMAIN_RESTORE_FLAGS", args.Flags, restoreFlags, args.DestXML)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +142,7 @@ func (h *handlers) domainRestoreParams(ctx context.Context, _ *session, args *xd
 	if file == "" {
 		return nil, fault.New(fault.Invalid, fault.Call, "%s needs the parameter 'file'", call)
 	}
-	o, err := saveOptions(call, args.Flags, xml)
+	o, err := saveOptions(call, args.Flags, restoreFlags, xml)
 	if err != nil {
 		return nil, err
 	}
@@ -150,8 +157,46 @@ func (h *handlers) domainSaveImageGetXMLDesc(_ context.Context, _ *session, args
 	return &xdr.DomainSaveImageGetXMLDescRet{XML: doc}, err
 }
 
+func (h *handlers) domainSaveImageDefineXML(_ context.Context, _ *session, args *xdr.DomainSaveImageDefineXMLArgs) (*void, error) {
+	o, err := saveOptions("DOMAIN_SAVE_IMAGE_DEFINE_XML", args.Flags, saveThen, &args.DestXML)
+	if err != nil {
+		return nil, err
+	}
+	return nil, guest.RedefineSaved(args.File, o)
+}
+
+func (h *handlers) domainManagedSaveGetXMLDesc(_ context.Context, s *session, args *xdr.DomainManagedSaveGetXMLDescArgs) (*xdr.DomainManagedSaveGetXMLDescRet, error) {
+	const call = "DOMAIN_MANAGED_SAVE_GET_XML_DESC"
+	if err := checkFlags(call, args.Flags, xmlSecure); err != nil {
+		return nil, err
+	}
+	if args.Flags&xmlSecure != 0 {
+		if err := s.denyReadOnly(call, "secure flag"); err != nil {
+			return nil, err
+		}
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	doc, err := g.ManagedSavedXML(args.Flags&xmlSecure != 0)
+	return &xdr.DomainManagedSaveGetXMLDescRet{XML: doc}, err
+}
+
+func (h *handlers) domainManagedSaveDefineXML(ctx context.Context, _ *session, args *xdr.DomainManagedSaveDefineXMLArgs) (*void, error) {
+	o, err := saveOptions("DOMAIN_MANAGED_SAVE_DEFINE_XML", args.Flags, saveThen, args.DestXML)
+	if err != nil {
+		return nil, err
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return nil, g.RedefineManagedSave(ctx, o)
+}
+
 func (h *handlers) domainManagedSave(ctx context.Context, _ *session, args *xdr.DomainManagedSaveArgs) (*void, error) {
-	o, err := saveOptions("DOMAIN_MANAGED_SAVE", args.Flags, nil)
+	o, err := saveOptions("DOMAIN_MANAGED_SAVE", args.Flags, saveFlags, nil)
 	if err != nil {
 		return nil, err
 	}

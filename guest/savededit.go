@@ -1,0 +1,148 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lifecycle"
+)
+
+// RedefineSaved replaces the definition in a saved image, and, unless Then is
+// NoState, what the guest does after its restore. The machine must stay the same.
+func RedefineSaved(path string, o SaveOptions) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot open the saved image")
+	}
+	defer f.Close()
+	if _, err := readSaved(f, o); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Config, "cannot redefine the saved image %s", path)
+	}
+	return fault.Wrap(rewriteHeader(f, o), fault.Failed, fault.Host, "cannot rewrite the header of %s", path)
+}
+
+// rewriteHeader changes a sound header in place: the stream behind it stays
+// where it is, and so does libvirt's cookie, if there is one.
+func rewriteHeader(f *os.File, o SaveOptions) error {
+	head := make([]byte, saveHeaderLen)
+	if _, err := f.ReadAt(head, 0); err != nil {
+		return err
+	}
+	word := func(i int) []byte { return head[16+4*i : 20+4*i] }
+	old := make([]byte, binary.NativeEndian.Uint32(word(1)))
+	if _, err := f.ReadAt(old, saveHeaderLen); err != nil {
+		return err
+	}
+	text, _, _ := bytes.Cut(old, []byte{0})
+	if o.XML != "" {
+		text = []byte(o.XML)
+	}
+	data := append(slices.Clone(text), 0)
+	if at := binary.NativeEndian.Uint32(word(4)); at != 0 && int(at) < len(old) {
+		cookie, _, _ := bytes.Cut(old[at:], []byte{0})
+		binary.NativeEndian.PutUint32(word(4), uint32(len(data)))
+		data = append(append(data, cookie...), 0)
+	}
+	if len(data) > len(old) {
+		return fault.New(fault.Invalid, fault.XML, "the new definition is %d bytes too long for the image", len(data)-len(old))
+	}
+	if o.Then != domain.NoState {
+		binary.NativeEndian.PutUint32(word(2), boolWord(o.Then == domain.Running))
+	}
+	whole := make([]byte, saveHeaderLen+len(old))
+	copy(whole[copy(whole, head):], data)
+	if _, err := f.WriteAt(whole, 0); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// ManagedSavedXML reads the definition in the guest's managed save image.
+func (g *Guest) ManagedSavedXML(secure bool) (string, error) {
+	if !g.View().ManagedSave {
+		return "", errNoManagedSave()
+	}
+	return SavedXML(g.managedSavePath(), secure)
+}
+
+// RedefineManagedSave is RedefineSaved for the guest's managed save image.
+func (g *Guest) RedefineManagedSave(ctx context.Context, o SaveOptions) error {
+	return g.perform(ctx, lifecycle.Start, domain.JobModify, modifyLimit, func() (work, error) {
+		if !g.record.ManagedSave {
+			return nil, errNoManagedSave()
+		}
+		path := g.managedSavePath()
+		return func(context.Context) (settle, error) { return nil, RedefineSaved(path, o) }, nil
+	})
+}
+
+func errNoManagedSave() error {
+	return fault.New(fault.WrongState, fault.Domain, "the domain does not have a managed save image")
+}
+
+// redefined gives the definition that is to take the place of that of a saved
+// machine.
+func redefined(saved *domain.Definition, doc string) (*domain.Definition, error) {
+	def, err := domainxml.Parse(doc, domainxml.Options{})
+	if err != nil {
+		return nil, err
+	}
+	for _, differs := range []struct {
+		what          string
+		before, after any
+	}{
+		{"name", saved.Name, def.Name},
+		{"uuid", saved.UUID, def.UUID},
+		{"architecture", saved.OS.Arch, def.OS.Arch},
+		{"machine", saved.OS.Machine, def.OS.Machine},
+		{"memory", saved.Memory, def.Memory},
+		{"vCPUs", saved.VCPUs.Current, def.VCPUs.Current},
+		{"maximum of vCPUs", saved.VCPUs.Max, def.VCPUs.Max},
+	} {
+		if before, after := fmt.Sprint(differs.before), fmt.Sprint(differs.after); before != after {
+			return nil, fault.New(fault.Invalid, fault.Config,
+				"the saved machine cannot be changed: its %s must stay %s, and the new definition has %s", differs.what, before, after)
+		}
+	}
+	before, after := machineDevices(saved), machineDevices(def)
+	if lost := without(before, after); len(lost) > 0 {
+		return nil, fault.New(fault.Invalid, fault.Config,
+			"the saved machine cannot be changed: it has %s, and the new definition has not; begin from the image's own definition", strings.Join(lost, ", "))
+	}
+	if added := without(after, before); len(added) > 0 {
+		return nil, fault.New(fault.Invalid, fault.Config, "the saved machine cannot be changed: it has no %s", strings.Join(added, ", "))
+	}
+	return def, nil
+}
+
+// without gives those of all that are not among some.
+func without(all, some []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(name string) bool { return slices.Contains(some, name) })
+}
+
+// machineDevices names the devices that a machine's saved state speaks of, with
+// their places.
+func machineDevices(def *domain.Definition) []string {
+	var names []string
+	for _, d := range def.Devices.All() {
+		switch d.(type) {
+		case *device.Graphics, *device.Audio:
+			continue // of the host's side
+		}
+		name := d.Kind()
+		if at := d.Common().Address; at != nil {
+			name += " at " + at.String()
+		}
+		names = append(names, name)
+	}
+	return names
+}
