@@ -24,8 +24,12 @@ func domainVCPUCalls(g group) {
 	on(g, xdr.ProcDomainGetEmulatorPinInfo, (*handlers).domainGetEmulatorPinInfo)
 }
 
-// vcpuMaximum is about the most processors that a domain can have.
-const vcpuMaximum = 4
+// What a number of processors is about, beside those that a domain has: the most
+// that it can have, or those that the guest itself uses.
+const (
+	vcpuMaximum = 4
+	vcpuGuest   = 8
+)
 
 func (h *handlers) domainGetMaxVCPUs(_ context.Context, _ *session, args *xdr.DomainGetMaxVCPUsArgs) (*xdr.DomainGetMaxVCPUsRet, error) {
 	v, err := h.view(args.Domain)
@@ -39,15 +43,18 @@ func (h *handlers) domainGetMaxVCPUs(_ context.Context, _ *session, args *xdr.Do
 	return &xdr.DomainGetMaxVCPUsRet{Count: int32(def.VCPUs.Max)}, nil
 }
 
-func (h *handlers) domainGetVCPUsFlags(_ context.Context, _ *session, args *xdr.DomainGetVCPUsFlagsArgs) (*xdr.DomainGetVCPUsFlagsRet, error) {
-	if err := checkFlags("DOMAIN_GET_VCPUS_FLAGS", args.Flags, affectBoth|vcpuMaximum); err != nil {
+func (h *handlers) domainGetVCPUsFlags(ctx context.Context, _ *session, args *xdr.DomainGetVCPUsFlagsArgs) (*xdr.DomainGetVCPUsFlagsRet, error) {
+	if err := checkFlags("DOMAIN_GET_VCPUS_FLAGS", args.Flags, affectBoth|vcpuMaximum|vcpuGuest); err != nil {
 		return nil, err
 	}
-	v, err := h.view(args.Domain)
+	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	def, err := definition(v, args.Flags)
+	if args.Flags&vcpuGuest != 0 {
+		return guestVCPUs(ctx, g, args.Flags)
+	}
+	def, err := definition(g.View(), args.Flags)
 	if err != nil {
 		return nil, err
 	}
@@ -56,6 +63,28 @@ func (h *handlers) domainGetVCPUsFlags(_ context.Context, _ *session, args *xdr.
 		count = def.VCPUs.Max
 	}
 	return &xdr.DomainGetVCPUsFlagsRet{Count: int32(count)}, nil
+}
+
+// guestVCPUs counts the processors that the guest sees, or uses of them.
+func guestVCPUs(ctx context.Context, g *guest.Guest, flags uint32) (*xdr.DomainGetVCPUsFlagsRet, error) {
+	if flags&affectConfig != 0 {
+		return nil, errGuestConfig()
+	}
+	all, err := g.AgentVCPUs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ret := new(xdr.DomainGetVCPUsFlagsRet)
+	for _, c := range all {
+		if c.Online || flags&vcpuMaximum != 0 {
+			ret.Count++
+		}
+	}
+	return ret, nil
+}
+
+func errGuestConfig() error {
+	return fault.New(fault.Invalid, fault.Call, "the processors that a guest uses are of the running guest, and not of its config")
 }
 
 func (h *handlers) domainSetVCPUs(ctx context.Context, _ *session, args *xdr.DomainSetVCPUsArgs) (*void, error) {
@@ -67,12 +96,18 @@ func (h *handlers) domainSetVCPUs(ctx context.Context, _ *session, args *xdr.Dom
 }
 
 func (h *handlers) domainSetVCPUsFlags(ctx context.Context, _ *session, args *xdr.DomainSetVCPUsFlagsArgs) (*void, error) {
-	if err := checkFlags("DOMAIN_SET_VCPUS_FLAGS", args.Flags, affectBoth|vcpuMaximum); err != nil {
+	if err := checkFlags("DOMAIN_SET_VCPUS_FLAGS", args.Flags, affectBoth|vcpuMaximum|vcpuGuest); err != nil {
 		return nil, err
 	}
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
+	}
+	if args.Flags&vcpuGuest != 0 {
+		if args.Flags&(affectConfig|vcpuMaximum) != 0 {
+			return nil, errGuestConfig()
+		}
+		return nil, g.SetAgentVCPUs(ctx, uint(args.NVCPUs))
 	}
 	return nil, g.SetVCPUs(ctx, uint(args.NVCPUs), guest.VCPUOptions{Affect: affect(args.Flags), Maximum: args.Flags&vcpuMaximum != 0})
 }
