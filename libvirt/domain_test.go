@@ -252,7 +252,7 @@ func TestGuestConsole(t *testing.T) {
 	st := w.openStream(xdr.ProcDomainOpenConsole, &xdr.DomainOpenConsoleArgs{Domain: ret.Domain})
 	w.must(xdr.ProcDomainResume, &xdr.DomainResumeArgs{Domain: ret.Domain}, nil)
 	var screen []byte
-	for !bytes.Contains(screen, []byte("SGABIOS")) { // what repeats the firmware on the serial port
+	for !bytes.Contains(screen, []byte("BIOS")) {
 		w.deadline()
 		screen = append(screen, w.expect(st, xdr.StatusContinue)...)
 	}
