@@ -83,13 +83,14 @@ func (s *Set) PlugPCI(d Device, b Board) error {
 	return m.place(d, false)
 }
 
-// placementOrder is the order in which libvirt gives addresses: what others sit
-// on first, then interfaces, sound, disks, and the rest.
+// placementOrder is the order in which libvirt gives addresses: the first video
+// device, which has its place on the board, what others sit on, then
+// interfaces, sound, other controllers, disks and the rest.
 func placementOrder(s *Set) []Device {
 	var all []Device
 	bridges, others := splitControllers(s)
-	all = gather(all, bridges)
 	all = gather(all, s.Videos[:min(1, len(s.Videos))])
+	all = gather(all, bridges)
 	all = gather(all, s.NICs)
 	all = gather(all, s.Sounds)
 	all = gather(all, others)
@@ -405,7 +406,7 @@ func (m *pciMap) companionSlot(c *Controller) (uint, bool) {
 			return at.Slot, true
 		}
 	}
-	for slot := uint(3); slot <= lastSlot; slot++ {
+	for slot := uint(videoSlotFX); slot <= lastSlot; slot++ {
 		if m.buses[0].used[slot] == 0 {
 			return slot, true
 		}
@@ -417,7 +418,7 @@ func (m *pciMap) companionSlot(c *Controller) (uint, bool) {
 // allowed and none is free.
 func (m *pciMap) find(need slotKind, d Device, mayAdd bool) (PCI, error) {
 	if need == onRoot {
-		return m.findRootPort()
+		return m.findOnRoot(d)
 	}
 	for _, bus := range m.sorted() {
 		if (need == express) != bus.isPort() || need == conventional && !bus.isConventional() {
@@ -439,24 +440,31 @@ func (m *pciMap) find(need slotKind, d Device, mayAdd bool) (PCI, error) {
 	return m.find(need, d, true)
 }
 
-// findRootPort gives the next function for a root port: eight share a slot.
-func (m *pciMap) findRootPort() (PCI, error) {
+// findOnRoot gives the next place for a bridge of the root bus. Eight root ports
+// share a slot; other bridges have one of their own.
+func (m *pciMap) findOnRoot(d Device) (PCI, error) {
 	root := m.buses[0]
+	c, _ := d.(*Controller)
+	shares := c != nil && c.Model == "pcie-root-port"
 	for slot := uint(firstPortSlot); slot < soundSlot35; slot++ {
-		if !m.isPortSlot(slot) && root.used[slot] != 0 {
+		if slot == videoSlot35 && len(m.set.Videos) > 0 && m.board == Q35 {
 			continue
 		}
-		if slot == videoSlot35 && len(m.set.Videos) > 0 {
+		if root.used[slot] == 0 && !shares {
+			return PCI{Slot: slot}, nil
+		}
+		if root.used[slot] != 0 && !(shares && m.isPortSlot(slot)) {
 			continue
 		}
 		for function := uint(0); function < 8; function++ {
-			if root.used[slot]&(1<<function) == 0 {
-				at := PCI{Slot: slot, Function: function}
-				if function == 0 {
-					at.Multifunction = On
-				}
-				return at, nil
+			if root.used[slot]&(1<<function) != 0 {
+				continue
 			}
+			at := PCI{Slot: slot, Function: function}
+			if function == 0 {
+				at.Multifunction = On
+			}
+			return at, nil
 		}
 	}
 	return PCI{}, fault.New(fault.NoCapacity, fault.Device, "the guest's root bus is full")

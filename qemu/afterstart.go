@@ -53,6 +53,9 @@ func backendOf(d *device.Disk) string {
 	case "virtio":
 		return "/machine/peripheral/" + d.Alias + "/virtio-backend"
 	case "usb":
+		if d.Device == "cdrom" {
+			return usbDrive(d)
+		}
 		return "/machine/peripheral/" + d.Alias + "/" + d.Alias + ".0/legacy[0]"
 	}
 	return d.Alias

@@ -64,15 +64,12 @@ func alias(s *device.Set, dev device.Device, taken map[string]bool) string {
 		return diskAlias(d)
 	case *device.Controller:
 		return controllerAlias(s, d)
-	}
-	prefix := prefixes[dev.Kind()]
-	switch d := dev.(type) {
 	case *device.Audio:
-		return "audio" + strconv.FormatUint(uint64(d.ID), 10)
+		return "" // goes by its id
 	case *device.Graphics:
 		return d.Type // no device of QEMU's; there is one of each type
-	case *device.HostDevice, *device.Redir:
 	}
+	prefix := prefixes[dev.Kind()]
 	next := 0
 	for name := range taken {
 		if rest, ok := strings.CutPrefix(name, prefix); ok {

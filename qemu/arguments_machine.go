@@ -46,6 +46,9 @@ func (b *builder) board() error {
 
 func (b *builder) boardSwitches(machine *list) {
 	f := b.Definition.Features
+	if b.Definition.Backing.NoSharePages {
+		machine.raw("mem-merge=off")
+	}
 	if b.machine != microvm {
 		machine.onOff("vmport", f.VMPort)
 		machine.onOff("smm", f.SMM)
@@ -320,6 +323,11 @@ func (b *builder) power() error {
 	b.word("-no-shutdown")
 	if d.OnReboot == "destroy" {
 		b.word("-action", "reboot=shutdown")
+	}
+	// Without ACPI a guest hears of plugged devices from its ports alone.
+	const byACPI = "acpi-pci-hotplug-with-bridge-support"
+	if b.machine == q35 && !d.Features.ACPI && b.Capabilities.HasProperty("ICH9-LPC", byACPI) {
+		b.word("-global", "ICH9-LPC."+byACPI+"=off")
 	}
 	bridge := "PIIX4_PM"
 	if b.machine == q35 {

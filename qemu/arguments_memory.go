@@ -12,9 +12,6 @@ func (b *builder) memory() error {
 	d := b.Definition
 	b.word("-m", "size="+strconv.FormatUint(d.Memory>>10, 10)+"k")
 	b.word("-overcommit", "mem-lock="+device.Bool(d.Backing.Locked).String())
-	if d.Backing.NoSharePages {
-		b.word("-machine", "mem-merge=off")
-	}
 	for id := range d.IOThreads {
 		if err := b.object("iothread", "iothread"+number(id+1)); err != nil {
 			return err

@@ -196,11 +196,7 @@ func (b *builder) drive(d *device.Disk, node string) (driver string, props prope
 	case "scsi":
 		driver, err = b.scsiDisk(d, &props)
 	case "usb":
-		driver = "usb-storage"
-		if d.Device == "floppy" {
-			err = unsupported("disk %s: there are no floppy drives on bus usb", d.Target)
-		}
-		props.add("removable", d.Removable == device.On)
+		return b.usbDisk(d, node)
 	case "fdc":
 		driver = "floppy"
 		at, _ := d.Address.(device.Drive)
@@ -217,13 +213,48 @@ func (b *builder) drive(d *device.Disk, node string) (driver string, props prope
 	if err := b.place(&props, &d.Info); err != nil {
 		return "", nil, err
 	}
+	contents(&props, d, node)
+	props.add("id", d.Alias)
+	return driver, props, nil
+}
+
+func contents(props *properties, d *device.Disk, node string) {
 	if d.Shareable && d.Bus != "fdc" {
 		props.add("share-rw", true)
 	}
 	props.text("drive", node)
-	props.add("id", d.Alias)
-	return driver, props, nil
 }
+
+// usbDisk is a stick, or a drive for CDs behind a bridge of its own: only such a
+// one can be empty.
+func (b *builder) usbDisk(d *device.Disk, node string) (driver string, props properties, err error) {
+	switch d.Device {
+	case "disk":
+		props.add("removable", d.Removable == device.On)
+		if err := b.place(&props, &d.Info); err != nil {
+			return "", nil, err
+		}
+		contents(&props, d, node)
+		props.add("id", d.Alias)
+		return "usb-storage", props, nil
+	case "cdrom":
+		bridge := properties{{"id", d.Alias}}
+		if err := b.place(&bridge, &d.Info); err != nil {
+			return "", nil, err
+		}
+		if err := b.device("usb-bot", bridge); err != nil {
+			return "", nil, err
+		}
+		props = properties{{"bus", d.Alias + ".0"}, {"scsi-id", 0}, {"lun", 0}}
+		contents(&props, d, node)
+		props.add("id", usbDrive(d))
+		return "scsi-cd", props, nil
+	}
+	return "", nil, unsupported("disk %s: there are no %s drives on bus usb", d.Target, d.Device)
+}
+
+// usbDrive names the drive behind a USB bridge.
+func usbDrive(d *device.Disk) string { return d.Alias + "-drive" }
 
 func (b *builder) virtioDisk(d *device.Disk, props *properties) (string, error) {
 	if d.Device != "disk" {

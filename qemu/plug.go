@@ -109,14 +109,14 @@ func unplugged(dev device.Device) ([]Step, error) {
 			after = append(after, chardev)
 		}
 		return after, nil
-	case *device.Redir:
-		return []Step{chardev}, nil
 	case *device.Watchdog:
 		if d.Model != "i6300esb" {
 			return nil, unsupported("watchdogs of model %s cannot be plugged into a running domain", d.Model)
 		}
 		return nil, nil
 	case *device.HostDevice, *device.Balloon, *device.VSock:
+		return nil, nil
+	case *device.Redir: // takes its host's end along
 		return nil, nil
 	}
 	return nil, cannotPlug(dev)
