@@ -3,11 +3,9 @@ package guest
 import (
 	"context"
 	"encoding/base64"
-	"errors"
 	"strings"
 	"time"
 
-	"github.com/lodge-kvm/lodge/agent"
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
@@ -20,61 +18,48 @@ const freezeLimit = 60 * time.Second
 // maxInside bounds the lists that an agent is believed.
 const maxInside = 1024
 
-// obey gives the agent a command, and says of a refusal what it means.
-func (g *Guest) obey(ctx context.Context, command string, args, into any, limit time.Duration) error {
-	err := g.Agent(ctx, command, args, into, limit)
-	var refusal *agent.Error
-	if !errors.As(err, &refusal) {
-		return err
-	}
-	if refusal.Class == "CommandNotFound" || refusal.Class == "CommandDisabled" {
-		return fault.Wrap(err, fault.Unsupported, fault.Agent, "the guest's agent does not know '%s'", command)
-	}
-	return fault.Wrap(err, fault.Failed, fault.Agent, "unable to execute QEMU agent command '%s'", command)
-}
-
 // Freeze has the guest hold back writes to the file systems at these mount
 // points, or to all, and tells how many it froze.
 func (g *Guest) Freeze(ctx context.Context, mountPoints []string) (frozen int, err error) {
 	if len(mountPoints) == 0 {
-		err = g.obey(ctx, "guest-fsfreeze-freeze", nil, &frozen, freezeLimit)
+		err = g.Agent(ctx, "guest-fsfreeze-freeze", nil, &frozen, freezeLimit)
 		return frozen, err
 	}
-	err = g.obey(ctx, "guest-fsfreeze-freeze-list", map[string]any{"mountpoints": mountPoints}, &frozen, freezeLimit)
+	err = g.Agent(ctx, "guest-fsfreeze-freeze-list", map[string]any{"mountpoints": mountPoints}, &frozen, freezeLimit)
 	return frozen, err
 }
 
 // Thaw lets the guest write again, and tells how many file systems it thawed.
 func (g *Guest) Thaw(ctx context.Context) (thawed int, err error) {
-	err = g.obey(ctx, "guest-fsfreeze-thaw", nil, &thawed, freezeLimit)
+	err = g.Agent(ctx, "guest-fsfreeze-thaw", nil, &thawed, freezeLimit)
 	return thawed, err
 }
 
 // Trim has the guest tell its disks what its file systems do not use, in
 // extents of at least that many bytes.
 func (g *Guest) Trim(ctx context.Context, minimum uint64) error {
-	return g.obey(ctx, "guest-fstrim", map[string]any{"minimum": minimum}, nil, freezeLimit)
+	return g.Agent(ctx, "guest-fstrim", map[string]any{"minimum": minimum}, nil, freezeLimit)
 }
 
 // Time tells the guest's time.
 func (g *Guest) Time(ctx context.Context) (time.Time, error) {
 	var nanoseconds int64
-	err := g.obey(ctx, "guest-get-time", nil, &nanoseconds, 0)
+	err := g.Agent(ctx, "guest-get-time", nil, &nanoseconds, 0)
 	return time.Unix(0, nanoseconds), err
 }
 
 // SetTime sets the guest's time; nil sets it from its own hardware clock.
 func (g *Guest) SetTime(ctx context.Context, to *time.Time) error {
 	if to == nil {
-		return g.obey(ctx, "guest-set-time", nil, nil, 0)
+		return g.Agent(ctx, "guest-set-time", nil, nil, 0)
 	}
-	return g.obey(ctx, "guest-set-time", map[string]any{"time": to.UnixNano()}, nil, 0)
+	return g.Agent(ctx, "guest-set-time", map[string]any{"time": to.UnixNano()}, nil, 0)
 }
 
 // SetPassword sets the password of a user in the guest. Crypted says that it is
 // a hash already.
 func (g *Guest) SetPassword(ctx context.Context, user, password string, crypted bool) error {
-	return g.obey(ctx, "guest-set-user-password", map[string]any{
+	return g.Agent(ctx, "guest-set-user-password", map[string]any{
 		"username": user, "password": base64.StdEncoding.EncodeToString([]byte(password)), "crypted": crypted,
 	}, nil, 0)
 }
@@ -84,7 +69,7 @@ func (g *Guest) AgentHostname(ctx context.Context) (string, error) {
 	var answer struct {
 		Name string `json:"host-name"`
 	}
-	err := g.obey(ctx, "guest-get-host-name", nil, &answer, 0)
+	err := g.Agent(ctx, "guest-get-host-name", nil, &answer, 0)
 	return answer.Name, err
 }
 
@@ -125,7 +110,7 @@ type AgentVCPU struct {
 // AgentVCPUs tells of the processors that the guest sees.
 func (g *Guest) AgentVCPUs(ctx context.Context) ([]AgentVCPU, error) {
 	var all []AgentVCPU
-	if err := g.obey(ctx, "guest-get-vcpus", nil, &all, 0); err != nil {
+	if err := g.Agent(ctx, "guest-get-vcpus", nil, &all, 0); err != nil {
 		return nil, err
 	}
 	if len(all) > maxVCPUs {
@@ -175,7 +160,7 @@ func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
 		set[i] = map[string]any{"logical-id": c.ID, "online": c.Online}
 	}
 	var done uint
-	if err := g.obey(ctx, "guest-set-vcpus", map[string]any{"vcpus": set}, &done, 0); err != nil {
+	if err := g.Agent(ctx, "guest-set-vcpus", map[string]any{"vcpus": set}, &done, 0); err != nil {
 		return err
 	}
 	if done < uint(len(change)) {
@@ -217,7 +202,7 @@ func (g *Guest) FileSystems(ctx context.Context) ([]FileSystem, error) {
 		Used                   *uint64 `json:"used-bytes"`
 		Disk                   []agentDisk
 	}
-	if err := g.obey(ctx, "guest-get-fsinfo", nil, &answer, 0); err != nil {
+	if err := g.Agent(ctx, "guest-get-fsinfo", nil, &answer, 0); err != nil {
 		return nil, err
 	}
 	if len(answer) > maxInside {
@@ -262,14 +247,14 @@ type GuestUser struct {
 // Users tells who is logged in.
 func (g *Guest) Users(ctx context.Context) ([]GuestUser, error) {
 	var all []GuestUser
-	err := g.obey(ctx, "guest-get-users", nil, &all, 0)
+	err := g.Agent(ctx, "guest-get-users", nil, &all, 0)
 	return all[:min(len(all), maxInside)], err
 }
 
 // OSInfo tells of the guest's operating system, by the agent's own names.
 func (g *Guest) OSInfo(ctx context.Context) (map[string]string, error) {
 	var info map[string]string
-	err := g.obey(ctx, "guest-get-osinfo", nil, &info, 0)
+	err := g.Agent(ctx, "guest-get-osinfo", nil, &info, 0)
 	return info, err
 }
 
@@ -280,6 +265,6 @@ func (g *Guest) Timezone(ctx context.Context) (name string, ahead time.Duration,
 		Zone   string
 		Offset int64
 	}
-	err = g.obey(ctx, "guest-get-timezone", nil, &answer, 0)
+	err = g.Agent(ctx, "guest-get-timezone", nil, &answer, 0)
 	return answer.Zone, time.Duration(answer.Offset) * time.Second, err
 }

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -75,12 +73,19 @@ func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
 	if n > r.def.VCPUs.Max {
 		return nil, fault.New(fault.Invalid, fault.Call, "%d vCPUs are more than the domain's maximum of %d", n, r.def.VCPUs.Max)
 	}
+	if n < r.def.VCPUs.Current && r.def.Virt != "kvm" {
+		return nil, fault.New(fault.Unsupported, fault.Domain,
+			"cannot unplug vCPUs of a running domain that is emulated: QEMU's TCG damages its own memory on that and ends soon after; change the config")
+	}
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err != nil {
 			return nil, err
 		}
-		have, err := plugVCPUs(ctx, s, r, n)
+		have, err := plugVCPUs(ctx, s, n)
+		if have == 0 {
+			return nil, err // nothing was done
+		}
 		if err == nil && have > r.def.VCPUs.Current {
 			err = g.reg.settleVCPUs(ctx, s, r)
 		}
@@ -93,64 +98,6 @@ func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
 			return nil
 		}, err
 	}, nil
-}
-
-// slot is a place for a processor, as QEMU names it.
-type slot struct {
-	Type  string
-	Props map[string]any
-	Path  string `json:"qom-path"` // empty: nothing is there
-}
-
-// plugVCPUs plugs or unplugs processors until there are n, and says how many
-// there are then.
-func plugVCPUs(ctx context.Context, s *qmp.Session, r *run, n uint) (uint, error) {
-	var slots []slot
-	if err := s.Execute(ctx, "query-hotpluggable-cpus", nil, &slots); err != nil {
-		return r.def.VCPUs.Current, err
-	}
-	slices.SortFunc(slots, func(a, b slot) int {
-		return cmp.Or(compareProp(a, b, "socket-id"), compareProp(a, b, "die-id"), compareProp(a, b, "core-id"), compareProp(a, b, "thread-id"))
-	})
-	var have uint
-	for _, sl := range slots {
-		if sl.Path != "" {
-			have++
-		}
-	}
-	for i := 0; i < len(slots) && have < n; i++ {
-		if slots[i].Path != "" {
-			continue
-		}
-		args := map[string]any{"driver": slots[i].Type, "id": "vcpu" + strconv.Itoa(i)}
-		for k, v := range slots[i].Props {
-			args[k] = v
-		}
-		if err := s.Execute(ctx, "device_add", args, nil); err != nil {
-			return have, err
-		}
-		have++
-	}
-	for i := len(slots) - 1; i > 0 && have > n; i-- {
-		id, hot := strings.CutPrefix(slots[i].Path, "/machine/peripheral/")
-		if !hot {
-			continue // what the machine was made with cannot be taken away
-		}
-		if err := s.Execute(ctx, "device_del", map[string]any{"id": id}, nil); err != nil {
-			return have, err
-		}
-		have--
-	}
-	if have != n {
-		return have, fault.New(fault.Unsupported, fault.Domain, "the guest was started with %d vCPUs that cannot be unplugged; %d remain", have, have)
-	}
-	return have, nil
-}
-
-func compareProp(a, b slot, name string) int {
-	x, _ := a.Props[name].(float64)
-	y, _ := b.Props[name].(float64)
-	return cmp.Compare(x, y)
 }
 
 // queryVCPUs lists the processors of a running guest, by index.
