@@ -149,6 +149,9 @@ func (g *Guest) AgentCommand(ctx context.Context, command string, limit time.Dur
 	if len(c.Arguments) > 0 {
 		args = c.Arguments
 	}
+	if r := g.live.Load(); r != nil {
+		g.taint(ctx, r, agentCommanded)
+	}
 	var answer json.RawMessage
 	if err := g.Agent(ctx, c.Execute, args, &answer, limit); err != nil {
 		return "", err

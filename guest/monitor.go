@@ -3,9 +3,11 @@ package guest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/qmp"
 )
 
 // monitorLimit bounds a command that a user gives to QEMU directly.
@@ -20,6 +22,7 @@ func (g *Guest) MonitorCommand(ctx context.Context, command string, human bool) 
 	if err != nil {
 		return "", err
 	}
+	g.taint(ctx, r, monitorCommanded)
 	ctx, stop := context.WithTimeout(ctx, monitorLimit)
 	defer stop()
 	if human {
@@ -39,9 +42,16 @@ func (g *Guest) MonitorCommand(ctx context.Context, command string, human bool) 
 		args = c.Arguments
 	}
 	var answer json.RawMessage
-	if err := s.Execute(ctx, c.Execute, args, &answer); err != nil {
+	whole := map[string]any{}
+	var refused *qmp.Error
+	switch err := s.Execute(ctx, c.Execute, args, &answer); {
+	case errors.As(err, &refused): // an answer too, and the user's to read
+		whole["error"] = refused
+	case err != nil:
 		return "", err
+	default:
+		whole["return"] = answer
 	}
-	out, err := json.Marshal(map[string]any{"return": answer})
+	out, err := json.Marshal(whole)
 	return string(out), err
 }

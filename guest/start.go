@@ -241,6 +241,7 @@ func (l *launching) runQEMU(ctx context.Context) error {
 	if l.plan.Capabilities, err = l.g.reg.Emulators.Get(ctx, l.run.def.Devices.Emulator); err != nil {
 		return err
 	}
+	l.run.Messages = append(l.run.Messages, remarks(l.run.def, l.plan.Capabilities)...)
 	l.plan.Definition, l.plan.Dir = l.run.def, l.run.dir
 	l.plan.Monitor, l.plan.Incoming = monitor, l.from != nil
 	command, err := qemu.Arguments(&l.plan)

@@ -130,6 +130,10 @@ func TestVirshLesserCalls(t *testing.T) {
 	s.fails("shutdown web --mode initctl", "unsupported flags")
 	s.fails("undefine web --tpm", "cannot remove the TPM's state while the domain is running")
 	s.does("dumpxml web --migratable --update-cpu", "^<domain type='qemu'> <name>web</name>")
+	s.does("dominfo web", "Managed save: no$") // no messages yet
+	s.does(`qemu-monitor-command web {"execute":"no-such-thing"}`, `"error":.*"class":"CommandNotFound"`)
+	s.does("qemu-monitor-command web --hmp info version")
+	s.does("dominfo web", "Messages: tainted: custom monitor control commands issued$")
 	s.does("destroy web")
 	s.does("undefine web --managed-save --snapshots-metadata --nvram --keep-tpm", "has been undefined")
 	s.does("list --all --name", "^$")

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -143,14 +144,12 @@ func (h *handlers) domainGetControlInfo(_ context.Context, _ *session, args *xdr
 	return ret, nil
 }
 
-// Sorts of messages.
+// Sorts of messages; what says no sort counts as tainting.
 const (
 	messageDeprecations = 1
 	messageTainting     = 2
 )
 
-// domainGetMessages gives all that is known, whichever sorts were asked for:
-// the guest's room does not tell them apart.
 func (h *handlers) domainGetMessages(_ context.Context, _ *session, args *xdr.DomainGetMessagesArgs) (*xdr.DomainGetMessagesRet, error) {
 	if err := checkFlags("DOMAIN_GET_MESSAGES", args.Flags, messageDeprecations|messageTainting); err != nil {
 		return nil, err
@@ -159,7 +158,17 @@ func (h *handlers) domainGetMessages(_ context.Context, _ *session, args *xdr.Do
 	if err != nil {
 		return nil, err
 	}
-	return &xdr.DomainGetMessagesRet{Messages: v.Messages[:min(len(v.Messages), xdr.MaxDomainMessages)]}, nil
+	ret := new(xdr.DomainGetMessagesRet)
+	for _, m := range v.Messages {
+		sort := uint32(messageTainting)
+		if guest.Deprecates(m) {
+			sort = messageDeprecations
+		}
+		if (args.Flags == 0 || args.Flags&sort != 0) && len(ret.Messages) < xdr.MaxDomainMessages {
+			ret.Messages = append(ret.Messages, m)
+		}
+	}
+	return ret, nil
 }
 
 // domainGetSecurityLabel: nothing labels guests here, so the label is empty.

@@ -1,0 +1,38 @@
+package guest
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/qemu"
+)
+
+func TestRemarks(t *testing.T) {
+	caps := &qemu.Capabilities{
+		Machines:     []qemu.Machine{{Name: "pc-i440fx-1.4", Deprecated: true}, {Name: "pc-i440fx-7.2", Alias: "pc"}},
+		Accelerators: []qemu.Accelerator{{Name: "kvm", Models: []qemu.CPUModel{{Name: "Old", Deprecated: true}, {Name: "New"}}}, {Name: "tcg"}},
+	}
+	for name, c := range map[string]struct {
+		change     func(*domain.Definition)
+		want       string
+		deprecates bool
+	}{
+		"nothing":     {func(*domain.Definition) {}, "", false},
+		"arguments":   {func(d *domain.Definition) { d.QEMUArgs = []string{"-S"} }, "tainted: custom configuration parameters specified", false},
+		"environment": {func(d *domain.Definition) { d.QEMUEnv = []domain.EnvVar{{Name: "A"}} }, "tainted: custom configuration parameters specified", false},
+		"host's CPU":  {func(d *domain.Definition) { d.CPU = domain.CPU{Mode: "host-passthrough"} }, "tainted: use of host cpu passthrough", false},
+		"machine":     {func(d *domain.Definition) { d.OS.Machine = "pc-i440fx-1.4" }, "deprecated configuration: machine type 'pc-i440fx-1.4'", true},
+		"CPU":         {func(d *domain.Definition) { d.CPU.Model = "Old" }, "deprecated configuration: CPU model 'Old'", true},
+	} {
+		def := &domain.Definition{OS: domain.OS{Machine: "pc-i440fx-7.2"}, CPU: domain.CPU{Mode: "custom", Model: "New"}}
+		c.change(def)
+		var want []string
+		if c.want != "" {
+			want = []string{c.want}
+		}
+		if got := remarks(def, caps); !slices.Equal(got, want) || Deprecates(c.want) != c.deprecates {
+			t.Errorf("%s: got %q", name, got)
+		}
+	}
+}
