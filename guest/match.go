@@ -1,6 +1,8 @@
 package guest
 
 import (
+	"slices"
+
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -13,28 +15,41 @@ func findLike(s *device.Set, like device.Device) (device.Device, error) {
 			return d, nil
 		}
 	}
-	var found device.Device
+	var found []device.Device
 	for _, d := range s.All() {
-		if !same(d, like) {
-			continue
+		if same(d, like) {
+			found = append(found, d)
 		}
-		if found != nil {
-			return nil, fault.New(fault.Invalid, fault.Device, "more than one %s of the domain matches; say its alias or address", like.Kind())
-		}
-		found = d
 	}
-	if found == nil {
+	if at := like.Common().Address; at != nil && (len(found) > 1 || !named(like)) {
+		found = slices.DeleteFunc(found, func(d device.Device) bool { return !sameAddress(at, d.Common().Address) })
+	}
+	switch len(found) {
+	case 0:
 		return nil, fault.New(fault.NotFound, fault.Device, "no %s of the domain matches %s", like.Kind(), identity(like))
+	case 1:
+		return found[0], nil
 	}
-	return found, nil
+	return nil, fault.New(fault.Invalid, fault.Device, "more than one %s of the domain matches; say its alias or address", like.Kind())
+}
+
+// named reports whether a device has a name of its own. It is found by that in a
+// running guest and in its config alike, where addresses may differ.
+func named(d device.Device) bool {
+	switch d := d.(type) {
+	case *device.Disk, *device.Controller:
+		return true
+	case *device.NIC:
+		return d.MAC != ""
+	case *device.Char:
+		return d.Name != "" || d.PortSaid
+	}
+	return false
 }
 
 // same reports whether d is what the document like means.
 func same(d, like device.Device) bool {
 	if d.Kind() != like.Kind() {
-		return false
-	}
-	if at := like.Common().Address; at != nil && !sameAddress(at, d.Common().Address) {
 		return false
 	}
 	switch l := like.(type) {
@@ -66,7 +81,8 @@ func same(d, like device.Device) bool {
 	case *device.Watchdog:
 		return l.Model == d.(*device.Watchdog).Model
 	case *device.RNG:
-		return l.Backend == d.(*device.RNG).Backend
+		r := d.(*device.RNG)
+		return l.Backend == r.Backend && (l.Path == "" || l.Path == r.Path)
 	case *device.Redir:
 		return l.Bus == d.(*device.Redir).Bus
 	}

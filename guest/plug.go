@@ -52,7 +52,7 @@ func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
 		if !a.Live {
 			return nil, g.redefine(config)
 		}
-		return g.planPlug(doc, config)
+		return g.planPlug(doc, config, dev)
 	})
 }
 
@@ -82,11 +82,15 @@ func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabi
 }
 
 // planPlug plans plugging a device into the running guest. It is read anew, so
-// that the running and the stored device share nothing.
-func (g *Guest) planPlug(doc string, config *domain.Definition) (work, error) {
+// that the running and the stored device share nothing but the MAC address that
+// was made up for a NIC.
+func (g *Guest) planPlug(doc string, config *domain.Definition, stored device.Device) (work, error) {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{})
 	if err != nil {
 		return nil, err
+	}
+	if n, ok := dev.(*device.NIC); ok {
+		n.MAC = stored.(*device.NIC).MAC
 	}
 	r := g.run
 	def := r.def.Clone()

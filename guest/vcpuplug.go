@@ -94,8 +94,8 @@ func unplugVCPUs(ctx context.Context, s *qmp.Session, slots []slot, n uint) (uin
 	return awaitVCPUs(ctx, s, n)
 }
 
-// slotInterval is how often QEMU is asked whether the guest has let go: of
-// processors it tells by no event that names them.
+// slotInterval is how often QEMU is asked whether the guest has let go. Its event
+// of that goes to the guest's loop, beside which this work runs.
 const slotInterval = 20 * time.Millisecond
 
 func awaitVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
