@@ -18,6 +18,7 @@ func newTable() table {
 	domainListCalls(remote)
 	domainLifeCalls(remote)
 	domainSaveCalls(remote)
+	domainDumpCalls(remote)
 	domainJobCalls(remote)
 	domainStateCalls(remote)
 	domainXMLCalls(remote)

@@ -1,0 +1,133 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// DumpOptions say what of a guest is dumped, and what becomes of the guest.
+type DumpOptions struct {
+	// Memory is the format of a dump of memory and registers alone, for debuggers,
+	// by QEMU's name. Empty: all of the machine, as it would migrate.
+	Memory string
+	// Live lets the guest run as long as possible.
+	Live bool
+	// Crash ends the guest after the dump; Reset resets it.
+	Crash, Reset bool
+	BypassCache  bool
+}
+
+// Dump writes what the guest holds to a file, for those who look into what went
+// wrong. Unless the options say otherwise, the guest goes on afterwards.
+func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
+	if !filepath.IsAbs(path) {
+		return fault.New(fault.Invalid, fault.Call, "cannot dump to %q: the path must be absolute", path)
+	}
+	return g.moveMemory(ctx, lifecycle.Dump, domain.JobDump, func(p *progress) (work, error) {
+		return g.planDump(path, o, p), nil
+	})
+}
+
+func (g *Guest) planDump(path string, o DumpOptions, p *progress) work {
+	r, wasRunning := g.run, g.state.Phase == domain.Running
+	r.Saving = &saving{Path: path, WasRunning: wasRunning}
+	g.advance(lifecycle.Pausing{Reason: domain.ReasonDump})
+	return func(ctx context.Context) (settle, error) {
+		s, err := r.monitor()
+		if err == nil {
+			err = dumpTo(ctx, s, path, o, p)
+		}
+		if err == nil && o.Reset {
+			err = s.Execute(ctx, "system_reset", nil, nil)
+		}
+		if err != nil || !o.Crash {
+			goOn(ctx, s, wasRunning, g.log)
+			return func() error { r.Saving = nil; g.keepRun(); return nil }, err
+		}
+		return func() error {
+			g.advance(lifecycle.Ending{Reason: domain.ReasonCrashed})
+			r.end(endNow)
+			return nil
+		}, nil
+	}
+}
+
+// dumpTo writes a dump beside its place and moves it there when it is complete.
+func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *progress) (err error) {
+	beside := partial(path)
+	f, err := createImage(beside)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		_ = f.Close()
+		if err != nil {
+			_ = os.Remove(beside)
+		}
+	}()
+	if !o.Live {
+		if err := s.Execute(ctx, "stop", nil, nil); err != nil {
+			return err
+		}
+	}
+	if o.Memory == "" {
+		err = migrateTo(ctx, s, f, p)
+	} else {
+		err = dumpMemory(ctx, s, f, o.Memory, p)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot dump to %s: %w", path, err)
+	}
+	if err := f.Sync(); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", beside)
+	}
+	if o.BypassCache {
+		if err := uncache(f); err != nil {
+			return err
+		}
+	}
+	return os.Rename(beside, path)
+}
+
+// dumpMemory has QEMU dump the guest's memory, and waits until it has. QEMU
+// cannot be stopped in that: when ctx ends, the end is waited for all the same,
+// and the dump is not kept.
+func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, format string, p *progress) error {
+	asking := context.WithoutCancel(ctx)
+	if err := s.ExecuteFD(ctx, f, "getfd", map[string]any{"fdname": "lodge-dump"}, nil); err != nil {
+		return err
+	}
+	args := map[string]any{"paging": false, "protocol": "fd:lodge-dump", "format": format, "detach": true}
+	if err := s.Execute(ctx, "dump-guest-memory", args, nil); err != nil {
+		_ = s.Execute(asking, "closefd", map[string]any{"fdname": "lodge-dump"}, nil) // QEMU may have taken it
+		return err
+	}
+	for wait := firstLook; ; wait = min(2*wait, lastLook) {
+		var d struct {
+			Status           string
+			Completed, Total uint64
+		}
+		if err := s.Execute(asking, "query-dump", nil, &d); err != nil {
+			return err
+		}
+		p.now.Store(&domain.Progress{MemTotal: d.Total, MemProcessed: d.Completed, MemRemaining: d.Total - min(d.Completed, d.Total)})
+		switch d.Status {
+		case "completed":
+			return context.Cause(ctx)
+		case "failed":
+			return fault.New(fault.Failed, fault.Domain, "QEMU could not dump the guest's memory")
+		}
+		select {
+		case <-time.After(wait):
+		case <-s.Done():
+		}
+	}
+}
