@@ -23,7 +23,7 @@ func AfterStart(p *Plan) []Step {
 	}
 	for _, disk := range d.Disks {
 		if disk.Tune != nil {
-			steps = append(steps, throttle(disk))
+			steps = append(steps, Throttle(disk))
 		}
 	}
 	if b := d.Balloon; b != nil && b.Model != "none" {
@@ -53,30 +53,40 @@ func backendOf(d *device.Disk) string {
 	case "virtio":
 		return "/machine/peripheral/" + d.Alias + "/virtio-backend"
 	case "usb":
-		if d.Device == "cdrom" {
-			return usbDrive(d)
+		if d.Device == "cdrom" { // stands behind a bridge under its own name
+			return d.Alias
 		}
 		return "/machine/peripheral/" + d.Alias + "/" + d.Alias + ".0/legacy[0]"
 	}
 	return d.Alias
 }
 
-// throttle bounds a disk's traffic. All six rates are said: those that are 0
-// have no bound.
-func throttle(d *device.Disk) Step {
+// Throttle gives the step that bounds a disk's traffic as it is tuned. All six
+// rates are said, so that bounds that are no more are taken away.
+func Throttle(d *device.Disk) Step {
 	t := d.Tune
+	if t == nil {
+		t = new(device.IOTune)
+	}
 	props := properties{
 		{"id", backendOf(d)},
-		{"bps", t.TotalBytes}, {"bps_rd", t.ReadBytes}, {"bps_wr", t.WriteBytes},
-		{"iops", t.TotalIOPS}, {"iops_rd", t.ReadIOPS}, {"iops_wr", t.WriteIOPS},
+		{"bps", t.TotalBytes},
+		{"bps_rd", t.ReadBytes},
+		{"bps_wr", t.WriteBytes},
+		{"iops", t.TotalIOPS},
+		{"iops_rd", t.ReadIOPS},
+		{"iops_wr", t.WriteIOPS},
 	}
 	for _, most := range []struct {
 		name          string
 		value, length uint64
 	}{
-		{"bps_max", t.TotalBytesMax, t.TotalBytesMaxLen}, {"bps_rd_max", t.ReadBytesMax, t.ReadBytesMaxLen},
-		{"bps_wr_max", t.WriteBytesMax, t.WriteBytesMaxLen}, {"iops_max", t.TotalIOPSMax, t.TotalIOPSMaxLen},
-		{"iops_rd_max", t.ReadIOPSMax, t.ReadIOPSMaxLen}, {"iops_wr_max", t.WriteIOPSMax, t.WriteIOPSMaxLen},
+		{"bps_max", t.TotalBytesMax, t.TotalBytesMaxLen},
+		{"bps_rd_max", t.ReadBytesMax, t.ReadBytesMaxLen},
+		{"bps_wr_max", t.WriteBytesMax, t.WriteBytesMaxLen},
+		{"iops_max", t.TotalIOPSMax, t.TotalIOPSMaxLen},
+		{"iops_rd_max", t.ReadIOPSMax, t.ReadIOPSMaxLen},
+		{"iops_wr_max", t.WriteIOPSMax, t.WriteIOPSMaxLen},
 	} {
 		if most.value > 0 {
 			props.add(most.name, most.value)

@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -27,8 +28,8 @@ func AssignAliases(d *domain.Definition) {
 	if len(s.Consoles) > 0 && mirrorsSerial(s, s.Consoles[0]) {
 		s.Consoles[0].Alias = s.Serials[0].Alias
 	}
-	for i := len(s.Disks) - 1; i >= 0; i-- {
-		numberNode(s, s.Disks[i])
+	for _, disk := range slices.Backward(s.Disks) {
+		numberNode(s, disk)
 	}
 }
 
@@ -53,7 +54,7 @@ func highestNode(s *device.Set) uint {
 // mirrorsSerial reports whether a console is only another name of the first
 // serial port.
 func mirrorsSerial(s *device.Set, c *device.Char) bool {
-	return c.Role == device.Console && c.TargetType == "serial" && len(s.Serials) > 0
+	return len(s.Consoles) > 0 && c == s.Consoles[0] && c.TargetType == "serial" && len(s.Serials) > 0
 }
 
 // alias makes the name of a device; names that end in a number of their own

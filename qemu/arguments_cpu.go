@@ -92,11 +92,17 @@ func hostModel(acc Accelerator) list {
 	return model
 }
 
+// vendors are the words of processors for libvirt's names of their vendors.
+var vendors = map[string]string{"Intel": "GenuineIntel", "AMD": "AuthenticAMD", "Hygon": "HygonGenuine"}
+
 func (b *builder) namedModel(acc Accelerator) (list, error) {
 	cpu := b.Definition.CPU
 	model, ok := acc.Model(cpu.Model)
 	if !ok {
 		return nil, unsupported("this QEMU has no CPU model %q", cpu.Model)
+	}
+	if want, ok := vendors[cpu.Vendor]; cpu.Vendor != "" && acc.Name == "kvm" && (!ok || want != acc.HostModel.Vendor) {
+		return nil, unsupported("the domain needs a CPU of vendor %s and the host's is %s", cpu.Vendor, acc.HostModel.Vendor)
 	}
 	if cpu.Match == "minimum" || cpu.Match == "strict" {
 		return nil, unsupported("CPU match %q is not built; use exact", cpu.Match)
@@ -175,7 +181,12 @@ func isWord(text string) bool {
 func (b *builder) cpuExtras() (list, error) {
 	cpu, f := b.Definition.CPU, b.Definition.Features
 	words := list{}
-	words.text("vendor", cpu.VendorID)
+	if cpu.VendorID != "" {
+		if len(cpu.VendorID) != vendorLength || !isVendor(cpu.VendorID) {
+			return nil, invalid("CPU vendor_id %q is not of %d characters without commas", cpu.VendorID, vendorLength)
+		}
+		words.raw("vendor=" + cpu.VendorID)
+	}
 	if f.KVMHidden == device.On {
 		words.raw("kvm=off")
 	}
@@ -203,8 +214,7 @@ func (b *builder) cpuExtras() (list, error) {
 	if err := cacheWords(&words, cpu.Cache); err != nil {
 		return nil, err
 	}
-	b.hyperV(&words)
-	return words, nil
+	return words, b.hyperV(&words)
 }
 
 // only keeps a switch that is on: off is what QEMU does anyway.
@@ -232,23 +242,41 @@ func cacheWords(words *list, c *domain.CPUCache) error {
 	return nil
 }
 
-func (b *builder) hyperV(words *list) {
+// vendorLength is how long a processor's word for its vendor is. QEMU splits
+// these options at every comma, doubled or not.
+const vendorLength = 12
+
+func isVendor(text string) bool {
+	return len(text) <= vendorLength && !strings.ContainsFunc(text, func(r rune) bool { return r == ',' || r < ' ' || r > '~' })
+}
+
+func (b *builder) hyperV(words *list) error {
 	h := b.Definition.Features.HyperV
 	if h == nil {
-		return
+		return nil
 	}
 	if h.Mode == "passthrough" {
 		words.raw("hv-passthrough=on")
-		return
+		return nil
 	}
 	for _, e := range []struct {
 		name string
 		s    device.Switch
 	}{
-		{"hv-relaxed", h.Relaxed}, {"hv-vapic", h.VAPIC}, {"hv-vpindex", h.VPIndex}, {"hv-runtime", h.Runtime},
-		{"hv-synic", h.SynIC}, {"hv-stimer", h.STimer}, {"hv-stimer-direct", h.STimerDirect}, {"hv-reset", h.Reset},
-		{"hv-frequencies", h.Frequencies}, {"hv-reenlightenment", h.Reenlightenment}, {"hv-tlbflush", h.TLBFlush},
-		{"hv-ipi", h.IPI}, {"hv-evmcs", h.EVMCS}, {"hv-avic", h.AVIC},
+		{"hv-relaxed", h.Relaxed},
+		{"hv-vapic", h.VAPIC},
+		{"hv-vpindex", h.VPIndex},
+		{"hv-runtime", h.Runtime},
+		{"hv-synic", h.SynIC},
+		{"hv-stimer", h.STimer},
+		{"hv-stimer-direct", h.STimerDirect},
+		{"hv-reset", h.Reset},
+		{"hv-frequencies", h.Frequencies},
+		{"hv-reenlightenment", h.Reenlightenment},
+		{"hv-tlbflush", h.TLBFlush},
+		{"hv-ipi", h.IPI},
+		{"hv-evmcs", h.EVMCS},
+		{"hv-avic", h.AVIC},
 	} {
 		words.onOff(e.name, only(e.s))
 	}
@@ -256,8 +284,12 @@ func (b *builder) hyperV(words *list) {
 		words.add("hv-spinlocks", "0x"+strconv.FormatUint(uint64(h.SpinlockRetries), 16))
 	}
 	if h.VendorID == device.On {
-		words.add("hv-vendor-id", h.VendorIDValue)
+		if !isVendor(h.VendorIDValue) {
+			return invalid("hyperv vendor_id %q is not of at most %d characters without commas", h.VendorIDValue, vendorLength)
+		}
+		words.raw("hv-vendor-id=" + h.VendorIDValue)
 	}
+	return nil
 }
 
 // count is how many processors there are, may be, and how they are arranged.

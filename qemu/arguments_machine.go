@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -154,6 +155,9 @@ func (b *builder) identity() error {
 	}
 	if s := d.SysInfo; s != nil {
 		for _, e := range s.FWCfg {
+			if !strings.HasPrefix(e.Name, "opt/") {
+				return invalid("firmware configuration %q: names begin with opt/, the others are the machine's own", e.Name)
+			}
 			entry := list{}
 			entry.add("name", e.Name)
 			entry.text("string", e.Value)
@@ -185,12 +189,17 @@ func (b *builder) smbios() error {
 	if s == nil {
 		return invalid("smbios mode sysinfo needs a sysinfo element")
 	}
-	b.smbiosTable("0", s.BIOS)
-	b.smbiosTable("1", s.System)
-	for _, board := range s.BaseBoards {
-		b.smbiosTable("2", board)
+	if err := errors.Join(b.smbiosTable("0", s.BIOS), b.smbiosTable("1", s.System)); err != nil {
+		return err
 	}
-	b.smbiosTable("3", s.Chassis)
+	for _, board := range s.BaseBoards {
+		if err := b.smbiosTable("2", board); err != nil {
+			return err
+		}
+	}
+	if err := b.smbiosTable("3", s.Chassis); err != nil {
+		return err
+	}
 	if len(s.OEMStrings) > 0 {
 		table := list{"type=11"}
 		for _, text := range s.OEMStrings {
@@ -201,15 +210,27 @@ func (b *builder) smbios() error {
 	return nil
 }
 
-func (b *builder) smbiosTable(number string, entries []domain.SysInfoEntry) {
+// smbiosFields are the fields that a table of SMBIOS has, by its number.
+var smbiosFields = map[string][]string{
+	"0": {"vendor", "version", "date", "release"},
+	"1": {"manufacturer", "product", "version", "serial", "uuid", "sku", "family"},
+	"2": {"manufacturer", "product", "version", "serial", "asset", "location"},
+	"3": {"manufacturer", "version", "serial", "asset", "sku"},
+}
+
+func (b *builder) smbiosTable(number string, entries []domain.SysInfoEntry) error {
 	if len(entries) == 0 {
-		return
+		return nil
 	}
 	table := list{"type=" + number}
 	for _, e := range entries {
+		if !slices.Contains(smbiosFields[number], e.Name) {
+			return unsupported("sysinfo entry %q is not built", e.Name)
+		}
 		table.add(e.Name, e.Value)
 	}
 	b.option("smbios", table)
+	return nil
 }
 
 func (b *builder) timer(name string) domain.Timer {
@@ -268,6 +289,10 @@ func (b *builder) clockBase() (string, error) {
 		b.env = append(b.env, "TZ="+c.Timezone)
 		return "localtime", nil
 	case "absolute":
+		const last = 253402300799 // of the year 9999
+		if c.Start > last {
+			return "", invalid("the clock cannot start %d seconds after 1970", c.Start)
+		}
 		return time.Unix(int64(c.Start), 0).UTC().Format(timeLayout), nil
 	case "variable":
 		at := now.UTC()
@@ -381,7 +406,7 @@ func (b *builder) starting() error {
 // ranges writes a set of processors as QEMU reads it.
 func ranges(name string, set topology.CPUSet) []string {
 	var words []string
-	for _, r := range strings.Split(set.String(), ",") {
+	for r := range strings.SplitSeq(set.String(), ",") {
 		if r != "" {
 			words = append(words, name+"="+r)
 		}

@@ -10,7 +10,7 @@ import (
 // memory is the guest's RAM: one backend, or one for each of its NUMA cells.
 func (b *builder) memory() error {
 	d := b.Definition
-	b.word("-m", "size="+strconv.FormatUint(d.Memory>>10, 10)+"k")
+	b.word("-m", "size="+strconv.FormatUint(ramSize(d)>>10, 10)+"k")
 	b.word("-overcommit", "mem-lock="+device.Bool(d.Backing.Locked).String())
 	for id := range d.IOThreads {
 		if err := b.object("iothread", "iothread"+number(id+1)); err != nil {
@@ -19,7 +19,7 @@ func (b *builder) memory() error {
 	}
 	if len(d.CPU.Cells) == 0 {
 		m, _ := b.Capabilities.Machine(d.OS.Machine)
-		return b.memoryBackend(m.DefaultRAMID, d.Memory, nil)
+		return b.memoryBackend(m.DefaultRAMID, ramSize(d), nil)
 	}
 	if b.machine == microvm {
 		return unsupported("machine type microvm has no NUMA cells")
@@ -27,12 +27,26 @@ func (b *builder) memory() error {
 	return b.cells()
 }
 
+// ramSize is the guest's memory in steps that QEMU can map.
+func ramSize(d *domain.Definition) uint64 {
+	if len(d.CPU.Cells) == 0 {
+		return wholeMiB(d.Memory)
+	}
+	sum := uint64(0)
+	for _, cell := range d.CPU.Cells {
+		sum += wholeMiB(cell.Memory)
+	}
+	return sum
+}
+
+func wholeMiB(size uint64) uint64 { return (size + 1<<20 - 1) >> 20 << 20 }
+
 func (b *builder) cells() error {
 	d := b.Definition
 	for i := range d.CPU.Cells {
 		cell := &d.CPU.Cells[i]
 		id := "ram-node" + number(cell.ID)
-		if err := b.memoryBackend(id, cell.Memory, cell); err != nil {
+		if err := b.memoryBackend(id, wholeMiB(cell.Memory), cell); err != nil {
 			return err
 		}
 		if err := b.flush(); err != nil {

@@ -10,7 +10,7 @@ func (b *builder) chars() error {
 	s := &b.Definition.Devices
 	for _, group := range [][]*device.Char{s.Serials, s.Parallels, s.Channels, s.Consoles} {
 		for _, c := range group {
-			if mirrorsSerial(s, c) && c == s.Consoles[0] {
+			if mirrorsSerial(s, c) {
 				continue
 			}
 			if err := b.char(c); err != nil {
@@ -55,9 +55,15 @@ func (b *builder) charProperties(c *device.Char) (driver string, props propertie
 	return "", nil, unsupported("%ss of target type %q are not built", c.Role, c.TargetType)
 }
 
+// isaPorts is how many serial ports of the old kind a machine can have.
+const isaPorts = 4
+
 func serialProperties(c *device.Char) (string, properties, error) {
 	switch c.TargetType {
 	case "isa-serial":
+		if c.Port >= isaPorts {
+			return "", nil, unsupported("serial port %d: there are %d of target type isa-serial", c.Port, isaPorts)
+		}
 		return "isa-serial", properties{{"index", c.Port}}, nil
 	case "pci-serial", "usb-serial":
 		return c.TargetType, nil, nil

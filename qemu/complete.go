@@ -24,7 +24,7 @@ func Complete(d *domain.Definition, c *Capabilities) error {
 }
 
 func completeMachine(d *domain.Definition, c *Capabilities) error {
-	if d.OS.Arch != c.Arch && !(d.OS.Arch == "i686" && c.Arch == "x86_64") {
+	if d.OS.Arch != c.Arch && (d.OS.Arch != "i686" || c.Arch != "x86_64") {
 		return unsupported("%s runs guests of architecture %s, not %s", c.Binary.Path, c.Arch, d.OS.Arch)
 	}
 	d.OS.Machine = c.Canonical(d.OS.Machine)

@@ -26,6 +26,12 @@ func (b *builder) disk(d *device.Disk) error {
 	if b.rehearsal && !present && d.Source != nil {
 		a, present = device.DiskAttachment{Layers: []device.Layer{{Path: d.Source.Path(), Format: cmp.Or(d.Format, "raw")}}}, true
 	}
+	if d.Transient {
+		return unsupported("disk %s: transient disks are not built", d.Target)
+	}
+	if d.Tray == "open" { // with nothing in it
+		present = false
+	}
 	if present {
 		top, err := b.node(d, a)
 		if err != nil {
@@ -68,15 +74,15 @@ func (b *builder) node(d *device.Disk, a device.DiskAttachment) (string, error) 
 		index = d.Source.Index
 	}
 	var below any
-	for i := len(a.Layers) - 1; i >= 0; i-- {
-		layer, err := b.layer(d, a.Layers[i], nodeBase(index, i), i > 0 || d.ReadOnly)
+	for i, l := range slices.Backward(a.Layers) {
+		layer, err := b.layer(d, l, nodeBase(index, i), i > 0 || d.ReadOnly)
 		if err != nil {
 			return "", err
 		}
-		if slices.Contains(backed, a.Layers[i].Format) {
+		if slices.Contains(backed, l.Format) {
 			layer.add("backing", below)
 		} else if below != nil {
-			return "", invalid("disk %s: an image of format %s cannot have another below it", d.Target, a.Layers[i].Format)
+			return "", invalid("disk %s: an image of format %s cannot have another below it", d.Target, l.Format)
 		}
 		below = layer
 	}
@@ -238,23 +244,20 @@ func (b *builder) usbDisk(d *device.Disk, node string) (driver string, props pro
 		props.add("id", d.Alias)
 		return "usb-storage", props, nil
 	case "cdrom":
-		bridge := properties{{"id", d.Alias}}
+		bridge := properties{{"id", d.Alias + "-bridge"}}
 		if err := b.place(&bridge, &d.Info); err != nil {
 			return "", nil, err
 		}
 		if err := b.device("usb-bot", bridge); err != nil {
 			return "", nil, err
 		}
-		props = properties{{"bus", d.Alias + ".0"}, {"scsi-id", 0}, {"lun", 0}}
+		props = properties{{"bus", d.Alias + "-bridge.0"}, {"scsi-id", 0}, {"lun", 0}}
 		contents(&props, d, node)
-		props.add("id", usbDrive(d))
+		props.add("id", d.Alias)
 		return "scsi-cd", props, nil
 	}
 	return "", nil, unsupported("disk %s: there are no %s drives on bus usb", d.Target, d.Device)
 }
-
-// usbDrive names the drive behind a USB bridge.
-func usbDrive(d *device.Disk) string { return d.Alias + "-drive" }
 
 func (b *builder) virtioDisk(d *device.Disk, props *properties) (string, error) {
 	if d.Device != "disk" {

@@ -242,10 +242,7 @@ func (b *builder) video(v *device.Video) error {
 	case "qxl":
 		driver = qxl(v, primary, &props)
 	case "virtio":
-		var err error
-		if driver, err = b.virtioVideo(v, primary, &props); err != nil {
-			return err
-		}
+		driver = b.virtioVideo(v, primary, &props)
 	default:
 		return unsupported("video devices of model %q are not built", v.Model)
 	}
@@ -275,7 +272,7 @@ func qxl(v *device.Video, primary bool, props *properties) string {
 	return "qxl"
 }
 
-func (b *builder) virtioVideo(v *device.Video, primary bool, props *properties) (string, error) {
+func (b *builder) virtioVideo(v *device.Video, primary bool, props *properties) string {
 	props.number("max_outputs", v.Heads)
 	props.toggle("blob", v.Blob)
 	gl := ""
@@ -284,11 +281,11 @@ func (b *builder) virtioVideo(v *device.Video, primary bool, props *properties) 
 	}
 	switch {
 	case b.machine == microvm:
-		return "virtio-gpu" + gl + "-device", nil
+		return "virtio-gpu" + gl + "-device"
 	case primary:
-		return "virtio-vga" + gl, nil
+		return "virtio-vga" + gl
 	}
-	return "virtio-gpu" + gl + "-pci", nil
+	return "virtio-gpu" + gl + "-pci"
 }
 
 // soundDrivers are the sound cards that can be asked for.

@@ -80,7 +80,7 @@ type liveGuest struct {
 // directory of the test's.
 func startLive(t *testing.T, doc string, c *Capabilities) *liveGuest {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "lodge-qemu-") // t.TempDir's paths are too long for sockets
+	dir, err := os.MkdirTemp("", "lodge-qemu-") //nolint:usetesting // its paths are too long for sockets
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func furnish(t *testing.T, p *Plan) {
 		}
 	}
 	if d.OS.NVRAM.Template != "" {
-		if out, err := exec.Command("cp", d.OS.NVRAM.Template, d.OS.NVRAM.Path).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(t.Context(), "cp", d.OS.NVRAM.Template, d.OS.NVRAM.Path).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
@@ -176,7 +176,7 @@ func furnish(t *testing.T, p *Plan) {
 func makeImages(t *testing.T, a device.DiskAttachment) {
 	t.Helper()
 	for _, l := range a.Layers {
-		out, err := exec.Command("qemu-img", "create", "-q", "-f", l.Format, "--", l.Path, "1440K").CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-f", l.Format, "--", l.Path, "1440K").CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -224,7 +224,8 @@ func makeTap(t *testing.T, queues int) []*os.File {
 
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	var config net.ListenConfig
+	l, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +245,7 @@ func startTPM(t *testing.T, dir string) string {
 	}
 	log := filepath.Join(dir, "tpm.log")
 	// With --daemon it returns when its socket is there, and ends with QEMU.
-	c := exec.Command(program, "socket", "--tpm2", "--daemon", "--terminate", "--tpmstate", "dir="+state, "--ctrl", "type=unixio,path="+socket, "--log", "file="+log)
+	c := exec.CommandContext(t.Context(), program, "socket", "--tpm2", "--daemon", "--terminate", "--tpmstate", "dir="+state, "--ctrl", "type=unixio,path="+socket, "--log", "file="+log)
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

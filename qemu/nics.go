@@ -75,9 +75,11 @@ func (b *builder) passAll(props *properties, name, alias string, files []*os.Fil
 }
 
 // cards are the emulated network cards that can be asked for.
-var cards = []string{"e1000", "e1000e", "e1000-82544gc", "e1000-82545em", "rtl8139", "ne2k_pci", "pcnet", "i82550", "i82551",
+var cards = []string{
+	"e1000", "e1000e", "e1000-82544gc", "e1000-82545em", "rtl8139", "ne2k_pci", "pcnet", "i82550", "i82551",
 	"i82557a", "i82557b", "i82557c", "i82558a", "i82558b", "i82559a", "i82559b", "i82559c", "i82559er", "i82562", "i82801",
-	"igb", "tulip", "vmxnet3"}
+	"igb", "tulip", "vmxnet3",
+}
 
 func (b *builder) card(n *device.NIC) (driver string, props properties, err error) {
 	if strings.HasPrefix(n.Model, "virtio") {
@@ -112,10 +114,20 @@ func (b *builder) virtioCard(n *device.NIC) (string, properties, error) {
 		name string
 		s    device.Switch
 	}{
-		{"csum", h.Csum}, {"gso", h.GSO}, {"host_tso4", h.TSO4}, {"host_tso6", h.TSO6}, {"host_ecn", h.ECN}, {"host_ufo", h.UFO},
+		{"csum", h.Csum},
+		{"gso", h.GSO},
+		{"host_tso4", h.TSO4},
+		{"host_tso6", h.TSO6},
+		{"host_ecn", h.ECN},
+		{"host_ufo", h.UFO},
 		{"mrg_rxbuf", n.MrgRxBuf},
-		{"guest_csum", g.Csum}, {"guest_tso4", g.TSO4}, {"guest_tso6", g.TSO6}, {"guest_ecn", g.ECN}, {"guest_ufo", g.UFO},
-		{"rss", n.RSS}, {"hash", n.RSSHash},
+		{"guest_csum", g.Csum},
+		{"guest_tso4", g.TSO4},
+		{"guest_tso6", g.TSO6},
+		{"guest_ecn", g.ECN},
+		{"guest_ufo", g.UFO},
+		{"rss", n.RSS},
+		{"hash", n.RSSHash},
 	} {
 		props.toggle(o.name, o.s)
 	}

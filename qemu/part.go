@@ -76,13 +76,6 @@ func (p *properties) toggle(name string, s device.Switch) {
 	}
 }
 
-// onOff adds a switch that QEMU reads as a word.
-func (p *properties) onOff(name string, s device.Switch) {
-	if s != device.Unset {
-		p.add(name, s.String())
-	}
-}
-
 func (p properties) get(name string) any {
 	for _, member := range p {
 		if member.name == name {

@@ -166,7 +166,7 @@ func (g *liveGuest) do(t *testing.T, s Step) error {
 func (g *liveGuest) inventory(t *testing.T) []string {
 	t.Helper()
 	var all []string
-	ask := func(command string, args any, into any, names func()) {
+	ask := func(command string, args, into any, names func()) {
 		if err := g.Execute(t.Context(), command, args, into); err != nil {
 			t.Fatal(err)
 		}
