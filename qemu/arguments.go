@@ -23,11 +23,10 @@ type Plan struct {
 	TPMSockets map[string]string                // by alias: where swtpm listens
 	VSock      *os.File                         // claimed by ClaimVSock, when there is a vsock
 
-	Dir       string    // private to this run of the guest: the sockets of channels
-	MemoryDir string    // where the memory of a guest with source "file" lies
-	Monitor   *os.File  // listens for the monitor
-	Incoming  bool      // wait for a saved or migrating guest
-	Now       time.Time // what a clock of variable offset counts from; zero: the time
+	Dir      string    // private to this run of the guest: the sockets of channels
+	Monitor  *os.File  // listens for the monitor
+	Incoming bool      // wait for a saved or migrating guest
+	Now      time.Time // what a clock of variable offset counts from; zero: the time
 }
 
 // Command is what to run. Files[i] becomes descriptor 3+i, and stays the

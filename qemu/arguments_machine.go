@@ -27,7 +27,7 @@ func (b *builder) board() error {
 	d := b.Definition
 	m, ok := b.Capabilities.Machine(d.OS.Machine)
 	if !ok || b.machine == otherBoard {
-		return unsupported("machine type %q cannot be used; there are pc, q35 and microvm in their versions that this QEMU has", d.OS.Machine)
+		return unsupported("this QEMU has no machine type %q any more", d.OS.Machine)
 	}
 	machine := list{escape(m.Name)}
 	machine.raw("usb=off", "dump-guest-core=off")

@@ -75,10 +75,9 @@ func (b *builder) cells() error {
 func (b *builder) memoryBackend(id string, size uint64, cell *domain.Cell) error {
 	backing := b.Definition.Backing
 	pages, huge := hugePages(backing, cell)
-	shared, discard := backing.Access == "shared", backing.Discard
+	shared := backing.Access == "shared"
 	if cell != nil {
 		shared = cell.MemAccess == "shared" || cell.MemAccess == "" && shared
-		discard = cell.Discard.Or(discard)
 	}
 	kind, props := "memory-backend-ram", properties{}
 	switch {
@@ -91,11 +90,7 @@ func (b *builder) memoryBackend(id string, size uint64, cell *domain.Cell) error
 			}
 		}
 	case backing.Source == "file":
-		if b.MemoryDir == "" && !b.rehearsal {
-			return unsupported("memory of source file is not built; use memfd")
-		}
-		kind = "memory-backend-file"
-		props.add("mem-path", b.MemoryDir)
+		return unsupported("memory of source file is not built; use memfd")
 	}
 	if shared || kind != "memory-backend-ram" {
 		props.add("share", shared)
@@ -103,9 +98,6 @@ func (b *builder) memoryBackend(id string, size uint64, cell *domain.Cell) error
 	if huge || backing.Allocation == "immediate" {
 		props.add("prealloc", true)
 		props.number("prealloc-threads", backing.AllocThreads)
-	}
-	if discard && kind == "memory-backend-file" {
-		props.add("discard-data", true)
 	}
 	props.add("size", size)
 	if err := b.bindMemory(&props, cell); err != nil {

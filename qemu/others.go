@@ -218,11 +218,10 @@ func (b *builder) vsock() error {
 }
 
 func (b *builder) vsockOf(v *device.VSock) error {
-	const firstGuest = 3
-	if v.CID < firstGuest && !b.rehearsal {
-		return invalid("a vsock needs a context id of %d or more, not %d", firstGuest, v.CID)
+	if v.CID < firstCID && !b.rehearsal {
+		return invalid("a vsock needs a context id of %d or more, not %d", firstCID, v.CID)
 	}
-	props := properties{{"id", v.Alias}, {"guest-cid", max(v.CID, firstGuest)}}
+	props := properties{{"id", v.Alias}, {"guest-cid", max(v.CID, firstCID)}}
 	if b.VSock != nil {
 		props.add("vhostfd", b.pass(b.VSock, "vhostfd-"+v.Alias))
 	}

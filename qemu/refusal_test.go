@@ -1,0 +1,83 @@
+package qemu
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// shell is a guest with room for more: after the processors, and among the
+// devices.
+const shell = `<domain type='%s'>
+  <name>refused</name>
+  <uuid>00000000-1111-4222-8333-444444440001</uuid>
+  <memory unit='MiB'>64</memory>
+  %s
+  <os><type arch='x86_64' machine='%s'>hvm</type></os>
+  <devices>%s</devices>
+</domain>`
+
+const disk = `<disk type='file' device='%s'><driver name='qemu' type='%s' %s/><source file='/images/a'/><target dev='%s' bus='%s'/></disk>`
+
+// What cannot be built is refused when it is defined, and named.
+func TestRefusals(t *testing.T) {
+	c := testCapabilities(t)
+	q35 := func(devices string) string { return fmt.Sprintf(shell, "qemu", "", "q35", devices) }
+	top := func(elements string) string { return fmt.Sprintf(shell, "qemu", elements, "q35", "") }
+	on := func(machine, devices string) string { return fmt.Sprintf(shell, "qemu", "", machine, devices) }
+	for doc, names := range map[string]string{
+		on("isapc", ""):     `machine type "isapc"`,
+		on("pc-q35-99", ""): `machine type "pc-q35-99"`,
+		on("x-remote", ""):  `machine type "x-remote"`,
+		on("microvm", `<interface type='user'><mac address='52:54:00:00:00:01'/><model type='e1000'/></interface>`): "no PCI bus for a interface",
+		on("microvm", `<input type='mouse' bus='ps2'/>`):                                                            "no ps2 bus",
+		top(`<vcpu current='1'>2</vcpu><cpu mode='host-passthrough'/>`):                                             "host-passthrough needs domain type kvm",
+		top(`<memoryBacking><source type='file'/></memoryBacking>`):                                                 "memory of source file",
+		top(`<vcpu>400</vcpu>`): "takes 288 vcpus, not 400",
+		top(`<cpu mode='custom' match='exact'><model>NoSuchCPU</model></cpu>`):                                                                 `no CPU model "NoSuchCPU"`,
+		top(`<cpu mode='custom' match='strict'><model>qemu64</model></cpu>`):                                                                   `CPU match "strict"`,
+		top(`<cpu mode='custom' match='exact' check='full'><model>EPYC-Rome</model></cpu>`):                                                    "needs features that this host cannot give",
+		top(`<clock offset='utc'><timer name='pit' tickpolicy='merge'/></clock>`):                                                              `tick policy "merge"`,
+		top(`<clock offset='utc'><timer name='rtc' tickpolicy='catchup'><catchup threshold='1'/></timer></clock>`):                             "catchup limits",
+		q35(fmt.Sprintf(disk, "disk", "raw", "io='native'", "vda", "virtio")):                                                                  "io native needs cache none",
+		q35(fmt.Sprintf(disk, "disk", "raw", "", "hda", "ide")):                                                                                "IDE controller",
+		q35(fmt.Sprintf(disk, "disk", "raw", "iothread='3'", "vda", "virtio")):                                                                 "iothread 3",
+		q35(fmt.Sprintf(disk, "disk", "raw", "iothread='1'", "sda", "sata")):                                                                   "no queues and iothreads",
+		q35(fmt.Sprintf(disk, "cdrom", "raw", "", "vda", "virtio")):                                                                            "no cdrom drives on bus virtio",
+		q35(fmt.Sprintf(disk, "lun", "raw", "", "vda", "virtio")):                                                                              "device lun",
+		q35(`<disk type='file'><driver name='qemu' type='raw'/><source file='/images/a'/><target dev='vda' bus='virtio'/><transient/></disk>`): "transient",
+		q35(`<interface type='user'><mac address='52:54:00:00:00:01'/><model type='vhost-vdpa'/></interface>`):                                 `model "vhost-vdpa"`,
+		q35(`<video><model type='virtio'><acceleration accel3d='yes'/></model></video>`):                                                       "no device virtio-vga-gl",
+		q35(`<graphics type='vnc'/><graphics type='vnc'/>`):                                                                                    "only one display of type vnc",
+		q35(`<graphics type='spice' tlsPort='5999' autoport='no'/>`):                                                                           "spice over TLS",
+		q35(`<watchdog model='i6300esb' action='dump'/>`):                                                                                      `action "dump"`,
+		q35(`<watchdog model='diag288' action='reset'/>`):                                                                                      `model "diag288"`,
+		on("pc", `<watchdog model='itco' action='reset'/>`):                                                                                    "only machine type q35",
+		q35(`<controller type='usb' model='none'/><input type='tablet' bus='usb'/>`):                                                           "no free USB port",
+		q35(`<controller type='scsi' model='buslogic'/>`):                                                                                      `model "buslogic"`,
+		q35(`<serial type='pty'/><serial type='pty'/><serial type='pty'/><serial type='pty'/><serial type='pty'/>`):                            "serial port 4",
+		q35(`<channel type='unix'><target type='guestfwd' address='10.0.2.1' port='1'/></channel>`):                                            "guestfwd",
+		fmt.Sprintf(shell, "qemu", "<features><hyperv><vendor_id state='on' value='a,b'/></hyperv></features>", "q35", ""):                     "without commas",
+		fmt.Sprintf(shell, "qemu", "<sysinfo type='fwcfg'><entry name='etc/e820'>x</entry></sysinfo>", "q35", ""):                              "begin with opt/",
+	} {
+		_, err := understand(doc, c)
+		if err == nil || !strings.Contains(err.Error(), names) {
+			t.Errorf("%q is not refused for %q: %v", doc, names, err)
+		}
+		if kind := fault.Of(err); err != nil && kind != fault.Unsupported && kind != fault.Invalid && kind != fault.NoCapacity {
+			t.Errorf("%v is %s", err, kind)
+		}
+	}
+}
+
+// A host that cannot run guests of a type says why.
+func TestRefusesUnusableAccelerator(t *testing.T) {
+	c := testCapabilities(t)
+	c.Accelerators[0].Usable, c.Accelerators[0].Reason = false, "the trial guest did not run"
+	_, err := understand(fmt.Sprintf(shell, "kvm", "", "q35", ""), c)
+	if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "the trial guest did not run") {
+		t.Errorf("%v", err)
+	}
+}
