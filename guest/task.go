@@ -167,6 +167,7 @@ func (j *job) runWork(ctx context.Context, w work, name string) {
 
 // settle takes the result of the work in, answers its task, and lets the next go.
 func (g *Guest) settle(o outcome) {
+	g.catchUp()
 	j := g.job
 	g.job = nil
 	j.cancel(nil)
@@ -178,7 +179,13 @@ func (g *Guest) settle(o outcome) {
 	}
 	g.noteEnd(j, err)
 	g.publish()
-	j.task.answer(err)
+	if err == nil && j.task.progress != nil && g.run.ending() {
+		// A save or a dump that ends the guest: whoever asked for it finds the
+		// guest ended, as after a destroy.
+		g.destroyers = append(g.destroyers, j.task)
+	} else {
+		j.task.answer(err)
+	}
 	g.continueAfter()
 }
 
