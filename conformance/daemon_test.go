@@ -3,6 +3,8 @@ package conformance
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,7 +22,6 @@ import (
 type daemon struct {
 	*world
 	data, run string
-	groups    []string // control groups that were there before
 
 	process *exec.Cmd
 	pid     string // inside the world
@@ -38,7 +39,6 @@ func start(t *testing.T, flags ...string) *daemon {
 	t.Helper()
 	d := &daemon{world: newWorld(t)}
 	d.data, d.run = filepath.Join(d.dir, "data"), filepath.Join(d.dir, "run")
-	d.groups = lodgeGroups()
 	t.Cleanup(func() {
 		if t.Failed() {
 			d.mu.Lock()
@@ -182,29 +182,37 @@ func (d *daemon) leftovers(t *testing.T) {
 	if err != nil || strings.TrimSpace(string(links)) != "lo" {
 		t.Errorf("links are left: %s %v", links, err)
 	}
-	for _, group := range lodgeGroups() {
-		if !slices.Contains(d.groups, group) && strings.Contains(group, "guest-") {
-			t.Errorf("a control group is left: %s", group)
-		}
+	for _, group := range d.guestGroups() {
+		t.Errorf("a control group is left: %s", group)
 	}
+	for _, path := range d.runFiles() {
+		t.Errorf("a file is left: %s", path)
+	}
+}
+
+// runFiles lists what lies in the run directory, but for the sockets and the
+// mark that says that this boot's networks have been started.
+func (d *daemon) runFiles() []string {
+	var found []string
 	_ = filepath.WalkDir(d.run, func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() && !strings.HasPrefix(filepath.Base(path), "libvirt-sock") {
-			t.Errorf("a file is left: %s", path)
+		name := filepath.Base(path)
+		if err == nil && !entry.IsDir() && !strings.HasPrefix(name, "libvirt-sock") && name != "autostarted" {
+			found = append(found, path)
 		}
 		return nil
 	})
+	return found
 }
 
-// lodgeGroups lists the control groups of every lodged on this host.
-func lodgeGroups() []string {
+// guestGroups lists the control groups of this daemon's guests. They carry the
+// name of the instance, which is made from the run directory.
+func (d *daemon) guestGroups() []string {
+	sum := sha256.Sum256([]byte(d.run))
+	name := "lodge-" + hex.EncodeToString(sum[:3])
 	var found []string
-	for _, pattern := range []string{"/sys/fs/cgroup/lodge*/*", "/sys/fs/cgroup/*/lodge*/*"} {
-		matches, _ := filepath.Glob(pattern)
-		for _, m := range matches {
-			if info, err := os.Stat(m); err == nil && info.IsDir() {
-				found = append(found, m)
-			}
-		}
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+		groups, _ := filepath.Glob(pattern + name + "/guest-*")
+		found = append(found, groups...)
 	}
 	return found
 }

@@ -24,6 +24,9 @@ func TestLifeOfADomain(t *testing.T) {
 		"Max memory:     163840 KiB", "Used memory:    163840 KiB", "Persistent:     yes", "Autostart:      disable", "Managed save:   no")
 	d.virsh(t, "start", "life")
 	g.up(t)
+	if len(d.guestGroups()) == 0 {
+		t.Error("a running guest has no control group")
+	}
 	for _, step := range []struct{ command, state string }{
 		{"", "running (booted)"},
 		{"suspend", "paused (user)"},

@@ -37,7 +37,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "lodge-") // short, because socket paths may not be long
+	dir, err := os.MkdirTemp("", "lodge-") //nolint:usetesting // t.TempDir is too long for the path of a socket
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,106 @@
+package conformance
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/guestimage/line"
+)
+
+// emulators gives the process numbers of the QEMUs in the daemon's world.
+func (d *daemon) emulators() map[int]bool {
+	found := map[int]bool{}
+	for pid, words := range d.processes() {
+		if strings.Contains(words, "-name guest=") {
+			found[pid] = true
+		}
+	}
+	return found
+}
+
+// TestGuestsOutliveTheDaemon kills it at its work and starts another: guests run
+// on, with all that the first one knew of them.
+func TestGuestsOutliveTheDaemon(t *testing.T) {
+	needs(t)
+	d := start(t)
+	d.lan(t, "lan", 1)
+	g := d.boot(t, shape{name: "survivor", devices: `
+		<interface type='network'><source network='lan'/><model type='virtio'/></interface>
+		<controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>`})
+	paused := d.define(t, shape{name: "paused"})
+	d.virsh(t, "start", "--paused", "paused")
+	gone := d.define(t, shape{name: "gone"})
+	d.virsh(t, "start", "gone")
+	extra := d.blank(t, "extra.raw", 32<<20)
+	d.virsh(t, "attach-disk", "survivor", extra, "vdb", "--targetbus", "virtio", "--live")
+	unbroken := g.mark(t)
+	before, xml := d.emulators(), d.virsh(t, "dumpxml", "survivor")
+	if len(before) != 3 {
+		t.Fatalf("%d emulators run, not 3: %v", len(before), d.processes())
+	}
+
+	d.signal(t, "KILL")
+	// It goes while nobody looks, perhaps before it can answer.
+	gone.up(t)
+	_, _ = gone.ask(t.Context(), line.Request{Do: line.Power})
+	d.launch(t)
+	eventually(t, "one emulator less", func() bool { return len(d.emulators()) == 2 })
+
+	unbroken(t)
+	for pid := range d.emulators() {
+		if !before[pid] {
+			t.Errorf("process %d is a new emulator", pid)
+		}
+	}
+	if again := d.virsh(t, "dumpxml", "survivor"); again != xml {
+		t.Errorf("the guest's XML is now\n%s\nand was\n%s", again, xml)
+	}
+	for guest, want := range map[*guest]string{g: "running", paused: "paused (", gone: "shut off"} {
+		if got := guest.state(t); !strings.HasPrefix(got, want) {
+			t.Errorf("%s is %q, want %q", guest.name, got, want)
+		}
+	}
+	// The new daemon is not only looking on.
+	d.virsh(t, "resume", "paused")
+	paused.up(t)
+	d.virsh(t, "detach-disk", "survivor", "vdb", "--live")
+	eventually(t, "the disk gone", func() bool { return !strings.Contains(strings.Join(g.up(t).Disks, " "), "vdb") })
+	contains(t, "the network", d.virsh(t, "net-list"), "lan", "active")
+	eventually(t, "the lease", func() bool { return strings.Contains(d.virsh(t, "domifaddr", "survivor"), "10.78.1.") })
+	d.virsh(t, "shutdown", "survivor")
+	eventually(t, "shut off", func() bool { return g.state(t) == "shut off (shutdown)" })
+}
+
+// TestOrderlyStopLeavesGuestsRunning is the same for a daemon that is told to
+// stop, several times in a row.
+func TestOrderlyStopLeavesGuestsRunning(t *testing.T) {
+	needs(t)
+	d := start(t)
+	g := d.boot(t, shape{name: "steady"})
+	unbroken := g.mark(t)
+	for range 3 {
+		d.signal(t, "TERM")
+		d.launch(t)
+		if got := d.virsh(t, "domstate", "steady"); got != "running" {
+			t.Errorf("after a restart the guest is %s", got)
+		}
+	}
+	unbroken(t)
+	d.virsh(t, "destroy", "steady")
+}
+
+// TestDefinitionsSurviveAKill kills the daemon right after it has answered.
+func TestDefinitionsSurviveAKill(t *testing.T) {
+	needs(t)
+	d := start(t)
+	for i := range 5 {
+		d.define(t, shape{name: fmt.Sprintf("kept%d", i)})
+		d.signal(t, "KILL")
+		d.launch(t)
+	}
+	list := d.virsh(t, "list", "--all", "--name")
+	for i := range 5 {
+		contains(t, "list --all", list, fmt.Sprintf("kept%d", i))
+	}
+}
