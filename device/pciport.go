@@ -44,7 +44,10 @@ func (s *Set) NumberPorts() {
 				chassis[free] = true
 				c.PCI.Chassis = &free
 			}
-			number(&c.PCI.Port, at.Slot<<3|at.Function)
+			if c.Model == "pcie-root-port" {
+				at.Slot = at.Slot<<3 | at.Function
+			}
+			number(&c.PCI.Port, at.Slot)
 		case "pci-expander-bus", "pcie-expander-bus":
 			if c.PCI.BusNr == nil {
 				lowest = max(lowest, 2) - 2

@@ -67,8 +67,6 @@ func serialProperties(c *device.Char) (string, properties, error) {
 		return "isa-serial", properties{{"index", c.Port}}, nil
 	case "pci-serial", "usb-serial":
 		return c.TargetType, nil, nil
-	case "isa-debug":
-		return "isa-debugcon", nil, nil
 	}
 	return "", nil, unsupported("serial ports of target type %q are not built", c.TargetType)
 }

@@ -88,7 +88,7 @@ func (b *builder) node(d *device.Disk, a device.DiskAttachment) (string, error) 
 	}
 	top := below.(properties)
 	if d.CopyOnRead == device.On {
-		top = properties{{"driver", "copy-on-read"}, {"node-name", topNode(d)}, {"file", top}}
+		top = properties{{"driver", "copy-on-read"}, {"node-name", topNode(d)}, {"file", top}, {"discard", "unmap"}}
 	}
 	b.part("blockdev", top)
 	return topNode(d), nil

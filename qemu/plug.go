@@ -94,7 +94,7 @@ func unplugged(dev device.Device) ([]Step, error) {
 		}
 		return nil, nil
 	case *device.Char:
-		if d.Role == device.Console || d.Role == device.Parallel || d.TargetType == "isa-serial" || d.TargetType == "isa-debug" {
+		if d.Role == device.Console || d.Role == device.Parallel || d.TargetType == "isa-serial" {
 			return nil, unsupported("%ss of target type %s cannot be plugged into a running domain", d.Role, d.TargetType)
 		}
 		return []Step{chardev}, nil
