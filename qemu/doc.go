@@ -6,9 +6,8 @@
 //
 // What is known about a binary is plain data, found out once and passed by
 // value. An accelerator counts as usable only after guest code really ran
-// under it. Arguments and steps are made without
-// looking at the host: what was found there comes in a Plan. Strings of users'
-// are values in JSON, or have their commas doubled, and can be nothing else.
-// What belongs here needs nothing but the binary and the kernel;
-// what a guest is and when it runs is decided above.
+// under it. Arguments and steps are made without looking at the host: what was
+// found there comes in a Plan. What a user wrote is a value in JSON, or has its
+// commas doubled, and can be nothing else. What belongs here needs nothing but
+// the binary and the kernel; what a guest is and when it runs is decided above.
 package qemu
