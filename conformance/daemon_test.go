@@ -168,6 +168,13 @@ func (d *daemon) tearDown(t *testing.T) {
 		}
 	}
 	d.leftovers(t)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, text := range d.log {
+		if strings.Contains(text, "DATA RACE") || strings.HasPrefix(text, "panic:") || strings.HasPrefix(text, "fatal error:") {
+			t.Errorf("the daemon says: %s", text)
+		}
+	}
 }
 
 // leftovers reports processes, links, control groups and files that should have

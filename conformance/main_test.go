@@ -44,7 +44,8 @@ func program(t *testing.T, name string) string {
 	if _, err := os.Stat(path); err == nil {
 		return path
 	}
-	build := exec.CommandContext(context.WithoutCancel(t.Context()), "go", "build", "-o", path, "../cmd/"+name)
+	args := append([]string{"build", "-o", path}, buildFlags...)
+	build := exec.CommandContext(context.WithoutCancel(t.Context()), "go", append(args, "../cmd/"+name)...)
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("cannot build %s: %v\n%s", name, err, out)
 	}
