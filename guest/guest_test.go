@@ -409,7 +409,7 @@ func TestConflictingDefinitionsAreRefused(t *testing.T) {
 
 func TestTheConsoleIsShared(t *testing.T) {
 	d := newDaemon(t)
-	g := d.define(small("talks"))
+	g := d.define(strings.Replace(small("talks"), "</type>", "</type><bios useserial='yes'/>", 1))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
 	first, err := g.OpenConsole(d.ctx(), "", guest.ConsoleOptions{})
 	ok(t, err)
