@@ -20,6 +20,7 @@ func (g *Guest) handleEvent(e qmp.Event, more bool) {
 		}
 		return
 	}
+	g.run.seen = e.Number
 	if e.Resync {
 		g.resync()
 	}

@@ -31,7 +31,8 @@ type run struct {
 	session atomic.Pointer[qmp.Session]
 	// events is the session's, until the loop has read it to its end.
 	events  <-chan qmp.Event
-	noticed bool // the loop knows that the process has ended
+	seen    uint64 // the number of the newest event that the loop has read
+	noticed bool   // the loop knows that the process has ended
 	// back receives a new session after the old one was lost.
 	back chan *qmp.Session
 	// lost is when the monitor was lost, in Unix nanoseconds; 0: it is there.
@@ -83,7 +84,7 @@ func (r *run) releaseAll(ctx context.Context) error {
 // connect makes s the run's session.
 func (r *run) connect(s *qmp.Session) {
 	r.session.Store(s)
-	r.events = s.Events()
+	r.events, r.seen = s.Events(), 0
 	r.lost.Store(0)
 }
 

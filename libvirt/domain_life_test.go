@@ -2,12 +2,15 @@ package libvirt
 
 import (
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -252,4 +255,48 @@ func TestReadersMaySeeNoSecrets(t *testing.T) {
 	}
 	reader.refused(xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.DomainManagedSaveGetXMLDescArgs{Domain: ret.Domain, Flags: xmlSecure}, codeOperationDenied)
 	reader.refused(xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.DomainManagedSaveGetXMLDescArgs{Domain: ret.Domain}, codeOperationInvalid)
+}
+
+// TestAnAbortedSave: a save whose file takes nothing shows its progress, can be
+// aborted, and leaves the guest as it was.
+func TestAnAbortedSave(t *testing.T) {
+	h := withGuests(t)
+	image := filepath.Join(t.TempDir(), "image")
+	slow := image + ".partial" // where an image is written until it is complete
+	if err := unix.Mkfifo(slow, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	drain, err := os.OpenFile(slow, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer drain.Close()
+	w, saver := h.open(""), h.open("")
+	ret := new(xdr.DomainCreateXMLRet)
+	w.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: aGuest("web", webUUID)}, ret)
+	asked := saver.send(xdr.ProcDomainSave, &xdr.DomainSaveArgs{Domain: ret.Domain, To: image})
+	stats, state := new(xdr.DomainGetJobStatsRet), new(xdr.DomainGetStateRet)
+	for stats.Type != jobUnbounded || state.State != 3 {
+		w.must(xdr.ProcDomainGetJobStats, &xdr.DomainGetJobStatsArgs{Domain: ret.Domain}, stats)
+		w.must(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain}, state)
+	}
+	if state.Reason != stateReasons[domain.Paused][domain.ReasonSave] {
+		t.Errorf("while it is saved the guest is paused for %d", state.Reason)
+	}
+	w.must(xdr.ProcDomainAbortJob, &xdr.DomainAbortJobArgs{Domain: ret.Domain}, nil)
+	go func() { _, _ = io.Copy(io.Discard, drain) }() // until the test closes it
+	if e := saver.fails(asked); code(e.Code) != codeAborted {
+		t.Errorf("the save ends with %d %s", e.Code, *e.Message)
+	}
+	w.must(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain}, state)
+	if state.State != 1 || state.Reason != stateReasons[domain.Running][domain.ReasonSaveCanceled] {
+		t.Errorf("afterwards the guest is in state %d for %d", state.State, state.Reason)
+	}
+	w.must(xdr.ProcDomainGetJobStats, &xdr.DomainGetJobStatsArgs{Domain: ret.Domain, Flags: jobStatsCompleted}, stats)
+	if stats.Type != jobCancelled {
+		t.Errorf("the job is kept as of type %d", stats.Type)
+	}
+	if left, err := filepath.Glob(image + "*"); err != nil || len(left) > 0 {
+		t.Errorf("the save leaves %v (%v)", left, err)
+	}
 }

@@ -19,6 +19,10 @@ type Event struct {
 	Data json.RawMessage // nil when the event carries none
 	Time time.Time       // by the host's clock; zero when QEMU could not read it
 
+	// Number counts the events that QEMU has sent in this session, from 1; see
+	// Session.Sent.
+	Number uint64
+
 	// Resync says that events before this one were lost, because the consumer
 	// fell behind by more than the queue holds: query the state anew.
 	Resync bool
@@ -57,6 +61,7 @@ type eventQueue struct {
 	mu      sync.Mutex
 	waiting []queued
 	bytes   int
+	sent    uint64        // the number of the newest event
 	lost    bool          // events were dropped since the last mark
 	ended   bool          // no event will follow
 	wake    chan struct{} // one token: something changed
@@ -77,6 +82,8 @@ func (q *eventQueue) put(e Event) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.sent++
+	entry.Number = q.sent
 	if entry.source != "" {
 		q.drop(func(old queued) bool { return old.source == entry.source })
 	}
@@ -128,6 +135,12 @@ func (q *eventQueue) take() (e Event, ok, more bool) {
 	q.bytes -= len(e.Data)
 	q.waiting = slices.Delete(q.waiting, 0, 1)
 	return e, true, true
+}
+
+func (q *eventQueue) newest() uint64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.sent
 }
 
 func (q *eventQueue) end() {

@@ -94,3 +94,22 @@ func TestHugeEventsAreBoundedInBytes(t *testing.T) {
 		t.Fatalf("the last of %d is %s, resync %v, %d bytes left", len(all), last.Name, last.Resync, q.bytes)
 	}
 }
+
+// TestSentCountsWhatHasYetToBeDelivered: the number of the newest event is known
+// as soon as it was read, and is that of the last event delivered.
+func TestSentCountsWhatHasYetToBeDelivered(t *testing.T) {
+	q := newEventQueue()
+	for _, name := range []string{"STOP", "RTC_CHANGE", "RTC_CHANGE", "RESUME"} {
+		q.put(event(name, ""))
+	}
+	if q.newest() != 4 {
+		t.Fatalf("the newest is %d", q.newest())
+	}
+	var numbers []uint64
+	for _, e := range drain(q) {
+		numbers = append(numbers, e.Number)
+	}
+	if !slices.Equal(numbers, []uint64{1, 3, 4}) {
+		t.Fatalf("delivered %d", numbers)
+	}
+}

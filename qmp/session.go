@@ -120,6 +120,12 @@ func (s *Session) Greeting() Greeting { return s.greeting }
 // last event once the session is lost, and at once when the owner closes it.
 func (s *Session) Events() <-chan Event { return s.events }
 
+// Sent is the number of the newest event that QEMU has sent. What it sent before
+// an answer is counted when the answer is there, though it may not have been
+// delivered yet: a consumer that wants to have seen it goes on to this number.
+// Events that were lost are counted and never come.
+func (s *Session) Sent() uint64 { return s.queue.newest() }
+
 // Done is closed when the session is lost or closed; Err then says why.
 func (s *Session) Done() <-chan struct{} { return s.done }
 
