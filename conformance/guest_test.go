@@ -181,3 +181,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		}
 	}
 }
+
+func guestKernel(t *testing.T) string {
+	t.Helper()
+	return guestimagetest.Find(t).Kernel
+}
