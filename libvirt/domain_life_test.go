@@ -300,3 +300,44 @@ func TestAnAbortedSave(t *testing.T) {
 		t.Errorf("the save leaves %v (%v)", left, err)
 	}
 }
+
+// TestCallsNewerThanVirsh are made as libvirt 11's clients make them.
+func TestCallsNewerThanVirsh(t *testing.T) {
+	h := withGuests(t)
+	w := h.open("")
+	image := filepath.Join(t.TempDir(), "image")
+	file := xdr.TypedParam{Field: "file", Value: xdr.String(image)}
+	made := new(xdr.DomainDefineXMLRet)
+	w.must(xdr.ProcDomainDefineXML, &xdr.DomainDefineXMLArgs{XML: aGuest("web", webUUID)}, made)
+	d := made.Domain
+
+	once := new(xdr.DomainGetAutostartOnceRet)
+	w.must(xdr.ProcDomainSetAutostartOnce, &xdr.DomainSetAutostartOnceArgs{Domain: d, Autostart: true}, nil)
+	w.must(xdr.ProcDomainGetAutostartOnce, &xdr.DomainGetAutostartOnceArgs{Domain: d}, once)
+	always := new(xdr.DomainGetAutostartRet)
+	w.must(xdr.ProcDomainGetAutostart, &xdr.DomainGetAutostartArgs{Domain: d}, always)
+	if !once.Autostart || always.Autostart {
+		t.Errorf("once %v, always %v", once.Autostart, always.Autostart)
+	}
+
+	w.must(xdr.ProcDomainCreate, &xdr.DomainCreateArgs{Domain: d}, nil)
+	w.refused(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Params: []xdr.TypedParam{
+		file, {Field: "image_format", Value: xdr.String("sparse")},
+	}}, codeArgUnsupported)
+	w.refused(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Flags: saveThen}, codeInvalidArg)
+	w.must(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Params: []xdr.TypedParam{file}, Flags: savePaused}, nil)
+	w.refused(xdr.ProcDomainRestoreParams, &xdr.DomainRestoreParamsArgs{}, codeInvalidArg)
+	w.must(xdr.ProcDomainRestoreParams, &xdr.DomainRestoreParamsArgs{Params: []xdr.TypedParam{file}, Flags: saveRunning | saveResetNVRAM}, nil)
+	w.refused(xdr.ProcDomainAbortJobFlags, &xdr.DomainAbortJobFlagsArgs{Domain: d, Flags: 1}, codeInvalidArg)
+	w.refused(xdr.ProcDomainAbortJobFlags, &xdr.DomainAbortJobFlagsArgs{Domain: d}, codeOperationInvalid)
+
+	w.must(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d}, nil) // without a file it is a managed one
+	kept := new(xdr.DomainHasManagedSaveImageRet)
+	w.must(xdr.ProcDomainHasManagedSaveImage, &xdr.DomainHasManagedSaveImageArgs{Domain: d}, kept)
+	if !kept.Result {
+		t.Error("a save without a file leaves no managed image")
+	}
+	w.must(xdr.ProcDomainManagedSaveRemove, &xdr.DomainManagedSaveRemoveArgs{Domain: d}, nil)
+	w.must(xdr.ProcDomainUndefine, &xdr.DomainUndefineArgs{Domain: d}, nil)
+	w.refused(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: d}, codeNoDomain)
+}
