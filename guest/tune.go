@@ -9,14 +9,15 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
 // Tune changes how a guest shares the host with others: the weights and limits
-// of its control group and of its threads, where its memory is, and how much
-// its disks may move. Change is made to a copy of each definition concerned,
-// more than once, in the guest's loop: it must not wait. What then differs is
-// put into effect on the running guest.
+// of its control group and of its threads, where its memory is, and how much its
+// disks and interfaces may move. Change is made to a copy of each definition
+// concerned, more than once, in the guest's loop: it must not wait. What then
+// differs is put into effect on the running guest.
 func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definition) error) error {
 	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
 		a, err := g.resolve(a)
@@ -25,8 +26,7 @@ func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definiti
 		}
 		var config *domain.Definition
 		if a.Config {
-			config = g.inactive.Clone()
-			if err := change(config); err != nil {
+			if config, err = tuned(g.inactive, change); err != nil {
 				return nil, err
 			}
 		}
@@ -37,10 +37,31 @@ func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definiti
 	})
 }
 
+// tuned gives a changed copy of a definition, or why it cannot be so.
+func tuned(d *domain.Definition, change func(*domain.Definition) error) (*domain.Definition, error) {
+	after := d.Clone()
+	if err := change(after); err != nil {
+		return nil, err
+	}
+	for i, n := range after.Devices.NICs {
+		if !sameRates(d.Devices.NICs[i], n) {
+			if err := network.CheckBandwidth(n); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return after, nil
+}
+
+func sameRates(a, b *device.NIC) bool {
+	return reflect.DeepEqual(a.Inbound, b.Inbound) && reflect.DeepEqual(a.Outbound, b.Outbound)
+}
+
 func (g *Guest) planTune(change func(*domain.Definition) error, config *domain.Definition) (work, error) {
 	r := g.run
-	before, after := r.def, r.def.Clone()
-	if err := change(after); err != nil {
+	before := r.def
+	after, err := tuned(before, change)
+	if err != nil {
 		return nil, err
 	}
 	if before.NUMA.Mode != after.NUMA.Mode {
@@ -88,6 +109,13 @@ func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.D
 	for i, d := range after.Devices.Disks {
 		if !reflect.DeepEqual(before.Devices.Disks[i].Tune, d.Tune) {
 			if err := throttle(ctx, s, d); err != nil {
+				return err
+			}
+		}
+	}
+	for i, n := range after.Devices.NICs {
+		if !sameRates(before.Devices.NICs[i], n) {
+			if err := network.SetBandwidth(n, n.Target); err != nil {
 				return err
 			}
 		}

@@ -75,6 +75,22 @@ func TestRatesOfADisk(t *testing.T) {
 	}
 }
 
+func TestRatesOfAnInterface(t *testing.T) {
+	in, out, err := interfaceRates([]xdr.TypedParam{param("inbound.average", xdr.Uint(100)), param("inbound.burst", 30)})
+	if want := (device.Rate{Average: 100, Burst: 30}); err != nil || out != nil || *in != want {
+		t.Errorf("got %+v, %+v, %v; want inbound %+v alone", in, out, err, want)
+	}
+	in, out, err = interfaceRates([]xdr.TypedParam{param("outbound.average", 0)})
+	if err != nil || in != nil || out == nil || orUnbounded(*out) != nil {
+		t.Errorf("an average of 0 does not take a bound away: %+v, %+v, %v", in, out, err)
+	}
+	for _, p := range []xdr.TypedParam{param("outbound.floor", 1), param("inbound.average", "fast"), param("inbound.peak", xdr.Int(-1))} {
+		if _, _, err := interfaceRates([]xdr.TypedParam{p}); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%s = %s: %v", p.Field, p.Value, err)
+		}
+	}
+}
+
 func TestTunablesAreReadAsTheyWereWritten(t *testing.T) {
 	for _, c := range []struct {
 		table []tunable

@@ -29,6 +29,7 @@ func newTable() table {
 	domainIOThreadCalls(remote)
 	domainTuneCalls(remote)
 	domainIOTuneCalls(remote)
+	domainInterfaceTuneCalls(remote)
 	domainStatsCalls(remote)
 	domainAddressCalls(remote)
 	domainMetadataCalls(remote)

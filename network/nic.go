@@ -32,11 +32,11 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 	if err := ctx.Err(); err != nil {
 		return nil, nil, context.Cause(ctx)
 	}
+	if err := CheckBandwidth(nic); err != nil {
+		return nil, nil, err
+	}
 	if nic.Type == "user" {
 		return &device.NICAttachment{MTU: nic.MTU}, func() {}, nil
-	}
-	if nic.Inbound != nil || nic.Outbound != nil {
-		return nil, nil, fault.New(fault.Unsupported, fault.Config, "bandwidth limits of a NIC are not supported")
 	}
 	p, err := s.resolve(nic)
 	if err != nil {
@@ -50,6 +50,9 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 		err = s.openMacvtap(a, nic, p)
 	} else {
 		err = s.openTap(a, nic, p)
+	}
+	if err == nil && nic.Inbound != nil {
+		err = SetBandwidth(nic, a.IfName)
 	}
 	if err != nil {
 		a.Close()

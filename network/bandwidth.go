@@ -1,0 +1,43 @@
+package network
+
+import (
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/link"
+)
+
+// CheckBandwidth refuses bounds of a NIC that are not built: what a guest sends
+// can only be dropped on the host, not held back, and a floor is a promise that
+// all of a network's other guests would have to be held to.
+func CheckBandwidth(nic *device.NIC) error {
+	unbuilt := func(what string) error {
+		return fault.New(fault.Unsupported, fault.Config, "interface %s: %s is not supported; inbound average, peak and burst are", nic.MAC, what)
+	}
+	in := nic.Inbound
+	switch {
+	case nic.Outbound != nil:
+		return unbuilt("a bound of outbound traffic")
+	case in == nil:
+		return nil
+	case nic.Type == "user" || nic.Type == "direct":
+		return unbuilt("a bound of traffic on interfaces of type " + nic.Type)
+	case in.Floor != 0:
+		return unbuilt("a floor of inbound traffic")
+	case in.Average == 0 || in.Average >= 1<<22 || in.Peak >= 1<<22 || in.Burst >= 1<<22:
+		return fault.New(fault.Invalid, fault.Config, "interface %s: an inbound average is needed, and all bounds below %d KiB", nic.MAC, uint64(1)<<22)
+	}
+	return nil
+}
+
+// SetBandwidth holds the host's end of a NIC to its bounds.
+func SetBandwidth(nic *device.NIC, ifName string) error {
+	if err := CheckBandwidth(nic); err != nil {
+		return err
+	}
+	if nic.Inbound == nil {
+		return link.SetShape(ifName, nil)
+	}
+	return link.SetShape(ifName, &link.Shape{
+		Rate: nic.Inbound.Average << 10, Peak: nic.Inbound.Peak << 10, Burst: nic.Inbound.Burst << 10,
+	})
+}
