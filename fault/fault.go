@@ -150,8 +150,7 @@ func Of(err error) Kind {
 
 // About gives the subject of the outermost Error in the chain, or Call.
 func About(err error) Subject {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Subject
 	}
 	return Call

@@ -47,8 +47,10 @@ func TestScripts(t *testing.T) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
 			case "guest":
-				s = State{Phase: domain.ShutOff, Reason: domain.ReasonUnknown, Persistent: !d.HasArg("transient"),
-					Policy: Policy{OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "destroy"}}
+				s = State{
+					Phase: domain.ShutOff, Reason: domain.ReasonUnknown, Persistent: !d.HasArg("transient"),
+					Policy: Policy{OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "destroy"},
+				}
 				d.MaybeScanArgs(t, "poweroff", &s.Policy.OnPoweroff)
 				d.MaybeScanArgs(t, "reboot", &s.Policy.OnReboot)
 				d.MaybeScanArgs(t, "crash", &s.Policy.OnCrash)
@@ -114,8 +116,10 @@ func TestEveryLifeIsSound(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		policy := rapid.SampledFrom([]string{"destroy", "restart", "preserve"})
-		s := State{Phase: domain.ShutOff, Reason: domain.ReasonUnknown, Persistent: rapid.Bool().Draw(t, "persistent"),
-			Policy: Policy{policy.Draw(t, "poweroff"), policy.Draw(t, "reboot"), policy.Draw(t, "crash")}}
+		s := State{
+			Phase: domain.ShutOff, Reason: domain.ReasonUnknown, Persistent: rapid.Bool().Draw(t, "persistent"),
+			Policy: Policy{policy.Draw(t, "poweroff"), policy.Draw(t, "reboot"), policy.Draw(t, "crash")},
+		}
 		for _, name := range rapid.SliceOf(rapid.SampledFrom(names)).Draw(t, "facts") {
 			before := s
 			next, effects := Step(s, facts[name])

@@ -8,24 +8,24 @@ import (
 // Fact is something that happened to a guest, or was begun with it.
 type Fact interface{ fact() }
 
-// Started: the guest's machine is complete; Reason is booted or restored. It
-// runs, unless it was asked to stay as it was made.
+// Started says that the guest's machine is complete; Reason is booted or
+// restored. It runs, unless it was asked to stay as it was made.
 type Started struct {
 	Reason domain.Reason
 	Paused bool
 }
 
-// Pausing and Resuming announce why the next Stopped or Resumed happens.
-type (
-	Pausing  struct{ Reason domain.Reason }
-	Resuming struct{ Reason domain.Reason }
-)
+// Pausing announces why the next Stopped happens.
+type Pausing struct{ Reason domain.Reason }
 
-// Stopped and Resumed: QEMU stopped or set going the processors.
-type (
-	Stopped struct{}
-	Resumed struct{}
-)
+// Resuming announces why the next Resumed happens.
+type Resuming struct{ Reason domain.Reason }
+
+// Stopped says that QEMU stopped the processors.
+type Stopped struct{}
+
+// Resumed says that QEMU set the processors going.
+type Resumed struct{}
 
 // Failing announces a disk error or watchdog that stops the processors.
 type Failing struct{ Reason domain.Reason }
@@ -33,29 +33,29 @@ type Failing struct{ Reason domain.Reason }
 // Ending announces why the process is about to end.
 type Ending struct{ Reason domain.Reason }
 
-// RebootAsked: the next power-off is meant to be a reboot.
+// RebootAsked says that the next power-off is meant to be a reboot.
 type RebootAsked struct{}
 
-// PoweredDown: the guest (or the host, for ByHost) turned the machine off;
-// ByReset where it was a reset that the definition treats as an end.
+// PoweredDown says that the guest (or the host, for ByHost) turned the machine
+// off; ByReset where it was a reset that the definition treats as an end.
 type PoweredDown struct{ ByHost, ByReset bool }
 
-// WasReset: the machine reset, by the guest's own doing or by request.
+// WasReset says that the machine reset, by the guest's own doing or by request.
 type WasReset struct{}
 
-// Panicked: the guest told of its panic.
+// Panicked says that the guest told of its panic.
 type Panicked struct{}
 
-// Slept and Woke: the guest suspended itself to memory, or woke.
-type (
-	Slept struct{}
-	Woke  struct{}
-)
+// Slept says that the guest suspended itself to memory.
+type Slept struct{}
 
-// Ended: the process is gone.
+// Woke says that the guest woke from that.
+type Woke struct{}
+
+// Ended says that the process is gone.
 type Ended struct{}
 
-// Found: a restarted daemon found the guest in this state.
+// Found says in which state a restarted daemon found the guest.
 type Found struct {
 	Phase  domain.State
 	Reason domain.Reason

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -59,7 +60,7 @@ type closers []func() error
 func (c *closers) add(f func() error) { *c = append(*c, f) }
 
 func (c *closers) close(log *slog.Logger) {
-	for i := len(*c) - 1; i >= 0; i-- {
+	for i := range slices.Backward(*c) {
 		if err := (*c)[i](); err != nil {
 			log.Error("cannot close cleanly", "error", err)
 		}
