@@ -190,20 +190,24 @@ func (p *ports) giveBack(port int) {
 	delete(p.held, port)
 }
 
-// choosePorts gives every display without a port one of its own.
+// choosePorts gives every display that listens to the network an address, which
+// is the host's own to itself unless more is asked for, and a port.
 func (l *launching) choosePorts(context.Context) error {
 	for _, g := range l.run.def.Devices.Graphics {
-		if len(g.Listens) > 0 && (g.Listens[0].Type == "socket" || g.Listens[0].Type == "none") {
+		if len(g.Listens) == 0 {
+			g.Listens = []device.Listen{{Type: "address"}}
+		}
+		at := &g.Listens[0]
+		if at.Type == "socket" || at.Type == "none" {
 			continue
+		}
+		if at.Address == "" {
+			at.Address = "127.0.0.1"
 		}
 		if g.Port > 0 && g.AutoPort != device.On {
 			continue
 		}
-		address := "127.0.0.1"
-		if len(g.Listens) > 0 && g.Listens[0].Address != "" {
-			address = g.Listens[0].Address
-		}
-		port, err := l.g.reg.ports.take(address)
+		port, err := l.g.reg.ports.take(at.Address)
 		if err != nil {
 			return err
 		}
