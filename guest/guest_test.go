@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,6 +37,7 @@ type daemon struct {
 	store  *store.Store
 	nets   *network.Networks
 	pools  *volume.Pools
+	groups *kernel.Cgroups
 }
 
 // newDaemon makes a daemon whose guests end with the test.
@@ -60,6 +62,9 @@ func newDaemon(t *testing.T) *daemon {
 	t.Cleanup(func() {
 		d.destroyAll()
 		d.close()
+		if err := d.groups.Close(); err != nil {
+			t.Errorf("control groups are left: %v", err)
+		}
 		if left, err := filepath.Glob(filepath.Join(dir, "run/guest/*")); err != nil || len(left) > 0 {
 			t.Errorf("run directories are left: %v (%v)", left, err)
 		}
@@ -87,7 +92,7 @@ func (d *daemon) open() {
 	inventory, err := host.NewInventory(root)
 	must(err)
 	instance := filepath.Base(d.dir)
-	groups := kernel.OpenCgroups(root, instance)
+	d.groups = kernel.OpenCgroups(root, instance)
 	emulators, err := host.NewEmulators(d.store, emulator, log)
 	must(err)
 	d.nets, err = network.Open(d.t.Context(), network.Config{
@@ -100,7 +105,7 @@ func (d *daemon) open() {
 	d.Registry, err = guest.Open(guest.Config{
 		DataDir: filepath.Join(d.dir, "data/guest"), RunDir: filepath.Join(d.dir, "run/guest"), Instance: instance,
 		Log: log, Store: d.store, Events: d.events, Emulators: emulators, Ledger: host.NewLedger(inventory),
-		Networks: d.nets, Pools: d.pools, Cgroups: groups, Kernel: root,
+		Networks: d.nets, Pools: d.pools, Cgroups: d.groups, Kernel: root,
 	})
 	must(err)
 }
@@ -253,7 +258,7 @@ func TestATransientGuestGoesWhenItEnds(t *testing.T) {
 func TestAFailedStartLeavesNothing(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("broken", `<disk type='file' device='disk'><source file='/nowhere/at-all.raw'/><target dev='vda' bus='virtio'/></disk>`))
-	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Failed, "/nowhere/at-all.raw")
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.NotFound, "/nowhere/at-all.raw")
 	d.want(g, domain.ShutOff, domain.ReasonUnknown)
 	if left, _ := filepath.Glob(filepath.Join(d.dir, "run/guest/*")); len(left) > 0 {
 		t.Fatalf("a failed start left %v", left)
@@ -298,15 +303,15 @@ func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 }
 
-// pid finds the QEMU process of a guest, as an administrator does.
+// pid finds the QEMU process of a guest, as an administrator does: by name.
 func (d *daemon) pid(name string) int {
 	d.t.Helper()
-	out, err := exec.CommandContext(d.ctx(), "pgrep", "-f", "guest="+name+",.*"+filepath.Base(d.dir)).Output()
+	out, err := exec.CommandContext(d.ctx(), "pgrep", "-P", strconv.Itoa(os.Getpid()), "-f", "guest="+name+",").Output()
 	if err != nil {
 		d.t.Fatalf("no process of %s: %v", name, err)
 	}
-	var pid int
-	if _, err := fmt.Sscan(string(out), &pid); err != nil {
+	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
 		d.t.Fatal(err)
 	}
 	return pid

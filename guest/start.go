@@ -133,7 +133,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 		}
 	}()
 	for _, step := range []func(context.Context) error{
-		l.makeDirectory, l.reserve, l.findDisks, l.makeNVRAM, l.attachNICs, l.startTPMs, l.choosePorts,
+		l.makeDirectory, l.reserve, l.findDisks, l.makeNVRAM, l.attachNICs, l.claimVSock, l.startTPMs, l.choosePorts,
 		l.makeGroup, l.runQEMU, l.shakeHands, l.readBack, l.settle, l.goOn,
 	} {
 		if err := context.Cause(ctx); err != nil {
@@ -150,6 +150,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 func (l *launching) unwind(ctx context.Context) {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 	defer stop()
+	l.closeFiles()
 	if s := l.run.session.Load(); s != nil {
 		s.Close()
 	}
@@ -232,7 +233,7 @@ func (l *launching) attachNICs(ctx context.Context) error {
 // runQEMU launches the process. The daemon listens on the monitor's socket
 // before QEMU is there, so that connecting needs no polling.
 func (l *launching) runQEMU(ctx context.Context) error {
-	defer l.closeNICs()
+	defer l.closeFiles()
 	monitor, err := qemu.ListenMonitor(l.run.monitorPath())
 	if err != nil {
 		return err
@@ -265,9 +266,23 @@ func (l *launching) runQEMU(ctx context.Context) error {
 	return l.keep()
 }
 
-func (l *launching) closeNICs() {
+// claimVSock takes a context id for the guest's vsock.
+func (l *launching) claimVSock(context.Context) (err error) {
+	if v := l.run.def.Devices.VSock; v != nil {
+		l.plan.VSock, err = qemu.ClaimVSock(v)
+	}
+	return err
+}
+
+// closeFiles closes the daemon's copies of what QEMU has been given, or will
+// not be.
+func (l *launching) closeFiles() {
 	for _, a := range l.plan.NICs {
 		a.Close()
+	}
+	if l.plan.VSock != nil {
+		_ = l.plan.VSock.Close() // nothing was written
+		l.plan.VSock = nil
 	}
 }
 

@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -364,12 +365,14 @@ type blockImage struct {
 }
 
 // belongsTo reports whether QEMU's id or path of a block device is that of the
-// device with this alias: virtio disks show the path of their back end.
+// device with this alias: some show the path of their back end, or of the disk
+// inside them.
 func belongsTo(qdev, alias string) bool {
 	if alias == "" {
 		return false
 	}
-	return qdev == alias || qdev == "/machine/peripheral/"+alias+"/virtio-backend" || qdev == "/machine/peripheral/"+alias
+	path := "/machine/peripheral/" + alias
+	return qdev == alias || qdev == path || strings.HasPrefix(qdev, path+"/")
 }
 
 // BlockInfo is the sizes of one disk, in bytes.

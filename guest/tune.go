@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
@@ -108,7 +109,7 @@ func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.D
 	}
 	for i, d := range after.Devices.Disks {
 		if !reflect.DeepEqual(before.Devices.Disks[i].Tune, d.Tune) {
-			if err := throttle(ctx, s, d); err != nil {
+			if err := execute(ctx, s, qemu.Throttle(d)); err != nil {
 				return err
 			}
 		}
@@ -163,38 +164,6 @@ func moved(before, after *uint64, none uint64) *uint64 {
 		return &none
 	}
 	return after
-}
-
-// throttle bounds the traffic of a running guest's disk; without a bound it
-// takes those away that are there.
-func throttle(ctx context.Context, s *qmp.Session, d *device.Disk) error {
-	b, err := findBlock(ctx, s, d)
-	if err != nil {
-		return err
-	}
-	t := d.Tune
-	if t == nil {
-		t = &device.IOTune{}
-	}
-	args := map[string]any{
-		"id": b.QDev, "bps": t.TotalBytes, "bps_rd": t.ReadBytes, "bps_wr": t.WriteBytes,
-		"iops": t.TotalIOPS, "iops_rd": t.ReadIOPS, "iops_wr": t.WriteIOPS,
-	}
-	for name, value := range map[string]uint64{
-		"bps_max": t.TotalBytesMax, "bps_rd_max": t.ReadBytesMax, "bps_wr_max": t.WriteBytesMax,
-		"iops_max": t.TotalIOPSMax, "iops_rd_max": t.ReadIOPSMax, "iops_wr_max": t.WriteIOPSMax,
-		"bps_max_length": t.TotalBytesMaxLen, "bps_rd_max_length": t.ReadBytesMaxLen, "bps_wr_max_length": t.WriteBytesMaxLen,
-		"iops_max_length": t.TotalIOPSMaxLen, "iops_rd_max_length": t.ReadIOPSMaxLen, "iops_wr_max_length": t.WriteIOPSMaxLen,
-		"iops_size": t.SizeIOPS,
-	} {
-		if value != 0 {
-			args[name] = value
-		}
-	}
-	if t.Group != "" {
-		args["group"] = t.Group
-	}
-	return s.Execute(ctx, "block_set_io_throttle", args, nil)
 }
 
 // findBlock asks QEMU what it has for a disk.

@@ -87,6 +87,18 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		return nil, err
 	}
 	groups := kernel.OpenCgroups(root, o.instance())
+	opened.add(func() error {
+		if err := groups.Close(); !fault.Is(err, fault.Busy) {
+			return err
+		}
+		return nil // guests outlive the daemon, and so do their groups
+	})
+	opened.add(func() error {
+		if err := groups.Close(); !fault.Is(err, fault.Busy) {
+			return err
+		}
+		return nil // guests run on in theirs
+	})
 	emulators, err := host.NewEmulators(records, o.emulator, log)
 	if err != nil {
 		return nil, err
