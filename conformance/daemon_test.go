@@ -189,7 +189,7 @@ func (d *daemon) leftovers(t *testing.T) {
 	if err != nil || strings.TrimSpace(string(links)) != "lo" {
 		t.Errorf("links are left: %s %v", links, err)
 	}
-	for _, group := range d.guestGroups() {
+	for _, group := range d.controlGroups("") {
 		t.Errorf("a control group is left: %s", group)
 	}
 	for _, path := range d.runFiles() {
@@ -211,14 +211,17 @@ func (d *daemon) runFiles() []string {
 	return found
 }
 
-// guestGroups lists the control groups of this daemon's guests. They carry the
-// name of the instance, which is made from the run directory.
-func (d *daemon) guestGroups() []string {
+// guestGroups lists the control groups of this daemon's guests.
+func (d *daemon) guestGroups() []string { return d.controlGroups("/guest-*") }
+
+// controlGroups lists those that carry the name of the instance, which is made
+// from the run directory.
+func (d *daemon) controlGroups(below string) []string {
 	sum := sha256.Sum256([]byte(d.run))
 	name := "lodge-" + hex.EncodeToString(sum[:3])
 	var found []string
 	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
-		groups, _ := filepath.Glob(pattern + name + "/guest-*")
+		groups, _ := filepath.Glob(pattern + name + below)
 		found = append(found, groups...)
 	}
 	return found
