@@ -237,16 +237,16 @@ func (a agentDisk) target(def *domain.Definition) string {
 	return ""
 }
 
-// GuestUser is somebody who is logged in.
-type GuestUser struct {
+// User is somebody who is logged in.
+type User struct {
 	Name   string  `json:"user"`
 	Domain string  `json:"domain"`
 	Login  float64 `json:"login-time"` // seconds since 1970
 }
 
 // Users tells who is logged in.
-func (g *Guest) Users(ctx context.Context) ([]GuestUser, error) {
-	var all []GuestUser
+func (g *Guest) Users(ctx context.Context) ([]User, error) {
+	var all []User
 	err := g.Agent(ctx, "guest-get-users", nil, &all, 0)
 	return all[:min(len(all), maxInside)], err
 }

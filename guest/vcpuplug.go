@@ -3,6 +3,7 @@ package guest
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,9 +63,7 @@ func plugVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
 			continue
 		}
 		args := map[string]any{"driver": slots[i].Type, "id": "vcpu" + strconv.Itoa(i)}
-		for k, v := range slots[i].Props {
-			args[k] = v
-		}
+		maps.Copy(args, slots[i].Props)
 		if err := s.Execute(ctx, "device_add", args, nil); err != nil {
 			return have, err
 		}
