@@ -10,7 +10,7 @@ import (
 )
 
 func TestVirshDump(t *testing.T) {
-	s := &shell{withGuests(t), map[string]string{"DIR": t.TempDir(), "DOC": document(t, aGuest("web", webUUID))}}
+	s := &shell{withGuests(t), map[string]string{"DIR": t.TempDir(), "DOC": document(t, aGuest("web"))}}
 	begins := func(file, magic string) {
 		t.Helper()
 		b, err := os.ReadFile(s.fill(file)[0])

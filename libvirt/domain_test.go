@@ -102,11 +102,11 @@ func withGuests(t *testing.T) *house {
 }
 
 // aGuest is a small guest that runs its firmware and finds nothing to boot.
-func aGuest(name, uuid string) string {
+func aGuest(name string) string {
 	return fmt.Sprintf(`<domain type='qemu'><name>%s</name><uuid>%s</uuid><memory>65536</memory><vcpu current='1'>2</vcpu>
 <os><type arch='x86_64' machine='pc'>hvm</type></os>
 <devices><serial type='pty'/><console type='pty'/><video><model type='vga'/></video>
-<disk type='file' device='cdrom'><target dev='hda' bus='ide'/></disk></devices></domain>`, name, uuid)
+<disk type='file' device='cdrom'><target dev='hda' bus='ide'/></disk></devices></domain>`, name, webUUID)
 }
 
 // TestVirshDomains drives the commands about domains of the distribution's
@@ -115,7 +115,7 @@ func TestVirshDomains(t *testing.T) {
 	h := withGuests(t)
 	saved := filepath.Join(t.TempDir(), "web.save")
 	picture := filepath.Join(t.TempDir(), "screen.ppm")
-	doc := document(t, aGuest("web", webUUID))
+	doc := document(t, aGuest("web"))
 	for _, c := range []struct {
 		command string
 		want    string
@@ -219,7 +219,7 @@ func TestAutoDestroy(t *testing.T) {
 	watcher, owner := h.open(""), h.open("")
 	watcher.watch(eventLifecycle, nil)
 	ret := new(xdr.DomainCreateXMLRet)
-	owner.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: aGuest("web", webUUID), Flags: startAutoDestroy | startPaused}, ret)
+	owner.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: aGuest("web"), Flags: startAutoDestroy | startPaused}, ret)
 	_ = owner.conn.Close()
 	for {
 		var e xdr.DomainEventCallbackLifecycleMsg
@@ -247,7 +247,7 @@ func TestGuestConsole(t *testing.T) {
 	h := withGuests(t)
 	w := h.open("")
 	ret := new(xdr.DomainCreateXMLRet)
-	doc := strings.Replace(aGuest("web", webUUID), "</type>", "</type><bios useserial='yes'/>", 1)
+	doc := strings.Replace(aGuest("web"), "</type>", "</type><bios useserial='yes'/>", 1)
 	w.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: doc, Flags: startPaused}, ret)
 	st := w.openStream(xdr.ProcDomainOpenConsole, &xdr.DomainOpenConsoleArgs{Domain: ret.Domain})
 	w.must(xdr.ProcDomainResume, &xdr.DomainResumeArgs{Domain: ret.Domain}, nil)

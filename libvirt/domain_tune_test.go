@@ -191,14 +191,14 @@ func TestProcessorTimeOnEachProcessor(t *testing.T) {
 const aTile = `<domain type='qemu'><name>tile</name><memory>65536</memory><vcpu current='1'>2</vcpu><iothreads>1</iothreads>
 <os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
 <devices><serial type='pty'/><memballoon model='virtio'><stats period='1'/></memballoon>
-<controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>
+<controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>
 <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='DIR/top.qcow2'/><target dev='vda' bus='virtio'/></disk>
 <disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk></devices></domain>`
 
 func TestVirshTunesADomain(t *testing.T) {
 	s := &shell{withGuests(t), map[string]string{"DIR": t.TempDir()}}
 	dir := s.words["DIR"]
-	for _, image := range []string{"create -q -f raw DIR/base.raw 8M", "create -q -f qcow2 -b DIR/base.raw -F raw DIR/top.qcow2", "create -q -f raw DIR/more.raw 4M"} {
+	for _, image := range []string{"create -q -f raw DIR/base.raw 8M", "create -q -f qcow2 -b DIR/base.raw -F raw DIR/top.qcow2", "create -q -f raw DIR/more.raw 4M", "create -q -f raw DIR/last.raw 4M", "create -q -f raw DIR/slow.raw 4M"} {
 		if out, err := s.run("qemu-img", s.fill(image)...); err != nil {
 			t.Fatalf("qemu-img: %s", out)
 		}
@@ -246,6 +246,16 @@ func TestVirshTunesADomain(t *testing.T) {
 		t.Errorf("the new interface has the MAC addresses %v in the running guest and %v in its config", live, config)
 	}
 	s.does("change-media tile sda DIR/more.raw --insert --config")
+	s.does("attach-disk tile DIR/last.raw vdc --live --config")
+	s.does("detach-disk tile vdc --config")
+	s.does("domblklist tile", "vdc DIR/last.raw")
+	s.fails("detach-disk tile vdc --config", "No disk found")
+	throttled := `<disk type="file" device="disk"><driver name="qemu" type="raw"/><source file="DIR/slow.raw"/><target dev="sdb" bus="usb"/><iotune><read_iops_sec>7</read_iops_sec></iotune></disk>`
+	if err := os.WriteFile(filepath.Join(dir, "slow.xml"), []byte(strings.ReplaceAll(throttled, "DIR", dir)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.does("attach-device tile DIR/slow.xml --live")
+	s.does(`qemu-monitor-command tile {"execute":"query-block"}`, `"iops_rd":7`)
 	s.does("domblklist tile --inactive", "sda DIR/more.raw")
 	s.does("destroy tile")
 }
