@@ -31,7 +31,8 @@ func (r *Registry) Autostart(ctx context.Context) {
 	}
 	for _, g := range r.All() {
 		v := g.View()
-		if !(v.Autostart || v.AutostartOnce) || v.State.Active() {
+		marked := v.Autostart || v.AutostartOnce
+		if !marked || v.State.Active() {
 			continue
 		}
 		r.loops.Go(func() { g.autostart(ctx, v.AutostartOnce) })

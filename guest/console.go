@@ -27,19 +27,19 @@ type ConsoleOptions struct {
 
 // OpenConsole opens a serial or paravirtual console: the first one, or that of
 // an alias. Several may have it at once; each sees all output and may type.
-func (g *Guest) OpenConsole(_ context.Context, alias string, o ConsoleOptions) (io.ReadWriteCloser, error) {
-	return g.openChar(alias, o, func(s *device.Set) []*device.Char {
+func (g *Guest) OpenConsole(ctx context.Context, alias string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	return g.openChar(ctx, alias, o, func(s *device.Set) []*device.Char {
 		return append(append(append([]*device.Char{}, s.Serials...), s.Consoles...), s.Parallels...)
 	})
 }
 
 // OpenChannel opens the host's end of a channel: the first one, or that of an
 // alias or name.
-func (g *Guest) OpenChannel(_ context.Context, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
-	return g.openChar(name, o, func(s *device.Set) []*device.Char { return s.Channels })
+func (g *Guest) OpenChannel(ctx context.Context, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	return g.openChar(ctx, name, o, func(s *device.Set) []*device.Char { return s.Channels })
 }
 
-func (g *Guest) openChar(name string, o ConsoleOptions, of func(*device.Set) []*device.Char) (io.ReadWriteCloser, error) {
+func (g *Guest) openChar(ctx context.Context, name string, o ConsoleOptions, of func(*device.Set) []*device.Char) (io.ReadWriteCloser, error) {
 	r, v := g.live.Load(), g.View()
 	if r == nil || v.Active == nil {
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
@@ -48,7 +48,7 @@ func (g *Guest) openChar(name string, o ConsoleOptions, of func(*device.Set) []*
 	if c == nil {
 		return nil, fault.New(fault.NotFound, fault.Device, "cannot find console device '%s'", name)
 	}
-	return r.consoles.open(c, o)
+	return r.consoles.open(ctx, c, o)
 }
 
 // pickChar finds a character device by alias or name, or the first one.
@@ -92,7 +92,7 @@ type session struct {
 // sessionQueue bounds the pieces of output that wait for a slow client.
 const sessionQueue = 256
 
-func (cs *consoles) open(c *device.Char, o ConsoleOptions) (io.ReadWriteCloser, error) {
+func (cs *consoles) open(ctx context.Context, c *device.Char, o ConsoleOptions) (io.ReadWriteCloser, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	con := cs.byAlias[c.Alias]
@@ -100,7 +100,7 @@ func (cs *consoles) open(c *device.Char, o ConsoleOptions) (io.ReadWriteCloser, 
 		return nil, fault.New(fault.WrongState, fault.Domain, "Active console session exists for this domain")
 	}
 	if con == nil || con.isOver() {
-		back, err := openBackend(c)
+		back, err := openBackend(ctx, c)
 		if err != nil {
 			return nil, err
 		}
@@ -242,13 +242,13 @@ func (s *session) finish() {
 }
 
 // openBackend opens the host's end of a character device.
-func openBackend(c *device.Char) (io.ReadWriteCloser, error) {
+func openBackend(ctx context.Context, c *device.Char) (io.ReadWriteCloser, error) {
 	b := c.Backend
 	switch {
 	case (b.Type == "pty" || b.Type == "dev") && b.Path != "":
 		return openTTY(b.Path)
 	case b.Type == "unix" && b.Mode != "connect" && b.Path != "":
-		conn, err := net.Dial("unix", b.Path)
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", b.Path)
 		if err != nil {
 			return nil, fault.Wrap(err, fault.Failed, fault.Device, "cannot open %s %s", c.Role, c.Alias)
 		}

@@ -53,7 +53,7 @@ func newDaemon(t *testing.T) *daemon {
 		t.Skip("needs root for networks and control groups")
 	}
 	// Socket paths are bounded, and t.TempDir can be long.
-	dir, err := os.MkdirTemp("", "lodge-guest-")
+	dir, err := os.MkdirTemp("", "lodge-guest-") //nolint:usetesting // for that reason
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func (d *daemon) open() {
 // close ends the daemon and leaves its guests running.
 func (d *daemon) close() {
 	d.t.Helper()
-	d.Registry.Close()
+	d.Close()
 	d.pools.Close()
 	d.nets.Close()
 	if err := d.store.Close(); err != nil {

@@ -52,8 +52,10 @@ func (g *Guest) noteEnd(j *job, failure error) {
 		p.Err, p.Cancelled = failure.Error(), fault.Is(failure, fault.Aborted)
 	}
 	g.lastJob = p
-	g.announce(event.DomainJob{Kind: string(j.kind), Success: failure == nil,
-		Milli: uint64(p.Ended.Sub(p.Started).Milliseconds()), TotalBytes: p.MemTotal})
+	g.announce(event.DomainJob{
+		Kind: string(j.kind), Success: failure == nil,
+		Milli: uint64(p.Ended.Sub(p.Started).Milliseconds()), TotalBytes: p.MemTotal,
+	})
 }
 
 // AbortJob ends the job that is moving the guest's memory. The guest goes on as

@@ -122,7 +122,8 @@ func checkClash(s *device.Set, dev device.Device) error {
 			if other.Target == d.Target {
 				return fault.New(fault.WrongState, fault.Device, "target %s already exists", d.Target)
 			}
-			if path := d.Source.Path(); path != "" && path == other.Source.Path() && !(d.Shareable && other.Shareable) && !(d.ReadOnly && other.ReadOnly) {
+			meantToShare := d.Shareable && other.Shareable || d.ReadOnly && other.ReadOnly
+			if path := d.Source.Path(); path != "" && path == other.Source.Path() && !meantToShare {
 				return fault.New(fault.WrongState, fault.Device, "%s is already attached as %s", path, other.Target)
 			}
 		}

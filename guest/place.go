@@ -156,14 +156,14 @@ const (
 )
 
 // take gives a port that is free on the address.
-func (p *ports) take(address string) (int, error) {
+func (p *ports) take(ctx context.Context, address string) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for port := firstPort; port <= lastPort; port++ {
 		if p.held[port] {
 			continue
 		}
-		l, err := net.Listen("tcp", net.JoinHostPort(address, strconv.Itoa(port)))
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(address, strconv.Itoa(port)))
 		if err != nil {
 			if errors.Is(err, unix.EADDRINUSE) {
 				continue
@@ -192,7 +192,7 @@ func (p *ports) giveBack(port int) {
 
 // choosePorts gives every display that listens to the network an address, which
 // is the host's own to itself unless more is asked for, and a port.
-func (l *launching) choosePorts(context.Context) error {
+func (l *launching) choosePorts(ctx context.Context) error {
 	for _, g := range l.run.def.Devices.Graphics {
 		if len(g.Listens) == 0 {
 			g.Listens = []device.Listen{{Type: "address"}}
@@ -207,7 +207,7 @@ func (l *launching) choosePorts(context.Context) error {
 		if g.Port > 0 && g.AutoPort != device.On {
 			continue
 		}
-		port, err := l.g.reg.ports.take(at.Address)
+		port, err := l.g.reg.ports.take(ctx, at.Address)
 		if err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -188,7 +189,30 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 	if err != nil {
 		return held, err
 	}
-	return held, runSteps(ctx, s, steps)
+	if err := runSteps(ctx, s, steps); err != nil {
+		return held, err
+	}
+	if err := settlePlugged(ctx, s, dev); err != nil {
+		undo(ctx, s, steps)
+		return held, err
+	}
+	return held, nil
+}
+
+// settlePlugged tells QEMU of a device that it has what cannot be said when it
+// is made, as is done for all devices after a start.
+func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error {
+	switch d := dev.(type) {
+	case *device.Disk:
+		if d.Tune != nil {
+			return execute(ctx, s, qemu.Throttle(d))
+		}
+	case *device.NIC:
+		if d.Link == "down" {
+			return s.Execute(ctx, "set_link", map[string]any{"name": d.Alias, "up": false}, nil)
+		}
+	}
+	return nil
 }
 
 // runSteps runs steps in order; when one fails it undoes those before it.
@@ -206,8 +230,8 @@ func runSteps(ctx context.Context, s *qmp.Session, steps []qemu.Step) error {
 func undo(ctx context.Context, s *qmp.Session, steps []qemu.Step) {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), modifyLimit)
 	defer stop()
-	for i := len(steps) - 1; i >= 0; i-- {
-		if u := steps[i].Undo; u != nil {
+	for _, step := range slices.Backward(steps) {
+		if u := step.Undo; u != nil {
 			_ = execute(ctx, s, *u) // QEMU may have lost what is taken back
 		}
 	}

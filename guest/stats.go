@@ -211,7 +211,7 @@ func (r *Registry) sampleVCPUs(ctx context.Context, s *qmp.Session, run *run, st
 		}
 		v := VCPUStats{Index: t.Index, Time: p.User + p.System}
 		if sched, err := r.Kernel.Schedule(run.PID, t.Thread); err == nil {
-			v.Waiting = sched.Wait
+			v.Time, v.Waiting = sched.Run, sched.Wait // finer than ticks
 		}
 		st.VCPUs = append(st.VCPUs, v)
 	}

@@ -129,8 +129,10 @@ func (g *Guest) finish(r *run) {
 
 // startInternal sets work going that nobody asked for. No other may be running.
 func (g *Guest) startInternal(kind domain.JobKind, limit time.Duration, w work) {
-	g.begin(&task{ctx: g.reg.life, kind: kind, limit: limit, reply: make(chan error, 1),
-		plan: func() (work, error) { return w, nil }})
+	g.begin(&task{
+		ctx: g.reg.life, kind: kind, limit: limit, reply: make(chan error, 1),
+		plan: func() (work, error) { return w, nil },
+	})
 }
 
 // ShutdownMode is how a guest is asked to turn itself off or to reboot.
@@ -186,12 +188,12 @@ func (g *Guest) askGuest(ctx context.Context, verb lifecycle.Verb, mode Shutdown
 
 // Reset resets the machine, without asking the guest.
 func (g *Guest) Reset(ctx context.Context) error {
-	return g.command(ctx, lifecycle.Reset, nil, "system_reset", nil)
+	return g.command(ctx, lifecycle.Reset, nil, "system_reset")
 }
 
-// command runs one monitor command as a job of its own; noted, if any, tells the
+// command runs one monitor command without arguments as a job of its own; noted, if any, tells the
 // rules beforehand what the command is for.
-func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, name string, args any) error {
+func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, name string) error {
 	return g.perform(ctx, verb, domain.JobModify, modifyLimit, func() (work, error) {
 		r := g.run
 		if noted != nil {
@@ -202,7 +204,7 @@ func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycl
 			if err != nil {
 				return nil, err
 			}
-			return nil, s.Execute(ctx, name, args, nil)
+			return nil, s.Execute(ctx, name, nil, nil)
 		}, nil
 	})
 }
@@ -212,12 +214,12 @@ func (g *Guest) Suspend(ctx context.Context) error {
 	if v := g.View(); v.State == domain.Paused && v.StuckSince.IsZero() {
 		return nil
 	}
-	return g.command(ctx, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, "stop", nil)
+	return g.command(ctx, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, "stop")
 }
 
 // Resume lets the processors run again.
 func (g *Guest) Resume(ctx context.Context) error {
-	return g.command(ctx, lifecycle.Resume, lifecycle.Resuming{Reason: domain.ReasonUnpaused}, "cont", nil)
+	return g.command(ctx, lifecycle.Resume, lifecycle.Resuming{Reason: domain.ReasonUnpaused}, "cont")
 }
 
 // restartMachine resets the machine and lets it run: how a power-off becomes a
@@ -241,10 +243,10 @@ func (g *Guest) restartMachine() {
 
 // Wake wakes a guest that has suspended itself to memory.
 func (g *Guest) Wake(ctx context.Context) error {
-	return g.command(ctx, lifecycle.Wake, nil, "system_wakeup", nil)
+	return g.command(ctx, lifecycle.Wake, nil, "system_wakeup")
 }
 
 // InjectNMI sends every processor a non-maskable interrupt.
 func (g *Guest) InjectNMI(ctx context.Context) error {
-	return g.command(ctx, lifecycle.Change, nil, "inject-nmi", nil)
+	return g.command(ctx, lifecycle.Change, nil, "inject-nmi")
 }
