@@ -19,9 +19,9 @@ import (
 // RedefineSaved replaces the definition in a saved image, and, unless Then is
 // NoState, what the guest does after its restore. The machine must stay the same.
 func RedefineSaved(path string, o SaveOptions) error {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	f, err := openImage(path, os.O_RDWR)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot open the saved image")
+		return err
 	}
 	defer f.Close()
 	if _, err := readSaved(f, o); err != nil {

@@ -139,14 +139,29 @@ func (i *savedImage) paused(then domain.State) bool {
 	return then == domain.Paused
 }
 
-// openSaved opens an image and reads its definition.
-func openSaved(path string, o SaveOptions) (*savedImage, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open the saved image")
-	}
+// openImage opens the file of an image. What could keep its reader waiting, as
+// pipes and terminals do, is none.
+func openImage(path string, flag int) (*os.File, error) {
+	f, err := os.OpenFile(path, flag|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open the saved image")
+	}
+	info, err := f.Stat()
+	if err == nil && info.Mode().Type() != 0 && info.Mode().Type() != os.ModeDevice {
+		err = errors.New("it is neither a file nor a block device")
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot use %s as a saved image", path)
+	}
+	return f, nil
+}
+
+// openSaved opens an image and reads its definition.
+func openSaved(path string, o SaveOptions) (*savedImage, error) {
+	f, err := openImage(path, os.O_RDONLY)
+	if err != nil {
+		return nil, err
 	}
 	i, err := readSaved(f, o)
 	if err != nil {

@@ -102,6 +102,11 @@ func TestVirshSavedImages(t *testing.T) {
 	s.does("domstate web --reason", "running \\(restored\\)")
 	s.does("save web DIR/again --xml DIR/changed")
 	s.fails("save-image-define DIR/doc DIR/changed", "it is not a saved domain")
+	if err := unix.Mkfifo(s.fill("DIR/pipe")[0], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.fails("restore DIR/pipe", "neither a file nor a block device")
+	s.fails("save-image-define DIR/pipe DIR/changed", "neither a file nor a block device")
 }
 
 // TestVirshLesserCalls drives the commands that few use.
