@@ -261,7 +261,7 @@ func (l *launching) runQEMU(ctx context.Context) error {
 	l.run.process, l.run.PID, l.run.StartTime = p, p.PID, p.StartTime
 	l.run.hold("process watch", func(context.Context) error { p.Release(); return nil })
 	if err := l.joinGroup(ctx); err != nil {
-		return err
+		return l.orLastWords(err)
 	}
 	return l.keep()
 }
@@ -286,15 +286,14 @@ func (l *launching) closeFiles() {
 	}
 }
 
-// shakeHands connects to the monitor. A QEMU that ends instead has said why in
-// its log.
+// shakeHands connects to the monitor, for as long as the process lives.
 func (l *launching) shakeHands(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
 		select {
 		case <-l.run.process.Exited():
-			cancel(fault.New(fault.Failed, fault.Monitor, "QEMU ended while it was starting: %s", l.g.reg.lastWords(l.run.def.Name, l.run.process)))
+			cancel(errors.New("QEMU has ended"))
 		case <-ctx.Done():
 		}
 	}()
@@ -304,22 +303,26 @@ func (l *launching) shakeHands(ctx context.Context) error {
 		// The greeting comes before the machine is made; this answer does not.
 		err = s.Execute(ctx, "query-status", nil, nil)
 	}
-	if err != nil && l.diedWithin(time.Second) {
-		return fault.New(fault.Failed, fault.Monitor, "QEMU ended while it was starting: %s", l.g.reg.lastWords(l.run.def.Name, l.run.process))
-	}
-	return err
+	return l.orLastWords(err)
 }
 
-// diedWithin tells a lost monitor from a dead process, which the kernel may
-// report a moment later.
-func (l *launching) diedWithin(patience time.Duration) bool {
-	t := time.NewTimer(patience)
-	defer t.Stop()
+// endPatience is how long after a failure the kernel may take to report that the
+// process had ended, which then is the reason.
+const endPatience = time.Second
+
+// orLastWords gives, in place of an error that came because QEMU has ended, what
+// QEMU said about that.
+func (l *launching) orLastWords(err error) error {
+	if err == nil {
+		return nil
+	}
+	late := time.NewTimer(endPatience)
+	defer late.Stop()
 	select {
 	case <-l.run.process.Exited():
-		return true
-	case <-t.C:
-		return false
+		return fault.New(fault.Failed, fault.Monitor, "QEMU ended while it was starting: %s", l.g.reg.lastWords(l.run.def.Name, l.run.process))
+	case <-late.C:
+		return err
 	}
 }
 
