@@ -172,7 +172,7 @@ func (g *Guest) admitUndefine(o UndefineOptions) error {
 		return fault.New(fault.WrongState, fault.Domain, "cannot remove the TPM's state while the domain is running")
 	}
 	nvram := g.inactive.OS.NVRAM.Path
-	if nvram != "" && !o.NVRAM && !o.KeepNVRAM && g.run == nil && fileExists(nvram) {
+	if nvram != "" && !o.NVRAM && !o.KeepNVRAM && fileExists(nvram) {
 		return fault.New(fault.WrongState, fault.Domain,
 			"cannot undefine domain with nvram %s; say --nvram to remove it or --keep-nvram to keep it", nvram)
 	}
