@@ -116,9 +116,9 @@ func (g *Guest) agentAddresses(ctx context.Context) ([]Interface, error) {
 	}
 	all := make([]Interface, 0, len(answer))
 	for _, a := range answer {
-		i := Interface{Name: a.Name, MAC: a.MAC}
+		i := Interface{Name: told(a.Name), MAC: told(a.MAC)}
 		for _, ip := range a.Addresses[:min(len(a.Addresses), maxInterfaces)] {
-			i.Addresses = append(i.Addresses, Address{IP: ip.IP, Prefix: ip.Prefix, IPv6: ip.Type == "ipv6"})
+			i.Addresses = append(i.Addresses, Address{IP: told(ip.IP), Prefix: ip.Prefix, IPv6: ip.Type == "ipv6"})
 		}
 		all = append(all, i)
 	}

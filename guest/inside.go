@@ -15,8 +15,17 @@ import (
 // guest's disks.
 const freezeLimit = 60 * time.Second
 
-// maxInside bounds the lists that an agent is believed.
-const maxInside = 1024
+// maxInside bounds the lists that an agent is believed, and maxTold its texts, in
+// bytes: longer ones are cut.
+const (
+	maxInside = 1024
+	maxTold   = 4096
+)
+
+// told is what is passed on of a text that an agent tells.
+func told(text string) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(text[:min(len(text), maxTold)], "\x00", ""), "?")
+}
 
 // Freeze has the guest hold back writes to the file systems at these mount
 // points, or to all, and tells how many it froze.
@@ -70,7 +79,7 @@ func (g *Guest) AgentHostname(ctx context.Context) (string, error) {
 		Name string `json:"host-name"`
 	}
 	err := g.Agent(ctx, "guest-get-host-name", nil, &answer, 0)
-	return answer.Name, err
+	return told(answer.Name), err
 }
 
 // LeaseHostname is the name under which the guest asked for an address.
@@ -211,9 +220,9 @@ func (g *Guest) FileSystems(ctx context.Context) ([]FileSystem, error) {
 	def := g.View().Current()
 	all := make([]FileSystem, 0, len(answer))
 	for _, a := range answer {
-		f := FileSystem{Name: a.Name, MountPoint: a.MountPoint, Type: a.Type, Total: a.Total, Used: a.Used}
+		f := FileSystem{Name: told(a.Name), MountPoint: told(a.MountPoint), Type: told(a.Type), Total: a.Total, Used: a.Used}
 		for _, d := range a.Disk[:min(len(a.Disk), maxInside)] {
-			f.Disks = append(f.Disks, FileSystemDisk{Target: d.target(def), Serial: d.Serial, Device: d.Dev})
+			f.Disks = append(f.Disks, FileSystemDisk{Target: d.target(def), Serial: told(d.Serial), Device: told(d.Dev)})
 		}
 		all = append(all, f)
 	}
@@ -248,13 +257,20 @@ type User struct {
 func (g *Guest) Users(ctx context.Context) ([]User, error) {
 	var all []User
 	err := g.Agent(ctx, "guest-get-users", nil, &all, 0)
-	return all[:min(len(all), maxInside)], err
+	all = all[:min(len(all), maxInside)]
+	for i := range all {
+		all[i].Name, all[i].Domain = told(all[i].Name), told(all[i].Domain)
+	}
+	return all, err
 }
 
 // OSInfo tells of the guest's operating system, by the agent's own names.
 func (g *Guest) OSInfo(ctx context.Context) (map[string]string, error) {
 	var info map[string]string
 	err := g.Agent(ctx, "guest-get-osinfo", nil, &info, 0)
+	for name, text := range info {
+		info[name] = told(text)
+	}
 	return info, err
 }
 
@@ -266,5 +282,5 @@ func (g *Guest) Timezone(ctx context.Context) (name string, ahead time.Duration,
 		Offset int64
 	}
 	err = g.Agent(ctx, "guest-get-timezone", nil, &answer, 0)
-	return answer.Zone, time.Duration(answer.Offset) * time.Second, err
+	return told(answer.Zone), time.Duration(answer.Offset) * time.Second, err
 }
