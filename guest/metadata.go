@@ -111,6 +111,8 @@ func (g *Guest) definition(a Affect) (*domain.Definition, error) {
 		return nil, fault.New(fault.WrongState, fault.Domain, "transient domains do not have any persistent config")
 	case a.Config:
 		return v.Inactive, nil
+	case v.Current() == nil: // its first definition is under way
+		return nil, errGone(v.Name)
 	}
 	return v.Current(), nil
 }

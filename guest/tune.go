@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 	"reflect"
 
@@ -65,7 +66,7 @@ func (g *Guest) planTune(change func(*domain.Definition) error, config *domain.D
 	if err != nil {
 		return nil, err
 	}
-	if before.NUMA.Mode != after.NUMA.Mode {
+	if cmp.Or(before.NUMA.Mode, "strict") != cmp.Or(after.NUMA.Mode, "strict") {
 		return nil, fault.New(fault.WrongState, fault.Domain, "cannot change the NUMA mode of a running domain; change its config")
 	}
 	return func(ctx context.Context) (settle, error) {

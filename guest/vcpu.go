@@ -156,6 +156,13 @@ func (g *Guest) VCPUs(ctx context.Context) ([]VCPUInfo, error) {
 // PinVCPU binds a processor of the guest to processors of the host; an empty
 // set lets it go.
 func (g *Guest) PinVCPU(ctx context.Context, index uint, to topology.CPUSet, a Affect) error {
+	def, err := g.definition(a)
+	if err != nil {
+		return err
+	}
+	if index >= def.VCPUs.Max {
+		return fault.New(fault.Invalid, fault.Call, "vcpu %d is out of range of the domain's %d", index, def.VCPUs.Max)
+	}
 	note := func(d *domain.Definition) {
 		if to.IsEmpty() {
 			delete(d.Tune.VCPUPins, index)

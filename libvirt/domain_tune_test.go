@@ -224,6 +224,7 @@ func TestVirshTunesADomain(t *testing.T) {
 	s.fails("iothreadpin tile 2 0", "no iothread 2")
 	s.does("numatune tile", "numa_mode : strict")
 	s.fails("numatune tile --mode interleave --live", "NUMA mode of a running domain")
+	s.fails("vcpupin tile 7 0 --config", "out of range")
 	s.does("blkdeviotune tile vda --total-bytes-sec 1000000 --total-bytes-sec-max 2000000 --live --config")
 	s.does("blkdeviotune tile vda", "total_bytes_sec: 1000000", "total_bytes_sec_max: 2000000")
 	s.does("dumpxml tile --inactive", "<total_bytes_sec>1000000</total_bytes_sec>")
