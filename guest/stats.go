@@ -410,6 +410,9 @@ func noDisk(name string) error {
 
 // findDiskByName finds a disk by its target or by the path of its source.
 func findDiskByName(def *domain.Definition, name string) *device.Disk {
+	if def == nil {
+		return nil
+	}
 	for _, d := range def.Devices.Disks {
 		if name != "" && (d.Target == name || d.Source.Path() == name) {
 			return d
@@ -450,7 +453,11 @@ func (g *Guest) DiskErrors(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	failed := map[string]string{}
-	for _, d := range g.View().Current().Devices.Disks {
+	def := g.View().Active
+	if def == nil {
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	}
+	for _, d := range def.Devices.Disks {
 		for _, b := range blocks {
 			if !belongsTo(b.QDev, d.Alias) {
 				continue
