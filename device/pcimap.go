@@ -211,7 +211,7 @@ func (m *pciMap) find(need slotKind, d Device, mayAdd bool) (PCI, error) {
 	}
 	if !mayAdd {
 		return PCI{}, fault.New(fault.NoCapacity, fault.Device,
-			"no free PCI slot that can take a %s while the guest runs; add controllers of model pcie-root-port to its config", d.Kind())
+			"no free PCI slot that can take this %s while the guest runs; add controllers of model pcie-root-port to its config", d.Kind())
 	}
 	if need != express && need != conventional {
 		return PCI{}, fault.New(fault.Invalid, fault.XML, "a %s has no place: its kind of bus is missing or full", d.Kind())
