@@ -71,6 +71,10 @@ func (c *closers) close(log *slog.Logger) {
 // client that comes at once finds their volumes.
 const settlePatience = 2 * time.Second
 
+// manyGuests is how many guests a host should have room for; what stops it
+// before that is said when the daemon starts.
+const manyGuests = 1000
+
 // open opens every room, each with directories of its own.
 func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*libvirt.Rooms, error) {
 	if err := os.MkdirAll(o.run, 0o755); err != nil {
@@ -85,6 +89,13 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	inventory, err := host.NewInventory(root)
 	if err != nil {
 		return nil, err
+	}
+	warnings, err := inventory.Warnings(manyGuests)
+	if err != nil {
+		log.Warn("cannot check the host's limits", "error", err)
+	}
+	for _, w := range warnings {
+		log.Warn("a limit of this host: " + w)
 	}
 	groups := kernel.OpenCgroups(root, o.instance())
 	opened.add(func() error {
