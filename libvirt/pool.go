@@ -36,7 +36,9 @@ const (
 
 // poolListTypes are the filters by type. The types that are not built have
 // bits too, and no pools.
-var poolListTypes = map[volume.Type]uint32{volume.Dir: 1 << 6, volume.FS: 1 << 7, volume.NetFS: 1 << 8}
+var poolListTypes = map[volume.Type]uint32{
+	volume.Dir: 1 << 6, volume.FS: 1 << 7, volume.NetFS: 1 << 8, volume.Logical: 1 << 9, volume.Disk: 1 << 10,
+}
 
 const poolListAnyType = poolListAll &^ (1<<6 - 1)
 

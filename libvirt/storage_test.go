@@ -108,7 +108,7 @@ func TestVirshPools(t *testing.T) {
 	s.does("pool-dumpxml --inactive images", "<capacity unit='bytes'>0</capacity>")
 	s.fails("pool-define-as images dir --target DIR/other", "error: operation failed: pool \"images\" already exists with uuid "+uuid)
 	s.fails("pool-undefine images", "error: Requested operation is not valid: ")
-	s.fails("pool-define-as vg logical --source-name vg --target /dev/vg", "error: unsupported configuration: ")
+	s.fails("pool-define-as far iscsi --source-host h --source-dev iqn --target /dev/disk/by-path", "error: unsupported configuration: ")
 	s.fails("pool-info nothing", "failed to get pool 'nothing'")
 	s.does("pool-refresh images", "Pool images refreshed")
 	s.does("pool-destroy images", "Pool images destroyed")

@@ -17,7 +17,8 @@ import (
 type Build int
 
 // The ways to build. Directories are made by all of them but NoBuild; a file
-// system is made on a pool's device by the last two only.
+// system is made on a pool's device by the last two only. Volume groups and
+// partition tables are made by all of them too, and MakeTarget is KeepExisting.
 const (
 	NoBuild Build = iota
 	MakeTarget
@@ -48,6 +49,9 @@ func (p *Pool) Build(ctx context.Context, how Build) error {
 func (p *Pool) build(ctx context.Context, d *definition, how Build) error {
 	p.setBuilding(true)
 	defer p.setBuilding(false)
+	if c := d.carver(); c != nil {
+		return c.build(ctx, how)
+	}
 	if d.kind != FS && (how == KeepExisting || how == Overwrite) {
 		return fault.New(fault.Unsupported, fault.Config, "a pool of type %q has no device to make a file system on", d.kind)
 	}
@@ -145,8 +149,8 @@ func contentOf(ctx context.Context, device string) (string, error) {
 	return strings.Join(strings.Fields(out), ", "), err
 }
 
-// Delete removes the storage of an inactive pool: its directory, which has to
-// be empty.
+// Delete removes the storage of an inactive pool: its directory or its volume
+// group, which has to be empty.
 func (p *Pool) Delete(ctx context.Context) error {
 	if err := p.take(ctx); err != nil {
 		return err
@@ -155,6 +159,13 @@ func (p *Pool) Delete(ctx context.Context) error {
 	d, err := p.idle("delete")
 	if err != nil {
 		return err
+	}
+	if c := d.carver(); c != nil {
+		if err := c.destroy(ctx); err != nil {
+			return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot delete the storage of pool %q", p.name)
+		}
+		p.tell(event.PoolChange{Change: event.Deleted})
+		return nil
 	}
 	if d.kind != Dir {
 		return fault.New(fault.Unsupported, fault.Config, "the storage of a pool of type %q is not deleted", d.kind)

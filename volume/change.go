@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -26,6 +27,9 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 		}
 		if image.InUse(f) != image.Unused {
 			return fault.New(fault.Busy, fault.Volume, "a guest has it open; resize the guest's disk instead (virsh blockresize)")
+		}
+		if d, err := p.active(); err == nil && d.carver() != nil {
+			return tell(context.WithoutCancel(ctx), p.lane, func() error { return d.carver().resize(p.steady(), v, target) })
 		}
 		grown := image.Thin
 		if o.Allocate {
@@ -122,6 +126,9 @@ func (p *Pool) open(ctx context.Context, name string, mode int) (*os.File, *Volu
 		return nil, nil, err
 	}
 	f, err := ask(ctx, p.lane, answerTime, func() (*os.File, error) {
+		if d.carver() != nil { // a link to it is the kernel's own
+			return image.OpenAs(filepath.Join(d.target, name), mode)
+		}
 		if err := p.look(d, name); err != nil {
 			return nil, err
 		}
@@ -144,13 +151,17 @@ func (p *Pool) DeleteVolume(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := p.Volume(name); err != nil {
+	v, err := p.Volume(name)
+	if err != nil {
 		return err
 	}
 	if _, err := p.begin(name, "delete", true); err != nil {
 		return err
 	}
 	err = p.beside(ctx, name, func(ctx context.Context) error {
+		if c := d.carver(); c != nil {
+			return p.uncut(d, c, v)
+		}
 		err := tell(ctx, p.lane, func() error {
 			if err := removeFile(d.target, name); err != nil && !fault.Is(err, fault.NotFound) {
 				return err
@@ -179,7 +190,7 @@ func (p *Pool) FreshVolume(ctx context.Context, name string) (*Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.lane.stuck() > patience || p.isChanging(name) {
+	if d.carver() != nil || p.lane.stuck() > patience || p.isChanging(name) {
 		return p.Volume(name)
 	}
 	_, err = ask(ctx, p.lane, freshTime, func() (struct{}, error) { return struct{}{}, p.look(d, name) }, nil)

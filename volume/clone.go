@@ -30,6 +30,9 @@ func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source s
 		if w.capacity == nil || *w.capacity < origin.Virtual {
 			w.capacity = &origin.Virtual
 		}
+		if p.carver() != nil {
+			return p.drawCarvedCopy(w, origin, o, j)
+		}
 		if w.isLike(origin) {
 			return p.drawCopy(w, origin, o, j), nil
 		}

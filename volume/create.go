@@ -40,6 +40,9 @@ func (p *Pool) CreateVolume(ctx context.Context, doc string, o CreateOptions) (*
 		return nil, fault.New(fault.Invalid, fault.Volume, "a new volume has no source to share blocks with")
 	}
 	return p.make(ctx, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
+		if p.carver() != nil {
+			return drawCarved(w, o)
+		}
 		d, err := p.draw(ctx, w, o)
 		if err != nil {
 			return nil, err
@@ -136,6 +139,13 @@ func (p *Pool) make(ctx context.Context, w *wish, after func(), draw func(contex
 
 // lay makes the file of a volume that is drawn.
 func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
+	used, err := p.active()
+	if err != nil {
+		return err
+	}
+	if c := used.carver(); c != nil {
+		return p.cut(ctx, used, c, w, d.fill)
+	}
 	if view := p.View(); d.space > view.Available {
 		return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes and the pool has %d; ask for a smaller allocation to make it thin", d.space, view.Available)
 	}
@@ -253,6 +263,9 @@ func (p *Pool) reread(ctx context.Context, name string) error {
 
 // look is reread in the lane.
 func (p *Pool) look(d *definition, name string) error {
+	if c := d.carver(); c != nil {
+		return p.surveyOne(c, d, name)
+	}
 	p.mu.Lock()
 	declared := p.declared[name]
 	p.mu.Unlock()
@@ -268,8 +281,12 @@ func (p *Pool) look(d *definition, name string) error {
 	return p.remeasure(d)
 }
 
-// remeasure takes the sizes of the pool's file system, in the lane.
+// remeasure takes the sizes of the pool's file system, in the lane. Those of
+// block devices change with their volumes only.
 func (p *Pool) remeasure(d *definition) error {
+	if d.carver() != nil {
+		return nil
+	}
 	fd, err := unix.Open(d.target, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return dirFault(err, d.target)

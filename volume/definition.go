@@ -24,6 +24,9 @@ const (
 	Dir   Type = "dir"   // a directory as it is
 	FS    Type = "fs"    // a file system on a block device, mounted
 	NetFS Type = "netfs" // an export of another host, mounted
+
+	Logical Type = "logical" // an LVM volume group, whose logical volumes are the volumes
+	Disk    Type = "disk"    // a block device, whose partitions are the volumes
 )
 
 // permissions are a file's mode and owner; -1 where nothing was asked for.
@@ -39,11 +42,14 @@ type definition struct {
 	target string // absolute path of the directory with the volumes
 	perms  permissions
 
-	device   string // fs: the block device
+	device   string // fs, disk: the block device
 	host     string // netfs
 	dir      string // netfs: the path of the export
-	format   string // fs, netfs: of the file system; "auto" leaves it to mount
+	format   string // fs, netfs: of the file system, "auto" leaves it to mount; logical: lvm2; disk: of the partition table
 	protocol string // netfs: version of the protocol, "" for any
+
+	group   string   // logical: name of the volume group
+	devices []string // logical: what the group is made of; needed to build only
 }
 
 // maxName bounds names of pools and volumes: what a file name can have.
@@ -84,8 +90,8 @@ func parsePool(doc, id string, validate bool) (*definition, error) {
 	if err := d.readUUID(root.Child("uuid").Text()); err != nil {
 		return nil, err
 	}
-	if d.target, err = cleanPath(root.Child("target").Child("path").Text()); err != nil {
-		return nil, fault.Wrap(err, fault.Invalid, fault.XML, "pool %q has no usable target", d.name)
+	if err := d.readTarget(root.Child("target").Child("path").Text()); err != nil {
+		return nil, err
 	}
 	if d.perms, err = readPermissions(root.Child("target").Child("permissions")); err != nil {
 		return nil, err
@@ -98,8 +104,6 @@ func parsePool(doc, id string, validate bool) (*definition, error) {
 
 // absent are libvirt's types that are not built, with what it would take.
 var absent = map[Type]string{
-	"logical":      "volume groups are not driven yet; mount a logical volume as a pool of type fs, or use its path as a disk of type block",
-	"disk":         "partitions are not made yet; use the partition's path as a disk of type block",
 	"iscsi":        "log in with iscsiadm and use the device as a disk of type block",
 	"iscsi-direct": "give the disk its network source instead",
 	"scsi":         "use the device under /dev/disk as a disk of type block",
@@ -113,7 +117,7 @@ var absent = map[Type]string{
 
 func checkType(t Type) error {
 	switch t {
-	case Dir, FS, NetFS:
+	case Dir, FS, NetFS, Logical, Disk:
 		return nil
 	case "":
 		return fault.New(fault.Invalid, fault.XML, "the pool has no type")
@@ -137,6 +141,35 @@ func (d *definition) readUUID(text string) error {
 	}
 	d.uuid = id.String()
 	return nil
+}
+
+// readTarget takes where the volumes are. For what is cut out of block devices
+// the kernel says that, and it can be left out.
+func (d *definition) readTarget(path string) error {
+	if path == "" && d.carver() != nil {
+		return nil
+	}
+	var err error
+	d.target, err = cleanPath(path)
+	return fault.Wrap(err, fault.Invalid, fault.XML, "pool %q has no usable target", d.name)
+}
+
+// fixTarget sets where the kernel shows the volumes.
+func (d *definition) fixTarget(path string) error {
+	if d.target != "" && d.target != path {
+		return fault.New(fault.Unsupported, fault.Config, "the volumes of pool %q are in %s, and not in %s; leave out the target", d.name, path, d.target)
+	}
+	d.target = path
+	return nil
+}
+
+// place is what no two pools can share: the directory with the volumes, or the
+// disk where that is /dev.
+func (d *definition) place() string {
+	if d.kind == Disk {
+		return d.device
+	}
+	return d.target
 }
 
 // cleanPath takes an absolute path and gives it in its shortest form.
@@ -182,8 +215,13 @@ var (
 )
 
 func (d *definition) readSource(source *markup.Element) error {
-	if d.kind == Dir {
+	switch d.kind {
+	case Dir:
 		return nil
+	case Logical:
+		return d.readLogical(source)
+	case Disk:
+		return d.readDisk(source)
 	}
 	formats := fsFormats
 	if d.kind == NetFS {

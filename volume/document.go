@@ -68,22 +68,25 @@ func (p permissions) understood() *markup.Element {
 }
 
 // space is how much a pool holds, in bytes.
-type space struct{ capacity, allocation, available uint64 }
+type space struct {
+	capacity, allocation, available uint64
+	free                            []extent // disk: where there is room for partitions
+}
 
 // document gives the definition in libvirt's order.
 func (d *definition) document(s space) *markup.Element {
 	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid),
 		bytesElement("capacity", s.capacity), bytesElement("allocation", s.allocation), bytesElement("available", s.available),
-		d.sourceElement(), element("target", textElement("path", d.target), d.perms.element())))
+		d.sourceElement(s.free), element("target", textElement("path", d.target), d.perms.element())))
 }
 
 // understood gives all that was understood, for comparison.
 func (d *definition) understood() *markup.Element {
-	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid), d.sourceElement(),
+	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid), d.sourceElement(nil),
 		element("target", textElement("path", d.target), d.perms.understood())))
 }
 
-func (d *definition) sourceElement() *markup.Element {
+func (d *definition) sourceElement(free []extent) *markup.Element {
 	source := element("source")
 	switch d.kind {
 	case FS:
@@ -93,6 +96,17 @@ func (d *definition) sourceElement() *markup.Element {
 		if d.protocol != "" {
 			source.Children = append(source.Children, field{"ver", d.protocol}.on(element("protocol")))
 		}
+	case Logical:
+		for _, device := range d.devices {
+			source.Children = append(source.Children, field{"path", device}.on(element("device")))
+		}
+		source.Children = append(source.Children, textElement("name", d.group), typed("format", d.format))
+	case Disk:
+		device := field{"path", d.device}.on(element("device"))
+		for _, e := range free {
+			device.Children = append(device.Children, e.element("freeExtent"))
+		}
+		source = element("source", device, typed("format", d.format))
 	case Dir:
 		// libvirt prints an empty source on two lines.
 		source.Children = []markup.Node{markup.Text("\n  ")}
@@ -100,11 +114,44 @@ func (d *definition) sourceElement() *markup.Element {
 	return source
 }
 
+func (e extent) element(name string) *markup.Element {
+	return field{"end", strconv.FormatUint(e.end, 10)}.on(field{"start", strconv.FormatUint(e.start, 10)}.on(element(name)))
+}
+
+// source tells where a volume lies that is cut out of block devices; nil of a file.
+func (v *Volume) source() *markup.Element {
+	if len(v.extents) == 0 {
+		return nil
+	}
+	source := element("source")
+	var device *markup.Element
+	for _, e := range v.extents {
+		if device == nil || device.Attr("path") != e.device {
+			device = field{"path", e.device}.on(element("device"))
+			source.Children = append(source.Children, device)
+		}
+		device.Children = append(device.Children, e.element("extent"))
+	}
+	return source
+}
+
+// format tells the format of an image or the usage of a partition; nil of a
+// logical volume, which has none.
+func (v *Volume) format() *markup.Element {
+	switch {
+	case v.usage != "":
+		return typed("format", v.usage)
+	case v.extents != nil:
+		return nil
+	}
+	return typed("format", string(v.Format))
+}
+
 // Paths in documents that tell of a state and ask for nothing, so that a
 // dumped document can be submitted again.
 var (
 	poolStatus = map[string]bool{
-		"capacity": true, "allocation": true, "available": true,
+		"capacity": true, "allocation": true, "available": true, "source/device/freeExtent": true,
 	}
 	volumeStatus = map[string]bool{
 		"@type": true, "key": true, "physical": true, "source": true,
@@ -153,7 +200,7 @@ func notStatus(paths []string, status map[string]bool) []string {
 
 // document gives a volume in libvirt's order.
 func (v *Volume) document() *markup.Element {
-	target := element("target", textElement("path", v.Path), typed("format", string(v.Format)), v.perms.element(), v.times())
+	target := element("target", textElement("path", v.Path), v.format(), v.perms.element(), v.times())
 	if v.Compat != "" {
 		target.Children = append(target.Children, textElement("compat", v.Compat))
 	}
@@ -164,7 +211,7 @@ func (v *Volume) document() *markup.Element {
 		target.Children = append(target.Children, features(v.LazyRefcounts, v.ExtendedL2))
 	}
 	root := field{"type", string(v.Kind)}.on(element("volume",
-		textElement("name", v.Name), textElement("key", v.Key()),
+		textElement("name", v.Name), textElement("key", v.Key()), v.source(),
 		bytesElement("capacity", v.Virtual), bytesElement("allocation", v.Allocated), bytesElement("physical", v.Physical), target))
 	if v.Backing != nil {
 		root.Children = append(root.Children, v.backing())

@@ -306,7 +306,7 @@ func TestSourcesAndCapabilities(t *testing.T) {
 		t.Errorf("%d exports", n)
 	}
 	doc, err := Capabilities()
-	if err != nil || !strings.Contains(doc, "<pool type='dir' supported='yes'>") || !strings.Contains(doc, "<pool type='logical' supported='no'/>") {
+	if err != nil || !strings.Contains(doc, "<pool type='dir' supported='yes'>") || !strings.Contains(doc, "<pool type='iscsi' supported='no'/>") {
 		t.Errorf("%v\n%s", err, doc)
 	}
 }

@@ -21,13 +21,17 @@ import (
 const (
 	mountTime = answerTime
 	mkfsTime  = 10 * time.Minute
-	maxSaid   = 64 << 10
+	maxSaid   = 64 << 10 // bytes kept of what a tool complains
+	maxTold   = 8 << 20  // bytes kept of what it prints
 )
 
 // attach makes a pool's storage appear at its target: nothing for a directory,
-// a mount for the others. What is mounted there already is taken as it is, if
+// a mount for file systems. What is mounted there already is taken as it is, if
 // it is the same.
 func (p *Pool) attach(ctx context.Context, d *definition) error {
+	if c := d.carver(); c != nil {
+		return c.attach(ctx)
+	}
 	if d.kind == Dir {
 		return nil
 	}
@@ -45,6 +49,9 @@ func (p *Pool) attach(ctx context.Context, d *definition) error {
 
 // detach unmounts what attach mounted.
 func (p *Pool) detach(ctx context.Context, d *definition) error {
+	if c := d.carver(); c != nil {
+		return c.detach(ctx)
+	}
 	if d.kind == Dir {
 		return nil
 	}
@@ -61,7 +68,7 @@ func (p *Pool) detachBestEffort(d *definition) {
 	ctx, cancel := context.WithTimeout(p.pools.life, mountTime)
 	defer cancel()
 	if err := p.detach(ctx, d); err != nil {
-		p.pools.log.Warn("cannot unmount", "pool", p.name, "error", err)
+		p.pools.log.Warn("cannot detach", "pool", p.name, "error", err)
 	}
 }
 
@@ -148,7 +155,8 @@ func unescape(s string) string {
 }
 
 // toolPath is where the host's tools are, whatever the daemon's own PATH.
-const toolPath = "/usr/sbin:/usr/bin:/sbin:/bin"
+// Tests put tools of their own in front.
+var toolPath = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 // needTool refuses by name what a missing program would have to do.
 func needTool(name, pack string) error {
@@ -165,6 +173,11 @@ func needTool(name, pack string) error {
 
 // run runs a tool to its end and gives what it printed.
 func run(ctx context.Context, limit time.Duration, name string, args ...string) (string, error) {
+	return runOn(ctx, limit, "", name, args...)
+}
+
+// runOn is run of a tool that reads.
+func runOn(ctx context.Context, limit time.Duration, input, name string, args ...string) (string, error) {
 	if err := needTool(name, ""); err != nil {
 		return "", err
 	}
@@ -174,7 +187,8 @@ func run(ctx context.Context, limit time.Duration, name string, args ...string) 
 	cmd := exec.CommandContext(ctx, "/usr/bin/env", append([]string{"PATH=" + toolPath, name}, args...)...)
 	cmd.Env = []string{"LC_ALL=C"}
 	cmd.Dir = "/"
-	cmd.Stdout, cmd.Stderr = &bounded{to: &out}, &bounded{to: &complaint}
+	cmd.Stdin = strings.NewReader(input)
+	cmd.Stdout, cmd.Stderr = &bounded{to: &out, most: maxTold}, &bounded{to: &complaint, most: maxSaid}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
@@ -185,7 +199,7 @@ func run(ctx context.Context, limit time.Duration, name string, args ...string) 
 	case ctx.Err() != nil:
 		return "", context.Cause(ctx)
 	}
-	text := strings.TrimSpace(complaint.String())
+	text := strings.Join(strings.Fields(complaint.String()), " ")
 	if text == "" {
 		text = err.Error()
 	}
@@ -203,10 +217,13 @@ type exitError struct {
 
 func (e *exitError) Error() string { return e.text }
 
-// bounded keeps the first maxSaid bytes of what a tool says.
-type bounded struct{ to *bytes.Buffer }
+// bounded keeps the first bytes of what a tool says.
+type bounded struct {
+	to   *bytes.Buffer
+	most int
+}
 
 func (b *bounded) Write(p []byte) (int, error) {
-	b.to.Write(p[:min(len(p), maxSaid-b.to.Len())])
+	b.to.Write(p[:min(len(p), b.most-b.to.Len())])
 	return len(p), nil
 }

@@ -81,7 +81,7 @@ func (p *Pool) publish() {
 		return
 	}
 	v := &View{
-		Name: p.name, UUID: p.uuid, Type: d.kind, Target: d.target,
+		Name: p.name, UUID: p.uuid, Type: d.kind, Target: d.target, place: d.place(),
 		Persistent: p.saved != nil, Autostart: p.autostart, Stale: p.stale,
 	}
 	switch {
@@ -195,8 +195,10 @@ func (p *Pool) readAnew(d *definition) (reading, error) {
 	p.mu.Lock()
 	declared := maps.Clone(p.declared)
 	p.mu.Unlock()
-	p.sweep(d.target, declared)
-	return p.read(d.target, declared)
+	if d.carver() == nil {
+		p.sweep(d.target, declared)
+	}
+	return p.read(d, declared)
 }
 
 // install takes over what was read, with mu held. Volumes that somebody works
@@ -221,7 +223,7 @@ func (p *Pool) Refresh(ctx context.Context) error {
 		p.mu.Lock()
 		declared := maps.Clone(p.declared)
 		p.mu.Unlock()
-		r, err := p.read(d.target, declared)
+		r, err := p.read(d, declared)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		switch {

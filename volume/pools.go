@@ -256,7 +256,7 @@ func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error
 	p, fresh, err := ps.match(d)
 	if fresh {
 		p = ps.insert(d.name, d.uuid, nil)
-		p.published.Store(&View{Name: d.name, UUID: d.uuid, Type: d.kind, Target: d.target})
+		p.published.Store(&View{Name: d.name, UUID: d.uuid, Type: d.kind, Target: d.target, place: d.place()})
 		<-p.turn // nobody else can have it yet
 	}
 	ps.mu.Unlock()
@@ -286,8 +286,8 @@ func (ps *Pools) match(d *definition) (p *Pool, fresh bool, err error) {
 		return nil, false, fault.New(fault.Exists, fault.Pool, "uuid %s is that of pool %q", d.uuid, identified.name)
 	}
 	for _, other := range ps.byUUID {
-		if v := other.published.Load(); other != named && v.Target == d.target {
-			return nil, false, fault.New(fault.Exists, fault.Pool, "the target %s is that of pool %q", d.target, other.name)
+		if v := other.published.Load(); other != named && v.place == d.place() {
+			return nil, false, fault.New(fault.Exists, fault.Pool, "the target %s is that of pool %q", d.place(), other.name)
 		}
 	}
 	return named, named == nil, nil

@@ -21,15 +21,22 @@ import (
 // volumes can carry over libvirt's wire.
 const MaxVolumes = 16384
 
-// reading is what a look at a pool's directory found.
+// reading is what a look at a pool found.
 type reading struct {
 	volumes []*Volume
 	space   space
 	perms   permissions
 }
 
-// read looks at the whole directory. It runs in the pool's lane.
-func (p *Pool) read(target string, declared map[string]declaration) (reading, error) {
+// read looks at the whole pool. It runs in the pool's lane.
+func (p *Pool) read(d *definition, declared map[string]declaration) (reading, error) {
+	if c := d.carver(); c != nil {
+		return c.survey(p.pools.life)
+	}
+	return p.readDir(d.target, declared)
+}
+
+func (p *Pool) readDir(target string, declared map[string]declaration) (reading, error) {
 	var r reading
 	dir, err := os.Open(target)
 	if err != nil {

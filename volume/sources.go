@@ -12,10 +12,14 @@ import (
 )
 
 // FindSources gives, as a document, what pools of a type could be made of.
-// Spec is a document that narrows it down; for netfs it names the host.
+// Spec is a document that narrows it down; for netfs it names the host, and
+// for logical it is not needed.
 func FindSources(ctx context.Context, t Type, spec string) (string, error) {
 	if err := checkType(t); err != nil {
 		return "", err
+	}
+	if t == Logical {
+		return findGroups(ctx)
 	}
 	if t != NetFS {
 		return "", fault.New(fault.Unsupported, fault.Call, "pools of type %q have no sources to be found", t)
@@ -68,10 +72,42 @@ func Capabilities() (string, error) {
 		pool.Children = append(pool.Children, element("volOptions", typed("defaultFormat", string(image.Raw)), values("targetFormatType", image.Formats())))
 		root.Children = append(root.Children, pool)
 	}
+	root.Children = append(root.Children, carvedSupport(Logical, "vgs", []string{"lvm2"}), carvedSupport(Disk, "sfdisk", append([]string{"unknown"}, diskFormats...)))
 	for _, t := range slices.Sorted(maps.Keys(absent)) {
 		root.Children = append(root.Children, poolSupport(t, "no"))
 	}
 	return markup.Format(root)
+}
+
+// carvedSupport tells of a type whose tool is on this host or not.
+func carvedSupport(t Type, tool string, formats []string) *markup.Element {
+	if needTool(tool, "") != nil {
+		return poolSupport(t, "no")
+	}
+	pool := poolSupport(t, "yes")
+	pool.Children = append(pool.Children, element("poolOptions", typed("defaultFormat", formats[0]), values("sourceFormatType", formats)))
+	if t == Disk {
+		pool.Children = append(pool.Children, element("volOptions", typed("defaultFormat", "none"), values("targetFormatType", usageNames())))
+	}
+	return pool
+}
+
+// findGroups gives the volume groups of the host.
+func findGroups(ctx context.Context) (string, error) {
+	groups, err := groupMembers(ctx)
+	if err != nil {
+		return "", fault.Wrap(err, fault.Of(err), fault.Pool, "cannot list the volume groups")
+	}
+	sources := element("sources")
+	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		source := element("source")
+		for _, device := range groups[name] {
+			source.Children = append(source.Children, field{"path", device}.on(element("device")))
+		}
+		source.Children = append(source.Children, textElement("name", name), typed("format", "lvm2"))
+		sources.Children = append(sources.Children, source)
+	}
+	return markup.Format(sources)
 }
 
 func poolSupport(t Type, supported string) *markup.Element {

@@ -33,7 +33,8 @@ type View struct {
 	State      State
 	Persistent bool
 	Autostart  bool
-	// Capacity, Allocation and Available are of the file system, in bytes.
+	// Capacity, Allocation and Available are of the file system, the volume
+	// group or the disk, in bytes.
 	Capacity, Allocation, Available uint64
 	// Volumes by name.
 	Volumes []*Volume
@@ -41,6 +42,8 @@ type View struct {
 	Taken time.Time
 	// Stale says why the view may be out of date, or is "".
 	Stale string
+
+	place string
 }
 
 // Active says whether the pool is started, answering or not.
@@ -72,6 +75,8 @@ type Volume struct {
 	inode                      uint64
 	atime, mtime, ctime, btime unix.StatxTimestamp
 	backingPath                string
+	extents                    []extent // where it lies; nil of what is not cut out of block devices
+	usage                      string   // what a partition is marked to be for
 }
 
 // Key gives what identifies the volume on this host: its path.

@@ -231,7 +231,6 @@ func TestDocumentsThatAreRefused(t *testing.T) {
 		pool("<name>a</name><target><path>/x</path><permissions><label>x</label></permissions></target>"):                              fault.Unsupported,
 		pool("<name>a</name><target><path>/x</path></target><features><cow state='yes'/></features>"):                                  fault.Unsupported,
 		pool("<name>a</name><target><path>/x</path></target><nonsense/>"):                                                              fault.Invalid,
-		"<pool type='logical'><name>a</name><target><path>/dev/vg</path></target></pool>":                                              fault.Unsupported,
 		"<pool type='rbd'><name>a</name></pool>":                                                                                       fault.Unsupported,
 		"<pool type='cloud'><name>a</name></pool>":                                                                                     fault.Invalid,
 		"<pool type='fs'><name>a</name><target><path>/x</path></target></pool>":                                                        fault.Invalid,
