@@ -95,7 +95,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		log.Warn("cannot check the host's limits", "error", err)
 	}
 	for _, w := range warnings {
-		log.Warn("a limit of this host: " + w)
+		log.Warn("this host will run into a limit", "limit", w)
 	}
 	groups := kernel.OpenCgroups(root, o.instance())
 	opened.add(func() error {
