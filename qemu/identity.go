@@ -2,18 +2,21 @@ package qemu
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// Identity tells one binary from another without reading it.
+// Identity tells one binary, with the modules beside it, from another without
+// reading it.
 type Identity struct {
 	Path          string
 	Size          int64
 	ModTime       int64 // nanoseconds since 1970
 	Device, Inode uint64
 	ChangeTime    int64 // nanoseconds since 1970; nobody can set it
+	Modules       int64 // when modules last came or went, likewise; 0 without any
 }
 
 // Host tells whether the verdict about KVM still counts: it holds until the
@@ -38,8 +41,27 @@ func identify(binary string) (Identity, error) {
 	}
 	return Identity{
 		Path: binary, Size: s.Size, ModTime: s.Mtim.Nano(), ChangeTime: s.Ctim.Nano(),
-		Device: s.Dev, Inode: s.Ino,
+		Device: s.Dev, Inode: s.Ino, Modules: modulesChanged(binary),
 	}, nil
+}
+
+// modulesChanged is when a directory of modules changed last. Distributions
+// put them into packages of their own, so that devices and displays come and go
+// while the binary stays.
+func modulesChanged(binary string) int64 {
+	var last int64
+	prefix := filepath.Dir(filepath.Dir(binary))
+	for _, dir := range []string{"lib/qemu", "lib64/qemu", "lib/*-linux-*/qemu"} {
+		// The pattern is well formed, and what cannot be read has no modules.
+		found, _ := filepath.Glob(filepath.Join(prefix, dir))
+		for _, path := range found {
+			var s unix.Stat_t
+			if unix.Stat(path, &s) == nil {
+				last = max(last, s.Ctim.Nano())
+			}
+		}
+	}
+	return last
 }
 
 func thisHost() Host {

@@ -248,7 +248,14 @@ func TestProbeThisHost(t *testing.T) {
 }
 
 func TestMatches(t *testing.T) {
-	binary := write(t, filepath.Join(t.TempDir(), "qemu"), "one")
+	prefix := t.TempDir()
+	modules := filepath.Join(prefix, "lib", "x86_64-linux-gnu", "qemu")
+	for _, dir := range []string{modules, filepath.Join(prefix, "bin")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	binary := write(t, filepath.Join(prefix, "bin", "qemu"), "one")
 	identity, err := identify(binary)
 	if err != nil {
 		t.Fatal(err)
@@ -266,6 +273,13 @@ func TestMatches(t *testing.T) {
 	other.Format++
 	if other.Matches(binary) {
 		t.Error("another format matches")
+	}
+	write(t, filepath.Join(modules, "ui-spice-core.so"), "module")
+	if c.Matches(binary) {
+		t.Error("a binary with one module more matches")
+	}
+	if c.Binary, err = identify(binary); err != nil || !c.Matches(binary) {
+		t.Errorf("with the new module it does not match: %v", err)
 	}
 	if c.Matches(binary + ".gone") {
 		t.Error("a binary that is gone matches")
