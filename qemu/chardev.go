@@ -13,11 +13,14 @@ type chardev struct {
 	device.Backend
 	// role tells a device file's driver.
 	role device.CharRole
+	// milliseconds says that QEMU counts the time to the next try in them: seconds
+	// are deprecated from 9.2 on.
+	milliseconds bool
 }
 
 // backend makes the host's end of a character device and gives its name.
 func (b *builder) backend(alias string, back *device.Backend, role device.CharRole) (string, error) {
-	c := &chardev{id: "char" + alias, Backend: *back, role: role}
+	c := &chardev{id: "char" + alias, Backend: *back, role: role, milliseconds: b.Capabilities.Has(FactReconnectMS)}
 	if err := c.check(); err != nil {
 		return "", err
 	}
@@ -130,7 +133,8 @@ func (c *chardev) serving(l *list) {
 		return
 	}
 	if c.Reconnect == device.On {
-		l.add("reconnect", number(c.ReconnectSec))
+		name, pause := c.retry()
+		l.add(name, number(pause))
 	}
 }
 
@@ -188,6 +192,14 @@ func (c *chardev) serve(data *properties) {
 		return
 	}
 	if c.Reconnect == device.On {
-		data.add("reconnect", c.ReconnectSec)
+		data.add(c.retry())
 	}
+}
+
+// retry is the pause before it connects again, by the name that QEMU gives it.
+func (c *chardev) retry() (name string, pause uint) {
+	if c.milliseconds {
+		return "reconnect-ms", c.ReconnectSec * 1000
+	}
+	return "reconnect", c.ReconnectSec
 }
