@@ -133,7 +133,7 @@ func (b *builder) displaySocket(g *device.Graphics) (string, error) {
 
 func (b *builder) spice(g *device.Graphics) error {
 	if !b.Capabilities.HasOption("spice", "") {
-		return unsupported("this QEMU is built without spice")
+		return unsupported("this QEMU has no spice: it is built without, or the package with its modules for spice is missing")
 	}
 	if g.TLSPort != 0 {
 		return unsupported("spice over TLS is not built")

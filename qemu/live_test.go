@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -87,7 +88,7 @@ func startLive(t *testing.T, doc string, c *Capabilities) *liveGuest {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	def, err := understand(strings.ReplaceAll(doc, "/images/", dir+"/"), c)
 	if err != nil {
-		if fault.Is(err, fault.Unsupported) && def != nil && def.Virt == "kvm" {
+		if fault.Is(err, fault.Unsupported) && def != nil && (def.Virt == "kvm" || showsBySpice(def) && !c.HasOption("spice", "")) {
 			t.Skip(err)
 		}
 		t.Fatal(err)
@@ -97,6 +98,10 @@ func startLive(t *testing.T, doc string, c *Capabilities) *liveGuest {
 	p := testPlan(def, c, dir)
 	furnish(t, p)
 	return launchLive(t, p)
+}
+
+func showsBySpice(def *domain.Definition) bool {
+	return slices.ContainsFunc(def.Devices.Graphics, func(g *device.Graphics) bool { return g.Type == "spice" })
 }
 
 // skipWithout skips a guest that needs what this host has not.
