@@ -30,7 +30,7 @@ type Facts struct {
 	// Arch is the architecture in the words of uname.
 	Arch string
 	// UUID names the machine: the firmware's, or else that of the installation, or
-	// else the zero UUID.
+	// else, as in a fresh container, that of this boot, or else the zero UUID.
 	UUID     uuid.UUID
 	Topology topology.Host
 	CPU      kernel.Processor
@@ -85,20 +85,22 @@ func (inv *Inventory) readFacts() (*Facts, error) {
 	if firmware, err := inv.root.DMI(); err == nil {
 		facts.Firmware = &firmware
 	}
-	facts.UUID = hostUUID(facts.Firmware, inv.root.MachineID())
+	facts.UUID = hostUUID(facts.Firmware, inv.root.MachineID(), inv.root.BootID())
 	return facts, nil
 }
 
 // hostUUID prefers the firmware's UUID, unless the maker left it blank, which
 // shows as one digit all over.
-func hostUUID(firmware *kernel.DMI, machineID string) uuid.UUID {
+func hostUUID(firmware *kernel.DMI, others ...string) uuid.UUID {
 	if firmware != nil {
 		if id, err := uuid.Parse(firmware.UUID); err == nil && !blank(id) {
 			return id
 		}
 	}
-	if id, err := uuid.Parse(machineID); err == nil {
-		return id
+	for _, other := range others {
+		if id, err := uuid.Parse(other); err == nil {
+			return id
+		}
 	}
 	return uuid.UUID{}
 }

@@ -63,6 +63,15 @@ func TestBlankFirmwareUUID(t *testing.T) {
 	}
 }
 
+// A machine that nothing names, such as a fresh container, still has a name.
+func TestUnnamedMachine(t *testing.T) {
+	dir := kerneltest.Dir(t, kerneltest.Server)
+	kerneltest.Write(t, dir, "proc/sys/kernel/random/boot_id = 4cd6a2c1-9a0e-4f42-8f6d-2a1d9f8a3c11\n")
+	if id := inventory(t, kernel.At(dir)).Facts().UUID.String(); id != "4cd6a2c1-9a0e-4f42-8f6d-2a1d9f8a3c11" {
+		t.Errorf("the UUID is %s", id)
+	}
+}
+
 func write(t *testing.T, dir, path, content string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dir, path), []byte(content), 0o644); err != nil {

@@ -39,6 +39,9 @@ func (r Root) DMI() (DMI, error) {
 // MachineID is the installation's identity, 32 hexadecimal digits, or "".
 func (r Root) MachineID() string { return r.attr("etc/machine-id") }
 
+// BootID names this boot of the kernel as a UUID, or is "".
+func (r Root) BootID() string { return r.attr("proc/sys/kernel/random/boot_id") }
+
 // Arch is the host's architecture in the words of uname, such as x86_64.
 func Arch() string {
 	var name unix.Utsname
