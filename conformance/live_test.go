@@ -176,7 +176,10 @@ func liveMetadata(t *testing.T, g *guest) {
 	contains(t, "the metadata", v("metadata", "live", "http://example.org/app", "--config"), "<owner>me</owner>")
 	contains(t, "the XML", v("dumpxml", "live"), "<app:owner xmlns:app=\"http://example.org/app\">me</app:owner>")
 	v("metadata", "live", "http://example.org/app", "--remove", "--live", "--config")
-	contains(t, "removed metadata", g.d.refuse(t, "metadata", "live", "http://example.org/app"), "metadata")
+	// virsh 9 says that there is none, virsh 11 prints nothing.
+	if out, _ := g.d.try(t, "metadata", "live", "http://example.org/app"); strings.Contains(out, "owner") {
+		t.Errorf("metadata that were removed are\n%s", out)
+	}
 }
 
 func liveMemory(t *testing.T, g *guest) {
