@@ -32,8 +32,10 @@ RUN  ?= /run/lodge
 # What runs guests; what drives them; what the tests need besides.
 HOST_PACKAGES   = qemu-system-x86 qemu-utils dnsmasq-base nftables iproute2 xz-utils
 CLIENT_PACKAGES = libvirt-clients
+# From Debian 13 on QEMU's part for spice is a package of its own.
+SPICE_PACKAGE   = $(shell . /etc/os-release; [ "$${VERSION_ID:-13}" -lt 13 ] || echo qemu-system-modules-spice)
 TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt ovmf swtpm swtpm-tools \
-                  gcc libc6-dev procps
+                  gcc libc6-dev procps $(SPICE_PACKAGE)
 
 .PHONY: build check format lint unit test up down bench guest
 build:
