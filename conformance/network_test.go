@@ -38,6 +38,8 @@ func TestNetworks(t *testing.T) {
 	eventually(t, "the reserved address", func() bool {
 		return strings.Contains(d.virsh(t, "net-dhcp-leases", "office"), "10.78.2.77/24")
 	})
+	// The lease is there a moment before the guest has taken the address.
+	eventually(t, "the address in the guest", func() bool { return strings.Contains(g.sh(t, "ip -4 address show eth0"), "10.78.2.77") })
 	contains(t, "the network's name server", g.sh(t, "nslookup -type=a desk 10.78.2.1"), "10.78.2.77")
 	contains(t, "a stranger's bridge", d.refuse(t, "net-define", d.file(t, "clash.xml",
 		"<network><name>clash</name><bridge name='br-office'/><ip address='10.78.9.1' netmask='255.255.255.0'/></network>")), "br-office")
