@@ -32,29 +32,37 @@ func (h *handlers) connectGetDomainCapabilities(ctx context.Context, s *session,
 	if err := checkFlags("CONNECT_GET_DOMAIN_CAPABILITIES", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	caps, err := h.emulator(ctx, s, text(args.EmulatorBinary))
+	o, err := h.offer(ctx, s, args.EmulatorBinary, args.Arch, args.VirtType, args.Machine)
 	if err != nil {
-		return nil, err
-	}
-	if arch := text(args.Arch); arch != "" && arch != caps.Arch {
-		return nil, fault.New(fault.Unsupported, fault.Config, "unable to find any emulator to serve '%s' architecture", arch)
-	}
-	o := &offer{caps: caps}
-	if o.domainType, o.acc, err = accelerator(caps, text(args.VirtType)); err != nil {
-		return nil, err
-	}
-	if o.machine, err = pickMachine(caps, text(args.Machine)); err != nil {
 		return nil, err
 	}
 	// A description of firmware that cannot be understood hides that firmware only.
 	firmwares, _ := host.Firmwares()
-	o.firmwares = slices.DeleteFunc(firmwares, func(f host.Firmware) bool { return !f.Suits(caps.Arch, o.machine.Name) })
+	o.firmwares = slices.DeleteFunc(firmwares, func(f host.Firmware) bool { return !f.Suits(o.caps.Arch, o.machine.Name) })
 	_, err = os.Stat("/dev/vfio/vfio")
-	o.vfio = err == nil && h.Host.Facts().IOMMU && caps.HasDevice("vfio-pci")
+	o.vfio = err == nil && h.Host.Facts().IOMMU && o.caps.HasDevice("vfio-pci")
 	_, err = exec.LookPath("swtpm")
 	o.swtpm = err == nil
 	doc, err := markup.Format(o.describe())
 	return &xdr.ConnectGetDomainCapabilitiesRet{Capabilities: doc}, err
+}
+
+// offer finds what a client names of a binary, an architecture, a domain type and
+// a machine type; what it does not name is this host's usual one.
+func (h *handlers) offer(ctx context.Context, s *session, binary, arch, domainType, machine *string) (*offer, error) {
+	caps, err := h.emulator(ctx, s, text(binary))
+	if err != nil {
+		return nil, err
+	}
+	if arch := text(arch); arch != "" && arch != caps.Arch {
+		return nil, fault.New(fault.Unsupported, fault.Config, "unable to find any emulator to serve '%s' architecture", arch)
+	}
+	o := &offer{caps: caps}
+	if o.domainType, o.acc, err = accelerator(caps, text(domainType)); err != nil {
+		return nil, err
+	}
+	o.machine, err = pickMachine(caps, text(machine))
+	return o, err
 }
 
 // emulator finds the binary that a client names. One that nobody has used yet

@@ -9,6 +9,7 @@ func newTable() table {
 	authCalls(remote)
 	connectCalls(remote)
 	capabilityCalls(remote)
+	baselineCalls(remote)
 	nodeCalls(remote)
 	nodeDeviceCalls(remote)
 	poolCalls(remote)

@@ -8,7 +8,7 @@ import (
 
 // capabilitiesFormat is raised when what Probe finds out, or how it is
 // written down, changes: a stored answer of another format is no answer.
-const capabilitiesFormat = 1
+const capabilitiesFormat = 2
 
 // Capabilities is all that Lodge knows about one QEMU binary on this host: plain
 // data, found out once by Probe, stored, and used by value from then on. All
@@ -84,6 +84,7 @@ type CPUModel struct {
 	AliasOf    string // "" when it is no alias
 	Usable     bool
 	Missing    []string // features that stand in the way, by QEMU's names
+	Features   []string // all, by QEMU's names; of models without a version in the name
 	Deprecated bool
 	Static     bool // never changes with QEMU's version or the machine type
 	Migratable bool

@@ -28,7 +28,7 @@ func (a answers) interrogateCPUs(ctx context.Context, s *qmp.Session, accelerato
 	}
 	names := []string{hostModelName(accelerator)}
 	for _, m := range models {
-		if candidate(m) {
+		if lasting(m) {
 			names = append(names, m.Name)
 		}
 	}
@@ -73,12 +73,17 @@ func (a answers) models() ([]CPUModel, error) {
 
 var versioned = regexp.MustCompile(`-v[0-9]+$`)
 
+// lasting reports whether a model is a processor whose name stays the same from
+// one version of QEMU to the next.
+func lasting(m CPUModel) bool {
+	return !versioned.MatchString(m.Name) && !slices.Contains([]string{"base", "host", "max"}, m.Name)
+}
+
 // candidate reports whether a model may describe the host: a usable one with
-// a name that stays the same from one version of QEMU to the next. qemu64 and
-// its like are nobody's processor.
+// a name that lasts. qemu64 and its like are nobody's processor.
 func candidate(m CPUModel) bool {
-	synthetic := []string{"base", "host", "max", "qemu32", "qemu64", "kvm32", "kvm64"}
-	return m.Usable && !versioned.MatchString(m.Name) && !slices.Contains(synthetic, m.Name)
+	synthetic := []string{"qemu32", "qemu64", "kvm32", "kvm64"}
+	return m.Usable && lasting(m) && !slices.Contains(synthetic, m.Name)
 }
 
 // expansion is a model written out: its features and whose processor it is.
@@ -134,15 +139,16 @@ func (a answers) fillCPUs(acc *Accelerator) error {
 		Features: sortedKeys(host.features),
 	}
 	var best expansion
-	for _, m := range acc.Models {
-		if !candidate(m) {
+	for i, m := range acc.Models {
+		if !lasting(m) {
 			continue
 		}
 		e, err := a.expand(m.Name)
 		if err != nil {
 			return err
 		}
-		if len(e.features) > 0 && e.vendor == host.vendor && (acc.HostModel.Base == "" || closer(host, e, best)) {
+		acc.Models[i].Features = sortedKeys(e.features)
+		if candidate(m) && len(e.features) > 0 && e.vendor == host.vendor && (acc.HostModel.Base == "" || closer(host, e, best)) {
 			acc.HostModel.Base, best = m.Name, e
 		}
 	}
