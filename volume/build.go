@@ -50,7 +50,7 @@ func (p *Pool) build(ctx context.Context, d *definition, how Build) error {
 	p.setBuilding(true)
 	defer p.setBuilding(false)
 	if c := d.carver(); c != nil {
-		return c.build(ctx, how)
+		return c.build(context.WithoutCancel(ctx), how)
 	}
 	if d.kind != FS && (how == KeepExisting || how == Overwrite) {
 		return fault.New(fault.Unsupported, fault.Config, "a pool of type %q has no device to make a file system on", d.kind)
@@ -161,7 +161,7 @@ func (p *Pool) Delete(ctx context.Context) error {
 		return err
 	}
 	if c := d.carver(); c != nil {
-		if err := c.destroy(ctx); err != nil {
+		if err := c.destroy(context.WithoutCancel(ctx)); err != nil {
 			return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot delete the storage of pool %q", p.name)
 		}
 		p.tell(event.PoolChange{Change: event.Deleted})

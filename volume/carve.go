@@ -16,7 +16,9 @@ import (
 
 // carver makes volumes by cutting up block devices with the host's tools. All
 // of it but build, destroy, attach and detach runs in the pool's lane, so that
-// no two tools change the same storage at a time.
+// no two tools change the same storage at a time. What changes storage gets a
+// context that does not end with its caller: a tool is bounded by its own time
+// only, because one that is ended half way leaves half a change.
 type carver interface {
 	// build and destroy make and remove the storage of an inactive pool.
 	build(ctx context.Context, how Build) error
@@ -26,7 +28,7 @@ type carver interface {
 	survey(ctx context.Context) (reading, error)
 	add(ctx context.Context, w *wish) error
 	resize(ctx context.Context, v *Volume, size uint64) error
-	// remove also sees to it that nobody has the volume open.
+	// remove refuses a volume that is open, or that another one needs.
 	remove(ctx context.Context, v *Volume, among []*Volume) error
 }
 
@@ -55,8 +57,7 @@ type extent struct {
 	start, end uint64
 }
 
-// steady is the context of tools that change storage: they are bounded by
-// their own time only, because one that is ended half way leaves half a change.
+// steady is the context of tools that change storage in the lane.
 func (p *Pool) steady() context.Context { return context.WithoutCancel(p.pools.life) }
 
 // surveyOne looks, in the lane, at a carved pool and takes over all of it, also
@@ -138,7 +139,11 @@ func (p *Pool) cut(ctx context.Context, d *definition, c carver, w *wish, fill f
 		if err := c.add(p.steady(), w); err != nil {
 			return err
 		}
-		return p.surveyOne(c, d, w.name)
+		err := p.surveyOne(c, d, w.name)
+		if err != nil { // what has no node is no use to anybody
+			err = errors.Join(err, c.remove(p.steady(), &Volume{Name: w.name, Path: filepath.Join(d.target, w.name)}, nil))
+		}
+		return err
 	})
 	if err != nil {
 		return err

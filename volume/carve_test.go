@@ -3,6 +3,7 @@ package volume
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -106,7 +107,7 @@ func lifeOfADisk(t *testing.T, format string) {
 	}
 	wantKind(t, p.ResizeVolume(t.Context(), name, 8*mib, ResizeOptions{}), fault.Unsupported)
 	must(t, p.DeleteVolume(t.Context(), name))
-	if _, err := os.Stat(v.Path); !os.IsNotExist(err) {
+	if _, err := os.Stat(v.Path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the node is still there: %v", err)
 	}
 	must(t, p.Stop(t.Context()))
@@ -306,7 +307,7 @@ func fakeTools(t *testing.T, scripts map[string]string) (calls func() []string) 
 	t.Cleanup(func() { toolPath = before })
 	return func() []string {
 		text, err := os.ReadFile(log)
-		if err != nil && !os.IsNotExist(err) {
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Error(err)
 		}
 		_ = os.Remove(log) // each look tells what came since the last
@@ -331,6 +332,8 @@ func logicalXML(devices ...string) string {
 }
 
 // What LVM prints of a group with volumes of each sort, as far as it is read.
+// Snapshots, stripes and thin volumes are as its manual tells: they cannot be
+// made, to be recorded, without device-mapper.
 func TestReportsOfLVM(t *testing.T) {
 	text, err := os.ReadFile("testdata/lvs.json")
 	must(t, err)
@@ -422,8 +425,8 @@ func TestCallsOfLVM(t *testing.T) {
 }
 
 // A kernel without device-mapper lets LVM keep its books and nothing more. So
-// LVM's own tools run here, told to do without it, and partitions made by hand
-// stand for nothing: volumes have no nodes and are seen in the report only.
+// LVM's own tools run here on real devices, told to do without it; volumes have
+// no nodes and are seen in the sizes of the group only.
 func TestVolumeGroupOnDevices(t *testing.T) {
 	needTools(t, "lvm", "wipefs", "blkid")
 	one, two := loopDevice(t), loopDevice(t)
@@ -458,6 +461,8 @@ func TestVolumeGroupOnDevices(t *testing.T) {
 	must(t, g.add(t.Context(), &wish{name: "big", format: image.Raw, capacity: &size}))
 	wantKind(t, g.add(t.Context(), &wish{name: "more", format: image.Raw, capacity: &size}), fault.NoCapacity)
 	must(t, g.resize(t.Context(), &Volume{Name: "big", Info: image.Info{Virtual: size}}, 44*mib))
+	_, err = p.CreateVolume(t.Context(), partXML("unseen", 4*mib), CreateOptions{})
+	wantKind(t, err, fault.NotFound) // it has no node, and is removed again
 	must(t, p.Refresh(t.Context()))
 	if v := p.View(); v.Allocation != 44*mib || v.Available != 12*mib || len(v.Volumes) != 0 {
 		t.Errorf("view %+v", v)
@@ -480,6 +485,62 @@ func TestVolumeGroupOnDevices(t *testing.T) {
 	if last != (event.PoolChange{Change: event.Deleted}) {
 		t.Errorf("the last event is %+v", last)
 	}
+}
+
+// Tools that stand for an LVM with device-mapper: the one volume they can make
+// is a link in the group's directory to a loop device.
+func TestLifeOfALogicalVolume(t *testing.T) {
+	needQemuImg(t)
+	device := loopDevice(t)
+	name := fmt.Sprintf("lodge-test-%d", os.Getpid())
+	dir := filepath.Join("/dev", name)
+	must(t, os.Mkdir(dir, 0o700))
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	calls := fakeTools(t, map[string]string{
+		"vgs":      printing(t, "vgs.json"),
+		"vgchange": "",
+		"lvcreate": `ln -s ` + device + ` ` + dir + `/"$3"`,
+		"lvremove": `rm /dev/"$2"`,
+		"lvs": `cd ` + dir + `; printf '{"report":[{"seg":['; for v in *; do test -L "$v" &&
+			printf '{"lv_name":"%s","lv_attr":"-wi-a-----","lv_size":"33554432","seg_size":"33554432","vg_extent_size":"4194304","devices":"/dev/loop1(2)"}' "$v"; done; echo ']}]}'`,
+	})
+	d := newDaemon(t)
+	p := d.pool(strings.ReplaceAll(logicalXML(), "lvtest", name))
+	must(t, p.Start(t.Context(), NoBuild))
+	v := d.volume(p, partXML("disk", 32*mib))
+	if v.Path != filepath.Join(dir, "disk") || v.Virtual != 32*mib || v.Kind != Block {
+		t.Errorf("volume %+v", v)
+	}
+	doc, err := p.XML(false)
+	must(t, err)
+	d.pool(doc) // what is dumped can be defined again
+	if path, format, err := d.Resolve("guests", "disk"); err != nil || path != v.Path || format != image.Raw {
+		t.Errorf("%s, %s, %v", path, format, err)
+	}
+	up, err := p.Upload(t.Context(), "disk", 0, 0)
+	must(t, err)
+	_, err = up.Write([]byte("QFI\xfb\x00\x00\x00\x03")) // what a guest writes makes it no qcow2 image
+	must(t, err)
+	must(t, up.Close())
+	if v, err = p.Volume("disk"); err != nil || v.Format != image.Raw || v.Virtual != 32*mib {
+		t.Errorf("%+v, %v", v, err)
+	}
+	must(t, p.WipeVolume(t.Context(), "disk", false))
+	must(t, p.DeleteVolume(t.Context(), "disk"))
+	if got := calls(); !slices.Contains(got, "lvremove --yes "+name+"/disk") || dirNames(t, p) != "" {
+		t.Errorf("calls %q", got)
+	}
+
+	// A copy that fails is removed: there is no room for its data.
+	files := d.dirPool("files")
+	origin := d.volume(files, volXML("large", "qcow2", 40*mib, ""))
+	must(t, exec.CommandContext(t.Context(), "qemu-io", "-c", "write -P 7 36M 1M", origin.Path).Run())
+	_, err = p.CloneVolume(t.Context(), partXML("copy", 40*mib), files, "large", CreateOptions{})
+	wantKind(t, err, fault.Failed)
+	if dirNames(t, p) != "" {
+		t.Error("half a copy is left")
+	}
+	must(t, p.Stop(t.Context()))
 }
 
 func TestMissingToolsAreNamedWithTheirPackage(t *testing.T) {

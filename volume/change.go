@@ -28,8 +28,8 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 		if image.InUse(f) != image.Unused {
 			return fault.New(fault.Busy, fault.Volume, "a guest has it open; resize the guest's disk instead (virsh blockresize)")
 		}
-		if d, err := p.active(); err == nil && d.carver() != nil {
-			return tell(context.WithoutCancel(ctx), p.lane, func() error { return d.carver().resize(p.steady(), v, target) })
+		if c := p.carver(); c != nil {
+			return tell(context.WithoutCancel(ctx), p.lane, func() error { return c.resize(p.steady(), v, target) })
 		}
 		grown := image.Thin
 		if o.Allocate {

@@ -291,6 +291,7 @@ func (d disk) build(ctx context.Context, how Build) error {
 	known, err := filepath.Glob(filepath.Join("/sys/class/block", filepath.Base(device), "*", "partition"))
 	if err == nil && len(known) > 0 {
 		if _, err := run(ctx, toolTime, "partx", "--delete", device); err != nil {
+			_, _ = run(ctx, toolTime, "partx", "--update", device) // brings back those that went before it
 			return fault.Wrap(err, fault.Busy, fault.Pool, "a partition of %s is in use", d.device)
 		}
 	}

@@ -16,6 +16,11 @@
 // that leads out of it. A volume's declared format is remembered, because the
 // bytes of the volume belong to a guest.
 //
+// Volume groups and partitioned disks are pools too. Their volumes are block
+// devices that the host's own tools cut out (LVM's, sfdisk and partx), run in
+// the lane as children with a bound on time and output. A device that holds
+// something is taken only when told to overwrite, and one in use never.
+//
 // What belongs here: what a pool is, where its volumes are, and who works on
 // them. What does not: the layout of an image (room image) and who uses a
 // volume as a disk (room guest).

@@ -30,7 +30,7 @@ const (
 // it is the same.
 func (p *Pool) attach(ctx context.Context, d *definition) error {
 	if c := d.carver(); c != nil {
-		return c.attach(ctx)
+		return c.attach(context.WithoutCancel(ctx))
 	}
 	if d.kind == Dir {
 		return nil
@@ -50,7 +50,7 @@ func (p *Pool) attach(ctx context.Context, d *definition) error {
 // detach unmounts what attach mounted.
 func (p *Pool) detach(ctx context.Context, d *definition) error {
 	if c := d.carver(); c != nil {
-		return c.detach(ctx)
+		return c.detach(context.WithoutCancel(ctx))
 	}
 	if d.kind == Dir {
 		return nil
@@ -187,7 +187,9 @@ func runOn(ctx context.Context, limit time.Duration, input, name string, args ..
 	cmd := exec.CommandContext(ctx, "/usr/bin/env", append([]string{"PATH=" + toolPath, name}, args...)...)
 	cmd.Env = []string{"LC_ALL=C"}
 	cmd.Dir = "/"
-	cmd.Stdin = strings.NewReader(input)
+	if input != "" {
+		cmd.Stdin = strings.NewReader(input)
+	}
 	cmd.Stdout, cmd.Stderr = &bounded{to: &out, most: maxTold}, &bounded{to: &complaint, most: maxSaid}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
