@@ -1,21 +1,20 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
-	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/qemu"
-	"github.com/lodge-kvm/lodge/qmp"
 )
 
 // Open makes the registry: it reads the definitions and adopts the guests that
@@ -77,53 +76,61 @@ func (r *Registry) adoptAll() error {
 		if !e.IsDir() {
 			continue
 		}
-		dir := filepath.Join(r.RunDir, e.Name())
-		rec, err := readRunRecord(dir)
-		switch {
-		case err != nil:
-			r.log.Error("cannot read a run record; its guest, if it runs, is left alone", "dir", dir, "error", err)
-		case rec == nil:
-			_ = os.RemoveAll(dir) // a start that had not yet written anything
-		default:
-			adopting.Go(func() { r.adopt(rec, dir) })
-		}
+		adopting.Go(func() {
+			dir := filepath.Join(r.RunDir, e.Name())
+			if err := r.adopt(dir); err != nil {
+				r.setAside(dir, err)
+			}
+		})
 	}
 	adopting.Wait()
 	return nil
 }
 
 // adopt takes over one guest, or finishes what a start or an end under way left.
-func (r *Registry) adopt(rec *runRecord, dir string) {
-	log := r.log.With("domain", rec.Name, "uuid", rec.UUID)
-	def, err := domainxml.Parse(rec.XML, domainxml.Options{Active: true})
+// An error says why that cannot be done.
+func (r *Registry) adopt(dir string) error {
+	rec, err := readRunRecord(dir)
 	if err != nil {
-		log.Error("cannot understand the record of a running guest; it is left alone", "error", err)
-		return
+		return err
 	}
-	run := newRun(*rec, dir, r.Kernel, log)
-	run.def = def
-	r.rehold(run)
+	if rec == nil {
+		return os.RemoveAll(dir) // a start that had not yet written anything
+	}
+	run := newRun(*rec, dir, r.Kernel, r.log.With("domain", rec.Name, "uuid", rec.UUID))
+	if run.def, err = domainxml.Parse(rec.XML, domainxml.Options{Active: true}); err != nil {
+		return fmt.Errorf("cannot understand its run record: %w", err)
+	}
 	process, err := r.findProcess(run)
-	if err != nil {
-		log.Info("a guest ended while no daemon looked", "cause", err)
-	}
 	started := rec.State.Phase.Active()
-	if process != nil && !started {
-		log.Warn("taking back a start that its daemon did not live to complete", "pid", process.PID)
-		_ = process.Kill()
-		<-process.Exited()
+	if err == nil && process != nil && !started {
+		run.log.Warn("taking back a start that its daemon did not live to complete", "pid", process.PID)
+		process, err = nil, killAndWait(process)
 	}
-	if process == nil || !started {
-		r.bury(run, rec)
-		return
+	if err != nil {
+		return err
 	}
+	r.rehold(run)
+	if process == nil {
+		r.bury(run, rec, started)
+		return nil
+	}
+	r.takeUp(run, rec, process)
+	return nil
+}
+
+// takeUp makes a guest that runs on this daemon's own.
+func (r *Registry) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 	run.process = process
 	run.hold("process watch", func(context.Context) error { process.Release(); return nil })
 	g := r.adopted(rec)
 	g.run, g.state, g.since = run, rec.State, rec.Since
+	g.state.Persistent = g.inactive != nil // what is stored counts
+	g.settleManaged(rec)
 	g.live.Store(run)
 	r.setID(g, rec.ID)
 	g.reattach(run)
+	g.endAgain()
 	g.publish()
 }
 
@@ -139,43 +146,110 @@ func (r *Registry) adopted(rec *runRecord) *Guest {
 	return g
 }
 
-// findProcess finds the process of a run record again. One that was launched
-// but not yet recorded answers on its monitor, and is told to quit.
+// findProcess finds the process of a run record again; nil when it has ended.
 func (r *Registry) findProcess(run *run) (*qemu.Process, error) {
-	if run.PID != 0 {
-		return qemu.Adopt(run.PID, run.StartTime)
+	pid, start := run.PID, run.StartTime
+	if pid == 0 { // launched, perhaps, but not yet recorded
+		if pid = r.emulatorIn(run.dir); pid == 0 {
+			return nil, nil
+		}
+		p, err := r.Kernel.Process(pid)
+		if err != nil {
+			return nil, nil // it has ended just now
+		}
+		start = p.Start
 	}
-	ctx, stop := context.WithTimeout(r.life, reattachPatience)
-	defer stop()
-	s, err := qmp.Dial(ctx, run.monitorPath(), run.log)
-	if err != nil {
-		return nil, errors.New("it had not been launched")
+	process, err := qemu.Adopt(pid, start)
+	if fault.Is(err, fault.NotFound) {
+		run.log.Info("a guest ended while no daemon looked", "cause", err)
+		return nil, nil
 	}
-	defer s.Close()
-	_ = s.Execute(ctx, "quit", nil, nil) // its end is what was asked for
-	return nil, errors.New("its start was not complete")
+	return process, err
+}
+
+// emulatorIn finds the QEMU that was launched in a guest's run directory; 0 when
+// there is none. An administrator may look around there too.
+func (r *Registry) emulatorIn(dir string) int {
+	for _, pid := range r.Kernel.WorkingIn(dir) {
+		for _, word := range r.Kernel.Command(pid) {
+			if strings.HasPrefix(word, "guest=") {
+				return pid
+			}
+		}
+	}
+	return 0
+}
+
+// killAndWait ends a process and waits for that, but not for one that the kernel
+// does not let go.
+func killAndWait(p *qemu.Process) error {
+	if err := p.Kill(); err != nil {
+		return err
+	}
+	late := time.NewTimer(nowPatience)
+	defer late.Stop()
+	select {
+	case <-p.Exited():
+		return nil
+	case <-late.C:
+		p.Release()
+		return fault.New(fault.Timeout, fault.Host, "process %d was killed and does not end", p.PID)
+	}
 }
 
 // bury settles a guest that ended while no daemon looked: what it held is given
 // back, and it is shown as what it became.
-func (r *Registry) bury(run *run, rec *runRecord) {
+func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
+	if rec.Saving != nil && rec.State.EndFor != domain.ReasonSaved {
+		rec.Saving.discard(ctx, run.log)
+	}
 	_ = run.releaseAll(ctx) // each failure has been logged
-	if g := r.byUUIDNoWait(rec.UUID); g != nil {
-		g.state.Phase = domain.ShutOff
-		g.state.Reason = domain.ReasonUnknown
-		if rec.State.Phase == domain.ShuttingDown {
-			g.state.Reason = domain.ReasonShutdown
-		}
+	r.mu.RLock()
+	g := r.byUUID[rec.UUID]
+	r.mu.RUnlock()
+	if g == nil || !started {
+		return
+	}
+	g.settleManaged(rec)
+	g.state.Phase, g.state.Reason = domain.ShutOff, cmp.Or(rec.State.EndFor, domain.ReasonUnknown)
+	g.publish()
+}
+
+// setAside leaves a guest alone that cannot be adopted: its QEMU, if it runs, is
+// not ended, and the guest is not started beside it. Where none runs, what lies
+// around is cleared away.
+func (r *Registry) setAside(dir string, cause error) {
+	uuid := filepath.Base(dir)
+	log := r.log.With("uuid", uuid, "dir", dir)
+	ctx, stop := context.WithTimeout(r.life, releaseLimit)
+	defer stop()
+	err := r.clear(ctx, dir)
+	if err == nil {
+		log.Error("the run record of a guest that has ended cannot be used; what it held in the host may be left", "error", cause)
+		return
+	}
+	log.Error("a guest cannot be adopted and is left alone", "error", cause, "until", err)
+	r.mu.RLock()
+	g := r.byUUID[uuid]
+	r.mu.RUnlock()
+	if g != nil {
+		g.quarantine = fmt.Sprintf("quarantined: this guest could not be adopted (%v); %v", cause, err)
 		g.publish()
 	}
 }
 
-func (r *Registry) byUUIDNoWait(uuid string) *Guest {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	return r.byUUID[uuid]
+// clear removes the run directory of a guest that has ended, and what can be
+// known from it alone. It refuses while a QEMU works there.
+func (r *Registry) clear(ctx context.Context, dir string) error {
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if pid := r.emulatorIn(dir); pid != 0 {
+		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run lives on in %s; end that process first", pid, dir)
+	}
+	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Remove(ctx), stopTPMs(ctx, &run{dir: dir}), os.RemoveAll(dir))
 }
 
 // rehold rebuilds the releases of an adopted guest from its record, in the order
@@ -193,196 +267,4 @@ func (r *Registry) rehold(run *run) {
 		run.hold("interface "+n.IfName, release)
 	}
 	r.reholdRest(run)
-}
-
-// reattachPatience bounds the first attempt to reach an adopted guest's monitor;
-// a healthy QEMU answers within a millisecond.
-const reattachPatience = 500 * time.Millisecond
-
-// reattach connects an adopted guest to its monitor and corrects its state by
-// what QEMU says. It runs before the loop does.
-func (g *Guest) reattach(r *run) {
-	ctx, stop := context.WithTimeout(g.reg.life, reattachPatience)
-	defer stop()
-	s, err := qmp.Dial(ctx, r.monitorPath(), g.log)
-	if err != nil {
-		g.loseMonitor()
-		return
-	}
-	found, err := inquire(ctx, s)
-	if err != nil {
-		s.Close()
-		g.loseMonitor()
-		return
-	}
-	r.connect(s)
-	if r.Saving != nil && g.state.EndFor == "" {
-		r.Saving.giveUp(ctx, s, g.log)
-		r.Saving = nil
-		if found, err = inquire(ctx, s); err != nil {
-			g.log.Warn("cannot ask an adopted guest for its state", "error", err)
-			return
-		}
-	}
-	g.meet(found)
-	if g.state.EndFor != "" { // its end had begun
-		r.end(endNow)
-	}
-}
-
-// inquiry is what a daemon asks QEMU when it has missed events.
-type inquiry struct {
-	status   string
-	channels map[string]bool // virtio-serial ports by id: open in the guest
-	devices  map[string]bool // aliases that QEMU still has
-	balloon  uint64
-}
-
-func inquire(ctx context.Context, s *qmp.Session) (*inquiry, error) {
-	var status struct{ Status string }
-	if err := s.Execute(ctx, "query-status", nil, &status); err != nil {
-		return nil, err
-	}
-	found := &inquiry{status: status.Status}
-	var chardevs []struct {
-		Label        string
-		FrontendOpen bool `json:"frontend-open"`
-	}
-	if err := s.Execute(ctx, "query-chardev", nil, &chardevs); err != nil {
-		return nil, err
-	}
-	found.channels = map[string]bool{}
-	for _, c := range chardevs {
-		found.channels[c.Label] = c.FrontendOpen
-	}
-	var objects []struct{ Name string }
-	if err := s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects); err != nil {
-		return nil, err
-	}
-	found.devices = map[string]bool{}
-	for _, o := range objects {
-		found.devices[o.Name] = true
-	}
-	var balloon struct{ Actual uint64 }
-	if s.Execute(ctx, "query-balloon", nil, &balloon) == nil { // a guest without one refuses
-		found.balloon = balloon.Actual
-	}
-	return found, nil
-}
-
-// meet corrects the guest's state by what QEMU said. It runs in the loop, or
-// before it.
-func (g *Guest) meet(found *inquiry) {
-	g.setActive(func(d *domain.Definition) {
-		for _, c := range d.Devices.Channels {
-			if c.Name != "" {
-				c.State = "disconnected"
-				if found.channels["char"+c.Alias] {
-					c.State = "connected"
-				}
-			}
-		}
-		if found.balloon > 0 {
-			d.CurrentMemory = found.balloon
-		}
-		dropMissing(d, found.devices)
-	})
-	phase, reason := activePhase(found.status)
-	switch {
-	case phase == domain.ShuttingDown && g.state.Phase != domain.ShuttingDown:
-		g.advance(lifecycle.PoweredDown{}) // it happened while nobody listened
-	case phase == domain.ShuttingDown:
-		g.run.end(endGracefully)
-	case phase != g.state.Phase:
-		g.advance(lifecycle.Found{Phase: phase, Reason: reason})
-	}
-}
-
-// dropMissing takes devices out that the guest has let go while nobody listened:
-// those that can be unplugged and are no longer there.
-func dropMissing(d *domain.Definition, present map[string]bool) {
-	for _, dev := range d.Devices.All() {
-		info := dev.Common()
-		switch dev.(type) {
-		case *device.Disk, *device.NIC, *device.HostDevice:
-			if info.Alias != "" && !present[info.Alias] {
-				d.Devices.Remove(dev)
-			}
-		}
-	}
-}
-
-// Reconnection: soon at first, then patiently.
-const (
-	firstRetry = 100 * time.Millisecond
-	lastRetry  = 5 * time.Second
-)
-
-// loseMonitor notes that the monitor is gone while the process lives, and keeps
-// trying to reach it, for as long as the process lives. A lost monitor is not a
-// dead guest.
-func (g *Guest) loseMonitor() {
-	r := g.run
-	r.lost.Store(time.Now().UnixNano())
-	g.publish()
-	go func() {
-		for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
-			pause := time.NewTimer(wait)
-			select {
-			case <-pause.C:
-			case <-r.process.Exited():
-				return
-			case <-g.ended:
-				return
-			}
-			if s := r.tryDial(g.reg.life); s != nil {
-				r.back <- s // its one place is free: one loss, one return
-				return
-			}
-		}
-	}()
-}
-
-// tryDial tries once to reach the monitor.
-func (r *run) tryDial(ctx context.Context) *qmp.Session {
-	ctx, stop := context.WithTimeout(ctx, lastRetry)
-	defer stop()
-	s, err := qmp.Dial(ctx, r.monitorPath(), r.log)
-	if err != nil {
-		r.log.Debug("the monitor cannot be reached yet", "error", err)
-		return nil
-	}
-	return s
-}
-
-// handleReconnect takes a new session in and asks what was missed.
-func (g *Guest) handleReconnect(s *qmp.Session) {
-	if g.run == nil {
-		s.Close()
-		return
-	}
-	g.run.connect(s)
-	g.log.Info("the monitor is back")
-	g.resync()
-}
-
-// resync asks QEMU, beside the loop, for what events would have told.
-func (g *Guest) resync() {
-	r, s := g.run, g.run.session.Load()
-	t := &task{ctx: g.reg.life, kind: domain.JobQuery, limit: modifyLimit, reply: make(chan error, 1), until: time.Now().Add(time.Hour)}
-	t.plan = func() (work, error) {
-		return func(ctx context.Context) (settle, error) {
-			found, err := inquire(ctx, s)
-			if err != nil {
-				return nil, fmt.Errorf("cannot ask QEMU what was missed: %w", err)
-			}
-			return func() error {
-				if g.run == r {
-					g.meet(found)
-				}
-				return nil
-			}, nil
-		}, nil
-	}
-	g.accept(t)
 }

@@ -107,10 +107,10 @@ func (r *run) withAgent(ctx context.Context, def *domain.Definition, do func(*ag
 
 // agentShutdown has the agent turn the guest off or reboot it. An agent that
 // obeys does not answer.
-func (r *run) agentShutdown(ctx context.Context, mode string) error {
+func (r *run) agentShutdown(ctx context.Context, def *domain.Definition, mode string) error {
 	ctx, stop := context.WithTimeout(ctx, agentLimit)
 	defer stop()
-	return r.withAgent(ctx, r.def, func(s *agent.Session) error {
+	return r.withAgent(ctx, def, func(s *agent.Session) error {
 		return s.Order(ctx, "guest-shutdown", map[string]any{"mode": mode})
 	})
 }

@@ -25,7 +25,7 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 		return nil, err
 	}
 	err = g.change(ctx, "", func() error { return g.define(def, doc) })
-	return g, err
+	return g, r.unclaim(g, err)
 }
 
 // understand turns a document into a complete definition, as the QEMU that it
@@ -75,7 +75,6 @@ func (g *Guest) define(def *domain.Definition, doc string) error {
 	g.inactive, g.record.Submitted, g.record.XML = def, doc, text
 	if err := g.keep(); err != nil {
 		g.inactive, g.record = before, old
-		g.forgetIfNothing()
 		return err
 	}
 	g.state.Persistent = true
@@ -125,9 +124,9 @@ func policy(d *domain.Definition) lifecycle.Policy {
 }
 
 // forgetIfNothing lets go of a guest that was claimed for something that then
-// failed: neither defined nor running.
+// failed: neither defined nor running, and not on the way there.
 func (g *Guest) forgetIfNothing() {
-	if g.inactive == nil && g.run == nil {
+	if g.inactive == nil && g.run == nil && g.job == nil {
 		g.forget()
 	}
 }
@@ -138,24 +137,41 @@ type UndefineOptions struct{ ManagedSave, Snapshots, Checkpoints, NVRAM, KeepNVR
 // Undefine takes back the persistent definition. A running guest becomes
 // transient.
 func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
+	// The user says where the variables are: the caller waits for that file
+	// system, and not the loop.
+	nvram := g.nvramFile()
+	err := g.undefine(ctx, o, nvram != "")
+	if err == nil && o.NVRAM && nvram != "" {
+		removeFile(g.log, nvram)
+	}
+	return err
+}
+
+// nvramFile is where the guest's UEFI variables are; empty: there are none.
+func (g *Guest) nvramFile() string {
+	if def := g.View().Inactive; def != nil && def.OS.NVRAM.Path != "" && fileExists(def.OS.NVRAM.Path) {
+		return def.OS.NVRAM.Path
+	}
+	return ""
+}
+
+func (g *Guest) undefine(ctx context.Context, o UndefineOptions, nvram bool) error {
 	return g.change(ctx, lifecycle.Undefine, func() error {
-		if err := g.admitUndefine(o); err != nil {
+		if err := g.admitUndefine(o, nvram); err != nil {
 			return err
 		}
-		nvram, inactive := g.inactive.OS.NVRAM.Path, g.inactive
+		inactive := g.inactive
 		g.inactive = nil
 		if err := g.keep(); err != nil {
 			g.inactive = inactive
 			return err
 		}
 		g.dropManagedSave()
-		if o.NVRAM && nvram != "" {
-			removeFile(g.log, nvram)
-		}
 		if o.TPM || !o.KeepTPM && g.run == nil && !keepsTPM(inactive) {
 			g.reg.dropTPM(g.uuid, g.log)
 		}
 		g.state.Persistent, g.record.Autostart, g.record.AutostartOnce = false, false, false
+		g.keepRun()
 		g.announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRemoved})
 		g.publish()
 		g.forgetIfNothing()
@@ -163,7 +179,7 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 	})
 }
 
-func (g *Guest) admitUndefine(o UndefineOptions) error {
+func (g *Guest) admitUndefine(o UndefineOptions, nvram bool) error {
 	if g.record.ManagedSave && !o.ManagedSave {
 		return fault.New(fault.WrongState, fault.Domain,
 			"refusing to undefine while domain managed save image exists; remove it first, or undefine with --managed-save")
@@ -171,10 +187,9 @@ func (g *Guest) admitUndefine(o UndefineOptions) error {
 	if o.TPM && g.run != nil {
 		return fault.New(fault.WrongState, fault.Domain, "cannot remove the TPM's state while the domain is running")
 	}
-	nvram := g.inactive.OS.NVRAM.Path
-	if nvram != "" && !o.NVRAM && !o.KeepNVRAM && fileExists(nvram) {
+	if nvram && !o.NVRAM && !o.KeepNVRAM {
 		return fault.New(fault.WrongState, fault.Domain,
-			"cannot undefine domain with nvram %s; say --nvram to remove it or --keep-nvram to keep it", nvram)
+			"cannot undefine domain with nvram %s; say --nvram to remove it or --keep-nvram to keep it", g.inactive.OS.NVRAM.Path)
 	}
 	return nil
 }
@@ -208,24 +223,27 @@ func (g *Guest) Rename(ctx context.Context, name string) error {
 	if err := domain.CheckName(name); err != nil {
 		return err
 	}
-	return g.change(ctx, lifecycle.Rename, func() error {
-		if g.inactive == nil {
-			return fault.New(fault.WrongState, fault.Domain, "cannot rename a transient domain")
-		}
-		if g.record.ManagedSave {
-			return fault.New(fault.WrongState, fault.Domain, "cannot rename a domain with a managed save image; start it or remove the image first")
-		}
-		from := g.record.Name
-		if err := g.reg.rename(g, from, name); err != nil {
-			return err
-		}
-		def := g.inactive.Clone()
-		def.Name = name
-		g.announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRenamed})
-		if err := g.redefine(def); err != nil {
-			return errors.Join(err, g.reg.rename(g, name, from))
-		}
-		g.announce(event.DomainChange{Change: event.Defined, Detail: event.DetailRenamed})
-		return nil
-	})
+	// It has its turn like work, so that no start is under way.
+	return g.perform(ctx, lifecycle.Rename, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.rename(name) })
+}
+
+func (g *Guest) rename(name string) error {
+	if g.inactive == nil {
+		return fault.New(fault.WrongState, fault.Domain, "cannot rename a transient domain")
+	}
+	if g.record.ManagedSave {
+		return fault.New(fault.WrongState, fault.Domain, "cannot rename a domain with a managed save image; start it or remove the image first")
+	}
+	from := g.record.Name
+	if err := g.reg.rename(g, from, name); err != nil {
+		return err
+	}
+	def := g.inactive.Clone()
+	def.Name = name
+	g.announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRenamed})
+	if err := g.redefine(def); err != nil {
+		return errors.Join(err, g.reg.rename(g, name, from))
+	}
+	g.announce(event.DomainChange{Change: event.Defined, Detail: event.DetailRenamed})
+	return nil
 }

@@ -37,9 +37,10 @@ func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
 }
 
 func (g *Guest) planDump(path string, o DumpOptions, p *progress) work {
-	r, wasRunning := g.run, g.state.Phase == domain.Running
-	r.Saving = &saving{Path: path, WasRunning: wasRunning}
+	r := g.run
+	r.Saving = &saving{Path: path, WasRunning: g.state.Phase == domain.Running}
 	g.advance(lifecycle.Pausing{Reason: domain.ReasonDump})
+	g.keepRun() // it may have been announced before
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
@@ -49,8 +50,7 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) work {
 			err = s.Execute(ctx, "system_reset", nil, nil)
 		}
 		if err != nil || !o.Crash {
-			goOn(ctx, s, wasRunning, g.log)
-			return func() error { r.Saving = nil; g.keepRun(); return nil }, err
+			return g.notSaved(ctx, s, r), err
 		}
 		return func() error {
 			g.advance(lifecycle.Ending{Reason: domain.ReasonCrashed})

@@ -25,7 +25,7 @@ func (g *Guest) handleEvent(e qmp.Event, more bool) {
 		g.resync()
 	}
 	if handle := qemuEvents[e.Name]; handle != nil {
-		handle(g, e.Data)
+		_ = g.contain("QEMU's event "+e.Name, func() error { handle(g, e.Data); return nil }) // it was logged
 	}
 }
 

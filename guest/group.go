@@ -16,10 +16,10 @@ import (
 // makeGroup makes the guest's control group with the limits of its definition.
 func (l *launching) makeGroup(context.Context) error {
 	group := l.g.reg.Cgroups.Guest(l.run.UUID)
+	l.run.hold("control group", group.Remove) // it may be made in part
 	if err := group.Create(); err != nil {
 		return err
 	}
-	l.run.hold("control group", group.Remove)
 	absent, err := group.Apply(limits(l.run.def))
 	if err != nil {
 		return err

@@ -52,6 +52,8 @@ type Guest struct {
 	turn *time.Timer
 	// destroyers wait for the end of the process.
 	destroyers []*task
+	// quarantine says what keeps a guest from being adopted whose QEMU lives on.
+	quarantine string
 	lastJob    domain.Progress
 	// over says that the loop is to end: the guest is forgotten, or the daemon stops.
 	over bool
@@ -93,6 +95,7 @@ func (g *Guest) UUID() string { return g.uuid }
 func (g *Guest) loop(ctx context.Context) {
 	defer close(g.ended)
 	defer g.retire()
+	g.continueAfter() // an adopted guest may bring work along
 	for !g.over {
 		if g.handleEvents() {
 			continue

@@ -131,6 +131,8 @@ func (d *daemon) destroyAll() {
 	}
 }
 
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
 // testLog shows what the daemon logs where the test fails.
 type testLog struct{ t *testing.T }
 

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"sync/atomic"
@@ -135,7 +136,7 @@ func followMigration(ctx context.Context, s *qmp.Session, p *progress) error {
 		case "completed":
 			return nil
 		case "cancelled":
-			return context.Cause(ctx)
+			return cmp.Or(context.Cause(ctx), fault.New(fault.Aborted, fault.Domain, "somebody else cancelled it on QEMU's monitor"))
 		case "failed":
 			return fault.New(fault.Failed, fault.Domain, "QEMU could not move the guest's state: %s", m.ErrorDesc)
 		}

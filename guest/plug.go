@@ -338,7 +338,7 @@ func (w *removal) within(ctx context.Context, patience time.Duration) error {
 func (g *Guest) deviceGone(alias string) {
 	r := g.run
 	dev := r.def.Devices.ByAlias(alias)
-	if dev == nil {
+	if dev == nil || r.noticed { // what an ended guest held is given back as a whole
 		return
 	}
 	_, after, err := qemu.Unplug(dev)
@@ -445,9 +445,9 @@ func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force b
 	if err := updateIn(&after.Devices, dev); err != nil {
 		return nil, err
 	}
-	changed := after.Devices.ByAlias(before.Common().Alias)
+	changed, def := after.Devices.ByAlias(before.Common().Alias), r.def
 	return func(ctx context.Context) (settle, error) {
-		if err := g.updateLive(ctx, r, before, changed, force); err != nil {
+		if err := g.updateLive(ctx, r, def, before, changed, force); err != nil {
 			return nil, err
 		}
 		return func() error {
@@ -466,14 +466,14 @@ func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force b
 }
 
 // updateLive does an update to the running guest, beside the loop.
-func (g *Guest) updateLive(ctx context.Context, r *run, before, after device.Device, force bool) error {
+func (g *Guest) updateLive(ctx context.Context, r *run, def *domain.Definition, before, after device.Device, force bool) error {
 	s, err := r.monitor()
 	if err != nil {
 		return err
 	}
 	switch after := after.(type) {
 	case *device.Disk:
-		return g.changeMedia(ctx, r, s, before.(*device.Disk), after, force)
+		return g.changeMedia(ctx, r, def, s, before.(*device.Disk), after, force)
 	case *device.NIC:
 		return s.Execute(ctx, "set_link", map[string]any{"name": after.Alias, "up": after.Link != "down"}, nil)
 	case *device.Graphics:
@@ -489,12 +489,12 @@ func (g *Guest) updateLive(ctx context.Context, r *run, before, after device.Dev
 
 // changeMedia exchanges the medium of a drive. A guest that locked its tray is
 // overruled by force only.
-func (g *Guest) changeMedia(ctx context.Context, r *run, s *qmp.Session, before, after *device.Disk, force bool) error {
-	caps, err := g.reg.Emulators.Get(ctx, r.def.Devices.Emulator)
+func (g *Guest) changeMedia(ctx context.Context, r *run, def *domain.Definition, s *qmp.Session, before, after *device.Disk, force bool) error {
+	caps, err := g.reg.Emulators.Get(ctx, def.Devices.Emulator)
 	if err != nil {
 		return err
 	}
-	p := &qemu.Plan{Definition: r.def, Capabilities: caps, Dir: r.dir, Disks: map[string]device.DiskAttachment{}}
+	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.dir, Disks: map[string]device.DiskAttachment{}}
 	a, present, err := g.reg.findDisk(ctx, after)
 	if err != nil {
 		return err

@@ -55,8 +55,13 @@ type runRecord struct {
 	Updated    bool
 	Messages   []string
 	NICs       []heldNIC
-	// Saving is a save under way; nil otherwise.
+	// Saving is a save or a dump under way; nil otherwise.
 	Saving *saving
+	// FromManaged says that the guest came from its managed save image.
+	FromManaged bool
+	// AutoDestroy says that the guest ends with the client that started it, and so
+	// with the daemon that this client was connected to.
+	AutoDestroy bool
 }
 
 // heldNIC is a host interface that outlives QEMU and must be taken down.

@@ -136,6 +136,16 @@ func (r *Registry) claim(name, uuid string) (g *Guest, err error) {
 	}
 }
 
+// unclaim lets a guest go that was claimed for something that failed, if it is
+// nothing by itself, and passes the failure on.
+func (r *Registry) unclaim(g *Guest, failure error) error {
+	if failure == nil {
+		return nil
+	}
+	_ = g.change(r.life, "", func() error { g.forgetIfNothing(); return nil }) // it has gone already, or the daemon stops
+	return failure
+}
+
 // run sets a guest's loop going. It ends with the registry, or with the guest.
 func (r *Registry) run(g *Guest) {
 	r.loops.Go(func() { g.loop(r.life) })

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
@@ -33,7 +35,9 @@ type run struct {
 	events  <-chan qmp.Event
 	seen    uint64 // the number of the newest event that the loop has read
 	noticed bool   // the loop knows that the process has ended
-	// back receives a new session after the old one was lost.
+	behind  bool   // events were missed: QEMU is to be asked for its state
+	// back hands over a new session after the old one was lost. It holds none, so
+	// that none is forgotten in it.
 	back chan *qmp.Session
 	// lost is when the monitor was lost, in Unix nanoseconds; 0: it is there.
 	lost atomic.Int64
@@ -56,7 +60,7 @@ type release struct {
 }
 
 func newRun(rec runRecord, dir string, root kernel.Root, log *slog.Logger) *run {
-	return &run{runRecord: rec, dir: dir, kernel: root, log: log, ends: make(chan struct{}), kill: make(chan struct{}), back: make(chan *qmp.Session, 1), removals: map[string]*removal{}}
+	return &run{runRecord: rec, dir: dir, kernel: root, log: log, ends: make(chan struct{}), kill: make(chan struct{}), back: make(chan *qmp.Session), removals: map[string]*removal{}}
 }
 
 // monitorPath is where the guest's QEMU serves its monitor.
@@ -187,7 +191,7 @@ const (
 func (r *run) end(mode endMode) {
 	r.endOnce.Do(func() {
 		close(r.ends)
-		if err := r.process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		if err := r.process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
 			r.log.Warn("cannot signal QEMU", "pid", r.PID, "error", err)
 		}
 	})
@@ -219,7 +223,7 @@ func (r *run) killAfter(patience time.Duration) {
 func (r *run) killNow() {
 	r.killOnce.Do(func() {
 		close(r.kill)
-		if err := r.process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		if err := r.process.Kill(); err != nil && !errors.Is(err, os.ErrClosed) {
 			r.log.Error("cannot kill QEMU", "pid", r.PID, "error", err)
 		}
 	})

@@ -3,7 +3,6 @@ package guest
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -54,62 +53,44 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 	if err != nil {
 		return nil, err
 	}
-	wasRunning := was == domain.Running
-	r.Saving = &saving{Path: path, WasRunning: wasRunning}
+	r.Saving = &saving{Path: path, WasRunning: was == domain.Running, Managed: managed}
 	g.advance(lifecycle.Pausing{Reason: domain.ReasonSave})
 	g.advance(lifecycle.Resuming{Reason: domain.ReasonSaveCanceled}) // should it fail
+	g.keepRun()                                                      // it may have been announced before
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
 			err = saveTo(ctx, s, path, header, o.BypassCache, p)
 		}
 		if err != nil {
-			goOn(ctx, s, wasRunning, g.log)
-			return func() error { r.Saving = nil; g.keepRun(); return nil }, err
+			return g.notSaved(ctx, s, r), err
 		}
 		return func() error { return g.saved(r, managed) }, nil
 	}, nil
 }
 
-// saving is what a daemon must know of a save that another did not complete.
-type saving struct {
-	Path       string
-	WasRunning bool
-}
-
-// goOn lets a guest that ran go on after its save has failed. It is part of the
-// work, and not of its settling: it must happen even when the daemon stops.
-func goOn(ctx context.Context, s *qmp.Session, wasRunning bool, log *slog.Logger) {
-	if s == nil || !wasRunning {
-		return
-	}
+// notSaved lets a guest go on after its save, or a dump, and gives what settles
+// that. It is part of the work, and not of its settling: it must happen even
+// when the daemon stops. Where it cannot be done now it is owed.
+func (g *Guest) notSaved(ctx context.Context, s *qmp.Session, r *run) settle {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), modifyLimit)
 	defer stop()
-	if err := s.Execute(ctx, "cont", nil, nil); err != nil {
-		log.Error("the guest cannot go on after its save failed", "error", err)
+	if err := r.Saving.goOn(ctx, s); err != nil {
+		g.log.Error("the guest cannot go on after its save or dump yet", "error", err)
+		return func() error { return nil }
 	}
+	return func() error { r.Saving = nil; g.keepRun(); return nil }
 }
 
-// giveUp ends a save that another daemon began: the guest goes on as before it,
-// and what was written is removed.
-func (s *saving) giveUp(ctx context.Context, session *qmp.Session, log *slog.Logger) {
-	if err := session.Execute(ctx, "migrate_cancel", nil, nil); err != nil {
-		log.Warn("cannot cancel a save that an earlier daemon began", "error", err)
-	}
-	goOn(ctx, session, s.WasRunning, log)
-	removeFile(log, partial(s.Path))
-}
-
-func partial(path string) string { return path + ".partial" }
-
-// saved settles a guest whose image is complete. It runs in the loop.
+// saved settles a guest whose image is complete. It runs in the loop. What the
+// next daemon reads first is written first: see settleManaged.
 func (g *Guest) saved(r *run, managed bool) error {
+	g.advance(lifecycle.Ending{Reason: domain.ReasonSaved})
 	var err error
 	if managed {
 		g.record.ManagedSave = true
 		err = g.keep()
 	}
-	g.advance(lifecycle.Ending{Reason: domain.ReasonSaved})
 	r.end(endNow)
 	return err
 }
@@ -151,6 +132,9 @@ func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, byp
 // RemoveManagedSave discards the image that the next start would continue from.
 func (g *Guest) RemoveManagedSave(ctx context.Context) error {
 	return g.change(ctx, "", func() error {
+		if !g.record.ManagedSave {
+			return nil
+		}
 		g.dropManagedSave()
 		err := g.keep()
 		g.publish()
@@ -172,14 +156,31 @@ func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Gu
 	if err != nil {
 		return nil, err
 	}
+	image.close() // the work opens it again, if it ever comes to that
 	g, err := r.claim(image.def.Name, image.def.UUID)
 	if err != nil {
-		image.close()
 		return nil, err
 	}
-	return g, g.perform(ctx, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
-		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then), ResetNVRAM: o.ResetNVRAM}, nil), nil
+	err = g.perform(ctx, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
+		return g.planRestoreFrom(path, o), nil
 	})
+	return g, r.unclaim(g, err)
+}
+
+// planRestoreFrom gives the work of a restore from a file, which must still be
+// of this guest.
+func (g *Guest) planRestoreFrom(path string, o SaveOptions) work {
+	return func(ctx context.Context) (settle, error) {
+		image, err := openSaved(path, o)
+		if err != nil {
+			return nil, err
+		}
+		if image.def.UUID != g.uuid || image.def.Name != g.Name() {
+			image.close()
+			return nil, fault.New(fault.Failed, fault.Config, "the saved image %s was exchanged meanwhile", path)
+		}
+		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then), ResetNVRAM: o.ResetNVRAM}, nil)(ctx)
+	}
 }
 
 // planManagedRestore starts a guest from its managed save image. An image that
@@ -208,8 +209,9 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions, then func() error
 		defer image.close()
 		r, err := g.launch(ctx, image.def, image.xml, o, image)
 		if err != nil {
-			return func() error { g.forgetIfNothing(); return nil }, err
+			return nil, err
 		}
+		r.FromManaged = then != nil
 		return func() error {
 			g.takeOver(r, lifecycle.Started{Reason: domain.ReasonRestored, Paused: o.Paused}, o)
 			if then != nil {

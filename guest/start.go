@@ -58,9 +58,10 @@ func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Gue
 	if err != nil {
 		return nil, err
 	}
-	return g, g.perform(ctx, lifecycle.Start, domain.JobStart, startLimit, func() (work, error) {
+	err = g.perform(ctx, lifecycle.Start, domain.JobStart, startLimit, func() (work, error) {
 		return g.planStart(def, doc, o), nil
 	})
+	return g, r.unclaim(g, err)
 }
 
 // planStart gives the work of a cold start of def.
@@ -68,7 +69,7 @@ func (g *Guest) planStart(def *domain.Definition, submitted string, o StartOptio
 	return func(ctx context.Context) (settle, error) {
 		r, err := g.launch(ctx, def, submitted, o, nil)
 		if err != nil {
-			return func() error { g.forgetIfNothing(); return nil }, err
+			return nil, err
 		}
 		return func() error {
 			g.takeOver(r, lifecycle.Started{Reason: domain.ReasonBooted, Paused: o.Paused}, o)
@@ -80,11 +81,13 @@ func (g *Guest) planStart(def *domain.Definition, submitted string, o StartOptio
 // takeOver makes a launched machine the guest's. It runs in the loop.
 func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
 	g.run = r
+	g.quarantine = ""
+	r.AutoDestroy = o.AutoDestroy && o.Owner != nil
 	g.state.Policy = policy(r.def)
 	g.reg.setID(g, r.ID)
 	g.live.Store(r)
 	g.advance(f)
-	if o.AutoDestroy && o.Owner != nil {
+	if r.AutoDestroy {
 		go g.destroyWith(o.Owner, r)
 	}
 	if len(g.destroyers) > 0 { // it was destroyed while it started
@@ -169,8 +172,11 @@ func (l *launching) unwind(ctx context.Context) {
 // which has a bounded length: socket paths must stay below 108 bytes.
 func (r *Registry) guestDir(uuid string) string { return filepath.Join(r.RunDir, uuid) }
 
-func (l *launching) makeDirectory(context.Context) error {
-	if err := os.Mkdir(l.run.dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+func (l *launching) makeDirectory(ctx context.Context) error {
+	if err := l.g.reg.clear(ctx, l.run.dir); err != nil {
+		return err
+	}
+	if err := os.Mkdir(l.run.dir, 0o700); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the run directory")
 	}
 	l.run.hold("run directory", func(context.Context) error { return os.RemoveAll(l.run.dir) })

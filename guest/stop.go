@@ -86,7 +86,10 @@ func (g *Guest) beginRelease() {
 	r := g.run
 	r.noticed = true
 	g.live.Store(nil)
-	g.startInternal(domain.JobDestroy, releaseLimit, func(ctx context.Context) (settle, error) {
+	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context) (settle, error) {
+		// Whoever stops must not keep the host from getting back what is its own.
+		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
+		defer stop()
 		r.hearOut(ctx)
 		err := r.releaseAll(ctx)
 		return func() error { g.finish(r); return nil }, err
@@ -148,7 +151,7 @@ const (
 // Shutdown asks the guest to turn itself off. It returns when the guest has
 // been asked.
 func (g *Guest) Shutdown(ctx context.Context, mode ShutdownMode) error {
-	return g.askGuest(ctx, lifecycle.Shut, mode, "powerdown", nil)
+	return g.askGuest(ctx, lifecycle.Shut, mode, "powerdown", lifecycle.ShutdownAsked{})
 }
 
 // Reboot asks the guest to reboot. Through ACPI that is a power-off which is
@@ -157,18 +160,19 @@ func (g *Guest) Reboot(ctx context.Context, mode ShutdownMode) error {
 	return g.askGuest(ctx, lifecycle.Reboot, mode, "reboot", lifecycle.RebootAsked{})
 }
 
-// askGuest asks through the agent or the power button. Noted, if any, is what
-// must be known before the guest follows the button.
+// askGuest asks through the agent or the power button. Noted is what must be
+// known before the guest follows the button.
 func (g *Guest) askGuest(ctx context.Context, verb lifecycle.Verb, mode ShutdownMode, agentMode string, noted lifecycle.Fact) error {
 	return g.perform(ctx, verb, domain.JobShutdown, modifyLimit, func() (work, error) {
 		r := g.run
 		byAgent := mode == ShutdownAgent || (mode == ShutdownDefault && r.agentConnected())
-		if !byAgent && noted != nil {
+		if !byAgent {
 			g.advance(noted)
 		}
+		def := r.def
 		return func(ctx context.Context) (settle, error) {
 			if byAgent {
-				err := r.agentShutdown(ctx, agentMode)
+				err := r.agentShutdown(ctx, def, agentMode)
 				if err == nil || mode == ShutdownAgent {
 					return nil, err
 				}
@@ -178,7 +182,7 @@ func (g *Guest) askGuest(ctx context.Context, verb lifecycle.Verb, mode Shutdown
 				return nil, err
 			}
 			err = s.Execute(ctx, "system_powerdown", nil, nil)
-			if byAgent && noted != nil {
+			if byAgent {
 				return func() error { g.advance(noted); return nil }, err
 			}
 			return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -130,7 +131,8 @@ func (g *Guest) begin(t *task) {
 		t.answer(err)
 		return
 	}
-	w, err := t.plan()
+	var w work
+	err := g.contain("the plan of a request", func() (err error) { w, err = t.plan(); return err })
 	if err != nil || w == nil {
 		if err != nil || !t.later {
 			t.answer(err)
@@ -143,8 +145,20 @@ func (g *Guest) begin(t *task) {
 	g.publish()
 }
 
-// runWork does the work within its limit and reports once. A panic is a broken
-// promise of one guest's code and must not take the others along.
+// contain does something in the loop that one guest's data may break: a panic is
+// a bug that must not take the other guests along.
+func (g *Guest) contain(what string, do func() error) (err error) {
+	defer func() {
+		if bug := recover(); bug != nil {
+			g.log.Error("bug in a guest's loop", "in", what, "panic", bug, "stack", string(debug.Stack()))
+			err = fault.New(fault.Internal, fault.Domain, "%s for domain %q broke: %v; the daemon's log has more", what, g.record.Name, bug)
+		}
+	}()
+	return do()
+}
+
+// runWork does the work within its limit and reports once. A panic ends the work
+// alone, as in the loop.
 func (j *job) runWork(ctx context.Context, w work, name string) {
 	if j.task.limit > 0 {
 		cause := fault.New(fault.Timeout, fault.Domain, "%s of domain %q did not end within %v", j.kind, name, j.task.limit)
@@ -173,11 +187,14 @@ func (g *Guest) settle(o outcome) {
 	j.cancel(nil)
 	err := o.err
 	if o.settle != nil {
-		if e := o.settle(); err == nil {
+		if e := g.contain("the settling of a request", o.settle); err == nil {
 			err = e
 		}
 	}
 	g.noteEnd(j, err)
+	if err != nil {
+		g.forgetIfNothing()
+	}
 	g.publish()
 	if err == nil && j.task.progress != nil && g.run.ending() {
 		// A save or a dump that ends the guest: whoever asked for it finds the
@@ -203,6 +220,9 @@ func (g *Guest) continueAfter() {
 		return
 	}
 	g.dismissDestroyers(nil)
+	if g.run != nil && g.run.behind {
+		g.startResync()
+	}
 	for g.job == nil && len(g.waiting) > 0 {
 		t := g.waiting[0]
 		g.waiting = g.waiting[1:]
@@ -212,7 +232,8 @@ func (g *Guest) continueAfter() {
 	}
 }
 
-// armTurn sets the timer to the moment at which the first waiting task gives up.
+// armTurn sets the timer to the moment at which the first waiting task gives up:
+// the one that has waited longest, since all wait equally long.
 func (g *Guest) armTurn() {
 	if len(g.waiting) > 0 {
 		g.turn.Reset(time.Until(g.waiting[0].until))

@@ -130,8 +130,8 @@ func confine(group *kernel.Group, tid int) error {
 // settleVCPUs gives processors that were plugged just now what those from the
 // start have: their share, and their binding instead of that of the thread
 // which made them.
-func (r *Registry) settleVCPUs(ctx context.Context, s *qmp.Session, run *run) error {
-	if _, err := r.limitThreads(ctx, s, run, &domain.CPUTune{}, &run.def.Tune); err != nil {
+func (r *Registry) settleVCPUs(ctx context.Context, s *qmp.Session, run *run, def *domain.Definition) error {
+	if _, err := r.limitThreads(ctx, s, run, &domain.CPUTune{}, &def.Tune); err != nil {
 		return err
 	}
 	vcpus, err := queryVCPUs(ctx, s)
@@ -139,9 +139,9 @@ func (r *Registry) settleVCPUs(ctx context.Context, s *qmp.Session, run *run) er
 		return err
 	}
 	for _, v := range vcpus {
-		to, pinned := run.def.Tune.VCPUPins[v.Index]
+		to, pinned := def.Tune.VCPUPins[v.Index]
 		if !pinned {
-			to = run.def.VCPUs.CPUs
+			to = def.VCPUs.CPUs
 		}
 		if err := setAffinity(v.Thread, orAnywhere(to)); err != nil {
 			return err

@@ -25,10 +25,10 @@ func (l *launching) startTPMs(ctx context.Context) error {
 			continue
 		}
 		socket := filepath.Join(l.run.dir, t.Alias+".sock")
+		l.run.hold("tpm", func(ctx context.Context) error { return stopTPMs(ctx, l.run) })
 		if err := l.g.reg.startTPM(ctx, l.run, t, socket); err != nil {
 			return err
 		}
-		l.run.hold("tpm", func(ctx context.Context) error { return stopTPMs(ctx, l.run) })
 		if l.plan.TPMSockets == nil {
 			l.plan.TPMSockets = map[string]string{}
 		}

@@ -69,7 +69,7 @@ func withVCPUs(d *domain.Definition, n uint, maximum bool) (*domain.Definition, 
 }
 
 func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
-	r := g.run
+	r, def := g.run, g.run.def
 	if n > r.def.VCPUs.Max {
 		return nil, fault.New(fault.Invalid, fault.Call, "%d vCPUs are more than the domain's maximum of %d", n, r.def.VCPUs.Max)
 	}
@@ -86,8 +86,8 @@ func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
 		if have == 0 {
 			return nil, err // nothing was done
 		}
-		if err == nil && have > r.def.VCPUs.Current {
-			err = g.reg.settleVCPUs(ctx, s, r)
+		if err == nil && have > def.VCPUs.Current {
+			err = g.reg.settleVCPUs(ctx, s, r, def)
 		}
 		return func() error {
 			g.setActive(func(d *domain.Definition) { d.VCPUs.Current = have })

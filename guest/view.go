@@ -65,6 +65,9 @@ func (g *Guest) publish() {
 		v.Active, v.Updated, v.Messages = g.run.def, g.run.Updated, g.run.Messages
 		v.StuckSince, v.StuckOn = g.run.stuck()
 	}
+	if g.quarantine != "" {
+		v.Messages = append([]string{g.quarantine}, v.Messages...)
+	}
 	if g.job != nil {
 		v.job, v.progress = domain.Progress{Kind: g.job.kind, Started: g.job.started}, g.job.task.progress
 	}

@@ -28,6 +28,7 @@ var facts = map[string]Fact{
 	"destroying":      Ending{domain.ReasonDestroyed},
 	"saved":           Ending{domain.ReasonSaved},
 	"reboot-asked":    RebootAsked{},
+	"shutdown-asked":  ShutdownAsked{},
 	"powered-down":    PoweredDown{},
 	"host-powerdown":  PoweredDown{ByHost: true},
 	"reset-as-end":    PoweredDown{ByReset: true},

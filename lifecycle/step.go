@@ -36,6 +36,9 @@ type Ending struct{ Reason domain.Reason }
 // RebootAsked says that the next power-off is meant to be a reboot.
 type RebootAsked struct{}
 
+// ShutdownAsked says that it is not, whatever was asked before.
+type ShutdownAsked struct{}
+
 // PoweredDown says that the guest (or the host, for ByHost) turned the machine
 // off; ByReset where it was a reset that the definition treats as an end.
 type PoweredDown struct{ ByHost, ByReset bool }
@@ -61,21 +64,22 @@ type Found struct {
 	Reason domain.Reason
 }
 
-func (Started) fact()     {}
-func (Pausing) fact()     {}
-func (Resuming) fact()    {}
-func (Stopped) fact()     {}
-func (Resumed) fact()     {}
-func (Failing) fact()     {}
-func (Ending) fact()      {}
-func (RebootAsked) fact() {}
-func (PoweredDown) fact() {}
-func (WasReset) fact()    {}
-func (Panicked) fact()    {}
-func (Slept) fact()       {}
-func (Woke) fact()        {}
-func (Ended) fact()       {}
-func (Found) fact()       {}
+func (Started) fact()       {}
+func (Pausing) fact()       {}
+func (Resuming) fact()      {}
+func (Stopped) fact()       {}
+func (Resumed) fact()       {}
+func (Failing) fact()       {}
+func (Ending) fact()        {}
+func (RebootAsked) fact()   {}
+func (ShutdownAsked) fact() {}
+func (PoweredDown) fact()   {}
+func (WasReset) fact()      {}
+func (Panicked) fact()      {}
+func (Slept) fact()         {}
+func (Woke) fact()          {}
+func (Ended) fact()         {}
+func (Found) fact()         {}
 
 // Step gives the state after a fact, and what must be done about it, in order.
 // Facts about a guest that has ended meanwhile change nothing.
@@ -101,6 +105,8 @@ func Step(s State, f Fact) (State, []Effect) {
 		s.EndFor = f.Reason
 	case RebootAsked:
 		s.Rebooting = true
+	case ShutdownAsked:
+		s.Rebooting = false
 	case Stopped:
 		return stopped(s)
 	case Resumed:

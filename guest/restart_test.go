@@ -1,0 +1,550 @@
+package guest_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/qmp"
+	"github.com/lodge-kvm/lodge/store"
+)
+
+// domains is the kind of the records of persistent guests.
+var domains = store.Kind{Name: "domain", Version: 1}
+
+// reopen replaces the daemon by another. What a daemon that was killed would
+// have left on disk is made meanwhile.
+func (d *daemon) reopen(meanwhile func()) {
+	d.t.Helper()
+	d.close()
+	meanwhile()
+	d.open()
+}
+
+// again finds a guest in the present daemon.
+func (d *daemon) again(g *guest.Guest) *guest.Guest {
+	d.t.Helper()
+	found, err := d.ByUUID(g.UUID())
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return found
+}
+
+// record reads a guest's run record.
+func record(t *testing.T, g *guest.Guest) map[string]any {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(g.RunDir(), "run.json"))
+	ok(t, err)
+	var r map[string]any
+	ok(t, json.Unmarshal(data, &r))
+	return r
+}
+
+func writeRecord(t *testing.T, g *guest.Guest, r map[string]any) {
+	t.Helper()
+	data, err := json.Marshal(r)
+	ok(t, err)
+	ok(t, os.MkdirAll(g.RunDir(), 0o700))
+	ok(t, os.WriteFile(filepath.Join(g.RunDir(), "run.json"), data, 0o600))
+}
+
+// stored changes what the store keeps of a guest. The daemon must not run.
+func (d *daemon) stored(g *guest.Guest, change func(map[string]any)) {
+	d.t.Helper()
+	s, err := store.Open(filepath.Join(d.dir, "data"))
+	ok(d.t, err)
+	var r map[string]any
+	ok(d.t, s.Get(domains, g.UUID(), &r))
+	change(r)
+	ok(d.t, s.Put(domains, g.UUID(), r))
+	ok(d.t, s.Close())
+}
+
+// eventually spins until something is so.
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	late := time.After(30 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !so() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("not within half a minute: %s", what)
+		}
+	}
+}
+
+func gone(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, os.ErrNotExist)
+}
+
+func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("loose"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	d.reopen(func() {
+		// The record of a daemon that was killed before it could write another.
+		r := record(t, g)
+		r["State"].(map[string]any)["Persistent"] = true
+		writeRecord(t, g, r)
+	})
+	g = d.again(g)
+	if g.View().Persistent {
+		t.Error("the undefined guest is persistent again")
+	}
+	refused(t, g.Undefine(d.ctx(), guest.UndefineOptions{}), fault.WrongState, "transient")
+	ok(t, g.Destroy(d.ctx(), false))
+	if _, err := d.ByUUID(g.UUID()); !fault.Is(err, fault.NotFound) {
+		t.Errorf("it is still there after its end: %v", err)
+	}
+}
+
+func TestAGuestDefinedWhileItRanStaysDefined(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("kept"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.reopen(func() {
+		r := record(t, g)
+		r["State"].(map[string]any)["Persistent"] = false
+		writeRecord(t, g, r)
+	})
+	g = d.again(g)
+	ok(t, g.Destroy(d.ctx(), false))
+	d.want(d.again(g), domain.ShutOff, domain.ReasonDestroyed)
+	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+}
+
+func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
+	for name, damage := range map[string]string{"empty": "", "torn": `{"Name":"qu`, "another's": `{}`} {
+		t.Run(name, func(t *testing.T) {
+			d := newDaemon(t)
+			g, other := d.define(small("quarantined")), d.define(small("other"))
+			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+			ok(t, other.Start(d.ctx(), guest.StartOptions{}))
+			pid := d.pid("quarantined")
+			d.reopen(func() { ok(t, os.WriteFile(filepath.Join(g.RunDir(), "run.json"), []byte(damage), 0o600)) })
+			d.want(d.again(other), domain.Running, domain.ReasonBooted)
+			g = d.again(g)
+			if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
+				t.Errorf("nobody is told of it: %q", m)
+			}
+			refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
+			ok(t, syscall.Kill(pid, 0)) // and left alone
+
+			ok(t, syscall.Kill(pid, syscall.SIGKILL))
+			// Nobody else waits for it: it is this test's child.
+			_, err := syscall.Wait4(pid, nil, 0, nil)
+			ok(t, err)
+			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+			if m := g.View().Messages; len(m) > 0 {
+				t.Errorf("it is well and still said to be: %q", m)
+			}
+		})
+	}
+}
+
+func TestADamagedRecordOfAGuestThatHasEndedIsClearedAway(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("ended"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	pid := d.pid("ended")
+	d.reopen(func() {
+		ok(t, syscall.Kill(pid, syscall.SIGKILL))
+		_, err := syscall.Wait4(pid, nil, 0, nil)
+		ok(t, err)
+		ok(t, os.WriteFile(filepath.Join(g.RunDir(), "run.json"), nil, 0o600))
+	})
+	if !gone(g.RunDir()) {
+		t.Error("its run directory is left")
+	}
+	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+}
+
+func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
+	d := newDaemon(t)
+	g, other, idle := d.define(small("damaged")), d.define(small("other")), d.define(small("idle"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.reopen(func() {
+		for _, g := range []*guest.Guest{g, idle} {
+			d.stored(g, func(r map[string]any) { r["XML"] = "<domain" })
+		}
+	})
+	ok(t, d.again(other).Start(d.ctx(), guest.StartOptions{}))
+	if _, err := d.ByUUID(idle.UUID()); !fault.Is(err, fault.NotFound) {
+		t.Errorf("a definition that cannot be read is served: %v", err)
+	}
+	g = d.again(g)
+	d.want(g, domain.Running, domain.ReasonBooted)
+	if g.View().Persistent {
+		t.Error("a guest whose definition cannot be read is persistent")
+	}
+	refused(t, g.Undefine(d.ctx(), guest.UndefineOptions{}), fault.WrongState, "transient")
+	ok(t, g.RemoveManagedSave(d.ctx()))
+	ok(t, g.Destroy(d.ctx(), false))
+	var kept map[string]any
+	ok(t, d.store.Get(domains, g.UUID(), &kept)) // for whoever can mend it
+}
+
+func TestAnInterruptedStartIsTakenBack(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("begun"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	pid := d.pid("begun")
+	// QEMU is not yet in the record, and does not get to its monitor for a while.
+	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
+	d.reopen(func() {
+		r := record(t, g)
+		r["PID"], r["StartTime"] = 0, 0
+		r["State"] = map[string]any{}
+		writeRecord(t, g, r)
+	})
+	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("the QEMU of a start that was taken back lives on: %v", err)
+	}
+	if !gone(g.RunDir()) {
+		t.Error("its run directory is left")
+	}
+	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+}
+
+func TestAnInterruptedSaveIsGivenUp(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("halfsaved"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	_, err := g.MonitorCommand(d.ctx(), `{"execute":"stop"}`, false)
+	ok(t, err)
+	d.settle(g, domain.Paused)
+	path := filepath.Join(d.dir, "image")
+	d.reopen(func() {
+		r := record(t, g)
+		r["Saving"] = map[string]any{"Path": path, "WasRunning": true}
+		writeRecord(t, g, r)
+		ok(t, os.WriteFile(path+".partial", nil, 0o600))
+	})
+	d.settle(d.again(g), domain.Running)
+	eventually(t, "the half image gone", func() bool { return gone(path + ".partial") })
+	eventually(t, "the save forgotten", func() bool { return record(t, g)["Saving"] == nil })
+}
+
+func TestAManagedImageIsUsedOnce(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("once"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.reopen(func() { // killed when the guest ran again, before the image was removed
+		d.stored(g, func(r map[string]any) { r["ManagedSave"] = true })
+		ok(t, os.WriteFile(g.ManagedSavePath(), []byte("old"), 0o600))
+	})
+	g = d.again(g)
+	if g.View().ManagedSave || !gone(g.ManagedSavePath()) {
+		t.Error("an image from which the guest came is still there, and would be restored again")
+	}
+}
+
+func TestACompletedManagedSaveIsNotLost(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("complete"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	r := record(t, g)
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	d.reopen(func() { // killed when the image was complete, before that was stored
+		d.stored(g, func(r map[string]any) { r["ManagedSave"] = false })
+		r["State"].(map[string]any)["EndFor"] = string(domain.ReasonSaved)
+		r["Saving"] = map[string]any{"Path": g.ManagedSavePath(), "WasRunning": true, "Managed": true}
+		writeRecord(t, g, r)
+	})
+	g = d.again(g)
+	d.want(g, domain.ShutOff, domain.ReasonSaved)
+	if !g.View().ManagedSave {
+		t.Fatal("the guest's memory is forgotten")
+	}
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.want(g, domain.Running, domain.ReasonRestored)
+}
+
+func TestAnOwnedGuestEndsWithItsDaemon(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("owned"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}))
+	d.reopen(func() {})
+	d.settle(d.again(g), domain.ShutOff)
+	d.want(d.again(g), domain.ShutOff, domain.ReasonDestroyed)
+}
+
+func TestAnEndThatWasBegunIsCompleted(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("ending"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, syscall.Kill(d.pid("ending"), syscall.SIGSTOP)) // its monitor will not answer either
+	d.reopen(func() {
+		r := record(t, g)
+		r["State"].(map[string]any)["EndFor"] = string(domain.ReasonDestroyed)
+		writeRecord(t, g, r)
+	})
+	d.settle(d.again(g), domain.ShutOff)
+}
+
+func TestADeviceThatWentMeanwhileIsGivenBackWhole(t *testing.T) {
+	d := newDaemon(t)
+	path := filepath.Join(d.dir, "stick.raw")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
+	g := d.define(small("plugged", `<controller type='usb' model='qemu-xhci'/>`))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+	disks := g.View().Active.Devices.Disks
+	alias := disks[len(disks)-1].Alias
+	d.reopen(func() {
+		s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
+		ok(t, err)
+		ok(t, s.Execute(d.ctx(), "device_del", map[string]any{"id": alias}, nil))
+		s.Close()
+	})
+	g = d.again(g)
+	if n := len(g.View().Active.Devices.Disks); n != 0 {
+		t.Errorf("%d disks are shown", n)
+	}
+	if strings.Contains(record(t, g)["XML"].(string), path) {
+		t.Error("the run record still has the disk")
+	}
+	eventually(t, "QEMU lets the image go", func() bool {
+		nodes, err := g.MonitorCommand(d.ctx(), `{"execute":"query-named-block-nodes"}`, false)
+		return err == nil && !strings.Contains(nodes, path)
+	})
+	ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+}
+
+func TestAllDevicesAreStillThereForTheNextDaemon(t *testing.T) {
+	d := newDaemon(t)
+	path := filepath.Join(d.dir, "disk.raw")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	disk := func(dev, kind, bus string) string {
+		return `<disk type='file' device='` + kind + `'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='` + dev + `' bus='` + bus + `'/><readonly/><shareable/></disk>`
+	}
+	g := d.define(small("many", disk("vda", "disk", "virtio"), disk("sda", "cdrom", "sata"), disk("sdb", "cdrom", "scsi"), disk("sdc", "disk", "usb"),
+		disk("fda", "floppy", "fdc"), `<disk type='file' device='cdrom'><target dev='sdd' bus='sata'/></disk>`,
+		`<controller type='usb' model='qemu-xhci'/><controller type='scsi' model='virtio-scsi'/>`,
+		`<interface type='user'><model type='virtio'/></interface><interface type='user'><model type='e1000e'/></interface>`))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	before := g.View().Active.Devices.All()
+	d.reopen(func() {})
+	after := d.again(g).View().Active.Devices.All()
+	if len(after) != len(before) {
+		t.Errorf("%d devices were %d before", len(after), len(before))
+	}
+}
+
+func TestUndefiningAGuestThatStartsLosesNothing(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("hasty"))
+	started := make(chan error, 1)
+	go func() { started <- g.Start(d.ctx(), guest.StartOptions{}) }()
+	for g.Job().Kind != domain.JobStart {
+		runtime.Gosched()
+	}
+	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, <-started)
+	found, err := d.ByName("hasty")
+	ok(t, err)
+	if found != g || found.View().Persistent {
+		t.Error("it is not the transient guest that it has become")
+	}
+	ok(t, found.Destroy(d.ctx(), false))
+	if _, err := d.ByName("hasty"); !fault.Is(err, fault.NotFound) {
+		t.Errorf("it is still there after its end: %v", err)
+	}
+}
+
+func TestAGuestIsNotRenamedWhileItStarts(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("before"))
+	started := make(chan error, 1)
+	go func() { started <- g.Start(d.ctx(), guest.StartOptions{}) }()
+	for g.Job().Kind != domain.JobStart {
+		runtime.Gosched()
+	}
+	refused(t, g.Rename(d.ctx(), "after"), fault.WrongState, "running")
+	ok(t, <-started)
+}
+
+func TestARefusedRestoreKeepsNothingOpen(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("open"))
+	path := filepath.Join(d.dir, "image")
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	for range 3 {
+		_, err := d.Restore(d.ctx(), path, guest.SaveOptions{})
+		refused(t, err, fault.WrongState, "already running")
+	}
+	all, err := os.ReadDir("/proc/self/fd")
+	ok(t, err)
+	for _, e := range all {
+		if at, _ := os.Readlink("/proc/self/fd/" + e.Name()); at == path {
+			t.Errorf("descriptor %s is still the image", e.Name())
+		}
+	}
+}
+
+// slowImage makes a save to path last until what it writes is read.
+func slowImage(t *testing.T, path string) (read func()) {
+	t.Helper()
+	ok(t, syscall.Mkfifo(path+".partial", 0o600))
+	f, err := os.OpenFile(path+".partial", os.O_RDWR, 0)
+	ok(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	return func() {
+		go func() {
+			buffer := make([]byte, 1<<20)
+			for {
+				if _, err := f.Read(buffer); err != nil {
+					return
+				}
+			}
+		}()
+	}
+}
+
+// saving begins a save that does not end by itself.
+func (d *daemon) saving(g *guest.Guest, path string) (read func(), saved <-chan error) {
+	d.t.Helper()
+	read = slowImage(d.t, path)
+	result := make(chan error, 1)
+	go func() { result <- g.Save(context.WithoutCancel(d.ctx()), path, guest.SaveOptions{}) }()
+	eventually(d.t, "QEMU writing", func() bool {
+		answer, err := g.MonitorCommand(d.ctx(), `{"execute":"query-migrate"}`, false)
+		return err == nil && strings.Contains(answer, `"status":`)
+	})
+	return read, result
+}
+
+func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("cancelled"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	path := filepath.Join(d.dir, "image")
+	read, saved := d.saving(g, path)
+	_, err := g.MonitorCommand(d.ctx(), `{"execute":"migrate_cancel"}`, false)
+	ok(t, err)
+	read()
+	if err := <-saved; !fault.Is(err, fault.Aborted) {
+		t.Errorf("the save ends with %v", err)
+	}
+	d.settle(g, domain.Running)
+	if !gone(path) || !gone(path+".partial") {
+		t.Error("an image is left of it")
+	}
+}
+
+func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("cut"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	path := filepath.Join(d.dir, "image")
+	read, saved := d.saving(g, path)
+	g.LoseMonitor()
+	read()
+	if err := <-saved; err == nil {
+		t.Error("the save succeeds without a monitor")
+	}
+	d.settle(g, domain.Running)
+	if v := g.View(); !v.StuckSince.IsZero() {
+		t.Errorf("still stuck on %s", v.StuckOn)
+	}
+	ok(t, g.Suspend(d.ctx()))
+	ok(t, g.Resume(d.ctx()))
+}
+
+func TestADaemonThatStopsInASaveLetsTheGuestGoOn(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("stopped"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	path := filepath.Join(d.dir, "image")
+	read, saved := d.saving(g, path)
+	d.reopen(read) // what hangs is the next daemon's matter
+	if err := <-saved; err == nil {
+		t.Error("the save succeeds")
+	}
+	g = d.again(g)
+	d.settle(g, domain.Running)
+	eventually(t, "the half image gone", func() bool { return gone(path + ".partial") })
+	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+}
+
+func TestAGuestIsDestroyedInASave(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("impatient"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	path := filepath.Join(d.dir, "image")
+	_, saved := d.saving(g, path)
+	ok(t, g.Destroy(d.ctx(), false))
+	if err := <-saved; err == nil {
+		t.Error("the save succeeds")
+	}
+	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
+	if !gone(path) || !gone(path+".partial") {
+		t.Error("an image is left of it")
+	}
+}
+
+func TestQEMUKilledInASave(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("slain"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	events := d.events.Reader()
+	path := filepath.Join(d.dir, "image")
+	_, saved := d.saving(g, path)
+	ok(t, syscall.Kill(d.pid("slain"), syscall.SIGKILL))
+	if err := <-saved; err == nil {
+		t.Error("the save succeeds")
+	}
+	until(t, events, event.Stopped, event.DetailCrashed)
+	if !gone(path) || !gone(path+".partial") {
+		t.Error("an image is left of it")
+	}
+}
+
+func TestADestroyIsCompleteWhenTheDaemonStops(t *testing.T) {
+	d := newDaemon(t)
+	for i := range 4 {
+		g := d.define(small(string(rune('a' + i))))
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		events := d.events.Reader()
+		ok(t, syscall.Kill(d.pid(g.Name()), syscall.SIGKILL))
+		if i%2 == 0 {
+			until(t, events, event.Stopped, event.DetailCrashed)
+		}
+		d.reopen(func() {})
+		eventually(t, "no control group", func() bool {
+			groups, _ := filepath.Glob("/sys/fs/cgroup/*/*" + filepath.Base(d.dir) + "/guest-*")
+			return len(groups) == 0
+		})
+	}
+	if names := slices.Collect(func(yield func(string) bool) {
+		for _, g := range d.All() {
+			if g.View().State != domain.ShutOff && !yield(g.Name()) {
+				return
+			}
+		}
+	}); len(names) > 0 {
+		t.Errorf("still running: %v", names)
+	}
+}

@@ -1,0 +1,247 @@
+package guest
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// reattachPatience bounds the first attempt to reach an adopted guest's monitor;
+// a healthy QEMU answers within a millisecond.
+const reattachPatience = 500 * time.Millisecond
+
+// reattach connects an adopted guest to its monitor and corrects its state by
+// what QEMU says. It runs before the loop does.
+func (g *Guest) reattach(r *run) {
+	ctx, stop := context.WithTimeout(g.reg.life, reattachPatience)
+	defer stop()
+	s, err := qmp.Dial(ctx, r.monitorPath(), g.log)
+	if err != nil {
+		g.loseMonitor()
+		return
+	}
+	found, err := inquire(ctx, s)
+	if err != nil {
+		s.Close()
+		g.loseMonitor()
+		return
+	}
+	r.connect(s)
+	g.meet(found)
+	r.behind = r.Saving != nil // to be given up beside the loop
+}
+
+// endAgain sees to it that an end which an earlier daemon began comes, whether
+// the monitor answers or not. A guest that was to end with a client ends with
+// that client's daemon.
+func (g *Guest) endAgain() {
+	if g.run.AutoDestroy && g.state.EndFor == "" {
+		g.advance(lifecycle.Ending{Reason: domain.ReasonDestroyed})
+	}
+	switch g.state.EndFor {
+	case "":
+	case domain.ReasonDestroyed, domain.ReasonSaved:
+		g.run.end(endNow)
+	default:
+		g.run.end(endGracefully)
+	}
+}
+
+// inquiry is what a daemon asks QEMU when it has missed events.
+type inquiry struct {
+	status   string
+	channels map[string]bool // virtio-serial ports by id: open in the guest
+	devices  map[string]bool // aliases that QEMU still has
+	balloon  uint64
+}
+
+func inquire(ctx context.Context, s *qmp.Session) (*inquiry, error) {
+	var status struct{ Status string }
+	if err := s.Execute(ctx, "query-status", nil, &status); err != nil {
+		return nil, err
+	}
+	found := &inquiry{status: status.Status}
+	var chardevs []struct {
+		Label        string
+		FrontendOpen bool `json:"frontend-open"`
+	}
+	if err := s.Execute(ctx, "query-chardev", nil, &chardevs); err != nil {
+		return nil, err
+	}
+	found.channels = map[string]bool{}
+	for _, c := range chardevs {
+		found.channels[c.Label] = c.FrontendOpen
+	}
+	var objects []struct{ Name string }
+	if err := s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects); err != nil {
+		return nil, err
+	}
+	found.devices = map[string]bool{}
+	for _, o := range objects {
+		found.devices[o.Name] = true
+	}
+	var balloon struct{ Actual uint64 }
+	if s.Execute(ctx, "query-balloon", nil, &balloon) == nil { // a guest without one refuses
+		found.balloon = balloon.Actual
+	}
+	return found, nil
+}
+
+// meet corrects the guest's state by what QEMU said. It runs in the loop, or
+// before it.
+func (g *Guest) meet(found *inquiry) {
+	g.setActive(func(d *domain.Definition) {
+		for _, c := range d.Devices.Channels {
+			if c.Name != "" {
+				c.State = "disconnected"
+				if found.channels["char"+c.Alias] {
+					c.State = "connected"
+				}
+			}
+		}
+		if found.balloon > 0 {
+			d.CurrentMemory = found.balloon
+		}
+	})
+	for _, alias := range missing(&g.run.def.Devices, found.devices) {
+		g.deviceGone(alias)
+	}
+	phase, reason := activePhase(found.status)
+	switch {
+	case g.state.Restarting && phase == domain.Running:
+		g.advance(lifecycle.Resumed{})
+	case g.state.Restarting:
+		g.restartMachine() // who began it did not come to its end
+	case phase == domain.ShuttingDown && g.state.Phase != domain.ShuttingDown:
+		g.advance(lifecycle.PoweredDown{}) // it happened while nobody listened
+	case phase == domain.ShuttingDown:
+		g.run.end(endGracefully)
+	case phase != g.state.Phase:
+		g.advance(lifecycle.Found{Phase: phase, Reason: reason})
+	}
+}
+
+// missing gives the devices that the guest has let go while nobody listened:
+// those that can be unplugged and are no longer there.
+func missing(s *device.Set, present map[string]bool) (aliases []string) {
+	for _, dev := range s.All() {
+		switch dev.(type) {
+		case *device.Disk, *device.NIC, *device.HostDevice:
+			if alias := dev.Common().Alias; alias != "" && !present[alias] {
+				aliases = append(aliases, alias)
+			}
+		}
+	}
+	return aliases
+}
+
+// Reconnection: soon at first, then patiently.
+const (
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 5 * time.Second
+)
+
+// loseMonitor notes that the monitor is gone while the process lives, and keeps
+// trying to reach it, for as long as the process lives. A lost monitor is not a
+// dead guest.
+func (g *Guest) loseMonitor() {
+	g.run.lost.Store(time.Now().UnixNano())
+	g.publish()
+	go g.regain(g.run)
+}
+
+// regain reaches the monitor again and hands it to the loop.
+func (g *Guest) regain(r *run) {
+	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
+		pause := time.NewTimer(wait)
+		select {
+		case <-pause.C:
+		case <-r.process.Exited():
+			return
+		case <-g.ended:
+			return
+		}
+		s := r.tryDial(g.reg.life)
+		if s == nil {
+			continue
+		}
+		select {
+		case r.back <- s:
+		case <-r.process.Exited():
+			s.Close()
+		case <-g.ended:
+			s.Close()
+		}
+		return
+	}
+}
+
+// tryDial tries once to reach the monitor.
+func (r *run) tryDial(ctx context.Context) *qmp.Session {
+	ctx, stop := context.WithTimeout(ctx, lastRetry)
+	defer stop()
+	s, err := qmp.Dial(ctx, r.monitorPath(), r.log)
+	if err != nil {
+		r.log.Debug("the monitor cannot be reached yet", "error", err)
+		return nil
+	}
+	return s
+}
+
+// handleReconnect takes a new session in and asks what was missed.
+func (g *Guest) handleReconnect(s *qmp.Session) {
+	g.run.connect(s)
+	g.publish()
+	g.log.Info("the monitor is back")
+	g.resync()
+}
+
+// resync has QEMU asked, once no other work is under way, for what events would
+// have told.
+func (g *Guest) resync() {
+	g.run.behind = true
+	if g.job == nil && !g.run.ending() {
+		g.continueAfter()
+	}
+}
+
+// startResync asks QEMU, beside the loop, and ends what nobody follows any more.
+// A QEMU that does not answer loses its session, and is asked again when there
+// is a new one.
+func (g *Guest) startResync() {
+	r, s, left := g.run, g.run.session.Load(), g.run.Saving
+	if s == nil || r.lost.Load() != 0 {
+		return // a new session brings the question with it
+	}
+	r.behind = false
+	g.startInternal(domain.JobQuery, modifyLimit, func(ctx context.Context) (settle, error) {
+		found, err := rejoin(ctx, s, left, g.log)
+		if err != nil {
+			g.log.Warn("cannot ask QEMU what was missed", "error", err)
+			s.Close()
+			return nil, err
+		}
+		return func() error {
+			if left != nil {
+				r.Saving = nil
+				g.keepRun()
+			}
+			g.meet(found)
+			return nil
+		}, nil
+	})
+}
+
+func rejoin(ctx context.Context, s *qmp.Session, left *saving, log *slog.Logger) (*inquiry, error) {
+	if left != nil {
+		if err := left.giveUp(ctx, s, log); err != nil {
+			return nil, err
+		}
+	}
+	return inquire(ctx, s)
+}

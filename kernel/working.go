@@ -1,0 +1,31 @@
+package kernel
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// WorkingIn lists the processes whose working directory is dir, by ascending
+// number. Nothing but /proc is asked: a file system that hangs delays nobody.
+func (r Root) WorkingIn(dir string) []int {
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
+	return slices.DeleteFunc(sortedNumbers(r.list("proc"), ""), func(pid int) bool {
+		at, err := os.Readlink(r.path("proc", strconv.Itoa(pid), "cwd"))
+		return err != nil || at != dir
+	})
+}
+
+// Command gives the words with which a process was started; none when there is
+// no such process, and for those of the kernel.
+func (r Root) Command(pid int) []string {
+	text, err := r.read("proc", strconv.Itoa(pid), "cmdline")
+	if err != nil || text == "" {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(text, "\x00"), "\x00")
+}
