@@ -90,25 +90,13 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err != nil {
 		return nil, err
 	}
-	warnings, err := inventory.Warnings(manyGuests)
-	if err != nil {
-		log.Warn("cannot check the host's limits", "error", err)
-	}
-	for _, w := range warnings {
-		log.Warn("this host will run into a limit", "limit", w)
-	}
+	warn(inventory, log)
 	groups := kernel.OpenCgroups(root, o.instance())
 	opened.add(func() error {
 		if err := groups.Close(); !fault.Is(err, fault.Busy) {
 			return err
 		}
 		return nil // guests outlive the daemon, and so do their groups
-	})
-	opened.add(func() error {
-		if err := groups.Close(); !fault.Is(err, fault.Busy) {
-			return err
-		}
-		return nil // guests run on in theirs
 	})
 	emulators, err := host.NewEmulators(records, o.emulator, log)
 	if err != nil {
@@ -147,6 +135,17 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	}
 	opened.add(func() error { guests.Close(); return nil })
 	return &libvirt.Rooms{Events: events, Guests: guests, Networks: networks, Pools: pools, Host: inventory, Devices: devices, Emulators: emulators}, nil
+}
+
+// warn says which limits of the host will stop it.
+func warn(inventory *host.Inventory, log *slog.Logger) {
+	warnings, err := inventory.Warnings(manyGuests)
+	if err != nil {
+		log.Warn("cannot check the host's limits", "error", err)
+	}
+	for _, w := range warnings {
+		log.Warn("this host will run into a limit", "limit", w)
+	}
 }
 
 // seeds are the records of what a fresh data directory was given.
