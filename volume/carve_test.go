@@ -136,7 +136,7 @@ func TestPartitionsTakeTheirData(t *testing.T) {
 	}
 
 	// A clone has the data, also where those under it had others.
-	must(t, dirty(device, 4*mib, 2*mib))
+	must(t, dirty(device, 3*mib, 2*mib))
 	copied, err := p.CloneVolume(t.Context(), partXML(part(2), 2*mib), p, v.Name, CreateOptions{})
 	must(t, err)
 	if !bytes.Equal(readVolumeBytes(t, p, copied.Name), got) {
@@ -202,21 +202,35 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 	wantKind(t, p.DeleteVolume(t.Context(), v.Name), fault.Busy)
 	must(t, p.Stop(t.Context()))
 	wantKind(t, p.Build(t.Context(), Overwrite), fault.Busy)
+	wantKind(t, blank(t.Context(), device, Overwrite), fault.Busy)
 	must(t, unix.Unmount(dir, 0))
 	mounted = false
 
-	// One that a guest has open, as QEMU's locks show.
 	must(t, p.Start(t.Context(), NoBuild))
-	f, err := os.OpenFile(v.Path, os.O_RDWR, 0)
-	must(t, err)
-	defer f.Close()
-	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: 100, Len: 1}
-	must(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock))
+	release := openAsGuest(t, v.Path)
 	wantKind(t, p.DeleteVolume(t.Context(), v.Name), fault.Busy)
 	if _, err := p.Volume(v.Name); err != nil {
 		t.Error(err)
 	}
+	release()
+
+	// A new one in the same place is not taken for the old file system.
+	must(t, p.DeleteVolume(t.Context(), v.Name))
+	d.volume(p, partXML(v.Name, 8*mib))
+	if held, err := contentOf(t.Context(), v.Path); held != "" || err != nil {
+		t.Errorf("the new partition holds %s, %v", held, err)
+	}
 	must(t, p.Stop(t.Context()))
+}
+
+// openAsGuest opens a device with a lock as QEMU takes it.
+func openAsGuest(t *testing.T, path string) (release func()) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: 100, Len: 1}
+	must(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock))
+	return func() { must(t, f.Close()) }
 }
 
 func TestDocumentsOfCarvedPoolsThatAreRefused(t *testing.T) {
@@ -526,6 +540,13 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 		t.Errorf("%+v, %v", v, err)
 	}
 	must(t, p.WipeVolume(t.Context(), "disk", false))
+	release := openAsGuest(t, v.Path)
+	for _, err := range []error{
+		p.DeleteVolume(t.Context(), "disk"), p.WipeVolume(t.Context(), "disk", false), p.ResizeVolume(t.Context(), "disk", 40*mib, ResizeOptions{}),
+	} {
+		wantKind(t, err, fault.Busy)
+	}
+	release()
 	must(t, p.DeleteVolume(t.Context(), "disk"))
 	if got := calls(); !slices.Contains(got, "lvremove --yes "+name+"/disk") || dirNames(t, p) != "" {
 		t.Errorf("calls %q", got)
