@@ -180,6 +180,10 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 			held.what, held.release = "interface "+a.IfName, release
 			held.nic = &heldNIC{Alias: d.Alias, IfName: a.IfName, Bridge: a.Bridge}
 		}
+	case *device.HostDevice:
+		if err := passable(g.reg.Kernel, d); err != nil {
+			return nil, err
+		}
 	}
 	steps, err := qemu.Plug(p, dev)
 	if err != nil {

@@ -136,8 +136,8 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 		}
 	}()
 	for _, step := range []func(context.Context) error{
-		l.makeDirectory, l.reserve, l.findDisks, l.makeNVRAM, l.attachNICs, l.claimVSock, l.startTPMs, l.choosePorts,
-		l.makeGroup, l.runQEMU, l.shakeHands, l.readBack, l.settle, l.goOn,
+		l.checkHostDevices, l.makeDirectory, l.reserve, l.findDisks, l.makeNVRAM, l.attachNICs, l.claimVSock, l.startTPMs,
+		l.choosePorts, l.makeGroup, l.runQEMU, l.shakeHands, l.readBack, l.settle, l.goOn,
 	} {
 		if err := context.Cause(ctx); err != nil {
 			return nil, err

@@ -77,6 +77,14 @@ func (r Root) PCIDevices() []PCIDevice {
 	return devices
 }
 
+// PCIDevice reads one PCI function, and tells whether it is there.
+func (r Root) PCIDevice(address PCIAddress) (PCIDevice, bool) {
+	if r.list(pciDir+"/"+address.String()) == nil {
+		return PCIDevice{}, false
+	}
+	return r.pciDevice(address), true
+}
+
 func (r Root) pciDevice(address PCIAddress) PCIDevice {
 	dir := pciDir + "/" + address.String()
 	d := PCIDevice{
