@@ -135,7 +135,7 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 		{"other", "20 are not online", topology.Reservation{CPUs: topology.CPUs(9, 20)}},
 		{"other", "", topology.Reservation{CPUs: topology.CPUs(9)}},
 	} {
-		err := ledger.Reserve(step.guest, step.want)
+		err := ledger.Reserve(step.guest, step.want, host.Need{})
 		switch {
 		case step.refusal == "" && err != nil:
 			t.Errorf("%s: %v", step.guest, err)
@@ -147,7 +147,7 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 	}
 	ledger.Release("third")
 	ledger.Release("nobody")
-	if err := ledger.Reserve("late", pages(large, 1, 3)); err != nil {
+	if err := ledger.Reserve("late", pages(large, 1, 3), host.Need{}); err != nil {
 		t.Errorf("what was released cannot be had: %v", err)
 	}
 	ledger.Restore("adopted", topology.Reservation{CPUs: topology.CPUs(9)}) // granted by the daemon before
@@ -165,7 +165,7 @@ func TestLedgerNeverOversells(t *testing.T) {
 			_ = ledger.Reserve(fmt.Sprint(i), topology.Reservation{
 				CPUs:  topology.CPUs(i % 8),
 				Pages: []topology.PageDemand{{Size: 1 << 30, Cell: 1, Count: 1}},
-			})
+			}, host.Need{})
 		})
 	}
 	asking.Wait()

@@ -26,9 +26,10 @@ func NewLedger(inventory *Inventory) *Ledger {
 }
 
 // Reserve enters what a guest, known by any key of the caller's, is about to
-// take. NoCapacity says what is missing, with the sums. What is granted is held
+// take, and holds what it needs besides against the host's ceilings. NoCapacity
+// says what is missing, with the sums. What is granted is held
 // until Release.
-func (l *Ledger) Reserve(guest string, want topology.Reservation) error {
+func (l *Ledger) Reserve(guest string, want topology.Reservation, need Need) error {
 	facts := l.inventory.Facts()
 	if want.Memory > facts.Memory {
 		return fault.New(fault.NoCapacity, fault.Host, "the guest wants %s of memory and this host has %s in all",
@@ -36,6 +37,9 @@ func (l *Ledger) Reserve(guest string, want topology.Reservation) error {
 	}
 	if missing := want.CPUs.Minus(facts.Topology.Online); !missing.IsEmpty() {
 		return fault.New(fault.NoCapacity, fault.Host, "the guest wants processors %s to itself, of which %s are not online", want.CPUs, missing)
+	}
+	if err := l.inventory.CheckCeilings(need); err != nil {
+		return err
 	}
 	// The pools are read before the books are locked: reading may be slow.
 	pools, err := l.readPools(want.Pages)

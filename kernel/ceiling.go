@@ -51,6 +51,9 @@ func (r Root) Ceilings() ([]Ceiling, error) {
 	}
 	for _, name := range []string{"kernel.threads-max", "kernel.pid_max"} {
 		limit, err := r.sysctl(strings.Replace(name, ".", "/", 1))
+		if fault.Is(err, fault.NotFound) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -1,0 +1,27 @@
+package guest
+
+import (
+	"testing"
+
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/host"
+)
+
+func TestNeedCountsContextsOfNativeIOAndPTYs(t *testing.T) {
+	def, err := domainxml.Parse(`<domain type='qemu'><name>n</name><memory>65536</memory><vcpu current='1'>4</vcpu><iothreads>2</iothreads>
+		<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>
+		<disk type='file' device='disk'><driver name='qemu' type='raw' cache='none' io='native'/><source file='/a'/><target dev='vda' bus='virtio'/></disk>
+		<disk type='file' device='disk'><driver name='qemu' type='raw' cache='none' io='native'/><source file='/b'/><target dev='vdb' bus='virtio'/></disk>
+		<disk type='file' device='disk'><driver name='qemu' type='raw' cache='none' io='native' iothread='2'/><source file='/c'/><target dev='vdc' bus='virtio'/></disk>
+		<disk type='file' device='disk'><driver name='qemu' type='raw' io='threads'/><source file='/d'/><target dev='vdd' bus='virtio'/></disk>
+		<serial type='pty'/><console type='pty'/><console type='pty'><target type='virtio'/></console>
+		</devices></domain>`, domainxml.Options{Host: &domainxml.Host{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := need(def)
+	want := host.Need{Threads: baseThreads + 4 + 2, Files: baseFiles + 4*diskFiles, PTYs: 2, AIO: 2 * host.AIOContext}
+	if got != want {
+		t.Fatalf("got %+v, want %+v", got, want)
+	}
+}
