@@ -110,9 +110,13 @@ func (r *run) withAgent(ctx context.Context, def *domain.Definition, do func(*ag
 func (r *run) agentShutdown(ctx context.Context, def *domain.Definition, mode string) error {
 	ctx, stop := context.WithTimeout(ctx, agentLimit)
 	defer stop()
-	return r.withAgent(ctx, def, func(s *agent.Session) error {
+	err := r.withAgent(ctx, def, func(s *agent.Session) error {
 		return s.Order(ctx, "guest-shutdown", map[string]any{"mode": mode})
 	})
+	if r.ending() {
+		return nil // it obeyed, and went before its silence was believed
+	}
+	return err
 }
 
 // Agent asks the guest's agent, within limit (0: the usual).
