@@ -34,7 +34,7 @@ HOST_PACKAGES   = qemu-system-x86 qemu-utils dnsmasq-base nftables iproute2 xz-u
 CLIENT_PACKAGES = libvirt-clients
 # From Debian 13 on QEMU's part for spice is a package of its own.
 SPICE_PACKAGE   = $(shell . /etc/os-release; [ "$${VERSION_ID:-13}" -lt 13 ] || echo qemu-system-modules-spice)
-TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt ovmf swtpm swtpm-tools \
+TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt ovmf swtpm swtpm-tools fdisk lvm2 \
                   gcc libc6-dev procps $(SPICE_PACKAGE)
 
 .PHONY: build check format lint unit test up down bench guest
