@@ -150,9 +150,9 @@ type plugged struct {
 
 // plug gives a device what it needs of the host and tells QEMU of it. A failure
 // undoes what was done.
-func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Device) (held *plugged, err error) {
+func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Device) (_ *plugged, err error) {
 	p.Disks, p.NICs = map[string]device.DiskAttachment{}, map[string]*device.NICAttachment{}
-	held = &plugged{}
+	held := &plugged{}
 	defer func() {
 		if err != nil && held.release != nil {
 			if e := held.release(context.WithoutCancel(ctx)); e != nil {
@@ -187,18 +187,18 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 	}
 	steps, err := qemu.Plug(p, dev)
 	if err != nil {
-		return held, err
+		return nil, err
 	}
 	s, err := r.monitor()
 	if err != nil {
-		return held, err
+		return nil, err
 	}
 	if err := runSteps(ctx, s, steps); err != nil {
-		return held, err
+		return nil, err
 	}
 	if err := settlePlugged(ctx, s, dev); err != nil {
 		undo(ctx, s, steps)
-		return held, err
+		return nil, err
 	}
 	return held, nil
 }
