@@ -63,7 +63,7 @@ func TestWhatPeopleDefineStarts(t *testing.T) {
 // TestFirmware boots what needs more than SeaBIOS.
 func TestFirmware(t *testing.T) {
 	needs(t)
-	if _, err := os.Stat("/usr/share/OVMF/OVMF_CODE.fd"); err != nil {
+	if _, err := os.Stat("/usr/share/OVMF/OVMF_CODE_4M.fd"); err != nil {
 		t.Skip("needs OVMF, which is not installed here")
 	}
 	d := start(t)
