@@ -167,7 +167,7 @@ func updateIn(s *device.Set, dev device.Device) error {
 
 func updateDisk(old, d *device.Disk) error {
 	if old.Device != "cdrom" && old.Device != "floppy" {
-		return fault.New(fault.Unsupported, fault.Config, "the medium of disk %s cannot be changed: it is no CD-ROM or floppy drive", old.Target)
+		return fault.New(fault.Unsupported, fault.Config, "cannot update disk %s in place: that is for the medium of CD-ROM and floppy drives; detach it and attach the new one", old.Target)
 	}
 	if d.Bus != "" && d.Bus != old.Bus {
 		return fault.New(fault.Unsupported, fault.Config, "cannot change the bus of disk %s in place", old.Target)

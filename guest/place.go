@@ -285,11 +285,23 @@ func (r *Registry) lastWords(name string, p *qemu.Process) string {
 	if i := strings.LastIndex(words, ": starting\n"); i >= 0 {
 		words = afterCommand(words[i:])
 	}
-	words = strings.TrimSpace(words)
+	words = strings.TrimSpace(withoutNotices(words))
 	if words == "" {
 		return "it wrote nothing (" + p.Exit().String() + ")"
 	}
 	return words
+}
+
+// withoutNotices leaves out what QEMU writes of each terminal that it opens,
+// which explains no end.
+func withoutNotices(text string) string {
+	var rest strings.Builder
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "char device redirected to ") {
+			rest.WriteString(line)
+		}
+	}
+	return rest.String()
 }
 
 // afterCommand skips the logged command line, whose lines end in a backslash.
