@@ -111,6 +111,7 @@ func (r *Registry) adopt(dir string) error {
 		return err
 	}
 	r.rehold(run)
+	r.oweAgain(run)
 	if process == nil {
 		r.bury(run, rec, started)
 		return nil

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -109,10 +110,17 @@ func (g *Guest) planPlug(doc string, config *domain.Definition, stored device.De
 	return func(ctx context.Context) (settle, error) {
 		held, err := g.plug(ctx, r, p, dev)
 		if err != nil {
-			return nil, err
+			return func() error {
+				if held.cutOff != nil {
+					r.owe(held.cutOff, held.release)
+				}
+				return nil
+			}, err
 		}
 		return func() error {
-			if err := g.addPlugged(r, dev, held); err != nil {
+			err := g.addPlugged(r, dev, held)
+			r.forgetPlugging()
+			if err != nil {
 				return err
 			}
 			if config != nil {
@@ -146,6 +154,8 @@ type plugged struct {
 	what    string
 	release func(context.Context) error
 	nic     *heldNIC
+	// cutOff is the plug, when the monitor was lost in the middle of it.
+	cutOff *plugging
 }
 
 // plug gives a device what it needs of the host and tells QEMU of it. A failure
@@ -154,7 +164,7 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 	p.Disks, p.NICs = map[string]device.DiskAttachment{}, map[string]*device.NICAttachment{}
 	held := &plugged{}
 	defer func() {
-		if err != nil && held.release != nil {
+		if err != nil && held.release != nil && held.cutOff == nil {
 			if e := held.release(context.WithoutCancel(ctx)); e != nil {
 				g.log.Error("cannot release what a failed plug held", "what", held.what, "error", e)
 			}
@@ -164,7 +174,7 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 	case *device.Disk:
 		a, present, err := g.reg.findDisk(ctx, d)
 		if err != nil {
-			return nil, err
+			return held, err
 		}
 		if present {
 			p.Disks[d.Alias] = a
@@ -172,7 +182,7 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 	case *device.NIC:
 		a, release, err := g.reg.attachNIC(ctx, p.Definition, d)
 		if err != nil {
-			return nil, err
+			return held, err
 		}
 		if a != nil {
 			defer a.Close()
@@ -182,25 +192,43 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 		}
 	case *device.HostDevice:
 		if err := passable(g.reg.Kernel, d); err != nil {
-			return nil, err
+			return held, err
 		}
 	}
 	steps, err := qemu.Plug(p, dev)
 	if err != nil {
-		return nil, err
+		return held, err
 	}
+	return held, g.takeSteps(ctx, r, dev, held, steps)
+}
+
+// takeSteps has QEMU make a device. A plug that is cut off by the loss of the
+// monitor, or by the end of the daemon, can be finished or undone later.
+func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *plugged, steps []qemu.Step) error {
 	s, err := r.monitor()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := runSteps(ctx, s, steps); err != nil {
-		return nil, err
+	p, err := newPlugging(dev, held.nic, steps)
+	if err != nil {
+		return err
 	}
-	if err := settlePlugged(ctx, s, dev); err != nil {
-		undo(ctx, s, steps)
-		return nil, err
+	if err := p.write(r.dir); err != nil {
+		return err
 	}
-	return held, nil
+	err = runSteps(ctx, s, steps)
+	if err == nil {
+		if err = settlePlugged(ctx, s, dev); err != nil {
+			undo(ctx, s, steps)
+		}
+	}
+	switch {
+	case err != nil && s.Err() != nil:
+		held.cutOff = p
+	case err != nil:
+		removeFile(g.log, filepath.Join(r.dir, pluggingFile))
+	}
+	return err
 }
 
 // settlePlugged tells QEMU of a device that it has what cannot be said when it
@@ -359,7 +387,7 @@ func (g *Guest) deviceGone(alias string) {
 		defer stop()
 		if s, err := r.monitor(); err == nil {
 			for _, step := range after {
-				if err := execute(ctx, s, step); err != nil {
+				if err := insist(ctx, s, step); err != nil {
 					g.log.Warn("cannot remove the rest of a device", "alias", alias, "command", step.Command, "error", err)
 				}
 			}
@@ -374,6 +402,22 @@ func (g *Guest) deviceGone(alias string) {
 		}
 	}()
 	g.announce(event.DomainDeviceRemoved{Alias: alias})
+}
+
+// insist repeats a step for a little while: QEMU lets go of what was behind a
+// device somewhat later than of the device.
+func insist(ctx context.Context, s *qmp.Session, step qemu.Step) error {
+	for wait := firstLook; ; wait *= 2 {
+		err := execute(ctx, s, step)
+		if err == nil || wait > time.Second {
+			return err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // removalRefused tells whoever waits that the guest keeps its device.
@@ -392,11 +436,17 @@ func (r *run) takeNIC(alias string) func(context.Context) error {
 			continue
 		}
 		r.NICs = append(r.NICs[:i:i], r.NICs[i+1:]...)
-		for j, held := range r.releases {
-			if held.what == "interface "+n.IfName {
-				r.releases = append(r.releases[:j:j], r.releases[j+1:]...)
-				return held.do
-			}
+		return r.takeRelease("interface " + n.IfName)
+	}
+	return nil
+}
+
+// takeRelease gives a release to the caller, who is to do it.
+func (r *run) takeRelease(what string) func(context.Context) error {
+	for i, held := range r.releases {
+		if held.what == what {
+			r.releases = append(r.releases[:i:i], r.releases[i+1:]...)
+			return held.do
 		}
 	}
 	return nil

@@ -72,15 +72,22 @@ const runRecordFile = "run.json"
 // writeRunRecord replaces the record in one step, so that a daemon killed at
 // any moment leaves either the old or the new one.
 func writeRunRecord(dir string, r *runRecord) error {
-	data, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("cannot encode the run record of %q: %w", r.Name, err)
-	}
-	temporary := filepath.Join(dir, runRecordFile+".new")
-	if err := os.WriteFile(temporary, data, 0o600); err != nil {
+	if err := writeJSON(filepath.Join(dir, runRecordFile), r); err != nil {
 		return fmt.Errorf("cannot write the run record of %q: %w", r.Name, err)
 	}
-	return os.Rename(temporary, filepath.Join(dir, runRecordFile))
+	return nil
+}
+
+// writeJSON replaces a file in one step.
+func writeJSON(path string, value any) error {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
 }
 
 // readRunRecord reads the record of a run directory; nil when there is none.

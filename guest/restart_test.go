@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
@@ -546,5 +547,57 @@ func TestADestroyIsCompleteWhenTheDaemonStops(t *testing.T) {
 		}
 	}); len(names) > 0 {
 		t.Errorf("still running: %v", names)
+	}
+}
+
+func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
+	d := newDaemon(t)
+	path := filepath.Join(d.dir, "stick.raw")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
+	for name, c := range map[string]struct {
+		undone bool
+		shown  int
+	}{"finished": {false, 1}, "undone": {true, 0}} {
+		t.Run(name, func(t *testing.T) {
+			g := d.define(small(name, `<controller type='usb' model='qemu-xhci'/>`))
+			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+			before := record(t, g)
+			ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+			disk := g.View().Active.Devices.Disks[0]
+			d.reopen(func() { // killed before it noted that the device was made
+				writeRecord(t, g, before)
+				xml, err := domainxml.FormatDevice(disk, domainxml.Style{Active: true, Secure: true})
+				ok(t, err)
+				journal, err := json.Marshal(map[string]any{"Device": xml, "Undo": []map[string]any{
+					{"Command": "blockdev-del", "Args": map[string]any{"node-name": "libvirt-1-storage"}},
+					{"Command": "blockdev-del", "Args": map[string]any{"node-name": "libvirt-1-format"}},
+					{"Command": "device_del", "Args": map[string]any{"id": disk.Alias}},
+				}})
+				ok(t, err)
+				ok(t, os.WriteFile(filepath.Join(g.RunDir(), "plugging.json"), journal, 0o600))
+				if c.undone {
+					s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
+					ok(t, err)
+					ok(t, s.Execute(d.ctx(), "device_del", map[string]any{"id": disk.Alias}, nil))
+					for e := range s.Events() { // until nothing uses what is behind it
+						if e.Name == "DEVICE_DELETED" {
+							break
+						}
+					}
+					s.Close()
+				}
+			})
+			g = d.again(g)
+			eventually(t, "the plug ended", func() bool { return gone(filepath.Join(g.RunDir(), "plugging.json")) })
+			if n := len(g.View().Active.Devices.Disks); n != c.shown {
+				t.Errorf("%d disks are shown, want %d", n, c.shown)
+			}
+			if c.shown > 0 {
+				ok(t, g.Detach(d.ctx(), stick, guest.Affect{Live: true}))
+			}
+			ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+			ok(t, g.Destroy(d.ctx(), false))
+		})
 	}
 }

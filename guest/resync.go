@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"log/slog"
 	"time"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -33,7 +32,7 @@ func (g *Guest) reattach(r *run) {
 	}
 	r.connect(s)
 	g.meet(found)
-	r.behind = r.Saving != nil // to be given up beside the loop
+	r.behind = r.Saving != nil || r.plugging != nil // to be ended beside the loop
 }
 
 // endAgain sees to it that an end which an earlier daemon began comes, whether
@@ -214,34 +213,47 @@ func (g *Guest) resync() {
 // A QEMU that does not answer loses its session, and is asked again when there
 // is a new one.
 func (g *Guest) startResync() {
-	r, s, left := g.run, g.run.session.Load(), g.run.Saving
+	r, s := g.run, g.run.session.Load()
 	if s == nil || r.lost.Load() != 0 {
 		return // a new session brings the question with it
 	}
 	r.behind = false
+	rejoin := g.planRejoin(r, s)
 	g.startInternal(domain.JobQuery, modifyLimit, func(ctx context.Context) (settle, error) {
-		found, err := rejoin(ctx, s, left, g.log)
+		settled, err := rejoin(ctx)
 		if err != nil {
 			g.log.Warn("cannot ask QEMU what was missed", "error", err)
 			s.Close()
+		}
+		return settled, err
+	})
+}
+
+func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
+	save, plug := r.Saving, r.plugging
+	return func(ctx context.Context) (settle, error) {
+		if save != nil {
+			if err := save.giveUp(ctx, s, g.log); err != nil {
+				return nil, err
+			}
+		}
+		found, err := inquire(ctx, s)
+		if err != nil {
 			return nil, err
 		}
+		plugged := func() error { return nil }
+		if plug != nil {
+			if plugged, err = g.finishPlug(ctx, r, s, plug, found.devices); err != nil {
+				return nil, err
+			}
+		}
 		return func() error {
-			if left != nil {
+			if save != nil {
 				r.Saving = nil
 				g.keepRun()
 			}
 			g.meet(found)
-			return nil
+			return plugged()
 		}, nil
-	})
-}
-
-func rejoin(ctx context.Context, s *qmp.Session, left *saving, log *slog.Logger) (*inquiry, error) {
-	if left != nil {
-		if err := left.giveUp(ctx, s, log); err != nil {
-			return nil, err
-		}
 	}
-	return inquire(ctx, s)
 }

@@ -43,6 +43,8 @@ type run struct {
 	lost atomic.Int64
 
 	releases []release
+	// plugging is a plug that was cut off and of which QEMU is to be asked.
+	plugging *plugging
 	// removals are the devices that QEMU was asked to remove; the loop's.
 	removals map[string]*removal
 	consoles consoles

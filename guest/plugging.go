@@ -1,0 +1,150 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// plugging is a plug under way, as it lies in the run directory until it is done
+// or undone. When the daemon is killed in between, or the monitor is lost, QEMU
+// alone knows how far it came.
+type plugging struct {
+	Device string // its XML, complete
+	NIC    *heldNIC
+	Undo   []undoing // in the order in which the steps were to be made
+}
+
+// undoing is a step that takes back what was plugged.
+type undoing struct {
+	Command string
+	Args    json.RawMessage
+}
+
+const pluggingFile = "plugging.json"
+
+func newPlugging(dev device.Device, nic *heldNIC, steps []qemu.Step) (*plugging, error) {
+	p := &plugging{NIC: nic}
+	var err error
+	if p.Device, err = domainxml.FormatDevice(dev, domainxml.Style{Active: true, Secure: true}); err != nil {
+		return nil, err
+	}
+	for _, step := range steps {
+		if step.Undo == nil {
+			continue
+		}
+		args, err := json.Marshal(step.Undo.Args)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Internal, fault.Device, "cannot note how a plug is undone")
+		}
+		p.Undo = append(p.Undo, undoing{step.Undo.Command, args})
+	}
+	return p, nil
+}
+
+func readPlugging(dir string) (*plugging, error) {
+	data, err := os.ReadFile(filepath.Join(dir, pluggingFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	var p plugging
+	if err == nil {
+		err = json.Unmarshal(data, &p)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read which device was being plugged in: %w", err)
+	}
+	return &p, nil
+}
+
+func (p *plugging) write(dir string) error { return writeJSON(filepath.Join(dir, pluggingFile), p) }
+
+// forgetPlugging notes that nothing is half plugged any more.
+func (r *run) forgetPlugging() {
+	r.plugging = nil
+	removeFile(r.log, filepath.Join(r.dir, pluggingFile))
+}
+
+// owe keeps a plug that was cut off until QEMU can be asked about it. Should the
+// guest end before, the host gets back what it gave to the device.
+func (r *run) owe(p *plugging, release func(context.Context) error) {
+	r.plugging = p
+	if release != nil {
+		r.hold("interface "+p.NIC.IfName, release)
+	}
+}
+
+// oweAgain is owe for an adopted guest.
+func (r *Registry) oweAgain(run *run) {
+	p, err := readPlugging(run.dir)
+	if err != nil {
+		run.log.Error("a device that was being plugged in is left as it is", "error", err)
+	}
+	if p == nil {
+		return
+	}
+	run.owe(p, nil)
+	dev, err := domainxml.ParseDevice(p.Device, domainxml.Options{Active: true})
+	nic, is := dev.(*device.NIC)
+	if err != nil || !is || p.NIC == nil {
+		return
+	}
+	if release, err := r.Networks.AdoptNIC(nic, p.NIC.IfName, run.Name); err == nil { // or it went with its last file
+		run.hold("interface "+p.NIC.IfName, func(context.Context) error { release(); return nil })
+	}
+}
+
+// finishPlug ends a plug that was cut off: if QEMU has the device it is the
+// guest's, and else nothing stays of it. It runs beside the loop.
+func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, p *plugging, present map[string]bool) (settle, error) {
+	dev, err := domainxml.ParseDevice(p.Device, domainxml.Options{Active: true})
+	if err != nil {
+		return nil, err
+	}
+	if present[dev.Common().Alias] {
+		err := settlePlugged(ctx, s, dev)
+		return func() error {
+			g.log.Info("a device that was being plugged in is the guest's", "alias", dev.Common().Alias)
+			err := g.addPlugged(r, dev, &plugged{nic: p.NIC})
+			r.forgetPlugging()
+			return err
+		}, err
+	}
+	p.undo(ctx, s, g.log)
+	return func() error {
+		r.forgetPlugging()
+		if p.NIC == nil {
+			return nil
+		}
+		if release := r.takeRelease("interface " + p.NIC.IfName); release != nil {
+			go func() { // bounded, and waits for nobody
+				ctx, stop := context.WithTimeout(g.reg.life, modifyLimit)
+				defer stop()
+				if err := release(ctx); err != nil {
+					g.log.Error("cannot release what a device held that was not plugged in", "error", err)
+				}
+			}()
+		}
+		return nil
+	}, nil
+}
+
+// undo takes back whatever QEMU has of it.
+func (p *plugging) undo(ctx context.Context, s *qmp.Session, log *slog.Logger) {
+	for _, u := range slices.Backward(p.Undo) {
+		if err := s.Execute(ctx, u.Command, u.Args, nil); err != nil {
+			log.Debug("nothing to take back of a device", "command", u.Command, "error", err)
+		}
+	}
+}
