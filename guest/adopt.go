@@ -112,6 +112,7 @@ func (r *Registry) adopt(dir string) error {
 	}
 	r.rehold(run)
 	r.oweAgain(run)
+	r.reholdLeaving(run)
 	if process == nil {
 		r.bury(run, rec, started)
 		return nil
@@ -206,6 +207,7 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	if rec.Saving != nil && rec.State.EndFor != domain.ReasonSaved {
 		rec.Saving.discard(ctx, run.log)
 	}
+	run.holdLeaving()
 	_ = run.releaseAll(ctx) // each failure has been logged
 	r.mu.RLock()
 	g := r.byUUID[rec.UUID]

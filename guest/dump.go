@@ -74,7 +74,7 @@ func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *
 		}
 	}()
 	if !o.Live {
-		if err := s.Execute(ctx, "stop", nil, nil); err != nil {
+		if err := halt(ctx, s); err != nil {
 			return err
 		}
 	}

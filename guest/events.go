@@ -33,7 +33,7 @@ func (g *Guest) handleEvent(e qmp.Event, more bool) {
 // event that does not parse is logged by decode and changes nothing.
 var qemuEvents = map[string]func(*Guest, json.RawMessage){
 	"STOP":         func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Stopped{}) },
-	"RESUME":       func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Resumed{}) },
+	"RESUME":       func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Resumed{}); g.cleanAgain() },
 	"SUSPEND":      func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Slept{}) },
 	"WAKEUP":       func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Woke{}) },
 	"RESET":        (*Guest).onReset,

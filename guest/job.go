@@ -106,6 +106,23 @@ const (
 	lastLook  = 200 * time.Millisecond
 )
 
+// halt stops the processors, so that the guest's state can be moved. QEMU moves
+// that once and then refuses until the guest has run: one that was paused when
+// it was dumped, or when a save was given up, has to run for a moment.
+func halt(ctx context.Context, s *qmp.Session) error {
+	if err := s.Execute(ctx, "stop", nil, nil); err != nil {
+		return err
+	}
+	var now struct{ Status string }
+	if err := s.Execute(ctx, "query-status", nil, &now); err != nil || now.Status != "postmigrate" {
+		return err
+	}
+	if err := s.Execute(ctx, "cont", nil, nil); err != nil {
+		return err
+	}
+	return s.Execute(ctx, "stop", nil, nil)
+}
+
 // migrateTo writes the state of a stopped guest to a file from its present
 // offset, until it is complete or ctx ends.
 func migrateTo(ctx context.Context, s *qmp.Session, f *os.File, p *progress) error {

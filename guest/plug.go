@@ -106,6 +106,7 @@ func (g *Guest) planPlug(doc string, config *domain.Definition, stored device.De
 	if err := completeDevice(def, dev, caps, true); err != nil {
 		return nil, err
 	}
+	r.numberNode(def, dev)
 	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.dir}
 	return func(ctx context.Context) (settle, error) {
 		held, err := g.plug(ctx, r, p, dev)
@@ -129,6 +130,20 @@ func (g *Guest) planPlug(doc string, config *domain.Definition, stored device.De
 			return nil
 		}, nil
 	}, nil
+}
+
+// numberNode gives the block node of a disk a number that no other of this run
+// ever had: QEMU may still use that of a disk which the guest has let go.
+func (r *run) numberNode(def *domain.Definition, dev device.Device) {
+	for _, d := range def.Devices.Disks {
+		if d.Source != nil {
+			r.LastNode = max(r.LastNode, d.Source.Index)
+		}
+	}
+	if d, ok := dev.(*device.Disk); ok && d.Source != nil {
+		r.LastNode = max(r.LastNode+1, d.Source.Index)
+		d.Source.Index = r.LastNode
+	}
 }
 
 // addPlugged makes a plugged device part of the running guest.
@@ -377,47 +392,17 @@ func (g *Guest) deviceGone(alias string) {
 	if err != nil {
 		g.log.Error("cannot clean up after a removed device", "alias", alias, "error", err)
 	}
+	left, err := r.newLeaving(alias, after)
+	if err != nil {
+		g.log.Error("cannot clean up after a removed device", "alias", alias, "error", err)
+	}
+	r.Leaving = append(r.Leaving, left)
 	g.setActive(func(d *domain.Definition) { d.Devices.Remove(d.Devices.ByAlias(alias)) })
-	giveBack := r.takeNIC(alias)
 	g.keepActive()
 	wait := r.removals[alias]
 	delete(r.removals, alias)
-	go func() {
-		ctx, stop := context.WithTimeout(g.reg.life, modifyLimit)
-		defer stop()
-		if s, err := r.monitor(); err == nil {
-			for _, step := range after {
-				if err := insist(ctx, s, step); err != nil {
-					g.log.Warn("cannot remove the rest of a device", "alias", alias, "command", step.Command, "error", err)
-				}
-			}
-		}
-		if giveBack != nil {
-			if err := giveBack(ctx); err != nil {
-				g.log.Error("cannot release what a removed device held", "alias", alias, "error", err)
-			}
-		}
-		if wait != nil {
-			wait.result <- nil
-		}
-	}()
+	go g.clean(r, left, wait)
 	g.announce(event.DomainDeviceRemoved{Alias: alias})
-}
-
-// insist repeats a step for a little while: QEMU lets go of what was behind a
-// device somewhat later than of the device.
-func insist(ctx context.Context, s *qmp.Session, step qemu.Step) error {
-	for wait := firstLook; ; wait *= 2 {
-		err := execute(ctx, s, step)
-		if err == nil || wait > time.Second {
-			return err
-		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return err
-		}
-	}
 }
 
 // removalRefused tells whoever waits that the guest keeps its device.
@@ -430,15 +415,15 @@ func (g *Guest) removalRefused(alias string) {
 }
 
 // takeNIC gives the release of a NIC's interface to the caller.
-func (r *run) takeNIC(alias string) func(context.Context) error {
+func (r *run) takeNIC(alias string) (*heldNIC, func(context.Context) error) {
 	for i, n := range r.NICs {
 		if n.Alias != alias {
 			continue
 		}
 		r.NICs = append(r.NICs[:i:i], r.NICs[i+1:]...)
-		return r.takeRelease("interface " + n.IfName)
+		return &n, r.takeRelease("interface " + n.IfName)
 	}
-	return nil
+	return nil, nil
 }
 
 // takeRelease gives a release to the caller, who is to do it.

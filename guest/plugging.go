@@ -12,7 +12,6 @@ import (
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domainxml"
-	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -24,12 +23,6 @@ type plugging struct {
 	Device string // its XML, complete
 	NIC    *heldNIC
 	Undo   []undoing // in the order in which the steps were to be made
-}
-
-// undoing is a step that takes back what was plugged.
-type undoing struct {
-	Command string
-	Args    json.RawMessage
 }
 
 const pluggingFile = "plugging.json"
@@ -44,11 +37,11 @@ func newPlugging(dev device.Device, nic *heldNIC, steps []qemu.Step) (*plugging,
 		if step.Undo == nil {
 			continue
 		}
-		args, err := json.Marshal(step.Undo.Args)
+		u, err := newUndoing(step.Undo)
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Internal, fault.Device, "cannot note how a plug is undone")
+			return nil, err
 		}
-		p.Undo = append(p.Undo, undoing{step.Undo.Command, args})
+		p.Undo = append(p.Undo, u)
 	}
 	return p, nil
 }

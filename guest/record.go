@@ -57,6 +57,10 @@ type runRecord struct {
 	NICs       []heldNIC
 	// Saving is a save or a dump under way; nil otherwise.
 	Saving *saving
+	// Leaving is what stays of devices that the guest has let go.
+	Leaving []*leaving
+	// LastNode is the highest number that a block node of this run has had.
+	LastNode uint
 	// FromManaged says that the guest came from its managed save image.
 	FromManaged bool
 	// AutoDestroy says that the guest ends with the client that started it, and so

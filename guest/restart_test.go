@@ -601,3 +601,42 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 		})
 	}
 }
+
+func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
+	d := newDaemon(t)
+	path := filepath.Join(d.dir, "stick.raw")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
+	g := d.define(small("left", `<controller type='usb' model='qemu-xhci'/>`))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.reopen(func() { // killed when the device had gone, and not all that was behind it
+		s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
+		ok(t, err)
+		ok(t, s.Execute(d.ctx(), "blockdev-add", map[string]any{"driver": "file", "filename": path, "node-name": "libvirt-1-storage"}, nil))
+		s.Close()
+		r := record(t, g)
+		r["Leaving"] = []any{map[string]any{"Steps": []any{
+			map[string]any{"Command": "blockdev-del", "Args": map[string]any{"node-name": "libvirt-1-storage"}},
+		}}}
+		writeRecord(t, g, r)
+	})
+	g = d.again(g)
+	eventually(t, "it is noted that nothing is left", func() bool { l, _ := record(t, g)["Leaving"].([]any); return len(l) == 0 })
+	ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+	ok(t, g.Detach(d.ctx(), stick, guest.Affect{Live: true}))
+	eventually(t, "nor of the other", func() bool { l, _ := record(t, g)["Leaving"].([]any); return len(l) == 0 })
+}
+
+func TestAPausedGuestIsSavedAfterADump(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("twice"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Dump(d.ctx(), filepath.Join(d.dir, "dump"), guest.DumpOptions{}))
+	if s := g.View().State; s != domain.Paused {
+		t.Fatalf("after its dump it is %s", s)
+	}
+	ok(t, g.Dump(d.ctx(), filepath.Join(d.dir, "dump"), guest.DumpOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.want(g, domain.Paused, domain.ReasonUser)
+}

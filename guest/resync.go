@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -32,7 +33,7 @@ func (g *Guest) reattach(r *run) {
 	}
 	r.connect(s)
 	g.meet(found)
-	r.behind = r.Saving != nil || r.plugging != nil // to be ended beside the loop
+	r.behind = r.Saving != nil || r.plugging != nil || len(r.Leaving) > 0 // to be ended beside the loop
 }
 
 // endAgain sees to it that an end which an earlier daemon began comes, whether
@@ -230,13 +231,14 @@ func (g *Guest) startResync() {
 }
 
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
-	save, plug := r.Saving, r.plugging
+	save, plug, left := r.Saving, r.plugging, slices.Clone(r.Leaving)
 	return func(ctx context.Context) (settle, error) {
 		if save != nil {
 			if err := save.giveUp(ctx, s, g.log); err != nil {
 				return nil, err
 			}
 		}
+		left = slices.DeleteFunc(left, func(l *leaving) bool { return !l.cleanUp(ctx, s, g.log) })
 		found, err := inquire(ctx, s)
 		if err != nil {
 			return nil, err
@@ -251,6 +253,9 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 			if save != nil {
 				r.Saving = nil
 				g.keepRun()
+			}
+			for _, l := range left {
+				g.cleaned(r, l)
 			}
 			g.meet(found)
 			return plugged()

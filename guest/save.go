@@ -109,7 +109,7 @@ func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, byp
 			_ = os.Remove(beside)
 		}
 	}()
-	if err := s.Execute(ctx, "stop", nil, nil); err != nil {
+	if err := halt(ctx, s); err != nil {
 		return err
 	}
 	if err := h.write(f); err != nil {

@@ -86,6 +86,7 @@ func (g *Guest) beginRelease() {
 	r := g.run
 	r.noticed = true
 	g.live.Store(nil)
+	r.holdLeaving()
 	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context) (settle, error) {
 		// Whoever stops must not keep the host from getting back what is its own.
 		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)

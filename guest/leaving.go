@@ -1,0 +1,162 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// leaving is what stays of a device that the guest has let go until it is
+// cleaned up: in QEMU, and on the host. The run record holds it meanwhile.
+type leaving struct {
+	Steps []undoing
+	NIC   *heldNIC
+
+	giveBack func(context.Context) error // may be called by several; nil: there is nothing
+}
+
+// once lets a release be called from several places.
+func once(release func(context.Context) error) func(context.Context) error {
+	if release == nil {
+		return nil
+	}
+	var first sync.Once
+	return func(ctx context.Context) (err error) {
+		first.Do(func() { err = release(ctx) })
+		return err
+	}
+}
+
+// undoing is a command that takes something away which QEMU may have.
+type undoing struct {
+	Command string
+	Args    json.RawMessage
+}
+
+func newUndoing(step *qemu.Step) (undoing, error) {
+	args, err := json.Marshal(step.Args)
+	return undoing{step.Command, args}, fault.Wrap(err, fault.Internal, fault.Device, "cannot note how a device is undone")
+}
+
+// newLeaving takes what is left of a device out of the running guest.
+func (r *run) newLeaving(alias string, after []qemu.Step) (*leaving, error) {
+	l := &leaving{}
+	nic, release := r.takeNIC(alias)
+	l.NIC, l.giveBack = nic, once(release)
+	for i := range after {
+		u, err := newUndoing(&after[i])
+		if err != nil {
+			return l, err
+		}
+		l.Steps = append(l.Steps, u)
+	}
+	return l, nil
+}
+
+// cleanUp ends what is left. It runs beside the loop, and may be repeated. Done
+// false says that QEMU still uses something, or cannot be asked.
+func (l *leaving) cleanUp(ctx context.Context, s *qmp.Session, log *slog.Logger) (done bool) {
+	done = true
+	for _, u := range l.Steps {
+		switch err := insist(ctx, s, u); {
+		case inUse(err) || s.Err() != nil || ctx.Err() != nil:
+			log.Info("QEMU cannot let go yet of what was behind a device", "command", u.Command, "cause", err)
+			done = false
+		case err != nil: // it went before
+			log.Debug("nothing is left behind a device", "command", u.Command, "cause", err)
+		}
+	}
+	if done && l.giveBack != nil {
+		if err := l.giveBack(ctx); err != nil {
+			log.Error("cannot release what a removed device held", "error", err)
+		}
+	}
+	return done
+}
+
+// insist repeats a command for a little while: QEMU lets go of what was behind a
+// device somewhat later than of the device.
+func insist(ctx context.Context, s *qmp.Session, u undoing) error {
+	for wait := firstLook; ; wait *= 2 {
+		err := s.Execute(ctx, u.Command, u.Args, nil)
+		if !inUse(err) || wait > time.Second {
+			return err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// inUse reports whether QEMU refused to remove what it still uses; it has no
+// class of error for that.
+func inUse(err error) bool {
+	var refused *qmp.Error
+	return errors.As(err, &refused) && (strings.Contains(refused.Desc, "in use") || strings.Contains(refused.Desc, "busy"))
+}
+
+// clean cleans up after a device and then tells whoever waits. What cannot be
+// done now is done when the monitor is back, or the guest runs again: a guest
+// that is paused may keep a device busy.
+func (g *Guest) clean(r *run, l *leaving, wait *removal) {
+	ctx, stop := context.WithTimeout(g.reg.life, modifyLimit)
+	defer stop()
+	if s, err := r.monitor(); err == nil && l.cleanUp(ctx, s, g.log) {
+		_ = g.change(ctx, "", func() error { g.cleaned(r, l); return nil }) // else the guest has gone, or the daemon stops
+	}
+	if wait != nil {
+		wait.result <- nil
+	}
+}
+
+// cleanAgain tries what could not be done before. It runs in the loop.
+func (g *Guest) cleanAgain() {
+	if g.run == nil {
+		return
+	}
+	for _, l := range g.run.Leaving {
+		go g.clean(g.run, l, nil)
+	}
+}
+
+// cleaned notes that nothing stays of a device. It runs in the loop.
+func (g *Guest) cleaned(r *run, l *leaving) {
+	if i := slices.Index(r.Leaving, l); g.run == r && i >= 0 {
+		r.Leaving = slices.Delete(r.Leaving, i, i+1)
+		g.keepRun()
+	}
+}
+
+// reholdLeaving finds the interfaces again that devices left behind.
+func (r *Registry) reholdLeaving(run *run) {
+	for _, l := range run.Leaving {
+		if l.NIC == nil {
+			continue
+		}
+		// Its network has forgotten it: only the link may be there.
+		if release, err := r.Networks.AdoptNIC(&device.NIC{Type: "ethernet"}, l.NIC.IfName, run.Name); err == nil {
+			l.giveBack = once(func(context.Context) error { release(); return nil })
+		}
+	}
+}
+
+// holdLeaving has the end of the guest give back what its devices left behind.
+func (r *run) holdLeaving() {
+	for _, l := range r.Leaving {
+		if l.giveBack != nil {
+			r.hold("interface that was unplugged", l.giveBack)
+		}
+	}
+}
