@@ -30,6 +30,7 @@ func Open(c Config) (*Registry, error) {
 	if err := r.load(); err != nil {
 		return nil, err
 	}
+	r.sweepSaved()
 	if err := r.adoptAll(); err != nil {
 		return nil, err
 	}
@@ -62,6 +63,23 @@ func (r *Registry) load() error {
 		r.byName[rec.Name], r.byUUID[uuid] = g, g
 		return nil
 	})
+}
+
+// sweepSaved removes managed save images that were not completed, and those of
+// guests that were forgotten when their daemon was killed: they hold secrets, and
+// another guest of the same UUID must not find them.
+func (r *Registry) sweepSaved() {
+	names, err := filepath.Glob(filepath.Join(r.saveDir(), "*.save*"))
+	if err != nil {
+		return // only for a pattern that is wrong
+	}
+	for _, path := range names {
+		uuid, rest, _ := strings.Cut(filepath.Base(path), ".")
+		var kept any
+		if rest == "save.partial" || rest == "save" && fault.Is(r.store.Get(domains, uuid, &kept), fault.NotFound) {
+			removeFile(r.log, path)
+		}
+	}
 }
 
 // adoptAll looks into every run directory and adopts what it finds. The loops

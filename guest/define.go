@@ -156,27 +156,31 @@ func (g *Guest) nvramFile() string {
 }
 
 func (g *Guest) undefine(ctx context.Context, o UndefineOptions, nvram bool) error {
-	return g.change(ctx, lifecycle.Undefine, func() error {
-		if err := g.admitUndefine(o, nvram); err != nil {
-			return err
-		}
-		inactive := g.inactive
-		g.inactive = nil
-		if err := g.keep(); err != nil {
-			g.inactive = inactive
-			return err
-		}
-		g.dropManagedSave()
-		if o.TPM || !o.KeepTPM && g.run == nil && !keepsTPM(inactive) {
-			g.reg.dropTPM(g.uuid, g.log)
-		}
-		g.state.Persistent, g.record.Autostart, g.record.AutostartOnce = false, false, false
-		g.keepRun()
-		g.announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRemoved})
-		g.publish()
-		g.forgetIfNothing()
-		return nil
-	})
+	// It has its turn like work: a start or a save under way is of the definition.
+	return g.perform(ctx, lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.dropDefinition(o, nvram) })
+}
+
+// dropDefinition takes the definition away. It runs in the loop.
+func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
+	if err := g.admitUndefine(o, nvram); err != nil {
+		return err
+	}
+	inactive := g.inactive
+	g.inactive = nil
+	if err := g.keep(); err != nil {
+		g.inactive = inactive
+		return err
+	}
+	g.dropManagedSave()
+	if o.TPM || !o.KeepTPM && g.run == nil && !keepsTPM(inactive) {
+		g.reg.dropTPM(g.uuid, g.log)
+	}
+	g.state.Persistent, g.record.Autostart, g.record.AutostartOnce = false, false, false
+	g.keepRun()
+	g.announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRemoved})
+	g.publish()
+	g.forgetIfNothing()
+	return nil
 }
 
 func (g *Guest) admitUndefine(o UndefineOptions, nvram bool) error {

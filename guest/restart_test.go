@@ -640,3 +640,42 @@ func TestAPausedGuestIsSavedAfterADump(t *testing.T) {
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
+
+func TestImagesOfNobodyAreRemoved(t *testing.T) {
+	d := newDaemon(t)
+	g, damaged := d.define(small("kept")), d.define(small("damaged"))
+	for _, g := range []*guest.Guest{g, damaged} {
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	}
+	nobody := filepath.Join(filepath.Dir(g.ManagedSavePath()), "57000000-0000-0000-0000-000000000001.save")
+	d.reopen(func() {
+		ok(t, os.WriteFile(nobody, nil, 0o600))
+		ok(t, os.WriteFile(g.ManagedSavePath()+".partial", nil, 0o600))
+		d.stored(damaged, func(r map[string]any) { r["XML"] = "<domain" })
+	})
+	if !gone(nobody) || !gone(g.ManagedSavePath()+".partial") {
+		t.Error("an image of nobody is left")
+	}
+	if gone(damaged.ManagedSavePath()) {
+		t.Error("the image of a guest whose definition cannot be read is gone")
+	}
+	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+}
+
+func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("both"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	read := slowImage(t, g.ManagedSavePath())
+	saved, undefined := make(chan error, 1), make(chan error, 1)
+	go func() { saved <- g.ManagedSave(d.ctx(), guest.SaveOptions{}) }()
+	eventually(t, "the save", func() bool { return g.Job().Kind == domain.JobSave })
+	go func() { undefined <- g.Undefine(d.ctx(), guest.UndefineOptions{ManagedSave: true}) }()
+	read()
+	<-saved // what it writes to is no file, so that it cannot be completed
+	ok(t, <-undefined)
+	if !gone(g.ManagedSavePath()) {
+		t.Error("the image is left")
+	}
+}

@@ -1,0 +1,579 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/digitalocean/go-libvirt"
+	"github.com/digitalocean/go-libvirt/socket/dialers"
+)
+
+// The storm lasts so long unless a longer time is given; the seed repeats what
+// was drawn, though not when the kernel ran it.
+const (
+	stormVariable     = "LODGE_STORM"
+	stormSeedVariable = "LODGE_STORM_SEED"
+	stormTime         = 30 * time.Second
+	owned, contested  = 6, 2 // guests with one client, and with three
+	rivals            = 3
+)
+
+// storm is a test in which many clients do anything to many guests while the
+// daemon is killed again and again, and QEMUs with it.
+type storm struct {
+	*daemon
+	guests   []*stormGuest
+	stopping atomic.Bool // the daemon is being ended: calls may fail
+}
+
+// fate is what is so about a guest, as far as calls decide it.
+type fate struct {
+	Defined bool
+	Phase   phase
+	Managed phase // what a managed save image holds; off: there is none
+	Image   phase // the same of the image file of the test's own
+}
+
+type phase int
+
+const (
+	off phase = iota
+	running
+	paused
+	unknown // only what an image holds
+)
+
+func (f fate) exists() bool { return f.Defined || f.Phase != off }
+
+// stormGuest is one guest and what must be so about it.
+type stormGuest struct {
+	dom       libvirt.Domain
+	xml, disk string
+	image     string
+	contested bool
+
+	mu sync.Mutex
+	// may holds what may be so: one fate, or two when a call was cut off.
+	may []fate
+	// loose says that more happened to it than its client did.
+	loose bool
+	begun bool // its QEMU was, or may have been, exchanged since the round began
+}
+
+// act is something that a client does. Then is what is so once it has succeeded.
+type act struct {
+	name string
+	when func(f fate) bool
+	do   func(l *libvirt.Libvirt, g *stormGuest) error
+	then func(f fate) fate
+}
+
+func same(f fate) fate           { return f }
+func active(f fate) bool         { return f.Phase != off }
+func is(p phase) func(fate) bool { return func(f fate) bool { return f.Phase == p } }
+
+var acts = []act{
+	{"define", func(fate) bool { return true },
+		func(l *libvirt.Libvirt, g *stormGuest) error { _, err := l.DomainDefineXML(g.xml); return err },
+		func(f fate) fate { f.Defined = true; return f }},
+	{"undefine", func(f fate) bool { return f.Defined },
+		func(l *libvirt.Libvirt, g *stormGuest) error {
+			return l.DomainUndefineFlags(g.dom, libvirt.DomainUndefineManagedSave)
+		},
+		func(f fate) fate { f.Defined, f.Managed = false, off; return f }},
+	{"start", func(f fate) bool { return f.Defined && f.Phase == off && f.Managed != unknown }, create(0),
+		func(f fate) fate { f.Phase, f.Managed = max(f.Managed, running), off; return f }},
+	{"start paused", func(f fate) bool { return f.Defined && f.Phase == off }, create(libvirt.DomainStartPaused),
+		func(f fate) fate { f.Phase, f.Managed = paused, off; return f }},
+	{"create", func(f fate) bool { return !f.exists() },
+		func(l *libvirt.Libvirt, g *stormGuest) error { _, err := l.DomainCreateXML(g.xml, 0); return err },
+		func(f fate) fate { f.Phase = running; return f }},
+	{"suspend", is(running), func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainSuspend(g.dom) },
+		func(f fate) fate { f.Phase = paused; return f }},
+	{"resume", is(paused), func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainResume(g.dom) },
+		func(f fate) fate { f.Phase = running; return f }},
+	{"destroy", active, func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainDestroy(g.dom) },
+		func(f fate) fate { f.Phase = off; return f }},
+	{"managed save", func(f fate) bool { return f.Defined && f.Phase != off },
+		func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainManagedSave(g.dom, 0) },
+		func(f fate) fate { f.Managed, f.Phase = f.Phase, off; return f }},
+	{"save", active,
+		func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainSaveFlags(g.dom, g.image, nil, 0) },
+		func(f fate) fate { f.Image, f.Phase = f.Phase, off; return f }},
+	{"restore", func(f fate) bool { return f.Phase == off && f.Image != off && f.Managed == off },
+		func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainRestoreFlags(g.image, nil, 0) },
+		func(f fate) fate { f.Phase = f.Image; return f }},
+	{"reset", active, func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainReset(g.dom, 0) }, same},
+	{"plug a disk in and out", active, plug, same},
+	{"plug a NIC in", active, plugNIC, same},
+	{"title", active, func(l *libvirt.Libvirt, g *stormGuest) error {
+		return l.DomainSetMetadata(g.dom, 1, libvirt.OptString{"stormy"}, nil, nil, libvirt.DomainAffectLive)
+	}, same},
+}
+
+func create(flags libvirt.DomainCreateFlags) func(*libvirt.Libvirt, *stormGuest) error {
+	return func(l *libvirt.Libvirt, g *stormGuest) error {
+		_, err := l.DomainCreateWithFlags(g.dom, uint32(flags))
+		return err
+	}
+}
+
+func plug(l *libvirt.Libvirt, g *stormGuest) error {
+	err := l.DomainAttachDeviceFlags(g.dom, g.disk, uint32(libvirt.DomainAffectLive))
+	if err != nil && !strings.Contains(err.Error(), "already exists") { // from a call that was cut off
+		return err
+	}
+	return l.DomainDetachDeviceFlags(g.dom, g.disk, uint32(libvirt.DomainAffectLive))
+}
+
+// plugNIC leaves the NIC in the guest, which has few places for them.
+func plugNIC(l *libvirt.Libvirt, g *stormGuest) error {
+	err := l.DomainAttachDeviceFlags(g.dom, `<interface type='network'><source network='lan'/><model type='virtio'/></interface>`, uint32(libvirt.DomainAffectLive))
+	var refused libvirt.Error
+	if errors.As(err, &refused) && strings.Contains(refused.Message, "PCI") {
+		return nil
+	}
+	return err
+}
+
+func TestStorm(t *testing.T) {
+	needs(t, "dnsmasq", "nft")
+	seed, lasts := stormSettings(t)
+	t.Logf("repeat with %s=%d", stormSeedVariable, seed)
+	draw := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // to be repeated, not to be secret
+	s := &storm{daemon: start(t)}
+	s.lan(t, "lan", 9)
+	s.makeGuests(t)
+	end := time.Now().Add(lasts)
+	rounds := 0
+	for ; time.Now().Before(end) && !t.Failed(); rounds++ {
+		s.round(t, draw, true)
+	}
+	t.Logf("%d rounds", rounds)
+	if t.Failed() {
+		return
+	}
+	s.calm(t, draw)
+}
+
+func stormSettings(t *testing.T) (seed uint64, lasts time.Duration) {
+	t.Helper()
+	seed, lasts = rand.Uint64(), stormTime //nolint:gosec // it is printed
+	var err error
+	if text := os.Getenv(stormSeedVariable); text != "" {
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text := os.Getenv(stormVariable); text != "" {
+		if lasts, err = time.ParseDuration(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return seed, lasts
+}
+
+func (s *storm) makeGuests(t *testing.T) {
+	t.Helper()
+	for i := range owned + contested {
+		g := &stormGuest{contested: i >= owned, may: []fate{{}}}
+		g.dom = libvirt.Domain{Name: fmt.Sprintf("storm%d", i), ID: -1}
+		g.dom.UUID = libvirt.UUID{0x57, 15: byte(i + 1)}
+		g.image = filepath.Join(s.dir, g.dom.Name+".image")
+		g.disk = fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s'/><target dev='sda' bus='usb'/></disk>`,
+			s.blank(t, g.dom.Name+".raw", 1<<20))
+		g.xml = fmt.Sprintf(`<domain type='qemu'><name>%s</name><uuid>%s</uuid><memory unit='MiB'>48</memory><vcpu>1</vcpu>
+			<os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/><tcg><tb-cache unit='MiB'>32</tb-cache></tcg></features>
+			<devices><serial type='pty'/><controller type='usb' model='qemu-xhci'/>
+			<controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>
+			<interface type='network'><source network='lan'/><model type='virtio'/></interface></devices></domain>`, g.dom.Name, g.uuid())
+		s.guests = append(s.guests, g)
+	}
+}
+
+func (g *stormGuest) uuid() string {
+	u := g.dom.UUID
+	return fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
+}
+
+// round lets the clients loose, ends the daemon (or does not), and looks what
+// has become of everything.
+func (s *storm) round(t *testing.T, draw *rand.Rand, ends bool) {
+	t.Helper()
+	before := s.pids()
+	s.stopping.Store(false)
+	over := make(chan struct{})
+	var clients sync.WaitGroup
+	for _, g := range s.guests {
+		g.begun, g.loose = false, g.contested
+		n := 1
+		if g.contested {
+			n = rivals
+		}
+		for range n {
+			own := rand.New(rand.NewPCG(draw.Uint64(), 0)) //nolint:gosec // as above
+			l := s.connect(t)
+			clients.Go(func() {
+				defer func() { _ = l.Disconnect() }() // the daemon may have gone first
+				s.client(t, l, g, own, over)
+			})
+		}
+	}
+	length := time.After(time.Duration(200+draw.IntN(2000)) * time.Millisecond)
+	if draw.IntN(3) == 0 {
+		s.slay(draw)
+	}
+	<-length
+	if ends {
+		s.stopping.Store(true)
+		s.signal(t, []string{"KILL", "KILL", "TERM"}[draw.IntN(3)])
+	}
+	close(over)
+	s.answered(t, &clients)
+	if ends {
+		if draw.IntN(3) == 0 {
+			s.slay(draw)
+		}
+		s.launch(t)
+	}
+	s.inspect(t, before)
+}
+
+// answered waits for the answers to the calls under way, or for their connections
+// to end.
+func (s *storm) answered(t *testing.T, clients *sync.WaitGroup) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		clients.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("a call is never answered")
+	}
+}
+
+// slay kills the QEMU of some guest.
+func (s *storm) slay(draw *rand.Rand) {
+	g := s.guests[draw.IntN(len(s.guests))]
+	g.mu.Lock()
+	g.loose, g.begun = true, true
+	g.mu.Unlock()
+	if pid := s.pids()[g.dom.Name]; pid != 0 {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// client does one thing after another to a guest until the round is over or the
+// daemon has gone.
+func (s *storm) client(t *testing.T, l *libvirt.Libvirt, g *stormGuest, draw *rand.Rand, over <-chan struct{}) {
+	for {
+		select {
+		case <-over:
+			return
+		default:
+		}
+		g.mu.Lock()
+		f, loose := g.may[0], g.loose
+		g.mu.Unlock()
+		a := acts[draw.IntN(len(acts))]
+		if !loose && !a.when(f) {
+			continue
+		}
+		then := a.then(f)
+		g.mu.Lock()
+		g.may = []fate{f, then}
+		g.begun = g.begun || f.Phase == off || then.Phase == off
+		g.mu.Unlock()
+		err := a.do(l, g)
+		var refused libvirt.Error
+		switch {
+		case err == nil:
+			g.mu.Lock()
+			g.may = []fate{then}
+			g.mu.Unlock()
+		case !errors.As(err, &refused) || s.stopping.Load():
+			return // cut off: either may be so
+		default:
+			s.refused(t, g, a, f, err)
+		}
+	}
+}
+
+// refused judges a call that the daemon has refused: to one client alone that
+// must not happen.
+func (s *storm) refused(t *testing.T, g *stormGuest, a act, f fate, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.may = []fate{f}
+	if !g.loose && !s.stopping.Load() {
+		g.loose = true
+		t.Errorf("%s: %s is refused although it is %+v: %v", g.dom.Name, a.name, f, err)
+	}
+	if strings.Contains(err.Error(), "broke:") {
+		t.Errorf("%s: %s: %v", g.dom.Name, a.name, err)
+	}
+}
+
+func (s *storm) connect(t *testing.T) *libvirt.Libvirt {
+	t.Helper()
+	l := libvirt.NewWithDialer(dialers.NewLocal(dialers.WithSocket(filepath.Join(s.run, "libvirt-sock"))))
+	if err := l.Connect(); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+var guestName = regexp.MustCompile(`-name guest=([^, ]+)`)
+
+// pids gives the QEMU of every guest that has one.
+func (s *storm) pids() map[string]int {
+	found := map[string]int{}
+	for pid, words := range s.processes() {
+		if m := guestName.FindStringSubmatch(words); m != nil {
+			found[m[1]] = pid
+		}
+	}
+	return found
+}
+
+// inspect waits until everything is as it must be.
+func (s *storm) inspect(t *testing.T, before map[string]int) {
+	t.Helper()
+	l := s.connect(t)
+	defer func() { _ = l.Disconnect() }()
+	var wrong []string
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); pauseFor(t, 20*time.Millisecond) {
+		if wrong = s.wrongs(l, before); len(wrong) == 0 {
+			break
+		}
+	}
+	for _, w := range wrong {
+		t.Error(w)
+	}
+	for _, g := range s.guests {
+		f, err := s.fate(l, g)
+		if err != nil {
+			t.Error(err)
+		}
+		g.learn(f)
+	}
+}
+
+// learn takes what is so for what must be so from here on.
+func (g *stormGuest) learn(f fate) {
+	last := g.may[len(g.may)-1]
+	if i := slices.IndexFunc(g.may, f.agrees); i >= 0 && !g.loose {
+		f.Managed = g.may[i].Managed
+	} else if f.Managed != off {
+		f.Managed = unknown
+	}
+	if f.Image = last.Image; g.loose || g.may[0].Image != last.Image {
+		f.Image = off // whatever the file holds now
+	}
+	g.may = []fate{f}
+}
+
+// agrees reports whether what the daemon tells of a guest is what may be so.
+func (f fate) agrees(m fate) bool {
+	return f.Defined == m.Defined && f.Phase == m.Phase && (f.Managed == off) == (m.Managed == off)
+}
+
+func pauseFor(t *testing.T, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-t.Context().Done():
+	}
+}
+
+// wrongs lists what is not as it must be.
+func (s *storm) wrongs(l *libvirt.Libvirt, before map[string]int) (wrong []string) {
+	now := s.pids()
+	uuids, ids := map[string]bool{}, map[int32]string{}
+	var nics []string
+	for _, g := range s.guests {
+		f, err := s.fate(l, g)
+		if err != nil {
+			wrong = append(wrong, fmt.Sprintf("%s: %v", g.dom.Name, err))
+			continue
+		}
+		wrong = append(wrong, g.wrongs(l, f, before[g.dom.Name], now[g.dom.Name])...)
+		if f.Phase == off {
+			continue
+		}
+		uuids[g.uuid()] = true
+		dom, err := l.DomainLookupByName(g.dom.Name)
+		if err != nil || ids[dom.ID] != "" {
+			wrong = append(wrong, fmt.Sprintf("%s and %s have the number %d (%v)", g.dom.Name, ids[dom.ID], dom.ID, err))
+		}
+		ids[dom.ID] = g.dom.Name
+		xml, _ := l.DomainGetXMLDesc(g.dom, 0)
+		for _, m := range regexp.MustCompile(`<target dev='(vnet\d+)'`).FindAllStringSubmatch(xml, -1) {
+			nics = append(nics, m[1])
+		}
+	}
+	return append(wrong, s.strays(uuids, nics)...)
+}
+
+// wrongs compares one guest with what its clients were told.
+func (g *stormGuest) wrongs(l *libvirt.Libvirt, f fate, pidBefore, pid int) (wrong []string) {
+	say := func(format string, args ...any) { wrong = append(wrong, g.dom.Name+": "+fmt.Sprintf(format, args...)) }
+	if (f.Phase != off) != (pid != 0) {
+		say("it is %+v and its process is %d", f, pid)
+	}
+	if f.Phase != off {
+		status, err := l.QEMUDomainMonitorCommand(g.dom, `{"execute":"query-status"}`, 0)
+		if err != nil || strings.Contains(status, `"running": true`) != (f.Phase == running) && strings.Contains(status, `"running":true`) != (f.Phase == running) {
+			say("it is %+v and QEMU says %s (%v)", f, status, err)
+		}
+	}
+	if g.loose {
+		return wrong
+	}
+	if !slices.ContainsFunc(g.may, f.agrees) {
+		say("it is %+v and must be one of %+v", f, g.may)
+	}
+	if !g.begun && pidBefore != pid {
+		say("its process was %d and is %d", pidBefore, pid)
+	}
+	return wrong
+}
+
+// fate asks the daemon about a guest. What an image holds cannot be asked.
+func (s *storm) fate(l *libvirt.Libvirt, g *stormGuest) (f fate, err error) {
+	state, _, err := l.DomainGetState(g.dom, 0)
+	if libvirt.IsNotFound(err) {
+		return f, nil
+	}
+	if err != nil {
+		return f, err
+	}
+	switch libvirt.DomainState(state) {
+	case libvirt.DomainRunning:
+		f.Phase = running
+	case libvirt.DomainShutoff, libvirt.DomainCrashed:
+	default:
+		f.Phase = paused
+	}
+	persistent, err := l.DomainIsPersistent(g.dom)
+	if err != nil {
+		return f, err
+	}
+	f.Defined = persistent != 0
+	managed, err := l.DomainHasManagedSaveImage(g.dom, 0)
+	f.Managed = phase(managed)
+	return f, err
+}
+
+// strays lists what belongs to nobody.
+func (s *storm) strays(uuids map[string]bool, nics []string) (wrong []string) {
+	for name, pid := range s.pids() {
+		if !slices.ContainsFunc(s.guests, func(g *stormGuest) bool { return g.dom.Name == name }) {
+			wrong = append(wrong, fmt.Sprintf("process %d is of nobody: %s", pid, name))
+		}
+	}
+	dirs, _ := filepath.Glob(filepath.Join(s.run, "guest/*"))
+	for _, dir := range dirs {
+		if !uuids[filepath.Base(dir)] {
+			wrong = append(wrong, "a run directory of nobody: "+dir)
+		}
+	}
+	for _, group := range s.guestGroups() {
+		if !uuids[strings.TrimPrefix(filepath.Base(group), "guest-")] {
+			wrong = append(wrong, "a control group of nobody: "+group)
+		}
+	}
+	for _, pattern := range []string{"*.partial", "data/guest/save/*.partial"} {
+		halves, _ := filepath.Glob(filepath.Join(s.dir, pattern))
+		wrong = append(wrong, halves...)
+	}
+	links, err := s.command(context.Background(), "ls", "/sys/class/net").Output()
+	if err != nil {
+		return append(wrong, err.Error())
+	}
+	there := slices.DeleteFunc(strings.Fields(string(links)), func(name string) bool { return !strings.HasPrefix(name, "vnet") })
+	slices.Sort(there)
+	slices.Sort(nics)
+	if !slices.Equal(there, nics) {
+		wrong = append(wrong, fmt.Sprintf("links %v are there, and guests have %v", there, nics))
+	}
+	return wrong
+}
+
+// calm ends everything, and looks whether the daemon holds what it held before.
+func (s *storm) calm(t *testing.T, draw *rand.Rand) {
+	t.Helper()
+	s.sweep(t)
+	s.signal(t, "TERM")
+	s.launch(t)
+	before := s.descriptors()
+	s.round(t, draw, false)
+	s.sweep(t)
+	for end := time.Now().Add(10 * time.Second); s.descriptors() > before && time.Now().Before(end); {
+		pauseFor(t, 20*time.Millisecond)
+	}
+	if now := s.descriptors(); now > before {
+		t.Errorf("the daemon has %d descriptors open, and had %d", now, before)
+	}
+	images, _ := filepath.Glob(filepath.Join(s.data, "guest/save/*"))
+	if len(images) > 0 {
+		t.Errorf("images of nobody are left: %v", images)
+	}
+	s.virsh(t, "net-destroy", "lan")
+	s.signal(t, "QUIT") // it tells what its goroutines do
+	s.idle(t)
+	s.launch(t) // to be stopped in order
+}
+
+// idle looks for goroutines of guests in what an ended daemon has told.
+func (s *storm) idle(t *testing.T) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, text := range s.log {
+		if strings.HasPrefix(text, "github.com/lodge-kvm/lodge/guest.") || strings.HasPrefix(text, "github.com/lodge-kvm/lodge/qmp.") {
+			t.Errorf("a goroutine is left: %s", strings.Join(s.log[max(0, i-6):min(len(s.log), i+6)], "\n"))
+		}
+	}
+}
+
+// sweep ends and forgets every guest.
+func (s *storm) sweep(t *testing.T) {
+	t.Helper()
+	l := s.connect(t)
+	defer func() { _ = l.Disconnect() }()
+	for _, g := range s.guests {
+		_ = l.DomainDestroy(g.dom)                                          // it may not run
+		_ = l.DomainUndefineFlags(g.dom, libvirt.DomainUndefineManagedSave) // it may not be defined
+		if _, err := l.DomainLookupByName(g.dom.Name); !libvirt.IsNotFound(err) {
+			t.Errorf("%s is still there: %v", g.dom.Name, err)
+		}
+		g.may = []fate{{}}
+	}
+}
+
+// descriptors counts what the daemon has open.
+func (s *storm) descriptors() int {
+	for pid, words := range s.processes() {
+		if strings.Contains(words, "lodged --data "+s.data) && !strings.HasPrefix(words, "sh ") && !strings.HasPrefix(words, "nsenter") {
+			open, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+			return len(open)
+		}
+	}
+	return 0
+}
