@@ -87,10 +87,18 @@ func (r *Registry) oweAgain(run *run) {
 	if p == nil {
 		return
 	}
-	run.owe(p, nil)
 	dev, err := domainxml.ParseDevice(p.Device, domainxml.Options{Active: true})
+	if err != nil {
+		run.log.Error("a device that was being plugged in is left as it is", "error", err)
+		return
+	}
+	if run.def.Devices.ByAlias(dev.Common().Alias) != nil {
+		run.forgetPlugging() // it was the guest's already
+		return
+	}
+	run.owe(p, nil)
 	nic, is := dev.(*device.NIC)
-	if err != nil || !is || p.NIC == nil {
+	if !is || p.NIC == nil {
 		return
 	}
 	if release, err := r.Networks.AdoptNIC(nic, p.NIC.IfName, run.Name); err == nil { // or it went with its last file
