@@ -80,7 +80,7 @@ func (w *world) end(t *testing.T) {
 
 // command prepares a program that runs inside.
 func (w *world) command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	inside := []string{"-t", strconv.Itoa(w.keeper.Process.Pid), "-p", "-n", "-m", "-u", "--", name}
+	inside := []string{"-t", strconv.Itoa(w.keeper.Process.Pid), "-p", "-n", "-m", "-u", "-r", "--", name}
 	c := exec.CommandContext(ctx, "nsenter", append(inside, args...)...)
 	c.WaitDelay = 5 * time.Second // a grandchild may hold the pipes
 	return c
