@@ -86,36 +86,58 @@ func active(f fate) bool         { return f.Phase != off }
 func is(p phase) func(fate) bool { return func(f fate) bool { return f.Phase == p } }
 
 var acts = []act{
-	{"define", func(fate) bool { return true },
+	{
+		"define", func(fate) bool { return true },
 		func(l *libvirt.Libvirt, g *stormGuest) error { _, err := l.DomainDefineXML(g.xml); return err },
-		func(f fate) fate { f.Defined = true; return f }},
-	{"undefine", func(f fate) bool { return f.Defined },
+		func(f fate) fate { f.Defined = true; return f },
+	},
+	{
+		"undefine", func(f fate) bool { return f.Defined },
 		func(l *libvirt.Libvirt, g *stormGuest) error {
 			return l.DomainUndefineFlags(g.dom, libvirt.DomainUndefineManagedSave)
 		},
-		func(f fate) fate { f.Defined, f.Managed = false, off; return f }},
-	{"start", func(f fate) bool { return f.Defined && f.Phase == off && f.Managed != unknown }, create(0),
-		func(f fate) fate { f.Phase, f.Managed = max(f.Managed, running), off; return f }},
-	{"start paused", func(f fate) bool { return f.Defined && f.Phase == off }, create(libvirt.DomainStartPaused),
-		func(f fate) fate { f.Phase, f.Managed = paused, off; return f }},
-	{"create", func(f fate) bool { return !f.exists() },
+		func(f fate) fate { f.Defined, f.Managed = false, off; return f },
+	},
+	{
+		"start", func(f fate) bool { return f.Defined && f.Phase == off && f.Managed != unknown }, create(0),
+		func(f fate) fate { f.Phase, f.Managed = max(f.Managed, running), off; return f },
+	},
+	{
+		"start paused", func(f fate) bool { return f.Defined && f.Phase == off }, create(libvirt.DomainStartPaused),
+		func(f fate) fate { f.Phase, f.Managed = paused, off; return f },
+	},
+	{
+		"create", func(f fate) bool { return !f.exists() },
 		func(l *libvirt.Libvirt, g *stormGuest) error { _, err := l.DomainCreateXML(g.xml, 0); return err },
-		func(f fate) fate { f.Phase = running; return f }},
-	{"suspend", is(running), func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainSuspend(g.dom) },
-		func(f fate) fate { f.Phase = paused; return f }},
-	{"resume", is(paused), func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainResume(g.dom) },
-		func(f fate) fate { f.Phase = running; return f }},
-	{"destroy", active, func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainDestroy(g.dom) },
-		func(f fate) fate { f.Phase = off; return f }},
-	{"managed save", func(f fate) bool { return f.Defined && f.Phase != off },
+		func(f fate) fate { f.Phase = running; return f },
+	},
+	{
+		"suspend", is(running), func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainSuspend(g.dom) },
+		func(f fate) fate { f.Phase = paused; return f },
+	},
+	{
+		"resume", is(paused), func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainResume(g.dom) },
+		func(f fate) fate { f.Phase = running; return f },
+	},
+	{
+		"destroy", active, func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainDestroy(g.dom) },
+		func(f fate) fate { f.Phase = off; return f },
+	},
+	{
+		"managed save", func(f fate) bool { return f.Defined && f.Phase != off },
 		func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainManagedSave(g.dom, 0) },
-		func(f fate) fate { f.Managed, f.Phase = f.Phase, off; return f }},
-	{"save", active,
+		func(f fate) fate { f.Managed, f.Phase = f.Phase, off; return f },
+	},
+	{
+		"save", active,
 		func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainSaveFlags(g.dom, g.image, nil, 0) },
-		func(f fate) fate { f.Image, f.Phase = f.Phase, off; return f }},
-	{"restore", func(f fate) bool { return f.Phase == off && f.Image != off && f.Managed == off },
+		func(f fate) fate { f.Image, f.Phase = f.Phase, off; return f },
+	},
+	{
+		"restore", func(f fate) bool { return f.Phase == off && f.Image != off && f.Managed == off },
 		func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainRestoreFlags(g.image, nil, 0) },
-		func(f fate) fate { f.Phase = f.Image; return f }},
+		func(f fate) fate { f.Phase = f.Image; return f },
+	},
 	{"reset", active, func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainReset(g.dom, 0) }, same},
 	{"plug a disk in and out", active, plug, same},
 	{"plug a NIC in", active, plugNIC, same},
