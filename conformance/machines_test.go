@@ -45,6 +45,9 @@ func TestWhatPeopleDefineStarts(t *testing.T) {
 		{name: "argv", more: "", device: "", pieces: []string{"<emulator>/usr/bin/qemu-system-x86_64</emulator>"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			if c.name == "spice" && !strings.Contains(d.virsh(t, "domcapabilities"), "<value>spice</value>") {
+				t.Skip("this QEMU has no spice: Debian 13 has it in a package of its own")
+			}
 			if c.os == "" {
 				c.os = "<type machine='q35'>hvm</type>"
 			}
