@@ -74,6 +74,8 @@ type stormGuest struct {
 }
 
 // act is something that a client does. Then is what is so once it has succeeded.
+// Devices come and go while a guest is paused only, and with one client: QEMU 7.2
+// may wait for ever for an emulated processor in device_add.
 type act struct {
 	name string
 	when func(f fate) bool
@@ -139,8 +141,8 @@ var acts = []act{
 		func(f fate) fate { f.Phase = f.Image; return f },
 	},
 	{"reset", active, func(l *libvirt.Libvirt, g *stormGuest) error { return l.DomainReset(g.dom, 0) }, same},
-	{"plug a disk in and out", active, plug, same},
-	{"plug a NIC in", active, plugNIC, same},
+	{"plug a disk in and out", is(paused), plug, same},
+	{"plug a NIC in", is(paused), plugNIC, same},
 	{"title", active, func(l *libvirt.Libvirt, g *stormGuest) error {
 		return l.DomainSetMetadata(g.dom, 1, libvirt.OptString{"stormy"}, nil, nil, libvirt.DomainAffectLive)
 	}, same},
@@ -314,7 +316,7 @@ func (s *storm) client(t *testing.T, l *libvirt.Libvirt, g *stormGuest, draw *ra
 		f, loose := g.may[0], g.loose
 		g.mu.Unlock()
 		a := acts[draw.IntN(len(acts))]
-		if !loose && !a.when(f) {
+		if !loose && !a.when(f) || loose && strings.HasPrefix(a.name, "plug") {
 			continue
 		}
 		then := a.then(f)
