@@ -174,9 +174,6 @@ func (g *Guest) askGuest(ctx context.Context, verb lifecycle.Verb, mode Shutdown
 		return func(ctx context.Context) (settle, error) {
 			if byAgent {
 				err := r.agentShutdown(ctx, def, agentMode)
-				if r.ending() { // it obeyed before the agent's silence was understood
-					return nil, nil
-				}
 				if err == nil || mode == ShutdownAgent {
 					return nil, err
 				}
