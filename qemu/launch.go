@@ -26,10 +26,14 @@ type Spec struct {
 	CgroupFD    int
 
 	Credential *syscall.Credential // identity to run as; nil keeps the daemon's
+
+	// Tied lets the kernel kill the process when the daemon ends, however that
+	// happens: for one that serves the daemon alone, as a probe does.
+	Tied bool
 }
 
-// Launch starts a process that outlives the daemon: in a session and process
-// group of its own, with nothing of the daemon's open but what spec names. It
+// Launch starts a process that outlives the daemon, unless it is tied to it: in a
+// session and process group of its own, with nothing of the daemon's open but what spec names. It
 // returns once the program has replaced the daemon's image, or could not.
 func Launch(ctx context.Context, spec Spec) (*Process, error) {
 	if ctx.Err() != nil {
@@ -71,6 +75,9 @@ func start(spec Spec, files []*os.File) (pid, pidfd int, err error) {
 			CgroupFD:    spec.CgroupFD,
 			Credential:  spec.Credential,
 		},
+	}
+	if spec.Tied {
+		attr.Sys.Pdeathsig = unix.SIGKILL
 	}
 	err = withDescriptors(files, nil, func(fds []uintptr) error {
 		attr.Files = fds

@@ -172,28 +172,10 @@ func TestReleaseLetsItRun(t *testing.T) {
 	}
 }
 
-// TestOutlivesItsParent starts this test again as a daemon that launches a
-// process and dies, and adopts what is left.
+// TestOutlivesItsParent has a daemon launch a process and die, and adopts what is
+// left.
 func TestOutlivesItsParent(t *testing.T) {
-	if os.Getenv("LODGE_TEST_DAEMON") != "" {
-		p, err := Launch(t.Context(), Spec{Binary: "/bin/sleep", Args: []string{"1000"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(os.Stdout, "launched %d %d\n", p.PID, p.StartTime)
-		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-	}
-	daemon := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestOutlivesItsParent$")
-	daemon.Env = append(os.Environ(), "LODGE_TEST_DAEMON=1")
-	out, err := daemon.Output()
-	if err == nil {
-		t.Fatal("the daemon did not die")
-	}
-	var pid int
-	var start uint64
-	if _, err := fmt.Sscanf(string(out), "launched %d %d", &pid, &start); err != nil {
-		t.Fatalf("the daemon said %q: %v", out, err)
-	}
+	pid, start := launchedByDead(t, "TestOutlivesItsParent", Spec{})
 	p, err := Adopt(pid, start)
 	if err != nil {
 		t.Fatal(err)
@@ -204,6 +186,44 @@ func TestOutlivesItsParent(t *testing.T) {
 	if got := ended(t, p); got.Known {
 		t.Errorf("somebody else's child %s", got)
 	}
+}
+
+func TestATiedProcessEndsWithItsParent(t *testing.T) {
+	pid, start := launchedByDead(t, "TestATiedProcessEndsWithItsParent", Spec{Tied: true})
+	p, err := Adopt(pid, start)
+	if fault.Is(err, fault.NotFound) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Kill() }() // should it have lived on
+	ended(t, p)
+}
+
+// launchedByDead runs the named test again as a daemon that launches a process
+// and dies, and gives that process.
+func launchedByDead(t *testing.T, test string, spec Spec) (pid int, start uint64) {
+	t.Helper()
+	if os.Getenv("LODGE_TEST_DAEMON") != "" {
+		spec.Binary, spec.Args = "/bin/sleep", []string{"1000"}
+		p, err := Launch(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(os.Stdout, "launched %d %d\n", p.PID, p.StartTime)
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+	}
+	daemon := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+test+"$")
+	daemon.Env = append(os.Environ(), "LODGE_TEST_DAEMON=1")
+	out, err := daemon.Output()
+	if err == nil {
+		t.Fatal("the daemon did not die")
+	}
+	if _, err := fmt.Sscanf(string(out), "launched %d %d", &pid, &start); err != nil {
+		t.Fatalf("the daemon said %q: %v", out, err)
+	}
+	return pid, start
 }
 
 func TestManyProcessesTakeNoThreads(t *testing.T) {

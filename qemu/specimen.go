@@ -45,6 +45,7 @@ func startSpecimen(ctx context.Context, binary string, args []string, files ...*
 		Dir:   "/",
 		Files: append([]*os.File{theirs}, files...),
 		Log:   log,
+		Tied:  true,
 	}
 	process, err := Launch(ctx, spec)
 	_ = theirs.Close()
