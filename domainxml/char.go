@@ -5,7 +5,9 @@ import (
 )
 
 func describeChar(n *node, d *device.Char) {
-	d.Role = device.CharRole(n.e.Name)
+	if n.reading() { // a published definition is only read
+		d.Role = device.CharRole(n.e.Name)
+	}
 	describeBackend(n, &d.Backend, d.Role == device.Console)
 	describeCharTarget(n, d)
 	n.info(&d.Info)

@@ -99,9 +99,11 @@ func describeSource(n *node, kind string, p **device.DiskSource, policy *string)
 		}
 		n.str("pool", &v.Pool)
 		n.str("volume", &v.Volume)
-		if v.Pool != "" && v.Volume != "" {
+		switch {
+		case n.writing:
+		case v.Pool != "" && v.Volume != "":
 			s.Volume = v
-		} else if n.reading() {
+		default:
 			n.invalid("", "a source of type volume names a pool and a volume")
 		}
 	}

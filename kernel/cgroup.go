@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"maps"
@@ -170,8 +171,8 @@ type cgroupMounts struct {
 	v2 string
 }
 
-// cgroupMounts reads where control groups are mounted from
-// /proc/self/mountinfo, whose lines are "id parent dev root POINT options
+// cgroupMounts reads where control groups are mounted first (a container's root
+// may show them once more, and go) from /proc/self/mountinfo, whose lines are "id parent dev root POINT options
 // [tags...] - TYPE source SUPEROPTIONS".
 func (r Root) cgroupMounts() (cgroupMounts, error) {
 	text, err := r.read("proc/self/mountinfo")
@@ -188,14 +189,14 @@ func (r Root) cgroupMounts() (cgroupMounts, error) {
 		point := unescapeMount(mount[4])
 		switch fs[0] {
 		case "cgroup2":
-			mounts.v2 = point
+			mounts.v2 = cmp.Or(mounts.v2, point)
 		case "cgroup":
 			for option := range strings.SplitSeq(fs[2], ",") {
 				if option == "blkio" {
 					option = string(BlockIOController)
 				}
 				if c := Controller(option); slices.Contains(controllers, c) {
-					mounts.v1[c] = point
+					mounts.v1[c] = cmp.Or(mounts.v1[c], point)
 				}
 			}
 		}

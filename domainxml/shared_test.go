@@ -1,0 +1,38 @@
+package domainxml
+
+import (
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+// A published definition is written by whoever asks, at the same time as others
+// read it: writing must not touch it. The race detector sees what does.
+func TestWritingOnlyReads(t *testing.T) {
+	inputs, err := filepath.Glob("testdata/define/*.xml")
+	if err != nil || len(inputs) == 0 {
+		t.Fatalf("no documents: %v", err)
+	}
+	for _, input := range inputs {
+		doc, err := os.ReadFile(input)
+		if err != nil {
+			t.Fatal(err)
+		}
+		def, err := Parse(string(doc), Options{Active: true, Host: testHost()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var writers sync.WaitGroup
+		for range 2 {
+			for _, style := range []Style{{Active: true, Secure: true, ID: 1}, {}} {
+				writers.Go(func() {
+					if _, err := Format(def, style); err != nil {
+						t.Errorf("%s: %v", input, err)
+					}
+				})
+			}
+		}
+		writers.Wait()
+	}
+}
