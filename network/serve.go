@@ -156,6 +156,9 @@ func (ip IP) writeDHCP(w *lines) {
 	if ip.Address.Is4() {
 		w.add("dhcp-no-override")
 		w.add("dhcp-authoritative")
+		// Before an offer dnsmasq would ping the address for three seconds, and
+		// serve nobody else meanwhile: a boot storm would wait for each guest in turn.
+		w.add("no-ping")
 		// Never the bound: the addresses that there are. It must not change
 		// with the hosts, which are read again without a restart.
 		w.add("dhcp-lease-max=%d", 1<<min(32-ip.Bits, 16))
