@@ -34,12 +34,10 @@ func (g *Guest) resolve(a Affect) (Affect, error) {
 	return a, nil
 }
 
-// Attach adds a device, given as libvirt's XML of it.
-func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
-	dev, err := domainxml.ParseDevice(doc, domainxml.Options{})
-	if err != nil {
-		return err
-	}
+// edit changes the stored definition, the running guest, or both. Stored gives
+// the changed definition; where the guest runs too, live plans the change to it,
+// and stores that definition (nil when it is not asked for) once it is done.
+func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Definition, error), live func(config *domain.Definition) (work, error)) error {
 	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
 		a, err := g.resolve(a)
 		if err != nil {
@@ -47,13 +45,26 @@ func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
 		}
 		var config *domain.Definition
 		if a.Config {
-			if config, err = g.withDevice(dev); err != nil {
+			if config, err = stored(); err != nil {
 				return nil, err
 			}
 		}
 		if !a.Live {
 			return nil, g.redefine(config)
 		}
+		return live(config)
+	})
+}
+
+// Attach adds a device, given as libvirt's XML of it.
+func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
+	dev, err := domainxml.ParseDevice(doc, domainxml.Options{})
+	if err != nil {
+		return err
+	}
+	return g.edit(ctx, a, func() (*domain.Definition, error) {
+		return g.withDevice(dev)
+	}, func(config *domain.Definition) (work, error) {
 		return g.planPlug(doc, config, dev)
 	})
 }
@@ -306,23 +317,15 @@ func (g *Guest) DetachAlias(ctx context.Context, alias string, a Affect) error {
 }
 
 func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (device.Device, error), async bool) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
-		a, err := g.resolve(a)
+	return g.edit(ctx, a, func() (*domain.Definition, error) {
+		config := g.inactive.Clone()
+		dev, err := find(&config.Devices)
 		if err != nil {
 			return nil, err
 		}
-		var config *domain.Definition
-		if a.Config {
-			config = g.inactive.Clone()
-			dev, err := find(&config.Devices)
-			if err != nil {
-				return nil, err
-			}
-			config.Devices.Remove(dev)
-		}
-		if !a.Live {
-			return nil, g.redefine(config)
-		}
+		config.Devices.Remove(dev)
+		return config, nil
+	}, func(config *domain.Definition) (work, error) {
 		dev, err := find(&g.run.def.Devices)
 		if err != nil {
 			return nil, err
@@ -455,21 +458,10 @@ func (g *Guest) Update(ctx context.Context, doc string, a Affect, force bool) er
 	if err != nil {
 		return err
 	}
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
-		a, err := g.resolve(a)
-		if err != nil {
-			return nil, err
-		}
-		var config *domain.Definition
-		if a.Config {
-			config = g.inactive.Clone()
-			if err := updateIn(&config.Devices, dev); err != nil {
-				return nil, err
-			}
-		}
-		if !a.Live {
-			return nil, g.redefine(config)
-		}
+	return g.edit(ctx, a, func() (*domain.Definition, error) {
+		config := g.inactive.Clone()
+		return config, updateIn(&config.Devices, dev)
+	}, func(config *domain.Definition) (work, error) {
 		return g.planUpdate(dev, config, force)
 	})
 }

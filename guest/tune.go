@@ -21,20 +21,9 @@ import (
 // concerned, more than once, in the guest's loop: it must not wait. What then
 // differs is put into effect on the running guest.
 func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definition) error) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
-		a, err := g.resolve(a)
-		if err != nil {
-			return nil, err
-		}
-		var config *domain.Definition
-		if a.Config {
-			if config, err = tuned(g.inactive, change); err != nil {
-				return nil, err
-			}
-		}
-		if !a.Live {
-			return nil, g.redefine(config)
-		}
+	return g.edit(ctx, a, func() (*domain.Definition, error) {
+		return tuned(g.inactive, change)
+	}, func(config *domain.Definition) (work, error) {
 		return g.planTune(change, config)
 	})
 }
