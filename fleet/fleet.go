@@ -1,0 +1,168 @@
+package fleet
+
+import (
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/volume"
+)
+
+// Config is what a fleet works with. All of it is needed.
+type Config struct {
+	Guests *guest.Registry
+	Pools  *volume.Pools
+	Events *event.Log
+	Log    *slog.Logger
+}
+
+// Fleet is all guests of a daemon, for work on sets of them.
+type Fleet struct {
+	guests *guest.Registry
+	pools  *volume.Pools
+	events *event.Log
+	log    *slog.Logger
+
+	// read keeps the marks that were read, by the guest's UUID.
+	mu   sync.Mutex
+	read map[string]readOnce
+}
+
+// readOnce is what was read of one guest's metadata. The text is that of the
+// definition, shared, so that comparing it again is comparing a pointer.
+type readOnce struct {
+	metadata string
+	marks    *Marks
+	problem  string
+}
+
+// New makes a fleet of a registry's guests. It starts nothing by itself.
+func New(c Config) *Fleet {
+	return &Fleet{guests: c.Guests, pools: c.Pools, events: c.Events, log: c.Log, read: map[string]readOnce{}}
+}
+
+// Member is a guest as part of a set, as of one moment.
+type Member struct {
+	Guest *guest.Guest
+	View  *guest.View
+	// Labels and the rest of the marks are shared: they are not to be changed.
+	Labels Labels
+	Marks  *Marks
+	// Problem says why the marks cannot be read; they count as none then.
+	Problem string
+}
+
+// Select gives the guests that any of the selectors chooses, by name.
+func (f *Fleet) Select(selectors []Selector) []Member {
+	var poolsOf func(string) []string
+	for _, s := range selectors {
+		if s.asksPools() {
+			poolsOf = f.poolsOf()
+			break
+		}
+	}
+	all := f.members()
+	chosen := all[:0]
+	for _, m := range all {
+		for _, s := range selectors {
+			if s.matches(m.View, m.Labels, poolsOf) {
+				chosen = append(chosen, m)
+				break
+			}
+		}
+	}
+	return chosen
+}
+
+// members gives everybody. It reads only what has changed since the last time.
+func (f *Fleet) members() []Member {
+	guests := f.guests.All()
+	all := make([]Member, 0, len(guests))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	marked := 0
+	for _, g := range guests {
+		v := g.View()
+		d := v.Inactive
+		if d == nil {
+			d = v.Active
+		}
+		if d == nil {
+			continue // it has gone meanwhile
+		}
+		m := Member{Guest: g, View: v, Labels: noMarks.Labels, Marks: noMarks}
+		if d.Metadata != "" {
+			marked++
+			r := f.readMarks(v.UUID, d.Metadata)
+			m.Labels, m.Marks, m.Problem = r.marks.Labels, r.marks, r.problem
+		}
+		all = append(all, m)
+	}
+	if len(f.read) > 2*marked+64 {
+		f.forget(all)
+	}
+	return all
+}
+
+// readMarks reads marks, if they are not those that were read before.
+func (f *Fleet) readMarks(uuid, metadata string) readOnce {
+	if r, known := f.read[uuid]; known && r.metadata == metadata {
+		return r
+	}
+	r := readOnce{metadata: metadata}
+	marks, err := readMarks(metadata)
+	if r.marks = marks; err != nil {
+		r.problem = err.Error()
+	}
+	f.read[uuid] = r
+	return r
+}
+
+// forget drops what was read of guests that have gone.
+func (f *Fleet) forget(all []Member) {
+	kept := make(map[string]readOnce, len(all))
+	for _, m := range all {
+		if r, known := f.read[m.View.UUID]; known {
+			kept[m.View.UUID] = r
+		}
+	}
+	f.read = kept
+}
+
+// poolsOf tells in which pools the file of a disk lies, as pools are now. It
+// looks at views only.
+func (f *Fleet) poolsOf() func(path string) []string {
+	byTarget := map[string][]string{}
+	for _, p := range f.pools.List() {
+		if v := p.View(); v.Type != volume.Disk {
+			byTarget[v.Target] = append(byTarget[v.Target], v.Name)
+		}
+	}
+	return func(path string) []string {
+		if strings.HasPrefix(path, "/dev/") {
+			// Partitions lie beside everything else in /dev: only the volume tells.
+			if p, _, err := f.pools.ByPath(path); err == nil {
+				return []string{p.Name()}
+			}
+		}
+		return byTarget[filepath.Dir(path)]
+	}
+}
+
+// named checks that guests which are named outright are there.
+func (f *Fleet) named(selectors []Selector) error {
+	for _, s := range selectors {
+		name, is := s.names()
+		if !is {
+			continue
+		}
+		if _, err := f.guests.ByName(name); err != nil {
+			return fault.Wrap(err, fault.NotFound, fault.Domain, "selector %q", s)
+		}
+	}
+	return nil
+}
