@@ -10,6 +10,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/bare"
+	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -37,7 +38,7 @@ type bench struct {
 	Options
 	conn    *remote.Conn
 	guests  *guests
-	machine machine
+	machine machine.Machine
 	daemon  int    // process
 	dir     string // of bare runs
 	run     *Run
@@ -56,7 +57,7 @@ func Measure(ctx context.Context, o Options) (run *Run, err error) {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a directory for bare runs")
 	}
 	b := &bench{
-		Options: o, conn: conn, guests: newGuests(conn), machine: machine{"/"}, dir: dir,
+		Options: o, conn: conn, guests: newGuests(conn), machine: machine.Machine{Root: "/"}, dir: dir,
 		run: &Run{Header: Header{Schema: Schema, Started: time.Now().UTC().Truncate(time.Second), Command: o.Command}},
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
@@ -64,9 +65,9 @@ func Measure(ctx context.Context, o Options) (run *Run, err error) {
 }
 
 func (b *bench) measure(ctx context.Context) error {
-	before := b.machine.ticks()
+	before := b.machine.Ticks()
 	begin := time.Now()
-	b.run.Host = b.machine.host()
+	b.run.Host = b.machine.Host()
 	if err := b.meet(ctx); err != nil {
 		return err
 	}
@@ -83,8 +84,8 @@ func (b *bench) measure(ctx context.Context) error {
 		}
 	}
 	b.run.End = Ending{
-		Took: time.Since(begin).Seconds(), Load: b.machine.load(),
-		Steal: b.machine.ticks().stealSince(before),
+		Took: time.Since(begin).Seconds(), Load: b.machine.Load(),
+		Steal: b.machine.Ticks().StealSince(before),
 	}
 	return nil
 }
@@ -124,11 +125,11 @@ func (b *bench) meet(ctx context.Context) error {
 		return b.skip(err, "memory")
 	}
 	b.daemon = pid
-	p, err := b.machine.process(pid)
+	p, err := b.machine.Process(pid)
 	if err != nil {
 		return err
 	}
-	b.run.Server.Process, b.run.Name = p.name, p.name
+	b.run.Server.Process, b.run.Name = p.Name, p.Name
 	if b.Name != "" {
 		b.run.Name = b.Name
 	}
@@ -191,7 +192,7 @@ func (b *bench) warmUp(ctx context.Context, name string) (command *bare.Command,
 		return nil, nil
 	}
 	b.run.Arguments = command.Args
-	b.run.Host.Accelerator = accelerator(command.Args)
+	b.run.Host.Accelerator = machine.Accelerator(command.Args)
 	for range warmUps {
 		if _, _, err := runOnce(ctx, command); err != nil {
 			return nil, err
@@ -266,7 +267,7 @@ func (b *bench) memory(ctx context.Context) error {
 	}
 	running := 0
 	for _, wanted := range b.Guests {
-		if free := b.machine.memory("MemAvailable"); free < uint64(wanted-running)*guestMemory {
+		if free := b.machine.Memory("MemAvailable"); free < uint64(wanted-running)*guestMemory {
 			err := fault.New(fault.NoCapacity, fault.Host, "%d paused guests might need more memory than the %d MiB that are free", wanted, free>>20)
 			return b.skip(err, fmt.Sprintf("memory with %d guests", wanted))
 		}
@@ -287,12 +288,12 @@ func (b *bench) memory(ctx context.Context) error {
 }
 
 func (b *bench) look(guests int) error {
-	p, err := b.machine.process(b.daemon)
+	p, err := b.machine.Process(b.daemon)
 	if err != nil {
 		return err
 	}
-	b.run.add(Resident, ByDaemon, guests, float64(p.resident))
-	b.run.add(Private, ByDaemon, guests, float64(p.private))
-	b.run.add(Threads, ByDaemon, guests, float64(p.threads))
+	b.run.add(Resident, ByDaemon, guests, float64(p.Resident))
+	b.run.add(Private, ByDaemon, guests, float64(p.Private))
+	b.run.add(Threads, ByDaemon, guests, float64(p.Threads))
 	return nil
 }

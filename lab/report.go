@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/stats"
 )
 
@@ -150,7 +151,7 @@ func notes(r *Run) []string {
 	return all
 }
 
-func where(h Host) string {
+func where(h machine.Host) string {
 	what := "hardware"
 	if h.Virtual {
 		what = "a virtual machine"

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/machine"
 )
 
 var update = flag.Bool("update", false, "write testdata anew")
@@ -20,7 +21,7 @@ func exampleRun(name string, slower float64) *Run {
 	r := &Run{
 		Header: Header{
 			Schema: Schema, Name: name, Started: time.Date(2026, 11, 20, 18, 0, 0, 0, time.UTC), Command: "make bench",
-			Host: Host{
+			Host: machine.Host{
 				Processor: "Processor 9000", Processors: 2, Memory: 24 << 30, Kernel: "6.12.1",
 				Virtual: true, Accelerator: "tcg", Load: 0.25,
 			},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/machine"
 )
 
 // Schema names the form of a Run in a file.
@@ -25,14 +26,14 @@ type Run struct {
 
 // Header is what is known before the first value.
 type Header struct {
-	Schema    string    `json:"schema"`
-	Name      string    `json:"name"` // of the daemon, in tables
-	Started   time.Time `json:"started"`
-	Command   string    `json:"command"` // that makes such a run
-	Host      Host      `json:"host"`
-	Server    Server    `json:"server"`
-	Arguments []string  `json:"arguments"` // of QEMU, as the daemon gave them to the guest that was started
-	Guest     string    `json:"guest"`     // that guest's definition
+	Schema    string       `json:"schema"`
+	Name      string       `json:"name"` // of the daemon, in tables
+	Started   time.Time    `json:"started"`
+	Command   string       `json:"command"` // that makes such a run
+	Host      machine.Host `json:"host"`
+	Server    Server       `json:"server"`
+	Arguments []string     `json:"arguments"` // of QEMU, as the daemon gave them to the guest that was started
+	Guest     string       `json:"guest"`     // that guest's definition
 }
 
 // Server is what a daemon says of itself.

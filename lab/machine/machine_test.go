@@ -1,4 +1,4 @@
-package lab
+package machine
 
 import (
 	"os"
@@ -9,7 +9,7 @@ import (
 )
 
 func TestHostFacts(t *testing.T) {
-	m := machine{t.TempDir()}
+	m := Machine{t.TempDir()}
 	for path, text := range map[string]string{
 		"proc/sys/kernel/osrelease": "6.12.1-amd64\n",
 		"proc/meminfo":              "MemTotal:       24684092 kB\nMemFree: 1 kB\nMemAvailable:   2048 kB\n",
@@ -20,7 +20,7 @@ func TestHostFacts(t *testing.T) {
 		"proc/43/status":            "Name:\tgone\nThreads:\t1\n",
 		"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance\n",
 	} {
-		path = filepath.Join(m.root, path)
+		path = filepath.Join(m.Root, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -28,7 +28,7 @@ func TestHostFacts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	h := m.host()
+	h := m.Host()
 	h.Processors = 0
 	want := Host{
 		Processor: "Processor 9000", Memory: 24684092 << 10, Kernel: "6.12.1-amd64",
@@ -37,20 +37,20 @@ func TestHostFacts(t *testing.T) {
 	if h != want {
 		t.Errorf("host %+v, want %+v", h, want)
 	}
-	if free := m.memory("MemAvailable"); free != 2<<20 {
+	if free := m.Memory("MemAvailable"); free != 2<<20 {
 		t.Errorf("%d bytes are free", free)
 	}
-	if got := m.ticks(); got != (ticks{all: 1000, stolen: 20}) {
+	if got := m.Ticks(); got != (Ticks{All: 1000, Stolen: 20}) {
 		t.Errorf("ticks %+v", got)
 	}
-	if got := (ticks{all: 1000, stolen: 20}).stealSince(ticks{all: 800, stolen: 10}); got != 0.05 {
+	if got := (Ticks{All: 1000, Stolen: 20}).StealSince(Ticks{All: 800, Stolen: 10}); got != 0.05 {
 		t.Errorf("stolen %v", got)
 	}
-	if p, err := m.process(42); err != nil || p != (process{"lodged", 2 << 20, 1 << 20, 9}) {
+	if p, err := m.Process(42); err != nil || p != (Process{"lodged", 2 << 20, 1 << 20, 9}) {
 		t.Errorf("process %+v, %v", p, err)
 	}
 	for _, pid := range []int{43, 44} {
-		if _, err := m.process(pid); !fault.Is(err, fault.Failed) {
+		if _, err := m.Process(pid); !fault.Is(err, fault.Failed) {
 			t.Errorf("process %d: %v", pid, err)
 		}
 	}
@@ -64,7 +64,7 @@ func TestAccelerator(t *testing.T) {
 		"xen":  {"-accel", "accel=xen"},
 		"tcg ": {"-machine", "q35"},
 	} {
-		if got := accelerator(args); got != want && got+" " != want {
+		if got := Accelerator(args); got != want && got+" " != want {
 			t.Errorf("%q: %s, want %s", args, got, want)
 		}
 	}

@@ -1,4 +1,10 @@
-package lab
+// Package machine reads what the kernel tells of the host and of single
+// processes, for the lab: what a measured value depends on besides the daemon,
+// and what a daemon takes for itself.
+//
+// What belongs here: facts as the kernel gives them, in plain units. What does
+// not: opinions about them.
+package machine
 
 import (
 	"bytes"
@@ -24,24 +30,25 @@ type Host struct {
 	Load        float64 `json:"load"`               // of the last minute, before
 }
 
-// machine reads what the kernel tells of itself, below root.
-type machine struct{ root string }
+// Machine reads what the kernel tells of itself, below Root: "/" of this host.
+type Machine struct{ Root string }
 
-func (m machine) text(path ...string) string {
-	data, err := os.ReadFile(filepath.Join(m.root, filepath.Join(path...)))
+func (m Machine) text(path ...string) string {
+	data, err := os.ReadFile(filepath.Join(m.Root, filepath.Join(path...)))
 	if err != nil {
 		return "" // not every kernel tells everything
 	}
 	return strings.TrimSpace(string(data))
 }
 
-func (m machine) host() Host {
+// Host gathers the facts that are known before QEMU has run.
+func (m Machine) Host() Host {
 	h := Host{
 		Processors: runtime.NumCPU(),
 		Kernel:     m.text("proc/sys/kernel/osrelease"),
 		Governor:   m.text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-		Memory:     m.memory("MemTotal"),
-		Load:       m.load(),
+		Memory:     m.Memory("MemTotal"),
+		Load:       m.Load(),
 	}
 	for text := range strings.Lines(m.text("proc/cpuinfo")) {
 		key, value, _ := strings.Cut(text, ":")
@@ -55,8 +62,8 @@ func (m machine) host() Host {
 	return h
 }
 
-// memory is a line of /proc/meminfo, in bytes; 0 where it is not told.
-func (m machine) memory(key string) uint64 {
+// Memory is a line of /proc/meminfo, in bytes; 0 where it is not told.
+func (m Machine) Memory(key string) uint64 {
 	return number(m.text("proc/meminfo"), key) << 10
 }
 
@@ -71,63 +78,67 @@ func number(text, key string) uint64 {
 	return 0
 }
 
-func (m machine) load() float64 {
+// Load is the load average of the last minute.
+func (m Machine) Load() float64 {
 	first, _, _ := strings.Cut(m.text("proc/loadavg"), " ")
 	load, _ := strconv.ParseFloat(first, 64)
 	return load
 }
 
-// ticks is the time of all processors since boot, and that which was stolen
+// Ticks is the time of all processors since boot, and that which was stolen
 // from them.
-type ticks struct{ all, stolen uint64 }
+type Ticks struct{ All, Stolen uint64 }
 
-func (m machine) ticks() (t ticks) {
+// Ticks reads them.
+func (m Machine) Ticks() (t Ticks) {
 	first, _, _ := strings.Cut(m.text("proc/stat"), "\n")
 	const steal, guest = 7, 8 // columns; what is behind steal is contained in others
 	for i, word := range strings.Fields(strings.TrimPrefix(first, "cpu")) {
 		n, _ := strconv.ParseUint(word, 10, 64)
 		if i < guest {
-			t.all += n
+			t.All += n
 		}
 		if i == steal {
-			t.stolen = n
+			t.Stolen = n
 		}
 	}
 	return t
 }
 
-func (t ticks) stealSince(before ticks) float64 {
-	if t.all == before.all {
+// StealSince is the part of the time since before that was stolen.
+func (t Ticks) StealSince(before Ticks) float64 {
+	if t.All == before.All {
 		return 0
 	}
-	return float64(t.stolen-before.stolen) / float64(t.all-before.all)
+	return float64(t.Stolen-before.Stolen) / float64(t.All-before.All)
 }
 
-// process is what the kernel tells of a process.
-type process struct {
-	name              string
-	resident, private uint64 // bytes
-	threads           uint64
+// Process is what the kernel tells of a process.
+type Process struct {
+	Name              string
+	Resident, Private uint64 // bytes
+	Threads           uint64
 }
 
-func (m machine) process(pid int) (process, error) {
-	status, err := os.ReadFile(filepath.Join(m.root, "proc", strconv.Itoa(pid), "status"))
+// Process looks at one.
+func (m Machine) Process(pid int) (Process, error) {
+	status, err := os.ReadFile(filepath.Join(m.Root, "proc", strconv.Itoa(pid), "status"))
 	if err != nil {
-		return process{}, fault.Wrap(err, fault.Failed, fault.Host, "cannot look at the daemon's process")
+		return Process{}, fault.Wrap(err, fault.Failed, fault.Host, "cannot look at the daemon's process")
 	}
 	text := string(bytes.TrimSpace(status))
-	p := process{resident: number(text, "VmRSS") << 10, private: number(text, "RssAnon") << 10, threads: number(text, "Threads")}
-	if p.resident == 0 {
+	p := Process{Resident: number(text, "VmRSS") << 10, Private: number(text, "RssAnon") << 10, Threads: number(text, "Threads")}
+	if p.Resident == 0 {
 		return p, fault.New(fault.Failed, fault.Host, "process %d has no memory: it has ended, or the kernel does not tell", pid)
 	}
 	_, name, _ := strings.Cut(text, "Name:")
 	name, _, _ = strings.Cut(name, "\n")
-	p.name = strings.TrimSpace(name)
+	p.Name = strings.TrimSpace(name)
 	return p, nil
 }
 
-// accelerator is what QEMU's arguments say about it.
-func accelerator(args []string) string {
+// Accelerator is what QEMU's arguments say about it.
+func Accelerator(args []string) string {
 	for i, arg := range args {
 		if i == 0 {
 			continue
