@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -18,12 +19,12 @@ func BenchmarkCall(b *testing.B) {
 		b.Run(fmt.Sprintf("idle=%d", idle), func(b *testing.B) {
 			s := New(Config{Rooms: Rooms{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
 			path := filepath.Join(b.TempDir(), "sock")
-			l, err := Listen(b.Context(), Socket{Path: path})
+			l, err := socket.Listen(b.Context(), socket.Place{Path: path})
 			if err != nil {
 				b.Fatal(err)
 			}
 			served := make(chan error, 1)
-			go func() { served <- s.Serve(b.Context(), l) }()
+			go func() { served <- s.Serve(b.Context(), Listener{Listener: l}) }()
 			b.Cleanup(func() {
 				if err := <-served; err != nil {
 					b.Error(err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -48,11 +49,11 @@ type client struct {
 }
 
 func newClient(s *Server, conn net.Conn, readOnly bool) *client {
-	p := peerOf(conn)
+	p := socket.PeerOf(conn)
 	c := &client{
 		server:  s,
 		conn:    conn,
-		log:     s.log.With("pid", p.pid, "uid", p.uid),
+		log:     s.log.With("pid", p.PID, "uid", p.UID),
 		out:     make(chan *outgoing, s.limits.queue),
 		running: make(chan struct{}, s.limits.running),
 		intake:  newIntake(s.limits.calls, s.limits.intake(readOnly)),

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -42,12 +43,12 @@ func serve(t *testing.T, change ...func(*Server)) *house {
 		c(h.server)
 	}
 	var listeners []Listener
-	for _, s := range []Socket{{Path: h.socket}, {Path: h.socket + "-ro", ReadOnly: true}} {
-		l, err := Listen(t.Context(), s)
+	for _, s := range []socket.Place{{Path: h.socket}, {Path: h.socket + "-ro", Everybody: true}} {
+		l, err := socket.Listen(t.Context(), s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		listeners = append(listeners, l)
+		listeners = append(listeners, Listener{Listener: l, ReadOnly: s.Everybody})
 	}
 	ctx, stop := context.WithCancelCause(context.Background())
 	h.stop = func() { stop(nil) }

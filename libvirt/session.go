@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -11,7 +12,7 @@ import (
 // may do, what it has asked to be told.
 type session struct {
 	client *client
-	peer   peer
+	peer   socket.Peer
 	gone   chan struct{} // closed when the connection has ended
 
 	mu       sync.Mutex
@@ -24,7 +25,7 @@ type session struct {
 	subs subscriptions
 }
 
-func newSession(c *client, p peer, readOnly bool) *session {
+func newSession(c *client, p socket.Peer, readOnly bool) *session {
 	return &session{client: c, peer: p, gone: make(chan struct{}), readOnly: readOnly}
 }
 
@@ -133,8 +134,8 @@ func (s *session) admit() error {
 	if s.admitted {
 		return nil
 	}
-	if err := s.peer.admit(s.readOnly, s.client.server.groups); err != nil {
-		return err
+	if err := s.peer.Admit(s.readOnly, s.client.server.groups); err != nil {
+		return withCode(codeAuthFailed, err)
 	}
 	s.admitted = true
 	return nil

@@ -23,6 +23,7 @@ import (
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/libvirt"
 	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
 )
@@ -181,12 +182,12 @@ func (o *options) listen(ctx context.Context) ([]libvirt.Listener, error) {
 	}
 	var listeners []libvirt.Listener
 	for _, name := range names {
-		for _, s := range []libvirt.Socket{{Path: name, GID: gid}, {Path: name + "-ro", ReadOnly: true}} {
-			l, err := libvirt.Listen(ctx, s)
+		for _, p := range []socket.Place{{Path: name, GID: gid}, {Path: name + "-ro", Everybody: true}} {
+			l, err := socket.Listen(ctx, p)
 			if err != nil {
 				return nil, err
 			}
-			listeners = append(listeners, l)
+			listeners = append(listeners, libvirt.Listener{Listener: l, ReadOnly: p.Everybody})
 		}
 	}
 	return listeners, nil

@@ -1,4 +1,4 @@
-package libvirt
+package socket
 
 import (
 	"errors"
@@ -12,38 +12,38 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 )
 
-// peer is who is at the other end, as the kernel knows it.
-type peer struct {
-	pid      int32
-	uid, gid uint32
-	groups   []uint32
-	unknown  error // why the kernel could not tell
+// Peer is who is at the other end, as the kernel knows it.
+type Peer struct {
+	PID      int32
+	UID, GID uint32
+	Groups   []uint32
+	Unknown  error // why the kernel could not tell
 }
 
 // maxGroups is the kernel's own bound on supplementary groups of a process.
 const maxGroups = 65536
 
-// peerOf asks the kernel who opened the connection.
-func peerOf(conn net.Conn) peer {
+// PeerOf asks the kernel who opened the connection.
+func PeerOf(conn net.Conn) Peer {
 	socket, ok := conn.(*net.UnixConn)
 	if !ok {
-		return peer{unknown: errors.New("only a unix socket tells")}
+		return Peer{Unknown: errors.New("only a unix socket tells")}
 	}
 	raw, err := socket.SyscallConn()
 	if err != nil {
-		return peer{unknown: err}
+		return Peer{Unknown: err}
 	}
-	var p peer
+	var p Peer
 	err = raw.Control(func(fd uintptr) {
 		cred, credErr := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 		if credErr != nil {
-			p.unknown = credErr
+			p.Unknown = credErr
 			return
 		}
-		p = peer{pid: cred.Pid, uid: cred.Uid, gid: cred.Gid}
-		p.groups, p.unknown = peerGroups(fd)
+		p = Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}
+		p.Groups, p.Unknown = peerGroups(fd)
 	})
-	p.unknown = errors.Join(p.unknown, err)
+	p.Unknown = errors.Join(p.Unknown, err)
 	return p
 }
 
@@ -66,21 +66,20 @@ func peerGroups(fd uintptr) ([]uint32, error) {
 	return nil, unix.ERANGE
 }
 
-// admit decides whether the peer may speak at all. On a read-only socket the
+// Admit decides whether the peer may speak at all. On a socket for everybody the
 // file's mode has decided already. Otherwise it must be root, the daemon's own
 // user, or a member of one of the groups.
-func (p peer) admit(readOnly bool, groups []uint32) error {
-	if p.unknown != nil {
-		return withCode(codeAuthFailed, fault.Wrap(p.unknown, fault.Denied, fault.Call, "cannot tell who is calling"))
+func (p Peer) Admit(everybody bool, groups []uint32) error {
+	if p.Unknown != nil {
+		return fault.Wrap(p.Unknown, fault.Denied, fault.Call, "cannot tell who is calling")
 	}
-	if readOnly || p.uid == 0 || p.uid == uint32(os.Geteuid()) {
+	if everybody || p.UID == 0 || p.UID == uint32(os.Geteuid()) {
 		return nil
 	}
 	for _, g := range groups {
-		if p.gid == g || slices.Contains(p.groups, g) {
+		if p.GID == g || slices.Contains(p.Groups, g) {
 			return nil
 		}
 	}
-	return withCode(codeAuthFailed, fault.New(fault.Denied, fault.Call,
-		"user %d may not manage guests: be root, join the group that owns the socket, or use the read-only socket", p.uid))
+	return fault.New(fault.Denied, fault.Call, "user %d may not manage guests: be root, or join the group that owns the socket", p.UID)
 }
