@@ -10,10 +10,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount"
 )
 
 // MaxDepth is how many layers a chain may have; a longer one is an attack or
@@ -67,6 +69,10 @@ type Layer struct {
 	Path string
 	Info
 	File *os.File
+	// Device says that it is a block device and no file.
+	Device bool
+
+	id [2]uint64 // device and inode
 }
 
 // Chain is an image with all that lies below it, topmost first.
@@ -75,14 +81,25 @@ type Chain []Layer
 // Close closes every layer.
 func (c Chain) Close() {
 	for _, l := range c {
-		_ = l.File.Close() // opened to read
+		closeRead(l.File)
 	}
+}
+
+// closeTime is how long a caller waits for the closing of a file that was opened
+// to read. Some file systems ask their server even for that.
+const closeTime = time.Second
+
+func closeRead(f *os.File) {
+	ctx, stop := context.WithTimeout(context.Background(), closeTime)
+	defer stop()
+	_ = mount.Outlast(ctx, f.Name(), f.Close)
 }
 
 // OpenChain opens an image of a declared format and every layer below it. It
 // is bounded in depth and refuses loops, layers in other files than the
 // headers' own, and a layer whose format nobody declared and that is not raw:
-// to follow that one would be to believe whoever wrote it.
+// to follow that one would be to believe whoever wrote it. A file system that
+// does not answer holds its caller no longer than ctx.
 func OpenChain(ctx context.Context, path string, declared Format) (Chain, error) {
 	var chain Chain
 	seen := map[[2]uint64]string{}
@@ -95,7 +112,12 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 			chain.Close()
 			return nil, fault.New(fault.Invalid, fault.Volume, "the backing chain of %s has more than %d layers", chain[0].Path, MaxDepth)
 		}
-		layer, err := openLayer(path, declared, seen)
+		layer, err := mount.Do(ctx, path, func() (Layer, error) { return openLayer(path, declared) }, func(l Layer) { _ = l.File.Close() })
+		if err == nil {
+			if err = layer.enter(seen); err != nil {
+				closeRead(layer.File)
+			}
+		}
 		if err != nil {
 			chain.Close()
 			if len(chain) > 0 {
@@ -115,30 +137,35 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 	}
 }
 
-// openLayer opens one layer and notes its identity to find loops.
-func openLayer(path string, declared Format, seen map[[2]uint64]string) (Layer, error) {
+// openLayer opens one layer.
+func openLayer(path string, declared Format) (Layer, error) {
 	f, err := Open(path)
 	if err != nil {
 		return Layer{}, err
 	}
 	layer := Layer{Path: path, File: f}
-	if err = layer.inspect(declared, seen); err != nil {
+	if err = layer.inspect(declared); err != nil {
 		_ = f.Close() // opened to read
 		return Layer{}, err
 	}
 	return layer, nil
 }
 
-func (l *Layer) inspect(declared Format, seen map[[2]uint64]string) error {
+// enter notes a layer's identity to find loops.
+func (l *Layer) enter(seen map[[2]uint64]string) error {
+	if above, ok := seen[l.id]; ok {
+		return fault.New(fault.Invalid, fault.Volume, "the backing chain has a loop: %s is also %s", l.Path, above)
+	}
+	seen[l.id] = l.Path
+	return nil
+}
+
+func (l *Layer) inspect(declared Format) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(l.File.Fd()), &st); err != nil {
 		return openFault(err, l.Path)
 	}
-	id := [2]uint64{st.Dev, st.Ino}
-	if above, ok := seen[id]; ok {
-		return fault.New(fault.Invalid, fault.Volume, "the backing chain has a loop: %s is also %s", l.Path, above)
-	}
-	seen[id] = l.Path
+	l.id, l.Device = [2]uint64{st.Dev, st.Ino}, st.Mode&unix.S_IFMT == unix.S_IFBLK
 	var err error
 	if l.Info, err = Inspect(l.File, declared); err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot use %s", l.Path)
@@ -210,7 +237,7 @@ func (l Layer) driver() string {
 }
 
 func (l Layer) protocol() string {
-	if st, err := l.File.Stat(); err == nil && st.Mode()&os.ModeDevice != 0 {
+	if l.Device {
 		return "host_device"
 	}
 	return "file"

@@ -1,0 +1,218 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount/mounttest"
+)
+
+func stat(path string) func() (os.FileInfo, error) {
+	return func() (os.FileInfo, error) { return os.Stat(path) }
+}
+
+func soon(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, stop := context.WithTimeout(t.Context(), d)
+	t.Cleanup(stop)
+	return ctx
+}
+
+// threads counts those of this process.
+func threads(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// hung fills a mount with calls that hang, and makes them old.
+func hung(t *testing.T, gs *gates, path string) {
+	t.Helper()
+	for range maxHung {
+		_, err := do(soon(t, 10*time.Millisecond), gs, path, stat(path), nil)
+		if !fault.Is(err, fault.Timeout) {
+			t.Fatalf("%v", err)
+		}
+	}
+	for _, g := range gs.byID {
+		g.mu.Lock()
+		for v, began := range g.calls {
+			g.calls[v] = began.Add(-time.Minute)
+		}
+		g.mu.Unlock()
+	}
+}
+
+func TestDeadMountCostsFewThreadsAndFailsAtOnce(t *testing.T) {
+	dir, well := filepath.Join(t.TempDir(), "a dead one"), t.TempDir()
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	release := mounttest.Hang(t, dir)
+	gs := &gates{byID: map[int]*gate{}}
+	file := filepath.Join(dir, "image")
+	hung(t, gs, file)
+	before := threads(t)
+	for range 200 {
+		_, err := do(t.Context(), gs, file, stat(file), nil) // would wait for half a minute
+		if !fault.Is(err, fault.Timeout) || !strings.Contains(err.Error(), dir+" (fuse.never of never) has not answered for 1m") {
+			t.Fatalf("%v", err)
+		}
+	}
+	if _, err := do(t.Context(), gs, well, stat(well), nil); err != nil {
+		t.Error("another mount:", err)
+	}
+	if now := threads(t); now > before+2 {
+		t.Errorf("%d threads, and %d before", now, before)
+	}
+	release()
+	for end := time.Now().Add(10 * time.Second); len(gs.now()) > 0; {
+		if time.Now().After(end) {
+			t.Fatal("the calls that hung do not end with the mount")
+		}
+	}
+	if _, err := do(t.Context(), gs, dir, stat(dir), nil); err != nil {
+		t.Error("what was below it:", err)
+	}
+}
+
+// now gives the gates that are in use.
+func (gs *gates) now() map[int]*gate {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	return maps.Clone(gs.byID)
+}
+
+func TestCallIsCountedWhereItHangs(t *testing.T) {
+	dir, links := t.TempDir(), t.TempDir()
+	mounttest.Hang(t, dir)
+	gs := &gates{byID: map[int]*gate{}}
+	// A link to the dead mount lies in a directory that is well.
+	for name, target := range map[string]string{"absolute": dir, "relative": "../" + filepath.Base(filepath.Dir(dir)) + "/x", "twice": "absolute/y"} {
+		if err := os.Symlink(target, filepath.Join(links, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hung(t, gs, filepath.Join(links, "twice", "z"))
+	if len(gs.byID) != 1 {
+		t.Errorf("calls hang on %d mounts", len(gs.byID))
+	}
+	if _, err := do(t.Context(), gs, filepath.Join(links, "absolute"), stat(links), nil); !fault.Is(err, fault.Timeout) {
+		t.Errorf("through another link: %v", err)
+	}
+	if _, err := do(t.Context(), gs, links, stat(links), nil); err != nil {
+		t.Error("beside the links:", err)
+	}
+}
+
+func TestBurstOnDeadMountIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	mounttest.Hang(t, dir)
+	gs := &gates{byID: map[int]*gate{}}
+	ctx := soon(t, 300*time.Millisecond)
+	before, results := threads(t), make(chan error)
+	const many = 500
+	for range many {
+		go func() {
+			_, err := do(ctx, gs, dir, stat(dir), nil)
+			results <- err
+		}()
+	}
+	for range many {
+		if err := <-results; !fault.Is(err, fault.Timeout) || !strings.Contains(err.Error(), dir) {
+			t.Fatalf("%v", err)
+		}
+	}
+	if now := threads(t); now > before+places+4 {
+		t.Errorf("%d threads, and %d before", now, before)
+	}
+}
+
+func TestLateAnswerIsDiscarded(t *testing.T) {
+	gs := &gates{byID: map[int]*gate{}}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	goOn, discarded := make(chan struct{}), make(chan int)
+	_, err := do(ctx, gs, t.TempDir(), func() (int, error) {
+		cancel(fault.New(fault.Aborted, fault.Domain, "it was destroyed"))
+		<-goOn
+		return 7, nil
+	}, func(n int) { discarded <- n })
+	if !fault.Is(err, fault.Aborted) || !strings.Contains(err.Error(), "it was destroyed") {
+		t.Error(err)
+	}
+	close(goOn)
+	if n := <-discarded; n != 7 {
+		t.Errorf("%d is discarded", n)
+	}
+}
+
+func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
+	err := Run(t.Context(), t.TempDir(), func() error { panic("a bug") })
+	if !fault.Is(err, fault.Internal) {
+		t.Error(err)
+	}
+	if err := Outlast(t.Context(), "/", func() error { panic("a bug") }); !fault.Is(err, fault.Internal) {
+		t.Error(err)
+	}
+}
+
+func TestWhatIsWrongWithAPathIsToldByTheWork(t *testing.T) {
+	dir := t.TempDir()
+	loop := filepath.Join(dir, "loop")
+	if err := os.Symlink("loop", loop); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]error{
+		filepath.Join(dir, "none", "deeper"): os.ErrNotExist,
+		filepath.Join(loop, "x"):             unix.ELOOP,
+	} {
+		if _, err := Do(t.Context(), path, stat(path), nil); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", path, err, want)
+		}
+	}
+}
+
+func TestList(t *testing.T) {
+	all := List("22 1 0:21 / /proc rw - proc proc rw\n" +
+		"40 22 8:1 / /mnt/a\\040b rw,relatime shared:1 master:2 - ext4 /dev/sda1 rw\n" +
+		"41 22 0:40 / /mnt/a\\040b rw - nfs4 host:/x\\134y rw\nbroken\nx 1 2 3 / - a b\n")
+	want := []Mount{{22, "/proc", "proc", "proc"}, {40, "/mnt/a b", "ext4", "/dev/sda1"}, {41, "/mnt/a b", "nfs4", `host:/x\y`}}
+	if len(all) != len(want) {
+		t.Fatalf("%v", all)
+	}
+	for i := range want {
+		if all[i] != want[i] {
+			t.Errorf("%v, want %v", all[i], want[i])
+		}
+	}
+}
+
+func FuzzList(f *testing.F) {
+	f.Add("40 22 8:1 / /mnt/a\\040b rw - ext4 /dev/sda1 rw\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, m := range List(text) {
+			if len(m.Point) > len(text) || len(m.Source) > len(text) {
+				t.Errorf("%v out of %q", m, text)
+			}
+		}
+	})
+}
+
+func BenchmarkDo(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "image")
+	for b.Loop() {
+		_ = Run(b.Context(), path, func() error { return nil })
+	}
+}

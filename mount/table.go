@@ -1,0 +1,113 @@
+package mount
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mount is one line of the kernel's list.
+type Mount struct {
+	ID     int
+	Point  string
+	Type   string // of the file system
+	Source string // as it was given, such as a device or host:/path
+}
+
+func (m Mount) String() string { return m.Point + " (" + m.Type + " of " + m.Source + ")" }
+
+// List parses the kernel's list of mounts: six or more fields, the fifth the
+// mount point, and after a lone dash the type and the source. A later line of
+// the same point lies above an earlier one.
+func List(text string) []Mount {
+	var all []Mount
+	for line := range strings.Lines(text) {
+		before, after, _ := strings.Cut(line, " - ")
+		fields, behind := strings.Fields(before), strings.Fields(after)
+		if len(fields) < 5 || len(behind) < 2 {
+			continue
+		}
+		id, err := strconv.Atoi(fields[0])
+		if err != nil {
+			continue
+		}
+		all = append(all, Mount{ID: id, Point: unescape(fields[4]), Type: behind[0], Source: unescape(behind[1])})
+	}
+	return all
+}
+
+// unescape undoes the kernel's octal escapes of blanks and backslashes.
+func unescape(s string) string {
+	var out strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				out.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		out.WriteByte(s[i])
+	}
+	return out.String()
+}
+
+// table is the kernel's list, read again when the kernel says that it changed.
+type table struct {
+	mu     sync.Mutex // held over reading the list, which asks no file system
+	file   *os.File
+	points map[string]Mount
+}
+
+// at gives the mount that a clean absolute path lies on, by its text alone.
+func (t *table) at(path string) Mount {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for ; ; path = filepath.Dir(path) {
+		if m, ok := t.points[path]; ok || path == "/" {
+			return m
+		}
+	}
+}
+
+// renew reads the list if it is not the one that was read.
+func (t *table) renew() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.file == nil {
+		f, err := os.Open("/proc/self/mountinfo")
+		if err != nil {
+			return err
+		}
+		t.file = f
+	} else if !t.changed() {
+		return nil
+	}
+	text, err := io.ReadAll(io.NewSectionReader(t.file, 0, maxList))
+	if err != nil {
+		_ = t.file.Close() // opened to read; the next call begins anew
+		t.file = nil
+		return err
+	}
+	t.points = map[string]Mount{}
+	for _, m := range List(string(text)) {
+		t.points[m.Point] = m
+	}
+	return nil
+}
+
+// maxList bounds the list, in bytes: a line has hundreds, and the kernel allows
+// a hundred thousand mounts.
+const maxList = 64 << 20
+
+// changed asks the kernel, which tells each reader of a change once.
+func (t *table) changed() bool {
+	poll := []unix.PollFd{{Fd: int32(t.file.Fd()), Events: unix.POLLPRI}}
+	n, err := unix.Poll(poll, 0)
+	return err != nil || n > 0
+}
