@@ -2,6 +2,7 @@ package domain
 
 import (
 	"reflect"
+	"sync"
 
 	"github.com/lodge-kvm/lodge/topology"
 )
@@ -9,47 +10,96 @@ import (
 // Clone gives a deep copy, so that a change to it cannot be seen through the
 // original. A published definition is never changed: clone, change, publish.
 func (d *Definition) Clone() *Definition {
-	return deepCopy(reflect.ValueOf(d)).Interface().(*Definition)
+	c := *d
+	unshare(reflect.ValueOf(&c).Elem())
+	return &c
 }
 
-// shared are the types whose values are immutable and may stay shared.
-var shared = reflect.TypeFor[topology.CPUSet]()
-
-// deepCopy walks by reflection: the model is wide and flat, and a
-// hand-written copy would forget the next field that somebody adds.
-func deepCopy(v reflect.Value) reflect.Value {
-	if v.Type() == shared {
-		return v
+// unshared are the types whose values hold nothing that changes: immutable ones,
+// and device.Address, which is an interface of comparable values.
+func unshared(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Struct:
+		return t == reflect.TypeFor[topology.CPUSet]() || len(sharing(t)) == 0
+	case reflect.Pointer, reflect.Slice, reflect.Map:
+		return false
+	case reflect.Array:
+		return unshared(t.Elem())
+	default:
+		return true
 	}
-	c := reflect.New(v.Type()).Elem()
+}
+
+// sharings remembers what sharing found, for a definition is cloned at each
+// definition, change and start of a guest.
+var sharings sync.Map // reflect.Type to []int
+
+// sharing are the fields of a struct that a plain copy of it shares with it.
+func sharing(t reflect.Type) []int {
+	if known, ok := sharings.Load(t); ok {
+		return known.([]int)
+	}
+	var fields []int
+	for i := range t.NumField() {
+		if !unshared(t.Field(i).Type) {
+			fields = append(fields, i)
+		}
+	}
+	sharings.Store(t, fields)
+	return fields
+}
+
+// unshare makes a plain copy of a value, which can be set, a deep one. It walks
+// by reflection: the model is wide and flat, and a hand-written copy would forget
+// the next field that somebody adds.
+func unshare(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
-		if !v.IsNil() {
-			c.Set(reflect.New(v.Type().Elem()))
-			c.Elem().Set(deepCopy(v.Elem()))
+		if v.IsNil() {
+			return
 		}
-	case reflect.Interface: // device.Address: comparable values, no pointers inside
-		c.Set(v)
+		c := reflect.New(v.Type().Elem())
+		c.Elem().Set(v.Elem())
+		unshare(c.Elem())
+		v.Set(c)
 	case reflect.Struct:
-		for i := range v.NumField() {
-			c.Field(i).Set(deepCopy(v.Field(i)))
+		if unshared(v.Type()) {
+			return
+		}
+		for _, i := range sharing(v.Type()) {
+			unshare(v.Field(i))
 		}
 	case reflect.Slice:
-		if !v.IsNil() {
-			c.Set(reflect.MakeSlice(v.Type(), v.Len(), v.Len()))
-			for i := range v.Len() {
-				c.Index(i).Set(deepCopy(v.Index(i)))
-			}
-		}
+		unshareSlice(v)
 	case reflect.Map:
-		if !v.IsNil() {
-			c.Set(reflect.MakeMapWithSize(v.Type(), v.Len()))
-			for _, k := range v.MapKeys() {
-				c.SetMapIndex(k, deepCopy(v.MapIndex(k)))
-			}
-		}
-	default:
-		c.Set(v)
+		unshareMap(v)
 	}
-	return c
+}
+
+func unshareSlice(v reflect.Value) {
+	if v.IsNil() {
+		return
+	}
+	c := reflect.MakeSlice(v.Type(), v.Len(), v.Len())
+	reflect.Copy(c, v)
+	if !unshared(v.Type().Elem()) {
+		for i := range c.Len() {
+			unshare(c.Index(i))
+		}
+	}
+	v.Set(c)
+}
+
+func unshareMap(v reflect.Value) {
+	if v.IsNil() {
+		return
+	}
+	c := reflect.MakeMapWithSize(v.Type(), v.Len())
+	for entries := v.MapRange(); entries.Next(); {
+		value := reflect.New(v.Type().Elem()).Elem()
+		value.Set(entries.Value())
+		unshare(value)
+		c.SetMapIndex(entries.Key(), value)
+	}
+	v.Set(c)
 }

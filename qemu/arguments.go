@@ -100,6 +100,9 @@ func (b *builder) word(words ...string) { b.args = append(b.args, words...) }
 
 // flush moves what was collected to the command line.
 func (b *builder) flush() error {
+	if b.rehearsal { // nobody reads them
+		b.parts = nil
+	}
 	for _, p := range b.parts {
 		argument, err := p.argument()
 		if err != nil {

@@ -3,7 +3,9 @@ package qemu
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,17 +53,53 @@ func identify(binary string) (Identity, error) {
 func modulesChanged(binary string) int64 {
 	var last int64
 	prefix := filepath.Dir(filepath.Dir(binary))
-	for _, dir := range []string{"lib/qemu", "lib64/qemu", "lib/*-linux-*/qemu"} {
-		// The pattern is well formed, and what cannot be read has no modules.
-		found, _ := filepath.Glob(filepath.Join(prefix, dir))
-		for _, path := range found {
-			var s unix.Stat_t
-			if unix.Stat(path, &s) == nil {
-				last = max(last, s.Ctim.Nano())
-			}
-		}
+	for _, dir := range append(libraries.of(prefix), filepath.Join(prefix, "lib64")) {
+		last = max(last, changed(filepath.Join(dir, "qemu")))
 	}
 	return last
+}
+
+// changed is when a file changed last, in nanoseconds since 1970; 0 when it is
+// not there.
+func changed(path string) int64 {
+	var s unix.Stat_t
+	if unix.Stat(path, &s) != nil {
+		return 0
+	}
+	return s.Ctim.Nano()
+}
+
+// libraries remembers the library directories of a prefix, one for each
+// architecture, because every start asks and /usr/lib is long to read.
+var libraries = libraryDirs{known: map[string]libraryDir{}}
+
+type libraryDirs struct {
+	mu    sync.Mutex
+	known map[string]libraryDir // by prefix
+}
+
+type libraryDir struct {
+	changed int64 // of PREFIX/lib, when it was read
+	dirs    []string
+}
+
+// of gives PREFIX/lib and what is below it for single architectures.
+func (l *libraryDirs) of(prefix string) []string {
+	lib := filepath.Join(prefix, "lib")
+	now := changed(lib)
+	l.mu.Lock()
+	known, ok := l.known[prefix]
+	l.mu.Unlock()
+	if ok && known.changed == now {
+		return slices.Clip(known.dirs)
+	}
+	// The pattern is well formed, and what cannot be read has no modules.
+	found, _ := filepath.Glob(filepath.Join(lib, "*-linux-*"))
+	known = libraryDir{now, append(found, lib)}
+	l.mu.Lock()
+	l.known[prefix] = known
+	l.mu.Unlock()
+	return slices.Clip(known.dirs)
 }
 
 func thisHost() Host {
