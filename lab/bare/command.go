@@ -27,7 +27,21 @@ type Command struct {
 	Binary string
 	Args   []string // without the binary's name
 	Env    []string
+	guest  string // whose it is
 	dir    string // where its monitor listens
+}
+
+// For is the command of another guest, whose arguments differ by its name only:
+// in paths of its disks, say. What it needs for itself lies in dir, which must
+// exist. Commands in directories of their own can run at the same time.
+func (c *Command) For(guest, dir string) *Command {
+	other := *c
+	other.guest, other.dir = guest, dir
+	other.Args = make([]string, len(c.Args))
+	for i, arg := range c.Args {
+		other.Args[i] = strings.ReplaceAll(arg, c.guest, guest)
+	}
+	return &other
 }
 
 // monitorFD is the number that the monitor's listening socket has in a process
@@ -61,14 +75,42 @@ func Of(guest, dir string) (*Command, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot run the arguments of guest %q bare", guest)
 	}
-	return &Command{Binary: binary, Args: args, Env: env, dir: dir}, nil
+	return &Command{Binary: binary, Args: args, Env: env, guest: guest, dir: dir}, nil
 }
 
-// find looks for the QEMU process of a guest: QEMU's own arguments say its name.
+// find looks for the QEMU process of a guest.
 func find(proc, guest string) (pid int, args []string, err error) {
+	err = each(proc, func(p int, name string, words []string) bool {
+		if name == guest {
+			pid, args = p, words
+		}
+		return name == guest
+	})
+	if err == nil && pid == 0 {
+		err = fault.New(fault.NotFound, fault.Domain, "no QEMU process on this host has -name guest=%s; is the guest running, and on this host?", guest)
+	}
+	return pid, args, err
+}
+
+// Processes gives the QEMU processes of the guests whose name has a prefix, by
+// the guest's name.
+func Processes(prefix string) (map[string]int, error) {
+	found := map[string]int{}
+	err := each("/proc", func(pid int, name string, _ []string) bool {
+		if strings.HasPrefix(name, prefix) {
+			found[name] = pid
+		}
+		return false
+	})
+	return found, err
+}
+
+// each shows QEMU's processes, whose own arguments say their guest's name, until
+// one is the last that is wanted.
+func each(proc string, last func(pid int, guest string, args []string) bool) error {
 	processes, err := os.ReadDir(proc)
 	if err != nil {
-		return 0, nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot list processes")
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot list processes")
 	}
 	for _, entry := range processes {
 		pid, err := strconv.Atoi(entry.Name())
@@ -76,20 +118,25 @@ func find(proc, guest string) (pid int, args []string, err error) {
 			continue
 		}
 		args, err := words(filepath.Join(proc, entry.Name(), "cmdline"))
-		if err == nil && names(args, guest) {
-			return pid, args, nil
+		if err != nil { // it has ended
+			continue
+		}
+		if name := named(args); name != "" && last(pid, name, args) {
+			return nil
 		}
 	}
-	return 0, nil, fault.New(fault.NotFound, fault.Domain, "no QEMU process on this host has -name guest=%s; is the guest running, and on this host?", guest)
+	return nil
 }
 
-func names(args []string, guest string) bool {
+// named is the guest that arguments are of; "" when they are not QEMU's.
+func named(args []string) string {
 	i := slices.Index(args, "-name")
-	if i < 1 || i+1 == len(args) {
-		return false
+	if i < 1 || i+1 == len(args) || !strings.Contains(filepath.Base(args[0]), "qemu") {
+		return ""
 	}
-	name, _, _ := strings.Cut(args[i+1], ",")
-	return name == "guest="+guest && strings.Contains(filepath.Base(args[0]), "qemu")
+	first, _, _ := strings.Cut(args[i+1], ",")
+	name, _ := strings.CutPrefix(first, "guest=")
+	return name
 }
 
 // words reads a file of strings that each end with a zero byte.

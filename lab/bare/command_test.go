@@ -104,3 +104,15 @@ func TestFind(t *testing.T) {
 		t.Errorf("a guest that is not there: %v", err)
 	}
 }
+
+func TestACommandOfAnotherGuestDiffersByItsName(t *testing.T) {
+	c := &Command{Binary: "qemu", Args: []string{"-name", "guest=lab-1,debug-threads=on", "-blockdev", `{"filename":"/d/lab-1-00.raw"}`, "-S"}, guest: "lab-1", dir: "/a"}
+	other := c.For("lab-2", "/b")
+	want := []string{"-name", "guest=lab-2,debug-threads=on", "-blockdev", `{"filename":"/d/lab-2-00.raw"}`, "-S"}
+	if !slices.Equal(other.Args, want) || other.dir != "/b" {
+		t.Errorf("got %q in %s", other.Args, other.dir)
+	}
+	if c.Args[1] != "guest=lab-1,debug-threads=on" {
+		t.Error("the first command has changed")
+	}
+}

@@ -137,6 +137,48 @@ func (m Machine) Process(pid int) (Process, error) {
 	return p, nil
 }
 
+// hertz is how many ticks a second has in the kernel's answers.
+const hertz = 100
+
+// ProcessorTime is what a process has taken of the processors, in seconds.
+func (m Machine) ProcessorTime(pid int) (float64, error) {
+	stat, err := os.ReadFile(filepath.Join(m.Root, "proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0, fault.Wrap(err, fault.Failed, fault.Host, "cannot look at the daemon's process")
+	}
+	name := bytes.LastIndexByte(stat, ')') // it may hold anything, brackets and blanks too
+	words := strings.Fields(string(stat[name+1:]))
+	const user, system = 11, 12
+	if len(words) <= system {
+		return 0, fault.New(fault.Failed, fault.Host, "the kernel tells too little of process %d", pid)
+	}
+	inUser, _ := strconv.ParseUint(words[user], 10, 64)
+	inKernel, _ := strconv.ParseUint(words[system], 10, 64)
+	return float64(inUser+inKernel) / hertz, nil
+}
+
+// Files is how many descriptors a process has open.
+func (m Machine) Files(pid int) (int, error) {
+	files, err := os.ReadDir(filepath.Join(m.Root, "proc", strconv.Itoa(pid), "fd"))
+	return len(files), fault.Wrap(err, fault.Failed, fault.Host, "cannot count the daemon's open files")
+}
+
+// OwnMemory is what would be free if a process were not there, in bytes: memory
+// shared with others counts by its part.
+func (m Machine) OwnMemory(pid int) (uint64, error) {
+	text, err := os.ReadFile(filepath.Join(m.Root, "proc", strconv.Itoa(pid), "smaps_rollup"))
+	if err != nil {
+		return 0, fault.Wrap(err, fault.Failed, fault.Host, "cannot look at a process's memory")
+	}
+	return number(string(text), "Pss") << 10, nil
+}
+
+// Number reads a file below Root that holds one number; 0 where there is none.
+func (m Machine) Number(path string) uint64 {
+	n, _ := strconv.ParseUint(m.text(path), 10, 64)
+	return n
+}
+
 // Accelerator is what QEMU's arguments say about it.
 func Accelerator(args []string) string {
 	for i, arg := range args {

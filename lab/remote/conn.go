@@ -2,7 +2,7 @@
 // daemon that speaks it and makes calls, several at a time. It knows procedures
 // by their number only; what they mean is its callers' business.
 //
-// It has no events and no streams, because nothing that is measured needs them.
+// It has no streams, because nothing that is measured needs them.
 package remote
 
 import (
@@ -27,6 +27,7 @@ type Conn struct {
 	turn   chan struct{} // held by whoever writes; a packet is never torn
 	done   chan struct{} // closed when the reader has ended
 	err    error         // why; to be read after done
+	events chan Message  // what nobody asked for, for whoever reads it
 
 	mu      sync.Mutex
 	serial  uint32
@@ -38,6 +39,17 @@ type answer struct {
 	status  xdr.Status
 	payload []byte
 }
+
+// Message is what a daemon sends by itself: an event.
+type Message struct {
+	Proc    int32
+	At      time.Time // of its arrival
+	Payload []byte
+}
+
+// maxEvents is how many events wait to be read. Later ones are dropped: whoever
+// registers for events reads them.
+const maxEvents = 1024
 
 // Error is what a daemon answered instead of a result. The numbers are libvirt's.
 type Error struct {
@@ -74,7 +86,7 @@ func (e *Error) Unsupported() bool {
 func New(socket net.Conn) *Conn {
 	c := &Conn{
 		socket: socket, turn: make(chan struct{}, 1), done: make(chan struct{}),
-		waiting: map[uint32]chan<- answer{},
+		events: make(chan Message, maxEvents), waiting: map[uint32]chan<- answer{},
 	}
 	go c.read()
 	return c
@@ -89,42 +101,51 @@ func (c *Conn) Close() {
 // Call makes one call and waits for its answer until ctx ends. A nil args or ret
 // is an empty payload. What the daemon refuses comes back as an *Error.
 func (c *Conn) Call(ctx context.Context, proc int32, args, ret xdr.Message) error {
-	serial, answers := c.expect()
-	defer c.forget(serial)
-	packet, err := xdr.AppendPacket(nil, xdr.Header{
-		Program: xdr.ProgramRemote, Version: xdr.Version, Proc: proc, Type: xdr.TypeCall, Serial: serial,
-	}, args, 0)
-	if err != nil {
-		return failed(err, proc)
-	}
-	if err = c.send(ctx, packet); err != nil {
-		return failed(err, proc)
-	}
-	select {
-	case a := <-answers:
-		return failed(a.into(ret), proc)
-	case <-ctx.Done():
-		return failed(context.Cause(ctx), proc)
-	case <-c.done:
-	}
-	select {
-	case a := <-answers: // it came just before the end
-		return failed(a.into(ret), proc)
-	default:
-		return failed(c.err, proc)
-	}
+	return c.CallOf(ctx, xdr.ProgramRemote, proc, args, ret)
 }
 
-func failed(err error, proc int32) error {
+// CallOf is Call of a procedure of another program, such as QEMU's.
+func (c *Conn) CallOf(ctx context.Context, program xdr.Program, proc int32, args, ret xdr.Message) error {
+	err := c.call(ctx, program, proc, args, ret)
 	if err == nil {
 		return nil
 	}
 	name := fmt.Sprintf("call %d", proc)
-	if p := xdr.Lookup(xdr.ProgramRemote, proc); p != nil {
+	if p := xdr.Lookup(program, proc); p != nil {
 		name = p.Name
 	}
 	return fmt.Errorf("%s: %w", name, err)
 }
+
+func (c *Conn) call(ctx context.Context, program xdr.Program, proc int32, args, ret xdr.Message) error {
+	serial, answers := c.expect()
+	defer c.forget(serial)
+	packet, err := xdr.AppendPacket(nil, xdr.Header{
+		Program: program, Version: xdr.Version, Proc: proc, Type: xdr.TypeCall, Serial: serial,
+	}, args, 0)
+	if err != nil {
+		return err
+	}
+	if err = c.send(ctx, packet); err != nil {
+		return err
+	}
+	select {
+	case a := <-answers:
+		return a.into(ret)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-c.done:
+	}
+	select {
+	case a := <-answers: // it came just before the end
+		return a.into(ret)
+	default:
+		return c.err
+	}
+}
+
+// Events gives what the daemon sends by itself.
+func (c *Conn) Events() <-chan Message { return c.events }
 
 // expect gives a new call its serial and the place where its answer arrives.
 func (c *Conn) expect() (uint32, <-chan answer) {
@@ -179,8 +200,13 @@ func (c *Conn) read() {
 		switch {
 		case h.Program == xdr.ProgramKeepalive && h.Proc == xdr.ProcKeepalivePing:
 			c.pong()
-		case h.Program == xdr.ProgramRemote && h.Type == xdr.TypeReply:
+		case h.Type == xdr.TypeReply:
 			c.deliver(h, payload)
+		case h.Program == xdr.ProgramRemote && h.Type == xdr.TypeMessage:
+			select {
+			case c.events <- Message{Proc: h.Proc, At: time.Now(), Payload: payload}:
+			default:
+			}
 		}
 	}
 }

@@ -285,3 +285,19 @@ func TestSocket(t *testing.T) {
 		}
 	}
 }
+
+func TestEventsArriveBesideCalls(t *testing.T) {
+	c, far := pair(t)
+	event, err := xdr.AppendPacket(nil, xdr.Header{
+		Program: xdr.ProgramRemote, Version: xdr.Version, Proc: xdr.ProcDomainEventCallbackLifecycle, Type: xdr.TypeMessage,
+	}, &xdr.DomainEventCallbackLifecycleMsg{CallbackID: 3}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	send(t, far, event)
+	e := <-c.Events()
+	var message xdr.DomainEventCallbackLifecycleMsg
+	if err := message.Decode(xdr.NewReader(e.Payload)); err != nil || e.Proc != xdr.ProcDomainEventCallbackLifecycle || message.CallbackID != 3 {
+		t.Errorf("got %+v as %+v, %v", e, message, err)
+	}
+}

@@ -4,11 +4,14 @@ package remotetest
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
 	"path/filepath"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/lab/remote"
@@ -20,7 +23,7 @@ import (
 type Answer func(proc int32, args xdr.Message) (xdr.Message, error)
 
 // Listen answers for a daemon at the socket whose path it gives, until the test
-// ends.
+// ends. Several clients are served at once, each one's calls in their order.
 func Listen(t *testing.T, answer Answer) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "sock")
@@ -28,18 +31,21 @@ func Listen(t *testing.T, answer Answer) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan struct{})
-	t.Cleanup(func() { listener.Close(); <-done })
-	go func() {
-		defer close(done)
+	var clients sync.WaitGroup
+	t.Cleanup(func() { listener.Close(); clients.Wait() })
+	clients.Go(func() {
 		for {
 			client, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			serve(t, client, answer)
+			stop := context.AfterFunc(t.Context(), func() { client.Close() })
+			clients.Go(func() {
+				defer stop()
+				serve(t, client, answer)
+			})
 		}
-	}()
+	})
 	return path
 }
 
@@ -49,7 +55,7 @@ func serve(t *testing.T, client net.Conn, answer Answer) {
 	in := bufio.NewReader(client)
 	for {
 		h, payload, err := ReadPacket(in)
-		if errors.Is(err, io.EOF) {
+		if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
 			return
 		}
 		if err != nil {
