@@ -81,7 +81,8 @@ const (
 
 func (r Root) stat(elem ...string) (Process, error) {
 	id := elem[len(elem)-1]
-	text, err := r.read(append(elem, "stat")...)
+	var line [brief]byte
+	text, err := r.readBrief(line[:], append(elem, "stat")...)
 	if err != nil {
 		return Process{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read process %s", id)
 	}
@@ -100,8 +101,16 @@ func parseStat(text string) (Process, bool) {
 		return Process{}, false
 	}
 	id, err := strconv.Atoi(strings.TrimSpace(text[:open]))
-	fields := strings.Fields(text[end+1:])
-	if err != nil || len(fields) <= statProcessor {
+	var fields [statProcessor + 1]string
+	found := 0
+	for field := range strings.FieldsSeq(text[end+1:]) {
+		if found == len(fields) {
+			break
+		}
+		fields[found] = field
+		found++
+	}
+	if err != nil || found < len(fields) {
 		return Process{}, false
 	}
 	p := Process{
@@ -135,18 +144,21 @@ type Schedule struct {
 // Schedule reads the scheduler's account of one thread; NotFound on kernels
 // without it. A process's own number gives its first thread alone.
 func (r Root) Schedule(pid, tid int) (Schedule, error) {
-	text, err := r.read("proc", strconv.Itoa(pid), "task", strconv.Itoa(tid), "schedstat")
+	var line [brief]byte
+	text, err := r.readBrief(line[:], "proc", strconv.Itoa(pid), "task", strconv.Itoa(tid), "schedstat")
 	if err != nil {
 		return Schedule{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read how thread %d was scheduled", tid)
 	}
 	var numbers [3]uint64
-	for i, field := range strings.Fields(text) {
+	i := 0
+	for field := range strings.FieldsSeq(text) {
 		if i == len(numbers) {
 			break
 		}
 		if numbers[i], err = strconv.ParseUint(field, 10, 63); err != nil {
 			return Schedule{}, fault.Wrap(err, fault.Failed, fault.Host, "cannot understand the scheduler's account of thread %d", tid)
 		}
+		i++
 	}
 	return Schedule{time.Duration(numbers[0]), time.Duration(numbers[1]), numbers[2]}, nil
 }
