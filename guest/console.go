@@ -296,7 +296,7 @@ func (l *launching) readBack(ctx context.Context) error {
 		}
 	}
 	setPTYs(l.run.def, ptys)
-	return l.keep()
+	return l.describe()
 }
 
 // setPTYs notes the ptys in the definition. A console that shows the first

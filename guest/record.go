@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -84,11 +85,13 @@ func writeRunRecord(dir string, r *runRecord) error {
 
 // writeJSON replaces a file in one step.
 func writeJSON(path string, value any) error {
-	data, err := json.Marshal(value)
-	if err != nil {
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetEscapeHTML(false) // most of it is XML
+	if err := e.Encode(value); err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+	if err := os.WriteFile(path+".new", text.Bytes(), 0o600); err != nil {
 		return err
 	}
 	return os.Rename(path+".new", path)

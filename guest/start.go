@@ -34,7 +34,7 @@ type StartOptions struct {
 // Start starts a guest that is shut off, from its managed save image if it has
 // one.
 func (g *Guest) Start(ctx context.Context, o StartOptions) error {
-	return g.perform(ctx, lifecycle.Start, domain.JobStart, startLimit, func() (work, error) {
+	return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
 		if g.inactive == nil {
 			return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has no persistent definition to start from", g.record.Name)
 		}
@@ -58,7 +58,7 @@ func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Gue
 	if err != nil {
 		return nil, err
 	}
-	err = g.perform(ctx, lifecycle.Start, domain.JobStart, startLimit, func() (work, error) {
+	err = g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
 		return g.planStart(def, doc, o), nil
 	})
 	return g, r.unclaim(g, err)
@@ -135,16 +135,15 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 			err = fmt.Errorf("cannot start domain '%s': %w", def.Name, err)
 		}
 	}()
-	for _, step := range []func(context.Context) error{
-		l.checkHostDevices, l.makeDirectory, l.reserve, l.findDisks, l.makeNVRAM, l.attachNICs, l.claimVSock, l.startTPMs,
-		l.choosePorts, l.makeGroup, l.runQEMU, l.shakeHands, l.readBack, l.settle, l.goOn,
-	} {
-		if err := context.Cause(ctx); err != nil {
-			return nil, err
-		}
-		if err := step(ctx); err != nil {
-			return nil, err
-		}
+	if err := within(ctx, startLimit, l.checkHostDevices, l.makeDirectory, l.reserve, l.findDisks, l.makeNVRAM, l.attachNICs,
+		l.claimVSock, l.startTPMs, l.choosePorts, l.makeGroup); err != nil {
+		return nil, err
+	}
+	if err := l.runAdmitted(ctx); err != nil {
+		return nil, err
+	}
+	if err := within(ctx, l.limit(), l.readBack, l.settle, l.goOn); err != nil {
+		return nil, err
 	}
 	return l.run, nil
 }
@@ -180,18 +179,24 @@ func (l *launching) makeDirectory(ctx context.Context) error {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the run directory")
 	}
 	l.run.hold("run directory", func(context.Context) error { return os.RemoveAll(l.run.dir) })
-	return l.keep()
+	return nil
 }
 
-// keep journals how far the start has come: a daemon killed in the middle finds
-// here what to take back.
-func (l *launching) keep() error {
-	text, err := domainxml.Format(l.run.def, domainxml.Style{Active: true, Secure: true, ID: l.run.ID})
-	if err != nil {
+// journal says, before anything is made that outlives the daemon, what the
+// start is about to take: a daemon killed in the middle finds here what to take
+// back. The process is found by its directory, and the record is complete when
+// the loop takes the guest over.
+func (l *launching) journal(context.Context) error {
+	if err := l.describe(); err != nil {
 		return err
 	}
-	l.run.XML = text
 	return writeRunRecord(l.run.dir, &l.run.runRecord)
+}
+
+// describe brings the definition in the record up to date.
+func (l *launching) describe() (err error) {
+	l.run.XML, err = domainxml.Format(l.run.def, domainxml.Style{Active: true, Secure: true, ID: l.run.ID})
+	return err
 }
 
 // reserve enters in the host's books what the guest is about to take.
@@ -233,7 +238,10 @@ func (l *launching) attachNICs(ctx context.Context) error {
 		n.Target = a.IfName
 		l.run.NICs = append(l.run.NICs, heldNIC{Alias: n.Alias, IfName: a.IfName, Bridge: a.Bridge})
 	}
-	return l.keep()
+	if len(l.run.NICs) == 0 {
+		return nil
+	}
+	return l.journal(ctx)
 }
 
 // runQEMU launches the process. The daemon listens on the monitor's socket
@@ -269,7 +277,7 @@ func (l *launching) runQEMU(ctx context.Context) error {
 	if err := l.joinGroup(ctx); err != nil {
 		return l.orLastWords(err)
 	}
-	return l.keep()
+	return nil
 }
 
 // claimVSock takes a context id for the guest's vsock.

@@ -8,6 +8,7 @@
 package store
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,9 +42,9 @@ type Kind struct {
 type Store struct{ db *bbolt.DB }
 
 // envelope is a record as it lies in the file.
-type envelope struct {
-	Version int             `json:"version"`
-	Record  json.RawMessage `json:"record"`
+type envelope[Record any] struct {
+	Version int    `json:"version"`
+	Record  Record `json:"record"`
 }
 
 // Open opens the store of a data directory, making it when it is not there. A
@@ -69,20 +70,18 @@ func (s *Store) Close() error { return s.db.Close() }
 
 // Put writes a record, replacing the one with the same key.
 func (s *Store) Put(k Kind, key string, record any) error {
-	body, err := json.Marshal(record)
-	if err != nil {
+	var value bytes.Buffer
+	e := json.NewEncoder(&value)
+	e.SetEscapeHTML(false) // most of it is XML
+	if err := e.Encode(envelope[any]{k.Version, record}); err != nil {
 		return fmt.Errorf("cannot encode %s %q: %w", k.Name, key, err)
 	}
-	value, err := json.Marshal(envelope{Version: k.Version, Record: body})
-	if err != nil {
-		return fmt.Errorf("cannot encode %s %q: %w", k.Name, key, err)
-	}
-	err = s.db.Batch(func(tx *bbolt.Tx) error {
+	err := s.db.Batch(func(tx *bbolt.Tx) error {
 		b, err := tx.CreateBucketIfNotExists([]byte(k.Name))
 		if err != nil {
 			return err
 		}
-		return b.Put([]byte(key), value)
+		return b.Put([]byte(key), value.Bytes())
 	})
 	return fault.Wrap(err, fault.Failed, fault.Store, "cannot store %s %q", k.Name, key)
 }
@@ -129,7 +128,7 @@ func (s *Store) Each(k Kind, visit func(key string, decode func(into any) error)
 }
 
 func decode(k Kind, key string, value []byte, into any) error {
-	var e envelope
+	var e envelope[json.RawMessage]
 	if err := json.Unmarshal(value, &e); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Store, "cannot read %s %q: the record is damaged", k.Name, key)
 	}
