@@ -28,10 +28,12 @@ type Config struct {
 	Events    *event.Log
 	Emulators *host.Emulators
 	Ledger    *host.Ledger
-	Networks  *network.Networks
-	Pools     *volume.Pools
-	Cgroups   *kernel.Cgroups
-	Kernel    kernel.Root
+	// Starts says when a guest may be launched; nil: at once.
+	Starts   *host.Starts
+	Networks *network.Networks
+	Pools    *volume.Pools
+	Cgroups  *kernel.Cgroups
+	Kernel   kernel.Root
 	// Boot identifies this boot of the host; empty where that is not known.
 	Boot string
 }

@@ -135,7 +135,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 			err = fmt.Errorf("cannot start domain '%s': %w", def.Name, err)
 		}
 	}()
-	if err := within(ctx, startLimit, l.checkHostDevices, l.makeDirectory, l.reserve, l.findDisks, l.makeNVRAM, l.attachNICs,
+	if err := within(ctx, startLimit, l.checkHostDevices, l.makeDirectory, l.journal, l.reserve, l.findDisks, l.makeNVRAM, l.attachNICs,
 		l.claimVSock, l.startTPMs, l.choosePorts, l.makeGroup); err != nil {
 		return nil, err
 	}

@@ -45,7 +45,7 @@ func (r Root) Ceilings() ([]Ceiling, error) {
 		}
 		all = append(all, Ceiling{c.name, limit, used})
 	}
-	threads, err := r.threadsInUse()
+	queue, err := r.RunQueue()
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func (r Root) Ceilings() ([]Ceiling, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, Ceiling{name, limit, threads})
+		all = append(all, Ceiling{name, limit, queue.All})
 	}
 	return all, nil
 }
@@ -78,22 +78,4 @@ func (r Root) sysctl(file string) (uint64, error) {
 		return math.MaxUint64, nil
 	}
 	return uint64(n), nil
-}
-
-// threadsInUse reads the number of threads on the host from /proc/loadavg, whose
-// fourth field is "running/all".
-func (r Root) threadsInUse() (uint64, error) {
-	text, err := r.read("proc/loadavg")
-	if err != nil {
-		return 0, fault.Wrap(err, fault.Of(err), fault.Host, "cannot count the host's threads")
-	}
-	fields := strings.Fields(text)
-	if len(fields) > 3 {
-		if _, all, ok := strings.Cut(fields[3], "/"); ok {
-			if n, err := strconv.ParseUint(all, 10, 64); err == nil {
-				return n, nil
-			}
-		}
-	}
-	return 0, fault.New(fault.Failed, fault.Host, "cannot understand /proc/loadavg: %q", strings.TrimSpace(text))
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,6 +130,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	guests, err := guest.Open(guest.Config{
 		DataDir: filepath.Join(o.data, "guest"), RunDir: filepath.Join(o.run, "guest"), Instance: o.instance(),
 		Log: log, Store: records, Events: events, Emulators: emulators, Ledger: host.NewLedger(inventory),
+		Starts:   host.NewStarts(root, runtime.NumCPU(), log),
 		Networks: networks, Pools: pools, Cgroups: groups, Kernel: root, Boot: bootID(),
 	})
 	if err != nil {
