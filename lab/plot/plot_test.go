@@ -1,0 +1,174 @@
+package plot
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func curves() Lines {
+	return Lines{
+		ID: "curves", Title: "Time by <guests> & disks", About: "two lines",
+		X: Axis{Label: "guests", Scale: Log, Ticks: []float64{1, 4, 16, 64}},
+		Y: Axis{Label: "s", Scale: Log},
+		Series: []Series{
+			{Name: "one", Look: Blue, Points: []Point{{1, 1, 0.9, 1.1}, {4, 1.1, 1, 1.2}, {16, 1.2, 1, 1.3}, {64, 1.2, 1.1, 1.4}}},
+			{Name: "two", Look: Orange, Points: []Point{{1, 9, 0, 0}, {4, math.NaN(), 0, 0}, {16, 11, 0, 0}, {64, 1.21, 0, 0}}},
+			{Name: "nothing", Look: Gray},
+		},
+		Marks: []Mark{{1.15, "the bar"}},
+	}
+}
+
+func blocks() Bars {
+	return Bars{
+		ID: "blocks", Title: "Calls", About: "bars", Axis: Axis{Label: "ms", Scale: Log},
+		Kinds: []Kind{{"idle", Blue, true}, {"wedged", Blue, false}},
+		Groups: []Group{
+			{"list", []Bar{{Value: 1, Low: 0.9, High: 1.2}, {Value: 45000, Endless: true, Note: "blocked"}}},
+			{"start & stop", []Bar{{None: "not measured"}, {Value: 30}}},
+		},
+		Marks: []Mark{{2, "twice"}},
+	}
+}
+
+// parsed walks through a picture as a reader of XML does, and gives its elements
+// and its words.
+func parsed(t *testing.T, svg string) (elements map[string]int, words []string) {
+	elements = map[string]int{}
+	decoder := xml.NewDecoder(strings.NewReader(svg))
+	for {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			return elements, words
+		}
+		if err != nil {
+			t.Fatalf("this is not XML: %v\n%s", err, svg)
+		}
+		switch token := token.(type) {
+		case xml.StartElement:
+			elements[token.Name.Local]++
+			for _, a := range token.Attr {
+				if strings.Contains(a.Value, "NaN") || strings.Contains(a.Value, "Inf") {
+					t.Errorf("%s has %s=%q", token.Name.Local, a.Name.Local, a.Value)
+				}
+			}
+		case xml.CharData:
+			if s := strings.TrimSpace(string(token)); s != "" {
+				words = append(words, s)
+			}
+		}
+	}
+}
+
+func TestPicturesSayWhatTheyShow(t *testing.T) {
+	for name, c := range map[string]struct {
+		svg  string
+		want []string
+	}{
+		"lines": {string(curves().SVG()), []string{"Time by <guests> & disks", "two lines", "one", "two", "the bar", "guests", "one, 4: 1.1 (1 to 1.2)", "64"}},
+		"bars":  {string(blocks().SVG()), []string{"Calls", "bars", "idle", "wedged", "blocked", "not measured", "start & stop", "list, wedged: blocked", "twice", "ms"}},
+	} {
+		elements, words := parsed(t, c.svg)
+		for _, want := range c.want {
+			if !slices.Contains(words, want) {
+				t.Errorf("%s: %q is not said in %q", name, want, words)
+			}
+		}
+		if elements["title"] == 0 || elements["desc"] != 1 || elements["script"] != 0 {
+			t.Errorf("%s: %v", name, elements)
+		}
+	}
+	if elements, _ := parsed(t, string(curves().SVG())); elements["polygon"] != 1 {
+		t.Errorf("one line has intervals, and there are %d bands", elements["polygon"])
+	}
+}
+
+func TestAPictureOfNothing(t *testing.T) {
+	for _, scale := range []Scale{Linear, Log, Nines} {
+		parsed(t, string(Lines{ID: "a", X: Axis{Scale: scale}, Y: Axis{Scale: scale}}.SVG()))
+		parsed(t, string(Bars{ID: "a", Axis: Axis{Scale: scale}}.SVG()))
+	}
+}
+
+// Whatever the values, a picture is well-formed and an axis is in order: values
+// lie within it, as they lie to each other.
+func TestAnyValuesCanBeDrawn(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		values := rapid.SliceOf(rapid.OneOf(rapid.Float64Range(-10, 1e9), rapid.Float64Range(0, 1e-6), rapid.Just(math.NaN()), rapid.Just(math.Inf(1)))).Draw(t, "values")
+		scale := Scale(rapid.IntRange(0, 2).Draw(t, "scale"))
+		s := Axis{Scale: scale}.fit(values)
+		if !(s.from < s.to) {
+			t.Fatalf("from %v to %v", s.from, s.to)
+		}
+		if len(s.ticks) < 2 || len(s.ticks) > 60 || !slices.IsSorted(s.ticks) {
+			t.Fatalf("ticks %v from %v to %v", s.ticks, s.from, s.to)
+		}
+		values = slices.DeleteFunc(slices.Sorted(slices.Values(values)), func(v float64) bool { return !s.shows(v) })
+		last := 0.0
+		for _, v := range values {
+			at := s.at(v)
+			if at < last || at > 1 {
+				t.Fatalf("%v is at %v, after %v", v, at, last)
+			}
+			last = at
+		}
+	})
+}
+
+func TestTicksKnown(t *testing.T) {
+	for _, c := range []struct {
+		scale  Scale
+		values []float64
+		want   []float64
+	}{
+		{Linear, []float64{3, 97}, []float64{0, 20, 40, 60, 80, 100}},
+		{Linear, []float64{0.4}, []float64{0, 0.1, 0.2, 0.3, 0.4}},
+		{Log, []float64{1.1, 9}, []float64{1, 1.5, 2, 3, 5, 7, 10}},
+		{Log, []float64{0.9, 110}, []float64{0.5, 1, 2, 5, 10, 20, 50, 100, 200}},
+		{Log, []float64{0.0004, 45}, []float64{0.001, 0.01, 0.1, 1, 10}},
+		{Nines, []float64{0.2, 0.999}, []float64{0, 0.5, 0.9, 0.99, 0.999}},
+	} {
+		got := Axis{Scale: c.scale}.fit(c.values).ticks
+		if !slices.EqualFunc(got, c.want, func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*b }) {
+			t.Errorf("%v: got %v, want %v", c.values, got, c.want)
+		}
+	}
+}
+
+// The names at the ends of lines that end at one value do not lie on each other.
+func TestLabelsKeepApart(t *testing.T) {
+	l := Lines{ID: "a", X: Axis{}, Y: Axis{}}
+	for i := range 6 {
+		l.Series = append(l.Series, Series{Name: "line " + strconv.Itoa(i), Look: Look(i), Points: []Point{{0, 1, 0, 0}, {1, 1, 0, 0}}})
+	}
+	var at []float64
+	for part := range strings.SplitSeq(string(l.SVG()), "<text ") {
+		if !strings.Contains(part, `class="label"`) {
+			continue
+		}
+		_, y, _ := strings.Cut(part, `y="`)
+		y, _, _ = strings.Cut(y, `"`)
+		v, err := strconv.ParseFloat(y, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at = append(at, v)
+	}
+	slices.Sort(at)
+	if len(at) != 6 {
+		t.Fatalf("%d labels", len(at))
+	}
+	for i := range at[1:] {
+		if at[i+1]-at[i] < 13 {
+			t.Errorf("labels at %v", at)
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package plot
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Look is how a series looks. Its colour is not alone: dash and marker tell it
+// apart as well.
+type Look int
+
+// The looks.
+const (
+	Gray Look = iota
+	Blue
+	Orange
+	Teal
+	Purple
+	Brown
+	looks // how many there are
+)
+
+// palette has for each look its colour on light and on dark paper; each can be
+// read as text on its paper.
+var palette = [looks]struct{ light, dark, dash string }{
+	Gray:   {"#5f6873", "#a3acb7", "2 3"},
+	Blue:   {"#0a62ba", "#5fb0ff", ""},
+	Orange: {"#b84a00", "#ff9d4d", "7 3"},
+	Teal:   {"#0b6e64", "#3fd0bd", "10 3 2 3"},
+	Purple: {"#7a3fd0", "#c9a2ff", "4 2"},
+	Brown:  {"#7d5700", "#e0b64a", "1 2"},
+}
+
+// paper is what pictures are drawn on, and what is drawn beside the series.
+var paper = struct{ light, dark, ink, inkDark, soft, softDark, grid, gridDark string }{
+	"#ffffff", "#14181d", "#1c2127", "#e9edf2", "#545d68", "#a9b2bd", "#dfe3e8", "#2f3741",
+}
+
+// Style is the style sheet of all pictures of a page.
+func Style() string {
+	var out strings.Builder
+	colours := func(dark bool) string {
+		ink, soft, grid, ground := paper.ink, paper.soft, paper.grid, paper.light
+		if dark {
+			ink, soft, grid, ground = paper.inkDark, paper.softDark, paper.gridDark, paper.dark
+		}
+		var all strings.Builder
+		fmt.Fprintf(&all, "--ink:%s;--soft:%s;--grid:%s;--paper:%s", ink, soft, grid, ground)
+		for i, p := range palette {
+			c := p.light
+			if dark {
+				c = p.dark
+			}
+			fmt.Fprintf(&all, ";--look%d:%s", i, c)
+		}
+		return all.String()
+	}
+	fmt.Fprintf(&out, ":root{color-scheme:light dark;%s}\n", colours(false))
+	fmt.Fprintf(&out, "@media screen and (prefers-color-scheme:dark){:root{%s}}\n", colours(true))
+	out.WriteString(`.plot{display:block;width:100%;height:auto;font:12.5px system-ui,"DejaVu Sans",sans-serif}
+.plot text{fill:var(--soft)}
+.plot .name{fill:var(--ink)}
+.plot .label{font-weight:600;fill:var(--c)}
+.plot .grid{stroke:var(--grid);stroke-width:1}
+.plot .axis{stroke:var(--soft);stroke-width:1}
+.plot .mark{stroke:var(--ink);stroke-width:1.2;stroke-dasharray:5 4}
+.plot .line{fill:none;stroke:var(--c);stroke-width:2.2;stroke-linejoin:round}
+.plot .band{fill:var(--c);opacity:.16}
+.plot .dot{fill:var(--paper);stroke:var(--c);stroke-width:2}
+.plot .fill{fill:var(--c)}
+.plot .pale{fill:var(--c);fill-opacity:.28;stroke:var(--c);stroke-width:1}
+.plot .whisker{stroke:var(--ink);stroke-width:1.2;fill:none}
+`)
+	for i := range palette {
+		fmt.Fprintf(&out, ".plot .look%d{--c:var(--look%d)}\n", i, i)
+	}
+	return out.String()
+}
