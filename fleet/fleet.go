@@ -30,6 +30,9 @@ type Fleet struct {
 	// read keeps the marks that were read, by the guest's UUID.
 	mu   sync.Mutex
 	read map[string]readOnce
+
+	// turns let one at a time change a guest's marks; each holds one.
+	turns [64]chan struct{}
 }
 
 // readOnce is what was read of one guest's metadata. The text is that of the
@@ -42,7 +45,11 @@ type readOnce struct {
 
 // New makes a fleet of a registry's guests. It starts nothing by itself.
 func New(c Config) *Fleet {
-	return &Fleet{guests: c.Guests, pools: c.Pools, events: c.Events, log: c.Log, read: map[string]readOnce{}}
+	f := &Fleet{guests: c.Guests, pools: c.Pools, events: c.Events, log: c.Log, read: map[string]readOnce{}}
+	for i := range f.turns {
+		f.turns[i] = make(chan struct{}, 1)
+	}
+	return f
 }
 
 // Member is a guest as part of a set, as of one moment.
@@ -84,28 +91,36 @@ func (f *Fleet) members() []Member {
 	all := make([]Member, 0, len(guests))
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	marked := 0
 	for _, g := range guests {
-		v := g.View()
-		d := v.Inactive
-		if d == nil {
-			d = v.Active
+		if m := f.memberLocked(g, g.View()); m.View.Current() != nil { // else it has gone meanwhile
+			all = append(all, m)
 		}
-		if d == nil {
-			continue // it has gone meanwhile
-		}
-		m := Member{Guest: g, View: v, Labels: noMarks.Labels, Marks: noMarks}
-		if d.Metadata != "" {
-			marked++
-			r := f.readMarks(v.UUID, d.Metadata)
-			m.Labels, m.Marks, m.Problem = r.marks.Labels, r.marks, r.problem
-		}
-		all = append(all, m)
 	}
-	if len(f.read) > 2*marked+64 {
+	if len(f.read) > 2*len(all)+64 {
 		f.forget(all)
 	}
 	return all
+}
+
+// memberOf reads one guest's marks.
+func (f *Fleet) memberOf(g *guest.Guest, v *guest.View) Member {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.memberLocked(g, v)
+}
+
+func (f *Fleet) memberLocked(g *guest.Guest, v *guest.View) Member {
+	m := Member{Guest: g, View: v, Labels: noMarks.Labels, Marks: noMarks}
+	d := v.Inactive
+	if d == nil {
+		d = v.Active
+	}
+	if d == nil || d.Metadata == "" {
+		return m
+	}
+	r := f.readMarks(v.UUID, d.Metadata)
+	m.Labels, m.Marks, m.Problem = r.marks.Labels, r.marks, r.problem
+	return m
 }
 
 // readMarks reads marks, if they are not those that were read before.

@@ -112,10 +112,185 @@ type Summary struct {
 	Took                                               time.Duration
 }
 
+// Bounds of a run.
+const (
+	// usualParallel keeps a host's processors busy and its disks bearable; how many
+	// may really start at once is the host's own decision.
+	usualParallel = 64
+	maxParallel   = 1024
+	maxTimeout    = 24 * time.Hour
+)
+
 // Run does a verb to every guest that is selected. It calls plan once before it
 // begins and report once for each guest, in the order in which they end, one
 // call at a time. The end of ctx cancels what has not begun and waits for what
 // has. The error is of a request that was refused as a whole.
 func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func(Result)) (Summary, error) {
-	return Summary{}, fault.New(fault.Unsupported, fault.Call, "not yet")
+	if err := q.check(); err != nil {
+		return Summary{}, err
+	}
+	if q.Verb == Define {
+		return f.define(ctx, q, plan, report)
+	}
+	if err := f.named(q.Select); err != nil {
+		return Summary{}, err
+	}
+	members, a := f.Select(q.Select), actions[q.Verb]
+	names, marks := make([]string, len(members)), make([]*Marks, len(members))
+	for i, m := range members {
+		names[i], marks[i] = m.View.Name, m.Marks
+	}
+	places, err := arrange(names, marks, a.order)
+	if err != nil {
+		return Summary{}, err
+	}
+	r := &run{fleet: f, request: q, action: a}
+	if q.Verb == Set {
+		if r.settings, err = parseSettings(q.Options.Settings); err != nil {
+			return Summary{}, err
+		}
+	}
+	if a.waits && !q.DryRun {
+		defer r.followEndings()()
+	}
+	s := &schedule{
+		places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing, strict: a.strict,
+		do: func(ctx context.Context, i int) Result { return r.turn(ctx, members[i]) },
+	}
+	return s.tell(ctx, plan, func(i int, r Result) {
+		r.Name, r.UUID = members[i].View.Name, members[i].View.UUID
+		report(r)
+	}), nil
+}
+
+// check refuses what can never be done, and fills in what was left out.
+func (q *Request) check() error {
+	_, known := actions[q.Verb]
+	switch {
+	case !known && q.Verb != Define:
+		return fault.New(fault.Invalid, fault.Call, "no verb %q; there are start, shutdown, destroy, suspend, resume, save, restore, reboot, reset, define, undefine and set", q.Verb)
+	case q.Verb == Define && (len(q.Select) > 0 || len(q.Documents) == 0):
+		return fault.New(fault.Invalid, fault.Call, "define takes one or more documents, and no selectors")
+	case q.Verb != Define && len(q.Documents) > 0:
+		return fault.New(fault.Invalid, fault.Call, "%s takes no documents", q.Verb)
+	case q.Verb != Define && len(q.Select) == 0:
+		return fault.New(fault.Invalid, fault.Call, "say which guests to %s; all means everybody", q.Verb)
+	case q.Parallel < 0 || q.Parallel > maxParallel:
+		return fault.New(fault.Invalid, fault.Call, "from 1 to %d guests can be worked on at once, not %d", maxParallel, q.Parallel)
+	case q.Timeout < 0 || q.Timeout > maxTimeout || q.Options.Grace < 0 || q.Options.Grace > maxTimeout:
+		return fault.New(fault.Invalid, fault.Call, "a timeout or grace lies between 0 and %v", maxTimeout)
+	}
+	if q.Parallel == 0 {
+		q.Parallel = usualParallel
+	}
+	return nil
+}
+
+// tell runs the schedule and counts what it reports.
+func (s *schedule) tell(ctx context.Context, plan func(Plan), report func(int, Result)) Summary {
+	waves := 0
+	for _, p := range s.places {
+		waves = max(waves, p.wave)
+	}
+	plan(Plan{Total: len(s.places), Waves: waves, Parallel: s.parallel})
+	var sum Summary
+	began := time.Now()
+	s.report = func(i int, r Result) {
+		sum.count(r.Outcome)
+		report(i, r)
+	}
+	s.run(ctx)
+	sum.Took = time.Since(began)
+	return sum
+}
+
+func (s *Summary) count(o Outcome) {
+	switch o {
+	case Done:
+		s.Done++
+	case Unchanged:
+		s.Unchanged++
+	case Failed:
+		s.Failed++
+	case Skipped:
+		s.Skipped++
+	case Cancelled:
+		s.Cancelled++
+	case Would:
+		s.Would++
+	}
+}
+
+// run is one verb going through a set.
+type run struct {
+	fleet    *Fleet
+	request  Request
+	action   action
+	endings  *endings
+	settings *settings
+}
+
+// followEndings listens for the ends of guests until the function that it gives
+// is called.
+func (r *run) followEndings() (stop func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	r.endings = newEndings(r.fleet.events)
+	followed := make(chan struct{})
+	go func() {
+		defer close(followed)
+		r.endings.follow(ctx)
+	}()
+	return func() {
+		cancel(nil)
+		<-followed
+	}
+}
+
+// turn does the verb to one guest. What has begun is not for ctx to end.
+func (r *run) turn(ctx context.Context, m Member) Result {
+	if r.action.needsMarks && m.Problem != "" {
+		return Result{Outcome: Failed, Error: fault.New(fault.Invalid, fault.Metadata,
+			"%s; correct the definition of domain %q, or set its labels anew after virsh metadata --remove", m.Problem, m.View.Name)}
+	}
+	v := m.Guest.View()
+	if r.action.there(v, &r.request.Options) {
+		return Result{Outcome: Unchanged}
+	}
+	if r.request.DryRun {
+		return r.foretell(m)
+	}
+	cancelled := ctx
+	ctx = context.WithoutCancel(ctx)
+	if limit := r.request.Timeout; limit > 0 {
+		cause := fault.New(fault.Timeout, fault.Domain, "%s of domain %q did not end within %v", r.request.Verb, v.Name, limit)
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, limit, cause)
+		defer stop()
+	}
+	result := r.action.do(ctx, r, m.Guest, cancelled)
+	if result.Error != nil && result.Outcome == "" {
+		result.Outcome = Failed
+		if fault.Is(result.Error, fault.WrongState) && r.action.there(m.Guest.View(), &r.request.Options) {
+			return Result{Outcome: Unchanged} // somebody else did it meanwhile
+		}
+	}
+	if result.Outcome == "" {
+		result.Outcome = Done
+	}
+	return result
+}
+
+// foretell says what a run would do.
+func (r *run) foretell(m Member) Result {
+	if r.settings == nil {
+		return Result{Outcome: Would}
+	}
+	changes, err := r.settings.changes(m.View, m.Marks)
+	switch {
+	case err != nil:
+		return Result{Outcome: Failed, Error: err}
+	case len(changes) == 0:
+		return Result{Outcome: Unchanged}
+	}
+	return Result{Outcome: Would, Note: describe(changes)}
 }

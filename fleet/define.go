@@ -1,0 +1,96 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// maxDocuments bounds one request's definitions.
+const maxDocuments = 65536
+
+// define defines a guest of each document. Two documents for one name are
+// refused before anything is done.
+func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report func(Result)) (Summary, error) {
+	if len(q.Documents) > maxDocuments {
+		return Summary{}, fault.New(fault.Invalid, fault.Call, "%d documents are too many for one request; at most %d", len(q.Documents), maxDocuments)
+	}
+	names, uuids := make([]string, len(q.Documents)), make([]string, len(q.Documents))
+	seen := map[string]int{}
+	for i, doc := range q.Documents {
+		root, err := markup.Parse(doc)
+		if err != nil {
+			names[i] = fmt.Sprintf("document %d", i+1) // its turn says what is wrong with it
+			continue
+		}
+		names[i], uuids[i] = root.Child("name").Text(), root.Child("uuid").Text()
+		if before, twice := seen[names[i]]; twice {
+			return Summary{}, fault.New(fault.Invalid, fault.XML, "documents %d and %d both define domain %q", before+1, i+1, names[i])
+		}
+		seen[names[i]] = i
+	}
+	places, err := arrange(names, nil, anyhow)
+	if err != nil {
+		return Summary{}, err
+	}
+	s := &schedule{
+		places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing,
+		do: func(ctx context.Context, i int) Result {
+			r, uuid := f.defineOne(ctx, q, names[i], q.Documents[i])
+			if uuid != "" {
+				uuids[i] = uuid
+			}
+			return r
+		},
+	}
+	return s.tell(ctx, plan, func(i int, r Result) {
+		r.Name, r.UUID = names[i], uuids[i]
+		report(r)
+	}), nil
+}
+
+// defineOne gives the UUID too, which the document need not say.
+func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Result, string) {
+	if q.DryRun {
+		if _, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate}); err != nil {
+			return Result{Outcome: Failed, Error: err}, ""
+		}
+		return Result{Outcome: Would}, ""
+	}
+	ctx = context.WithoutCancel(ctx)
+	if q.Timeout > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, q.Timeout, fault.New(fault.Timeout, fault.Domain, "define of domain %q did not end within %v", name, q.Timeout))
+		defer stop()
+	}
+	var before *guest.View
+	if g, err := f.guests.ByName(name); err == nil {
+		before = g.View()
+	}
+	g, err := f.guests.Define(ctx, doc, q.Options.Validate)
+	if err != nil {
+		return Result{Outcome: Failed, Error: err}, ""
+	}
+	if before != nil && alike(before.Inactive, g.View().Inactive) {
+		return Result{Outcome: Unchanged}, g.UUID()
+	}
+	return Result{Outcome: Done}, g.UUID()
+}
+
+// alike compares definitions as their documents show them.
+func alike(a, b *domain.Definition) bool {
+	if a == nil || b == nil {
+		return false
+	}
+	was, err := domainxml.Format(a, domainxml.Style{Secure: true})
+	if err != nil {
+		return false
+	}
+	is, err := domainxml.Format(b, domainxml.Style{Secure: true})
+	return err == nil && was == is
+}

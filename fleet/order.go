@@ -1,0 +1,184 @@
+package fleet
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// place is where one guest comes in a run.
+type place struct {
+	// before are those that have to end first, by index, and then those that wait
+	// for this one.
+	before, behind []int
+	// group is the guest's priority as a rank: a group begins when all of the ones
+	// before it have ended.
+	group int
+	// wave counts from 1: guests of one wave do not wait for each other.
+	wave int
+}
+
+// direction is how a verb goes through dependencies.
+type direction int
+
+const (
+	anyhow   direction = iota // all at once
+	upwards                   // what others depend on first
+	backward                  // the reverse of upwards
+)
+
+// arrange gives everybody a place: guests of a lower priority first, and each
+// after those that it names. What somebody depends on comes as early as that
+// guest itself, whatever its own priority says. Names that are not in the set do
+// not count. A circle of dependencies is refused.
+func arrange(names []string, marks []*Marks, d direction) ([]place, error) {
+	places := make([]place, len(names))
+	if d != anyhow {
+		connect(places, names, marks)
+		sorted, err := topological(places, names)
+		if err != nil {
+			return nil, err
+		}
+		rank(places, marks, sorted)
+	}
+	if d == backward {
+		turnRound(places)
+	}
+	number(places)
+	return places, nil
+}
+
+// connect enters the dependencies, each once.
+func connect(places []place, names []string, marks []*Marks) {
+	index := make(map[string]int, len(names))
+	for i, name := range names {
+		index[name] = i
+	}
+	for i := range places {
+		for _, name := range marks[i].After {
+			j, selected := index[name]
+			if selected && !slices.Contains(places[i].before, j) {
+				places[i].before = append(places[i].before, j)
+				places[j].behind = append(places[j].behind, i)
+			}
+		}
+	}
+}
+
+// topological sorts so that everybody comes after those that have to end first.
+func topological(places []place, names []string) ([]int, error) {
+	left := make([]int, len(places))
+	sorted := make([]int, 0, len(places))
+	for i, p := range places {
+		if left[i] = len(p.before); left[i] == 0 {
+			sorted = append(sorted, i)
+		}
+	}
+	for next := 0; next < len(sorted); next++ {
+		for _, j := range places[sorted[next]].behind {
+			if left[j]--; left[j] == 0 {
+				sorted = append(sorted, j)
+			}
+		}
+	}
+	if len(sorted) < len(places) {
+		return nil, circle(places, names, left)
+	}
+	return sorted, nil
+}
+
+// circle names the guests of one circle, which is among those that are left.
+func circle(places []place, names []string, left []int) error {
+	at := slices.IndexFunc(left, func(n int) bool { return n > 0 })
+	seen := map[int]int{}
+	var path []int
+	for {
+		if from, again := seen[at]; again {
+			path = path[from:]
+			break
+		}
+		seen[at] = len(path)
+		path = append(path, at)
+		at = places[at].before[slices.IndexFunc(places[at].before, func(j int) bool { return left[j] > 0 })]
+	}
+	// The circle is told from its first name on, so that it is always told alike.
+	first := 0
+	for i, p := range path {
+		if names[p] < names[path[first]] {
+			first = i
+		}
+	}
+	told := []string{names[path[first]]}
+	for i := 1; i <= len(path); i++ {
+		told = append(told, names[path[(first+i)%len(path)]])
+	}
+	return fault.New(fault.Invalid, fault.Domain, "guests wait for each other in a circle: %s; change what one of them comes after",
+		strings.Join(told, " after "))
+}
+
+// rank puts guests into groups by priority.
+func rank(places []place, marks []*Marks, sorted []int) {
+	priority := make([]int, len(places))
+	for i, m := range marks {
+		priority[i] = m.Priority
+	}
+	for _, i := range slices.Backward(sorted) {
+		for _, j := range places[i].before {
+			priority[j] = min(priority[j], priority[i])
+		}
+	}
+	ranks := slices.Compact(slices.Sorted(slices.Values(priority)))
+	for i := range places {
+		places[i].group, _ = slices.BinarySearch(ranks, priority[i])
+	}
+}
+
+func turnRound(places []place) {
+	last := 0
+	for _, p := range places {
+		last = max(last, p.group)
+	}
+	for i := range places {
+		p := &places[i]
+		p.before, p.behind, p.group = p.behind, p.before, last-p.group
+	}
+}
+
+// number counts the waves: the groups one after the other, and within each the
+// longest way through the dependencies.
+func number(places []place) {
+	byGroup := make([]int, len(places))
+	left := make([]int, len(places))
+	for i := range places {
+		byGroup[i], left[i] = i, len(places[i].before)
+	}
+	slices.SortStableFunc(byGroup, func(a, b int) int { return places[a].group - places[b].group })
+	last, group, base := 0, 0, 0
+	var ready []int
+	settle := func() {
+		for next := 0; next < len(ready); next++ {
+			i := ready[next]
+			places[i].wave = max(places[i].wave, base+1)
+			last = max(last, places[i].wave)
+			for _, j := range places[i].behind {
+				places[j].wave = max(places[j].wave, places[i].wave+1)
+				if left[j]--; left[j] == 0 && places[j].group == group {
+					ready = append(ready, j)
+				}
+			}
+		}
+		ready = ready[:0]
+	}
+	for from := 0; from < len(byGroup); {
+		to := from
+		group, base = places[byGroup[from]].group, last
+		for ; to < len(byGroup) && places[byGroup[to]].group == group; to++ {
+			if left[byGroup[to]] == 0 {
+				ready = append(ready, byGroup[to])
+			}
+		}
+		settle()
+		from = to
+	}
+}

@@ -1,0 +1,158 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+)
+
+// action is how a verb is done to a set and to one guest of it.
+type action struct {
+	order direction
+	// strict skips those whose turn comes after one that failed.
+	strict bool
+	// waits says that the end of guests is waited for.
+	waits bool
+	// needsMarks refuses a guest whose marks cannot be read: its place is unknown.
+	needsMarks bool
+	// there says that a guest is in the wanted state already.
+	there func(v *guest.View, o *Options) bool
+	// do does it. A result without outcome is done, or failed if it has an error.
+	// Cancelled ends when the run is to end: who waits for a guest's own doing
+	// stops waiting.
+	do func(ctx context.Context, r *run, g *guest.Guest, cancelled context.Context) Result
+}
+
+// actions are the verbs that are done to guests which are there. Pulling the plug
+// keeps to the order and is not stopped by it: it is what is left when nothing
+// else helps.
+var actions = map[Verb]action{
+	Start:    {order: upwards, strict: true, needsMarks: true, there: active, do: start},
+	Restore:  {order: upwards, strict: true, needsMarks: true, there: active, do: restore},
+	Shutdown: {order: backward, strict: true, waits: true, there: inactive, do: shutdown},
+	Destroy:  {order: backward, there: inactive, do: destroy},
+	Save:     {order: backward, strict: true, there: inactive, do: save},
+	Suspend:  {there: paused, do: plain((*guest.Guest).Suspend)},
+	Resume:   {there: running, do: plain((*guest.Guest).Resume)},
+	Reboot:   {there: never, do: reboot},
+	Reset:    {there: never, do: plain((*guest.Guest).Reset)},
+	Undefine: {there: undefined, do: undefine},
+	Set:      {needsMarks: true, there: never, do: set},
+}
+
+func active(v *guest.View, _ *Options) bool    { return v.State.Active() }
+func inactive(v *guest.View, _ *Options) bool  { return !v.State.Active() }
+func never(*guest.View, *Options) bool         { return false }
+func undefined(v *guest.View, _ *Options) bool { return !v.Persistent }
+
+// paused and running do not believe what a monitor said that no longer answers.
+func paused(v *guest.View, _ *Options) bool {
+	return v.State == domain.Paused && v.StuckSince.IsZero()
+}
+
+func running(v *guest.View, _ *Options) bool {
+	return (v.State == domain.Running || v.State == domain.Blocked) && v.StuckSince.IsZero()
+}
+
+func plain(do func(*guest.Guest, context.Context) error) func(context.Context, *run, *guest.Guest, context.Context) Result {
+	return func(ctx context.Context, _ *run, g *guest.Guest, _ context.Context) Result {
+		return Result{Error: do(g, ctx)}
+	}
+}
+
+func start(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
+	o := r.request.Options
+	return Result{Error: g.Start(ctx, guest.StartOptions{Paused: o.Paused, ForceBoot: o.ForceBoot, BypassCache: o.BypassCache})}
+}
+
+func restore(ctx context.Context, r *run, g *guest.Guest, cancelled context.Context) Result {
+	if v := g.View(); !v.ManagedSave {
+		return Result{Error: fault.New(fault.WrongState, fault.Domain, "domain %q has no saved image to continue from; start it", v.Name)}
+	}
+	if r.request.Options.ForceBoot {
+		return Result{Error: fault.New(fault.Invalid, fault.Call, "restore cannot discard the saved image; use start for that")}
+	}
+	return start(ctx, r, g, cancelled)
+}
+
+func destroy(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
+	return Result{Error: g.Destroy(ctx, r.request.Options.Graceful)}
+}
+
+func save(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
+	return Result{Error: g.ManagedSave(ctx, guest.SaveOptions{BypassCache: r.request.Options.BypassCache})}
+}
+
+func reboot(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
+	return Result{Error: g.Reboot(ctx, r.request.Options.Mode)}
+}
+
+func undefine(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
+	o := r.request.Options
+	return Result{Error: g.Undefine(ctx, guest.UndefineOptions{
+		ManagedSave: o.ManagedSave, NVRAM: o.NVRAM, KeepNVRAM: o.KeepNVRAM, TPM: o.TPM,
+	})}
+}
+
+// usualPatience is how long a guest may take to turn itself off, where the
+// request says nothing.
+const usualPatience = 90 * time.Second
+
+// shutdown asks a guest and waits until it has turned itself off. With a grace it
+// loses its power after that.
+func shutdown(ctx context.Context, r *run, g *guest.Guest, cancelled context.Context) Result {
+	grace := r.request.Options.Grace
+	err := askAndWait(ctx, r, g, cancelled)
+	switch {
+	case err == nil:
+		return Result{}
+	case cancelled.Err() != nil && g.View().State.Active():
+		return Result{Outcome: Cancelled, Error: context.Cause(cancelled), Note: "it was asked to turn itself off"}
+	case grace == 0 || !g.View().State.Active() || ctx.Err() != nil:
+		return Result{Error: err}
+	}
+	return Result{Error: g.Destroy(ctx, false), Note: fmt.Sprintf("destroyed: %v", err)}
+}
+
+func askAndWait(ctx context.Context, r *run, g *guest.Guest, cancelled context.Context) error {
+	v := g.View()
+	if v.State == domain.Paused {
+		return fault.New(fault.WrongState, fault.Domain, "domain %q is paused and cannot turn itself off; resume it, or destroy it", v.Name)
+	}
+	patience := r.request.Options.Grace
+	if patience == 0 && r.request.Timeout == 0 {
+		patience = usualPatience
+	}
+	if patience > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, patience, fault.New(fault.Timeout, fault.Domain,
+			"domain %q was asked to turn itself off and did not within %v", v.Name, patience))
+		defer stop()
+	}
+	ended, forget := r.endings.expect(g)
+	defer forget()
+	if err := g.Shutdown(ctx, r.request.Options.Mode); err != nil {
+		return err
+	}
+	ctx, stop := until(ctx, cancelled)
+	defer stop()
+	return wait(ctx, g, ended)
+}
+
+// until ends ctx when another one ends.
+func until(ctx, other context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+func set(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
+	return r.fleet.set(ctx, g, r.settings)
+}
