@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
 )
 
@@ -139,20 +140,28 @@ type UndefineOptions struct{ ManagedSave, Snapshots, Checkpoints, NVRAM, KeepNVR
 func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 	// The user says where the variables are: the caller waits for that file
 	// system, and not the loop.
-	nvram := g.nvramFile()
-	err := g.undefine(ctx, o, nvram != "")
+	nvram, err := g.nvramFile(ctx)
+	if err != nil {
+		return err
+	}
+	err = g.undefine(ctx, o, nvram != "")
 	if err == nil && o.NVRAM && nvram != "" {
-		removeFile(g.log, nvram)
+		return mount.Run(ctx, nvram, func() error { removeFile(g.log, nvram); return nil })
 	}
 	return err
 }
 
 // nvramFile is where the guest's UEFI variables are; empty: there are none.
-func (g *Guest) nvramFile() string {
-	if def := g.View().Inactive; def != nil && def.OS.NVRAM.Path != "" && fileExists(def.OS.NVRAM.Path) {
-		return def.OS.NVRAM.Path
+func (g *Guest) nvramFile(ctx context.Context) (string, error) {
+	def := g.View().Inactive
+	if def == nil || def.OS.NVRAM.Path == "" {
+		return "", nil
 	}
-	return ""
+	there, err := fileExists(ctx, def.OS.NVRAM.Path)
+	if !there {
+		return "", err
+	}
+	return def.OS.NVRAM.Path, nil
 }
 
 func (g *Guest) undefine(ctx context.Context, o UndefineOptions, nvram bool) error {

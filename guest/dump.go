@@ -60,41 +60,33 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) work {
 	}
 }
 
-// dumpTo writes a dump beside its place and moves it there when it is complete.
-func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *progress) (err error) {
-	beside := partial(path)
-	f, err := createImage(beside)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		_ = f.Close()
+// dumpTo writes a dump.
+func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *progress) error {
+	fill := func(f *os.File) (err error) {
+		if !o.Live {
+			if err := halt(ctx, s); err != nil {
+				return err
+			}
+		}
+		if o.Memory == "" {
+			err = migrateTo(ctx, s, f, p)
+		} else {
+			err = dumpMemory(ctx, s, f, o.Memory, p)
+		}
 		if err != nil {
-			_ = os.Remove(beside)
+			return fmt.Errorf("cannot dump to %s: %w", path, err)
 		}
-	}()
-	if !o.Live {
-		if err := halt(ctx, s); err != nil {
-			return err
+		return nil
+	}
+	return writeImage(ctx, path, fill, func(f *os.File) error {
+		if err := f.Sync(); err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", f.Name())
 		}
-	}
-	if o.Memory == "" {
-		err = migrateTo(ctx, s, f, p)
-	} else {
-		err = dumpMemory(ctx, s, f, o.Memory, p)
-	}
-	if err != nil {
-		return fmt.Errorf("cannot dump to %s: %w", path, err)
-	}
-	if err := f.Sync(); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", beside)
-	}
-	if o.BypassCache {
-		if err := uncache(f); err != nil {
-			return err
+		if o.BypassCache {
+			return uncache(f)
 		}
-	}
-	return os.Rename(beside, path)
+		return nil
+	})
 }
 
 // dumpMemory has QEMU dump the guest's memory, and waits until it has. QEMU

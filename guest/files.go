@@ -1,9 +1,12 @@
 package guest
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
+
+	"github.com/lodge-kvm/lodge/mount"
 )
 
 // removeFile removes a file that is no longer wanted; one that cannot be
@@ -14,7 +17,11 @@ func removeFile(log *slog.Logger, path string) {
 	}
 }
 
-func fileExists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
+// fileExists looks for a file whose path is a user's. An error says that its file
+// system does not answer.
+func fileExists(ctx context.Context, path string) (bool, error) {
+	return mount.Do(ctx, path, func() (bool, error) {
+		_, err := os.Stat(path)
+		return err == nil, nil
+	}, nil)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/host"
+	"github.com/lodge-kvm/lodge/mount"
 )
 
 // chooseFirmware settles which image a definition boots from, where it asks for
@@ -69,24 +70,48 @@ func wanted(o *domain.OS, f *host.Firmware) bool {
 
 // makeNVRAM gives a guest its variable store, from the template, at its first
 // start, or anew where that is asked for. It stays when the guest ends.
-func (l *launching) makeNVRAM(context.Context) error {
+func (l *launching) makeNVRAM(ctx context.Context) error {
 	o := l.run.def.OS
 	if o.NVRAM.Path == "" || o.NVRAM.Template == "" {
 		return nil
 	}
-	if fileExists(o.NVRAM.Path) && !l.opts.ResetNVRAM {
-		return nil
+	there, err := fileExists(ctx, o.NVRAM.Path)
+	if err != nil || there && !l.opts.ResetNVRAM {
+		return err
 	}
-	return fault.Wrap(copyFile(o.NVRAM.Template, o.NVRAM.Path), fault.Failed, fault.Host, "cannot make the guest's UEFI variables")
+	err = copyFile(ctx, o.NVRAM.Template, o.NVRAM.Path)
+	return fault.Wrap(err, failure(err), fault.Host, "cannot make the guest's UEFI variables")
 }
 
+// failure is the kind of an error where Lodge knows it, and else of what the host
+// refused.
+func failure(err error) fault.Kind {
+	if k := fault.Of(err); k != fault.Internal {
+		return k
+	}
+	return fault.Failed
+}
+
+// maxTemplate bounds a template of UEFI variables, in bytes.
+const maxTemplate = 64 << 20
+
 // copyFile copies a small file into its place in one step.
-func copyFile(from, to string) (err error) {
-	in, err := os.Open(from)
+func copyFile(ctx context.Context, from, to string) error {
+	text, err := mount.Do(ctx, from, func() ([]byte, error) {
+		in, err := os.Open(from)
+		if err != nil {
+			return nil, err
+		}
+		defer in.Close()
+		return io.ReadAll(io.LimitReader(in, maxTemplate))
+	}, nil)
 	if err != nil {
 		return err
 	}
-	defer in.Close()
+	return mount.Run(ctx, to, func() error { return replaceFile(to, text) })
+}
+
+func replaceFile(to string, text []byte) (err error) {
 	out, err := os.CreateTemp(filepath.Dir(to), ".new-")
 	if err != nil {
 		return err
@@ -96,7 +121,7 @@ func copyFile(from, to string) (err error) {
 			_ = os.Remove(out.Name())
 		}
 	}()
-	if _, err := io.Copy(out, in); err != nil {
+	if _, err := out.Write(text); err != nil {
 		return errors.Join(err, out.Close())
 	}
 	if err := errors.Join(out.Sync(), out.Close()); err != nil {

@@ -55,7 +55,7 @@ func (r *Registry) findDisk(ctx context.Context, d *device.Disk) (a device.DiskA
 	if err != nil {
 		return a, false, err
 	}
-	chain, err := openChain(ctx, path, format)
+	chain, err := image.OpenChain(ctx, path, format)
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) && d.StartupPolicy == "optional" {
 			d.Source = nil
@@ -65,7 +65,7 @@ func (r *Registry) findDisk(ctx context.Context, d *device.Disk) (a device.DiskA
 	}
 	defer chain.Close()
 	for _, l := range chain {
-		a.Layers = append(a.Layers, device.Layer{Path: l.Path, Format: string(l.Format), Block: isBlock(l.File)})
+		a.Layers = append(a.Layers, device.Layer{Path: l.Path, Format: string(l.Format), Block: l.Device})
 	}
 	return a, true, nil
 }
@@ -82,32 +82,6 @@ func (r *Registry) source(d *device.Disk) (path string, format image.Format, err
 		path, format = found, cmp.Or(format, f)
 	}
 	return path, cmp.Or(format, image.Raw), nil
-}
-
-// openChain opens a chain without being held up by a file system that does not
-// answer: what comes too late is closed where it comes.
-func openChain(ctx context.Context, path string, format image.Format) (image.Chain, error) {
-	type result struct {
-		chain image.Chain
-		err   error
-	}
-	opened := make(chan result, 1)
-	go func() {
-		chain, err := image.OpenChain(ctx, path, format)
-		opened <- result{chain, err}
-	}()
-	select {
-	case o := <-opened:
-		return o.chain, o.err
-	case <-ctx.Done():
-		go func() { (<-opened).chain.Close() }()
-		return nil, fault.Wrap(context.Cause(ctx), fault.Timeout, fault.Volume, "the file system of %s does not answer", path)
-	}
-}
-
-func isBlock(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeDevice != 0
 }
 
 // attachNIC gives a NIC its interface on the host; nil for one that QEMU serves
@@ -155,33 +129,38 @@ const (
 	lastPort  = 65535
 )
 
-// take gives a port that is free on the address.
+// take gives a port that is free on the address. A port is held while it is
+// tried, and nothing else is.
 func (p *ports) take(ctx context.Context, address string) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for port := firstPort; port <= lastPort; port++ {
-		if p.held[port] {
+		if !p.hold(port) {
 			continue
 		}
 		l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(address, strconv.Itoa(port)))
-		if err != nil {
-			if errors.Is(err, unix.EADDRINUSE) {
-				continue
-			}
+		if err == nil {
+			_ = l.Close()
+			return port, nil
+		}
+		p.giveBack(port)
+		if !errors.Is(err, unix.EADDRINUSE) {
 			return 0, fault.Wrap(err, fault.Failed, fault.Host, "cannot serve a display on %s", address)
 		}
-		_ = l.Close()
-		p.hold(port)
-		return port, nil
 	}
 	return 0, fault.New(fault.NoCapacity, fault.Host, "no port from %d to %d is free for a display", firstPort, lastPort)
 }
 
-func (p *ports) hold(port int) {
+// hold takes a port, and reports whether nobody had it.
+func (p *ports) hold(port int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.held[port] {
+		return false
+	}
 	if p.held == nil {
 		p.held = map[int]bool{}
 	}
 	p.held[port] = true
+	return true
 }
 
 func (p *ports) giveBack(port int) {
@@ -221,9 +200,7 @@ func (l *launching) choosePorts(ctx context.Context) error {
 func (r *Registry) reholdRest(run *run) {
 	for _, g := range run.def.Devices.Graphics {
 		if g.Port > 0 {
-			r.ports.mu.Lock()
 			r.ports.hold(g.Port)
-			r.ports.mu.Unlock()
 			run.hold("display port", func(context.Context) error { r.ports.giveBack(g.Port); return nil })
 		}
 	}

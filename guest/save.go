@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
@@ -95,38 +96,29 @@ func (g *Guest) saved(r *run, managed bool) error {
 	return err
 }
 
-// saveTo writes an image beside its final place and moves it there when it is
-// complete, so that a half-written one is never taken for whole.
+// saveTo stops the processors and writes an image.
 func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, bypass bool, p *progress) (err error) {
-	beside := partial(path)
-	f, err := createImage(beside)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		_ = f.Close()
-		if err != nil {
-			_ = os.Remove(beside)
-		}
-	}()
-	if err := halt(ctx, s); err != nil {
-		return err
-	}
-	if err := h.write(f); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", beside)
-	}
-	if err := migrateTo(ctx, s, f, p); err != nil {
-		return fmt.Errorf("cannot save to %s: %w", path, err)
-	}
-	if err := h.complete(f); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", beside)
-	}
-	if bypass {
-		if err := uncache(f); err != nil {
+	fill := func(f *os.File) error {
+		if err := halt(ctx, s); err != nil {
 			return err
 		}
+		if err := mount.Outlast(ctx, path, func() error { return h.write(f) }); err != nil {
+			return fault.Wrap(err, fault.Of(err), fault.Host, "cannot write %s", f.Name())
+		}
+		if err := migrateTo(ctx, s, f, p); err != nil {
+			return fmt.Errorf("cannot save to %s: %w", path, err)
+		}
+		return nil
 	}
-	return os.Rename(beside, path)
+	return writeImage(ctx, path, fill, func(f *os.File) error {
+		if err := h.complete(f); err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", f.Name())
+		}
+		if bypass {
+			return uncache(f)
+		}
+		return nil
+	})
 }
 
 // RemoveManagedSave discards the image that the next start would continue from.
@@ -152,7 +144,7 @@ func (g *Guest) dropManagedSave() {
 
 // Restore makes a guest from a saved image.
 func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Guest, error) {
-	image, err := openSaved(path, o)
+	image, err := openSaved(ctx, path, o)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +163,7 @@ func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Gu
 // of this guest.
 func (g *Guest) planRestoreFrom(path string, o SaveOptions) work {
 	return func(ctx context.Context) (settle, error) {
-		image, err := openSaved(path, o)
+		image, err := openSaved(ctx, path, o)
 		if err != nil {
 			return nil, err
 		}
@@ -189,7 +181,7 @@ func (g *Guest) planRestoreFrom(path string, o SaveOptions) work {
 func (g *Guest) planManagedRestore(o StartOptions) work {
 	path, inactive := g.managedSavePath(), g.inactive
 	return func(ctx context.Context) (settle, error) {
-		image, err := openSaved(path, SaveOptions{BypassCache: o.BypassCache})
+		image, err := openSaved(ctx, path, SaveOptions{BypassCache: o.BypassCache})
 		if err != nil {
 			return nil, fmt.Errorf("cannot continue from the managed save image (remove it, or start with --force-boot): %w", err)
 		}
@@ -223,8 +215,8 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions, then func() error
 }
 
 // SavedXML reads the definition in a saved image.
-func SavedXML(path string, secure bool) (string, error) {
-	image, err := openSaved(path, SaveOptions{})
+func SavedXML(ctx context.Context, path string, secure bool) (string, error) {
+	image, err := openSaved(ctx, path, SaveOptions{})
 	if err != nil {
 		return "", err
 	}

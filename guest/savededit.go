@@ -14,11 +14,16 @@ import (
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/mount"
 )
 
 // RedefineSaved replaces the definition in a saved image, and, unless Then is
 // NoState, what the guest does after its restore. The machine must stay the same.
-func RedefineSaved(path string, o SaveOptions) error {
+func RedefineSaved(ctx context.Context, path string, o SaveOptions) error {
+	return mount.Run(ctx, path, func() error { return redefineSavedNow(path, o) })
+}
+
+func redefineSavedNow(path string, o SaveOptions) error {
 	f, err := openImage(path, os.O_RDWR)
 	if err != nil {
 		return err
@@ -67,11 +72,11 @@ func rewriteHeader(f *os.File, o SaveOptions) error {
 }
 
 // ManagedSavedXML reads the definition in the guest's managed save image.
-func (g *Guest) ManagedSavedXML(secure bool) (string, error) {
+func (g *Guest) ManagedSavedXML(ctx context.Context, secure bool) (string, error) {
 	if !g.View().ManagedSave {
 		return "", errNoManagedSave()
 	}
-	return SavedXML(g.managedSavePath(), secure)
+	return SavedXML(ctx, g.managedSavePath(), secure)
 }
 
 // RedefineManagedSave is RedefineSaved for the guest's managed save image.
@@ -81,7 +86,7 @@ func (g *Guest) RedefineManagedSave(ctx context.Context, o SaveOptions) error {
 			return nil, errNoManagedSave()
 		}
 		path := g.managedSavePath()
-		return func(context.Context) (settle, error) { return nil, RedefineSaved(path, o) }, nil
+		return func(ctx context.Context) (settle, error) { return nil, RedefineSaved(ctx, path, o) }, nil
 	})
 }
 

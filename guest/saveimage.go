@@ -7,12 +7,14 @@ import (
 	"errors"
 	"io"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
@@ -96,10 +98,41 @@ func boolWord(b bool) uint32 {
 
 // createImage makes the file of an image, readable by its owner only: guest
 // memory holds secrets.
-func createImage(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
-	return f, fault.Wrap(err, fault.Failed, fault.Host, "cannot make the image file")
+func createImage(ctx context.Context, path string) (*os.File, error) {
+	return mount.Do(ctx, path, func() (*os.File, error) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+		return f, fault.Wrap(err, fault.Failed, fault.Host, "cannot make the image file")
+	}, func(f *os.File) { _ = errors.Join(f.Close(), os.Remove(path)) })
 }
+
+// writeImage writes an image beside its final place, in two steps, and moves it
+// there when it is complete, so that a half-written one is never taken for whole.
+// Whoever is told to end does not wait for a file system that hangs.
+func writeImage(ctx context.Context, path string, fill, complete func(*os.File) error) error {
+	beside := partial(path)
+	f, err := createImage(ctx, beside)
+	if err != nil {
+		return err
+	}
+	if err = fill(f); err == nil {
+		err = mount.Outlast(ctx, beside, func() error { return complete(f) })
+	}
+	if err == nil {
+		err = mount.Run(ctx, path, func() error { return os.Rename(beside, path) })
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+	defer stop()
+	_ = mount.Outlast(ctx, beside, func() error {
+		if err != nil {
+			return errors.Join(os.Remove(beside), f.Close())
+		}
+		return f.Close() // everything was written out before
+	})
+	return err
+}
+
+// closeTime is how long a file system is waited for with what is of no more use.
+const closeTime = 2 * time.Second
 
 // uncache tells the kernel that an image's pages will not be wanted again. QEMU
 // moves its stream in unaligned pieces, so that O_DIRECT cannot be used instead.
@@ -158,7 +191,11 @@ func openImage(path string, flag int) (*os.File, error) {
 }
 
 // openSaved opens an image and reads its definition.
-func openSaved(path string, o SaveOptions) (*savedImage, error) {
+func openSaved(ctx context.Context, path string, o SaveOptions) (*savedImage, error) {
+	return mount.Do(ctx, path, func() (*savedImage, error) { return openSavedNow(path, o) }, (*savedImage).close)
+}
+
+func openSavedNow(path string, o SaveOptions) (*savedImage, error) {
 	f, err := openImage(path, os.O_RDONLY)
 	if err != nil {
 		return nil, err

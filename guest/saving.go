@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
@@ -44,18 +45,15 @@ func (s *saving) giveUp(ctx context.Context, session *qmp.Session, log *slog.Log
 // discard removes what a save wrote that was not completed, or of whose
 // completion nobody was told. It does not wait for a file system that hangs.
 func (s *saving) discard(ctx context.Context, log *slog.Logger) {
-	removed := make(chan struct{})
-	go func() {
-		defer close(removed)
+	err := mount.Run(ctx, s.Path, func() error {
 		removeFile(log, partial(s.Path))
 		if s.Managed {
 			removeFile(log, s.Path)
 		}
-	}()
-	select {
-	case <-removed:
-	case <-ctx.Done():
-		log.Warn("the file system of an image that is to be removed does not answer", "path", s.Path)
+		return nil
+	})
+	if err != nil {
+		log.Warn("an image that is to be removed stays", "path", s.Path, "error", err)
 	}
 }
 

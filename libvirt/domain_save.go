@@ -149,23 +149,23 @@ func (h *handlers) domainRestoreParams(ctx context.Context, _ *session, args *xd
 	return h.restore(ctx, file, o)
 }
 
-func (h *handlers) domainSaveImageGetXMLDesc(_ context.Context, _ *session, args *xdr.DomainSaveImageGetXMLDescArgs) (*xdr.DomainSaveImageGetXMLDescRet, error) {
+func (h *handlers) domainSaveImageGetXMLDesc(ctx context.Context, _ *session, args *xdr.DomainSaveImageGetXMLDescArgs) (*xdr.DomainSaveImageGetXMLDescRet, error) {
 	if err := checkFlags("DOMAIN_SAVE_IMAGE_GET_XML_DESC", args.Flags, xmlSecure); err != nil {
 		return nil, err
 	}
-	doc, err := guest.SavedXML(args.File, args.Flags&xmlSecure != 0)
+	doc, err := guest.SavedXML(ctx, args.File, args.Flags&xmlSecure != 0)
 	return &xdr.DomainSaveImageGetXMLDescRet{XML: doc}, err
 }
 
-func (h *handlers) domainSaveImageDefineXML(_ context.Context, _ *session, args *xdr.DomainSaveImageDefineXMLArgs) (*void, error) {
+func (h *handlers) domainSaveImageDefineXML(ctx context.Context, _ *session, args *xdr.DomainSaveImageDefineXMLArgs) (*void, error) {
 	o, err := saveOptions("DOMAIN_SAVE_IMAGE_DEFINE_XML", args.Flags, saveThen, &args.DestXML)
 	if err != nil {
 		return nil, err
 	}
-	return nil, guest.RedefineSaved(args.File, o)
+	return nil, guest.RedefineSaved(ctx, args.File, o)
 }
 
-func (h *handlers) domainManagedSaveGetXMLDesc(_ context.Context, s *session, args *xdr.DomainManagedSaveGetXMLDescArgs) (*xdr.DomainManagedSaveGetXMLDescRet, error) {
+func (h *handlers) domainManagedSaveGetXMLDesc(ctx context.Context, s *session, args *xdr.DomainManagedSaveGetXMLDescArgs) (*xdr.DomainManagedSaveGetXMLDescRet, error) {
 	const call = "DOMAIN_MANAGED_SAVE_GET_XML_DESC"
 	if err := checkFlags(call, args.Flags, xmlSecure); err != nil {
 		return nil, err
@@ -179,7 +179,7 @@ func (h *handlers) domainManagedSaveGetXMLDesc(_ context.Context, s *session, ar
 	if err != nil {
 		return nil, err
 	}
-	doc, err := g.ManagedSavedXML(args.Flags&xmlSecure != 0)
+	doc, err := g.ManagedSavedXML(ctx, args.Flags&xmlSecure != 0)
 	return &xdr.DomainManagedSaveGetXMLDescRet{XML: doc}, err
 }
 
