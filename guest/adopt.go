@@ -82,6 +82,21 @@ func (r *Registry) sweepSaved() {
 	}
 }
 
+// Patience of an adoption: how long the daemon waits for the first monitor to be
+// reached, and for the next one after each. Then it serves without the others,
+// which are taken in when they answer: one that is stuck delays nobody.
+const (
+	firstReached = time.Second
+	nextReached  = 100 * time.Millisecond
+)
+
+// adopting is an adoption of all guests that is under way.
+type adopting struct {
+	*Registry
+	reached  chan struct{}   // told of each monitor that was reached
+	patience context.Context // ends when those that are left are not waited for
+}
+
 // adoptAll looks into every run directory and adopts what it finds. The loops
 // do not run yet, so that each adoption may write its guest.
 func (r *Registry) adoptAll() error {
@@ -89,25 +104,43 @@ func (r *Registry) adoptAll() error {
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot look for running guests")
 	}
-	var adopting sync.WaitGroup
+	patience, lose := context.WithCancel(r.life)
+	defer lose()
+	a := &adopting{Registry: r, reached: make(chan struct{}, len(entries)), patience: patience}
+	var all sync.WaitGroup
 	for _, e := range entries {
 		if !e.IsDir() {
 			continue
 		}
-		adopting.Go(func() {
+		all.Go(func() {
 			dir := filepath.Join(r.RunDir, e.Name())
-			if err := r.adopt(dir); err != nil {
+			if err := a.adopt(dir); err != nil {
 				r.setAside(dir, err)
 			}
 		})
 	}
-	adopting.Wait()
-	return nil
+	done := make(chan struct{})
+	go func() {
+		all.Wait()
+		close(done)
+	}()
+	late := time.NewTimer(firstReached)
+	defer late.Stop()
+	for {
+		select {
+		case <-done:
+			return nil
+		case <-a.reached:
+			late.Reset(nextReached)
+		case <-late.C:
+			lose()
+		}
+	}
 }
 
 // adopt takes over one guest, or finishes what a start or an end under way left.
 // An error says why that cannot be done.
-func (r *Registry) adopt(dir string) error {
+func (r *adopting) adopt(dir string) error {
 	rec, err := readRunRecord(dir)
 	if err != nil {
 		return err
@@ -140,7 +173,7 @@ func (r *Registry) adopt(dir string) error {
 }
 
 // takeUp makes a guest that runs on this daemon's own.
-func (r *Registry) takeUp(run *run, rec *runRecord, process *qemu.Process) {
+func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 	run.process = process
 	run.hold("process watch", func(context.Context) error { process.Release(); return nil })
 	g := r.adopted(rec)
@@ -149,7 +182,7 @@ func (r *Registry) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 	g.settleManaged(rec)
 	g.live.Store(run)
 	r.setID(g, rec.ID)
-	g.reattach(run)
+	r.reattach(g, run)
 	g.endAgain()
 	g.publish()
 }

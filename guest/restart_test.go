@@ -683,3 +683,19 @@ func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
 		t.Error("the image is left")
 	}
 }
+
+func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
+	d := newDaemon(t)
+	stuck, healthy := d.define(small("stuck")), d.define(small("healthy"))
+	ok(t, stuck.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, healthy.Start(d.ctx(), guest.StartOptions{}))
+	pid := d.pid("stuck")
+	d.reopen(func() { ok(t, syscall.Kill(pid, syscall.SIGSTOP)) })
+	stuck, healthy = d.again(stuck), d.again(healthy)
+	d.want(healthy, domain.Running, domain.ReasonBooted)
+	ok(t, healthy.Suspend(d.ctx()))
+	d.want(stuck, domain.Running, domain.ReasonBooted)
+	refused(t, stuck.Suspend(d.ctx()), fault.Unresponsive, "was lost")
+	ok(t, syscall.Kill(pid, syscall.SIGCONT))
+	eventually(t, "the guest that went on can be suspended", func() bool { return stuck.Suspend(d.ctx()) == nil })
+}

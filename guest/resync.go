@@ -5,35 +5,68 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
-// reattachPatience bounds the first attempt to reach an adopted guest's monitor;
-// a healthy QEMU answers within a millisecond.
-const reattachPatience = 500 * time.Millisecond
+// contact is a monitor that was reached, and what QEMU said on it.
+type contact struct {
+	session *qmp.Session
+	found   *inquiry
+}
 
 // reattach connects an adopted guest to its monitor and corrects its state by
-// what QEMU says. It runs before the loop does.
-func (g *Guest) reattach(r *run) {
-	ctx, stop := context.WithTimeout(g.reg.life, reattachPatience)
-	defer stop()
-	s, err := qmp.Dial(ctx, r.monitorPath(), g.log)
-	if err != nil {
-		g.loseMonitor()
-		return
+// what QEMU says. It runs before the loop does, and not longer than the daemon
+// waits for monitors; one that is reached later is handed to the loop.
+func (r *adopting) reattach(g *Guest, run *run) {
+	reached := make(chan *contact, 1)
+	go func() { reached <- run.reach(r.life) }()
+	select {
+	case c := <-reached:
+		if c == nil {
+			g.loseMonitor()
+			return
+		}
+		run.connect(c.session)
+		g.meet(c.found)
+		run.behind = run.Saving != nil || run.plugging != nil || len(run.Leaving) > 0 // to be ended beside the loop
+		r.reached <- struct{}{}
+	case <-r.patience.Done():
+		g.log.Warn("the monitor of an adopted guest does not answer yet", "pid", run.PID)
+		run.lost.Store(time.Now().UnixNano())
+		g.publish()
+		go g.reattachLate(run, reached)
 	}
+}
+
+// reach greets QEMU and asks what was missed; nil when that cannot be done.
+func (r *run) reach(ctx context.Context) *contact {
+	s := r.tryDial(ctx)
+	if s == nil {
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, lastRetry)
+	defer stop()
 	found, err := inquire(ctx, s)
 	if err != nil {
+		r.log.Debug("QEMU does not say what was missed", "error", err)
 		s.Close()
-		g.loseMonitor()
+		return nil
+	}
+	return &contact{s, found}
+}
+
+// reattachLate hands over what an adoption did not wait for.
+func (g *Guest) reattachLate(r *run, reached <-chan *contact) {
+	if c := <-reached; c != nil {
+		g.handOver(r, c.session)
 		return
 	}
-	r.connect(s)
-	g.meet(found)
-	r.behind = r.Saving != nil || r.plugging != nil || len(r.Leaving) > 0 // to be ended beside the loop
+	g.regain(r)
 }
 
 // endAgain sees to it that an end which an earlier daemon began comes, whether
@@ -60,34 +93,35 @@ type inquiry struct {
 	balloon  uint64
 }
 
+// inquire asks all at once, because QEMU answers in order and one turn of its
+// main loop costs more than the answers do.
 func inquire(ctx context.Context, s *qmp.Session) (*inquiry, error) {
 	var status struct{ Status string }
-	if err := s.Execute(ctx, "query-status", nil, &status); err != nil {
-		return nil, err
-	}
-	found := &inquiry{status: status.Status}
 	var chardevs []struct {
 		Label        string
 		FrontendOpen bool `json:"frontend-open"`
 	}
-	if err := s.Execute(ctx, "query-chardev", nil, &chardevs); err != nil {
+	var objects []struct{ Name string }
+	var balloon struct{ Actual uint64 }
+	var asking errgroup.Group
+	asking.Go(func() error { return s.Execute(ctx, "query-status", nil, &status) })
+	asking.Go(func() error { return s.Execute(ctx, "query-chardev", nil, &chardevs) })
+	asking.Go(func() error {
+		return s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects)
+	})
+	asking.Go(func() error {
+		_ = s.Execute(ctx, "query-balloon", nil, &balloon) // a guest without one refuses
+		return nil
+	})
+	if err := asking.Wait(); err != nil {
 		return nil, err
 	}
-	found.channels = map[string]bool{}
+	found := &inquiry{status: status.Status, channels: map[string]bool{}, devices: map[string]bool{}, balloon: balloon.Actual}
 	for _, c := range chardevs {
 		found.channels[c.Label] = c.FrontendOpen
 	}
-	var objects []struct{ Name string }
-	if err := s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects); err != nil {
-		return nil, err
-	}
-	found.devices = map[string]bool{}
 	for _, o := range objects {
 		found.devices[o.Name] = true
-	}
-	var balloon struct{ Actual uint64 }
-	if s.Execute(ctx, "query-balloon", nil, &balloon) == nil { // a guest without one refuses
-		found.balloon = balloon.Actual
 	}
 	return found, nil
 }
@@ -170,14 +204,19 @@ func (g *Guest) regain(r *run) {
 		if s == nil {
 			continue
 		}
-		select {
-		case r.back <- s:
-		case <-r.process.Exited():
-			s.Close()
-		case <-g.ended:
-			s.Close()
-		}
+		g.handOver(r, s)
 		return
+	}
+}
+
+// handOver gives the loop a monitor that was reached.
+func (g *Guest) handOver(r *run, s *qmp.Session) {
+	select {
+	case r.back <- s:
+	case <-r.process.Exited():
+		s.Close()
+	case <-g.ended:
+		s.Close()
 	}
 }
 
