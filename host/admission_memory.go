@@ -98,10 +98,11 @@ func (m *promises) expected(q StartRequest) uint64 {
 	return full
 }
 
-// least is what must be there even when nobody else is starting: a part only, as
-// few guests touch all of their memory, and memory may be promised more than once.
+// least is what must be there even when nobody else is starting: of guests whose
+// like was never seen a part only, as few touch all of their memory, and memory
+// may be promised more than once.
 func (m *promises) least(q StartRequest) uint64 {
-	if q.Whole {
+	if _, seen := m.seen[kindOf(q)]; seen || q.Whole {
 		return m.expected(q)
 	}
 	return m.expected(q) / 4
