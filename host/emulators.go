@@ -8,6 +8,8 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/store"
 )
@@ -53,8 +55,8 @@ func (e *Emulators) Get(ctx context.Context, binary string) (*qemu.Capabilities,
 	if binary == "" {
 		binary = e.usual
 	}
-	if c := e.current(binary); c != nil {
-		return c, nil
+	if c, err := e.current(ctx, binary); c != nil || err != nil {
+		return c, err
 	}
 	// The probe serves everybody who waits for it, and must not end with the
 	// first who came.
@@ -83,13 +85,29 @@ func (e *Emulators) Known(binary string) (*qemu.Capabilities, error) {
 	return nil, fault.New(fault.WrongState, fault.Host, "QEMU binary %s has not been probed", binary)
 }
 
-// current gives the stored answer if the file is still the one it is about.
-func (e *Emulators) current(binary string) *qemu.Capabilities {
-	c, err := e.Known(binary)
-	if err != nil || !c.Matches(binary) {
-		return nil
+// current gives the stored answer if the file is still the one it is about, and
+// nil if it is not. A file that cannot be read in time is not executed either:
+// until a program is in memory, nobody else's can be begun.
+func (e *Emulators) current(ctx context.Context, binary string) (*qemu.Capabilities, error) {
+	c, unknown := e.Known(binary)
+	return mount.Do(ctx, binary, func() (*qemu.Capabilities, error) {
+		if unknown == nil && c.Matches(binary) {
+			return c, nil
+		}
+		return nil, readHead(binary)
+	}, nil)
+}
+
+// readHead reads what the kernel will look at first to execute a file. What else
+// is wrong with the file is for the probe to say.
+func readHead(binary string) error {
+	f, err := image.Open(binary)
+	if err != nil {
+		return nil //nolint:nilerr // see above
 	}
-	return c
+	defer f.Close()
+	_, _ = f.Read(make([]byte, 4096)) // likewise
+	return nil
 }
 
 func (e *Emulators) probe(ctx context.Context, binary string) (*qemu.Capabilities, error) {

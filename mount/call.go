@@ -106,7 +106,7 @@ const maxLinks = 40
 // What is wrong with the path is for the work to find.
 func (v *visit) walk(ctx context.Context, path string) error {
 	if err := v.gates.table.renew(); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot read the list of mounts")
+		return err
 	}
 	var target [unix.PathMax]byte
 	at, rest := "/", components(path)

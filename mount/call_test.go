@@ -185,7 +185,7 @@ func TestWhatIsWrongWithAPathIsToldByTheWork(t *testing.T) {
 }
 
 func TestList(t *testing.T) {
-	all := List("22 1 0:21 / /proc rw - proc proc rw\n" +
+	all := parse("22 1 0:21 / /proc rw - proc proc rw\n" +
 		"40 22 8:1 / /mnt/a\\040b rw,relatime shared:1 master:2 - ext4 /dev/sda1 rw\n" +
 		"41 22 0:40 / /mnt/a\\040b rw - nfs4 host:/x\\134y rw\nbroken\nx 1 2 3 / - a b\n")
 	want := []Mount{{22, "/proc", "proc", "proc"}, {40, "/mnt/a b", "ext4", "/dev/sda1"}, {41, "/mnt/a b", "nfs4", `host:/x\y`}}
@@ -199,10 +199,39 @@ func TestList(t *testing.T) {
 	}
 }
 
+func TestChangesAreSeen(t *testing.T) {
+	point := filepath.Join(t.TempDir(), "x")
+	if err := os.Mkdir(point, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	there := func() bool {
+		m, there, err := At(point + "/")
+		if err != nil || there && m.Source != "something" {
+			t.Fatalf("%v, %v", m, err)
+		}
+		return there
+	}
+	for range 3 {
+		if there() {
+			t.Fatal("something is mounted")
+		}
+		if err := unix.Mount("something", point, "tmpfs", 0, "size=4k"); err != nil {
+			t.Skip("cannot mount here:", err)
+		}
+		seen := there()
+		if err := unix.Unmount(point, 0); err != nil {
+			t.Fatal(err)
+		}
+		if !seen {
+			t.Fatal("nothing is mounted")
+		}
+	}
+}
+
 func FuzzList(f *testing.F) {
 	f.Add("40 22 8:1 / /mnt/a\\040b rw - ext4 /dev/sda1 rw\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		for _, m := range List(text) {
+		for _, m := range parse(text) {
 			if len(m.Point) > len(text) || len(m.Source) > len(text) {
 				t.Errorf("%v out of %q", m, text)
 			}

@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
 )
 
 // Mount is one line of the kernel's list.
@@ -21,10 +23,10 @@ type Mount struct {
 
 func (m Mount) String() string { return m.Point + " (" + m.Type + " of " + m.Source + ")" }
 
-// List parses the kernel's list of mounts: six or more fields, the fifth the
+// parse reads the kernel's list of mounts: six or more fields, the fifth the
 // mount point, and after a lone dash the type and the source. A later line of
 // the same point lies above an earlier one.
-func List(text string) []Mount {
+func parse(text string) []Mount {
 	var all []Mount
 	for line := range strings.Lines(text) {
 		before, after, _ := strings.Cut(line, " - ")
@@ -64,6 +66,19 @@ type table struct {
 	points map[string]Mount
 }
 
+// At gives what is mounted on a directory itself, topmost, if anything is. It asks
+// the kernel's list and not the directory.
+func At(point string) (m Mount, there bool, err error) {
+	t := &process.table
+	if err := t.renew(); err != nil {
+		return m, false, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m, there = t.points[filepath.Clean(point)]
+	return m, there, nil
+}
+
 // at gives the mount that a clean absolute path lies on, by its text alone.
 func (t *table) at(path string) Mount {
 	t.mu.Lock()
@@ -79,12 +94,18 @@ func (t *table) at(path string) Mount {
 func (t *table) renew() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return fault.Wrap(t.read(), fault.Failed, fault.Host, "cannot read the list of mounts")
+}
+
+// read is renew with the lock held.
+func (t *table) read() error {
 	if t.file == nil {
-		f, err := os.Open("/proc/self/mountinfo")
+		// Not by os.Open: the runtime would poll it too, and take the changes away.
+		fd, err := unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
-		t.file = f
+		t.file = os.NewFile(uintptr(fd), "mountinfo")
 	} else if !t.changed() {
 		return nil
 	}
@@ -95,7 +116,7 @@ func (t *table) renew() error {
 		return err
 	}
 	t.points = map[string]Mount{}
-	for _, m := range List(string(text)) {
+	for _, m := range parse(string(text)) {
 		t.points[m.Point] = m
 	}
 	return nil

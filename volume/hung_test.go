@@ -2,8 +2,6 @@ package volume
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -16,37 +14,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount/mounttest"
 )
-
-// hang mounts a file system on a directory that never answers, and gives what
-// makes it fail instead.
-func hang(t *testing.T, dir string) (release func()) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount")
-	}
-	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Skip("needs /dev/fuse:", err)
-	}
-	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)
-	if err := unix.Mount("never", dir, "fuse.never", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-		_ = unix.Close(fd)
-		t.Skip("cannot mount FUSE here:", err)
-	}
-	released := false
-	release = func() {
-		if !released {
-			released = true
-			// Whoever waits for an answer gets an error when the last descriptor goes.
-			if err := errors.Join(unix.Close(fd), unix.Unmount(dir, unix.MNT_DETACH)); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	t.Cleanup(release)
-	return release
-}
 
 // until waits for something that another goroutine brings about.
 func until(t *testing.T, what string, is func() bool) {
@@ -77,7 +46,7 @@ func TestHungFileSystemHoldsUpNobodyElse(t *testing.T) {
 	d := newDaemon(t)
 	hung, well := d.dirPool("hung"), d.dirPool("well")
 	v := d.volume(hung, volXML("disk", "raw", mib, ""))
-	release := hang(t, hung.View().Target)
+	release := mounttest.Hang(t, hung.View().Target)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	wantKind(t, hung.Refresh(ctx), fault.Timeout)
@@ -131,7 +100,7 @@ func TestHungFileSystemDoesNotDelayTheStart(t *testing.T) {
 	d.volume(well, volXML("disk", "raw", mib, ""))
 	target := hung.View().Target
 	d.Close()
-	release := hang(t, target)
+	release := mounttest.Hang(t, target)
 	var err error
 	prompt(t, "Open", time.Second, func() {
 		d.Pools, err = Open(Options{Store: d.store, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler), Boot: d.boot})
@@ -280,17 +249,6 @@ func TestNetworkPoolWithoutItsToolIsRefusedByName(t *testing.T) {
 	wantKind(t, err, fault.Unsupported)
 	if !strings.Contains(err.Error(), "nfs-common") || !strings.Contains(err.Error(), "[fe80::1]:/srv/x") {
 		t.Error(err)
-	}
-}
-
-func TestWhatIsMounted(t *testing.T) {
-	list := "22 1 0:21 / /proc rw - proc proc rw\n" +
-		"40 22 8:1 / /mnt/a\\040b rw,relatime shared:1 master:2 - ext4 /dev/sda1 rw\n" +
-		"41 22 0:40 / /mnt/a\\040b rw - nfs4 host:/x\\134y rw\nbroken\n"
-	for target, want := range map[string]string{"/proc": "proc", "/mnt/a b": `host:/x\y`, "/mnt": ""} {
-		if got := sourceAt(list, target); got != want {
-			t.Errorf("at %s is %q, want %q", target, got, want)
-		}
 	}
 }
 

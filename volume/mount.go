@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -15,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount"
 )
 
 // Bounds of the tools that mount and make file systems.
@@ -40,7 +39,7 @@ func (p *Pool) attach(ctx context.Context, d *definition) error {
 	case err != nil:
 		return err
 	case mounted == "":
-		return mount(ctx, d)
+		return mountOn(ctx, d)
 	case !d.isSource(mounted):
 		return fault.New(fault.WrongState, fault.Pool, "%s is mounted at %s, and not %s; unmount it first", mounted, d.target, d.source())
 	}
@@ -88,7 +87,7 @@ func (d *definition) isSource(mounted string) bool {
 	return err == nil && ours == theirs
 }
 
-func mount(ctx context.Context, d *definition) error {
+func mountOn(ctx context.Context, d *definition) error {
 	// Guests' images are data: nothing in a pool is a program or a device.
 	options := "nodev,nosuid,noexec"
 	if d.protocol != "" {
@@ -117,41 +116,8 @@ var helperPackages = map[string]string{"nfs": "nfs-common", "cifs": "cifs-utils"
 // mountedAt gives the source of what is mounted on a directory, topmost, or "".
 // It asks the kernel's list and not the directory, which may not answer.
 func mountedAt(target string) (string, error) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return "", fault.Wrap(err, fault.Failed, fault.Pool, "cannot read the list of mounts")
-	}
-	return sourceAt(string(text), target), nil
-}
-
-// sourceAt finds a mount in a list as mountinfo has it: ten or more fields, the
-// fifth the mount point, and after a lone dash the type and the source.
-func sourceAt(list, target string) string {
-	source := ""
-	for line := range strings.Lines(list) {
-		before, after, ok := strings.Cut(line, " - ")
-		fields, behind := strings.Fields(before), strings.Fields(after)
-		if ok && len(fields) > 4 && len(behind) > 1 && unescape(fields[4]) == target {
-			source = unescape(behind[1])
-		}
-	}
-	return source
-}
-
-// unescape undoes the kernel's octal escapes of blanks and backslashes.
-func unescape(s string) string {
-	var out strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				out.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		out.WriteByte(s[i])
-	}
-	return out.String()
+	m, _, err := mount.At(target)
+	return m.Source, err
 }
 
 // toolPath is where the host's tools are, whatever the daemon's own PATH.
@@ -194,7 +160,10 @@ func runOn(ctx context.Context, limit time.Duration, input, name string, args ..
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
-	err := cmd.Run()
+	// A process that waits for a file system may outlast even its killing.
+	lasting, letGo := context.WithTimeout(context.WithoutCancel(ctx), limit+closeTime)
+	defer letGo()
+	err := mount.Outlast(lasting, name, cmd.Run)
 	switch {
 	case err == nil:
 		return out.String(), nil
