@@ -24,7 +24,8 @@ type contact struct {
 // waits for monitors; one that is reached later is handed to the loop.
 func (r *adopting) reattach(g *Guest, run *run) {
 	reached := make(chan *contact, 1)
-	go func() { reached <- run.reach(r.life) }()
+	def, plugging := run.def, run.plugging != nil // the loop may change them before QEMU answers
+	go func() { reached <- run.reach(r.life, def, plugging) }()
 	select {
 	case c := <-reached:
 		if c == nil {
@@ -44,14 +45,14 @@ func (r *adopting) reattach(g *Guest, run *run) {
 }
 
 // reach greets QEMU and asks what was missed; nil when that cannot be done.
-func (r *run) reach(ctx context.Context) *contact {
+func (r *run) reach(ctx context.Context, def *domain.Definition, plugging bool) *contact {
 	s := r.tryDial(ctx)
 	if s == nil {
 		return nil
 	}
 	ctx, stop := context.WithTimeout(ctx, lastRetry)
 	defer stop()
-	found, err := inquire(ctx, s)
+	found, err := inquire(ctx, s, def, plugging)
 	if err != nil {
 		r.log.Debug("QEMU does not say what was missed", "error", err)
 		s.Close()
@@ -93,9 +94,10 @@ type inquiry struct {
 	balloon  uint64
 }
 
-// inquire asks all at once, because QEMU answers in order and one turn of its
-// main loop costs more than the answers do.
-func inquire(ctx context.Context, s *qmp.Session) (*inquiry, error) {
+// inquire asks QEMU what may have changed of a guest with that definition, which
+// may be getting a device besides. It asks all at once, because QEMU answers in
+// order and one turn of its main loop costs more than the answers do.
+func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition, plugging bool) (*inquiry, error) {
 	var status struct{ Status string }
 	var chardevs []struct {
 		Label        string
@@ -105,14 +107,20 @@ func inquire(ctx context.Context, s *qmp.Session) (*inquiry, error) {
 	var balloon struct{ Actual uint64 }
 	var asking errgroup.Group
 	asking.Go(func() error { return s.Execute(ctx, "query-status", nil, &status) })
-	asking.Go(func() error { return s.Execute(ctx, "query-chardev", nil, &chardevs) })
-	asking.Go(func() error {
-		return s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects)
-	})
-	asking.Go(func() error {
-		_ = s.Execute(ctx, "query-balloon", nil, &balloon) // a guest without one refuses
-		return nil
-	})
+	if len(def.Devices.Channels) > 0 {
+		asking.Go(func() error { return s.Execute(ctx, "query-chardev", nil, &chardevs) })
+	}
+	if plugging || hasUnpluggable(&def.Devices) {
+		asking.Go(func() error {
+			return s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects)
+		})
+	}
+	if _, err := balloonPath(def.Devices.Balloon); err == nil {
+		asking.Go(func() error {
+			_ = s.Execute(ctx, "query-balloon", nil, &balloon) // it may refuse, and then nothing has changed
+			return nil
+		})
+	}
 	if err := asking.Wait(); err != nil {
 		return nil, err
 	}
@@ -164,14 +172,24 @@ func (g *Guest) meet(found *inquiry) {
 // those that can be unplugged and are no longer there.
 func missing(s *device.Set, present map[string]bool) (aliases []string) {
 	for _, dev := range s.All() {
-		switch dev.(type) {
-		case *device.Disk, *device.NIC, *device.HostDevice:
-			if alias := dev.Common().Alias; alias != "" && !present[alias] {
-				aliases = append(aliases, alias)
-			}
+		if !unpluggable(dev) {
+			continue
+		}
+		if alias := dev.Common().Alias; alias != "" && !present[alias] {
+			aliases = append(aliases, alias)
 		}
 	}
 	return aliases
+}
+
+func hasUnpluggable(s *device.Set) bool { return slices.ContainsFunc(s.All(), unpluggable) }
+
+func unpluggable(dev device.Device) bool {
+	switch dev.(type) {
+	case *device.Disk, *device.NIC, *device.HostDevice:
+		return true
+	}
+	return false
 }
 
 // Reconnection: soon at first, then patiently.
@@ -270,7 +288,7 @@ func (g *Guest) startResync() {
 }
 
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
-	save, plug, left := r.Saving, r.plugging, slices.Clone(r.Leaving)
+	def, save, plug, left := r.def, r.Saving, r.plugging, slices.Clone(r.Leaving)
 	return func(ctx context.Context) (settle, error) {
 		if save != nil {
 			if err := save.giveUp(ctx, s, g.log); err != nil {
@@ -278,7 +296,7 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 			}
 		}
 		left = slices.DeleteFunc(left, func(l *leaving) bool { return !l.cleanUp(ctx, s, g.log) })
-		found, err := inquire(ctx, s)
+		found, err := inquire(ctx, s, def, plug != nil)
 		if err != nil {
 			return nil, err
 		}

@@ -83,12 +83,13 @@ type deviceList struct {
 	byName map[string]*Device
 }
 
-// NewDevices reads the devices for the first time.
+// NewDevices begins to read the devices, which takes tens of milliseconds; the
+// first who asks waits for that.
 func NewDevices(root kernel.Root) *Devices {
 	d := &Devices{}
 	d.list.age = devicesAge
 	d.list.read = func() (*deviceList, error) { return readDevices(root), nil }
-	_ = d.list.refresh() // reading devices leaves out what it cannot read
+	go func() { _ = d.list.refresh() }() // it ends by itself, and leaves out what it cannot read
 	return d
 }
 

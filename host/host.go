@@ -153,8 +153,16 @@ type snapshot[T any] struct {
 }
 
 // get gives the last value, read anew by this caller when it is old and nobody
-// else is at it.
+// else is at it. Who needs the first waits for it.
 func (s *snapshot[T]) get() *T {
+	if s.last.Load() == nil {
+		s.reading.Lock() // until whoever began has it
+		defer s.reading.Unlock()
+		if s.last.Load() == nil {
+			_ = s.store()
+		}
+		return s.last.Load()
+	}
 	if time.Since(time.Unix(0, s.at.Load())) > s.age && s.reading.TryLock() {
 		defer s.reading.Unlock()
 		_ = s.store() // the old value serves on, and carries its time

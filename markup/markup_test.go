@@ -164,6 +164,28 @@ func mustParse(t *testing.T, doc string) *Element {
 	return root
 }
 
+// TestUnknownByEitherWay takes one thing after the other away from a document: the
+// quick look must miss it where the thorough one does.
+func TestUnknownByEitherWay(t *testing.T) {
+	doc := `<a x="1" y=""><b>text</b><b z="2"/><c><d/> <!-- - --> <d e="3"/></c><metadata><m/></metadata></a>`
+	submitted := mustParse(t, doc)
+	if !covers(submitted, submitted) {
+		t.Error("a document does not cover itself")
+	}
+	for _, part := range []string{` x="1"`, ` y=""`, `text`, `<b>text</b>`, ` z="2"`, `<d/>`, ` e="3"`, `<d e="3"/>`, `<m/>`, `<!-- - -->`} {
+		known := mustParse(t, strings.Replace(doc, part, "", 1))
+		lost := 0
+		compare(submitted, known, known, "", func(_ string, known, _ bool) {
+			if !known {
+				lost++
+			}
+		})
+		if covers(known, submitted) != (lost == 0) {
+			t.Errorf("without %q the quick look says %v, and %d things are lost", part, covers(known, submitted), lost)
+		}
+	}
+}
+
 func TestUnbuiltNamesWhatWasNotUnderstood(t *testing.T) {
 	submitted := mustParse(t, `<domain type="kvm" odd="1">
 		<name>a</name> <strange/>
