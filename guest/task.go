@@ -118,7 +118,7 @@ func (g *Guest) accept(t *task) {
 		g.begin(t)
 	case len(g.waiting) >= maxWaiting:
 		t.answer(fault.New(fault.Busy, fault.Domain, "domain %q already has %d requests waiting for %s; try again later",
-			g.record.Name, len(g.waiting), g.job.describe()))
+			g.record.Name, len(g.waiting), g.describeJob()))
 	default:
 		g.waiting = append(g.waiting, t)
 		g.armTurn()
@@ -250,7 +250,7 @@ func (g *Guest) expire() {
 		case t.ctx.Err() != nil:
 		case now.After(t.until) || now.Equal(t.until):
 			t.answer(fault.New(fault.Timeout, fault.Domain, "cannot %s domain %q yet: it waits for %s; abort that or try again later",
-				t.describe(), g.record.Name, g.job.describe()))
+				t.describe(), g.record.Name, g.describeJob()))
 		default:
 			still = append(still, t)
 		}
@@ -265,6 +265,27 @@ func (t *task) describe() string {
 	}
 	return string(t.kind)
 }
+
+// describeJob says what the work under way is, and which command QEMU owes it an
+// answer to.
+func (g *Guest) describeJob() string {
+	text := g.job.describe()
+	if g.run == nil {
+		return text
+	}
+	s := g.run.session.Load()
+	if s == nil {
+		return text
+	}
+	command, sent := s.Unanswered()
+	if waits := time.Since(sent); command != "" && waits > slowAnswer {
+		text += fmt.Sprintf("; QEMU has not answered %s for %v", command, waits.Round(time.Millisecond))
+	}
+	return text
+}
+
+// slowAnswer is from when on an answer that is waited for is worth a word.
+const slowAnswer = time.Second
 
 func (j *job) describe() string {
 	if j == nil {

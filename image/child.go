@@ -2,8 +2,10 @@ package image
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -27,13 +29,17 @@ const (
 	niceness    = 10
 	firstFile   = 3 // the descriptor of the first file passed
 	waitForPipe = 5 * time.Second
+	// stoppedTime is how long a process may be stopped by a signal before it is
+	// ended: it holds its volume, and whoever waits for that, for ever.
+	stoppedTime = 30 * time.Second
 )
 
 // Tool is the qemu-img program of this host. A nil one makes and resizes raw
 // images, which need no tool, and refuses all else.
 type Tool struct {
-	path string
-	log  *slog.Logger
+	path    string
+	log     *slog.Logger
+	stopped time.Duration // 0: stoppedTime
 }
 
 // FindTool finds qemu-img.
@@ -52,6 +58,8 @@ func (t *Tool) run(ctx context.Context, cpu time.Duration, files []*os.File, sai
 	if t == nil {
 		return fault.New(fault.Unsupported, fault.Config, "qemu-img is not installed; install the package qemu-utils")
 	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
 	var complaint bytes.Buffer
 	cmd := exec.CommandContext(ctx, t.path, args...)
 	cmd.Env = []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "MALLOC_ARENA_MAX=2"}
@@ -75,7 +83,39 @@ func (t *Tool) run(ctx context.Context, cpu time.Duration, files []*os.File, sai
 		_ = cmd.Wait()   // ended by us
 		return err
 	}
+	go t.watch(ctx, end, cmd.Process.Pid)
 	return t.verdict(ctx, cmd.Wait(), complaint.String())
+}
+
+// watch ends a process that has been stopped for too long. It ends with ctx.
+func (t *Tool) watch(ctx context.Context, end context.CancelCauseFunc, pid int) {
+	limit := cmp.Or(t.stopped, stoppedTime)
+	tick := time.NewTicker(limit / 6)
+	defer tick.Stop()
+	last := time.Now() // when it was not stopped
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			if !isStopped(pid) {
+				last = now
+			} else if now.Sub(last) >= limit {
+				end(fault.New(fault.Timeout, fault.Volume, "its process %d has been stopped by a signal for %v", pid, limit))
+				return
+			}
+		}
+	}
+}
+
+// isStopped reads the state of a process, which stands behind its name in brackets.
+func isStopped(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	at := bytes.LastIndex(text, []byte(") "))
+	return at >= 0 && at+2 < len(text) && (text[at+2] == 'T' || text[at+2] == 't')
 }
 
 // restrain sets the limits of a process that has just started.

@@ -170,6 +170,9 @@ func codeOf(err error) code {
 	case fault.Aborted:
 		return codeAborted
 	case fault.Unresponsive:
+		if subject != fault.Agent {
+			return codeTimeout
+		}
 		return codeAgentUnresponsive
 	case fault.NoCapacity, fault.Failed:
 		if subject == fault.Host {

@@ -125,18 +125,24 @@ func (s *Networks) autostartOnce(ctx context.Context) {
 	if seen, err := os.ReadFile(marker); err == nil && string(seen) == s.boot {
 		return
 	}
+	var group errgroup.Group
+	group.SetLimit(adoptAtOnce)
 	for _, n := range s.List() {
 		v := n.View()
 		if !v.Autostart || v.Active() {
 			continue
 		}
-		bounded, cancel := context.WithTimeoutCause(ctx, adoptWait,
-			fault.New(fault.Timeout, fault.Network, "not started within %v", adoptWait))
-		if err := n.Start(bounded); err != nil {
-			s.Log.Error("cannot start a network with the host", "network", n.name, "error", err)
-		}
-		cancel()
+		group.Go(func() error {
+			bounded, cancel := context.WithTimeoutCause(ctx, adoptWait,
+				fault.New(fault.Timeout, fault.Network, "not started within %v", adoptWait))
+			defer cancel()
+			if err := n.Start(bounded); err != nil {
+				s.Log.Error("cannot start a network with the host", "network", n.name, "error", err)
+			}
+			return nil
+		})
 	}
+	_ = group.Wait() // each failure has been logged
 	if err := os.WriteFile(marker, []byte(s.boot), 0o600); err != nil {
 		s.Log.Error("cannot remember that networks were started with the host", "error", err)
 	}

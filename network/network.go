@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
@@ -87,12 +88,18 @@ func (n *Network) View() *View { return n.view.Load() }
 
 func (n *Network) publish(v View) { n.view.Store(&v) }
 
+// turnWait is how long a verb waits for another on the same network; each is done
+// or given up in about half of it.
+const turnWait = 30 * time.Second
+
 // change waits for the turn and does something with it.
 func (n *Network) change(ctx context.Context, do func() error) error {
+	bounded, stop := context.WithTimeoutCause(ctx, turnWait, fault.New(fault.Timeout, fault.Network, "an earlier request is not done after %v", turnWait))
+	defer stop()
 	select {
 	case <-n.turn:
-	case <-ctx.Done():
-		return fault.Wrap(context.Cause(ctx), fault.Of(context.Cause(ctx)), fault.Network, "network %q is busy", n.name)
+	case <-bounded.Done():
+		return fault.Wrap(context.Cause(bounded), fault.Of(context.Cause(bounded)), fault.Network, "network %q is busy", n.name)
 	}
 	defer func() { n.turn <- struct{}{} }()
 	if n.gone {

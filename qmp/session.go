@@ -234,6 +234,17 @@ func (s *Session) register(command string) (uint64, *call, error) {
 	return s.lastID, c, nil
 }
 
+// Unanswered names the command that QEMU has owed an answer for longest, with
+// when it was sent, or nothing.
+func (s *Session) Unanswered() (command string, sent time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.oldest(); c != nil {
+		return c.command, c.sent
+	}
+	return "", time.Time{}
+}
+
 // oldest finds the command that has waited longest; the caller holds mu.
 func (s *Session) oldest() *call {
 	var first *call

@@ -134,6 +134,9 @@ func TestASilentQEMUIsATimeoutThatNamesTheCommand(t *testing.T) {
 		if err := s.Execute(t.Context(), "query-status", nil, nil); err != nil {
 			t.Fatalf("one slow command ended the session: %v", err)
 		}
+		if command, sent := s.Unanswered(); command != "query-block" || time.Since(sent) != 5*time.Second {
+			t.Errorf("%s has waited since %v", command, sent)
+		}
 	})
 }
 
