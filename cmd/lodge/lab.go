@@ -20,7 +20,7 @@ func labCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(labStartCommand(), labReportCommand())
+	c.AddCommand(labStartCommand(), labReportCommand(), labStormCommand())
 	return c
 }
 

@@ -163,14 +163,14 @@ func (m Machine) Files(pid int) (int, error) {
 	return len(files), fault.Wrap(err, fault.Failed, fault.Host, "cannot count the daemon's open files")
 }
 
-// OwnMemory is what would be free if a process were not there, in bytes: memory
-// shared with others counts by its part.
+// OwnMemory is what one more such process takes, in bytes: not what files back,
+// which all of them share, and of what is shared else its part.
 func (m Machine) OwnMemory(pid int) (uint64, error) {
 	text, err := os.ReadFile(filepath.Join(m.Root, "proc", strconv.Itoa(pid), "smaps_rollup"))
 	if err != nil {
 		return 0, fault.Wrap(err, fault.Failed, fault.Host, "cannot look at a process's memory")
 	}
-	return number(string(text), "Pss") << 10, nil
+	return (number(string(text), "Pss") - number(string(text), "Pss_File")) << 10, nil
 }
 
 // Number reads a file below Root that holds one number; 0 where there is none.

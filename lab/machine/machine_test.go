@@ -19,7 +19,7 @@ func TestHostFacts(t *testing.T) {
 		"proc/42/status":            "Name:\tlodged\nVmRSS:\t   2048 kB\nRssAnon:\t1024 kB\nThreads:\t9\n",
 		"proc/42/stat":              "42 (a) b) S 1 1 1 0 -1 4 9 0 0 0 150 50 0 0 20 0\n",
 		"proc/42/fd/3":              "",
-		"proc/42/smaps_rollup":      "5 rollup\nRss:  4096 kB\nPss:  1024 kB\nPss_Anon: 2 kB\n",
+		"proc/42/smaps_rollup":      "5 rollup\nRss:  4096 kB\nPss:  1030 kB\nPss_Anon: 2 kB\nPss_File: 6 kB\n",
 		"proc/43/status":            "Name:\tgone\nThreads:\t1\n",
 		"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance\n",
 	} {

@@ -21,10 +21,9 @@ const maxTook = 4096
 // NewHistogram makes an empty histogram as Calls have it.
 func NewHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, digits) }
 
-// setTimes keeps times in µs in whichever form suits their number.
-func (c *Calls) setTimes(took []int64) error {
-	c.Took, c.Histogram = took, ""
-	if len(took) <= maxTook {
+// pack keeps the times in whichever form suits their number.
+func (c *Calls) pack() error {
+	if len(c.Took) <= maxTook {
 		return nil
 	}
 	h, err := c.Times()

@@ -86,6 +86,7 @@ type Document struct {
 type Command struct {
 	Target string   `json:"target"`
 	Disks  int      `json:"disks"`
+	Memory int      `json:"memory"` // MiB
 	Binary string   `json:"binary"`
 	Args   []string `json:"args"` // without the binary's name
 }
@@ -172,6 +173,7 @@ const (
 	Bytes   Unit = "bytes"
 	Count   Unit = "count"
 	Share   Unit = "share" // 1 is a whole core
+	Rate    Unit = "1/s"
 )
 
 // Sample is one value.

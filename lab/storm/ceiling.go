@@ -1,0 +1,70 @@
+package storm
+
+import (
+	"context"
+	"syscall"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/bare"
+)
+
+// What one guest takes besides its own memory, and what the host keeps.
+const (
+	kernelMemory    = 4 << 20 // page tables, stacks and sockets of one QEMU, about, in bytes
+	reservedMemory  = 1 << 30 // bytes
+	threadsPerGuest = 6
+	filesPerGuest   = 4 // of the lab, for a bare QEMU: monitor, standard error, process, place
+	filesPerClient  = 1
+	filesReserved   = 200
+)
+
+// weigh learns how much memory a guest of a shape takes from the first.
+func (b *bench) weigh(s shape) error {
+	processes, err := bare.Processes(b.name(0))
+	if err != nil {
+		return err
+	}
+	own, err := b.machine.OwnMemory(processes[b.name(0)])
+	b.own[s] = max(b.own[s], own+kernelMemory)
+	return err
+}
+
+// affords refuses what this host would not carry, with the sum.
+func (b *bench) affords(cell Cell, s shape) error {
+	guests := uint64(cell.guests())
+	each, free := b.own[s], b.machine.Memory("MemAvailable")
+	if need := guests*each + reservedMemory; guests > 0 && need > free {
+		return fault.New(fault.NoCapacity, fault.Host, "%d guests of %d MiB each and a reserve of %d MiB need %d MiB of memory, and %d MiB are free",
+			guests, each>>20, uint64(reservedMemory)>>20, need>>20, free>>20)
+	}
+	for _, limit := range []string{"proc/sys/kernel/threads-max", "proc/sys/kernel/pid_max"} {
+		if most := b.machine.Number(limit); most > 0 && guests*threadsPerGuest > most {
+			return fault.New(fault.NoCapacity, fault.Host, "%d guests need about %d threads, and /%s is %d", guests, guests*threadsPerGuest, limit, most)
+		}
+	}
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot read the limit of open files")
+	}
+	if need := guests*filesPerGuest + uint64(cell.Clients)*filesPerClient + filesReserved; need > files.Cur {
+		return fault.New(fault.NoCapacity, fault.Host, "%d guests and %d clients need %d open files of the lab, and its limit is %d: ulimit -n %d raises it",
+			guests, cell.Clients, need, files.Cur, need)
+	}
+	return nil
+}
+
+// repeat does something again and again until the window is over or the
+// context ends, but at least once and at most so often.
+func (t *turn) repeat(ctx context.Context, most int, do func(context.Context) result) []result {
+	window, stop := context.WithTimeout(ctx, t.Window)
+	defer stop()
+	var results []result
+	for len(results) < most {
+		one := do(ctx)
+		results = append(results, one)
+		if one.err != nil || window.Err() != nil {
+			break
+		}
+	}
+	return results
+}

@@ -1,0 +1,67 @@
+package storm
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// all are the scenarios in the order in which a plan has them.
+var all = []Scenario{Start, Define, Stats, Wedge, Adopt, Save, Connect, Same, Thousand}
+
+// Bounds of a plan: what no host and no daemon would come back from.
+const (
+	mostGuests = 5000
+	mostDisks  = 60
+)
+
+// Plan makes steps of scenarios' names ("all" is each) and numbers of guests.
+// Disks count where starts or definitions are what is measured. A scenario that
+// needs no guests, or more than are given, has the one step that it can.
+func Plan(scenarios []string, guests, disks []int) ([]Step, error) {
+	if len(guests) == 0 || slices.Min(guests) < 1 || slices.Max(guests) > mostGuests {
+		return nil, fault.New(fault.Invalid, fault.Call, "numbers of guests are from 1 to %d", mostGuests)
+	}
+	if len(disks) == 0 || slices.Min(disks) < 0 || slices.Max(disks) > mostDisks {
+		return nil, fault.New(fault.Invalid, fault.Call, "numbers of disks are from 0 to %d", mostDisks)
+	}
+	if slices.Contains(scenarios, "all") {
+		scenarios = nil
+		for _, s := range all {
+			scenarios = append(scenarios, string(s))
+		}
+	}
+	var plan []Step
+	for _, name := range scenarios {
+		s := Scenario(name)
+		if !slices.Contains(all, s) {
+			return nil, fault.New(fault.Invalid, fault.Call, "there is no scenario %q: they are %s", name, strings.Trim(fmt.Sprint(all), "[]"))
+		}
+		plan = append(plan, s.steps(guests, disks)...)
+	}
+	return plan, nil
+}
+
+func (s Scenario) steps(guests, disks []int) (steps []Step) {
+	switch s {
+	case Connect, Same:
+		return []Step{{s, 1, 0}}
+	case Thousand:
+		return []Step{{s, slices.Max(guests), 0}}
+	case Define:
+		disks = slices.DeleteFunc(slices.Clone(disks), func(n int) bool { return n == 0 && len(disks) > 1 })
+	case Start:
+	default:
+		disks = []int{0}
+	}
+	for _, d := range disks {
+		for _, n := range guests {
+			if s != Wedge || n >= leastWedge {
+				steps = append(steps, Step{s, n, d})
+			}
+		}
+	}
+	return steps
+}
