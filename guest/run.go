@@ -113,7 +113,13 @@ func (r *run) monitor() (*qmp.Session, error) {
 			"the monitor of domain %q was lost %v ago while QEMU (process %d) lives on; Lodge keeps trying to reach it",
 			r.Name, time.Since(since).Round(time.Second), r.PID)
 	}
-	return r.session.Load(), nil
+	s := r.session.Load()
+	if command, since := s.Silent(); command != "" && time.Since(since) >= modifyLimit {
+		// Others have waited as long as anybody does, and in vain.
+		return nil, fault.New(fault.Timeout, fault.Monitor, "QEMU (process %d) has not answered %s for %v",
+			r.PID, command, time.Since(since).Round(time.Millisecond))
+	}
+	return s, nil
 }
 
 func (r *run) stuck() (since time.Time, on string) {

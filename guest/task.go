@@ -277,8 +277,8 @@ func (g *Guest) describeJob() string {
 	if s == nil {
 		return text
 	}
-	command, sent := s.Unanswered()
-	if waits := time.Since(sent); command != "" && waits > slowAnswer {
+	command, since := s.Silent()
+	if waits := time.Since(since); command != "" && waits > slowAnswer {
 		text += fmt.Sprintf("; QEMU has not answered %s for %v", command, waits.Round(time.Millisecond))
 	}
 	return text

@@ -38,6 +38,8 @@ type Session struct {
 	mu     sync.Mutex
 	calls  map[uint64]*call
 	lastID uint64
+	// answered is when QEMU last answered anything.
+	answered time.Time
 	reason error // set before done is closed
 
 	done      chan struct{} // the session is lost or closed
@@ -234,15 +236,20 @@ func (s *Session) register(command string) (uint64, *call, error) {
 	return s.lastID, c, nil
 }
 
-// Unanswered names the command that QEMU has owed an answer for longest, with
-// when it was sent, or nothing.
-func (s *Session) Unanswered() (command string, sent time.Time) {
+// Silent names the command that QEMU has owed an answer for longest, and since
+// when it has answered nothing at all while it owed that. It is empty when QEMU
+// owes nothing.
+func (s *Session) Silent() (command string, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c := s.oldest(); c != nil {
-		return c.command, c.sent
+	c := s.oldest()
+	if c == nil {
+		return "", time.Time{}
 	}
-	return "", time.Time{}
+	if s.answered.After(c.sent) {
+		return c.command, s.answered
+	}
+	return c.command, c.sent
 }
 
 // oldest finds the command that has waited longest; the caller holds mu.
@@ -351,6 +358,7 @@ func (s *Session) answer(m *message) {
 	s.mu.Lock()
 	c := s.calls[id]
 	delete(s.calls, id)
+	s.answered = time.Now()
 	s.mu.Unlock()
 	if !ok || c == nil {
 		s.log.Warn("QEMU answered a command that was not sent", "id", excerpt(m.ID))
