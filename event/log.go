@@ -71,11 +71,28 @@ func (l *Log) Reader() *Reader {
 	return &Reader{log: l, next: l.next}
 }
 
+// ReaderAfter follows the log behind an event; one beyond the newest counts as the newest.
+func (l *Log) ReaderAfter(seq uint64) *Reader {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return &Reader{log: l, next: min(seq, l.next-1) + 1}
+}
+
+// Newest is the number of the newest event; 0 before the first.
+func (l *Log) Newest() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.next - 1
+}
+
 // Reader is a cursor in a log.
 type Reader struct {
 	log  *Log
 	next uint64
 }
+
+// Position is the number of the event before the one that Next gives.
+func (r *Reader) Position() uint64 { return r.next - 1 }
 
 // Next gives the next event, waiting for it until ctx ends. Lost is how many
 // events were overwritten before this reader came to them.

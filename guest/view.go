@@ -11,8 +11,10 @@ import (
 type View struct {
 	ID         int // -1 while shut off
 	Name, UUID string
-	State      domain.State
-	Reason     domain.Reason
+	// PID is QEMU's; 0 while there is no process.
+	PID    int
+	State  domain.State
+	Reason domain.Reason
 	// Since is when the guest came into this state.
 	Since time.Time
 
@@ -62,7 +64,7 @@ func (g *Guest) publish() {
 		ManagedSave: g.record.ManagedSave, Inactive: g.inactive, LastJob: g.lastJob,
 	}
 	if g.run != nil {
-		v.Active, v.Updated, v.Messages = g.run.def, g.run.Updated, g.run.Messages
+		v.PID, v.Active, v.Updated, v.Messages = g.run.PID, g.run.def, g.run.Updated, g.run.Messages
 		v.StuckSince, v.StuckOn = g.run.stuck()
 	}
 	if g.quarantine != "" {

@@ -185,6 +185,13 @@ func (s *Server) remove(c *client) {
 	s.gone.Done()
 }
 
+// Clients counts those that are connected.
+func (s *Server) Clients() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.clients)
+}
+
 func (s *Server) eachClient(do func(*client)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -11,6 +12,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/lodge-kvm/lodge/client"
 )
 
 // version is stamped by the build.
@@ -19,23 +22,53 @@ var version = "development"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "lodge:", err)
-		stop()
-		os.Exit(1)
+	err := command().ExecuteContext(ctx)
+	if err == nil {
+		return
 	}
+	if err.Error() != "" {
+		fmt.Fprintln(os.Stderr, "lodge:", err)
+	}
+	stop()
+	os.Exit(int(status(err)))
+}
+
+// status is what the caller is told where a command did not go well.
+func status(err error) client.Status {
+	if ending, ok := errors.AsType[*client.Ending](err); ok {
+		return ending.Status
+	}
+	return client.SomeFailed
+}
+
+// unusable makes an error that of a command which was called wrongly.
+func unusable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &client.Ending{Status: client.Unusable, Text: err.Error()}
+}
+
+// wants checks how many arguments a command was given.
+func wants(arguments cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error { return unusable(arguments(c, args)) }
 }
 
 func command() *cobra.Command {
 	c := &cobra.Command{
 		Use:           "lodge",
-		Short:         "Look at KVM hosts, and measure them",
-		Args:          cobra.NoArgs, // of a name that is no command, too
+		Short:         "Work on whole sets of KVM guests, look at hosts, and measure them",
+		Args:          wants(cobra.NoArgs), // of a name that is no command, too
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	c.AddCommand(probeCommand(), labCommand(), &cobra.Command{
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unusable(err) })
+	var d daemonFlags
+	d.add(c)
+	c.AddCommand(verbCommands(&d)...)
+	c.AddCommand(lookCommands(&d)...)
+	c.AddCommand(tileCommand(&d), probeCommand(), labCommand(), &cobra.Command{
 		Use:   "version",
 		Short: "Say which Lodge this is",
 		Args:  cobra.NoArgs,

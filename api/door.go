@@ -1,0 +1,46 @@
+package api
+
+import (
+	"log/slog"
+	"net"
+	"sync"
+
+	"github.com/lodge-kvm/lodge/socket"
+)
+
+// door takes connections within their bounds, and notes who comes.
+type door struct {
+	net.Listener
+	conns *places
+	log   *slog.Logger
+}
+
+// Accept turns those away for whom there is no place: what one process may
+// hold is far more than a sound client wants.
+func (d *door) Accept() (net.Conn, error) {
+	for {
+		conn, err := d.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		peer := socket.PeerOf(conn)
+		if d.conns.take(peer.PID) {
+			return &client{Conn: conn, peer: peer, conns: d.conns}, nil
+		}
+		d.log.Warn("too many connections to the API", "pid", peer.PID, "uid", peer.UID)
+		_ = conn.Close()
+	}
+}
+
+// client is a connection with its place.
+type client struct {
+	net.Conn
+	peer  socket.Peer
+	conns *places
+	once  sync.Once
+}
+
+func (c *client) Close() error {
+	c.once.Do(func() { c.conns.leave(c.peer.PID) })
+	return c.Conn.Close()
+}

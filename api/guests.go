@@ -1,0 +1,117 @@
+package api
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/host"
+)
+
+// maxSelectors bounds one request.
+const maxSelectors = 1024
+
+// selectors reads those of a request.
+func selectors(texts []string) ([]fleet.Selector, error) {
+	if len(texts) > maxSelectors {
+		return nil, fault.New(fault.Invalid, fault.Call, "%d selectors are too many; at most %d", len(texts), maxSelectors)
+	}
+	read := make([]fleet.Selector, 0, len(texts))
+	for _, text := range texts {
+		s, err := fleet.ParseSelector(text)
+		if err != nil {
+			return nil, err
+		}
+		read = append(read, s)
+	}
+	return read, nil
+}
+
+// choose gives the guests that a request to look means: all, unless it says less.
+func (s *Server) choose(texts []string) ([]fleet.Member, error) {
+	if len(texts) == 0 {
+		texts = []string{"all"}
+	}
+	read, err := selectors(texts)
+	if err != nil {
+		return nil, err
+	}
+	return s.Fleet.Select(read), nil
+}
+
+// ListGuests tells what is known now.
+func (s *Server) ListGuests(_ context.Context, r *lodgev1.ListGuestsRequest) (*lodgev1.ListGuestsResponse, error) {
+	members, err := s.choose(r.GetSelect())
+	if err != nil {
+		return nil, err
+	}
+	s.Guests.Refresh()
+	now := time.Now()
+	queue := map[string]host.Waiting{}
+	for _, w := range s.Starts.Queue() {
+		queue[w.Guest] = w
+	}
+	answer := &lodgev1.ListGuestsResponse{Guests: make([]*lodgev1.Guest, 0, len(members))}
+	for _, m := range members {
+		g := toGuest(m)
+		g.Sample = toSample(m.Guest.Sample(), now, false)
+		g.Wait = waits(m.Guest, m.View, queue[m.View.UUID])
+		answer.Guests = append(answer.Guests, g)
+	}
+	return answer, nil
+}
+
+// toGuest translates what is known without asking anybody.
+func toGuest(m fleet.Member) *lodgev1.Guest {
+	v := m.View
+	g := &lodgev1.Guest{
+		Name: v.Name, Uuid: v.UUID, Id: int32(max(v.ID, 0)), State: v.State.String(), Reason: string(v.Reason), Since: timestamppb.New(v.Since),
+		Persistent: v.Persistent, Autostart: v.Autostart, ManagedSave: v.ManagedSave, Pid: int32(v.PID),
+		Labels: m.Labels, Tile: m.Labels[tileLabel], Messages: v.Messages,
+	}
+	if m.Problem != "" {
+		g.Messages = append([]string{m.Problem}, g.Messages...)
+	}
+	if d := v.Current(); d != nil {
+		g.Memory, g.MemoryMax, g.Vcpus = memory(d), d.Memory, uint32(vcpus(d))
+	}
+	return g
+}
+
+// tileLabel is the label that makes a guest part of a tile.
+const tileLabel = "tile"
+
+// memory is what the guest may use now.
+func memory(d *domain.Definition) uint64 {
+	if d.CurrentMemory != 0 {
+		return d.CurrentMemory
+	}
+	return d.Memory
+}
+
+func vcpus(d *domain.Definition) uint {
+	if d.VCPUs.Current != 0 {
+		return d.VCPUs.Current
+	}
+	return d.VCPUs.Max
+}
+
+// waits tells what a guest waits for, the deepest reason first; nil: nothing.
+func waits(g *guest.Guest, v *guest.View, queued host.Waiting) *lodgev1.Wait {
+	if queued.Guest != "" {
+		return &lodgev1.Wait{What: "start: " + queued.Reason, Since: timestamppb.New(queued.Since)}
+	}
+	if !v.StuckSince.IsZero() {
+		return &lodgev1.Wait{What: "QEMU to answer " + v.StuckOn, Since: timestamppb.New(v.StuckSince)}
+	}
+	if job := g.Job(); job.Kind != domain.JobNone {
+		return &lodgev1.Wait{What: string(job.Kind), Since: timestamppb.New(job.Started)}
+	}
+	return nil
+}

@@ -1,0 +1,149 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/host"
+	"github.com/lodge-kvm/lodge/kernel"
+)
+
+// Config says what to serve, and to whom.
+type Config struct {
+	Fleet  *fleet.Fleet
+	Guests *guest.Registry
+	Events *event.Log
+	Starts *host.Starts
+	Kernel kernel.Root
+	Log    *slog.Logger
+	// Groups may use the API, besides root and the daemon's own user.
+	Groups  []uint32
+	Version string
+	// LibvirtClients counts the connections of the other edge.
+	LibvirtClients func() int
+}
+
+// Server serves the API.
+type Server struct {
+	Config
+	started time.Time
+	// life names this life of the daemon, in which events are numbered.
+	life   string
+	limits limits
+
+	conns  *places // connections, by the process at the other end
+	calls  *places // calls under way, likewise
+	intake *intake
+	sets   sets
+	work   sync.WaitGroup // the calls
+}
+
+// New makes a server; Serve runs it.
+func New(c Config) *Server { return newServer(c, defaultLimits()) }
+
+func newServer(c Config, l limits) *Server {
+	return &Server{
+		Config: c, started: time.Now(), life: uuid.NewString(), limits: l,
+		conns: newPlaces(l.conns, l.connsEach), calls: newPlaces(l.calls, l.callsEach),
+		intake: newIntake(l.intake), sets: sets{cancel: map[string]context.CancelCauseFunc{}},
+	}
+}
+
+// Serve takes clients until ctx ends. Sets under way then begin nothing more,
+// and what has begun has a moment to end. It closes the listener.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	calls, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil)
+	server := s.http(calls)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(&door{Listener: l, conns: s.conns, log: s.Log}) }()
+	var failure error
+	select {
+	case <-ctx.Done():
+	case err := <-served:
+		failure = fault.Wrap(err, fault.Failed, fault.Host, "cannot take clients on %s", l.Addr())
+	}
+	stop(fault.New(fault.Aborted, fault.Host, "the daemon is stopping"))
+	return errors.Join(failure, s.hangUp(server))
+}
+
+// hangUp lets the calls in flight end, and gives up on those that do not.
+func (s *Server) hangUp(server *http.Server) error {
+	late, stop := context.WithTimeout(context.Background(), s.limits.grace)
+	defer stop()
+	if server.Shutdown(late) != nil {
+		_ = server.Close()
+	}
+	ended := make(chan struct{})
+	go func() { // ends with the calls
+		s.work.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(s.limits.grace):
+		return fault.New(fault.Timeout, fault.Call, "%d calls of the API did not end within %v", s.calls.count(), 2*s.limits.grace)
+	}
+}
+
+// http is the server below the API, with every bound that it offers.
+func (s *Server) http(calls context.Context) *http.Server {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler:           s.handler(),
+		Protocols:         &protocols,
+		ReadHeaderTimeout: s.limits.handshake,
+		IdleTimeout:       s.limits.idle,
+		MaxHeaderBytes:    64 << 10,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          s.limits.streams,
+			MaxReceiveBufferPerConnection: 1 << 20,
+			MaxReceiveBufferPerStream:     256 << 10,
+			SendPingTimeout:               s.limits.patience,
+			PingTimeout:                   s.limits.patience,
+			WriteByteTimeout:              s.limits.patience,
+		},
+		BaseContext: func(net.Listener) context.Context { return calls },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, peerKey{}, c.(*client).peer)
+		},
+		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
+	}
+}
+
+// handler is the API behind its bounds.
+func (s *Server) handler() http.Handler {
+	options := []connect.HandlerOption{
+		connect.WithReadMaxBytes(s.limits.message),
+		connect.WithCompression("gzip", nil, nil), // a socket on the same host gains nothing, and could be bombed
+		connect.WithInterceptors(faults{}),
+		connect.WithRecover(func(_ context.Context, spec connect.Spec, _ http.Header, what any) error {
+			s.Log.Error("a call of the API broke", "call", spec.Procedure, "panic", what)
+			return fault.New(fault.Internal, fault.Call, "%s broke: %v", spec.Procedure, what)
+		}),
+	}
+	path, api := lodgev1.NewLodgeHandler(s, options...)
+	mux := http.NewServeMux()
+	mux.Handle(path, api)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, fmt.Sprintf("there is no %q; calls are %s and others of api/lodge/v1/lodge.proto", r.URL.Path, lodgev1.LodgeListGuestsProcedure), http.StatusNotFound)
+	})
+	return &bounded{Server: s, next: mux, refuse: connect.NewErrorWriter(options...)}
+}

@@ -1,0 +1,65 @@
+package api
+
+import (
+	"context"
+	"os"
+	"runtime/debug"
+	"runtime/metrics"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Status tells what the daemon itself uses, so that whoever keeps asking sees
+// what it does not give back.
+func (s *Server) Status(_ context.Context, r *lodgev1.StatusRequest) (*lodgev1.StatusResponse, error) {
+	if r.GetCollect() {
+		debug.FreeOSMemory()
+	}
+	self, err := s.Kernel.Process(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot count descriptors")
+	}
+	used := []metrics.Sample{{Name: "/sched/goroutines:goroutines"}, {Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(used)
+	answer := &lodgev1.StatusResponse{
+		Version: s.Version, Started: timestamppb.New(s.started), Uptime: durationpb.New(time.Since(s.started)), Pid: int32(os.Getpid()),
+		Goroutines: uint32(used[0].Value.Uint64()), Heap: used[1].Value.Uint64(), Threads: uint32(self.Threads),
+		Descriptors: uint32(len(descriptors) - 1), // without the one that counted
+		Resident:    self.Resident, Cpu: durationpb.New(self.User + self.System),
+		ApiClients: uint32(s.conns.count()), Sets: uint32(s.sets.count()), Events: &lodgev1.Cursor{Life: s.life, Seq: s.Events.Newest()},
+	}
+	if s.LibvirtClients != nil {
+		answer.LibvirtClients = uint32(s.LibvirtClients())
+	}
+	for _, g := range s.Guests.All() {
+		answer.Guests++
+		if g.View().Active != nil {
+			answer.Active++
+		}
+	}
+	return answer, nil
+}
+
+// StartQueue tells which starts wait, and for what.
+func (s *Server) StartQueue(context.Context, *lodgev1.StartQueueRequest) (*lodgev1.StartQueueResponse, error) {
+	now := s.Starts.State()
+	answer := &lodgev1.StartQueueResponse{
+		Running: uint32(now.Running), Limit: uint32(now.Limit), Stuck: uint32(now.Stuck), Settling: uint32(now.Settling),
+		Promised: now.Promised, Why: now.Why,
+	}
+	for _, w := range s.Starts.Queue() {
+		answer.Waiting = append(answer.Waiting, &lodgev1.Waiting{
+			Name: w.Name, Position: uint32(w.Position), Since: timestamppb.New(w.Since), Reason: w.Reason,
+		})
+	}
+	return answer, nil
+}

@@ -1,0 +1,50 @@
+package api
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/fleet"
+)
+
+// ListTiles tells of the tiles there are.
+func (s *Server) ListTiles(context.Context, *lodgev1.ListTilesRequest) (*lodgev1.ListTilesResponse, error) {
+	answer := &lodgev1.ListTilesResponse{}
+	for _, t := range s.Fleet.Tiles() {
+		tile := &lodgev1.Tile{Set: t.Set, Number: uint32(t.Number), Guests: uint32(t.Guests), Running: uint32(t.Running)}
+		for _, v := range t.Volumes {
+			tile.Volumes = append(tile.Volumes, v.String())
+		}
+		answer.Tiles = append(answer.Tiles, tile)
+	}
+	return answer, nil
+}
+
+// maxTiles bounds the numbers of tiles that one call may ask for.
+const maxTiles = 1 << 20
+
+// CreateTiles makes tiles.
+func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest, stream *connect.ServerStream[lodgev1.Step]) error {
+	template, err := fleet.ParseTile([]byte(r.GetTemplate()))
+	if err != nil {
+		return err
+	}
+	if r.GetCount() > maxTiles || r.GetFirst() > maxTiles {
+		return fault.New(fault.Invalid, fault.Call, "tiles are numbered to %d", 2*maxTiles)
+	}
+	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+		t.plan(fleet.Plan{Total: int(r.GetCount())})
+		return s.Fleet.CreateTiles(ctx, template, r.GetSet(), int(r.GetFirst()), int(r.GetCount()), r.GetDryRun(), t.result)
+	})
+}
+
+// RemoveTiles removes tiles.
+func (s *Server) RemoveTiles(ctx context.Context, r *lodgev1.RemoveTilesRequest, stream *connect.ServerStream[lodgev1.Step]) error {
+	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+		t.plan(fleet.Plan{})
+		return s.Fleet.RemoveTiles(ctx, r.GetTiles(), r.GetDryRun(), t.result)
+	})
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/lodge-kvm/lodge/client"
+)
+
+// daemonFlags say which daemon is meant.
+type daemonFlags struct{ socket string }
+
+const defaultSocket = "/run/lodge/lodge.sock"
+
+func (d *daemonFlags) add(c *cobra.Command) {
+	socket := os.Getenv("LODGE_SOCKET")
+	if socket == "" {
+		socket = defaultSocket
+	}
+	c.PersistentFlags().StringVar(&d.socket, "socket", socket, "`path` of the daemon's socket; also from LODGE_SOCKET")
+}
+
+func (d *daemonFlags) dial() *client.Client { return client.Dial(d.socket) }
+
+// lookCommands are those that change nothing.
+func lookCommands(d *daemonFlags) []*cobra.Command {
+	return []*cobra.Command{psCommand(d), topCommand(d), eventsCommand(d), queueCommand(d), statusCommand(d)}
+}
+
+func psCommand(d *daemonFlags) *cobra.Command {
+	var form string
+	c := &cobra.Command{
+		Use:   "ps [SELECTOR...]",
+		Short: "List guests",
+		Long:  "List guests, whatever they are stuck in: nobody is waited for.\n\n" + selectorHelp,
+		RunE: func(c *cobra.Command, args []string) error {
+			daemon := d.dial()
+			defer daemon.Close()
+			return daemon.List(c.Context(), args, form, c.OutOrStdout())
+		},
+	}
+	c.Flags().StringVarP(&form, "output", "o", client.Narrow, "`form`: table, wide, or json (one line a guest)")
+	return c
+}
+
+func topCommand(d *daemonFlags) *cobra.Command {
+	var once bool
+	var by string
+	var every time.Duration
+	c := &cobra.Command{
+		Use:   "top [SELECTOR...]",
+		Short: "Show what guests use, live",
+		Long: `Show what guests use: processor, memory, disks and network, from the daemon's
+samples, with their age. A guest that does not answer keeps its last sample,
+marked stale.
+
+` + selectorHelp,
+		RunE: func(c *cobra.Command, args []string) error {
+			daemon := d.dial()
+			defer daemon.Close()
+			top := &client.Top{Client: daemon, Selectors: args, Every: every, By: by, Out: c.OutOrStdout()}
+			if once || width(c.OutOrStdout()) == 0 {
+				return top.Once(c.Context())
+			}
+			return live(c.Context(), top)
+		},
+	}
+	c.Flags().BoolVar(&once, "once", false, "show the table once; so it is where the output is no terminal")
+	c.Flags().StringVar(&by, "sort", "cpu", "sort by this `column`: cpu, memory, disk, net, age or name")
+	c.Flags().DurationVar(&every, "every", 2*time.Second, "`time` between two looks")
+	return c
+}
+
+// live runs the table on the terminal, which gives each key as it is pressed.
+func live(ctx context.Context, top *client.Top) error {
+	stdin := int(os.Stdin.Fd())
+	pressed := make(chan byte)
+	if before, err := term.MakeRaw(stdin); err == nil {
+		defer func() { _ = term.Restore(stdin, before) }()
+		go func() { // ends with the program: a read of a terminal cannot be ended
+			key := make([]byte, 1)
+			for {
+				if n, err := os.Stdin.Read(key); n == 0 || err != nil {
+					return
+				}
+				select {
+				case pressed <- key[0]:
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+	}
+	return top.Live(ctx, pressed, func() (int, int) {
+		columns, rows, err := term.GetSize(int(os.Stdout.Fd()))
+		if err != nil {
+			return 80, 24
+		}
+		return columns, rows
+	})
+}
+
+func eventsCommand(d *daemonFlags) *cobra.Command {
+	var asJSON bool
+	var after string
+	c := &cobra.Command{
+		Use:   "events [SELECTOR...]",
+		Short: "Show what happens, as it happens",
+		Long: `Show what happens to guests, networks and pools until interrupted. With a SELECTOR
+it is that of the chosen guests alone. Whoever reads too slowly is told how much
+was lost.
+
+` + selectorHelp,
+		RunE: func(c *cobra.Command, args []string) error {
+			daemon := d.dial()
+			defer daemon.Close()
+			return daemon.Events(c.Context(), args, after, asJSON, c.OutOrStdout())
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "lines of JSON")
+	c.Flags().StringVar(&after, "after", "", "go on behind this `event`: LIFE/NUMBER, as lodge status shows")
+	return c
+}
+
+func queueCommand(d *daemonFlags) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "queue",
+		Short: "Show which starts wait, and for what",
+		Args:  wants(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			daemon := d.dial()
+			defer daemon.Close()
+			return daemon.ShowQueue(c.Context(), asJSON, c.OutOrStdout())
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "a line of JSON")
+	return c
+}
+
+func statusCommand(d *daemonFlags) *cobra.Command {
+	var asJSON, collect bool
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show what the daemon itself uses",
+		Args:  wants(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			daemon := d.dial()
+			defer daemon.Close()
+			return daemon.ShowStatus(c.Context(), collect, asJSON, c.OutOrStdout())
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "a line of JSON")
+	c.Flags().BoolVar(&collect, "collect", false, "let the daemon collect its garbage first")
+	return c
+}
