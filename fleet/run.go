@@ -153,6 +153,9 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 	if a.waits && !q.DryRun {
 		defer r.followEndings()()
 	}
+	if q.DryRun {
+		q.Parallel = 1 // so that it is told in order
+	}
 	s := &schedule{
 		places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing, strict: a.strict,
 		do: func(ctx context.Context, i int) Result { return r.turn(ctx, members[i]) },

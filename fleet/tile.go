@@ -1,38 +1,306 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 
+	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
 )
 
-// TileTemplate is a document from which tiles are made.
-type TileTemplate struct{}
-
-// ParseTile reads a template.
-func ParseTile(doc []byte) (*TileTemplate, error) {
-	return nil, fault.New(fault.Unsupported, fault.Call, "not yet")
-}
-
-// CreateTiles makes the tiles first, first+1, ... of a set, count in all. Each is
-// made whole or not at all. Results are one for each tile, by its name SET/NUMBER.
-func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, first, count int, dry bool, report func(Result)) (Summary, error) {
-	return Summary{}, fault.New(fault.Unsupported, fault.Call, "not yet")
-}
-
-// RemoveTiles ends and undefines the guests of tiles, and deletes the volumes that
-// CreateTiles made for them. Tiles are named by SET, SET/NUMBER or a glob of that.
-func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report func(Result)) (Summary, error) {
-	return Summary{}, fault.New(fault.Unsupported, fault.Call, "not yet")
-}
+// Bounds of work on tiles. Each tile is made one thing after another.
+const (
+	tilesAtOnce = 8
+	maxTiles    = 65536
+)
 
 // TileState is a tile as it is now.
 type TileState struct {
-	Set             string
-	Number          int
+	Set    string
+	Number int
+	// Guests of the tile, and those of them that have a process.
 	Guests, Running int
 	Volumes         []VolumeName
+
+	members []Member
 }
 
+// Name gives SET/NUMBER.
+func (t TileState) Name() string { return tileName(t.Set, t.Number) }
+
 // Tiles gives the tiles there are, by set and number.
-func (f *Fleet) Tiles() []TileState { return nil }
+func (f *Fleet) Tiles() []TileState {
+	byName := map[string]*TileState{}
+	for _, m := range f.members() {
+		name, tiled := m.Labels[tileLabel]
+		if !tiled {
+			continue
+		}
+		t := byName[name]
+		if t == nil {
+			set, number, err := parseTile(name)
+			if err != nil {
+				continue // checked when the marks were read
+			}
+			t = &TileState{Set: set, Number: number}
+			byName[name] = t
+		}
+		t.add(m)
+	}
+	tiles := make([]TileState, 0, len(byName))
+	for _, t := range byName {
+		tiles = append(tiles, *t)
+	}
+	slices.SortFunc(tiles, func(a, b TileState) int {
+		return cmp.Or(cmp.Compare(a.Set, b.Set), cmp.Compare(a.Number, b.Number))
+	})
+	return tiles
+}
+
+func (t *TileState) add(m Member) {
+	t.members = append(t.members, m)
+	t.Guests++
+	if m.View.State.Active() {
+		t.Running++
+	}
+	for _, v := range m.Marks.Volumes {
+		if !slices.Contains(t.Volumes, v) {
+			t.Volumes = append(t.Volumes, v)
+		}
+	}
+}
+
+// CreateTiles makes the tiles first, first+1, ... of a set, count in all. Each is
+// made whole or not at all; one that is there already, with all guests of the
+// template, is unchanged. Results are one for each tile, by its name SET/NUMBER.
+// The end of ctx ends, and undoes, the tiles that are being made.
+func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, first, count int, dry bool, report func(Result)) (Summary, error) {
+	if err := checkTileSet(set); err != nil {
+		return Summary{}, err
+	}
+	if first < 0 || count < 1 || count > maxTiles || first > maxTiles {
+		return Summary{}, fault.New(fault.Invalid, fault.Call, "from 1 to %d tiles can be made, numbered from 0 to %d on; not %d from %d on",
+			maxTiles, maxTiles, count, first)
+	}
+	there := map[string][]string{}
+	for _, tile := range f.Tiles() {
+		for _, m := range tile.members {
+			there[tile.Name()] = append(there[tile.Name()], m.View.Name)
+		}
+	}
+	names := make([]string, count)
+	for i := range names {
+		names[i] = tileName(set, first+i)
+	}
+	return forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
+		docs, err := t.expand(set, first+i)
+		if err != nil {
+			return Result{Outcome: Failed, Error: err}
+		}
+		return f.createTile(ctx, docs, there[names[i]], dry)
+	})
+}
+
+// forTiles does something to each of many tiles.
+func forTiles(ctx context.Context, names []string, report func(Result), do func(context.Context, int) Result) (Summary, error) {
+	places, err := arrange(names, nil, anyhow)
+	if err != nil {
+		return Summary{}, err
+	}
+	s := &schedule{places: places, names: names, parallel: tilesAtOnce, keepGoing: true, do: do}
+	return s.tell(ctx, func(Plan) {}, func(i int, r Result) {
+		r.Name = names[i]
+		report(r)
+	}), nil
+}
+
+// createTile makes one tile. There are the guests that it has already.
+func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []string, dry bool) Result {
+	if len(there) > 0 {
+		for _, d := range docs.domains {
+			if !slices.Contains(there, d.name) {
+				return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
+					"tile %s is there already, and without domain %q: remove it first", docs.name, d.name)}
+			}
+		}
+		return Result{Outcome: Unchanged}
+	}
+	if err := f.checkRoom(docs); err != nil {
+		return Result{Outcome: Failed, Error: err}
+	}
+	note := fmt.Sprintf("%d guests, %d volumes", len(docs.domains), len(docs.volumes))
+	if dry {
+		return Result{Outcome: Would, Note: note}
+	}
+	b := &building{fleet: f}
+	err := b.build(ctx, docs)
+	if err == nil {
+		return Result{Outcome: Done, Note: note}
+	}
+	outcome := Failed
+	if ctx.Err() != nil {
+		outcome = Cancelled
+	}
+	if undone := b.undo(context.WithoutCancel(ctx)); undone != nil {
+		return Result{Outcome: Failed, Error: errors.Join(err, fmt.Errorf("what was made of the tile is still there: %w", undone))}
+	}
+	return Result{Outcome: outcome, Error: err}
+}
+
+// checkRoom refuses a tile before anything of it is made.
+func (f *Fleet) checkRoom(docs *tileDocuments) error {
+	for _, v := range docs.volumes {
+		p, err := f.pools.ByName(v.Pool)
+		if err != nil {
+			return err
+		}
+		switch _, err := p.Volume(v.Name); {
+		case err == nil:
+			return fault.New(fault.Exists, fault.Volume, "pool %q has a volume %q already; delete or rename that first", v.Pool, v.Name)
+		case !fault.Is(err, fault.NotFound):
+			return err
+		}
+	}
+	for _, d := range docs.domains {
+		if _, err := f.guests.ByName(d.name); err == nil {
+			return fault.New(fault.Exists, fault.Domain, "domain %q is there already and belongs to no such tile", d.name)
+		}
+		if err := d.check(docs.name); err != nil {
+			return fault.Wrap(err, fault.Of(err), fault.About(err), "domain %q of the template", d.name)
+		}
+	}
+	return nil
+}
+
+// check looks whether the document will be understood as the guest that it was
+// marked to be.
+func (d domainDocument) check(tile string) error {
+	def, err := domainxml.Parse(d.doc, domainxml.Options{})
+	if err != nil {
+		return err
+	}
+	m, err := readMarks(def.Metadata)
+	if err == nil && (def.Name != d.name || m.Labels[tileLabel] != tile) {
+		return fault.New(fault.Invalid, fault.XML, "it has more than one <name> or <metadata>")
+	}
+	return err
+}
+
+// building is a tile being made, with what there is of it so far.
+type building struct {
+	fleet   *Fleet
+	volumes []VolumeName
+	guests  []*guest.Guest
+}
+
+// build makes the volumes in the template's order, so that one may lie above
+// another, and then the guests.
+func (b *building) build(ctx context.Context, docs *tileDocuments) error {
+	for _, v := range docs.volumes {
+		if err := b.fleet.createVolume(ctx, v); err != nil {
+			return fmt.Errorf("cannot create volume %s: %w", v.VolumeName, err)
+		}
+		b.volumes = append(b.volumes, v.VolumeName)
+	}
+	for _, d := range docs.domains {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		g, err := b.fleet.guests.Define(context.WithoutCancel(ctx), d.doc, false)
+		if err != nil {
+			return fmt.Errorf("cannot define domain %q: %w", d.name, err)
+		}
+		b.guests = append(b.guests, g)
+	}
+	return nil
+}
+
+// undo takes back what was made, the last first.
+func (b *building) undo(ctx context.Context) error {
+	var failures []error
+	for _, g := range slices.Backward(b.guests) {
+		if err := g.Undefine(ctx, guest.UndefineOptions{NVRAM: true, TPM: true}); err != nil && !fault.Is(err, fault.NotFound) {
+			failures = append(failures, err)
+		}
+	}
+	for _, v := range slices.Backward(b.volumes) {
+		failures = append(failures, b.fleet.deleteVolume(ctx, v))
+	}
+	return errors.Join(failures...)
+}
+
+// RemoveTiles ends and undefines the guests of tiles, and deletes the volumes that
+// CreateTiles made for them. Tiles are named by SET, SET/NUMBER or a glob of that;
+// results are one for each.
+func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report func(Result)) (Summary, error) {
+	wanted, err := parseTerm(byTile + "=" + strings.TrimSpace(tiles))
+	if err != nil {
+		return Summary{}, fault.Wrap(err, fault.Invalid, fault.Call, "%q", tiles)
+	}
+	chosen := slices.DeleteFunc(f.Tiles(), func(t TileState) bool { return !wanted.value.matches(t.Name()) })
+	if len(chosen) == 0 && wanted.value.literal() {
+		return Summary{}, fault.New(fault.NotFound, fault.Domain, "no tile %s", tiles)
+	}
+	names := make([]string, len(chosen))
+	for i, t := range chosen {
+		names[i] = t.Name()
+	}
+	users := f.users()
+	return forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
+		if err := f.checkUnused(chosen[i], users); err != nil {
+			return Result{Outcome: Failed, Error: err}
+		}
+		note := fmt.Sprintf("%d guests, %d volumes", chosen[i].Guests, len(chosen[i].Volumes))
+		if dry {
+			return Result{Outcome: Would, Note: note}
+		}
+		if err := f.removeTile(context.WithoutCancel(ctx), chosen[i]); err != nil {
+			return Result{Outcome: Failed, Error: err}
+		}
+		return Result{Outcome: Done, Note: note}
+	})
+}
+
+// removeTile ends the guests, then deletes the volumes, then forgets the guests:
+// as long as a volume is left somebody knows whose it was, and the same can be
+// asked again.
+func (f *Fleet) removeTile(ctx context.Context, t TileState) error {
+	var failures []error
+	for _, m := range t.members {
+		if m.Guest.View().State.Active() {
+			failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
+		}
+	}
+	if err := errors.Join(failures...); err != nil {
+		return err
+	}
+	for _, v := range slices.Backward(t.Volumes) {
+		if err := f.deleteVolume(ctx, v); err != nil {
+			return err
+		}
+	}
+	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
+	for _, m := range t.members {
+		if !m.Guest.View().Persistent {
+			continue
+		}
+		failures = append(failures, unless(m.Guest.Undefine(ctx, all), fault.NotFound))
+		if m.Guest.View().State.Active() { // somebody started it meanwhile
+			failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
+		}
+	}
+	return errors.Join(failures...)
+}
+
+// unless drops an error that says that nothing was left to do.
+func unless(err error, kind fault.Kind) error {
+	if fault.Is(err, kind) || fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,83 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/volume"
+)
+
+func (f *Fleet) createVolume(ctx context.Context, v volumeDocument) error {
+	p, err := f.pools.ByName(v.Pool)
+	if err != nil {
+		return err
+	}
+	_, err = p.CreateVolume(ctx, v.doc, volume.CreateOptions{})
+	return err
+}
+
+// deleteVolume deletes a volume that was made for a tile. One that has gone
+// already is no failure; a pool that has is one, for nobody knows then whether
+// the volume has.
+func (f *Fleet) deleteVolume(ctx context.Context, v VolumeName) error {
+	p, err := f.pools.ByName(v.Pool)
+	if err == nil {
+		if err = p.DeleteVolume(ctx, v.Name); fault.Is(err, fault.NotFound) {
+			return nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("cannot delete volume %s: %w", v, err)
+	}
+	return nil
+}
+
+// user is a guest whose disk a volume is.
+type user struct{ name, tile string }
+
+// users tells which guests have which volumes as their disks, by POOL/NAME or by
+// path, as their definitions say.
+func (f *Fleet) users() map[string][]user {
+	users := map[string][]user{}
+	for _, m := range f.members() {
+		who := user{m.View.Name, m.Labels[tileLabel]}
+		for _, d := range []*domain.Definition{m.View.Active, m.View.Inactive} {
+			if d == nil {
+				continue
+			}
+			for _, disk := range d.Devices.Disks {
+				switch s := disk.Source; {
+				case s == nil:
+				case s.Volume != nil:
+					key := VolumeName{s.Volume.Pool, s.Volume.Volume}.String()
+					users[key] = append(users[key], who)
+				default:
+					users[s.Path()] = append(users[s.Path()], who)
+				}
+			}
+		}
+	}
+	return users
+}
+
+// checkUnused refuses to delete volumes that guests outside of the tile have come
+// to use.
+func (f *Fleet) checkUnused(t TileState, users map[string][]user) error {
+	for _, v := range t.Volumes {
+		who := users[v.String()]
+		if p, err := f.pools.ByName(v.Pool); err == nil {
+			if found, err := p.Volume(v.Name); err == nil {
+				who = append(who[:len(who):len(who)], users[found.Path]...)
+			}
+		}
+		for _, u := range who {
+			if u.tile != t.Name() {
+				return fault.New(fault.WrongState, fault.Volume,
+					"domain %q, which is not of tile %s, uses its volume %s; take the disk from it first", u.name, t.Name(), v)
+			}
+		}
+	}
+	return nil
+}
