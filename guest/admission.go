@@ -56,6 +56,7 @@ func (l *launching) runAdmitted(ctx context.Context) error {
 		return err
 	}
 	o.PID = l.run.PID
+	l.g.reg.Ledger.Started(l.run.UUID)
 	return nil
 }
 

@@ -3,6 +3,8 @@ package guest
 import (
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/host"
 )
@@ -20,8 +22,13 @@ func TestNeedCountsContextsOfNativeIOAndPTYs(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := need(def)
-	want := host.Need{Threads: baseThreads + 4 + 2, Files: baseFiles + 4*diskFiles, PTYs: 2, AIO: 2 * host.AIOContext}
-	if got != want {
-		t.Fatalf("got %+v, want %+v", got, want)
+	want := host.Need{Threads: baseThreads + 4 + 2, Files: baseFiles + 4*diskFiles, PTYs: 2, AIO: 2 * host.AIOContext, DaemonFiles: daemonFiles}
+	want.Maps = baseMaps + threadMaps*want.Threads + 4*deviceMaps
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatal(diff)
+	}
+	def.Backing.Locked = true
+	if got := need(def).Locked; got != def.Memory+lockedBeside {
+		t.Errorf("a locked guest of %d bytes locks %d", def.Memory, got)
 	}
 }

@@ -117,7 +117,7 @@ func (m *promises) impossible(q StartRequest) error {
 	}
 	if all := m.usable(m.host.Total, m.host.SwapTotal); m.least(q) > all {
 		return fault.New(fault.NoCapacity, fault.Host, "the guest takes %s of memory at once, and this host has %s for guests in all",
-			bytes(m.least(q)), bytes(all))
+			mebibytes(m.least(q)), mebibytes(all))
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (m *promises) admit(q StartRequest, launches map[*place]struct{}) (expected
 	}
 	return 0, fault.New(fault.NoCapacity, fault.Host,
 		"the guest takes about %s of memory, and of %s that are available (%s of swap, %s kept back for the host) %s are promised to guests that are starting; stop a guest, or give this one less memory",
-		bytes(wanted), bytes(m.host.Available), bytes(m.host.SwapFree), bytes(m.reserve()), bytes(promised))
+		mebibytes(wanted), mebibytes(m.host.Available), mebibytes(m.host.SwapFree), mebibytes(m.reserve()), mebibytes(promised))
 }
 
 // launched notes a guest that has started and now touches what it was promised. A
@@ -211,3 +211,6 @@ func (m *promises) learn(g *settler) {
 	old := m.seen[g.kind]
 	m.seen[g.kind] = max(g.resident, old-old/16)
 }
+
+// mebibytes prints a size that nobody wants to the byte.
+func mebibytes(n uint64) string { return bytes(n >> 20 << 20) }

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/topology"
 )
 
@@ -15,6 +16,9 @@ import (
 // otherwise be promised more than once.
 type Ledger struct {
 	inventory *Inventory
+	// Limits are what a guest's needs are held against; nil: nothing. They are set
+	// before the books are used.
+	Limits *Limits
 
 	mu   sync.Mutex
 	held map[string]topology.Reservation
@@ -26,9 +30,8 @@ func NewLedger(inventory *Inventory) *Ledger {
 }
 
 // Reserve enters what a guest, known by any key of the caller's, is about to
-// take, and holds what it needs besides against the host's ceilings. NoCapacity
-// says what is missing, with the sums. What is granted is held
-// until Release.
+// take, and holds what it needs besides against the host's limits. NoCapacity says
+// what is missing, with the sums. What is granted is held until Release.
 func (l *Ledger) Reserve(guest string, want topology.Reservation, need Need) error {
 	facts := l.inventory.Facts()
 	if want.Memory > facts.Memory {
@@ -38,14 +41,23 @@ func (l *Ledger) Reserve(guest string, want topology.Reservation, need Need) err
 	if missing := want.CPUs.Minus(facts.Topology.Online); !missing.IsEmpty() {
 		return fault.New(fault.NoCapacity, fault.Host, "the guest wants processors %s to itself, of which %s are not online", want.CPUs, missing)
 	}
-	if err := l.inventory.CheckCeilings(need); err != nil {
-		return err
-	}
 	// The pools are read before the books are locked: reading may be slow.
 	pools, err := l.readPools(want.Pages)
 	if err != nil {
 		return err
 	}
+	if err := l.enter(guest, want, pools); err != nil {
+		return err
+	}
+	need.Pages = want.Pages
+	if err := l.Limits.take(guest, need); err != nil {
+		l.Release(guest)
+		return err
+	}
+	return nil
+}
+
+func (l *Ledger) enter(guest string, want topology.Reservation, pools map[poolID]topology.PagePool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, twice := l.held[guest]; twice {
@@ -61,6 +73,9 @@ func (l *Ledger) Reserve(guest string, want topology.Reservation, need Need) err
 	return nil
 }
 
+// Started says that a guest has taken what it reserved of the host's limits.
+func (l *Ledger) Started(guest string) { l.Limits.started(guest) }
+
 // Restore enters what an adopted guest holds already, without asking whether it
 // could have it.
 func (l *Ledger) Restore(guest string, holds topology.Reservation) {
@@ -71,6 +86,7 @@ func (l *Ledger) Restore(guest string, holds topology.Reservation) {
 
 // Release gives back what a guest held. A guest that holds nothing is fine.
 func (l *Ledger) Release(guest string) {
+	l.Limits.release(guest)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.held, guest)
@@ -136,8 +152,8 @@ func (l *Ledger) admitPages(demands []topology.PageDemand, pools map[poolID]topo
 				where = "cell " + topology.CPUs(id.cell).String()
 			}
 			return fault.New(fault.NoCapacity, fault.Host,
-				"the guest wants %d huge pages of %s and %s has %d left (%d in all, %d free, %d held by other guests)",
-				want[id], bytes(id.size), where, left, pool.Total, pool.Free, held[id])
+				"the guest wants %d huge pages of %s and %s has %d left (%d in all, %d free, %d held by other guests); get more with: echo %d > %s/nr_hugepages",
+				want[id], bytes(id.size), where, left, pool.Total, pool.Free, held[id], pool.Total+want[id]-left, kernel.HugePageDir(id.cell, id.size))
 		}
 	}
 	return nil

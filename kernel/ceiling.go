@@ -50,7 +50,7 @@ func (r Root) Ceilings() ([]Ceiling, error) {
 		return nil, err
 	}
 	for _, name := range []string{"kernel.threads-max", "kernel.pid_max"} {
-		limit, err := r.sysctl(strings.Replace(name, ".", "/", 1))
+		limit, err := r.sysctl(sysctlFile(name))
 		if fault.Is(err, fault.NotFound) {
 			continue
 		}
@@ -79,3 +79,5 @@ func (r Root) sysctl(file string) (uint64, error) {
 	}
 	return uint64(n), nil
 }
+
+func sysctlFile(name string) string { return strings.ReplaceAll(name, ".", "/") }

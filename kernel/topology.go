@@ -194,6 +194,16 @@ func (r Root) HostPages() ([]topology.PagePool, error) {
 	return pools, nil
 }
 
+// HugePageDir is where the kernel keeps the pool of huge pages of one size, in
+// bytes, of one cell or of the whole host.
+func HugePageDir(cell int, size uint64) string {
+	dir := "/sys/kernel/mm/hugepages"
+	if cell != topology.AnyCell {
+		dir = "/" + nodeDir + "/node" + strconv.Itoa(cell) + "/hugepages"
+	}
+	return dir + "/hugepages-" + strconv.FormatUint(size>>10, 10) + "kB"
+}
+
 // pools reads the pools of huge pages below dir and makes the pool of base
 // pages from what they leave.
 func (r Root) pools(memory Memory, dir string) []topology.PagePool {

@@ -92,7 +92,6 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err != nil {
 		return nil, err
 	}
-	warn(inventory, log)
 	groups := kernel.OpenCgroups(root, o.instance())
 	opened.add(func() error {
 		if err := groups.Close(); !fault.Is(err, fault.Busy) {
@@ -100,6 +99,10 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		}
 		return nil // guests outlive the daemon, and so do their groups
 	})
+	limits := host.NewLimits(root, groups, log)
+	warn(limits, log)
+	ledger := host.NewLedger(inventory)
+	ledger.Limits = limits
 	emulators, err := host.NewEmulators(records, o.emulator, log)
 	if err != nil {
 		return nil, err
@@ -129,7 +132,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	}
 	guests, err := guest.Open(guest.Config{
 		DataDir: filepath.Join(o.data, "guest"), RunDir: filepath.Join(o.run, "guest"), Instance: o.instance(),
-		Log: log, Store: records, Events: events, Emulators: emulators, Ledger: host.NewLedger(inventory),
+		Log: log, Store: records, Events: events, Emulators: emulators, Ledger: ledger,
 		Starts:   host.NewStarts(root, runtime.NumCPU(), log),
 		Networks: networks, Pools: pools, Cgroups: groups, Kernel: root, Boot: bootID(),
 	})
@@ -140,9 +143,9 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	return &libvirt.Rooms{Events: events, Guests: guests, Networks: networks, Pools: pools, Host: inventory, Devices: devices, Emulators: emulators}, nil
 }
 
-// warn says which limits of the host will stop it.
-func warn(inventory *host.Inventory, log *slog.Logger) {
-	warnings, err := inventory.Warnings(manyGuests)
+// warn raises the daemon's own limits, and says which others will stop this host.
+func warn(limits *host.Limits, log *slog.Logger) {
+	warnings, err := limits.Prepare(manyGuests)
 	if err != nil {
 		log.Warn("cannot check the host's limits", "error", err)
 	}
