@@ -16,9 +16,12 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sync/errgroup"
 
+	"github.com/lodge-kvm/lodge/api"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
@@ -41,15 +44,25 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	own, err := socket.Listen(ctx, socket.Place{Path: filepath.Join(o.run, "lodge.sock"), GID: o.gid()})
+	if err != nil {
+		return err
+	}
 	server := libvirt.New(libvirt.Config{Rooms: *rooms, Log: log, Groups: o.groups()})
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(ctx, listeners...) }()
+	sets := api.New(api.Config{
+		Fleet:  fleet.New(fleet.Config{Guests: rooms.Guests, Pools: rooms.Pools, Events: rooms.Events, Log: log}),
+		Guests: rooms.Guests, Events: rooms.Events, Starts: rooms.Guests.Starts,
+		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients,
+	})
+	served, ctx := errgroup.WithContext(ctx)
+	served.Go(func() error { return server.Serve(ctx, listeners...) })
+	served.Go(func() error { return sets.Serve(ctx, own) })
 	fmt.Fprintln(os.Stderr, "ready")
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warn("cannot tell systemd that the daemon is ready", "error", err)
 	}
 	rooms.Guests.Autostart(ctx)
-	err = <-served
+	err = served.Wait()
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyStopping); err != nil {
 		log.Warn("cannot tell systemd that the daemon is stopping", "error", err)
 	}
@@ -181,10 +194,7 @@ func (o *options) listen(ctx context.Context) ([]libvirt.Listener, error) {
 	if o.libvirtSockets {
 		names = append(names, "/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
 	}
-	gid := 0
-	if g := o.groups(); len(g) > 0 {
-		gid = int(g[0])
-	}
+	gid := o.gid()
 	var listeners []libvirt.Listener
 	for _, name := range names {
 		for _, p := range []socket.Place{{Path: name, GID: gid}, {Path: name + "-ro", Everybody: true}} {
@@ -196,6 +206,14 @@ func (o *options) listen(ctx context.Context) ([]libvirt.Listener, error) {
 		}
 	}
 	return listeners, nil
+}
+
+// gid is the group that the read-write sockets are given to; 0: root alone.
+func (o *options) gid() int {
+	if g := o.groups(); len(g) > 0 {
+		return int(g[0])
+	}
+	return 0
 }
 
 // groups are those whose members may use the read-write socket.
