@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/link"
 	"github.com/lodge-kvm/lodge/qemu"
 )
 
@@ -22,6 +23,10 @@ import (
 // answer delays nobody: it is adopted and shown as stuck.
 func Open(c Config) (*Registry, error) {
 	r := newRegistry(c)
+	var err error
+	if r.meter, err = link.OpenMeter(); err != nil {
+		return nil, err
+	}
 	for _, dir := range []string{c.RunDir, c.DataDir, r.logDir(), r.saveDir(), r.nvramDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make %s", dir)
@@ -39,6 +44,7 @@ func Open(c Config) (*Registry, error) {
 	for _, g := range r.byUUID {
 		r.run(g)
 	}
+	r.loops.Go(func() { r.sampler.run(r.life) })
 	return r, nil
 }
 

@@ -36,7 +36,7 @@ type Guest struct {
 	live    atomic.Pointer[run] // the running guest's connections, for reads beside the loop
 	mailbox chan *task          // bounded: senders wait, with their own deadline
 	ended   chan struct{}       // closed when the loop has returned
-	sampler sampler
+	gauge   *gauge
 
 	// Everything below belongs to the loop.
 
@@ -79,6 +79,7 @@ func newGuest(r *Registry, name, uuid string) *Guest {
 		state:   lifecycle.State{Phase: domain.ShutOff, Reason: domain.ReasonUnknown},
 		turn:    time.NewTimer(waitForTurn),
 	}
+	g.gauge = &gauge{take: g.measure}
 	g.turn.Stop()
 	g.publish()
 	return g

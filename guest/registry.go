@@ -6,11 +6,13 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/link"
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
@@ -46,10 +48,12 @@ type Registry struct {
 	store  *store.Store
 	events *event.Log
 	// life ends the loops; it is the daemon's.
-	life  context.Context
-	stop  context.CancelCauseFunc
-	loops sync.WaitGroup
-	ports ports
+	life    context.Context
+	stop    context.CancelCauseFunc
+	loops   sync.WaitGroup
+	ports   ports
+	sampler *sampler
+	meter   *link.Meter // of all guests' interfaces
 
 	mu     sync.RWMutex
 	byName map[string]*Guest
@@ -64,6 +68,7 @@ func newRegistry(c Config) *Registry {
 		byName: map[string]*Guest{}, byUUID: map[string]*Guest{}, byID: map[int]*Guest{},
 	}
 	r.life, r.stop = context.WithCancelCause(context.Background())
+	r.sampler = newSampler(r.gauges)
 	return r
 }
 
@@ -71,6 +76,7 @@ func newRegistry(c Config) *Registry {
 func (r *Registry) Close() {
 	r.stop(fault.New(fault.Aborted, fault.Host, "the daemon is stopping"))
 	r.loops.Wait()
+	r.meter.Close()
 }
 
 // ByName finds a guest by its name.
@@ -191,6 +197,21 @@ func (r *Registry) setID(g *Guest, id int) {
 	defer r.mu.Unlock()
 	r.byID[id] = g
 	r.lastID = max(r.lastID, id)
+	g.gauge.restart(time.Now())
+	if len(r.byID) == 1 {
+		r.sampler.nudge() // it sleeps while no guest runs
+	}
+}
+
+// gauges gives those of the guests that run, in no order.
+func (r *Registry) gauges() []*gauge {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	all := make([]*gauge, 0, len(r.byID))
+	for _, g := range r.byID {
+		all = append(all, g.gauge)
+	}
+	return all
 }
 
 func (r *Registry) dropID(id int) {

@@ -38,7 +38,9 @@ func (g *Guest) ResizeDisk(ctx context.Context, disk string, size uint64) error 
 				return nil, fault.New(fault.WrongState, fault.Device, "disk %s has no medium", d.Target)
 			}
 			rounded := (size + sector - 1) / sector * sector
-			return nil, s.Execute(ctx, "block_resize", map[string]any{"node-name": b.Inserted.NodeName, "size": rounded}, nil)
+			err = s.Execute(ctx, "block_resize", map[string]any{"node-name": b.Inserted.NodeName, "size": rounded}, nil)
+			g.gauge.outdate()
+			return nil, err
 		}, nil
 	})
 }

@@ -1,6 +1,8 @@
 package guest
 
 import (
+	"time"
+
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
 )
@@ -17,6 +19,16 @@ func (g *Guest) Usage() (kernel.GroupStats, error) {
 	}
 	p, err := g.reg.Kernel.Process(r.PID)
 	return kernel.GroupStats{CPU: p.User + p.System, User: p.User, System: p.System}, err
+}
+
+// CPUTime is the processor time that a running guest's process used so far.
+func (g *Guest) CPUTime() (time.Duration, error) {
+	r := g.live.Load()
+	if r == nil {
+		return 0, errNotRunning()
+	}
+	p, err := g.reg.Kernel.Process(r.PID)
+	return p.User + p.System, err
 }
 
 // Limits reads what the control group of a running guest holds it to.

@@ -2,7 +2,7 @@ package libvirt
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -32,72 +32,72 @@ const (
 )
 
 const (
-	// samplers is how many guests are sampled at a time for one call.
-	samplers = 32
-	// statsPatience is how long one guest is waited for. One that does not
-	// answer is told of with what is known.
-	statsPatience = 2 * time.Second
-	noWait        = 50 * time.Millisecond
-	// allStatsPatience is how long all of them are, so that many stuck guests do
-	// not add up.
-	allStatsPatience = 5 * time.Second
+	// fewNamed is how many domains a call may name for fresh samples of them to be
+	// taken. A call about more, or about all, is answered from what the sampler has.
+	fewNamed = 8
+	// namedPatience is how long those are waited for, all together.
+	namedPatience = time.Second
 )
 
-func (h *handlers) connectGetAllDomainStats(ctx context.Context, _ *session, args *xdr.ConnectGetAllDomainStatsArgs) (*xdr.ConnectGetAllDomainStatsRet, error) {
+// connectGetAllDomainStats tells what domains use, from samples: it waits for no
+// guest and touches no disk, unless the client names a few domains and lets it.
+func (h *handlers) connectGetAllDomainStats(ctx context.Context, _ *session, args *xdr.ConnectGetAllDomainStatsArgs) (*xdr.ConnectGetAllDomainStatsRet, func(), error) {
 	const known = statsFilters | statsNoWait | statsBacking | statsEnforce
 	if err := checkFlags("CONNECT_GET_ALL_DOMAIN_STATS", args.Flags, known); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if unknown := args.Stats &^ statsGroups; unknown != 0 && args.Flags&statsEnforce != 0 {
-		return nil, withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "Stats types bits 0x%x are not supported by this daemon", unknown))
+		return nil, nil, withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "Stats types bits 0x%x are not supported by this daemon", unknown))
 	}
 	guests, err := h.statsSubjects(args)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	wanted := statsRequest{groups: args.Stats, patience: statsPatience, backing: args.Flags&statsBacking != 0}
+	wanted := statsRequest{groups: args.Stats, backing: args.Flags&statsBacking != 0}
 	if wanted.groups == 0 {
 		wanted.groups = statsGroups
 	}
-	if args.Flags&statsNoWait != 0 {
-		wanted.patience = noWait
+	if n := len(args.Domains); n > 0 && n <= fewNamed && args.Flags&statsNoWait == 0 {
+		wanted.refresh(ctx, guests)
+	} else {
+		h.Guests.Refresh()
 	}
-	ctx, cancel := context.WithTimeout(ctx, allStatsPatience)
-	defer cancel()
-	records := make([]xdr.DomainStatsRecord, len(guests))
-	var sampling sync.WaitGroup
-	places := make(chan struct{}, samplers)
-	for i, g := range guests {
-		places <- struct{}{}
-		sampling.Go(func() {
-			defer func() { <-places }()
-			records[i] = wanted.record(ctx, g)
-		})
+	p := statsRoom.Get().(*statsParams)
+	done := func() {
+		p.list = p.list[:0]
+		statsRoom.Put(p)
 	}
-	sampling.Wait()
-	return &xdr.ConnectGetAllDomainStatsRet{Stats: records}, nil
+	ret := &xdr.ConnectGetAllDomainStatsRet{Stats: make([]xdr.DomainStatsRecord, 0, len(guests))}
+	for _, g := range guests {
+		record, err := wanted.record(p, g)
+		if err != nil {
+			return nil, nil, err
+		}
+		ret.Stats = append(ret.Stats, record)
+	}
+	return ret, done, nil
 }
 
 // statsSubjects gives the guests that a call asks about: those named, or all
 // that pass its filters.
 func (h *handlers) statsSubjects(args *xdr.ConnectGetAllDomainStatsArgs) ([]*guest.Guest, error) {
-	all := h.Guests.All()
-	if len(args.Domains) > 0 {
-		all = nil
-		for _, d := range args.Domains {
-			g, err := h.guest(d)
-			if fault.Is(err, fault.NotFound) {
-				continue // gone since the client listed it
-			}
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, g)
-		}
+	var all []*guest.Guest
+	if len(args.Domains) == 0 {
+		all = h.Guests.All()
 	}
-	var chosen []*guest.Guest
+	for _, d := range args.Domains {
+		g, err := h.guest(d)
+		if fault.Is(err, fault.NotFound) {
+			continue // gone since the client listed it
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, g)
+	}
+	chosen := all[:0]
 	for _, g := range all {
-		if matches(g.View(), args.Flags&statsFilters) {
+		if v := g.View(); v.Current() != nil && matches(v, args.Flags&statsFilters) {
 			chosen = append(chosen, g)
 		}
 	}
@@ -106,55 +106,45 @@ func (h *handlers) statsSubjects(args *xdr.ConnectGetAllDomainStatsArgs) ([]*gue
 
 // statsRequest is what one call wants to know of each guest.
 type statsRequest struct {
-	groups   uint32
-	patience time.Duration
-	backing  bool
+	groups  uint32
+	backing bool
+	// atRest are the sizes of the images of guests that do not run, where they
+	// were looked up.
+	atRest map[*guest.Guest]map[string]guest.BlockInfo
 }
 
-// record tells of one guest. What the guest does not answer is missing.
-func (r *statsRequest) record(ctx context.Context, g *guest.Guest) xdr.DomainStatsRecord {
-	v := g.View()
-	d, err := wireDomain(v)
-	if err != nil || v.Current() == nil {
-		return xdr.DomainStatsRecord{Domain: d}
+// refresh has new samples taken of a few guests, and waits for them as long as
+// its patience lasts; and looks up the sizes of the images of those that do not
+// run.
+func (r *statsRequest) refresh(ctx context.Context, guests []*guest.Guest) {
+	if r.groups&^statsState == 0 {
+		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.patience)
+	ctx, cancel := context.WithTimeout(ctx, namedPatience)
 	defer cancel()
-	st := new(guest.Stats)
-	if v.Active != nil && r.groups&^statsState != 0 {
-		if sampled, err := g.Stats(ctx, statsAge); err == nil {
-			st = sampled
-		}
+	sizes := make([]map[string]guest.BlockInfo, len(guests))
+	var all sync.WaitGroup
+	for i, g := range guests {
+		all.Go(func() {
+			switch v := g.View(); {
+			case v.Active != nil:
+				_, _ = g.Stats(ctx, statsAge) // what came of it is in the guest's sample
+			case r.groups&statsBlock != 0:
+				sizes[i] = sizesAtRest(ctx, g, v)
+			}
+		})
 	}
-	p := &statsParams{paramList{most: xdr.MaxDomainStatsParams}}
-	for _, part := range []struct {
-		group uint32
-		add   func(*statsParams, *guest.View, *guest.Stats)
-	}{
-		{statsState, (*statsParams).state},
-		{statsCPU, (*statsParams).cpu},
-		{statsBalloon, (*statsParams).balloon},
-		{statsVCPU, (*statsParams).vcpus},
-		{statsInterface, (*statsParams).interfaces},
-		{statsIOThread, (*statsParams).iothreads},
-	} {
-		if r.groups&part.group != 0 {
-			part.add(p, v, st)
-		}
+	all.Wait()
+	r.atRest = map[*guest.Guest]map[string]guest.BlockInfo{}
+	for i, g := range guests {
+		r.atRest[g] = sizes[i]
 	}
-	if r.groups&statsBlock != 0 {
-		p.disks(v, st, r.backing, sizesAtRest(ctx, g, v))
-	}
-	if st.Stale != nil { // says how old the figures are; absent where they are fresh
-		p.number("lodge.age-ms", uint64(time.Since(st.At).Milliseconds()))
-	}
-	return xdr.DomainStatsRecord{Domain: d, Params: p.list}
 }
 
 // sizesAtRest tells the sizes of the images of a guest that does not run, as
 // far as they are found in time.
 func sizesAtRest(ctx context.Context, g *guest.Guest, v *guest.View) map[string]guest.BlockInfo {
-	if v.Active != nil {
+	if v.Current() == nil {
 		return nil
 	}
 	sizes := map[string]guest.BlockInfo{}
@@ -169,8 +159,99 @@ func sizesAtRest(ctx context.Context, g *guest.Guest, v *guest.View) map[string]
 	return sizes
 }
 
-// statsParams are the parameters of one guest, under construction.
+// record tells of one guest. What is not known of it is missing.
+func (r *statsRequest) record(p *statsParams, g *guest.Guest) (xdr.DomainStatsRecord, error) {
+	v := g.View()
+	d, err := wireDomain(v)
+	if err != nil || v.Current() == nil { // it has gone meanwhile
+		return xdr.DomainStatsRecord{Domain: d}, err
+	}
+	st := new(guest.Stats)
+	if v.Active != nil && r.groups&^statsState != 0 {
+		if sample := g.Sample(); sample != nil {
+			st = sample
+		}
+	}
+	return xdr.DomainStatsRecord{Domain: d, Params: r.figures(p, v, st, r.atRest[g])}, nil
+}
+
+// figures lists the groups that are wanted, from a sample that may be empty.
+func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, atRest map[string]guest.BlockInfo) []xdr.TypedParam {
+	begin := len(p.list)
+	p.most = begin + xdr.MaxDomainStatsParams
+	for _, part := range statsParts {
+		if r.groups&part.group != 0 {
+			part.add(p, v, st)
+		}
+	}
+	if r.groups&statsBlock != 0 {
+		p.disks(v, st, r.backing, atRest)
+	}
+	if !st.At.IsZero() {
+		p.number("lodge.age-ms", uint64(max(0, time.Since(st.At).Milliseconds())))
+	}
+	if st.Stale != nil {
+		p.text("lodge.stale", st.Stale.Error())
+	}
+	return p.list[begin:len(p.list):len(p.list)]
+}
+
+// statsParts are the groups that need nothing but a view and a sample.
+var statsParts = []struct {
+	group uint32
+	add   func(*statsParams, *guest.View, *guest.Stats)
+}{
+	{statsState, (*statsParams).state},
+	{statsCPU, (*statsParams).cpu},
+	{statsBalloon, (*statsParams).balloon},
+	{statsVCPU, (*statsParams).vcpus},
+	{statsInterface, (*statsParams).interfaces},
+	{statsIOThread, (*statsParams).iothreads},
+}
+
+// figureNames are the names of the figures of numbered things, such as
+// "net.0.rx.bytes". Those of the first things are made once: a call for a
+// thousand guests needs a hundred thousand of them.
+type figureNames struct {
+	prefix   string
+	suffixes []string
+	made     [][]string
+}
+
+const namesMade = 32
+
+func newFigureNames(prefix string, suffixes ...string) *figureNames {
+	n := &figureNames{prefix: prefix, suffixes: suffixes, made: make([][]string, namesMade)}
+	for i := range n.made {
+		n.made[i] = n.make(uint(i))
+	}
+	return n
+}
+
+func (n *figureNames) make(i uint) []string {
+	prefix := n.prefix + strconv.FormatUint(uint64(i), 10) + "."
+	names := make([]string, len(n.suffixes))
+	for at, suffix := range n.suffixes {
+		names[at] = prefix + suffix
+	}
+	return names
+}
+
+// of gives the names for the thing of that number, in the order of the suffixes.
+func (n *figureNames) of(i uint) []string {
+	if i < uint(len(n.made)) {
+		return n.made[i]
+	}
+	return n.make(i)
+}
+
+// statsParams are the parameters of all guests of one call, one guest's behind
+// the other's.
 type statsParams struct{ paramList }
+
+// statsRoom keeps the room that calls have used for those that come after: it is
+// megabytes for some hundred guests, and free once the reply is encoded.
+var statsRoom = sync.Pool{New: func() any { return new(statsParams) }}
 
 func (p *statsParams) state(v *guest.View, _ *guest.Stats) {
 	p.add("state.state", xdr.Int(int32(v.State)))
@@ -190,7 +271,7 @@ func (p *statsParams) balloon(v *guest.View, st *guest.Stats) {
 	p.number("balloon.current", v.Current().CurrentMemory/1024)
 	p.number("balloon.maximum", v.Current().Memory/1024)
 	for _, f := range balloonFigures {
-		if value, ok := st.Balloon.Guest[f.qemu]; ok {
+		if value, ok := st.Balloon.Figure(f.figure); ok {
 			p.number(f.name, value/f.unit)
 		}
 	}
@@ -202,39 +283,73 @@ func (p *statsParams) balloon(v *guest.View, st *guest.Stats) {
 	}
 }
 
+// The figures of one processor. Two of libvirt's names are for the time that a
+// processor was ready to run and waited: one asks the scheduler's statistics,
+// the other its delays.
+const (
+	vcpuState = iota
+	vcpuTime
+	vcpuWait
+	vcpuDelay
+)
+
+var vcpuNames = newFigureNames("vcpu.", "state", "time", "wait", "delay")
+
 func (p *statsParams) vcpus(v *guest.View, st *guest.Stats) {
 	def := v.Current()
 	p.add("vcpu.current", xdr.Uint(uint32(def.VCPUs.Current)))
 	p.add("vcpu.maximum", xdr.Uint(uint32(def.VCPUs.Max)))
 	for _, c := range st.VCPUs {
-		prefix := fmt.Sprintf("vcpu.%d.", c.Index)
-		p.add(prefix+"state", xdr.Int(vcpuRunning))
-		p.number(prefix+"time", uint64(c.Time))
-		// Two names of libvirt's for the time that a processor was ready to run and
-		// waited: one asks the scheduler's statistics, the other its delays.
-		p.number(prefix+"wait", uint64(c.Waiting))
-		p.number(prefix+"delay", uint64(c.Waiting))
+		names := vcpuNames.of(c.Index)
+		p.add(names[vcpuState], xdr.Int(vcpuRunning))
+		p.number(names[vcpuTime], uint64(c.Time))
+		p.number(names[vcpuWait], uint64(c.Waiting))
+		p.number(names[vcpuDelay], uint64(c.Waiting))
 	}
 }
+
+// The figures of one interface.
+const (
+	netName = iota
+	netRxBytes
+	netRxPackets
+	netRxErrors
+	netRxDropped
+	netTxBytes
+	netTxPackets
+	netTxErrors
+	netTxDropped
+)
+
+var netNames = newFigureNames("net.", "name", "rx.bytes", "rx.pkts", "rx.errs", "rx.drop", "tx.bytes", "tx.pkts", "tx.errs", "tx.drop")
 
 func (p *statsParams) interfaces(v *guest.View, st *guest.Stats) {
 	if v.Active == nil {
 		return
 	}
-	p.add("net.count", xdr.Uint(uint32(len(st.NICs))))
-	for i, n := range st.NICs {
-		prefix := fmt.Sprintf("net.%d.", i)
-		p.add(prefix+"name", xdr.String(n.IfName))
-		p.number(prefix+"rx.bytes", n.RxBytes)
-		p.number(prefix+"rx.pkts", n.RxPackets)
-		p.number(prefix+"rx.errs", n.RxErrors)
-		p.number(prefix+"rx.drop", n.RxDropped)
-		p.number(prefix+"tx.bytes", n.TxBytes)
-		p.number(prefix+"tx.pkts", n.TxPackets)
-		p.number(prefix+"tx.errs", n.TxErrors)
-		p.number(prefix+"tx.drop", n.TxDropped)
+	p.count("net.count", len(st.NICs))
+	for i := range st.NICs {
+		n, names := &st.NICs[i], netNames.of(uint(i))
+		p.add(names[netName], xdr.String(n.IfName))
+		p.number(names[netRxBytes], n.RxBytes)
+		p.number(names[netRxPackets], n.RxPackets)
+		p.number(names[netRxErrors], n.RxErrors)
+		p.number(names[netRxDropped], n.RxDropped)
+		p.number(names[netTxBytes], n.TxBytes)
+		p.number(names[netTxPackets], n.TxPackets)
+		p.number(names[netTxErrors], n.TxErrors)
+		p.number(names[netTxDropped], n.TxDropped)
 	}
 }
+
+// The figures of one iothread.
+const (
+	iothreadMax = iota
+	iothreadGrow
+	iothreadShrink
+)
+
+var iothreadNames = newFigureNames("iothread.", "poll-max-ns", "poll-grow", "poll-shrink")
 
 func (p *statsParams) iothreads(_ *guest.View, st *guest.Stats) {
 	if len(st.IOThreads) == 0 {
@@ -242,77 +357,108 @@ func (p *statsParams) iothreads(_ *guest.View, st *guest.Stats) {
 	}
 	p.count("iothread.count", len(st.IOThreads))
 	for _, t := range st.IOThreads {
-		prefix := fmt.Sprintf("iothread.%d.", t.ID)
-		p.number(prefix+"poll-max-ns", t.PollMax)
-		p.add(prefix+"poll-grow", xdr.Uint(uint32(t.PollGrow)))
-		p.add(prefix+"poll-shrink", xdr.Uint(uint32(t.PollShrink)))
+		names := iothreadNames.of(t.ID)
+		p.number(names[iothreadMax], t.PollMax)
+		p.add(names[iothreadGrow], xdr.Uint(uint32(t.PollGrow)))
+		p.add(names[iothreadShrink], xdr.Uint(uint32(t.PollShrink)))
 	}
 }
 
+// The figures of one image of a disk.
+const (
+	blockName = iota
+	blockPath
+	blockBackingIndex
+	blockReadOps
+	blockReadBytes
+	blockReadTime
+	blockWriteOps
+	blockWriteBytes
+	blockWriteTime
+	blockFlushOps
+	blockFlushTime
+	blockAllocation
+	blockCapacity
+	blockPhysical
+)
+
+var blockNames = newFigureNames("block.", "name", "path", "backingIndex", "rd.reqs", "rd.bytes", "rd.times",
+	"wr.reqs", "wr.bytes", "wr.times", "fl.reqs", "fl.times", "allocation", "capacity", "physical")
+
 // disks tells of every disk, and of the images below each if they are wanted.
 func (p *statsParams) disks(v *guest.View, st *guest.Stats, backing bool, atRest map[string]guest.BlockInfo) {
-	sampled := map[string]guest.DiskStats{}
-	for _, s := range st.Disks {
-		sampled[s.Target] = s
-	}
 	disks := v.Current().Devices.Disks
 	count := len(disks)
-	if backing {
-		for _, d := range disks {
-			count += len(sampled[d.Target].Backing)
+	for i, d := range disks {
+		if s := sampled(st, d.Target, i); backing && s != nil {
+			count += len(s.Backing)
 		}
 	}
 	p.count("block.count", count)
-	i := 0
-	next := func(target, path string) (prefix string) {
-		prefix = fmt.Sprintf("block.%d.", i)
-		i++
-		p.add(prefix+"name", xdr.String(target))
-		p.text(prefix+"path", path)
-		return prefix
+	number := uint(0)
+	next := func(target, path string) (names []string) {
+		names = blockNames.of(number)
+		number++
+		p.add(names[blockName], xdr.String(target))
+		p.text(names[blockPath], path)
+		return names
 	}
-	for _, d := range disks {
-		prefix := next(d.Target, d.Source.Path())
+	for i, d := range disks {
+		names := next(d.Target, d.Source.Path())
 		if info, ok := atRest[d.Target]; ok {
-			p.sizes(prefix, info.Allocation, info.Capacity, info.Physical)
+			p.sizes(names, info.Allocation, info.Capacity, info.Physical)
 		}
-		s, ok := sampled[d.Target]
-		if !ok {
+		s := sampled(st, d.Target, i)
+		if s == nil {
 			continue
 		}
 		if s.Index > 0 {
-			p.add(prefix+"backingIndex", xdr.Uint(uint32(s.Index)))
+			p.add(names[blockBackingIndex], xdr.Uint(uint32(s.Index)))
 		}
-		p.traffic(prefix, s)
-		p.sizes(prefix, s.Allocation, s.Capacity, s.Physical)
+		p.traffic(names, s)
+		p.sizes(names, s.Allocation, s.Capacity, s.Physical)
 		if !backing {
 			continue
 		}
 		for _, below := range s.Backing {
-			prefix := next(d.Target, below.Path)
-			p.traffic(prefix, guest.DiskStats{}) // all of it is counted with the top image
-			p.sizes(prefix, below.Allocation, below.Capacity, below.Physical)
+			names := next(d.Target, below.Path)
+			p.traffic(names, new(guest.DiskStats)) // all of it is counted with the top image
+			p.sizes(names, below.Allocation, below.Capacity, below.Physical)
 		}
 	}
 }
 
-func (p *statsParams) traffic(prefix string, s guest.DiskStats) {
-	p.number(prefix+"rd.reqs", s.ReadOps)
-	p.number(prefix+"rd.bytes", s.ReadBytes)
-	p.number(prefix+"rd.times", uint64(s.ReadTime))
-	p.number(prefix+"wr.reqs", s.WriteOps)
-	p.number(prefix+"wr.bytes", s.WriteBytes)
-	p.number(prefix+"wr.times", uint64(s.WriteTime))
-	p.number(prefix+"fl.reqs", s.FlushOps)
-	p.number(prefix+"fl.times", uint64(s.FlushTime))
+// sampled finds the sample of a disk, which is where the disk is in its
+// definition unless one was plugged or unplugged since.
+func sampled(st *guest.Stats, target string, likely int) *guest.DiskStats {
+	if likely < len(st.Disks) && st.Disks[likely].Target == target {
+		return &st.Disks[likely]
+	}
+	for i := range st.Disks {
+		if st.Disks[i].Target == target {
+			return &st.Disks[i]
+		}
+	}
+	return nil
 }
 
-func (p *statsParams) sizes(prefix string, allocation, capacity, physical uint64) {
-	p.number(prefix+"allocation", allocation)
+func (p *statsParams) traffic(names []string, s *guest.DiskStats) {
+	p.number(names[blockReadOps], s.ReadOps)
+	p.number(names[blockReadBytes], s.ReadBytes)
+	p.number(names[blockReadTime], uint64(s.ReadTime))
+	p.number(names[blockWriteOps], s.WriteOps)
+	p.number(names[blockWriteBytes], s.WriteBytes)
+	p.number(names[blockWriteTime], uint64(s.WriteTime))
+	p.number(names[blockFlushOps], s.FlushOps)
+	p.number(names[blockFlushTime], uint64(s.FlushTime))
+}
+
+func (p *statsParams) sizes(names []string, allocation, capacity, physical uint64) {
+	p.number(names[blockAllocation], allocation)
 	if capacity > 0 {
-		p.number(prefix+"capacity", capacity)
+		p.number(names[blockCapacity], capacity)
 	}
 	if physical > 0 {
-		p.number(prefix+"physical", physical)
+		p.number(names[blockPhysical], physical)
 	}
 }

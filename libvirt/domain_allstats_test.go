@@ -1,6 +1,8 @@
 package libvirt
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -9,8 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/link"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -24,20 +28,16 @@ func valuesOf(params []xdr.TypedParam) map[string]string {
 
 func TestFiguresOfOneDomain(t *testing.T) {
 	def := &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 4, Current: 2}}
-	p := &statsParams{paramList{most: 100}}
 	v := &guest.View{State: domain.Paused, Reason: domain.ReasonUser, Active: def}
 	st := &guest.Stats{
 		At: time.Now(), CPU: 5, User: 3, System: 2, Resident: 4096,
-		Balloon:   guest.Balloon{Guest: map[string]uint64{"stat-free-memory": 2048, "stat-major-faults": 7}, Updated: time.Unix(99, 0)},
+		Balloon:   guest.Balloon{Updated: time.Unix(99, 0)},
 		VCPUs:     []guest.VCPUStats{{Index: 1, Time: 11, Waiting: 12}},
 		IOThreads: []guest.IOThreadStats{{ID: 3, PollMax: 32768, PollGrow: 1, PollShrink: 2}},
 	}
-	p.state(v, st)
-	p.cpu(v, st)
-	p.balloon(v, st)
-	p.vcpus(v, st)
-	p.iothreads(v, st)
-	got := valuesOf(p.list)
+	st.Balloon.Report(guest.FreeMemory, 2048)
+	st.Balloon.Report(guest.MajorFaults, 7)
+	got := valuesOf((&statsRequest{groups: statsGroups}).figures(new(statsParams), v, st, nil))
 	for name, want := range map[string]string{
 		"state.state": "3", "state.reason": "1", "cpu.time": "5", "cpu.user": "3", "cpu.system": "2",
 		"balloon.current": "32768", "balloon.maximum": "65536", "balloon.unused": "2", "balloon.major_fault": "7",
@@ -61,8 +61,41 @@ func TestListsOfFiguresAreBounded(t *testing.T) {
 	}
 }
 
-// TestStatisticsDoNotWaitForAStuckGuest: one of two guests stops to answer. The
-// figures of both come soon, and those of the stuck one say how old they are.
+// TestFiguresOfNumberedThings: names are right for the things whose names are
+// made beforehand and for those beyond; a disk is found where another was
+// unplugged before it; a stale sample says so.
+func TestFiguresOfNumberedThings(t *testing.T) {
+	def := &domain.Definition{}
+	st := &guest.Stats{At: time.Now().Add(-time.Minute), Stale: errors.New("it sleeps")}
+	for i := range namesMade + 2 {
+		target := "vd" + strconv.Itoa(i)
+		def.Devices.Disks = append(def.Devices.Disks, &device.Disk{Target: target, Source: &device.DiskSource{File: "/" + target}})
+		st.Disks = append(st.Disks, guest.DiskStats{Target: target, ReadOps: uint64(i), Capacity: 7})
+	}
+	def.Devices.Disks = def.Devices.Disks[1:]
+	st.Disks[5].Backing = []guest.LayerStats{{Path: "/base", Capacity: 9}}
+	st.NICs = []guest.NICStats{{IfName: "vnet3", Counters: link.Counters{RxBytes: 4, TxDropped: 5}}}
+	v := &guest.View{State: domain.Running, Active: def}
+	got := valuesOf((&statsRequest{groups: statsBlock | statsInterface, backing: true}).figures(new(statsParams), v, st, nil))
+	for name, want := range map[string]string{
+		"block.count": "34", "block.0.name": `"vd1"`, "block.0.path": `"/vd1"`, "block.0.rd.reqs": "1", "block.0.capacity": "7",
+		"block.4.name": `"vd5"`, "block.5.name": `"vd5"`, "block.5.path": `"/base"`, "block.5.capacity": "9", "block.5.rd.reqs": "0",
+		"block.33.name": `"vd33"`, "block.33.rd.reqs": "33", "block.34.name": "", "block.0.allocation": "0",
+		"net.count": "1", "net.0.name": `"vnet3"`, "net.0.rx.bytes": "4", "net.0.tx.drop": "5",
+		"lodge.stale": `"it sleeps"`, "cpu.time": "",
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %q, want %s", name, got[name], want)
+		}
+	}
+	if age, err := strconv.Atoi(got["lodge.age-ms"]); err != nil || age < 60_000 || age > 120_000 {
+		t.Errorf("the age of a sample of a minute is %q ms", got["lodge.age-ms"])
+	}
+}
+
+// TestStatisticsDoNotWaitForAStuckGuest: one of two guests is stopped. The
+// figures of both come at once, those of the stuck one with the reason why they
+// are old, and those of the other stay young.
 func TestStatisticsDoNotWaitForAStuckGuest(t *testing.T) {
 	h := withGuests(t)
 	const otherUUID = "11111111-2222-3333-4444-666666666666"
@@ -70,12 +103,16 @@ func TestStatisticsDoNotWaitForAStuckGuest(t *testing.T) {
 	for name, uuid := range map[string]string{"stuck": webUUID, "healthy": otherUUID} {
 		w.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: strings.Replace(aGuest(name), webUUID, uuid, 1)}, new(xdr.DomainCreateXMLRet))
 	}
-	figures := func(flags uint32) (stuck, healthy map[string]string, took time.Duration) {
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	figures := func(args xdr.ConnectGetAllDomainStatsArgs) (stuck, healthy map[string]string) {
 		t.Helper()
-		began := time.Now()
-		ret := new(xdr.ConnectGetAllDomainStatsRet)
-		w.must(xdr.ProcConnectGetAllDomainStats, &xdr.ConnectGetAllDomainStatsArgs{Flags: flags}, ret)
-		took = time.Since(began)
+		<-again.C
+		began, ret := time.Now(), new(xdr.ConnectGetAllDomainStatsRet)
+		w.must(xdr.ProcConnectGetAllDomainStats, &args, ret)
+		if took := time.Since(began); took > namedPatience/2 {
+			t.Errorf("statistics of %d named took %v", len(args.Domains), took)
+		}
 		for _, r := range ret.Stats {
 			if r.Domain.Name == "stuck" {
 				stuck = valuesOf(r.Params)
@@ -83,31 +120,112 @@ func TestStatisticsDoNotWaitForAStuckGuest(t *testing.T) {
 				healthy = valuesOf(r.Params)
 			}
 		}
-		return stuck, healthy, took
+		return stuck, healthy
 	}
-	stuck, healthy, _ := figures(0)
-	if stuck["cpu.time"] == "" || healthy["cpu.time"] == "" || stuck["lodge.age-ms"] != "" {
-		t.Fatalf("figures of healthy guests: %v, %v", stuck, healthy)
+	// until asks again and again: samples are taken in the background.
+	until := func(what string, there func(stuck, healthy map[string]string) bool) {
+		t.Helper()
+		for began := time.Now(); ; {
+			stuck, healthy := figures(xdr.ConnectGetAllDomainStatsArgs{})
+			if there(stuck, healthy) {
+				return
+			}
+			if time.Since(began) > patience {
+				t.Fatalf("%s: never; the stuck one's are %v, the healthy one's %v", what, stuck, healthy)
+			}
+		}
 	}
+	until("figures of both", func(stuck, healthy map[string]string) bool {
+		return stuck["cpu.time"] != "" && healthy["cpu.time"] != "" && healthy["lodge.age-ms"] != "" && healthy["block.0.rd.reqs"] != ""
+	})
 	if err := syscall.Kill(processOf(t, webUUID), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	for asked := time.Now(); stuck["lodge.age-ms"] == ""; stuck, _, _ = figures(statsNoWait) { // young figures are as good as new
-		if time.Since(asked) > patience {
-			t.Fatal("the figures of a stuck guest never grow old")
+	until("a mark on the stuck one", func(stuck, healthy map[string]string) bool {
+		return strings.Contains(stuck["lodge.stale"], "stopped by a signal") && healthy["lodge.stale"] == ""
+	})
+	age := func(of map[string]string) int {
+		ms, err := strconv.Atoi(of["lodge.age-ms"])
+		if err != nil {
+			t.Errorf("no age in %v", of)
+		}
+		return ms
+	}
+	until("an old sample beside a young one", func(stuck, healthy map[string]string) bool {
+		return age(stuck) > 3000 && age(healthy) < 2500
+	})
+	for _, args := range []xdr.ConnectGetAllDomainStatsArgs{
+		{}, {Flags: statsNoWait}, {Domains: []xdr.Domain{domainOf(t, webUUID), domainOf(t, otherUUID)}},
+	} {
+		stuck, healthy := figures(args)
+		if stuck["cpu.time"] == "" || stuck["lodge.stale"] == "" || stuck["state.state"] != "1" {
+			t.Errorf("%+v: figures of the stuck guest: %v", args, stuck)
+		}
+		if healthy["cpu.time"] == "" || healthy["lodge.stale"] != "" {
+			t.Errorf("%+v: figures of the healthy guest: %v", args, healthy)
+		}
+		if len(args.Domains) > 0 && age(healthy) > 500 {
+			t.Errorf("a guest that is named has a sample of %d ms", age(healthy))
 		}
 	}
-	for _, flags := range []uint32{0, statsNoWait} {
-		stuck, healthy, took := figures(flags)
-		if took > statsPatience+time.Second {
-			t.Errorf("flags %x: statistics took %v", flags, took)
-		}
-		if stuck["cpu.time"] == "" || stuck["lodge.age-ms"] == "" || stuck["state.state"] != "1" {
-			t.Errorf("flags %x: figures of the stuck guest: %v", flags, stuck)
-		}
-		if healthy["cpu.time"] == "" || healthy["lodge.age-ms"] != "" {
-			t.Errorf("flags %x: figures of the healthy guest: %v", flags, healthy)
-		}
+	w.send(xdr.ProcDomainBlockStats, &xdr.DomainBlockStatsArgs{Domain: domainOf(t, webUUID), Path: "hda"})
+	if status := w.next().Status; status != xdr.StatusError {
+		t.Errorf("counters of a disk of a stopped guest came as if they were new: status %v", status)
+	}
+	info := new(xdr.DomainGetInfoRet)
+	w.must(xdr.ProcDomainGetInfo, &xdr.DomainGetInfoArgs{Domain: domainOf(t, webUUID)}, info)
+	if info.CPUTime == 0 || info.State != 1 {
+		t.Errorf("the information on a stopped guest is %+v", info)
+	}
+}
+
+func domainOf(t *testing.T, uuid string) xdr.Domain {
+	t.Helper()
+	id, err := parseUUID(uuid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return xdr.Domain{UUID: id}
+}
+
+// BenchmarkStatistics makes and encodes the statistics of 256 guests, all groups.
+func BenchmarkStatistics(b *testing.B) {
+	for _, disks := range []int{2, 16} {
+		b.Run(fmt.Sprintf("disks=%d", disks), func(b *testing.B) {
+			def := &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 1, Current: 1}}
+			st := &guest.Stats{
+				At: time.Now(), CPU: 5, User: 3, System: 2, Resident: 4096,
+				VCPUs: []guest.VCPUStats{{Time: 11, Waiting: 12}}, NICs: []guest.NICStats{{IfName: "vnet0"}},
+			}
+			for f := range balloonFigures {
+				st.Balloon.Report(guest.BalloonFigure(f), 1)
+			}
+			for i := range disks {
+				target, path := "vd"+string(rune('a'+i)), "/var/lib/libvirt/images/some-image-"+strconv.Itoa(i)+".qcow2"
+				def.Devices.Disks = append(def.Devices.Disks, &device.Disk{Target: target, Source: &device.DiskSource{File: path}})
+				st.Disks = append(st.Disks, guest.DiskStats{Target: target, Path: path, Index: uint(i + 1), Capacity: 1, Physical: 2})
+			}
+			v := &guest.View{Name: "some-guest", UUID: webUUID, State: domain.Running, Active: def}
+			r := &statsRequest{groups: statsGroups}
+			b.ReportAllocs()
+			for b.Loop() {
+				ret, p := &xdr.ConnectGetAllDomainStatsRet{}, statsRoom.Get().(*statsParams)
+				for range 256 {
+					d, err := wireDomain(v)
+					if err != nil {
+						b.Fatal(err)
+					}
+					ret.Stats = append(ret.Stats, xdr.DomainStatsRecord{Domain: d, Params: r.figures(p, v, st, nil)})
+				}
+				packet, err := xdr.AppendPacket(nil, xdr.Header{}, ret, 0)
+				if err != nil {
+					b.Fatal(err)
+				}
+				p.list = p.list[:0]
+				statsRoom.Put(p)
+				b.SetBytes(int64(len(packet)))
+			}
+		})
 	}
 }
 

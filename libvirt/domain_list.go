@@ -112,6 +112,7 @@ func (h *handlers) connectListAllDomains(_ context.Context, _ *session, args *xd
 	if !args.NeedResults {
 		return ret, nil
 	}
+	ret.Domains = make([]xdr.Domain, 0, len(found))
 	for _, v := range found {
 		d, err := wireDomain(v)
 		if err != nil {

@@ -18,11 +18,14 @@ func domainStatsCalls(g group) {
 	on(g, xdr.ProcDomainGetBlockInfo, (*handlers).domainGetBlockInfo)
 	on(g, xdr.ProcDomainGetDiskErrors, (*handlers).domainGetDiskErrors)
 	on(g, xdr.ProcDomainGetCPUStats, (*handlers).domainGetCPUStats)
-	on(g, xdr.ProcConnectGetAllDomainStats, (*handlers).connectGetAllDomainStats)
+	onThen(g, xdr.ProcConnectGetAllDomainStats, (*handlers).connectGetAllDomainStats)
 }
 
 // statsAge is how old a sample may be that answers a call.
 const statsAge = 500 * time.Millisecond
+
+// onePatience is how long a call about one domain waits for its sample.
+const onePatience = 2 * time.Second
 
 // stats samples a running domain.
 func (h *handlers) stats(ctx context.Context, d xdr.Domain) (*guest.Stats, error) {
@@ -30,15 +33,22 @@ func (h *handlers) stats(ctx context.Context, d xdr.Domain) (*guest.Stats, error
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, onePatience,
+		fault.New(fault.Timeout, fault.Monitor, "QEMU did not answer within %v", onePatience))
+	defer cancel()
 	return g.Stats(ctx, statsAge)
 }
 
 // disk gives the counters of the disk with a target or path; an empty name
-// means the sum of all.
+// means the sum of all. Old ones are refused: nothing in the answer could say
+// that they are old.
 func (h *handlers) disk(ctx context.Context, d xdr.Domain, name string) (guest.DiskStats, error) {
 	st, err := h.stats(ctx, d)
 	if err != nil {
 		return guest.DiskStats{}, err
+	}
+	if st.Stale != nil {
+		return guest.DiskStats{}, st.Stale
 	}
 	var sum guest.DiskStats
 	for _, disk := range st.Disks {
@@ -109,26 +119,26 @@ func (h *handlers) domainInterfaceStats(_ context.Context, _ *session, args *xdr
 	}, nil
 }
 
-// balloonFigure is one of a guest's own figures: QEMU's name, the tag of memory
-// statistics, the name in statistics of all domains, and its unit in bytes.
+// balloonFigure is one of a guest's own figures: the tag of memory statistics,
+// the name in statistics of all domains, and its unit in bytes.
 type balloonFigure struct {
-	qemu string
-	tag  int32
-	name string
-	unit uint64
+	figure guest.BalloonFigure
+	tag    int32
+	name   string
+	unit   uint64
 }
 
 var balloonFigures = []balloonFigure{
-	{"stat-swap-in", 0, "balloon.swap_in", 1024},
-	{"stat-swap-out", 1, "balloon.swap_out", 1024},
-	{"stat-major-faults", 2, "balloon.major_fault", 1},
-	{"stat-minor-faults", 3, "balloon.minor_fault", 1},
-	{"stat-free-memory", 4, "balloon.unused", 1024},
-	{"stat-total-memory", 5, "balloon.available", 1024},
-	{"stat-available-memory", 8, "balloon.usable", 1024},
-	{"stat-disk-caches", 10, "balloon.disk_caches", 1024},
-	{"stat-htlb-pgalloc", 11, "balloon.hugetlb_pgalloc", 1},
-	{"stat-htlb-pgfail", 12, "balloon.hugetlb_pgfail", 1},
+	{guest.SwappedIn, 0, "balloon.swap_in", 1024},
+	{guest.SwappedOut, 1, "balloon.swap_out", 1024},
+	{guest.MajorFaults, 2, "balloon.major_fault", 1},
+	{guest.MinorFaults, 3, "balloon.minor_fault", 1},
+	{guest.FreeMemory, 4, "balloon.unused", 1024},
+	{guest.TotalMemory, 5, "balloon.available", 1024},
+	{guest.AvailableMemory, 8, "balloon.usable", 1024},
+	{guest.DiskCaches, 10, "balloon.disk_caches", 1024},
+	{guest.HugePagesGiven, 11, "balloon.hugetlb_pgalloc", 1},
+	{guest.HugePagesRefused, 12, "balloon.hugetlb_pgfail", 1},
 }
 
 // Tags of what the host knows itself.
@@ -148,7 +158,7 @@ func (h *handlers) domainMemoryStats(ctx context.Context, _ *session, args *xdr.
 	}
 	all := []xdr.DomainMemoryStat{{Tag: tagActual, Value: st.Balloon.Current / 1024}}
 	for _, f := range balloonFigures {
-		if value, ok := st.Balloon.Guest[f.qemu]; ok {
+		if value, ok := st.Balloon.Figure(f.figure); ok {
 			all = append(all, xdr.DomainMemoryStat{Tag: f.tag, Value: value / f.unit})
 		}
 	}

@@ -2,7 +2,7 @@ package link
 
 import (
 	"encoding/binary"
-	"net"
+	"errors"
 	"sync"
 	"time"
 
@@ -49,12 +49,20 @@ func (m *Meter) Close() {
 
 // Index gives the number that the kernel knows a link by, or fault.NotFound.
 // The kernel gives no number twice before it has counted through all of them.
-func Index(name string) (int, error) {
-	l, err := net.InterfaceByName(name)
+func (m *Meter) Index(name string) (int, error) {
+	request, err := unix.NewIfreq(name)
 	if err != nil {
-		return 0, fault.Wrap(err, fault.NotFound, fault.Interface, "no network interface with name %q", name)
+		return 0, fault.Wrap(err, fault.Invalid, fault.Interface, "%q cannot be the name of a link", name)
 	}
-	return l.Index, nil
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch err := unix.IoctlIfreq(m.fd, unix.SIOCGIFINDEX, request); {
+	case errors.Is(err, unix.ENODEV):
+		return 0, fault.Wrap(err, fault.NotFound, fault.Interface, "no network interface with name %q", name)
+	case err != nil:
+		return 0, fault.Wrap(err, fault.Failed, fault.Interface, "cannot look up network interface %q", name)
+	}
+	return int(int32(request.Uint32())), nil
 }
 
 // The layout of the question and of its answer, as linux/if_link.h has them.

@@ -17,7 +17,7 @@ func TestTheMeterCountsAsTheListingDoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	index, err := Index("lo")
+	index, err := m.Index("lo")
 	if err != nil {
 		t.Skipf("no loopback: %v", err)
 	}
@@ -44,16 +44,16 @@ func TestTheMeterCountsAsTheListingDoes(t *testing.T) {
 	if _, err := m.Counters(1 << 30); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a link that is not there: %v", err)
 	}
+	if _, err := m.Index("no-such-link"); !fault.Is(err, fault.NotFound) {
+		t.Errorf("a name that no link has: %v", err)
+	}
+	if _, err := m.Index("longer-than-any-link"); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a name that no link can have: %v", err)
+	}
 	m.Close()
 	m.Close()
 	if _, err := m.Counters(index); err == nil {
 		t.Error("a closed meter reads on")
-	}
-}
-
-func TestIndexOfNoLink(t *testing.T) {
-	if _, err := Index("no-such-link"); !fault.Is(err, fault.NotFound) {
-		t.Errorf("index of a link that is not there: %v", err)
 	}
 }
 

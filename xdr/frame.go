@@ -1,6 +1,9 @@
 package xdr
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"slices"
+)
 
 // Program is the number of a group of procedures.
 type Program uint32
@@ -119,6 +122,23 @@ func CheckLength(word uint32) (int, error) {
 	return int(word) - LengthSize, nil
 }
 
+// large is a message that may be so long that it pays to make room for it at
+// once. Size is about its length on the wire.
+type large interface{ size() int }
+
+func (m *ConnectGetAllDomainStatsRet) size() int {
+	n := 64
+	for i := range m.Stats {
+		record := &m.Stats[i]
+		n += 48 + len(record.Domain.Name)
+		for j := range record.Params {
+			p := &record.Params[j]
+			n += 20 + len(p.Field) + len(p.Value.text)
+		}
+	}
+	return n
+}
+
 // AppendPacket puts a whole packet behind b: length, header and payload. A nil
 // payload is an empty one. With fds the count of descriptors that follow the
 // packet is put in front of the payload, as the two types with descriptors need.
@@ -131,6 +151,9 @@ func AppendPacket(b []byte, h Header, payload Message, fds int) ([]byte, error) 
 			return b[:start], invalid("descriptors: %d are over the limit of %d", fds, MaxFDs)
 		}
 		b = binary.BigEndian.AppendUint32(b, uint32(fds))
+	}
+	if large, ok := payload.(large); ok {
+		b = slices.Grow(b, min(large.size(), MaxPacket))
 	}
 	if payload != nil {
 		if b, err = payload.Append(b); err != nil {

@@ -1,0 +1,236 @@
+package guest
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// When samples are taken. Periods are stretched so that the sampler spends at
+// most its share of one processor, whatever a sample of these guests costs.
+const (
+	// attention is how long samples are kept young after somebody has asked for
+	// those of all guests.
+	attention = time.Minute
+
+	lively, livelyShare = 2 * time.Second, 0.02
+	idle, idleShare     = 30 * time.Second, 0.002
+
+	// settling is how long a guest has run before its first sample: a storm of
+	// starts has better things to do.
+	settling = time.Second
+
+	// A period is cut into ten rounds, as far as these bounds allow.
+	shortestRound, longestRound = 100 * time.Millisecond, time.Second
+
+	// atOnce bounds the samples that a round waits for at a time, and courtesy for
+	// how long it waits for one. A guest that takes longer keeps a place of its
+	// own, until its QEMU answers.
+	atOnce   = 8
+	courtesy = 100 * time.Millisecond
+)
+
+// sampler takes the samples of all running guests: one goroutine that sleeps
+// between rounds, and while no guest runs.
+//
+//	running guests ──▶ those due, oldest first ──▶ as many as the pace allows ──▶ gauges
+type sampler struct {
+	running func() []*gauge
+	cpu     func() time.Duration // processor time that the daemon has used
+	asked   atomic.Int64         // when somebody last asked for all samples, Unix nanoseconds
+	wake    chan struct{}        // room for one
+
+	// What follows belongs to the sampler's goroutine.
+
+	cost   cost
+	credit float64 // of samples that the pace allows by now
+	firsts float64 // the same, of first samples
+}
+
+func newSampler(running func() []*gauge) *sampler {
+	return &sampler{running: running, cpu: processTime, wake: make(chan struct{}, 1), cost: guess}
+}
+
+// processTime is the processor time that this process has used; 0 where the
+// kernel does not say.
+func processTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
+// Refresh says that somebody reads the samples of all guests. For a minute from
+// now they are kept young; the call itself waits for nothing.
+func (r *Registry) Refresh() { r.sampler.attend() }
+
+func (s *sampler) attend() {
+	now := time.Now()
+	if was := s.asked.Swap(now.UnixNano()); now.Sub(time.Unix(0, was)) > attention {
+		s.nudge()
+	}
+}
+
+// nudge has the sampler look now whether there is something to do.
+func (s *sampler) nudge() {
+	select {
+	case s.wake <- struct{}{}:
+	default: // it will look in any case
+	}
+}
+
+// run takes samples until ctx ends.
+func (s *sampler) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+		case <-timer.C:
+		}
+		now := time.Now()
+		pause := s.round(ctx, now, now.Sub(last))
+		last = now
+		timer.Stop()
+		if pause > 0 {
+			timer.Reset(pause)
+		}
+	}
+}
+
+// round takes the samples that are due now, elapsed after the last round, and
+// tells when the next round is; 0: when the sampler is woken.
+func (s *sampler) round(ctx context.Context, now time.Time, elapsed time.Duration) (pause time.Duration) {
+	all := s.running()
+	if len(all) == 0 {
+		return 0
+	}
+	attended := now.Sub(time.Unix(0, s.asked.Load())) <= attention
+	period := s.cost.period(len(all), attended)
+	pause = min(max(period/10, shortestRound), longestRound)
+
+	s.credit = earn(s.credit, elapsed, float64(len(all))/period.Seconds(), pause)
+	s.firsts = earn(s.firsts, elapsed, livelyShare/time.Duration(s.cost).Seconds(), shortestRound)
+	due, first := choose(all, now, period)
+	chosen := append(spend(&s.firsts, first), spend(&s.credit, due)...)
+	if len(first) > 0 {
+		pause = shortestRound // they trickle in
+	}
+	if len(chosen) > 0 {
+		before := s.cpu()
+		s.take(ctx, chosen)
+		s.cost.learn(s.cpu()-before, len(chosen))
+	}
+	return pause
+}
+
+// earn adds to a credit what elapsed at a rate by the second, up to what a round
+// and a half is worth: where rounds are held up, the host has no time for samples.
+func earn(credit float64, elapsed time.Duration, rate float64, round time.Duration) float64 {
+	return min(credit+rate*elapsed.Seconds(), max(2, 1.5*rate*round.Seconds()))
+}
+
+// spend takes as many as the credit allows.
+func spend(credit *float64, from []*gauge) []*gauge {
+	n := min(int(*credit), len(from))
+	*credit -= float64(n)
+	return from[:n:n]
+}
+
+// choose gives the guests that may be sampled, those first that have waited
+// longest, and apart from them those that have no sample yet. As many as the
+// period has room for are sampled, so that the turns of all spread over it by
+// themselves; half a period is only so that none comes twice where many cannot.
+func choose(all []*gauge, now time.Time, period time.Duration) (due, first []*gauge) {
+	type candidate struct {
+		gauge *gauge
+		begun time.Time
+	}
+	var again, fresh []candidate
+	for _, g := range all {
+		switch begun, isFirst, isDue := g.due(now, period/2, settling); {
+		case isDue && isFirst:
+			fresh = append(fresh, candidate{g, begun})
+		case isDue:
+			again = append(again, candidate{g, begun})
+		}
+	}
+	order := func(of []candidate) []*gauge {
+		slices.SortFunc(of, func(a, b candidate) int { return cmp.Compare(a.begun.UnixNano(), b.begun.UnixNano()) })
+		gauges := make([]*gauge, len(of))
+		for i, c := range of {
+			gauges[i] = c.gauge
+		}
+		return gauges
+	}
+	return order(again), order(fresh)
+}
+
+// take takes samples, some at a time. One that does not come in time is left
+// behind and delays the others once, for the length of a courtesy.
+func (s *sampler) take(ctx context.Context, chosen []*gauge) {
+	var under []*sampling
+	for _, g := range chosen {
+		if len(under) == atOnce {
+			under[0].await(ctx)
+			under = under[1:]
+		}
+		under = append(under, g.sample(ctx))
+	}
+	for _, u := range under {
+		u.await(ctx)
+	}
+}
+
+// await waits for a sample as long as courtesy demands.
+func (s *sampling) await(ctx context.Context) {
+	select {
+	case <-s.done:
+		return
+	default:
+	}
+	late := time.NewTimer(time.Until(s.began.Add(courtesy)))
+	defer late.Stop()
+	select {
+	case <-s.done:
+	case <-late.C:
+	case <-ctx.Done():
+	}
+}
+
+// cost is what a sample costs of a processor's time, as far as it is known.
+type cost time.Duration
+
+const (
+	guess             = cost(200 * time.Microsecond)
+	cheapest, dearest = cost(10 * time.Microsecond), cost(20 * time.Millisecond)
+)
+
+// learn takes in what some samples have cost. What the daemon did beside them is
+// in the figure too; so it is believed at once when it is low, and when it is
+// high only little by little.
+func (c *cost) learn(spent time.Duration, samples int) {
+	each := cost(spent) / cost(samples)
+	if each < *c {
+		*c -= (*c - each) / 2
+	} else {
+		*c += (min(each, 4**c) - *c) / 16
+	}
+	*c = min(max(*c, cheapest), dearest)
+}
+
+// period is the time in which each of n guests is sampled once.
+func (c *cost) period(n int, attended bool) time.Duration {
+	wanted, share := idle, idleShare
+	if attended {
+		wanted, share = lively, livelyShare
+	}
+	return max(wanted, time.Duration(float64(*c)*float64(n)/share))
+}
