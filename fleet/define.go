@@ -24,7 +24,7 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 	seen := map[string]int{}
 	for i, doc := range q.Documents {
 		root, err := markup.Parse(doc)
-		if err != nil {
+		if err != nil || root.Child("name").Text() == "" {
 			names[i] = fmt.Sprintf("document %d", i+1) // its turn says what is wrong with it
 			continue
 		}
@@ -39,7 +39,7 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 		return Summary{}, err
 	}
 	s := &schedule{
-		places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing,
+		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing,
 		do: func(ctx context.Context, i int) Result {
 			r, uuid := f.defineOne(ctx, q, names[i], q.Documents[i])
 			if uuid != "" {

@@ -102,11 +102,11 @@ func (f *Fleet) members() []Member {
 	return all
 }
 
-// memberOf reads one guest's marks.
-func (f *Fleet) memberOf(g *guest.Guest, v *guest.View) Member {
+// Of gives one guest as part of sets, as it is now.
+func (f *Fleet) Of(g *guest.Guest) Member {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.memberLocked(g, v)
+	return f.memberLocked(g, g.View())
 }
 
 func (f *Fleet) memberLocked(g *guest.Guest, v *guest.View) Member {

@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,13 +30,13 @@ const emulator = "/usr/bin/qemu-system-x86_64"
 // herd is a fleet over a registry with everything below it, as lodged has it.
 type herd struct {
 	*Fleet
-	t     *testing.T
+	t     testing.TB
 	dir   string
 	pools *volume.Pools
 }
 
 // newHerd makes a fleet without guests; those that it gets end with the test.
-func newHerd(t *testing.T) *herd {
+func newHerd(t testing.TB) *herd {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("asks QEMU what it can do: not among the short tests")
@@ -98,21 +101,21 @@ func (h *herd) destroyAll() {
 }
 
 // testLog shows what the daemon logs where the test fails.
-type testLog struct{ t *testing.T }
+type testLog struct{ t testing.TB }
 
 func (l testLog) Write(p []byte) (int, error) {
 	l.t.Log(strings.TrimSpace(string(p)))
 	return len(p), nil
 }
 
-func ok(t *testing.T, err error) {
+func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-func refused(t *testing.T, err error, kind fault.Kind, says string) {
+func refused(t testing.TB, err error, kind fault.Kind, says string) {
 	t.Helper()
 	if !fault.Is(err, kind) || !strings.Contains(err.Error(), says) {
 		t.Fatalf("got %v (%v), want %v saying %q", err, fault.Of(err), kind, says)
@@ -131,7 +134,7 @@ func marked(priority int, inner ...string) string {
 	return fmt.Sprintf(`<metadata><x:guest xmlns:x='%s' priority='%d'>%s</x:guest></metadata>`, Namespace, priority, strings.Join(inner, ""))
 }
 
-func selectors(t *testing.T, texts ...string) []Selector {
+func selectors(t testing.TB, texts ...string) []Selector {
 	t.Helper()
 	var all []Selector
 	for _, text := range texts {
@@ -343,16 +346,56 @@ func TestCancellingAShutdownPullsNoPlug(t *testing.T) {
 	g, err := h.guests.ByName("slow")
 	ok(t, err)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	over := make(chan Summary)
-	go func() {
-		sum, _ := h.Run(ctx, Request{Verb: Shutdown, Select: selectors(t, "all"), Options: Options{Grace: time.Minute}}, func(Plan) {}, func(Result) {})
-		over <- sum
-	}()
 	cancel(fault.New(fault.Aborted, fault.Call, "the client has gone"))
-	if sum := <-over; sum.Cancelled != 1 {
-		t.Errorf("got %+v", sum)
+	r := &run{fleet: h.Fleet, request: Request{Verb: Shutdown, Options: Options{Grace: time.Minute}}, action: actions[Shutdown]}
+	defer r.followEndings()()
+	if got := r.turn(ctx, h.Of(g)); got.Outcome != Cancelled || !strings.Contains(got.Note, "was asked") {
+		t.Errorf("got %+v", got)
 	}
 	if !g.View().State.Active() {
 		t.Error("the guest was destroyed")
+	}
+}
+
+func TestAStuckGuestDelaysNoOtherOfTheSet(t *testing.T) {
+	h := newHerd(t)
+	h.define(small("stuck"), small("well-1"), small("well-2"))
+	h.run(Request{Verb: Start}, "all")
+	ok(t, syscall.Kill(h.pid("stuck"), syscall.SIGSTOP))
+	limit := 500 * time.Millisecond
+	_, results, err := h.try(Request{Verb: Suspend, Parallel: 2, Timeout: limit}, "all")
+	ok(t, err)
+	for _, r := range results[:2] {
+		if r.Outcome != Done || r.Queued+r.Took >= limit {
+			t.Errorf("%s is %s after %v: %v", r.Name, r.Outcome, r.Queued+r.Took, r.Error)
+		}
+	}
+	refused(t, results[2].Error, fault.Timeout, `"stuck"`)
+	h.wants("grace", h.run(Request{Verb: Shutdown, Options: Options{Grace: limit}}, "stuck"), "stuck done 1")
+}
+
+// pid finds the QEMU process of a guest, as an administrator does: by name.
+func (h *herd) pid(name string) int {
+	h.t.Helper()
+	out, err := exec.CommandContext(h.t.Context(), "pgrep", "-P", strconv.Itoa(os.Getpid()), "-f", "guest="+name+",").Output()
+	ok(h.t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	ok(h.t, err)
+	return pid
+}
+
+// BenchmarkSelect chooses among a thousand guests, of which every other has marks.
+func BenchmarkSelect(b *testing.B) {
+	h := newHerd(b)
+	docs := make([]string, 1000)
+	for i := range docs {
+		docs[i] = small(fmt.Sprintf("g%d", i), marked(i%2, fmt.Sprintf(`<x:label name='n' value='%d'/>`, i)))
+	}
+	h.define(docs...)
+	chosen := selectors(b, "label=n:1*", "g9?")
+	for b.Loop() {
+		if len(h.Select(chosen)) == 0 {
+			b.Fatal("nobody")
+		}
 	}
 }

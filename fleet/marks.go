@@ -237,8 +237,6 @@ func (m *Marks) element() *markup.Element {
 // clone gives a copy to change; marks in the cache are shared.
 func (m *Marks) clone() *Marks {
 	labels := make(Labels, len(m.Labels))
-	for name, value := range m.Labels {
-		labels[name] = value
-	}
+	maps.Copy(labels, m.Labels)
 	return &Marks{Labels: labels, Priority: m.Priority, After: slices.Clone(m.After), Volumes: slices.Clone(m.Volumes)}
 }

@@ -157,7 +157,7 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 		q.Parallel = 1 // so that it is told in order
 	}
 	s := &schedule{
-		places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing, strict: a.strict,
+		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing, strict: a.strict,
 		do: func(ctx context.Context, i int) Result { return r.turn(ctx, members[i]) },
 	}
 	return s.tell(ctx, plan, func(i int, r Result) {
@@ -252,8 +252,7 @@ func (r *run) followEndings() (stop func()) {
 // turn does the verb to one guest. What has begun is not for ctx to end.
 func (r *run) turn(ctx context.Context, m Member) Result {
 	if r.action.needsMarks && m.Problem != "" {
-		return Result{Outcome: Failed, Error: fault.New(fault.Invalid, fault.Metadata,
-			"%s; correct the definition of domain %q, or set its labels anew after virsh metadata --remove", m.Problem, m.View.Name)}
+		return Result{Outcome: Failed, Error: unreadable(m)}
 	}
 	v := m.Guest.View()
 	if r.action.there(v, &r.request.Options) {
@@ -262,7 +261,7 @@ func (r *run) turn(ctx context.Context, m Member) Result {
 	if r.request.DryRun {
 		return r.foretell(m)
 	}
-	cancelled := ctx
+	t := &turn{run: r, guest: m.Guest, cancelled: ctx}
 	ctx = context.WithoutCancel(ctx)
 	if limit := r.request.Timeout; limit > 0 {
 		cause := fault.New(fault.Timeout, fault.Domain, "%s of domain %q did not end within %v", r.request.Verb, v.Name, limit)
@@ -270,7 +269,7 @@ func (r *run) turn(ctx context.Context, m Member) Result {
 		ctx, stop = context.WithTimeoutCause(ctx, limit, cause)
 		defer stop()
 	}
-	result := r.action.do(ctx, r, m.Guest, cancelled)
+	result := r.action.do(ctx, t)
 	if result.Error != nil && result.Outcome == "" {
 		result.Outcome = Failed
 		if fault.Is(result.Error, fault.WrongState) && r.action.there(m.Guest.View(), &r.request.Options) {
@@ -281,6 +280,12 @@ func (r *run) turn(ctx context.Context, m Member) Result {
 		result.Outcome = Done
 	}
 	return result
+}
+
+// unreadable says what to do about marks that cannot be read.
+func unreadable(m Member) error {
+	return fault.New(fault.Invalid, fault.Metadata, "%s; correct that element of domain %q, or remove it (virsh metadata %s %s --remove --config)",
+		m.Problem, m.View.Name, m.View.Name, Namespace)
 }
 
 // foretell says what a run would do.

@@ -3,6 +3,8 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"runtime/debug"
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -11,6 +13,7 @@ import (
 // schedule goes through a set in its order. One goroutine, the caller's, decides;
 // as many as the bound work.
 type schedule struct {
+	log      *slog.Logger
 	places   []place
 	names    []string
 	parallel int
@@ -98,9 +101,20 @@ func (s *schedule) openGroup() {
 
 func (s *schedule) turn(ctx context.Context, i int) Result {
 	began := time.Now()
-	r := s.do(ctx, i)
+	r := s.contain(ctx, i)
 	r.Queued, r.Took = began.Sub(s.began), time.Since(began)
 	return r
+}
+
+// contain keeps a bug that one guest's data bring out from the others.
+func (s *schedule) contain(ctx context.Context, i int) (r Result) {
+	defer func() {
+		if bug := recover(); bug != nil {
+			s.log.Error("bug in work on a set", "name", s.names[i], "panic", bug, "stack", string(debug.Stack()))
+			r = Result{Outcome: Failed, Error: fault.New(fault.Internal, fault.Domain, "the turn of %s broke: %v; the daemon's log has more", s.names[i], bug)}
+		}
+	}()
+	return s.do(ctx, i)
 }
 
 // settle tells of an end and lets those go on who waited for it, or skips them.

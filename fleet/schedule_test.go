@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -17,7 +18,7 @@ import (
 
 // play runs a schedule of guests, one turn a second, those in broken failing, and
 // gives what was reported.
-func play(t *testing.T, ctx context.Context, text string, s schedule, broken ...string) (Summary, []string) {
+func play(ctx context.Context, t *testing.T, text string, s schedule, broken ...string) (Summary, []string) {
 	t.Helper()
 	names, marks := guests(t, text)
 	places, err := arrange(names, marks, upwards)
@@ -43,11 +44,11 @@ func play(t *testing.T, ctx context.Context, text string, s schedule, broken ...
 
 func TestTurnsComeInOrderAndWithinTheBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sum, got := play(t, t.Context(), "a b c d<a", schedule{parallel: 2, keepGoing: true})
+		sum, got := play(t.Context(), t, "a b c d<a", schedule{parallel: 2, keepGoing: true})
 		if sum.Done != 4 || sum.Took != 2*time.Second {
 			t.Errorf("got %+v: %v", sum, got)
 		}
-		sum, got = play(t, t.Context(), "a b:1 c:2", schedule{parallel: 9, keepGoing: true})
+		sum, got = play(t.Context(), t, "a b:1 c:2", schedule{parallel: 9, keepGoing: true})
 		want := []string{"a done 0s", "b done 1s", "c done 2s"}
 		if sum.Took != 3*time.Second || !slices.Equal(got, want) {
 			t.Errorf("got %v after %v, want %v", got, sum.Took, want)
@@ -57,17 +58,17 @@ func TestTurnsComeInOrderAndWithinTheBound(t *testing.T) {
 
 func TestAFailureSkipsWhatComesAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sum, got := play(t, t.Context(), "db other web<db page<web", schedule{parallel: 9, keepGoing: true, strict: true}, "db")
+		sum, got := play(t.Context(), t, "db other web<db page<web", schedule{parallel: 9, keepGoing: true, strict: true}, "db")
 		if sum.Failed != 1 || sum.Done != 1 || sum.Skipped != 2 || sum.Took != time.Second {
 			t.Errorf("got %+v: %v", sum, got)
 		}
 		// An order alone goes on.
-		sum, got = play(t, t.Context(), "db web<db", schedule{parallel: 9, keepGoing: true}, "db")
+		sum, got = play(t.Context(), t, "db web<db", schedule{parallel: 9, keepGoing: true}, "db")
 		if sum.Failed != 1 || sum.Done != 1 {
 			t.Errorf("got %+v: %v", sum, got)
 		}
 		// So does a later group.
-		sum, got = play(t, t.Context(), "db web:1", schedule{parallel: 9, keepGoing: true, strict: true}, "db")
+		sum, got = play(t.Context(), t, "db web:1", schedule{parallel: 9, keepGoing: true, strict: true}, "db")
 		if sum.Failed != 1 || sum.Done != 1 {
 			t.Errorf("got %+v: %v", sum, got)
 		}
@@ -76,7 +77,7 @@ func TestAFailureSkipsWhatComesAfterIt(t *testing.T) {
 
 func TestAFailureEndsTheRunUnlessToldToGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sum, got := play(t, t.Context(), "a b c d e:1", schedule{parallel: 2}, "a")
+		sum, got := play(t.Context(), t, "a b c d e:1", schedule{parallel: 2}, "a")
 		if sum.Failed != 1 || sum.Done > 2 || sum.Cancelled < 2 || sum.Failed+sum.Done+sum.Cancelled != 5 {
 			t.Errorf("got %+v: %v", sum, got)
 		}
@@ -87,15 +88,28 @@ func TestCancellingWaitsForWhatHasBegun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(1500*time.Millisecond, func() { cancel(errors.New("enough")) })
-		sum, got := play(t, ctx, "a b c d", schedule{parallel: 1, keepGoing: true})
+		sum, got := play(ctx, t, "a b c d", schedule{parallel: 1, keepGoing: true})
 		if sum.Done != 2 || sum.Cancelled != 2 || sum.Took != 2*time.Second {
 			t.Errorf("got %+v: %v", sum, got)
 		}
-		sum, _ = play(t, ctx, "a b", schedule{parallel: 1, keepGoing: true})
+		sum, _ = play(ctx, t, "a b", schedule{parallel: 1, keepGoing: true})
 		if sum.Cancelled != 2 || sum.Took != 0 {
 			t.Errorf("a run that is cancelled beforehand: %+v", sum)
 		}
 	})
+}
+
+func TestABugEndsOneTurn(t *testing.T) {
+	s := schedule{parallel: 2, keepGoing: true, log: slog.New(slog.DiscardHandler)}
+	s.do = func(_ context.Context, i int) Result {
+		if i == 0 {
+			panic("a bug")
+		}
+		return Result{Outcome: Done}
+	}
+	if sum, got := play(t.Context(), t, "a b", s); sum.Failed != 1 || sum.Done != 1 {
+		t.Errorf("got %+v: %v", sum, got)
+	}
 }
 
 // TestEveryScheduleIsSound draws sets and failures and holds what happens to the

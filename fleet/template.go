@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -79,7 +80,7 @@ func (t *TileTemplate) check() error {
 		}
 	}
 	seen := map[string]bool{}
-	for _, e := range append(t.volumes[:len(t.volumes):len(t.volumes)], t.domains...) {
+	for _, e := range slices.Concat(t.volumes, t.domains) {
 		name := e.Child("name").Text()
 		if !strings.Contains(name, tilePlaceholder) {
 			return wrongTemplate("names a %s %q; the name needs %s, so that each tile has its own", e.Name, name, tilePlaceholder)

@@ -97,7 +97,7 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 	for i := range names {
 		names[i] = tileName(set, first+i)
 	}
-	return forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
+	return f.forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
 		docs, err := t.expand(set, first+i)
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}
@@ -107,12 +107,12 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 }
 
 // forTiles does something to each of many tiles.
-func forTiles(ctx context.Context, names []string, report func(Result), do func(context.Context, int) Result) (Summary, error) {
+func (f *Fleet) forTiles(ctx context.Context, names []string, report func(Result), do func(context.Context, int) Result) (Summary, error) {
 	places, err := arrange(names, nil, anyhow)
 	if err != nil {
 		return Summary{}, err
 	}
-	s := &schedule{places: places, names: names, parallel: tilesAtOnce, keepGoing: true, do: do}
+	s := &schedule{log: f.log, places: places, names: names, parallel: tilesAtOnce, keepGoing: true, do: do}
 	return s.tell(ctx, func(Plan) {}, func(i int, r Result) {
 		r.Name = names[i]
 		report(r)
@@ -251,7 +251,7 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		names[i] = t.Name()
 	}
 	users := f.users()
-	return forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
+	return f.forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
 		if err := f.checkUnused(chosen[i], users); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}

@@ -25,9 +25,11 @@ func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings) Result {
 		return Result{Error: err}
 	}
 	defer release()
-	v := g.View()
-	m := f.memberOf(g, v)
-	changes, err := s.changes(v, m.Marks)
+	m := f.Of(g)
+	if m.Problem != "" {
+		return Result{Error: unreadable(m)}
+	}
+	changes, err := s.changes(m.View, m.Marks)
 	if err != nil {
 		return Result{Error: err}
 	}
@@ -39,7 +41,7 @@ func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings) Result {
 	for i, c := range changes {
 		note, err := c.make(t)
 		if err != nil {
-			err = fmt.Errorf("cannot set %s of domain %q: %w", c.what, v.Name, err)
+			err = fmt.Errorf("cannot set %s of domain %q: %w", c.what, m.View.Name, err)
 			if i > 0 {
 				notes = append(notes, "set before that: "+describe(changes[:i]))
 			}
@@ -74,7 +76,7 @@ func everywhere(v *guest.View) guest.Affect {
 
 // describeWith changes one of a guest's descriptions, wherever there is one. A
 // guest that starts or ends meanwhile is asked once more.
-func (t *tuning) describeWith(kind guest.MetadataKind, value string, uri string) error {
+func (t *tuning) describeWith(kind guest.MetadataKind, value, uri string) error {
 	said := &value
 	if value == "" {
 		said = nil
@@ -95,20 +97,16 @@ func (t *tuning) description() (string, error) {
 }
 
 func (t *tuning) marks() (string, error) {
-	v := t.g.View()
-	marks, differ, err := t.want.on(v.Name, t.fleet.memberOf(t.g, v).Marks)
-	if err != nil || !differ {
+	m := t.fleet.Of(t.g)
+	marks, _, err := t.want.on(m.View.Name, m.Marks)
+	if err != nil {
 		return "", err
 	}
-	return "", t.fleet.writeMarks(t, marks)
-}
-
-func (f *Fleet) writeMarks(t *tuning, m *Marks) error {
-	doc, err := m.document()
+	doc, err := marks.document()
 	if err != nil {
-		return err
+		return "", err
 	}
-	return t.describeWith(guest.Element, doc, Namespace)
+	return "", t.describeWith(guest.Element, doc, Namespace)
 }
 
 func (t *tuning) autostart() (string, error) {

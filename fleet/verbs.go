@@ -22,10 +22,19 @@ type action struct {
 	// there says that a guest is in the wanted state already.
 	there func(v *guest.View, o *Options) bool
 	// do does it. A result without outcome is done, or failed if it has an error.
-	// Cancelled ends when the run is to end: who waits for a guest's own doing
-	// stops waiting.
-	do func(ctx context.Context, r *run, g *guest.Guest, cancelled context.Context) Result
+	do func(ctx context.Context, t *turn) Result
 }
+
+// turn is one guest's part of a run.
+type turn struct {
+	*run
+	guest *guest.Guest
+	// cancelled ends when the run is to end: who waits for a guest's own doing
+	// stops waiting.
+	cancelled context.Context
+}
+
+func (t *turn) options() *Options { return &t.request.Options }
 
 // actions are the verbs that are done to guests which are there. Pulling the plug
 // keeps to the order and is not stopped by it: it is what is left when nothing
@@ -58,44 +67,44 @@ func running(v *guest.View, _ *Options) bool {
 	return (v.State == domain.Running || v.State == domain.Blocked) && v.StuckSince.IsZero()
 }
 
-func plain(do func(*guest.Guest, context.Context) error) func(context.Context, *run, *guest.Guest, context.Context) Result {
-	return func(ctx context.Context, _ *run, g *guest.Guest, _ context.Context) Result {
-		return Result{Error: do(g, ctx)}
-	}
+func plain(do func(*guest.Guest, context.Context) error) func(context.Context, *turn) Result {
+	return func(ctx context.Context, t *turn) Result { return Result{Error: do(t.guest, ctx)} }
 }
 
-func start(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
-	o := r.request.Options
-	return Result{Error: g.Start(ctx, guest.StartOptions{Paused: o.Paused, ForceBoot: o.ForceBoot, BypassCache: o.BypassCache})}
+func start(ctx context.Context, t *turn) Result {
+	o := t.options()
+	return Result{Error: t.guest.Start(ctx, guest.StartOptions{Paused: o.Paused, ForceBoot: o.ForceBoot, BypassCache: o.BypassCache})}
 }
 
-func restore(ctx context.Context, r *run, g *guest.Guest, cancelled context.Context) Result {
-	if v := g.View(); !v.ManagedSave {
+func restore(ctx context.Context, t *turn) Result {
+	if v := t.guest.View(); !v.ManagedSave {
 		return Result{Error: fault.New(fault.WrongState, fault.Domain, "domain %q has no saved image to continue from; start it", v.Name)}
 	}
-	if r.request.Options.ForceBoot {
+	if t.options().ForceBoot {
 		return Result{Error: fault.New(fault.Invalid, fault.Call, "restore cannot discard the saved image; use start for that")}
 	}
-	return start(ctx, r, g, cancelled)
+	return start(ctx, t)
 }
 
-func destroy(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
-	return Result{Error: g.Destroy(ctx, r.request.Options.Graceful)}
+func destroy(ctx context.Context, t *turn) Result {
+	return Result{Error: t.guest.Destroy(ctx, t.options().Graceful)}
 }
 
-func save(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
-	return Result{Error: g.ManagedSave(ctx, guest.SaveOptions{BypassCache: r.request.Options.BypassCache})}
+func save(ctx context.Context, t *turn) Result {
+	return Result{Error: t.guest.ManagedSave(ctx, guest.SaveOptions{BypassCache: t.options().BypassCache})}
 }
 
-func reboot(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
-	return Result{Error: g.Reboot(ctx, r.request.Options.Mode)}
+func reboot(ctx context.Context, t *turn) Result {
+	return Result{Error: t.guest.Reboot(ctx, t.options().Mode)}
 }
 
-func undefine(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
-	o := r.request.Options
-	return Result{Error: g.Undefine(ctx, guest.UndefineOptions{
-		ManagedSave: o.ManagedSave, NVRAM: o.NVRAM, KeepNVRAM: o.KeepNVRAM, TPM: o.TPM,
-	})}
+func undefine(ctx context.Context, t *turn) Result {
+	o := t.options()
+	err := t.guest.Undefine(ctx, guest.UndefineOptions{ManagedSave: o.ManagedSave, NVRAM: o.NVRAM, KeepNVRAM: o.KeepNVRAM, TPM: o.TPM})
+	if err == nil && t.guest.View().State.Active() {
+		return Result{Note: "it is transient now, and gone when it ends"}
+	}
+	return Result{Error: err}
 }
 
 // usualPatience is how long a guest may take to turn itself off, where the
@@ -104,27 +113,30 @@ const usualPatience = 90 * time.Second
 
 // shutdown asks a guest and waits until it has turned itself off. With a grace it
 // loses its power after that.
-func shutdown(ctx context.Context, r *run, g *guest.Guest, cancelled context.Context) Result {
-	grace := r.request.Options.Grace
-	err := askAndWait(ctx, r, g, cancelled)
+func shutdown(ctx context.Context, t *turn) Result {
+	grace := t.options().Grace
+	err := askAndWait(ctx, t)
 	switch {
-	case err == nil:
+	case err == nil || !t.guest.View().State.Active():
 		return Result{}
-	case cancelled.Err() != nil && g.View().State.Active():
-		return Result{Outcome: Cancelled, Error: context.Cause(cancelled), Note: "it was asked to turn itself off"}
-	case grace == 0 || !g.View().State.Active() || ctx.Err() != nil:
+	case t.cancelled.Err() != nil:
+		return Result{Outcome: Cancelled, Error: context.Cause(t.cancelled), Note: "it was asked to turn itself off"}
+	case grace == 0 || ctx.Err() != nil:
 		return Result{Error: err}
 	}
-	return Result{Error: g.Destroy(ctx, false), Note: fmt.Sprintf("destroyed: %v", err)}
+	if failure := t.guest.Destroy(ctx, false); failure != nil {
+		return Result{Error: failure, Note: err.Error()}
+	}
+	return Result{Note: fmt.Sprintf("destroyed: %v", err)}
 }
 
-func askAndWait(ctx context.Context, r *run, g *guest.Guest, cancelled context.Context) error {
-	v := g.View()
+func askAndWait(ctx context.Context, t *turn) error {
+	v := t.guest.View()
 	if v.State == domain.Paused {
 		return fault.New(fault.WrongState, fault.Domain, "domain %q is paused and cannot turn itself off; resume it, or destroy it", v.Name)
 	}
-	patience := r.request.Options.Grace
-	if patience == 0 && r.request.Timeout == 0 {
+	patience := t.options().Grace
+	if patience == 0 && t.request.Timeout == 0 {
 		patience = usualPatience
 	}
 	if patience > 0 {
@@ -133,14 +145,14 @@ func askAndWait(ctx context.Context, r *run, g *guest.Guest, cancelled context.C
 			"domain %q was asked to turn itself off and did not within %v", v.Name, patience))
 		defer stop()
 	}
-	ended, forget := r.endings.expect(g)
+	ended, forget := t.endings.expect(t.guest)
 	defer forget()
-	if err := g.Shutdown(ctx, r.request.Options.Mode); err != nil {
+	if err := t.guest.Shutdown(ctx, t.options().Mode); err != nil {
 		return err
 	}
-	ctx, stop := until(ctx, cancelled)
+	ctx, stop := until(ctx, t.cancelled)
 	defer stop()
-	return wait(ctx, g, ended)
+	return wait(ctx, t.guest, ended)
 }
 
 // until ends ctx when another one ends.
@@ -153,6 +165,6 @@ func until(ctx, other context.Context) (context.Context, func()) {
 	}
 }
 
-func set(ctx context.Context, r *run, g *guest.Guest, _ context.Context) Result {
-	return r.fleet.set(ctx, g, r.settings)
+func set(ctx context.Context, t *turn) Result {
+	return t.fleet.set(ctx, t.guest, t.settings)
 }

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
@@ -69,7 +70,7 @@ func (f *Fleet) checkUnused(t TileState, users map[string][]user) error {
 		who := users[v.String()]
 		if p, err := f.pools.ByName(v.Pool); err == nil {
 			if found, err := p.Volume(v.Name); err == nil {
-				who = append(who[:len(who):len(who)], users[found.Path]...)
+				who = slices.Concat(who, users[found.Path])
 			}
 		}
 		for _, u := range who {
