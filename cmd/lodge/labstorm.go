@@ -130,6 +130,9 @@ func (s *stormFlags) shrink(c *cobra.Command) {
 	if !given("repeat") {
 		s.Repeats = 1
 	}
+	if !given("patience") {
+		s.Patience = 15 * time.Second
+	}
 	if !given("window") {
 		s.Window = time.Second
 	}

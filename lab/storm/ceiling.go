@@ -53,8 +53,8 @@ func (b *bench) affords(cell Cell, s shape) error {
 	return nil
 }
 
-// repeat does something again and again until the window is over or the
-// context ends, but at least once and at most so often.
+// repeat does something again and again until the window is over, the context
+// ends or a call is cut, but at least once and at most so often.
 func (t *turn) repeat(ctx context.Context, most int, do func(context.Context) result) []result {
 	window, stop := context.WithTimeout(ctx, t.Window)
 	defer stop()
@@ -62,7 +62,7 @@ func (t *turn) repeat(ctx context.Context, most int, do func(context.Context) re
 	for len(results) < most {
 		one := do(ctx)
 		results = append(results, one)
-		if one.err != nil || window.Err() != nil {
+		if one.outcomeIs(Cut) || window.Err() != nil {
 			break
 		}
 	}

@@ -76,7 +76,7 @@ func (t *turn) storm(ctx context.Context, metric Metric, first, last int, do fun
 		return fmt.Errorf("%s of %d guests, %d of them well: %w", metric, last-first, done(results), err)
 	}
 	t.sample(metric, Seconds, wall.Seconds())
-	if after, ok := t.daemonTime(); ok && measured {
+	if after, ok := t.daemonTime(); ok && measured && metric != MetricPrepare {
 		t.sample(metric+".processor", Seconds, after-before)
 	}
 	return nil

@@ -46,19 +46,39 @@ func compareRows(a, b row) int {
 // daemons, and what was not as it should be.
 func (r *Run) Text() string {
 	var out strings.Builder
-	r.storms(&out, "Whole storms in seconds, median of the repetitions", func(u Unit) bool { return u == Seconds })
-	r.storms(&out, "The daemon and its rates, median of the repetitions", func(u Unit) bool { return u != Seconds })
+	r.storms(&out, "Whole storms in seconds, median of the repetitions", false)
+	r.storms(&out, "The daemon: what it takes, and how much it does, median of the repetitions", true)
 	r.calls(&out)
 	r.troubles(&out)
 	return out.String()
 }
 
-// storms draws the samples of some units, a column for each target.
-func (r *Run) storms(out *strings.Builder, title string, wanted func(Unit) bool) {
+// ofDaemon reports whether a sample is about the daemon's process rather than
+// about a storm's time.
+func (s Sample) ofDaemon() bool {
+	return s.Unit != Seconds || strings.HasSuffix(string(s.Metric), string("."+MetricProcessor))
+}
+
+// brief leaves out marks of a rising number of guests, but for the first and the
+// last.
+func (r *Run) brief(c Cell) bool {
+	if c.Scenario != Thousand {
+		return true
+	}
+	for _, step := range r.Plan {
+		if step.Scenario == Thousand && (c.Guests == step.Guests || c.Guests == max(1, step.Guests/parts)) {
+			return true
+		}
+	}
+	return false
+}
+
+// storms draws samples, a column for each target.
+func (r *Run) storms(out *strings.Builder, title string, ofDaemon bool) {
 	values := map[row]map[string][]float64{}
 	units := map[row]Unit{}
 	for _, s := range r.Samples {
-		if !wanted(s.Unit) {
+		if s.ofDaemon() != ofDaemon || !r.brief(s.Cell) {
 			continue
 		}
 		key := s.row(s.Metric, "")
@@ -104,8 +124,8 @@ func (r *Run) calls(out *strings.Builder) {
 	times := map[row]map[string]*hdrhistogram.Histogram{}
 	for _, c := range r.Calls {
 		h, err := c.Times()
-		if err != nil {
-			continue // what cannot be read is shown nowhere
+		if err != nil || !r.brief(c.Cell) {
+			continue // what cannot be read is not shown
 		}
 		key := c.row(c.Metric, c.Outcome)
 		if times[key] == nil {

@@ -104,8 +104,8 @@ func (t *turn) overview(ctx context.Context) error {
 	}{
 		{MetricList, func(ctx context.Context) error { _, err := list(ctx, conns[0], 0); return err }},
 		{MetricStats, func(ctx context.Context) error { _, err := allStats(ctx, conns[0], 0); return err }},
-		{MetricInfo, func(ctx context.Context) error { return info(ctx, conns[0], t.domains[0]) }},
-		{MetricEvent, func(ctx context.Context) error { return p.hear(ctx, t.domains[0]) }},
+		{MetricInfo, func(ctx context.Context) error { return info(ctx, conns[0], t.domains[eventGuest]) }},
+		{MetricEvent, func(ctx context.Context) error { return p.hear(ctx, t.domains[eventGuest]) }},
 	} {
 		results := t.repeat(ctx, asks, func(ctx context.Context) result { return t.time(ctx, one.do) })
 		if ctx.Err() != nil {
@@ -116,8 +116,5 @@ func (t *turn) overview(ctx context.Context) error {
 			return fmt.Errorf("%s with %d guests: %w", one.metric, t.cell.Guests, err)
 		}
 	}
-	if !p.up {
-		return nil
-	}
-	return t.time(ctx, func(ctx context.Context) error { return suspend(ctx, conns[0], t.domains[0]) }).err
+	return p.calm(ctx)
 }

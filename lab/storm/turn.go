@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/lab/bare"
+	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -181,7 +182,7 @@ func (t *turn) daemonTime() (float64, bool) {
 	if t.target.pid == 0 {
 		return 0, false
 	}
-	took, err := t.machine.ProcessorTime(t.target.pid)
+	took, err := machine.ProcessorTime(t.target.pid)
 	return took, err == nil
 }
 

@@ -21,9 +21,9 @@ const (
 // The guests that probes work with, by number; behind them come those that may
 // be stopped, and last the spare ones.
 const (
-	askedGuest     = 0 // of info
-	suspendedGuest = 1 // of suspend and resume
-	eventGuest     = 2 // of events
+	eventGuest     = 0 // of events
+	askedGuest     = 1 // of info
+	suspendedGuest = 2 // of suspend and resume
 	probed         = 3
 )
 
@@ -188,6 +188,9 @@ func (t *turn) probe(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	if err := probers[len(probers)-1].calm(ctx); err != nil {
+		return err
+	}
 	for _, p := range probers {
 		for _, metric := range []Metric{MetricList, MetricInfo, MetricStats, MetricResume, MetricSuspend, MetricStart, MetricDestroy, MetricDefine, MetricUndefine, MetricEvent} {
 			results := p.results[metric]
@@ -203,13 +206,13 @@ func (t *turn) probe(ctx context.Context) error {
 	return nil
 }
 
-// run does rounds until the window is over, or one fails.
+// run does rounds until the window is over, or a call is cut.
 func (p *prober) run(ctx context.Context) {
 	window, stop := context.WithTimeout(ctx, p.Window)
 	defer stop()
 	again := time.NewTicker(pace)
 	defer again.Stop()
-	for p.round(ctx, p) == nil {
+	for !errors.Is(p.round(ctx, p), errCut) && ctx.Err() == nil {
 		select {
 		case <-again.C:
 		case <-window.Done():
@@ -255,4 +258,17 @@ func (p *prober) hear(ctx context.Context, d xdr.Domain) error {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// calm leaves the guest of the events paused, as it was.
+func (p *prober) calm(ctx context.Context) error {
+	if !p.up {
+		return nil
+	}
+	one := p.time(ctx, func(ctx context.Context) error { return suspend(ctx, p.conn, p.domains[eventGuest]) })
+	if one.outcomeIs(Cut) {
+		p.blocked(MetricSuspend, one.took, "one call, about a guest that is well")
+		return nil
+	}
+	return one.err
 }
