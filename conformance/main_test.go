@@ -20,6 +20,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(keeperVariable) != "" {
 		keep()
 	}
+	if dir := os.Getenv(deadVariable); dir != "" {
+		playDead(dir)
+	}
 	os.Exit(run(m))
 }
 

@@ -229,7 +229,10 @@ func (s *storm) makeGuests(t *testing.T) {
 }
 
 func (g *stormGuest) uuid() string {
-	u := g.dom.UUID
+	return uuidText(g.dom.UUID)
+}
+
+func uuidText(u libvirt.UUID) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
 }
 
@@ -354,9 +357,10 @@ func (s *storm) refused(t *testing.T, g *stormGuest, a act, f fate, err error) {
 	}
 }
 
-func (s *storm) connect(t *testing.T) *libvirt.Libvirt {
+// connect gives a client of its own.
+func (d *daemon) connect(t *testing.T) *libvirt.Libvirt {
 	t.Helper()
-	l := libvirt.NewWithDialer(dialers.NewLocal(dialers.WithSocket(filepath.Join(s.run, "libvirt-sock"))))
+	l := libvirt.NewWithDialer(dialers.NewLocal(dialers.WithSocket(filepath.Join(d.run, "libvirt-sock"))))
 	if err := l.Connect(); err != nil {
 		t.Fatal(err)
 	}
@@ -366,9 +370,9 @@ func (s *storm) connect(t *testing.T) *libvirt.Libvirt {
 var guestName = regexp.MustCompile(`-name guest=([^, ]+)`)
 
 // pids gives the QEMU of every guest that has one.
-func (s *storm) pids() map[string]int {
+func (d *daemon) pids() map[string]int {
 	found := map[string]int{}
-	for pid, words := range s.processes() {
+	for pid, words := range d.processes() {
 		if m := guestName.FindStringSubmatch(words); m != nil {
 			found[m[1]] = pid
 		}
@@ -545,13 +549,13 @@ func (s *storm) calm(t *testing.T, draw *rand.Rand) {
 	s.sweep(t)
 	s.signal(t, "TERM")
 	s.launch(t)
-	before := s.descriptors()
+	before := s.descriptors(t)
 	s.round(t, draw, false)
 	s.sweep(t)
-	for end := time.Now().Add(10 * time.Second); s.descriptors() > before && time.Now().Before(end); {
+	for end := time.Now().Add(10 * time.Second); s.descriptors(t) > before && time.Now().Before(end); {
 		pauseFor(t, 20*time.Millisecond)
 	}
-	if now := s.descriptors(); now > before {
+	if now := s.descriptors(t); now > before {
 		t.Errorf("the daemon has %d descriptors open, and had %d", now, before)
 	}
 	images, _ := filepath.Glob(filepath.Join(s.data, "guest/save/*"))
@@ -592,12 +596,8 @@ func (s *storm) sweep(t *testing.T) {
 }
 
 // descriptors counts what the daemon has open.
-func (s *storm) descriptors() int {
-	for pid, words := range s.processes() {
-		if strings.Contains(words, "lodged --data "+s.data) && !strings.HasPrefix(words, "sh ") && !strings.HasPrefix(words, "nsenter") {
-			open, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-			return len(open)
-		}
-	}
-	return 0
+func (d *daemon) descriptors(t *testing.T) int {
+	t.Helper()
+	open, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.number(t)))
+	return len(open)
 }

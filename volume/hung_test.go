@@ -106,6 +106,7 @@ func TestHungFileSystemDoesNotDelayTheStart(t *testing.T) {
 		d.Pools, err = Open(Options{Store: d.store, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler), Boot: d.boot})
 		must(t, err)
 	})
+	prompt(t, "Settle", time.Second, func() { wantKind(t, d.Settle(t.Context()), fault.Timeout) })
 	until(t, "the other pool is read", func() bool {
 		p, err := d.ByName("well")
 		must(t, err)
@@ -117,7 +118,7 @@ func TestHungFileSystemDoesNotDelayTheStart(t *testing.T) {
 		t.Errorf("the hung pool is %+v", v)
 	}
 	release()
-	must(t, d.Settle(t.Context()))
+	until(t, "the hung pool is read", func() bool { return d.Settle(t.Context()) == nil })
 }
 
 func TestLaneIsBounded(t *testing.T) {

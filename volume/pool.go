@@ -21,6 +21,9 @@ type Pool struct {
 	// turn holds one token; who has it may start, stop, define and so on.
 	turn chan struct{}
 
+	// adopting says that the pool is being brought back after Open.
+	adopting atomic.Bool
+
 	// published is replaced whole, with mu held.
 	published atomic.Pointer[View]
 

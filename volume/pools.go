@@ -82,19 +82,46 @@ func Open(o Options) (*Pools, error) {
 	return ps, nil
 }
 
-// Settle waits until every pool that was active has been read once, or cannot be.
+// Settle waits until every pool that was active has been read once, cannot be,
+// or does not answer: for a file system that is silent for silentTime nobody waits.
 func (ps *Pools) Settle(ctx context.Context) error {
-	settled := make(chan struct{})
-	go func() { // ends with the adoptions, each of which has a deadline
-		ps.adopted.Wait()
-		close(settled)
-	}()
-	select {
-	case <-settled:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	tick := time.NewTicker(settleTick)
+	defer tick.Stop()
+	for {
+		silent, reading := ps.adopting()
+		if reading == 0 {
+			if silent > 0 {
+				return fault.New(fault.Timeout, fault.Pool, "the file systems of %d pools do not answer", silent)
+			}
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
+}
+
+// Bounds of the wait for pools.
+const (
+	settleTick = 5 * time.Millisecond
+	silentTime = 200 * time.Millisecond
+)
+
+// adopting counts the pools that are being brought back: those whose file systems
+// do not answer, and the others.
+func (ps *Pools) adopting() (silent, reading int) {
+	for _, p := range ps.List() {
+		switch {
+		case !p.adopting.Load():
+		case p.lane.stuck() > silentTime:
+			silent++
+		default:
+			reading++
+		}
+	}
+	return silent, reading
 }
 
 // closeTime is how long Close waits for what is stuck in a file system.

@@ -196,7 +196,9 @@ func (ps *Pools) adopt(p *Pool, r poolRecord) {
 	if !wasActive && (!r.Autostart || r.Boot == ps.boot) {
 		return
 	}
+	p.adopting.Store(true)
 	ps.adopted.Go(func() {
+		defer p.adopting.Store(false)
 		ctx, cancel := context.WithTimeoutCause(ps.life, 2*answerTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
 		defer cancel()
 		var err error
