@@ -4,6 +4,7 @@
 # make up      a running lodged with a tile of eight booted guests
 # make down    the end of that
 # make bench   docs/figures.md measured anew, with libvirt's own daemon beside
+# make generate  the Go code of Lodge's own API, from api/lodge/v1/lodge.proto
 # make format  put the sources into the form that check wants
 #
 # Each installs the Debian packages that it misses, and says so. A second time
@@ -37,7 +38,7 @@ SPICE_PACKAGE   = $(shell . /etc/os-release; [ "$${VERSION_ID:-13}" -lt 13 ] || 
 TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt ovmf swtpm swtpm-tools fdisk lvm2 \
                   gcc libc6-dev procps $(SPICE_PACKAGE)
 
-.PHONY: build check format lint unit test up down bench guest
+.PHONY: build check format generate lint unit test up down bench guest
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/...
 
@@ -67,6 +68,10 @@ test: lint build guest
 
 format: $(LINT)
 	$(LINT) fmt
+
+generate:
+	@scripts/need protobuf-compiler libprotobuf-dev
+	@scripts/generate
 
 # Lint tools are pinned in a module of their own, so that Lodge does not depend
 # on theirs, and built once.

@@ -36,8 +36,11 @@ func toFault(err error) *lodgev1.Fault {
 }
 
 // wire gives an error as the protocols carry it, with the fault as its detail.
+// What the protocols found wrong by themselves stays as it is.
 func wire(err error) error {
-	if _, done := errors.AsType[*connect.Error](err); err == nil || done {
+	_, theirs := errors.AsType[*connect.Error](err)
+	_, ours := errors.AsType[*fault.Error](err)
+	if err == nil || theirs && !ours {
 		return err
 	}
 	e := connect.NewError(codes[fault.Of(err)], err)
