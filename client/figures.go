@@ -31,6 +31,8 @@ func size(n uint64) string {
 // span shows a time that passed, shortly.
 func span(d time.Duration) string {
 	switch {
+	case d == 0:
+		return "0s"
 	case d < time.Millisecond:
 		return fmt.Sprintf("%dµs", max(d, 0).Microseconds())
 	case d < time.Second:
@@ -52,7 +54,11 @@ func ago(since *timestamppb.Timestamp, now time.Time) string {
 	if since == nil {
 		return none
 	}
-	return span(max(now.Sub(since.AsTime()), 0).Round(time.Second))
+	d := max(now.Sub(since.AsTime()), 0)
+	if d < time.Minute {
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	}
+	return span(d)
 }
 
 // orNone stands in for what is empty.
