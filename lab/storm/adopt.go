@@ -6,17 +6,22 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/xdr"
 )
 
-// adopt kills the daemon while all guests run, and takes the time until another
-// one answers for each of them, from the end of the old process. Either the lab
-// runs the daemon's command again, or that command does so itself.
+// adopt kills the daemon while all guests run, and takes the times from the end
+// of the old process until another one answers, until it has told the state of
+// each guest (which may come from a file), and until each has also obeyed: a
+// paused guest that is suspended stays as it is, but has to be in its daemon's
+// hands. Either the lab runs the daemon's command again, or that command does so
+// itself.
 func (t *turn) adopt(ctx context.Context) error {
 	if t.target.service == nil || t.target.pid == 0 {
 		return fault.New(fault.Unsupported, fault.Host, "the lab has not started this daemon, so it does not kill it")
@@ -41,7 +46,10 @@ func (t *turn) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := t.answered(ctx, begin); err != nil {
+	if err := t.await(ctx, MetricAnswer, begin, info); err != nil {
+		return err
+	}
+	if err := t.await(ctx, MetricAdopt, begin, suspend); err != nil {
 		return err
 	}
 	if t.clients, err = t.replenish(ctx); err != nil {
@@ -73,20 +81,17 @@ func (t *turn) murder(ctx context.Context) (begin time.Time, err error) {
 	return begin, err
 }
 
-// answered waits until the daemon has told of each guest that it is there.
-func (t *turn) answered(ctx context.Context, begin time.Time) error {
+// await waits until a question about each guest is answered well.
+func (t *turn) await(ctx context.Context, metric Metric, begin time.Time, question func(context.Context, *remote.Conn, xdr.Domain) error) error {
 	limit, stop := context.WithTimeoutCause(ctx, t.Patience, errCut)
 	defer stop()
-	var mu sync.Mutex
-	missing := 0
+	var missing atomic.Int64
 	var group sync.WaitGroup
 	for client := range min(sweepers, t.cell.Guests) {
 		group.Go(func() {
 			for guest := client; guest < t.cell.Guests; guest += sweepers {
-				if err := t.present(limit, guest); err != nil {
-					mu.Lock()
-					missing++
-					mu.Unlock()
+				if !t.insist(limit, func() error { return question(limit, t.clients[0], t.domains[guest]) }) {
+					missing.Add(1)
 				}
 			}
 		})
@@ -96,28 +101,26 @@ func (t *turn) answered(ctx context.Context, begin time.Time) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if missing > 0 {
-		t.blocked(MetricAdopt, took, fmt.Sprintf("%d of %d guests did not answer", missing, t.cell.Guests))
+	if n := missing.Load(); n > 0 {
+		t.blocked(metric, took, fmt.Sprintf("%d of %d guests were not there", n, t.cell.Guests))
 		return errCut
 	}
-	t.sample(MetricAdopt, Seconds, took.Seconds())
+	t.sample(metric, Seconds, took.Seconds())
 	return nil
 }
 
-func (t *turn) present(ctx context.Context, guest int) error {
+// insist asks again and again until the answer is good; false when time is up.
+func (t *turn) insist(ctx context.Context, ask func() error) bool {
 	again := time.NewTicker(knock)
 	defer again.Stop()
-	for {
-		err := info(ctx, t.clients[0], t.domains[guest])
-		if err == nil {
-			return nil
-		}
+	for ask() != nil {
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			return err
+			return false
 		}
 	}
+	return true
 }
 
 // replenish adds connections until there are as many as clients.

@@ -150,8 +150,9 @@ const (
 	MetricEvent     Metric = "event"     // from before the call that causes it until the event is there
 	MetricHang      Metric = "hang"      // of callers that ask something of a stopped guest
 	MetricRelease   Metric = "release"   // destroy of a stopped guest
-	MetricAdopt     Metric = "adopt"     // from the end of the old process until all guests answer
-	MetricReady     Metric = "ready"     // from the same until the new process answers
+	MetricReady     Metric = "ready"     // from the end of the old process until the new one answers
+	MetricAnswer    Metric = "answer"    // from the same until it has told of all guests that they are there
+	MetricAdopt     Metric = "adopt"     // from the same until all guests also obey
 	MetricSave      Metric = "save"      // managed save
 	MetricRestore   Metric = "restore"   // start from it
 	MetricConnect   Metric = "connect"   // until the connection is open
