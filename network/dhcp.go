@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"time"
 
@@ -109,6 +110,8 @@ func (n *Network) replaceService(old *link.Dnsmasq) (done bool) {
 	})
 	switch {
 	case err == nil:
+	case errors.Is(err, errGone): // ended and undefined meanwhile
+		return true
 	case done:
 		log.Error("cannot record the new dnsmasq", "error", err)
 	default:
