@@ -146,7 +146,8 @@ func (p *ports) take(ctx context.Context, address string) (int, error) {
 			return 0, fault.Wrap(err, fault.Failed, fault.Host, "cannot serve a display on %s", address)
 		}
 	}
-	return 0, fault.New(fault.NoCapacity, fault.Host, "no port from %d to %d is free for a display", firstPort, lastPort)
+	return 0, fault.New(fault.NoCapacity, fault.Host, "no port from %d to %d is free for a display (guests hold %d of them); let displays listen on sockets, or end a guest",
+		firstPort, lastPort, len(p.held))
 }
 
 // hold takes a port, and reports whether nobody had it.
