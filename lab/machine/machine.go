@@ -13,6 +13,9 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -137,24 +140,15 @@ func (m Machine) Process(pid int) (Process, error) {
 	return p, nil
 }
 
-// hertz is how many ticks a second has in the kernel's answers.
-const hertz = 100
-
-// ProcessorTime is what a process has taken of the processors, in seconds.
-func (m Machine) ProcessorTime(pid int) (float64, error) {
-	stat, err := os.ReadFile(filepath.Join(m.Root, "proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return 0, fault.Wrap(err, fault.Failed, fault.Host, "cannot look at the daemon's process")
+// ProcessorTime is what a process has taken of the processors, in seconds, to
+// the nanosecond.
+func ProcessorTime(pid int) (float64, error) {
+	const scheduled = 2 // the kind of clock: time on a processor
+	var t unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|scheduled), &t); err != nil {
+		return 0, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the processor time of process %d", pid)
 	}
-	name := bytes.LastIndexByte(stat, ')') // it may hold anything, brackets and blanks too
-	words := strings.Fields(string(stat[name+1:]))
-	const user, system = 11, 12
-	if len(words) <= system {
-		return 0, fault.New(fault.Failed, fault.Host, "the kernel tells too little of process %d", pid)
-	}
-	inUser, _ := strconv.ParseUint(words[user], 10, 64)
-	inKernel, _ := strconv.ParseUint(words[system], 10, 64)
-	return float64(inUser+inKernel) / hertz, nil
+	return time.Duration(t.Nano()).Seconds(), nil
 }
 
 // Files is how many descriptors a process has open.
