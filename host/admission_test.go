@@ -503,3 +503,44 @@ func TestAdmissionWithoutKnowledge(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 }
+
+// What a kernel does not tell is done without: pressure is told by waits for
+// memory, and those by nothing.
+func TestSignsOfKernelsWithAndWithoutPressure(t *testing.T) {
+	const pressure = "some avg10=1.00 avg60=0.50 avg300=0.10 total=%d\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=%d\n"
+	told := map[string]string{
+		"proc/loadavg": "0 0 0 9/1000 1", "proc/pressure/cpu": fmt.Sprintf(pressure, 7000, 0), "proc/pressure/memory": fmt.Sprintf(pressure, 3000, 2000),
+	}
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  signs
+	}{
+		"pressure": {told, signs{runnable: 8, told: true, cpuSome: 7 * time.Millisecond, memorySome: 3 * time.Millisecond, memoryFull: 2 * time.Millisecond}},
+		"waits for memory": {
+			map[string]string{"proc/vmstat": "nr_free_pages 5\nallocstall_normal 40\nallocstall_movable 2\ncompact_stall 7\n"},
+			signs{stalls: 42},
+		},
+		"nothing": {nil, signs{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &signReader{root: kernel.At(tree(t, roomy, c.files))}
+			c.want.memory = kernel.Memory{Total: 16 * gib, Free: 16 * gib}
+			for range 2 { // the second knows what is not told
+				if got, err := r.read(); err != nil || got != c.want {
+					t.Errorf("got %+v, %v; want %+v", got, err, c.want)
+				}
+			}
+		})
+	}
+	p := newPace(4)
+	began := time.Now()
+	p.look(began, signs{stalls: 5})
+	p.look(began.Add(time.Second), signs{stalls: 5})
+	if p.limit != 8 {
+		t.Errorf("no wait for memory moved the limit to %d", p.limit)
+	}
+	p.look(began.Add(2*time.Second), signs{stalls: 6})
+	if p.limit != 5 || !strings.Contains(p.reason(), "freed") {
+		t.Errorf("a wait for memory moved the limit to %d: %s", p.limit, p.reason())
+	}
+}
