@@ -19,7 +19,7 @@ type fleet struct {
 	*sampler
 	gauges []*gauge
 	taken  map[*gauge][]time.Time
-	stop   context.CancelFunc
+	stop   func()
 
 	mu    sync.Mutex
 	used  time.Duration
@@ -57,8 +57,8 @@ func newFleet(t *testing.T, n int, each time.Duration) *fleet {
 		defer f.mu.Unlock()
 		return f.used
 	}
-	ctx, stop := context.WithCancel(t.Context())
-	f.stop = stop
+	ctx, stop := context.WithCancelCause(t.Context())
+	f.stop = func() { stop(nil) }
 	go f.run(ctx)
 	return f
 }
@@ -288,8 +288,8 @@ func TestManyWaitForOneQuestion(t *testing.T) {
 				return nil, ctx.Err()
 			}
 		}}
-		life, stop := context.WithCancel(t.Context())
-		defer stop()
+		life, stop := context.WithCancelCause(t.Context())
+		defer stop(nil)
 		first, err := g.fresh(t.Context(), life, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -324,7 +324,7 @@ func TestManyWaitForOneQuestion(t *testing.T) {
 		}
 		close(answer)
 		synctest.Wait()
-		if st := g.newest(); st.Stale != nil || st.At == first.At || asked != 2 {
+		if st := g.newest(); st.Stale != nil || st.At.Equal(first.At) || asked != 2 {
 			t.Errorf("after QEMU has answered: %+v, %d questions", st, asked)
 		}
 	})
