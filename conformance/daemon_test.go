@@ -203,7 +203,7 @@ func (d *daemon) runFiles() []string {
 	var found []string
 	_ = filepath.WalkDir(d.run, func(path string, entry fs.DirEntry, err error) error {
 		name := filepath.Base(path)
-		if err == nil && !entry.IsDir() && !strings.HasPrefix(name, "libvirt-sock") && name != "autostarted" {
+		if err == nil && !entry.IsDir() && !strings.HasPrefix(name, "libvirt-sock") && name != "lodge.sock" && name != "autostarted" {
 			found = append(found, path)
 		}
 		return nil

@@ -1,0 +1,300 @@
+package conformance
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// lodge prepares the command line against the daemon. It runs outside the
+// daemon's world, where it can be interrupted as a user does.
+func (d *daemon) lodge(ctx context.Context, t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	c := exec.CommandContext(ctx, program(t, "lodge"), args...)
+	c.Env = append(os.Environ(), "LODGE_SOCKET="+filepath.Join(d.run, "lodge.sock"))
+	return c
+}
+
+// set runs a command of lodge to its end and gives what it printed, when it ends
+// with that status.
+func (d *daemon) set(t *testing.T, status int, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var out, errs bytes.Buffer
+	c := d.lodge(ctx, t, args...)
+	c.Stdout, c.Stderr = &out, &errs
+	err := c.Run()
+	if failed, is := errors.AsType[*exec.ExitError](err); err != nil && !is || is && failed.ExitCode() != status || err == nil && status != 0 {
+		t.Fatalf("lodge %s: %v, not status %d\n%s%s", strings.Join(args, " "), err, status, out.String(), errs.String())
+	}
+	return out.String()
+}
+
+// step is one line of what a set tells.
+type step struct {
+	Plan    *struct{ Total, Waves int }
+	Result  *struct{ Name, Outcome string }
+	Summary *struct{ Done, Unchanged, Failed, Would, Cancelled int }
+}
+
+// lines decodes lines of JSON.
+func lines[T any](t *testing.T, text string) []T {
+	t.Helper()
+	var all []T
+	for line := range strings.Lines(text) {
+		var one T
+		if err := json.Unmarshal([]byte(line), &one); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// listed is a guest as lodge ps tells of it.
+type listed struct {
+	Name, State string
+	PID         int
+	Labels      map[string]string
+	Wait        *struct{ What string }
+	Sample      *struct{ Age, Stale string }
+}
+
+func (d *daemon) ps(t *testing.T, selectors ...string) map[string]listed {
+	t.Helper()
+	guests := map[string]listed{}
+	for _, g := range lines[listed](t, d.set(t, 0, append([]string{"ps", "-o", "json"}, selectors...)...)) {
+		guests[g.Name] = g
+	}
+	return guests
+}
+
+const setSize = 8
+
+// defineSet defines guests that are as small as can be, half of them to be
+// started before the others.
+func (d *daemon) defineSet(t *testing.T) {
+	t.Helper()
+	dir := filepath.Join(d.dir, "set")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for i := range setSize {
+		d.file(t, fmt.Sprintf("set/set-%d.xml", i), fmt.Sprintf(`<domain type='qemu'>
+  <name>set-%d</name><memory unit='MiB'>16</memory><vcpu>1</vcpu>
+  <metadata><lodge:guest xmlns:lodge='https://lodge-kvm.github.io/xmlns/guest/1.0' priority='%d'><lodge:label name='side' value='%d'/></lodge:guest></metadata>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <devices><controller type='usb' model='none'/><memballoon model='none'/></devices>
+</domain>`, i, 10*(i%2), i%2))
+	}
+	d.set(t, 0, "define", dir)
+}
+
+// TestASetOfGuests leads real guests through their life by the commands of lodge.
+func TestASetOfGuests(t *testing.T) {
+	needs(t)
+	d := start(t)
+	d.set(t, 2, "start", "set-*") // nobody is there
+	d.defineSet(t)
+	if n := len(d.ps(t, "label=side:1")); n != setSize/2 {
+		t.Errorf("%d guests are on side 1", n)
+	}
+
+	d.set(t, 0, "start", "--dry-run", "all")
+	for name, g := range d.ps(t) {
+		if g.State != "shut off" {
+			t.Errorf("a dry run leaves %s %s", name, g.State)
+		}
+	}
+
+	events := d.watch(t, "set-*")
+	told := lines[step](t, d.set(t, 0, "start", "--paused", "--json", "all"))
+	if first, last := told[0].Plan, told[len(told)-1].Summary; first == nil || first.Total != setSize || first.Waves != 2 || last == nil || last.Done != setSize {
+		t.Errorf("plan %+v, summary %+v", first, last)
+	}
+	for i, s := range told[1 : len(told)-1] { // those with the lower number go first
+		if side := map[bool]string{true: "0", false: "1"}[i < setSize/2]; s.Result.Outcome != "done" || d.ps(t, s.Result.Name)[s.Result.Name].Labels["side"] != side {
+			t.Errorf("result %d is %+v", i, s.Result)
+		}
+	}
+	for name, g := range d.ps(t) {
+		if g.State != "paused" || g.PID == 0 {
+			t.Errorf("%s is %+v", name, g)
+		}
+	}
+	events(setSize, "started")
+	contains(t, "top", d.set(t, 0, "top", "--once", "--every", "200ms"), fmt.Sprintf("%d active guests", setSize), "set-0", "set-7")
+	contains(t, "the queue", d.set(t, 0, "queue"), "0 wait")
+	if told := lines[step](t, d.set(t, 0, "start", "--json", "set-1")); told[1].Result.Outcome != "unchanged" {
+		t.Errorf("what runs is %+v", told[1].Result)
+	}
+	d.set(t, 0, "destroy", "all")
+	events(setSize, "stopped")
+	d.set(t, 0, "undefine", "state=shutoff")
+	if left := d.ps(t); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// watch follows the events of guests. The function that it gives waits until so
+// many have told that.
+func (d *daemon) watch(t *testing.T, selector string) (wait func(n int, what string)) {
+	t.Helper()
+	c := d.lodge(t.Context(), t, "events", "--json", selector)
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan string, 1024)
+	begun := make(chan struct{})
+	go func() {
+		defer close(told)
+		for all := bufio.NewScanner(out); all.Scan(); {
+			var m struct {
+				Begin *struct{ Life string }
+				Event *struct{ What string }
+			}
+			switch err := json.Unmarshal(all.Bytes(), &m); {
+			case err != nil:
+			case m.Begin != nil:
+				close(begun)
+			case m.Event != nil:
+				told <- m.Event.What
+			}
+		}
+		_ = c.Wait()
+	}()
+	late := time.After(patience)
+	select {
+	case <-begun:
+	case <-late:
+		t.Fatal("lodge events does not begin")
+	}
+	return func(n int, what string) {
+		t.Helper()
+		for n > 0 {
+			select {
+			case said, more := <-told:
+				if !more {
+					t.Fatalf("lodge events ends before %d more have %s", n, what)
+				}
+				if said == what {
+					n--
+				}
+			case <-late:
+				t.Fatalf("%d guests have not %s", n, what)
+			}
+		}
+	}
+}
+
+// TestAnInterruptCancelsWhatHasNotBegun interrupts lodge while two guests of
+// eight, whose processors stand still, do not heed being asked to shut down.
+func TestAnInterruptCancelsWhatHasNotBegun(t *testing.T) {
+	needs(t)
+	d := start(t)
+	d.defineSet(t)
+	d.set(t, 0, "start", "--paused", "all")
+	for _, twice := range []bool{false, true} {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		c := d.lodge(ctx, t, "shutdown", "--json", "--parallel", "2", "--grace", "3s", "all")
+		var out bytes.Buffer
+		pipe, err := c.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Stdout = &interruptAt{to: &out, text: `"plan"`, do: func() { _ = c.Process.Signal(syscall.SIGINT) }}
+		began := time.Now()
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for said := bufio.NewScanner(pipe); said.Scan(); {
+			if twice && strings.Contains(said.Text(), "cancelling") {
+				_ = c.Process.Signal(syscall.SIGINT)
+			}
+		}
+		_ = c.Wait()
+		cancel()
+		if code := c.ProcessState.ExitCode(); code != 3 {
+			t.Errorf("status %d\n%s", code, out.String())
+		}
+		if twice {
+			if took := time.Since(began); took > 3*time.Second {
+				t.Errorf("leaving at once takes %v", took)
+			}
+			continue
+		}
+		told := lines[step](t, out.String())
+		if s := told[len(told)-1].Summary; s == nil || s.Cancelled < setSize-2 || s.Done+s.Cancelled != setSize {
+			t.Errorf("the summary is %+v", s)
+		}
+		if n := len(d.ps(t, "state=paused")); n < setSize-2 {
+			t.Errorf("%d guests are left alone", n)
+		}
+	}
+	d.set(t, 0, "destroy", "all")
+}
+
+// interruptAt does something once when a text is written.
+type interruptAt struct {
+	to   *bytes.Buffer
+	text string
+	do   func()
+}
+
+func (w *interruptAt) Write(p []byte) (int, error) {
+	if w.do != nil && bytes.Contains(p, []byte(w.text)) {
+		w.do()
+		w.do = nil
+	}
+	return w.to.Write(p)
+}
+
+// TestAStuckGuestIsShownAndHoldsNobody stops one QEMU: lists and tables tell of
+// it, at once, and everybody else goes on.
+func TestAStuckGuestIsShownAndHoldsNobody(t *testing.T) {
+	needs(t)
+	d := start(t)
+	d.defineSet(t)
+	d.set(t, 0, "start", "--paused", "all")
+	before := d.uses(t)
+	pid := d.ps(t)["set-3"].PID
+	d.output(t, "kill", "-STOP", strconv.Itoa(pid)) // by its number inside
+	told := lines[step](t, d.set(t, 1, "resume", "--json", "--timeout", "2s", "all"))
+	if s := told[len(told)-1].Summary; s.Done != setSize-1 || s.Failed != 1 {
+		t.Errorf("the summary is %+v", s)
+	}
+	if g := d.ps(t)["set-3"]; g.Wait == nil || g.Wait.What == "" {
+		t.Errorf("the stuck guest waits for nothing: %+v", g)
+	}
+	contains(t, "top", d.set(t, 0, "top", "--once", "--every", "200ms"), fmt.Sprintf("%d active guests", setSize), "stale")
+	d.set(t, 0, "destroy", "all")
+	d.set(t, 0, "undefine", "all")
+	eventually(t, "the daemon gives back what guests took", func() bool {
+		now := d.uses(t)
+		return now.Goroutines <= before.Goroutines-setSize && now.Descriptors < before.Descriptors && now.Active == 0
+	})
+}
+
+// used is what the daemon says of itself.
+type used struct{ Goroutines, Descriptors, Active int }
+
+func (d *daemon) uses(t *testing.T) used {
+	t.Helper()
+	return lines[used](t, d.set(t, 0, "status", "--json"))[0]
+}
