@@ -362,8 +362,10 @@ func (l *Limits) checkProcess(n Need) error {
 		return fault.New(fault.NoCapacity, fault.Host, "the guest's process needs about %d memory areas, and vm.max_map_count is %d; %s",
 			n.Maps, limit, sysctl("vm.max_map_count")(2*n.Maps))
 	}
-	if err := l.raise(kernel.LockedMemory, n.Locked, n.Locked); err != nil {
-		return err
+	if n.Locked > 0 && !l.root.MayLock() {
+		if err := l.raise(kernel.LockedMemory, n.Locked, n.Locked); err != nil {
+			return err
+		}
 	}
 	if err := l.raise(kernel.OpenFiles, n.Files, n.Files); err != nil { // QEMU inherits it
 		return err
@@ -427,7 +429,9 @@ func (l *Limits) Prepare(guests uint64) (warnings []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	l.log.Info("set the bound on open files of this daemon and of what it starts", "from", soft, "to", wanted)
+	if soft != wanted {
+		l.log.Info("set the bound on open files of this daemon and of what it starts", "from", soft, "to", wanted)
+	}
 	if err := l.refresh(); err != nil {
 		return warnings, err
 	}

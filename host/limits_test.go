@@ -270,3 +270,28 @@ func TestTheDaemonRaisesItsOwnLimits(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// Who may lock memory by capability is held back by no limit; who may not is told
+// what to raise.
+func TestLockedMemory(t *testing.T) {
+	need := Need{Locked: 1 << 60}
+	may := limitsOf(tree(t, roomy, map[string]string{"proc/self/status": "Name:\tlodged\nCapEff:\t0000000000004000\n"}))
+	if err := may.take("a", need); err != nil {
+		t.Error(err)
+	}
+	soft, _, err := kernel.LockedMemory.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if soft >= need.Locked {
+		t.Skip("this process may lock any amount of memory")
+	}
+	mayNot := limitsOf(tree(t, roomy, map[string]string{"proc/self/status": "CapEff:\t0000000000000400\n"}))
+	err = mayNot.take("a", need)
+	if now, _, e := kernel.LockedMemory.Get(); e != nil || err == nil && now < need.Locked {
+		t.Errorf("nothing refused, and the limit is %d: %v", now, e)
+	}
+	if err != nil && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), "prlimit --pid")) {
+		t.Error(err)
+	}
+}

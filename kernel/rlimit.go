@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -44,6 +45,23 @@ func (l ProcessLimit) Set(n uint64) error {
 	}
 	err = unix.Setrlimit(l.which, &unix.Rlimit{Cur: n, Max: max(n, hard)})
 	return fault.Wrap(err, fault.Denied, fault.Host, "cannot set the limit %s to %d", l.Name, n)
+}
+
+// MayLock says whether this process, and with it what it starts, may lock memory
+// without bound: LockedMemory holds nobody back who has the capability.
+func (r Root) MayLock() bool {
+	text, err := r.read("proc/self/status")
+	if err != nil {
+		return false
+	}
+	may := false
+	keyed(text, ":", func(key, value string) {
+		if key == "CapEff" {
+			capabilities, err := strconv.ParseUint(value, 16, 64)
+			may = err == nil && capabilities&(1<<unix.CAP_IPC_LOCK) != 0
+		}
+	})
+	return may
 }
 
 // OpenFileCount counts the open files of this process.
