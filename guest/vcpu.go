@@ -126,16 +126,28 @@ type VCPUInfo struct {
 	Affinity topology.CPUSet
 }
 
-// VCPUs tells of the processors of a running guest.
-func (g *Guest) VCPUs(ctx context.Context) ([]VCPUInfo, error) {
-	r := g.live.Load()
+// knownVCPUs lists the processors of a running guest without asking QEMU, where
+// the newest sample was taken by the present definition: plugging one changes that.
+func (g *Guest) knownVCPUs(ctx context.Context, r *run) ([]vcpuThread, error) {
+	if st := g.Sample(); st != nil && st.def == g.View().Active && len(st.threads) > 0 {
+		return st.threads, nil
+	}
 	s, err := r.monitor()
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithTimeout(ctx, queryLimit)
 	defer stop()
-	threads, err := queryVCPUs(ctx, s)
+	return queryVCPUs(ctx, s)
+}
+
+// VCPUs tells of the processors of a running guest.
+func (g *Guest) VCPUs(ctx context.Context) ([]VCPUInfo, error) {
+	r := g.live.Load()
+	if r == nil {
+		return nil, errNotRunning()
+	}
+	threads, err := g.knownVCPUs(ctx, r)
 	if err != nil {
 		return nil, err
 	}

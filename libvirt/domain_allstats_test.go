@@ -172,6 +172,11 @@ func TestStatisticsDoNotWaitForAStuckGuest(t *testing.T) {
 	if status := w.next().Status; status != xdr.StatusError {
 		t.Errorf("counters of a disk of a stopped guest came as if they were new: status %v", status)
 	}
+	vcpus := new(xdr.DomainGetVCPUsRet) // their threads are those of the sample
+	w.must(xdr.ProcDomainGetVCPUs, &xdr.DomainGetVCPUsArgs{Domain: domainOf(t, webUUID), MaxInfo: 4, MapLen: 1}, vcpus)
+	if len(vcpus.Info) != 1 || vcpus.Info[0].CPUTime == 0 {
+		t.Errorf("the processors of a stopped guest are %+v", vcpus.Info)
+	}
 	info := new(xdr.DomainGetInfoRet)
 	w.must(xdr.ProcDomainGetInfo, &xdr.DomainGetInfoArgs{Domain: domainOf(t, webUUID)}, info)
 	if info.CPUTime == 0 || info.State != 1 {
