@@ -11,7 +11,8 @@ import (
 // Sizes of a picture, in its own units; it is drawn as wide as its page allows.
 const (
 	width  = 720.0
-	letter = 7.0  // about the width of one
+	letter = 7.2  // about the width of one
+	bold   = 1.15 // times as wide is one in bold
 	row    = 17.0 // height of a line of text
 )
 

@@ -52,11 +52,11 @@ func (l Lines) SVG() template.HTML {
 			c.put(`<path d="M%.1f %.1fh26" class="line"%s/>`, x, y, dash(s.Look))
 			c.dot(s.Look, x+13, y, "")
 		}})
-		longest = max(longest, wideAs(s.Name))
+		longest = max(longest, wideAs(s.Name)*bold)
 	}
-	top := c.legend(keys) + row + 4
-	a := area{left: 58, top: top, right: width - 14 - min(longest, 150), bottom: top + 260}
-	c.text(4, top-10, "", "start", l.Y.Label)
+	top := c.legend(keys) + row + 8
+	a := area{left: 58, top: top, right: width - 14 - min(longest, 170), bottom: top + 260}
+	c.text(4, top-13, "", "start", l.Y.Label)
 	l.grid(&c, a, x, y)
 	for _, s := range l.Series {
 		c.put(`<g class="look%d">`, s.Look)
@@ -105,13 +105,13 @@ func (l Lines) grid(c *canvas, a area, x, y span) {
 		c.stroke(a.left, at, a.right, at, "grid")
 		c.text(a.left-7, at+4, "", "end", y.format(t))
 	}
-	free := 0.0 // of other ticks' words
-	for _, t := range x.ticks {
+	free := width // from other ticks' words
+	for _, t := range slices.Backward(x.ticks) {
 		at, words := a.x(x.at(t)), x.format(t)
 		c.stroke(at, a.bottom, at, a.bottom+4, "axis")
-		if half := wideAs(words) / 2; at-half > free {
+		if half := wideAs(words) / 2; at+half < free {
 			c.text(at, a.bottom+18, "", "middle", words)
-			free = at + half + 4
+			free = at - half - 4
 		}
 	}
 	c.stroke(a.left, a.bottom, a.right, a.bottom, "axis")
@@ -199,7 +199,7 @@ func (l Lines) labels(c *canvas, a area, x, y span) {
 		n.y = min(n.y, lowest)
 		lowest = n.y - (row - 2)
 		c.put(`<g class="look%d">`, n.of.Look)
-		c.text(max(n.x, a.right)+9, n.y+4, "label", "start", n.of.Name)
+		c.text(n.x+9, n.y+4, "label", "start", n.of.Name)
 		c.put("</g>")
 	}
 }

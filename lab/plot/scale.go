@@ -2,6 +2,7 @@ package plot
 
 import (
 	"math"
+	"slices"
 	"strconv"
 )
 
@@ -19,8 +20,7 @@ const (
 type Axis struct {
 	Label  string
 	Scale  Scale
-	From   float64                // the axis reaches at least from here, if not zero
-	To     float64                // the axis reaches at least to here, if not zero
+	From   float64                // the axis begins here, or below if values lie there, if not zero
 	Ticks  []float64              // nil: chosen
 	Format func(v float64) string // of values; nil: as few digits as are needed
 }
@@ -43,7 +43,7 @@ const (
 // begins at zero, lest it make much of little.
 func (a Axis) fit(values []float64) span {
 	s := span{a.Scale, math.Inf(1), math.Inf(-1), a.Ticks, a.Format}
-	for _, v := range append(values, a.From, a.To) {
+	for _, v := range append(values, a.From) {
 		if s.shows(v) && v != 0 {
 			s.from, s.to = min(s.from, v), max(s.to, v)
 		}
@@ -59,6 +59,9 @@ func (a Axis) fit(values []float64) span {
 		s.linear()
 	case Log:
 		s.log()
+		if a.From > s.from && a.From < s.to && !slices.ContainsFunc(values, func(v float64) bool { return v > 0 && v < a.From }) {
+			s.from, s.ticks = a.From, within(s.ticks, a.From, s.to)
+		}
 	case Nines:
 		s.nines()
 	}

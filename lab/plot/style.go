@@ -58,7 +58,7 @@ func Style() string {
 	fmt.Fprintf(&out, ":root{color-scheme:light dark;%s}\n", colours(false))
 	fmt.Fprintf(&out, "@media screen and (prefers-color-scheme:dark){:root{%s}}\n", colours(true))
 	out.WriteString(`.plot{display:block;width:100%;height:auto;font:12.5px system-ui,"DejaVu Sans",sans-serif}
-.plot text{fill:var(--soft)}
+.plot text{fill:var(--soft);paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}
 .plot .name{fill:var(--ink)}
 .plot .label{font-weight:600;fill:var(--c)}
 .plot .grid{stroke:var(--grid);stroke-width:1}

@@ -1,0 +1,133 @@
+package stormreport
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/storm"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// golden compares with a file of testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), got); d != "" {
+		t.Errorf("%s is to be %s (go test -update writes it anew):\n%s", name, path, d)
+	}
+}
+
+// kept writes a run to a file.
+func kept(t *testing.T, r *storm.Run, name string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := r.Save(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// shown reports on files, and gives the text, the page with pictures and the page
+// of Markdown.
+func shown(t *testing.T, paths ...string) (text, html, page string) {
+	t.Helper()
+	dir := t.TempDir()
+	var out strings.Builder
+	if err := Show(paths, &out, filepath.Join(dir, "r.html"), filepath.Join(dir, "r.md")); err != nil {
+		t.Fatal(err)
+	}
+	var files [2]string
+	for i, name := range []string{"r.html", "r.md"} {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[i] = string(data)
+	}
+	return out.String(), files[0], files[1]
+}
+
+func TestReportOnAnInventedStorm(t *testing.T) {
+	text, _, page := shown(t, kept(t, synthetic(5), "synthetic.ndjson"))
+	golden(t, "synthetic.txt", text)
+	golden(t, "synthetic.md", page)
+}
+
+func TestStormsAreKnownByTheirFirstLine(t *testing.T) {
+	r := synthetic(1)
+	other := filepath.Join(t.TempDir(), "start.ndjson")
+	if err := os.WriteFile(other, []byte(`{"run":{"schema":"lodge.lab.start/1"}}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]bool{
+		kept(t, r, "a.ndjson"): true, kept(t, r, "a.ndjson.gz"): true, other: false, filepath.Join(t.TempDir(), "none"): false,
+	} {
+		if got := Holds(path); got != want {
+			t.Errorf("%s: %v", filepath.Base(path), got)
+		}
+	}
+}
+
+func TestStormsOfTwoHostsAreNotMixed(t *testing.T) {
+	a, b := synthetic(1), synthetic(1)
+	b.Host.Processors++
+	err := Show([]string{kept(t, a, "a.ndjson"), kept(t, b, "b.ndjson")}, &strings.Builder{}, "", "")
+	if !fault.Is(err, fault.Invalid) {
+		t.Errorf("got %v", err)
+	}
+	// Another load is the same host.
+	b = synthetic(1)
+	b.Host.Load = 1.5
+	if err := Show([]string{kept(t, a, "a.ndjson"), kept(t, b, "b.ndjson")}, &strings.Builder{}, "", ""); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAStormWithoutADaemonIsRefused(t *testing.T) {
+	r := synthetic(1)
+	r.Targets = r.Targets[1:2]
+	if err := Show([]string{kept(t, r, "a.ndjson")}, &strings.Builder{}, "", ""); !fault.Is(err, fault.Invalid) {
+		t.Errorf("got %v", err)
+	}
+	if err := Show(nil, &strings.Builder{}, "", ""); !fault.Is(err, fault.Invalid) {
+		t.Errorf("no file: got %v", err)
+	}
+}
+
+// The page's own words and the other figures stay where they are.
+func TestTablesGoBetweenTheirMarks(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "figures.md")
+	before := "# Figures\n\n<!-- start figures: written by lodge lab -->\nold start\n<!-- end of start figures -->\nwords\n" +
+		"<!-- storm figures: written by lodge lab -->\nold storm\n<!-- end of storm figures -->\nthe end\n"
+	if err := os.WriteFile(page, []byte(before), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := Show([]string{kept(t, synthetic(1), "a.ndjson")}, &strings.Builder{}, "", page); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]bool{"old start": true, "words": true, "the end": true, "old storm": false, "### What was promised": true} {
+		if strings.Contains(string(after), text) != want {
+			t.Errorf("%q is there: %v", text, !want)
+		}
+	}
+}
