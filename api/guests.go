@@ -60,8 +60,9 @@ func (s *Server) ListGuests(_ context.Context, r *lodgev1.ListGuestsRequest) (*l
 	answer := &lodgev1.ListGuestsResponse{Guests: make([]*lodgev1.Guest, 0, len(members))}
 	for _, m := range members {
 		g := toGuest(m)
-		g.Sample = toSample(m.Guest.Sample(), now, false)
-		g.Wait = waits(m.Guest, m.View, queue[m.View.UUID])
+		sample := m.Guest.Sample()
+		g.Sample = toSample(sample, now, false)
+		g.Wait = waits(m, sample, queue[m.View.UUID])
 		answer.Guests = append(answer.Guests, g)
 	}
 	return answer, nil
@@ -103,15 +104,17 @@ func vcpus(d *domain.Definition) uint {
 }
 
 // waits tells what a guest waits for, the deepest reason first; nil: nothing.
-func waits(g *guest.Guest, v *guest.View, queued host.Waiting) *lodgev1.Wait {
-	if queued.Guest != "" {
-		return &lodgev1.Wait{What: "start: " + queued.Reason, Since: timestamppb.New(queued.Since)}
-	}
-	if !v.StuckSince.IsZero() {
-		return &lodgev1.Wait{What: "QEMU to answer " + v.StuckOn, Since: timestamppb.New(v.StuckSince)}
-	}
-	if job := g.Job(); job.Kind != domain.JobNone {
-		return &lodgev1.Wait{What: string(job.Kind), Since: timestamppb.New(job.Started)}
+func waits(m fleet.Member, sample *guest.Stats, queued host.Waiting) *lodgev1.Wait {
+	job := m.Guest.Job()
+	switch {
+	case queued.Guest != "":
+		return &lodgev1.Wait{What: "its start: " + queued.Reason, Since: timestamppb.New(queued.Since)}
+	case !m.View.StuckSince.IsZero():
+		return &lodgev1.Wait{What: m.View.StuckOn, Since: timestamppb.New(m.View.StuckSince)}
+	case sample != nil && sample.Stale != nil:
+		return &lodgev1.Wait{What: "QEMU: " + sample.Stale.Error(), Since: timestamppb.New(sample.StaleSince)}
+	case job.Kind != domain.JobNone:
+		return &lodgev1.Wait{What: "the end of its " + string(job.Kind) + " job", Since: timestamppb.New(job.Started)}
 	}
 	return nil
 }

@@ -22,7 +22,10 @@ type bar struct {
 
 // text gives the line, no wider than the terminal.
 func (b *bar) text(now time.Time) string {
-	figures := fmt.Sprintf(" %d/%d", b.ended, b.total)
+	figures := fmt.Sprintf(" %d", b.ended)
+	if b.total > 0 { // nobody knows how many tiles a glob means
+		figures += fmt.Sprintf("/%d", b.total)
+	}
 	if b.failed > 0 {
 		figures += fmt.Sprintf(", %d failed", b.failed)
 	}

@@ -198,32 +198,29 @@ func (t *Top) Live(ctx context.Context, pressed <-chan byte, area func() (width,
 	if err := t.check(); err != nil {
 		return err
 	}
+	if err := t.look(ctx, 0); err != nil {
+		return err
+	}
 	fmt.Fprint(t.Out, "\x1b[?1049h\x1b[?25l")       // a screen of its own, without a cursor
 	defer fmt.Fprint(t.Out, "\x1b[?25h\x1b[?1049l") // and back
 	tick := time.NewTicker(t.Every)
 	defer tick.Stop()
 	for {
-		if err := t.look(ctx, 0); err != nil {
-			if ctx.Err() != nil {
+		t.paint(area())
+		select {
+		case <-tick.C:
+			if err := t.look(ctx, 0); err != nil && ctx.Err() == nil {
+				return err
+			}
+		case key := <-pressed:
+			if key == 'q' || key == 3 || key == 4 { // ctrl-C and ctrl-D come as they are, too
 				return nil
 			}
-			return err
-		}
-		for again := true; again; {
-			t.paint(area())
-			select {
-			case <-tick.C:
-				again = false
-			case key := <-pressed:
-				if key == 'q' || key == 3 || key == 4 { // ctrl-C and ctrl-D come as they are, too
-					return nil
-				}
-				if by := keys[key]; by != "" {
-					t.By = by
-				}
-			case <-ctx.Done():
-				return nil
+			if by := keys[key]; by != "" {
+				t.By = by
 			}
+		case <-ctx.Done():
+			return nil
 		}
 	}
 }

@@ -291,6 +291,42 @@ func TestAStuckGuestIsShownAndHoldsNobody(t *testing.T) {
 	})
 }
 
+// TestTiles makes two tiles of a server and its client, with a disk that the
+// daemon makes, runs them, and has everything removed.
+func TestTiles(t *testing.T) {
+	needs(t)
+	d := start(t)
+	dir := filepath.Join(d.dir, "disks")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d.virsh(t, "pool-create-as", "disks", "dir", "--target", dir)
+	small := "<memory unit='MiB'>16</memory><os><type arch='x86_64' machine='q35'>hvm</type></os>"
+	template := d.file(t, "tile.xml", `<tile>
+  <volume pool='disks'><name>{name}-{tile}.qcow2</name><capacity unit='MiB'>8</capacity><target><format type='qcow2'/></target></volume>
+  <domain type='qemu'><name>{name}-{tile}-server</name>`+small+`
+    <devices><disk type='volume' device='disk'><driver name='qemu' type='qcow2'/><source pool='disks' volume='{name}-{tile}.qcow2'/><target dev='vda' bus='virtio'/></disk></devices>
+  </domain>
+  <domain type='qemu'><name>{name}-{tile}-client</name>`+small+`</domain>
+</tile>`)
+	d.set(t, 0, "tile", "create", "shop", "--template", template, "--count", "2", "--dry-run")
+	if n := len(d.ps(t)); n > 0 {
+		t.Errorf("a dry run makes %d guests", n)
+	}
+	d.set(t, 0, "tile", "create", "shop", "--template", template, "--count", "2")
+	d.set(t, 0, "start", "--paused", "tile=shop/2")
+	contains(t, "the tiles", d.set(t, 0, "tile", "ls"), "shop/1       2        0  disks/shop-1.qcow2", "shop/2       2        2  disks/shop-2.qcow2")
+	d.set(t, 0, "tile", "stop", "shop", "--grace", "1s")
+	if n := len(d.ps(t, "tile=shop,state=shutoff")); n != 4 {
+		t.Errorf("%d guests of tiles are off", n)
+	}
+	d.set(t, 0, "tile", "remove", "shop")
+	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 || len(d.ps(t)) > 0 {
+		t.Errorf("left: %q, %v", left, d.ps(t))
+	}
+	d.set(t, 2, "tile", "remove", "shop")
+}
+
 // used is what the daemon says of itself.
 type used struct{ Goroutines, Descriptors, Active int }
 

@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/client"
 	"github.com/lodge-kvm/lodge/qemu"
 )
 
@@ -72,5 +75,45 @@ func TestReportShowsKeptValues(t *testing.T) {
 	out, err := lodge(t, "lab", "report", "../../docs/figures/lodged.ndjson", "--markdown", page)
 	if err != nil || !strings.Contains(out, "start of a guest, lodged") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestWhatIsAskedWronglyHasAStatusOfItsOwn(t *testing.T) {
+	nowhere := filepath.Join(t.TempDir(), "nowhere")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"start"}, "arg"},
+		{[]string{"start", "--nonsense", "all"}, "--nonsense"},
+		{[]string{"start", "--timeout", "soon", "all"}, "soon"},
+		{[]string{"stop", "all", "--socket", nowhere}, nowhere},
+		{[]string{"ps", "--socket", nowhere}, nowhere},
+		{[]string{"top", "--sort", "colour"}, "colour"},
+		{[]string{"events", "--after", "yesterday"}, "yesterday"},
+		{[]string{"define", nowhere}, nowhere},
+		{[]string{"define", t.TempDir()}, "no *.xml"},
+		{[]string{"set", "all", "memory"}, "KEY=VALUE"},
+		{[]string{"tile", "create", "web"}, "--template"},
+		{[]string{"tile", "create", "web", "--template", nowhere}, nowhere},
+		{[]string{"nonsense"}, "nonsense"},
+	} {
+		out, err := lodge(t, c.args...)
+		if err == nil || !strings.Contains(err.Error(), c.want) || status(err) != client.Unusable {
+			t.Errorf("lodge %s: %v\n%s", strings.Join(c.args, " "), err, out)
+		}
+	}
+}
+
+func TestDocumentsAreReadFromWhereTheyAre(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"b.xml": "second", "a.xml": "first", "note.txt": "no document"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := readDocuments(strings.NewReader("spoken"), []string{dir, "-", filepath.Join(dir, "a.xml")})
+	if want := []string{"first", "second", "spoken", "first"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %q, %v", got, err)
 	}
 }
