@@ -55,6 +55,12 @@ func sampleDisks(ctx context.Context, s *qmp.Session, def *domain.Definition) ([
 	if err := s.Execute(ctx, "query-block", nil, &blocks); err != nil {
 		return nil, err
 	}
+	return disksOf(def, counters, blocks), nil
+}
+
+// disksOf makes the sample of the definition's disks from QEMU's answers, which
+// may hold anything.
+func disksOf(def *domain.Definition, counters []blockStats, blocks []blockInfo) []DiskStats {
 	disks := make([]DiskStats, len(def.Devices.Disks))
 	for i, d := range def.Devices.Disks {
 		st := &disks[i]
@@ -69,8 +75,12 @@ func sampleDisks(ctx context.Context, s *qmp.Session, def *domain.Definition) ([
 			}
 		}
 	}
-	return disks, nil
+	return disks
 }
+
+// maxPath bounds what a sample keeps of QEMU's words, in bytes, as the kernel
+// bounds its paths.
+const maxPath = 4096
 
 // recount is sampleDisks without the sizes, which are those of the last sample.
 // QEMU answers from its own memory.
@@ -106,7 +116,10 @@ func (d *DiskStats) measure(image *blockImage) {
 			return
 		}
 		below := &d.Backing[i]
-		below.Path, below.Capacity, below.Physical = image.Filename, image.VirtualSize, image.ActualSize
+		below.Capacity, below.Physical = image.VirtualSize, image.ActualSize
+		if len(image.Filename) <= maxPath {
+			below.Path = image.Filename
+		}
 	}
 }
 
@@ -116,7 +129,7 @@ func (c *blockStats) into(st *DiskStats) {
 	st.WriteOps, st.WriteBytes, st.WriteTime = s.WrOps, s.WrBytes, time.Duration(s.WrTime)
 	st.FlushOps, st.FlushTime, st.Allocation = s.FlOps, time.Duration(s.FlTime), c.highest()
 	var layers []LayerStats
-	for i, below := 0, c.Backing; below != nil; i, below = i+1, below.Backing {
+	for i, below := 0, c.Backing; below != nil && i < image.MaxDepth; i, below = i+1, below.Backing {
 		layer := LayerStats{}
 		if i < len(st.Backing) {
 			layer = st.Backing[i] // with the sizes known so far

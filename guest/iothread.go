@@ -73,7 +73,7 @@ func sampleIOThreads(ctx context.Context, s *qmp.Session, def *domain.Definition
 		}
 	}
 	slices.SortFunc(all, func(a, b IOThreadStats) int { return cmp.Compare(a.ID, b.ID) })
-	return all, nil
+	return slices.Clone(all[:min(len(all), int(def.IOThreads))]), nil // QEMU might say anything
 }
 
 // IOThreads tells where the iothreads of a running guest may run.

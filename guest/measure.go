@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -74,10 +75,12 @@ func (s *Stats) keep(last *Stats) {
 
 // sampleThoroughly asks QEMU for everything. At least one question is asked, so
 // that one that does not answer is found.
-func (r *Registry) sampleThoroughly(ctx context.Context, s *qmp.Session, pid int, st *Stats) (err error) {
-	if st.threads, err = queryVCPUs(ctx, s); err != nil {
+func (r *Registry) sampleThoroughly(ctx context.Context, s *qmp.Session, pid int, st *Stats) error {
+	threads, err := queryVCPUs(ctx, s)
+	if err != nil {
 		return err
 	}
+	st.threads = slices.Clone(threads[:min(len(threads), int(st.def.VCPUs.Max))]) // QEMU might say anything
 	r.sampleVCPUs(pid, st)
 	if err := sampleBalloon(ctx, s, st); err != nil {
 		return err

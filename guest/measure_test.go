@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os/exec"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/link"
 	"github.com/lodge-kvm/lodge/qmp"
 	"github.com/lodge-kvm/lodge/qmp/qmptest"
@@ -53,7 +55,7 @@ func newSubject(t *testing.T, devices device.Set) *subject {
 	live := newRun(runRecord{PID: process.Process.Pid}, t.TempDir(), r.Kernel, r.log)
 	live.session.Store(session)
 	s.live.Store(live)
-	s.publishAs(domain.Running, &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, Devices: devices})
+	s.publishAs(domain.Running, &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 1, Current: 1}, Devices: devices})
 	return s
 }
 
@@ -144,7 +146,7 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 	if _, swapped := first.Balloon.Figure(SwappedIn); !reported || free != 4096 || swapped || first.Balloon.Updated.Unix() != 7 {
 		t.Errorf("the balloon: %+v", first.Balloon)
 	}
-	if len(first.VCPUs) != 1 || first.Resident == 0 || len(first.NICs) != 1 || first.NICs[0].IfName != "lo" || first.NICs[0].index == 0 {
+	if len(first.VCPUs) != 1 || len(first.NICs) != 1 || first.NICs[0].IfName != "lo" || first.NICs[0].index == 0 {
 		t.Errorf("what the kernel tells: %+v", first)
 	}
 	second, asked := s.sample(first, false)
@@ -209,7 +211,7 @@ func TestAStoppedProcessIsNotAsked(t *testing.T) {
 	}
 	var early *Stats
 	st, err := s.measure(t.Context(), nil, false, func(st *Stats) { early = st })
-	if !fault.Is(err, fault.Timeout) || st != nil || early == nil || early.Resident == 0 {
+	if !fault.Is(err, fault.Timeout) || st != nil || early == nil || early.Balloon.Current != 32<<20 {
 		t.Errorf("of a stopped process there is %+v, %v, at first %+v", st, err, early)
 	}
 	if calls := s.monitor.Calls(); len(calls) != 1 {
@@ -235,4 +237,34 @@ func TestAStoppedProcessIsNotAsked(t *testing.T) {
 	if st := s.Sample(); st != nil {
 		t.Errorf("a guest that does not run has %+v", st)
 	}
+}
+
+// FuzzDiskAnswers: whatever QEMU answers about its disks, a sample of them is no
+// larger than the definition allows.
+func FuzzDiskAnswers(f *testing.F) {
+	f.Add(`[{"qdev":"d0","stats":{"wr_bytes":1},"backing":{"stats":{"wr_highest_offset":2},"parent":{"stats":{}}}}]`,
+		`[{"qdev":"d0","inserted":{"image":{"filename":"/a","virtual-size":4,"backing-image":{"filename":"/b"}}}}]`)
+	f.Add(`[{"qdev":"d0"},{"qdev":"d0","parent":{}}]`, `[{"qdev":"/machine/peripheral/d0/x"}]`)
+	f.Add(`[{"qdev":"d0","backing":`+strings.Repeat(`{"backing":`, 500)+`{}`+strings.Repeat(`}`, 501)+`]`,
+		`[{"qdev":"d0","inserted":{"image":{"backing-image":{"filename":"`+strings.Repeat("x", 5000)+`"}}}}]`)
+	def := &domain.Definition{Devices: device.Set{Disks: []*device.Disk{{Info: device.Info{Alias: "d0"}, Target: "vda"}, {Target: "vdb"}}}}
+	f.Fuzz(func(t *testing.T, counters, blocks string) {
+		var c []blockStats
+		var b []blockInfo
+		if json.Unmarshal([]byte(counters), &c) != nil || json.Unmarshal([]byte(blocks), &b) != nil {
+			return
+		}
+		disks := disksOf(def, c, b)
+		for range 2 { // and a recount
+			if len(disks) != 2 || disks[0].Target != "vda" || len(disks[0].Backing) > image.MaxDepth || len(disks[1].Backing) > 0 {
+				t.Fatalf("disks %+v", disks)
+			}
+			for _, l := range disks[0].Backing {
+				if len(l.Path) > maxPath {
+					t.Fatalf("a path of %d bytes", len(l.Path))
+				}
+			}
+			disks[0].count(c)
+		}
+	})
 }
