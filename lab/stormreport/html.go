@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -47,8 +48,10 @@ type pageValues struct {
 	Hosts    []fact
 	Targets  []storm.Target
 	Commands []command
-	Runs     []*storm.Run
-	Raw      []attachment
+	// Definitions of guests, each shape once.
+	Documents []storm.Document
+	Runs      []*storm.Run
+	Raw       []attachment
 }
 
 type pageSection struct {
@@ -141,7 +144,16 @@ func (f *facts) html(w io.Writer, outcomes []outcome, raw []attachment) error {
 		v.Title += " beside " + strings.Join(v.Others, ", ")
 	}
 	for _, r := range f.runs {
-		v.Targets = append(v.Targets, r.Targets...)
+		for _, t := range r.Targets {
+			if !slices.ContainsFunc(v.Targets, func(u storm.Target) bool { return t.Name == u.Name }) {
+				v.Targets = append(v.Targets, t)
+			}
+		}
+		for _, d := range r.Documents {
+			if !slices.ContainsFunc(v.Documents, func(e storm.Document) bool { return d.Disks == e.Disks && d.Memory == e.Memory }) {
+				v.Documents = append(v.Documents, d)
+			}
+		}
 	}
 	v.Tables = f.tables()
 	return pageTemplate.Execute(w, v)
@@ -205,6 +217,10 @@ func (f *facts) commands() []command {
 	var all []command
 	for _, r := range f.runs {
 		for _, c := range r.Commands {
+			what := fmt.Sprintf("guest with %s and %d MiB", plural(c.Disks, "disk", "disks"), c.Memory)
+			if slices.ContainsFunc(all, func(d command) bool { return d.Target == c.Target && d.What == what }) {
+				continue
+			}
 			words := []string{quoted(c.Binary)}
 			for _, a := range c.Args {
 				if strings.HasPrefix(a, "-") {
@@ -214,7 +230,7 @@ func (f *facts) commands() []command {
 				}
 				words = append(words, a)
 			}
-			all = append(all, command{c.Target, fmt.Sprintf("guest with %s and %d MiB", plural(c.Disks, "disk", "disks"), c.Memory), strings.Join(words, " ")})
+			all = append(all, command{c.Target, what, strings.Join(words, " ")})
 		}
 	}
 	return all

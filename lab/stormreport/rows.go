@@ -177,23 +177,36 @@ func (f *facts) judge(o *outcome, p promise) {
 	o.hold(r, p.limit, len(x))
 }
 
-// enough is how many repetitions an interval needs to be worth one.
-const enough = 3
+// enough is how many repetitions an interval needs to be worth one, and far is
+// how many times beyond a limit, or below it, fewer of them must be to count.
+const (
+	enough = 3
+	far    = 2
+)
 
 // hold decides by the interval: a promise is met if all of it lies within.
 func (o *outcome) hold(r stats.Ratio, limit float64, repeats int) {
+	if repeats < enough {
+		r.Low, r.High = r.Value/far, r.Value*far
+	}
 	switch {
 	case math.IsNaN(r.Value):
 		o.Standing = unmeasured
-	case r.Low > limit || repeats < enough && r.Value > limit:
+		return
+	case r.Low > limit:
 		o.Standing = unmet
-	case repeats < enough:
-		o.Standing = unclear
-		o.because(fmt.Sprintf("within, but of %s only", plural(repeats, "repetition", "repetitions")))
 	case r.High <= limit:
 		o.Standing = met
 	default:
 		o.Standing = unclear
+	}
+	few := "of " + plural(repeats, "repetition", "repetitions") + " only"
+	switch {
+	case repeats < enough && o.Standing == unclear:
+		o.because(few)
+	case repeats < enough:
+		o.because(few + ", but far from the limit")
+	case o.Standing == unclear:
 		o.because("the interval reaches across the limit")
 	}
 }

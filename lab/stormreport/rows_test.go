@@ -21,7 +21,9 @@ func TestAPromiseIsHeldByItsInterval(t *testing.T) {
 		{1.3, 1.1, 1.4, 5, unclear},
 		{1.3, 1.2, 1.4, 5, unmet},
 		{1.1, 1.1, 1.1, 2, unclear}, // two values have no interval to speak of
-		{1.3, 1.3, 1.3, 1, unmet},
+		{1.3, 1.3, 1.3, 1, unclear},
+		{0.5, 0.5, 0.5, 1, met},
+		{2.4, 2.4, 2.4, 1, unmet},
 		{math.NaN(), math.NaN(), math.NaN(), 5, unmeasured},
 	} {
 		var o outcome
