@@ -405,7 +405,7 @@ func TestASlowWatcherGetsAGap(t *testing.T) {
 	stream, err := h.client().Watch(ctx, &lodgev1.WatchRequest{})
 	ok(t, err)
 	next(t, stream)
-	const many = 6 * event.Capacity
+	const many = 3 * event.Capacity
 	long := strings.Repeat("x", 1000)
 	for range many {
 		h.events.Append(event.Source{Name: long}, event.DomainReboot{})
