@@ -36,6 +36,7 @@ func Open(c Config) (*Registry, error) {
 		return nil, err
 	}
 	r.sweepSaved()
+	r.sweepPrepared()
 	if err := r.adoptAll(); err != nil {
 		return nil, err
 	}
@@ -45,6 +46,7 @@ func Open(c Config) (*Registry, error) {
 		r.run(g)
 	}
 	r.loops.Go(func() { r.sampler.run(r.life) })
+	r.loops.Go(func() { r.pool.run(r.life) })
 	return r, nil
 }
 

@@ -1,5 +1,28 @@
 package guest
 
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// Prepare keeps a QEMU for the guest at once, whatever else the host does.
+func (g *Guest) Prepare(ctx context.Context) error { return g.reg.pool.add(ctx, g.View().Inactive) }
+
+// Next names the guest for which a QEMU would be prepared now; "": none.
+func (r *Registry) Next() string {
+	if def := r.pool.next(); def != nil {
+		return def.Name
+	}
+	return ""
+}
+
+// Trim ends the prepared QEMUs that are of no use any more.
+func (r *Registry) Trim(ctx context.Context) { r.pool.discard(ctx, r.pool.unwanted()) }
+
+// Session is a running guest's monitor.
+func (g *Guest) Session() *qmp.Session { return g.live.Load().session.Load() }
+
 // LoseMonitor cuts the connection to a running guest's monitor, as a QEMU that
 // breaks the protocol does.
 func (g *Guest) LoseMonitor() { g.live.Load().session.Load().Close() }

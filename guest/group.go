@@ -68,7 +68,11 @@ func (l *launching) joinGroup(context.Context) error {
 
 // spec says how the process is launched.
 func (l *launching) spec(c *qemu.Command, log *os.File) qemu.Spec {
-	return qemu.Spec{Binary: l.run.def.Devices.Emulator, Args: c.Args, Env: append(os.Environ(), c.Env...), Files: c.Files, Log: log, Dir: l.run.dir}
+	return specOf(l.run.def.Devices.Emulator, c, log, l.run.dir)
+}
+
+func specOf(emulator string, c *qemu.Command, log *os.File, dir string) qemu.Spec {
+	return qemu.Spec{Binary: emulator, Args: c.Args, Env: append(os.Environ(), c.Env...), Files: c.Files, Log: log, Dir: dir}
 }
 
 // vcpuThread is one processor of a running guest and its thread on the host.

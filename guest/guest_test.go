@@ -38,6 +38,8 @@ type daemon struct {
 	nets   *network.Networks
 	pools  *volume.Pools
 	groups *kernel.Cgroups
+	// prepared is how many QEMUs may wait for guests.
+	prepared int
 }
 
 // newDaemon makes a daemon whose guests end with the test.
@@ -106,6 +108,7 @@ func (d *daemon) open() {
 		DataDir: filepath.Join(d.dir, "data/guest"), RunDir: filepath.Join(d.dir, "run/guest"), Instance: instance,
 		Log: log, Store: d.store, Events: d.events, Emulators: emulators, Ledger: host.NewLedger(inventory),
 		Networks: d.nets, Pools: d.pools, Cgroups: d.groups, Kernel: root,
+		Prepared: d.prepared,
 	})
 	must(err)
 }

@@ -210,19 +210,15 @@ func (r *Registry) reholdRest(run *run) {
 	run.hold("tpm", func(ctx context.Context) error { return stopTPMs(ctx, run) })
 }
 
-// openLog opens the guest's log and writes what is about to be run, so that an
-// administrator can run it by hand.
-func (r *Registry) openLog(name, emulator string, c *qemu.Command) (*os.File, error) {
-	path := filepath.Join(r.logDir(), name+".log")
-	if err := rotate(path); err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot rotate the log of domain %q", name)
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+// openLog opens the guest's log and writes what is about to be run and for what,
+// so that an administrator can run it by hand.
+func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os.File, error) {
+	f, err := r.appendLog(name)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open the log of domain %q", name)
+		return nil, err
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: starting\n", time.Now().UTC().Format("2006-01-02 15:04:05.000+0000"))
+	fmt.Fprintf(&b, "%s: %s\n", logTime(time.Now()), purpose)
 	for _, e := range c.Env {
 		fmt.Fprintf(&b, "%s \\\n", e)
 	}
@@ -234,6 +230,18 @@ func (r *Registry) openLog(name, emulator string, c *qemu.Command) (*os.File, er
 	_, err = f.WriteString(b.String())
 	return f, err
 }
+
+// appendLog opens the guest's log to write at its end.
+func (r *Registry) appendLog(name string) (*os.File, error) {
+	path := filepath.Join(r.logDir(), name+".log")
+	if err := rotate(path); err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot rotate the log of domain %q", name)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	return f, fault.Wrap(err, fault.Failed, fault.Host, "cannot open the log of domain %q", name)
+}
+
+func logTime(at time.Time) string { return at.UTC().Format("2006-01-02 15:04:05.000+0000") }
 
 // maxLog is the size at which a guest's log is set aside; one older log is kept.
 // QEMU and through it the guest write it, and must not fill the host's disk.

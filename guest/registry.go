@@ -36,6 +36,8 @@ type Config struct {
 	Pools    *volume.Pools
 	Cgroups  *kernel.Cgroups
 	Kernel   kernel.Root
+	// Prepared is how many QEMUs may wait for guests that are started often; 0: none.
+	Prepared int
 	// Boot identifies this boot of the host; empty where that is not known.
 	Boot string
 }
@@ -54,6 +56,7 @@ type Registry struct {
 	ports   ports
 	sampler *sampler
 	meter   *link.Meter // of all guests' interfaces
+	pool    *pool
 
 	mu     sync.RWMutex
 	byName map[string]*Guest
@@ -69,6 +72,7 @@ func newRegistry(c Config) *Registry {
 	}
 	r.life, r.stop = context.WithCancelCause(context.Background())
 	r.sampler = newSampler(r.gauges)
+	r.pool = newPool(r, c.Prepared)
 	return r
 }
 

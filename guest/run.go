@@ -65,8 +65,11 @@ func newRun(rec runRecord, dir string, root kernel.Root, log *slog.Logger) *run 
 	return &run{runRecord: rec, dir: dir, kernel: root, log: log, ends: make(chan struct{}), kill: make(chan struct{}), back: make(chan *qmp.Session), removals: map[string]*removal{}}
 }
 
+// monitorSocket is where a QEMU serves its monitor, in its directory.
+const monitorSocket = "monitor.sock"
+
 // monitorPath is where the guest's QEMU serves its monitor.
-func (r *run) monitorPath() string { return filepath.Join(r.dir, "monitor.sock") }
+func (r *run) monitorPath() string { return filepath.Join(r.dir, monitorSocket) }
 
 // hold remembers how to give something back. Things are given back in reverse.
 func (r *run) hold(what string, do func(context.Context) error) {

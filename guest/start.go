@@ -118,6 +118,9 @@ type launching struct {
 	plan qemu.Plan
 	from *savedImage // what is restored; nil: a cold start
 	opts StartOptions
+	// prepared is a QEMU that waits for this start; nil: there is none, or the run
+	// has its process.
+	prepared *prepared
 }
 
 // launch makes a machine from a definition and, unless the options or the saved
@@ -175,10 +178,13 @@ func (l *launching) makeDirectory(ctx context.Context) error {
 	if err := l.g.reg.clear(ctx, l.run.dir); err != nil {
 		return err
 	}
+	l.run.hold("run directory", func(context.Context) error { return os.RemoveAll(l.run.dir) })
+	if entered, err := l.enterPrepared(ctx); entered || err != nil {
+		return err
+	}
 	if err := os.Mkdir(l.run.dir, 0o700); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the run directory")
 	}
-	l.run.hold("run directory", func(context.Context) error { return os.RemoveAll(l.run.dir) })
 	return nil
 }
 
@@ -244,31 +250,19 @@ func (l *launching) attachNICs(ctx context.Context) error {
 	return l.journal(ctx)
 }
 
-// runQEMU launches the process. The daemon listens on the monitor's socket
-// before QEMU is there, so that connecting needs no polling.
-func (l *launching) runQEMU(ctx context.Context) error {
+// runQEMU gives the guest its process: the one that waits for it, or a new one.
+func (l *launching) runQEMU(ctx context.Context) (err error) {
 	defer l.closeFiles()
-	monitor, err := qemu.ListenMonitor(l.run.monitorPath())
-	if err != nil {
-		return err
-	}
-	defer monitor.Close()
 	if l.plan.Capabilities, err = l.g.reg.Emulators.Get(ctx, l.run.def.Devices.Emulator); err != nil {
 		return err
 	}
 	l.run.Messages = append(l.run.Messages, remarks(l.run.def, l.plan.Capabilities)...)
 	l.plan.Definition, l.plan.Dir = l.run.def, l.run.dir
-	l.plan.Monitor, l.plan.Incoming = monitor, l.from != nil
-	command, err := qemu.Arguments(&l.plan)
-	if err != nil {
-		return err
+	l.plan.Incoming = l.from != nil
+	p, err := l.resume(ctx)
+	if p == nil && err == nil {
+		p, err = l.execute(ctx)
 	}
-	logFile, err := l.g.reg.openLog(l.run.def.Name, l.run.def.Devices.Emulator, command)
-	if err != nil {
-		return err
-	}
-	defer logFile.Close()
-	p, err := qemu.Launch(ctx, l.spec(command, logFile))
 	if err != nil {
 		return err
 	}
@@ -278,6 +272,27 @@ func (l *launching) runQEMU(ctx context.Context) error {
 		return l.orLastWords(err)
 	}
 	return nil
+}
+
+// execute launches a process. The daemon listens on the monitor's socket before
+// QEMU is there, so that connecting needs no polling.
+func (l *launching) execute(ctx context.Context) (*qemu.Process, error) {
+	monitor, err := qemu.ListenMonitor(l.run.monitorPath())
+	if err != nil {
+		return nil, err
+	}
+	defer monitor.Close()
+	l.plan.Monitor = monitor
+	command, err := qemu.Arguments(&l.plan)
+	if err != nil {
+		return nil, err
+	}
+	logFile, err := l.g.reg.openLog(l.run.def.Name, "starting", l.run.def.Devices.Emulator, command)
+	if err != nil {
+		return nil, err
+	}
+	defer logFile.Close()
+	return qemu.Launch(ctx, l.spec(command, logFile))
 }
 
 // claimVSock takes a context id for the guest's vsock.

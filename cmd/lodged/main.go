@@ -51,6 +51,7 @@ func command() *cobra.Command {
 	f.StringVar(&o.emulator, "emulator", "/usr/bin/qemu-system-x86_64", "QEMU `binary` of guests that name none")
 	f.StringVar(&o.group, "group", "libvirt", "`name` of the group that may use the read-write socket; ignored where it does not exist")
 	f.BoolVar(&o.libvirtSockets, "libvirt-sockets", false, "also listen where stock clients look: /run/libvirt/{libvirt,virtqemud}-sock and their -ro twins")
+	f.IntVar(&o.prepared, "prepared", defaultPrepared, "`number` of QEMU processes that may wait for guests which are started often; 0: none")
 	f.StringVar(&o.level, "log-level", "info", "least `level` that is logged: debug, info, warn, error")
 	return c
 }
@@ -61,9 +62,13 @@ const (
 	defaultRun  = "/run/lodge"
 )
 
+// defaultPrepared QEMUs hold about 200 MiB together while they wait.
+const defaultPrepared = 8
+
 type options struct {
 	data, run, emulator, group, level string
 	libvirtSockets                    bool
+	prepared                          int
 }
 
 func (o *options) logger() (*slog.Logger, error) {

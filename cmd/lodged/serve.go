@@ -148,6 +148,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		Log: log, Store: records, Events: events, Emulators: emulators, Ledger: ledger,
 		Starts:   host.NewStarts(root, runtime.NumCPU(), log),
 		Networks: networks, Pools: pools, Cgroups: groups, Kernel: root, Boot: bootID(),
+		Prepared: max(o.prepared, 0),
 	})
 	if err != nil {
 		return nil, err

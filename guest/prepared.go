@@ -1,0 +1,298 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/mount"
+	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// prepared is a QEMU that was started for a guest before anybody asked, with the
+// very arguments that its start would give it now. It waits with its processors
+// stopped, in a directory and a control group of its own, and is nothing of the
+// guest's until a start takes it.
+type prepared struct {
+	uuid, name string
+	def        *domain.Definition // as it was read, to see that it changed
+	command    *qemu.Command
+	binary     qemu.Identity
+	read       map[string]fileIdentity // what QEMU read while it made the machine
+	process    *qemu.Process
+	group      *kernel.Group
+	dir        string
+	made       time.Time
+	memory     uint64 // bytes that it holds alone
+}
+
+// fileIdentity tells a file from what it was before, without reading it.
+type fileIdentity struct {
+	Device, Inode         uint64
+	Size, ModTime, Change int64
+}
+
+// preparedDir holds the directories of prepared QEMUs.
+func (r *Registry) preparedDir() string { return filepath.Join(r.RunDir, ".prepared") }
+
+// prepare starts a QEMU for a guest and waits until its machine is made. On
+// failure nothing of it is left.
+func (r *Registry) prepare(ctx context.Context, def *domain.Definition, number int) (_ *prepared, err error) {
+	p := &prepared{
+		uuid: def.UUID, name: def.Name, def: def, made: time.Now(),
+		dir:   filepath.Join(r.preparedDir(), strconv.Itoa(number)),
+		group: r.Cgroups.Guest("prepared-" + strconv.Itoa(number)),
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.end(ctx))
+		}
+	}()
+	if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		return nil, err
+	}
+	if p.read, err = identities(ctx, qemu.ReadAtStart(def, def.Devices.Emulator)); err != nil {
+		return nil, err
+	}
+	if err := p.launch(ctx, r); err != nil {
+		return nil, err
+	}
+	s, err := qmp.Dial(ctx, p.monitorPath(), r.log)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	if err := s.Execute(ctx, "query-status", nil, nil); err != nil { // answered once the machine is made
+		return nil, err
+	}
+	m, err := r.Kernel.ProcessMemory(p.process.PID)
+	p.memory = m.Anonymous
+	return p, err
+}
+
+func (p *prepared) monitorPath() string { return filepath.Join(p.dir, monitorSocket) }
+
+// launch runs QEMU as a start would.
+func (p *prepared) launch(ctx context.Context, r *Registry) error {
+	capabilities, err := r.Emulators.Get(ctx, p.def.Devices.Emulator)
+	if err != nil {
+		return err
+	}
+	p.binary = capabilities.Binary
+	def := p.def.Clone()
+	qemu.AssignAliases(def)
+	monitor, err := qemu.ListenMonitor(p.monitorPath())
+	if err != nil {
+		return err
+	}
+	defer monitor.Close()
+	if p.command, err = qemu.Arguments(&qemu.Plan{Definition: def, Capabilities: capabilities, Dir: p.dir, Monitor: monitor}); err != nil {
+		return err
+	}
+	if err := p.group.Create(); err != nil {
+		return err
+	}
+	logFile, err := r.openLog(p.name, "preparing", p.def.Devices.Emulator, p.command)
+	if err != nil {
+		return err
+	}
+	defer logFile.Close()
+	p.process, err = qemu.Launch(ctx, specOf(p.def.Devices.Emulator, p.command, logFile, p.dir))
+	if err != nil {
+		return err
+	}
+	return p.group.AddProcess(p.process.PID)
+}
+
+// alive reports whether the process still waits.
+func (p *prepared) alive() bool {
+	select {
+	case <-p.process.Exited():
+		return false
+	default:
+		return true
+	}
+}
+
+// kill ends the process, if it has not ended by itself.
+func (p *prepared) kill() error {
+	if p.process == nil || !p.alive() {
+		return nil
+	}
+	if err := killAndWait(p.process); err != nil && p.alive() {
+		return err
+	}
+	return nil
+}
+
+// end ends the process and takes its things away.
+func (p *prepared) end(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
+	defer stop()
+	return errors.Join(p.kill(), p.group.Remove(ctx), os.RemoveAll(p.dir))
+}
+
+// differs says why the start that command belongs to would make another machine
+// than the one that waits; nil: it would not.
+func (p *prepared) differs(ctx context.Context, def *domain.Definition, command *qemu.Command, binary qemu.Identity) error {
+	switch {
+	case !p.alive():
+		return errors.New("it has ended")
+	case time.Since(p.made) > keepPrepared:
+		return errors.New("it is too old")
+	case p.binary != binary:
+		return errors.New("the binary has changed")
+	case !p.command.Same(command):
+		return errors.New("the arguments have changed")
+	}
+	now, err := identities(ctx, qemu.ReadAtStart(def, def.Devices.Emulator))
+	if err != nil {
+		return err
+	}
+	for path, before := range p.read {
+		if now[path] != before {
+			return fmt.Errorf("%s has changed", path)
+		}
+	}
+	return nil
+}
+
+// identities looks at files; one that is not there has the zero identity.
+func identities(ctx context.Context, paths []string) (map[string]fileIdentity, error) {
+	all := make(map[string]fileIdentity, len(paths))
+	for _, path := range paths {
+		id, err := mount.Do(ctx, path, func() (fileIdentity, error) {
+			var s unix.Stat_t
+			if err := unix.Stat(path, &s); err != nil {
+				return fileIdentity{}, nil //nolint:nilerr // QEMU says what it misses
+			}
+			return fileIdentity{s.Dev, s.Ino, s.Size, s.Mtim.Nano(), s.Ctim.Nano()}, nil
+		}, nil)
+		if err != nil {
+			return nil, err
+		}
+		all[path] = id
+	}
+	return all, nil
+}
+
+// enterPrepared makes the directory of the QEMU that waits for this guest, if one
+// does, the guest's own: with the socket of its monitor in it and QEMU at work
+// there, as after a launch. The run record goes in before, so that a restarted
+// daemon finds the process either way.
+func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error) {
+	if l.from != nil {
+		return false, nil
+	}
+	p := l.g.reg.pool.take(l.run.UUID)
+	if p == nil {
+		return false, nil
+	}
+	if err = l.describe(); err == nil {
+		err = writeRunRecord(p.dir, &l.run.runRecord)
+	}
+	if err == nil {
+		err = os.Rename(p.dir, l.run.dir)
+	}
+	if err != nil {
+		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over what was prepared"), p.end(ctx))
+	}
+	p.dir, l.prepared = l.run.dir, p
+	l.run.hold("prepared process", func(ctx context.Context) error {
+		if l.prepared == nil {
+			return nil // it is the guest's, or has ended
+		}
+		return l.prepared.end(ctx)
+	})
+	return true, nil
+}
+
+// resume makes the prepared process the guest's, if it is what this start would
+// make; nil: QEMU is to be launched.
+func (l *launching) resume(ctx context.Context) (*qemu.Process, error) {
+	p := l.prepared
+	if p == nil {
+		return nil, nil
+	}
+	command, err := qemu.Arguments(&l.plan)
+	if err != nil {
+		return nil, err
+	}
+	l.prepared = nil
+	cause := p.differs(ctx, l.run.def, command, l.plan.Capabilities.Binary)
+	if cause == nil {
+		cause = l.g.reg.Cgroups.Guest(l.run.UUID).AddProcess(p.process.PID)
+	}
+	if cause == nil {
+		cause = l.g.reg.noteResumed(p)
+	}
+	if cause == nil {
+		l.removeGroup(ctx, p)
+		return p.process, nil
+	}
+	l.g.log.Info("what was prepared cannot be used: the guest starts cold", "cause", cause)
+	err = p.kill()
+	l.removeGroup(ctx, p)
+	return nil, err
+}
+
+// removeGroup takes away the control group that the process has left.
+func (l *launching) removeGroup(ctx context.Context, p *prepared) {
+	if err := p.group.Remove(ctx); err != nil {
+		l.g.log.Error("cannot remove the control group of a preparation", "error", err)
+	}
+}
+
+// noteResumed says in the guest's log where the process came from.
+func (r *Registry) noteResumed(p *prepared) error {
+	f, err := r.appendLog(p.name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = fmt.Fprintf(f, "%s: starting\nprocess %d, which was prepared at %s\n", logTime(time.Now()), p.process.PID, logTime(p.made))
+	return err
+}
+
+// sweepPrepared ends what an earlier daemon had prepared and did not live to end.
+func (r *Registry) sweepPrepared() {
+	ctx, stop := context.WithTimeout(r.life, releaseLimit)
+	defer stop()
+	entries, err := os.ReadDir(r.preparedDir())
+	if err != nil {
+		return // there is none
+	}
+	for _, e := range entries {
+		dir := filepath.Join(r.preparedDir(), e.Name())
+		if err := r.sweepOne(ctx, dir); err != nil {
+			r.log.Error("cannot end a QEMU that an earlier daemon had prepared", "dir", dir, "error", err)
+		}
+	}
+}
+
+func (r *Registry) sweepOne(ctx context.Context, dir string) error {
+	if pid := r.emulatorIn(dir); pid != 0 {
+		at, err := r.Kernel.Process(pid)
+		if err != nil {
+			return err
+		}
+		process, err := qemu.Adopt(pid, at.Start)
+		if err == nil {
+			err = killAndWait(process)
+		}
+		if err != nil && !fault.Is(err, fault.NotFound) {
+			return err
+		}
+	}
+	return errors.Join(r.Cgroups.Guest("prepared-"+filepath.Base(dir)).Remove(ctx), os.RemoveAll(dir))
+}
