@@ -112,8 +112,8 @@ func (r *Registry) adoptAll() error {
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot look for running guests")
 	}
-	patience, lose := context.WithCancel(r.life)
-	defer lose()
+	patience, lose := context.WithCancelCause(r.life)
+	defer lose(nil)
 	a := &adopting{Registry: r, reached: make(chan struct{}, len(entries)), patience: patience}
 	var all sync.WaitGroup
 	for _, e := range entries {
@@ -141,7 +141,7 @@ func (r *Registry) adoptAll() error {
 		case <-a.reached:
 			late.Reset(nextReached)
 		case <-late.C:
-			lose()
+			lose(fault.New(fault.Timeout, fault.Monitor, "the monitor has not answered for %v", nextReached))
 		}
 	}
 }
