@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/turnstile"
 )
 
 // Define makes or replaces a persistent definition from libvirt's domain XML.
@@ -32,7 +33,11 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 // understand turns a document into a complete definition, as the QEMU that it
 // names can make it.
 func (r *Registry) understand(ctx context.Context, doc string, validate bool) (*domain.Definition, error) {
-	def, err := domainxml.Parse(doc, domainxml.Options{Validate: validate})
+	var def *domain.Definition
+	err := turnstile.Do(ctx, func() (err error) {
+		def, err = domainxml.Parse(doc, domainxml.Options{Validate: validate})
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -40,13 +45,15 @@ func (r *Registry) understand(ctx context.Context, doc string, validate bool) (*
 	if err != nil {
 		return nil, err
 	}
-	if err := domainxml.Complete(def, completion(caps)); err != nil {
-		return nil, err
-	}
-	if err := r.chooseFirmware(def); err != nil {
-		return nil, err
-	}
-	return def, qemu.Complete(def, caps)
+	return def, turnstile.Do(ctx, func() error {
+		if err := domainxml.Complete(def, completion(caps)); err != nil {
+			return err
+		}
+		if err := r.chooseFirmware(def); err != nil {
+			return err
+		}
+		return qemu.Complete(def, caps)
+	})
 }
 
 // completion is what the defaults of a definition need to know of QEMU.

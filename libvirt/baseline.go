@@ -38,7 +38,7 @@ func (h *handlers) connectBaselineCPU(ctx context.Context, _ *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return baseline(acc, args.XMLCPUs, args.Flags)
+	return inTurn(ctx, func() (*xdr.WithCPU, error) { return baseline(acc, args.XMLCPUs, args.Flags) })
 }
 
 func (h *handlers) connectBaselineHypervisorCPU(ctx context.Context, s *session, args *xdr.ConnectBaselineHypervisorCPUArgs) (*xdr.ConnectBaselineHypervisorCPURet, error) {
@@ -49,7 +49,7 @@ func (h *handlers) connectBaselineHypervisorCPU(ctx context.Context, s *session,
 	if err != nil {
 		return nil, err
 	}
-	return baseline(o.acc, args.XMLCPUs, args.Flags)
+	return inTurn(ctx, func() (*xdr.WithCPU, error) { return baseline(o.acc, args.XMLCPUs, args.Flags) })
 }
 
 // processor is one that a client describes, by libvirt's names.

@@ -149,7 +149,9 @@ func (h *handlers) connectGetCapabilities(ctx context.Context, _ *session, _ *vo
 	if err != nil {
 		return nil, err
 	}
-	doc, err := markup.Format(within(tag("capabilities"), describeHost(h.Host.Facts(), caps), describeGuests(caps)))
+	doc, err := inTurn(ctx, func() (string, error) {
+		return markup.Format(within(tag("capabilities"), describeHost(h.Host.Facts(), caps), describeGuests(caps)))
+	})
 	return &xdr.ConnectGetCapabilitiesRet{Capabilities: doc}, err
 }
 

@@ -3,6 +3,7 @@ package libvirt
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/socket"
+	"github.com/lodge-kvm/lodge/turnstile"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -17,6 +19,7 @@ import (
 var (
 	errClosed   = errors.New("the client closed the connection")
 	errStopping = errors.New("the daemon stops")
+	errCrowd    = errors.New("its owner has too many connections")
 )
 
 // client is one connection. Its goroutines, all ended before serve returns:
@@ -39,6 +42,7 @@ type client struct {
 	end      context.CancelCauseFunc
 	reading  context.Context
 	stopRead context.CancelCauseFunc
+	calls    context.Context // of its calls, which do not end with it; has its turns
 
 	out     chan *outgoing
 	work    sync.WaitGroup
@@ -64,6 +68,7 @@ func newClient(s *Server, conn net.Conn, readOnly bool) *client {
 	// ends the connection only when the calls in flight were answered.
 	c.life, c.end = context.WithCancelCause(context.Background())
 	c.reading, c.stopRead = context.WithCancelCause(c.life)
+	c.calls = turnstile.With(s.calls, s.turns.Queue())
 	c.session = newSession(c, p, readOnly)
 	return c
 }
@@ -90,16 +95,27 @@ func (c *client) serve() {
 	c.end(err)
 	greeting.Stop()
 	<-written
+	c.drain()
 	c.work.Wait()
-	for len(c.out) > 0 {
-		(<-c.out).finish()
-	}
+	c.drain()
 	c.alive.stop()
 	if closing() {
 		_ = c.conn.Close()
 	}
 	c.session.end()
 	c.log.Debug("client gone", "cause", context.Cause(c.life))
+}
+
+// drain drops what is queued and will not be sent.
+func (c *client) drain() {
+	for {
+		select {
+		case o := <-c.out:
+			o.finish()
+		default:
+			return
+		}
+	}
 }
 
 // hangUp ends the reading of calls, from any goroutine.
@@ -136,6 +152,7 @@ func (c *client) readLoop() error {
 		}
 		if err := c.take(f); err != nil {
 			f.closeFiles()
+			c.letGo(f)
 			return err
 		}
 	}
@@ -149,18 +166,41 @@ func (c *client) readFrame() (*frame, error) {
 	if limit := c.session.frameLimit(); n > limit {
 		return nil, fault.New(fault.Invalid, fault.Call, "packet of %d bytes is over this connection's limit of %d", n, limit)
 	}
-	f, err := readBody(c.conn, n)
+	f, err := c.readRest(n)
 	if err != nil {
 		return nil, err
 	}
 	c.alive.heard()
-	return f, f.readFiles(c.conn)
+	if err := f.readFiles(c.conn); err != nil {
+		c.letGo(f)
+		return nil, err
+	}
+	return f, nil
+}
+
+// readRest takes what follows the length word.
+func (c *client) readRest(n int) (*frame, error) {
+	var r io.Reader = c.conn
+	if n > growth {
+		p := patient{c.conn, c.server.limits.patience, c.reading}
+		defer p.done()
+		r = p
+	}
+	var held frame
+	f, err := readBody(r, n, func(more int) { c.hold(&held, more) })
+	if err != nil {
+		c.letGo(&held)
+		return nil, err
+	}
+	f.held = held.held
+	return f, nil
 }
 
 // take hands one packet on. An error ends the connection.
 func (c *client) take(f *frame) error {
 	if f.Program == xdr.ProgramKeepalive {
 		f.closeFiles()
+		c.letGo(f)
 		c.alive.take(f)
 		return nil
 	}
@@ -168,6 +208,7 @@ func (c *client) take(f *frame) error {
 	case xdr.TypeCall, xdr.TypeCallWithFDs:
 		return c.call(f)
 	case xdr.TypeStream, xdr.TypeStreamHole:
+		c.letGo(f) // streams have a bound of their own
 		return c.streamPacket(f)
 	case xdr.TypeReply, xdr.TypeReplyWithFDs, xdr.TypeMessage:
 	}
@@ -180,6 +221,7 @@ func (c *client) call(f *frame) error {
 	r, err := c.route(f)
 	if err != nil {
 		f.closeFiles()
+		c.letGo(f)
 		c.replyError(f.Header, err, nil)
 		return nil
 	}
@@ -243,12 +285,25 @@ func (c *client) writeLoop() {
 // send queues a packet behind all others, waiting for room. It gives false when the
 // connection ended first; the packet is then dropped.
 func (c *client) send(o *outgoing) bool {
+	c.count(o)
 	select {
 	case c.out <- o:
 		return true
 	case <-c.life.Done():
 		o.finish()
 		return false
+	}
+}
+
+// count counts a packet until it was sent or dropped.
+func (c *client) count(o *outgoing) {
+	size, done := len(o.packet), o.done
+	c.server.memory.take(c, size)
+	o.done = func() {
+		c.server.memory.give(c, size)
+		if done != nil {
+			done()
+		}
 	}
 }
 

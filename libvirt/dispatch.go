@@ -196,7 +196,7 @@ func (c *client) route(f *frame) (*route, error) {
 // reply. Ordinary calls wait for one of the client's places; urgent ones do not.
 func (c *client) answer(r *route, f *frame) {
 	size := len(f.payload)
-	done := func() { c.intake.give(size) }
+	done := func() { c.letGo(f); c.intake.give(size) }
 	defer f.closeFiles()
 	if !r.proc.Priority {
 		select {
@@ -238,7 +238,7 @@ func (c *client) invoke(r *route, f *frame) (answer reply, err error) {
 			err = fault.New(fault.Internal, fault.Call, "%s broke: %v; the daemon's log has more", r.proc.Name, bug)
 		}
 	}()
-	return r.invoke(&c.server.handlers, c.server.calls, c.session, f.payload, f.files)
+	return r.invoke(&c.server.handlers, c.calls, c.session, f.payload, f.files)
 }
 
 // reply queues a result. With an error nothing was queued and done was not called.

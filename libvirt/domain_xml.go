@@ -49,7 +49,7 @@ func (h *handlers) domainGetXMLDesc(ctx context.Context, s *session, args *xdr.D
 		}
 		def = withHostModel(def, caps)
 	}
-	doc, err := domainxml.Format(def, style)
+	doc, err := inTurn(ctx, func() (string, error) { return domainxml.Format(def, style) })
 	return &xdr.DomainGetXMLDescRet{XML: doc}, err
 }
 

@@ -43,7 +43,7 @@ func (h *handlers) connectGetDomainCapabilities(ctx context.Context, s *session,
 	o.vfio = err == nil && h.Host.Facts().IOMMU && o.caps.HasDevice("vfio-pci")
 	_, err = exec.LookPath("swtpm")
 	o.swtpm = err == nil
-	doc, err := markup.Format(o.describe())
+	doc, err := inTurn(ctx, func() (string, error) { return markup.Format(o.describe()) })
 	return &xdr.ConnectGetDomainCapabilitiesRet{Capabilities: doc}, err
 }
 

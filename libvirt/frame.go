@@ -19,6 +19,7 @@ type frame struct {
 	xdr.Header
 	payload []byte
 	files   []*os.File // owned by whoever has the frame
+	held    int        // bytes that the client is counted for it
 }
 
 func (f *frame) closeFiles() {
@@ -43,12 +44,14 @@ func readLength(r io.Reader) (int, error) {
 
 // readBody takes header and payload, n bytes together. It never reads further:
 // the byte behind the packet may carry a descriptor, which a plain read would
-// lose.
-func readBody(r io.Reader, n int) (*frame, error) {
+// lose. Grow is told how much more memory it takes.
+func readBody(r io.Reader, n int, grow func(int)) (*frame, error) {
 	buf := make([]byte, 0, min(n, growth))
+	grow(cap(buf))
 	for len(buf) < n {
 		if len(buf) == cap(buf) {
 			bigger := make([]byte, len(buf), min(n, 4*cap(buf)))
+			grow(cap(bigger) - cap(buf))
 			copy(bigger, buf)
 			buf = bigger
 		}

@@ -199,7 +199,7 @@ func (h *handlers) networkDestroy(ctx context.Context, _ *session, args *xdr.Wit
 	return nil, n.Destroy(ctx)
 }
 
-func (h *handlers) networkGetXMLDesc(_ context.Context, _ *session, args *xdr.NetworkGetXMLDescArgs) (*xdr.WithXML, error) {
+func (h *handlers) networkGetXMLDesc(ctx context.Context, _ *session, args *xdr.NetworkGetXMLDescArgs) (*xdr.WithXML, error) {
 	if err := checkFlags("NETWORK_GET_XML_DESC", args.Flags, networkXMLInactive); err != nil {
 		return nil, err
 	}
@@ -207,7 +207,7 @@ func (h *handlers) networkGetXMLDesc(_ context.Context, _ *session, args *xdr.Ne
 	if err != nil {
 		return nil, err
 	}
-	doc, err := n.XML(args.Flags&networkXMLInactive != 0)
+	doc, err := inTurn(ctx, func() (string, error) { return n.XML(args.Flags&networkXMLInactive != 0) })
 	return &xdr.WithXML{XML: doc}, err
 }
 

@@ -135,7 +135,7 @@ func (h *handlers) nodeDeviceLookupSCSIHostByWWN(_ context.Context, _ *session, 
 	return &xdr.NodeDeviceLookupSCSIHostByWWNRet{Device: xdr.NodeDevice{Name: d.Name}}, nil
 }
 
-func (h *handlers) nodeDeviceGetXMLDesc(_ context.Context, _ *session, args *xdr.NodeDeviceGetXMLDescArgs) (*xdr.NodeDeviceGetXMLDescRet, error) {
+func (h *handlers) nodeDeviceGetXMLDesc(ctx context.Context, _ *session, args *xdr.NodeDeviceGetXMLDescArgs) (*xdr.NodeDeviceGetXMLDescRet, error) {
 	if err := checkFlags("NODE_DEVICE_GET_XML_DESC", args.Flags, 0); err != nil {
 		return nil, err
 	}
@@ -143,7 +143,7 @@ func (h *handlers) nodeDeviceGetXMLDesc(_ context.Context, _ *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	doc, err := describeDevice(d)
+	doc, err := inTurn(ctx, func() (string, error) { return describeDevice(d) })
 	return &xdr.NodeDeviceGetXMLDescRet{XML: doc}, err
 }
 

@@ -305,7 +305,7 @@ func (h *handlers) poolXML(ctx context.Context, _ *session, args *xdr.WithPoolFl
 		return nil, err
 	}
 	p.Fresh(ctx)
-	doc, err := p.XML(args.Flags&poolXMLInactive != 0)
+	doc, err := inTurn(ctx, func() (string, error) { return p.XML(args.Flags&poolXMLInactive != 0) })
 	return &xdr.WithXML{XML: doc}, err
 }
 

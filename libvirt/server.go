@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
@@ -13,6 +14,8 @@ import (
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/socket"
+	"github.com/lodge-kvm/lodge/turnstile"
 	"github.com/lodge-kvm/lodge/volume"
 )
 
@@ -39,10 +42,12 @@ type Config struct {
 // which somebody is given up.
 type limits struct {
 	clients   int // connections at a time on one socket; more wait to be accepted
+	each      int // of them that one user may have, or one process of root's; more are closed
 	calls     int // in flight on one connection, those that wait for a place included
 	running   int // ordinary calls that run at a time for one connection
 	streams   int // whose data is being moved, on one connection
 	queue     int // packets that wait to be sent to one client
+	memory    int // bytes of calls and answers that all clients together may have in flight
 	handshake time.Duration
 	patience  time.Duration // for a client to take a slice of a packet
 	stall     time.Duration // for a stream to take a packet
@@ -59,7 +64,7 @@ func (limits) intake(readOnly bool) int {
 
 func defaultLimits() limits {
 	return limits{
-		clients: 4096, calls: 256, running: 32, streams: 64, queue: 32,
+		clients: 4096, each: 2048, calls: 256, running: 32, streams: 64, queue: 32, memory: 256 << 20,
 		handshake: 30 * time.Second, patience: 30 * time.Second, stall: 60 * time.Second, grace: 5 * time.Second,
 	}
 }
@@ -78,9 +83,12 @@ type Server struct {
 	// calls is the context of every call, whatever becomes of its client.
 	calls     context.Context
 	stopCalls context.CancelCauseFunc
+	turns     *turnstile.Turnstile
+	memory    memory
 
 	mu      sync.Mutex
 	clients map[*client]struct{}
+	owners  map[owner]int  // connections
 	gone    sync.WaitGroup // the clients
 }
 
@@ -92,8 +100,11 @@ func New(c Config) *Server {
 		limits:   defaultLimits(),
 		table:    newTable(),
 		handlers: handlers{Rooms: c.Rooms},
+		turns:    turnstile.New(runtime.GOMAXPROCS(0)),
 		clients:  map[*client]struct{}{},
+		owners:   map[owner]int{},
 	}
+	s.memory.held = map[*client]int{}
 	s.calls, s.stopCalls = context.WithCancelCause(context.Background())
 	return s
 }
@@ -104,6 +115,7 @@ func New(c Config) *Server {
 func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
+	s.memory.limit = s.limits.memory
 	var accepting sync.WaitGroup
 	for _, l := range listeners {
 		accepting.Go(func() {
@@ -152,7 +164,13 @@ func (s *Server) accept(ctx context.Context, l Listener) error {
 			continue
 		}
 		c := newClient(s, conn, l.ReadOnly)
-		s.add(c)
+		if !s.add(c) {
+			s.log.Warn("a client has too many connections and gets no more", "socket", l.Addr(), "pid", c.session.peer.PID, "uid", c.session.peer.UID)
+			c.end(errCrowd)
+			_ = conn.Close()
+			<-places
+			continue
+		}
 		go func() {
 			defer func() { <-places }()
 			defer s.remove(c)
@@ -171,16 +189,41 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func (s *Server) add(c *client) {
-	s.gone.Add(1)
+// owner is who answers for a connection: a user, and of root, who runs services
+// for others, the process.
+type owner struct {
+	uid uint32
+	pid int32
+}
+
+func ownerOf(p socket.Peer) owner {
+	if p.UID == 0 {
+		return owner{pid: p.PID}
+	}
+	return owner{uid: p.UID}
+}
+
+// add counts a client in, unless its owner has too many.
+func (s *Server) add(c *client) bool {
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	who := ownerOf(c.session.peer)
+	if s.owners[who] >= s.limits.each {
+		return false
+	}
+	s.owners[who]++
+	s.gone.Add(1)
 	s.clients[c] = struct{}{}
-	s.mu.Unlock()
+	return true
 }
 
 func (s *Server) remove(c *client) {
 	s.mu.Lock()
 	delete(s.clients, c)
+	who := ownerOf(c.session.peer)
+	if s.owners[who]--; s.owners[who] == 0 {
+		delete(s.owners, who)
+	}
 	s.mu.Unlock()
 	s.gone.Done()
 }

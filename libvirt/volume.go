@@ -206,7 +206,7 @@ func (h *handlers) volumeXML(ctx context.Context, _ *session, args *xdr.WithVolu
 	if err != nil {
 		return nil, err
 	}
-	doc, err := v.XML()
+	doc, err := inTurn(ctx, v.XML)
 	return &xdr.WithXML{XML: doc}, err
 }
 

@@ -1,0 +1,209 @@
+package libvirt
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/socket"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// heavy makes a call cost a processor for a while, and counts.
+type heavy struct{ inside, most, done atomic.Int32 }
+
+func (h *heavy) install(s *Server) {
+	delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcConnectGetCapabilities})
+	on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(_ *handlers, ctx context.Context, _ *session, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+		doc, err := inTurn(ctx, func() (string, error) {
+			if n := h.inside.Add(1); n > h.most.Load() {
+				h.most.Store(n) // a lower bound of the truth
+			}
+			for end := time.Now().Add(2 * time.Millisecond); time.Now().Before(end); {
+			}
+			h.inside.Add(-1)
+			h.done.Add(1)
+			return "<capabilities/>", nil
+		})
+		return &xdr.ConnectGetCapabilitiesRet{Capabilities: doc}, err
+	})
+}
+
+// TestHeavyClientDelaysNoOther counts the calls of one client that are done while
+// another waits for one: those before it, and never all of them.
+func TestHeavyClientDelaysNoOther(t *testing.T) {
+	var work heavy
+	h := serve(t, func(s *Server) { work.install(s); s.limits.running = 256 })
+	much, little := h.open(""), h.open("")
+	const calls = 256
+	for range calls {
+		much.send(xdr.ProcConnectGetCapabilities, nil)
+	}
+	left := calls
+	// Its answer shows that those before it were read: urgent calls do not wait behind them.
+	for marker := much.send(xdr.ProcConnectGetType, nil); much.next().Serial != marker.Serial; left-- {
+	}
+	for name, ask := range map[string]func(){
+		"cheap": func() { little.must(xdr.ProcConnectGetHostname, nil, new(xdr.ConnectGetHostnameRet)) },
+		"heavy": func() { little.must(xdr.ProcConnectGetCapabilities, nil, new(xdr.ConnectGetCapabilitiesRet)) },
+	} {
+		before := work.done.Load()
+		ask()
+		if n := work.done.Load() - before; n > calls/8 {
+			t.Errorf("%d calls of another client are done before one %s call", n, name)
+		}
+	}
+	for range left {
+		if p := much.next(); p.Status != xdr.StatusOK {
+			t.Fatalf("%+v", p.Header)
+		}
+	}
+	if most := int(work.most.Load()); most > runtime.GOMAXPROCS(0) {
+		t.Errorf("%d are at work at once, with %d processors", most, runtime.GOMAXPROCS(0))
+	}
+}
+
+// held gives what the clients hold together.
+func (m *memory) now() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.total
+}
+
+// eventually waits for what the server does by itself.
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !so(); runtime.Gosched() {
+		if time.Now().After(end) {
+			t.Fatal("never:", what)
+		}
+	}
+}
+
+// TestManyWhoDoNotRead: their answers are bounded all together, and at the bound
+// those who hold most go.
+func TestManyWhoDoNotRead(t *testing.T) {
+	const size, limit, crowd, running = 64 << 10, 2 << 20, 20, 2
+	var most atomic.Int64
+	h := serve(t, func(s *Server) {
+		s.limits.memory, s.limits.running = limit, running
+		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcConnectGetCapabilities})
+		on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(*handlers, context.Context, *session, *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+			most.Store(max(most.Load(), int64(s.memory.now())))
+			return &xdr.ConnectGetCapabilitiesRet{Capabilities: strings.Repeat("x", size)}, nil
+		})
+	})
+	bystander := h.open("")
+	var deaf []*wire
+	for range crowd {
+		w := h.open("")
+		deaf = append(deaf, w)
+		for range 100 {
+			b, err := xdr.AppendPacket(nil, w.header(xdr.ProcConnectGetCapabilities), nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.conn.Write(b); err != nil {
+				break // it was given up
+			}
+		}
+		bystander.works()
+	}
+	if slack := int64(limit + crowd*running*2*size); most.Load() > slack {
+		t.Errorf("%d bytes are held, more than %d", most.Load(), slack)
+	}
+	for _, w := range deaf {
+		_ = w.conn.Close()
+	}
+	bystander.works()
+	eventually(t, "all is given back", func() bool { return h.server.memory.now() == 0 })
+	if len(h.server.memory.held) != 0 {
+		t.Errorf("%v", h.server.memory.held)
+	}
+}
+
+// TestLongPacketHasToGoOn: whoever begins one and stops is given up.
+func TestLongPacketHasToGoOn(t *testing.T) {
+	h := serve(t, func(s *Server) { s.limits.patience = 100 * time.Millisecond })
+	bystander, slow := h.open(""), h.open("")
+	slow.write(raw(xdr.MaxPacket, call(xdr.ProcConnectGetType), make([]byte, 100<<10)))
+	slow.closed()
+	bystander.works() // whose idle connection has no deadline
+	eventually(t, "its part is given back", func() bool { return h.server.memory.now() == 0 })
+}
+
+func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
+	h := serve(t, func(s *Server) { s.limits.each = 3 })
+	first, second, third := h.open(""), h.open(""), h.open("-ro")
+	more := h.dial("")
+	more.closed()
+	for _, w := range []*wire{first, second, third} {
+		w.works()
+	}
+	_ = first.conn.Close()
+	eventually(t, "one more is let in", func() bool {
+		w := h.dial("")
+		defer w.conn.Close()
+		w.serial++
+		b, err := xdr.AppendPacket(nil, call(xdr.ProcAuthList), nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.conn.Write(b); err != nil {
+			return false
+		}
+		_, err = w.read()
+		return err == nil
+	})
+}
+
+func TestOwners(t *testing.T) {
+	root, same, other := ownerOf(socket.Peer{PID: 7}), ownerOf(socket.Peer{PID: 7}), ownerOf(socket.Peer{PID: 8})
+	if root != same || root == other {
+		t.Error("processes of root are owners of their own")
+	}
+	if ownerOf(socket.Peer{PID: 7, UID: 1000}) != ownerOf(socket.Peer{PID: 8, UID: 1000}) || ownerOf(socket.Peer{PID: 7, UID: 1000}) == root {
+		t.Error("a user is one owner")
+	}
+}
+
+// TestConnectStorm: thousands come and go, in the middle of anything, and nobody is
+// refused who stays.
+func TestConnectStorm(t *testing.T) {
+	h := serve(t)
+	bystander := h.open("")
+	var crowd sync.WaitGroup
+	for i := range 8 {
+		crowd.Go(func() {
+			for j := range 250 {
+				w := h.dial([]string{"", "-ro"}[j%2])
+				switch (i + j) % 4 {
+				case 0: // gone before a word
+				case 1:
+					w.write(raw(28, call(xdr.ProcAuthList), nil)[:j%28])
+				case 2:
+					w.must(xdr.ProcAuthList, nil, nil)
+				case 3:
+					w.must(xdr.ProcAuthList, nil, nil)
+					w.must(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{Flags: uint32(j % 2)}, nil)
+					w.works()
+				}
+				_ = w.conn.Close()
+			}
+		})
+	}
+	for range 100 {
+		bystander.works()
+	}
+	crowd.Wait()
+	bystander.works()
+	eventually(t, "all are gone", func() bool {
+		h.server.mu.Lock()
+		defer h.server.mu.Unlock()
+		return len(h.server.clients) == 1 && len(h.server.owners) == 1
+	})
+}
