@@ -434,7 +434,7 @@ func TestStatusTellsWhatTheDaemonUses(t *testing.T) {
 }
 
 func TestTooMuchIsRefusedByName(t *testing.T) {
-	h := serve(t, 0, func(l *limits) { l.message, l.intake, l.callsEach = 1<<20, 2<<20, 3 })
+	h := serve(t, 0, func(l *limits) { l.message, l.callsEach = 1<<20, 3 })
 	big := func(size int) error {
 		stream, err := h.client().Act(h.context(), &lodgev1.ActRequest{Verb: "define", Documents: []string{strings.Repeat("x", size)}})
 		ok(t, err)
@@ -460,7 +460,7 @@ func TestTooMuchIsRefusedByName(t *testing.T) {
 }
 
 func TestRequestsTogetherAreBounded(t *testing.T) {
-	h := serve(t, 0, func(l *limits) { l.intake = 1 << 20 })
+	h := serve(t, 0, func(l *limits) { l.intakeEach = 1 << 20 })
 	stream, err := h.client().Act(h.context(), &lodgev1.ActRequest{Verb: "define", Documents: []string{strings.Repeat("x", 2<<20)}})
 	ok(t, err)
 	defer func() { _ = stream.Close() }()
@@ -468,18 +468,51 @@ func TestRequestsTogetherAreBounded(t *testing.T) {
 		t.Errorf("got %v", stream.Err())
 	}
 	checkFault(t, stream.Err(), "no capacity", "being taken in")
-	h.until(func() bool { return h.server.intake.take(1 << 20) }, "what was taken in is not given back")
+	h.until(func() bool { return h.server.intake.take(1, 1<<20) }, "what was taken in is not given back")
 }
 
 func TestWhatWasTakenInIsGivenBack(t *testing.T) {
-	i := newIntake(10)
-	b := &body{ReadCloser: io.NopCloser(strings.NewReader("twelve bytes")), intake: i}
-	if _, err := io.ReadAll(b); err == nil {
-		t.Error("more was taken in than there is room for")
+	taken := newPlaces(10, 9)
+	taken.take(2, 3)
+	for _, text := range []string{"ten bytes!", "8 bytes!"} { // too much for one, and with the other's
+		b := &body{ReadCloser: io.NopCloser(strings.NewReader(text)), pid: 1, intake: taken}
+		if _, err := io.ReadAll(b); err == nil {
+			t.Errorf("%q was taken in", text)
+		}
+		b.giveBack()
 	}
-	i.leave(b.taken)
-	if i.taken != 0 {
-		t.Errorf("%d bytes stay", i.taken)
+	if taken.leave(2, 3); taken.count() != 0 || len(taken.taken) != 0 {
+		t.Errorf("%d bytes stay", taken.count())
+	}
+}
+
+// TestARequestThatDoesNotArriveIsGivenUp sends the beginning of one.
+func TestARequestThatDoesNotArriveIsGivenUp(t *testing.T) {
+	h := serve(t, 0, func(l *limits) { l.upload = 100 * time.Millisecond })
+	for _, two := range []bool{false, true} {
+		trickle, hold := io.Pipe()
+		r, err := http.NewRequestWithContext(h.context(), http.MethodPost, "http://lodge"+lodgev1.LodgeStatusProcedure, trickle)
+		ok(t, err)
+		r.Header.Set("Content-Type", "application/json")
+		go func() { _, _ = hold.Write([]byte("{")) }()
+		response, err := h.http(two).Do(r)
+		if err == nil {
+			_ = response.Body.Close()
+			if response.StatusCode == http.StatusOK {
+				t.Errorf("HTTP/2 %v: half a request is answered", two)
+			}
+		}
+		_ = hold.Close()
+		h.until(func() bool { return h.server.calls.count() == 0 }, "the call is held")
+	}
+	// What arrives in time may take as long as it likes.
+	stream, err := lodgev1.NewLodgeClient(h.http(false), "http://lodge").Watch(h.context(), &lodgev1.WatchRequest{})
+	ok(t, err)
+	defer func() { _ = stream.Close() }()
+	next(t, stream)
+	time.AfterFunc(3*h.server.limits.upload, func() { h.events.Append(event.Source{}, event.DomainReboot{}) })
+	if e := next(t, stream).GetEvent(); e.GetWhat() != "rebooted" {
+		t.Errorf("got %v", e)
 	}
 }
 

@@ -24,7 +24,7 @@ func (d *door) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		peer := socket.PeerOf(conn)
-		if d.conns.take(peer.PID) {
+		if d.conns.take(peer.PID, 1) {
 			return &client{Conn: conn, peer: peer, conns: d.conns}, nil
 		}
 		d.log.Warn("too many connections to the API", "pid", peer.PID, "uid", peer.UID)
@@ -41,6 +41,6 @@ type client struct {
 }
 
 func (c *client) Close() error {
-	c.once.Do(func() { c.conns.leave(c.peer.PID) })
+	c.once.Do(func() { c.conns.leave(c.peer.PID, 1) })
 	return c.Conn.Close()
 }

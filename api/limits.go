@@ -22,19 +22,22 @@ type limits struct {
 	streams          int // calls at a time on one connection
 	sets             int // under way
 	message          int // bytes of one message from a client
-	intake           int // bytes of all messages that are being taken in
-	handshake        time.Duration
-	idle             time.Duration // between calls of a connection
-	patience         time.Duration // for a client to take a slice of an answer
-	fresh            time.Duration // for guests to give fresh samples
-	grace            time.Duration // for calls in flight when the daemon stops, twice
+	// Bytes of requests that are being taken in and worked on.
+	intake, intakeEach int
+
+	handshake time.Duration
+	upload    time.Duration // for a request to come in as a whole
+	idle      time.Duration // between calls of a connection
+	patience  time.Duration // for a client to take a slice of an answer
+	fresh     time.Duration // for guests to give fresh samples
+	grace     time.Duration // for calls in flight when the daemon stops, twice
 }
 
 func defaultLimits() limits {
 	return limits{
 		conns: 4096, connsEach: 1024, calls: 4096, callsEach: 1024, streams: 256, sets: 256,
-		message: 32 << 20, intake: 256 << 20,
-		handshake: 10 * time.Second, idle: 5 * time.Minute, patience: 60 * time.Second, fresh: time.Minute, grace: 5 * time.Second,
+		message: 32 << 20, intake: 256 << 20, intakeEach: 64 << 20,
+		handshake: 10 * time.Second, upload: time.Minute, idle: 5 * time.Minute, patience: 60 * time.Second, fresh: time.Minute, grace: 5 * time.Second,
 	}
 }
 
@@ -49,23 +52,23 @@ type places struct {
 
 func newPlaces(all, each int) *places { return &places{all: all, each: each, taken: map[int32]int{}} }
 
-// take gives the process one more place, or says no.
-func (p *places) take(pid int32) bool {
+// take gives the process n more, or says no.
+func (p *places) take(pid int32, n int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.sum >= p.all || p.taken[pid] >= p.each {
+	if p.sum+n > p.all || p.taken[pid]+n > p.each {
 		return false
 	}
-	p.sum++
-	p.taken[pid]++
+	p.sum += n
+	p.taken[pid] += n
 	return true
 }
 
-func (p *places) leave(pid int32) {
+func (p *places) leave(pid int32, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.sum--
-	if p.taken[pid]--; p.taken[pid] == 0 {
+	p.sum -= n
+	if p.taken[pid] -= n; p.taken[pid] == 0 {
 		delete(p.taken, pid)
 	}
 }
@@ -76,47 +79,31 @@ func (p *places) count() int {
 	return p.sum
 }
 
-// intake bounds the bytes of requests that are in the daemon at a time.
-type intake struct {
-	all int
-
-	mu    sync.Mutex
-	taken int
-}
-
-func newIntake(all int) *intake { return &intake{all: all} }
-
-func (i *intake) take(n int) bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.taken+n > i.all {
-		return false
-	}
-	i.taken += n
-	return true
-}
-
-func (i *intake) leave(n int) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.taken -= n
-}
-
 // body is a request being taken in. It belongs to the call's goroutine.
 type body struct {
 	io.ReadCloser
-	intake *intake
+	pid    int32
+	intake *places
 	taken  int
+	// arrived stops the clock that runs while the request comes in.
+	arrived func()
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if !b.intake.take(n) {
-		return 0, fault.New(fault.NoCapacity, fault.Call, "requests of more than %d bytes are being taken in; try again later", b.intake.all)
+	if !b.intake.take(b.pid, n) {
+		return 0, fault.New(fault.NoCapacity, fault.Call, "requests of more than %d bytes are being taken in, or of more than %d from one process; try again later",
+			b.intake.all, b.intake.each)
 	}
 	b.taken += n
+	if err != nil && b.arrived != nil {
+		b.arrived()
+	}
 	return n, err
 }
+
+// giveBack is the end of the call.
+func (b *body) giveBack() { b.intake.leave(b.pid, b.taken) }
 
 // peerKey is where a call's context keeps who calls.
 type peerKey struct{}
@@ -136,15 +123,19 @@ func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		b.say(w, r, err)
 		return
 	}
-	if !b.calls.take(peer.PID) {
+	if !b.calls.take(peer.PID, 1) {
 		b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many calls are under way: at most %d, and %d of one process", b.calls.all, b.calls.each))
 		return
 	}
-	defer b.calls.leave(peer.PID)
-	in := &body{ReadCloser: r.Body, intake: b.intake}
-	defer func() { b.intake.leave(in.taken) }()
+	defer b.calls.leave(peer.PID, 1)
+	in := &body{ReadCloser: r.Body, pid: peer.PID, intake: b.intake}
+	defer in.giveBack()
 	r.Body = in
 	out := &answer{ResponseWriter: w, control: http.NewResponseController(w), patience: b.limits.patience}
+	if r.ContentLength != 0 {
+		in.arrived = func() { _ = out.control.SetReadDeadline(time.Time{}) }
+		_ = out.control.SetReadDeadline(time.Now().Add(b.limits.upload)) // every connection of this server has one
+	}
 	if r.URL.Path == lodgev1.LodgeWatchProcedure {
 		out.patience = 0 // whoever does not read loses events, and holds nothing else
 	}

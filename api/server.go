@@ -47,7 +47,7 @@ type Server struct {
 
 	conns  *places // connections, by the process at the other end
 	calls  *places // calls under way, likewise
-	intake *intake
+	intake *places // bytes of their requests, likewise
 	sets   sets
 	work   sync.WaitGroup // the calls
 }
@@ -59,7 +59,7 @@ func newServer(c Config, l limits) *Server {
 	return &Server{
 		Config: c, started: time.Now(), life: uuid.NewString(), limits: l,
 		conns: newPlaces(l.conns, l.connsEach), calls: newPlaces(l.calls, l.callsEach),
-		intake: newIntake(l.intake), sets: sets{cancel: map[string]context.CancelCauseFunc{}},
+		intake: newPlaces(l.intake, l.intakeEach), sets: sets{cancel: map[string]context.CancelCauseFunc{}},
 	}
 }
 

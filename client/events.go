@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -46,11 +47,11 @@ func (c *Client) Events(ctx context.Context, selectors []string, after string, a
 
 func parseCursor(text string) (*lodgev1.Cursor, error) {
 	life, number, _ := strings.Cut(text, "/")
-	c := &lodgev1.Cursor{Life: life}
-	if _, err := fmt.Sscanf(number, "%d", &c.Seq); err != nil || life == "" {
-		return nil, unusable("%q is no cursor: it is LIFE/NUMBER, as --json shows in begin and status", text)
+	seq, err := strconv.ParseUint(number, 10, 64)
+	if err != nil || life == "" {
+		return nil, unusable("%q is no cursor: it is LIFE/NUMBER, as lodge status shows", text)
 	}
-	return c, nil
+	return &lodgev1.Cursor{Life: life, Seq: seq}, nil
 }
 
 func printEvent(out io.Writer, m *lodgev1.WatchResponse) error {
