@@ -62,7 +62,7 @@ func TestHeavyClientDelaysNoOther(t *testing.T) {
 			t.Fatalf("%+v", p.Header)
 		}
 	}
-	if most := int(work.most.Load()); most > runtime.GOMAXPROCS(0) {
+	if most := int(work.most.Load()); most >= runtime.GOMAXPROCS(0) && most > 1 {
 		t.Errorf("%d are at work at once, with %d processors", most, runtime.GOMAXPROCS(0))
 	}
 }

@@ -100,9 +100,11 @@ func New(c Config) *Server {
 		limits:   defaultLimits(),
 		table:    newTable(),
 		handlers: handlers{Rooms: c.Rooms},
-		turns:    turnstile.New(runtime.GOMAXPROCS(0)),
-		clients:  map[*client]struct{}{},
-		owners:   map[owner]int{},
+		// The runtime looks for what has come in when it has a processor to spare:
+		// one is left to it. The daemon has one more than the host.
+		turns:   turnstile.New(max(runtime.GOMAXPROCS(0)-1, 1)),
+		clients: map[*client]struct{}{},
+		owners:  map[owner]int{},
 	}
 	s.memory.held = map[*client]int{}
 	s.calls, s.stopCalls = context.WithCancelCause(context.Background())

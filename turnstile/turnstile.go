@@ -9,6 +9,7 @@ package turnstile
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 )
@@ -69,6 +70,9 @@ func (q *Queue) enter(ctx context.Context) error {
 	t.mu.Unlock()
 	select {
 	case <-turn:
+		// The runtime lets whoever was woken go first, and so again and again those
+		// who wait here; now the others are first.
+		runtime.Gosched()
 		return nil
 	case <-ctx.Done():
 	}
