@@ -85,8 +85,6 @@ type body struct {
 	pid    int32
 	intake *places
 	taken  int
-	// arrived stops the clock that runs while the request comes in.
-	arrived func()
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -96,9 +94,6 @@ func (b *body) Read(p []byte) (int, error) {
 			b.intake.all, b.intake.each)
 	}
 	b.taken += n
-	if err != nil && b.arrived != nil {
-		b.arrived()
-	}
 	return n, err
 }
 
@@ -133,7 +128,7 @@ func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r.Body = in
 	out := &answer{ResponseWriter: w, control: http.NewResponseController(w), patience: b.limits.patience}
 	if r.ContentLength != 0 {
-		in.arrived = func() { _ = out.control.SetReadDeadline(time.Time{}) }
+		// The server ends this itself when the request has come in.
 		_ = out.control.SetReadDeadline(time.Now().Add(b.limits.upload)) // every connection of this server has one
 	}
 	if r.URL.Path == lodgev1.LodgeWatchProcedure {
