@@ -35,7 +35,7 @@ const patience = 20 * time.Second
 
 // house is a server over guests that are shut off, which takes no QEMU.
 type house struct {
-	t      *testing.T
+	t      testing.TB
 	server *Server
 	events *event.Log
 	path   string
@@ -53,7 +53,7 @@ func document(i int) (name, uuid, xml string) {
 }
 
 // serve runs a server over so many guests for the length of a test.
-func serve(t *testing.T, guests int, change ...func(*limits)) *house {
+func serve(t testing.TB, guests int, change ...func(*limits)) *house {
 	t.Helper()
 	dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
 	records, err := store.Open(filepath.Join(dir, "data"))
@@ -98,7 +98,7 @@ func serve(t *testing.T, guests int, change ...func(*limits)) *house {
 	return h
 }
 
-func ok(t *testing.T, err error) {
+func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -563,5 +563,17 @@ func TestTheDaemonsEndEndsItsStreams(t *testing.T) {
 	}
 	if connect.CodeOf(stream.Err()) != connect.CodeCanceled || !strings.Contains(stream.Err().Error(), "stopping") {
 		t.Errorf("got %v", stream.Err())
+	}
+}
+
+// BenchmarkListGuests asks for a thousand guests over the socket.
+func BenchmarkListGuests(b *testing.B) {
+	h := serve(b, 1000)
+	c := h.client()
+	for b.Loop() {
+		answer, err := c.ListGuests(b.Context(), &lodgev1.ListGuestsRequest{})
+		if err != nil || len(answer.GetGuests()) != 1000 {
+			b.Fatal(err)
+		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -136,6 +138,7 @@ func TestASetOfGuests(t *testing.T) {
 	}
 	events(setSize, "started")
 	contains(t, "top", d.set(t, 0, "top", "--once", "--every", "200ms"), fmt.Sprintf("%d active guests", setSize), "set-0", "set-7")
+	d.samples(t)
 	contains(t, "the queue", d.set(t, 0, "queue"), "0 wait")
 	if told := lines[step](t, d.set(t, 0, "start", "--json", "set-1")); told[1].Result.Outcome != "unchanged" {
 		t.Errorf("what runs is %+v", told[1].Result)
@@ -145,6 +148,43 @@ func TestASetOfGuests(t *testing.T) {
 	d.set(t, 0, "undefine", "state=shutoff")
 	if left := d.ps(t); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// samples asks for fresh ones as any program can: with JSON over the socket.
+func (d *daemon) samples(t *testing.T) {
+	t.Helper()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(d.run, "lodge.sock"))
+	}}
+	defer transport.CloseIdleConnections()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://lodge/lodge.v1.Lodge/Stats", strings.NewReader(`{"freshWithin":"5s","devices":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	response, err := (&http.Client{Transport: transport}).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	var answer struct {
+		Guests []struct {
+			Name   string
+			Sample struct {
+				Age, Stale, Resident string
+				VCPUs                []struct{ Time string }
+			}
+		}
+	}
+	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil || len(answer.Guests) != setSize {
+		t.Fatalf("%d samples, %v", len(answer.Guests), err)
+	}
+	for _, g := range answer.Guests {
+		age, err := time.ParseDuration(g.Sample.Age)
+		if err != nil || age > 5*time.Second || g.Sample.Stale != "" || g.Sample.Resident == "" || len(g.Sample.VCPUs) != 1 {
+			t.Errorf("%s: %+v", g.Name, g.Sample)
+		}
 	}
 }
 
