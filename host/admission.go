@@ -23,8 +23,20 @@ const (
 	// take.
 	stuckAfter = 5 * time.Second
 	stuckTimes = 8
-	// memoryWait is how long starts wait for memory while none at all is admitted.
-	memoryWait = 60 * time.Second
+	// memoryHold is how long the first in the queue keeps the others back while it
+	// waits for memory: those that start have mostly settled by then. Smaller ones
+	// may pass it after that, and maxPassed of those that wait at most.
+	memoryHold = 2 * settleCalm
+	maxPassed  = 64
+	// memoryWait is how long a start waits for memory while the first in the queue
+	// does not get any: longer than those that start take to settle.
+	memoryWait = settleMost + 15*time.Second
+	// priorityStep is how much later a start counts as come for each step of its
+	// priority, of which there are mostSteps at most. So nobody is passed for ever.
+	priorityStep = 10 * time.Second
+	mostSteps    = 1000
+	// settleEvery is how often settling guests are looked at while nobody waits.
+	settleEvery = time.Second
 )
 
 // StartRequest is a guest that wants to start.
@@ -38,7 +50,8 @@ type StartRequest struct {
 	Whole bool
 	// Paused guests touch little until somebody lets them run.
 	Paused bool
-	// Priority orders the queue: lower numbers go first.
+	// Priority orders the queue: lower numbers go first, unless a higher one has
+	// waited for long.
 	Priority int
 }
 
@@ -72,7 +85,8 @@ type StartsState struct {
 
 // Starts lets guests start: as many at once as the host turns out to be able to
 // take, and no more than there is memory for. The others wait, in the order of
-// their priority and then of their coming.
+// their priority and of their coming. Who waits for memory is not passed at once,
+// and keeps nobody back for long.
 //
 // A place is held from the moment at which QEMU is run until its monitor answers,
 // which is when a start uses the processor; what waits for a file system or a
@@ -93,19 +107,20 @@ type Starts struct {
 	placed  map[*place]struct{}
 	arrived uint64
 	latency time.Duration // of a launch, smoothed
-	// short is since when the first in the queue has lacked memory and nobody was
-	// admitted; zero: it does not.
-	short time.Time
-	why   string
-	timer *time.Timer // runs while somebody waits
+	moved   time.Time     // when the first in the queue was last admitted
+	timer   *time.Timer   // runs while somebody waits or settles
 }
 
 // waiter is a start in the queue.
 type waiter struct {
 	StartRequest
 	since   time.Time
+	due     time.Time // what the queue is ordered by: since, moved by the priority
 	number  uint64
 	verdict chan verdict // holds one
+	// short is since when it was found to lack memory; zero: it was not.
+	short  time.Time
+	reason string
 }
 
 type verdict struct {
@@ -177,7 +192,9 @@ func (s *Starts) enqueue(q StartRequest) (*waiter, error) {
 		return nil, fault.New(fault.NoCapacity, fault.Host, "%d guests wait to be started, which is the most that may; try again later", len(s.queue))
 	}
 	s.arrived++
-	w := &waiter{StartRequest: q, since: time.Now(), number: s.arrived, verdict: make(chan verdict, 1)}
+	now := time.Now()
+	later := time.Duration(min(max(q.Priority, -mostSteps), mostSteps)) * priorityStep
+	w := &waiter{StartRequest: q, since: now, due: now.Add(later), number: s.arrived, verdict: make(chan verdict, 1), reason: "its turn"}
 	at, _ := slices.BinarySearchFunc(s.queue, w, before)
 	s.queue = slices.Insert(s.queue, at, w)
 	s.grant()
@@ -186,7 +203,7 @@ func (s *Starts) enqueue(q StartRequest) (*waiter, error) {
 
 // before orders the queue.
 func before(a, b *waiter) int {
-	return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.number, b.number))
+	return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.number, b.number))
 }
 
 // leave takes out a start that nobody waits for any more. One that was admitted
@@ -228,44 +245,51 @@ func (s *Starts) release(p *place, o Outcome) {
 
 // grant admits whom the host can take, in order. The lock is held.
 func (s *Starts) grant() {
+	defer s.arm()
 	now := time.Now()
 	running, _ := s.counts(now)
-	for len(s.queue) > 0 {
-		w := s.queue[0]
+	for at := 0; at < min(len(s.queue), maxPassed); {
+		w := s.queue[at]
 		if running >= s.pace.limit {
 			s.pace.heldBack = true
-			s.why = s.pace.reason()
-			break
+			w.reason = s.pace.reason()
+			return
 		}
 		expected, err := s.memory.admit(w.StartRequest, s.placed)
 		if err == nil {
 			p := &place{StartRequest: w.StartRequest, began: now, expected: expected}
 			s.placed[p] = struct{}{}
 			running++
-			s.short = time.Time{}
-			s.dismiss(verdict{place: p})
+			if at == 0 {
+				s.moved = now
+			}
+			s.dismiss(at, verdict{place: p})
 			continue
 		}
-		if s.short.IsZero() {
-			s.short = now
+		w.reason = "memory that guests which have just started may still touch"
+		switch lacked := s.lacked(w, now); {
+		case lacked >= memoryWait, running == 0 && !s.memory.settles(): // no more will come
+			s.dismiss(at, verdict{err: err})
+		case lacked < memoryHold:
+			return
+		default:
+			at++
 		}
-		if now.Sub(s.short) < memoryWait && (running > 0 || s.memory.settles()) {
-			s.why = "memory that guests which have just started may still touch"
-			break
-		}
-		s.dismiss(verdict{err: err})
 	}
-	s.arm()
 }
 
-// dismiss answers the first of the queue.
-func (s *Starts) dismiss(v verdict) {
-	s.queue[0].verdict <- v
-	s.queue[0] = nil
-	s.queue = s.queue[1:]
-	if len(s.queue) == 0 {
-		s.queue, s.short, s.why = nil, time.Time{}, ""
+// lacked is for how long a start has lacked memory while the queue did not move.
+func (s *Starts) lacked(w *waiter, now time.Time) time.Duration {
+	if w.short.IsZero() {
+		w.short = now
 	}
+	return min(now.Sub(w.short), now.Sub(s.moved))
+}
+
+// dismiss answers one of the queue.
+func (s *Starts) dismiss(at int, v verdict) {
+	s.queue[at].verdict <- v
+	s.queue = slices.Delete(s.queue, at, at+1)
 }
 
 // counts tells the launches that use the host from those that hang.
@@ -281,15 +305,24 @@ func (s *Starts) counts(now time.Time) (running, stuck int) {
 	return running, stuck
 }
 
-// arm has the host looked at while somebody waits: nothing else may happen that
-// lets the queue move.
+// arm has the host looked at while somebody waits, as nothing else may happen that
+// lets the queue move, and more seldom while guests settle.
 func (s *Starts) arm() {
+	next := lookEvery
 	switch {
-	case len(s.queue) == 0 && s.timer != nil:
-		s.timer.Stop()
-		s.timer = nil
-	case len(s.queue) > 0 && s.timer == nil:
-		s.timer = time.AfterFunc(lookEvery, s.tick)
+	case len(s.queue) == 0 && !s.memory.settles():
+		if s.timer != nil {
+			s.timer.Stop()
+			s.timer = nil
+		}
+		return
+	case len(s.queue) == 0:
+		next = settleEvery
+	}
+	if s.timer == nil {
+		s.timer = time.AfterFunc(next, s.tick)
+	} else {
+		s.timer.Reset(next)
 	}
 }
 
@@ -297,10 +330,7 @@ func (s *Starts) tick() {
 	s.look(true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.timer != nil {
-		s.timer.Reset(lookEvery)
-		s.grant()
-	}
+	s.grant()
 }
 
 // look reads the host's signs when they are old, or in any case; whoever finds
@@ -347,10 +377,7 @@ func (s *Starts) Queue() []Waiting {
 	defer s.mu.Unlock()
 	all := make([]Waiting, len(s.queue))
 	for i, w := range s.queue {
-		all[i] = Waiting{Guest: w.Guest, Name: w.Name, Since: w.since, Position: i + 1, Reason: "its turn"}
-	}
-	if len(all) > 0 {
-		all[0].Reason = s.why
+		all[i] = Waiting{Guest: w.Guest, Name: w.Name, Since: w.since, Position: i + 1, Reason: w.reason}
 	}
 	return all
 }
@@ -362,10 +389,10 @@ func (s *Starts) State() StartsState {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := StartsState{Limit: s.pace.limit, Waiting: len(s.queue), Settling: len(s.memory.settling), Promised: s.memory.promised(s.placed), Why: s.why}
+	st := StartsState{Limit: s.pace.limit, Waiting: len(s.queue), Settling: len(s.memory.settling), Promised: s.memory.promised(s.placed), Why: s.pace.why}
 	st.Running, st.Stuck = s.counts(time.Now())
-	if st.Why == "" {
-		st.Why = s.pace.why
+	if len(s.queue) > 0 {
+		st.Why = s.queue[0].reason
 	}
 	return st
 }

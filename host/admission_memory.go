@@ -43,8 +43,8 @@ type promises struct {
 
 // guestKind are guests of which one tells what to expect of the next.
 type guestKind struct {
-	memory uint64
-	paused bool
+	memory        uint64
+	paused, whole bool
 }
 
 // settler is a guest that has just started.
@@ -108,7 +108,7 @@ func (m *promises) least(q StartRequest) uint64 {
 	return m.expected(q) / 4
 }
 
-func kindOf(q StartRequest) guestKind { return guestKind{q.Memory, q.Paused} }
+func kindOf(q StartRequest) guestKind { return guestKind{q.Memory, q.Paused, q.Whole} }
 
 // impossible refuses a guest that would not fit if it were alone.
 func (m *promises) impossible(q StartRequest) error {
@@ -181,6 +181,7 @@ func (m *promises) oldest() []*settler {
 }
 
 // settle takes in what a look found, and lets those go that hold what they will.
+// Those that were not looked at stay: what they hold is not known.
 func (m *promises) settle(found []*settler, now time.Time) {
 	for _, g := range found {
 		g.looked = now
@@ -188,12 +189,10 @@ func (m *promises) settle(found []*settler, now time.Time) {
 			g.mark, g.grown = g.read, now
 		}
 		g.resident = max(g.resident, g.read)
-	}
-	for g := range m.settling {
 		switch {
 		case g.gone:
 			delete(m.settling, g)
-		case now.Sub(g.began) > settleMost, g.looked.Sub(g.grown) > settleCalm:
+		case now.Sub(g.began) > settleMost, now.Sub(g.grown) > settleCalm:
 			m.learn(g)
 			delete(m.settling, g)
 		}

@@ -544,3 +544,205 @@ func TestSignsOfKernelsWithAndWithoutPressure(t *testing.T) {
 		t.Errorf("a wait for memory moved the limit to %d: %s", p.limit, p.reason())
 	}
 }
+
+// boot admits a guest, has it launched at once, and lets it touch so much memory
+// over so long.
+func (m *machine) boot(ctx context.Context, s *Starts, q StartRequest, touches uint64, over time.Duration) error {
+	release, err := s.Admit(ctx, q)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.pids++
+	pid, steps := m.pids, int(over/step)
+	m.touched[pid] = 8 << 20
+	m.touching = append(m.touching, &toucher{pid, touches / uint64(steps), steps})
+	m.mu.Unlock()
+	release(Outcome{PID: pid})
+	return nil
+}
+
+// Whoever stops waiting for memory leaves nothing behind by which the next one is
+// refused.
+func TestWhoStopsWaitingForMemoryTakesTheWaitAlong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(2)
+		s := m.starts(t)
+		m.memory.Available = 5 * gib
+		large := StartRequest{Memory: 4 * gib}
+		start := func(ctx context.Context, q StartRequest) <-chan error {
+			over := make(chan error, 1)
+			go func() { over <- m.boot(ctx, s, q, 64<<20, time.Minute) }()
+			synctest.Wait()
+			return over
+		}
+		if err := <-start(t.Context(), large); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		left := start(ctx, large)
+		cancel(errDestroyed)
+		if err := <-left; !errors.Is(err, errDestroyed) {
+			t.Fatal(err)
+		}
+		if st := s.State(); st.Waiting != 0 || strings.Contains(st.Why, "memory") {
+			t.Errorf("after it has left: %+v", st)
+		}
+		<-time.After(2 * memoryWait)
+		m.mu.Lock()
+		m.memory.Available = 6 * gib
+		m.mu.Unlock()
+		if err := <-start(t.Context(), StartRequest{Memory: 5 * gib}); err != nil { // alone again
+			t.Fatal(err)
+		}
+		next := start(t.Context(), StartRequest{Memory: 3 * gib})
+		select {
+		case err := <-next:
+			t.Fatalf("the next did not wait: %v", err)
+		case <-time.After(settleCalm / 2):
+		}
+		if err := <-next; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A large guest waits for memory without being passed at first, does not keep the
+// small ones back for long, and is told in the end. The next large one has its
+// own time.
+func TestALargeGuestAndSmallOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(2)
+		s := m.starts(t)
+		// Small guests come all the time, and their memory grows for long.
+		small := StartRequest{Memory: 256 << 20}
+		began, over := time.Now(), make(chan struct{})
+		var mu sync.Mutex
+		var longest time.Duration
+		var all sync.WaitGroup
+		all.Go(func() {
+			for {
+				asked := time.Now()
+				all.Go(func() {
+					if err := m.boot(t.Context(), s, small, 200<<20, 2*settleMost); err != nil {
+						t.Error(err)
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					longest = max(longest, time.Since(asked))
+				})
+				select {
+				case <-time.After(5 * time.Second):
+				case <-over:
+					return
+				}
+			}
+		})
+		<-time.After(time.Second)
+		large := func(name string) (refused time.Duration) {
+			err := m.boot(t.Context(), s, StartRequest{Name: name, Memory: 19 * gib, Whole: true}, gib, settleMost)
+			if !fault.Is(err, fault.NoCapacity) {
+				t.Errorf("%s: %v", name, err)
+			}
+			return time.Since(began)
+		}
+		all.Go(func() {
+			<-time.After(memoryWait - 15*time.Second)
+			if at := large("late"); at < memoryWait+time.Second {
+				t.Errorf("the later one was refused with the first, after %v", at)
+			}
+		})
+		if waited := large("first"); waited < memoryWait || waited > 2*memoryWait {
+			t.Errorf("the large one was refused after %v", waited)
+		}
+		close(over)
+		all.Wait()
+		if longest < memoryHold/2 || longest > memoryHold+time.Second {
+			t.Errorf("a small guest waited %v", longest)
+		}
+	})
+}
+
+// Those that wait learn what the first ones took, however slowly those took it.
+func TestASlowBootStormGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(4)
+		s := m.starts(t)
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				if err := m.boot(t.Context(), s, StartRequest{Memory: 4 * gib}, gib, 2*settleMost); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
+// Guests that started at once and are left alone are looked at, all of them, and
+// tell what the next will take.
+func TestEveryGuestIsLookedAtBeforeItTeaches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(4)
+		s := m.starts(t)
+		for range 3 * residentsAtOnce {
+			if err := m.boot(t.Context(), s, StartRequest{Memory: 128 << 20}, 96<<20, 20*time.Second); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-time.After(2 * settleMost)
+		if st := s.State(); st.Settling != 0 || st.Promised != 0 {
+			t.Errorf("after two minutes: %+v", st)
+		}
+		release, err := s.Admit(t.Context(), StartRequest{Memory: 128 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release(Outcome{})
+		if st := s.State(); st.Promised < 96<<20 {
+			t.Errorf("the next is expected to take %d MiB", st.Promised>>20)
+		}
+	})
+}
+
+// Lower priorities go first, and whoever has waited for long goes before them.
+func TestNobodyIsPassedForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(1)
+		s := m.starts(t)
+		open := func(places int) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.pace.limit = places
+		}
+		open(0)
+		var order []string
+		var all sync.WaitGroup
+		wait := func(name string, priority int) {
+			all.Go(func() {
+				release, err := s.Admit(t.Context(), StartRequest{Name: name, Priority: priority, Paused: true})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				order = append(order, name)
+				<-time.After(time.Second)
+				release(Outcome{})
+			})
+			synctest.Wait()
+		}
+		wait("late", 1)
+		wait("last", 1<<62)
+		wait("usual", 0)
+		wait("early", -1)
+		<-time.After(2*priorityStep + time.Second)
+		wait("new", -2)
+		wait("newer and urgent", -9)
+		open(1)
+		all.Wait()
+		if got := strings.Join(order, ", "); got != "newer and urgent, early, usual, new, late, last" {
+			t.Errorf("they started as %s", got)
+		}
+	})
+}
