@@ -318,7 +318,7 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 // in which a start acquires them.
 func (r *Registry) rehold(run *run) {
 	run.hold("run directory", func(context.Context) error { return os.RemoveAll(run.dir) })
-	r.Ledger.Restore(run.UUID, demand(run.def)) // it has it already: nothing can be refused
+	r.Ledger.Restore(run.UUID, demand(run.def), r.need(run.def)) // it has it already: nothing can be refused
 	run.hold("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })
 	for _, n := range run.NICs {
 		release, err := r.readoptNIC(run.def, n)

@@ -150,7 +150,7 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 	if err := ledger.Reserve("late", pages(large, 1, 3), host.Need{}); err != nil {
 		t.Errorf("what was released cannot be had: %v", err)
 	}
-	ledger.Restore("adopted", topology.Reservation{CPUs: topology.CPUs(9)}) // granted by the daemon before
+	ledger.Restore("adopted", topology.Reservation{CPUs: topology.CPUs(9)}, host.Need{}) // granted by the daemon before
 	if held := ledger.Held(); len(held) != 8 {
 		t.Errorf("the books have %d guests", len(held))
 	}

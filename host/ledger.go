@@ -73,12 +73,15 @@ func (l *Ledger) enter(guest string, want topology.Reservation, pools map[poolID
 	return nil
 }
 
-// Started says that a guest has taken what it reserved of the host's limits.
+// Started says that a guest has taken what it reserved of the host's limits: the
+// kernel counts it from now on.
 func (l *Ledger) Started(guest string) { l.Limits.started(guest) }
 
-// Restore enters what an adopted guest holds already, without asking whether it
-// could have it.
-func (l *Ledger) Restore(guest string, holds topology.Reservation) {
+// Restore enters what an adopted guest holds already, and what it has taken of the
+// host's limits, without asking whether it could have it.
+func (l *Ledger) Restore(guest string, holds topology.Reservation, has Need) {
+	has.Pages = holds.Pages
+	l.Limits.restore(guest, has)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.held[guest] = holds

@@ -71,8 +71,9 @@ const (
 // middle is refused before anything is made, and says what to do. What the daemon
 // can raise for itself, it raises.
 //
-// The kernel's counters are read ten times a second at most. A guest that was
-// granted something counts besides, until it has taken it.
+// The kernel's counters are read ten times a second at most, and once more before
+// somebody is refused what another has just given back. A guest that was granted
+// something counts besides, until they were read after it had taken it.
 type Limits struct {
 	root kernel.Root
 	log  *slog.Logger
@@ -82,16 +83,19 @@ type Limits struct {
 	sizes          []uint64
 
 	reading sync.Mutex // held by the one who reads
+	raising sync.Mutex // held by the one who raises a limit of the daemon's own
 
 	mu     sync.Mutex
-	read   time.Time
+	read   time.Time // when reading began
+	freed  time.Time // when a guest last gave back what it held
 	bounds []bound
 	// bridges are the ports of bridges, each read when somebody asks for it.
 	bridges map[string]bridgePorts
-	// held are the needs of guests that start or run, starting those that may not
-	// have taken them yet.
+	// held are the needs of guests that start or run. Starting are those that the
+	// counters as they were read may lack, with the time when they had taken what
+	// they need; zero: not yet.
 	held     map[string]Need
-	starting map[string]bool
+	starting map[string]time.Time
 	// others is what all else took of each bound when last no guest was starting.
 	others map[string]uint64
 }
@@ -106,7 +110,7 @@ type bridgePorts struct {
 func NewLimits(root kernel.Root, groups *kernel.Cgroups, log *slog.Logger) *Limits {
 	l := &Limits{
 		root: root, log: log, threads: root.OwnGroups("pids"), pages: root.OwnGroups("hugetlb"),
-		bridges: map[string]bridgePorts{}, held: map[string]Need{}, starting: map[string]bool{}, others: map[string]uint64{},
+		bridges: map[string]bridgePorts{}, held: map[string]Need{}, starting: map[string]time.Time{}, others: map[string]uint64{},
 	}
 	if groups != nil {
 		for _, dir := range groups.Groups(kernel.PIDsController) {
@@ -135,12 +139,25 @@ func (l *Limits) take(guest string, n Need) error {
 	if err := l.checkProcess(n); err != nil {
 		return err
 	}
-	if err := l.refresh(); err != nil {
+	err := l.grant(guest, n, limitsAge)
+	if err != nil && l.outdated() {
+		err = l.grant(guest, n, 0)
+	}
+	return err
+}
+
+// grant holds a need against bounds that are no older than age.
+func (l *Limits) grant(guest string, n Need, age time.Duration) error {
+	if err := l.refresh(age); err != nil {
 		return err
 	}
-	l.readBridges(n.Bridges)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for slices.ContainsFunc(n.Bridges, l.unread) {
+		l.mu.Unlock()
+		l.readBridges(n.Bridges)
+		l.mu.Lock()
+	}
 	for _, b := range l.bounds {
 		if err := l.fits(b, n); err != nil {
 			return err
@@ -151,8 +168,16 @@ func (l *Limits) take(guest string, n Need) error {
 			return err
 		}
 	}
-	l.held[guest], l.starting[guest] = n, true
+	l.held[guest], l.starting[guest] = n, time.Time{}
 	return nil
+}
+
+// outdated says whether a guest has given something back since the bounds were
+// read.
+func (l *Limits) outdated() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.freed.Before(l.read)
 }
 
 // started says that a guest has taken what it was granted: the kernel counts it.
@@ -162,7 +187,22 @@ func (l *Limits) started(guest string) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.starting, guest)
+	if _, is := l.starting[guest]; is {
+		l.starting[guest] = time.Now()
+	}
+}
+
+// restore enters what a guest has that an earlier daemon started: the kernel
+// counts it, and what was read before does not tell it from what others have.
+func (l *Limits) restore(guest string, n Need) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held[guest] = n
+	l.read = time.Time{}
+	clear(l.others)
 }
 
 // release forgets a guest.
@@ -172,6 +212,9 @@ func (l *Limits) release(guest string) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if _, has := l.held[guest]; has {
+		l.freed = time.Now()
+	}
 	delete(l.held, guest)
 	delete(l.starting, guest)
 }
@@ -203,21 +246,26 @@ func (l *Limits) fits(b bound, n Need) error {
 		need, b.Name, b.Max, b.Used, starting, b.remedy(b.Used+starting+need+b.step))
 }
 
-// refresh reads the bounds anew when they are old and nobody else is at it.
-func (l *Limits) refresh() error {
+// refresh reads the bounds anew when they are older than age. Whoever finds
+// another at it goes on with what is known, unless that must not be.
+func (l *Limits) refresh(age time.Duration) error {
 	l.mu.Lock()
-	fresh := time.Since(l.read) < limitsAge
-	never := l.read.IsZero()
+	fresh := time.Since(l.read) < age
+	must := l.read.IsZero() || age == 0
 	l.mu.Unlock()
+	asked := time.Now()
 	if fresh {
 		return nil
 	}
-	if never {
+	if must {
 		l.reading.Lock()
 	} else if !l.reading.TryLock() {
 		return nil
 	}
 	defer l.reading.Unlock()
+	if l.readSince(asked) {
+		return nil // by the one who was waited for
+	}
 	at := time.Now()
 	all, err := l.readBounds()
 	if err != nil {
@@ -226,10 +274,17 @@ func (l *Limits) refresh() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.bounds, l.read = all, at
+	maps.DeleteFunc(l.starting, func(_ string, taken time.Time) bool { return !taken.IsZero() && taken.Before(at) })
 	for _, b := range all {
 		l.noteOthers(b)
 	}
 	return nil
+}
+
+func (l *Limits) readSince(asked time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.read.After(asked)
 }
 
 // noteOthers tells what is used of a bound by all that is not Lodge's, when that
@@ -314,15 +369,13 @@ func (l *Limits) pageBounds() (all []bound) {
 	return all
 }
 
-// readBridges counts the ports of bridges that were not looked at lately.
+// unread says that a bridge was not looked at since the bounds were read: guests
+// that started in between would not be counted at all.
+func (l *Limits) unread(bridge string) bool { return l.bridges[bridge].read.Before(l.read) }
+
+// readBridges counts the ports of bridges.
 func (l *Limits) readBridges(names []string) {
 	for _, name := range names {
-		l.mu.Lock()
-		fresh := time.Since(l.bridges[name].read) < limitsAge
-		l.mu.Unlock()
-		if fresh {
-			continue
-		}
 		now := bridgePorts{time.Now(), l.root.BridgePorts(name)}
 		l.mu.Lock()
 		maps.DeleteFunc(l.bridges, func(name string, old bridgePorts) bool {
@@ -386,6 +439,8 @@ func (l *Limits) raiseFiles(more uint64) error {
 // raise lifts a limit of the daemon's own to wanted when it is below needed. What
 // it starts inherits the limit. Only what is needed is insisted on.
 func (l *Limits) raise(limit kernel.ProcessLimit, needed, wanted uint64) error {
+	l.raising.Lock()
+	defer l.raising.Unlock()
 	soft, hard, err := limit.Get()
 	if err != nil || soft >= needed {
 		return err
@@ -432,7 +487,7 @@ func (l *Limits) Prepare(guests uint64) (warnings []string, err error) {
 	if soft != wanted {
 		l.log.Info("set the bound on open files of this daemon and of what it starts", "from", soft, "to", wanted)
 	}
-	if err := l.refresh(); err != nil {
+	if err := l.refresh(limitsAge); err != nil {
 		return warnings, err
 	}
 	l.mu.Lock()

@@ -295,3 +295,76 @@ func TestLockedMemory(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A guest whose monitor has answered is counted when the counters were read before
+// it took anything, and nobody is refused what was given back since.
+func TestCountersOfAMomentAgoDeceiveNobody(t *testing.T) {
+	ports := map[string]string{}
+	for i := range maxBridgePorts - 1 {
+		ports[fmt.Sprintf("sys/class/net/br0/brif/tap%d", i)] = ""
+	}
+	dir := tree(t, roomy, ports) // one more guest with native I/O, one more port
+	synctest.Test(t, func(t *testing.T) {
+		l := limitsOf(dir)
+		need := Need{AIO: AIOContext, Bridges: []string{"br0"}}
+		if err := l.take("a", need); err != nil {
+			t.Fatal(err)
+		}
+		put(t, dir, "proc/sys/fs/aio-nr", "65536")
+		put(t, dir, "sys/class/net/br0/brif/last", "")
+		l.started("a")
+		for _, n := range []Need{{AIO: AIOContext}, {Bridges: []string{"br0"}}} {
+			if err := l.take("b", n); !fault.Is(err, fault.NoCapacity) {
+				t.Fatalf("one more than fit: %v", err)
+			}
+			<-time.After(limitsAge)
+		}
+		if err := l.take("b", need); err == nil {
+			t.Fatal("one more than fit")
+		}
+		<-time.After(time.Millisecond)
+		put(t, dir, "proc/sys/fs/aio-nr", "64512")
+		if err := os.Remove(filepath.Join(dir, "sys/class/net/br0/brif/last")); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.take("c", need); err == nil {
+			t.Fatal("the counters were read anew without a reason")
+		}
+		l.release("a")
+		if err := l.take("c", need); err != nil {
+			t.Errorf("what was just given back is refused: %v", err)
+		}
+	})
+}
+
+// What adopted guests have is counted once, by the kernel, whatever was read
+// before they were known, and is free when they end.
+func TestAdoptedGuestsAreCountedOnce(t *testing.T) {
+	dir := tree(t, roomy, map[string]string{"proc/sys/fs/aio-nr": fmt.Sprint(60 * AIOContext)})
+	synctest.Test(t, func(t *testing.T) {
+		l := limitsOf(dir)
+		if _, err := l.Prepare(1); err != nil {
+			t.Fatal(err)
+		}
+		need := Need{AIO: AIOContext}
+		for i := range 50 {
+			l.restore(fmt.Sprint("old ", i), need)
+		}
+		// Of four at once each has taken what it needs before the next one asks.
+		for i := range 4 {
+			if err := l.take(fmt.Sprint("new ", i), need); err != nil {
+				t.Fatalf("guest %d of 4: %v", i+1, err)
+			}
+			put(t, dir, "proc/sys/fs/aio-nr", fmt.Sprint((61+i)*AIOContext))
+			<-time.After(limitsAge)
+		}
+		if err := l.take("above", need); !fault.Is(err, fault.NoCapacity) {
+			t.Fatalf("one more than fit: %v", err)
+		}
+		l.release("old 7")
+		put(t, dir, "proc/sys/fs/aio-nr", fmt.Sprint(63*AIOContext))
+		if err := l.take("instead", need); err != nil {
+			t.Errorf("what an adopted guest had is not there: %v", err)
+		}
+	})
+}
