@@ -1,6 +1,7 @@
 # make build   bin/lodged and bin/lodge
 # make check   format, vet, lint, import law and unit tests: quick, needs no root
 # make test    check, and then everything with real QEMU and real clients
+# make soak    the storm alone, with the race detector, for DURATION (1h)
 # make up      a running lodged with a tile of eight booted guests
 # make down    the end of that
 # make bench   docs/figures.md measured anew, with libvirt's own daemon beside
@@ -65,6 +66,12 @@ unit:
 test: lint build guest
 	@scripts/need $(TEST_PACKAGES)
 	$(GO) test -race -shuffle=on -timeout 25m ./...
+
+# LODGE_STORM_SEED=n repeats what a storm drew.
+DURATION ?= 1h
+soak: guest
+	@scripts/need $(TEST_PACKAGES)
+	LODGE_STORM=$(DURATION) $(GO) test -race -count=1 -v -timeout 0 -run '^TestStorm$$' ./conformance
 
 format: $(LINT)
 	$(LINT) fmt

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,7 +27,7 @@ import (
 const (
 	stormVariable     = "LODGE_STORM"
 	stormSeedVariable = "LODGE_STORM_SEED"
-	stormTime         = 30 * time.Second
+	stormTime         = time.Minute
 	owned, contested  = 6, 2 // guests with one client, and with three
 	rivals            = 3
 )
@@ -259,6 +260,7 @@ func (s *storm) round(t *testing.T, draw *rand.Rand, ends bool) {
 			})
 		}
 	}
+	looking := s.gather(t, draw, over)
 	length := time.After(time.Duration(200+draw.IntN(2000)) * time.Millisecond)
 	if draw.IntN(3) == 0 {
 		s.slay(draw)
@@ -270,6 +272,7 @@ func (s *storm) round(t *testing.T, draw *rand.Rand, ends bool) {
 	}
 	close(over)
 	s.answered(t, &clients)
+	s.answered(t, &looking.all)
 	if ends {
 		if draw.IntN(3) == 0 {
 			s.slay(draw)
@@ -291,7 +294,10 @@ func (s *storm) answered(t *testing.T, clients *sync.WaitGroup) {
 	select {
 	case <-done:
 	case <-time.After(patience):
-		t.Fatal("a call is never answered")
+		stacks := make([]byte, 1<<20)
+		stacks = stacks[:runtime.Stack(stacks, true)]
+		s.signal(t, "QUIT") // its log tells what the daemon does
+		t.Fatalf("a call is never answered; the clients wait here:\n%s", stacks)
 	}
 }
 
@@ -549,15 +555,16 @@ func (s *storm) calm(t *testing.T, draw *rand.Rand) {
 	s.sweep(t)
 	s.signal(t, "TERM")
 	s.launch(t)
-	before := s.descriptors(t)
-	s.round(t, draw, false)
+	s.round(t, draw, false) // so that it has what it keeps
 	s.sweep(t)
-	for end := time.Now().Add(10 * time.Second); s.descriptors(t) > before && time.Now().Before(end); {
-		pauseFor(t, 20*time.Millisecond)
+	s.quiet(t)
+	before := s.status(t)
+	for range calmRounds {
+		s.round(t, draw, false)
 	}
-	if now := s.descriptors(t); now > before {
-		t.Errorf("the daemon has %d descriptors open, and had %d", now, before)
-	}
+	s.sweep(t)
+	s.givesBack(t, before)
+	t.Logf("the daemon used %+v before %d rounds, and %+v after", before, calmRounds, s.status(t))
 	images, _ := filepath.Glob(filepath.Join(s.data, "guest/save/*"))
 	if len(images) > 0 {
 		t.Errorf("images of nobody are left: %v", images)
@@ -565,8 +572,23 @@ func (s *storm) calm(t *testing.T, draw *rand.Rand) {
 	s.virsh(t, "net-destroy", "lan")
 	s.signal(t, "QUIT") // it tells what its goroutines do
 	s.idle(t)
+	if kept := s.records(t); kept["domain"]+kept["pool"] > 0 {
+		t.Errorf("records are left: %v", kept)
+	}
 	s.launch(t) // to be stopped in order
 }
+
+// calmRounds are those after which the daemon must have given back all.
+const calmRounds = 3
+
+// quiet waits until nobody is connected to the daemon.
+func (s *storm) quiet(t *testing.T) {
+	t.Helper()
+	eventually(t, "all clients are gone", func() bool { return s.status(t).LibvirtClients == 0 })
+}
+
+// leftover is a goroutine that serves one guest, client or network.
+var leftover = regexp.MustCompile(`^github\.com/lodge-kvm/lodge/(guest\.\(\*(Guest|run|launching|job)\)|qmp\.|network\.\(\*Network\)|mount\.|agent\.)`)
 
 // idle looks for goroutines of guests in what an ended daemon has told.
 func (s *storm) idle(t *testing.T) {
@@ -574,7 +596,7 @@ func (s *storm) idle(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, text := range s.log {
-		if strings.HasPrefix(text, "github.com/lodge-kvm/lodge/guest.") || strings.HasPrefix(text, "github.com/lodge-kvm/lodge/qmp.") {
+		if leftover.MatchString(text) {
 			t.Errorf("a goroutine is left: %s", strings.Join(s.log[max(0, i-6):min(len(s.log), i+6)], "\n"))
 		}
 	}
@@ -593,11 +615,4 @@ func (s *storm) sweep(t *testing.T) {
 		}
 		g.may = []fate{{}}
 	}
-}
-
-// descriptors counts what the daemon has open.
-func (d *daemon) descriptors(t *testing.T) int {
-	t.Helper()
-	open, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.number(t)))
-	return len(open)
 }

@@ -423,6 +423,7 @@ func (w *wedge) work(t *testing.T) {
 		{"listing networks", func() error { _, _, err := w.l.ConnectListAllNetworks(1, 0); return err }},
 		{"refreshing a pool", func() error { return w.refresh(w.l, "well") }},
 		{"making a volume", w.makeVolume},
+		{"asking by Lodge's own API", func() error { w.status(t); return nil }},
 	} {
 		prompt(t, step.what, step.do)
 	}

@@ -64,6 +64,9 @@ func (n *Network) keepServing(service *link.Dnsmasq) {
 			service.Release()
 			return
 		}
+		if n.isOver(service) {
+			return
+		}
 		if time.Since(began) > longestWait {
 			wait = 0
 		}
@@ -77,6 +80,15 @@ func (n *Network) keepServing(service *link.Dnsmasq) {
 		}
 		wait = min(max(2*wait, firstWait), longestWait)
 	}
+}
+
+// isOver reports whether a service has ended because it was told to.
+func (n *Network) isOver(service *link.Dnsmasq) (over bool) {
+	err := n.change(n.home.work, func() error {
+		over = n.service != service
+		return nil
+	})
+	return over || errors.Is(err, errGone)
 }
 
 // pause waits, and reports whether there is still something to do.
