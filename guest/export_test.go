@@ -7,7 +7,7 @@ import (
 )
 
 // Prepare keeps a QEMU for the guest at once, whatever else the host does.
-func (g *Guest) Prepare(ctx context.Context) error { return g.reg.pool.add(ctx, g.View().Inactive) }
+func (g *Guest) Prepare(ctx context.Context) error { return g.reg.pool.add(ctx, g.View().Inactive, 0) }
 
 // Next names the guest for which a QEMU would be prepared now; "": none.
 func (r *Registry) Next() string {

@@ -64,14 +64,13 @@ type pool struct {
 	ready   map[string]*prepared          // by UUID
 	refused map[string]*domain.Definition // what cannot be prepared, until it is defined anew
 	last    time.Time                     // when a guest was last started
-
-	number int // of the last that was prepared; the goroutine's
+	busy    map[string]chan struct{}      // guests for which something is prepared or ended; closed when it is done
 }
 
 func newPool(r *Registry, limit int) *pool {
 	return &pool{
 		reg: r, log: r.log, limit: limit, wake: make(chan struct{}, 1),
-		asked: map[string][]time.Time{}, ready: map[string]*prepared{}, refused: map[string]*domain.Definition{},
+		asked: map[string][]time.Time{}, ready: map[string]*prepared{}, refused: map[string]*domain.Definition{}, busy: map[string]chan struct{}{},
 	}
 }
 
@@ -89,13 +88,26 @@ func (r *Registry) Prepared() []Prepared {
 }
 
 // take gives what waits for a guest that starts now, which then is the caller's;
-// nil: nothing does.
-func (p *pool) take(uuid string) *prepared {
+// nil: nothing does. It waits while something is being prepared for that guest,
+// or ended: the guest's control group has one user at a time.
+func (p *pool) take(ctx context.Context, uuid string) (*prepared, error) {
 	if p.limit == 0 {
-		return nil
+		return nil, nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for p.busy[uuid] != nil {
+		busy := p.busy[uuid]
+		p.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+		}
+		p.mu.Lock()
+		if err := context.Cause(ctx); err != nil {
+			return nil, err
+		}
+	}
 	p.last = time.Now()
 	if starts, known := p.asked[uuid]; known || len(p.asked) < maxAsked {
 		starts = append(starts, p.last)
@@ -107,7 +119,13 @@ func (p *pool) take(uuid string) *prepared {
 	}
 	one := p.ready[uuid]
 	delete(p.ready, uuid)
-	return one
+	return one, nil
+}
+
+// free says that nothing is done for a guest any more; the lock is held.
+func (p *pool) free(uuid string) {
+	close(p.busy[uuid])
+	delete(p.busy, uuid)
 }
 
 // run keeps the pool until ctx ends, and then ends all that wait.
@@ -125,7 +143,7 @@ func (p *pool) run(ctx context.Context) {
 		case <-p.wake:
 		case <-again.C:
 		}
-		if p.busy() {
+		if p.inUse() {
 			again.Reset(lookAgain)
 		}
 		p.discard(ctx, p.unwanted())
@@ -133,9 +151,9 @@ func (p *pool) run(ctx context.Context) {
 	}
 }
 
-// busy reports whether there is anything to look after, and forgets starts of
+// inUse reports whether there is anything to look after, and forgets starts of
 // long ago.
-func (p *pool) busy() bool {
+func (p *pool) inUse() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.asked, func(_ string, starts []time.Time) bool {
@@ -156,6 +174,7 @@ func (p *pool) unwanted() []*prepared {
 		g, err := p.reg.ByUUID(uuid)
 		if scarce || !one.alive() || time.Since(one.made) > keepPrepared || err != nil || g.View().Inactive != one.def {
 			delete(p.ready, uuid)
+			p.busy[uuid] = make(chan struct{})
 			gone = append(gone, one)
 		}
 	}
@@ -200,19 +219,24 @@ func (p *pool) fill(ctx context.Context) {
 	}
 	ctx, stop := context.WithTimeout(ctx, startLimit)
 	defer stop()
-	if err := p.add(ctx, def); err != nil {
+	if err := p.add(ctx, def, quiet); err != nil {
 		p.log.Info("cannot prepare a guest", "domain", def.Name, "uuid", def.UUID, "cause", err)
 	}
 }
 
-// add prepares a QEMU for a guest and keeps it.
-func (p *pool) add(ctx context.Context, def *domain.Definition) error {
+// add prepares a QEMU for a guest and keeps it, unless a start came within settled:
+// the guest's view may not show that yet.
+func (p *pool) add(ctx context.Context, def *domain.Definition, settled time.Duration) error {
 	p.mu.Lock()
-	p.number++
-	number := p.number
+	if starts := p.asked[def.UUID]; len(starts) > 0 && time.Since(starts[len(starts)-1]) < settled {
+		p.mu.Unlock()
+		return nil
+	}
+	p.busy[def.UUID] = make(chan struct{})
 	p.mu.Unlock()
-	one, err := p.reg.prepare(ctx, def, number)
+	one, err := p.reg.prepare(ctx, def)
 	p.mu.Lock()
+	p.free(def.UUID)
 	if err == nil {
 		p.ready[def.UUID] = one
 	} else {
@@ -257,7 +281,7 @@ func (p *pool) next() *domain.Definition {
 	return best
 }
 
-// discard ends QEMUs that are out of the pool already.
+// discard ends QEMUs that are out of the pool already, and their guests busy.
 func (p *pool) discard(ctx context.Context, gone []*prepared) {
 	var all sync.WaitGroup
 	for _, one := range gone {
@@ -265,6 +289,9 @@ func (p *pool) discard(ctx context.Context, gone []*prepared) {
 			if err := one.end(ctx); err != nil {
 				p.log.Error("cannot end a prepared QEMU", "domain", one.name, "pid", one.process.PID, "error", err)
 			}
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.free(one.uuid)
 		})
 	}
 	all.Wait()
@@ -275,6 +302,9 @@ func (p *pool) close(ctx context.Context) {
 	p.mu.Lock()
 	gone := slices.Collect(maps.Values(p.ready))
 	clear(p.ready)
+	for _, one := range gone {
+		p.busy[one.uuid] = make(chan struct{})
+	}
 	p.mu.Unlock()
 	p.discard(ctx, gone)
 	removeFile(p.log, p.reg.preparedDir())

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,8 +20,9 @@ import (
 
 // prepared is a QEMU that was started for a guest before anybody asked, with the
 // very arguments that its start would give it now. It waits with its processors
-// stopped, in a directory and a control group of its own, and is nothing of the
-// guest's until a start takes it.
+// stopped, in a directory of its own, and in the guest's control group: moving a
+// process from one group to another takes the kernel longer than all the rest of
+// a prepared start.
 type prepared struct {
 	uuid, name string
 	def        *domain.Definition // as it was read, to see that it changed
@@ -47,11 +47,10 @@ func (r *Registry) preparedDir() string { return filepath.Join(r.RunDir, ".prepa
 
 // prepare starts a QEMU for a guest and waits until its machine is made. On
 // failure nothing of it is left.
-func (r *Registry) prepare(ctx context.Context, def *domain.Definition, number int) (_ *prepared, err error) {
+func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prepared, err error) {
 	p := &prepared{
 		uuid: def.UUID, name: def.Name, def: def, made: time.Now(),
-		dir:   filepath.Join(r.preparedDir(), strconv.Itoa(number)),
-		group: r.Cgroups.Guest("prepared-" + strconv.Itoa(number)),
+		dir: filepath.Join(r.preparedDir(), def.UUID), group: r.Cgroups.Guest(def.UUID),
 	}
 	defer func() {
 		if err != nil {
@@ -191,12 +190,12 @@ func identities(ctx context.Context, paths []string) (map[string]fileIdentity, e
 // there, as after a launch. The run record goes in before, so that a restarted
 // daemon finds the process either way.
 func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error) {
-	if l.from != nil {
-		return false, nil
+	p, err := l.g.reg.pool.take(ctx, l.run.UUID)
+	if p == nil || err != nil {
+		return false, err
 	}
-	p := l.g.reg.pool.take(l.run.UUID)
-	if p == nil {
-		return false, nil
+	if l.from != nil {
+		return false, p.end(ctx) // it waits for no saved image
 	}
 	if err = l.describe(); err == nil {
 		err = writeRunRecord(p.dir, &l.run.runRecord)
@@ -208,16 +207,10 @@ func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error)
 		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over what was prepared"), p.end(ctx))
 	}
 	p.dir, l.prepared = l.run.dir, p
-	l.run.hold("prepared process", func(ctx context.Context) error {
-		if l.prepared == nil {
-			return nil // it is the guest's, or has ended
-		}
-		return l.prepared.end(ctx)
-	})
 	return true, nil
 }
 
-// resume makes the prepared process the guest's, if it is what this start would
+// resume makes the prepared process the guest's, in whose group it is, if it is what this start would
 // make; nil: QEMU is to be launched.
 func (l *launching) resume(ctx context.Context) (*qemu.Process, error) {
 	p := l.prepared
@@ -231,26 +224,13 @@ func (l *launching) resume(ctx context.Context) (*qemu.Process, error) {
 	l.prepared = nil
 	cause := p.differs(ctx, l.run.def, command, l.plan.Capabilities.Binary)
 	if cause == nil {
-		cause = l.g.reg.Cgroups.Guest(l.run.UUID).AddProcess(p.process.PID)
-	}
-	if cause == nil {
 		cause = l.g.reg.noteResumed(p)
 	}
 	if cause == nil {
-		l.removeGroup(ctx, p)
 		return p.process, nil
 	}
 	l.g.log.Info("what was prepared cannot be used: the guest starts cold", "cause", cause)
-	err = p.kill()
-	l.removeGroup(ctx, p)
-	return nil, err
-}
-
-// removeGroup takes away the control group that the process has left.
-func (l *launching) removeGroup(ctx context.Context, p *prepared) {
-	if err := p.group.Remove(ctx); err != nil {
-		l.g.log.Error("cannot remove the control group of a preparation", "error", err)
-	}
+	return nil, p.kill()
 }
 
 // noteResumed says in the guest's log where the process came from.
@@ -294,5 +274,5 @@ func (r *Registry) sweepOne(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	return errors.Join(r.Cgroups.Guest("prepared-"+filepath.Base(dir)).Remove(ctx), os.RemoveAll(dir))
+	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Remove(ctx), os.RemoveAll(dir))
 }

@@ -159,6 +159,11 @@ func (l *launching) unwind(ctx context.Context) {
 	if s := l.run.session.Load(); s != nil {
 		s.Close()
 	}
+	if l.prepared != nil {
+		if err := l.prepared.kill(); err != nil {
+			l.run.log.Error("a prepared process does not end", "pid", l.prepared.process.PID, "error", err)
+		}
+	}
 	if l.run.process != nil {
 		l.run.killNow()
 		select {
@@ -260,18 +265,24 @@ func (l *launching) runQEMU(ctx context.Context) (err error) {
 	l.plan.Definition, l.plan.Dir = l.run.def, l.run.dir
 	l.plan.Incoming = l.from != nil
 	p, err := l.resume(ctx)
-	if p == nil && err == nil {
-		p, err = l.execute(ctx)
-	}
 	if err != nil {
 		return err
 	}
+	if p != nil {
+		l.adopt(p)
+		return nil
+	}
+	if p, err = l.execute(ctx); err != nil {
+		return err
+	}
+	l.adopt(p)
+	return l.orLastWords(l.joinGroup(ctx))
+}
+
+// adopt makes a process the run's.
+func (l *launching) adopt(p *qemu.Process) {
 	l.run.process, l.run.PID, l.run.StartTime = p, p.PID, p.StartTime
 	l.run.hold("process watch", func(context.Context) error { p.Release(); return nil })
-	if err := l.joinGroup(ctx); err != nil {
-		return l.orLastWords(err)
-	}
-	return nil
 }
 
 // execute launches a process. The daemon listens on the monitor's socket before
