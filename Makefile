@@ -39,7 +39,7 @@ SPICE_PACKAGE   = $(shell . /etc/os-release; [ "$${VERSION_ID:-13}" -lt 13 ] || 
 TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt ovmf swtpm swtpm-tools fdisk lvm2 \
                   gcc libc6-dev procps protobuf-compiler libprotobuf-dev $(SPICE_PACKAGE)
 
-.PHONY: build check format generate lint unit test up down bench guest
+.PHONY: build check format generate lint unit test soak up down bench guest
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/...
 
@@ -69,7 +69,7 @@ test: lint build guest
 
 # LODGE_STORM_SEED=n repeats what a storm drew.
 DURATION ?= 1h
-soak: guest
+soak:
 	@scripts/need $(TEST_PACKAGES)
 	LODGE_STORM=$(DURATION) $(GO) test -race -count=1 -v -timeout 0 -run '^TestStorm$$' ./conformance
 
