@@ -19,10 +19,10 @@ import (
 // stormFlags are what is said on the command line, before it is a plan.
 type stormFlags struct {
 	storm.Options
-	targets, daemons, scenarios []string
-	guests, disks               []int
-	mini                        bool
-	values                      string
+	targets, daemons, scenarios, steps []string
+	guests, disks                      []int
+	mini                               bool
+	values                             string
 }
 
 func labStormCommand() *cobra.Command {
@@ -51,6 +51,7 @@ at the end, also after an interrupt. Other guests are left alone. What a daemon
 does not finish within --patience is recorded as blocked.`,
 		Example: `  lodge lab storm --target lodged=/run/lodge/libvirt-sock --direct --scenario start --guests 1,16,64
   lodge lab storm --mini --target lodged=/tmp/l/run/libvirt-sock --daemon lodged='lodged --data /tmp/l/data --run /tmp/l/run'
+  lodge lab storm --target lodged=/run/lodge/libvirt-sock --step start:64x16,wedge:64 --repeat 5
   lodge lab storm --target a=/run/lodge/libvirt-sock --target b=qemu:///system --scenario start,stats,wedge --json storm.ndjson.gz`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return s.run(c) },
@@ -60,6 +61,7 @@ does not finish within --patience is recorded as blocked.`,
 	f.StringArrayVar(&s.daemons, "daemon", nil, "`NAME=COMMAND` by which the lab starts the daemon of that target, and ends it")
 	f.BoolVar(&s.Direct, "direct", false, "also run QEMU without a daemon, with the same arguments")
 	f.StringSliceVar(&s.scenarios, "scenario", []string{"start"}, "`names` of scenarios, or all")
+	f.StringSliceVar(&s.steps, "step", nil, "`SCENARIO:GUESTSxDISKS`: one step, instead of all that --scenario, --guests and --disks make")
 	f.IntSliceVar(&s.guests, "guests", []int{1, 4, 16, 64, 256}, "`numbers` of guests")
 	f.IntSliceVar(&s.disks, "disks", []int{0, 16}, "`numbers` of disks of each guest, in start and define")
 	f.IntVar(&s.Clients, "clients", 64, "`number` of clients at once")
@@ -101,7 +103,7 @@ func (s *stormFlags) complete(c *cobra.Command) error {
 	if s.Options.Targets, err = namedTargets(s.targets, s.daemons); err != nil {
 		return err
 	}
-	if s.Plan, err = storm.Plan(s.scenarios, s.guests, s.disks); err != nil {
+	if s.Plan, err = s.plan(); err != nil {
 		return err
 	}
 	if !c.Flags().Changed("seed") {
@@ -110,6 +112,20 @@ func (s *stormFlags) complete(c *cobra.Command) error {
 	s.Version = version
 	s.Log = slog.New(slog.NewTextHandler(c.ErrOrStderr(), nil))
 	return nil
+}
+
+func (s *stormFlags) plan() (plan []storm.Step, err error) {
+	if len(s.steps) == 0 {
+		return storm.Plan(s.scenarios, s.guests, s.disks)
+	}
+	for _, text := range s.steps {
+		step, err := storm.ParseStep(text)
+		if err != nil {
+			return nil, err
+		}
+		plan = append(plan, step)
+	}
+	return plan, nil
 }
 
 // shrink makes the defaults of flags small.

@@ -66,12 +66,7 @@ func Do(ctx context.Context, o Options) (run *Run, err error) {
 		Schema: Schema, Started: time.Now().UTC().Truncate(time.Second), Command: o.Command, Version: o.Version, Seed: o.Seed,
 		Host: b.machine.Host(), Plan: o.Plan, Repeats: o.Repeats, Clients: o.Clients, Patience: o.Patience.Seconds(),
 	}}
-	defer func() {
-		for _, t := range b.targets {
-			err = errors.Join(err, t.close())
-		}
-		err = errors.Join(err, os.RemoveAll(dir))
-	}()
+	defer func() { err = errors.Join(err, b.close(context.WithoutCancel(ctx)), os.RemoveAll(dir)) }()
 	before, begin := b.machine.Ticks(), time.Now()
 	err = b.all(ctx)
 	b.run.End = Ending{Took: time.Since(begin).Seconds(), Load: b.machine.Load(), Steal: b.machine.Ticks().StealSince(before)}
@@ -79,6 +74,19 @@ func Do(ctx context.Context, o Options) (run *Run, err error) {
 		b.run.End.Interrupted = err.Error()
 	}
 	return b.run, err
+}
+
+// close looks once more that no daemon has a guest of this run, as one that was
+// blocked might have made late, and ends the daemons that the lab has started.
+func (b *bench) close(ctx context.Context) error {
+	var all error
+	for _, t := range b.targets {
+		if t.Kind == Daemon {
+			last := &turn{bench: b, target: t}
+			all = errors.Join(all, last.clear(ctx), t.close())
+		}
+	}
+	return all
 }
 
 func (b *bench) name(guest int) string { return fmt.Sprintf("%s%04d", b.prefix, guest) }

@@ -1,6 +1,7 @@
 package storm
 
 import (
+	"cmp"
 	"context"
 	"syscall"
 
@@ -26,13 +27,14 @@ func (b *bench) weigh(s shape) error {
 	}
 	own, err := b.machine.OwnMemory(processes[b.name(0)])
 	b.own[s] = max(b.own[s], own+kernelMemory)
+	b.Log.Info("weighed a guest", "disks", s.disks, "memory_mib", s.memory, "takes_mib", b.own[s]>>20, "free_mib", b.machine.Memory("MemAvailable")>>20)
 	return err
 }
 
 // affords refuses what this host would not carry, with the sum.
 func (b *bench) affords(cell Cell, s shape) error {
 	guests := uint64(cell.guests())
-	each, free := b.own[s], b.machine.Memory("MemAvailable")
+	each, free := cmp.Or(b.own[s], uint64(s.memory)<<20), b.machine.Memory("MemAvailable")
 	if need := guests*each + reservedMemory; guests > 0 && need > free {
 		return fault.New(fault.NoCapacity, fault.Host, "%d guests of %d MiB each and a reserve of %d MiB need %d MiB of memory, and %d MiB are free",
 			guests, each>>20, uint64(reservedMemory)>>20, need>>20, free>>20)

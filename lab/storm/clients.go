@@ -23,12 +23,17 @@ type result struct {
 // errCut is the cause of a call that outlasts the lab's patience.
 var errCut = errors.New("still blocked when the lab's patience ended")
 
+// grace is how long a call goes on after an interrupt: a daemon that is left in
+// the middle of one might make a guest after all have been taken away.
+const grace = 5 * time.Second
+
 // time makes one call, as long as the lab's patience lasts.
 func (t *turn) time(ctx context.Context, do func(context.Context) error) result {
-	ctx, stop := context.WithTimeoutCause(ctx, t.Patience, errCut)
+	call, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), t.Patience, errCut)
 	defer stop()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(grace, stop) })()
 	begin := time.Now()
-	err := do(ctx)
+	err := do(call)
 	return result{time.Since(begin), err}
 }
 

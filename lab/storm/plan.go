@@ -3,6 +3,7 @@ package storm
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -42,6 +43,26 @@ func Plan(scenarios []string, guests, disks []int) ([]Step, error) {
 		plan = append(plan, s.steps(guests, disks)...)
 	}
 	return plan, nil
+}
+
+// ParseStep reads a step as it is written: SCENARIO:GUESTS, or
+// SCENARIO:GUESTSxDISKS, or for what needs no guests SCENARIO alone.
+func ParseStep(text string) (Step, error) {
+	name, sizes, sized := strings.Cut(text, ":")
+	guests, disks, _ := strings.Cut(sizes, "x")
+	step := Step{Scenario: Scenario(name), Guests: 1}
+	var err error
+	if sized {
+		step.Guests, err = strconv.Atoi(guests)
+	}
+	if err == nil && disks != "" {
+		step.Disks, err = strconv.Atoi(disks)
+	}
+	if err != nil {
+		return step, fault.New(fault.Invalid, fault.Call, "step %q wants the form SCENARIO:GUESTS or SCENARIO:GUESTSxDISKS", text)
+	}
+	_, err = Plan([]string{name}, []int{step.Guests}, []int{step.Disks})
+	return step, err
 }
 
 func (s Scenario) steps(guests, disks []int) (steps []Step) {

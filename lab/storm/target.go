@@ -127,6 +127,9 @@ func (b *bench) warmUp(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("target %s: first guest with %d disks: %w", t.Name, s.disks, err)
 			}
+			if command == nil {
+				continue
+			}
 			bares.commands[s] = command
 			b.run.Commands = append(b.run.Commands, Command{Target: t.Name, Disks: s.disks, Memory: s.memory, Binary: command.Binary, Args: command.Args})
 			b.run.Host.Accelerator = machine.Accelerator(command.Args)
@@ -173,10 +176,7 @@ func (b *bench) capture(ctx context.Context, target *target, s shape) (command *
 			return nil, err
 		}
 		if command == nil {
-			if command, err = bare.Of(b.name(0), dir); err != nil {
-				return nil, err
-			}
-			if err := b.weigh(s); err != nil {
+			if command, err = b.copy(target, s, dir); err != nil {
 				return nil, err
 			}
 		}
@@ -185,4 +185,18 @@ func (b *bench) capture(ctx context.Context, target *target, s shape) (command *
 		}
 	}
 	return command, t.quietly(ctx, 0, 1, t.undefine)
+}
+
+// copy takes what the daemon runs for the first guest, and that guest's weight.
+// Where its process is not to be found only the daemons are measured.
+func (b *bench) copy(target *target, s shape, dir string) (*bare.Command, error) {
+	command, err := bare.Of(b.name(0), dir)
+	if err == nil {
+		err = b.weigh(s)
+	}
+	if err != nil && !b.Direct {
+		b.Log.Warn("the command line of guests is not kept", "target", target.Name, "reason", err)
+		return nil, nil
+	}
+	return command, err
 }
