@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/lodge-kvm/lodge/lab"
 	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/lab/stormreport"
 )
 
 func labCommand() *cobra.Command {
@@ -69,12 +71,20 @@ at the end. Other guests are left alone. Measure on a quiet host.`,
 }
 
 func labReportCommand() *cobra.Command {
-	var page string
+	var page, html string
 	c := &cobra.Command{
 		Use:   "report VALUES...",
-		Short: "Show values that were kept with --json; others are compared with the first",
-		Args:  cobra.MinimumNArgs(1),
+		Short: "Show values that were kept with --json: of starts, or of storms",
+		Long: `Show values that were kept with --json. Of starts, others are compared with the
+first. Storms are shown as one: they must have been measured on the same host.`,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, files []string) error {
+			if slices.ContainsFunc(files, stormreport.Holds) {
+				return stormreport.Show(files, c.OutOrStdout(), html, page)
+			}
+			if html != "" {
+				return errors.New("--html shows storms, and these are other values")
+			}
 			var runs []*lab.Run
 			for _, file := range files {
 				run, err := lab.Load(file)
@@ -87,6 +97,7 @@ func labReportCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&page, "markdown", "", "`file` of a page into which the tables are put, between its marks")
+	c.Flags().StringVar(&html, "html", "", "`file` for a page with pictures, of storms")
 	return c
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/storm"
+	"github.com/lodge-kvm/lodge/lab/stormreport"
 )
 
 // stormFlags are what is said on the command line, before it is a plan.
@@ -22,7 +24,7 @@ type stormFlags struct {
 	targets, daemons, scenarios, steps []string
 	guests, disks                      []int
 	mini                               bool
-	values                             string
+	values, html                       string
 }
 
 func labStormCommand() *cobra.Command {
@@ -73,6 +75,7 @@ does not finish within --patience is recorded as blocked.`,
 	f.StringVar(&s.Directory, "directory", "/var/tmp", "`directory` for the guests' disks")
 	f.StringVar(&s.Command, "made-by", strings.Join(os.Args, " "), "`command` that is named as the one that makes these values")
 	f.StringVar(&s.values, "json", "", "`file` for all values, as lines of JSON; packed if its name ends in .gz")
+	f.StringVar(&s.html, "html", "", "`file` for a page with pictures, which carries the values of --json")
 	return c
 }
 
@@ -84,10 +87,13 @@ func (s *stormFlags) run(c *cobra.Command) error {
 	if run == nil {
 		return err
 	}
+	fmt.Fprint(c.OutOrStdout(), run.Text())
 	if s.values != "" {
 		err = errors.Join(err, run.Save(s.values))
 	}
-	fmt.Fprint(c.OutOrStdout(), run.Text())
+	if s.html != "" && err == nil {
+		err = stormreport.Show([]string{s.values}, io.Discard, s.html, "")
+	}
 	return err
 }
 
@@ -98,6 +104,9 @@ func (s *stormFlags) complete(c *cobra.Command) error {
 	}
 	if s.Clients < 1 || s.Repeats < 1 || s.Patience <= 0 || s.Window <= 0 {
 		return errors.New("--clients, --repeat, --patience and --window want at least 1")
+	}
+	if s.html != "" && s.values == "" {
+		return errors.New("--html wants --json too, because the page carries the values")
 	}
 	var err error
 	if s.Options.Targets, err = namedTargets(s.targets, s.daemons); err != nil {
