@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/mount"
 )
 
 // agentChannel is the name under which QEMU's guest agent is reached.
@@ -27,20 +28,30 @@ type agentLine struct {
 	session *agent.Session
 }
 
-// open gives the session, dialling when there is none. A channel is a local
-// socket: dialling it does not wait.
+// open gives the session, dialling when there is none.
 func (l *agentLine) open(ctx context.Context, path string) (*agent.Session, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.session != nil {
-		return l.session, nil
+	if s := l.keep(nil); s != nil {
+		return s, nil
 	}
-	s, err := agent.Dial(ctx, path)
+	s, err := mount.Do(ctx, path, func() (*agent.Session, error) { return agent.Dial(ctx, path) }, (*agent.Session).Close)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Unresponsive, fault.Agent, "cannot reach the channel of the guest agent")
 	}
-	l.session = s
-	return s, nil
+	kept := l.keep(s)
+	if kept != s { // somebody else was first, and a channel takes one
+		s.Close()
+	}
+	return kept, nil
+}
+
+// keep gives the session that there is, or takes this one.
+func (l *agentLine) keep(s *agent.Session) *agent.Session {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.session == nil {
+		l.session = s
+	}
+	return l.session
 }
 
 // drop closes a session whose line is in an unknown state.

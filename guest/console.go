@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount"
 )
 
 // ConsoleOptions say how a console is shared.
@@ -246,16 +247,17 @@ func openBackend(ctx context.Context, c *device.Char) (io.ReadWriteCloser, error
 	b := c.Backend
 	switch {
 	case (b.Type == "pty" || b.Type == "dev") && b.Path != "":
-		return openTTY(b.Path)
+		return mount.Do(ctx, b.Path, func() (io.ReadWriteCloser, error) { return openTTY(b.Path) }, closeBackend)
 	case b.Type == "unix" && b.Mode != "connect" && b.Path != "":
-		conn, err := new(net.Dialer).DialContext(ctx, "unix", b.Path)
-		if err != nil {
-			return nil, fault.Wrap(err, fault.Failed, fault.Device, "cannot open %s %s", c.Role, c.Alias)
-		}
-		return conn, nil
+		return mount.Do(ctx, b.Path, func() (io.ReadWriteCloser, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, "unix", b.Path)
+			return conn, fault.Wrap(err, fault.Failed, fault.Device, "cannot open %s %s", c.Role, c.Alias)
+		}, closeBackend)
 	}
 	return nil, fault.New(fault.Unsupported, fault.Device, "character device %s is not using a PTY or a UNIX socket", c.Alias)
 }
+
+func closeBackend(b io.ReadWriteCloser) { _ = b.Close() }
 
 // openTTY opens a pty without making it the daemon's terminal, in the mode
 // that lets Close end a Read.
