@@ -109,7 +109,7 @@ func (s *stormFlags) complete(c *cobra.Command) error {
 		return errors.New("--html wants --json too, because the page carries the values")
 	}
 	var err error
-	if s.Options.Targets, err = namedTargets(s.targets, s.daemons); err != nil {
+	if s.Targets, err = namedTargets(s.targets, s.daemons); err != nil {
 		return err
 	}
 	if s.Plan, err = s.plan(); err != nil {

@@ -103,7 +103,7 @@ func (b *bench) makePlace(s shape, guest int) error {
 
 // all meets the targets, and goes through the plan.
 func (b *bench) all(ctx context.Context) error {
-	for _, t := range b.Options.Targets {
+	for _, t := range b.Targets {
 		one, err := b.meet(ctx, t)
 		if err != nil {
 			return fmt.Errorf("target %s: %w", t.Name, err)

@@ -64,7 +64,7 @@ func (t *turn) repeat(ctx context.Context, most int, do func(context.Context) re
 	for len(results) < most {
 		one := do(ctx)
 		results = append(results, one)
-		if one.outcomeIs(Cut) || window.Err() != nil {
+		if one.cut() || window.Err() != nil {
 			break
 		}
 	}

@@ -34,7 +34,7 @@ func (t *turn) connections(ctx context.Context) error {
 				mu.Lock()
 				results = append(results, one)
 				mu.Unlock()
-				if one.outcomeIs(Cut) {
+				if one.cut() {
 					return
 				}
 			}

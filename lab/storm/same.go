@@ -36,7 +36,7 @@ func (t *turn) same(ctx context.Context) error {
 				mu.Lock()
 				results[act.metric] = append(results[act.metric], one)
 				mu.Unlock()
-				if one.outcomeIs(Cut) {
+				if one.cut() {
 					return
 				}
 			}

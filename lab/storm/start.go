@@ -2,6 +2,7 @@ package storm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -103,7 +104,7 @@ func (t *turn) askStats(ctx context.Context, flags uint32, stopped bool) error {
 		return context.Cause(ctx)
 	}
 	t.record(MetricStats, results)
-	if last := results[len(results)-1]; last.outcomeIs(Cut) {
+	if last := results[len(results)-1]; last.cut() {
 		t.blocked(MetricStats, last.took, "no answer to one call")
 	}
 	if !stopped {
@@ -117,7 +118,5 @@ func (t *turn) askStats(ctx context.Context, flags uint32, stopped bool) error {
 	return settled.err
 }
 
-func (r result) outcomeIs(o Outcome) bool {
-	is, _, _ := r.outcome(false)
-	return is == o
-}
+// cut reports whether the call outlasted the lab's patience.
+func (r result) cut() bool { return errors.Is(r.err, errCut) }

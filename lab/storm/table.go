@@ -94,13 +94,11 @@ func (r *Run) storms(out *strings.Builder, title string, ofDaemon bool) {
 			return ""
 		}
 		median := stats.Median(all)
-		text := amount(median, units[key])
-		for _, bare := range r.Targets {
-			if less := values[key][bare.Name]; bare.Of == target.Name && len(less) > 0 {
-				text += fmt.Sprintf(" (%.2fx bare)", median/stats.Median(less))
-			}
+		bare := slices.IndexFunc(r.Targets, func(t Target) bool { return t.Of == target.Name })
+		if bare < 0 || len(values[key][r.Targets[bare].Name]) == 0 {
+			return amount(median, units[key])
 		}
-		return text
+		return fmt.Sprintf("%s (%.2fx bare)", amount(median, units[key]), median/stats.Median(values[key][r.Targets[bare].Name]))
 	})
 }
 

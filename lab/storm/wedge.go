@@ -90,7 +90,7 @@ func (t *turn) wedged(ctx context.Context, stopped []int) (err error) {
 	defer closeAll(c)
 	one := t.time(ctx, func(ctx context.Context) error { return destroy(ctx, c[0], t.domains[stopped[0]]) })
 	t.record(MetricRelease, []result{one})
-	if one.outcomeIs(Cut) {
+	if one.cut() {
 		t.blocked(MetricRelease, one.took, "destroy of a stopped guest")
 	}
 	return context.Cause(ctx)
@@ -198,7 +198,7 @@ func (t *turn) probe(ctx context.Context) error {
 				continue
 			}
 			t.record(metric, results)
-			if last := results[len(results)-1]; last.outcomeIs(Cut) {
+			if last := results[len(results)-1]; last.cut() {
 				t.blocked(metric, last.took, "one call, about a guest that is well")
 			}
 		}
@@ -266,7 +266,7 @@ func (p *prober) calm(ctx context.Context) error {
 		return nil
 	}
 	one := p.time(ctx, func(ctx context.Context) error { return suspend(ctx, p.conn, p.domains[eventGuest]) })
-	if one.outcomeIs(Cut) {
+	if one.cut() {
 		p.blocked(MetricSuspend, one.took, "one call, about a guest that is well")
 		return nil
 	}
