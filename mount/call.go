@@ -95,8 +95,10 @@ func Outlast(ctx context.Context, path string, work func() error) error {
 type visit struct {
 	gates *gates
 
-	mu   sync.Mutex // the caller reads where its goroutine is
-	gate *gate
+	gate *gate // of the goroutine that walks
+
+	mu   sync.Mutex
+	last *Mount // for the caller, who reads where its goroutine is
 }
 
 // maxLinks is how many symbolic links are followed in a path, as in the kernel.
@@ -140,13 +142,15 @@ func (v *visit) enter(ctx context.Context, m Mount) error {
 		return nil
 	}
 	v.leave()
+	v.mu.Lock()
+	v.last = &m
+	v.mu.Unlock()
 	g := v.gates.use(m)
-	v.move(g)
 	if err := g.enter(ctx, v); err != nil {
-		v.move(nil)
 		v.gates.done(g)
 		return err
 	}
+	v.gate = g
 	return nil
 }
 
@@ -154,22 +158,16 @@ func (v *visit) leave() {
 	if g := v.gate; g != nil {
 		g.leave(v)
 		v.gates.done(g)
-		v.move(nil)
+		v.gate = nil
 	}
 }
 
-func (v *visit) move(g *gate) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.gate = g
-}
-
-// where names the mount that the call is on.
+// where names the mount that the call is on, or was on last.
 func (v *visit) where() string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.gate == nil {
+	if v.last == nil {
 		return "the path"
 	}
-	return v.gate.mount.String()
+	return v.last.String()
 }
