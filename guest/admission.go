@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/host"
 )
@@ -46,7 +45,7 @@ func (l *launching) limit() time.Duration {
 // its monitor answers. The wait has no limit of its own: the queue is visible, it
 // moves, and who stops waiting destroys the guest.
 func (l *launching) runAdmitted(ctx context.Context) error {
-	release, err := l.g.reg.Starts.Admit(ctx, startRequest(l.run.def, l.opts))
+	release, err := l.g.reg.Starts.Admit(ctx, l.startRequest())
 	if err != nil {
 		return fmt.Errorf("it was not admitted: %w", err)
 	}
@@ -61,10 +60,12 @@ func (l *launching) runAdmitted(ctx context.Context) error {
 }
 
 // startRequest is what a start asks of the host's memory. Huge pages are in the
-// books already, and are no memory that is free otherwise.
-func startRequest(def *domain.Definition, o StartOptions) host.StartRequest {
+// books already, and are no memory that is free otherwise. A guest that is loaded
+// from an image touches its memory though it may stay paused.
+func (l *launching) startRequest() host.StartRequest {
+	def := l.run.def
 	return host.StartRequest{
-		Guest: def.UUID, Name: def.Name, Memory: demand(def).Memory, Paused: o.Paused,
+		Guest: def.UUID, Name: def.Name, Memory: demand(def).Memory, Paused: l.opts.Paused && l.from == nil, Priority: l.opts.Priority,
 		Whole: def.Backing.Locked || def.Backing.Allocation == "immediate" || len(def.Devices.HostDevices) > 0,
 	}
 }

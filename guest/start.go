@@ -29,6 +29,8 @@ type StartOptions struct {
 	BypassCache bool
 	Validate    bool
 	ResetNVRAM  bool
+	// Priority orders the starts that wait for their turn: lower numbers go first.
+	Priority int
 }
 
 // Start starts a guest that is shut off, from its managed save image if it has
