@@ -7,12 +7,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
@@ -30,9 +33,10 @@ const emulator = "/usr/bin/qemu-system-x86_64"
 // herd is a fleet over a registry with everything below it, as lodged has it.
 type herd struct {
 	*Fleet
-	t     testing.TB
-	dir   string
-	pools *volume.Pools
+	t      testing.TB
+	dir    string
+	pools  *volume.Pools
+	starts *host.Starts
 }
 
 // newHerd makes a fleet without guests; those that it gets end with the test.
@@ -66,12 +70,13 @@ func newHerd(t testing.TB) *herd {
 	ok(t, err)
 	pools, err := volume.Open(volume.Options{Store: data, Events: events, Log: log})
 	ok(t, err)
+	starts := host.NewStarts(root, runtime.NumCPU(), log)
 	guests, err := guest.Open(guest.Config{
 		DataDir: filepath.Join(dir, "data/guest"), RunDir: filepath.Join(dir, "run/guest"), Instance: instance, Log: log,
-		Store: data, Events: events, Emulators: emulators, Ledger: host.NewLedger(inventory), Networks: nets, Pools: pools, Cgroups: groups, Kernel: root,
+		Store: data, Events: events, Emulators: emulators, Ledger: host.NewLedger(inventory), Starts: starts, Networks: nets, Pools: pools, Cgroups: groups, Kernel: root,
 	})
 	ok(t, err)
-	h := &herd{Fleet: New(Config{Guests: guests, Pools: pools, Events: events, Log: log}), t: t, dir: dir, pools: pools}
+	h := &herd{Fleet: New(Config{Guests: guests, Pools: pools, Events: events, Log: log}), t: t, dir: dir, pools: pools, starts: starts}
 	t.Cleanup(func() {
 		h.destroyAll()
 		guests.Close()
@@ -252,6 +257,7 @@ func TestASetIsDefinedChosenSetAndUndefined(t *testing.T) {
 	h.run(Request{Verb: Set, Options: Options{Settings: map[string]string{"after": "web-1"}}}, "db")
 	_, _, err = h.try(Request{Verb: Start}, "all")
 	refused(t, err, fault.Invalid, "db after web-1 after db")
+	h.wants("end of a circle", h.run(Request{Verb: Destroy, DryRun: true}, "all"), "db unchanged 1", "web-1 unchanged 1", "web-2 unchanged 1")
 
 	if sum, _, err = h.try(Request{Verb: Undefine}, "all"); err != nil || sum.Done != 3 || len(h.chosen("all")) != 0 {
 		t.Errorf("undefine: %+v, %v; left %v", sum, err, h.chosen("all"))
@@ -372,6 +378,92 @@ func TestAStuckGuestDelaysNoOtherOfTheSet(t *testing.T) {
 	}
 	refused(t, results[2].Error, fault.Timeout, `"stuck"`)
 	h.wants("grace", h.run(Request{Verb: Shutdown, Options: Options{Grace: limit}}, "stuck"), "stuck done 1")
+}
+
+// A guest that waits for its start is there to be destroyed, and does not start
+// after that.
+func TestAWaitingStartIsDestroyed(t *testing.T) {
+	h := newHerd(t)
+	h.withPool("default")
+	_, err := h.create(template(t, twoGuests), 1, 1)
+	ok(t, err)
+	h.define(small("waiting", marked(5)))
+	for st := h.starts.State(); st.Running < st.Limit; st = h.starts.State() {
+		release, err := h.starts.Admit(t.Context(), host.StartRequest{Paused: true})
+		ok(t, err)
+		defer release(host.Outcome{})
+	}
+	queued := func(name string) {
+		for tick := time.NewTicker(time.Millisecond); ; <-tick.C {
+			if slices.ContainsFunc(h.starts.Queue(), func(w host.Waiting) bool { return w.Name == name }) {
+				return
+			}
+			ok(t, t.Context().Err())
+		}
+	}
+	began := make(chan Result, 2)
+	for _, name := range []string{"waiting", "lab-1-a"} {
+		chosen := selectors(t, name)
+		go func() {
+			_, err := h.Run(t.Context(), Request{Verb: Start, Select: chosen}, func(Plan) {}, func(r Result) { began <- r })
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		queued(name)
+	}
+	if q := h.starts.Queue(); len(q) != 2 || q[1].Name != "waiting" {
+		t.Errorf("the queue does not follow the priority: %+v", q)
+	}
+	h.wants("foretold", h.run(Request{Verb: Destroy, DryRun: true}, "waiting"), "waiting would 1")
+	h.wants("destroy", h.run(Request{Verb: Destroy}, "waiting"), "waiting done 1")
+	refused(t, (<-began).Error, fault.Aborted, "destroyed meanwhile")
+	got, err := h.remove("lab/1")
+	ok(t, err)
+	h.wants("remove", got, "lab/1 done")
+	refused(t, (<-began).Error, fault.Aborted, "destroyed meanwhile")
+	h.wants("left", h.chosen("all"), "waiting")
+	if len(h.starts.Queue()) != 0 {
+		t.Errorf("still in the queue: %+v", h.starts.Queue())
+	}
+}
+
+// Nobody waits for another guest's turn to have its marks changed, even where the
+// two share a place.
+func TestSettingAStuckGuestDelaysNoOther(t *testing.T) {
+	h := newHerd(t)
+	h.define(small("stuck"))
+	place := func(uuid string) chan struct{} {
+		release, err := h.hold(t.Context(), uuid)
+		ok(t, err)
+		defer release()
+		return h.turns[slices.IndexFunc(h.turns[:], func(c chan struct{}) bool { return len(c) > 0 })]
+	}
+	id := uuid.NewString()
+	for place(id) != place(h.view("stuck").UUID) {
+		id = uuid.NewString()
+	}
+	h.define(strings.Replace(small("well"), "<name>", "<uuid>"+id+"</uuid><name>", 1))
+	h.run(Request{Verb: Start, Options: Options{Paused: true}}, "stuck")
+	ok(t, syscall.Kill(h.pid("stuck"), syscall.SIGSTOP))
+	over := make(chan Result, 1)
+	set := Request{Verb: Set, Select: selectors(t, "stuck"), Timeout: time.Second, Options: Options{Settings: map[string]string{"memory": "32MiB"}}}
+	go func() {
+		if _, err := h.Run(t.Context(), set, func(Plan) {}, func(r Result) { over <- r }); err != nil {
+			t.Error(err)
+		}
+	}()
+	g, err := h.guests.ByName("stuck")
+	ok(t, err)
+	for tick := time.NewTicker(time.Millisecond); g.Job().Kind == domain.JobNone; <-tick.C {
+		ok(t, t.Context().Err())
+	}
+	_, results, err := h.try(Request{Verb: Set, Timeout: 500 * time.Millisecond, Options: Options{Settings: map[string]string{"label.a": "b"}}}, "well")
+	ok(t, err)
+	if results[0].Outcome != Done {
+		t.Errorf("the other one: %+v", results[0])
+	}
+	refused(t, (<-over).Error, fault.Timeout, "stuck")
 }
 
 // pid finds the QEMU process of a guest, as an administrator does: by name.

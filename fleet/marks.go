@@ -180,11 +180,12 @@ func parsePriority(text string) (int, error) {
 	return n, nil
 }
 
-// parseTile splits the value of the tile label.
+// parseTile splits the value of the tile label. A number is written in one way
+// only, so that a tile has one name.
 func parseTile(text string) (set string, number int, err error) {
 	set, digits, _ := strings.Cut(text, "/")
 	number, err = strconv.Atoi(digits)
-	if err != nil || number < 0 || checkTileSet(set) != nil {
+	if err != nil || number < 0 || tileName(set, number) != text || checkTileSet(set) != nil {
 		return "", 0, fault.New(fault.Invalid, fault.Metadata, "a tile is called SET/NUMBER, unlike %q", text)
 	}
 	return set, number, nil

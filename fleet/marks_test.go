@@ -78,6 +78,7 @@ func TestWrongMarksAreRefused(t *testing.T) {
 		in(`<l:label name="a b" value="b"/>`):                                                 "letters, digits",
 		in(`<l:label value="b"/>`):                                                            "1 to 63",
 		in(`<l:label name="tile" value="web"/>`):                                              "SET/NUMBER",
+		in(`<l:label name="tile" value="web/01"/>`):                                           "SET/NUMBER",
 		in(`<l:label name="tile" value="web/-1"/>`):                                           "SET/NUMBER",
 		in(`<l:after guest="a/b"/>`):                                                          "contains '/'",
 		in(`<l:label name="a" value="` + strings.Repeat("x", 256) + `"/>`):                    "at most 255",

@@ -141,6 +141,9 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 		names[i], marks[i] = m.View.Name, m.Marks
 	}
 	places, err := arrange(names, marks, a.order)
+	if err != nil && !a.strict { // whoever waits for each other can be ended all the same
+		places, err = arrange(names, nil, anyhow)
+	}
 	if err != nil {
 		return Summary{}, err
 	}
@@ -254,8 +257,7 @@ func (r *run) turn(ctx context.Context, m Member) Result {
 	if r.action.needsMarks && m.Problem != "" {
 		return Result{Outcome: Failed, Error: unreadable(m)}
 	}
-	v := m.Guest.View()
-	if r.action.there(v, &r.request.Options) {
+	if r.action.there(m.Guest) {
 		return Result{Outcome: Unchanged}
 	}
 	if r.request.DryRun {
@@ -264,7 +266,7 @@ func (r *run) turn(ctx context.Context, m Member) Result {
 	t := &turn{run: r, guest: m.Guest, cancelled: ctx}
 	ctx = context.WithoutCancel(ctx)
 	if limit := r.request.Timeout; limit > 0 {
-		cause := fault.New(fault.Timeout, fault.Domain, "%s of domain %q did not end within %v", r.request.Verb, v.Name, limit)
+		cause := fault.New(fault.Timeout, fault.Domain, "%s of domain %q did not end within %v", r.request.Verb, m.View.Name, limit)
 		var stop context.CancelFunc
 		ctx, stop = context.WithTimeoutCause(ctx, limit, cause)
 		defer stop()
@@ -272,7 +274,7 @@ func (r *run) turn(ctx context.Context, m Member) Result {
 	result := r.action.do(ctx, t)
 	if result.Error != nil && result.Outcome == "" {
 		result.Outcome = Failed
-		if fault.Is(result.Error, fault.WrongState) && r.action.there(m.Guest.View(), &r.request.Options) {
+		if fault.Is(result.Error, fault.WrongState) && r.action.there(m.Guest) {
 			return Result{Outcome: Unchanged} // somebody else did it meanwhile
 		}
 	}

@@ -243,7 +243,7 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		return Summary{}, fault.Wrap(err, fault.Invalid, fault.Call, "%q", tiles)
 	}
 	chosen := slices.DeleteFunc(f.Tiles(), func(t TileState) bool { return !wanted.value.matches(t.Name()) })
-	if len(chosen) == 0 && wanted.value.literal() {
+	if len(chosen) == 0 && glob(tiles).literal() {
 		return Summary{}, fault.New(fault.NotFound, fault.Domain, "no tile %s", tiles)
 	}
 	names := make([]string, len(chosen))
@@ -272,9 +272,8 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 func (f *Fleet) removeTile(ctx context.Context, t TileState) error {
 	var failures []error
 	for _, m := range t.members {
-		if m.Guest.View().State.Active() {
-			failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
-		}
+		// One that is shut off may wait for its start.
+		failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
 	}
 	if err := errors.Join(failures...); err != nil {
 		return err

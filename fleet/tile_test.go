@@ -112,22 +112,36 @@ func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 	}
 
 	// A volume that another guest has come to use is not deleted, nor is its tile.
-	h.define(strings.Replace(small("stranger"), "<serial type='pty'/>",
-		`<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='`+filepath.Join(dir, "lab-1.qcow2")+`'/><target dev='vda' bus='virtio'/></disk>`, 1))
-	h.wants("in the pool by path", h.chosen("pool=def*,stranger"), "stranger")
-	got, err = h.remove("lab/1")
-	if err == nil || !strings.Contains(err.Error(), `domain "stranger", which is not of tile lab/1, uses its volume`) {
-		t.Errorf("got %v", err)
+	stranger := func(kind, source string) {
+		h.define(strings.Replace(small("stranger"), "<serial type='pty'/>",
+			"<disk type='"+kind+"' device='disk'><driver name='qemu' type='qcow2'/><source "+source+"/><target dev='vda' bus='virtio'/></disk>", 1))
 	}
-	h.wants("remove", got, "lab/1 failed")
+	inUse := func(tile string) {
+		got, err := h.remove(tile)
+		if err == nil || !strings.Contains(err.Error(), `domain "stranger", which is not of tile `+tile+`, uses its volume`) {
+			t.Errorf("got %v", err)
+		}
+		h.wants("remove", got, tile+" failed")
+	}
+	stranger("file", "file='"+filepath.Join(dir, "lab-1.qcow2")+"'")
+	h.wants("in the pool by path", h.chosen("pool=def*,stranger"), "stranger")
+	inUse("lab/1")
 	h.run(Request{Verb: Undefine}, "stranger")
+	stranger("volume", "pool='default' volume='lab-2-top.qcow2'")
+	inUse("lab/2")
+	h.run(Request{Verb: Start, Options: Options{Paused: true}}, "stranger")
+	h.run(Request{Verb: Undefine}, "stranger")
+	inUse("lab/2")
+	h.run(Request{Verb: Destroy}, "stranger")
 	got, err = h.remove("lab/*")
 	ok(t, err)
 	h.wants("remove", got, "lab/1 done", "lab/2 done", "lab/3 done")
 	h.wants("files left", files(t, dir), "mine.raw")
 	h.wants("guests left", h.chosen("all"))
-	_, err = h.RemoveTiles(t.Context(), "lab/1", false, func(Result) {})
-	refused(t, err, fault.NotFound, "lab/1")
+	for _, gone := range []string{"lab/1", "lab"} {
+		_, err = h.RemoveTiles(t.Context(), gone, false, func(Result) {})
+		refused(t, err, fault.NotFound, gone)
+	}
 }
 
 func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {

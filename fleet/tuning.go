@@ -20,11 +20,6 @@ type tuning struct {
 
 // set makes a guest what the settings say, as far as it is not that already.
 func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings) Result {
-	release, err := f.hold(ctx, g.UUID())
-	if err != nil {
-		return Result{Error: err}
-	}
-	defer release()
 	m := f.Of(g)
 	if m.Problem != "" {
 		return Result{Error: unreadable(m)}
@@ -97,7 +92,15 @@ func (t *tuning) description() (string, error) {
 }
 
 func (t *tuning) marks() (string, error) {
-	m := t.fleet.Of(t.g)
+	release, err := t.fleet.hold(t.ctx, t.g.UUID())
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	m := t.fleet.Of(t.g) // as the one before left it
+	if m.Problem != "" {
+		return "", unreadable(m)
+	}
 	marks, _, err := t.want.on(m.View.Name, m.Marks)
 	if err != nil {
 		return "", err

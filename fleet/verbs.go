@@ -20,7 +20,7 @@ type action struct {
 	// needsMarks refuses a guest whose marks cannot be read: its place is unknown.
 	needsMarks bool
 	// there says that a guest is in the wanted state already.
-	there func(v *guest.View, o *Options) bool
+	there func(*guest.Guest) bool
 	// do does it. A result without outcome is done, or failed if it has an error.
 	do func(ctx context.Context, t *turn) Result
 }
@@ -53,17 +53,27 @@ var actions = map[Verb]action{
 	Set:      {needsMarks: true, there: never, do: set},
 }
 
-func active(v *guest.View, _ *Options) bool    { return v.State.Active() }
-func inactive(v *guest.View, _ *Options) bool  { return !v.State.Active() }
-func never(*guest.View, *Options) bool         { return false }
-func undefined(v *guest.View, _ *Options) bool { return !v.Persistent }
+func active(g *guest.Guest) bool    { return g.View().State.Active() }
+func never(*guest.Guest) bool       { return false }
+func undefined(g *guest.Guest) bool { return !g.View().Persistent }
+
+// inactive is a guest that has no process and does not wait for one either.
+func inactive(g *guest.Guest) bool {
+	switch g.Job().Kind {
+	case domain.JobStart, domain.JobRestore:
+		return false
+	}
+	return !active(g)
+}
 
 // paused and running do not believe what a monitor said that no longer answers.
-func paused(v *guest.View, _ *Options) bool {
+func paused(g *guest.Guest) bool {
+	v := g.View()
 	return v.State == domain.Paused && v.StuckSince.IsZero()
 }
 
-func running(v *guest.View, _ *Options) bool {
+func running(g *guest.Guest) bool {
+	v := g.View()
 	return (v.State == domain.Running || v.State == domain.Blocked) && v.StuckSince.IsZero()
 }
 
@@ -73,7 +83,9 @@ func plain(do func(*guest.Guest, context.Context) error) func(context.Context, *
 
 func start(ctx context.Context, t *turn) Result {
 	o := t.options()
-	return Result{Error: t.guest.Start(ctx, guest.StartOptions{Paused: o.Paused, ForceBoot: o.ForceBoot, BypassCache: o.BypassCache})}
+	return Result{Error: t.guest.Start(ctx, guest.StartOptions{
+		Paused: o.Paused, ForceBoot: o.ForceBoot, BypassCache: o.BypassCache, Priority: t.fleet.Of(t.guest).Marks.Priority,
+	})}
 }
 
 func restore(ctx context.Context, t *turn) Result {
@@ -117,7 +129,7 @@ func shutdown(ctx context.Context, t *turn) Result {
 	grace := t.options().Grace
 	err := askAndWait(ctx, t)
 	switch {
-	case err == nil || !t.guest.View().State.Active():
+	case err == nil || inactive(t.guest):
 		return Result{}
 	case t.cancelled.Err() != nil:
 		return Result{Outcome: Cancelled, Error: context.Cause(t.cancelled), Note: "it was asked to turn itself off"}
