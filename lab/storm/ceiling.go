@@ -31,13 +31,16 @@ func (b *bench) weigh(s shape) error {
 	return err
 }
 
-// affords refuses what this host would not carry, with the sum.
+// affords refuses what this host would not carry, with the sum. Where guests
+// are added in parts, only the first of these is looked at: what the others need
+// shows then.
 func (b *bench) affords(cell Cell, s shape) error {
-	guests := uint64(cell.guests())
-	each, free := cmp.Or(b.own[s], uint64(s.memory)<<20), b.machine.Memory("MemAvailable")
-	if need := guests*each + reservedMemory; guests > 0 && need > free {
-		return fault.New(fault.NoCapacity, fault.Host, "%d guests of %d MiB each and a reserve of %d MiB need %d MiB of memory, and %d MiB are free",
-			guests, each>>20, uint64(reservedMemory)>>20, need>>20, free>>20)
+	guests, atOnce := uint64(cell.guests()), cell.guests()
+	if cell.Scenario == Thousand {
+		atOnce = max(1, atOnce/parts)
+	}
+	if err := b.fits(atOnce, cmp.Or(b.own[s], uint64(s.memory)<<20)); err != nil {
+		return err
 	}
 	for _, limit := range []string{"proc/sys/kernel/threads-max", "proc/sys/kernel/pid_max"} {
 		if most := b.machine.Number(limit); most > 0 && guests*threadsPerGuest > most {
@@ -51,6 +54,16 @@ func (b *bench) affords(cell Cell, s shape) error {
 	if need := guests*filesPerGuest + uint64(cell.Clients)*filesPerClient + filesReserved; need > files.Cur {
 		return fault.New(fault.NoCapacity, fault.Host, "%d guests and %d clients need %d open files of the lab, and its limit is %d: ulimit -n %d raises it",
 			guests, cell.Clients, need, files.Cur, need)
+	}
+	return nil
+}
+
+// fits refuses guests that this host has no memory for, each of so many bytes.
+func (b *bench) fits(guests int, each uint64) error {
+	free := b.machine.Memory("MemAvailable")
+	if need := uint64(guests)*each + reservedMemory; guests > 0 && need > free {
+		return fault.New(fault.NoCapacity, fault.Host, "%d guests of %d MiB each and a reserve of %d MiB need %d MiB of memory, and %d MiB are free",
+			guests, each>>20, uint64(reservedMemory)>>20, need>>20, free>>20)
 	}
 	return nil
 }

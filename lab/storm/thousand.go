@@ -21,8 +21,14 @@ func (t *turn) thousand(ctx context.Context) error {
 		}
 	}
 	defer func() { t.cell.Guests = all }()
+	before := t.machine.Memory("MemAvailable")
 	for i, mark := range marks[1:] {
 		t.cell.Guests = mark
+		if now := t.machine.Memory("MemAvailable"); marks[i] > 0 && now < before {
+			if err := t.fits(mark-marks[i], (before-now)/uint64(marks[i])); err != nil {
+				return err
+			}
+		}
 		if err := t.grow(ctx, marks[i], mark); err != nil {
 			return err
 		}
