@@ -48,8 +48,15 @@ func (e *endings) tellAll() {
 	}
 }
 
-// tell leaves word and never waits; what lies there already makes the reader look too.
+// tell leaves word and never waits. That a guest has ended replaces what lies there:
+// it may run again when the reader comes to look.
 func tell(c chan bool, ended bool) {
+	if ended {
+		select {
+		case <-c:
+		default:
+		}
+	}
 	select {
 	case c <- ended:
 	default:

@@ -29,6 +29,13 @@ func TestTheEndOfAGuestIsHeardOf(t *testing.T) {
 	h.run(Request{Verb: Destroy}, "first")
 	ok(t, <-over)
 
+	// Whoever has ended counts, even if it runs again by now.
+	word := make(chan bool, 1)
+	tell(word, false)
+	tell(word, true)
+	tell(word, false)
+	ok(t, wait(ctx, members[1].Guest, word))
+
 	// Whoever waits is not lost with the events that nobody came to read.
 	stopped()
 	r.endings = newEndings(h.events)

@@ -384,7 +384,7 @@ func TestAStuckGuestDelaysNoOtherOfTheSet(t *testing.T) {
 // after that.
 func TestAWaitingStartIsDestroyed(t *testing.T) {
 	h := newHerd(t)
-	h.withPool("default")
+	h.withPool()
 	_, err := h.create(template(t, twoGuests), 1, 1)
 	ok(t, err)
 	h.define(small("waiting", marked(5)))

@@ -3,7 +3,6 @@ package fleet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,12 +33,12 @@ func template(t *testing.T, doc string) *TileTemplate {
 	return tt
 }
 
-// withPool gives the herd a pool and the directory that it is.
-func (h *herd) withPool(name string) string {
+// withPool gives the herd the pool "default" and its directory.
+func (h *herd) withPool() string {
 	h.t.Helper()
-	dir := filepath.Join(h.dir, name)
+	dir := filepath.Join(h.dir, "pool")
 	ok(h.t, os.Mkdir(dir, 0o700))
-	p, err := h.pools.Define(h.t.Context(), fmt.Sprintf("<pool type='dir'><name>%s</name><target><path>%s</path></target></pool>", name, dir), false)
+	p, err := h.pools.Define(h.t.Context(), "<pool type='dir'><name>default</name><target><path>"+dir+"</path></target></pool>", false)
 	ok(h.t, err)
 	ok(h.t, p.Start(h.t.Context(), volume.NoBuild))
 	return dir
@@ -85,7 +84,7 @@ func (h *herd) remove(tiles string) ([]string, error) {
 
 func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 	h := newHerd(t)
-	dir := h.withPool("default")
+	dir := h.withPool()
 	ok(t, os.WriteFile(filepath.Join(dir, "mine.raw"), nil, 0o600))
 	tt := template(t, twoGuests)
 	got, err := h.create(tt, 1, 2)
@@ -146,7 +145,7 @@ func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 
 func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {
 	h := newHerd(t)
-	dir := h.withPool("default")
+	dir := h.withPool()
 	// The second guest cannot be: its machine is unknown to QEMU, not to the format.
 	broken := template(t, strings.Replace(twoGuests, "<memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>",
 		"<memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='no-such-machine'>", 1))
@@ -179,7 +178,7 @@ func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {
 
 func TestTheExampleTileWorks(t *testing.T) {
 	h := newHerd(t)
-	dir := h.withPool("default")
+	dir := h.withPool()
 	doc, err := os.ReadFile("../dist/tile.xml")
 	ok(t, err)
 	got, err := h.create(template(t, string(doc)), 1, 1)
