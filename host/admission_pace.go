@@ -78,9 +78,9 @@ func (r *signReader) read() (s signs, err error) {
 			memory, err = r.root.Pressure(kernel.MemoryPressure)
 			s.told, s.cpuSome, s.memorySome, s.memoryFull = err == nil, cpu.Some.Total, memory.Some.Total, memory.Full.Total
 		}
-		r.mute = err != nil
+		r.mute = fault.Is(err, fault.NotFound)
 	}
-	if r.mute {
+	if !s.told {
 		s.stalls, err = r.root.AllocationStalls()
 		if fault.Is(err, fault.NotFound) {
 			err = nil
@@ -174,7 +174,7 @@ func (p *pace) look(now time.Time, s signs) {
 		short = "that everything waits for memory"
 	case s.told && last.told && share(s.memorySome-last.memorySome) > memorySome:
 		short = "that threads wait for memory"
-	case !s.told && s.stalls > last.stalls:
+	case !s.told && !last.told && s.stalls > last.stalls:
 		short = "that memory has to be freed before it is given"
 	}
 	if short != "" && now.Sub(p.cutAt) >= cutPause {

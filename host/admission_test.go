@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -745,4 +747,32 @@ func TestNobodyIsPassedForEver(t *testing.T) {
 			t.Errorf("they started as %s", got)
 		}
 	})
+}
+
+// A sign that could not be read once, as when no file can be opened, is read again
+// and does not look like a want of memory.
+func TestASignThatFailedOnceIsReadAgain(t *testing.T) {
+	const pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+	dir := tree(t, roomy, map[string]string{"proc/pressure/cpu": pressure, "proc/pressure/memory/not-a-file": "", "proc/vmstat": "allocstall_normal 40\n"})
+	r, p, at := &signReader{root: kernel.At(dir)}, newPace(2), time.Now()
+	look := func(told bool) {
+		t.Helper()
+		s, err := r.read()
+		if err != nil || s.told != told {
+			t.Errorf("got %+v, %v", s, err)
+		}
+		at = at.Add(time.Second)
+		p.look(at, s)
+	}
+	look(false)
+	if err := os.RemoveAll(filepath.Join(dir, "proc/pressure/memory")); err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, "proc/pressure/memory", pressure)
+	look(true)
+	r.mute = true
+	look(false)
+	if p.limit != newPace(2).limit {
+		t.Errorf("the limit is %d: %s", p.limit, p.reason())
+	}
 }
