@@ -32,3 +32,11 @@ func (g *Guest) RunDir() string { return g.reg.guestDir(g.uuid) }
 
 // ManagedSavePath is where the guest's managed save image is, if it has one.
 func (g *Guest) ManagedSavePath() string { return g.managedSavePath() }
+
+// ForgetPrepared loses what waits for the guest without ending it.
+func (g *Guest) ForgetPrepared() {
+	p := g.reg.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.ready, g.uuid)
+}
