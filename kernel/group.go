@@ -217,20 +217,30 @@ func (g *Group) Remove(ctx context.Context) error {
 }
 
 // removeTree removes a group and those below it, children first. The control
-// files in them are not removed one by one: they go with the directory.
+// files in them are not removed one by one: they go with the directory. Most
+// groups have no children, and are not searched for any.
 func removeTree(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return ignoreGone(err)
+	err := ignoreGone(syscall.Rmdir(dir))
+	if !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.ENOTEMPTY) {
+		return err
 	}
+	entries, listing := os.ReadDir(dir)
+	if listing != nil {
+		return ignoreGone(listing)
+	}
+	children := false
 	for _, e := range entries {
 		if e.IsDir() {
+			children = true
 			if err := removeTree(filepath.Join(dir, e.Name())); err != nil {
 				return err
 			}
 		}
 	}
-	return ignoreGone(os.Remove(dir))
+	if !children {
+		return err
+	}
+	return ignoreGone(syscall.Rmdir(dir))
 }
 
 // until repeats try until it says done, at the pace of poll.
