@@ -268,7 +268,7 @@ func (s *Starts) grant() {
 		}
 		w.reason = "memory that guests which have just started may still touch"
 		switch lacked := s.lacked(w, now); {
-		case lacked >= memoryWait, running == 0 && !s.memory.settles(): // no more will come
+		case lacked >= memoryWait, len(s.placed) == 0 && !s.memory.settles(): // no more will come
 			s.dismiss(at, verdict{err: err})
 		case lacked < memoryHold:
 			return

@@ -776,3 +776,19 @@ func TestASignThatFailedOnceIsReadAgain(t *testing.T) {
 		t.Errorf("the limit is %d: %s", p.limit, p.reason())
 	}
 }
+
+// What a launch that hangs was promised may come back: who needs it waits.
+func TestMemoryOfAHungLaunchIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMachine(2).starts(t)
+		release, err := s.Admit(t.Context(), StartRequest{Memory: 12 * gib})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(2*stuckAfter, func() { release(Outcome{}) })
+		if release, err = s.Admit(t.Context(), StartRequest{Memory: 12 * gib}); err != nil {
+			t.Fatal(err)
+		}
+		release(Outcome{})
+	})
+}

@@ -8,27 +8,6 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 )
 
-// Load is the run queue's average length over 1, 5 and 15 minutes.
-type Load [3]float64
-
-// Load reads /proc/loadavg.
-func (r Root) Load() (Load, error) {
-	text, err := r.read("proc/loadavg")
-	if err != nil {
-		return Load{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read the load")
-	}
-	var load Load
-	for i, field := range strings.Fields(text) {
-		if i == len(load) {
-			break
-		}
-		if load[i], err = strconv.ParseFloat(field, 64); err != nil {
-			return Load{}, fault.Wrap(err, fault.Failed, fault.Host, "cannot understand the load %.64q", text)
-		}
-	}
-	return load, nil
-}
-
 // RunQueue is how many threads the host has at one moment.
 type RunQueue struct {
 	// Runnable threads are on a processor or wait for one; the reader is among
@@ -63,7 +42,6 @@ type Resource string
 const (
 	CPUPressure    Resource = "cpu"
 	MemoryPressure Resource = "memory"
-	IOPressure     Resource = "io"
 )
 
 // Pressure is how much time is lost waiting for a resource.
