@@ -37,8 +37,8 @@ type turn struct {
 func (t *turn) options() *Options { return &t.request.Options }
 
 // actions are the verbs that are done to guests which are there. Pulling the plug
-// keeps to the order and is not stopped by it: it is what is left when nothing
-// else helps.
+// keeps to the order and is not stopped by it, nor by an order that goes in a
+// circle: it is what is left when nothing else helps.
 var actions = map[Verb]action{
 	Start:    {order: upwards, strict: true, needsMarks: true, there: active, do: start},
 	Restore:  {order: upwards, strict: true, needsMarks: true, there: active, do: restore},
