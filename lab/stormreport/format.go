@@ -47,7 +47,15 @@ func tick(s float64) string {
 	return fmt.Sprintf("%.4g s", s)
 }
 
-func times(v float64) string { return digits(v) + "×" }
+func times(v float64) string {
+	if math.IsNaN(v) {
+		return "–"
+	}
+	return digits(v) + "×"
+}
+
+// waited writes how long something was waited for in vain.
+func waited(s float64) string { return fmt.Sprintf("%.3g s", s) }
 
 func timesTick(v float64) string { return fmt.Sprintf("%.4g×", v) }
 

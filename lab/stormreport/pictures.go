@@ -48,7 +48,7 @@ func guests(series []plot.Series) plot.Axis {
 	}
 	slices.Sort(ticks)
 	a := plot.Axis{Label: "guests", Scale: plot.Log, Ticks: slices.Compact(ticks), Format: count}
-	if first, last := a.Ticks[0], a.Ticks[len(a.Ticks)-1]; len(a.Ticks) > 2 && last < 20*first {
+	if first, last := a.Ticks[0], a.Ticks[len(a.Ticks)-1]; len(a.Ticks) > 2 && first > 1 && last < 20*first {
 		a.Scale = plot.Linear
 	}
 	return a
@@ -189,10 +189,10 @@ func (f *facts) percentiles(scenario storm.Scenario, m storm.Metric, kind storm.
 		}
 		all.Series = append(all.Series, s)
 		row := []string{target, fmt.Sprint(h.TotalCount())}
-		for _, q := range []float64{0.5, 0.9, 0.99, 0.999, 1} {
-			row = append(row, duration(seconds(h, q)))
+		for _, q := range []float64{0.5, 0.9, 0.99, 0.999} {
+			row = append(row, reached(h, q))
 		}
-		t.Rows = append(t.Rows, row)
+		t.Rows = append(t.Rows, append(row, duration(float64(h.Max())/1e6)))
 	}
 	return picture{title, about, func(id, title, about string) template.HTML {
 		all.ID, all.Title, all.About = id, title, about
@@ -226,7 +226,7 @@ func (f *facts) stirPicture() (picture, bool) {
 			g.Bars = append(g.Bars, bar(s.idle, 0), bar(s.wedged, s.blocked))
 			row := []string{string(m), d.Name, within(s.idle, duration), within(s.wedged, duration), within(s.ratio, times)}
 			if s.blocked > 0 {
-				row[3], row[4] = "blocked after "+tick(s.blocked), ""
+				row[3], row[4] = "blocked after "+waited(s.blocked), ""
 			}
 			t.Rows = append(t.Rows, row)
 		}
@@ -234,7 +234,7 @@ func (f *facts) stirPicture() (picture, bool) {
 	}
 	return picture{
 		fmt.Sprintf("Calls on healthy guests while a tenth of %d is stopped and callers hang on them", guests),
-		"Pale: nothing is stopped. Full: the same calls while 25 callers ask something of guests whose QEMU is stopped. An arrow is a call that had not ended when the lab's patience did.",
+		"Pale: nothing is stopped. Full: the same calls while 25 callers ask something of guests whose QEMU is stopped. An arrow is a call that had not ended when the lab's patience did. Of fewer than 100 calls in a repetition p99 is the longest.",
 		func(id, title, about string) template.HTML {
 			all.ID, all.Title, all.About = id, title, about
 			return all.SVG()
@@ -245,7 +245,7 @@ func (f *facts) stirPicture() (picture, bool) {
 func bar(r stats.Ratio, blocked float64) plot.Bar {
 	switch {
 	case blocked > 0:
-		return plot.Bar{Value: blocked, Endless: true, Note: "blocked after " + tick(blocked)}
+		return plot.Bar{Value: blocked, Endless: true, Note: "blocked after " + waited(blocked)}
 	case math.IsNaN(r.Value):
 		return plot.Bar{None: "not measured"}
 	}
@@ -283,7 +283,7 @@ func (f *facts) statsPicture() (picture, bool) {
 			g.Bars = append(g.Bars, bar(level(f.calls(d.Name, like, 0.5)), blocked))
 			row := []string{c.name, d.Name, duration(level(f.calls(d.Name, like, 0.5)).Value), duration(level(f.calls(d.Name, like, 0.99)).Value)}
 			if blocked > 0 {
-				row[2], row[3] = "blocked after "+tick(blocked), ""
+				row[2], row[3] = "blocked after "+waited(blocked), ""
 			}
 			t.Rows = append(t.Rows, row)
 		}
@@ -322,7 +322,7 @@ func (f *facts) adoptPicture() (picture, bool) {
 	for _, c := range []struct {
 		metric storm.Metric
 		name   string
-	}{{storm.MetricReady, "the daemon answers"}, {storm.MetricAdopt, "all guests answer"}} {
+	}{{storm.MetricReady, "the daemon answers"}, {storm.MetricAnswer, "it tells of all guests"}, {storm.MetricAdopt, "all guests answer"}} {
 		like.metric = c.metric
 		g := plot.Group{Name: c.name}
 		for _, d := range f.daemons() {

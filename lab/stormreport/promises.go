@@ -64,7 +64,7 @@ var promises = []promise{
 	{"other calls while callers hang, worst p99", place{storm.Wedge, 64, 0, storm.Wedged, ""}, tail, toIdle, 2},
 	{"adopt %d guests after kill -9", place{storm.Adopt, 128, 0, "", storm.MetricAdopt}, whole, toClock, 0.25},
 	{"memory of the daemon at %d guests", place{storm.Start, 256, 0, "", storm.MetricResident}, whole, toBudget, 1},
-	{"threads of the daemon, growth", place{storm.Start, 0, 0, "", storm.MetricThreads}, whole, toNone, flat},
+	{"threads of the daemon, up to %d guests", place{storm.Thousand, 1000, 0, "", storm.MetricThreads}, whole, toNone, flat},
 	{"growth of a start's cost, up to %d guests", place{storm.Thousand, 1000, 0, "", storm.MetricStart + "." + storm.MetricEach}, whole, toLine, 1.1},
 	{"idle daemon with %d guests", place{storm.Thousand, 1000, 0, storm.Idle, storm.MetricProcessor}, whole, toCore, 0.01},
 }

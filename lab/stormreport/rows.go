@@ -127,7 +127,7 @@ func (f *facts) values(target string, p promise) []value {
 
 func (f *facts) figure(target string, p promise, write func(float64) string) cell {
 	if after := f.blocked(target, p.place); after > 0 {
-		return cell{"blocked after " + tick(after), true}
+		return cell{"blocked after " + waited(after), true}
 	}
 	all := f.values(target, p)
 	if len(all) == 0 {
@@ -307,7 +307,7 @@ func (f *facts) calmest(p promise) outcome {
 		case kinds == 0:
 			return cell{}
 		case blocked > 0:
-			return cell{fmt.Sprintf("%d of %s blocked after %s", blocked, plural(kinds, "kind", "kinds"), tick(worst.blocked)), true}
+			return cell{fmt.Sprintf("%d of %s blocked after %s", blocked, plural(kinds, "kind", "kinds"), waited(worst.blocked)), true}
 		}
 		return cell{Text: fmt.Sprintf("%s: %s", worst.metric, duration(worst.wedged.Value))}
 	}
@@ -376,35 +376,46 @@ func (f *facts) power(target string, like place) (stats.Ratio, int) {
 	return stats.Ratio{Value: 1 + r.Value, Low: 1 + r.Low, High: 1 + r.High}, most
 }
 
-// threads fits a line through the daemon's threads by its guests.
+// threads fits a line through the daemon's threads by its guests, who were added
+// by as many clients at each number. Where that was not measured it is by the
+// storms of starts, of which the larger also have more clients at once.
 func (f *facts) threads(p promise) outcome {
-	o := outcome{What: p.what, Said: p.said(), Standing: unmeasured}
-	fit := func(target string) stats.Line {
+	o := outcome{Said: p.said(), Standing: unmeasured}
+	if len(f.sizes(f.subject.Name, p.place)) == 0 {
+		p.place.scenario = storm.Start
+	}
+	fit := func(target string) (stats.Ratio, int) {
 		var n, threads []float64
+		most := 0
 		for _, size := range f.sizes(target, p.place) {
-			p.place.guests = size
-			for _, v := range f.samples(target, p.place) {
+			here := p.place
+			here.guests, most = size, max(most, size)
+			for _, v := range f.samples(target, here) {
 				n, threads = append(n, float64(size)), append(threads, v.value)
 			}
 		}
-		return stats.FitLine(n, threads)
+		return stats.FitLine(n, threads).Slope, most
 	}
-	show := func(l stats.Line) cell {
-		if math.IsNaN(l.Slope.Value) {
-			return cell{}
+	show := func(target string) cell {
+		if r, _ := fit(target); !math.IsNaN(r.Value) {
+			return cell{Text: digits(r.Value) + " a guest"}
 		}
-		return cell{Text: digits(l.Slope.Value)}
+		return cell{}
 	}
-	mine := fit(f.subject.Name)
-	o.Subject = show(mine)
+	mine, most := fit(f.subject.Name)
+	o.What = named(p.what, cmp.Or(most, p.place.guests))
+	o.Subject = show(f.subject.Name)
 	for _, t := range f.others {
-		o.Others = append(o.Others, show(fit(t.Name)))
+		o.Others = append(o.Others, show(t.Name))
 	}
-	if math.IsNaN(mine.Slope.Value) {
+	if math.IsNaN(mine.Value) {
 		o.Why = f.whyNot(p.place.scenario)
 		return o
 	}
-	o.Ratio = within(mine.Slope, digits)
-	o.hold(mine.Slope, p.limit, enough)
+	if most != p.place.guests {
+		o.Elsewise, o.Why = true, fmt.Sprintf("the promise is of %d guests", p.place.guests)
+	}
+	o.Ratio = within(mine, digits)
+	o.hold(mine, p.limit, enough)
 	return o
 }

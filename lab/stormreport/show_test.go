@@ -69,6 +69,17 @@ func TestReportOnAnInventedStorm(t *testing.T) {
 	golden(t, "synthetic.md", page)
 }
 
+// A small storm that was really measured, on a host that was busy with other
+// things, of lodged and libvirt's own daemon: the latter blocks.
+func TestReportOnARecordedStorm(t *testing.T) {
+	text, html, page := shown(t, filepath.Join("testdata", "small.ndjson.gz"))
+	golden(t, "small.txt", text)
+	golden(t, "small.md", page)
+	if n := strings.Count(html, "<svg "); n < 15 {
+		t.Errorf("%d pictures", n)
+	}
+}
+
 func TestStormsAreKnownByTheirFirstLine(t *testing.T) {
 	r := synthetic(1)
 	other := filepath.Join(t.TempDir(), "start.ndjson")

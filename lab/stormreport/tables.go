@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
+
 	"github.com/lodge-kvm/lodge/lab"
 	"github.com/lodge-kvm/lodge/lab/stats"
 	"github.com/lodge-kvm/lodge/lab/storm"
@@ -92,7 +94,14 @@ func (p place) rank() int { return slices.Index(order, p.scenario) }
 
 func (p place) String() string {
 	text := string(p.metric)
-	if string(p.scenario) != text && p.scenario != storm.Start && p.scenario != storm.Define {
+	own := p.metric == storm.Metric(p.scenario)
+	switch p.scenario {
+	case storm.Start:
+		own = own || p.metric == storm.MetricDestroy
+	case storm.Define:
+		own = own || p.metric == storm.MetricUndefine
+	}
+	if !own {
 		text = fmt.Sprintf("%s (%s)", p.metric, p.scenario)
 	}
 	text += ", " + plural(p.guests, "guest", "guests")
@@ -115,7 +124,7 @@ func (f *facts) comparison() lab.Table {
 		mine := level(f.samples(f.subject.Name, b.place))
 		row := []string{b.place.String(), b.other.Name}
 		if b.blocked > 0 {
-			t.Rows = append(t.Rows, append(row, "blocked after "+tick(b.blocked), duration(mine.Value), "", "", "blocked"))
+			t.Rows = append(t.Rows, append(row, "blocked after "+waited(b.blocked), duration(mine.Value), "", "", "blocked"))
 			continue
 		}
 		row = append(row, duration(level(f.samples(b.other.Name, b.place)).Value), duration(mine.Value), within(b.Ratio, times))
@@ -163,15 +172,23 @@ func (f *facts) latencies() lab.Table {
 			}
 			longest := duration(float64(h.Max()) / 1e6)
 			if after := f.blocked(target, p); after > 0 {
-				longest = "blocked after " + tick(after)
+				longest = "blocked after " + waited(after)
 			}
 			t.Rows = append(t.Rows, []string{
 				p.String(), target, fmt.Sprint(h.TotalCount()),
-				duration(seconds(h, 0.5)), duration(seconds(h, 0.99)), duration(seconds(h, 0.999)), longest,
+				reached(h, 0.5), reached(h, 0.99), reached(h, 0.999), longest,
 			})
 		}
 	}
 	return t
+}
+
+// reached is a percentile, if there are so many calls that one lies beyond it.
+func reached(h *hdrhistogram.Histogram, quantile float64) string {
+	if float64(h.TotalCount())*(1-quantile) < 1-1e-9 {
+		return "–"
+	}
+	return duration(seconds(h, quantile))
 }
 
 // targets are the names of all, daemons first.

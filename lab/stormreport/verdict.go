@@ -99,9 +99,9 @@ func (f *facts) stuckInWords() string {
 		switch {
 		case kinds == 0:
 		case blocked == 1 && kinds == 1:
-			each = append(each, fmt.Sprintf("the calls of %s were still blocked after %s", t.Name, tick(worst.blocked)))
+			each = append(each, fmt.Sprintf("the calls of %s were still blocked after %s", t.Name, waited(worst.blocked)))
 		case blocked > 0:
-			each = append(each, fmt.Sprintf("%d of %d kinds of calls to %s were still blocked after %s", blocked, kinds, t.Name, tick(worst.blocked)))
+			each = append(each, fmt.Sprintf("%d of %d kinds of calls to %s were still blocked after %s", blocked, kinds, t.Name, waited(worst.blocked)))
 		case !math.IsNaN(worst.ratio.Value):
 			each = append(each, fmt.Sprintf("the p99 of calls to %s is at most %s that of the same daemon with nothing stopped (%s, %s)",
 				t.Name, times(worst.ratio.Value), worst.metric, duration(worst.wedged.Value)))
