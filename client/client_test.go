@@ -348,10 +348,16 @@ func TestRatesAreThoseBetweenTwoSamples(t *testing.T) {
 func TestTopLivesUntilItsUserQuits(t *testing.T) {
 	c := (&daemon{stats: []*lodgev1.GuestStats{{Name: "web-1", Uuid: "u"}}}).dial(t)
 	var out bytes.Buffer
-	pressed := make(chan byte)
+	pressed, painted := make(chan byte), make(chan struct{}, 9)
 	top := &Top{Client: c, Every: time.Hour, By: "cpu", Out: &out}
 	ended := make(chan error, 1)
-	go func() { ended <- top.Live(t.Context(), pressed, func() (int, int) { return 30, 10 }) }()
+	go func() {
+		ended <- top.Live(t.Context(), pressed, func() (int, int) {
+			painted <- struct{}{}
+			return 30, 10
+		})
+	}()
+	<-painted
 	pressed <- 'm'
 	pressed <- 'q'
 	ok(t, <-ended)
@@ -361,6 +367,78 @@ func TestTopLivesUntilItsUserQuits(t *testing.T) {
 	top.By = "colour"
 	if err := top.Once(t.Context()); err == nil {
 		t.Error("sorted by colour")
+	}
+}
+
+// hung gives a client of a daemon that takes connections and says nothing, as
+// one does that a signal has stopped.
+func hung(t *testing.T, patience time.Duration) *Client {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "sock")
+	var config net.ListenConfig
+	l, err := config.Listen(t.Context(), "unix", path)
+	ok(t, err)
+	c := dial(path, patience)
+	t.Cleanup(func() {
+		c.Close()
+		ok(t, l.Close())
+	})
+	return c
+}
+
+func TestADaemonThatHangsHoldsNobody(t *testing.T) {
+	c := hung(t, time.Hour)
+	top := &Top{Client: c, Every: time.Hour, By: "cpu", Out: io.Discard}
+	pressed := make(chan byte, 1)
+	pressed <- 'q'
+	ok(t, top.Live(t.Context(), pressed, func() (int, int) { return 30, 10 }))
+
+	interrupts := make(chan os.Signal, 1)
+	interrupts <- syscall.SIGINT
+	set := &Set{Client: c, Verb: "start", What: "guest", Out: io.Discard, Err: io.Discard, Interrupts: interrupts}
+	err := set.Follow(t.Context(), func(ctx context.Context) (*connect.ServerStreamForClient[lodgev1.Step], error) {
+		return c.Act(ctx, &lodgev1.ActRequest{})
+	})
+	if ending, known := errors.AsType[*Ending](err); !known || ending.Status != WasCancelled {
+		t.Errorf("an interrupted set: %v", err)
+	}
+
+	ctx, interrupt := context.WithCancelCause(t.Context())
+	interrupt(nil)
+	err = c.List(ctx, nil, Narrow, io.Discard)
+	if ending, known := errors.AsType[*Ending](err); !known || ending.Status != WasCancelled || ending.Text != "interrupted" {
+		t.Errorf("an interrupted list: %v", err)
+	}
+	err = hung(t, time.Millisecond).List(t.Context(), nil, Narrow, io.Discard)
+	if ending, known := errors.AsType[*Ending](err); !known || ending.Status != SomeFailed || !strings.Contains(ending.Text, "has not answered") {
+		t.Errorf("a list: %v", err)
+	}
+}
+
+// TestAStrangerOnTheSocketIsNamed dials a socket on which something else is spoken.
+func TestAStrangerOnTheSocketIsNamed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	var config net.ListenConfig
+	l, err := config.Listen(t.Context(), "unix", path)
+	ok(t, err)
+	defer func() { ok(t, l.Close()) }()
+	go func() { // ends with the listener
+		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+			_ = conn.Close()
+		}
+	}()
+	c := Dial(path)
+	defer c.Close()
+	err = c.List(t.Context(), nil, Narrow, io.Discard)
+	if ending, known := errors.AsType[*Ending](err); !known || ending.Status != SomeFailed || !strings.Contains(ending.Text, path) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWhatAnErrorSaysDoesNotSteerTheTerminal(t *testing.T) {
+	ending, known := errors.AsType[*Ending](Failed(errors.New("no \x1b[2J\u009b31m\nway")))
+	if !known || ending.Text != "no ?[2J?31m; way" {
+		t.Errorf("got %q", ending.Text)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"syscall"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -17,6 +18,9 @@ import (
 // maxAnswer bounds one message from the daemon, in bytes.
 const maxAnswer = 256 << 20
 
+// usualPatience is how long the daemon has for an answer that is not a stream.
+const usualPatience = 30 * time.Second
+
 // Client is a connection to a daemon.
 type Client struct {
 	lodgev1.LodgeClient
@@ -25,39 +29,76 @@ type Client struct {
 
 // Dial prepares calls to the daemon that listens on a unix socket. The first call
 // connects.
-func Dial(socket string) *Client {
+func Dial(socket string) *Client { return dial(socket, usualPatience) }
+
+func dial(socket string, patience time.Duration) *Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	var dialer net.Dialer
 	transport := &http.Transport{
 		Protocols: &protocols,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			conn, err := dialer.DialContext(ctx, "unix", socket)
-			return conn, explain(err, socket)
+			return dialer.DialContext(ctx, "unix", socket)
 		},
 	}
 	return &Client{
-		LodgeClient: lodgev1.NewLodgeClient(&http.Client{Transport: transport}, "http://lodge", connect.WithReadMaxBytes(maxAnswer)),
-		transport:   transport,
+		LodgeClient: lodgev1.NewLodgeClient(&http.Client{Transport: line{transport, socket}}, "http://lodge",
+			connect.WithReadMaxBytes(maxAnswer), connect.WithInterceptors(patient(patience))),
+		transport: transport,
 	}
 }
 
 // Close lets the connection go.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
-// explain says what to do about a daemon that cannot be reached.
-func explain(err error, socket string) error {
-	switch {
-	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
-		return fault.New(fault.NotFound, fault.Host, "no daemon listens on %s: start lodged, or say with --socket where it listens", socket)
-	case errors.Is(err, syscall.EACCES):
-		return fault.New(fault.Denied, fault.Host, "%s is not for you: be root, or join the group that owns it", socket)
-	}
-	return err
+// line is the way to a daemon. It says what to do about one that cannot be reached.
+type line struct {
+	*http.Transport
+	socket string
 }
 
-// Reason gives the text of an error as the daemon meant it, and its kind.
-func Reason(err error) (text, kind string) {
+func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := l.Transport.RoundTrip(r)
+	switch {
+	case err == nil || r.Context().Err() != nil:
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
+		err = fault.New(fault.NotFound, fault.Host, "no daemon listens on %s: start lodged, or say with --socket where it listens", l.socket)
+	case errors.Is(err, syscall.EACCES):
+		err = fault.New(fault.Denied, fault.Host, "%s is not for you: be root, or join the group that owns it", l.socket)
+	default:
+		err = fault.Wrap(err, fault.Failed, fault.Host, "who listens on %s does not answer as Lodge does, or has just stopped; its own API is on lodge.sock", l.socket)
+	}
+	return response, err
+}
+
+// patient bounds the wait for an answer that is not a stream, and tells an
+// interrupt from a failure.
+func patient(patience time.Duration) connect.UnaryInterceptorFunc {
+	return func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+			bounded, stop := context.WithTimeout(ctx, patience)
+			defer stop()
+			response, err := next(bounded, r)
+			switch {
+			case err == nil:
+			case ctx.Err() != nil:
+				err = fault.New(fault.Aborted, fault.Call, "interrupted")
+			case bounded.Err() != nil:
+				err = fault.New(fault.Timeout, fault.Host, "the daemon has not answered within %v", patience)
+			}
+			return response, err
+		}
+	}
+}
+
+// reason gives the text of an error as the daemon meant it, fit for a terminal,
+// and its kind.
+func reason(err error) (text, kind string) {
+	text, kind = told(err)
+	return sentence(text), kind
+}
+
+func told(err error) (text, kind string) {
 	if known, ok := errors.AsType[*fault.Error](err); ok {
 		return known.Error(), known.Kind.String()
 	}
@@ -104,7 +145,7 @@ func Failed(err error) error {
 	if ending, ok := errors.AsType[*Ending](err); ok {
 		return ending
 	}
-	text, kind := Reason(err)
+	text, kind := reason(err)
 	switch kind {
 	case fault.Invalid.String(), fault.NotFound.String():
 		return &Ending{Status: Unusable, Text: text}

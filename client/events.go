@@ -25,7 +25,10 @@ func (c *Client) Events(ctx context.Context, selectors []string, after string, a
 		request.After = cursor
 	}
 	stream, err := c.Watch(ctx, request)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		return nil // the user has seen enough
+	case err != nil:
 		return Failed(err)
 	}
 	defer func() { _ = stream.Close() }()
@@ -40,7 +43,7 @@ func (c *Client) Events(ctx context.Context, selectors []string, after string, a
 		}
 	}
 	if ctx.Err() != nil {
-		return nil // the user has seen enough
+		return nil
 	}
 	return Failed(stream.Err())
 }

@@ -78,3 +78,6 @@ func clean(text string) string {
 		return r
 	}, text)
 }
+
+// sentence cleans what was said in so many words, which may be several lines.
+func sentence(text string) string { return clean(strings.ReplaceAll(text, "\n", "; ")) }

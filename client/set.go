@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -35,9 +34,6 @@ type Set struct {
 // redraw is how often the progress bar moves at most.
 const redraw = 100 * time.Millisecond
 
-// promptly is how long the daemon has for an answer that needs no guest.
-const promptly = 5 * time.Second
-
 // Open begins a set.
 type Open func(context.Context) (*connect.ServerStreamForClient[lodgev1.Step], error)
 
@@ -45,25 +41,11 @@ type Open func(context.Context) (*connect.ServerStreamForClient[lodgev1.Step], e
 // where all guests are as they should be.
 func (s *Set) Follow(ctx context.Context, open Open) error {
 	ctx, leave := context.WithCancelCause(context.WithoutCancel(ctx)) // interrupts are heeded here
-	defer leave(nil)
-	stream, err := open(ctx)
-	if err != nil {
-		return Failed(err)
-	}
-	defer func() { _ = stream.Close() }()
-	f := &following{Set: s, bar: bar{to: s.Err, width: s.Width, began: time.Now()}, leave: leave}
+	f := &following{Set: s, bar: bar{to: s.Err, width: s.Width, began: time.Now()}, cancelled: make(chan error, 1)}
 	defer f.bar.clear()
-	steps := make(chan *lodgev1.Step)
-	ended := make(chan error, 1)
-	go func() {
-		for stream.Receive() {
-			select {
-			case steps <- stream.Msg():
-			case <-ctx.Done():
-			}
-		}
-		ended <- stream.Err()
-	}()
+	steps, ended := make(chan *lodgev1.Step), make(chan error, 1)
+	go func() { ended <- receive(ctx, open, steps) }()
+	defer leave(nil)
 	tick := time.NewTicker(redraw)
 	defer tick.Stop()
 	for {
@@ -78,6 +60,8 @@ func (s *Set) Follow(ctx context.Context, open Open) error {
 			if err := f.interrupt(ctx); err != nil {
 				return err
 			}
+		case err := <-f.cancelled:
+			f.cannotCancel(err)
 		case err := <-ended:
 			if err != nil {
 				return Failed(err)
@@ -87,14 +71,30 @@ func (s *Set) Follow(ctx context.Context, open Open) error {
 	}
 }
 
+// receive begins a set and hands its steps on to its end, or that of ctx.
+func receive(ctx context.Context, open Open, steps chan<- *lodgev1.Step) error {
+	stream, err := open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stream.Close() }()
+	for stream.Receive() {
+		select {
+		case steps <- stream.Msg():
+		case <-ctx.Done():
+		}
+	}
+	return stream.Err()
+}
+
 // following is a set on its way.
 type following struct {
 	*Set
 	bar         bar
-	leave       context.CancelCauseFunc
 	plan        *lodgev1.Plan
 	summary     *lodgev1.Summary
 	interrupted bool
+	cancelled   chan error // what came of cancelling; room for one
 }
 
 func (f *following) step(step *lodgev1.Step) error {
@@ -131,7 +131,7 @@ func (f *following) show(r *lodgev1.Result) error {
 	if text := r.GetFault().GetText(); text != "" {
 		more = strings.TrimPrefix(more+": "+text, ": ")
 	}
-	line := fmt.Sprintf("%-24s %-10s %8s  %s", clean(r.GetName()), r.GetOutcome(), took, clean(more))
+	line := fmt.Sprintf("%-24s %-10s %8s  %s", clean(r.GetName()), r.GetOutcome(), took, sentence(more))
 	_, err := fmt.Fprintln(f.Out, strings.TrimRight(line, " "))
 	return err
 }
@@ -140,22 +140,27 @@ func (f *following) show(r *lodgev1.Result) error {
 func (f *following) interrupt(ctx context.Context) error {
 	f.bar.clear()
 	if f.interrupted || f.plan.GetRun() == "" {
-		f.leave(errLeft)
-		return &Ending{Status: WasCancelled, Text: errLeft.Error()}
+		return &Ending{Status: WasCancelled, Text: "left at once: the daemon finishes what has begun, and begins nothing more"}
 	}
 	f.interrupted = true
 	f.bar.note = "cancelled"
-	fmt.Fprintf(f.Err, "cancelling: what has begun goes on to its end, and nothing else begins (interrupt again to leave at once)\n")
-	ctx, stop := context.WithTimeout(ctx, promptly)
-	defer stop()
-	if _, err := f.Client.Cancel(ctx, &lodgev1.CancelRequest{Run: f.plan.GetRun()}); err != nil {
-		text, _ := Reason(err)
-		fmt.Fprintf(f.Err, "cannot cancel: %s\n", clean(text))
-	}
+	fmt.Fprintln(f.Err, "cancelling: what has begun goes on to its end, and nothing else begins (interrupt again to leave at once)")
+	go func() { // ends with ctx at the latest; meanwhile results and interrupts go on
+		_, err := f.Client.Cancel(ctx, &lodgev1.CancelRequest{Run: f.plan.GetRun()})
+		f.cancelled <- err
+	}()
 	return nil
 }
 
-var errLeft = errors.New("left at once: the daemon finishes what has begun, and begins nothing more")
+// cannotCancel says so, if there was an error.
+func (f *following) cannotCancel(err error) {
+	if err == nil {
+		return
+	}
+	f.bar.clear()
+	text, _ := reason(err)
+	fmt.Fprintln(f.Err, "cannot cancel:", text)
+}
 
 // ending says how it went.
 func (f *following) ending() error {

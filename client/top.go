@@ -83,13 +83,9 @@ func (u *usage) transmits() float64 {
 	return u.rate(func(s *lodgev1.Sample) float64 { return float64(s.GetNetTransmitBytes()) })
 }
 
-// look asks the daemon; fresh says that samples of now are wanted.
-func (t *Top) look(ctx context.Context, fresh time.Duration) error {
-	request := &lodgev1.StatsRequest{Select: t.Selectors}
-	if fresh > 0 {
-		request.FreshWithin = durationpb.New(fresh)
-	}
-	answer, err := t.Client.Stats(ctx, request)
+// lookFresh asks the daemon for samples of now.
+func (t *Top) lookFresh(ctx context.Context) error {
+	answer, err := t.Client.Stats(ctx, &lodgev1.StatsRequest{Select: t.Selectors, FreshWithin: durationpb.New(freshLimit)})
 	if err != nil {
 		return Failed(err)
 	}
@@ -167,7 +163,7 @@ func (t *Top) Once(ctx context.Context) error {
 	if err := t.check(); err != nil {
 		return err
 	}
-	if err := t.look(ctx, freshLimit); err != nil {
+	if err := t.lookFresh(ctx); err != nil {
 		return err
 	}
 	select {
@@ -175,7 +171,7 @@ func (t *Top) Once(ctx context.Context) error {
 	case <-ctx.Done():
 		return &Ending{Status: WasCancelled}
 	}
-	if err := t.look(ctx, freshLimit); err != nil {
+	if err := t.lookFresh(ctx); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(t.Out, strings.Join(t.frame(), "\n"))
@@ -193,25 +189,24 @@ func (t *Top) check() error {
 }
 
 // Live shows the table until ctx ends or q is pressed. Pressed are the keys; the
-// terminal gives them as they are pressed. Area tells its width and height.
+// terminal gives them as they are pressed, also while the daemon does not answer.
+// Area tells its width and height.
 func (t *Top) Live(ctx context.Context, pressed <-chan byte, area func() (width, height int)) error {
 	if err := t.check(); err != nil {
 		return err
 	}
-	if err := t.look(ctx, 0); err != nil {
-		return err
-	}
+	ctx, leave := context.WithCancelCause(ctx)
+	defer leave(nil)
 	fmt.Fprint(t.Out, "\x1b[?1049h\x1b[?25l")       // a screen of its own, without a cursor
 	defer fmt.Fprint(t.Out, "\x1b[?25h\x1b[?1049l") // and back
-	tick := time.NewTicker(t.Every)
-	defer tick.Stop()
+	looks := t.looks(ctx)
 	for {
-		t.paint(area())
 		select {
-		case <-tick.C:
-			if err := t.look(ctx, 0); err != nil && ctx.Err() == nil {
-				return err
+		case l := <-looks:
+			if l.err != nil && ctx.Err() == nil {
+				return Failed(l.err)
 			}
+			t.note(l.answer.GetGuests())
 		case key := <-pressed:
 			if key == 'q' || key == 3 || key == 4 { // ctrl-C and ctrl-D come as they are, too
 				return nil
@@ -222,7 +217,43 @@ func (t *Top) Live(ctx context.Context, pressed <-chan byte, area func() (width,
 		case <-ctx.Done():
 			return nil
 		}
+		if t.guests != nil { // there was an answer
+			t.paint(area())
+		}
 	}
+}
+
+// look is what the daemon said when it was looked at.
+type look struct {
+	answer *lodgev1.StatsResponse
+	err    error
+}
+
+// looks looks at the daemon again and again, until ctx ends or a look fails.
+func (t *Top) looks(ctx context.Context) <-chan look {
+	looks := make(chan look)
+	request := &lodgev1.StatsRequest{Select: t.Selectors}
+	go func() {
+		tick := time.NewTicker(t.Every)
+		defer tick.Stop()
+		for {
+			answer, err := t.Client.Stats(ctx, request)
+			select {
+			case looks <- look{answer, err}:
+			case <-ctx.Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return looks
 }
 
 // paint draws a frame over the one before.

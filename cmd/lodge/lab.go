@@ -19,7 +19,7 @@ func labCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "lab",
 		Short: "Measure a daemon that speaks libvirt's protocol: Lodge's, libvirt's or another",
-		Args:  cobra.NoArgs,
+		Args:  wants(cobra.NoArgs),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(labStartCommand(), labReportCommand(), labStormCommand())
@@ -42,7 +42,7 @@ at the end. Other guests are left alone. Measure on a quiet host.`,
 		Example: `  lodge lab start --bare
   lodge lab start --bare --socket /run/lodge/libvirt-sock --samples 30 --json lodged.ndjson
   lodge lab start --socket 'qemu:///system?socket=/run/libvirt/libvirt-sock'`,
-		Args: cobra.NoArgs,
+		Args: wants(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.Samples < 1 {
 				return errors.New("--samples wants at least 1")
@@ -77,7 +77,7 @@ func labReportCommand() *cobra.Command {
 		Short: "Show values that were kept with --json: of starts, or of storms",
 		Long: `Show values that were kept with --json. Of starts, others are compared with the
 first. Storms are shown as one: they must have been measured on the same host.`,
-		Args: cobra.MinimumNArgs(1),
+		Args: wants(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, files []string) error {
 			if slices.ContainsFunc(files, stormreport.Holds) {
 				return stormreport.Show(files, c.OutOrStdout(), html, page)

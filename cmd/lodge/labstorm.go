@@ -55,7 +55,7 @@ does not finish within --patience is recorded as blocked.`,
   lodge lab storm --mini --target lodged=/tmp/l/run/libvirt-sock --daemon lodged='lodged --data /tmp/l/data --run /tmp/l/run'
   lodge lab storm --target lodged=/run/lodge/libvirt-sock --step start:64x16,wedge:64 --repeat 5
   lodge lab storm --target a=/run/lodge/libvirt-sock --target b=qemu:///system --scenario start,stats,wedge --json storm.ndjson.gz`,
-		Args: cobra.NoArgs,
+		Args: wants(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return s.run(c) },
 	}
 	f := c.Flags()

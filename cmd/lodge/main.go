@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -49,9 +50,23 @@ func unusable(err error) error {
 	return &client.Ending{Status: client.Unusable, Text: err.Error()}
 }
 
-// wants checks how many arguments a command was given.
+// wants checks how many arguments a command was given, and says how it is called.
 func wants(arguments cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error { return unusable(arguments(c, args)) }
+	return func(c *cobra.Command, args []string) error {
+		switch err := arguments(c, args); {
+		case err == nil:
+			return nil
+		case c.HasSubCommands():
+			text := fmt.Sprintf("there is no command %q; %s --help lists those there are", c.CommandPath()+" "+args[0], c.CommandPath())
+			c.SuggestionsMinimumDistance = 2 // letters that may be wrong
+			if alike := c.SuggestionsFor(args[0]); len(alike) > 0 {
+				text += " (is it " + strings.Join(alike, " or ") + "?)"
+			}
+			return unusable(errors.New(text))
+		default:
+			return unusable(fmt.Errorf("%w; call it as: %s", err, c.UseLine()))
+		}
+	}
 }
 
 func command() *cobra.Command {
@@ -71,7 +86,7 @@ func command() *cobra.Command {
 	c.AddCommand(tileCommand(&d), probeCommand(), labCommand(), &cobra.Command{
 		Use:   "version",
 		Short: "Say which Lodge this is",
-		Args:  cobra.NoArgs,
+		Args:  wants(cobra.NoArgs),
 		Run: func(c *cobra.Command, _ []string) {
 			fmt.Fprintln(c.OutOrStdout(), "lodge", version, runtime.Version())
 		},

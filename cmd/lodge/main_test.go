@@ -84,7 +84,10 @@ func TestWhatIsAskedWronglyHasAStatusOfItsOwn(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"start"}, "arg"},
+		{[]string{"start"}, "lodge start SELECTOR..."},
+		{[]string{"strat", "all"}, "(is it start?)"},
+		{[]string{"tile", "lst"}, "(is it ls?)"},
+		{[]string{"version", "of", "what"}, "lodge version"},
 		{[]string{"start", "--nonsense", "all"}, "--nonsense"},
 		{[]string{"start", "--timeout", "soon", "all"}, "soon"},
 		{[]string{"stop", "all", "--socket", nowhere}, nowhere},
