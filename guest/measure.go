@@ -135,13 +135,17 @@ func (r *Registry) sampleVCPUs(pid int, st *Stats) {
 // sampleNICs reads the counters of the guest's interfaces, by the numbers of
 // their links that the last sample has found.
 func (r *Registry) sampleNICs(st, last *Stats) {
-	for i, n := range st.def.Devices.NICs {
+	nics := st.def.Devices.NICs
+	if len(nics) > 0 {
+		st.NICs = make([]NICStats, len(nics))
+	}
+	for i, n := range nics {
 		was := 0
 		if last != nil && i < len(last.NICs) && last.NICs[i].IfName == n.Target {
 			was = last.NICs[i].index
 		}
 		if s, ok := r.nicStats(n, was); ok {
-			st.NICs = append(st.NICs, s)
+			st.NICs[i] = s
 		}
 	}
 }

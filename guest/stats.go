@@ -31,7 +31,7 @@ type Stats struct {
 	Balloon Balloon
 	VCPUs   []VCPUStats
 	Disks   []DiskStats
-	NICs    []NICStats
+	NICs    []NICStats // in the definition's order
 
 	IOThreads []IOThreadStats
 
@@ -117,7 +117,8 @@ type LayerStats struct {
 	Allocation, Capacity, Physical uint64
 }
 
-// NICStats counts one interface's traffic, from the guest's point of view.
+// NICStats counts one interface's traffic, from the guest's point of view. One that
+// the host does not count has no name.
 type NICStats struct {
 	IfName, MAC string
 	link.Counters

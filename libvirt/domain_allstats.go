@@ -327,9 +327,12 @@ func (p *statsParams) interfaces(v *guest.View, st *guest.Stats) {
 	if v.Active == nil {
 		return
 	}
-	p.count("net.count", len(st.NICs))
+	p.count("net.count", len(v.Active.Devices.NICs))
 	for i := range st.NICs {
 		n, names := &st.NICs[i], netNames.of(uint(i))
+		if n.IfName == "" { // libvirt tells nothing of it either, and numbers it all the same
+			continue
+		}
 		p.add(names[netName], xdr.String(n.IfName))
 		p.number(names[netRxBytes], n.RxBytes)
 		p.number(names[netRxPackets], n.RxPackets)
@@ -416,13 +419,14 @@ func (p *statsParams) disks(v *guest.View, st *guest.Stats, backing bool, atRest
 			p.add(names[blockBackingIndex], xdr.Uint(uint32(s.Index)))
 		}
 		p.traffic(names, s)
-		p.sizes(names, s.Allocation, s.Capacity, s.Physical)
+		if d.Source != nil {
+			p.sizes(names, s.Allocation, s.Capacity, s.Physical)
+		}
 		if !backing {
 			continue
 		}
 		for _, below := range s.Backing {
 			names := next(d.Target, below.Path)
-			p.traffic(names, new(guest.DiskStats)) // all of it is counted with the top image
 			p.sizes(names, below.Allocation, below.Capacity, below.Physical)
 		}
 	}

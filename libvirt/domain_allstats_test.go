@@ -74,14 +74,16 @@ func TestFiguresOfNumberedThings(t *testing.T) {
 	}
 	def.Devices.Disks = def.Devices.Disks[1:]
 	st.Disks[5].Backing = []guest.LayerStats{{Path: "/base", Capacity: 9}}
-	st.NICs = []guest.NICStats{{IfName: "vnet3", Counters: link.Counters{RxBytes: 4, TxDropped: 5}}}
+	def.Devices.Disks[0].Source = nil // a drive without a medium
+	def.Devices.NICs = []*device.NIC{{Type: "user"}, {Type: "network", Target: "vnet3"}}
+	st.NICs = []guest.NICStats{{}, {IfName: "vnet3", Counters: link.Counters{RxBytes: 4, TxDropped: 5}}}
 	v := &guest.View{State: domain.Running, Active: def}
 	got := valuesOf((&statsRequest{groups: statsBlock | statsInterface, backing: true}).figures(new(statsParams), v, st, nil))
 	for name, want := range map[string]string{
-		"block.count": "34", "block.0.name": `"vd1"`, "block.0.path": `"/vd1"`, "block.0.rd.reqs": "1", "block.0.capacity": "7",
-		"block.4.name": `"vd5"`, "block.5.name": `"vd5"`, "block.5.path": `"/base"`, "block.5.capacity": "9", "block.5.rd.reqs": "0",
-		"block.33.name": `"vd33"`, "block.33.rd.reqs": "33", "block.34.name": "", "block.0.allocation": "0",
-		"net.count": "1", "net.0.name": `"vnet3"`, "net.0.rx.bytes": "4", "net.0.tx.drop": "5",
+		"block.count": "34", "block.0.name": `"vd1"`, "block.0.path": "", "block.0.rd.reqs": "1", "block.0.capacity": "",
+		"block.4.name": `"vd5"`, "block.5.name": `"vd5"`, "block.5.path": `"/base"`, "block.5.capacity": "9", "block.5.rd.reqs": "",
+		"block.33.name": `"vd33"`, "block.33.rd.reqs": "33", "block.34.name": "", "block.0.allocation": "", "block.1.allocation": "0",
+		"net.count": "2", "net.0.name": "", "net.1.name": `"vnet3"`, "net.1.rx.bytes": "4", "net.1.tx.drop": "5",
 		"lodge.stale": `"it sleeps"`, "cpu.time": "",
 	} {
 		if got[name] != want {
