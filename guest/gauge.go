@@ -148,11 +148,22 @@ func (g *gauge) begin(life context.Context, thorough bool) *sampling {
 	go func() {
 		ctx, stop := context.WithTimeout(life, lastResort)
 		defer stop()
-		s.stats, s.err = g.take(ctx, last, thorough, func(st *Stats) { g.foresee(s, st) })
+		s.stats, s.err = g.contain(ctx, last, thorough, func(st *Stats) { g.foresee(s, st) })
 		g.settle(s)
 		close(s.done)
 	}()
 	return s
+}
+
+// contain takes a sample. What QEMU answered may break that; then it is this
+// guest's trouble, and nobody else's.
+func (g *gauge) contain(ctx context.Context, last *Stats, thorough bool, early func(*Stats)) (st *Stats, err error) {
+	defer func() {
+		if bug := recover(); bug != nil {
+			st, err = nil, fault.New(fault.Internal, fault.Domain, "the sample broke: %v", bug)
+		}
+	}()
+	return g.take(ctx, last, thorough, early)
 }
 
 // foresee keeps what is known before QEMU has answered.

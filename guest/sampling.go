@@ -1,7 +1,6 @@
 package guest
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync/atomic"
@@ -41,8 +40,9 @@ const (
 type sampler struct {
 	running func() []*gauge
 	cpu     func() time.Duration // processor time that the daemon has used
-	asked   atomic.Int64         // when somebody last asked for all samples, Unix nanoseconds
-	wake    chan struct{}        // room for one
+	made    time.Time
+	asked   atomic.Int64  // when somebody last asked for all samples, in nanoseconds after made: nobody sets that clock
+	wake    chan struct{} // room for one
 
 	// What follows belongs to the sampler's goroutine.
 
@@ -52,7 +52,9 @@ type sampler struct {
 }
 
 func newSampler(running func() []*gauge) *sampler {
-	return &sampler{running: running, cpu: processTime, wake: make(chan struct{}, 1), cost: guess}
+	s := &sampler{running: running, cpu: processTime, made: time.Now(), wake: make(chan struct{}, 1), cost: guess}
+	s.asked.Store(-int64(attention) - 1) // long ago
+	return s
 }
 
 // processTime is the processor time that this process has used; 0 where the
@@ -70,8 +72,8 @@ func processTime() time.Duration {
 func (r *Registry) Refresh() { r.sampler.attend() }
 
 func (s *sampler) attend() {
-	now := time.Now()
-	if was := s.asked.Swap(now.UnixNano()); now.Sub(time.Unix(0, was)) > attention {
+	now := time.Since(s.made)
+	if was := time.Duration(s.asked.Swap(int64(now))); now-was > attention {
 		s.nudge()
 	}
 }
@@ -112,7 +114,7 @@ func (s *sampler) round(ctx context.Context, now time.Time, elapsed time.Duratio
 	if len(all) == 0 {
 		return 0
 	}
-	attended := now.Sub(time.Unix(0, s.asked.Load())) <= attention
+	attended := now.Sub(s.made)-time.Duration(s.asked.Load()) <= attention
 	period := s.cost.period(len(all), attended)
 	pause = min(max(period/10, shortestRound), longestRound)
 
@@ -163,7 +165,7 @@ func choose(all []*gauge, now time.Time, period time.Duration) (due, first []*ga
 		}
 	}
 	order := func(of []candidate) []*gauge {
-		slices.SortFunc(of, func(a, b candidate) int { return cmp.Compare(a.begun.UnixNano(), b.begun.UnixNano()) })
+		slices.SortFunc(of, func(a, b candidate) int { return a.begun.Compare(b.begun) })
 		gauges := make([]*gauge, len(of))
 		for i, c := range of {
 			gauges[i] = c.gauge

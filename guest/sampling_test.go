@@ -114,6 +114,17 @@ func (f *fleet) count() (n int) {
 	return n
 }
 
+func TestABrokenSampleIsOneGuestsTrouble(t *testing.T) {
+	g := &gauge{take: func(context.Context, *Stats, bool, func(*Stats)) (*Stats, error) { panic("no such field") }}
+	g.restart(time.Now())
+	if _, err := g.fresh(t.Context(), t.Context(), 0); !fault.Is(err, fault.Internal) {
+		t.Errorf("got %v", err)
+	}
+	if _, _, due := g.due(time.Now().Add(time.Hour), time.Second, 0); !due {
+		t.Error("it is not sampled again")
+	}
+}
+
 func TestSamplesFollowTheInterestInThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 100, 0)
