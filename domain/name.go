@@ -3,6 +3,7 @@ package domain
 import (
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -24,6 +25,8 @@ func CheckName(name string) error {
 		return fault.New(fault.Invalid, fault.XML, "a domain name of %d bytes is too long; at most %d", len(name), maxName)
 	case name == "." || name == "..", strings.Contains(name, "/"):
 		return bad("contains '/' or is a directory")
+	case !utf8.ValidString(name):
+		return bad("is not UTF-8")
 	case strings.ContainsFunc(name, unicode.IsControl):
 		return bad("contains a control character")
 	}

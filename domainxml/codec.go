@@ -1,6 +1,7 @@
 package domainxml
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -49,7 +50,7 @@ func (n *node) path() string {
 
 func (n *node) at(attr string) string {
 	if attr == "" {
-		return n.path()
+		return cmp.Or(n.path(), n.e.Name) // the root has no path
 	}
 	return strings.TrimPrefix(n.path()+"/@"+attr, "/")
 }

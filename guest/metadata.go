@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"unicode/utf8"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
@@ -55,6 +56,9 @@ func setMetadata(d *domain.Definition, kind MetadataKind, value *string, key, ur
 	text := ""
 	if value != nil {
 		text = *value
+	}
+	if !utf8.ValidString(text + key + uri) { // no document could hold it
+		return fault.New(fault.Invalid, fault.Metadata, "a domain's %s has to be UTF-8", kind)
 	}
 	switch kind {
 	case Description:
