@@ -135,7 +135,7 @@ func (t *telling) plan(p fleet.Plan) {
 
 func (t *telling) result(r fleet.Result) {
 	t.add(&lodgev1.Step{Step: &lodgev1.Step_Result{Result: &lodgev1.Result{
-		Name: r.Name, Uuid: r.UUID, Outcome: string(r.Outcome), Note: r.Note, Fault: toFault(r.Error),
+		Name: legible(r.Name), Uuid: legible(r.UUID), Outcome: string(r.Outcome), Note: legible(r.Note), Fault: toFault(r.Error),
 		Queued: durationpb.New(r.Queued), Took: durationpb.New(r.Took), Wave: uint32(r.Wave),
 	}}})
 }
@@ -147,10 +147,11 @@ func (t *telling) summary(s fleet.Summary) {
 	}}})
 }
 
-// stream works on a set beside, and tells the client of it as fast as the client
-// reads. It returns when both have ended. A client that is gone, or that is given
-// up because it does not read, cancels what has not begun.
-func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.Step], work func(context.Context, *telling) (fleet.Summary, error)) error {
+// stream works on a set, and beside that tells the client of it as fast as the
+// client reads. It returns when both have ended, with why the client was lost, or
+// what came of the work. A client that is gone, or that is given up because it
+// does not read, cancels what has not begun.
+func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.Step], work func(context.Context, *telling) (fleet.Summary, error)) (failure error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	run, err := s.sets.begin(s.limits.sets, cancel)
@@ -159,22 +160,26 @@ func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.St
 	}
 	defer s.sets.forget(run)
 	t := &telling{run: run, more: make(chan struct{}, 1)}
-	var failure error
-	ended := make(chan struct{})
+	ended, told := make(chan struct{}), make(chan error, 1)
 	go func() {
-		defer close(ended)
-		summary, err := work(ctx, t)
-		if failure = err; err == nil {
-			t.summary(summary)
+		lost := t.tell(to, ended)
+		if lost != nil {
+			cancel(fault.Wrap(lost, fault.Aborted, fault.Call, "the client does not read"))
+		}
+		told <- lost
+	}()
+	defer func() { // also where the work broke, which is for the caller to contain
+		close(ended)
+		if lost := <-told; lost != nil {
+			failure = lost
 		}
 	}()
-	lost := t.tell(to, ended)
-	if lost != nil {
-		cancel(fault.Wrap(lost, fault.Aborted, fault.Call, "the client does not read"))
-		<-ended
-		return lost
+	summary, err := work(ctx, t)
+	if err != nil {
+		return err
 	}
-	return failure
+	t.summary(summary)
+	return nil
 }
 
 // tell sends until the work has ended and all is told, or the client is lost.

@@ -250,6 +250,7 @@ func TestActRefusesWhatIsWrong(t *testing.T) {
 		{&lodgev1.ActRequest{Verb: "shutdown", Select: []string{"all"}, Options: &lodgev1.Options{Mode: "shouting"}}, "invalid", "shouting"},
 		{&lodgev1.ActRequest{Verb: "start", Select: []string{"all"}, Timeout: durationpb.New(-1)}, "invalid", "negative"},
 		{&lodgev1.ActRequest{Verb: "start", Select: make([]string, maxSelectors+1)}, "invalid", "too many"},
+		{&lodgev1.ActRequest{Verb: "start", Select: slices.Repeat([]string{strings.Repeat("x", 4096)}, 33)}, "invalid", "too long"},
 	} {
 		stream, err := h.client().Act(h.context(), c.request)
 		ok(t, err)
@@ -298,6 +299,48 @@ func TestCancelEndsTheWorkAndTheStreamTellsOfIt(t *testing.T) {
 	_, results, summary := take(t, stream)
 	if len(results) != 1 || summary.GetCancelled() != 1 || !strings.Contains(results[0].GetFault().GetText(), "client cancelled") {
 		t.Errorf("%v, %v", results, summary)
+	}
+}
+
+// TestABrokenSetIsOneCallsTrouble lets the work on a set panic.
+func TestABrokenSetIsOneCallsTrouble(t *testing.T) {
+	h := serve(t, 0)
+	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+		to.plan(fleet.Plan{Total: 1})
+		panic("a bug")
+	})
+	for stream.Receive() {
+	}
+	if stream.Err() == nil {
+		t.Error("the call ended well")
+	}
+	if n := h.server.sets.count(); n != 0 {
+		t.Errorf("%d sets are left", n)
+	}
+}
+
+// TestWhatIsNoUTF8IsToldAllTheSame has words of a program that writes Latin-1.
+func TestWhatIsNoUTF8IsToldAllTheSame(t *testing.T) {
+	const bad = "caf\xe9"
+	h := serve(t, 0)
+	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+		to.result(fleet.Result{Name: bad, UUID: bad, Outcome: fleet.Failed, Note: bad, Error: errors.New(bad)})
+		return fleet.Summary{Failed: 1}, nil
+	})
+	if _, results, summary := take(t, stream); len(results) != 1 || summary.GetFailed() != 1 {
+		t.Errorf("%v, %v", results, summary)
+	}
+	ctx, leave := context.WithCancelCause(h.context())
+	defer leave(nil)
+	events, err := h.client().Watch(ctx, &lodgev1.WatchRequest{})
+	ok(t, err)
+	next(t, events)
+	h.events.Append(event.Source{Name: bad}, event.DomainTunable{Settings: []event.Setting{{Name: "x", Value: bad}}})
+	h.events.Append(event.Source{Name: bad}, event.DomainIOError{Path: bad, Reason: bad})
+	for range 2 {
+		if e := next(t, events).GetEvent(); e.GetName() != "caf\uFFFD" {
+			t.Errorf("got %v", e)
+		}
 	}
 }
 

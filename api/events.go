@@ -19,15 +19,12 @@ const (
 // about makes an event from what happened, why, and pairs of a field's name and
 // value; fields without a value are left out.
 func about(object, what, detail string, pairs ...string) *lodgev1.Event {
-	e := &lodgev1.Event{Object: object, What: what, Detail: detail}
+	e := &lodgev1.Event{Object: object, What: what, Detail: legible(detail)}
 	for i := 0; i+1 < len(pairs); i += 2 {
 		if pairs[i+1] == "" {
 			continue
 		}
-		if e.Fields == nil {
-			e.Fields = map[string]string{}
-		}
-		e.Fields[pairs[i]] = pairs[i+1]
+		e.Fields = set(e.Fields, pairs[i], pairs[i+1])
 	}
 	return e
 }
@@ -73,7 +70,7 @@ func set(fields map[string]string, name, value string) map[string]string {
 	if fields == nil {
 		fields = map[string]string{}
 	}
-	fields[name] = value
+	fields[name] = legible(value)
 	return fields
 }
 

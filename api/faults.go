@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -32,8 +33,12 @@ func toFault(err error) *lodgev1.Fault {
 	if err == nil {
 		return nil
 	}
-	return &lodgev1.Fault{Kind: fault.Of(err).String(), Subject: fault.About(err).String(), Text: err.Error()}
+	return &lodgev1.Fault{Kind: fault.Of(err).String(), Subject: fault.About(err).String(), Text: legible(err.Error())}
 }
+
+// legible makes text that came from files, QEMU or the kernel fit for a message:
+// one byte that is no UTF-8 would keep the whole message from being sent.
+func legible(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
 // wire gives an error as the protocols carry it, with the fault as its detail.
 // What the protocols found wrong by themselves stays as it is.

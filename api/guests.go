@@ -14,16 +14,22 @@ import (
 	"github.com/lodge-kvm/lodge/host"
 )
 
-// maxSelectors bounds one request.
-const maxSelectors = 1024
+// Bounds of one request. Each guest is compared with every byte of its selectors.
+const (
+	maxSelectors     = 4096
+	maxSelectorBytes = 128 << 10
+)
 
 // selectors reads those of a request.
 func selectors(texts []string) ([]fleet.Selector, error) {
 	if len(texts) > maxSelectors {
 		return nil, fault.New(fault.Invalid, fault.Call, "%d selectors are too many; at most %d", len(texts), maxSelectors)
 	}
-	read := make([]fleet.Selector, 0, len(texts))
+	read, size := make([]fleet.Selector, 0, len(texts)), 0
 	for _, text := range texts {
+		if size += len(text); size > maxSelectorBytes {
+			return nil, fault.New(fault.Invalid, fault.Call, "selectors of more than %d bytes are too long; choose by glob, label or tile", maxSelectorBytes)
+		}
 		s, err := fleet.ParseSelector(text)
 		if err != nil {
 			return nil, err
@@ -74,10 +80,13 @@ func toGuest(m fleet.Member) *lodgev1.Guest {
 	g := &lodgev1.Guest{
 		Name: v.Name, Uuid: v.UUID, Id: int32(max(v.ID, 0)), State: v.State.String(), Reason: string(v.Reason), Since: timestamppb.New(v.Since),
 		Persistent: v.Persistent, Autostart: v.Autostart, ManagedSave: v.ManagedSave, Pid: int32(v.PID),
-		Labels: m.Labels, Tile: m.Labels[tileLabel], Messages: v.Messages,
+		Labels: m.Labels, Tile: m.Labels[tileLabel],
 	}
 	if m.Problem != "" {
-		g.Messages = append([]string{m.Problem}, g.Messages...)
+		g.Messages = append(g.Messages, legible(m.Problem))
+	}
+	for _, message := range v.Messages {
+		g.Messages = append(g.Messages, legible(message))
 	}
 	if d := v.Current(); d != nil {
 		g.Memory, g.MemoryMax, g.Vcpus = memory(d), d.Memory, uint32(vcpus(d))
@@ -108,13 +117,17 @@ func waits(m fleet.Member, sample *guest.Stats, queued host.Waiting) *lodgev1.Wa
 	job := m.Guest.Job()
 	switch {
 	case queued.Guest != "":
-		return &lodgev1.Wait{What: "its start: " + queued.Reason, Since: timestamppb.New(queued.Since)}
+		return waitFor("its start: "+queued.Reason, queued.Since)
 	case !m.View.StuckSince.IsZero():
-		return &lodgev1.Wait{What: m.View.StuckOn, Since: timestamppb.New(m.View.StuckSince)}
+		return waitFor(m.View.StuckOn, m.View.StuckSince)
 	case sample != nil && sample.Stale != nil:
-		return &lodgev1.Wait{What: "QEMU: " + sample.Stale.Error(), Since: timestamppb.New(sample.StaleSince)}
+		return waitFor("QEMU: "+sample.Stale.Error(), sample.StaleSince)
 	case job.Kind != domain.JobNone:
-		return &lodgev1.Wait{What: "the end of its " + string(job.Kind) + " job", Since: timestamppb.New(job.Started)}
+		return waitFor("the end of its "+string(job.Kind)+" job", job.Started)
 	}
 	return nil
+}
+
+func waitFor(what string, since time.Time) *lodgev1.Wait {
+	return &lodgev1.Wait{What: legible(what), Since: timestamppb.New(since)}
 }

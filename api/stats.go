@@ -42,7 +42,7 @@ func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.S
 		if st.Sample == nil {
 			st.Missing = "none has been taken yet"
 			if reasons[i] != nil {
-				st.Missing = reasons[i].Error()
+				st.Missing = legible(reasons[i].Error())
 			}
 		}
 		answer.Guests = append(answer.Guests, st)
@@ -86,7 +86,7 @@ func toSample(st *guest.Stats, now time.Time, devices bool) *lodgev1.Sample {
 		Resident: st.Resident, Balloon: st.Balloon.Current,
 	}
 	if st.Stale != nil {
-		sample.Stale = st.Stale.Error()
+		sample.Stale = legible(st.Stale.Error())
 	}
 	for i := range st.Disks {
 		d := &st.Disks[i]
@@ -131,6 +131,9 @@ func addDevices(sample *lodgev1.Sample, st *guest.Stats) {
 		})
 	}
 	for _, n := range st.NICs {
+		if n.IfName == "" {
+			continue // not counted
+		}
 		sample.Interfaces = append(sample.Interfaces, &lodgev1.Interface{
 			Name: n.IfName, Mac: n.MAC,
 			ReceiveBytes: n.RxBytes, ReceivePackets: n.RxPackets, ReceiveErrors: n.RxErrors, ReceiveDropped: n.RxDropped,
