@@ -146,7 +146,7 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 	if _, swapped := first.Balloon.Figure(SwappedIn); !reported || free != 4096 || swapped || first.Balloon.Updated.Unix() != 7 {
 		t.Errorf("the balloon: %+v", first.Balloon)
 	}
-	if len(first.VCPUs) != 1 || len(first.NICs) != 1 || first.NICs[0].IfName != "lo" || first.NICs[0].index == 0 {
+	if len(first.VCPUs) != 1 || len(first.NICs) != 2 || first.NICs[0].IfName != "lo" || first.NICs[0].index == 0 || first.NICs[1].IfName != "" {
 		t.Errorf("what the kernel tells: %+v", first)
 	}
 	second, asked := s.sample(first, false)
