@@ -172,6 +172,10 @@ func TestUnknownByEitherWay(t *testing.T) {
 	if !covers(submitted, submitted) {
 		t.Error("a document does not cover itself")
 	}
+	other := mustParse(t, `<a x="1"><metadata/><c><d/><d e="4"/></c><b>t</b><b z="2"/></a>`)
+	if !covers(other, submitted) {
+		t.Error("a document does not cover one with its elements in another order")
+	}
 	for _, part := range []string{` x="1"`, ` y=""`, `text`, `<b>text</b>`, ` z="2"`, `<d/>`, ` e="3"`, `<d e="3"/>`, `<m/>`, `<!-- - -->`} {
 		known := mustParse(t, strings.Replace(doc, part, "", 1))
 		lost := 0

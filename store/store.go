@@ -1,19 +1,21 @@
 // Package store keeps what Lodge must not forget: one versioned record per
 // object, in one bbolt file of the data directory.
 //
-// A Put or Delete that has returned nil is on disk. Writers that arrive
-// together share one transaction, so that a storm of definitions costs a few
-// synchronisations and not one each. Only records belong here: no caches, no
+// A Put or Delete that has returned nil is on disk. Those who come while others
+// are written share the next transaction, so that a storm of definitions costs a
+// few synchronisations and not one each. Only records belong here: no caches, no
 // measurements, nothing that can be asked of QEMU or of the kernel.
 package store
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -26,10 +28,6 @@ import (
 // directory to let go. A daemon that is being replaced needs a moment to end.
 const lockWait = 5 * time.Second
 
-// batchDelay is how long a writer waits for company before it commits. It is
-// well below the cost of one synchronisation on a disk.
-const batchDelay = 500 * time.Microsecond
-
 // Kind names a sort of record and the version of its present layout.
 type Kind struct {
 	Name string
@@ -39,7 +37,19 @@ type Kind struct {
 }
 
 // Store is an open store. Its methods may be called concurrently.
-type Store struct{ db *bbolt.DB }
+type Store struct {
+	db *bbolt.DB
+
+	mu      sync.Mutex
+	waiting []*change // for the next transaction; as many as there are callers
+	writing bool      // a goroutine commits, and takes those who wait next
+}
+
+// change is what one caller wants written.
+type change struct {
+	do   func(tx *bbolt.Tx) error
+	done chan error // holds one
+}
 
 // envelope is a record as it lies in the file.
 type envelope[Record any] struct {
@@ -61,7 +71,6 @@ func Open(dir string) (*Store, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot open %s", path)
 	}
-	db.MaxBatchDelay = batchDelay
 	return &Store{db: db}, nil
 }
 
@@ -76,7 +85,7 @@ func (s *Store) Put(k Kind, key string, record any) error {
 	if err := e.Encode(envelope[any]{k.Version, record}); err != nil {
 		return fmt.Errorf("cannot encode %s %q: %w", k.Name, key, err)
 	}
-	err := s.db.Batch(func(tx *bbolt.Tx) error {
+	err := s.write(func(tx *bbolt.Tx) error {
 		b, err := tx.CreateBucketIfNotExists([]byte(k.Name))
 		if err != nil {
 			return err
@@ -88,7 +97,7 @@ func (s *Store) Put(k Kind, key string, record any) error {
 
 // Delete removes a record; one that is not there is no error.
 func (s *Store) Delete(k Kind, key string) error {
-	err := s.db.Batch(func(tx *bbolt.Tx) error {
+	err := s.write(func(tx *bbolt.Tx) error {
 		b := tx.Bucket([]byte(k.Name))
 		if b == nil {
 			return nil
@@ -96,6 +105,50 @@ func (s *Store) Delete(k Kind, key string) error {
 		return b.Delete([]byte(key))
 	})
 	return fault.Wrap(err, fault.Failed, fault.Store, "cannot delete %s %q", k.Name, key)
+}
+
+// write has one thing written, and returns when it is on disk. Nobody waits for
+// company: who comes while others are written is in the next transaction.
+func (s *Store) write(do func(tx *bbolt.Tx) error) error {
+	c := &change{do: do, done: make(chan error, 1)}
+	s.mu.Lock()
+	s.waiting = append(s.waiting, c)
+	if !s.writing {
+		s.writing = true
+		go s.commit() // ends when nobody waits
+	}
+	s.mu.Unlock()
+	return <-c.done
+}
+
+// commit writes what waits until nothing does.
+func (s *Store) commit() {
+	for {
+		s.mu.Lock()
+		all := s.waiting
+		s.waiting = nil
+		s.writing = len(all) > 0
+		s.mu.Unlock()
+		if len(all) == 0 {
+			return
+		}
+		s.transact(all)
+	}
+}
+
+// transact writes changes in one transaction. One that the store refuses, because
+// of its key or its size, changes nothing and keeps no other from being written.
+func (s *Store) transact(all []*change) {
+	refused := make([]error, len(all))
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		for i, c := range all {
+			refused[i] = c.do(tx)
+		}
+		return nil
+	})
+	for i, c := range all {
+		c.done <- cmp.Or(refused[i], err)
+	}
 }
 
 // Get reads a record into the value that into points to.

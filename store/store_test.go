@@ -52,6 +52,29 @@ func TestRecordsSurviveReopening(t *testing.T) {
 	}
 }
 
+func TestARefusedRecordKeepsNoOtherOut(t *testing.T) {
+	s := open(t, t.TempDir())
+	defer closeStore(t, s)
+	var writers sync.WaitGroup
+	for i := range 64 {
+		writers.Go(func() {
+			key := fmt.Sprint(i)
+			if i%8 == 0 {
+				key = "" // no store takes that
+			}
+			if err := s.Put(guests, key, guest{Name: key}); (err != nil) != (key == "") {
+				t.Errorf("record %q: %v", key, err)
+			}
+		})
+	}
+	writers.Wait()
+	for i := range 64 {
+		if err := s.Get(guests, fmt.Sprint(i), new(guest)); (err != nil) != (i%8 == 0) {
+			t.Errorf("record %d: %v", i, err)
+		}
+	}
+}
+
 func TestNewerRecordIsRefusedNotGuessed(t *testing.T) {
 	s := open(t, t.TempDir())
 	defer closeStore(t, s)
