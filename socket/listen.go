@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -74,9 +76,12 @@ func clearStale(ctx context.Context, path string) error {
 		return fault.New(fault.Exists, fault.Host, "%s is there and is not a socket; move it away", path)
 	}
 	dialer := net.Dialer{Timeout: time.Second}
-	if conn, err := dialer.DialContext(ctx, "unix", path); err == nil {
+	switch conn, err := dialer.DialContext(ctx, "unix", path); {
+	case err == nil:
 		_ = conn.Close()
 		return fault.New(fault.Busy, fault.Host, "another daemon listens on %s; stop it first", path)
+	case !errors.Is(err, unix.ECONNREFUSED): // it may only have no room for one more connection now
+		return fault.Wrap(err, fault.Busy, fault.Host, "cannot tell whether another daemon listens on %s", path)
 	}
 	if err := os.Remove(path); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot remove the stale socket %s", path)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -34,6 +36,34 @@ func TestListenTakesOverWhatIsStale(t *testing.T) {
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the socket is left behind: %v", err)
+	}
+}
+
+// TestListenLeavesABusySocketAlone has a daemon that takes no connections just
+// now, and more of them waiting than there is room for.
+func TestListenLeavesABusySocketAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	dialer := net.Dialer{}
+	for {
+		waiting, err := dialer.DialContext(t.Context(), "unix", path)
+		if err != nil {
+			break // no room
+		}
+		defer func() { _ = waiting.Close() }()
+	}
+	if _, err := Listen(t.Context(), Place{Path: path}); !fault.Is(err, fault.Busy) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("the socket was taken away: %v", err)
 	}
 }
 
