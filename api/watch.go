@@ -84,23 +84,14 @@ func (w *watched) wants(e *lodgev1.Event) bool {
 	}
 	g, err := w.guests.ByUUID(e.GetUuid())
 	if err != nil {
-		wanted := w.known[e.GetUuid()] || w.matches(fleet.Member{View: &guest.View{Name: e.GetName(), UUID: e.GetUuid()}})
+		wanted := w.known[e.GetUuid()] || w.fleet.Chooses(w.chosen, fleet.Member{View: &guest.View{Name: e.GetName(), UUID: e.GetUuid()}})
 		delete(w.known, e.GetUuid())
 		return wanted
 	}
-	if w.matches(w.fleet.Of(g)) {
+	if w.fleet.Chooses(w.chosen, w.fleet.Of(g)) {
 		w.known[e.GetUuid()] = true
 	}
 	return w.known[e.GetUuid()]
-}
-
-func (w *watched) matches(m fleet.Member) bool {
-	for _, s := range w.chosen {
-		if s.Matches(m.View, m.Labels) {
-			return true
-		}
-	}
-	return false
 }
 
 // toEvent translates an event.

@@ -3,6 +3,7 @@ package fleet
 import (
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -65,24 +66,30 @@ type Member struct {
 
 // Select gives the guests that any of the selectors chooses, by name.
 func (f *Fleet) Select(selectors []Selector) []Member {
-	var poolsOf func(string) []string
-	for _, s := range selectors {
-		if s.asksPools() {
-			poolsOf = f.poolsOf()
-			break
-		}
-	}
+	chooses := f.chooser(selectors)
 	all := f.members()
 	chosen := all[:0]
 	for _, m := range all {
-		for _, s := range selectors {
-			if s.matches(m.View, m.Labels, poolsOf) {
-				chosen = append(chosen, m)
-				break
-			}
+		if chooses(m) {
+			chosen = append(chosen, m)
 		}
 	}
 	return chosen
+}
+
+// Chooses says whether any of the selectors chooses a guest.
+func (f *Fleet) Chooses(selectors []Selector, m Member) bool { return f.chooser(selectors)(m) }
+
+// chooser gives what says whether any of the selectors chooses a guest, by the
+// pools as they are now.
+func (f *Fleet) chooser(selectors []Selector) func(Member) bool {
+	var poolsOf func(string) []string
+	if slices.ContainsFunc(selectors, Selector.asksPools) {
+		poolsOf = f.poolsOf()
+	}
+	return func(m Member) bool {
+		return slices.ContainsFunc(selectors, func(s Selector) bool { return s.matches(m.View, m.Labels, poolsOf) })
+	}
 }
 
 // members gives everybody. It reads only what has changed since the last time.

@@ -197,8 +197,14 @@ func (h *herd) wants(what string, got []string, want ...string) {
 func (h *herd) chosen(texts ...string) []string {
 	h.t.Helper()
 	var names []string
-	for _, m := range h.Select(selectors(h.t, texts...)) {
+	all, chosen := h.Select(selectors(h.t, "all")), selectors(h.t, texts...)
+	for _, m := range h.Select(chosen) {
 		names = append(names, m.View.Name)
+	}
+	for _, m := range all {
+		if h.Chooses(chosen, m) != slices.Contains(names, m.View.Name) {
+			h.t.Errorf("%q: %s is chosen or not, by itself and among all", texts, m.View.Name)
+		}
 	}
 	return names
 }

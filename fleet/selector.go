@@ -164,11 +164,8 @@ func wrongTerm(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Call, format, args...)
 }
 
-// Matches says whether a guest is chosen. Disks that name a file are not looked
-// for in pools; Fleet.Select does that.
-func (s Selector) Matches(v *guest.View, labels Labels) bool { return s.matches(v, labels, nil) }
-
-// matches asks poolsOf, if there is one, in which pools a disk's file lies.
+// matches says whether a guest is chosen. It asks poolsOf, if there is one, in
+// which pools a disk's file lies.
 func (s Selector) matches(v *guest.View, labels Labels, poolsOf func(path string) []string) bool {
 	for _, t := range s.terms {
 		if t.holds(v, labels, poolsOf) == t.not {

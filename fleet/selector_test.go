@@ -49,7 +49,7 @@ func TestSelectorsChoose(t *testing.T) {
 			t.Errorf("%s: %v, want %v", text, got, want)
 		}
 	}
-	if (Selector{}).Matches(v, labels) {
+	if (Selector{}).matches(v, labels, nil) {
 		t.Error("no selector at all chooses somebody")
 	}
 }
@@ -116,7 +116,7 @@ func FuzzParseSelector(f *testing.F) {
 			return
 		}
 		again, err := ParseSelector(s.String())
-		if err != nil || again.Matches(v, nil) != s.Matches(v, nil) {
+		if err != nil || again.matches(v, nil, nil) != s.matches(v, nil, nil) {
 			t.Errorf("%q is read in two ways: %v", text, err)
 		}
 	})
