@@ -60,6 +60,7 @@ type daemon struct {
 	steps     []*lodgev1.Step
 	held      chan struct{} // where the set waits before its summary; nil: nowhere
 	cancelled chan string
+	die       func() // as of kill -9
 }
 
 func (d *daemon) ListGuests(context.Context, *lodgev1.ListGuestsRequest) (*lodgev1.ListGuestsResponse, error) {
@@ -125,9 +126,10 @@ func (d *daemon) dial(t *testing.T) *Client {
 		_ = server.Serve(l)
 	}()
 	c := Dial(path)
+	d.die = func() { _ = server.Close() }
 	t.Cleanup(func() {
 		c.Close()
-		_ = server.Close()
+		d.die()
 		<-ended
 	})
 	return c
@@ -432,6 +434,23 @@ func TestAStrangerOnTheSocketIsNamed(t *testing.T) {
 	err = c.List(t.Context(), nil, Narrow, io.Discard)
 	if ending, known := errors.AsType[*Ending](err); !known || ending.Status != SomeFailed || !strings.Contains(ending.Text, path) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestADaemonThatDiesIsNamed lets the connection break amid a set.
+func TestADaemonThatDiesIsNamed(t *testing.T) {
+	d := &daemon{steps: []*lodgev1.Step{plan(1), summary(&lodgev1.Summary{})}, held: make(chan struct{})}
+	c := d.dial(t)
+	stream, err := c.Act(t.Context(), &lodgev1.ActRequest{})
+	ok(t, err)
+	if !stream.Receive() {
+		t.Fatal(stream.Err())
+	}
+	d.die()
+	for stream.Receive() {
+	}
+	if ending, known := errors.AsType[*Ending](Failed(stream.Err())); !known || ending.Status != SomeFailed || !strings.Contains(ending.Text, "daemon has gone") {
+		t.Errorf("got %v", stream.Err())
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"syscall"
@@ -101,6 +102,9 @@ func reason(err error) (text, kind string) {
 func told(err error) (text, kind string) {
 	if known, ok := errors.AsType[*fault.Error](err); ok {
 		return known.Error(), known.Kind.String()
+	}
+	if errors.Is(err, io.ErrUnexpectedEOF) { // amid a stream
+		return "the daemon has gone: the connection to it broke", fault.Failed.String()
 	}
 	failed, ok := errors.AsType[*connect.Error](err)
 	if !ok {
