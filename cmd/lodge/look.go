@@ -69,7 +69,7 @@ marked stale.
 			return live(c.Context(), top)
 		},
 	}
-	c.Flags().BoolVar(&once, "once", false, "show the table once; so it is where the output is no terminal")
+	c.Flags().BoolVar(&once, "once", false, "show the table once; the default where the output is no terminal")
 	c.Flags().StringVar(&by, "sort", "cpu", "sort by this `column`: cpu, memory, disk, net, age or name")
 	c.Flags().DurationVar(&every, "every", 2*time.Second, "`time` between two looks")
 	return c

@@ -32,7 +32,7 @@ type setFlags struct {
 }
 
 func (f *setFlags) add(c *cobra.Command) {
-	c.Flags().Uint32Var(&f.request.Parallel, "parallel", 0, "guests worked on at `once` (default: the daemon's choice)")
+	c.Flags().Uint32Var(&f.request.Parallel, "parallel", 0, "`guests` worked on at once (default: the daemon's choice)")
 	c.Flags().BoolVar(&f.request.DryRun, "dry-run", false, "say what would be done, and do nothing")
 	c.Flags().BoolVar(&f.request.StopAtFailure, "stop-at-failure", false, "begin no more once one has failed")
 	c.Flags().DurationVar(&f.timeout, "timeout", 0, "`time` for each guest (default: the verb's own)")
@@ -43,11 +43,13 @@ func (f *setFlags) add(c *cobra.Command) {
 const selectorHelp = `A SELECTOR is a name or a glob of names (web-*), all, or terms joined by commas
 that are all needed: state=paused,label=app:web. Terms are name=, uuid=, state=,
 label=NAME[:GLOB], tile=SET[/NUMBER], pool=, autostart=, persistent=, saved=; "!"
-before a term turns it round. Of several selectors any may choose a guest.
+before a term turns it round. Of several selectors any may choose a guest. States
+are running, paused, shutoff, crashed, shuttingdown, blocked, pmsuspended, active
+and inactive.
 
 The exit status is 0 when all guests are as they should be, 1 when some failed, 2
-when nothing is selected or the request is wrong, 3 when it was cancelled. An
-interrupt cancels what has not begun; a second one leaves at once.`
+when nothing is selected, the request is wrong or no daemon listens, 3 when it was
+cancelled. An interrupt cancels what has not begun; a second one leaves at once.`
 
 // verb is a command that does one thing to a set.
 type verb struct {

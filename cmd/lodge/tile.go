@@ -53,7 +53,7 @@ Each is made whole or not at all.`,
 	}
 	c.Flags().StringVar(&template, "template", "", "`file` of the template, - for standard input")
 	c.Flags().Uint32Var(&request.First, "first", 1, "`number` of the first tile")
-	c.Flags().Uint32Var(&request.Count, "count", 1, "how `many`")
+	c.Flags().Uint32Var(&request.Count, "count", 1, "`number` of tiles")
 	f.addForTiles(c)
 	return c
 }
