@@ -29,7 +29,7 @@ func (g *Guest) measure(ctx context.Context, last *Stats, thorough bool, early f
 		return nil, errNotRunning()
 	}
 	st := &Stats{At: time.Now(), def: v.Active}
-	st.Balloon = Balloon{Current: v.Active.CurrentMemory, Maximum: v.Active.Memory}
+	st.Balloon.Current = v.Active.CurrentMemory
 	g.reg.sampleNICs(st, last)
 	stopped, err := g.reg.sampleProcess(r.PID, st)
 	if err != nil {

@@ -70,8 +70,8 @@ var qemuFigures = [balloonFigures]string{
 // Balloon is what is known of the guest's memory. The guest's own figures are of
 // the time Updated, and only as true as the guest is honest.
 type Balloon struct {
-	Current, Maximum uint64 // bytes
-	Updated          time.Time
+	Current uint64 // bytes
+	Updated time.Time
 
 	figures [balloonFigures]uint64
 	known   uint16 // a bit for each figure that the guest reported
