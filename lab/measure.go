@@ -23,6 +23,9 @@ type Options struct {
 	Samples int    // of each start, end, define and undefine
 	Bare    bool   // run QEMU also without the daemon
 	Guests  []int  // how many run when the daemon's memory is looked at, rising; 0 always is one
+	// Pause is kept before each start through the daemon: for one that makes
+	// something ready while nobody asks it for anything.
+	Pause time.Duration
 	Log     *slog.Logger
 }
 
@@ -202,6 +205,11 @@ func (b *bench) warmUp(ctx context.Context, name string) (command *bare.Command,
 }
 
 func (b *bench) throughDaemon(ctx context.Context, name string) error {
+	select {
+	case <-time.After(b.Pause):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	started, err := b.guests.start(ctx, name)
 	if err != nil {
 		return err

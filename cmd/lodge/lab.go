@@ -61,6 +61,7 @@ at the end. Other guests are left alone. Measure on a quiet host.`,
 	f := c.Flags()
 	f.StringVar(&o.Address, "socket", remote.System, "`path` of the daemon's socket, or a URI")
 	f.StringVar(&o.Name, "name", "", "`name` of the daemon in tables (default: its program's)")
+	f.DurationVar(&o.Pause, "pause", 0, "`time` without a call before each start, for a daemon that makes something ready meanwhile")
 	f.BoolVar(&o.Bare, "bare", false, "also run QEMU without the daemon, with the same arguments")
 	f.IntVar(&o.Samples, "samples", 20, "`number` of times that each thing is done")
 	f.IntSliceVar(&o.Guests, "guests", []int{8, 64}, "`numbers` of guests at which the daemon's memory is looked at, rising")

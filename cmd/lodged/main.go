@@ -23,7 +23,7 @@ func main() {
 	// One more than there are: clients' heavy work takes as many as there are, and
 	// what comes in meanwhile is seen at once.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
-	collectLess()
+	defer runtime.KeepAlive(ballast)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if err := command().ExecuteContext(ctx); err != nil {
