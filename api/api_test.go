@@ -477,7 +477,7 @@ func TestStatusTellsWhatTheDaemonUses(t *testing.T) {
 }
 
 func TestTooMuchIsRefusedByName(t *testing.T) {
-	h := serve(t, 0, func(l *limits) { l.message, l.callsEach = 1<<20, 3 })
+	h := serve(t, 0, func(l *limits) { l.documents, l.callsEach = 1<<20, 3 })
 	big := func(size int) error {
 		stream, err := h.client().Act(h.context(), &lodgev1.ActRequest{Verb: "define", Documents: []string{strings.Repeat("x", size)}})
 		ok(t, err)
@@ -488,6 +488,9 @@ func TestTooMuchIsRefusedByName(t *testing.T) {
 	}
 	if err := big(1<<20 + 1); connect.CodeOf(err) != connect.CodeResourceExhausted {
 		t.Errorf("a large message: %v", err)
+	}
+	if _, err := h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{Select: make([]string, 1<<20)}); connect.CodeOf(err) != connect.CodeResourceExhausted {
+		t.Errorf("a million selectors: %v", err)
 	}
 	ctx, leave := context.WithCancelCause(h.context())
 	defer leave(nil)

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/lodge-kvm/lodge/socket"
 )
@@ -13,7 +14,12 @@ type door struct {
 	net.Listener
 	conns *places
 	log   *slog.Logger
+
+	warned time.Time // belongs to who accepts
 }
+
+// grumble is how often the log is told at most that clients are turned away.
+const grumble = 10 * time.Second
 
 // Accept turns those away for whom there is no place: what one process may
 // hold is far more than a sound client wants.
@@ -27,8 +33,11 @@ func (d *door) Accept() (net.Conn, error) {
 		if d.conns.take(peer.PID, 1) {
 			return &client{Conn: conn, peer: peer, conns: d.conns}, nil
 		}
-		d.log.Warn("too many connections to the API", "pid", peer.PID, "uid", peer.UID)
 		_ = conn.Close()
+		if time.Since(d.warned) > grumble {
+			d.log.Warn("too many connections to the API", "pid", peer.PID, "uid", peer.UID)
+			d.warned = time.Now()
+		}
 	}
 }
 

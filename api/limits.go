@@ -21,7 +21,10 @@ type limits struct {
 	calls, callsEach int // under way
 	streams          int // calls at a time on one connection
 	sets             int // under way
-	message          int // bytes of one message from a client
+	// Bytes of one message from a client: of most calls, and of those that bring
+	// documents. A message of nothing but empty words is thirty times as large in
+	// memory.
+	message, documents int
 	// Bytes of requests that are being taken in and worked on.
 	intake, intakeEach int
 
@@ -36,7 +39,7 @@ type limits struct {
 func defaultLimits() limits {
 	return limits{
 		conns: 4096, connsEach: 1024, calls: 4096, callsEach: 1024, streams: 256, sets: 256,
-		message: 32 << 20, intake: 256 << 20, intakeEach: 64 << 20,
+		message: 256 << 10, documents: 32 << 20, intake: 64 << 20, intakeEach: 32<<20 + 64<<10,
 		handshake: 10 * time.Second, upload: time.Minute, idle: 5 * time.Minute, patience: 60 * time.Second, fresh: time.Minute, grace: 5 * time.Second,
 	}
 }

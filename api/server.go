@@ -112,12 +112,10 @@ func (s *Server) http(calls context.Context) *http.Server {
 		ReadHeaderTimeout: s.limits.handshake,
 		IdleTimeout:       s.limits.idle,
 		MaxHeaderBytes:    64 << 10,
-		HTTP2: &http.HTTP2Config{
+		HTTP2: &http.HTTP2Config{ // without pings: the kernel tells when a client's process has ended
 			MaxConcurrentStreams:          s.limits.streams,
 			MaxReceiveBufferPerConnection: 1 << 20,
 			MaxReceiveBufferPerStream:     256 << 10,
-			SendPingTimeout:               s.limits.patience,
-			PingTimeout:                   s.limits.patience,
 			WriteByteTimeout:              s.limits.patience,
 		},
 		BaseContext: func(net.Listener) context.Context { return calls },
@@ -131,7 +129,7 @@ func (s *Server) http(calls context.Context) *http.Server {
 // handler is the API behind its bounds.
 func (s *Server) handler() http.Handler {
 	options := []connect.HandlerOption{
-		connect.WithReadMaxBytes(s.limits.message),
+		connect.WithConditionalHandlerOptions(s.bounds),
 		connect.WithCompression("gzip", nil, nil), // a socket on the same host gains nothing, and could be bombed
 		connect.WithInterceptors(faults{}),
 		connect.WithRecover(func(_ context.Context, spec connect.Spec, _ http.Header, what any) error {
@@ -146,4 +144,14 @@ func (s *Server) handler() http.Handler {
 		http.Error(w, fmt.Sprintf("there is no %q; calls are %s and others of api/lodge/v1/lodge.proto", r.URL.Path, lodgev1.LodgeListGuestsProcedure), http.StatusNotFound)
 	})
 	return &bounded{Server: s, next: mux, refuse: connect.NewErrorWriter(options...)}
+}
+
+// bounds are those on the messages of a call.
+func (s *Server) bounds(call connect.Spec) []connect.HandlerOption {
+	most := s.limits.message
+	switch call.Procedure {
+	case lodgev1.LodgeActProcedure, lodgev1.LodgeCreateTilesProcedure:
+		most = s.limits.documents
+	}
+	return []connect.HandlerOption{connect.WithReadMaxBytes(most)}
 }
