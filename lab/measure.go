@@ -26,7 +26,7 @@ type Options struct {
 	// Pause is kept before each start through the daemon: for one that makes
 	// something ready while nobody asks it for anything.
 	Pause time.Duration
-	Log     *slog.Logger
+	Log   *slog.Logger
 }
 
 // warmUps is how many starts go before the first that counts: of a daemon that

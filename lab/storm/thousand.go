@@ -33,6 +33,11 @@ func (t *turn) thousand(ctx context.Context) error {
 			return err
 		}
 	}
+	if t.target.Kind != Direct {
+		if err := t.idle(ctx); err != nil {
+			return err
+		}
+	}
 	for i := len(marks) - 1; i > 0; i-- {
 		t.cell.Guests = marks[i]
 		if err := t.part(ctx, MetricDestroy, marks[i-1], marks[i], t.destroy); err != nil {
@@ -61,9 +66,6 @@ func (t *turn) grow(ctx context.Context, first, last int) error {
 	if err := t.look(); err != nil {
 		return err
 	}
-	if err := t.idle(ctx); err != nil {
-		return err
-	}
 	return t.overview(ctx)
 }
 
@@ -77,21 +79,36 @@ func (t *turn) part(ctx context.Context, metric Metric, first, last int, do func
 	return err
 }
 
-// idle takes the daemon's share of a core while nobody asks it anything.
+// rest is how many windows nobody asks anything before a daemon counts as idle:
+// it may go on for a while with what it does for those who asked lately.
+const rest = 35
+
+// idle takes the daemon's share of a core while nobody has asked it anything for
+// a while.
 func (t *turn) idle(ctx context.Context) error {
+	if err := t.wait(ctx, rest*t.Window); err != nil {
+		return err
+	}
 	before, ok := t.daemonTime()
 	begin := time.Now()
-	window, stop := context.WithTimeout(ctx, t.Window)
-	defer stop()
-	<-window.Done()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	if err := t.wait(ctx, 5*t.Window); err != nil {
+		return err
 	}
 	if after, still := t.daemonTime(); ok && still {
 		return t.in(Idle, func() error {
 			t.sample(MetricProcessor, Share, (after-before)/time.Since(begin).Seconds())
 			return nil
 		})
+	}
+	return nil
+}
+
+func (t *turn) wait(ctx context.Context, d time.Duration) error {
+	window, stop := context.WithTimeout(ctx, d)
+	defer stop()
+	<-window.Done()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	return nil
 }
