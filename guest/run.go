@@ -202,9 +202,8 @@ const (
 func (r *run) end(mode endMode) {
 	r.endOnce.Do(func() {
 		close(r.ends)
-		if err := r.process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
-			r.log.Warn("cannot signal QEMU", "pid", r.PID, "error", err)
-		}
+		r.ask()
+		go r.askAgain()
 	})
 	switch mode {
 	case endPolitely:
@@ -216,6 +215,44 @@ func (r *run) end(mode endMode) {
 			return
 		}
 		go r.killAfter(nowPatience)
+	}
+}
+
+// ask asks QEMU to end, by the signal that makes it write out what it holds. It
+// says whether there is anybody to ask.
+func (r *run) ask() bool {
+	err := r.process.Signal(syscall.SIGTERM)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrClosed) {
+		return false
+	}
+	if err != nil {
+		r.log.Warn("cannot signal QEMU", "pid", r.PID, "error", err)
+	}
+	return true
+}
+
+// firstNudge is how long QEMU, which ends within milliseconds when it has nothing
+// to write, is let alone before it is asked again; then twice as long, and so on.
+const firstNudge = 50 * time.Millisecond
+
+// askAgain asks until the process has ended, is killed or is left to another
+// daemon: QEMU 7.2 sometimes loses the wake-up of a signal that comes amid
+// commands, and then sleeps on.
+func (r *run) askAgain() {
+	again := time.NewTimer(firstNudge)
+	defer again.Stop()
+	for wait := 2 * firstNudge; ; wait *= 2 {
+		select {
+		case <-r.process.Exited():
+			return
+		case <-r.kill:
+			return
+		case <-again.C:
+		}
+		if !r.ask() {
+			return
+		}
+		again.Reset(wait)
 	}
 }
 

@@ -278,7 +278,7 @@ func (l *launching) runQEMU(ctx context.Context) (err error) {
 		return err
 	}
 	l.adopt(p)
-	return l.orLastWords(l.joinGroup(ctx))
+	return l.orLastWords(ctx, l.joinGroup(ctx))
 }
 
 // adopt makes a process the run's.
@@ -329,8 +329,8 @@ func (l *launching) closeFiles() {
 }
 
 // shakeHands connects to the monitor, for as long as the process lives.
-func (l *launching) shakeHands(ctx context.Context) error {
-	ctx, cancel := context.WithCancelCause(ctx)
+func (l *launching) shakeHands(starting context.Context) error {
+	ctx, cancel := context.WithCancelCause(starting)
 	defer cancel(nil)
 	go func() {
 		select {
@@ -345,7 +345,7 @@ func (l *launching) shakeHands(ctx context.Context) error {
 		// The greeting comes before the machine is made; this answer does not.
 		err = s.Execute(ctx, "query-status", nil, nil)
 	}
-	return l.orLastWords(err)
+	return l.orLastWords(starting, err)
 }
 
 // endPatience is how long after a failure the kernel may take to report that the
@@ -354,9 +354,9 @@ const endPatience = time.Second
 
 // orLastWords gives, in place of an error that came because QEMU has ended, what
 // QEMU said about that.
-func (l *launching) orLastWords(err error) error {
-	if err == nil {
-		return nil
+func (l *launching) orLastWords(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil { // somebody ended the start: QEMU has no part in that
+		return err
 	}
 	late := time.NewTimer(endPatience)
 	defer late.Stop()
