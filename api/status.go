@@ -46,6 +46,11 @@ func (s *Server) Status(_ context.Context, r *lodgev1.StatusRequest) (*lodgev1.S
 			answer.Active++
 		}
 	}
+	for _, p := range s.Guests.Prepared() {
+		answer.Prepared = append(answer.Prepared, &lodgev1.PreparedGuest{
+			Name: p.Name, Uuid: p.UUID, Pid: int32(p.PID), Since: timestamppb.New(p.Since), Memory: p.Memory,
+		})
+	}
 	return answer, nil
 }
 

@@ -69,6 +69,7 @@ func (c *Client) ShowStatus(ctx context.Context, collect, asJSON bool, out io.Wr
 		{"guests", fmt.Sprintf("%d, %d of them active", s.GetGuests(), s.GetActive())},
 		{"clients", fmt.Sprintf("%d of libvirt's protocol, %d of this one", s.GetLibvirtClients(), s.GetApiClients())},
 		{"sets under way", fmt.Sprint(s.GetSets())},
+		{"prepared", prepared(s.GetPrepared())},
 		{"memory", fmt.Sprintf("%s resident, %s of heap in use", size(s.GetResident()), size(s.GetHeap()))},
 		{"goroutines", fmt.Sprint(s.GetGoroutines())},
 		{"threads", fmt.Sprint(s.GetThreads())},
@@ -79,6 +80,15 @@ func (c *Client) ShowStatus(ctx context.Context, collect, asJSON bool, out io.Wr
 		t.add(line[0], line[1])
 	}
 	return Failed(t.write(out))
+}
+
+// prepared says how many guests a QEMU waits for, and what that costs.
+func prepared(all []*lodgev1.PreparedGuest) string {
+	var memory uint64
+	for _, p := range all {
+		memory += p.GetMemory()
+	}
+	return fmt.Sprintf("%d guests, %s of memory of their own", len(all), size(memory))
 }
 
 // ShowTiles lists the tiles.

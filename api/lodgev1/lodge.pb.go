@@ -2700,8 +2700,9 @@ type StatusResponse struct {
 	Cpu            *durationpb.Duration   `protobuf:"bytes,12,opt,name=cpu,proto3" json:"cpu,omitempty"`                                  // of the daemon
 	ApiClients     uint32                 `protobuf:"varint,13,opt,name=api_clients,json=apiClients,proto3" json:"api_clients,omitempty"` // connections to this API
 	LibvirtClients uint32                 `protobuf:"varint,14,opt,name=libvirt_clients,json=libvirtClients,proto3" json:"libvirt_clients,omitempty"`
-	Sets           uint32                 `protobuf:"varint,15,opt,name=sets,proto3" json:"sets,omitempty"`    // under way
-	Events         *Cursor                `protobuf:"bytes,16,opt,name=events,proto3" json:"events,omitempty"` // the newest event
+	Sets           uint32                 `protobuf:"varint,15,opt,name=sets,proto3" json:"sets,omitempty"`        // under way
+	Events         *Cursor                `protobuf:"bytes,16,opt,name=events,proto3" json:"events,omitempty"`     // the newest event
+	Prepared       []*PreparedGuest       `protobuf:"bytes,17,rep,name=prepared,proto3" json:"prepared,omitempty"` // QEMU processes that wait for a guest which is started often
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2846,6 +2847,89 @@ func (x *StatusResponse) GetEvents() *Cursor {
 		return x.Events
 	}
 	return nil
+}
+
+func (x *StatusResponse) GetPrepared() []*PreparedGuest {
+	if x != nil {
+		return x.Prepared
+	}
+	return nil
+}
+
+type PreparedGuest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Uuid          string                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	Pid           int32                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
+	Memory        uint64                 `protobuf:"varint,5,opt,name=memory,proto3" json:"memory,omitempty"` // bytes that the process alone holds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreparedGuest) Reset() {
+	*x = PreparedGuest{}
+	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreparedGuest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreparedGuest) ProtoMessage() {}
+
+func (x *PreparedGuest) ProtoReflect() protoreflect.Message {
+	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreparedGuest.ProtoReflect.Descriptor instead.
+func (*PreparedGuest) Descriptor() ([]byte, []int) {
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *PreparedGuest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PreparedGuest) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *PreparedGuest) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *PreparedGuest) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *PreparedGuest) GetMemory() uint64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
 }
 
 var File_lodge_v1_lodge_proto protoreflect.FileDescriptor
@@ -3090,7 +3174,7 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\")\n" +
 	"\rStatusRequest\x12\x18\n" +
-	"\acollect\x18\x01 \x01(\bR\acollect\"\x96\x04\n" +
+	"\acollect\x18\x01 \x01(\bR\acollect\"\xcb\x04\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x121\n" +
@@ -3111,7 +3195,14 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"apiClients\x12'\n" +
 	"\x0flibvirt_clients\x18\x0e \x01(\rR\x0elibvirtClients\x12\x12\n" +
 	"\x04sets\x18\x0f \x01(\rR\x04sets\x12(\n" +
-	"\x06events\x18\x10 \x01(\v2\x10.lodge.v1.CursorR\x06events2\x95\x05\n" +
+	"\x06events\x18\x10 \x01(\v2\x10.lodge.v1.CursorR\x06events\x123\n" +
+	"\bprepared\x18\x11 \x03(\v2\x17.lodge.v1.PreparedGuestR\bprepared\"\x93\x01\n" +
+	"\rPreparedGuest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\x05R\x03pid\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06memory\x18\x05 \x01(\x04R\x06memory2\x95\x05\n" +
 	"\x05Lodge\x12L\n" +
 	"\n" +
 	"ListGuests\x12\x1b.lodge.v1.ListGuestsRequest\x1a\x1c.lodge.v1.ListGuestsResponse\"\x03\x90\x02\x01\x12=\n" +
@@ -3138,7 +3229,7 @@ func file_lodge_v1_lodge_proto_rawDescGZIP() []byte {
 	return file_lodge_v1_lodge_proto_rawDescData
 }
 
-var file_lodge_v1_lodge_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_lodge_v1_lodge_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_lodge_v1_lodge_proto_goTypes = []any{
 	(*Fault)(nil),                 // 0: lodge.v1.Fault
 	(*ListGuestsRequest)(nil),     // 1: lodge.v1.ListGuestsRequest
@@ -3175,88 +3266,91 @@ var file_lodge_v1_lodge_proto_goTypes = []any{
 	(*Waiting)(nil),               // 32: lodge.v1.Waiting
 	(*StatusRequest)(nil),         // 33: lodge.v1.StatusRequest
 	(*StatusResponse)(nil),        // 34: lodge.v1.StatusResponse
-	nil,                           // 35: lodge.v1.Guest.LabelsEntry
-	nil,                           // 36: lodge.v1.Sample.GuestMemoryEntry
-	nil,                           // 37: lodge.v1.GuestStats.LabelsEntry
-	nil,                           // 38: lodge.v1.Options.SettingsEntry
-	nil,                           // 39: lodge.v1.Event.FieldsEntry
-	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
+	(*PreparedGuest)(nil),         // 35: lodge.v1.PreparedGuest
+	nil,                           // 36: lodge.v1.Guest.LabelsEntry
+	nil,                           // 37: lodge.v1.Sample.GuestMemoryEntry
+	nil,                           // 38: lodge.v1.GuestStats.LabelsEntry
+	nil,                           // 39: lodge.v1.Options.SettingsEntry
+	nil,                           // 40: lodge.v1.Event.FieldsEntry
+	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
 }
 var file_lodge_v1_lodge_proto_depIdxs = []int32{
 	3,  // 0: lodge.v1.ListGuestsResponse.guests:type_name -> lodge.v1.Guest
-	40, // 1: lodge.v1.Guest.since:type_name -> google.protobuf.Timestamp
-	35, // 2: lodge.v1.Guest.labels:type_name -> lodge.v1.Guest.LabelsEntry
+	41, // 1: lodge.v1.Guest.since:type_name -> google.protobuf.Timestamp
+	36, // 2: lodge.v1.Guest.labels:type_name -> lodge.v1.Guest.LabelsEntry
 	5,  // 3: lodge.v1.Guest.sample:type_name -> lodge.v1.Sample
 	4,  // 4: lodge.v1.Guest.wait:type_name -> lodge.v1.Wait
-	40, // 5: lodge.v1.Wait.since:type_name -> google.protobuf.Timestamp
-	40, // 6: lodge.v1.Sample.at:type_name -> google.protobuf.Timestamp
-	41, // 7: lodge.v1.Sample.age:type_name -> google.protobuf.Duration
-	41, // 8: lodge.v1.Sample.cpu:type_name -> google.protobuf.Duration
-	41, // 9: lodge.v1.Sample.cpu_user:type_name -> google.protobuf.Duration
-	41, // 10: lodge.v1.Sample.cpu_system:type_name -> google.protobuf.Duration
+	41, // 5: lodge.v1.Wait.since:type_name -> google.protobuf.Timestamp
+	41, // 6: lodge.v1.Sample.at:type_name -> google.protobuf.Timestamp
+	42, // 7: lodge.v1.Sample.age:type_name -> google.protobuf.Duration
+	42, // 8: lodge.v1.Sample.cpu:type_name -> google.protobuf.Duration
+	42, // 9: lodge.v1.Sample.cpu_user:type_name -> google.protobuf.Duration
+	42, // 10: lodge.v1.Sample.cpu_system:type_name -> google.protobuf.Duration
 	6,  // 11: lodge.v1.Sample.disks:type_name -> lodge.v1.Disk
 	7,  // 12: lodge.v1.Sample.interfaces:type_name -> lodge.v1.Interface
 	8,  // 13: lodge.v1.Sample.vcpus:type_name -> lodge.v1.VCPU
-	36, // 14: lodge.v1.Sample.guest_memory:type_name -> lodge.v1.Sample.GuestMemoryEntry
-	41, // 15: lodge.v1.Disk.read_time:type_name -> google.protobuf.Duration
-	41, // 16: lodge.v1.Disk.write_time:type_name -> google.protobuf.Duration
-	41, // 17: lodge.v1.Disk.flush_time:type_name -> google.protobuf.Duration
-	41, // 18: lodge.v1.VCPU.time:type_name -> google.protobuf.Duration
-	41, // 19: lodge.v1.VCPU.waiting:type_name -> google.protobuf.Duration
-	41, // 20: lodge.v1.StatsRequest.fresh_within:type_name -> google.protobuf.Duration
+	37, // 14: lodge.v1.Sample.guest_memory:type_name -> lodge.v1.Sample.GuestMemoryEntry
+	42, // 15: lodge.v1.Disk.read_time:type_name -> google.protobuf.Duration
+	42, // 16: lodge.v1.Disk.write_time:type_name -> google.protobuf.Duration
+	42, // 17: lodge.v1.Disk.flush_time:type_name -> google.protobuf.Duration
+	42, // 18: lodge.v1.VCPU.time:type_name -> google.protobuf.Duration
+	42, // 19: lodge.v1.VCPU.waiting:type_name -> google.protobuf.Duration
+	42, // 20: lodge.v1.StatsRequest.fresh_within:type_name -> google.protobuf.Duration
 	11, // 21: lodge.v1.StatsResponse.guests:type_name -> lodge.v1.GuestStats
 	5,  // 22: lodge.v1.GuestStats.sample:type_name -> lodge.v1.Sample
-	37, // 23: lodge.v1.GuestStats.labels:type_name -> lodge.v1.GuestStats.LabelsEntry
-	41, // 24: lodge.v1.ActRequest.timeout:type_name -> google.protobuf.Duration
+	38, // 23: lodge.v1.GuestStats.labels:type_name -> lodge.v1.GuestStats.LabelsEntry
+	42, // 24: lodge.v1.ActRequest.timeout:type_name -> google.protobuf.Duration
 	13, // 25: lodge.v1.ActRequest.options:type_name -> lodge.v1.Options
-	41, // 26: lodge.v1.Options.grace:type_name -> google.protobuf.Duration
-	38, // 27: lodge.v1.Options.settings:type_name -> lodge.v1.Options.SettingsEntry
+	42, // 26: lodge.v1.Options.grace:type_name -> google.protobuf.Duration
+	39, // 27: lodge.v1.Options.settings:type_name -> lodge.v1.Options.SettingsEntry
 	15, // 28: lodge.v1.Step.plan:type_name -> lodge.v1.Plan
 	16, // 29: lodge.v1.Step.result:type_name -> lodge.v1.Result
 	17, // 30: lodge.v1.Step.summary:type_name -> lodge.v1.Summary
 	0,  // 31: lodge.v1.Result.fault:type_name -> lodge.v1.Fault
-	41, // 32: lodge.v1.Result.queued:type_name -> google.protobuf.Duration
-	41, // 33: lodge.v1.Result.took:type_name -> google.protobuf.Duration
-	41, // 34: lodge.v1.Summary.took:type_name -> google.protobuf.Duration
+	42, // 32: lodge.v1.Result.queued:type_name -> google.protobuf.Duration
+	42, // 33: lodge.v1.Result.took:type_name -> google.protobuf.Duration
+	42, // 34: lodge.v1.Summary.took:type_name -> google.protobuf.Duration
 	22, // 35: lodge.v1.ListTilesResponse.tiles:type_name -> lodge.v1.Tile
 	26, // 36: lodge.v1.WatchRequest.after:type_name -> lodge.v1.Cursor
 	26, // 37: lodge.v1.WatchResponse.begin:type_name -> lodge.v1.Cursor
 	28, // 38: lodge.v1.WatchResponse.event:type_name -> lodge.v1.Event
 	29, // 39: lodge.v1.WatchResponse.gap:type_name -> lodge.v1.Gap
-	40, // 40: lodge.v1.Event.time:type_name -> google.protobuf.Timestamp
-	39, // 41: lodge.v1.Event.fields:type_name -> lodge.v1.Event.FieldsEntry
+	41, // 40: lodge.v1.Event.time:type_name -> google.protobuf.Timestamp
+	40, // 41: lodge.v1.Event.fields:type_name -> lodge.v1.Event.FieldsEntry
 	32, // 42: lodge.v1.StartQueueResponse.waiting:type_name -> lodge.v1.Waiting
-	40, // 43: lodge.v1.Waiting.since:type_name -> google.protobuf.Timestamp
-	40, // 44: lodge.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	41, // 45: lodge.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	41, // 46: lodge.v1.StatusResponse.cpu:type_name -> google.protobuf.Duration
+	41, // 43: lodge.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	41, // 44: lodge.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	42, // 45: lodge.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	42, // 46: lodge.v1.StatusResponse.cpu:type_name -> google.protobuf.Duration
 	26, // 47: lodge.v1.StatusResponse.events:type_name -> lodge.v1.Cursor
-	1,  // 48: lodge.v1.Lodge.ListGuests:input_type -> lodge.v1.ListGuestsRequest
-	9,  // 49: lodge.v1.Lodge.Stats:input_type -> lodge.v1.StatsRequest
-	12, // 50: lodge.v1.Lodge.Act:input_type -> lodge.v1.ActRequest
-	18, // 51: lodge.v1.Lodge.Cancel:input_type -> lodge.v1.CancelRequest
-	20, // 52: lodge.v1.Lodge.ListTiles:input_type -> lodge.v1.ListTilesRequest
-	23, // 53: lodge.v1.Lodge.CreateTiles:input_type -> lodge.v1.CreateTilesRequest
-	24, // 54: lodge.v1.Lodge.RemoveTiles:input_type -> lodge.v1.RemoveTilesRequest
-	25, // 55: lodge.v1.Lodge.Watch:input_type -> lodge.v1.WatchRequest
-	30, // 56: lodge.v1.Lodge.StartQueue:input_type -> lodge.v1.StartQueueRequest
-	33, // 57: lodge.v1.Lodge.Status:input_type -> lodge.v1.StatusRequest
-	2,  // 58: lodge.v1.Lodge.ListGuests:output_type -> lodge.v1.ListGuestsResponse
-	10, // 59: lodge.v1.Lodge.Stats:output_type -> lodge.v1.StatsResponse
-	14, // 60: lodge.v1.Lodge.Act:output_type -> lodge.v1.Step
-	19, // 61: lodge.v1.Lodge.Cancel:output_type -> lodge.v1.CancelResponse
-	21, // 62: lodge.v1.Lodge.ListTiles:output_type -> lodge.v1.ListTilesResponse
-	14, // 63: lodge.v1.Lodge.CreateTiles:output_type -> lodge.v1.Step
-	14, // 64: lodge.v1.Lodge.RemoveTiles:output_type -> lodge.v1.Step
-	27, // 65: lodge.v1.Lodge.Watch:output_type -> lodge.v1.WatchResponse
-	31, // 66: lodge.v1.Lodge.StartQueue:output_type -> lodge.v1.StartQueueResponse
-	34, // 67: lodge.v1.Lodge.Status:output_type -> lodge.v1.StatusResponse
-	58, // [58:68] is the sub-list for method output_type
-	48, // [48:58] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	35, // 48: lodge.v1.StatusResponse.prepared:type_name -> lodge.v1.PreparedGuest
+	41, // 49: lodge.v1.PreparedGuest.since:type_name -> google.protobuf.Timestamp
+	1,  // 50: lodge.v1.Lodge.ListGuests:input_type -> lodge.v1.ListGuestsRequest
+	9,  // 51: lodge.v1.Lodge.Stats:input_type -> lodge.v1.StatsRequest
+	12, // 52: lodge.v1.Lodge.Act:input_type -> lodge.v1.ActRequest
+	18, // 53: lodge.v1.Lodge.Cancel:input_type -> lodge.v1.CancelRequest
+	20, // 54: lodge.v1.Lodge.ListTiles:input_type -> lodge.v1.ListTilesRequest
+	23, // 55: lodge.v1.Lodge.CreateTiles:input_type -> lodge.v1.CreateTilesRequest
+	24, // 56: lodge.v1.Lodge.RemoveTiles:input_type -> lodge.v1.RemoveTilesRequest
+	25, // 57: lodge.v1.Lodge.Watch:input_type -> lodge.v1.WatchRequest
+	30, // 58: lodge.v1.Lodge.StartQueue:input_type -> lodge.v1.StartQueueRequest
+	33, // 59: lodge.v1.Lodge.Status:input_type -> lodge.v1.StatusRequest
+	2,  // 60: lodge.v1.Lodge.ListGuests:output_type -> lodge.v1.ListGuestsResponse
+	10, // 61: lodge.v1.Lodge.Stats:output_type -> lodge.v1.StatsResponse
+	14, // 62: lodge.v1.Lodge.Act:output_type -> lodge.v1.Step
+	19, // 63: lodge.v1.Lodge.Cancel:output_type -> lodge.v1.CancelResponse
+	21, // 64: lodge.v1.Lodge.ListTiles:output_type -> lodge.v1.ListTilesResponse
+	14, // 65: lodge.v1.Lodge.CreateTiles:output_type -> lodge.v1.Step
+	14, // 66: lodge.v1.Lodge.RemoveTiles:output_type -> lodge.v1.Step
+	27, // 67: lodge.v1.Lodge.Watch:output_type -> lodge.v1.WatchResponse
+	31, // 68: lodge.v1.Lodge.StartQueue:output_type -> lodge.v1.StartQueueResponse
+	34, // 69: lodge.v1.Lodge.Status:output_type -> lodge.v1.StatusResponse
+	60, // [60:70] is the sub-list for method output_type
+	50, // [50:60] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_lodge_v1_lodge_proto_init() }
@@ -3280,7 +3374,7 @@ func file_lodge_v1_lodge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lodge_v1_lodge_proto_rawDesc), len(file_lodge_v1_lodge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
