@@ -44,6 +44,9 @@ type Style struct {
 	ID     int
 	// Secure writes passwords.
 	Secure bool
+	// Settled says that the definition has nothing in it that only a running guest
+	// has, as one that was parsed; it need not be copied then.
+	Settled bool
 }
 
 // Parse reads the definition of a guest.
@@ -74,7 +77,7 @@ func Parse(doc string, opts Options) (*domain.Definition, error) {
 
 // Format writes a definition as virsh dumpxml of libvirt 9.0 shows it.
 func Format(def *domain.Definition, style Style) (string, error) {
-	if !style.Active {
+	if !style.Active && !style.Settled {
 		def = def.Clone()
 		Settle(def)
 	}

@@ -75,7 +75,7 @@ func completion(c *qemu.Capabilities) *domainxml.Host {
 
 // define takes a definition in. It runs in the loop.
 func (g *Guest) define(def *domain.Definition, doc string) error {
-	text, err := domainxml.Format(def, domainxml.Style{Secure: true})
+	text, err := domainxml.Format(def, domainxml.Style{Secure: true, Settled: true})
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,23 @@ func understand(doc string, c *Capabilities) (*domain.Definition, error) {
 	if err != nil {
 		return nil, err
 	}
-	return def, Complete(def, c)
+	if err := Complete(def, c); err != nil {
+		return def, err
+	}
+	return def, settled(def)
+}
+
+// settled holds that a completed definition has nothing that only a running guest
+// has: who stores it does not look for that again.
+func settled(def *domain.Definition) error {
+	as, err := domainxml.Format(def, domainxml.Style{Secure: true, Settled: true})
+	if err != nil {
+		return err
+	}
+	if settling, err := domainxml.Format(def, domainxml.Style{Secure: true}); err != nil || as != settling {
+		return fmt.Errorf("a completed definition is not settled: %s", cmp.Diff(settling, as))
+	}
+	return nil
 }
 
 type zeros struct{}

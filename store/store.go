@@ -64,7 +64,9 @@ func Open(dir string) (*Store, error) {
 		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot make data directory %s", dir)
 	}
 	path := filepath.Join(dir, "lodge.db")
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, FreelistType: bbolt.FreelistMapType})
+	// The list of free pages is found again by reading the file, which is small,
+	// rather than written with every record.
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, FreelistType: bbolt.FreelistMapType, NoFreelistSync: true})
 	if errors.Is(err, berrors.ErrTimeout) {
 		return nil, fault.New(fault.Busy, fault.Store, "cannot open %s: another lodged uses this data directory; stop it or give another --data", path)
 	}

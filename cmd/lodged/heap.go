@@ -4,4 +4,4 @@ package main
 // host. The collector, which begins when as much has been allocated as lives,
 // counts it: a daemon with few guests would else collect dozens of times in a
 // storm. One with many hardly notices.
-var ballast = make([]byte, 10<<20)
+var ballast = make([]byte, 14<<20)
