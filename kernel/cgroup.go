@@ -49,6 +49,19 @@ type Cgroups struct {
 	trees  map[Controller]string
 	parent string
 	absent map[Controller]string
+	// turns are held by those who change groups. The kernel does one at a time in
+	// any case, and whoever waits for it there holds a thread.
+	turns chan struct{}
+}
+
+// mostChanging is how many change groups at a time.
+const mostChanging = 2
+
+// change changes a group when it is its turn.
+func (c *Cgroups) change(do func() error) error {
+	c.turns <- struct{}{}
+	defer func() { <-c.turns }()
+	return do()
 }
 
 // OpenCgroups finds the host's control groups and makes the parent group of the
@@ -56,7 +69,10 @@ type Cgroups struct {
 // are told by Absent; on a host where none can, groups are names without effect
 // and every limit is absent.
 func OpenCgroups(root Root, instance string) *Cgroups {
-	c := &Cgroups{root: root, parent: "lodge", trees: map[Controller]string{}, absent: map[Controller]string{}}
+	c := &Cgroups{
+		root: root, parent: "lodge", trees: map[Controller]string{}, absent: map[Controller]string{},
+		turns: make(chan struct{}, mostChanging),
+	}
 	if instance != "" {
 		c.parent += "-" + instance
 	}

@@ -75,7 +75,9 @@ func (g *Group) there() error {
 // Create makes the group; one that is there already is used as it is. A guest's
 // group comes before those of its threads, and in version 2 must have its process
 // before they are made.
-func (g *Group) Create() error {
+func (g *Group) Create() error { return g.cgroups.change(g.create) }
+
+func (g *Group) create() error {
 	for _, dir := range g.dirs() {
 		if err := makeGroup(dir); err != nil {
 			return g.failed(err, "create")
@@ -124,12 +126,14 @@ func (g *Group) AddThread(tid int) error {
 }
 
 func (g *Group) add(knob string, id int) error {
-	for _, dir := range g.dirs() {
-		if err := writeKnob(dir, knob, strconv.Itoa(id)); err != nil {
-			return g.failed(err, "move process "+strconv.Itoa(id)+" into")
+	return g.cgroups.change(func() error {
+		for _, dir := range g.dirs() {
+			if err := writeKnob(dir, knob, strconv.Itoa(id)); err != nil {
+				return g.failed(err, "move process "+strconv.Itoa(id)+" into")
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // Processes lists the processes in a guest's group and in the groups of its
@@ -203,16 +207,18 @@ func (g *Group) Kill(ctx context.Context) error {
 // that are ending until ctx ends, and is then Busy. A missing group is fine.
 func (g *Group) Remove(ctx context.Context) error {
 	return g.until(ctx, "remove", func() (bool, error) {
-		for _, dir := range g.dirs() {
-			err := removeTree(dir)
-			if errors.Is(err, syscall.EBUSY) {
-				return false, nil
+		err := g.cgroups.change(func() error {
+			for _, dir := range g.dirs() {
+				if err := removeTree(dir); err != nil {
+					return err
+				}
 			}
-			if err != nil {
-				return true, g.failed(err, "remove")
-			}
+			return nil
+		})
+		if errors.Is(err, syscall.EBUSY) {
+			return false, nil
 		}
-		return true, nil
+		return true, g.failed(err, "remove")
 	})
 }
 

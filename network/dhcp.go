@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/link"
 )
 
@@ -21,6 +22,9 @@ func (n *Network) serve(ctx context.Context, d *Definition) error {
 	content, needed := d.service()
 	if !needed {
 		return nil
+	}
+	if err := new(kernel.Root).RoomForInotify(); err != nil {
+		return err
 	}
 	service, err := link.StartDnsmasq(ctx, n.files(), content)
 	if err != nil {
