@@ -16,6 +16,8 @@ const (
 	statsNoWait     = 1 << 29
 	listActive      = 1
 	eventLifecycle  = 0
+	eventSuspended  = 3
+	eventResumed    = 4
 	maxMemoryStats  = 16
 	stateRunning    = 1
 	statePaused     = 3

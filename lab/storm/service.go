@@ -54,7 +54,8 @@ func (s *service) end() error {
 		return nil
 	case <-late.C:
 	}
-	_ = s.command.Process.Kill()
+	// A shell between hears no SIGKILL of the daemon's: the whole group is meant.
+	_ = syscall.Kill(-s.command.Process.Pid, syscall.SIGKILL)
 	<-s.ended
 	return fault.New(fault.Timeout, fault.Host, "%q did not end within %s and was killed%s", strings.Join(s.command.Args[2:], " "), servicePatience, s.lastWords())
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // starts defines, starts, destroys and undefines all guests; while they run,
@@ -31,8 +32,8 @@ func (t *turn) starts(ctx context.Context) error {
 	return t.storm(ctx, MetricUndefine, 0, n, t.undefine)
 }
 
-// definitions defines and undefines all guests.
-func (t *turn) definitions(ctx context.Context) error {
+// defines defines and undefines all guests.
+func (t *turn) defines(ctx context.Context) error {
 	if err := t.storm(ctx, MetricDefine, 0, t.cell.Guests, t.define); err != nil {
 		return err
 	}
@@ -91,7 +92,14 @@ func (t *turn) askStats(ctx context.Context, flags uint32, stopped bool) error {
 		return err
 	}
 	defer closeAll(conns)
+	// What a stopped QEMU does to a daemon may show late: the calls are spread.
+	again := time.NewTicker(t.Window / asks)
+	defer again.Stop()
 	results := t.repeat(ctx, asks, func(ctx context.Context) result {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+		}
 		return t.time(ctx, func(ctx context.Context) error {
 			n, err := allStats(ctx, conns[0], flags)
 			if err == nil && n < t.cell.Guests {

@@ -159,10 +159,9 @@ func (b *bench) shapes() (all []shape) {
 // capture runs one guest, and copies what the daemon runs for it.
 func (b *bench) capture(ctx context.Context, target *target, s shape) (command *bare.Command, err error) {
 	t := &turn{bench: b, target: target, shape: s, cell: Cell{Target: target.Name, Guests: 1, Clients: 1, Disks: s.disks}}
-	t.domains = make([]xdr.Domain, 1)
 	defer func() { err = errors.Join(err, t.clear(context.WithoutCancel(ctx))) }()
 	dir := filepath.Join(b.dir, fmt.Sprintf("bare-%s-%d-%d", target.Name, s.disks, s.memory))
-	if err := errors.Join(os.MkdirAll(dir, 0o700), b.makePlace(s, 0)); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o700), t.prepare(1)); err != nil {
 		return nil, err
 	}
 	if t.clients, err = t.dial(ctx, 1); err != nil {

@@ -86,6 +86,9 @@ const rest = 35
 // idle takes the daemon's share of a core while nobody has asked it anything for
 // a while.
 func (t *turn) idle(ctx context.Context) error {
+	if _, ok := t.daemonTime(); !ok {
+		return nil
+	}
 	if err := t.wait(ctx, rest*t.Window); err != nil {
 		return err
 	}

@@ -16,20 +16,22 @@ import (
 // turn is one scenario with one target, once.
 type turn struct {
 	*bench
-	target  *target
-	cell    Cell
-	shape   shape
-	clients []*remote.Conn  // of a daemon
-	domains []xdr.Domain    // by the guest's number, once defined
-	running []*bare.Process // by the guest's number, of the bare command line
-	halted  []*halted       // stopped QEMUs
+	target      *target
+	cell        Cell
+	shape       shape
+	clients     []*remote.Conn  // of a daemon
+	domains     []xdr.Domain    // by the guest's number, once defined
+	definitions []string        // by the guest's number
+	commands    []*bare.Command // by the guest's number, of the bare command line
+	running     []*bare.Process // by the guest's number, of the bare command line
+	halted      []*halted       // stopped QEMUs
 
 	mu sync.Mutex // guards running
 }
 
 // scenarios are what turns do.
 var scenarios = map[Scenario]func(*turn, context.Context) error{
-	Start: (*turn).starts, Define: (*turn).definitions, Stats: (*turn).statistics, Wedge: (*turn).wedge,
+	Start: (*turn).starts, Define: (*turn).defines, Stats: (*turn).statistics, Wedge: (*turn).wedge,
 	Adopt: (*turn).adopt, Save: (*turn).saves, Connect: (*turn).connections, Same: (*turn).same, Thousand: (*turn).thousand,
 }
 
@@ -58,13 +60,9 @@ func (b *bench) take(ctx context.Context, target *target, cell Cell, shape shape
 		return err
 	}
 	t := &turn{bench: b, target: target, cell: cell, shape: shape}
-	t.domains = make([]xdr.Domain, cell.Guests+spares)
-	t.running = make([]*bare.Process, cell.Guests+spares)
 	defer func() { err = errors.Join(err, t.clear(context.WithoutCancel(ctx))) }()
-	for i := range cell.Guests + spares {
-		if err := b.makePlace(shape, i); err != nil {
-			return err
-		}
+	if err := t.prepare(cell.Guests + spares); err != nil {
+		return err
 	}
 	if target.Kind == Daemon {
 		if t.clients, err = t.dial(ctx, cell.Clients); err != nil {
@@ -72,6 +70,25 @@ func (b *bench) take(ctx context.Context, target *target, cell Cell, shape shape
 		}
 	}
 	return scenarios[cell.Scenario](t, ctx)
+}
+
+// prepare makes what guests need of the lab, so that no clock runs while the lab
+// does its own work.
+func (t *turn) prepare(guests int) error {
+	t.domains = make([]xdr.Domain, guests)
+	t.definitions = make([]string, guests)
+	t.commands = make([]*bare.Command, guests)
+	t.running = make([]*bare.Process, guests)
+	for i := range guests {
+		if err := t.makePlace(t.shape, i); err != nil {
+			return err
+		}
+		t.definitions[i] = t.shape.definition(t.dir, t.name(i))
+		if t.target.Kind == Direct {
+			t.commands[i] = t.target.commands[t.shape].For(t.name(i), t.place(i))
+		}
+	}
+	return nil
 }
 
 // dial makes connections, one after the other.
@@ -95,12 +112,10 @@ func closeAll(conns []*remote.Conn) {
 	}
 }
 
-func (t *turn) document(guest int) string { return t.shape.definition(t.dir, t.name(guest)) }
-
 // The four things that are done to a guest, by a client.
 
 func (t *turn) define(ctx context.Context, client, guest int) (err error) {
-	t.domains[guest], err = define(ctx, t.clients[client], t.document(guest))
+	t.domains[guest], err = define(ctx, t.clients[client], t.definitions[guest])
 	return err
 }
 
@@ -112,7 +127,7 @@ func (t *turn) start(ctx context.Context, client, guest int) error {
 	if t.target.Kind == Daemon {
 		return start(ctx, t.clients[client], t.domains[guest])
 	}
-	p, _, err := t.target.commands[t.shape].For(t.name(guest), t.place(guest)).Run(ctx)
+	p, _, err := t.commands[guest].Run(ctx)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.running[guest] = p

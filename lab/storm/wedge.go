@@ -107,7 +107,8 @@ func hang(ctx context.Context, c *remote.Conn, guest xdr.Domain, number int, beg
 		begin := time.Now()
 		err := question(ctx, c, guest)
 		results = append(results, result{time.Since(begin), err})
-		if refused, ok := errors.AsType[*remote.Error](err); ok && refused.Unsupported() {
+		// What is answered well did not ask the QEMU, and nobody hangs on it.
+		if refused, ok := errors.AsType[*remote.Error](err); err == nil || ok && refused.Unsupported() {
 			question = resume
 		}
 		select {
@@ -157,7 +158,7 @@ var rounds = []func(context.Context, *prober) error{
 		var d xdr.Domain
 		guest := p.cell.Guests + 1
 		if err := p.call(ctx, MetricDefine, func(ctx context.Context) error {
-			d, err = define(ctx, p.conn, p.document(guest))
+			d, err = define(ctx, p.conn, p.definitions[guest])
 			return err
 		}); err != nil {
 			return err
@@ -188,9 +189,6 @@ func (t *turn) probe(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if err := probers[len(probers)-1].calm(ctx); err != nil {
-		return err
-	}
 	for _, p := range probers {
 		for _, metric := range []Metric{MetricList, MetricInfo, MetricStats, MetricResume, MetricSuspend, MetricStart, MetricDestroy, MetricDefine, MetricUndefine, MetricEvent} {
 			results := p.results[metric]
@@ -203,7 +201,7 @@ func (t *turn) probe(ctx context.Context) error {
 			}
 		}
 	}
-	return nil
+	return probers[len(probers)-1].calm(ctx)
 }
 
 // run does rounds until the window is over, or a call is cut.
@@ -239,9 +237,9 @@ func (p *prober) hear(ctx context.Context, d xdr.Domain) error {
 		}
 		p.hearing = true
 	}
-	change := resume
+	change, tells := resume, int32(eventResumed)
 	if p.up {
-		change = suspend
+		change, tells = suspend, eventSuspended
 	}
 	if err := change(ctx, p.conn, d); err != nil {
 		return err
@@ -251,7 +249,7 @@ func (p *prober) hear(ctx context.Context, d xdr.Domain) error {
 		select {
 		case e := <-p.conn.Events():
 			var m xdr.DomainEventCallbackLifecycleMsg
-			if e.Proc == xdr.ProcDomainEventCallbackLifecycle && m.Decode(xdr.NewReader(e.Payload)) == nil && m.Msg.Domain.Name == d.Name {
+			if e.Proc == xdr.ProcDomainEventCallbackLifecycle && m.Decode(xdr.NewReader(e.Payload)) == nil && m.Msg.Domain.Name == d.Name && m.Msg.Event == tells {
 				return nil
 			}
 		case <-ctx.Done():
