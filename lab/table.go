@@ -46,11 +46,11 @@ func (t Table) widths() []int {
 // Markdown draws the table for a page.
 func (t Table) Markdown() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "### %s\n\n", t.Title)
+	fmt.Fprintf(&out, "### %s\n\n", Inline(t.Title))
 	row := func(cells []string) {
 		out.WriteString("|")
 		for _, cell := range cells {
-			fmt.Fprintf(&out, " %s |", strings.ReplaceAll(cell, "|", `\|`))
+			fmt.Fprintf(&out, " %s |", Inline(cell))
 		}
 		out.WriteString("\n")
 	}
@@ -61,3 +61,9 @@ func (t Table) Markdown() string {
 	}
 	return out.String()
 }
+
+var inline = strings.NewReplacer("|", `\|`, "<", "&lt;", "\r", " ", "\n", " ")
+
+// Inline makes a daemon's words a part of one line of Markdown: they end no line,
+// no cell and no mark of a page, and begin no element.
+func Inline(words string) string { return inline.Replace(words) }

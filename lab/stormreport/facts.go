@@ -43,6 +43,9 @@ func gather(runs []*storm.Run) (*facts, error) {
 		if mine != first {
 			return nil, fault.New(fault.Invalid, fault.Host, "these storms were measured on different hosts, and only those of one host may stand beside each other: show them one by one")
 		}
+		if r.Clients != runs[0].Clients {
+			return nil, fault.New(fault.Invalid, fault.Call, "one of these storms was made by %d clients and another by %d, and their times are not alike: show them one by one", runs[0].Clients, r.Clients)
+		}
 		for _, t := range r.Targets {
 			switch {
 			case t.Kind != storm.Daemon || f.daemon(t.Name):
@@ -150,9 +153,13 @@ func (f *facts) eachCalls(target string, p place, visit func(run int, c *storm.C
 	}
 }
 
-// seconds is a quantile of a histogram of µs.
+// seconds is a quantile of a histogram of µs: the least value that this part of
+// the calls did not exceed. The histogram itself rounds to the nearest call, which
+// for the p99 of 60 leaves out the longest.
 func seconds(h *hdrhistogram.Histogram, quantile float64) float64 {
-	return float64(h.ValueAtQuantile(100*quantile)) / 1e6
+	n := float64(h.TotalCount())
+	rank := max(1, math.Ceil(quantile*n-1e-9))
+	return float64(h.ValueAtQuantile(100*rank/n)) / 1e6
 }
 
 // blocked is the longest wait after which something at a place had not ended; 0

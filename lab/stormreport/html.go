@@ -165,6 +165,9 @@ func (f *facts) tables() []pageTable {
 		all = append(all, pageTable{"beside", "Largest size of each storm. A finding wants both: a chance of a false alarm below 1 %, by a permutation test of the repetitions " +
 			"and after Holm's correction for reading this many lines together, and a difference above 10 % and above the host's own noise.", t})
 	}
+	if t := f.stopped(); len(t.Rows) > 0 {
+		all = append(all, pageTable{"stopped", "What became of the calls that hung (25 callers, who are let go when the other calls have been timed), and of a destroy of a stopped guest at the end.", t})
+	}
 	if t := f.latencies(); len(t.Rows) > 0 {
 		all = append(all, pageTable{"latencies", "From HdrHistograms of all repetitions, three digits. Largest size of each storm.", t})
 	}

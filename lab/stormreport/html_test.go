@@ -71,7 +71,7 @@ func TestEveryPictureSpeaksToThoseWhoDoNotSeeIt(t *testing.T) {
 }
 
 func TestHostileNamesStayWords(t *testing.T) {
-	const evil = `<script>alert(1)</script>"'`
+	const evil = "<script>alert(1)</script>\"'|\n<!-- end of storm figures -->\n"
 	r := synthetic(1)
 	for i := range r.Targets {
 		r.Targets[i].Name = strings.Replace(r.Targets[i].Name, "good", evil, 1)
@@ -86,7 +86,11 @@ func TestHostileNamesStayWords(t *testing.T) {
 	}
 	r.Skipped = append(r.Skipped, storm.Skipped{Cell: storm.Cell{Target: evil}, Reason: evil})
 	r.Command, r.Documents[0].XML, r.Commands[0].Args[0] = evil, evil, evil
-	_, html, _ := shown(t, kept(t, r, "evil.ndjson"))
+	r.Calls = append(r.Calls, storm.Calls{Cell: storm.Cell{Target: evil, Scenario: storm.Start}, Metric: storm.MetricStart, Outcome: storm.Refused, Text: evil, Took: []int64{1}})
+	_, html, page := shown(t, kept(t, r, "evil.ndjson"))
+	if n := strings.Count(page, "<!-- end of storm figures -->"); n != 1 || strings.Contains(page, "<script") {
+		t.Errorf("a daemon's words became a part of the page of Markdown, which has %d ends", n)
+	}
 	if strings.Contains(html, "<script") || strings.Contains(html, evil) {
 		t.Error("a name of a target became a part of the page")
 	}

@@ -214,7 +214,7 @@ func (f *facts) stirPicture() (picture, bool) {
 		return picture{}, false
 	}
 	all := plot.Bars{Axis: plot.Axis{Label: "p99 of calls, logarithmic", Scale: plot.Log, Format: tick}}
-	t := lab.Table{Head: []string{"", "daemon", "idle, p99", "wedged, p99", "times that (95 % interval)"}}
+	t := lab.Table{Head: []string{"", "daemon", "idle, p99", "wedged, p99", "longest", "times p99 idle (95 % interval)"}}
 	for _, d := range f.daemons() {
 		all.Kinds = append(all.Kinds, plot.Kind{Name: d.Name + ", idle", Look: f.look(d.Name), Pale: true},
 			plot.Kind{Name: d.Name + ", callers hang", Look: f.look(d.Name)})
@@ -224,9 +224,9 @@ func (f *facts) stirPicture() (picture, bool) {
 		for _, d := range f.daemons() {
 			s := f.stir(d.Name, m, guests, disks)
 			g.Bars = append(g.Bars, bar(s.idle, 0), bar(s.wedged, s.blocked))
-			row := []string{string(m), d.Name, within(s.idle, duration), within(s.wedged, duration), within(s.ratio, times)}
+			row := []string{string(m), d.Name, within(s.idle, duration), within(s.wedged, duration), duration(s.longest), within(s.ratio, times)}
 			if s.blocked > 0 {
-				row[3], row[4] = "blocked after "+waited(s.blocked), ""
+				row[3], row[4], row[5] = "blocked after "+waited(s.blocked), "", ""
 			}
 			t.Rows = append(t.Rows, row)
 		}
@@ -234,7 +234,7 @@ func (f *facts) stirPicture() (picture, bool) {
 	}
 	return picture{
 		fmt.Sprintf("Calls on healthy guests while a tenth of %d is stopped and callers hang on them", guests),
-		"Pale: nothing is stopped. Full: the same calls while 25 callers ask something of guests whose QEMU is stopped. An arrow is a call that had not ended when the lab's patience did. Of fewer than 100 calls in a repetition p99 is the longest.",
+		"Pale: nothing is stopped. Full: the same calls while 25 callers ask something of guests whose QEMU is stopped. An arrow is a call that had not ended when the lab's patience did. Of fewer than 100 calls in a repetition p99 is the longest. Each kind of call is made over one connection, at most once in 20 ms, so that a call that takes longer puts off the next: the longest tells what p99 leaves out then.",
 		func(id, title, about string) template.HTML {
 			all.ID, all.Title, all.About = id, title, about
 			return all.SVG()

@@ -83,6 +83,10 @@ func (f *facts) outcome(p promise) outcome {
 		o.Direct = f.figure(f.direct(f.subject.Name), p, write)
 	}
 	f.judge(&o, p)
+	if n, why := f.lost(f.subject.Name, p); n > 0 && o.Standing == met {
+		o.Standing = unclear
+		o.because(fmt.Sprintf("%s gave no value: %s", plural(n, "repetition", "repetitions"), why))
+	}
 	o.fill(f)
 	return o
 }
@@ -234,6 +238,22 @@ func (f *facts) failed(target string, p place) (n int, text string) {
 	return n, text
 }
 
+// lost counts the repetitions that did not get as far as a value, and gives the
+// first's reason: what the others say is not the whole.
+func (f *facts) lost(target string, p promise) (n int, why string) {
+	there := f.values(target, p)
+	for i, r := range f.runs {
+		for _, s := range r.Skipped {
+			if s.Target != target || s.Scenario != p.place.scenario || s.Guests != p.place.guests || s.Disks != p.place.disks ||
+				slices.ContainsFunc(there, func(v value) bool { return v.run == i && v.repeat == s.Repeat }) {
+				continue
+			}
+			n, why = n+1, cmp.Or(why, s.Reason)
+		}
+	}
+	return n, why
+}
+
 // whyNot says why there is nothing of a scenario.
 func (f *facts) whyNot(s storm.Scenario) string {
 	for _, r := range f.runs {
@@ -269,6 +289,7 @@ type stir struct {
 	metric       storm.Metric
 	idle, wedged stats.Ratio // p99 in seconds
 	ratio        stats.Ratio
+	longest      float64 // s, while callers hang
 	repeats      int
 	blocked      float64 // s, if it had not ended
 	failed       int
@@ -281,26 +302,61 @@ func (f *facts) stir(target string, m storm.Metric, guests, disks int) stir {
 	x, y := pairs(during, before)
 	s := stir{metric: m, idle: level(before), wedged: level(during), ratio: stats.PairedRatio(x, y), repeats: len(x), blocked: f.blocked(target, wedged)}
 	s.failed, _ = f.failed(target, wedged)
+	s.longest = math.NaN()
+	if h := f.histogram(target, wedged); h != nil {
+		s.longest = float64(h.Max()) / 1e6
+	}
 	return s
 }
 
-// worst is the kind of call that fares worst: blocked, then by the ratio.
+// disturbed is how many times as long as when nothing is stopped a call may take
+// while callers hang.
+const disturbed = 2
+
+// stands holds one kind of call against that.
+func (s stir) stands() (o outcome) {
+	switch {
+	case s.blocked > 0:
+		o.Standing, o.Why = unmet, "it had not ended when the lab's patience did"
+	case s.failed > 0:
+		o.Standing, o.Why = unmet, fmt.Sprintf("%s of %s failed", plural(s.failed, "call", "calls"), s.metric)
+	default:
+		o.Ratio = within(s.ratio, times)
+		if o.hold(s.ratio, disturbed, s.repeats); o.Standing == unmeasured {
+			o.Why = fmt.Sprintf("no %s ended while callers hung", s.metric)
+		}
+	}
+	return o
+}
+
+// worse orders kinds of calls by how they stand, blocked before failed, and then
+// by how they fare.
+func worse(a, b stir) int {
+	gravity := func(s stir) int {
+		return slices.Index([]standing{met, unclear, unmeasured, unmet}, s.stands().Standing)
+	}
+	return cmp.Or(cmp.Compare(gravity(a), gravity(b)), cmp.Compare(a.blocked, b.blocked),
+		cmp.Compare(a.failed, b.failed), cmp.Compare(a.ratio.Value, b.ratio.Value))
+}
+
+// worst is the kind of call that fares worst; kinds is how many there are.
 func (f *facts) worst(target string) (worst stir, blocked, kinds int) {
 	metrics, guests, disks := f.stirs(target)
-	for i, m := range metrics {
+	var all []stir
+	for _, m := range metrics {
 		s := f.stir(target, m, guests, disks)
 		if s.blocked > 0 {
 			blocked++
 		}
-		if i == 0 || s.blocked > worst.blocked || s.blocked == worst.blocked && s.ratio.Value > worst.ratio.Value {
-			worst = s
-		}
+		all = append(all, s)
 	}
-	return worst, blocked, len(metrics)
+	if len(all) == 0 {
+		return worst, 0, 0
+	}
+	return slices.MaxFunc(all, worse), blocked, len(all)
 }
 
 func (f *facts) calmest(p promise) outcome {
-	o := outcome{What: p.what, Said: p.said(), Standing: unmeasured}
 	show := func(target string) cell {
 		worst, blocked, kinds := f.worst(target)
 		switch {
@@ -311,21 +367,13 @@ func (f *facts) calmest(p promise) outcome {
 		}
 		return cell{Text: fmt.Sprintf("%s: %s", worst.metric, duration(worst.wedged.Value))}
 	}
-	o.Subject = show(f.subject.Name)
+	o := outcome{Standing: unmeasured, Why: f.whyNot(storm.Wedge)}
+	if worst, _, kinds := f.worst(f.subject.Name); kinds > 0 {
+		o = worst.stands()
+	}
+	o.What, o.Said, o.Subject = p.what, p.said(), show(f.subject.Name)
 	for _, t := range f.others {
 		o.Others = append(o.Others, show(t.Name))
-	}
-	worst, blocked, kinds := f.worst(f.subject.Name)
-	switch {
-	case kinds == 0:
-		o.Why = f.whyNot(storm.Wedge)
-	case blocked > 0:
-		o.Standing, o.Why = unmet, "it had not ended when the lab's patience did"
-	case worst.failed > 0:
-		o.Standing, o.Why = unmet, plural(worst.failed, "call", "calls")+" failed"
-	default:
-		o.Ratio = within(worst.ratio, times)
-		o.hold(worst.ratio, p.limit, worst.repeats)
 	}
 	o.fill(f)
 	return o
@@ -355,6 +403,9 @@ func (f *facts) growth(p promise) outcome {
 	}
 	o.Ratio = within(mine, digits)
 	o.hold(mine, p.limit, enough)
+	if bare, _ := f.power(f.direct(f.subject.Name), p.place); o.Standing != met && bare.Value > p.limit {
+		o.because(fmt.Sprintf("on this host the bare command line grows with the power %s itself", digits(bare.Value)))
+	}
 	return o
 }
 

@@ -95,6 +95,31 @@ func TestWhatGoesWrongIsNotMet(t *testing.T) {
 				}
 			}
 		}, unmet, "had not ended"},
+		"a kind of call failed that is not the slowest": {"other calls", func(r *storm.Run) {
+			for _, c := range r.Calls {
+				if ofGood(c.Cell, storm.Wedge) && c.Case == storm.Wedged {
+					for _, m := range []storm.Metric{storm.MetricList, storm.MetricUndefine} {
+						r.Calls = append(r.Calls, storm.Calls{Cell: c.Cell, Metric: m, Outcome: storm.Refused, Code: 1, Took: []int64{1}})
+					}
+					return
+				}
+			}
+		}, unmet, "1 call of"},
+		"a kind of call never ended well": {"other calls", func(r *storm.Run) {
+			r.Calls = slices.DeleteFunc(r.Calls, func(c storm.Calls) bool {
+				return ofGood(c.Cell, storm.Wedge) && c.Case == storm.Wedged && c.Metric == storm.MetricDefine
+			})
+		}, unmeasured, "no define ended"},
+		"one time did not come up again": {"adopt", func(r *storm.Run) {
+			r.Samples = slices.DeleteFunc(r.Samples, func(s storm.Sample) bool {
+				if !ofGood(s.Cell, storm.Adopt) || s.Repeat != 2 {
+					return false
+				}
+				r.Skipped = append(r.Skipped, storm.Skipped{Cell: s.Cell, Reason: "nobody answers"})
+				return s.Metric == storm.MetricAdopt
+			})
+			r.Skipped = r.Skipped[:len(r.Skipped)-1] // one for both its samples
+		}, unclear, "1 repetition gave no value: nobody answers"},
 		"too large": {"memory", func(r *storm.Run) {
 			for i := range r.Samples {
 				if r.Samples[i].Target == "good" && r.Samples[i].Metric == storm.MetricResident {
@@ -201,6 +226,25 @@ func TestNumbersReadWell(t *testing.T) {
 	for word, want := range map[string]string{"a-b=c,d": "a-b=c,d", "": "''", "a b": "'a b'", "it's": `'it'\''s'`, "{\"a\":1}": `'{"a":1}'`} {
 		if got := quoted(word); got != want {
 			t.Errorf("%q: got %s", word, got)
+		}
+	}
+}
+
+// The p99 of fewer than 100 calls is the longest.
+func TestAPercentileLeavesOutNoMoreThanItsPart(t *testing.T) {
+	for n, want := range map[int]float64{10: 1, 60: 1, 99: 1, 100: 0.001, 150: 1, 200: 0.001} {
+		h := storm.NewHistogram()
+		for i := range n {
+			took := int64(1000)
+			if i == 0 || i == 1 && n == 150 {
+				took = 1_000_000
+			}
+			if err := h.RecordValue(took); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := seconds(h, 0.99); math.Abs(got-want) > want/100 {
+			t.Errorf("of %d calls the p99 is %v s, want %v s", n, got, want)
 		}
 	}
 }

@@ -106,7 +106,7 @@ func (f *facts) text(outcomes []outcome) string {
 			fmt.Fprintf(&out, "%s: %s\n", o.What, o.Why)
 		}
 	}
-	for _, t := range []lab.Table{f.comparison(), f.latencies(), f.stuck(), f.missing()} {
+	for _, t := range []lab.Table{f.comparison(), f.latencies(), f.stuck(), f.stopped(), f.missing()} {
 		if len(t.Rows) > 0 {
 			out.WriteString("\n" + t.Text())
 		}
@@ -142,22 +142,22 @@ func fold(words string, width int) string {
 func (f *facts) markdown(outcomes []outcome) string {
 	var out strings.Builder
 	for _, s := range f.verdict(outcomes) {
-		out.WriteString("- " + s + "\n")
+		out.WriteString("- " + lab.Inline(s) + "\n")
 	}
 	out.WriteString("\n" + f.promised(outcomes).Markdown() + "\n")
 	for _, o := range outcomes {
 		if o.Why != "" {
-			fmt.Fprintf(&out, "- %s: %s.\n", o.What, o.Why)
+			fmt.Fprintf(&out, "- %s: %s.\n", o.What, lab.Inline(o.Why))
 		}
 	}
-	for _, t := range []lab.Table{f.comparison(), f.stuck(), f.missing()} {
+	for _, t := range []lab.Table{f.comparison(), f.stuck(), f.stopped(), f.missing()} {
 		if len(t.Rows) > 0 {
 			out.WriteString("\n" + t.Markdown())
 		}
 	}
 	out.WriteString("\n")
 	for _, n := range f.notes() {
-		out.WriteString("- " + n + "\n")
+		out.WriteString("- " + lab.Inline(n) + "\n")
 	}
 	return out.String()
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -107,6 +108,31 @@ func TestStormsOfTwoHostsAreNotMixed(t *testing.T) {
 	b.Host.Load = 1.5
 	if err := Show([]string{kept(t, a, "a.ndjson"), kept(t, b, "b.ndjson")}, &strings.Builder{}, "", ""); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestStormsOfMoreClientsAreNotMixedWithThoseOfFewer(t *testing.T) {
+	a, b := synthetic(1), synthetic(1)
+	b.Clients = 8
+	err := Show([]string{kept(t, a, "a.ndjson"), kept(t, b, "b.ndjson")}, &strings.Builder{}, "", "")
+	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "64 clients and another by 8") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What a storm leaves of itself in the load average is nobody else's work.
+func TestALoadThatTheStormBeforeLeftIsNoTrouble(t *testing.T) {
+	for wait, want := range map[time.Duration]bool{0: false, time.Hour: true} {
+		first, second := synthetic(1), synthetic(1)
+		second.Started = first.Started.Add(time.Duration(first.End.Took)*time.Second + wait)
+		second.Host.Load = 24
+		var out strings.Builder
+		if err := Show([]string{kept(t, first, "a.ndjson"), kept(t, second, "b.ndjson")}, &out, "", ""); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(out.String(), "other work was going on"); got != want {
+			t.Errorf("%s after another storm: %v", wait, got)
+		}
 	}
 }
 

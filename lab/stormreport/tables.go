@@ -35,9 +35,10 @@ type beside struct {
 	place place
 	other storm.Target
 	stats.Comparison
-	corrected float64
-	blocked   float64
-	repeats   int
+	theirs, mine stats.Ratio // in the repetitions that both have, as the comparison
+	corrected    float64
+	blocked      float64
+	repeats      int
 }
 
 // besides compares the daemons at the largest size of each kind of storm.
@@ -47,11 +48,12 @@ func (f *facts) besides() []beside {
 		for _, other := range f.others {
 			b := beside{place: p, other: other, blocked: f.blocked(other.Name, p)}
 			mine, theirs := f.samples(f.subject.Name, p), f.samples(other.Name, p)
-			x, _ := pairs(theirs, mine)
+			x, y := pairs(theirs, mine)
 			if b.repeats = len(x); len(x) == 0 && b.blocked == 0 {
 				continue
 			}
 			b.Comparison = compare(theirs, mine)
+			b.theirs, b.mine = stats.MedianRatio(x, []float64{1}), stats.MedianRatio(y, []float64{1})
 			all = append(all, b)
 		}
 	}
@@ -121,13 +123,13 @@ func (f *facts) comparison() lab.Table {
 	}
 	noise, all := f.noise(), f.besides()
 	for _, b := range all {
-		mine := level(f.samples(f.subject.Name, b.place))
 		row := []string{b.place.String(), b.other.Name}
 		if b.blocked > 0 {
+			mine := level(f.samples(f.subject.Name, b.place))
 			t.Rows = append(t.Rows, append(row, "blocked after "+waited(b.blocked), duration(mine.Value), "", "", "blocked"))
 			continue
 		}
-		row = append(row, duration(level(f.samples(b.other.Name, b.place)).Value), duration(mine.Value), within(b.Ratio, times))
+		row = append(row, duration(b.theirs.Value), duration(b.mine.Value), within(b.Ratio, times))
 		t.Rows = append(t.Rows, append(row, chance(b.corrected), b.finding(noise, len(all))))
 	}
 	return t
@@ -229,6 +231,48 @@ func (f *facts) callPlaces() []place {
 		return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.disks, b.disks), cmp.Compare(a.metric, b.metric), cmp.Compare(a.kind, b.kind))
 	})
 	return all
+}
+
+// stopped says what became of calls about the stopped guests themselves: those of
+// the callers that hang, and the destroy of one at the end.
+func (f *facts) stopped() lab.Table {
+	t := lab.Table{Title: "Calls on the stopped guests", Head: []string{"", "daemon", "calls", "p50", "longest", "end"}}
+	for _, m := range []storm.Metric{storm.MetricHang, storm.MetricRelease} {
+		for _, d := range f.daemons() {
+			for _, o := range []storm.Outcome{storm.Done, storm.TimedOut, storm.Refused, storm.Cut} {
+				h := storm.NewHistogram()
+				text := ""
+				for _, r := range f.runs {
+					for i := range r.Calls {
+						c := &r.Calls[i]
+						if c.Scenario != storm.Wedge || c.Target != d.Name || c.Metric != m || c.Outcome != o {
+							continue
+						}
+						if times, err := c.Times(); err == nil {
+							h.Merge(times)
+						}
+						text = cmp.Or(text, c.Text)
+					}
+				}
+				if h.TotalCount() > 0 {
+					t.Rows = append(t.Rows, []string{
+						string(m), d.Name, fmt.Sprint(h.TotalCount()),
+						duration(seconds(h, 0.5)), duration(float64(h.Max()) / 1e6), ended(o, text),
+					})
+				}
+			}
+		}
+	}
+	return t
+}
+
+// ended says in words how calls ended.
+func ended(o storm.Outcome, text string) string {
+	how := map[storm.Outcome]string{storm.Done: "answered", storm.TimedOut: "timed out", storm.Refused: "refused", storm.Cut: "no answer before the lab let go"}[o]
+	if text != "" {
+		how += ": " + text
+	}
+	return how
 }
 
 // missing says what was not measured or did not go well, and why.

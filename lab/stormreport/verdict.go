@@ -3,7 +3,9 @@ package stormreport
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/lodge-kvm/lodge/lab/stats"
 	"github.com/lodge-kvm/lodge/lab/storm"
@@ -138,6 +140,19 @@ func (f *facts) noiseInWords() string {
 	return text + "."
 }
 
+// loadLasts is for how long what has ended shows in a load average of the last
+// minute.
+const loadLasts = 5 * time.Minute
+
+// followed reports whether a run began soon after another of these ended, whose
+// load it then found.
+func (f *facts) followed(r *storm.Run) bool {
+	return slices.ContainsFunc(f.runs, func(before *storm.Run) bool {
+		return before.Started.Before(r.Started) &&
+			r.Started.Before(before.Started.Add(time.Duration(before.End.Took*float64(time.Second))+loadLasts))
+	})
+}
+
 // troubleInWords names what makes all figures worth less.
 func (f *facts) troubleInWords() string {
 	var parts []string
@@ -145,7 +160,7 @@ func (f *facts) troubleInWords() string {
 		if r.End.Interrupted != "" {
 			parts = append(parts, "the run was interrupted before its plan was done ("+r.End.Interrupted+")")
 		}
-		if r.Host.Load > float64(r.Host.Processors)/2 {
+		if r.Host.Load > float64(r.Host.Processors)/2 && !f.followed(r) {
 			parts = append(parts, fmt.Sprintf("other work was going on when it began (load average %.2f on %d processors)", r.Host.Load, r.Host.Processors))
 		}
 		if r.End.Steal > 0.02 {
