@@ -33,3 +33,38 @@ func TestCloneSharesNothingThatChanges(t *testing.T) {
 		t.Fatal("a change to the copy shows through the original")
 	}
 }
+
+// Clone knows no arrays of what is shared, and no fields that reflection cannot
+// set: the model must have none.
+func TestCloneKnowsEveryTypeOfTheModel(t *testing.T) {
+	seen := map[reflect.Type]bool{reflect.TypeFor[topology.CPUSet](): true}
+	var look func(path string, of reflect.Type)
+	look = func(path string, of reflect.Type) {
+		if seen[of] {
+			return
+		}
+		seen[of] = true
+		switch of.Kind() {
+		case reflect.Struct:
+			for f := range of.Fields() {
+				if !f.IsExported() && !unshared(f.Type) {
+					t.Errorf("%s.%s would be shared and cannot be set", path, f.Name)
+				}
+				look(path+"."+f.Name, f.Type)
+			}
+		case reflect.Pointer, reflect.Slice, reflect.Map:
+			look(path, of.Elem())
+		case reflect.Array:
+			if !unshared(of) {
+				t.Errorf("%s is an array of what would be shared", path)
+			}
+		case reflect.Interface:
+			if of != reflect.TypeFor[device.Address]() {
+				t.Errorf("%s would be shared", path)
+			}
+		case reflect.Chan, reflect.Func, reflect.UnsafePointer:
+			t.Errorf("%s cannot be copied", path)
+		}
+	}
+	look("Definition", reflect.TypeFor[Definition]())
+}
