@@ -80,19 +80,29 @@ type Chain []Layer
 
 // Close closes every layer.
 func (c Chain) Close() {
-	for _, l := range c {
-		closeRead(l.File)
+	files := make([]*os.File, len(c))
+	for i, l := range c {
+		files[i] = l.File
 	}
+	closeRead(files...)
 }
 
-// closeTime is how long a caller waits for the closing of a file that was opened
+// closeTime is how long a caller waits for the closing of files that were opened
 // to read. Some file systems ask their server even for that.
 const closeTime = time.Second
 
-func closeRead(f *os.File) {
+func closeRead(files ...*os.File) {
+	if len(files) == 0 {
+		return
+	}
 	ctx, stop := context.WithTimeout(context.Background(), closeTime)
 	defer stop()
-	_ = mount.Outlast(ctx, f.Name(), f.Close)
+	_ = mount.Outlast(ctx, files[0].Name(), func() error {
+		for _, f := range files {
+			_ = f.Close() // nothing was written
+		}
+		return nil
+	})
 }
 
 // OpenChain opens an image of a declared format and every layer below it. It

@@ -2,6 +2,7 @@ package mount
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -41,7 +42,7 @@ func do[T any](ctx context.Context, gs *gates, path string, work func() (T, erro
 	answers := make(chan answer) // holds none, so that an answer is either taken or discarded
 	go func() {
 		var a answer
-		if a.err = v.walk(ctx, filepath.Clean(path)); a.err == nil {
+		if a.err = v.walk(ctx, path); a.err == nil {
 			a.value, a.err = contained(path, work)
 		}
 		v.leave()
@@ -104,8 +105,9 @@ type visit struct {
 // maxLinks is how many symbolic links are followed in a path, as in the kernel.
 const maxLinks = 40
 
-// walk goes to the mount where a path leads, through all that it leads through.
-// What is wrong with the path is for the work to find.
+// walk goes to the mount where a path leads, through all that it leads through, as
+// the kernel does: what is before ".." counts, for it may be a link. What is wrong
+// with the path is for the work to find.
 func (v *visit) walk(ctx context.Context, path string) error {
 	if err := v.gates.table.renew(); err != nil {
 		return err
@@ -129,7 +131,21 @@ func (v *visit) walk(ctx context.Context, path string) error {
 		}
 		rest = append(components(string(target[:n])), rest...)
 	}
-	return v.enter(ctx, v.gates.table.at(at))
+	if err := v.enter(ctx, v.gates.table.at(at)); err != nil {
+		return err
+	}
+	return v.enterDevice(ctx, at)
+}
+
+// enterDevice goes on to the disk behind a block device. All of them lie on one
+// mount, and one that does not answer says nothing of the others.
+func (v *visit) enterDevice(ctx context.Context, path string) error {
+	var s unix.Stat_t
+	if unix.Lstat(path, &s) != nil || s.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return nil
+	}
+	number := fmt.Sprintf("%d:%d", unix.Major(s.Rdev), unix.Minor(s.Rdev))
+	return v.enter(ctx, Mount{ID: -1 - int(s.Rdev), Point: path, Type: "disk", Source: number}) // mounts count from 0
 }
 
 func components(path string) []string {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -114,6 +115,75 @@ func TestCallIsCountedWhereItHangs(t *testing.T) {
 	}
 	if _, err := do(t.Context(), gs, links, stat(links), nil); err != nil {
 		t.Error("beside the links:", err)
+	}
+}
+
+func TestCallIsCountedWhereALinkBeforeTwoDotsHangs(t *testing.T) {
+	dir, links := t.TempDir(), t.TempDir()
+	mounttest.Hang(t, dir)
+	gs := &gates{byID: map[int]*gate{}}
+	if err := os.Symlink(filepath.Join(dir, "sub"), filepath.Join(links, "link")); err != nil {
+		t.Fatal(err)
+	}
+	hung(t, gs, links+"/link/../image")
+	if _, err := do(t.Context(), gs, links, stat(links), nil); err != nil {
+		t.Error("beside the link:", err)
+	}
+}
+
+// stall lets calls on a path hang until the test ends, and makes them old.
+func stall(t *testing.T, gs *gates, path string) {
+	t.Helper()
+	goOn := make(chan struct{})
+	var all sync.WaitGroup
+	t.Cleanup(func() { close(goOn); all.Wait() })
+	for range maxHung {
+		begun := make(chan struct{})
+		all.Go(func() {
+			_, _ = do(t.Context(), gs, path, func() (int, error) { close(begun); <-goOn; return 0, nil }, nil) // whatever it gives
+		})
+		<-begun
+	}
+	for _, g := range gs.now() {
+		g.mu.Lock()
+		g.ended = time.Time{}
+		for v, began := range g.calls {
+			g.calls[v] = began.Add(-time.Minute)
+		}
+		g.mu.Unlock()
+	}
+}
+
+func TestWhatAnswersOthersIsNotDead(t *testing.T) {
+	gs, dir := &gates{byID: map[int]*gate{}}, t.TempDir()
+	stall(t, gs, dir)
+	if _, err := do(t.Context(), gs, dir, stat(dir), nil); !fault.Is(err, fault.Timeout) {
+		t.Errorf("while nothing is answered: %v", err)
+	}
+	for _, g := range gs.now() {
+		g.mu.Lock()
+		g.ended = time.Now()
+		g.mu.Unlock()
+	}
+	if _, err := do(t.Context(), gs, dir, stat(dir), nil); err != nil {
+		t.Error("while others are answered:", err)
+	}
+}
+
+func TestDeadDiskHoldsNoOther(t *testing.T) {
+	gs, dir := &gates{byID: map[int]*gate{}}, t.TempDir()
+	dead, well := filepath.Join(dir, "dead"), filepath.Join(dir, "well")
+	for i, path := range []string{dead, well} {
+		if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(7, uint32(i)))); err != nil {
+			t.Skip("cannot make a device here:", err)
+		}
+	}
+	stall(t, gs, dead)
+	if _, err := do(t.Context(), gs, dead, stat(dead), nil); !fault.Is(err, fault.Timeout) || !strings.Contains(err.Error(), dead+" (disk of 7:0)") {
+		t.Errorf("the dead one: %v", err)
+	}
+	if _, err := do(t.Context(), gs, well, stat(well), nil); err != nil {
+		t.Error("the other:", err)
 	}
 }
 

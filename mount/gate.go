@@ -23,13 +23,18 @@ type gate struct {
 
 	mu    sync.Mutex
 	calls map[*visit]time.Time // those that have a place, with their beginnings
+	ended time.Time            // when the last one did
 	users int                  // those that have a place or wait for one; guarded by the gates' lock
 }
 
 // hung counts the calls that hang, and gives since when the first of them does.
+// None does while others end: what answers them is slow, and not dead.
 func (g *gate) hung() (count int, since time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if time.Since(g.ended) < patience {
+		return 0, since
+	}
 	for _, began := range g.calls {
 		if time.Since(began) < patience {
 			continue
@@ -62,6 +67,7 @@ func (g *gate) enter(ctx context.Context, v *visit) error {
 func (g *gate) leave(v *visit) {
 	g.mu.Lock()
 	delete(g.calls, v)
+	g.ended = time.Now()
 	g.mu.Unlock()
 	<-g.places
 }
