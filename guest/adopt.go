@@ -117,11 +117,11 @@ func (r *Registry) adoptAll() error {
 	a := &adopting{Registry: r, reached: make(chan struct{}, len(entries)), patience: patience}
 	var all sync.WaitGroup
 	for _, e := range entries {
-		if !e.IsDir() {
+		dir := filepath.Join(r.RunDir, e.Name())
+		if !e.IsDir() || dir == r.preparedDir() {
 			continue
 		}
 		all.Go(func() {
-			dir := filepath.Join(r.RunDir, e.Name())
 			if err := a.adopt(dir); err != nil {
 				r.setAside(dir, err)
 			}

@@ -24,6 +24,9 @@ const (
 	// keepPrepared is how long one waits that nobody takes. It also bounds how
 	// old what QEMU read of the host may be.
 	keepPrepared = 10 * time.Minute
+	// prepareLimit bounds one preparation: a start of that guest waits for it, and
+	// the pool looks at nothing else meanwhile.
+	prepareLimit = 10 * time.Second
 	// quiet is how long nobody may have started a guest before one is prepared.
 	quiet = 500 * time.Millisecond
 	// lookAgain is the time between two looks at the host while there is something
@@ -217,7 +220,7 @@ func (p *pool) fill(ctx context.Context) {
 	if def == nil {
 		return
 	}
-	ctx, stop := context.WithTimeout(ctx, startLimit)
+	ctx, stop := context.WithTimeout(ctx, prepareLimit)
 	defer stop()
 	if err := p.add(ctx, def, quiet); err != nil {
 		p.log.Info("cannot prepare a guest", "domain", def.Name, "uuid", def.UUID, "cause", err)

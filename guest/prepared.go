@@ -207,6 +207,7 @@ func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error)
 		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over what was prepared"), p.end(ctx))
 	}
 	p.dir, l.prepared = l.run.dir, p
+	l.run.hold("control group", p.group.Remove) // also where the start fails before it makes one
 	return true, nil
 }
 
@@ -252,6 +253,7 @@ func (r *Registry) sweepPrepared() {
 	if err != nil {
 		return // there is none
 	}
+	defer removeFile(r.log, r.preparedDir())
 	for _, e := range entries {
 		dir := filepath.Join(r.preparedDir(), e.Name())
 		if err := r.sweepOne(ctx, dir); err != nil {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/kernel"
 )
 
 // preparing makes a daemon that may prepare guests.
@@ -225,6 +226,26 @@ func TestAGuestStartedOftenIsPrepared(t *testing.T) {
 	d.Trim(d.ctx())
 	if left := d.Prepared(); len(left) > 0 {
 		t.Errorf("prepared for nobody: %+v", left)
+	}
+}
+
+// A start that fails before it makes its control group leaves neither the process
+// that waited for it nor that process's group.
+func TestAFailedStartEndsWhatWasPrepared(t *testing.T) {
+	d := preparing(t)
+	g := d.define(small("failing"))
+	ok(t, g.Prepare(d.ctx()))
+	pid := d.Prepared()[0].PID
+	d.define(strings.Replace(small("failing", `<disk type='file' device='disk'><source file='`+filepath.Join(t.TempDir(), "none")+`'/><target dev='vda' bus='virtio'/></disk>`),
+		"<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1))
+	if err := g.Start(d.ctx(), guest.StartOptions{Paused: true}); err == nil || !strings.Contains(err.Error(), "disk vda") {
+		t.Fatalf("a start without its disk: %v", err)
+	}
+	if syscall.Kill(pid, 0) == nil {
+		t.Error("the prepared process lives on")
+	}
+	if dir := d.groups.Guest(g.UUID()).Path(kernel.CPUController); dir != "" && !gone(dir) {
+		t.Errorf("control group %s is left", dir)
 	}
 }
 
