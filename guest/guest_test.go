@@ -392,6 +392,33 @@ func TestSaveAndRestore(t *testing.T) {
 	refused(t, err, fault.Failed, "cannot read the saved image")
 }
 
+// Whoever owns the directory that an image goes to must neither read the guest's
+// memory nor choose a file of the host that is overwritten.
+func TestASavedImageIsNobodyElsesFile(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("private"))
+	path, other := filepath.Join(d.dir, "image"), filepath.Join(d.dir, "other")
+	ok(t, os.WriteFile(other, []byte("of the host"), 0o600))
+	for what, lay := range map[string]func() error{
+		"a file that all may read": func() error {
+			return errors.Join(os.WriteFile(path+".partial", nil, 0o600), os.Chmod(path+".partial", 0o666))
+		},
+		"a link": func() error { return os.Symlink(other, path+".partial") },
+	} {
+		ok(t, lay())
+		ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+		ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+		d.settle(g, domain.ShutOff)
+		if info, err := os.Lstat(path); err != nil || info.Mode() != 0o600 {
+			t.Errorf("with %s in its place the image has mode %v (%v)", what, info.Mode(), err)
+		}
+		ok(t, os.Remove(path))
+	}
+	if text, err := os.ReadFile(other); err != nil || string(text) != "of the host" {
+		t.Errorf("the other file was overwritten with %d bytes (%v)", len(text), err)
+	}
+}
+
 // settle waits until the guest has come into a state.
 func (d *daemon) settle(g *guest.Guest, state domain.State) {
 	d.t.Helper()

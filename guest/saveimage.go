@@ -97,12 +97,25 @@ func boolWord(b bool) uint32 {
 }
 
 // createImage makes the file of an image, readable by its owner only: guest
-// memory holds secrets.
+// memory holds secrets. It takes nobody else's file for it, nor follows a link:
+// what lies there is left by a daemon that was killed, or a trap.
 func createImage(ctx context.Context, path string) (*os.File, error) {
 	return mount.Do(ctx, path, func() (*os.File, error) {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+		how := os.O_TRUNC
+		if !ours(path) {
+			_ = unix.Unlink(path) // what stays is met next
+			how = os.O_CREATE | os.O_EXCL
+		}
+		f, err := os.OpenFile(path, how|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 		return f, fault.Wrap(err, fault.Failed, fault.Host, "cannot make the image file")
 	}, func(f *os.File) { _ = errors.Join(f.Close(), os.Remove(path)) })
+}
+
+// ours reports whether a file is the daemon's and nobody else can open it.
+func ours(path string) bool {
+	var s unix.Stat_t
+	err := unix.Lstat(path, &s)
+	return err == nil && int(s.Uid) == os.Geteuid() && s.Nlink == 1 && s.Mode&0o077 == 0
 }
 
 // writeImage writes an image beside its final place, in two steps, and moves it
