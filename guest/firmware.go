@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/host"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/mount"
 )
 
@@ -95,10 +96,11 @@ func failure(err error) fault.Kind {
 // maxTemplate bounds a template of UEFI variables, in bytes.
 const maxTemplate = 64 << 20
 
-// copyFile copies a small file into its place in one step.
+// copyFile copies a small file into its place in one step. A disk that is busy
+// may take long to write it out.
 func copyFile(ctx context.Context, from, to string) error {
 	text, err := mount.Do(ctx, from, func() ([]byte, error) {
-		in, err := os.Open(from)
+		in, err := image.Open(from)
 		if err != nil {
 			return nil, err
 		}
@@ -108,24 +110,8 @@ func copyFile(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	return mount.Run(ctx, to, func() error { return replaceFile(to, text) })
-}
-
-func replaceFile(to string, text []byte) (err error) {
-	out, err := os.CreateTemp(filepath.Dir(to), ".new-")
-	if err != nil {
-		return err
+	fill := func(f *os.File) error {
+		return mount.Outlast(ctx, to, func() error { _, err := f.Write(text); return err })
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(out.Name())
-		}
-	}()
-	if _, err := out.Write(text); err != nil {
-		return errors.Join(err, out.Close())
-	}
-	if err := errors.Join(out.Sync(), out.Close()); err != nil {
-		return err
-	}
-	return os.Rename(out.Name(), to)
+	return writeImage(ctx, to, fill, (*os.File).Sync)
 }

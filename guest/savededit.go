@@ -20,19 +20,24 @@ import (
 // RedefineSaved replaces the definition in a saved image, and, unless Then is
 // NoState, what the guest does after its restore. The machine must stay the same.
 func RedefineSaved(ctx context.Context, path string, o SaveOptions) error {
-	return mount.Run(ctx, path, func() error { return redefineSavedNow(path, o) })
-}
-
-func redefineSavedNow(path string, o SaveOptions) error {
-	f, err := openImage(path, os.O_RDWR)
+	ctx, stop := context.WithTimeoutCause(ctx, modifyLimit, fault.New(fault.Timeout, fault.Host, "%v is the limit", modifyLimit))
+	defer stop()
+	f, err := mount.Do(ctx, path, func() (*os.File, error) { return openImage(path, os.O_RDWR) }, func(f *os.File) { _ = f.Close() })
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	return mount.Outlast(ctx, path, func() error {
+		defer f.Close()
+		return redefine(f, o)
+	})
+}
+
+// redefine does it, as long as writing it out takes.
+func redefine(f *os.File, o SaveOptions) error {
 	if _, err := readSaved(f, o); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Config, "cannot redefine the saved image %s", path)
+		return fault.Wrap(err, fault.Failed, fault.Config, "cannot redefine the saved image %s", f.Name())
 	}
-	return fault.Wrap(rewriteHeader(f, o), fault.Failed, fault.Host, "cannot rewrite the header of %s", path)
+	return fault.Wrap(rewriteHeader(f, o), fault.Failed, fault.Host, "cannot rewrite the header of %s", f.Name())
 }
 
 // rewriteHeader changes a sound header in place: the stream behind it stays
