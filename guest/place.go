@@ -146,6 +146,8 @@ func (p *ports) take(ctx context.Context, address string) (int, error) {
 			return 0, fault.Wrap(err, fault.Failed, fault.Host, "cannot serve a display on %s", address)
 		}
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	return 0, fault.New(fault.NoCapacity, fault.Host, "no port from %d to %d is free for a display (guests hold %d of them); let displays listen on sockets, or end a guest",
 		firstPort, lastPort, len(p.held))
 }
@@ -227,8 +229,10 @@ func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os
 		fmt.Fprintf(&b, " \\\n%s", shellQuote(a))
 	}
 	b.WriteByte('\n')
-	_, err = f.WriteString(b.String())
-	return f, err
+	if _, err = f.WriteString(b.String()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // appendLog opens the guest's log to write at its end.
