@@ -379,7 +379,9 @@ func (f *facts) calmest(p promise) outcome {
 	return o
 }
 
-// growth holds the power with which the cost of all starts grows.
+// growth holds the power with which the cost of all starts grows, beyond that of
+// the bare command lines where those were run too: as its memory fills, the host
+// itself starts processes more slowly.
 func (f *facts) growth(p promise) outcome {
 	o := outcome{Said: p.said(), Standing: unmeasured}
 	show := func(target string) cell {
@@ -401,12 +403,33 @@ func (f *facts) growth(p promise) outcome {
 	if most != p.place.guests {
 		o.Elsewise, o.Why = true, fmt.Sprintf("the promise is of %d guests", p.place.guests)
 	}
+	if beyond := f.beyond(p.place); !math.IsNaN(beyond.Value) {
+		mine = beyond
+		o.because("beyond the growth of the bare command line")
+	}
 	o.Ratio = within(mine, digits)
 	o.hold(mine, p.limit, enough)
-	if bare, _ := f.power(f.direct(f.subject.Name), p.place); o.Standing != met && bare.Value > p.limit {
-		o.because(fmt.Sprintf("on this host the bare command line grows with the power %s itself", digits(bare.Value)))
-	}
 	return o
+}
+
+// beyond is power for the cost as a multiple of that of the bare command lines.
+func (f *facts) beyond(like place) stats.Ratio {
+	var n, times []float64
+	for _, size := range f.sizes(f.subject.Name, like) {
+		like.guests = size
+		var bare []float64
+		for _, v := range f.samples(f.direct(f.subject.Name), like) {
+			bare = append(bare, v.value)
+		}
+		if len(bare) == 0 {
+			continue
+		}
+		for _, v := range f.samples(f.subject.Name, like) {
+			n, times = append(n, float64(size)), append(times, v.value/stats.Median(bare))
+		}
+	}
+	r := stats.FitPower(n, times).Slope
+	return stats.Ratio{Value: 1 + r.Value, Low: 1 + r.Low, High: 1 + r.High}
 }
 
 // power says with which power of their number the cost of all guests grows, from

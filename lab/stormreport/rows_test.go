@@ -140,7 +140,7 @@ func TestWhatGoesWrongIsNotMet(t *testing.T) {
 					s.Value *= math.Sqrt(float64(s.Guests))
 				}
 			}
-		}, unmet, ""},
+		}, unmet, "beyond the growth of the bare command line"},
 		"not in the plan": {"adopt", func(r *storm.Run) {
 			r.Samples = slices.DeleteFunc(r.Samples, func(s storm.Sample) bool { return s.Scenario == storm.Adopt })
 		}, unmeasured, "not in the plan"},
