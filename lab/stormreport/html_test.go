@@ -35,6 +35,9 @@ func TestThePageNeedsNothingFromOutside(t *testing.T) {
 
 func TestEveryPictureSpeaksToThoseWhoDoNotSeeIt(t *testing.T) {
 	_, html, _ := shown(t, kept(t, synthetic(3), "synthetic.ndjson"))
+	if i := strings.Index(html, "%!"); i >= 0 {
+		t.Errorf("words are badly put together: %.60q", html[i:])
+	}
 	pictures := strings.Split(html, "<svg ")[1:]
 	if len(pictures) < 15 {
 		t.Errorf("%d pictures", len(pictures))

@@ -169,7 +169,7 @@ func (f *facts) percentiles(scenario storm.Scenario, m storm.Metric, kind storm.
 	}
 	like.guests = sizes[len(sizes)-1]
 	about := "At p99 is the wait that 99 of 100 calls do not exceed. Each further nine takes as much room as the one before."
-	title = fmt.Sprintf(title, like.guests)
+	title = named(title, like.guests)
 	all := plot.Lines{
 		X: plot.Axis{Label: "percentile of calls", Scale: plot.Nines, Format: percentile},
 		Y: plot.Axis{Label: "wait of one caller", Scale: plot.Log, Format: tick},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -72,6 +73,7 @@ func load(paths []string) (*facts, error) {
 		}
 		runs = append(runs, r)
 	}
+	slices.SortStableFunc(runs, func(a, b *storm.Run) int { return a.Started.Compare(b.Started) })
 	return gather(runs)
 }
 

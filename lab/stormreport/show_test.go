@@ -76,6 +76,9 @@ func TestReportOnARecordedStorm(t *testing.T) {
 	text, html, page := shown(t, filepath.Join("testdata", "small.ndjson.gz"))
 	golden(t, "small.txt", text)
 	golden(t, "small.md", page)
+	if i := strings.Index(html, "%!"); i >= 0 {
+		t.Errorf("words are badly put together: %.60q", html[max(0, i-40):])
+	}
 	if n := strings.Count(html, "<svg "); n < 15 {
 		t.Errorf("%d pictures", n)
 	}
