@@ -40,7 +40,7 @@ type Session struct {
 	lastID uint64
 	// answered is when QEMU last answered anything.
 	answered time.Time
-	reason error // set before done is closed
+	reason   error // set before done is closed
 
 	done      chan struct{} // the session is lost or closed
 	closed    chan struct{} // the owner closed it
