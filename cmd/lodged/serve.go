@@ -20,6 +20,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/api"
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/guest"
@@ -34,6 +35,9 @@ import (
 
 // serve opens the rooms, takes clients until ctx ends, and closes the rooms.
 func serve(ctx context.Context, o *options, log *slog.Logger) error {
+	if failpoint.Built {
+		log.Warn("this daemon was built with fail points, for tests: use another one in earnest")
+	}
 	var opened closers
 	defer opened.close(log)
 	rooms, err := open(ctx, o, log, &opened)

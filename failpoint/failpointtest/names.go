@@ -1,0 +1,89 @@
+// Package failpointtest finds the fail points of the source, for tests that must
+// reach them all.
+package failpointtest
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+var form = regexp.MustCompile(`^[a-z0-9-]+(\.[a-z0-9-]+)+$`)
+
+// Names gives the names of all points below the root of a checkout, in order. A
+// name that is not a literal, has another form or stands at two places is an
+// error.
+func Names(root string) ([]string, error) {
+	at := map[string]token.Position{}
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir():
+			if base := entry.Name(); path != root && (strings.HasPrefix(base, ".") || base == "testdata" || base == "failpoint") {
+				return fs.SkipDir
+			}
+			return nil
+		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		return scan(path, at)
+	})
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, 0, len(at))
+	for name := range at {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// scan adds the points of one file.
+func scan(path string, at map[string]token.Position) (err error) {
+	files := token.NewFileSet()
+	file, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
+	if err != nil {
+		return err
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || err != nil || !isPoint(call.Fun) {
+			return err == nil
+		}
+		position := files.Position(call.Pos())
+		literal, ok := call.Args[0].(*ast.BasicLit)
+		if !ok {
+			err = fmt.Errorf("%v: the name of a fail point is a literal", position)
+			return false
+		}
+		name, _ := strconv.Unquote(literal.Value)
+		if other, twice := at[name]; twice {
+			err = fmt.Errorf("%v: the fail point %s stands at %v already", position, name, other)
+		}
+		if !form.MatchString(name) {
+			err = fmt.Errorf("%v: %q is no name of a fail point: they are area.step", position, name)
+		}
+		at[name] = position
+		return err == nil
+	})
+	return err
+}
+
+// isPoint reports whether a call's function is one that makes a fail point.
+func isPoint(f ast.Expr) bool {
+	s, ok := f.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	room, ok := s.X.(*ast.Ident)
+	return ok && room.Name == "failpoint" && (s.Sel.Name == "Reach" || s.Sel.Name == "Err")
+}
