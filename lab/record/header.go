@@ -1,0 +1,122 @@
+package record
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"time"
+
+	"github.com/lodge-kvm/lodge/lab/machine"
+)
+
+// Schema names the form of a run's directory.
+const Schema = "lodge.lab/1"
+
+// Header is what run.json holds. It is whole before the first value, but for
+// the last two fields.
+type Header struct {
+	Schema   string    `json:"schema"`
+	ID       string    `json:"id"` // the run's own name; that of every guest begins with it
+	Started  time.Time `json:"started"`
+	Command  string    `json:"command"` // that makes such a run
+	Version  string    `json:"version"` // of the lab
+	Seed     uint64    `json:"seed"`    // of every random choice, the order of arms among them
+	Scenario Scenario  `json:"scenario"`
+	Image    Image     `json:"image"`
+	Targets  []Target  `json:"targets"`
+	Host     Host      `json:"host"` // on which the lab runs
+	Plan     Plan      `json:"plan"`
+	// Deviations are what this run does otherwise than its scenario says, in words.
+	Deviations []string `json:"deviations,omitempty"`
+
+	Ended   *time.Time `json:"ended,omitempty"`
+	Outcome Outcome    `json:"outcome,omitempty"`
+}
+
+// Outcome is how a run ended.
+type Outcome string
+
+// The outcomes. A run without one was killed, or still runs.
+const (
+	Complete    Outcome = "complete"    // every turn has ended; which does not say that all went well
+	Interrupted Outcome = "interrupted" // told to stop; can be resumed
+)
+
+// Scenario is the exact text that the run was made from.
+type Scenario struct {
+	Name    string `json:"name"`
+	Title   string `json:"title,omitempty"`
+	Profile string `json:"profile"`
+	Text    string `json:"text"`
+	SHA256  string `json:"sha256"` // of the text
+}
+
+// NewScenario keeps a text with its sum.
+func NewScenario(name, title, profile, text string) Scenario {
+	sum := sha256.Sum256([]byte(text))
+	return Scenario{name, title, profile, text, hex.EncodeToString(sum[:])}
+}
+
+// Image is what the guests ran. Where it lay is nobody's business.
+type Image struct {
+	Digest   string            `json:"digest"`
+	Packages map[string]string `json:"packages,omitempty"` // name to version
+}
+
+// Target is a daemon whose guests are measured.
+type Target struct {
+	Name        string `json:"name"`
+	URI         string `json:"uri"`
+	Daemon      string `json:"daemon"`      // its process, as the kernel names it, where that is known
+	Library     string `json:"library"`     // version of libvirt that it is, or is compatible with
+	Hypervisor  string `json:"hypervisor"`  // version of QEMU
+	Accelerator string `json:"accelerator"` // kvm or tcg
+	Host        string `json:"host"`        // its own name for it
+}
+
+// Host is the machine with its settings, as they were found.
+type Host struct {
+	machine.Host
+	Nodes    int               `json:"nodes"` // of NUMA
+	Settings map[string]string `json:"settings,omitempty"`
+}
+
+// Plan is the order of the whole.
+type Plan struct {
+	Arms        []Arm   `json:"arms"`
+	Steps       []Step  `json:"steps"`
+	Repetitions int     `json:"repetitions"`
+	Windows     int     `json:"windows"` // measured ones in a turn
+	Warmup      float64 `json:"warmup"`  // s
+	Measure     float64 `json:"measure"` // s, each window
+	Turns       []Turn  `json:"turns"`   // in the order in which they are done
+	Bounds      []Bound `json:"bounds,omitempty"`
+}
+
+// Arm is one of the things compared: a setting, or a target.
+type Arm struct {
+	Name   string            `json:"name"`
+	Target string            `json:"target"`
+	Set    map[string]string `json:"set,omitempty"` // what this arm alone has
+}
+
+// Step is a place on the axes: 4 tiles, or 8 threads with cache none.
+type Step struct {
+	Name string            `json:"name"`
+	Axes map[string]string `json:"axes"` // axis to value
+}
+
+// Bound is what a metric must keep for a step to count as good.
+type Bound struct {
+	Metric string            `json:"metric"`
+	Labels map[string]string `json:"labels,omitempty"`
+	Below  *float64          `json:"below,omitempty"`
+	Above  *float64          `json:"above,omitempty"`
+	Unit   string            `json:"unit,omitempty"`
+}
+
+// Turn is one arm's one step in one repetition.
+type Turn struct {
+	Arm        string `json:"arm"`
+	Repetition int    `json:"repetition"` // from 1
+	Step       string `json:"step"`
+}

@@ -1,0 +1,126 @@
+package record
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// WarmUp is the number of the window that never counts. Those that do are
+// numbered from 1.
+const WarmUp = 0
+
+// Labels say of what in the turn a line is. Which exist: tile, guest, load, op,
+// and what a kind of load has of its own.
+type Labels map[string]string
+
+// Key is the same for same labels.
+func (l Labels) Key() string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(l)) {
+		b.WriteString(name + "=" + l[name] + " ")
+	}
+	return strings.TrimSpace(b.String())
+}
+
+// Sample is one value.
+type Sample struct {
+	Time time.Time `json:"time"`
+	Turn
+	Window int     `json:"window"`
+	Metric string  `json:"metric"`
+	Value  float64 `json:"value"`
+	Unit   string  `json:"unit"`
+	Labels Labels  `json:"labels,omitempty"`
+}
+
+// The metrics of every load. A rate is of what went well: errors are counted
+// beside and never in it. Others have the names that their load gives them.
+const (
+	MetricDone     = "done"     // operations in the window that went well, count
+	MetricErrors   = "errors"   // and those that did not, count
+	MetricRate     = "rate"     // done by the length of the window, 1/s
+	MetricSecond   = "second"   // done in one interval of about a second, 1/s: the time line
+	MetricServed   = "served"   // done as the server's own log has it over the turn, count
+	MetricSent     = "sent"     // done as the load has it over the same time, count
+	MetricLatency  = "latency"  // of one operation, from when it was meant to begin
+	MetricService  = "service"  // of one operation, from when it did begin
+	MetricBoot     = "boot"     // from the start until the guest's agent answered, s
+	MetricDrift    = "drift"    // of a guest's clock against the host's over the turn, part
+	MetricOutage   = "outage"   // longest time without an operation that went well, s
+	MetricDuration = "duration" // of an event, s
+)
+
+// Histogram is a distribution of times of one window.
+type Histogram struct {
+	Time time.Time `json:"time"`
+	Turn
+	Window int    `json:"window"`
+	Metric string `json:"metric"` // MetricLatency or MetricService
+	Unit   string `json:"unit"`   // µs
+	Labels Labels `json:"labels,omitempty"`
+	Values string `json:"values"` // an HdrHistogram, version 2, compressed, base64
+}
+
+// Of a histogram of µs: an hour at most, to three digits.
+const (
+	longest = 3600e6
+	digits  = 3
+)
+
+// NewTimes makes an empty histogram of µs, as records have them.
+func NewTimes() *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, digits) }
+
+// Pack puts times into the line.
+func (h *Histogram) Pack(times *hdrhistogram.Histogram) error {
+	text, err := times.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+	h.Values = string(text)
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot pack times")
+}
+
+// Times takes them out again.
+func (h *Histogram) Times() (*hdrhistogram.Histogram, error) {
+	times, err := hdrhistogram.Decode([]byte(h.Values))
+	return times, fault.Wrap(err, fault.Invalid, fault.Host, "times of %s", h.Metric)
+}
+
+// Telemetry is what something did in about one second.
+type Telemetry struct {
+	Time time.Time `json:"time"`
+	Turn
+	Source string             `json:"source"` // host, or guest:NAME
+	Values map[string]float64 `json:"values"` // names end in their unit: cpu_busy_share, net_rx_bytes
+}
+
+// Kind says what an event is.
+type Kind string
+
+// The kinds of events.
+const (
+	Begin   Kind = "begin"   // a turn begins
+	Done    Kind = "done"    // a turn has ended, and counts
+	Window  Kind = "window"  // a window begins; its number in Window
+	Change  Kind = "change"  // something was changed on purpose, in the run or in the host's settings
+	Skipped Kind = "skipped" // something cannot be done here, and why
+	Failed  Kind = "failed"  // something went wrong; the run went on
+	Bad     Kind = "bad"     // something does not hold that has to: a count that differs, a bound, a clock
+	Resumed Kind = "resumed" // the run was killed or stopped before, and goes on here
+	Note    Kind = "note"    // worth knowing
+)
+
+// Event is what happened.
+type Event struct {
+	Time time.Time `json:"time"`
+	Turn
+	Window int                `json:"window,omitempty"`
+	Kind   Kind               `json:"kind"`
+	What   string             `json:"what,omitempty"`  // one word: vcpus, migrate, boot, tuning
+	Guest  string             `json:"guest,omitempty"` // whose
+	Text   string             `json:"text,omitempty"`  // for people
+	Values map[string]float64 `json:"values,omitempty"`
+}
