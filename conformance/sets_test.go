@@ -246,21 +246,24 @@ func (d *daemon) watch(t *testing.T, selector string) (wait func(n int, what str
 // TestAnInterruptCancelsWhatHasNotBegun interrupts lodge while two guests of
 // eight, whose processors stand still, do not heed being asked to shut down.
 func TestAnInterruptCancelsWhatHasNotBegun(t *testing.T) {
-	t.Skip("counts on the order of starts that end together: to be written anew")
 	needs(t)
 	d := start(t)
 	d.defineSet(t)
 	d.set(t, 0, "start", "--paused", "all")
 	for _, twice := range []bool{false, true} {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		c := d.lodge(ctx, t, "shutdown", "--json", "--parallel", "2", "--grace", "3s", "all")
+		grace := "5s" // more than an interrupt ever needs, or all would have begun before it
+		if twice {
+			grace = "10m"
+		}
+		c := d.lodge(ctx, t, "shutdown", "--json", "--parallel", "2", "--grace", grace, "all")
 		var out bytes.Buffer
 		pipe, err := c.StderrPipe()
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.Stdout = &interruptAt{to: &out, text: `"plan"`, do: func() { _ = c.Process.Signal(syscall.SIGINT) }}
-		began := time.Now()
+		left := len(d.ps(t, "state=paused"))
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -270,22 +273,24 @@ func TestAnInterruptCancelsWhatHasNotBegun(t *testing.T) {
 			}
 		}
 		_ = c.Wait()
-		cancel()
 		if code := c.ProcessState.ExitCode(); code != 3 {
 			t.Errorf("status %d\n%s", code, out.String())
 		}
 		if twice {
-			if took := time.Since(began); took > 3*time.Second {
-				t.Errorf("leaving at once takes %v", took)
+			if ctx.Err() != nil {
+				t.Error("the second interrupt does not make it leave at once")
 			}
+			cancel()
 			continue
 		}
 		told := lines[step](t, out.String())
-		if s := told[len(told)-1].Summary; s == nil || s.Cancelled < setSize-2 || s.Done+s.Cancelled != setSize {
-			t.Errorf("the summary is %+v", s)
+		cancel()
+		s := told[len(told)-1].Summary
+		if s == nil || s.Cancelled == 0 || s.Done == 0 || s.Done+s.Cancelled != left {
+			t.Fatalf("the summary is %+v", s)
 		}
-		if n := len(d.ps(t, "state=paused")); n < setSize-2 {
-			t.Errorf("%d guests are left alone", n)
+		if n := len(d.ps(t, "state=paused")); n != s.Cancelled {
+			t.Errorf("%d guests are left alone, %d were said to be", n, s.Cancelled)
 		}
 	}
 	d.set(t, 0, "destroy", "all")
