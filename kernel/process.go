@@ -1,11 +1,14 @@
 package kernel
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -143,9 +146,21 @@ type Schedule struct {
 
 // Schedule reads the scheduler's account of one thread; NotFound on kernels
 // without it. A process's own number gives its first thread alone.
+//
+// The account of a living thread is read below the thread's own number, not below
+// its process's: every name below /proc/PID/task that was ever read stays in the
+// kernel's cache, and dying processes fight over the lock of those when many end at
+// once. A signal of number 0 says that the thread is one of this process.
 func (r Root) Schedule(pid, tid int) (Schedule, error) {
+	place := []string{"proc", strconv.Itoa(pid), "task", strconv.Itoa(tid), "schedstat"}
+	if r.isLive() {
+		if err := unix.Tgkill(pid, tid, 0); err != nil && !errors.Is(err, unix.EPERM) {
+			return Schedule{}, fault.Wrap(err, fault.NotFound, fault.Host, "cannot find thread %d of process %d", tid, pid)
+		}
+		place = []string{"proc", strconv.Itoa(tid), "schedstat"}
+	}
 	var line [brief]byte
-	text, err := r.readBrief(line[:], "proc", strconv.Itoa(pid), "task", strconv.Itoa(tid), "schedstat")
+	text, err := r.readBrief(line[:], place...)
 	if err != nil {
 		return Schedule{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read how thread %d was scheduled", tid)
 	}

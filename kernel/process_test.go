@@ -63,6 +63,9 @@ func TestNoSuchProcess(t *testing.T) {
 	if _, err := live.Threads(never); !fault.Is(err, fault.NotFound) {
 		t.Errorf("threads: %v", err)
 	}
+	if _, err := live.Schedule(os.Getppid(), os.Getpid()); !fault.Is(err, fault.NotFound) {
+		t.Errorf("a thread of another process: %v", err)
+	}
 }
 
 const statTail = ` S 1 10 10 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 7 0 12345 1000000 300 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 0`
