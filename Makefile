@@ -26,6 +26,7 @@ VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unkno
 STAMP   = -trimpath -ldflags '-X main.version=$(VERSION)'
 CACHE   = $(CURDIR)/.cache
 LINT    = $(CACHE)/bin/golangci-lint
+RUNNER  = $(CACHE)/bin/gotestsum
 
 # Where `make up` keeps its daemon.
 DATA ?= /var/lib/lodge
@@ -63,9 +64,16 @@ unit:
 	@scripts/need gcc libc6-dev
 	$(GO) test -short -race -shuffle=on ./...
 
-test: lint build guest
+# A test that fails is run once more by itself, and both results are told: on a
+# host that is busy with guests something else may have held it up. A data race is
+# never tried again, nor are more than eight failures.
+test: lint build guest $(RUNNER)
 	@scripts/need $(TEST_PACKAGES)
-	$(GO) test -race -shuffle=on -timeout 25m ./...
+	@mkdir -p $(CACHE)/test
+	@status=0; $(RUNNER) --format pkgname-and-test-fails --hide-summary skipped --packages ./... \
+		--rerun-fails=1 --rerun-fails-max-failures=8 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race \
+		--rerun-fails-report $(CACHE)/test/again -- -race -shuffle=on -timeout 40m || status=$$?; \
+	if [ -s $(CACHE)/test/again ]; then echo "tests that failed, and were run again:"; cat $(CACHE)/test/again; fi; exit $$status
 
 # LODGE_STORM_SEED=n repeats what a storm drew.
 DURATION ?= 1h
@@ -85,6 +93,9 @@ generate:
 $(LINT): tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once, about two minutes)"
 	cd tools && $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+$(RUNNER): tools/go.mod tools/go.sum
+	cd tools && $(GO) build -o $@ gotest.tools/gotestsum
 
 up: build guest
 	@scripts/need $(HOST_PACKAGES) $(CLIENT_PACKAGES)
