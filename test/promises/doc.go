@@ -1,0 +1,2 @@
+// Package promises holds SPECIFICATION.md to the tests that it names.
+package promises
