@@ -1,25 +1,14 @@
 package storm
 
 import (
-	"errors"
-	"fmt"
-
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/lodge-kvm/lodge/fault"
-)
-
-// Of a histogram of µs: an hour at most, to three digits.
-const (
-	longest = 3600e6
-	digits  = 3
+	"github.com/lodge-kvm/lodge/lab/histogram"
 )
 
 // maxTook is how many times of calls are kept one by one in one record.
 const maxTook = 4096
-
-// NewHistogram makes an empty histogram as Calls have it.
-func NewHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, digits) }
 
 // pack keeps the times in whichever form suits their number.
 func (c *Calls) pack() error {
@@ -30,26 +19,23 @@ func (c *Calls) pack() error {
 	if err != nil {
 		return err
 	}
-	text, err := h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+	text, err := histogram.Encode(h)
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot pack the times of %s", c.Metric)
 	}
-	c.Took, c.Histogram = nil, string(text)
+	c.Took, c.Histogram = nil, text
 	return nil
 }
 
 // Times is the histogram of the calls, in µs, in whichever form they are kept.
 func (c *Calls) Times() (*hdrhistogram.Histogram, error) {
 	if c.Histogram != "" {
-		h, err := hdrhistogram.Decode([]byte(c.Histogram))
+		h, err := histogram.Decode(c.Histogram)
 		return h, fault.Wrap(err, fault.Invalid, fault.Host, "times of %s", c.Metric)
 	}
-	h := NewHistogram()
-	var all error
+	h := histogram.New()
 	for _, one := range c.Took {
-		if err := h.RecordValue(min(max(one, 1), longest)); err != nil {
-			all = errors.Join(all, fmt.Errorf("times of %s: %w", c.Metric, err))
-		}
+		histogram.RecordMicroseconds(h, one)
 	}
-	return h, all
+	return h, nil
 }

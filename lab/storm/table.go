@@ -10,6 +10,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"github.com/lodge-kvm/lodge/lab/histogram"
 	"github.com/lodge-kvm/lodge/lab/stats"
 )
 
@@ -130,7 +131,7 @@ func (r *Run) calls(out *strings.Builder) {
 			times[key] = map[string]*hdrhistogram.Histogram{}
 		}
 		if times[key][c.Target] == nil {
-			times[key][c.Target] = NewHistogram()
+			times[key][c.Target] = histogram.New()
 		}
 		times[key][c.Target].Merge(h)
 	}

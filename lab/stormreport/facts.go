@@ -8,6 +8,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/histogram"
 	"github.com/lodge-kvm/lodge/lab/stats"
 	"github.com/lodge-kvm/lodge/lab/storm"
 )
@@ -113,7 +114,7 @@ func (f *facts) calls(target string, p place, quantile float64) []value {
 	f.eachCalls(target, p, func(run int, c *storm.Calls, h *hdrhistogram.Histogram) {
 		k := repetition{run, c.Repeat}
 		if byRepeat[k] == nil {
-			byRepeat[k] = storm.NewHistogram()
+			byRepeat[k] = histogram.New()
 		}
 		byRepeat[k].Merge(h)
 	})
@@ -130,7 +131,7 @@ func (f *facts) histogram(target string, p place) *hdrhistogram.Histogram {
 	var all *hdrhistogram.Histogram
 	f.eachCalls(target, p, func(_ int, _ *storm.Calls, h *hdrhistogram.Histogram) {
 		if all == nil {
-			all = storm.NewHistogram()
+			all = histogram.New()
 		}
 		all.Merge(h)
 	})

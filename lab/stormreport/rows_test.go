@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/lab/histogram"
 	"github.com/lodge-kvm/lodge/lab/stats"
 	"github.com/lodge-kvm/lodge/lab/storm"
 )
@@ -233,7 +234,7 @@ func TestNumbersReadWell(t *testing.T) {
 // The p99 of fewer than 100 calls is the longest.
 func TestAPercentileLeavesOutNoMoreThanItsPart(t *testing.T) {
 	for n, want := range map[int]float64{10: 1, 60: 1, 99: 1, 100: 0.001, 150: 1, 200: 0.001} {
-		h := storm.NewHistogram()
+		h := histogram.New()
 		for i := range n {
 			took := int64(1000)
 			if i == 0 || i == 1 && n == 150 {

@@ -9,6 +9,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/lodge-kvm/lodge/lab"
+	"github.com/lodge-kvm/lodge/lab/histogram"
 	"github.com/lodge-kvm/lodge/lab/stats"
 	"github.com/lodge-kvm/lodge/lab/storm"
 )
@@ -240,7 +241,7 @@ func (f *facts) stopped() lab.Table {
 	for _, m := range []storm.Metric{storm.MetricHang, storm.MetricRelease} {
 		for _, d := range f.daemons() {
 			for _, o := range []storm.Outcome{storm.Done, storm.TimedOut, storm.Refused, storm.Cut} {
-				h := storm.NewHistogram()
+				h := histogram.New()
 				text := ""
 				for _, r := range f.runs {
 					for i := range r.Calls {
