@@ -1,0 +1,182 @@
+package workload
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/histogram"
+)
+
+// Load is work that runs until its own bound or until ctx ends, which is no
+// error. out is called by one goroutine at a time, in the order of time, and at
+// least once; what it is given is its own. While out does not return, the load goes
+// on and the next interval grows longer.
+type Load interface {
+	Run(ctx context.Context, out func(Interval)) error
+}
+
+// Interval is what happened in one stretch of time. An operation belongs to the
+// interval in which it ended.
+type Interval struct {
+	Start  time.Time        `json:"start"`
+	Length time.Duration    `json:"length"` // ns
+	Ops    map[string]Count `json:"ops"`
+}
+
+// Count is what became of the operations of one name.
+type Count struct {
+	Done   int64
+	Errors int64
+	Bytes  int64 // of payload, in those done
+	// Of those done, in µs; nil where they are not timed one by one. Latency counts
+	// from the intended start. Service, from the real one, is nil where the two are
+	// the same: in closed loops.
+	Latency, Service *hdrhistogram.Histogram
+	Example          string // one of the errors, in words
+}
+
+// The bounds of what an interval may hold. Intervals come from guests.
+const (
+	MaxOps     = 64
+	maxName    = 64
+	maxExample = 300
+	maxCount   = 1 << 53
+	maxLength  = 30 * 24 * time.Hour
+)
+
+type countText struct {
+	Done    int64  `json:"done"`
+	Errors  int64  `json:"errors,omitempty"`
+	Bytes   int64  `json:"bytes,omitempty"`
+	Latency string `json:"latency,omitempty"`
+	Service string `json:"service,omitempty"`
+	Example string `json:"example,omitempty"`
+}
+
+// MarshalJSON keeps histograms as their texts.
+func (c Count) MarshalJSON() ([]byte, error) {
+	text := countText{Done: c.Done, Errors: c.Errors, Bytes: c.Bytes, Example: c.Example}
+	for _, h := range []struct {
+		of   *hdrhistogram.Histogram
+		into *string
+	}{{c.Latency, &text.Latency}, {c.Service, &text.Service}} {
+		if h.of == nil {
+			continue
+		}
+		var err error
+		if *h.into, err = histogram.Encode(h.of); err != nil {
+			return nil, err
+		}
+	}
+	return json.Marshal(text)
+}
+
+// UnmarshalJSON refuses counts that cannot be, and times that do not fit them.
+func (c *Count) UnmarshalJSON(data []byte) error {
+	var text countText
+	if err := json.Unmarshal(data, &text); err != nil {
+		return fault.Wrap(err, fault.Invalid, fault.Host, "cannot read a count")
+	}
+	for _, n := range []int64{text.Done, text.Errors, text.Bytes} {
+		if n < 0 || n > maxCount {
+			return fault.New(fault.Invalid, fault.Host, "cannot read a count: %d is not between 0 and 2^53", n)
+		}
+	}
+	read := Count{Done: text.Done, Errors: text.Errors, Bytes: text.Bytes, Example: clip(text.Example, maxExample)}
+	for _, h := range []struct {
+		of   string
+		into **hdrhistogram.Histogram
+	}{{text.Latency, &read.Latency}, {text.Service, &read.Service}} {
+		if h.of == "" {
+			continue
+		}
+		times, err := histogram.Decode(h.of)
+		if err != nil {
+			return err
+		}
+		if times.TotalCount() != text.Done {
+			return fault.New(fault.Invalid, fault.Host, "cannot read a count: %d done and %d times", text.Done, times.TotalCount())
+		}
+		*h.into = times
+	}
+	*c = read
+	return nil
+}
+
+// Check refuses an interval that no load of the lab tells. Whoever reads one from
+// a guest asks before it keeps it.
+func (i Interval) Check() error {
+	switch {
+	case i.Length < 0 || i.Length > maxLength:
+		return fault.New(fault.Invalid, fault.Host, "an interval of %v", i.Length)
+	case len(i.Ops) > MaxOps:
+		return fault.New(fault.Invalid, fault.Host, "an interval of %d operations: at most %d are allowed", len(i.Ops), MaxOps)
+	}
+	for name := range i.Ops {
+		if name == "" || len(name) > maxName {
+			return fault.New(fault.Invalid, fault.Host, "an operation whose name has %d bytes: 1 to %d are allowed", len(name), maxName)
+		}
+	}
+	return nil
+}
+
+// Total is the sum of intervals. Its zero is the sum of none.
+type Total struct {
+	Start  time.Time        `json:"start"`
+	Length time.Duration    `json:"length"` // ns, from the first's start to the last's end
+	Ops    map[string]Count `json:"ops"`
+}
+
+// Add takes an interval into the sum. What goes past MaxOps names is refused.
+func (t *Total) Add(i Interval) error {
+	if err := i.Check(); err != nil {
+		return err
+	}
+	if t.Ops == nil {
+		t.Start, t.Ops = i.Start, map[string]Count{}
+	}
+	t.Length = max(t.Length, i.Start.Add(i.Length).Sub(t.Start))
+	for _, name := range slices.Sorted(maps.Keys(i.Ops)) {
+		sum, known := t.Ops[name]
+		if !known && len(t.Ops) == MaxOps {
+			return fault.New(fault.Invalid, fault.Host, "more than %d names of operations", MaxOps)
+		}
+		sum.add(i.Ops[name])
+		t.Ops[name] = sum
+	}
+	return nil
+}
+
+// All is the sum over the operations.
+func (t Total) All() Count {
+	var all Count
+	for _, name := range slices.Sorted(maps.Keys(t.Ops)) {
+		all.add(t.Ops[name])
+	}
+	return all
+}
+
+// add keeps the sum's histograms its own.
+func (c *Count) add(more Count) {
+	c.Done += more.Done
+	c.Errors += more.Errors
+	c.Bytes += more.Bytes
+	c.Latency = histogram.Merge(c.Latency, more.Latency)
+	c.Service = histogram.Merge(c.Service, more.Service)
+	if c.Example == "" {
+		c.Example = more.Example
+	}
+}
+
+func clip(text string, to int) string {
+	if len(text) <= to {
+		return text
+	}
+	return text[:to] + "…"
+}
