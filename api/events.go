@@ -14,6 +14,7 @@ const (
 	objectNetwork    = "network"
 	objectPool       = "pool"
 	objectNodeDevice = "node device"
+	objectSecret     = "secret"
 )
 
 // about makes an event from what happened, why, and pairs of a field's name and
@@ -44,6 +45,10 @@ func describe(p event.Payload) *lodgev1.Event {
 		return about(objectPool, "refreshed", "")
 	case event.NodeDeviceChange:
 		return about(objectNodeDevice, string(p.Change), "")
+	case event.SecretChange:
+		return about(objectSecret, string(p.Change), "", "usage", p.Usage, "for", p.For)
+	case event.SecretValue:
+		return about(objectSecret, "value set", "", "usage", p.Usage, "for", p.For)
 	case event.DomainChange:
 		return about(objectGuest, string(p.Change), p.Detail)
 	case event.DomainReboot:

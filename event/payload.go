@@ -160,6 +160,15 @@ type PoolRefresh struct{}
 // NodeDeviceChange tells that a host device came or went: created, deleted.
 type NodeDeviceChange struct{ Change Change }
 
+// SecretChange tells that a secret was defined or undefined, and what it is for.
+type SecretChange struct {
+	Change     Change
+	Usage, For string
+}
+
+// SecretValue tells that a secret was given a value, and never which.
+type SecretValue struct{ Usage, For string }
+
 func (DomainChange) payload()              {}
 func (DomainReboot) payload()              {}
 func (DomainRTC) payload()                 {}
@@ -186,3 +195,5 @@ func (NetworkMetadata) payload()           {}
 func (PoolChange) payload()                {}
 func (PoolRefresh) payload()               {}
 func (NodeDeviceChange) payload()          {}
+func (SecretChange) payload()              {}
+func (SecretValue) payload()               {}

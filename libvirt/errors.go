@@ -31,6 +31,7 @@ const (
 	codeOperationInvalid  code = 55
 	codeNoInterface       code = 57
 	codeNoFilter          code = 62
+	codeInvalidSecret     code = 65
 	codeNoSecret          code = 66
 	codeConfigUnsupported code = 67
 	codeTimeout           code = 68
@@ -65,6 +66,7 @@ var lead = map[code]string{
 	codeOperationInvalid:  "Requested operation is not valid",
 	codeNoInterface:       "Interface not found",
 	codeNoFilter:          "Network filter not found",
+	codeInvalidSecret:     "Invalid secret",
 	codeNoSecret:          "Secret not found",
 	codeConfigUnsupported: "unsupported configuration",
 	codeTimeout:           "Timed out during operation",

@@ -12,6 +12,7 @@ var (
 	poolChanges    = map[event.Change]int32{
 		event.Defined: 0, event.Undefined: 1, event.Started: 2, event.Stopped: 3, event.Created: 4, event.Deleted: 5,
 	}
+	secretChanges     = map[event.Change]int32{event.Defined: 0, event.Undefined: 1}
 	nodeDeviceChanges = map[event.Change]int32{event.Created: 0, event.Deleted: 1, event.Defined: 2, event.Undefined: 3}
 )
 
@@ -32,6 +33,8 @@ func notices(e event.Event) []notice {
 		found = networkNotices(xdr.Network{Name: e.Source.Name, UUID: id}, p)
 	case event.PoolChange, event.PoolRefresh:
 		found = poolNotices(xdr.StoragePool{Name: e.Source.Name, UUID: id}, p)
+	case event.SecretChange, event.SecretValue:
+		found = secretNotices(id, p)
 	default:
 		found = domainNotices(xdr.Domain{Name: e.Source.Name, UUID: id, ID: int32(e.Source.ID)}, p)
 	}
@@ -71,6 +74,22 @@ func poolNotices(pool xdr.StoragePool, p event.Payload) []notice {
 	case event.PoolRefresh:
 		return []notice{{topic: topic{ofPool, 1}, proc: xdr.ProcStoragePoolEventRefresh, message: func(c int32) xdr.Message {
 			return &xdr.StoragePoolEventRefreshMsg{CallbackID: c, Pool: pool}
+		}}}
+	}
+	return nil
+}
+
+func secretNotices(id xdr.UUID, p event.Payload) []notice {
+	switch p := p.(type) {
+	case event.SecretChange:
+		s := xdr.Secret{UUID: id, UsageType: secretUsages[p.Usage], UsageID: p.For}
+		return []notice{{topic: topic{ofSecret, 0}, proc: xdr.ProcSecretEventLifecycle, message: func(c int32) xdr.Message {
+			return &xdr.SecretEventLifecycleMsg{CallbackID: c, Secret: s, Event: secretChanges[p.Change]}
+		}}}
+	case event.SecretValue:
+		s := xdr.Secret{UUID: id, UsageType: secretUsages[p.Usage], UsageID: p.For}
+		return []notice{{topic: topic{ofSecret, 1}, proc: xdr.ProcSecretEventValueChanged, message: func(c int32) xdr.Message {
+			return &xdr.SecretEventValueChangedMsg{CallbackID: c, Secret: s}
 		}}}
 	}
 	return nil

@@ -138,6 +138,8 @@ func TestEveryPayloadHasItsMessage(t *testing.T) {
 		{event.PoolChange{Change: event.Created}, []want{{topic{pool, 0}, 370}}},
 		{event.PoolRefresh{}, []want{{topic{pool, 1}, 373}}},
 		{event.NodeDeviceChange{Change: event.Deleted}, []want{{topic{node, 0}, 376}}},
+		{event.SecretChange{Change: event.Undefined, Usage: "volume", For: "/a"}, []want{{topic{ofSecret, 0}, 382}}},
+		{event.SecretValue{Usage: "tls", For: "a"}, []want{{topic{ofSecret, 1}, 383}}},
 	} {
 		got := notices(event.Event{Source: web, Payload: c.payload})
 		if len(got) != len(c.want) {

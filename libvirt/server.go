@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/turnstile"
 	"github.com/lodge-kvm/lodge/volume"
@@ -24,6 +25,7 @@ type Rooms struct {
 	Guests    *guest.Registry
 	Pools     *volume.Pools
 	Networks  *network.Networks
+	Secrets   *secret.Book
 	Events    *event.Log
 	Host      *host.Inventory
 	Devices   *host.Devices

@@ -28,6 +28,7 @@ import (
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/libvirt"
 	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
@@ -99,6 +100,9 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err := os.MkdirAll(o.run, 0o755); err != nil {
 		return nil, fmt.Errorf("cannot make the run directory: %w", err)
 	}
+	if err := kernel.ForbidCore(); err != nil {
+		log.Warn("core files of the daemon or of guests may hold secrets", "error", err)
+	}
 	records, err := store.Open(o.data)
 	if err != nil {
 		return nil, err
@@ -137,6 +141,11 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err := seed(ctx, records, networks); err != nil {
 		log.Warn("cannot define the default network; clients that expect it will say so", "error", err)
 	}
+	secrets, err := secret.Open(secret.Config{Store: records, Key: filepath.Join(o.data, "secret.key"), Events: events, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	opened.add(func() error { secrets.Close(); return nil })
 	pools, err := volume.Open(volume.Options{Store: records, Events: events, Log: log, Boot: bootID()})
 	if err != nil {
 		return nil, err
@@ -158,7 +167,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		return nil, err
 	}
 	opened.add(func() error { guests.Close(); return nil })
-	return &libvirt.Rooms{Events: events, Guests: guests, Networks: networks, Pools: pools, Host: inventory, Devices: devices, Emulators: emulators}, nil
+	return &libvirt.Rooms{Events: events, Guests: guests, Networks: networks, Secrets: secrets, Pools: pools, Host: inventory, Devices: devices, Emulators: emulators}, nil
 }
 
 // warn raises the daemon's own limits, and says which others will stop this host.
