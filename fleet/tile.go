@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 )
@@ -205,6 +206,7 @@ func (b *building) build(ctx context.Context, docs *tileDocuments) error {
 		if err := b.fleet.createVolume(ctx, v); err != nil {
 			return fmt.Errorf("cannot create volume %s: %w", v.VolumeName, err)
 		}
+		failpoint.Reach("tile.volume")
 		b.volumes = append(b.volumes, v.VolumeName)
 	}
 	for _, d := range docs.domains {
@@ -215,6 +217,7 @@ func (b *building) build(ctx context.Context, docs *tileDocuments) error {
 		if err != nil {
 			return fmt.Errorf("cannot define domain %q: %w", d.name, err)
 		}
+		failpoint.Reach("tile.guest")
 		b.guests = append(b.guests, g)
 	}
 	return nil
@@ -282,6 +285,7 @@ func (f *Fleet) removeTile(ctx context.Context, t TileState) error {
 		if err := f.deleteVolume(ctx, v); err != nil {
 			return err
 		}
+		failpoint.Reach("tile.emptied")
 	}
 	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
 	for _, m := range t.members {
@@ -289,6 +293,7 @@ func (f *Fleet) removeTile(ctx context.Context, t TileState) error {
 			continue
 		}
 		failures = append(failures, unless(m.Guest.Undefine(ctx, all), fault.NotFound))
+		failpoint.Reach("tile.forgotten")
 		if m.Guest.View().State.Active() { // somebody started it meanwhile
 			failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/store"
 )
@@ -29,6 +30,7 @@ func (r *Registry) Autostart(ctx context.Context) {
 		r.log.Error("cannot note this boot's autostart; nothing is started", "error", err)
 		return
 	}
+	failpoint.Reach("autostart.noted")
 	for _, g := range r.All() {
 		v := g.View()
 		marked := v.Autostart || v.AutostartOnce
@@ -45,6 +47,7 @@ func (g *Guest) autostart(ctx context.Context, once bool) {
 			g.log.Error("cannot take back the mark for one autostart", "error", err)
 		}
 	}
+	failpoint.Reach("autostart.start")
 	err := g.Start(ctx, StartOptions{})
 	if err != nil && !errors.Is(err, context.Canceled) {
 		g.log.Error("cannot start a guest that is marked for autostart", "error", err)

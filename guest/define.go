@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/mount"
@@ -187,6 +188,7 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
 		g.inactive = inactive
 		return err
 	}
+	failpoint.Reach("undefine.forgotten")
 	g.dropManagedSave()
 	if o.TPM || !o.KeepTPM && g.run == nil && !keepsTPM(inactive) {
 		g.reg.dropTPM(g.uuid, g.log)

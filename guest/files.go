@@ -6,12 +6,14 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/mount"
 )
 
 // removeFile removes a file that is no longer wanted; one that cannot be
 // removed is logged and stays.
 func removeFile(log *slog.Logger, path string) {
+	failpoint.Reach("guest.remove-file")
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		log.Error("cannot remove a file", "path", path, "error", err)
 	}

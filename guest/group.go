@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/qemu"
@@ -18,6 +19,9 @@ func (l *launching) makeGroup(context.Context) error {
 	group := l.g.reg.Cgroups.Guest(l.run.UUID)
 	l.run.hold("control group", group.Remove) // it may be made in part
 	if err := group.Create(); err != nil {
+		return err
+	}
+	if err := failpoint.Err("launch.group"); err != nil {
 		return err
 	}
 	absent, err := group.Apply(limits(l.run.def))
@@ -63,7 +67,11 @@ func limits(d *domain.Definition) kernel.Limits {
 
 // joinGroup puts the new process into its group.
 func (l *launching) joinGroup(context.Context) error {
-	return l.g.reg.Cgroups.Guest(l.run.UUID).AddProcess(l.run.PID)
+	if err := l.g.reg.Cgroups.Guest(l.run.UUID).AddProcess(l.run.PID); err != nil {
+		return err
+	}
+	failpoint.Reach("launch.joined")
+	return nil
 }
 
 // spec says how the process is launched.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
@@ -68,6 +69,7 @@ func (r *run) newLeaving(alias string, after []qemu.Step) (*leaving, error) {
 func (l *leaving) cleanUp(ctx context.Context, s *qmp.Session, log *slog.Logger) (done bool) {
 	done = true
 	for _, u := range l.Steps {
+		failpoint.Reach("unplug.clean")
 		switch err := insist(ctx, s, u); {
 		case inUse(err) || s.Err() != nil || ctx.Err() != nil:
 			log.Info("QEMU cannot let go yet of what was behind a device", "command", u.Command, "cause", err)
@@ -136,6 +138,7 @@ func (g *Guest) cleaned(r *run, l *leaving) {
 	if i := slices.Index(r.Leaving, l); g.run == r && i >= 0 {
 		r.Leaving = slices.Delete(r.Leaving, i, i+1)
 		g.keepRun()
+		failpoint.Reach("unplug.cleaned")
 	}
 }
 

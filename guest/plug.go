@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
@@ -171,6 +172,7 @@ func (g *Guest) addPlugged(r *run, dev device.Device, held *plugged) error {
 		r.NICs = append(r.NICs, *held.nic)
 	}
 	g.keepActive()
+	failpoint.Reach("plug.kept")
 	g.announce(event.DomainDeviceAdded{Alias: dev.Common().Alias})
 	return nil
 }
@@ -212,6 +214,7 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 		}
 		if a != nil {
 			defer a.Close()
+			failpoint.Reach("plug.nic")
 			p.NICs[d.Alias], d.Target = a, a.IfName
 			held.what, held.release = "interface "+a.IfName, release
 			held.nic = &heldNIC{Alias: d.Alias, IfName: a.IfName, Bridge: a.Bridge}
@@ -244,6 +247,7 @@ func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *
 	}
 	err = runSteps(ctx, s, steps)
 	if err == nil {
+		failpoint.Reach("plug.made")
 		if err = settlePlugged(ctx, s, dev); err != nil {
 			undo(ctx, s, steps)
 		}
@@ -276,7 +280,11 @@ func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error
 // runSteps runs steps in order; when one fails it undoes those before it.
 func runSteps(ctx context.Context, s *qmp.Session, steps []qemu.Step) error {
 	for i, step := range steps {
-		if err := execute(ctx, s, step); err != nil {
+		err := failpoint.Err("plug.step")
+		if err == nil {
+			err = execute(ctx, s, step)
+		}
+		if err != nil {
 			undo(ctx, s, steps[:i])
 			return err
 		}
@@ -357,6 +365,7 @@ func (g *Guest) planUnplug(dev device.Device, config *domain.Definition, async b
 		if err := execute(ctx, s, request); err != nil {
 			return nil, err
 		}
+		failpoint.Reach("unplug.asked")
 		if !async {
 			err = wait.within(ctx, unplugPatience)
 		}
@@ -402,6 +411,7 @@ func (g *Guest) deviceGone(alias string) {
 	r.Leaving = append(r.Leaving, left)
 	g.setActive(func(d *domain.Definition) { d.Devices.Remove(d.Devices.ByAlias(alias)) })
 	g.keepActive()
+	failpoint.Reach("unplug.gone")
 	wait := r.removals[alias]
 	delete(r.removals, alias)
 	go g.clean(r, left, wait)
@@ -481,6 +491,7 @@ func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force b
 		if err := g.updateLive(ctx, r, def, before, changed, force); err != nil {
 			return nil, err
 		}
+		failpoint.Reach("update.made")
 		return func() error {
 			g.setActive(func(d *domain.Definition) {
 				if err := updateIn(&d.Devices, changed); err != nil {
@@ -540,6 +551,7 @@ func (g *Guest) changeMedia(ctx context.Context, r *run, def *domain.Definition,
 	if err := runSteps(ctx, s, steps); err != nil {
 		return err
 	}
+	failpoint.Reach("media.changed")
 	g.announce(event.DomainMediaChange{OldPath: before.Source.Path(), NewPath: after.Source.Path(), Alias: after.Alias, Reason: "updated"})
 	return nil
 }

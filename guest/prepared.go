@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/mount"
@@ -63,9 +64,11 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 	if p.read, err = identities(ctx, qemu.ReadAtStart(def, def.Devices.Emulator)); err != nil {
 		return nil, err
 	}
+	failpoint.Reach("prepare.directory")
 	if err := p.launch(ctx, r); err != nil {
 		return nil, err
 	}
+	failpoint.Reach("prepare.launched")
 	s, err := qmp.Dial(ctx, p.monitorPath(), r.log)
 	if err != nil {
 		return nil, err
@@ -199,6 +202,7 @@ func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error)
 	}
 	if err = l.describe(); err == nil {
 		err = writeRunRecord(p.dir, &l.run.runRecord)
+		failpoint.Reach("prepare.claimed")
 	}
 	if err == nil {
 		err = os.Rename(p.dir, l.run.dir)
@@ -206,6 +210,7 @@ func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error)
 	if err != nil {
 		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over what was prepared"), p.end(ctx))
 	}
+	failpoint.Reach("prepare.entered")
 	p.dir, l.prepared = l.run.dir, p
 	l.run.hold("control group", p.group.Remove) // also where the start fails before it makes one
 	return true, nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/store"
 )
@@ -94,7 +95,12 @@ func writeJSON(path string, value any) error {
 	if err := os.WriteFile(path+".new", text.Bytes(), 0o600); err != nil {
 		return err
 	}
-	return os.Rename(path+".new", path)
+	failpoint.Reach("journal.write")
+	if err := os.Rename(path+".new", path); err != nil {
+		return err
+	}
+	failpoint.Reach("journal.written")
+	return nil
 }
 
 // readRunRecord reads the record of a run directory; nil when there is none.

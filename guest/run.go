@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/qemu"
@@ -82,11 +83,13 @@ func (r *run) releaseAll(ctx context.Context) error {
 	for len(r.releases) > 0 {
 		last := r.releases[len(r.releases)-1]
 		r.releases = r.releases[:len(r.releases)-1]
+		failpoint.Reach("release.step")
 		if err := last.do(ctx); err != nil {
 			r.log.Error("cannot release what the guest held", "what", last.what, "error", err)
 			failed = append(failed, err)
 		}
 	}
+	failpoint.Reach("release.done")
 	return errors.Join(failed...)
 }
 

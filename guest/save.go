@@ -8,6 +8,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/mount"
@@ -58,6 +59,7 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 	g.advance(lifecycle.Pausing{Reason: domain.ReasonSave})
 	g.advance(lifecycle.Resuming{Reason: domain.ReasonSaveCanceled}) // should it fail
 	g.keepRun()                                                      // it may have been announced before
+	failpoint.Reach("save.planned")
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
@@ -87,11 +89,13 @@ func (g *Guest) notSaved(ctx context.Context, s *qmp.Session, r *run) settle {
 // next daemon reads first is written first: see settleManaged.
 func (g *Guest) saved(r *run, managed bool) error {
 	g.advance(lifecycle.Ending{Reason: domain.ReasonSaved})
+	failpoint.Reach("save.ending")
 	var err error
 	if managed {
 		g.record.ManagedSave = true
 		err = g.keep()
 	}
+	failpoint.Reach("save.kept")
 	r.end(endNow)
 	return err
 }
@@ -207,6 +211,7 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions, then func() error
 		return func() error {
 			g.takeOver(r, lifecycle.Started{Reason: domain.ReasonRestored, Paused: o.Paused}, o)
 			if then != nil {
+				failpoint.Reach("restore.taken")
 				return then()
 			}
 			return nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
@@ -127,11 +128,15 @@ func writeImage(ctx context.Context, path string, fill, complete func(*os.File) 
 	if err != nil {
 		return err
 	}
+	failpoint.Reach("image.created")
 	if err = fill(f); err == nil {
+		failpoint.Reach("image.filled")
 		err = mount.Outlast(ctx, beside, func() error { return complete(f) })
 	}
 	if err == nil {
+		failpoint.Reach("image.complete")
 		err = mount.Run(ctx, path, func() error { return os.Rename(beside, path) })
+		failpoint.Reach("image.placed")
 	}
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
 	defer stop()

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/qemu"
@@ -84,6 +85,7 @@ func (g *Guest) planStart(def *domain.Definition, submitted string, o StartOptio
 func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
 	g.run = r
 	g.quarantine = ""
+	failpoint.Reach("launch.take")
 	r.AutoDestroy = o.AutoDestroy && o.Owner != nil
 	g.state.Policy = policy(r.def)
 	g.reg.setID(g, r.ID)
@@ -192,6 +194,7 @@ func (l *launching) makeDirectory(ctx context.Context) error {
 	if err := os.Mkdir(l.run.dir, 0o700); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the run directory")
 	}
+	failpoint.Reach("launch.directory")
 	return nil
 }
 
@@ -249,6 +252,7 @@ func (l *launching) attachNICs(ctx context.Context) error {
 		l.run.hold("interface "+a.IfName, release)
 		l.plan.NICs[n.Alias] = a
 		n.Target = a.IfName
+		failpoint.Reach("launch.nic")
 		l.run.NICs = append(l.run.NICs, heldNIC{Alias: n.Alias, IfName: a.IfName, Bridge: a.Bridge})
 	}
 	if len(l.run.NICs) == 0 {
@@ -278,6 +282,7 @@ func (l *launching) runQEMU(ctx context.Context) (err error) {
 		return err
 	}
 	l.adopt(p)
+	failpoint.Reach("launch.executed")
 	return l.orLastWords(ctx, l.joinGroup(ctx))
 }
 
@@ -305,6 +310,9 @@ func (l *launching) execute(ctx context.Context) (*qemu.Process, error) {
 		return nil, err
 	}
 	defer logFile.Close()
+	if err := failpoint.Err("launch.exec"); err != nil {
+		return nil, err
+	}
 	return qemu.Launch(ctx, l.spec(command, logFile))
 }
 
@@ -342,6 +350,7 @@ func (l *launching) shakeHands(starting context.Context) error {
 	s, err := qmp.Dial(ctx, l.run.monitorPath(), l.g.log)
 	if err == nil {
 		l.run.connect(s)
+		failpoint.Reach("launch.connected")
 		// The greeting comes before the machine is made; this answer does not.
 		err = s.Execute(ctx, "query-status", nil, nil)
 	}
@@ -371,6 +380,7 @@ func (l *launching) orLastWords(ctx context.Context, err error) error {
 // settle applies what cannot be said in arguments: secrets, limits, pins.
 func (l *launching) settle(ctx context.Context) error {
 	s := l.run.session.Load()
+	failpoint.Reach("launch.settle")
 	for _, step := range qemu.AfterStart(&l.plan) {
 		if err := execute(ctx, s, step); err != nil {
 			return err
@@ -391,11 +401,19 @@ func (l *launching) goOn(ctx context.Context) error {
 		if err := l.from.load(ctx, s); err != nil {
 			return err
 		}
+		failpoint.Reach("restore.loaded")
 	}
 	if l.opts.Paused {
 		return nil
 	}
-	return s.Execute(ctx, "cont", nil, nil)
+	if err := failpoint.Err("launch.cont"); err != nil {
+		return err
+	}
+	if err := s.Execute(ctx, "cont", nil, nil); err != nil {
+		return err
+	}
+	failpoint.Reach("launch.continued")
+	return nil
 }
 
 // execute runs one step of a plan.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
 )
@@ -47,6 +48,7 @@ func (g *Guest) beginDestroy(t *task, graceful bool) error {
 	if g.state.EndFor == "" {
 		g.advance(lifecycle.Ending{Reason: domain.ReasonDestroyed})
 	}
+	failpoint.Reach("destroy.begun")
 	if g.job != nil && !graceful {
 		g.job.cancel(aborted)
 	}
@@ -127,6 +129,7 @@ func (g *Guest) finish(r *run) {
 	if g.inactive != nil {
 		g.state.Policy = policy(g.inactive)
 	}
+	failpoint.Reach("destroy.released")
 	g.advance(lifecycle.Ended{})
 	g.dismissDestroyers(nil)
 }
@@ -209,7 +212,12 @@ func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycl
 			if err != nil {
 				return nil, err
 			}
-			return nil, s.Execute(ctx, name, nil, nil)
+			if err := failpoint.Err("monitor.command"); err != nil {
+				return nil, err
+			}
+			err = s.Execute(ctx, name, nil, nil)
+			failpoint.Reach("monitor.commanded")
+			return nil, err
 		}, nil
 	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -62,6 +63,7 @@ func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket
 	if out, err := c.CombinedOutput(); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot start the TPM emulator: %s", strings.TrimSpace(string(out)))
 	}
+	failpoint.Reach("launch.tpm")
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -64,9 +65,13 @@ func plugVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
 		}
 		args := map[string]any{"driver": slots[i].Type, "id": "vcpu" + strconv.Itoa(i)}
 		maps.Copy(args, slots[i].Props)
+		if err := failpoint.Err("vcpu.plug"); err != nil {
+			return have, err
+		}
 		if err := s.Execute(ctx, "device_add", args, nil); err != nil {
 			return have, err
 		}
+		failpoint.Reach("vcpu.plugged")
 		have++
 	}
 	return have, nil

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -71,9 +72,13 @@ func StartDnsmasq(ctx context.Context, f DnsmasqFiles, c DnsmasqContent) (*Dnsma
 	if err := writeAll(map[string]string{f.Config: c.Config, f.Hosts: c.Hosts, f.Names: c.Names}); err != nil {
 		return nil, err
 	}
+	if err := failpoint.Err("dnsmasq.run"); err != nil {
+		return nil, err
+	}
 	if err := runDnsmasq(ctx, program, f.Config); err != nil {
 		return nil, err
 	}
+	failpoint.Reach("dnsmasq.running")
 	d, err := f.hold(nil)
 	return d, fault.Wrap(err, fault.Failed, fault.Host, "dnsmasq ended as soon as it was started")
 }
@@ -158,6 +163,7 @@ func (d *Dnsmasq) Reload(c DnsmasqContent) error {
 	if err := writeAll(map[string]string{d.files.Hosts: c.Hosts, d.files.Names: c.Names}); err != nil {
 		return err
 	}
+	failpoint.Reach("dnsmasq.reload")
 	return fault.Wrap(d.proc.signal(syscall.SIGHUP), fault.Failed, fault.Host, "cannot make dnsmasq read its hosts again")
 }
 
@@ -171,6 +177,7 @@ func (d *Dnsmasq) Stop(ctx context.Context) error {
 		return err
 	}
 	d.Release()
+	failpoint.Reach("dnsmasq.stopped")
 	return d.files.Remove()
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -55,6 +56,7 @@ func OpenTap(t Tap) ([]*os.File, error) {
 		}
 		files = append(files, f)
 	}
+	failpoint.Reach("link.tap")
 	if err := settleTap(t, files[0]); err != nil {
 		closeAll(files)
 		return nil, err

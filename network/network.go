@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link"
 )
@@ -190,6 +191,7 @@ func (n *Network) Undefine(ctx context.Context) error {
 
 // vanish takes the network out of the registry. It runs with the turn.
 func (n *Network) vanish() {
+	failpoint.Reach("network.vanish")
 	n.gone = true
 	n.home.forget(n)
 	n.removeLeases()

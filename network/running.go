@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link"
 )
@@ -49,7 +50,9 @@ func (n *Network) mark(d *Definition, ready, chosen bool) error {
 	}
 	path := n.runningFile()
 	if err = os.WriteFile(path+".new", body, 0o600); err == nil {
+		failpoint.Reach("network.mark")
 		err = os.Rename(path+".new", path)
+		failpoint.Reach("network.marked")
 	}
 	return fault.Wrap(err, fault.Failed, fault.Network, "cannot record what runs")
 }
@@ -132,9 +135,11 @@ func (n *Network) build(ctx context.Context, d *Definition) error {
 	if err != nil {
 		return err
 	}
+	failpoint.Reach("network.bridge")
 	if err := address(d); err != nil {
 		return err
 	}
+	failpoint.Reach("network.address")
 	if err := link.SetUp(name); err != nil {
 		return err
 	}
@@ -151,6 +156,7 @@ func (n *Network) build(ctx context.Context, d *Definition) error {
 			return err
 		}
 	}
+	failpoint.Reach("network.rules")
 	return n.serve(ctx, d)
 }
 
@@ -194,7 +200,12 @@ func forward(d *Definition) error {
 func (n *Network) down(ctx context.Context, d *Definition) error {
 	err := n.mark(d, false, false)
 	if d.Managed() {
-		err = errors.Join(err, n.stopService(ctx), n.home.firewall.Remove(d.Bridge.Name), removeBridge(d))
+		err = errors.Join(err, n.stopService(ctx))
+		failpoint.Reach("network.unserved")
+		err = errors.Join(err, n.home.firewall.Remove(d.Bridge.Name))
+		failpoint.Reach("network.unruled")
+		err = errors.Join(err, removeBridge(d))
+		failpoint.Reach("network.unbridged")
 	}
 	if err != nil {
 		return err

@@ -21,6 +21,7 @@ import (
 	"go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -141,6 +142,7 @@ func (s *Store) commit() {
 // transact writes changes in one transaction. One that the store refuses, because
 // of its key or its size, changes nothing and keeps no other from being written.
 func (s *Store) transact(all []*change) {
+	failpoint.Reach("store.commit")
 	refused := make([]error, len(all))
 	err := s.db.Update(func(tx *bbolt.Tx) error {
 		for i, c := range all {
@@ -148,6 +150,7 @@ func (s *Store) transact(all []*change) {
 		}
 		return nil
 	})
+	failpoint.Reach("store.committed")
 	for i, c := range all {
 		c.done <- cmp.Or(refused[i], err)
 	}

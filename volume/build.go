@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -58,6 +59,7 @@ func (p *Pool) build(ctx context.Context, d *definition, how Build) error {
 	if err := tell(ctx, p.lane, func() error { return makeTarget(d) }); err != nil {
 		return err
 	}
+	failpoint.Reach("pool.built")
 	if how == KeepExisting || how == Overwrite {
 		return makeFileSystem(ctx, d, how)
 	}
@@ -171,6 +173,7 @@ func (p *Pool) Delete(ctx context.Context) error {
 		return fault.New(fault.Unsupported, fault.Config, "the storage of a pool of type %q is not deleted", d.kind)
 	}
 	err = tell(ctx, p.lane, func() error { return unix.Rmdir(d.target) })
+	failpoint.Reach("pool.deleted")
 	if err != nil {
 		kind := fault.Failed
 		if fault.Is(err, fault.Timeout) {

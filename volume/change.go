@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
 )
@@ -77,9 +78,11 @@ func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
 		if v.Format != image.Qcow2 || v.Kind != File {
 			return nil
 		}
+		failpoint.Reach("volume.wiped")
 		if err := f.Truncate(0); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot truncate")
 		}
+		failpoint.Reach("volume.truncated")
 		plan := image.Plan{
 			Format: v.Format, Virtual: v.Virtual, Compat: v.Compat, ClusterSize: v.ClusterSize,
 			LazyRefcounts: v.LazyRefcounts, ExtendedL2: v.ExtendedL2,
@@ -108,9 +111,13 @@ func (p *Pool) change(ctx context.Context, name, verb string, work func(context.
 			return err
 		}
 		defer f.Close()
+		if err := failpoint.Err("volume.change"); err != nil {
+			return err
+		}
 		if err := work(ctx, j, v, f); err != nil {
 			return err
 		}
+		failpoint.Reach("volume.changed")
 		return p.reread(ctx, name)
 	})
 	if err != nil {
@@ -166,6 +173,7 @@ func (p *Pool) DeleteVolume(ctx context.Context, name string) error {
 			if err := removeFile(d.target, name); err != nil && !fault.Is(err, fault.NotFound) {
 				return err
 			}
+			failpoint.Reach("volume.removed")
 			p.hide(d, name)
 			return p.remeasure(d)
 		})

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
 )
@@ -154,7 +155,9 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 		return err
 	}
 	defer f.Close()
+	failpoint.Reach("volume.declared")
 	if err = d.fill(ctx, f); err == nil {
+		failpoint.Reach("volume.filled")
 		err = setPermissions(f, w.perms, fault.Volume)
 	}
 	if err == nil { // a file server may refuse what was written no earlier than now
@@ -185,6 +188,7 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 		if err != nil {
 			return made{}, err
 		}
+		failpoint.Reach("volume.made")
 		v, err := readVolume(p.name, d.target, name, declaration{Format: image.Raw, Inode: inode})
 		if err == nil && v != nil {
 			v.Format, v.Virtual = plan.Format, plan.Virtual

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/markup"
 )
@@ -171,6 +172,7 @@ func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build
 	if err := p.attach(ctx, d); err != nil {
 		return err
 	}
+	failpoint.Reach("pool.attached")
 	r, err := ask(ctx, p.lane, answerTime, func() (reading, error) { return p.readAnew(d) }, nil)
 	if err != nil {
 		p.detachBestEffort(d)
@@ -277,6 +279,7 @@ func (p *Pool) Stop(ctx context.Context) error {
 	if err := p.detach(ctx, d); err != nil {
 		return err
 	}
+	failpoint.Reach("pool.detached")
 	p.mu.Lock()
 	p.used, p.usedDoc, p.reading, p.taken, p.stale = nil, "", reading{}, time.Time{}, ""
 	transient := p.saved == nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/store"
@@ -45,6 +46,7 @@ func (p *Pool) forget() error {
 	if err := p.pools.store.Delete(poolKind, p.uuid); err != nil {
 		return err
 	}
+	failpoint.Reach("pool.forgotten")
 	p.pools.remove(p)
 	p.mu.Lock()
 	declared := p.declared

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
 )
@@ -87,6 +88,7 @@ func (u *Upload) Write(b []byte) (int, error) {
 	if err := u.room(int64(len(b))); err != nil {
 		return 0, err
 	}
+	failpoint.Reach("volume.upload")
 	n, err := u.f.WriteAt(b, u.at)
 	u.at += int64(n)
 	if err != nil {
@@ -124,6 +126,7 @@ func (u *Upload) Hole(n int64) error {
 // Close ends the upload. Nil means that all bytes are on disk.
 func (u *Upload) Close() error {
 	err := fault.Wrap(u.f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", u.name)
+	failpoint.Reach("volume.uploaded")
 	u.finish()
 	return err
 }
