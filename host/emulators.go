@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 
@@ -26,14 +27,20 @@ type Emulators struct {
 	usual  string
 	flight singleflight.Group
 
-	mu    sync.RWMutex
-	known map[string]*qemu.Capabilities
+	mu     sync.RWMutex
+	known  map[string]*qemu.Capabilities
+	looked map[string]time.Time // when a binary was last seen to be the one that is known
 }
+
+// fresh is how long one look at a binary's file serves all who ask: a storm of
+// definitions or starts need not look at the same file thousands of times a second,
+// and nobody can tell a file that is replaced now from one replaced a moment later.
+const fresh = 50 * time.Millisecond
 
 // NewEmulators reads what earlier daemons have learnt. The usual binary is that
 // of a guest that names none.
 func NewEmulators(s *store.Store, usual string, log *slog.Logger) (*Emulators, error) {
-	e := &Emulators{store: s, log: log, usual: usual, known: map[string]*qemu.Capabilities{}}
+	e := &Emulators{store: s, log: log, usual: usual, known: map[string]*qemu.Capabilities{}, looked: map[string]time.Time{}}
 	err := s.Each(emulatorKind, func(path string, decode func(any) error) error {
 		c := new(qemu.Capabilities)
 		if err := decode(c); err != nil {
@@ -89,12 +96,23 @@ func (e *Emulators) Known(binary string) (*qemu.Capabilities, error) {
 // nil if it is not. A file that cannot be read in time is not executed either:
 // until a program is in memory, nobody else's can be begun.
 func (e *Emulators) current(ctx context.Context, binary string) (*qemu.Capabilities, error) {
-	c, unknown := e.Known(binary)
+	e.mu.RLock()
+	c, looked := e.known[binary], e.looked[binary]
+	e.mu.RUnlock()
+	began := time.Now()
+	if c != nil && began.Sub(looked) < fresh {
+		return c, nil
+	}
 	return mount.Do(ctx, binary, func() (*qemu.Capabilities, error) {
-		if unknown == nil && c.Matches(binary) {
-			return c, nil
+		if c == nil || !c.Matches(binary) {
+			return nil, readHead(binary)
 		}
-		return nil, readHead(binary)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.known[binary] == c {
+			e.looked[binary] = began
+		}
+		return c, nil
 	}, nil)
 }
 
@@ -122,5 +140,6 @@ func (e *Emulators) probe(ctx context.Context, binary string) (*qemu.Capabilitie
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.known[binary] = c
+	delete(e.looked, binary)
 	return c, nil
 }

@@ -102,10 +102,15 @@ func (l *libraryDirs) of(prefix string) []string {
 	return slices.Clip(known.dirs)
 }
 
-func thisHost() Host {
-	// A host that tells no boot id has one and the same: the empty one.
+// bootID names the boot that this process lives in. A host that tells none has
+// one and the same: the empty one.
+var bootID = sync.OnceValue(func() string {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	h := Host{BootID: strings.TrimSpace(string(id))}
+	return strings.TrimSpace(string(id))
+})
+
+func thisHost() Host {
+	h := Host{BootID: bootID()}
 	var s unix.Stat_t
 	if unix.Stat("/dev/kvm", &s) == nil {
 		h.KVMInode, h.KVMChange = s.Ino, s.Ctim.Nano()
