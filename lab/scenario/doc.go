@@ -1,0 +1,15 @@
+// Package scenario reads what is to be measured: one YAML file with the guests,
+// what runs in them, the loads, what is varied, for how long and how often. It
+// makes a Plan of it: every turn with all values filled in.
+//
+// A file has profiles: sets of variables, of which a run has one. "$name" is a
+// variable's value; "${name}" stands within a text. The variables of the arm and
+// of the step come on top of the profile's. What has a dot, as "${web.address}",
+// is known only once guests run, and left for then.
+//
+// Every profile, arm and step is worked out when a file is read, so that one with
+// a mistake anywhere is refused with its line before anything is made.
+//
+// What belongs here: the language, its checks, the sums of what a step needs. What
+// does not: guests, daemons, and what a load's configuration means.
+package scenario

@@ -1,0 +1,168 @@
+package scenario
+
+import (
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Guest is one role: so many guests that are alike.
+type Guest struct {
+	Role     string `yaml:"role"`
+	Count    int    `yaml:"count"` // of tiles that have one; 1 if nothing is said
+	Memory   Size   `yaml:"memory"`
+	VCPUs    int    `yaml:"vcpus"`     // 1 if nothing is said
+	MaxVCPUs int    `yaml:"max_vcpus"` // that can be added; as many as VCPUs if nothing is said
+	CPU      string `yaml:"cpu"`       // host-passthrough, host-model, or nothing for the daemon's own
+	Pages    string `yaml:"pages"`     // 2MiB or 1GiB for huge ones
+	TBCache  Size   `yaml:"tb_cache"`  // of translated code, where TCG runs; 64MiB if nothing is said
+	// Node binds processors and memory: "spread" puts tile after tile on one node
+	// after another, a number on that one.
+	Node     string    `yaml:"node"`
+	Disks    []Disk    `yaml:"disks"`
+	Services []Service `yaml:"services"`
+
+	line int
+}
+
+// Disk is one beside the root and the shared /usr.
+type Disk struct {
+	Name     string `yaml:"name"`
+	Size     Size   `yaml:"size"`
+	Bus      string `yaml:"bus"`      // virtio if nothing is said
+	Format   string `yaml:"format"`   // raw if nothing is said
+	Store    string `yaml:"store"`    // file, or block: a device over that file
+	Allocate string `yaml:"allocate"` // thin, or full
+	Cache    string `yaml:"cache"`    // none if nothing is said
+	IO       string `yaml:"io"`       // threads if nothing is said
+	IOThread bool   `yaml:"iothread"`
+	Offset   Size   `yaml:"offset"` // of what is used from the disk's start: 512B is misaligned
+
+	line int
+}
+
+// Service is what the agent sets up in the guest before anything is measured.
+type Service struct {
+	Kind   string         `yaml:"kind"`
+	Config map[string]any `yaml:"config"`
+
+	line int
+}
+
+// UnmarshalYAML reads a role.
+func (g *Guest) UnmarshalYAML(node *yaml.Node) error {
+	type fields Guest
+	*g = Guest{Count: 1, VCPUs: 1, TBCache: 64 * MiB, line: node.Line}
+	if err := strict(node, (*fields)(g)); err != nil {
+		return err
+	}
+	if g.MaxVCPUs == 0 {
+		g.MaxVCPUs = g.VCPUs
+	}
+	return g.check()
+}
+
+// The bounds of a guest.
+const (
+	maxCount  = 4096
+	maxVCPUs  = 4096
+	minMemory = 64 * MiB
+	maxDisks  = 20
+)
+
+func (g *Guest) check() error {
+	switch {
+	case !isName(g.Role):
+		return wrong(g.line, "role %q is no name: small letters and digits are", g.Role)
+	case g.Role == hostRole:
+		return wrong(g.line, "%q is where the lab runs, and no role of a guest", hostRole)
+	case g.Count < 0 || g.Count > maxCount:
+		return wrong(g.line, "count of %s is %d: 0 to %d are possible", g.Role, g.Count, maxCount)
+	case g.Memory < minMemory:
+		return wrong(g.line, "memory of %s is %s: a guest of the lab needs at least %s", g.Role, g.Memory, minMemory)
+	case g.VCPUs < 1 || g.MaxVCPUs < g.VCPUs || g.MaxVCPUs > maxVCPUs:
+		return wrong(g.line, "%s has %d vcpus of at most %d: 1 to %d are possible", g.Role, g.VCPUs, g.MaxVCPUs, maxVCPUs)
+	case len(g.Disks) > maxDisks:
+		return wrong(g.line, "%s has %d disks: at most %d are possible", g.Role, len(g.Disks), maxDisks)
+	}
+	if err := oneOf(g.line, "cpu", g.CPU, "", "host-passthrough", "host-model"); err != nil {
+		return err
+	}
+	if err := oneOf(g.line, "pages", g.Pages, "", "2MiB", "1GiB"); err != nil {
+		return err
+	}
+	return g.checkDisks()
+}
+
+func (g *Guest) checkDisks() error {
+	var names []string
+	for _, d := range g.Disks {
+		if slices.Contains(names, d.Name) {
+			return wrong(d.line, "%s has two disks %q", g.Role, d.Name)
+		}
+		names = append(names, d.Name)
+	}
+	return nil
+}
+
+// UnmarshalYAML reads a disk.
+func (d *Disk) UnmarshalYAML(node *yaml.Node) error {
+	type fields Disk
+	*d = Disk{Bus: "virtio", Format: "raw", Store: "file", Allocate: "thin", Cache: "none", IO: "threads", line: node.Line}
+	if err := strict(node, (*fields)(d)); err != nil {
+		return err
+	}
+	if !isName(d.Name) || d.Name == "root" || d.Name == "usr" {
+		return wrong(d.line, "disk %q: small letters and digits are a name, and root and usr are taken", d.Name)
+	}
+	if d.Size < MiB || d.Offset >= d.Size {
+		return wrong(d.line, "disk %s has %s, used from %s: at least %s are possible", d.Name, d.Size, d.Offset, MiB)
+	}
+	for _, one := range []struct {
+		what, value string
+		may         []string
+	}{
+		{"bus", d.Bus, []string{"virtio", "scsi", "ide", "sata"}},
+		{"format", d.Format, []string{"raw", "qcow2"}},
+		{"store", d.Store, []string{"file", "block"}},
+		{"allocate", d.Allocate, []string{"thin", "full"}},
+		{"cache", d.Cache, []string{"none", "writethrough", "writeback", "directsync", "unsafe"}},
+		{"io", d.IO, []string{"threads", "native", "io_uring"}},
+	} {
+		if err := oneOf(d.line, one.what, one.value, one.may...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// UnmarshalYAML reads a service.
+func (s *Service) UnmarshalYAML(node *yaml.Node) error {
+	type fields Service
+	s.line = node.Line
+	if err := strict(node, (*fields)(s)); err != nil {
+		return err
+	}
+	if s.Kind == "" {
+		return wrong(s.line, "a service wants its kind")
+	}
+	return nil
+}
+
+func oneOf(line int, what, value string, may ...string) error {
+	if slices.Contains(may, value) {
+		return nil
+	}
+	return wrong(line, "%s is %q: %s are possible", what, value, strings.TrimPrefix(strings.Join(may, ", "), ", "))
+}
+
+// isName keeps names short: they become parts of names of guests, files and links.
+func isName(text string) bool {
+	for i, r := range text {
+		if (r < 'a' || r > 'z') && (i == 0 || r < '0' || r > '9') {
+			return false
+		}
+	}
+	return text != "" && len(text) <= 12
+}

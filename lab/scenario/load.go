@@ -1,0 +1,92 @@
+package scenario
+
+import (
+	"encoding/json"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// hostRole is where the lab itself runs.
+const hostRole = "host"
+
+// Load is one that runs through the warm-up and all windows of a turn, once for
+// each tile.
+type Load struct {
+	Name string `yaml:"name"`
+	Kind string `yaml:"kind"`
+	From string `yaml:"from"` // the role that runs it, or host
+	To   string `yaml:"to"`   // the role that serves it; From if nothing is said
+	// Config is the kind's own, but for how long: that the lab fills in.
+	Config map[string]any `yaml:"config"`
+	// Prepare is run before it, once a turn, in the role that serves.
+	Prepare [][]string `yaml:"prepare"`
+	// Counted names the server's own counter that must agree with the load's.
+	Counted string `yaml:"counted"`
+
+	line int
+}
+
+// UnmarshalYAML reads a load.
+func (l *Load) UnmarshalYAML(node *yaml.Node) error {
+	type fields Load
+	l.line = node.Line
+	if err := strict(node, (*fields)(l)); err != nil {
+		return err
+	}
+	if l.To == "" {
+		l.To = l.From
+	}
+	if l.Name == "" || l.Kind == "" || l.From == "" {
+		return wrong(l.line, "a load wants name, kind and from")
+	}
+	if l.To == hostRole {
+		return wrong(l.line, "load %s wants to: the role that serves it", l.Name)
+	}
+	return nil
+}
+
+// JSON is the configuration as a load reads it.
+func (l *Load) JSON() (json.RawMessage, error) { return json.Marshal(l.Config) }
+
+// Event is something done amid a turn.
+type Event struct {
+	At    time.Duration `yaml:"at"` // from the start of the first window
+	Do    string        `yaml:"do"`
+	Guest string        `yaml:"guest"` // the role; of every tile
+	To    string        `yaml:"to"`    // processors or memory to reach
+	// Of a migration: MiB/s, 0 for no cap; and whether processors are slowed or
+	// memory is fetched afterwards where it would not end.
+	Bandwidth uint64 `yaml:"bandwidth"`
+	Converge  bool   `yaml:"converge"`
+	Postcopy  bool   `yaml:"postcopy"`
+
+	line int
+}
+
+// What an Event can do.
+const (
+	DoVCPUs   = "vcpus"   // add or take processors
+	DoMemory  = "memory"  // add memory, as a DIMM
+	DoBalloon = "balloon" // have the guest give memory back, or take it
+	DoMigrate = "migrate" // move it to the second target
+)
+
+// UnmarshalYAML reads an event.
+func (e *Event) UnmarshalYAML(node *yaml.Node) error {
+	type fields Event
+	e.line = node.Line
+	if err := strict(node, (*fields)(e)); err != nil {
+		return err
+	}
+	if err := oneOf(e.line, "do", e.Do, DoVCPUs, DoMemory, DoBalloon, DoMigrate); err != nil {
+		return err
+	}
+	if e.Guest == "" || e.At < 0 {
+		return wrong(e.line, "an event wants at and guest")
+	}
+	if e.Do != DoMigrate && e.To == "" {
+		return wrong(e.line, "%s wants to: what to reach", e.Do)
+	}
+	return nil
+}

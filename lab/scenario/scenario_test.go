@@ -1,0 +1,212 @@
+package scenario
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+const small = `schema: lodge.lab/1
+name: small
+profiles:
+  mini: {memory: 128MiB, counts: [{tiles: 1}, {tiles: 3}], rate: 5, tb: 32MiB}
+  full: {memory: 1GiB, counts: [{tiles: 32}], rate: 50, tb: 64MiB}
+arms:
+  - {name: loose, set: {node: ""}}
+  - {name: pinned, set: {node: spread}}
+steps: $counts
+repetitions: 2
+windows: 3
+warmup: 1s
+measure: 1m30s
+guests:
+  - {role: web, count: $tiles, memory: $memory, node: $node, tb_cache: $tb, disks: [{name: data, size: 1GiB}]}
+  - {role: db, memory: 64MiB, vcpus: 2, max_vcpus: 4, disks: [{name: data, size: 10MiB, format: qcow2, cache: writeback, io: native}]}
+load:
+  - {name: out, kind: web, from: host, to: web, config: {address: "${web.address}:80", rate: $rate, path: "/${rate}k", even: {deeper: [$rate]}}}
+events:
+  - {at: 30s, do: vcpus, guest: db, to: 4}
+bounds:
+  - {metric: errors, below: 1}
+`
+
+func parsed(t *testing.T) *Scenario {
+	t.Helper()
+	s, err := Parse([]byte(small))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestAPlanHasEveryValueFilledIn(t *testing.T) {
+	p, err := parsed(t).Plan("mini")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Arms) != 2 || len(p.Steps) != 2 || p.Repetitions != 2 || p.Windows != 3 || p.Warmup != time.Second || p.Measure != 90*time.Second {
+		t.Fatalf("got %+v", p)
+	}
+	if p.Steps[1].Name != "tiles=3" || p.Steps[1].Axes["tiles"] != "3" || p.Arms[1].Text()["node"] != "spread" {
+		t.Errorf("steps %+v, arms %+v", p.Steps, p.Arms)
+	}
+	u := p.Setups[1][1]
+	if u.Guests[0].Count != 3 || u.Guests[0].Node != "spread" || u.Guests[0].Memory != 128*MiB || u.Guests[1].MaxVCPUs != 4 || u.Guests[1].Disks[0].IO != "native" || u.Guests[1].Disks[0].Bus != "virtio" {
+		t.Errorf("guests %+v", u.Guests)
+	}
+	config, err := u.Loads[0].JSON()
+	if want := `{"address":"${web.address}:80","even":{"deeper":[5]},"path":"/5k","rate":5}`; err != nil || string(config) != want {
+		t.Errorf("load %s, want %s", config, want)
+	}
+	if p.Setups[0][0].Guests[0].Node != "" {
+		t.Error("the other arm is pinned, too")
+	}
+}
+
+func TestNarrowKeepsASlice(t *testing.T) {
+	p, err := parsed(t).Plan("mini")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Narrow(map[string][]string{"tiles": {"3", "9"}}); err != nil || len(p.Steps) != 1 || p.Setups[0][0].Guests[0].Count != 3 {
+		t.Errorf("%v: %+v", err, p.Steps)
+	}
+	for _, only := range []map[string][]string{{"tiles": {"7"}}, {"nodes": {"1"}}} {
+		if err := p.Narrow(only); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%v: %v", only, err)
+		}
+	}
+}
+
+func TestAMatrixIsEveryCombination(t *testing.T) {
+	text := strings.Replace(small, "steps: $counts", "matrix: {tiles: [1, 2], bus: [virtio, scsi, ide]}", 1)
+	s, err := Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, _ := s.Plan("mini")
+	if len(p.Steps) != 6 || p.Steps[5].Name != "bus=ide tiles=2" {
+		t.Errorf("got %+v", p.Steps)
+	}
+}
+
+func TestNeedsAddUp(t *testing.T) {
+	p, err := parsed(t).Plan("mini")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := p.Setups[0][1].Needs(true)
+	if n.Guests != 4 || n.VCPUs != 7 || n.Memory != 3*(128+120+32)*MiB+(64+120+64)*MiB {
+		t.Errorf("got %+v", n)
+	}
+	if text := n.Sums(); !strings.Contains(text, "3 × web") || !strings.Contains(text, "4 guests") {
+		t.Errorf("told as %s", text)
+	}
+	if with, without := n.Memory, p.Setups[0][1].Needs(false).Memory; without >= with {
+		t.Error("translated code takes nothing")
+	}
+}
+
+// A mistake in any profile, arm or step is refused with its line.
+func TestMistakesAreRefusedWithTheirLine(t *testing.T) {
+	for _, c := range []struct{ old, fresh, want string }{
+		{"name: small", "nmae: small", "line 2: \"nmae\" is not known here"},
+		{"windows: 3", "windows: three", "line 11"},
+		{"windows: 3", "windows: 0", "windows 0"},
+		{"memory: $memory", "memory: $memroy", "line 15: there is no variable $memroy"},
+		{"memory: $memory", "memory: 12 parsecs", "line 15: \"12 parsecs\" is no size"},
+		{"memory: 128MiB", "memory: 1MiB", "line 15: memory of web"},
+		{"max_vcpus: 4", "max_vcpus: 1", "line 16: db has 2 vcpus"},
+		{"cache: writeback", "cache: warp", "line 16: cache is \"warp\""},
+		{"format: qcow2", "fromat: qcow2", "line 16: \"fromat\""},
+		{"from: host, to: web", "from: host, to: wbe", "line 18: load out"},
+		{"from: host, to: web", "from: host", "line 18: load out wants to"},
+		{"guest: db, to: 4", "guest: dba, to: 4", "line 20: there is no role dba"},
+		{"do: vcpus", "do: vcpsu", "line 20: do is \"vcpsu\""},
+		{"{metric: errors, below: 1}", "{metric: errors}", "line 22"},
+		{"name: pinned", "name: loose", "line 8"},
+		{"${rate}k", "${tb}k${counts}", "line 18: $counts is a list"},
+		{"role: db", "role: host", "line 16"},
+		{"role: db", "role: web", "line 16: two roles"},
+		{"steps: $counts", "steps: &x $counts", "line 9: anchors"},
+		{"{tiles: 1}, {tiles: 3}", "{tiles: 1}, {tiles: 1}", "is there twice"},
+		{"repetitions: 2", "repetitions: 2\nrepetitions: 3", "line 11"},
+		{"schema: lodge.lab/1", "schema: lodge.lab/9", "lodge.lab/9"},
+		{"bounds:", "storm: {scenarios: [all], guests: [1], disks: [0], clients: 1, repeats: 1, patience: 1s, window: 1s}\nbounds:", "a storm makes its own guests"},
+		{small, "", "nothing in it"},
+		{small, "# only words\n", "nothing in it"},
+		{small, "- a\n- b\n", "line 1"},
+		{small, small + "---\n" + small, "more than one document"},
+		{small, "a: [", "line 1"},
+	} {
+		text := strings.Replace(small, c.old, c.fresh, 1)
+		if text == small {
+			t.Errorf("%q is not in the text", c.old)
+			continue
+		}
+		if _, err := Parse([]byte(text)); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s -> %s: got %v, want something with %q", c.old, c.fresh, err, c.want)
+		}
+	}
+}
+
+func TestShippedScenariosArePlans(t *testing.T) {
+	for _, name := range Names() {
+		s, err := Open(name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if s.Name != name || s.Title == "" || s.About == "" {
+			t.Errorf("%s: name %q, title %q, about %q", name, s.Name, s.Title, s.About)
+		}
+		for _, profile := range []string{"paper", "mini"} {
+			if _, err := s.Plan(profile); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	if _, err := Open("nothing"); !fault.Is(err, fault.NotFound) || !strings.Contains(err.Error(), "tile") {
+		t.Errorf("a name that does not ship: %v", err)
+	}
+}
+
+func TestOpenReadsFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "own.yaml")
+	if err := os.WriteFile(path, []byte(small), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Open(path); err != nil || s.Name != "small" {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]Size{"512MiB": 512 * MiB, "1.5GiB": 3 * GiB / 2, "512B": 512, "4 KiB": 4 * KiB} {
+		if got, err := ParseSize(text); err != nil || got != want {
+			t.Errorf("%s: %d, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "5", "GiB", "-1GiB", "9e99TiB", "NaNB"} {
+		if got, err := ParseSize(text); err == nil {
+			t.Errorf("%q: %d", text, got)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(small))
+	for _, name := range Names() {
+		text, _ := shipped.ReadFile("shipped/" + name + ".yaml")
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if s, err := Parse(text); err == nil && len(s.Profiles()) == 0 {
+			t.Error("read, and without a profile")
+		}
+	})
+}
