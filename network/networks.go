@@ -110,7 +110,8 @@ func (s *Networks) load() error {
 	return s.Store.Each(kind, func(id string, decode func(any) error) error {
 		var r record
 		if err := decode(&r); err != nil {
-			return err
+			s.Log.Error("cannot read the record of a network; it is left as it is", "uuid", id, "error", err)
+			return nil
 		}
 		d, err := Parse(r.Definition, false)
 		if err != nil {

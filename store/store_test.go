@@ -15,7 +15,7 @@ var guests = Kind{Name: "guest", Version: 2}
 
 func TestRecordsSurviveReopening(t *testing.T) {
 	dir := t.TempDir()
-	s := open(t, dir)
+	s := reopen(t, dir)
 	var writers sync.WaitGroup
 	for i := range 64 {
 		writers.Go(func() {
@@ -32,7 +32,7 @@ func TestRecordsSurviveReopening(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	s = open(t, dir)
+	s = reopen(t, dir)
 	defer closeStore(t, s)
 	var keys []string
 	err := s.Each(guests, func(key string, decode func(any) error) error {
@@ -53,7 +53,7 @@ func TestRecordsSurviveReopening(t *testing.T) {
 }
 
 func TestARefusedRecordKeepsNoOtherOut(t *testing.T) {
-	s := open(t, t.TempDir())
+	s := reopen(t, t.TempDir())
 	defer closeStore(t, s)
 	var writers sync.WaitGroup
 	for i := range 64 {
@@ -76,7 +76,7 @@ func TestARefusedRecordKeepsNoOtherOut(t *testing.T) {
 }
 
 func TestNewerRecordIsRefusedNotGuessed(t *testing.T) {
-	s := open(t, t.TempDir())
+	s := reopen(t, t.TempDir())
 	defer closeStore(t, s)
 	if err := s.Put(Kind{Name: "guest", Version: 3}, "a", guest{Name: "a"}); err != nil {
 		t.Fatal(err)
@@ -88,7 +88,7 @@ func TestNewerRecordIsRefusedNotGuessed(t *testing.T) {
 }
 
 func TestVisitorEndsTheWalk(t *testing.T) {
-	s := open(t, t.TempDir())
+	s := reopen(t, t.TempDir())
 	defer closeStore(t, s)
 	for _, k := range []string{"a", "b"} {
 		if err := s.Put(guests, k, guest{}); err != nil {
@@ -102,7 +102,7 @@ func TestVisitorEndsTheWalk(t *testing.T) {
 	}
 }
 
-func open(t *testing.T, dir string) *Store {
+func reopen(t *testing.T, dir string) *Store {
 	t.Helper()
 	s, err := Open(dir)
 	if err != nil {

@@ -103,7 +103,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err := kernel.ForbidCore(); err != nil {
 		log.Warn("core files of the daemon or of guests may hold secrets", "error", err)
 	}
-	records, err := store.Open(o.data)
+	records, err := store.OpenLogged(o.data, log)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,78 @@
+package store
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+)
+
+// carveStep is how much of a file is searched at once.
+const carveStep = 1 << 20
+
+// carve finds records in a file by their first lines, wherever they lie: in pages
+// that the tree no longer leads to, and in earlier states. It gives of each that is
+// wanted the latest. What cannot be read is passed over.
+func carve(from io.ReaderAt, size int64, wanted func(sealed) bool) map[id]sealed {
+	found := map[id]sealed{}
+	take := func(at int64) {
+		r, ok := sealedAt(from, size, at)
+		name := id{r.kind, r.key}
+		if ok && wanted(r) && (found[name].body == nil || found[name].serial < r.serial) {
+			found[name] = r
+		}
+	}
+	chunk := make([]byte, carveStep+len(sealMark))
+	for at := int64(0); at < size; at += carveStep {
+		n := readAround(from, chunk[:min(int64(len(chunk)), size-at)], at)
+		for here := 0; ; {
+			i := bytes.Index(n[here:], []byte(sealMark))
+			if i < 0 || here+i >= carveStep {
+				break
+			}
+			take(at + int64(here+i))
+			here += i + len(sealMark)
+		}
+	}
+	return found
+}
+
+// readAround fills a buffer from a file, with zeros where that cannot be read.
+func readAround(from io.ReaderAt, into []byte, at int64) []byte {
+	if _, err := from.ReadAt(into, at); err == nil {
+		return into
+	}
+	const page = 4096
+	for i := 0; i < len(into); i += page {
+		part := into[i:min(i+page, len(into))]
+		if _, err := from.ReadAt(part, at+int64(i)); err != nil {
+			clear(part)
+		}
+	}
+	return into
+}
+
+// longestLine is that of a record's first line: its key is a path at the most.
+const longestLine = 8 << 10
+
+// sealedAt reads the record that begins at an offset, if there is a whole one.
+func sealedAt(from io.ReaderAt, size, at int64) (sealed, bool) {
+	line := make([]byte, min(longestLine, size-at))
+	if _, err := from.ReadAt(line, at); err != nil {
+		return sealed{}, false
+	}
+	end := bytes.IndexByte(line, '\n')
+	var sum string
+	var length int64
+	if end < 0 {
+		return sealed{}, false
+	}
+	if _, err := fmt.Sscanf(string(line[len(sealMark):end]), "%s %d", &sum, &length); err != nil || length < 0 || length > size-at-int64(end)-1 {
+		return sealed{}, false
+	}
+	whole := make([]byte, int64(end)+1+length)
+	if _, err := from.ReadAt(whole, at); err != nil {
+		return sealed{}, false
+	}
+	r, err := unseal(whole)
+	return r, err == nil
+}

@@ -1,0 +1,321 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// many are enough records for a tree of several pages.
+const many = 200
+
+func filled(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	s := reopen(t, dir)
+	fill(t, s)
+	must(t, s.Close())
+	return dir
+}
+
+// fill writes many records at once, in a few transactions.
+func fill(t *testing.T, s *Store) {
+	t.Helper()
+	var writers sync.WaitGroup
+	for i := range many {
+		writers.Go(func() {
+			if err := s.Put(guests, key(i), guest{Name: strings.Repeat(fmt.Sprintf("%03d ", i), 200)}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	writers.Wait()
+}
+
+func key(i int) string { return fmt.Sprintf("guest-%03d", i) }
+
+// readable gives the records that a store gives, by key, and the keys it refuses.
+func readable(t *testing.T, s *Store) (whole map[string]string, bad []string) {
+	t.Helper()
+	whole = map[string]string{}
+	must(t, s.Each(guests, func(key string, decode func(any) error) error {
+		var g guest
+		if err := decode(&g); err != nil {
+			bad = append(bad, key)
+			return nil
+		}
+		whole[key] = g.Name
+		return nil
+	}))
+	return whole, bad
+}
+
+// damage changes a store's file.
+func damage(t *testing.T, dir string, change func(file []byte) []byte) {
+	t.Helper()
+	file, err := os.ReadFile(Path(dir))
+	must(t, err)
+	must(t, os.WriteFile(Path(dir), change(file), 0o600))
+}
+
+func TestOneDamagedRecordLosesOnlyItself(t *testing.T) {
+	dir := filled(t)
+	damage(t, dir, func(file []byte) []byte {
+		return bytes.ReplaceAll(file, []byte(`{"Name":"042 `), []byte(`{"Name":"O42 `))
+	})
+	r, err := Check(dir)
+	must(t, err)
+	if len(r.Problems) != 1 || r.Problems[0].Key != key(42) || r.Records["guest"] != many-1 {
+		t.Fatalf("check says %v, and %d records", r.Problems, r.Records["guest"])
+	}
+	s := reopen(t, dir)
+	defer closeStore(t, s)
+	whole, bad := readable(t, s)
+	if len(whole) != many-1 || len(bad) != 1 || bad[0] != key(42) {
+		t.Fatalf("%d records can be read, and %v cannot", len(whole), bad)
+	}
+	must(t, s.Put(guests, key(42), guest{Name: "again"}))
+	if whole, _ := readable(t, s); whole[key(42)] != "again" {
+		t.Error("a damaged record cannot be written anew")
+	}
+}
+
+// Whatever is wrong with the file: the store opens, what it gives is what was
+// written, it takes changes, and the damaged file is kept.
+func TestAnyDamageLeavesAStoreThatWorks(t *testing.T) {
+	pristine, err := os.ReadFile(Path(filled(t)))
+	must(t, err)
+	for seed := range uint64(90) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		file := bytes.Clone(pristine)
+		switch page := random.IntN(len(file)/4096) * 4096; seed % 6 {
+		case 0:
+			clear(file[page : page+4096])
+		case 1:
+			for i := range 4096 {
+				file[page+i] = byte(random.Uint32())
+			}
+		case 2:
+			for range 20 {
+				file[random.IntN(len(file))] ^= byte(1 + random.IntN(255))
+			}
+		case 3:
+			copy(file[page:page+4096], file[random.IntN(len(file)/4096)*4096:])
+		case 4:
+			for range 3 { // heads of pages, where bbolt's own assertions are
+				file[random.IntN(len(file)/4096)*4096+random.IntN(64)] ^= byte(1 + random.IntN(255))
+			}
+		case 5:
+			file = file[:random.IntN(len(file))]
+		}
+		dir := t.TempDir()
+		must(t, os.WriteFile(Path(dir), file, 0o600))
+		checkWorks(t, dir, seed, file)
+	}
+}
+
+func checkWorks(t *testing.T, dir string, seed uint64, file []byte) {
+	t.Helper()
+	s, err := OpenLogged(dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatalf("damage %d: %v", seed, err)
+	}
+	whole, _ := readable(t, s)
+	for k, name := range whole {
+		if want := strings.Repeat(strings.TrimPrefix(k, "guest-")+" ", 200); name != want {
+			t.Fatalf("damage %d: %s has become %.20q", seed, k, name)
+		}
+	}
+	if len(file) > 4096*many/2 && seed%6 != 5 && len(whole) < many/2 {
+		t.Errorf("damage %d: only %d of %d records are left", seed, len(whole), many)
+	}
+	must(t, s.Put(guests, "new", guest{Name: "new"}))
+	must(t, s.Put(guests, key(1), guest{Name: "001"}))
+	must(t, s.Close())
+	r, err := Check(dir)
+	must(t, err)
+	if r.Broken {
+		t.Errorf("damage %d is still there after the store was opened: %v", seed, r.Problems)
+	}
+	kept := false
+	for _, name := range s.Aside() {
+		aside, err := os.ReadFile(name)
+		must(t, err)
+		kept = kept || bytes.Equal(aside, file)
+	}
+	if len(whole) < many-25 && !kept {
+		t.Errorf("damage %d: %d records are left, and the damaged file was not kept", seed, len(whole))
+	}
+}
+
+// A page that the tree does not lead to any more gives its records back: their
+// first lines tell them from rubbish wherever they lie.
+func TestRecordsOfALostPageAreFoundAgain(t *testing.T) {
+	dir := filled(t)
+	s := reopen(t, dir)
+	must(t, s.Delete(guests, key(199)))
+	must(t, s.Close())
+	damage(t, dir, func(file []byte) []byte {
+		at := bytes.LastIndex(file, []byte(`"guest-100"`)) / 4096 * 4096
+		file[at+8] = 0x77 // no page has these flags
+		return file
+	})
+	r, aside, err := Repair(dir, slog.New(slog.DiscardHandler))
+	must(t, err)
+	if aside == "" || r.Whole() {
+		t.Fatalf("repair says that nothing was wrong: %v", r.Problems)
+	}
+	s = reopen(t, dir)
+	defer closeStore(t, s)
+	whole, bad := readable(t, s)
+	if len(whole) < many-1 || len(bad) > 0 || s.Sound() {
+		t.Fatalf("%d of %d records are left, %v bad, sound: %v", len(whole), many-1, bad, s.Sound())
+	}
+}
+
+// A crash in the middle of a transaction leaves some of its pages, in any order.
+func TestATornTransactionLosesNothing(t *testing.T) {
+	dir := filled(t)
+	before, err := os.ReadFile(Path(dir))
+	must(t, err)
+	s := reopen(t, dir)
+	must(t, s.Put(guests, key(7), guest{Name: strings.Repeat("x", 30000)}))
+	must(t, s.Close())
+	after, err := os.ReadFile(Path(dir))
+	must(t, err)
+	before = append(before, make([]byte, max(0, len(after)-len(before)))...)
+	for seed := range uint64(24) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		torn := bytes.Clone(before)
+		for at := 8192; at < len(after); at += 512 {
+			if random.IntN(2) == 0 {
+				copy(torn[at:at+512], after[at:])
+			}
+		}
+		if half := random.IntN(64); seed%2 == 0 { // the head is written last
+			copy(torn[:16+half], after)
+		}
+		dir := t.TempDir()
+		must(t, os.WriteFile(Path(dir), torn, 0o600))
+		s := reopen(t, dir)
+		whole, bad := readable(t, s)
+		if len(whole) < many || len(bad) > 0 || whole[key(8)] == "" {
+			t.Errorf("torn %d: %d records of %d, %v bad", seed, len(whole), many, bad)
+		}
+		must(t, s.Close())
+	}
+}
+
+// Somebody shortens the file under a daemon that has it mapped: what is not there
+// any more must end neither a reader nor a writer.
+func TestAFileThatIsCutWhileItIsOpen(t *testing.T) {
+	dir := filled(t)
+	s, err := OpenLogged(dir, slog.New(slog.DiscardHandler))
+	must(t, err)
+	must(t, os.Truncate(Path(dir), 6*4096))
+	readable(t, s)
+	must(t, s.Put(guests, "new", guest{Name: "new"}))
+	var g guest
+	must(t, s.Get(guests, "new", &g))
+	must(t, s.Close())
+	s = reopen(t, dir)
+	defer closeStore(t, s)
+	must(t, s.Get(guests, "new", &g))
+}
+
+func TestFormatsOfOldAreBroughtUpAndNewOnesRefused(t *testing.T) {
+	dir := t.TempDir()
+	db, err := bbolt.Open(Path(dir), 0o600, &bbolt.Options{NoFreelistSync: true})
+	must(t, err)
+	must(t, db.Update(func(tx *bbolt.Tx) error {
+		b, err := tx.CreateBucket([]byte("guest"))
+		return errors.Join(err, b.Put([]byte("old"), []byte(`{"version":1,"record":{"Title":"Ann"}}`)))
+	}))
+	must(t, db.Close())
+	older := guests
+	older.Older = func(version int, record json.RawMessage) (json.RawMessage, error) {
+		if version != 1 {
+			return nil, fmt.Errorf("layout %d", version)
+		}
+		return bytes.Replace(record, []byte("Title"), []byte("Name"), 1), nil
+	}
+	s := reopen(t, dir)
+	var g guest
+	must(t, s.Get(older, "old", &g))
+	if g.Name != "Ann" {
+		t.Errorf("the old record became %+v", g)
+	}
+	must(t, s.Put(formatKind, formatKey, presentFormat+1))
+	if err := s.Put(Kind{Name: formatKind.Name, Version: 0}, formatKey, 1); !fault.Is(err, fault.Unsupported) {
+		t.Errorf("a newer record was overwritten: %v", err)
+	}
+	must(t, s.Close())
+	file, err := os.ReadFile(Path(dir))
+	must(t, err)
+	if !bytes.Contains(file, []byte(sealMark)) {
+		t.Error("the old record was given no checksum")
+	}
+	if s, err := Open(dir); !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "format 3") {
+		t.Errorf("a newer format gave %v, %v", s, err)
+	}
+	now, err := os.ReadFile(Path(dir))
+	must(t, err)
+	if !bytes.Equal(file, now) {
+		t.Error("a file of a newer format was changed")
+	}
+}
+
+func TestTwoDaemonsOnOneDirectory(t *testing.T) {
+	dir := t.TempDir()
+	s := reopen(t, dir)
+	must(t, os.Rename(Path(dir), filepath.Join(dir, "elsewhere"))) // the lock is not the file's
+	if _, err := Open(dir); !fault.Is(err, fault.Busy) {
+		t.Errorf("a second daemon got %v", err)
+	}
+	if _, _, err := Repair(dir, slog.Default()); !fault.Is(err, fault.Busy) {
+		t.Errorf("a repair under a daemon got %v", err)
+	}
+	must(t, s.Close())
+}
+
+func FuzzOpenFile(f *testing.F) {
+	f.Add([]byte(sealMark), 0)
+	f.Fuzz(func(t *testing.T, part []byte, at int) {
+		dir := t.TempDir()
+		s := reopen(t, dir)
+		for i := range 3 {
+			must(t, s.Put(guests, key(i), guest{Name: key(i)}))
+		}
+		must(t, s.Close())
+		damage(t, dir, func(file []byte) []byte {
+			copy(file[uint(at)%uint(len(file)):], part)
+			return file
+		})
+		s, err := OpenLogged(dir, slog.New(slog.DiscardHandler))
+		if fault.Is(err, fault.Unsupported) {
+			return
+		}
+		must(t, err)
+		readable(t, s)
+		must(t, s.Close())
+	})
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,358 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+const (
+	// lockWait is how long Open waits for another daemon on the same data
+	// directory to let go. A daemon that is being replaced needs a moment to end.
+	lockWait = 5 * time.Second
+	lockTick = 20 * time.Millisecond
+	// reopenAfter is how soon a file that could not be opened is tried again.
+	reopenAfter = time.Second
+	// asideMark is between the name of the file and the time at which it was put
+	// aside.
+	asideMark = ".damaged-"
+)
+
+// Open is OpenLogged with the process's own log.
+func Open(dir string) (*Store, error) { return OpenLogged(dir, slog.Default()) }
+
+// OpenLogged opens the store of a data directory, making it when it is not there. A
+// directory that another daemon holds is Busy, and a file of a newer format
+// Unsupported. Everything else that is wrong is logged, shown by Health and mended
+// as far as it can be; what cannot be kept is refused when it comes.
+func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot make data directory %s", dir)
+	}
+	lock, err := hold(dir, lockWait)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{dir: dir, path: Path(dir), lock: lock, log: log, undo: map[id][]byte{}}
+	s.now.Store(&view{})
+	err = s.attach()
+	if fault.Is(err, fault.Busy) || fault.Is(err, fault.Unsupported) {
+		return nil, errors.Join(err, lock.Close())
+	}
+	s.say(err)
+	return s, nil
+}
+
+// hold takes a data directory for this process alone. The lock is on the directory,
+// which is there and can be opened whatever became of the file.
+func hold(dir string, wait time.Duration) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot open data directory %s", dir)
+	}
+	ctx, stop := context.WithTimeout(context.Background(), wait)
+	defer stop()
+	tick := time.NewTicker(lockTick)
+	defer tick.Stop()
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return f, nil // held; or a file system without such locks, where bbolt's own has to do
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			f.Close()
+			return nil, fault.New(fault.Busy, fault.Store, "cannot open %s: another lodged uses this data directory; stop it or give another --data", Path(dir))
+		}
+	}
+}
+
+// reopened sees to it that the file is open. One that just could not be opened is
+// not tried again at once: it is looked through each time.
+func (s *Store) reopened() error {
+	if s.suspect.Swap(false) {
+		s.detach(true)
+	}
+	if s.now.Load().db != nil {
+		return nil
+	}
+	if s.failed != nil && time.Since(s.tried) < reopenAfter {
+		return s.failed
+	}
+	return s.attach()
+}
+
+// attach opens the file. When that fails, what can be read of it is what there is.
+func (s *Store) attach() error {
+	err := s.admit()
+	if err == nil {
+		err = s.openFile()
+	}
+	s.tried = time.Now()
+	if err == nil {
+		return nil
+	}
+	all, report, failed := gather(s.path)
+	if failed == nil {
+		s.name(report)
+	}
+	s.now.Store(&view{kept: s.undone(all)})
+	return s.explain(err)
+}
+
+// admit looks the file through and makes it one that bbolt may be given.
+func (s *Store) admit() error {
+	r, err := inspect(s.path, func(id, sealed, []byte) {})
+	switch {
+	case missing(err) || err == nil && r.Size == 0:
+		return s.rewrite(contents{}, false)
+	case err != nil:
+		return err
+	case r.Format > presentFormat:
+		return newer(s.path, r.Format)
+	case r.Unread != nil:
+		return fault.Wrap(r.Unread, fault.Failed, fault.Store, "a part of %s cannot be read; it is left as it is", s.path)
+	}
+	s.serial = max(s.serial, r.serial)
+	if !r.Broken && !r.oneHead && len(s.undo) == 0 {
+		s.name(r)
+		return nil
+	}
+	all, r, err := gather(s.path)
+	if err != nil {
+		return err
+	}
+	s.serial = max(s.serial, r.serial)
+	s.name(r)
+	if !r.Broken && len(s.undo) == 0 {
+		return nil // a head that a crash tore is written over by the next change
+	}
+	return s.rewrite(s.undone(all), !r.Whole())
+}
+
+// name says which records are bad, each by its name.
+func (s *Store) name(r *Report) {
+	for _, p := range r.Problems {
+		s.log.Error("the store is damaged", "file", r.Path, "problem", p.String())
+	}
+}
+
+// undone takes back, in what was read, changes whose callers were told that they
+// failed and which yet may be in the file.
+func (s *Store) undone(all contents) contents {
+	for name, value := range s.undo {
+		if value == nil {
+			delete(all, name)
+		} else if r, err := unsealAs(name.kind, name.key, value); err == nil {
+			all[name] = r
+		}
+	}
+	return all
+}
+
+// rewrite makes a new file of records and puts it in the place of the present one,
+// which when it is damaged stays beside it. At every moment one of the two is there.
+func (s *Store) rewrite(all contents, damaged bool) error {
+	fresh := s.path + ".new"
+	if err := os.Remove(fresh); err != nil && !missing(err) {
+		return err
+	}
+	if err := s.fill(fresh, all); err != nil {
+		_ = os.Remove(fresh) // or at the next try
+		return err
+	}
+	if damaged {
+		aside, err := putAside(s.path)
+		if err != nil {
+			return err
+		}
+		s.log.Error("the damaged file was put aside; all records that could be read go on in a new one", "file", aside, "records", len(all))
+	}
+	if err := os.Rename(fresh, s.path); err != nil {
+		return err
+	}
+	clear(s.undo)
+	return syncDir(s.dir)
+}
+
+// fill writes records into a new file.
+func (s *Store) fill(path string, all contents) error {
+	s.serial++
+	_, err := guarded(func() error {
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, FreelistType: bbolt.FreelistMapType})
+		if err != nil {
+			return err
+		}
+		err = db.Update(func(tx *bbolt.Tx) error {
+			for _, name := range all.sorted() {
+				b, err := tx.CreateBucketIfNotExists([]byte(name.kind))
+				if err != nil {
+					return err
+				}
+				b.FillPercent = 0.9 // they come in order
+				if err := b.Put([]byte(name.key), all.sealed(name)); err != nil {
+					return err
+				}
+			}
+			return s.mark(tx)
+		})
+		return errors.Join(err, db.Close())
+	})
+	return err
+}
+
+// mark writes the file's format.
+func (s *Store) mark(tx *bbolt.Tx) error {
+	b, err := tx.CreateBucketIfNotExists([]byte(formatKind.Name))
+	if err != nil {
+		return err
+	}
+	return b.Put([]byte(formatKey), seal(formatKind.Name, formatKey, formatKind.Version, s.serial, []byte(strconv.Itoa(presentFormat))))
+}
+
+// putAside gives a damaged file a second name, under which it stays.
+func putAside(path string) (string, error) {
+	aside := path + asideMark + time.Now().UTC().Format("20060102T150405.000000000Z")
+	return aside, os.Link(path, aside)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// openFile gives a file that was looked through to bbolt.
+func (s *Store) openFile() error {
+	var file *os.File
+	options := &bbolt.Options{
+		Timeout: lockWait, FreelistType: bbolt.FreelistMapType,
+		// The list of free pages is written too: to find it again after a write that
+		// failed, bbolt walks the tree where no guard reaches.
+		OpenFile: func(name string, flag int, mode os.FileMode) (f *os.File, err error) {
+			file, err = os.OpenFile(name, flag, mode)
+			return file, err
+		},
+	}
+	var db *bbolt.DB
+	panicked, err := guarded(func() (err error) { db, err = bbolt.Open(s.path, 0o600, options); return err })
+	if panicked && file != nil {
+		_ = unix.Flock(int(file.Fd()), unix.LOCK_UN) // or it stays locked against ourselves
+	}
+	if errors.Is(err, berrors.ErrTimeout) {
+		return fault.New(fault.Busy, fault.Store, "cannot open %s: another program uses it", s.path)
+	}
+	if err != nil {
+		return err
+	}
+	s.now.Store(&view{db: db, file: file})
+	if err := s.migrate(); err != nil {
+		s.log.Warn("records of an earlier format stay as they are for now", "error", s.explain(err))
+	}
+	return nil
+}
+
+// migrate brings a file of format 1 to the present one.
+func (s *Store) migrate() error {
+	_, err := guarded(func() error {
+		db := s.now.Load().db
+		if err := db.View(func(tx *bbolt.Tx) error {
+			if b := tx.Bucket([]byte(formatKind.Name)); b != nil && b.Get([]byte(formatKey)) != nil {
+				return errPresent
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		s.serial++
+		return db.Update(func(tx *bbolt.Tx) error { return errors.Join(s.sealAll(tx), s.mark(tx)) })
+	})
+	if errors.Is(err, errPresent) {
+		return nil
+	}
+	return err
+}
+
+var errPresent = errors.New("the format is the present one")
+
+// sealAll gives each bare record its first line.
+func (s *Store) sealAll(tx *bbolt.Tx) error {
+	return tx.ForEach(func(kind []byte, b *bbolt.Bucket) error {
+		bare := contents{}
+		err := b.ForEach(func(key, value []byte) error {
+			if r, err := unsealAs(string(kind), string(key), value); err == nil && r.bare {
+				r.serial = s.serial
+				bare[id{string(kind), string(key)}] = r
+			}
+			return nil
+		})
+		for name := range bare {
+			err = errors.Join(err, b.Put([]byte(name.key), bare.sealed(name)))
+		}
+		return err
+	})
+}
+
+// detach lets go of the open file. After a panic bbolt may hold locks of its own
+// for ever; then it is left lying, but for the file's lock.
+func (s *Store) detach(panicked bool) {
+	v := s.now.Load()
+	if v.db == nil {
+		return
+	}
+	if panicked {
+		_ = unix.Flock(int(v.file.Fd()), unix.LOCK_UN)
+	} else if err := v.db.Close(); err != nil {
+		s.log.Warn("cannot close the store's file cleanly", "error", err)
+	}
+	all, _, err := gather(s.path)
+	if err != nil {
+		s.log.Error("the store cannot be read", "error", err)
+	}
+	s.now.Store(&view{kept: s.undone(all)})
+}
+
+// full tells that there is no room.
+func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// harmless tells a write that failed before anything that counts was changed. Not
+// so where the file could not be synchronised: nobody knows what is on disk then.
+func harmless(err error) bool {
+	var write *fs.PathError
+	return errors.As(err, &write) && write.Op == "write" && full(write.Err)
+}
+
+// explain says what is wrong with the disk, and what to do.
+func (s *Store) explain(err error) error {
+	dir := filepath.Dir(s.path)
+	switch {
+	case err == nil || fault.Is(err, fault.Busy) || fault.Is(err, fault.Unsupported):
+		return err
+	case full(err):
+		return fault.Wrap(err, fault.NoCapacity, fault.Store, "the file system of %s is full; make room there and try again", dir)
+	case errors.Is(err, unix.EROFS):
+		return fault.Wrap(err, fault.Failed, fault.Store, "the file system of %s is read-only; find out why (dmesg), make it writable and try again", dir)
+	case errors.Is(err, unix.EIO):
+		return fault.Wrap(err, fault.Failed, fault.Store, "the disk of %s fails; see to it (dmesg), then try again or run lodge store repair", dir)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Store, "%s cannot be used; lodge store check says more", s.path)
+}
+
+func newer(path string, format int) error {
+	return fault.New(fault.Unsupported, fault.Store,
+		"cannot use %s: it has format %d and this Lodge knows up to %d; run the newer one that wrote it", path, format, presentFormat)
+}

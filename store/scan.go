@@ -1,0 +1,335 @@
+package store
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"math"
+	"slices"
+)
+
+// The file is looked through with plain reads before bbolt maps it: bbolt trusts
+// what it maps, and a page that is wrong or cannot be read ends the process. All
+// bounds are of the file: a page is looked at once, and nothing reaches beyond.
+//
+//	page    id u64, flags u16, count u16, overflow u32, then elements
+//	meta    magic, version, page size, flags u32; root, sequence, freelist, pages,
+//	        transaction u64; checksum (FNV-1a) u64
+//	branch  position, key size u32, child u64, each
+//	leaf    flags, position, key size, value size u32, each
+const (
+	pageHead    = 16
+	elementSize = 16
+	metaSize    = 64
+
+	flagBranch   = 0x01
+	flagLeaf     = 0x02
+	flagFreelist = 0x10
+
+	flagBucket = 0x01 // of a leaf's element
+
+	metaMagic   = 0xED0CDAED
+	metaVersion = 2
+	noFreelist  = math.MaxUint64
+
+	// maxDepth of a tree: a page holds two children at least.
+	maxDepth = 64
+)
+
+// Problem is one thing that is wrong with a store. Kind and Key name the record;
+// both are empty where it is the file.
+type Problem struct{ Kind, Key, Text string }
+
+func (p Problem) String() string {
+	if p.Kind == "" {
+		return p.Text
+	}
+	return fmt.Sprintf("%s %q: %s", p.Kind, p.Key, p.Text)
+}
+
+// span is a range of keys of a kind, low to below high, whose page cannot be
+// read. A kind of "" is all of them; a high of nil has no end.
+type span struct {
+	kind      string
+	low, high []byte
+}
+
+func (s span) holds(kind, key string) bool {
+	return (s.kind == "" || s.kind == kind) && bytes.Compare([]byte(key), s.low) >= 0 &&
+		(s.high == nil || bytes.Compare([]byte(key), s.high) < 0)
+}
+
+// meta is a head of the file. There are two, written by turns.
+type meta struct {
+	pageSize                           int
+	root, freelist, pages, transaction uint64
+}
+
+// scan is one look through a file.
+type scan struct {
+	from io.ReaderAt
+	size int64
+	meta
+	seen map[uint64]bool
+	// visit is given every value that the tree leads to, damaged or not.
+	visit func(kind string, key, value []byte)
+
+	problems []Problem
+	oneHead  bool   // the other is torn or damaged
+	broken   bool   // the tree cannot be trusted
+	lost     []span // what it does not lead to any more
+	unread   error  // a read that failed: not damage, perhaps, but a disk that is ill
+}
+
+// look looks through a file.
+func look(from io.ReaderAt, size int64, visit func(kind string, key, value []byte)) *scan {
+	s := &scan{from: from, size: size, seen: map[uint64]bool{}, visit: visit}
+	if !s.heads() {
+		s.damaged(span{}, "neither head of the file is whole")
+		return s
+	}
+	s.tree("", s.root, 0, span{})
+	s.free()
+	return s
+}
+
+func (s *scan) damaged(lost span, format string, args ...any) {
+	s.broken = true
+	s.lost = append(s.lost, lost)
+	s.problems = append(s.problems, Problem{Text: fmt.Sprintf(format, args...)})
+}
+
+// read reads bytes of the file; nil when that fails.
+func (s *scan) read(at int64, n int) []byte {
+	if at < 0 || n < 0 || at > s.size-int64(n) {
+		return nil
+	}
+	b := make([]byte, n)
+	if _, err := s.from.ReadAt(b, at); err != nil {
+		if !errors.Is(err, io.EOF) {
+			s.unread = err
+		}
+		return nil
+	}
+	return b
+}
+
+// heads finds the later of the two heads that are whole. One that is torn is what a
+// crash in mid-write leaves, and then nobody was told that it is written; but that
+// cannot be told from damage to the last head.
+func (s *scan) heads() bool {
+	sizes := []int{4096}
+	for size := 1 << 9; size <= 1<<16; size <<= 1 {
+		sizes = append(sizes, size)
+	}
+	first, firstWhole := s.head(0)
+	if firstWhole {
+		sizes = []int{first.pageSize}
+		s.meta = first
+	}
+	for _, size := range sizes {
+		second, whole := s.head(int64(size))
+		if whole && second.pageSize == size && (!firstWhole || second.transaction > first.transaction) {
+			s.meta, s.oneHead = second, !firstWhole
+			return true
+		}
+		s.oneHead = s.oneHead || firstWhole && !whole
+	}
+	return firstWhole
+}
+
+func (s *scan) head(at int64) (meta, bool) {
+	b := s.read(at+pageHead, metaSize)
+	if b == nil {
+		return meta{}, false
+	}
+	order := binary.NativeEndian
+	sum := fnv.New64a()
+	_, _ = sum.Write(b[:metaSize-8])
+	m := meta{
+		pageSize: int(order.Uint32(b[8:])), root: order.Uint64(b[16:]),
+		freelist: order.Uint64(b[32:]), pages: order.Uint64(b[40:]), transaction: order.Uint64(b[48:]),
+	}
+	whole := order.Uint32(b) == metaMagic && order.Uint32(b[4:]) == metaVersion && order.Uint64(b[56:]) == sum.Sum64() &&
+		m.pageSize >= 1<<9 && m.pageSize <= 1<<16 && m.pageSize&(m.pageSize-1) == 0
+	return m, whole
+}
+
+// page reads a page with what flows over from it, if it is one and was not met before.
+func (s *scan) page(id uint64) (body []byte, flags uint16, count int, wrong string) {
+	if id < 2 || id >= s.pages || id > uint64(s.size)/uint64(s.pageSize) {
+		return nil, 0, 0, "lies outside the file"
+	}
+	at := int64(id) * int64(s.pageSize)
+	h := s.read(at, pageHead)
+	if h == nil {
+		return nil, 0, 0, "cannot be read"
+	}
+	order := binary.NativeEndian
+	over := uint64(order.Uint32(h[12:]))
+	if order.Uint64(h) != id || over >= s.pages-id {
+		return nil, 0, 0, "is not what it should be"
+	}
+	for i := id; i <= id+over; i++ {
+		if s.seen[i] {
+			return nil, 0, 0, "is used twice"
+		}
+	}
+	for i := id; i <= id+over; i++ {
+		s.seen[i] = true
+	}
+	if body = s.read(at, int(over+1)*s.pageSize); body == nil {
+		return nil, 0, 0, "cannot be read"
+	}
+	return body, order.Uint16(h[8:]), int(order.Uint16(h[10:])), ""
+}
+
+// tree walks a tree of pages whose keys are in a span. The kind is empty in the
+// tree of kinds.
+func (s *scan) tree(kind string, id uint64, depth int, in span) {
+	in.kind = kind
+	body, flags, count, wrong := s.page(id)
+	switch {
+	case wrong != "":
+		s.damaged(in, "page %d%s %s", id, of(kind), wrong)
+	case depth > maxDepth:
+		s.damaged(in, "page %d%s is too deep in the tree", id, of(kind))
+	case flags == flagLeaf:
+		s.leaf(kind, body, count, in, fmt.Sprintf("page %d%s", id, of(kind)))
+	case flags == flagBranch && count > 0:
+		s.branch(kind, body, count, id, depth, in)
+	default:
+		s.damaged(in, "page %d%s is of no known sort", id, of(kind))
+	}
+}
+
+func of(kind string) string {
+	if kind == "" {
+		return ""
+	}
+	return " of the records of kind " + kind
+}
+
+type child struct {
+	key []byte
+	id  uint64
+}
+
+func (s *scan) branch(kind string, body []byte, count int, id uint64, depth int, in span) {
+	order := binary.NativeEndian
+	var children []child
+	for i := range count {
+		at := pageHead + i*elementSize
+		if at+elementSize > len(body) {
+			break
+		}
+		key := cut(body, at, uint64(order.Uint32(body[at:])), uint64(order.Uint32(body[at+4:])))
+		if key == nil || !within(key, in) || i > 0 && bytes.Compare(children[i-1].key, key) >= 0 {
+			break
+		}
+		children = append(children, child{key, order.Uint64(body[at+8:])})
+	}
+	if len(children) < count {
+		s.damaged(in, "page %d%s leads astray", id, of(kind))
+		return
+	}
+	for i, c := range children {
+		below := span{low: c.key, high: in.high}
+		if i+1 < len(children) {
+			below.high = children[i+1].key
+		}
+		s.tree(kind, c.id, depth+1, below)
+	}
+}
+
+// leaf takes what lies in a leaf. Where one element is wrong the others of the
+// leaf are still taken, and the tree counts as broken.
+func (s *scan) leaf(kind string, body []byte, count int, in span, name string) {
+	order := binary.NativeEndian
+	var last []byte
+	for i := range count {
+		at := pageHead + i*elementSize
+		if at+elementSize > len(body) {
+			s.damaged(in, "%s ends early", name)
+			return
+		}
+		position, size := uint64(order.Uint32(body[at+4:])), uint64(order.Uint32(body[at+8:]))
+		key := cut(body, at, position, size)
+		value := cut(body, at, position+size, uint64(order.Uint32(body[at+12:])))
+		bucket := order.Uint32(body[at:])&flagBucket != 0
+		if key == nil || value == nil || !within(key, in) || i > 0 && bytes.Compare(last, key) >= 0 || bucket != (kind == "") {
+			s.damaged(in, "%s holds an element that is not what it should be", name)
+			continue
+		}
+		last = key
+		if bucket {
+			s.bucket(string(key), value)
+		} else {
+			s.visit(kind, key, value)
+		}
+	}
+}
+
+// bucket goes into the records of a kind: a tree, or one leaf inside the element.
+func (s *scan) bucket(kind string, value []byte) {
+	if len(value) < pageHead {
+		s.damaged(span{kind: kind}, "the records of kind %s have no beginning", kind)
+		return
+	}
+	if root := binary.NativeEndian.Uint64(value); root != 0 {
+		s.tree(kind, root, 0, span{})
+		return
+	}
+	page := value[pageHead:]
+	if len(page) < pageHead || binary.NativeEndian.Uint16(page[8:]) != flagLeaf {
+		s.damaged(span{kind: kind}, "the records of kind %s are not what they should be", kind)
+		return
+	}
+	s.leaf(kind, page, int(binary.NativeEndian.Uint16(page[10:])), span{kind: kind}, "the page"+of(kind))
+}
+
+// free looks at the list of free pages: one that is in use must not be on it, or
+// the next record is written over another.
+func (s *scan) free() {
+	if s.freelist == noFreelist || s.broken {
+		return
+	}
+	body, flags, count, wrong := s.page(s.freelist)
+	ids := uint64(count)
+	at := pageHead
+	if wrong == "" && flags == flagFreelist && count == math.MaxUint16 && len(body) >= pageHead+8 {
+		ids, at = binary.NativeEndian.Uint64(body[at:]), at+8
+	}
+	if wrong != "" || flags != flagFreelist || ids > uint64(len(body)-at)/8 {
+		s.broken = true
+		s.problems = append(s.problems, Problem{Text: "the list of free pages cannot be read; no record is lost with it"})
+		return
+	}
+	for i := range int(ids) {
+		id := binary.NativeEndian.Uint64(body[at+8*i:])
+		if id < 2 || id >= s.pages || s.seen[id] {
+			s.broken = true
+			s.problems = append(s.problems, Problem{Text: fmt.Sprintf("page %d is in use and on the list of free ones; no record is lost with it", id)})
+			return
+		}
+		s.seen[id] = true
+	}
+}
+
+// cut gives size bytes at a position that counts from an element; nil where that
+// is not inside the page.
+func cut(body []byte, element int, position, size uint64) []byte {
+	from := uint64(element) + position
+	to := from + size
+	if to > uint64(len(body)) {
+		return nil
+	}
+	return slices.Clip(body[from:to])
+}
+
+func within(key []byte, in span) bool {
+	return bytes.Compare(key, in.low) >= 0 && (in.high == nil || bytes.Compare(key, in.high) < 0)
+}
