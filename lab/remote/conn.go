@@ -1,8 +1,6 @@
 // Package remote is the lab's client of libvirt's protocol: it connects to any
 // daemon that speaks it and makes calls, several at a time. It knows procedures
 // by their number only; what they mean is its callers' business.
-//
-// It has no streams, because nothing that is measured needs them.
 package remote
 
 import (
@@ -12,7 +10,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,6 +32,7 @@ type Conn struct {
 	mu      sync.Mutex
 	serial  uint32
 	waiting map[uint32]chan<- answer // one per call under way, each with room for its answer
+	streams map[uint32]*Stream       // by the serial of the call that opened it
 }
 
 // answer is what came back for a call.
@@ -86,7 +87,7 @@ func (e *Error) Unsupported() bool {
 func New(socket net.Conn) *Conn {
 	c := &Conn{
 		socket: socket, turn: make(chan struct{}, 1), done: make(chan struct{}),
-		events: make(chan Message, maxEvents), waiting: map[uint32]chan<- answer{},
+		events: make(chan Message, maxEvents), waiting: map[uint32]chan<- answer{}, streams: map[uint32]*Stream{},
 	}
 	go c.read()
 	return c
@@ -106,7 +107,11 @@ func (c *Conn) Call(ctx context.Context, proc int32, args, ret xdr.Message) erro
 
 // CallOf is Call of a procedure of another program, such as QEMU's.
 func (c *Conn) CallOf(ctx context.Context, program xdr.Program, proc int32, args, ret xdr.Message) error {
-	err := c.call(ctx, program, proc, args, ret)
+	return named(program, proc, c.call(ctx, program, proc, args, ret))
+}
+
+// named says which call an error is of.
+func named(program xdr.Program, proc int32, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -118,8 +123,14 @@ func (c *Conn) CallOf(ctx context.Context, program xdr.Program, proc int32, args
 }
 
 func (c *Conn) call(ctx context.Context, program xdr.Program, proc int32, args, ret xdr.Message) error {
+	return c.exchange(ctx, program, proc, args, ret, func(uint32) {})
+}
+
+// exchange makes a call, whose serial it tells before anything is sent.
+func (c *Conn) exchange(ctx context.Context, program xdr.Program, proc int32, args, ret xdr.Message, before func(serial uint32)) error {
 	serial, answers := c.expect()
 	defer c.forget(serial)
+	before(serial)
 	packet, err := xdr.AppendPacket(nil, xdr.Header{
 		Program: program, Version: xdr.Version, Proc: proc, Type: xdr.TypeCall, Serial: serial,
 	}, args, 0)
@@ -195,6 +206,7 @@ func (c *Conn) read() {
 		if err != nil {
 			c.err = fault.Wrap(err, fault.Failed, fault.Call, "the connection to the daemon has ended")
 			_ = c.socket.Close()
+			c.breakStreams()
 			return
 		}
 		switch {
@@ -202,6 +214,10 @@ func (c *Conn) read() {
 			c.pong()
 		case h.Type == xdr.TypeReply:
 			c.deliver(h, payload)
+		case h.Type == xdr.TypeStream || h.Type == xdr.TypeStreamHole:
+			if s := c.stream(h.Serial); s != nil {
+				s.take(h, payload)
+			}
 		case h.Program == xdr.ProgramRemote && h.Type == xdr.TypeMessage:
 			select {
 			case c.events <- Message{Proc: h.Proc, At: time.Now(), Payload: payload}:
@@ -237,6 +253,22 @@ func (c *Conn) deliver(h xdr.Header, payload []byte) {
 	c.mu.Unlock()
 	if answers != nil {
 		answers <- answer{h.Status, payload}
+	}
+}
+
+func (c *Conn) stream(serial uint32) *Stream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.streams[serial]
+}
+
+// breakStreams ends all streams with the connection.
+func (c *Conn) breakStreams() {
+	c.mu.Lock()
+	all := slices.Collect(maps.Values(c.streams))
+	c.mu.Unlock()
+	for _, s := range all {
+		s.broken(c.err)
 	}
 }
 
