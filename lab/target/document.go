@@ -1,0 +1,161 @@
+package target
+
+import (
+	"encoding/xml"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/lab/scenario"
+)
+
+// Port is the name of the agent's channel.
+const Port = "lodge.lab.0"
+
+// plan is what a guest's definition is made from.
+type plan struct {
+	name    string
+	number  int
+	spec    scenario.Guest
+	cell    *Cell             // to be bound to
+	sources map[string]string // disk to file
+}
+
+// definition writes a guest. The same bytes go to every daemon.
+func (s *Site) definition(p plan) (string, error) {
+	var b strings.Builder
+	g := p.spec
+	kind := map[string]string{"kvm": "kvm", "tcg": "qemu"}[s.target.Accelerator]
+	fmt.Fprintf(&b, "<domain type='%s'>\n  <name>%s</name>\n  <memory unit='KiB'>%d</memory>\n", kind, p.name, g.Memory/scenario.KiB)
+	if g.Pages != "" {
+		size, unit, _ := strings.Cut(map[string]string{"2MiB": "2 M", "1GiB": "1 G"}[g.Pages], " ")
+		fmt.Fprintf(&b, "  <memoryBacking><hugepages><page size='%s' unit='%s'/></hugepages></memoryBacking>\n", size, unit)
+	}
+	b.WriteString(vcpus(p))
+	if hasIOThread(g) {
+		b.WriteString("  <iothreads>1</iothreads>\n")
+	}
+	if p.cell != nil {
+		fmt.Fprintf(&b, "  <numatune><memory mode='strict' nodeset='%d'/></numatune>\n", p.cell.ID)
+	}
+	fmt.Fprintf(&b, "  <os>\n    <type arch='x86_64' machine='q35'>hvm</type>\n    <kernel>%s</kernel>\n    <initrd>%s</initrd>\n    <cmdline>%s</cmdline>\n  </os>\n",
+		escape(s.image.Kernel), escape(s.image.Initrd), escape(s.commandLine(p)))
+	b.WriteString("  <features><acpi/><apic/>")
+	if kind == "qemu" {
+		fmt.Fprintf(&b, "<tcg><tb-cache unit='MiB'>%d</tb-cache></tcg>", g.TBCache/scenario.MiB)
+	}
+	b.WriteString("</features>\n")
+	if g.CPU != "" {
+		fmt.Fprintf(&b, "  <cpu mode='%s'/>\n", g.CPU)
+	}
+	devices, err := s.devices(p)
+	fmt.Fprintf(&b, "  <clock offset='utc'/>\n  <on_reboot>destroy</on_reboot>\n  <devices>\n%s  </devices>\n</domain>\n", devices)
+	return b.String(), err
+}
+
+func vcpus(p plan) string {
+	set, current := "", ""
+	if p.cell != nil {
+		set = fmt.Sprintf(" cpuset='%s'", p.cell.CPUs)
+	}
+	if p.spec.MaxVCPUs > p.spec.VCPUs {
+		current = fmt.Sprintf(" current='%d'", p.spec.VCPUs)
+	}
+	return fmt.Sprintf("  <vcpu placement='static'%s%s>%d</vcpu>\n", set, current, p.spec.MaxVCPUs)
+}
+
+func hasIOThread(g scenario.Guest) bool {
+	for _, d := range g.Disks {
+		if d.IOThread {
+			return true
+		}
+	}
+	return false
+}
+
+// devices are the private root, the shared /usr, the scenario's disks, and what
+// every guest has.
+func (s *Site) devices(p plan) (string, error) {
+	var b strings.Builder
+	root := scenario.Disk{Name: "root", Format: "qcow2", Cache: "writeback", IO: "threads", Bus: "virtio"}
+	b.WriteString(disk(root, p.sources["root"], "vda", false))
+	usr := scenario.Disk{Name: "usr", Format: "raw", Cache: "writeback", IO: "threads", Bus: "virtio"}
+	b.WriteString(disk(usr, s.image.Usr, "vdb", true))
+	next := map[string]int{"vd": 2}
+	for _, d := range p.spec.Disks {
+		prefix, err := bus(d)
+		if err != nil {
+			return "", err
+		}
+		b.WriteString(disk(d, p.sources[d.Name], prefix+string(rune('a'+next[prefix])), false))
+		next[prefix]++
+	}
+	if next["sd"] > 0 {
+		b.WriteString("    <controller type='scsi' index='0' model='virtio-scsi'/>\n")
+	}
+	fmt.Fprintf(&b, `    <interface type='network'>
+      <mac address='%s'/>
+      <source network='%s'/>
+      <model type='virtio'/>
+    </interface>
+    <channel type='unix'>
+      <target type='virtio' name='%s'/>
+    </channel>
+    <memballoon model='virtio'/>
+    <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
+`, s.hardware(p.number), s.run, Port)
+	return b.String(), nil
+}
+
+// bus gives the letters that a bus's disks begin with, or why guests of the lab
+// have none on it.
+func bus(d scenario.Disk) (string, error) {
+	switch d.Bus {
+	case "virtio":
+		return "vd", nil
+	case "scsi":
+		return "sd", nil
+	case "sata":
+		return "", &Skipped{"the guests' kernel (Debian's for clouds) has no driver for AHCI, and so sees no SATA disk"}
+	case "ide":
+		return "", &Skipped{"the guests' machine (q35) has no IDE controller"}
+	}
+	return "", &Skipped{"no bus " + d.Bus}
+}
+
+func disk(d scenario.Disk, path, device string, shared bool) string {
+	kind, attribute := "file", "file"
+	if d.Store == "block" {
+		kind, attribute = "block", "dev"
+	}
+	driver := fmt.Sprintf("name='qemu' type='%s' cache='%s' io='%s'", d.Format, d.Cache, d.IO)
+	if d.IOThread {
+		driver += " iothread='1'"
+	}
+	bus := d.Bus
+	text := fmt.Sprintf("    <disk type='%s' device='disk'>\n      <driver %s/>\n      <source %s='%s'/>\n      <target dev='%s' bus='%s'/>\n",
+		kind, driver, attribute, escape(path), device, bus)
+	if shared {
+		text += "      <readonly/>\n"
+	}
+	return text + fmt.Sprintf("      <serial>%s</serial>\n    </disk>\n", d.Name)
+}
+
+// commandLine is what the guest's kernel and the agent in it are told. The first
+// words of the clock spare the guest a calibration that a loaded host spoils.
+func (s *Site) commandLine(p plan) string {
+	words := []string{
+		"console=ttyS0", "quiet", "panic=1", "mitigations=off",
+		"lab.name=" + p.name, "lab.ip=" + s.address(p.number) + "/16", "lab.gateway=" + s.address(0),
+	}
+	if khz := tscKHz(); khz > 0 && s.target.Accelerator != "kvm" {
+		words = append(words, "tsc_early_khz="+strconv.Itoa(khz), "tsc=reliable", "no_timer_check")
+	}
+	return strings.Join(words, " ")
+}
+
+func escape(text string) string {
+	var b strings.Builder
+	_ = xml.EscapeText(&b, []byte(text))
+	return b.String()
+}

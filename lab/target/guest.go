@@ -1,0 +1,171 @@
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/lab/scenario"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// Guest is one that runs.
+type Guest struct {
+	Name    string
+	Address string // on the run's network
+	XML     string // that it was made from
+
+	site   *Site
+	domain xdr.Domain
+	disks  []string // names of its volumes
+}
+
+// Start makes a guest's disks and starts it. Number is its own in the run, from 1;
+// tile is that it belongs to, from 1. If it fails nothing of it stays.
+func (s *Site) Start(ctx context.Context, name string, number, tile int, spec scenario.Guest) (g *Guest, err error) {
+	g = &Guest{Name: name, Address: s.address(number), site: s}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.dropDisks(context.WithoutCancel(ctx)))
+		}
+	}()
+	p := plan{name: name, number: number, spec: spec, sources: map[string]string{}}
+	if p.cell, err = s.target.cell(spec.Node, tile); err != nil {
+		return g, err
+	}
+	if err = g.makeDisks(ctx, p); err != nil {
+		return g, err
+	}
+	if g.XML, err = s.definition(p); err != nil {
+		return g, err
+	}
+	var ret xdr.DomainCreateXMLRet
+	if err = s.target.call(ctx, xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: g.XML}, &ret); err != nil {
+		return g, skip(err)
+	}
+	g.domain = ret.Domain
+	return g, nil
+}
+
+// cell gives the node that a rule means for a tile.
+func (t *Target) cell(rule string, tile int) (*Cell, error) {
+	switch {
+	case rule == "":
+		return nil, nil
+	case len(t.Cells) < 2:
+		return nil, &Skipped{fmt.Sprintf("the host has %d node: there is nothing to bind guests to", len(t.Cells))}
+	case rule == "spread":
+		return &t.Cells[(tile-1)%len(t.Cells)], nil
+	}
+	for i := range t.Cells {
+		if fmt.Sprint(t.Cells[i].ID) == rule {
+			return &t.Cells[i], nil
+		}
+	}
+	return nil, &Skipped{"the host has no node " + rule}
+}
+
+// rootSize is what a guest's own root may grow to.
+const rootSize = 4 * scenario.GiB
+
+func (g *Guest) makeDisks(ctx context.Context, p plan) error {
+	add := func(disk, format string, size scenario.Size, full bool, backing string) error {
+		name := g.Name + "-" + disk + "." + format
+		path, err := g.site.volume(ctx, name, format, size, full, backing)
+		if err == nil {
+			g.disks = append(g.disks, name)
+			p.sources[disk] = path
+		}
+		return err
+	}
+	if err := add("root", "qcow2", rootSize, false, g.site.image.Root); err != nil {
+		return err
+	}
+	for _, d := range p.spec.Disks {
+		if d.Store == "block" {
+			return &Skipped{"block devices for guests are not made by the lab: name a pool of logical volumes"}
+		}
+		if err := add(d.Name, d.Format, d.Size, d.Allocate == "full", ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (g *Guest) dropDisks(ctx context.Context) error {
+	var all error
+	for _, name := range g.disks {
+		all = errors.Join(all, g.site.drop(ctx, name))
+	}
+	g.disks = nil
+	return all
+}
+
+// Stop destroys the guest and deletes its disks.
+func (g *Guest) Stop(ctx context.Context) error {
+	var ret error
+	if err := g.site.target.call(ctx, xdr.ProcDomainDestroy, &xdr.DomainDestroyArgs{Domain: g.domain}, nil); err != nil && !gone(err) {
+		ret = err
+	}
+	return errors.Join(ret, g.dropDisks(ctx))
+}
+
+// codeNoDomain is libvirt's for a domain that is not there, and
+// codeOperationInvalid its for one that does not run.
+const (
+	codeNoDomain         = 42
+	codeOperationInvalid = 55
+)
+
+func gone(err error) bool {
+	refused, ok := errors.AsType[*remote.Error](err)
+	return ok && (refused.Code == codeNoDomain || refused.Code == codeOperationInvalid)
+}
+
+// Running says whether the daemon still has it.
+func (g *Guest) Running(ctx context.Context) (bool, error) {
+	var ret xdr.DomainGetStateRet
+	err := g.site.target.call(ctx, xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: g.domain}, &ret)
+	if err != nil && gone(err) {
+		return false, nil
+	}
+	const running = 1
+	return ret.State == running, err
+}
+
+// channel is a stream on a connection of its own, because a guest that takes
+// nothing holds up its connection.
+type channel struct {
+	*remote.Stream
+	conn *remote.Conn
+}
+
+// Close ends both.
+func (c channel) Close() error {
+	err := c.Stream.Close()
+	c.conn.Close()
+	return err
+}
+
+// Channel opens the line to the agent.
+func (g *Guest) Channel(ctx context.Context) (io.ReadWriteCloser, error) {
+	conn, err := remote.Dial(ctx, g.site.target.URI)
+	if err != nil {
+		return nil, err
+	}
+	name := Port
+	const force = 1 // whoever had it is gone, or ought to be
+	stream, err := conn.OpenStream(ctx, xdr.ProcDomainOpenChannel, &xdr.DomainOpenChannelArgs{Domain: g.domain, Name: &name, Flags: force}, nil)
+	if err != nil {
+		conn.Close()
+		return nil, fault.Wrap(err, fault.Failed, fault.Agent, "cannot open the line to the agent in %s", g.Name)
+	}
+	return channel{stream, conn}, nil
+}
+
+// BootPatience is how long to wait for the agent.
+func (g *Guest) BootPatience() time.Duration { return bootPatience }

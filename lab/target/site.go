@@ -1,0 +1,143 @@
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/scenario"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// Image is what guests boot: four files in one directory that the daemon can
+// read.
+type Image struct {
+	Kernel, Initrd string
+	Usr            string // the same for all guests, never written
+	Root           string // the base of each guest's own
+}
+
+// Site is where a run's guests live at a target: a network and two pools.
+type Site struct {
+	target *Target
+	run    string // begins every name
+	image  Image
+	files  xdr.StoragePool
+	dir    string
+	subnet byte
+}
+
+// Open makes the network and the pools of a run. Directory is the one for the
+// guests' files; the daemon and the lab both see it.
+func (t *Target) Open(ctx context.Context, run, directory string, image Image) (*Site, error) {
+	s := &Site{target: t, run: run, image: image, dir: filepath.Join(directory, run), subnet: subnet(run)}
+	// Open to all: a daemon may run each QEMU as an account of its own.
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a directory for the guests' files")
+	}
+	var err error
+	if _, err = s.pool(ctx, run+"-image", filepath.Dir(image.Usr)); err == nil {
+		s.files, err = s.pool(ctx, run+"-files", s.dir)
+	}
+	if err == nil {
+		err = s.network(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx)))
+	}
+	return s, nil
+}
+
+// Close takes away what Open has made, and whatever guests there still are.
+func (s *Site) Close(ctx context.Context) error {
+	return errors.Join(s.target.Sweep(ctx, s.run), os.RemoveAll(s.dir))
+}
+
+func (s *Site) pool(ctx context.Context, name, dir string) (xdr.StoragePool, error) {
+	var ret xdr.StoragePoolCreateXMLRet
+	document := fmt.Sprintf("<pool type='dir'>\n  <name>%s</name>\n  <target><path>%s</path></target>\n</pool>\n", name, escape(dir))
+	err := s.target.call(ctx, xdr.ProcStoragePoolCreateXML, &xdr.StoragePoolCreateXMLArgs{XML: document}, &ret)
+	return ret.Pool, fault.Wrap(err, fault.Failed, fault.Pool, "cannot make a pool of %s", dir)
+}
+
+func (s *Site) network(ctx context.Context) error {
+	document := fmt.Sprintf(`<network>
+  <name>%[1]s</name>
+  <bridge name='%[2]s' stp='off' delay='0'/>
+  <dns enable='no'/>
+  <ip address='%[3]s' netmask='255.255.0.0'/>
+</network>
+`, s.run, s.bridge(), s.address(0))
+	var ret xdr.NetworkCreateXMLRet
+	err := s.target.call(ctx, xdr.ProcNetworkCreateXML, &xdr.NetworkCreateXMLArgs{XML: document}, &ret)
+	return fault.Wrap(err, fault.Failed, fault.Network, "cannot make the guests' network")
+}
+
+// bridge is a name that fits a link's 15 letters.
+func (s *Site) bridge() string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(s.run))
+	return fmt.Sprintf("lab%08x", h.Sum32())
+}
+
+// subnet picks one of 10.64 to 10.127 for a run, so that runs side by side
+// seldom meet; the daemon refuses one that is taken.
+func subnet(run string) byte {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(run))
+	return byte(64 + h.Sum32()%64)
+}
+
+// address is that of a guest by its number; 0 is the host.
+func (s *Site) address(number int) string {
+	return fmt.Sprintf("10.%d.%d.%d", s.subnet, number/250, 1+number%250)
+}
+
+// hardware is the address of a guest's NIC.
+func (s *Site) hardware(number int) string {
+	return fmt.Sprintf("52:54:%02x:%02x:%02x:%02x", s.subnet, byte(number>>16), byte(number>>8), byte(number))
+}
+
+// volume makes a file for a disk.
+func (s *Site) volume(ctx context.Context, name, format string, size scenario.Size, full bool, backing string) (string, error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "<volume>\n  <name>%s</name>\n  <capacity unit='bytes'>%d</capacity>\n", name, size)
+	if full {
+		fmt.Fprintf(&b, "  <allocation unit='bytes'>%d</allocation>\n", size)
+	} else if format == "raw" {
+		b.WriteString("  <allocation>0</allocation>\n")
+	}
+	fmt.Fprintf(&b, "  <target><format type='%s'/></target>\n", format)
+	if backing != "" {
+		fmt.Fprintf(&b, "  <backingStore><path>%s</path><format type='%s'/></backingStore>\n", escape(backing), formatOf(backing))
+	}
+	b.WriteString("</volume>\n")
+	const preallocate = 1 // metadata of qcow2 written beforehand
+	var flags uint32
+	if full && format == "qcow2" {
+		flags = preallocate
+	}
+	var made xdr.StorageVolCreateXMLRet
+	if err := s.target.call(ctx, xdr.ProcStorageVolCreateXML, &xdr.StorageVolCreateXMLArgs{Pool: s.files, XML: b.String(), Flags: flags}, &made); err != nil {
+		return "", fault.Wrap(skip(err), fault.Failed, fault.Volume, "cannot make volume %s", name)
+	}
+	return filepath.Join(s.dir, name), nil
+}
+
+// drop takes a volume away.
+func (s *Site) drop(ctx context.Context, name string) error {
+	args := &xdr.StorageVolDeleteArgs{Volume: xdr.StorageVol{Pool: s.files.Name, Name: name, Key: filepath.Join(s.dir, name)}}
+	return s.target.call(ctx, xdr.ProcStorageVolDelete, args, nil)
+}
+
+func formatOf(path string) string {
+	if strings.HasSuffix(path, ".qcow2") {
+		return "qcow2"
+	}
+	return "raw"
+}
