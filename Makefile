@@ -2,6 +2,7 @@
 # make check   format, vet, lint, import law and unit tests: quick, needs no root
 # make test    check, and then everything with real QEMU and real clients
 # make soak    the storm alone, with the race detector, for DURATION (1h)
+# make fuzz    every fuzz target for DURATION (1h) each; what they learn is kept
 # make up      a running lodged with a tile of eight booted guests
 # make down    the end of that
 # make bench   docs/figures.md measured anew, with libvirt's own daemon beside
@@ -40,7 +41,7 @@ SPICE_PACKAGE   = $(shell . /etc/os-release; [ "$${VERSION_ID:-13}" -lt 13 ] || 
 TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt ovmf swtpm swtpm-tools fdisk lvm2 \
                   gcc libc6-dev procps protobuf-compiler libprotobuf-dev $(SPICE_PACKAGE)
 
-.PHONY: build check format generate lint unit test soak up down bench guest
+.PHONY: build check format generate lint unit test soak fuzz up down bench guest
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/...
 
@@ -80,6 +81,10 @@ DURATION ?= 1h
 soak:
 	@scripts/need $(TEST_PACKAGES)
 	LODGE_STORM=$(DURATION) $(GO) test -race -count=1 -v -timeout 0 -run '^TestStorm$$' ./conformance
+
+# FUZZ=markup chooses targets whose PACKAGE.NAME matches.
+fuzz:
+	@scripts/fuzz $(DURATION) $(FUZZ)
 
 format: $(LINT)
 	$(LINT) fmt
