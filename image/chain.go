@@ -124,7 +124,10 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 		}
 		layer, err := mount.Do(ctx, path, func() (Layer, error) { return openLayer(path, declared) }, func(l Layer) { _ = l.File.Close() })
 		if err == nil {
-			if err = layer.enter(seen); err != nil {
+			if err = layer.enter(seen); err == nil && layer.Encrypted && len(chain) > 0 {
+				err = fault.New(fault.Unsupported, fault.Volume, "%s is encrypted, and only the uppermost layer can be; convert it (qemu-img convert)", layer.Path)
+			}
+			if err != nil {
 				closeRead(layer.File)
 			}
 		}
@@ -184,6 +187,8 @@ func (l *Layer) inspect(declared Format) error {
 	case declared == "" && l.Format != Raw && l.Format != ISO:
 		return fault.New(fault.Invalid, fault.Volume,
 			"%s looks like %s and the layer above does not say so; declare its format (qemu-img rebase -u -F %s)", l.Path, l.Format, l.Format)
+	case l.Old:
+		return fault.New(fault.Unsupported, fault.Volume, "%s is encrypted in the old way of qcow, which protects little and is not opened; convert it (qemu-img convert)", l.Path)
 	case l.External:
 		return fault.New(fault.Unsupported, fault.Volume, "%s keeps its data in another file, which its header names; that is not followed", l.Path)
 	}
@@ -228,6 +233,12 @@ func (c Chain) describe(first int) map[string]any {
 		upper := map[string]any{"driver": layer.driver(), "read-only": true, "file": map[string]any{
 			"driver": layer.protocol(), "filename": fmt.Sprintf("/proc/self/fd/%d", first+i), "read-only": true,
 		}}
+		switch { // layers below are never encrypted
+		case layer.Format == LUKS:
+			upper["key-secret"] = fromKey
+		case layer.Format == Qcow2 && layer.Encrypted:
+			upper["encrypt"] = map[string]any{"format": "luks", "key-secret": fromKey}
+		}
 		if i < len(c)-1 {
 			upper["backing"] = node
 		} else if layer.layered() {
@@ -258,7 +269,7 @@ func (l Layer) layered() bool {
 	switch l.Format {
 	case Qcow, Qcow2, QED, VMDK:
 		return true
-	case Raw, ISO, VDI, VPC, VHDX:
+	case Raw, ISO, VDI, VPC, VHDX, LUKS:
 	}
 	return false
 }

@@ -14,7 +14,8 @@ import (
 // Format is the name of an image format, as libvirt's documents have it.
 type Format string
 
-// The formats that are told apart. LUKS containers count as raw and encrypted.
+// The formats that are told apart. LUKS containers count as raw and encrypted
+// where nobody declares them.
 const (
 	Raw   Format = "raw"
 	ISO   Format = "iso"
@@ -45,6 +46,9 @@ type Info struct {
 	// Backing is the layer below, or nil.
 	Backing   *Backing
 	Encrypted bool
+	// Old is set when the encryption is one of qcow's own, which protects little
+	// and is not opened.
+	Old bool
 	// What follows is of qcow2 only.
 	Compat        string // 0.10 or 1.1
 	ClusterSize   uint64 // bytes
@@ -208,6 +212,8 @@ func (info *Info) read(r io.ReaderAt) error {
 		return info.readVPC(r)
 	case VHDX:
 		return info.readVHDX(r)
+	case LUKS:
+		return info.readContainer(r)
 	case ISO:
 		return nil
 	}
@@ -218,7 +224,7 @@ func (info *Info) read(r io.ReaderAt) error {
 // where its data starts; what is before it does not count for the guest.
 func (info *Info) readLUKS(r io.ReaderAt) error {
 	head, err := window(r, 0, 108)
-	if err != nil || len(head) < 108 || string(head[:6]) != "LUKS\xba\xbe" {
+	if err != nil || len(head) < 108 || string(head[:6]) != luksMagic {
 		return err
 	}
 	info.Encrypted = true

@@ -350,18 +350,18 @@ func TestResize(t *testing.T) {
 				t.Fatalf("%s has %d bytes, want %d, %v", format, info.Virtual, want, err)
 			}
 		}
-		if err := tool.Resize(t.Context(), f, format, 8*mib, Falloc, false); err != nil {
+		if err := tool.Resize(t.Context(), f, format, Growth{Size: 8 * mib, Grown: Falloc}); err != nil {
 			t.Fatal(err)
 		}
 		size(8 * mib)
 		if info, _ := Inspect(f, format); info.Allocated < 4*mib {
 			t.Errorf("%s grew without its space: %d", format, info.Allocated)
 		}
-		if err := tool.Resize(t.Context(), f, format, mib, Thin, false); !fault.Is(err, fault.Invalid) {
+		if err := tool.Resize(t.Context(), f, format, Growth{Size: mib}); !fault.Is(err, fault.Invalid) {
 			t.Fatalf("shrunk without being told to: %v", err)
 		}
 		size(8 * mib)
-		if err := tool.Resize(t.Context(), f, format, mib, Thin, true); err != nil {
+		if err := tool.Resize(t.Context(), f, format, Growth{Size: mib, Shrink: true}); err != nil {
 			t.Fatal(err)
 		}
 		size(mib)

@@ -35,6 +35,8 @@ type Plan struct {
 	Reserved uint64
 	// NoCOW asks the file system (btrfs) not to copy this file on write.
 	NoCOW bool
+	// Lock encrypts the image; with LUKS always, with qcow2 when it is set.
+	Lock *Lock
 
 	// What follows is of qcow2 only.
 	Backing       *Backing // Name is an absolute path, Format is declared
@@ -63,8 +65,8 @@ func (p *Plan) Check() error {
 	case p.ClusterSize != 0 && (p.ClusterSize&(p.ClusterSize-1) != 0 || p.ClusterSize < 1<<minClusterBits || p.ClusterSize > 1<<maxClusterBits):
 		return invalid("a cluster size of %d bytes is not a power of two between 512 and 2097152", p.ClusterSize)
 	}
-	if p.Backing == nil {
-		return nil
+	if err := p.checkLock(); err != nil || p.Backing == nil {
+		return err
 	}
 	switch {
 	case !strings.HasPrefix(p.Backing.Name, "/"):
@@ -77,6 +79,18 @@ func (p *Plan) Check() error {
 		return invalid("an image on a backing store cannot be preallocated")
 	}
 	return nil
+}
+
+func (p *Plan) checkLock() error {
+	switch {
+	case p.Lock != nil && p.Format != LUKS && p.Format != Qcow2:
+		return fault.New(fault.Unsupported, fault.Volume, "raw and qcow2 volumes can be encrypted, not %s", p.Format)
+	case p.Lock == nil && p.Format == LUKS:
+		return fault.New(fault.Internal, fault.Volume, "an encrypted volume has no passphrase")
+	case p.Lock == nil:
+		return nil
+	}
+	return p.Lock.check()
 }
 
 // Make lays out an image in an empty file that is open to write.
@@ -92,7 +106,7 @@ func (t *Tool) Make(ctx context.Context, f *os.File, p Plan) error {
 	switch p.Format {
 	case Raw, ISO:
 		return makeRaw(ctx, f, p)
-	case Qcow2, Qcow, QED, VDI, VMDK, VPC, VHDX:
+	case Qcow2, Qcow, QED, VDI, VMDK, VPC, VHDX, LUKS:
 		return t.makeFormat(ctx, f, p)
 	}
 	return fault.New(fault.Unsupported, fault.Volume, "images of format %q are not made", p.Format)
@@ -177,7 +191,14 @@ func writeFault(err error, doing string) error {
 // makeFormat has the tool make an image. The layer below is not opened by it:
 // the caller has looked at that with OpenChain.
 func (t *Tool) makeFormat(ctx context.Context, f *os.File, p Plan) error {
-	args := []string{"create", "-q", "-f", string(p.Format)}
+	k := keys{files: []*os.File{f}}
+	defer k.close()
+	if p.Lock != nil {
+		if err := k.add(intoKey, p.Lock.Passphrase); err != nil {
+			return err
+		}
+	}
+	args := append([]string{"create", "-q", "-f", string(p.Format)}, k.args...)
 	if options := p.options(); options != "" {
 		args = append(args, "-o", options)
 	}
@@ -193,7 +214,7 @@ func (t *Tool) makeFormat(ctx context.Context, f *os.File, p Plan) error {
 	} else {
 		cpu = 0
 	}
-	return t.run(ctx, cpu, []*os.File{f}, nil, args...)
+	return t.run(ctx, cpu, k.files, nil, args...)
 }
 
 // options gives the plan as creation options of the tool. None of the values
@@ -215,34 +236,59 @@ func (p *Plan) options() string {
 	if p.ExtendedL2 {
 		o = append(o, "extended_l2=on")
 	}
+	switch {
+	case p.Lock == nil:
+	case p.Format == LUKS:
+		o = append(o, p.Lock.options("")...)
+	default:
+		o = append(append(o, "encrypt.format=luks"), p.Lock.options("encrypt.")...)
+	}
 	return strings.Join(o, ",")
+}
+
+// Growth says how an image gets another size.
+type Growth struct {
+	Size   uint64 // that a guest sees, in bytes
+	Grown  Preallocation
+	Shrink bool // allow to lose what lies beyond the new end
+	// Passphrase opens an encrypted image.
+	Passphrase []byte
 }
 
 // Resize changes the size that a guest sees. It shrinks only when told to,
 // because what lies beyond the new end is lost.
-func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, size uint64, grown Preallocation, shrink bool) error {
+func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, g Growth) error {
 	info, err := Inspect(f, format)
 	if err != nil {
 		return err
 	}
 	switch {
-	case size > maxVirtual:
-		return fault.New(fault.Invalid, fault.Volume, "a capacity of %d bytes is more than a disk can have", size)
-	case size < info.Virtual && !shrink:
-		return fault.New(fault.Invalid, fault.Volume, "cannot shrink from %d to %d bytes unless told to: the data beyond is lost", info.Virtual, size)
+	case g.Size > maxVirtual:
+		return fault.New(fault.Invalid, fault.Volume, "a capacity of %d bytes is more than a disk can have", g.Size)
+	case g.Size < info.Virtual && !g.Shrink:
+		return fault.New(fault.Invalid, fault.Volume, "cannot shrink from %d to %d bytes unless told to: the data beyond is lost", info.Virtual, g.Size)
 	case format == Raw || format == ISO:
-		return resizeRaw(ctx, f, int64(info.Virtual), int64(size), grown)
-	case format != Qcow2 && format != QED && format != VDI && format != VHDX:
+		return resizeRaw(ctx, f, int64(info.Virtual), int64(g.Size), g.Grown)
+	case format != Qcow2 && format != QED && format != VDI && format != VHDX && format != LUKS:
 		return fault.New(fault.Unsupported, fault.Volume, "images of format %q cannot be resized", format)
 	}
-	args := []string{"resize", "-q", "-f", string(format)}
-	if size < info.Virtual {
-		args = append(args, "--shrink")
-	} else if grown != Thin && grown != "" {
-		args = append(args, "--preallocation="+string(grown))
+	k := keys{files: []*os.File{f}}
+	defer k.close()
+	what := []string{"-f", string(format), fmt.Sprintf("/proc/self/fd/%d", firstFile)}
+	if info.Encrypted {
+		if err := k.add(intoKey, g.Passphrase); err != nil {
+			return err
+		}
+		what = append(k.args, "--image-opts", opened(format))
 	}
-	args = append(args, fmt.Sprintf("/proc/self/fd/%d", firstFile), strconv.FormatUint(size, 10))
-	return t.run(ctx, 0, []*os.File{f}, nil, args...)
+	args := []string{"resize", "-q"}
+	if g.Size < info.Virtual {
+		args = append(args, "--shrink")
+	} else if g.Grown != Thin && g.Grown != "" {
+		args = append(args, "--preallocation="+string(g.Grown))
+	}
+	args = append(append(args, what...), strconv.FormatUint(g.Size, 10))
+	return t.run(ctx, 0, k.files, nil, args...)
 }
 
 func resizeRaw(ctx context.Context, f *os.File, old, size int64, grown Preallocation) error {
@@ -267,6 +313,9 @@ type Copy struct {
 	Into *os.File
 	// Format of Into, which is empty and as large as From or larger.
 	Format Format
+	// FromKey and IntoKey open what is encrypted of the two: the uppermost layer
+	// of From, and Into.
+	FromKey, IntoKey []byte
 	// Progress is told the share that is done, 0 to 1, from one goroutine. It
 	// may be nil.
 	Progress func(float64)
@@ -280,18 +329,27 @@ const maxCopy = 7 * 24 * time.Hour
 func (t *Tool) Convert(ctx context.Context, c Copy) error {
 	ctx, cancel := context.WithTimeout(ctx, maxCopy)
 	defer cancel()
+	k := keys{files: []*os.File{c.Into}}
+	defer func() { k.close() }()
+	for _, layer := range c.From {
+		k.files = append(k.files, layer.File)
+	}
+	if err := errors.Join(k.add(intoKey, c.IntoKey), k.add(fromKey, c.FromKey)); err != nil {
+		return err
+	}
 	source, err := c.From.pseudoName(firstFile + 1)
 	if err != nil {
 		return err
 	}
-	target, format := fmt.Sprintf("/proc/self/fd/%d", firstFile), c.Format
+	args := append([]string{"convert", "-p", "-n"}, k.args...)
+	format := c.Format
 	if format == ISO {
 		format = Raw
 	}
-	args := []string{"convert", "-p", "-n", "--target-is-zero", "-O", string(format)}
-	files := []*os.File{c.Into}
-	for _, layer := range c.From {
-		files = append(files, layer.File)
+	if c.IntoKey != nil { // zeros are not zeros on disk there
+		args = append(args, "--target-image-opts", source, opened(format))
+	} else {
+		args = append(args, "--target-is-zero", "-O", string(format), source, fmt.Sprintf("/proc/self/fd/%d", firstFile))
 	}
-	return t.run(ctx, 0, files, &progress{tell: c.Progress}, append(args, source, target)...)
+	return t.run(ctx, 0, k.files, &progress{tell: c.Progress}, args...)
 }

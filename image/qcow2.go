@@ -24,6 +24,7 @@ const (
 
 	extensionEnd           = 0
 	extensionBackingFormat = 0xe2792aca
+	qcow2OldCrypt          = 1
 )
 
 func (info *Info) readQcow2(r io.ReaderAt) error {
@@ -36,7 +37,7 @@ func (info *Info) readQcow2(r io.ReaderAt) error {
 	}
 	be := binary.BigEndian
 	info.Virtual = be.Uint64(h[24:])
-	info.Encrypted = be.Uint32(h[32:]) != 0
+	info.Encrypted, info.Old = be.Uint32(h[32:]) != 0, be.Uint32(h[32:]) == qcow2OldCrypt
 	bits := be.Uint32(h[20:])
 	if bits < minClusterBits || bits > maxClusterBits {
 		return fmt.Errorf("clusters of 2^%d bytes are out of range", bits)
@@ -140,6 +141,7 @@ func (info *Info) readQcow(r io.ReaderAt) error {
 	}
 	info.Virtual = be.Uint64(h[24:])
 	info.Encrypted = be.Uint32(h[36:]) != 0
+	info.Old = info.Encrypted
 	at, size := be.Uint64(h[8:]), be.Uint32(h[16:])
 	if at == 0 || size == 0 {
 		return nil

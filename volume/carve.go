@@ -94,6 +94,8 @@ func drawCarved(w *wish, o CreateOptions) (*draft, error) {
 		return nil, fault.New(fault.Invalid, fault.XML, "volume %q has no capacity", w.name)
 	case w.capacity != nil && *w.capacity == 0:
 		return nil, fault.New(fault.Invalid, fault.XML, "volume %q has a capacity of nothing", w.name)
+	case w.encryption != nil:
+		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: encryption of a volume on a block device; encrypt in the guest, or use a pool of files")
 	case w.compat != "" || w.clusterSize != 0 || w.lazy || w.extended || w.noCOW:
 		return nil, fault.New(fault.Unsupported, fault.Config, "a volume on a block device is raw and has no features")
 	}
@@ -108,6 +110,9 @@ func (p *Pool) drawCarvedCopy(w *wish, origin *Volume, o CreateOptions, j *job) 
 		return nil, fault.New(fault.Unsupported, fault.Volume, "block devices cannot share blocks; copy without reflink")
 	case w.backing != nil:
 		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy on a block device; leave it out to get a full copy")
+	}
+	if origin.locked() {
+		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy on a block device would not be", origin.Name)
 	}
 	d, err := drawCarved(w, o)
 	if err != nil {

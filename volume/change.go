@@ -39,7 +39,12 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 				return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes more and the pool has %d", target-v.Virtual, view.Available)
 			}
 		}
-		return p.pools.images.Resize(ctx, f, v.Format, target, grown, o.Shrink)
+		key, err := p.passphrase(v)
+		if err != nil {
+			return err
+		}
+		defer clear(key)
+		return p.pools.images.Resize(ctx, f, v.Format, image.Growth{Size: target, Grown: grown, Shrink: o.Shrink, Passphrase: key})
 	})
 }
 
@@ -63,7 +68,7 @@ func (o ResizeOptions) settle(v *Volume, size uint64) (uint64, error) {
 
 // WipeVolume overwrites all data of a volume with zeros or, with trim, gives
 // the blocks back to the storage. A qcow2 image is an empty one after that;
-// images of other formats than raw and qcow2 are left as zeros.
+// encrypted images, and those of other formats than raw and qcow2, are left as zeros.
 func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
 	return p.change(ctx, name, "wipe", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
 		if image.InUse(f) != image.Unused {
@@ -75,7 +80,7 @@ func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
 		if err := f.Sync(); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot sync")
 		}
-		if v.Format != image.Qcow2 || v.Kind != File {
+		if v.Format != image.Qcow2 || v.Kind != File || v.locked() {
 			return nil
 		}
 		failpoint.Reach("volume.wiped")

@@ -36,7 +36,7 @@ func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source s
 		if w.isLike(origin) {
 			return p.drawCopy(w, origin, o, j), nil
 		}
-		return p.drawConversion(ctx, w, origin, o, j)
+		return p.drawConversion(ctx, w, from, origin, o, j)
 	})
 }
 
@@ -45,6 +45,8 @@ func (w *wish) isLike(origin *Volume) bool {
 	isRaw := func(f image.Format) bool { return f == image.Raw || f == image.ISO }
 	switch {
 	case origin.Problem != "" || origin.External:
+		return false
+	case origin.locked() || w.encryption != nil: // a copy has keys of its own
 		return false
 	case w.format != origin.Format && (!isRaw(w.format) || !isRaw(origin.Format)):
 		return false
@@ -89,19 +91,22 @@ func (p *Pool) drawCopy(w *wish, origin *Volume, o CreateOptions, j *job) *draft
 		if err != nil || *w.capacity == origin.Virtual {
 			return err
 		}
-		return p.pools.images.Resize(ctx, f, w.format, *w.capacity, image.Thin, false)
+		return p.pools.images.Resize(ctx, f, w.format, image.Growth{Size: *w.capacity})
 	}
 	return d
 }
 
 // drawConversion drafts a copy of what a guest would read, with all layers of
 // the origin in one.
-func (p *Pool) drawConversion(ctx context.Context, w *wish, origin *Volume, o CreateOptions, j *job) (*draft, error) {
+func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
 	switch {
 	case o.Reflink:
 		return nil, fault.New(fault.Unsupported, fault.Volume, "a copy in another format or without its backing store cannot share blocks; copy without reflink")
 	case w.backing != nil:
 		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy whose format, options or backing store are not those of its source; leave it out to get a full copy")
+	}
+	if origin.locked() && w.encryption == nil {
+		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy would not be; say in <encryption> with which secret the copy is encrypted", origin.Name)
 	}
 	d, err := p.draw(ctx, w, o)
 	if err != nil {
@@ -118,10 +123,19 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, origin *Volume, o Cr
 			return err
 		}
 		defer chain.Close()
-		if err := p.pools.images.Make(ctx, f, d.plan); err != nil {
+		c := image.Copy{From: chain, Into: f, Format: w.format, Progress: j.progress}
+		if c.FromKey, err = from.passphrase(origin); err != nil {
 			return err
 		}
-		return p.pools.images.Convert(ctx, image.Copy{From: chain, Into: f, Format: w.format, Progress: j.progress})
+		defer clear(c.FromKey)
+		if err := p.makeLocked(ctx, f, d.plan, w.encryption); err != nil {
+			return err
+		}
+		if c.IntoKey, err = p.pools.value(w.encryption); err != nil {
+			return err
+		}
+		defer clear(c.IntoKey)
+		return p.pools.images.Convert(ctx, c)
 	}
 	return d, nil
 }

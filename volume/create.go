@@ -48,7 +48,7 @@ func (p *Pool) CreateVolume(ctx context.Context, doc string, o CreateOptions) (*
 		if err != nil {
 			return nil, err
 		}
-		d.fill = func(ctx context.Context, f *os.File) error { return p.pools.images.Make(ctx, f, d.plan) }
+		d.fill = func(ctx context.Context, f *os.File) error { return p.makeLocked(ctx, f, d.plan, w.encryption) }
 		return d, nil
 	})
 }
@@ -73,7 +73,7 @@ func (p *Pool) draw(ctx context.Context, w *wish, o CreateOptions) (*draft, erro
 		return nil, fault.New(fault.Invalid, fault.XML, "volume %q has no capacity", w.name)
 	}
 	d.allocate(w.allocation, o.Metadata)
-	return d, d.plan.Check()
+	return d, p.pools.locked(d.plan, w.encryption, func(plan image.Plan) error { return plan.Check() })
 }
 
 // allocate settles what space is taken at once. A raw volume takes what its
@@ -81,7 +81,7 @@ func (p *Pool) draw(ctx context.Context, w *wish, o CreateOptions) (*draft, erro
 // none unless told to.
 func (d *draft) allocate(allocation *uint64, metadata bool) {
 	whole := allocation == nil || *allocation >= d.plan.Virtual
-	isRaw := d.plan.Format == image.Raw || d.plan.Format == image.ISO
+	isRaw := d.plan.Format == image.Raw || d.plan.Format == image.ISO || d.plan.Format == image.LUKS
 	switch {
 	case isRaw && whole:
 		d.plan.Preallocation, d.space = image.Falloc, d.plan.Virtual
@@ -164,7 +164,7 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 		err = fault.Wrap(f.Close(), fault.Failed, fault.Volume, "cannot finish writing")
 	}
 	if err == nil {
-		err = p.complete(ctx, w.name, declaration{Format: d.plan.Format, Inode: inode})
+		err = p.complete(ctx, w.name, declaration{Format: d.plan.Format, Inode: inode, Encryption: w.encryption})
 	}
 	if err != nil {
 		p.discard(w.name, inode)

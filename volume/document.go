@@ -11,6 +11,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/markup"
 )
 
@@ -144,6 +145,9 @@ func (v *Volume) format() *markup.Element {
 	case v.extents != nil:
 		return nil
 	}
+	if v.Format == image.LUKS {
+		return typed("format", string(image.Raw))
+	}
 	return typed("format", string(v.Format))
 }
 
@@ -200,7 +204,7 @@ func notStatus(paths []string, status map[string]bool) []string {
 
 // document gives a volume in libvirt's order.
 func (v *Volume) document() *markup.Element {
-	target := element("target", textElement("path", v.Path), v.format(), v.perms.element(), v.times())
+	target := element("target", textElement("path", v.Path), v.format(), v.perms.element(), v.times(), v.encryptionElement())
 	if v.Compat != "" {
 		target.Children = append(target.Children, textElement("compat", v.Compat))
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/store"
 )
 
@@ -21,6 +22,8 @@ type Options struct {
 	Store  *store.Store
 	Events *event.Log
 	Log    *slog.Logger
+	// Secrets are what encrypted volumes are opened with; nil: none are made.
+	Secrets *secret.Book
 	// Boot identifies this boot of the host (/proc/sys/kernel/random/boot_id).
 	// Pools that were active stay so while it is the same; after a boot those
 	// with autostart are started.
@@ -29,11 +32,13 @@ type Options struct {
 
 // Pools are all pools of a daemon.
 type Pools struct {
-	store  *store.Store
-	events *event.Log
-	log    *slog.Logger
-	boot   string
-	images *image.Tool // nil where there is no qemu-img
+	store   *store.Store
+	events  *event.Log
+	log     *slog.Logger
+	boot    string
+	secrets *secret.Book
+	images  *image.Tool   // nil where there is no qemu-img
+	unlock  time.Duration // of encrypted volumes; 0: QEMU's choice
 
 	// life ends with Close; jobs and adoptions run below it.
 	life    context.Context
@@ -56,7 +61,7 @@ func Open(o Options) (*Pools, error) {
 		o.Log.Warn("only raw volumes can be made", "error", err)
 	}
 	ps := &Pools{
-		store: o.Store, events: o.Events, log: o.Log, boot: o.Boot, images: images,
+		store: o.Store, events: o.Events, log: o.Log, boot: o.Boot, images: images, secrets: o.Secrets,
 		byName: map[string]*Pool{}, byUUID: map[string]*Pool{},
 	}
 	ps.life, ps.end = context.WithCancelCause(context.Background())

@@ -29,6 +29,8 @@ type declaration struct {
 	Format image.Format `json:"format"`
 	// Inode is the file that was made: another of the same name is another volume.
 	Inode uint64 `json:"inode"`
+	// Encryption is how it was encrypted when it was made, and with which secret.
+	Encryption *encryption `json:"encryption,omitempty"`
 	// Building is set until the volume is complete.
 	Building bool `json:"building,omitempty"`
 }

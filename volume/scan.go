@@ -146,7 +146,7 @@ func (v *Volume) inspect(fd int, d declaration) error {
 	defer f.Close()
 	format := image.Format("")
 	if d.Inode == v.inode {
-		format = d.Format
+		format, v.encryption = d.Format, d.Encryption
 	}
 	info, err := image.Inspect(f, format)
 	v.Info = info

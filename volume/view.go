@@ -75,8 +75,9 @@ type Volume struct {
 	inode                      uint64
 	atime, mtime, ctime, btime unix.StatxTimestamp
 	backingPath                string
-	extents                    []extent // where it lies; nil of what is not cut out of block devices
-	usage                      string   // what a partition is marked to be for
+	encryption                 *encryption // as declared; nil of what was encrypted elsewhere
+	extents                    []extent    // where it lies; nil of what is not cut out of block devices
+	usage                      string      // what a partition is marked to be for
 }
 
 // Key gives what identifies the volume on this host: its path.

@@ -269,7 +269,7 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		volXML("x", "raw", mib, "<backingStore><path>/x</path></backingStore>"):                             fault.NotFound,
 		volXML("x", "qcow2", mib, "<backingStore><path>nbd:x</path></backingStore>"):                        fault.Invalid,
 		volXML("x", "qcow2", mib, "<backingStore><path>/dev/null</path></backingStore>"):                    fault.Invalid,
-		"<volume><name>x</name><capacity>1</capacity><target><encryption format='luks'/></target></volume>": fault.Unsupported,
+		"<volume><name>x</name><capacity>1</capacity><target><encryption format='luks'/></target></volume>": fault.Invalid,
 	} {
 		if _, err := p.CreateVolume(t.Context(), doc, CreateOptions{}); !fault.Is(err, want) {
 			t.Errorf("%s: %v (%v), want %v", doc, err, fault.Of(err), want)

@@ -23,6 +23,7 @@ type wish struct {
 	lazy, extended       bool
 	noCOW                bool
 	backing              *image.Backing
+	encryption           *encryption
 }
 
 // defaultMode of a volume's file: it holds a guest's data.
@@ -60,6 +61,9 @@ func parseVolume(doc string, validate bool) (*wish, error) {
 	if cluster != nil {
 		w.clusterSize = *cluster
 	}
+	if err := w.encrypt(target.Child("encryption")); err != nil {
+		return nil, err
+	}
 	w.lazy = target.Child("features").Child("lazy_refcounts") != nil
 	w.extended = target.Child("features").Child("extended_l2") != nil
 	w.noCOW = target.Child("nocow") != nil
@@ -76,7 +80,7 @@ func parseVolume(doc string, validate bool) (*wish, error) {
 // understood gives all that was understood, for comparison. Values do not count there.
 func (w *wish) understood() *markup.Element {
 	target := element("target", typed("format", string(w.format)), w.perms.understood(), textElement("compat", w.compat),
-		bytesElement("clusterSize", w.clusterSize), features(true, true), element("nocow"))
+		bytesElement("clusterSize", w.clusterSize), features(true, true), element("nocow"), allOfEncryption())
 	return element("volume", textElement("name", w.name), bytesElement("capacity", 0), bytesElement("allocation", 0), target,
 		element("backingStore", textElement("path", "/"), typed("format", "")))
 }

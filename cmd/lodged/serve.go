@@ -146,7 +146,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		return nil, err
 	}
 	opened.add(func() error { secrets.Close(); return nil })
-	pools, err := volume.Open(volume.Options{Store: records, Events: events, Log: log, Boot: bootID()})
+	pools, err := volume.Open(volume.Options{Store: records, Events: events, Log: log, Secrets: secrets, Boot: bootID()})
 	if err != nil {
 		return nil, err
 	}
