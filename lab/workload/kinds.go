@@ -11,7 +11,13 @@ import (
 
 // kinds are the loads there are: what makes each of its configuration.
 var kinds = map[string]func(config json.RawMessage) (Load, error){
-	"web": newWeb,
+	"oltp":         newOLTP,
+	"oltp-check":   newOLTPCheck,
+	"oltp-prepare": newOLTPPrepare,
+	"shop":         newShop,
+	"shop-check":   newShopCheck,
+	"shop-prepare": newShopPrepare,
+	"web":          newWeb,
 }
 
 // Kinds names the loads there are, in order.

@@ -41,15 +41,25 @@ func (m *meter) done(op string, intended, started time.Time, bytes int64) {
 	histogram.Record(c.Service, now.Sub(started))
 }
 
-func (m *meter) failed(op string, err error) {
+// untimed counts what is not timed one by one.
+func (m *meter) untimed(op string, done int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.count(op).Done += done
+}
+
+// wrong counts errors of which one says all.
+func (m *meter) wrong(op string, n int64, what string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.count(op)
-	c.Errors++
+	c.Errors += n
 	if c.Example == "" {
-		c.Example = clip(err.Error(), maxExample)
+		c.Example = clip(what, maxExample)
 	}
 }
+
+func (m *meter) failed(op string, err error) { m.wrong(op, 1, err.Error()) }
 
 // note counts an operation by how it ended.
 func (m *meter) note(op string, intended, started time.Time, bytes int64, err error) {

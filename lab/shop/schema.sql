@@ -1,0 +1,59 @@
+CREATE TABLE categories (
+  id TINYINT UNSIGNED PRIMARY KEY,
+  name VARCHAR(32) NOT NULL
+) ENGINE=InnoDB;
+CREATE TABLE customers (
+  id INT UNSIGNED PRIMARY KEY AUTO_INCREMENT,
+  username VARCHAR(48) NOT NULL,
+  password CHAR(64) NOT NULL,
+  first_name VARCHAR(32) NOT NULL,
+  last_name VARCHAR(32) NOT NULL,
+  street VARCHAR(64) NOT NULL,
+  city VARCHAR(32) NOT NULL,
+  email VARCHAR(64) NOT NULL,
+  card CHAR(16) NOT NULL,
+  age TINYINT UNSIGNED NOT NULL,
+  income INT UNSIGNED NOT NULL,
+  UNIQUE KEY username (username)
+) ENGINE=InnoDB;
+CREATE TABLE products (
+  id INT UNSIGNED PRIMARY KEY,
+  category TINYINT UNSIGNED NOT NULL,
+  title VARCHAR(48) NOT NULL,
+  actor VARCHAR(48) NOT NULL,
+  cents INT UNSIGNED NOT NULL,
+  companion INT UNSIGNED NOT NULL,
+  KEY category (category),
+  KEY title (title),
+  KEY actor (actor)
+) ENGINE=InnoDB;
+CREATE TABLE inventory (
+  product INT UNSIGNED PRIMARY KEY,
+  stock INT UNSIGNED NOT NULL,
+  sold INT UNSIGNED NOT NULL
+) ENGINE=InnoDB;
+CREATE TABLE orders (
+  id INT UNSIGNED PRIMARY KEY AUTO_INCREMENT,
+  customer INT UNSIGNED NOT NULL,
+  placed DATETIME NOT NULL,
+  net INT UNSIGNED NOT NULL,
+  tax INT UNSIGNED NOT NULL,
+  run VARCHAR(32) NULL,
+  KEY customer (customer),
+  KEY run (run)
+) ENGINE=InnoDB;
+CREATE TABLE order_lines (
+  order_id INT UNSIGNED NOT NULL,
+  line TINYINT UNSIGNED NOT NULL,
+  product INT UNSIGNED NOT NULL,
+  quantity INT UNSIGNED NOT NULL,
+  cents INT UNSIGNED NOT NULL,
+  PRIMARY KEY (order_id, line)
+) ENGINE=InnoDB;
+CREATE TABLE history (
+  customer INT UNSIGNED NOT NULL,
+  order_id INT UNSIGNED NOT NULL,
+  line TINYINT UNSIGNED NOT NULL,
+  product INT UNSIGNED NOT NULL,
+  PRIMARY KEY (customer, order_id, line)
+) ENGINE=InnoDB;
