@@ -19,9 +19,13 @@ type Load struct {
 	To   string `yaml:"to"`   // the role that serves it; From if nothing is said
 	// Config is the kind's own, but for how long: that the lab fills in.
 	Config map[string]any `yaml:"config"`
-	// Prepare is run before it, once a turn, in the role that serves.
-	Prepare [][]string `yaml:"prepare"`
-	// Counted names the server's own counter that must agree with the load's.
+	// Prepare is done before it, once a turn: what it needs is filled.
+	Prepare []Errand `yaml:"prepare"`
+	// Check is done after it: what each operation there has come to by the server's
+	// own books must be what the load says of the operation of that name.
+	Check []Errand `yaml:"check"`
+	// Counted names a counter in the server's own log that must agree with all
+	// that the load has asked.
 	Counted string `yaml:"counted"`
 
 	line int
@@ -42,6 +46,35 @@ func (l *Load) UnmarshalYAML(node *yaml.Node) error {
 	}
 	if l.To == hostRole {
 		return wrong(l.line, "load %s wants to: the role that serves it", l.Name)
+	}
+	for _, list := range [][]Errand{l.Prepare, l.Check} {
+		for i := range list {
+			if list[i].On == "" {
+				list[i].On = l.To
+			}
+		}
+	}
+	return nil
+}
+
+// Errand is a piece of work in a guest that ends by itself.
+type Errand struct {
+	On     string         `yaml:"on"` // the role; To of the load if nothing is said
+	Kind   string         `yaml:"kind"`
+	Config map[string]any `yaml:"config"`
+
+	line int
+}
+
+// UnmarshalYAML reads an errand.
+func (e *Errand) UnmarshalYAML(node *yaml.Node) error {
+	type fields Errand
+	e.line = node.Line
+	if err := strict(node, (*fields)(e)); err != nil {
+		return err
+	}
+	if e.Kind == "" {
+		return wrong(e.line, "an errand wants its kind")
 	}
 	return nil
 }

@@ -195,6 +195,11 @@ func (u *Setup) check() error {
 		if !roles[l.To] || l.From != hostRole && !roles[l.From] {
 			return wrong(l.line, "load %s is from %s to %s: roles are %s", l.Name, l.From, l.To, list(roles))
 		}
+		for _, e := range slices.Concat(l.Prepare, l.Check) {
+			if !roles[e.On] {
+				return wrong(e.line, "there is no role %s: roles are %s", e.On, list(roles))
+			}
+		}
 		if _, err := l.JSON(); err != nil {
 			return wrong(l.line, "load %s: %v", l.Name, err)
 		}

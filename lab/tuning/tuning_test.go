@@ -1,0 +1,120 @@
+package tuning
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+const nf = "proc/sys/net/bridge/bridge-nf-call-iptables"
+
+// host is a tree with a few settings.
+func host(t *testing.T) Host {
+	t.Helper()
+	h := Host{t.TempDir()}
+	for path, text := range map[string]string{
+		nf: "1\n", "proc/sys/net/bridge/bridge-nf-call-arptables": "0\n",
+		"proc/sys/net/ipv4/tcp_rmem":      "4096\t131072\t6291456\n",
+		"sys/block/sda/queue/scheduler":   "[none] mq-deadline kyber\n",
+		"sys/block/loop0/queue/scheduler": "none\n",
+	} {
+		path = filepath.Join(h.Root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return h
+}
+
+func value(t *testing.T, h Host, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(h.Root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text))
+}
+
+func plan(t *testing.T, h Host, name, setting string) []Change {
+	t.Helper()
+	changes, err := h.Plan(name, setting)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return changes
+}
+
+func TestASettingIsChangedAndPutBack(t *testing.T) {
+	h := host(t)
+	changes := plan(t, h, "bridge-netfilter", "off")
+	if want := []Change{{nf, "1", "0"}}; !slices.Equal(changes, want) {
+		t.Fatalf("planned %v: what is off already is no change", changes)
+	}
+	if value(t, h, nf) != "1" {
+		t.Error("planning changed it")
+	}
+	if err := h.Apply(changes); err != nil || value(t, h, nf) != "0" {
+		t.Errorf("%v: %s", err, value(t, h, nf))
+	}
+	for range 2 { // a second time does no harm
+		if left, err := h.Restore(changes); err != nil || len(left) > 0 || value(t, h, nf) != "1" {
+			t.Errorf("%v %v: %s", err, left, value(t, h, nf))
+		}
+	}
+}
+
+func TestWhatSomebodyElseChangedMeanwhileIsLeft(t *testing.T) {
+	h := host(t)
+	changes := plan(t, h, "network", "many-guests")
+	if len(changes) != 1 || changes[0].Old != "4096 131072 6291456" {
+		t.Fatalf("planned %v", changes)
+	}
+	if err := os.WriteFile(filepath.Join(h.Root, changes[0].Path), []byte("1 2 3\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	left, err := h.Restore(changes)
+	if err != nil || len(left) != 1 || !strings.Contains(left[0], "1 2 3") || value(t, h, changes[0].Path) != "1 2 3" {
+		t.Errorf("%v %v", err, left)
+	}
+}
+
+func TestOnlyDevicesThatOfferASchedulerGetIt(t *testing.T) {
+	changes := plan(t, host(t), "io-scheduler", "deadline")
+	// A device without choices offers what it has and takes what it is given.
+	for _, c := range changes {
+		if c.Path == "sys/block/sda/queue/scheduler" && c.Old == "none" && c.New == "mq-deadline" {
+			return
+		}
+	}
+	t.Errorf("planned %v", changes)
+}
+
+func TestWhatAHostDoesNotHaveIsSaid(t *testing.T) {
+	if _, err := host(t).Plan("ksm", "on"); err == nil {
+		t.Error("a host without KSM merges")
+	} else if _, ok := errors.AsType[*Unavailable](err); !ok {
+		t.Errorf("got %v", err)
+	}
+	for _, c := range [][2]string{{"warp", "on"}, {"ksm", "full"}} {
+		if _, err := host(t).Plan(c[0], c[1]); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%v: %v", c, err)
+		}
+	}
+	if changes, err := host(t).Plan("ksm", AsFound); err != nil || len(changes) > 0 {
+		t.Errorf("as found changes %v, %v", changes, err)
+	}
+}
+
+func TestNotableSettings(t *testing.T) {
+	if got := host(t).Notable()[nf]; got != "1" {
+		t.Errorf("%q", got)
+	}
+}
