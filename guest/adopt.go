@@ -35,6 +35,7 @@ func Open(c Config) (*Registry, error) {
 	if err := r.load(); err != nil {
 		return nil, err
 	}
+	r.findSaved()
 	r.sweepSaved()
 	r.sweepPrepared()
 	if err := r.adoptAll(); err != nil {
@@ -75,7 +76,8 @@ func (r *Registry) load() error {
 
 // sweepSaved removes managed save images that were not completed, and those of
 // guests that were forgotten when their daemon was killed: they hold secrets, and
-// another guest of the same UUID must not find them.
+// another guest of the same UUID must not find them. While the store may have lost
+// records, an image without one is kept.
 func (r *Registry) sweepSaved() {
 	names, err := filepath.Glob(filepath.Join(r.saveDir(), "*.save*"))
 	if err != nil {
@@ -84,7 +86,7 @@ func (r *Registry) sweepSaved() {
 	for _, path := range names {
 		uuid, rest, _ := strings.Cut(filepath.Base(path), ".")
 		var kept any
-		if rest == "save.partial" || rest == "save" && fault.Is(r.store.Get(domains, uuid, &kept), fault.NotFound) {
+		if rest == "save.partial" || rest == "save" && r.store.Sound() && fault.Is(r.store.Get(domains, uuid, &kept), fault.NotFound) {
 			removeFile(r.log, path)
 		}
 	}
@@ -186,6 +188,7 @@ func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 	run.hold("process watch", func(context.Context) error { process.Release(); return nil })
 	g := r.adopted(rec)
 	g.run, g.state, g.since = run, rec.State, rec.Since
+	g.findRunning(rec, run.def)
 	g.state.Persistent = g.inactive != nil // what is stored counts
 	g.settleManaged(rec)
 	g.live.Store(run)

@@ -50,6 +50,11 @@ func (g *Guest) managedSavePath() string { return filepath.Join(g.reg.saveDir(),
 
 // planSave plans a save: the processors stop, QEMU writes, the process ends.
 func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) (work, error) {
+	if managed { // or the image would be nobody's
+		if err := g.keep(); err != nil {
+			return nil, err
+		}
+	}
 	r, was := g.run, g.state.Phase
 	header, err := newSaveHeader(r.def, o, was)
 	if err != nil {

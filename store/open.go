@@ -105,6 +105,7 @@ func (s *Store) attach() error {
 		return nil
 	}
 	all, report, failed := gather(s.path)
+	s.whole.Store(failed == nil && report.Whole() || missing(failed))
 	if failed == nil {
 		s.name(report)
 	}
@@ -117,6 +118,7 @@ func (s *Store) admit() error {
 	r, err := inspect(s.path, func(id, sealed, []byte) {})
 	switch {
 	case missing(err) || err == nil && r.Size == 0:
+		s.whole.Store(true)
 		return s.rewrite(contents{}, false)
 	case err != nil:
 		return err
@@ -125,6 +127,7 @@ func (s *Store) admit() error {
 	case r.Unread != nil:
 		return fault.Wrap(r.Unread, fault.Failed, fault.Store, "a part of %s cannot be read; it is left as it is", s.path)
 	}
+	s.whole.Store(r.Whole())
 	s.serial = max(s.serial, r.serial)
 	if !r.Broken && !r.oneHead && len(s.undo) == 0 {
 		s.name(r)

@@ -54,6 +54,7 @@ type Store struct {
 
 	now     atomic.Pointer[view]
 	suspect atomic.Bool // a reader met a page that is bad
+	whole   atomic.Bool // the file was when it was last looked through
 
 	// What follows is of the goroutine that commits, or of Open.
 	serial uint64
@@ -133,7 +134,7 @@ func (s *Store) Aside() []string {
 
 // Sound reports that what has no record here is not known of at all: nothing was
 // lost, and everything could be read.
-func (s *Store) Sound() bool { return s.now.Load().db != nil && len(s.Aside()) == 0 }
+func (s *Store) Sound() bool { return s.whole.Load() && len(s.Aside()) == 0 }
 
 // write has one thing written, and returns when it is on disk. Nobody waits for
 // company: who comes while others are written is in the next transaction.

@@ -1,0 +1,52 @@
+package guest_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/store"
+)
+
+// The store's file is destroyed, to the last byte: what runs goes on and is
+// persistent, and no saved guest is lost.
+func TestGuestsOfAStoreThatIsLost(t *testing.T) {
+	d := newDaemon(t)
+	runs, saved, idle := d.define(small("runs")), d.define(small("saved")), d.define(small("idle"))
+	ok(t, runs.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, saved.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, saved.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	path := store.Path(filepath.Join(d.dir, "data"))
+	var damaged int64
+	d.reopen(func() {
+		info, err := os.Stat(path)
+		ok(t, err)
+		damaged = info.Size()
+		ok(t, os.WriteFile(path, make([]byte, damaged), 0o600))
+	})
+	runs, saved = d.again(runs), d.again(saved)
+	d.want(runs, domain.Running, domain.ReasonBooted)
+	if !runs.View().Persistent || !saved.View().Persistent {
+		t.Error("a guest that was persistent is transient")
+	}
+	if _, err := d.ByUUID(idle.UUID()); err == nil {
+		t.Error("a guest came back from nowhere")
+	}
+	aside := d.store.Aside()
+	if len(aside) != 1 {
+		t.Fatalf("the damaged file is not kept: %v", aside)
+	}
+	if info, err := os.Stat(aside[0]); err != nil || info.Size() != damaged {
+		t.Errorf("the file that was put aside is not the damaged one: %v", err)
+	}
+	// What was found is stored: the next daemon has it without looking.
+	d.reopen(func() { ok(t, os.Remove(aside[0])) })
+	runs, saved = d.again(runs), d.again(saved)
+	ok(t, runs.Destroy(d.ctx(), false))
+	d.want(d.again(runs), domain.ShutOff, domain.ReasonDestroyed)
+	ok(t, saved.Start(d.ctx(), guest.StartOptions{}))
+	d.want(saved, domain.Running, domain.ReasonRestored)
+	ok(t, saved.Destroy(d.ctx(), false))
+}
