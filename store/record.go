@@ -96,18 +96,22 @@ func errDamaged(how string) error {
 	return fault.New(fault.Failed, fault.Store, "the record is damaged: %s", how)
 }
 
-// decode brings a record of a kind into the value that into points to, through
-// the layouts that it has had.
+// decode opens a record and brings it into the value that into points to.
 func (k Kind) decode(key string, data []byte, into any) error {
 	r, err := unsealAs(k.Name, key, data)
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Store, "cannot read %s %q", k.Name, key)
 	}
-	if err := k.admit(key, r.version); err != nil {
+	return k.Decode(key, r.version, r.body, into)
+}
+
+// Decode brings the JSON of a record, as Visit gives it, into the value that into
+// points to, through the layouts that it has had.
+func (k Kind) Decode(key string, version int, body json.RawMessage, into any) (err error) {
+	if err := k.admit(key, version); err != nil {
 		return err
 	}
-	body := json.RawMessage(r.body)
-	for v := r.version; v < k.Version && k.Older != nil; v++ {
+	for v := version; v < k.Version && k.Older != nil; v++ {
 		if body, err = k.Older(v, body); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Store, "cannot bring %s %q from layout %d to %d", k.Name, key, v, v+1)
 		}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+
+	"github.com/lodge-kvm/lodge/client"
+	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/tree"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+func importCommand(d *daemonFlags) *cobra.Command {
+	var o tree.Options
+	var address string
+	c := &cobra.Command{
+		Use:   "import DIR",
+		Short: "Define what an /etc/libvirt tree or an export holds",
+		Long: `Define the domains, networks, pools and secrets of a directory that is laid out as
+/etc/libvirt: that of a host whose guests move to Lodge, or an export. What starts
+with the host still does; nothing is started now. What is there already is left
+alone, unless --replace is given. Network filters and hooks are refused by name.
+
+Each file's result is shown. The exit status is 0 when every file was taken or left
+alone, 1 when some failed, and 2 when the directory or the daemon cannot be used.`,
+		Args: wants(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			if address == "" {
+				address = filepath.Join(filepath.Dir(d.socket), "libvirt-sock")
+			}
+			conn, err := remote.Dial(c.Context(), address)
+			switch {
+			case err == nil:
+				defer conn.Close()
+				o.Host = host{conn}
+			case o.DryRun:
+				fmt.Fprintf(c.ErrOrStderr(), "%v; the files are only read\n", err)
+			default:
+				return unusable(err)
+			}
+			return importTree(c, args[0], o)
+		},
+	}
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what would be done, and do nothing; works without a daemon, too")
+	c.Flags().BoolVar(&o.Replace, "replace", false, "give what is there already the directory's definition")
+	c.Flags().StringVar(&address, "connect", "", "the daemon's libvirt `socket` or URI (default: libvirt-sock beside --socket)")
+	return c
+}
+
+func importTree(c *cobra.Command, dir string, o tree.Options) error {
+	failed, all := 0, 0
+	err := tree.Import(c.Context(), dir, o, func(r tree.Result) {
+		all++
+		if r.Err != nil {
+			failed++
+		}
+		showResult(c.OutOrStdout(), r)
+	})
+	if err != nil {
+		return unusable(err)
+	}
+	if failed > 0 {
+		return &client.Ending{Status: client.SomeFailed, Text: fmt.Sprintf("%d of %d files were not taken", failed, all)}
+	}
+	return nil
+}
+
+// host is the daemon, by libvirt's protocol.
+type host struct{ conn *remote.Conn }
+
+// The codes by which a daemon says that there is no such object.
+var absent = map[int32]bool{42: true, 43: true, 49: true, 66: true}
+
+func (h host) Known(ctx context.Context, s tree.Sort, name string) (bool, error) {
+	var err error
+	switch s {
+	case tree.Domain:
+		err = h.conn.Call(ctx, xdr.ProcDomainLookupByName, &xdr.WithName{Name: name}, &xdr.WithDomain{})
+	case tree.Network:
+		err = h.conn.Call(ctx, xdr.ProcNetworkLookupByName, &xdr.WithName{Name: name}, &xdr.WithNetwork{})
+	case tree.Pool:
+		err = h.conn.Call(ctx, xdr.ProcStoragePoolLookupByName, &xdr.WithName{Name: name}, &xdr.WithPool{})
+	case tree.Secret:
+		id, wrong := uuid.Parse(name)
+		if wrong != nil {
+			return false, nil // it has none yet
+		}
+		err = h.conn.Call(ctx, xdr.ProcSecretLookupByUUID, &xdr.WithUUID{UUID: xdr.UUID(id)}, &xdr.WithSecret{})
+	}
+	if refusal, ok := errors.AsType[*remote.Error](err); ok && absent[refusal.Code] {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (h host) Define(ctx context.Context, s tree.Sort, doc string, autostart bool, value []byte) error {
+	switch s {
+	case tree.Domain:
+		var made xdr.WithDomain
+		if err := h.conn.Call(ctx, xdr.ProcDomainDefineXMLFlags, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || !autostart {
+			return err
+		}
+		return h.conn.Call(ctx, xdr.ProcDomainSetAutostart, &xdr.WithDomainAutostart{Domain: made.Domain, Autostart: true}, nil)
+	case tree.Network:
+		var made xdr.WithNetwork
+		if err := h.conn.Call(ctx, xdr.ProcNetworkDefineXML, &xdr.WithXML{XML: doc}, &made); err != nil || !autostart {
+			return err
+		}
+		return h.conn.Call(ctx, xdr.ProcNetworkSetAutostart, &xdr.NetworkSetAutostartArgs{Network: made.Network, Autostart: true}, nil)
+	case tree.Pool:
+		var made xdr.WithPool
+		if err := h.conn.Call(ctx, xdr.ProcStoragePoolDefineXML, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || !autostart {
+			return err
+		}
+		return h.conn.Call(ctx, xdr.ProcStoragePoolSetAutostart, &xdr.StoragePoolSetAutostartArgs{Pool: made.Pool, Autostart: true}, nil)
+	case tree.Secret:
+		var made xdr.WithSecret
+		if err := h.conn.Call(ctx, xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || value == nil {
+			return err
+		}
+		return h.conn.Call(ctx, xdr.ProcSecretSetValue, &xdr.SecretSetValueArgs{Secret: made.Secret, Value: value}, nil)
+	}
+	return fmt.Errorf("no definitions are of sort %q", s)
+}

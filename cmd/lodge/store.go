@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lodge-kvm/lodge/client"
+	"github.com/lodge-kvm/lodge/store"
+	"github.com/lodge-kvm/lodge/tree"
+)
+
+func storeCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "store",
+		Short: "Check, repair and export what a daemon keeps on disk",
+		Args:  wants(cobra.NoArgs),
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	var data string
+	c.PersistentFlags().StringVar(&data, "data", "/var/lib/lodge", "the daemon's data `directory`")
+	c.AddCommand(
+		&cobra.Command{
+			Use:   "check",
+			Short: "Look all records through, and say which are bad",
+			Long: `Look through the store of a data directory, and say which records are bad. Nothing
+is changed, and a daemon may run meanwhile. The exit status is 0 when the store is
+whole, 1 when something is wrong with it, and 2 when it cannot be read at all.`,
+			Args: wants(cobra.NoArgs),
+			RunE: func(c *cobra.Command, _ []string) error {
+				r, err := store.Check(data)
+				if err != nil {
+					return unusable(err)
+				}
+				return showReport(c.OutOrStdout(), r)
+			},
+		},
+		&cobra.Command{
+			Use:   "repair",
+			Short: "Make a new store of all that can be read, and keep the old file beside it",
+			Long: `Make a new store of all records that can be read, with those that are found outside
+of their place, and keep the old file beside it. A store that is whole is left
+alone. No daemon may use the directory: stop it first; its guests run on.
+
+Guests whose definition cannot be read, and that run or have a managed save, are
+defined again by the next daemon, from its run directory and the saved images. It
+removes no saved image while a damaged file lies in the data directory.`,
+			Args: wants(cobra.NoArgs),
+			RunE: func(c *cobra.Command, _ []string) error { return repair(c.OutOrStdout(), data) },
+		},
+		&cobra.Command{
+			Use:   "export DIR",
+			Short: "Write all definitions as plain libvirt XML",
+			Long: `Write the definitions of all domains, networks and pools, and of secrets without
+their values, as plain libvirt XML into a new directory, laid out as /etc/libvirt.
+A daemon may run meanwhile. lodge import takes such a directory.`,
+			Args: wants(cobra.ExactArgs(1)),
+			RunE: func(c *cobra.Command, args []string) error { return export(c.OutOrStdout(), data, args[0]) },
+		},
+	)
+	return c
+}
+
+func showReport(w io.Writer, r *store.Report) error {
+	fmt.Fprintf(w, "%s: format %d, %d bytes\n", r.Path, r.Format, r.Size)
+	for _, kind := range slices.Sorted(maps.Keys(r.Records)) {
+		fmt.Fprintf(w, "  %-10s %d\n", kind, r.Records[kind])
+	}
+	for _, p := range r.Problems {
+		fmt.Fprintln(w, "bad:", p)
+	}
+	if r.Unread != nil {
+		fmt.Fprintln(w, "a part cannot be read:", r.Unread)
+	}
+	if !r.Whole() {
+		return &client.Ending{Status: client.SomeFailed, Text: "the store is damaged; lodge store repair keeps what can be read"}
+	}
+	fmt.Fprintln(w, "nothing is wrong")
+	return nil
+}
+
+func repair(w io.Writer, data string) error {
+	r, aside, err := store.Repair(data, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return unusable(err)
+	}
+	if aside == "" {
+		return showReport(w, r)
+	}
+	_ = showReport(w, r) // that it is damaged is why we are here
+	fmt.Fprintln(w, "repaired; the damaged file is kept as", aside)
+	return nil
+}
+
+func export(w io.Writer, data, dir string) error {
+	r, err := tree.Export(data, dir, func(r tree.Result) { showResult(w, r) })
+	if err != nil {
+		return unusable(err)
+	}
+	if !r.Whole() {
+		return showReport(w, r)
+	}
+	return nil
+}
+
+func showResult(w io.Writer, r tree.Result) {
+	if r.Err != nil {
+		fmt.Fprintf(w, "%-8s %-24s failed: %v (%s)\n", r.Sort, r.Name, r.Err, r.File)
+		return
+	}
+	fmt.Fprintf(w, "%-8s %-24s %s (%s)\n", r.Sort, r.Name, r.Did, r.File)
+}

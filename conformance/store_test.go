@@ -1,0 +1,163 @@
+package conformance
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// spin is a guest that boots nothing: it is there at once.
+func (d *daemon) spin(t *testing.T, name string) string {
+	t.Helper()
+	return d.file(t, name+".xml", fmt.Sprintf(`<domain type='qemu'><name>%s</name><memory unit='MiB'>32</memory><os><type>hvm</type></os></domain>`, name))
+}
+
+// TestAStoreIsCheckedExportedRepairedAndImported goes the whole way of an
+// administrator whose store is damaged under running guests.
+func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
+	needs(t)
+	d := start(t)
+	d.virsh(t, "define", d.spin(t, "runs"))
+	d.virsh(t, "start", "--paused", "runs")
+	d.virsh(t, "define", d.spin(t, "lost"))
+	d.virsh(t, "autostart", "lost")
+	d.virsh(t, "net-define", d.file(t, "lan.xml", `<network><name>lan</name><bridge name='lan0'/><ip address='10.9.8.1' netmask='255.255.255.0'/></network>`))
+	d.virsh(t, "net-autostart", "lan")
+	d.virsh(t, "pool-define-as", "images", "dir", "--target", d.dir+"/images")
+
+	data := "--data=" + d.data
+	contains(t, "the check under a daemon", d.set(t, 0, "store", "check", data), "domain     2", "nothing is wrong")
+	tree := filepath.Join(d.dir, "tree")
+	contains(t, "the export", d.set(t, 0, "store", "export", tree, data), "domain", "lan", "images")
+	for _, file := range []string{"qemu/runs.xml", "qemu/autostart/lost.xml", "qemu/networks/autostart/lan.xml", "storage/images.xml"} {
+		if _, err := os.Stat(filepath.Join(tree, file)); err != nil {
+			t.Error(err)
+		}
+	}
+	d.set(t, 2, "store", "export", tree, data) // it is not empty now
+	d.set(t, 2, "store", "repair", data)       // a daemon has it
+
+	id := d.virsh(t, "domuuid", "lost")
+	d.signal(t, "KILL")
+	d.spoil(t, `"Name":"lost"`, `"Name":"l0st"`)
+	contains(t, "the check of a damaged store", d.set(t, 1, "store", "check", data), id, "checksum")
+	contains(t, "the repair", d.set(t, 0, "store", "repair", data), "kept as "+d.data+"/lodge.db.damaged-")
+	d.set(t, 0, "store", "check", data)
+	d.launch(t)
+	contains(t, "the guests", d.virsh(t, "list", "--all"), "runs", "paused")
+
+	contains(t, "the dry run", d.set(t, 0, "import", "--dry-run", tree), "would be defined", "left alone")
+	if list := d.virsh(t, "list", "--all", "--name"); strings.Contains(list, "lost") {
+		t.Errorf("a dry run changed something, or the repair brought back what was damaged: %s", list)
+	}
+	contains(t, "the import", d.set(t, 0, "import", tree), "defined, starts with the host")
+	contains(t, "the imported guest", d.virsh(t, "dominfo", "lost"), id, "Autostart:      enable")
+	for name, text := range map[string]string{"qemu/bad.xml": "<domain", "nwfilter/clean-traffic.xml": "<filter name='x'/>"} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(tree, name)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(tree, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	contains(t, "the import of bad files", d.set(t, 1, "import", tree), "qemu/bad.xml", "nwfilter/clean-traffic.xml", "network filters are not built")
+}
+
+// spoil changes bytes in the store's file. No daemon may run.
+func (d *daemon) spoil(t *testing.T, from, to string) {
+	t.Helper()
+	path := filepath.Join(d.data, "lodge.db")
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(file, []byte(from)) {
+		t.Fatalf("the store has no %s", from)
+	}
+	if err := os.WriteFile(path, bytes.ReplaceAll(file, []byte(from), []byte(to)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestADaemonWhoseDiskIsFull: it serves what runs, refuses what it cannot keep, in
+// words, is replaced by another, and goes on by itself once there is room.
+func TestADaemonWhoseDiskIsFull(t *testing.T) {
+	needs(t)
+	d := start(t)
+	d.signal(t, "TERM")
+	d.output(t, "mount", "-t", "tmpfs", "-o", "size=4m", "small", d.data)
+	d.launch(t)
+	d.virsh(t, "define", d.spin(t, "runs"))
+	d.virsh(t, "start", "--paused", "runs")
+	_, _ = d.command(t.Context(), "dd", "if=/dev/zero", "of="+d.data+"/stuffing", "bs=4k").CombinedOutput() // until it is full
+
+	full := func() {
+		t.Helper()
+		contains(t, "the refusal", d.refuse(t, "define", d.spin(t, "refused")), "is full", "make room")
+		contains(t, "the guests", d.virsh(t, "list", "--all"), "runs", "paused")
+		contains(t, "the statistics", d.virsh(t, "domstats", "--state", "runs"), "state.state=3")
+	}
+	full()
+	d.signal(t, "KILL")
+	d.launch(t)
+	full()
+	d.virsh(t, "resume", "runs")
+	d.virsh(t, "destroy", "runs")
+	d.output(t, "rm", d.data+"/stuffing")
+	eventually(t, "changes taken again", func() bool {
+		_, err := d.try(t, "define", d.spin(t, "taken"))
+		return err == nil
+	})
+	d.signal(t, "KILL")
+	d.launch(t)
+	contains(t, "what was acknowledged", d.virsh(t, "list", "--all", "--name"), "runs", "taken")
+}
+
+// TestEveryBookMayBeDamaged overwrites every file that the daemon keeps, under
+// a guest that runs: the next daemon comes up, says so, and leaves the guest be.
+func TestEveryBookMayBeDamaged(t *testing.T) {
+	needs(t)
+	d := start(t)
+	d.virsh(t, "define", d.spin(t, "runs"))
+	d.virsh(t, "start", "runs")
+	d.virsh(t, "net-define", d.file(t, "lan.xml", `<network><name>lan</name><bridge name='lan0'/><ip address='10.9.8.1' netmask='255.255.255.0'/></network>`))
+	d.virsh(t, "pool-create-as", "images", "dir", "--target", d.dir+"/images", "--build")
+	d.virsh(t, "vol-create-as", "images", "one.qcow2", "1M", "--format", "qcow2")
+	d.signal(t, "KILL")
+	damaged := 0
+	for _, dir := range []string{d.data, d.run} {
+		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+			if err != nil || !e.Type().IsRegular() {
+				return err
+			}
+			damaged++
+			return os.WriteFile(path, []byte(strings.Repeat("\x00\xff{[rubbish", 1000)), 0o600)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if damaged < 3 {
+		t.Fatalf("only %d files were there to damage", damaged)
+	}
+	d.launch(t)
+	if n := len(d.emulators()); n != 1 {
+		t.Errorf("%d emulators run, not 1", n)
+	}
+	d.virsh(t, "define", d.spin(t, "more"))
+	d.virsh(t, "start", "more")
+	d.virsh(t, "destroy", "more")
+	for pid := range d.emulators() { // nobody knows whose it was
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	}
+	eventually(t, "no emulator", func() bool { return len(d.emulators()) == 0 })
+	d.signal(t, "TERM")
+	d.launch(t) // which clears away what the dead guest left
+}

@@ -1,0 +1,207 @@
+package tree
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/secret"
+	"github.com/lodge-kvm/lodge/volume"
+)
+
+// Host is the daemon that definitions go to.
+type Host interface {
+	// Known tells whether there is an object of that name (a secret's is its UUID).
+	Known(ctx context.Context, s Sort, name string) (bool, error)
+	// Define makes an object of a document, and says whether it starts with the
+	// host. The value is a secret's; nil: none.
+	Define(ctx context.Context, s Sort, doc string, autostart bool, value []byte) error
+}
+
+// Options say how a tree is imported.
+type Options struct {
+	// Host is where to; nil: nowhere, every file is only understood.
+	Host Host
+	// DryRun asks the host what it has and changes nothing.
+	DryRun bool
+	// Replace gives objects that are there already the tree's definition.
+	Replace bool
+}
+
+// maxFile bounds a document, in bytes: clients cannot send longer ones.
+const maxFile = 4 << 20
+
+// Import defines what a tree holds, and tells of each file what became of it. One
+// that fails keeps no other from being imported. The error is of the tree as such.
+func Import(ctx context.Context, root string, o Options, tell func(Result)) error {
+	found := false
+	for _, p := range places {
+		files, err := filesIn(root, p.folder)
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			found = true
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			r := Result{Sort: p.sort, File: file}
+			r.Did, r.Err = o.take(ctx, root, &r)
+			tell(r)
+		}
+	}
+	for _, folder := range []string{"nwfilter", "hooks"} {
+		refused, err := refuse(root, folder, tell)
+		if err != nil {
+			return err
+		}
+		found = found || refused
+	}
+	if !found {
+		return fault.New(fault.NotFound, fault.Host, "no definitions are below %s: it has neither qemu/*.xml, qemu/networks, storage nor secrets; is it an /etc/libvirt tree?", root)
+	}
+	return nil
+}
+
+// filesIn lists the documents of a folder, below root; none where there is none.
+func filesIn(root, folder string) ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(root, folder))
+	if errors.Is(err, fs.ErrNotExist) && folder != "" {
+		if _, err := os.Stat(root); err != nil {
+			return nil, fault.Wrap(err, fault.NotFound, fault.Host, "cannot read the tree")
+		}
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the tree")
+	}
+	var files []string
+	for _, e := range entries {
+		if !e.IsDir() && strings.HasSuffix(e.Name(), ".xml") && !strings.HasPrefix(e.Name(), ".") {
+			files = append(files, filepath.Join(folder, e.Name()))
+		}
+	}
+	return files, nil
+}
+
+// refuse names what Lodge does not have, file by file.
+func refuse(root, folder string, tell func(Result)) (bool, error) {
+	entries, err := os.ReadDir(filepath.Join(root, folder))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the tree")
+	}
+	why := map[string]string{
+		"nwfilter": "network filters are not built: guests that refer to one are refused, too; filter on the bridge with nftables instead",
+		"hooks":    "hooks are not run: follow the daemon's events (lodge events --json) instead",
+	}[folder]
+	for _, e := range entries {
+		tell(Result{Sort: Sort(folder), Name: e.Name(), File: filepath.Join(folder, e.Name()), Err: fault.New(fault.Unsupported, fault.Call, "%s", why)})
+	}
+	return len(entries) > 0, nil
+}
+
+// take imports one file, and says what was done.
+func (o Options) take(ctx context.Context, root string, r *Result) (string, error) {
+	doc, err := readFile(filepath.Join(root, r.File))
+	if err != nil {
+		return "", err
+	}
+	if r.Name, err = understand(r.Sort, string(doc)); err != nil || o.Host == nil {
+		return "understood", err
+	}
+	known, err := o.Host.Known(ctx, r.Sort, r.Name)
+	if err != nil {
+		return "", err
+	}
+	if known && !o.Replace {
+		return "left alone: it is there already", nil
+	}
+	starts := o.starts(root, r.File)
+	did := "defined"
+	if known {
+		did = "replaced"
+	}
+	if starts {
+		did += ", starts with the host"
+	}
+	if o.DryRun {
+		return "would be " + did, nil
+	}
+	value, err := secretValue(root, r)
+	if err != nil {
+		return "", err
+	}
+	return did, o.Host.Define(ctx, r.Sort, string(doc), starts, value)
+}
+
+// starts tells whether a link of the folder for autostart names a file.
+func (Options) starts(root, file string) bool {
+	_, err := os.Lstat(filepath.Join(root, filepath.Dir(file), autostart, filepath.Base(file)))
+	return err == nil
+}
+
+// understand checks a document and gives the object's name.
+func understand(s Sort, doc string) (string, error) {
+	switch s {
+	case Domain:
+		d, err := domainxml.Parse(doc, domainxml.Options{})
+		if err != nil {
+			return "", err
+		}
+		return d.Name, nil
+	case Network:
+		d, err := network.Parse(doc, false)
+		return d.Name, err
+	case Pool:
+		return volume.Check(doc)
+	case Secret:
+		d, err := secret.Parse(doc, false)
+		return d.UUID, err
+	}
+	return "", fault.New(fault.Internal, fault.Call, "no definitions are of sort %q", s)
+}
+
+// secretValue reads the value that libvirt keeps beside a secret's definition.
+func secretValue(root string, r *Result) ([]byte, error) {
+	if r.Sort != Secret {
+		return nil, nil
+	}
+	file := strings.TrimSuffix(r.File, ".xml") + ".base64"
+	text, err := readFile(filepath.Join(root, file))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	value, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(text)))
+	return value, fault.Wrap(err, fault.Invalid, fault.Secret, "cannot read the value in %s", file)
+}
+
+// readFile reads a file of bounded length.
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(err, fault.New(fault.Invalid, fault.Host, "it is no file"))
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fault.New(fault.Invalid, fault.XML, "it is longer than %d bytes", maxFile)
+	}
+	return data, err
+}
