@@ -49,7 +49,7 @@ build:
 
 # The agent is static, because it is the first process of a guest with nothing
 # else in it.
-bin/lodge-guest: $(wildcard guestimage/agent/*.go guestimage/line/*.go)
+bin/lodge-guest: $(wildcard guestimage/agent/*.go guestimage/early/*.go guestimage/line/*.go)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o $@ ./guestimage/agent
 
 guest: bin/lodge-guest

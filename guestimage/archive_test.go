@@ -12,12 +12,12 @@ func TestArchiveIsReadByCpio(t *testing.T) {
 		t.Skip("no cpio here to read it with")
 	}
 	var out bytes.Buffer
-	a := &archive{out: &out}
-	a.dir("bin")
-	a.file("bin/odd", 0o755, []byte("12345"))
-	a.link("bin/sh", "odd")
-	a.char("console", 0o600, 5, 1)
-	if err := a.close(); err != nil {
+	a := NewArchive(&out)
+	a.Dir("bin")
+	a.File("bin/odd", 0o755, []byte("12345"))
+	a.Link("bin/sh", "odd")
+	a.Char("console", 0o600, 5, 1)
+	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
 	list := exec.CommandContext(t.Context(), "cpio", "-itv", "--numeric-uid-gid")
@@ -42,13 +42,13 @@ func TestModulesComeAfterTheirNeeds(t *testing.T) {
 		"lib/modules/6.1/kernel/char/virtio-rng.ko":     object("depends=virtio"),
 		"lib/modules/6.1/kernel/unwanted/everything.ko": object("depends="),
 	}
-	order, err := arrange(t.Context(), files, []string{"virtio-rng", "virtio_net", "built_in_here"})
+	order, err := Arrange(t.Context(), files, []string{"virtio-rng", "virtio_net", "built_in_here"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var names []string
 	for _, m := range order {
-		names = append(names, m.name)
+		names = append(names, m.Name)
 	}
 	if got, want := strings.Join(names, " "), "virtio virtio_rng failover net_failover virtio_net"; got != want {
 		t.Errorf("order %q, want %q", got, want)
@@ -57,7 +57,7 @@ func TestModulesComeAfterTheirNeeds(t *testing.T) {
 
 func TestADriverThatIsNoObjectIsRefused(t *testing.T) {
 	files := map[string][]byte{"lib/modules/6.1/virtio.ko": []byte("no ELF")}
-	if _, err := arrange(t.Context(), files, []string{"virtio"}); err == nil || !strings.Contains(err.Error(), "virtio.ko") {
+	if _, err := Arrange(t.Context(), files, []string{"virtio"}); err == nil || !strings.Contains(err.Error(), "virtio.ko") {
 		t.Fatalf("got %v", err)
 	}
 }

@@ -6,15 +6,18 @@ import (
 	"strings"
 )
 
-// archive writes a cpio archive of the "newc" kind, which is what the kernel
+// Archive writes a cpio archive of the "newc" kind, which is what the kernel
 // unpacks into its first file system. Every file is root's, has time 0 and is
 // numbered in the order written, so that equal input gives equal bytes.
-type archive struct {
+type Archive struct {
 	out     io.Writer
 	inode   int
 	written int64
 	err     error // the first; what follows it is skipped
 }
+
+// NewArchive begins one.
+func NewArchive(out io.Writer) *Archive { return &Archive{out: out} }
 
 const (
 	modeDir  = 0o040000
@@ -23,24 +26,29 @@ const (
 	modeChar = 0o020000
 )
 
-func (a *archive) dir(name string)          { a.entry(name, modeDir|0o755, nil, 0, 0) }
-func (a *archive) link(name, target string) { a.entry(name, modeLink|0o777, []byte(target), 0, 0) }
+// Dir adds a folder.
+func (a *Archive) Dir(name string) { a.entry(name, modeDir|0o755, nil, 0, 0) }
 
-func (a *archive) file(name string, perm int, content []byte) {
+// Link adds a symbolic link.
+func (a *Archive) Link(name, target string) { a.entry(name, modeLink|0o777, []byte(target), 0, 0) }
+
+// File adds a file.
+func (a *Archive) File(name string, perm int, content []byte) {
 	a.entry(name, modeFile|perm, content, 0, 0)
 }
 
-func (a *archive) char(name string, perm, major, minor int) {
+// Char adds a character device.
+func (a *Archive) Char(name string, perm, major, minor int) {
 	a.entry(name, modeChar|perm, nil, major, minor)
 }
 
-// close ends the archive and gives the first error there was.
-func (a *archive) close() error {
+// Close ends the archive and gives the first error there was.
+func (a *Archive) Close() error {
 	a.entry("TRAILER!!!", 0, nil, 0, 0)
 	return a.err
 }
 
-func (a *archive) entry(name string, mode int, content []byte, major, minor int) {
+func (a *Archive) entry(name string, mode int, content []byte, major, minor int) {
 	a.inode++
 	links := 1
 	if mode&modeDir == modeDir {
@@ -57,11 +65,11 @@ func (a *archive) entry(name string, mode int, content []byte, major, minor int)
 
 // pad fills up to the next multiple of four bytes, as the format wants after
 // names and contents.
-func (a *archive) pad() {
+func (a *Archive) pad() {
 	a.write(strings.Repeat("\x00", int(-a.written&3)))
 }
 
-func (a *archive) write(text string) {
+func (a *Archive) write(text string) {
 	if a.err != nil {
 		return
 	}

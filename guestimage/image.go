@@ -85,7 +85,7 @@ func (i Image) make(ctx context.Context, init []byte, kernelDeb, busyboxDeb stri
 	if err != nil {
 		return err
 	}
-	modules, err := arrange(ctx, files, drivers)
+	modules, err := Arrange(ctx, files, drivers)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (i Image) make(ctx context.Context, init []byte, kernelDeb, busyboxDeb stri
 		return fmt.Errorf("cannot make the guest image: no kernel in %s or no busybox in %s", kernelDeb, busyboxDeb)
 	}
 	var initrd bytes.Buffer
-	if err := fill(&archive{out: &initrd}, init, busybox, modules); err != nil {
+	if err := fill(NewArchive(&initrd), init, busybox, modules); err != nil {
 		return fmt.Errorf("cannot make the guest image: %w", err)
 	}
 	if err := writeWhole(i.Kernel, kernel); err != nil {
@@ -122,28 +122,28 @@ var applets = strings.Fields(`
 	fsfreeze fstrim hwclock taskset nproc lsscsi swapon swapoff mkswap sysctl`)
 
 // fill writes the first file system.
-func fill(a *archive, init, busybox []byte, modules []module) error {
+func fill(a *Archive, init, busybox []byte, modules []Module) error {
 	for _, dir := range []string{"bin", "dev", "etc", "lib", "lib/modules", "mnt", "proc", "run", "sbin", "sys", "tmp", "usr", "usr/bin", "usr/sbin", "var"} {
-		a.dir(dir)
+		a.Dir(dir)
 	}
-	a.char("dev/console", 0o600, 5, 1) // the kernel opens it before anything is mounted
-	a.char("dev/null", 0o666, 1, 3)
-	a.file("init", 0o755, init)
-	a.file("bin/busybox", 0o755, busybox)
+	a.Char("dev/console", 0o600, 5, 1) // the kernel opens it before anything is mounted
+	a.Char("dev/null", 0o666, 1, 3)
+	a.File("init", 0o755, init)
+	a.File("bin/busybox", 0o755, busybox)
 	for _, name := range applets {
-		a.link("bin/"+name, "busybox")
+		a.Link("bin/"+name, "busybox")
 	}
-	a.file("etc/passwd", 0o644, []byte("root::0:0:root:/:/bin/sh\n"))
-	a.file("etc/group", 0o644, []byte("root:x:0:\n"))
-	a.file("etc/udhcpc.script", 0o755, dhcpScript)
+	a.File("etc/passwd", 0o644, []byte("root::0:0:root:/:/bin/sh\n"))
+	a.File("etc/group", 0o644, []byte("root:x:0:\n"))
+	a.File("etc/udhcpc.script", 0o755, dhcpScript)
 	var order strings.Builder
 	for _, m := range modules {
-		path := "lib/modules/" + m.name + ".ko"
-		a.file(path, 0o644, m.content)
+		path := "lib/modules/" + m.Name + ".ko"
+		a.File(path, 0o644, m.Content)
 		order.WriteString("/" + path + "\n")
 	}
-	a.file("etc/modules", 0o644, []byte(order.String()))
-	return a.close()
+	a.File("etc/modules", 0o644, []byte(order.String()))
+	return a.Close()
 }
 
 // writeWhole leaves either the whole file or none.

@@ -18,10 +18,10 @@ var drivers = []string{
 	"isofs", "virtiofs", "pvpanic-mmio", "pvpanic-pci", "vmw_vsock_virtio_transport", "i6300esb", "e1000", "e1000e",
 }
 
-// module is one driver of a kernel package.
-type module struct {
-	name    string // as the kernel spells it, with underscores
-	content []byte // uncompressed
+// Module is one driver of a kernel package.
+type Module struct {
+	Name    string // as the kernel spells it, with underscores
+	Content []byte // uncompressed
 	needs   []string
 }
 
@@ -37,17 +37,17 @@ func moduleName(file string) string {
 	return strings.ReplaceAll(base, "-", "_")
 }
 
-// arrange picks the wanted drivers and what they need out of a kernel's files,
+// Arrange picks the wanted drivers and what they need out of a kernel's files,
 // each after its needs. A driver that this kernel lacks, or has built in, is
 // left out.
-func arrange(ctx context.Context, files map[string][]byte, wanted []string) ([]module, error) {
+func Arrange(ctx context.Context, files map[string][]byte, wanted []string) ([]Module, error) {
 	byName := map[string]string{}
 	for file := range files {
 		if isModule(file) {
 			byName[moduleName(file)] = file
 		}
 	}
-	var order []module
+	var order []Module
 	placed := map[string]bool{}
 	var place func(name string) error
 	place = func(name string) error {
@@ -77,20 +77,20 @@ func arrange(ctx context.Context, files map[string][]byte, wanted []string) ([]m
 	return order, nil
 }
 
-func readModule(ctx context.Context, name, file string, content []byte) (module, error) {
+func readModule(ctx context.Context, name, file string, content []byte) (Module, error) {
 	if strings.HasSuffix(file, ".xz") {
 		unpack := exec.CommandContext(ctx, "xz", "-dc")
 		unpack.Stdin = bytes.NewReader(content)
 		plain, err := unpack.Output()
 		if err != nil {
-			return module{}, fmt.Errorf("cannot unpack %s: %w", file, err)
+			return Module{}, fmt.Errorf("cannot unpack %s: %w", file, err)
 		}
 		content = plain
 	}
-	m := module{name: name, content: content}
+	m := Module{Name: name, Content: content}
 	object, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {
-		return module{}, fmt.Errorf("cannot read %s: %w", file, err)
+		return Module{}, fmt.Errorf("cannot read %s: %w", file, err)
 	}
 	section := object.Section(".modinfo")
 	if section == nil {
@@ -98,7 +98,7 @@ func readModule(ctx context.Context, name, file string, content []byte) (module,
 	}
 	info, err := section.Data()
 	if err != nil {
-		return module{}, fmt.Errorf("cannot read %s: %w", file, err)
+		return Module{}, fmt.Errorf("cannot read %s: %w", file, err)
 	}
 	for field := range bytes.SplitSeq(info, []byte{0}) {
 		if list, ok := bytes.CutPrefix(field, []byte("depends=")); ok && len(list) > 0 {

@@ -1,30 +1,18 @@
 package main
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/guestimage/early"
 )
 
 // watched are the classes of device that the agent does something about.
 var watched = []string{"net", "virtio-ports", "input", "tty"}
-
-// openEvents subscribes to what the kernel says about devices.
-func openEvents() (int, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT)
-	if err != nil {
-		return -1, fmt.Errorf("cannot watch devices: %w", err)
-	}
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1}); err != nil {
-		return -1, fmt.Errorf("cannot watch devices: %w", err)
-	}
-	return fd, nil
-}
 
 // scan serves every device that is there.
 func (g *guest) scan() {
@@ -38,50 +26,29 @@ func (g *guest) scan() {
 
 // follow serves devices that come later, for as long as the machine runs. What
 // the kernel had to drop is found by looking again.
-func (g *guest) follow(fd int) {
-	buffer := make([]byte, 16<<10)
+func (g *guest) follow(events *early.Events) {
 	for {
-		n, _, err := unix.Recvfrom(fd, buffer, 0)
-		switch {
-		case errors.Is(err, unix.ENOBUFS):
+		switch e, err := events.Next(); {
+		case errors.Is(err, early.ErrDropped):
 			g.scan()
 		case err == nil:
-			g.event(buffer[:n])
+			g.event(e)
 		}
 	}
 }
 
-// event reads one message: "add@/devices/…" and then KEY=value, each ended by
-// a zero byte.
-func (g *guest) event(message []byte) {
-	var action, path, class string
-	for field := range bytes.SplitSeq(message, []byte{0}) {
-		key, value, _ := strings.Cut(string(field), "=")
-		switch key {
-		case "ACTION":
-			action = value
-		case "DEVPATH":
-			path = value
-		case "SUBSYSTEM":
-			class = value
-		}
-	}
+// event serves what one message is about.
+func (g *guest) event(e early.Event) {
 	switch {
-	case action == "remove":
-		g.gone(class, filepath.Base(path))
-	case class == "cpu" && action == "add", class == "memory" && action == "add":
-		g.online("/sys" + path)
+	case e.Action == "remove":
+		g.gone(e.Class, filepath.Base(e.Path))
+	case e.Pluggable():
+		if err := e.Online(); err != nil {
+			g.say("%v", err)
+		}
 	default:
 		// "change" counts too: a port gets its name after it appears.
-		g.appeared(class, filepath.Base(path))
-	}
-}
-
-// online takes a processor or a block of memory that was plugged in into use.
-func (g *guest) online(dir string) {
-	err := os.WriteFile(dir+"/online", []byte("1"), 0)
-	if err != nil && !errors.Is(err, unix.EINVAL) { // it already is
-		g.say("cannot use %s: %v", filepath.Base(dir), err)
+		g.appeared(e.Class, filepath.Base(e.Path))
 	}
 }
 
@@ -95,7 +62,7 @@ func (g *guest) appeared(class, name string) {
 		serve = g.portServer(name)
 	case "input":
 		if strings.HasPrefix(name, "event") {
-			serve = g.watchKeys
+			serve = g.watchPowerKey
 		}
 	case "tty":
 		if isConsole(name) {
@@ -129,4 +96,15 @@ func (g *guest) here(class, name string) bool {
 	g.seen.Lock()
 	defer g.seen.Unlock()
 	return g.present[class+"/"+name]
+}
+
+// watchPowerKey shuts the guest down when a power key is pressed on the device.
+func (g *guest) watchPowerKey(name string) {
+	pressed, err := early.WatchPowerKey(name)
+	if err != nil {
+		g.say("%v", err)
+	}
+	if pressed {
+		g.end(unix.LINUX_REBOOT_CMD_POWER_OFF)
+	}
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/guestimage/early"
 	"github.com/lodge-kvm/lodge/guestimage/line"
 )
 
@@ -33,11 +32,11 @@ func (g *guest) facts() *line.Facts {
 	host, _ := os.Hostname()
 	f := &line.Facts{
 		Hostname: host, UpAfter: g.upAfter, Age: age(),
-		Kernel: readTrimmed("/proc/sys/kernel/osrelease"),
-		BootID: readTrimmed("/proc/sys/kernel/random/boot_id"),
+		Kernel: early.Trimmed("/proc/sys/kernel/osrelease"),
+		BootID: early.Trimmed("/proc/sys/kernel/random/boot_id"),
 		CPUs:   len(onlineCPUs()),
 	}
-	for field := range strings.Lines(readTrimmed("/proc/meminfo")) {
+	for field := range strings.Lines(early.Trimmed("/proc/meminfo")) {
 		if rest, ok := strings.CutPrefix(field, "MemTotal:"); ok {
 			f.MemoryKiB, _ = strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
 		}
@@ -77,7 +76,7 @@ func onlineCPUs() []int {
 			continue
 		}
 		// A processor that cannot be taken away has no such file.
-		if state := readTrimmed(dir + "/online"); state == "" || state == "1" {
+		if state := early.Trimmed(dir + "/online"); state == "" || state == "1" {
 			online = append(online, n)
 		}
 	}
@@ -102,42 +101,4 @@ func (g *guest) end(how int) {
 		}
 	})
 	select {}
-}
-
-// kernelArguments splits the kernel's command line.
-func kernelArguments() map[string]string {
-	args := map[string]string{}
-	for word := range strings.FieldsSeq(readTrimmed("/proc/cmdline")) {
-		key, value, _ := strings.Cut(word, "=")
-		args[key] = value
-	}
-	return args
-}
-
-func readTrimmed(path string) string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return ""
-	}
-	return string(bytes.TrimSpace(text))
-}
-
-// mountAll makes the kernel's file systems and two scratch places.
-func mountAll() error {
-	for _, m := range []struct{ kind, at, options string }{
-		{"proc", "/proc", ""},
-		{"sysfs", "/sys", ""},
-		{"devtmpfs", "/dev", "mode=0755"},
-		{"devpts", "/dev/pts", "mode=0620,ptmxmode=0666"},
-		{"tmpfs", "/run", "mode=0755"},
-		{"tmpfs", "/tmp", "mode=1777"},
-	} {
-		if err := os.MkdirAll(m.at, 0o755); err != nil {
-			return err
-		}
-		if err := unix.Mount(m.kind, m.at, m.kind, 0, m.options); err != nil {
-			return fmt.Errorf("cannot mount %s: %w", m.at, err)
-		}
-	}
-	return nil
 }

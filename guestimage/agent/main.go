@@ -14,6 +14,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/guestimage/early"
 )
 
 func main() {
@@ -33,10 +35,10 @@ func main() {
 // device events are subscribed to before the drivers are loaded, so that
 // nothing that appears in between is missed.
 func (g *guest) boot() error {
-	if err := mountAll(); err != nil {
+	if err := early.Mount(""); err != nil {
 		return err
 	}
-	g.args = kernelArguments()
+	g.args = early.Arguments()
 	name := g.args["lodge.name"]
 	if name == "" {
 		name = "lodge-guest"
@@ -44,14 +46,14 @@ func (g *guest) boot() error {
 	if err := unix.Sethostname([]byte(name)); err != nil {
 		return fmt.Errorf("cannot set the host name: %w", err)
 	}
-	events, err := openEvents()
+	events, err := early.OpenEvents()
 	if err != nil {
 		return err
 	}
-	for _, err := range loadModules("/etc/modules") {
+	for _, err := range early.LoadModules("/etc/modules") {
 		g.say("%v", err)
 	}
-	if err := loopbackUp(); err != nil {
+	if err := early.LoopbackUp(); err != nil {
 		g.say("%v", err)
 	}
 	g.upAfter = age()

@@ -1,13 +1,12 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"strings"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/lodge-kvm/lodge/guestimage/early"
 )
 
 // configure keeps a DHCP client on an interface for as long as it is there.
@@ -42,30 +41,12 @@ func (g *guest) dhcpClient(name string) []string {
 	return argv
 }
 
-// loopbackUp lets programs in the guest talk to each other.
-func loopbackUp() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("cannot bring up lo: %w", err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	request, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request); err != nil {
-		return fmt.Errorf("cannot bring up lo: %w", err)
-	}
-	return nil
-}
-
 // isConsole tells the terminals that have something behind them: serial lines
 // that exist, virtio consoles, and the first screen.
 func isConsole(name string) bool {
 	switch {
 	case strings.HasPrefix(name, "ttyS"):
-		kind := readTrimmed("/sys/class/tty/" + name + "/type")
+		kind := early.Trimmed("/sys/class/tty/" + name + "/type")
 		return kind != "" && kind != "0"
 	case strings.HasPrefix(name, "hvc"):
 		return true

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/guestimage/early"
 )
 
 // qga answers the QEMU guest agent's protocol, as far as hosts need it to treat
@@ -150,8 +152,8 @@ func (q *qga) hostName(json.RawMessage) (any, error) {
 func (q *qga) osInfo(json.RawMessage) (any, error) {
 	return map[string]string{
 		"id": "lodge-guest", "name": "Lodge test guest", "pretty-name": "Lodge test guest", "machine": "x86_64",
-		"kernel-release": readTrimmed("/proc/sys/kernel/osrelease"),
-		"kernel-version": readTrimmed("/proc/sys/kernel/version"),
+		"kernel-release": early.Trimmed("/proc/sys/kernel/osrelease"),
+		"kernel-version": early.Trimmed("/proc/sys/kernel/version"),
 	}, nil
 }
 

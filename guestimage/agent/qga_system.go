@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/guestimage/early"
 )
 
 // From the kernel's fs.h: _IOWR('X', 119, int) and _IOWR('X', 120, int).
@@ -63,7 +65,7 @@ func counters(name string) map[string]int64 {
 	found := map[string]int64{}
 	for _, direction := range []string{"rx", "tx"} {
 		for ours, kernels := range map[string]string{"bytes": "bytes", "packets": "packets", "errs": "errors", "dropped": "dropped"} {
-			value := readTrimmed("/sys/class/net/" + name + "/statistics/" + direction + "_" + kernels)
+			value := early.Trimmed("/sys/class/net/" + name + "/statistics/" + direction + "_" + kernels)
 			found[direction+"-"+ours], _ = strconv.ParseInt(value, 10, 64)
 		}
 	}
@@ -75,7 +77,7 @@ type diskMount struct{ source, at, kind string }
 
 func diskMounts() []diskMount {
 	var found []diskMount
-	for text := range strings.Lines(readTrimmed("/proc/self/mounts")) {
+	for text := range strings.Lines(early.Trimmed("/proc/self/mounts")) {
 		fields := strings.Fields(text)
 		if len(fields) >= 3 && strings.HasPrefix(fields[0], "/dev/") {
 			found = append(found, diskMount{fields[0], fields[1], fields[2]})

@@ -62,8 +62,9 @@ func (s *Session) open(ctx context.Context, do string, args any) (*call, error) 
 	case <-ctx.Done():
 		err = fault.Wrap(context.Cause(ctx), fault.Of(ctx.Err()), fault.Agent, "cannot send to the lab's agent")
 		go func() {
-			_ = <-sent // what came of it is told by the call
-			c.abandon(err)
+			if <-sent == nil {
+				c.abandon(err)
+			}
 		}()
 	}
 	return c, err

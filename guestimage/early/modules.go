@@ -1,4 +1,4 @@
-package main
+package early
 
 import (
 	"errors"
@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loadModules loads the drivers listed in the file, one path a line, in an
+// LoadModules loads the drivers listed in the file, one path a line, in an
 // order in which each one's needs come first. A driver that has no hardware
 // here still loads, so that hardware may be plugged in later.
-func loadModules(list string) []error {
+func LoadModules(list string) []error {
 	text, err := os.ReadFile(list)
 	if err != nil {
 		return []error{fmt.Errorf("cannot read the list of modules: %w", err)}

@@ -1,11 +1,10 @@
-package main
+package early
 
 import (
 	"encoding/binary"
+	"fmt"
 	"io"
 	"os"
-
-	"golang.org/x/sys/unix"
 )
 
 // From the kernel's input-event-codes.h, and the size of struct input_event on
@@ -16,25 +15,25 @@ const (
 	inputEventSize = 24
 )
 
-// watchKeys shuts the guest down when a power key is pressed on the device,
-// which is how a host's request to shut down arrives.
-func (g *guest) watchKeys(name string) {
+// WatchPowerKey waits for the power key of an input device to be pressed, which
+// is how a host's request to shut down arrives, or for the device to be taken
+// away.
+func WatchPowerKey(name string) (pressed bool, err error) {
 	device, err := os.Open("/dev/input/" + name)
 	if err != nil {
-		g.say("cannot watch %s: %v", name, err)
-		return
+		return false, fmt.Errorf("cannot watch %s: %w", name, err)
 	}
 	defer device.Close()
 	event := make([]byte, inputEventSize)
 	for {
 		if _, err := io.ReadFull(device, event); err != nil {
-			return // unplugged
+			return false, nil // unplugged
 		}
 		kind := binary.LittleEndian.Uint16(event[16:])
 		code := binary.LittleEndian.Uint16(event[18:])
 		value := binary.LittleEndian.Uint32(event[20:])
 		if kind == evKey && code == keyPower && value == 1 {
-			g.end(unix.LINUX_REBOOT_CMD_POWER_OFF)
+			return true, nil
 		}
 	}
 }
