@@ -5,6 +5,7 @@
 # make fuzz    every fuzz target for DURATION (1h) each; what they learn is kept
 # make up      a running lodged with a tile of eight booted guests
 # make down    the end of that
+# make lab-image  the guest that the lab's workloads run in (once, about two minutes)
 # make bench   docs/figures.md measured anew, with libvirt's own daemon beside
 # make generate  the Go code of Lodge's own API, from api/lodge/v1/lodge.proto
 # make format  put the sources into the form that check wants
@@ -43,9 +44,11 @@ TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt o
 # What the lab's loads are tried on. None of them starts a service.
 LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio
 
-.PHONY: build check format generate lint unit test soak fuzz up down bench guest
+.PHONY: build check format generate lint unit test soak fuzz up down bench guest lab-image
+# The lab's agent is static, because it is the first process of the lab's guests.
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/...
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/lodge-lab-agent ./lab/agent/cmd
 
 # The agent is static, because it is the first process of a guest with nothing
 # else in it.
@@ -55,6 +58,10 @@ bin/lodge-guest: $(wildcard guestimage/agent/*.go guestimage/early/*.go guestima
 guest: bin/lodge-guest
 	@scripts/need xz-utils grub-common grub-pc-bin e2fsprogs
 	$(GO) run ./guestimage/build -cache $(CACHE)/guest -agent $< -disk
+
+lab-image: build
+	@scripts/need mmdebstrap erofs-utils e2fsprogs debian-archive-keyring
+	$(GO) run ./lab/image/build -cache $(CACHE)/lab -agent bin/lodge-lab-agent
 
 check: lint unit
 

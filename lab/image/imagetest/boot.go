@@ -1,0 +1,152 @@
+// Package imagetest gives tests the lab's guest image that `make lab-image` has
+// made, and boots it.
+package imagetest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/lab/image"
+	"github.com/lodge-kvm/lodge/lab/machine"
+	"github.com/lodge-kvm/lodge/lab/session"
+	"github.com/lodge-kvm/lodge/lab/wire"
+)
+
+// Variable names a cache with an image to use instead of the checkout's.
+const Variable = "LODGE_LAB_IMAGE"
+
+// patience bounds the wait for an emulated guest on a busy machine.
+const patience = 3 * time.Minute
+
+// Find gives the image, and skips the test when there is none or when tests are
+// to be short.
+func Find(t testing.TB) image.Image {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("boots a guest: not among the short tests")
+	}
+	cache := os.Getenv(Variable)
+	if cache == "" {
+		_, here, _, _ := runtime.Caller(0)
+		cache = filepath.Join(filepath.Dir(here), "../../../.cache/lab")
+	}
+	i, err := image.Find(cache)
+	if err != nil {
+		t.Skipf("%v", err)
+	}
+	return i
+}
+
+// Guest is one that runs in a QEMU of the test's own.
+type Guest struct {
+	*session.Session
+	// Forward leads to ports of the guest: "127.0.0.1:N" by port.
+	Forward map[int]string
+	// Ended is closed when QEMU has.
+	Ended <-chan struct{}
+}
+
+// Boot starts a guest under emulation and gives a session with it. Ports are
+// those of the guest that are to be reached from here. The guest reaches nobody.
+func Boot(t testing.TB, name string, memory int, ports ...int) *Guest {
+	t.Helper()
+	i := Find(t)
+	for _, tool := range []string{"qemu-system-x86_64", "qemu-img"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("no %s here", tool)
+		}
+	}
+	dir := t.TempDir()
+	root := filepath.Join(dir, "root.qcow2")
+	overlay := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", i.Root, root)
+	if said, err := overlay.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", dir+"/agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	g := &Guest{Forward: map[int]string{}}
+	command := arguments(t, i, dir, root, name, memory)
+	nic := []string{"user,id=n0,restrict=on"}
+	for _, port := range ports {
+		g.Forward[port] = free(t)
+		nic = append(nic, fmt.Sprintf("hostfwd=tcp:%s-:%d", g.Forward[port], port))
+	}
+	g.start(t, append(command, "-netdev", strings.Join(nic, ","), "-device", "virtio-net-pci,netdev=n0,romfile=,mac="+mac), dir+"/serial")
+	conn, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if g.Session, err = session.Open(ctx, conn); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = g.Close() })
+	return g
+}
+
+const mac = "52:54:00:77:00:01"
+
+func arguments(t testing.TB, i image.Image, dir, root, name string, memory int) []string {
+	line := image.CommandLine(image.Boot{
+		Name: name, TSC: machine.TSC(), Nets: []image.Net{{MAC: mac, Address: netip.MustParsePrefix("10.0.2.15/24")}},
+	})
+	t.Logf("kernel arguments: %s", line)
+	fixed := "-M q35 -accel tcg,thread=multi,tb-size=128 -cpu qemu64 -smp 1 -nodefaults -no-user-config -display none " +
+		"-device virtio-rng-pci -device virtio-serial-pci -device virtserialport,chardev=agent,name=" + wire.Port
+	return append(strings.Fields(fixed),
+		"-m", strconv.Itoa(memory), "-serial", "file:"+dir+"/serial", "-kernel", i.Kernel, "-initrd", i.Initrd, "-append", line,
+		"-drive", "file="+root+",format=qcow2,if=none,id=d0,cache=unsafe", "-device", "virtio-blk-pci,drive=d0,serial=root",
+		"-drive", "file="+i.Usr+",format=raw,if=none,id=d1,readonly=on", "-device", "virtio-blk-pci,drive=d1,serial=usr",
+		"-chardev", "socket,id=agent,path="+dir+"/agent")
+}
+
+// start runs QEMU until the test is over.
+func (g *Guest) start(t testing.TB, argv []string, serial string) {
+	t.Helper()
+	qemu := exec.CommandContext(context.WithoutCancel(t.Context()), "qemu-system-x86_64", argv...)
+	var said bytes.Buffer
+	qemu.Stderr = &said
+	if err := qemu.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	g.Ended = ended
+	go func() {
+		defer close(ended)
+		_ = qemu.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = qemu.Process.Kill()
+		<-ended
+		if t.Failed() {
+			console, _ := os.ReadFile(serial)
+			t.Logf("QEMU: %s\nconsole: %s", said.Bytes(), console)
+		}
+	})
+}
+
+// free gives an address of loopback that nobody listens on.
+func free(t testing.TB) string {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
