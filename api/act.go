@@ -21,8 +21,9 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 	if err != nil {
 		return err
 	}
+	s.hold(ctx, &request)
 	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
-		return s.Fleet.Run(ctx, request, t.plan, t.result)
+		return s.Fleet.Run(ctx, request, t.plan, s.audited(ctx, "Act", verbs[request.Verb], t.result))
 	})
 }
 

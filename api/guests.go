@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -40,7 +41,7 @@ func selectors(texts []string) ([]fleet.Selector, error) {
 }
 
 // choose gives the guests that a request to look means: all, unless it says less.
-func (s *Server) choose(texts []string) ([]fleet.Member, error) {
+func (s *Server) choose(ctx context.Context, texts []string) ([]fleet.Member, error) {
 	if len(texts) == 0 {
 		texts = []string{"all"}
 	}
@@ -48,12 +49,12 @@ func (s *Server) choose(texts []string) ([]fleet.Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.Fleet.Select(read), nil
+	return slices.DeleteFunc(s.Fleet.Select(read), func(m fleet.Member) bool { return !s.sees(ctx, m) }), nil
 }
 
 // ListGuests tells what is known now.
-func (s *Server) ListGuests(_ context.Context, r *lodgev1.ListGuestsRequest) (*lodgev1.ListGuestsResponse, error) {
-	members, err := s.choose(r.GetSelect())
+func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (*lodgev1.ListGuestsResponse, error) {
+	members, err := s.choose(ctx, r.GetSelect())
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/socket"
@@ -117,10 +118,12 @@ func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.work.Add(1)
 	defer b.work.Done()
 	peer, _ := r.Context().Value(peerKey{}).(socket.Peer)
-	if err := peer.Admit(false, b.Groups); err != nil {
+	who := access.LocalWho(peer)
+	if err := b.admit(who, r.URL.Path); err != nil {
 		b.say(w, r, err)
 		return
 	}
+	r = r.WithContext(context.WithValue(r.Context(), whoKey{}, who))
 	if !b.calls.take(peer.PID, 1) {
 		b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many calls are under way: at most %d, and %d of one process", b.calls.all, b.calls.each))
 		return

@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/google/uuid"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
@@ -35,6 +36,10 @@ type Config struct {
 	Version string
 	// LibvirtClients counts the connections of the other edge.
 	LibvirtClients func() int
+	// Gate decides who may do what; nil: whoever was let in may do everything.
+	Gate *access.Gate
+	// Audit takes what was done and refused; nil: nobody does.
+	Audit *access.Audit
 }
 
 // Server serves the API.
@@ -120,7 +125,7 @@ func (s *Server) http(calls context.Context) *http.Server {
 		},
 		BaseContext: func(net.Listener) context.Context { return calls },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, peerKey{}, c.(*client).peer)
+			return context.WithValue(ctx, peerKey{}, c.(*client).peer) // who calls is asked at each call
 		},
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}

@@ -16,7 +16,7 @@ import (
 
 // Stats gives samples: the newest, at once, or fresh ones within a time.
 func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.StatsResponse, error) {
-	members, err := s.choose(r.GetSelect())
+	members, err := s.choose(ctx, r.GetSelect())
 	if err != nil {
 		return nil, err
 	}

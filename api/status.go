@@ -16,7 +16,7 @@ import (
 
 // Status tells what the daemon itself uses, so that whoever keeps asking sees
 // what it does not give back.
-func (s *Server) Status(_ context.Context, r *lodgev1.StatusRequest) (*lodgev1.StatusResponse, error) {
+func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1.StatusResponse, error) {
 	if r.GetCollect() {
 		debug.FreeOSMemory()
 	}
@@ -47,6 +47,9 @@ func (s *Server) Status(_ context.Context, r *lodgev1.StatusRequest) (*lodgev1.S
 		}
 	}
 	for _, p := range s.Guests.Prepared() {
+		if !s.seesUUID(ctx, p.UUID) {
+			continue
+		}
 		answer.Prepared = append(answer.Prepared, &lodgev1.PreparedGuest{
 			Name: p.Name, Uuid: p.UUID, Pid: int32(p.PID), Since: timestamppb.New(p.Since), Memory: p.Memory,
 		})
@@ -55,13 +58,16 @@ func (s *Server) Status(_ context.Context, r *lodgev1.StatusRequest) (*lodgev1.S
 }
 
 // StartQueue tells which starts wait, and for what.
-func (s *Server) StartQueue(context.Context, *lodgev1.StartQueueRequest) (*lodgev1.StartQueueResponse, error) {
+func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (*lodgev1.StartQueueResponse, error) {
 	now := s.Starts.State()
 	answer := &lodgev1.StartQueueResponse{
 		Running: uint32(now.Running), Limit: uint32(now.Limit), Stuck: uint32(now.Stuck), Settling: uint32(now.Settling),
 		Promised: now.Promised, Why: now.Why,
 	}
 	for _, w := range s.Starts.Queue() {
+		if !s.seesUUID(ctx, w.Guest) {
+			continue
+		}
 		answer.Waiting = append(answer.Waiting, &lodgev1.Waiting{
 			Name: w.Name, Position: uint32(w.Position), Since: timestamppb.New(w.Since), Reason: w.Reason,
 		})

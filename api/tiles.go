@@ -5,6 +5,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
@@ -37,7 +38,7 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	}
 	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		t.plan(fleet.Plan{Total: int(r.GetCount())})
-		return s.Fleet.CreateTiles(ctx, template, r.GetSet(), int(r.GetFirst()), int(r.GetCount()), r.GetDryRun(), t.result)
+		return s.Fleet.CreateTiles(ctx, template, r.GetSet(), int(r.GetFirst()), int(r.GetCount()), r.GetDryRun(), s.audited(ctx, "CreateTiles", access.Define, t.result))
 	})
 }
 
@@ -45,6 +46,6 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 func (s *Server) RemoveTiles(ctx context.Context, r *lodgev1.RemoveTilesRequest, stream *connect.ServerStream[lodgev1.Step]) error {
 	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		t.plan(fleet.Plan{})
-		return s.Fleet.RemoveTiles(ctx, r.GetTiles(), r.GetDryRun(), t.result)
+		return s.Fleet.RemoveTiles(ctx, r.GetTiles(), r.GetDryRun(), s.audited(ctx, "RemoveTiles", access.Define, t.result))
 	})
 }

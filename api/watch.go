@@ -41,7 +41,10 @@ func (s *Server) Watch(ctx context.Context, r *lodgev1.WatchRequest, stream *con
 				return err
 			}
 		}
-		if told := toEvent(e); watched.wants(told) {
+		if err := s.Gate.Admit(caller(ctx)); err != nil {
+			return err // the rules have changed
+		}
+		if told := toEvent(e); watched.wants(told) && s.seesEvent(ctx, told) {
 			if err := stream.Send(&lodgev1.WatchResponse{What: &lodgev1.WatchResponse_Event{Event: told}}); err != nil {
 				return err
 			}

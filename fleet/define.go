@@ -56,6 +56,12 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 
 // defineOne gives the UUID too, which the document need not say.
 func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Result, string) {
+	if q.AdmitDocument != nil {
+		var err error
+		if ctx, err = q.AdmitDocument(ctx, doc); err != nil {
+			return Result{Outcome: Failed, Error: err}, ""
+		}
+	}
 	if q.DryRun {
 		if _, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate}); err != nil {
 			return Result{Outcome: Failed, Error: err}, ""

@@ -39,3 +39,7 @@ func runeAt(text string, at int) int {
 	_, size := utf8.DecodeRuneInString(text[at:])
 	return size
 }
+
+// Matches says whether a name fits a pattern, in which '*' stands for anything
+// and '?' for one character.
+func Matches(pattern, name string) bool { return glob(pattern).matches(name) }

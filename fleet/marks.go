@@ -241,3 +241,12 @@ func (m *Marks) clone() *Marks {
 	maps.Copy(labels, m.Labels)
 	return &Marks{Labels: labels, Priority: m.Priority, After: slices.Clone(m.After), Volumes: slices.Clone(m.Volumes)}
 }
+
+// ReadLabels reads the labels that a definition's <metadata> gives a guest.
+func ReadLabels(metadata string) (Labels, error) {
+	m, err := readMarks(metadata)
+	if err != nil {
+		return nil, err
+	}
+	return m.Labels, nil
+}

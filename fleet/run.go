@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -84,6 +85,13 @@ type Request struct {
 	Timeout   time.Duration
 	Options   Options
 	Documents []string
+	// Sees says which guests the request may be about at all; nil: everybody.
+	Sees func(Member) bool
+	// Admit says whether the verb may be done to a guest; nil: it may.
+	Admit func(Member) error
+	// AdmitDocument says whether a document may be defined, and gives the context
+	// to do that in; nil: it may.
+	AdmitDocument func(ctx context.Context, doc string) (context.Context, error)
 }
 
 // Plan is what a run is about to do.
@@ -136,6 +144,9 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 		return Summary{}, err
 	}
 	members, a := f.Select(q.Select), actions[q.Verb]
+	if q.Sees != nil {
+		members = slices.DeleteFunc(members, func(m Member) bool { return !q.Sees(m) })
+	}
 	names, marks := make([]string, len(members)), make([]*Marks, len(members))
 	for i, m := range members {
 		names[i], marks[i] = m.View.Name, m.Marks
@@ -254,6 +265,11 @@ func (r *run) followEndings() (stop func()) {
 
 // turn does the verb to one guest. What has begun is not for ctx to end.
 func (r *run) turn(ctx context.Context, m Member) Result {
+	if r.request.Admit != nil {
+		if err := r.request.Admit(m); err != nil {
+			return Result{Outcome: Failed, Error: err}
+		}
+	}
 	if r.action.needsMarks && m.Problem != "" {
 		return Result{Outcome: Failed, Error: unreadable(m)}
 	}

@@ -238,3 +238,18 @@ func (s Selector) names() (string, bool) {
 func (s Selector) asksPools() bool {
 	return slices.ContainsFunc(s.terms, func(t term) bool { return t.key == byPool })
 }
+
+// Fleeting says that the selector asks for more than a guest's name, UUID,
+// labels and tile: for what changes from one moment to the next.
+func (s Selector) Fleeting() bool {
+	return slices.ContainsFunc(s.terms, func(t term) bool {
+		switch t.key {
+		case byName, byUUID, byLabel, byTile, everybody:
+			return false
+		}
+		return true
+	})
+}
+
+// Matches says whether a guest is chosen by a selector that asks for no pools.
+func (s Selector) Matches(m Member) bool { return s.matches(m.View, m.Labels, nil) }

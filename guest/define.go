@@ -27,7 +27,10 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 	if err != nil {
 		return nil, err
 	}
-	err = g.change(ctx, "", func() error { return g.define(def, doc) })
+	err = g.change(ctx, "", func() error {
+		g.fence(ctx, def)
+		return g.define(def, doc)
+	})
 	return g, r.unclaim(g, err)
 }
 

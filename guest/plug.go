@@ -49,6 +49,7 @@ func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Defin
 			if config, err = stored(); err != nil {
 				return nil, err
 			}
+			g.fence(ctx, config)
 		}
 		if !a.Live {
 			return nil, g.redefine(config)

@@ -30,6 +30,9 @@ type record struct {
 	// AutostartOnce is Autostart for the next start of the host only.
 	AutostartOnce bool
 	ManagedSave   bool
+	// Fences are the folders out of which an image and what lies below it must not
+	// lead, by the source of the disk: those that the client was held to who gave it.
+	Fences map[string][]string `json:",omitempty"`
 }
 
 // keep stores the guest's record, or removes it when the guest is no longer

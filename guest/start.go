@@ -227,8 +227,9 @@ func (l *launching) reserve(context.Context) error {
 
 func (l *launching) findDisks(ctx context.Context) error {
 	l.plan.Disks = map[string]device.DiskAttachment{}
+	fences := l.g.View().fences
 	for _, d := range l.run.def.Devices.Disks {
-		a, present, err := l.g.reg.findDisk(ctx, d)
+		a, present, err := l.g.reg.findDisk(fenced(ctx, fences, d), d)
 		if err != nil {
 			return err
 		}

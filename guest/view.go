@@ -34,6 +34,8 @@ type View struct {
 	// job is the work on the guest, without its progress; see Guest.Job.
 	job      domain.Progress
 	progress *progress
+	// fences are the record's; they are replaced and never changed.
+	fences map[string][]string
 
 	// StuckSince is when the monitor was lost or stopped to answer; zero: it answers.
 	StuckSince time.Time
@@ -61,7 +63,7 @@ func (g *Guest) publish() {
 		ID: g.id(), Name: g.record.Name, UUID: g.uuid,
 		State: g.state.Phase, Reason: g.state.Reason, Since: g.since,
 		Persistent: g.inactive != nil, Autostart: g.record.Autostart, AutostartOnce: g.record.AutostartOnce,
-		ManagedSave: g.record.ManagedSave, Inactive: g.inactive, LastJob: g.lastJob,
+		ManagedSave: g.record.ManagedSave, Inactive: g.inactive, LastJob: g.lastJob, fences: g.record.Fences,
 	}
 	if g.run != nil {
 		v.PID, v.Active, v.Updated, v.Messages = g.run.PID, g.run.def, g.run.Updated, g.run.Messages

@@ -124,7 +124,7 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 		}
 		layer, err := mount.Do(ctx, path, func() (Layer, error) { return openLayer(path, declared) }, func(l Layer) { _ = l.File.Close() })
 		if err == nil {
-			if err = layer.enter(seen); err == nil && layer.Encrypted && len(chain) > 0 {
+			if err = errors.Join(layer.enter(seen), layer.within(FenceOf(ctx))); err == nil && layer.Encrypted && len(chain) > 0 {
 				err = fault.New(fault.Unsupported, fault.Volume, "%s is encrypted, and only the uppermost layer can be; convert it (qemu-img convert)", layer.Path)
 			}
 			if err != nil {

@@ -34,6 +34,7 @@ type reply struct {
 	files []*os.File
 	then  func()
 	body  streamBody
+	still func() error // whether the stream may go on, by the rules as they are then
 }
 
 // streamBody moves the data of a stream; ctx ends with the stream. Nil means
@@ -151,7 +152,13 @@ func add[A, R any, PA message[A], PR message[R]](
 		if err := s.permitArgs(p, args); err != nil {
 			return reply{}, err
 		}
-		return f(h, ctx, s, args, files)
+		ctx, permission, err := s.allow(ctx, p, args)
+		if err != nil {
+			return reply{}, permission.end(nil, err)
+		}
+		answer, err := f(h, ctx, s, args, files)
+		answer.still = permission.still
+		return answer, permission.end(answer.ret, err)
 	}}
 }
 
@@ -222,6 +229,7 @@ func (c *client) answer(r *route, f *frame) {
 		c.streams.drop(st)
 		c.replyError(f.Header, err, done)
 	}
+	c.streams.guard(st, answer.still)
 	if answer.body != nil { // runs in any case: it releases what was opened
 		c.work.Go(func() { st.run(answer.body) })
 	}

@@ -92,22 +92,22 @@ func matches(v *guest.View, flags uint32) bool {
 	return true
 }
 
-// views gives the guests that pass the filters, by name.
-func (h *handlers) views(flags uint32) []*guest.View {
+// views gives the guests that pass the filters and that the client may see, by name.
+func (h *handlers) views(s *session, flags uint32) []*guest.View {
 	var found []*guest.View
 	for _, g := range h.Guests.All() {
-		if v := g.View(); matches(v, flags) {
+		if v := g.View(); matches(v, flags) && s.seesGuest(g) {
 			found = append(found, v)
 		}
 	}
 	return found
 }
 
-func (h *handlers) connectListAllDomains(_ context.Context, _ *session, args *xdr.ConnectListAllDomainsArgs) (*xdr.ConnectListAllDomainsRet, error) {
+func (h *handlers) connectListAllDomains(_ context.Context, s *session, args *xdr.ConnectListAllDomainsArgs) (*xdr.ConnectListAllDomainsRet, error) {
 	if err := checkFlags("CONNECT_LIST_ALL_DOMAINS", args.Flags, listFilters); err != nil {
 		return nil, err
 	}
-	found := h.views(args.Flags)
+	found := h.views(s, args.Flags)
 	ret := &xdr.ConnectListAllDomainsRet{Count: uint32(len(found))}
 	if !args.NeedResults {
 		return ret, nil
@@ -128,27 +128,27 @@ const (
 	onlyInactive = 2
 )
 
-func (h *handlers) connectListDomains(_ context.Context, _ *session, args *xdr.ConnectListDomainsArgs) (*xdr.ConnectListDomainsRet, error) {
+func (h *handlers) connectListDomains(_ context.Context, s *session, args *xdr.ConnectListDomainsArgs) (*xdr.ConnectListDomainsRet, error) {
 	ret := new(xdr.ConnectListDomainsRet)
-	for _, v := range h.views(onlyActive) {
+	for _, v := range h.views(s, onlyActive) {
 		ret.IDs = append(ret.IDs, int32(v.ID))
 	}
 	slices.Sort(ret.IDs)
 	return ret, atMost(&ret.IDs, args.MaxIDs)
 }
 
-func (h *handlers) connectNumOfDomains(context.Context, *session, *void) (*xdr.ConnectNumOfDomainsRet, error) {
-	return &xdr.ConnectNumOfDomainsRet{Count: int32(len(h.views(onlyActive)))}, nil
+func (h *handlers) connectNumOfDomains(_ context.Context, s *session, _ *void) (*xdr.ConnectNumOfDomainsRet, error) {
+	return &xdr.ConnectNumOfDomainsRet{Count: int32(len(h.views(s, onlyActive)))}, nil
 }
 
-func (h *handlers) connectListDefinedDomains(_ context.Context, _ *session, args *xdr.ConnectListDefinedDomainsArgs) (*xdr.ConnectListDefinedDomainsRet, error) {
+func (h *handlers) connectListDefinedDomains(_ context.Context, s *session, args *xdr.ConnectListDefinedDomainsArgs) (*xdr.ConnectListDefinedDomainsRet, error) {
 	ret := new(xdr.ConnectListDefinedDomainsRet)
-	for _, v := range h.views(onlyInactive) {
+	for _, v := range h.views(s, onlyInactive) {
 		ret.Names = append(ret.Names, v.Name)
 	}
 	return ret, atMost(&ret.Names, args.MaxNames)
 }
 
-func (h *handlers) connectNumOfDefinedDomains(context.Context, *session, *void) (*xdr.ConnectNumOfDefinedDomainsRet, error) {
-	return &xdr.ConnectNumOfDefinedDomainsRet{Count: int32(len(h.views(onlyInactive)))}, nil
+func (h *handlers) connectNumOfDefinedDomains(_ context.Context, s *session, _ *void) (*xdr.ConnectNumOfDefinedDomainsRet, error) {
+	return &xdr.ConnectNumOfDefinedDomainsRet{Count: int32(len(h.views(s, onlyInactive)))}, nil
 }

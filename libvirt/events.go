@@ -38,6 +38,7 @@ type topic struct {
 type notice struct {
 	topic   topic
 	object  string // UUID, or name of a node device
+	name    string // of the object
 	proc    int32
 	message func(callback int32) xdr.Message
 }
@@ -124,6 +125,9 @@ func (s *session) pump(reader *event.Reader) {
 			s.client.log.Warn("a client reads its events too slowly", "lost", lost)
 		}
 		for _, n := range notices(e) {
+			if !s.seesNotice(n) {
+				continue
+			}
 			for _, sub := range s.matching(n) {
 				if !s.notify(n, sub) {
 					return

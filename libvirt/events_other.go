@@ -22,7 +22,7 @@ func notices(e event.Event) []notice {
 	var found []notice
 	if p, ok := e.Payload.(event.NodeDeviceChange); ok {
 		found = nodeDeviceNotices(e.Source.Name, p)
-		return about(e.Source.Name, found)
+		return about(e.Source.Name, e.Source.Name, found)
 	}
 	id, err := parseUUID(e.Source.UUID)
 	if err != nil {
@@ -38,13 +38,13 @@ func notices(e event.Event) []notice {
 	default:
 		found = domainNotices(xdr.Domain{Name: e.Source.Name, UUID: id, ID: int32(e.Source.ID)}, p)
 	}
-	return about(strings.ToLower(e.Source.UUID), found)
+	return about(strings.ToLower(e.Source.UUID), e.Source.Name, found)
 }
 
 // about says which object the notices are of.
-func about(object string, found []notice) []notice {
+func about(object, name string, found []notice) []notice {
 	for i := range found {
-		found[i].object = object
+		found[i].object, found[i].name = object, name
 	}
 	return found
 }

@@ -73,10 +73,10 @@ func withNetwork(n *network.Network, err error) (*xdr.WithNetwork, error) {
 }
 
 // networksThat gives the networks whose views a test takes.
-func (h *handlers) networksThat(take func(*network.View) bool) []*network.Network {
+func (h *handlers) networksThat(s *session, take func(*network.View) bool) []*network.Network {
 	var found []*network.Network
 	for _, n := range h.Networks.List() {
-		if take(n.View()) {
+		if take(n.View()) && s.seesNetwork(n) {
 			found = append(found, n)
 		}
 	}
@@ -94,27 +94,27 @@ func networkNames(found []*network.Network, room int32) (*xdr.WithNames, error) 
 	return ret, atMost(&ret.Names, room)
 }
 
-func (h *handlers) connectNumOfNetworks(context.Context, *session, *void) (*xdr.WithCount, error) {
-	return &xdr.WithCount{Count: int32(len(h.networksThat(isActive)))}, nil
+func (h *handlers) connectNumOfNetworks(_ context.Context, s *session, _ *void) (*xdr.WithCount, error) {
+	return &xdr.WithCount{Count: int32(len(h.networksThat(s, isActive)))}, nil
 }
 
-func (h *handlers) connectListNetworks(_ context.Context, _ *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
-	return networkNames(h.networksThat(isActive), args.MaxNames)
+func (h *handlers) connectListNetworks(_ context.Context, s *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
+	return networkNames(h.networksThat(s, isActive), args.MaxNames)
 }
 
-func (h *handlers) connectNumOfDefinedNetworks(context.Context, *session, *void) (*xdr.WithCount, error) {
-	return &xdr.WithCount{Count: int32(len(h.networksThat(isInactive)))}, nil
+func (h *handlers) connectNumOfDefinedNetworks(_ context.Context, s *session, _ *void) (*xdr.WithCount, error) {
+	return &xdr.WithCount{Count: int32(len(h.networksThat(s, isInactive)))}, nil
 }
 
-func (h *handlers) connectListDefinedNetworks(_ context.Context, _ *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
-	return networkNames(h.networksThat(isInactive), args.MaxNames)
+func (h *handlers) connectListDefinedNetworks(_ context.Context, s *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
+	return networkNames(h.networksThat(s, isInactive), args.MaxNames)
 }
 
-func (h *handlers) connectListAllNetworks(_ context.Context, _ *session, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllNetworksRet, error) {
+func (h *handlers) connectListAllNetworks(_ context.Context, s *session, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllNetworksRet, error) {
 	if err := checkFlags("CONNECT_LIST_ALL_NETWORKS", args.Flags, listNetworkAll); err != nil {
 		return nil, err
 	}
-	found := h.networksThat(func(v *network.View) bool {
+	found := h.networksThat(s, func(v *network.View) bool {
 		return either(args.Flags, listNetworkActive, listNetworkInactive, v.Active()) &&
 			either(args.Flags, listNetworkPersistent, listNetworkTransient, v.Persistent()) &&
 			either(args.Flags, listNetworkAutostart, listNetworkNoAutostart, v.Autostart)

@@ -94,13 +94,13 @@ func wirePool(p *volume.Pool) (xdr.StoragePool, error) {
 	return xdr.StoragePool{Name: p.Name(), UUID: id}, err
 }
 
-func (h *handlers) listAllPools(_ context.Context, _ *session, args *xdr.ConnectListAllStoragePoolsArgs) (*xdr.ConnectListAllStoragePoolsRet, error) {
+func (h *handlers) listAllPools(_ context.Context, s *session, args *xdr.ConnectListAllStoragePoolsArgs) (*xdr.ConnectListAllStoragePoolsRet, error) {
 	if err := checkFlags("CONNECT_LIST_ALL_STORAGE_POOLS", args.Flags, poolListAll); err != nil {
 		return nil, err
 	}
 	ret := &xdr.ConnectListAllStoragePoolsRet{}
 	for _, p := range h.Pools.List() {
-		if !poolMatches(p.View(), args.Flags) {
+		if !poolMatches(p.View(), args.Flags) || !s.seesPool(p) {
 			continue
 		}
 		ret.Count++
@@ -132,30 +132,30 @@ func poolMatches(v volume.View, flags uint32) bool {
 }
 
 // poolNames gives the names of active or of inactive pools, up to a number.
-func (h *handlers) poolNames(active bool, most int32) []string {
+func (h *handlers) poolNames(s *session, active bool, most int32) []string {
 	var names []string
 	for _, p := range h.Pools.List() {
-		if p.View().Active() == active && len(names) < int(most) {
+		if p.View().Active() == active && len(names) < int(most) && s.seesPool(p) {
 			names = append(names, p.Name())
 		}
 	}
 	return names
 }
 
-func (h *handlers) numOfPools(context.Context, *session, *void) (*xdr.WithCount, error) {
-	return &xdr.WithCount{Count: int32(len(h.poolNames(true, xdr.MaxStoragePoolList)))}, nil
+func (h *handlers) numOfPools(_ context.Context, s *session, _ *void) (*xdr.WithCount, error) {
+	return &xdr.WithCount{Count: int32(len(h.poolNames(s, true, xdr.MaxStoragePoolList)))}, nil
 }
 
-func (h *handlers) listPools(_ context.Context, _ *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
-	return &xdr.WithNames{Names: h.poolNames(true, args.MaxNames)}, nil
+func (h *handlers) listPools(_ context.Context, s *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
+	return &xdr.WithNames{Names: h.poolNames(s, true, args.MaxNames)}, nil
 }
 
-func (h *handlers) numOfDefinedPools(context.Context, *session, *void) (*xdr.WithCount, error) {
-	return &xdr.WithCount{Count: int32(len(h.poolNames(false, xdr.MaxStoragePoolList)))}, nil
+func (h *handlers) numOfDefinedPools(_ context.Context, s *session, _ *void) (*xdr.WithCount, error) {
+	return &xdr.WithCount{Count: int32(len(h.poolNames(s, false, xdr.MaxStoragePoolList)))}, nil
 }
 
-func (h *handlers) listDefinedPools(_ context.Context, _ *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
-	return &xdr.WithNames{Names: h.poolNames(false, args.MaxNames)}, nil
+func (h *handlers) listDefinedPools(_ context.Context, s *session, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
+	return &xdr.WithNames{Names: h.poolNames(s, false, args.MaxNames)}, nil
 }
 
 func (h *handlers) findPoolSources(ctx context.Context, _ *session, args *xdr.ConnectFindStoragePoolSourcesArgs) (*xdr.WithXML, error) {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
@@ -38,6 +39,10 @@ type Config struct {
 	Log *slog.Logger
 	// Groups may use the read-write sockets, besides root and the daemon's own user.
 	Groups []uint32
+	// Gate decides who may do what; nil: whoever was let in may do everything.
+	Gate *access.Gate
+	// Audit takes what was done and refused; nil: nobody does.
+	Audit *access.Audit
 }
 
 // limits bound what one client or one socket may hold. Times are those after
@@ -78,6 +83,8 @@ type handlers struct{ Rooms }
 type Server struct {
 	log      *slog.Logger
 	groups   []uint32
+	gate     *access.Gate
+	audit    *access.Audit
 	limits   limits
 	table    table
 	handlers handlers
@@ -99,6 +106,8 @@ func New(c Config) *Server {
 	s := &Server{
 		log:      c.Log,
 		groups:   c.Groups,
+		gate:     c.Gate,
+		audit:    c.Audit,
 		limits:   defaultLimits(),
 		table:    newTable(),
 		handlers: handlers{Rooms: c.Rooms},
@@ -128,6 +137,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 			}
 		})
 	}
+	accepting.Go(func() { s.heed(ctx) })
 	<-ctx.Done()
 	for _, l := range listeners {
 		_ = l.Close()
@@ -180,6 +190,20 @@ func (s *Server) accept(ctx context.Context, l Listener) error {
 			defer s.remove(c)
 			c.serve()
 		}()
+	}
+}
+
+// heed has every client asked for again when the rules change.
+func (s *Server) heed(ctx context.Context) {
+	changed := s.gate.Changed()
+	for {
+		select {
+		case <-changed:
+			changed = s.gate.Changed()
+			s.eachClient((*client).recheck)
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

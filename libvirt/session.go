@@ -3,6 +3,7 @@ package libvirt
 import (
 	"sync"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -16,6 +17,8 @@ type session struct {
 	gone   chan struct{} // closed when the connection has ended
 
 	mu       sync.Mutex
+	identity access.Who
+	refused  bool // once already, which the audit has
 	admitted bool // authentication is done
 	opened   bool
 	readOnly bool
@@ -26,7 +29,7 @@ type session struct {
 }
 
 func newSession(c *client, p socket.Peer, readOnly bool) *session {
-	return &session{client: c, peer: p, gone: make(chan struct{}), readOnly: readOnly}
+	return &session{client: c, peer: p, identity: access.LocalWho(p), gone: make(chan struct{}), readOnly: readOnly}
 }
 
 // Limits on one packet from a client, in bytes: nobody needs more than this
@@ -134,7 +137,16 @@ func (s *session) admit() error {
 	if s.admitted {
 		return nil
 	}
-	if err := s.peer.Admit(s.readOnly, s.client.server.groups); err != nil {
+	gate := s.client.server.gate
+	err := s.peer.Admit(s.readOnly || gate.Ruled(), s.client.server.groups)
+	if err == nil {
+		err = gate.Admit(s.identity)
+	}
+	if err != nil {
+		if !s.refused {
+			s.refused = true
+			s.client.server.audit.Note(access.Entry{Who: s.identity, API: "libvirt", Call: "AUTH_LIST", Err: err})
+		}
 		return withCode(codeAuthFailed, err)
 	}
 	s.admitted = true

@@ -160,6 +160,34 @@ func (s *streams) retire(key streamKey) {
 	}
 }
 
+// guard has a stream end when the rules forbid it. They may have changed since
+// its call was allowed.
+func (s *streams) guard(st *stream, still func() error) {
+	if st == nil || still == nil {
+		return
+	}
+	s.mu.Lock()
+	st.still = still
+	s.mu.Unlock()
+	if err := still(); err != nil {
+		st.end(err)
+	}
+}
+
+// endDenied ends the streams that the rules no longer allow.
+func (s *streams) endDenied() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, st := range s.byKey {
+		if st.over || st.still == nil {
+			continue
+		}
+		if err := st.still(); err != nil {
+			st.end(err)
+		}
+	}
+}
+
 // endAll ends every stream whose body runs.
 func (s *streams) endAll(cause error) {
 	s.mu.Lock()

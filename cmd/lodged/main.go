@@ -57,6 +57,8 @@ func command() *cobra.Command {
 	f.StringVar(&o.group, "group", "libvirt", "`name` of the group that may use the read-write socket; ignored where it does not exist")
 	f.BoolVar(&o.libvirtSockets, "libvirt-sockets", false, "also listen where stock clients look: /run/libvirt/{libvirt,virtqemud}-sock and their -ro twins")
 	f.IntVar(&o.prepared, "prepared", defaultPrepared, "`number` of QEMU processes that may wait for guests which are started often; 0: none")
+	f.StringVar(&o.access, "access", "", "`file` of rules that say who may do what (default: "+defaultAccess+", where it is there, for the daemon in "+defaultRun+")")
+	f.StringVar(&o.audit, "audit", "", "`file` that gets the audit's lines beside the log")
 	f.StringVar(&o.level, "log-level", "info", "least `level` that is logged: debug, info, warn, error")
 	return c
 }
@@ -65,6 +67,8 @@ func command() *cobra.Command {
 const (
 	defaultData = "/var/lib/lodge"
 	defaultRun  = "/run/lodge"
+	// defaultAccess is for the main daemon alone: others are for tests, or name theirs.
+	defaultAccess = "/etc/lodge/access.yaml"
 )
 
 // defaultPrepared QEMUs hold about 200 MiB together while they wait.
@@ -72,6 +76,7 @@ const defaultPrepared = 8
 
 type options struct {
 	data, run, emulator, group, level string
+	access, audit                     string
 	libvirtSockets                    bool
 	prepared                          int
 }

@@ -45,21 +45,26 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	listeners, err := o.listen(ctx)
+	all := fleet.New(fleet.Config{Guests: rooms.Guests, Pools: rooms.Pools, Events: rooms.Events, Log: log})
+	gate, audit, err := o.guard(rooms, all, log, &opened)
 	if err != nil {
 		return err
 	}
-	own, err := socket.Listen(ctx, socket.Place{Path: filepath.Join(o.run, "lodge.sock"), GID: o.gid()})
+	listeners, err := o.listen(ctx, gate.Ruled())
 	if err != nil {
 		return err
 	}
-	server := libvirt.New(libvirt.Config{Rooms: *rooms, Log: log, Groups: o.groups()})
+	own, err := socket.Listen(ctx, socket.Place{Path: filepath.Join(o.run, "lodge.sock"), GID: o.gid(), Everybody: gate.Ruled()})
+	if err != nil {
+		return err
+	}
+	server := libvirt.New(libvirt.Config{Rooms: *rooms, Log: log, Groups: o.groups(), Gate: gate, Audit: audit})
 	sets := api.New(api.Config{
-		Fleet:  fleet.New(fleet.Config{Guests: rooms.Guests, Pools: rooms.Pools, Events: rooms.Events, Log: log}),
-		Guests: rooms.Guests, Events: rooms.Events, Starts: rooms.Guests.Starts,
-		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients,
+		Fleet: all, Guests: rooms.Guests, Events: rooms.Events, Starts: rooms.Guests.Starts,
+		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Gate: gate, Audit: audit,
 	})
 	served, ctx := errgroup.WithContext(ctx)
+	served.Go(func() error { heed(ctx, log, gate, audit); return nil })
 	served.Go(func() error { return server.Serve(ctx, listeners...) })
 	served.Go(func() error { return sets.Serve(ctx, own) })
 	fmt.Fprintln(os.Stderr, "ready")
@@ -202,8 +207,9 @@ func seed(ctx context.Context, records *store.Store, networks *network.Networks)
 	return records.Put(seeds, "default network", true)
 }
 
-// listen opens the daemon's sockets.
-func (o *options) listen(ctx context.Context) ([]libvirt.Listener, error) {
+// listen opens the daemon's sockets. Where there are rules they say who comes in,
+// and the sockets are there for everybody.
+func (o *options) listen(ctx context.Context, ruled bool) ([]libvirt.Listener, error) {
 	names := []string{filepath.Join(o.run, "libvirt-sock")}
 	if o.libvirtSockets {
 		names = append(names, "/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
@@ -211,12 +217,12 @@ func (o *options) listen(ctx context.Context) ([]libvirt.Listener, error) {
 	gid := o.gid()
 	var listeners []libvirt.Listener
 	for _, name := range names {
-		for _, p := range []socket.Place{{Path: name, GID: gid}, {Path: name + "-ro", Everybody: true}} {
+		for _, p := range []socket.Place{{Path: name, GID: gid, Everybody: ruled}, {Path: name + "-ro", Everybody: true}} {
 			l, err := socket.Listen(ctx, p)
 			if err != nil {
 				return nil, err
 			}
-			listeners = append(listeners, libvirt.Listener{Listener: l, ReadOnly: p.Everybody})
+			listeners = append(listeners, libvirt.Listener{Listener: l, ReadOnly: strings.HasSuffix(p.Path, "-ro")})
 		}
 	}
 	return listeners, nil

@@ -1,0 +1,74 @@
+package access
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+func TestTheAuditIsOneLineForEachChange(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit")
+	var log bytes.Buffer
+	a, err := OpenAudit(path, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := "x'\nlevel=INFO msg=audit uid=0 result=ok"
+	a.Note(Entry{Who: user1(1001), API: "libvirt", Call: "DOMAIN_CREATE", Verb: Start, Object: NewGuest(forged, "", nil), Rule: "operators"})
+	a.Note(Entry{Who: user1(1001), API: "libvirt", Call: "DOMAIN_GET_INFO", Verb: Read})
+	a.Note(Entry{
+		Who: Who{Subject: "CN=eve", Address: "10.0.0.9:1"}, API: "libvirt", Call: strings.Repeat("n", 9000), Verb: Define,
+		Err: fault.Wrap(errors.New("secret words of a document"), fault.Denied, fault.Call, "no"),
+	})
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for where, text := range map[string]string{"file": string(text), "log": log.String()} {
+		lines := strings.Split(strings.TrimSpace(text), "\n")
+		if len(lines) != 2 {
+			t.Fatalf("the %s has %d lines: %q", where, len(lines), lines)
+		}
+		for _, part := range []string{"uid=1001", "pid=7", "call=DOMAIN_CREATE", "verb=start", "object=", "rule=operators", "result=ok", "took="} {
+			if !strings.Contains(lines[0], part) {
+				t.Errorf("the %s's line %q has no %s", where, lines[0], part)
+			}
+		}
+		for _, part := range []string{`dn="CN=eve"`, "address=10.0.0.9:1", "result=denied"} {
+			if !strings.Contains(lines[1], part) {
+				t.Errorf("the %s's line %q has no %s", where, lines[1], part)
+			}
+		}
+		if strings.Contains(text, "secret words") || len(lines[1]) > 1000 {
+			t.Errorf("the %s tells too much: %q", where, lines[1])
+		}
+	}
+}
+
+func TestTheAuditGoesOnInANewFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit")
+	a, err := OpenAudit(path, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path, path+".old"); err != nil {
+		t.Fatal(err)
+	}
+	a.Reopen()
+	a.Note(Entry{Who: user1(1), API: "lodge", Call: "Act", Verb: Stop})
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), "uid=1 ") {
+		t.Errorf("the new file has %q, %v", text, err)
+	}
+}

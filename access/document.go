@@ -1,0 +1,330 @@
+package access
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// Document checks what a client hands in as XML: the object that it would make
+// or change, and the files that it names. On is the object of the call, if it has
+// one. What a guest's definition names already may stay in it. It gives the
+// object that the document would make.
+func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error) {
+	rules := g.rules.Load()
+	if rules == nil || w.Trusted() {
+		return on, nil
+	}
+	root, err := markup.Parse(doc)
+	if err != nil {
+		return on, err
+	}
+	switch root.Name {
+	case "domain":
+		return g.domain(w, verb, doc)
+	case "network":
+		return Object{Kind: Network, Name: root.Child("name").Text()}, g.network(w, root)
+	case "pool":
+		return Object{Kind: Pool, Name: root.Child("name").Text()}, g.pool(w, root)
+	case "volume":
+		return on, walker{rules.placesFor(g, w, verb, on)}.walk(root.Child("backingStore"))
+	}
+	places := rules.placesFor(g, w, verb, on)
+	places.known = g.named(on)
+	return on, walker{places}.walk(root)
+}
+
+// domain checks a whole definition, as it is understood and not as it is written.
+func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
+	def, err := domainxml.Parse(doc, domainxml.Options{})
+	if err != nil {
+		return Object{}, err
+	}
+	labels, err := fleet.ReadLabels(def.Metadata)
+	if err != nil {
+		return Object{}, err
+	}
+	rules := g.rules.Load()
+	wanted := NewGuest(def.Name, def.UUID, labels)
+	places := rules.placesFor(g, w, verb, wanted)
+	if err := rules.Check(w, verb, wanted); err != nil {
+		return wanted, err
+	}
+	for _, there := range []Object{g.GuestByName(def.Name), g.GuestByUUID(def.UUID)} {
+		if there.Kind != Guest {
+			continue
+		}
+		if err := rules.Check(w, verb, there); err != nil {
+			return wanted, err
+		}
+		places.known = append(places.known, g.named(there)...)
+	}
+	root, err := understood(def)
+	if err != nil {
+		return wanted, err
+	}
+	return wanted, walker{places}.walk(root)
+}
+
+func understood(def *domain.Definition) (*markup.Element, error) {
+	text, err := domainxml.Format(def, domainxml.Style{})
+	if err != nil {
+		return nil, err
+	}
+	return markup.Parse(text)
+}
+
+// named gives what a guest's definitions name now.
+func (g *Gate) named(o Object) []string {
+	if o.Kind != Guest || o.member.View == nil {
+		return nil
+	}
+	var found []string
+	for _, def := range []*domain.Definition{o.member.View.Active, o.member.View.Inactive} {
+		if def == nil {
+			continue
+		}
+		if root, err := understood(def); err == nil { // else nothing is known, and so nothing allowed
+			found = append(found, paths(root)...)
+		}
+	}
+	return found
+}
+
+func (g *Gate) network(w Who, root *markup.Element) error {
+	for _, name := range root.Elements("name") {
+		if err := g.Check(w, Networks, Object{Kind: Network, Name: name.Text()}); err != nil {
+			return err
+		}
+	}
+	for _, e := range root.Elements() {
+		if e.Space != "" && e.Name != "metadata" {
+			return g.beyond(w, Networks, "options of dnsmasq")
+		}
+	}
+	if there, err := g.Networks.ByUUID(strings.ToLower(root.Child("uuid").Text())); err == nil {
+		return g.Check(w, Networks, Object{Kind: Network, Name: there.Name()})
+	}
+	return nil
+}
+
+// pool checks a definition of a pool: whoever makes one may read and write what
+// lies in it.
+func (g *Gate) pool(w Who, root *markup.Element) error {
+	rules := g.rules.Load()
+	for _, name := range root.Elements("name") {
+		o := Object{Kind: Pool, Name: name.Text()}
+		if err := rules.Check(w, Pools, o); err != nil {
+			return err
+		}
+	}
+	if there, err := g.Pools.ByUUID(strings.ToLower(root.Child("uuid").Text())); err == nil {
+		if err := rules.Check(w, Pools, Object{Kind: Pool, Name: there.Name()}); err != nil {
+			return err
+		}
+	}
+	places := rules.placesFor(g, w, Pools, Object{Kind: Pool, Name: root.Child("name").Text()})
+	if places.Anywhere {
+		return nil
+	}
+	if root.Attr("type") != "dir" {
+		return g.beyond(w, Pools, "a pool of type "+root.Attr("type"))
+	}
+	if target := strings.TrimSpace(root.Child("target").Child("path").Text()); !places.holds(target) && !slices.Contains(places.Where, target) {
+		return places.refuse(target)
+	}
+	return walker{places}.walk(root.Child("source"))
+}
+
+// beyond checks that the client may do something wherever and whatever it is.
+func (g *Gate) beyond(w Who, verb Verb, what string) error {
+	if !g.Held(w) || g.rules.Load().Images(w, verb, Object{Kind: Everything}).Anywhere {
+		return nil
+	}
+	return fault.New(fault.Denied, fault.Call, "%s may not use %s: that takes a rule with the right %q for everything", w, what, verb)
+}
+
+// places are folders, with the pools' own among them, and what may stay.
+type places struct {
+	Places
+	who   Who
+	pools []string // globs
+	known []string
+}
+
+func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
+	p := places{Places: r.Images(w, verb, o), who: w}
+	for _, place := range p.Where {
+		if glob, ofPool := strings.CutPrefix(place, "pool:"); ofPool {
+			p.pools = append(p.pools, glob)
+		}
+	}
+	p.Where = g.folders(p.Where)
+	return p
+}
+
+// folders puts the folders of pools in the place of their names.
+func (g *Gate) folders(where []string) []string {
+	var found []string
+	for _, place := range where {
+		glob, ofPool := strings.CutPrefix(place, "pool:")
+		if !ofPool {
+			found = append(found, place)
+			continue
+		}
+		for _, p := range g.Pools.List() {
+			if target := p.View().Target; fleet.Matches(glob, p.Name()) && target != "" && target != "/dev" {
+				found = append(found, target)
+			}
+		}
+	}
+	return found
+}
+
+// stock are the programs and the firmware of the host, which every guest may use.
+var stock = []string{"/usr/bin/qemu-system-*", "/usr/share/OVMF/*", "/usr/share/qemu/*", "/usr/share/seabios/*", "/usr/share/edk2/*", "/dev/urandom", "/dev/random", "/dev/hwrng"}
+
+// holds says whether a path lies in one of the places.
+func (p *places) holds(path string) bool {
+	if p.Anywhere || slices.Contains(p.known, path) {
+		return true
+	}
+	if filepath.Clean(path) != path || !filepath.IsAbs(path) {
+		return false
+	}
+	return slices.ContainsFunc(p.Where, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") }) ||
+		slices.ContainsFunc(stock, func(glob string) bool { return fleet.Matches(glob, path) })
+}
+
+// refuse says why a path is not allowed.
+func (p *places) refuse(what string) error {
+	if len(p.Where) == 0 {
+		return fault.New(fault.Denied, fault.Call, "%s may not use %s: the rules give this client no place for files", p.who, what)
+	}
+	return fault.New(fault.Denied, fault.Call, "%s may not use %s: files have to lie in %s", p.who, what, strings.Join(p.Where, ", "))
+}
+
+// Path checks a path that a call names by itself.
+func (g *Gate) Path(w Who, verb Verb, on Object, path string) error {
+	rules := g.rules.Load()
+	if rules == nil || w.Trusted() {
+		return nil
+	}
+	p := rules.placesFor(g, w, verb, on)
+	if p.known = g.named(on); p.holds(path) {
+		return nil
+	}
+	return p.refuse(path)
+}
+
+// walker looks through a document for what reaches beyond its guest.
+type walker struct{ places }
+
+// hostly are parts of a definition that take something of the host which lies in
+// no folder. Each needs a rule with images: any.
+var hostly = map[string]bool{"hostdev": true, "shmem": true, "lease": true, "seclabel": true, "resource": true, "bootloader": true}
+
+// peaceful are the types of interfaces and character devices that reach nothing
+// of the host which the walk does not see.
+var (
+	peacefulNICs  = []string{"user", "network"}
+	peacefulChars = []string{"", "pty", "null", "vc", "unix", "file", "pipe", "dev", "stdio", "spicevmc", "spiceport", "qemu-vdagent"}
+	peacefulDisks = []string{"", "file", "block", "volume"}
+)
+
+func (w walker) walk(e *markup.Element) error {
+	switch {
+	case w.Anywhere || e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title":
+		return nil
+	case e.Space != "" || hostly[e.Name]:
+		return w.refuse("<" + e.Name + ">")
+	}
+	if err := w.kind(e); err != nil {
+		return err
+	}
+	for _, text := range own(e) {
+		if strings.HasPrefix(text, "/") && !w.holds(text) {
+			return w.refuse(text)
+		}
+	}
+	for _, child := range e.Elements() {
+		if err := w.walk(child); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kind checks the types of devices.
+func (w walker) kind(e *markup.Element) error {
+	sort, allowed := e.Attr("type"), []string(nil)
+	switch e.Name {
+	case "disk", "backingStore", "mirror":
+		allowed = peacefulDisks
+		for _, name := range []string{"file", "dev", "dir"} {
+			if path := e.Child("source").Attr(name); path != "" && !w.holds(path) {
+				return w.refuse(path)
+			}
+		}
+		if pool := e.Child("source").Attr("pool"); pool != "" {
+			return w.volume(pool)
+		}
+	case "interface":
+		allowed = peacefulNICs
+	case "serial", "parallel", "console", "channel", "smartcard", "redirdev", "rng":
+		allowed = peacefulChars
+		if e.Name == "rng" {
+			sort = ""
+		}
+	default:
+		return nil
+	}
+	if !slices.Contains(allowed, sort) {
+		return w.refuse("<" + e.Name + " type='" + sort + "'>")
+	}
+	return nil
+}
+
+// volume checks a disk that names its pool and volume.
+func (w walker) volume(pool string) error {
+	if slices.ContainsFunc(w.pools, func(glob string) bool { return fleet.Matches(glob, pool) }) {
+		return nil
+	}
+	return w.refuse("pool '" + pool + "'")
+}
+
+// own are the values that an element itself has. Where a device shows inside its
+// guest is no place of the host.
+func own(e *markup.Element) []string {
+	if e.Name == "target" || e.Name == "cmdline" {
+		return nil
+	}
+	found := []string{strings.TrimSpace(e.Text())}
+	for _, a := range e.Attrs {
+		found = append(found, a.Value)
+	}
+	return found
+}
+
+// paths are all that a document names, where it lies.
+func paths(e *markup.Element) []string {
+	if e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
+		return nil
+	}
+	var found []string
+	for _, text := range own(e) {
+		if strings.HasPrefix(text, "/") {
+			found = append(found, text)
+		}
+	}
+	for _, child := range e.Elements() {
+		found = append(found, paths(child)...)
+	}
+	return found
+}

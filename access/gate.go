@@ -1,0 +1,198 @@
+package access
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/markup"
+	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/volume"
+)
+
+// Config is what a gate works with. All of it is needed but File.
+type Config struct {
+	// File is the file of rules; empty: there are none.
+	File     string
+	Guests   *guest.Registry
+	Fleet    *fleet.Fleet
+	Pools    *volume.Pools
+	Networks *network.Networks
+	Log      *slog.Logger
+}
+
+// Gate decides by the rules as they are now. A nil gate has none.
+type Gate struct {
+	Config
+	rules atomic.Pointer[Rules] // nil: whoever was let in may do everything
+
+	mu      sync.Mutex
+	changed chan struct{} // closed, and replaced, when the rules change
+}
+
+// New makes a gate, and refuses rules that are wrong.
+func New(c Config) (*Gate, error) {
+	g := &Gate{Config: c, changed: make(chan struct{})}
+	if c.File == "" {
+		return g, nil
+	}
+	return g, g.Reload()
+}
+
+// Reload reads the rules again. Wrong ones change nothing.
+func (g *Gate) Reload() error {
+	if g == nil || g.File == "" {
+		return nil
+	}
+	r, err := ReadRules(g.File)
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.rules.Store(r)
+	close(g.changed)
+	g.changed = make(chan struct{})
+	g.Log.Info("the rules of access are in force", "file", g.File, "rules", len(r.list))
+	return nil
+}
+
+// Changed closes when the rules are next changed: what was allowed for longer
+// than one call has to be asked for again. Nil never closes.
+func (g *Gate) Changed() <-chan struct{} {
+	if g == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.changed
+}
+
+// Ruled says whether there are rules, so that they and no socket's group decide.
+func (g *Gate) Ruled() bool { return g != nil && g.rules.Load() != nil }
+
+// Admit lets in whom some rule is about.
+func (g *Gate) Admit(w Who) error {
+	if !g.Ruled() || g.rules.Load().Knows(w) {
+		return nil
+	}
+	return fault.New(fault.Denied, fault.Call, "%s may not come in: no rule of %s is about this client", w, g.File)
+}
+
+// Check says whether a client may do something, and if not what is missing.
+func (g *Gate) Check(w Who, v Verb, o Object) error {
+	if !g.Ruled() || v == Open {
+		return nil
+	}
+	return g.rules.Load().Check(w, v, o)
+}
+
+// May is Check as a question, for lists.
+func (g *Gate) May(w Who, v Verb, o Object) bool {
+	if !g.Ruled() || w.Trusted() {
+		return true
+	}
+	_, yes := g.rules.Load().Allows(w, v, o)
+	return yes
+}
+
+// Rule names the rule that allows something; empty: none was needed.
+func (g *Gate) Rule(w Who, v Verb, o Object) string {
+	if !g.Ruled() {
+		return ""
+	}
+	rule, _ := g.rules.Load().Allows(w, v, o)
+	return rule
+}
+
+// Held says whether rules hold the client, so that its documents have to be looked at.
+func (g *Gate) Held(w Who) bool { return g.Ruled() && !w.Trusted() }
+
+// Guest is a guest as rules see it.
+func (g *Gate) Guest(of *guest.Guest) Object { return Of(g.Fleet.Of(of)) }
+
+// Of is a guest of a set as rules see it.
+func Of(m fleet.Member) Object { return Object{Kind: Guest, Name: m.View.Name, member: m} }
+
+// GuestByUUID is Guest; of one that is not there nothing is known but the UUID,
+// and only rules for everything reach it.
+func (g *Gate) GuestByUUID(uuid string) Object {
+	if found, err := g.Guests.ByUUID(uuid); err == nil {
+		return g.Guest(found)
+	}
+	return Object{Kind: Everything, Name: uuid}
+}
+
+// GuestByName is GuestByUUID for a name.
+func (g *Gate) GuestByName(name string) Object {
+	if found, err := g.Guests.ByName(name); err == nil {
+		return g.Guest(found)
+	}
+	return Object{Kind: Everything, Name: name}
+}
+
+// Fence bounds what a call may open by the places that the rules give: a header
+// may lead a disk to other files than its definition names.
+func (g *Gate) Fence(ctx context.Context, w Who, v Verb, o Object) context.Context {
+	if !g.Held(w) {
+		return ctx
+	}
+	p := g.rules.Load().placesFor(g, w, v, o)
+	if p.Anywhere {
+		return ctx
+	}
+	return image.WithFence(ctx, p.Where)
+}
+
+// Anew is an object as it is now.
+func (g *Gate) Anew(o Object) Object {
+	if o.Kind != Guest || o.member.View == nil {
+		return o
+	}
+	return g.GuestByUUID(o.member.View.UUID)
+}
+
+// Left is a guest that is no longer there, of which the name alone is known.
+func Left(name, uuid string) Object { return NewGuest(name, uuid, nil) }
+
+// Renamed is a guest as it would be under another name.
+func (g *Gate) Renamed(uuid, name string) Object {
+	o := g.GuestByUUID(uuid)
+	return NewGuest(name, uuid, o.member.Labels)
+}
+
+// Relabelled is a guest as other marks would make it; ones that cannot be read
+// are no labels.
+func (g *Gate) Relabelled(uuid, marks string) Object {
+	o := g.GuestByUUID(uuid)
+	var labels fleet.Labels
+	if metadata, err := markup.SetMetadataElement("", fleet.Namespace, "lodge", marks); marks != "" && err == nil {
+		labels, _ = fleet.ReadLabels(metadata) // marks that cannot be read are none
+	}
+	return NewGuest(o.Name, uuid, labels)
+}
+
+// PoolByUUID is a pool as rules see it; one that is not there only rules for
+// everything reach.
+func (g *Gate) PoolByUUID(uuid string) Object {
+	if p, err := g.Pools.ByUUID(uuid); err == nil {
+		return Object{Kind: Pool, Name: p.Name()}
+	}
+	return Object{Kind: Everything, Name: uuid}
+}
+
+// NetworkByUUID is PoolByUUID for a network.
+func (g *Gate) NetworkByUUID(uuid string) Object {
+	if n, err := g.Networks.ByUUID(uuid); err == nil {
+		return Object{Kind: Network, Name: n.Name()}
+	}
+	return Object{Kind: Everything, Name: uuid}
+}
+
+// Whole checks that a client may do something whatever the files are that it reaches.
+func (g *Gate) Whole(w Who, v Verb, what string) error { return g.beyond(w, v, what) }

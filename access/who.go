@@ -1,0 +1,54 @@
+package access
+
+import (
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/lodge-kvm/lodge/socket"
+)
+
+// Who is a client, as the kernel or its certificate says.
+type Who struct {
+	// Local is a process of this host, Peer which one.
+	Local bool
+	Peer  socket.Peer
+	// Subject is the distinguished name in a remote client's certificate, and
+	// Address where it comes from.
+	Subject, Address string
+	// Polkit says that polkit has let the client in.
+	Polkit bool
+}
+
+// LocalWho is who is at the other end of a unix socket.
+func LocalWho(p socket.Peer) Who { return Who{Local: true, Peer: p} }
+
+// Trusted are root and the daemon's own user: they could change the rules
+// themselves, so no rule holds them.
+func (w Who) Trusted() bool {
+	return w.Local && w.Peer.Unknown == nil && (w.Peer.UID == 0 || w.Peer.UID == uint32(os.Geteuid()))
+}
+
+// String names the client in errors and in the audit.
+func (w Who) String() string {
+	if w.Local {
+		return fmt.Sprintf("user %d", w.Peer.UID)
+	}
+	return fmt.Sprintf("%q", w.Subject)
+}
+
+// principal is one line under a rule's "who".
+type principal struct {
+	text string
+	is   func(Who) bool
+}
+
+func isUser(uid uint32) func(Who) bool {
+	return func(w Who) bool { return w.Local && w.Peer.Unknown == nil && w.Peer.UID == uid }
+}
+
+func isMember(gid uint32) func(Who) bool {
+	return func(w Who) bool {
+		return w.Local && w.Peer.Unknown == nil && (w.Peer.GID == gid || slices.Contains(w.Peer.Groups, gid))
+	}
+}

@@ -1,0 +1,166 @@
+package api
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/fleet"
+)
+
+// rights are what each call of the API takes. Read is of anything: lists show what
+// the client may see. One that is missing is refused.
+var rights = map[string]struct {
+	verbs []access.Verb
+	whole bool // for everything, not for some objects
+}{
+	lodgev1.LodgeListGuestsProcedure:  {verbs: []access.Verb{access.Read}},
+	lodgev1.LodgeStatsProcedure:       {verbs: []access.Verb{access.Read}},
+	lodgev1.LodgeActProcedure:         {verbs: []access.Verb{access.Open}}, // each guest is asked for by its own verb
+	lodgev1.LodgeCancelProcedure:      {verbs: []access.Verb{access.Open}}, // whoever knows the number of a set
+	lodgev1.LodgeListTilesProcedure:   {verbs: []access.Verb{access.Read}, whole: true},
+	lodgev1.LodgeCreateTilesProcedure: {verbs: []access.Verb{access.Define, access.Volumes}, whole: true},
+	lodgev1.LodgeRemoveTilesProcedure: {verbs: []access.Verb{access.Stop, access.Define, access.Volumes}, whole: true},
+	lodgev1.LodgeWatchProcedure:       {verbs: []access.Verb{access.Read}},
+	lodgev1.LodgeStartQueueProcedure:  {verbs: []access.Verb{access.Read}},
+	lodgev1.LodgeStatusProcedure:      {verbs: []access.Verb{access.Read}},
+}
+
+// verbs are what the verbs of sets take.
+var verbs = map[fleet.Verb]access.Verb{
+	fleet.Start: access.Start, fleet.Resume: access.Start, fleet.Restore: access.Start,
+	fleet.Shutdown: access.Stop, fleet.Destroy: access.Stop, fleet.Suspend: access.Stop, fleet.Reboot: access.Stop, fleet.Reset: access.Stop,
+	fleet.Save: access.Save, fleet.Define: access.Define, fleet.Undefine: access.Define, fleet.Set: access.Change,
+}
+
+// whoKey is where a call's context keeps who calls, once it was let in.
+type whoKey struct{}
+
+func caller(ctx context.Context) access.Who {
+	who, _ := ctx.Value(whoKey{}).(access.Who)
+	return who
+}
+
+// admit says whether a client may make a call. This is the one place where a call
+// as such is judged; sets ask for each of their guests besides.
+func (s *Server) admit(who access.Who, path string) error {
+	err := who.Peer.Admit(s.Gate.Ruled(), s.Groups)
+	if err == nil {
+		err = s.Gate.Admit(who)
+	}
+	if err == nil && s.Gate.Held(who) {
+		err = s.judge(who, path)
+	}
+	if err != nil {
+		s.Audit.Note(access.Entry{Who: who, API: "lodge", Call: path, Err: err})
+	}
+	return err
+}
+
+func (s *Server) judge(who access.Who, path string) error {
+	right, known := rights[path]
+	if !known {
+		return fault.New(fault.Denied, fault.Call, "nobody has said yet what right %q takes", path)
+	}
+	for _, verb := range right.verbs {
+		if err := s.Gate.Check(who, verb, access.Object{}); err != nil {
+			return err
+		}
+		if right.whole {
+			if err := s.Gate.Whole(who, verb, "tiles"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Server) sees(ctx context.Context, m fleet.Member) bool {
+	who := caller(ctx)
+	return !s.Gate.Held(who) || s.Gate.May(who, access.Read, access.Of(m))
+}
+
+func (s *Server) seesUUID(ctx context.Context, uuid string) bool {
+	who := caller(ctx)
+	return !s.Gate.Held(who) || s.Gate.May(who, access.Read, s.Gate.GuestByUUID(uuid))
+}
+
+// seesEvent: of a guest that has left only the name tells.
+func (s *Server) seesEvent(ctx context.Context, e *lodgev1.Event) bool {
+	who := caller(ctx)
+	if !s.Gate.Held(who) {
+		return true
+	}
+	o := access.Object{Name: e.GetName()}
+	switch e.GetObject() {
+	case objectGuest:
+		if o = s.Gate.GuestByUUID(e.GetUuid()); o.Kind != access.Guest {
+			o = access.Left(e.GetName(), e.GetUuid())
+		}
+	case objectNetwork:
+		o.Kind = access.Network
+	case objectPool:
+		o.Kind = access.Pool
+	}
+	return s.Gate.May(who, access.Read, o)
+}
+
+// hold bounds a set by what its client may do to each guest.
+func (s *Server) hold(ctx context.Context, q *fleet.Request) {
+	who := caller(ctx)
+	if !s.Gate.Held(who) {
+		return
+	}
+	q.Sees = func(m fleet.Member) bool { return s.sees(ctx, m) }
+	q.Admit = func(m fleet.Member) error { return s.mayDo(who, q, m) }
+	q.AdmitDocument = func(ctx context.Context, doc string) (context.Context, error) {
+		made, err := s.Gate.Document(who, access.Define, access.Object{}, doc)
+		return s.Gate.Fence(ctx, who, access.Define, made), err
+	}
+}
+
+// mayDo asks for one guest of a set. What a guest is called by decides who may do
+// what with it, so that who changes labels has to define what comes of it.
+func (s *Server) mayDo(who access.Who, q *fleet.Request, m fleet.Member) error {
+	if q.Verb != fleet.Set {
+		return s.Gate.Check(who, verbs[q.Verb], access.Of(m))
+	}
+	labels, defines := fleet.Labels{}, false
+	for name, value := range m.Labels {
+		labels[name] = value
+	}
+	for name, value := range q.Options.Settings {
+		label, is := strings.CutPrefix(name, "label.")
+		switch {
+		case is && value == "":
+			delete(labels, label)
+		case is:
+			labels[label] = value
+		}
+		defines = defines || name != "memory" && name != "vcpus"
+	}
+	if !defines {
+		return s.Gate.Check(who, access.Change, access.Of(m))
+	}
+	if err := s.Gate.Check(who, access.Define, access.Of(m)); err != nil {
+		return err
+	}
+	return s.Gate.Check(who, access.Define, access.NewGuest(m.View.Name, m.View.UUID, labels))
+}
+
+// audited notes what came of each guest of a set, and tells it.
+func (s *Server) audited(ctx context.Context, call string, verb access.Verb, tell func(fleet.Result)) func(fleet.Result) {
+	who := caller(ctx)
+	return func(r fleet.Result) {
+		if r.Outcome != fleet.Would {
+			s.Audit.Note(access.Entry{
+				Who: who, API: "lodge", Call: call, Verb: verb, Object: access.Object{Kind: access.Guest, Name: r.Name},
+				Err: r.Error, Took: max(r.Took, time.Duration(0)),
+			})
+		}
+		tell(r)
+	}
+}

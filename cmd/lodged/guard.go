@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/signal"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/libvirt"
+)
+
+// guard opens what says who may do what, and what notes who did.
+func (o *options) guard(rooms *libvirt.Rooms, all *fleet.Fleet, log *slog.Logger, opened *closers) (*access.Gate, *access.Audit, error) {
+	audit, err := access.OpenAudit(o.audit, log)
+	if err != nil {
+		return nil, nil, err
+	}
+	opened.add(audit.Close)
+	gate, err := access.New(access.Config{
+		File: o.rules(), Guests: rooms.Guests, Fleet: all, Pools: rooms.Pools, Networks: rooms.Networks, Log: log,
+	})
+	return gate, audit, err
+}
+
+// rules is the file of rules; empty: there is none.
+func (o *options) rules() string {
+	if o.access != "" || o.run != defaultRun {
+		return o.access
+	}
+	if _, err := os.Lstat(defaultAccess); errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return defaultAccess
+}
+
+// heed reads what an administrator may have changed when SIGHUP comes. What is
+// wrong then leaves what was.
+func heed(ctx context.Context, log *slog.Logger, gate *access.Gate, audit *access.Audit) {
+	hangUps := make(chan os.Signal, 1)
+	signal.Notify(hangUps, unix.SIGHUP)
+	defer signal.Stop(hangUps)
+	for {
+		select {
+		case <-hangUps:
+			audit.Reopen()
+			if err := gate.Reload(); err != nil {
+				log.Error("the rules of access stay as they were", "error", err)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,268 @@
+package conformance
+
+import (
+	"bufio"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Users of the tests of access. They need no entry in the host's list of users.
+const (
+	operator = 4242
+	builder  = 4243
+	stranger = 4244
+)
+
+// accessRules are read with the folder of the test in the place of @DIR@.
+const accessRules = `
+version: 1
+rules:
+  - name: operators
+    who: user:4242
+    may: [read, start, stop, console]
+    guests: ["web-*", "label=team:web"]
+  - name: builders
+    who: user:4243
+    may: [read, start, stop, define, change]
+    guests: build-*
+    images: @DIR@/images
+`
+
+// ruled starts a daemon with these rules, and gives how they are changed.
+func ruled(t *testing.T, rules string) (d *daemon, change func(rules string)) {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "access.yaml")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("version: 1\nrules: []\n")
+	d = start(t, "--access", file, "--audit", filepath.Join(dir, "audit"))
+	if err := os.Chmod(d.dir, 0o711); err != nil { // others may pass to the sockets
+		t.Fatal(err)
+	}
+	change = func(rules string) {
+		t.Helper()
+		write(strings.ReplaceAll(rules, "@DIR@", d.dir))
+		before := d.says("rules of access")
+		d.output(t, "kill", "-HUP", d.pid)
+		eventually(t, "the daemon to take notice of its rules", func() bool { return d.says("rules of access") > before })
+	}
+	change(rules)
+	return d, change
+}
+
+// says counts the lines of the log with these words.
+func (d *daemon) says(words string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for _, line := range d.log {
+		if strings.Contains(line, words) {
+			n++
+		}
+	}
+	return n
+}
+
+// as prepares a program that another user runs.
+func (d *daemon) as(ctx context.Context, uid int, name string, args ...string) *exec.Cmd {
+	id := strconv.Itoa(uid)
+	return d.command(ctx, "setpriv", append([]string{"--reuid", id, "--regid", id, "--clear-groups", "env", "HOME=/nonexistent", name}, args...)...)
+}
+
+// virshAs is try as another user.
+func (d *daemon) virshAs(t *testing.T, uid int, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, err := d.as(ctx, uid, "virsh", append([]string{"-q", "-c", d.uri()}, args...)...).CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
+
+func (d *daemon) may(t *testing.T, uid int, args ...string) string {
+	t.Helper()
+	out, err := d.virshAs(t, uid, args...)
+	if err != nil {
+		t.Errorf("user %d may not %s: %s", uid, strings.Join(args, " "), out)
+	}
+	return out
+}
+
+func (d *daemon) mayNot(t *testing.T, uid int, args ...string) string {
+	t.Helper()
+	out, err := d.virshAs(t, uid, args...)
+	if err == nil {
+		t.Errorf("user %d may %s", uid, strings.Join(args, " "))
+	}
+	return out
+}
+
+// TestRulesHoldClients has users with rights to some guests try to see, to do and
+// to hear more, by libvirt's protocol and by Lodge's API.
+func TestRulesHoldClients(t *testing.T) {
+	needs(t)
+	d, change := ruled(t, accessRules)
+	for _, name := range []string{"web-1", "db-1"} {
+		d.define(t, shape{name: name})
+	}
+	d.virsh(t, "start", "--paused", "web-1")
+
+	if seen := d.may(t, operator, "list", "--all", "--name"); seen != "web-1" {
+		t.Errorf("the operator sees %q", seen)
+	}
+	d.mayNot(t, operator, "dominfo", "db-1")
+	contains(t, "the refusal", d.mayNot(t, operator, "undefine", "web-1"), "access denied", `"define"`, "user 4242", "domain 'web-1'", "operators")
+	contains(t, "the refusal", d.mayNot(t, operator, "dumpxml", "--security-info", "web-1"), "access denied")
+	contains(t, "the refusal", d.mayNot(t, operator, "metadata", "web-1", "https://lodge-kvm.github.io/xmlns/guest/1.0", "--key", "lodge", "--set", "<guest/>"), "access denied")
+	contains(t, "the refusal", d.mayNot(t, operator, "qemu-monitor-command", "web-1", "--hmp", "info version"), "access denied")
+	contains(t, "the refusal", d.mayNot(t, operator, "net-dumpxml", "default"), "access denied")
+	contains(t, "the refusal", d.mayNot(t, stranger, "list"), "authentication failed", "user 4244")
+	d.may(t, operator, "resume", "web-1")
+
+	t.Run("the API", func(t *testing.T) { d.heldByAPI(t) })
+	t.Run("what is open", func(t *testing.T) { d.endsWithRules(t, change) })
+	t.Run("the audit", func(t *testing.T) {
+		if d.says(`msg=audit api=libvirt uid=4242`) == 0 || d.says(`verb=define object="domain 'web-1'" result=denied`) == 0 {
+			t.Error("the log has nothing of what the operator tried")
+		}
+		if d.says("uid=4244") == 0 {
+			t.Error("the log has nothing of the stranger")
+		}
+	})
+}
+
+// heldByAPI asks for the same by Lodge's own API.
+func (d *daemon) heldByAPI(t *testing.T) {
+	lodge := func(uid int, args ...string) string {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		id := strconv.Itoa(uid)
+		c := exec.CommandContext(ctx, "setpriv", append([]string{"--reuid", id, "--regid", id, "--clear-groups", program(t, "lodge")}, args...)...)
+		c.Env = append(os.Environ(), "LODGE_SOCKET="+filepath.Join(d.run, "lodge.sock"))
+		out, _ := c.CombinedOutput() // what it says is what counts
+		return string(out)
+	}
+	if out := lodge(operator, "ps"); !strings.Contains(out, "web-1") || strings.Contains(out, "db-1") {
+		t.Errorf("the operator sees\n%s", out)
+	}
+	contains(t, "the refusal", lodge(operator, "undefine", "web-1"), `"define"`)
+	if out := lodge(operator, "start", "db-1"); strings.Contains(d.virsh(t, "domstate", "db-1"), "running") {
+		t.Errorf("the operator has started what is not theirs:\n%s", out)
+	}
+	contains(t, "the refusal", lodge(stranger, "ps"), "may not come in")
+}
+
+// endsWithRules holds a console and a registration for events over a change of
+// the rules.
+func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := d.as(ctx, operator, "/usr/bin/python3", script(t, "bystander.py"), d.uri(), "web-1")
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Stderr = os.Stderr
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Wait() }()
+	var heard []string
+	lines := bufio.NewScanner(out)
+	until := func(line string) {
+		t.Helper()
+		for lines.Scan() {
+			if heard = append(heard, lines.Text()); strings.HasPrefix(lines.Text(), line) {
+				return
+			}
+		}
+		t.Fatalf("waited for %q and heard %q", line, heard)
+	}
+	until("counts 1 1")
+	if !slices.Contains(heard, "sees web-1") {
+		t.Errorf("heard %q", heard)
+	}
+	d.virsh(t, "start", "--paused", "db-1")
+	d.virsh(t, "destroy", "db-1")
+	d.virsh(t, "suspend", "web-1")
+	until("event web-1 3")
+	if slices.ContainsFunc(heard, func(line string) bool { return strings.Contains(line, "db-1") }) {
+		t.Errorf("the operator hears of what is not theirs: %q", heard)
+	}
+	change("this is no file of rules") // leaves what was
+	d.may(t, operator, "domstate", "web-1")
+	change(strings.ReplaceAll(accessRules, ", console]", "]"))
+	until("console ended 88")
+}
+
+// TestADefinitionIsNoWayRoundTheRules has a user who may define guests try to
+// get at files of the host through their disks.
+func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
+	needs(t)
+	d, _ := ruled(t, accessRules)
+	images := filepath.Join(d.dir, "images")
+	if err := os.Mkdir(images, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	secret := d.file(t, "secret", strings.Repeat("secret", 1<<12))
+	own := filepath.Join(images, "own.qcow2")
+	d.output(t, "qemu-img", "create", "-q", "-f", "qcow2", own, "1M")
+	link := filepath.Join(images, "link.raw")
+	if err := os.Symlink(secret, link); err != nil {
+		t.Fatal(err)
+	}
+	disk := func(kind, path string) string {
+		return "<disk type='file' device='disk'><driver name='qemu' type='" + kind + "'/><source file='" + path + "'/><target dev='vda' bus='virtio'/></disk>"
+	}
+	define := func(name, more string) string {
+		return d.file(t, name+".xml", "<domain type='qemu'><name>"+name+"</name><memory unit='MiB'>32</memory><vcpu>1</vcpu>"+
+			"<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>"+more+"</devices></domain>")
+	}
+	for what, devices := range map[string]string{
+		"another's file":    disk("raw", secret),
+		"a way up":          disk("raw", images+"/../secret"),
+		"a relative path":   disk("raw", "secret"),
+		"a host's device":   "<hostdev mode='subsystem' type='pci'><source><address domain='0' bus='0' slot='1' function='0'/></source></hostdev>",
+		"a file to write":   "<serial type='file'><source path='" + secret + "'/></serial>",
+		"a port to listen":  "<serial type='tcp'><source mode='bind' host='0.0.0.0' service='4'/></serial>",
+		"the host's bridge": "<interface type='bridge'><source bridge='br0'/></interface>",
+		"another emulator":  "<emulator>" + secret + "</emulator>",
+	} {
+		said := d.mayNot(t, builder, "define", define("build-1", devices))
+		if !strings.Contains(said, "access denied") {
+			t.Errorf("%s: the refusal is %q", what, said)
+		}
+	}
+	contains(t, "the refusal", d.mayNot(t, builder, "define", define("web-1", "")), "access denied", "domain 'web-1'")
+	contains(t, "the refusal", d.mayNot(t, builder, "create", define("web-1", "")), "access denied")
+
+	// What lies in the right place may still lead elsewhere, now or later.
+	d.may(t, builder, "define", define("build-link", disk("raw", link)))
+	contains(t, "the refusal", d.mayNot(t, builder, "start", "build-link"), "access denied", secret)
+	contains(t, "the refusal", d.refuse(t, "start", "build-link"), "access denied", secret)
+	d.may(t, builder, "define", define("build-1", disk("qcow2", own)))
+	d.output(t, "qemu-img", "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
+	contains(t, "the refusal", d.mayNot(t, builder, "start", "build-1"), "access denied", secret)
+	d.virsh(t, "start", "--paused", d.define(t, shape{name: "build-2"}).name)
+	contains(t, "the refusal", d.mayNot(t, builder, "attach-disk", "build-2", own, "vdb", "--subdriver", "qcow2"), "access denied", secret)
+	d.output(t, "qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "", own)
+	d.may(t, builder, "start", "--paused", "build-1")
+	d.may(t, builder, "attach-disk", "build-2", d.raw(t, filepath.Join(images, "more.raw")), "vdb")
+	contains(t, "the refusal", d.mayNot(t, builder, "attach-disk", "build-2", secret, "vdc"), "access denied", secret)
+}
+
+// raw makes a raw image.
+func (d *daemon) raw(t *testing.T, path string) string {
+	t.Helper()
+	d.output(t, "qemu-img", "create", "-q", "-f", "raw", path, "1M")
+	return path
+}

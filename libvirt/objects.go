@@ -1,0 +1,243 @@
+package libvirt
+
+import (
+	"reflect"
+	"strings"
+	"sync"
+
+	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/volume"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// sorts are the parts of messages that name an object, with how rules see it.
+var sorts = map[reflect.Type]func(*session, any) access.Object{
+	reflect.TypeFor[xdr.Domain](): func(s *session, v any) access.Object {
+		d := v.(xdr.Domain)
+		o := s.gate().GuestByUUID(formatUUID(d.UUID))
+		if o.Kind != access.Guest {
+			o.Name = d.Name // nothing but what the client says is known of it
+		}
+		return o
+	},
+	reflect.TypeFor[xdr.StoragePool](): func(s *session, v any) access.Object {
+		return s.gate().PoolByUUID(formatUUID(v.(xdr.StoragePool).UUID))
+	},
+	reflect.TypeFor[xdr.StorageVol](): func(_ *session, v any) access.Object {
+		named := v.(xdr.StorageVol)
+		return access.Object{Kind: access.Pool, Name: named.Pool, Part: named.Name}
+	},
+	reflect.TypeFor[xdr.Network](): func(s *session, v any) access.Object {
+		return s.gate().NetworkByUUID(formatUUID(v.(xdr.Network).UUID))
+	},
+	reflect.TypeFor[xdr.Secret](): func(_ *session, v any) access.Object {
+		return access.Object{Kind: access.Everything, Name: "secret '" + formatUUID(v.(xdr.Secret).UUID) + "'"}
+	},
+	reflect.TypeFor[xdr.NWFilter](): func(_ *session, v any) access.Object {
+		return access.Object{Kind: access.Everything, Name: "filter '" + v.(xdr.NWFilter).Name + "'"}
+	},
+	reflect.TypeFor[xdr.NWFilterBinding](): func(_ *session, v any) access.Object {
+		return access.Object{Kind: access.Everything, Name: "filter binding '" + v.(xdr.NWFilterBinding).PortDevice + "'"}
+	},
+}
+
+// naming says which types name objects somewhere in them; by reflect.Type.
+var naming sync.Map
+
+// names says whether a value of the type can name an object.
+func names(t reflect.Type) bool {
+	if known, ok := naming.Load(t); ok {
+		return known.(bool)
+	}
+	found := sorts[t] != nil
+	if !found {
+		switch t.Kind() { //nolint:exhaustive // messages have no others
+		case reflect.Pointer, reflect.Slice:
+			found = names(t.Elem())
+		case reflect.Struct:
+			for i := range t.NumField() {
+				found = found || names(t.Field(i).Type)
+			}
+		}
+	}
+	naming.Store(t, found)
+	return found
+}
+
+// objects gives what a message names.
+func (s *session) objects(m xdr.Message) []access.Object {
+	if m == nil || reflect.ValueOf(m).IsNil() {
+		return nil
+	}
+	var found []access.Object
+	s.collect(reflect.ValueOf(m).Elem(), &found)
+	return found
+}
+
+func (s *session) collect(v reflect.Value, found *[]access.Object) {
+	if !names(v.Type()) {
+		return
+	}
+	if sort := sorts[v.Type()]; sort != nil {
+		*found = append(*found, sort(s, v.Interface()))
+		return
+	}
+	switch v.Kind() { //nolint:exhaustive // names has said that it is one of these
+	case reflect.Pointer:
+		if !v.IsNil() {
+			s.collect(v.Elem(), found)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			s.collect(v.Index(i), found)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			s.collect(v.Field(i), found)
+		}
+	}
+}
+
+// veil takes out of lists in a result what the client may not see, and refuses a
+// result that is itself such a thing.
+func (s *session) veil(m xdr.Message) error {
+	v := reflect.ValueOf(m)
+	if v.IsNil() || !names(v.Type()) {
+		return nil
+	}
+	v = v.Elem()
+	for i := range v.NumField() {
+		field := v.Field(i)
+		if field.Kind() == reflect.Slice && names(field.Type()) {
+			s.thin(v, field)
+			continue
+		}
+		var found []access.Object
+		s.collect(field, &found)
+		for _, o := range found {
+			if err := s.gate().Check(s.who(), access.Read, o); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// thin leaves in a list what the client may see, and counts it anew.
+func (s *session) thin(of, list reflect.Value) {
+	kept := reflect.MakeSlice(list.Type(), 0, list.Len())
+	for i := range list.Len() {
+		var found []access.Object
+		s.collect(list.Index(i), &found)
+		seen := true
+		for _, o := range found {
+			seen = seen && s.sees(o)
+		}
+		if seen {
+			kept = reflect.Append(kept, list.Index(i))
+		}
+	}
+	before := list.Len()
+	list.Set(kept)
+	count := of.FieldByName("Count")
+	switch {
+	case !count.IsValid():
+	case count.CanUint() && count.Uint() == uint64(before):
+		count.SetUint(uint64(kept.Len()))
+	case count.CanInt() && count.Int() == int64(before):
+		count.SetInt(int64(kept.Len()))
+	}
+}
+
+func (s *session) sees(o access.Object) bool { return s.gate().May(s.who(), access.Read, o) }
+
+// eachText visits the texts of a message, but for those by which objects are named,
+// until visit has enough.
+func eachText(v reflect.Value, field string, visit func(field, text string) bool) bool {
+	if sorts[v.Type()] != nil {
+		return true
+	}
+	if value, is := v.Interface().(xdr.TypedValue); is {
+		return visit(field, value.Text())
+	}
+	switch v.Kind() { //nolint:exhaustive // others hold no text
+	case reflect.String:
+		return visit(field, v.String())
+	case reflect.Pointer, reflect.Interface:
+		return v.IsNil() || eachText(v.Elem(), field, visit)
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return true
+		}
+		for i := range v.Len() {
+			if !eachText(v.Index(i), field, visit) {
+				return false
+			}
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); f.IsExported() && !eachText(v.Field(i), f.Name, visit) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// isDocument says whether a text is XML, by its place or by its looks.
+func isDocument(field, text string) bool {
+	return text != "" && strings.Contains(strings.ToUpper(field), "XML") ||
+		strings.HasPrefix(strings.TrimLeft(text, "\ufeff \t\r\n"), "<")
+}
+
+func (s *session) seesGuest(g *guest.Guest) bool {
+	return !s.gate().Held(s.who()) || s.sees(s.gate().Guest(g))
+}
+
+func (s *session) seesPool(p *volume.Pool) bool {
+	return s.sees(access.Object{Kind: access.Pool, Name: p.Name()})
+}
+
+func (s *session) seesNetwork(n *network.Network) bool {
+	return s.sees(access.Object{Kind: access.Network, Name: n.Name()})
+}
+
+// seesNotice says whether the client may see what an event is about. Of a guest
+// that has left only the name tells.
+func (s *session) seesNotice(n notice) bool {
+	if !s.gate().Held(s.who()) {
+		return true
+	}
+	switch n.topic.family {
+	case ofDomain:
+		o := s.gate().GuestByUUID(n.object)
+		if o.Kind != access.Guest {
+			o = access.Left(n.name, n.object)
+		}
+		return s.sees(o)
+	case ofNetwork:
+		return s.sees(access.Object{Kind: access.Network, Name: n.name})
+	case ofPool:
+		return s.sees(access.Object{Kind: access.Pool, Name: n.name})
+	case ofNodeDevice:
+		return s.sees(access.Object{})
+	case ofSecret:
+		return s.sees(access.Object{Kind: access.Everything})
+	}
+	return false
+}
+
+// recheck ends what the rules, which have changed, no longer allow.
+func (c *client) recheck() {
+	if !c.session.authenticated() {
+		return
+	}
+	if err := c.server.gate.Admit(c.session.who()); err != nil {
+		c.end(fault.Wrap(err, fault.Denied, fault.Call, "the rules have changed"))
+		return
+	}
+	c.streams.endDenied()
+}

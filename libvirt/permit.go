@@ -1,0 +1,212 @@
+package libvirt
+
+import (
+	"context"
+	"reflect"
+	"time"
+
+	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// permission is a call under way, as rules and audit see it.
+type permission struct {
+	s       *session
+	proc    *xdr.Procedure
+	right   right
+	objects []access.Object
+	began   time.Time
+}
+
+// allow asks the rules for one call, and gives the context that it runs in. This is
+// the one place where they are asked: before any handler.
+func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message) (context.Context, *permission, error) {
+	r, known := callRights[procedureKey{p.Program, p.Number}]
+	if !known {
+		return ctx, nil, fault.New(fault.Denied, fault.Call, "nobody has said yet what right %s takes", p.Name)
+	}
+	c := &permission{s: s, proc: p, right: r, began: time.Now()}
+	gate, who := s.gate(), s.who()
+	changes := r.last() > access.Read
+	if !gate.Held(who) {
+		if changes && gate != nil && s.client.server.audit != nil {
+			c.objects = s.objects(args)
+		}
+		return ctx, c, nil
+	}
+	c.objects = s.objects(args)
+	on := access.Object{}
+	if len(c.objects) > 0 {
+		on = c.objects[0]
+	}
+	if err := c.check(args); err != nil {
+		return ctx, c, err
+	}
+	if r.looksAtTexts(p) {
+		made, err := s.texts(r.last(), on, args)
+		if err != nil {
+			return ctx, c, err
+		}
+		if made.Name != "" {
+			on = made
+		}
+		ctx = gate.Fence(ctx, who, r.last(), on)
+	}
+	return ctx, c, nil
+}
+
+// check asks for every verb of the call on every object of it.
+func (c *permission) check(args xdr.Message) error {
+	gate, who := c.s.gate(), c.s.who()
+	objects := c.objects
+	if len(objects) == 0 {
+		objects = []access.Object{{}}
+	}
+	for _, verb := range append(c.right.verbs, c.s.hidden(c.proc, args)...) {
+		for _, o := range objects {
+			if err := gate.Check(who, verb, o); err != nil {
+				return err
+			}
+		}
+	}
+	for _, becomes := range c.s.becomes(args) {
+		if err := gate.Check(who, access.Define, becomes); err != nil {
+			return err
+		}
+	}
+	if c.right.anywhere {
+		return gate.Whole(who, c.right.last(), c.proc.Name)
+	}
+	return nil
+}
+
+// hidden are the verbs that a call takes for some of what it may say.
+func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []access.Verb {
+	secure := func(flags uint32) []access.Verb {
+		if flags&(xmlSecure|xmlMigratable) != 0 {
+			return []access.Verb{access.Define}
+		}
+		return nil
+	}
+	switch a := args.(type) {
+	case *xdr.WithDomainFlags:
+		if p.Program == xdr.ProgramRemote && (p.Number == xdr.ProcDomainGetXMLDesc || p.Number == xdr.ProcDomainManagedSaveGetXMLDesc) {
+			return secure(a.Flags)
+		}
+	case *xdr.WithSnapshotFlags:
+		if p.Number == xdr.ProcDomainSnapshotGetXMLDesc {
+			return secure(a.Flags)
+		}
+	case *xdr.WithCheckpointFlags:
+		if p.Number == xdr.ProcDomainCheckpointGetXMLDesc {
+			return secure(a.Flags)
+		}
+	}
+	switch p.Number {
+	case xdr.ProcDomainGetVCPUsFlags, xdr.ProcDomainInterfaceAddresses: // may ask the guest's agent
+		if p.Program == xdr.ProgramRemote && p.RefusesReadOnly(args) {
+			return []access.Verb{access.Agent}
+		}
+	}
+	return nil
+}
+
+// becomes is what a call makes of its guest, in the eyes of rules: a name and
+// labels decide who may do what with it.
+func (s *session) becomes(args xdr.Message) []access.Object {
+	switch a := args.(type) {
+	case *xdr.DomainRenameArgs:
+		if a.NewName != nil {
+			return []access.Object{s.gate().Renamed(formatUUID(a.Domain.UUID), *a.NewName)}
+		}
+	case *xdr.DomainSetMetadataArgs:
+		if a.URI != nil && *a.URI == fleet.Namespace {
+			metadata := ""
+			if a.Metadata != nil {
+				metadata = *a.Metadata
+			}
+			return []access.Object{s.gate().Relabelled(formatUUID(a.Domain.UUID), metadata)}
+		}
+	}
+	return nil
+}
+
+// end hides from the client what it may not see of a result, and notes what came
+// of the call.
+func (c *permission) end(ret xdr.Message, failure error) error {
+	if c == nil {
+		return failure
+	}
+	if failure == nil && ret != nil && c.s.gate().Held(c.s.who()) {
+		failure = c.s.veil(ret)
+	}
+	audit := c.s.client.server.audit
+	if audit == nil || isAuth(c.proc) { // logins are noted where they are judged
+		return failure
+	}
+	if len(c.objects) == 0 && failure == nil && ret != nil && c.right.last() > access.Read {
+		c.objects = c.s.objects(ret)
+	}
+	e := access.Entry{
+		Who: c.s.who(), API: "libvirt", Call: c.proc.Name, Verb: c.right.last(), Err: failure, Took: time.Since(c.began),
+	}
+	if failure != nil && !fault.Is(failure, fault.Denied) && e.Verb <= access.Read {
+		return failure // a question that had no answer
+	}
+	if len(c.objects) > 0 {
+		e.Object = c.objects[0]
+	}
+	if failure == nil {
+		e.Rule = c.s.gate().Rule(e.Who, e.Verb, e.Object)
+	}
+	audit.Note(e)
+	return failure
+}
+
+// still says whether what the call opened may go on.
+func (c *permission) still() error {
+	gate, who := c.s.gate(), c.s.who()
+	if !gate.Held(who) {
+		return nil
+	}
+	for _, verb := range c.right.verbs {
+		for _, o := range c.objects {
+			if err := gate.Check(who, verb, gate.Anew(o)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *session) gate() *access.Gate { return s.client.server.gate }
+
+func (s *session) who() access.Who {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.identity
+}
+
+// texts judges the documents and the paths among a call's arguments, and gives the
+// guest that a document would make.
+func (s *session) texts(verb access.Verb, on access.Object, args xdr.Message) (made access.Object, err error) {
+	if args == nil {
+		return made, nil
+	}
+	gate, who := s.gate(), s.who()
+	eachText(reflect.ValueOf(args).Elem(), "", func(field, text string) bool {
+		var named access.Object
+		switch {
+		case isDocument(field, text):
+			if named, err = gate.Document(who, verb, on, text); named.Name != "" {
+				made = named
+			}
+		case len(text) > 0 && text[0] == '/':
+			err = gate.Path(who, verb, on, text)
+		}
+		return err == nil
+	})
+	return made, err
+}

@@ -1,0 +1,96 @@
+package libvirt
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// right is what a call asks for.
+type right struct {
+	verbs    []access.Verb // all of them
+	anywhere bool          // and that files may lie wherever they do
+}
+
+// last is the verb that goes furthest, by which documents and files are judged.
+func (r right) last() access.Verb { return r.verbs[len(r.verbs)-1] }
+
+//go:embed verbs.table
+var rightsText string
+
+// callRights are those of every call. One that is missing is refused.
+var callRights = readRights(rightsText)
+
+func readRights(text string) map[procedureKey]right {
+	found := map[procedureKey]right{}
+	named := map[string]procedureKey{}
+	var now right
+	for line := range strings.Lines(text) {
+		if line, _, _ = strings.Cut(line, "#"); strings.TrimSpace(line) == "" {
+			continue
+		}
+		if name, is := strings.CutPrefix(line, "program "); is {
+			named = callsOf(strings.TrimSpace(name))
+			continue
+		}
+		if head, rest, is := strings.Cut(line, ":"); is {
+			now, line = readRight(head), rest
+		}
+		for name := range strings.FieldsSeq(line) {
+			key, known := named[name]
+			if _, twice := found[key]; !known || twice {
+				panic(fmt.Sprintf("verbs.table: %s is no call, or stands there twice", name))
+			}
+			found[key] = now
+		}
+	}
+	return found
+}
+
+func readRight(head string) right {
+	var r right
+	for word := range strings.FieldsSeq(head) {
+		verb, known := access.ParseVerb(word)
+		switch {
+		case word == "anywhere":
+			r.anywhere = true
+		case word == "open":
+			r.verbs = append(r.verbs, access.Open)
+		case known:
+			r.verbs = append(r.verbs, verb)
+		default:
+			panic("verbs.table: there is no verb " + word)
+		}
+	}
+	return r
+}
+
+func callsOf(program string) map[string]procedureKey {
+	programs := map[string]xdr.Program{"remote": xdr.ProgramRemote, "qemu": xdr.ProgramQEMU}
+	calls := map[string]procedureKey{}
+	for p := range xdr.Procedures(programs[program]) {
+		if !p.Event {
+			calls[p.Name] = procedureKey{p.Program, p.Number}
+		}
+	}
+	return calls
+}
+
+// inGuest are calls whose texts are of the guest, or say nothing of the host.
+var inGuest = []int32{
+	xdr.ProcDomainSetMetadata, xdr.ProcNetworkSetMetadata, xdr.ProcDomainFSTrim, xdr.ProcDomainFSFreeze, xdr.ProcDomainFSThaw,
+}
+
+// looksAtTexts says whether a call's texts can name files of the host, or bring documents.
+func (r right) looksAtTexts(p *xdr.Procedure) bool {
+	switch r.last() {
+	case access.Start, access.Define, access.Change, access.Save, access.Migrate, access.Volumes, access.Pools, access.Networks:
+		return p.Program != xdr.ProgramRemote || !slices.Contains(inGuest, p.Number)
+	case access.Open, access.Read, access.Stop, access.Console, access.Agent, access.Filters, access.Secrets, access.Host, access.Monitor:
+	}
+	return false
+}
