@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"time"
 
@@ -129,9 +130,7 @@ func (s *Server) mayDo(who access.Who, q *fleet.Request, m fleet.Member) error {
 		return s.Gate.Check(who, verbs[q.Verb], access.Of(m))
 	}
 	labels, defines := fleet.Labels{}, false
-	for name, value := range m.Labels {
-		labels[name] = value
-	}
+	maps.Copy(labels, m.Labels)
 	for name, value := range q.Options.Settings {
 		label, is := strings.CutPrefix(name, "label.")
 		switch {

@@ -54,12 +54,12 @@ func names(t reflect.Type) bool {
 	}
 	found := sorts[t] != nil
 	if !found {
-		switch t.Kind() { //nolint:exhaustive // messages have no others
+		switch t.Kind() {
 		case reflect.Pointer, reflect.Slice:
 			found = names(t.Elem())
 		case reflect.Struct:
-			for i := range t.NumField() {
-				found = found || names(t.Field(i).Type)
+			for field := range t.Fields() {
+				found = found || names(field.Type)
 			}
 		}
 	}
@@ -85,7 +85,7 @@ func (s *session) collect(v reflect.Value, found *[]access.Object) {
 		*found = append(*found, sort(s, v.Interface()))
 		return
 	}
-	switch v.Kind() { //nolint:exhaustive // names has said that it is one of these
+	switch v.Kind() {
 	case reflect.Pointer:
 		if !v.IsNil() {
 			s.collect(v.Elem(), found)
@@ -95,8 +95,8 @@ func (s *session) collect(v reflect.Value, found *[]access.Object) {
 			s.collect(v.Index(i), found)
 		}
 	case reflect.Struct:
-		for i := range v.NumField() {
-			s.collect(v.Field(i), found)
+		for _, field := range v.Fields() {
+			s.collect(field, found)
 		}
 	}
 }
@@ -109,8 +109,7 @@ func (s *session) veil(m xdr.Message) error {
 		return nil
 	}
 	v = v.Elem()
-	for i := range v.NumField() {
-		field := v.Field(i)
+	for _, field := range v.Fields() {
 		if field.Kind() == reflect.Slice && names(field.Type()) {
 			s.thin(v, field)
 			continue
@@ -160,10 +159,10 @@ func eachText(v reflect.Value, field string, visit func(field, text string) bool
 	if sorts[v.Type()] != nil {
 		return true
 	}
-	if value, is := v.Interface().(xdr.TypedValue); is {
+	if value, is := reflect.TypeAssert[xdr.TypedValue](v); is {
 		return visit(field, value.Text())
 	}
-	switch v.Kind() { //nolint:exhaustive // others hold no text
+	switch v.Kind() {
 	case reflect.String:
 		return visit(field, v.String())
 	case reflect.Pointer, reflect.Interface:

@@ -61,6 +61,9 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 func (c *permission) check(args xdr.Message) error {
 	gate, who := c.s.gate(), c.s.who()
 	objects := c.objects
+	if c.right.everything {
+		objects = []access.Object{{Kind: access.Everything}}
+	}
 	if len(objects) == 0 {
 		objects = []access.Object{{}}
 	}

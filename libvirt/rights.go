@@ -14,6 +14,8 @@ import (
 type right struct {
 	verbs    []access.Verb // all of them
 	anywhere bool          // and that files may lie wherever they do
+	// everything says that only rules for everything give it.
+	everything bool
 }
 
 // last is the verb that goes furthest, by which documents and files are judged.
@@ -56,6 +58,8 @@ func readRight(head string) right {
 	for word := range strings.FieldsSeq(head) {
 		verb, known := access.ParseVerb(word)
 		switch {
+		case word == "everything":
+			r.everything = true
 		case word == "anywhere":
 			r.anywhere = true
 		case word == "open":
