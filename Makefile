@@ -42,7 +42,7 @@ SPICE_PACKAGE   = $(shell . /etc/os-release; [ "$${VERSION_ID:-13}" -lt 13 ] || 
 TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt ovmf swtpm swtpm-tools fdisk lvm2 \
                   gcc libc6-dev procps protobuf-compiler libprotobuf-dev $(SPICE_PACKAGE) $(LOAD_PACKAGES)
 # What the lab's loads are tried on. None of them starts a service.
-LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio
+LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio sysbench
 
 .PHONY: build check format generate lint unit test soak fuzz up down bench guest lab-image
 # The lab's agent is static, because it is the first process of the lab's guests.

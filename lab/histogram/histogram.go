@@ -56,6 +56,11 @@ func RecordMicroseconds(h *hdrhistogram.Histogram, took int64) {
 	_ = h.RecordValue(min(max(took, Shortest), Longest))
 }
 
+// RecordMany counts the same time so often.
+func RecordMany(h *hdrhistogram.Histogram, took time.Duration, times int64) {
+	_ = h.RecordValues(min(max(took.Microseconds(), Shortest), Longest), times)
+}
+
 // Merge adds what from holds to what into holds. Either may be nil: the sum is
 // returned, and is a histogram of its own unless it is into.
 func Merge(into, from *hdrhistogram.Histogram) *hdrhistogram.Histogram {

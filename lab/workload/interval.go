@@ -88,7 +88,7 @@ func (c *Count) UnmarshalJSON(data []byte) error {
 			return fault.New(fault.Invalid, fault.Host, "cannot read a count: %d is not between 0 and 2^53", n)
 		}
 	}
-	read := Count{Done: text.Done, Errors: text.Errors, Bytes: text.Bytes, Example: clip(text.Example, maxExample)}
+	read := Count{Done: text.Done, Errors: text.Errors, Bytes: text.Bytes, Example: clip(text.Example)}
 	for _, h := range []struct {
 		of   string
 		into **hdrhistogram.Histogram
@@ -174,9 +174,10 @@ func (c *Count) add(more Count) {
 	}
 }
 
-func clip(text string, to int) string {
-	if len(text) <= to {
+// clip keeps a text to what fits an example.
+func clip(text string) string {
+	if len(text) <= maxExample {
 		return text
 	}
-	return text[:to] + "…"
+	return text[:maxExample] + "…"
 }

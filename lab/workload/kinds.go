@@ -11,13 +11,20 @@ import (
 
 // kinds are the loads there are: what makes each of its configuration.
 var kinds = map[string]func(config json.RawMessage) (Load, error){
-	"oltp":         newOLTP,
-	"oltp-check":   newOLTPCheck,
-	"oltp-prepare": newOLTPPrepare,
-	"shop":         newShop,
-	"shop-check":   newShopCheck,
-	"shop-prepare": newShopPrepare,
-	"web":          newWeb,
+	"bulk":             newBulk,
+	"mix-cpu":          newMixCPU,
+	"mix-disk":         newMixDisk,
+	"oltp":             newOLTP,
+	"oltp-check":       newOLTPCheck,
+	"oltp-prepare":     newOLTPPrepare,
+	"ping":             newPing,
+	"shop":             newShop,
+	"shop-check":       newShopCheck,
+	"shop-prepare":     newShopPrepare,
+	"sysbench":         newSysbench,
+	"sysbench-prepare": newSysbenchPrepare,
+	"varmail":          newVarmail,
+	"web":              newWeb,
 }
 
 // Kinds names the loads there are, in order.

@@ -48,6 +48,15 @@ func (m *meter) untimed(op string, done int64) {
 	m.count(op).Done += done
 }
 
+// wrote counts a write that is not timed.
+func (m *meter) wrote(op string, bytes int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.count(op)
+	c.Done++
+	c.Bytes += bytes
+}
+
 // wrong counts errors of which one says all.
 func (m *meter) wrong(op string, n int64, what string) {
 	m.mu.Lock()
@@ -55,7 +64,7 @@ func (m *meter) wrong(op string, n int64, what string) {
 	c := m.count(op)
 	c.Errors += n
 	if c.Example == "" {
-		c.Example = clip(what, maxExample)
+		c.Example = clip(what)
 	}
 }
 

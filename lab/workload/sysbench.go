@@ -1,0 +1,183 @@
+package workload
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/histogram"
+	"github.com/lodge-kvm/lodge/lab/mariadb"
+)
+
+// Sysbench is the configuration of one of sysbench's loads on a database, which
+// sysbench-prepare filled; sysbench must be installed where the load runs. Its operation
+// is "transaction", and OpUndone are those that the server had begun anew. It tells
+// all at once, at the end.
+type Sysbench struct {
+	Duration Duration       `json:"duration"`
+	Database mariadb.Server `json:"database"`
+	// Test is sysbench's name: "oltp_read_write", which is meant if nothing is said,
+	// "oltp_read_only", "oltp_write_only" or "oltp_point_select".
+	Test    string `json:"test,omitempty"`
+	Threads int    `json:"threads,omitzero"` // 1
+	Tables  int    `json:"tables,omitzero"`  // 1
+	Rows    int    `json:"rows,omitzero"`    // of each table: 10000
+	// Rate is transactions a second, drawn by chance: as many as go if nothing is
+	// said.
+	Rate int    `json:"rate,omitzero"`
+	Seed uint64 `json:"seed,omitzero"`
+}
+
+// OpTransaction is one that sysbench saw done.
+const OpTransaction = "transaction"
+
+var sysbenchTests = []string{"oltp_read_write", "oltp_read_only", "oltp_write_only", "oltp_point_select"}
+
+func (s *Sysbench) settle() error {
+	orElse(&s.Test, sysbenchTests[0])
+	orElse(&s.Threads, 1)
+	orElse(&s.Tables, 1)
+	orElse(&s.Rows, 10_000)
+	if err := s.Database.Check(); err != nil {
+		return err
+	}
+	switch {
+	case s.Duration < Duration(time.Second) || time.Duration(s.Duration) > maxDuration:
+		return invalid("duration is %v: 1s to %v are possible", time.Duration(s.Duration), maxDuration)
+	case !slices.Contains(sysbenchTests, s.Test):
+		return invalid("test is %q: it is one of %s", s.Test, strings.Join(sysbenchTests, ", "))
+	case s.Threads < 1 || s.Threads > 4096 || s.Tables < 1 || s.Tables > 1000 || s.Rows < 1 || s.Rows > 1e9 || s.Rate < 0 || s.Rate > maxRate:
+		return invalid("threads %d, tables %d, rows %d, rate %d: 1 to 4096, 1 to 1000, 1 to 10^9 and 0 to 10^6 are possible", s.Threads, s.Tables, s.Rows, s.Rate)
+	}
+	return nil
+}
+
+func parseSysbench(config json.RawMessage) (*Sysbench, error) {
+	var s Sysbench
+	if err := parse(config, &s); err != nil {
+		return nil, err
+	}
+	return &s, s.settle()
+}
+
+func (s *Sysbench) arguments(command string) []string {
+	args := []string{
+		s.Test, "--db-driver=mysql", "--mysql-user=" + s.Database.User, "--mysql-password=" + s.Database.Password, "--mysql-db=" + s.Database.Database,
+		fmt.Sprintf("--tables=%d", s.Tables), fmt.Sprintf("--table-size=%d", s.Rows), fmt.Sprintf("--threads=%d", s.Threads),
+		fmt.Sprintf("--time=%d", time.Duration(s.Duration)/time.Second), "--events=0", "--histogram=on", fmt.Sprintf("--rate=%d", s.Rate),
+		// Below 2^31, which is what it takes; 0 would draw by the clock.
+		fmt.Sprintf("--rand-seed=%d", 1+s.Seed%(1<<31-2)),
+	}
+	if path, ok := strings.CutPrefix(s.Database.Address, "unix:"); ok {
+		args = append(args, "--mysql-socket="+path)
+	} else if at := strings.LastIndexByte(s.Database.Address, ':'); at >= 0 {
+		args = append(args, "--mysql-host="+s.Database.Address[:at], "--mysql-port="+s.Database.Address[at+1:])
+	}
+	return append(args, command)
+}
+
+func newSysbenchPrepare(config json.RawMessage) (Load, error) {
+	s, err := parseSysbench(config)
+	if err != nil {
+		return nil, err
+	}
+	return newErrand(longErrand, func(ctx context.Context, m *meter) error {
+		if err := s.Database.Create(ctx); err != nil {
+			return err
+		}
+		if _, err := program(ctx, maxSysbench, "sysbench", s.arguments("prepare")...); err != nil {
+			return err
+		}
+		m.untimed(OpRows, int64(s.Tables)*int64(s.Rows))
+		return context.Cause(ctx)
+	})
+}
+
+func newSysbench(config json.RawMessage) (Load, error) { return parseSysbench(config) }
+
+const maxSysbench = 1 << 20
+
+// Run has sysbench do it.
+func (s *Sysbench) Run(ctx context.Context, out func(Interval)) error {
+	within, cancel := context.WithTimeoutCause(ctx, time.Duration(s.Duration)+maxTimeout, errLate)
+	defer cancel()
+	start := time.Now()
+	said, err := program(within, maxSysbench, "sysbench", s.arguments("run")...)
+	if err != nil {
+		return err
+	}
+	count, length, err := readSysbench(string(said))
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil // it was stopped before there was a result
+		}
+		return err
+	}
+	out(Interval{start, length, count})
+	return nil
+}
+
+// What of its report is read.
+var (
+	sysbenchDone   = regexp.MustCompile(`(?m)^ +transactions: +(\d{1,15}) `)
+	sysbenchUndone = regexp.MustCompile(`(?m)^ +ignored errors: +(\d{1,15}) `)
+	sysbenchLost   = regexp.MustCompile(`(?m)^ +reconnects: +(\d{1,15}) `)
+	sysbenchTime   = regexp.MustCompile(`(?m)^ +total time: +(\d{1,9}\.\d{1,6})s`)
+	sysbenchBin    = regexp.MustCompile(`(?m)^ *(\d{1,12}\.\d{3}) \|\**\** +(\d{1,15})$`)
+)
+
+// readSysbench reads the report of a hostile guest: what does not fit together is
+// refused.
+func readSysbench(text string) (map[string]Count, time.Duration, error) {
+	var numbers [3]int64
+	for i, what := range []*regexp.Regexp{sysbenchDone, sysbenchUndone, sysbenchLost} {
+		found := what.FindStringSubmatch(text)
+		if found == nil {
+			return nil, 0, fault.New(fault.Invalid, fault.Host, "sysbench gave no result: %.300q", text)
+		}
+		numbers[i], _ = strconv.ParseInt(found[1], 10, 64) // at most 15 digits
+	}
+	took := sysbenchTime.FindStringSubmatch(text)
+	if took == nil {
+		return nil, 0, fault.New(fault.Invalid, fault.Host, "sysbench tells no time: %.300q", text)
+	}
+	seconds, _ := strconv.ParseFloat(took[1], 64) // digits and a point
+	c := Count{Done: numbers[0], Errors: numbers[2]}
+	if c.Errors > 0 {
+		c.Example = "sysbench lost its connection"
+	}
+	var err error
+	if c.Latency, err = sysbenchTimes(text, c.Done); err != nil {
+		return nil, 0, err
+	}
+	ops := map[string]Count{OpTransaction: c}
+	if numbers[1] > 0 {
+		ops[OpUndone] = Count{Done: numbers[1]}
+	}
+	return ops, time.Duration(seconds * float64(time.Second)), nil
+}
+
+// sysbenchTimes reads the histogram of what was done.
+func sysbenchTimes(text string, done int64) (*hdrhistogram.Histogram, error) {
+	times, left := histogram.New(), done
+	for _, bin := range sysbenchBin.FindAllStringSubmatch(text, -1) {
+		ms, _ := strconv.ParseFloat(bin[1], 64)
+		n, _ := strconv.ParseInt(bin[2], 10, 64)
+		if left -= n; left < 0 {
+			break
+		}
+		histogram.RecordMany(times, time.Duration(min(ms, histogram.Longest)*float64(time.Millisecond)), n)
+	}
+	if left != 0 {
+		return nil, fault.New(fault.Invalid, fault.Host, "sysbench's histogram does not fit its %d transactions", done)
+	}
+	return times, nil
+}
