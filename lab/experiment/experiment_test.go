@@ -1,0 +1,283 @@
+package experiment
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/record"
+	"github.com/lodge-kvm/lodge/lab/scenario"
+	"github.com/lodge-kvm/lodge/lab/tuning"
+)
+
+func TestArmsStandSideBySideAndTakeTurnsInBeingFirst(t *testing.T) {
+	b := newBench(t)
+	turns := Describe(b.plan, []string{"a", "b"}, 7).Turns
+	if len(turns) != 4*2*2 {
+		t.Fatalf("%d turns", len(turns))
+	}
+	firsts := map[string][]string{}
+	for i := 0; i < len(turns); i += 4 {
+		seen := map[string]bool{}
+		for _, turn := range turns[i : i+4] {
+			if turn.Step != turns[i].Step || turn.Repetition != turns[i].Repetition || seen[turn.Arm] {
+				t.Errorf("turn %v is not among those of %v", turn, turns[i])
+			}
+			seen[turn.Arm] = true
+		}
+		firsts[turns[i].Step] = append(firsts[turns[i].Step], turns[i].Arm)
+		if i < 8 && turns[i].Arm != turns[i+8+3].Arm {
+			t.Errorf("%s is first, and not last the next time", turns[i].Arm)
+		}
+	}
+	again := Describe(b.plan, []string{"a", "b"}, 7).Turns
+	for i := range turns {
+		if turns[i] != again[i] {
+			t.Fatal("the same seed gives another order")
+		}
+	}
+}
+
+func TestARunIsMeasuredWindowByWindow(t *testing.T) {
+	b := newBench(t)
+	r := b.do(t)
+	if r.Outcome != record.Complete || len(events(r, record.Done)) != 8 {
+		t.Fatalf("%s with %d turns", r.Outcome, len(events(r, record.Done)))
+	}
+	for _, kind := range []record.Kind{record.Failed, record.Bad, record.Skipped} {
+		if found := events(r, kind); len(found) > 0 {
+			t.Errorf("%s: %+v", kind, found)
+		}
+	}
+	// Twelve loads of two windows with five seconds, and a warm-up that never counts.
+	done := values(r, record.MetricDone)
+	if len(done) != 24 {
+		t.Errorf("%d windows", len(done))
+	}
+	for _, value := range done {
+		if value != 50 {
+			t.Errorf("%v done in a window", value)
+		}
+	}
+	for _, value := range values(r, record.MetricRate) {
+		if value != 10 {
+			t.Errorf("%v a second", value)
+		}
+	}
+	for _, value := range values(r, "latency.p99") {
+		if value < 0.0019 || value > 0.0021 {
+			t.Errorf("%v s", value)
+		}
+	}
+	sent, served := values(r, record.MetricSent), values(r, record.MetricServed)
+	if len(sent) != 12 || sent[0] != 130 || served[0] != 130 {
+		t.Errorf("sent %v, served %v", sent, served)
+	}
+	if b.site.opened != 1 || b.site.closed != 1 {
+		t.Errorf("opened %d times, closed %d times", b.site.opened, b.site.closed)
+	}
+	if text, err := r.Command("before tiles=1 1 lab-x-t1-web.xml"); err != nil || text != "<domain/>" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+func TestErrorsAreNoThroughputAndBooksMustAgree(t *testing.T) {
+	b := newBench(t)
+	b.site.errors = 3
+	b.site.count = func(done, _ int64) int64 { return done + 1 } // one of those that failed was served
+	r := b.do(t)
+	for _, value := range values(r, record.MetricRate) {
+		if value != 10 {
+			t.Errorf("%v a second of 10 that went well", value)
+		}
+	}
+	if value := values(r, record.MetricErrors)[0]; value != 15 {
+		t.Errorf("%v errors", value)
+	}
+	for _, e := range events(r, record.Bad) {
+		if e.What != "bound" {
+			t.Errorf("%+v", e)
+		}
+	}
+	if len(events(r, record.Bad)) != 24 {
+		t.Errorf("%d windows break the bound of no errors", len(events(r, record.Bad)))
+	}
+
+	b = newBench(t)
+	b.site.count = func(done, _ int64) int64 { return done - 1 }
+	found := events(b.do(t), record.Bad)
+	if len(found) != 12 || found[0].What != "books" || !strings.Contains(found[0].Text, "130 done and 0 failed, the server 117") {
+		t.Errorf("%d: %+v", len(found), found)
+	}
+}
+
+func TestAGuestThatDoesNotBootIsSaidAndTheRunGoesOn(t *testing.T) {
+	b := newBench(t)
+	b.site.boot = func(s Spec) error {
+		if s.Tile == 2 && s.Role == "web" {
+			return errors.New("its agent does not answer")
+		}
+		return nil
+	}
+	r := b.do(t)
+	failed, skipped := events(r, record.Failed), events(r, record.Skipped)
+	if len(failed) != 4 || failed[0].What != "boot" || failed[0].Guest != "lab-x-t2-web" {
+		t.Errorf("failed: %+v", failed)
+	}
+	if len(skipped) != 4 || !strings.Contains(skipped[0].Text, "web is not there") {
+		t.Errorf("skipped: %+v", skipped)
+	}
+	if n := len(values(r, record.MetricDone)); n != 16 || r.Outcome != record.Complete {
+		t.Errorf("%d windows of the first tile, %s", n, r.Outcome)
+	}
+}
+
+func TestWhatASiteDoesNotDoIsSkipped(t *testing.T) {
+	b := newBench(t)
+	b.site.boot = func(Spec) error { return &Unavailable{"no such bus"} }
+	r := b.do(t)
+	if len(events(r, record.Failed)) != 0 || len(events(r, record.Skipped)) == 0 || r.Outcome != record.Complete {
+		t.Errorf("%s: %+v", r.Outcome, r.Events)
+	}
+}
+
+func TestSettingsAreOtherOnlyInTheirArm(t *testing.T) {
+	b := newBench(t)
+	seen := map[string]bool{}
+	b.site.boot = func(s Spec) error { seen[b.setting(t)] = true; return nil }
+	r := b.do(t)
+	if !seen["0"] || !seen["1"] {
+		t.Errorf("values seen: %v", seen)
+	}
+	if changes := events(r, record.Change); len(changes) != 4 || changes[0].Arm != "after" {
+		t.Errorf("%+v", changes)
+	}
+}
+
+// A run is killed while its loads go: what is on the disk at that moment is all
+// that is left.
+func TestAKilledRunIsCleanedUpAndGoesOn(t *testing.T) {
+	b := newBench(t)
+	b.site.hold, b.site.held = make(chan struct{}), make(chan struct{}, 100)
+	w := b.create(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Do(ctx, w, b.options()) }()
+	<-b.site.held             // the first turn
+	b.site.hold <- struct{}{} // goes on to its end
+	<-b.site.held             // and the second is in its windows
+	killed := b.dir + "-killed"
+	if err := os.CopyFS(killed, os.DirFS(b.dir)); err != nil {
+		t.Fatal(err)
+	}
+	settingThen := b.setting(t)
+	cancel(context.Canceled)
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("told to stop it says %v", err)
+	}
+	if r := b.load(t, b.dir); r.Outcome != record.Interrupted || len(events(r, record.Done)) != 1 {
+		t.Errorf("told to stop it is %s with %d turns", r.Outcome, len(events(r, record.Done)))
+	}
+
+	// As it was when killed, with the setting as it was, too.
+	host := tuning.Host{Root: b.root}
+	if err := os.WriteFile(b.root+"/"+setting, []byte(settingThen+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	j := mustJournal(t, killed)
+	targets, left := j.Left()
+	if !left || len(targets) != 1 || targets[0].URI != "/a" {
+		t.Errorf("the killed run's journal has %v", targets)
+	}
+	if _, err := j.Restore(host); err != nil || b.setting(t) != "1" {
+		t.Errorf("%v: the setting is %s", err, b.setting(t))
+	}
+
+	b.site.hold = nil
+	again, err := record.Resume(killed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Do(t.Context(), again, b.options()); err != nil {
+		t.Fatal(err)
+	}
+	r := b.load(t, killed)
+	if len(events(r, record.Done)) != 8 || len(events(r, record.Begin)) != 8 || len(events(r, record.Resumed)) != 1 || len(values(r, record.MetricDone)) != 24 {
+		t.Errorf("resumed it has %d turns, %d windows", len(events(r, record.Done)), len(values(r, record.MetricDone)))
+	}
+}
+
+func TestWhatDoesNotFitIsRefusedWithTheSums(t *testing.T) {
+	room := Room{Memory: 3 * scenario.GiB, Disk: 100 * scenario.GiB, Processors: 2}
+	for _, c := range []struct {
+		what string
+		room func(*Room)
+		want string
+	}{
+		{"fits", func(*Room) {}, ""},
+		{"memory", func(r *Room) { r.Memory = scenario.GiB }, "2 × web"},
+		{"disk", func(r *Room) { r.Disk = 600 * scenario.MiB }, "of disk is free"},
+		{"processors", func(r *Room) { r.Processors = 0 }, "the host 0"},
+	} {
+		b := newBench(t)
+		room := room
+		c.room(&room)
+		left, err := Fit(b.plan, room, false)
+		if c.want == "" {
+			if err != nil || len(left) > 0 {
+				t.Errorf("%s: %v %v", c.what, err, left)
+			}
+			continue
+		}
+		if !fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+	b := newBench(t)
+	room.Memory = scenario.GiB
+	left, err := Fit(b.plan, room, true)
+	if err != nil || len(left) != 1 || len(b.plan.Steps) != 1 || len(b.plan.Setups[1]) != 1 {
+		t.Errorf("to the limit: %v, %v, %d steps", err, left, len(b.plan.Steps))
+	}
+	room.Memory = 1
+	if _, err := Fit(newBench(t).plan, room, true); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("nothing fits: %v", err)
+	}
+}
+
+func TestEventsAreDoneOnEveryTile(t *testing.T) {
+	b := newBench(t)
+	for _, row := range b.plan.Setups {
+		for _, u := range row {
+			u.Events = []scenario.Event{{Do: scenario.DoVCPUs, Guest: "web", To: "2"}}
+		}
+	}
+	b.plan.Warmup = 0
+	b.plan.Steps, b.plan.Repetitions = b.plan.Steps[1:], 1
+	for arm := range b.plan.Setups {
+		b.plan.Setups[arm] = b.plan.Setups[arm][1:]
+	}
+	b.site.hold, b.site.held = make(chan struct{}), make(chan struct{}, 100)
+	changed := make(chan string, 100)
+	b.site.change = func(name string, e scenario.Event) error {
+		changed <- name + " " + e.To
+		if len(changed)%2 == 0 { // both tiles have theirs: the loads may end
+			b.site.hold <- struct{}{}
+			b.site.hold <- struct{}{}
+		}
+		return nil
+	}
+	r := b.do(t)
+	if n := len(changed); n != 4 {
+		t.Errorf("%d changes", n)
+	}
+	if first := <-changed; first != "lab-x-t1-web 2" {
+		t.Errorf("first %s", first)
+	}
+	if n := len(values(r, record.MetricDuration)); n == 0 && len(events(r, record.Change)) < 4 {
+		t.Errorf("%d durations", n)
+	}
+}

@@ -1,0 +1,239 @@
+package experiment
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/lab/record"
+	"github.com/lodge-kvm/lodge/lab/scenario"
+	"github.com/lodge-kvm/lodge/lab/workload"
+)
+
+// stream is one load of one tile.
+type stream struct {
+	load     scenario.Load
+	tile     int
+	from, to *standing // from is nil for the host
+	config   json.RawMessage
+	tally    *tally
+}
+
+func (s *stream) name() string { return fmt.Sprintf("%s of tile %d", s.load.Name, s.tile) }
+
+// measure runs all loads at once through the warm-up and the windows, and then
+// holds the books against each other.
+func (t *turn) measure(ctx context.Context) {
+	streams := t.streams(ctx)
+	for _, g := range t.standing() {
+		var err error
+		if g.clock, err = g.Clock(ctx); err == nil {
+			g.counts, err = g.Counted(ctx)
+		}
+		if err != nil {
+			t.trouble("agent", g.spec.Name, err)
+		}
+	}
+	watching, stop := context.WithCancelCause(ctx)
+	var beside sync.WaitGroup
+	beside.Go(func() { t.watch(watching, t.at) })
+	began := time.Now()
+	beside.Go(func() { t.events(watching, began) })
+	t.note(record.Event{Kind: record.Window, Window: record.WarmUp})
+	var loads sync.WaitGroup
+	for _, s := range streams {
+		loads.Go(func() { t.drive(ctx, s) })
+	}
+	if len(t.setup.Loads) == 0 && len(t.standing()) > 0 {
+		t.pause(ctx, t.length())
+	}
+	loads.Wait()
+	stop(nil)
+	beside.Wait()
+	for _, s := range streams {
+		t.settle(s)
+	}
+	t.audit(ctx, streams)
+	t.bounds(streams)
+}
+
+func (t *turn) length() time.Duration {
+	return t.Plan.Warmup + time.Duration(t.Plan.Windows)*t.Plan.Measure
+}
+
+// pause is for a turn of guests that are only there.
+func (t *turn) pause(ctx context.Context, length time.Duration) {
+	timer := time.NewTimer(length)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// streams works out the loads of every tile, and has what they need prepared.
+// One that lacks a guest is left out, and told.
+func (t *turn) streams(ctx context.Context) []*stream {
+	var all []*stream
+	for _, load := range t.setup.Loads {
+		for tile := 1; tile <= t.tiles(load); tile++ {
+			s := &stream{load: load, tile: tile, tally: newTally(t.Plan)}
+			if err := t.ready(ctx, s); err != nil {
+				t.trouble("load", s.name(), err)
+				continue
+			}
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+func (t *turn) tiles(load scenario.Load) int {
+	role := load.From
+	if role == "host" {
+		role = load.To
+	}
+	for _, g := range t.setup.Guests {
+		if g.Role == role {
+			return g.Count
+		}
+	}
+	return 0
+}
+
+// at finds a role's guest in a tile; of a role that is there once it is that one.
+func (t *turn) guest(tile int, role string) (*standing, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, g := range t.setup.Guests {
+		if g.Role == role && g.Count == 1 {
+			tile = 1
+		}
+	}
+	if g := t.guests[place{tile, role}]; g != nil {
+		return g, nil
+	}
+	return nil, &Unavailable{fmt.Sprintf("its guest %s is not there", role)}
+}
+
+func (t *turn) ready(ctx context.Context, s *stream) (err error) {
+	if s.to, err = t.guest(s.tile, s.load.To); err != nil {
+		return err
+	}
+	if s.load.From != "host" {
+		if s.from, err = t.guest(s.tile, s.load.From); err != nil {
+			return err
+		}
+	}
+	for _, errand := range s.load.Prepare {
+		if _, err := t.errand(ctx, s, errand); err != nil {
+			return fmt.Errorf("cannot prepare it: %w", err)
+		}
+	}
+	config := maps.Clone(s.load.Config)
+	if config == nil {
+		config = map[string]any{}
+	}
+	config["duration"] = t.length().String()
+	s.config, err = t.fill(s, config)
+	return err
+}
+
+// errand runs one to its end and gives the sum of what it did.
+func (t *turn) errand(ctx context.Context, s *stream, e scenario.Errand) (workload.Total, error) {
+	var total workload.Total
+	g, err := t.guest(s.tile, e.On)
+	if err != nil {
+		return total, err
+	}
+	config, err := t.fill(s, e.Config)
+	if err != nil {
+		return total, err
+	}
+	var failure error
+	err = g.Load(ctx, e.Kind, config, func(i workload.Interval) {
+		if err := total.Add(i); err != nil {
+			failure = err
+		}
+	})
+	if err == nil {
+		err = failure
+	}
+	return total, err
+}
+
+// fill puts in what is known only now: "${web.address}" is that of the tile's
+// guest, "${run.id}" names this turn, "${tile.number}" the tile.
+func (t *turn) fill(s *stream, config map[string]any) (json.RawMessage, error) {
+	if config == nil {
+		config = map[string]any{}
+	}
+	text, err := json.Marshal(config)
+	if err != nil {
+		return nil, err
+	}
+	known := []string{"${tile.number}", fmt.Sprint(s.tile), "${run.id}", strings.ReplaceAll(strings.TrimPrefix(t.w.Header.ID, "lab-"), "-", "")}
+	for _, g := range t.setup.Guests {
+		if one, err := t.guest(s.tile, g.Role); err == nil {
+			known = append(known, "${"+g.Role+".address}", one.Address())
+		}
+	}
+	return json.RawMessage(strings.NewReplacer(known...).Replace(string(text))), nil
+}
+
+// drive runs a load to its end.
+func (t *turn) drive(ctx context.Context, s *stream) {
+	var err error
+	take := func(i workload.Interval) { t.keep(s.tally.add(i)) }
+	if s.from != nil {
+		err = s.from.Load(ctx, s.load.Kind, s.config, take)
+	} else {
+		var load workload.Load
+		if load, err = workload.New(s.load.Kind, s.config); err == nil {
+			err = load.Run(ctx, take)
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		t.trouble("load", s.name(), err)
+	}
+}
+
+// events does what the scenario wants amid the windows.
+func (t *turn) events(ctx context.Context, began time.Time) {
+	var all sync.WaitGroup
+	for _, e := range t.setup.Events {
+		all.Go(func() {
+			t.pause(ctx, time.Until(began.Add(t.Plan.Warmup+e.At)))
+			if ctx.Err() != nil {
+				return
+			}
+			for tile := 1; ; tile++ {
+				t.mu.Lock()
+				g := t.guests[place{tile, e.Guest}]
+				t.mu.Unlock()
+				if g == nil {
+					return
+				}
+				t.change(ctx, e, g)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func (t *turn) change(ctx context.Context, e scenario.Event, g *standing) {
+	began := time.Now()
+	if err := g.Change(ctx, e); err != nil {
+		if ctx.Err() == nil {
+			t.trouble(e.Do, g.spec.Name, err)
+		}
+		return
+	}
+	took := time.Since(began).Seconds()
+	t.note(record.Event{Kind: record.Change, What: e.Do, Guest: g.spec.Name, Text: strings.TrimSpace(e.Do + " " + e.To), Values: map[string]float64{"duration_s": took}})
+	t.sample(record.Sample{Metric: record.MetricDuration, Value: took, Unit: "s", Labels: labels(g.spec, record.Labels{"event": e.Do})})
+}

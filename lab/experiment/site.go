@@ -1,0 +1,62 @@
+package experiment
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/lodge-kvm/lodge/lab/record"
+	"github.com/lodge-kvm/lodge/lab/scenario"
+	"github.com/lodge-kvm/lodge/lab/workload"
+)
+
+// Site is where guests are run: a daemon with a network and a place for files.
+type Site interface {
+	// Describe says what it is.
+	Describe() record.Target
+	// Open makes what guests of this run need beside themselves.
+	Open(ctx context.Context, run string) error
+	// Boot starts a guest and waits until it can be steered. If it fails nothing
+	// of the guest stays.
+	Boot(ctx context.Context, spec Spec) (Guest, error)
+	// Close takes away what Open made, and every guest.
+	Close(ctx context.Context) error
+}
+
+// Spec is one guest of a turn.
+type Spec struct {
+	Name   string
+	Number int // in the turn, from 1
+	Tile   int // from 1
+	scenario.Guest
+}
+
+// Clock is how a guest's clock stands to the host's.
+type Clock struct {
+	At time.Time     // the host's
+	Up time.Duration // the guest's age
+}
+
+// Guest is one that answers. Its methods may be called from many goroutines.
+type Guest interface {
+	Address() string
+	Definition() string // exact, as it was sent
+	// Prepare sets a service up.
+	Prepare(ctx context.Context, service scenario.Service) error
+	// Load runs a load, or an errand, to its end.
+	Load(ctx context.Context, kind string, config json.RawMessage, out func(workload.Interval)) error
+	// Counted tells what the services' own logs have counted.
+	Counted(ctx context.Context) (map[string]int64, error)
+	Clock(ctx context.Context) (Clock, error)
+	// Counters are what the guest's kernel has counted; names end in their unit.
+	Counters(ctx context.Context) (map[string]float64, error)
+	Change(ctx context.Context, event scenario.Event) error
+	// Close destroys it with its files.
+	Close(ctx context.Context) error
+}
+
+// Unavailable is what cannot be done at a site, with the reason. Errors that have
+// it make something skipped, and not failed.
+type Unavailable struct{ Reason string }
+
+func (u *Unavailable) Error() string { return u.Reason }
