@@ -131,6 +131,8 @@ func (s *sitting) do(c *call) (any, error) {
 		return withArgs(c, put)
 	case wire.Get:
 		return withArgs(c, get)
+	case wire.Load:
+		return withArgs(c, load)
 	case wire.Clock:
 		return now("/"), nil
 	case wire.Sample:
