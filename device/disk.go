@@ -14,6 +14,9 @@ type Disk struct {
 	Backing     []BackingLayer
 	BackingSaid bool
 
+	// Encryption says that the image is encrypted and what opens it; nil: neither.
+	Encryption *Encryption
+
 	Target       string // name in the definition: "vda", "sdb", "hdc", "fda"
 	Bus          string // virtio, scsi, sata, ide, usb, fdc
 	Tray         string // "open", "closed" or empty; removable media only
@@ -92,10 +95,22 @@ type IOTune struct {
 	Group                                               string
 }
 
+// Encryption says how an image is encrypted, and with which secret it is opened.
+type Encryption struct {
+	Format string // luks
+	Engine string // qemu or empty
+	// Secret is known by its UUID or, where that is empty, by its use for a volume.
+	SecretUUID, SecretUsage string
+	// BelowDisk says that it is said of the disk, as older documents have it, and
+	// not of its source.
+	BelowDisk bool
+}
+
 // DiskAttachment is what the host found for a disk when its guest starts: real
 // paths and formats, top image first. Layers[0] is what the guest writes.
 type DiskAttachment struct {
 	Layers []Layer
+	Size   uint64 // that the guest sees, in bytes
 }
 
 // Layer is one image of a chain as QEMU will open it.

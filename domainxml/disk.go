@@ -3,6 +3,8 @@ package domainxml
 import (
 	"fmt"
 
+	"github.com/google/uuid"
+
 	"github.com/lodge-kvm/lodge/device"
 )
 
@@ -16,7 +18,9 @@ func describeDisk(n *node, d *device.Disk) {
 	n.in("driver", func(n *node) { describeDiskDriver(n, d) })
 	n.in("source", func(n *node) {
 		describeSource(n, kind, &d.Source, &d.StartupPolicy)
+		encryptionHere(n, d, false)
 	})
+	encryptionHere(n, d, true)
 	describeBackingStore(n, d)
 	object(n, "blockio", &d.BlockIO, func(n *node, b *device.BlockIO) {
 		num(n, "logical_block_size", &b.LogicalBlock)
@@ -39,6 +43,40 @@ func describeDisk(n *node, d *device.Disk) {
 	n.leaf("vendor", &d.Vendor)
 	n.leaf("product", &d.Product)
 	n.info(&d.Info)
+}
+
+// encryptionHere describes a disk's encryption where it is said: below its source,
+// or below the disk itself.
+func encryptionHere(n *node, d *device.Disk, belowDisk bool) {
+	if d.Encryption != nil && (n.reading() || d.Encryption.BelowDisk != belowDisk) {
+		return
+	}
+	object(n, "encryption", &d.Encryption, describeEncryption)
+	if n.reading() && d.Encryption != nil {
+		d.Encryption.BelowDisk = belowDisk
+	}
+}
+
+func describeEncryption(n *node, e *device.Encryption) {
+	n.need("format", &e.Format, "luks")
+	n.str("engine", &e.Engine, "qemu")
+	n.in("secret", func(n *node) {
+		kind := "passphrase"
+		n.need("type", &kind, "passphrase")
+		n.str("uuid", &e.SecretUUID)
+		n.str("usage", &e.SecretUsage)
+		if n.writing || e.SecretUUID == "" {
+			return
+		}
+		id, err := uuid.Parse(e.SecretUUID)
+		if err != nil {
+			n.invalid("uuid", "%q is not a UUID", e.SecretUUID)
+		}
+		e.SecretUUID = id.String()
+	})
+	if n.reading() && (e.SecretUUID == "") == (e.SecretUsage == "") {
+		n.invalid("", "an encrypted disk names its secret by its uuid or by its usage")
+	}
 }
 
 func describeDiskDriver(n *node, d *device.Disk) {

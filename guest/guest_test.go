@@ -22,6 +22,7 @@ import (
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
 )
@@ -104,10 +105,12 @@ func (d *daemon) open() {
 	must(err)
 	d.pools, err = volume.Open(volume.Options{Store: d.store, Events: d.events, Log: log})
 	must(err)
+	secrets, err := secret.Open(secret.Config{Store: d.store, Key: filepath.Join(d.dir, "data/secret.key"), Events: d.events, Log: log})
+	must(err)
 	d.Registry, err = guest.Open(guest.Config{
 		DataDir: filepath.Join(d.dir, "data/guest"), RunDir: filepath.Join(d.dir, "run/guest"), Instance: instance,
 		Log: log, Store: d.store, Events: d.events, Emulators: emulators, Ledger: host.NewLedger(inventory),
-		Networks: d.nets, Pools: d.pools, Cgroups: d.groups, Kernel: root,
+		Networks: d.nets, Pools: d.pools, Secrets: secrets, Cgroups: d.groups, Kernel: root,
 		Prepared: d.prepared,
 	})
 	must(err)
@@ -117,6 +120,7 @@ func (d *daemon) open() {
 func (d *daemon) close() {
 	d.t.Helper()
 	d.Close()
+	d.Secrets.Close()
 	d.pools.Close()
 	d.nets.Close()
 	if err := d.store.Close(); err != nil {

@@ -64,6 +64,10 @@ func (r *Registry) findDisk(ctx context.Context, d *device.Disk) (a device.DiskA
 		return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
 	}
 	defer chain.Close()
+	if err := checkEncrypted(d, chain[0].Encrypted); err != nil {
+		return a, false, err
+	}
+	a.Size = chain[0].Virtual
 	for _, l := range chain {
 		a.Layers = append(a.Layers, device.Layer{Path: l.Path, Format: string(l.Format), Block: l.Device})
 	}
@@ -81,7 +85,11 @@ func (r *Registry) source(d *device.Disk) (path string, format image.Format, err
 		}
 		path, format = found, cmp.Or(format, f)
 	}
-	return path, cmp.Or(format, image.Raw), nil
+	format = cmp.Or(format, image.Raw)
+	if format == image.Raw && d.Encryption != nil {
+		format = image.LUKS
+	}
+	return path, format, nil
 }
 
 // attachNIC gives a NIC its interface on the host; nil for one that QEMU serves

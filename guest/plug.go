@@ -208,6 +208,11 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 		if present {
 			p.Disks[d.Alias] = a
 		}
+		forget, err := g.reg.giveKey(p, d)
+		if err != nil {
+			return held, err
+		}
+		defer forget()
 	case *device.NIC:
 		a, release, err := g.reg.attachNIC(ctx, p.Definition, d)
 		if err != nil {
@@ -246,7 +251,7 @@ func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *
 	if err := p.write(r.dir); err != nil {
 		return err
 	}
-	err = runSteps(ctx, s, steps)
+	err = explainKey(dev, runSteps(ctx, s, steps))
 	if err == nil {
 		failpoint.Reach("plug.made")
 		if err = settlePlugged(ctx, s, dev); err != nil {

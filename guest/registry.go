@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/link"
 	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
 )
@@ -34,8 +35,10 @@ type Config struct {
 	Starts   *host.Starts
 	Networks *network.Networks
 	Pools    *volume.Pools
-	Cgroups  *kernel.Cgroups
-	Kernel   kernel.Root
+	// Secrets are what encrypted disks are opened with; nil: there are none.
+	Secrets *secret.Book
+	Cgroups *kernel.Cgroups
+	Kernel  kernel.Root
 	// Prepared is how many QEMUs may wait for guests that are started often; 0: none.
 	Prepared int
 	// Boot identifies this boot of the host; empty where that is not known.

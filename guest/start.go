@@ -236,6 +236,9 @@ func (l *launching) findDisks(ctx context.Context) error {
 		if present {
 			l.plan.Disks[d.Alias] = a
 		}
+		if err := l.g.reg.checkKey(d); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -382,6 +385,11 @@ func (l *launching) orLastWords(ctx context.Context, err error) error {
 func (l *launching) settle(ctx context.Context) error {
 	s := l.run.session.Load()
 	failpoint.Reach("launch.settle")
+	for _, d := range l.run.def.Devices.Disks {
+		if err := l.unlock(ctx, s, d); err != nil {
+			return err
+		}
+	}
 	for _, step := range qemu.AfterStart(&l.plan) {
 		if err := execute(ctx, s, step); err != nil {
 			return err

@@ -19,6 +19,7 @@ type Plan struct {
 	Capabilities *Capabilities
 
 	Disks      map[string]device.DiskAttachment // by alias; none for an empty drive
+	Keys       map[string][]byte                // by alias: passphrases of encrypted disks, for what is added to a running QEMU
 	NICs       map[string]*device.NICAttachment // by alias; none for type user
 	TPMSockets map[string]string                // by alias: where swtpm listens
 	VSock      *os.File                         // claimed by ClaimVSock, when there is a vsock

@@ -113,7 +113,7 @@ func testPlan(def *domain.Definition, c *Capabilities, dir string) *Plan {
 
 func attachment(d *device.Disk) device.DiskAttachment {
 	top := device.Layer{Path: d.Source.Path(), Format: d.Format, Block: d.Source.Block != ""}
-	a := device.DiskAttachment{Layers: []device.Layer{top}}
+	a := device.DiskAttachment{Layers: []device.Layer{top}, Size: 1440 << 10}
 	for _, l := range d.Backing {
 		if l.Source != nil {
 			a.Layers = append(a.Layers, device.Layer{Path: l.Source.Path(), Format: l.Format, Block: l.Source.Block != ""})

@@ -33,7 +33,11 @@ func (b *builder) disk(d *device.Disk) error {
 		present = false
 	}
 	if present {
-		top, err := b.node(d, a)
+		make := b.node
+		if d.Encryption != nil && !b.live { // its passphrase is for the monitor only
+			make = b.standIn
+		}
+		top, err := make(d, a)
 		if err != nil {
 			return err
 		}
@@ -56,8 +60,9 @@ func (b *builder) disk(d *device.Disk) error {
 	return b.device(driver, props)
 }
 
-// formats that a disk may be declared to have. Encrypted ones need secrets.
-var formats = []string{"raw", "qcow2", "qcow", "qed", "vmdk", "vdi", "vhdx", "vpc", "dmg", "cloop", "bochs", "parallels"}
+// formats that a disk may be declared to have, and luks, which an encrypted raw
+// one has.
+var formats = []string{"luks", "raw", "qcow2", "qcow", "qed", "vmdk", "vdi", "vhdx", "vpc", "dmg", "cloop", "bochs", "parallels"}
 
 // backed are the formats with images below them. Where such a chain ends is
 // said too: QEMU must not follow what stands in an image.
@@ -68,6 +73,9 @@ var backed = []string{"qcow2", "qcow", "qed", "vmdk"}
 func (b *builder) node(d *device.Disk, a device.DiskAttachment) (string, error) {
 	if len(a.Layers) == 0 {
 		return "", invalid("disk %s has no image", d.Target)
+	}
+	if err := b.key(d); err != nil {
+		return "", err
 	}
 	index := uint(0)
 	if d.Source != nil {
@@ -87,6 +95,7 @@ func (b *builder) node(d *device.Disk, a device.DiskAttachment) (string, error) 
 		below = layer
 	}
 	top := below.(properties)
+	top = append(top, keyOf(d, a.Layers[0].Format)...)
 	if d.CopyOnRead == device.On {
 		top = properties{{"driver", "copy-on-read"}, {"node-name", topNode(d)}, {"file", top}, {"discard", "unmap"}}
 	}

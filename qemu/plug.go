@@ -28,6 +28,9 @@ func Plug(p *Plan, dev device.Device) ([]Step, error) {
 	for i, part := range b.parts {
 		steps[i] = part.step()
 	}
+	if d, ok := dev.(*device.Disk); ok && d.Encryption != nil {
+		steps = append(steps, removal("object", keyName(d)))
+	}
 	return steps, nil
 }
 

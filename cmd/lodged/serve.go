@@ -165,7 +165,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		DataDir: filepath.Join(o.data, "guest"), RunDir: filepath.Join(o.run, "guest"), Instance: o.instance(),
 		Log: log, Store: records, Events: events, Emulators: emulators, Ledger: ledger,
 		Starts:   host.NewStarts(root, runtime.NumCPU(), log),
-		Networks: networks, Pools: pools, Cgroups: groups, Kernel: root, Boot: bootID(),
+		Networks: networks, Pools: pools, Secrets: secrets, Cgroups: groups, Kernel: root, Boot: bootID(),
 		Prepared: max(o.prepared, 0),
 	})
 	if err != nil {

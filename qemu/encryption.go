@@ -1,0 +1,83 @@
+package qemu
+
+import (
+	"encoding/base64"
+
+	"github.com/lodge-kvm/lodge/device"
+)
+
+// A passphrase is given through the monitor, and there is none yet when QEMU reads
+// its arguments. An encrypted disk's device therefore begins with a stand-in of
+// the same size that holds nothing, and gets its image before the processors run.
+
+// standIn makes the node that a disk's device begins with.
+func (b *builder) standIn(d *device.Disk, a device.DiskAttachment) (string, error) {
+	if err := b.encryptable(d); err != nil {
+		return "", err
+	}
+	b.part("blockdev", properties{{"driver", "null-co"}, {"node-name", standInName(d)}, {"size", a.Size}, {"read-only", d.ReadOnly}, {"read-zeroes", true}})
+	return standInName(d), nil
+}
+
+func standInName(d *device.Disk) string { return nodeBase(d.Source.Index, 0) + "-void" }
+
+// keyName is what QEMU calls the passphrase of a disk while it opens the image.
+func keyName(d *device.Disk) string { return nodeBase(d.Source.Index, 0) + "-key" }
+
+// encryptable refuses encryption where it is not built.
+func (b *builder) encryptable(d *device.Disk) error {
+	switch {
+	case d.Device != "disk":
+		return unsupported("disk %s: encryption of a %s is not built", d.Target, d.Device)
+	case d.Bus == "usb": // whose device takes no other image once it is made
+		return unsupported("disk %s: encryption of disks on bus usb is not built", d.Target)
+	case d.Format != "" && d.Format != "raw" && d.Format != "qcow2":
+		return unsupported("disk %s: images of format %s are not opened encrypted, raw and qcow2 ones are", d.Target, d.Format)
+	case !b.Capabilities.HasObject("secret"):
+		return unsupported("this QEMU has no object secret, which encrypted disks need")
+	}
+	return nil
+}
+
+// key hands a running QEMU what opens an encrypted disk.
+func (b *builder) key(d *device.Disk) error {
+	if d.Encryption == nil {
+		return nil
+	}
+	if err := b.encryptable(d); err != nil {
+		return err
+	}
+	return b.object("secret", keyName(d), property{"data", base64.StdEncoding.EncodeToString(b.Keys[d.Alias])}, property{"format", "base64"})
+}
+
+// keyOf is what an encrypted image is told of its passphrase.
+func keyOf(d *device.Disk, format string) properties {
+	switch {
+	case d.Encryption == nil:
+		return nil
+	case format == "qcow2":
+		return properties{{"encrypt", properties{{"format", "luks"}, {"key-secret", keyName(d)}}}}
+	}
+	return properties{{"key-secret", keyName(d)}}
+}
+
+// Unlock gives the steps that open the image of an encrypted disk and put it
+// behind the device in the place of the stand-in. The plan has the disk's
+// passphrase, which QEMU is made to forget: it needs it only to open the image.
+func Unlock(p *Plan, d *device.Disk) ([]Step, error) {
+	b := newBuilder(p)
+	b.live = true
+	top, err := b.node(d, p.Disks[d.Alias])
+	if err != nil {
+		return nil, err
+	}
+	var steps []Step
+	for _, part := range b.parts {
+		steps = append(steps, part.step())
+	}
+	return append(steps,
+		Step{Command: "qom-set", Args: properties{{"path", "/machine/peripheral/" + d.Alias}, {"property", "drive"}, {"value", top}}},
+		removal("blockdev", standInName(d)),
+		removal("object", keyName(d)),
+	), nil
+}
