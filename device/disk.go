@@ -1,5 +1,7 @@
 package device
 
+import "os"
+
 // Disk is a block device of the guest: a disk, a CD-ROM, a floppy or a LUN.
 type Disk struct {
 	Info
@@ -113,9 +115,20 @@ type DiskAttachment struct {
 	Size   uint64 // that the guest sees, in bytes
 }
 
+// Close gives the files back. Safe to call twice.
+func (a DiskAttachment) Close() {
+	for i := range a.Layers {
+		if f := a.Layers[i].File; f != nil {
+			_ = f.Close() // what QEMU writes goes through its own copy
+		}
+	}
+}
+
 // Layer is one image of a chain as QEMU will open it.
 type Layer struct {
 	Path   string
 	Format string
 	Block  bool // a host block device, not a file
+	// File is the image, open as QEMU is to use it; nil: QEMU opens the path.
+	File *os.File
 }

@@ -65,6 +65,7 @@ type SecLabel struct {
 	Type    string // none, static, dynamic
 	Model   string
 	Relabel device.Switch
+	Label   string // of a static one
 }
 
 // MemoryBacking says where guest memory comes from.

@@ -219,6 +219,10 @@ func describeSecLabel(n *node, l *domain.SecLabel) {
 	n.str("type", &l.Type, "none", "static", "dynamic")
 	n.str("model", &l.Model)
 	n.yes("relabel", &l.Relabel)
+	if l.Type == "static" && l.Model == "dac" {
+		n.leaf("label", &l.Label)
+		return
+	}
 	if n.writing || l.Type == "static" {
 		return
 	}

@@ -144,7 +144,7 @@ func TestRefusals(t *testing.T) {
 		"shared memory":     {in("<shmem name='x'><model type='ivshmem-plain'/></shmem>", ""), fault.Unsupported, fault.Config, "devices/shmem"},
 		"several at once":   {in("<iommu model='intel'/><filesystem type='mount'><source dir='/a'/><target dir='b'/></filesystem>", ""), fault.Unsupported, fault.Config, "devices/iommu, devices/filesystem"},
 		"memory slots":      {in("", "<maxMemory slots='4' unit='GiB'>8</maxMemory>"), fault.Unsupported, fault.Config, "maxMemory"},
-		"static label":      {in("", "<seclabel type='static' model='dac'><label>x</label></seclabel>"), fault.Unsupported, fault.Config, "seclabel/label"},
+		"static label":      {in("", "<seclabel type='static' model='selinux'><label>x</label></seclabel>"), fault.Unsupported, fault.Config, "seclabel/label"},
 		"qemu capabilities": {`<domain type='kvm' xmlns:qemu='` + qemuSpace + `'><name>a</name><memory>1</memory><os><type>hvm</type></os><qemu:capabilities><qemu:add capability='x'/></qemu:capabilities></domain>`, fault.Unsupported, fault.Config, "capabilities"},
 		"spelt iothreads":   {in("", "<iothreads>1</iothreads><iothreadids><iothread id='5'/></iothreadids>"), fault.Unsupported, fault.Config, "iothreadids"},
 		"slots that repeat": {in(`<channel type='null'><target type='virtio' name='a'/><address type='virtio-serial' controller='0' bus='0' port='1'/></channel><channel type='null'><target type='virtio' name='b'/><address type='virtio-serial' controller='0' bus='0' port='1'/></channel>`, ""), fault.Invalid, fault.XML, "virtio-serial 0:0:1"},

@@ -36,6 +36,9 @@ func Open(c Config) (*Registry, error) {
 		return nil, err
 	}
 	r.findSaved()
+	if err := r.surveyUsers(); err != nil {
+		return nil, err
+	}
 	r.sweepSaved()
 	r.sweepPrepared()
 	if err := r.adoptAll(); err != nil {
@@ -234,11 +237,12 @@ func (r *Registry) findProcess(run *run) (*qemu.Process, error) {
 // emulatorIn finds the QEMU that was launched in a guest's run directory; 0 when
 // there is none. An administrator may look around there too.
 func (r *Registry) emulatorIn(dir string) int {
+	if pid := r.emulatorOf(dir); pid != 0 {
+		return pid
+	}
 	for _, pid := range r.Kernel.WorkingIn(dir) {
-		for _, word := range r.Kernel.Command(pid) {
-			if strings.HasPrefix(word, "guest=") {
-				return pid
-			}
+		if isGuest(r.Kernel.Command(pid)) {
+			return pid
 		}
 	}
 	return 0
@@ -314,12 +318,13 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 	if pid := r.emulatorIn(dir); pid != 0 {
 		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run lives on in %s; end that process first", pid, dir)
 	}
-	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Remove(ctx), stopTPMs(ctx, &run{dir: dir}), os.RemoveAll(dir))
+	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), stopTPMs(ctx, &run{dir: dir}), os.RemoveAll(dir))
 }
 
 // rehold rebuilds the releases of an adopted guest from its record, in the order
 // in which a start acquires them.
 func (r *Registry) rehold(run *run) {
+	r.holdUser(run)
 	run.hold("run directory", func(context.Context) error { return os.RemoveAll(run.dir) })
 	r.Ledger.Restore(run.UUID, demand(run.def), r.need(run.def)) // it has it already: nothing can be refused
 	run.hold("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })

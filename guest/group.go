@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
@@ -17,7 +18,9 @@ import (
 // makeGroup makes the guest's control group with the limits of its definition.
 func (l *launching) makeGroup(context.Context) error {
 	group := l.g.reg.Cgroups.Guest(l.run.UUID)
-	l.run.hold("control group", group.Remove) // it may be made in part
+	run := l.run
+	run.hold("sockets", func(ctx context.Context) error { return removeSockets(ctx, run) })
+	run.hold("control group", group.Clear) // it may be made in part
 	if err := group.Create(); err != nil {
 		return err
 	}
@@ -74,13 +77,22 @@ func (l *launching) joinGroup(context.Context) error {
 	return nil
 }
 
-// spec says how the process is launched.
-func (l *launching) spec(c *qemu.Command, log *os.File) qemu.Spec {
-	return specOf(l.run.def.Devices.Emulator, c, log, l.run.dir)
-}
-
-func specOf(emulator string, c *qemu.Command, log *os.File, dir string) qemu.Spec {
-	return qemu.Spec{Binary: emulator, Args: c.Args, Env: append(os.Environ(), c.Env...), Files: c.Files, Log: log, Dir: dir}
+// launch launches a guest's QEMU: in a chamber, where it has a user.
+func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *chamber.User) (*qemu.Process, error) {
+	spec := qemu.Spec{Binary: def.Devices.Emulator, Args: c.Args, Files: c.Files, Log: log}
+	if u == nil {
+		spec.Env, spec.Dir = append(os.Environ(), c.Env...), dir
+		return qemu.Launch(ctx, spec)
+	}
+	place, err := r.chamberOf(ctx, def, *u, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer closeShown(place)
+	own := place.Own[0].At
+	spec.House, spec.Chamber, spec.Dir = r.House, place, own
+	spec.Env = append(environment(own), c.Env...)
+	return qemu.Launch(ctx, spec)
 }
 
 // vcpuThread is one processor of a running guest and its thread on the host.

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -44,6 +45,25 @@ type undoing struct {
 	Args    json.RawMessage
 }
 
+// alsoSocket has the release of a device remove the socket that it listened on.
+func alsoSocket(r *run, alias string, release func(context.Context) error) func(context.Context) error {
+	dev := r.def.Devices.ByAlias(alias)
+	if dev == nil {
+		return release
+	}
+	b := backendOf(dev)
+	if b == nil || b.Type != "unix" || b.Mode == "connect" || r.User == nil {
+		return release
+	}
+	return func(ctx context.Context) error {
+		err := mount.Run(ctx, b.Path, func() error { return qemu.RemoveDeserted(b.Path) })
+		if release != nil {
+			err = errors.Join(err, release(ctx))
+		}
+		return err
+	}
+}
+
 func newUndoing(step *qemu.Step) (undoing, error) {
 	args, err := json.Marshal(step.Args)
 	return undoing{step.Command, args}, fault.Wrap(err, fault.Internal, fault.Device, "cannot note how a device is undone")
@@ -53,7 +73,7 @@ func newUndoing(step *qemu.Step) (undoing, error) {
 func (r *run) newLeaving(alias string, after []qemu.Step) (*leaving, error) {
 	l := &leaving{}
 	nic, release := r.takeNIC(alias)
-	l.NIC, l.giveBack = nic, once(release)
+	l.NIC, l.giveBack = nic, once(alsoSocket(r, alias, release))
 	for i := range after {
 		u, err := newUndoing(&after[i])
 		if err != nil {

@@ -47,7 +47,7 @@ func demand(def *domain.Definition) topology.Reservation {
 
 // findDisk finds what is behind a disk: real paths, and the format of every
 // layer as declared. Present is false for an empty drive.
-func (r *Registry) findDisk(ctx context.Context, d *device.Disk) (a device.DiskAttachment, present bool, err error) {
+func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a device.DiskAttachment, present bool, err error) {
 	if d.Source == nil {
 		return a, false, nil
 	}
@@ -66,6 +66,13 @@ func (r *Registry) findDisk(ctx context.Context, d *device.Disk) (a device.DiskA
 	defer chain.Close()
 	if err := checkEncrypted(d, chain[0].Encrypted); err != nil {
 		return a, false, err
+	}
+	if run.User != nil {
+		if a, err = openLayers(ctx, chain, d.ReadOnly); err != nil {
+			return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
+		}
+		a.Size = chain[0].Virtual
+		return a, true, nil
 	}
 	a.Size = chain[0].Virtual
 	for _, l := range chain {
@@ -216,7 +223,8 @@ func (r *Registry) reholdRest(run *run) {
 		}
 	}
 	group := r.Cgroups.Guest(run.UUID)
-	run.hold("control group", group.Remove)
+	run.hold("sockets", func(ctx context.Context) error { return removeSockets(ctx, run) })
+	run.hold("control group", group.Clear)
 	run.hold("tpm", func(ctx context.Context) error { return stopTPMs(ctx, run) })
 }
 

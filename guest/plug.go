@@ -120,7 +120,7 @@ func (g *Guest) planPlug(doc string, config *domain.Definition, stored device.De
 		return nil, err
 	}
 	r.numberNode(def, dev)
-	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.dir}
+	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.ownPath()}
 	return func(ctx context.Context) (settle, error) {
 		held, err := g.plug(ctx, r, p, dev)
 		if err != nil {
@@ -192,6 +192,7 @@ type plugged struct {
 func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Device) (_ *plugged, err error) {
 	p.Disks, p.NICs = map[string]device.DiskAttachment{}, map[string]*device.NICAttachment{}
 	held := &plugged{}
+	defer closePlan(p)
 	defer func() {
 		if err != nil && held.release != nil && held.cutOff == nil {
 			if e := held.release(context.WithoutCancel(ctx)); e != nil {
@@ -201,7 +202,7 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 	}()
 	switch d := dev.(type) {
 	case *device.Disk:
-		a, present, err := g.reg.findDisk(ctx, d)
+		a, present, err := g.reg.findDisk(ctx, r, d)
 		if err != nil {
 			return held, err
 		}
@@ -219,7 +220,6 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 			return held, err
 		}
 		if a != nil {
-			defer a.Close()
 			failpoint.Reach("plug.nic")
 			p.NICs[d.Alias], d.Target = a, a.IfName
 			held.what, held.release = "interface "+a.IfName, release
@@ -229,6 +229,9 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 		if err := passable(g.reg.Kernel, d); err != nil {
 			return held, err
 		}
+	}
+	if err := g.reg.admit(ctx, r, p, dev); err != nil {
+		return held, err
 	}
 	steps, err := qemu.Plug(p, dev)
 	if err != nil {
@@ -542,8 +545,9 @@ func (g *Guest) changeMedia(ctx context.Context, r *run, def *domain.Definition,
 	if err != nil {
 		return err
 	}
-	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.dir, Disks: map[string]device.DiskAttachment{}}
-	a, present, err := g.reg.findDisk(ctx, after)
+	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.ownPath(), Disks: map[string]device.DiskAttachment{}}
+	defer closePlan(p)
+	a, present, err := g.reg.findDisk(ctx, r, after)
 	if err != nil {
 		return err
 	}

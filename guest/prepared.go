@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
@@ -25,6 +26,7 @@ import (
 // process from one group to another takes the kernel longer than all the rest of
 // a prepared start.
 type prepared struct {
+	reg        *Registry
 	uuid, name string
 	def        *domain.Definition // as it was read, to see that it changed
 	command    *qemu.Command
@@ -33,6 +35,7 @@ type prepared struct {
 	process    *qemu.Process
 	group      *kernel.Group
 	dir        string
+	user       *chamber.User // nil: it runs as the daemon
 	made       time.Time
 	memory     uint64 // bytes that it holds alone
 }
@@ -53,6 +56,7 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 		uuid: def.UUID, name: def.Name, def: def, made: time.Now(),
 		dir: filepath.Join(r.preparedDir(), def.UUID), group: r.Cgroups.Guest(def.UUID),
 	}
+	p.reg = r
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.end(ctx))
@@ -60,6 +64,16 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 	}()
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return nil, err
+	}
+	if r.House != nil {
+		user, err := r.Users.Take(def.UUID)
+		if err != nil {
+			return nil, err
+		}
+		p.user = &user
+		if err := makeOwn(p.dir, user); err != nil {
+			return nil, err
+		}
 	}
 	if p.read, err = identities(ctx, qemu.ReadAtStart(def, def.Devices.Emulator)); err != nil {
 		return nil, err
@@ -98,7 +112,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 		return err
 	}
 	defer monitor.Close()
-	if p.command, err = qemu.Arguments(&qemu.Plan{Definition: def, Capabilities: capabilities, Dir: p.dir, Monitor: monitor}); err != nil {
+	if p.command, err = qemu.Arguments(&qemu.Plan{Definition: def, Capabilities: capabilities, Dir: filepath.Join(r.guestDir(def.UUID), ownDir), Monitor: monitor}); err != nil {
 		return err
 	}
 	if err := p.group.Create(); err != nil {
@@ -109,7 +123,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 		return err
 	}
 	defer logFile.Close()
-	p.process, err = qemu.Launch(ctx, specOf(p.def.Devices.Emulator, p.command, logFile, p.dir))
+	p.process, err = r.launch(ctx, def, p.command, logFile, p.dir, p.user)
 	if err != nil {
 		return err
 	}
@@ -141,7 +155,13 @@ func (p *prepared) kill() error {
 func (p *prepared) end(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 	defer stop()
-	return errors.Join(p.kill(), p.group.Remove(ctx), os.RemoveAll(p.dir))
+	if err := errors.Join(p.kill(), p.group.Clear(ctx), os.RemoveAll(p.dir)); err != nil {
+		return err // the user's number is not used again while anything of it may be left
+	}
+	if p.user != nil {
+		p.reg.Users.Release(p.user.UID)
+	}
+	return nil
 }
 
 // differs says why the start that command belongs to would make another machine
@@ -200,6 +220,7 @@ func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error)
 	if l.from != nil {
 		return false, p.end(ctx) // it waits for no saved image
 	}
+	l.run.User = p.user
 	if err = l.describe(); err == nil {
 		err = writeRunRecord(p.dir, &l.run.runRecord)
 		failpoint.Reach("prepare.claimed")
@@ -208,11 +229,12 @@ func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error)
 		err = os.Rename(p.dir, l.run.dir)
 	}
 	if err != nil {
+		l.run.User = nil
 		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over what was prepared"), p.end(ctx))
 	}
 	failpoint.Reach("prepare.entered")
 	p.dir, l.prepared = l.run.dir, p
-	l.run.hold("control group", p.group.Remove) // also where the start fails before it makes one
+	l.run.hold("control group", p.group.Clear) // also where the start fails before it makes one
 	return true, nil
 }
 
@@ -281,5 +303,5 @@ func (r *Registry) sweepOne(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Remove(ctx), os.RemoveAll(dir))
+	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), os.RemoveAll(dir))
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/lifecycle"
@@ -60,6 +61,8 @@ type runRecord struct {
 	Updated    bool
 	Messages   []string
 	NICs       []heldNIC
+	// User is who QEMU runs as, in a chamber; nil: as the daemon, without one.
+	User *chamber.User `json:",omitempty"`
 	// Saving is a save or a dump under way; nil otherwise.
 	Saving *saving
 	// Leaving is what stays of devices that the guest has let go.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/host"
@@ -41,6 +42,10 @@ type Config struct {
 	Kernel  kernel.Root
 	// Prepared is how many QEMUs may wait for guests that are started often; 0: none.
 	Prepared int
+	// House makes the chambers that guests' QEMUs run in, as one of Users each; nil:
+	// they run as the daemon does.
+	House *chamber.House
+	Users *chamber.Users
 	// Boot identifies this boot of the host; empty where that is not known.
 	Boot string
 }

@@ -40,7 +40,10 @@ func takePicture(ctx context.Context, r *run) (_ io.ReadCloser, err error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.CreateTemp(r.dir, "screen-")
+	f, err := os.CreateTemp(r.ownPath(), "screen-")
+	if err == nil && r.User != nil {
+		err = f.Chown(int(r.User.UID), int(r.User.GID))
+	}
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a file for the screenshot")
 	}

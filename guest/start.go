@@ -125,6 +125,8 @@ type launching struct {
 	// prepared is a QEMU that waits for this start; nil: there is none, or the run
 	// has its process.
 	prepared *prepared
+	// sets are the files that QEMU was handed, until it is told to forget them.
+	sets []uint
 }
 
 // launch makes a machine from a definition and, unless the options or the saved
@@ -142,7 +144,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 			err = fmt.Errorf("cannot start domain '%s': %w", def.Name, err)
 		}
 	}()
-	if err := within(ctx, startLimit, l.checkHostDevices, l.makeDirectory, l.journal, l.reserve, l.findDisks, l.makeNVRAM, l.attachNICs,
+	if err := within(ctx, startLimit, l.checkHostDevices, l.makeDirectory, l.takeUser, l.journal, l.reserve, l.findDisks, l.makeNVRAM, l.openFiles, l.attachNICs,
 		l.claimVSock, l.startTPMs, l.choosePorts, l.makeGroup); err != nil {
 		return nil, err
 	}
@@ -187,6 +189,7 @@ func (l *launching) makeDirectory(ctx context.Context) error {
 	if err := l.g.reg.clear(ctx, l.run.dir); err != nil {
 		return err
 	}
+	l.g.reg.holdUser(l.run)
 	l.run.hold("run directory", func(context.Context) error { return os.RemoveAll(l.run.dir) })
 	if entered, err := l.enterPrepared(ctx); entered || err != nil {
 		return err
@@ -229,7 +232,7 @@ func (l *launching) findDisks(ctx context.Context) error {
 	l.plan.Disks = map[string]device.DiskAttachment{}
 	fences := l.g.View().fences
 	for _, d := range l.run.def.Devices.Disks {
-		a, present, err := l.g.reg.findDisk(fenced(ctx, fences, d), d)
+		a, present, err := l.g.reg.findDisk(fenced(ctx, fences, d), l.run, d)
 		if err != nil {
 			return err
 		}
@@ -272,7 +275,7 @@ func (l *launching) runQEMU(ctx context.Context) (err error) {
 		return err
 	}
 	l.run.Messages = append(l.run.Messages, remarks(l.run.def, l.plan.Capabilities)...)
-	l.plan.Definition, l.plan.Dir = l.run.def, l.run.dir
+	l.plan.Definition, l.plan.Dir = l.run.def, l.run.ownPath()
 	l.plan.Incoming = l.from != nil
 	p, err := l.resume(ctx)
 	if err != nil {
@@ -317,7 +320,8 @@ func (l *launching) execute(ctx context.Context) (*qemu.Process, error) {
 	if err := failpoint.Err("launch.exec"); err != nil {
 		return nil, err
 	}
-	return qemu.Launch(ctx, l.spec(command, logFile))
+	l.sets = command.Sets
+	return l.g.reg.launch(ctx, l.run.def, command, logFile, l.run.dir, l.run.User)
 }
 
 // claimVSock takes a context id for the guest's vsock.
@@ -330,15 +334,7 @@ func (l *launching) claimVSock(context.Context) (err error) {
 
 // closeFiles closes the daemon's copies of what QEMU has been given, or will
 // not be.
-func (l *launching) closeFiles() {
-	for _, a := range l.plan.NICs {
-		a.Close()
-	}
-	if l.plan.VSock != nil {
-		_ = l.plan.VSock.Close() // nothing was written
-		l.plan.VSock = nil
-	}
-}
+func (l *launching) closeFiles() { closePlan(&l.plan) }
 
 // shakeHands connects to the monitor, for as long as the process lives.
 func (l *launching) shakeHands(starting context.Context) error {
@@ -390,7 +386,7 @@ func (l *launching) settle(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, step := range qemu.AfterStart(&l.plan) {
+	for _, step := range append(qemu.AfterStart(&l.plan), qemu.Forget(l.sets)...) {
 		if err := execute(ctx, s, step); err != nil {
 			return err
 		}

@@ -25,7 +25,7 @@ func (l *launching) startTPMs(ctx context.Context) error {
 		if t.Type != "emulator" {
 			continue
 		}
-		socket := filepath.Join(l.run.dir, t.Alias+".sock")
+		socket := filepath.Join(l.run.ownPath(), t.Alias+".sock")
 		l.run.hold("tpm", func(ctx context.Context) error { return stopTPMs(ctx, l.run) })
 		if err := l.g.reg.startTPM(ctx, l.run, t, socket); err != nil {
 			return err
@@ -64,6 +64,9 @@ func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot start the TPM emulator: %s", strings.TrimSpace(string(out)))
 	}
 	failpoint.Reach("launch.tpm")
+	if u := run.User; u != nil {
+		return os.Lchown(socket, int(u.UID), int(u.GID))
+	}
 	return nil
 }
 

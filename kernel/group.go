@@ -222,6 +222,23 @@ func (g *Group) Remove(ctx context.Context) error {
 	})
 }
 
+// strays is how long a group whose guest has ended may take to be empty before
+// what is in it is killed.
+const strays = 100 * time.Millisecond
+
+// Clear is Remove for a guest that has ended: what it left running is killed.
+func (g *Group) Clear(ctx context.Context) error {
+	soon, stop := context.WithTimeout(ctx, strays)
+	defer stop()
+	if err := g.Remove(soon); !fault.Is(err, fault.Busy) || ctx.Err() != nil {
+		return err
+	}
+	if err := g.Kill(ctx); err != nil {
+		return err
+	}
+	return g.Remove(ctx)
+}
+
 // removeTree removes a group and those below it, children first. The control
 // files in them are not removed one by one: they go with the directory. Most
 // groups have no children, and are not searched for any.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // WorkingIn lists the processes whose working directory is dir, by ascending
@@ -18,6 +19,25 @@ func (r Root) WorkingIn(dir string) []int {
 		at, err := os.Readlink(r.path("proc", strconv.Itoa(pid), "cwd"))
 		return err != nil || at != dir
 	})
+}
+
+// RunningAs lists the processes of a user, by ascending number.
+func (r Root) RunningAs(uid uint32) []int {
+	return slices.DeleteFunc(sortedNumbers(r.list("proc"), ""), func(pid int) bool {
+		info, err := os.Lstat(r.path("proc", strconv.Itoa(pid)))
+		if err != nil {
+			return true
+		}
+		owner, ok := info.Sys().(*syscall.Stat_t)
+		return !ok || owner.Uid != uid
+	})
+}
+
+// SharesNetwork reports whether a process is on the network that this one is on.
+func (r Root) SharesNetwork(pid int) bool {
+	ours, err := os.Readlink(r.path("proc", "self", "ns", "net"))
+	theirs, err2 := os.Readlink(r.path("proc", strconv.Itoa(pid), "ns", "net"))
+	return err == nil && err2 == nil && ours == theirs
 }
 
 // Command gives the words with which a process was started; none when there is

@@ -23,6 +23,11 @@ type Plan struct {
 	NICs       map[string]*device.NICAttachment // by alias; none for type user
 	TPMSockets map[string]string                // by alias: where swtpm listens
 	VSock      *os.File                         // claimed by ClaimVSock, when there is a vsock
+	// Files are open for QEMU, which then opens none of these paths: firmware and
+	// its variables, and what character devices write to.
+	Files map[string]*os.File
+	// Sockets listen for character devices whose place the user named, by alias.
+	Sockets map[string]*os.File
 
 	Dir      string    // private to this run of the guest: the sockets of channels
 	Monitor  *os.File  // listens for the monitor
@@ -35,6 +40,9 @@ type Plan struct {
 type Command struct {
 	Args, Env []string
 	Files     []*os.File
+	// Sets are what QEMU was handed files in that it opened when it started: see
+	// Forget.
+	Sets []uint
 }
 
 // firstFile is the number of the first descriptor after the standard ones.
@@ -53,6 +61,7 @@ type builder struct {
 	args  []string
 	env   []string
 	files []*os.File
+	sets  []uint
 	parts []part
 	boot  bootOrder
 }
@@ -71,7 +80,7 @@ func Arguments(p *Plan) (*Command, error) {
 	if err := b.all(); err != nil {
 		return nil, err
 	}
-	return &Command{Args: b.args, Env: b.env, Files: b.files}, nil
+	return &Command{Args: b.args, Env: b.env, Files: b.files, Sets: b.sets}, nil
 }
 
 // all goes through a definition in the order in which libvirt names things:

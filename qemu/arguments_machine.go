@@ -136,6 +136,7 @@ func (b *builder) flash(node, path, format string, readOnly bool) {
 	if format == "" {
 		format = "raw"
 	}
+	path = b.open(path)
 	b.part("blockdev", properties{
 		{"driver", format},
 		{"node-name", node + "-format"},

@@ -16,6 +16,9 @@ type chardev struct {
 	// milliseconds says that QEMU counts the time to the next try in them: seconds
 	// are deprecated from 9.2 on.
 	milliseconds bool
+	// listens is the descriptor that listens at Path, if one was handed over: its
+	// number, or its name while the guest runs.
+	listens string
 }
 
 // backend makes the host's end of a character device and gives its name.
@@ -26,6 +29,15 @@ func (b *builder) backend(alias string, back *device.Backend, role device.CharRo
 	}
 	if !has(b.Capabilities.Chardevs, c.driver()) {
 		return "", unsupported("this QEMU has no character devices of type %s", c.Type)
+	}
+	if f := b.Sockets[alias]; f != nil {
+		c.listens = b.pass(f, "socket-"+alias)
+	}
+	if c.Type == "file" {
+		c.Path = b.open(c.Path)
+	}
+	if c.LogFile != "" {
+		c.LogFile = b.open(c.LogFile)
 	}
 	b.parts = append(b.parts, part{option: "chardev", back: c})
 	return c.id, nil
@@ -95,7 +107,11 @@ func (c *chardev) argument() string {
 	l.add("id", c.id)
 	switch c.Type {
 	case "unix":
-		l.add("path", c.Path)
+		if c.listens != "" {
+			l.add("fd", c.listens)
+		} else {
+			l.add("path", c.Path)
+		}
 		c.serving(&l)
 	case "tcp":
 		l.text("host", c.Host)
@@ -151,7 +167,11 @@ func (c *chardev) arguments() properties {
 	data := properties{}
 	switch c.Type {
 	case "unix":
-		data.add("addr", properties{{"type", "unix"}, {"data", properties{{"path", c.Path}}}})
+		at := properties{{"type", "unix"}, {"data", properties{{"path", c.Path}}}}
+		if c.listens != "" {
+			at = properties{{"type", "fd"}, {"data", properties{{"str", c.listens}}}}
+		}
+		data.add("addr", at)
 		c.serve(&data)
 	case "tcp":
 		data.add("addr", address(c.Host, c.Service))

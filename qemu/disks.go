@@ -83,7 +83,7 @@ func (b *builder) node(d *device.Disk, a device.DiskAttachment) (string, error) 
 	}
 	var below any
 	for i, l := range slices.Backward(a.Layers) {
-		layer, err := b.layer(d, l, nodeBase(index, i), i > 0 || d.ReadOnly)
+		layer, err := b.layer(d, l, layerSet(index, i), nodeBase(index, i), i > 0 || d.ReadOnly)
 		if err != nil {
 			return "", err
 		}
@@ -129,11 +129,11 @@ var cacheModes = map[string]cacheMode{
 
 // layer describes one image of a chain: its format, and the file or device
 // that holds it.
-func (b *builder) layer(d *device.Disk, l device.Layer, base string, readOnly bool) (properties, error) {
+func (b *builder) layer(d *device.Disk, l device.Layer, set uint, base string, readOnly bool) (properties, error) {
 	if !slices.Contains(formats, l.Format) {
 		return nil, unsupported("disk %s: images of format %q are not built", d.Target, l.Format)
 	}
-	storage, err := b.storage(d, l, base)
+	storage, err := b.storage(d, l, set, base)
 	if err != nil {
 		return nil, err
 	}
@@ -154,12 +154,16 @@ func (b *builder) layer(d *device.Disk, l device.Layer, base string, readOnly bo
 	return props, nil
 }
 
-func (b *builder) storage(d *device.Disk, l device.Layer, base string) (properties, error) {
+func (b *builder) storage(d *device.Disk, l device.Layer, set uint, base string) (properties, error) {
 	driver := "file"
 	if l.Block {
 		driver = "host_device"
 	}
-	props := properties{{"driver", driver}, {"filename", l.Path}, {"node-name", base + "-storage"}}
+	path := l.Path
+	if l.File != nil {
+		path = b.handOver(l.File, set)
+	}
+	props := properties{{"driver", driver}, {"filename", path}, {"node-name", base + "-storage"}}
 	switch d.IO {
 	case "", "threads":
 		props.text("aio", d.IO)
@@ -180,7 +184,8 @@ func (b *builder) storage(d *device.Disk, l device.Layer, base string) (properti
 		return nil, invalid("disk %s has the unknown io mode %q", d.Target, d.IO)
 	}
 	cacheProperties(&props, d.Cache)
-	props.add("auto-read-only", true)
+	// What is handed over is open in one way and cannot be opened in another.
+	props.add("auto-read-only", l.File == nil)
 	discard := "unmap"
 	if d.Discard == "ignore" {
 		discard = "ignore"

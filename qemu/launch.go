@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -26,6 +27,11 @@ type Spec struct {
 	CgroupFD    int
 
 	Credential *syscall.Credential // identity to run as; nil keeps the daemon's
+
+	// House makes the place that the process runs in, which Chamber describes, and
+	// as whom; nil: it runs where the daemon does.
+	House   *chamber.House
+	Chamber *chamber.Chamber
 
 	// Tied lets the kernel kill the process when the daemon ends, however that
 	// happens: for one that serves the daemon alone, as a probe does.
@@ -49,7 +55,11 @@ func Launch(ctx context.Context, spec Spec) (*Process, error) {
 		log = null
 	}
 	files := append([]*os.File{null, log, log}, spec.Files...)
-	pid, pidfd, err := start(spec, files)
+	begin := start
+	if spec.House != nil {
+		begin = startApart
+	}
+	pid, pidfd, ended, err := begin(spec, files)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot start %s", spec.Binary)
 	}
@@ -57,13 +67,39 @@ func Launch(ctx context.Context, spec Spec) (*Process, error) {
 	if err != nil {
 		_ = unix.Kill(pid, unix.SIGKILL) // not waited for yet, so the number is still this child's
 		_, _ = unix.Wait4(pid, nil, 0, nil)
+		if ended != nil {
+			close(ended)
+		}
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot watch %s", spec.Binary)
+	}
+	if ended != nil {
+		go func() { <-p.exited; close(ended) }()
 	}
 	return p, nil
 }
 
+// startApart runs the program in a chamber. The thread that started one that is
+// tied is kept until ended is closed: its end would be the program's.
+func startApart(spec Spec, files []*os.File) (pid, pidfd int, ended chan struct{}, err error) {
+	c := *spec.Chamber
+	c.Program, pidfd = spec.Binary, -1
+	spec.Credential = &syscall.Credential{Uid: c.User.UID, Gid: c.User.GID}
+	err = spec.House.Run(&c, func() (int, <-chan struct{}, error) {
+		var err error
+		if pid, pidfd, _, err = start(spec, files); err != nil || !spec.Tied {
+			return pid, nil, err
+		}
+		ended = make(chan struct{})
+		return pid, ended, nil
+	})
+	if err != nil && pidfd >= 0 {
+		_ = unix.Close(pidfd) // it ended
+	}
+	return pid, pidfd, ended, err
+}
+
 // start runs the program with these files as descriptors 0, 1, ….
-func start(spec Spec, files []*os.File) (pid, pidfd int, err error) {
+func start(spec Spec, files []*os.File) (pid, pidfd int, ended chan struct{}, err error) {
 	pidfd = -1
 	attr := &syscall.ProcAttr{
 		Dir: spec.Dir,
@@ -88,7 +124,7 @@ func start(spec Spec, files []*os.File) (pid, pidfd int, err error) {
 	if err == nil && pidfd < 0 { // a kernel that gives none at birth
 		pidfd, err = unix.PidfdOpen(pid, 0)
 	}
-	return pid, pidfd, err
+	return pid, pidfd, nil, err
 }
 
 // withDescriptors calls do with the numbers of all files, each held open and

@@ -56,6 +56,18 @@ func listen(path string) (int, error) {
 	return fd, nil
 }
 
+// RemoveDeserted removes a socket that nobody listens on any more.
+func RemoveDeserted(path string) error {
+	if !deserted(path) {
+		return nil
+	}
+	err := os.Remove(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot remove a socket")
+}
+
 // deserted reports whether path is a socket without a listener.
 func deserted(path string) bool {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)

@@ -123,6 +123,7 @@ type part struct {
 	option string // as on the command line: device, blockdev, netdev, object, chardev, …
 	props  properties
 	back   *chardev // of a chardev
+	text   string   // the argument, where it is no object
 	file   *os.File // of a getfd
 }
 
@@ -134,10 +135,14 @@ var making = map[string]struct{ add, remove, key string }{
 	"object":   {"object-add", "object-del", "id"},
 	"chardev":  {"chardev-add", "chardev-remove", "id"},
 	"getfd":    {"getfd", "closefd", "fdname"},
+	"add-fd":   {"add-fd", "remove-fd", "fdset-id"},
 }
 
 // argument is the part on the command line.
 func (p part) argument() (string, error) {
+	if p.text != "" {
+		return p.text, nil
+	}
 	if p.option == "chardev" {
 		return p.back.argument(), nil
 	}

@@ -31,7 +31,7 @@ func Plug(p *Plan, dev device.Device) ([]Step, error) {
 	if d, ok := dev.(*device.Disk); ok && d.Encryption != nil {
 		steps = append(steps, removal("object", keyName(d)))
 	}
-	return steps, nil
+	return append(steps, Forget(b.sets)...), nil
 }
 
 // pluggable makes a device of a kind that can come and go while the guest runs.
@@ -154,7 +154,10 @@ func ChangeMedia(p *Plan, before, after *device.Disk, force bool) ([]Step, error
 		if _, err := b.node(after, a); err != nil {
 			return nil, err
 		}
-		steps = append(steps, b.parts[0].step(), *insertion(after))
+		for _, part := range b.parts {
+			steps = append(steps, part.step())
+		}
+		steps = append(append(steps, *insertion(after)), Forget(b.sets)...)
 	}
 	if after.Tray != "open" {
 		steps = append(steps, Step{Command: "blockdev-close-tray", Args: properties{id}})
@@ -172,9 +175,9 @@ func inOrder(steps []Step) []Step {
 	var first, rest, last []Step
 	for _, s := range steps {
 		switch s.Command {
-		case "blockdev-add":
+		case "add-fd", "blockdev-add":
 			first = append(first, s)
-		case "blockdev-del":
+		case "blockdev-del", "remove-fd":
 			last = append(last, s)
 		default:
 			rest = append(rest, s)

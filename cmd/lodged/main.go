@@ -59,6 +59,8 @@ func command() *cobra.Command {
 	f.IntVar(&o.prepared, "prepared", defaultPrepared, "`number` of QEMU processes that may wait for guests which are started often; 0: none")
 	f.StringVar(&o.access, "access", "", "`file` of rules that say who may do what (default: "+defaultAccess+", where it is there, for the daemon in "+defaultRun+")")
 	f.StringVar(&o.audit, "audit", "", "`file` that gets the audit's lines beside the log")
+	f.StringVar(&o.isolation, "isolation", "on", "`on` runs each guest's QEMU as a user of its own, in a chamber of its own; off, for debugging, as this daemon")
+	f.StringVar(&o.users, "guest-users", "", "`FIRST-LAST` of the user numbers that guests run as; the default lies in a range that nobody else uses")
 	f.StringVar(&o.level, "log-level", "info", "least `level` that is logged: debug, info, warn, error")
 	return c
 }
@@ -77,6 +79,7 @@ const defaultPrepared = 8
 type options struct {
 	data, run, emulator, group, level string
 	access, audit                     string
+	isolation, users                  string
 	libvirtSockets                    bool
 	prepared                          int
 }

@@ -161,12 +161,19 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err := pools.Settle(settleCtx); err != nil {
 		log.Warn("some pools are still being read; their volumes appear when that is done", "error", err)
 	}
+	house, users, err := o.isolate(log)
+	if err != nil {
+		return nil, err
+	}
+	if house != nil {
+		opened.add(house.Close)
+	}
 	guests, err := guest.Open(guest.Config{
 		DataDir: filepath.Join(o.data, "guest"), RunDir: filepath.Join(o.run, "guest"), Instance: o.instance(),
 		Log: log, Store: records, Events: events, Emulators: emulators, Ledger: ledger,
 		Starts:   host.NewStarts(root, runtime.NumCPU(), log),
 		Networks: networks, Pools: pools, Secrets: secrets, Cgroups: groups, Kernel: root, Boot: bootID(),
-		Prepared: max(o.prepared, 0),
+		Prepared: max(o.prepared, 0), House: house, Users: users,
 	})
 	if err != nil {
 		return nil, err

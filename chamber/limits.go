@@ -1,0 +1,52 @@
+package chamber
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits are the bounds of a process, which it cannot raise. None is above what
+// the daemon itself has. There is never a core file: it would hold the memory of a
+// guest, and keys.
+type Limits struct {
+	Threads uint64 // of all processes of its user; 0: unbounded
+	Locked  uint64 // bytes of memory that it may lock
+}
+
+// apply bounds a process that has just been started and runs as the user. The
+// thread becomes that user for it, since the kernel lets a process be bounded by
+// its own user without any privilege; it is of no other use afterwards.
+func (l Limits) apply(pid int, u User) error {
+	gid, uid := uintptr(u.GID), uintptr(u.UID)
+	// Not by package syscall, which changes all threads.
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, gid, gid, gid); errno != 0 {
+		return errno
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
+		return errno
+	}
+	bounds := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: l.Locked}
+	if l.Threads > 0 {
+		bounds[unix.RLIMIT_NPROC] = l.Threads
+	}
+	for which, most := range bounds {
+		var now unix.Rlimit
+		err := unix.Prlimit(pid, which, nil, &now)
+		if err == nil {
+			most = min(most, now.Max)
+			err = unix.Prlimit(pid, which, &unix.Rlimit{Cur: most, Max: most}, nil)
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) { // it has ended
+			return err
+		}
+	}
+	return nil
+}
+
+// liftLocked lets processes lock as much as they are told that they may, where
+// this process may allow that.
+func liftLocked() {
+	all := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &all) // else the host's bound counts
+}

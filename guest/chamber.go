@@ -1,0 +1,241 @@
+package guest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/chamber"
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount"
+	"github.com/lodge-kvm/lodge/qemu"
+)
+
+// A guest's QEMU runs as a user of its own in a chamber, where it sees what it
+// needs and nothing else. Its disks, its firmware and what its serial ports write
+// to are opened by the daemon and handed over, so that no file changes its owner:
+// nothing has to be given back, and nothing is lost when the daemon dies.
+
+// ownDir is the one directory, in its run directory, that a guest's QEMU may write
+// to. What the daemon keeps of the guest lies outside of it.
+const ownDir = "own"
+
+// ownPath is where a guest's QEMU makes its sockets and pictures.
+func (r *run) ownPath() string {
+	if r.User == nil {
+		return r.dir // it was started without a chamber
+	}
+	return filepath.Join(r.dir, ownDir)
+}
+
+// takeUser gives the guest a user, and a directory that is the user's own.
+func (l *launching) takeUser(context.Context) error {
+	r := l.g.reg
+	if r.House == nil || l.run.User != nil { // what was prepared has one
+		return nil
+	}
+	user, err := r.userOf(l.run.def)
+	if err != nil {
+		return err
+	}
+	l.run.User = &user
+	return makeOwn(l.run.dir, user)
+}
+
+// userOf gives the user that a definition names, or a new one.
+func (r *Registry) userOf(def *domain.Definition) (chamber.User, error) {
+	for _, label := range def.SecLabels {
+		if label.Model == "dac" && label.Type == "static" {
+			return parseUser(label.Label)
+		}
+	}
+	return r.Users.Take(def.UUID)
+}
+
+// parseUser reads a label of model dac: "+107:+107". Names are not looked up: they
+// may be others tomorrow.
+func parseUser(label string) (u chamber.User, err error) {
+	uid, gid, both := strings.Cut(label, ":")
+	for _, id := range []struct {
+		text string
+		to   *uint32
+	}{{uid, &u.UID}, {cmp.Or(gid, uid), &u.GID}} {
+		n, e := strconv.ParseUint(strings.TrimPrefix(id.text, "+"), 10, 32)
+		*id.to, err = uint32(n), errors.Join(err, e)
+	}
+	if err != nil || both && gid == "" {
+		return u, fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: say numbers, as in +107:+107", label)
+	}
+	return u, nil
+}
+
+func makeOwn(dir string, u chamber.User) error {
+	own := filepath.Join(dir, ownDir)
+	err := os.Mkdir(own, 0o700)
+	if err == nil {
+		err = os.Lchown(own, int(u.UID), int(u.GID))
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the guest's own directory")
+}
+
+// surveyUsers finds which users' processes and directories earlier daemons left.
+func (r *Registry) surveyUsers() error {
+	if r.Users == nil {
+		return nil
+	}
+	left, err := filepath.Glob(filepath.Join(r.RunDir, "*", ownDir))
+	if err == nil {
+		err = r.Users.Survey(left)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot find out which users guests run as")
+}
+
+// holdUser gives the guest's user back when all else has been: see rehold, too.
+func (r *Registry) holdUser(run *run) {
+	run.hold("user", func(context.Context) error {
+		if run.User != nil && r.Users != nil {
+			r.Users.Release(run.User.UID)
+		}
+		return nil
+	})
+}
+
+// emulatorOf finds the QEMU that has the directory as its own by the user, to whom
+// nobody else belongs; 0: there is none, or it has no user of its own.
+func (r *Registry) emulatorOf(dir string) int {
+	var st unix.Stat_t
+	if err := unix.Lstat(filepath.Join(dir, ownDir), &st); err != nil || st.Uid == 0 {
+		return 0
+	}
+	for _, pid := range r.Kernel.RunningAs(st.Uid) {
+		if isGuest(r.Kernel.Command(pid)) {
+			return pid
+		}
+	}
+	return 0
+}
+
+func isGuest(command []string) bool {
+	return slices.ContainsFunc(command, func(word string) bool { return strings.HasPrefix(word, "guest=") })
+}
+
+// chamberOf describes where a guest's QEMU runs. The files shown are the caller's
+// to close.
+func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u chamber.User, dir string) (*chamber.Chamber, error) {
+	c := &chamber.Chamber{
+		User: u, Own: []chamber.Own{{Dir: filepath.Join(dir, ownDir), At: filepath.Join(r.guestDir(def.UUID), ownDir)}},
+		Devices: hostNodes(r, def), Terminals: hasTerminals(def), Network: needsNetwork(def),
+		Limits: chamber.Limits{Threads: maxThreads(def), Locked: max(need(def).Locked, freelyLocked)},
+	}
+	if err := r.placeDisplays(def, c); err != nil {
+		return nil, err
+	}
+	for _, path := range shownFiles(def) {
+		f, err := mount.Do(ctx, path, func() (*os.File, error) { return openShown(path) }, func(f *os.File) { _ = f.Close() })
+		if errors.Is(err, os.ErrNotExist) {
+			continue // QEMU says so, in its own words
+		}
+		if err != nil {
+			closeShown(c)
+			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot open %s", path)
+		}
+		c.Shown = append(c.Shown, chamber.Shown{Path: filepath.Clean(path), File: f})
+	}
+	return c, nil
+}
+
+func closeShown(c *chamber.Chamber) {
+	for _, s := range c.Shown {
+		_ = s.File.Close() // opened to be looked at
+	}
+	c.Shown = nil
+}
+
+// freelyLocked is what any guest may lock: rings of requests to the kernel.
+const freelyLocked = 64 << 20
+
+// spareThreads are those that QEMU makes for disks, displays and jobs: its pool of
+// workers has 64, for each of its loops.
+const spareThreads = 192
+
+// maxThreads bounds the threads of a guest's QEMU.
+func maxThreads(def *domain.Definition) uint64 {
+	return need(def).Threads + spareThreads + 64*uint64(def.IOThreads)
+}
+
+// openShown opens a file to be shown in a chamber; sockets, pipes and directories
+// only by name.
+func openShown(path string) (*os.File, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	how := unix.O_PATH
+	if info.Mode().IsRegular() {
+		how = unix.O_RDONLY | unix.O_NONBLOCK
+	}
+	return os.OpenFile(path, how, 0)
+}
+
+// removeSockets removes what listenFor made, and nobody listens on any more.
+func removeSockets(ctx context.Context, run *run) error {
+	if run.User == nil {
+		return nil
+	}
+	var failed []error
+	for _, b := range backends(run.def) {
+		if b.Type == "unix" && b.Mode != "connect" && b.Path != "" && filepath.Dir(b.Path) != run.ownPath() {
+			failed = append(failed, mount.Run(ctx, b.Path, func() error { return qemu.RemoveDeserted(b.Path) }))
+		}
+	}
+	for _, path := range displaySockets(run.def, run.ownPath()) {
+		failed = append(failed, mount.Run(ctx, path, func() error { return unlinkSocket(path, run.dir) }))
+	}
+	return errors.Join(failed...)
+}
+
+// admit gives the QEMU of a running guest what it needs to make one more device.
+func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device.Device) error {
+	if run.User == nil {
+		return nil
+	}
+	alone := &domain.Definition{}
+	if err := alone.Devices.Add(dev); err != nil {
+		return err
+	}
+	if needsNetwork(alone) && !r.Kernel.SharesNetwork(run.PID) {
+		return fault.New(fault.Unsupported, fault.Config,
+			"this guest was started without the host's network, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
+	}
+	if err := r.openBackends(ctx, run, p, []device.Device{dev}); err != nil {
+		return err
+	}
+	c, err := r.chamberOf(ctx, alone, *run.User, run.dir)
+	if err != nil {
+		return err
+	}
+	defer closeShown(c)
+	return c.Admit(run.PID)
+}
+
+// environment is what a QEMU in a chamber is told of the host's: nothing that
+// could be a secret of the daemon's.
+func environment(own string) []string {
+	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + own, "TMPDIR=" + own}
+	for _, e := range os.Environ() {
+		name, _, _ := strings.Cut(e, "=")
+		if name == "LANG" || name == "TZ" || strings.HasPrefix(name, "LC_") || strings.HasPrefix(name, "QEMU_") {
+			env = append(env, e)
+		}
+	}
+	return env
+}

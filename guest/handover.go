@@ -1,0 +1,156 @@
+package guest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/mount"
+	"github.com/lodge-kvm/lodge/qemu"
+)
+
+// openLayers opens the images of a disk as QEMU is to use them, which then are the
+// attachment's.
+func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device.DiskAttachment, err error) {
+	defer func() {
+		if err != nil {
+			a.Close()
+		}
+	}()
+	for i, l := range chain {
+		mode := unix.O_RDONLY
+		if i == 0 && !readOnly {
+			mode = unix.O_RDWR
+		}
+		f, err := mount.Do(ctx, l.Path, func() (*os.File, error) { return image.Reopen(int(l.File.Fd()), l.Path, mode) },
+			func(f *os.File) { _ = f.Close() })
+		if err != nil {
+			return a, err
+		}
+		a.Layers = append(a.Layers, device.Layer{Path: l.Path, Format: string(l.Format), Block: l.Device, File: f})
+	}
+	return a, nil
+}
+
+// openFiles opens what QEMU is handed beside disks: its firmware, and what
+// character devices write to or listen on.
+func (l *launching) openFiles(ctx context.Context) error {
+	if l.run.User == nil {
+		return nil
+	}
+	l.plan.Files = map[string]*os.File{}
+	o := l.run.def.OS
+	if o.Loader.Type == "pflash" {
+		code := unix.O_RDONLY
+		if o.Loader.ReadOnly == device.Off {
+			code = unix.O_RDWR
+		}
+		if err := openInto(ctx, l.plan.Files, o.Loader.Path, code); err != nil {
+			return err
+		}
+		if o.NVRAM.Path != "" && o.Loader.Stateless != device.On {
+			if err := openInto(ctx, l.plan.Files, o.NVRAM.Path, unix.O_RDWR); err != nil {
+				return err
+			}
+		}
+	}
+	return l.g.reg.openBackends(ctx, l.run, &l.plan, l.run.def.Devices.All())
+}
+
+// openInto opens a file of the firmware's.
+func openInto(ctx context.Context, files map[string]*os.File, path string, mode int) error {
+	if path == "" || files[path] != nil {
+		return nil
+	}
+	f, err := mount.Do(ctx, path, func() (*os.File, error) { return image.OpenAs(path, mode) }, func(f *os.File) { _ = f.Close() })
+	if err == nil {
+		files[path] = f
+	}
+	return err
+}
+
+// openBackends opens the host's ends of character devices that are files, or
+// sockets whose place the user named.
+func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all []device.Device) error {
+	for _, dev := range all {
+		b := backendOf(dev)
+		if b == nil {
+			continue
+		}
+		if b.Type == "file" {
+			if err := openOutput(ctx, p, b.Path, b.Append.Or(false)); err != nil {
+				return err
+			}
+		}
+		if b.LogFile != "" {
+			if err := openOutput(ctx, p, b.LogFile, b.LogAppend.Or(false)); err != nil {
+				return err
+			}
+		}
+		if b.Type == "unix" && b.Mode != "connect" && b.Path != "" && filepath.Dir(b.Path) != run.ownPath() {
+			if err := listenFor(ctx, p, dev.Common().Alias, b.Path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// openOutput opens a file that a character device writes to.
+func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) error {
+	if p.Files[path] != nil {
+		return nil
+	}
+	how := os.O_WRONLY | os.O_CREATE | os.O_TRUNC
+	if extend {
+		how = os.O_WRONLY | os.O_CREATE | os.O_APPEND
+	}
+	f, err := mount.Do(ctx, path, func() (*os.File, error) { return os.OpenFile(path, how|unix.O_NONBLOCK, 0o600) },
+		func(f *os.File) { _ = f.Close() })
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot open %s for a character device", path)
+	}
+	if p.Files == nil {
+		p.Files = map[string]*os.File{}
+	}
+	p.Files[path] = f
+	return nil
+}
+
+// listenFor makes the socket of a character device. It is removed with the guest.
+func listenFor(ctx context.Context, p *qemu.Plan, alias, path string) error {
+	f, err := mount.Do(ctx, path, func() (*os.File, error) { return qemu.ListenMonitor(path) }, func(f *os.File) { _ = f.Close() })
+	if err != nil {
+		return err
+	}
+	if p.Sockets == nil {
+		p.Sockets = map[string]*os.File{}
+	}
+	p.Sockets[alias] = f
+	return nil
+}
+
+// closePlan closes the daemon's copies of what QEMU has been handed.
+func closePlan(p *qemu.Plan) {
+	for _, a := range p.NICs {
+		a.Close()
+	}
+	for _, a := range p.Disks {
+		a.Close()
+	}
+	for _, files := range []map[string]*os.File{p.Files, p.Sockets} {
+		for _, f := range files {
+			_ = f.Close() // QEMU has its own
+		}
+	}
+	p.Files, p.Sockets = nil, nil
+	if p.VSock != nil {
+		_ = p.VSock.Close() // nothing was written
+		p.VSock = nil
+	}
+}

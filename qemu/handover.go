@@ -1,0 +1,48 @@
+package qemu
+
+import (
+	"fmt"
+	"hash/crc32"
+	"os"
+)
+
+// A QEMU that may open nothing of the host's is handed its files. What it can only
+// be told as a path is then a set of descriptors, which it opens as /dev/fdset/N.
+
+// layerSet numbers the set of one layer of a disk. Numbers of nodes are used once
+// in the life of a guest, and chains have at most 200 layers.
+func layerSet(index uint, depth int) uint { return index<<8 | uint(depth) }
+
+// pathSet numbers the set of another file, above those of disks; the number must
+// be the same whenever the guest is made, and below 2^31.
+func pathSet(path string) uint { return 1<<30 | uint(crc32.ChecksumIEEE([]byte(path)))&(1<<30-1) }
+
+// handOver gives QEMU a file and says what it is to open.
+func (b *builder) handOver(f *os.File, set uint) string {
+	p := part{option: "add-fd", file: f, props: properties{{"fdset-id", set}}}
+	if !b.live {
+		p.text = fmt.Sprintf("fd=%s,set=%d", b.pass(f, ""), set)
+	}
+	b.parts = append(b.parts, p)
+	b.sets = append(b.sets, set)
+	return fmt.Sprintf("/dev/fdset/%d", set)
+}
+
+// open is what QEMU opens for a path: a file that it is handed, or the path.
+func (b *builder) open(path string) string {
+	if f := b.Files[path]; f != nil {
+		return b.handOver(f, pathSet(path))
+	}
+	return path
+}
+
+// Forget gives the steps after which nothing is left of sets of files but what
+// QEMU has opened. It would otherwise hold images, and the locks on them, that it
+// no longer uses.
+func Forget(sets []uint) []Step {
+	steps := make([]Step, len(sets))
+	for i, set := range sets {
+		steps[i] = removal("add-fd", set)
+	}
+	return steps
+}
