@@ -171,10 +171,10 @@ func soldOut(t *testing.T, server mariadb.Server, small shop.Shop, address strin
 		t.Fatal(err)
 	}
 	took := do(t, "shop", Shop{
-		Pace: Pace{Users: 2, Duration: Duration(300 * time.Millisecond), Timeout: Duration(2 * time.Minute)}, Address: address, Path: "/", Shop: small, Run: "two",
+		Pace: Pace{Mode: open, Arrivals: even, Rate: 30, Users: 2, Duration: Duration(300 * time.Millisecond), Timeout: Duration(2 * time.Minute)}, Address: address, Path: "/", Shop: small, Run: "two",
 	})
 	check := do(t, "shop-check", ShopCheck{Database: server, Shop: small, Run: "two"})
-	if got := took.Ops[shop.OpSoldOut].Done; got == 0 || took.All().Errors != 0 || took.Ops[OpCycle].Done+check.Ops[shop.OpPurchase].Done != 0 {
+	if got := took.Ops[shop.OpSoldOut].Done; got != 9 || took.All().Errors != 0 || took.Ops[OpCycle].Done+check.Ops[shop.OpPurchase].Done != 0 {
 		t.Errorf("%d turned down, %d orders, %+v", got, check.Ops[shop.OpPurchase].Done, took.All())
 	}
 	if check.Ops[OpWrong].Errors == 0 {

@@ -63,12 +63,12 @@ func TestFailedJobsAreErrors(t *testing.T) {
 
 func TestVarmailWorksInItsFolderAndLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
-	total := do(t, "varmail", Varmail{Pace: Pace{Users: 4, Duration: Duration(400 * time.Millisecond)}, Mail: bulk.Mail{Dir: dir, Files: 40, Least: 100, Most: 20_000}})
+	total := do(t, "varmail", Varmail{Pace: Pace{Mode: open, Arrivals: even, Rate: 50, Users: 4, Duration: Duration(400 * time.Millisecond), Timeout: Duration(2 * time.Minute)}, Mail: bulk.Mail{Dir: dir, Files: 40, Least: 100, Most: 20_000}})
 	if all := total.All(); all.Errors != 0 {
 		t.Errorf("%d errors: %s", all.Errors, all.Example)
 	}
 	cycles := total.Ops[bulk.OpDelete].Done
-	if cycles == 0 || total.Ops[bulk.OpCreate].Done != cycles || total.Ops[bulk.OpAppend].Done != cycles || total.Ops[bulk.OpRead].Done != 2*cycles || total.Ops[OpSetup].Done != 40 {
+	if cycles != 20 || total.Ops[bulk.OpCreate].Done != cycles || total.Ops[bulk.OpAppend].Done != cycles || total.Ops[bulk.OpRead].Done != 2*cycles || total.Ops[OpSetup].Done != 40 {
 		t.Errorf("%+v", total)
 	}
 	empty(t, dir)

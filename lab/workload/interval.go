@@ -14,7 +14,7 @@ import (
 )
 
 // Load is work that runs until its own bound or until ctx ends, which is no
-// error. out is called by one goroutine at a time, in the order of time, and at
+// error, but for errands: one that did not come to its end has failed. out is called by one goroutine at a time, in the order of time, and at
 // least once; what it is given is its own. While out does not return, the load goes
 // on and the next interval grows longer.
 type Load interface {
