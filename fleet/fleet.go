@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
 )
 
@@ -25,6 +26,7 @@ type Config struct {
 type Fleet struct {
 	guests *guest.Registry
 	pools  *volume.Pools
+	store  *store.Store
 	events *event.Log
 	log    *slog.Logger
 
@@ -46,7 +48,7 @@ type readOnce struct {
 
 // New makes a fleet of a registry's guests. It starts nothing by itself.
 func New(c Config) *Fleet {
-	f := &Fleet{guests: c.Guests, pools: c.Pools, events: c.Events, log: c.Log, read: map[string]readOnce{}}
+	f := &Fleet{guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, read: map[string]readOnce{}}
 	for i := range f.turns {
 		f.turns[i] = make(chan struct{}, 1)
 	}

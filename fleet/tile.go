@@ -139,6 +139,10 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 		return Result{Outcome: Would, Note: note}
 	}
 	b := &building{fleet: f}
+	if err := f.begun(docs.name, docs.names()); err != nil {
+		return Result{Outcome: Failed, Error: err}
+	}
+	defer f.ended(docs.name)
 	err := b.build(ctx, docs)
 	if err == nil {
 		return Result{Outcome: Done, Note: note}
@@ -262,6 +266,10 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		if dry {
 			return Result{Outcome: Would, Note: note}
 		}
+		if err := f.begun(chosen[i].Name(), chosen[i].Volumes); err != nil {
+			return Result{Outcome: Failed, Error: err}
+		}
+		defer f.ended(chosen[i].Name())
 		if err := f.removeTile(context.WithoutCancel(ctx), chosen[i]); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}

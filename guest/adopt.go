@@ -41,6 +41,9 @@ func Open(c Config) (*Registry, error) {
 	}
 	r.sweepSaved()
 	r.sweepPrepared()
+	if err := r.finishRemovals(); err != nil {
+		return nil, err
+	}
 	if err := r.adoptAll(); err != nil {
 		return nil, err
 	}
@@ -174,6 +177,7 @@ func (r *adopting) adopt(dir string) error {
 	if err != nil {
 		return err
 	}
+	r.dropHalfWritten(dir)
 	r.rehold(run)
 	r.oweAgain(run)
 	r.reholdLeaving(run)
@@ -183,6 +187,13 @@ func (r *adopting) adopt(dir string) error {
 	}
 	r.takeUp(run, rec, process)
 	return nil
+}
+
+// dropHalfWritten removes what a daemon that was killed was just writing.
+func (r *Registry) dropHalfWritten(dir string) {
+	for _, name := range []string{runRecordFile, pluggingFile, madeFileName} {
+		removeFile(r.log, filepath.Join(dir, name)+halfWritten)
+	}
 }
 
 // takeUp makes a guest that runs on this daemon's own.
@@ -271,13 +282,16 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
 	if rec.Saving != nil && rec.State.EndFor != domain.ReasonSaved {
-		rec.Saving.discard(ctx, run.log)
+		rec.Saving.discard(ctx, run.dir, run.log)
 	}
 	run.holdLeaving()
 	_ = run.releaseAll(ctx) // each failure has been logged
 	r.mu.RLock()
 	g := r.byUUID[rec.UUID]
 	r.mu.RUnlock()
+	if !started {
+		dropHalfNVRAM(ctx, run)
+	}
 	if g == nil || !started {
 		return
 	}

@@ -155,6 +155,11 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 	if err != nil {
 		return err
 	}
+	removed, err := g.noteRemoval(o, nvram)
+	if err != nil {
+		return err
+	}
+	defer removed()
 	err = g.undefine(ctx, o, nvram != "")
 	if err == nil && o.NVRAM && nvram != "" {
 		return mount.Run(ctx, nvram, func() error { removeFile(g.log, nvram); return nil })

@@ -84,6 +84,18 @@ func (l *launching) makeNVRAM(ctx context.Context) error {
 	return fault.Wrap(err, failure(err), fault.Host, "cannot make the guest's UEFI variables")
 }
 
+// dropHalfNVRAM removes what a start that was cut off had written of a variable
+// store.
+func dropHalfNVRAM(ctx context.Context, r *run) {
+	path := r.def.OS.NVRAM.Path
+	if path == "" || r.def.OS.NVRAM.Template == "" {
+		return
+	}
+	if err := mount.Run(ctx, path, func() error { removeFile(r.log, partial(path)); return nil }); err != nil {
+		r.log.Warn("a half-made file of UEFI variables may stay", "path", partial(path), "error", err)
+	}
+}
+
 // failure is the kind of an error where Lodge knows it, and else of what the host
 // refused.
 func failure(err error) fault.Kind {

@@ -90,6 +90,9 @@ func writeRunRecord(dir string, r *runRecord) error {
 	return nil
 }
 
+// halfWritten is the end of the name of a file that is to take another's place.
+const halfWritten = ".new"
+
 // writeJSON replaces a file in one step.
 func writeJSON(path string, value any) error {
 	var text bytes.Buffer
@@ -98,11 +101,11 @@ func writeJSON(path string, value any) error {
 	if err := e.Encode(value); err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", text.Bytes(), 0o600); err != nil {
+	if err := os.WriteFile(path+halfWritten, text.Bytes(), 0o600); err != nil {
 		return err
 	}
 	failpoint.Reach("journal.write")
-	if err := os.Rename(path+".new", path); err != nil {
+	if err := os.Rename(path+halfWritten, path); err != nil {
 		return err
 	}
 	failpoint.Reach("journal.written")

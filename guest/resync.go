@@ -92,6 +92,7 @@ type inquiry struct {
 	channels map[string]bool // virtio-serial ports by id: open in the guest
 	devices  map[string]bool // aliases that QEMU still has
 	balloon  uint64
+	vcpus    uint // 0: was not asked
 }
 
 // inquire asks QEMU what may have changed of a guest with that definition, which
@@ -115,6 +116,15 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition, pluggi
 			return s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects)
 		})
 	}
+	var vcpus uint
+	if def.VCPUs.Max > 1 {
+		asking.Go(func() error {
+			if slots, err := querySlots(ctx, s); err == nil { // a machine may have none
+				vcpus = filled(slots)
+			}
+			return nil
+		})
+	}
 	if _, err := balloonPath(def.Devices.Balloon); err == nil {
 		asking.Go(func() error {
 			_ = s.Execute(ctx, "query-balloon", nil, &balloon) // it may refuse, and then nothing has changed
@@ -124,7 +134,7 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition, pluggi
 	if err := asking.Wait(); err != nil {
 		return nil, err
 	}
-	found := &inquiry{status: status.Status, channels: map[string]bool{}, devices: map[string]bool{}, balloon: balloon.Actual}
+	found := &inquiry{status: status.Status, channels: map[string]bool{}, devices: map[string]bool{}, balloon: balloon.Actual, vcpus: vcpus}
 	for _, c := range chardevs {
 		found.channels[c.Label] = c.FrontendOpen
 	}
@@ -145,6 +155,9 @@ func (g *Guest) meet(found *inquiry) {
 					c.State = "connected"
 				}
 			}
+		}
+		if found.vcpus > 0 && found.vcpus <= d.VCPUs.Max {
+			d.VCPUs.Current = found.vcpus
 		}
 		if found.balloon > 0 {
 			d.CurrentMemory = found.balloon
@@ -291,7 +304,7 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 	def, save, plug, left := r.def, r.Saving, r.plugging, slices.Clone(r.Leaving)
 	return func(ctx context.Context) (settle, error) {
 		if save != nil {
-			if err := save.giveUp(ctx, s, g.log); err != nil {
+			if err := save.giveUp(ctx, s, r.dir, g.log); err != nil {
 				return nil, err
 			}
 		}

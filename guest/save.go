@@ -68,7 +68,7 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
-			err = saveTo(ctx, s, path, header, o.BypassCache, p)
+			err = saveTo(ctx, s, path, header, o.BypassCache, p, r.Saving.remember(r.dir))
 		}
 		if err != nil {
 			return g.notSaved(ctx, s, r), err
@@ -87,7 +87,12 @@ func (g *Guest) notSaved(ctx context.Context, s *qmp.Session, r *run) settle {
 		g.log.Error("the guest cannot go on after its save or dump yet", "error", err)
 		return func() error { return nil }
 	}
-	return func() error { r.Saving = nil; g.keepRun(); return nil }
+	return func() error {
+		r.Saving = nil
+		removeFile(g.log, filepath.Join(r.dir, madeFileName))
+		g.keepRun()
+		return nil
+	}
 }
 
 // saved settles a guest whose image is complete. It runs in the loop. What the
@@ -106,8 +111,11 @@ func (g *Guest) saved(r *run, managed bool) error {
 }
 
 // saveTo stops the processors and writes an image.
-func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, bypass bool, p *progress) (err error) {
+func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, bypass bool, p *progress, made func(*os.File) error) (err error) {
 	fill := func(f *os.File) error {
+		if err := made(f); err != nil {
+			return err
+		}
 		if err := halt(ctx, s); err != nil {
 			return err
 		}

@@ -2,8 +2,14 @@ package guest
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/mount"
@@ -31,30 +37,74 @@ func (s *saving) goOn(ctx context.Context, session *qmp.Session) error {
 
 // giveUp ends a save that nobody follows any more: the guest goes on as before
 // it, and what was written is removed.
-func (s *saving) giveUp(ctx context.Context, session *qmp.Session, log *slog.Logger) error {
+func (s *saving) giveUp(ctx context.Context, session *qmp.Session, dir string, log *slog.Logger) error {
 	if err := session.Execute(ctx, "migrate_cancel", nil, nil); err != nil {
 		return err
 	}
 	if err := awaitNoMigration(ctx, session); err != nil {
 		return err
 	}
-	s.discard(ctx, log)
+	s.discard(ctx, dir, log)
 	return s.goOn(ctx, session)
 }
 
 // discard removes what a save wrote that was not completed, or of whose
-// completion nobody was told. It does not wait for a file system that hangs.
-func (s *saving) discard(ctx context.Context, log *slog.Logger) {
-	err := mount.Run(ctx, s.Path, func() error {
-		removeFile(log, partial(s.Path))
-		if s.Managed {
-			removeFile(log, s.Path)
-		}
-		return nil
-	})
+// completion nobody was told: the guest lives on, and must not do so twice. It does
+// not wait for a file system that hangs.
+func (s *saving) discard(ctx context.Context, dir string, log *slog.Logger) {
+	made, err := readMadeFile(dir)
+	if err == nil {
+		err = mount.Run(ctx, s.Path, func() error {
+			removeFile(log, partial(s.Path))
+			if s.Managed || made.is(s.Path) {
+				removeFile(log, s.Path)
+			}
+			return nil
+		})
+	}
+	removeFile(log, filepath.Join(dir, madeFileName))
 	if err != nil {
 		log.Warn("an image that is to be removed stays", "path", s.Path, "error", err)
 	}
+}
+
+// madeFile is the file that a save writes, as a daemon finds it again: once it has
+// its final name another file's place looks the same.
+type madeFile struct {
+	Path          string
+	Device, Inode uint64
+}
+
+const madeFileName = "saving.json"
+
+// remember gives what notes the file of a save in the run directory.
+func (s *saving) remember(dir string) func(f *os.File) error {
+	return func(f *os.File) error {
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			return err
+		}
+		return writeJSON(filepath.Join(dir, madeFileName), madeFile{Path: s.Path, Device: st.Dev, Inode: st.Ino})
+	}
+}
+
+// readMadeFile gives the last file of a save; one of none where there was no save.
+func readMadeFile(dir string) (m madeFile, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, madeFileName))
+	if errors.Is(err, os.ErrNotExist) {
+		return m, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &m)
+	}
+	return m, err
+}
+
+// is reports whether it lies there.
+func (m madeFile) is(path string) bool {
+	var st unix.Stat_t
+	err := unix.Lstat(path, &st)
+	return err == nil && m.Path == path && m.Device == st.Dev && m.Inode == st.Ino
 }
 
 // awaitNoMigration waits until QEMU moves nothing any more: until then it may

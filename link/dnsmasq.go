@@ -167,6 +167,17 @@ func (d *Dnsmasq) Reload(c DnsmasqContent) error {
 	return fault.Wrap(d.proc.signal(syscall.SIGHUP), fault.Failed, fault.Host, "cannot make dnsmasq read its hosts again")
 }
 
+// Has reports whether a dnsmasq was started with that configuration, and whether
+// its hosts are those.
+func (d *Dnsmasq) Has(c DnsmasqContent) (config, hosts bool) {
+	is := func(path, text string) bool {
+		there, err := os.ReadFile(path)
+		return err == nil && string(there) == text
+	}
+	f := d.files
+	return is(f.Config, f.options()+c.Config), is(f.Hosts, c.Hosts) && is(f.Names, c.Names)
+}
+
 // Ended is closed when the process has ended, by itself or by Stop.
 func (d *Dnsmasq) Ended() <-chan struct{} { return d.proc.gone }
 

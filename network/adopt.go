@@ -85,10 +85,26 @@ func (n *Network) adopt(ctx context.Context, d *Definition, r running) error {
 	if now := n.View(); now != nil {
 		v = *now
 	}
+	if err := n.keepPending(&v, r.Keep); err != nil {
+		n.home.Log.Error("cannot store a change of a network that its daemon did not live to store", "network", n.name, "error", err)
+	}
 	v.Live = d
 	v.chosenBridge = v.chosenBridge || r.ChosenBridge
 	n.publish(v)
 	return n.mark(d, true, v.chosenBridge)
+}
+
+// keepPending stores what the last daemon was about to store.
+func (n *Network) keepPending(v *View, r *record) error {
+	if r == nil {
+		return nil
+	}
+	d, err := Parse(r.Definition, false)
+	if err != nil {
+		return err
+	}
+	v.Config, v.submitted, v.Autostart, v.chosenBridge = &d, r.Submitted, r.Autostart, r.ChosenBridge
+	return n.home.Store.Put(kind, n.uuid, r)
 }
 
 // resume makes sure that everything a network consists of is there.
@@ -98,13 +114,27 @@ func (n *Network) resume(ctx context.Context, d *Definition, r running) error {
 			return err
 		}
 	}
-	if r.Service != nil {
-		service, err := link.AdoptDnsmasq(n.files(), r.Service)
-		if err == nil {
-			n.watch(service)
-			return nil
+	content, needed := d.service()
+	service, err := link.AdoptDnsmasq(n.files(), r.Service)
+	if err != nil {
+		service, err = link.AdoptDnsmasq(n.files(), nil) // one that was started just before a kill
+	}
+	if err != nil {
+		if r.Service != nil {
+			n.home.Log.Warn("the dnsmasq of a network has ended; a new one is started", "network", n.name, "reason", err)
 		}
-		n.home.Log.Warn("the dnsmasq of a network has ended; a new one is started", "network", n.name, "reason", err)
+		return n.serve(ctx, d)
+	}
+	switch configured, hosts := service.Has(content); {
+	case needed && configured && hosts:
+		n.watch(service)
+		return nil
+	case needed && configured:
+		n.watch(service)
+		return service.Reload(content)
+	}
+	if err := service.Stop(ctx); err != nil {
+		return err
 	}
 	return n.serve(ctx, d)
 }

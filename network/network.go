@@ -24,6 +24,7 @@ type Network struct {
 	gone bool // undefined and out of the registry; guarded by turn
 
 	service *link.Dnsmasq // of a running network that serves; guarded by turn
+	keep    *record       // see running.Keep; guarded by turn
 
 	// ports are the NICs that are plugged in, by the host's name for them.
 	// Guarded by portMu, apart from turn, so that starting a guest does not
@@ -143,13 +144,20 @@ func (n *Network) BridgeName() (string, error) {
 
 // save writes a view's definition to the store; returning nil means it is kept.
 func (n *Network) save(v View) error {
-	doc, err := v.Config.XML(0)
+	r, err := v.record()
 	if err != nil {
 		return err
 	}
-	return n.home.Store.Put(kind, n.uuid, record{
-		Submitted: v.submitted, Definition: doc, Autostart: v.Autostart, ChosenBridge: v.chosenBridge,
-	})
+	return n.home.Store.Put(kind, n.uuid, r)
+}
+
+// record is what the store keeps of a persistent network.
+func (v *View) record() (*record, error) {
+	doc, err := v.Config.XML(0)
+	if err != nil {
+		return nil, err
+	}
+	return &record{Submitted: v.submitted, Definition: doc, Autostart: v.Autostart, ChosenBridge: v.chosenBridge}, nil
 }
 
 // define runs with the turn.

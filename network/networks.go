@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -85,11 +86,34 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 	if err := s.load(); err != nil {
 		return nil, err
 	}
+	s.dropHalfWritten()
 	if err := s.adoptAll(ctx); err != nil {
 		return nil, err
 	}
+	s.dropLeases()
 	s.autostartOnce(ctx)
 	return s, nil
+}
+
+// dropHalfWritten removes what a daemon that was killed was just writing.
+func (s *Networks) dropHalfWritten() {
+	found, _ := filepath.Glob(filepath.Join(s.Run, "*.new")) // fails for a pattern that is wrong only
+	for _, path := range found {
+		_ = os.Remove(path) // it is written over the next time
+	}
+}
+
+// dropLeases removes the leases of networks that are neither defined nor running.
+func (s *Networks) dropLeases() {
+	found, _ := filepath.Glob(filepath.Join(s.Data, "*.leases")) // as above
+	for _, path := range found {
+		id := strings.TrimSuffix(filepath.Base(path), ".leases")
+		var kept any
+		if _, err := s.ByUUID(id); err == nil || !fault.Is(s.Store.Get(kind, id, &kept), fault.NotFound) {
+			continue
+		}
+		_ = os.Remove(path) // or the next daemon does
+	}
 }
 
 func bootID() string {

@@ -23,6 +23,9 @@ type running struct {
 	Definition   string        `json:"definition"`
 	ChosenBridge bool          `json:"chosenBridge"`
 	Service      *link.Process `json:"service,omitempty"`
+	// Keep is what is to be stored along with a change to what runs: whoever finds
+	// it stores it, so that a change comes into both or into none.
+	Keep *record `json:"keep,omitempty"`
 }
 
 const runningSuffix = ".running.json"
@@ -39,7 +42,7 @@ func (n *Network) mark(d *Definition, ready, chosen bool) error {
 	if err != nil {
 		return err
 	}
-	r := running{Boot: n.home.boot, Ready: ready, Definition: doc, ChosenBridge: chosen}
+	r := running{Boot: n.home.boot, Ready: ready, Definition: doc, ChosenBridge: chosen, Keep: n.keep}
 	if n.service != nil {
 		p := n.service.Process()
 		r.Service = &p

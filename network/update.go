@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"encoding/xml"
+	"errors"
 	"slices"
 
 	"libvirt.org/go/libvirtxml"
@@ -96,22 +97,33 @@ func (n *Network) edit(ctx context.Context, s Scope, change func(Definition) (De
 
 // replace puts changed definitions in force and keeps them. It runs with the
 // turn.
-func (n *Network) replace(ctx context.Context, before, after View) error {
-	if after.Live != before.Live {
-		if err := n.reconfigure(ctx, before.Live, after.Live); err != nil {
-			return err
-		}
-		if err := n.mark(after.Live, true, after.chosenBridge); err != nil {
-			return err
-		}
-	}
-	if after.Config != before.Config {
+func (n *Network) replace(ctx context.Context, before, after View) (err error) {
+	if after.Live == before.Live {
 		if err := n.save(after); err != nil {
 			return err
 		}
+		n.publish(after)
+		return nil
+	}
+	if after.Config != before.Config {
+		if n.keep, err = after.record(); err != nil {
+			return err
+		}
+	}
+	// First it is noted: a daemon that is killed from here on leaves it to the next.
+	err = n.mark(after.Live, true, after.chosenBridge)
+	if err == nil {
+		err = n.reconfigure(ctx, before.Live, after.Live)
+	}
+	if err == nil && n.keep != nil {
+		err = n.home.Store.Put(kind, n.uuid, n.keep)
+	}
+	n.keep = nil
+	if err != nil {
+		return errors.Join(err, n.mark(before.Live, true, before.chosenBridge))
 	}
 	n.publish(after)
-	return nil
+	return n.mark(after.Live, true, after.chosenBridge)
 }
 
 // reconfigure makes a running network follow a changed definition.

@@ -74,26 +74,38 @@ func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
 		if image.InUse(f) != image.Unused {
 			return fault.New(fault.Busy, fault.Volume, "a guest has it open; stop the guest first")
 		}
-		if err := image.Erase(ctx, f, trim, j.progress); err != nil {
+		if v.Format != image.Qcow2 || v.Kind != File || v.locked() {
+			return erase(ctx, f, trim, j)
+		}
+		// What is erased tells no more what it was: that is noted before.
+		d := declaration{Format: v.Format, Inode: v.inode, Remake: &image.Plan{
+			Format: v.Format, Virtual: v.Virtual, Compat: v.Compat, ClusterSize: v.ClusterSize,
+			LazyRefcounts: v.LazyRefcounts, ExtendedL2: v.ExtendedL2,
+		}}
+		if err := p.declare(name, d); err != nil {
 			return err
 		}
-		if err := f.Sync(); err != nil {
-			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot sync")
-		}
-		if v.Format != image.Qcow2 || v.Kind != File || v.locked() {
-			return nil
+		if err := erase(ctx, f, trim, j); err != nil {
+			return err
 		}
 		failpoint.Reach("volume.wiped")
 		if err := f.Truncate(0); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot truncate")
 		}
 		failpoint.Reach("volume.truncated")
-		plan := image.Plan{
-			Format: v.Format, Virtual: v.Virtual, Compat: v.Compat, ClusterSize: v.ClusterSize,
-			LazyRefcounts: v.LazyRefcounts, ExtendedL2: v.ExtendedL2,
+		if err := p.pools.images.Make(ctx, f, *d.Remake); err != nil {
+			return err
 		}
-		return p.pools.images.Make(ctx, f, plan)
+		d.Remake = nil
+		return p.declare(name, d)
 	})
+}
+
+func erase(ctx context.Context, f *os.File, trim bool, j *job) error {
+	if err := image.Erase(ctx, f, trim, j.progress); err != nil {
+		return err
+	}
+	return fault.Wrap(f.Sync(), fault.Failed, fault.Volume, "cannot sync")
 }
 
 // change runs work on a volume that nobody else works on, with its file open

@@ -155,7 +155,6 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 		return err
 	}
 	defer f.Close()
-	failpoint.Reach("volume.declared")
 	if err = d.fill(ctx, f); err == nil {
 		failpoint.Reach("volume.filled")
 		err = setPermissions(f, w.perms, fault.Volume)
@@ -173,7 +172,7 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 }
 
 // reserve makes the file of a volume to be and shows the volume, so that its
-// progress can be seen.
+// progress can be seen. The file has its name once it is noted as half made.
 func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.File, uint64, error) {
 	type made struct {
 		f     *os.File
@@ -185,16 +184,7 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 	}
 	m, err := ask(ctx, p.lane, answerTime, func() (made, error) {
 		f, inode, err := makeFile(d.target, name)
-		if err != nil {
-			return made{}, err
-		}
-		failpoint.Reach("volume.made")
-		v, err := readVolume(p.name, d.target, name, declaration{Format: image.Raw, Inode: inode})
-		if err == nil && v != nil {
-			v.Format, v.Virtual = plan.Format, plan.Virtual
-			p.show(d, v)
-		}
-		return made{f, inode}, nil
+		return made{f, inode}, err
 	}, func(m made) {
 		_ = m.f.Close() // nothing was written
 		_ = removeInode(d.target, name, m.inode)
@@ -202,12 +192,32 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 	if err != nil {
 		return nil, 0, err
 	}
-	if err := p.declare(name, declaration{Format: plan.Format, Inode: m.inode, Building: true}); err != nil {
+	failpoint.Reach("volume.made")
+	err = p.declare(name, declaration{Format: plan.Format, Inode: m.inode, Building: true})
+	if err == nil {
+		failpoint.Reach("volume.declared")
+		err = tell(ctx, p.lane, func() error { return p.christen(d, name, m.f, m.inode, plan) })
+	}
+	if err != nil {
 		_ = m.f.Close() // nothing was written
 		p.discard(name, m.inode)
 		return nil, 0, err
 	}
+	failpoint.Reach("volume.named")
 	return m.f, m.inode, nil
+}
+
+// christen gives a volume's file its name, in the lane, and shows the volume.
+func (p *Pool) christen(d *definition, name string, f *os.File, inode uint64, plan image.Plan) error {
+	if err := nameFile(f, d.target, name); err != nil {
+		return err
+	}
+	v, err := readVolume(p.name, d.target, name, declaration{Format: image.Raw, Inode: inode})
+	if err == nil && v != nil {
+		v.Format, v.Virtual = plan.Format, plan.Virtual
+		p.show(d, v)
+	}
+	return nil
 }
 
 // complete records a volume as made and reads it.

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -24,16 +25,21 @@ func openDir(target string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), target), nil
 }
 
-// makeFile makes a new file, which must not be there, and gives its inode.
+// makeFile makes a new file and gives its inode. It has no name yet, so that it
+// goes with a daemon that is killed before it has noted whose it is; nameFile
+// gives it one. Where the file system has no such files it has its name at once.
 func makeFile(target, name string) (*os.File, uint64, error) {
 	dir, err := openDir(target)
 	if err != nil {
 		return nil, 0, err
 	}
 	defer dir.Close()
-	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, defaultMode)
+	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDWR|unix.O_TMPFILE|unix.O_CLOEXEC, defaultMode)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
+		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, defaultMode)
+	}
 	if errors.Is(err, fs.ErrExist) {
-		return nil, 0, fault.New(fault.Exists, fault.Volume, "%s has a file named %q already", target, name)
+		return nil, 0, taken(target, name)
 	}
 	if err != nil {
 		return nil, 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot make %q in %s", name, target)
@@ -44,6 +50,28 @@ func makeFile(target, name string) (*os.File, uint64, error) {
 		return nil, 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot stat %q", name)
 	}
 	return os.NewFile(uintptr(fd), filepath.Join(target, name)), st.Ino, nil
+}
+
+// nameFile gives a file of makeFile its name, which must be free.
+func nameFile(f *os.File, target, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Nlink > 0 { // it has it
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot stat %q", name)
+	}
+	dir, err := openDir(target)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), int(dir.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+	if errors.Is(err, fs.ErrExist) {
+		return taken(target, name)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot name %q in %s", name, target)
+}
+
+func taken(target, name string) error {
+	return fault.New(fault.Exists, fault.Volume, "%s has a file named %q already", target, name)
 }
 
 // openFile opens a volume's file to change it. A link is refused, wherever it

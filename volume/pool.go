@@ -190,6 +190,7 @@ func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build
 		p.detachBestEffort(d)
 		return err
 	}
+	p.forgetMissing()
 	p.tell(event.PoolChange{Change: event.Started})
 	return nil
 }

@@ -82,6 +82,13 @@ func Open(o Options) (*Pools, error) {
 		}
 		if p != nil {
 			ps.adopt(p, r)
+		} else {
+			ps.forgetDeclared(id, declared[id])
+		}
+	}
+	for id, volumes := range declared {
+		if _, known := records[id]; !known {
+			ps.forgetDeclared(id, volumes)
 		}
 	}
 	return ps, nil

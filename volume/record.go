@@ -4,6 +4,8 @@ import (
 	"context"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
@@ -33,6 +35,8 @@ type declaration struct {
 	Encryption *encryption `json:"encryption,omitempty"`
 	// Building is set until the volume is complete.
 	Building bool `json:"building,omitempty"`
+	// Remake is set while the volume is made anew without its data, as this says.
+	Remake *image.Plan `json:"remake,omitempty"`
 }
 
 // save writes the pool's record, with its turn taken.
@@ -108,9 +112,19 @@ func (p *Pool) forgetMissing() {
 	}
 }
 
-// sweep removes, in the lane, the files that were never completed.
+// sweep removes, in the lane, the files that were never completed, and completes
+// those that were to lose their data.
 func (p *Pool) sweep(target string, declared map[string]declaration) {
 	for name, d := range declared {
+		if d.Remake != nil {
+			if err := p.remake(target, name, &d); err != nil {
+				p.pools.log.Warn("cannot complete a volume that was being wiped", "pool", p.name, "volume", name, "error", err)
+				continue
+			}
+			p.pools.log.Info("completed a volume that was being wiped", "pool", p.name, "volume", name)
+			declared[name] = d
+			continue
+		}
 		if !d.Building {
 			continue
 		}
@@ -122,6 +136,30 @@ func (p *Pool) sweep(target string, declared map[string]declaration) {
 		delete(declared, name)
 		p.undeclare(name)
 	}
+}
+
+// remake makes a volume anew whose wiping was cut off, as it would have become.
+func (p *Pool) remake(target, name string, d *declaration) error {
+	f, err := openFile(target, name, unix.O_RDWR)
+	if fault.Is(err, fault.NotFound) {
+		return nil // and is forgotten with the next reading
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Ino != d.Inode {
+		return err // another file has its name
+	}
+	if err := f.Truncate(0); err != nil {
+		return err
+	}
+	if err := p.pools.images.Make(p.steady(), f, *d.Remake); err != nil {
+		return err
+	}
+	d.Remake = nil
+	return p.declare(name, *d)
 }
 
 func (ps *Pools) loadRecords() (map[string]poolRecord, error) {
@@ -154,6 +192,15 @@ func (ps *Pools) loadDeclarations() (map[string]map[string]declaration, error) {
 		return nil
 	})
 	return declared, err
+}
+
+// forgetDeclared forgets the volumes of a pool that is not there any more.
+func (ps *Pools) forgetDeclared(pool string, declared map[string]declaration) {
+	for name := range declared {
+		if err := ps.store.Delete(volumeKind, pool+"/"+name); err != nil {
+			ps.log.Warn("cannot forget a volume of a pool that is gone", "uuid", pool, "volume", name, "error", err)
+		}
+	}
 }
 
 // restore makes a pool of its record; nil of one that ended with an earlier boot.
@@ -244,6 +291,7 @@ func (p *Pool) readopt(ctx context.Context) error {
 	}
 	switch {
 	case err == nil:
+		p.forgetMissing()
 		return nil
 	case fault.Is(err, fault.Timeout) || fault.Is(err, fault.Aborted) || p.pools.life.Err() != nil:
 		return err

@@ -46,6 +46,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 		return err
 	}
 	all := fleet.New(fleet.Config{Guests: rooms.Guests, Pools: rooms.Pools, Events: rooms.Events, Log: log})
+	all.Recover(ctx)
 	gate, audit, err := o.guard(rooms, all, log, &opened)
 	if err != nil {
 		return err

@@ -1,0 +1,87 @@
+package guest
+
+import (
+	"context"
+	"os"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount"
+	"github.com/lodge-kvm/lodge/store"
+)
+
+// removals is the kind of record that says what goes with a guest that is being
+// undefined, by UUID: a daemon that is killed after it has forgotten the guest
+// leaves the rest to the next one.
+var removals = store.Kind{Name: "removal", Version: 1}
+
+type goods struct {
+	// NVRAM is the file of the guest's UEFI variables; empty: it stays.
+	NVRAM string
+	// TPM says that the state of its TPM goes too.
+	TPM bool
+}
+
+// noteRemoval writes down what goes with a definition, and gives what ends that.
+func (g *Guest) noteRemoval(o UndefineOptions, nvram string) (done func(), err error) {
+	var what goods
+	if o.NVRAM {
+		what.NVRAM = nvram
+	}
+	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !keepsTPM(def)) {
+		_, err := os.Stat(g.reg.tpmState(g.uuid))
+		what.TPM = err == nil
+	}
+	if what == (goods{}) {
+		return func() {}, nil
+	}
+	if err := g.reg.store.Put(removals, g.uuid, what); err != nil {
+		return nil, err
+	}
+	return func() { g.reg.forgetRemoval(g.uuid) }, nil
+}
+
+func (r *Registry) forgetRemoval(uuid string) {
+	if err := r.store.Delete(removals, uuid); err != nil {
+		r.log.Error("cannot forget that an undefined guest's files were to be removed", "uuid", uuid, "error", err)
+	}
+}
+
+// finishRemovals removes what the last daemon did not come to. A guest that is
+// still defined was not undefined, and keeps everything.
+func (r *Registry) finishRemovals() error {
+	all := map[string]goods{}
+	err := r.store.Each(removals, func(uuid string, decode func(any) error) error {
+		var what goods
+		if err := decode(&what); err != nil {
+			r.log.Error("cannot read which files of an undefined guest were to be removed", "uuid", uuid, "error", err)
+			return nil
+		}
+		all[uuid] = what
+		return nil
+	})
+	for uuid, what := range all {
+		r.loops.Go(func() { r.finishRemoval(uuid, what) }) // a file system may hang
+	}
+	return err
+}
+
+func (r *Registry) finishRemoval(uuid string, what goods) {
+	var kept any
+	if !fault.Is(r.store.Get(domains, uuid, &kept), fault.NotFound) {
+		r.forgetRemoval(uuid)
+		return
+	}
+	ctx, stop := context.WithTimeout(r.life, modifyLimit)
+	defer stop()
+	if what.NVRAM != "" {
+		err := mount.Run(ctx, what.NVRAM, func() error { removeFile(r.log, what.NVRAM); return nil })
+		if err != nil {
+			r.log.Error("cannot remove the UEFI variables of an undefined guest yet", "path", what.NVRAM, "error", err)
+			return
+		}
+	}
+	if _, err := os.Stat(r.guestDir(uuid)); what.TPM && err != nil { // it does not run on
+		r.dropTPM(uuid, r.log)
+	}
+	r.forgetRemoval(uuid)
+}
