@@ -16,12 +16,17 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/lodge-kvm/lodge/failpoint"
 )
 
 // daemon is one lodged in a world of its own.
 type daemon struct {
 	*world
 	data, run string
+	// commands is the directory by which the test commands its fail points; empty:
+	// it is built without.
+	commands string
 
 	process *exec.Cmd
 	pid     string // inside the world
@@ -55,8 +60,13 @@ func start(t *testing.T, flags ...string) *daemon {
 func (d *daemon) launch(t *testing.T, flags ...string) {
 	t.Helper()
 	pidFile := filepath.Join(d.dir, "pid")
-	args := append([]string{"-c", `echo $$ >"$1"; shift; exec "$@"`, "sh", pidFile, program(t, "lodged"), "--data", d.data, "--run", d.run}, flags...)
+	lodged, env := program(t, "lodged"), os.Environ()
+	if d.commands != "" {
+		lodged, env = mortal(t), append(env, failpoint.Variable+"="+d.commands)
+	}
+	args := append([]string{"-c", `echo $$ >"$1"; shift; exec "$@"`, "sh", pidFile, lodged, "--data", d.data, "--run", d.run}, flags...)
 	d.process = d.command(context.WithoutCancel(t.Context()), "sh", args...)
+	d.process.Env = env
 	stderr, err := d.process.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

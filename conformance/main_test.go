@@ -43,11 +43,24 @@ func run(m *testing.M) int {
 // program builds one of Lodge's commands, once, and gives its path.
 func program(t *testing.T, name string) string {
 	t.Helper()
-	path := filepath.Join(bin, name)
+	return built(t, name, name, buildFlags...)
+}
+
+// mortal is a lodged with fail points. It looks for no data races: it shall begin
+// and die fast.
+func mortal(t *testing.T) string {
+	t.Helper()
+	return built(t, "lodged-mortal", "lodged", "-tags", "failpoints")
+}
+
+// built builds a command under a name of its own, once, and gives its path.
+func built(t *testing.T, as, name string, flags ...string) string {
+	t.Helper()
+	path := filepath.Join(bin, as)
 	if _, err := os.Stat(path); err == nil {
 		return path
 	}
-	args := append([]string{"build", "-o", path}, buildFlags...)
+	args := append([]string{"build", "-o", path}, flags...)
 	build := exec.CommandContext(context.WithoutCancel(t.Context()), "go", append(args, "../cmd/"+name)...)
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("cannot build %s: %v\n%s", name, err, out)

@@ -27,10 +27,14 @@ type saving struct {
 
 func partial(path string) string { return path + ".partial" }
 
-// goOn lets a guest that ran run again.
+// goOn lets a guest that ran run again. One that was paused may have run for a
+// moment (see halt), and is stopped.
 func (s *saving) goOn(ctx context.Context, session *qmp.Session) error {
-	if session == nil || !s.WasRunning {
+	if session == nil {
 		return nil
+	}
+	if !s.WasRunning {
+		return session.Execute(ctx, "stop", nil, nil)
 	}
 	return session.Execute(ctx, "cont", nil, nil)
 }
