@@ -22,7 +22,7 @@ func labCommand() *cobra.Command {
 		Args:  wants(cobra.NoArgs),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(labStartCommand(), labReportCommand(), labStormCommand())
+	c.AddCommand(labStartCommand(), labReportCommand(), labStormCommand(), labRunCommand(), labResumeCommand(), labCleanCommand(), labListCommand(), labImageCommand())
 	return c
 }
 

@@ -54,6 +54,9 @@ func (t *tally) add(i workload.Interval) error {
 		t.first, t.began = i.Start, time.Now().Add(-i.Length)
 	}
 	number := t.window(i.Start.Add(i.Length / 2))
+	if i.Length > t.plan.Measure {
+		number = t.plan.Windows // a load that tells all at once, at its end
+	}
 	if err := t.all.Add(i); err != nil {
 		return err
 	}

@@ -37,7 +37,7 @@ type Disk struct {
 	Cache    string `yaml:"cache"`    // none if nothing is said
 	IO       string `yaml:"io"`       // threads if nothing is said
 	IOThread bool   `yaml:"iothread"`
-	Offset   Size   `yaml:"offset"` // of what is used from the disk's start: 512B is misaligned
+	Use      string `yaml:"use"` // swap, or the path in the guest where a file system on it is mounted; nothing leaves it as it is
 
 	line int
 }
@@ -116,8 +116,11 @@ func (d *Disk) UnmarshalYAML(node *yaml.Node) error {
 	if !isName(d.Name) || d.Name == "root" || d.Name == "usr" {
 		return wrong(d.line, "disk %q: small letters and digits are a name, and root and usr are taken", d.Name)
 	}
-	if d.Size < MiB || d.Offset >= d.Size {
-		return wrong(d.line, "disk %s has %s, used from %s: at least %s are possible", d.Name, d.Size, d.Offset, MiB)
+	if d.Size < MiB {
+		return wrong(d.line, "disk %s has %s: at least %s are possible", d.Name, d.Size, MiB)
+	}
+	if d.Use != "" && d.Use != "swap" && !strings.HasPrefix(d.Use, "/") {
+		return wrong(d.line, "use of disk %s is %q: swap, or a path in the guest", d.Name, d.Use)
 	}
 	for _, one := range []struct {
 		what, value string

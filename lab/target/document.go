@@ -3,9 +3,12 @@ package target
 import (
 	"encoding/xml"
 	"fmt"
-	"strconv"
+	"net/netip"
 	"strings"
+	"sync"
 
+	"github.com/lodge-kvm/lodge/lab/image"
+	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 )
 
@@ -141,17 +144,20 @@ func disk(d scenario.Disk, path, device string, shared bool) string {
 	return text + fmt.Sprintf("      <serial>%s</serial>\n    </disk>\n", d.Name)
 }
 
-// commandLine is what the guest's kernel and the agent in it are told. The first
-// words of the clock spare the guest a calibration that a loaded host spoils.
+// tsc takes a moment to be told.
+var tsc = sync.OnceValue(machine.TSC)
+
+// netBits is how many of an address's are the net's.
+const netBits = 16
+
+// commandLine is what the guest's kernel and the agent in it are told. An emulated
+// guest is spared a calibration of its clock, which a loaded host spoils.
 func (s *Site) commandLine(p plan) string {
-	words := []string{
-		"console=ttyS0", "quiet", "panic=1", "mitigations=off",
-		"lab.name=" + p.name, "lab.ip=" + s.address(p.number) + "/16", "lab.gateway=" + s.address(0),
+	boot := image.Boot{Name: p.name, Nets: []image.Net{{MAC: s.hardware(p.number), Address: netip.PrefixFrom(netip.MustParseAddr(s.address(p.number)), netBits)}}}
+	if s.target.Accelerator != "kvm" {
+		boot.TSC = tsc()
 	}
-	if khz := tscKHz(); khz > 0 && s.target.Accelerator != "kvm" {
-		words = append(words, "tsc_early_khz="+strconv.Itoa(khz), "tsc=reliable", "no_timer_check")
-	}
-	return strings.Join(words, " ")
+	return image.CommandLine(boot)
 }
 
 func escape(text string) string {

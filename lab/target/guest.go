@@ -167,5 +167,9 @@ func (g *Guest) Channel(ctx context.Context) (io.ReadWriteCloser, error) {
 	return channel{stream, conn}, nil
 }
 
+// bootPatience is how long a guest may take until its agent answers: emulated
+// ones are slow, and slower beside others.
+const bootPatience = 5 * time.Minute
+
 // BootPatience is how long to wait for the agent.
 func (g *Guest) BootPatience() time.Duration { return bootPatience }

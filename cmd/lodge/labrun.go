@@ -1,0 +1,209 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lodge-kvm/lodge/lab/campaign"
+	"github.com/lodge-kvm/lodge/lab/experiment"
+	"github.com/lodge-kvm/lodge/lab/image"
+	"github.com/lodge-kvm/lodge/lab/scenario"
+)
+
+// Where the lab keeps things, unless flags say otherwise.
+const (
+	labRuns   = "/var/lib/lodge-lab/runs"
+	labImages = "/var/lib/lodge-lab/images"
+	labFiles  = "/var/lib/lodge-lab/guests"
+)
+
+type runFlags struct {
+	campaign.Options
+	targets []string
+	only    []string
+	runs    string
+}
+
+func (r *runFlags) places(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&r.Images, "images", labImages, "`directory` where guest images are kept")
+	f.StringVar(&r.Files, "files", labFiles, "`directory` for the guests' files, which the daemons can read")
+}
+
+func labRunCommand() *cobra.Command {
+	var r runFlags
+	c := &cobra.Command{
+		Use:   "run SCENARIO",
+		Short: "Run a scenario: guests, loads and what is done to them, measured step by step",
+		Long: `Run a scenario that ships (see lodge lab list) or a file (./own.yaml) on guests
+of the lab's own image at one or more daemons, and keep every value in a
+directory. More daemons are measured in turns, side by side.
+
+All that is made is taken away at the end, and settings of the host that a
+scenario changes are put back. A run that was killed goes on with lodge lab
+resume, or is cleaned up after with lodge lab clean.`,
+		Example: `  lodge lab run tile --profile mini --target lodged=/run/lodge/libvirt-sock
+  lodge lab run block-io --profile mini --only bus=virtio --target a=/run/lodge/libvirt-sock --target b=qemu:///system`,
+		Args: wants(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error { return r.run(c, args[0]) },
+	}
+	f := c.Flags()
+	r.places(c)
+	f.StringVar(&r.Profile, "profile", "paper", "`name` of the scenario's profile")
+	f.StringArrayVar(&r.targets, "target", nil, "`NAME=ADDRESS` of a daemon: its socket's path or a URI; again for each")
+	f.StringArrayVar(&r.only, "only", nil, "`AXIS=VALUE,...`: only the steps with these values; again for each axis")
+	f.BoolVar(&r.Fit, "fit", false, "leave out the steps that do not fit on the host")
+	f.Uint64Var(&r.Seed, "seed", 0, "`number` that the order of arms comes from (default: a new one)")
+	f.StringVar(&r.Dir, "directory", "", "`directory` of the run (default: a new one in "+labRuns+")")
+	return c
+}
+
+func (r *runFlags) run(c *cobra.Command, name string) (err error) {
+	if r.Targets, err = namedTargets(r.targets, nil); err != nil {
+		return err
+	}
+	if r.Only, err = axes(r.only); err != nil {
+		return err
+	}
+	if !c.Flags().Changed("seed") {
+		r.Seed = rand.Uint64()
+	}
+	r.Scenario, r.Version, r.Command = name, version, strings.Join(os.Args, " ")
+	if r.Dir == "" {
+		r.Dir = filepath.Join(labRuns, time.Now().UTC().Format("2006-01-02-150405-")+strings.TrimSuffix(filepath.Base(name), ".yaml"))
+	}
+	r.Say = tell(c.ErrOrStderr())
+	err = campaign.Run(c.Context(), r.Options)
+	fmt.Fprintln(c.OutOrStdout(), r.Dir)
+	return err
+}
+
+// axes reads AXIS=VALUE,VALUE.
+func axes(texts []string) (map[string][]string, error) {
+	all := map[string][]string{}
+	for _, text := range texts {
+		axis, values, ok := strings.Cut(text, "=")
+		if !ok || axis == "" || values == "" {
+			return nil, fmt.Errorf("--only %q wants the form AXIS=VALUE,VALUE", text)
+		}
+		all[axis] = append(all[axis], strings.Split(values, ",")...)
+	}
+	return all, nil
+}
+
+// tell shows how far a run is, a line for each turn.
+func tell(w io.Writer) func(experiment.Progress) {
+	return func(p experiment.Progress) {
+		left := ""
+		if p.Left > 0 {
+			left = ", about " + p.Left.Round(time.Second).String() + " left"
+		}
+		fmt.Fprintf(w, "turn %d of %d: %s, %s, repetition %d%s\n", p.Done+1, p.Turns, p.Turn.Step, p.Turn.Arm, p.Turn.Repetition, left)
+	}
+}
+
+func labResumeCommand() *cobra.Command {
+	var r runFlags
+	c := &cobra.Command{
+		Use:   "resume DIRECTORY",
+		Short: "Go on with a run that was stopped or killed",
+		Args:  wants(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			r.Dir, r.Say = args[0], tell(c.ErrOrStderr())
+			return campaign.Resume(c.Context(), r.Options)
+		},
+	}
+	r.places(c)
+	return c
+}
+
+func labCleanCommand() *cobra.Command {
+	var r runFlags
+	c := &cobra.Command{
+		Use:   "clean DIRECTORY...",
+		Short: "Take away what runs that were killed have left: guests, networks, files, settings",
+		Args:  wants(cobra.MinimumNArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			var all error
+			for _, dir := range args {
+				all = errors.Join(all, campaign.Clean(c.Context(), dir, r.Files))
+			}
+			return all
+		},
+	}
+	r.places(c)
+	return c
+}
+
+func labListCommand() *cobra.Command {
+	var r runFlags
+	c := &cobra.Command{
+		Use:   "list",
+		Short: "List the scenarios that ship, and the runs there are",
+		Args:  wants(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			return list(c.OutOrStdout(), r.runs)
+		},
+	}
+	c.Flags().StringVar(&r.runs, "runs", labRuns, "`directory` of the runs")
+	return c
+}
+
+func list(out io.Writer, root string) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "SCENARIO\tPROFILES\tWHAT")
+	for _, name := range scenario.Names() {
+		s, err := scenario.Shipped(name)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", name, strings.Join(s.Profiles(), " "), s.Title)
+	}
+	runs, err := campaign.List(root)
+	if err != nil {
+		return err
+	}
+	if len(runs) > 0 {
+		fmt.Fprintln(t, "\nRUN\tSCENARIO\tBEGAN\tHOW IT IS")
+	}
+	for _, run := range runs {
+		state := string(run.Outcome)
+		if state == "" {
+			state = "runs, or was killed"
+		}
+		if run.Left {
+			state += "; lodge lab clean takes away what it left"
+		}
+		fmt.Fprintf(t, "%s\t%s %s\t%s\t%s\n", run.Dir, run.Header.Scenario.Name, run.Header.Scenario.Profile, run.Started.Format(time.DateTime), state)
+	}
+	return t.Flush()
+}
+
+func labImageCommand() *cobra.Command {
+	how := image.How{Agent: image.DefaultAgent()}
+	c := &cobra.Command{
+		Use:   "image",
+		Short: "Make the guest that scenarios run in, or find it made",
+		Args:  wants(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			how.Say = func(text string) { fmt.Fprintln(c.ErrOrStderr(), text) }
+			made, err := image.Build(c.Context(), how)
+			if err == nil {
+				fmt.Fprintln(c.OutOrStdout(), made.Digest)
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&how.Cache, "images", labImages, "`directory` where guest images are kept")
+	c.Flags().StringVar(&how.Agent, "agent", how.Agent, "`file` of the agent's static program")
+	return c
+}

@@ -1,0 +1,202 @@
+package site
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/experiment"
+	"github.com/lodge-kvm/lodge/lab/mariadb"
+	"github.com/lodge-kvm/lodge/lab/scenario"
+	"github.com/lodge-kvm/lodge/lab/service"
+	"github.com/lodge-kvm/lodge/lab/session"
+	"github.com/lodge-kvm/lodge/lab/shop"
+	"github.com/lodge-kvm/lodge/lab/target"
+	"github.com/lodge-kvm/lodge/lab/workload"
+)
+
+// setup bounds how long a service may take to come up.
+const setup = 5 * time.Minute
+
+// guest is one that answers.
+type guest struct {
+	*target.Guest
+	spec     experiment.Spec
+	session  *session.Session
+	services []service.Service
+}
+
+func (g *guest) Address() string { return g.Guest.Address }
+
+func (g *guest) Definition() string { return g.XML }
+
+// disks puts those to use that are for something.
+func (g *guest) disks(ctx context.Context) error {
+	for _, d := range g.spec.Disks {
+		var err error
+		switch d.Use {
+		case "":
+		case "swap":
+			err = service.Swap(ctx, g.session, d.Name)
+		default:
+			err = service.Mount(ctx, g.session, d.Name, d.Use)
+		}
+		if err != nil {
+			return fmt.Errorf("cannot use disk %s: %w", d.Name, err)
+		}
+	}
+	return nil
+}
+
+// What Prepare knows beside the services there are.
+const (
+	files = "files" // what every web server of the lab serves
+	pages = "shop"  // the shop's pages
+)
+
+// Prepare sets a service up.
+func (g *guest) Prepare(ctx context.Context, s scenario.Service) error {
+	ctx, stop := context.WithTimeoutCause(ctx, setup, fault.New(fault.Timeout, fault.Agent, "%s is not up after %s", s.Kind, setup))
+	defer stop()
+	switch s.Kind {
+	case files:
+		return service.Files(ctx, g.session)
+	case pages:
+		return g.shop(ctx)
+	}
+	var config json.RawMessage
+	if len(s.Config) > 0 {
+		var err error
+		if config, err = json.Marshal(s.Config); err != nil {
+			return err
+		}
+	}
+	one, err := service.New(s.Kind, config)
+	if err != nil {
+		return err
+	}
+	if err := one.Start(ctx, g.session); err != nil {
+		return err
+	}
+	g.services = append(g.services, one)
+	return nil
+}
+
+// shop puts the shop's pages where the web server finds them, and beside them
+// where the database is: in the same guest.
+func (g *guest) shop(ctx context.Context) error {
+	all, err := shop.Pages()
+	if err != nil {
+		return err
+	}
+	if all[shop.ConfigName], err = shop.Config(mariadb.Server{Address: "unix:" + service.Socket, User: service.Account, Password: service.Word, Database: service.Database}); err != nil {
+		return err
+	}
+	for name, content := range all {
+		if err := g.session.Put(ctx, service.Root+"/shop/"+name, 0o644, bytes.NewReader(content)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Load runs a load, or an errand, to its end.
+func (g *guest) Load(ctx context.Context, kind string, config json.RawMessage, out func(workload.Interval)) error {
+	job, err := g.session.Start(ctx, kind, config)
+	if err != nil {
+		return err
+	}
+	for i := range job.Intervals() {
+		out(i)
+	}
+	_, err = job.Wait(ctx)
+	return err
+}
+
+// Counted tells what all services' own books say.
+func (g *guest) Counted(ctx context.Context) (map[string]int64, error) {
+	all := map[string]int64{}
+	for _, s := range g.services {
+		counts, err := s.Counted(ctx, g.session)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(all, counts)
+	}
+	return all, nil
+}
+
+// Clock reads the guest's.
+func (g *guest) Clock(ctx context.Context) (experiment.Clock, error) {
+	c, err := g.session.Clock(ctx)
+	return experiment.Clock{At: c.At, Up: c.Up}, err
+}
+
+// Counters are what the guest's kernel has counted.
+func (g *guest) Counters(ctx context.Context) (map[string]float64, error) {
+	u, err := g.session.Sample(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]float64{
+		"cpus": float64(u.CPUs), "load": u.Load,
+		"cpu_user_s": u.CPU.User.Seconds(), "cpu_system_s": u.CPU.System.Seconds(), "cpu_idle_s": u.CPU.Idle.Seconds(),
+		"cpu_iowait_s": u.CPU.Wait.Seconds(), "cpu_steal_s": u.CPU.Steal.Seconds(),
+		"memory_available_bytes": float64(u.Memory.Available), "memory_total_bytes": float64(u.Memory.Total), "swap_used_bytes": float64(u.Memory.Swap),
+	}
+	for _, d := range u.Disks {
+		all["disk_read_bytes"] += float64(d.ReadBytes)
+		all["disk_written_bytes"] += float64(d.WrittenBytes)
+	}
+	for _, n := range u.Nets {
+		all["net_in_bytes"] += float64(n.InBytes)
+		all["net_out_bytes"] += float64(n.OutBytes)
+	}
+	return all, nil
+}
+
+// Change does what an event says, and for processors waits until the guest uses
+// them.
+func (g *guest) Change(ctx context.Context, e scenario.Event) error {
+	if err := g.Guest.Change(ctx, e); err != nil {
+		return unavailable(err)
+	}
+	if e.Do != scenario.DoVCPUs {
+		return nil
+	}
+	ctx, stop := context.WithTimeoutCause(ctx, setup, fault.New(fault.Timeout, fault.Agent, "the guest does not use the new processors after %s", setup))
+	defer stop()
+	text, err := g.session.Run(ctx, "sh", "-c", online, "sh", strings.TrimSpace(e.To))
+	if err == nil && strings.TrimSpace(text) != strings.TrimSpace(e.To) {
+		err = fault.New(fault.Failed, fault.Agent, "the guest uses %s processors, not %s", strings.TrimSpace(text), e.To)
+	}
+	return err
+}
+
+// online puts processors to use as they come, until there are as many as wanted:
+// Debian has udev for that, and guests of the lab have none.
+const online = `
+	for try in $(seq 600); do
+		for f in /sys/devices/system/cpu/cpu[0-9]*/online; do
+			[ "$(cat "$f" 2>/dev/null)" = 0 ] && echo 1 >"$f" 2>/dev/null
+		done
+		n=$(getconf _NPROCESSORS_ONLN)
+		[ "$n" = "$1" ] && break
+		sleep 0.1
+	done
+	echo "$n"`
+
+// Close destroys the guest with its disks.
+func (g *guest) Close(ctx context.Context) error {
+	var err error
+	if g.session != nil {
+		err = g.session.Close()
+	}
+	return errors.Join(err, g.Stop(ctx))
+}

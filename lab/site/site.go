@@ -1,0 +1,128 @@
+// Package site is where a run's guests live at a real daemon: guests of target,
+// steered by session, with what service sets up in them. It is what package
+// experiment drives.
+//
+// What belongs here: how these fit together. What does not: any of what they do.
+package site
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/experiment"
+	"github.com/lodge-kvm/lodge/lab/image"
+	"github.com/lodge-kvm/lodge/lab/machine"
+	"github.com/lodge-kvm/lodge/lab/record"
+	"github.com/lodge-kvm/lodge/lab/scenario"
+	"github.com/lodge-kvm/lodge/lab/session"
+	"github.com/lodge-kvm/lodge/lab/target"
+)
+
+// Site is a daemon, with the image that its guests boot and the directory for
+// their files.
+type Site struct {
+	target *target.Target
+	image  image.Image
+	dir    string
+	open   *target.Site
+}
+
+// New makes a site of a daemon that is connected to.
+func New(t *target.Target, i image.Image, dir string) *Site {
+	return &Site{target: t, image: i, dir: dir}
+}
+
+// Describe says what it is.
+func (s *Site) Describe() record.Target { return s.target.Target }
+
+// Room is what there is for guests, if the daemon's host is this one.
+func (s *Site) Room() (experiment.Room, error) {
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return experiment.Room{}, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a directory for the guests' files")
+	}
+	var disk unix.Statfs_t
+	if err := unix.Statfs(s.dir, &disk); err != nil {
+		return experiment.Room{}, fault.Wrap(err, fault.Failed, fault.Host, "cannot tell how much of %s is free", s.dir)
+	}
+	return experiment.Room{
+		Memory:     scenario.Size((machine.Machine{Root: "/"}).Memory("MemAvailable")),
+		Disk:       scenario.Size(disk.Bavail) * scenario.Size(disk.Bsize),
+		Processors: s.target.Processors(),
+		Translated: s.target.Accelerator != "kvm",
+	}, nil
+}
+
+// Open makes the run's network and pools.
+func (s *Site) Open(ctx context.Context, run string) (err error) {
+	s.open, err = s.target.Open(ctx, run, s.dir, target.Image{Kernel: s.image.Kernel, Initrd: s.image.Initrd, Usr: s.image.Usr, Root: s.image.Root})
+	return err
+}
+
+// Close takes away what Open made.
+func (s *Site) Close(ctx context.Context) error {
+	if s.open == nil {
+		return nil
+	}
+	err := s.open.Close(ctx)
+	s.open = nil
+	return err
+}
+
+// Clean takes away what a run that was killed has left at a daemon.
+func Clean(ctx context.Context, t *target.Target, run, dir string) error {
+	if run == "" || filepath.Base(run) != run {
+		return fault.New(fault.Invalid, fault.Host, "%q is no name of a run", run)
+	}
+	return errors.Join(t.Sweep(ctx, run), os.RemoveAll(filepath.Join(dir, run)))
+}
+
+// Boot starts a guest and waits for its agent.
+func (s *Site) Boot(ctx context.Context, spec experiment.Spec) (experiment.Guest, error) {
+	started, err := s.open.Start(ctx, spec.Name, spec.Number, spec.Tile, spec.Guest)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	g := &guest{Guest: started, spec: spec}
+	if err := g.meet(ctx); err != nil {
+		err = fmt.Errorf("%w%s", err, g.state(ctx))
+		return nil, errors.Join(err, started.Stop(context.WithoutCancel(ctx)))
+	}
+	return g, nil
+}
+
+// meet opens the conversation and puts the disks to use.
+func (g *guest) meet(ctx context.Context) error {
+	ctx, stop := context.WithTimeoutCause(ctx, g.BootPatience(), fault.New(fault.Timeout, fault.Agent, "no answer within %s", g.BootPatience()))
+	defer stop()
+	line, err := g.Channel(ctx)
+	if err != nil {
+		return err
+	}
+	if g.session, err = session.Open(ctx, line); err != nil {
+		return err
+	}
+	return g.disks(ctx)
+}
+
+// state says more of a guest whose agent does not answer.
+func (g *guest) state(ctx context.Context) string {
+	running, err := g.Running(context.WithoutCancel(ctx))
+	if err == nil && !running {
+		return "; it does not run any more"
+	}
+	return ""
+}
+
+// unavailable turns what a daemon does not do into experiment's words.
+func unavailable(err error) error {
+	if skipped, ok := errors.AsType[*target.Skipped](err); ok {
+		return &experiment.Unavailable{Reason: skipped.Reason}
+	}
+	return err
+}
