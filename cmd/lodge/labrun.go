@@ -183,7 +183,7 @@ func list(out io.Writer, root string) error {
 		if run.Left {
 			state += "; lodge lab clean takes away what it left"
 		}
-		fmt.Fprintf(t, "%s\t%s %s\t%s\t%s\n", run.Dir, run.Header.Scenario.Name, run.Header.Scenario.Profile, run.Started.Format(time.DateTime), state)
+		fmt.Fprintf(t, "%s\t%s %s\t%s\t%s\n", run.Dir, run.Scenario.Name, run.Scenario.Profile, run.Started.Format(time.DateTime), state)
 	}
 	return t.Flush()
 }

@@ -3,7 +3,6 @@ package campaign
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -29,7 +28,7 @@ func weather(ctx context.Context, o Options, s *scenario.Scenario, w *scenario.S
 	}
 	run, err := storm.Do(ctx, storm.Options{
 		Targets: o.Targets, Plan: plan, Repeats: w.Repeats, Clients: w.Clients, Patience: w.Patience, Window: w.Window,
-		Seed: o.Seed, Directory: o.Files, Command: o.Command, Version: o.Version, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Seed: o.Seed, Directory: o.Files, Command: o.Command, Version: o.Version, Log: slog.New(slog.DiscardHandler),
 	})
 	if run == nil {
 		return err
