@@ -110,3 +110,18 @@ type Answer struct {
 	Kind   string `json:"kind,omitempty"`
 	Result any    `json:"result,omitempty"`
 }
+
+// Outside is what the agent is told, as its only argument after "outside", when it
+// is to answer outside of a guest: from the place where a guest's disks would be,
+// on the connection that it is given as its fourth file.
+type Outside struct {
+	Name string `json:"name"`
+	Root string `json:"root"` // a file system of its own
+	Usr  string `json:"usr"`  // shared, read-only
+	At   string `json:"at"`   // an empty folder to mount them at
+	CPUs []int  `json:"cpus,omitempty"`
+	Net  string `json:"net"` // "MAC@ADDRESS/BITS", as in a guest's lab.net
+}
+
+// OutsideFile is the number of that file.
+const OutsideFile = 3

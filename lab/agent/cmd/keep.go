@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keep runs this program once more, reaps everything that ends, and returns when
-// that child has. On a signal it calls stop with what the signal asks for.
-func keep(args []string, stop func(how int)) error {
+// keep runs this program once more, with more files than the first three, reaps
+// everything that ends, and returns when that child has. On a signal it calls stop with what the signal asks for.
+func keep(args []string, more []uintptr, stop func(how int)) error {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGUSR2)
 	child, err := syscall.ForkExec("/proc/self/exe", append([]string{"lodge-lab-agent"}, args...), &syscall.ProcAttr{
-		Dir: "/", Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
+		Dir: "/", Files: append([]uintptr{0, 1, 2}, more...), Sys: &syscall.SysProcAttr{Setsid: true},
 		Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8"},
 	})
 	if err != nil {

@@ -2,8 +2,8 @@
 // process of a guest: it mounts the guest's disks, gives it its addresses, starts
 // itself once more to answer the host, and reaps what others leave behind.
 //
-//	agent                 the first process of a guest
-//	agent outside SOCKET  the first process of a PID name space: answers on a socket
+//	agent               the first process of a guest
+//	agent outside HOW   the first process of a PID name space, outside of a guest
 //
 // Answering is a process of its own, because only that may wait for children that
 // it knows: the first process waits for all.
@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/lab/agent"
+	"github.com/lodge-kvm/lodge/lab/wire"
 )
 
 func main() {
@@ -28,8 +29,9 @@ func main() {
 		outside(args[1])
 	case len(args) == 1 && args[0] == "answer":
 		answer()
-	case len(args) == 2 && args[0] == "listen":
-		if err := agent.Listen(context.Background(), args[1]); err != nil {
+	case len(args) == 1 && args[0] == "answer-outside":
+		conn := os.NewFile(wire.OutsideFile, "host")
+		if err := (&agent.Agent{}).Serve(context.Background(), conn); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -45,17 +47,9 @@ func guest() {
 		say("cannot boot: %v", err)
 		end(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	}
-	why := keep([]string{"answer"}, func(how int) { end(how) })
+	why := keep([]string{"answer"}, nil, end)
 	say("the agent has ended: %v", why)
 	end(unix.LINUX_REBOOT_CMD_POWER_OFF)
-}
-
-// outside ends with the agent, and the kernel then ends all of its name space.
-func outside(socket string) {
-	if err := keep([]string{"listen", socket}, func(int) { os.Exit(0) }); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
 }
 
 // say writes one line to the kernel's console.
