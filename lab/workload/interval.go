@@ -153,11 +153,14 @@ func (t *Total) Add(i Interval) error {
 	return nil
 }
 
-// All is the sum over the operations.
+// All is the sum over the operations that a server would count, too: without
+// OpCycle, whose pages are counted one by one, OpUndone and OpSetup.
 func (t Total) All() Count {
 	var all Count
 	for _, name := range slices.Sorted(maps.Keys(t.Ops)) {
-		all.add(t.Ops[name])
+		if name != OpCycle && name != OpUndone && name != OpSetup {
+			all.add(t.Ops[name])
+		}
 	}
 	return all
 }

@@ -60,6 +60,15 @@ func TestTotalsAddUpAndKeepToThemselves(t *testing.T) {
 	}
 }
 
+// What stands for other operations is not counted beside them: the sum is held
+// against the servers' own logs.
+func TestTheSumIsOfWhatAServerCounts(t *testing.T) {
+	total := Total{Ops: map[string]Count{"login": {Done: 3}, "purchase": {Done: 2, Errors: 1}, OpCycle: {Done: 2, Errors: 1}, OpUndone: {Done: 5}, OpSetup: {Done: 7, Bytes: 9}}}
+	if all := total.All(); all.Done != 5 || all.Errors != 1 || all.Bytes != 0 {
+		t.Errorf("%+v", all)
+	}
+}
+
 func TestIntervalsThatCannotBeAreRefused(t *testing.T) {
 	one, err := json.Marshal(counted(time.Second))
 	if err != nil {
