@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"log/slog"
@@ -44,6 +45,8 @@ type client struct {
 	stopRead context.CancelCauseFunc
 	calls    context.Context // of its calls, which do not end with it; has its turns
 
+	afar    *Listener // of a client from another host; nil: a unix socket's
+	tls     *tls.Conn // conn, where it is one
 	out     chan *outgoing
 	work    sync.WaitGroup
 	running chan struct{} // a place for each ordinary call that may run at a time
@@ -76,6 +79,9 @@ func newClient(s *Server, conn net.Conn, readOnly bool) *client {
 // serve runs the connection to its end. Calls that outlive it hold serve up,
 // so that the bound on connections bounds them too.
 func (c *client) serve() {
+	if !c.secure() {
+		return
+	}
 	closing := context.AfterFunc(c.life, func() { _ = c.conn.Close() })
 	greeting := time.AfterFunc(c.server.limits.handshake, func() {
 		if !c.session.authenticated() {

@@ -64,7 +64,9 @@ func (h *handlers) connectSupportsFeature(_ context.Context, s *session, args *x
 	switch args.Feature {
 	case featureKeepalive:
 		s.client.alive.watchOver(s.client.end)
-	case featureFDs, featureTypedStrings, featureEventCallbacks, featureCloseCallback, featureNetworkArgument:
+	case featureFDs:
+		return &xdr.ConnectSupportsFeatureRet{Supported: s.client.afar == nil}, nil
+	case featureTypedStrings, featureEventCallbacks, featureCloseCallback, featureNetworkArgument:
 	default:
 		return &xdr.ConnectSupportsFeatureRet{}, nil
 	}

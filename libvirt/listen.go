@@ -1,10 +1,18 @@
 package libvirt
 
-import "net"
+import (
+	"net"
+
+	"github.com/lodge-kvm/lodge/socket"
+)
 
 // Listener is a socket that clients connect to. What comes in by a read-only
 // one may change nothing.
 type Listener struct {
 	net.Listener
 	ReadOnly bool
+	// Certificates say who comes from other hosts; nil: the listener is a unix socket.
+	Certificates *socket.Certificates
+	// Allow are the subjects that may come in, as globs, where there are no rules; none: whoever has a certificate.
+	Allow []string
 }

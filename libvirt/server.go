@@ -48,6 +48,7 @@ type Config struct {
 // limits bound what one client or one socket may hold. Times are those after
 // which somebody is given up.
 type limits struct {
+	shaking   int // connections of other hosts that have not shown their certificates yet; more are closed
 	clients   int // connections at a time on one socket; more wait to be accepted
 	each      int // of them that one user may have, or one process of root's; more are closed
 	calls     int // in flight on one connection, those that wait for a place included
@@ -71,7 +72,7 @@ func (limits) intake(readOnly bool) int {
 
 func defaultLimits() limits {
 	return limits{
-		clients: 4096, each: 2048, calls: 256, running: 32, streams: 64, queue: 32, memory: 256 << 20,
+		shaking: 64, clients: 4096, each: 2048, calls: 256, running: 32, streams: 64, queue: 32, memory: 256 << 20,
 		handshake: 30 * time.Second, patience: 30 * time.Second, stall: 60 * time.Second, grace: 5 * time.Second,
 	}
 }
@@ -98,6 +99,7 @@ type Server struct {
 	mu      sync.Mutex
 	clients map[*client]struct{}
 	owners  map[owner]int  // connections
+	shaking chan struct{}  // a place for each handshake under way
 	gone    sync.WaitGroup // the clients
 }
 
@@ -116,6 +118,7 @@ func New(c Config) *Server {
 		turns:   turnstile.New(max(runtime.GOMAXPROCS(0)-1, 1)),
 		clients: map[*client]struct{}{},
 		owners:  map[owner]int{},
+		shaking: make(chan struct{}, defaultLimits().shaking),
 	}
 	s.memory.held = map[*client]int{}
 	s.calls, s.stopCalls = context.WithCancelCause(context.Background())
@@ -178,6 +181,9 @@ func (s *Server) accept(ctx context.Context, l Listener) error {
 			continue
 		}
 		c := newClient(s, conn, l.ReadOnly)
+		if l.Certificates != nil {
+			c.fromAfar(l)
+		}
 		if !s.add(c) {
 			s.log.Warn("a client has too many connections and gets no more", "socket", l.Addr(), "pid", c.session.peer.PID, "uid", c.session.peer.UID)
 			c.end(errCrowd)
@@ -220,8 +226,17 @@ func pause(ctx context.Context, d time.Duration) bool {
 // owner is who answers for a connection: a user, and of root, who runs services
 // for others, the process.
 type owner struct {
-	uid uint32
-	pid int32
+	uid  uint32
+	pid  int32
+	host string // where it comes from; empty: from here
+}
+
+func (c *client) owner() owner {
+	if c.afar != nil {
+		host, _, _ := net.SplitHostPort(c.conn.RemoteAddr().String())
+		return owner{host: host}
+	}
+	return ownerOf(c.session.peer)
 }
 
 func ownerOf(p socket.Peer) owner {
@@ -235,7 +250,7 @@ func ownerOf(p socket.Peer) owner {
 func (s *Server) add(c *client) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	who := ownerOf(c.session.peer)
+	who := c.owner()
 	if s.owners[who] >= s.limits.each {
 		return false
 	}
@@ -248,7 +263,7 @@ func (s *Server) add(c *client) bool {
 func (s *Server) remove(c *client) {
 	s.mu.Lock()
 	delete(s.clients, c)
-	who := ownerOf(c.session.peer)
+	who := c.owner()
 	if s.owners[who]--; s.owners[who] == 0 {
 		delete(s.owners, who)
 	}

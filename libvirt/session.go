@@ -138,7 +138,10 @@ func (s *session) admit() error {
 		return nil
 	}
 	gate := s.client.server.gate
-	err := s.peer.Admit(s.readOnly || gate.Ruled(), s.client.server.groups)
+	var err error
+	if s.identity.Local { // else its certificate has let it in
+		err = s.peer.Admit(s.readOnly || gate.Ruled(), s.client.server.groups)
+	}
 	if err == nil {
 		err = gate.Admit(s.identity)
 	}

@@ -1,5 +1,5 @@
 // Package socket is how the daemon's clients come in: it listens on unix
-// sockets, and tells who is at the other end as the kernel knows it. What
+// sockets, and tells who is at the other end as the kernel or a certificate says. What
 // belongs here: the sockets' files, their modes, peers and who may come in. What
 // does not: what is spoken on a connection.
 package socket

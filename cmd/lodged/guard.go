@@ -5,14 +5,17 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/libvirt"
+	"github.com/lodge-kvm/lodge/socket"
 )
 
 // guard opens what says who may do what, and what notes who did.
@@ -39,9 +42,27 @@ func (o *options) rules() string {
 	return defaultAccess
 }
 
+// listenAfar adds the listener for other hosts, if one is asked for, and gives
+// the certificates that it goes by.
+func (o *options) listenAfar(ctx context.Context, listeners *[]libvirt.Listener) (*socket.Certificates, error) {
+	if o.tls == "" {
+		return nil, nil
+	}
+	certificates, err := socket.OpenCertificates(o.pki)
+	if err != nil {
+		return nil, err
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", o.tls)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot listen on %s", o.tls)
+	}
+	*listeners = append(*listeners, libvirt.Listener{Listener: l, Certificates: certificates, Allow: o.tlsAllow})
+	return certificates, nil
+}
+
 // heed reads what an administrator may have changed when SIGHUP comes. What is
 // wrong then leaves what was.
-func heed(ctx context.Context, log *slog.Logger, gate *access.Gate, audit *access.Audit) {
+func heed(ctx context.Context, log *slog.Logger, gate *access.Gate, audit *access.Audit, certificates *socket.Certificates) {
 	hangUps := make(chan os.Signal, 1)
 	signal.Notify(hangUps, unix.SIGHUP)
 	defer signal.Stop(hangUps)
@@ -51,6 +72,14 @@ func heed(ctx context.Context, log *slog.Logger, gate *access.Gate, audit *acces
 			audit.Reopen()
 			if err := gate.Reload(); err != nil {
 				log.Error("the rules of access stay as they were", "error", err)
+			}
+			if certificates == nil {
+				continue
+			}
+			if err := certificates.Reload(); err != nil {
+				log.Error("the certificates stay as they were", "error", err)
+			} else {
+				log.Info("the certificates were read anew")
 			}
 		case <-ctx.Done():
 			return

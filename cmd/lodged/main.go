@@ -61,6 +61,9 @@ func command() *cobra.Command {
 	f.StringVar(&o.audit, "audit", "", "`file` that gets the audit's lines beside the log")
 	f.StringVar(&o.isolation, "isolation", "on", "`on` runs each guest's QEMU as a user of its own, in a chamber of its own; off, for debugging, as this daemon")
 	f.StringVar(&o.users, "guest-users", "", "`FIRST-LAST` of the user numbers that guests run as; the default lies in a range that nobody else uses")
+	f.StringVar(&o.tls, "tls", "", "`address` that clients of other hosts connect to with certificates, such as :16514; empty: there is none")
+	f.StringVar(&o.pki, "pki", "/etc/pki", "`directory` of the certificates, as libvirt lays it out: CA/cacert.pem, CA/cacrl.pem, libvirt/servercert.pem, libvirt/private/serverkey.pem")
+	f.StringArrayVar(&o.tlsAllow, "tls-allow", nil, "`glob` of a certificate's subject that may come in where there are no rules of access; may be repeated; none: whoever has a certificate")
 	f.StringVar(&o.level, "log-level", "info", "least `level` that is logged: debug, info, warn, error")
 	return c
 }
@@ -78,8 +81,9 @@ const defaultPrepared = 8
 
 type options struct {
 	data, run, emulator, group, level string
-	access, audit                     string
 	isolation, users                  string
+	access, audit, tls, pki           string
+	tlsAllow                          []string
 	libvirtSockets                    bool
 	prepared                          int
 }

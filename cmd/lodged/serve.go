@@ -55,6 +55,10 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	certificates, err := o.listenAfar(ctx, &listeners)
+	if err != nil {
+		return err
+	}
 	own, err := socket.Listen(ctx, socket.Place{Path: filepath.Join(o.run, "lodge.sock"), GID: o.gid(), Everybody: gate.Ruled()})
 	if err != nil {
 		return err
@@ -65,7 +69,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Gate: gate, Audit: audit,
 	})
 	served, ctx := errgroup.WithContext(ctx)
-	served.Go(func() error { heed(ctx, log, gate, audit); return nil })
+	served.Go(func() error { heed(ctx, log, gate, audit, certificates); return nil })
 	served.Go(func() error { return server.Serve(ctx, listeners...) })
 	served.Go(func() error { return sets.Serve(ctx, own) })
 	fmt.Fprintln(os.Stderr, "ready")

@@ -1,0 +1,160 @@
+package conformance
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// authority signs certificates for a test.
+type authority struct {
+	t      *testing.T
+	key    *ecdsa.PrivateKey
+	self   *x509.Certificate
+	serial int64
+}
+
+func newAuthority(t *testing.T, name string) *authority {
+	a := &authority{t: t, serial: 1}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.key = key
+	a.self = &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, a.self, a.self, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.self, err = x509.ParseCertificate(der); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// save writes blocks into a file, whose folder it makes.
+func (a *authority) save(path, kind string, blocks ...[]byte) {
+	a.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		a.t.Fatal(err)
+	}
+	var text []byte
+	for _, der := range blocks {
+		text = append(text, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})...)
+	}
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// issue makes a certificate and its key, and gives its number.
+func (a *authority) issue(subject pkix.Name, certificate, key string) int64 {
+	a.t.Helper()
+	a.serial++
+	secret, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(a.serial), Subject: subject, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}, a.self, &secret.PublicKey, a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.save(certificate, "CERTIFICATE", der)
+	if der, err = x509.MarshalPKCS8PrivateKey(secret); err != nil {
+		a.t.Fatal(err)
+	}
+	a.save(key, "PRIVATE KEY", der)
+	return a.serial
+}
+
+// client makes a folder of a client's certificate, as virsh wants it. virsh trusts
+// the client's own authority too, or it would not even try.
+func (a *authority) client(trusts *authority, subject pkix.Name) (folder string, serial int64) {
+	a.t.Helper()
+	folder = a.t.TempDir()
+	serial = a.issue(subject, filepath.Join(folder, "clientcert.pem"), filepath.Join(folder, "clientkey.pem"))
+	a.save(filepath.Join(folder, "cacert.pem"), "CERTIFICATE", trusts.self.Raw, a.self.Raw)
+	return folder, serial
+}
+
+// revoke writes a list of certificates that were taken back.
+func (a *authority) revoke(path string, serial int64) {
+	a.t.Helper()
+	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+		Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Hour), NextUpdate: time.Now().Add(time.Hour),
+		RevokedCertificateEntries: []x509.RevocationListEntry{{SerialNumber: big.NewInt(serial), RevocationTime: time.Now()}},
+	}, a.self, a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.save(path, "X509 CRL", der)
+}
+
+// TestClientsOfOtherHosts has virsh come in with certificates, as it does from
+// another host: good ones, others', ones that were taken back, and none at all.
+func TestClientsOfOtherHosts(t *testing.T) {
+	needs(t)
+	pki := t.TempDir()
+	ca, stranger := newAuthority(t, "Lodge's tests"), newAuthority(t, "Somebody else")
+	ca.save(filepath.Join(pki, "CA/cacert.pem"), "CERTIFICATE", ca.self.Raw)
+	ca.issue(pkix.Name{CommonName: "localhost"}, filepath.Join(pki, "libvirt/servercert.pem"), filepath.Join(pki, "libvirt/private/serverkey.pem"))
+	rules := filepath.Join(pki, "access.yaml")
+	if err := os.WriteFile(rules, []byte("version: 1\nrules:\n  - {name: afar, who: 'dn:CN=alice,O=Ops', may: [read, start], guests: 'far-*'}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := start(t, "--tls", "127.0.0.1:16514", "--pki", pki, "--access", rules)
+	d.define(t, shape{name: "far-1"})
+	d.define(t, shape{name: "near-1"})
+	virsh := func(folder string, args ...string) (string, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		out, err := d.command(ctx, "virsh", append([]string{"-q", "-c", "qemu+tls://localhost/system?pkipath=" + folder}, args...)...).CombinedOutput()
+		return strings.TrimSpace(string(out)), err
+	}
+	alice, number := ca.client(ca, pkix.Name{CommonName: "alice", Organization: []string{"Ops"}})
+	if out, err := virsh(alice, "list", "--all", "--name"); err != nil || out != "far-1" {
+		t.Errorf("alice sees %q, %v", out, err)
+	}
+	if out, err := virsh(alice, "start", "--paused", "far-1"); err != nil {
+		t.Errorf("alice may not start: %s", out)
+	}
+	if out, err := virsh(alice, "destroy", "far-1"); err == nil || !strings.Contains(out, "access denied") {
+		t.Errorf("alice destroys: %q, %v", out, err)
+	}
+	bob, _ := ca.client(ca, pkix.Name{CommonName: "bob", Organization: []string{"Ops"}})
+	misled, _ := ca.client(ca, pkix.Name{CommonName: "alice,O=Ops"})
+	eve, _ := stranger.client(ca, pkix.Name{CommonName: "alice", Organization: []string{"Ops"}})
+	for who, folder := range map[string]string{"bob": bob, "a subject with marks": misled, "another authority": eve} {
+		if out, err := virsh(folder, "list"); err == nil {
+			t.Errorf("%s comes in: %q", who, out)
+		}
+	}
+	if d.says(`dn="CN=alice,O=Ops"`) == 0 || d.says("call=TLS verb=open result=denied") == 0 {
+		t.Error("the audit has nothing of them")
+	}
+	ca.revoke(filepath.Join(pki, "CA/cacrl.pem"), number)
+	d.output(t, "kill", "-HUP", d.pid)
+	eventually(t, "the certificates to be read anew", func() bool { return d.says("the certificates were read anew") > 0 })
+	if out, err := virsh(alice, "list"); err == nil {
+		t.Errorf("alice comes in with what was taken back: %q", out)
+	}
+	d.virsh(t, "list")
+}
