@@ -102,7 +102,7 @@ func meet(t *testing.T, c *Certificates, client func(net.Conn)) (string, error) 
 // speak is a client of some versions of the protocol.
 func speak(config *tls.Config) func(net.Conn) {
 	return func(conn net.Conn) {
-		_ = tls.Client(conn, config).Handshake() // the host's end says what came of it
+		_ = tls.Client(conn, config).HandshakeContext(context.Background()) // the host's end says what came of it
 		_ = conn.Close()
 	}
 }
