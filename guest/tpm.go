@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
 )
 
 // startTPMs starts a software TPM for every emulated one of the guest. It ends
@@ -60,7 +61,12 @@ func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket
 	// With --daemon the program returns when its socket is there.
 	c := exec.CommandContext(ctx, program, args...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if out, err := c.CombinedOutput(); err != nil {
+	var out []byte
+	err = kernel.Confined(nil, func() (err error) { // its files are its own user's
+		out, err = c.CombinedOutput()
+		return err
+	})
+	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot start the TPM emulator: %s", strings.TrimSpace(string(out)))
 	}
 	failpoint.Reach("launch.tpm")

@@ -14,8 +14,11 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
 )
 
 // DnsmasqFiles are the files of one dnsmasq. All live in one folder and begin
@@ -83,6 +86,13 @@ func StartDnsmasq(ctx context.Context, f DnsmasqFiles, c DnsmasqContent) (*Dnsma
 	return d, fault.Wrap(err, fault.Failed, fault.Host, "dnsmasq ended as soon as it was started")
 }
 
+// dnsmasqCapabilities are what it needs until it becomes its own user, of which it
+// keeps those about the network: files of that user are opened before.
+var dnsmasqCapabilities = []uintptr{
+	unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_SETGID, unix.CAP_SETUID,
+	unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_NET_BIND_SERVICE,
+}
+
 // runDnsmasq runs the program until it has put itself in the background.
 func runDnsmasq(ctx context.Context, program, config string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, dnsmasqStart,
@@ -95,7 +105,7 @@ func runDnsmasq(ctx context.Context, program, config string) error {
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.WaitDelay = time.Second
-	err := cmd.Run()
+	err := kernel.Confined(dnsmasqCapabilities, cmd.Run)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

@@ -45,6 +45,11 @@ func TestDnsmasqIsAdoptedAndStopped(t *testing.T) {
 	d, err := StartDnsmasq(within10s(t), f, c)
 	ok(t, err)
 	p := d.Process()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
+	ok(t, err)
+	if !strings.Contains(string(status), "NoNewPrivs:\t1") || strings.Contains(string(status), "CapBnd:\t000001ff") {
+		t.Errorf("dnsmasq may gain privileges, or has all capabilities:\n%s", status)
+	}
 	d.Release() // as when the daemon ends
 
 	if _, err := AdoptDnsmasq(f, &Process{PID: p.PID, Started: p.Started + 1}); err == nil {
