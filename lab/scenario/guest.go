@@ -32,7 +32,6 @@ type Disk struct {
 	Size     Size   `yaml:"size"`
 	Bus      string `yaml:"bus"`      // virtio if nothing is said
 	Format   string `yaml:"format"`   // raw if nothing is said
-	Store    string `yaml:"store"`    // file, or block: a device over that file
 	Allocate string `yaml:"allocate"` // thin, or full
 	Cache    string `yaml:"cache"`    // none if nothing is said
 	IO       string `yaml:"io"`       // threads if nothing is said
@@ -109,7 +108,7 @@ func (g *Guest) checkDisks() error {
 // UnmarshalYAML reads a disk.
 func (d *Disk) UnmarshalYAML(node *yaml.Node) error {
 	type fields Disk
-	*d = Disk{Bus: "virtio", Format: "raw", Store: "file", Allocate: "thin", Cache: "none", IO: "threads", line: node.Line}
+	*d = Disk{Bus: "virtio", Format: "raw", Allocate: "thin", Cache: "none", IO: "threads", line: node.Line}
 	if err := strict(node, (*fields)(d)); err != nil {
 		return err
 	}
@@ -128,7 +127,6 @@ func (d *Disk) UnmarshalYAML(node *yaml.Node) error {
 	}{
 		{"bus", d.Bus, []string{"virtio", "scsi", "ide", "sata"}},
 		{"format", d.Format, []string{"raw", "qcow2"}},
-		{"store", d.Store, []string{"file", "block"}},
 		{"allocate", d.Allocate, []string{"thin", "full"}},
 		{"cache", d.Cache, []string{"none", "writethrough", "writeback", "directsync", "unsafe"}},
 		{"io", d.IO, []string{"threads", "native", "io_uring"}},

@@ -88,11 +88,6 @@ type Event struct {
 	Do    string        `yaml:"do"`
 	Guest string        `yaml:"guest"` // the role; of every tile
 	To    string        `yaml:"to"`    // processors or memory to reach
-	// Of a migration: MiB/s, 0 for no cap; and whether processors are slowed or
-	// memory is fetched afterwards where it would not end.
-	Bandwidth uint64 `yaml:"bandwidth"`
-	Converge  bool   `yaml:"converge"`
-	Postcopy  bool   `yaml:"postcopy"`
 
 	line int
 }
@@ -102,7 +97,6 @@ const (
 	DoVCPUs   = "vcpus"   // add or take processors
 	DoMemory  = "memory"  // add memory, as a DIMM
 	DoBalloon = "balloon" // have the guest give memory back, or take it
-	DoMigrate = "migrate" // move it to the second target
 )
 
 // UnmarshalYAML reads an event.
@@ -112,13 +106,13 @@ func (e *Event) UnmarshalYAML(node *yaml.Node) error {
 	if err := strict(node, (*fields)(e)); err != nil {
 		return err
 	}
-	if err := oneOf(e.line, "do", e.Do, DoVCPUs, DoMemory, DoBalloon, DoMigrate); err != nil {
+	if err := oneOf(e.line, "do", e.Do, DoVCPUs, DoMemory, DoBalloon); err != nil {
 		return err
 	}
 	if e.Guest == "" || e.At < 0 {
 		return wrong(e.line, "an event wants at and guest")
 	}
-	if e.Do != DoMigrate && e.To == "" {
+	if e.To == "" {
 		return wrong(e.line, "%s wants to: what to reach", e.Do)
 	}
 	return nil

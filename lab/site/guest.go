@@ -45,13 +45,24 @@ func (g *guest) disks(ctx context.Context) error {
 		case "swap":
 			err = service.Swap(ctx, g.session, d.Name)
 		default:
-			err = service.Mount(ctx, g.session, d.Name, d.Use)
+			err = g.mount(ctx, d.Name, d.Use)
 		}
 		if err != nil {
 			return fmt.Errorf("cannot use disk %s: %w", d.Name, err)
 		}
 	}
 	return nil
+}
+
+// mount puts a file system on a disk where the image has a directory, with what
+// that holds: a database begins with the distribution's own tables.
+func (g *guest) mount(ctx context.Context, disk, path string) error {
+	aside := "/mnt/" + disk
+	if err := service.Mount(ctx, g.session, disk, aside); err != nil {
+		return err
+	}
+	_, err := g.session.Run(ctx, "sh", "-ec", `mkdir -p "$2"; cp -a "$2/." "$1/"; mount --bind "$1" "$2"`, "sh", aside, path)
+	return err
 }
 
 // What Prepare knows beside the services there are.

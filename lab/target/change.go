@@ -49,5 +49,5 @@ func (g *Guest) Change(ctx context.Context, e scenario.Event) error {
 		}
 		return g.Plug(ctx, size)
 	}
-	return &Skipped{"no second target was given"}
+	return fault.New(fault.Invalid, fault.Config, "there is no change %q", e.Do)
 }

@@ -127,17 +127,13 @@ func bus(d scenario.Disk) (string, error) {
 }
 
 func disk(d scenario.Disk, path, device string, shared bool) string {
-	kind, attribute := "file", "file"
-	if d.Store == "block" {
-		kind, attribute = "block", "dev"
-	}
 	driver := fmt.Sprintf("name='qemu' type='%s' cache='%s' io='%s'", d.Format, d.Cache, d.IO)
 	if d.IOThread {
 		driver += " iothread='1'"
 	}
 	bus := d.Bus
-	text := fmt.Sprintf("    <disk type='%s' device='disk'>\n      <driver %s/>\n      <source %s='%s'/>\n      <target dev='%s' bus='%s'/>\n",
-		kind, driver, attribute, escape(path), device, bus)
+	text := fmt.Sprintf("    <disk type='file' device='disk'>\n      <driver %s/>\n      <source file='%s'/>\n      <target dev='%s' bus='%s'/>\n",
+		driver, escape(path), device, bus)
 	if shared {
 		text += "      <readonly/>\n"
 	}

@@ -86,9 +86,6 @@ func (g *Guest) makeDisks(ctx context.Context, p plan) error {
 		return err
 	}
 	for _, d := range p.spec.Disks {
-		if d.Store == "block" {
-			return &Skipped{"block devices for guests are not made by the lab: name a pool of logical volumes"}
-		}
 		if err := add(d.Name, d.Format, d.Size, d.Allocate == "full", ""); err != nil {
 			return err
 		}

@@ -126,8 +126,8 @@ var regexpTSC = regexp.MustCompile(` tsc_early_khz=\d+`)
 var spec = scenario.Guest{
 	Role: "db", Count: 1, Memory: 256 * scenario.MiB, VCPUs: 1, MaxVCPUs: 4, TBCache: 64 * scenario.MiB, Node: "spread", Pages: "2MiB", CPU: "host-passthrough",
 	Disks: []scenario.Disk{
-		{Name: "data", Size: scenario.GiB, Bus: "virtio", Format: "qcow2", Store: "file", Allocate: "full", Cache: "none", IO: "native", IOThread: true},
-		{Name: "more", Size: scenario.GiB, Bus: "scsi", Format: "raw", Store: "file", Allocate: "thin", Cache: "writethrough", IO: "threads"},
+		{Name: "data", Size: scenario.GiB, Bus: "virtio", Format: "qcow2", Allocate: "full", Cache: "none", IO: "native", IOThread: true},
+		{Name: "more", Size: scenario.GiB, Bus: "scsi", Format: "raw", Allocate: "thin", Cache: "writethrough", IO: "threads"},
 	},
 }
 
@@ -191,7 +191,6 @@ func TestWhatCannotBeDoneHereIsSkipped(t *testing.T) {
 		"AHCI":           func(g *scenario.Guest) { g.Disks[0].Bus = "sata" },
 		"no IDE":         func(g *scenario.Guest) { g.Disks[0].Bus = "ide" },
 		"no node 7":      func(g *scenario.Guest) { g.Node = "7" },
-		"block devices":  func(g *scenario.Guest) { g.Disks[0].Store = "block" },
 		"not this machi": nil,
 	} {
 		g := spec
