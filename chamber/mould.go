@@ -3,6 +3,7 @@ package chamber
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -56,6 +57,10 @@ var spaces = []struct {
 func Open() (*House, error) {
 	h := &House{}
 	liftLocked()
+	// What the daemon was started with is not for those that it starts.
+	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, fault.Wrap(err, fault.Unsupported, fault.Host, "cannot keep descriptors from guests")
+	}
 	err := apart(func() (<-chan struct{}, error) {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return nil, fmt.Errorf("no mount namespace can be made: %w", err)

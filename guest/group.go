@@ -32,7 +32,18 @@ func (l *launching) makeGroup(context.Context) error {
 		return err
 	}
 	l.run.warnAbsent(absent)
-	return nil
+	return l.boundThreads(group)
+}
+
+// boundThreads holds back a QEMU that multiplies. Where the kernel has no
+// controller for it the process's own limit, which is that of its user, does.
+func (l *launching) boundThreads(group *kernel.Group) error {
+	if l.run.User == nil {
+		return nil
+	}
+	most := maxThreads(l.run.def)
+	_, err := group.Apply(kernel.Limits{PIDs: &most})
+	return err
 }
 
 // warnAbsent tells the administrator of limits that this host cannot hold.

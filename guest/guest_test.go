@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
@@ -41,10 +43,18 @@ type daemon struct {
 	groups *kernel.Cgroups
 	// prepared is how many QEMUs may wait for guests.
 	prepared int
+	// isolated has QEMU run in chambers.
+	isolated bool
 }
 
 // newDaemon makes a daemon whose guests end with the test.
 func newDaemon(t *testing.T) *daemon {
+	t.Helper()
+	return newDaemonOf(t, false)
+}
+
+// newDaemonOf makes one that isolates its guests, or does not.
+func newDaemonOf(t *testing.T, isolated bool) *daemon {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts QEMU: not among the short tests")
@@ -60,7 +70,7 @@ func newDaemon(t *testing.T) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{t: t, dir: dir}
+	d := &daemon{t: t, dir: dir, isolated: isolated}
 	d.open()
 	t.Cleanup(func() {
 		d.destroyAll()
@@ -107,13 +117,34 @@ func (d *daemon) open() {
 	must(err)
 	secrets, err := secret.Open(secret.Config{Store: d.store, Key: filepath.Join(d.dir, "data/secret.key"), Events: d.events, Log: log})
 	must(err)
+	house, users := d.house()
 	d.Registry, err = guest.Open(guest.Config{
+		House: house, Users: users,
 		DataDir: filepath.Join(d.dir, "data/guest"), RunDir: filepath.Join(d.dir, "run/guest"), Instance: instance,
 		Log: log, Store: d.store, Events: d.events, Emulators: emulators, Ledger: host.NewLedger(inventory),
 		Networks: d.nets, Pools: d.pools, Secrets: secrets, Cgroups: d.groups, Kernel: root,
 		Prepared: d.prepared,
 	})
 	must(err)
+}
+
+// house makes chambers where they are asked for; numbers of users differ from test
+// to test, as their directories do.
+func (d *daemon) house() (*chamber.House, *chamber.Users) {
+	d.t.Helper()
+	if !d.isolated {
+		return nil, nil
+	}
+	users, err := chamber.ParseUsers(chamber.DefaultUsers(1 + crc32.ChecksumIEEE([]byte(d.dir))>>8))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	house, err := chamber.Open()
+	if err != nil {
+		d.t.Skipf("no chambers here: %v", err)
+	}
+	d.t.Cleanup(func() { _ = house.Close() })
+	return house, users
 }
 
 // close ends the daemon and leaves its guests running.

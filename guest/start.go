@@ -139,6 +139,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 	}, g.reg.guestDir(def.UUID), g.reg.Kernel, g.log)}
 	l.run.def = def
 	defer func() {
+		l.closeFiles()
 		if err != nil {
 			l.unwind(ctx)
 			err = fmt.Errorf("cannot start domain '%s': %w", def.Name, err)
@@ -270,7 +271,7 @@ func (l *launching) attachNICs(ctx context.Context) error {
 
 // runQEMU gives the guest its process: the one that waits for it, or a new one.
 func (l *launching) runQEMU(ctx context.Context) (err error) {
-	defer l.closeFiles()
+	defer l.closeHanded()
 	if l.plan.Capabilities, err = l.g.reg.Emulators.Get(ctx, l.run.def.Devices.Emulator); err != nil {
 		return err
 	}
@@ -335,6 +336,15 @@ func (l *launching) claimVSock(context.Context) (err error) {
 // closeFiles closes the daemon's copies of what QEMU has been given, or will
 // not be.
 func (l *launching) closeFiles() { closePlan(&l.plan) }
+
+// closeHanded closes those that QEMU has been given when it runs: images may wait
+// for their keys.
+func (l *launching) closeHanded() {
+	disks := l.plan.Disks
+	l.plan.Disks = nil
+	closePlan(&l.plan)
+	l.plan.Disks = disks
+}
 
 // shakeHands connects to the monitor, for as long as the process lives.
 func (l *launching) shakeHands(starting context.Context) error {

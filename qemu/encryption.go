@@ -75,9 +75,9 @@ func Unlock(p *Plan, d *device.Disk) ([]Step, error) {
 	for _, part := range b.parts {
 		steps = append(steps, part.step())
 	}
-	return append(steps,
+	return append(append(steps,
 		Step{Command: "qom-set", Args: properties{{"path", "/machine/peripheral/" + d.Alias}, {"property", "drive"}, {"value", top}}},
 		removal("blockdev", standInName(d)),
 		removal("object", keyName(d)),
-	), nil
+	), Forget(b.sets)...), nil
 }
