@@ -1,6 +1,6 @@
 // Package access decides who may do what, and keeps the record of what was done.
 //
-// The rules are one readable file: who (users, groups, certificates, polkit)
+// The rules are one readable file: who (users, groups, certificates)
 // may do which verbs on which guests, pools and networks, with images from
 // which places. An edge asks the Gate at one place of its own, before it acts,
 // and notes in the Audit what came of it. Without a file whoever was let in may

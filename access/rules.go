@@ -276,8 +276,6 @@ func (r *rule) takeWho(node *yaml.Node) error {
 	switch {
 	case node.Value == "everyone":
 		p.is = func(Who) bool { return true }
-	case node.Value == "polkit":
-		p.is = func(w Who) bool { return w.Polkit }
 	case kind == "user" && value != "":
 		id, err := number(value, func() (string, error) {
 			u, err := user.Lookup(value)
@@ -305,7 +303,7 @@ func (r *rule) takeWho(node *yaml.Node) error {
 	case kind == "dn" && value != "":
 		p.is = func(w Who) bool { return w.Subject != "" && fleet.Matches(value, w.Subject) }
 	default:
-		return wrong(node, "%q is nobody; say user:NAME, group:NAME, dn:GLOB, polkit or everyone", node.Value)
+		return wrong(node, "%q is nobody; say user:NAME, group:NAME, dn:GLOB or everyone", node.Value)
 	}
 	r.who = append(r.who, p)
 	return nil

@@ -16,8 +16,6 @@ type Who struct {
 	// Subject is the distinguished name in a remote client's certificate, and
 	// Address where it comes from.
 	Subject, Address string
-	// Polkit says that polkit has let the client in.
-	Polkit bool
 }
 
 // LocalWho is who is at the other end of a unix socket.
