@@ -156,10 +156,15 @@ type places struct {
 	who   Who
 	pools []string // globs
 	known []string
+	// joins says whether the client may see a network, and so join it.
+	joins func(network string) bool
 }
 
 func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
-	p := places{Places: r.Images(w, verb, o), who: w}
+	p := places{Places: r.Images(w, verb, o), who: w, joins: func(network string) bool {
+		_, yes := r.Allows(w, Read, Object{Kind: Network, Name: network})
+		return yes
+	}}
 	for _, place := range p.Where {
 		if glob, ofPool := strings.CutPrefix(place, "pool:"); ofPool {
 			p.pools = append(p.pools, glob)
@@ -202,8 +207,11 @@ func (p *places) holds(path string) bool {
 		slices.ContainsFunc(stock, func(glob string) bool { return fleet.Matches(glob, path) })
 }
 
-// refuse says why a path is not allowed.
+// refuse says why something is not allowed.
 func (p *places) refuse(what string) error {
+	if !strings.HasPrefix(what, "/") {
+		return fault.New(fault.Denied, fault.Call, "%s may not use %s: it reaches beyond what the rules give this client", p.who, what)
+	}
 	if len(p.Where) == 0 {
 		return fault.New(fault.Denied, fault.Call, "%s may not use %s: the rules give this client no place for files", p.who, what)
 	}
@@ -277,6 +285,9 @@ func (w walker) kind(e *markup.Element) error {
 		}
 	case "interface":
 		allowed = peacefulNICs
+		if network := joined(e); network != "" && !w.joins(network) && !slices.Contains(w.known, ofNetwork+network) {
+			return w.refuse("network '" + network + "'")
+		}
 	case "serial", "parallel", "console", "channel", "smartcard", "redirdev", "rng":
 		allowed = peacefulChars
 		if e.Name == "rng" {
@@ -312,6 +323,17 @@ func own(e *markup.Element) []string {
 	return found
 }
 
+// ofNetwork marks a network among what a definition names.
+const ofNetwork = "network:"
+
+// joined is the network that an interface is on; empty: none.
+func joined(e *markup.Element) string {
+	if e.Name != "interface" {
+		return ""
+	}
+	return e.Child("source").Attr("network")
+}
+
 // paths are all that a document names, where it lies.
 func paths(e *markup.Element) []string {
 	if e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
@@ -322,6 +344,9 @@ func paths(e *markup.Element) []string {
 		if strings.HasPrefix(text, "/") {
 			found = append(found, text)
 		}
+	}
+	if network := joined(e); network != "" {
+		found = append(found, ofNetwork+network)
 	}
 	for _, child := range e.Elements() {
 		found = append(found, paths(child)...)

@@ -228,14 +228,15 @@ func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
 			"<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>"+more+"</devices></domain>")
 	}
 	for what, devices := range map[string]string{
-		"another's file":    disk("raw", secret),
-		"a way up":          disk("raw", images+"/../secret"),
-		"a relative path":   disk("raw", "secret"),
-		"a host's device":   "<hostdev mode='subsystem' type='pci'><source><address domain='0' bus='0' slot='1' function='0'/></source></hostdev>",
-		"a file to write":   "<serial type='file'><source path='" + secret + "'/></serial>",
-		"a port to listen":  "<serial type='tcp'><source mode='bind' host='0.0.0.0' service='4'/></serial>",
-		"the host's bridge": "<interface type='bridge'><source bridge='br0'/></interface>",
-		"another emulator":  "<emulator>" + secret + "</emulator>",
+		"another's file":      disk("raw", secret),
+		"a way up":            disk("raw", images+"/../secret"),
+		"a relative path":     disk("raw", "secret"),
+		"a host's device":     "<hostdev mode='subsystem' type='pci'><source><address domain='0' bus='0' slot='1' function='0'/></source></hostdev>",
+		"a file to write":     "<serial type='file'><source path='" + secret + "'/></serial>",
+		"a port to listen":    "<serial type='tcp'><source mode='bind' host='0.0.0.0' service='4'/></serial>",
+		"the host's bridge":   "<interface type='bridge'><source bridge='br0'/></interface>",
+		"a network of others": "<interface type='network'><source network='default'/></interface>",
+		"another emulator":    "<emulator>" + secret + "</emulator>",
 	} {
 		said := d.mayNot(t, builder, "define", define("build-1", devices))
 		if !strings.Contains(said, "access denied") {
