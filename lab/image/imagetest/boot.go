@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -86,9 +87,13 @@ func Boot(t testing.TB, name string, memory int, ports ...int) *Guest {
 		nic = append(nic, fmt.Sprintf("hostfwd=tcp:%s-:%d", g.Forward[port], port))
 	}
 	g.start(t, append(command, "-netdev", strings.Join(nic, ","), "-device", "virtio-net-pci,netdev=n0,romfile=,mac="+mac), dir+"/serial")
+	go func() {
+		<-g.Ended // at once, if it does not like its arguments
+		listener.Close()
+	}()
 	conn, err := listener.Accept()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("QEMU has not connected: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -140,13 +145,19 @@ func (g *Guest) start(t testing.TB, argv []string, serial string) {
 	})
 }
 
-// free gives an address of loopback that nobody listens on.
+// free gives an address of loopback that nobody listens on, and that nobody else
+// is likely to take before QEMU does: of the 16 million that there are, with a
+// port that the kernel gives nobody by itself.
 func free(t testing.TB) string {
 	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		address := fmt.Sprintf("127.%d.%d.%d:8080", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
+		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", address)
+		if err == nil {
+			l.Close()
+			return address
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("every address of loopback is taken")
+	return ""
 }
