@@ -6,6 +6,7 @@
 # make up      a running lodged with a tile of eight booted guests
 # make down    the end of that
 # make lab-image  the guest that the lab's workloads run in (once, about two minutes)
+# make lab-mini   a tile, the shop, disks and an added processor on emulated guests, counted on both sides
 # make bench   docs/figures.md measured anew, with libvirt's own daemon beside
 # make generate  the Go code of Lodge's own API, from api/lodge/v1/lodge.proto
 # make format  put the sources into the form that check wants
@@ -44,7 +45,7 @@ TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt o
 # What the lab's loads are tried on. None of them starts a service.
 LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio sysbench
 
-.PHONY: build check format generate lint unit test soak fuzz up down bench guest lab-image
+.PHONY: build check format generate lint unit test soak fuzz up down bench guest lab-image lab-mini
 # The lab's agent is static, because it is the first process of the lab's guests.
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/...
@@ -62,6 +63,10 @@ guest: bin/lodge-guest
 lab-image: build
 	@scripts/need mmdebstrap erofs-utils e2fsprogs debian-archive-keyring
 	$(GO) run ./lab/image/build -cache $(CACHE)/lab -agent bin/lodge-lab-agent
+
+lab-mini: lab-image
+	@scripts/need $(HOST_PACKAGES) tini
+	@scripts/lab scripts/lab-mini bin/lodge $(CACHE)/lab
 
 check: lint unit
 

@@ -55,9 +55,14 @@ func (t *turn) logs(ctx context.Context, g *standing, streams []*stream) {
 		if sent[s.load.Counted] == nil {
 			sent[s.load.Counted] = &workload.Count{}
 		}
-		all := s.tally.all.All()
-		sent[s.load.Counted].Done += all.Done
-		sent[s.load.Counted].Errors += all.Errors
+		for op, count := range s.tally.all.Ops {
+			// A whole visit is made of requests that are counted by themselves, and
+			// what was undone is begun anew.
+			if op != workload.OpCycle && op != workload.OpUndone {
+				sent[s.load.Counted].Done += count.Done
+				sent[s.load.Counted].Errors += count.Errors
+			}
+		}
 		names[s.load.Counted] = s.load.Name
 	}
 	if len(sent) == 0 || g.counts == nil {
