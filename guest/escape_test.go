@@ -84,13 +84,13 @@ func tryToEscape() {
 		return
 	}
 	for _, fd := range descriptors() {
-		fmt.Println("escape: has", fd)
+		fmt.Fprintln(os.Stdout, "escape: has", fd)
 	}
 	for name, attempt := range t.attempts() {
 		if err := attempt(); err != nil {
-			fmt.Printf("escape: cannot %s: %v\n", name, err)
+			fmt.Fprintf(os.Stdout, "escape: cannot %s: %v\n", name, err)
 		} else {
-			fmt.Printf("escape: can %s\n", name)
+			fmt.Fprintf(os.Stdout, "escape: can %s\n", name)
 		}
 	}
 }
