@@ -82,7 +82,7 @@ unit:
 # A test that fails is run once more by itself, and both results are told: on a
 # host that is busy with guests something else may have held it up. A data race is
 # never tried again, nor are more than eight failures.
-test: lint build guest $(RUNNER)
+test: lint build guest lab-image $(RUNNER)
 	@scripts/need $(TEST_PACKAGES)
 	@mkdir -p $(CACHE)/test
 	@status=0; $(RUNNER) --format pkgname-and-test-fails --hide-summary skipped --packages ./... \
