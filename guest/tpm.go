@@ -48,10 +48,13 @@ func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the TPM's state directory")
 	}
+	// Without capabilities it makes no socket in a directory of the guest's user: it
+	// makes one here, which is then given to that user.
+	made := filepath.Join(run.dir, t.Alias+".sock")
 	args := []string{
 		"socket", "--daemon", "--terminate",
 		"--tpmstate", "dir=" + state + ",mode=0600",
-		"--ctrl", "type=unixio,path=" + socket + ",mode=0600",
+		"--ctrl", "type=unixio,path=" + made + ",mode=0600",
 		"--pid", "file=" + tpmPID(run.dir),
 		"--log", "file=" + filepath.Join(r.logDir(), run.Name+"-swtpm.log"),
 	}
@@ -71,7 +74,11 @@ func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket
 	}
 	failpoint.Reach("launch.tpm")
 	if u := run.User; u != nil {
-		return os.Lchown(socket, int(u.UID), int(u.GID))
+		err := os.Lchown(made, int(u.UID), int(u.GID))
+		if err == nil {
+			err = os.Rename(made, socket)
+		}
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot give the TPM's socket to the guest")
 	}
 	return nil
 }

@@ -17,7 +17,13 @@ func TestTheTPMHasNoPrivileges(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
 	}
-	d := newDaemon(t)
+	for _, isolated := range []bool{true, false} {
+		t.Run(fmt.Sprintf("isolated=%v", isolated), func(t *testing.T) { testTPM(t, isolated) })
+	}
+}
+
+func testTPM(t *testing.T, isolated bool) {
+	d := newDaemonOf(t, isolated)
 	g := d.define(small("tpm", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	pid, err := os.ReadFile(filepath.Join(d.dir, "run/guest", g.UUID(), "swtpm.pid"))
