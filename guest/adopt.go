@@ -54,6 +54,7 @@ func Open(c Config) (*Registry, error) {
 	}
 	r.loops.Go(func() { r.sampler.run(r.life) })
 	r.loops.Go(func() { r.pool.run(r.life) })
+	r.loops.Go(func() { r.rooms.run(r.life) })
 	return r, nil
 }
 
@@ -206,6 +207,9 @@ func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 	g.state.Persistent = g.inactive != nil // what is stored counts
 	g.settleManaged(rec)
 	g.live.Store(run)
+	if len(run.NoRoom) > 0 && !r.StayFull {
+		r.rooms.wait(g, run.NoRoom)
+	}
 	r.setID(g, rec.ID)
 	r.reattach(g, run)
 	g.endAgain()

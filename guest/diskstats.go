@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
@@ -274,6 +275,16 @@ func (g *Guest) DiskErrors(ctx context.Context) (map[string]string, error) {
 func (r *run) diskByDevice(qdev string) (path, alias string) {
 	for _, d := range r.def.Devices.Disks {
 		if belongsTo(qdev, d.Alias) {
+			return d.Source.Path(), d.Alias
+		}
+	}
+	return "", ""
+}
+
+// diskByNode finds a disk by the block node that its device reads and writes.
+func (r *run) diskByNode(node string) (path, alias string) {
+	for _, d := range r.def.Devices.Disks {
+		if d.Source != nil && qemu.TopNode(d) == node {
 			return d.Source.Path(), d.Alias
 		}
 	}

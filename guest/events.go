@@ -33,7 +33,7 @@ func (g *Guest) handleEvent(e qmp.Event, more bool) {
 // event that does not parse is logged by decode and changes nothing.
 var qemuEvents = map[string]func(*Guest, json.RawMessage){
 	"STOP":         func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Stopped{}) },
-	"RESUME":       func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Resumed{}); g.cleanAgain() },
+	"RESUME":       func(g *Guest, _ json.RawMessage) { g.hasRoomAgain(); g.advance(lifecycle.Resumed{}); g.cleanAgain() },
 	"SUSPEND":      func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Slept{}) },
 	"WAKEUP":       func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Woke{}) },
 	"RESET":        (*Guest).onReset,
@@ -94,8 +94,9 @@ func (g *Guest) onShutdown(data json.RawMessage) {
 
 func (g *Guest) onIOError(data json.RawMessage) {
 	var e struct {
-		Device, NodeName, Action, Reason string
-		NoSpace                          bool `json:"nospace"`
+		Device, Action string
+		Node           string `json:"node-name"`
+		NoSpace        bool   `json:"nospace"`
 	}
 	if !g.decode("BLOCK_IO_ERROR", data, &e) {
 		return
@@ -108,7 +109,13 @@ func (g *Guest) onIOError(data json.RawMessage) {
 	if e.NoSpace {
 		reason = "enospc"
 	}
-	path, alias := g.run.diskByDevice(e.Device)
+	path, alias := g.run.diskByNode(e.Node)
+	if alias == "" {
+		path, alias = g.run.diskByDevice(e.Device)
+	}
+	if e.Action == "stop" && e.NoSpace {
+		g.lacksRoom(path)
+	}
 	g.announce(event.DomainIOError{Path: path, Alias: alias, Action: action, Reason: reason})
 }
 

@@ -71,6 +71,8 @@ type runRecord struct {
 	LastNode uint
 	// FromManaged says that the guest came from its managed save image.
 	FromManaged bool
+	// NoRoom are disks for which the host had no room, and for which the guest is paused.
+	NoRoom []string
 	// AutoDestroy says that the guest ends with the client that started it, and so
 	// with the daemon that this client was connected to.
 	AutoDestroy bool

@@ -46,6 +46,8 @@ type Config struct {
 	// they run as the daemon does.
 	House *chamber.House
 	Users *chamber.Users
+	// StayFull leaves guests that ran out of room on the host paused.
+	StayFull bool
 	// Boot identifies this boot of the host; empty where that is not known.
 	Boot string
 }
@@ -65,6 +67,7 @@ type Registry struct {
 	sampler *sampler
 	meter   *link.Meter // of all guests' interfaces
 	pool    *pool
+	rooms   *rooms
 
 	mu     sync.RWMutex
 	byName map[string]*Guest
@@ -81,6 +84,7 @@ func newRegistry(c Config) *Registry {
 	r.life, r.stop = context.WithCancelCause(context.Background())
 	r.sampler = newSampler(r.gauges)
 	r.pool = newPool(r, c.Prepared)
+	r.rooms = newRooms(r)
 	return r
 }
 

@@ -125,6 +125,7 @@ func (g *Guest) finish(r *run) {
 		g.log.Warn("QEMU ended by itself", "pid", r.PID, "exit", r.process.Exit().String(), "log", g.reg.lastWords(r.Name, r.process))
 	}
 	g.reg.dropID(r.ID)
+	g.reg.rooms.leave(g)
 	g.run = nil
 	if g.inactive != nil {
 		g.state.Policy = policy(g.inactive)
@@ -225,7 +226,10 @@ func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycl
 // Suspend stops the processors.
 func (g *Guest) Suspend(ctx context.Context) error {
 	if v := g.View(); v.State == domain.Paused && v.StuckSince.IsZero() {
-		return nil
+		if v.Reason != domain.ReasonIOError {
+			return nil
+		}
+		return g.change(ctx, "", func() error { g.hasRoomAgain(); return nil }) // it stays paused now
 	}
 	return g.command(ctx, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, "stop")
 }

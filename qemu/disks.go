@@ -97,10 +97,10 @@ func (b *builder) node(d *device.Disk, a device.DiskAttachment) (string, error) 
 	top := below.(properties)
 	top = append(top, keyOf(d, a.Layers[0].Format)...)
 	if d.CopyOnRead == device.On {
-		top = properties{{"driver", "copy-on-read"}, {"node-name", topNode(d)}, {"file", top}, {"discard", "unmap"}}
+		top = properties{{"driver", "copy-on-read"}, {"node-name", TopNode(d)}, {"file", top}, {"discard", "unmap"}}
 	}
 	b.part("blockdev", top)
-	return topNode(d), nil
+	return TopNode(d), nil
 }
 
 // nodeBase is the beginning of the names of a layer's nodes.
@@ -111,8 +111,8 @@ func nodeBase(index uint, depth int) string {
 	return fmt.Sprintf("libvirt-%d-%d", index, depth)
 }
 
-// topNode is the name of the node that a disk's device reads and writes.
-func topNode(d *device.Disk) string {
+// TopNode is the name of the node that a disk's device reads and writes.
+func TopNode(d *device.Disk) string {
 	if d.CopyOnRead == device.On {
 		return "libvirt-CoR-" + d.Target
 	}

@@ -88,7 +88,7 @@ func unplugged(dev device.Device) ([]Step, error) {
 		case d.Source == nil:
 			return nil, nil
 		}
-		return []Step{removal("blockdev", topNode(d))}, nil
+		return []Step{removal("blockdev", TopNode(d))}, nil
 	case *device.NIC:
 		return []Step{removal("netdev", "host"+alias)}, nil
 	case *device.Controller:
@@ -144,7 +144,7 @@ func ChangeMedia(p *Plan, before, after *device.Disk, force bool) ([]Step, error
 	}
 	if before.Source != nil && before.Source.Index != 0 {
 		steps[1].Undo = insertion(before)
-		steps = append(steps, removal("blockdev", topNode(before)))
+		steps = append(steps, removal("blockdev", TopNode(before)))
 	}
 	a, present := p.Disks[after.Alias]
 	if present && after.Source != nil {
@@ -166,7 +166,7 @@ func ChangeMedia(p *Plan, before, after *device.Disk, force bool) ([]Step, error
 }
 
 func insertion(d *device.Disk) *Step {
-	return &Step{Command: "blockdev-insert-medium", Args: properties{{"id", backendOf(d)}, {"node-name", topNode(d)}}}
+	return &Step{Command: "blockdev-insert-medium", Args: properties{{"id", backendOf(d)}, {"node-name", TopNode(d)}}}
 }
 
 // inOrder moves what makes things before what takes things away: when the new

@@ -178,7 +178,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		Log: log, Store: records, Events: events, Emulators: emulators, Ledger: ledger,
 		Starts:   host.NewStarts(root, runtime.NumCPU(), log),
 		Networks: networks, Pools: pools, Secrets: secrets, Cgroups: groups, Kernel: root, Boot: bootID(),
-		Prepared: max(o.prepared, 0), House: house, Users: users,
+		Prepared: max(o.prepared, 0), House: house, Users: users, StayFull: !o.resumeOnRoom,
 	})
 	if err != nil {
 		return nil, err
