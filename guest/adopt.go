@@ -55,6 +55,7 @@ func Open(c Config) (*Registry, error) {
 	r.loops.Go(func() { r.sampler.run(r.life) })
 	r.loops.Go(func() { r.pool.run(r.life) })
 	r.loops.Go(func() { r.rooms.run(r.life) })
+	r.loops.Go(func() { r.boundLogs(r.life) })
 	return r, nil
 }
 

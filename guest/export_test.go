@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"path/filepath"
 
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -40,3 +41,9 @@ func (g *Guest) ForgetPrepared() {
 	defer p.mu.Unlock()
 	delete(p.ready, g.uuid)
 }
+
+// CutLogs looks at the sizes of all logs now, and LogPath is a guest's.
+func (r *Registry) CutLogs() { r.cutLogs() }
+
+// LogPath is where a guest's log lies.
+func (r *Registry) LogPath(name string) string { return filepath.Join(r.logDir(), name+".log") }

@@ -127,6 +127,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 	if err != nil {
 		return err
 	}
+	r.makeVictim(p.name, p.process.PID, waitingVictim)
 	return p.group.AddProcess(p.process.PID)
 }
 

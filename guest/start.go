@@ -297,6 +297,7 @@ func (l *launching) runQEMU(ctx context.Context) (err error) {
 // adopt makes a process the run's.
 func (l *launching) adopt(p *qemu.Process) {
 	l.run.process, l.run.PID, l.run.StartTime = p, p.PID, p.StartTime
+	l.g.reg.makeVictim(l.run.Name, p.PID, victim(l.opts.Priority))
 	l.run.hold("process watch", func(context.Context) error { p.Release(); return nil })
 }
 

@@ -101,6 +101,10 @@ func (c *closers) close(log *slog.Logger) {
 // client that comes at once finds their volumes.
 const settlePatience = 2 * time.Second
 
+// lastVictim makes the daemon the last that the kernel ends when memory runs out,
+// but for those that it never does.
+const lastVictim = -900
+
 // manyGuests is how many guests a host should have room for; what stops it
 // before that is said when the daemon starts.
 const manyGuests = 1000
@@ -119,6 +123,9 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	}
 	opened.add(records.Close)
 	var root kernel.Root
+	if err := root.SetOOMScore(os.Getpid(), lastVictim); err != nil {
+		log.Info("when memory runs out, the daemon may be ended before guests are", "error", err)
+	}
 	inventory, err := host.NewInventory(root)
 	if err != nil {
 		return nil, err

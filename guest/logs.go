@@ -1,0 +1,69 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// logSweep is how often the sizes of all guests' logs are looked at, in one go.
+const logSweep = 10 * time.Second
+
+// keptLog is how much of a log that has grown too long is kept aside, in bytes.
+const keptLog = 1 << 20
+
+// boundLogs keeps the logs of guests that run from filling the disk. What QEMU and
+// its helpers say can be brought about by the guest.
+func (r *Registry) boundLogs(ctx context.Context) {
+	tick := time.NewTicker(logSweep)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			r.cutLogs()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (r *Registry) cutLogs() {
+	logs, err := filepath.Glob(filepath.Join(r.logDir(), "*.log"))
+	if err != nil {
+		return // only for a pattern that is wrong
+	}
+	for _, path := range logs {
+		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || info.Size() < maxLog {
+			continue
+		}
+		if err := cutLog(path); err != nil {
+			r.log.Error("cannot cut the log of a guest", "log", path, "error", err)
+		}
+	}
+}
+
+// cutLog keeps a log's end aside and empties it. Its writers append, and so write
+// on from the beginning. It is emptied even where its end cannot be kept: there
+// may be no room for that.
+func cutLog(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	size, err := f.Seek(0, io.SeekEnd)
+	var end []byte
+	if err == nil {
+		end = make([]byte, min(size, keptLog))
+		_, err = f.ReadAt(end, size-int64(len(end)))
+	}
+	if err == nil {
+		err = os.WriteFile(path+".0", end, 0o600)
+	}
+	return fault.Wrap(errors.Join(err, f.Truncate(0)), fault.Failed, fault.Host, "cannot keep its end, or empty it")
+}
