@@ -33,11 +33,13 @@ func (b *builder) backend(alias string, back *device.Backend, role device.CharRo
 	if f := b.Sockets[alias]; f != nil {
 		c.listens = b.pass(f, "socket-"+alias)
 	}
-	if c.Type == "file" {
-		c.Path = b.open(c.Path)
+	// What is handed over has been emptied where that was wanted; QEMU would try it
+	// again, and cannot with devices.
+	if c.Type == "file" && b.Files[c.Path] != nil {
+		c.Path, c.Append = b.open(c.Path), device.On
 	}
-	if c.LogFile != "" {
-		c.LogFile = b.open(c.LogFile)
+	if c.LogFile != "" && b.Files[c.LogFile] != nil {
+		c.LogFile, c.LogAppend = b.open(c.LogFile), device.On
 	}
 	b.parts = append(b.parts, part{option: "chardev", back: c})
 	return c.id, nil
