@@ -2,8 +2,8 @@
 // guest: what is left when the daemon is taken away, and so the measure of it.
 //
 // It knows QEMU's command line as far as it needs to replace what only that one
-// process had (its monitor's descriptor, the file of its master key), and of its
-// monitor the greeting, query-status and the end.
+// process had (its monitor's descriptor, files that it was handed, the file of its
+// master key), and of its monitor the greeting, query-status and the end.
 package bare
 
 import (
@@ -63,19 +63,41 @@ func Of(guest, dir string) (*Command, error) {
 		return nil, err
 	}
 	process := filepath.Join("/proc", strconv.Itoa(pid))
-	binary, err := os.Readlink(filepath.Join(process, "exe"))
+	binary, err := program(process, args[0])
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Domain, "cannot tell the binary of guest %q", guest)
+		return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot tell the binary of guest %q", guest)
 	}
 	env, err := words(filepath.Join(process, "environ"))
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Domain, "cannot read the environment of guest %q", guest)
 	}
-	args, err = detach(args[1:], filepath.Join(process, "root"), dir)
+	args, err = handed(args[1:])
+	if err == nil {
+		args, err = detach(args, filepath.Join(process, "root"), dir)
+	}
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot run the arguments of guest %q bare", guest)
 	}
 	return &Command{Binary: binary, Args: args, Env: env, guest: guest, dir: dir}, nil
+}
+
+// program is the path of what a process runs. A process with a root of its own has
+// another path for it than this one: the name that it was called by is used, if it
+// leads to the same file.
+func program(process, called string) (string, error) {
+	exe := filepath.Join(process, "exe")
+	runs, err := os.Stat(exe)
+	if err != nil {
+		return "", fault.Wrap(err, fault.Failed, fault.Domain, "cannot look at %s", exe)
+	}
+	if here, err := os.Stat(called); err == nil && filepath.IsAbs(called) && os.SameFile(here, runs) {
+		return called, nil
+	}
+	path, err := os.Readlink(exe)
+	if err != nil {
+		return "", fault.Wrap(err, fault.Failed, fault.Domain, "cannot read %s", exe)
+	}
+	return path, nil
 }
 
 // find looks for the QEMU process of a guest.
