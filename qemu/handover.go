@@ -17,11 +17,14 @@ func layerSet(index uint, depth int) uint { return index<<8 | uint(depth) }
 // be the same whenever the guest is made, and below 2^31.
 func pathSet(path string) uint { return 1<<30 | uint(crc32.ChecksumIEEE([]byte(path)))&(1<<30-1) }
 
-// handOver gives QEMU a file and says what it is to open.
+// handOver gives QEMU a file and says what it is to open. The path goes with it for
+// those who read the command line: QEMU makes nothing of it.
 func (b *builder) handOver(f *os.File, set uint) string {
 	p := part{option: "add-fd", file: f, props: properties{{"fdset-id", set}}}
 	if !b.live {
-		p.text = fmt.Sprintf("fd=%s,set=%d", b.pass(f, ""), set)
+		l := list{fmt.Sprintf("fd=%s,set=%d", b.pass(f, ""), set)}
+		l.add("opaque", f.Name())
+		p.text = l.String()
 	}
 	b.parts = append(b.parts, p)
 	b.sets = append(b.sets, set)
