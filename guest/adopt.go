@@ -47,6 +47,7 @@ func Open(c Config) (*Registry, error) {
 	if err := r.adoptAll(); err != nil {
 		return nil, err
 	}
+	r.sweepDropped()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, g := range r.byUUID {
@@ -96,6 +97,20 @@ func (r *Registry) sweepSaved() {
 		var kept any
 		if rest == "save.partial" || rest == "save" && r.store.Sound() && fault.Is(r.store.Get(domains, uuid, &kept), fault.NotFound) {
 			removeFile(r.log, path)
+		}
+	}
+}
+
+// sweepDropped removes the managed save images that were given up: those of guests
+// that have none by their records, and are not writing one. The loops do not run yet.
+func (r *Registry) sweepDropped() {
+	for _, g := range r.byUUID {
+		writing := g.run != nil && g.run.Saving != nil || g.quarantine != ""
+		if g.record.ManagedSave || writing {
+			continue
+		}
+		if _, err := os.Stat(g.managedSavePath()); err == nil {
+			removeFile(r.log, g.managedSavePath())
 		}
 	}
 }

@@ -197,7 +197,10 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
 		return err
 	}
 	failpoint.Reach("undefine.forgotten")
-	g.dropManagedSave()
+	if g.record.ManagedSave {
+		g.record.ManagedSave = false
+		removeFile(g.log, g.managedSavePath())
+	}
 	if o.TPM || !o.KeepTPM && g.run == nil && !keepsTPM(inactive) {
 		g.reg.dropTPM(g.uuid, g.log)
 	}

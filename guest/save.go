@@ -144,19 +144,25 @@ func (g *Guest) RemoveManagedSave(ctx context.Context) error {
 		if !g.record.ManagedSave {
 			return nil
 		}
-		g.dropManagedSave()
-		err := g.keep()
+		err := g.dropManagedSave()
 		g.publish()
 		return err
 	})
 }
 
-// dropManagedSave forgets the image. The caller keeps the record.
-func (g *Guest) dropManagedSave() {
-	if g.record.ManagedSave {
-		g.record.ManagedSave = false
-		removeFile(g.log, g.managedSavePath())
+// dropManagedSave forgets the image, and then removes it: what a daemon that is
+// killed in between leaves is of nobody, and the next one removes it.
+func (g *Guest) dropManagedSave() error {
+	if !g.record.ManagedSave {
+		return nil
 	}
+	g.record.ManagedSave = false
+	if err := g.keep(); err != nil {
+		g.record.ManagedSave = true
+		return err
+	}
+	removeFile(g.log, g.managedSavePath())
+	return nil
 }
 
 // Restore makes a guest from a saved image.
@@ -205,8 +211,7 @@ func (g *Guest) planManagedRestore(o StartOptions) work {
 		image.def.Name = inactive.Name // it may have been renamed since
 		o.Paused = o.Paused || image.paused(domain.NoState)
 		return g.planRestore(image, o, func() error {
-			g.dropManagedSave()
-			return g.keep()
+			return g.dropManagedSave()
 		})(ctx)
 	}
 }

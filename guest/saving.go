@@ -143,7 +143,10 @@ func (g *Guest) settleManaged(last *runRecord) {
 	case saved && !g.record.ManagedSave:
 		g.record.ManagedSave = true
 	case !saved && last.FromManaged && g.record.ManagedSave:
-		g.dropManagedSave()
+		if err := g.dropManagedSave(); err != nil {
+			g.log.Error("cannot store that the managed save image is used up", "error", err)
+		}
+		return
 	default:
 		return
 	}

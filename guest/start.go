@@ -44,8 +44,8 @@ func (g *Guest) Start(ctx context.Context, o StartOptions) error {
 		if g.record.ManagedSave && !o.ForceBoot {
 			return g.planManagedRestore(o), nil
 		}
-		if g.record.ManagedSave {
-			g.dropManagedSave()
+		if err := g.dropManagedSave(); err != nil {
+			return nil, err
 		}
 		return g.planStart(g.inactive, "", o), nil
 	})

@@ -1,0 +1,411 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/digitalocean/go-libvirt"
+)
+
+// excused are the fail points that no scenario of the matrix reaches, each with
+// the reason.
+var excused = map[string]string{
+	"autostart.noted":   "it takes a boot of the host; what is left of an autostart that was cut off is not started yet",
+	"autostart.start":   "as autostart.noted",
+	"media.changed":     "a change of medium that is cut off is not found again yet: QEMU has the new one, and the definition the old",
+	"prepare.directory": "QEMUs are prepared on a host that is quiet only, which one that runs tests is not",
+	"prepare.launched":  "as prepare.directory",
+	"prepare.claimed":   "as prepare.directory",
+	"prepare.entered":   "as prepare.directory",
+}
+
+// scenarios are the deeds that the matrix kills the daemon in.
+func scenarios() []*scenario {
+	return []*scenario{
+		{name: "guest", prepare: (*crash).lan1, deeds: guestDeeds()},
+		{name: "devices", prepare: (*crash).machine, deeds: deviceDeeds()},
+		{name: "saves", prepare: (*crash).machine, deeds: saveDeeds()},
+		{name: "firmware", needs: []string{"swtpm"}, prepare: (*crash).probe, deeds: firmwareDeeds()},
+		{name: "networks", prepare: func(c *crash) { c.firewall = true }, deeds: networkDeeds()},
+		{name: "storage", prepare: func(c *crash) { c.must(os.Mkdir(filepath.Join(c.dir, "pool-passing"), 0o755)) }, deeds: storageDeeds()},
+		{name: "tiles", prepare: (*crash).disks, deeds: tileDeeds()},
+	}
+}
+
+// The guest that most deeds are about.
+var (
+	mortalUUID  = libvirt.UUID{0xc4, 15: 1}
+	mortalGuest = libvirt.Domain{Name: "mortal", UUID: mortalUUID, ID: -1}
+)
+
+// mortalDoc is its definition.
+func mortalDoc(more string) string {
+	return fmt.Sprintf(`<domain type='qemu'><name>mortal</name><uuid>%s</uuid>%s<memory unit='MiB'>48</memory><vcpu current='1'>2</vcpu>
+		<os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/><tcg><tb-cache unit='MiB'>256</tb-cache></tcg></features>
+		<cputune><shares>512</shares></cputune>
+		<devices><controller type='usb' model='qemu-xhci'/><controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>
+		<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>
+		<interface type='network'><mac address='52:54:00:00:c4:01'/><source network='lan'/><model type='virtio'/><link state='up'/></interface>
+		<graphics type='vnc' autoport='yes'/></devices></domain>`, uuidText(mortalUUID), more)
+}
+
+func (c *crash) must(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// lan1 makes a network, and has QEMU probed.
+func (c *crash) lan1() {
+	c.lan(c.t, "lan", 1)
+	c.probe()
+}
+
+func (c *crash) probe() {
+	c.must(define(c))
+	c.must(undefine(c))
+}
+
+// machine has the guest run, paused.
+func (c *crash) machine() {
+	c.lan1()
+	c.blank(c.t, "stick.raw", 1<<20)
+	c.must(define(c))
+	c.must(startPaused(c))
+}
+
+func define(c *crash) error { _, err := c.l.DomainDefineXML(mortalDoc("")); return err }
+
+// undefineTPM is VIR_DOMAIN_UNDEFINE_TPM, which go-libvirt does not know.
+const undefineTPM libvirt.DomainUndefineFlagsValues = 1 << 5
+
+func undefine(c *crash) error {
+	return c.l.DomainUndefineFlags(mortalGuest, libvirt.DomainUndefineManagedSave|libvirt.DomainUndefineNvram|undefineTPM)
+}
+
+func startPaused(c *crash) error {
+	_, err := c.l.DomainCreateWithFlags(mortalGuest, uint32(libvirt.DomainStartPaused))
+	return err
+}
+
+func startRunning(c *crash) error {
+	_, err := c.l.DomainCreateWithFlags(mortalGuest, 0)
+	return err
+}
+
+func destroy(c *crash) error { return c.l.DomainDestroy(mortalGuest) }
+
+// anew destroys the guest and starts it.
+func anew(c *crash) error {
+	if err := destroy(c); err != nil {
+		return err
+	}
+	return startPaused(c)
+}
+
+func suspend(c *crash) error { return c.l.DomainSuspend(mortalGuest) }
+func resume(c *crash) error  { return c.l.DomainResume(mortalGuest) }
+
+func autostart(on int32) func(c *crash) error {
+	return func(c *crash) error { return c.l.DomainSetAutostart(mortalGuest, on) }
+}
+
+func guestDeeds() []deed {
+	transient := strings.ReplaceAll(mortalDoc(""), "mortal", "passing")
+	passing := libvirt.Domain{Name: "passing", UUID: mortalUUID, ID: -1}
+	create := func(c *crash) error { _, err := c.l.DomainCreateXML(transient, libvirt.DomainStartPaused); return err }
+	end := func(c *crash) error { return c.l.DomainDestroy(passing) }
+	return []deed{
+		{"create a transient guest", create, end},
+		{"destroy a transient guest", end, create},
+		{"define", define, undefine},
+		{"redefine", func(c *crash) error { _, err := c.l.DomainDefineXML(mortalDoc("<title>again</title>")); return err }, define},
+		{"mark for autostart", autostart(1), autostart(0)},
+		{"rename", func(c *crash) error {
+			_, err := c.l.DomainRename(mortalGuest, libvirt.OptString{"other"}, 0)
+			return err
+		}, func(c *crash) error {
+			_, err := c.l.DomainRename(libvirt.Domain{Name: "other", UUID: mortalUUID, ID: -1}, libvirt.OptString{"mortal"}, 0)
+			return err
+		}},
+		{"rename back", func(c *crash) error {
+			_, err := c.l.DomainRename(libvirt.Domain{Name: "other", UUID: mortalUUID, ID: -1}, libvirt.OptString{"mortal"}, 0)
+			return err
+		}, func(c *crash) error {
+			_, err := c.l.DomainRename(mortalGuest, libvirt.OptString{"other"}, 0)
+			return err
+		}},
+		{"start", startRunning, destroy},
+		{"suspend", suspend, resume},
+		{"resume", resume, suspend},
+		{"reset", func(c *crash) error { return c.l.DomainReset(mortalGuest, 0) }, nil},
+		{"destroy", destroy, startRunning},
+		{"undefine", undefine, func(c *crash) error {
+			if _, err := c.l.DomainDefineXML(mortalDoc("<title>again</title>")); err != nil {
+				return err
+			}
+			return c.l.DomainSetAutostart(mortalGuest, 1)
+		}},
+	}
+}
+
+// deviceDeeds begin with a paused guest. A device that the guest has to let go
+// itself is taken back with the whole machine.
+func deviceDeeds() []deed {
+	stick := func(c *crash) string {
+		return fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s'/><target dev='sdb' bus='usb'/></disk>`,
+			filepath.Join(c.dir, "stick.raw"))
+	}
+	cable := func(state string) func(c *crash) error {
+		return func(c *crash) error {
+			return c.l.DomainUpdateDeviceFlags(mortalGuest, fmt.Sprintf(`<interface type='network'><mac address='52:54:00:00:c4:01'/>
+				<source network='lan'/><model type='virtio'/><link state='%s'/></interface>`, state), libvirt.DomainDeviceModifyLive)
+		}
+	}
+	plugStick := func(c *crash) error {
+		return c.l.DomainAttachDeviceFlags(mortalGuest, stick(c), uint32(libvirt.DomainAffectLive))
+	}
+	unplugStick := func(c *crash) error {
+		return c.l.DomainDetachDeviceFlags(mortalGuest, stick(c), uint32(libvirt.DomainAffectLive))
+	}
+	return []deed{
+		{"plug in a NIC", func(c *crash) error {
+			return c.l.DomainAttachDeviceFlags(mortalGuest, `<interface type='network'><mac address='52:54:00:00:c4:02'/>
+				<source network='lan'/><model type='virtio'/></interface>`, uint32(libvirt.DomainAffectLive))
+		}, anew},
+		{"pull the NIC's cable", cable("down"), cable("up")},
+		{"put the NIC's cable in", cable("up"), cable("down")},
+		{"add a processor", func(c *crash) error {
+			return c.l.DomainSetVcpusFlags(mortalGuest, 2, uint32(libvirt.DomainVCPULive))
+		}, func(c *crash) error {
+			if err := anew(c); err != nil {
+				return err
+			}
+			if err := c.l.DomainAttachDeviceFlags(mortalGuest, `<interface type='network'><mac address='52:54:00:00:c4:02'/>
+				<source network='lan'/><model type='virtio'/></interface>`, uint32(libvirt.DomainAffectLive)); err != nil {
+				return err
+			}
+			return cable("up")(c)
+		}},
+		{"plug in a disk", plugStick, unplugStick},
+		{"unplug a disk", unplugStick, plugStick},
+		{"give a title", func(c *crash) error {
+			return c.l.DomainSetMetadata(mortalGuest, 1, libvirt.OptString{"named"}, nil, nil, libvirt.DomainAffectLive)
+		}, func(c *crash) error {
+			return c.l.DomainSetMetadata(mortalGuest, 1, nil, nil, nil, libvirt.DomainAffectLive)
+		}},
+	}
+}
+
+func saveDeeds() []deed {
+	save := func(c *crash) error {
+		return c.l.DomainSaveFlags(mortalGuest, filepath.Join(c.dir, "mortal.image"), nil, 0)
+	}
+	restore := func(c *crash) error { return c.l.DomainRestoreFlags(filepath.Join(c.dir, "mortal.image"), nil, 0) }
+	// The image stays behind a restore, and its file is the user's.
+	unsave := func(c *crash) error {
+		if err := restore(c); err != nil {
+			return err
+		}
+		return os.Remove(filepath.Join(c.dir, "mortal.image"))
+	}
+	managed := func(c *crash) error { return c.l.DomainManagedSave(mortalGuest, 0) }
+	return []deed{
+		{"save", save, unsave},
+		{"restore", restore, destroy},
+		{"managed save", managed, startPaused},
+		{"start from the managed save", startPaused, managed},
+		{"managed save again", managed, startPaused},
+		{"remove the managed save", func(c *crash) error { return c.l.DomainManagedSaveRemove(mortalGuest, 0) }, func(c *crash) error {
+			if err := startPaused(c); err != nil {
+				return err
+			}
+			return managed(c)
+		}},
+	}
+}
+
+func firmwareDeeds() []deed {
+	doc := fmt.Sprintf(`<domain type='qemu'><name>mortal</name><uuid>%s</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>
+		<os firmware='efi'><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/><tcg><tb-cache unit='MiB'>32</tb-cache></tcg></features>
+		<devices><tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm></devices></domain>`, uuidText(mortalUUID))
+	def := func(c *crash) error { _, err := c.l.DomainDefineXML(doc); return err }
+	used := func(c *crash) error { // as it is once it was started
+		for _, step := range []func(*crash) error{def, startPaused, destroy} {
+			if err := step(c); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return []deed{
+		{"define with firmware", def, undefine},
+		{"start with firmware for the first time", startPaused, func(c *crash) error {
+			for _, step := range []func(*crash) error{destroy, undefine, def} {
+				if err := step(c); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+		{"destroy with firmware", destroy, startPaused},
+		{"undefine with firmware and TPM", undefine, used},
+	}
+}
+
+func networkDeeds() []deed {
+	doc := func(name, bridge string, n int) string {
+		return fmt.Sprintf(`<network><name>%s</name><uuid>%s</uuid><forward mode='nat'/><bridge name='%s'/><mac address='52:54:00:00:c4:%02d'/>
+			<ip address='10.79.%d.1' netmask='255.255.255.0'><dhcp><range start='10.79.%[5]d.10' end='10.79.%[5]d.99'/></dhcp></ip></network>`,
+			name, uuidText(libvirt.UUID{0xc5, 15: byte(n)}), bridge, 80+n, n)
+	}
+	kept, passing := libvirt.Network{Name: "kept", UUID: libvirt.UUID{0xc5, 15: 1}}, libvirt.Network{Name: "passing", UUID: libvirt.UUID{0xc5, 15: 2}}
+	def := func(c *crash) error { _, err := c.l.NetworkDefineXML(doc("kept", "br-kept", 1)); return err }
+	start := func(c *crash) error { return c.l.NetworkCreate(kept) }
+	stop := func(c *crash) error { return c.l.NetworkDestroy(kept) }
+	auto := func(on int32) func(c *crash) error {
+		return func(c *crash) error { return c.l.NetworkSetAutostart(kept, on) }
+	}
+	reserve := func(command libvirt.NetworkUpdateCommand) func(c *crash) error {
+		return func(c *crash) error {
+			return c.l.NetworkUpdateCompat(kept, command, libvirt.NetworkSectionIPDhcpHost, -1,
+				`<host mac='52:54:00:00:c4:09' ip='10.79.1.50'/>`, libvirt.NetworkUpdateAffectLive|libvirt.NetworkUpdateAffectConfig)
+		}
+	}
+	create := func(c *crash) error { _, err := c.l.NetworkCreateXML(doc("passing", "br-passing", 2)); return err }
+	end := func(c *crash) error { return c.l.NetworkDestroy(passing) }
+	return []deed{
+		{"define a network", def, func(c *crash) error { return c.l.NetworkUndefine(kept) }},
+		{"start a network", start, stop},
+		{"mark a network for autostart", auto(1), auto(0)},
+		{"reserve an address", reserve(libvirt.NetworkUpdateCommandAddLast), reserve(libvirt.NetworkUpdateCommandDelete)},
+		{"create a transient network", create, end},
+		{"destroy a transient network", end, create},
+		{"destroy a network", stop, start},
+		{"undefine a network", func(c *crash) error { return c.l.NetworkUndefine(kept) }, func(c *crash) error {
+			for _, step := range []func(*crash) error{def, start, reserve(libvirt.NetworkUpdateCommandAddLast), stop, auto(1)} {
+				if err := step(c); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+	}
+}
+
+func poolDoc(c *crash, name string, n byte) string {
+	return fmt.Sprintf(`<pool type='dir'><name>%s</name><uuid>%s</uuid><target><path>%s</path></target></pool>`,
+		name, uuidText(libvirt.UUID{0xc6, 15: n}), filepath.Join(c.dir, "pool-"+name))
+}
+
+func volumeDoc(name, format string, size int) string {
+	return fmt.Sprintf(`<volume><name>%s</name><capacity unit='bytes'>%d</capacity><allocation>0</allocation><target><format type='%s'/></target></volume>`, name, size, format)
+}
+
+func storageDeeds() []deed {
+	pool := libvirt.StoragePool{Name: "store", UUID: libvirt.UUID{0xc6, 15: 1}}
+	passing := libvirt.StoragePool{Name: "passing", UUID: libvirt.UUID{0xc6, 15: 2}}
+	vol := func(c *crash, name string) libvirt.StorageVol {
+		path := filepath.Join(c.dir, "pool-store", name)
+		return libvirt.StorageVol{Pool: "store", Name: name, Key: path}
+	}
+	def := func(c *crash) error { _, err := c.l.StoragePoolDefineXML(poolDoc(c, "store", 1), 0); return err }
+	start := func(c *crash) error { return c.l.StoragePoolCreate(pool, 0) }
+	stop := func(c *crash) error { return c.l.StoragePoolDestroy(pool) }
+	build := func(c *crash) error { return c.l.StoragePoolBuild(pool, 0) }
+	scrap := func(c *crash) error { return c.l.StoragePoolDelete(pool, 0) }
+	auto := func(on int32) func(c *crash) error {
+		return func(c *crash) error { return c.l.StoragePoolSetAutostart(pool, on) }
+	}
+	make := func(name, format string) func(c *crash) error {
+		return func(c *crash) error {
+			_, err := c.l.StorageVolCreateXML(pool, volumeDoc(name, format, 1<<20), 0)
+			return err
+		}
+	}
+	remove := func(name string) func(c *crash) error {
+		return func(c *crash) error { return c.l.StorageVolDelete(vol(c, name), 0) }
+	}
+	clone := func(c *crash) error {
+		_, err := c.l.StorageVolCreateXMLFrom(pool, volumeDoc("copy", "qcow2", 1<<20), vol(c, "raw"), 0)
+		return err
+	}
+	create := func(c *crash) error {
+		_, err := c.l.StoragePoolCreateXML(poolDoc(c, "passing", 2), 0)
+		return err
+	}
+	end := func(c *crash) error { return c.l.StoragePoolDestroy(passing) }
+	return []deed{
+		{"define a pool", def, func(c *crash) error { return c.l.StoragePoolUndefine(pool) }},
+		{"build a pool", build, scrap},
+		{"start a pool", start, stop},
+		{"mark a pool for autostart", auto(1), auto(0)},
+		{"make a raw volume", make("raw", "raw"), remove("raw")},
+		{"make a qcow2 volume", make("cow", "qcow2"), remove("cow")},
+		{"clone a volume", clone, remove("copy")},
+		{"grow a volume", func(c *crash) error { return c.l.StorageVolResize(vol(c, "cow"), 2<<20, 0) }, func(c *crash) error {
+			return c.l.StorageVolResize(vol(c, "cow"), 1<<20, libvirt.StorageVolResizeShrink)
+		}},
+		{"upload to a volume", func(c *crash) error {
+			return c.l.StorageVolUpload(vol(c, "raw"), bytes.NewReader(bytes.Repeat([]byte{7}, 1<<16)), 0, 1<<16, 0)
+		}, nil},
+		{"wipe a volume", func(c *crash) error { return c.l.StorageVolWipe(vol(c, "cow"), 0) }, nil},
+		{"delete a volume", remove("raw"), make("raw", "raw")},
+		{"delete a qcow2 volume", remove("copy"), make("copy", "qcow2")},
+		{"delete the last volume", remove("cow"), func(c *crash) error {
+			if err := make("cow", "qcow2")(c); err != nil {
+				return err
+			}
+			return c.l.StorageVolResize(vol(c, "cow"), 2<<20, 0)
+		}},
+		{"stop a pool", stop, start},
+		{"delete a pool's directory", scrap, build},
+		{"undefine a pool", func(c *crash) error { return c.l.StoragePoolUndefine(pool) }, func(c *crash) error {
+			if err := def(c); err != nil {
+				return err
+			}
+			return auto(1)(c)
+		}},
+		{"create a transient pool", create, end},
+		{"stop a transient pool", end, create},
+	}
+}
+
+func (c *crash) disks() {
+	c.anonymous = true
+	_, err := c.l.StoragePoolCreateXML(poolDoc(c, "disks", 3), libvirt.StoragePoolCreateWithBuild)
+	c.must(err)
+	c.probe()
+	c.file(c.t, "tile.xml", `<tile>
+  <volume pool='disks'><name>{name}-{tile}.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>
+  <volume pool='disks'><name>{name}-{tile}.raw</name><capacity unit='MiB'>1</capacity><allocation>0</allocation></volume>
+  <domain type='qemu'><name>{name}-{tile}-a</name><memory unit='MiB'>48</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>
+  <domain type='qemu'><name>{name}-{tile}-b</name><memory unit='MiB'>48</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>
+</tile>`)
+}
+
+// tile runs a command of lodge on tiles.
+func tile(args ...string) func(c *crash) error {
+	return func(c *crash) error {
+		ctx, cancel := context.WithTimeout(c.t.Context(), patience)
+		defer cancel()
+		whole := append([]string{"tile"}, args...)
+		for i := range whole {
+			whole[i] = strings.ReplaceAll(whole[i], "TEMPLATE", filepath.Join(c.dir, "tile.xml"))
+		}
+		if out, err := c.lodge(ctx, c.t, whole...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}
+}
+
+func tileDeeds() []deed {
+	create, remove := tile("create", "set", "--template", "TEMPLATE", "--count", "1"), tile("remove", "set")
+	return []deed{{"create a tile", create, remove}, {"remove a tile", remove, create}}
+}

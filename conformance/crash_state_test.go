@@ -1,0 +1,358 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/digitalocean/go-libvirt"
+	"go.etcd.io/bbolt"
+)
+
+// state is all that can be seen of a daemon and of what it made, but for what
+// differs between two times that all is well: one line for each thing.
+func (c *crash) state() (string, error) {
+	var lines []string
+	say := func(format string, args ...any) {
+		for line := range strings.SplitSeq(strings.TrimSpace(fmt.Sprintf(format, args...)), "\n") {
+			line = passing.Replace(line)
+			if c.anonymous {
+				line = anyUUID.ReplaceAllString(line, "uuid*")
+			}
+			lines = append(lines, line)
+		}
+	}
+	var errs []error
+	for _, look := range []func(say func(string, ...any)) error{
+		c.sayGuests, c.sayNetworks, c.sayPools, c.sayFiles, c.sayRecords, c.sayHost,
+	} {
+		errs = append(errs, look(say))
+	}
+	return strings.Join(lines, "\n"), errors.Join(errs...)
+}
+
+var anyUUID = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
+
+// passing replaces what counts up, or comes and goes.
+var passing = replacements{
+	{regexp.MustCompile(`vnet\d+`), "vnet*"},
+	{regexp.MustCompile(`(<domain [^>]*)id='\d+'`), "${1}id='*'"},
+	{regexp.MustCompile(`index='\d+'`), "index='*'"},
+	{regexp.MustCompile(`libvirt-\d+-`), "libvirt-*-"},
+	{regexp.MustCompile(` tray='\w+'`), ""}, // known once the drive was used
+	{regexp.MustCompile(`/dev/pts/\d+`), "/dev/pts/*"},
+}
+
+type replacements []struct {
+	what *regexp.Regexp
+	by   string
+}
+
+func (r replacements) Replace(text string) string {
+	for _, one := range r {
+		text = one.what.ReplaceAllString(text, one.by)
+	}
+	return text
+}
+
+func (c *crash) sayGuests(say func(string, ...any)) error {
+	all, _, err := c.l.ConnectListAllDomains(1, 0)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b libvirt.Domain) int { return strings.Compare(a.Name, b.Name) })
+	var errs []error
+	for _, dom := range all {
+		errs = append(errs, c.sayGuest(dom, say))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *crash) sayGuest(dom libvirt.Domain, say func(string, ...any)) error {
+	state, _, err := c.l.DomainGetState(dom, 0)
+	if err != nil {
+		return err
+	}
+	persistent, err := c.l.DomainIsPersistent(dom)
+	if err != nil {
+		return err
+	}
+	auto, err := c.l.DomainGetAutostart(dom)
+	if err != nil {
+		return err
+	}
+	managed, err := c.l.DomainHasManagedSaveImage(dom, 0)
+	if err != nil {
+		return err
+	}
+	say("guest %s: state %d, persistent %d, autostart %d, managed save %d", dom.Name, state, persistent, auto, managed)
+	if persistent != 0 {
+		xml, err := c.l.DomainGetXMLDesc(dom, libvirt.DomainXMLInactive|libvirt.DomainXMLSecure)
+		if err != nil {
+			return err
+		}
+		say("%s", xml)
+	}
+	if libvirt.DomainState(state) == libvirt.DomainShutoff {
+		return nil
+	}
+	xml, err := c.l.DomainGetXMLDesc(dom, libvirt.DomainXMLSecure)
+	if err != nil {
+		return err
+	}
+	say("live %s", strings.ReplaceAll(xml, "\n", "\nlive "))
+	return c.sayMachine(dom, say)
+}
+
+// sayMachine says what QEMU itself has.
+func (c *crash) sayMachine(dom libvirt.Domain, say func(string, ...any)) error {
+	for _, question := range []struct {
+		command string
+		parts   *regexp.Regexp
+	}{
+		{`{"execute":"query-status"}`, regexp.MustCompile(`"running": ?(?:true|false)`)},
+		{`{"execute":"qom-list","arguments":{"path":"/machine/peripheral"}}`, regexp.MustCompile(`"name": ?"[^"]*"`)},
+		{`{"execute":"query-hotpluggable-cpus"}`, regexp.MustCompile(`"qom-path": ?"[^"]*"`)},
+		{`{"execute":"query-named-block-nodes","arguments":{"flat":true}}`, regexp.MustCompile(`"node-name": ?"libvirt[^"]*"`)},
+	} {
+		answer, err := c.l.QEMUDomainMonitorCommand(dom, question.command, 0)
+		if err != nil {
+			return err
+		}
+		found := question.parts.FindAllString(answer, -1)
+		for i := range found {
+			found[i] = strings.ReplaceAll(found[i], ": ", ":")
+		}
+		slices.Sort(found)
+		say("%s: %s says %s", dom.Name, question.command, strings.Join(found, " "))
+	}
+	return nil
+}
+
+func (c *crash) sayNetworks(say func(string, ...any)) error {
+	all, _, err := c.l.ConnectListAllNetworks(1, 0)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b libvirt.Network) int { return strings.Compare(a.Name, b.Name) })
+	for _, n := range all {
+		if n.Name == "default" {
+			continue
+		}
+		active, err := c.l.NetworkIsActive(n)
+		if err != nil {
+			return err
+		}
+		persistent, err := c.l.NetworkIsPersistent(n)
+		if err != nil {
+			return err
+		}
+		var auto int32
+		if persistent != 0 {
+			if auto, err = c.l.NetworkGetAutostart(n); err != nil {
+				return err
+			}
+		}
+		xml, err := c.l.NetworkGetXMLDesc(n, 0)
+		if err != nil {
+			return err
+		}
+		say("network %s: active %d, persistent %d, autostart %d\n%s", n.Name, active, persistent, auto, xml)
+		if persistent != 0 {
+			kept, err := c.l.NetworkGetXMLDesc(n, uint32(libvirt.NetworkXMLInactive))
+			if err != nil {
+				return err
+			}
+			say("kept %s", strings.ReplaceAll(kept, "\n", "\nkept "))
+		}
+	}
+	return nil
+}
+
+func (c *crash) sayPools(say func(string, ...any)) error {
+	all, _, err := c.l.ConnectListAllStoragePools(1, 0)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b libvirt.StoragePool) int { return strings.Compare(a.Name, b.Name) })
+	for _, p := range all {
+		active, err := c.l.StoragePoolIsActive(p)
+		if err != nil {
+			return err
+		}
+		persistent, err := c.l.StoragePoolIsPersistent(p)
+		if err != nil {
+			return err
+		}
+		var auto int32
+		if persistent != 0 {
+			if auto, err = c.l.StoragePoolGetAutostart(p); err != nil {
+				return err
+			}
+		}
+		say("pool %s: active %d, persistent %d, autostart %d", p.Name, active, persistent, auto)
+		if active != 0 {
+			if err := c.sayVolumes(p, say); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+var volumeFormat = regexp.MustCompile(`<format type='[^']*'/>`)
+
+func (c *crash) sayVolumes(p libvirt.StoragePool, say func(string, ...any)) error {
+	all, _, err := c.l.StoragePoolListAllVolumes(p, 1, 0)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b libvirt.StorageVol) int { return strings.Compare(a.Name, b.Name) })
+	for _, v := range all {
+		_, capacity, _, err := c.l.StorageVolGetInfo(v)
+		if err != nil {
+			return err
+		}
+		xml, err := c.l.StorageVolGetXMLDesc(v, 0)
+		if err != nil {
+			return err
+		}
+		say("volume %s/%s: capacity %d, %s", p.Name, v.Name, capacity, strings.Join(volumeFormat.FindAllString(xml, -1), " "))
+	}
+	return nil
+}
+
+// sayFiles lists the files of the test's world: the daemon's own, and those that
+// it was asked to make.
+func (c *crash) sayFiles(say func(string, ...any)) error {
+	return filepath.WalkDir(c.dir, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it has gone meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		name, _ := filepath.Rel(c.dir, path)
+		switch {
+		case name == "data/guest/tpm": // holds one for each that has one
+			return nil
+		case name == "commands" || filepath.Base(name) == "log":
+			return fs.SkipDir
+		case c.knowsGuest(anyUUID.FindString(name)) && (strings.HasPrefix(name, "data/guest/nvram/") || strings.HasPrefix(name, "data/guest/tpm/")) && !strings.HasSuffix(name, ".partial"):
+			return nil // they stay for the guest's next start
+		case strings.HasSuffix(name, ".leases") && c.knowsNetwork(strings.TrimSuffix(filepath.Base(name), ".leases")):
+			return nil // it stays for the network's next start
+		case name == "pid" || strings.HasPrefix(name, "data/lodge.db"):
+			return nil
+		}
+		say("file %s", name)
+		return nil
+	})
+}
+
+func (c *crash) knowsGuest(uuid string) bool {
+	all, _, err := c.l.ConnectListAllDomains(1, 0)
+	return err == nil && slices.ContainsFunc(all, func(g libvirt.Domain) bool { return uuidText(g.UUID) == uuid })
+}
+
+func (c *crash) knowsNetwork(uuid string) bool {
+	all, _, err := c.l.ConnectListAllNetworks(1, 0)
+	return err == nil && slices.ContainsFunc(all, func(n libvirt.Network) bool { return uuidText(n.UUID) == uuid })
+}
+
+// sayRecords lists the keys in the store, from a copy of it: the daemon has the
+// file locked.
+func (c *crash) sayRecords(say func(string, ...any)) (err error) {
+	text, err := os.ReadFile(filepath.Join(c.data, "lodge.db"))
+	if err != nil {
+		return err
+	}
+	beside := filepath.Join(c.commands, "lodge.db")
+	if err := os.WriteFile(beside, text, 0o600); err != nil {
+		return err
+	}
+	defer func() { // a copy taken amid a write is none
+		if broken := recover(); broken != nil {
+			err = fmt.Errorf("the copy of the store is broken: %v", broken)
+		}
+	}()
+	db, err := bbolt.Open(beside, 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
+	if err != nil {
+		return err
+	}
+	defer db.Close() //nolint:errcheck // opened to read
+	return db.View(func(tx *bbolt.Tx) error {
+		return tx.ForEach(func(kind []byte, b *bbolt.Bucket) error {
+			return b.ForEach(func(key, _ []byte) error {
+				say("record %s %s", kind, key)
+				return nil
+			})
+		})
+	})
+}
+
+// sayHost lists what the kernel has for the daemon: processes, links, groups,
+// mounts and, where it is asked for, rules.
+func (c *crash) sayHost(say func(string, ...any)) error {
+	var found []string
+	for _, words := range c.processes() {
+		argv := strings.Fields(words)
+		program := filepath.Base(argv[0])
+		switch {
+		case strings.HasPrefix(program, "lodged"), program == "sh", program == "nsenter", program == "nft":
+			continue
+		}
+		whose := guestName.FindString(words)
+		if whose == "" {
+			whose = strings.ReplaceAll(words, c.dir, "")
+		}
+		found = append(found, "process "+program+" "+whose)
+	}
+	keeper := fmt.Sprintf("/proc/%d", c.keeper.Process.Pid)
+	links, err := os.ReadDir(keeper + "/root/sys/class/net")
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		found = append(found, "link "+l.Name())
+	}
+	for _, g := range c.guestGroups() {
+		found = append(found, "control group "+g)
+	}
+	mounts, err := os.ReadFile(keeper + "/mountinfo")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		found = append(found, "mount "+strings.Fields(line)[4])
+	}
+	slices.Sort(found)
+	say("%s", strings.Join(found, "\n"))
+	if !c.firewall {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
+	defer cancel()
+	rules, err := c.command(ctx, "nft", "-j", "list", "chains").Output()
+	if err != nil {
+		return err
+	}
+	var all struct{ Nftables []map[string]any }
+	if err := json.Unmarshal(rules, &all); err != nil {
+		return err
+	}
+	for _, one := range all.Nftables {
+		if chain, is := one["chain"].(map[string]any); is {
+			say("chain %v %v", chain["table"], chain["name"])
+		}
+	}
+	return nil
+}

@@ -1,0 +1,350 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/digitalocean/go-libvirt"
+
+	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/failpoint/failpointtest"
+)
+
+// deed is something that a client asks for, and how it is taken back. What was
+// there before and what is there after is learnt once, from a deed that nothing
+// disturbs; a daemon that is killed anywhere in it must leave the one or the other.
+type deed struct {
+	name string
+	do   func(c *crash) error
+	// back makes of what is there after what was there before; nil: it is the same.
+	back func(c *crash) error
+}
+
+// scenario is a row of deeds in one world, each beginning where the one before
+// has ended.
+type scenario struct {
+	name    string
+	needs   []string
+	prepare func(c *crash)
+	deeds   []deed
+}
+
+// crash is one scenario under way.
+type crash struct {
+	*daemon
+	t *testing.T
+	l *libvirt.Libvirt // the client that asks; a new one after each death
+	// firewall has the rules of the kernel looked at.
+	firewall bool
+	// anonymous says that UUIDs are made up, and differ from time to time.
+	anonymous bool
+	tally     *tally
+}
+
+// tally counts deaths by point.
+type tally struct {
+	mu     sync.Mutex
+	deaths map[string]int
+	whole  int // scenarios that came to their end
+}
+
+func (s *tally) note(point string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.deaths[point]++
+}
+
+// TestCrashMatrix kills the daemon at each fail point that each deed of each
+// scenario reaches, starts another and looks whether all is as it was before the
+// deed or as it is after it: guests with their processes, devices and states,
+// networks, pools, volumes, and every file, record, link, control group, mount and
+// process besides. What had been answered must be so.
+func TestCrashMatrix(t *testing.T) {
+	needs(t, "dnsmasq", "nft")
+	names, err := failpointtest.Names("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mortal(t)
+	total := &tally{deaths: map[string]int{}}
+	all := scenarios()
+	t.Run("scenarios", func(t *testing.T) {
+		for _, s := range all {
+			t.Run(s.name, func(t *testing.T) {
+				t.Parallel()
+				s.run(t, total)
+			})
+		}
+	})
+	n := 0
+	for _, deaths := range total.deaths {
+		n += deaths
+	}
+	verdict := "0 violations"
+	if t.Failed() {
+		verdict = "and VIOLATIONS, see above"
+	}
+	t.Logf("points: %s", strings.Join(slices.Sorted(maps.Keys(total.deaths)), " "))
+	t.Logf("%d deaths at %d points in %d scenarios, %s", n, len(total.deaths), len(all), verdict)
+	if t.Failed() || total.whole < len(all) { // some lack what they need, or are not asked for
+		return
+	}
+	for _, name := range names {
+		_, died := total.deaths[name]
+		why, excused := excused[name]
+		switch {
+		case !died && !excused:
+			t.Errorf("no scenario reaches the fail point %s: add one, or say in the table excused why there is none", name)
+		case died && excused:
+			t.Errorf("the fail point %s is reached and still excused: %s", name, why)
+		}
+	}
+	for name := range excused {
+		if !slices.Contains(names, name) {
+			t.Errorf("there is no fail point %s to be excused", name)
+		}
+	}
+}
+
+// run goes through a scenario.
+func (s *scenario) run(t *testing.T, total *tally) {
+	needs(t, s.needs...)
+	c := &crash{daemon: &daemon{world: newWorld(t)}, t: t, tally: total}
+	c.data, c.run, c.commands = filepath.Join(c.dir, "data"), filepath.Join(c.dir, "run"), filepath.Join(c.dir, "commands")
+	if err := os.Mkdir(c.commands, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.logOnFailure(t) })
+	c.begin()
+	t.Cleanup(func() { c.tearDown(t) })
+	if s.prepare != nil {
+		s.prepare(c)
+	}
+	for _, d := range s.deeds {
+		c.through(d)
+	}
+	c.ask(failpoint.Armed{})
+	total.mu.Lock()
+	defer total.mu.Unlock()
+	total.whole++
+}
+
+// begin starts a daemon and gives its client.
+func (c *crash) begin() {
+	c.launch(c.t, "--prepared", "0")
+	c.l = c.connect(c.t)
+}
+
+func (c *crash) ask(a failpoint.Armed) {
+	if err := failpoint.Arm(c.commands, a); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *crash) reached() []string {
+	names, err := failpoint.Reached(c.commands)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return names
+}
+
+// through kills the daemon everywhere in a deed, and then does it.
+func (c *crash) through(d deed) {
+	t := c.t
+	before := c.settled()
+	c.reached()
+	if err := d.do(c); err != nil {
+		t.Fatalf("%s: %v", d.name, err)
+	}
+	after := c.settled()
+	path := c.reached()
+	c.goBack(d, before, after)
+	for _, a := range ends(path) {
+		c.die(d, a, before, after)
+	}
+	if err := d.do(c); err != nil {
+		t.Fatalf("%s is refused after the deaths in it: %v", d.name, err)
+	}
+	if wrong := c.becomes(after); wrong != "" {
+		t.Fatalf("%s, done after the deaths in it: %s", d.name, wrong)
+	}
+}
+
+// ends gives where to die on a path: at the first and at the last time of each
+// point.
+func ends(path []string) (all []failpoint.Armed) {
+	count := map[string]int{}
+	for _, name := range path {
+		count[name]++
+	}
+	for _, name := range slices.Sorted(maps.Keys(count)) {
+		all = append(all, failpoint.Armed{Point: name, Action: failpoint.Kill, Nth: 1})
+		if count[name] > 1 {
+			all = append(all, failpoint.Armed{Point: name, Action: failpoint.Kill, Nth: count[name]})
+		}
+	}
+	return all
+}
+
+func (c *crash) goBack(d deed, before, after string) {
+	if d.back == nil {
+		if before != after {
+			c.t.Fatalf("%s changes something: %s", d.name, difference(before, after))
+		}
+		return
+	}
+	if err := d.back(c); err != nil {
+		c.t.Fatalf("%s cannot be taken back: %v", d.name, err)
+	}
+	if wrong := c.becomes(before); wrong != "" {
+		c.t.Fatalf("%s, taken back: %s", d.name, wrong)
+	}
+}
+
+// lateDeath is how long after an answer a point may be reached that lies beside
+// the road to it.
+const lateDeath = 2 * time.Second
+
+// die has the daemon killed at one point of a deed, starts another, and judges.
+func (c *crash) die(d deed, a failpoint.Armed, before, after string) {
+	t, what := c.t, fmt.Sprintf("%s, killed at %s (time %d)", d.name, a.Point, a.Nth)
+	pids := c.pids()
+	c.ask(a)
+	err := c.attempt(d)
+	var refused libvirt.Error
+	patience := patience
+	if err == nil || errors.As(err, &refused) {
+		patience = lateDeath
+	}
+	select {
+	case <-c.ended:
+	case <-time.After(patience):
+		// Its way was another one this time.
+		c.ask(failpoint.Armed{})
+		if err != nil {
+			t.Fatalf("%s: it lives, and says: %v", what, err)
+		}
+		if wrong := c.becomes(after); wrong != "" {
+			t.Fatalf("%s: it lives: %s", what, wrong)
+		}
+		c.goBack(d, before, after)
+		return
+	}
+	c.tally.note(a.Point)
+	c.ask(failpoint.Armed{})
+	c.begin()
+	may := []string{before, after}
+	if err == nil {
+		may = may[1:] // it was answered
+	}
+	if wrong := c.becomes(may...); wrong != "" {
+		t.Fatalf("%s: %s", what, wrong)
+	}
+	for name, pid := range c.pids() {
+		if was := pids[name]; was != 0 && was != pid {
+			t.Fatalf("%s: guest %s had process %d and has %d", what, name, was, pid)
+		}
+	}
+	if now, err := c.state(); err != nil || now != before {
+		c.goBack(d, before, after)
+	}
+}
+
+// attempt does a deed in which the daemon may die. Not every client notices.
+func (c *crash) attempt(d deed) error {
+	answer := make(chan error, 1)
+	go func() { answer <- d.do(c) }()
+	select {
+	case err := <-answer:
+		return err
+	case <-c.ended:
+	case <-time.After(patience):
+		return errors.New("no answer")
+	}
+	select {
+	case err := <-answer:
+		return err
+	case <-time.After(time.Second):
+		return errors.New("cut off")
+	}
+}
+
+// Waits for a state: how often it is looked at, and for how long it has to stay.
+const (
+	lookAgain = 20 * time.Millisecond
+	calmFor   = 150 * time.Millisecond
+	stateWait = 30 * time.Second
+)
+
+// settled waits until nothing changes any more, and gives what is then so.
+func (c *crash) settled() string {
+	last, since := "", time.Now()
+	for end := time.Now().Add(patience); time.Now().Before(end); pauseFor(c.t, lookAgain) {
+		now, err := c.state()
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		if now != last {
+			last, since = now, time.Now()
+		} else if time.Since(since) > calmFor {
+			return last
+		}
+	}
+	c.t.Fatalf("it does not come to rest:\n%s", last)
+	return ""
+}
+
+// becomes waits until the state is one of those, and says what is wrong if it
+// never is.
+func (c *crash) becomes(may ...string) string {
+	var now string
+	for end := time.Now().Add(stateWait); time.Now().Before(end); pauseFor(c.t, lookAgain) {
+		var err error
+		if now, err = c.state(); err != nil {
+			now = err.Error()
+			continue
+		}
+		if slices.Contains(may, now) {
+			return ""
+		}
+	}
+	var wrong strings.Builder
+	for _, m := range may {
+		fmt.Fprintf(&wrong, "it differs from what may be so:\n%s", difference(m, now))
+	}
+	return wrong.String()
+}
+
+// difference lists the lines of one text alone.
+func difference(a, b string) string {
+	var out strings.Builder
+	first, second := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for _, line := range first {
+		if !slices.Contains(second, line) {
+			fmt.Fprintf(&out, "\t- %s\n", line)
+		}
+	}
+	for _, line := range second {
+		if !slices.Contains(first, line) {
+			fmt.Fprintf(&out, "\t+ %s\n", line)
+		}
+	}
+	return out.String()
+}
+
+func (d *daemon) logOnFailure(t *testing.T) {
+	if t.Failed() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		t.Logf("the daemon's log:\n%s", strings.Join(d.log[max(0, len(d.log)-40):], "\n"))
+	}
+}
