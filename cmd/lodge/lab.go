@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lodge-kvm/lodge/lab"
+	"github.com/lodge-kvm/lodge/lab/pages"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/stormreport"
 )
@@ -74,12 +75,16 @@ at the end. Other guests are left alone. Measure on a quiet host.`,
 func labReportCommand() *cobra.Command {
 	var page, html string
 	c := &cobra.Command{
-		Use:   "report VALUES...",
-		Short: "Show values that were kept with --json: of starts, or of storms",
-		Long: `Show values that were kept with --json. Of starts, others are compared with the
-first. Storms are shown as one: they must have been measured on the same host.`,
+		Use:   "report DIRECTORY | VALUES...",
+		Short: "Show what a run came to, or values of starts or storms that were kept with --json",
+		Long: `Show what the run of a scenario came to, from its directory alone; or values that
+were kept with --json. Of starts, others are compared with the first. Storms are
+shown as one: they must have been measured on the same host.`,
 		Args: wants(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, files []string) error {
+			if slices.ContainsFunc(files, pages.Holds) {
+				return reportRun(c, files, html, page)
+			}
 			if slices.ContainsFunc(files, stormreport.Holds) {
 				return stormreport.Show(files, c.OutOrStdout(), html, page)
 			}
@@ -100,6 +105,17 @@ first. Storms are shown as one: they must have been measured on the same host.`,
 	c.Flags().StringVar(&page, "markdown", "", "`file` of a page into which the tables are put, between its marks")
 	c.Flags().StringVar(&html, "html", "", "`file` for a page with pictures, of storms")
 	return c
+}
+
+// reportRun shows one run of a scenario.
+func reportRun(c *cobra.Command, dirs []string, html, page string) error {
+	switch {
+	case len(dirs) > 1:
+		return errors.New("a report is of one run: name one directory")
+	case html != "" || page != "":
+		return errors.New("a run is shown as text: leave out --html and --markdown")
+	}
+	return pages.Report(dirs[0], c.OutOrStdout())
 }
 
 // show prints what runs say, and puts it into a page if one is named.

@@ -1,0 +1,13 @@
+// Package pages says what a run came to, from its record alone: what ran, where
+// and how, each load's throughput and times, how tiles share and how they add up,
+// which bounds held, whether both sides counted the same, and what was skipped.
+//
+// A value of a step is the median over repetitions, and its interval a bootstrap
+// over them: windows and operations of one repetition depend on each other.
+// Percentiles are of merged histograms and never means of percentiles. A run under
+// emulation, or of the profile mini, shows that the lab works and no more: its
+// report says so first.
+//
+// What belongs here: sums over a record and their words. What does not: how
+// anything is measured (experiment), arithmetic (stats), drawing (plot).
+package pages

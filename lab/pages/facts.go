@@ -1,0 +1,226 @@
+package pages
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/lodge-kvm/lodge/lab/record"
+	"github.com/lodge-kvm/lodge/lab/stats"
+)
+
+const micro = 1e-6
+
+// enough is how many repetitions a comparison wants on each side: with fewer,
+// chance alone deals out the largest difference too often.
+const enough = 6
+
+// facts are what is known of a run.
+type facts struct {
+	run     *record.Run
+	streams map[stream]*sums
+	times   map[timed]*hdrhistogram.Histogram
+	flows   []*flow // in the plan's order of steps, by load and operation, in the plan's order of arms
+}
+
+// Holds tells whether a directory is that of a run.
+func Holds(path string) bool {
+	_, err := os.Stat(filepath.Join(path, "run.json"))
+	return err == nil
+}
+
+func load(dir string) (*facts, error) {
+	run, err := record.Load(dir)
+	if err != nil {
+		return nil, err
+	}
+	return newFacts(run)
+}
+
+func newFacts(run *record.Run) (*facts, error) {
+	f := &facts{run: run, streams: map[stream]*sums{}, times: map[timed]*hdrhistogram.Histogram{}}
+	if err := f.gather(); err != nil {
+		return nil, err
+	}
+	for _, step := range run.Plan.Steps {
+		names := f.names(step.Name)
+		for _, load := range slices.Sorted(maps.Keys(names)) {
+			for _, op := range names[load] {
+				for _, arm := range run.Plan.Arms {
+					if found := f.flow(step.Name, arm.Name, load, op); found != nil {
+						f.flows = append(f.flows, found)
+					}
+				}
+			}
+		}
+	}
+	return f, nil
+}
+
+// find looks a flow up; nil where there is none.
+func (f *facts) find(step, arm, load, op string) *flow {
+	for _, found := range f.flows {
+		if found.step == step && found.arm == arm && found.load == load && found.op == op {
+			return found
+		}
+	}
+	return nil
+}
+
+// events gives those of a kind, of one word if one is named.
+func (f *facts) events(kind record.Kind, what string) (found []record.Event) {
+	for _, e := range f.run.Events {
+		if e.Kind == kind && (what == "" || e.What == what) {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// mechanism says why a run's figures are no performance; empty if they may be.
+func (f *facts) mechanism() string {
+	var why []string
+	for _, t := range f.run.Targets {
+		if t.Accelerator != "kvm" {
+			why = append(why, fmt.Sprintf("%s's guests ran under %s", t.Name, known(t.Accelerator)))
+		}
+	}
+	if f.run.Scenario.Profile == "mini" {
+		why = append(why, "the profile is mini")
+	}
+	if len(why) == 0 {
+		return ""
+	}
+	return "Mechanism check, not a performance result: " + strings.Join(why, "; ") + "."
+}
+
+// median is that over repetitions, with its interval.
+func median(values []float64) stats.Ratio { return stats.MedianRatio(values, []float64{1}) }
+
+// jain is Jain's index of fairness of the tiles' medians: 1 where all get the
+// same, one by their number where one gets all.
+func (w *flow) jain() float64 {
+	sum, squares := 0.0, 0.0
+	for _, rates := range w.tiles {
+		rate := stats.Median(rates)
+		sum, squares = sum+rate, squares+rate*rate
+	}
+	if squares == 0 {
+		return math.NaN()
+	}
+	return sum * sum / (float64(len(w.tiles)) * squares)
+}
+
+// one finds the same flow of one tile, in the step that differs in nothing else.
+func (f *facts) one(w *flow) *flow {
+	if len(w.tiles) < 2 {
+		return nil
+	}
+	at := slices.IndexFunc(f.run.Plan.Steps, func(s record.Step) bool { return s.Name == w.step })
+	axes := maps.Clone(f.run.Plan.Steps[at].Axes)
+	if axes["tiles"] == "" {
+		return nil
+	}
+	axes["tiles"] = "1"
+	for _, s := range f.run.Plan.Steps {
+		if maps.Equal(s.Axes, axes) {
+			if alone := f.find(s.Name, w.arm, w.load, w.op); alone != nil && len(alone.tiles) == 1 {
+				return alone
+			}
+		}
+	}
+	return nil
+}
+
+// linear is how much of so many times one tile's rate the tiles do together;
+// not a number where one tile was not measured.
+func (f *facts) linear(w *flow) float64 {
+	alone := f.one(w)
+	if alone == nil || stats.Median(alone.rates) == 0 {
+		return math.NaN()
+	}
+	return stats.Median(w.rates) / stats.Median(alone.rates) / float64(len(w.tiles))
+}
+
+// broken counts the windows of a step in which an arm broke a bound, and all.
+func (f *facts) broken(b record.Bound, step, arm string) (broken, of int) {
+	for s := range f.streams {
+		if s.turn.Step == step && s.turn.Arm == arm && (b.Labels["load"] == "" || b.Labels["load"] == s.load) {
+			of += f.run.Plan.Windows
+		}
+	}
+	for _, e := range f.events(record.Bad, "bound") {
+		load, rest, _ := strings.Cut(e.Text, " of tile ")
+		if e.Step == step && e.Arm == arm && strings.Contains(rest, ": "+b.Metric+" is ") && (b.Labels["load"] == "" || b.Labels["load"] == load) {
+			broken++
+		}
+	}
+	return broken, of
+}
+
+// number writes one to about three digits.
+func number(v float64) string {
+	switch size := math.Abs(v); {
+	case math.IsNaN(v) || math.IsInf(v, 0):
+		return "–"
+	case v == 0 || size >= 99.95:
+		return fmt.Sprintf("%.0f", v)
+	case size >= 9.995:
+		return fmt.Sprintf("%.1f", v)
+	case size >= 0.01:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.2g", v)
+}
+
+// seconds writes a time in the unit that suits it.
+func seconds(s float64) string {
+	for _, unit := range []struct {
+		of   float64
+		name string
+	}{{1, "s"}, {1e-3, "ms"}} {
+		if s >= 0.9995*unit.of {
+			return number(s/unit.of) + " " + unit.name
+		}
+	}
+	return number(s*1e6) + " µs"
+}
+
+// interval writes the bounds of a value; none for one value alone.
+func interval(r stats.Ratio) string {
+	if !(r.Low < r.High) {
+		return "–"
+	}
+	return number(r.Low) + "–" + number(r.High)
+}
+
+func known(text string) string {
+	if text == "" {
+		return "unknown"
+	}
+	return text
+}
+
+// plain keeps words of a record to one line, and a terminal from obeying them.
+func plain(words string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, words)
+}
+
+func plural(n int, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}

@@ -1,0 +1,261 @@
+package pages
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/lodge-kvm/lodge/lab/histogram"
+	"github.com/lodge-kvm/lodge/lab/record"
+	"github.com/lodge-kvm/lodge/lab/workload"
+)
+
+// all stands for all operations of a load together.
+const all = ""
+
+// counted tells whether an operation is work of its own, and not made of others.
+func counted(op string) bool {
+	return op != workload.OpCycle && op != workload.OpUndone && op != workload.OpSetup
+}
+
+// stream is one load of one tile in one turn.
+type stream struct {
+	turn       record.Turn
+	load, tile string
+}
+
+// tally is what one operation came to.
+type tally struct {
+	done, errors, bytes float64
+}
+
+func (t *tally) add(more tally) {
+	t.done, t.errors, t.bytes = t.done+more.done, t.errors+more.errors, t.bytes+more.bytes
+}
+
+// timed is whose latencies are merged: those of all tiles, because one for each
+// of very many tiles would not fit into memory.
+type timed struct {
+	turn     record.Turn
+	load, op string
+}
+
+// sums are those of one stream.
+type sums struct {
+	seconds map[int]float64            // measured, of each window that it has
+	ops     map[string]*tally          // of all windows together
+	outage  float64                    // s
+	done    map[int]map[string]float64 // for lengths: done by window and operation
+}
+
+// rate is done by the time that was measured. A window without anything counts
+// with its whole length, because the load was meant to run.
+func (s *sums) rate(op string, plan record.Plan) float64 {
+	length, atOnce := 0.0, false
+	for _, seconds := range s.seconds {
+		length += seconds
+		atOnce = atOnce || seconds > 1.5*plan.Measure // a load that told all at its end
+	}
+	if !atOnce {
+		length += float64(plan.Windows-len(s.seconds)) * plan.Measure
+	}
+	if s.ops[op] == nil || length <= 0 {
+		return 0
+	}
+	return s.ops[op].done / length
+}
+
+// add counts for the operation, and for all together.
+func (s *sums) add(op string, more tally) {
+	for _, name := range []string{op, all} {
+		if name == all && !counted(op) {
+			continue
+		}
+		if s.ops[name] == nil {
+			s.ops[name] = &tally{}
+		}
+		s.ops[name].add(more)
+		if op == all {
+			return
+		}
+	}
+}
+
+// gather sums a record up by streams. The warm-up never counts.
+func (f *facts) gather() error {
+	for _, s := range f.run.Samples {
+		if s.Window != record.WarmUp && s.Labels["load"] != "" {
+			f.count(s)
+		}
+	}
+	for _, s := range f.run.Samples {
+		if s.Window != record.WarmUp && s.Metric == record.MetricRate && s.Value > 0 {
+			sums := f.stream(s)
+			sums.seconds[s.Window] = max(sums.seconds[s.Window], sums.done[s.Window][s.Labels["op"]]/s.Value)
+		}
+	}
+	for _, s := range f.streams {
+		for number := range s.done {
+			if s.seconds[number] == 0 {
+				s.seconds[number] = f.run.Plan.Measure // nothing was done, and its length is not told
+			}
+		}
+	}
+	for _, h := range f.run.Histograms {
+		if h.Window == record.WarmUp || h.Metric != record.MetricLatency {
+			continue
+		}
+		times, err := histogram.Decode(h.Values)
+		if err != nil {
+			return err
+		}
+		op, load := h.Labels["op"], h.Labels["load"]
+		if op != all {
+			f.merge(timed{h.Turn, load, op}, times)
+		}
+		if counted(op) {
+			f.merge(timed{h.Turn, load, all}, times)
+		}
+	}
+	return nil
+}
+
+func (f *facts) merge(of timed, times *hdrhistogram.Histogram) {
+	f.times[of] = histogram.Merge(f.times[of], times)
+}
+
+// stream gives the sums that a sample belongs to, and makes them.
+func (f *facts) stream(s record.Sample) *sums {
+	key := stream{s.Turn, s.Labels["load"], s.Labels["tile"]}
+	if f.streams[key] == nil {
+		f.streams[key] = &sums{seconds: map[int]float64{}, ops: map[string]*tally{}, done: map[int]map[string]float64{}}
+	}
+	return f.streams[key]
+}
+
+// count adds one sample to the stream that it is of.
+func (f *facts) count(s record.Sample) {
+	op := s.Labels["op"]
+	switch s.Metric {
+	case record.MetricDone:
+		sums := f.stream(s)
+		if sums.done[s.Window] == nil {
+			sums.done[s.Window] = map[string]float64{}
+		}
+		sums.done[s.Window][op] += s.Value
+		sums.add(op, tally{done: s.Value})
+	case record.MetricErrors:
+		f.stream(s).add(op, tally{errors: s.Value})
+	case "bytes":
+		f.stream(s).add(op, tally{bytes: s.Value})
+	case record.MetricOutage:
+		sums := f.stream(s)
+		sums.outage = max(sums.outage, s.Value)
+	}
+}
+
+// flow is one operation of a load in one arm's one step.
+type flow struct {
+	step, arm, load, op string
+	rates               []float64            // of each repetition, all tiles together
+	tiles               map[string][]float64 // rates by tile, of the same repetitions
+	sum                 tally
+	times               *hdrhistogram.Histogram // of all repetitions, µs; nil without
+	slow                []float64               // the 99th percentile of each repetition, s; none without times
+	outage              float64                 // the longest, s
+}
+
+// flow sums one up; nil where there is none.
+func (f *facts) flow(step, arm, load, op string) *flow {
+	found := &flow{step: step, arm: arm, load: load, op: op, tiles: map[string][]float64{}}
+	names := f.tiles(step, load)
+	for repetition := 1; repetition <= f.run.Plan.Repetitions; repetition++ {
+		turn := record.Turn{Arm: arm, Repetition: repetition, Step: step}
+		rate, here := 0.0, false
+		rates := map[string]float64{}
+		for _, tile := range names {
+			s := f.streams[stream{turn, load, tile}]
+			if s == nil {
+				continue // a tile that was not there did nothing
+			}
+			here = true
+			rates[tile] = s.rate(op, f.run.Plan)
+			rate += rates[tile]
+			found.outage = max(found.outage, s.outage)
+			if t := s.ops[op]; t != nil {
+				found.sum.add(*t)
+			}
+		}
+		if !here {
+			continue
+		}
+		found.rates = append(found.rates, rate)
+		for _, tile := range names {
+			found.tiles[tile] = append(found.tiles[tile], rates[tile])
+		}
+		if times := f.times[timed{turn, load, op}]; times != nil && times.TotalCount() > 0 {
+			found.slow = append(found.slow, float64(times.ValueAtQuantile(99))*micro)
+			found.times = histogram.Merge(found.times, times)
+		}
+	}
+	if len(found.rates) == 0 {
+		return nil
+	}
+	return found
+}
+
+// tiles lists those of which a load was measured in a step, in whatever arm.
+func (f *facts) tiles(step, load string) []string {
+	seen := map[string]bool{}
+	for s := range f.streams {
+		if s.turn.Step == step && s.load == load {
+			seen[s.tile] = true
+		}
+	}
+	return slices.SortedFunc(maps.Keys(seen), byNumber)
+}
+
+// byNumber sorts 2 before 10.
+func byNumber(a, b string) int {
+	x, errX := strconv.Atoi(a)
+	y, errY := strconv.Atoi(b)
+	if errX == nil && errY == nil && x != y {
+		return x - y
+	}
+	if a < b {
+		return -1
+	}
+	if a > b {
+		return 1
+	}
+	return 0
+}
+
+// names lists the loads of a step, and the operations of each; all alone where
+// there is but one.
+func (f *facts) names(step string) map[string][]string {
+	seen := map[string]map[string]bool{}
+	for s, sums := range f.streams {
+		if s.turn.Step != step {
+			continue
+		}
+		if seen[s.load] == nil {
+			seen[s.load] = map[string]bool{}
+		}
+		for op := range sums.ops {
+			if op != all {
+				seen[s.load][op] = true
+			}
+		}
+	}
+	names := map[string][]string{}
+	for load, ops := range seen {
+		names[load] = []string{all}
+		if len(ops) > 1 {
+			names[load] = append(names[load], slices.Sorted(maps.Keys(ops))...)
+		}
+	}
+	return names
+}

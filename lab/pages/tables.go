@@ -1,0 +1,244 @@
+package pages
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/lab"
+	"github.com/lodge-kvm/lodge/lab/record"
+	"github.com/lodge-kvm/lodge/lab/stats"
+)
+
+// tables are all that have a row.
+func (f *facts) tables() (filled []lab.Table) {
+	var every []lab.Table
+	for _, step := range f.run.Plan.Steps {
+		every = append(every, f.loads(step.Name), f.shares(step.Name))
+	}
+	every = append(every, f.together(), f.bounds(), f.books(), f.guests(), f.missing())
+	for _, t := range every {
+		if len(t.Rows) > 0 {
+			filled = append(filled, t)
+		}
+	}
+	return filled
+}
+
+// name is that of a flow's row.
+func (w *flow) name() string {
+	if w.op == all {
+		return w.load + ", " + w.arm
+	}
+	return w.load + " " + w.op + ", " + w.arm
+}
+
+func (f *facts) loads(step string) lab.Table {
+	t := lab.Table{
+		Title: "Loads, " + step,
+		Head:  []string{"load, arm", "1/s", "95 %", "repetitions", "done", "errors", "MiB/s", "mean", "p50", "p95", "p99", "p99.9"},
+	}
+	for _, w := range f.flows {
+		if w.step != step {
+			continue
+		}
+		rate, flood := median(w.rates), "–"
+		if w.sum.bytes > 0 && w.sum.done > 0 {
+			flood = number(rate.Value * w.sum.bytes / w.sum.done / (1 << 20))
+		}
+		row := []string{w.name(), number(rate.Value), interval(rate), fmt.Sprint(len(w.rates)), fmt.Sprintf("%.0f", w.sum.done), fmt.Sprintf("%.0f", w.sum.errors), flood}
+		t.Rows = append(t.Rows, append(row, w.percentiles()...))
+	}
+	return t
+}
+
+// percentiles are the mean and the quantiles of merged times.
+func (w *flow) percentiles() []string {
+	if w.times == nil {
+		return []string{"–", "–", "–", "–", "–"}
+	}
+	cells := []string{seconds(w.times.Mean() * micro)}
+	for _, q := range []float64{50, 95, 99, 99.9} {
+		cells = append(cells, seconds(float64(w.times.ValueAtQuantile(q))*micro))
+	}
+	return cells
+}
+
+// shares says which part of a load's throughput each tile has.
+func (f *facts) shares(step string) lab.Table {
+	t := lab.Table{Title: "Tiles, " + step, Head: []string{"load, arm", "tile", "1/s", "share"}}
+	for _, w := range f.flows {
+		if w.step != step || w.op != all || len(w.tiles) < 2 {
+			continue
+		}
+		sum := 0.0
+		for _, rates := range w.tiles {
+			sum += stats.Median(rates)
+		}
+		for _, tile := range slices.SortedFunc(maps.Keys(w.tiles), byNumber) {
+			rate := stats.Median(w.tiles[tile])
+			t.Rows = append(t.Rows, []string{w.name(), tile, number(rate), percent(rate / sum)})
+		}
+	}
+	return t
+}
+
+func percent(part float64) string {
+	if math.IsNaN(part) || math.IsInf(part, 0) {
+		return "–"
+	}
+	return number(100*part) + " %"
+}
+
+// together says how tiles add up, and how evenly.
+func (f *facts) together() lab.Table {
+	t := lab.Table{Title: "Tiles together", Head: []string{"load, arm", "step", "tiles", "1/s", "of one tile's, times tiles", "Jain's index"}}
+	for _, w := range f.flows {
+		if w.op == all && len(w.tiles) > 1 {
+			t.Rows = append(t.Rows, []string{w.name(), w.step, fmt.Sprint(len(w.tiles)), number(stats.Median(w.rates)), percent(f.linear(w)), fmt.Sprintf("%.3f", w.jain())})
+		}
+	}
+	return t
+}
+
+// boundName says a bound in words.
+func boundName(b record.Bound) string {
+	words := b.Metric
+	if load := b.Labels["load"]; load != "" {
+		words += " of " + load
+	}
+	if b.Below != nil {
+		words += fmt.Sprintf(" below %g", *b.Below)
+	}
+	if b.Above != nil {
+		words += fmt.Sprintf(" above %g", *b.Above)
+	}
+	return strings.TrimSpace(words + " " + b.Unit)
+}
+
+func (f *facts) bounds() lab.Table {
+	t := lab.Table{Title: "Bounds", Head: []string{"bound", "step", "arm", "windows that keep it", ""}}
+	for _, b := range f.run.Plan.Bounds {
+		for _, step := range f.run.Plan.Steps {
+			for _, arm := range f.run.Plan.Arms {
+				broken, of := f.broken(b, step.Name, arm.Name)
+				if of == 0 {
+					continue
+				}
+				word := "kept"
+				if broken > 0 {
+					word = "broken"
+				}
+				t.Rows = append(t.Rows, []string{boundName(b), step.Name, arm.Name, fmt.Sprintf("%d of %d", of-broken, of), word})
+			}
+		}
+	}
+	return t
+}
+
+// books sets what loads have counted beside what servers have.
+func (f *facts) books() lab.Table {
+	t := lab.Table{Title: "Books: done, as the load and as the server count it", Head: []string{"load, operation", "step", "arm", "load", "server", "differ"}}
+	type line struct{ step, arm, load, op string }
+	sent, served := map[line]float64{}, map[line]float64{}
+	for _, s := range f.run.Samples {
+		key := line{s.Step, s.Arm, s.Labels["load"], s.Labels["op"]}
+		switch s.Metric {
+		case record.MetricSent:
+			sent[key] += s.Value
+		case record.MetricServed:
+			served[key] += s.Value
+		}
+	}
+	keys := slices.SortedFunc(maps.Keys(sent), func(a, b line) int {
+		return cmp.Or(cmp.Compare(a.load, b.load), cmp.Compare(a.op, b.op), cmp.Compare(f.place(a.step), f.place(b.step)), cmp.Compare(a.arm, b.arm))
+	})
+	for _, key := range keys {
+		t.Rows = append(t.Rows, []string{
+			key.load + " " + key.op, key.step, key.arm,
+			fmt.Sprintf("%.0f", sent[key]), fmt.Sprintf("%.0f", served[key]), fmt.Sprintf("%+.0f", served[key]-sent[key]),
+		})
+	}
+	return t
+}
+
+// place is that of a step in the plan.
+func (f *facts) place(step string) int {
+	return slices.IndexFunc(f.run.Plan.Steps, func(s record.Step) bool { return s.Name == step })
+}
+
+// guests are figures that are of guests and not of loads.
+func (f *facts) guests() lab.Table {
+	t := lab.Table{Title: "Guests and events", Head: []string{"what", "step", "arm", "median", "longest", "values"}}
+	for _, step := range f.run.Plan.Steps {
+		for _, arm := range f.run.Plan.Arms {
+			values := map[string][]float64{}
+			for _, s := range f.run.Samples {
+				if s.Step != step.Name || s.Arm != arm.Name {
+					continue
+				}
+				switch s.Metric {
+				case record.MetricBoot:
+					values["boot of "+s.Labels["guest"]] = append(values["boot of "+s.Labels["guest"]], s.Value)
+				case record.MetricDuration:
+					values[s.Labels["event"]+" of "+s.Labels["guest"]] = append(values[s.Labels["event"]+" of "+s.Labels["guest"]], s.Value)
+				case record.MetricOutage:
+					values["outage of "+s.Labels["load"]] = append(values["outage of "+s.Labels["load"]], s.Value)
+				}
+			}
+			for _, what := range slices.Sorted(maps.Keys(values)) {
+				v := values[what]
+				t.Rows = append(t.Rows, []string{what, step.Name, arm.Name, seconds(stats.Median(v)), seconds(slices.Max(v)), fmt.Sprint(len(v))})
+			}
+		}
+	}
+	return t
+}
+
+// missing lists what was skipped, what failed and what does not hold, once each.
+func (f *facts) missing() lab.Table {
+	t := lab.Table{Title: "Skipped, failed, bad and left out", Head: []string{"reason", "what", "step", "arm", "times"}}
+	type line struct{ text, what, step, arm string }
+	times := map[line]int{}
+	var order []line
+	add := func(l line) {
+		if times[l] == 0 {
+			order = append(order, l)
+		}
+		times[l]++
+	}
+	for _, text := range f.run.Deviations {
+		add(line{text, "left out", "", ""})
+	}
+	for _, turn := range f.undone() {
+		add(line{"the run ended before", "not done", turn.Step, turn.Arm})
+	}
+	for _, kind := range []record.Kind{record.Skipped, record.Failed, record.Bad} {
+		for _, e := range f.events(kind, "") {
+			if e.What != "bound" { // they have a table
+				add(line{e.Text, strings.TrimSpace(string(kind) + " " + e.What), e.Step, e.Arm})
+			}
+		}
+	}
+	for _, l := range order {
+		t.Rows = append(t.Rows, []string{l.text, l.what, l.step, l.arm, fmt.Sprint(times[l])})
+	}
+	return t
+}
+
+// undone are the turns of the plan that have not ended.
+func (f *facts) undone() (left []record.Turn) {
+	done := map[record.Turn]bool{}
+	for _, e := range f.events(record.Done, "") {
+		done[e.Turn] = true
+	}
+	for _, turn := range f.run.Plan.Turns {
+		if !done[turn] {
+			left = append(left, turn)
+		}
+	}
+	return left
+}

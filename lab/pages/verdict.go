@@ -1,0 +1,222 @@
+package pages
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/lab/record"
+	"github.com/lodge-kvm/lodge/lab/stats"
+)
+
+// pair is one metric on two sides, each value of a repetition.
+type pair struct {
+	what, unit string
+	a, b       []float64
+}
+
+// weighed is what came of a pair.
+type weighed struct {
+	pair
+	stats.Comparison         // with p after Holm's correction
+	why              string  // there is no verdict; empty if there is one
+	noise            float64 // part by which a side differs from itself
+	finding          stats.Finding
+}
+
+// weigh compares every pair, as a family: p is Holm's. Where a side has too few
+// values, or one that is zero, there is no verdict.
+func weigh(pairs []pair) []weighed {
+	all := make([]weighed, len(pairs))
+	var able []int
+	var p []float64
+	for i, pair := range pairs {
+		all[i] = weighed{pair: pair, noise: math.NaN()}
+		all[i].Ratio = stats.MedianRatio(pair.a, pair.b)
+		switch {
+		case len(pair.a) < enough || len(pair.b) < enough:
+			all[i].why = fmt.Sprintf("%d and %d repetitions, %d each are wanted", len(pair.a), len(pair.b), enough)
+		case slices.Min(pair.a) <= 0 || slices.Min(pair.b) <= 0:
+			all[i].why = "a repetition has none"
+		default:
+			all[i].Comparison = stats.Compare(pair.a, pair.b)
+			all[i].noise = max(stats.Noise(pair.a), stats.Noise(pair.b))
+			able, p = append(able, i), append(p, all[i].P)
+		}
+	}
+	for rank, corrected := range stats.Holm(p) {
+		w := &all[able[rank]]
+		w.P = corrected
+		w.finding = w.Find(max(stats.Matters, w.noise))
+	}
+	return all
+}
+
+// arms pairs every arm's loads with the first arm's.
+func (f *facts) arms() (pairs []pair) {
+	if len(f.run.Plan.Arms) < 2 {
+		return nil
+	}
+	first := f.run.Plan.Arms[0].Name
+	for _, w := range f.flows {
+		if w.arm == first || w.op != all {
+			continue
+		}
+		if base := f.find(w.step, first, w.load, w.op); base != nil {
+			what := fmt.Sprintf(" of %s at %s, %s against %s", w.load, w.step, w.arm, first)
+			pairs = append(pairs, pair{"throughput" + what, "1/s", w.rates, base.rates})
+			if len(w.slow) > 0 && len(base.slow) > 0 {
+				pairs = append(pairs, pair{"p99" + what, "s", w.slow, base.slow})
+			}
+		}
+	}
+	return pairs
+}
+
+// words says a finding.
+func (w weighed) words() string {
+	return fmt.Sprintf("%s is %s: %s times (95 %% %s), p %.2g.", w.what, w.finding, number(w.Ratio.Value), interval(w.Ratio), w.P)
+}
+
+// verdict is what the numbers come to, in sentences.
+func (f *facts) verdict() (said []string) {
+	if banner := f.mechanism(); banner != "" {
+		said = append(said, banner)
+	}
+	said = append(said, f.ended())
+	said = append(said, f.sound()...)
+	said = append(said, f.addUp()...)
+	said = append(said, findings(weigh(f.arms()))...)
+	return said
+}
+
+// findings says those that were found, and how many were not or could not be.
+func findings(all []weighed) (said []string) {
+	few, same := 0, 0
+	why := ""
+	for _, w := range all {
+		switch {
+		case w.why != "":
+			few, why = few+1, w.why
+		case w.finding == stats.Same:
+			same++
+		default:
+			said = append(said, w.words())
+		}
+	}
+	if same > 0 {
+		said = append(said, fmt.Sprintf("No difference worth a word was shown in %s of %d.", plural(same, "comparison"), len(all)))
+	}
+	if few > 0 {
+		said = append(said, fmt.Sprintf("No verdict on %s of %d: %s.", plural(few, "comparison"), len(all), why))
+	}
+	return said
+}
+
+func (f *facts) ended() string {
+	turns, left := len(f.run.Plan.Turns), len(f.undone())
+	how := string(f.run.Outcome)
+	if how == "" {
+		how = "not ended: it runs, or was killed"
+	}
+	return fmt.Sprintf("The run is %s; %d of %s count.", how, turns-left, plural(turns, "turn"))
+}
+
+// sound says whether the figures may be believed.
+func (f *facts) sound() (said []string) {
+	done, failed := 0.0, 0.0
+	for _, w := range f.flows {
+		if w.op == all {
+			done, failed = done+w.sum.done, failed+w.sum.errors
+		}
+	}
+	switch {
+	case failed > 0:
+		said = append(said, fmt.Sprintf("%.0f operations failed beside %.0f that were done; no throughput holds them.", failed, done))
+	case done > 0:
+		said = append(said, fmt.Sprintf("None of %.0f operations failed.", done))
+	}
+	if n := len(f.events(record.Bad, "books")); n > 0 {
+		said = append(said, fmt.Sprintf("The books do not agree in %s: those figures are not to be believed.", plural(n, "case")))
+	} else if len(f.books().Rows) > 0 {
+		said = append(said, "Loads and servers have counted the same, but for what failed.")
+	}
+	for _, one := range []struct {
+		kind       record.Kind
+		what, text string
+	}{
+		{record.Bad, "clock", "%s of a guest's clock that went wrong."},
+		{record.Bad, "bound", "%s of a bound that was broken."},
+		{record.Skipped, "", "%s of something that could not be done here and was skipped."},
+		{record.Failed, "boot", "%s of a guest that did not boot."},
+	} {
+		if n := len(f.events(one.kind, one.what)); n > 0 {
+			said = append(said, fmt.Sprintf(one.text, plural(n, "case")))
+		}
+	}
+	if len(f.run.Plan.Bounds) > 0 && done > 0 && len(f.events(record.Bad, "bound")) == 0 {
+		said = append(said, "All bounds were kept.")
+	}
+	return said
+}
+
+// addUp says how the most tiles do beside one, load by load.
+func (f *facts) addUp() (said []string) {
+	most := map[string]*flow{}
+	var order []string
+	for _, w := range f.flows {
+		key := w.load + "\x00" + w.arm
+		if w.op != all || math.IsNaN(f.linear(w)) {
+			continue
+		}
+		if most[key] == nil {
+			order = append(order, key)
+		}
+		if most[key] == nil || len(w.tiles) > len(most[key].tiles) {
+			most[key] = w
+		}
+	}
+	for _, key := range order {
+		w := most[key]
+		part := f.linear(w)
+		said = append(said, fmt.Sprintf("%s: %d tiles do %s times what one does, %s of linear.", w.name(), len(w.tiles), number(part*float64(len(w.tiles))), percent(part)))
+	}
+	return said
+}
+
+// what lists the facts that figures depend on.
+func (f *facts) what() (all []fact) {
+	r := f.run
+	add := func(name, value string) {
+		if value != "" {
+			all = append(all, fact{name, plain(value)})
+		}
+	}
+	add("scenario", r.Scenario.Name+", profile "+r.Scenario.Profile+", sha256 "+r.Scenario.SHA256)
+	add("title", r.Scenario.Title)
+	add("started", r.Started.UTC().Format("2006-01-02 15:04:05 MST"))
+	if r.Ended != nil {
+		add("ended", r.Ended.UTC().Format("2006-01-02 15:04:05 MST"))
+	}
+	add("plan", fmt.Sprintf("%s, %s, %s, %s of %s after %s of warm-up", plural(len(r.Plan.Arms), "arm"), plural(len(r.Plan.Steps), "step"),
+		plural(r.Plan.Repetitions, "repetition"), plural(r.Plan.Windows, "window"), seconds(r.Plan.Measure), seconds(r.Plan.Warmup)))
+	kind := "hardware"
+	if r.Host.Virtual {
+		kind = "a virtual machine"
+	}
+	add("host", fmt.Sprintf("%s with %s (%s), %.0f GiB, Linux %s", kind, plural(r.Host.Processors, "processor"), r.Host.Processor, float64(r.Host.Memory)/(1<<30), r.Host.Kernel))
+	for _, t := range r.Targets {
+		add("target "+t.Name, fmt.Sprintf("%s, libvirt %s, QEMU %s, %s, %s", known(t.Daemon), known(t.Library), known(t.Hypervisor), known(t.Accelerator), t.URI))
+	}
+	for _, a := range r.Plan.Arms {
+		add("arm "+a.Name, strings.TrimSpace(a.Target+" "+record.Labels(a.Set).Key()))
+	}
+	add("image", r.Image.Digest)
+	add("lab", r.Version)
+	add("seed", fmt.Sprint(r.Seed))
+	add("made by", r.Header.Command)
+	return all
+}
+
+type fact struct{ Name, Value string }
