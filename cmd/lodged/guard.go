@@ -60,12 +60,17 @@ func (o *options) listenAfar(ctx context.Context, listeners *[]libvirt.Listener)
 	return certificates, nil
 }
 
-// heed reads what an administrator may have changed when SIGHUP comes. What is
-// wrong then leaves what was.
-func heed(ctx context.Context, log *slog.Logger, gate *access.Gate, audit *access.Audit, certificates *socket.Certificates) {
+// listenForHangUps takes SIGHUP from now on, which ends a process that does not,
+// until the daemon ends.
+func listenForHangUps() <-chan os.Signal {
 	hangUps := make(chan os.Signal, 1)
 	signal.Notify(hangUps, unix.SIGHUP)
-	defer signal.Stop(hangUps)
+	return hangUps
+}
+
+// heed reads what an administrator may have changed when SIGHUP comes. What is
+// wrong then leaves what was.
+func heed(ctx context.Context, hangUps <-chan os.Signal, log *slog.Logger, gate *access.Gate, audit *access.Audit, certificates *socket.Certificates) {
 	for {
 		select {
 		case <-hangUps:

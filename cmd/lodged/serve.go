@@ -39,6 +39,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if failpoint.Built {
 		log.Warn("this daemon was built with fail points, for tests: use another one in earnest")
 	}
+	hangUps := listenForHangUps() // one that comes before all is open waits
 	var opened closers
 	defer opened.close(log)
 	rooms, err := open(ctx, o, log, &opened)
@@ -69,7 +70,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Gate: gate, Audit: audit,
 	})
 	served, ctx := errgroup.WithContext(ctx)
-	served.Go(func() error { heed(ctx, log, gate, audit, certificates); return nil })
+	served.Go(func() error { heed(ctx, hangUps, log, gate, audit, certificates); return nil })
 	served.Go(func() error { return server.Serve(ctx, listeners...) })
 	served.Go(func() error { return sets.Serve(ctx, own) })
 	fmt.Fprintln(os.Stderr, "ready")
