@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
-	"github.com/digitalocean/go-libvirt/socket/dialers"
 
 	"github.com/lodge-kvm/lodge/guestimage"
 	"github.com/lodge-kvm/lodge/guestimage/guestimagetest"
@@ -66,8 +65,8 @@ func TestGoLibvirt(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.define(t, shape{name: "gopher"})
-	l := libvirt.NewWithDialer(dialers.NewLocal(dialers.WithSocket(d.run + "/libvirt-sock")))
-	if err := l.Connect(); err != nil {
+	l, err := connected(d.socket(), nil)
+	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Disconnect() }()

@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -136,8 +135,7 @@ func (c *crowd) pass(t *testing.T, draw *rand.Rand) {
 		}
 		_ = conn.Close()
 		if draw.IntN(8) == 0 {
-			l := libvirt.NewWithDialer(socketDialer{c.s.socket(), nil})
-			err := l.Connect()
+			l, err := connected(c.s.socket(), nil)
 			c.complain(t, "opening", err)
 			if err != nil {
 				return
@@ -170,30 +168,15 @@ func (c *deafConn) Close() error {
 	return c.Conn.Close()
 }
 
-// socketDialer dials the daemon, and wraps the connection.
-type socketDialer struct {
-	path string
-	wrap func(net.Conn) net.Conn
-}
-
-// Dial is what go-libvirt calls.
-func (d socketDialer) Dial() (net.Conn, error) {
-	conn, err := new(net.Dialer).DialContext(context.Background(), "unix", d.path)
-	if err != nil || d.wrap == nil {
-		return conn, err
-	}
-	return d.wrap(conn), nil
-}
-
 // wrapped gives a client with its connection.
 func (d *daemon) wrapped(t *testing.T) (*libvirt.Libvirt, *deafConn) {
 	t.Helper()
 	var made *deafConn
-	l := libvirt.NewWithDialer(socketDialer{d.socket(), func(conn net.Conn) net.Conn {
+	l, err := connected(d.socket(), func(conn net.Conn) net.Conn {
 		made = &deafConn{Conn: conn, closed: make(chan struct{})}
 		return made
-	}})
-	if err := l.Connect(); err != nil {
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	return l, made

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
-	"github.com/digitalocean/go-libvirt/socket/dialers"
 )
 
 // The storm lasts so long unless a longer time is given; the seed repeats what
@@ -366,8 +365,8 @@ func (s *storm) refused(t *testing.T, g *stormGuest, a act, f fate, err error) {
 // connect gives a client of its own.
 func (d *daemon) connect(t *testing.T) *libvirt.Libvirt {
 	t.Helper()
-	l := libvirt.NewWithDialer(dialers.NewLocal(dialers.WithSocket(filepath.Join(d.run, "libvirt-sock"))))
-	if err := l.Connect(); err != nil {
+	l, err := connected(d.socket(), nil)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return l

@@ -1,0 +1,58 @@
+package conformance
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/digitalocean/go-libvirt"
+)
+
+// connected is a go-libvirt connected to the daemon's socket. Its Connect writes,
+// as the last thing, what its listener reads when the connection ends: a daemon
+// that is killed in that moment makes a race of the library's own. So the end of
+// the connection is told to the listener only after Connect has returned, or when
+// Connect waits for an answer that will not come.
+func connected(path string, wrap func(net.Conn) net.Conn) (*libvirt.Libvirt, error) {
+	d := socketDialer{path, wrap, make(chan struct{})}
+	l := libvirt.NewWithDialer(d)
+	err := l.Connect()
+	close(d.returned)
+	return l, err
+}
+
+// socketDialer connects to a socket, and wraps the connection if it is told how.
+type socketDialer struct {
+	path     string
+	wrap     func(net.Conn) net.Conn
+	returned chan struct{} // closed when Connect has
+}
+
+// Dial is what go-libvirt calls.
+func (d socketDialer) Dial() (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(context.Background(), "unix", d.path)
+	if err != nil {
+		return nil, err
+	}
+	if d.wrap != nil {
+		conn = d.wrap(conn)
+	}
+	return lateConn{conn, d.returned}, nil
+}
+
+// lateConn tells that it has ended when Connect has returned, or a while later.
+type lateConn struct {
+	net.Conn
+	returned <-chan struct{}
+}
+
+func (c lateConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		select {
+		case <-c.returned:
+		case <-time.After(5 * time.Second): // Connect waits for an answer
+		}
+	}
+	return n, err
+}
