@@ -103,7 +103,7 @@ shown as one: they must have been measured on the same host.`,
 		},
 	}
 	c.Flags().StringVar(&page, "markdown", "", "`file` of a page into which the tables are put, between its marks")
-	c.Flags().StringVar(&html, "html", "", "`file` for a page with pictures, of storms")
+	c.Flags().StringVar(&html, "html", "", "`file` for a page with pictures, of a run or of storms")
 	return c
 }
 
@@ -112,10 +112,10 @@ func reportRun(c *cobra.Command, dirs []string, html, page string) error {
 	switch {
 	case len(dirs) > 1:
 		return errors.New("a report is of one run: name one directory")
-	case html != "" || page != "":
-		return errors.New("a run is shown as text: leave out --html and --markdown")
+	case page != "":
+		return errors.New("--markdown is for values, and this is a run: --html FILE makes a page of it")
 	}
-	return pages.Report(dirs[0], c.OutOrStdout())
+	return pages.Report(dirs[0], c.OutOrStdout(), html)
 }
 
 // show prints what runs say, and puts it into a page if one is named.

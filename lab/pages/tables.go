@@ -13,7 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/lab/stats"
 )
 
-// tables are all that have a row.
+// tables are all that have a row, with plain words.
 func (f *facts) tables() (filled []lab.Table) {
 	var every []lab.Table
 	for _, step := range f.run.Plan.Steps {
@@ -21,6 +21,12 @@ func (f *facts) tables() (filled []lab.Table) {
 	}
 	every = append(every, f.together(), f.bounds(), f.books(), f.guests(), f.missing())
 	for _, t := range every {
+		for _, row := range t.Rows {
+			for i := range row {
+				row[i] = plain(row[i])
+			}
+		}
+		t.Title = plain(t.Title)
 		if len(t.Rows) > 0 {
 			filled = append(filled, t)
 		}

@@ -8,32 +8,32 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 )
 
-// Report shows the run in a directory on a terminal.
-func Report(dir string, text io.Writer) error {
+// Report shows the run in a directory on a terminal, and writes a page with
+// pictures to the file named html, if one is.
+func Report(dir string, text io.Writer, html string) error {
 	f, err := load(dir)
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(text, f.text())
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot show the report")
+	if _, err := io.WriteString(text, f.text()); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot show the report")
+	}
+	if html == "" {
+		return nil
+	}
+	return f.save(html)
 }
 
 func (f *facts) text() string {
 	var out strings.Builder
 	for _, sentence := range f.verdict() {
-		fmt.Fprintf(&out, "%s\n", plain(sentence))
+		fmt.Fprintf(&out, "%s\n", sentence)
 	}
 	out.WriteString("\n")
 	for _, one := range f.what() {
-		fmt.Fprintf(&out, "%-12s  %s\n", plain(one.Name), one.Value)
+		fmt.Fprintf(&out, "%-12s  %s\n", one.Name, one.Value)
 	}
 	for _, t := range f.tables() {
-		for _, row := range t.Rows {
-			for i := range row {
-				row[i] = plain(row[i])
-			}
-		}
-		t.Title = plain(t.Title)
 		out.WriteString("\n" + t.Text())
 	}
 	return out.String()

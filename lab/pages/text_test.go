@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "write the texts that are compared with"
 func shown(t *testing.T, dir string) string {
 	t.Helper()
 	var out strings.Builder
-	check(t, Report(dir, &out))
+	check(t, Report(dir, &out, ""))
 	return out.String()
 }
 

@@ -88,6 +88,9 @@ func (f *facts) verdict() (said []string) {
 	said = append(said, f.sound()...)
 	said = append(said, f.addUp()...)
 	said = append(said, findings(weigh(f.arms()))...)
+	for i := range said {
+		said[i] = plain(said[i])
+	}
 	return said
 }
 
@@ -190,7 +193,7 @@ func (f *facts) what() (all []fact) {
 	r := f.run
 	add := func(name, value string) {
 		if value != "" {
-			all = append(all, fact{name, plain(value)})
+			all = append(all, fact{plain(name), plain(value)})
 		}
 	}
 	add("scenario", r.Scenario.Name+", profile "+r.Scenario.Profile+", sha256 "+r.Scenario.SHA256)

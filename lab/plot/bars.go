@@ -35,9 +35,10 @@ type Group struct {
 // Bar is one value, with its interval if Low and High are not both zero.
 type Bar struct {
 	Value, Low, High float64
-	Endless          bool   // the value is only a lower bound
-	None             string // why there is no value
-	Note             string // beside the bar; empty: the value
+	Endless          bool      // the value is only a lower bound
+	None             string    // why there is no value
+	Note             string    // beside the bar; empty: the value
+	Parts            []float64 // what the value is the sum of: the bar is cut there
 }
 
 const thick = 14.0 // of a bar
@@ -136,6 +137,12 @@ func (b Bar) draw(c *canvas, a area, axis span, top float64, k Kind, group strin
 	} else {
 		c.put(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" class="%s"><title>%s</title></rect>`,
 			a.left, top, max(end-a.left, 1.5), thick, k.class(), title)
+	}
+	sum := 0.0
+	for _, part := range b.Parts {
+		if sum += part; sum < b.Value {
+			c.stroke(a.x(axis.at(sum)), top, a.x(axis.at(sum)), top+thick, "cut")
+		}
 	}
 	if b.Low != 0 || b.High != 0 {
 		low, high := a.x(axis.at(b.Low)), a.x(axis.at(b.High))

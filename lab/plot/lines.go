@@ -16,6 +16,7 @@ type Lines struct {
 	X, Y   Axis
 	Series []Series
 	Marks  []Mark
+	Events []Mark // what happened at an X: upright, where Marks lie
 }
 
 // Series is one line.
@@ -64,6 +65,7 @@ func (l Lines) SVG() template.HTML {
 		c.put("</g>")
 	}
 	l.marks(&c, a, y)
+	l.events(&c, a, x)
 	l.labels(&c, a, x, y)
 	return c.svg(l.ID, l.Title, l.About, a.bottom+44)
 }
@@ -169,6 +171,15 @@ func (l Lines) marks(c *canvas, a area, y span) {
 		at := a.y(y.at(m.At))
 		c.stroke(a.left, at, a.right, at, "mark")
 		c.text(a.left+6, at-5, "name", "start", m.Name)
+	}
+}
+
+// events are named below each other, so that those of one moment can be read.
+func (l Lines) events(c *canvas, a area, x span) {
+	for i, e := range l.Events {
+		at := a.x(x.at(e.At))
+		c.stroke(at, a.top, at, a.bottom, "mark")
+		c.text(at+5, a.top+12+row*float64(i%8), "name", "start", e.Name)
 	}
 }
 

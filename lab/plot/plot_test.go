@@ -23,7 +23,8 @@ func curves() Lines {
 			{Name: "two", Look: Orange, Points: []Point{{1, 9, 0, 0}, {4, math.NaN(), 0, 0}, {16, 11, 0, 0}, {64, 1.21, 0, 0}}},
 			{Name: "nothing", Look: Gray},
 		},
-		Marks: []Mark{{1.15, "the bar"}},
+		Marks:  []Mark{{1.15, "the bar"}},
+		Events: []Mark{{8, "a <change>"}},
 	}
 }
 
@@ -33,7 +34,7 @@ func blocks() Bars {
 		Kinds: []Kind{{"idle", Blue, true}, {"wedged", Blue, false}},
 		Groups: []Group{
 			{"list", []Bar{{Value: 1, Low: 0.9, High: 1.2}, {Value: 45000, Endless: true, Note: "blocked"}}},
-			{"start & stop", []Bar{{None: "not measured"}, {Value: 30}}},
+			{"start & stop", []Bar{{None: "not measured"}, {Value: 30, Parts: []float64{10, 20}}}},
 		},
 		Marks: []Mark{{2, "twice"}},
 	}
@@ -170,5 +171,14 @@ func TestLabelsKeepApart(t *testing.T) {
 		if at[i+1]-at[i] < 13 {
 			t.Errorf("labels at %v", at)
 		}
+	}
+}
+
+func TestEventsAndPartsAreDrawn(t *testing.T) {
+	if svg := string(curves().SVG()); !strings.Contains(svg, ">a &lt;change&gt;</text>") {
+		t.Error("the event has no name")
+	}
+	if n := strings.Count(string(blocks().SVG()), `class="cut"`); n != 1 {
+		t.Errorf("a bar of two parts is cut %d times", n)
 	}
 }

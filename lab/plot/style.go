@@ -69,6 +69,7 @@ func Style() string {
 .plot .dot{fill:var(--paper);stroke:var(--c);stroke-width:2}
 .plot .fill{fill:var(--c)}
 .plot .pale{fill:var(--c);fill-opacity:.28;stroke:var(--c);stroke-width:1}
+.plot .cut{stroke:var(--paper);stroke-width:1.6}
 .plot .whisker{stroke:var(--ink);stroke-width:1.2;fill:none}
 `)
 	for i := range palette {

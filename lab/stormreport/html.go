@@ -20,15 +20,13 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab"
 	"github.com/lodge-kvm/lodge/lab/machine"
-	"github.com/lodge-kvm/lodge/lab/plot"
+	"github.com/lodge-kvm/lodge/lab/sheet"
 	"github.com/lodge-kvm/lodge/lab/storm"
 )
 
 var (
 	//go:embed page.html
 	pageText string
-	//go:embed page.css
-	pageStyle string
 
 	pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{"tied": tied}).Parse(pageText))
 )
@@ -125,7 +123,7 @@ func attach(paths []string) ([]attachment, error) {
 func (f *facts) html(w io.Writer, outcomes []outcome, raw []attachment) error {
 	v := pageValues{
 		Title:    "Storms: " + f.subject.Name,
-		Style:    template.CSS(plot.Style() + pageStyle),
+		Style:    template.CSS(sheet.Style()),
 		Subject:  f.subject.Name,
 		Verdict:  f.verdict(outcomes),
 		Outcomes: outcomes,
