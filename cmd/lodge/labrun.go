@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/lab/campaign"
 	"github.com/lodge-kvm/lodge/lab/experiment"
 	"github.com/lodge-kvm/lodge/lab/image"
+	"github.com/lodge-kvm/lodge/lab/pages"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 )
 
@@ -124,6 +125,19 @@ func labResumeCommand() *cobra.Command {
 	}
 	r.places(c)
 	return c
+}
+
+func labCompareCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "compare A B",
+		Short: "Compare two runs of one scenario on one host",
+		Long: `Say what parts the run in the directory B from that in A: throughput and the 99th
+percentile of each load, with size, interval and the chance of a false alarm. Runs
+of other work or on other hosts are refused. Fewer than six repetitions on a side,
+or a difference below the noise, give no verdict.`,
+		Args: wants(cobra.ExactArgs(2)),
+		RunE: func(c *cobra.Command, dirs []string) error { return pages.Compare(dirs[0], dirs[1], c.OutOrStdout()) },
+	}
 }
 
 func labCleanCommand() *cobra.Command {
