@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab"
 	"github.com/lodge-kvm/lodge/lab/record"
+	"github.com/lodge-kvm/lodge/lab/stats"
 )
 
 // Compare shows what parts the run in the directory b from that in a, arm by arm
@@ -105,7 +106,7 @@ func compareTable(all []weighed) lab.Table {
 			noise = percent(w.noise)
 		}
 		t.Rows = append(t.Rows, []string{
-			plain(w.what), show(median(w.b).Value), show(median(w.a).Value),
+			plain(w.what), show(stats.Median(w.b)), show(stats.Median(w.a)),
 			number(w.Ratio.Value), interval(w.Ratio), effect, p, noise, finding,
 		})
 	}

@@ -33,7 +33,6 @@ func weigh(pairs []pair) []weighed {
 	var p []float64
 	for i, pair := range pairs {
 		all[i] = weighed{pair: pair, noise: math.NaN()}
-		all[i].Ratio = stats.MedianRatio(pair.a, pair.b)
 		switch {
 		case len(pair.a) < enough || len(pair.b) < enough:
 			all[i].why = fmt.Sprintf("%d and %d repetitions, %d each are wanted", len(pair.a), len(pair.b), enough)
@@ -43,7 +42,9 @@ func weigh(pairs []pair) []weighed {
 			all[i].Comparison = stats.Compare(pair.a, pair.b)
 			all[i].noise = max(stats.Noise(pair.a), stats.Noise(pair.b))
 			able, p = append(able, i), append(p, all[i].P)
+			continue
 		}
+		all[i].Ratio = stats.MedianRatio(pair.a, pair.b)
 	}
 	for rank, corrected := range stats.Holm(p) {
 		w := &all[able[rank]]
