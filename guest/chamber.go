@@ -191,13 +191,17 @@ func removeSockets(ctx context.Context, run *run) error {
 	if run.User == nil {
 		return nil
 	}
+	def := run.ended
+	if def == nil { // it never became the loop's
+		def = run.def
+	}
 	var failed []error
-	for _, b := range backends(run.def) {
+	for _, b := range backends(def) {
 		if b.Type == "unix" && b.Mode != "connect" && b.Path != "" && filepath.Dir(b.Path) != run.ownPath() {
 			failed = append(failed, mount.Run(ctx, b.Path, func() error { return qemu.RemoveDeserted(b.Path) }))
 		}
 	}
-	for _, path := range displaySockets(run.def, run.ownPath()) {
+	for _, path := range displaySockets(def, run.ownPath()) {
 		failed = append(failed, mount.Run(ctx, path, func() error { return unlinkSocket(path, run.dir) }))
 	}
 	return errors.Join(failed...)

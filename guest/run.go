@@ -33,10 +33,13 @@ type run struct {
 	process *qemu.Process
 	session atomic.Pointer[qmp.Session]
 	// events is the session's, until the loop has read it to its end.
-	events  <-chan qmp.Event
-	seen    uint64 // the number of the newest event that the loop has read
-	noticed bool   // the loop knows that the process has ended
-	behind  bool   // events were missed: QEMU is to be asked for its state
+	events <-chan qmp.Event
+	seen   uint64 // the number of the newest event that the loop has read
+	// ended is the definition as the end of the process found it: what is given back
+	// beside the loop is told by it, while the loop may go on to change def.
+	ended   *domain.Definition
+	noticed bool // the loop knows that the process has ended
+	behind  bool // events were missed: QEMU is to be asked for its state
 	// back hands over a new session after the old one was lost. It holds none, so
 	// that none is forgotten in it.
 	back chan *qmp.Session

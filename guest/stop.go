@@ -86,7 +86,7 @@ const lastEvents = time.Second
 // then settles the guest's state.
 func (g *Guest) beginRelease() {
 	r := g.run
-	r.noticed = true
+	r.noticed, r.ended = true, r.def
 	g.live.Store(nil)
 	r.holdLeaving()
 	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context) (settle, error) {
