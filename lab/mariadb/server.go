@@ -8,6 +8,7 @@ package mariadb
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"net"
 	"slices"
 	"strings"
@@ -107,6 +108,22 @@ func (s Server) Create(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// Begin makes the database anew with the tables of a schema, and gives the one
+// connection that fills it. It is the caller's to close.
+func (s Server) Begin(ctx context.Context, schema string) (*sql.DB, error) {
+	if err := s.Create(ctx); err != nil {
+		return nil, err
+	}
+	db, err := s.Open(1)
+	if err != nil {
+		return nil, err
+	}
+	if err := Run(ctx, db, schema); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
 }
 
 // Run does statements one after the other; they are parted by ";" at a line's end.

@@ -23,17 +23,11 @@ func (s Size) Fill(ctx context.Context, server mariadb.Server, wrote func(rows i
 	if err := s.Settle(); err != nil {
 		return err
 	}
-	if err := server.Create(ctx); err != nil {
-		return err
-	}
-	db, err := server.Open(1)
+	db, err := server.Begin(ctx, schema)
 	if err != nil {
 		return err
 	}
 	defer db.Close() //nolint:errcheck // all was flushed
-	if err := mariadb.Run(ctx, db, schema); err != nil {
-		return err
-	}
 	f := filling{Size: s, db: db, wrote: wrote}
 	if err := f.items(ctx); err != nil {
 		return err

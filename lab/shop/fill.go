@@ -24,17 +24,11 @@ func (s Shop) Fill(ctx context.Context, server mariadb.Server, wrote func(rows i
 	if err := s.Check(); err != nil {
 		return err
 	}
-	if err := server.Create(ctx); err != nil {
-		return err
-	}
-	db, err := server.Open(1)
+	db, err := server.Begin(ctx, schema)
 	if err != nil {
 		return err
 	}
 	defer db.Close() //nolint:errcheck // all was flushed
-	if err := mariadb.Run(ctx, db, schema); err != nil {
-		return err
-	}
 	for _, fill := range []func(context.Context, *sql.DB, func(int64)) error{s.fillProducts, s.fillCustomers, s.fillOrders} {
 		if err := fill(ctx, db, wrote); err != nil {
 			return err
