@@ -16,7 +16,10 @@ const liveDevices = `
       <driver name='qemu' type='raw' cache='none' io='threads' discard='unmap'/>
       <source file='%s'/><target dev='vda' bus='virtio'/><serial>first</serial>
     </disk>
-    <disk type='file' device='cdrom'><target dev='sda' bus='sata'/><readonly/></disk>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='raw'/><source file='%s'/><target dev='vdz' bus='virtio'/>
+    </disk>
+    <disk type='file' device='cdrom'><source file='%s'/><target dev='sda' bus='sata'/><readonly/></disk>
     <interface type='network'><mac address='52:54:00:10:d9:e0'/><source network='lan'/><model type='virtio'/></interface>
     <graphics type='vnc' autoport='yes'/>
     <video><model type='vga'/></video>
@@ -48,12 +51,13 @@ func TestRunningGuest(t *testing.T) {
 	d.lan(t, "lan", 1)
 	g := d.boot(t, shape{
 		name: "live", vcpus: "<vcpu current='1'>3</vcpu>", memory: 256,
-		devices: fmt.Sprintf(liveDevices, d.blank(t, "first.raw", 64<<20)),
+		devices: fmt.Sprintf(liveDevices, d.blank(t, "first.raw", 64<<20), d.blank(t, "leaves.raw", 1<<20), d.blank(t, "leaves.iso", 1<<20)),
 	})
 	for _, part := range []struct {
 		name string
 		run  func(*testing.T, *guest)
 	}{
+		{"letting go", liveLettingGo}, // first: the others know two drives
 		{"xml", liveXML},
 		{"statistics", liveStatistics},
 		{"agent", liveAgent},
@@ -230,6 +234,39 @@ func liveDisk(t *testing.T, g *guest) {
 	g.d.virsh(t, "attach-disk", "live", extra, "vdc", "--targetbus", "virtio", "--config")
 	contains(t, "the definition", g.d.virsh(t, "domblklist", "live", "--inactive"), "vdc")
 	g.d.virsh(t, "detach-disk", "live", "vdc", "--config")
+}
+
+// liveLettingGo checks that nothing stays open of what a guest was started with and
+// has let go: the file can be another guest's, and its room is free once deleted.
+func liveLettingGo(t *testing.T, g *guest) {
+	disk, disc := filepath.Join(g.d.dir, "leaves.raw"), filepath.Join(g.d.dir, "leaves.iso")
+	if !g.d.open(t, disk) || !g.d.open(t, disc) {
+		t.Fatal("the guest does not have the images of its start open")
+	}
+	g.d.virsh(t, "detach-disk", "live", "vdz", "--live")
+	eventually(t, "the disk's image closed", func() bool { return !g.d.open(t, disk) })
+	g.d.virsh(t, "change-media", "live", "sda", "--eject", "--live")
+	if g.d.open(t, disc) {
+		t.Error("the image of a medium that was ejected is open")
+	}
+}
+
+// open reports whether an emulator has a file open.
+func (d *daemon) open(t *testing.T, path string) bool {
+	t.Helper()
+	file, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pid := range d.emulators() {
+		held, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		for _, fd := range held {
+			if found, err := os.Stat(fd); err == nil && os.SameFile(found, file) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func liveMedia(t *testing.T, g *guest) {

@@ -23,6 +23,7 @@ import (
 type leaving struct {
 	Steps []undoing
 	NIC   *heldNIC
+	Image uint // the number of the images that QEMU is to let go; 0: none
 
 	giveBack func(context.Context) error // may be called by several; nil: there is nothing
 }
@@ -74,6 +75,9 @@ func (r *run) newLeaving(alias string, after []qemu.Step) (*leaving, error) {
 	l := &leaving{}
 	nic, release := r.takeNIC(alias)
 	l.NIC, l.giveBack = nic, once(alsoSocket(r, alias, release))
+	if d, ok := r.def.Devices.ByAlias(alias).(*device.Disk); ok && d.Source != nil {
+		l.Image = d.Source.Index
+	}
 	for i := range after {
 		u, err := newUndoing(&after[i])
 		if err != nil {
@@ -98,12 +102,33 @@ func (l *leaving) cleanUp(ctx context.Context, s *qmp.Session, log *slog.Logger)
 			log.Debug("nothing is left behind a device", "command", u.Command, "cause", err)
 		}
 	}
+	if done && l.Image != 0 {
+		if err := forgetImages(ctx, s, l.Image); err != nil {
+			log.Info("QEMU cannot let go yet of the images of a disk", "cause", err)
+			done = s.Err() == nil && ctx.Err() == nil
+		}
+	}
 	if done && l.giveBack != nil {
 		if err := l.giveBack(ctx); err != nil {
 			log.Error("cannot release what a removed device held", "error", err)
 		}
 	}
 	return done
+}
+
+// forgetImages has QEMU let go of images that were handed to it and that nothing in
+// it uses any more.
+func forgetImages(ctx context.Context, s *qmp.Session, index uint) error {
+	var held []qemu.FileSet
+	if err := s.Execute(ctx, "query-fdsets", nil, &held); err != nil {
+		return err
+	}
+	for _, step := range qemu.ForgetImages(held, index) {
+		if err := execute(ctx, s, step); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // insist repeats a command for a little while: QEMU lets go of what was behind a

@@ -562,6 +562,11 @@ func (g *Guest) changeMedia(ctx context.Context, r *run, def *domain.Definition,
 		return err
 	}
 	failpoint.Reach("media.changed")
+	if before.Source != nil && before.Source.Index != 0 {
+		if err := forgetImages(ctx, s, before.Source.Index); err != nil { // the guest has its new medium
+			g.log.Warn("QEMU does not let go of the image of a medium", "disk", before.Target, "error", err)
+		}
+	}
 	g.announce(event.DomainMediaChange{OldPath: before.Source.Path(), NewPath: after.Source.Path(), Alias: after.Alias, Reason: "updated"})
 	return nil
 }

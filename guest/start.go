@@ -125,8 +125,6 @@ type launching struct {
 	// prepared is a QEMU that waits for this start; nil: there is none, or the run
 	// has its process.
 	prepared *prepared
-	// sets are the files that QEMU was handed, until it is told to forget them.
-	sets []uint
 }
 
 // launch makes a machine from a definition and, unless the options or the saved
@@ -322,7 +320,6 @@ func (l *launching) execute(ctx context.Context) (*qemu.Process, error) {
 	if err := failpoint.Err("launch.exec"); err != nil {
 		return nil, err
 	}
-	l.sets = command.Sets
 	return l.g.reg.launch(ctx, l.run.def, command, logFile, l.run.dir, l.run.User)
 }
 
@@ -397,7 +394,7 @@ func (l *launching) settle(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, step := range append(qemu.AfterStart(&l.plan), qemu.Forget(l.sets)...) {
+	for _, step := range qemu.AfterStart(&l.plan) {
 		if err := execute(ctx, s, step); err != nil {
 			return err
 		}

@@ -40,9 +40,6 @@ type Plan struct {
 type Command struct {
 	Args, Env []string
 	Files     []*os.File
-	// Sets are what QEMU was handed files in that it opened when it started: see
-	// Forget.
-	Sets []uint
 }
 
 // firstFile is the number of the first descriptor after the standard ones.
@@ -80,7 +77,7 @@ func Arguments(p *Plan) (*Command, error) {
 	if err := b.all(); err != nil {
 		return nil, err
 	}
-	return &Command{Args: b.args, Env: b.env, Files: b.files, Sets: b.sets}, nil
+	return &Command{Args: b.args, Env: b.env, Files: b.files}, nil
 }
 
 // all goes through a definition in the order in which libvirt names things:

@@ -79,5 +79,5 @@ func Unlock(p *Plan, d *device.Disk) ([]Step, error) {
 		Step{Command: "qom-set", Args: properties{{"path", "/machine/peripheral/" + d.Alias}, {"property", "drive"}, {"value", top}}},
 		removal("blockdev", standInName(d)),
 		removal("object", keyName(d)),
-	), Forget(b.sets)...), nil
+	), forget(b.sets)...), nil
 }

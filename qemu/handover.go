@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"os"
+
+	"github.com/lodge-kvm/lodge/device"
 )
 
 // A QEMU that may open nothing of the host's is handed its files. What it can only
@@ -39,13 +41,45 @@ func (b *builder) open(path string) string {
 	return path
 }
 
-// Forget gives the steps after which nothing is left of sets of files but what
+// forget gives the steps after which nothing is left of sets of files but what
 // QEMU has opened. It would otherwise hold images, and the locks on them, that it
 // no longer uses.
-func Forget(sets []uint) []Step {
+func forget(sets []uint) []Step {
 	steps := make([]Step, len(sets))
 	for i, set := range sets {
 		steps[i] = removal("add-fd", set)
 	}
 	return steps
+}
+
+// FileSet is a set of files that QEMU holds, as it tells on query-fdsets.
+type FileSet struct {
+	ID uint `json:"fdset-id"`
+}
+
+// ForgetImages gives the steps by which QEMU lets go of the images with a disk's
+// number that it was handed when it started, once nothing in it uses them. A start
+// does not do that by itself: it would cost a command for each image.
+func ForgetImages(held []FileSet, index uint) []Step {
+	var sets []uint
+	for _, set := range held {
+		if set.ID < layerSet(index+1, 0) && set.ID >= layerSet(index, 0) {
+			sets = append(sets, set.ID)
+		}
+	}
+	return forget(sets)
+}
+
+// forgetBackend gives those for the files of a character device that goes. One
+// that was plugged has been handed them and made to forget them: nothing is left
+// to remove then.
+func forgetBackend(back *device.Backend) []Step {
+	var sets []uint
+	if back.Type == "file" {
+		sets = append(sets, pathSet(back.Path))
+	}
+	if back.LogFile != "" {
+		sets = append(sets, pathSet(back.LogFile))
+	}
+	return forget(sets)
 }

@@ -31,7 +31,7 @@ func Plug(p *Plan, dev device.Device) ([]Step, error) {
 	if d, ok := dev.(*device.Disk); ok && d.Encryption != nil {
 		steps = append(steps, removal("object", keyName(d)))
 	}
-	return append(steps, Forget(b.sets)...), nil
+	return append(steps, forget(b.sets)...), nil
 }
 
 // pluggable makes a device of a kind that can come and go while the guest runs.
@@ -100,7 +100,7 @@ func unplugged(dev device.Device) ([]Step, error) {
 		if d.Role == device.Console || d.Role == device.Parallel || d.TargetType == "isa-serial" {
 			return nil, unsupported("%ss of target type %s cannot be plugged into a running domain", d.Role, d.TargetType)
 		}
-		return []Step{chardev}, nil
+		return append([]Step{chardev}, forgetBackend(&d.Backend)...), nil
 	case *device.Input:
 		if d.Bus == "ps2" || d.Type == "evdev" {
 			return nil, unsupported("input devices on bus %s cannot be plugged into a running domain", d.Bus)
@@ -157,7 +157,7 @@ func ChangeMedia(p *Plan, before, after *device.Disk, force bool) ([]Step, error
 		for _, part := range b.parts {
 			steps = append(steps, part.step())
 		}
-		steps = append(append(steps, *insertion(after)), Forget(b.sets)...)
+		steps = append(append(steps, *insertion(after)), forget(b.sets)...)
 	}
 	if after.Tray != "open" {
 		steps = append(steps, Step{Command: "blockdev-close-tray", Args: properties{id}})
