@@ -23,7 +23,7 @@ func labCommand() *cobra.Command {
 		Args:  wants(cobra.NoArgs),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(labStartCommand(), labReportCommand(), labStormCommand(), labRunCommand(), labResumeCommand(), labCompareCommand(), labCleanCommand(), labListCommand(), labImageCommand())
+	c.AddCommand(labStartCommand(), labReportCommand(), labStormCommand(), labRunCommand(), labResumeCommand(), labCompareCommand(), labPackCommand(), labCleanCommand(), labListCommand(), labImageCommand())
 	return c
 }
 

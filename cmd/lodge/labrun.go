@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/lab/experiment"
 	"github.com/lodge-kvm/lodge/lab/image"
 	"github.com/lodge-kvm/lodge/lab/pages"
+	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 )
 
@@ -47,7 +48,8 @@ func labRunCommand() *cobra.Command {
 		Short: "Run a scenario: guests, loads and what is done to them, measured step by step",
 		Long: `Run a scenario that ships (see lodge lab list) or a file (./own.yaml) on guests
 of the lab's own image at one or more daemons, and keep every value in a
-directory. More daemons are measured in turns, side by side.
+directory. More daemons are measured in turns, side by side; one that is named
+twice tells how much it differs from itself (lodge lab compare).
 
 All that is made is taken away at the end, and settings of the host that a
 scenario changes are put back. A run that was killed goes on with lodge lab
@@ -62,6 +64,7 @@ resume, or is cleaned up after with lodge lab clean.`,
 	f.StringVar(&r.Profile, "profile", "paper", "`name` of the scenario's profile")
 	f.StringArrayVar(&r.targets, "target", nil, "`NAME=ADDRESS` of a daemon: its socket's path or a URI; again for each")
 	f.StringArrayVar(&r.only, "only", nil, "`AXIS=VALUE,...`: only the steps with these values; again for each axis")
+	f.IntVar(&r.Repetitions, "repetitions", 0, "`number` of repetitions, instead of the scenario's")
 	f.BoolVar(&r.Fit, "fit", false, "leave out the steps that do not fit on the host")
 	f.Uint64Var(&r.Seed, "seed", 0, "`number` that the order of arms comes from (default: a new one)")
 	f.StringVar(&r.Dir, "directory", "", "`directory` of the run (default: a new one in "+labRuns+")")
@@ -128,15 +131,42 @@ func labResumeCommand() *cobra.Command {
 }
 
 func labCompareCommand() *cobra.Command {
+	var how pages.Comparing
+	c := &cobra.Command{
+		Use:   "compare RUN | A B",
+		Short: "Compare the targets of a run, or two runs of one scenario on one host",
+		Long: `Set every figure that was measured beside its other half, step by step: throughput
+and times of each load and operation, boots, events, what the host gave. Of one
+run, its other targets stand beside the first, repetition by repetition; a target
+with the first one's address is that one measured twice, and tells the noise. Of
+two runs, B stands beside A.
+
+What measured other work, or on another host, is refused. A difference is a
+finding only if chance hardly makes it, and if it is larger than a tenth and than
+the noise; few repetitions give no verdict. Across hosts there are ratios only.`,
+		Example: `  lodge lab run block-io --profile mini --repetitions 10 --directory r \
+    --target lodged=/run/lodge/libvirt-sock --target again=/run/lodge/libvirt-sock --target libvirtd=qemu:///system
+  lodge lab compare r`,
+		Args: wants(cobra.RangeArgs(1, 2)),
+		RunE: func(c *cobra.Command, dirs []string) error { return pages.Compare(dirs, how, c.OutOrStdout()) },
+	}
+	c.Flags().BoolVar(&how.AcrossHosts, "across-hosts", false, "compare runs of different hosts, too: ratios, and no verdict")
+	c.Flags().StringVar(&how.Page, "markdown", "", "`file` of a page into which it is put, between the marks of the scenario's name")
+	return c
+}
+
+func labPackCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "compare A B",
-		Short: "Compare two runs of one scenario on one host",
-		Long: `Say what parts the run in the directory B from that in A: throughput and the 99th
-percentile of each load, with size, interval and the chance of a false alarm. Runs
-of other work or on other hosts are refused. Fewer than six repetitions on a side,
-or a difference below the noise, give no verdict.`,
-		Args: wants(cobra.ExactArgs(2)),
-		RunE: func(c *cobra.Command, dirs []string) error { return pages.Compare(dirs[0], dirs[1], c.OutOrStdout()) },
+		Use:   "pack DIRECTORY...",
+		Short: "Make complete runs small, for keeping",
+		Args:  wants(cobra.MinimumNArgs(1)),
+		RunE: func(_ *cobra.Command, dirs []string) error {
+			var all error
+			for _, dir := range dirs {
+				all = errors.Join(all, record.Pack(dir))
+			}
+			return all
+		},
 	}
 }
 

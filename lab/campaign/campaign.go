@@ -39,10 +39,12 @@ type Options struct {
 	Files    string              // directory for the guests' files, which the daemons can read
 	Only     map[string][]string // axes to the values that are kept
 	Fit      bool                // leave out the steps that do not fit
-	Seed     uint64
-	Command  string // that makes such a run
-	Version  string // of the lab
-	Say      func(experiment.Progress)
+	// Repetitions are those of the run, instead of the scenario's; 0 leaves them.
+	Repetitions int
+	Seed        uint64
+	Command     string // that makes such a run
+	Version     string // of the lab
+	Say         func(experiment.Progress)
 }
 
 // Run begins a run and does it.
@@ -62,6 +64,10 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	repeated, err := repeat(plan, o.Repetitions)
+	if err != nil {
+		return err
+	}
 	i, err := image.Find(o.Images)
 	if err != nil {
 		return err
@@ -77,7 +83,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	header := o.header(s, plan, targets, i)
-	header.Deviations = append(narrowed, left...)
+	header.Deviations = slices.Concat(narrowed, repeated, left)
 	w, err := record.Create(o.Dir, header)
 	if err != nil {
 		return err
@@ -96,6 +102,15 @@ func narrow(plan *scenario.Plan, only map[string][]string) ([]string, error) {
 	}
 	slices.Sort(words)
 	return words, plan.Narrow(only)
+}
+
+// repeat changes how often a plan is gone through, and says so.
+func repeat(plan *scenario.Plan, times int) ([]string, error) {
+	if times == 0 || times == plan.Repetitions {
+		return nil, nil
+	}
+	words := fmt.Sprintf("%d repetitions instead of %d", times, plan.Repetitions)
+	return []string{words}, plan.Repeat(times)
 }
 
 func connect(ctx context.Context, named []storm.Target) ([]*target.Target, error) {
@@ -119,8 +134,8 @@ func closeAll(targets []*target.Target) {
 
 func places(targets []*target.Target, i image.Image, dir string) map[string]*site.Site {
 	all := map[string]*site.Site{}
-	for _, t := range targets {
-		all[t.Name] = site.New(t, i, dir)
+	for number, t := range targets {
+		all[t.Name] = site.New(t, number+1, i, dir)
 	}
 	return all
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -12,29 +13,101 @@ import (
 	"github.com/lodge-kvm/lodge/lab/stats"
 )
 
-// Compare shows what parts the run in the directory b from that in a, arm by arm
-// of the same name. Runs that measured other work, or on other hosts, are refused
-// with the reasons.
-func Compare(a, b string, text io.Writer) error {
-	first, err := load(a)
-	if err != nil {
-		return err
-	}
-	second, err := load(b)
-	if err != nil {
-		return err
-	}
-	if err := comparable(first.run, second.run); err != nil {
-		return err
-	}
-	_, err = io.WriteString(text, beside(first, second))
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot show the comparison")
+// Comparing says how runs are compared.
+type Comparing struct {
+	// AcrossHosts sets runs of different hosts beside each other, too: their ratios
+	// alone, because the hosts may be what parts them.
+	AcrossHosts bool
+	Page        string // file of a page into which it is put, between the scenario's marks; may be empty
 }
 
-// comparable refuses two runs with every reason there is.
-func comparable(a, b *record.Run) error {
+// Compare shows every figure of one side beside the same of another: of two runs,
+// the second beside the first; of one run, its other targets beside the first one,
+// repetition by repetition. A target that has the first one's address is the first
+// one measured again, and tells the noise. What measured other work, or on other
+// hosts, is refused with the reasons.
+func Compare(dirs []string, how Comparing, text io.Writer) error {
+	var runs []*facts
+	for _, dir := range dirs {
+		f, err := load(dir)
+		if err != nil {
+			return err
+		}
+		runs = append(runs, f)
+	}
+	var said comparison
+	var err error
+	if len(runs) == 1 {
+		said, err = within(runs[0])
+	} else {
+		said, err = apart(runs[0], runs[1], how.AcrossHosts)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := io.WriteString(text, said.text()); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot show the comparison")
+	}
+	if how.Page == "" {
+		return nil
+	}
+	return lab.IntoPage(how.Page, runs[0].run.Scenario.Name, said.markdown())
+}
+
+// comparison is what is said: sentences, and tables with every figure.
+type comparison struct {
+	said   []string
+	what   []fact
+	tables []lab.Table
+}
+
+func (c *comparison) text() string {
+	var out strings.Builder
+	for _, sentence := range c.said {
+		out.WriteString(plain(sentence) + "\n")
+	}
+	out.WriteString("\n")
+	for _, one := range c.what {
+		fmt.Fprintf(&out, "%-12s  %s\n", one.Name, one.Value)
+	}
+	for _, t := range c.tables {
+		out.WriteString("\n" + t.Text())
+	}
+	return out.String()
+}
+
+func (c *comparison) markdown() string {
+	var out strings.Builder
+	for _, sentence := range c.said {
+		out.WriteString("- " + lab.Inline(plain(sentence)) + "\n")
+	}
+	out.WriteString("\n")
+	for _, one := range c.what {
+		fmt.Fprintf(&out, "- %s: %s\n", lab.Inline(one.Name), lab.Inline(one.Value))
+	}
+	for _, t := range c.tables {
+		out.WriteString("\n" + t.Markdown())
+	}
+	return out.String()
+}
+
+// refuse makes an error of every reason there is.
+func refuse(a, b string, why []string) error {
+	if len(why) == 0 {
+		return nil
+	}
+	return fault.New(fault.Invalid, fault.Call, "%s and %s cannot be compared: %s", a, b, strings.Join(why, "; "))
+}
+
+// comparable refuses two runs with every reason there is. Whether only their hosts
+// differ is told where that is allowed.
+func comparable(a, b *record.Run, acrossHosts bool) (hosts []string, err error) {
 	var why []string
 	for _, reason := range record.Incomparable(&a.Header, &b.Header) {
+		if reason.Host && acrossHosts {
+			hosts = append(hosts, plain(reason.String()))
+			continue
+		}
 		why = append(why, plain(reason.String()))
 	}
 	for _, r := range []*record.Run{a, b} {
@@ -42,43 +115,110 @@ func comparable(a, b *record.Run) error {
 			why = append(why, r.Dir+" is not complete")
 		}
 	}
-	if len(why) > 0 {
-		return fault.New(fault.Invalid, fault.Call, "%s and %s cannot be compared: %s", a.Dir, b.Dir, strings.Join(why, "; "))
-	}
-	return nil
+	return hosts, refuse(a.Dir, b.Dir, why)
 }
 
-// metrics pairs all that both runs have measured, the second run's first: what is
-// said is of it.
-func metrics(a, b *facts) (pairs []pair) {
-	for _, w := range b.flows {
-		base := a.find(w.step, w.arm, w.load, w.op)
-		if w.op != all || base == nil {
-			continue
-		}
-		what := fmt.Sprintf(" of %s at %s, %s", w.load, w.step, w.arm)
-		pairs = append(pairs, pair{"throughput" + what, "1/s", w.rates, base.rates})
-		if len(w.slow) > 0 && len(base.slow) > 0 {
-			pairs = append(pairs, pair{"p99" + what, "s", w.slow, base.slow})
-		}
+// apart compares the run b with the run a, arm by arm of the same name.
+func apart(a, b *facts, acrossHosts bool) (c comparison, err error) {
+	hosts, err := comparable(a.run, b.run, acrossHosts)
+	if err != nil {
+		return c, err
 	}
-	return pairs
+	first, err := a.whole()
+	if err != nil {
+		return c, err
+	}
+	second, err := b.whole()
+	if err != nil {
+		return c, err
+	}
+	first.name, second.name = "A", "B"
+	pairs, alone := contrast(first, second, nil, false)
+	c.begin(b)
+	c.add(pairs, alone, strings.Join(hosts, "; "), "B beside A")
+	c.said = append(c.said, a.busy("A"), b.busy("B"))
+	c.said = slices.DeleteFunc(c.said, func(s string) bool { return s == "" })
+	c.what = append(c.what, fact{"A", a.about()}, fact{"B", b.about()})
+	return c, nil
 }
 
-func beside(a, b *facts) string {
-	var out strings.Builder
-	if banner := b.mechanism(); banner != "" {
-		out.WriteString(plain(banner) + "\n")
+// within compares the targets of a run with the first of them.
+func within(f *facts) (c comparison, err error) {
+	if f.run.Outcome != record.Complete {
+		return c, fault.New(fault.Invalid, fault.Call, "the run in %s is not complete", f.run.Dir)
 	}
-	compared := weigh(metrics(a, b))
+	targets := f.run.Targets
+	if len(targets) < 2 {
+		return c, fault.New(fault.Invalid, fault.Call, "the run in %s has one target: name another run, or run it with another --target beside", f.run.Dir)
+	}
+	sides, err := f.sides()
+	if err != nil {
+		return c, err
+	}
+	var again *side
+	for i, t := range targets[1:] {
+		if t.URI == targets[0].URI {
+			again = sides[i+1]
+		}
+	}
+	c.begin(f)
+	if again == nil {
+		c.said = append(c.said, fmt.Sprintf("No target was measured twice: the noise is what halves of the figures differ by. A target more with the address of %s would tell it better.", targets[0].Name))
+	} else {
+		c.said = append(c.said, fmt.Sprintf("%s is %s measured once more: how the two differ is the noise, below which nothing is a finding.", again.name, targets[0].Name))
+	}
+	for i, t := range targets[1:] {
+		if why := record.Apart(targets[0], t); len(why) > 0 {
+			return c, refuse(targets[0].Name, t.Name, why)
+		}
+		noise := again
+		if sides[i+1] == again {
+			noise = nil // it is not its own measure
+		}
+		pairs, alone := contrast(sides[0], sides[i+1], noise, true)
+		c.add(pairs, alone, "", sides[i+1].name+" beside "+sides[0].name)
+	}
+	if busy := f.busy("the run"); busy != "" {
+		c.said = append(c.said, busy)
+	}
+	c.what = append(c.what, f.what()...)
+	return c, nil
+}
+
+func (c *comparison) begin(f *facts) {
+	if banner := f.mechanism(); banner != "" {
+		c.said = append(c.said, banner)
+	}
+}
+
+// add puts what came of pairs into words and tables, one for each step. Across
+// hosts there are ratios and no verdict.
+func (c *comparison) add(pairs []pair, alone []string, hosts, title string) {
+	for i := range pairs {
+		if hosts != "" {
+			pairs[i].unsound = "the hosts differ (" + hosts + ")"
+		}
+	}
+	compared := weigh(pairs)
 	if len(compared) == 0 {
-		out.WriteString("The runs have no load in common: there is nothing to compare.\n")
+		c.said = append(c.said, title+": nothing was measured on both sides.")
 	}
 	for _, sentence := range findings(compared) {
-		out.WriteString(plain(sentence) + "\n")
+		c.said = append(c.said, title+": "+sentence)
 	}
-	fmt.Fprintf(&out, "\nA  %s\nB  %s\n\n%s", a.about(), b.about(), compareTable(compared).Text())
-	return out.String()
+	if len(alone) > 0 {
+		c.said = append(c.said, fmt.Sprintf("%s: %s measured on one side only: %s.", title, plural(len(alone), "figure"), strings.Join(alone[:min(len(alone), 5)], "; ")))
+	}
+	c.tables = append(c.tables, compareTable(title, compared))
+}
+
+// busy tells whether other work was going on when a run began.
+func (f *facts) busy(what string) string {
+	h := f.run.Host
+	if h.Load <= float64(h.Processors)/2 {
+		return ""
+	}
+	return fmt.Sprintf("The machine was busy: when %s began, %.1f processes wanted its %s already. Times are too long and noise is large.", what, h.Load, plural(h.Processors, "processor"))
 }
 
 // about names a run by what may differ.
@@ -90,25 +230,46 @@ func (f *facts) about() string {
 	return plain(strings.Join(words, "; "))
 }
 
-func compareTable(all []weighed) lab.Table {
-	t := lab.Table{Title: "B beside A", Head: []string{"what", "A", "B", "B/A", "95 %", "effect", "p, corrected", "noise", "finding"}}
+// spelt writes a value with its unit.
+func spelt(value float64, unit string) string {
+	switch unit {
+	case "s":
+		return seconds(value)
+	case "bytes":
+		return number(value/(1<<20)) + " MiB"
+	case "bytes/s":
+		return number(value/(1<<20)) + " MiB/s"
+	}
+	return strings.TrimSpace(number(value) + " " + unit)
+}
+
+func compareTable(title string, all []weighed) lab.Table {
+	t := lab.Table{Title: title, Head: []string{"what", "A", "B", "B/A", "95 %", "effect", "p, corrected", "noise", "finding"}}
 	for _, w := range all {
-		show := seconds
-		if w.unit != "s" {
-			show = number
+		effect, p, noise := "–", "–", "–"
+		if w.Effect != 0 || w.P != 0 {
+			effect, p = fmt.Sprintf("%+.2f", w.Effect), fmt.Sprintf("%.2g", w.P)
 		}
-		effect, p, finding := fmt.Sprintf("%+.2f", w.Effect), fmt.Sprintf("%.2g", w.P), w.finding.String()
-		if w.why != "" {
-			effect, p, finding = "–", "–", "no verdict: "+w.why
-		}
-		noise := "–"
 		if !math.IsNaN(w.noise) {
-			noise = percent(w.noise)
+			noise = "±" + percent(w.noise)
 		}
 		t.Rows = append(t.Rows, []string{
-			plain(w.what), show(stats.Median(w.b)), show(stats.Median(w.a)),
-			number(w.Ratio.Value), interval(w.Ratio), effect, p, noise, finding,
+			plain(w.what), spelt(stats.Median(w.b), w.unit), spelt(stats.Median(w.a), w.unit),
+			number(w.Ratio.Value), interval(w.Ratio), effect, p, noise, w.outcome(),
 		})
 	}
 	return t
+}
+
+// outcome is the last word on a pair.
+func (w weighed) outcome() string {
+	switch {
+	case w.why != "":
+		return "no verdict: " + w.why
+	case w.finding == stats.Same && math.Abs(w.Ratio.Value-1) <= w.noise && math.Abs(w.Ratio.Value-1) > stats.Matters:
+		return "none: below the noise"
+	case w.finding == stats.Same:
+		return "none shown"
+	}
+	return w.finding.String()
 }

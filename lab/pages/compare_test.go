@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,24 +19,53 @@ func TestOtherWorkIsNotCompared(t *testing.T) {
 	b.profile = "mini"
 	b.target.Accelerator = "tcg"
 	var out strings.Builder
-	err := Compare(a.keep(t), b.keep(t), &out)
+	err := Compare([]string{a.keep(t), b.keep(t)}, Comparing{AcrossHosts: true}, &out)
 	if err == nil || !strings.Contains(err.Error(), "profile: paper against mini") || !strings.Contains(err.Error(), "accelerator: kvm against tcg") || out.Len() > 0 {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 	for _, r := range []record.Outcome{record.Interrupted, ""} {
 		half := &record.Run{Header: a.header(), Dir: "half"}
 		half.Outcome = r
-		if err := comparable(half, half); err == nil || !strings.Contains(err.Error(), "half is not complete") {
+		if _, err := comparable(half, half, false); err == nil || !strings.Contains(err.Error(), "half is not complete") {
 			t.Errorf("a run that is %q: %v", r, err)
+		}
+	}
+	if err := Compare([]string{a.keep(t)}, Comparing{}, &out); err == nil || !strings.Contains(err.Error(), "has one target") {
+		t.Errorf("one target beside itself: %v", err)
+	}
+}
+
+func compared(t *testing.T, how Comparing, runs ...synthetic) string {
+	t.Helper()
+	var dirs []string
+	for _, run := range runs {
+		dirs = append(dirs, run.keep(t))
+	}
+	var out strings.Builder
+	check(t, Compare(dirs, how, &out))
+	return out.String()
+}
+
+// has tells which of the wanted texts is missing.
+func has(t *testing.T, out string, wanted ...string) {
+	t.Helper()
+	for _, want := range wanted {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
 		}
 	}
 }
 
-func compared(t *testing.T, a, b synthetic) string {
+// row gives the line of a table that begins with a text.
+func row(t *testing.T, out, begins string) string {
 	t.Helper()
-	var out strings.Builder
-	check(t, Compare(a.keep(t), b.keep(t), &out))
-	return out.String()
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, begins) {
+			return line
+		}
+	}
+	t.Errorf("no line begins with %q in\n%s", begins, out)
+	return ""
 }
 
 func TestAKnownDifferenceIsFoundWithItsSize(t *testing.T) {
@@ -48,20 +79,153 @@ func TestAKnownDifferenceIsFoundWithItsSize(t *testing.T) {
 		}
 		return rate
 	}
-	out := compared(t, a, b)
-	for _, want := range []string{
-		"throughput of web at tiles=2, after is less: 0.50 times",
-		"No difference worth a word was shown in 7 comparisons of 8.",
-		"270", "135", "-1.00",
-	} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is missing in\n%s", want, out)
-		}
-	}
+	out := compared(t, Comparing{}, a, b)
+	has(t, out, "B beside A: throughput of web at tiles=2, after is less: 0.50 times", "No difference worth a word was shown in 23 comparisons of 24.")
+	has(t, row(t, out, "throughput of web at tiles=2, after"), "270", "135", "-1.00", "less")
 	// Five are too few, whatever parts them.
 	a.repetitions, b.repetitions = 5, 5
-	if out = compared(t, a, b); !strings.Contains(out, "No verdict on 8 comparisons of 8: 5 and 5 repetitions, 6 each are wanted.") || strings.Contains(out, " is less") {
+	out = compared(t, Comparing{}, a, b)
+	has(t, out, "No verdict on 24 comparisons of 24: 5 and 5 repetitions, 6 each are wanted.")
+	if strings.Contains(out, " is less") {
 		t.Errorf("five repetitions:\n%s", out)
+	}
+}
+
+func TestEveryFigureStandsBesideItsOtherHalf(t *testing.T) {
+	a := newSynthetic(2)
+	a.more = func(w *record.Writer, turn record.Turn) {
+		add := func(metric string, value float64, unit string, labels record.Labels) {
+			check(t, w.Sample(record.Sample{Turn: turn, Window: 1, Metric: metric, Value: value, Unit: unit, Labels: labels}))
+		}
+		web := record.Labels{"tile": "1", "guest": "web"}
+		add(record.MetricBoot, 2, "s", web)
+		add(record.MetricBoot, 4, "s", record.Labels{"tile": "2", "guest": "web"})
+		add(record.MetricDuration, 0.5, "s", record.Labels{"guest": "web", "event": "vcpus"})
+		add(record.MetricDrift, -0.001, "part", web)
+		add(record.MetricOutage, 7, "s", record.Labels{"tile": "1", "guest": "web", "load": "web"})
+		check(t, w.Telemetry(record.Telemetry{Turn: turn, Source: "host", Values: map[string]float64{"cpu_busy_cores": 1.5}}))
+	}
+	b := a
+	b.wait = func(arm, repetition, tile int) int64 { return 2 * a.wait(arm, repetition, tile) }
+	out := compared(t, Comparing{}, a, b)
+	for begins, want := range map[string]string{
+		"throughput of web at tiles=2, before":           "150",
+		"p95 of web at tiles=1, before":                  "2.00",
+		"boot of web at tiles=1, before":                 "3.00 s",
+		"time of vcpus of web at tiles=1, after":         "500 ms",
+		"drift of web at tiles=1, after":                 "no ratio",
+		"outage of web at tiles=2, before":               "7.00 s",
+		"use of the host's processors at tiles=2, after": "1.50 cores",
+	} {
+		has(t, row(t, out, begins), want)
+	}
+	if strings.Contains(out, "errors of") {
+		t.Errorf("nothing failed, and yet:\n%s", out)
+	}
+	b.more = nil
+	has(t, compared(t, Comparing{}, a, b), "20 figures measured on one side only: outage of web at tiles=1, before: not at B;")
+}
+
+func TestTargetsOfARunStandBesideEachOther(t *testing.T) {
+	// Each repetition is slower than the last, for all alike: pairs stand that.
+	three := newTrio(12, func(target string, repetition int) float64 {
+		rate := 2000 * math.Pow(0.8, float64(repetition))
+		switch target {
+		case "again":
+			return rate * (1 + 0.04*float64(repetition%3))
+		case "other":
+			return rate * 1.5
+		}
+		return rate
+	})
+	out := compared(t, Comparing{}, three)
+	has(t, out,
+		"again is first measured once more",
+		"other beside first: throughput of web at tiles=1, plain is more: 1.50 times",
+		"other beside first: throughput of web at tiles=2, plain is more: 1.50 times",
+	)
+	if strings.Contains(out, "again beside first: throughput of web at tiles=1, plain is") {
+		t.Errorf("the same beside itself:\n%s", out)
+	}
+	// What the same daemon differs from itself by is no finding in another.
+	loud := newTrio(12, func(target string, repetition int) float64 {
+		switch target {
+		case "again":
+			return 1700
+		case "other":
+			return 1500
+		}
+		return 1000
+	})
+	out = compared(t, Comparing{}, loud)
+	_, out, _ = strings.Cut(out, "\nother beside first\n")
+	has(t, row(t, out, "throughput of web at tiles=1, plain"), "1.50", "±70.0 %", "none: below the noise")
+	// Of another accelerator it is other work.
+	loud.trio[2].Accelerator = "tcg"
+	if err := Compare([]string{loud.keep(t)}, Comparing{}, new(strings.Builder)); err == nil || !strings.Contains(err.Error(), "kvm against tcg") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestDisagreeingBooksGiveNoVerdict(t *testing.T) {
+	three := newTrio(8, func(target string, _ int) float64 {
+		return map[string]float64{"first": 1000, "again": 1000, "other": 2000}[target]
+	})
+	three.more = func(w *record.Writer, turn record.Turn) {
+		if turn.Arm == "plain@other" && turn.Step == "tiles=2" {
+			check(t, w.Event(record.Event{Turn: turn, Kind: record.Bad, What: "books", Text: "the load counts 5 done, the server 4"}))
+		}
+	}
+	out := compared(t, Comparing{}, three)
+	has(t, out, "throughput of web at tiles=1, plain is more: 2.00 times", "No verdict on 6 comparisons of 12: books disagree there.")
+	if strings.Contains(out, "throughput of web at tiles=2, plain is more") {
+		t.Errorf("%s", out)
+	}
+}
+
+func TestAcrossHostsThereAreRatiosOnly(t *testing.T) {
+	a := newSynthetic(8)
+	b := a
+	b.host = "another kernel"
+	b.rate = func(arm, repetition, tiles, tile int) int64 { return 3 * a.rate(arm, repetition, tiles, tile) }
+	if err := Compare([]string{a.keep(t), b.keep(t)}, Comparing{}, new(strings.Builder)); err == nil || !strings.Contains(err.Error(), "kernel: 6.1 against another kernel") {
+		t.Errorf("%v", err)
+	}
+	out := compared(t, Comparing{AcrossHosts: true}, a, b)
+	has(t, out, "No verdict on 24 comparisons of 24: the hosts differ (kernel: 6.1 against another kernel).")
+	has(t, row(t, out, "throughput of web at tiles=1, before"), "3.00")
+}
+
+func TestABusyMachineIsSaid(t *testing.T) {
+	a := newSynthetic(1)
+	a.load = 9
+	has(t, compared(t, Comparing{}, a, newSynthetic(1)), "The machine was busy: when A began, 9.0 processes wanted its 2 processors already.")
+}
+
+func TestAComparisonGoesIntoAPage(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "page.md")
+	compared(t, Comparing{Page: page}, newSynthetic(1), newSynthetic(1))
+	text, err := os.ReadFile(page)
+	check(t, err)
+	has(t, string(text), "<!-- known figures: written by lodge lab -->", "| throughput of web at tiles=1, before | 100 1/s |")
+}
+
+func TestTooManyFiguresAreNotToldFromLuck(t *testing.T) {
+	var pairs []pair
+	for i := range 10 {
+		a, b := []float64{}, []float64{}
+		for range 8 {
+			a, b = append(a, 3), append(b, 1)
+		}
+		pairs = append(pairs, pair{what: fmt.Sprint(i), a: a, b: b, family: "p99", beside: true})
+	}
+	for _, w := range weigh(pairs) {
+		if !strings.Contains(w.why, "8 repetitions are too few to tell luck among 10 figures of a kind") || w.finding != stats.Same {
+			t.Errorf("%+v", w)
+		}
+	}
+	if w := weigh(pairs[:1])[0]; w.why != "" || w.finding != stats.More {
+		t.Errorf("one alone: %+v", w)
 	}
 }
 
@@ -71,14 +235,14 @@ func TestADifferenceBelowTheNoiseIsNone(t *testing.T) {
 	for i := range 20 {
 		a, b = append(a, 115*(1+0.03*float64(i))), append(b, 100*(1+0.03*float64(i)))
 	}
-	w := weigh([]pair{{"x", "1/s", a, b}})[0]
+	w := weigh([]pair{{what: "x", unit: "1/s", a: a, b: b}})[0]
 	if w.P >= stats.Surely || w.Ratio.Value < 1+stats.Matters || w.noise < 0.15 {
 		t.Fatalf("this tries nothing: %+v", w)
 	}
 	if w.finding != stats.Same {
 		t.Errorf("%+v", w)
 	}
-	if w := weigh([]pair{{"x", "1/s", []float64{1, 1, 1, 1, 1, 0}, []float64{1, 1, 1, 1, 1, 1}}})[0]; w.why == "" || w.finding != stats.Same {
+	if w := weigh([]pair{{what: "x", unit: "1/s", a: []float64{1, 1, 1, 1, 1, 0}, b: []float64{1, 1, 1, 1, 1, 1}}})[0]; w.why == "" || w.finding != stats.Same {
 		t.Errorf("a repetition without anything: %+v", w)
 	}
 }
@@ -94,7 +258,7 @@ func TestTheSameAgainstItselfIsNeverNews(t *testing.T) {
 		}
 		var pairs []pair
 		for i := range 2 {
-			pairs = append(pairs, pair{fmt.Sprint(i), "1/s", side(), side()})
+			pairs = append(pairs, pair{what: fmt.Sprint(i), unit: "1/s", a: side(), b: side()})
 		}
 		for _, w := range weigh(pairs) {
 			if w.why != "" || w.finding != stats.Same {

@@ -22,6 +22,10 @@ const micro = 1e-6
 // chance alone deals out the largest difference too often.
 const enough = 6
 
+// enoughPairs is how many a comparison wants whose sides were measured beside
+// each other: swapping sides, chance has fewer ways.
+const enoughPairs = 8
+
 // facts are what is known of a run.
 type facts struct {
 	run     *record.Run

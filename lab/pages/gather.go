@@ -159,7 +159,8 @@ func (f *facts) count(s record.Sample) {
 // flow is one operation of a load in one arm's one step.
 type flow struct {
 	step, arm, load, op string
-	rates               []float64            // of each repetition, all tiles together
+	turns               []int                // the repetitions that have it
+	rates               []float64            // of each of those, all tiles together
 	tiles               map[string][]float64 // rates by tile, of the same repetitions
 	sum                 tally
 	times               *hdrhistogram.Histogram // of all repetitions, µs; nil without
@@ -191,7 +192,7 @@ func (f *facts) flow(step, arm, load, op string) *flow {
 		if !here {
 			continue
 		}
-		found.rates = append(found.rates, rate)
+		found.turns, found.rates = append(found.turns, repetition), append(found.rates, rate)
 		for _, tile := range names {
 			found.tiles[tile] = append(found.tiles[tile], rates[tile])
 		}

@@ -20,6 +20,27 @@ type synthetic struct {
 	rate func(arm, repetition, tiles, tile int) int64
 	wait func(arm, repetition, tile int) int64
 	more func(*record.Writer, record.Turn) // adds to a turn
+
+	host string  // its kernel, if it is another
+	load float64 // of the host before
+	trio []record.Target
+}
+
+// newTrio is a run of one arm at three targets, of which the second is the first
+// once more.
+func newTrio(repetitions int, rate func(target string, repetition int) float64) synthetic {
+	s := newSynthetic(repetitions)
+	for _, name := range []string{"first", "again", "other"} {
+		t := s.target
+		t.Name, t.URI = name, "test:///first"
+		if name == "other" {
+			t.URI = "test:///other"
+		}
+		s.trio = append(s.trio, t)
+	}
+	s.rate = func(target, repetition, _, _ int) int64 { return int64(rate(s.trio[target].Name, repetition)) }
+	s.wait = func(int, int, int) int64 { return 1000 }
+	return s
 }
 
 func newSynthetic(repetitions int) synthetic {
@@ -53,6 +74,15 @@ func (s synthetic) header() record.Header {
 			Bounds: []record.Bound{{Metric: "latency.p99", Labels: record.Labels{"load": "web"}, Below: &second, Unit: "s"}},
 		},
 	}
+	if h.Host.Load = s.load; s.host != "" {
+		h.Host.Kernel = s.host
+	}
+	if s.trio != nil {
+		h.Targets, h.Plan.Arms = s.trio, nil
+		for _, t := range s.trio {
+			h.Plan.Arms = append(h.Plan.Arms, record.Arm{Name: "plain@" + t.Name, Target: t.Name})
+		}
+	}
 	for repetition := 1; repetition <= s.repetitions; repetition++ {
 		for _, step := range h.Plan.Steps {
 			for _, arm := range h.Plan.Arms {
@@ -73,6 +103,11 @@ func (s synthetic) keep(t *testing.T) string {
 		arm, tiles := 0, 1
 		if turn.Arm == s.arms[1] {
 			arm = 1
+		}
+		for i, t := range s.trio {
+			if turn.Arm == "plain@"+t.Name {
+				arm = i
+			}
 		}
 		if turn.Step == "tiles=2" {
 			tiles = 2

@@ -14,6 +14,10 @@ import (
 type pair struct {
 	what, unit string
 	a, b       []float64
+	family     string       // those of one are read together
+	beside     bool         // each a[i] was measured beside its b[i]
+	again      *stats.Ratio // of b measured a second time, by the first: A/A
+	unsound    string       // why its values are not to be believed; empty if they may be
 }
 
 // weighed is what came of a pair.
@@ -25,33 +29,96 @@ type weighed struct {
 	finding          stats.Finding
 }
 
-// weigh compares every pair, as a family: p is Holm's. Where a side has too few
-// values, or one that is zero, there is no verdict.
+// weigh compares every pair. Those of a family are read together: p is Holm's.
+// Where a side has too few values, or one that is zero, there is no verdict; nor
+// below the noise.
 func weigh(pairs []pair) []weighed {
 	all := make([]weighed, len(pairs))
-	var able []int
-	var p []float64
-	for i, pair := range pairs {
-		all[i] = weighed{pair: pair, noise: math.NaN()}
-		switch {
-		case len(pair.a) < enough || len(pair.b) < enough:
-			all[i].why = fmt.Sprintf("%d and %d repetitions, %d each are wanted", len(pair.a), len(pair.b), enough)
-		case slices.Min(pair.a) <= 0 || slices.Min(pair.b) <= 0:
-			all[i].why = "a repetition has none"
-		default:
-			all[i].Comparison = stats.Compare(pair.a, pair.b)
-			all[i].noise = max(stats.Noise(pair.a), stats.Noise(pair.b))
-			able, p = append(able, i), append(p, all[i].P)
+	families := map[string][]int{}
+	for i, p := range pairs {
+		all[i] = weighed{pair: p, noise: math.NaN()}
+		if all[i].why = p.unable(); all[i].why != "" {
+			all[i].Ratio = p.ratio()
 			continue
 		}
-		all[i].Ratio = stats.MedianRatio(pair.a, pair.b)
+		all[i].Comparison, all[i].noise = p.compare(), p.noise()
+		families[p.family] = append(families[p.family], i)
 	}
-	for rank, corrected := range stats.Holm(p) {
-		w := &all[able[rank]]
-		w.P = corrected
-		w.finding = w.Find(max(stats.Matters, w.noise))
+	for _, members := range families {
+		var p []float64
+		for _, i := range members {
+			p = append(p, all[i].P)
+		}
+		for rank, corrected := range stats.Holm(p) {
+			w := &all[members[rank]]
+			w.P = corrected
+			if w.why = w.hopeless(len(members)); w.why == "" {
+				w.finding = w.Find(max(stats.Matters, w.noise))
+			}
+		}
 	}
 	return all
+}
+
+// unable says why a pair cannot be tested.
+func (p pair) unable() string {
+	wanted := enough
+	if p.beside {
+		wanted = enoughPairs
+	}
+	switch {
+	case p.unsound != "":
+		return p.unsound
+	case len(p.a) < wanted || len(p.b) < wanted:
+		return fmt.Sprintf("%d and %d repetitions, %d each are wanted", len(p.a), len(p.b), wanted)
+	case slices.Min(p.a) <= 0 || slices.Min(p.b) <= 0:
+		return "a repetition has none"
+	}
+	return ""
+}
+
+// hopeless says why no difference, however large, could be told from luck among
+// so many that are read together.
+func (p pair) hopeless(together int) string {
+	least := stats.LeastUnpaired(len(p.a), len(p.b))
+	if p.beside {
+		least = stats.LeastPaired(len(p.a))
+	}
+	if p.family == "" || float64(together)*least < stats.Surely {
+		return ""
+	}
+	return fmt.Sprintf("%s are too few to tell luck among %d figures of a kind: repeat more often, or compare fewer steps", plural(len(p.a), "repetition"), together)
+}
+
+func (p pair) compare() stats.Comparison {
+	if p.beside {
+		return stats.ComparePairs(p.a, p.b)
+	}
+	return stats.Compare(p.a, p.b)
+}
+
+func (p pair) ratio() stats.Ratio {
+	if p.beside && len(p.a) == len(p.b) {
+		return stats.PairedRatio(p.a, p.b)
+	}
+	return stats.MedianRatio(p.a, p.b)
+}
+
+// noise is the part by which a thing differs from itself. Where it was measured
+// twice, that is the farther end of the interval of its ratio to itself; else
+// what halves of one side differ by.
+func (p pair) noise() float64 {
+	switch {
+	case p.again != nil:
+		return max(p.again.High, 1/p.again.Low) - 1
+	case p.beside:
+		quotients := make([]float64, len(p.a))
+		for i := range quotients {
+			quotients[i] = p.a[i] / p.b[i]
+		}
+		return stats.Noise(quotients)
+	}
+	return max(stats.Noise(p.a), stats.Noise(p.b))
 }
 
 // arms pairs every arm's loads with the first arm's.
@@ -66,9 +133,9 @@ func (f *facts) arms() (pairs []pair) {
 		}
 		if base := f.find(w.step, first, w.load, w.op); base != nil {
 			what := fmt.Sprintf(" of %s at %s, %s against %s", w.load, w.step, w.arm, first)
-			pairs = append(pairs, pair{"throughput" + what, "1/s", w.rates, base.rates})
+			pairs = append(pairs, pair{what: "throughput" + what, unit: "1/s", a: w.rates, b: base.rates})
 			if len(w.slow) > 0 && len(base.slow) > 0 {
-				pairs = append(pairs, pair{"p99" + what, "s", w.slow, base.slow})
+				pairs = append(pairs, pair{what: "p99" + what, unit: "s", a: w.slow, b: base.slow})
 			}
 		}
 	}
@@ -97,12 +164,16 @@ func (f *facts) verdict() (said []string) {
 
 // findings says those that were found, and how many were not or could not be.
 func findings(all []weighed) (said []string) {
-	few, same := 0, 0
-	why := ""
+	same := 0
+	var reasons []string
+	few := map[string]int{}
 	for _, w := range all {
 		switch {
 		case w.why != "":
-			few, why = few+1, w.why
+			if few[w.why] == 0 {
+				reasons = append(reasons, w.why)
+			}
+			few[w.why]++
 		case w.finding == stats.Same:
 			same++
 		default:
@@ -112,8 +183,8 @@ func findings(all []weighed) (said []string) {
 	if same > 0 {
 		said = append(said, fmt.Sprintf("No difference worth a word was shown in %s of %d.", plural(same, "comparison"), len(all)))
 	}
-	if few > 0 {
-		said = append(said, fmt.Sprintf("No verdict on %s of %d: %s.", plural(few, "comparison"), len(all), why))
+	for _, why := range reasons {
+		said = append(said, fmt.Sprintf("No verdict on %s of %d: %s.", plural(few[why], "comparison"), len(all), why))
 	}
 	return said
 }

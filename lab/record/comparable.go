@@ -39,6 +39,15 @@ func Incomparable(a, b *Header) (reasons []Reason) {
 	return reasons
 }
 
+// Apart lists what makes the targets of one run incomparable: their guests ran
+// otherwise. Daemons and their versions are what is compared.
+func Apart(a, b Target) (reasons []string) {
+	if a.Accelerator != b.Accelerator {
+		reasons = append(reasons, fmt.Sprintf("accelerator: %s against %s", a.Accelerator, b.Accelerator))
+	}
+	return reasons
+}
+
 // memory is told in whole GiB: kernels keep a little more or less of it.
 func memory(bytes uint64) string { return fmt.Sprintf("%d GiB", (bytes+1<<29)>>30) }
 

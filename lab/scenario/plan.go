@@ -212,6 +212,12 @@ func (u *Setup) check() error {
 	return nil
 }
 
+// Repeat changes the number of repetitions.
+func (p *Plan) Repeat(times int) error {
+	p.Repetitions = times
+	return p.check()
+}
+
 // Narrow keeps the steps whose axes have one of the values that are named.
 func (p *Plan) Narrow(only map[string][]string) error {
 	axes := map[string]bool{}

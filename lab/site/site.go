@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -28,14 +29,15 @@ import (
 // their files.
 type Site struct {
 	target *target.Target
+	number int // among those of a run, from 1
 	image  image.Image
 	dir    string
 	open   *target.Site
 }
 
 // New makes a site of a daemon that is connected to.
-func New(t *target.Target, i image.Image, dir string) *Site {
-	return &Site{target: t, image: i, dir: dir}
+func New(t *target.Target, number int, i image.Image, dir string) *Site {
+	return &Site{target: t, number: number, image: i, dir: dir}
 }
 
 // Describe says what it is.
@@ -60,7 +62,7 @@ func (s *Site) Room() (experiment.Room, error) {
 
 // Open makes the run's network and pools.
 func (s *Site) Open(ctx context.Context, run string) (err error) {
-	s.open, err = s.target.Open(ctx, run, s.dir, target.Image{Kernel: s.image.Kernel, Initrd: s.image.Initrd, Usr: s.image.Usr, Root: s.image.Root})
+	s.open, err = s.target.Open(ctx, run, s.number, s.dir, target.Image{Kernel: s.image.Kernel, Initrd: s.image.Initrd, Usr: s.image.Usr, Root: s.image.Root})
 	return err
 }
 
@@ -76,7 +78,8 @@ func (s *Site) Close(ctx context.Context) error {
 
 // Clean takes away what a run that was killed has left at a daemon.
 func Clean(ctx context.Context, t *target.Target, run, dir string) error {
-	if run == "" || filepath.Base(run) != run {
+	// The name is a record's word, and a directory is removed by it.
+	if !strings.HasPrefix(run, "lab-") || filepath.Base(run) != run {
 		return fault.New(fault.Invalid, fault.Host, "%q is no name of a run", run)
 	}
 	return errors.Join(t.Sweep(ctx, run), os.RemoveAll(filepath.Join(dir, run)))

@@ -78,6 +78,33 @@ func Paired(a, b []float64) float64 {
 	return drawn(func() bool { return signed(func(int) bool { return draws.Uint64()&1 == 1 }) })
 }
 
+// LeastUnpaired is the smallest chance that Unpaired can give for lists of these
+// sizes, however far they are parted: with few values nothing is sure.
+func LeastUnpaired(a, b int) float64 {
+	if a == 0 || b == 0 {
+		return 1
+	}
+	ways := choose(a+b, a)
+	switch {
+	case ways > resamples:
+		return 1.0 / (resamples + 1)
+	case a == b:
+		return 2 / float64(ways) // the other way round is as far
+	}
+	return 1 / float64(ways)
+}
+
+// LeastPaired is the smallest chance that Paired can give for so many pairs.
+func LeastPaired(pairs int) float64 {
+	if pairs == 0 {
+		return 1
+	}
+	if ways := 1 << min(pairs, 30); ways <= resamples {
+		return 2 / float64(ways)
+	}
+	return 1.0 / (resamples + 1)
+}
+
 // rounding is what sums of the values may differ by when they are made in
 // another order, and what therefore counts as no difference.
 func rounding(values []float64) float64 {

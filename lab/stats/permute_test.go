@@ -186,3 +186,26 @@ func ramp(n int, from float64) []float64 {
 	}
 	return all
 }
+
+// Lists that are as far apart as lists can be reach the least chance there is.
+func TestTheLeastChanceIsThatOfListsFarApart(t *testing.T) {
+	far := func(n int, base float64) (values []float64) {
+		for i := range n {
+			values = append(values, base+float64(i))
+		}
+		return values
+	}
+	for _, c := range []struct{ a, b int }{{1, 1}, {3, 3}, {6, 6}, {4, 7}, {20, 20}} {
+		if got, want := Unpaired(far(c.a, 1000), far(c.b, 0)), LeastUnpaired(c.a, c.b); !near(got, want, 1e-12) {
+			t.Errorf("%d beside %d: %v, and the least is %v", c.a, c.b, got, want)
+		}
+	}
+	for _, n := range []int{1, 5, 8, 13} {
+		if got, want := Paired(far(n, 1000), far(n, 0)), LeastPaired(n); !near(got, want, 1e-12) {
+			t.Errorf("%d pairs: %v, and the least is %v", n, got, want)
+		}
+	}
+	if LeastPaired(20) != LeastUnpaired(20, 20) || LeastPaired(0) != 1 || LeastUnpaired(0, 3) != 1 {
+		t.Error("drawn chances have one bound, and of nothing nothing is told")
+	}
+}

@@ -106,7 +106,7 @@ func (s *Site) devices(p plan) (string, error) {
     </channel>
     <memballoon model='virtio'/>
     <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
-`, s.hardware(p.number), s.run, Port)
+`, s.hardware(p.number), s.name, Port)
 	return b.String(), nil
 }
 

@@ -22,27 +22,31 @@ type Image struct {
 	Root           string // the base of each guest's own
 }
 
-// Site is where a run's guests live at a target: a network and two pools.
+// Site is where a run's guests live at a target: a network and a pool.
 type Site struct {
-	target *Target
-	run    string // begins every name
-	image  Image
-	files  xdr.StoragePool
-	dir    string
-	subnet byte
+	target   *Target
+	run      string // begins every name
+	name     string // of the network and the pool: other targets of the run have others
+	image    Image
+	borrowed []owned // what the image's files were like
+	files    xdr.StoragePool
+	dir      string
+	subnet   byte
 }
 
-// Open makes the network and the pools of a run. Directory is the one for the
-// guests' files; the daemon and the lab both see it.
-func (t *Target) Open(ctx context.Context, run, directory string, image Image) (*Site, error) {
-	s := &Site{target: t, run: run, image: image, dir: filepath.Join(directory, run), subnet: subnet(run)}
+// Open makes the network and the pool of a run. Number is that of the target among
+// the run's own, from 1: daemons of one host share its links and addresses.
+// Directory is the one for the guests' files; the daemon and the lab both see it.
+func (t *Target) Open(ctx context.Context, run string, number int, directory string, image Image) (*Site, error) {
+	s := &Site{target: t, run: run, name: fmt.Sprintf("%s-%d", run, number), image: image, subnet: subnet(run, number)}
+	s.dir = filepath.Join(directory, run, fmt.Sprint(number))
 	// Open to all: a daemon may run each QEMU as an account of its own.
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a directory for the guests' files")
 	}
 	var err error
-	if _, err = s.pool(ctx, run+"-image", filepath.Dir(image.Usr)); err == nil {
-		s.files, err = s.pool(ctx, run+"-files", s.dir)
+	if s.borrowed, err = borrow(image.Kernel, image.Initrd, image.Usr, image.Root); err == nil {
+		s.files, err = s.pool(ctx, s.name+"-files", s.dir)
 	}
 	if err == nil {
 		err = s.network(ctx)
@@ -55,7 +59,9 @@ func (t *Target) Open(ctx context.Context, run, directory string, image Image) (
 
 // Close takes away what Open has made, and whatever guests there still are.
 func (s *Site) Close(ctx context.Context) error {
-	return errors.Join(s.target.Sweep(ctx, s.run), os.RemoveAll(s.dir))
+	err := errors.Join(s.target.Sweep(ctx, s.run), os.RemoveAll(s.dir), giveBack(s.borrowed))
+	_ = os.Remove(filepath.Dir(s.dir)) // the last of the run's targets leaves it empty
+	return err
 }
 
 func (s *Site) pool(ctx context.Context, name, dir string) (xdr.StoragePool, error) {
@@ -72,7 +78,7 @@ func (s *Site) network(ctx context.Context) error {
   <dns enable='no'/>
   <ip address='%[3]s' netmask='255.255.0.0'/>
 </network>
-`, s.run, s.bridge(), s.address(0))
+`, s.name, s.bridge(), s.address(0))
 	var ret xdr.NetworkCreateXMLRet
 	err := s.target.call(ctx, xdr.ProcNetworkCreateXML, &xdr.NetworkCreateXMLArgs{XML: document}, &ret)
 	return fault.Wrap(err, fault.Failed, fault.Network, "cannot make the guests' network")
@@ -81,16 +87,16 @@ func (s *Site) network(ctx context.Context) error {
 // bridge is a name that fits a link's 15 letters.
 func (s *Site) bridge() string {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(s.run))
+	_, _ = h.Write([]byte(s.name))
 	return fmt.Sprintf("lab%08x", h.Sum32())
 }
 
-// subnet picks one of 10.64 to 10.127 for a run, so that runs side by side
-// seldom meet; the daemon refuses one that is taken.
-func subnet(run string) byte {
+// subnet picks one of 10.64 to 10.127 for a run's target, so that targets never
+// and runs side by side seldom meet; the daemon refuses one that is taken.
+func subnet(run string, number int) byte {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(run))
-	return byte(64 + h.Sum32()%64)
+	return byte(64 + (h.Sum32()+uint32(number))%64)
 }
 
 // address is that of a guest by its number; 0 is the host.

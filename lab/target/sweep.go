@@ -46,7 +46,7 @@ func (t *Target) sweepNetworks(ctx context.Context, run string) error {
 	var ret xdr.ConnectListAllNetworksRet
 	err := t.call(ctx, xdr.ProcConnectListAllNetworks, &xdr.ConnectListAllNetworksArgs{NeedResults: true}, &ret)
 	for _, n := range ret.Networks {
-		if n.Name == run {
+		if strings.HasPrefix(n.Name, run+"-") {
 			err = errors.Join(err, t.call(ctx, xdr.ProcNetworkDestroy, &xdr.NetworkDestroyArgs{Network: n}, nil))
 		}
 	}

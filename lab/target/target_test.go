@@ -2,109 +2,26 @@ package target
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
 	"github.com/lodge-kvm/lodge/lab/scenario"
+	"github.com/lodge-kvm/lodge/lab/target/targettest"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
-// daemon answers as one with a host of two nodes would, and refuses the calls it
-// is told to.
-type daemon struct {
-	mu      sync.Mutex
-	calls   []string
-	refuse  map[int32]*remote.Error
-	domains []xdr.Domain
-	pools   []xdr.StoragePool
-	nets    []xdr.Network
-}
-
-func (d *daemon) answer(proc int32, args xdr.Message) (xdr.Message, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	name := xdr.Lookup(xdr.ProgramRemote, proc).Name
-	if refused := d.refuse[proc]; refused != nil {
-		d.calls = append(d.calls, "refused "+name)
-		return nil, refused
-	}
-	note := func(what string) { d.calls = append(d.calls, name+" "+what) }
-	switch proc {
-	case xdr.ProcConnectGetLibVersion:
-		return &xdr.WithVersion{Version: 9001002}, nil
-	case xdr.ProcConnectGetVersion:
-		return &xdr.WithVersion{Version: 7002022}, nil
-	case xdr.ProcConnectGetHostname:
-		return &xdr.WithHostname{Hostname: "big"}, nil
-	case xdr.ProcNodeGetInfo:
-		return &xdr.NodeGetInfoRet{Memory: 8 << 20, CPUs: 4}, nil
-	case xdr.ProcConnectGetCapabilities:
-		return &xdr.ConnectGetCapabilitiesRet{Capabilities: `<capabilities><host><topology><cells num='3'>
-			<cell id='0'><cpus num='2'><cpu id='0'/><cpu id='2'/></cpus></cell>
-			<cell id='1'><cpus num='2'><cpu id='1'/><cpu id='3'/></cpus></cell>
-			<cell id='2'><memory>1</memory></cell></cells></topology></host></capabilities>`}, nil
-	case xdr.ProcStoragePoolCreateXML:
-		pool := xdr.StoragePool{Name: nameOf(args.(*xdr.StoragePoolCreateXMLArgs).XML)}
-		d.pools = append(d.pools, pool)
-		return &xdr.StoragePoolCreateXMLRet{Pool: pool}, nil
-	case xdr.ProcNetworkCreateXML:
-		net := xdr.Network{Name: nameOf(args.(*xdr.NetworkCreateXMLArgs).XML)}
-		d.nets = append(d.nets, net)
-		return &xdr.NetworkCreateXMLRet{Network: net}, nil
-	case xdr.ProcStorageVolCreateXML:
-		document := args.(*xdr.StorageVolCreateXMLArgs).XML
-		note(nameOf(document))
-		return &xdr.StorageVolCreateXMLRet{}, nil
-	case xdr.ProcStorageVolDelete:
-		note(args.(*xdr.StorageVolDeleteArgs).Volume.Name)
-	case xdr.ProcDomainCreateXML:
-		one := xdr.Domain{Name: nameOf(args.(*xdr.DomainCreateXMLArgs).XML), ID: 1}
-		d.domains = append(d.domains, one)
-		return &xdr.DomainCreateXMLRet{Domain: one}, nil
-	case xdr.ProcDomainDestroy:
-		note(args.(*xdr.DomainDestroyArgs).Domain.Name)
-	case xdr.ProcStoragePoolDestroy:
-		note(args.(*xdr.StoragePoolDestroyArgs).Pool.Name)
-	case xdr.ProcNetworkDestroy:
-		note(args.(*xdr.NetworkDestroyArgs).Network.Name)
-	case xdr.ProcConnectListAllDomains:
-		return &xdr.ConnectListAllDomainsRet{Domains: d.domains}, nil
-	case xdr.ProcConnectListAllStoragePools:
-		return &xdr.ConnectListAllStoragePoolsRet{Pools: d.pools}, nil
-	case xdr.ProcConnectListAllNetworks:
-		return &xdr.ConnectListAllNetworksRet{Networks: d.nets}, nil
-	case xdr.ProcDomainSetVCPUsFlags:
-		note("")
-	case xdr.ProcAuthList:
-		return &xdr.AuthListRet{}, nil
-	case xdr.ProcConnectGetDomainCapabilities:
-		return &xdr.ConnectGetDomainCapabilitiesRet{}, nil
-	}
-	return nil, nil
-}
-
-func (d *daemon) made() []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.Clone(d.calls)
-}
-
-func nameOf(document string) string {
-	_, name, _ := strings.Cut(document, "<name>")
-	name, _, _ = strings.Cut(name, "</name>")
-	return name
-}
-
-func connect(t *testing.T, d *daemon) *Target {
+func connect(t *testing.T, d *targettest.Daemon) *Target {
 	t.Helper()
-	target, err := Connect(t.Context(), "x", remotetest.Listen(t, d.answer))
+	target, err := Connect(t.Context(), "x", d.Listen(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +31,7 @@ func connect(t *testing.T, d *daemon) *Target {
 
 func open(t *testing.T, target *Target) *Site {
 	t.Helper()
-	s, err := target.Open(t.Context(), "lab-abc", t.TempDir(), Image{Kernel: "/image/vmlinuz", Initrd: "/image/initrd", Usr: "/image/usr.erofs", Root: "/image/root.qcow2"})
+	s, err := target.Open(t.Context(), "lab-abc", 1, t.TempDir(), Image{Kernel: "/image/vmlinuz", Initrd: "/image/initrd", Usr: "/image/usr.erofs", Root: "/image/root.qcow2"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,14 +49,14 @@ var spec = scenario.Guest{
 }
 
 func TestADaemonIsDescribed(t *testing.T) {
-	target := connect(t, &daemon{})
+	target := connect(t, &targettest.Daemon{})
 	if target.Library != "9.1.2" || target.Hypervisor != "7.2.22" || target.Host != "big" || target.Accelerator != "kvm" || target.Memory() != 8<<30 || target.Processors() != 4 {
 		t.Errorf("got %+v with %d bytes", target.Target, target.Memory())
 	}
 	if len(target.Cells) != 2 || target.Cells[1] != (Cell{1, "1,3"}) {
 		t.Errorf("nodes %+v: one without processors holds no guest", target.Cells)
 	}
-	slow := connect(t, &daemon{refuse: map[int32]*remote.Error{xdr.ProcConnectGetDomainCapabilities: {Code: 67, Message: "no kvm"}}})
+	slow := connect(t, &targettest.Daemon{Refuse: map[int32]*remote.Error{xdr.ProcConnectGetDomainCapabilities: {Code: 67, Message: "no kvm"}}})
 	if slow.Accelerator != "tcg" {
 		t.Errorf("without KVM it is %s", slow.Accelerator)
 	}
@@ -147,7 +64,7 @@ func TestADaemonIsDescribed(t *testing.T) {
 
 // The document is what an operator would check by eye: it stands in testdata.
 func TestTheDefinitionOfAGuest(t *testing.T) {
-	d := &daemon{refuse: map[int32]*remote.Error{xdr.ProcConnectGetDomainCapabilities: {Code: 67}}}
+	d := &targettest.Daemon{Refuse: map[int32]*remote.Error{xdr.ProcConnectGetDomainCapabilities: {Code: 67}}}
 	s := open(t, connect(t, d))
 	g, err := s.Start(t.Context(), "lab-abc-t2-db", 12, 2, spec)
 	if err != nil {
@@ -160,13 +77,13 @@ func TestTheDefinitionOfAGuest(t *testing.T) {
 	if err != nil || string(want) != got {
 		t.Errorf("%v: the definition is now\n%s", err, got)
 	}
-	if want := []string{"refused CONNECT_GET_DOMAIN_CAPABILITIES", "STORAGE_VOL_CREATE_XML lab-abc-t2-db-root.qcow2", "STORAGE_VOL_CREATE_XML lab-abc-t2-db-data.qcow2", "STORAGE_VOL_CREATE_XML lab-abc-t2-db-more.raw"}; !slices.Equal(d.made(), want) {
-		t.Errorf("made %q", d.made())
+	if want := []string{"refused CONNECT_GET_DOMAIN_CAPABILITIES", "STORAGE_VOL_CREATE_XML lab-abc-t2-db-root.qcow2", "STORAGE_VOL_CREATE_XML lab-abc-t2-db-data.qcow2", "STORAGE_VOL_CREATE_XML lab-abc-t2-db-more.raw"}; !slices.Equal(d.Calls(), want) {
+		t.Errorf("made %q", d.Calls())
 	}
 }
 
 func TestAGuestThatDoesNotStartLeavesNothing(t *testing.T) {
-	d := &daemon{refuse: map[int32]*remote.Error{xdr.ProcDomainCreateXML: {Code: 67, Message: "no such machine"}}}
+	d := &targettest.Daemon{Refuse: map[int32]*remote.Error{xdr.ProcDomainCreateXML: {Code: 67, Message: "no such machine"}}}
 	s := open(t, connect(t, d))
 	_, err := s.Start(t.Context(), "lab-abc-t1-db", 1, 1, spec)
 	skipped, ok := errors.AsType[*Skipped](err)
@@ -174,18 +91,18 @@ func TestAGuestThatDoesNotStartLeavesNothing(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	deleted := 0
-	for _, call := range d.made() {
+	for _, call := range d.Calls() {
 		if strings.HasPrefix(call, "STORAGE_VOL_DELETE") {
 			deleted++
 		}
 	}
 	if deleted != 3 {
-		t.Errorf("calls %q: three disks were made", d.made())
+		t.Errorf("calls %q: three disks were made", d.Calls())
 	}
 }
 
 func TestWhatCannotBeDoneHereIsSkipped(t *testing.T) {
-	d := &daemon{refuse: map[int32]*remote.Error{xdr.ProcDomainSetVCPUsFlags: {Code: 84, Message: "not this machine"}}}
+	d := &targettest.Daemon{Refuse: map[int32]*remote.Error{xdr.ProcDomainSetVCPUsFlags: {Code: 84, Message: "not this machine"}}}
 	s := open(t, connect(t, d))
 	for what, change := range map[string]func(*scenario.Guest){
 		"AHCI":           func(g *scenario.Guest) { g.Disks[0].Bus = "sata" },
@@ -209,31 +126,96 @@ func TestWhatCannotBeDoneHereIsSkipped(t *testing.T) {
 }
 
 func TestSweepTakesOnlyTheRunsOwn(t *testing.T) {
-	d := &daemon{
-		domains: []xdr.Domain{{Name: "lab-abc-t1-db"}, {Name: "mine"}, {Name: "lab-abcd-t1-db"}},
-		pools:   []xdr.StoragePool{{Name: "lab-abc-files"}, {Name: "default"}},
-		nets:    []xdr.Network{{Name: "lab-abc"}, {Name: "default"}},
+	d := &targettest.Daemon{
+		Domains: []xdr.Domain{{Name: "lab-abc-t1-db"}, {Name: "mine"}, {Name: "lab-abcd-t1-db"}},
+		Pools:   []xdr.StoragePool{{Name: "lab-abc-files"}, {Name: "default"}},
+		Nets:    []xdr.Network{{Name: "lab-abc-1"}, {Name: "lab-abcd-1"}, {Name: "default"}},
 	}
 	if err := connect(t, d).Sweep(t.Context(), "lab-abc"); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"DOMAIN_DESTROY lab-abc-t1-db", "STORAGE_POOL_DESTROY lab-abc-files", "NETWORK_DESTROY lab-abc"}; !slices.Equal(d.made(), want) {
-		t.Errorf("calls %q", d.made())
+	if want := []string{"DOMAIN_DESTROY lab-abc-t1-db", "STORAGE_POOL_DESTROY lab-abc-files", "NETWORK_DESTROY lab-abc-1"}; !slices.Equal(d.Calls(), want) {
+		t.Errorf("calls %q", d.Calls())
 	}
 }
 
 func TestAddressesDiffer(t *testing.T) {
-	s := &Site{subnet: subnet("lab-abc"), run: "lab-abc"}
 	seen := map[string]bool{}
-	for i := range 4097 {
-		for _, one := range []string{s.address(i), s.hardware(i)} {
-			if seen[one] || strings.HasSuffix(one, ".255") || strings.HasSuffix(one, ".0") {
-				t.Fatalf("guest %d has %s", i, one)
+	for number := 1; number <= 3; number++ {
+		s := &Site{subnet: subnet("lab-abc", number), name: fmt.Sprintf("lab-abc-%d", number)}
+		for i := range 4097 {
+			for _, one := range []string{s.address(i), s.hardware(i)} {
+				if seen[one] || strings.HasSuffix(one, ".255") || strings.HasSuffix(one, ".0") {
+					t.Fatalf("guest %d of target %d has %s", i, number, one)
+				}
+				seen[one] = true
 			}
-			seen[one] = true
+		}
+		if seen[s.bridge()] || len(s.bridge()) > 15 {
+			t.Errorf("bridge %s is another's, or too long", s.bridge())
+		}
+		seen[s.bridge()] = true
+	}
+}
+
+// Two daemons of one host, or one that is measured twice, have the run's guests in
+// turns: what belongs to one is not the other's.
+func TestTargetsOfARunShareNothing(t *testing.T) {
+	d := &targettest.Daemon{}
+	target := connect(t, d)
+	dir := t.TempDir()
+	var sites []*Site
+	for number := 1; number <= 2; number++ {
+		s, err := target.Open(t.Context(), "lab-abc", number, dir, Image{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sites = append(sites, s)
+	}
+	if sites[0].dir == sites[1].dir || !slices.Equal(d.Left(), []string{"pool lab-abc-1-files", "pool lab-abc-2-files", "network lab-abc-1", "network lab-abc-2"}) {
+		t.Errorf("%v, %s and %s", d.Left(), sites[0].dir, sites[1].dir)
+	}
+	if err := sites[0].Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(sites[1].dir); err != nil {
+		t.Errorf("the first took the second's files with it: %v", err)
+	}
+	if err := sites[1].Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("there is left %v", left)
+	}
+}
+
+// A daemon may give the image's files to whom its QEMU runs as.
+func TestTheImageIsGivenBackAsItWas(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "usr.erofs")
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	files, err := borrow(path, path+".none")
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(path, 64055, 64055); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if len(s.bridge()) > 15 {
-		t.Errorf("bridge %s is too long", s.bridge())
+	marked := unix.Setxattr(path, "user.owner", []byte("1"), 0) == nil
+	if err := giveBack(files); err != nil {
+		t.Fatal(err)
+	}
+	again, err := borrow(path)
+	if err != nil || !reflect.DeepEqual(again, files) {
+		t.Errorf("it was %+v and is %+v, %v", files, again, err)
+	}
+	if !marked {
+		t.Log("this file system has no extended attributes")
 	}
 }

@@ -22,9 +22,18 @@ import (
 // of which only *remote.Error can be told to a client.
 type Answer func(proc int32, args xdr.Message) (xdr.Message, error)
 
+// Opens gives the other end of the stream that a call opens; nil if it opens none.
+type Opens func(proc int32, args xdr.Message) io.ReadWriteCloser
+
 // Listen answers for a daemon at the socket whose path it gives, until the test
 // ends. Several clients are served at once, each one's calls in their order.
 func Listen(t *testing.T, answer Answer) string {
+	t.Helper()
+	return ListenStreams(t, answer, func(int32, xdr.Message) io.ReadWriteCloser { return nil })
+}
+
+// ListenStreams is Listen for a daemon that has streams, too.
+func ListenStreams(t *testing.T, answer Answer, opens Opens) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "sock")
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
@@ -35,24 +44,46 @@ func Listen(t *testing.T, answer Answer) string {
 	t.Cleanup(func() { listener.Close(); clients.Wait() })
 	clients.Go(func() {
 		for {
-			client, err := listener.Accept()
+			socket, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			stop := context.AfterFunc(t.Context(), func() { client.Close() })
+			stop := context.AfterFunc(t.Context(), func() { socket.Close() })
 			clients.Go(func() {
 				defer stop()
-				serve(t, client, answer)
+				c := &client{socket: socket, streams: map[uint32]io.ReadWriteCloser{}}
+				c.serve(t, answer, opens)
 			})
 		}
 	})
 	return path
 }
 
-// serve answers one client's calls in their order until it goes.
-func serve(t *testing.T, client net.Conn, answer Answer) {
-	defer client.Close()
-	in := bufio.NewReader(client)
+// client is one that is served.
+type client struct {
+	socket  net.Conn
+	sending sync.Mutex // a packet goes out whole
+	streams map[uint32]io.ReadWriteCloser
+	pumps   sync.WaitGroup
+}
+
+func (c *client) send(packet []byte) error {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	_, err := c.socket.Write(packet)
+	return err
+}
+
+// serve answers a client's calls in their order until it goes.
+func (c *client) serve(t *testing.T, answer Answer, opens Opens) {
+	defer c.pumps.Wait()
+	defer func() {
+		c.socket.Close()
+		for _, s := range c.streams {
+			_ = s.Close()
+		}
+	}()
+	in := bufio.NewReader(c.socket)
 	for {
 		h, payload, err := ReadPacket(in)
 		if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
@@ -62,6 +93,10 @@ func serve(t *testing.T, client net.Conn, answer Answer) {
 			t.Errorf("the client sent no packet: %v", err)
 			return
 		}
+		if h.Type == xdr.TypeStream {
+			c.carry(h, payload)
+			continue
+		}
 		var args xdr.Message
 		if p := xdr.Lookup(h.Program, h.Proc); p != nil && p.NewArgs != nil {
 			args = p.NewArgs()
@@ -70,8 +105,46 @@ func serve(t *testing.T, client net.Conn, answer Answer) {
 				t.Errorf("%s: %v", p.Name, err)
 			}
 		}
-		if _, err := client.Write(Reply(t, h, answer, args)); err != nil {
+		reply := Reply(t, h, answer, args)
+		if err := c.send(reply); err != nil {
 			return // it has gone
+		}
+		if told, err := xdr.ParseHeader(reply[xdr.LengthSize:]); err != nil || told.Status != xdr.StatusOK {
+			continue // what is refused opens nothing
+		}
+		if s := opens(h.Proc, args); s != nil {
+			c.streams[h.Serial] = s
+			c.pumps.Go(func() { c.pump(h, s) })
+		}
+	}
+}
+
+// carry gives a stream's other end what the client sends.
+func (c *client) carry(h xdr.Header, payload []byte) {
+	s := c.streams[h.Serial]
+	if s == nil {
+		return
+	}
+	if h.Status == xdr.StatusContinue && len(payload) > 0 {
+		_, _ = s.Write(payload)
+		return
+	}
+	_ = s.Close()
+	delete(c.streams, h.Serial)
+}
+
+// pump gives the client what a stream's other end sends.
+func (c *client) pump(h xdr.Header, s io.Reader) {
+	h.Type, h.Status = xdr.TypeStream, xdr.StatusContinue
+	chunk := make([]byte, xdr.StreamData)
+	for {
+		n, err := s.Read(chunk)
+		if n == 0 || err != nil {
+			return
+		}
+		packet, err := xdr.AppendRaw(nil, h, chunk[:n])
+		if err != nil || c.send(packet) != nil {
+			return
 		}
 	}
 }

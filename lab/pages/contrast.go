@@ -1,0 +1,171 @@
+package pages
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/lab/record"
+	"github.com/lodge-kvm/lodge/lab/stats"
+)
+
+// side is one half of a comparison: figures by their names, which are the same on
+// both halves.
+type side struct {
+	name    string
+	figures []*figure // in the order in which they are shown
+	byName  map[figureName]*figure
+	unsound map[figureName]string // step and arm to why their figures are not to be believed
+}
+
+func newSide(name string) *side {
+	return &side{name: name, byName: map[figureName]*figure{}, unsound: map[figureName]string{}}
+}
+
+func (s *side) add(f *figure) { s.figures, s.byName[f.name] = append(s.figures, f), f }
+
+// whole is a run as one side.
+func (f *facts) whole() (*side, error) {
+	figures, err := f.figures()
+	one := newSide(f.run.Dir)
+	for _, figure := range figures {
+		one.add(figure)
+	}
+	one.unsound = f.doubts()
+	return one, err
+}
+
+// sides parts a run by its targets, in the plan's order. Arms of one setting then
+// have one name.
+func (f *facts) sides() ([]*side, error) {
+	figures, err := f.figures()
+	if err != nil {
+		return nil, err
+	}
+	doubts := f.doubts()
+	var all []*side
+	for _, t := range f.run.Targets {
+		one := newSide(t.Name)
+		settings := map[string]string{}
+		for _, arm := range f.run.Plan.Arms {
+			if arm.Target == t.Name {
+				settings[arm.Name] = strings.TrimSuffix(arm.Name, "@"+t.Name)
+			}
+		}
+		for _, figure := range figures {
+			if setting, ok := settings[figure.name.arm]; ok {
+				moved := *figure
+				moved.name.arm = setting
+				one.add(&moved)
+			}
+		}
+		for place, why := range doubts {
+			if setting, ok := settings[place.arm]; ok {
+				one.unsound[figureName{step: place.step, arm: setting}] = why
+			}
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+// doubts are the steps of arms in which books disagree or clocks went wrong.
+func (f *facts) doubts() map[figureName]string {
+	doubts := map[figureName]string{}
+	for what, why := range map[string]string{"books": "books disagree there", "clock": "a clock went wrong there"} {
+		for _, e := range f.events(record.Bad, what) {
+			doubts[figureName{step: e.Step, arm: e.Arm}] = why
+		}
+	}
+	return doubts
+}
+
+// contrast sets the figures of one side beside the same of another, and counts
+// those that one of them lacks. Sides that were measured in one run are beside each
+// other, repetition by repetition; again is then the first side's target, measured
+// a second time, or nil.
+func contrast(first, second, again *side, beside bool) (pairs []pair, alone []string) {
+	for _, one := range first.figures {
+		other := second.byName[one.name]
+		if other == nil {
+			alone = append(alone, one.name.words()+": not at "+second.name)
+			continue
+		}
+		p := pair{what: one.name.words(), unit: one.unit, family: one.name.kind, beside: beside}
+		p.a, p.b = other.lists(one, beside)
+		place := figureName{step: one.name.step, arm: one.name.arm}
+		for _, s := range []*side{first, second} {
+			if why := s.unsound[place]; why != "" {
+				p.unsound = why
+			}
+		}
+		if one.name.kind == "errors" || one.name.kind == "drift" {
+			if total(p.a) == 0 && total(p.b) == 0 {
+				continue // nothing failed: there is nothing to compare
+			}
+			p.unsound = "there is no ratio of such figures"
+		}
+		p.again = again.ratio(one, beside)
+		pairs = append(pairs, p)
+	}
+	for _, other := range second.figures {
+		if first.byName[other.name] == nil {
+			alone = append(alone, other.name.words()+": not at "+first.name)
+		}
+	}
+	return pairs, alone
+}
+
+// lists gives the values of a figure and of its other half: of the repetitions
+// that both have, if they stand beside each other.
+func (f *figure) lists(base *figure, beside bool) (mine, its []float64) {
+	for _, repetition := range f.repetitions() {
+		if _, ok := base.values[repetition]; ok || !beside {
+			mine = append(mine, f.values[repetition])
+		}
+	}
+	for _, repetition := range base.repetitions() {
+		if _, ok := f.values[repetition]; ok || !beside {
+			its = append(its, base.values[repetition])
+		}
+	}
+	return mine, its
+}
+
+func (f *figure) repetitions() (all []int) {
+	for repetition := range f.values {
+		all = append(all, repetition)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// ratio is that of a figure to itself, measured twice; nil where it was not.
+func (s *side) ratio(base *figure, beside bool) *stats.Ratio {
+	if s == nil {
+		return nil
+	}
+	mine := s.byName[base.name]
+	if mine == nil {
+		return nil
+	}
+	p := pair{beside: beside}
+	p.a, p.b = mine.lists(base, beside)
+	if len(p.a) == 0 || slices.Min(p.a) <= 0 || slices.Min(p.b) <= 0 {
+		return nil
+	}
+	r := p.ratio()
+	return &r
+}
+
+// words name a figure.
+func (n figureName) words() string {
+	return fmt.Sprintf("%s of %s at %s, %s", n.kind, n.of, n.step, n.arm)
+}
+
+func total(values []float64) (sum float64) {
+	for _, v := range values {
+		sum += v
+	}
+	return sum
+}

@@ -1,0 +1,172 @@
+// Package targettest is a daemon for tests of the lab: it answers as one with a
+// host of two nodes would, has the guests, pools and networks that it was asked
+// for, and runs a real agent in this process for each guest.
+//
+// What belongs here: answers. What does not: guests, and their files.
+package targettest
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/lab/agent"
+	"github.com/lodge-kvm/lodge/lab/remote"
+	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// Daemon has what it was given and asked for. Set its fields before it is called.
+type Daemon struct {
+	Refuse  map[int32]*remote.Error // calls that it refuses
+	Domains []xdr.Domain
+	Pools   []xdr.StoragePool
+	Nets    []xdr.Network
+
+	mu    sync.Mutex
+	calls []string
+}
+
+// Listen has it answer until the test ends, at the socket whose path it gives.
+func (d *Daemon) Listen(t *testing.T) string {
+	t.Helper()
+	return remotetest.ListenStreams(t, d.answer, func(proc int32, _ xdr.Message) io.ReadWriteCloser {
+		if proc != xdr.ProcDomainOpenChannel {
+			return nil
+		}
+		return answering(t)
+	})
+}
+
+// answering is the host's end of a line to an agent.
+func answering(t *testing.T) net.Conn {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	var ends [2]net.Conn
+	for i, fd := range fds {
+		file := os.NewFile(uintptr(fd), "end")
+		if ends[i], err = net.FileConn(file); err != nil {
+			t.Error(err)
+		}
+		file.Close()
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = new(agent.Agent).Serve(context.WithoutCancel(t.Context()), ends[1])
+		ends[1].Close()
+	}()
+	t.Cleanup(func() {
+		ends[0].Close()
+		<-ended
+	})
+	return ends[0]
+}
+
+// Calls are those that made, refused or took away something, in their order.
+func (d *Daemon) Calls() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.calls)
+}
+
+// Left names the guests, pools and networks that there are.
+func (d *Daemon) Left() (names []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, one := range d.Domains {
+		names = append(names, "domain "+one.Name)
+	}
+	for _, one := range d.Pools {
+		names = append(names, "pool "+one.Name)
+	}
+	for _, one := range d.Nets {
+		names = append(names, "network "+one.Name)
+	}
+	return names
+}
+
+func (d *Daemon) answer(proc int32, args xdr.Message) (xdr.Message, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	name := xdr.Lookup(xdr.ProgramRemote, proc).Name
+	if refused := d.Refuse[proc]; refused != nil {
+		d.calls = append(d.calls, "refused "+name)
+		return nil, refused
+	}
+	note := func(what string) { d.calls = append(d.calls, name+" "+what) }
+	switch proc {
+	case xdr.ProcConnectGetLibVersion:
+		return &xdr.WithVersion{Version: 9001002}, nil
+	case xdr.ProcConnectGetVersion:
+		return &xdr.WithVersion{Version: 7002022}, nil
+	case xdr.ProcConnectGetHostname:
+		return &xdr.WithHostname{Hostname: "big"}, nil
+	case xdr.ProcNodeGetInfo:
+		return &xdr.NodeGetInfoRet{Memory: 8 << 20, CPUs: 4}, nil
+	case xdr.ProcConnectGetCapabilities:
+		return &xdr.ConnectGetCapabilitiesRet{Capabilities: `<capabilities><host><topology><cells num='3'>
+			<cell id='0'><cpus num='2'><cpu id='0'/><cpu id='2'/></cpus></cell>
+			<cell id='1'><cpus num='2'><cpu id='1'/><cpu id='3'/></cpus></cell>
+			<cell id='2'><memory>1</memory></cell></cells></topology></host></capabilities>`}, nil
+	case xdr.ProcStoragePoolCreateXML:
+		pool := xdr.StoragePool{Name: nameOf(args.(*xdr.StoragePoolCreateXMLArgs).XML)}
+		d.Pools = append(d.Pools, pool)
+		return &xdr.StoragePoolCreateXMLRet{Pool: pool}, nil
+	case xdr.ProcNetworkCreateXML:
+		net := xdr.Network{Name: nameOf(args.(*xdr.NetworkCreateXMLArgs).XML)}
+		d.Nets = append(d.Nets, net)
+		return &xdr.NetworkCreateXMLRet{Network: net}, nil
+	case xdr.ProcStorageVolCreateXML:
+		document := args.(*xdr.StorageVolCreateXMLArgs).XML
+		note(nameOf(document))
+		return &xdr.StorageVolCreateXMLRet{}, nil
+	case xdr.ProcStorageVolDelete:
+		note(args.(*xdr.StorageVolDeleteArgs).Volume.Name)
+	case xdr.ProcDomainCreateXML:
+		one := xdr.Domain{Name: nameOf(args.(*xdr.DomainCreateXMLArgs).XML), ID: 1}
+		d.Domains = append(d.Domains, one)
+		return &xdr.DomainCreateXMLRet{Domain: one}, nil
+	case xdr.ProcDomainDestroy:
+		gone := args.(*xdr.DomainDestroyArgs).Domain.Name
+		note(gone)
+		d.Domains = slices.DeleteFunc(d.Domains, func(one xdr.Domain) bool { return one.Name == gone })
+	case xdr.ProcStoragePoolDestroy:
+		gone := args.(*xdr.StoragePoolDestroyArgs).Pool.Name
+		note(gone)
+		d.Pools = slices.DeleteFunc(d.Pools, func(one xdr.StoragePool) bool { return one.Name == gone })
+	case xdr.ProcNetworkDestroy:
+		gone := args.(*xdr.NetworkDestroyArgs).Network.Name
+		note(gone)
+		d.Nets = slices.DeleteFunc(d.Nets, func(one xdr.Network) bool { return one.Name == gone })
+	case xdr.ProcConnectListAllDomains:
+		return &xdr.ConnectListAllDomainsRet{Domains: slices.Clone(d.Domains)}, nil
+	case xdr.ProcConnectListAllStoragePools:
+		return &xdr.ConnectListAllStoragePoolsRet{Pools: slices.Clone(d.Pools)}, nil
+	case xdr.ProcConnectListAllNetworks:
+		return &xdr.ConnectListAllNetworksRet{Networks: slices.Clone(d.Nets)}, nil
+	case xdr.ProcDomainSetVCPUsFlags:
+		note("")
+	case xdr.ProcAuthList:
+		return &xdr.AuthListRet{}, nil
+	case xdr.ProcConnectGetDomainCapabilities:
+		return &xdr.ConnectGetDomainCapabilitiesRet{}, nil
+	}
+	return nil, nil
+}
+
+func nameOf(document string) string {
+	_, name, _ := strings.Cut(document, "<name>")
+	name, _, _ = strings.Cut(name, "</name>")
+	return name
+}
