@@ -29,6 +29,7 @@ type shape struct {
 	vcpus   string
 	devices string // XML
 	more    string // XML at the level of the domain
+	kernel  string // further arguments of the guest's kernel
 }
 
 // xml writes the definition. Guests without KVM get a small translation cache,
@@ -55,7 +56,7 @@ func (s shape) xml(t *testing.T, d *daemon) (*guest, string) {
     <type arch='x86_64' machine='q35'>hvm</type>
     <kernel>%s</kernel>
     <initrd>%s</initrd>
-    <cmdline>%s lodge.name=%s</cmdline>
+    <cmdline>%s lodge.name=%s %s</cmdline>
   </os>
   <features><acpi/><apic/>%s</features>
   %s
@@ -68,7 +69,7 @@ func (s shape) xml(t *testing.T, d *daemon) (*guest, string) {
     %s
   </devices>
 </domain>
-`, d.kind(t), s.name, s.memory, s.vcpus, image.Kernel, image.Initrd, guestimage.Arguments, s.name, d.translation(t, cache), s.more, g.port, line.Port, s.devices)
+`, d.kind(t), s.name, s.memory, s.vcpus, image.Kernel, image.Initrd, guestimage.Arguments, s.name, s.kernel, d.translation(t, cache), s.more, g.port, line.Port, s.devices)
 }
 
 var kindPattern = regexp.MustCompile(`<domain type='(\w+)'`)

@@ -251,6 +251,31 @@ func liveLettingGo(t *testing.T, g *guest) {
 	}
 }
 
+// TestMemoryIsAddedToARunningGuest plugs a module into a guest that puts it to use,
+// and takes it out again, asking the guest.
+func TestMemoryIsAddedToARunningGuest(t *testing.T) {
+	needs(t)
+	d := start(t)
+	g := d.boot(t, shape{
+		name: "grows", memory: 256, kernel: "memhp_default_state=online_movable", // or what it uses of a module keeps it in
+		more: "<maxMemory slots='4' unit='MiB'>1024</maxMemory><cpu><numa><cell id='0' cpus='0' memory='256' unit='MiB'/></numa></cpu>",
+	})
+	before := g.up(t).MemoryKiB
+	module := d.file(t, "module.xml", "<memory model='dimm'><target><size unit='MiB'>256</size><node>0</node></target></memory>")
+	d.virsh(t, "attach-device", "grows", module, "--live")
+	contains(t, "dumpxml", d.virsh(t, "dumpxml", "grows"), "<maxMemory slots='4' unit='KiB'>1048576</maxMemory>", "<memory unit='KiB'>524288</memory>",
+		"<memory model='dimm'>", "<size unit='KiB'>262144</size>", "<alias name='dimm0'/>", "<address type='dimm' slot='0' base='0x1")
+	contains(t, "dominfo", d.virsh(t, "dominfo", "grows"), "524288 KiB")
+	contains(t, "domstats", d.virsh(t, "domstats", "grows", "--balloon"), "balloon.current=524288", "balloon.maximum=524288")
+	eventually(t, "more memory in the guest", func() bool { return g.up(t).MemoryKiB >= before+250<<10 })
+	contains(t, "too large a module", d.refuse(t, "attach-device", "grows", d.file(t, "large.xml",
+		"<memory model='dimm'><target><size unit='GiB'>1</size><node>0</node></target></memory>"), "--live"), "maxMemory")
+	d.virsh(t, "detach-device", "grows", module, "--live")
+	eventually(t, "the module gone", func() bool { return !strings.Contains(d.virsh(t, "dumpxml", "grows"), "<memory model='dimm'>") })
+	contains(t, "dominfo without it", d.virsh(t, "dominfo", "grows"), "262144 KiB")
+	eventually(t, "as much memory in the guest as before", func() bool { return g.up(t).MemoryKiB < before+6<<10 })
+}
+
 // open reports whether an emulator has a file open.
 func (d *daemon) open(t *testing.T, path string) bool {
 	t.Helper()

@@ -80,6 +80,7 @@ type Set struct {
 	Balloon     *Balloon
 	RNGs        []*RNG
 	Panics      []*Panic
+	Memories    []*Memory
 	VSock       *VSock
 }
 
@@ -174,6 +175,7 @@ func (s *Set) All() []Device {
 	}
 	all = gather(all, s.RNGs)
 	all = gather(all, s.Panics)
+	all = gather(all, s.Memories)
 	if s.VSock != nil {
 		all = append(all, s.VSock)
 	}

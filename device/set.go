@@ -43,6 +43,8 @@ func (s *Set) Add(d Device) error {
 		s.RNGs = append(s.RNGs, d)
 	case *Panic:
 		s.Panics = append(s.Panics, d)
+	case *Memory:
+		s.Memories = append(s.Memories, d)
 	case *Balloon:
 		if s.Balloon != nil && s.Balloon.Model != "none" {
 			return onlyOne(d)
@@ -98,6 +100,8 @@ func (s *Set) Remove(d Device) {
 		s.RNGs = without(s.RNGs, d)
 	case *Panic:
 		s.Panics = without(s.Panics, d)
+	case *Memory:
+		s.Memories = without(s.Memories, d)
 	case *Balloon:
 		s.Balloon = nil
 	case *VSock:

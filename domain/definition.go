@@ -26,9 +26,13 @@ type Definition struct {
 	// Metadata is the verbatim inner XML of <metadata>.
 	Metadata string
 
-	Memory        uint64 // at start and at most
+	Memory        uint64 // at start, with the modules among the devices; the balloon gives no more
 	CurrentMemory uint64 // what the balloon leaves
-	Backing       MemoryBacking
+	// MaxMemory is what memory may grow to by modules, of which there can be
+	// MemorySlots; both are 0 where none can be plugged in.
+	MaxMemory   uint64
+	MemorySlots uint
+	Backing     MemoryBacking
 
 	VCPUs     VCPUs
 	IOThreads uint // ids 1..IOThreads

@@ -60,6 +60,10 @@ func readAddress(n *node) device.Address {
 		var a device.ISA
 		describeISA(n, &a)
 		return a
+	case "dimm":
+		var a device.DIMM
+		describeDIMM(n, &a)
+		return a
 	case "none", "":
 		n.ignore("")
 	default:
@@ -85,6 +89,9 @@ func writeAddress(n *node, address device.Address) {
 	case device.ISA:
 		n.set("type", "isa")
 		describeISA(n, &a)
+	case device.DIMM:
+		n.set("type", "dimm")
+		describeDIMM(n, &a)
 	}
 }
 

@@ -32,7 +32,7 @@ type Host struct {
 // Complete adds what libvirt adds when a guest is defined: identity, amounts
 // that follow from others, the devices that every guest of its machine has and
 // the controllers that its devices need. What is said is never changed, except
-// that memory is the sum of the NUMA cells where there are any.
+// that memory is the sum of the NUMA cells and of the modules where there are any.
 func Complete(d *domain.Definition, h *Host) error {
 	c := &completion{d: d, host: h, chipset: i440fx}
 	for _, step := range []func() error{
@@ -127,6 +127,12 @@ func (c *completion) memory() error {
 		for _, cell := range d.CPU.Cells {
 			if d.Memory += cell.Memory; d.Memory > 1<<62 {
 				return invalid("the cells have too much memory")
+			}
+		}
+		for _, m := range d.Devices.Memories {
+			m.Size = m.WholeSize()
+			if d.Memory += m.Size; d.Memory > 1<<62 {
+				return invalid("the memory devices have too much memory")
 			}
 		}
 	}

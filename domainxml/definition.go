@@ -24,6 +24,7 @@ func describeDomain(n *node, d *domain.Definition) {
 	n.leaf("title", &d.Title)
 	n.leaf("description", &d.Description)
 	n.metadata(&d.Metadata)
+	n.maxMemory(d)
 	n.leafBytes("memory", &d.Memory)
 	n.leafBytes("currentMemory", &d.CurrentMemory)
 	n.in("blkiotune", func(n *node) { leafNum(n, "weight", &d.Blkio.Weight) })
@@ -532,5 +533,6 @@ func describeDevices(n *node, s *device.Set) {
 	object(n, "memballoon", &s.Balloon, describeBalloon)
 	objects(n, "rng", &s.RNGs, describeRNG)
 	objects(n, "panic", &s.Panics, describePanic)
+	objects(n, "memory", &s.Memories, describeMemory)
 	object(n, "vsock", &s.VSock, describeVSock)
 }

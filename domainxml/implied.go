@@ -86,6 +86,8 @@ func (c *completion) completeDevice(dev device.Device) error {
 		return completeRNG(d)
 	case *device.Panic:
 		setDefault(&d.Model, "isa")
+	case *device.Memory:
+		d.Size = d.WholeSize()
 	case *device.VSock:
 		setDefault(&d.Model, "virtio")
 		setDefault(&d.Auto, device.Bool(d.CID == 0))

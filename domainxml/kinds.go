@@ -34,6 +34,7 @@ var kinds = map[string]kind{
 	"memballoon": kindOf[libvirtxml.DomainMemBalloon](describeBalloon),
 	"rng":        kindOf[libvirtxml.DomainRNG](describeRNG),
 	"panic":      kindOf[libvirtxml.DomainPanic](describePanic),
+	"memory":     kindOf[libvirtxml.DomainMemorydev](describeMemory),
 	"vsock":      kindOf[libvirtxml.DomainVSock](describeVSock),
 }
 

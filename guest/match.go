@@ -24,6 +24,9 @@ func findLike(s *device.Set, like device.Device) (device.Device, error) {
 	if at := like.Common().Address; at != nil && (len(found) > 1 || !named(like)) {
 		found = slices.DeleteFunc(found, func(d device.Device) bool { return !sameAddress(at, d.Common().Address) })
 	}
+	if _, alike := like.(*device.Memory); alike && len(found) > 1 {
+		return found[0], nil // as libvirt does: modules that are alike may stand for each other
+	}
 	switch len(found) {
 	case 0:
 		return nil, fault.New(fault.NotFound, fault.Device, "no %s of the domain matches %s", like.Kind(), identity(like))
@@ -85,6 +88,9 @@ func same(d, like device.Device) bool {
 		return l.Backend == r.Backend && (l.Path == "" || l.Path == r.Path)
 	case *device.Redir:
 		return l.Bus == d.(*device.Redir).Bus
+	case *device.Memory:
+		m := d.(*device.Memory)
+		return l.Model == m.Model && l.WholeSize() == m.Size && l.Cell == m.Cell && l.PageSize == m.PageSize && l.Nodes.Equal(m.Nodes)
 	}
 	return true // of the others a guest has one
 }
@@ -96,6 +102,10 @@ func sameAddress(a, b device.Address) bool {
 	if ok && ok2 { // whether others share the slot does not tell which device it is
 		pa.Multifunction, pb.Multifunction = device.Unset, device.Unset
 		return pa == pb
+	}
+	if da, ok := a.(device.DIMM); ok && da.Base == 0 { // what QEMU chose need not be said
+		db, ok := b.(device.DIMM)
+		return ok && da.Slot == db.Slot
 	}
 	return a == b
 }

@@ -64,10 +64,10 @@ func need(def *domain.Definition) host.Need {
 	for _, nic := range def.Devices.NICs {
 		n.Files += queueFiles * uint64(max(nic.Queues, 1))
 	}
-	n.Maps = baseMaps + threadMaps*n.Threads + deviceMaps*uint64(len(def.Devices.Disks)+len(def.Devices.NICs)) +
+	n.Maps = baseMaps + threadMaps*n.Threads + deviceMaps*uint64(len(def.Devices.Disks)+len(def.Devices.NICs)+int(def.MemorySlots)) +
 		hostMaps*uint64(len(def.Devices.HostDevices))
 	if def.Backing.Locked || len(def.Devices.HostDevices) > 0 {
-		n.Locked = def.Memory + lockedBeside
+		n.Locked = max(def.Memory, def.MaxMemory) + lockedBeside // a process cannot raise it later
 	}
 	native := map[uint]bool{}
 	for _, d := range def.Devices.Disks {

@@ -31,18 +31,33 @@ func (r *Registry) nvramDir() string { return filepath.Join(r.DataDir, "nvram") 
 // demand is what a guest takes of the host. Huge pages are counted where they
 // will come from, when the definition says so.
 func demand(def *domain.Definition) topology.Reservation {
-	if !def.Backing.HasHugePages {
-		return topology.Reservation{Memory: def.Memory}
+	whole := ofPages(def, def.Memory-min(def.ModuleMemory(), def.Memory), hugePageSize(def))
+	for _, m := range def.Devices.Memories {
+		whole = whole.Plus(moduleDemand(def, m))
 	}
-	size := uint64(2 << 20)
-	if len(def.Backing.HugePages) > 0 && def.Backing.HugePages[0].Size != 0 {
-		size = def.Backing.HugePages[0].Size
+	return whole
+}
+
+// hugePageSize is that of the guest's own pages; 0: it has base pages.
+func hugePageSize(def *domain.Definition) uint64 {
+	switch pages := def.Backing.HugePages; {
+	case !def.Backing.HasHugePages:
+		return 0
+	case len(pages) > 0 && pages[0].Size != 0:
+		return pages[0].Size
+	}
+	return 2 << 20
+}
+
+func ofPages(def *domain.Definition, memory, size uint64) topology.Reservation {
+	if size == 0 {
+		return topology.Reservation{Memory: memory}
 	}
 	cell := topology.AnyCell
 	if def.NUMA.Mode == "strict" && def.NUMA.Nodes.Len() == 1 {
 		cell = def.NUMA.Nodes.Max()
 	}
-	return topology.Reservation{Pages: []topology.PageDemand{{Size: size, Cell: cell, Count: (def.Memory + size - 1) / size}}}
+	return topology.Reservation{Pages: []topology.PageDemand{{Size: size, Cell: cell, Count: (memory + size - 1) / size}}}
 }
 
 // findDisk finds what is behind a disk: real paths, and the format of every

@@ -84,7 +84,7 @@ func (g *Guest) withDevice(dev device.Device) (*domain.Definition, error) {
 	if err := completeDevice(def, dev, caps, false); err != nil {
 		return nil, err
 	}
-	return def, def.Devices.Add(dev)
+	return def, def.Add(dev)
 }
 
 // completeDevice gives one more device of a definition what it did not say: its
@@ -162,7 +162,7 @@ func (r *run) numberNode(def *domain.Definition, dev device.Device) {
 // addPlugged makes a plugged device part of the running guest.
 func (g *Guest) addPlugged(r *run, dev device.Device, held *plugged) error {
 	var err error
-	g.setActive(func(d *domain.Definition) { err = d.Devices.Add(dev) })
+	g.setActive(func(d *domain.Definition) { err = d.Add(dev) })
 	if err != nil {
 		return err
 	}
@@ -229,6 +229,15 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 		if err := passable(g.reg.Kernel, d); err != nil {
 			return held, err
 		}
+	case *device.Memory:
+		if err := g.reserveMemory(p.Definition, d); err != nil {
+			return held, err
+		}
+		defer func() {
+			if err != nil && held.cutOff == nil {
+				g.returnMemory(p.Definition, d)
+			}
+		}()
 	}
 	if err := g.reg.admit(ctx, r, p, dev); err != nil {
 		return held, err
@@ -278,6 +287,8 @@ func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error
 		if d.Tune != nil {
 			return execute(ctx, s, qemu.Throttle(d))
 		}
+	case *device.Memory:
+		return findModules(ctx, s, []*device.Memory{d})
 	case *device.NIC:
 		if d.Link == "down" {
 			return s.Execute(ctx, "set_link", map[string]any{"name": d.Alias, "up": false}, nil)
@@ -340,7 +351,7 @@ func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (de
 		if err != nil {
 			return nil, err
 		}
-		config.Devices.Remove(dev)
+		config.Remove(dev)
 		return config, nil
 	}, func(config *domain.Definition) (work, error) {
 		dev, err := find(&g.run.def.Devices)
@@ -418,7 +429,8 @@ func (g *Guest) deviceGone(alias string) {
 		g.log.Error("cannot clean up after a removed device", "alias", alias, "error", err)
 	}
 	r.Leaving = append(r.Leaving, left)
-	g.setActive(func(d *domain.Definition) { d.Devices.Remove(d.Devices.ByAlias(alias)) })
+	g.returnMemory(r.def, dev)
+	g.setActive(func(d *domain.Definition) { d.Remove(d.Devices.ByAlias(alias)) })
 	g.keepActive()
 	failpoint.Reach("unplug.gone")
 	wait := r.removals[alias]

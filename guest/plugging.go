@@ -97,6 +97,9 @@ func (r *Registry) oweAgain(run *run) {
 		return
 	}
 	run.owe(p, nil)
+	if m, is := dev.(*device.Memory); is { // QEMU may have it, which nobody is asked for
+		r.Ledger.Add(run.UUID, moduleDemand(run.def, m))
+	}
 	nic, is := dev.(*device.NIC)
 	if !is || p.NIC == nil {
 		return
@@ -125,6 +128,7 @@ func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, p *plugg
 	p.undo(ctx, s, g.log)
 	return func() error {
 		r.forgetPlugging()
+		g.returnMemory(r.def, dev)
 		if p.NIC == nil {
 			return nil
 		}

@@ -199,7 +199,7 @@ func hasUnpluggable(s *device.Set) bool { return slices.ContainsFunc(s.All(), un
 
 func unpluggable(dev device.Device) bool {
 	switch dev.(type) {
-	case *device.Disk, *device.NIC, *device.HostDevice:
+	case *device.Disk, *device.NIC, *device.HostDevice, *device.Memory:
 		return true
 	}
 	return false

@@ -115,6 +115,8 @@ func redefined(saved *domain.Definition, doc string) (*domain.Definition, error)
 		{"architecture", saved.OS.Arch, def.OS.Arch},
 		{"machine", saved.OS.Machine, def.OS.Machine},
 		{"memory", saved.Memory, def.Memory},
+		{"maxMemory", saved.MaxMemory, def.MaxMemory},
+		{"memory slots", saved.MemorySlots, def.MemorySlots},
 		{"vCPUs", saved.VCPUs.Current, def.VCPUs.Current},
 		{"maximum of vCPUs", saved.VCPUs.Max, def.VCPUs.Max},
 	} {

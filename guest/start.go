@@ -399,6 +399,9 @@ func (l *launching) settle(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := findModules(ctx, s, l.run.def.Devices.Memories); err != nil {
+		return err
+	}
 	absent, err := l.g.reg.limitThreads(ctx, s, l.run, &domain.CPUTune{}, &l.run.def.Tune)
 	if err != nil {
 		return err

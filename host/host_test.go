@@ -156,6 +156,50 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 	}
 }
 
+// What a running guest gets besides is held against the host like the rest.
+func TestARunningGuestTakesMoreAndGivesItBack(t *testing.T) {
+	ledger := host.NewLedger(inventory(t, kerneltest.Host(t, kerneltest.Server)))
+	pages := func(count uint64) topology.Reservation {
+		return topology.Reservation{Pages: []topology.PageDemand{{Size: 1 << 30, Cell: 1, Count: count}}}
+	}
+	memory := func(gib uint64) topology.Reservation { return topology.Reservation{Memory: gib << 30} }
+	if err := ledger.Extend("nobody", memory(1)); !fault.Is(err, fault.WrongState) {
+		t.Errorf("a guest that holds nothing is extended: %v", err)
+	}
+	if err := ledger.Reserve("grows", memory(200).Plus(pages(1)), host.Need{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		by      topology.Reservation
+		refusal string
+	}{
+		{memory(57), "would have 257 GiB of memory and this host has 256 GiB"},
+		{memory(56), ""},
+		{pages(4), "3 left (4 in all, 4 free, 1 held"},
+		{pages(3), ""},
+	} {
+		err := ledger.Extend("grows", step.by)
+		if step.refusal == "" && err != nil || step.refusal != "" && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), step.refusal)) {
+			t.Errorf("%+v: %v", step.by, err)
+		}
+	}
+	ledger.Reduce("grows", memory(56).Plus(pages(2)))
+	held := ledger.Held()["grows"]
+	var left uint64
+	for _, p := range held.Pages {
+		left += p.Count
+	}
+	if held.Memory != 200<<30 || left != 2 {
+		t.Errorf("%d bytes and %d pages are held", held.Memory, left)
+	}
+	ledger.Reduce("nobody", memory(1))
+	ledger.Release("grows")
+	ledger.Add("grows", memory(1))
+	if held := ledger.Held(); len(held) != 0 {
+		t.Errorf("the books have %v", held)
+	}
+}
+
 // However many ask at once, no page is promised twice.
 func TestLedgerNeverOversells(t *testing.T) {
 	ledger := host.NewLedger(inventory(t, kerneltest.Host(t, kerneltest.Server)))

@@ -73,6 +73,61 @@ func (l *Ledger) enter(guest string, want topology.Reservation, pools map[poolID
 	return nil
 }
 
+// Extend enters what a running guest is about to take besides, as Reserve does.
+func (l *Ledger) Extend(guest string, by topology.Reservation) error {
+	facts := l.inventory.Facts()
+	pools, err := l.readPools(by.Pages)
+	if err != nil {
+		return err
+	}
+	if err := l.widen(guest, by, pools, facts.Memory); err != nil {
+		return err
+	}
+	if err := l.Limits.extend(guest, by.Pages); err != nil {
+		l.Reduce(guest, by)
+		return err
+	}
+	return nil
+}
+
+func (l *Ledger) widen(guest string, by topology.Reservation, pools map[poolID]topology.PagePool, most uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	held, is := l.held[guest]
+	if !is {
+		return fault.New(fault.WrongState, fault.Host, "guest %q holds nothing of this host that could be extended", guest)
+	}
+	sum := held.Plus(by)
+	if sum.Memory > most {
+		return fault.New(fault.NoCapacity, fault.Host, "the guest would have %s of memory and this host has %s in all", bytes(sum.Memory), bytes(most))
+	}
+	if err := l.admitPages(by.Pages, pools); err != nil {
+		return err
+	}
+	l.held[guest] = sum
+	return nil
+}
+
+// Add enters what a running guest has besides, without asking whether it could
+// have it.
+func (l *Ledger) Add(guest string, has topology.Reservation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if held, is := l.held[guest]; is {
+		l.held[guest] = held.Plus(has)
+	}
+}
+
+// Reduce gives back a part of what a guest holds. One that holds nothing is fine.
+func (l *Ledger) Reduce(guest string, by topology.Reservation) {
+	l.Limits.reduce(guest, by.Pages)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if held, is := l.held[guest]; is {
+		l.held[guest] = held.Minus(by)
+	}
+}
+
 // Started says that a guest has taken what it reserved of the host's limits: the
 // kernel counts it from now on.
 func (l *Ledger) Started(guest string) { l.Limits.started(guest) }

@@ -172,6 +172,42 @@ func (l *Limits) grant(guest string, n Need, age time.Duration) error {
 	return nil
 }
 
+// extend grants a running guest huge pages besides, which the kernel counts as
+// soon as it has them.
+func (l *Limits) extend(guest string, pages []topology.PageDemand) error {
+	if l == nil || len(pages) == 0 {
+		return nil
+	}
+	if err := l.refresh(0); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range l.bounds {
+		if err := l.fits(b, Need{Pages: pages}); err != nil {
+			return err
+		}
+	}
+	if n, is := l.held[guest]; is {
+		n.Pages = slices.Concat(n.Pages, pages)
+		l.held[guest] = n
+	}
+	return nil
+}
+
+// reduce forgets huge pages that a guest has given back.
+func (l *Limits) reduce(guest string, pages []topology.PageDemand) {
+	if l == nil || len(pages) == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n, is := l.held[guest]; is {
+		n.Pages = topology.Reservation{Pages: n.Pages}.Minus(topology.Reservation{Pages: pages}).Pages
+		l.held[guest], l.freed = n, time.Now()
+	}
+}
+
 // outdated says whether a guest has given something back since the bounds were
 // read.
 func (l *Limits) outdated() bool {

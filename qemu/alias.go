@@ -67,6 +67,9 @@ func alias(s *device.Set, dev device.Device, taken map[string]bool) string {
 		return controllerAlias(s, d)
 	case *device.Audio:
 		return "" // goes by its id
+	case *device.Memory:
+		at, _ := d.Address.(device.DIMM)
+		return fmt.Sprintf("%s%d", d.Model, at.Slot)
 	case *device.Graphics:
 		return d.Type // no device of QEMU's; there is one of each type
 	}

@@ -84,7 +84,7 @@ func Arguments(p *Plan) (*Command, error) {
 // what others refer to comes first.
 func (b *builder) all() error {
 	for _, step := range []func() error{
-		b.process, b.board, b.processor, b.memory, b.identity, b.control, b.clock, b.power, b.starting,
+		b.process, b.board, b.processor, b.memory, b.identity, b.control, b.clock, b.power, b.starting, b.modules,
 		b.controllers, b.disks, b.nics, b.chars, b.tpms, b.inputs, b.audios, b.graphics, b.videos, b.sounds,
 		b.redirs, b.hostDevices, b.watchdogs, b.balloon, b.rngs, b.panics, b.vsock, b.last,
 	} {

@@ -5,12 +5,20 @@ import (
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/topology"
 )
 
 // memory is the guest's RAM: one backend, or one for each of its NUMA cells.
 func (b *builder) memory() error {
 	d := b.Definition
-	b.word("-m", "size="+strconv.FormatUint(ramSize(d)>>10, 10)+"k")
+	if err := d.CheckMemory(); err != nil {
+		return err
+	}
+	size := "size=" + strconv.FormatUint(ramSize(d)>>10, 10) + "k"
+	if d.MemorySlots > 0 {
+		size += ",slots=" + number(d.MemorySlots) + ",maxmem=" + strconv.FormatUint(d.MaxMemory>>10, 10) + "k"
+	}
+	b.word("-m", size)
 	b.word("-overcommit", "mem-lock="+device.Bool(d.Backing.Locked).String())
 	for id := range d.IOThreads {
 		if err := b.object("iothread", "iothread"+number(id+1)); err != nil {
@@ -19,7 +27,7 @@ func (b *builder) memory() error {
 	}
 	if len(d.CPU.Cells) == 0 {
 		m, _ := b.Capabilities.Machine(d.OS.Machine)
-		return b.memoryBackend(m.DefaultRAMID, ramSize(d), nil)
+		return b.memoryBackend(m.DefaultRAMID, ramSize(d), b.ramOf(nil))
 	}
 	if b.machine == microvm {
 		return unsupported("machine type microvm has no NUMA cells")
@@ -46,7 +54,7 @@ func (b *builder) cells() error {
 	for i := range d.CPU.Cells {
 		cell := &d.CPU.Cells[i]
 		id := "ram-node" + number(cell.ID)
-		if err := b.memoryBackend(id, wholeMiB(cell.Memory), cell); err != nil {
+		if err := b.memoryBackend(id, wholeMiB(cell.Memory), b.ramOf(cell)); err != nil {
 			return err
 		}
 		if err := b.flush(); err != nil {
@@ -70,37 +78,60 @@ func (b *builder) cells() error {
 	return nil
 }
 
-// memoryBackend makes the memory of a cell, or of the whole guest. Huge pages
-// need no file system: the kernel gives them to an anonymous file.
-func (b *builder) memoryBackend(id string, size uint64, cell *domain.Cell) error {
-	backing := b.Definition.Backing
-	pages, huge := hugePages(backing, cell)
-	shared := backing.Access == "shared"
-	if cell != nil {
-		shared = cell.MemAccess == "shared" || cell.MemAccess == "" && shared
+// ram says where memory of the guest comes from.
+type ram struct {
+	huge   bool
+	pages  uint64 // bytes of a huge page; 0: the host's own huge size
+	shared bool
+	mode   string // of numatune
+	nodes  topology.CPUSet
+}
+
+// ramOf is where the memory of a cell comes from, or that of the whole guest.
+func (b *builder) ramOf(cell *domain.Cell) ram {
+	backing, tune := b.Definition.Backing, b.Definition.NUMA
+	from := ram{shared: backing.Access == "shared", mode: tune.Mode, nodes: tune.Nodes}
+	from.pages, from.huge = hugePages(backing, cell)
+	if cell == nil {
+		return from
 	}
+	if cell.MemAccess != "" {
+		from.shared = cell.MemAccess == "shared"
+	}
+	for _, c := range tune.Cells {
+		if c.Cell == cell.ID {
+			from.mode, from.nodes = c.Mode, c.Nodes
+		}
+	}
+	return from
+}
+
+// memoryBackend makes memory of the guest. Huge pages need no file system: the
+// kernel gives them to an anonymous file.
+func (b *builder) memoryBackend(id string, size uint64, from ram) error {
+	backing := b.Definition.Backing
 	kind, props := "memory-backend-ram", properties{}
 	switch {
-	case huge || backing.Source == "memfd":
+	case from.huge || backing.Source == "memfd":
 		kind = "memory-backend-memfd"
-		if huge {
+		if from.huge {
 			props.add("hugetlb", true)
-			if pages > 0 {
-				props.add("hugetlbsize", pages)
+			if from.pages > 0 {
+				props.add("hugetlbsize", from.pages)
 			}
 		}
 	case backing.Source == "file":
 		return unsupported("memory of source file is not built; use memfd")
 	}
-	if shared || kind != "memory-backend-ram" {
-		props.add("share", shared)
+	if from.shared || kind != "memory-backend-ram" {
+		props.add("share", from.shared)
 	}
-	if huge || backing.Allocation == "immediate" {
+	if from.huge || backing.Allocation == "immediate" {
 		props.add("prealloc", true)
 		props.number("prealloc-threads", backing.AllocThreads)
 	}
 	props.add("size", size)
-	if err := b.bindMemory(&props, cell); err != nil {
+	if err := from.bind(&props); err != nil {
 		return err
 	}
 	return b.object(kind, id, props...)
@@ -131,30 +162,21 @@ func hugePages(backing domain.MemoryBacking, cell *domain.Cell) (size uint64, hu
 // policies of host memory, by libvirt's names.
 var policies = map[string]string{"strict": "bind", "preferred": "preferred", "interleave": "interleave"}
 
-// bindMemory says from which of the host's nodes the memory comes. A
-// restrictive mode binds nothing here: the guest's control group does.
-func (b *builder) bindMemory(props *properties, cell *domain.Cell) error {
-	tune := b.Definition.NUMA
-	mode, nodes := tune.Mode, tune.Nodes
-	if cell != nil {
-		for _, c := range tune.Cells {
-			if c.Cell == cell.ID {
-				mode, nodes = c.Mode, c.Nodes
-			}
-		}
-	}
-	if nodes.IsEmpty() || mode == "restrictive" {
+// bind says from which of the host's nodes the memory comes. A restrictive mode
+// binds nothing here: the guest's control group does.
+func (from ram) bind(props *properties) error {
+	if from.nodes.IsEmpty() || from.mode == "restrictive" {
 		return nil
 	}
-	policy, ok := policies[mode]
-	if mode != "" && !ok {
-		return unsupported("numatune mode %q is not built", mode)
+	policy, ok := policies[from.mode]
+	if from.mode != "" && !ok {
+		return unsupported("numatune mode %q is not built", from.mode)
 	}
 	if policy == "" {
 		policy = "bind"
 	}
-	numbers := make([]int, 0, nodes.Len())
-	for n := range nodes.All() {
+	numbers := make([]int, 0, from.nodes.Len())
+	for n := range from.nodes.All() {
 		numbers = append(numbers, n)
 	}
 	props.add("host-nodes", numbers)

@@ -55,6 +55,9 @@ func completePlaces(d *domain.Definition, _ *Capabilities) error {
 		return err
 	}
 	s.NumberPorts()
+	if err := s.AssignDIMMs(); err != nil {
+		return err
+	}
 	return s.AssignUSB()
 }
 
@@ -106,7 +109,7 @@ func CompleteDevice(d *domain.Definition, dev device.Device, c *Capabilities, li
 	}
 	with := *d // the device joins the groups of this one only
 	with.Devices.Controllers = slices.Clone(d.Devices.Controllers)
-	if err := with.Devices.Add(dev); err != nil {
+	if err := with.Add(dev); err != nil {
 		return err
 	}
 	if !live {
@@ -121,6 +124,12 @@ func CompleteDevice(d *domain.Definition, dev device.Device, c *Capabilities, li
 		return err
 	}
 	if err := with.Devices.PlugUSB(dev); err != nil {
+		return err
+	}
+	if err := with.Devices.AssignDIMMs(); err != nil {
+		return err
+	}
+	if err := with.CheckMemory(); err != nil {
 		return err
 	}
 	if err := checkAliases(&with.Devices); err != nil {

@@ -62,6 +62,8 @@ func (b *builder) pluggable(dev device.Device) error {
 		return b.balloonOf(d)
 	case *device.VSock:
 		return b.vsockOf(d)
+	case *device.Memory:
+		return b.module(d)
 	}
 	return cannotPlug(dev)
 }
@@ -119,6 +121,8 @@ func unplugged(dev device.Device) ([]Step, error) {
 		return nil, nil
 	case *device.HostDevice, *device.Balloon, *device.VSock:
 		return nil, nil
+	case *device.Memory:
+		return []Step{removal("object", "mem"+alias)}, nil
 	case *device.Redir: // takes its host's end along
 		return nil, nil
 	}

@@ -1,5 +1,10 @@
 package topology
 
+import "slices"
+
+// BasePage is the size in bytes of the pages that are no huge ones.
+const BasePage = 4 << 10
+
 // Reservation is the part of a host that one guest takes. It is a demand when a
 // guest asks for it and a fact once the host has granted it.
 type Reservation struct {
@@ -10,6 +15,30 @@ type Reservation struct {
 	// CPUs are the processors that no other guest may have; empty for a guest
 	// that shares.
 	CPUs CPUSet
+}
+
+// Plus is what two reservations take together.
+func (r Reservation) Plus(other Reservation) Reservation {
+	return Reservation{
+		Memory: r.Memory + other.Memory,
+		Pages:  slices.Concat(r.Pages, other.Pages),
+		CPUs:   r.CPUs.Union(other.CPUs),
+	}
+}
+
+// Minus is what stays when a part is given back.
+func (r Reservation) Minus(part Reservation) Reservation {
+	left := Reservation{Memory: r.Memory - min(part.Memory, r.Memory), Pages: slices.Clone(r.Pages), CPUs: r.CPUs.Minus(part.CPUs)}
+	for _, gone := range part.Pages {
+		for i := range left.Pages {
+			if p := &left.Pages[i]; p.Size == gone.Size && p.Cell == gone.Cell {
+				less := min(p.Count, gone.Count)
+				p.Count, gone.Count = p.Count-less, gone.Count-less
+			}
+		}
+	}
+	left.Pages = slices.DeleteFunc(left.Pages, func(p PageDemand) bool { return p.Count == 0 })
+	return left
 }
 
 // AnyCell is the cell of a demand that every cell may meet.

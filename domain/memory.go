@@ -1,0 +1,85 @@
+package domain
+
+import (
+	"slices"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// maxMemorySlots is how many sockets for memory QEMU's machines have at most.
+const maxMemorySlots = 256
+
+// Add puts a device at the end of its group. With a module of memory comes its
+// memory, of which the balloon takes nothing unless it has taken some already.
+func (d *Definition) Add(dev device.Device) error {
+	if err := d.Devices.Add(dev); err != nil {
+		return err
+	}
+	if m, ok := dev.(*device.Memory); ok {
+		if d.CurrentMemory == d.Memory {
+			d.CurrentMemory += m.Size
+		}
+		d.Memory += m.Size
+	}
+	return nil
+}
+
+// Remove takes out the very device, by identity, with what Add brought.
+func (d *Definition) Remove(dev device.Device) {
+	d.Devices.Remove(dev)
+	if m, ok := dev.(*device.Memory); ok {
+		d.Memory -= min(m.Size, d.Memory)
+		d.CurrentMemory = min(d.CurrentMemory, d.Memory)
+	}
+}
+
+// ModuleMemory is the memory of all modules.
+func (d *Definition) ModuleMemory() (sum uint64) {
+	for _, m := range d.Devices.Memories {
+		sum += m.Size
+	}
+	return sum
+}
+
+// CheckMemory says whether a guest can have the memory that it is defined to grow
+// to, and the modules among its devices.
+func (d *Definition) CheckMemory() error {
+	switch slots, modules := d.MemorySlots, uint(len(d.Devices.Memories)); {
+	case (d.MaxMemory == 0) != (slots == 0):
+		return fault.New(fault.Invalid, fault.XML, "both maximum memory size and memory slot count must be specified")
+	case slots == 0 && modules > 0:
+		return fault.New(fault.Unsupported, fault.Config, "cannot use a memory device when the domain's maxMemory is not defined")
+	case slots == 0:
+		return nil
+	case slots > maxMemorySlots:
+		return fault.New(fault.Unsupported, fault.Config, "%d memory slots are more than the %d that a machine can have", slots, maxMemorySlots)
+	case d.MaxMemory < d.Memory:
+		return fault.New(fault.Invalid, fault.XML, "the domain's memory of %d KiB, with its modules, exceeds its maxMemory of %d KiB", d.Memory>>10, d.MaxMemory>>10)
+	case len(d.CPU.Cells) == 0:
+		return fault.New(fault.Unsupported, fault.Config, "at least one numa node has to be configured when enabling memory hotplug")
+	case modules > slots:
+		return fault.New(fault.Unsupported, fault.Config, "memory device count '%d' exceeds slots count '%d'", modules, slots)
+	}
+	for _, m := range d.Devices.Memories {
+		if err := d.checkModule(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Definition) checkModule(m *device.Memory) error {
+	at, _ := m.Address.(device.DIMM)
+	switch {
+	case m.Size == 0:
+		return fault.New(fault.Invalid, fault.XML, "a memory device has no size")
+	case at.Slot >= d.MemorySlots:
+		return fault.New(fault.Unsupported, fault.Config, "memory device slot '%d' exceeds slots count '%d'", at.Slot, d.MemorySlots)
+	case !slices.ContainsFunc(d.CPU.Cells, func(c Cell) bool { return c.ID == m.Cell }):
+		return fault.New(fault.Unsupported, fault.Config, "cannot add a memory device to guest node '%d': the guest has only %d NUMA nodes", m.Cell, len(d.CPU.Cells))
+	case m.PageSize > 0 && m.Size%m.PageSize != 0:
+		return fault.New(fault.Invalid, fault.Config, "a memory device of %d KiB cannot be of pages of %d KiB", m.Size>>10, m.PageSize>>10)
+	}
+	return nil
+}
