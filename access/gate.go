@@ -3,6 +3,7 @@ package access
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -82,6 +83,18 @@ func (g *Gate) Admit(w Who) error {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Call, "%s may not come in: no rule of %s is about this client", w, g.File)
+}
+
+// Welcome lets in a client of another host: one that some rule is about, or, where
+// there are no rules, one whose subject a glob matches; without globs, any.
+func (g *Gate) Welcome(w Who, allow []string) error {
+	if g.Ruled() {
+		return g.Admit(w)
+	}
+	if len(allow) == 0 || slices.ContainsFunc(allow, func(glob string) bool { return fleet.Matches(glob, w.Subject) }) {
+		return nil
+	}
+	return fault.New(fault.Denied, fault.Call, "no --tls-allow lets %s in", w)
 }
 
 // Check says whether a client may do something, and if not what is missing.

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fleet"
@@ -82,7 +83,7 @@ func serve(t testing.TB, guests int, change ...func(*limits)) *house {
 	ctx, stop := context.WithCancelCause(context.Background())
 	h.stop = func() { stop(nil) }
 	ended := make(chan error, 1)
-	go func() { ended <- h.server.Serve(ctx, listener) }()
+	go func() { ended <- h.server.Serve(ctx, Listener{Listener: listener}) }()
 	t.Cleanup(func() {
 		h.stop()
 		select {
@@ -514,20 +515,20 @@ func TestRequestsTogetherAreBounded(t *testing.T) {
 		t.Errorf("got %v", stream.Err())
 	}
 	checkFault(t, stream.Err(), "no capacity", "being taken in")
-	h.until(func() bool { return h.server.intake.take(1, 1<<20) }, "what was taken in is not given back")
+	h.until(func() bool { return h.server.intake.take(owner{pid: 1}, 1<<20) }, "what was taken in is not given back")
 }
 
 func TestWhatWasTakenInIsGivenBack(t *testing.T) {
 	taken := newPlaces(10, 9)
-	taken.take(2, 3)
+	taken.take(owner{pid: 2}, 3)
 	for _, text := range []string{"ten bytes!", "8 bytes!"} { // too much for one, and with the other's
-		b := &body{ReadCloser: io.NopCloser(strings.NewReader(text)), pid: 1, intake: taken}
+		b := &body{ReadCloser: io.NopCloser(strings.NewReader(text)), by: owner{pid: 1}, intake: taken}
 		if _, err := io.ReadAll(b); err == nil {
 			t.Errorf("%q was taken in", text)
 		}
 		b.giveBack()
 	}
-	if taken.leave(2, 3); taken.count() != 0 || len(taken.taken) != 0 {
+	if taken.leave(owner{pid: 2}, 3); taken.count() != 0 || len(taken.taken) != 0 {
 		t.Errorf("%d bytes stay", taken.count())
 	}
 }
@@ -576,7 +577,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		{socket.Peer{}, http.StatusOK},
 	} {
 		answer := &recorder{header: http.Header{}}
-		h.server.handler().ServeHTTP(answer, request.WithContext(context.WithValue(h.context(), peerKey{}, c.peer)))
+		h.server.handler().ServeHTTP(answer, request.WithContext(context.WithValue(h.context(), clientKey{}, &client{who: access.LocalWho(c.peer)})))
 		if answer.status != c.want {
 			t.Errorf("%+v: status %d, want %d", c.peer, answer.status, c.want)
 		}

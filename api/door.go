@@ -1,13 +1,24 @@
 package api
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/polkit"
 	"github.com/lodge-kvm/lodge/socket"
 )
+
+// Listener is a socket that clients connect to.
+type Listener struct {
+	net.Listener
+	// Certificates say who comes from other hosts; nil: the listener is a unix socket.
+	Certificates *socket.Certificates
+}
 
 // door takes connections within their bounds, and notes who comes.
 type door struct {
@@ -21,21 +32,23 @@ type door struct {
 // grumble is how often the log is told at most that clients are turned away.
 const grumble = 10 * time.Second
 
-// Accept turns those away for whom there is no place: what one process may
-// hold is far more than a sound client wants.
-func (d *door) Accept() (net.Conn, error) {
+// Accept turns those away for whom there is no place: what one process, or one other
+// host, may hold is far more than a sound client wants.
+func (d *door) Accept() (net.Conn, error) { return d.accept() }
+
+func (d *door) accept() (*client, error) {
 	for {
 		conn, err := d.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		peer := socket.PeerOf(conn)
-		if d.conns.take(peer.PID, 1) {
-			return &client{Conn: conn, peer: peer, conns: d.conns}, nil
+		c := newClient(conn, d.conns)
+		if d.conns.take(c.owner, 1) {
+			return c, nil
 		}
 		_ = conn.Close()
 		if time.Since(d.warned) > grumble {
-			d.log.Warn("too many connections to the API", "pid", peer.PID, "uid", peer.UID)
+			d.log.Warn("too many connections to the API", "client", c.who, "pid", c.owner.pid)
 			d.warned = time.Now()
 		}
 	}
@@ -44,12 +57,125 @@ func (d *door) Accept() (net.Conn, error) {
 // client is a connection with its place.
 type client struct {
 	net.Conn
-	peer  socket.Peer
+	owner owner
 	conns *places
 	once  sync.Once
+
+	who access.Who // of one from another host complete once its certificate was found good
+	// proof is held by the call that has polkit asked, so that one is asked for all.
+	// Proved is guarded by it.
+	proof  chan struct{}
+	proved bool
+}
+
+func newClient(conn net.Conn, conns *places) *client {
+	c := &client{Conn: conn, conns: conns, proof: make(chan struct{}, 1)}
+	if _, here := conn.(*net.UnixConn); here {
+		c.who = access.LocalWho(socket.PeerOf(conn))
+		c.owner = owner{pid: c.who.Peer.PID}
+		return c
+	}
+	c.who = access.Who{Address: conn.RemoteAddr().String()}
+	c.owner.host, _, _ = net.SplitHostPort(c.who.Address)
+	return c
 }
 
 func (c *client) Close() error {
-	c.once.Do(func() { c.conns.leave(c.peer.PID, 1) })
+	c.once.Do(func() { c.conns.leave(c.owner, 1) })
 	return c.Conn.Close()
+}
+
+// prove has polkit say whether the client may come in, once on a connection that it
+// says yes to.
+func (c *client) prove(ctx context.Context, r *access.Reception) error {
+	select {
+	case c.proof <- struct{}{}:
+		defer func() { <-c.proof }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if c.proved {
+		return nil
+	}
+	p, err := polkit.Find(c.who.Peer.PID, c.who.Peer.UID)
+	if err == nil {
+		err = r.Prove(ctx, c.who, p, false)
+	}
+	c.proved = err == nil
+	return err
+}
+
+// hall is where clients of other hosts show their certificates: beside one another,
+// so that the door is never held.
+type hall struct {
+	*door
+	certificates *socket.Certificates
+	reception    *access.Reception
+	audit        *access.Audit
+
+	let  chan net.Conn // whoever was let in
+	life context.Context
+	end  context.CancelCauseFunc
+	work sync.WaitGroup
+}
+
+func (s *Server) hall(l Listener, d *door) *hall {
+	h := &hall{door: d, certificates: l.Certificates, reception: s.Reception, audit: s.Audit, let: make(chan net.Conn)}
+	h.life, h.end = context.WithCancelCause(context.Background())
+	h.work.Go(h.receive)
+	return h
+}
+
+// Accept gives the next one that was let in.
+func (h *hall) Accept() (net.Conn, error) {
+	select {
+	case conn := <-h.let:
+		return conn, nil
+	case <-h.life.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+// Close ends the taking of clients, and waits for those that are being received.
+func (h *hall) Close() error {
+	h.end(net.ErrClosed)
+	err := h.Listener.Close()
+	h.work.Wait()
+	return err
+}
+
+func (h *hall) receive() {
+	for {
+		c, err := h.accept()
+		switch {
+		case err == nil:
+			h.work.Go(func() { h.welcome(c) })
+			continue
+		case errors.Is(err, net.ErrClosed):
+			h.end(net.ErrClosed)
+			return
+		}
+		h.log.Warn("cannot take a client", "socket", h.Addr(), "error", err)
+		select {
+		case <-time.After(100 * time.Millisecond): // out of descriptors, most likely
+		case <-h.life.Done():
+		}
+	}
+}
+
+func (h *hall) welcome(c *client) {
+	secure := h.certificates.Server(c, "h2", "http/1.1")
+	who, err := h.reception.Receive(h.life, secure, c.who.Address)
+	c.who = who
+	if !access.TurnedAway(err) {
+		h.audit.Note(access.Entry{Who: who, API: "lodge", Call: "TLS", Err: err, Login: true})
+	}
+	if err == nil {
+		select {
+		case h.let <- secure:
+			return
+		case <-h.life.Done():
+		}
+	}
+	_ = c.Close()
 }

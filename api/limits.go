@@ -9,10 +9,8 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/socket"
 )
 
 // limits bound what clients may hold, one and all together. Times are those
@@ -23,8 +21,7 @@ type limits struct {
 	streams          int // calls at a time on one connection
 	sets             int // under way
 	// Bytes of one message from a client: of most calls, and of those that bring
-	// documents. A message of nothing but empty words is thirty times as large in
-	// memory.
+	// documents. Of how many words it may be is bounded too.
 	message, documents int
 	// Bytes of requests that are being taken in and worked on.
 	intake, intakeEach int
@@ -45,35 +42,41 @@ func defaultLimits() limits {
 	}
 }
 
-// places counts what is taken, in all and by each process.
+// owner is who answers for a connection: a process, or another host.
+type owner struct {
+	pid  int32
+	host string
+}
+
+// places counts what is taken, in all and by each owner.
 type places struct {
 	all, each int
 
 	mu    sync.Mutex
 	sum   int
-	taken map[int32]int // by process; no zeros
+	taken map[owner]int // no zeros
 }
 
-func newPlaces(all, each int) *places { return &places{all: all, each: each, taken: map[int32]int{}} }
+func newPlaces(all, each int) *places { return &places{all: all, each: each, taken: map[owner]int{}} }
 
-// take gives the process n more, or says no.
-func (p *places) take(pid int32, n int) bool {
+// take gives the owner n more, or says no.
+func (p *places) take(by owner, n int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.sum+n > p.all || p.taken[pid]+n > p.each {
+	if p.sum+n > p.all || p.taken[by]+n > p.each {
 		return false
 	}
 	p.sum += n
-	p.taken[pid] += n
+	p.taken[by] += n
 	return true
 }
 
-func (p *places) leave(pid int32, n int) {
+func (p *places) leave(by owner, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sum -= n
-	if p.taken[pid] -= n; p.taken[pid] == 0 {
-		delete(p.taken, pid)
+	if p.taken[by] -= n; p.taken[by] == 0 {
+		delete(p.taken, by)
 	}
 }
 
@@ -86,15 +89,15 @@ func (p *places) count() int {
 // body is a request being taken in. It belongs to the call's goroutine.
 type body struct {
 	io.ReadCloser
-	pid    int32
+	by     owner
 	intake *places
 	taken  int
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if !b.intake.take(b.pid, n) {
-		return 0, fault.New(fault.NoCapacity, fault.Call, "requests of more than %d bytes are being taken in, or of more than %d from one process; try again later",
+	if !b.intake.take(b.by, n) {
+		return 0, fault.New(fault.NoCapacity, fault.Call, "requests of more than %d bytes are being taken in, or of more than %d from one client; try again later",
 			b.intake.all, b.intake.each)
 	}
 	b.taken += n
@@ -102,10 +105,10 @@ func (b *body) Read(p []byte) (int, error) {
 }
 
 // giveBack is the end of the call.
-func (b *body) giveBack() { b.intake.leave(b.pid, b.taken) }
+func (b *body) giveBack() { b.intake.leave(b.by, b.taken) }
 
-// peerKey is where a call's context keeps who calls.
-type peerKey struct{}
+// clientKey is where a call's context keeps the connection that it comes by.
+type clientKey struct{}
 
 // bounded lets calls in, one by one.
 type bounded struct {
@@ -117,19 +120,18 @@ type bounded struct {
 func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.work.Add(1)
 	defer b.work.Done()
-	peer, _ := r.Context().Value(peerKey{}).(socket.Peer)
-	who := access.LocalWho(peer)
-	if err := b.admit(who, r.URL.Path); err != nil {
+	c, _ := r.Context().Value(clientKey{}).(*client)
+	if err := b.admit(r.Context(), c, r.URL.Path); err != nil {
 		b.say(w, r, err)
 		return
 	}
-	r = r.WithContext(context.WithValue(r.Context(), whoKey{}, who))
-	if !b.calls.take(peer.PID, 1) {
-		b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many calls are under way: at most %d, and %d of one process", b.calls.all, b.calls.each))
+	r = r.WithContext(context.WithValue(r.Context(), whoKey{}, c.who))
+	if !b.calls.take(c.owner, 1) {
+		b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many calls are under way: at most %d, and %d of one client", b.calls.all, b.calls.each))
 		return
 	}
-	defer b.calls.leave(peer.PID, 1)
-	in := &body{ReadCloser: r.Body, pid: peer.PID, intake: b.intake}
+	defer b.calls.leave(c.owner, 1)
+	in := &body{ReadCloser: r.Body, by: c.owner, intake: b.intake}
 	defer in.giveBack()
 	r.Body = in
 	out := &answer{ResponseWriter: w, control: http.NewResponseController(w), patience: b.limits.patience}

@@ -47,8 +47,15 @@ func caller(ctx context.Context) access.Who {
 
 // admit says whether a client may make a call. This is the one place where a call
 // as such is judged; sets ask for each of their guests besides.
-func (s *Server) admit(who access.Who, path string) error {
-	err := who.Peer.Admit(s.Gate.Ruled(), s.Groups)
+func (s *Server) admit(ctx context.Context, c *client, path string) (err error) {
+	who := c.who
+	switch {
+	case !who.Local: // its certificate has let it in
+	case s.Reception.Asks(who):
+		err = c.prove(ctx, s.Reception)
+	default:
+		err = who.Peer.Admit(s.Gate.Ruled(), s.Groups)
+	}
 	if err == nil {
 		err = s.Gate.Admit(who)
 	}

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -38,6 +39,9 @@ type Config struct {
 	LibvirtClients func() int
 	// Gate decides who may do what; nil: whoever was let in may do everything.
 	Gate *access.Gate
+	// Reception finds out who clients are, beyond what the kernel tells; nil: nobody comes from
+	// other hosts, and polkit is not asked.
+	Reception *access.Reception
 	// Audit takes what was done and refused; nil: nobody does.
 	Audit *access.Audit
 }
@@ -50,7 +54,7 @@ type Server struct {
 	life   string
 	limits limits
 
-	conns  *places // connections, by the process at the other end
+	conns  *places // connections, by who answers for them
 	calls  *places // calls under way, likewise
 	intake *places // bytes of their requests, likewise
 	sets   sets
@@ -68,22 +72,35 @@ func newServer(c Config, l limits) *Server {
 	}
 }
 
-// Serve takes clients until ctx ends. Sets under way then begin nothing more,
-// and what has begun has a moment to end. It closes the listener.
-func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+// Serve takes clients from the listeners until ctx ends. Sets under way then begin nothing more,
+// and what has begun has a moment to end. It closes the listeners.
+func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	calls, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
 	server := s.http(calls)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(&door{Listener: l, conns: s.conns, log: s.Log}) }()
+	served := make(chan error, len(listeners))
+	for _, l := range listeners {
+		go func() {
+			err := server.Serve(s.entrance(l))
+			served <- fault.Wrap(err, fault.Failed, fault.Host, "cannot take clients on %s", l.Addr())
+		}()
+	}
 	var failure error
 	select {
 	case <-ctx.Done():
-	case err := <-served:
-		failure = fault.Wrap(err, fault.Failed, fault.Host, "cannot take clients on %s", l.Addr())
+	case failure = <-served:
 	}
 	stop(fault.New(fault.Aborted, fault.Host, "the daemon is stopping"))
 	return errors.Join(failure, s.hangUp(server))
+}
+
+// entrance is a listener within its bounds.
+func (s *Server) entrance(l Listener) net.Listener {
+	d := &door{Listener: l.Listener, conns: s.conns, log: s.Log}
+	if l.Certificates == nil {
+		return d
+	}
+	return s.hall(l, d)
 }
 
 // hangUp lets the calls in flight end, and gives up on those that do not.
@@ -110,6 +127,7 @@ func (s *Server) hangUp(server *http.Server) error {
 func (s *Server) http(calls context.Context) *http.Server {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
 		Handler:           s.handler(),
@@ -125,7 +143,10 @@ func (s *Server) http(calls context.Context) *http.Server {
 		},
 		BaseContext: func(net.Listener) context.Context { return calls },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, peerKey{}, c.(*client).peer) // who calls is asked at each call
+			if secure, is := c.(*tls.Conn); is {
+				c = secure.NetConn()
+			}
+			return context.WithValue(ctx, clientKey{}, c.(*client)) // who calls is asked at each call
 		},
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}

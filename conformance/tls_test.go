@@ -158,3 +158,67 @@ func TestClientsOfOtherHosts(t *testing.T) {
 	}
 	d.virsh(t, "list")
 }
+
+// TestTheAPIForOtherHosts has lodge come in with certificates, which are held to the
+// same rules as virsh's.
+func TestTheAPIForOtherHosts(t *testing.T) {
+	needs(t)
+	pki := t.TempDir()
+	ca, other := newAuthority(t, "Lodge's tests"), newAuthority(t, "Somebody else")
+	ca.save(filepath.Join(pki, "CA/cacert.pem"), "CERTIFICATE", ca.self.Raw)
+	ca.issue(pkix.Name{CommonName: "localhost"}, filepath.Join(pki, "libvirt/servercert.pem"), filepath.Join(pki, "libvirt/private/serverkey.pem"))
+	rules := filepath.Join(pki, "access.yaml")
+	if err := os.WriteFile(rules, []byte("version: 1\nrules:\n  - {name: afar, who: 'dn:CN=alice,O=Ops', may: [read, start], guests: 'far-*'}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := start(t, "--api-tls", "127.0.0.1:16515", "--pki", pki, "--access", rules)
+	d.define(t, shape{name: "far-1"})
+	d.define(t, shape{name: "near-1"})
+	lodge := func(folder string, args ...string) (string, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		out, err := d.command(ctx, program(t, "lodge"), append([]string{"--host", "localhost", "--pki", folder}, args...)...).CombinedOutput()
+		return strings.TrimSpace(string(out)), err
+	}
+	alice, number := ca.client(ca, pkix.Name{CommonName: "alice", Organization: []string{"Ops"}})
+	if out, err := lodge(alice, "ps"); err != nil || !strings.Contains(out, "far-1") || strings.Contains(out, "near-1") {
+		t.Errorf("alice sees %q, %v", out, err)
+	}
+	if out, err := lodge(alice, "start", "far-1"); err != nil {
+		t.Errorf("alice may not start: %s", out)
+	}
+	if out, err := lodge(alice, "destroy", "far-1"); err == nil || !strings.Contains(out, `"stop"`) {
+		t.Errorf("alice destroys: %q, %v", out, err)
+	}
+	bob, _ := ca.client(ca, pkix.Name{CommonName: "bob", Organization: []string{"Ops"}})
+	eve, _ := other.client(ca, pkix.Name{CommonName: "alice", Organization: []string{"Ops"}})
+	for who, folder := range map[string]string{"bob": bob, "another authority": eve} {
+		if out, err := lodge(folder, "ps"); err == nil || !strings.Contains(out, "does not let this client in") {
+			t.Errorf("%s: %q, %v", who, out, err)
+		}
+	}
+	misled, _ := other.client(other, pkix.Name{CommonName: "alice", Organization: []string{"Ops"}})
+	if out, err := lodge(misled, "ps"); err == nil || !strings.Contains(out, "trusted here") {
+		t.Errorf("a client that trusts others: %q, %v", out, err)
+	}
+	if d.says(`api=lodge dn="CN=alice,O=Ops"`) == 0 || d.says("call=TLS verb=open result=denied") == 0 {
+		t.Error("the audit has nothing of them")
+	}
+	ca.revoke(filepath.Join(pki, "CA/cacrl.pem"), number)
+	d.output(t, "kill", "-HUP", d.pid)
+	eventually(t, "the certificates to be read anew", func() bool { return d.says("the certificates were read anew") > 0 })
+	if out, err := lodge(alice, "ps"); err == nil {
+		t.Errorf("alice comes in with what was taken back: %q", out)
+	}
+	// Whoever fails too often is not even looked at, for a while.
+	d.output(t, "bash", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do : 3<>/dev/tcp/127.0.0.1/16515; done")
+	eventually(t, "the address to be turned away", func() bool { return d.says("turned away for a minute") > 0 })
+	before := d.says("call=TLS")
+	if out, err := lodge(alice, "ps"); err == nil {
+		t.Errorf("an address that was turned away comes in: %q", out)
+	}
+	if d.says("call=TLS") != before {
+		t.Error("the audit grows by clients that were turned away")
+	}
+	d.virsh(t, "list")
+}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/polkit"
 	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/turnstile"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -45,14 +46,21 @@ type client struct {
 	stopRead context.CancelCauseFunc
 	calls    context.Context // of its calls, which do not end with it; has its turns
 
-	afar    *Listener // of a client from another host; nil: a unix socket's
-	tls     *tls.Conn // conn, where it is one
+	tls     *tls.Conn // conn, of a client from another host; nil: a unix socket's
 	out     chan *outgoing
 	work    sync.WaitGroup
 	running chan struct{} // a place for each ordinary call that may run at a time
 	intake  *intake
 	alive   *keepalive
 	streams *streams
+
+	// What is set before the first call: until when the client must be in, and of one that
+	// polkit decides about the process, or why it is not known.
+	greeting *time.Timer
+	process  polkit.Process
+	lost     error
+
+	strange bool // not authenticated yet; guarded by the server
 }
 
 func newClient(s *Server, conn net.Conn, readOnly bool) *client {
@@ -83,9 +91,12 @@ func (c *client) serve() {
 		return
 	}
 	closing := context.AfterFunc(c.life, func() { _ = c.conn.Close() })
-	greeting := time.AfterFunc(c.server.limits.handshake, func() {
+	if c.server.reception.Asks(c.session.who()) {
+		c.process, c.lost = polkit.Find(c.session.peer.PID, c.session.peer.UID)
+	}
+	c.greeting = time.AfterFunc(c.server.limits.handshake, func() {
 		if !c.session.authenticated() {
-			c.end(fault.New(fault.Timeout, fault.Call, "no authentication within %v", c.server.limits.handshake))
+			c.end(fault.New(fault.Timeout, fault.Call, "no authentication in time"))
 		}
 	})
 	written := make(chan struct{})
@@ -99,7 +110,7 @@ func (c *client) serve() {
 		c.finishCalls()
 	}
 	c.end(err)
-	greeting.Stop()
+	c.greeting.Stop()
 	<-written
 	c.drain()
 	c.work.Wait()

@@ -65,7 +65,7 @@ func (h *handlers) connectSupportsFeature(_ context.Context, s *session, args *x
 	case featureKeepalive:
 		s.client.alive.watchOver(s.client.end)
 	case featureFDs:
-		return &xdr.ConnectSupportsFeatureRet{Supported: s.client.afar == nil}, nil
+		return &xdr.ConnectSupportsFeatureRet{Supported: s.client.tls == nil}, nil
 	case featureTypedStrings, featureEventCallbacks, featureCloseCallback, featureNetworkArgument:
 	default:
 		return &xdr.ConnectSupportsFeatureRet{}, nil

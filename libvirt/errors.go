@@ -38,6 +38,7 @@ const (
 	codeNoSnapshot        code = 72
 	codeArgUnsupported    code = 74
 	codeAborted           code = 78
+	codeAuthCancelled     code = 79
 	codeNoMetadata        code = 80
 	codeUnsupported       code = 84
 	codeAgentUnresponsive code = 86
@@ -45,6 +46,7 @@ const (
 	codeAccessDenied      code = 88
 	codeVolumeExists      code = 90
 	codeXMLSchema         code = 92
+	codeAuthUnavailable   code = 94
 	codeDeviceMissing     code = 99
 )
 
@@ -60,6 +62,8 @@ var lead = map[code]string{
 	codeNoDomain:          "Domain not found",
 	codeNoNetwork:         "Network not found",
 	codeAuthFailed:        "authentication failed",
+	codeAuthCancelled:     "authentication cancelled",
+	codeAuthUnavailable:   "authentication unavailable",
 	codeNoPool:            "Storage pool not found",
 	codeNoVolume:          "Storage volume not found",
 	codeNoNodeDevice:      "Node device not found",
@@ -95,6 +99,7 @@ const (
 	fromInterface origin = 26
 	fromSecret    origin = 30
 	fromNWFilter  origin = 33
+	fromPolkit    origin = 60
 )
 
 // levelError is the only level that a failed call has.
@@ -231,8 +236,11 @@ func originOf(err error) origin {
 func netError(err error) *xdr.NetError {
 	c := codeOf(err)
 	from := originOf(err)
-	if c == codeRPC {
+	switch c {
+	case codeRPC:
 		from = fromRPC
+	case codeAuthCancelled, codeAuthUnavailable:
+		from = fromPolkit
 	}
 	text := err.Error()
 	if len(text) > maxErrorText {

@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -159,6 +160,35 @@ func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
 		_, err = w.read()
 		return err == nil
 	})
+}
+
+// TestStrangersAreBounded has more who do not authenticate than one user may have.
+func TestStrangersAreBounded(t *testing.T) {
+	h := serve(t, func(s *Server) { s.limits.strangers = 2 })
+	var in []*client
+	for range 3 {
+		near, far := net.Pipe()
+		defer func() { _, _ = near.Close(), far.Close() }()
+		if c := newClient(h.server, near, false); h.server.add(c) {
+			in = append(in, c)
+		}
+	}
+	if len(in) != 2 {
+		t.Fatalf("%d strangers of one user are let in", len(in))
+	}
+	h.server.known(in[0])
+	near, far := net.Pipe()
+	defer func() { _, _ = near.Close(), far.Close() }()
+	one := newClient(h.server, near, false)
+	if !h.server.add(one) {
+		t.Error("nobody is let in where one has authenticated")
+	}
+	for _, c := range append(in, one) {
+		h.server.remove(c)
+	}
+	if len(h.server.strangers) != 0 || len(h.server.owners) != 0 {
+		t.Errorf("strangers %v and owners %v stay", h.server.strangers, h.server.owners)
+	}
 }
 
 func TestOwners(t *testing.T) {

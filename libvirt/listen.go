@@ -13,6 +13,4 @@ type Listener struct {
 	ReadOnly bool
 	// Certificates say who comes from other hosts; nil: the listener is a unix socket.
 	Certificates *socket.Certificates
-	// Allow are the subjects that may come in, as globs, where there are no rules; none: whoever has a certificate.
-	Allow []string
 }

@@ -41,6 +41,9 @@ type Config struct {
 	Groups []uint32
 	// Gate decides who may do what; nil: whoever was let in may do everything.
 	Gate *access.Gate
+	// Reception finds out who clients are, beyond what the kernel tells; nil: nobody comes from
+	// other hosts, and polkit is not asked.
+	Reception *access.Reception
 	// Audit takes what was done and refused; nil: nobody does.
 	Audit *access.Audit
 }
@@ -48,9 +51,9 @@ type Config struct {
 // limits bound what one client or one socket may hold. Times are those after
 // which somebody is given up.
 type limits struct {
-	shaking   int // connections of other hosts that have not shown their certificates yet; more are closed
 	clients   int // connections at a time on one socket; more wait to be accepted
 	each      int // of them that one user may have, or one process of root's; more are closed
+	strangers int // of them that have not authenticated yet; processes of root may have as many as they like
 	calls     int // in flight on one connection, those that wait for a place included
 	running   int // ordinary calls that run at a time for one connection
 	streams   int // whose data is being moved, on one connection
@@ -72,7 +75,7 @@ func (limits) intake(readOnly bool) int {
 
 func defaultLimits() limits {
 	return limits{
-		shaking: 64, clients: 4096, each: 2048, calls: 256, running: 32, streams: 64, queue: 32, memory: 256 << 20,
+		clients: 4096, each: 2048, strangers: 512, calls: 256, running: 32, streams: 64, queue: 32, memory: 256 << 20,
 		handshake: 30 * time.Second, patience: 30 * time.Second, stall: 60 * time.Second, grace: 5 * time.Second,
 	}
 }
@@ -82,13 +85,14 @@ type handlers struct{ Rooms }
 
 // Server serves libvirt's protocol.
 type Server struct {
-	log      *slog.Logger
-	groups   []uint32
-	gate     *access.Gate
-	audit    *access.Audit
-	limits   limits
-	table    table
-	handlers handlers
+	log       *slog.Logger
+	groups    []uint32
+	gate      *access.Gate
+	reception *access.Reception
+	audit     *access.Audit
+	limits    limits
+	table     table
+	handlers  handlers
 
 	// calls is the context of every call, whatever becomes of its client.
 	calls     context.Context
@@ -96,29 +100,30 @@ type Server struct {
 	turns     *turnstile.Turnstile
 	memory    memory
 
-	mu      sync.Mutex
-	clients map[*client]struct{}
-	owners  map[owner]int  // connections
-	shaking chan struct{}  // a place for each handshake under way
-	gone    sync.WaitGroup // the clients
+	mu        sync.Mutex
+	clients   map[*client]struct{}
+	owners    map[owner]int  // connections
+	strangers map[owner]int  // of them, those that have not authenticated yet
+	gone      sync.WaitGroup // the clients
 }
 
 // New makes a server; Serve runs it.
 func New(c Config) *Server {
 	s := &Server{
-		log:      c.Log,
-		groups:   c.Groups,
-		gate:     c.Gate,
-		audit:    c.Audit,
-		limits:   defaultLimits(),
-		table:    newTable(),
-		handlers: handlers{Rooms: c.Rooms},
+		log:       c.Log,
+		groups:    c.Groups,
+		gate:      c.Gate,
+		reception: c.Reception,
+		audit:     c.Audit,
+		limits:    defaultLimits(),
+		table:     newTable(),
+		handlers:  handlers{Rooms: c.Rooms},
 		// The runtime looks for what has come in when it has a processor to spare:
 		// one is left to it. The daemon has one more than the host.
-		turns:   turnstile.New(max(runtime.GOMAXPROCS(0)-1, 1)),
-		clients: map[*client]struct{}{},
-		owners:  map[owner]int{},
-		shaking: make(chan struct{}, defaultLimits().shaking),
+		turns:     turnstile.New(max(runtime.GOMAXPROCS(0)-1, 1)),
+		clients:   map[*client]struct{}{},
+		owners:    map[owner]int{},
+		strangers: map[owner]int{},
 	}
 	s.memory.held = map[*client]int{}
 	s.calls, s.stopCalls = context.WithCancelCause(context.Background())
@@ -232,7 +237,7 @@ type owner struct {
 }
 
 func (c *client) owner() owner {
-	if c.afar != nil {
+	if c.tls != nil {
 		host, _, _ := net.SplitHostPort(c.conn.RemoteAddr().String())
 		return owner{host: host}
 	}
@@ -251,10 +256,12 @@ func (s *Server) add(c *client) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	who := c.owner()
-	if s.owners[who] >= s.limits.each {
+	if s.owners[who] >= s.limits.each || who.pid == 0 && s.strangers[who] >= s.limits.strangers {
 		return false
 	}
 	s.owners[who]++
+	s.strangers[who]++
+	c.strange = true
 	s.gone.Add(1)
 	s.clients[c] = struct{}{}
 	return true
@@ -263,12 +270,31 @@ func (s *Server) add(c *client) bool {
 func (s *Server) remove(c *client) {
 	s.mu.Lock()
 	delete(s.clients, c)
+	s.meet(c)
 	who := c.owner()
 	if s.owners[who]--; s.owners[who] == 0 {
 		delete(s.owners, who)
 	}
 	s.mu.Unlock()
 	s.gone.Done()
+}
+
+// known counts a client as one that has authenticated.
+func (s *Server) known(c *client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.meet(c)
+}
+
+func (s *Server) meet(c *client) {
+	if !c.strange {
+		return
+	}
+	c.strange = false
+	who := c.owner()
+	if s.strangers[who]--; s.strangers[who] == 0 {
+		delete(s.strangers, who)
+	}
 }
 
 // Clients counts those that are connected.

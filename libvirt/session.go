@@ -19,6 +19,8 @@ type session struct {
 	mu       sync.Mutex
 	identity access.Who
 	refused  bool // once already, which the audit has
+	asked    bool // polkit, or it is being asked
+	proved   bool // polkit said yes
 	admitted bool // authentication is done
 	opened   bool
 	readOnly bool
@@ -139,8 +141,12 @@ func (s *session) admit() error {
 	}
 	gate := s.client.server.gate
 	var err error
-	if s.identity.Local { // else its certificate has let it in
+	switch {
+	case !s.identity.Local: // its certificate has let it in
+	case !s.client.server.reception.Asks(s.identity):
 		err = s.peer.Admit(s.readOnly || gate.Ruled(), s.client.server.groups)
+	case !s.proved:
+		err = fault.New(fault.Denied, fault.Call, "polkit has not said yet that %s may come in", s.identity)
 	}
 	if err == nil {
 		err = gate.Admit(s.identity)

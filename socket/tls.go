@@ -67,8 +67,16 @@ func (c *Certificates) Reload() error {
 	return nil
 }
 
-// Server gives the host's end of a secure connection, whose handshake is still to come.
-func (c *Certificates) Server(conn net.Conn) *tls.Conn { return tls.Server(conn, c.now.Load()) }
+// Server gives the host's end of a secure connection, whose handshake is still to come. It may
+// offer a choice of protocols to speak on it.
+func (c *Certificates) Server(conn net.Conn, protocols ...string) *tls.Conn {
+	config := c.now.Load()
+	if len(protocols) > 0 {
+		config = config.Clone()
+		config.NextProtos = protocols
+	}
+	return tls.Server(conn, config)
+}
 
 // Subject shakes hands with a client within the time of ctx, and gives the subject
 // of its certificate.

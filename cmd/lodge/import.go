@@ -30,6 +30,9 @@ Each file's result is shown. The exit status is 0 when every file was taken or l
 alone, 1 when some failed, and 2 when the directory or the daemon cannot be used.`,
 		Args: wants(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
+			if address == "" && d.host != "" {
+				return unusable(errors.New("import works on the host that it is run on; log in there"))
+			}
 			if address == "" {
 				address = filepath.Join(filepath.Dir(d.socket), "libvirt-sock")
 			}

@@ -12,7 +12,7 @@ import (
 )
 
 // daemonFlags say which daemon is meant.
-type daemonFlags struct{ socket string }
+type daemonFlags struct{ socket, host, pki string }
 
 const defaultSocket = "/run/lodge/lodge.sock"
 
@@ -22,9 +22,16 @@ func (d *daemonFlags) add(c *cobra.Command) {
 		socket = defaultSocket
 	}
 	c.PersistentFlags().StringVar(&d.socket, "socket", socket, "`path` of the daemon's socket; also from LODGE_SOCKET")
+	c.PersistentFlags().StringVar(&d.host, "host", "", "`name[:port]` of another host, whose daemon is spoken to with certificates")
+	c.PersistentFlags().StringVar(&d.pki, "pki", "", "`directory` of cacert.pem, clientcert.pem and clientkey.pem for --host (default: ~/.pki/libvirt, or what /etc/pki has for libvirt's clients)")
 }
 
-func (d *daemonFlags) dial() *client.Client { return client.Dial(d.socket) }
+func (d *daemonFlags) dial() *client.Client {
+	if d.host != "" {
+		return client.DialHost(d.host, client.CertificatesBelow(d.pki))
+	}
+	return client.Dial(d.socket)
+}
 
 // lookCommands are those that change nothing.
 func lookCommands(d *daemonFlags) []*cobra.Command {

@@ -12,9 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/api"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/libvirt"
+	"github.com/lodge-kvm/lodge/polkit"
 	"github.com/lodge-kvm/lodge/socket"
 )
 
@@ -42,22 +44,47 @@ func (o *options) rules() string {
 	return defaultAccess
 }
 
-// listenAfar adds the listener for other hosts, if one is asked for, and gives
-// the certificates that it goes by.
-func (o *options) listenAfar(ctx context.Context, listeners *[]libvirt.Listener) (*socket.Certificates, error) {
-	if o.tls == "" {
+// receive makes what finds out who clients are.
+func (o *options) receive(gate *access.Gate, log *slog.Logger) (*access.Reception, error) {
+	switch o.auth {
+	case authGroup:
+		return access.NewReception(gate, nil, o.tlsAllow, log), nil
+	case authPolkit:
+		return access.NewReception(gate, polkit.New(), o.tlsAllow, log), nil
+	}
+	return nil, errors.New("--auth is group or polkit")
+}
+
+// listenAfar adds the listeners for other hosts that are asked for, and gives the
+// certificates that they go by.
+func (o *options) listenAfar(ctx context.Context, foreign *[]libvirt.Listener, own *[]api.Listener) (*socket.Certificates, error) {
+	if o.tls == "" && o.apiTLS == "" {
 		return nil, nil
 	}
 	certificates, err := socket.OpenCertificates(o.pki)
 	if err != nil {
 		return nil, err
 	}
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", o.tls)
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot listen on %s", o.tls)
+	if o.tls != "" {
+		l, err := listenOn(ctx, o.tls)
+		if err != nil {
+			return nil, err
+		}
+		*foreign = append(*foreign, libvirt.Listener{Listener: l, Certificates: certificates})
 	}
-	*listeners = append(*listeners, libvirt.Listener{Listener: l, Certificates: certificates, Allow: o.tlsAllow})
+	if o.apiTLS != "" {
+		l, err := listenOn(ctx, o.apiTLS)
+		if err != nil {
+			return nil, err
+		}
+		*own = append(*own, api.Listener{Listener: l, Certificates: certificates})
+	}
 	return certificates, nil
+}
+
+func listenOn(ctx context.Context, address string) (net.Listener, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	return l, fault.Wrap(err, fault.Failed, fault.Host, "cannot listen on %s", address)
 }
 
 // listenForHangUps takes SIGHUP from now on, which ends a process that does not,

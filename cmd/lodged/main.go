@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/lodge-kvm/lodge/polkit"
 )
 
 // version is stamped by the build.
@@ -61,7 +63,9 @@ func command() *cobra.Command {
 	f.StringVar(&o.audit, "audit", "", "`file` that gets the audit's lines beside the log")
 	f.StringVar(&o.isolation, "isolation", "on", "`on` runs each guest's QEMU as a user of its own, in a chamber of its own; off, for debugging, as this daemon")
 	f.StringVar(&o.users, "guest-users", "", "`FIRST-LAST` of the user numbers that guests run as; the default lies in a range that nobody else uses")
+	f.StringVar(&o.auth, "auth", authGroup, "`way` in which users of this host are let in: group, as members of --group, or polkit, by what its policy says of "+polkit.Manage+" and "+polkit.Monitor)
 	f.StringVar(&o.tls, "tls", "", "`address` that clients of other hosts connect to with certificates, such as :16514; empty: there is none")
+	f.StringVar(&o.apiTLS, "api-tls", "", "`address` like that of --tls for clients of Lodge's own API, such as :16515; empty: there is none")
 	f.StringVar(&o.pki, "pki", "/etc/pki", "`directory` of the certificates, as libvirt lays it out: CA/cacert.pem, CA/cacrl.pem, libvirt/servercert.pem, libvirt/private/serverkey.pem")
 	f.StringArrayVar(&o.tlsAllow, "tls-allow", nil, "`glob` of a certificate's subject that may come in where there are no rules of access; may be repeated; none: whoever has a certificate")
 	f.BoolVar(&o.resumeOnRoom, "resume-on-room", true, "let guests that were paused because a disk is full on the host go on when there is room")
@@ -77,13 +81,20 @@ const (
 	defaultAccess = "/etc/lodge/access.yaml"
 )
 
+// The ways in which users of this host are let in.
+const (
+	authGroup  = "group"
+	authPolkit = "polkit"
+)
+
 // defaultPrepared QEMUs hold about 200 MiB together while they wait.
 const defaultPrepared = 8
 
 type options struct {
 	data, run, emulator, group, level string
 	isolation, users                  string
-	access, audit, tls, pki           string
+	access, audit, auth               string
+	tls, apiTLS, pki                  string
 	tlsAllow                          []string
 	libvirtSockets                    bool
 	prepared                          int

@@ -52,27 +52,33 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	listeners, err := o.listen(ctx, gate.Ruled())
+	reception, err := o.receive(gate, log)
 	if err != nil {
 		return err
 	}
-	certificates, err := o.listenAfar(ctx, &listeners)
+	everybody := gate.Ruled() || o.auth == authPolkit // comes to the door
+	listeners, err := o.listen(ctx, everybody)
 	if err != nil {
 		return err
 	}
-	own, err := socket.Listen(ctx, socket.Place{Path: filepath.Join(o.run, "lodge.sock"), GID: o.gid(), Everybody: gate.Ruled()})
+	l, err := socket.Listen(ctx, socket.Place{Path: filepath.Join(o.run, "lodge.sock"), GID: o.gid(), Everybody: everybody})
 	if err != nil {
 		return err
 	}
-	server := libvirt.New(libvirt.Config{Rooms: *rooms, Log: log, Groups: o.groups(), Gate: gate, Audit: audit})
+	own := []api.Listener{{Listener: l}}
+	certificates, err := o.listenAfar(ctx, &listeners, &own)
+	if err != nil {
+		return err
+	}
+	server := libvirt.New(libvirt.Config{Rooms: *rooms, Log: log, Groups: o.groups(), Gate: gate, Reception: reception, Audit: audit})
 	sets := api.New(api.Config{
 		Fleet: all, Guests: rooms.Guests, Events: rooms.Events, Starts: rooms.Guests.Starts,
-		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Gate: gate, Audit: audit,
+		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Gate: gate, Reception: reception, Audit: audit,
 	})
 	served, ctx := errgroup.WithContext(ctx)
 	served.Go(func() error { heed(ctx, hangUps, log, gate, audit, certificates); return nil })
 	served.Go(func() error { return server.Serve(ctx, listeners...) })
-	served.Go(func() error { return sets.Serve(ctx, own) })
+	served.Go(func() error { return sets.Serve(ctx, own...) })
 	fmt.Fprintln(os.Stderr, "ready")
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warn("cannot tell systemd that the daemon is ready", "error", err)
@@ -227,9 +233,9 @@ func seed(ctx context.Context, records *store.Store, networks *network.Networks)
 	return records.Put(seeds, "default network", true)
 }
 
-// listen opens the daemon's sockets. Where there are rules they say who comes in,
-// and the sockets are there for everybody.
-func (o *options) listen(ctx context.Context, ruled bool) ([]libvirt.Listener, error) {
+// listen opens the daemon's sockets. Where rules or polkit say who comes in,
+// the sockets are there for everybody.
+func (o *options) listen(ctx context.Context, everybody bool) ([]libvirt.Listener, error) {
 	names := []string{filepath.Join(o.run, "libvirt-sock")}
 	if o.libvirtSockets {
 		names = append(names, "/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
@@ -237,7 +243,7 @@ func (o *options) listen(ctx context.Context, ruled bool) ([]libvirt.Listener, e
 	gid := o.gid()
 	var listeners []libvirt.Listener
 	for _, name := range names {
-		for _, p := range []socket.Place{{Path: name, GID: gid, Everybody: ruled}, {Path: name + "-ro", Everybody: true}} {
+		for _, p := range []socket.Place{{Path: name, GID: gid, Everybody: everybody}, {Path: name + "-ro", Everybody: true}} {
 			l, err := socket.Listen(ctx, p)
 			if err != nil {
 				return nil, err

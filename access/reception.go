@@ -1,0 +1,128 @@
+package access
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/polkit"
+	"github.com/lodge-kvm/lodge/socket"
+)
+
+// Bounds of clients of other hosts that have not shown their certificates yet.
+const (
+	maxShaking     = 64
+	maxShakingEach = 16 // from one address
+	shakeTime      = 15 * time.Second
+)
+
+// Reception finds out who clients are, by both APIs: of other hosts from their
+// certificates, of this host, where it is asked for, through polkit. It bounds how
+// many are at it, for how long, and how often somebody may fail. What they may then
+// do is for the Gate. A nil reception knows neither way.
+type Reception struct {
+	gate   *Gate
+	allow  []string
+	polkit *polkit.Authority
+	log    *slog.Logger
+
+	strikes strikes
+
+	mu      sync.Mutex
+	shaking map[string]int // handshakes under way, by origin
+	all     int
+}
+
+// NewReception makes one. Authority is asked about clients of this host; nil: nobody
+// is. Allow are the subjects of certificates that may come in, as globs, where
+// there are no rules; none: whoever has a certificate.
+func NewReception(gate *Gate, authority *polkit.Authority, allow []string, log *slog.Logger) *Reception {
+	return &Reception{gate: gate, polkit: authority, allow: allow, log: log, shaking: map[string]int{}}
+}
+
+// Asks says whether polkit decides about a client.
+func (r *Reception) Asks(w Who) bool {
+	return r != nil && r.polkit != nil && w.Local && w.Peer.Unknown == nil && !w.Trusted()
+}
+
+// Prove has polkit say whether a client of this host may come in, to look or to do
+// everything. It may take as long as polkit.Patience.
+func (r *Reception) Prove(ctx context.Context, w Who, p polkit.Process, toLook bool) error {
+	who := fmt.Sprintf("user %d", w.Peer.UID)
+	if r.strikes.out(who) {
+		return fault.New(fault.Denied, fault.Call, "polkit has refused %s %d times; try again in a minute", who, maxStrikes)
+	}
+	action := polkit.Manage
+	if toLook {
+		action = polkit.Monitor
+	}
+	err := r.polkit.Check(ctx, p, action)
+	r.judged(who, err)
+	return err
+}
+
+// Receive shakes hands with a client of another host that came from an address, and
+// gives who it is, in any case as far as that is known.
+func (r *Reception) Receive(ctx context.Context, conn *tls.Conn, address string) (Who, error) {
+	w, from := Who{Address: address}, origin(address)
+	if err := r.begin(from); err != nil {
+		return w, err
+	}
+	defer r.end(from)
+	ctx, stop := context.WithTimeout(ctx, shakeTime)
+	defer stop()
+	subject, err := socket.Subject(ctx, conn)
+	w.Subject = subject
+	if err == nil {
+		err = r.gate.Welcome(w, r.allow)
+	}
+	r.judged(from, err)
+	return w, err
+}
+
+// TurnedAway says that an attempt was not looked at, because there were too many: the
+// audit has those before, and would be flooded.
+func TurnedAway(err error) bool { return fault.Is(err, fault.NoCapacity) }
+
+// judged counts an attempt that came to nothing, and forgets the earlier ones after one that did. That
+// somebody has brought nothing to be asked by is no failure yet.
+func (r *Reception) judged(who string, err error) {
+	switch {
+	case err == nil:
+		r.strikes.clear(who)
+		return
+	case errors.Is(err, polkit.ErrNoAgent):
+		return
+	}
+	if r.strikes.note(who) {
+		r.log.Warn("a client has failed to come in too often, and is turned away for a minute", "client", who, "times", maxStrikes)
+	}
+}
+
+func (r *Reception) begin(from string) error {
+	if r.strikes.out(from) {
+		return fault.New(fault.NoCapacity, fault.Call, "%s has failed to come in %d times", from, maxStrikes)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all >= maxShaking || r.shaking[from] >= maxShakingEach {
+		return fault.New(fault.NoCapacity, fault.Call, "%d connections of other hosts have not shown their certificates yet, %d of them from %s", r.all, r.shaking[from], from)
+	}
+	r.all++
+	r.shaking[from]++
+	return nil
+}
+
+func (r *Reception) end(from string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all--
+	if r.shaking[from]--; r.shaking[from] == 0 {
+		delete(r.shaking, from)
+	}
+}

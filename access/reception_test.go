@@ -1,0 +1,73 @@
+package access
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestWhoFailsTooOftenWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s strikes
+		for i := range maxStrikes {
+			if s.out("eve") {
+				t.Fatalf("out after %d", i)
+			}
+			if last := s.note("eve"); last != (i == maxStrikes-1) {
+				t.Errorf("attempt %d: %v", i+1, last)
+			}
+		}
+		if !s.out("eve") || s.out("alice") {
+			t.Error("eve is not out, or alice is")
+		}
+		<-time.After(strikeTime + time.Second)
+		if s.out("eve") {
+			t.Error("eve is out for ever")
+		}
+		for range maxStrikes - 1 {
+			s.note("bob")
+		}
+		s.clear("bob")
+		s.note("bob")
+		if s.out("bob") {
+			t.Error("bob came in, and is out for what was before")
+		}
+	})
+}
+
+func TestTheStruckAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s strikes
+		for i := range maxStruck + 100 {
+			s.note(fmt.Sprint(i))
+			<-time.After(time.Millisecond)
+		}
+		if len(s.by) != maxStruck {
+			t.Errorf("%d are remembered", len(s.by))
+		}
+		if _, there := s.by["0"]; there {
+			t.Error("the first is not forgotten")
+		}
+		<-time.After(strikeTime)
+		s.note("last")
+		if len(s.by) > maxStruck {
+			t.Errorf("%d are remembered", len(s.by))
+		}
+	})
+}
+
+func TestWhoAnswersForAnAddress(t *testing.T) {
+	for address, want := range map[string]string{
+		"10.0.0.1:5":                   "10.0.0.1",
+		"[::ffff:10.0.0.1]:5":          "10.0.0.1",
+		"[2001:db8:0:1:2:3:4:5]:6":     "2001:db8:0:1::/64",
+		"[2001:db8:0:1:ffff::1]:6":     "2001:db8:0:1::/64",
+		"[fe80::1%eth0]:6":             "fe80::/64",
+		"[2001:db8:0:2:ffff::1]:65535": "2001:db8:0:2::/64",
+	} {
+		if got := origin(address); got != want {
+			t.Errorf("%s: %s, want %s", address, got, want)
+		}
+	}
+}
