@@ -163,6 +163,7 @@ func (s *Server) handler() http.Handler {
 			return fault.New(fault.Internal, fault.Call, "%s broke: %v", spec.Procedure, what)
 		}),
 	}
+	options = append(options, codecs()...)
 	path, api := lodgev1.NewLodgeHandler(s, options...)
 	mux := http.NewServeMux()
 	mux.Handle(path, api)

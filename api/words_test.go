@@ -1,0 +1,76 @@
+package api
+
+import (
+	"bytes"
+	"runtime"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+)
+
+// TestMessagesOfEmptyWordsAreRefused sends as many empty words as the bytes of a message
+// allow: understood, they would be thirty times as large.
+func TestMessagesOfEmptyWordsAreRefused(t *testing.T) {
+	const size = 32 << 20
+	word := protowire.AppendString(protowire.AppendTag(nil, 8, protowire.BytesType), "") // a document
+	setting := protowire.AppendBytes(protowire.AppendTag(nil, 12, protowire.BytesType), nil)
+	settings := bytes.Repeat(setting, size/len(setting))
+	for what, c := range map[string]struct {
+		codec connect.Codec
+		text  []byte
+	}{
+		"words":                 {binaryCodec{}, bytes.Repeat(word, size/len(word))},
+		"members, a depth down": {binaryCodec{}, protowire.AppendBytes(protowire.AppendTag(nil, optionsField(t), protowire.BytesType), settings)},
+		"JSON":                  {jsonCodec{"json"}, []byte(`{"documents":["` + strings.Repeat(`","`, size/3) + `"]}`)},
+		"nothing but brackets":  {jsonCodec{"json"}, bytes.Repeat([]byte("["), size)},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := c.codec.Unmarshal(c.text, new(lodgev1.ActRequest))
+		runtime.ReadMemStats(&after)
+		if err == nil || !strings.Contains(err.Error(), "a message of more than") {
+			t.Errorf("%s: %v", what, err)
+		}
+		if took := after.TotalAlloc - before.TotalAlloc; took > 1<<20 {
+			t.Errorf("%s: %d bytes were allocated", what, took)
+		}
+	}
+}
+
+// optionsField is the number of the options among the fields of a request to act.
+func optionsField(t *testing.T) protowire.Number {
+	t.Helper()
+	field := new(lodgev1.ActRequest).ProtoReflect().Descriptor().Fields().ByName("options")
+	if field == nil {
+		t.Fatal("a request has no options")
+	}
+	return field.Number()
+}
+
+// TestWhatClientsSendIsUnderstood has long texts with every mark in them, in both forms.
+func TestWhatClientsSendIsUnderstood(t *testing.T) {
+	document := strings.Repeat(`<a b="{[,,,\\">`, 1<<16)
+	sent := &lodgev1.ActRequest{Verb: "define", Documents: []string{document}, Options: &lodgev1.Options{Settings: map[string]string{"memory": "1"}}}
+	for _, codec := range []connect.Codec{binaryCodec{}, jsonCodec{"json"}} {
+		text, err := codec.Marshal(sent)
+		ok(t, err)
+		var got lodgev1.ActRequest
+		ok(t, codec.Unmarshal(text, &got))
+		if got.GetVerb() != "define" || got.GetDocuments()[0] != document || got.GetOptions().GetSettings()["memory"] != "1" {
+			t.Errorf("%s: what was sent is not what was understood", codec.Name())
+		}
+	}
+}
+
+func FuzzCount(f *testing.F) {
+	f.Add([]byte(`{"verb":"start","select":["a\"]"]}`))
+	f.Add([]byte{0x0a, 0x01, 'x', 0x12, 0x00})
+	f.Fuzz(func(_ *testing.T, text []byte) {
+		_ = binaryCodec{}.Unmarshal(text, new(lodgev1.ActRequest))
+		_ = jsonCodec{"json"}.Unmarshal(text, new(lodgev1.ActRequest))
+	})
+}
