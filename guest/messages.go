@@ -44,7 +44,7 @@ func remarks(def *domain.Definition, c *qemu.Capabilities) []string {
 			break
 		}
 	}
-	return texts
+	return append(texts, exposed(def)...)
 }
 
 // taint keeps a message about a running guest, once.

@@ -274,6 +274,9 @@ func (l *launching) runQEMU(ctx context.Context) (err error) {
 		return err
 	}
 	l.run.Messages = append(l.run.Messages, remarks(l.run.def, l.plan.Capabilities)...)
+	for _, text := range exposed(l.run.def) {
+		l.g.log.Warn("a display is open to the network", "message", text)
+	}
 	l.plan.Definition, l.plan.Dir = l.run.def, l.run.ownPath()
 	l.plan.Incoming = l.from != nil
 	p, err := l.resume(ctx)
