@@ -734,3 +734,35 @@ func FuzzDocuments(f *testing.F) {
 		}
 	})
 }
+
+// TestNamesOfVolumesLeadNowhere has every call that takes a name be given ways out of
+// the pool.
+func TestNamesOfVolumesLeadNowhere(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	target := p.View().Target
+	secret := filepath.Join(filepath.Dir(target), "precious")
+	must(t, os.WriteFile(secret, []byte("precious"), 0o600))
+	must(t, os.Mkdir(filepath.Join(target, "sub"), 0o700))
+	for _, name := range []string{"../precious", secret, "sub/../../precious", "./../precious", "..", ".", "", "sub/../..", "precious\x00"} {
+		if _, err := p.CreateVolume(t.Context(), volXML(name, "raw", mib, ""), CreateOptions{}); err == nil {
+			t.Errorf("volume %q is made", name)
+		}
+		if _, err := p.Upload(t.Context(), name, 0, 0); err == nil {
+			t.Errorf("volume %q takes data", name)
+		}
+		for what, err := range map[string]error{
+			"wiped": p.WipeVolume(t.Context(), name, false), "resized": p.ResizeVolume(t.Context(), name, 0, ResizeOptions{Shrink: true}), "deleted": p.DeleteVolume(t.Context(), name),
+		} {
+			if err == nil {
+				t.Errorf("volume %q is %s", name, what)
+			}
+		}
+	}
+	if text, err := os.ReadFile(secret); err != nil || string(text) != "precious" {
+		t.Errorf("what lies beside the pool is %q, %v", text, err)
+	}
+	if names := dirNames(t, p); names != "sub" {
+		t.Errorf("the pool has %q", names)
+	}
+}
