@@ -109,13 +109,10 @@ shown as one: they must have been measured on the same host.`,
 
 // reportRun shows one run of a scenario.
 func reportRun(c *cobra.Command, dirs []string, html, page string) error {
-	switch {
-	case len(dirs) > 1:
+	if len(dirs) > 1 {
 		return errors.New("a report is of one run: name one directory")
-	case page != "":
-		return errors.New("--markdown is for values, and this is a run: --html FILE makes a page of it")
 	}
-	return pages.Report(dirs[0], c.OutOrStdout(), html)
+	return pages.Report(dirs[0], c.OutOrStdout(), html, page)
 }
 
 // show prints what runs say, and puts it into a page if one is named.

@@ -1,4 +1,5 @@
-// Package guestimagetest gives tests the guest image that `make guest` has made.
+// Package guestimagetest gives tests the guest image that `make guest` has made, and
+// finds what else make has left in the checkout.
 package guestimagetest
 
 import (
@@ -17,17 +18,23 @@ const Variable = "LODGE_GUEST_IMAGE"
 // are to be short.
 func Find(t testing.TB) guestimage.Image {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("boots a guest: not among the short tests")
-	}
-	dir := os.Getenv(Variable)
-	if dir == "" {
-		_, here, _, _ := runtime.Caller(0)
-		dir = filepath.Join(filepath.Dir(here), "../../.cache/guest/current")
-	}
-	dir, err := filepath.EvalSymlinks(dir)
+	dir, err := filepath.EvalSymlinks(Made(t, Variable, "guest/current"))
 	if err != nil {
 		t.Skipf("no guest image: run make guest (%v)", err)
 	}
 	return guestimage.In(dir)
+}
+
+// Made gives the place below .cache where make leaves something that guests boot, or
+// that which a variable names. It skips the test when tests are to be short.
+func Made(t testing.TB, variable, name string) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("boots a guest: not among the short tests")
+	}
+	if path := os.Getenv(variable); path != "" {
+		return path
+	}
+	_, here, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(here), "../../.cache", name)
 }

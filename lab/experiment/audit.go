@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/workload"
 )
@@ -27,6 +28,13 @@ func (t *turn) audit(ctx context.Context, streams []*stream) {
 		}
 	}
 	for _, g := range t.standing() {
+		err := g.Serving(ctx)
+		if err != nil {
+			t.trouble("service", g.spec.Name, err)
+		}
+		if fault.Is(err, fault.Unresponsive) {
+			continue
+		}
 		t.logs(ctx, g, streams)
 		t.drift(ctx, g)
 	}

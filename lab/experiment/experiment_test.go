@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -132,6 +133,90 @@ func TestAGuestThatDoesNotBootIsSaidAndTheRunGoesOn(t *testing.T) {
 	}
 	if n := len(values(r, record.MetricDone)); n != 16 || r.Outcome != record.Complete {
 		t.Errorf("%d windows of the first tile, %s", n, r.Outcome)
+	}
+}
+
+func TestAServiceThatDiesIsSaid(t *testing.T) {
+	b := newBench(t)
+	b.site.errors = 7 // what it was asked after its death
+	b.site.count = func(done, _ int64) int64 { return done }
+	b.site.dead = func(name string) error {
+		if name == "lab-x-t1-web" {
+			return errors.New("nginx does not run in it; its log ends: bus error")
+		}
+		return nil
+	}
+	r := b.do(t)
+	var said []record.Event
+	for _, e := range events(r, record.Failed) {
+		if e.What == "service" {
+			said = append(said, e)
+		}
+	}
+	if len(said) != 8 || said[0].Guest != "lab-x-t1-web" || !strings.Contains(said[0].Text, "bus error") {
+		t.Errorf("%d: %+v", len(said), said)
+	}
+	// Its log is there still, and agrees with what was done before.
+	if sent, served := values(r, record.MetricSent), values(r, record.MetricServed); len(sent) != 12 || !slices.Equal(sent, served) {
+		t.Errorf("sent %v, served %v", sent, served)
+	}
+	if rates := values(r, record.MetricRate); rates[0] != 10 || r.Outcome != record.Complete {
+		t.Errorf("%s with rates %v", r.Outcome, rates)
+	}
+}
+
+func TestAGuestThatIsLostIsSaidOnce(t *testing.T) {
+	b := newBench(t)
+	b.site.dead = func(name string) error {
+		if name == "lab-x-t2-web" {
+			return fault.New(fault.Unresponsive, fault.Agent, "the guest is lost")
+		}
+		return nil
+	}
+	r := b.do(t)
+	if failed := events(r, record.Failed); len(failed) != 4 || failed[0].Guest != "lab-x-t2-web" {
+		t.Errorf("failed: %+v", failed)
+	}
+	// Nobody asks it what it has counted.
+	if sent := values(r, record.MetricSent); len(sent) != 8 || r.Outcome != record.Complete {
+		t.Errorf("%s, sent %v", r.Outcome, sent)
+	}
+}
+
+// What a daemon that died could not do is no result.
+func TestATurnThatLosesItsDaemonIsDoneAgain(t *testing.T) {
+	b := newBench(t)
+	boots := 0
+	b.site.boot = func(Spec) error {
+		if boots++; boots > 3 { // the second guest of the second turn
+			b.site.lost = errors.New("connection closed")
+		}
+		return b.site.lost
+	}
+	err := Do(t.Context(), b.create(t), b.options())
+	if !fault.Is(err, fault.Unresponsive) || !strings.Contains(err.Error(), "its daemon is lost amid step tiles=") {
+		t.Errorf("got %v", err)
+	}
+	if r := b.load(t, b.dir); r.Outcome != record.Interrupted || len(events(r, record.Done)) != 1 {
+		t.Errorf("%s with %d turns", r.Outcome, len(events(r, record.Done)))
+	}
+	b.site.boot, b.site.lost = nil, nil
+	again, err := record.Resume(b.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Do(t.Context(), again, b.options()); err != nil {
+		t.Fatal(err)
+	}
+	r := b.load(t, b.dir)
+	booted := 0
+	for _, s := range r.Samples {
+		if s.Metric == record.MetricBoot {
+			booted++
+		}
+	}
+	if r.Outcome != record.Complete || len(events(r, record.Done)) != 8 || booted != 24 {
+		t.Errorf("resumed it is %s with %d turns and %d guests that booted", r.Outcome, len(events(r, record.Done)), booted)
 	}
 }
 

@@ -31,6 +31,8 @@ type fake struct {
 	count  func(done, errors int64) int64     // what a server's log says of a load
 	change func(string, scenario.Event) error // may refuse
 	errors int64                              // of a load, in each interval
+	dead   func(string) error                 // why a guest does not serve any more
+	lost   error                              // why nothing can be asked any more
 	counts map[string]int64                   // by address
 }
 
@@ -57,6 +59,8 @@ func (f *fake) Boot(_ context.Context, s Spec) (Guest, error) {
 	return &fakeGuest{f, s}, nil
 }
 
+func (f *fake) Reach(context.Context) error { return f.lost }
+
 func (f *fake) left() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -76,6 +80,13 @@ func (g *fakeGuest) Close(context.Context) error {
 	g.site.mu.Lock()
 	defer g.site.mu.Unlock()
 	delete(g.site.running, g.spec.Name)
+	return nil
+}
+
+func (g *fakeGuest) Serving(context.Context) error {
+	if g.site.dead != nil {
+		return g.site.dead(g.spec.Name)
+	}
 	return nil
 }
 

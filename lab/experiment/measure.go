@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/workload"
@@ -26,8 +27,9 @@ type stream struct {
 func (s *stream) name() string { return fmt.Sprintf("%s of tile %d", s.load.Name, s.tile) }
 
 // measure runs all loads at once through the warm-up and the windows, and then
-// holds the books against each other.
-func (t *turn) measure(ctx context.Context) {
+// holds the books against each other. What was stopped, or lost its daemon, is no
+// result: it is an error, and the turn can be done again.
+func (t *turn) measure(ctx context.Context) error {
 	streams := t.streams(ctx)
 	for _, g := range t.standing() {
 		var err error
@@ -38,11 +40,11 @@ func (t *turn) measure(ctx context.Context) {
 			t.trouble("agent", g.spec.Name, err)
 		}
 	}
-	watching, stop := context.WithCancelCause(ctx)
+	working, stop := context.WithCancelCause(ctx)
 	var beside sync.WaitGroup
-	beside.Go(func() { t.watch(watching, t.at) })
+	beside.Go(func() { t.watch(working, t.at) })
 	began := time.Now()
-	beside.Go(func() { t.events(watching, began) })
+	beside.Go(func() { t.events(ctx, working, began) })
 	t.note(record.Event{Kind: record.Window, Window: record.WarmUp})
 	var loads sync.WaitGroup
 	for _, s := range streams {
@@ -54,11 +56,18 @@ func (t *turn) measure(ctx context.Context) {
 	loads.Wait()
 	stop(nil)
 	beside.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if err := t.site.Reach(ctx); err != nil {
+		return fault.Wrap(err, fault.Unresponsive, fault.Host, "its daemon is lost amid step %s of arm %s", t.at.Step, t.at.Arm)
+	}
 	for _, s := range streams {
 		t.settle(s)
 	}
 	t.audit(ctx, streams)
 	t.bounds(streams)
+	return context.Cause(ctx)
 }
 
 func (t *turn) length() time.Duration {
@@ -202,13 +211,17 @@ func (t *turn) drive(ctx context.Context, s *stream) {
 	}
 }
 
-// events does what the scenario wants amid the windows.
-func (t *turn) events(ctx context.Context, began time.Time) {
+// events does what the scenario wants amid the windows. What has begun while the loads
+// work is done to its end.
+func (t *turn) events(ctx, working context.Context, began time.Time) {
 	var all sync.WaitGroup
 	for _, e := range t.setup.Events {
 		all.Go(func() {
-			t.pause(ctx, time.Until(began.Add(t.Plan.Warmup+e.At)))
-			if ctx.Err() != nil {
+			t.pause(working, time.Until(began.Add(t.Plan.Warmup+e.At)))
+			if working.Err() != nil {
+				if ctx.Err() == nil {
+					t.note(record.Event{Kind: record.Skipped, What: e.Do, Text: "the loads ended before it was due"})
+				}
 				return
 			}
 			for tile := 1; ; tile++ {

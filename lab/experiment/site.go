@@ -19,6 +19,8 @@ type Site interface {
 	// Boot starts a guest and waits until it can be steered. If it fails nothing
 	// of the guest stays.
 	Boot(ctx context.Context, spec Spec) (Guest, error)
+	// Reach says why the site cannot be asked for guests any more.
+	Reach(ctx context.Context) error
 	// Close takes away what Open made, and every guest.
 	Close(ctx context.Context) error
 }
@@ -45,6 +47,9 @@ type Guest interface {
 	Prepare(ctx context.Context, service scenario.Service) error
 	// Load runs a load, or an errand, to its end.
 	Load(ctx context.Context, kind string, config json.RawMessage, out func(workload.Interval)) error
+	// Serving says why the guest, or a service in it, does not serve any more. The
+	// error is fault.Unresponsive if the guest is lost as a whole.
+	Serving(ctx context.Context) error
 	// Counted tells what the services' own logs have counted.
 	Counted(ctx context.Context) (map[string]int64, error)
 	Clock(ctx context.Context) (Clock, error)

@@ -63,8 +63,7 @@ func (r *run) turn(ctx context.Context, at record.Turn) (err error) {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	t.measure(ctx)
-	return context.Cause(ctx)
+	return t.measure(ctx)
 }
 
 // note writes an event of this turn.

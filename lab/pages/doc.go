@@ -5,7 +5,7 @@
 // A value of a step is the median over repetitions, and its interval a bootstrap
 // over them: windows and operations of one repetition depend on each other.
 // Percentiles are of merged histograms and never means of percentiles. A run under
-// emulation, or of the profile mini, shows that the lab works and no more: its
+// emulation, or of the profiles mini and smoke, shows that the lab works and no more: its
 // report says so first.
 //
 // What belongs here: sums over a record and their words. What does not: how

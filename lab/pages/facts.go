@@ -96,8 +96,8 @@ func (f *facts) mechanism() string {
 			why = append(why, fmt.Sprintf("%s's guests ran under %s", t.Name, known(t.Accelerator)))
 		}
 	}
-	if f.run.Scenario.Profile == "mini" {
-		why = append(why, "the profile is mini")
+	if p := f.run.Scenario.Profile; p == "mini" || p == "smoke" {
+		why = append(why, "the profile is "+p)
 	}
 	if len(why) == 0 {
 		return ""

@@ -16,7 +16,7 @@ var references = regexp.MustCompile(`(?i)(href|src|srcset|action|poster|data)="(
 func paged(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "page.html")
-	check(t, Report(dir, &strings.Builder{}, path))
+	check(t, Report(dir, &strings.Builder{}, path, ""))
 	text, err := os.ReadFile(path)
 	check(t, err)
 	return string(text)

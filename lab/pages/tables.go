@@ -13,13 +13,17 @@ import (
 	"github.com/lodge-kvm/lodge/lab/stats"
 )
 
-// tables are all that have a row, with plain words.
-func (f *facts) tables() (filled []lab.Table) {
+// tables are all that a page of the run's own has.
+func (f *facts) tables() []lab.Table {
 	var every []lab.Table
 	for _, step := range f.run.Plan.Steps {
-		every = append(every, f.loads(step.Name), f.shares(step.Name))
+		every = append(every, f.loads(step.Name, false), f.shares(step.Name))
 	}
-	every = append(every, f.together(), f.bounds(), f.books(), f.guests(), f.missing())
+	return filled(append(every, f.together(), f.bounds(), f.books(), f.guests(), f.missing()))
+}
+
+// filled are the tables that have a row, with plain words.
+func filled(every []lab.Table) (some []lab.Table) {
 	for _, t := range every {
 		for _, row := range t.Rows {
 			for i := range row {
@@ -28,10 +32,10 @@ func (f *facts) tables() (filled []lab.Table) {
 		}
 		t.Title = plain(t.Title)
 		if len(t.Rows) > 0 {
-			filled = append(filled, t)
+			some = append(some, t)
 		}
 	}
-	return filled
+	return some
 }
 
 // name is that of a flow's row.
@@ -42,23 +46,28 @@ func (w *flow) name() string {
 	return w.load + " " + w.op + ", " + w.arm
 }
 
-func (f *facts) loads(step string) lab.Table {
+// loads are those of a step, with their single operations or as wholes alone.
+func (f *facts) loads(step string, whole bool) lab.Table {
 	t := lab.Table{
 		Title: "Loads, " + step,
 		Head:  []string{"load, arm", "1/s", "95 %", "repetitions", "done", "errors", "MiB/s", "mean", "p50", "p95", "p99", "p99.9"},
 	}
 	for _, w := range f.flows {
-		if w.step != step {
-			continue
+		if w.step == step && (w.op == all || !whole) {
+			t.Rows = append(t.Rows, w.row())
 		}
-		rate, flood := median(w.rates), "–"
-		if w.sum.bytes > 0 && w.sum.done > 0 {
-			flood = number(rate.Value * w.sum.bytes / w.sum.done / (1 << 20))
-		}
-		row := []string{w.name(), number(rate.Value), interval(rate), fmt.Sprint(len(w.rates)), fmt.Sprintf("%.0f", w.sum.done), fmt.Sprintf("%.0f", w.sum.errors), flood}
-		t.Rows = append(t.Rows, append(row, w.percentiles()...))
 	}
 	return t
+}
+
+// row is a flow's in the table of loads.
+func (w *flow) row() []string {
+	rate, flood := median(w.rates), "–"
+	if w.sum.bytes > 0 && w.sum.done > 0 {
+		flood = number(rate.Value * w.sum.bytes / w.sum.done / (1 << 20))
+	}
+	row := []string{w.name(), number(rate.Value), interval(rate), fmt.Sprint(len(w.rates)), fmt.Sprintf("%.0f", w.sum.done), fmt.Sprintf("%.0f", w.sum.errors), flood}
+	return append(row, w.percentiles()...)
 }
 
 // percentiles are the mean and the quantiles of merged times.

@@ -8,9 +8,10 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 )
 
-// Report shows the run in a directory on a terminal, and writes a page with
-// pictures to the file named html, if one is.
-func Report(dir string, text io.Writer, html string) error {
+// Report shows the run in a directory on a terminal. It writes a page with pictures to
+// the file named html, and puts tables between the marks of the page of Markdown named
+// page; an empty name is left out.
+func Report(dir string, text io.Writer, html, page string) error {
 	f, err := load(dir)
 	if err != nil {
 		return err
@@ -18,10 +19,15 @@ func Report(dir string, text io.Writer, html string) error {
 	if _, err := io.WriteString(text, f.text()); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot show the report")
 	}
-	if html == "" {
+	if html != "" {
+		if err := f.save(html); err != nil {
+			return err
+		}
+	}
+	if page == "" {
 		return nil
 	}
-	return f.save(html)
+	return f.intoPage(page)
 }
 
 func (f *facts) text() string {

@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "write the texts that are compared with"
 func shown(t *testing.T, dir string) string {
 	t.Helper()
 	var out strings.Builder
-	check(t, Report(dir, &out, ""))
+	check(t, Report(dir, &out, "", ""))
 	return out.String()
 }
 
@@ -117,5 +117,28 @@ func TestWordsOfARecordSteerNoTerminal(t *testing.T) {
 	out := shown(t, s.keep(t))
 	if strings.ContainsAny(out, "\x1b\a\u009b\u202e") || strings.Contains(out, "\nThe run is perfect") {
 		t.Errorf("%q", out)
+	}
+}
+
+// A page keeps its own words, and nothing of a record ends its marks or begins an
+// element.
+func TestARunGoesBetweenThePagesMarks(t *testing.T) {
+	s := newSynthetic(2)
+	s.target.Name = "<!-- end of known figures -->"
+	dir := s.keep(t)
+	page := filepath.Join(t.TempDir(), "figures.md")
+	const before, after = "# Mine\n\n<!-- known figures: written by lodge lab -->\n", "<!-- end of known figures -->\nmore\n"
+	check(t, os.WriteFile(page, []byte(before+"old\n"+after), 0o644))
+	check(t, Report(dir, &strings.Builder{}, "", page))
+	text, err := os.ReadFile(page)
+	check(t, err)
+	got := string(text)
+	if !strings.HasPrefix(got, before) || !strings.HasSuffix(got, after) || strings.Contains(got, "old\n") || strings.Count(got, "<!-- end") != 1 {
+		t.Errorf("the page is\n%s", got)
+	}
+	for _, want := range []string{"### Loads, tiles=2", "### Tiles together", "| web, after |", "Jain's index", "- host: "} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the page has no %q:\n%s", want, got)
+		}
 	}
 }

@@ -225,6 +225,7 @@ func (f *facts) sound() (said []string) {
 		{record.Bad, "bound", "%s of a bound that was broken."},
 		{record.Skipped, "", "%s of something that could not be done here and was skipped."},
 		{record.Failed, "boot", "%s of a guest that did not boot."},
+		{record.Failed, "service", "%s of a service or a guest that died."},
 	} {
 		if n := len(f.events(one.kind, one.what)); n > 0 {
 			said = append(said, fmt.Sprintf(one.text, plural(n, "case")))
@@ -282,7 +283,7 @@ func (f *facts) what() (all []fact) {
 	}
 	add("host", fmt.Sprintf("%s with %s (%s), %.0f GiB, Linux %s", kind, plural(r.Host.Processors, "processor"), r.Host.Processor, float64(r.Host.Memory)/(1<<30), r.Host.Kernel))
 	for _, t := range r.Targets {
-		add("target "+t.Name, fmt.Sprintf("%s, libvirt %s, QEMU %s, %s, %s", known(t.Daemon), known(t.Library), known(t.Hypervisor), known(t.Accelerator), t.URI))
+		add("target "+t.Name, described(t)+", "+t.URI)
 	}
 	for _, a := range r.Plan.Arms {
 		add("arm "+a.Name, strings.TrimSpace(a.Target+" "+record.Labels(a.Set).Key()))
@@ -292,6 +293,11 @@ func (f *facts) what() (all []fact) {
 	add("seed", fmt.Sprint(r.Seed))
 	add("made by", r.Header.Command)
 	return all
+}
+
+// described says what a target is, wherever it is.
+func described(t record.Target) string {
+	return fmt.Sprintf("%s, libvirt %s, QEMU %s, %s", known(t.Daemon), known(t.Library), known(t.Hypervisor), known(t.Accelerator))
 }
 
 type fact struct{ Name, Value string }

@@ -48,6 +48,7 @@ type stream struct {
 	file *os.File
 	out  *bufio.Writer
 	size int64 // with what is not flushed yet
+	mark int64 // what the turns that have ended make of it
 }
 
 // checkpoint says how much of each file the turns that have ended make.
@@ -129,7 +130,7 @@ func (w *Writer) open(mark checkpoint) error {
 		if err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot open the run's values")
 		}
-		s := &stream{file: file, out: bufio.NewWriter(file), size: mark.Sizes[name]}
+		s := &stream{file: file, out: bufio.NewWriter(file), size: mark.Sizes[name], mark: mark.Sizes[name]}
 		w.streams[name] = s
 		if err := file.Truncate(s.size); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot cut %s to what counts", name)
@@ -234,7 +235,7 @@ func (w *Writer) mark() error {
 		if err := errors.Join(s.out.Flush(), s.file.Sync()); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", name)
 		}
-		mark.Sizes[name] = s.size
+		mark.Sizes[name], s.mark = s.size, s.size
 	}
 	text, err := encode(mark)
 	if err == nil {
@@ -243,12 +244,16 @@ func (w *Writer) mark() error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot mark the end of a turn")
 }
 
-// Seal ends the run with sums over all of it and closes it. What was said since
-// the last turn, such as why the run stops, is kept as well.
+// Seal ends the run with sums over all of it and closes it. Of a turn
+// that has not ended, which may be done again, only what was said is kept, such as why
+// the run stops.
 func (w *Writer) Seal(outcome Outcome) error {
 	now := time.Now()
 	err := w.Describe(func(h *Header) { h.Ended, h.Outcome = &now, outcome })
 	w.mu.Lock()
+	if err == nil && outcome != Complete {
+		err = w.cut()
+	}
 	if err == nil {
 		err = w.mark()
 	}
@@ -261,6 +266,24 @@ func (w *Writer) Seal(outcome Outcome) error {
 	}
 	w.Close()
 	return err
+}
+
+// cut takes away the values of a turn that has not ended; with the lock held.
+func (w *Writer) cut() error {
+	for name, s := range w.streams {
+		if name == eventsFile {
+			continue
+		}
+		err := errors.Join(s.out.Flush(), s.file.Truncate(s.mark))
+		if err == nil {
+			_, err = s.file.Seek(s.mark, 0)
+		}
+		if err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot cut %s to what counts", name)
+		}
+		s.size = s.mark
+	}
+	return nil
 }
 
 // Close leaves the run as it is. It can be resumed.

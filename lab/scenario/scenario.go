@@ -59,10 +59,27 @@ type file struct {
 	Storm       yaml.Node            `yaml:"storm"`
 }
 
-// Parse reads a scenario and works out all of its profiles.
+// Parse reads a scenario and works out all of its profiles, so that a mistake in any
+// of them is told at once.
 func Parse(text []byte) (*Scenario, error) {
 	s, err := parse(text)
-	return s, fault.Wrap(err, fault.Invalid, fault.Config, "cannot read the scenario")
+	if err == nil {
+		err = s.check()
+	}
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Invalid, fault.Config, "cannot read the scenario")
+	}
+	return s, nil
+}
+
+// check works out every profile.
+func (s *Scenario) check() error {
+	for _, profile := range s.Profiles() {
+		if _, err := s.Plan(profile); err != nil {
+			return fmt.Errorf("profile %s: %w", profile, err)
+		}
+	}
+	return nil
 }
 
 func parse(text []byte) (*Scenario, error) {
@@ -93,11 +110,6 @@ func parse(text []byte) (*Scenario, error) {
 		return nil, wrong(root.Content[0].Line, "the scenario wants a name")
 	case len(f.Profiles) == 0:
 		return nil, wrong(root.Content[0].Line, "the scenario wants at least one profile")
-	}
-	for _, profile := range s.Profiles() {
-		if _, err := s.Plan(profile); err != nil {
-			return nil, fmt.Errorf("profile %s: %w", profile, err)
-		}
 	}
 	return s, nil
 }

@@ -20,12 +20,13 @@ func Names() []string {
 	return all
 }
 
-// Shipped reads one of them.
+// Shipped reads one of them. Its profiles are not worked out, which takes seconds of
+// a large one: that they are plans is tested.
 func Shipped(name string) (*Scenario, error) {
 	text, err := shipped.ReadFile("shipped/" + name + ".yaml")
 	if err != nil {
 		return nil, fault.New(fault.NotFound, fault.Config, "there is no scenario %q: %s ship; name a file (./%s.yaml) for one of your own", name, strings.Join(Names(), ", "), name)
 	}
-	s, err := Parse(text)
-	return s, fault.Wrap(err, fault.Of(err), fault.Config, "%s", name)
+	s, err := parse(text)
+	return s, fault.Wrap(err, fault.Invalid, fault.Config, "cannot read the scenario %s", name)
 }

@@ -21,7 +21,8 @@ import (
 	"github.com/lodge-kvm/lodge/lab/workload"
 )
 
-// setup bounds how long a service may take to come up.
+// setup bounds how long a service may take to come up, or to be asked what it has
+// counted.
 const setup = 5 * time.Minute
 
 // guest is one that answers.
@@ -119,6 +120,8 @@ func (g *guest) shop(ctx context.Context) error {
 
 // Load runs a load, or an errand, to its end.
 func (g *guest) Load(ctx context.Context, kind string, config json.RawMessage, out func(workload.Interval)) error {
+	ctx, end := g.heed(ctx)
+	defer end()
 	job, err := g.session.Start(ctx, kind, config)
 	if err != nil {
 		return err
@@ -130,8 +133,25 @@ func (g *guest) Load(ctx context.Context, kind string, config json.RawMessage, o
 	return err
 }
 
+// Serving says why the guest, or a service in it, does not serve any more. Of a guest
+// that is lost nothing else can be asked.
+func (g *guest) Serving(ctx context.Context) error {
+	ask, stop := soon(ctx)
+	defer stop()
+	if _, err := g.session.Clock(ask); err != nil {
+		return fault.Wrap(err, fault.Unresponsive, fault.Agent, "the guest is lost%s", g.state(ctx))
+	}
+	var all error
+	for _, s := range g.services {
+		all = errors.Join(all, s.Check(ctx, g.session))
+	}
+	return all
+}
+
 // Counted tells what all services' own books say.
 func (g *guest) Counted(ctx context.Context) (map[string]int64, error) {
+	ctx, stop := context.WithTimeoutCause(ctx, setup, fault.New(fault.Timeout, fault.Agent, "the services' books are not read after %s", setup))
+	defer stop()
 	all := map[string]int64{}
 	for _, s := range g.services {
 		counts, err := s.Counted(ctx, g.session)
@@ -145,12 +165,16 @@ func (g *guest) Counted(ctx context.Context) (map[string]int64, error) {
 
 // Clock reads the guest's.
 func (g *guest) Clock(ctx context.Context) (experiment.Clock, error) {
+	ctx, stop := soon(ctx)
+	defer stop()
 	c, err := g.session.Clock(ctx)
 	return experiment.Clock{At: c.At, Up: c.Up}, err
 }
 
 // Counters are what the guest's kernel has counted.
 func (g *guest) Counters(ctx context.Context) (map[string]float64, error) {
+	ctx, stop := soon(ctx)
+	defer stop()
 	u, err := g.session.Sample(ctx)
 	if err != nil {
 		return nil, err

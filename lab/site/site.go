@@ -66,6 +66,9 @@ func (s *Site) Open(ctx context.Context, run string) (err error) {
 	return err
 }
 
+// Reach says why the daemon cannot be asked any more.
+func (s *Site) Reach(ctx context.Context) error { return s.target.Reach(ctx) }
+
 // Close takes away what Open made.
 func (s *Site) Close(ctx context.Context) error {
 	if s.open == nil {
@@ -115,11 +118,14 @@ func (g *guest) meet(ctx context.Context) error {
 
 // state says more of a guest whose agent does not answer.
 func (g *guest) state(ctx context.Context) string {
-	running, err := g.Running(context.WithoutCancel(ctx))
-	if err == nil && !running {
-		return "; it does not run any more"
+	text := ""
+	if running, err := g.Running(context.WithoutCancel(ctx)); err == nil && !running {
+		text = "; it does not run any more"
 	}
-	return ""
+	if last := g.Console(); len(last) > 0 {
+		text += "; its console ends: " + strings.Join(last, " | ")
+	}
+	return text
 }
 
 // unavailable turns what a daemon does not do into experiment's words.

@@ -3,6 +3,7 @@
 package stats
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -48,23 +49,56 @@ func MedianRatio(a, b []float64) Ratio {
 	}
 	draws := rand.New(rand.NewPCG(uint64(len(a)), uint64(len(b))))
 	quotients := make([]float64, resamples)
-	sampleA, sampleB := make([]float64, len(a)), make([]float64, len(b))
+	above, below := newSampler(a), newSampler(b)
 	for i := range quotients {
-		quotients[i] = draw(draws, a, sampleA) / draw(draws, b, sampleB)
+		quotients[i] = above.median(draws) / below.median(draws)
 	}
 	slices.Sort(quotients)
 	return Ratio{
-		Value: Median(a) / Median(b),
+		Value: quantile(above.sorted, 0.5) / quantile(below.sorted, 0.5),
 		Low:   quantile(quotients, (1-confidence)/2),
 		High:  quantile(quotients, (1+confidence)/2),
 	}
 }
 
-// draw fills a sample from the values, and gives its median.
-func draw(draws *rand.Rand, values, sample []float64) float64 {
-	for i := range sample {
-		sample[i] = values[draws.IntN(len(values))]
+// sampler draws samples of its values' number from them, with replacement. It counts
+// how often each is drawn, by its rank, so that no sample is sorted.
+type sampler struct {
+	sorted []float64
+	rank   []int // of values[i] in sorted
+	drawn  []int // by rank
+}
+
+func newSampler(values []float64) *sampler {
+	order := make([]int, len(values))
+	for i := range order {
+		order[i] = i
 	}
-	slices.Sort(sample)
-	return quantile(sample, 0.5)
+	slices.SortFunc(order, func(i, j int) int { return cmp.Compare(values[i], values[j]) })
+	s := &sampler{make([]float64, len(values)), make([]int, len(values)), make([]int, len(values))}
+	for rank, i := range order {
+		s.sorted[rank], s.rank[i] = values[i], rank
+	}
+	return s
+}
+
+// median is that of one more sample.
+func (s *sampler) median(draws *rand.Rand) float64 {
+	clear(s.drawn)
+	for range s.rank {
+		s.drawn[s.rank[draws.IntN(len(s.rank))]]++
+	}
+	// The middle one, or the middle two, by the number of those up to a rank.
+	low, high := (len(s.rank)-1)/2, len(s.rank)/2
+	seen, first := 0, -1
+	for rank, n := range s.drawn {
+		seen += n
+		if first < 0 && seen > low {
+			first = rank
+		}
+		if seen > high {
+			return s.sorted[first] + (s.sorted[rank]-s.sorted[first])/2
+		}
+	}
+	return math.NaN()
 }

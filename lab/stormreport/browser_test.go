@@ -24,7 +24,7 @@ func TestABrowserShowsThePage(t *testing.T) {
 	if err != nil {
 		t.Skip("chromium is not installed")
 	}
-	_, html, _ := shown(t, kept(t, synthetic(3), "synthetic.ndjson"))
+	html := invented(t)
 	var mu sync.Mutex
 	var asked []string
 	var address string

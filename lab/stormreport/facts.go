@@ -17,7 +17,9 @@ import (
 type facts struct {
 	runs    []*storm.Run
 	subject storm.Target
-	others  []storm.Target // daemons beside the subject
+	others  []storm.Target       // daemons beside the subject
+	asked   map[question][]value // what calls has answered: histograms are slow to make and to read
+	stirred map[question]stir    // and stir
 }
 
 // place is where values lie that may be compared: all of a cell but the target
@@ -30,6 +32,13 @@ type place struct {
 	metric   storm.Metric
 }
 
+// question is one that calls is asked.
+type question struct {
+	target   string
+	place    place
+	quantile float64
+}
+
 // value is one of a repetition.
 type value struct {
 	run, repeat int
@@ -37,7 +46,7 @@ type value struct {
 }
 
 func gather(runs []*storm.Run) (*facts, error) {
-	f := &facts{runs: runs}
+	f := &facts{runs: runs, asked: map[question][]value{}, stirred: map[question]stir{}}
 	for _, r := range runs {
 		mine, first := r.Host, runs[0].Host
 		mine.Load, first.Load = 0, 0
@@ -109,6 +118,10 @@ func (f *facts) samples(target string, p place) []value {
 // calls gives, for each repetition, a quantile of the times of single calls in
 // seconds. Calls that were cut are among them with the time they took at least.
 func (f *facts) calls(target string, p place, quantile float64) []value {
+	q := question{target, p, quantile}
+	if known, ok := f.asked[q]; ok {
+		return known
+	}
 	type repetition struct{ run, repeat int }
 	byRepeat := map[repetition]*hdrhistogram.Histogram{}
 	f.eachCalls(target, p, func(run int, c *storm.Calls, h *hdrhistogram.Histogram) {
@@ -123,6 +136,7 @@ func (f *facts) calls(target string, p place, quantile float64) []value {
 		all = append(all, value{k.run, k.repeat, seconds(h, quantile)})
 	}
 	slices.SortFunc(all, func(a, b value) int { return cmp.Or(cmp.Compare(a.run, b.run), cmp.Compare(a.repeat, b.repeat)) })
+	f.asked[q] = all
 	return all
 }
 
@@ -272,6 +286,9 @@ func plain(all []value) []float64 {
 	}
 	return values
 }
+
+// middle is the median of repetitions.
+func middle(all []value) float64 { return stats.Median(plain(all)) }
 
 // level is the median of repetitions with its interval.
 func level(all []value) stats.Ratio { return stats.MedianRatio(plain(all), []float64{1}) }

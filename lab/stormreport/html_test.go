@@ -5,6 +5,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/lab/storm"
@@ -15,8 +16,19 @@ var (
 	ids        = regexp.MustCompile(`\sid="([^"]*)"`)
 )
 
+// page is that of the invented storm, made once.
+var page struct {
+	sync.Once
+	html string
+}
+
+func invented(t *testing.T) string {
+	page.Do(func() { _, page.html, _ = shown(t, kept(t, synthetic(3), "synthetic.ndjson")) })
+	return page.html
+}
+
 func TestThePageNeedsNothingFromOutside(t *testing.T) {
-	_, html, _ := shown(t, kept(t, synthetic(3), "synthetic.ndjson"))
+	html := invented(t)
 	for _, m := range references.FindAllStringSubmatch(html, -1) {
 		if !strings.HasPrefix(m[2], "data:") && !strings.HasPrefix(m[2], "#") {
 			t.Errorf("the page refers to %.80q", m[0])
@@ -34,7 +46,7 @@ func TestThePageNeedsNothingFromOutside(t *testing.T) {
 }
 
 func TestEveryPictureSpeaksToThoseWhoDoNotSeeIt(t *testing.T) {
-	_, html, _ := shown(t, kept(t, synthetic(3), "synthetic.ndjson"))
+	html := invented(t)
 	if i := strings.Index(html, "%!"); i >= 0 {
 		t.Errorf("words are badly put together: %.60q", html[i:])
 	}

@@ -281,7 +281,7 @@ func (f *facts) statsPicture() (picture, bool) {
 		for _, d := range f.daemons() {
 			blocked := f.blocked(d.Name, like)
 			g.Bars = append(g.Bars, bar(level(f.calls(d.Name, like, 0.5)), blocked))
-			row := []string{c.name, d.Name, duration(level(f.calls(d.Name, like, 0.5)).Value), duration(level(f.calls(d.Name, like, 0.99)).Value)}
+			row := []string{c.name, d.Name, duration(middle(f.calls(d.Name, like, 0.5))), duration(middle(f.calls(d.Name, like, 0.99)))}
 			if blocked > 0 {
 				row[2], row[3] = "blocked after "+waited(blocked), ""
 			}

@@ -22,6 +22,7 @@ type plan struct {
 	spec    scenario.Guest
 	cell    *Cell             // to be bound to
 	sources map[string]string // disk to file
+	console string            // the file that the serial port writes to
 }
 
 // definition writes a guest. The same bytes go to every daemon.
@@ -101,12 +102,15 @@ func (s *Site) devices(p plan) (string, error) {
       <source network='%s'/>
       <model type='virtio'/>
     </interface>
+    <serial type='file'>
+      <source path='%s'/>
+    </serial>
     <channel type='unix'>
       <target type='virtio' name='%s'/>
     </channel>
     <memballoon model='virtio'/>
     <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
-`, s.hardware(p.number), s.name, Port)
+`, s.hardware(p.number), s.name, escape(p.console), Port)
 	return b.String(), nil
 }
 

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -22,22 +25,27 @@ type Guest struct {
 	site   *Site
 	domain xdr.Domain
 	disks  []string // names of its volumes
+
+	console string // the file that its serial port writes to
 }
 
 // Start makes a guest's disks and starts it. Number is its own in the run, from 1;
 // tile is that it belongs to, from 1. If it fails nothing of it stays.
 func (s *Site) Start(ctx context.Context, name string, number, tile int, spec scenario.Guest) (g *Guest, err error) {
-	g = &Guest{Name: name, Address: s.address(number), site: s}
+	g = &Guest{Name: name, Address: s.address(number), site: s, console: filepath.Join(s.dir, name+".console")}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, g.dropDisks(context.WithoutCancel(ctx)))
+			err = errors.Join(err, g.dropFiles(context.WithoutCancel(ctx)))
 		}
 	}()
-	p := plan{name: name, number: number, spec: spec, sources: map[string]string{}}
+	p := plan{name: name, number: number, spec: spec, sources: map[string]string{}, console: g.console}
 	if p.cell, err = s.target.cell(spec.Node, tile); err != nil {
 		return g, err
 	}
 	if err = g.makeDisks(ctx, p); err != nil {
+		return g, err
+	}
+	if err = g.openConsole(); err != nil {
 		return g, err
 	}
 	if g.XML, err = s.definition(p); err != nil {
@@ -93,8 +101,12 @@ func (g *Guest) makeDisks(ctx context.Context, p plan) error {
 	return nil
 }
 
-func (g *Guest) dropDisks(ctx context.Context) error {
+// dropFiles takes away what was made for the guest.
+func (g *Guest) dropFiles(ctx context.Context) error {
 	var all error
+	if err := os.Remove(g.console); !errors.Is(err, fs.ErrNotExist) {
+		all = err
+	}
 	for _, name := range g.disks {
 		all = errors.Join(all, g.site.drop(ctx, name))
 	}
@@ -102,13 +114,13 @@ func (g *Guest) dropDisks(ctx context.Context) error {
 	return all
 }
 
-// Stop destroys the guest and deletes its disks.
+// Stop destroys the guest and deletes its files.
 func (g *Guest) Stop(ctx context.Context) error {
 	var ret error
 	if err := g.site.target.call(ctx, xdr.ProcDomainDestroy, &xdr.DomainDestroyArgs{Domain: g.domain}, nil); err != nil && !gone(err) {
 		ret = err
 	}
-	return errors.Join(ret, g.dropDisks(ctx))
+	return errors.Join(ret, g.dropFiles(ctx))
 }
 
 // codeNoDomain is libvirt's for a domain that is not there, and

@@ -91,6 +91,12 @@ func (t *Target) accelerate(ctx context.Context) error {
 	return err
 }
 
+// Reach says why the daemon cannot be asked any more.
+func (t *Target) Reach(ctx context.Context) error {
+	var library xdr.WithVersion
+	return t.call(ctx, xdr.ProcConnectGetLibVersion, nil, &library)
+}
+
 // Memory is that of the daemon's host, in bytes, and Processors are its.
 func (t *Target) Memory() uint64 { return t.mib << 20 }
 

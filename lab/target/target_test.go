@@ -99,6 +99,9 @@ func TestAGuestThatDoesNotStartLeavesNothing(t *testing.T) {
 	if deleted != 3 {
 		t.Errorf("calls %q: three disks were made", d.Calls())
 	}
+	if left, err := os.ReadDir(s.dir); err != nil || len(left) > 0 {
+		t.Errorf("%v, left: %v", err, left)
+	}
 }
 
 func TestWhatCannotBeDoneHereIsSkipped(t *testing.T) {

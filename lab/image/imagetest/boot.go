@@ -12,12 +12,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/guestimage/guestimagetest"
 	"github.com/lodge-kvm/lodge/lab/image"
 	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/session"
@@ -34,15 +34,7 @@ const patience = 3 * time.Minute
 // to be short.
 func Find(t testing.TB) image.Image {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("boots a guest: not among the short tests")
-	}
-	cache := os.Getenv(Variable)
-	if cache == "" {
-		_, here, _, _ := runtime.Caller(0)
-		cache = filepath.Join(filepath.Dir(here), "../../../.cache/lab")
-	}
-	i, err := image.Find(cache)
+	i, err := image.Find(guestimagetest.Made(t, Variable, "lab"))
 	if err != nil {
 		t.Skipf("%v", err)
 	}
