@@ -67,6 +67,9 @@ func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (
 	answer := &lodgev1.ListGuestsResponse{Guests: make([]*lodgev1.Guest, 0, len(members))}
 	for _, m := range members {
 		g := toGuest(m)
+		for _, clash := range s.Guests.Clashes(m.View, func(other *guest.Guest) bool { return s.sees(ctx, s.Fleet.Of(other)) }) {
+			g.Messages = append(g.Messages, legible(clash))
+		}
 		sample := m.Guest.Sample()
 		g.Sample = toSample(sample, now, false)
 		g.Wait = waits(m, sample, queue[m.View.UUID])
@@ -81,7 +84,7 @@ func toGuest(m fleet.Member) *lodgev1.Guest {
 	g := &lodgev1.Guest{
 		Name: v.Name, Uuid: v.UUID, Id: int32(max(v.ID, 0)), State: v.State.String(), Reason: string(v.Reason), Since: timestamppb.New(v.Since),
 		Persistent: v.Persistent, Autostart: v.Autostart, ManagedSave: v.ManagedSave, Pid: int32(v.PID),
-		Labels: m.Labels, Tile: m.Labels[tileLabel],
+		Labels: m.Labels, Tile: m.Labels[tileLabel], Template: v.Template,
 	}
 	if m.Problem != "" {
 		g.Messages = append(g.Messages, legible(m.Problem))

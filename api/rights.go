@@ -25,6 +25,7 @@ var rights = map[string]struct {
 	lodgev1.LodgeListTilesProcedure:   {verbs: []access.Verb{access.Read}, whole: true},
 	lodgev1.LodgeCreateTilesProcedure: {verbs: []access.Verb{access.Define, access.Volumes}, whole: true},
 	lodgev1.LodgeRemoveTilesProcedure: {verbs: []access.Verb{access.Stop, access.Define, access.Volumes}, whole: true},
+	lodgev1.LodgeCloneGuestsProcedure: {verbs: []access.Verb{access.Define, access.Volumes}, whole: true},
 	lodgev1.LodgeWatchProcedure:       {verbs: []access.Verb{access.Read}},
 	lodgev1.LodgeStartQueueProcedure:  {verbs: []access.Verb{access.Read}},
 	lodgev1.LodgeStatusProcedure:      {verbs: []access.Verb{access.Read}},

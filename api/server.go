@@ -177,7 +177,7 @@ func (s *Server) handler() http.Handler {
 func (s *Server) bounds(call connect.Spec) []connect.HandlerOption {
 	most := s.limits.message
 	switch call.Procedure {
-	case lodgev1.LodgeActProcedure, lodgev1.LodgeCreateTilesProcedure:
+	case lodgev1.LodgeActProcedure, lodgev1.LodgeCreateTilesProcedure, lodgev1.LodgeCloneGuestsProcedure:
 		most = s.limits.documents
 	}
 	return []connect.HandlerOption{connect.WithReadMaxBytes(most)}

@@ -106,6 +106,9 @@ func kept(g *lodgev1.Guest) string {
 	if g.GetManagedSave() {
 		words = append(words, "saved")
 	}
+	if g.GetTemplate() {
+		words = append(words, "template")
+	}
 	return strings.Join(words, ",")
 }
 

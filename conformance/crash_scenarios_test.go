@@ -33,6 +33,7 @@ func scenarios() []*scenario {
 		{name: "networks", prepare: func(c *crash) { c.firewall = true }, deeds: networkDeeds()},
 		{name: "storage", prepare: func(c *crash) { c.must(os.Mkdir(filepath.Join(c.dir, "pool-passing"), 0o755)) }, deeds: storageDeeds()},
 		{name: "tiles", prepare: (*crash).disks, deeds: tileDeeds()},
+		{name: "clones", prepare: (*crash).golden, deeds: cloneDeeds()},
 	}
 }
 
@@ -389,23 +390,56 @@ func (c *crash) disks() {
 </tile>`)
 }
 
-// tile runs a command of lodge on tiles.
-func tile(args ...string) func(c *crash) error {
+// command runs a command of lodge.
+func command(args ...string) func(c *crash) error {
 	return func(c *crash) error {
 		ctx, cancel := context.WithTimeout(c.t.Context(), patience)
 		defer cancel()
-		whole := append([]string{"tile"}, args...)
-		for i := range whole {
-			whole[i] = strings.ReplaceAll(whole[i], "TEMPLATE", filepath.Join(c.dir, "tile.xml"))
-		}
-		if out, err := c.lodge(ctx, c.t, whole...).CombinedOutput(); err != nil {
+		if out, err := c.lodge(ctx, c.t, args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
 	}
 }
 
+// tile runs a command of lodge on tiles.
+func tile(args ...string) func(c *crash) error {
+	return func(c *crash) error {
+		whole := append([]string{"tile"}, args...)
+		for i := range whole {
+			whole[i] = strings.ReplaceAll(whole[i], "TEMPLATE", filepath.Join(c.dir, "tile.xml"))
+		}
+		return command(whole...)(c)
+	}
+}
+
 func tileDeeds() []deed {
 	create, remove := tile("create", "set", "--template", "TEMPLATE", "--count", "1"), tile("remove", "set")
 	return []deed{{"create a tile", create, remove}, {"remove a tile", remove, create}}
+}
+
+// golden makes a guest with a disk, for clones.
+func (c *crash) golden() {
+	c.disks()
+	pool := libvirt.StoragePool{Name: "disks", UUID: libvirt.UUID{0xc6, 15: 3}}
+	_, err := c.l.StorageVolCreateXML(pool, "<volume><name>golden.raw</name><capacity unit='KiB'>64</capacity></volume>", 0)
+	c.must(err)
+	_, err = c.l.DomainDefineXML(`<domain type='qemu'><name>golden</name><memory unit='MiB'>48</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os>
+		<devices><disk type='volume' device='disk'><driver name='qemu' type='raw'/><source pool='disks' volume='golden.raw'/><target dev='vda' bus='virtio'/></disk></devices></domain>`)
+	c.must(err)
+}
+
+func cloneDeeds() []deed {
+	unclone := func(c *crash) error {
+		if err := command("undefine", "one")(c); err != nil {
+			return err
+		}
+		for _, name := range []string{"one-vda.raw", "one-seed.iso"} {
+			if err := c.l.StorageVolDelete(libvirt.StorageVol{Pool: "disks", Name: name, Key: filepath.Join(c.dir, "pool-disks", name)}, 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return []deed{{"clone a guest", command("clone", "golden", "one", "--seed"), unclone}}
 }

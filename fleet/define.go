@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
@@ -82,10 +83,20 @@ func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Res
 	if err != nil {
 		return Result{Outcome: Failed, Error: err}, ""
 	}
+	r := Result{Outcome: Done}
 	if before != nil && alike(before.Inactive, g.View().Inactive) {
-		return Result{Outcome: Unchanged}, g.UUID()
+		r.Outcome = Unchanged
 	}
-	return Result{Outcome: Done}, g.UUID()
+	r.Note = strings.Join(f.guests.Clashes(g.View(), q.seesGuest(f)), "; ")
+	return r, g.UUID()
+}
+
+// seesGuest says whether the request may be about a guest.
+func (q *Request) seesGuest(f *Fleet) func(*guest.Guest) bool {
+	if q.Sees == nil {
+		return nil
+	}
+	return func(g *guest.Guest) bool { return q.Sees(f.Of(g)) }
 }
 
 // alike compares definitions as their documents show them.

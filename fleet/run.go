@@ -67,7 +67,7 @@ type Options struct {
 	BypassCache bool
 	// Validate is of define: refuse what no version of the format knows.
 	Validate bool
-	// Settings are of set: memory, vcpus, autostart, priority, after, title,
+	// Settings are of set: memory, vcpus, autostart, template, priority, after, title,
 	// description, and label.NAME; an empty value takes back.
 	Settings map[string]string
 }

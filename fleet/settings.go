@@ -19,6 +19,7 @@ type settings struct {
 	memory             *uint64 // bytes
 	vcpus              *uint
 	autostart          *bool
+	template           *bool
 	title, description *string
 	// What follows goes into the marks.
 	priority *int
@@ -26,7 +27,7 @@ type settings struct {
 	labels   map[string]string // an empty value takes the label away
 }
 
-const allowedSettings = "memory, vcpus, autostart, title, description, priority, after and label.NAME"
+const allowedSettings = "memory, vcpus, autostart, template, title, description, priority, after and label.NAME"
 
 const labelKey = "label."
 
@@ -55,10 +56,9 @@ func (s *settings) understand(key, value string) (err error) {
 		}
 		s.vcpus = new(uint(n))
 	case "autostart":
-		if value != "yes" && value != "no" {
-			return wrongSetting("%q is neither yes nor no", value)
-		}
-		s.autostart = new(value == "yes")
+		s.autostart, err = parsed(parseYes(value))
+	case "template":
+		s.template, err = parsed(parseYes(value))
 	case "title":
 		s.title, err = &value, new(domain.Definition).SetTitle(value)
 	case "description":
@@ -86,6 +86,13 @@ func wrongSetting(format string, args ...any) error {
 }
 
 func parsed[T any](value T, err error) (*T, error) { return &value, err }
+
+func parseYes(text string) (bool, error) {
+	if text != "yes" && text != "no" {
+		return false, wrongSetting("%q is neither yes nor no", text)
+	}
+	return text == "yes", nil
+}
 
 // units are what sizes are counted in.
 var units = map[string]uint64{
@@ -174,6 +181,7 @@ func (s *settings) changes(v *guest.View, m *Marks) ([]change, error) {
 		s.memory != nil && v.Inactive != nil && v.Inactive.Memory != *s.memory, (*tuning).memory)
 	add("vcpus", s.vcpus != nil && anyDiffers(v, *s.vcpus, func(d *domain.Definition) uint { return d.VCPUs.Current }), (*tuning).vcpus)
 	add("autostart", s.autostart != nil && v.Autostart != *s.autostart, (*tuning).autostart)
+	add("template", s.template != nil && v.Template != *s.template, (*tuning).template)
 	add("title", s.title != nil && anyDiffers(v, *s.title, func(d *domain.Definition) string { return d.Title }), (*tuning).title)
 	add("description", s.description != nil && anyDiffers(v, *s.description, func(d *domain.Definition) string { return d.Description }), (*tuning).description)
 	return changes, nil

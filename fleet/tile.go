@@ -160,14 +160,7 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 // checkRoom refuses a tile before anything of it is made.
 func (f *Fleet) checkRoom(docs *tileDocuments) error {
 	for _, v := range docs.volumes {
-		p, err := f.pools.ByName(v.Pool)
-		if err != nil {
-			return err
-		}
-		switch _, err := p.Volume(v.Name); {
-		case err == nil:
-			return fault.New(fault.Exists, fault.Volume, "pool %q has a volume %q already; delete or rename that first", v.Pool, v.Name)
-		case !fault.Is(err, fault.NotFound):
+		if err := f.vacant(v.VolumeName); err != nil {
 			return err
 		}
 	}

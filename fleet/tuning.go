@@ -116,6 +116,10 @@ func (t *tuning) autostart() (string, error) {
 	return "", t.g.SetAutostart(t.ctx, *t.want.autostart)
 }
 
+func (t *tuning) template() (string, error) {
+	return "", t.g.SetTemplate(t.ctx, *t.want.template)
+}
+
 // memory sets the memory and its maximum in the definition, and what a running
 // guest has of it as far as its own maximum goes.
 func (t *tuning) memory() (string, error) {

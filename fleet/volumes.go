@@ -19,6 +19,21 @@ func (f *Fleet) createVolume(ctx context.Context, v volumeDocument) error {
 	return err
 }
 
+// vacant refuses the name of a volume that is there already.
+func (f *Fleet) vacant(v VolumeName) error {
+	p, err := f.pools.ByName(v.Pool)
+	if err != nil {
+		return err
+	}
+	switch _, err := p.Volume(v.Name); {
+	case err == nil:
+		return fault.New(fault.Exists, fault.Volume, "pool %q has a volume %q already; delete or rename that first", v.Pool, v.Name)
+	case !fault.Is(err, fault.NotFound):
+		return err
+	}
+	return nil
+}
+
 // deleteVolume deletes a volume that was made for a tile. One that has gone
 // already is no failure; a pool that has is one, for nobody knows then whether
 // the volume has.

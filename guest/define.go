@@ -100,6 +100,9 @@ func (g *Guest) define(def *domain.Definition, doc string) error {
 		detail = event.DetailAdded
 	}
 	g.announce(event.DomainChange{Change: event.Defined, Detail: detail})
+	for _, clash := range g.reg.Clashes(g.View(), nil) {
+		g.log.Warn("a guest was defined that is not unique", "message", clash)
+	}
 	return nil
 }
 

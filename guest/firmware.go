@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"path/filepath"
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
@@ -37,7 +36,7 @@ func (r *Registry) chooseFirmware(def *domain.Definition) error {
 	}
 	stateful := o.Loader.Type == "pflash" && o.Loader.Stateless != device.On
 	if stateful && o.NVRAM.Path == "" && o.NVRAM.Template != "" {
-		o.NVRAM.Path = filepath.Join(r.nvramDir(), def.UUID+"_VARS.fd")
+		o.NVRAM.Path = r.nvramPath(def.UUID)
 	}
 	return nil
 }

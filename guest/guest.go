@@ -48,6 +48,8 @@ type Guest struct {
 	run      *run
 	job      *job
 	waiting  []*task
+	// still counts those who need the guest's disks to stay as they are.
+	still int
 	// turn fires when the first of those waiting has waited too long.
 	turn *time.Timer
 	// destroyers wait for the end of the process.
@@ -57,6 +59,8 @@ type Guest struct {
 	lastJob    domain.Progress
 	// over says that the loop is to end: the guest is forgotten, or the daemon stops.
 	over bool
+	// noted are the definitions, inactive and active, that are in the index of traits.
+	noted [2]*domain.Definition
 }
 
 // mailboxSize bounds the requests that wait for a guest's loop to look at them.
@@ -208,6 +212,7 @@ func (g *Guest) id() int {
 
 // forget takes the guest out of the registry and ends its loop.
 func (g *Guest) forget() {
+	g.reg.traits.set(g.uuid, nil)
 	g.reg.remove(g)
 	g.over = true
 }

@@ -31,6 +31,8 @@ type record struct {
 	// AutostartOnce is Autostart for the next start of the host only.
 	AutostartOnce bool
 	ManagedSave   bool
+	// Template says that the guest is there to be cloned, and is not started.
+	Template bool `json:",omitempty"`
 	// Fences are the folders out of which an image and what lies below it must not
 	// lead, by the source of the disk: those that the client was held to who gave it.
 	Fences map[string][]string `json:",omitempty"`

@@ -68,6 +68,7 @@ type Registry struct {
 	meter   *link.Meter // of all guests' interfaces
 	pool    *pool
 	rooms   *rooms
+	traits  *traits
 
 	mu     sync.RWMutex
 	byName map[string]*Guest
@@ -85,6 +86,7 @@ func newRegistry(c Config) *Registry {
 	r.sampler = newSampler(r.gauges)
 	r.pool = newPool(r, c.Prepared)
 	r.rooms = newRooms(r)
+	r.traits = newTraits()
 	return r
 }
 

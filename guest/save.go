@@ -177,7 +177,7 @@ func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Gu
 		return nil, err
 	}
 	err = g.perform(ctx, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
-		return g.planRestoreFrom(path, o), nil
+		return g.planRestoreFrom(path, o), g.admitRun()
 	})
 	return g, r.unclaim(g, err)
 }

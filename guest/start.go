@@ -38,6 +38,9 @@ type StartOptions struct {
 // one.
 func (g *Guest) Start(ctx context.Context, o StartOptions) error {
 	return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
+		if err := g.admitRun(); err != nil {
+			return nil, err
+		}
 		if g.inactive == nil {
 			return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has no persistent definition to start from", g.record.Name)
 		}
@@ -62,7 +65,7 @@ func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Gue
 		return nil, err
 	}
 	err = g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
-		return g.planStart(def, doc, o), nil
+		return g.planStart(def, doc, o), g.admitRun()
 	})
 	return g, r.unclaim(g, err)
 }

@@ -23,6 +23,8 @@ type View struct {
 	Updated bool
 	// ManagedSave says that the next start continues from a saved image.
 	ManagedSave bool
+	// Template says that the guest is there to be cloned, and is not started.
+	Template bool
 
 	// Active is what runs, with what the host gave it; nil while shut off.
 	Active *domain.Definition
@@ -59,11 +61,12 @@ func (g *Guest) View() *View { return g.view.Load() }
 
 // publish makes the loop's present knowledge readable.
 func (g *Guest) publish() {
+	g.noteTraits()
 	v := &View{
 		ID: g.id(), Name: g.record.Name, UUID: g.uuid,
 		State: g.state.Phase, Reason: g.state.Reason, Since: g.since,
 		Persistent: g.inactive != nil, Autostart: g.record.Autostart, AutostartOnce: g.record.AutostartOnce,
-		ManagedSave: g.record.ManagedSave, Inactive: g.inactive, LastJob: g.lastJob, fences: g.record.Fences,
+		ManagedSave: g.record.ManagedSave, Template: g.record.Template, Inactive: g.inactive, LastJob: g.lastJob, fences: g.record.Fences,
 	}
 	if g.run != nil {
 		v.PID, v.Active, v.Updated, v.Messages = g.run.PID, g.run.def, g.run.Updated, g.run.Messages

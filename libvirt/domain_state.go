@@ -146,7 +146,7 @@ const (
 	messageTainting     = 2
 )
 
-func (h *handlers) domainGetMessages(_ context.Context, _ *session, args *xdr.DomainGetMessagesArgs) (*xdr.DomainGetMessagesRet, error) {
+func (h *handlers) domainGetMessages(_ context.Context, s *session, args *xdr.DomainGetMessagesArgs) (*xdr.DomainGetMessagesRet, error) {
 	if err := checkFlags("DOMAIN_GET_MESSAGES", args.Flags, messageDeprecations|messageTainting); err != nil {
 		return nil, err
 	}
@@ -155,7 +155,7 @@ func (h *handlers) domainGetMessages(_ context.Context, _ *session, args *xdr.Do
 		return nil, err
 	}
 	ret := new(xdr.DomainGetMessagesRet)
-	for _, m := range v.Messages {
+	for _, m := range h.Guests.Advice(v, s.seesGuest) {
 		sort := uint32(messageTainting)
 		if guest.Deprecates(m) {
 			sort = messageDeprecations

@@ -55,6 +55,8 @@ const (
 	LodgeCreateTilesProcedure = "/lodge.v1.Lodge/CreateTiles"
 	// LodgeRemoveTilesProcedure is the fully-qualified name of the Lodge's RemoveTiles RPC.
 	LodgeRemoveTilesProcedure = "/lodge.v1.Lodge/RemoveTiles"
+	// LodgeCloneGuestsProcedure is the fully-qualified name of the Lodge's CloneGuests RPC.
+	LodgeCloneGuestsProcedure = "/lodge.v1.Lodge/CloneGuests"
 	// LodgeWatchProcedure is the fully-qualified name of the Lodge's Watch RPC.
 	LodgeWatchProcedure = "/lodge.v1.Lodge/Watch"
 	// LodgeStartQueueProcedure is the fully-qualified name of the Lodge's StartQueue RPC.
@@ -84,6 +86,9 @@ type LodgeClient interface {
 	// RemoveTiles ends and undefines the guests of tiles, and deletes the
 	// volumes that CreateTiles made for them.
 	RemoveTiles(context.Context, *RemoveTilesRequest) (*connect.ServerStreamForClient[Step], error)
+	// CloneGuests makes guests that are like one that is shut off, in all but what
+	// tells them apart. It streams as Act does.
+	CloneGuests(context.Context, *CloneGuestsRequest) (*connect.ServerStreamForClient[Step], error)
 	// Watch follows the log of events. A reader that falls behind gets a mark for
 	// what it lost, and goes on.
 	Watch(context.Context, *WatchRequest) (*connect.ServerStreamForClient[WatchResponse], error)
@@ -149,6 +154,12 @@ func NewLodgeClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			connect.WithSchema(lodgeMethods.ByName("RemoveTiles")),
 			connect.WithClientOptions(opts...),
 		),
+		cloneGuests: connect.NewClient[CloneGuestsRequest, Step](
+			httpClient,
+			baseURL+LodgeCloneGuestsProcedure,
+			connect.WithSchema(lodgeMethods.ByName("CloneGuests")),
+			connect.WithClientOptions(opts...),
+		),
 		watch: connect.NewClient[WatchRequest, WatchResponse](
 			httpClient,
 			baseURL+LodgeWatchProcedure,
@@ -181,6 +192,7 @@ type lodgeClient struct {
 	listTiles   *connect.Client[ListTilesRequest, ListTilesResponse]
 	createTiles *connect.Client[CreateTilesRequest, Step]
 	removeTiles *connect.Client[RemoveTilesRequest, Step]
+	cloneGuests *connect.Client[CloneGuestsRequest, Step]
 	watch       *connect.Client[WatchRequest, WatchResponse]
 	startQueue  *connect.Client[StartQueueRequest, StartQueueResponse]
 	status      *connect.Client[StatusRequest, StatusResponse]
@@ -237,6 +249,11 @@ func (c *lodgeClient) RemoveTiles(ctx context.Context, req *RemoveTilesRequest) 
 	return c.removeTiles.CallServerStream(ctx, connect.NewRequest(req))
 }
 
+// CloneGuests calls lodge.v1.Lodge.CloneGuests.
+func (c *lodgeClient) CloneGuests(ctx context.Context, req *CloneGuestsRequest) (*connect.ServerStreamForClient[Step], error) {
+	return c.cloneGuests.CallServerStream(ctx, connect.NewRequest(req))
+}
+
 // Watch calls lodge.v1.Lodge.Watch.
 func (c *lodgeClient) Watch(ctx context.Context, req *WatchRequest) (*connect.ServerStreamForClient[WatchResponse], error) {
 	return c.watch.CallServerStream(ctx, connect.NewRequest(req))
@@ -281,6 +298,9 @@ type LodgeHandler interface {
 	// RemoveTiles ends and undefines the guests of tiles, and deletes the
 	// volumes that CreateTiles made for them.
 	RemoveTiles(context.Context, *RemoveTilesRequest, *connect.ServerStream[Step]) error
+	// CloneGuests makes guests that are like one that is shut off, in all but what
+	// tells them apart. It streams as Act does.
+	CloneGuests(context.Context, *CloneGuestsRequest, *connect.ServerStream[Step]) error
 	// Watch follows the log of events. A reader that falls behind gets a mark for
 	// what it lost, and goes on.
 	Watch(context.Context, *WatchRequest, *connect.ServerStream[WatchResponse]) error
@@ -342,6 +362,12 @@ func NewLodgeHandler(svc LodgeHandler, opts ...connect.HandlerOption) (string, h
 		connect.WithSchema(lodgeMethods.ByName("RemoveTiles")),
 		connect.WithHandlerOptions(opts...),
 	)
+	lodgeCloneGuestsHandler := connect.NewServerStreamHandlerSimple(
+		LodgeCloneGuestsProcedure,
+		svc.CloneGuests,
+		connect.WithSchema(lodgeMethods.ByName("CloneGuests")),
+		connect.WithHandlerOptions(opts...),
+	)
 	lodgeWatchHandler := connect.NewServerStreamHandlerSimple(
 		LodgeWatchProcedure,
 		svc.Watch,
@@ -378,6 +404,8 @@ func NewLodgeHandler(svc LodgeHandler, opts ...connect.HandlerOption) (string, h
 			lodgeCreateTilesHandler.ServeHTTP(w, r)
 		case LodgeRemoveTilesProcedure:
 			lodgeRemoveTilesHandler.ServeHTTP(w, r)
+		case LodgeCloneGuestsProcedure:
+			lodgeCloneGuestsHandler.ServeHTTP(w, r)
 		case LodgeWatchProcedure:
 			lodgeWatchHandler.ServeHTTP(w, r)
 		case LodgeStartQueueProcedure:
@@ -419,6 +447,10 @@ func (UnimplementedLodgeHandler) CreateTiles(context.Context, *CreateTilesReques
 
 func (UnimplementedLodgeHandler) RemoveTiles(context.Context, *RemoveTilesRequest, *connect.ServerStream[Step]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("lodge.v1.Lodge.RemoveTiles is not implemented"))
+}
+
+func (UnimplementedLodgeHandler) CloneGuests(context.Context, *CloneGuestsRequest, *connect.ServerStream[Step]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("lodge.v1.Lodge.CloneGuests is not implemented"))
 }
 
 func (UnimplementedLodgeHandler) Watch(context.Context, *WatchRequest, *connect.ServerStream[WatchResponse]) error {

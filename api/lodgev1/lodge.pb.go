@@ -203,9 +203,10 @@ type Guest struct {
 	Pid           int32                  `protobuf:"varint,13,opt,name=pid,proto3" json:"pid,omitempty"`     // of QEMU; 0 while shut off
 	Labels        map[string]string      `protobuf:"bytes,14,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Tile          string                 `protobuf:"bytes,15,opt,name=tile,proto3" json:"tile,omitempty"`
-	Sample        *Sample                `protobuf:"bytes,16,opt,name=sample,proto3" json:"sample,omitempty"`     // newest, without its devices; absent before the first
-	Wait          *Wait                  `protobuf:"bytes,17,opt,name=wait,proto3" json:"wait,omitempty"`         // absent while the guest waits for nothing
-	Messages      []string               `protobuf:"bytes,18,rep,name=messages,proto3" json:"messages,omitempty"` // what an administrator should know
+	Sample        *Sample                `protobuf:"bytes,16,opt,name=sample,proto3" json:"sample,omitempty"`      // newest, without its devices; absent before the first
+	Wait          *Wait                  `protobuf:"bytes,17,opt,name=wait,proto3" json:"wait,omitempty"`          // absent while the guest waits for nothing
+	Messages      []string               `protobuf:"bytes,18,rep,name=messages,proto3" json:"messages,omitempty"`  // what an administrator should know, also what it shares with others
+	Template      bool                   `protobuf:"varint,19,opt,name=template,proto3" json:"template,omitempty"` // it is there to be cloned, and is not started
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -364,6 +365,13 @@ func (x *Guest) GetMessages() []string {
 		return x.Messages
 	}
 	return nil
+}
+
+func (x *Guest) GetTemplate() bool {
+	if x != nil {
+		return x.Template
+	}
+	return false
 }
 
 // Wait is what a guest waits for.
@@ -1248,7 +1256,7 @@ type Options struct {
 	Tpm         bool                   `protobuf:"varint,9,opt,name=tpm,proto3" json:"tpm,omitempty"`                                     // undefine: the TPM's state goes along
 	BypassCache bool                   `protobuf:"varint,10,opt,name=bypass_cache,json=bypassCache,proto3" json:"bypass_cache,omitempty"` // save, start, restore
 	Validate    bool                   `protobuf:"varint,11,opt,name=validate,proto3" json:"validate,omitempty"`                          // define: refuse what no version of the format knows
-	// set: memory, vcpus, autostart, priority, after, title, description and
+	// set: memory, vcpus, autostart, template, priority, after, title, description and
 	// label.NAME; an empty value takes back.
 	Settings      map[string]string `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
@@ -2093,6 +2101,154 @@ func (x *RemoveTilesRequest) GetDryRun() bool {
 	return false
 }
 
+// CloneGuestsRequest says which guest is cloned, and how. Each clone is made whole
+// or not at all.
+type CloneGuestsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`             // name of a guest that is shut off
+	Names         []string               `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`               // of the clones
+	Thin          bool                   `protobuf:"varint,3,opt,name=thin,proto3" json:"thin,omitempty"`                // their disks lie above those of the source, which becomes a template
+	Pool          string                 `protobuf:"bytes,4,opt,name=pool,proto3" json:"pool,omitempty"`                 // for the new volumes; empty: that of each disk
+	Seed          *Seed                  `protobuf:"bytes,5,opt,name=seed,proto3" json:"seed,omitempty"`                 // absent: none
+	NoRng         bool                   `protobuf:"varint,6,opt,name=no_rng,json=noRng,proto3" json:"no_rng,omitempty"` // give no virtio-rng to clones of a guest without one
+	DryRun        bool                   `protobuf:"varint,7,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloneGuestsRequest) Reset() {
+	*x = CloneGuestsRequest{}
+	mi := &file_lodge_v1_lodge_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloneGuestsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloneGuestsRequest) ProtoMessage() {}
+
+func (x *CloneGuestsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lodge_v1_lodge_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloneGuestsRequest.ProtoReflect.Descriptor instead.
+func (*CloneGuestsRequest) Descriptor() ([]byte, []int) {
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *CloneGuestsRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *CloneGuestsRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *CloneGuestsRequest) GetThin() bool {
+	if x != nil {
+		return x.Thin
+	}
+	return false
+}
+
+func (x *CloneGuestsRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *CloneGuestsRequest) GetSeed() *Seed {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
+func (x *CloneGuestsRequest) GetNoRng() bool {
+	if x != nil {
+		return x.NoRng
+	}
+	return false
+}
+
+func (x *CloneGuestsRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// Seed is what a clone's cloud-init finds on a CD (its data source NoCloud), beside
+// an instance of its own and fresh random bytes.
+type Seed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserData      string                 `protobuf:"bytes,1,opt,name=user_data,json=userData,proto3" json:"user_data,omitempty"`                // passed on as it is; empty: none
+	NetworkConfig string                 `protobuf:"bytes,2,opt,name=network_config,json=networkConfig,proto3" json:"network_config,omitempty"` // likewise
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Seed) Reset() {
+	*x = Seed{}
+	mi := &file_lodge_v1_lodge_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Seed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Seed) ProtoMessage() {}
+
+func (x *Seed) ProtoReflect() protoreflect.Message {
+	mi := &file_lodge_v1_lodge_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Seed.ProtoReflect.Descriptor instead.
+func (*Seed) Descriptor() ([]byte, []int) {
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Seed) GetUserData() string {
+	if x != nil {
+		return x.UserData
+	}
+	return ""
+}
+
+func (x *Seed) GetNetworkConfig() string {
+	if x != nil {
+		return x.NetworkConfig
+	}
+	return ""
+}
+
 type WatchRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Select []string               `protobuf:"bytes,1,rep,name=select,proto3" json:"select,omitempty"` // events of these guests only; none: of everything
@@ -2105,7 +2261,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[25]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2117,7 +2273,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[25]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2130,7 +2286,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{25}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchRequest) GetSelect() []string {
@@ -2158,7 +2314,7 @@ type Cursor struct {
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[26]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2170,7 +2326,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[26]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2183,7 +2339,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{26}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Cursor) GetLife() string {
@@ -2214,7 +2370,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[27]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2382,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[27]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2395,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{27}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WatchResponse) GetWhat() isWatchResponse_What {
@@ -2315,7 +2471,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[28]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2483,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[28]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2496,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{28}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2409,7 +2565,7 @@ type Gap struct {
 
 func (x *Gap) Reset() {
 	*x = Gap{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[29]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2421,7 +2577,7 @@ func (x *Gap) String() string {
 func (*Gap) ProtoMessage() {}
 
 func (x *Gap) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[29]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2434,7 +2590,7 @@ func (x *Gap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gap.ProtoReflect.Descriptor instead.
 func (*Gap) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{29}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Gap) GetLost() uint64 {
@@ -2452,7 +2608,7 @@ type StartQueueRequest struct {
 
 func (x *StartQueueRequest) Reset() {
 	*x = StartQueueRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[30]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2464,7 +2620,7 @@ func (x *StartQueueRequest) String() string {
 func (*StartQueueRequest) ProtoMessage() {}
 
 func (x *StartQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[30]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2477,7 +2633,7 @@ func (x *StartQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartQueueRequest.ProtoReflect.Descriptor instead.
 func (*StartQueueRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{30}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{32}
 }
 
 type StartQueueResponse struct {
@@ -2495,7 +2651,7 @@ type StartQueueResponse struct {
 
 func (x *StartQueueResponse) Reset() {
 	*x = StartQueueResponse{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[31]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2507,7 +2663,7 @@ func (x *StartQueueResponse) String() string {
 func (*StartQueueResponse) ProtoMessage() {}
 
 func (x *StartQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[31]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2520,7 +2676,7 @@ func (x *StartQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartQueueResponse.ProtoReflect.Descriptor instead.
 func (*StartQueueResponse) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{31}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StartQueueResponse) GetWaiting() []*Waiting {
@@ -2584,7 +2740,7 @@ type Waiting struct {
 
 func (x *Waiting) Reset() {
 	*x = Waiting{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[32]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2596,7 +2752,7 @@ func (x *Waiting) String() string {
 func (*Waiting) ProtoMessage() {}
 
 func (x *Waiting) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[32]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2609,7 +2765,7 @@ func (x *Waiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
 func (*Waiting) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{32}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Waiting) GetName() string {
@@ -2649,7 +2805,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[33]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2661,7 +2817,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[33]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2674,7 +2830,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{33}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StatusRequest) GetCollect() bool {
@@ -2709,7 +2865,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2721,7 +2877,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2734,7 +2890,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{34}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -2869,7 +3025,7 @@ type PreparedGuest struct {
 
 func (x *PreparedGuest) Reset() {
 	*x = PreparedGuest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2881,7 +3037,7 @@ func (x *PreparedGuest) String() string {
 func (*PreparedGuest) ProtoMessage() {}
 
 func (x *PreparedGuest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2894,7 +3050,7 @@ func (x *PreparedGuest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreparedGuest.ProtoReflect.Descriptor instead.
 func (*PreparedGuest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{35}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PreparedGuest) GetName() string {
@@ -2944,7 +3100,7 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x11ListGuestsRequest\x12\x16\n" +
 	"\x06select\x18\x01 \x03(\tR\x06select\"=\n" +
 	"\x12ListGuestsResponse\x12'\n" +
-	"\x06guests\x18\x01 \x03(\v2\x0f.lodge.v1.GuestR\x06guests\"\xcd\x04\n" +
+	"\x06guests\x18\x01 \x03(\v2\x0f.lodge.v1.GuestR\x06guests\"\xe9\x04\n" +
 	"\x05Guest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x0e\n" +
@@ -2967,7 +3123,8 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x04tile\x18\x0f \x01(\tR\x04tile\x12(\n" +
 	"\x06sample\x18\x10 \x01(\v2\x10.lodge.v1.SampleR\x06sample\x12\"\n" +
 	"\x04wait\x18\x11 \x01(\v2\x0e.lodge.v1.WaitR\x04wait\x12\x1a\n" +
-	"\bmessages\x18\x12 \x03(\tR\bmessages\x1a9\n" +
+	"\bmessages\x18\x12 \x03(\tR\bmessages\x12\x1a\n" +
+	"\btemplate\x18\x13 \x01(\bR\btemplate\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"L\n" +
@@ -3133,7 +3290,18 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"C\n" +
 	"\x12RemoveTilesRequest\x12\x14\n" +
 	"\x05tiles\x18\x01 \x01(\tR\x05tiles\x12\x17\n" +
-	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"N\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"\xbe\x01\n" +
+	"\x12CloneGuestsRequest\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\x12\x12\n" +
+	"\x04thin\x18\x03 \x01(\bR\x04thin\x12\x12\n" +
+	"\x04pool\x18\x04 \x01(\tR\x04pool\x12\"\n" +
+	"\x04seed\x18\x05 \x01(\v2\x0e.lodge.v1.SeedR\x04seed\x12\x15\n" +
+	"\x06no_rng\x18\x06 \x01(\bR\x05noRng\x12\x17\n" +
+	"\adry_run\x18\a \x01(\bR\x06dryRun\"J\n" +
+	"\x04Seed\x12\x1b\n" +
+	"\tuser_data\x18\x01 \x01(\tR\buserData\x12%\n" +
+	"\x0enetwork_config\x18\x02 \x01(\tR\rnetworkConfig\"N\n" +
 	"\fWatchRequest\x12\x16\n" +
 	"\x06select\x18\x01 \x03(\tR\x06select\x12&\n" +
 	"\x05after\x18\x02 \x01(\v2\x10.lodge.v1.CursorR\x05after\".\n" +
@@ -3202,7 +3370,7 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\x05R\x03pid\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
-	"\x06memory\x18\x05 \x01(\x04R\x06memory2\x95\x05\n" +
+	"\x06memory\x18\x05 \x01(\x04R\x06memory2\xd4\x05\n" +
 	"\x05Lodge\x12L\n" +
 	"\n" +
 	"ListGuests\x12\x1b.lodge.v1.ListGuestsRequest\x1a\x1c.lodge.v1.ListGuestsResponse\"\x03\x90\x02\x01\x12=\n" +
@@ -3211,7 +3379,8 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x06Cancel\x12\x17.lodge.v1.CancelRequest\x1a\x18.lodge.v1.CancelResponse\x12I\n" +
 	"\tListTiles\x12\x1a.lodge.v1.ListTilesRequest\x1a\x1b.lodge.v1.ListTilesResponse\"\x03\x90\x02\x01\x12=\n" +
 	"\vCreateTiles\x12\x1c.lodge.v1.CreateTilesRequest\x1a\x0e.lodge.v1.Step0\x01\x12=\n" +
-	"\vRemoveTiles\x12\x1c.lodge.v1.RemoveTilesRequest\x1a\x0e.lodge.v1.Step0\x01\x12:\n" +
+	"\vRemoveTiles\x12\x1c.lodge.v1.RemoveTilesRequest\x1a\x0e.lodge.v1.Step0\x01\x12=\n" +
+	"\vCloneGuests\x12\x1c.lodge.v1.CloneGuestsRequest\x1a\x0e.lodge.v1.Step0\x01\x12:\n" +
 	"\x05Watch\x12\x16.lodge.v1.WatchRequest\x1a\x17.lodge.v1.WatchResponse0\x01\x12L\n" +
 	"\n" +
 	"StartQueue\x12\x1b.lodge.v1.StartQueueRequest\x1a\x1c.lodge.v1.StartQueueResponse\"\x03\x90\x02\x01\x12@\n" +
@@ -3229,7 +3398,7 @@ func file_lodge_v1_lodge_proto_rawDescGZIP() []byte {
 	return file_lodge_v1_lodge_proto_rawDescData
 }
 
-var file_lodge_v1_lodge_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_lodge_v1_lodge_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_lodge_v1_lodge_proto_goTypes = []any{
 	(*Fault)(nil),                 // 0: lodge.v1.Fault
 	(*ListGuestsRequest)(nil),     // 1: lodge.v1.ListGuestsRequest
@@ -3256,101 +3425,106 @@ var file_lodge_v1_lodge_proto_goTypes = []any{
 	(*Tile)(nil),                  // 22: lodge.v1.Tile
 	(*CreateTilesRequest)(nil),    // 23: lodge.v1.CreateTilesRequest
 	(*RemoveTilesRequest)(nil),    // 24: lodge.v1.RemoveTilesRequest
-	(*WatchRequest)(nil),          // 25: lodge.v1.WatchRequest
-	(*Cursor)(nil),                // 26: lodge.v1.Cursor
-	(*WatchResponse)(nil),         // 27: lodge.v1.WatchResponse
-	(*Event)(nil),                 // 28: lodge.v1.Event
-	(*Gap)(nil),                   // 29: lodge.v1.Gap
-	(*StartQueueRequest)(nil),     // 30: lodge.v1.StartQueueRequest
-	(*StartQueueResponse)(nil),    // 31: lodge.v1.StartQueueResponse
-	(*Waiting)(nil),               // 32: lodge.v1.Waiting
-	(*StatusRequest)(nil),         // 33: lodge.v1.StatusRequest
-	(*StatusResponse)(nil),        // 34: lodge.v1.StatusResponse
-	(*PreparedGuest)(nil),         // 35: lodge.v1.PreparedGuest
-	nil,                           // 36: lodge.v1.Guest.LabelsEntry
-	nil,                           // 37: lodge.v1.Sample.GuestMemoryEntry
-	nil,                           // 38: lodge.v1.GuestStats.LabelsEntry
-	nil,                           // 39: lodge.v1.Options.SettingsEntry
-	nil,                           // 40: lodge.v1.Event.FieldsEntry
-	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
+	(*CloneGuestsRequest)(nil),    // 25: lodge.v1.CloneGuestsRequest
+	(*Seed)(nil),                  // 26: lodge.v1.Seed
+	(*WatchRequest)(nil),          // 27: lodge.v1.WatchRequest
+	(*Cursor)(nil),                // 28: lodge.v1.Cursor
+	(*WatchResponse)(nil),         // 29: lodge.v1.WatchResponse
+	(*Event)(nil),                 // 30: lodge.v1.Event
+	(*Gap)(nil),                   // 31: lodge.v1.Gap
+	(*StartQueueRequest)(nil),     // 32: lodge.v1.StartQueueRequest
+	(*StartQueueResponse)(nil),    // 33: lodge.v1.StartQueueResponse
+	(*Waiting)(nil),               // 34: lodge.v1.Waiting
+	(*StatusRequest)(nil),         // 35: lodge.v1.StatusRequest
+	(*StatusResponse)(nil),        // 36: lodge.v1.StatusResponse
+	(*PreparedGuest)(nil),         // 37: lodge.v1.PreparedGuest
+	nil,                           // 38: lodge.v1.Guest.LabelsEntry
+	nil,                           // 39: lodge.v1.Sample.GuestMemoryEntry
+	nil,                           // 40: lodge.v1.GuestStats.LabelsEntry
+	nil,                           // 41: lodge.v1.Options.SettingsEntry
+	nil,                           // 42: lodge.v1.Event.FieldsEntry
+	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 44: google.protobuf.Duration
 }
 var file_lodge_v1_lodge_proto_depIdxs = []int32{
 	3,  // 0: lodge.v1.ListGuestsResponse.guests:type_name -> lodge.v1.Guest
-	41, // 1: lodge.v1.Guest.since:type_name -> google.protobuf.Timestamp
-	36, // 2: lodge.v1.Guest.labels:type_name -> lodge.v1.Guest.LabelsEntry
+	43, // 1: lodge.v1.Guest.since:type_name -> google.protobuf.Timestamp
+	38, // 2: lodge.v1.Guest.labels:type_name -> lodge.v1.Guest.LabelsEntry
 	5,  // 3: lodge.v1.Guest.sample:type_name -> lodge.v1.Sample
 	4,  // 4: lodge.v1.Guest.wait:type_name -> lodge.v1.Wait
-	41, // 5: lodge.v1.Wait.since:type_name -> google.protobuf.Timestamp
-	41, // 6: lodge.v1.Sample.at:type_name -> google.protobuf.Timestamp
-	42, // 7: lodge.v1.Sample.age:type_name -> google.protobuf.Duration
-	42, // 8: lodge.v1.Sample.cpu:type_name -> google.protobuf.Duration
-	42, // 9: lodge.v1.Sample.cpu_user:type_name -> google.protobuf.Duration
-	42, // 10: lodge.v1.Sample.cpu_system:type_name -> google.protobuf.Duration
+	43, // 5: lodge.v1.Wait.since:type_name -> google.protobuf.Timestamp
+	43, // 6: lodge.v1.Sample.at:type_name -> google.protobuf.Timestamp
+	44, // 7: lodge.v1.Sample.age:type_name -> google.protobuf.Duration
+	44, // 8: lodge.v1.Sample.cpu:type_name -> google.protobuf.Duration
+	44, // 9: lodge.v1.Sample.cpu_user:type_name -> google.protobuf.Duration
+	44, // 10: lodge.v1.Sample.cpu_system:type_name -> google.protobuf.Duration
 	6,  // 11: lodge.v1.Sample.disks:type_name -> lodge.v1.Disk
 	7,  // 12: lodge.v1.Sample.interfaces:type_name -> lodge.v1.Interface
 	8,  // 13: lodge.v1.Sample.vcpus:type_name -> lodge.v1.VCPU
-	37, // 14: lodge.v1.Sample.guest_memory:type_name -> lodge.v1.Sample.GuestMemoryEntry
-	42, // 15: lodge.v1.Disk.read_time:type_name -> google.protobuf.Duration
-	42, // 16: lodge.v1.Disk.write_time:type_name -> google.protobuf.Duration
-	42, // 17: lodge.v1.Disk.flush_time:type_name -> google.protobuf.Duration
-	42, // 18: lodge.v1.VCPU.time:type_name -> google.protobuf.Duration
-	42, // 19: lodge.v1.VCPU.waiting:type_name -> google.protobuf.Duration
-	42, // 20: lodge.v1.StatsRequest.fresh_within:type_name -> google.protobuf.Duration
+	39, // 14: lodge.v1.Sample.guest_memory:type_name -> lodge.v1.Sample.GuestMemoryEntry
+	44, // 15: lodge.v1.Disk.read_time:type_name -> google.protobuf.Duration
+	44, // 16: lodge.v1.Disk.write_time:type_name -> google.protobuf.Duration
+	44, // 17: lodge.v1.Disk.flush_time:type_name -> google.protobuf.Duration
+	44, // 18: lodge.v1.VCPU.time:type_name -> google.protobuf.Duration
+	44, // 19: lodge.v1.VCPU.waiting:type_name -> google.protobuf.Duration
+	44, // 20: lodge.v1.StatsRequest.fresh_within:type_name -> google.protobuf.Duration
 	11, // 21: lodge.v1.StatsResponse.guests:type_name -> lodge.v1.GuestStats
 	5,  // 22: lodge.v1.GuestStats.sample:type_name -> lodge.v1.Sample
-	38, // 23: lodge.v1.GuestStats.labels:type_name -> lodge.v1.GuestStats.LabelsEntry
-	42, // 24: lodge.v1.ActRequest.timeout:type_name -> google.protobuf.Duration
+	40, // 23: lodge.v1.GuestStats.labels:type_name -> lodge.v1.GuestStats.LabelsEntry
+	44, // 24: lodge.v1.ActRequest.timeout:type_name -> google.protobuf.Duration
 	13, // 25: lodge.v1.ActRequest.options:type_name -> lodge.v1.Options
-	42, // 26: lodge.v1.Options.grace:type_name -> google.protobuf.Duration
-	39, // 27: lodge.v1.Options.settings:type_name -> lodge.v1.Options.SettingsEntry
+	44, // 26: lodge.v1.Options.grace:type_name -> google.protobuf.Duration
+	41, // 27: lodge.v1.Options.settings:type_name -> lodge.v1.Options.SettingsEntry
 	15, // 28: lodge.v1.Step.plan:type_name -> lodge.v1.Plan
 	16, // 29: lodge.v1.Step.result:type_name -> lodge.v1.Result
 	17, // 30: lodge.v1.Step.summary:type_name -> lodge.v1.Summary
 	0,  // 31: lodge.v1.Result.fault:type_name -> lodge.v1.Fault
-	42, // 32: lodge.v1.Result.queued:type_name -> google.protobuf.Duration
-	42, // 33: lodge.v1.Result.took:type_name -> google.protobuf.Duration
-	42, // 34: lodge.v1.Summary.took:type_name -> google.protobuf.Duration
+	44, // 32: lodge.v1.Result.queued:type_name -> google.protobuf.Duration
+	44, // 33: lodge.v1.Result.took:type_name -> google.protobuf.Duration
+	44, // 34: lodge.v1.Summary.took:type_name -> google.protobuf.Duration
 	22, // 35: lodge.v1.ListTilesResponse.tiles:type_name -> lodge.v1.Tile
-	26, // 36: lodge.v1.WatchRequest.after:type_name -> lodge.v1.Cursor
-	26, // 37: lodge.v1.WatchResponse.begin:type_name -> lodge.v1.Cursor
-	28, // 38: lodge.v1.WatchResponse.event:type_name -> lodge.v1.Event
-	29, // 39: lodge.v1.WatchResponse.gap:type_name -> lodge.v1.Gap
-	41, // 40: lodge.v1.Event.time:type_name -> google.protobuf.Timestamp
-	40, // 41: lodge.v1.Event.fields:type_name -> lodge.v1.Event.FieldsEntry
-	32, // 42: lodge.v1.StartQueueResponse.waiting:type_name -> lodge.v1.Waiting
-	41, // 43: lodge.v1.Waiting.since:type_name -> google.protobuf.Timestamp
-	41, // 44: lodge.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	42, // 45: lodge.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	42, // 46: lodge.v1.StatusResponse.cpu:type_name -> google.protobuf.Duration
-	26, // 47: lodge.v1.StatusResponse.events:type_name -> lodge.v1.Cursor
-	35, // 48: lodge.v1.StatusResponse.prepared:type_name -> lodge.v1.PreparedGuest
-	41, // 49: lodge.v1.PreparedGuest.since:type_name -> google.protobuf.Timestamp
-	1,  // 50: lodge.v1.Lodge.ListGuests:input_type -> lodge.v1.ListGuestsRequest
-	9,  // 51: lodge.v1.Lodge.Stats:input_type -> lodge.v1.StatsRequest
-	12, // 52: lodge.v1.Lodge.Act:input_type -> lodge.v1.ActRequest
-	18, // 53: lodge.v1.Lodge.Cancel:input_type -> lodge.v1.CancelRequest
-	20, // 54: lodge.v1.Lodge.ListTiles:input_type -> lodge.v1.ListTilesRequest
-	23, // 55: lodge.v1.Lodge.CreateTiles:input_type -> lodge.v1.CreateTilesRequest
-	24, // 56: lodge.v1.Lodge.RemoveTiles:input_type -> lodge.v1.RemoveTilesRequest
-	25, // 57: lodge.v1.Lodge.Watch:input_type -> lodge.v1.WatchRequest
-	30, // 58: lodge.v1.Lodge.StartQueue:input_type -> lodge.v1.StartQueueRequest
-	33, // 59: lodge.v1.Lodge.Status:input_type -> lodge.v1.StatusRequest
-	2,  // 60: lodge.v1.Lodge.ListGuests:output_type -> lodge.v1.ListGuestsResponse
-	10, // 61: lodge.v1.Lodge.Stats:output_type -> lodge.v1.StatsResponse
-	14, // 62: lodge.v1.Lodge.Act:output_type -> lodge.v1.Step
-	19, // 63: lodge.v1.Lodge.Cancel:output_type -> lodge.v1.CancelResponse
-	21, // 64: lodge.v1.Lodge.ListTiles:output_type -> lodge.v1.ListTilesResponse
-	14, // 65: lodge.v1.Lodge.CreateTiles:output_type -> lodge.v1.Step
-	14, // 66: lodge.v1.Lodge.RemoveTiles:output_type -> lodge.v1.Step
-	27, // 67: lodge.v1.Lodge.Watch:output_type -> lodge.v1.WatchResponse
-	31, // 68: lodge.v1.Lodge.StartQueue:output_type -> lodge.v1.StartQueueResponse
-	34, // 69: lodge.v1.Lodge.Status:output_type -> lodge.v1.StatusResponse
-	60, // [60:70] is the sub-list for method output_type
-	50, // [50:60] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	26, // 36: lodge.v1.CloneGuestsRequest.seed:type_name -> lodge.v1.Seed
+	28, // 37: lodge.v1.WatchRequest.after:type_name -> lodge.v1.Cursor
+	28, // 38: lodge.v1.WatchResponse.begin:type_name -> lodge.v1.Cursor
+	30, // 39: lodge.v1.WatchResponse.event:type_name -> lodge.v1.Event
+	31, // 40: lodge.v1.WatchResponse.gap:type_name -> lodge.v1.Gap
+	43, // 41: lodge.v1.Event.time:type_name -> google.protobuf.Timestamp
+	42, // 42: lodge.v1.Event.fields:type_name -> lodge.v1.Event.FieldsEntry
+	34, // 43: lodge.v1.StartQueueResponse.waiting:type_name -> lodge.v1.Waiting
+	43, // 44: lodge.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	43, // 45: lodge.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	44, // 46: lodge.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	44, // 47: lodge.v1.StatusResponse.cpu:type_name -> google.protobuf.Duration
+	28, // 48: lodge.v1.StatusResponse.events:type_name -> lodge.v1.Cursor
+	37, // 49: lodge.v1.StatusResponse.prepared:type_name -> lodge.v1.PreparedGuest
+	43, // 50: lodge.v1.PreparedGuest.since:type_name -> google.protobuf.Timestamp
+	1,  // 51: lodge.v1.Lodge.ListGuests:input_type -> lodge.v1.ListGuestsRequest
+	9,  // 52: lodge.v1.Lodge.Stats:input_type -> lodge.v1.StatsRequest
+	12, // 53: lodge.v1.Lodge.Act:input_type -> lodge.v1.ActRequest
+	18, // 54: lodge.v1.Lodge.Cancel:input_type -> lodge.v1.CancelRequest
+	20, // 55: lodge.v1.Lodge.ListTiles:input_type -> lodge.v1.ListTilesRequest
+	23, // 56: lodge.v1.Lodge.CreateTiles:input_type -> lodge.v1.CreateTilesRequest
+	24, // 57: lodge.v1.Lodge.RemoveTiles:input_type -> lodge.v1.RemoveTilesRequest
+	25, // 58: lodge.v1.Lodge.CloneGuests:input_type -> lodge.v1.CloneGuestsRequest
+	27, // 59: lodge.v1.Lodge.Watch:input_type -> lodge.v1.WatchRequest
+	32, // 60: lodge.v1.Lodge.StartQueue:input_type -> lodge.v1.StartQueueRequest
+	35, // 61: lodge.v1.Lodge.Status:input_type -> lodge.v1.StatusRequest
+	2,  // 62: lodge.v1.Lodge.ListGuests:output_type -> lodge.v1.ListGuestsResponse
+	10, // 63: lodge.v1.Lodge.Stats:output_type -> lodge.v1.StatsResponse
+	14, // 64: lodge.v1.Lodge.Act:output_type -> lodge.v1.Step
+	19, // 65: lodge.v1.Lodge.Cancel:output_type -> lodge.v1.CancelResponse
+	21, // 66: lodge.v1.Lodge.ListTiles:output_type -> lodge.v1.ListTilesResponse
+	14, // 67: lodge.v1.Lodge.CreateTiles:output_type -> lodge.v1.Step
+	14, // 68: lodge.v1.Lodge.RemoveTiles:output_type -> lodge.v1.Step
+	14, // 69: lodge.v1.Lodge.CloneGuests:output_type -> lodge.v1.Step
+	29, // 70: lodge.v1.Lodge.Watch:output_type -> lodge.v1.WatchResponse
+	33, // 71: lodge.v1.Lodge.StartQueue:output_type -> lodge.v1.StartQueueResponse
+	36, // 72: lodge.v1.Lodge.Status:output_type -> lodge.v1.StatusResponse
+	62, // [62:73] is the sub-list for method output_type
+	51, // [51:62] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_lodge_v1_lodge_proto_init() }
@@ -3363,7 +3537,7 @@ func file_lodge_v1_lodge_proto_init() {
 		(*Step_Result)(nil),
 		(*Step_Summary)(nil),
 	}
-	file_lodge_v1_lodge_proto_msgTypes[27].OneofWrappers = []any{
+	file_lodge_v1_lodge_proto_msgTypes[29].OneofWrappers = []any{
 		(*WatchResponse_Begin)(nil),
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_Gap)(nil),
@@ -3374,7 +3548,7 @@ func file_lodge_v1_lodge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lodge_v1_lodge_proto_rawDesc), len(file_lodge_v1_lodge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

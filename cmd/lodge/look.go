@@ -35,7 +35,7 @@ func (d *daemonFlags) dial() *client.Client {
 
 // lookCommands are those that change nothing.
 func lookCommands(d *daemonFlags) []*cobra.Command {
-	return []*cobra.Command{psCommand(d), topCommand(d), eventsCommand(d), queueCommand(d), statusCommand(d)}
+	return []*cobra.Command{psCommand(d), checkCommand(d), topCommand(d), eventsCommand(d), queueCommand(d), statusCommand(d)}
 }
 
 func psCommand(d *daemonFlags) *cobra.Command {
@@ -52,6 +52,24 @@ func psCommand(d *daemonFlags) *cobra.Command {
 	}
 	c.Flags().StringVarP(&form, "output", "o", client.Narrow, "`form`: table, wide, or json (one line a guest)")
 	return c
+}
+
+func checkCommand(d *daemonFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "check [SELECTOR...]",
+		Short: "Say what an administrator should know of guests",
+		Long: `Say what an administrator should know of guests, a line for each: what taints them,
+what of them is deprecated, and what they share with others that only one should
+have: MAC addresses, generation IDs, vsock CIDs, SMBIOS serials, UEFI variables,
+writable disks, ports of displays. The exit status is 0 when there is nothing.
+
+` + selectorHelp,
+		RunE: func(c *cobra.Command, args []string) error {
+			daemon := d.dial()
+			defer daemon.Close()
+			return daemon.Check(c.Context(), args, c.OutOrStdout())
+		},
+	}
 }
 
 func topCommand(d *daemonFlags) *cobra.Command {

@@ -83,7 +83,7 @@ func command() *cobra.Command {
 	d.add(c)
 	c.AddCommand(verbCommands(&d)...)
 	c.AddCommand(lookCommands(&d)...)
-	c.AddCommand(tileCommand(&d), storeCommand(), importCommand(&d), probeCommand(), labCommand(), &cobra.Command{
+	c.AddCommand(tileCommand(&d), cloneCommand(&d), storeCommand(), importCommand(&d), probeCommand(), labCommand(), &cobra.Command{
 		Use:   "version",
 		Short: "Say which Lodge this is",
 		Args:  wants(cobra.NoArgs),

@@ -101,6 +101,10 @@ func TestWhatIsAskedWronglyHasAStatusOfItsOwn(t *testing.T) {
 		{[]string{"set", "all", "memory"}, "KEY=VALUE"},
 		{[]string{"tile", "create", "web"}, "--template"},
 		{[]string{"tile", "create", "web", "--template", nowhere}, nowhere},
+		{[]string{"clone", "golden"}, "lodge clone SOURCE NAME..."},
+		{[]string{"clone", "golden", "web", "--user-data", nowhere}, "--seed"},
+		{[]string{"clone", "golden", "web", "--seed", "--user-data", nowhere}, nowhere},
+		{[]string{"check", "--socket", nowhere}, nowhere},
 		{[]string{"nonsense"}, "nonsense"},
 	} {
 		out, err := lodge(t, c.args...)

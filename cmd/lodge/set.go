@@ -142,7 +142,8 @@ func settingCommand(d *daemonFlags) *cobra.Command {
 		Use:   "set SELECTOR KEY=VALUE...",
 		Short: "Change settings of guests",
 		Long: `Change settings of guests, running or not: memory, vcpus, autostart, priority,
-after, title, description, and label.NAME. KEY= takes a setting back.
+after, title, description, template (yes: it is cloned and not started), and
+label.NAME. KEY= takes a setting back.
 
 ` + selectorHelp,
 		Args: wants(cobra.MinimumNArgs(2)),

@@ -1,0 +1,24 @@
+package api
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+
+	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/fleet"
+)
+
+// CloneGuests makes guests that are like another one.
+func (s *Server) CloneGuests(ctx context.Context, r *lodgev1.CloneGuestsRequest, stream *connect.ServerStream[lodgev1.Step]) error {
+	request := fleet.CloneRequest{
+		Source: r.GetSource(), Names: r.GetNames(), Thin: r.GetThin(), Pool: r.GetPool(), NoRNG: r.GetNoRng(), DryRun: r.GetDryRun(),
+	}
+	if seed := r.GetSeed(); seed != nil {
+		request.Seed = &fleet.Seed{UserData: seed.GetUserData(), NetworkConfig: seed.GetNetworkConfig()}
+	}
+	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+		return s.Fleet.Clone(ctx, request, t.plan, s.audited(ctx, "CloneGuests", access.Define, t.result))
+	})
+}

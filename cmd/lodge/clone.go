@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/client"
+)
+
+func cloneCommand(d *daemonFlags) *cobra.Command {
+	f := &setFlags{daemon: d}
+	var seed seedFlags
+	request := &lodgev1.CloneGuestsRequest{}
+	c := &cobra.Command{
+		Use:   "clone SOURCE NAME...",
+		Short: "Make guests that are like another one, with identities and disks of their own",
+		Long: `Make guests that are like SOURCE, which is shut off: with the same hardware, and
+with a UUID, MAC addresses, generation ID, serial numbers, UEFI variables and disks
+of their own. Each is made whole or not at all. Disks that are read-only or shareable,
+and CDs, are shared.
+
+--thin puts the new disks above those of SOURCE instead of copying them. SOURCE is
+a template from then on and is not started.
+
+--seed gives each clone a CD on which cloud-init finds a new instance, so that it
+makes new SSH host keys and a new machine ID, and fresh random bytes.`,
+		Args: wants(cobra.MinimumNArgs(2)),
+		RunE: func(c *cobra.Command, args []string) error {
+			request.Source, request.Names, request.DryRun = args[0], args[1:], f.request.DryRun
+			if err := seed.read(c.InOrStdin(), request); err != nil {
+				return unusable(err)
+			}
+			return f.follow(c, "clone", "guest", func(ctx context.Context, d *client.Client) (*connect.ServerStreamForClient[lodgev1.Step], error) {
+				return d.CloneGuests(ctx, request)
+			})
+		},
+	}
+	c.Flags().BoolVar(&request.Thin, "thin", false, "put the disks above those of SOURCE, and make that a template")
+	c.Flags().StringVar(&request.Pool, "pool", "", "`pool` for the new volumes (default: that of each disk)")
+	c.Flags().BoolVar(&seed.wanted, "seed", false, "make a seed for cloud-init")
+	c.Flags().StringVar(&seed.userData, "user-data", "", "`file` of user data for the seed, - for standard input")
+	c.Flags().StringVar(&seed.networkConfig, "network-config", "", "`file` of the network configuration for the seed")
+	c.Flags().BoolVar(&request.NoRng, "no-rng", false, "give no virtio-rng to clones of a guest that has none")
+	f.addForTiles(c)
+	return c
+}
+
+// seedFlags say what is on the seeds of clones, by the names of files.
+type seedFlags struct {
+	wanted                  bool
+	userData, networkConfig string
+}
+
+func (f *seedFlags) read(stdin io.Reader, into *lodgev1.CloneGuestsRequest) error {
+	if !f.wanted {
+		if f.userData != "" || f.networkConfig != "" {
+			return errors.New("--user-data and --network-config are parts of a seed; say --seed too")
+		}
+		return nil
+	}
+	into.Seed = &lodgev1.Seed{}
+	for _, part := range []struct {
+		file string
+		into *string
+	}{{f.userData, &into.Seed.UserData}, {f.networkConfig, &into.Seed.NetworkConfig}} {
+		if part.file == "" {
+			continue
+		}
+		var err error
+		if *part.into, err = readDocument(stdin, part.file); err != nil {
+			return fmt.Errorf("cannot read the seed: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,84 @@
+package conformance
+
+import (
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/guestimage/line"
+)
+
+var (
+	portPath   = regexp.MustCompile(`<source mode='bind' path='([^']+)'/>\s*<target type='virtio' name='` + regexp.QuoteMeta(line.Port) + `'`)
+	macAddress = regexp.MustCompile(`<mac address='([^']+)'/>`)
+	uuidOf     = regexp.MustCompile(`<uuid>([^<]+)</uuid>`)
+)
+
+// TestClonesHaveIdentitiesOfTheirOwn clones a guest, boots two clones and asks them
+// who they are, also by the seed that their cloud-init would find.
+func TestClonesHaveIdentitiesOfTheirOwn(t *testing.T) {
+	needs(t, "blkid")
+	d := start(t)
+	seeds := filepath.Join(d.dir, "seeds")
+	d.virsh(t, "pool-create-as", "seeds", "dir", "--target", seeds, "--build")
+	source, xml := shape{name: "golden", devices: "<interface type='user'><mac address='52:54:00:00:00:99'/><model type='virtio'/></interface>"}.xml(t, d)
+	d.file(t, "golden.xml", xml)
+	d.virsh(t, "define", filepath.Join(d.dir, "golden.xml"))
+	d.set(t, 1, "clone", "golden", "one") // two guests cannot listen on one socket
+	xml = strings.Replace(xml, "<source mode='bind' path='"+source.port+"'/>", "", 1)
+	xml = strings.Replace(xml, "machine='q35'", "machine='pc'", 1) // of its drives for CDs the guest knows how to use
+	xml = strings.Replace(xml, "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>", "", 1)
+	d.virsh(t, "undefine", "golden")
+	d.virsh(t, "define", d.file(t, "golden.xml", xml))
+	user := d.file(t, "user-data", "#cloud-config\nusers: [ann]\n")
+	told := lines[step](t, d.set(t, 0, "clone", "golden", "one", "two", "--seed", "--user-data", user, "--pool", "seeds", "--json"))
+	if last := told[len(told)-1].Summary; last == nil || last.Done != 2 {
+		t.Fatalf("cloning ends in %+v", last)
+	}
+	d.set(t, 0, "start", "one", "two")
+	seen := map[string]string{"52:54:00:00:00:99": "golden"}
+	for _, name := range []string{"one", "two"} {
+		for _, own := range d.whoIs(t, name) {
+			if who, twice := seen[own]; twice || own == "" {
+				t.Errorf("%s has %q, as %s", name, own, who)
+			}
+			seen[own] = name
+		}
+		contains(t, "blkid", d.output(t, "blkid", "-p", filepath.Join(seeds, name+"-seed.iso")), `LABEL="cidata"`, `TYPE="iso9660"`)
+	}
+
+	// A guest that is made by copying a definition by hand is told of.
+	d.set(t, 0, "check", "one", "two")
+	twin := d.virsh(t, "dumpxml", "one", "--inactive")
+	twin = strings.Replace(uuidOf.ReplaceAllString(twin, ""), "<name>one</name>", "<name>twin</name>", 1)
+	d.virsh(t, "define", d.file(t, "twin.xml", twin))
+	address := macAddress.FindStringSubmatch(twin)[1]
+	contains(t, "dominfo", d.virsh(t, "dominfo", "one"), "tainted: shares MAC address "+address+` with domain "twin"`)
+	contains(t, "check", d.set(t, 1, "check"), "one: tainted: shares MAC address "+address, "twin: tainted: shares MAC address "+address)
+	d.virsh(t, "undefine", "twin")
+	d.set(t, 0, "check", "one", "two")
+	d.set(t, 0, "destroy", "all")
+}
+
+// whoIs gives what a clone that boots says of itself, and sees that it is what its
+// definition and its seed say.
+func (d *daemon) whoIs(t *testing.T, name string) []string {
+	t.Helper()
+	live := d.virsh(t, "dumpxml", name)
+	uuid, mac, port := uuidOf.FindStringSubmatch(live), macAddress.FindStringSubmatch(live), portPath.FindStringSubmatch(live)
+	if uuid == nil || mac == nil || port == nil {
+		t.Fatalf("%s is\n%s", name, live)
+	}
+	g := &guest{d: d, name: name, port: port[1]}
+	g.up(t)
+	if says := g.sh(t, "cat /sys/class/dmi/id/product_uuid"); !strings.EqualFold(says, uuid[1]) {
+		t.Errorf("%s shows its guest the UUID %s, not %s", name, says, uuid[1])
+	}
+	contains(t, "addresses in "+name, g.sh(t, "cat /sys/class/net/*/address"), mac[1])
+	contains(t, "random numbers in "+name, g.sh(t, "cat /sys/class/misc/hw_random/rng_current"), "virtio")
+	seed := g.sh(t, "mkdir -p /cd && mount -t iso9660 -o ro /dev/sr0 /cd && cat /cd/meta-data /cd/user-data /cd/vendor-data && umount /cd")
+	contains(t, "the seed of "+name, seed, `"instance-id": "`+uuid[1]+`"`, `"local-hostname": "`+name+`"`, "users: [ann]", "ssh_deletekeys: true")
+	_, random, _ := strings.Cut(seed, `"random_seed": "`)
+	return []string{uuid[1], mac[1], random[:min(len(random), 64)]}
+}

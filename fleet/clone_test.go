@@ -1,0 +1,368 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/volume"
+)
+
+// golden is a guest with everything that no second one may have, and DIR for the
+// folder of its disks.
+const golden = `<domain type='qemu'><name>golden</name><genid>7f3c1a5e-6f0d-4a57-9a8e-3c1b5d9e0a11</genid>
+  <metadata><own xmlns='urn:own'>kept</own><l:guest xmlns:l='https://lodge-kvm.github.io/xmlns/guest/1.0' priority='3'>
+    <l:label name='app' value='web'/><l:label name='tile' value='lab/1'/><l:volume pool='default' name='golden.qcow2'/></l:guest></metadata>
+  <memory unit='MiB'>64</memory><vcpu>1</vcpu>
+  <sysinfo type='smbios'><system><entry name='manufacturer'>Lodge</entry><entry name='serial'>S-1</entry></system></sysinfo>
+  <os><type arch='x86_64' machine='q35'>hvm</type><smbios mode='sysinfo'/></os>
+  <features><acpi/><tcg><tb-cache unit='MiB'>32</tb-cache></tcg></features>
+  <devices>
+    <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='DIR/golden.qcow2'/><target dev='vda' bus='virtio'/></disk>
+    <disk type='volume' device='disk'><driver name='qemu' type='raw'/><source pool='default' volume='golden.data'/><target dev='vdb' bus='virtio'/></disk>
+    <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='DIR/common.raw'/><target dev='vdc' bus='virtio'/><readonly/></disk>
+    <interface type='user'><mac address='52:54:00:00:00:01'/></interface>
+    <interface type='user'><mac address='52:54:00:00:00:02'/></interface>
+    <serial type='pty'/>
+    <graphics type='vnc' port='5931' autoport='no'/>
+    <vsock><cid auto='no' address='77'/></vsock>
+  </devices></domain>`
+
+// goldenGuest defines that guest, with its disks.
+func (h *herd) goldenGuest() (dir string) {
+	h.t.Helper()
+	dir = h.withPool()
+	p, err := h.pools.ByName("default")
+	ok(h.t, err)
+	_, err = p.CreateVolume(h.t.Context(), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
+	ok(h.t, err)
+	for _, name := range []string{"golden.data", "common.raw"} {
+		_, err = p.FillVolume(h.t.Context(), name, bytes.Repeat([]byte(name), 512))
+		ok(h.t, err)
+	}
+	h.define(strings.ReplaceAll(golden, "DIR", dir))
+	return dir
+}
+
+// clone makes clones and gives "name outcome" of each, sorted, and what failed.
+func (h *herd) clone(q CloneRequest) ([]string, error) {
+	h.t.Helper()
+	var told []string
+	var failures []error
+	_, err := h.Clone(h.t.Context(), q, func(Plan) {}, func(r Result) {
+		told = append(told, r.Name+" "+string(r.Outcome))
+		failures = append(failures, r.Error)
+	})
+	slices.Sort(told)
+	return told, errors.Join(append(failures, err)...)
+}
+
+func (h *herd) document(name string) string {
+	h.t.Helper()
+	doc, err := domainxml.Format(h.view(name).Inactive, domainxml.Style{Secure: true})
+	ok(h.t, err)
+	return doc
+}
+
+func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
+	h := newHerd(t)
+	dir := h.goldenGuest()
+	before, there := h.document("golden"), files(t, dir)
+	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one", "two"}, DryRun: true})
+	ok(t, err)
+	h.wants("dry run", got, "one would", "two would")
+	h.wants("files of a dry run", files(t, dir), there...)
+
+	got, err = h.clone(CloneRequest{Source: "golden", Names: []string{"one", "two"}})
+	ok(t, err)
+	h.wants("clone", got, "one done", "two done")
+	h.wants("files", files(t, dir), "common.raw", "golden.data", "golden.qcow2", "one-vda.qcow2", "one-vdb.data", "two-vda.qcow2", "two-vdb.data")
+	if after := h.document("golden"); after != before {
+		t.Errorf("the source was\n%s\nand is\n%s", before, after)
+	}
+	if left := h.guests.Clashes(h.view("golden"), nil); len(left) > 0 {
+		t.Errorf("after cloning, golden %q", left)
+	}
+	seen := map[string]string{}
+	for _, name := range []string{"golden", "one", "two"} {
+		d := h.view(name).Inactive
+		for what, value := range map[string]string{
+			"uuid": d.UUID, "genid": d.GenID, "serial": d.SysInfo.System[1].Value, "first MAC": d.Devices.NICs[0].MAC, "second MAC": d.Devices.NICs[1].MAC,
+			"first disk": d.Devices.Disks[0].Source.Path(), "second disk": d.Devices.Disks[1].Source.Volume.Volume,
+		} {
+			if who, twice := seen[what+value]; twice || value == "" {
+				t.Errorf("%s has the %s of %s: %q", name, what, who, value)
+			}
+			seen[what+value] = name
+		}
+		if name == "golden" {
+			continue
+		}
+		if v := d.Devices.VSock; v.CID != 0 || v.Auto != device.On {
+			t.Errorf("%s: vsock %+v", name, v)
+		}
+		if g := d.Devices.Graphics[0]; g.Port != -1 || g.AutoPort != device.On {
+			t.Errorf("%s: display %+v", name, g)
+		}
+		if r := d.Devices.RNGs; len(r) != 1 || r[0].Model != "virtio" || r[0].Path != "/dev/urandom" {
+			t.Errorf("%s: random numbers from %+v", name, r)
+		}
+		if d.Devices.Disks[2].Source.Path() != filepath.Join(dir, "common.raw") {
+			t.Errorf("%s does not share what is read-only", name)
+		}
+		data, err := os.ReadFile(filepath.Join(dir, name+"-vdb.data"))
+		if ok(t, err); !bytes.Equal(data, bytes.Repeat([]byte("golden.data"), 512)) {
+			t.Errorf("%s has %d other bytes", name, len(data))
+		}
+		if !strings.Contains(d.Metadata, "kept") || strings.Contains(d.Metadata, "lab/1") {
+			t.Errorf("%s is marked %s", name, d.Metadata)
+		}
+	}
+	h.wants("labelled", h.chosen("label=app:web"), "golden", "one", "two")
+	h.wants("in the tile", h.chosen("tile=lab/1"), "golden")
+
+	// A clone of a clone, whose address in the guest is kept.
+	got, err = h.clone(CloneRequest{Source: "one", Names: []string{"three"}, NoRNG: true})
+	ok(t, err)
+	h.wants("clone again", got, "three done")
+	if a, b := h.view("one").Inactive, h.view("three").Inactive; a.Devices.NICs[0].Address != b.Devices.NICs[0].Address || len(b.Devices.RNGs) != 1 {
+		t.Errorf("%+v is not %+v", b.Devices.NICs[0], a.Devices.NICs[0])
+	}
+}
+
+func TestASeedTellsCloudInitOfANewInstance(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	h.define(small("golden"))
+	seed := &Seed{UserData: "#cloud-config\nusers: [ann]\n", NetworkConfig: "version: 2\n"}
+	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"Web_1", "web-2"}, Seed: seed})
+	ok(t, err)
+	h.wants("clone", got, "Web_1 done", "web-2 done")
+	h.wants("files", files(t, dir), "Web_1-seed.iso", "web-2-seed.iso")
+	var random []string
+	for name, host := range map[string]string{"Web_1": "web-1", "web-2": "web-2"} {
+		v := h.view(name)
+		disc, err := os.ReadFile(filepath.Join(dir, name+"-seed.iso"))
+		ok(t, err)
+		for _, part := range []string{
+			`"instance-id": "` + v.UUID + `"`, `"local-hostname": "` + host + `"`, seed.UserData, seed.NetworkConfig, "cidata", "machine-id",
+		} {
+			if !bytes.Contains(disc, []byte(part)) {
+				t.Errorf("%q is not on the seed of %s", part, name)
+			}
+		}
+		_, rest, _ := strings.Cut(string(disc), `"random_seed": "`)
+		value, _, _ := strings.Cut(rest, `"`)
+		if random = append(random, value); len(value) < 4*randomBytes/3 {
+			t.Errorf("%s has the random bytes %q", name, value)
+		}
+		drive := v.Inactive.Devices.Disks[0]
+		if drive.Device != "cdrom" || !drive.ReadOnly || drive.Source.Volume.Volume != name+"-seed.iso" {
+			t.Errorf("%s has %+v", name, drive)
+		}
+	}
+	if random[0] == random[1] {
+		t.Error("two clones have the same random bytes")
+	}
+	h.wants("start", h.run(Request{Verb: Start, Options: Options{Paused: true}}, "web-2"), "web-2 done 1")
+	h.run(Request{Verb: Destroy}, "web-2")
+
+	// A clone of a clone has its own seed in the place of that.
+	_, err = h.clone(CloneRequest{Source: "web-2", Names: []string{"web-3"}, Seed: &Seed{}})
+	ok(t, err)
+	if disks := h.view("web-3").Inactive.Devices.Disks; len(disks) != 1 || disks[0].Source.Volume.Volume != "web-3-seed.iso" {
+		t.Errorf("web-3 has %d drives", len(disks))
+	}
+	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"web-4"}, Seed: &Seed{UserData: strings.Repeat("x", maxUserData+1)}})
+	refused(t, err, fault.Invalid, "too long")
+}
+
+func TestThinClonesMakeATemplate(t *testing.T) {
+	h := newHerd(t)
+	dir := h.goldenGuest()
+	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
+	ok(t, err)
+	h.wants("clone", got, "one done")
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	for name, below := range map[string]string{"one-vda.qcow2": "golden.qcow2", "one-vdb.qcow2": "golden.data"} {
+		v, err := p.Volume(name)
+		ok(t, err)
+		if v.Backing == nil || v.Backing.Name != filepath.Join(dir, below) {
+			t.Errorf("%s lies on %+v", name, v.Backing)
+		}
+	}
+	g, err := h.guests.ByName("golden")
+	ok(t, err)
+	refused(t, g.Start(t.Context(), guest.StartOptions{}), fault.WrongState, "lodge set golden template=no")
+	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true})
+	ok(t, err)
+
+	// A template that nothing lies above is one no more when that is said.
+	if got := h.run(Request{Verb: Set, Options: Options{Settings: map[string]string{"template": "no"}}}, "golden"); !slices.Equal(got, []string{"golden done 1"}) || h.view("golden").Template {
+		t.Errorf("set: %v", got)
+	}
+	// Where no clone came about, nothing has changed.
+	h.define(small("plain"))
+	_, err = h.clone(CloneRequest{Source: "plain", Names: []string{"one"}, Thin: true})
+	if refused(t, err, fault.Exists, "one"); h.view("plain").Template {
+		t.Error("a guest without clones is a template")
+	}
+}
+
+func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
+	h := newHerd(t)
+	dir := h.goldenGuest()
+	there := files(t, dir)
+	ok(t, os.WriteFile(filepath.Join(dir, "two-vdb.data"), nil, 0o600))
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	ok(t, p.Refresh(t.Context()))
+	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one", "two", "golden"}})
+	if err == nil || !strings.Contains(err.Error(), `has a volume "two-vdb.data" already`) || !strings.Contains(err.Error(), `"golden" is there already`) {
+		t.Errorf("got %v", err)
+	}
+	h.wants("clone", got, "golden failed", "one done", "two failed")
+	h.run(Request{Verb: Undefine}, "one")
+	for _, name := range []string{"one-vda.qcow2", "one-vdb.data", "two-vdb.data"} {
+		ok(t, p.DeleteVolume(t.Context(), name))
+	}
+	h.wants("files", files(t, dir), there...)
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("the client has gone"))
+	sum, err := h.Clone(ctx, CloneRequest{Source: "golden", Names: []string{"one"}}, func(Plan) {}, func(Result) {})
+	if err == nil || sum.Cancelled+sum.Done+sum.Failed > 0 {
+		t.Errorf("for a client that has gone: %+v, %v", sum, err)
+	}
+
+	// The second disk cannot be copied when the first one has been.
+	ok(t, os.Remove(filepath.Join(dir, "golden.data")))
+	got, err = h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
+	if err == nil {
+		t.Error("a disk was copied that has gone")
+	}
+	h.wants("clone", got, "one failed")
+	h.wants("files", files(t, dir), "common.raw", "golden.qcow2")
+	h.wants("guests", h.chosen("all"), "golden")
+}
+
+func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	h.define(small("golden"))
+	before := files(t, dir)
+	// The daemon is killed when all is made, and nothing is acknowledged yet.
+	def, release, err := mustGuest(t, h, "golden").KeepStill(t.Context())
+	ok(t, err)
+	defer release()
+	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Seed: &Seed{}})
+	ok(t, err)
+	id, d := uuid.NewString(), def.Clone()
+	ok(t, renew(d, "one", id, h.newMAC))
+	ok(t, h.cloneBegun(id, c.volumes("one")))
+	ok(t, c.build(t.Context(), &building{fleet: h.Fleet}, d))
+	if len(files(t, dir)) == len(before) || len(h.chosen("one")) != 1 {
+		t.Fatal("nothing was made")
+	}
+	h.Recover(t.Context())
+	h.wants("guests", h.chosen("all"), "golden")
+	h.wants("files", files(t, dir), before...)
+	var left unfinished
+	if err := h.store.Get(cloneKind, id, &left); !fault.Is(err, fault.NotFound) {
+		t.Errorf("the note of it is still there: %v", err)
+	}
+}
+
+func mustGuest(t *testing.T, h *herd, name string) *guest.Guest {
+	t.Helper()
+	g, err := h.guests.ByName(name)
+	ok(t, err)
+	return g
+}
+
+func TestWhatCannotBeClonedIsNamed(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	ok(t, os.WriteFile(filepath.Join(h.dir, "stray.raw"), make([]byte, 512), 0o600))
+	ok(t, os.WriteFile(filepath.Join(dir, "odd.raw"), append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, 504)...), 0o600))
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	ok(t, p.Refresh(t.Context()))
+	disk := func(path string) string {
+		return "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='" + path + "'/><target dev='vda' bus='virtio'/></disk>"
+	}
+	for says, devices := range map[string]string{
+		"pci device of the host":               "<hostdev mode='subsystem' type='pci'><source><address domain='0' bus='9' slot='0' function='0'/></source></hostdev>",
+		"serial uses /tmp/out":                 "<serial type='file'><source path='/tmp/out'/></serial>",
+		"channel listens on /tmp/sock":         "<channel type='unix'><source mode='bind' path='/tmp/sock'/><target type='virtio' name='org.x.0'/></channel>",
+		"virsh pool-create-as NAME dir":        disk(filepath.Join(h.dir, "stray.raw")),
+		"raw by the guest's definition":        disk(filepath.Join(dir, "odd.raw")),
+		"no storage pool with name":            "<disk type='volume' device='disk'><source pool='nowhere' volume='x'/><target dev='vda' bus='virtio'/></disk>",
+		"\"golden\" is running":                "",
+		"from 1 to 4096 clones can be made in": "",
+	} {
+		t.Run(says, func(t *testing.T) {
+			h.define(strings.Replace(small("golden"), "<serial type='pty'/>", devices, 1))
+			q := CloneRequest{Source: "golden", Names: []string{"one"}}
+			switch {
+			case strings.Contains(says, "running"):
+				h.run(Request{Verb: Start, Options: Options{Paused: true}}, "golden")
+			case strings.Contains(says, "4096"):
+				q.Names = nil
+			}
+			if got, err := h.clone(q); err == nil || !strings.Contains(err.Error(), says) || len(got) > 0 {
+				t.Errorf("got %v, %v", got, err)
+			}
+			h.run(Request{Verb: Destroy}, "golden")
+			h.run(Request{Verb: Undefine}, "golden")
+		})
+	}
+}
+
+func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
+	h := newHerd(t)
+	h.define(small("golden"))
+	g := mustGuest(t, h, "golden")
+	_, release, err := g.KeepStill(t.Context())
+	ok(t, err)
+	refused(t, g.Start(t.Context(), guest.StartOptions{Paused: true}), fault.Busy, "is being cloned")
+	release()
+	gone, leave := context.WithCancelCause(t.Context())
+	leave(errors.New("the client has gone"))
+	if _, _, err := g.KeepStill(gone); err == nil { // and nobody holds on to it
+		t.Error("it was kept still for a client that has gone")
+	}
+	ok(t, g.Start(t.Context(), guest.StartOptions{Paused: true}))
+	_, _, err = g.KeepStill(t.Context())
+	refused(t, err, fault.WrongState, "shut it down first")
+}
+
+func TestHostNames(t *testing.T) {
+	for name, want := range map[string]string{
+		"web-1": "web-1", "Web_1.example": "web-1-example", "--": "guest", "größe": "gr--e", strings.Repeat("a", 70): strings.Repeat("a", 63),
+	} {
+		if got := hostName(name); got != want {
+			t.Errorf("%q becomes %q, not %q", name, got, want)
+		}
+	}
+	if disc, err := (&Seed{}).disc("x", "y", time.Now()); err != nil || !bytes.Contains(disc, []byte("#cloud-config")) {
+		t.Error(err)
+	}
+	if d := (&domain.Definition{OS: domain.OS{Machine: "pc-i440fx-7.2"}}); seedDrive(d).Bus != "ide" || d.Devices.Disks[0].Target != "hda" {
+		t.Errorf("got %+v", d.Devices.Disks[0])
+	}
+}

@@ -1,0 +1,34 @@
+package guest
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount"
+)
+
+// nvramPath is where the UEFI variables of a guest are, unless it says otherwise.
+func (r *Registry) nvramPath(uuid string) string { return filepath.Join(r.nvramDir(), uuid+"_VARS.fd") }
+
+// CopyNVRAM gives a guest that is about to be defined a copy of another one's UEFI
+// variables, and says where. Where there are none yet, the guest makes its own.
+func (r *Registry) CopyNVRAM(ctx context.Context, from, uuid string) (path string, err error) {
+	path = r.nvramPath(uuid)
+	there, err := fileExists(ctx, from)
+	if err != nil || !there {
+		return path, err
+	}
+	err = copyFile(ctx, from, path)
+	return path, fault.Wrap(err, failure(err), fault.Host, "cannot copy the UEFI variables")
+}
+
+// DropNVRAM removes what CopyNVRAM made, or half made.
+func (r *Registry) DropNVRAM(ctx context.Context, uuid string) error {
+	path := r.nvramPath(uuid)
+	return mount.Run(ctx, path, func() error {
+		removeFile(r.log, path)
+		removeFile(r.log, partial(path))
+		return nil
+	})
+}

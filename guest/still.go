@@ -1,0 +1,83 @@
+package guest
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// KeepStill keeps a guest that is shut off from being started until release is
+// called, so that its disks can be copied, and gives its definition.
+func (g *Guest) KeepStill(ctx context.Context) (def *domain.Definition, release func(), err error) {
+	// It has its turn like work, so that no start is under way. A caller who went
+	// meanwhile would leave a guest that nobody lets go of: the wait for the turn is
+	// bounded in any case.
+	asked := ctx
+	err = g.perform(context.WithoutCancel(ctx), "", domain.JobModify, modifyLimit, func() (work, error) {
+		if asked.Err() != nil {
+			return nil, context.Cause(asked)
+		}
+		if err := g.admitStill(); err != nil {
+			return nil, err
+		}
+		g.still++
+		def = g.inactive
+		return nil, nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return def, func() {
+		_ = g.change(g.reg.life, "", func() error { g.still--; return nil }) // it has gone, or the daemon stops
+	}, nil
+}
+
+// admitStill says what keeps the disks of a guest from being what the guest has on
+// them. It runs in the loop.
+func (g *Guest) admitStill() error {
+	switch {
+	case g.run != nil || g.quarantine != "":
+		return fault.New(fault.WrongState, fault.Domain, "domain %q is running: what its disks hold is of no one moment; shut it down first", g.record.Name)
+	case g.inactive == nil:
+		return fault.New(fault.WrongState, fault.Domain, "domain %q has no persistent definition", g.record.Name)
+	case g.record.ManagedSave:
+		return fault.New(fault.WrongState, fault.Domain,
+			"domain %q has a saved image, and its disks are as amid its run; start it and shut it down, or remove the image (virsh managedsave-remove %s)", g.record.Name, g.record.Name)
+	}
+	return nil
+}
+
+// SetTemplate says that a guest is there to be cloned only. It is not started while
+// it is: what lies above its disks would be destroyed if it wrote to them.
+func (g *Guest) SetTemplate(ctx context.Context, on bool) error {
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+		if g.record.Template == on {
+			return nil, nil
+		}
+		if err := g.admitStill(); err != nil {
+			return nil, err
+		}
+		g.record.Template = on
+		if err := g.keep(); err != nil {
+			g.record.Template = !on
+			return nil, err
+		}
+		g.publish()
+		return nil, nil
+	})
+}
+
+// admitRun refuses to run a guest whose disks have to stay as they are. It runs in
+// the loop.
+func (g *Guest) admitRun() error {
+	switch {
+	case g.record.Template:
+		return fault.New(fault.WrongState, fault.Domain,
+			"domain %q is a template: thin clones lie above its disks, and would be destroyed if it wrote to them; clone it, or, when no thin clone is left, say: lodge set %s template=no",
+			g.record.Name, g.record.Name)
+	case g.still > 0:
+		return fault.New(fault.Busy, fault.Domain, "domain %q is being cloned; start it when that is done", g.record.Name)
+	}
+	return nil
+}
