@@ -79,7 +79,7 @@ func (s *Server) judge(who access.Who, path string) error {
 			return err
 		}
 		if right.whole {
-			if err := s.Gate.Whole(who, verb, "tiles"); err != nil {
+			if err := s.Gate.Whole(who, verb, "tiles and clones"); err != nil {
 				return err
 			}
 		}
