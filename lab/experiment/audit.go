@@ -121,17 +121,19 @@ func (t *turn) drift(ctx context.Context, g *standing) {
 
 // bounds says which of the scenario's bounds the windows break.
 func (t *turn) bounds(streams []*stream) {
-	for _, b := range t.Plan.Bounds {
+	for _, b := range t.w.Header.Plan.Bounds {
 		for _, s := range streams {
-			if want := b.Labels["load"]; want != "" && want != s.load.Name {
+			if !b.Concerns(s.load.Name) {
 				continue
 			}
 			for number := 1; number <= t.Plan.Windows; number++ {
 				value, ok := s.measured(b.Metric, number)
-				if ok && (b.Below != nil && value >= *b.Below || b.Above != nil && value <= *b.Above) {
+				if ok && !b.Keeps(value) {
 					t.note(record.Event{
-						Kind: record.Bad, What: "bound", Window: number, Guest: s.to.spec.Name,
-						Text: fmt.Sprintf("%s: %s is %.4g %s", s.name(), b.Metric, value, b.Unit),
+						Kind: record.Bad, What: record.WhatBound, Window: number, Guest: s.to.spec.Name,
+						Text:   fmt.Sprintf("%s: %s is %.4g %s", s.name(), b.Metric, value, b.Unit),
+						Labels: record.Labels{"load": s.load.Name, "tile": fmt.Sprint(s.tile), "metric": b.Metric},
+						Values: map[string]float64{record.ValueBound: value},
 					})
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/record"
@@ -364,5 +365,33 @@ func TestEventsAreDoneOnEveryTile(t *testing.T) {
 	}
 	if n := len(values(r, record.MetricDuration)); n == 0 && len(events(r, record.Change)) < 4 {
 		t.Errorf("%d durations", n)
+	}
+}
+
+func TestGuestsAreAskedWhatTheyHaveCounted(t *testing.T) {
+	b := newBench(t)
+	b.plan.Steps, b.plan.Repetitions = b.plan.Steps[:1], 1
+	b.site.hold, b.site.held = make(chan struct{}), make(chan struct{}, 100)
+	b.site.counters = func(ctx context.Context) (map[string]float64, error) {
+		select { // the load goes on until one was asked
+		case b.site.hold <- struct{}{}:
+		case <-ctx.Done():
+		}
+		return map[string]float64{"load": 0.5, "cpu_user_s": 1}, nil
+	}
+	turns := map[record.Turn]bool{}
+	for _, line := range b.do(t).Telemetry {
+		if line.Source != "host" {
+			turns[line.Turn] = true
+			if role := line.Labels["guest"]; line.Labels["tile"] != "1" || line.Source != "guest:lab-x-t1-"+role || line.Values["load"] != 0.5 {
+				t.Errorf("%+v", line)
+			}
+		}
+	}
+	if len(turns) != 2 {
+		t.Errorf("guests were asked in %d turns of 2", len(turns))
+	}
+	if few, many := period(8), period(256); few != 2*time.Second || many != 32*time.Second {
+		t.Errorf("8 guests are asked every %s and 256 every %s", few, many)
 	}
 }

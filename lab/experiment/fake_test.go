@@ -34,6 +34,8 @@ type fake struct {
 	dead   func(string) error                 // why a guest does not serve any more
 	lost   error                              // why nothing can be asked any more
 	counts map[string]int64                   // by address
+	// what a guest's kernel has counted
+	counters func(context.Context) (map[string]float64, error)
 }
 
 func newFake() *fake { return &fake{running: map[string]bool{}, counts: map[string]int64{}} }
@@ -95,7 +97,12 @@ func (g *fakeGuest) Clock(context.Context) (Clock, error) {
 	return Clock{At: now, Up: time.Duration(now.UnixNano())}, nil
 }
 
-func (g *fakeGuest) Counters(context.Context) (map[string]float64, error) { return nil, nil }
+func (g *fakeGuest) Counters(ctx context.Context) (map[string]float64, error) {
+	if g.site.counters == nil {
+		return nil, nil
+	}
+	return g.site.counters(ctx)
+}
 
 func (g *fakeGuest) Counted(context.Context) (map[string]int64, error) {
 	g.site.mu.Lock()

@@ -44,6 +44,7 @@ func (t *turn) measure(ctx context.Context) error {
 	var beside sync.WaitGroup
 	beside.Go(func() { t.watch(working, t.at) })
 	began := time.Now()
+	beside.Go(func() { t.watchGuests(working) })
 	beside.Go(func() { t.events(ctx, working, began) })
 	t.note(record.Event{Kind: record.Window, Window: record.WarmUp})
 	var loads sync.WaitGroup
@@ -239,6 +240,8 @@ func (t *turn) events(ctx, working context.Context, began time.Time) {
 }
 
 func (t *turn) change(ctx context.Context, e scenario.Event, g *standing) {
+	g.busy.Lock() // its line may be another one afterwards
+	defer g.busy.Unlock()
 	began := time.Now()
 	if err := g.Change(ctx, e); err != nil {
 		if ctx.Err() == nil {

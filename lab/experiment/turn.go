@@ -37,6 +37,7 @@ type standing struct {
 	spec   Spec
 	clock  Clock
 	counts map[string]int64 // before the loads
+	busy   sync.Mutex       // held while something is done to it or asked of it amid the windows
 }
 
 // turn does one. What goes wrong in it is kept in the record; an error ends the

@@ -114,6 +114,20 @@ type Bound struct {
 	Unit   string            `json:"unit,omitempty"`
 }
 
+// Keeps tells whether a value is within the bound.
+func (b Bound) Keeps(value float64) bool {
+	return (b.Below == nil || value < *b.Below) && (b.Above == nil || value > *b.Above)
+}
+
+// BrokenBy tells whether an event is of a window in which this bound was broken.
+func (b Bound) BrokenBy(e Event) bool {
+	value, told := e.Values[ValueBound]
+	return told && e.Kind == Bad && e.What == WhatBound && e.Labels["metric"] == b.Metric && b.Concerns(e.Labels["load"]) && !b.Keeps(value)
+}
+
+// Concerns tells whether the bound is of a load.
+func (b Bound) Concerns(load string) bool { return b.Labels["load"] == "" || b.Labels["load"] == load }
+
 // Turn is one arm's one step in one repetition.
 type Turn struct {
 	Arm        string `json:"arm"`

@@ -93,8 +93,9 @@ func (h *Histogram) Times() (*hdrhistogram.Histogram, error) {
 type Telemetry struct {
 	Time time.Time `json:"time"`
 	Turn
-	Source string             `json:"source"` // host, or guest:NAME
-	Values map[string]float64 `json:"values"` // names end in their unit: cpu_busy_share, net_rx_bytes
+	Source string             `json:"source"`           // host, or guest:NAME
+	Labels Labels             `json:"labels,omitempty"` // of a guest: its tile and role
+	Values map[string]float64 `json:"values"`           // names end in their unit: cpu_busy_share, net_rx_bytes
 }
 
 // Kind says what an event is.
@@ -113,14 +114,22 @@ const (
 	Note    Kind = "note"    // worth knowing
 )
 
+// WhatBound is the word of an event that says that a bound was broken: its labels
+// are load, tile and metric, and ValueBound is what was measured instead.
+const (
+	WhatBound  = "bound"
+	ValueBound = "value"
+)
+
 // Event is what happened.
 type Event struct {
 	Time time.Time `json:"time"`
 	Turn
 	Window int                `json:"window,omitempty"`
 	Kind   Kind               `json:"kind"`
-	What   string             `json:"what,omitempty"`  // one word: vcpus, migrate, boot, tuning
-	Guest  string             `json:"guest,omitempty"` // whose
-	Text   string             `json:"text,omitempty"`  // for people
+	What   string             `json:"what,omitempty"`   // one word: vcpus, migrate, boot, tuning
+	Guest  string             `json:"guest,omitempty"`  // whose
+	Text   string             `json:"text,omitempty"`   // for people
+	Labels Labels             `json:"labels,omitempty"` // of what, and of a bound the metric
 	Values map[string]float64 `json:"values,omitempty"`
 }

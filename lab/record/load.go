@@ -50,12 +50,16 @@ func Load(dir string) (*Run, error) {
 		}
 		return mark.Sizes[name]
 	}
-	return r, errors.Join(
+	err = errors.Join(
 		lines(dir, samplesFile, limit(samplesFile), &r.Samples),
 		lines(dir, histogramsFile, limit(histogramsFile), &r.Histograms),
 		lines(dir, telemetryFile, limit(telemetryFile), &r.Telemetry),
 		lines(dir, eventsFile, limit(eventsFile), &r.Events),
 	)
+	for i := range r.Events {
+		r.Events[i].complete()
+	}
+	return r, err
 }
 
 // Peek reads what a run is, without its values.

@@ -1,8 +1,9 @@
 // Package telemetry reads, once a second, what the host does while something is
-// measured on it: processors, pressure, memory, page sharing, disks, links.
+// measured on it: processors, pressure, memory, page sharing, disks, links. Of
+// guests it makes the same from what they say that they have counted.
 //
-// What belongs here: counters of the kernel made into what happened in a second.
-// What does not: opinions, and what guests do.
+// What belongs here: counters of kernels made into what happened in a second.
+// What does not: opinions, and how guests are asked.
 package telemetry
 
 import (
