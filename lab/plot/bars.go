@@ -46,14 +46,8 @@ const thick = 14.0 // of a bar
 // SVG draws the picture.
 func (b Bars) SVG() template.HTML {
 	var c canvas
-	var keys []key
-	for _, k := range b.Kinds {
-		keys = append(keys, key{k.Look, k.Name, func(x, y float64) {
-			c.put(`<rect x="%.1f" y="%.1f" width="26" height="10" class="%s"/>`, x, y-5, k.class())
-		}})
-	}
-	axis := b.Axis.fit(b.values())
-	top := c.legend(keys) + 8
+	axis := b.Axis.fit(valuesOf(b.Groups, b.Marks))
+	top := c.legend(legendOf(b.Kinds)) + 8
 	each := thick*float64(len(b.Kinds)) + 3*float64(len(b.Kinds)-1) + 14
 	longest := 0.0
 	for _, g := range b.Groups {
@@ -81,23 +75,37 @@ func (k Kind) class() string {
 	return "fill"
 }
 
-func (b Bars) values() []float64 {
-	var all []float64
-	for _, g := range b.Groups {
+// legendOf tells kinds apart; one that has no name is alone and needs none.
+func legendOf(kinds []Kind) (keys []key) {
+	for _, k := range kinds {
+		if k.Name != "" {
+			keys = append(keys, key{k.Look, k.Name, func(c *canvas, x, y float64) {
+				c.put(`<rect x="%.1f" y="%.1f" width="26" height="10" class="%s"/>`, x, y-5, k.class())
+			}})
+		}
+	}
+	return keys
+}
+
+// valuesOf are all that an axis has to reach around.
+func valuesOf(groups []Group, marks []Mark) (all []float64) {
+	for _, g := range groups {
 		for _, bar := range g.Bars {
 			if bar.None == "" {
 				all = append(all, bar.Value)
-				if bar.Low != 0 || bar.High != 0 {
+				if bar.hasInterval() {
 					all = append(all, bar.Low, bar.High)
 				}
 			}
 		}
 	}
-	for _, m := range b.Marks {
+	for _, m := range marks {
 		all = append(all, m.At)
 	}
 	return slices.Clip(all)
 }
+
+func (b Bar) hasInterval() bool { return b.Low != 0 || b.High != 0 }
 
 func (b Bars) grid(c *canvas, a area, axis span) {
 	free := 0.0
@@ -144,7 +152,7 @@ func (b Bar) draw(c *canvas, a area, axis span, top float64, k Kind, group strin
 			c.stroke(a.x(axis.at(sum)), top, a.x(axis.at(sum)), top+thick, "cut")
 		}
 	}
-	if b.Low != 0 || b.High != 0 {
+	if b.hasInterval() {
 		low, high := a.x(axis.at(b.Low)), a.x(axis.at(b.High))
 		c.put(`<path d="M%.1f %.1fV%.1fM%.1f %.1fH%.1fM%.1f %.1fV%.1f" class="whisker"/>`,
 			low, middle-4, middle+4, low, middle, high, high, middle-4, middle+4)

@@ -50,12 +50,15 @@ func (c *canvas) dot(look Look, x, y float64, note string) {
 	}
 }
 
+// headEnds is where a picture's words about itself end and its marks begin.
+const headEnds = "</desc>\n"
+
 // svg wraps what was drawn. The id must be the only such one of its page.
 func (c *canvas) svg(id, title, about string, height float64) template.HTML {
 	var out strings.Builder
-	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 %.0f %.0f" role="img" aria-labelledby="%s-title %s-about">`+"\n",
-		width, height, id, id)
-	fmt.Fprintf(&out, "<title id=\"%s-title\">%s</title>\n<desc id=\"%s-about\">%s</desc>\n", id, html.EscapeString(title), id, html.EscapeString(about))
+	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" class="plot" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" role="img" aria-labelledby="%s-title %s-about">`+"\n",
+		width, height, width, height, id, id)
+	fmt.Fprintf(&out, "<title id=\"%s-title\">%s</title>\n<desc id=\"%s-about\">%s"+headEnds, id, html.EscapeString(title), id, html.EscapeString(about))
 	out.WriteString(c.String() + "</svg>\n")
 	return template.HTML(out.String()) // every word in it is escaped above
 }
@@ -64,12 +67,15 @@ func (c *canvas) svg(id, title, about string, height float64) template.HTML {
 type key struct {
 	look Look
 	name string
-	draw func(x, y float64) // a sample, 26 wide, beginning at x, its middle at y
+	draw func(c *canvas, x, y float64) // a sample, 26 wide, beginning at x, its middle at y
 }
 
 // legend writes keys from the left, in as many rows as they need, and gives the
 // height that they take.
 func (c *canvas) legend(keys []key) float64 {
+	if len(keys) == 0 {
+		return 0
+	}
 	x, y := 4.0, 12.0
 	for _, k := range keys {
 		wide := 26 + 8 + wideAs(k.name) + 18
@@ -77,7 +83,7 @@ func (c *canvas) legend(keys []key) float64 {
 			x, y = 4, y+row
 		}
 		c.put(`<g class="look%d">`, k.look)
-		k.draw(x, y-4)
+		k.draw(c, x, y-4)
 		c.put("</g>")
 		c.text(x+32, y, "name", "start", k.name)
 		x += wide

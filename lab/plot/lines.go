@@ -49,7 +49,10 @@ func (l Lines) SVG() template.HTML {
 	var keys []key
 	longest := 0.0
 	for _, s := range l.Series {
-		keys = append(keys, key{s.Look, s.Name, func(x, y float64) {
+		if s.Name == "" { // it is alone and needs none
+			continue
+		}
+		keys = append(keys, key{s.Look, s.Name, func(c *canvas, x, y float64) {
 			c.put(`<path d="M%.1f %.1fh26" class="line"%s/>`, x, y, dash(s.Look))
 			c.dot(s.Look, x+13, y, "")
 		}})
@@ -86,10 +89,15 @@ func (l Lines) spans() (x, y span) {
 	return l.X.tight(xs), l.Y.fit(ys)
 }
 
-// tight is an axis from the first value to the last, without rounding, if its
-// ticks are given and so say where the values are.
+// tight is an axis that ends with the last value, without rounding, and if it is
+// logarithmic and its ticks are given begins with the first.
 func (a Axis) tight(values []float64) span {
 	s := a.fit(values)
+	values = slices.DeleteFunc(slices.Clone(values), func(v float64) bool { return !s.shows(v) })
+	if a.Scale == Linear && len(values) > 0 && slices.Max(values) > s.from {
+		s.to = slices.Max(values)
+		s.ticks = within(s.ticks, s.from, s.to)
+	}
 	if a.Ticks != nil && a.Scale == Log && len(values) > 0 {
 		from, to := slices.Min(values), slices.Max(values)
 		if from > 0 && from < to {
@@ -170,6 +178,9 @@ func (l Lines) marks(c *canvas, a area, y span) {
 	for _, m := range l.Marks {
 		at := a.y(y.at(m.At))
 		c.stroke(a.left, at, a.right, at, "mark")
+		if at-5 < a.top+letter {
+			at += row // not into the axis's own words
+		}
 		c.text(a.left+6, at-5, "name", "start", m.Name)
 	}
 }

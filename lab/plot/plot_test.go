@@ -40,6 +40,80 @@ func blocks() Bars {
 	}
 }
 
+func stacks() Columns {
+	return Columns{
+		ID: "stacks", Title: "Served", About: "columns", Along: "tiles", Axis: Axis{Label: "1/s"}, Part: "tile",
+		Kinds: []Kind{{"before", Blue, false}, {"after", Orange, false}},
+		Groups: []Group{
+			{"1", []Bar{{Value: 10, Parts: []float64{10}}, {Value: 12, Low: 11, High: 13}}},
+			{"2", []Bar{{Value: 30, Parts: []float64{10, 20}, Note: "30"}, {None: "not measured"}}},
+		},
+		Marks: []Mark{{1, "1 s"}},
+	}
+}
+
+func field() Matrix {
+	return Matrix{
+		ID: "field", Title: "Disks", About: "a matrix", Down: "disk", Across: "cache", Columns: []string{"none", "writeback"}, Log: true,
+		Rows: []MatrixRow{
+			{"raw virtio", []Cell{{Value: 100, Note: "100 MiB/s"}, {Value: 400, Note: "400 MiB/s"}}},
+			{"raw ide", []Cell{{Value: 12, Note: "12 MiB/s"}, {None: "has no io_uring"}}},
+		},
+	}
+}
+
+func panels() Multiples {
+	return Multiples{
+		ID: "panels", Title: "Host", About: "panels", Across: 3, X: Axis{Label: "s"}, Kinds: []Kind{{"before", Blue, false}},
+		Panels: []Panel{
+			{"busy, cores", Axis{}, [][]Point{{{0, 1, 0, 0}, {10, math.NaN(), 0, 0}, {20, 3, 0, 0}}}},
+			{"steal, cores", Axis{}, [][]Point{nil}},
+		},
+		Events: []Mark{{5, "vcpus 2"}},
+	}
+}
+
+// The larger of two values has more of the colour, and equal ones as much.
+func TestAMatrixIsStrongerWhereItsValuesAreLarger(t *testing.T) {
+	strength := field().strength()
+	if !(strength(12) < strength(100) && strength(100) < strength(400)) {
+		t.Errorf("%v, %v, %v", strength(12), strength(100), strength(400))
+	}
+	even := Matrix{Rows: []MatrixRow{{"a", []Cell{{Value: 5}, {Value: 5}}}}}
+	if s := even.strength()(5); !(s > 0 && s < 1) {
+		t.Errorf("all are the same: %v", s)
+	}
+}
+
+// A column's parts lie on each other, and the topmost ends where the value is.
+func TestPartsAreStacked(t *testing.T) {
+	svg := string(stacks().SVG())
+	_, second, _ := strings.Cut(svg, "2, before: 30, tile 1")
+	if n := strings.Count(svg, "<rect x="); n != 4+2 { // with the legend's two
+		t.Errorf("%d boxes", n)
+	}
+	if !strings.Contains(second, "tile 2: 20") {
+		t.Error("the second tile is not there")
+	}
+}
+
+// A picture that stands alone has its style in it and knows no variables: few
+// programs but browsers do.
+func TestAPictureStandsAlone(t *testing.T) {
+	for name, svg := range map[string]string{"lines": Alone(curves().SVG()), "bars": Alone(blocks().SVG()), "columns": Alone(stacks().SVG()), "matrix": Alone(field().SVG()), "multiples": Alone(panels().SVG())} {
+		elements, _ := parsed(t, svg)
+		if elements["style"] != 1 || elements["svg"] != 1 || strings.Contains(svg, "var(") {
+			t.Errorf("%s: %v", name, elements)
+		}
+		if !strings.HasPrefix(svg, "<svg xmlns=") || !strings.Contains(svg, ` width="720"`) {
+			t.Errorf("%s begins %.80s", name, svg)
+		}
+	}
+	if !strings.Contains(Alone(blocks().SVG()), ".plot .look1 .fill{fill:"+palette[Blue].light+"}") {
+		t.Error("bars have no colour")
+	}
+}
+
 // parsed walks through a picture as a reader of XML does, and gives its elements
 // and its words.
 func parsed(t *testing.T, svg string) (elements map[string]int, words []string) {
@@ -74,8 +148,11 @@ func TestPicturesSayWhatTheyShow(t *testing.T) {
 		svg  string
 		want []string
 	}{
-		"lines": {string(curves().SVG()), []string{"Time by <guests> & disks", "two lines", "one", "two", "the bar", "guests", "one, 4: 1.1 (1 to 1.2)", "64"}},
-		"bars":  {string(blocks().SVG()), []string{"Calls", "bars", "idle", "wedged", "blocked", "not measured", "start & stop", "list, wedged: blocked", "twice", "ms"}},
+		"lines":     {string(curves().SVG()), []string{"Time by <guests> & disks", "two lines", "one", "two", "the bar", "guests", "one, 4: 1.1 (1 to 1.2)", "64"}},
+		"columns":   {string(stacks().SVG()), []string{"Served", "columns", "1", "2", "tiles", "2, before: 30, tile 2: 20", "30", "1 s", "not measured"}},
+		"matrix":    {string(field().SVG()), []string{"Disks", "a matrix", "none", "raw ide", "raw ide: 12 MiB/s", "has no io_uring"}},
+		"multiples": {string(panels().SVG()), []string{"Host", "panels", "busy, cores", "from 1 to 3", "vcpus 2", "0", "20", "before"}},
+		"bars":      {string(blocks().SVG()), []string{"Calls", "bars", "idle", "wedged", "blocked", "not measured", "start & stop", "list, wedged: blocked", "twice", "ms"}},
 	} {
 		elements, words := parsed(t, c.svg)
 		for _, want := range c.want {
@@ -96,6 +173,8 @@ func TestAPictureOfNothing(t *testing.T) {
 	for _, scale := range []Scale{Linear, Log, Nines} {
 		parsed(t, string(Lines{ID: "a", X: Axis{Scale: scale}, Y: Axis{Scale: scale}}.SVG()))
 		parsed(t, string(Bars{ID: "a", Axis: Axis{Scale: scale}}.SVG()))
+		parsed(t, string(Columns{ID: "a", Axis: Axis{Scale: scale}}.SVG()))
+		parsed(t, string(Multiples{ID: "a", X: Axis{Scale: scale}, Panels: []Panel{{Y: Axis{Scale: scale}}}}.SVG()))
 	}
 }
 

@@ -2,6 +2,7 @@ package plot
 
 import (
 	"fmt"
+	"html/template"
 	"strings"
 )
 
@@ -57,7 +58,16 @@ func Style() string {
 	}
 	fmt.Fprintf(&out, ":root{color-scheme:light dark;%s}\n", colours(false))
 	fmt.Fprintf(&out, "@media screen and (prefers-color-scheme:dark){:root{%s}}\n", colours(true))
-	out.WriteString(`.plot{display:block;width:100%;height:auto;font:12.5px system-ui,"DejaVu Sans",sans-serif}
+	out.WriteString(rules)
+	for i := range palette {
+		fmt.Fprintf(&out, ".plot .look%d{--c:var(--look%d)}\n", i, i)
+	}
+	return out.String()
+}
+
+// rules are the style of every picture, one a line. --c is the colour of the look
+// that something is in.
+const rules = `.plot{display:block;width:100%;height:auto;font:12.5px system-ui,"DejaVu Sans",sans-serif}
 .plot text{fill:var(--soft);paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}
 .plot .name{fill:var(--ink)}
 .plot .label{font-weight:600;fill:var(--c)}
@@ -65,15 +75,31 @@ func Style() string {
 .plot .axis{stroke:var(--soft);stroke-width:1}
 .plot .mark{stroke:var(--ink);stroke-width:1.2;stroke-dasharray:5 4}
 .plot .line{fill:none;stroke:var(--c);stroke-width:2.2;stroke-linejoin:round}
+.plot .thin{stroke-width:1.4}
 .plot .band{fill:var(--c);opacity:.16}
 .plot .dot{fill:var(--paper);stroke:var(--c);stroke-width:2}
 .plot .fill{fill:var(--c)}
 .plot .pale{fill:var(--c);fill-opacity:.28;stroke:var(--c);stroke-width:1}
+.plot .cell{fill:var(--c)}
 .plot .cut{stroke:var(--paper);stroke-width:1.6}
 .plot .whisker{stroke:var(--ink);stroke-width:1.2;fill:none}
-`)
-	for i := range palette {
-		fmt.Fprintf(&out, ".plot .look%d{--c:var(--look%d)}\n", i, i)
+`
+
+// Alone makes a picture that needs no page: on light paper, with its style in
+// it and without variables, which many programs that draw SVG do not know.
+func Alone(picture template.HTML) string {
+	head, marks, _ := strings.Cut(string(picture), headEnds)
+	var style strings.Builder
+	known := strings.NewReplacer("var(--ink)", paper.ink, "var(--soft)", paper.soft, "var(--grid)", paper.grid, "var(--paper)", paper.light)
+	for rule := range strings.Lines(known.Replace(rules)) {
+		if !strings.Contains(rule, "var(--c)") {
+			style.WriteString(rule)
+			continue
+		}
+		for i, p := range palette {
+			style.WriteString(strings.Replace(strings.ReplaceAll(rule, "var(--c)", p.light), ".plot ", fmt.Sprintf(".plot .look%d ", i), 1))
+		}
 	}
-	return out.String()
+	return head + headEnds + "<style>\n" + style.String() + "</style>\n" +
+		fmt.Sprintf(`<rect width="100%%" height="100%%" fill="%s"/>`, paper.light) + "\n" + marks
 }
