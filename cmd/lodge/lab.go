@@ -73,23 +73,26 @@ at the end. Other guests are left alone. Measure on a quiet host.`,
 }
 
 func labReportCommand() *cobra.Command {
-	var page, html string
+	var o stormreport.Output
 	c := &cobra.Command{
 		Use:   "report DIRECTORY | VALUES...",
 		Short: "Show what a run came to, or values of starts or storms that were kept with --json",
 		Long: `Show what the run of a scenario came to, from its directory alone; or values that
 were kept with --json. Of starts, others are compared with the first. Storms are
-shown as one: they must have been measured on the same host.`,
+shown as one: they must have been measured on the same host.
+
+The page of --html is one file that asks nothing of other hosts; each of its
+pictures can be kept as SVG or PNG from there. --svg puts them all into files.`,
 		Args: wants(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, files []string) error {
 			if slices.ContainsFunc(files, pages.Holds) {
-				return reportRun(c, files, html, page)
+				return reportRun(c, files, o)
 			}
 			if slices.ContainsFunc(files, stormreport.Holds) {
-				return stormreport.Show(files, c.OutOrStdout(), html, page)
+				return stormreport.Show(files, c.OutOrStdout(), o)
 			}
-			if html != "" {
-				return errors.New("--html shows storms, and these are other values")
+			if o.HTML != "" || o.SVG != "" {
+				return errors.New("--html and --svg show runs and storms, and these are other values")
 			}
 			var runs []*lab.Run
 			for _, file := range files {
@@ -99,20 +102,21 @@ shown as one: they must have been measured on the same host.`,
 				}
 				runs = append(runs, run)
 			}
-			return show(c, runs, page)
+			return show(c, runs, o.Markdown)
 		},
 	}
-	c.Flags().StringVar(&page, "markdown", "", "`file` of a page into which the tables are put, between its marks")
-	c.Flags().StringVar(&html, "html", "", "`file` for a page with pictures, of a run or of storms")
+	c.Flags().StringVar(&o.Markdown, "markdown", "", "`file` of a page into which the tables are put, between its marks")
+	c.Flags().StringVar(&o.HTML, "html", "", "`file` for a page with pictures, of a run or of storms")
+	c.Flags().StringVar(&o.SVG, "svg", "", "`directory` for the pictures, each as a file")
 	return c
 }
 
 // reportRun shows one run of a scenario.
-func reportRun(c *cobra.Command, dirs []string, html, page string) error {
+func reportRun(c *cobra.Command, dirs []string, o stormreport.Output) error {
 	if len(dirs) > 1 {
 		return errors.New("a report is of one run: name one directory")
 	}
-	return pages.Report(dirs[0], c.OutOrStdout(), html, page)
+	return pages.Report(dirs[0], c.OutOrStdout(), pages.Output(o))
 }
 
 // show prints what runs say, and puts it into a page if one is named.

@@ -92,7 +92,7 @@ func (s *stormFlags) run(c *cobra.Command) error {
 		err = errors.Join(err, run.Save(s.values))
 	}
 	if s.html != "" && err == nil {
-		err = stormreport.Show([]string{s.values}, io.Discard, s.html, "")
+		err = stormreport.Show([]string{s.values}, io.Discard, stormreport.Output{HTML: s.html})
 	}
 	return err
 }

@@ -32,7 +32,18 @@ type facts struct {
 	streams map[stream]*sums
 	times   map[timed]*hdrhistogram.Histogram
 	flows   []*flow // in the plan's order of steps, by load and operation, in the plan's order of arms
+	known   map[name]*flow
+	steps   map[string][]stream        // by step
+	ops     map[string]map[string]bool // by load
+	shape   shape
+	lines   []line
+
+	telemetry   map[record.Turn][]record.Telemetry
+	armsWeighed []weighed // of all arms beside the first; nil until somebody asks
 }
+
+// name is that of a flow.
+type name struct{ step, arm, load, op string }
 
 // Holds tells whether a directory is that of a run.
 func Holds(path string) bool {
@@ -49,10 +60,19 @@ func load(dir string) (*facts, error) {
 }
 
 func newFacts(run *record.Run) (*facts, error) {
-	f := &facts{run: run, streams: map[stream]*sums{}, times: map[timed]*hdrhistogram.Histogram{}}
+	f := &facts{
+		run: run, streams: map[stream]*sums{}, times: map[timed]*hdrhistogram.Histogram{},
+		known: map[name]*flow{}, steps: map[string][]stream{}, ops: map[string]map[string]bool{},
+	}
 	if err := f.gather(); err != nil {
 		return nil, err
 	}
+	f.telemetry = map[record.Turn][]record.Telemetry{}
+	for _, t := range run.Telemetry {
+		f.telemetry[t.Turn] = append(f.telemetry[t.Turn], t)
+	}
+	f.shape = shapeOf(run.Plan.Steps)
+	f.lines = f.shape.lines(run.Plan)
 	for _, step := range run.Plan.Steps {
 		names := f.names(step.Name)
 		for _, load := range slices.Sorted(maps.Keys(names)) {
@@ -60,6 +80,7 @@ func newFacts(run *record.Run) (*facts, error) {
 				for _, arm := range run.Plan.Arms {
 					if found := f.flow(step.Name, arm.Name, load, op); found != nil {
 						f.flows = append(f.flows, found)
+						f.known[name{step.Name, arm.Name, load, op}] = found
 					}
 				}
 			}
@@ -70,12 +91,7 @@ func newFacts(run *record.Run) (*facts, error) {
 
 // find looks a flow up; nil where there is none.
 func (f *facts) find(step, arm, load, op string) *flow {
-	for _, found := range f.flows {
-		if found.step == step && found.arm == arm && found.load == load && found.op == op {
-			return found
-		}
-	}
-	return nil
+	return f.known[name{step, arm, load, op}]
 }
 
 // events gives those of a kind, of one word if one is named.
@@ -124,20 +140,15 @@ func (w *flow) jain() float64 {
 
 // one finds the same flow of one tile, in the step that differs in nothing else.
 func (f *facts) one(w *flow) *flow {
-	if len(w.tiles) < 2 {
+	at := slices.IndexFunc(f.lines, func(l line) bool {
+		return l.arm == w.arm && slices.ContainsFunc(l.steps, func(s record.Step) bool { return s.Name == w.step })
+	})
+	if at < 0 || len(w.tiles) < 2 {
 		return nil
 	}
-	at := slices.IndexFunc(f.run.Plan.Steps, func(s record.Step) bool { return s.Name == w.step })
-	axes := maps.Clone(f.run.Plan.Steps[at].Axes)
-	if axes["tiles"] == "" {
-		return nil
-	}
-	axes["tiles"] = "1"
-	for _, s := range f.run.Plan.Steps {
-		if maps.Equal(s.Axes, axes) {
-			if alone := f.find(s.Name, w.arm, w.load, w.op); alone != nil && len(alone.tiles) == 1 {
-				return alone
-			}
+	for _, s := range f.lines[at].steps {
+		if alone := f.find(s.Name, w.arm, w.load, w.op); alone != nil && len(alone.tiles) == 1 {
+			return alone
 		}
 	}
 	return nil
@@ -156,17 +167,22 @@ func (f *facts) linear(w *flow) float64 {
 // broken counts the windows of a step in which an arm broke a bound, and all.
 func (f *facts) broken(b record.Bound, step, arm string) (broken, of int) {
 	for s := range f.streams {
-		if s.turn.Step == step && s.turn.Arm == arm && (b.Labels["load"] == "" || b.Labels["load"] == s.load) {
+		if s.turn.Step == step && s.turn.Arm == arm && b.Concerns(s.load) {
 			of += f.run.Plan.Windows
 		}
 	}
-	for _, e := range f.events(record.Bad, "bound") {
-		load, rest, _ := strings.Cut(e.Text, " of tile ")
-		if e.Step == step && e.Arm == arm && strings.Contains(rest, ": "+b.Metric+" is ") && (b.Labels["load"] == "" || b.Labels["load"] == load) {
-			broken++
+	type window struct {
+		turn   record.Turn
+		number int
+		labels string
+	}
+	seen := map[window]bool{} // two bounds of one metric may be broken by one window
+	for _, e := range f.events(record.Bad, record.WhatBound) {
+		if e.Step == step && e.Arm == arm && b.BrokenBy(e) {
+			seen[window{e.Turn, e.Window, e.Labels.Key()}] = true
 		}
 	}
-	return broken, of
+	return len(seen), of
 }
 
 // number writes one to about three digits.
@@ -182,6 +198,22 @@ func number(v float64) string {
 		return fmt.Sprintf("%.2f", v)
 	}
 	return fmt.Sprintf("%.2g", v)
+}
+
+// tick writes a number at an axis, without zeros that say nothing.
+func tick(v float64) string { return trimmed(number(v)) }
+
+// tickSeconds writes a time there.
+func tickSeconds(s float64) string {
+	value, unit, _ := strings.Cut(seconds(s), " ")
+	return trimmed(value) + " " + unit
+}
+
+func trimmed(digits string) string {
+	if !strings.Contains(digits, ".") || strings.Contains(digits, "e") {
+		return digits
+	}
+	return strings.TrimRight(strings.TrimRight(digits, "0"), ".")
 }
 
 // seconds writes a time in the unit that suits it.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/lab/histogram"
 	"github.com/lodge-kvm/lodge/lab/record"
+	"github.com/lodge-kvm/lodge/lab/stats"
 	"github.com/lodge-kvm/lodge/lab/workload"
 )
 
@@ -103,6 +104,7 @@ func (f *facts) gather() error {
 			}
 		}
 	}
+	f.sort()
 	for _, h := range f.run.Histograms {
 		if h.Window == record.WarmUp || h.Metric != record.MetricLatency {
 			continue
@@ -120,6 +122,21 @@ func (f *facts) gather() error {
 		}
 	}
 	return nil
+}
+
+// sort puts streams where they are looked for.
+func (f *facts) sort() {
+	for s, sums := range f.streams {
+		f.steps[s.turn.Step] = append(f.steps[s.turn.Step], s)
+		if f.ops[s.load] == nil {
+			f.ops[s.load] = map[string]bool{}
+		}
+		for op := range sums.ops {
+			if op != all {
+				f.ops[s.load][op] = true
+			}
+		}
+	}
 }
 
 func (f *facts) merge(of timed, times *hdrhistogram.Histogram) {
@@ -161,6 +178,7 @@ type flow struct {
 	step, arm, load, op string
 	turns               []int                // the repetitions that have it
 	rates               []float64            // of each of those, all tiles together
+	rate                stats.Ratio          // their median, with its interval
 	tiles               map[string][]float64 // rates by tile, of the same repetitions
 	sum                 tally
 	times               *hdrhistogram.Histogram // of all repetitions, µs; nil without
@@ -204,14 +222,15 @@ func (f *facts) flow(step, arm, load, op string) *flow {
 	if len(found.rates) == 0 {
 		return nil
 	}
+	found.rate = median(found.rates)
 	return found
 }
 
 // tiles lists those of which a load was measured in a step, in whatever arm.
 func (f *facts) tiles(step, load string) []string {
 	seen := map[string]bool{}
-	for s := range f.streams {
-		if s.turn.Step == step && s.load == load {
+	for _, s := range f.steps[step] {
+		if s.load == load {
 			seen[s.tile] = true
 		}
 	}
@@ -238,14 +257,11 @@ func byNumber(a, b string) int {
 // there is but one.
 func (f *facts) names(step string) map[string][]string {
 	seen := map[string]map[string]bool{}
-	for s, sums := range f.streams {
-		if s.turn.Step != step {
-			continue
-		}
+	for _, s := range f.steps[step] {
 		if seen[s.load] == nil {
 			seen[s.load] = map[string]bool{}
 		}
-		for op := range sums.ops {
+		for op := range f.streams[s].ops {
 			if op != all {
 				seen[s.load][op] = true
 			}

@@ -20,11 +20,7 @@ func (f *facts) markdown() string {
 	for _, sentence := range f.verdict() {
 		fmt.Fprintf(&out, "- %s\n", lab.Inline(sentence))
 	}
-	var every []lab.Table
-	for _, step := range f.run.Plan.Steps {
-		every = append(every, f.loads(step.Name, true), f.shares(step.Name))
-	}
-	for _, t := range filled(append(every, f.together(), f.bounds(), f.books(), f.missing())) {
+	for _, t := range filled(append(f.loadTables(true), f.addedUp(), f.bounds(), f.books(), f.missing())) {
 		out.WriteString("\n" + t.Markdown())
 	}
 	out.WriteString("\n")

@@ -3,7 +3,6 @@ package pages
 import (
 	"bytes"
 	_ "embed"
-	"html/template"
 	"os"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -14,23 +13,22 @@ import (
 //go:embed page.html
 var pageText string
 
-var pageTemplate = template.Must(template.New("page").Parse(pageText))
+var pageTemplate = sheet.Page(pageText)
 
 // page is what the template is filled with.
 type page struct {
 	Title    string
-	Style    template.CSS
 	Verdict  []string
 	What     []fact
-	Pictures []picture
+	Sections []section
 	Tables   []lab.Table
 }
 
 func (f *facts) html() ([]byte, error) {
 	var out bytes.Buffer
 	err := pageTemplate.Execute(&out, page{
-		Title: plain(f.run.Scenario.Name + ", profile " + f.run.Scenario.Profile),
-		Style: template.CSS(sheet.Style()), Verdict: f.verdict(), What: f.what(), Pictures: f.pictures(), Tables: f.tables(),
+		Title:   plain(f.run.Scenario.Name + ", profile " + f.run.Scenario.Profile),
+		Verdict: f.verdict(), What: f.what(), Sections: f.sections(), Tables: f.tables(),
 	})
 	return out.Bytes(), err
 }
@@ -41,4 +39,13 @@ func (f *facts) save(path string) error {
 		err = os.WriteFile(path, text, 0o644)
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write the report")
+}
+
+// keep writes the pictures alone.
+func (f *facts) keep(dir string) error {
+	var all []sheet.Figure
+	for _, s := range f.sections() {
+		all = append(all, s.Figures...)
+	}
+	return sheet.Keep(dir, all)
 }

@@ -15,11 +15,8 @@ import (
 
 // tables are all that a page of the run's own has.
 func (f *facts) tables() []lab.Table {
-	var every []lab.Table
-	for _, step := range f.run.Plan.Steps {
-		every = append(every, f.loads(step.Name, false), f.shares(step.Name))
-	}
-	return filled(append(every, f.together(), f.bounds(), f.books(), f.guests(), f.missing()))
+	every, deeds := f.loadTables(false), f.deeds()
+	return filled(append(every, f.addedUp(), f.armTable(), f.bounds(), f.deedTable(deeds), f.aroundTable(deeds), f.books(), f.guests(), f.hostTable(), f.insideTable(), f.missing()))
 }
 
 // filled are the tables that have a row, with plain words.
@@ -46,27 +43,54 @@ func (w *flow) name() string {
 	return w.load + " " + w.op + ", " + w.arm
 }
 
-// loads are those of a step, with their single operations or as wholes alone.
-func (f *facts) loads(step string, whole bool) lab.Table {
+// mostTables is how many steps have tables of their own; of more, each load has one,
+// and only the step with the most tiles says how they share.
+const mostTables = 6
+
+// loadTables have the loads with their single operations, or as wholes alone.
+func (f *facts) loadTables(whole bool) (tables []lab.Table) {
+	if len(f.run.Plan.Steps) <= mostTables {
+		for _, step := range f.run.Plan.Steps {
+			tables = append(tables, f.loads("Loads, "+step.Name, func(w *flow) (string, bool) { return w.name(), w.step == step.Name && (w.op == all || !whole) }), f.shares(step.Name))
+		}
+		return tables
+	}
+	most := map[string]int{}
+	last := ""
+	for _, load := range f.loadNames() {
+		tables = append(tables, f.loads("Load "+load, func(w *flow) (string, bool) {
+			return strings.TrimSpace(w.step + ", " + strings.TrimPrefix(w.name(), w.load)), w.load == load && (w.op == all || w.op == f.measure(load).op)
+		}))
+	}
+	for _, w := range f.flows {
+		if most[w.step] = max(most[w.step], len(w.tiles)); last == "" || most[w.step] > most[last] {
+			last = w.step
+		}
+	}
+	return append(tables, f.shares(last))
+}
+
+// loads has a row for each flow that is chosen, by the name that it gets.
+func (f *facts) loads(title string, choose func(*flow) (string, bool)) lab.Table {
 	t := lab.Table{
-		Title: "Loads, " + step,
+		Title: title,
 		Head:  []string{"load, arm", "1/s", "95 %", "repetitions", "done", "errors", "MiB/s", "mean", "p50", "p95", "p99", "p99.9"},
 	}
 	for _, w := range f.flows {
-		if w.step == step && (w.op == all || !whole) {
-			t.Rows = append(t.Rows, w.row())
+		if name, ok := choose(w); ok {
+			t.Rows = append(t.Rows, w.row(name))
 		}
 	}
 	return t
 }
 
-// row is a flow's in the table of loads.
-func (w *flow) row() []string {
-	rate, flood := median(w.rates), "–"
+// row is a flow's in the table of loads, by a name.
+func (w *flow) row(name string) []string {
+	rate, flood := w.rate, "–"
 	if w.sum.bytes > 0 && w.sum.done > 0 {
 		flood = number(rate.Value * w.sum.bytes / w.sum.done / (1 << 20))
 	}
-	row := []string{w.name(), number(rate.Value), interval(rate), fmt.Sprint(len(w.rates)), fmt.Sprintf("%.0f", w.sum.done), fmt.Sprintf("%.0f", w.sum.errors), flood}
+	row := []string{name, number(rate.Value), interval(rate), fmt.Sprint(len(w.rates)), fmt.Sprintf("%.0f", w.sum.done), fmt.Sprintf("%.0f", w.sum.errors), flood}
 	return append(row, w.percentiles()...)
 }
 
@@ -108,14 +132,25 @@ func percent(part float64) string {
 	return number(100*part) + " %"
 }
 
-// together says how tiles add up, and how evenly.
-func (f *facts) together() lab.Table {
+// addedUp says how tiles add up, and how evenly.
+func (f *facts) addedUp() lab.Table {
 	t := lab.Table{Title: "Tiles together", Head: []string{"load, arm", "step", "tiles", "1/s", "of one tile's, times tiles", "Jain's index"}}
 	for _, w := range f.flows {
 		if w.op == all && len(w.tiles) > 1 {
 			t.Rows = append(t.Rows, []string{w.name(), w.step, fmt.Sprint(len(w.tiles)), number(stats.Median(w.rates)), percent(f.linear(w)), fmt.Sprintf("%.3f", w.jain())})
 		}
 	}
+	return t
+}
+
+// armTable sets every arm beside the first.
+func (f *facts) armTable() lab.Table {
+	if len(f.run.Plan.Arms) < 2 {
+		return lab.Table{}
+	}
+	first := f.run.Plan.Arms[0].Name
+	t := compareTable("Arms beside "+first, f.weighedArms())
+	t.Head[1], t.Head[2], t.Head[3] = first, "other arm", "quotient"
 	return t
 }
 

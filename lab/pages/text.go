@@ -8,10 +8,15 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 )
 
-// Report shows the run in a directory on a terminal. It writes a page with pictures to
-// the file named html, and puts tables between the marks of the page of Markdown named
-// page; an empty name is left out.
-func Report(dir string, text io.Writer, html, page string) error {
+// Output names where a report goes besides the terminal. What is empty is left out.
+type Output struct {
+	HTML     string // file of a page with pictures
+	SVG      string // directory for the pictures, each as a file
+	Markdown string // page that gets the tables between its marks
+}
+
+// Report shows the run in a directory on a terminal, and the rest where o says.
+func Report(dir string, text io.Writer, o Output) error {
 	f, err := load(dir)
 	if err != nil {
 		return err
@@ -19,15 +24,20 @@ func Report(dir string, text io.Writer, html, page string) error {
 	if _, err := io.WriteString(text, f.text()); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot show the report")
 	}
-	if html != "" {
-		if err := f.save(html); err != nil {
+	if o.HTML != "" {
+		if err := f.save(o.HTML); err != nil {
 			return err
 		}
 	}
-	if page == "" {
+	if o.SVG != "" {
+		if err := f.keep(o.SVG); err != nil {
+			return err
+		}
+	}
+	if o.Markdown == "" {
 		return nil
 	}
-	return f.intoPage(page)
+	return f.intoPage(o.Markdown)
 }
 
 func (f *facts) text() string {

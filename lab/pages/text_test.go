@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "write the texts that are compared with"
 func shown(t *testing.T, dir string) string {
 	t.Helper()
 	var out strings.Builder
-	check(t, Report(dir, &out, "", ""))
+	check(t, Report(dir, &out, Output{}))
 	return out.String()
 }
 
@@ -129,7 +129,7 @@ func TestARunGoesBetweenThePagesMarks(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "figures.md")
 	const before, after = "# Mine\n\n<!-- known figures: written by lodge lab -->\n", "<!-- end of known figures -->\nmore\n"
 	check(t, os.WriteFile(page, []byte(before+"old\n"+after), 0o644))
-	check(t, Report(dir, &strings.Builder{}, "", page))
+	check(t, Report(dir, &strings.Builder{}, Output{Markdown: page}))
 	text, err := os.ReadFile(page)
 	check(t, err)
 	got := string(text)

@@ -142,6 +142,14 @@ func (f *facts) arms() (pairs []pair) {
 	return pairs
 }
 
+// weighedArms weighs them once: the verdict and a table tell of them.
+func (f *facts) weighedArms() []weighed {
+	if f.armsWeighed == nil {
+		f.armsWeighed = weigh(f.arms())
+	}
+	return f.armsWeighed
+}
+
 // words says a finding.
 func (w weighed) words() string {
 	return fmt.Sprintf("%s is %s: %s times (95 %% %s), p %.2g.", w.what, w.finding, number(w.Ratio.Value), interval(w.Ratio), w.P)
@@ -155,7 +163,8 @@ func (f *facts) verdict() (said []string) {
 	said = append(said, f.ended())
 	said = append(said, f.sound()...)
 	said = append(said, f.addUp()...)
-	said = append(said, findings(weigh(f.arms()))...)
+	said = append(said, findings(f.weighedArms())...)
+	said = append(said, findings(weigh(f.aroundPairs()))...)
 	for i := range said {
 		said[i] = plain(said[i])
 	}

@@ -13,7 +13,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -28,13 +27,12 @@ var (
 	//go:embed page.html
 	pageText string
 
-	pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{"tied": tied}).Parse(pageText))
+	pageTemplate = sheet.Page(pageText)
 )
 
 // pageValues are what the page is filled with.
 type pageValues struct {
 	Title    string
-	Style    template.CSS
 	Subject  string
 	Others   []string
 	Verdict  []string
@@ -54,13 +52,7 @@ type pageValues struct {
 
 type pageSection struct {
 	ID, Title string
-	Figures   []figure
-}
-
-type figure struct {
-	ID, Title, About string
-	SVG              template.HTML
-	Table            lab.Table
+	Figures   []sheet.Figure
 }
 
 type pageTable struct {
@@ -123,7 +115,6 @@ func attach(paths []string) ([]attachment, error) {
 func (f *facts) html(w io.Writer, outcomes []outcome, raw []attachment) error {
 	v := pageValues{
 		Title:    "Storms: " + f.subject.Name,
-		Style:    template.CSS(sheet.Style()),
 		Subject:  f.subject.Name,
 		Verdict:  f.verdict(outcomes),
 		Outcomes: outcomes,
@@ -180,7 +171,7 @@ func (f *facts) figures() []pageSection {
 		for _, p := range s.pictures {
 			n++
 			id := fmt.Sprintf("figure-%d", n)
-			section.Figures = append(section.Figures, figure{id, p.title, p.about, p.draw(id, p.title, p.about), p.table})
+			section.Figures = append(section.Figures, sheet.Figure{ID: id, Title: p.title, About: p.about, SVG: p.draw(id, p.title, p.about), Table: p.table})
 		}
 		all = append(all, section)
 	}
@@ -235,13 +226,6 @@ func (f *facts) commands() []command {
 		}
 	}
 	return all
-}
-
-var units = regexp.MustCompile(`(\d) (µs|ms|s|%|MiB|KiB)`)
-
-// tied keeps numbers and their units on one line.
-func tied(words any) string {
-	return units.ReplaceAllString(fmt.Sprint(words), "$1\u00a0$2")
 }
 
 // quoted writes a word as a shell takes it.

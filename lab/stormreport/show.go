@@ -12,6 +12,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab"
+	"github.com/lodge-kvm/lodge/lab/sheet"
 	"github.com/lodge-kvm/lodge/lab/storm"
 )
 
@@ -37,11 +38,16 @@ func Holds(path string) bool {
 	return err == nil && string(head) == start
 }
 
+// Output names where a report goes besides the terminal. What is empty is left out.
+type Output struct {
+	HTML     string // file of a page with pictures
+	SVG      string // directory for the pictures, each as a file
+	Markdown string // page that gets the tables between its marks
+}
+
 // Show reports on storms that were kept in files, as one: they must be of one
-// host. The text goes to a terminal; html is the name of a file for the page with
-// pictures, and page that of a page of Markdown that gets the tables between its
-// marks. An empty name is left out.
-func Show(paths []string, text io.Writer, html, page string) error {
+// host. The text goes to a terminal, the rest where o says.
+func Show(paths []string, text io.Writer, o Output) error {
 	f, err := load(paths)
 	if err != nil {
 		return err
@@ -50,15 +56,24 @@ func Show(paths []string, text io.Writer, html, page string) error {
 	if _, err := io.WriteString(text, f.text(outcomes)); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot show the report")
 	}
-	if html != "" {
-		if err := f.save(html, paths, outcomes); err != nil {
+	if o.HTML != "" {
+		if err := f.save(o.HTML, paths, outcomes); err != nil {
 			return err
 		}
 	}
-	if page == "" {
+	if o.SVG != "" {
+		var all []sheet.Figure
+		for _, s := range f.figures() {
+			all = append(all, s.Figures...)
+		}
+		if err := sheet.Keep(o.SVG, all); err != nil {
+			return err
+		}
+	}
+	if o.Markdown == "" {
 		return nil
 	}
-	return lab.IntoPage(page, "storm", f.markdown(outcomes))
+	return lab.IntoPage(o.Markdown, "storm", f.markdown(outcomes))
 }
 
 func load(paths []string) (*facts, error) {

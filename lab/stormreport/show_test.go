@@ -50,7 +50,7 @@ func shown(t *testing.T, paths ...string) (text, html, page string) {
 	t.Helper()
 	dir := t.TempDir()
 	var out strings.Builder
-	if err := Show(paths, &out, filepath.Join(dir, "r.html"), filepath.Join(dir, "r.md")); err != nil {
+	if err := Show(paths, &out, Output{HTML: filepath.Join(dir, "r.html"), Markdown: filepath.Join(dir, "r.md")}); err != nil {
 		t.Fatal(err)
 	}
 	var files [2]string
@@ -102,14 +102,14 @@ func TestStormsAreKnownByTheirFirstLine(t *testing.T) {
 func TestStormsOfTwoHostsAreNotMixed(t *testing.T) {
 	a, b := synthetic(1), synthetic(1)
 	b.Host.Processors++
-	err := Show([]string{kept(t, a, "a.ndjson"), kept(t, b, "b.ndjson")}, &strings.Builder{}, "", "")
+	err := Show([]string{kept(t, a, "a.ndjson"), kept(t, b, "b.ndjson")}, &strings.Builder{}, Output{})
 	if !fault.Is(err, fault.Invalid) {
 		t.Errorf("got %v", err)
 	}
 	// Another load is the same host.
 	b = synthetic(1)
 	b.Host.Load = 1.5
-	if err := Show([]string{kept(t, a, "a.ndjson"), kept(t, b, "b.ndjson")}, &strings.Builder{}, "", ""); err != nil {
+	if err := Show([]string{kept(t, a, "a.ndjson"), kept(t, b, "b.ndjson")}, &strings.Builder{}, Output{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -117,7 +117,7 @@ func TestStormsOfTwoHostsAreNotMixed(t *testing.T) {
 func TestStormsOfMoreClientsAreNotMixedWithThoseOfFewer(t *testing.T) {
 	a, b := synthetic(1), synthetic(1)
 	b.Clients = 8
-	err := Show([]string{kept(t, a, "a.ndjson"), kept(t, b, "b.ndjson")}, &strings.Builder{}, "", "")
+	err := Show([]string{kept(t, a, "a.ndjson"), kept(t, b, "b.ndjson")}, &strings.Builder{}, Output{})
 	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "64 clients and another by 8") {
 		t.Errorf("got %v", err)
 	}
@@ -130,7 +130,7 @@ func TestALoadThatTheStormBeforeLeftIsNoTrouble(t *testing.T) {
 		second.Started = first.Started.Add(time.Duration(first.End.Took)*time.Second + wait)
 		second.Host.Load = 24
 		var out strings.Builder
-		if err := Show([]string{kept(t, first, "a.ndjson"), kept(t, second, "b.ndjson")}, &out, "", ""); err != nil {
+		if err := Show([]string{kept(t, first, "a.ndjson"), kept(t, second, "b.ndjson")}, &out, Output{}); err != nil {
 			t.Fatal(err)
 		}
 		if got := strings.Contains(out.String(), "other work was going on"); got != want {
@@ -142,10 +142,10 @@ func TestALoadThatTheStormBeforeLeftIsNoTrouble(t *testing.T) {
 func TestAStormWithoutADaemonIsRefused(t *testing.T) {
 	r := synthetic(1)
 	r.Targets = r.Targets[1:2]
-	if err := Show([]string{kept(t, r, "a.ndjson")}, &strings.Builder{}, "", ""); !fault.Is(err, fault.Invalid) {
+	if err := Show([]string{kept(t, r, "a.ndjson")}, &strings.Builder{}, Output{}); !fault.Is(err, fault.Invalid) {
 		t.Errorf("got %v", err)
 	}
-	if err := Show(nil, &strings.Builder{}, "", ""); !fault.Is(err, fault.Invalid) {
+	if err := Show(nil, &strings.Builder{}, Output{}); !fault.Is(err, fault.Invalid) {
 		t.Errorf("no file: got %v", err)
 	}
 }
@@ -158,7 +158,7 @@ func TestTablesGoBetweenTheirMarks(t *testing.T) {
 	if err := os.WriteFile(page, []byte(before), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := Show([]string{kept(t, synthetic(1), "a.ndjson")}, &strings.Builder{}, "", page); err != nil {
+	if err := Show([]string{kept(t, synthetic(1), "a.ndjson")}, &strings.Builder{}, Output{Markdown: page}); err != nil {
 		t.Fatal(err)
 	}
 	after, err := os.ReadFile(page)
