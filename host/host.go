@@ -148,8 +148,8 @@ type snapshot[T any] struct {
 	read func() (*T, error)
 
 	last    atomic.Pointer[T]
-	at      atomic.Int64 // when last was stored, in nanoseconds of the clock
-	reading sync.Mutex   // held by the one who reads
+	at      atomic.Pointer[time.Time] // when last was stored
+	reading sync.Mutex                // held by the one who reads
 }
 
 // get gives the last value, read anew by this caller when it is old and nobody
@@ -163,7 +163,7 @@ func (s *snapshot[T]) get() *T {
 		}
 		return s.last.Load()
 	}
-	if time.Since(time.Unix(0, s.at.Load())) > s.age && s.reading.TryLock() {
+	if time.Since(*s.at.Load()) > s.age && s.reading.TryLock() {
 		defer s.reading.Unlock()
 		_ = s.store() // the old value serves on, and carries its time
 	}
@@ -182,7 +182,8 @@ func (s *snapshot[T]) store() error {
 	if err != nil {
 		return err
 	}
+	now := time.Now()
+	s.at.Store(&now)
 	s.last.Store(value)
-	s.at.Store(time.Now().UnixNano())
 	return nil
 }

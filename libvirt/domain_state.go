@@ -135,7 +135,7 @@ func (h *handlers) domainGetControlInfo(_ context.Context, _ *session, args *xdr
 		ret.State, ret.Details, since = controlError, controlLost, v.StuckSince
 	}
 	if !since.IsZero() {
-		ret.StateTime = uint64(time.Since(since).Milliseconds())
+		ret.StateTime = uint64(max(0, time.Since(since).Milliseconds())) // it may be the time of another clock
 	}
 	return ret, nil
 }

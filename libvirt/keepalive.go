@@ -27,7 +27,8 @@ type keepalive struct {
 
 	pings  atomic.Bool  // the client has pinged before
 	paused atomic.Bool  // nothing is read at present
-	last   atomic.Int64 // when a packet came, in nanoseconds since the epoch
+	made   time.Time    // with a reading of the clock that nobody sets
+	last   atomic.Int64 // when a packet came, in nanoseconds after made
 
 	mu     sync.Mutex
 	watch  *time.Timer // nil until the client asks for pings
@@ -35,12 +36,12 @@ type keepalive struct {
 }
 
 func newKeepalive() *keepalive {
-	return &keepalive{owed: make(chan struct{}, 1), due: make(chan struct{}, 1)}
+	return &keepalive{made: time.Now(), owed: make(chan struct{}, 1), due: make(chan struct{}, 1)}
 }
 
 // heard notes that a packet came, or that packets are read again.
 func (k *keepalive) heard() {
-	k.last.Store(time.Now().UnixNano())
+	k.last.Store(int64(time.Since(k.made)))
 	k.paused.Store(false)
 }
 
@@ -76,7 +77,7 @@ func (k *keepalive) watchOver(end func(error)) {
 
 // look runs once an interval.
 func (k *keepalive) look(end func(error)) {
-	silent := time.Since(time.Unix(0, k.last.Load()))
+	silent := time.Since(k.made) - time.Duration(k.last.Load())
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.paused.Load() || silent < pingInterval {

@@ -22,9 +22,8 @@ const (
 // a lane may be stuck; then its callers are let go and its age shows it.
 type lane struct {
 	tasks chan *task
-	// busy is since when, in Unix nanoseconds, the present task has made no
-	// progress; 0 when there is none.
-	busy atomic.Int64
+	// busy is since when the present task has made no progress; nil: there is none.
+	busy atomic.Pointer[time.Time]
 	quit chan struct{}
 	done chan struct{}
 }
@@ -51,7 +50,7 @@ func (l *lane) run() {
 			}
 			l.beat()
 			t.work()
-			l.busy.Store(0)
+			l.busy.Store(nil)
 			close(t.done)
 		case <-l.quit:
 			return
@@ -60,15 +59,18 @@ func (l *lane) run() {
 }
 
 // beat tells that the present task gets on. The task itself calls it.
-func (l *lane) beat() { l.busy.Store(time.Now().UnixNano()) }
+func (l *lane) beat() {
+	now := time.Now()
+	l.busy.Store(&now)
+}
 
 // stuck says for how long the file system has not answered.
 func (l *lane) stuck() time.Duration {
 	since := l.busy.Load()
-	if since == 0 {
+	if since == nil {
 		return 0
 	}
-	return max(0, time.Since(time.Unix(0, since)))
+	return time.Since(*since)
 }
 
 // stop lets the goroutine end after its present task.
