@@ -40,7 +40,7 @@ func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot make data directory %s", dir)
 	}
-	lock, err := hold(dir, lockWait)
+	lock, err := Hold(dir, "data")
 	if err != nil {
 		return nil, err
 	}
@@ -54,12 +54,15 @@ func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
 	return s, nil
 }
 
-// hold takes a data directory for this process alone. The lock is on the directory,
-// which is there and can be opened whatever became of the file.
-func hold(dir string, wait time.Duration) (*os.File, error) {
+// Hold takes a directory for this process alone, until the file that it gives is
+// closed; name is that of the flag by which a daemon is given another one. The lock is
+// on the directory, which is there and can be opened whatever became of its files.
+func Hold(dir, name string) (*os.File, error) { return hold(dir, name, lockWait) }
+
+func hold(dir, name string, wait time.Duration) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot open data directory %s", dir)
+		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot open %s directory %s", name, dir)
 	}
 	ctx, stop := context.WithTimeout(context.Background(), wait)
 	defer stop()
@@ -74,7 +77,7 @@ func hold(dir string, wait time.Duration) (*os.File, error) {
 		case <-tick.C:
 		case <-ctx.Done():
 			f.Close()
-			return nil, fault.New(fault.Busy, fault.Store, "cannot open %s: another lodged uses this data directory; stop it or give another --data", Path(dir))
+			return nil, fault.New(fault.Busy, fault.Store, "cannot use %s: another lodged uses this %s directory; stop it or give another --%[2]s", dir, name)
 		}
 	}
 }

@@ -73,7 +73,7 @@ func transaction(path string) (uint64, error) {
 // their place included, and keeps the old one aside, whose name it gives. A store
 // that is whole is left alone. No daemon may hold the directory.
 func Repair(dir string, log *slog.Logger) (r *Report, aside string, err error) {
-	lock, err := hold(dir, 0)
+	lock, err := hold(dir, "data", 0)
 	if err != nil {
 		return nil, "", err
 	}

@@ -121,6 +121,13 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err := os.MkdirAll(o.run, 0o755); err != nil {
 		return nil, fmt.Errorf("cannot make the run directory: %w", err)
 	}
+	if filepath.Clean(o.run) != filepath.Clean(o.data) { // else the store holds it
+		lock, err := store.Hold(o.run, "run")
+		if err != nil {
+			return nil, err
+		}
+		opened.add(lock.Close)
+	}
 	if err := kernel.ForbidCore(); err != nil {
 		log.Warn("core files of the daemon or of guests may hold secrets", "error", err)
 	}
