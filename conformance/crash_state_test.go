@@ -121,6 +121,7 @@ func (c *crash) sayMachine(dom libvirt.Domain, say func(string, ...any)) error {
 		{`{"execute":"query-status"}`, regexp.MustCompile(`"running": ?(?:true|false)`)},
 		{`{"execute":"qom-list","arguments":{"path":"/machine/peripheral"}}`, regexp.MustCompile(`"name": ?"[^"]*"`)},
 		{`{"execute":"query-hotpluggable-cpus"}`, regexp.MustCompile(`"qom-path": ?"[^"]*"`)},
+		{`{"execute":"query-block"}`, regexp.MustCompile(`"(?:tray_open|locked)": ?\w+|"node-name": ?"libvirt[^"]*"`)},
 		{`{"execute":"query-named-block-nodes","arguments":{"flat":true}}`, regexp.MustCompile(`"node-name": ?"libvirt[^"]*"`)},
 	} {
 		answer, err := c.l.QEMUDomainMonitorCommand(dom, question.command, 0)

@@ -35,6 +35,11 @@ type scenario struct {
 	needs   []string
 	prepare func(c *crash)
 	deeds   []deed
+	// every is a point at which the daemon dies each time that it is reached, and not
+	// at the first and the last only.
+	every string
+	// act is what is no deed of a client's; nil: there is nothing.
+	act func(c *crash)
 }
 
 // crash is one scenario under way.
@@ -129,7 +134,10 @@ func (s *scenario) run(t *testing.T, total *tally) {
 		s.prepare(c)
 	}
 	for _, d := range s.deeds {
-		c.through(d)
+		c.through(d, s.every)
+	}
+	if s.act != nil {
+		s.act(c)
 	}
 	c.ask(failpoint.Armed{})
 	total.mu.Lock()
@@ -158,7 +166,7 @@ func (c *crash) reached() []string {
 }
 
 // through kills the daemon everywhere in a deed, and then does it.
-func (c *crash) through(d deed) {
+func (c *crash) through(d deed, every string) {
 	t := c.t
 	before := c.settled()
 	c.reached()
@@ -168,7 +176,7 @@ func (c *crash) through(d deed) {
 	after := c.settled()
 	path := c.reached()
 	c.goBack(d, before, after)
-	for _, a := range ends(path) {
+	for _, a := range ends(path, every) {
 		c.die(d, a, before, after)
 	}
 	if err := d.do(c); err != nil {
@@ -180,14 +188,17 @@ func (c *crash) through(d deed) {
 }
 
 // ends gives where to die on a path: at the first and at the last time of each
-// point.
-func ends(path []string) (all []failpoint.Armed) {
+// point, and each time at one.
+func ends(path []string, every string) (all []failpoint.Armed) {
 	count := map[string]int{}
 	for _, name := range path {
 		count[name]++
 	}
 	for _, name := range slices.Sorted(maps.Keys(count)) {
 		all = append(all, failpoint.Armed{Point: name, Action: failpoint.Kill, Nth: 1})
+		for n := 2; n < count[name] && name == every; n++ {
+			all = append(all, failpoint.Armed{Point: name, Action: failpoint.Kill, Nth: n})
+		}
 		if count[name] > 1 {
 			all = append(all, failpoint.Armed{Point: name, Action: failpoint.Kill, Nth: count[name]})
 		}

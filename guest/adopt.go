@@ -27,7 +27,7 @@ func Open(c Config) (*Registry, error) {
 	if r.meter, err = link.OpenMeter(); err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{c.RunDir, c.DataDir, r.logDir(), r.saveDir(), r.nvramDir()} {
+	for _, dir := range []string{c.RunDir, c.DataDir, r.logDir(), r.saveDir(), r.nvramDir(), r.coreDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make %s", dir)
 		}
@@ -42,6 +42,9 @@ func Open(c Config) (*Registry, error) {
 	r.sweepSaved()
 	r.sweepPrepared()
 	if err := r.finishRemovals(); err != nil {
+		return nil, err
+	}
+	if err := r.loadDues(); err != nil {
 		return nil, err
 	}
 	if err := r.adoptAll(); err != nil {
@@ -187,6 +190,9 @@ func (r *adopting) adopt(dir string) error {
 	}
 	process, err := r.findProcess(run)
 	started := rec.State.Phase.Active()
+	if started {
+		r.hasRun(rec.UUID)
+	}
 	if err == nil && process != nil && !started {
 		run.log.Warn("taking back a start that its daemon did not live to complete", "pid", process.PID)
 		process, err = nil, killAndWait(process)
@@ -197,6 +203,7 @@ func (r *adopting) adopt(dir string) error {
 	r.dropHalfWritten(dir)
 	r.rehold(run)
 	r.oweAgain(run)
+	run.changingAgain()
 	r.reholdLeaving(run)
 	if process == nil {
 		r.bury(run, rec, started)
@@ -208,7 +215,7 @@ func (r *adopting) adopt(dir string) error {
 
 // dropHalfWritten removes what a daemon that was killed was just writing.
 func (r *Registry) dropHalfWritten(dir string) {
-	for _, name := range []string{runRecordFile, pluggingFile, madeFileName} {
+	for _, name := range []string{runRecordFile, pluggingFile, changingFile, madeFileName} {
 		removeFile(r.log, filepath.Join(dir, name)+halfWritten)
 	}
 }

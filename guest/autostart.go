@@ -2,54 +2,159 @@ package guest
 
 import (
 	"context"
-	"errors"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/store"
 )
 
-// bootKind is the record of the last boot of the host whose autostart is done.
+// The guests that are marked for it are started once in each boot of the host. Which
+// they are is noted before the first is started, and each is struck off when it has
+// run, or could not be started: a daemon that is cut off in the middle leaves the
+// rest to the next one, and what ran is not started again.
+
+// bootKind is the record of the last boot of the host whose autostart was noted.
 var bootKind = store.Kind{Name: "boot", Version: 1}
 
 const lastBoot = "autostarted"
 
-// Autostart starts the guests that are marked for it, once for each boot of the
-// host: a daemon that is only restarted starts nobody. One that fails is logged
-// and delays no other.
-func (r *Registry) Autostart(ctx context.Context) {
-	var done string
-	if err := r.store.Get(bootKind, lastBoot, &done); err != nil && !fault.Is(err, fault.NotFound) {
-		r.log.Error("cannot learn whether this boot's autostart is done; nothing is started", "error", err)
-		return
-	}
-	if r.Boot == "" || done == r.Boot {
-		return
-	}
-	if err := r.store.Put(bootKind, lastBoot, r.Boot); err != nil {
-		r.log.Error("cannot note this boot's autostart; nothing is started", "error", err)
-		return
-	}
-	failpoint.Reach("autostart.noted")
-	for _, g := range r.All() {
-		v := g.View()
-		marked := v.Autostart || v.AutostartOnce
-		if !marked || v.State.Active() {
-			continue
+// dueKind is the record of one guest that a boot has still to start, by UUID.
+var dueKind = store.Kind{Name: "autostart", Version: 1}
+
+// due says in which boot a guest is to be started, and by which mark.
+type due struct {
+	Boot string
+	Once bool // by that for one boot, which is taken back
+}
+
+// dues are the guests that this boot has still to start.
+type dues struct {
+	mu   sync.Mutex
+	left map[string]due
+}
+
+// loadDues finds again what an earlier daemon left to be started, and forgets what
+// an earlier boot did.
+func (r *Registry) loadDues() error {
+	var old []string
+	err := r.store.Each(dueKind, func(uuid string, decode func(any) error) error {
+		var d due
+		if err := decode(&d); err != nil {
+			r.log.Error("cannot learn whether a guest is still to be started", "uuid", uuid, "error", err)
 		}
-		r.loops.Go(func() { g.autostart(ctx, v.AutostartOnce) })
+		if r.Boot == "" || d.Boot != r.Boot {
+			old = append(old, uuid)
+			return nil
+		}
+		r.dues.left[uuid] = d
+		return nil
+	})
+	for _, uuid := range old {
+		r.forgetDue(uuid)
+	}
+	return err
+}
+
+func (r *Registry) forgetDue(uuid string) {
+	if err := r.store.Delete(dueKind, uuid); err != nil {
+		r.log.Error("cannot forget that a guest was to be started with the host", "uuid", uuid, "error", err)
 	}
 }
 
-func (g *Guest) autostart(ctx context.Context, once bool) {
-	if once {
+// hasRun strikes a guest off: it runs or ran in this boot, whoever started it, or it
+// could not be started.
+func (r *Registry) hasRun(uuid string) {
+	r.dues.mu.Lock()
+	_, is := r.dues.left[uuid]
+	delete(r.dues.left, uuid)
+	r.dues.mu.Unlock()
+	if is {
+		r.forgetDue(uuid)
+		failpoint.Reach("autostart.struck")
+	}
+}
+
+// Autostart starts the guests that are marked for it, once for each boot of the
+// host. One that fails is logged and delays no other.
+func (r *Registry) Autostart(ctx context.Context) {
+	if r.Boot == "" {
+		return
+	}
+	var noted string
+	if err := r.store.Get(bootKind, lastBoot, &noted); err != nil && !fault.Is(err, fault.NotFound) {
+		r.log.Error("cannot learn whether this boot's autostart is done; nothing is started", "error", err)
+		return
+	}
+	if noted != r.Boot {
+		if err := r.noteDues(); err != nil {
+			r.log.Error("cannot note this boot's autostart; nothing is started", "error", err)
+			return
+		}
+	}
+	r.dues.mu.Lock()
+	var left []string
+	for uuid := range r.dues.left {
+		left = append(left, uuid)
+	}
+	r.dues.mu.Unlock()
+	for _, uuid := range left {
+		g, err := r.ByUUID(uuid)
+		if err != nil || g.View().State.Active() {
+			r.hasRun(uuid) // or is not defined any more
+			continue
+		}
+		r.loops.Go(func() { g.autostart(ctx) })
+	}
+}
+
+// noteDues notes which guests this boot is to start. All are written at once, so
+// that they share transactions.
+func (r *Registry) noteDues() error {
+	var noting errgroup.Group
+	for _, g := range r.All() {
+		v := g.View()
+		if !v.Autostart && !v.AutostartOnce || v.State.Active() {
+			continue
+		}
+		d := due{Boot: r.Boot, Once: v.AutostartOnce}
+		r.dues.mu.Lock()
+		r.dues.left[g.uuid] = d
+		r.dues.mu.Unlock()
+		noting.Go(func() error { return r.store.Put(dueKind, g.uuid, d) })
+	}
+	err := noting.Wait()
+	failpoint.Reach("autostart.listed")
+	if err == nil {
+		err = r.store.Put(bootKind, lastBoot, r.Boot)
+	}
+	failpoint.Reach("autostart.noted")
+	return err
+}
+
+func (g *Guest) autostart(ctx context.Context) {
+	g.reg.dues.mu.Lock()
+	d := g.reg.dues.left[g.uuid]
+	g.reg.dues.mu.Unlock()
+	v := g.View()
+	switch {
+	case d.Once && v.AutostartOnce:
 		if err := g.SetAutostartOnce(ctx, false); err != nil {
 			g.log.Error("cannot take back the mark for one autostart", "error", err)
 		}
+	case !d.Once && !v.Autostart: // its user has changed their mind
+		g.reg.hasRun(g.uuid)
+		return
 	}
 	failpoint.Reach("autostart.start")
 	err := g.Start(ctx, StartOptions{})
-	if err != nil && !errors.Is(err, context.Canceled) {
+	if ctx.Err() != nil {
+		return // the daemon stops: the next one goes on
+	}
+	g.reg.hasRun(g.uuid)
+	if err != nil && !fault.Is(err, fault.WrongState) {
 		g.log.Error("cannot start a guest that is marked for autostart", "error", err)
 	}
 }

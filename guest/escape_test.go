@@ -27,8 +27,12 @@ import (
 const escapist = "escapist"
 
 func TestMain(m *testing.M) {
-	if filepath.Base(os.Args[0]) == escapist {
-		if slices.ContainsFunc(os.Args, func(w string) bool { return strings.HasPrefix(w, "guest=") }) {
+	if name := filepath.Base(os.Args[0]); name == escapist || name == liarName {
+		isGuest := slices.ContainsFunc(os.Args, func(w string) bool { return strings.HasPrefix(w, "guest=") })
+		switch {
+		case isGuest && name == liarName:
+			playLiar()
+		case isGuest:
 			tryToEscape()
 		}
 		fmt.Fprintln(os.Stderr, syscall.Exec(emulator, append([]string{emulator}, os.Args[1:]...), os.Environ()))
@@ -235,7 +239,7 @@ func testEscape(t *testing.T, isolated bool) {
 	ok(t, err)
 	taken := d.define(strings.NewReplacer("<domain type='qemu'>", "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><uuid>"+uuid+"</uuid>",
 		"</domain>", "<qemu:commandline><qemu:env name='"+targetsVariable+"' value='"+string(text)+"'/></qemu:commandline></domain>",
-		"<devices>", "<devices><emulator>"+copyOfTest(t, d.dir)+"</emulator>").Replace(small("taken",
+		"<devices>", "<devices><emulator>"+copyOfTest(t, d.dir, escapist)+"</emulator>").Replace(small("taken",
 		`<disk type='file'><driver type='raw'/><source file='`+own+`'/><target dev='vda' bus='virtio'/><readonly/></disk>`)))
 	ok(t, taken.Start(d.ctx(), guest.StartOptions{}))
 	d.judge(at, isolated)
@@ -281,13 +285,13 @@ func listens(t *testing.T, kind, address string) string {
 }
 
 // copyOfTest puts the test's own program where it has the other name.
-func copyOfTest(t *testing.T, dir string) string {
+func copyOfTest(t *testing.T, dir, name string) string {
 	t.Helper()
 	self, err := os.Executable()
 	ok(t, err)
 	text, err := os.ReadFile(self)
 	ok(t, err)
-	path := filepath.Join(dir, escapist)
+	path := filepath.Join(dir, name)
 	ok(t, os.WriteFile(path, text, 0o755))
 	ok(t, os.Chmod(path, 0o755))
 	return path

@@ -192,6 +192,8 @@ func (g *Guest) carryOut(e lifecycle.Effect) {
 		g.announce(event.DomainReboot{})
 	case lifecycle.End:
 		g.run.end(endGracefully)
+	case lifecycle.DumpCore:
+		g.dumpCore()
 	case lifecycle.Restart:
 		g.restartMachine()
 	case lifecycle.Forget:

@@ -45,6 +45,8 @@ type daemon struct {
 	prepared int
 	// isolated has QEMU run in chambers.
 	isolated bool
+	// boot names the boot of the host.
+	boot string
 }
 
 // newDaemon makes a daemon whose guests end with the test.
@@ -123,7 +125,7 @@ func (d *daemon) open() {
 		DataDir: filepath.Join(d.dir, "data/guest"), RunDir: filepath.Join(d.dir, "run/guest"), Instance: instance,
 		Log: log, Store: d.store, Events: d.events, Emulators: emulators, Ledger: host.NewLedger(inventory),
 		Networks: d.nets, Pools: d.pools, Secrets: secrets, Cgroups: d.groups, Kernel: root,
-		Prepared: d.prepared,
+		Prepared: d.prepared, Boot: d.boot,
 	})
 	must(err)
 }

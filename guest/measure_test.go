@@ -217,7 +217,7 @@ func TestAStoppedProcessIsNotAsked(t *testing.T) {
 	if calls := s.monitor.Calls(); len(calls) != 1 {
 		t.Errorf("a stopped QEMU was asked %v", calls)
 	}
-	s.live.Load().lost.Store(time.Now().UnixNano())
+	s.live.Load().lose()
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,7 @@ import (
 
 func (r *Registry) logDir() string   { return filepath.Join(r.DataDir, "log") }
 func (r *Registry) saveDir() string  { return filepath.Join(r.DataDir, "save") }
+func (r *Registry) coreDir() string  { return filepath.Join(r.DataDir, "core") }
 func (r *Registry) nvramDir() string { return filepath.Join(r.DataDir, "nvram") }
 
 // demand is what a guest takes of the host. Huge pages are counted where they

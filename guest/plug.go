@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"slices"
 	"time"
@@ -266,13 +267,14 @@ func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *
 	err = explainKey(dev, runSteps(ctx, s, steps))
 	if err == nil {
 		failpoint.Reach("plug.made")
-		if err = settlePlugged(ctx, s, dev); err != nil {
+		if err = settlePlugged(ctx, s, dev); err != nil && !unanswered(err) {
 			undo(ctx, s, steps)
 		}
 	}
 	switch {
-	case err != nil && s.Err() != nil:
+	case unanswered(err):
 		held.cutOff = p
+		s.Close() // a new session asks how far it came
 	case err != nil:
 		removeFile(g.log, filepath.Join(r.dir, pluggingFile))
 	}
@@ -297,7 +299,9 @@ func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error
 	return nil
 }
 
-// runSteps runs steps in order; when one fails it undoes those before it.
+// runSteps runs steps in order; when QEMU refuses one it undoes those before it.
+// One that QEMU does not answer may still be carried out: nothing is undone then, and
+// the caller's journal says what is to be.
 func runSteps(ctx context.Context, s *qmp.Session, steps []qemu.Step) error {
 	for i, step := range steps {
 		err := failpoint.Err("plug.step")
@@ -305,11 +309,19 @@ func runSteps(ctx context.Context, s *qmp.Session, steps []qemu.Step) error {
 			err = execute(ctx, s, step)
 		}
 		if err != nil {
-			undo(ctx, s, steps[:i])
+			if !unanswered(err) {
+				undo(ctx, s, steps[:i])
+			}
 			return err
 		}
 	}
 	return nil
+}
+
+// unanswered reports whether it is not known what QEMU made of a command.
+func unanswered(err error) bool {
+	var refused *qmp.Error
+	return err != nil && !errors.As(err, &refused)
 }
 
 // undo takes steps back, last first, whatever becomes of each.
@@ -507,9 +519,12 @@ func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force b
 	if err := updateIn(&after.Devices, dev); err != nil {
 		return nil, err
 	}
-	changed, def := after.Devices.ByAlias(before.Common().Alias), r.def
+	changed := after.Clone().Devices.ByAlias(before.Common().Alias) // it shares nothing with config
+	if drive, is := changed.(*device.Disk); is {
+		return g.planMedia(before.(*device.Disk), drive, config, force)
+	}
 	return func(ctx context.Context) (settle, error) {
-		if err := g.updateLive(ctx, r, def, before, changed, force); err != nil {
+		if err := g.updateLive(ctx, r, changed); err != nil {
 			return nil, err
 		}
 		failpoint.Reach("update.made")
@@ -529,14 +544,12 @@ func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force b
 }
 
 // updateLive does an update to the running guest, beside the loop.
-func (g *Guest) updateLive(ctx context.Context, r *run, def *domain.Definition, before, after device.Device, force bool) error {
+func (g *Guest) updateLive(ctx context.Context, r *run, after device.Device) error {
 	s, err := r.monitor()
 	if err != nil {
 		return err
 	}
 	switch after := after.(type) {
-	case *device.Disk:
-		return g.changeMedia(ctx, r, def, s, before.(*device.Disk), after, force)
 	case *device.NIC:
 		return s.Execute(ctx, "set_link", map[string]any{"name": after.Alias, "up": after.Link != "down"}, nil)
 	case *device.Graphics:
@@ -548,37 +561,4 @@ func (g *Guest) updateLive(ctx context.Context, r *run, def *domain.Definition, 
 		return nil
 	}
 	return fault.New(fault.Unsupported, fault.Config, "cannot update a running domain's %s", after.Kind())
-}
-
-// changeMedia exchanges the medium of a drive. A guest that locked its tray is
-// overruled by force only.
-func (g *Guest) changeMedia(ctx context.Context, r *run, def *domain.Definition, s *qmp.Session, before, after *device.Disk, force bool) error {
-	caps, err := g.reg.Emulators.Get(ctx, def.Devices.Emulator)
-	if err != nil {
-		return err
-	}
-	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.ownPath(), Disks: map[string]device.DiskAttachment{}}
-	defer closePlan(p)
-	a, present, err := g.reg.findDisk(ctx, r, after)
-	if err != nil {
-		return err
-	}
-	if present {
-		p.Disks[after.Alias] = a
-	}
-	steps, err := qemu.ChangeMedia(p, before, after, force)
-	if err != nil {
-		return err
-	}
-	if err := runSteps(ctx, s, steps); err != nil {
-		return err
-	}
-	failpoint.Reach("media.changed")
-	if before.Source != nil && before.Source.Index != 0 {
-		if err := forgetImages(ctx, s, before.Source.Index); err != nil { // the guest has its new medium
-			g.log.Warn("QEMU does not let go of the image of a medium", "disk", before.Target, "error", err)
-		}
-	}
-	g.announce(event.DomainMediaChange{OldPath: before.Source.Path(), NewPath: after.Source.Path(), Alias: after.Alias, Reason: "updated"})
-	return nil
 }

@@ -125,7 +125,7 @@ func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, p *plugg
 			return err
 		}, err
 	}
-	p.undo(ctx, s, g.log)
+	takeBack(ctx, s, p.Undo, g.log)
 	return func() error {
 		r.forgetPlugging()
 		g.returnMemory(r.def, dev)
@@ -145,9 +145,9 @@ func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, p *plugg
 	}, nil
 }
 
-// undo takes back whatever QEMU has of it.
-func (p *plugging) undo(ctx context.Context, s *qmp.Session, log *slog.Logger) {
-	for _, u := range slices.Backward(p.Undo) {
+// takeBack undoes, last first, whatever QEMU has made of steps.
+func takeBack(ctx context.Context, s *qmp.Session, steps []undoing, log *slog.Logger) {
+	for _, u := range slices.Backward(steps) {
 		if err := s.Execute(ctx, u.Command, u.Args, nil); err != nil {
 			log.Debug("nothing to take back of a device", "command", u.Command, "error", err)
 		}

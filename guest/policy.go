@@ -19,13 +19,18 @@ const (
 	Crashed    Happening = "crash"
 )
 
-// actions are the policies that are carried out as they are called.
-var actions = []string{"destroy", "restart", "preserve"}
+// actions are the policies that are carried out as they are called; those of a crash
+// may dump the guest's memory before.
+var (
+	actions = []string{"destroy", "restart", "preserve"}
+	dumping = []string{"coredump-destroy", "coredump-restart"}
+)
 
 // SetPolicy says what becomes of the guest when it turns itself off, reboots or
-// crashes: destroy, restart or preserve.
+// crashes: destroy, restart or preserve, and for a crash coredump-destroy or
+// coredump-restart.
 func (g *Guest) SetPolicy(ctx context.Context, on Happening, action string, a Affect) error {
-	if !slices.Contains(actions, action) || on == Rebooted && action == "preserve" {
+	if !slices.Contains(actions, action) && (on != Crashed || !slices.Contains(dumping, action)) {
 		return fault.New(fault.Unsupported, fault.Call, "a guest's %s cannot be followed by %s", on, action)
 	}
 	set := func(d *domain.Definition) {
@@ -64,7 +69,7 @@ func (g *Guest) planPolicy(on Happening, action string, set func(*domain.Definit
 			if err != nil {
 				return nil, err
 			}
-			reboot := map[string]string{"destroy": "shutdown", "restart": "reset"}[action]
+			reboot := map[string]string{"destroy": "shutdown", "restart": "reset", "preserve": "shutdown"}[action]
 			if err := s.Execute(ctx, "set-action", map[string]any{"reboot": reboot}, nil); err != nil {
 				return nil, err
 			}

@@ -69,6 +69,7 @@ type Registry struct {
 	pool    *pool
 	rooms   *rooms
 	traits  *traits
+	dues    dues
 
 	mu     sync.RWMutex
 	byName map[string]*Guest
@@ -87,6 +88,7 @@ func newRegistry(c Config) *Registry {
 	r.pool = newPool(r, c.Prepared)
 	r.rooms = newRooms(r)
 	r.traits = newTraits()
+	r.dues.left = map[string]due{}
 	return r
 }
 

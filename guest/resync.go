@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -34,11 +35,11 @@ func (r *adopting) reattach(g *Guest, run *run) {
 		}
 		run.connect(c.session)
 		g.meet(c.found)
-		run.behind = run.Saving != nil || run.plugging != nil || len(run.Leaving) > 0 // to be ended beside the loop
+		run.behind = run.Saving != nil || run.plugging != nil || run.changing != nil || len(run.Leaving) > 0 // to be ended beside the loop
 		r.reached <- struct{}{}
 	case <-r.patience.Done():
 		g.log.Warn("the monitor of an adopted guest does not answer yet", "pid", run.PID)
-		run.lost.Store(time.Now().UnixNano())
+		run.lose()
 		g.publish()
 		go g.reattachLate(run, reached)
 	}
@@ -67,7 +68,7 @@ func (g *Guest) reattachLate(r *run, reached <-chan *contact) {
 		g.handOver(r, c.session)
 		return
 	}
-	g.regain(r)
+	g.regain(r, firstRetry)
 }
 
 // endAgain sees to it that an end which an earlier daemon began comes, whether
@@ -93,6 +94,9 @@ type inquiry struct {
 	devices  map[string]bool // aliases that QEMU still has
 	balloon  uint64
 	vcpus    uint // 0: was not asked
+	// full are the images of disks whose guest is stopped because they lie where there
+	// is no room.
+	full []string
 }
 
 // inquire asks QEMU what may have changed of a guest with that definition, which
@@ -135,6 +139,13 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition, pluggi
 		return nil, err
 	}
 	found := &inquiry{status: status.Status, channels: map[string]bool{}, devices: map[string]bool{}, balloon: balloon.Actual, vcpus: vcpus}
+	if phase, reason := activePhase(status.Status); phase == domain.Paused && reason == domain.ReasonIOError {
+		full, err := fullDisks(ctx, s, &def.Devices)
+		if err != nil {
+			return nil, err
+		}
+		found.full = full
+	}
 	for _, c := range chardevs {
 		found.channels[c.Label] = c.FrontendOpen
 	}
@@ -142,6 +153,20 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition, pluggi
 		found.devices[o.Name] = true
 	}
 	return found, nil
+}
+
+// fullDisks gives the images of the disks that have failed for want of room.
+func fullDisks(ctx context.Context, s *qmp.Session, set *device.Set) (paths []string, err error) {
+	var blocks []blockInfo
+	if err := s.Execute(ctx, "query-block", nil, &blocks); err != nil {
+		return nil, err
+	}
+	for _, d := range set.Disks {
+		if slices.ContainsFunc(blocks, func(b blockInfo) bool { return b.IOStatus == "nospace" && belongsTo(b.QDev, d.Alias) }) {
+			paths = append(paths, d.Source.Path())
+		}
+	}
+	return paths, nil
 }
 
 // meet corrects the guest's state by what QEMU said. It runs in the loop, or
@@ -166,16 +191,25 @@ func (g *Guest) meet(found *inquiry) {
 	for _, alias := range missing(&g.run.def.Devices, found.devices) {
 		g.deviceGone(alias)
 	}
+	for _, path := range found.full { // it was paused while nobody listened, or is still
+		g.lacksRoom(path)
+	}
 	phase, reason := activePhase(found.status)
 	switch {
+	case g.state.Dumping:
+		g.dumpCore() // who began it did not come to its end
 	case g.state.Restarting && phase == domain.Running:
 		g.advance(lifecycle.Resumed{})
 	case g.state.Restarting:
 		g.restartMachine() // who began it did not come to its end
+	case phase == domain.ShuttingDown && g.state.Phase == domain.Paused && g.state.Reason == domain.ReasonShuttingDown:
+		// it is kept as it ended
 	case phase == domain.ShuttingDown && g.state.Phase != domain.ShuttingDown:
 		g.advance(lifecycle.PoweredDown{}) // it happened while nobody listened
 	case phase == domain.ShuttingDown:
 		g.run.end(endGracefully)
+	case reason == domain.ReasonPanicked && g.state.Phase == domain.Running:
+		g.advance(lifecycle.Panicked{})
 	case phase != g.state.Phase:
 		g.advance(lifecycle.Found{Phase: phase, Reason: reason})
 	}
@@ -209,20 +243,28 @@ func unpluggable(dev device.Device) bool {
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 5 * time.Second
+	// steady is how long a session lasts that is worth a prompt new one. A QEMU that
+	// gives up one after the other is met less and less often.
+	steady = time.Minute
 )
 
 // loseMonitor notes that the monitor is gone while the process lives, and keeps
 // trying to reach it, for as long as the process lives. A lost monitor is not a
 // dead guest.
 func (g *Guest) loseMonitor() {
-	g.run.lost.Store(time.Now().UnixNano())
+	r := g.run
+	if time.Since(r.reached) > steady {
+		r.patience = 0
+	}
+	r.patience = min(max(2*r.patience, firstRetry), lastRetry)
+	r.lose()
 	g.publish()
-	go g.regain(g.run)
+	go g.regain(r, r.patience)
 }
 
 // regain reaches the monitor again and hands it to the loop.
-func (g *Guest) regain(r *run) {
-	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
+func (g *Guest) regain(r *run, wait time.Duration) {
+	for ; ; wait = min(2*wait, lastRetry) {
 		pause := time.NewTimer(wait)
 		select {
 		case <-pause.C:
@@ -285,7 +327,7 @@ func (g *Guest) resync() {
 // is a new one.
 func (g *Guest) startResync() {
 	r, s := g.run, g.run.session.Load()
-	if s == nil || r.lost.Load() != 0 {
+	if s == nil || r.lost.Load() != nil {
 		return // a new session brings the question with it
 	}
 	r.behind = false
@@ -301,7 +343,7 @@ func (g *Guest) startResync() {
 }
 
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
-	def, save, plug, left := r.def, r.Saving, r.plugging, slices.Clone(r.Leaving)
+	def, save, plug, change, left := r.def, r.Saving, r.plugging, r.changing, slices.Clone(r.Leaving)
 	return func(ctx context.Context) (settle, error) {
 		if save != nil {
 			if err := save.giveUp(ctx, s, r.dir, g.log); err != nil {
@@ -313,9 +355,14 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 		if err != nil {
 			return nil, err
 		}
-		plugged := func() error { return nil }
+		plugged, changed := func() error { return nil }, func() error { return nil }
 		if plug != nil {
 			if plugged, err = g.finishPlug(ctx, r, s, plug, found.devices); err != nil {
+				return nil, err
+			}
+		}
+		if change != nil {
+			if changed, err = g.finishChange(ctx, r, s, change); err != nil {
 				return nil, err
 			}
 		}
@@ -328,7 +375,7 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 				g.cleaned(r, l)
 			}
 			g.meet(found)
-			return plugged()
+			return errors.Join(plugged(), changed())
 		}, nil
 	}
 }

@@ -43,12 +43,20 @@ type run struct {
 	// back hands over a new session after the old one was lost. It holds none, so
 	// that none is forgotten in it.
 	back chan *qmp.Session
-	// lost is when the monitor was lost, in Unix nanoseconds; 0: it is there.
-	lost atomic.Int64
+	// reached is when the present session began, and patience how long the next one is
+	// waited for at first; both the loop's.
+	reached  time.Time
+	patience time.Duration
+	// lost is when the monitor was lost; nil: it is there.
+	lost atomic.Pointer[time.Time]
 
 	releases []release
 	// plugging is a plug that was cut off and of which QEMU is to be asked.
 	plugging *plugging
+	// changing is the same of a change of medium.
+	changing *changing
+	// dumping says that the memory is being dumped because the guest has panicked.
+	dumping bool
 	// removals are the devices that QEMU was asked to remove; the loop's.
 	removals map[string]*removal
 	consoles consoles
@@ -99,8 +107,8 @@ func (r *run) releaseAll(ctx context.Context) error {
 // connect makes s the run's session.
 func (r *run) connect(s *qmp.Session) {
 	r.session.Store(s)
-	r.events, r.seen = s.Events(), 0
-	r.lost.Store(0)
+	r.events, r.seen, r.reached = s.Events(), 0, time.Now()
+	r.lost.Store(nil)
 }
 
 // leave lets go of a guest that runs on: the monitor takes one daemon at a time.
@@ -131,9 +139,15 @@ func (r *run) monitor() (*qmp.Session, error) {
 	return s, nil
 }
 
+// lose notes that the monitor is lost from now on.
+func (r *run) lose() {
+	now := time.Now()
+	r.lost.Store(&now)
+}
+
 func (r *run) stuck() (since time.Time, on string) {
-	if at := r.lost.Load(); at != 0 {
-		return time.Unix(0, at), "a connection to its monitor"
+	if at := r.lost.Load(); at != nil {
+		return *at, "a connection to its monitor"
 	}
 	return time.Time{}, ""
 }

@@ -94,6 +94,7 @@ func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
 	g.reg.setID(g, r.ID)
 	g.live.Store(r)
 	g.advance(f)
+	g.reg.hasRun(g.uuid)
 	if r.AutoDestroy {
 		go g.destroyWith(o.Owner, r)
 	}

@@ -36,6 +36,8 @@ type State struct {
 	EndFor domain.Reason
 	// Rebooting turns the guest's next power-off into a reset.
 	Rebooting bool
+	// Dumping is from a panic until the memory has been dumped for whoever looks into it.
+	Dumping bool
 	// Restarting is from the moment that the machine is to be reset until it runs
 	// again; its stop and resume in between are not the user's business.
 	Restarting bool
@@ -59,6 +61,9 @@ type AnnounceReboot struct{}
 // End ends the process, letting QEMU write out what it holds.
 type End struct{}
 
+// DumpCore dumps the memory of a guest that has panicked, and reports it by Dumped.
+type DumpCore struct{}
+
 // Restart resets the machine and lets it run.
 type Restart struct{}
 
@@ -68,5 +73,6 @@ type Forget struct{}
 func (Announce) effect()       {}
 func (AnnounceReboot) effect() {}
 func (End) effect()            {}
+func (DumpCore) effect()       {}
 func (Restart) effect()        {}
 func (Forget) effect()         {}

@@ -34,6 +34,7 @@ var facts = map[string]Fact{
 	"reset-as-end":    PoweredDown{ByReset: true},
 	"was-reset":       WasReset{},
 	"panicked":        Panicked{},
+	"dumped":          Dumped{},
 	"slept":           Slept{},
 	"woke":            Woke{},
 	"ended":           Ended{},
@@ -117,9 +118,10 @@ func TestEveryLifeIsSound(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		policy := rapid.SampledFrom([]string{"destroy", "restart", "preserve"})
+		dumping := rapid.SampledFrom([]string{"coredump-destroy", "coredump-restart"})
 		s := State{
 			Phase: domain.ShutOff, Reason: domain.ReasonUnknown, Persistent: rapid.Bool().Draw(t, "persistent"),
-			Policy: Policy{policy.Draw(t, "poweroff"), policy.Draw(t, "reboot"), policy.Draw(t, "crash")},
+			Policy: Policy{policy.Draw(t, "poweroff"), policy.Draw(t, "reboot"), rapid.OneOf(policy, dumping).Draw(t, "crash")},
 		}
 		for _, name := range rapid.SliceOf(rapid.SampledFrom(names)).Draw(t, "facts") {
 			before := s

@@ -49,6 +49,10 @@ type WasReset struct{}
 // Panicked says that the guest told of its panic.
 type Panicked struct{}
 
+// Dumped says that the memory of a guest that has panicked was dumped, or could not
+// be.
+type Dumped struct{}
+
 // Slept says that the guest suspended itself to memory.
 type Slept struct{}
 
@@ -76,6 +80,7 @@ func (ShutdownAsked) fact() {}
 func (PoweredDown) fact()   {}
 func (WasReset) fact()      {}
 func (Panicked) fact()      {}
+func (Dumped) fact()        {}
 func (Slept) fact()         {}
 func (Woke) fact()          {}
 func (Ended) fact()         {}
@@ -117,6 +122,8 @@ func Step(s State, f Fact) (State, []Effect) {
 		return s, []Effect{AnnounceReboot{}}
 	case Panicked:
 		return panicked(s)
+	case Dumped:
+		return dumped(s)
 	case Slept:
 		s.Phase, s.Reason = domain.PMSuspended, domain.ReasonUnknown
 		return s, []Effect{Announce{event.PMSuspended, event.DetailMemory}}
@@ -206,20 +213,48 @@ func poweredDown(s State, f PoweredDown) (State, []Effect) {
 	return s, append(effects, End{})
 }
 
-// panicked follows on_crash. The core-dumping policies end like their plain
-// siblings until dumps are taken.
+// panicked follows on_crash. A guest may say it more than once; the end that another
+// has begun goes on.
 func panicked(s State) (State, []Effect) {
+	if s.EndFor != "" || s.Dumping || s.Restarting {
+		return s, nil
+	}
 	crashed := Announce{event.Crashed, event.DetailPanicked}
 	switch s.Policy.OnCrash {
-	case "restart", "coredump-restart":
+	case "restart":
 		s.Restarting = true
 		return s, []Effect{crashed, Restart{}}
 	case "preserve":
 		s.Phase, s.Reason = domain.Paused, domain.ReasonPanicked
 		return s, []Effect{crashed}
+	case "coredump-destroy", "coredump-restart":
+		s.Phase, s.Reason, s.Dumping = domain.Paused, domain.ReasonPanicked, true
+		return s, []Effect{crashed, DumpCore{}}
 	}
+	return endPanicked(s, crashed)
+}
+
+func endPanicked(s State, effects ...Effect) (State, []Effect) {
 	s.Phase, s.Reason, s.EndFor = domain.ShuttingDown, domain.ReasonCrashed, domain.ReasonPanicked
-	return s, []Effect{crashed, End{}}
+	return s, append(effects, End{})
+}
+
+// dumped goes on with a guest that has panicked, as its policy is by now.
+func dumped(s State) (State, []Effect) {
+	if !s.Dumping {
+		return s, nil
+	}
+	s.Dumping = false
+	switch {
+	case s.EndFor != "":
+		return s, nil
+	case s.Policy.OnCrash == "restart" || s.Policy.OnCrash == "coredump-restart":
+		s.Restarting = true
+		return s, []Effect{Restart{}}
+	case s.Policy.OnCrash == "preserve":
+		return s, nil
+	}
+	return endPanicked(s)
 }
 
 func woke(s State) (State, []Effect) {

@@ -347,7 +347,12 @@ func (b *builder) pit(t domain.Timer) error {
 func (b *builder) power() error {
 	d := b.Definition
 	b.word("-no-shutdown")
-	if d.OnReboot == "destroy" {
+	for what, action := range map[string]string{"on_poweroff": d.OnPoweroff, "on_reboot": d.OnReboot, "on_crash": d.OnCrash} {
+		if action == "rename-restart" {
+			return unsupported("%s with %s is not built", what, action)
+		}
+	}
+	if d.OnReboot == "destroy" || d.OnReboot == "preserve" {
 		b.word("-action", "reboot=shutdown")
 	}
 	// Without ACPI a guest hears of plugged devices from its ports alone.

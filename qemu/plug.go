@@ -135,7 +135,7 @@ func cannotPlug(dev device.Device) error {
 
 // ChangeMedia gives the steps that exchange the medium in a drive for CDs or
 // floppies; after has no source when the drive is to be empty. The new medium's
-// node is numbered, and the number noted in after. A guest that has locked its
+// node is numbered, unless after has a number already. A guest that has locked its
 // tray is overruled with force only.
 func ChangeMedia(p *Plan, before, after *device.Disk, force bool) ([]Step, error) {
 	if before.Device != "cdrom" && before.Device != "floppy" {
@@ -154,7 +154,9 @@ func ChangeMedia(p *Plan, before, after *device.Disk, force bool) ([]Step, error
 	if present && after.Source != nil {
 		b := newBuilder(p)
 		b.live = true
-		after.Source.Index = highestNode(&p.Definition.Devices) + 1
+		if after.Source.Index == 0 {
+			after.Source.Index = highestNode(&p.Definition.Devices) + 1
+		}
 		if _, err := b.node(after, a); err != nil {
 			return nil, err
 		}

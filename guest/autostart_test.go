@@ -1,0 +1,60 @@
+package guest_test
+
+import (
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/store"
+)
+
+// A daemon was killed amid the autostart of a boot: the next one starts those that
+// are left, and not what has run before: neither what was destroyed, nor what ended
+// by itself while no daemon looked, nor what is not marked any more.
+func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
+	d := newDaemon(t)
+	d.boot = "first"
+	byName := map[string]*guest.Guest{}
+	for _, name := range []string{"left", "ended", "done", "unmarked"} {
+		byName[name] = d.define(small(name))
+		ok(t, byName[name].SetAutostart(d.ctx(), true))
+	}
+	ok(t, byName["ended"].Start(d.ctx(), guest.StartOptions{}))
+	ok(t, byName["unmarked"].SetAutostart(d.ctx(), false))
+	pid := d.pid("ended")
+	d.reopen(func() {
+		ok(t, syscall.Kill(pid, syscall.SIGKILL))
+		_, err := syscall.Wait4(pid, nil, 0, nil)
+		ok(t, err)
+		s, err := store.Open(filepath.Join(d.dir, "data"))
+		ok(t, err)
+		for _, name := range []string{"left", "ended", "unmarked"} {
+			ok(t, s.Put(store.Kind{Name: "autostart", Version: 1}, byName[name].UUID(), map[string]any{"Boot": "first"}))
+		}
+		ok(t, s.Put(store.Kind{Name: "boot", Version: 1}, "autostarted", "first"))
+		ok(t, s.Close())
+	})
+	d.Autostart(d.ctx())
+	left := d.again(byName["left"])
+	d.settle(left, domain.Running)
+	ok(t, left.Destroy(d.ctx(), false))
+	for range 2 { // this daemon has nothing more to start, and the next one neither
+		d.Autostart(d.ctx())
+		for name, g := range byName {
+			g = d.again(g)
+			if v := g.View(); v.State.Active() || g.Job().Kind != domain.JobNone {
+				t.Errorf("%s is %s", name, v.State)
+			}
+		}
+		d.reopen(func() {})
+	}
+	d.boot = "second"
+	d.reopen(func() {})
+	d.Autostart(d.ctx())
+	for _, name := range []string{"left", "ended", "done"} {
+		d.settle(d.again(byName[name]), domain.Running)
+	}
+	d.want(d.again(byName["unmarked"]), domain.ShutOff, domain.ReasonUnknown)
+}
