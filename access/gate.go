@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/guest"
@@ -54,6 +55,7 @@ func (g *Gate) Reload() error {
 	if err != nil {
 		return err
 	}
+	failpoint.Reach("access.read")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.rules.Store(r)

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -22,6 +23,7 @@ func (h *House) Run(c *Chamber, start func() (pid int, stay <-chan struct{}, err
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot furnish a chamber")
 	}
+	failpoint.Reach("chamber.taken") // within, a test could not command a point
 	return apart(func() (<-chan struct{}, error) {
 		if err := h.enter(c, pieces, devices); err != nil {
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a chamber")

@@ -26,6 +26,7 @@ func scenarios() []*scenario {
 		{name: "guest", prepare: (*crash).lan1, deeds: guestDeeds()},
 		{name: "devices", prepare: (*crash).machine, deeds: deviceDeeds()},
 		{name: "media", prepare: (*crash).drive, deeds: mediaDeeds(), every: "plug.step"},
+		{name: "books", prepare: (*crash).probe, deeds: secretDeeds(), act: (*crash).books},
 		{name: "boots", prepare: (*crash).marked, act: (*crash).boots},
 		{name: "saves", prepare: (*crash).machine, deeds: saveDeeds()},
 		{name: "firmware", needs: []string{"swtpm"}, prepare: (*crash).probe, deeds: firmwareDeeds()},

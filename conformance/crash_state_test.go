@@ -32,7 +32,7 @@ func (c *crash) state() (string, error) {
 	}
 	var errs []error
 	for _, look := range []func(say func(string, ...any)) error{
-		c.sayGuests, c.sayNetworks, c.sayPools, c.sayFiles, c.sayRecords, c.sayHost,
+		c.sayGuests, c.sayNetworks, c.sayPools, c.saySecrets, c.sayFiles, c.sayRecords, c.sayHost,
 	} {
 		errs = append(errs, look(say))
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -131,9 +132,11 @@ func makeKey(path string) (_ *key, err error) {
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return nil, err
 	}
+	failpoint.Reach("secret.key-made")
 	if err := os.Rename(fresh, path); err != nil {
 		return nil, err
 	}
+	failpoint.Reach("secret.key-named")
 	return k, syncDir(filepath.Dir(path))
 }
 

@@ -14,6 +14,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -184,11 +185,14 @@ func (s *Store) rewrite(all contents, damaged bool) error {
 		if err != nil {
 			return err
 		}
+		failpoint.Reach("store.aside")
 		s.log.Error("the damaged file was put aside; all records that could be read go on in a new one", "file", aside, "records", len(all))
 	}
+	failpoint.Reach("store.filled")
 	if err := os.Rename(fresh, s.path); err != nil {
 		return err
 	}
+	failpoint.Reach("store.rewritten")
 	clear(s.undo)
 	return syncDir(s.dir)
 }

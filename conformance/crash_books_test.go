@@ -1,0 +1,151 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/digitalocean/go-libvirt"
+
+	"github.com/lodge-kvm/lodge/failpoint"
+)
+
+var mortalSecret = libvirt.Secret{UUID: libvirt.UUID{0xc8, 15: 1}}
+
+func defineSecret(description string) func(c *crash) error {
+	return func(c *crash) error {
+		_, err := c.l.SecretDefineXML(fmt.Sprintf(`<secret ephemeral='no' private='no'><uuid>%s</uuid><description>%s</description></secret>`,
+			uuidText(mortalSecret.UUID), description), 0)
+		return err
+	}
+}
+
+func setSecret(value string) func(c *crash) error {
+	return func(c *crash) error { return c.l.SecretSetValue(mortalSecret, []byte(value), 0) }
+}
+
+func secretDeeds() []deed {
+	undefine := func(c *crash) error { return c.l.SecretUndefine(mortalSecret) }
+	return []deed{
+		{"define a secret", defineSecret("first"), undefine},
+		{"redefine a secret", defineSecret("second"), defineSecret("first")},
+	}
+}
+
+// saySecrets lists secrets with their values.
+func (c *crash) saySecrets(say func(string, ...any)) error {
+	all, _, err := c.l.ConnectListAllSecrets(1, 0)
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		xml, err := c.l.SecretGetXMLDesc(s, 0)
+		if err != nil {
+			return err
+		}
+		value, err := c.l.SecretGetValue(s, 0)
+		say("secret %s\nvalue %q (%v)", xml, value, err != nil)
+	}
+	return nil
+}
+
+// books kills the daemon where it makes and remakes what all else is kept by: the key
+// of secrets, the rules of access, and the file of the store.
+func (c *crash) books() {
+	key := filepath.Join(c.data, "secret.key")
+	for i, point := range []string{"secret.key-made", "secret.key-named"} {
+		c.signal(c.t, "KILL")
+		c.must(os.RemoveAll(key))
+		c.begin()
+		c.killed(point, setSecret(fmt.Sprintf("value %d", i)))
+		c.begin()
+		// It was not answered, and nothing is half a key: a value can be given, and is there.
+		c.must(setSecret("given")(c))
+		c.signal(c.t, "KILL")
+		c.begin()
+		if value, err := c.l.SecretGetValue(mortalSecret, 0); err != nil || string(value) != "given" {
+			c.t.Fatalf("%s: the secret's value is %q (%v)", point, value, err)
+		}
+	}
+	c.rewrites()
+	c.reloads()
+}
+
+// killed asks for something in which the daemon dies at a point.
+func (c *crash) killed(point string, do func(c *crash) error) {
+	c.ask(failpoint.Armed{Point: point, Action: failpoint.Kill})
+	_ = c.attempt(deed{do: do})
+	c.died(point)
+}
+
+func (c *crash) died(point string) {
+	select {
+	case <-c.ended:
+	case <-time.After(patience):
+		c.t.Fatalf("it lives past %s", point)
+	}
+	c.tally.note(point)
+	c.ask(failpoint.Armed{})
+}
+
+// rewrites has the store's file damaged, and the daemon killed where it makes another
+// of it: no record is lost.
+func (c *crash) rewrites() {
+	c.must(define(c))
+	records := c.settled()
+	for _, point := range []string{"store.filled", "store.aside", "store.rewritten"} {
+		c.signal(c.t, "KILL")
+		file, err := os.OpenFile(filepath.Join(c.data, "lodge.db"), os.O_WRONLY, 0)
+		c.must(err)
+		_, err = file.WriteAt(make([]byte, 2*os.Getpagesize()), 0) // both heads
+		c.must(err)
+		c.must(file.Close())
+		c.ask(failpoint.Armed{Point: point, Action: failpoint.Kill})
+		ctx, cancel := context.WithTimeout(c.t.Context(), patience)
+		dies := c.command(ctx, mortal(c.t), "--data", c.data, "--run", c.run, "--prepared", "0")
+		dies.Env = append(os.Environ(), failpoint.Variable+"="+c.commands)
+		_ = dies.Run() // it is killed
+		cancel()
+		if !slices.Contains(c.reached(), point) {
+			c.t.Fatalf("a daemon with a damaged store does not come to %s", point)
+		}
+		c.tally.note(point)
+		c.ask(failpoint.Armed{})
+		c.begin()
+		if wrong := c.becomes(records); wrong != "" {
+			c.t.Fatalf("the store, killed at %s: %s", point, wrong)
+		}
+	}
+	c.must(undefine(c))
+}
+
+// reloads kills the daemon where it takes new rules of access: they are in force
+// under the next one.
+func (c *crash) reloads() {
+	rules := filepath.Join(c.dir, "commands", "access.yaml")
+	write := func(guests string) {
+		c.must(os.WriteFile(rules, []byte("version: 1\nrules:\n  - {name: all, who: user:4242, may: [read], guests: "+guests+"}\n"), 0o600))
+	}
+	c.must(define(c))
+	c.must(os.Chmod(c.dir, 0o711)) //nolint:gosec // others may pass to the sockets
+	write("none")
+	c.signal(c.t, "KILL")
+	c.launch(c.t, "--prepared", "0", "--access", rules)
+	c.mayNot(c.t, 4242, "dominfo", "mortal")
+	write("mortal")
+	c.ask(failpoint.Armed{Point: "access.read", Action: failpoint.Kill})
+	c.output(c.t, "kill", "-HUP", c.pid)
+	c.died("access.read")
+	c.launch(c.t, "--prepared", "0", "--access", rules)
+	if said := c.may(c.t, 4242, "domstate", "mortal"); !strings.Contains(said, "shut off") {
+		c.t.Errorf("the new rules are not in force: %s", said)
+	}
+	c.signal(c.t, "KILL")
+	c.begin()
+	c.must(undefine(c))
+	c.must(c.l.SecretUndefine(mortalSecret))
+}
