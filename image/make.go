@@ -214,8 +214,22 @@ func (t *Tool) makeFormat(ctx context.Context, f *os.File, p Plan) error {
 	} else {
 		cpu = 0
 	}
-	return t.run(ctx, cpu, k.files, nil, args...)
+	err := t.run(ctx, cpu, k.files, nil, args...)
+	for range lockTries - 1 {
+		if err == nil || !strings.Contains(err.Error(), misjudged) {
+			break
+		}
+		err = t.run(ctx, cpu, k.files, nil, args...)
+	}
+	return err
 }
+
+// A lock is made as strong as the processor is fast. Where the kernel counts a process's time in
+// ticks the tool may find that it took none, and gives up; the next attempt does better.
+const (
+	misjudged = "Unable to get accurate CPU usage"
+	lockTries = 10
+)
 
 // options gives the plan as creation options of the tool. None of the values
 // has a comma in it.
