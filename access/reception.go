@@ -62,7 +62,9 @@ func (r *Reception) Prove(ctx context.Context, w Who, p polkit.Process, toLook b
 		action = polkit.Monitor
 	}
 	err := r.polkit.Check(ctx, p, action)
-	r.judged(who, err)
+	if err == nil || errors.Is(err, polkit.ErrRefused) || errors.Is(err, polkit.ErrDismissed) {
+		r.judged(who, err) // what polkit could not ask, or did not answer, is no failure of the client's
+	}
 	return err
 }
 
@@ -89,14 +91,10 @@ func (r *Reception) Receive(ctx context.Context, conn *tls.Conn, address string)
 // audit has those before, and would be flooded.
 func TurnedAway(err error) bool { return fault.Is(err, fault.NoCapacity) }
 
-// judged counts an attempt that came to nothing, and forgets the earlier ones after one that did. That
-// somebody has brought nothing to be asked by is no failure yet.
+// judged counts an attempt that failed, and forgets those before one that did not.
 func (r *Reception) judged(who string, err error) {
-	switch {
-	case err == nil:
+	if err == nil {
 		r.strikes.clear(who)
-		return
-	case errors.Is(err, polkit.ErrNoAgent):
 		return
 	}
 	if r.strikes.note(who) {

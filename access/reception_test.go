@@ -2,6 +2,7 @@ package access
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -69,5 +70,30 @@ func TestWhoAnswersForAnAddress(t *testing.T) {
 		if got := origin(address); got != want {
 			t.Errorf("%s: %s, want %s", address, got, want)
 		}
+	}
+}
+
+// TestNoAddressTakesAllHandshakes has one address shake as many hands as it may.
+func TestNoAddressTakesAllHandshakes(t *testing.T) {
+	r := NewReception(nil, nil, nil, slog.New(slog.DiscardHandler))
+	for range maxShakingEach {
+		if err := r.begin("a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.begin("a"); !TurnedAway(err) {
+		t.Errorf("one too many from an address: %v", err)
+	}
+	for i := range maxShaking - maxShakingEach {
+		if err := r.begin(fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.begin("b"); !TurnedAway(err) {
+		t.Errorf("one too many in all: %v", err)
+	}
+	r.end("a")
+	if err := r.begin("b"); err != nil {
+		t.Errorf("where one has ended: %v", err)
 	}
 }

@@ -20,13 +20,15 @@ const (
 	Monitor = "org.libvirt.unix.monitor" // look
 )
 
-// Why a process may not come in, besides that the policy says no.
+// Why a process may not come in, besides that polkit could not be asked.
 var (
 	// ErrNoAgent says that somebody would have to show who he is, and that
 	// nothing is there to ask him by.
 	ErrNoAgent = errors.New("no polkit agent is there to ask who you are")
 	// ErrDismissed says that he was asked, and did not want to say.
 	ErrDismissed = errors.New("the question who you are was dismissed")
+	// ErrRefused says that the policy says no.
+	ErrRefused = errors.New("its policy says no")
 )
 
 // Patience is how long an answer may take: the time to type a password.
@@ -75,7 +77,7 @@ func (a *Authority) Check(ctx context.Context, p Process, action string) error {
 	case v.Challenge:
 		return fault.Wrap(ErrNoAgent, fault.Denied, fault.Call, "user %d has no %s", p.UID, action)
 	}
-	return fault.New(fault.Denied, fault.Call, "polkit's policy does not give user %d %s", p.UID, action)
+	return fault.Wrap(ErrRefused, fault.Denied, fault.Call, "polkit does not give user %d %s", p.UID, action)
 }
 
 // verdict is polkit's answer.

@@ -138,7 +138,7 @@ func TestThePolicyDecides(t *testing.T) {
 		says   string
 	}{
 		{what: "yes", answer: verdict{Authorized: true}, may: true},
-		{what: "no", says: "policy does not give user 4242 org.libvirt.unix.manage"},
+		{what: "no", says: "does not give user 4242 org.libvirt.unix.manage: its policy says no", reason: ErrRefused},
 		{what: "who is it", answer: verdict{Challenge: true}, reason: ErrNoAgent},
 		{what: "dismissed", answer: verdict{Challenge: true, Details: map[string]string{"polkit.dismissed": "true"}}, reason: ErrDismissed},
 	} {
@@ -192,7 +192,7 @@ func TestWithoutAnAnswerNobodyComesIn(t *testing.T) {
 		hangs := &policy{hold: make(chan struct{})}
 		hangs.serve(t, real)
 		defer close(hangs.hold)
-		a := at(real, 200*time.Millisecond)
+		a := at(real, 3*time.Second) // enough to come as far as polkit
 		if err := a.Check(t.Context(), p, Manage); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "no answer within") {
 			t.Errorf("got %v", err)
 		}
