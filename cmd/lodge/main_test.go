@@ -61,7 +61,7 @@ func TestWhatCannotBeDoneSaysWhy(t *testing.T) {
 		{[]string{"lab", "start", "--samples", "0"}, "--samples"},
 		{[]string{"lab", "report", nowhere}, nowhere},
 		{[]string{"lab", "report"}, "arg"},
-		{[]string{"lab", "compare", nowhere}, "arg"},
+		{[]string{"lab", "compare"}, "arg"},
 		{[]string{"lab", "compare", nowhere, nowhere}, nowhere},
 		{[]string{"nonsense"}, "nonsense"},
 		{[]string{"lab", "nonsense"}, "nonsense"},
