@@ -55,6 +55,7 @@ All that is made is taken away at the end, and settings of the host that a
 scenario changes are put back. A run that was killed goes on with lodge lab
 resume, or is cleaned up after with lodge lab clean.`,
 		Example: `  lodge lab run tile --profile mini --target lodged=/run/lodge/libvirt-sock
+  lodge lab run oltp-migrate --profile mini --target from=/run/a/libvirt-sock --to /run/b/libvirt-sock
   lodge lab run block-io --profile mini --only bus=virtio --target a=/run/lodge/libvirt-sock --target b=qemu:///system`,
 		Args: wants(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error { return r.run(c, args[0]) },
@@ -63,6 +64,7 @@ resume, or is cleaned up after with lodge lab clean.`,
 	r.places(c)
 	f.StringVar(&r.Profile, "profile", "paper", "`name` of the scenario's profile")
 	f.StringArrayVar(&r.targets, "target", nil, "`NAME=ADDRESS` of a daemon: its socket's path or a URI; again for each")
+	f.StringVar(&r.To, "to", "", "`ADDRESS` of the daemon that guests are migrated to, where the scenario does that")
 	f.StringArrayVar(&r.only, "only", nil, "`AXIS=VALUE,...`: only the steps with these values; again for each axis")
 	f.IntVar(&r.Repetitions, "repetitions", 0, "`number` of repetitions, instead of the scenario's")
 	f.BoolVar(&r.Fit, "fit", false, "leave out the steps that do not fit on the host")

@@ -34,6 +34,7 @@ type Options struct {
 	Scenario string              // that ships, or a file
 	Profile  string              // of it
 	Targets  []storm.Target      // Name and Address
+	To       string              // address of the daemon that guests are migrated to
 	Dir      string              // for the record; must not hold one
 	Images   string              // cache of guest images
 	Files    string              // directory for the guests' files, which the daemons can read
@@ -77,12 +78,20 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer closeAll(targets)
-	sites := places(targets, i, o.Files)
+	to, err := elsewhere(ctx, plan, targets, o.To)
+	if err != nil {
+		return err
+	}
+	defer leave(to)
+	sites := places(targets, to, i, o.Files)
 	left, err := fit(plan, sites, o.Fit)
 	if err != nil {
 		return err
 	}
 	header := o.header(s, plan, targets, i)
+	if to != nil {
+		header.To = &to.Target
+	}
 	header.Deviations = slices.Concat(narrowed, repeated, left)
 	w, err := record.Create(o.Dir, header)
 	if err != nil {
@@ -132,10 +141,43 @@ func closeAll(targets []*target.Target) {
 	}
 }
 
-func places(targets []*target.Target, i image.Image, dir string) map[string]*site.Site {
+// destination is how the daemon is called that guests are migrated to.
+const destination = "destination"
+
+// elsewhere connects to the daemon that a plan's guests are migrated to, and sees
+// that all concerned can do that; nil when no guest is.
+func elsewhere(ctx context.Context, plan *scenario.Plan, targets []*target.Target, address string) (*target.Target, error) {
+	switch migrates := plan.Migrates(); {
+	case migrates && address == "":
+		return nil, fault.New(fault.Invalid, fault.Config, "the scenario migrates guests: say with --to to which daemon")
+	case !migrates && address != "":
+		return nil, fault.New(fault.Invalid, fault.Config, "the scenario migrates no guests: --to has no use")
+	case !migrates:
+		return nil, nil
+	}
+	to, err := target.Connect(ctx, destination, address)
+	if err != nil {
+		return nil, err
+	}
+	for _, from := range targets {
+		if err := from.Migrates(ctx, to); err != nil {
+			to.Close()
+			return nil, err
+		}
+	}
+	return to, nil
+}
+
+func leave(to *target.Target) {
+	if to != nil {
+		to.Close()
+	}
+}
+
+func places(targets []*target.Target, to *target.Target, i image.Image, dir string) map[string]*site.Site {
 	all := map[string]*site.Site{}
 	for number, t := range targets {
-		all[t.Name] = site.New(t, number+1, i, dir)
+		all[t.Name] = site.New(t, number+1, to, i, dir)
 	}
 	return all
 }
@@ -212,11 +254,20 @@ func Resume(ctx context.Context, o Options) error {
 		return err
 	}
 	defer closeAll(targets)
+	address := ""
+	if header.To != nil {
+		address = header.To.URI
+	}
+	to, err := elsewhere(ctx, plan, targets, address)
+	if err != nil {
+		return err
+	}
+	defer leave(to)
 	w, err := record.Resume(o.Dir)
 	if err != nil {
 		return err
 	}
-	return do(ctx, w, s, plan, places(targets, i, o.Files), o.Say)
+	return do(ctx, w, s, plan, places(targets, to, i, o.Files), o.Say)
 }
 
 func addresses(targets []record.Target) (all []storm.Target) {

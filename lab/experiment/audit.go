@@ -111,12 +111,23 @@ func (t *turn) drift(ctx context.Context, g *standing) {
 	if g.clock.At.IsZero() || here <= 0 {
 		return
 	}
-	part := (now.Up-g.clock.Up).Seconds()/here.Seconds() - 1
+	part := ((now.Up-g.clock.Up).Seconds()+t.stood(g))/here.Seconds() - 1
 	t.sample(record.Sample{Window: 1, Metric: record.MetricDrift, Value: part, Unit: "part", Labels: labels(g.spec, nil)})
 	// Two looks over a loaded line are each wrong by some milliseconds.
 	if slack := 0.05 / here.Seconds(); math.Abs(part) > drifts+slack {
 		t.note(record.Event{Kind: record.Bad, What: "clock", Guest: g.spec.Name, Text: fmt.Sprintf("its clock went %+.2f %% wrong: times measured in it are none", part*100)})
 	}
+}
+
+// stood is for how long a guest stood still as it was moved, by the daemon's account:
+// its clock did so, too.
+func (t *turn) stood(g *standing) (seconds float64) {
+	for _, c := range t.done {
+		if c.guest == g {
+			seconds += c.figures[figureDowntime]
+		}
+	}
+	return seconds
 }
 
 // bounds says which of the scenario's bounds the windows break.

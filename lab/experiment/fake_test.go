@@ -40,8 +40,8 @@ type fake struct {
 
 func newFake() *fake { return &fake{running: map[string]bool{}, counts: map[string]int64{}} }
 
-func (f *fake) Describe() record.Target {
-	return record.Target{Name: "a", URI: "/a", Accelerator: "tcg"}
+func (f *fake) Describe() []record.Target {
+	return []record.Target{{Name: "a", URI: "/a", Accelerator: "tcg"}}
 }
 
 func (f *fake) Open(context.Context, string) error { f.opened++; return nil }
@@ -110,11 +110,11 @@ func (g *fakeGuest) Counted(context.Context) (map[string]int64, error) {
 	return map[string]int64{"requests": g.site.counts[g.spec.Name]}, nil
 }
 
-func (g *fakeGuest) Change(_ context.Context, e scenario.Event) error {
+func (g *fakeGuest) Change(_ context.Context, e scenario.Event) (map[string]float64, error) {
 	if g.site.change != nil {
-		return g.site.change(g.spec.Name, e)
+		return map[string]float64{"told_s": 3}, g.site.change(g.spec.Name, e)
 	}
-	return nil
+	return nil, nil
 }
 
 // Load does ten pieces of work a second, each of 2 ms, for its duration, at once.

@@ -66,6 +66,7 @@ func (t *turn) measure(ctx context.Context) error {
 	for _, s := range streams {
 		t.settle(s)
 	}
+	t.tell(streams)
 	t.audit(ctx, streams)
 	t.bounds(streams)
 	return context.Cause(ctx)
@@ -242,14 +243,16 @@ func (t *turn) events(ctx, working context.Context, began time.Time) {
 func (t *turn) change(ctx context.Context, e scenario.Event, g *standing) {
 	g.busy.Lock() // its line may be another one afterwards
 	defer g.busy.Unlock()
-	began := time.Now()
-	if err := g.Change(ctx, e); err != nil {
+	c := change{Event: e, guest: g, began: time.Now()}
+	var err error
+	if c.figures, err = g.Change(ctx, e); err != nil {
 		if ctx.Err() == nil {
 			t.trouble(e.Do, g.spec.Name, err)
 		}
 		return
 	}
-	took := time.Since(began).Seconds()
-	t.note(record.Event{Kind: record.Change, What: e.Do, Guest: g.spec.Name, Text: strings.TrimSpace(e.Do + " " + e.To), Values: map[string]float64{"duration_s": took}})
-	t.sample(record.Sample{Metric: record.MetricDuration, Value: took, Unit: "s", Labels: labels(g.spec, record.Labels{"event": e.Do})})
+	c.ended = time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.done = append(t.done, c)
 }

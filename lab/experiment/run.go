@@ -182,8 +182,10 @@ func (r *run) site(ctx context.Context, name string) (Site, error) {
 	if r.opened[name] {
 		return s, nil
 	}
-	if err := r.journal.Made(s.Describe()); err != nil {
-		return nil, err
+	for _, target := range s.Describe() {
+		if err := r.journal.Made(target); err != nil {
+			return nil, err
+		}
 	}
 	r.opened[name] = true
 	return s, s.Open(ctx, r.w.Header.ID)

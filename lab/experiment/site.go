@@ -12,8 +12,8 @@ import (
 
 // Site is where guests are run: a daemon with a network and a place for files.
 type Site interface {
-	// Describe says what it is.
-	Describe() record.Target
+	// Describe says at which daemons there will be something of the run.
+	Describe() []record.Target
 	// Open makes what guests of this run need beside themselves.
 	Open(ctx context.Context, run string) error
 	// Boot starts a guest and waits until it can be steered. If it fails nothing
@@ -32,6 +32,9 @@ type Spec struct {
 	Tile   int // from 1
 	scenario.Guest
 }
+
+// figureDowntime is what a migration tells of how long the guest stood still.
+const figureDowntime = "downtime_s"
 
 // Clock is how a guest's clock stands to the host's.
 type Clock struct {
@@ -55,7 +58,9 @@ type Guest interface {
 	Clock(ctx context.Context) (Clock, error)
 	// Counters are what the guest's kernel has counted; names end in their unit.
 	Counters(ctx context.Context) (map[string]float64, error)
-	Change(ctx context.Context, event scenario.Event) error
+	// Change does what an event says, and tells figures of it; names end in their
+	// unit.
+	Change(ctx context.Context, event scenario.Event) (map[string]float64, error)
 	// Close destroys it with its files.
 	Close(ctx context.Context) error
 }

@@ -29,6 +29,8 @@ type second struct {
 	window int
 	length time.Duration
 	ops    map[string]int64
+	done   int64         // of the operations that count
+	worst  time.Duration // that one of those took
 }
 
 func newTally(plan *scenario.Plan) *tally {
@@ -69,6 +71,14 @@ func (t *tally) add(i workload.Interval) error {
 	for op, c := range i.Ops {
 		s.ops[op] = c.Done
 		done += c.Done
+	}
+	one := workload.Total{}
+	if err := one.Add(i); err != nil {
+		return err
+	}
+	counted := one.All()
+	if s.done = counted.Done; counted.Latency != nil && counted.Done > 0 {
+		s.worst = time.Duration(counted.Latency.Max()) * time.Microsecond
 	}
 	t.seconds = append(t.seconds, s)
 	t.outage(number, done, i.Length)

@@ -22,7 +22,8 @@ type turn struct {
 
 	mu     sync.Mutex
 	guests map[place]*standing
-	broken error // the record cannot be written: the run ends
+	done   []change // in the order in which they came to an end
+	broken error    // the record cannot be written: the run ends
 }
 
 // place is a role in a tile.
@@ -69,7 +70,9 @@ func (r *run) turn(ctx context.Context, at record.Turn) (err error) {
 
 // note writes an event of this turn.
 func (t *turn) note(e record.Event) {
-	e.Time, e.Turn = time.Now(), t.at
+	if e.Turn = t.at; e.Time.IsZero() {
+		e.Time = time.Now()
+	}
 	t.keep(t.w.Event(e))
 }
 

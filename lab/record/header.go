@@ -23,7 +23,8 @@ type Header struct {
 	Scenario Scenario  `json:"scenario"`
 	Image    Image     `json:"image"`
 	Targets  []Target  `json:"targets"`
-	Host     Host      `json:"host"` // on which the lab runs
+	To       *Target   `json:"to,omitempty"` // that guests are migrated to
+	Host     Host      `json:"host"`         // on which the lab runs
 	Plan     Plan      `json:"plan"`
 	// Deviations are what this run does otherwise than its scenario says, in words.
 	Deviations []string `json:"deviations,omitempty"`

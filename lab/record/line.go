@@ -54,6 +54,15 @@ const (
 	MetricDrift    = "drift"    // of a guest's clock against the host's over the turn, part
 	MetricOutage   = "outage"   // longest time without an operation that went well, s
 	MetricDuration = "duration" // of an event, s
+
+	// What an event meant for a load: its rate before, while and after the event,
+	// what it did less than it would have done meanwhile at the rate before, and the
+	// longest that it waited then.
+	MetricBefore = "rate.before" // 1/s
+	MetricDuring = "rate.during" // 1/s
+	MetricAfter  = "rate.after"  // 1/s
+	MetricLost   = "lost"        // count
+	MetricPause  = "pause"       // s
 )
 
 // Histogram is a distribution of times of one window.

@@ -9,14 +9,16 @@ import (
 
 // Guest is one role: so many guests that are alike.
 type Guest struct {
-	Role     string `yaml:"role"`
-	Count    int    `yaml:"count"` // of tiles that have one; 1 if nothing is said
-	Memory   Size   `yaml:"memory"`
-	VCPUs    int    `yaml:"vcpus"`     // 1 if nothing is said
-	MaxVCPUs int    `yaml:"max_vcpus"` // that can be added; as many as VCPUs if nothing is said
-	CPU      string `yaml:"cpu"`       // host-passthrough, host-model, or nothing for the daemon's own
-	Pages    string `yaml:"pages"`     // 2MiB or 1GiB for huge ones
-	TBCache  Size   `yaml:"tb_cache"`  // of translated code, where TCG runs; 64MiB if nothing is said
+	Role   string `yaml:"role"`
+	Count  int    `yaml:"count"` // of tiles that have one; 1 if nothing is said
+	Memory Size   `yaml:"memory"`
+	// MaxMemory is what memory can grow to; as much as Memory if nothing is said.
+	MaxMemory Size   `yaml:"max_memory"`
+	VCPUs     int    `yaml:"vcpus"`     // 1 if nothing is said
+	MaxVCPUs  int    `yaml:"max_vcpus"` // that can be added; as many as VCPUs if nothing is said
+	CPU       string `yaml:"cpu"`       // host-passthrough, host-model, or nothing for the daemon's own
+	Pages     string `yaml:"pages"`     // 2MiB or 1GiB for huge ones
+	TBCache   Size   `yaml:"tb_cache"`  // of translated code, where TCG runs; 64MiB if nothing is said
 	// Node binds processors and memory: "spread" puts tile after tile on one node
 	// after another, a number on that one.
 	Node     string    `yaml:"node"`
@@ -59,6 +61,9 @@ func (g *Guest) UnmarshalYAML(node *yaml.Node) error {
 	if g.MaxVCPUs == 0 {
 		g.MaxVCPUs = g.VCPUs
 	}
+	if g.MaxMemory == 0 {
+		g.MaxMemory = g.Memory
+	}
 	return g.check()
 }
 
@@ -80,6 +85,8 @@ func (g *Guest) check() error {
 		return wrong(g.line, "count of %s is %d: 0 to %d are possible", g.Role, g.Count, maxCount)
 	case g.Memory < minMemory:
 		return wrong(g.line, "memory of %s is %s: a guest of the lab needs at least %s", g.Role, g.Memory, minMemory)
+	case g.MaxMemory < g.Memory:
+		return wrong(g.line, "memory of %s is %s, and can grow to %s only", g.Role, g.Memory, g.MaxMemory)
 	case g.VCPUs < 1 || g.MaxVCPUs < g.VCPUs || g.MaxVCPUs > maxVCPUs:
 		return wrong(g.line, "%s has %d vcpus of at most %d: 1 to %d are possible", g.Role, g.VCPUs, g.MaxVCPUs, maxVCPUs)
 	case len(g.Disks) > maxDisks:

@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -87,7 +88,7 @@ type Event struct {
 	At    time.Duration `yaml:"at"` // from the start of the first window
 	Do    string        `yaml:"do"`
 	Guest string        `yaml:"guest"` // the role; of every tile
-	To    string        `yaml:"to"`    // processors or memory to reach
+	To    string        `yaml:"to"`    // processors or memory to reach; nothing for a migration
 
 	line int
 }
@@ -97,6 +98,7 @@ const (
 	DoVCPUs   = "vcpus"   // add or take processors
 	DoMemory  = "memory"  // add memory, as a DIMM
 	DoBalloon = "balloon" // have the guest give memory back, or take it
+	DoMigrate = "migrate" // move the guest, as it runs, to the daemon that the run names for that
 )
 
 // UnmarshalYAML reads an event.
@@ -106,14 +108,42 @@ func (e *Event) UnmarshalYAML(node *yaml.Node) error {
 	if err := strict(node, (*fields)(e)); err != nil {
 		return err
 	}
-	if err := oneOf(e.line, "do", e.Do, DoVCPUs, DoMemory, DoBalloon); err != nil {
+	if err := oneOf(e.line, "do", e.Do, DoVCPUs, DoMemory, DoBalloon, DoMigrate); err != nil {
 		return err
 	}
 	if e.Guest == "" || e.At < 0 {
 		return wrong(e.line, "an event wants at and guest")
 	}
-	if e.To == "" {
+	if e.Do == DoMigrate && e.To != "" {
+		return wrong(e.line, "migrate wants no to: lodge lab run --to names the daemon")
+	}
+	if e.Do != DoMigrate && e.To == "" {
 		return wrong(e.line, "%s wants to: what to reach", e.Do)
+	}
+	return nil
+}
+
+// MemoryBlock is what guests' kernels take memory in.
+const MemoryBlock = 128 * MiB
+
+// check holds an event against the guest that it is of, which is there.
+func (e *Event) check(u *Setup) error {
+	at := slices.IndexFunc(u.Guests, func(g Guest) bool { return g.Role == e.Guest })
+	switch g := u.Guests[at]; e.Do {
+	case DoMemory:
+		size, err := ParseSize(e.To)
+		if err != nil {
+			return wrong(e.line, "%v", err)
+		}
+		if size <= g.Memory || size > g.MaxMemory || (size-g.Memory)%MemoryBlock != 0 {
+			return wrong(e.line, "memory of %s is to grow to %s: from %s to %s (max_memory) in steps of %s is possible", e.Guest, size, g.Memory, g.MaxMemory, MemoryBlock)
+		}
+	case DoMigrate:
+		for _, l := range u.Loads {
+			if l.From == e.Guest {
+				return wrong(e.line, "%s runs load %s, which ends with its line to the lab: migrate the guest that serves it", e.Guest, l.Name)
+			}
+		}
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -26,9 +27,12 @@ const (
 func (u *Setup) Needs(translated bool) Needs {
 	var n Needs
 	for _, g := range u.Guests {
-		each := g.Memory + ownMemory
+		each := g.MaxMemory + ownMemory
 		if translated {
 			each += g.TBCache
+		}
+		if slices.ContainsFunc(u.Events, func(e Event) bool { return e.Do == DoMigrate && e.Guest == g.Role }) {
+			each *= 2 // it is there twice for a while
 		}
 		disk := ownDisk
 		for _, d := range g.Disks {

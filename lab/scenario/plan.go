@@ -208,6 +208,9 @@ func (u *Setup) check() error {
 		if !roles[e.Guest] {
 			return wrong(e.line, "there is no role %s: %s are there", e.Guest, list(roles))
 		}
+		if err := e.check(u); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -216,6 +219,18 @@ func (u *Setup) check() error {
 func (p *Plan) Repeat(times int) error {
 	p.Repetitions = times
 	return p.check()
+}
+
+// Migrates says whether guests are moved in any step.
+func (p *Plan) Migrates() bool {
+	for _, row := range p.Setups {
+		for _, u := range row {
+			if slices.ContainsFunc(u.Events, func(e Event) bool { return e.Do == DoMigrate }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Narrow keeps the steps whose axes have one of the values that are named.

@@ -26,11 +26,13 @@ warmup: 1s
 measure: 1m30s
 guests:
   - {role: web, count: $tiles, memory: $memory, node: $node, tb_cache: $tb, disks: [{name: data, size: 1GiB}]}
-  - {role: db, memory: 64MiB, vcpus: 2, max_vcpus: 4, disks: [{name: data, size: 10MiB, format: qcow2, cache: writeback, io: native}]}
+  - {role: db, memory: 64MiB, max_memory: 320MiB, vcpus: 2, max_vcpus: 4, disks: [{name: data, size: 10MiB, format: qcow2, cache: writeback, io: native}]}
 load:
   - {name: out, kind: web, from: host, to: web, config: {address: "${web.address}:80", rate: $rate, path: "/${rate}k", even: {deeper: [$rate]}}}
 events:
   - {at: 30s, do: vcpus, guest: db, to: 4}
+  - {at: 40s, do: memory, guest: db, to: 320MiB}
+  - {at: 50s, do: migrate, guest: web}
 bounds:
   - {metric: errors, below: 1}
 `
@@ -101,7 +103,7 @@ func TestNeedsAddUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := p.Setups[0][1].Needs(true)
-	if n.Guests != 4 || n.VCPUs != 7 || n.Memory != 3*(128+120+32)*MiB+(64+120+64)*MiB {
+	if n.Guests != 4 || n.VCPUs != 7 || n.Memory != 2*3*(128+120+32)*MiB+(320+120+64)*MiB {
 		t.Errorf("got %+v", n)
 	}
 	if text := n.Sums(); !strings.Contains(text, "3 × web") || !strings.Contains(text, "4 guests") {
@@ -128,7 +130,12 @@ func TestMistakesAreRefusedWithTheirLine(t *testing.T) {
 		{"from: host, to: web", "from: host", "line 18: load out wants to"},
 		{"guest: db, to: 4", "guest: dba, to: 4", "line 20: there is no role dba"},
 		{"do: vcpus", "do: vcpsu", "line 20: do is \"vcpsu\""},
-		{"{metric: errors, below: 1}", "{metric: errors}", "line 22"},
+		{"to: 320MiB", "to: 384MiB", "line 21: memory of db is to grow to 384 MiB"},
+		{"to: 320MiB", "to: 100MiB", "line 21: memory of db"},
+		{"max_memory: 320MiB", "max_memory: 1MiB", "line 16: memory of db is 64 MiB"},
+		{"guest: web}", "guest: web, to: there}", "line 22: migrate wants no to"},
+		{"from: host, to: web", "from: web", "line 22: web runs load out"},
+		{"{metric: errors, below: 1}", "{metric: errors}", "line 24"},
 		{"name: pinned", "name: loose", "line 8"},
 		{"${rate}k", "${tb}k${counts}", "line 18: $counts is a list"},
 		{"role: db", "role: host", "line 16"},

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -29,7 +30,10 @@ const setup = 5 * time.Minute
 type guest struct {
 	*target.Guest
 	spec     experiment.Spec
+	to       *target.Target // that it can be migrated to; nil: nowhere
 	session  *session.Session
+	growing  sync.Mutex    // held by an event that adds memory
+	memory   scenario.Size // with what was added
 	services []service.Service
 }
 
@@ -196,20 +200,94 @@ func (g *guest) Counters(ctx context.Context) (map[string]float64, error) {
 	return all, nil
 }
 
-// Change does what an event says, and for processors waits until the guest uses
-// them.
-func (g *guest) Change(ctx context.Context, e scenario.Event) error {
+// Change does what an event says, and for processors and memory waits until the
+// guest uses them.
+func (g *guest) Change(ctx context.Context, e scenario.Event) (map[string]float64, error) {
+	ctx, stop := context.WithTimeoutCause(ctx, changing, fault.New(fault.Timeout, fault.Agent, "%s of the guest has not come to an end after %s", e.Do, changing))
+	defer stop()
+	switch e.Do {
+	case scenario.DoVCPUs:
+		return nil, g.addProcessors(ctx, e)
+	case scenario.DoMemory:
+		return g.grow(ctx, e)
+	case scenario.DoMigrate:
+		return g.migrate(ctx)
+	}
+	return nil, unavailable(g.Guest.Change(ctx, e))
+}
+
+// changing bounds an event with what follows from it in the guest.
+const changing = 15 * time.Minute
+
+func (g *guest) addProcessors(ctx context.Context, e scenario.Event) error {
 	if err := g.Guest.Change(ctx, e); err != nil {
 		return unavailable(err)
 	}
-	if e.Do != scenario.DoVCPUs {
-		return nil
-	}
-	ctx, stop := context.WithTimeoutCause(ctx, setup, fault.New(fault.Timeout, fault.Agent, "the guest does not use the new processors after %s", setup))
-	defer stop()
 	text, err := g.session.Run(ctx, "sh", "-c", online, "sh", strings.TrimSpace(e.To))
 	if err == nil && strings.TrimSpace(text) != strings.TrimSpace(e.To) {
 		err = fault.New(fault.Failed, fault.Agent, "the guest uses %s processors, not %s", strings.TrimSpace(text), e.To)
+	}
+	return err
+}
+
+// grow plugs memory in, and tells what the guest had before and has then.
+func (g *guest) grow(ctx context.Context, e scenario.Event) (map[string]float64, error) {
+	g.growing.Lock()
+	defer g.growing.Unlock()
+	size, err := scenario.ParseSize(e.To)
+	if err != nil {
+		return nil, err
+	}
+	before, err := g.session.Sample(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.Guest.Change(ctx, e); err != nil {
+		return nil, unavailable(err)
+	}
+	least := before.Memory.Total + int64(size-g.memory)/16*15 // the kernel may keep a little for itself
+	g.memory = size
+	if _, err := g.session.Run(ctx, "sh", "-c", backed, "sh", fmt.Sprint(least>>10)); err != nil {
+		return nil, err
+	}
+	after, err := g.session.Sample(ctx)
+	if err == nil && after.Memory.Total < least {
+		err = fault.New(fault.Failed, fault.Agent, "the guest uses %d MiB of memory, after %d before: not all that was added", after.Memory.Total>>20, before.Memory.Total>>20)
+	}
+	return map[string]float64{"memory_before_bytes": float64(before.Memory.Total), "memory_after_bytes": float64(after.Memory.Total)}, err
+}
+
+// migrate moves the guest to the other daemon. The line to the agent is the
+// daemon's, and so another one then.
+func (g *guest) migrate(ctx context.Context) (map[string]float64, error) {
+	if g.to == nil {
+		return nil, &experiment.Unavailable{Reason: "the run names no daemon to migrate guests to (--to)"}
+	}
+	_ = g.session.Close() // nobody uses it amid the windows
+	figures, err := g.Migrate(ctx, g.to)
+	return figures, errors.Join(unavailable(err), g.talkAgain(ctx))
+}
+
+// The tries of talkAgain, and the time between them.
+const (
+	talkTries = 20
+	talkPause = 250 * time.Millisecond
+)
+
+// talkAgain is talk for a guest whose old line has just been closed. Its daemon may
+// be at that still, and close the new one with it.
+func (g *guest) talkAgain(ctx context.Context) (err error) {
+	tick := time.NewTicker(talkPause)
+	defer tick.Stop()
+	for range talkTries {
+		if err = g.talk(ctx); err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return errors.Join(err, context.Cause(ctx))
+		}
 	}
 	return err
 }
@@ -226,6 +304,17 @@ const online = `
 		sleep 0.1
 	done
 	echo "$n"`
+
+// backed is online for blocks of memory, until there is as much as wanted, in KiB.
+// Those that come together are all put to use before it ends.
+const backed = `
+	for try in $(seq 600); do
+		for f in /sys/devices/system/memory/memory[0-9]*/state; do
+			[ "$(cat "$f" 2>/dev/null)" = offline ] && echo online >"$f" 2>/dev/null
+		done
+		[ "$(awk '/^MemTotal:/ {print $2}' /proc/meminfo)" -ge "$1" ] && break
+		sleep 0.1
+	done`
 
 // Close destroys the guest with its disks.
 func (g *guest) Close(ctx context.Context) error {

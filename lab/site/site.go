@@ -29,19 +29,28 @@ import (
 // their files.
 type Site struct {
 	target *target.Target
-	number int // among those of a run, from 1
+	number int            // among those of a run, from 1
+	to     *target.Target // that guests are migrated to; nil: nowhere
 	image  image.Image
 	dir    string
+	run    string
 	open   *target.Site
 }
 
-// New makes a site of a daemon that is connected to.
-func New(t *target.Target, number int, i image.Image, dir string) *Site {
-	return &Site{target: t, number: number, image: i, dir: dir}
+// New makes a site of a daemon that is connected to, and of another one that guests
+// are migrated to, if there is one.
+func New(t *target.Target, number int, to *target.Target, i image.Image, dir string) *Site {
+	return &Site{target: t, number: number, to: to, image: i, dir: dir}
 }
 
-// Describe says what it is.
-func (s *Site) Describe() record.Target { return s.target.Target }
+// Describe says where there will be something of the run.
+func (s *Site) Describe() []record.Target {
+	all := []record.Target{s.target.Target}
+	if s.to != nil {
+		all = append(all, s.to.Target)
+	}
+	return all
+}
 
 // Room is what there is for guests, if the daemon's host is this one.
 func (s *Site) Room() (experiment.Room, error) {
@@ -62,7 +71,11 @@ func (s *Site) Room() (experiment.Room, error) {
 
 // Open makes the run's network and pools.
 func (s *Site) Open(ctx context.Context, run string) (err error) {
+	s.run = run
 	s.open, err = s.target.Open(ctx, run, s.number, s.dir, target.Image{Kernel: s.image.Kernel, Initrd: s.image.Initrd, Usr: s.image.Usr, Root: s.image.Root})
+	if err == nil && s.to != nil {
+		err = s.open.Receive(ctx, s.to)
+	}
 	return err
 }
 
@@ -74,7 +87,11 @@ func (s *Site) Close(ctx context.Context) error {
 	if s.open == nil {
 		return nil
 	}
-	err := s.open.Close(ctx)
+	var err error
+	if s.to != nil {
+		err = s.to.Sweep(ctx, s.run)
+	}
+	err = errors.Join(err, s.open.Close(ctx))
 	s.open = nil
 	return err
 }
@@ -94,7 +111,7 @@ func (s *Site) Boot(ctx context.Context, spec experiment.Spec) (experiment.Guest
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	g := &guest{Guest: started, spec: spec}
+	g := &guest{Guest: started, spec: spec, to: s.to, memory: spec.Memory}
 	if err := g.meet(ctx); err != nil {
 		err = fmt.Errorf("%w%s", err, g.state(ctx))
 		return nil, errors.Join(err, started.Stop(context.WithoutCancel(ctx)))
@@ -106,14 +123,20 @@ func (s *Site) Boot(ctx context.Context, spec experiment.Spec) (experiment.Guest
 func (g *guest) meet(ctx context.Context) error {
 	ctx, stop := context.WithTimeoutCause(ctx, g.BootPatience(), fault.New(fault.Timeout, fault.Agent, "no answer within %s", g.BootPatience()))
 	defer stop()
+	if err := g.talk(ctx); err != nil {
+		return err
+	}
+	return g.disks(ctx)
+}
+
+// talk opens the conversation at the daemon where the guest runs.
+func (g *guest) talk(ctx context.Context) error {
 	line, err := g.Channel(ctx)
 	if err != nil {
 		return err
 	}
-	if g.session, err = session.Open(ctx, line); err != nil {
-		return err
-	}
-	return g.disks(ctx)
+	g.session, err = session.Open(ctx, line)
+	return err
 }
 
 // state says more of a guest whose agent does not answer.

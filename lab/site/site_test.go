@@ -30,7 +30,7 @@ func begin(t *testing.T, d *targettest.Daemon) (s *Site, dir string) {
 	}
 	t.Cleanup(at.Close)
 	dir = t.TempDir()
-	return New(at, 1, image.Image{Kernel: "/i/vmlinuz", Initrd: "/i/initrd", Usr: "/i/usr.erofs", Root: "/i/root.raw"}, dir), dir
+	return New(at, 1, nil, image.Image{Kernel: "/i/vmlinuz", Initrd: "/i/initrd", Usr: "/i/usr.erofs", Root: "/i/root.raw"}, dir), dir
 }
 
 var spec = experiment.Spec{
@@ -108,7 +108,7 @@ func TestWhatADaemonDoesNotDoIsUnavailable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = g.Change(t.Context(), scenario.Event{Do: scenario.DoVCPUs, Guest: "web", To: "2"})
+	_, err = g.Change(t.Context(), scenario.Event{Do: scenario.DoVCPUs, Guest: "web", To: "2"})
 	if u, ok := errors.AsType[*experiment.Unavailable](err); !ok || !strings.Contains(u.Reason, "no processors") {
 		t.Errorf("processors that it does not add: %v", err)
 	}
@@ -173,7 +173,7 @@ func TestRoomIsThatOfThisHost(t *testing.T) {
 	if err != nil || room.Memory == 0 || room.Disk == 0 || room.Processors != 4 || room.Translated {
 		t.Errorf("%+v, %v", room, err)
 	}
-	if s.Describe().Name != "x" {
+	if s.Describe()[0].Name != "x" {
 		t.Errorf("%+v", s.Describe())
 	}
 }

@@ -30,7 +30,11 @@ func (s *Site) definition(p plan) (string, error) {
 	var b strings.Builder
 	g := p.spec
 	kind := map[string]string{"kvm": "kvm", "tcg": "qemu"}[s.target.Accelerator]
-	fmt.Fprintf(&b, "<domain type='%s'>\n  <name>%s</name>\n  <memory unit='KiB'>%d</memory>\n", kind, p.name, g.Memory/scenario.KiB)
+	fmt.Fprintf(&b, "<domain type='%s'>\n  <name>%s</name>\n", kind, p.name)
+	if g.MaxMemory > g.Memory {
+		fmt.Fprintf(&b, "  <maxMemory slots='%d' unit='KiB'>%d</maxMemory>\n", memorySlots, g.MaxMemory/scenario.KiB)
+	}
+	fmt.Fprintf(&b, "  <memory unit='KiB'>%d</memory>\n", g.Memory/scenario.KiB)
 	if g.Pages != "" {
 		size, unit, _ := strings.Cut(map[string]string{"2MiB": "2 M", "1GiB": "1 G"}[g.Pages], " ")
 		fmt.Fprintf(&b, "  <memoryBacking><hugepages><page size='%s' unit='%s'/></hugepages></memoryBacking>\n", size, unit)
@@ -49,12 +53,29 @@ func (s *Site) definition(p plan) (string, error) {
 		fmt.Fprintf(&b, "<tcg><tb-cache unit='MiB'>%d</tb-cache></tcg>", g.TBCache/scenario.MiB)
 	}
 	b.WriteString("</features>\n")
-	if g.CPU != "" {
-		fmt.Fprintf(&b, "  <cpu mode='%s'/>\n", g.CPU)
-	}
+	b.WriteString(processor(g))
 	devices, err := s.devices(p)
 	fmt.Fprintf(&b, "  <clock offset='utc'/>\n  <on_reboot>destroy</on_reboot>\n  <devices>\n%s  </devices>\n</domain>\n", devices)
 	return b.String(), err
+}
+
+// memorySlots is how many modules of memory a guest can get.
+const memorySlots = 16
+
+// processor is what the guest sees. One that memory is plugged into needs a node
+// that the memory is of.
+func processor(g scenario.Guest) string {
+	mode := ""
+	if g.CPU != "" {
+		mode = fmt.Sprintf(" mode='%s'", g.CPU)
+	}
+	switch {
+	case g.MaxMemory > g.Memory:
+		return fmt.Sprintf("  <cpu%s><numa><cell id='0' cpus='0-%d' memory='%d' unit='KiB'/></numa></cpu>\n", mode, g.MaxVCPUs-1, g.Memory/scenario.KiB)
+	case mode != "":
+		return fmt.Sprintf("  <cpu%s/>\n", mode)
+	}
+	return ""
 }
 
 func vcpus(p plan) string {
@@ -156,6 +177,9 @@ func (s *Site) commandLine(p plan) string {
 	boot := image.Boot{Name: p.name, Nets: []image.Net{{MAC: s.hardware(p.number), Address: netip.PrefixFrom(netip.MustParseAddr(s.address(p.number)), netBits)}}}
 	if s.target.Accelerator != "kvm" {
 		boot.TSC = tsc()
+	}
+	if p.spec.MaxMemory > p.spec.Memory {
+		boot.Extra = append(boot.Extra, "swiotlb=512") // or 64 MiB are set aside for what can come above 4 GiB
 	}
 	return image.CommandLine(boot)
 }

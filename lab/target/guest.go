@@ -22,7 +22,8 @@ type Guest struct {
 	Address string // on the run's network
 	XML     string // that it was made from
 
-	site   *Site
+	site   *Site   // that has its files
+	at     *Target // where it runs: elsewhere, once it was moved
 	domain xdr.Domain
 	disks  []string // names of its volumes
 
@@ -32,7 +33,7 @@ type Guest struct {
 // Start makes a guest's disks and starts it. Number is its own in the run, from 1;
 // tile is that it belongs to, from 1. If it fails nothing of it stays.
 func (s *Site) Start(ctx context.Context, name string, number, tile int, spec scenario.Guest) (g *Guest, err error) {
-	g = &Guest{Name: name, Address: s.address(number), site: s, console: filepath.Join(s.dir, name+".console")}
+	g = &Guest{Name: name, Address: s.address(number), site: s, at: s.target, console: filepath.Join(s.dir, name+".console")}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, g.dropFiles(context.WithoutCancel(ctx)))
@@ -117,7 +118,7 @@ func (g *Guest) dropFiles(ctx context.Context) error {
 // Stop destroys the guest and deletes its files.
 func (g *Guest) Stop(ctx context.Context) error {
 	var ret error
-	if err := g.site.target.call(ctx, xdr.ProcDomainDestroy, &xdr.DomainDestroyArgs{Domain: g.domain}, nil); err != nil && !gone(err) {
+	if err := g.at.call(ctx, xdr.ProcDomainDestroy, &xdr.DomainDestroyArgs{Domain: g.domain}, nil); err != nil && !gone(err) {
 		ret = err
 	}
 	return errors.Join(ret, g.dropFiles(ctx))
@@ -138,7 +139,7 @@ func gone(err error) bool {
 // Running says whether the daemon still has it.
 func (g *Guest) Running(ctx context.Context) (bool, error) {
 	var ret xdr.DomainGetStateRet
-	err := g.site.target.call(ctx, xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: g.domain}, &ret)
+	err := g.at.call(ctx, xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: g.domain}, &ret)
 	if err != nil && gone(err) {
 		return false, nil
 	}
@@ -162,7 +163,7 @@ func (c channel) Close() error {
 
 // Channel opens the line to the agent.
 func (g *Guest) Channel(ctx context.Context) (io.ReadWriteCloser, error) {
-	conn, err := remote.Dial(ctx, g.site.target.URI)
+	conn, err := remote.Dial(ctx, g.at.URI)
 	if err != nil {
 		return nil, err
 	}

@@ -57,6 +57,14 @@ func (t *Target) Open(ctx context.Context, run string, number int, directory str
 	return s, nil
 }
 
+// Receive makes at another daemon of this host what the run's guests need there to
+// be moved to it: their network, on the bridge that is there. Files they have.
+func (s *Site) Receive(ctx context.Context, to *Target) error {
+	document := fmt.Sprintf("<network>\n  <name>%s</name>\n  <forward mode='bridge'/>\n  <bridge name='%s'/>\n</network>\n", s.name, s.bridge())
+	err := to.call(ctx, xdr.ProcNetworkCreateXML, &xdr.NetworkCreateXMLArgs{XML: document}, &xdr.NetworkCreateXMLRet{})
+	return fault.Wrap(err, fault.Failed, fault.Network, "cannot make the guests' network at %s", to.Name)
+}
+
 // Close takes away what Open has made, and whatever guests there still are.
 func (s *Site) Close(ctx context.Context) error {
 	err := errors.Join(s.target.Sweep(ctx, s.run), os.RemoveAll(s.dir), giveBack(s.borrowed))

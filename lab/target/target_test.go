@@ -21,7 +21,12 @@ import (
 
 func connect(t *testing.T, d *targettest.Daemon) *Target {
 	t.Helper()
-	target, err := Connect(t.Context(), "x", d.Listen(t))
+	return connectTo(t, d.Listen(t))
+}
+
+func connectTo(t *testing.T, path string) *Target {
+	t.Helper()
+	target, err := Connect(t.Context(), "x", path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +125,7 @@ func TestWhatCannotBeDoneHereIsSkipped(t *testing.T) {
 			change(&g)
 			_, err = s.Start(t.Context(), "lab-abc-t1-x", 1, 1, g)
 		} else {
-			err = (&Guest{site: s}).Change(t.Context(), scenario.Event{Do: scenario.DoVCPUs, To: "2"})
+			err = (&Guest{site: s, at: s.target}).Change(t.Context(), scenario.Event{Do: scenario.DoVCPUs, To: "2"})
 		}
 		if skipped, ok := errors.AsType[*Skipped](err); !ok || !strings.Contains(skipped.Reason, what) {
 			t.Errorf("%s: got %v", what, err)

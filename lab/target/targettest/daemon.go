@@ -37,7 +37,7 @@ type Daemon struct {
 // Listen has it answer until the test ends, at the socket whose path it gives.
 func (d *Daemon) Listen(t *testing.T) string {
 	t.Helper()
-	return remotetest.ListenStreams(t, d.answer, func(proc int32, _ xdr.Message) io.ReadWriteCloser {
+	return remotetest.ListenStreams(t, d.Answer, func(proc int32, _ xdr.Message) io.ReadWriteCloser {
 		if proc != xdr.ProcDomainOpenChannel {
 			return nil
 		}
@@ -96,7 +96,8 @@ func (d *Daemon) Left() (names []string) {
 	return names
 }
 
-func (d *Daemon) answer(proc int32, args xdr.Message) (xdr.Message, error) {
+// Answer is what it says to a call, for tests that say more.
+func (d *Daemon) Answer(proc int32, args xdr.Message) (xdr.Message, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	name := xdr.Lookup(xdr.ProgramRemote, proc).Name
