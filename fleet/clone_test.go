@@ -190,6 +190,43 @@ func TestASeedTellsCloudInitOfANewInstance(t *testing.T) {
 	refused(t, err, fault.Invalid, "too long")
 }
 
+func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
+	h := newHerd(t)
+	for name, text := range map[string]string{"code.fd": "code", "vars.fd": "fresh", "golden_VARS.fd": "of golden"} {
+		ok(t, os.WriteFile(filepath.Join(h.dir, name), []byte(text), 0o600))
+	}
+	uefi := strings.ReplaceAll("<loader readonly='yes' type='pflash'>DIR/code.fd</loader><nvram template='DIR/vars.fd'>DIR/golden_VARS.fd</nvram></os>", "DIR", h.dir)
+	h.define(strings.Replace(small("golden"), "</os>", uefi, 1))
+	_, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
+	ok(t, err)
+	path := h.view("one").Inactive.OS.NVRAM.Path
+	text, err := os.ReadFile(path)
+	if ok(t, err); string(text) != "of golden" || path == h.view("golden").Inactive.OS.NVRAM.Path {
+		t.Errorf("%s holds %q", path, text)
+	}
+	if got := h.guests.Clashes(h.view("one"), nil); len(got) > 0 {
+		t.Error(got)
+	}
+	h.run(Request{Verb: Undefine, Options: Options{NVRAM: true}}, "one")
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the variables of a clone that has gone: %v", err)
+	}
+
+	// Variables that were copied for a guest that then could not be go as well.
+	before := files(t, filepath.Dir(path))
+	def, release, err := mustGuest(t, h, "golden").KeepStill(t.Context())
+	ok(t, err)
+	defer release()
+	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"two"}})
+	ok(t, err)
+	c.source = def.Clone()
+	c.source.OS.Machine = "no-such-machine"
+	if r := c.clone(t.Context(), "two", uuid.NewString()); r.Outcome != Failed || !strings.Contains(r.Error.Error(), "no-such-machine") {
+		t.Errorf("got %+v", r)
+	}
+	h.wants("files", files(t, filepath.Dir(path)), before...)
+}
+
 func TestThinClonesMakeATemplate(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
