@@ -18,7 +18,8 @@ import (
 type Controller string
 
 // The controllers. CPUAccounting is a controller of its own in version 1 and
-// comes with every group in version 2.
+// comes with every group in version 2, where devices are the matter of a program
+// for each group.
 const (
 	CPUController     Controller = "cpu"
 	CPUAccounting     Controller = "cpuacct"
@@ -26,10 +27,11 @@ const (
 	MemoryController  Controller = "memory"
 	BlockIOController Controller = "io"
 	PIDsController    Controller = "pids"
+	DeviceController  Controller = "devices"
 )
 
 var controllers = []Controller{
-	CPUController, CPUAccounting, CPUSetController, MemoryController, BlockIOController, PIDsController,
+	CPUController, CPUAccounting, CPUSetController, MemoryController, BlockIOController, PIDsController, DeviceController,
 }
 
 // Cgroups is one instance's share of the host's control groups: a parent group
@@ -130,16 +132,23 @@ func (c *Cgroups) openUnified(tree string) {
 			c.trees[controller] = tree
 			continue
 		}
-		err := enable(c.root.path(tree), controller)
-		if err == nil {
-			err = enable(c.root.path(tree, c.parent), controller)
-		}
-		if err != nil {
+		if err := c.enableUnified(tree, controller); err != nil {
 			c.absent[controller] = err.Error()
 			continue
 		}
 		c.trees[controller] = tree
 	}
+}
+
+// enableUnified lets the groups of guests use a controller.
+func (c *Cgroups) enableUnified(tree string, controller Controller) error {
+	if controller == DeviceController {
+		return tryDevices(c.root.path(tree, c.parent))
+	}
+	if err := enable(c.root.path(tree), controller); err != nil {
+		return err
+	}
+	return enable(c.root.path(tree, c.parent), controller)
 }
 
 // enable lets the children of a version 2 group use a controller.
