@@ -86,6 +86,7 @@ func toGuest(m fleet.Member) *lodgev1.Guest {
 		Persistent: v.Persistent, Autostart: v.Autostart, ManagedSave: v.ManagedSave, Pid: int32(v.PID),
 		Labels: m.Labels, Tile: m.Labels[tileLabel], Template: v.Template,
 	}
+	g.Isolation = v.Isolation
 	if m.Problem != "" {
 		g.Messages = append(g.Messages, legible(m.Problem))
 	}

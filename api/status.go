@@ -37,6 +37,8 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 		Resident:    self.Resident, Cpu: durationpb.New(self.User + self.System),
 		ApiClients: uint32(s.conns.count()), Sets: uint32(s.sets.count()), Events: &lodgev1.Cursor{Life: s.life, Seq: s.Events.Newest()},
 	}
+	isolation := s.Guests.Isolation()
+	answer.Isolation = &lodgev1.Isolation{On: isolation.On, InForce: isolation.InForce, Lacking: isolation.Lacking}
 	if s.LibvirtClients != nil {
 		answer.LibvirtClients = uint32(s.LibvirtClients())
 	}

@@ -2,6 +2,7 @@ package chamber
 
 import (
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -66,22 +67,38 @@ func (h *House) enter(c *Chamber, pieces []piece, devices []device) error {
 		}
 	}
 	unix.Umask(umask)
+	if len(c.Keep) > 0 {
+		if err := unix.Mount("", room, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NOEXEC, ""); err != nil {
+			return fmt.Errorf("cannot forbid to write to its root: %w", err)
+		}
+	}
 	if err := unix.Chroot(room); err != nil {
 		return fmt.Errorf("cannot close the door: %w", err)
 	}
 	if err := unix.Chdir("/"); err != nil {
 		return err
 	}
-	return forsake()
+	if h.cores {
+		if err := bake(); err != nil {
+			return fmt.Errorf("cannot keep it from sharing a core: %w", err)
+		}
+	}
+	if err := c.Limits.lower(); err != nil {
+		return err
+	}
+	return forsake(c.Keep)
 }
 
 // forsake sees to it that nothing started here ever has more privileges than it
-// begins with.
-func forsake() error {
+// begins with, and none but those that are to be kept.
+func forsake(keep []uintptr) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("cannot forgo new privileges: %w", err)
 	}
 	for capability := range uintptr(64) {
+		if slices.Contains(keep, capability) {
+			continue
+		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0); err == unix.EINVAL {
 			return nil // the kernel has no more
 		} else if err != nil {

@@ -2,6 +2,7 @@ package chamber
 
 import (
 	"errors"
+	"fmt"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,6 +13,21 @@ import (
 type Limits struct {
 	Threads uint64 // of all processes of its user; 0: unbounded
 	Locked  uint64 // bytes of memory that it may lock
+	Memory  uint64 // bytes of address space; 0: unbounded
+	File    uint64 // bytes that a file may have when it writes to it; 0: unbounded
+	Seconds uint64 // of processor time; 0: unbounded
+	Nice    int    // how much it yields to others
+}
+
+// lower has the thread, and what it starts, yield to others.
+func (l Limits) lower() error {
+	if l.Nice == 0 {
+		return nil
+	}
+	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, l.Nice); err != nil {
+		return fmt.Errorf("cannot lower its priority: %w", err)
+	}
+	return nil
 }
 
 // apply bounds a process that has just been started and runs as the user. The
@@ -27,8 +43,12 @@ func (l Limits) apply(pid int, u User) error {
 		return errno
 	}
 	bounds := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: l.Locked}
-	if l.Threads > 0 {
-		bounds[unix.RLIMIT_NPROC] = l.Threads
+	for which, most := range map[int]uint64{
+		unix.RLIMIT_NPROC: l.Threads, unix.RLIMIT_AS: l.Memory, unix.RLIMIT_FSIZE: l.File, unix.RLIMIT_CPU: l.Seconds,
+	} {
+		if most > 0 {
+			bounds[which] = most
+		}
 	}
 	for which, most := range bounds {
 		var now unix.Rlimit

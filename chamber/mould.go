@@ -18,6 +18,7 @@ type House struct {
 	mould  *os.File // the mount namespace that chambers are copies of
 	spaces int      // the namespaces beside it that this kernel has
 	absent []string
+	cores  bool // each program shares its cores with nobody else's
 }
 
 // room is where a chamber's root is in its mount namespace.
@@ -85,6 +86,34 @@ func Open() (*House, error) {
 		return nil, fault.Wrap(err, fault.Unsupported, fault.Host, "cannot make chambers for guests")
 	}
 	return h, nil
+}
+
+// ParsNetwork reports whether programs have no network unless they are given the
+// host's.
+func (h *House) ParsNetwork() bool { return h.spaces&unix.CLONE_NEWNET != 0 }
+
+// ShareNoCore has the kernel run threads of different programs never at the same
+// time on one core: what leaks between the threads of a core then leaks to nobody.
+// It costs processor time where there are more threads to run than cores.
+func (h *House) ShareNoCore() error {
+	err := apart(func() (<-chan struct{}, error) { return nil, bake() })
+	if errors.Is(err, unix.ENODEV) {
+		return fault.New(fault.Unsupported, fault.Host, "this host's cores run one thread each: there is nothing to share")
+	}
+	if err != nil {
+		return fault.Wrap(err, fault.Unsupported, fault.Host, "this kernel cannot keep guests from sharing a core")
+	}
+	h.cores = true
+	return nil
+}
+
+// SharesNoCore reports whether that is so.
+func (h *House) SharesNoCore() bool { return h.cores }
+
+// bake gives the thread, and what it starts, a cookie that no other thread has: the
+// kernel runs only those with the same at once on a core.
+func bake() error {
+	return unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_CREATE, 0, unix.PR_SCHED_CORE_SCOPE_THREAD, 0)
 }
 
 // Absent names what of a chamber this kernel does not have.

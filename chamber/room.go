@@ -33,6 +33,12 @@ type Chamber struct {
 	Terminals bool
 	// Network leaves the program the host's network.
 	Network bool
+	// Own processes can be seen in /proc, and nobody else's: for a program that
+	// reaches what it was handed as /proc/self/fd/N.
+	Proc bool
+	// Keep are the capabilities that the program has; usually none. One that has
+	// any finds nothing in its root that can be written to but what is its Own.
+	Keep []uintptr
 	// Limits bound the process.
 	Limits Limits
 }
@@ -200,7 +206,16 @@ func (c *Chamber) furnish(pieces []piece) error {
 			return fmt.Errorf("cannot show %s: %w", p.at, err)
 		}
 	}
-	return c.makeDevices(room)
+	if err := c.makeDevices(room); err != nil || !c.Proc {
+		return err
+	}
+	if err := os.Mkdir(room+"/proc", 0o555); err != nil {
+		return err
+	}
+	if err := unix.Mount("proc", room+"/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "hidepid=2,subset=pid"); err != nil {
+		return fmt.Errorf("cannot show its processes: %w", err)
+	}
+	return nil
 }
 
 // layOut repeats the mould in the new root.
@@ -240,6 +255,15 @@ var nodes = []struct {
 	name         string
 	major, minor uint32
 }{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}}
+
+// Nodes are the paths of the device nodes that are in every chamber.
+func Nodes() []string {
+	var paths []string
+	for _, n := range nodes {
+		paths = append(paths, "/dev/"+n.name)
+	}
+	return paths
+}
 
 // makeDevices makes /dev.
 func (c *Chamber) makeDevices(root string) error {

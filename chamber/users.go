@@ -1,12 +1,15 @@
 package chamber
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -88,6 +91,26 @@ func (u *Users) Release(id uint32) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	delete(u.taken, id)
+}
+
+// End ends every process that runs as the user, who must be one that nothing else
+// runs as.
+func (u User) End() error {
+	if u.UID == 0 {
+		return fault.New(fault.Internal, fault.Host, "the processes of root are not to be ended")
+	}
+	return apart(func() (<-chan struct{}, error) {
+		// Not by package syscall, which changes all threads.
+		uid := uintptr(u.UID)
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
+			return nil, errno
+		}
+		err := unix.Kill(-1, unix.SIGKILL) // all that this user may signal
+		if errors.Is(err, unix.ESRCH) {
+			return nil, nil
+		}
+		return nil, err
+	})
 }
 
 // Survey holds every number of the range that a process runs as, or that owns one

@@ -312,7 +312,7 @@ func TestGuestsAreListed(t *testing.T) {
 			Name: "db-1", Uuid: "11111111-0000-4000-8000-000000000000", Id: 3, State: "running", Reason: "booted", Since: timestamppb.New(noon), Persistent: true, Autostart: true,
 			Memory: 1 << 30, MemoryMax: 2 << 30, Vcpus: 4, Pid: 4711, Labels: map[string]string{"app": "db", "hot": "", "tile": "web/3"}, Tile: "web/3",
 			Sample: &lodgev1.Sample{Age: durationpb.New(12 * time.Second), Stale: "QEMU did not answer", Cpu: durationpb.New(61 * time.Second), Resident: 900 << 20},
-			Wait:   &lodgev1.Wait{What: "QEMU to answer query-status", Since: timestamppb.New(noon.Add(60 * time.Second))}, Messages: []string{"tainted"},
+			Wait:   &lodgev1.Wait{What: "QEMU to answer query-status", Since: timestamppb.New(noon.Add(60 * time.Second))}, Messages: []string{"tainted"}, Isolation: []string{"user", "root"},
 		},
 		{Name: "web\n-1", State: "shut off", Since: timestamppb.New(noon), Memory: 100 << 20, Vcpus: 1},
 	}

@@ -70,6 +70,7 @@ func (c *Client) ShowStatus(ctx context.Context, collect, asJSON bool, out io.Wr
 		{"clients", fmt.Sprintf("%d of libvirt's protocol, %d of this one", s.GetLibvirtClients(), s.GetApiClients())},
 		{"sets under way", fmt.Sprint(s.GetSets())},
 		{"prepared", prepared(s.GetPrepared())},
+		{"isolation", isolation(s.GetIsolation())},
 		{"memory", fmt.Sprintf("%s resident, %s of heap in use", size(s.GetResident()), size(s.GetHeap()))},
 		{"goroutines", fmt.Sprint(s.GetGoroutines())},
 		{"threads", fmt.Sprint(s.GetThreads())},
@@ -80,6 +81,18 @@ func (c *Client) ShowStatus(ctx context.Context, collect, asJSON bool, out io.Wr
 		t.add(line[0], line[1])
 	}
 	return Failed(t.write(out))
+}
+
+// isolation says what keeps guests apart, and what the host lacks for it.
+func isolation(i *lodgev1.Isolation) string {
+	text := "off"
+	if i.GetOn() {
+		text = strings.Join(i.GetInForce(), ", ")
+	}
+	if len(i.GetLacking()) > 0 {
+		text += "; lacking " + clean(strings.Join(i.GetLacking(), ", "))
+	}
+	return text
 }
 
 // prepared says how many guests a QEMU waits for, and what that costs.

@@ -48,7 +48,7 @@ func (c *Client) List(ctx context.Context, selectors []string, form string, out 
 func guestTable(guests []*lodgev1.Guest, wide bool, now time.Time) *table {
 	t := &table{titles: []string{"NAME", "STATE", "VCPUS ", "MEMORY ", "PID ", "SINCE ", "TILE", "LABELS", "WAITS FOR"}}
 	if wide {
-		t.titles = append(t.titles, "ID ", "UUID", "REASON", "KEPT", "RESIDENT ", "CPU TIME ", "SAMPLE ", "MESSAGES")
+		t.titles = append(t.titles, "ID ", "UUID", "REASON", "KEPT", "RESIDENT ", "CPU TIME ", "SAMPLE ", "ISOLATION", "MESSAGES")
 	}
 	for _, g := range guests {
 		row := []string{
@@ -58,7 +58,7 @@ func guestTable(guests []*lodgev1.Guest, wide bool, now time.Time) *table {
 		if wide {
 			row = append(row, numberOrNone(g.GetId()), g.GetUuid(), g.GetReason(), orNone(kept(g)))
 			row = append(row, sampled(g.GetSample())...)
-			row = append(row, orNone(strings.Join(g.GetMessages(), "; ")))
+			row = append(row, orNone(strings.Join(g.GetIsolation(), ",")), orNone(strings.Join(g.GetMessages(), "; ")))
 		}
 		t.add(row...)
 	}

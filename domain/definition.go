@@ -69,7 +69,7 @@ type SecLabel struct {
 	Type    string // none, static, dynamic
 	Model   string
 	Relabel device.Switch
-	Label   string // of a static one
+	Label   string // of a static one, or that a running guest was given
 }
 
 // MemoryBacking says where guest memory comes from.

@@ -220,16 +220,15 @@ func describeSecLabel(n *node, l *domain.SecLabel) {
 	n.str("type", &l.Type, "none", "static", "dynamic")
 	n.str("model", &l.Model)
 	n.yes("relabel", &l.Relabel)
-	if l.Type == "static" && l.Model == "dac" {
+	if l.Model == "dac" && l.Type != "none" {
 		n.leaf("label", &l.Label)
-		return
 	}
 	if n.writing || l.Type == "static" {
 		return
 	}
 	// Labels that were made for a run describe that run only.
 	for _, name := range []string{"label", "imagelabel"} {
-		if c := n.child(name); c != nil {
+		if c := n.child(name); c != nil && (name == "imagelabel" || l.Model != "dac") {
 			c.ignore("")
 		}
 	}

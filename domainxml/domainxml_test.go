@@ -195,6 +195,7 @@ func TestPasswordsAreWrittenOnlyWhenAskedFor(t *testing.T) {
 func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 	def := &domain.Definition{
 		Virt: "kvm", Name: "a", Memory: 1 << 30, VCPUs: domain.VCPUs{Max: 1, Current: 1},
+		SecLabels: []domain.SecLabel{{Type: "dynamic", Model: "dac", Relabel: device.Off, Label: "+70007:+70007"}},
 		Devices: device.Set{
 			Disks: []*device.Disk{{
 				Info: device.Info{Alias: "virtio-disk0"}, Device: "disk", Format: "qcow2", Target: "vda", Bus: "virtio",
@@ -215,7 +216,7 @@ func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 	for _, want := range []string{
 		"<domain type='kvm' id='4'>", "<source file='/a' index='2'/>", "<backingStore type='file' index='1'>",
 		"<source network='default' bridge='virbr0'/>", "<target dev='vnet0'/>", "<alias name='net0'/>",
-		"<console type='pty' tty='/dev/pts/3'>", "state='connected'", "port='5901' autoport='yes'", "<cid auto='yes' address='3'/>",
+		"<console type='pty' tty='/dev/pts/3'>", "state='connected'", "port='5901' autoport='yes'", "<cid auto='yes' address='3'/>", "<label>+70007:+70007</label>",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s in\n%s", want, text)
@@ -232,7 +233,7 @@ func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, gone := range []string{"id=", "index=", "virbr0", "vnet0", "alias", "/dev/pts", "connected", "5901", "address='3'"} {
+	for _, gone := range []string{"id=", "index=", "virbr0", "vnet0", "alias", "/dev/pts", "connected", "5901", "address='3'", "+70007"} {
 		if strings.Contains(inactive, gone) {
 			t.Errorf("%s is still in\n%s", gone, inactive)
 		}

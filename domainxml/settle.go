@@ -13,6 +13,11 @@ func Settle(d *domain.Definition) {
 	for _, dev := range d.Devices.All() {
 		settleDevice(dev)
 	}
+	for i := range d.SecLabels {
+		if l := &d.SecLabels[i]; l.Type != "static" { // else it was made for a run
+			l.Label = ""
+		}
+	}
 }
 
 func settleDevice(dev device.Device) {

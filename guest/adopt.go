@@ -184,6 +184,9 @@ func (r *adopting) adopt(dir string) error {
 	if rec == nil {
 		return os.RemoveAll(dir) // a start that had not yet written anything
 	}
+	if rec.User != nil && len(rec.Isolation) == 0 { // its daemon did not say, and did this much
+		rec.Isolation = []string{"user", "root", "capabilities"}
+	}
 	run := newRun(*rec, dir, r.Kernel, r.log.With("domain", rec.Name, "uuid", rec.UUID))
 	if run.def, err = domainxml.Parse(rec.XML, domainxml.Options{Active: true}); err != nil {
 		return fmt.Errorf("cannot understand its run record: %w", err)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
 )
@@ -40,25 +42,32 @@ func (r *run) ownPath() string {
 // takeUser gives the guest a user, and a directory that is the user's own.
 func (l *launching) takeUser(context.Context) error {
 	r := l.g.reg
-	if r.House == nil || l.run.User != nil { // what was prepared has one
+	if r.Quarters == nil {
 		return nil
 	}
-	user, err := r.userOf(l.run.def)
-	if err != nil {
-		return err
+	if l.run.User == nil { // what was prepared has one
+		user, err := r.userOf(l.run.def)
+		if err != nil {
+			return err
+		}
+		l.run.User = &user
+		if err := makeOwn(l.run.dir, user); err != nil {
+			return err
+		}
 	}
-	l.run.User = &user
-	return makeOwn(l.run.dir, user)
+	l.run.label()
+	l.run.Isolation = r.barriers(l.run.def)
+	return nil
 }
 
 // userOf gives the user that a definition names, or a new one.
 func (r *Registry) userOf(def *domain.Definition) (chamber.User, error) {
 	for _, label := range def.SecLabels {
-		if label.Model == "dac" && label.Type == "static" {
+		if label.Model == dac && label.Type == "static" {
 			return parseUser(label.Label)
 		}
 	}
-	return r.Users.Take(def.UUID)
+	return r.Quarters.Users.Take(def.UUID)
 }
 
 // parseUser reads a label of model dac: "+107:+107". Names are not looked up: they
@@ -89,12 +98,12 @@ func makeOwn(dir string, u chamber.User) error {
 
 // surveyUsers finds which users' processes and directories earlier daemons left.
 func (r *Registry) surveyUsers() error {
-	if r.Users == nil {
+	if r.Quarters == nil {
 		return nil
 	}
 	left, err := filepath.Glob(filepath.Join(r.RunDir, "*", ownDir))
 	if err == nil {
-		err = r.Users.Survey(left)
+		err = r.Quarters.Users.Survey(left)
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot find out which users guests run as")
 }
@@ -102,8 +111,8 @@ func (r *Registry) surveyUsers() error {
 // holdUser gives the guest's user back when all else has been: see rehold, too.
 func (r *Registry) holdUser(run *run) {
 	run.hold("user", func(context.Context) error {
-		if run.User != nil && r.Users != nil {
-			r.Users.Release(run.User.UID)
+		if run.User != nil && r.Quarters != nil {
+			r.Quarters.Users.Release(run.User.UID)
 		}
 		return nil
 	})
@@ -153,6 +162,26 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u cham
 	return c, nil
 }
 
+// allowDevices has the guest's control group open the device nodes that are in its
+// chamber, for these definitions, and no others: the kernel then refuses those that
+// a QEMU which was taken over might come by in a way that nobody thought of.
+func (r *Registry) allowDevices(uuid string, defs ...*domain.Definition) error {
+	paths := chamber.Nodes()
+	var nodes []kernel.DeviceNode
+	for _, def := range defs {
+		paths = append(paths, hostNodes(r, def)...)
+		if hasTerminals(def) {
+			nodes = append(nodes, kernel.Terminals()...)
+		}
+	}
+	for _, path := range paths {
+		if n, found := kernel.NodeAt(path); found && !slices.Contains(nodes, n) { // one that is missing is told by who needs it
+			nodes = append(nodes, n)
+		}
+	}
+	return r.Cgroups.Guest(uuid).AllowDevices(nodes)
+}
+
 func closeShown(c *chamber.Chamber) {
 	for _, s := range c.Shown {
 		_ = s.File.Close() // opened to be looked at
@@ -173,17 +202,21 @@ func maxThreads(def *domain.Definition) uint64 {
 }
 
 // openShown opens a file to be shown in a chamber; sockets, pipes and directories
-// only by name.
+// only by name. What is looked at is what is opened: the path is followed once.
 func openShown(path string) (*os.File, error) {
-	info, err := os.Stat(path)
+	at, err := os.OpenFile(path, unix.O_PATH, 0)
 	if err != nil {
 		return nil, err
 	}
-	how := unix.O_PATH
-	if info.Mode().IsRegular() {
-		how = unix.O_RDONLY | unix.O_NONBLOCK
+	info, err := at.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		return at, nil
 	}
-	return os.OpenFile(path, how, 0)
+	defer at.Close()
+	if err != nil {
+		return nil, err
+	}
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", at.Fd()), unix.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
 // removeSockets removes what listenFor made, and nobody listens on any more.
@@ -219,6 +252,9 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 	if needsNetwork(alone) && !r.Kernel.SharesNetwork(run.PID) {
 		return fault.New(fault.Unsupported, fault.Config,
 			"this guest was started without the host's network, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
+	}
+	if err := r.allowDevices(run.UUID, p.Definition, alone); err != nil {
+		return err
 	}
 	if err := r.openBackends(ctx, run, p, []device.Device{dev}); err != nil {
 		return err

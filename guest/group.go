@@ -32,18 +32,21 @@ func (l *launching) makeGroup(context.Context) error {
 		return err
 	}
 	l.run.warnAbsent(absent)
-	return l.boundThreads(group)
+	return l.boundQEMU(group)
 }
 
-// boundThreads holds back a QEMU that multiplies. Where the kernel has no
-// controller for it the process's own limit, which is that of its user, does.
-func (l *launching) boundThreads(group *kernel.Group) error {
+// boundQEMU holds back a QEMU that multiplies, or that opens other devices than its
+// own. Where the kernel has no controller for the one, the process's own limit, which
+// is that of its user, does; for the other, its chamber, where there are no others.
+func (l *launching) boundQEMU(group *kernel.Group) error {
 	if l.run.User == nil {
 		return nil
 	}
 	most := maxThreads(l.run.def)
-	_, err := group.Apply(kernel.Limits{PIDs: &most})
-	return err
+	if _, err := group.Apply(kernel.Limits{PIDs: &most}); err != nil {
+		return err
+	}
+	return l.g.reg.allowDevices(l.run.UUID, l.run.def)
 }
 
 // warnAbsent tells the administrator of limits that this host cannot hold.
@@ -101,7 +104,7 @@ func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.C
 	}
 	defer closeShown(place)
 	own := place.Own[0].At
-	spec.House, spec.Chamber, spec.Dir = r.House, place, own
+	spec.House, spec.Chamber, spec.Dir = r.Quarters.House, place, own
 	spec.Env = append(environment(own), c.Env...)
 	return qemu.Launch(ctx, spec)
 }

@@ -108,21 +108,22 @@ func (d *daemon) open() {
 	must(err)
 	instance := filepath.Base(d.dir)
 	d.groups = kernel.OpenCgroups(root, instance)
+	quarters := d.quarters()
 	emulators, err := host.NewEmulators(d.store, emulator, log)
 	must(err)
+	emulators.Quarters = quarters
 	d.nets, err = network.Open(d.t.Context(), network.Config{
 		Data: filepath.Join(d.dir, "data/network"), Run: filepath.Join(d.dir, "run/network"),
 		Instance: instance, Store: d.store, Events: d.events, Log: log,
 	})
 	must(err)
-	d.pools, err = volume.Open(volume.Options{Store: d.store, Events: d.events, Log: log})
+	d.pools, err = volume.Open(volume.Options{Store: d.store, Events: d.events, Log: log, Quarters: quarters})
 	must(err)
 	secrets, err := secret.Open(secret.Config{Store: d.store, Key: filepath.Join(d.dir, "data/secret.key"), Events: d.events, Log: log})
 	must(err)
-	house, users := d.house()
 	d.Registry, err = guest.Open(guest.Config{
-		House: house, Users: users,
-		DataDir: filepath.Join(d.dir, "data/guest"), RunDir: filepath.Join(d.dir, "run/guest"), Instance: instance,
+		Quarters: quarters,
+		DataDir:  filepath.Join(d.dir, "data/guest"), RunDir: filepath.Join(d.dir, "run/guest"), Instance: instance,
 		Log: log, Store: d.store, Events: d.events, Emulators: emulators, Ledger: host.NewLedger(inventory),
 		Networks: d.nets, Pools: d.pools, Secrets: secrets, Cgroups: d.groups, Kernel: root,
 		Prepared: d.prepared, Boot: d.boot,
@@ -130,12 +131,12 @@ func (d *daemon) open() {
 	must(err)
 }
 
-// house makes chambers where they are asked for; numbers of users differ from test
+// quarters makes chambers where they are asked for; numbers of users differ from test
 // to test, as their directories do.
-func (d *daemon) house() (*chamber.House, *chamber.Users) {
+func (d *daemon) quarters() *chamber.Quarters {
 	d.t.Helper()
 	if !d.isolated {
-		return nil, nil
+		return nil
 	}
 	users, err := chamber.ParseUsers(chamber.DefaultUsers(1 + crc32.ChecksumIEEE([]byte(d.dir))>>8))
 	if err != nil {
@@ -146,7 +147,7 @@ func (d *daemon) house() (*chamber.House, *chamber.Users) {
 		d.t.Skipf("no chambers here: %v", err)
 	}
 	d.t.Cleanup(func() { _ = house.Close() })
-	return house, users
+	return &chamber.Quarters{House: house, Users: users}
 }
 
 // close ends the daemon and leaves its guests running.

@@ -65,8 +65,8 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return nil, err
 	}
-	if r.House != nil {
-		user, err := r.Users.Take(def.UUID)
+	if r.Quarters != nil {
+		user, err := r.Quarters.Users.Take(def.UUID)
 		if err != nil {
 			return nil, err
 		}
@@ -160,7 +160,7 @@ func (p *prepared) end(ctx context.Context) error {
 		return err // the user's number is not used again while anything of it may be left
 	}
 	if p.user != nil {
-		p.reg.Users.Release(p.user.UID)
+		p.reg.Quarters.Users.Release(p.user.UID)
 	}
 	return nil
 }

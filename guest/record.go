@@ -65,6 +65,8 @@ type runRecord struct {
 	NICs       []heldNIC
 	// User is who QEMU runs as, in a chamber; nil: as the daemon, without one.
 	User *chamber.User `json:",omitempty"`
+	// Isolation names what QEMU was kept within when it was launched.
+	Isolation []string `json:",omitempty"`
 	// Saving is a save or a dump under way; nil otherwise.
 	Saving *saving
 	// Leaving is what stays of devices that the guest has let go.

@@ -42,10 +42,9 @@ type Config struct {
 	Kernel  kernel.Root
 	// Prepared is how many QEMUs may wait for guests that are started often; 0: none.
 	Prepared int
-	// House makes the chambers that guests' QEMUs run in, as one of Users each; nil:
-	// they run as the daemon does.
-	House *chamber.House
-	Users *chamber.Users
+	// Quarters are where guests' QEMUs run, each as a user of its own; nil: they run
+	// as the daemon does.
+	Quarters *chamber.Quarters
 	// StayFull leaves guests that ran out of room on the host paused.
 	StayFull bool
 	// Boot identifies this boot of the host; empty where that is not known.

@@ -1,8 +1,10 @@
 package guest
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -12,6 +14,9 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/failpoint"
@@ -39,48 +44,118 @@ func (l *launching) startTPMs(ctx context.Context) error {
 	return nil
 }
 
+// startTPM starts a software TPM, in a chamber and as the guest's user where it has
+// one. It serves on a socket, and returns when that is there.
 func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket string) error {
 	program, err := exec.LookPath("swtpm")
 	if err != nil {
 		return fault.Wrap(err, fault.Unsupported, fault.Config, "an emulated TPM needs swtpm; install the package swtpm")
 	}
-	state := r.tpmState(run.UUID)
-	if err := os.MkdirAll(state, 0o700); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the TPM's state directory")
+	state, err := r.giveTPM(run)
+	if err != nil {
+		return err
 	}
-	// Without capabilities it makes no socket in a directory of the guest's user: it
-	// makes one here, which is then given to that user.
-	made := filepath.Join(run.dir, t.Alias+".sock")
+	// swtpm 0.7 mistakes a log that it is handed for its socket, and opens a pid file
+	// that it is handed once more by its name: in a chamber both are where the guest's
+	// sockets are.
+	seen, log := state, filepath.Join(r.logDir(), run.Name+"-swtpm.log")
+	if run.User != nil {
+		seen, log = tpmSeen, filepath.Join(run.ownPath(), t.Alias+".log")
+	}
 	args := []string{
 		"socket", "--daemon", "--terminate",
-		"--tpmstate", "dir=" + state + ",mode=0600",
-		"--ctrl", "type=unixio,path=" + made + ",mode=0600",
-		"--pid", "file=" + tpmPID(run.dir),
-		"--log", "file=" + filepath.Join(r.logDir(), run.Name+"-swtpm.log"),
+		"--tpmstate", "dir=" + seen + ",mode=0600",
+		"--ctrl", "type=unixio,path=" + socket + ",mode=0600",
+		"--pid", "file=" + tpmPID(run), "--log", "file=" + log,
 	}
 	if t.Version != "1.2" {
 		args = append(args, "--tpm2")
 	}
 	// With --daemon the program returns when its socket is there.
 	c := exec.CommandContext(ctx, program, args...)
+	var said bytes.Buffer
+	c.Stdout, c.Stderr = &said, &said
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	var out []byte
-	err = kernel.Confined(nil, func() (err error) { // its files are its own user's
-		out, err = c.CombinedOutput()
-		return err
-	})
+	if run.User == nil {
+		err = kernel.Confined(nil, c.Run) // its files are its own user's
+	} else {
+		err = r.runTPM(c, run, state)
+	}
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot start the TPM emulator: %s", strings.TrimSpace(string(out)))
+		wrote, _ := readSmall(log) // it may not have come so far
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot start the TPM emulator: %s", strings.TrimSpace(said.String()+wrote))
 	}
 	failpoint.Reach("launch.tpm")
-	if u := run.User; u != nil {
-		err := os.Lchown(made, int(u.UID), int(u.GID))
-		if err == nil {
-			err = os.Rename(made, socket)
-		}
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot give the TPM's socket to the guest")
-	}
 	return nil
+}
+
+// readSmall reads the begin of a file that a guest's user may have written, and
+// nothing that was put in its place.
+func readSmall(path string) (string, error) {
+	f, err := os.OpenFile(path, unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	const enough = 1 << 10
+	text, err := io.ReadAll(io.LimitReader(f, enough))
+	return string(text), err
+}
+
+// tpmSeen is where a TPM in a chamber finds its state.
+const tpmSeen = "/tpm"
+
+// runTPM runs the TPM emulator in a chamber, where it has its state and the guest's
+// own directory, and waits until it has gone into the background.
+func (r *Registry) runTPM(c *exec.Cmd, run *run, state string) error {
+	own := run.ownPath()
+	place := &chamber.Chamber{
+		User: *run.User, Program: c.Path,
+		Own:    []chamber.Own{{Dir: own, At: own}, {Dir: state, At: tpmSeen}},
+		Limits: chamber.Limits{Threads: maxThreads(run.def)}, // with QEMU, whose user is the same
+	}
+	c.Env, c.Dir = environment(own), "/"
+	c.SysProcAttr.Credential = &syscall.Credential{Uid: run.User.UID, Gid: run.User.GID}
+	err := r.Quarters.House.Run(place, func() (int, <-chan struct{}, error) {
+		if err := c.Start(); err != nil {
+			return 0, nil, err
+		}
+		return c.Process.Pid, nil, nil
+	})
+	if c.Process == nil {
+		return err
+	}
+	return errors.Join(err, c.Wait())
+}
+
+// giveTPM gives the TPM's state to the user that is to serve it: the guest's, who
+// may be another one at each start, or the daemon's. It lies where nobody but a TPM
+// sees it.
+func (r *Registry) giveTPM(run *run) (state string, err error) {
+	state = r.tpmState(run.UUID)
+	var u chamber.User
+	if run.User != nil {
+		u = *run.User
+	}
+	failed := func(err error) (string, error) {
+		return "", fault.Wrap(err, fault.Failed, fault.Host, "cannot prepare the TPM's state directory")
+	}
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return failed(err)
+	}
+	files, err := os.ReadDir(state)
+	if err != nil {
+		return failed(err)
+	}
+	for _, f := range files {
+		if err := os.Lchown(filepath.Join(state, f.Name()), int(u.UID), int(u.GID)); err != nil {
+			return failed(err)
+		}
+	}
+	if err := os.Lchown(state, int(u.UID), int(u.GID)); err != nil { // last: whoever has it makes files in it
+		return failed(err)
+	}
+	return state, nil
 }
 
 // tpmState is where a guest's software TPM keeps what must outlive it.
@@ -100,26 +175,39 @@ func (r *Registry) dropTPM(uuid string, log *slog.Logger) {
 	}
 }
 
-func tpmPID(dir string) string { return filepath.Join(dir, "swtpm.pid") }
+func tpmPID(run *run) string { return filepath.Join(run.ownPath(), "swtpm.pid") }
 
 // stopTPMs ends the emulator of a guest whose QEMU never connected, or has gone.
+// The guest's user may have written the number: it is believed only of a swtpm that
+// runs as that user.
 func stopTPMs(_ context.Context, run *run) error {
-	text, err := os.ReadFile(tpmPID(run.dir))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil // it has ended by itself, and taken its file along
+	text, err := readSmall(tpmPID(run))
+	if err != nil || text == "" {
+		return nil //nolint:nilerr // it never came so far, or has ended by itself and taken its file along
 	}
-	if err != nil {
-		return err
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	pid, err := strconv.Atoi(strings.TrimSpace(text))
 	if err != nil || pid <= 1 {
 		return fault.New(fault.Failed, fault.Host, "the TPM emulator's pid file is damaged")
 	}
-	name, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
-	if err != nil || strings.TrimSpace(string(name)) != "swtpm" {
-		return nil // the number is somebody else's now
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil //nolint:nilerr // it has ended
 	}
-	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
+	defer unix.Close(process) //nolint:errcheck // nothing was written
+	proc := filepath.Join("/proc", strconv.Itoa(pid))
+	var of unix.Stat_t
+	name, err := os.ReadFile(filepath.Join(proc, "comm"))
+	if err == nil {
+		err = unix.Stat(proc, &of)
+	}
+	var u chamber.User
+	if run.User != nil {
+		u = *run.User
+	}
+	if err != nil || strings.TrimSpace(string(name)) != "swtpm" || of.Uid != u.UID {
+		return nil //nolint:nilerr // it has ended, and the number is somebody else's by now
+	}
+	if err := unix.PidfdSendSignal(process, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}
 	return nil

@@ -6,7 +6,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/guest"
 )
@@ -26,13 +29,40 @@ func testTPM(t *testing.T, isolated bool) {
 	d := newDaemonOf(t, isolated)
 	g := d.define(small("tpm", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	pid, err := os.ReadFile(filepath.Join(d.dir, "run/guest", g.UUID(), "swtpm.pid"))
+	own := filepath.Join(d.dir, "run/guest", g.UUID())
+	if isolated {
+		own = filepath.Join(own, "own")
+	}
+	pid, err := os.ReadFile(filepath.Join(own, "swtpm.pid"))
 	ok(t, err)
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%s/status", strings.TrimSpace(string(pid))))
 	ok(t, err)
-	for _, want := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"} {
+	var of unix.Stat_t
+	ok(t, unix.Stat(fmt.Sprintf("/proc/%d", d.pid("tpm")), &of)) // QEMU's
+	for _, want := range []string{fmt.Sprintf("Uid:\t%d\t", of.Uid), "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"} {
 		if !strings.Contains(string(status), want) {
 			t.Errorf("swtpm has no %q:\n%s", want, status)
 		}
 	}
+	if isolated == (of.Uid == 0) {
+		t.Errorf("it runs as user %d", of.Uid)
+	}
+	if !isolated {
+		return
+	}
+	// The next start has another user, who must find the same state.
+	before := stateOf(t, d, g.UUID())
+	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	if after := stateOf(t, d, g.UUID()); !os.SameFile(before, after) || before.Sys().(*syscall.Stat_t).Uid == after.Sys().(*syscall.Stat_t).Uid {
+		t.Errorf("the state belonged to user %d, and now to %d", before.Sys().(*syscall.Stat_t).Uid, after.Sys().(*syscall.Stat_t).Uid)
+	}
+}
+
+// stateOf looks at the directory of a TPM's state.
+func stateOf(t *testing.T, d *daemon, uuid string) os.FileInfo {
+	t.Helper()
+	info, err := os.Stat(filepath.Join(d.dir, "data/guest/tpm", uuid))
+	ok(t, err)
+	return info
 }

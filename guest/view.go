@@ -44,6 +44,10 @@ type View struct {
 	// StuckOn says what it was asked.
 	StuckOn string
 
+	// Isolation names what keeps the running guest's QEMU from the rest of the host:
+	// user, root, capabilities, network, devices, threads, cores.
+	Isolation []string
+
 	// Messages are what an administrator should know: taints, deprecations.
 	Messages []string
 }
@@ -71,6 +75,7 @@ func (g *Guest) publish() {
 	if g.run != nil {
 		v.PID, v.Active, v.Updated, v.Messages = g.run.PID, g.run.def, g.run.Updated, g.run.Messages
 		v.StuckSince, v.StuckOn = g.run.stuck()
+		v.Isolation = g.run.Isolation
 	}
 	if g.quarantine != "" {
 		v.Messages = append([]string{g.quarantine}, v.Messages...)

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/mount"
@@ -22,6 +23,9 @@ var emulatorKind = store.Kind{Name: "emulator", Version: 1}
 // however many ask at the same time, and again only when the file has changed;
 // the answer outlives the daemon. A failed probe is an answer too.
 type Emulators struct {
+	// Quarters are where binaries are probed; nil: where the daemon runs.
+	Quarters *chamber.Quarters
+
 	store  *store.Store
 	log    *slog.Logger
 	usual  string
@@ -129,7 +133,7 @@ func readHead(binary string) error {
 }
 
 func (e *Emulators) probe(ctx context.Context, binary string) (*qemu.Capabilities, error) {
-	c, err := qemu.Probe(ctx, binary)
+	c, err := qemu.Probe(ctx, binary, e.Quarters)
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -37,24 +38,35 @@ const (
 // Tool is the qemu-img program of this host. A nil one makes and resizes raw
 // images, which need no tool, and refuses all else.
 type Tool struct {
-	path    string
-	log     *slog.Logger
-	stopped time.Duration // 0: stoppedTime
+	path     string
+	log      *slog.Logger
+	quarters *chamber.Quarters
+	stopped  time.Duration // 0: stoppedTime
 }
 
-// FindTool finds qemu-img.
-func FindTool(log *slog.Logger) (*Tool, error) {
+// FindTool finds qemu-img, which is to run in these quarters.
+func FindTool(quarters *chamber.Quarters, log *slog.Logger) (*Tool, error) {
 	path, err := exec.LookPath("qemu-img")
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Unsupported, fault.Host, "cannot find qemu-img; install the package qemu-utils")
 	}
-	return &Tool{path: path, log: log}, nil
+	return &Tool{path: path, log: log, quarters: quarters}, nil
 }
+
+// bounds are those of one run of the tool.
+type bounds struct {
+	cpu  time.Duration // of processor time; 0: unbounded
+	file uint64        // bytes of the image that it writes
+}
+
+// roomFor is how large the file of an image may become that shows a guest so many
+// bytes: with its tables, of every format, and some.
+func roomFor(virtual uint64) uint64 { return virtual + virtual/8 + 1<<30 }
 
 // run runs the tool with files passed as descriptors from firstFile on, and
 // hands what it prints to said. It returns when the process has ended, which a
 // cancelled ctx makes it do at once.
-func (t *Tool) run(ctx context.Context, cpu time.Duration, files []*os.File, said io.Writer, args ...string) error {
+func (t *Tool) run(ctx context.Context, b bounds, files []*os.File, said io.Writer, args ...string) error {
 	if t == nil {
 		return fault.New(fault.Unsupported, fault.Config, "qemu-img is not installed; install the package qemu-utils")
 	}
@@ -75,14 +87,15 @@ func (t *Tool) run(ctx context.Context, cpu time.Duration, files []*os.File, sai
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	t.log.Debug("run", "tool", t.path, "args", args)
-	if err := cmd.Start(); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot run %s", t.path)
+	start := t.start
+	if t.quarters != nil {
+		start = t.startApart
 	}
-	if err := restrain(cmd.Process.Pid, cpu); err != nil {
-		_ = cmd.Cancel() // it is not to run unbounded
-		_ = cmd.Wait()   // ended by us
+	done, err := start(cmd, b)
+	if err != nil {
 		return err
 	}
+	defer done()
 	go t.watch(ctx, end, cmd.Process.Pid)
 	return t.verdict(ctx, cmd.Wait(), complaint.String())
 }
@@ -118,14 +131,30 @@ func isStopped(pid int) bool {
 	return at >= 0 && at+2 < len(text) && (text[at+2] == 'T' || text[at+2] == 't')
 }
 
+// start starts the tool as the daemon is.
+func (t *Tool) start(cmd *exec.Cmd, b bounds) (done func(), err error) {
+	if err := cmd.Start(); err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Volume, "cannot run %s", t.path)
+	}
+	if err := restrain(cmd.Process.Pid, b); err != nil {
+		_ = cmd.Cancel() // it is not to run unbounded
+		_ = cmd.Wait()   // ended by us
+		return nil, err
+	}
+	return func() {}, nil
+}
+
 // restrain sets the limits of a process that has just started.
-func restrain(pid int, cpu time.Duration) error {
+func restrain(pid int, b bounds) error {
 	limits := map[int]unix.Rlimit{
 		unix.RLIMIT_AS:   {Cur: maxMemory, Max: maxMemory},
 		unix.RLIMIT_CORE: {},
 	}
-	if cpu > 0 {
-		seconds := uint64(cpu / time.Second)
+	if b.file > 0 {
+		limits[unix.RLIMIT_FSIZE] = unix.Rlimit{Cur: b.file, Max: b.file}
+	}
+	if b.cpu > 0 {
+		seconds := uint64(b.cpu / time.Second)
 		limits[unix.RLIMIT_CPU] = unix.Rlimit{Cur: seconds, Max: seconds + 1}
 	}
 	for which, limit := range limits {

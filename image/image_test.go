@@ -12,19 +12,35 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
 const mib = 1 << 20
 
+// quarters are where the tool runs in these tests: in a chamber, as in a daemon,
+// where that can be made.
+var quarters = sync.OnceValue(func() *chamber.Quarters {
+	house, err := chamber.Open()
+	if err != nil {
+		return nil
+	}
+	users, err := chamber.ParseUsers(chamber.DefaultUsers(1 + uint32(os.Getpid())%(1<<14)))
+	if err != nil {
+		return nil
+	}
+	return &chamber.Quarters{House: house, Users: users}
+})
+
 func tool(t *testing.T) *Tool {
 	t.Helper()
-	tool, err := FindTool(slog.New(slog.DiscardHandler))
+	tool, err := FindTool(quarters(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Skip("needs qemu-img:", err)
 	}
@@ -381,7 +397,7 @@ func TestCancelledCopyEndsItsProcess(t *testing.T) {
 	gone := errors.New("the client has gone")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	grandchild := -1
-	err := stuck.run(ctx, time.Minute, nil, &progress{tell: func(float64) {
+	err := stuck.run(ctx, bounds{cpu: time.Minute}, nil, &progress{tell: func(float64) {
 		defer cancel(gone)
 		text, err := os.ReadFile(pidFile)
 		if err != nil {
@@ -425,7 +441,7 @@ func TestChildIsBounded(t *testing.T) {
 	bounded := &Tool{path: script, log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	err := bounded.run(ctx, 7*time.Second, nil, nil)
+	err := bounded.run(ctx, bounds{cpu: 7 * time.Second}, nil, nil)
 	if !fault.Is(err, fault.Failed) || len(err.Error()) > maxSaid+100 {
 		t.Fatalf("kind %v, %d bytes of error", fault.Of(err), len(err.Error()))
 	}

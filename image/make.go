@@ -214,12 +214,13 @@ func (t *Tool) makeFormat(ctx context.Context, f *os.File, p Plan) error {
 	} else {
 		cpu = 0
 	}
-	err := t.run(ctx, cpu, k.files, nil, args...)
+	b := bounds{cpu: cpu, file: roomFor(p.Virtual)}
+	err := t.run(ctx, b, k.files, nil, args...)
 	for range lockTries - 1 {
 		if err == nil || !strings.Contains(err.Error(), misjudged) {
 			break
 		}
-		err = t.run(ctx, cpu, k.files, nil, args...)
+		err = t.run(ctx, b, k.files, nil, args...)
 	}
 	return err
 }
@@ -302,7 +303,11 @@ func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, g Growth) 
 		args = append(args, "--preallocation="+string(g.Grown))
 	}
 	args = append(append(args, what...), strconv.FormatUint(g.Size, 10))
-	return t.run(ctx, 0, k.files, nil, args...)
+	st, err := f.Stat()
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot look at %s", f.Name())
+	}
+	return t.run(ctx, bounds{file: roomFor(max(g.Size, uint64(st.Size())))}, k.files, nil, args...)
 }
 
 func resizeRaw(ctx context.Context, f *os.File, old, size int64, grown Preallocation) error {
@@ -365,5 +370,9 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 	} else {
 		args = append(args, "--target-is-zero", "-O", string(format), source, fmt.Sprintf("/proc/self/fd/%d", firstFile))
 	}
-	return t.run(ctx, 0, k.files, &progress{tell: c.Progress}, args...)
+	st, err := c.Into.Stat()
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot look at %s", c.Into.Name())
+	}
+	return t.run(ctx, bounds{file: roomFor(c.From[0].Virtual + uint64(st.Size()))}, k.files, &progress{tell: c.Progress}, args...)
 }

@@ -150,20 +150,24 @@ func (h *handlers) connectGetCapabilities(ctx context.Context, _ *session, _ *vo
 		return nil, err
 	}
 	doc, err := inTurn(ctx, func() (string, error) {
-		return markup.Format(within(tag("capabilities"), describeHost(h.Host.Facts(), caps), describeGuests(caps)))
+		return markup.Format(within(tag("capabilities"), describeHost(h.Host.Facts(), caps, h.Guests.Isolation().On), describeGuests(caps)))
 	})
 	return &xdr.ConnectGetCapabilitiesRet{Capabilities: doc}, err
 }
 
-func describeHost(facts *host.Facts, caps *qemu.Capabilities) *markup.Element {
+func describeHost(facts *host.Facts, caps *qemu.Capabilities, isolated bool) *markup.Element {
 	id := facts.UUID.String()
 	if facts.UUID == (uuid.UUID{}) {
 		id = ""
 	}
+	model := "none"
+	if isolated {
+		model = "dac"
+	}
 	return within(tag("host"),
 		leaf("uuid", id), describeProcessor(facts, caps), tag("power_management"), tag("iommu", "support", yesNo(facts.IOMMU)),
 		within(tag("topology"), describeCells(facts.Topology.Cells)), describeCaches(facts.Topology.Caches),
-		within(tag("secmodel"), leaf("model", "none"), leaf("doi", "0")))
+		within(tag("secmodel"), leaf("model", model), leaf("doi", "0")))
 }
 
 func yesNo(yes bool) string {

@@ -167,16 +167,29 @@ func (h *handlers) domainGetMessages(_ context.Context, s *session, args *xdr.Do
 	return ret, nil
 }
 
-// domainGetSecurityLabel: nothing labels guests here, so the label is empty.
+// domainGetSecurityLabel tells which user a guest runs as; the label is empty where
+// it has none of its own.
 func (h *handlers) domainGetSecurityLabel(_ context.Context, _ *session, args *xdr.DomainGetSecurityLabelArgs) (*xdr.DomainGetSecurityLabelRet, error) {
-	if _, err := h.guest(args.Domain); err != nil {
+	g, err := h.guest(args.Domain)
+	if err != nil {
 		return nil, err
 	}
-	return &xdr.DomainGetSecurityLabelRet{Label: []byte{0}}, nil
+	label := g.View().SecurityLabel()
+	return &xdr.DomainGetSecurityLabelRet{Label: zeroEnded(label), Enforcing: label != ""}, nil
 }
 
-// domainGetSecurityLabelList: one label for each security model in force, which is none.
+// zeroEnded is a text as clients take it that have it as bytes.
+func zeroEnded(text string) []byte { return append([]byte(text), 0) }
+
+// domainGetSecurityLabelList: one label for each security model in force.
 func (h *handlers) domainGetSecurityLabelList(_ context.Context, _ *session, args *xdr.DomainGetSecurityLabelListArgs) (*xdr.DomainGetSecurityLabelListRet, error) {
-	_, err := h.guest(args.Domain)
-	return &xdr.DomainGetSecurityLabelListRet{}, err
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	ret := &xdr.DomainGetSecurityLabelListRet{}
+	if label := g.View().SecurityLabel(); label != "" {
+		ret.Labels, ret.Count = []xdr.SecurityLabel{{Label: zeroEnded(label), Enforcing: true}}, 1
+	}
+	return ret, nil
 }

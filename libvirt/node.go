@@ -192,9 +192,11 @@ func (h *handlers) nodeGetCPUMap(_ context.Context, _ *session, args *xdr.NodeGe
 	return ret, nil
 }
 
-// nodeGetSecurityModel: the host labels nothing. Clients take the text as one
-// that ends in a zero.
+// nodeGetSecurityModel: guests are users of their own, or nothing labels them.
 func (h *handlers) nodeGetSecurityModel(context.Context, *session, *void) (*xdr.NodeGetSecurityModelRet, error) {
+	if h.Guests.Isolation().On {
+		return &xdr.NodeGetSecurityModelRet{Model: zeroEnded("dac"), DOI: zeroEnded("0")}, nil
+	}
 	return &xdr.NodeGetSecurityModelRet{Model: []byte{0}, DOI: []byte{0}}, nil
 }
 

@@ -30,7 +30,7 @@ var probed = sync.OnceValues(func() (*Capabilities, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Probe(context.Background(), path)
+	return Probe(context.Background(), path, nil)
 })
 
 func liveCapabilities(t *testing.T) *Capabilities {

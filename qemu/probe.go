@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -18,8 +19,9 @@ const probePatience = time.Minute
 // of times: once to ask, and for each accelerator once or twice to run a trial
 // guest and, where that works, once to ask about CPU models. That an
 // accelerator does not work is an answer, with its reason, and no error. Keep
-// the answer for as long as it Matches.
-func Probe(ctx context.Context, binary string) (*Capabilities, error) {
+// the answer for as long as it Matches. It runs in the quarters, in a chamber like
+// a guest's.
+func Probe(ctx context.Context, binary string, quarters *chamber.Quarters) (*Capabilities, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, probePatience,
 		fault.New(fault.Timeout, fault.Host, "probing %s took more than %s", binary, probePatience))
 	defer cancel()
@@ -28,7 +30,8 @@ func Probe(ctx context.Context, binary string) (*Capabilities, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, fault.NotFound, fault.Host, "cannot probe QEMU")
 	}
-	said, err := interview(ctx, binary, "tcg:kvm", answers.interrogate)
+	of := subject{binary, quarters}
+	said, err := interview(ctx, of, "tcg:kvm", answers.interrogate)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot probe %s", binary)
 	}
@@ -43,7 +46,7 @@ func Probe(ctx context.Context, binary string) (*Capabilities, error) {
 	}
 	for _, name := range []string{"kvm", "tcg"} {
 		acc := Accelerator{Name: name, Present: slices.Contains(built, name+"-accel")}
-		if err := c.examine(ctx, &acc); err != nil {
+		if err := c.examine(ctx, of, &acc); err != nil {
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot probe %s with -accel %s", binary, name)
 		}
 		c.Accelerators = append(c.Accelerators, acc)
@@ -52,10 +55,10 @@ func Probe(ctx context.Context, binary string) (*Capabilities, error) {
 }
 
 // interview runs QEMU without a machine and puts questions to it.
-func interview(ctx context.Context, binary, accelerator string,
+func interview(ctx context.Context, of subject, accelerator string,
 	questions func(answers, context.Context, *qmp.Session) error,
 ) (answers, error) {
-	s, err := startSpecimen(ctx, binary, []string{"-machine", "none,accel=" + accelerator})
+	s, err := startSpecimen(ctx, of, []string{"-machine", "none,accel=" + accelerator})
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +71,7 @@ func interview(ctx context.Context, binary, accelerator string,
 }
 
 // examine finds out whether an accelerator works, by running a guest.
-func (c *Capabilities) examine(ctx context.Context, acc *Accelerator) error {
+func (c *Capabilities) examine(ctx context.Context, of subject, acc *Accelerator) error {
 	switch {
 	case !acc.Present:
 		acc.Reason = "this QEMU is built without it"
@@ -81,14 +84,14 @@ func (c *Capabilities) examine(ctx context.Context, acc *Accelerator) error {
 		acc.Usable = acc.Name == "tcg"
 		acc.Reason = fmt.Sprintf("not tried: there is no trial guest for %s", c.Arch)
 	default:
-		if err := c.try(ctx, acc); err != nil {
+		if err := c.try(ctx, of, acc); err != nil {
 			return err
 		}
 	}
 	if !acc.Usable {
 		return nil
 	}
-	said, err := interview(ctx, c.Binary.Path, acc.Name, func(a answers, ctx context.Context, s *qmp.Session) error {
+	said, err := interview(ctx, of, acc.Name, func(a answers, ctx context.Context, s *qmp.Session) error {
 		return a.interrogateCPUs(ctx, s, acc.Name)
 	})
 	if err != nil {
@@ -99,9 +102,9 @@ func (c *Capabilities) examine(ctx context.Context, acc *Accelerator) error {
 
 // try runs the trial guest on the best processor there is, and on a plain one
 // when QEMU does not get that one started.
-func (c *Capabilities) try(ctx context.Context, acc *Accelerator) error {
+func (c *Capabilities) try(ctx context.Context, of subject, acc *Accelerator) error {
 	best := newTrial(acc.Name, hostModelName(acc.Name))
-	if err := best.run(ctx, c.Binary.Path); err != nil {
+	if err := best.run(ctx, of); err != nil {
 		return err
 	}
 	acc.Usable, acc.Reason = best.passed(), best.String()
@@ -115,7 +118,7 @@ func (c *Capabilities) try(ctx context.Context, acc *Accelerator) error {
 		return nil
 	}
 	plain := newTrial(acc.Name, "qemu64")
-	if err := plain.run(ctx, c.Binary.Path); err != nil {
+	if err := plain.run(ctx, of); err != nil {
 		return err
 	}
 	acc.Usable, acc.Reason = plain.passed(), plain.String()

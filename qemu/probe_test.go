@@ -51,7 +51,7 @@ func recorded(t testing.TB) answers {
 
 func recordAnswers(t testing.TB) {
 	t.Helper()
-	said, err := interview(t.Context(), qemuBinary(t), "tcg", func(a answers, ctx context.Context, s *qmp.Session) error {
+	said, err := interview(t.Context(), subject{binary: qemuBinary(t)}, "tcg", func(a answers, ctx context.Context, s *qmp.Session) error {
 		if err := a.interrogate(ctx, s); err != nil {
 			return err
 		}
@@ -211,7 +211,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 func TestProbeThisHost(t *testing.T) {
 	binary := qemuBinary(t)
 	began := time.Now()
-	c, err := Probe(t.Context(), binary)
+	c, err := Probe(t.Context(), binary, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,10 +296,10 @@ func TestMatches(t *testing.T) {
 }
 
 func TestProbeOfWhatIsNoQEMU(t *testing.T) {
-	if _, err := Probe(t.Context(), filepath.Join(t.TempDir(), "none")); !fault.Is(err, fault.NotFound) {
+	if _, err := Probe(t.Context(), filepath.Join(t.TempDir(), "none"), nil); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a missing binary: %v", err)
 	}
-	_, err := Probe(t.Context(), "/bin/false")
+	_, err := Probe(t.Context(), "/bin/false", nil)
 	if !fault.Is(err, fault.Failed) || !strings.Contains(err.Error(), "/bin/false") || !strings.Contains(err.Error(), "ended with status 1") {
 		t.Errorf("a binary that is no QEMU: %v", err)
 	}
@@ -309,7 +309,7 @@ func TestProbeOfWhatIsNoQEMU(t *testing.T) {
 	if err := os.Chmod(silent, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Probe(ctx, silent); err == nil {
+	if _, err := Probe(ctx, silent, nil); err == nil {
 		t.Error("a binary that says nothing is a QEMU")
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -21,22 +22,57 @@ type specimen struct {
 	*qmp.Session
 	process *Process
 	log     *os.File // what it printed
+	release func()   // of its user; called when nothing of it is left
+}
+
+// subject is the QEMU that is looked at, and where it runs.
+type subject struct {
+	binary   string
+	quarters *chamber.Quarters
+}
+
+// place describes where a specimen runs; nil: where the daemon does. What it is
+// handed it opens once more, as /proc/self/fd/N.
+func (of subject) place() (c *chamber.Chamber, release func(), err error) {
+	if of.quarters == nil {
+		return nil, func() {}, nil
+	}
+	u, err := of.quarters.Users.Take("the probe of " + of.binary)
+	if err != nil {
+		return nil, nil, err
+	}
+	const threads, file = 256, 64 << 20
+	c = &chamber.Chamber{User: u, Proc: true, Limits: chamber.Limits{Threads: threads, Locked: file, File: file}}
+	if _, err := os.Stat("/dev/kvm"); err == nil {
+		c.Devices = []string{"/dev/kvm"}
+	}
+	return c, func() {
+		if u.End() == nil {
+			of.quarters.Users.Release(u.UID)
+		}
+	}, nil
 }
 
 // startSpecimen runs a binary with its monitor on descriptor 3 and files from
 // 4 on. It does not run a guest before it is told to.
-func startSpecimen(ctx context.Context, binary string, args []string, files ...*os.File) (*specimen, error) {
+func startSpecimen(ctx context.Context, of subject, args []string, files ...*os.File) (*specimen, error) {
+	place, release, err := of.place()
+	if err != nil {
+		return nil, err
+	}
 	log, err := memoryFile("qemu-log", nil)
 	if err != nil {
+		release()
 		return nil, err
 	}
 	conn, theirs, err := socketPair()
 	if err != nil {
+		release()
 		_ = log.Close()
 		return nil, err
 	}
 	spec := Spec{
-		Binary: binary,
+		Binary: of.binary,
 		Args: append([]string{
 			"-S", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
 			"-chardev", "socket,id=monitor,fd=3", "-mon", "chardev=monitor,mode=control",
@@ -47,14 +83,18 @@ func startSpecimen(ctx context.Context, binary string, args []string, files ...*
 		Log:   log,
 		Tied:  true,
 	}
+	if place != nil {
+		spec.House, spec.Chamber = of.quarters.House, place
+	}
 	process, err := Launch(ctx, spec)
 	_ = theirs.Close()
 	if err != nil {
+		release()
 		_ = conn.Close()
 		_ = log.Close()
 		return nil, err
 	}
-	s := &specimen{process: process, log: log}
+	s := &specimen{process: process, log: log, release: release}
 	if s.Session, err = qmp.New(ctx, conn, slog.New(slog.DiscardHandler)); err != nil {
 		return nil, s.died(err)
 	}
@@ -85,7 +125,8 @@ func (s *specimen) end() (said string) {
 	_ = s.process.Kill()
 	select {
 	case <-s.process.Exited():
-	case <-time.After(5 * time.Second): // stuck in the kernel
+		s.release()
+	case <-time.After(5 * time.Second): // stuck in the kernel, and so is its user
 		s.process.Release()
 	}
 	defer func() { _ = s.log.Close() }()

@@ -62,7 +62,7 @@ func newTrial(accelerator, cpu string) trial {
 // accelerator that opens, makes a machine and then does not run it is caught,
 // and so is one that runs it a thousand times too slowly. An error says that
 // there is no verdict.
-func (t *trial) run(ctx context.Context, binary string) error {
+func (t *trial) run(ctx context.Context, of subject) error {
 	image := append(bytes.Repeat([]byte{0xff}, trialROM-len(t.code)), t.code...)
 	rom, err := memoryFile("trial-rom", image)
 	if err != nil {
@@ -77,7 +77,7 @@ func (t *trial) run(ctx context.Context, binary string) error {
 
 	starting, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
-	s, err := startSpecimen(starting, binary, []string{
+	s, err := startSpecimen(starting, of, []string{
 		"-machine", "q35", "-accel", t.accelerator, "-cpu", t.cpu, "-smp", "1", "-m", "16", "-bios", "/proc/self/fd/4",
 		"-chardev", "file,id=letters,path=/proc/self/fd/5", "-device", "isa-debugcon,iobase=0xe9,chardev=letters",
 		"-device", "isa-debug-exit,iobase=0xf4,iosize=1",

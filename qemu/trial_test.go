@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/lodge-kvm/lodge/chamber"
 )
 
 func qemuBinary(t testing.TB) string {
@@ -23,7 +26,7 @@ func qemuBinary(t testing.TB) string {
 
 func TestTrialGuestRunsUnderTCG(t *testing.T) {
 	got := newTrial("tcg", "max")
-	if err := got.run(t.Context(), qemuBinary(t)); err != nil {
+	if err := got.run(t.Context(), subject{binary: qemuBinary(t)}); err != nil {
 		t.Fatal(err)
 	}
 	if want := "RPLEI" + strings.Repeat(".", trialRounds) + "C"; got.letters != want || !got.passed() {
@@ -52,7 +55,7 @@ func TestTrialFindsWhatIsBroken(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			got := trial{accelerator: c.accelerator, cpu: c.cpu, code: c.code, patience: 2 * time.Second}
-			if err := got.run(t.Context(), binary); err != nil {
+			if err := got.run(t.Context(), subject{binary: binary}); err != nil {
 				t.Fatal(err)
 			}
 			if got.passed() || !strings.Contains(got.String(), c.want) {
@@ -69,7 +72,7 @@ func TestNobodyWaitingIsNoVerdict(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	endless := trial{accelerator: "tcg", cpu: "max", code: atReset([]byte{0xeb, 0xfe}), patience: time.Minute}
-	if err := endless.run(ctx, qemuBinary(t)); !errors.Is(err, context.DeadlineExceeded) {
+	if err := endless.run(ctx, subject{binary: qemuBinary(t)}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("got %v", err)
 	}
 }
@@ -114,5 +117,39 @@ func TestTrialCodeIsItsSource(t *testing.T) {
 	}
 	if !bytes.Equal(built, trialCode) {
 		t.Error("trial/trial.bin is not what trial/trial.S builds")
+	}
+}
+
+// TestAProbeNeedsNoPrivileges: a QEMU is looked at as a user of its own, in a
+// chamber, and what is found out is the same.
+func TestAProbeNeedsNoPrivileges(t *testing.T) {
+	house, err := chamber.Open()
+	if err != nil {
+		t.Skipf("no chambers here: %v", err)
+	}
+	t.Cleanup(func() { _ = house.Close() })
+	users, err := chamber.ParseUsers(chamber.DefaultUsers(1 + uint32(os.Getpid())%(1<<14)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := subject{qemuBinary(t), &chamber.Quarters{House: house, Users: users}}
+	s, err := startSpecimen(t.Context(), of, []string{"-machine", "none"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.process.PID))
+	s.end()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(status), "Uid:\t0") || !strings.Contains(string(status), "CapEff:\t0000000000000000") {
+		t.Errorf("a QEMU that is looked at has privileges:\n%s", status)
+	}
+	got := newTrial("tcg", "max")
+	if err := got.run(t.Context(), of); err != nil {
+		t.Fatal(err)
+	}
+	if !got.passed() {
+		t.Errorf("in a chamber the verdict is: %s", got)
 	}
 }

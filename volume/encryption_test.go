@@ -154,7 +154,7 @@ func TestPassphrasesAreNoArguments(t *testing.T) {
 	spy, seen := filepath.Join(t.TempDir(), "qemu-img"), filepath.Join(t.TempDir(), "seen")
 	must(t, os.WriteFile(spy, []byte("#!/bin/sh\n{ echo \"$@\"; env; cat /proc/self/environ; } > "+seen+"\nsed -n 1p /proc/self/fd/4 > "+seen+".key\nexit 1\n"), 0o700))
 	t.Setenv("PATH", filepath.Dir(spy)+":"+os.Getenv("PATH"))
-	tool, err := image.FindTool(slog.New(slog.DiscardHandler))
+	tool, err := image.FindTool(nil, slog.New(slog.DiscardHandler))
 	must(t, err)
 	p.pools.images = tool
 	if _, err := p.CreateVolume(t.Context(), lockedXML("a", "raw", keyUUID, ""), CreateOptions{}); err == nil {

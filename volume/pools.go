@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
@@ -28,6 +29,8 @@ type Options struct {
 	// Pools that were active stay so while it is the same; after a boot those
 	// with autostart are started.
 	Boot string
+	// Quarters are where qemu-img runs; nil: as the daemon does.
+	Quarters *chamber.Quarters
 }
 
 // Pools are all pools of a daemon.
@@ -56,7 +59,7 @@ var errStopping = errors.New("the daemon stops")
 // Open reads the records of all pools and begins, beside and in parallel, to
 // bring back those that were active. It does not wait for them; Settle does.
 func Open(o Options) (*Pools, error) {
-	images, err := image.FindTool(o.Log)
+	images, err := image.FindTool(o.Quarters, o.Log)
 	if err != nil {
 		o.Log.Warn("only raw volumes can be made", "error", err)
 	}

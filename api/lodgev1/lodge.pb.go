@@ -203,10 +203,11 @@ type Guest struct {
 	Pid           int32                  `protobuf:"varint,13,opt,name=pid,proto3" json:"pid,omitempty"`     // of QEMU; 0 while shut off
 	Labels        map[string]string      `protobuf:"bytes,14,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Tile          string                 `protobuf:"bytes,15,opt,name=tile,proto3" json:"tile,omitempty"`
-	Sample        *Sample                `protobuf:"bytes,16,opt,name=sample,proto3" json:"sample,omitempty"`      // newest, without its devices; absent before the first
-	Wait          *Wait                  `protobuf:"bytes,17,opt,name=wait,proto3" json:"wait,omitempty"`          // absent while the guest waits for nothing
-	Messages      []string               `protobuf:"bytes,18,rep,name=messages,proto3" json:"messages,omitempty"`  // what an administrator should know, also what it shares with others
-	Template      bool                   `protobuf:"varint,19,opt,name=template,proto3" json:"template,omitempty"` // it is there to be cloned, and is not started
+	Sample        *Sample                `protobuf:"bytes,16,opt,name=sample,proto3" json:"sample,omitempty"`       // newest, without its devices; absent before the first
+	Wait          *Wait                  `protobuf:"bytes,17,opt,name=wait,proto3" json:"wait,omitempty"`           // absent while the guest waits for nothing
+	Messages      []string               `protobuf:"bytes,18,rep,name=messages,proto3" json:"messages,omitempty"`   // what an administrator should know, also what it shares with others
+	Template      bool                   `protobuf:"varint,19,opt,name=template,proto3" json:"template,omitempty"`  // it is there to be cloned, and is not started
+	Isolation     []string               `protobuf:"bytes,20,rep,name=isolation,proto3" json:"isolation,omitempty"` // what QEMU is kept within: user, root, capabilities, network, devices, threads, cores
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -372,6 +373,13 @@ func (x *Guest) GetTemplate() bool {
 		return x.Template
 	}
 	return false
+}
+
+func (x *Guest) GetIsolation() []string {
+	if x != nil {
+		return x.Isolation
+	}
+	return nil
 }
 
 // Wait is what a guest waits for.
@@ -2856,9 +2864,10 @@ type StatusResponse struct {
 	Cpu            *durationpb.Duration   `protobuf:"bytes,12,opt,name=cpu,proto3" json:"cpu,omitempty"`                                  // of the daemon
 	ApiClients     uint32                 `protobuf:"varint,13,opt,name=api_clients,json=apiClients,proto3" json:"api_clients,omitempty"` // connections to this API
 	LibvirtClients uint32                 `protobuf:"varint,14,opt,name=libvirt_clients,json=libvirtClients,proto3" json:"libvirt_clients,omitempty"`
-	Sets           uint32                 `protobuf:"varint,15,opt,name=sets,proto3" json:"sets,omitempty"`        // under way
-	Events         *Cursor                `protobuf:"bytes,16,opt,name=events,proto3" json:"events,omitempty"`     // the newest event
-	Prepared       []*PreparedGuest       `protobuf:"bytes,17,rep,name=prepared,proto3" json:"prepared,omitempty"` // QEMU processes that wait for a guest which is started often
+	Sets           uint32                 `protobuf:"varint,15,opt,name=sets,proto3" json:"sets,omitempty"`          // under way
+	Events         *Cursor                `protobuf:"bytes,16,opt,name=events,proto3" json:"events,omitempty"`       // the newest event
+	Prepared       []*PreparedGuest       `protobuf:"bytes,17,rep,name=prepared,proto3" json:"prepared,omitempty"`   // QEMU processes that wait for a guest which is started often
+	Isolation      *Isolation             `protobuf:"bytes,18,opt,name=isolation,proto3" json:"isolation,omitempty"` // of guests that start now
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3012,6 +3021,74 @@ func (x *StatusResponse) GetPrepared() []*PreparedGuest {
 	return nil
 }
 
+func (x *StatusResponse) GetIsolation() *Isolation {
+	if x != nil {
+		return x.Isolation
+	}
+	return nil
+}
+
+// Isolation is what keeps guests' QEMUs from the host and from each other.
+type Isolation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	On            bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	InForce       []string               `protobuf:"bytes,2,rep,name=in_force,json=inForce,proto3" json:"in_force,omitempty"` // user, root, capabilities, network, devices, threads, cores
+	Lacking       []string               `protobuf:"bytes,3,rep,name=lacking,proto3" json:"lacking,omitempty"`                // what this host does not have of it, with the reason
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Isolation) Reset() {
+	*x = Isolation{}
+	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Isolation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Isolation) ProtoMessage() {}
+
+func (x *Isolation) ProtoReflect() protoreflect.Message {
+	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Isolation.ProtoReflect.Descriptor instead.
+func (*Isolation) Descriptor() ([]byte, []int) {
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *Isolation) GetOn() bool {
+	if x != nil {
+		return x.On
+	}
+	return false
+}
+
+func (x *Isolation) GetInForce() []string {
+	if x != nil {
+		return x.InForce
+	}
+	return nil
+}
+
+func (x *Isolation) GetLacking() []string {
+	if x != nil {
+		return x.Lacking
+	}
+	return nil
+}
+
 type PreparedGuest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3025,7 +3102,7 @@ type PreparedGuest struct {
 
 func (x *PreparedGuest) Reset() {
 	*x = PreparedGuest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3037,7 +3114,7 @@ func (x *PreparedGuest) String() string {
 func (*PreparedGuest) ProtoMessage() {}
 
 func (x *PreparedGuest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3050,7 +3127,7 @@ func (x *PreparedGuest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreparedGuest.ProtoReflect.Descriptor instead.
 func (*PreparedGuest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{37}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PreparedGuest) GetName() string {
@@ -3100,7 +3177,7 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x11ListGuestsRequest\x12\x16\n" +
 	"\x06select\x18\x01 \x03(\tR\x06select\"=\n" +
 	"\x12ListGuestsResponse\x12'\n" +
-	"\x06guests\x18\x01 \x03(\v2\x0f.lodge.v1.GuestR\x06guests\"\xe9\x04\n" +
+	"\x06guests\x18\x01 \x03(\v2\x0f.lodge.v1.GuestR\x06guests\"\x87\x05\n" +
 	"\x05Guest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x0e\n" +
@@ -3124,7 +3201,8 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x06sample\x18\x10 \x01(\v2\x10.lodge.v1.SampleR\x06sample\x12\"\n" +
 	"\x04wait\x18\x11 \x01(\v2\x0e.lodge.v1.WaitR\x04wait\x12\x1a\n" +
 	"\bmessages\x18\x12 \x03(\tR\bmessages\x12\x1a\n" +
-	"\btemplate\x18\x13 \x01(\bR\btemplate\x1a9\n" +
+	"\btemplate\x18\x13 \x01(\bR\btemplate\x12\x1c\n" +
+	"\tisolation\x18\x14 \x03(\tR\tisolation\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"L\n" +
@@ -3342,7 +3420,7 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\")\n" +
 	"\rStatusRequest\x12\x18\n" +
-	"\acollect\x18\x01 \x01(\bR\acollect\"\xcb\x04\n" +
+	"\acollect\x18\x01 \x01(\bR\acollect\"\xfe\x04\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x121\n" +
@@ -3364,7 +3442,12 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x0flibvirt_clients\x18\x0e \x01(\rR\x0elibvirtClients\x12\x12\n" +
 	"\x04sets\x18\x0f \x01(\rR\x04sets\x12(\n" +
 	"\x06events\x18\x10 \x01(\v2\x10.lodge.v1.CursorR\x06events\x123\n" +
-	"\bprepared\x18\x11 \x03(\v2\x17.lodge.v1.PreparedGuestR\bprepared\"\x93\x01\n" +
+	"\bprepared\x18\x11 \x03(\v2\x17.lodge.v1.PreparedGuestR\bprepared\x121\n" +
+	"\tisolation\x18\x12 \x01(\v2\x13.lodge.v1.IsolationR\tisolation\"P\n" +
+	"\tIsolation\x12\x0e\n" +
+	"\x02on\x18\x01 \x01(\bR\x02on\x12\x19\n" +
+	"\bin_force\x18\x02 \x03(\tR\ainForce\x12\x18\n" +
+	"\alacking\x18\x03 \x03(\tR\alacking\"\x93\x01\n" +
 	"\rPreparedGuest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x10\n" +
@@ -3398,7 +3481,7 @@ func file_lodge_v1_lodge_proto_rawDescGZIP() []byte {
 	return file_lodge_v1_lodge_proto_rawDescData
 }
 
-var file_lodge_v1_lodge_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_lodge_v1_lodge_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_lodge_v1_lodge_proto_goTypes = []any{
 	(*Fault)(nil),                 // 0: lodge.v1.Fault
 	(*ListGuestsRequest)(nil),     // 1: lodge.v1.ListGuestsRequest
@@ -3437,94 +3520,96 @@ var file_lodge_v1_lodge_proto_goTypes = []any{
 	(*Waiting)(nil),               // 34: lodge.v1.Waiting
 	(*StatusRequest)(nil),         // 35: lodge.v1.StatusRequest
 	(*StatusResponse)(nil),        // 36: lodge.v1.StatusResponse
-	(*PreparedGuest)(nil),         // 37: lodge.v1.PreparedGuest
-	nil,                           // 38: lodge.v1.Guest.LabelsEntry
-	nil,                           // 39: lodge.v1.Sample.GuestMemoryEntry
-	nil,                           // 40: lodge.v1.GuestStats.LabelsEntry
-	nil,                           // 41: lodge.v1.Options.SettingsEntry
-	nil,                           // 42: lodge.v1.Event.FieldsEntry
-	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 44: google.protobuf.Duration
+	(*Isolation)(nil),             // 37: lodge.v1.Isolation
+	(*PreparedGuest)(nil),         // 38: lodge.v1.PreparedGuest
+	nil,                           // 39: lodge.v1.Guest.LabelsEntry
+	nil,                           // 40: lodge.v1.Sample.GuestMemoryEntry
+	nil,                           // 41: lodge.v1.GuestStats.LabelsEntry
+	nil,                           // 42: lodge.v1.Options.SettingsEntry
+	nil,                           // 43: lodge.v1.Event.FieldsEntry
+	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
 }
 var file_lodge_v1_lodge_proto_depIdxs = []int32{
 	3,  // 0: lodge.v1.ListGuestsResponse.guests:type_name -> lodge.v1.Guest
-	43, // 1: lodge.v1.Guest.since:type_name -> google.protobuf.Timestamp
-	38, // 2: lodge.v1.Guest.labels:type_name -> lodge.v1.Guest.LabelsEntry
+	44, // 1: lodge.v1.Guest.since:type_name -> google.protobuf.Timestamp
+	39, // 2: lodge.v1.Guest.labels:type_name -> lodge.v1.Guest.LabelsEntry
 	5,  // 3: lodge.v1.Guest.sample:type_name -> lodge.v1.Sample
 	4,  // 4: lodge.v1.Guest.wait:type_name -> lodge.v1.Wait
-	43, // 5: lodge.v1.Wait.since:type_name -> google.protobuf.Timestamp
-	43, // 6: lodge.v1.Sample.at:type_name -> google.protobuf.Timestamp
-	44, // 7: lodge.v1.Sample.age:type_name -> google.protobuf.Duration
-	44, // 8: lodge.v1.Sample.cpu:type_name -> google.protobuf.Duration
-	44, // 9: lodge.v1.Sample.cpu_user:type_name -> google.protobuf.Duration
-	44, // 10: lodge.v1.Sample.cpu_system:type_name -> google.protobuf.Duration
+	44, // 5: lodge.v1.Wait.since:type_name -> google.protobuf.Timestamp
+	44, // 6: lodge.v1.Sample.at:type_name -> google.protobuf.Timestamp
+	45, // 7: lodge.v1.Sample.age:type_name -> google.protobuf.Duration
+	45, // 8: lodge.v1.Sample.cpu:type_name -> google.protobuf.Duration
+	45, // 9: lodge.v1.Sample.cpu_user:type_name -> google.protobuf.Duration
+	45, // 10: lodge.v1.Sample.cpu_system:type_name -> google.protobuf.Duration
 	6,  // 11: lodge.v1.Sample.disks:type_name -> lodge.v1.Disk
 	7,  // 12: lodge.v1.Sample.interfaces:type_name -> lodge.v1.Interface
 	8,  // 13: lodge.v1.Sample.vcpus:type_name -> lodge.v1.VCPU
-	39, // 14: lodge.v1.Sample.guest_memory:type_name -> lodge.v1.Sample.GuestMemoryEntry
-	44, // 15: lodge.v1.Disk.read_time:type_name -> google.protobuf.Duration
-	44, // 16: lodge.v1.Disk.write_time:type_name -> google.protobuf.Duration
-	44, // 17: lodge.v1.Disk.flush_time:type_name -> google.protobuf.Duration
-	44, // 18: lodge.v1.VCPU.time:type_name -> google.protobuf.Duration
-	44, // 19: lodge.v1.VCPU.waiting:type_name -> google.protobuf.Duration
-	44, // 20: lodge.v1.StatsRequest.fresh_within:type_name -> google.protobuf.Duration
+	40, // 14: lodge.v1.Sample.guest_memory:type_name -> lodge.v1.Sample.GuestMemoryEntry
+	45, // 15: lodge.v1.Disk.read_time:type_name -> google.protobuf.Duration
+	45, // 16: lodge.v1.Disk.write_time:type_name -> google.protobuf.Duration
+	45, // 17: lodge.v1.Disk.flush_time:type_name -> google.protobuf.Duration
+	45, // 18: lodge.v1.VCPU.time:type_name -> google.protobuf.Duration
+	45, // 19: lodge.v1.VCPU.waiting:type_name -> google.protobuf.Duration
+	45, // 20: lodge.v1.StatsRequest.fresh_within:type_name -> google.protobuf.Duration
 	11, // 21: lodge.v1.StatsResponse.guests:type_name -> lodge.v1.GuestStats
 	5,  // 22: lodge.v1.GuestStats.sample:type_name -> lodge.v1.Sample
-	40, // 23: lodge.v1.GuestStats.labels:type_name -> lodge.v1.GuestStats.LabelsEntry
-	44, // 24: lodge.v1.ActRequest.timeout:type_name -> google.protobuf.Duration
+	41, // 23: lodge.v1.GuestStats.labels:type_name -> lodge.v1.GuestStats.LabelsEntry
+	45, // 24: lodge.v1.ActRequest.timeout:type_name -> google.protobuf.Duration
 	13, // 25: lodge.v1.ActRequest.options:type_name -> lodge.v1.Options
-	44, // 26: lodge.v1.Options.grace:type_name -> google.protobuf.Duration
-	41, // 27: lodge.v1.Options.settings:type_name -> lodge.v1.Options.SettingsEntry
+	45, // 26: lodge.v1.Options.grace:type_name -> google.protobuf.Duration
+	42, // 27: lodge.v1.Options.settings:type_name -> lodge.v1.Options.SettingsEntry
 	15, // 28: lodge.v1.Step.plan:type_name -> lodge.v1.Plan
 	16, // 29: lodge.v1.Step.result:type_name -> lodge.v1.Result
 	17, // 30: lodge.v1.Step.summary:type_name -> lodge.v1.Summary
 	0,  // 31: lodge.v1.Result.fault:type_name -> lodge.v1.Fault
-	44, // 32: lodge.v1.Result.queued:type_name -> google.protobuf.Duration
-	44, // 33: lodge.v1.Result.took:type_name -> google.protobuf.Duration
-	44, // 34: lodge.v1.Summary.took:type_name -> google.protobuf.Duration
+	45, // 32: lodge.v1.Result.queued:type_name -> google.protobuf.Duration
+	45, // 33: lodge.v1.Result.took:type_name -> google.protobuf.Duration
+	45, // 34: lodge.v1.Summary.took:type_name -> google.protobuf.Duration
 	22, // 35: lodge.v1.ListTilesResponse.tiles:type_name -> lodge.v1.Tile
 	26, // 36: lodge.v1.CloneGuestsRequest.seed:type_name -> lodge.v1.Seed
 	28, // 37: lodge.v1.WatchRequest.after:type_name -> lodge.v1.Cursor
 	28, // 38: lodge.v1.WatchResponse.begin:type_name -> lodge.v1.Cursor
 	30, // 39: lodge.v1.WatchResponse.event:type_name -> lodge.v1.Event
 	31, // 40: lodge.v1.WatchResponse.gap:type_name -> lodge.v1.Gap
-	43, // 41: lodge.v1.Event.time:type_name -> google.protobuf.Timestamp
-	42, // 42: lodge.v1.Event.fields:type_name -> lodge.v1.Event.FieldsEntry
+	44, // 41: lodge.v1.Event.time:type_name -> google.protobuf.Timestamp
+	43, // 42: lodge.v1.Event.fields:type_name -> lodge.v1.Event.FieldsEntry
 	34, // 43: lodge.v1.StartQueueResponse.waiting:type_name -> lodge.v1.Waiting
-	43, // 44: lodge.v1.Waiting.since:type_name -> google.protobuf.Timestamp
-	43, // 45: lodge.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	44, // 46: lodge.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	44, // 47: lodge.v1.StatusResponse.cpu:type_name -> google.protobuf.Duration
+	44, // 44: lodge.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	44, // 45: lodge.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	45, // 46: lodge.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	45, // 47: lodge.v1.StatusResponse.cpu:type_name -> google.protobuf.Duration
 	28, // 48: lodge.v1.StatusResponse.events:type_name -> lodge.v1.Cursor
-	37, // 49: lodge.v1.StatusResponse.prepared:type_name -> lodge.v1.PreparedGuest
-	43, // 50: lodge.v1.PreparedGuest.since:type_name -> google.protobuf.Timestamp
-	1,  // 51: lodge.v1.Lodge.ListGuests:input_type -> lodge.v1.ListGuestsRequest
-	9,  // 52: lodge.v1.Lodge.Stats:input_type -> lodge.v1.StatsRequest
-	12, // 53: lodge.v1.Lodge.Act:input_type -> lodge.v1.ActRequest
-	18, // 54: lodge.v1.Lodge.Cancel:input_type -> lodge.v1.CancelRequest
-	20, // 55: lodge.v1.Lodge.ListTiles:input_type -> lodge.v1.ListTilesRequest
-	23, // 56: lodge.v1.Lodge.CreateTiles:input_type -> lodge.v1.CreateTilesRequest
-	24, // 57: lodge.v1.Lodge.RemoveTiles:input_type -> lodge.v1.RemoveTilesRequest
-	25, // 58: lodge.v1.Lodge.CloneGuests:input_type -> lodge.v1.CloneGuestsRequest
-	27, // 59: lodge.v1.Lodge.Watch:input_type -> lodge.v1.WatchRequest
-	32, // 60: lodge.v1.Lodge.StartQueue:input_type -> lodge.v1.StartQueueRequest
-	35, // 61: lodge.v1.Lodge.Status:input_type -> lodge.v1.StatusRequest
-	2,  // 62: lodge.v1.Lodge.ListGuests:output_type -> lodge.v1.ListGuestsResponse
-	10, // 63: lodge.v1.Lodge.Stats:output_type -> lodge.v1.StatsResponse
-	14, // 64: lodge.v1.Lodge.Act:output_type -> lodge.v1.Step
-	19, // 65: lodge.v1.Lodge.Cancel:output_type -> lodge.v1.CancelResponse
-	21, // 66: lodge.v1.Lodge.ListTiles:output_type -> lodge.v1.ListTilesResponse
-	14, // 67: lodge.v1.Lodge.CreateTiles:output_type -> lodge.v1.Step
-	14, // 68: lodge.v1.Lodge.RemoveTiles:output_type -> lodge.v1.Step
-	14, // 69: lodge.v1.Lodge.CloneGuests:output_type -> lodge.v1.Step
-	29, // 70: lodge.v1.Lodge.Watch:output_type -> lodge.v1.WatchResponse
-	33, // 71: lodge.v1.Lodge.StartQueue:output_type -> lodge.v1.StartQueueResponse
-	36, // 72: lodge.v1.Lodge.Status:output_type -> lodge.v1.StatusResponse
-	62, // [62:73] is the sub-list for method output_type
-	51, // [51:62] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	38, // 49: lodge.v1.StatusResponse.prepared:type_name -> lodge.v1.PreparedGuest
+	37, // 50: lodge.v1.StatusResponse.isolation:type_name -> lodge.v1.Isolation
+	44, // 51: lodge.v1.PreparedGuest.since:type_name -> google.protobuf.Timestamp
+	1,  // 52: lodge.v1.Lodge.ListGuests:input_type -> lodge.v1.ListGuestsRequest
+	9,  // 53: lodge.v1.Lodge.Stats:input_type -> lodge.v1.StatsRequest
+	12, // 54: lodge.v1.Lodge.Act:input_type -> lodge.v1.ActRequest
+	18, // 55: lodge.v1.Lodge.Cancel:input_type -> lodge.v1.CancelRequest
+	20, // 56: lodge.v1.Lodge.ListTiles:input_type -> lodge.v1.ListTilesRequest
+	23, // 57: lodge.v1.Lodge.CreateTiles:input_type -> lodge.v1.CreateTilesRequest
+	24, // 58: lodge.v1.Lodge.RemoveTiles:input_type -> lodge.v1.RemoveTilesRequest
+	25, // 59: lodge.v1.Lodge.CloneGuests:input_type -> lodge.v1.CloneGuestsRequest
+	27, // 60: lodge.v1.Lodge.Watch:input_type -> lodge.v1.WatchRequest
+	32, // 61: lodge.v1.Lodge.StartQueue:input_type -> lodge.v1.StartQueueRequest
+	35, // 62: lodge.v1.Lodge.Status:input_type -> lodge.v1.StatusRequest
+	2,  // 63: lodge.v1.Lodge.ListGuests:output_type -> lodge.v1.ListGuestsResponse
+	10, // 64: lodge.v1.Lodge.Stats:output_type -> lodge.v1.StatsResponse
+	14, // 65: lodge.v1.Lodge.Act:output_type -> lodge.v1.Step
+	19, // 66: lodge.v1.Lodge.Cancel:output_type -> lodge.v1.CancelResponse
+	21, // 67: lodge.v1.Lodge.ListTiles:output_type -> lodge.v1.ListTilesResponse
+	14, // 68: lodge.v1.Lodge.CreateTiles:output_type -> lodge.v1.Step
+	14, // 69: lodge.v1.Lodge.RemoveTiles:output_type -> lodge.v1.Step
+	14, // 70: lodge.v1.Lodge.CloneGuests:output_type -> lodge.v1.Step
+	29, // 71: lodge.v1.Lodge.Watch:output_type -> lodge.v1.WatchResponse
+	33, // 72: lodge.v1.Lodge.StartQueue:output_type -> lodge.v1.StartQueueResponse
+	36, // 73: lodge.v1.Lodge.Status:output_type -> lodge.v1.StatusResponse
+	63, // [63:74] is the sub-list for method output_type
+	52, // [52:63] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_lodge_v1_lodge_proto_init() }
@@ -3548,7 +3633,7 @@ func file_lodge_v1_lodge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lodge_v1_lodge_proto_rawDesc), len(file_lodge_v1_lodge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   43,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,7 +25,7 @@ nothing.`,
 			if len(args) > 0 {
 				binary = args[0]
 			}
-			found, err := qemu.Probe(c.Context(), binary)
+			found, err := qemu.Probe(c.Context(), binary, nil)
 			if err != nil {
 				return err
 			}

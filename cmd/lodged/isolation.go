@@ -8,34 +8,50 @@ import (
 	"strings"
 
 	"github.com/lodge-kvm/lodge/chamber"
+	"github.com/lodge-kvm/lodge/kernel"
 )
 
-// isolate prepares what guests' QEMUs run in and as; nothing where that is turned
-// off.
-func (o *options) isolate(log *slog.Logger) (*chamber.House, *chamber.Users, error) {
+// isolate prepares what guests' QEMUs, and other programs that read what may be
+// hostile, run in and as; nothing where that is turned off.
+func (o *options) isolate(groups *kernel.Cgroups, log *slog.Logger, opened *closers) (*chamber.Quarters, error) {
 	switch o.isolation {
 	case "on":
 	case "off":
+		if o.cores {
+			return nil, errors.New("--core-scheduling needs --isolation=on")
+		}
 		log.Warn("guests are not isolated: each QEMU may do what this daemon may")
-		return nil, nil, nil
+		return nil, nil
 	default:
-		return nil, nil, errors.New("--isolation is on or off")
+		return nil, errors.New("--isolation is on or off")
 	}
 	if o.users == "" {
 		o.users = chamber.DefaultUsers(o.number())
 	}
 	users, err := chamber.ParseUsers(o.users)
+	if err == nil {
+		err = users.Survey(nil) // of guests that run already
+	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	house, err := chamber.Open()
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w; --isolation=off runs guests without", err)
+		return nil, fmt.Errorf("%w; --isolation=off runs guests without", err)
 	}
+	opened.add(house.Close)
 	if absent := house.Absent(); len(absent) > 0 {
 		log.Warn("this kernel lacks parts of what isolates guests", "absent", strings.Join(absent, ", "))
 	}
-	return house, users, nil
+	if o.cores {
+		if err := house.ShareNoCore(); err != nil {
+			log.Warn("guests may run on one core at the same time", "cause", err)
+		}
+	}
+	if why, absent := groups.Absent()[kernel.DeviceController]; absent {
+		log.Warn("this host does not control devices by group: guests are kept from those that are not theirs by their chambers alone", "cause", why)
+	}
+	return &chamber.Quarters{House: house, Users: users}, nil
 }
 
 // number is the instance's name as a number; 0: the main daemon.

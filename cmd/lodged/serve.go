@@ -151,6 +151,10 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		}
 		return nil // guests outlive the daemon, and so do their groups
 	})
+	quarters, err := o.isolate(groups, log, opened)
+	if err != nil {
+		return nil, err
+	}
 	limits := host.NewLimits(root, groups, log)
 	warn(limits, log)
 	ledger := host.NewLedger(inventory)
@@ -159,6 +163,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err != nil {
 		return nil, err
 	}
+	emulators.Quarters = quarters
 	devices := host.NewDevices(root)
 	events := event.NewLog()
 	networks, err := network.Open(ctx, network.Config{
@@ -177,7 +182,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		return nil, err
 	}
 	opened.add(func() error { secrets.Close(); return nil })
-	pools, err := volume.Open(volume.Options{Store: records, Events: events, Log: log, Secrets: secrets, Boot: bootID()})
+	pools, err := volume.Open(volume.Options{Store: records, Events: events, Log: log, Secrets: secrets, Boot: bootID(), Quarters: quarters})
 	if err != nil {
 		return nil, err
 	}
@@ -187,19 +192,12 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err := pools.Settle(settleCtx); err != nil {
 		log.Warn("some pools are still being read; their volumes appear when that is done", "error", err)
 	}
-	house, users, err := o.isolate(log)
-	if err != nil {
-		return nil, err
-	}
-	if house != nil {
-		opened.add(house.Close)
-	}
 	guests, err := guest.Open(guest.Config{
 		DataDir: filepath.Join(o.data, "guest"), RunDir: filepath.Join(o.run, "guest"), Instance: o.instance(),
 		Log: log, Store: records, Events: events, Emulators: emulators, Ledger: ledger,
 		Starts:   host.NewStarts(root, runtime.NumCPU(), log),
 		Networks: networks, Pools: pools, Secrets: secrets, Cgroups: groups, Kernel: root, Boot: bootID(),
-		Prepared: max(o.prepared, 0), House: house, Users: users, StayFull: !o.resumeOnRoom,
+		Prepared: max(o.prepared, 0), Quarters: quarters, StayFull: !o.resumeOnRoom,
 	})
 	if err != nil {
 		return nil, err

@@ -1,0 +1,58 @@
+package guest
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestWhatIsShownIsWhatWasLookedAt: however often something else takes the place of a
+// file, nothing but a file is opened to be read: to open a device can do harm.
+func TestWhatIsShownIsWhatWasLookedAt(t *testing.T) {
+	dir := t.TempDir()
+	path, other := filepath.Join(dir, "path"), filepath.Join(dir, "other")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(other, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			if err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, other, unix.RENAME_EXCHANGE); err != nil {
+				stopped <- err
+				return
+			}
+		}
+	}()
+	for range 2000 {
+		f, err := openShown(path)
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		info, err := f.Stat()
+		flags, err2 := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+		_ = f.Close()
+		if err != nil || err2 != nil {
+			t.Fatal(err, err2)
+		}
+		if !info.Mode().IsRegular() && flags&unix.O_PATH == 0 {
+			t.Error("a pipe was opened to be read")
+			break
+		}
+	}
+	close(stop)
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
+}

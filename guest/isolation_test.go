@@ -1,0 +1,120 @@
+package guest_test
+
+import (
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/kernel"
+)
+
+// opensIn has a process of root's open a file to read when it is in a guest's control
+// group, and gives what it says when it may not.
+func (d *daemon) opensIn(group *kernel.Group, path string) string {
+	d.t.Helper()
+	cmd := exec.CommandContext(d.ctx(), "/bin/sh", "-c", "read go; exec <\"$0\"", path)
+	in, err := cmd.StdinPipe()
+	ok(d.t, err)
+	var said strings.Builder
+	cmd.Stderr = &said
+	ok(d.t, cmd.Start())
+	if group != nil {
+		ok(d.t, group.AddProcess(cmd.Process.Pid))
+	}
+	_, err = io.WriteString(in, "go\n")
+	ok(d.t, err)
+	if err := cmd.Wait(); err != nil {
+		return said.String() + err.Error()
+	}
+	return ""
+}
+
+// TestAGuestOpensNoDeviceButItsOwn: whatever a QEMU that was taken over comes by, and
+// be it root, the kernel lets it open the devices of its chamber alone.
+func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
+	d := newDaemonOf(t, true)
+	if !d.groups.Has(kernel.DeviceController) {
+		t.Skip("this host does not control devices: ", d.groups.Absent()[kernel.DeviceController])
+	}
+	other := filepath.Join(d.dir, "other")
+	ok(t, unix.Mknod(other, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 11)))) // the kernel's log
+	if said := d.opensIn(nil, other); said != "" {
+		t.Skip("device nodes in this place cannot be opened by anybody: ", said)
+	}
+	g := d.define(small("bounded", ""))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	group := d.groups.Guest(g.UUID())
+	if said := d.opensIn(group, "/dev/urandom"); said != "" {
+		t.Errorf("it may not open a device of every chamber: %s", said)
+	}
+	if d.opensIn(group, other) == "" {
+		t.Error("it may open any device")
+	}
+}
+
+// TestIsolationIsTold: what keeps a guest apart is in its definition as it runs and in
+// what is shown of it, and is the truth.
+func TestIsolationIsTold(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.define(small("told", ""))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	v := g.View()
+	var of unix.Stat_t
+	ok(t, unix.Stat(fmt.Sprintf("/proc/%d", v.PID), &of))
+	label := fmt.Sprintf("+%d:+%d", of.Uid, of.Gid)
+	text, err := domainxml.Format(v.Active, domainxml.Style{Active: true, ID: v.ID})
+	ok(t, err)
+	if v.SecurityLabel() != label || !strings.Contains(text, "<seclabel type='dynamic' model='dac' relabel='no'>\n    <label>"+label+"</label>") {
+		t.Errorf("it runs as %s, is said to run as %q, and its definition is\n%s", label, v.SecurityLabel(), text)
+	}
+	text, err = domainxml.Format(v.Inactive, domainxml.Style{})
+	ok(t, err)
+	if strings.Contains(text, "seclabel") {
+		t.Errorf("what was made for one run is kept:\n%s", text)
+	}
+	inForce := d.Isolation()
+	for _, barrier := range []string{"user", "root", "capabilities"} {
+		if !slices.Contains(v.Isolation, barrier) || !slices.Contains(inForce.InForce, barrier) || !inForce.On {
+			t.Errorf("%s is not told: the guest is said to have %v, and the host %+v", barrier, v.Isolation, inForce)
+		}
+	}
+	if own := !(kernel.Root{}).SharesNetwork(v.PID); own != slices.Contains(v.Isolation, "network") {
+		t.Errorf("that it has a network of its own is %v, and it is said to have %v", own, v.Isolation)
+	}
+	d.reopen(func() {})
+	if again := d.again(g).View(); !slices.Equal(again.Isolation, v.Isolation) || again.SecurityLabel() != label {
+		t.Errorf("the next daemon tells of %v and %q, not of %v", again.Isolation, again.SecurityLabel(), v.Isolation)
+	}
+}
+
+// TestGuestsShareNoCore: each guest has a cookie of its own, by which the kernel tells
+// whose threads may run on one core at the same time.
+func TestGuestsShareNoCore(t *testing.T) {
+	d := newDaemonOf(t, true)
+	if err := d.Quarters.House.ShareNoCore(); err != nil {
+		t.Skip(err)
+	}
+	cookies := map[uint64]string{}
+	for _, name := range []string{"one", "two"} {
+		g := d.define(small(name, ""))
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		var cookie uint64
+		ok(t, unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, uintptr(d.pid(name)), unix.PR_SCHED_CORE_SCOPE_THREAD, uintptr(unsafe.Pointer(&cookie))))
+		if cookie == 0 || cookies[cookie] != "" {
+			t.Errorf("%s has the cookie %x, as %q has", name, cookie, cookies[cookie])
+		}
+		cookies[cookie] = name
+		if !slices.Contains(g.View().Isolation, "cores") {
+			t.Errorf("it is not told: %v", g.View().Isolation)
+		}
+	}
+}
