@@ -61,7 +61,7 @@ type client struct {
 	conns *places
 	once  sync.Once
 
-	who access.Who // of one from another host complete once its certificate was found good
+	who access.Who // of one from another host complete before the hall gives it on, and not written later
 	// proof is held by the call that has polkit asked, so that one is asked for all.
 	// Proved is guarded by it.
 	proof  chan struct{}
