@@ -7,6 +7,7 @@
 # make down    the end of that
 # make lab-image  the guest that the lab's workloads run in (once, about two minutes)
 # make lab-mini   a tile, the shop, disks and an added processor on emulated guests, counted on both sides
+# make lab-compare  docs/lab/compare.md measured anew: the lab's scenarios at lodged and at libvirt's own daemon
 # make bench   docs/figures.md measured anew, with libvirt's own daemon beside
 # make generate  the Go code of Lodge's own API, from api/lodge/v1/lodge.proto
 # make format  put the sources into the form that check wants
@@ -45,7 +46,7 @@ TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt o
 # What the lab's loads are tried on. None of them starts a service.
 LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio sysbench
 
-.PHONY: build check format generate lint unit test soak fuzz up down bench guest lab-image lab-mini
+.PHONY: build check format generate lint unit test soak fuzz up down bench guest lab-image lab-mini lab-compare
 # The lab's agent is static, because it is the first process of the lab's guests.
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/...
@@ -67,6 +68,11 @@ lab-image: build
 lab-mini: lab-image
 	@scripts/need $(HOST_PACKAGES) tini
 	@scripts/lab scripts/lab-mini bin/lodge $(CACHE)/lab
+
+lab-compare: lab-image
+	@scripts/need $(HOST_PACKAGES) libvirt-daemon libvirt-daemon-driver-qemu iptables tini
+	@mkdir -p docs/lab
+	@scripts/lab scripts/lab-compare bin/lodge .cache/lab docs/lab $(SCENARIOS)
 
 check: lint unit
 

@@ -97,7 +97,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	return do(ctx, w, s, plan, sites, o.Say)
+	return do(ctx, w, s, plan, sites, i, o.Say)
 }
 
 // narrow keeps a slice, and says so.
@@ -216,12 +216,13 @@ func (o *Options) header(s *scenario.Scenario, plan *scenario.Plan, targets []*t
 	return h
 }
 
-func do(ctx context.Context, w *record.Writer, s *scenario.Scenario, plan *scenario.Plan, sites map[string]*site.Site, say func(experiment.Progress)) error {
+func do(ctx context.Context, w *record.Writer, s *scenario.Scenario, plan *scenario.Plan, sites map[string]*site.Site, i image.Image, say func(experiment.Progress)) error {
 	all := map[string]experiment.Site{}
 	for name, one := range sites {
 		all[name] = one
 	}
-	return experiment.Do(ctx, w, experiment.Options{Scenario: s, Plan: plan, Sites: all, Root: "/", Say: say})
+	err := experiment.Do(ctx, w, experiment.Options{Scenario: s, Plan: plan, Sites: all, Root: "/", Say: say})
+	return errors.Join(err, i.GiveBack())
 }
 
 // Resume goes on with a run that was killed or stopped, after taking away what it
@@ -267,7 +268,7 @@ func Resume(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	return do(ctx, w, s, plan, places(targets, to, i, o.Files), o.Say)
+	return do(ctx, w, s, plan, places(targets, to, i, o.Files), i, o.Say)
 }
 
 func addresses(targets []record.Target) (all []storm.Target) {

@@ -164,7 +164,7 @@ func TestWhatCannotBeRunIsRefusedBeforeAnythingIsMade(t *testing.T) {
 }
 
 // killed makes the record of a run that began at a daemon and was killed.
-func killed(t *testing.T, o Options) record.Header {
+func killed(t *testing.T, o Options) {
 	t.Helper()
 	h := record.Header{
 		ID: "lab-x", Started: time.Now().UTC(), Scenario: record.NewScenario("small", "", "mini", small), Image: record.Image{Digest: "sha256:one"},
@@ -186,7 +186,6 @@ func killed(t *testing.T, o Options) record.Header {
 	if err = errors.Join(err, os.MkdirAll(filepath.Join(o.Files, h.ID, "1"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	return h
 }
 
 func leavings() *targettest.Daemon {

@@ -2,7 +2,10 @@ package experiment
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -393,5 +396,50 @@ func TestGuestsAreAskedWhatTheyHaveCounted(t *testing.T) {
 	}
 	if few, many := period(8), period(256); few != 2*time.Second || many != 32*time.Second {
 		t.Errorf("8 guests are asked every %s and 256 every %s", few, many)
+	}
+}
+
+// Tiles with one seed would have the same data and come in step.
+func TestEachTileHasASeedOfItsOwn(t *testing.T) {
+	seeds := func(seed uint64) map[string]bool {
+		b := newBench(t)
+		for _, row := range b.plan.Setups {
+			for _, u := range row {
+				u.Loads[0].Config["seed"] = "${tile.seed}"
+			}
+		}
+		w, err := record.Create(b.dir, record.Header{ID: "lab-x", Seed: seed, Plan: Describe(b.plan, []string{"a"}, seed)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Do(t.Context(), w, b.options()); err != nil {
+			t.Fatal(err)
+		}
+		seen := map[string]bool{}
+		for _, config := range b.site.given {
+			var c struct {
+				Address string
+				Seed    uint64
+			}
+			if err := json.Unmarshal([]byte(config), &c); err != nil {
+				t.Fatalf("%s: %v", config, err)
+			}
+			seen[fmt.Sprint(c.Address, " ", c.Seed)] = true
+		}
+		return seen
+	}
+	// Twelve loads on two tiles: each tile has one seed in all turns, and no two have
+	// the same.
+	one, again, other := seeds(7), seeds(7), seeds(8)
+	if len(one) != 2 || !maps.Equal(one, again) || maps.Equal(one, other) {
+		t.Errorf("%v, again %v, of another run %v", one, again, other)
+	}
+	different := map[string]bool{}
+	for both := range one {
+		_, seed, _ := strings.Cut(both, " ")
+		different[seed] = true
+	}
+	if len(different) != 2 {
+		t.Errorf("two tiles share a seed: %v", one)
 	}
 }

@@ -36,6 +36,7 @@ type fake struct {
 	counts map[string]int64                   // by address
 	// what a guest's kernel has counted
 	counters func(context.Context) (map[string]float64, error)
+	given    []string // configurations of loads
 }
 
 func newFake() *fake { return &fake{running: map[string]bool{}, counts: map[string]int64{}} }
@@ -123,6 +124,9 @@ func (g *fakeGuest) Load(ctx context.Context, _ string, config json.RawMessage, 
 	if err := json.Unmarshal(config, &c); err != nil {
 		return err
 	}
+	g.site.mu.Lock()
+	g.site.given = append(g.site.given, string(config))
+	g.site.mu.Unlock()
 	if g.site.hold != nil {
 		g.site.held <- struct{}{}
 		select {

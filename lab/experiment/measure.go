@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
@@ -178,7 +179,8 @@ func (t *turn) errand(ctx context.Context, s *stream, e scenario.Errand) (worklo
 }
 
 // fill puts in what is known only now: "${web.address}" is that of the tile's
-// guest, "${run.id}" names this turn, "${tile.number}" the tile.
+// guest, "${run.id}" names this turn, "${tile.number}" the tile, and "${tile.seed}"
+// alone is a number of the run's and the tile's own, the same in every turn.
 func (t *turn) fill(s *stream, config map[string]any) (json.RawMessage, error) {
 	if config == nil {
 		config = map[string]any{}
@@ -187,13 +189,20 @@ func (t *turn) fill(s *stream, config map[string]any) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	known := []string{"${tile.number}", fmt.Sprint(s.tile), "${run.id}", strings.ReplaceAll(strings.TrimPrefix(t.w.Header.ID, "lab-"), "-", "")}
+	known := []string{`"${tile.seed}"`, fmt.Sprint(t.seed(s.tile)), "${tile.number}", fmt.Sprint(s.tile), "${run.id}", strings.ReplaceAll(strings.TrimPrefix(t.w.Header.ID, "lab-"), "-", "")}
 	for _, g := range t.setup.Guests {
 		if one, err := t.guest(s.tile, g.Role); err == nil {
 			known = append(known, "${"+g.Role+".address}", one.Address())
 		}
 	}
 	return json.RawMessage(strings.NewReplacer(known...).Replace(string(text))), nil
+}
+
+// seed draws what a tile's loads draw from, and what its data are made of: tiles
+// with the same data would be merged by the host, and their loads come in step. It
+// is below 2^31, as every program takes.
+func (t *turn) seed(tile int) uint64 {
+	return rand.New(rand.NewPCG(t.w.Header.Seed, uint64(tile))).Uint64N(1 << 31)
 }
 
 // drive runs a load to its end.

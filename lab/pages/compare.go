@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -209,7 +210,7 @@ func (c *comparison) add(pairs []pair, alone []string, hosts, title string) {
 	if len(alone) > 0 {
 		c.said = append(c.said, fmt.Sprintf("%s: %s measured on one side only: %s.", title, plural(len(alone), "figure"), strings.Join(alone[:min(len(alone), 5)], "; ")))
 	}
-	c.tables = append(c.tables, compareTable(title, compared))
+	c.tables = append(c.tables, compareTables(title, compared)...)
 }
 
 // busy tells whether other work was going on when a run began.
@@ -243,22 +244,41 @@ func spelt(value float64, unit string) string {
 	return strings.TrimSpace(number(value) + " " + unit)
 }
 
+// compareTable has a row for each that was compared.
 func compareTable(title string, all []weighed) lab.Table {
 	t := lab.Table{Title: title, Head: []string{"what", "A", "B", "B/A", "95 %", "effect", "p, corrected", "noise", "finding"}}
 	for _, w := range all {
-		effect, p, noise := "–", "–", "–"
-		if w.Effect != 0 || w.P != 0 {
-			effect, p = fmt.Sprintf("%+.2f", w.Effect), fmt.Sprintf("%.2g", w.P)
-		}
-		if !math.IsNaN(w.noise) {
-			noise = "±" + percent(w.noise)
-		}
-		t.Rows = append(t.Rows, []string{
-			plain(w.what), spelt(stats.Median(w.b), w.unit), spelt(stats.Median(w.a), w.unit),
-			number(w.Ratio.Value), interval(w.Ratio), effect, p, noise, w.outcome(),
-		})
+		t.Rows = append(t.Rows, w.cells())
 	}
 	return t
+}
+
+// compareTables are one for each step.
+func compareTables(title string, all []weighed) (tables []lab.Table) {
+	for len(all) > 0 {
+		step := all[0].step
+		end := slices.IndexFunc(all, func(w weighed) bool { return w.step != step })
+		if end < 0 {
+			end = len(all)
+		}
+		tables = append(tables, compareTable(plain(title+", "+step), all[:end]))
+		all = all[end:]
+	}
+	return tables
+}
+
+func (w weighed) cells() []string {
+	effect, p, noise := "–", "–", "–"
+	if w.Effect != 0 || w.P != 0 {
+		effect, p = fmt.Sprintf("%+.2f", w.Effect), fmt.Sprintf("%.2g", w.P)
+	}
+	if !math.IsNaN(w.noise) {
+		noise = "±" + percent(w.noise)
+	}
+	return []string{
+		plain(cmp.Or(w.row, w.what)), spelt(stats.Median(w.b), w.unit), spelt(stats.Median(w.a), w.unit),
+		number(w.Ratio.Value), interval(w.Ratio), effect, p, noise, w.outcome(),
+	}
 }
 
 // outcome is the last word on a pair.

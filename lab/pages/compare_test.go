@@ -56,10 +56,12 @@ func has(t *testing.T, out string, wanted ...string) {
 	}
 }
 
-// row gives the line of a table that begins with a text.
-func row(t *testing.T, out, begins string) string {
+// row gives the line that begins with a text, of the table with a title.
+func row(t *testing.T, out, title, begins string) string {
 	t.Helper()
-	for line := range strings.Lines(out) {
+	_, table, _ := strings.Cut(out, "\n"+title+"\n\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	for line := range strings.Lines(table) {
 		if strings.HasPrefix(line, begins) {
 			return line
 		}
@@ -81,7 +83,7 @@ func TestAKnownDifferenceIsFoundWithItsSize(t *testing.T) {
 	}
 	out := compared(t, Comparing{}, a, b)
 	has(t, out, "B beside A: throughput of web at tiles=2, after is less: 0.50 times", "No difference worth a word was shown in 23 comparisons of 24.")
-	has(t, row(t, out, "throughput of web at tiles=2, after"), "270", "135", "-1.00", "less")
+	has(t, row(t, out, "B beside A, tiles=2", "throughput of web, after"), "270", "135", "-1.00", "less")
 	// Five are too few, whatever parts them.
 	a.repetitions, b.repetitions = 5, 5
 	out = compared(t, Comparing{}, a, b)
@@ -108,16 +110,16 @@ func TestEveryFigureStandsBesideItsOtherHalf(t *testing.T) {
 	b := a
 	b.wait = func(arm, repetition, tile int) int64 { return 2 * a.wait(arm, repetition, tile) }
 	out := compared(t, Comparing{}, a, b)
-	for begins, want := range map[string]string{
-		"throughput of web at tiles=2, before":           "150",
-		"p95 of web at tiles=1, before":                  "2.00",
-		"boot of web at tiles=1, before":                 "3.00 s",
-		"time of vcpus of web at tiles=1, after":         "500 ms",
-		"drift of web at tiles=1, after":                 "no ratio",
-		"outage of web at tiles=2, before":               "7.00 s",
-		"use of the host's processors at tiles=2, after": "1.50 cores",
+	for _, c := range []struct{ step, begins, want string }{
+		{"tiles=2", "throughput of web, before", "150"},
+		{"tiles=1", "p95 of web, before", "2.00"},
+		{"tiles=1", "boot of web, before", "3.00 s"},
+		{"tiles=1", "time of vcpus of web, after", "500 ms"},
+		{"tiles=1", "drift of web, after", "no ratio"},
+		{"tiles=2", "outage of web, before", "7.00 s"},
+		{"tiles=2", "use of the host's processors, after", "1.50 cores"},
 	} {
-		has(t, row(t, out, begins), want)
+		has(t, row(t, out, "B beside A, "+c.step, c.begins), c.want)
 	}
 	if strings.Contains(out, "errors of") {
 		t.Errorf("nothing failed, and yet:\n%s", out)
@@ -141,10 +143,10 @@ func TestTargetsOfARunStandBesideEachOther(t *testing.T) {
 	out := compared(t, Comparing{}, three)
 	has(t, out,
 		"again is first measured once more",
-		"other beside first: throughput of web at tiles=1, plain is more: 1.50 times",
-		"other beside first: throughput of web at tiles=2, plain is more: 1.50 times",
+		"other beside first: throughput of web at tiles=1 is more: 1.50 times",
+		"other beside first: throughput of web at tiles=2 is more: 1.50 times",
 	)
-	if strings.Contains(out, "again beside first: throughput of web at tiles=1, plain is") {
+	if strings.Contains(out, "again beside first: throughput of web at tiles=1 is") {
 		t.Errorf("the same beside itself:\n%s", out)
 	}
 	// What the same daemon differs from itself by is no finding in another.
@@ -158,8 +160,7 @@ func TestTargetsOfARunStandBesideEachOther(t *testing.T) {
 		return 1000
 	})
 	out = compared(t, Comparing{}, loud)
-	_, out, _ = strings.Cut(out, "\nother beside first\n")
-	has(t, row(t, out, "throughput of web at tiles=1, plain"), "1.50", "±70.0 %", "none: below the noise")
+	has(t, row(t, out, "other beside first, tiles=1", "throughput of web "), "1.50", "±70.0 %", "none: below the noise")
 	// Of another accelerator it is other work.
 	loud.trio[2].Accelerator = "tcg"
 	if err := Compare([]string{loud.keep(t)}, Comparing{}, new(strings.Builder)); err == nil || !strings.Contains(err.Error(), "kvm against tcg") {
@@ -177,8 +178,8 @@ func TestDisagreeingBooksGiveNoVerdict(t *testing.T) {
 		}
 	}
 	out := compared(t, Comparing{}, three)
-	has(t, out, "throughput of web at tiles=1, plain is more: 2.00 times", "No verdict on 6 comparisons of 12: books disagree there.")
-	if strings.Contains(out, "throughput of web at tiles=2, plain is more") {
+	has(t, out, "throughput of web at tiles=1 is more: 2.00 times", "No verdict on 6 comparisons of 12: books disagree there.")
+	if strings.Contains(out, "throughput of web at tiles=2 is more") {
 		t.Errorf("%s", out)
 	}
 }
@@ -193,7 +194,7 @@ func TestAcrossHostsThereAreRatiosOnly(t *testing.T) {
 	}
 	out := compared(t, Comparing{AcrossHosts: true}, a, b)
 	has(t, out, "No verdict on 24 comparisons of 24: the hosts differ (kernel: 6.1 against another kernel).")
-	has(t, row(t, out, "throughput of web at tiles=1, before"), "3.00")
+	has(t, row(t, out, "B beside A, tiles=1", "throughput of web, before"), "3.00")
 }
 
 func TestABusyMachineIsSaid(t *testing.T) {
@@ -207,7 +208,7 @@ func TestAComparisonGoesIntoAPage(t *testing.T) {
 	compared(t, Comparing{Page: page}, newSynthetic(1), newSynthetic(1))
 	text, err := os.ReadFile(page)
 	check(t, err)
-	has(t, string(text), "<!-- known figures: written by lodge lab -->", "| throughput of web at tiles=1, before | 100 1/s |")
+	has(t, string(text), "<!-- known figures: written by lodge lab -->", "### B beside A, tiles=1", "| throughput of web, before | 100 1/s |")
 }
 
 func TestTooManyFiguresAreNotToldFromLuck(t *testing.T) {

@@ -91,7 +91,7 @@ func contrast(first, second, again *side, beside bool) (pairs []pair, alone []st
 			alone = append(alone, one.name.words()+": not at "+second.name)
 			continue
 		}
-		p := pair{what: one.name.words(), unit: one.unit, family: one.name.kind, beside: beside}
+		p := pair{what: one.name.words(), step: one.name.step, row: one.name.row(), unit: one.unit, family: one.name.kind, beside: beside}
 		p.a, p.b = other.lists(one, beside)
 		place := figureName{step: one.name.step, arm: one.name.arm}
 		for _, s := range []*side{first, second} {
@@ -158,9 +158,24 @@ func (s *side) ratio(base *figure, beside bool) *stats.Ratio {
 	return &r
 }
 
-// words name a figure.
+// onlyArm is what a scenario's arm is called that has no other.
+const onlyArm = "plain"
+
+// words name a figure, and row names it below the name of its step.
 func (n figureName) words() string {
-	return fmt.Sprintf("%s of %s at %s, %s", n.kind, n.of, n.step, n.arm)
+	words := fmt.Sprintf("%s of %s at %s", n.kind, n.of, n.step)
+	if n.arm != onlyArm {
+		words += ", " + n.arm
+	}
+	return words
+}
+
+func (n figureName) row() string {
+	words := n.kind + " of " + n.of
+	if n.arm != onlyArm {
+		words += ", " + n.arm
+	}
+	return words
 }
 
 func total(values []float64) (sum float64) {

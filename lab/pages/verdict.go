@@ -14,6 +14,7 @@ import (
 type pair struct {
 	what, unit string
 	a, b       []float64
+	step, row  string       // where it stands in tables
 	family     string       // those of one are read together
 	beside     bool         // each a[i] was measured beside its b[i]
 	again      *stats.Ratio // of b measured a second time, by the first: A/A

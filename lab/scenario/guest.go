@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"path"
 	"slices"
 	"strings"
 
@@ -38,7 +39,15 @@ type Disk struct {
 	Cache    string `yaml:"cache"`    // none if nothing is said
 	IO       string `yaml:"io"`       // threads if nothing is said
 	IOThread bool   `yaml:"iothread"`
-	Use      string `yaml:"use"` // swap, or the path in the guest where a file system on it is mounted; nothing leaves it as it is
+	// Store is what it lies on: file, if nothing is said; device, a block device over
+	// that file; or the path of a block device of the daemon's host, below /dev, all of
+	// which is lost.
+	Store string `yaml:"store"`
+	// Partition is the part of it that is used: whole, if nothing is said; aligned, a
+	// partition from 1 MiB on; misaligned, one from sector 63 on.
+	Partition string `yaml:"partition"`
+	Scheduler string `yaml:"scheduler"` // the guest's for it; as-found if nothing is said
+	Use       string `yaml:"use"`       // swap, or the path in the guest where a file system on it is mounted; nothing leaves it as it is
 
 	line int
 }
@@ -108,6 +117,9 @@ func (g *Guest) checkDisks() error {
 			return wrong(d.line, "%s has two disks %q", g.Role, d.Name)
 		}
 		names = append(names, d.Name)
+		if d.Whole() && g.Count > 1 {
+			return wrong(d.line, "disk %s is %s, and %d tiles have one: a device is one guest's", d.Name, d.Store, g.Count)
+		}
 	}
 	return nil
 }
@@ -115,7 +127,7 @@ func (g *Guest) checkDisks() error {
 // UnmarshalYAML reads a disk.
 func (d *Disk) UnmarshalYAML(node *yaml.Node) error {
 	type fields Disk
-	*d = Disk{Bus: "virtio", Format: "raw", Allocate: "thin", Cache: "none", IO: "threads", line: node.Line}
+	*d = Disk{Bus: "virtio", Format: "raw", Allocate: "thin", Cache: "none", IO: "threads", Store: StoreFile, Partition: "whole", Scheduler: "as-found", line: node.Line}
 	if err := strict(node, (*fields)(d)); err != nil {
 		return err
 	}
@@ -136,14 +148,38 @@ func (d *Disk) UnmarshalYAML(node *yaml.Node) error {
 		{"format", d.Format, []string{"raw", "qcow2"}},
 		{"allocate", d.Allocate, []string{"thin", "full"}},
 		{"cache", d.Cache, []string{"none", "writethrough", "writeback", "directsync", "unsafe"}},
+		{"partition", d.Partition, []string{"whole", "aligned", "misaligned"}},
+		{"scheduler", d.Scheduler, []string{"as-found", "none", "mq-deadline", "bfq", "kyber"}},
 		{"io", d.IO, []string{"threads", "native", "io_uring"}},
 	} {
 		if err := oneOf(d.line, one.what, one.value, one.may...); err != nil {
 			return err
 		}
 	}
+	return d.checkStore()
+}
+
+// What a disk lies on, but for the path of a device.
+const (
+	StoreFile   = "file"
+	StoreDevice = "device"
+)
+
+func (d *Disk) checkStore() error {
+	switch {
+	case d.Store == StoreFile:
+		return nil
+	case d.Store != StoreDevice && (!strings.HasPrefix(d.Store, "/dev/") || path.Clean(d.Store) != d.Store):
+		return wrong(d.line, "store of disk %s is %q: file, device, or the path of a block device below /dev", d.Name, d.Store)
+	case d.Format != "raw":
+		return wrong(d.line, "disk %s has format %s: what lies on a block device is raw", d.Name, d.Format)
+	}
 	return nil
 }
+
+// Whole tells whether its store is a device of the host's that nobody else may
+// have.
+func (d *Disk) Whole() bool { return strings.HasPrefix(d.Store, "/dev/") }
 
 // UnmarshalYAML reads a service.
 func (s *Service) UnmarshalYAML(node *yaml.Node) error {

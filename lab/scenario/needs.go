@@ -36,7 +36,9 @@ func (u *Setup) Needs(translated bool) Needs {
 		}
 		disk := ownDisk
 		for _, d := range g.Disks {
-			disk += d.Size
+			if !d.Whole() {
+				disk += d.Size
+			}
 		}
 		count := Size(g.Count)
 		n.Guests += g.Count

@@ -97,6 +97,7 @@ func (s *Scenario) steps(p *Plan, vars variables) error {
 		places = []variables{{}}
 	}
 	names := map[string]bool{}
+	same := fixed(places)
 	for _, place := range places {
 		step := Step{Axes: place.text(), vars: place}
 		var words []string
@@ -104,7 +105,9 @@ func (s *Scenario) steps(p *Plan, vars variables) error {
 			if place[axis].Kind != yaml.ScalarNode {
 				return wrong(place[axis].Line, "axis %s of a step wants one value", axis)
 			}
-			words = append(words, axis+"="+place[axis].Value)
+			if !same[axis] {
+				words = append(words, axis+"="+place[axis].Value)
+			}
 		}
 		step.Name = cmp.Or(strings.Join(words, " "), "all")
 		if names[step.Name] {
@@ -114,6 +117,19 @@ func (s *Scenario) steps(p *Plan, vars variables) error {
 		p.Steps = append(p.Steps, step)
 	}
 	return nil
+}
+
+// fixed are the axes along which nothing varies: they tell no step from another,
+// and are left out of their names. One place alone is told by all of its axes.
+func fixed(places []variables) map[string]bool {
+	same := map[string]bool{}
+	if len(places) < 2 {
+		return same
+	}
+	for axis, first := range places[0] {
+		same[axis] = !slices.ContainsFunc(places, func(place variables) bool { return place[axis] == nil || place[axis].Value != first.Value })
+	}
+	return same
 }
 
 // matrix makes every combination, the last axis fastest.

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -175,8 +176,7 @@ func TestShippedScenariosArePlans(t *testing.T) {
 		if err := s.check(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		profiles := slices.DeleteFunc(s.Profiles(), func(p string) bool { return p == "smoke" })
-		if !slices.Equal(profiles, []string{"mini", "paper"}) {
+		if profiles := s.Profiles(); !slices.Contains(profiles, "mini") || !slices.Contains(profiles, "paper") {
 			t.Errorf("%s has profiles %v", name, profiles)
 		}
 	}
@@ -219,4 +219,48 @@ func FuzzParse(f *testing.F) {
 			t.Error("read, and without a profile")
 		}
 	})
+}
+
+func TestWhatADiskLiesOn(t *testing.T) {
+	guest := func(count int, disk string) string {
+		return fmt.Sprintf("schema: lodge.lab/1\nname: x\nprofiles: {mini: {a: 1}}\nmeasure: 1s\nguests:\n  - {role: disk, count: %d, memory: 128MiB, disks: [{name: data, size: 1GiB, %s}]}\n", count, disk)
+	}
+	for disk, want := range map[string]string{
+		"store: tape":                  "block device below /dev",
+		"store: /etc/passwd":           "block device below /dev",
+		"store: /dev/../etc/passwd":    "block device below /dev",
+		"store: device, format: qcow2": "is raw",
+		"partition: upside-down":       "aligned, misaligned",
+		"scheduler: fastest":           "mq-deadline",
+	} {
+		if _, err := Parse([]byte(guest(1, disk))); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", disk, err)
+		}
+	}
+	if _, err := Parse([]byte(guest(2, "store: /dev/sdx"))); err == nil || !strings.Contains(err.Error(), "a device is one guest's") {
+		t.Errorf("two tiles with one device: %v", err)
+	}
+	s, err := Parse([]byte(guest(1, "store: /dev/sdx, partition: misaligned, scheduler: bfq")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.Plan("mini")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if needs := p.Setups[0][0].Needs(false); needs.Disk >= GiB {
+		t.Errorf("a device of the host's takes %s of its file systems", needs.Disk)
+	}
+}
+
+// What does not vary is in no name: the matrix of disks has a dozen axes.
+func TestStepsAreNamedByWhatVaries(t *testing.T) {
+	s, err := Parse([]byte("schema: lodge.lab/1\nname: x\nprofiles: {mini: {a: 1}}\nmeasure: 1s\nmatrix: {bus: [virtio], threads: [1, 8]}\nguests:\n  - {role: disk, memory: 128MiB}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.Plan("mini")
+	if err != nil || len(p.Steps) != 2 || p.Steps[1].Name != "threads=8" || p.Steps[1].Axes["bus"] != "virtio" {
+		t.Errorf("%+v, %v", p.Steps, err)
+	}
 }

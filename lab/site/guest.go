@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/lab/session"
 	"github.com/lodge-kvm/lodge/lab/shop"
 	"github.com/lodge-kvm/lodge/lab/target"
+	"github.com/lodge-kvm/lodge/lab/tuning"
 	"github.com/lodge-kvm/lodge/lab/workload"
 )
 
@@ -44,26 +45,54 @@ func (g *guest) Definition() string { return g.XML }
 // disks puts those to use that are for something.
 func (g *guest) disks(ctx context.Context) error {
 	for _, d := range g.spec.Disks {
-		var err error
-		switch d.Use {
-		case "":
-		case "swap":
-			err = service.Swap(ctx, g.session, d.Name)
-		default:
-			err = g.mount(ctx, d.Name, d.Use)
-		}
-		if err != nil {
+		if err := g.disk(ctx, d); err != nil {
 			return fmt.Errorf("cannot use disk %s: %w", d.Name, err)
 		}
 	}
 	return nil
 }
 
-// mount puts a file system on a disk where the image has a directory, with what
+// sectors are where partitions begin.
+var sectors = map[string]int{"aligned": 2048, "misaligned": 63}
+
+func (g *guest) disk(ctx context.Context, d scenario.Disk) error {
+	sector, parted := sectors[d.Partition]
+	scheduled := d.Scheduler != "" && d.Scheduler != tuning.AsFound
+	if d.Use == "" && !parted && !scheduled {
+		return nil
+	}
+	device, err := service.Device(ctx, g.session, d.Name)
+	if err != nil {
+		return err
+	}
+	if scheduled {
+		offered, ok, err := service.Schedule(ctx, g.session, device, d.Scheduler)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return &experiment.Unavailable{Reason: fmt.Sprintf("the guest's kernel has no scheduler %s for it: there are %s", d.Scheduler, offered)}
+		}
+	}
+	if parted {
+		if device, err = service.Partition(ctx, g.session, device, sector); err != nil {
+			return err
+		}
+	}
+	switch d.Use {
+	case "":
+		return nil
+	case "swap":
+		return service.Swap(ctx, g.session, device)
+	}
+	return g.mount(ctx, d.Name, device, d.Use)
+}
+
+// mount puts a file system on a device where the image has a directory, with what
 // that holds: a database begins with the distribution's own tables.
-func (g *guest) mount(ctx context.Context, disk, path string) error {
+func (g *guest) mount(ctx context.Context, disk, device, path string) error {
 	aside := "/mnt/" + disk
-	if err := service.Mount(ctx, g.session, disk, aside); err != nil {
+	if err := service.Mount(ctx, g.session, device, aside); err != nil {
 		return err
 	}
 	_, err := g.session.Run(ctx, "sh", "-ec", `mkdir -p "$2"; cp -a "$2/." "$1/"; mount --bind "$1" "$2"`, "sh", aside, path)

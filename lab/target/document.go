@@ -20,9 +20,9 @@ type plan struct {
 	name    string
 	number  int
 	spec    scenario.Guest
-	cell    *Cell             // to be bound to
-	sources map[string]string // disk to file
-	console string            // the file that the serial port writes to
+	cell    *Cell // to be bound to
+	sources map[string]source
+	console string // the file that the serial port writes to
 }
 
 // definition writes a guest. The same bytes go to every daemon.
@@ -46,8 +46,8 @@ func (s *Site) definition(p plan) (string, error) {
 	if p.cell != nil {
 		fmt.Fprintf(&b, "  <numatune><memory mode='strict' nodeset='%d'/></numatune>\n", p.cell.ID)
 	}
-	fmt.Fprintf(&b, "  <os>\n    <type arch='x86_64' machine='q35'>hvm</type>\n    <kernel>%s</kernel>\n    <initrd>%s</initrd>\n    <cmdline>%s</cmdline>\n  </os>\n",
-		escape(s.image.Kernel), escape(s.image.Initrd), escape(s.commandLine(p)))
+	fmt.Fprintf(&b, "  <os>\n    <type arch='x86_64' machine='%s'>hvm</type>\n    <kernel>%s</kernel>\n    <initrd>%s</initrd>\n    <cmdline>%s</cmdline>\n  </os>\n",
+		machineFor(g), escape(s.image.Kernel), escape(s.image.Initrd), escape(s.commandLine(p)))
 	b.WriteString("  <features><acpi/><apic/>")
 	if kind == "qemu" {
 		fmt.Fprintf(&b, "<tcg><tb-cache unit='MiB'>%d</tb-cache></tcg>", g.TBCache/scenario.MiB)
@@ -98,6 +98,17 @@ func hasIOThread(g scenario.Guest) bool {
 	return false
 }
 
+// machineFor is the newer kind of PC, but for a guest with an IDE disk, which only
+// the older has.
+func machineFor(g scenario.Guest) string {
+	for _, d := range g.Disks {
+		if d.Bus == "ide" {
+			return "pc"
+		}
+	}
+	return "q35"
+}
+
 // devices are the private root, the shared /usr, the scenario's disks, and what
 // every guest has.
 func (s *Site) devices(p plan) (string, error) {
@@ -105,7 +116,7 @@ func (s *Site) devices(p plan) (string, error) {
 	root := scenario.Disk{Name: "root", Format: "qcow2", Cache: "writeback", IO: "threads", Bus: "virtio"}
 	b.WriteString(disk(root, p.sources["root"], "vda", false))
 	usr := scenario.Disk{Name: "usr", Format: "raw", Cache: "writeback", IO: "threads", Bus: "virtio"}
-	b.WriteString(disk(usr, s.image.Usr, "vdb", true))
+	b.WriteString(disk(usr, source{path: s.image.Usr}, "vdb", true))
 	next := map[string]int{"vd": 2}
 	for _, d := range p.spec.Disks {
 		prefix, err := bus(d)
@@ -146,19 +157,22 @@ func bus(d scenario.Disk) (string, error) {
 	case "sata":
 		return "", &Skipped{"the guests' kernel (Debian's for clouds) has no driver for AHCI, and so sees no SATA disk"}
 	case "ide":
-		return "", &Skipped{"the guests' machine (q35) has no IDE controller"}
+		return "hd", nil
 	}
 	return "", &Skipped{"no bus " + d.Bus}
 }
 
-func disk(d scenario.Disk, path, device string, shared bool) string {
+func disk(d scenario.Disk, from source, device string, shared bool) string {
 	driver := fmt.Sprintf("name='qemu' type='%s' cache='%s' io='%s'", d.Format, d.Cache, d.IO)
 	if d.IOThread {
 		driver += " iothread='1'"
 	}
-	bus := d.Bus
-	text := fmt.Sprintf("    <disk type='file' device='disk'>\n      <driver %s/>\n      <source file='%s'/>\n      <target dev='%s' bus='%s'/>\n",
-		driver, escape(path), device, bus)
+	kind, attribute := "file", "file"
+	if from.device {
+		kind, attribute = "block", "dev"
+	}
+	text := fmt.Sprintf("    <disk type='%s' device='disk'>\n      <driver %s/>\n      <source %s='%s'/>\n      <target dev='%s' bus='%s'/>\n",
+		kind, driver, attribute, escape(from.path), device, d.Bus)
 	if shared {
 		text += "      <readonly/>\n"
 	}

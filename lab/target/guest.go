@@ -22,12 +22,12 @@ type Guest struct {
 	Address string // on the run's network
 	XML     string // that it was made from
 
-	site   *Site   // that has its files
-	at     *Target // where it runs: elsewhere, once it was moved
-	domain xdr.Domain
-	disks  []string // names of its volumes
-
-	console string // the file that its serial port writes to
+	site    *Site   // that has its files
+	at      *Target // where it runs: elsewhere, once it was moved
+	domain  xdr.Domain
+	disks   []string   // names of its volumes
+	devices []*os.File // made of some of them
+	console string     // the file that its serial port writes to
 }
 
 // Start makes a guest's disks and starts it. Number is its own in the run, from 1;
@@ -39,7 +39,7 @@ func (s *Site) Start(ctx context.Context, name string, number, tile int, spec sc
 			err = errors.Join(err, g.dropFiles(context.WithoutCancel(ctx)))
 		}
 	}()
-	p := plan{name: name, number: number, spec: spec, sources: map[string]string{}, console: g.console}
+	p := plan{name: name, number: number, spec: spec, sources: map[string]source{}, console: g.console}
 	if p.cell, err = s.target.cell(spec.Node, tile); err != nil {
 		return g, err
 	}
@@ -82,28 +82,32 @@ func (t *Target) cell(rule string, tile int) (*Cell, error) {
 const rootSize = 4 * scenario.GiB
 
 func (g *Guest) makeDisks(ctx context.Context, p plan) error {
-	add := func(disk, format string, size scenario.Size, full bool, backing string) error {
-		name := g.Name + "-" + disk + "." + format
-		path, err := g.site.volume(ctx, name, format, size, full, backing)
-		if err == nil {
-			g.disks = append(g.disks, name)
-			p.sources[disk] = path
-		}
+	root, err := g.volume(ctx, "root", "qcow2", rootSize, false, g.site.image.Root)
+	if err != nil {
 		return err
 	}
-	if err := add("root", "qcow2", rootSize, false, g.site.image.Root); err != nil {
-		return err
-	}
+	p.sources["root"] = source{path: root}
 	for _, d := range p.spec.Disks {
-		if err := add(d.Name, d.Format, d.Size, d.Allocate == "full", ""); err != nil {
+		if p.sources[d.Name], err = g.store(ctx, d); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// volume makes one of the guest's own.
+func (g *Guest) volume(ctx context.Context, disk, format string, size scenario.Size, full bool, backing string) (string, error) {
+	name := g.Name + "-" + disk + "." + format
+	path, err := g.site.volume(ctx, name, format, size, full, backing)
+	if err == nil {
+		g.disks = append(g.disks, name)
+	}
+	return path, err
+}
+
 // dropFiles takes away what was made for the guest.
 func (g *Guest) dropFiles(ctx context.Context) error {
+	g.dropDevices()
 	var all error
 	if err := os.Remove(g.console); !errors.Is(err, fs.ErrNotExist) {
 		all = err

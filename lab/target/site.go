@@ -24,14 +24,13 @@ type Image struct {
 
 // Site is where a run's guests live at a target: a network and a pool.
 type Site struct {
-	target   *Target
-	run      string // begins every name
-	name     string // of the network and the pool: other targets of the run have others
-	image    Image
-	borrowed []owned // what the image's files were like
-	files    xdr.StoragePool
-	dir      string
-	subnet   byte
+	target *Target
+	run    string // begins every name
+	name   string // of the network and the pool: other targets of the run have others
+	image  Image
+	files  xdr.StoragePool
+	dir    string
+	subnet byte
 }
 
 // Open makes the network and the pool of a run. Number is that of the target among
@@ -45,10 +44,7 @@ func (t *Target) Open(ctx context.Context, run string, number int, directory str
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a directory for the guests' files")
 	}
 	var err error
-	if s.borrowed, err = borrow(image.Kernel, image.Initrd, image.Usr, image.Root); err == nil {
-		s.files, err = s.pool(ctx, s.name+"-files", s.dir)
-	}
-	if err == nil {
+	if s.files, err = s.pool(ctx, s.name+"-files", s.dir); err == nil {
 		err = s.network(ctx)
 	}
 	if err != nil {
@@ -67,7 +63,7 @@ func (s *Site) Receive(ctx context.Context, to *Target) error {
 
 // Close takes away what Open has made, and whatever guests there still are.
 func (s *Site) Close(ctx context.Context) error {
-	err := errors.Join(s.target.Sweep(ctx, s.run), os.RemoveAll(s.dir), giveBack(s.borrowed))
+	err := errors.Join(s.target.Sweep(ctx, s.run), os.RemoveAll(s.dir))
 	_ = os.Remove(filepath.Dir(s.dir)) // the last of the run's targets leaves it empty
 	return err
 }

@@ -5,13 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/scenario"
@@ -114,7 +111,6 @@ func TestWhatCannotBeDoneHereIsSkipped(t *testing.T) {
 	s := open(t, connect(t, d))
 	for what, change := range map[string]func(*scenario.Guest){
 		"AHCI":           func(g *scenario.Guest) { g.Disks[0].Bus = "sata" },
-		"no IDE":         func(g *scenario.Guest) { g.Disks[0].Bus = "ide" },
 		"no node 7":      func(g *scenario.Guest) { g.Node = "7" },
 		"not this machi": nil,
 	} {
@@ -129,6 +125,27 @@ func TestWhatCannotBeDoneHereIsSkipped(t *testing.T) {
 		}
 		if skipped, ok := errors.AsType[*Skipped](err); !ok || !strings.Contains(skipped.Reason, what) {
 			t.Errorf("%s: got %v", what, err)
+		}
+	}
+}
+
+func TestAnIDEDiskWantsTheOlderMachine(t *testing.T) {
+	s := open(t, connect(t, &targettest.Daemon{}))
+	g := spec
+	g.Disks = []scenario.Disk{{Name: "data", Size: scenario.GiB, Bus: "ide", Format: "raw", Cache: "none", IO: "threads"}}
+	guest, err := s.Start(t.Context(), "lab-abc-t1-x", 1, 1, g)
+	if err != nil || !strings.Contains(guest.XML, "machine='pc'") || !strings.Contains(guest.XML, "<target dev='hda' bus='ide'/>") {
+		t.Errorf("%v: %s", err, guest.XML)
+	}
+}
+
+func TestADeviceInUseIsNotTaken(t *testing.T) {
+	s := open(t, connect(t, &targettest.Daemon{}))
+	for store, want := range map[string]string{"/dev/null": "no block device", "/dev/none-of-these": "not there"} {
+		g := spec
+		g.Disks = []scenario.Disk{{Name: "data", Size: scenario.GiB, Bus: "virtio", Format: "raw", Cache: "none", IO: "threads", Store: store}}
+		if _, err := s.Start(t.Context(), "lab-abc-t1-x", 1, 1, g); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", store, err)
 		}
 	}
 }
@@ -194,36 +211,5 @@ func TestTargetsOfARunShareNothing(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("there is left %v", left)
-	}
-}
-
-// A daemon may give the image's files to whom its QEMU runs as.
-func TestTheImageIsGivenBackAsItWas(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "usr.erofs")
-	if err := os.WriteFile(path, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	files, err := borrow(path, path+".none")
-	if err != nil || len(files) != 1 {
-		t.Fatalf("%v, %v", files, err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if os.Geteuid() == 0 {
-		if err := os.Chown(path, 64055, 64055); err != nil {
-			t.Fatal(err)
-		}
-	}
-	marked := unix.Setxattr(path, "user.owner", []byte("1"), 0) == nil
-	if err := giveBack(files); err != nil {
-		t.Fatal(err)
-	}
-	again, err := borrow(path)
-	if err != nil || !reflect.DeepEqual(again, files) {
-		t.Errorf("it was %+v and is %+v, %v", files, again, err)
-	}
-	if !marked {
-		t.Log("this file system has no extended attributes")
 	}
 }

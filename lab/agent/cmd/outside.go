@@ -2,15 +2,14 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/guestimage/early"
+	"github.com/lodge-kvm/lodge/lab/loop"
 	"github.com/lodge-kvm/lodge/lab/wire"
 )
 
@@ -70,9 +69,9 @@ func settle(how string) error {
 }
 
 // mountFile mounts the file system in a file. The loop device goes with the mount.
-func mountFile(file, at, kind string, flags uintptr, loop uint32) error {
+func mountFile(file, at, kind string, flags uintptr, device uint32) error {
 	access := os.O_RDWR
-	if loop&unix.LO_FLAGS_READ_ONLY != 0 {
+	if device&unix.LO_FLAGS_READ_ONLY != 0 {
 		access = os.O_RDONLY
 	}
 	backing, err := os.OpenFile(file, access, 0)
@@ -80,44 +79,13 @@ func mountFile(file, at, kind string, flags uintptr, loop uint32) error {
 		return err
 	}
 	defer backing.Close()
-	device, err := loopDevice(backing, access, loop)
+	made, err := loop.Attach(backing, access, device)
 	if err != nil {
 		return fmt.Errorf("cannot make a device of %s: %w", file, err)
 	}
-	defer device.Close()
-	if err := unix.Mount(device.Name(), at, kind, flags, ""); err != nil {
+	defer made.Close()
+	if err := unix.Mount(made.Name(), at, kind, flags, ""); err != nil {
 		return fmt.Errorf("cannot mount %s on %s: %w", file, at, err)
 	}
 	return nil
-}
-
-// loopDevice makes a block device of a file, until nobody has it open or mounted.
-func loopDevice(backing *os.File, access int, flags uint32) (*os.File, error) {
-	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer control.Close()
-	for range 100 { // others may be faster
-		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-		if err != nil {
-			return nil, err
-		}
-		device, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), access, 0)
-		if err != nil {
-			return nil, err
-		}
-		config := &unix.LoopConfig{Fd: uint32(backing.Fd())}
-		config.Info.Flags = flags | unix.LO_FLAGS_AUTOCLEAR
-		copy(config.Info.File_name[:], strings.TrimSpace(backing.Name()))
-		err = unix.IoctlLoopConfigure(int(device.Fd()), config)
-		if err == nil {
-			return device, nil
-		}
-		device.Close()
-		if !errors.Is(err, unix.EBUSY) {
-			return nil, err
-		}
-	}
-	return nil, unix.EBUSY
 }
