@@ -268,3 +268,19 @@ func TestTheSameAgainstItselfIsNeverNews(t *testing.T) {
 		}
 	}
 }
+
+// What is kept in docs/lab can be compared again by anybody.
+func TestKeptRunsAreStillCompared(t *testing.T) {
+	kept, err := filepath.Glob("../../docs/lab/*/run.json")
+	check(t, err)
+	if len(kept) == 0 {
+		t.Fatal("no run is kept: has docs/lab moved?")
+	}
+	for _, path := range kept {
+		var out strings.Builder
+		if err := Compare([]string{filepath.Dir(path)}, Comparing{}, &out); err != nil {
+			t.Error(err)
+		}
+		has(t, out.String(), "again is lodged measured once more", "libvirtd beside lodged")
+	}
+}
