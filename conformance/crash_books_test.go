@@ -106,7 +106,7 @@ func (c *crash) rewrites() {
 		c.must(file.Close())
 		c.ask(failpoint.Armed{Point: point, Action: failpoint.Kill})
 		ctx, cancel := context.WithTimeout(c.t.Context(), patience)
-		dies := c.command(ctx, mortal(c.t), "--data", c.data, "--run", c.run, "--prepared", "0")
+		dies := c.command(ctx, mortal(c.t, false), "--data", c.data, "--run", c.run, "--prepared", "0")
 		dies.Env = append(os.Environ(), failpoint.Variable+"="+c.commands)
 		_ = dies.Run() // it is killed
 		cancel()

@@ -78,7 +78,7 @@ func TestCrashMatrix(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mortal(t)
+	mortal(t, false)
 	total := &tally{deaths: map[string]int{}}
 	all := scenarios()
 	t.Run("scenarios", func(t *testing.T) {

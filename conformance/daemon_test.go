@@ -27,6 +27,8 @@ type daemon struct {
 	// commands is the directory by which the test commands its fail points; empty:
 	// it is built without.
 	commands string
+	// racing has such a daemon look for data races all the same.
+	racing bool
 
 	process *exec.Cmd
 	pid     string // inside the world
@@ -62,7 +64,7 @@ func (d *daemon) launch(t *testing.T, flags ...string) {
 	pidFile := filepath.Join(d.dir, "pid")
 	lodged, env := program(t, "lodged"), os.Environ()
 	if d.commands != "" {
-		lodged, env = mortal(t), append(env, failpoint.Variable+"="+d.commands)
+		lodged, env = mortal(t, d.racing), append(env, failpoint.Variable+"="+d.commands)
 	}
 	args := append([]string{"-c", `echo $$ >"$1"; shift; exec "$@"`, "sh", pidFile, lodged, "--data", d.data, "--run", d.run}, flags...)
 	d.process = d.command(context.WithoutCancel(t.Context()), "sh", args...)

@@ -46,10 +46,13 @@ func program(t *testing.T, name string) string {
 	return built(t, name, name, buildFlags...)
 }
 
-// mortal is a lodged with fail points. It looks for no data races: it shall begin
-// and die fast.
-func mortal(t *testing.T) string {
+// mortal is a lodged with fail points. It looks for no data races, unless it is to: it
+// shall begin and die fast.
+func mortal(t *testing.T, racing bool) string {
 	t.Helper()
+	if racing {
+		return built(t, "lodged-racing", "lodged", append([]string{"-tags", "failpoints"}, buildFlags...)...)
+	}
 	return built(t, "lodged-mortal", "lodged", "-tags", "failpoints")
 }
 

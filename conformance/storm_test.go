@@ -19,6 +19,9 @@ import (
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
+
+	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/failpoint/failpointtest"
 )
 
 // The storm lasts so long unless a longer time is given; the seed repeats what
@@ -36,6 +39,7 @@ const (
 type storm struct {
 	*daemon
 	guests   []*stormGuest
+	points   []string    // the fail points that the daemon dies at; none: it is built without
 	stopping atomic.Bool // the daemon is being ended: calls may fail
 }
 
@@ -179,6 +183,9 @@ func TestStorm(t *testing.T) {
 	t.Logf("repeat with %s=%d", stormSeedVariable, seed)
 	draw := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // to be repeated, not to be secret
 	s := &storm{daemon: start(t)}
+	if os.Getenv(stormVariable) != "" {
+		s.makeMortal(t)
+	}
 	s.lan(t, "lan", 9)
 	s.makeGuests(t)
 	end := time.Now().Add(lasts)
@@ -260,14 +267,20 @@ func (s *storm) round(t *testing.T, draw *rand.Rand, ends bool) {
 		}
 	}
 	looking := s.gather(t, draw, over)
+	if ends && len(s.points) > 0 && draw.IntN(2) == 0 {
+		s.arm(t, failpoint.Armed{Point: s.points[draw.IntN(len(s.points))], Action: failpoint.Kill, Nth: 1 + draw.IntN(5)})
+	}
 	length := time.After(time.Duration(200+draw.IntN(2000)) * time.Millisecond)
 	if draw.IntN(3) == 0 {
 		s.slay(draw)
 	}
-	<-length
+	select {
+	case <-length:
+	case <-s.ended: // at a fail point
+	}
 	if ends {
 		s.stopping.Store(true)
-		s.signal(t, []string{"KILL", "KILL", "TERM"}[draw.IntN(3)])
+		s.endAnyway(t, []string{"KILL", "KILL", "TERM"}[draw.IntN(3)])
 	}
 	close(over)
 	s.answered(t, &clients)
@@ -279,6 +292,51 @@ func (s *storm) round(t *testing.T, draw *rand.Rand, ends bool) {
 		s.launch(t)
 	}
 	s.inspect(t, before)
+}
+
+// makeMortal has a daemon with fail points take the place of the present one.
+func (s *storm) makeMortal(t *testing.T) {
+	t.Helper()
+	var err error
+	if s.points, err = failpointtest.Names(".."); err != nil {
+		t.Fatal(err)
+	}
+	s.commands, s.racing = filepath.Join(s.dir, "commands"), true
+	if err := os.Mkdir(s.commands, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.signal(t, "TERM")
+	s.launch(t)
+}
+
+// arm has the daemon die at a fail point, should it come there; calls may be cut off
+// from now on.
+func (s *storm) arm(t *testing.T, a failpoint.Armed) {
+	t.Helper()
+	s.stopping.Store(a.Point != "")
+	if err := failpoint.Arm(s.commands, a); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := failpoint.Reached(s.commands); err != nil { // or the list grows for ever
+		t.Fatal(err)
+	}
+}
+
+// endAnyway ends a daemon that may have died by itself at a fail point.
+func (s *storm) endAnyway(t *testing.T, name string) {
+	t.Helper()
+	if len(s.points) == 0 {
+		s.signal(t, name)
+		return
+	}
+	_ = s.command(t.Context(), "kill", "-"+name, s.pid).Run() // it may have gone
+	select {
+	case <-s.ended:
+	case <-time.After(patience):
+		t.Fatalf("the daemon does not end after SIG%s", name)
+	}
+	s.arm(t, failpoint.Armed{})
+	s.stopping.Store(true)
 }
 
 // answered waits for the answers to the calls under way, or for their connections
