@@ -54,11 +54,12 @@ func (f *facts) deeds() (all []*deed) {
 func (d *deed) add(e record.Event) {
 	d.times++
 	for name, value := range e.Values {
-		load, figure, ofLoad := strings.Cut(name, " ")
-		if !ofLoad {
+		blank := strings.LastIndex(name, " ")
+		if blank < 0 {
 			d.values[name] = append(d.values[name], value)
 			continue
 		}
+		load, figure := name[:blank], name[blank+1:]
 		if d.loads[load] == nil {
 			d.loads[load] = map[string][]float64{}
 		}
@@ -84,19 +85,6 @@ func (f *facts) nameOf(d *deed) string {
 		words = append(words, d.arm)
 	}
 	return strings.Join(words, ", ")
-}
-
-// aroundPairs are the rates after what was done, beside those before.
-func (f *facts) aroundPairs() (pairs []pair) {
-	for _, d := range f.deeds() {
-		for _, load := range slices.Sorted(maps.Keys(d.loads)) {
-			before, after := d.loads[load][rateBefore], d.loads[load][rateAfter]
-			if len(before) > 0 && len(after) > 0 {
-				pairs = append(pairs, pair{what: fmt.Sprintf("throughput of %s after %s, against before,", load, f.nameOf(d)), unit: "1/s", a: after, b: before})
-			}
-		}
-	}
-	return pairs
 }
 
 // deedTable says how long what was done took, and all else that its record says of

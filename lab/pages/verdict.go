@@ -19,6 +19,7 @@ type pair struct {
 	beside     bool         // each a[i] was measured beside its b[i]
 	again      *stats.Ratio // of b measured a second time, by the first: A/A
 	unsound    string       // why its values are not to be believed; empty if they may be
+	picked     int          // out of so many pairs, for being the farthest apart; 0: it was not picked
 }
 
 // weighed is what came of a pair.
@@ -48,12 +49,12 @@ func weigh(pairs []pair) []weighed {
 	for _, members := range families {
 		var p []float64
 		for _, i := range members {
-			p = append(p, all[i].P)
+			p = append(p, min(1, all[i].P*float64(max(1, all[i].picked))))
 		}
 		for rank, corrected := range stats.Holm(p) {
 			w := &all[members[rank]]
 			w.P = corrected
-			if w.why = w.hopeless(len(members)); w.why == "" {
+			if w.why = w.hopeless(len(members) * max(1, w.picked)); w.why == "" {
 				w.finding = w.Find(max(stats.Matters, w.noise))
 			}
 		}
@@ -134,9 +135,9 @@ func (f *facts) arms() (pairs []pair) {
 		}
 		if base := f.find(w.step, first, w.load, w.op); base != nil {
 			what := fmt.Sprintf(" of %s at %s, %s against %s", w.load, w.step, w.arm, first)
-			pairs = append(pairs, pair{what: "throughput" + what, unit: "1/s", a: w.rates, b: base.rates})
+			pairs = append(pairs, pair{what: "throughput" + what, unit: "1/s", a: w.rates, b: base.rates, family: "throughput"})
 			if len(w.slow) > 0 && len(base.slow) > 0 {
-				pairs = append(pairs, pair{what: "p99" + what, unit: "s", a: w.slow, b: base.slow})
+				pairs = append(pairs, pair{what: "p99" + what, unit: "s", a: w.slow, b: base.slow, family: "p99"})
 			}
 		}
 	}
@@ -163,9 +164,11 @@ func (f *facts) verdict() (said []string) {
 	}
 	said = append(said, f.ended())
 	said = append(said, f.sound()...)
+	said = append(said, f.held()...)
 	said = append(said, f.addUp()...)
+	said = append(said, f.spans()...)
+	said = append(said, f.done()...)
 	said = append(said, findings(f.weighedArms())...)
-	said = append(said, findings(weigh(f.aroundPairs()))...)
 	for i := range said {
 		said[i] = plain(said[i])
 	}
@@ -243,30 +246,6 @@ func (f *facts) sound() (said []string) {
 	}
 	if len(f.run.Plan.Bounds) > 0 && done > 0 && len(f.events(record.Bad, "bound")) == 0 {
 		said = append(said, "All bounds were kept.")
-	}
-	return said
-}
-
-// addUp says how the most tiles do beside one, load by load.
-func (f *facts) addUp() (said []string) {
-	most := map[string]*flow{}
-	var order []string
-	for _, w := range f.flows {
-		key := w.load + "\x00" + w.arm
-		if w.op != all || math.IsNaN(f.linear(w)) {
-			continue
-		}
-		if most[key] == nil {
-			order = append(order, key)
-		}
-		if most[key] == nil || len(w.tiles) > len(most[key].tiles) {
-			most[key] = w
-		}
-	}
-	for _, key := range order {
-		w := most[key]
-		part := f.linear(w)
-		said = append(said, fmt.Sprintf("%s: %d tiles do %s times what one does, %s of linear.", w.name(), len(w.tiles), number(part*float64(len(w.tiles))), percent(part)))
 	}
 	return said
 }

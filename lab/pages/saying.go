@@ -1,0 +1,207 @@
+package pages
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/lab/stats"
+)
+
+// What is said of each kind of scenario. Medians are told as they are; that one is
+// more or less than another is told only by findings, and so never below the noise.
+
+// under puts findings of one kind under their name.
+func under(name string, said []string) []string {
+	for i := range said {
+		said[i] = name + ": " + said[i]
+	}
+	return said
+}
+
+// held says up to where along the axis each bound was kept.
+func (f *facts) held() (said []string) {
+	for _, b := range f.run.Plan.Bounds {
+		for _, l := range f.lines {
+			kept, first := "", ""
+			for _, step := range l.steps {
+				broken, of := f.broken(b, step.Name, l.arm)
+				if of == 0 {
+					continue
+				}
+				if broken > 0 {
+					first = fmt.Sprintf("%s=%s, in %s of %d", f.shape.along, step.Axes[f.shape.along], plural(broken, "window"), of)
+					break
+				}
+				kept = step.Axes[f.shape.along]
+			}
+			name := strings.TrimPrefix(l.name+": ", ": ")
+			switch {
+			case first == "": // all kept, or nothing measured
+			case kept == "":
+				said = append(said, fmt.Sprintf("%s%s is broken at %s already.", name, boundName(b), first))
+			default:
+				said = append(said, fmt.Sprintf("%s%s holds up to %s=%s and is first broken at %s.", name, boundName(b), f.shape.along, kept, first))
+			}
+		}
+	}
+	return said
+}
+
+// ends are the flows between which a line is weighed: of one tile, or else of its
+// first step, and of its last.
+func (f *facts) ends(l line, load string) (first, last *flow) {
+	m := f.measure(load)
+	for _, step := range l.steps {
+		if w := f.find(step.Name, l.arm, load, m.op); w != nil {
+			if first == nil {
+				first = w
+			}
+			last = w
+		}
+	}
+	if first == last {
+		return nil, nil
+	}
+	return first, last
+}
+
+// addUp says how the most tiles do beside one, or the most processors beside the
+// fewest, load by load, and what may be said of that.
+func (f *facts) addUp() (said []string) {
+	var pairs []pair
+	for _, load := range f.loadNames() {
+		for _, l := range f.lines {
+			first, last := f.ends(l, load)
+			if first == nil || !(stats.Median(first.rates) > 0) {
+				continue
+			}
+			r := stats.MedianRatio(last.rates, first.rates)
+			within := ""
+			if r.Low < r.High {
+				within = " (95 % " + interval(r) + ")"
+			}
+			name, n := strings.TrimSuffix(load+", "+l.name, ", "), len(last.tiles)
+			if n == 1 || len(first.tiles) > 1 {
+				from, to := f.onAxis(first), f.onAxis(last)
+				said = append(said, fmt.Sprintf("%s at %s does %s times%s what it does at %s.", name, to, number(r.Value), within, from))
+				pairs = append(pairs, f.sane(pair{what: fmt.Sprintf("throughput of %s at %s, against %s,", name, to, from), unit: "1/s", a: last.rates, b: first.rates}, first, last))
+				continue
+			}
+			said = append(said, fmt.Sprintf("%s: %d %s do %s times%s what one does, %s of linear.", name, n, f.shape.along, number(r.Value), within, percent(r.Value/float64(n))))
+			base := make([]float64, len(first.rates))
+			for i, rate := range first.rates {
+				base[i] = float64(n) * rate
+			}
+			pairs = append(pairs, f.sane(pair{what: fmt.Sprintf("throughput of %s with %d %s, against %d times that of one,", name, n, f.shape.along, n), unit: "1/s", a: last.rates, b: base}, first, last))
+		}
+	}
+	return append(said, under("Along "+f.shape.along, findings(weigh(pairs)))...)
+}
+
+// onAxis is where a flow lies on the axis along which pictures run.
+func (f *facts) onAxis(w *flow) string {
+	return placed(f.run.Plan.Steps[f.place(w.step)].Axes, []string{f.shape.along})
+}
+
+// sane keeps a pair from a verdict where one of its flows is not to be believed.
+func (f *facts) sane(p pair, flows ...*flow) pair {
+	doubts := f.doubts()
+	for _, w := range flows {
+		if why := doubts[figureName{step: w.step, arm: w.arm}]; why != "" {
+			p.unsound = why
+		}
+	}
+	return p
+}
+
+// spans says between what the steps lie, where they go along nothing: of each kind
+// of work, if there are kinds.
+func (f *facts) spans() (said []string) {
+	if len(f.lines) > 0 && len(f.lines) <= mostLines || len(f.run.Plan.Steps) < 2 {
+		return nil
+	}
+	spots, kinds := f.spots(), []string{}
+	if slices.Contains(f.shape.axes, "work") {
+		kinds = append(kinds, "work")
+	}
+	var pairs []pair
+	for _, load := range f.loadNames() {
+		m := f.measure(load)
+		for _, kind := range valuesAlong(spots, kinds) {
+			var least, most *flow
+			count := 0
+			for _, at := range spots {
+				w := f.find(at.step, at.arm, load, m.op)
+				if w == nil || short(at.axes, kinds) != kind {
+					continue
+				}
+				count++
+				if least == nil || m.each(w)*w.rate.Value < m.each(least)*least.rate.Value {
+					least = w
+				}
+				if most == nil || m.each(w)*w.rate.Value > m.each(most)*most.rate.Value {
+					most = w
+				}
+			}
+			if count < 2 || least == most {
+				continue
+			}
+			said = append(said, fmt.Sprintf("%s lies between %s (%s) and %s (%s), %s.", strings.TrimSpace(load+" "+kind),
+				number(m.each(least)*least.rate.Value), f.whereabouts(least), number(m.each(most)*most.rate.Value), f.whereabouts(most), m.label))
+			p := f.sane(pair{what: fmt.Sprintf("throughput of %s, at its highest against its lowest,", strings.TrimSpace(load+" "+kind)), unit: "1/s", a: scaled(most, m), b: scaled(least, m)}, least, most)
+			// They were picked among so many pairs, of which any might have been it.
+			p.picked, p.family = count*(count-1)/2, "picked"
+			pairs = append(pairs, p)
+		}
+	}
+	return append(said, under("Between steps", findings(weigh(pairs)))...)
+}
+
+func scaled(w *flow, m measure) []float64 {
+	all := make([]float64, len(w.rates))
+	for i, rate := range w.rates {
+		all[i] = m.each(w) * rate
+	}
+	return all
+}
+
+func (f *facts) whereabouts(w *flow) string {
+	if len(f.run.Plan.Arms) > 1 {
+		return w.step + ", " + w.arm
+	}
+	return w.step
+}
+
+// done says what was done to guests, how long it took, and what it meant to loads.
+func (f *facts) done() (said []string) {
+	var pairs []pair
+	for _, d := range f.deeds() {
+		name := f.nameOf(d)
+		if took := d.values["duration_s"]; len(took) > 0 {
+			words := fmt.Sprintf("%s took %s", name, seconds(stats.Median(took)))
+			if down := d.values["downtime_s"]; len(down) > 0 {
+				words += fmt.Sprintf(", and the guest stood still for %s", seconds(stats.Median(down)))
+			}
+			said = append(said, fmt.Sprintf("%s (%s).", words, plural(d.times, "time")))
+		}
+		for _, load := range slices.Sorted(maps.Keys(d.loads)) {
+			before, after := d.loads[load][rateBefore], d.loads[load][rateAfter]
+			if len(before) == 0 || len(after) == 0 {
+				continue
+			}
+			words := fmt.Sprintf("%s did %s in a second before %s and %s after it", load, number(stats.Median(before)), name, number(stats.Median(after)))
+			if wait := d.loads[load][pause]; len(wait) > 0 {
+				words += fmt.Sprintf("; the longest that it waited meanwhile is %s", seconds(slices.Max(wait)))
+			}
+			said = append(said, words+".")
+			p := pair{what: fmt.Sprintf("throughput of %s after %s, against before,", load, name), unit: "1/s", a: after, b: before}
+			if why := f.doubts()[figureName{step: d.step, arm: d.arm}]; why != "" {
+				p.unsound = why
+			}
+			pairs = append(pairs, p)
+		}
+	}
+	return append(said, under("Around what was done", findings(weigh(pairs)))...)
+}
