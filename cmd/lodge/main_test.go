@@ -126,3 +126,13 @@ func TestDocumentsAreReadFromWhereTheyAre(t *testing.T) {
 		t.Errorf("got %q, %v", got, err)
 	}
 }
+
+// The tables of tiles in docs/figures.md can be made again from the record beside it.
+func TestReportShowsTheTilesThatAreKept(t *testing.T) {
+	out, err := lodge(t, "lab", "report", "../../docs/lab/tile-mini")
+	for _, want := range []string{"Mechanism check, not a performance result", "Loads and servers have counted the same", "outside requests"} {
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("%q is not said: %v\n%s", want, err, out)
+		}
+	}
+}
