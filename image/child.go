@@ -177,8 +177,7 @@ func (t *Tool) verdict(ctx context.Context, err error, complaint string) error {
 		cause := context.Cause(ctx)
 		return fault.Wrap(cause, fault.Of(cause), fault.Volume, "qemu-img was ended")
 	}
-	text := strings.TrimSpace(strings.TrimPrefix(complaint, "qemu-img: "))
-	text, _, _ = strings.Cut(text, "\n")
+	text := gist(complaint)
 	switch {
 	case strings.Contains(text, "Failed to get"): // "... lock": QEMU's own words for an image in use
 		return fault.New(fault.Busy, fault.Volume, "the image is in use by a guest or by another tool: %s", text)
@@ -188,6 +187,18 @@ func (t *Tool) verdict(ctx context.Context, err error, complaint string) error {
 		return fault.Wrap(err, fault.Failed, fault.Volume, "qemu-img failed and gave no reason")
 	}
 	return fault.New(fault.Failed, fault.Volume, "qemu-img failed: %s", text)
+}
+
+// gist is the first line of a complaint, without the tool's name. That the tool
+// could not remove what it failed to make is none: it was handed that, and it stays.
+func gist(complaint string) string {
+	for line := range strings.Lines(complaint) {
+		line = strings.TrimPrefix(strings.TrimSpace(line), "qemu-img: ")
+		if line != "" && !strings.HasPrefix(strings.TrimPrefix(line, "warning: "), "Error when deleting file") {
+			return line
+		}
+	}
+	return ""
 }
 
 // limited keeps the first bytes written to it and drops the rest, so that a

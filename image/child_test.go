@@ -142,7 +142,7 @@ func TestALockIsTriedAgain(t *testing.T) {
 	}{"at first": {2, true}, "ever": {1000, false}} {
 		t.Run(name, func(t *testing.T) {
 			count := filepath.Join(t.TempDir(), "count")
-			tool := script(t, fmt.Sprintf("echo >>%s\n[ $(wc -l <%s) -gt %d ] || { echo 'qemu-img: x: Unable to get accurate CPU usage' >&2; exit 1; }", count, count, c.fails))
+			tool := script(t, fmt.Sprintf("echo >>%s\n[ $(wc -l <%s) -gt %d ] || { echo 'Error when deleting file x: Operation not permitted' >&2; echo 'qemu-img: x: Unable to get accurate CPU usage' >&2; exit 1; }", count, count, c.fails))
 			tool.quarters = nil // it counts where a chamber has nothing
 			err := tool.makeFormat(t.Context(), empty(t, "image"), Plan{Format: LUKS, Virtual: 1 << 20, Lock: &Lock{Passphrase: []byte("x")}})
 			if (err == nil) != c.made {
