@@ -198,7 +198,7 @@ func (v *inventor) line(turn record.Turn, at time.Time, labels record.Labels, ra
 	for since := time.Duration(0); since < length; since += 5 * time.Second {
 		more := 1.0
 		for _, e := range events {
-			if since > v.plan.Warmup+e.At {
+			if e.Do == scenario.DoVCPUs && since > v.plan.Warmup+e.At {
 				more *= 1.7
 			}
 		}
