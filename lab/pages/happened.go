@@ -11,21 +11,12 @@ import (
 	"github.com/lodge-kvm/lodge/lab/stats"
 )
 
-// What the record of an event says of a load, after the load's name and a blank.
-const (
-	rateBefore = "rate.before" // 1/s
-	rateDuring = "rate.during" // 1/s
-	rateAfter  = "rate.after"  // 1/s
-	lost       = "lost"        // what was not done meanwhile, at the rate before
-	pause      = "pause"       // the longest that it waited, s
-)
-
 // deed is one thing that was done to the guests of one role, in an arm's step.
 type deed struct {
 	step, arm, what, role string
 	times                 int
-	values                map[string][]float64 // of each time; names end in their unit
-	loads                 map[string]map[string][]float64
+	values                map[string][]float64            // of each time; names end in their unit
+	loads                 map[string]map[string][]float64 // what it meant for each load, by the record's metrics
 }
 
 // deeds lists what was done, in the order of the plan and of time.
@@ -142,12 +133,12 @@ func (f *facts) aroundTable(deeds []*deed) lab.Table {
 		for _, load := range slices.Sorted(maps.Keys(d.loads)) {
 			of := func(figure string) float64 { return stats.Median(d.loads[load][figure]) }
 			wait := "–"
-			if v := d.loads[load][pause]; len(v) > 0 {
+			if v := d.loads[load][record.MetricPause]; len(v) > 0 {
 				wait = seconds(slices.Max(v))
 			}
 			t.Rows = append(t.Rows, []string{
 				load + ", " + d.what + " of " + d.role, d.step, d.arm,
-				number(of(rateBefore)), number(of(rateDuring)), number(of(rateAfter)), number(of(rateAfter) / of(rateBefore)), number(of(lost)), wait,
+				number(of(record.MetricBefore)), number(of(record.MetricDuring)), number(of(record.MetricAfter)), number(of(record.MetricAfter) / of(record.MetricBefore)), number(of(record.MetricLost)), wait,
 			})
 		}
 	}

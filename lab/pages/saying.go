@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/stats"
 )
 
@@ -187,12 +188,12 @@ func (f *facts) done() (said []string) {
 			said = append(said, fmt.Sprintf("%s (%s).", words, plural(d.times, "time")))
 		}
 		for _, load := range slices.Sorted(maps.Keys(d.loads)) {
-			before, after := d.loads[load][rateBefore], d.loads[load][rateAfter]
+			before, after := d.loads[load][record.MetricBefore], d.loads[load][record.MetricAfter]
 			if len(before) == 0 || len(after) == 0 {
 				continue
 			}
 			words := fmt.Sprintf("%s did %s in a second before %s and %s after it", load, number(stats.Median(before)), name, number(stats.Median(after)))
-			if wait := d.loads[load][pause]; len(wait) > 0 {
+			if wait := d.loads[load][record.MetricPause]; len(wait) > 0 {
 				words += fmt.Sprintf("; the longest that it waited meanwhile is %s", seconds(slices.Max(wait)))
 			}
 			said = append(said, words+".")
