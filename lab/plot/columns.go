@@ -35,7 +35,7 @@ func (p Columns) SVG() template.HTML {
 	var c canvas
 	top := c.legend(legendOf(p.Kinds)) + row + 8
 	axis := p.Axis.fit(valuesOf(p.Groups, p.Marks))
-	a := area{left: 62, top: top, right: width - 8, bottom: top + tall}
+	a := area{left: axis.room(62), top: top, right: width - 8, bottom: top + tall}
 	c.text(4, top-13, "", "start", p.Axis.Label)
 	for _, t := range axis.ticks {
 		at := a.y(axis.at(t))

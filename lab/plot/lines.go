@@ -59,7 +59,7 @@ func (l Lines) SVG() template.HTML {
 		longest = max(longest, wideAs(s.Name)*bold)
 	}
 	top := c.legend(keys) + row + 8
-	a := area{left: 58, top: top, right: width - 14 - min(longest, 170), bottom: top + 260}
+	a := area{left: y.room(58), top: top, right: width - 14 - min(longest, 170), bottom: top + 260}
 	c.text(4, top-13, "", "start", l.Y.Label)
 	l.grid(&c, a, x, y)
 	for _, s := range l.Series {

@@ -186,3 +186,11 @@ func (s *span) nines() {
 		}
 	}
 }
+
+// room is how much the words at the ticks of an upright axis take, at least so much.
+func (s span) room(least float64) float64 {
+	for _, t := range s.ticks {
+		least = max(least, wideAs(s.format(t))*bold+16)
+	}
+	return least
+}
