@@ -283,6 +283,12 @@ func TestKeptRunsAreStillCompared(t *testing.T) {
 			continue // kept for what it says alone
 		}
 		var out strings.Builder
+		header, err := record.Peek(filepath.Dir(path))
+		check(t, err)
+		if len(header.Targets) < 2 { // there is nothing to compare it with
+			check(t, Report(filepath.Dir(path), &out, Output{}))
+			continue
+		}
 		if err := Compare([]string{filepath.Dir(path)}, Comparing{}, &out); err != nil {
 			t.Error(err)
 		}
