@@ -38,8 +38,9 @@ func describeMemory(n *node, d *device.Memory) {
 		n.leafBytes("size", &d.Size)
 		n.in("node", func(n *node) {
 			cell := &d.Cell
-			textOptional(n, &cell)
-			d.Cell = *cell
+			if textOptional(n, &cell); n.reading() {
+				d.Cell = *cell
+			}
 		})
 	})
 	if n.reading() && d.Size == 0 {
