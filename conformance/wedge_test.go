@@ -43,7 +43,7 @@ type wedge struct {
 	events <-chan libvirt.DomainEventLifecycleMsg
 	guests []libvirt.Domain // those that are well
 	stuck  []libvirt.Domain
-	stop   string // the file whose presence stops qemu-img
+	stop   func(bool) // has qemu-img stop itself before it copies
 	round  int
 }
 
@@ -112,22 +112,30 @@ func prompt(t *testing.T, what string, do func() error) {
 	}
 }
 
-// stoppableTool puts a qemu-img in front of the host's that stops itself before
-// it copies, as long as the file is there that it gives.
-func stoppableTool(t *testing.T) (file string) {
+// stoppableTool puts a qemu-img in front of the host's, which stops itself before it
+// copies once stop is called with true. It changes in its place: it runs where nothing
+// else of the host's is to be seen.
+func stoppableTool(t *testing.T) (stop func(bool)) {
 	t.Helper()
 	real, err := exec.LookPath("qemu-img")
 	if err != nil {
 		t.Skip(err)
 	}
 	dir := t.TempDir()
-	file = filepath.Join(dir, "stop")
-	text := fmt.Sprintf("#!/bin/sh\n[ \"$1\" = convert ] && [ -e %s ] && kill -STOP $$\nexec %s \"$@\"\n", file, real)
-	if err := os.WriteFile(filepath.Join(dir, "qemu-img"), []byte(text), 0o755); err != nil { //nolint:gosec // a program
-		t.Fatal(err)
+	path := filepath.Join(dir, "qemu-img")
+	stop = func(stopped bool) {
+		t.Helper()
+		first := ":"
+		if stopped {
+			first = "[ \"$1\" = convert ] && kill -STOP $$"
+		}
+		if err := os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\n%s\nexec %s \"$@\"\n", first, real), 0o755); err != nil { //nolint:gosec // a program
+			t.Fatal(err)
+		}
 	}
+	stop(false)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	return file
+	return stop
 }
 
 // furnish makes guests, networks and pools.
@@ -171,9 +179,7 @@ func (w *wedge) furnish(t *testing.T) {
 		}
 	}
 	w.guest(t, "onDead", wedgeDisk(w.dir, "dead"))
-	if err := os.WriteFile(w.stop, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	w.stop(true)
 }
 
 func wedgeDisk(dir, pool string) string {
@@ -482,9 +488,7 @@ func (w *wedge) replace(t *testing.T) error {
 // recover looks whether all that was stuck is back.
 func (w *wedge) recover(t *testing.T) {
 	t.Helper()
-	if err := os.Remove(w.stop); err != nil {
-		t.Fatal(err)
-	}
+	w.stop(false)
 	eventually(t, "the pool answers", func() bool {
 		if err := w.refresh(w.l, "dead"); err == nil {
 			return true

@@ -264,7 +264,7 @@ func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *
 	if err := p.write(r.dir); err != nil {
 		return err
 	}
-	err = explainKey(dev, runSteps(ctx, s, steps))
+	err = runSteps(ctx, s, steps)
 	if err == nil {
 		failpoint.Reach("plug.made")
 		if err = settlePlugged(ctx, s, dev); err != nil && !unanswered(err) {
@@ -278,7 +278,7 @@ func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *
 	case err != nil:
 		removeFile(g.log, filepath.Join(r.dir, pluggingFile))
 	}
-	return err
+	return explainKey(dev, err)
 }
 
 // settlePlugged tells QEMU of a device that it has what cannot be said when it
