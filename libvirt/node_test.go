@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/kernel/kerneltest"
@@ -50,7 +51,7 @@ func withQEMU(t *testing.T) func(*Server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(s *Server) { s.handlers.Emulators = emulators }
+	return func(s *Server) { s.handlers.Emulators, s.handlers.Guests = emulators, &guest.Registry{} }
 }
 
 // says is a command of virsh's and what it must print. A line of the output may
