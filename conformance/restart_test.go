@@ -1,9 +1,11 @@
 package conformance
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/lodge-kvm/lodge/guestimage/line"
 )
@@ -41,9 +43,11 @@ func TestGuestsOutliveTheDaemon(t *testing.T) {
 	}
 
 	d.signal(t, "KILL")
-	// It goes while nobody looks, perhaps before it can answer.
+	// It goes while nobody looks, perhaps before it can answer; its QEMU then stays.
 	gone.up(t)
-	_, _ = gone.ask(t.Context(), line.Request{Do: line.Power})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, _ = gone.ask(ctx, line.Request{Do: line.Power})
 	d.launch(t)
 	eventually(t, "one emulator less", func() bool { return len(d.emulators()) == 2 })
 
