@@ -108,21 +108,29 @@ func (a *authority) revoke(path string, serial int64) {
 	a.save(path, "X509 CRL", der)
 }
 
-// TestClientsOfOtherHosts has virsh come in with certificates, as it does from
-// another host: good ones, others', ones that were taken back, and none at all.
-func TestClientsOfOtherHosts(t *testing.T) {
-	needs(t)
-	pki := t.TempDir()
-	ca, stranger := newAuthority(t, "Lodge's tests"), newAuthority(t, "Somebody else")
+// startAfar starts a daemon that clients of other hosts reach by the flags, with an
+// authority whose files are in pki. It lets alice see and start guests of one name.
+func startAfar(t *testing.T, flags ...string) (d *daemon, ca *authority, pki string) {
+	t.Helper()
+	pki, ca = t.TempDir(), newAuthority(t, "Lodge's tests")
 	ca.save(filepath.Join(pki, "CA/cacert.pem"), "CERTIFICATE", ca.self.Raw)
 	ca.issue(pkix.Name{CommonName: "localhost"}, filepath.Join(pki, "libvirt/servercert.pem"), filepath.Join(pki, "libvirt/private/serverkey.pem"))
 	rules := filepath.Join(pki, "access.yaml")
 	if err := os.WriteFile(rules, []byte("version: 1\nrules:\n  - {name: afar, who: 'dn:CN=alice,O=Ops', may: [read, start], guests: 'far-*'}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := start(t, "--tls", "127.0.0.1:16514", "--pki", pki, "--access", rules)
+	d = start(t, append(flags, "--pki", pki, "--access", rules)...)
 	d.define(t, shape{name: "far-1"})
 	d.define(t, shape{name: "near-1"})
+	return d, ca, pki
+}
+
+// TestClientsOfOtherHosts has virsh come in with certificates, as it does from
+// another host: good ones, others', ones that were taken back, and none at all.
+func TestClientsOfOtherHosts(t *testing.T) {
+	needs(t)
+	stranger := newAuthority(t, "Somebody else")
+	d, ca, pki := startAfar(t, "--tls", "127.0.0.1:16514")
 	virsh := func(folder string, args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
@@ -163,17 +171,8 @@ func TestClientsOfOtherHosts(t *testing.T) {
 // same rules as virsh's.
 func TestTheAPIForOtherHosts(t *testing.T) {
 	needs(t)
-	pki := t.TempDir()
-	ca, other := newAuthority(t, "Lodge's tests"), newAuthority(t, "Somebody else")
-	ca.save(filepath.Join(pki, "CA/cacert.pem"), "CERTIFICATE", ca.self.Raw)
-	ca.issue(pkix.Name{CommonName: "localhost"}, filepath.Join(pki, "libvirt/servercert.pem"), filepath.Join(pki, "libvirt/private/serverkey.pem"))
-	rules := filepath.Join(pki, "access.yaml")
-	if err := os.WriteFile(rules, []byte("version: 1\nrules:\n  - {name: afar, who: 'dn:CN=alice,O=Ops', may: [read, start], guests: 'far-*'}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	d := start(t, "--api-tls", "127.0.0.1:16515", "--pki", pki, "--access", rules)
-	d.define(t, shape{name: "far-1"})
-	d.define(t, shape{name: "near-1"})
+	other := newAuthority(t, "Somebody else")
+	d, ca, pki := startAfar(t, "--api-tls", "127.0.0.1:16515")
 	lodge := func(folder string, args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
