@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
 )
@@ -69,11 +67,11 @@ func (r *Registry) roomForCore(memory uint64) error {
 	for _, old := range paths[min(len(paths), keepCores-1):] {
 		removeFile(r.log, old)
 	}
-	var s unix.Statfs_t
-	if err := unix.Statfs(r.coreDir(), &s); err != nil {
+	free, err := freeRoom(r.life, r.coreDir())
+	if err != nil {
 		return err
 	}
-	if free := s.Bavail * uint64(s.Bsize); free < 2*memory {
+	if free < 2*memory {
 		return fault.New(fault.NoCapacity, fault.Host, "%s has %d MiB left, too few for a dump of %d MiB", r.coreDir(), free>>20, memory>>20)
 	}
 	return nil

@@ -139,12 +139,17 @@ func (w *rooms) tire(folders []string) {
 
 // hasRoom asks a folder's file system. One that does not answer has none.
 func hasRoom(ctx context.Context, folder string) bool {
-	free, err := mount.Do(ctx, folder, func() (uint64, error) {
+	free, err := freeRoom(ctx, folder)
+	return err == nil && free >= enoughRoom
+}
+
+// freeRoom is what a folder's file system has left, in bytes.
+func freeRoom(ctx context.Context, folder string) (uint64, error) {
+	return mount.Do(ctx, folder, func() (uint64, error) {
 		var s unix.Statfs_t
 		err := unix.Statfs(folder, &s)
 		return s.Bavail * uint64(s.Bsize), err
 	}, nil)
-	return err == nil && free >= enoughRoom
 }
 
 // lacksRoom notes that the guest is about to be paused because a disk is full. It
