@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"crypto/rand"
 	"fmt"
 	"strings"
 
@@ -11,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/markup"
+	"github.com/lodge-kvm/lodge/network"
 )
 
 // renew makes the definition of a guest that of another one: whatever tells the
@@ -152,12 +152,7 @@ const maxMACTries = 16
 // tells of shared addresses does so then, too.
 func (f *Fleet) newMAC() (string, error) {
 	for range maxMACTries {
-		var b [3]byte
-		if _, err := rand.Read(b[:]); err != nil {
-			return "", fault.Wrap(err, fault.Failed, fault.Host, "cannot read random bytes")
-		}
-		mac := fmt.Sprintf("52:54:00:%02x:%02x:%02x", b[0], b[1], b[2])
-		if !f.guests.MACTaken(mac) {
+		if mac := network.RandomMAC(); !f.guests.MACTaken(mac) {
 			return mac, nil
 		}
 	}

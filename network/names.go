@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/link"
 )
 
-// randomMAC gives an address of the range that QEMU guests use.
-func randomMAC() string {
+// RandomMAC gives an address of the range that QEMU guests use.
+func RandomMAC() string {
 	b := [6]byte{0x52, 0x54, 0x00}
 	_, _ = rand.Read(b[3:]) // never fails
 	return net.HardwareAddr(b[:]).String()

@@ -305,7 +305,7 @@ func (s *Networks) complete(n *Network, d *Definition, taken map[string]bool) (c
 	}
 	if d.MAC == "" {
 		if d.MAC = before.MAC; d.MAC == "" {
-			d.MAC = randomMAC()
+			d.MAC = RandomMAC()
 		}
 	}
 	if d.Bridge.Name == "" && before.Bridge.Name != "" {
