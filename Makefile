@@ -9,6 +9,7 @@
 # make lab-mini   a tile, the shop, disks and an added processor on emulated guests, counted on both sides
 # make lab-compare  docs/lab/compare.md measured anew: the lab's scenarios at lodged and at libvirt's own daemon
 # make bench   docs/figures.md measured anew, with libvirt's own daemon beside
+# make vulnerabilities  what is known against the code that Lodge uses; asks Go's database, or VULNDB=URL
 # make generate  the Go code of Lodge's own API, from api/lodge/v1/lodge.proto
 # make format  put the sources into the form that check wants
 #
@@ -31,6 +32,7 @@ STAMP   = -trimpath -ldflags '-X main.version=$(VERSION)'
 CACHE   = $(CURDIR)/.cache
 LINT    = $(CACHE)/bin/golangci-lint
 RUNNER  = $(CACHE)/bin/gotestsum
+VULN    = $(CACHE)/bin/govulncheck
 
 # Where `make up` keeps its daemon.
 DATA ?= /var/lib/lodge
@@ -46,7 +48,7 @@ TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt o
 # What the lab's loads are tried on. None of them starts a service.
 LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio sysbench
 
-.PHONY: build check format generate lint unit test soak fuzz up down bench guest lab-image lab-mini lab-compare
+.PHONY: build check format generate lint unit test soak fuzz vulnerabilities up down bench guest lab-image lab-mini lab-compare
 # The lab's agent is static, because it is the first process of the lab's guests.
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/...
@@ -106,6 +108,10 @@ soak:
 fuzz:
 	@scripts/fuzz $(DURATION) $(FUZZ)
 
+# A machine without a network names a copy of the database: VULNDB=file:///path.
+vulnerabilities: $(VULN)
+	GOFLAGS=$(GOFLAGS) $(VULN) $(if $(VULNDB),-db $(VULNDB)) -test ./...
+
 format: $(LINT)
 	$(LINT) fmt
 
@@ -121,6 +127,9 @@ $(LINT): tools/go.mod tools/go.sum
 
 $(RUNNER): tools/go.mod tools/go.sum
 	cd tools && $(GO) build -o $@ gotest.tools/gotestsum
+
+$(VULN): tools/go.mod tools/go.sum
+	cd tools && $(GO) build -o $@ golang.org/x/vuln/cmd/govulncheck
 
 up: build guest
 	@scripts/need $(HOST_PACKAGES) $(CLIENT_PACKAGES)
