@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/bare"
 	"github.com/lodge-kvm/lodge/lab/machine"
+	"github.com/lodge-kvm/lodge/lab/node"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -71,6 +72,9 @@ func (b *bench) measure(ctx context.Context) error {
 	before := b.machine.Ticks()
 	begin := time.Now()
 	b.run.Host = b.machine.Host()
+	if err := b.afar(ctx); err != nil {
+		return err
+	}
 	if err := b.meet(ctx); err != nil {
 		return err
 	}
@@ -91,6 +95,22 @@ func (b *bench) measure(ctx context.Context) error {
 		Steal: b.machine.Ticks().StealSince(before),
 	}
 	return nil
+}
+
+// afar has a daemon of another host measured without what is of this one.
+func (b *bench) afar(ctx context.Context) error {
+	at, err := remote.Parse(b.Address)
+	if err != nil || at.Local() {
+		return err
+	}
+	if b.Bare {
+		b.Bare = false
+		err = b.skip(fault.New(fault.Unsupported, fault.Host, "QEMU is run without the daemon on this host only, and the daemon is reached by %s", at.Way), "starts without the daemon")
+	}
+	if err == nil {
+		b.run.Host, err = node.Host(ctx, b.conn)
+	}
+	return err
 }
 
 // skip keeps what cannot be measured here, with the reason, and lets every

@@ -264,28 +264,6 @@ func TestDialProvesWhoItIs(t *testing.T) {
 	}
 }
 
-func TestSocket(t *testing.T) {
-	for _, c := range []struct {
-		address, path string
-		kind          fault.Kind
-	}{
-		{"/run/x", "/run/x", 0},
-		{"./x", "./x", 0},
-		{"qemu:///system?socket=/a%20b/sock", "/a b/sock", 0},
-		{"qemu+ssh://host/system", "", fault.Unsupported},
-		{"qemu://host/system?socket=/x", "", fault.Unsupported},
-		{"qemu:///session", "", fault.Unsupported},
-		{"xen:///system", "", fault.Unsupported},
-		{"sock", "", fault.Invalid},
-		{"", "", fault.Invalid},
-	} {
-		path, err := remote.Socket(c.address)
-		if path != c.path || (err == nil) != (c.path != "") || err != nil && fault.Of(err) != c.kind {
-			t.Errorf("%q: got %q, %v", c.address, path, err)
-		}
-	}
-}
-
 func TestEventsArriveBesideCalls(t *testing.T) {
 	c, far := pair(t)
 	event, err := xdr.AppendPacket(nil, xdr.Header{

@@ -141,6 +141,26 @@ func (s *Stream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// Hole says that so many bytes read as zeros, in a stream that was opened as sparse.
+func (s *Stream) Hole(ctx context.Context, bytes int64) error {
+	s.mu.Lock()
+	over, err := s.over, s.err
+	s.mu.Unlock()
+	if over && err == nil {
+		err = io.ErrClosedPipe
+	}
+	if over {
+		return err
+	}
+	h := s.header
+	h.Type, h.Status = xdr.TypeStreamHole, xdr.StatusContinue
+	packet, err := xdr.AppendPacket(nil, h, &xdr.StreamHole{Length: bytes}, 0)
+	if err != nil {
+		return err
+	}
+	return s.conn.send(ctx, packet)
+}
+
 func (s *Stream) send(ctx context.Context, status xdr.Status, payload []byte) error {
 	h := s.header
 	h.Status = status

@@ -23,6 +23,9 @@ import (
 // hands. Either the lab runs the daemon's command again, or that command does so
 // itself.
 func (t *turn) adopt(ctx context.Context) error {
+	if t.target.pid == 0 && t.target.unseen != "" {
+		return fault.New(fault.Unsupported, fault.Host, "the daemon is not killed: %s", t.target.unseen)
+	}
 	if t.target.service == nil || t.target.pid == 0 {
 		return fault.New(fault.Unsupported, fault.Host, "the lab has not started this daemon, so it does not kill it")
 	}

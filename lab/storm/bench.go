@@ -50,6 +50,9 @@ type bench struct {
 // Do makes a run. Where it is interrupted it gives what it has together with
 // the reason; it has then tidied up all the same.
 func Do(ctx context.Context, o Options) (run *Run, err error) {
+	if err := checkAddresses(o); err != nil {
+		return nil, err
+	}
 	dir, err := os.MkdirTemp(o.Directory, "lodge-storm-")
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a directory for disks")

@@ -34,10 +34,13 @@ func (b *bench) weigh(s shape) error {
 // affords refuses what this host would not carry, with the sum. Where guests
 // are added in parts, only the first of these is looked at: what the others need
 // shows then.
-func (b *bench) affords(cell Cell, s shape) error {
+func (b *bench) affords(t *target, cell Cell, s shape) error {
 	guests, atOnce := uint64(cell.guests()), cell.guests()
 	if cell.Scenario == Thousand {
 		atOnce = max(1, atOnce/parts)
+	}
+	if !t.at.Local() {
+		guests, atOnce = 0, 0 // of this host only the lab's own files are needed
 	}
 	if err := b.fits(atOnce, cmp.Or(b.own[s], uint64(s.memory)<<20)); err != nil {
 		return err
@@ -60,7 +63,10 @@ func (b *bench) affords(cell Cell, s shape) error {
 
 // fits refuses guests that this host has no memory for, each of so many bytes.
 func (b *bench) fits(guests int, each uint64) error {
-	free := b.machine.Memory("MemAvailable")
+	return enough(guests, each, b.machine.Memory("MemAvailable"))
+}
+
+func enough(guests int, each, free uint64) error {
 	if need := uint64(guests)*each + reservedMemory; guests > 0 && need > free {
 		return fault.New(fault.NoCapacity, fault.Host, "%d guests of %d MiB each and a reserve of %d MiB need %d MiB of memory, and %d MiB are free",
 			guests, each>>20, uint64(reservedMemory)>>20, need>>20, free>>20)

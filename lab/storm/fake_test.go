@@ -18,6 +18,8 @@ type fake struct {
 	t      *testing.T
 	name   string
 	before func(proc int32, guest string) error
+	host   string
+	memory uint64 // of its host, half of which is free
 
 	mu      sync.Mutex
 	domains map[string]bool // whether it runs
@@ -27,7 +29,7 @@ type fake struct {
 func newFake(t *testing.T, name string) *fake {
 	return &fake{
 		t: t, name: name, domains: map[string]bool{"somebody-elses": true}, turns: new([]string),
-		before: func(int32, string) error { return nil },
+		before: func(int32, string) error { return nil }, host: "here", memory: 64 << 30,
 	}
 }
 
@@ -50,6 +52,17 @@ func (f *fake) answer(proc int32, args xdr.Message) (xdr.Message, error) {
 		return &xdr.WithVersion{Version: 9000001}, nil
 	case xdr.ProcConnectGetVersion:
 		return &xdr.WithVersion{Version: 7002022}, nil
+	case xdr.ProcConnectGetHostname:
+		return &xdr.WithHostname{Hostname: f.host}, nil
+	case xdr.ProcNodeGetInfo:
+		return &xdr.NodeGetInfoRet{Memory: f.memory >> 10, CPUs: 40}, nil
+	case xdr.ProcConnectGetCapabilities:
+		return &xdr.ConnectGetCapabilitiesRet{Capabilities: "<capabilities><host><cpu><vendor>AMD</vendor><model>EPYC</model></cpu></host></capabilities>"}, nil
+	case xdr.ProcConnectGetSysinfo:
+		return nil, &remote.Error{Code: codeNoSupport, Domain: 10, Message: "no firmware"}
+	case xdr.ProcNodeGetMemoryStats:
+		stats := []xdr.NodeMemoryStat{{Field: "total", Value: f.memory >> 10}, {Field: "free", Value: f.memory >> 11}}
+		return &xdr.NodeGetMemoryStatsRet{Params: stats[:args.(*xdr.NodeGetMemoryStatsArgs).NParams], NParams: int32(len(stats))}, nil
 	case xdr.ProcConnectListAllDomains:
 		var all []xdr.Domain
 		for name, running := range f.domains {

@@ -20,6 +20,9 @@ type halted struct {
 
 // halt stops the QEMUs of guests. They stay stopped until release.
 func (t *turn) halt(guests ...int) error {
+	if !t.target.at.Local() {
+		return fault.New(fault.Unsupported, fault.Host, "the QEMUs run on another host, where the lab stops none")
+	}
 	processes, err := bare.Processes(t.prefix)
 	if err != nil {
 		return err

@@ -18,7 +18,10 @@ import (
 // target is one whose work is measured, during a run.
 type target struct {
 	Target
+	at       remote.Address
+	host     string                  // that it runs on, as it tells
 	pid      int                     // of the daemon; 0 where that is not known
+	unseen   string                  // why it is not
 	service  *service                // where the lab started the daemon
 	commands map[shape]*bare.Command // of Direct
 	broken   error                   // why it has no more turns
@@ -35,6 +38,9 @@ func (t *target) close() error {
 func (b *bench) meet(ctx context.Context, described Target) (t *target, err error) {
 	t = &target{Target: described}
 	t.Kind = Daemon
+	if t.at, err = remote.Parse(t.Address); err != nil {
+		return nil, err
+	}
 	if t.Start != "" {
 		if t.service, err = launch(ctx, t.Start, filepath.Join(b.dir, t.Name+".log")); err != nil {
 			return nil, err
@@ -88,7 +94,10 @@ func (b *bench) ask(ctx context.Context, c *remote.Conn, t *target) error {
 		return fmt.Errorf("cannot get to know the daemon: %w", err)
 	}
 	t.Library, t.Hypervisor, t.Domains = version(library.Version), version(hypervisor.Version), len(domains)
-	return b.find(c, t)
+	if err := b.find(c, t); err != nil {
+		return err
+	}
+	return b.locate(ctx, c, t)
 }
 
 // find learns the daemon's process, where its socket tells.
@@ -96,6 +105,7 @@ func (b *bench) find(c *remote.Conn, t *target) error {
 	pid, err := c.PeerID()
 	if fault.Is(err, fault.Unsupported) {
 		b.Log.Warn("the daemon's own memory and time are not measured", "target", t.Name, "reason", err)
+		t.unseen = err.Error()
 		return nil
 	}
 	if err != nil {
@@ -121,8 +131,11 @@ const warmUps = 2
 func (b *bench) warmUp(ctx context.Context) error {
 	var direct []*target
 	for _, t := range b.targets {
-		bares := &target{Target: Target{Name: "bare " + t.Name, Kind: Direct, Of: t.Name, Process: "qemu", Hypervisor: t.Hypervisor}, commands: map[shape]*bare.Command{}}
+		bares := &target{Target: Target{Name: "bare " + t.Name, Kind: Direct, Of: t.Name, Process: "qemu", Hypervisor: t.Hypervisor}, at: t.at, host: t.host, commands: map[shape]*bare.Command{}}
 		for _, s := range b.shapes() {
+			if t.away(s) {
+				continue // said for each turn
+			}
 			command, err := b.capture(ctx, t, s)
 			if err != nil {
 				return fmt.Errorf("target %s: first guest with %d disks: %w", t.Name, s.disks, err)
@@ -189,6 +202,9 @@ func (b *bench) capture(ctx context.Context, target *target, s shape) (command *
 // copy takes what the daemon runs for the first guest, and that guest's weight.
 // Where its process is not to be found only the daemons are measured.
 func (b *bench) copy(target *target, s shape, dir string) (*bare.Command, error) {
+	if !target.at.Local() {
+		return nil, nil
+	}
 	command, err := bare.Of(b.name(0), dir)
 	if err == nil {
 		err = b.weigh(s)

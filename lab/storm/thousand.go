@@ -24,7 +24,7 @@ func (t *turn) thousand(ctx context.Context) error {
 	before := t.machine.Memory("MemAvailable")
 	for i, mark := range marks[1:] {
 		t.cell.Guests = mark
-		if now := t.machine.Memory("MemAvailable"); marks[i] > 0 && now < before {
+		if now := t.machine.Memory("MemAvailable"); marks[i] > 0 && now < before && t.target.at.Local() {
 			if err := t.fits(mark-marks[i], (before-now)/uint64(marks[i])); err != nil {
 				return err
 			}

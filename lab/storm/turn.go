@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/bare"
 	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/remote"
@@ -56,10 +57,13 @@ func (c Cell) guests() int {
 
 // take has a scenario done and leaves nothing of it.
 func (b *bench) take(ctx context.Context, target *target, cell Cell, shape shape) (err error) {
-	if err := b.affords(cell, shape); err != nil {
+	if err := b.affords(target, cell, shape); err != nil {
 		return err
 	}
 	t := &turn{bench: b, target: target, cell: cell, shape: shape}
+	if target.away(shape) && cell.Scenario != Define {
+		return fault.New(fault.Unsupported, fault.Host, "the guests' disks are files of the lab's host, which the daemon's host does not see: --disks 0 wants none")
+	}
 	defer func() { err = errors.Join(err, t.clear(context.WithoutCancel(ctx))) }()
 	if err := t.prepare(cell.Guests + spares); err != nil {
 		return err
@@ -69,6 +73,12 @@ func (b *bench) take(ctx context.Context, target *target, cell Cell, shape shape
 			return err
 		}
 	}
+	if !target.at.Local() {
+		if err := t.roomAfar(ctx); err != nil {
+			return err
+		}
+	}
+	t.tellUnseen()
 	return scenarios[cell.Scenario](t, ctx)
 }
 
@@ -80,8 +90,10 @@ func (t *turn) prepare(guests int) error {
 	t.commands = make([]*bare.Command, guests)
 	t.running = make([]*bare.Process, guests)
 	for i := range guests {
-		if err := t.makePlace(t.shape, i); err != nil {
-			return err
+		if t.target.at.Local() {
+			if err := t.makePlace(t.shape, i); err != nil {
+				return err
+			}
 		}
 		t.definitions[i] = t.shape.definition(t.dir, t.name(i))
 		if t.target.Kind == Direct {

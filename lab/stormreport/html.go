@@ -187,7 +187,7 @@ func (f *facts) host() []fact {
 	return []fact{
 		{"Processor", fmt.Sprintf("%s, %d of them", h.Processor, h.Processors)},
 		{"Memory", fmt.Sprintf("%.1f GiB", float64(h.Memory)/(1<<30))},
-		{"Kernel", "Linux " + h.Kernel},
+		{"Kernel", "Linux " + known(h.Kernel)},
 		{"Frequency governor", cmp.Or(h.Governor, "not told")},
 		{"Virtual", kind},
 		{"Accelerator", cmp.Or(h.Accelerator, "not told")},
@@ -200,7 +200,7 @@ func where(h machine.Host) string {
 		what = "a virtual machine"
 	}
 	return fmt.Sprintf("%s with %s (%s), %.0f GiB, Linux %s, accelerator %s",
-		what, plural(h.Processors, "processor", "processors"), h.Processor, float64(h.Memory)/(1<<30), h.Kernel, known(h.Accelerator))
+		what, plural(h.Processors, "processor", "processors"), h.Processor, float64(h.Memory)/(1<<30), known(h.Kernel), known(h.Accelerator))
 }
 
 func known(text string) string { return cmp.Or(text, "unknown") }

@@ -93,8 +93,8 @@ func (c *client) serve(t *testing.T, answer Answer, opens Opens) {
 			t.Errorf("the client sent no packet: %v", err)
 			return
 		}
-		if h.Type == xdr.TypeStream {
-			c.carry(h, payload)
+		if h.Type == xdr.TypeStream || h.Type == xdr.TypeStreamHole {
+			c.carry(t, h, payload)
 			continue
 		}
 		var args xdr.Message
@@ -119,11 +119,19 @@ func (c *client) serve(t *testing.T, answer Answer, opens Opens) {
 	}
 }
 
-// carry gives a stream's other end what the client sends.
-func (c *client) carry(h xdr.Header, payload []byte) {
+// carry gives a stream's other end what the client sends, holes as zeros. The end of
+// a stream is answered.
+func (c *client) carry(t *testing.T, h xdr.Header, payload []byte) {
 	s := c.streams[h.Serial]
 	if s == nil {
 		return
+	}
+	if h.Type == xdr.TypeStreamHole {
+		var hole xdr.StreamHole
+		if err := hole.Decode(xdr.NewReader(payload)); err != nil {
+			t.Errorf("the client sent no hole: %v", err)
+		}
+		payload = make([]byte, hole.Length)
 	}
 	if h.Status == xdr.StatusContinue && len(payload) > 0 {
 		_, _ = s.Write(payload)
@@ -131,6 +139,10 @@ func (c *client) carry(h xdr.Header, payload []byte) {
 	}
 	_ = s.Close()
 	delete(c.streams, h.Serial)
+	h.Status = xdr.StatusOK
+	if packet, err := xdr.AppendRaw(nil, h, nil); err == nil {
+		_ = c.send(packet) // unless it has gone
+	}
 }
 
 // pump gives the client what a stream's other end sends.
