@@ -2,7 +2,7 @@
 # make check   format, vet, lint, import law and unit tests: quick, needs no root
 # make test    check, and then everything with real QEMU and real clients
 # make soak    the storm alone, with the race detector, for DURATION (1h)
-# make fuzz    every fuzz target for DURATION (1h) each; what they learn is kept
+# make fuzz    every fuzz target for DURATION (1h) each; what they learn is kept in test/corpus, the hours in docs/fuzzing.md
 # make up      a running lodged with a tile of eight booted guests
 # make down    the end of that
 # make lab-image  the guest that the lab's workloads run in (once, about two minutes)

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// target is one fuzz target.
+type target struct {
+	Package string // its folder, from the root of the project
+	Name    string
+}
+
+func (t target) String() string { return t.Package + "." + t.Name }
+
+// archive is the name of the file that keeps its inputs.
+func (t target) archive() string {
+	return strings.ReplaceAll(t.Package, "/", "-") + "." + t.Name + ".tar.gz"
+}
+
+var declared = regexp.MustCompile(`(?m)^func (Fuzz\w*)\(`)
+
+// findTargets gives the fuzz targets of the tree, in order of their names.
+func findTargets(root string) ([]target, error) {
+	var found []target
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		name := entry.Name()
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "testdata"):
+			return fs.SkipDir
+		case entry.IsDir() || !strings.HasSuffix(name, "_test.go"):
+			return nil
+		}
+		source, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		folder, err := filepath.Rel(root, filepath.Dir(path))
+		for _, m := range declared.FindAllSubmatch(source, -1) {
+			found = append(found, target{Package: folder, Name: string(m[1])})
+		}
+		return err
+	})
+	slices.SortFunc(found, func(a, b target) int { return strings.Compare(a.String(), b.String()) })
+	return found, err
+}
+
+// measured is what one run of a target came to.
+type measured struct {
+	began   time.Time
+	seconds int
+	tried   int
+	kept    int // inputs in its archive
+	broken  bool
+}
+
+func (m measured) String() string {
+	result := "held"
+	if m.broken {
+		result = "BROKEN"
+	}
+	return fmt.Sprintf("%d s, %d inputs tried, %d kept, %s", m.seconds, m.tried, m.kept, result)
+}
+
+// fuzz runs the target with the inputs below corpus. An input that breaks it is
+// left in its package's testdata/fuzz, and what was said of it is shown.
+func (t target) fuzz(ctx context.Context, duration, corpus, scratch string) (measured, error) {
+	program := filepath.Join(scratch, "program")
+	only := "^" + t.Name + "$"
+	build := exec.CommandContext(ctx, "go", "test", "-c", "-fuzz", only, "-o", program, "./"+t.Package)
+	if said, err := build.CombinedOutput(); err != nil {
+		return measured{}, fmt.Errorf("cannot build %s: %w\n%s", t, err, said)
+	}
+	// A quiet turn of the processor, and two workers: who else works here goes first.
+	command := exec.CommandContext(ctx, "chrt", "-i", "0", program, "-test.run", "^$", "-test.fuzz", only,
+		"-test.fuzztime", duration, "-test.fuzzcachedir", corpus, "-test.parallel", "2")
+	command.Dir = t.Package
+	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
+	command.WaitDelay = time.Minute
+	began := time.Now()
+	said, err := command.CombinedOutput()
+	var failed *exec.ExitError
+	if err != nil && !errors.As(err, &failed) && ctx.Err() == nil {
+		return measured{}, fmt.Errorf("cannot run %s: %w", t, err)
+	}
+	m := measured{began: began, seconds: int(time.Since(began).Seconds()), tried: tried(said), broken: failed != nil}
+	if m.broken {
+		fmt.Fprintf(os.Stdout, "%s", shown(said))
+	}
+	return m, nil
+}
+
+var execs = regexp.MustCompile(`, execs: (\d+) `)
+
+// tried reads from the fuzzer's output how many inputs it tried.
+func tried(said []byte) int {
+	all := execs.FindAllSubmatch(said, -1)
+	if len(all) == 0 {
+		return 0
+	}
+	n, _ := strconv.Atoi(string(all[len(all)-1][1]))
+	return n
+}
+
+// shown is the output without its progress, cut to what a screen takes.
+func shown(said []byte) string {
+	var kept []string
+	for row := range strings.Lines(string(said)) {
+		if !strings.HasPrefix(row, "fuzz: elapsed") && len(kept) < 60 {
+			kept = append(kept, row)
+		}
+	}
+	return strings.Join(kept, "")
+}
