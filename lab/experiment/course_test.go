@@ -15,7 +15,8 @@ import (
 // A load that does ten pieces of work a second stands still for two seconds amid a
 // migration, in which one operation waits for a second and a half.
 func TestWhatAnEventCosts(t *testing.T) {
-	s := &stream{load: scenario.Load{Name: "orders"}, tally: newTally(&scenario.Plan{Warmup: 2 * time.Second, Measure: 30 * time.Second, Windows: 1})}
+	load, plan := scenario.Load{Name: "orders"}, &scenario.Plan{Warmup: scenario.Warmup{Least: 2 * time.Second}, Measure: 30 * time.Second, Windows: 1}
+	s := &stream{load: load, tally: newTally(plan, newWarming(plan.Warmup), load)}
 	start := time.Unix(1000, 0)
 	for second := range 22 {
 		done, took := int64(10), int64(2000)
@@ -30,7 +31,7 @@ func TestWhatAnEventCosts(t *testing.T) {
 			t.Fatal(err)
 		}
 		ops := map[string]workload.Count{"order": {Done: done, Latency: h}, workload.OpUndone: {Done: 1000}}
-		if err := s.tally.add(workload.Interval{Start: start.Add(time.Duration(second) * time.Second), Length: time.Second, Ops: ops}); err != nil {
+		if _, err := s.tally.add(workload.Interval{Start: start.Add(time.Duration(second) * time.Second), Length: time.Second, Ops: ops}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -62,7 +63,7 @@ func TestEventsAreToldWithWhatTheyMeant(t *testing.T) {
 			u.Events = []scenario.Event{{Do: scenario.DoMigrate, Guest: "web"}}
 		}
 	}
-	b.plan.Warmup = 0
+	b.plan.Warmup = scenario.Warmup{}
 	b.plan.Steps, b.plan.Repetitions = b.plan.Steps[:1], 1
 	b.site.hold, b.site.held = make(chan struct{}), make(chan struct{}, 100)
 	b.site.change = func(string, scenario.Event) error {

@@ -233,6 +233,33 @@ func TestWhatASiteDoesNotDoIsSkipped(t *testing.T) {
 	}
 }
 
+// What can be known to be missing is told before anything is made or changed for it.
+func TestWhatAHostLacksIsSkippedBeforeAnythingIsMade(t *testing.T) {
+	b := newBench(t)
+	b.site.lacks = func(guests []scenario.Guest) error {
+		if guests[0].Role != "web" || b.site.opened > 0 || b.setting(t) != "1" {
+			t.Errorf("asked about %+v with the site open %d times and a setting at %s", guests, b.site.opened, b.setting(t))
+		}
+		return &Unavailable{"192 huge pages are wanted, and 0 are free"}
+	}
+	r := b.do(t)
+	skipped := events(r, record.Skipped)
+	if len(skipped) != 8 || !strings.Contains(skipped[0].Text, "192 huge pages") || len(events(r, record.Failed)) > 0 || r.Outcome != record.Complete {
+		t.Errorf("%s: %+v", r.Outcome, r.Events)
+	}
+	if b.site.opened > 0 || len(b.site.booted) > 0 {
+		t.Errorf("opened %d times, booted %v", b.site.opened, b.site.booted)
+	}
+	b = newBench(t)
+	b.site.lacks = func([]scenario.Guest) error { return errors.New("connection closed") }
+	if err := Do(t.Context(), b.create(t), b.options()); err == nil || !strings.Contains(err.Error(), "connection closed") {
+		t.Errorf("a daemon that is lost: %v", err)
+	}
+	if r := b.load(t, b.dir); r.Outcome != record.Interrupted || len(events(r, record.Done)) > 0 {
+		t.Errorf("%s with %d turns", r.Outcome, len(events(r, record.Done)))
+	}
+}
+
 func TestSettingsAreOtherOnlyInTheirArm(t *testing.T) {
 	b := newBench(t)
 	seen := map[string]bool{}
@@ -344,7 +371,7 @@ func TestEventsAreDoneOnEveryTile(t *testing.T) {
 			u.Events = []scenario.Event{{Do: scenario.DoVCPUs, Guest: "web", To: "2"}}
 		}
 	}
-	b.plan.Warmup = 0
+	b.plan.Warmup = scenario.Warmup{}
 	b.plan.Steps, b.plan.Repetitions = b.plan.Steps[1:], 1
 	for arm := range b.plan.Setups {
 		b.plan.Setups[arm] = b.plan.Setups[arm][1:]

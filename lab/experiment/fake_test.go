@@ -26,9 +26,11 @@ type fake struct {
 	closed  int
 
 	boot   func(Spec) error                   // may refuse
+	lacks  func([]scenario.Guest) error       // what there is not
 	hold   chan struct{}                      // loads wait for it, where there is one
 	held   chan struct{}                      // told when one waits
 	count  func(done, errors int64) int64     // what a server's log says of a load
+	does   func(second int) int64             // what a load does in a second; 10 without
 	change func(string, scenario.Event) error // may refuse
 	errors int64                              // of a load, in each interval
 	dead   func(string) error                 // why a guest does not serve any more
@@ -46,6 +48,13 @@ func (f *fake) Describe() []record.Target {
 }
 
 func (f *fake) Open(context.Context, string) error { f.opened++; return nil }
+
+func (f *fake) Lacks(_ context.Context, guests []scenario.Guest) error {
+	if f.lacks == nil {
+		return nil
+	}
+	return f.lacks(guests)
+}
 
 func (f *fake) Close(context.Context) error { f.closed++; return nil }
 
@@ -119,7 +128,7 @@ func (g *fakeGuest) Change(_ context.Context, e scenario.Event) (map[string]floa
 }
 
 // Load does ten pieces of work a second, each of 2 ms, for its duration, at once.
-func (g *fakeGuest) Load(ctx context.Context, _ string, config json.RawMessage, out func(workload.Interval)) error {
+func (g *fakeGuest) Load(ctx context.Context, _ string, config json.RawMessage, out func(workload.Interval) bool) error {
 	var c struct{ Duration, Address string }
 	if err := json.Unmarshal(config, &c); err != nil {
 		return err
@@ -139,15 +148,22 @@ func (g *fakeGuest) Load(ctx context.Context, _ string, config json.RawMessage, 
 	start := time.Unix(1000, 0) // of a clock of its own
 	for at := time.Duration(0); at < length; at += time.Second {
 		h := hdrhistogram.New(1, 3600e6, 3)
-		_ = h.RecordValues(2000, 10)
-		out(workload.Interval{Start: start.Add(at), Length: time.Second, Ops: map[string]workload.Count{"page": {Done: 10, Errors: g.site.errors, Latency: h}}})
-		served := 10 + g.site.errors
+		done := int64(10)
+		if g.site.does != nil {
+			done = g.site.does(int(at / time.Second))
+		}
+		_ = h.RecordValues(2000, done)
+		more := out(workload.Interval{Start: start.Add(at), Length: time.Second, Ops: map[string]workload.Count{"page": {Done: done, Errors: g.site.errors, Latency: h}}})
+		served := done + g.site.errors
 		if g.site.count != nil {
-			served = g.site.count(10, g.site.errors)
+			served = g.site.count(done, g.site.errors)
 		}
 		g.site.mu.Lock()
 		g.site.counts[c.Address] += served
 		g.site.mu.Unlock()
+		if !more {
+			break
+		}
 	}
 	return err
 }
@@ -181,7 +197,9 @@ type bench struct {
 	scn  *scenario.Scenario
 }
 
-func newBench(t *testing.T) *bench {
+func newBench(t *testing.T) *bench { t.Helper(); return newBenchOf(t, text) }
+
+func newBenchOf(t *testing.T, text string) *bench {
 	t.Helper()
 	b := &bench{site: newFake(), dir: filepath.Join(t.TempDir(), "run"), root: t.TempDir()}
 	path := filepath.Join(b.root, setting)

@@ -6,6 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/tuning"
+	"github.com/lodge-kvm/lodge/lab/workload"
 )
 
 // Room is what there is for guests.
@@ -22,6 +23,9 @@ const reserve = 256 * scenario.MiB
 // Fit refuses a plan of which a step does not fit, with the sums, before anything
 // is made; or, to the limit, leaves out the steps that do not, and tells which.
 func Fit(plan *scenario.Plan, room Room, toTheLimit bool) (left []string, err error) {
+	if err := watchable(plan); err != nil {
+		return nil, err
+	}
 	fits := map[int]bool{}
 	for i, step := range plan.Steps {
 		fits[i] = true
@@ -54,6 +58,20 @@ func Fit(plan *scenario.Plan, room Room, toTheLimit bool) (left []string, err er
 	}
 	plan.Steps, plan.Setups = keep, setups
 	return left, nil
+}
+
+// watchable refuses a warm-up until loads are steady where one cannot be watched.
+func watchable(plan *scenario.Plan) error {
+	for _, row := range plan.Setups {
+		for _, u := range row {
+			for _, l := range u.Loads {
+				if !plan.Warmup.Fixed() && workload.AtOnce(l.Kind) {
+					return fault.New(fault.Invalid, fault.Config, "load %s (%s) tells what it did at its end only, so that nobody sees when it is steady: give warmup a length, as in 20s", l.Name, l.Kind)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 func check(u *scenario.Setup, room Room) error {

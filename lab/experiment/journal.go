@@ -13,11 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/lab/tuning"
 )
 
-// journalFile lies beside the record, and is there only while there may be
-// something to take back.
-const journalFile = "journal.json"
-
-// Journal is what a run has made and changed, written before it does.
+// Journal is what a run has made and changed, written before it does. It lies beside
+// the record, and is there only while there may be something to take back.
 type Journal struct {
 	path  string
 	state journalState
@@ -30,7 +27,7 @@ type journalState struct {
 
 // OpenJournal reads the journal of a run's directory, or begins one.
 func OpenJournal(dir string) (*Journal, error) {
-	j := &Journal{path: filepath.Join(dir, journalFile)}
+	j := &Journal{path: filepath.Join(dir, record.JournalFile)}
 	text, err := os.ReadFile(j.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return j, nil

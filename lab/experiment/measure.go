@@ -3,6 +3,7 @@ package experiment
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -31,6 +32,7 @@ func (s *stream) name() string { return fmt.Sprintf("%s of tile %d", s.load.Name
 // holds the books against each other. What was stopped, or lost its daemon, is no
 // result: it is an error, and the turn can be done again.
 func (t *turn) measure(ctx context.Context) error {
+	t.warming = newWarming(t.Plan.Warmup)
 	streams := t.streams(ctx)
 	for _, g := range t.standing() {
 		var err error
@@ -50,10 +52,14 @@ func (t *turn) measure(ctx context.Context) error {
 	t.note(record.Event{Kind: record.Window, Window: record.WarmUp})
 	var loads sync.WaitGroup
 	for _, s := range streams {
-		loads.Go(func() { t.drive(ctx, s) })
+		loads.Go(func() {
+			defer t.warming.leave(s.tally.warmed)
+			t.drive(ctx, s)
+		})
 	}
+	beside.Go(func() { t.warmed(working) })
 	if len(t.setup.Loads) == 0 && len(t.standing()) > 0 {
-		t.pause(ctx, t.length())
+		t.pause(ctx, t.Plan.Warmup.Least+time.Duration(t.Plan.Windows)*t.Plan.Measure)
 	}
 	loads.Wait()
 	stop(nil)
@@ -73,8 +79,28 @@ func (t *turn) measure(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
+// length is what loads are told to work for: of one that ends when it is told to, the
+// most that it may come to, with the time in which that is told.
 func (t *turn) length() time.Duration {
-	return t.Plan.Warmup + time.Duration(t.Plan.Windows)*t.Plan.Measure
+	windows := time.Duration(t.Plan.Windows) * t.Plan.Measure
+	if t.Plan.Warmup.Fixed() {
+		return t.Plan.Warmup.Least + windows
+	}
+	return t.Plan.Warmup.Most + windows + t.Plan.Warmup.Window + telling
+}
+
+// telling is how long it may take until what a load did is known.
+const telling = time.Minute
+
+// warmed notes what the warm-up came to, once it has.
+func (t *turn) warmed(working context.Context) {
+	select {
+	case <-t.warming.over:
+	case <-working.Done(): // it may have come to something all the same
+	}
+	for _, e := range t.warming.tell() {
+		t.note(e)
+	}
 }
 
 // pause is for a turn of guests that are only there.
@@ -93,11 +119,12 @@ func (t *turn) streams(ctx context.Context) []*stream {
 	var all []*stream
 	for _, load := range t.setup.Loads {
 		for tile := 1; tile <= t.tiles(load); tile++ {
-			s := &stream{load: load, tile: tile, tally: newTally(t.Plan)}
+			s := &stream{load: load, tile: tile}
 			if err := t.ready(ctx, s); err != nil {
 				t.trouble("load", s.name(), err)
 				continue
 			}
+			s.tally = newTally(t.Plan, t.warming, load)
 			all = append(all, s)
 		}
 	}
@@ -167,10 +194,11 @@ func (t *turn) errand(ctx context.Context, s *stream, e scenario.Errand) (worklo
 		return total, err
 	}
 	var failure error
-	err = g.Load(ctx, e.Kind, config, func(i workload.Interval) {
+	err = g.Load(ctx, e.Kind, config, func(i workload.Interval) bool {
 		if err := total.Add(i); err != nil {
 			failure = err
 		}
+		return true
 	})
 	if err == nil {
 		err = failure
@@ -207,19 +235,38 @@ func (t *turn) seed(tile int) uint64 {
 
 // drive runs a load to its end.
 func (t *turn) drive(ctx context.Context, s *stream) {
+	take := func(i workload.Interval) bool {
+		more, err := s.tally.add(i)
+		t.keep(err)
+		return more
+	}
 	var err error
-	take := func(i workload.Interval) { t.keep(s.tally.add(i)) }
 	if s.from != nil {
 		err = s.from.Load(ctx, s.load.Kind, s.config, take)
 	} else {
-		var load workload.Load
-		if load, err = workload.New(s.load.Kind, s.config); err == nil {
-			err = load.Run(ctx, take)
-		}
+		err = here(ctx, s, take)
 	}
 	if err != nil && ctx.Err() == nil {
 		t.trouble("load", s.name(), err)
 	}
+}
+
+// errEnough ends a load of the lab's own that has done what was wanted.
+var errEnough = errors.New("the last window is over")
+
+// here runs a load on the lab's own host.
+func here(ctx context.Context, s *stream, take func(workload.Interval) bool) error {
+	load, err := workload.New(s.load.Kind, s.config)
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	return load.Run(ctx, func(i workload.Interval) {
+		if !take(i) {
+			stop(errEnough)
+		}
+	})
 }
 
 // events does what the scenario wants amid the windows. What has begun while the loads
@@ -228,7 +275,7 @@ func (t *turn) events(ctx, working context.Context, began time.Time) {
 	var all sync.WaitGroup
 	for _, e := range t.setup.Events {
 		all.Go(func() {
-			t.pause(working, time.Until(began.Add(t.Plan.Warmup+e.At)))
+			t.pause(working, t.until(working, began, e.At))
 			if working.Err() != nil {
 				if ctx.Err() == nil {
 					t.note(record.Event{Kind: record.Skipped, What: e.Do, Text: "the loads ended before it was due"})
@@ -247,6 +294,19 @@ func (t *turn) events(ctx, working context.Context, began time.Time) {
 		})
 	}
 	all.Wait()
+}
+
+// until gives the time from now to a moment after the start of the first window, and
+// waits for that where nobody knows it beforehand.
+func (t *turn) until(working context.Context, began time.Time, at time.Duration) time.Duration {
+	if t.Plan.Warmup.Fixed() {
+		return time.Until(began.Add(t.Plan.Warmup.Least + at))
+	}
+	select {
+	case <-t.warming.over:
+	case <-working.Done():
+	}
+	return at
 }
 
 func (t *turn) change(ctx context.Context, e scenario.Event, g *standing) {

@@ -52,7 +52,10 @@ func Arms(plan *scenario.Plan, targets []string) []record.Arm {
 func Describe(plan *scenario.Plan, targets []string, seed uint64) record.Plan {
 	p := record.Plan{
 		Arms: Arms(plan, targets), Repetitions: plan.Repetitions, Windows: plan.Windows,
-		Warmup: plan.Warmup.Seconds(), Measure: plan.Measure.Seconds(),
+		Warmup: plan.Warmup.Least.Seconds(), Measure: plan.Measure.Seconds(),
+	}
+	if w := plan.Warmup; !w.Fixed() {
+		p.Steady = &record.Steady{Most: w.Most.Seconds(), Within: w.Steady, Window: w.Window.Seconds()}
 	}
 	for _, s := range plan.Steps {
 		p.Steps = append(p.Steps, record.Step{Name: s.Name, Axes: s.Axes})
@@ -173,22 +176,26 @@ func (r *run) leave(ctx context.Context) error {
 	return r.journal.Forget()
 }
 
-// site opens a target's site when it is first needed.
-func (r *run) site(ctx context.Context, name string) (Site, error) {
-	s := r.Sites[name]
-	if s == nil {
-		return nil, fault.New(fault.NotFound, fault.Host, "the run has a target %q, and none was given", name)
-	}
-	if r.opened[name] {
+// site finds a target's.
+func (r *run) site(name string) (Site, error) {
+	if s := r.Sites[name]; s != nil {
 		return s, nil
 	}
-	for _, target := range s.Describe() {
+	return nil, fault.New(fault.NotFound, fault.Host, "the run has a target %q, and none was given", name)
+}
+
+// open opens a target's site when it is first needed.
+func (r *run) open(ctx context.Context, name string) error {
+	if r.opened[name] {
+		return nil
+	}
+	for _, target := range r.Sites[name].Describe() {
 		if err := r.journal.Made(target); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	r.opened[name] = true
-	return s, s.Open(ctx, r.w.Header.ID)
+	return r.Sites[name].Open(ctx, r.w.Header.ID)
 }
 
 // setup finds what a turn is of.

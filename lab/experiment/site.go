@@ -14,6 +14,9 @@ import (
 type Site interface {
 	// Describe says at which daemons there will be something of the run.
 	Describe() []record.Target
+	// Lacks says what guests want that is not there, as Unavailable, before anything
+	// is made for them.
+	Lacks(ctx context.Context, guests []scenario.Guest) error
 	// Open makes what guests of this run need beside themselves.
 	Open(ctx context.Context, run string) error
 	// Boot starts a guest and waits until it can be steered. If it fails nothing
@@ -48,8 +51,9 @@ type Guest interface {
 	Definition() string // exact, as it was sent
 	// Prepare sets a service up.
 	Prepare(ctx context.Context, service scenario.Service) error
-	// Load runs a load, or an errand, to its end.
-	Load(ctx context.Context, kind string, config json.RawMessage, out func(workload.Interval)) error
+	// Load runs a load, or an errand, to its end, or until out says that no more is
+	// wanted: it is stopped then, and what it has done by that is told, too.
+	Load(ctx context.Context, kind string, config json.RawMessage, out func(workload.Interval) bool) error
 	// Serving says why the guest, or a service in it, does not serve any more. The
 	// error is fault.Unresponsive if the guest is lost as a whole.
 	Serving(ctx context.Context) error

@@ -10,9 +10,11 @@ import (
 
 // tally sorts the intervals of one load into windows. Their times are the load's
 // own, which may run in a guest whose clock is another: they are taken from its
-// first interval on.
+// first interval on, or that after what it has set up for itself.
 type tally struct {
 	plan    *scenario.Plan
+	warming *warming
+	warmed  *warmed   // in that
 	began   time.Time // here, when the first interval began
 	first   time.Time // there
 	windows []workload.Total
@@ -33,14 +35,17 @@ type second struct {
 	worst  time.Duration // that one of those took
 }
 
-func newTally(plan *scenario.Plan) *tally {
-	return &tally{plan: plan, windows: make([]workload.Total, plan.Windows+1), lengths: make([]time.Duration, plan.Windows+1)}
+func newTally(plan *scenario.Plan, warming *warming, load scenario.Load) *tally {
+	return &tally{
+		plan: plan, warming: warming, warmed: warming.join(load),
+		windows: make([]workload.Total, plan.Windows+1), lengths: make([]time.Duration, plan.Windows+1),
+	}
 }
 
-// window is that of a moment: the warm-up and what is behind the last are number
-// 0, which never counts.
-func (t *tally) window(at time.Time) int {
-	since := at.Sub(t.first) - t.plan.Warmup
+// window is that of a moment after a warm-up: what is before it and what is behind
+// the last are number 0, which never counts.
+func (t *tally) window(at time.Time, warmup time.Duration) int {
+	since := at.Sub(t.first) - warmup
 	if since < 0 {
 		return record.WarmUp
 	}
@@ -51,21 +56,50 @@ func (t *tally) window(at time.Time) int {
 	return number
 }
 
-func (t *tally) add(i workload.Interval) error {
+// add takes an interval, and says whether the load is to go on: one that does not know
+// beforehand how long its warm-up is has to be told when the last window is over.
+func (t *tally) add(i workload.Interval) (more bool, err error) {
+	if err := t.all.Add(i); err != nil {
+		return false, err
+	}
+	if t.first.IsZero() && setsUp(i) { // the load has not begun
+		return true, t.windows[record.WarmUp].Add(i)
+	}
 	if t.first.IsZero() {
 		t.first, t.began = i.Start, time.Now().Add(-i.Length)
 	}
-	number := t.window(i.Start.Add(i.Length / 2))
-	if i.Length > t.plan.Measure {
-		number = t.plan.Windows // a load that tells all at once, at its end
+	warmup, over, err := t.warming.hear(t.warmed, i.Start.Sub(t.first), i)
+	if err != nil {
+		return false, err
 	}
-	if err := t.all.Add(i); err != nil {
-		return err
+	number, middle := record.WarmUp, i.Start.Add(i.Length/2)
+	switch {
+	case !over:
+	case i.Length > t.plan.Measure:
+		number = t.plan.Windows // a load that tells all at once, at its end
+	default:
+		number = t.window(middle, warmup)
+	}
+	end := warmup + time.Duration(t.plan.Windows)*t.plan.Measure
+	if over && !t.plan.Warmup.Fixed() && middle.Sub(t.first) >= end {
+		return false, nil // what it does as it is stopped only the books want
 	}
 	if err := t.windows[number].Add(i); err != nil {
-		return err
+		return false, err
 	}
 	t.lengths[number] += i.Length
+	t.second(i, number)
+	return !over || t.plan.Warmup.Fixed() || i.Start.Add(i.Length).Sub(t.first) < end, nil
+}
+
+// setsUp says whether an interval is of what a load does before it is one.
+func setsUp(i workload.Interval) bool {
+	_, does := i.Ops[workload.OpSetup]
+	return does && len(i.Ops) == 1
+}
+
+// second keeps an interval's place on the time line.
+func (t *tally) second(i workload.Interval, number int) {
 	s := second{at: t.began.Add(i.Start.Sub(t.first)), window: number, length: i.Length, ops: map[string]int64{}}
 	done := int64(0)
 	for op, c := range i.Ops {
@@ -73,16 +107,13 @@ func (t *tally) add(i workload.Interval) error {
 		done += c.Done
 	}
 	one := workload.Total{}
-	if err := one.Add(i); err != nil {
-		return err
-	}
+	_ = one.Add(i) // as it was to all
 	counted := one.All()
 	if s.done = counted.Done; counted.Latency != nil && counted.Done > 0 {
 		s.worst = time.Duration(counted.Latency.Max()) * time.Microsecond
 	}
 	t.seconds = append(t.seconds, s)
 	t.outage(number, done, i.Length)
-	return nil
 }
 
 // outage keeps the longest run of intervals in which nothing was done.

@@ -20,6 +20,8 @@ type turn struct {
 	setup *scenario.Setup
 	site  Site
 
+	warming *warming // of what is measured
+
 	mu     sync.Mutex
 	guests map[place]*standing
 	done   []change // in the order in which they came to an end
@@ -49,10 +51,20 @@ func (r *run) turn(ctx context.Context, at record.Turn) (err error) {
 		return err
 	}
 	t := &turn{run: r, at: at, setup: setup, guests: map[place]*standing{}}
-	if t.site, err = r.site(ctx, arm.Target); err != nil {
+	if t.site, err = r.site(arm.Target); err != nil {
 		return err
 	}
 	t.note(record.Event{Kind: record.Begin})
+	if err := t.site.Lacks(ctx, setup.Guests); err != nil {
+		if _, ok := errors.AsType[*Unavailable](err); !ok {
+			return err
+		}
+		t.trouble("guests", "", err)
+		return t.broken
+	}
+	if err := r.open(ctx, arm.Target); err != nil {
+		return err
+	}
 	defer func() {
 		left := t.clear(context.WithoutCancel(ctx))
 		err = errors.Join(err, left, t.broken)
@@ -109,6 +121,9 @@ func (t *turn) tune() (skipped bool) {
 		if err != nil {
 			t.trouble("tuning", "", err)
 			return true
+		}
+		if len(changes) == 0 && value != tuning.AsFound {
+			t.note(record.Event{Kind: record.Note, What: "tuning", Text: fmt.Sprintf("the host was found with %s=%s: nothing is changed", name, value)})
 		}
 		for _, c := range changes {
 			t.note(record.Event{Kind: record.Change, What: "tuning", Text: fmt.Sprintf("%s: %s -> %s", c.Path, c.Old, c.New)})

@@ -1,7 +1,9 @@
 package pages
 
 import (
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/lab/sheet/sheettest"
@@ -22,5 +24,36 @@ func TestABrowserShowsEveryKindOfRun(t *testing.T) {
 			browser.CheckKeeping(t, page)
 			browser.CheckGreed(t, page)
 		}
+	}
+}
+
+// So are those of the runs that are kept in docs/lab, whichever they are.
+func TestABrowserShowsEveryKeptRun(t *testing.T) {
+	kept, err := filepath.Glob("../../docs/lab/*/run.json")
+	check(t, err)
+	if len(kept) == 0 {
+		t.Fatal("no run is kept: has docs/lab moved?")
+	}
+	browser := sheettest.Start(t)
+	for _, path := range kept {
+		f, err := load(filepath.Dir(path))
+		check(t, err)
+		pictures := 0
+		for _, s := range f.sections() {
+			pictures += len(s.Figures)
+		}
+		if pictures == 0 {
+			t.Errorf("%s has no picture", path)
+		}
+		page := filepath.Join(t.TempDir(), "page.html")
+		check(t, f.save(page))
+		text, err := os.ReadFile(page)
+		check(t, err)
+		for _, no := range []string{"%!", "ZgotmplZ", "NaN"} {
+			if strings.Contains(string(text), no) {
+				t.Errorf("the page of %s has %s", path, no)
+			}
+		}
+		browser.Check(t, page, "kept-"+filepath.Base(filepath.Dir(path)), pictures)
 	}
 }

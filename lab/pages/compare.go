@@ -19,7 +19,9 @@ type Comparing struct {
 	// AcrossHosts sets runs of different hosts beside each other, too: their ratios
 	// alone, because the hosts may be what parts them.
 	AcrossHosts bool
-	Page        string // file of a page into which it is put, between the scenario's marks; may be empty
+	// All shows every figure, also where there is a verdict on none of them.
+	All  bool
+	Page string // file of a page into which it is put, between the scenario's marks; may be empty
 }
 
 // Compare shows every figure of one side beside the same of another: of two runs,
@@ -36,12 +38,12 @@ func Compare(dirs []string, how Comparing, text io.Writer) error {
 		}
 		runs = append(runs, f)
 	}
-	var said comparison
+	said := comparison{all: how.All}
 	var err error
 	if len(runs) == 1 {
-		said, err = within(runs[0])
+		err = said.within(runs[0])
 	} else {
-		said, err = apart(runs[0], runs[1], how.AcrossHosts)
+		err = said.apart(runs[0], runs[1], how.AcrossHosts)
 	}
 	if err != nil {
 		return err
@@ -55,8 +57,10 @@ func Compare(dirs []string, how Comparing, text io.Writer) error {
 	return lab.IntoPage(how.Page, runs[0].run.Scenario.Name, said.markdown())
 }
 
-// comparison is what is said: sentences, and tables with every figure.
+// comparison is what is said: sentences, and tables with every figure, or with the
+// main ones where no more can be said of any.
 type comparison struct {
+	all    bool // every figure in any case
 	said   []string
 	what   []fact
 	tables []lab.Table
@@ -120,41 +124,41 @@ func comparable(a, b *record.Run, acrossHosts bool) (hosts []string, err error) 
 }
 
 // apart compares the run b with the run a, arm by arm of the same name.
-func apart(a, b *facts, acrossHosts bool) (c comparison, err error) {
+func (c *comparison) apart(a, b *facts, acrossHosts bool) error {
 	hosts, err := comparable(a.run, b.run, acrossHosts)
 	if err != nil {
-		return c, err
+		return err
 	}
 	first, err := a.whole()
 	if err != nil {
-		return c, err
+		return err
 	}
 	second, err := b.whole()
 	if err != nil {
-		return c, err
+		return err
 	}
 	first.name, second.name = "A", "B"
 	pairs, alone := contrast(first, second, nil, false)
 	c.begin(b)
-	c.add(pairs, alone, strings.Join(hosts, "; "), "B beside A")
+	c.add(pairs, alone, strings.Join(hosts, "; "), first, second)
 	c.said = append(c.said, a.busy("A"), b.busy("B"))
 	c.said = slices.DeleteFunc(c.said, func(s string) bool { return s == "" })
 	c.what = append(c.what, fact{"A", a.about()}, fact{"B", b.about()})
-	return c, nil
+	return nil
 }
 
 // within compares the targets of a run with the first of them.
-func within(f *facts) (c comparison, err error) {
+func (c *comparison) within(f *facts) error {
 	if f.run.Outcome != record.Complete {
-		return c, fault.New(fault.Invalid, fault.Call, "the run in %s is not complete", f.run.Dir)
+		return fault.New(fault.Invalid, fault.Call, "the run in %s is not complete", f.run.Dir)
 	}
 	targets := f.run.Targets
 	if len(targets) < 2 {
-		return c, fault.New(fault.Invalid, fault.Call, "the run in %s has one target: name another run, or run it with another --target beside", f.run.Dir)
+		return fault.New(fault.Invalid, fault.Call, "the run in %s has one target: name another run, or run it with another --target beside", f.run.Dir)
 	}
 	sides, err := f.sides()
 	if err != nil {
-		return c, err
+		return err
 	}
 	var again *side
 	for i, t := range targets[1:] {
@@ -170,20 +174,20 @@ func within(f *facts) (c comparison, err error) {
 	}
 	for i, t := range targets[1:] {
 		if why := record.Apart(targets[0], t); len(why) > 0 {
-			return c, refuse(targets[0].Name, t.Name, why)
+			return refuse(targets[0].Name, t.Name, why)
 		}
 		noise := again
 		if sides[i+1] == again {
 			noise = nil // it is not its own measure
 		}
 		pairs, alone := contrast(sides[0], sides[i+1], noise, true)
-		c.add(pairs, alone, "", sides[i+1].name+" beside "+sides[0].name)
+		c.add(pairs, alone, "", sides[0], sides[i+1])
 	}
 	if busy := f.busy("the run"); busy != "" {
 		c.said = append(c.said, busy)
 	}
 	c.what = append(c.what, f.what()...)
-	return c, nil
+	return nil
 }
 
 func (c *comparison) begin(f *facts) {
@@ -194,23 +198,56 @@ func (c *comparison) begin(f *facts) {
 
 // add puts what came of pairs into words and tables, one for each step. Across
 // hosts there are ratios and no verdict.
-func (c *comparison) add(pairs []pair, alone []string, hosts, title string) {
+func (c *comparison) add(pairs []pair, alone []string, hosts string, first, second *side) {
 	for i := range pairs {
 		if hosts != "" {
 			pairs[i].unsound = "the hosts differ (" + hosts + ")"
 		}
 	}
-	compared := weigh(pairs)
-	if len(compared) == 0 {
+	title, compared := second.name+" beside "+first.name, weigh(pairs)
+	table := compareTable
+	switch why := undecided(compared); {
+	case len(compared) == 0:
 		c.said = append(c.said, title+": nothing was measured on both sides.")
-	}
-	for _, sentence := range findings(compared) {
-		c.said = append(c.said, title+": "+sentence)
+	case why != "" && !c.all:
+		c.said = append(c.said, fmt.Sprintf("%s: No verdict on any of %s: %s. The main ones follow; --all shows every one.", title, plural(len(compared), "figure"), why))
+		compared = slices.DeleteFunc(compared, func(w weighed) bool { return !w.main })
+		table = func(title string, all []weighed) lab.Table { return mainTable(title, first.name, second.name, all) }
+	default:
+		for _, sentence := range findings(compared) {
+			c.said = append(c.said, title+": "+sentence)
+		}
 	}
 	if len(alone) > 0 {
 		c.said = append(c.said, fmt.Sprintf("%s: %s measured on one side only: %s.", title, plural(len(alone), "figure"), strings.Join(alone[:min(len(alone), 5)], "; ")))
 	}
-	c.tables = append(c.tables, compareTables(title, compared)...)
+	c.said = append(c.said, restless(title, first, second)...)
+	c.tables = append(c.tables, stepTables(title, compared, table)...)
+}
+
+// undecided is the one reason for which there is a verdict on none of many figures;
+// empty if there are several, or a verdict. That some have no ratio is no reason.
+func undecided(all []weighed) (why string) {
+	for _, w := range all {
+		switch {
+		case w.why == noRatio:
+		case w.why == "" || why != "" && w.why != why:
+			return ""
+		default:
+			why = w.why
+		}
+	}
+	return why
+}
+
+// restless says on which side loads were measured that still changed.
+func restless(title string, sides ...*side) (said []string) {
+	for _, s := range sides {
+		if len(s.remarks) > 0 {
+			said = append(said, fmt.Sprintf("%s: at %s the loads never became steady in %s.", title, s.name, plural(len(s.remarks), "step")))
+		}
+	}
+	return said
 }
 
 // busy tells whether other work was going on when a run began.
@@ -253,15 +290,24 @@ func compareTable(title string, all []weighed) lab.Table {
 	return t
 }
 
-// compareTables are one for each step.
-func compareTables(title string, all []weighed) (tables []lab.Table) {
+// mainTable is one for where there is no verdict: what was measured, and no more.
+func mainTable(title, first, second string, all []weighed) lab.Table {
+	t := lab.Table{Title: title, Head: []string{"what", plain(first), plain(second), "quotient"}}
+	for _, w := range all {
+		t.Rows = append(t.Rows, w.cells()[:4])
+	}
+	return t
+}
+
+// stepTables are one for each step.
+func stepTables(title string, all []weighed, table func(string, []weighed) lab.Table) (tables []lab.Table) {
 	for len(all) > 0 {
 		step := all[0].step
 		end := slices.IndexFunc(all, func(w weighed) bool { return w.step != step })
 		if end < 0 {
 			end = len(all)
 		}
-		tables = append(tables, compareTable(plain(title+", "+step), all[:end]))
+		tables = append(tables, table(plain(title+", "+step), all[:end]))
 		all = all[end:]
 	}
 	return tables

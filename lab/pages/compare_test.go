@@ -87,7 +87,7 @@ func TestAKnownDifferenceIsFoundWithItsSize(t *testing.T) {
 	// Five are too few, whatever parts them.
 	a.repetitions, b.repetitions = 5, 5
 	out = compared(t, Comparing{}, a, b)
-	has(t, out, "No verdict on 24 comparisons of 24: 5 and 5 repetitions, 6 each are wanted.")
+	has(t, out, "B beside A: No verdict on any of 24 figures: 5 and 5 repetitions, 6 each are wanted. The main ones follow; --all shows every one.")
 	if strings.Contains(out, " is less") {
 		t.Errorf("five repetitions:\n%s", out)
 	}
@@ -109,7 +109,7 @@ func TestEveryFigureStandsBesideItsOtherHalf(t *testing.T) {
 	}
 	b := a
 	b.wait = func(arm, repetition, tile int) int64 { return 2 * a.wait(arm, repetition, tile) }
-	out := compared(t, Comparing{}, a, b)
+	out := compared(t, Comparing{All: true}, a, b)
 	for _, c := range []struct{ step, begins, want string }{
 		{"tiles=2", "throughput of web, before", "150"},
 		{"tiles=1", "p95 of web, before", "2.00"},
@@ -193,7 +193,7 @@ func TestAcrossHostsThereAreRatiosOnly(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	out := compared(t, Comparing{AcrossHosts: true}, a, b)
-	has(t, out, "No verdict on 24 comparisons of 24: the hosts differ (kernel: 6.1 against another kernel).")
+	has(t, out, "No verdict on any of 24 figures: the hosts differ (kernel: 6.1 against another kernel).")
 	has(t, row(t, out, "B beside A, tiles=1", "throughput of web, before"), "3.00")
 }
 
@@ -209,6 +209,35 @@ func TestAComparisonGoesIntoAPage(t *testing.T) {
 	text, err := os.ReadFile(page)
 	check(t, err)
 	has(t, string(text), "<!-- known figures: written by lodge lab -->", "### B beside A, tiles=1", "| throughput of web, before | 100 1/s |")
+}
+
+// Where nothing can be decided the reason is said once, and the main figures are
+// enough, until somebody asks for all.
+func TestWhatIsUndecidedIsShort(t *testing.T) {
+	three := newTrio(2, func(string, int) float64 { return 1000 })
+	three.more = func(w *record.Writer, turn record.Turn) {
+		labels := record.Labels{"tile": "1", "guest": "web", "load": "web", "op": "image"}
+		check(t, w.Sample(record.Sample{Turn: turn, Window: 1, Metric: record.MetricDone, Value: 10, Unit: "count", Labels: labels}))
+		check(t, w.Sample(record.Sample{Turn: turn, Window: 1, Metric: record.MetricErrors, Value: 1, Unit: "count", Labels: labels}))
+		check(t, w.Sample(record.Sample{Turn: turn, Metric: record.MetricBoot, Value: 2, Unit: "s", Labels: record.Labels{"tile": "1", "guest": "web"}}))
+	}
+	short, long := compared(t, Comparing{}, three), compared(t, Comparing{All: true}, three)
+	const why = "2 and 2 repetitions, 8 each are wanted"
+	if n := strings.Count(short, why); n != 2 { // of each target beside the first
+		t.Errorf("the reason is said %d times:\n%s", n, short)
+	}
+	for _, want := range []string{"throughput of web ", "p50 of web ", "p99 of web ", "errors of web ", "boot of web "} {
+		row(t, short, "other beside first, tiles=1", want)
+	}
+	for _, no := range []string{"p95 of web", "web page", "web image", "effect"} {
+		if strings.Contains(short, no) {
+			t.Errorf("%q is among the main figures:\n%s", no, short)
+		}
+		if no != "web page" {
+			has(t, long, no)
+		}
+	}
+	has(t, short, "first", "other", "quotient")
 }
 
 func TestTooManyFiguresAreNotToldFromLuck(t *testing.T) {

@@ -16,10 +16,11 @@ type side struct {
 	figures []*figure // in the order in which they are shown
 	byName  map[figureName]*figure
 	unsound map[figureName]string // step and arm to why their figures are not to be believed
+	remarks map[figureName]string // and to what else is to be known of them
 }
 
 func newSide(name string) *side {
-	return &side{name: name, byName: map[figureName]*figure{}, unsound: map[figureName]string{}}
+	return &side{name: name, byName: map[figureName]*figure{}, unsound: map[figureName]string{}, remarks: map[figureName]string{}}
 }
 
 func (s *side) add(f *figure) { s.figures, s.byName[f.name] = append(s.figures, f), f }
@@ -31,7 +32,7 @@ func (f *facts) whole() (*side, error) {
 	for _, figure := range figures {
 		one.add(figure)
 	}
-	one.unsound = f.doubts()
+	one.unsound, one.remarks = f.doubts(), f.remarks()
 	return one, err
 }
 
@@ -42,7 +43,7 @@ func (f *facts) sides() ([]*side, error) {
 	if err != nil {
 		return nil, err
 	}
-	doubts := f.doubts()
+	doubts, remarks := f.doubts(), f.remarks()
 	var all []*side
 	for _, t := range f.run.Targets {
 		one := newSide(t.Name)
@@ -59,9 +60,11 @@ func (f *facts) sides() ([]*side, error) {
 				one.add(&moved)
 			}
 		}
-		for place, why := range doubts {
-			if setting, ok := settings[place.arm]; ok {
-				one.unsound[figureName{step: place.step, arm: setting}] = why
+		for _, known := range []struct{ from, into map[figureName]string }{{doubts, one.unsound}, {remarks, one.remarks}} {
+			for place, words := range known.from {
+				if setting, ok := settings[place.arm]; ok {
+					known.into[figureName{step: place.step, arm: setting}] = words
+				}
 			}
 		}
 		all = append(all, one)
@@ -80,6 +83,23 @@ func (f *facts) doubts() map[figureName]string {
 	return doubts
 }
 
+// remarks are those that figures of steps of arms carry.
+func (f *facts) remarks() map[figureName]string {
+	remarks := map[figureName]string{}
+	for turn := range f.warmed {
+		if words := f.remark(turn.Step, turn.Arm); words != "" {
+			remarks[figureName{step: turn.Step, arm: turn.Arm}] = words
+		}
+	}
+	return remarks
+}
+
+// noRatio is why there is no verdict on what may be none, or below it.
+const noRatio = "there is no ratio of such figures"
+
+// mainKinds are of figures that are shown of whole loads where no more can be said.
+var mainKinds = []string{"throughput", "p50", "p99", "errors", "boot"}
+
 // contrast sets the figures of one side beside the same of another, and counts
 // those that one of them lacks. Sides that were measured in one run are beside each
 // other, repetition by repetition; again is then the first side's target, measured
@@ -92,18 +112,22 @@ func contrast(first, second, again *side, beside bool) (pairs []pair, alone []st
 			continue
 		}
 		p := pair{what: one.name.words(), step: one.name.step, row: one.name.row(), unit: one.unit, family: one.name.kind, beside: beside}
+		p.main = one.name.op == all && slices.Contains(mainKinds, one.name.kind)
 		p.a, p.b = other.lists(one, beside)
 		place := figureName{step: one.name.step, arm: one.name.arm}
 		for _, s := range []*side{first, second} {
 			if why := s.unsound[place]; why != "" {
 				p.unsound = why
 			}
+			if words := s.remarks[place]; words != "" {
+				p.row += strings.TrimSuffix(words, ")") + " at " + s.name + ")"
+			}
 		}
 		if one.name.kind == "errors" || one.name.kind == "drift" {
 			if total(p.a) == 0 && total(p.b) == 0 {
 				continue // nothing failed: there is nothing to compare
 			}
-			p.unsound = "there is no ratio of such figures"
+			p.unsound = noRatio
 		}
 		p.again = again.ratio(one, beside)
 		pairs = append(pairs, p)

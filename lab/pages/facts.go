@@ -39,7 +39,8 @@ type facts struct {
 	lines   []line
 
 	telemetry   map[record.Turn][]record.Telemetry
-	armsWeighed []weighed // of all arms beside the first; nil until somebody asks
+	warmed      map[record.Turn]record.Event // how warm-ups ended that had no length beforehand
+	armsWeighed []weighed                    // of all arms beside the first; nil until somebody asks
 }
 
 // name is that of a flow.
@@ -70,6 +71,10 @@ func newFacts(run *record.Run) (*facts, error) {
 	f.telemetry = map[record.Turn][]record.Telemetry{}
 	for _, t := range run.Telemetry {
 		f.telemetry[t.Turn] = append(f.telemetry[t.Turn], t)
+	}
+	f.warmed = map[record.Turn]record.Event{}
+	for _, e := range f.events(record.Window, record.WhatWarmup) {
+		f.warmed[e.Turn] = e
 	}
 	f.shape = shapeOf(run.Plan.Steps)
 	f.lines = f.shape.lines(run.Plan)

@@ -23,6 +23,7 @@ type figure struct {
 type figureName struct {
 	kind string // throughput, p99, boot: of one kind, figures are read together
 	of   string // a load with its role and operation, a guest, an event, the host
+	op   string // of those, the operation; all for a whole load, and for what has none
 	step string
 	arm  string
 }
@@ -105,7 +106,7 @@ func (f *facts) before(a, b figureName) int {
 func (f *facts) ofLoads(g *gathering) {
 	roles := f.roles()
 	for _, w := range f.flows {
-		name := figureName{of: roles.of(w.load, w.op), step: w.step, arm: w.arm}
+		name := figureName{of: roles.of(w.load, w.op), op: w.op, step: w.step, arm: w.arm}
 		kind := func(kind string) figureName { name.kind = kind; return name }
 		for i, repetition := range w.turns {
 			turn := record.Turn{Arm: w.arm, Repetition: repetition, Step: w.step}
@@ -222,7 +223,7 @@ func (f *facts) ofHost(g *gathering) {
 	for turn, counters := range sums {
 		for _, u := range uses {
 			if s := counters[u.counter]; s.seconds > 0 {
-				g.add(figureName{"use", u.of, turn.Step, turn.Arm}, u.unit, turn.Repetition, s.total/s.seconds)
+				g.add(figureName{kind: "use", of: u.of, step: turn.Step, arm: turn.Arm}, u.unit, turn.Repetition, s.total/s.seconds)
 			}
 		}
 	}

@@ -76,12 +76,7 @@ func (f *facts) told(turn record.Turn, role string, q quantity) []plot.Point {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b plot.Point) int { return cmp.Compare(a.X, b.X) })
-	return thinned(all, f.length(), role != "")
-}
-
-// length is that of a turn's loads, s.
-func (f *facts) length() float64 {
-	return f.run.Plan.Warmup + float64(f.run.Plan.Windows)*f.run.Plan.Measure
+	return thinned(all, f.length(turn), role != "")
 }
 
 // thinned averages points that are nearer to each other than can be seen, and
@@ -160,7 +155,7 @@ func (f *facts) small(step string) plot.Multiples {
 		}
 		m.Kinds = append(m.Kinds, k)
 		turn := record.Turn{Arm: arm.Name, Repetition: 1, Step: step}
-		m.Events = append(m.Events, f.marks(turn, f.began(turn), f.length())...)
+		m.Events = append(m.Events, f.marks(turn, f.began(turn), f.length(turn))...)
 	}
 	return m
 }
@@ -248,7 +243,7 @@ func (f *facts) windows(step, arm, role string) (all []record.Telemetry) {
 		turn := record.Turn{Arm: arm, Repetition: repetition, Step: step}
 		began := f.began(turn)
 		for _, t := range f.telemetry[turn] {
-			if at := t.Time.Sub(began).Seconds(); t.Labels["guest"] == role && at >= f.run.Plan.Warmup && at <= f.length() {
+			if at := t.Time.Sub(began).Seconds(); t.Labels["guest"] == role && at >= f.warmup(turn) && at <= f.length(turn) {
 				all = append(all, t)
 			}
 		}

@@ -103,16 +103,21 @@ func (v *inventor) turn(t *testing.T, turn record.Turn, at time.Time) {
 	setup, axes := v.plan.Setups[arm][step], v.Plan.Steps[step].Axes
 	note := func(e record.Event) { e.Turn = turn; v.Events = append(v.Events, e) }
 	note(record.Event{Time: at, Kind: record.Window, Window: record.WarmUp})
+	if !v.plan.Warmup.Fixed() {
+		note(record.Event{Time: at.Add(v.plan.Warmup.Least), Kind: record.Window, Window: 1, What: record.WhatWarmup, Values: map[string]float64{
+			record.ValueWarmup: v.plan.Warmup.Least.Seconds(), record.ValueSteady: 1,
+		}})
+	}
 	for _, load := range setup.Loads {
 		v.load(t, turn, at, arm, axes, load, setup.Events)
 	}
 	for _, e := range setup.Events {
 		note(record.Event{
-			Time: at.Add(v.plan.Warmup + e.At), Kind: record.Change, What: e.Do, Guest: "lab-x-t1-" + e.Guest, Text: strings.TrimSpace(e.Do + " " + e.To),
+			Time: at.Add(v.plan.Warmup.Least + e.At), Kind: record.Change, What: e.Do, Guest: "lab-x-t1-" + e.Guest, Text: strings.TrimSpace(e.Do + " " + e.To),
 			Values: map[string]float64{"duration_s": v.noisy(1.2), "orders rate.before": v.noisy(4000), "orders rate.during": v.noisy(3500), "orders rate.after": v.noisy(7000), "orders lost": 600, "orders pause": 0.2},
 		})
 	}
-	length := v.plan.Warmup + time.Duration(v.plan.Windows)*v.plan.Measure
+	length := v.plan.Warmup.Least + time.Duration(v.plan.Windows)*v.plan.Measure
 	for since := time.Duration(0); since < length; since += 10 * time.Second {
 		busy := v.noisy(min(2*number64(axes, "tiles")*number64(axes, "guests"), 47))
 		v.Telemetry = append(v.Telemetry, record.Telemetry{Time: at.Add(since), Turn: turn, Source: "host", Values: map[string]float64{
@@ -194,11 +199,11 @@ func (v *inventor) line(turn record.Turn, at time.Time, labels record.Labels, ra
 	if turn.Repetition > 1 || labels["tile"] != "1" {
 		return
 	}
-	length := v.plan.Warmup + time.Duration(v.plan.Windows)*v.plan.Measure
+	length := v.plan.Warmup.Least + time.Duration(v.plan.Windows)*v.plan.Measure
 	for since := time.Duration(0); since < length; since += 5 * time.Second {
 		more := 1.0
 		for _, e := range events {
-			if e.Do == scenario.DoVCPUs && since > v.plan.Warmup+e.At {
+			if e.Do == scenario.DoVCPUs && since > v.plan.Warmup.Least+e.At {
 				more *= 1.7
 			}
 		}

@@ -21,6 +21,8 @@ type synthetic struct {
 	wait func(arm, repetition, tile int) int64
 	more func(*record.Writer, record.Turn) // adds to a turn
 
+	steady *record.Steady // when its warm-ups end
+
 	host string  // its kernel, if it is another
 	load float64 // of the host before
 	trio []record.Target
@@ -74,6 +76,7 @@ func (s synthetic) header() record.Header {
 			Bounds: []record.Bound{{Metric: "latency.p99", Labels: record.Labels{"load": "web"}, Below: &second, Unit: "s"}},
 		},
 	}
+	h.Plan.Steady = s.steady
 	if h.Host.Load = s.load; s.host != "" {
 		h.Host.Kernel = s.host
 	}

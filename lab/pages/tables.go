@@ -78,7 +78,7 @@ func (f *facts) loads(title string, choose func(*flow) (string, bool)) lab.Table
 	}
 	for _, w := range f.flows {
 		if name, ok := choose(w); ok {
-			t.Rows = append(t.Rows, w.row(name))
+			t.Rows = append(t.Rows, w.row(name+f.remark(w.step, w.arm)))
 		}
 	}
 	return t
@@ -248,7 +248,8 @@ func (f *facts) guests() lab.Table {
 	return t
 }
 
-// missing lists what was skipped, what failed and what does not hold, once each.
+// missing lists what was skipped, what failed, what does not hold and what else is
+// worth knowing, once each.
 func (f *facts) missing() lab.Table {
 	t := lab.Table{Title: "Skipped, failed, bad and left out", Head: []string{"reason", "what", "step", "arm", "times"}}
 	type line struct{ text, what, step, arm string }
@@ -266,7 +267,7 @@ func (f *facts) missing() lab.Table {
 	for _, turn := range f.undone() {
 		add(line{"the run ended before", "not done", turn.Step, turn.Arm})
 	}
-	for _, kind := range []record.Kind{record.Skipped, record.Failed, record.Bad} {
+	for _, kind := range []record.Kind{record.Skipped, record.Failed, record.Bad, record.Note} {
 		for _, e := range f.events(kind, "") {
 			if e.What != "bound" { // they have a table
 				add(line{e.Text, strings.TrimSpace(string(kind) + " " + e.What), e.Step, e.Arm})

@@ -65,6 +65,44 @@ func TestSumsAreThoseOfTheRecord(t *testing.T) {
 	}
 }
 
+// What was measured before the loads were steady carries that wherever it is shown.
+func TestFiguresOfRestlessLoadsAreMarked(t *testing.T) {
+	s := newSynthetic(2)
+	s.steady = &record.Steady{Most: 60, Within: 0.05, Window: 10}
+	s.more = func(w *record.Writer, turn record.Turn) {
+		steady := 1.0
+		if turn.Arm == "after" && (turn.Step == "tiles=2" || turn.Repetition == 1) {
+			steady = 0
+			check(t, w.Event(record.Event{Turn: turn, Kind: record.Bad, What: record.WhatWarmup, Text: "not steady after 60s: web by 12 %"}))
+		}
+		check(t, w.Event(record.Event{Turn: turn, Kind: record.Window, Window: 1, What: record.WhatWarmup, Values: map[string]float64{record.ValueWarmup: 45, record.ValueSteady: steady}}))
+	}
+	out := shown(t, s.keep(t))
+	has(t, out, "In 3 of 8 turns the loads never became steady, within 60.0 s at most", "a warm-up of 5.00 s to 60.0 s, until three windows of 10.0 s differ by less than 5.00 %", "not steady after 60s: web by 12 %")
+	row(t, out, "Loads, tiles=1", "web, after (not steady in 1 of 2)")
+	row(t, out, "Loads, tiles=2", "web, after (not steady)")
+	row(t, out, "Loads, tiles=2", "web, before  ")
+	row(t, out, "Arms beside before", "throughput of web at tiles=2, after (not steady) against before ")
+	other := newSynthetic(2)
+	other.steady = s.steady
+	out = compared(t, Comparing{All: true}, s, other)
+	has(t, out, "B beside A: at A the loads never became steady in 2 steps.")
+	row(t, out, "B beside A, tiles=2", "throughput of web, after (not steady at A)")
+	s.more = func(w *record.Writer, turn record.Turn) {
+		check(t, w.Event(record.Event{Turn: turn, Kind: record.Window, Window: 1, What: record.WhatWarmup, Values: map[string]float64{record.ValueWarmup: float64(10 * turn.Repetition), record.ValueSteady: 1}}))
+	}
+	dir := s.keep(t)
+	if out = shown(t, dir); strings.Contains(out, "not steady") {
+		t.Errorf("all were steady, and yet:\n%s", out)
+	}
+	has(t, out, "All loads were steady before they were measured, after 10.0 s to 20.0 s.")
+	f, err := load(dir)
+	check(t, err)
+	if got := f.length(record.Turn{Arm: "before", Repetition: 2, Step: "tiles=1"}); got != 40 {
+		t.Errorf("a turn of two windows of 10 s after 20 s is %v s long", got)
+	}
+}
+
 func TestALoadThatEndsEarlyIsNotTheFaster(t *testing.T) {
 	s := &sums{seconds: map[int]float64{1: 10}, ops: map[string]*tally{all: {done: 1000}}}
 	if got := s.rate(all, record.Plan{Windows: 2, Measure: 10}); got != 50 {

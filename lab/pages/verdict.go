@@ -16,6 +16,7 @@ type pair struct {
 	a, b       []float64
 	step, row  string       // where it stands in tables
 	family     string       // those of one are read together
+	main       bool         // it is shown where no more can be said than what was measured
 	beside     bool         // each a[i] was measured beside its b[i]
 	again      *stats.Ratio // of b measured a second time, by the first: A/A
 	unsound    string       // why its values are not to be believed; empty if they may be
@@ -134,7 +135,7 @@ func (f *facts) arms() (pairs []pair) {
 			continue
 		}
 		if base := f.find(w.step, first, w.load, w.op); base != nil {
-			what := fmt.Sprintf(" of %s at %s, %s against %s", w.load, w.step, w.arm, first)
+			what := fmt.Sprintf(" of %s at %s, %s%s against %s%s", w.load, w.step, w.arm, f.remark(w.step, w.arm), first, f.remark(w.step, first))
 			pairs = append(pairs, pair{what: "throughput" + what, unit: "1/s", a: w.rates, b: base.rates, family: "throughput"})
 			if len(w.slow) > 0 && len(base.slow) > 0 {
 				pairs = append(pairs, pair{what: "p99" + what, unit: "s", a: w.slow, b: base.slow, family: "p99"})
@@ -225,6 +226,7 @@ func (f *facts) sound() (said []string) {
 	case done > 0:
 		said = append(said, fmt.Sprintf("None of %.0f operations failed.", done))
 	}
+	said = append(said, f.warmth()...)
 	if n := len(f.events(record.Bad, "books")); n > 0 {
 		said = append(said, fmt.Sprintf("The books do not agree in %s: those figures are not to be believed.", plural(n, "case")))
 	} else if len(f.books().Rows) > 0 {
@@ -264,8 +266,8 @@ func (f *facts) what() (all []fact) {
 	if r.Ended != nil {
 		add("ended", r.Ended.UTC().Format("2006-01-02 15:04:05 MST"))
 	}
-	add("plan", fmt.Sprintf("%s, %s, %s, %s of %s after %s of warm-up", plural(len(r.Plan.Arms), "arm"), plural(len(r.Plan.Steps), "step"),
-		plural(r.Plan.Repetitions, "repetition"), plural(r.Plan.Windows, "window"), seconds(r.Plan.Measure), seconds(r.Plan.Warmup)))
+	add("plan", fmt.Sprintf("%s, %s, %s, %s of %s after %s", plural(len(r.Plan.Arms), "arm"), plural(len(r.Plan.Steps), "step"),
+		plural(r.Plan.Repetitions, "repetition"), plural(r.Plan.Windows, "window"), seconds(r.Plan.Measure), rule(r.Plan)))
 	kind := "hardware"
 	if r.Host.Virtual {
 		kind = "a virtual machine"

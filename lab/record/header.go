@@ -87,10 +87,20 @@ type Plan struct {
 	Steps       []Step  `json:"steps"`
 	Repetitions int     `json:"repetitions"`
 	Windows     int     `json:"windows"` // measured ones in a turn
-	Warmup      float64 `json:"warmup"`  // s
+	Warmup      float64 `json:"warmup"`  // s; the least, where it goes on until loads are steady
+	Steady      *Steady `json:"steady,omitempty"`
 	Measure     float64 `json:"measure"` // s, each window
 	Turns       []Turn  `json:"turns"`   // in the order in which they are done
 	Bounds      []Bound `json:"bounds,omitempty"`
+}
+
+// Steady is when a warm-up ends that has no length beforehand: once three windows in a
+// row of every load differ by less than a part. What came of it is an event of each
+// turn, with WhatWarmup.
+type Steady struct {
+	Most   float64 `json:"most"`   // s, after which it ends anyway
+	Within float64 `json:"within"` // that part
+	Window float64 `json:"window"` // s
 }
 
 // Arm is one of the things compared: a setting, or a target.

@@ -130,6 +130,16 @@ const (
 	ValueBound = "value"
 )
 
+// WhatWarmup is the word of the event with which the first window begins where nobody
+// knew beforehand when: its values are how long the warm-up was and whether the loads
+// were steady then, 1, or not, 0. Loads that were not are told by a bad event of that
+// word, too.
+const (
+	WhatWarmup  = "warmup"
+	ValueWarmup = "warmup_s"
+	ValueSteady = "steady"
+)
+
 // Event is what happened.
 type Event struct {
 	Time time.Time `json:"time"`

@@ -20,7 +20,7 @@ func writeSums(dir string) error {
 	var b strings.Builder
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(dir, path)
-		if err != nil || entry.IsDir() || name == sumsFile || name == checkpointFile {
+		if err != nil || entry.IsDir() || name == sumsFile || name == checkpointFile || name == JournalFile {
 			return err
 		}
 		sum, err := sumOf(path)

@@ -29,6 +29,10 @@ const (
 	checkpointFile = "checkpoint.json"
 )
 
+// JournalFile is where a run notes what it has made. It goes when all that is taken
+// back, which may be after the end of the record.
+const JournalFile = "journal.json"
+
 var streamFiles = []string{samplesFile, histogramsFile, telemetryFile, eventsFile}
 
 // Writer adds to a run. It is safe for concurrent use, and one process at a time
@@ -108,6 +112,16 @@ func Resume(dir string) (*Writer, error) {
 		return nil, err
 	}
 	return w, nil
+}
+
+// Hold keeps every process from the run in a directory, and fails while one has it.
+func Hold(dir string) (release func(), err error) {
+	w := &Writer{dir: dir}
+	if err := w.hold(); err != nil {
+		w.Close()
+		return nil, err
+	}
+	return w.Close, nil
 }
 
 // hold makes this process the only one that writes here, until it ends or closes

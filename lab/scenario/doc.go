@@ -7,6 +7,9 @@
 // of the step come on top of the profile's. What has a dot, as "${web.address}",
 // is known only once guests run, and left for then.
 //
+// A warm-up is a length, 20s, or a rule, {least: 20s, most: 5m, steady: 5%}: it ends
+// when three windows in a row of every load differ by less than that.
+//
 // Every profile, arm and step is worked out when a file is read, so that one with
 // a mistake anywhere is refused with its line before anything is made.
 //

@@ -28,6 +28,9 @@ func (u *Setup) Needs(translated bool) Needs {
 	var n Needs
 	for _, g := range u.Guests {
 		each := g.MaxMemory + ownMemory
+		if g.Pages != "" {
+			each -= g.Memory // of huge pages, which are set aside already
+		}
 		if translated {
 			each += g.TBCache
 		}

@@ -63,8 +63,8 @@ func read(node *yaml.Node, vars variables, into any) error {
 
 func (p *Plan) check() error {
 	switch {
-	case p.Repetitions < 1 || p.Windows < 1 || p.Measure <= 0 || p.Warmup < 0:
-		return fault.New(fault.Invalid, fault.Config, "repetitions are %d, windows %d, measure %v, warmup %v: the first three want to be above none", p.Repetitions, p.Windows, p.Measure, p.Warmup)
+	case p.Repetitions < 1 || p.Windows < 1 || p.Measure <= 0 || p.Warmup.Least < 0:
+		return fault.New(fault.Invalid, fault.Config, "repetitions are %d, windows %d, measure %v, warmup %v: the first three want to be above none", p.Repetitions, p.Windows, p.Measure, p.Warmup.Least)
 	case len(p.Arms)*len(p.Steps)*p.Repetitions > maxTurns:
 		return fault.New(fault.Invalid, fault.Config, "%d arms, %d steps and %d repetitions are more than %d turns", len(p.Arms), len(p.Steps), p.Repetitions, maxTurns)
 	}

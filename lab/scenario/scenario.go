@@ -143,7 +143,7 @@ type Plan struct {
 	Steps       []Step
 	Repetitions int
 	Windows     int
-	Warmup      time.Duration
+	Warmup      Warmup
 	Measure     time.Duration
 	Bounds      []Bound
 	Setups      [][]*Setup // by arm and step

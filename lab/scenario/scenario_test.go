@@ -52,7 +52,7 @@ func TestAPlanHasEveryValueFilledIn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(p.Arms) != 2 || len(p.Steps) != 2 || p.Repetitions != 2 || p.Windows != 3 || p.Warmup != time.Second || p.Measure != 90*time.Second {
+	if len(p.Arms) != 2 || len(p.Steps) != 2 || p.Repetitions != 2 || p.Windows != 3 || p.Warmup != (Warmup{Least: time.Second, Most: time.Second}) || p.Measure != 90*time.Second {
 		t.Fatalf("got %+v", p)
 	}
 	if p.Steps[1].Name != "tiles=3" || p.Steps[1].Axes["tiles"] != "3" || p.Arms[1].Text()["node"] != "spread" {
@@ -68,6 +68,25 @@ func TestAPlanHasEveryValueFilledIn(t *testing.T) {
 	}
 	if p.Setups[0][0].Guests[0].Node != "" {
 		t.Error("the other arm is pinned, too")
+	}
+}
+
+func TestAWarmUpHasALengthOrARule(t *testing.T) {
+	for text, want := range map[string]Warmup{
+		"20s":                                {Least: 20 * time.Second, Most: 20 * time.Second},
+		"0s":                                 {},
+		"{least: 30s, most: 5m, steady: 5%}": {Least: 30 * time.Second, Most: 5 * time.Minute, Steady: 0.05, Window: 10 * time.Second},
+		"{least: 1m, most: 1m, steady: 2.5%, window: 15s}": {Least: time.Minute, Most: time.Minute, Steady: 0.025, Window: 15 * time.Second},
+		"{least: $least, most: 5m, steady: 5%}":            {Least: time.Minute, Most: 5 * time.Minute, Steady: 0.05, Window: 20 * time.Second},
+	} {
+		s, err := Parse([]byte(strings.NewReplacer("warmup: 1s", "warmup: "+text, "rate: 5,", "rate: 5, least: 1m,", "rate: 50,", "rate: 50, least: 1m,").Replace(small)))
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		if p, err := s.Plan("mini"); err != nil || p.Warmup != want || p.Warmup.Fixed() != (want.Steady == 0) {
+			t.Errorf("%s: %+v, %v", text, p.Warmup, err)
+		}
 	}
 }
 
@@ -121,6 +140,14 @@ func TestMistakesAreRefusedWithTheirLine(t *testing.T) {
 		{"name: small", "nmae: small", "line 2: \"nmae\" is not known here"},
 		{"windows: 3", "windows: three", "line 11"},
 		{"windows: 3", "windows: 0", "windows 0"},
+		{"warmup: 1s", "warmup: -1s", "warmup -1s"},
+		{"warmup: 1s", "warmup: {least: 20s, most: 5m}", "line 12: steady is \"\""},
+		{"warmup: 1s", "warmup: {least: 20s, most: 5m, steady: 5}", "line 12: steady is \"5\""},
+		{"warmup: 1s", "warmup: {least: 20s, most: 5m, steady: 90%}", "line 12: steady is \"90%\""},
+		{"warmup: 1s", "warmup: {least: 20s, most: 10s, steady: 5%}", "line 12: a warm-up of at least 20s"},
+		{"warmup: 1s", "warmup: {least: 5s, most: 10s, steady: 5%}", "line 12: windows of 1.6"},
+		{"warmup: 1s", "warmup: {least: 20s, most: 1m, steady: 5%, window: 10s}", "line 12: least is 20s, and 3 windows"},
+		{"warmup: 1s", "warmup: {floor: 20s}", "line 12: \"floor\" is not known"},
 		{"memory: $memory", "memory: $memroy", "line 15: there is no variable $memroy"},
 		{"memory: $memory", "memory: 12 parsecs", "line 15: \"12 parsecs\" is no size"},
 		{"memory: 128MiB", "memory: 1MiB", "line 15: memory of web"},

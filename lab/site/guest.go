@@ -151,16 +151,20 @@ func (g *guest) shop(ctx context.Context) error {
 	return nil
 }
 
-// Load runs a load, or an errand, to its end.
-func (g *guest) Load(ctx context.Context, kind string, config json.RawMessage, out func(workload.Interval)) error {
+// Load runs a load, or an errand, to its end, or until no more of it is wanted.
+func (g *guest) Load(ctx context.Context, kind string, config json.RawMessage, out func(workload.Interval) bool) error {
 	ctx, end := g.heed(ctx)
 	defer end()
 	job, err := g.session.Start(ctx, kind, config)
 	if err != nil {
 		return err
 	}
+	wanted := true
 	for i := range job.Intervals() {
-		out(i)
+		if !out(i) && wanted {
+			wanted = false
+			go func() { _, _ = job.Stop(ctx) }() // what it did is told here
+		}
 	}
 	_, err = job.Wait(ctx)
 	return err

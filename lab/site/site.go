@@ -69,6 +69,11 @@ func (s *Site) Room() (experiment.Room, error) {
 	}, nil
 }
 
+// Lacks says what guests want that the daemon's host does not have.
+func (s *Site) Lacks(ctx context.Context, guests []scenario.Guest) error {
+	return unavailable(s.target.Lacks(ctx, guests))
+}
+
 // Open makes the run's network and pools.
 func (s *Site) Open(ctx context.Context, run string) (err error) {
 	s.run = run

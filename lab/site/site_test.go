@@ -66,14 +66,21 @@ func TestAGuestIsSteeredByItsAgentAndLeavesNothing(t *testing.T) {
 	}
 	done := int64(0)
 	config := json.RawMessage(`{"duration": "200ms", "interval": "100ms"}`)
-	if err := g.Load(t.Context(), "mix-cpu", config, func(i workload.Interval) {
+	count := func(i workload.Interval) bool {
 		for _, c := range i.Ops {
 			done += c.Done
 		}
-	}); err != nil || done == 0 {
+		return true
+	}
+	if err := g.Load(t.Context(), "mix-cpu", config, count); err != nil || done == 0 {
 		t.Errorf("its load did %d, %v", done, err)
 	}
-	if err := g.Load(t.Context(), "none", nil, func(workload.Interval) {}); err == nil || !strings.Contains(err.Error(), `no load "none"`) {
+	told := 0
+	long := json.RawMessage(`{"duration": "24h", "interval": "100ms"}`)
+	if err := g.Load(t.Context(), "mix-cpu", long, func(workload.Interval) bool { told++; return told < 3 }); err != nil || told < 3 {
+		t.Errorf("a load of which no more was wanted told %d times, %v", told, err)
+	}
+	if err := g.Load(t.Context(), "none", nil, count); err == nil || !strings.Contains(err.Error(), `no load "none"`) {
 		t.Errorf("a load that there is not: %v", err)
 	}
 	if err := g.Close(t.Context()); err != nil {

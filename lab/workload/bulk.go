@@ -100,7 +100,13 @@ func (v *Varmail) Run(ctx context.Context, out func(Interval)) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := setup.Run(ctx, out); err != nil || ctx.Err() != nil {
+	layOut := func(i Interval) {
+		if len(i.Ops) == 0 { // a second without a file, and no work yet
+			i.Ops = map[string]Count{OpSetup: {}}
+		}
+		out(i)
+	}
+	if err := setup.Run(ctx, layOut); err != nil || ctx.Err() != nil {
 		if ctx.Err() != nil {
 			return nil
 		}

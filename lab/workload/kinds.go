@@ -43,3 +43,6 @@ func New(kind string, config json.RawMessage) (Load, error) {
 	}
 	return load, nil
 }
+
+// AtOnce says whether a load tells what it did at its end only.
+func AtOnce(kind string) bool { return kind == "bulk" || kind == "sysbench" }

@@ -29,6 +29,7 @@ type Daemon struct {
 	Domains []xdr.Domain
 	Pools   []xdr.StoragePool
 	Nets    []xdr.Network
+	Pages   uint64 // huge ones that are free on each node
 
 	mu    sync.Mutex
 	calls []string
@@ -120,6 +121,8 @@ func (d *Daemon) Answer(proc int32, args xdr.Message) (xdr.Message, error) {
 			<cell id='0'><cpus num='2'><cpu id='0'/><cpu id='2'/></cpus></cell>
 			<cell id='1'><cpus num='2'><cpu id='1'/><cpu id='3'/></cpus></cell>
 			<cell id='2'><memory>1</memory></cell></cells></topology></host></capabilities>`}, nil
+	case xdr.ProcNodeGetFreePages:
+		return &xdr.NodeGetFreePagesRet{Counts: []uint64{d.Pages}}, nil
 	case xdr.ProcStoragePoolCreateXML:
 		pool := xdr.StoragePool{Name: nameOf(args.(*xdr.StoragePoolCreateXMLArgs).XML)}
 		d.Pools = append(d.Pools, pool)
