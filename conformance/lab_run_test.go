@@ -2,11 +2,14 @@ package conformance
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,8 +39,28 @@ type labLine struct {
 	Labels struct{ Load, Op, Tile string }
 }
 
+// labKept is what a run of the lab kept, and how it ended.
+type labKept struct {
+	samples, events []labLine
+	status          int
+	said            string
+}
+
+// How a run ends that came to its end.
+const (
+	labAllDone     = 0
+	labSomeSkipped = 4
+	labSomeFailed  = 5
+)
+
 // labRun has the lab run a scenario at the daemon, and gives what it kept.
-func (d *daemon) labRun(t *testing.T, scenario, images string, more ...string) (samples, events []labLine) {
+func (d *daemon) labRun(t *testing.T, scenario, images string, more ...string) labKept {
+	t.Helper()
+	return d.labBegin(t, scenario, images, more...)()
+}
+
+// labBegin begins one; what it gives waits for its end.
+func (d *daemon) labBegin(t *testing.T, scenario, images string, more ...string) (ended func() labKept) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "run")
 	args := append([]string{
@@ -45,11 +68,25 @@ func (d *daemon) labRun(t *testing.T, scenario, images string, more ...string) (
 		"--images", images, "--files", filepath.Join(d.dir, "guests"), "--directory", out,
 	}, more...)
 	ctx, cancel := context.WithTimeout(t.Context(), labPatience)
-	defer cancel()
-	if said, err := d.command(ctx, program(t, "lodge"), args...).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, said)
+	lab := d.command(ctx, program(t, "lodge"), args...)
+	var said bytes.Buffer
+	lab.Stdout, lab.Stderr = &said, &said
+	if err := lab.Start(); err != nil {
+		cancel()
+		t.Fatal(err)
 	}
-	return labLines(t, out+"/samples.ndjson"), labLines(t, out+"/events.ndjson")
+	wait := sync.OnceValue(lab.Wait)
+	t.Cleanup(func() { cancel(); _ = wait() })
+	return func() labKept {
+		t.Helper()
+		err := wait()
+		kept := labKept{status: lab.ProcessState.ExitCode(), said: said.String()}
+		if err != nil && kept.status != labSomeSkipped && kept.status != labSomeFailed {
+			t.Fatalf("%v\n%s", err, kept.said)
+		}
+		kept.samples, kept.events = labLines(t, out+"/samples.ndjson"), labLines(t, out+"/events.ndjson")
+		return kept
+	}
 }
 
 func labLines(t *testing.T, path string) (all []labLine) {
@@ -93,8 +130,8 @@ func TestLabScenarios(t *testing.T) {
 		{scenario: "oltp-hotadd", loads: []string{"orders"}, books: []string{"orders new-order", "orders payment"}, change: "vcpus 2"},
 	} {
 		t.Run(c.scenario, func(t *testing.T) {
-			samples, events := d.labRun(t, c.scenario, images)
-			counted := labCounts(samples)
+			kept := d.labRun(t, c.scenario, images)
+			counted := labCounts(kept.samples)
 			for _, load := range c.loads {
 				if counted.done[load] == 0 {
 					t.Errorf("%s has done nothing", load)
@@ -109,13 +146,17 @@ func TestLabScenarios(t *testing.T) {
 					t.Errorf("%s: the load counts %v and %v that failed, the server %v", book, sent, counted.failed[load], served)
 				}
 			}
-			changed := false
-			for _, e := range events {
+			changed, failed := false, false
+			for _, e := range kept.events {
 				changed = changed || e.Kind == "change" && e.Text == c.change
+				failed = failed || e.Kind == "failed" || e.Kind == "bad" && e.What != "bound"
 				// An operation that fails on a busy machine is counted, and no fault here.
 				if e.Kind == "skipped" || e.Kind == "bad" && e.What == "books" || e.Kind == "failed" && e.What != "load" {
 					t.Errorf("%s %s of %s: %s", e.Kind, e.What, e.Guest, e.Text)
 				}
+			}
+			if want := map[bool]int{false: labAllDone, true: labSomeFailed}[failed]; kept.status != want {
+				t.Errorf("its exit status is %d, and not %d: %s", kept.status, want, kept.said)
 			}
 			if c.change != "" && !changed {
 				t.Errorf("%s is not among the events", c.change)
@@ -192,9 +233,12 @@ func TestLabSaysWhyAGuestDoesNotBoot(t *testing.T) {
 	d := start(t)
 	broken := filepath.Join(d.dir, "images")
 	brokenImage(t, images, broken)
-	samples, events := d.labRun(t, "block-io", broken, "--only", "work=sequential")
+	kept := d.labRun(t, "block-io", broken, "--only", "work=sequential")
+	if kept.status != labSomeFailed || !strings.Contains(kept.said, "cannot mount") {
+		t.Errorf("its exit status is %d: %s", kept.status, kept.said)
+	}
 	said, skipped := "", 0
-	for _, e := range events {
+	for _, e := range kept.events {
 		switch {
 		case e.Kind == "failed" && e.What == "boot":
 			said += e.Text
@@ -205,9 +249,98 @@ func TestLabSaysWhyAGuestDoesNotBoot(t *testing.T) {
 	if !strings.Contains(said, "its console ends: ") || !strings.Contains(said, "cannot mount") || skipped != 1 {
 		t.Errorf("%d loads are left out, and of the boot is said: %s", skipped, said)
 	}
-	for _, s := range samples {
+	for _, s := range kept.samples {
 		if s.Metric == "done" || s.Metric == "rate" {
 			t.Errorf("counted: %+v", s)
+		}
+	}
+}
+
+// dying is a web server and a database, each with clients on the host.
+const dying = `schema: lodge.lab/1
+name: dying
+profiles: {smoke: {users: 2}}
+warmup: 2s
+measure: 30s
+guests:
+  - {role: web, memory: 256MiB, tb_cache: 32MiB, services: [{kind: files}, {kind: nginx}]}
+  - {role: db, memory: 256MiB, tb_cache: 32MiB, services: [{kind: mariadb, config: {buffer: 16}}]}
+load:
+  - {name: pages, kind: web, from: host, to: web, counted: requests, config: {mode: open, rate: 5, address: "${web.address}:80", requests: [{op: page, path: /10k, bytes: 10240}]}}
+  - name: orders
+    kind: oltp
+    from: host
+    to: db
+    prepare: [{kind: oltp-prepare, config: {database: {address: "127.0.0.1:3306", user: lab, password: lab, database: orders}, size: {warehouses: 1, customers: 30, items: 100}}}]
+    config: {users: $users, think: 100ms, database: {address: "${db.address}:3306", user: lab, password: lab, database: orders}, size: {warehouses: 1, customers: 30, items: 100}}
+`
+
+var labAddress = regexp.MustCompile(`lab\.net=[0-9a-f:]+@([0-9.]+)/`)
+
+// TestLabGoesOnWhereAServiceDies ends the database while its clients work: the service
+// that died and the errors that its clients met are told, none of them is throughput,
+// and the web server beside it is measured to the end.
+func TestLabGoesOnWhereAServiceDies(t *testing.T) {
+	needs(t, "dnsmasq", "mariadb")
+	images := labImages(t)
+	d := start(t)
+	scenario := filepath.Join(t.TempDir(), "dying.yaml")
+	if err := os.WriteFile(scenario, []byte(dying), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ended := d.labBegin(t, scenario, images)
+	d.endDatabase(t)
+	kept := ended()
+	var service, clients string
+	for _, e := range kept.events {
+		switch {
+		case e.Kind == "failed" && e.What == "service" && strings.HasSuffix(e.Guest, "-db"):
+			service = e.Text
+		case e.Kind == "failed" && e.What == "load" && strings.HasSuffix(e.Guest, "-db"):
+			clients = e.Text
+		case strings.HasSuffix(e.Guest, "-web"):
+			t.Errorf("of the web server is told: %+v", e)
+		}
+	}
+	if !strings.Contains(service, "mariadb") || !strings.Contains(clients, "orders of tile 1") || kept.status != labSomeFailed {
+		t.Errorf("exit status %d; of the service is told %q, of its clients %q", kept.status, service, clients)
+	}
+	counted := labCounts(kept.samples)
+	pages := "pages requests"
+	if counted.failed["orders"] == 0 || counted.done["pages"] == 0 || counted.failed["pages"] > 0 || counted.sent[pages] != counted.served[pages] || counted.sent[pages] < 100 {
+		t.Errorf("done %v, failed %v, sent %v, served %v", counted.done, counted.failed, counted.sent, counted.served)
+	}
+}
+
+// endDatabase waits until clients of the host work at the database in a guest of the
+// lab's, and has it end itself.
+func (d *daemon) endDatabase(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), labPatience)
+	defer cancel()
+	address := ""
+	ask := func(statement string) string {
+		out, _ := d.command(ctx, "mariadb", "--no-defaults", "--connect-timeout=5", "-h", address, "-u", "lab", "-plab", "-BN", "-e", statement).Output()
+		return strings.TrimSpace(string(out))
+	}
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		for name := range strings.FieldsSeq(d.virsh(t, "list", "--name")) {
+			document, _ := d.try(t, "dumpxml", name)
+			if found := labAddress.FindStringSubmatch(document); strings.HasSuffix(name, "-db") && found != nil {
+				address = found[1]
+			}
+		}
+		// Its own filling came from inside; one is who asks.
+		if address != "" && ask("SELECT COUNT(*) > 1 FROM information_schema.processlist WHERE user = 'lab' AND host LIKE '10.%'") == "1" {
+			ask("SHUTDOWN")
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatal("no client has come to the database")
 		}
 	}
 }

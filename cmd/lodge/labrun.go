@@ -53,7 +53,9 @@ twice tells how much it differs from itself (lodge lab compare).
 
 All that is made is taken away at the end, and settings of the host that a
 scenario changes are put back. A run that was killed goes on with lodge lab
-resume, or is cleaned up after with lodge lab clean.`,
+resume, or is cleaned up after with lodge lab clean.
+
+` + labStatuses,
 		Example: `  lodge lab run tile --profile mini --target lodged=/run/lodge/libvirt-sock
   lodge lab run oltp-migrate --profile mini --target from=/run/a/libvirt-sock --to /run/b/libvirt-sock
   lodge lab run block-io --profile mini --only bus=virtio --target a=/run/lodge/libvirt-sock --target b=qemu:///system`,
@@ -90,7 +92,7 @@ func (r *runFlags) run(c *cobra.Command, name string) (err error) {
 	r.Say = tell(c.ErrOrStderr())
 	err = campaign.Run(c.Context(), r.Options)
 	fmt.Fprintln(c.OutOrStdout(), r.Dir)
-	return err
+	return labEnding(c, r.Dir, err)
 }
 
 // axes reads AXIS=VALUE,VALUE.
@@ -122,10 +124,14 @@ func labResumeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "resume DIRECTORY",
 		Short: "Go on with a run that was stopped or killed",
-		Args:  wants(cobra.ExactArgs(1)),
+		Long: `Go on with a run that was stopped or killed, with the first turn that has not
+ended. What it left is taken away first, as lodge lab clean does.
+
+` + labStatuses,
+		Args: wants(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			r.Dir, r.Say = args[0], tell(c.ErrOrStderr())
-			return campaign.Resume(c.Context(), r.Options)
+			return labEnding(c, r.Dir, campaign.Resume(c.Context(), r.Options))
 		},
 	}
 	r.places(c)
@@ -145,7 +151,9 @@ two runs, B stands beside A.
 
 What measured other work, or on another host, is refused. A difference is a
 finding only if chance hardly makes it, and if it is larger than a tenth and than
-the noise; few repetitions give no verdict. Across hosts there are ratios only.`,
+the noise; few repetitions give no verdict. Across hosts there are ratios only.
+Where there is a verdict on no figure at all the reason is said once, and only the
+main figures are shown, of whole loads; --all shows every one.`,
 		Example: `  lodge lab run block-io --profile mini --repetitions 10 --directory r \
     --target lodged=/run/lodge/libvirt-sock --target again=/run/lodge/libvirt-sock --target libvirtd=qemu:///system
   lodge lab compare r`,
@@ -153,6 +161,7 @@ the noise; few repetitions give no verdict. Across hosts there are ratios only.`
 		RunE: func(c *cobra.Command, dirs []string) error { return pages.Compare(dirs, how, c.OutOrStdout()) },
 	}
 	c.Flags().BoolVar(&how.AcrossHosts, "across-hosts", false, "compare runs of different hosts, too: ratios, and no verdict")
+	c.Flags().BoolVar(&how.All, "all", false, "show every figure, also where there is a verdict on none of them")
 	c.Flags().StringVar(&how.Page, "markdown", "", "`file` of a page into which it is put, between the marks of the scenario's name")
 	return c
 }
@@ -181,7 +190,8 @@ func labCleanCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			var all error
 			for _, dir := range args {
-				all = errors.Join(all, campaign.Clean(c.Context(), dir, r.Files))
+				say := func(text string) { fmt.Fprintln(c.ErrOrStderr(), text) }
+				all = errors.Join(all, campaign.Clean(c.Context(), dir, r.Files, say))
 			}
 			return all
 		},

@@ -50,7 +50,9 @@ Scenarios:
 
 The guests are the command's own, are emulated (no KVM is needed), and are gone
 at the end, also after an interrupt. Other guests are left alone. What a daemon
-does not finish within --patience is recorded as blocked.`,
+does not finish within --patience is recorded as blocked.
+
+` + labStatuses,
 		Example: `  lodge lab storm --target lodged=/run/lodge/libvirt-sock --direct --scenario start --guests 1,16,64
   lodge lab storm --mini --target lodged=/tmp/l/run/libvirt-sock --daemon lodged='lodged --data /tmp/l/data --run /tmp/l/run'
   lodge lab storm --target lodged=/run/lodge/libvirt-sock --step start:64x16,wedge:64 --repeat 5
@@ -85,7 +87,7 @@ func (s *stormFlags) run(c *cobra.Command) error {
 	}
 	run, err := storm.Do(c.Context(), s.Options)
 	if run == nil {
-		return err
+		return labError(c, err)
 	}
 	fmt.Fprint(c.OutOrStdout(), run.Text())
 	if s.values != "" {
@@ -94,7 +96,7 @@ func (s *stormFlags) run(c *cobra.Command) error {
 	if s.html != "" && err == nil {
 		err = stormreport.Show([]string{s.values}, io.Discard, stormreport.Output{HTML: s.html})
 	}
-	return err
+	return stormEnding(c, run, err)
 }
 
 // complete makes options of the flags.

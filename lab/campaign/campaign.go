@@ -232,7 +232,8 @@ func Resume(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := Clean(ctx, o.Dir, o.Files); err != nil {
+	var changed []string
+	if err := Clean(ctx, o.Dir, o.Files, func(text string) { changed = append(changed, text) }); err != nil {
 		return err
 	}
 	s, err := scenario.Parse([]byte(header.Scenario.Text))
@@ -268,6 +269,13 @@ func Resume(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	for _, text := range changed {
+		err = errors.Join(err, w.Event(record.Event{Time: time.Now(), Kind: record.Bad, What: "tuning", Text: text}))
+	}
+	if err != nil {
+		w.Close()
+		return err
+	}
 	return do(ctx, w, s, plan, places(targets, to, i, o.Files), i, o.Say)
 }
 
@@ -279,8 +287,9 @@ func addresses(targets []record.Target) (all []storm.Target) {
 }
 
 // Clean takes away what a run that does not run any more has left: guests, pools
-// and networks at its daemons, files, settings of this host.
-func Clean(ctx context.Context, dir, files string) error {
+// and networks at its daemons, files, settings of this host. Settings that somebody
+// else has changed meanwhile are left, and said.
+func Clean(ctx context.Context, dir, files string, say func(string)) error {
 	header, err := record.Peek(dir)
 	if err != nil {
 		return err
@@ -294,12 +303,15 @@ func Clean(ctx context.Context, dir, files string) error {
 		return nil
 	}
 	// A run that still goes has the record, and its guests are not ours to take.
-	w, err := record.Resume(dir)
+	release, err := record.Hold(dir)
 	if err != nil {
 		return err
 	}
-	w.Close()
-	_, failed := journal.Restore(tuning.Host{Root: "/"})
+	defer release()
+	changed, failed := journal.Restore(tuning.Host{Root: "/"})
+	for _, text := range changed {
+		say(text)
+	}
 	for _, described := range targets {
 		t, err := target.Connect(ctx, described.Name, described.URI)
 		if err == nil {

@@ -201,22 +201,61 @@ func TestCleanTakesBackWhatAKilledRunHasLeft(t *testing.T) {
 	if found, err := List(filepath.Dir(o.Dir)); err != nil || len(found) != 1 || !found[0].Left {
 		t.Errorf("found %+v, %v", found, err)
 	}
-	if err := Clean(t.Context(), o.Dir, o.Files); err != nil {
+	if err := Clean(t.Context(), o.Dir, o.Files, unsaid(t)); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := os.ReadDir(o.Files); len(left) > 0 || !slices.Equal(d.Left(), []string{"domain mine"}) {
 		t.Errorf("left: %v, %v", left, d.Left())
 	}
 	calls := len(d.Calls())
-	if err := Clean(t.Context(), o.Dir, o.Files); err != nil || len(d.Calls()) != calls {
+	if err := Clean(t.Context(), o.Dir, o.Files, unsaid(t)); err != nil || len(d.Calls()) != calls {
 		t.Errorf("cleaned again: %v, %v", err, d.Calls()[calls:])
+	}
+}
+
+// unsaid fails for settings that are left: the run has changed none.
+func unsaid(t *testing.T) func(string) {
+	return func(text string) { t.Errorf("told: %s", text) }
+}
+
+// A run that was done and could not take everything back is cleaned up after, too.
+func TestCleanTakesBackWhatACompleteRunHasLeft(t *testing.T) {
+	d := leavings()
+	o := options(t, at(t, "a", d))
+	killed(t, o)
+	w, err := record.Resume(o.Dir)
+	if err == nil {
+		err = w.Seal(record.Complete)
+	}
+	if err == nil {
+		err = Clean(t.Context(), o.Dir, o.Files, unsaid(t))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := load(t, o.Dir); r.Outcome != record.Complete || !slices.Equal(d.Left(), []string{"domain mine"}) {
+		t.Errorf("%s, left %v", r.Outcome, d.Left())
+	}
+}
+
+func TestARunThatGoesOnIsNotCleaned(t *testing.T) {
+	d := leavings()
+	o := options(t, at(t, "a", d))
+	killed(t, o)
+	w, err := record.Resume(o.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := Clean(t.Context(), o.Dir, o.Files, unsaid(t)); !fault.Is(err, fault.Busy) || len(d.Left()) != 4 {
+		t.Errorf("%v, left %v", err, d.Left())
 	}
 }
 
 func TestWhatCannotBeCleanedIsKeptForTheNextTime(t *testing.T) {
 	o := options(t, storm.Target{Name: "a", Address: filepath.Join(t.TempDir(), "nobody")})
 	killed(t, o)
-	if err := Clean(t.Context(), o.Dir, o.Files); err == nil || !strings.Contains(err.Error(), "cannot take away all that lab-x has left") {
+	if err := Clean(t.Context(), o.Dir, o.Files, unsaid(t)); err == nil || !strings.Contains(err.Error(), "cannot take away all that lab-x has left") {
 		t.Errorf("got %v", err)
 	}
 	journal, err := experiment.OpenJournal(o.Dir)

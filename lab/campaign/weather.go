@@ -12,8 +12,11 @@ import (
 	"github.com/lodge-kvm/lodge/lab/storm"
 )
 
-// weather runs a storm, whose values have a form of their own: storm.ndjson.gz in
-// the run's directory, with the scenario beside it.
+// StormValues is the file in its directory that has the values of a storm, which have
+// a form of their own.
+const StormValues = "storm.ndjson.gz"
+
+// weather runs a storm, and puts the scenario beside its values.
 func weather(ctx context.Context, o Options, s *scenario.Scenario, w *scenario.Storm) error {
 	plan, err := storm.Plan(w.Scenarios, w.Guests, w.Disks)
 	if err != nil {
@@ -22,7 +25,7 @@ func weather(ctx context.Context, o Options, s *scenario.Scenario, w *scenario.S
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the run's directory")
 	}
-	path := filepath.Join(o.Dir, "storm.ndjson.gz")
+	path := filepath.Join(o.Dir, StormValues)
 	if _, err := os.Stat(path); err == nil {
 		return fault.New(fault.Exists, fault.Host, "%s holds a run already: name another directory", o.Dir)
 	}
