@@ -3,6 +3,7 @@ package chamber
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -30,18 +31,34 @@ func (l Limits) lower() error {
 	return nil
 }
 
-// apply bounds a process that has just been started and runs as the user. The
-// thread becomes that user for it, since the kernel lets a process be bounded by
-// its own user without any privilege; it is of no other use afterwards.
+// apply bounds a process that has just been started and runs as the user. A daemon that
+// may not do that to others becomes that user for it, by the thread's real number, since
+// the kernel lets a process be bounded by its own user without any privilege.
 func (l Limits) apply(pid int, u User) error {
-	gid, uid := uintptr(u.GID), uintptr(u.UID)
-	// Not by package syscall, which changes all threads.
-	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, gid, gid, gid); errno != 0 {
+	err := l.bound(pid)
+	if !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	// Whose real or saved number a thread has may signal it, and a signal to a thread is
+	// one to the whole daemon: it has them no longer than it takes.
+	uid, gid := uint32(os.Getuid()), uint32(os.Getgid())
+	return errors.Join(setReal(u.UID, u.GID), l.bound(pid), setReal(uid, gid))
+}
+
+// setReal sets the thread's real user and group. Not by package syscall, which changes
+// all threads.
+func setReal(uid, gid uint32) error {
+	const asItIs = ^uintptr(0)
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(gid), asItIs, asItIs); errno != 0 {
 		return errno
 	}
-	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), asItIs, asItIs); errno != 0 {
 		return errno
 	}
+	return nil
+}
+
+func (l Limits) bound(pid int) error {
 	bounds := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: l.Locked}
 	for which, most := range map[int]uint64{
 		unix.RLIMIT_NPROC: l.Threads, unix.RLIMIT_AS: l.Memory, unix.RLIMIT_FSIZE: l.File, unix.RLIMIT_CPU: l.Seconds,

@@ -23,14 +23,15 @@ type Users struct {
 
 	mu    sync.Mutex
 	next  uint32
+	own   uint32            // is the daemon's, and nothing ever runs as it (see end); 0: none is yet
 	taken map[uint32]string // by what
 }
 
 // NewUsers gives out the numbers from first to last.
 func NewUsers(first, last uint32) (*Users, error) {
 	const nobody = 65535
-	if first <= nobody || last < first || last == ^uint32(0) {
-		return nil, fault.New(fault.Invalid, fault.Host, "%d-%d is no range of user numbers above %d", first, last, nobody)
+	if first <= nobody || last <= first || last == ^uint32(0) {
+		return nil, fault.New(fault.Invalid, fault.Host, "%d-%d is no range of two or more user numbers above %d", first, last, nobody)
 	}
 	return &Users{first: first, last: last, next: first, taken: map[uint32]string{}}, nil
 }
@@ -66,6 +67,7 @@ func DefaultUsers(instance uint32) string {
 func (u *Users) Take(by string) (User, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.reserve()
 	for range uint64(u.last-u.first) + 1 {
 		id := u.next
 		if u.next++; u.next > u.last {
@@ -79,30 +81,49 @@ func (u *Users) Take(by string) (User, error) {
 	return User{}, fault.New(fault.NoCapacity, fault.Host, "all user numbers from %d to %d are in use; give the daemon more of them", u.first, u.last)
 }
 
-// Hold notes that a number is taken already.
-func (u *Users) Hold(id uint32, by string) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.taken[id] = by
+// reserve gives the daemon a number, the last one that is free. The lock is held.
+func (u *Users) reserve() {
+	for id := u.last; u.own == 0 && id >= u.first; id-- {
+		if _, taken := u.taken[id]; !taken {
+			u.own, u.taken[id] = id, "the daemon"
+		}
+	}
 }
 
-// Release gives a number back: nothing runs as it, and nothing belongs to it.
-func (u *Users) Release(id uint32) {
+// Has says whether a number is one of those that are given out.
+func (u *Users) Has(id uint32) bool { return id >= u.first && id <= u.last }
+
+// Free ends whatever still runs as a user and gives the number back: whoever has it
+// next must not meet what the last one has left. Users of other numbers have processes
+// of others, and are let be.
+func (u *Users) Free(of User) error {
+	if !u.Has(of.UID) {
+		return nil
+	}
+	u.mu.Lock()
+	u.reserve()
+	own := u.own
+	u.mu.Unlock()
+	if err := end(of.UID, own); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot end what user %d has left; the number is not used again", of.UID)
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	delete(u.taken, id)
+	delete(u.taken, of.UID)
+	return nil
 }
 
-// End ends every process that runs as the user, who must be one that nothing else
-// runs as.
-func (u User) End() error {
-	if u.UID == 0 {
-		return fault.New(fault.Internal, fault.Host, "the processes of root are not to be ended")
+// end ends every process that runs as the user, on a thread that may signal those and
+// nobody else. They may in turn signal whom they share a real or saved number with, and
+// a signal to a thread is one to the whole daemon: of these the thread has the daemon's
+// own, which nothing runs as.
+func end(id, own uint32) error {
+	if own == 0 {
+		return fault.New(fault.NoCapacity, fault.Host, "all user numbers are in use, and the daemon has none of its own to do it with")
 	}
 	return apart(func() (<-chan struct{}, error) {
 		// Not by package syscall, which changes all threads.
-		uid := uintptr(u.UID)
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(own), uintptr(id), uintptr(own)); errno != 0 {
 			return nil, errno
 		}
 		err := unix.Kill(-1, unix.SIGKILL) // all that this user may signal

@@ -64,7 +64,11 @@ func (l *launching) takeUser(context.Context) error {
 func (r *Registry) userOf(def *domain.Definition) (chamber.User, error) {
 	for _, label := range def.SecLabels {
 		if label.Model == dac && label.Type == "static" {
-			return parseUser(label.Label)
+			u, err := parseUser(label.Label)
+			if err == nil && r.Quarters.Users.Has(u.UID) {
+				err = fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: user %d is one of those that guests are given one by one", label.Label, u.UID)
+			}
+			return u, err
 		}
 	}
 	return r.Quarters.Users.Take(def.UUID)
@@ -111,10 +115,10 @@ func (r *Registry) surveyUsers() error {
 // holdUser gives the guest's user back when all else has been: see rehold, too.
 func (r *Registry) holdUser(run *run) {
 	run.hold("user", func(context.Context) error {
-		if run.User != nil && r.Quarters != nil {
-			r.Quarters.Users.Release(run.User.UID)
+		if run.User == nil || r.Quarters == nil {
+			return nil
 		}
-		return nil
+		return r.Quarters.Users.Free(*run.User)
 	})
 }
 

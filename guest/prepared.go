@@ -160,7 +160,7 @@ func (p *prepared) end(ctx context.Context) error {
 		return err // the user's number is not used again while anything of it may be left
 	}
 	if p.user != nil {
-		p.reg.Quarters.Users.Release(p.user.UID)
+		return p.reg.Quarters.Users.Free(*p.user)
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -210,5 +211,11 @@ func stopTPMs(_ context.Context, run *run) error {
 	if err := unix.PidfdSendSignal(process, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}
+	// What still runs as the guest's user when the number is given back is killed: it
+	// gets the time to write down what it has.
+	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}, int(tpmPatience/time.Millisecond))
 	return nil
 }
+
+// tpmPatience is how long a TPM emulator that was told to end is waited for.
+const tpmPatience = 2 * time.Second

@@ -71,10 +71,8 @@ func (t *Tool) user(files []*os.File) (u chamber.User, release func(), err error
 	}
 	u, err = t.quarters.Users.Take("qemu-img")
 	return u, func() {
-		if err := u.End(); err != nil { // nothing that it left behind may meet who has the number next
-			t.log.Error("cannot end what qemu-img left", "user", u.UID, "error", err)
-			return
+		if err := t.quarters.Users.Free(u); err != nil {
+			t.log.Error("qemu-img has left something running", "error", err)
 		}
-		t.quarters.Users.Release(u.UID)
 	}, err
 }

@@ -51,6 +51,7 @@ cat /etc/shadow >/dev/null 2>&1 && say can read the passwords
 (echo x >/usr/lodge-escape) 2>/dev/null && say can write to programs
 (echo x >/lodge-escape) 2>/dev/null && say can fill the memory
 kill -0 %d 2>/dev/null && say can signal the daemon
+i=%d; while [ $i -lt $$ ]; do kill -0 $i 2>/dev/null && say can signal the daemon by its thread $i; i=$((i+1)); done
 ls /proc/%d >/dev/null 2>&1 && say can see the daemon
 ls /proc/1/root/ >/dev/null 2>&1 && say can see the host
 ls /proc/sys >/dev/null 2>&1 && say can see settings of the kernel
@@ -58,7 +59,7 @@ mkdir /tmp/x 2>/dev/null && mount -t tmpfs x /tmp/x 2>/dev/null && say can mount
 say end
 (head -c 3000000 /dev/zero >>/proc/self/fd/3) 2>/dev/null
 exit 0
-`, victim, os.Getpid(), os.Getpid()))
+`, victim, os.Getpid(), os.Getpid(), os.Getpid()))
 	if err := tool.run(t.Context(), bounds{file: 1 << 20}, []*os.File{image}, nil); err != nil {
 		t.Fatal(err)
 	}

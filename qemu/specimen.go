@@ -46,11 +46,7 @@ func (of subject) place() (c *chamber.Chamber, release func(), err error) {
 	if _, err := os.Stat("/dev/kvm"); err == nil {
 		c.Devices = []string{"/dev/kvm"}
 	}
-	return c, func() {
-		if u.End() == nil {
-			of.quarters.Users.Release(u.UID)
-		}
-	}, nil
+	return c, func() { _ = of.quarters.Users.Free(u) }, nil // what cannot be ended keeps its number
 }
 
 // startSpecimen runs a binary with its monitor on descriptor 3 and files from
