@@ -53,18 +53,8 @@ type Session struct {
 	turn chan struct{} // holds the token of whose turn it is
 }
 
-// Dial connects to the agent's channel at a socket path. Whether an agent is
-// there shows only when it is asked something.
-func Dial(ctx context.Context, path string) (*Session, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Agent, "cannot reach the guest agent's channel")
-	}
-	return New(conn), nil
-}
-
-// New makes a session of a connection, which it owns from here on.
+// New makes a session of a connection to the agent's channel, which it owns from here on.
+// Whether an agent is there shows only when it is asked something.
 func New(conn net.Conn) *Session {
 	return &Session{conn: conn, in: newReader(conn), turn: make(chan struct{}, 1)}
 }

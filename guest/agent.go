@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -29,11 +30,17 @@ type agentLine struct {
 }
 
 // open gives the session, dialling when there is none.
-func (l *agentLine) open(ctx context.Context, path string) (*agent.Session, error) {
+func (l *agentLine) open(ctx context.Context, path string, dial func(context.Context, string) (net.Conn, error)) (*agent.Session, error) {
 	if s := l.keep(nil); s != nil {
 		return s, nil
 	}
-	s, err := mount.Do(ctx, path, func() (*agent.Session, error) { return agent.Dial(ctx, path) }, (*agent.Session).Close)
+	s, err := mount.Do(ctx, path, func() (*agent.Session, error) {
+		conn, err := dial(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		return agent.New(conn), nil
+	}, (*agent.Session).Close)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Unresponsive, fault.Agent, "cannot reach the channel of the guest agent")
 	}
@@ -104,7 +111,7 @@ func (r *run) withAgent(ctx context.Context, def *domain.Definition, do func(*ag
 	if err != nil {
 		return err
 	}
-	s, err := r.agent.open(ctx, c.Backend.Path)
+	s, err := r.agent.open(ctx, c.Backend.Path, r.dial)
 	if err != nil {
 		return err
 	}

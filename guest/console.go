@@ -3,9 +3,11 @@ package guest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount"
+	"github.com/lodge-kvm/lodge/socket"
 )
 
 // ConsoleOptions say how a console is shared.
@@ -49,7 +52,7 @@ func (g *Guest) openChar(ctx context.Context, name string, o ConsoleOptions, of 
 	if c == nil {
 		return nil, fault.New(fault.NotFound, fault.Device, "cannot find console device '%s'", name)
 	}
-	return r.consoles.open(ctx, c, o)
+	return r.consoles.open(ctx, c, o, r.openBackend)
 }
 
 // pickChar finds a character device by alias or name, or the first one.
@@ -93,7 +96,9 @@ type session struct {
 // sessionQueue bounds the pieces of output that wait for a slow client.
 const sessionQueue = 256
 
-func (cs *consoles) open(ctx context.Context, c *device.Char, o ConsoleOptions) (io.ReadWriteCloser, error) {
+func (cs *consoles) open(
+	ctx context.Context, c *device.Char, o ConsoleOptions, openBackend func(context.Context, *device.Char) (io.ReadWriteCloser, error),
+) (io.ReadWriteCloser, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	con := cs.byAlias[c.Alias]
@@ -243,23 +248,68 @@ func (s *session) finish() {
 }
 
 // openBackend opens the host's end of a character device.
-func openBackend(ctx context.Context, c *device.Char) (io.ReadWriteCloser, error) {
+func (r *run) openBackend(ctx context.Context, c *device.Char) (io.ReadWriteCloser, error) {
 	b := c.Backend
+	open := func(do func() (io.ReadWriteCloser, error)) (io.ReadWriteCloser, error) {
+		return mount.Do(ctx, b.Path, do, func(b io.ReadWriteCloser) { _ = b.Close() })
+	}
 	switch {
-	case (b.Type == "pty" || b.Type == "dev") && b.Path != "":
-		return mount.Do(ctx, b.Path, func() (io.ReadWriteCloser, error) { return openTTY(b.Path) }, closeBackend)
+	case b.Type == "pty" && b.Path != "":
+		return open(func() (io.ReadWriteCloser, error) { return r.openPTY(b.Path) })
+	case b.Type == "dev" && b.Path != "":
+		return open(func() (io.ReadWriteCloser, error) { return openTTY(b.Path) })
 	case b.Type == "unix" && b.Mode != "connect" && b.Path != "":
-		return mount.Do(ctx, b.Path, func() (io.ReadWriteCloser, error) {
-			conn, err := new(net.Dialer).DialContext(ctx, "unix", b.Path)
-			return conn, fault.Wrap(err, fault.Failed, fault.Device, "cannot open %s %s", c.Role, c.Alias)
-		}, closeBackend)
+		return open(func() (io.ReadWriteCloser, error) {
+			conn, err := r.dial(ctx, b.Path)
+			return conn, fault.Wrap(err, fault.Of(err), fault.Device, "cannot open %s %s", c.Role, c.Alias)
+		})
 	}
 	return nil, fault.New(fault.Unsupported, fault.Device, "character device %s is not using a PTY or a UNIX socket", c.Alias)
 }
 
-func closeBackend(b io.ReadWriteCloser) { _ = b.Close() }
+// dial connects to a socket of the guest's. Those in QEMU's own directory may have become
+// links to anybody's, to whom the daemon is root: only QEMU's user is believed there.
+func (r *run) dial(ctx context.Context, path string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Device, "cannot connect to %s", path)
+	}
+	if r.User == nil || filepath.Dir(path) != r.ownPath() {
+		return conn, nil
+	}
+	if peer := socket.PeerOf(conn); peer.Unknown != nil || peer.UID != r.User.UID {
+		_ = conn.Close()
+		return nil, fault.New(fault.Denied, fault.Device, "%s leads to a socket that is not the guest's: its QEMU has put something else in its place", path)
+	}
+	return conn, nil
+}
 
-// openTTY opens a pty without making it the daemon's terminal, in the mode
+// ptyMajors are the device numbers of the host's ends of pseudo-terminals: the first, and
+// the one behind the last.
+const firstPTYMajor, endPTYMajor = 136, 144
+
+// openPTY opens the pty of a character device. Which one that is QEMU has said, and is
+// not believed: it has to be one that QEMU's user has made, and not another terminal, or
+// a device that does something when it is opened.
+func (r *run) openPTY(path string) (io.ReadWriteCloser, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Device, "cannot open %s", path)
+	}
+	defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Device, "cannot open %s", path)
+	}
+	major := unix.Major(st.Rdev)
+	isPTY := st.Mode&unix.S_IFMT == unix.S_IFCHR && major >= firstPTYMajor && major < endPTYMajor
+	if !isPTY || r.User != nil && st.Uid != r.User.UID {
+		return nil, fault.New(fault.Denied, fault.Device, "%s is no pseudo-terminal of this guest's, as its QEMU says", path)
+	}
+	return openTTY(fmt.Sprintf("/proc/self/fd/%d", fd))
+}
+
+// openTTY opens a terminal without making it the daemon's own, in the mode
 // that lets Close end a Read.
 func openTTY(path string) (io.ReadWriteCloser, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

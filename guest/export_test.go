@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
@@ -47,3 +48,11 @@ func (r *Registry) CutLogs() { r.cutLogs() }
 
 // LogPath is where a guest's log lies.
 func (r *Registry) LogPath(name string) string { return filepath.Join(r.logDir(), name+".log") }
+
+// SetPTY has the guest's first serial port lie where QEMU might say that it does.
+func (g *Guest) SetPTY(path string) error {
+	return g.change(context.Background(), "", func() error {
+		g.setActive(func(d *domain.Definition) { d.Devices.Serials[0].Backend.Path = path })
+		return nil
+	})
+}

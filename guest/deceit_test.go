@@ -1,0 +1,111 @@
+package guest_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+)
+
+// userOf gives who a guest's QEMU runs as.
+func userOf(t *testing.T, g *guest.Guest) uint32 {
+	t.Helper()
+	var own unix.Stat_t
+	ok(t, unix.Stat(filepath.Join(g.RunDir(), "own"), &own))
+	return own.Uid
+}
+
+// A QEMU that its guest has taken over names terminals that are not its guest's, and puts
+// links in the place of its sockets: the daemon, who may open anything, opens neither for
+// whoever wants to see the guest's console.
+func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.define(small("deceiver",
+		"<channel type='unix'><target type='virtio' name='org.test.0'/></channel><channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	for name, open := range map[string]func() error{
+		"console": func() error {
+			c, err := g.OpenConsole(d.ctx(), "", guest.ConsoleOptions{})
+			if err == nil {
+				err = c.Close()
+			}
+			return err
+		},
+		"channel": func() error {
+			c, err := g.OpenChannel(d.ctx(), "org.test.0", guest.ConsoleOptions{})
+			if err == nil {
+				err = c.Close()
+			}
+			return err
+		},
+	} {
+		if err := open(); err != nil {
+			t.Fatalf("the %s of a QEMU that is honest: %v", name, err)
+		}
+	}
+
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	ok(t, err)
+	defer terminal.Close()
+	ok(t, unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCSPTLCK, 0))
+	number, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPTN)
+	ok(t, err)
+	for _, path := range []string{fmt.Sprintf("/dev/pts/%d", number), "/dev/null", "/proc/self/fd/0"} {
+		ok(t, g.SetPTY(path))
+		c, err := g.OpenConsole(d.ctx(), "", guest.ConsoleOptions{})
+		if err == nil {
+			_ = c.Close()
+		}
+		refused(t, err, fault.Denied, path)
+	}
+
+	socket := filepath.Join(d.dir, "of-others.sock")
+	others, err := new(net.ListenConfig).Listen(d.ctx(), "unix", socket)
+	ok(t, err)
+	defer others.Close()
+	for _, c := range g.View().Active.Devices.Channels {
+		ok(t, os.Remove(c.Backend.Path))
+		ok(t, os.Symlink(socket, c.Backend.Path))
+		channel, err := g.OpenChannel(d.ctx(), c.Name, guest.ConsoleOptions{})
+		if err == nil {
+			_ = channel.Close()
+		}
+		refused(t, err, fault.Denied, c.Backend.Path)
+	}
+}
+
+// What a guest leaves running outside of its control group ends with it: the next guest
+// that runs as the same user would be in its hands.
+func TestNothingRunsAsTheUserOfAGuestThatEnded(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.define(small("parent"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	id := userOf(t, g)
+	left := exec.CommandContext(t.Context(), "sleep", "600")
+	left.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
+	ok(t, left.Start())
+	ok(t, g.Destroy(d.ctx(), false))
+	if err := left.Wait(); err == nil || t.Context().Err() != nil {
+		t.Errorf("it ended by itself: %v", err)
+	}
+}
+
+// A guest that is to run as one of the users that others are given is refused.
+func TestNoGuestRunsAsAnotherOnesUser(t *testing.T) {
+	d := newDaemonOf(t, true)
+	first := d.define(small("first"))
+	ok(t, first.Start(d.ctx(), guest.StartOptions{}))
+	id := userOf(t, first)
+	doc := small("second")
+	label := fmt.Sprintf("<seclabel type='static' model='dac' relabel='no'><label>+%d:+%d</label></seclabel></domain>", id, id)
+	second := d.define(doc[:len(doc)-len("</domain>")] + label)
+	refused(t, second.Start(d.ctx(), guest.StartOptions{}), fault.Invalid, fmt.Sprint(id))
+}
