@@ -33,11 +33,11 @@ func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error)
 	case "pool":
 		return Object{Kind: Pool, Name: root.Child("name").Text()}, g.pool(w, root)
 	case "volume":
-		return on, walker{rules.placesFor(g, w, verb, on)}.walk(root.Child("backingStore"))
+		return on, walker{rules.placesFor(g, w, verb, on)}.walk(root, root.Child("backingStore"))
 	}
 	places := rules.placesFor(g, w, verb, on)
 	places.known = g.named(on)
-	return on, walker{places}.walk(root)
+	return on, walker{places}.walk(nil, root)
 }
 
 // domain checks a whole definition, as it is understood and not as it is written.
@@ -69,7 +69,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 	if err != nil {
 		return wanted, err
 	}
-	return wanted, walker{places}.walk(root)
+	return wanted, walker{places}.walk(nil, root)
 }
 
 func understood(def *domain.Definition) (*markup.Element, error) {
@@ -81,17 +81,17 @@ func understood(def *domain.Definition) (*markup.Element, error) {
 }
 
 // named gives what a guest's definitions name now.
-func (g *Gate) named(o Object) []string {
+func (g *Gate) named(o Object) []use {
 	if o.Kind != Guest || o.member.View == nil {
 		return nil
 	}
-	var found []string
+	var found []use
 	for _, def := range []*domain.Definition{o.member.View.Active, o.member.View.Inactive} {
 		if def == nil {
 			continue
 		}
 		if root, err := understood(def); err == nil { // else nothing is known, and so nothing allowed
-			found = append(found, paths(root)...)
+			found = append(found, uses(nil, root)...)
 		}
 	}
 	return found
@@ -109,10 +109,24 @@ func (g *Gate) network(w Who, root *markup.Element) error {
 		}
 	}
 	if there, err := g.Networks.ByUUID(strings.ToLower(root.Child("uuid").Text())); err == nil {
-		return g.Check(w, Networks, Object{Kind: Network, Name: there.Name()})
+		if err := g.Check(w, Networks, Object{Kind: Network, Name: there.Name()}); err != nil {
+			return err
+		}
+	}
+	if mode := root.Child("forward").Attr("mode"); slices.Contains(linked, mode) {
+		return g.beyond(w, Networks, "the host's links (forward mode '"+mode+"')")
+	}
+	places := g.rules.Load().placesFor(g, w, Networks, Object{Kind: Network, Name: root.Child("name").Text()})
+	for _, ip := range root.Elements("ip") {
+		if served := ip.Child("tftp").Attr("root"); served != "" && !places.lies(served) {
+			return places.refuse(served)
+		}
 	}
 	return nil
 }
+
+// linked are the modes in which guests are on links of the host itself.
+var linked = []string{"bridge", "private", "vepa", "passthrough", "hostdev"}
 
 // pool checks a definition of a pool: whoever makes one may read and write what
 // lies in it.
@@ -136,10 +150,10 @@ func (g *Gate) pool(w Who, root *markup.Element) error {
 	if root.Attr("type") != "dir" {
 		return g.beyond(w, Pools, "a pool of type "+root.Attr("type"))
 	}
-	if target := strings.TrimSpace(root.Child("target").Child("path").Text()); !places.holds(target) && !slices.Contains(places.Where, target) {
+	if target := strings.TrimSpace(root.Child("target").Child("path").Text()); !places.lies(target) && !slices.Contains(places.Where, target) {
 		return places.refuse(target)
 	}
-	return walker{places}.walk(root.Child("source"))
+	return walker{places}.walk(root, root.Child("source"))
 }
 
 // beyond checks that the client may do something wherever and whatever it is.
@@ -155,7 +169,7 @@ type places struct {
 	Places
 	who   Who
 	pools []string // globs
-	known []string
+	known []use
 	// joins says whether the client may see a network, and so join it.
 	joins func(network string) bool
 }
@@ -192,19 +206,21 @@ func (g *Gate) folders(where []string) []string {
 	return found
 }
 
-// stock are the programs and the firmware of the host, which every guest may use.
-var stock = []string{"/usr/bin/qemu-system-*", "/usr/share/OVMF/*", "/usr/share/qemu/*", "/usr/share/seabios/*", "/usr/share/edk2/*", "/dev/urandom", "/dev/random", "/dev/hwrng"}
-
-// holds says whether a path lies in one of the places.
-func (p *places) holds(path string) bool {
-	if p.Anywhere || slices.Contains(p.known, path) {
+// lies says whether a path lies in one of the places.
+func (p *places) lies(path string) bool {
+	if p.Anywhere {
 		return true
 	}
 	if filepath.Clean(path) != path || !filepath.IsAbs(path) {
 		return false
 	}
-	return slices.ContainsFunc(p.Where, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") }) ||
-		slices.ContainsFunc(stock, func(glob string) bool { return fleet.Matches(glob, path) })
+	return slices.ContainsFunc(p.Where, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") })
+}
+
+// holds says whether a use of a path is allowed: where it lies, because the guest uses
+// it so already, or because every guest may read it.
+func (p *places) holds(u use) bool {
+	return p.lies(u.path) || slices.Contains(p.known, u) || u.stock()
 }
 
 // refuse says why something is not allowed.
@@ -218,14 +234,15 @@ func (p *places) refuse(what string) error {
 	return fault.New(fault.Denied, fault.Call, "%s may not use %s: files have to lie in %s", p.who, what, strings.Join(p.Where, ", "))
 }
 
-// Path checks a path that a call names by itself.
-func (g *Gate) Path(w Who, verb Verb, on Object, path string) error {
+// Path checks a path that a call names by itself: a disk of the guest, or a file that
+// the call writes, which has to lie in the places.
+func (g *Gate) Path(w Who, verb Verb, on Object, path string, writes bool) error {
 	rules := g.rules.Load()
 	if rules == nil || w.Trusted() {
 		return nil
 	}
 	p := rules.placesFor(g, w, verb, on)
-	if p.known = g.named(on); p.holds(path) {
+	if p.lies(path) || !writes && slices.ContainsFunc(g.named(on), func(u use) bool { return u.path == path && u.ofDisk() }) {
 		return nil
 	}
 	return p.refuse(path)
@@ -246,7 +263,8 @@ var (
 	peacefulDisks = []string{"", "file", "block", "volume"}
 )
 
-func (w walker) walk(e *markup.Element) error {
+// walk checks an element, which is in another or in none, and all that is in it.
+func (w walker) walk(in, e *markup.Element) error {
 	switch {
 	case w.Anywhere || e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title":
 		return nil
@@ -256,13 +274,13 @@ func (w walker) walk(e *markup.Element) error {
 	if err := w.kind(e); err != nil {
 		return err
 	}
-	for _, text := range own(e) {
-		if strings.HasPrefix(text, "/") && !w.holds(text) {
-			return w.refuse(text)
+	for _, u := range own(in, e) {
+		if !w.holds(u) {
+			return w.refuse(u.path)
 		}
 	}
 	for _, child := range e.Elements() {
-		if err := w.walk(child); err != nil {
+		if err := w.walk(e, child); err != nil {
 			return err
 		}
 	}
@@ -275,17 +293,12 @@ func (w walker) kind(e *markup.Element) error {
 	switch e.Name {
 	case "disk", "backingStore", "mirror":
 		allowed = peacefulDisks
-		for _, name := range []string{"file", "dev", "dir"} {
-			if path := e.Child("source").Attr(name); path != "" && !w.holds(path) {
-				return w.refuse(path)
-			}
-		}
 		if pool := e.Child("source").Attr("pool"); pool != "" {
 			return w.volume(pool)
 		}
 	case "interface":
 		allowed = peacefulNICs
-		if network := joined(e); network != "" && !w.joins(network) && !slices.Contains(w.known, ofNetwork+network) {
+		if network := joined(e); network != "" && !w.joins(network) && !slices.Contains(w.known, use{joins, network}) {
 			return w.refuse("network '" + network + "'")
 		}
 	case "serial", "parallel", "console", "channel", "smartcard", "redirdev", "rng":
@@ -310,46 +323,10 @@ func (w walker) volume(pool string) error {
 	return w.refuse("pool '" + pool + "'")
 }
 
-// own are the values that an element itself has. Where a device shows inside its
-// guest is no place of the host.
-func own(e *markup.Element) []string {
-	if e.Name == "target" || e.Name == "cmdline" {
-		return nil
-	}
-	found := []string{strings.TrimSpace(e.Text())}
-	for _, a := range e.Attrs {
-		found = append(found, a.Value)
-	}
-	return found
-}
-
-// ofNetwork marks a network among what a definition names.
-const ofNetwork = "network:"
-
 // joined is the network that an interface is on; empty: none.
 func joined(e *markup.Element) string {
 	if e.Name != "interface" {
 		return ""
 	}
 	return e.Child("source").Attr("network")
-}
-
-// paths are all that a document names, where it lies.
-func paths(e *markup.Element) []string {
-	if e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
-		return nil
-	}
-	var found []string
-	for _, text := range own(e) {
-		if strings.HasPrefix(text, "/") {
-			found = append(found, text)
-		}
-	}
-	if network := joined(e); network != "" {
-		found = append(found, ofNetwork+network)
-	}
-	for _, child := range e.Elements() {
-		found = append(found, paths(child)...)
-	}
-	return found
 }

@@ -127,6 +127,12 @@ func TestRulesHoldClients(t *testing.T) {
 	contains(t, "the refusal", d.mayNot(t, operator, "net-dumpxml", "default"), "access denied")
 	contains(t, "the refusal", d.mayNot(t, stranger, "list"), "authentication failed", "user 4244")
 	d.may(t, operator, "resume", "web-1")
+	// Whoever may start a guest starts it with the disks that it has from others.
+	disk := d.raw(t, filepath.Join(d.dir, "web.raw"))
+	d.define(t, shape{name: "web-2", devices: "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='" + disk + "'/><target dev='vda' bus='virtio'/></disk>"})
+	d.may(t, operator, "start", "--paused", "web-2")
+	d.virsh(t, "destroy", "web-2")
+	d.virsh(t, "undefine", "web-2")
 
 	t.Run("the API", func(t *testing.T) { d.heldByAPI(t) })
 	t.Run("what is open", func(t *testing.T) { d.endsWithRules(t, change) })
@@ -230,6 +236,8 @@ func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
 		"a relative path":     disk("raw", "secret"),
 		"a host's device":     "<hostdev mode='subsystem' type='pci'><source><address domain='0' bus='0' slot='1' function='0'/></source></hostdev>",
 		"a file to write":     "<serial type='file'><source path='" + secret + "'/></serial>",
+		"the host's QEMU":     "<serial type='file'><source path='/usr/bin/qemu-system-x86_64'/></serial>",
+		"a log from nowhere":  "<serial type='pty'><log file='etc/passwd'/></serial>",
 		"a port to listen":    "<serial type='tcp'><source mode='bind' host='0.0.0.0' service='4'/></serial>",
 		"the host's bridge":   "<interface type='bridge'><source bridge='br0'/></interface>",
 		"a network of others": "<interface type='network'><source network='default'/></interface>",

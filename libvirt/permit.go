@@ -3,6 +3,7 @@ package libvirt
 import (
 	"context"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/lodge-kvm/lodge/access"
@@ -45,14 +46,16 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 		return ctx, c, err
 	}
 	if r.looksAtTexts(p) {
-		made, err := s.texts(r.last(), on, args)
+		made, err := s.texts(p, r.last(), on, args)
 		if err != nil {
 			return ctx, c, err
 		}
 		if made.Name != "" {
 			on = made
 		}
-		ctx = gate.Fence(ctx, who, r.last(), on)
+		if r.last() != access.Start { // what a guest has is held to who gave it, and not to who starts it
+			ctx = gate.Fence(ctx, who, r.last(), on)
+		}
 	}
 	return ctx, c, nil
 }
@@ -194,7 +197,7 @@ func (s *session) who() access.Who {
 
 // texts judges the documents and the paths among a call's arguments, and gives the
 // guest that a document would make.
-func (s *session) texts(verb access.Verb, on access.Object, args xdr.Message) (made access.Object, err error) {
+func (s *session) texts(p *xdr.Procedure, verb access.Verb, on access.Object, args xdr.Message) (made access.Object, err error) {
 	if args == nil {
 		return made, nil
 	}
@@ -207,7 +210,7 @@ func (s *session) texts(verb access.Verb, on access.Object, args xdr.Message) (m
 				made = named
 			}
 		case len(text) > 0 && text[0] == '/':
-			err = gate.Path(who, verb, on, text)
+			err = gate.Path(who, verb, on, text, p.Program == xdr.ProgramRemote && slices.Contains(writing, p.Number))
 		}
 		return err == nil
 	})

@@ -89,6 +89,11 @@ var inGuest = []int32{
 	xdr.ProcDomainSetMetadata, xdr.ProcNetworkSetMetadata, xdr.ProcDomainFSTrim, xdr.ProcDomainFSFreeze, xdr.ProcDomainFSThaw,
 }
 
+// writing are calls that write to the file which they name, whatever is there.
+var writing = []int32{
+	xdr.ProcDomainSave, xdr.ProcDomainSaveFlags, xdr.ProcDomainSaveParams, xdr.ProcDomainCoreDump, xdr.ProcDomainCoreDumpWithFormat,
+}
+
 // looksAtTexts says whether a call's texts can name files of the host, or bring documents.
 func (r right) looksAtTexts(p *xdr.Procedure) bool {
 	switch r.last() {

@@ -230,7 +230,7 @@ func (v *Volume) readNode() (bool, error) {
 	case st.Mode&unix.S_IFMT != unix.S_IFBLK:
 		return false, nil
 	}
-	v.perms = permissions{int(st.Mode & 0o7777), int(st.Uid), int(st.Gid)}
+	v.perms = permissions{int(st.Mode & 0o777), int(st.Uid), int(st.Gid)}
 	v.atime, v.mtime, v.ctime, v.btime, v.inode = st.Atime, st.Mtime, st.Ctime, st.Btime, st.Ino
 	return true, nil
 }

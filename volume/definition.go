@@ -185,7 +185,8 @@ func cleanPath(path string) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// readPermissions takes mode (octal), owner and group (numbers, -1 for "as it comes").
+// readPermissions takes mode (octal), owner and group (numbers, -1 for "as it comes"). A
+// mode has no set-user-id bit: whoever fills a volume would else make programs of root's.
 func readPermissions(e *markup.Element) (permissions, error) {
 	p := noPermissions
 	for _, field := range []struct {
@@ -193,7 +194,7 @@ func readPermissions(e *markup.Element) (permissions, error) {
 		base int
 		max  int64
 		into *int
-	}{{"mode", 8, 0o7777, &p.mode}, {"owner", 10, 1<<32 - 2, &p.owner}, {"group", 10, 1<<32 - 2, &p.group}} {
+	}{{"mode", 8, 0o777, &p.mode}, {"owner", 10, 1<<32 - 2, &p.owner}, {"group", 10, 1<<32 - 2, &p.group}} {
 		text := strings.TrimSpace(e.Child(field.name).Text())
 		if text == "" || text == "-1" {
 			continue

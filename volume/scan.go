@@ -94,7 +94,7 @@ func measure(dir *os.File) (space, permissions, error) {
 	unit := uint64(fsys.Frsize)
 	s := space{capacity: fsys.Blocks * unit, available: fsys.Bavail * unit}
 	s.allocation = s.capacity - min(s.available, s.capacity)
-	return s, permissions{int(st.Mode & 0o7777), int(st.Uid), int(st.Gid)}, nil
+	return s, permissions{int(st.Mode & 0o777), int(st.Uid), int(st.Gid)}, nil
 }
 
 // readVolume looks at one entry; nil is one that is no volume: a broken link,
@@ -119,7 +119,7 @@ func readVolume(pool, target, name string, d declaration) (*Volume, error) {
 	}
 	v := &Volume{
 		Name: name, Pool: pool, Path: path, inode: st.Ino,
-		perms: permissions{int(st.Mode & 0o7777), int(st.Uid), int(st.Gid)},
+		perms: permissions{int(st.Mode & 0o777), int(st.Uid), int(st.Gid)},
 		atime: st.Atime, mtime: st.Mtime, ctime: st.Ctime, btime: st.Btime,
 	}
 	switch st.Mode & unix.S_IFMT {

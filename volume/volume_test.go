@@ -255,11 +255,12 @@ func TestVolumesThatAreRefused(t *testing.T) {
 	p := d.dirPool("a")
 	must(t, os.WriteFile(filepath.Join(p.View().Target, "base"), make([]byte, mib), 0o600))
 	for doc, want := range map[string]fault.Kind{
-		volXML("../x", "raw", mib, ""):                                                                      fault.Invalid,
-		volXML("..", "raw", mib, ""):                                                                        fault.Invalid,
-		volXML("a\x7f", "raw", mib, ""):                                                                     fault.Invalid,
-		volXML(strings.Repeat("x", 256), "raw", mib, ""):                                                    fault.Invalid,
-		volXML("base", "raw", mib, ""):                                                                      fault.Exists,
+		volXML("../x", "raw", mib, ""):                   fault.Invalid,
+		volXML("..", "raw", mib, ""):                     fault.Invalid,
+		volXML("a\x7f", "raw", mib, ""):                  fault.Invalid,
+		volXML(strings.Repeat("x", 256), "raw", mib, ""): fault.Invalid,
+		volXML("base", "raw", mib, ""):                   fault.Exists,
+		"<volume><name>x</name><capacity>1</capacity><target><permissions><mode>4755</mode></permissions></target></volume>": fault.Invalid, // a program of root's
 		volXML("x", "bochs", mib, ""):                                                                       fault.Unsupported,
 		"<volume><name>x</name></volume>":                                                                   fault.Invalid,
 		"<volume><name>x</name><capacity>-1</capacity></volume>":                                            fault.Invalid,

@@ -1,0 +1,123 @@
+package access
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// use is a path as a definition uses it. The same file read and written, or as another
+// format, is not the same use: what a guest may read of a disk that it shares with others
+// it may not write, and what it wrote into a raw disk must not be read as a header.
+type use struct{ as, path string }
+
+// joins marks a network among what a definition names.
+const joins = "network"
+
+// pathly are the attributes whose values are paths, and pathlyTexts the elements whose
+// texts are. One that begins at no root is none that can be judged.
+var (
+	pathly      = []string{"file", "path", "socket", "template"}
+	pathlyTexts = []string{"kernel", "initrd", "dtb", "loader", "nvram", "emulator", "path"}
+)
+
+// own are the uses of paths by an element itself, which is in another or in none. Where
+// a device shows inside its guest is no place of the host.
+func own(in, e *markup.Element) []use {
+	if e.Name == "target" || e.Name == "cmdline" {
+		return nil
+	}
+	var found []use
+	as := role(in, e)
+	if text := strings.TrimSpace(e.Text()); strings.HasPrefix(text, "/") || text != "" && isPath(pathlyTexts, e.Name, in, e) {
+		found = append(found, use{as, text})
+	}
+	for _, a := range e.Attrs {
+		if strings.HasPrefix(a.Value, "/") || a.Value != "" && isPath(pathly, a.Name, in, e) {
+			found = append(found, use{as + "@" + a.Name, a.Value})
+		}
+	}
+	return found
+}
+
+// isPath says whether a name stands for a path: by itself, or because it says where the
+// data of a disk come from.
+func isPath(names []string, name string, in, e *markup.Element) bool {
+	return slices.Contains(names, name) || (name == "dev" || name == "dir") && e.Name == "source" && isDisk(in)
+}
+
+func isDisk(e *markup.Element) bool {
+	return e != nil && slices.Contains([]string{"disk", "backingStore", "mirror"}, e.Name)
+}
+
+// role says what an element's paths are used as.
+func role(in, e *markup.Element) string {
+	as := e.Name
+	if in != nil {
+		as = in.Name + "/" + as
+	}
+	switch {
+	case e.Name == "source" && isDisk(in):
+		format := in.Child("driver").Attr("type")
+		if in.Name != "disk" {
+			format = in.Child("format").Attr("type")
+		}
+		if format == "" {
+			format = "raw"
+		}
+		as += " " + format
+		if in.Name == "disk" && in.Child("readonly") == nil && in.Attr("device") != "cdrom" {
+			as += " written"
+		}
+	case e.Name == "loader" && e.Attr("readonly") == "no":
+		as += " written"
+	}
+	return as
+}
+
+// ofDisk says whether it is the data of a disk.
+func (u use) ofDisk() bool {
+	return strings.HasPrefix(u.as, "disk/source") || strings.HasPrefix(u.as, "backingStore/source")
+}
+
+// stocks are the programs, the firmware and the devices of the host that every guest may
+// use, by what it may use them as.
+var stocks = map[string][]string{
+	"emulator":       {"/usr/bin/qemu-system-*"},
+	"os/loader":      firmware,
+	"nvram@template": firmware,
+	"rng/backend":    {"/dev/urandom", "/dev/random", "/dev/hwrng"},
+}
+
+var firmware = []string{"/usr/share/OVMF/*", "/usr/share/qemu/*", "/usr/share/seabios/*", "/usr/share/edk2/*"}
+
+// stock says whether every guest may use that so.
+func (u use) stock() bool {
+	if filepath.Clean(u.path) != u.path {
+		return false
+	}
+	for as, globs := range stocks {
+		if (u.as == as || strings.HasSuffix(u.as, "/"+as)) && slices.ContainsFunc(globs, func(glob string) bool { return fleet.Matches(glob, u.path) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// uses are all that a document names, and what for.
+func uses(in, e *markup.Element) []use {
+	if e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
+		return nil
+	}
+	found := own(in, e)
+	if network := joined(e); network != "" {
+		found = append(found, use{joins, network})
+	}
+	for _, child := range e.Elements() {
+		found = append(found, uses(e, child)...)
+	}
+	return found
+}

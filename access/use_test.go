@@ -1,0 +1,156 @@
+package access
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/markup"
+	"github.com/lodge-kvm/lodge/network"
+)
+
+func definitionOf(t *testing.T, os, devices string) *domain.Definition {
+	t.Helper()
+	def, err := domainxml.Parse("<domain type='qemu'><name>build-1</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type>"+os+"</os><devices>"+devices+"</devices></domain>",
+		domainxml.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return def
+}
+
+// builder has rights to a guest with a disk that it shares with others, and which lies
+// in none of its places.
+func builder(t *testing.T) (*Gate, Who, Object) {
+	t.Helper()
+	r, err := ParseRules("access.yaml", []byte(strings.Replace(strings.ReplaceAll(example, `"pool:build", `, ""), "volumes]", "save]", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Gate{}
+	g.rules.Store(r)
+	on := NewGuest("build-1", "", nil)
+	on.member = fleet.Member{View: &guest.View{Name: "build-1", Inactive: definitionOf(t, "", `
+		<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/base.raw'/><target dev='vda' bus='virtio'/><readonly/></disk>
+		<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/own.raw'/><target dev='vdb' bus='virtio'/></disk>
+		<serial type='file'><source path='/var/log/build-1.log'/></serial>`)}}
+	return g, user1(1002), on
+}
+
+// What a guest of a client's uses already it may go on to use, but in no other way: what
+// it reads with others must not be written, nor what it wrote be read as a header. What
+// all guests of a host read belongs to the host.
+func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
+	g, who, on := builder(t)
+	places := g.rules.Load().placesFor(g, who, Define, on)
+	places.known = g.named(on)
+	disk := func(kind, path, more string) string {
+		return "<disk type='file' device='disk'><driver name='qemu' type='" + kind + "'/><source file='" + path + "'/><target dev='vda' bus='virtio'/>" + more + "</disk>"
+	}
+	for _, c := range []struct {
+		what, os, devices string
+		want              bool
+	}{
+		{"a disk of its own places", "", disk("qcow2", "/srv/build/a", ""), true},
+		{"the disk that it shares, to read", "", disk("raw", "/srv/base.raw", "<readonly/>"), true},
+		{"the disk that it shares, to write", "", disk("raw", "/srv/base.raw", ""), false},
+		{"its disk, as it was", "", disk("raw", "/srv/own.raw", ""), true},
+		{"its disk, with a header that it wrote", "", disk("qcow2", "/srv/own.raw", ""), false},
+		{"its disk as what its console is written to", "", "<serial type='file'><source path='/srv/base.raw'/></serial>", false},
+		{"its console, as it was", "", "<serial type='file'><source path='/var/log/build-1.log'/></serial>", true},
+		{"its console as its disk", "", disk("raw", "/var/log/build-1.log", ""), false},
+		{"the host's firmware", "<loader type='pflash' readonly='yes'>/usr/share/OVMF/OVMF_CODE.fd</loader><nvram template='/usr/share/OVMF/OVMF_VARS.fd'>/srv/build/vars</nvram>", "", true},
+		{"the host's firmware, to write", "<loader type='pflash' readonly='no'>/usr/share/OVMF/OVMF_CODE.fd</loader>", "", false},
+		{"the host's variables, to write", "<loader type='pflash' readonly='yes'>/usr/share/OVMF/OVMF_CODE.fd</loader><nvram>/usr/share/OVMF/OVMF_VARS.fd</nvram>", "", false},
+		{"the host's firmware as a log", "", "<serial type='pty'><log file='/usr/share/OVMF/OVMF_CODE.fd'/></serial>", false},
+		{"the host's QEMU as a console", "", "<serial type='file'><source path='/usr/bin/qemu-system-x86_64'/></serial>", false},
+		{"the host's QEMU", "", "<emulator>/usr/bin/qemu-system-x86_64</emulator>", true},
+		{"random numbers of the host", "", "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>", true},
+		{"another device as random numbers", "", "<rng model='virtio'><backend model='random'>/dev/mem</backend></rng>", false},
+		{"variables that begin nowhere", "<loader type='pflash' readonly='yes'>/usr/share/OVMF/OVMF_CODE.fd</loader><nvram template='etc/shadow'>/srv/build/vars</nvram>", "", false},
+		{"firmware that begins nowhere", "<loader type='pflash' readonly='yes'>etc/shadow</loader>", "", false},
+		{"a kernel that begins nowhere", "<kernel>etc/shadow</kernel>", "", false},
+		{"a log that begins nowhere", "", "<serial type='pty'><log file='etc/passwd'/></serial>", false},
+		{"a way up", "", disk("raw", "/srv/build/../base.raw", "<readonly/>"), false},
+	} {
+		root, err := understood(definitionOf(t, c.os, c.devices))
+		if err != nil {
+			t.Fatalf("%s: %v", c.what, err)
+		}
+		err = walker{places}.walk(nil, root)
+		if (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+	for doc, want := range map[string]bool{ // devices by themselves
+		disk("raw", "/srv/own.raw", ""):                       true,
+		disk("qcow2", "/srv/own.raw", ""):                     false,
+		disk("raw", "/srv/base.raw", ""):                      false,
+		disk("raw", "/srv/base.raw", "<readonly/>"):           true,
+		"<serial type='file'><source path='etc/x'/></serial>": false,
+	} {
+		root, err := markup.Parse(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := (walker{places}).walk(nil, root); (err == nil) != want {
+			t.Errorf("%s: %v", doc, err)
+		}
+	}
+}
+
+// A call that writes to a file which it names does so in the places of the client alone.
+func TestACallWritesNowhereElse(t *testing.T) {
+	g, who, on := builder(t)
+	for path, want := range map[string][2]bool{ // to name, to write
+		"/srv/build/image":             {true, true},
+		"/srv/base.raw":                {true, false},
+		"/var/log/build-1.log":         {false, false},
+		"/usr/share/OVMF/OVMF_CODE.fd": {false, false},
+		"/usr/bin/qemu-system-x86_64":  {false, false},
+		"/dev/urandom":                 {false, false},
+		"/srv/build/../base.raw":       {false, false},
+		"/srv/other":                   {false, false},
+	} {
+		for i, writes := range []bool{false, true} {
+			if err := g.Path(who, Save, on, path, writes); (err == nil) != want[i] {
+				t.Errorf("%s, written %v: %v", path, writes, err)
+			}
+		}
+	}
+}
+
+// Who makes networks puts guests on no link of the host's, and serves none of its files.
+func TestANetworkIsNoWayToTheHost(t *testing.T) {
+	r, err := ParseRules("access.yaml", []byte(`
+version: 1
+rules:
+  - name: netters
+    who: user:1002
+    may: [read, networks]
+    networks: [lab]
+    images: /srv/boot
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Gate{Config: Config{Networks: &network.Networks{}}}
+	g.rules.Store(r)
+	for inside, want := range map[string]bool{
+		"<ip address='10.9.0.1' prefix='24'/>":                                                    true,
+		"<forward mode='nat'/><ip address='10.9.0.1' prefix='24'><tftp root='/srv/boot/x'/></ip>": true,
+		"<forward mode='bridge'/><bridge name='br0'/>":                                            false,
+		"<forward mode='passthrough'><interface dev='eth0'/></forward>":                           false,
+		"<ip address='10.9.0.1' prefix='24'><tftp root='/etc'/></ip>":                             false,
+		"<ip address='10.9.0.1' prefix='24'><tftp root='etc'/></ip>":                              false,
+	} {
+		_, err := g.Document(user1(1002), Networks, Object{}, "<network><name>lab</name>"+inside+"</network>")
+		if (err == nil) != want {
+			t.Errorf("%s: %v", inside, err)
+		}
+	}
+}
