@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
@@ -153,7 +154,14 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u cham
 		return nil, err
 	}
 	for _, path := range shownFiles(def) {
-		f, err := mount.Do(ctx, path, func() (*os.File, error) { return openShown(path) }, func(f *os.File) { _ = f.Close() })
+		held := heldTo(ctx, path)
+		f, err := mount.Do(ctx, path, func() (f *os.File, err error) {
+			err = image.At(path, held, func(at string, nofollow int) error {
+				f, err = openShown(at, nofollow)
+				return err
+			})
+			return f, err
+		}, func(f *os.File) { _ = f.Close() })
 		if errors.Is(err, os.ErrNotExist) {
 			continue // QEMU says so, in its own words
 		}
@@ -207,12 +215,15 @@ func maxThreads(def *domain.Definition) uint64 {
 
 // openShown opens a file to be shown in a chamber; sockets, pipes and directories
 // only by name. What is looked at is what is opened: the path is followed once.
-func openShown(path string) (*os.File, error) {
-	at, err := os.OpenFile(path, unix.O_PATH, 0)
+func openShown(path string, nofollow int) (*os.File, error) {
+	at, err := os.OpenFile(path, unix.O_PATH|nofollow, 0)
 	if err != nil {
 		return nil, err
 	}
 	info, err := at.Stat()
+	if err == nil && info.Mode().Type() == os.ModeSymlink { // only where none is followed
+		err = unix.ELOOP
+	}
 	if err == nil && !info.Mode().IsRegular() {
 		return at, nil
 	}

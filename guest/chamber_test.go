@@ -35,7 +35,7 @@ func TestWhatIsShownIsWhatWasLookedAt(t *testing.T) {
 		}
 	}()
 	for range 2000 {
-		f, err := openShown(path)
+		f, err := openShown(path, 0)
 		if err != nil {
 			t.Error(err)
 			break

@@ -28,8 +28,13 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 		return nil, err
 	}
 	err = g.change(ctx, "", func() error {
+		before := g.record.Fences
 		g.fence(ctx, def)
-		return g.define(def, doc)
+		err := g.define(def, doc)
+		if err != nil {
+			g.record.Fences = before
+		}
+		return err
 	})
 	return g, r.unclaim(g, err)
 }
@@ -85,6 +90,7 @@ func (g *Guest) define(def *domain.Definition, doc string) error {
 	}
 	before, old := g.inactive, g.record
 	g.inactive, g.record.Submitted, g.record.XML = def, doc, text
+	g.unfence(def)
 	if err := g.keep(); err != nil {
 		g.inactive, g.record = before, old
 		return err
@@ -122,6 +128,7 @@ func (g *Guest) redefine(def *domain.Definition) error {
 	}
 	before, old := g.inactive, g.record
 	g.inactive, g.record.XML, g.record.Name = def, text, def.Name
+	g.unfence(def)
 	if err := g.keep(); err != nil {
 		g.inactive, g.record = before, old
 		return err
@@ -158,14 +165,15 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 	if err != nil {
 		return err
 	}
-	removed, err := g.noteRemoval(o, nvram)
+	held := heldTo(withFences(ctx, g.View().fences), nvram)
+	removed, err := g.noteRemoval(o, nvram, held)
 	if err != nil {
 		return err
 	}
 	defer removed()
 	err = g.undefine(ctx, o, nvram != "")
 	if err == nil && o.NVRAM && nvram != "" {
-		return mount.Run(ctx, nvram, func() error { removeFile(g.log, nvram); return nil })
+		return mount.Run(ctx, nvram, func() error { return removeHeld(g.log, nvram, held) })
 	}
 	return err
 }

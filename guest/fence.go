@@ -1,39 +1,122 @@
 package guest
 
 import (
+	"cmp"
 	"context"
+	"maps"
+	"slices"
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/image"
 )
 
-// fence notes which folders the disks of a definition are held to: those of the
+// fence notes which folders the disks and files of a definition are held to: those of the
 // client that brings them, and what was noted before for those that stay. A client
-// that may write an image could else make it lead elsewhere later. It runs in
-// the loop, before the definition is stored.
+// that may write an image could else make it lead elsewhere later, and one that may write
+// a folder put a link in a file's place. It runs in
+// the loop, before the definition is stored; what is noted of others stays until
+// it is, because it may never be (see unfence).
 func (g *Guest) fence(ctx context.Context, def *domain.Definition) {
 	folders := image.FenceOf(ctx)
 	if folders == nil && len(g.record.Fences) == 0 {
 		return
 	}
-	there := map[string]bool{}
+	there := map[reading]bool{}
 	if g.inactive != nil {
 		for _, d := range g.inactive.Devices.Disks {
-			there[sourceOf(d)] = true
+			there[readingOf(d)] = true
+		}
+		for _, path := range filesOf(g.inactive) {
+			there[reading{source: path}] = true
 		}
 	}
-	fences := map[string][]string{}
+	fences := copied(g.record.Fences)
 	for _, d := range def.Devices.Disks {
-		source := sourceOf(d)
-		if held, known := g.record.Fences[source]; there[source] && known {
-			fences[source] = held
-		} else if !there[source] && folders != nil {
+		switch source := sourceOf(d); {
+		case source == "" || there[readingOf(d)]: // as it was
+		case folders != nil:
 			fences[source] = folders
+		default:
+			delete(fences, source)
 		}
 	}
-	delete(fences, "")
+	for _, path := range filesOf(def) {
+		if folders != nil && !there[reading{source: path}] && fences[path] == nil {
+			fences[path] = folders
+		}
+	}
 	g.record.Fences = fences
+}
+
+// filesOf are the files beside disks that a definition names and that the daemon opens, or
+// makes, for the guest.
+func filesOf(def *domain.Definition) []string {
+	paths := append(shownFiles(def), def.OS.Loader.Path, def.OS.NVRAM.Path, def.OS.NVRAM.Template)
+	for _, b := range backends(def) {
+		paths = append(paths, b.Path, b.LogFile)
+	}
+	return slices.DeleteFunc(paths, func(path string) bool { return path == "" })
+}
+
+// fencesKey is where a context keeps what was noted of a guest's files.
+type fencesKey struct{}
+
+// withFences has the guest's files opened as they are held.
+func withFences(ctx context.Context, fences map[string][]string) context.Context {
+	return context.WithValue(ctx, fencesKey{}, fences)
+}
+
+// heldTo gives the folders that whoever named a path is held to: as was noted, or who does
+// it now.
+func heldTo(ctx context.Context, path string) []string {
+	if fences, _ := ctx.Value(fencesKey{}).(map[string][]string); fences[path] != nil {
+		return fences[path]
+	}
+	return image.FenceOf(ctx)
+}
+
+// fenceLive notes the folders for a disk that its client brings to the running guest
+// alone: the image of a managed save tells of it, and may be started by others.
+func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
+	folders := image.FenceOf(ctx)
+	d, is := dev.(*device.Disk)
+	if !is || folders == nil || g.inactive == nil || sourceOf(d) == "" || g.record.Fences[sourceOf(d)] != nil {
+		return nil
+	}
+	before := g.record.Fences
+	g.record.Fences = copied(before)
+	g.record.Fences[sourceOf(d)] = folders
+	if err := g.keep(); err != nil {
+		g.record.Fences = before
+		return err
+	}
+	g.publish()
+	return nil
+}
+
+// unfence forgets what was noted of disks that the guest has no more: in the definition
+// that is about to be stored, as it runs, or in an image that it goes on from.
+func (g *Guest) unfence(def *domain.Definition) {
+	if len(g.record.Fences) == 0 || g.record.ManagedSave {
+		return
+	}
+	disks, files := slices.Clone(def.Devices.Disks), filesOf(def)
+	if g.run != nil {
+		disks, files = append(disks, g.run.def.Devices.Disks...), append(files, filesOf(g.run.def)...)
+	}
+	fences := copied(g.record.Fences)
+	maps.DeleteFunc(fences, func(source string, _ []string) bool {
+		return !slices.Contains(files, source) && !slices.ContainsFunc(disks, func(d *device.Disk) bool { return sourceOf(d) == source })
+	})
+	g.record.Fences = fences
+}
+
+// copied is a copy to be changed: readers may hold the present one.
+func copied(fences map[string][]string) map[string][]string {
+	c := map[string][]string{}
+	maps.Copy(c, fences)
+	return c
 }
 
 // fenced bounds the opening of a disk by what was noted for it.
@@ -42,6 +125,18 @@ func fenced(ctx context.Context, fences map[string][]string, d *device.Disk) con
 		return image.WithFence(ctx, folders)
 	}
 	return ctx
+}
+
+// reading is how a disk uses what is behind it. Another format, or writing where there
+// was reading, is another disk: a guest's own data must not become a header that leads
+// elsewhere, nor what it shares with others its own.
+type reading struct {
+	source, format string
+	readOnly       bool
+}
+
+func readingOf(d *device.Disk) reading {
+	return reading{sourceOf(d), cmp.Or(d.Format, string(image.Raw)), d.ReadOnly}
 }
 
 // sourceOf names what is behind a disk; empty: nothing.

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/mount"
 )
 
@@ -17,6 +18,11 @@ func removeFile(log *slog.Logger, path string) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		log.Error("cannot remove a file", "path", path, "error", err)
 	}
+}
+
+// removeHeld is removeFile of one that a client has named who is held to folders.
+func removeHeld(log *slog.Logger, path string, held []string) error {
+	return image.At(path, held, func(at string, _ int) error { removeFile(log, at); return nil })
 }
 
 // fileExists looks for a file whose path is a user's. An error says that its file

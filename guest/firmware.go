@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
@@ -110,8 +112,9 @@ const maxTemplate = 64 << 20
 // copyFile copies a small file into its place in one step. A disk that is busy
 // may take long to write it out.
 func copyFile(ctx context.Context, from, to string) error {
+	held := heldTo(ctx, from)
 	text, err := mount.Do(ctx, from, func() ([]byte, error) {
-		in, err := image.Open(from)
+		in, err := image.OpenHeld(from, unix.O_RDONLY, held)
 		if err != nil {
 			return nil, err
 		}

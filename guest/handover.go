@@ -67,7 +67,8 @@ func openInto(ctx context.Context, files map[string]*os.File, path string, mode 
 	if path == "" || files[path] != nil {
 		return nil
 	}
-	f, err := mount.Do(ctx, path, func() (*os.File, error) { return image.OpenAs(path, mode) }, func(f *os.File) { _ = f.Close() })
+	held := heldTo(ctx, path)
+	f, err := mount.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, mode, held) }, func(f *os.File) { _ = f.Close() })
 	if err == nil {
 		files[path] = f
 	}
@@ -110,10 +111,16 @@ func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) err
 	if extend {
 		how = os.O_WRONLY | os.O_CREATE | os.O_APPEND
 	}
-	f, err := mount.Do(ctx, path, func() (*os.File, error) { return os.OpenFile(path, how|unix.O_NONBLOCK, 0o600) },
-		func(f *os.File) { _ = f.Close() })
+	held := heldTo(ctx, path)
+	f, err := mount.Do(ctx, path, func() (f *os.File, err error) {
+		err = image.At(path, held, func(at string, nofollow int) error {
+			f, err = os.OpenFile(at, how|nofollow|unix.O_NONBLOCK, 0o600)
+			return err
+		})
+		return f, err
+	}, func(f *os.File) { _ = f.Close() })
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot open %s for a character device", path)
+		return fault.Wrap(err, failure(err), fault.Host, "cannot open %s for a character device", path)
 	}
 	if p.Files == nil {
 		p.Files = map[string]*os.File{}

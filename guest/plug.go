@@ -68,7 +68,7 @@ func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
 	return g.edit(ctx, a, func() (*domain.Definition, error) {
 		return g.withDevice(dev)
 	}, func(config *domain.Definition) (work, error) {
-		return g.planPlug(doc, config, dev)
+		return g.planPlug(ctx, doc, config, dev)
 	})
 }
 
@@ -100,9 +100,12 @@ func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabi
 // planPlug plans plugging a device into the running guest. It is read anew, so
 // that the running and the stored device share nothing but the MAC address that
 // was made up for a NIC.
-func (g *Guest) planPlug(doc string, config *domain.Definition, stored device.Device) (work, error) {
+func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definition, stored device.Device) (work, error) {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{})
 	if err != nil {
+		return nil, err
+	}
+	if err := g.fenceLive(ctx, dev); err != nil {
 		return nil, err
 	}
 	if n, ok := dev.(*device.NIC); ok {
@@ -505,6 +508,9 @@ func (g *Guest) Update(ctx context.Context, doc string, a Affect, force bool) er
 		config := g.inactive.Clone()
 		return config, updateIn(&config.Devices, dev)
 	}, func(config *domain.Definition) (work, error) {
+		if err := g.fenceLive(ctx, dev); err != nil {
+			return nil, err
+		}
 		return g.planUpdate(dev, config, force)
 	})
 }

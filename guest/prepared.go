@@ -57,6 +57,9 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 		dir: filepath.Join(r.preparedDir(), def.UUID), group: r.Cgroups.Guest(def.UUID),
 	}
 	p.reg = r
+	if g, err := r.ByUUID(def.UUID); err == nil {
+		ctx = withFences(ctx, g.View().fences)
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.end(ctx))

@@ -15,23 +15,25 @@ import (
 var removals = store.Kind{Name: "removal", Version: 1}
 
 type goods struct {
-	// NVRAM is the file of the guest's UEFI variables; empty: it stays.
+	// NVRAM is the file of the guest's UEFI variables; empty: it stays. Held are the
+	// folders that whoever named it is held to.
 	NVRAM string
+	Held  []string `json:",omitempty"`
 	// TPM says that the state of its TPM goes too.
 	TPM bool
 }
 
 // noteRemoval writes down what goes with a definition, and gives what ends that.
-func (g *Guest) noteRemoval(o UndefineOptions, nvram string) (done func(), err error) {
+func (g *Guest) noteRemoval(o UndefineOptions, nvram string, held []string) (done func(), err error) {
 	var what goods
-	if o.NVRAM {
-		what.NVRAM = nvram
+	if o.NVRAM && nvram != "" {
+		what.NVRAM, what.Held = nvram, held
 	}
 	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !keepsTPM(def)) {
 		_, err := os.Stat(g.reg.tpmState(g.uuid))
 		what.TPM = err == nil
 	}
-	if what == (goods{}) {
+	if what.NVRAM == "" && !what.TPM {
 		return func() {}, nil
 	}
 	if err := g.reg.store.Put(removals, g.uuid, what); err != nil {
@@ -74,7 +76,7 @@ func (r *Registry) finishRemoval(uuid string, what goods) {
 	ctx, stop := context.WithTimeout(r.life, modifyLimit)
 	defer stop()
 	if what.NVRAM != "" {
-		err := mount.Run(ctx, what.NVRAM, func() error { removeFile(r.log, what.NVRAM); return nil })
+		err := mount.Run(ctx, what.NVRAM, func() error { return removeHeld(r.log, what.NVRAM, what.Held) })
 		if err != nil {
 			r.log.Error("cannot remove the UEFI variables of an undefined guest yet", "path", what.NVRAM, "error", err)
 			return

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/mount"
 )
@@ -90,9 +91,31 @@ func (g *Guest) RedefineManagedSave(ctx context.Context, o SaveOptions) error {
 		if !g.record.ManagedSave {
 			return nil, errNoManagedSave()
 		}
+		if err := g.fenceSaved(ctx, o.XML); err != nil {
+			return nil, err
+		}
 		path := g.managedSavePath()
 		return func(ctx context.Context) (settle, error) { return nil, RedefineSaved(ctx, path, o) }, nil
 	})
+}
+
+// fenceSaved notes the folders for the disks of a definition that the image is to have.
+func (g *Guest) fenceSaved(ctx context.Context, doc string) error {
+	if doc == "" || image.FenceOf(ctx) == nil {
+		return nil
+	}
+	def, err := domainxml.Parse(doc, domainxml.Options{})
+	if err != nil {
+		return err
+	}
+	before := g.record.Fences
+	g.fence(ctx, def)
+	if err := g.keep(); err != nil {
+		g.record.Fences = before
+		return err
+	}
+	g.publish()
+	return nil
 }
 
 func errNoManagedSave() error {

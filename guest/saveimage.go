@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -101,15 +102,24 @@ func boolWord(b bool) uint32 {
 // memory holds secrets. It takes nobody else's file for it, nor follows a link:
 // what lies there is left by a daemon that was killed, or a trap.
 func createImage(ctx context.Context, path string) (*os.File, error) {
-	return mount.Do(ctx, path, func() (*os.File, error) {
-		how := os.O_TRUNC
-		if !ours(path) {
-			_ = unix.Unlink(path) // what stays is met next
-			how = os.O_CREATE | os.O_EXCL
-		}
-		f, err := os.OpenFile(path, how|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
-		return f, fault.Wrap(err, fault.Failed, fault.Host, "cannot make the image file")
-	}, func(f *os.File) { _ = errors.Join(f.Close(), os.Remove(path)) })
+	held := heldTo(ctx, path)
+	return mount.Do(ctx, path, func() (f *os.File, err error) {
+		err = image.At(path, held, func(at string, _ int) error {
+			how := os.O_TRUNC
+			if !ours(at) {
+				_ = unix.Unlink(at) // what stays is met next
+				how = os.O_CREATE | os.O_EXCL
+			}
+			f, err = os.OpenFile(at, how|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+			return err
+		})
+		return f, fault.Wrap(err, failure(err), fault.Host, "cannot make the image file %s", path)
+	}, func(f *os.File) { _ = errors.Join(f.Close(), remove(path, held)) })
+}
+
+// remove removes a file that a client who is held to folders has named.
+func remove(path string, held []string) error {
+	return image.At(path, held, func(at string, _ int) error { return os.Remove(at) })
 }
 
 // ours reports whether a file is the daemon's and nobody else can open it.
@@ -123,7 +133,7 @@ func ours(path string) bool {
 // there when it is complete, so that a half-written one is never taken for whole.
 // Whoever is told to end does not wait for a file system that hangs.
 func writeImage(ctx context.Context, path string, fill, complete func(*os.File) error) error {
-	beside := partial(path)
+	beside, held := partial(path), heldTo(ctx, path)
 	f, err := createImage(ctx, beside)
 	if err != nil {
 		return err
@@ -135,14 +145,16 @@ func writeImage(ctx context.Context, path string, fill, complete func(*os.File) 
 	}
 	if err == nil {
 		failpoint.Reach("image.complete")
-		err = mount.Run(ctx, path, func() error { return os.Rename(beside, path) })
+		err = mount.Run(ctx, path, func() error {
+			return image.At(path, held, func(at string, _ int) error { return os.Rename(partial(at), at) })
+		})
 		failpoint.Reach("image.placed")
 	}
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
 	defer stop()
 	_ = mount.Outlast(ctx, beside, func() error {
 		if err != nil {
-			return errors.Join(os.Remove(beside), f.Close())
+			return errors.Join(remove(beside, held), f.Close())
 		}
 		return f.Close() // everything was written out before
 	})

@@ -135,6 +135,7 @@ type launching struct {
 // image say otherwise, sets it going. On failure nothing of it is left.
 func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (_ *run, err error) {
 	def = def.Clone()
+	ctx = withFences(ctx, g.View().fences)
 	qemu.AssignAliases(def)
 	l := &launching{g: g, opts: o, from: from, run: newRun(runRecord{
 		Name: def.Name, UUID: def.UUID, ID: g.reg.newID(), Started: time.Now(), Since: time.Now(), Submitted: submitted,

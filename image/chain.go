@@ -30,13 +30,20 @@ func Open(path string) (*os.File, error) {
 }
 
 // OpenAs is Open with another access mode: unix.O_RDONLY or unix.O_RDWR.
-func OpenAs(path string, mode int) (*os.File, error) {
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, openFault(err, path)
-	}
-	defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
-	return Reopen(fd, path, mode)
+func OpenAs(path string, mode int) (*os.File, error) { return OpenHeld(path, mode, nil) }
+
+// OpenHeld is OpenAs of what a client has named that is held to folders.
+func OpenHeld(path string, mode int, folders []string) (f *os.File, err error) {
+	err = At(path, folders, func(at string, nofollow int) error {
+		fd, err := unix.Open(at, unix.O_PATH|unix.O_CLOEXEC|nofollow, 0)
+		if err != nil {
+			return openFault(err, path)
+		}
+		defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+		f, err = Reopen(fd, path, mode)
+		return err
+	})
+	return f, err
 }
 
 // Reopen opens the file or block device behind a descriptor that was opened

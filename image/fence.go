@@ -2,10 +2,14 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -43,4 +47,25 @@ func (l *Layer) within(folders []string) error {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Volume, "%s lies in none of the places that images may come from here (%s)", real, strings.Join(folders, ", "))
+}
+
+// At calls do with a path by which it may reach a file that a client has named. Where
+// that lies in one of the folders that the client is held to, nothing on the way may be
+// a link, which somebody who may write there could put in another's place at any time: at
+// then leads through the folder that was looked at, and do must open the file itself with
+// nofollow. It must be done with at when it returns.
+func At(path string, folders []string, do func(at string, nofollow int) error) error {
+	if !slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") }) {
+		return do(path, 0)
+	}
+	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
+	dir, err := unix.Openat2(unix.AT_FDCWD, filepath.Dir(path), how)
+	if err == nil {
+		defer unix.Close(dir) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+		err = do(fmt.Sprintf("/proc/self/fd/%d/%s", dir, filepath.Base(path)), unix.O_NOFOLLOW)
+	}
+	if errors.Is(err, unix.ELOOP) {
+		return fault.New(fault.Denied, fault.Volume, "%s is a link, or lies behind one, and who named it is held to %s: no link is followed there", path, strings.Join(folders, ", "))
+	}
+	return err
 }

@@ -1,0 +1,135 @@
+package guest_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+	images "github.com/lodge-kvm/lodge/image"
+)
+
+// fencedIn is a folder, a client that is held to it, and a secret beside it.
+func (d *daemon) fencedIn() (folder, secret string, client context.Context) {
+	d.t.Helper()
+	folder, secret = filepath.Join(d.dir, "images"), filepath.Join(d.dir, "secret")
+	ok(d.t, os.Mkdir(folder, 0o755))
+	ok(d.t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
+	return folder, secret, images.WithFence(d.ctx(), []string{folder})
+}
+
+func tool(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), "qemu-img", args...).CombinedOutput(); err != nil {
+		t.Fatalf("qemu-img %v: %v\n%s", args, err, out)
+	}
+}
+
+func diskOf(kind, path, more string) string {
+	return "<disk type='file' device='disk'><driver name='qemu' type='" + kind + "'/><source file='" + path + "'/><target dev='vda' bus='virtio'/>" + more + "</disk>"
+}
+
+func again(doc string, g *guest.Guest) string {
+	return strings.Replace(doc, "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1)
+}
+
+// A client may go on to use what its guest was given by others, and not in another way: a
+// raw disk has in it whatever the guest wrote.
+func TestAnotherFormatIsAnotherDisk(t *testing.T) {
+	d := newDaemon(t)
+	_, secret, client := d.fencedIn()
+	given := filepath.Join(d.dir, "given.raw")
+	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", given)
+	g := d.define(small("given", diskOf("raw", given, "")))
+	_, err := d.Define(client, again(small("given", diskOf("raw", given, "")), g), false)
+	ok(t, err)
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Destroy(d.ctx(), false))
+	_, err = d.Define(client, again(small("given", diskOf("qcow2", given, "")), g), false)
+	ok(t, err)
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, given)
+
+	shared := filepath.Join(d.dir, "shared.raw")
+	ok(t, os.WriteFile(shared, make([]byte, 1<<20), 0o600))
+	g = d.define(small("reader", diskOf("raw", shared, "<readonly/>")))
+	_, err = d.Define(client, again(small("reader", diskOf("raw", shared, "")), g), false)
+	ok(t, err)
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, shared)
+}
+
+// A change that the running guest does not take leaves the stored disk where it was held.
+func TestAChangeThatFailsLeavesTheFence(t *testing.T) {
+	d := newDaemon(t)
+	folder, secret, client := d.fencedIn()
+	own := filepath.Join(folder, "own.iso")
+	ok(t, os.WriteFile(own, make([]byte, 1<<20), 0o600))
+	drive := func(path string) string {
+		return "<disk type='file' device='cdrom'><driver name='qemu' type='raw'/><source file='" + path + "'/><target dev='sda' bus='sata'/></disk>"
+	}
+	g, err := d.Define(client, small("changer", drive(own)), false)
+	ok(t, err)
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	both := guest.Affect{Live: true, Config: true}
+	refused(t, g.Update(client, drive(filepath.Join(folder, "nowhere.iso")), both, false), fault.NotFound, "nowhere.iso")
+	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, os.Remove(own))
+	ok(t, os.Symlink(secret, own))
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+	d.reopen(func() {})
+	refused(t, d.again(g).Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+}
+
+// A disk that was plugged into the running guest alone comes back with its saved image,
+// whoever starts that.
+func TestASavedGuestKeepsTheFence(t *testing.T) {
+	d := newDaemon(t)
+	folder, secret, client := d.fencedIn()
+	own := filepath.Join(folder, "own.qcow2")
+	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
+	g := d.define(small("saved"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Attach(client, diskOf("qcow2", own, ""), guest.Affect{Live: true}))
+	ok(t, g.ManagedSave(client, guest.SaveOptions{}))
+	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+	ok(t, g.RemoveManagedSave(d.ctx()))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+}
+
+// What a client names that may write a folder is opened there and nowhere else, although
+// it becomes a link, or a folder above it does: by the daemon, who may write everywhere.
+func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
+	d := newDaemonOf(t, true)
+	folder, _, client := d.fencedIn()
+	others := filepath.Join(d.dir, "of-others")
+	ok(t, os.Mkdir(others, 0o755))
+	precious := filepath.Join(others, "precious")
+	ok(t, os.WriteFile(precious, []byte("precious"), 0o600))
+	ok(t, os.Mkdir(filepath.Join(folder, "deep"), 0o755))
+	port := func(path string) string { return "<serial type='file'><source path='" + path + "'/></serial>" }
+	plain, deep := filepath.Join(folder, "port.log"), filepath.Join(folder, "deep/precious")
+	for path, link := range map[string][2]string{plain: {precious, plain}, deep: {others, filepath.Dir(deep)}} {
+		g, err := d.Define(client, small("port", port(path)), false)
+		ok(t, err)
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Destroy(d.ctx(), false))
+		ok(t, os.RemoveAll(link[1]))
+		ok(t, os.Symlink(link[0], link[1]))
+		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, path)
+		ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	}
+	g := d.define(small("dumped"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	refused(t, g.Dump(client, deep, guest.DumpOptions{Memory: "elf"}), fault.Denied, deep)
+	refused(t, g.Save(client, deep, guest.SaveOptions{}), fault.Denied, deep)
+	if text, err := os.ReadFile(precious); err != nil || string(text) != "precious" {
+		t.Errorf("what a link led to has %d bytes, %v", len(text), err)
+	}
+	if entries, err := os.ReadDir(others); err != nil || len(entries) != 1 {
+		t.Errorf("beside it lie %v, %v", entries, err)
+	}
+}
