@@ -112,6 +112,7 @@ func (j Job) Arguments(runtime time.Duration) []string {
 	}
 	args := []string{
 		"--name=lab", "--thread", "--group_reporting", "--output-format=json+", "--lat_percentiles=1", "--clat_percentiles=0", "--eta=never",
+		fmt.Sprintf("--status-interval=%d", Status/time.Second),
 		fmt.Sprintf("--numjobs=%d", j.Threads), fmt.Sprintf("--size=%dM", j.Megabytes), fmt.Sprintf("--bs=%dk", j.Kilobytes), fmt.Sprintf("--ioengine=%s", j.Engine),
 		fmt.Sprintf("--iodepth=%d", j.Depth), fmt.Sprintf("--direct=%d", direct), fmt.Sprintf("--runtime=%d", seconds),
 		// Fresh chance in every block, or the store below shares or packs them.

@@ -58,53 +58,78 @@ func Parse(output []byte) (Result, error) {
 		}
 		output = output[at+1:]
 	}
+	read, write, err := decode(output)
+	if err != nil {
+		return r, err
+	}
+	if r.Read, err = read.read(); err != nil {
+		return Result{}, fault.Wrap(err, fault.Of(err), fault.Host, "fio's reads")
+	}
+	if r.Write, err = write.read(); err != nil {
+		return Result{}, fault.Wrap(err, fault.Of(err), fault.Host, "fio's writes")
+	}
+	return r, nil
+}
+
+// decode reads one document of fio's, of one job that goes well.
+func decode(document []byte) (read, write side, err error) {
 	var said struct {
 		Jobs []struct {
 			Error       int `json:"error"`
 			Read, Write side
 		} `json:"jobs"`
 	}
-	if err := json.Unmarshal(output, &said); err != nil {
-		return r, fault.Wrap(err, fault.Invalid, fault.Host, "cannot read fio's result")
+	if err := json.Unmarshal(document, &said); err != nil {
+		return read, write, fault.Wrap(err, fault.Invalid, fault.Host, "cannot read fio's result")
 	}
 	if len(said.Jobs) != 1 {
-		return r, fault.New(fault.Invalid, fault.Host, "fio tells of %d jobs instead of one", len(said.Jobs))
+		return read, write, fault.New(fault.Invalid, fault.Host, "fio tells of %d jobs instead of one", len(said.Jobs))
 	}
 	job := said.Jobs[0]
 	if job.Error != 0 {
-		return r, fault.New(fault.Failed, fault.Host, "fio's job ended with error %d", job.Error)
+		return read, write, fault.New(fault.Failed, fault.Host, "fio's job ended with error %d", job.Error)
 	}
-	var err error
-	if r.Read, err = job.Read.read(); err != nil {
-		return Result{}, fault.Wrap(err, fault.Of(err), fault.Host, "fio's reads")
+	return job.Read, job.Write, nil
+}
+
+// length is how long a job has gone on by both directions.
+func (s side) length(other side) time.Duration {
+	return time.Duration(max(0, s.Runtime, other.Runtime)) * time.Millisecond
+}
+
+// requests are those of a direction by their latency, and how many there are.
+func (s side) requests() (byLatency map[time.Duration]int64, all int64, err error) {
+	const longest = int64(math.MaxInt64 / int64(time.Millisecond))
+	if s.TotalIOs < 0 || s.TotalIOs > maxRequests || s.IOBytes < 0 || s.Runtime < 0 || s.Runtime > longest || len(s.Latency.Bins) > maxBins {
+		return nil, 0, fault.New(fault.Invalid, fault.Host, "%d requests of %d bytes in %d ms with %d kinds of latency cannot be", s.TotalIOs, s.IOBytes, s.Runtime, len(s.Latency.Bins))
 	}
-	if r.Write, err = job.Write.read(); err != nil {
-		return Result{}, fault.Wrap(err, fault.Of(err), fault.Host, "fio's writes")
+	byLatency = make(map[time.Duration]int64, len(s.Latency.Bins))
+	for key, n := range s.Latency.Bins {
+		ns, err := strconv.ParseInt(key, 10, 64)
+		if err != nil || ns < 0 || n < 0 || n > maxRequests-all {
+			return nil, 0, fault.New(fault.Invalid, fault.Host, "a latency of %.40q ns, %d times among %d, cannot be", key, n, s.TotalIOs)
+		}
+		byLatency[time.Duration(ns)] += n
+		all += n
 	}
-	return r, nil
+	return byLatency, all, nil
 }
 
 func (s side) read() (Side, error) {
-	const longest = int64(math.MaxInt64 / int64(time.Millisecond))
-	if s.TotalIOs < 0 || s.TotalIOs > maxRequests || s.IOBytes < 0 || s.Runtime < 0 || s.Runtime > longest || len(s.Latency.Bins) > maxBins {
-		return Side{}, fault.New(fault.Invalid, fault.Host, "%d requests of %d bytes in %d ms with %d kinds of latency cannot be", s.TotalIOs, s.IOBytes, s.Runtime, len(s.Latency.Bins))
+	requests, counted, err := s.requests()
+	if err != nil {
+		return Side{}, err
+	}
+	if counted != s.TotalIOs {
+		return Side{}, fault.New(fault.Invalid, fault.Host, "%d requests and the latencies of %d cannot be", s.TotalIOs, counted)
 	}
 	all := Side{Requests: s.TotalIOs, Bytes: s.IOBytes, Runtime: time.Duration(s.Runtime) * time.Millisecond}
 	if s.TotalIOs == 0 {
 		return all, nil
 	}
 	all.Latency = histogram.New()
-	left := s.TotalIOs
-	for key, n := range s.Latency.Bins {
-		ns, err := strconv.ParseInt(key, 10, 64)
-		if err != nil || ns < 0 || n < 0 || n > left {
-			return Side{}, fault.New(fault.Invalid, fault.Host, "a latency of %.40q ns, %d times among %d, cannot be", key, n, s.TotalIOs)
-		}
-		left -= n
-		histogram.RecordMany(all.Latency, time.Duration(ns), n)
-	}
-	if left != 0 {
-		return Side{}, fault.New(fault.Invalid, fault.Host, "the latencies of %d among %d requests are missing", left, s.TotalIOs)
+	for latency, n := range requests {
+		histogram.RecordMany(all.Latency, latency, n)
 	}
 	return all, nil
 }

@@ -11,8 +11,8 @@ import (
 )
 
 // Bulk is the configuration of a job for fio, which must be installed where the
-// load runs. Its operations are "read" and "write". It tells all at once, at the
-// end: an interval as long as the job, without the time in which fio laid its files out.
+// load runs. Its operations are "read" and "write". It tells about once in a second
+// what was done, without the time in which fio laid its files out.
 type Bulk struct {
 	Duration Duration `json:"duration"`
 	bulk.Job
@@ -34,30 +34,33 @@ func newBulk(config json.RawMessage) (Load, error) {
 
 // Run has fio do the job.
 func (b *Bulk) Run(ctx context.Context, out func(Interval)) error {
-	within, cancel := context.WithTimeoutCause(ctx, time.Duration(b.Duration)+time.Duration(b.Setup), errLate)
+	longest := time.Duration(b.Duration) + time.Duration(b.Setup)
+	within, cancel := context.WithTimeoutCause(ctx, longest, errLate)
 	defer cancel()
-	output, err := program(within, bulk.MaxOutput, "fio", b.Arguments(time.Duration(b.Duration))...)
-	if err != nil {
+	known := map[string]bool{} // a direction in which nothing is done any more is told, too
+	course := bulk.NewCourse(longest, func(s bulk.Stretch) {
+		i := Interval{Start: s.Start, Length: s.Length, Ops: map[string]Count{}}
+		for op, side := range map[string]bulk.Side{"read": s.Read, "write": s.Write} {
+			if known[op] = known[op] || side.Requests > 0; known[op] {
+				i.Ops[op] = Count{Done: side.Requests, Bytes: side.Bytes, Latency: side.Latency}
+			}
+		}
+		out(i)
+	})
+	if err := follow(within, course, "fio", b.Arguments(time.Duration(b.Duration))...); course.Err() == nil && err != nil {
 		return err
 	}
-	result, err := bulk.Parse(output)
-	if err != nil {
-		if within.Err() != nil && ctx.Err() != nil {
-			return nil // it was stopped before there was a result
-		}
+	switch err := course.End(); {
+	case err != nil && within.Err() != nil && ctx.Err() != nil:
+		return nil // it was stopped before there was a result
+	case err != nil:
 		return err
-	}
-	runtime := max(result.Read.Runtime, result.Write.Runtime)
-	i := Interval{Start: time.Now().Add(-runtime), Length: runtime, Ops: map[string]Count{}}
-	for op, side := range map[string]bulk.Side{"read": result.Read, "write": result.Write} {
-		if side.Requests > 0 {
-			i.Ops[op] = Count{Done: side.Requests, Bytes: side.Bytes, Latency: side.Latency}
+	case len(known) == 0 || !known["read"] && !known["write"]:
+		if ctx.Err() == nil {
+			return errors.New("fio did nothing")
 		}
+		out(Interval{Start: time.Now()})
 	}
-	if len(i.Ops) == 0 && ctx.Err() == nil {
-		return errors.New("fio did nothing")
-	}
-	out(i)
 	return nil
 }
 

@@ -36,7 +36,8 @@ type Count struct {
 	Bytes  int64 // of payload, in those done
 	// Of those done, in µs; nil where they are not timed one by one. Latency counts
 	// from the intended start. Service, from the real one, is nil where the two are
-	// the same: in closed loops.
+	// the same: in closed loops. A program that tells no times before its end tells
+	// those of all its operations with its last interval, which did only some of them.
 	Latency, Service *hdrhistogram.Histogram
 	Example          string // one of the errors, in words
 }
@@ -100,7 +101,7 @@ func (c *Count) UnmarshalJSON(data []byte) error {
 		if err != nil {
 			return err
 		}
-		if times.TotalCount() != text.Done {
+		if times.TotalCount() < text.Done {
 			return fault.New(fault.Invalid, fault.Host, "cannot read a count: %d done and %d times", text.Done, times.TotalCount())
 		}
 		*h.into = times

@@ -1,9 +1,11 @@
 package workload
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -20,7 +22,8 @@ import (
 // Sysbench is the configuration of one of sysbench's loads on a database, which
 // sysbench-prepare filled; sysbench must be installed where the load runs. Its operation
 // is "transaction", and OpUndone are those that the server had begun anew. It tells
-// all at once, at the end.
+// about once in a second how many were done; how long they took, what was undone and
+// what failed it tells of all of them at its end, with the last interval.
 type Sysbench struct {
 	Duration Duration       `json:"duration"`
 	Database mariadb.Server `json:"database"`
@@ -72,7 +75,7 @@ func (s *Sysbench) arguments(command string) []string {
 	args := []string{
 		s.Test, "--db-driver=mysql", "--mysql-user=" + s.Database.User, "--mysql-password=" + s.Database.Password, "--mysql-db=" + s.Database.Database,
 		fmt.Sprintf("--tables=%d", s.Tables), fmt.Sprintf("--table-size=%d", s.Rows), fmt.Sprintf("--threads=%d", s.Threads),
-		fmt.Sprintf("--time=%d", time.Duration(s.Duration)/time.Second), "--events=0", "--histogram=on", fmt.Sprintf("--rate=%d", s.Rate),
+		fmt.Sprintf("--time=%d", time.Duration(s.Duration)/time.Second), "--events=0", "--histogram=on", "--report-interval=1", fmt.Sprintf("--rate=%d", s.Rate),
 		// Below 2^31, which is what it takes; 0 would draw by the clock.
 		fmt.Sprintf("--rand-seed=%d", 1+s.Seed%(1<<31-2)),
 	}
@@ -109,19 +112,118 @@ const maxSysbench = 1 << 20
 func (s *Sysbench) Run(ctx context.Context, out func(Interval)) error {
 	within, cancel := context.WithTimeoutCause(ctx, time.Duration(s.Duration)+maxTimeout, errLate)
 	defer cancel()
-	start := time.Now()
-	said, err := program(within, maxSysbench, "sysbench", s.arguments("run")...)
-	if err != nil {
+	course := sysbenchCourse{out: out, rest: bounded{most: maxSysbench}}
+	if err := follow(within, &course, "sysbench", s.arguments("run")...); err != nil && course.rest.lost == 0 {
 		return err
 	}
-	count, length, err := readSysbench(string(said))
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil // it was stopped before there was a result
+	err := course.end()
+	if err != nil && ctx.Err() != nil {
+		course.stopped()
+		return nil // there was no result yet
+	}
+	return err
+}
+
+// sysbenchCourse reads sysbench's output as it comes: a line for each second, and a
+// report at the end. The seconds are told as they come, the last with what the report
+// has beyond them, so that all add up to it.
+type sysbenchCourse struct {
+	out  func(Interval)
+	line []byte
+	rest bounded // what is not of seconds
+
+	began       time.Time     // zero until a second has come
+	until, told time.Duration // since then: what has come, and what was told
+	done, given float64       // transactions that have come, and those of them that were told
+}
+
+// sysbenchSecond is a line of a course: its time, and what was done in a second.
+var sysbenchSecond = regexp.MustCompile(`^\[ (\d{1,9})s \] thds: \d{1,9} tps: (\d{1,9}\.\d{1,2}) `)
+
+// mostLine bounds a line of the course, in bytes.
+const mostLine = 4 << 10
+
+// Write takes more of the output, and never refuses.
+func (c *sysbenchCourse) Write(p []byte) (int, error) {
+	for rest := p; len(rest) > 0; {
+		part, after, ended := bytes.Cut(rest, []byte("\n"))
+		c.line = append(c.line, part[:min(len(part), mostLine-len(c.line))]...)
+		if rest = after; ended {
+			c.take()
 		}
+	}
+	return len(p), nil
+}
+
+// take reads a line.
+func (c *sysbenchCourse) take() {
+	line := c.line
+	c.line = c.line[:0]
+	if !bytes.HasPrefix(line, []byte("[ ")) {
+		_, _ = c.rest.Write(append(line, '\n'))
+		return
+	}
+	found := sysbenchSecond.FindSubmatch(line)
+	if found == nil {
+		return // of queues
+	}
+	seconds, _ := strconv.ParseInt(string(found[1]), 10, 64) // at most nine digits
+	rate, _ := strconv.ParseFloat(string(found[2]), 64)
+	at := time.Duration(seconds) * time.Second
+	if c.began.IsZero() {
+		c.began = time.Now().Add(-at)
+	}
+	if at <= c.until {
+		return // time stands
+	}
+	if c.until > c.told {
+		// What came before is not the last.
+		whole := math.Floor(c.done)
+		c.tell(c.until, map[string]Count{OpTransaction: {Done: int64(whole - c.given)}})
+		c.given = whole
+	}
+	c.done += rate * (at - c.until).Seconds()
+	c.until = at
+}
+
+// tell gives an interval that ends then.
+func (c *sysbenchCourse) tell(until time.Duration, ops map[string]Count) {
+	c.out(Interval{c.began.Add(c.told), max(0, until-c.told), ops})
+	c.told = until
+}
+
+// stopped tells the last second that came, of a sysbench that has not come to its
+// report.
+func (c *sysbenchCourse) stopped() {
+	if c.until > c.told {
+		c.tell(c.until, map[string]Count{OpTransaction: {Done: int64(math.Floor(c.done) - c.given)}})
+	}
+}
+
+// end reads the report and tells the rest.
+func (c *sysbenchCourse) end() error {
+	if len(c.line) > 0 {
+		c.take()
+	}
+	if c.rest.lost > 0 {
+		return fault.New(fault.Invalid, fault.Host, "sysbench said more than %d bytes", maxSysbench)
+	}
+	ops, length, err := readSysbench(c.rest.String())
+	if err != nil {
 		return err
 	}
-	out(Interval{start, length, count})
+	all := ops[OpTransaction]
+	// A rate is told to hundredths: it may be a little too much, and no more.
+	beyond := int64(c.given) - all.Done
+	if beyond > 1+int64(c.told/(time.Minute)) {
+		return fault.New(fault.Invalid, fault.Host, "sysbench's seconds have %.0f transactions, and its report %d", c.given, all.Done)
+	}
+	all.Done = max(0, -beyond)
+	ops[OpTransaction] = all
+	if c.began.IsZero() {
+		c.began = time.Now().Add(-length)
+	}
+	c.tell(length, ops)
 	return nil
 }
 

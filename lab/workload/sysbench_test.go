@@ -85,3 +85,89 @@ func TestSysbenchIsToldWhereAndHowLong(t *testing.T) {
 		}
 	}
 }
+
+// course gives a report with a line for each second before it.
+func course(t testing.TB, seconds ...string) string {
+	t.Helper()
+	head, report, ok := strings.Cut(sysbenchSaid(t), "Latency histogram")
+	if !ok {
+		t.Fatal("the report has no histogram")
+	}
+	return head + strings.Join(seconds, "\n") + "\nLatency histogram" + report
+}
+
+func read(t testing.TB, text string) (told []Interval, err error) {
+	t.Helper()
+	c := sysbenchCourse{out: func(i Interval) { told = append(told, i) }, rest: bounded{most: maxSysbench}}
+	for part := range slices.Chunk([]byte(text), 7) { // as a pipe may cut it
+		if n, err := c.Write(part); n != len(part) || err != nil {
+			t.Fatalf("%d of %d bytes taken: %v", n, len(part), err)
+		}
+	}
+	return told, c.end()
+}
+
+// Seconds are told as they come, and with the last what the report has beyond them.
+func TestSysbenchIsToldSecondBySecond(t *testing.T) {
+	told, err := read(t, course(t,
+		"[ 1s ] thds: 2 tps: 200.41 qps: 4027.10 (r/w/o: 2823.17/801.11/402.82) lat (ms,95%): 16.12 err/s: 8.02 reconn/s: 0.00",
+		"[ 1s ] queue length: 0, concurrency: 1",
+		"[ 2s ] thds: 2 tps: 150.30 qps: 3027.10 (r/w/o: 2823.17/801.11/402.82) lat (ms,95%): 16.12 err/s: 8.02 reconn/s: 0.00",
+		"[ 3s ] thds: 2 tps: 60.00 qps: 1227.10 (r/w/o: 2823.17/801.11/402.82) lat (ms,95%): 16.12 err/s: 8.02 reconn/s: 0.00"))
+	if err != nil || len(told) != 3 {
+		t.Fatalf("%d intervals, %v", len(told), err)
+	}
+	sum := Total{}
+	for i, want := range []int64{200, 150, 75} {
+		if got := told[i].Ops[OpTransaction].Done; got != want {
+			t.Errorf("interval %d has %d transactions and not %d", i, got, want)
+		}
+		if i < 2 && (told[i].Length != time.Second || told[i].Ops[OpTransaction].Latency != nil) {
+			t.Errorf("interval %d is %+v", i, told[i])
+		}
+		if err := sum.Add(told[i]); err != nil {
+			t.Error(err)
+		}
+	}
+	if all := sum.Ops[OpTransaction]; all.Done != 425 || all.Latency.TotalCount() != 425 || sum.Ops[OpUndone].Done != 17 {
+		t.Errorf("they add up to %+v", sum.Ops)
+	}
+	if told[1].Start.Sub(told[0].Start) != time.Second {
+		t.Errorf("the second begins %v after the first", told[1].Start.Sub(told[0].Start))
+	}
+	// What comes back over the wire is the same: times of all, told with the last.
+	data, err := json.Marshal(told[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back Interval
+	if err := json.Unmarshal(data, &back); err != nil || back.Ops[OpTransaction].Latency.TotalCount() != 425 {
+		t.Errorf("%v, %+v", err, back)
+	}
+}
+
+func TestHostileSecondsOfSysbenchAreRefused(t *testing.T) {
+	if told, err := read(t, course(t, "[ 1s ] thds: 2 tps: 9000.00 qps: 1", "[ 2s ] thds: 2 tps: 9000.00 qps: 1")); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "report 425") {
+		t.Errorf("more than its report has: %v, %v", err, told)
+	}
+	if _, err := read(t, strings.Repeat("x", maxSysbench+2)+"\n"+strings.Repeat("y\n", maxSysbench)); !fault.Is(err, fault.Invalid) {
+		t.Errorf("more than fits: %v", err)
+	}
+	// Time that stands or goes back tells nothing.
+	told, err := read(t, course(t, "[ 5s ] thds: 2 tps: 10.00 q", "[ 5s ] thds: 2 tps: 10.00 q", "[ 2s ] thds: 2 tps: 10.00 q", "[ 99999999999s ] thds: 2 tps: 10.00 q"))
+	if err != nil || len(told) != 1 || told[0].Ops[OpTransaction].Done != 425 {
+		t.Errorf("%v, %v", err, told)
+	}
+}
+
+func FuzzSysbenchCourse(f *testing.F) {
+	f.Add(course(f, "[ 1s ] thds: 2 tps: 200.41 qps: 4027.10 (", "[ 2s ] thds: 2 tps: 1.00 q"))
+	f.Fuzz(func(t *testing.T, text string) {
+		told, _ := read(t, text)
+		for _, i := range told {
+			if err := i.Check(); err != nil || i.Ops[OpTransaction].Done < 0 {
+				t.Fatalf("%v: %+v", err, i)
+			}
+		}
+	})
+}
