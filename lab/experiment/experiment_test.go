@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,8 +36,9 @@ func TestArmsStandSideBySideAndTakeTurnsInBeingFirst(t *testing.T) {
 			seen[turn.Arm] = true
 		}
 		firsts[turns[i].Step] = append(firsts[turns[i].Step], turns[i].Arm)
-		if i < 8 && turns[i].Arm != turns[i+8+3].Arm {
-			t.Errorf("%s is first, and not last the next time", turns[i].Arm)
+		// The next time all goes backwards.
+		if back := turns[len(turns)-1-i]; i < 8 && (turns[i].Arm != back.Arm || turns[i].Step != back.Step) {
+			t.Errorf("%v is first, and not last the next time: that is %v", turns[i], back)
 		}
 	}
 	again := Describe(b.plan, []string{"a", "b"}, 7).Turns
@@ -270,6 +273,41 @@ func TestSettingsAreOtherOnlyInTheirArm(t *testing.T) {
 	}
 	if changes := events(r, record.Change); len(changes) != 4 || changes[0].Arm != "after" {
 		t.Errorf("%+v", changes)
+	}
+}
+
+// A device that comes with a guest's disk is on the host only once the guest is: its
+// settings are those of the turn too, and are put back.
+func TestSettingsOfWhatComesWithAGuestArePutBack(t *testing.T) {
+	b := newBench(t)
+	late := filepath.Join(b.root, filepath.Dir(setting), "bridge-nf-call-arptables")
+	read := func() string {
+		text, err := os.ReadFile(late)
+		if err != nil {
+			t.Error(err)
+		}
+		return strings.TrimSpace(string(text))
+	}
+	b.site.boot = func(Spec) error {
+		if _, err := os.Stat(late); err == nil {
+			return nil
+		}
+		return os.WriteFile(late, []byte("1\n"), 0o644)
+	}
+	var mu sync.Mutex
+	seen := map[string]bool{}
+	b.site.count = func(done, errors int64) int64 {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[b.setting(t)+read()] = true
+		return done + errors
+	}
+	b.do(t)
+	if len(seen) != 2 || !seen["00"] || !seen["11"] {
+		t.Errorf("while loads went, both were %v", seen)
+	}
+	if read() != "1" {
+		t.Errorf("it is left at %s", read())
 	}
 }
 

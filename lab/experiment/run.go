@@ -68,21 +68,22 @@ func Describe(plan *scenario.Plan, targets []string, seed uint64) record.Plan {
 }
 
 // order sets the arms of a step side by side, in an order drawn for each
-// repetition and step; every second repetition has it the other way round, so
-// that no arm is always the first.
+// repetition and step; every second repetition has it, and the order of the steps,
+// the other way round, so that none is always the first and what drifts weighs on all.
 func order(p record.Plan, seed uint64) []record.Turn {
 	draw := rand.New(rand.NewPCG(seed, 0))
 	var turns []record.Turn
 	drawn := make([][]int, len(p.Steps))
 	for repetition := range p.Repetitions {
-		for i, step := range p.Steps {
+		for i := range p.Steps {
 			if repetition%2 == 0 {
 				drawn[i] = draw.Perm(len(p.Arms))
 			} else {
+				i = len(p.Steps) - 1 - i
 				slices.Reverse(drawn[i])
 			}
 			for _, arm := range drawn[i] {
-				turns = append(turns, record.Turn{Arm: p.Arms[arm].Name, Repetition: repetition + 1, Step: step.Name})
+				turns = append(turns, record.Turn{Arm: p.Arms[arm].Name, Repetition: repetition + 1, Step: p.Steps[i].Name})
 			}
 		}
 	}

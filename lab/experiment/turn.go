@@ -73,6 +73,9 @@ func (r *run) turn(ctx context.Context, at record.Turn) (err error) {
 		return nil
 	}
 	t.boot(ctx)
+	if done := t.tune(); done { // what came with the guests: a device that a disk of theirs lies on
+		return nil
+	}
 	t.services(ctx)
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -103,7 +106,7 @@ func (t *turn) trouble(what, guest string, err error) {
 	t.note(record.Event{Kind: kind, What: what, Guest: guest, Text: err.Error()})
 }
 
-// tune changes the host's settings for the turn. A host that does not have them
+// tune changes the host's settings for the turn; those that are so already are left. A host that does not have them
 // skips the turn.
 func (t *turn) tune() (skipped bool) {
 	for name, value := range t.setup.Host {

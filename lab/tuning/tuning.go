@@ -62,6 +62,7 @@ var settings = map[string]map[string]map[string]string{
 		"deadline": {"sys/block/*/queue/scheduler": "mq-deadline"},
 		"none":     {"sys/block/*/queue/scheduler": "none"},
 		"bfq":      {"sys/block/*/queue/scheduler": "bfq"},
+		"kyber":    {"sys/block/*/queue/scheduler": "kyber"},
 	},
 	"ksm": {
 		"on":  {"sys/kernel/mm/ksm/run": "1"},
@@ -129,11 +130,14 @@ func (h Host) Plan(name, value string) ([]Change, error) {
 }
 
 // look reads one file. A file that lists its choices, as "none [bfq]", must offer
-// the value.
+// the value; a device of which the file says none alone takes no scheduler.
 func (h Host) look(path, value string) (c Change, offered bool, err error) {
 	old, choices, err := h.read(path)
 	if err != nil {
 		return c, false, err
+	}
+	if choices == nil && filepath.Base(path) == "scheduler" {
+		choices = []string{old}
 	}
 	return Change{path, old, value}, choices == nil || slices.Contains(choices, value), nil
 }

@@ -87,14 +87,18 @@ func TestWhatSomebodyElseChangedMeanwhileIsLeft(t *testing.T) {
 }
 
 func TestOnlyDevicesThatOfferASchedulerGetIt(t *testing.T) {
-	changes := plan(t, host(t), "io-scheduler", "deadline")
-	// A device without choices offers what it has and takes what it is given.
-	for _, c := range changes {
-		if c.Path == "sys/block/sda/queue/scheduler" && c.Old == "none" && c.New == "mq-deadline" {
-			return
+	for value, scheduler := range map[string]string{"deadline": "mq-deadline", "kyber": "kyber"} {
+		// loop0 has no choices: the kernel would refuse it anything else.
+		if changes, want := plan(t, host(t), "io-scheduler", value), []Change{{"sys/block/sda/queue/scheduler", "none", scheduler}}; !slices.Equal(changes, want) {
+			t.Errorf("%s: planned %v", value, changes)
 		}
 	}
-	t.Errorf("planned %v", changes)
+	if changes := plan(t, host(t), "io-scheduler", "none"); len(changes) > 0 {
+		t.Errorf("planned %v: all have none", changes)
+	}
+	if _, err := host(t).Plan("io-scheduler", "bfq"); err == nil || !strings.Contains(err.Error(), "bfq") {
+		t.Errorf("one that no device has: %v", err)
+	}
 }
 
 func TestWhatAHostDoesNotHaveIsSaid(t *testing.T) {
