@@ -41,6 +41,7 @@ type facts struct {
 	telemetry   map[record.Turn][]record.Telemetry
 	warmed      map[record.Turn]record.Event // how warm-ups ended that had no length beforehand
 	armsWeighed []weighed                    // of all arms beside the first; nil until somebody asks
+	contested   []*contest                   // of all axes with choices; nil until somebody asks
 }
 
 // name is that of a flow.
@@ -117,7 +118,7 @@ func (f *facts) mechanism() string {
 			why = append(why, fmt.Sprintf("%s's guests ran under %s", t.Name, known(t.Accelerator)))
 		}
 	}
-	if p := f.run.Scenario.Profile; p == "mini" || p == "smoke" {
+	if p := f.run.Scenario.Profile; strings.HasPrefix(p, "mini") || p == "smoke" {
 		why = append(why, "the profile is "+p)
 	}
 	if len(why) == 0 {

@@ -64,6 +64,9 @@ func (f *facts) sections() (filled []section) {
 	var g gallery
 	for _, load := range f.loadNames() {
 		g.head("Load " + load)
+		for _, d := range f.choicePictures(load) {
+			g.put(d, true)
+		}
 		for _, d := range f.throughput(load) {
 			g.put(d, true)
 		}

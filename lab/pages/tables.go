@@ -15,7 +15,7 @@ import (
 
 // tables are all that a page of the run's own has.
 func (f *facts) tables() []lab.Table {
-	every, deeds := f.loadTables(false), f.deeds()
+	every, deeds := append(f.winnerTables(), f.loadTables(false)...), f.deeds()
 	return filled(append(every, f.addedUp(), f.armTable(), f.bounds(), f.deedTable(deeds), f.aroundTable(deeds), f.books(), f.guests(), f.hostTable(), f.insideTable(), f.missing()))
 }
 

@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -21,6 +22,7 @@ type pair struct {
 	again      *stats.Ratio // of b measured a second time, by the first: A/A
 	unsound    string       // why its values are not to be believed; empty if they may be
 	picked     int          // out of so many pairs, for being the farthest apart; 0: it was not picked
+	counted    string       // what its values are each of: "" is a repetition
 }
 
 // weighed is what came of a pair.
@@ -72,6 +74,8 @@ func (p pair) unable() string {
 	switch {
 	case p.unsound != "":
 		return p.unsound
+	case len(p.a) < wanted && p.counted != "":
+		return fmt.Sprintf("%s, %d are wanted", plural(len(p.a), p.counted), wanted)
 	case len(p.a) < wanted || len(p.b) < wanted:
 		return fmt.Sprintf("%d and %d repetitions, %d each are wanted", len(p.a), len(p.b), wanted)
 	case slices.Min(p.a) <= 0 || slices.Min(p.b) <= 0:
@@ -90,7 +94,7 @@ func (p pair) hopeless(together int) string {
 	if p.family == "" || float64(together)*least < stats.Surely {
 		return ""
 	}
-	return fmt.Sprintf("%s are too few to tell luck among %d figures of a kind: repeat more often, or compare fewer steps", plural(len(p.a), "repetition"), together)
+	return fmt.Sprintf("%s are too few to tell luck among %d figures of a kind: repeat more often, or compare fewer steps", plural(len(p.a), cmp.Or(p.counted, "repetition")), together)
 }
 
 func (p pair) compare() stats.Comparison {
@@ -168,6 +172,7 @@ func (f *facts) verdict() (said []string) {
 	said = append(said, f.held()...)
 	said = append(said, f.addUp()...)
 	said = append(said, f.spans()...)
+	said = append(said, f.winners()...)
 	said = append(said, f.done()...)
 	said = append(said, findings(f.weighedArms())...)
 	for i := range said {

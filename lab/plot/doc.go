@@ -4,7 +4,7 @@
 // marker beside its colour. Every picture has a title and a description for
 // those who do not see it, and every mark tells its value to a pointer.
 //
-// Lines, Bars, Columns, Matrix and Multiples are plain values; SVG draws one of
+// Lines, Bars, Columns, Grid, Matrix and Multiples are plain values; SVG draws one of
 // them. The looks are in Style, which a page includes once; Alone makes of a
 // drawing a file that needs no page.
 //

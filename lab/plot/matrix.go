@@ -4,6 +4,7 @@ import (
 	"html"
 	"html/template"
 	"math"
+	"strings"
 )
 
 // Matrix is a picture of many values, each in the place of its row and column: the
@@ -28,11 +29,13 @@ type Cell struct {
 	Value float64
 	Note  string
 	None  string
+	Words string // below the note, in as many lines as they take
 }
 
 const (
 	cellHigh = 19.0
 	headHigh = 0.72 // times its length is the height of a name that stands aslant
+	wordHigh = 14.0 // of a line of words below a note
 )
 
 // SVG draws the picture.
@@ -67,30 +70,53 @@ func (m Matrix) SVG() template.HTML {
 		}
 		c.text(x, a.top-6, "name", "middle", name)
 	}
-	strength := m.strength()
+	strength, high := m.strength(), cellHigh
+	for _, r := range m.Rows {
+		for _, cell := range r.Cells {
+			if n := len(wrapped(cell.Words, wide-8)); n > 0 {
+				high = max(high, cellHigh+wordHigh*float64(n)+3)
+			}
+		}
+	}
 	c.put(`<g class="look%d">`, m.Look)
 	for i, r := range m.Rows {
-		y := a.top + cellHigh*float64(i)
+		y := a.top + high*float64(i)
 		c.text(a.left-8, y+cellHigh-5.5, "name", "end", r.Name)
 		for j, cell := range r.Cells {
-			m.cell(&c, a.left+wide*float64(j), y, wide, cell, strength, r.Name)
+			m.cell(&c, area{a.left + wide*float64(j), y, a.left + wide*float64(j+1), y + high}, cell, strength, r.Name)
 		}
 	}
 	c.put("</g>")
-	return c.svg(m.ID, m.Title, m.About, a.top+cellHigh*float64(len(m.Rows))+8)
+	return c.svg(m.ID, m.Title, m.About, a.top+high*float64(len(m.Rows))+8)
 }
 
-func (m Matrix) cell(c *canvas, x, y, wide float64, cell Cell, strength func(float64) float64, name string) {
+func (m Matrix) cell(c *canvas, a area, cell Cell, strength func(float64) float64, name string) {
+	x, y, wide := a.left, a.top, a.right-a.left
 	words := cell.Note
 	if cell.None != "" {
 		words = cell.None
 	} else {
 		c.put(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" class="cell" fill-opacity="%.2f"><title>%s</title></rect>`,
-			x+0.5, y+0.5, wide-1, cellHigh-1, strength(cell.Value), html.EscapeString(name+": "+words))
+			x+0.5, y+0.5, wide-1, a.bottom-y-1, strength(cell.Value), html.EscapeString(strings.TrimSpace(name+": "+words+" "+cell.Words)))
 	}
 	if wideAs(words) < wide+4 {
 		c.text(x+wide/2, y+cellHigh-5.5, "name", "middle", words)
 	}
+	for i, line := range wrapped(cell.Words, wide-8) {
+		c.text(x+wide/2, y+cellHigh+wordHigh*float64(i+1)-5.5, "", "middle", line)
+	}
+}
+
+// wrapped breaks words into lines that are so wide at most, where there are blanks.
+func wrapped(words string, wide float64) (lines []string) {
+	for _, word := range strings.Fields(words) {
+		if last := len(lines) - 1; last >= 0 && wideAs(lines[last]+" "+word) <= wide {
+			lines[last] += " " + word
+			continue
+		}
+		lines = append(lines, word)
+	}
+	return lines
 }
 
 // strength says how much of the colour a value has.

@@ -73,6 +73,44 @@ func panels() Multiples {
 	}
 }
 
+func contest() Grid {
+	return Grid{
+		ID: "contest", Title: "Who wins", About: "a grid", Axis: Axis{Label: "of the best", Ticks: []float64{0, 0.5, 1}}, Columns: []string{"read", "write & sync"},
+		Rows: []GridRow{
+			{"bus", []GridLine{{"virtio", []GridBar{{Bar{Value: 1, Note: "wins"}, true}, {Bar{Value: 1}, false}}}, {"ide", []GridBar{{Bar{Value: 0.4, Low: 0.3, High: 0.5, Note: "40 %"}, false}, {Bar{None: "–"}, false}}}}},
+			{"cache", []GridLine{{"none", []GridBar{{Bar{Value: 0.9}, false}, {Bar{Value: 0.7}, false}}}}},
+		},
+	}
+}
+
+// A winner's bar is full, the others are pale, and all go by one axis.
+func TestOnlyWinnersAreFull(t *testing.T) {
+	svg := string(contest().SVG())
+	if full, pale := strings.Count(svg, `class="fill"`), strings.Count(svg, `class="pale"`); full != 1 || pale != 4 {
+		t.Errorf("%d full and %d pale bars", full, pale)
+	}
+}
+
+// Words below a note are broken where there are blanks, and a row is as high as they
+// want.
+func TestWordsInCellsAreWrapped(t *testing.T) {
+	if got := wrapped("bus=virtio cache=none io=native", 22*letter); !slices.Equal(got, []string{"bus=virtio cache=none", "io=native"}) {
+		t.Errorf("%q", got)
+	}
+	if got := wrapped("averylongwordthatfitsnowhere", letter); len(got) != 1 || len(wrapped("", 100)) != 0 {
+		t.Errorf("%q", got)
+	}
+	low, high := field(), field()
+	high.Rows[0].Cells[0].Words = strings.Repeat("cache=writeback ", 9)
+	_, words := parsed(t, string(high.SVG()))
+	if !slices.Contains(words, "cache=writeback cache=writeback") && !slices.Contains(words, "cache=writeback") {
+		t.Errorf("%q", words)
+	}
+	if len(high.SVG()) <= len(low.SVG()) {
+		t.Error("words take no room")
+	}
+}
+
 // The larger of two values has more of the colour, and equal ones as much.
 func TestAMatrixIsStrongerWhereItsValuesAreLarger(t *testing.T) {
 	strength := field().strength()
@@ -100,7 +138,7 @@ func TestPartsAreStacked(t *testing.T) {
 // A picture that stands alone has its style in it and knows no variables: few
 // programs but browsers do.
 func TestAPictureStandsAlone(t *testing.T) {
-	for name, svg := range map[string]string{"lines": Alone(curves().SVG()), "bars": Alone(blocks().SVG()), "columns": Alone(stacks().SVG()), "matrix": Alone(field().SVG()), "multiples": Alone(panels().SVG())} {
+	for name, svg := range map[string]string{"lines": Alone(curves().SVG()), "bars": Alone(blocks().SVG()), "columns": Alone(stacks().SVG()), "matrix": Alone(field().SVG()), "multiples": Alone(panels().SVG()), "grid": Alone(contest().SVG())} {
 		elements, _ := parsed(t, svg)
 		if elements["style"] != 1 || elements["svg"] != 1 || strings.Contains(svg, "var(") {
 			t.Errorf("%s: %v", name, elements)
@@ -152,6 +190,7 @@ func TestPicturesSayWhatTheyShow(t *testing.T) {
 		"columns":   {string(stacks().SVG()), []string{"Served", "columns", "1", "2", "tiles", "2, before: 30, tile 2: 20", "30", "1 s", "not measured"}},
 		"matrix":    {string(field().SVG()), []string{"Disks", "a matrix", "none", "raw ide", "raw ide: 12 MiB/s", "has no io_uring"}},
 		"multiples": {string(panels().SVG()), []string{"Host", "panels", "busy, cores", "from 1 to 3", "vcpus 2", "0", "20", "before"}},
+		"grid":      {string(contest().SVG()), []string{"Who wins", "a grid", "read", "write & sync", "bus", "cache", "virtio", "wins", "bus=ide, read: 40 %", "–"}},
 		"bars":      {string(blocks().SVG()), []string{"Calls", "bars", "idle", "wedged", "blocked", "not measured", "start & stop", "list, wedged: blocked", "twice", "ms"}},
 	} {
 		elements, words := parsed(t, c.svg)
@@ -174,6 +213,7 @@ func TestAPictureOfNothing(t *testing.T) {
 		parsed(t, string(Lines{ID: "a", X: Axis{Scale: scale}, Y: Axis{Scale: scale}}.SVG()))
 		parsed(t, string(Bars{ID: "a", Axis: Axis{Scale: scale}}.SVG()))
 		parsed(t, string(Columns{ID: "a", Axis: Axis{Scale: scale}}.SVG()))
+		parsed(t, string(Grid{ID: "a", Axis: Axis{Scale: scale}, Columns: []string{"b"}, Rows: []GridRow{{Name: "c", Lines: []GridLine{{"d", []GridBar{{}}}}}}}.SVG()))
 		parsed(t, string(Multiples{ID: "a", X: Axis{Scale: scale}, Panels: []Panel{{Y: Axis{Scale: scale}}}}.SVG()))
 	}
 }
