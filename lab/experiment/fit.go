@@ -66,7 +66,7 @@ func watchable(plan *scenario.Plan) error {
 		for _, u := range row {
 			for _, l := range u.Loads {
 				if !plan.Warmup.Fixed() && workload.AtOnce(l.Kind) {
-					return fault.New(fault.Invalid, fault.Config, "load %s (%s) tells what it did at its end only, so that nobody sees when it is steady: give warmup a length, as in 20s", l.Name, l.Kind)
+					return fault.New(fault.Invalid, fault.Config, "load %s (%s) tells how long its operations took at its end only, so that it cannot be stopped once it was steady: give warmup a length, as in 20s", l.Name, l.Kind)
 				}
 			}
 		}

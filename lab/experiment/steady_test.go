@@ -186,9 +186,9 @@ func TestARunThatNeverBecomesSteadySaysSo(t *testing.T) {
 }
 
 func TestWhatCannotBeWatchedIsRefused(t *testing.T) {
-	b := newBenchOf(t, strings.Replace(untilSteady, "kind: web", "kind: bulk", 1))
+	b := newBenchOf(t, strings.Replace(untilSteady, "kind: web", "kind: sysbench", 1))
 	_, err := Fit(b.plan, Room{Memory: scenario.TiB, Disk: scenario.TiB, Processors: 8}, true)
-	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "load inside (bulk) tells what it did at its end only") {
+	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "load inside (sysbench) tells how long its operations took at its end only") {
 		t.Errorf("%v", err)
 	}
 }

@@ -109,7 +109,7 @@ func (m Matrix) cell(c *canvas, a area, cell Cell, strength func(float64) float6
 
 // wrapped breaks words into lines that are so wide at most, where there are blanks.
 func wrapped(words string, wide float64) (lines []string) {
-	for _, word := range strings.Fields(words) {
+	for word := range strings.FieldsSeq(words) {
 		if last := len(lines) - 1; last >= 0 && wideAs(lines[last]+" "+word) <= wide {
 			lines[last] += " " + word
 			continue

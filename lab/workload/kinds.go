@@ -44,5 +44,6 @@ func New(kind string, config json.RawMessage) (Load, error) {
 	return load, nil
 }
 
-// AtOnce says whether a load tells what it did at its end only.
-func AtOnce(kind string) bool { return kind == "bulk" || kind == "sysbench" }
+// AtOnce says whether a load tells at its end only how long its operations took: one
+// that is stopped before has no times.
+func AtOnce(kind string) bool { return kind == "sysbench" }

@@ -215,7 +215,7 @@ func (c *sysbenchCourse) end() error {
 	all := ops[OpTransaction]
 	// A rate is told to hundredths: it may be a little too much, and no more.
 	beyond := int64(c.given) - all.Done
-	if beyond > 1+int64(c.told/(time.Minute)) {
+	if beyond > 1+int64(c.told/time.Minute) {
 		return fault.New(fault.Invalid, fault.Host, "sysbench's seconds have %.0f transactions, and its report %d", c.given, all.Done)
 	}
 	all.Done = max(0, -beyond)
