@@ -259,6 +259,27 @@ func TestTooManyFiguresAreNotToldFromLuck(t *testing.T) {
 	}
 }
 
+// TestTheWholeOfALoadIsAskedBeforeItsParts: with eight repetitions a load of five
+// operations is still told from luck, and its operations are not.
+func TestTheWholeOfALoadIsAskedBeforeItsParts(t *testing.T) {
+	first, second := newSide("first"), newSide("second")
+	for _, op := range []string{all, "browse", "cycle", "login", "new-customer", "purchase"} {
+		name := figureName{kind: "throughput", of: "shop " + op, op: op, step: "step", arm: onlyArm}
+		slow, fast := map[int]float64{}, map[int]float64{}
+		for repetition := range 8 {
+			slow[repetition], fast[repetition] = 1, 3
+		}
+		first.add(&figure{name: name, unit: "1/s", values: slow})
+		second.add(&figure{name: name, unit: "1/s", values: fast})
+	}
+	pairs, _ := contrast(first, second, nil, true)
+	for i, w := range weigh(pairs) {
+		if whole := i == 0; whole != (w.why == "" && w.finding == stats.More) {
+			t.Errorf("%s: %s, %s", w.what, w.finding, w.why)
+		}
+	}
+}
+
 func TestADifferenceBelowTheNoiseIsNone(t *testing.T) {
 	// Chance alone hardly parts the two so, and yet halves of one side differ more.
 	var a, b []float64

@@ -111,7 +111,7 @@ func contrast(first, second, again *side, beside bool) (pairs []pair, alone []st
 			alone = append(alone, one.name.words()+": not at "+second.name)
 			continue
 		}
-		p := pair{what: one.name.words(), step: one.name.step, row: one.name.row(), unit: one.unit, family: one.name.kind, beside: beside}
+		p := pair{what: one.name.words(), step: one.name.step, row: one.name.row(), unit: one.unit, family: one.name.family(), beside: beside}
 		p.main = one.name.op == all && slices.Contains(mainKinds, one.name.kind)
 		p.a, p.b = other.lists(one, beside)
 		place := figureName{step: one.name.step, arm: one.name.arm}
@@ -200,6 +200,15 @@ func (n figureName) row() string {
 		words += ", " + n.arm
 	}
 	return words
+}
+
+// family names the figures among which one is corrected for luck. A load as a whole
+// is asked before what it consists of: naming more operations costs it no verdict.
+func (n figureName) family() string {
+	if n.op != all {
+		return n.kind + " of operations"
+	}
+	return n.kind
 }
 
 func total(values []float64) (sum float64) {
