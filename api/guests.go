@@ -93,6 +93,9 @@ func toGuest(m fleet.Member) *lodgev1.Guest {
 	for _, message := range v.Messages {
 		g.Messages = append(g.Messages, legible(message))
 	}
+	for _, d := range v.Decisions() {
+		g.Decisions = append(g.Decisions, legible(d.String()))
+	}
 	if d := v.Current(); d != nil {
 		g.Memory, g.MemoryMax, g.Vcpus = memory(d), d.Memory, uint32(vcpus(d))
 	}

@@ -29,6 +29,7 @@ func TestClonesHaveIdentitiesOfTheirOwn(t *testing.T) {
 	xml = strings.Replace(xml, "<source mode='bind' path='"+source.port+"'/>", "", 1)
 	xml = strings.Replace(xml, "machine='q35'", "machine='pc'", 1) // of its drives for CDs the guest knows how to use
 	xml = strings.Replace(xml, "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>", "", 1)
+	xml = strings.Replace(xml, "<devices>", "<metadata><l:guest xmlns:l='https://lodge-kvm.github.io/xmlns/guest/1.0' rng='no'/></metadata><devices>", 1)
 	d.virsh(t, "undefine", "golden")
 	d.virsh(t, "define", d.file(t, "golden.xml", xml))
 	user := d.file(t, "user-data", "#cloud-config\nusers: [ann]\n")
@@ -81,4 +82,36 @@ func (d *daemon) whoIs(t *testing.T, name string) []string {
 	contains(t, "the seed of "+name, seed, `"instance-id": "`+uuid[1]+`"`, `"local-hostname": "`+name+`"`, "users: [ann]", "ssh_deletekeys: true")
 	_, random, _ := strings.Cut(seed, `"random_seed": "`)
 	return []string{uuid[1], mac[1], random[:min(len(random), 64)]}
+}
+
+// TestANewGuestHasRandomNumbers, by a definition that says nothing of them, and says
+// why; an export that is imported again is as it was, with them or without.
+func TestANewGuestHasRandomNumbers(t *testing.T) {
+	needs(t)
+	d := start(t)
+	g, xml := shape{name: "fresh"}.xml(t, d)
+	xml = strings.Replace(xml, "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>", "", 1)
+	d.virsh(t, "define", d.file(t, "fresh.xml", xml))
+	contains(t, "the definition", d.virsh(t, "dumpxml", "fresh"), "<rng model='virtio'>", "<backend model='random'>/dev/urandom</backend>", "ua-lodge-rng")
+	contains(t, "lodge why", d.set(t, 0, "why"), "fresh: a virtio-rng", "virsh detach-device-alias fresh ua-lodge-rng --config")
+	d.set(t, 0, "check")
+	d.virsh(t, "start", "fresh")
+	g.up(t)
+	contains(t, "random numbers", g.sh(t, "cat /sys/class/misc/hw_random/rng_current"), "virtio")
+	d.virsh(t, "destroy", "fresh")
+
+	d.virsh(t, "define", d.spin(t, "bare"))
+	d.virsh(t, "detach-device-alias", "bare", "ua-lodge-rng", "--config")
+	tree := filepath.Join(d.dir, "tree")
+	d.set(t, 0, "store", "export", tree, "--data="+d.data)
+	before := d.virsh(t, "dumpxml", "fresh") + d.virsh(t, "dumpxml", "bare")
+	d.virsh(t, "undefine", "fresh")
+	d.virsh(t, "undefine", "bare")
+	d.set(t, 0, "import", tree)
+	if after := d.virsh(t, "dumpxml", "fresh") + d.virsh(t, "dumpxml", "bare"); after != before {
+		t.Errorf("imported again, the guests are\n%s\nthey were\n%s", after, before)
+	}
+	if why := d.set(t, 0, "why", "bare"); why != "" {
+		t.Errorf("of a guest without random numbers lodge why says %s", why)
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/volume"
@@ -28,7 +29,7 @@ func (c *cloning) build(ctx context.Context, b *building, d *domain.Definition) 
 		}
 	}
 	if c.addsRNG() {
-		d.Devices.RNGs = []*device.RNG{{Model: "virtio", Backend: "random", Path: "/dev/urandom"}}
+		d.Devices.RNGs = []*device.RNG{guest.NewRNG()}
 	}
 	if from := d.OS.NVRAM.Path; from != "" {
 		var err error

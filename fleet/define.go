@@ -87,7 +87,13 @@ func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Res
 	if before != nil && alike(before.Inactive, g.View().Inactive) {
 		r.Outcome = Unchanged
 	}
-	r.Note = strings.Join(f.guests.Clashes(g.View(), q.seesGuest(f)), "; ")
+	notes := f.guests.Clashes(g.View(), q.seesGuest(f))
+	if before == nil {
+		for _, d := range g.View().Decisions() {
+			notes = append(notes, d.String())
+		}
+	}
+	r.Note = strings.Join(notes, "; ")
 	return r, g.UUID()
 }
 

@@ -10,18 +10,19 @@ import (
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/markup"
 )
 
 // Namespace is that of the element in a definition's <metadata> that holds a
 // guest's marks:
 //
-//	<lodge:guest xmlns:lodge="https://lodge-kvm.github.io/xmlns/guest/1.0" priority="10">
+//	<lodge:guest xmlns:lodge="https://lodge-kvm.github.io/xmlns/guest/1.0" priority="10" rng="no">
 //	  <lodge:label name="app" value="web"/>
 //	  <lodge:after guest="db"/>
 //	  <lodge:volume pool="default" name="web-1.qcow2"/>
 //	</lodge:guest>
-const Namespace = "https://lodge-kvm.github.io/xmlns/guest/1.0"
+const Namespace = guest.MarksNamespace
 
 // The names of that element.
 const (
@@ -56,6 +57,9 @@ type Marks struct {
 	After []string
 	// Volumes were made for the guest's tile and go with it.
 	Volumes []VolumeName
+	// NoRNG says that the guest, when it is new, gets no source of random numbers
+	// that its definition does not name. Room guest heeds it.
+	NoRNG bool
 }
 
 // VolumeName names a volume.
@@ -103,6 +107,13 @@ func parseMarks(root *markup.Element) (*Marks, error) {
 		if m.Priority, err = parsePriority(text); err != nil {
 			return nil, err
 		}
+	}
+	switch text := root.Attr("rng"); text {
+	case "":
+	case "no":
+		m.NoRNG = true
+	default:
+		return nil, wrongMarks("have rng=%q; known is \"no\"", text)
 	}
 	for _, e := range root.Elements() {
 		switch e.Name {
@@ -213,12 +224,15 @@ func (m *Marks) document() (string, error) {
 }
 
 func (m *Marks) element() *markup.Element {
-	if m.Priority == 0 && len(m.Labels) == 0 && len(m.After) == 0 && len(m.Volumes) == 0 {
+	if m.Priority == 0 && !m.NoRNG && len(m.Labels) == 0 && len(m.After) == 0 && len(m.Volumes) == 0 {
 		return nil
 	}
 	e := &markup.Element{Name: rootName}
 	if m.Priority != 0 {
 		e.Attrs = append(e.Attrs, markup.Attr{Name: "priority", Value: strconv.Itoa(m.Priority)})
+	}
+	if m.NoRNG {
+		e.Attrs = append(e.Attrs, markup.Attr{Name: "rng", Value: "no"})
 	}
 	add := func(name string, attrs ...markup.Attr) {
 		e.Children = append(e.Children, &markup.Element{Name: name, Attrs: attrs})
@@ -239,7 +253,7 @@ func (m *Marks) element() *markup.Element {
 func (m *Marks) clone() *Marks {
 	labels := make(Labels, len(m.Labels))
 	maps.Copy(labels, m.Labels)
-	return &Marks{Labels: labels, Priority: m.Priority, After: slices.Clone(m.After), Volumes: slices.Clone(m.Volumes)}
+	return &Marks{Labels: labels, Priority: m.Priority, After: slices.Clone(m.After), Volumes: slices.Clone(m.Volumes), NoRNG: m.NoRNG}
 }
 
 // ReadLabels reads the labels that a definition's <metadata> gives a guest.

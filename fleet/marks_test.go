@@ -24,7 +24,7 @@ func TestMarksAreReadAsTheyWereWritten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.StringMatching(`[a-z][a-z0-9._/-]{0,20}`)
 		text := rapid.StringOfN(rapid.RuneFrom([]rune(`abc <>&'"é雪 {}`)), 1, 30, 200)
-		m := &Marks{Labels: Labels{}, Priority: rapid.IntRange(-maxPriority, maxPriority).Draw(t, "priority")}
+		m := &Marks{Labels: Labels{}, Priority: rapid.IntRange(-maxPriority, maxPriority).Draw(t, "priority"), NoRNG: rapid.Bool().Draw(t, "rng")}
 		for _, n := range rapid.SliceOfN(name, 0, 5).Draw(t, "labels") {
 			if n != tileLabel {
 				m.Labels[n] = text.Draw(t, "value")
@@ -48,7 +48,7 @@ func TestMarksAreReadAsTheyWereWritten(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v: %s", err, metadata)
 		}
-		if got.Priority != m.Priority || !maps.Equal(got.Labels, m.Labels) || !slices.Equal(got.After, m.After) || !slices.Equal(got.Volumes, m.Volumes) {
+		if got.Priority != m.Priority || got.NoRNG != m.NoRNG || !maps.Equal(got.Labels, m.Labels) || !slices.Equal(got.After, m.After) || !slices.Equal(got.Volumes, m.Volumes) {
 			t.Fatalf("got %+v, want %+v from %s", got, m, metadata)
 		}
 	})
@@ -73,6 +73,7 @@ func TestWrongMarksAreRefused(t *testing.T) {
 	in := func(inner string) string { return `<l:guest xmlns:l="` + Namespace + `">` + inner + `</l:guest>` }
 	for metadata, says := range map[string]string{
 		`<l:guest xmlns:l="` + Namespace + `" priority="1001"/>`:                              "from -1000 to 1000",
+		`<l:guest xmlns:l="` + Namespace + `" rng="yes"/>`:                                    `known is "no"`,
 		`<l:host xmlns:l="` + Namespace + `"/>`:                                               `not "guest"`,
 		in(`<l:lable name="a" value="b"/>`):                                                   "known are label, after and volume",
 		in(`<l:label name="a b" value="b"/>`):                                                 "letters, digits",

@@ -19,15 +19,16 @@ import (
 // Define makes or replaces a persistent definition from libvirt's domain XML.
 // It is on disk when Define returns.
 func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Guest, error) {
-	def, err := r.understand(ctx, doc, validate)
+	u, err := r.understand(ctx, doc, validate)
 	if err != nil {
 		return nil, err
 	}
-	g, err := r.claim(def.Name, def.UUID)
+	g, err := r.claim(u.plain.Name, u.plain.UUID)
 	if err != nil {
 		return nil, err
 	}
 	err = g.change(ctx, "", func() error {
+		def := u.after(g.current())
 		before := g.record.Fences
 		g.fence(ctx, def)
 		err := g.define(def, doc)
@@ -41,27 +42,35 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 
 // understand turns a document into a complete definition, as the QEMU that it
 // names can make it.
-func (r *Registry) understand(ctx context.Context, doc string, validate bool) (*domain.Definition, error) {
+func (r *Registry) understand(ctx context.Context, doc string, validate bool) (u understood, err error) {
 	var def *domain.Definition
-	err := turnstile.Do(ctx, func() (err error) {
+	err = turnstile.Do(ctx, func() (err error) {
 		def, err = domainxml.Parse(doc, domainxml.Options{Validate: validate})
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return u, err
 	}
 	caps, err := r.Emulators.Get(ctx, def.Devices.Emulator)
 	if err != nil {
-		return nil, err
+		return u, err
 	}
-	return def, turnstile.Do(ctx, func() error {
+	return u, turnstile.Do(ctx, func() error {
+		gives := r.GiveRNG && lacksRNG(def)
 		if err := domainxml.Complete(def, completion(caps)); err != nil {
 			return err
 		}
 		if err := r.chooseFirmware(def); err != nil {
 			return err
 		}
-		return qemu.Complete(def, caps)
+		if err := qemu.Complete(def, caps); err != nil {
+			return err
+		}
+		u.plain = def
+		if gives {
+			u.given = withRNG(def, caps)
+		}
+		return nil
 	})
 }
 
@@ -106,6 +115,9 @@ func (g *Guest) define(def *domain.Definition, doc string) error {
 		detail = event.DetailAdded
 	}
 	g.announce(event.DomainChange{Change: event.Defined, Detail: detail})
+	if before == nil {
+		g.tellDecisions()
+	}
 	for _, clash := range g.reg.Clashes(g.View(), nil) {
 		g.log.Warn("a guest was defined that is not unique", "message", clash)
 	}

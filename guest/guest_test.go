@@ -47,6 +47,8 @@ type daemon struct {
 	isolated bool
 	// boot names the boot of the host.
 	boot string
+	// gives has new guests be given a source of random numbers.
+	gives bool
 }
 
 // newDaemon makes a daemon whose guests end with the test.
@@ -126,7 +128,7 @@ func (d *daemon) open() {
 		DataDir:  filepath.Join(d.dir, "data/guest"), RunDir: filepath.Join(d.dir, "run/guest"), Instance: instance,
 		Log: log, Store: d.store, Events: d.events, Emulators: emulators, Ledger: host.NewLedger(inventory),
 		Networks: d.nets, Pools: d.pools, Secrets: secrets, Cgroups: d.groups, Kernel: root,
-		Prepared: d.prepared, Boot: d.boot,
+		Prepared: d.prepared, Boot: d.boot, GiveRNG: d.gives,
 	})
 	must(err)
 }

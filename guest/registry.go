@@ -45,6 +45,8 @@ type Config struct {
 	// Quarters are where guests' QEMUs run, each as a user of its own; nil: they run
 	// as the daemon does.
 	Quarters *chamber.Quarters
+	// GiveRNG gives a virtio-rng to new machines that say nothing of one.
+	GiveRNG bool
 	// StayFull leaves guests that ran out of room on the host paused.
 	StayFull bool
 	// Boot identifies this boot of the host; empty where that is not known.

@@ -56,16 +56,16 @@ func (g *Guest) Start(ctx context.Context, o StartOptions) error {
 
 // Create starts a transient guest, or a persistent one that the document names.
 func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Guest, error) {
-	def, err := r.understand(ctx, doc, o.Validate)
+	u, err := r.understand(ctx, doc, o.Validate)
 	if err != nil {
 		return nil, err
 	}
-	g, err := r.claim(def.Name, def.UUID)
+	g, err := r.claim(u.plain.Name, u.plain.UUID)
 	if err != nil {
 		return nil, err
 	}
 	err = g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
-		return g.planStart(def, doc, o), g.admitRun()
+		return g.planStart(u.after(g.current()), doc, o), g.admitRun()
 	})
 	return g, r.unclaim(g, err)
 }

@@ -208,6 +208,7 @@ type Guest struct {
 	Messages      []string               `protobuf:"bytes,18,rep,name=messages,proto3" json:"messages,omitempty"`   // what an administrator should know, also what it shares with others
 	Template      bool                   `protobuf:"varint,19,opt,name=template,proto3" json:"template,omitempty"`  // it is there to be cloned, and is not started
 	Isolation     []string               `protobuf:"bytes,20,rep,name=isolation,proto3" json:"isolation,omitempty"` // what QEMU is kept within: user, root, capabilities, network, devices, threads, cores
+	Decisions     []string               `protobuf:"bytes,21,rep,name=decisions,proto3" json:"decisions,omitempty"` // what Lodge chose for it by itself: what, why, and how to undo it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -378,6 +379,13 @@ func (x *Guest) GetTemplate() bool {
 func (x *Guest) GetIsolation() []string {
 	if x != nil {
 		return x.Isolation
+	}
+	return nil
+}
+
+func (x *Guest) GetDecisions() []string {
+	if x != nil {
+		return x.Decisions
 	}
 	return nil
 }
@@ -3177,7 +3185,7 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x11ListGuestsRequest\x12\x16\n" +
 	"\x06select\x18\x01 \x03(\tR\x06select\"=\n" +
 	"\x12ListGuestsResponse\x12'\n" +
-	"\x06guests\x18\x01 \x03(\v2\x0f.lodge.v1.GuestR\x06guests\"\x87\x05\n" +
+	"\x06guests\x18\x01 \x03(\v2\x0f.lodge.v1.GuestR\x06guests\"\xa5\x05\n" +
 	"\x05Guest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x0e\n" +
@@ -3202,7 +3210,8 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x04wait\x18\x11 \x01(\v2\x0e.lodge.v1.WaitR\x04wait\x12\x1a\n" +
 	"\bmessages\x18\x12 \x03(\tR\bmessages\x12\x1a\n" +
 	"\btemplate\x18\x13 \x01(\bR\btemplate\x12\x1c\n" +
-	"\tisolation\x18\x14 \x03(\tR\tisolation\x1a9\n" +
+	"\tisolation\x18\x14 \x03(\tR\tisolation\x12\x1c\n" +
+	"\tdecisions\x18\x15 \x03(\tR\tdecisions\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"L\n" +

@@ -35,7 +35,7 @@ func (d *daemonFlags) dial() *client.Client {
 
 // lookCommands are those that change nothing.
 func lookCommands(d *daemonFlags) []*cobra.Command {
-	return []*cobra.Command{psCommand(d), checkCommand(d), topCommand(d), eventsCommand(d), queueCommand(d), statusCommand(d)}
+	return []*cobra.Command{psCommand(d), checkCommand(d), whyCommand(d), topCommand(d), eventsCommand(d), queueCommand(d), statusCommand(d)}
 }
 
 func psCommand(d *daemonFlags) *cobra.Command {
@@ -68,6 +68,22 @@ writable disks, ports of displays. The exit status is 0 when there is nothing.
 			daemon := d.dial()
 			defer daemon.Close()
 			return daemon.Check(c.Context(), args, c.OutOrStdout())
+		},
+	}
+}
+
+func whyCommand(d *daemonFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "why [SELECTOR...]",
+		Short: "Say what the daemon chose for guests by itself",
+		Long: `Say what the daemon chose for guests by itself, a line for each choice: what, why,
+and what undoes it.
+
+` + selectorHelp,
+		RunE: func(c *cobra.Command, args []string) error {
+			daemon := d.dial()
+			defer daemon.Close()
+			return daemon.Why(c.Context(), args, c.OutOrStdout())
 		},
 	}
 }

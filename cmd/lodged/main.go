@@ -70,6 +70,7 @@ func command() *cobra.Command {
 	f.StringVar(&o.pki, "pki", "/etc/pki", "`directory` of the certificates, as libvirt lays it out: CA/cacert.pem, CA/cacrl.pem, libvirt/servercert.pem, libvirt/private/serverkey.pem")
 	f.StringArrayVar(&o.tlsAllow, "tls-allow", nil, "`glob` of a certificate's subject that may come in where there are no rules of access; may be repeated; none: whoever has a certificate")
 	f.BoolVar(&o.resumeOnRoom, "resume-on-room", true, "let guests that were paused because a disk is full on the host go on when there is room")
+	f.BoolVar(&o.rng, "give-rng", true, "give guests that are new a virtio-rng with /dev/urandom, where their definitions say nothing of one")
 	f.StringVar(&o.level, "log-level", "info", "least `level` that is logged: debug, info, warn, error")
 	return c
 }
@@ -101,6 +102,7 @@ type options struct {
 	cores                             bool
 	prepared                          int
 	resumeOnRoom                      bool
+	rng                               bool
 }
 
 func (o *options) logger() (*slog.Logger, error) {

@@ -197,7 +197,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		Log: log, Store: records, Events: events, Emulators: emulators, Ledger: ledger,
 		Starts:   host.NewStarts(root, runtime.NumCPU(), log),
 		Networks: networks, Pools: pools, Secrets: secrets, Cgroups: groups, Kernel: root, Boot: bootID(),
-		Prepared: max(o.prepared, 0), Quarters: quarters, StayFull: !o.resumeOnRoom,
+		Prepared: max(o.prepared, 0), Quarters: quarters, StayFull: !o.resumeOnRoom, GiveRNG: o.rng,
 	})
 	if err != nil {
 		return nil, err
