@@ -4,8 +4,8 @@
 //
 // The agent is the first process of a PID name space and ends with its
 // connection; the kernel then ends everything else: processes, mounts, loop
-// devices and interfaces, also when the lab was killed. Only the control group
-// is left then, which the next start of that name takes away.
+// devices and interfaces, also when the lab was killed. Only the control groups
+// are left then, which Sweep takes away, and the folder that a place was given.
 //
 // What belongs here: making such a place. What is measured in it is steered by a
 // session, as in a guest.
@@ -58,16 +58,36 @@ type Place struct {
 	ended   chan struct{} // the process has, and said is whole
 	said    bytes.Buffer
 	group   group
+	link    string // the host's end of its network; "" as long as there is none
 	root    string
 }
 
 // farewell bounds how long the place may take to end by itself.
 const farewell = 10 * time.Second
 
+// Possible says why there can be no place with a bound on this host.
+func Possible() error {
+	if err := asRoot(); err != nil {
+		return err
+	}
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		return fault.Wrap(err, fault.Unsupported, fault.Host, "this host makes no block devices of files")
+	}
+	_, err := find(groups)
+	return err
+}
+
+func asRoot() error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	return fault.New(fault.Denied, fault.Host, "only root can run the lab's services outside of a guest: it takes name spaces and mounts")
+}
+
 // Start makes a place. Should it fail, nothing of it is left.
 func Start(ctx context.Context, how How) (*Place, error) {
-	if os.Geteuid() != 0 {
-		return nil, fault.New(fault.Denied, fault.Host, "only root can run the lab's services outside of a guest: it takes name spaces and mounts")
+	if err := asRoot(); err != nil {
+		return nil, err
 	}
 	if how.Agent == "" {
 		how.Agent = image.DefaultAgent()
@@ -125,7 +145,7 @@ func (p *Place) launch(ctx context.Context, how How) (net.Conn, error) {
 		_ = agent.Wait()
 	}()
 	if p.group, err = confine(how.Name, agent.Process.Pid, how.Memory); err == nil {
-		err = connect(how, agent.Process.Pid, mac)
+		err = p.connect(how, agent.Process.Pid, mac)
 	}
 	if err != nil {
 		ours.Close()
@@ -151,7 +171,7 @@ func (p *Place) clear() error {
 			<-p.ended
 		}
 	}
-	return errors.Join(p.group.remove(), os.RemoveAll(p.root))
+	return errors.Join(p.disconnect(), remove(p.group.dirs), os.RemoveAll(p.root))
 }
 
 // pair gives two ends of a connection: one as a connection, one as a file.
@@ -179,14 +199,15 @@ func hardware(of netip.Addr) net.HardwareAddr {
 
 // connect gives the place an interface, whose other end is the host's. Both go
 // with the place.
-func connect(how How, pid int, mac net.HardwareAddr) error {
-	host := how.Address.Addr().As4()
+func (p *Place) connect(how How, pid int, mac net.HardwareAddr) error {
+	four := how.Address.Addr().As4()
 	attributes := netlink.NewLinkAttrs()
-	attributes.Name = fmt.Sprintf("lab%02x%02x%02x%02x", host[0], host[1], host[2], host[3])
+	attributes.Name = fmt.Sprintf("lab%02x%02x%02x%02x", four[0], four[1], four[2], four[3])
 	veth := &netlink.Veth{LinkAttrs: attributes, PeerName: "eth0", PeerHardwareAddr: mac, PeerNamespace: netlink.NsPid(pid)}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("cannot make interface %s: %w", attributes.Name, err)
 	}
+	p.link = attributes.Name
 	addr, err := netlink.ParseAddr(how.Host.String())
 	if err != nil {
 		return err
@@ -195,4 +216,23 @@ func connect(how How, pid int, mac net.HardwareAddr) error {
 		return fmt.Errorf("cannot give %s the address %s: %w", attributes.Name, how.Host, err)
 	}
 	return netlink.LinkSetUp(veth)
+}
+
+// disconnect takes the interface away at once: the kernel would some time after the
+// place has ended, and another place may want the address before.
+func (p *Place) disconnect() error {
+	if p.link == "" {
+		return nil
+	}
+	link, err := netlink.LinkByName(p.link)
+	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone {
+		return nil
+	}
+	if err == nil {
+		err = netlink.LinkDel(link)
+	}
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("cannot take interface %s away: %w", p.link, err)
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package native_test
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -149,6 +151,83 @@ func TestAPlaceThatCannotStartLeavesNothing(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for deadline := time.Now().Add(time.Minute); len(left(t, how)) > 0; <-time.After(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("there is left: %v", left(t, how))
+		}
+	}
+}
+
+// heldIn names the folder of a place that a copy of this program holds until it is
+// killed.
+const heldIn = "LODGE_TEST_PLACE"
+
+// held is what that place is like.
+func held(t *testing.T, dir string) native.How {
+	t.Helper()
+	number := os.Getpid()
+	if os.Getenv(heldIn) != "" {
+		number = os.Getppid()
+	}
+	i := imagetest.Find(t)
+	return native.How{
+		Name: fmt.Sprintf("lab-test%d-t1-web", number), Image: i, Agent: filepath.Join(dir, "agent"), Dir: dir, Memory: 1 << 30,
+		Host:    netip.MustParsePrefix(fmt.Sprintf("198.19.%d.%d/30", number>>6&255, number&63<<2|1)),
+		Address: netip.MustParsePrefix(fmt.Sprintf("198.19.%d.%d/30", number>>6&255, number&63<<2|2)),
+	}
+}
+
+func TestHoldAPlace(t *testing.T) {
+	dir := os.Getenv(heldIn)
+	if dir == "" {
+		t.Skip("is run by another test")
+	}
+	p, err := native.Start(t.Context(), held(t, dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Run(t.Context(), "sh", "-c", "setsid -f sleep 10000"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stdout.WriteString("held\n"); err != nil {
+		t.Fatal(err)
+	}
+	select {}
+}
+
+// What a lab that is killed leaves of a place is a control group, which Sweep takes
+// away, and the root in its folder.
+func TestOfAKilledLabSweepTakesTheRest(t *testing.T) {
+	dir := t.TempDir()
+	how := held(t, dir)
+	if err := native.Possible(); err != nil {
+		t.Skip(err)
+	}
+	if err := how.Image.Agent(how.Agent); err != nil {
+		t.Fatal(err)
+	}
+	lab := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHoldAPlace$", "-test.v")
+	lab.Env = append(os.Environ(), heldIn+"="+dir)
+	said, err := lab.StdoutPipe()
+	if err == nil {
+		err = lab.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(said)
+	for lines.Scan() && lines.Text() != "held" {
+		t.Log(lines.Text())
+	}
+	if here := left(t, how); len(here) < 3 {
+		t.Errorf("of a running place there is only %v", here)
+	}
+	_ = lab.Process.Kill()
+	_ = lab.Wait()
+	if err := native.Sweep("lab-test" + fmt.Sprint(os.Getpid()) + "-"); err != nil {
+		t.Error(err)
+	}
+	want := []string{filepath.Join(dir, "root.raw")}
+	for deadline := time.Now().Add(time.Minute); !slices.Equal(left(t, how), want); <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("there is left: %v", left(t, how))
 		}
