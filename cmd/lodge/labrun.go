@@ -51,6 +51,9 @@ of the lab's own image at one or more daemons, and keep every value in a
 directory. More daemons are measured in turns, side by side; one that is named
 twice tells how much it differs from itself (lodge lab compare).
 
+An arm that is native runs the same services outside of a guest, on this host and
+as root; elsewhere it is skipped, and the reason is told.
+
 All that is made is taken away at the end, and settings of the host that a
 scenario changes are put back. A run that was killed goes on with lodge lab
 resume, or is cleaned up after with lodge lab clean.
@@ -153,7 +156,9 @@ What measured other work, or on another host, is refused. A difference is a
 finding only if chance hardly makes it, and if it is larger than a tenth and than
 the noise; few repetitions give no verdict. Across hosts there are ratios only.
 Where there is a verdict on no figure at all the reason is said once, and only the
-main figures are shown, of whole loads; --all shows every one.`,
+main figures are shown, of whole loads; --all shows every one.
+What ran outside of a guest is no daemon's, and on no side: of two runs it tells how
+the host itself has changed.`,
 		Example: `  lodge lab run block-io --profile mini --repetitions 10 --directory r \
     --target lodged=/run/lodge/libvirt-sock --target again=/run/lodge/libvirt-sock --target libvirtd=qemu:///system
   lodge lab compare r`,

@@ -83,8 +83,8 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer leave(to)
-	sites := places(targets, to, i, o.Files)
-	left, err := fit(plan, sites, o.Fit)
+	g := newGrounds(plan, targets, to, i, o.Files)
+	left, err := fit(plan, g.sites, o.Fit)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	return do(ctx, w, s, plan, sites, i, o.Say)
+	return do(ctx, w, s, plan, g, i, o.Say)
 }
 
 // narrow keeps a slice, and says so.
@@ -174,12 +174,21 @@ func leave(to *target.Target) {
 	}
 }
 
-func places(targets []*target.Target, to *target.Target, i image.Image, dir string) map[string]*site.Site {
-	all := map[string]*site.Site{}
+// grounds are where roles can run.
+type grounds struct {
+	sites   map[string]*site.Site // by target
+	outside *site.Outside         // of a guest; nil where no arm is
+}
+
+func newGrounds(plan *scenario.Plan, targets []*target.Target, to *target.Target, i image.Image, dir string) grounds {
+	g := grounds{sites: map[string]*site.Site{}}
 	for number, t := range targets {
-		all[t.Name] = site.New(t, number+1, to, i, dir)
+		g.sites[t.Name] = site.New(t, number+1, to, i, dir)
 	}
-	return all
+	if plan.Outside() {
+		g.outside = site.NewOutside(targets, i, dir)
+	}
+	return g
 }
 
 // fit asks every site for its room.
@@ -216,12 +225,15 @@ func (o *Options) header(s *scenario.Scenario, plan *scenario.Plan, targets []*t
 	return h
 }
 
-func do(ctx context.Context, w *record.Writer, s *scenario.Scenario, plan *scenario.Plan, sites map[string]*site.Site, i image.Image, say func(experiment.Progress)) error {
-	all := map[string]experiment.Site{}
-	for name, one := range sites {
-		all[name] = one
+func do(ctx context.Context, w *record.Writer, s *scenario.Scenario, plan *scenario.Plan, g grounds, i image.Image, say func(experiment.Progress)) error {
+	o := experiment.Options{Scenario: s, Plan: plan, Sites: map[string]experiment.Site{}, Root: "/", Say: say}
+	for name, one := range g.sites {
+		o.Sites[name] = one
 	}
-	err := experiment.Do(ctx, w, experiment.Options{Scenario: s, Plan: plan, Sites: all, Root: "/", Say: say})
+	if g.outside != nil {
+		o.Outside = g.outside
+	}
+	err := experiment.Do(ctx, w, o)
 	return errors.Join(err, i.GiveBack())
 }
 
@@ -276,7 +288,7 @@ func Resume(ctx context.Context, o Options) error {
 		w.Close()
 		return err
 	}
-	return do(ctx, w, s, plan, places(targets, to, i, o.Files), i, o.Say)
+	return do(ctx, w, s, plan, newGrounds(plan, targets, to, i, o.Files), i, o.Say)
 }
 
 func addresses(targets []record.Target) (all []storm.Target) {
@@ -287,8 +299,8 @@ func addresses(targets []record.Target) (all []storm.Target) {
 }
 
 // Clean takes away what a run that does not run any more has left: guests, pools
-// and networks at its daemons, files, settings of this host. Settings that somebody
-// else has changed meanwhile are left, and said.
+// and networks at its daemons, control groups, files, settings of this host. Settings
+// that somebody else has changed meanwhile are left, and said.
 func Clean(ctx context.Context, dir, files string, say func(string)) error {
 	header, err := record.Peek(dir)
 	if err != nil {
@@ -319,6 +331,9 @@ func Clean(ctx context.Context, dir, files string, say func(string)) error {
 			t.Close()
 		}
 		failed = errors.Join(failed, err)
+	}
+	if journal.Outside() {
+		failed = errors.Join(failed, site.CleanOutside(header.ID, files))
 	}
 	if failed != nil {
 		return fmt.Errorf("cannot take away all that %s has left: %w", header.ID, failed)

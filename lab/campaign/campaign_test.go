@@ -299,3 +299,64 @@ func TestARunThatIsToldToStopLeavesNothing(t *testing.T) {
 		t.Errorf("%s, left %v", r.Outcome, d.Left())
 	}
 }
+
+// besideText is the small scenario with an arm outside of a guest.
+var besideText = strings.Replace(small, "steps:", "arms: [{name: guest}, {name: native, native: true}]\nsteps:", 1)
+
+// A daemon of another host has nothing to stand beside it outside of a guest: that is
+// said, once for each turn, and its guests are measured.
+func TestOfAnotherHostNothingIsRunOutsideOfAGuest(t *testing.T) {
+	d := &targettest.Daemon{}
+	o := options(t, at(t, "far", d))
+	if err := os.WriteFile(o.Scenario, []byte(besideText), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	r := load(t, o.Dir)
+	for _, e := range r.Events {
+		if e.Kind == record.Skipped && (e.Arm != "native" || e.What != record.WhatOutside || !strings.Contains(e.Text, "target far is on another host (big)")) {
+			t.Errorf("skipped: %+v", e)
+		}
+	}
+	if count(r, record.Skipped) != 2 || count(r, record.Done) != 4 || count(r, record.Failed) > 0 || len(r.Targets) != 1 {
+		t.Errorf("%d turns are done and %d skipped: %+v", count(r, record.Done), count(r, record.Skipped), r.Events)
+	}
+	if left, _ := os.ReadDir(o.Files); len(left) > 0 || len(d.Left()) > 0 {
+		t.Errorf("left: %v, %v", left, d.Left())
+	}
+}
+
+// What a killed run leaves outside of guests is control groups and files.
+func TestCleanTakesBackWhatWasOutsideOfGuests(t *testing.T) {
+	var groups []string
+	for _, tree := range []string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup"} {
+		dir := filepath.Join(tree, "lodge-lab-lab-x-t1-cpu")
+		if err := os.Mkdir(dir, 0o755); err == nil {
+			groups = append(groups, dir)
+			t.Cleanup(func() { _ = os.Remove(dir) })
+			break
+		}
+	}
+	o := options(t, at(t, "a", &targettest.Daemon{}))
+	killed(t, o)
+	journal, err := experiment.OpenJournal(o.Dir)
+	if err == nil {
+		err = errors.Join(journal.Forget(), journal.MadeOutside()) // and nothing at the daemon
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Clean(t.Context(), o.Dir, o.Files, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range groups {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
+	}
+	if left, _ := os.ReadDir(o.Files); len(left) > 0 {
+		t.Errorf("files are left: %v", left)
+	}
+}

@@ -22,6 +22,7 @@ type Journal struct {
 
 type journalState struct {
 	Targets []record.Target `json:"targets,omitempty"` // where there may be guests of the run
+	Outside bool            `json:"outside,omitempty"` // there may be something outside of guests
 	Changes []tuning.Change `json:"changes,omitempty"` // of the host's settings, in their order
 }
 
@@ -40,7 +41,19 @@ func OpenJournal(dir string) (*Journal, error) {
 
 // Left says whether there may be something to take back, and at which targets.
 func (j *Journal) Left() ([]record.Target, bool) {
-	return j.state.Targets, len(j.state.Targets) > 0 || len(j.state.Changes) > 0
+	return j.state.Targets, len(j.state.Targets) > 0 || len(j.state.Changes) > 0 || j.state.Outside
+}
+
+// Outside says whether there may be something outside of guests.
+func (j *Journal) Outside() bool { return j.state.Outside }
+
+// MadeOutside notes that there will be.
+func (j *Journal) MadeOutside() error {
+	if j.state.Outside {
+		return nil
+	}
+	j.state.Outside = true
+	return j.save()
 }
 
 // Made notes that there will be something at a target.

@@ -20,6 +20,7 @@ type Options struct {
 	Scenario *scenario.Scenario
 	Plan     *scenario.Plan
 	Sites    map[string]Site // by the name of the target
+	Outside  Site            // of the arms that run outside of a guest; nil if there is none
 	Root     string          // "/" of this host, for its settings and counters
 	Booting  int             // guests that boot at once; 4 if nothing is said
 	Say      func(Progress)  // told what goes on; may be nil
@@ -33,16 +34,26 @@ type Progress struct {
 	Left        time.Duration // estimated; 0 if not known yet
 }
 
-// Arms joins the scenario's arms with the targets: each arm at each target.
-func Arms(plan *scenario.Plan, targets []string) []record.Arm {
-	var all []record.Arm
-	for _, arm := range plan.Arms {
+// joined is a scenario's arm at a target.
+type joined struct {
+	record.Arm
+	setting int // the number of the scenario's arm
+}
+
+// join joins the scenario's arms with the targets: each arm at each target, but for
+// those outside of a guest, which are there once and at none.
+func join(plan *scenario.Plan, targets []string) (all []joined) {
+	for i, arm := range plan.Arms {
+		if arm.Native {
+			all = append(all, joined{record.Arm{Name: arm.Name, Set: arm.Text(), Native: true}, i})
+			continue
+		}
 		for _, target := range targets {
 			name := arm.Name
 			if len(targets) > 1 {
 				name += "@" + target
 			}
-			all = append(all, record.Arm{Name: name, Target: target, Set: arm.Text()})
+			all = append(all, joined{record.Arm{Name: name, Target: target, Set: arm.Text()}, i})
 		}
 	}
 	return all
@@ -51,8 +62,10 @@ func Arms(plan *scenario.Plan, targets []string) []record.Arm {
 // Describe puts a plan into the form of a record, with the order of its turns.
 func Describe(plan *scenario.Plan, targets []string, seed uint64) record.Plan {
 	p := record.Plan{
-		Arms: Arms(plan, targets), Repetitions: plan.Repetitions, Windows: plan.Windows,
-		Warmup: plan.Warmup.Least.Seconds(), Measure: plan.Measure.Seconds(),
+		Repetitions: plan.Repetitions, Windows: plan.Windows, Warmup: plan.Warmup.Least.Seconds(), Measure: plan.Measure.Seconds(),
+	}
+	for _, arm := range join(plan, targets) {
+		p.Arms = append(p.Arms, arm.Arm)
 	}
 	if w := plan.Warmup; !w.Fixed() {
 		p.Steady = &record.Steady{Most: w.Most.Seconds(), Within: w.Steady, Window: w.Window.Seconds()}
@@ -97,7 +110,7 @@ type run struct {
 	journal *Journal
 	host    tuning.Host
 	began   time.Time
-	opened  map[string]bool
+	opened  []Site
 }
 
 // Do does every turn of a record that has not ended yet, and seals it. A run that
@@ -110,7 +123,7 @@ func Do(ctx context.Context, w *record.Writer, o Options) (err error) {
 	if o.Say == nil {
 		o.Say = func(Progress) {}
 	}
-	r := &run{Options: o, w: w, host: tuning.Host{Root: o.Root}, began: time.Now(), opened: map[string]bool{}}
+	r := &run{Options: o, w: w, host: tuning.Host{Root: o.Root}, began: time.Now()}
 	if r.journal, err = OpenJournal(w.Dir()); err != nil {
 		return errors.Join(err, w.Seal(record.Interrupted))
 	}
@@ -164,8 +177,8 @@ func (r *run) left(turns int) time.Duration {
 // leave takes back all that the run made and changed.
 func (r *run) leave(ctx context.Context) error {
 	var all error
-	for name := range r.opened {
-		all = errors.Join(all, r.Sites[name].Close(ctx))
+	for _, s := range r.opened {
+		all = errors.Join(all, s.Close(ctx))
 	}
 	left, err := r.journal.Restore(r.host)
 	for _, text := range left {
@@ -177,38 +190,52 @@ func (r *run) leave(ctx context.Context) error {
 	return r.journal.Forget()
 }
 
-// site finds a target's.
-func (r *run) site(name string) (Site, error) {
-	if s := r.Sites[name]; s != nil {
-		return s, nil
+// site finds an arm's: that of its target, or the one outside of guests.
+func (r *run) site(arm record.Arm) (Site, error) {
+	s := r.Sites[arm.Target]
+	if arm.Native {
+		s = r.Outside
 	}
-	return nil, fault.New(fault.NotFound, fault.Host, "the run has a target %q, and none was given", name)
+	if s == nil {
+		return nil, fault.New(fault.NotFound, fault.Host, "the run has an arm %s at target %q, and none was given", arm.Name, arm.Target)
+	}
+	return s, nil
 }
 
-// open opens a target's site when it is first needed.
-func (r *run) open(ctx context.Context, name string) error {
-	if r.opened[name] {
+// open opens an arm's site when it is first needed.
+func (r *run) open(ctx context.Context, arm record.Arm, s Site) error {
+	if slices.Contains(r.opened, s) {
 		return nil
 	}
-	for _, target := range r.Sites[name].Describe() {
+	if arm.Native {
+		if err := r.journal.MadeOutside(); err != nil {
+			return err
+		}
+	}
+	for _, target := range s.Describe() {
 		if err := r.journal.Made(target); err != nil {
 			return err
 		}
 	}
-	r.opened[name] = true
-	return r.Sites[name].Open(ctx, r.w.Header.ID)
+	r.opened = append(r.opened, s)
+	return s.Open(ctx, r.w.Header.ID)
 }
 
 // setup finds what a turn is of.
 func (r *run) setup(turn record.Turn) (*scenario.Setup, record.Arm, error) {
-	plan := r.w.Header.Plan
-	arm := slices.IndexFunc(plan.Arms, func(a record.Arm) bool { return a.Name == turn.Arm })
+	var targets []string
+	for _, arm := range r.w.Header.Plan.Arms {
+		if !arm.Native && !slices.Contains(targets, arm.Target) {
+			targets = append(targets, arm.Target)
+		}
+	}
+	arms := join(r.Plan, targets)
+	arm := slices.IndexFunc(arms, func(a joined) bool { return a.Name == turn.Arm })
 	step := slices.IndexFunc(r.Plan.Steps, func(s scenario.Step) bool { return s.Name == turn.Step })
 	if arm < 0 || step < 0 {
 		return nil, record.Arm{}, fault.New(fault.Invalid, fault.Host, "the scenario has no turn %v", turn)
 	}
-	targets := len(plan.Arms) / len(r.Plan.Arms)
-	return r.Plan.Setups[arm/targets][step], plan.Arms[arm], nil
+	return r.Plan.Setups[arms[arm].setting][step], arms[arm].Arm, nil
 }
 
 // watch reads the host once a second until ctx ends.

@@ -17,6 +17,7 @@ import (
 type turn struct {
 	*run
 	at    record.Turn
+	arm   record.Arm
 	setup *scenario.Setup
 	site  Site
 
@@ -50,8 +51,8 @@ func (r *run) turn(ctx context.Context, at record.Turn) (err error) {
 	if err != nil {
 		return err
 	}
-	t := &turn{run: r, at: at, setup: setup, guests: map[place]*standing{}}
-	if t.site, err = r.site(arm.Target); err != nil {
+	t := &turn{run: r, at: at, arm: arm, setup: setup, guests: map[place]*standing{}}
+	if t.site, err = r.site(arm); err != nil {
 		return err
 	}
 	t.note(record.Event{Kind: record.Begin})
@@ -59,10 +60,14 @@ func (r *run) turn(ctx context.Context, at record.Turn) (err error) {
 		if _, ok := errors.AsType[*Unavailable](err); !ok {
 			return err
 		}
-		t.trouble("guests", "", err)
+		what := "guests"
+		if arm.Native {
+			what = record.WhatOutside
+		}
+		t.trouble(what, "", err)
 		return t.broken
 	}
-	if err := r.open(ctx, arm.Target); err != nil {
+	if err := r.open(ctx, arm, t.site); err != nil {
 		return err
 	}
 	defer func() {
@@ -183,7 +188,11 @@ func (t *turn) boot(ctx context.Context) {
 		t.mu.Lock()
 		t.guests[place{spec.Tile, spec.Role}] = &standing{Guest: g, spec: spec}
 		t.mu.Unlock()
-		t.keep(t.w.Command(fmt.Sprintf("%s %s %d %s.xml", t.at.Arm, t.at.Step, t.at.Repetition, spec.Name), g.Definition()))
+		form := "xml"
+		if t.arm.Native {
+			form = "json"
+		}
+		t.keep(t.w.Command(fmt.Sprintf("%s %s %d %s.%s", t.at.Arm, t.at.Step, t.at.Repetition, spec.Name, form), g.Definition()))
 		t.sample(record.Sample{Metric: record.MetricBoot, Value: time.Since(began).Seconds(), Unit: "s", Labels: labels(spec, nil)})
 	})
 }

@@ -52,6 +52,9 @@ func coresFirst(root string, cpus []int) []int {
 	return slices.SortedStableFunc(slices.Values(cpus), func(a, b int) int { return cmp.Compare(rank[a], rank[b]) })
 }
 
+// Count is how many there are.
+func (p *Processors) Count() int { return len(p.order) }
+
 // Take gives as many as are wanted, those that the fewest places use; nil where there
 // are not so many. They are to be given back.
 func (p *Processors) Take(count int) []int {

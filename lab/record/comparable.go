@@ -21,6 +21,9 @@ func (r Reason) String() string { return fmt.Sprintf("%s: %s against %s", r.What
 // The scenario's text and profile, the guests' image, the accelerator and what
 // a run deviates in must be the same, or other work was measured. The hosts must
 // be the same, or other hardware was.
+//
+// An arm outside of a guest is of no daemon, and stands on no side of a comparison
+// of daemons. Of two runs, what was done there tells how the host itself has changed.
 func Incomparable(a, b *Header) (reasons []Reason) {
 	differ := func(what, x, y string, host bool) {
 		if x != y {

@@ -106,8 +106,26 @@ type Steady struct {
 // Arm is one of the things compared: a setting, or a target.
 type Arm struct {
 	Name   string            `json:"name"`
-	Target string            `json:"target"`
+	Target string            `json:"target"`        // whose guests it is of; none of an arm that is native
 	Set    map[string]string `json:"set,omitempty"` // what this arm alone has
+	// Native has its roles run outside of a guest on the host of the lab: there is no
+	// daemon, no QEMU and no accelerator.
+	Native bool `json:"native,omitempty"`
+}
+
+// InGuests are the arms whose roles run in guests of a daemon.
+func (p *Plan) InGuests() []Arm { return p.arms(false) }
+
+// Outside are the arms whose roles run outside of a guest.
+func (p *Plan) Outside() []Arm { return p.arms(true) }
+
+func (p *Plan) arms(native bool) (all []Arm) {
+	for _, a := range p.Arms {
+		if a.Native == native {
+			all = append(all, a)
+		}
+	}
+	return all
 }
 
 // Step is a place on the axes: 4 tiles, or 8 threads with cache none.

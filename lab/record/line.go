@@ -140,6 +140,10 @@ const (
 	ValueSteady = "steady"
 )
 
+// WhatOutside is the word of an event that says why an arm outside of a guest cannot
+// be run here.
+const WhatOutside = "outside"
+
 // Event is what happened.
 type Event struct {
 	Time time.Time `json:"time"`

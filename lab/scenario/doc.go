@@ -13,6 +13,11 @@
 // Every profile, arm and step is worked out when a file is read, so that one with
 // a mistake anywhere is refused with its line before anything is made.
 //
+// An arm that is native has its roles run outside of a guest (package native). What
+// a guest alone can have is refused in it: events, swap, disks without a file
+// system, memory of one node. How a guest's disk is attached and formatted, its huge
+// pages and its kind of processor mean nothing there, and are left away.
+//
 // What belongs here: the language, its checks, the sums of what a step needs. What
 // does not: guests, daemons, and what a load's configuration means.
 package scenario

@@ -75,6 +75,9 @@ func (p *Plan) check() error {
 		}
 		names = append(names, a.Name)
 	}
+	if first := p.Arms[0]; !slices.ContainsFunc(p.Arms, func(a Arm) bool { return !a.Native }) {
+		return wrong(first.line, "arm %s is native, and there is none of guests that it could stand beside", first.Name)
+	}
 	return nil
 }
 
@@ -167,6 +170,9 @@ func (s *Scenario) setups(p *Plan, vars variables) error {
 		var row []*Setup
 		for _, step := range p.Steps {
 			setup, err := s.setup(vars.with(arm.Set).with(step.vars))
+			if err == nil && arm.Native {
+				err = setup.checkNative()
+			}
 			if err != nil {
 				return fault.Wrap(err, fault.Invalid, fault.Config, "arm %s, step %s", arm.Name, step.Name)
 			}
@@ -229,6 +235,11 @@ func (u *Setup) check() error {
 		}
 	}
 	return nil
+}
+
+// Outside tells whether an arm is outside of a guest.
+func (p *Plan) Outside() bool {
+	return slices.ContainsFunc(p.Arms, func(a Arm) bool { return a.Native })
 }
 
 // Repeat changes the number of repetitions.

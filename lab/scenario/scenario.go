@@ -154,6 +154,9 @@ type Plan struct {
 type Arm struct {
 	Name string    `yaml:"name"`
 	Set  variables `yaml:"set"`
+	// Native has the roles run outside of a guest, on the lab's own host: the same
+	// files and services on as many processors and in as much memory.
+	Native bool `yaml:"native"`
 
 	line int
 }

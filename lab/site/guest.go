@@ -1,41 +1,28 @@
 package site
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/experiment"
-	"github.com/lodge-kvm/lodge/lab/mariadb"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/service"
-	"github.com/lodge-kvm/lodge/lab/session"
-	"github.com/lodge-kvm/lodge/lab/shop"
 	"github.com/lodge-kvm/lodge/lab/target"
 	"github.com/lodge-kvm/lodge/lab/tuning"
-	"github.com/lodge-kvm/lodge/lab/workload"
 )
-
-// setup bounds how long a service may take to come up, or to be asked what it has
-// counted.
-const setup = 5 * time.Minute
 
 // guest is one that answers.
 type guest struct {
 	*target.Guest
-	spec     experiment.Spec
-	to       *target.Target // that it can be migrated to; nil: nowhere
-	session  *session.Session
-	growing  sync.Mutex    // held by an event that adds memory
-	memory   scenario.Size // with what was added
-	services []service.Service
+	steered
+	to      *target.Target // that it can be migrated to; nil: nowhere
+	growing sync.Mutex     // held by an event that adds memory
+	memory  scenario.Size  // with what was added
 }
 
 func (g *guest) Address() string { return g.Guest.Address }
@@ -88,124 +75,9 @@ func (g *guest) disk(ctx context.Context, d scenario.Disk) error {
 	return g.mount(ctx, d.Name, device, d.Use)
 }
 
-// mount puts a file system on a device where the image has a directory, with what
-// that holds: a database begins with the distribution's own tables.
-func (g *guest) mount(ctx context.Context, disk, device, path string) error {
-	aside := "/mnt/" + disk
-	if err := service.Mount(ctx, g.session, device, aside); err != nil {
-		return err
-	}
-	_, err := g.session.Run(ctx, "sh", "-ec", `mkdir -p "$2"; cp -a "$2/." "$1/"; mount --bind "$1" "$2"`, "sh", aside, path)
-	return err
-}
-
-// What Prepare knows beside the services there are.
-const (
-	files = "files" // what every web server of the lab serves
-	pages = "shop"  // the shop's pages
-)
-
-// Prepare sets a service up.
-func (g *guest) Prepare(ctx context.Context, s scenario.Service) error {
-	ctx, stop := context.WithTimeoutCause(ctx, setup, fault.New(fault.Timeout, fault.Agent, "%s is not up after %s", s.Kind, setup))
-	defer stop()
-	switch s.Kind {
-	case files:
-		return service.Files(ctx, g.session)
-	case pages:
-		return g.shop(ctx)
-	}
-	var config json.RawMessage
-	if len(s.Config) > 0 {
-		var err error
-		if config, err = json.Marshal(s.Config); err != nil {
-			return err
-		}
-	}
-	one, err := service.New(s.Kind, config)
-	if err != nil {
-		return err
-	}
-	if err := one.Start(ctx, g.session); err != nil {
-		return err
-	}
-	g.services = append(g.services, one)
-	return nil
-}
-
-// shop puts the shop's pages where the web server finds them, and beside them
-// where the database is: in the same guest.
-func (g *guest) shop(ctx context.Context) error {
-	all, err := shop.Pages()
-	if err != nil {
-		return err
-	}
-	if all[shop.ConfigName], err = shop.Config(mariadb.Server{Address: "unix:" + service.Socket, User: service.Account, Password: service.Word, Database: service.Database}); err != nil {
-		return err
-	}
-	for name, content := range all {
-		if err := g.session.Put(ctx, service.Root+"/shop/"+name, 0o644, bytes.NewReader(content)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Load runs a load, or an errand, to its end, or until no more of it is wanted.
-func (g *guest) Load(ctx context.Context, kind string, config json.RawMessage, out func(workload.Interval) bool) error {
-	ctx, end := g.heed(ctx)
-	defer end()
-	job, err := g.session.Start(ctx, kind, config)
-	if err != nil {
-		return err
-	}
-	wanted := true
-	for i := range job.Intervals() {
-		if !out(i) && wanted {
-			wanted = false
-			go func() { _, _ = job.Stop(ctx) }() // what it did is told here
-		}
-	}
-	_, err = job.Wait(ctx)
-	return err
-}
-
-// Serving says why the guest, or a service in it, does not serve any more. Of a guest
-// that is lost nothing else can be asked.
+// Serving says why the guest, or a service in it, does not serve any more.
 func (g *guest) Serving(ctx context.Context) error {
-	ask, stop := soon(ctx)
-	defer stop()
-	if _, err := g.session.Clock(ask); err != nil {
-		return fault.Wrap(err, fault.Unresponsive, fault.Agent, "the guest is lost%s", g.state(ctx))
-	}
-	var all error
-	for _, s := range g.services {
-		all = errors.Join(all, s.Check(ctx, g.session))
-	}
-	return all
-}
-
-// Counted tells what all services' own books say.
-func (g *guest) Counted(ctx context.Context) (map[string]int64, error) {
-	ctx, stop := context.WithTimeoutCause(ctx, setup, fault.New(fault.Timeout, fault.Agent, "the services' books are not read after %s", setup))
-	defer stop()
-	all := map[string]int64{}
-	for _, s := range g.services {
-		counts, err := s.Counted(ctx, g.session)
-		if err != nil {
-			return nil, err
-		}
-		maps.Copy(all, counts)
-	}
-	return all, nil
-}
-
-// Clock reads the guest's.
-func (g *guest) Clock(ctx context.Context) (experiment.Clock, error) {
-	ctx, stop := soon(ctx)
-	defer stop()
-	c, err := g.session.Clock(ctx)
-	return experiment.Clock{At: c.At, Up: c.Up}, err
+	return g.serving(ctx, func() string { return "the guest is lost" + g.state(ctx) })
 }
 
 // Counters are what the guest's kernel has counted.

@@ -18,7 +18,7 @@ func soon(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // heed gives a context that ends when the guest answers nothing any more: what works
 // in a guest that hangs would never end. The caller ends it when the work has.
-func (g *guest) heed(ctx context.Context) (context.Context, context.CancelFunc) {
+func (m *steered) heed(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, end := context.WithCancelCause(ctx)
 	go func() {
 		tick := time.NewTicker(silence / 4)
@@ -30,7 +30,7 @@ func (g *guest) heed(ctx context.Context) (context.Context, context.CancelFunc) 
 				return
 			}
 			ask, stop := soon(ctx)
-			_, err := g.session.Clock(ask)
+			_, err := m.session.Clock(ask)
 			if err != nil {
 				end(fault.Wrap(err, fault.Unresponsive, fault.Agent, "the guest does not answer"))
 			}

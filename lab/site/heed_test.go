@@ -43,7 +43,7 @@ func TestAGuestThatHangsHoldsNobodyUp(t *testing.T) {
 		}
 		defer close(p.thaws)
 		defer s.Close() //nolint:errcheck // the guest hangs
-		g := &guest{session: s}
+		g := &guest{steered: steered{session: s}}
 		work, done := g.heed(t.Context())
 		defer done()
 		<-time.After(time.Hour)

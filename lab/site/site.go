@@ -1,6 +1,7 @@
 // Package site is where a run's guests live at a real daemon: guests of target,
 // steered by session, with what service sets up in them. It is what package
-// experiment drives.
+// experiment drives. Outside is where the same roles run without a guest: places of
+// native, steered and set up in the same way.
 //
 // What belongs here: how these fit together. What does not: any of what they do.
 package site
@@ -103,11 +104,19 @@ func (s *Site) Close(ctx context.Context) error {
 
 // Clean takes away what a run that was killed has left at a daemon.
 func Clean(ctx context.Context, t *target.Target, run, dir string) error {
-	// The name is a record's word, and a directory is removed by it.
+	if err := named(run); err != nil {
+		return err
+	}
+	return errors.Join(t.Sweep(ctx, run), os.RemoveAll(filepath.Join(dir, run)))
+}
+
+// named refuses what is no name of a run: it is a record's word, and a directory is
+// removed by it.
+func named(run string) error {
 	if !strings.HasPrefix(run, "lab-") || filepath.Base(run) != run {
 		return fault.New(fault.Invalid, fault.Host, "%q is no name of a run", run)
 	}
-	return errors.Join(t.Sweep(ctx, run), os.RemoveAll(filepath.Join(dir, run)))
+	return nil
 }
 
 // Boot starts a guest and waits for its agent.
@@ -116,7 +125,7 @@ func (s *Site) Boot(ctx context.Context, spec experiment.Spec) (experiment.Guest
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	g := &guest{Guest: started, spec: spec, to: s.to, memory: spec.Memory}
+	g := &guest{Guest: started, steered: steered{spec: spec}, to: s.to, memory: spec.Memory}
 	if err := g.meet(ctx); err != nil {
 		err = fmt.Errorf("%w%s", err, g.state(ctx))
 		return nil, errors.Join(err, started.Stop(context.WithoutCancel(ctx)))

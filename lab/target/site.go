@@ -37,7 +37,7 @@ type Site struct {
 // the run's own, from 1: daemons of one host share its links and addresses.
 // Directory is the one for the guests' files; the daemon and the lab both see it.
 func (t *Target) Open(ctx context.Context, run string, number int, directory string, image Image) (*Site, error) {
-	s := &Site{target: t, run: run, name: fmt.Sprintf("%s-%d", run, number), image: image, subnet: subnet(run, number)}
+	s := &Site{target: t, run: run, name: fmt.Sprintf("%s-%d", run, number), image: image, subnet: Subnet(run, number)}
 	s.dir = filepath.Join(directory, run, fmt.Sprint(number))
 	// Open to all: a daemon may run each QEMU as an account of its own.
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
@@ -95,9 +95,9 @@ func (s *Site) bridge() string {
 	return fmt.Sprintf("lab%08x", h.Sum32())
 }
 
-// subnet picks one of 10.64 to 10.127 for a run's target, so that targets never
+// Subnet picks one of 10.64 to 10.127 for a run's target, so that targets never
 // and runs side by side seldom meet; the daemon refuses one that is taken.
-func subnet(run string, number int) byte {
+func Subnet(run string, number int) byte {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(run))
 	return byte(64 + (h.Sum32()+uint32(number))%64)

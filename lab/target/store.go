@@ -21,7 +21,7 @@ type source struct {
 // store makes what a disk of the scenario lies on.
 func (g *Guest) store(ctx context.Context, d scenario.Disk) (source, error) {
 	if d.Whole() {
-		return source{d.Store, true}, g.take(d.Store)
+		return source{d.Store, true}, Free(d.Store)
 	}
 	path, err := g.volume(ctx, d.Name, d.Format, d.Size, d.Allocate == "full", "")
 	if err != nil || d.Store != scenario.StoreDevice {
@@ -53,9 +53,9 @@ func attach(path string) (*os.File, error) {
 	return device, nil
 }
 
-// take sees that a device of the host's is nobody's: all that is on it will be
+// Free sees that a device of the host's is nobody's: all that is on it will be
 // lost.
-func (g *Guest) take(path string) error {
+func Free(path string) error {
 	device, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return fault.Wrap(err, fault.Busy, fault.Volume, "cannot have device %s: it is mounted or in other use, or it is not there", path)

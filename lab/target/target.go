@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -89,6 +91,15 @@ func (t *Target) accelerate(ctx context.Context) error {
 		t.Accelerator, err = "tcg", nil
 	}
 	return err
+}
+
+// Here tells whether the daemon's host is this one: by how it is reached, and by the
+// name that it has for it, because a socket may be another host's, carried here.
+func (t *Target) Here() bool {
+	at, failed := remote.Parse(t.URI)
+	name, err := os.Hostname()
+	short := func(name string) string { first, _, _ := strings.Cut(name, "."); return first }
+	return failed == nil && at.Local() && err == nil && short(t.Host) == short(name)
 }
 
 // Reach says why the daemon cannot be asked any more.

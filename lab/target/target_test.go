@@ -167,7 +167,7 @@ func TestSweepTakesOnlyTheRunsOwn(t *testing.T) {
 func TestAddressesDiffer(t *testing.T) {
 	seen := map[string]bool{}
 	for number := 1; number <= 3; number++ {
-		s := &Site{subnet: subnet("lab-abc", number), name: fmt.Sprintf("lab-abc-%d", number)}
+		s := &Site{subnet: Subnet("lab-abc", number), name: fmt.Sprintf("lab-abc-%d", number)}
 		for i := range 4097 {
 			for _, one := range []string{s.address(i), s.hardware(i)} {
 				if seen[one] || strings.HasSuffix(one, ".255") || strings.HasSuffix(one, ".0") {
