@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -31,6 +32,7 @@ func labImages(t *testing.T) string {
 
 // labLine is a line of a run's samples or events.
 type labLine struct {
+	Arm                     string
 	Kind, What, Guest, Text string // of an event
 
 	Metric string // of a sample
@@ -44,6 +46,7 @@ type labKept struct {
 	samples, events []labLine
 	status          int
 	said            string
+	dir             string
 }
 
 // How a run ends that came to its end.
@@ -80,7 +83,7 @@ func (d *daemon) labBegin(t *testing.T, scenario, images string, more ...string)
 	return func() labKept {
 		t.Helper()
 		err := wait()
-		kept := labKept{status: lab.ProcessState.ExitCode(), said: said.String()}
+		kept := labKept{status: lab.ProcessState.ExitCode(), said: said.String(), dir: out}
 		if err != nil && kept.status != labSomeSkipped && kept.status != labSomeFailed {
 			t.Fatalf("%v\n%s", err, kept.said)
 		}
@@ -113,7 +116,8 @@ func labLines(t *testing.T, path string) (all []labLine) {
 
 // TestLabScenarios runs a tile, the shop, a slice of the disk matrix and processors
 // added under load on guests of the lab's own, in their smallest size, and holds what
-// the loads count against what the servers do. How fast it was is no matter.
+// the loads count against what the servers do; of the shop also outside of a guest, for
+// its efficiency. How fast it was is no matter.
 func TestLabScenarios(t *testing.T) {
 	needs(t, "dnsmasq")
 	images := labImages(t)
@@ -123,45 +127,110 @@ func TestLabScenarios(t *testing.T) {
 		loads    []string // each has done something
 		books    []string // counted by a load and by a server
 		change   string   // what was done to a guest meanwhile
+		outside  bool     // it is also run outside of a guest
 	}{
 		{scenario: "tile", loads: []string{"outside", "inside", "behind", "jobs", "files", "orders"}, books: []string{"outside requests", "inside requests", "behind requests", "orders new-order", "orders payment"}},
-		{scenario: "lamp-scale-up", loads: []string{"shop"}, books: []string{"shop requests", "shop purchase"}},
+		{scenario: "lamp-scale-up", loads: []string{"shop"}, books: []string{"shop requests", "shop purchase"}, outside: true},
 		{scenario: "block-io", loads: []string{"fio"}},
 		{scenario: "oltp-hotadd", loads: []string{"orders"}, books: []string{"orders new-order", "orders payment"}, change: "vcpus 2"},
 	} {
 		t.Run(c.scenario, func(t *testing.T) {
 			kept := d.labRun(t, c.scenario, images)
-			counted := labCounts(kept.samples)
-			for _, load := range c.loads {
-				if counted.done[load] == 0 {
-					t.Errorf("%s has done nothing", load)
-				}
+			arms := map[string]bool{}
+			for _, s := range kept.samples {
+				arms[s.Arm] = true
 			}
-			for _, book := range c.books {
-				load, _, _ := strings.Cut(book, " ")
-				sent, served := counted.sent[book], counted.served[book]
-				t.Logf("%s: %v sent, %v served, %v failed", book, sent, served, counted.failed[load])
-				// Of what failed the server may have done some.
-				if sent == 0 || served < sent || served > sent+counted.failed[load] {
-					t.Errorf("%s: the load counts %v and %v that failed, the server %v", book, sent, counted.failed[load], served)
-				}
-			}
+			cannot := ""
 			changed, failed := false, false
 			for _, e := range kept.events {
 				changed = changed || e.Kind == "change" && e.Text == c.change
 				failed = failed || e.Kind == "failed" || e.Kind == "bad" && e.What != "bound"
+				if e.Kind == "skipped" && e.What == "outside" {
+					cannot = e.Text
+					continue
+				}
 				// An operation that fails on a busy machine is counted, and no fault here.
 				if e.Kind == "skipped" || e.Kind == "bad" && e.What == "books" || e.Kind == "failed" && e.What != "load" {
 					t.Errorf("%s %s of %s: %s", e.Kind, e.What, e.Guest, e.Text)
 				}
 			}
-			if want := map[bool]int{false: labAllDone, true: labSomeFailed}[failed]; kept.status != want {
+			want := labAllDone
+			switch {
+			case failed:
+				want = labSomeFailed
+			case cannot != "":
+				want = labSomeSkipped
+			}
+			if kept.status != want {
 				t.Errorf("its exit status is %d, and not %d: %s", kept.status, want, kept.said)
+			}
+			for arm := range arms {
+				labBooks(t, arm, kept.samples, c.loads, c.books)
 			}
 			if c.change != "" && !changed {
 				t.Errorf("%s is not among the events", c.change)
 			}
+			if c.outside {
+				d.labEfficiency(t, kept.dir, cannot, arms)
+			}
 		})
+	}
+}
+
+// labBooks holds both sides' counts of an arm against each other.
+func labBooks(t *testing.T, arm string, samples []labLine, loads, books []string) {
+	t.Helper()
+	counted := labCounts(slices.DeleteFunc(slices.Clone(samples), func(s labLine) bool { return s.Arm != arm }))
+	for _, load := range loads {
+		if counted.done[load] == 0 {
+			t.Errorf("%s, %s has done nothing", arm, load)
+		}
+	}
+	for _, book := range books {
+		load, _, _ := strings.Cut(book, " ")
+		sent, served := counted.sent[book], counted.served[book]
+		t.Logf("%s, %s: %v sent, %v served, %v failed", arm, book, sent, served, counted.failed[load])
+		// Of what failed the server may have done some.
+		if sent == 0 || served < sent || served > sent+counted.failed[load] {
+			t.Errorf("%s, %s: the load counts %v and %v that failed, the server %v", arm, book, sent, counted.failed[load], served)
+		}
+	}
+}
+
+// labEfficiency wants an arm in guests and one outside of them, the efficiency in the
+// report, and nothing left of what ran outside.
+func (d *daemon) labEfficiency(t *testing.T, run, cannot string, arms map[string]bool) {
+	t.Helper()
+	said := d.output(t, program(t, "lodge"), "lab", "report", run)
+	if cannot != "" {
+		if !strings.Contains(said, "Efficiency was not measured: "+cannot) {
+			t.Errorf("the report does not say why there is no efficiency:\n%s", said)
+		}
+		t.Skipf("nothing is run outside of a guest here: %s", cannot)
+	}
+	if len(arms) != 2 || !arms["guest"] || !arms["native"] {
+		t.Errorf("measured are %v", arms)
+	}
+	for _, want := range []string{"of what the same stack does outside of a guest", "Efficiency: in guests, by the same stack outside of a guest", "no daemon, no QEMU, no accelerator"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("the report does not say %q:\n%s", want, said)
+		}
+	}
+	var header struct{ ID string }
+	text, err := os.ReadFile(filepath.Join(run, "run.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &header)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tree := range []string{"", "memory/", "cpuacct/"} {
+		if left, _ := filepath.Glob("/sys/fs/cgroup/" + tree + "lodge-lab-" + header.ID + "*"); len(left) > 0 {
+			t.Errorf("left are %v", left)
+		}
+	}
+	if links := d.output(t, "ip", "-br", "link"); strings.Contains(links, "lab") {
+		t.Errorf("links are left:\n%s", links)
 	}
 }
 

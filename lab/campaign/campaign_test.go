@@ -348,7 +348,7 @@ func TestCleanTakesBackWhatWasOutsideOfGuests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Clean(t.Context(), o.Dir, o.Files, func(string) {}); err != nil {
+	if err := Clean(t.Context(), o.Dir, o.Files, unsaid(t)); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range groups {

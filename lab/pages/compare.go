@@ -27,8 +27,9 @@ type Comparing struct {
 // Compare shows every figure of one side beside the same of another: of two runs,
 // the second beside the first; of one run, its other targets beside the first one,
 // repetition by repetition. A target that has the first one's address is the first
-// one measured again, and tells the noise. What measured other work, or on other
-// hosts, is refused with the reasons.
+// one measured again, and tells the noise. What ran outside of a guest is on no side;
+// of two runs it tells how the host itself has changed. What measured other work, or
+// on other hosts, is refused with the reasons.
 func Compare(dirs []string, how Comparing, text io.Writer) error {
 	var runs []*facts
 	for _, dir := range dirs {
@@ -129,18 +130,28 @@ func (c *comparison) apart(a, b *facts, acrossHosts bool) error {
 	if err != nil {
 		return err
 	}
-	first, err := a.whole()
-	if err != nil {
-		return err
-	}
-	second, err := b.whole()
-	if err != nil {
-		return err
-	}
-	first.name, second.name = "A", "B"
-	pairs, alone := contrast(first, second, nil, false)
 	c.begin(b)
-	c.add(pairs, alone, strings.Join(hosts, "; "), first, second)
+	for _, one := range []struct {
+		words string
+		arms  func(*facts) []record.Arm
+	}{
+		{"", func(f *facts) []record.Arm { return f.run.Plan.InGuests() }},
+		{" outside of guests", func(f *facts) []record.Arm { return f.run.Plan.Outside() }},
+	} {
+		if len(one.arms(a))+len(one.arms(b)) == 0 {
+			continue
+		}
+		first, err := a.whole("A"+one.words, one.arms(a))
+		if err != nil {
+			return err
+		}
+		second, err := b.whole("B"+one.words, one.arms(b))
+		if err != nil {
+			return err
+		}
+		pairs, alone := contrast(first, second, nil, false)
+		c.add(pairs, alone, strings.Join(hosts, "; "), first, second)
+	}
 	c.said = append(c.said, a.busy("A"), b.busy("B"))
 	c.said = slices.DeleteFunc(c.said, func(s string) bool { return s == "" })
 	c.what = append(c.what, fact{"A", a.about()}, fact{"B", b.about()})
@@ -167,6 +178,9 @@ func (c *comparison) within(f *facts) error {
 		}
 	}
 	c.begin(f)
+	if outside := f.run.Plan.Outside(); len(outside) > 0 {
+		c.said = append(c.said, fmt.Sprintf("Left out of it is %s, which ran outside of a guest and is no daemon's: lodge lab report tells the efficiency.", outside[0].Name))
+	}
 	if again == nil {
 		c.said = append(c.said, fmt.Sprintf("No target was measured twice: the noise is what halves of the figures differ by. A target more with the address of %s would tell it better.", targets[0].Name))
 	} else {

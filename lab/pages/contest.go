@@ -261,7 +261,7 @@ func (f *facts) whereOn(w *flow, axes []string) string {
 		at = map[string]string{}
 	}
 	at[armAxis] = w.arm
-	if len(f.run.Plan.Arms) > 1 {
+	if len(f.run.Plan.InGuests()) > 1 {
 		axes = append(slices.Clone(axes), armAxis)
 	}
 	return cmp.Or(short(at, axes), record.Labels(at).Key())

@@ -25,19 +25,21 @@ func newSide(name string) *side {
 
 func (s *side) add(f *figure) { s.figures, s.byName[f.name] = append(s.figures, f), f }
 
-// whole is a run as one side.
-func (f *facts) whole() (*side, error) {
+// whole is a run as one side: what it did in guests, or what it did outside of them.
+func (f *facts) whole(name string, arms []record.Arm) (*side, error) {
 	figures, err := f.figures()
-	one := newSide(f.run.Dir)
-	for _, figure := range figures {
-		one.add(figure)
+	if err != nil {
+		return nil, err
 	}
-	one.unsound, one.remarks = f.doubts(), f.remarks()
-	return one, err
+	settings := map[string]string{}
+	for _, arm := range arms {
+		settings[arm.Name] = arm.Name
+	}
+	return f.side(name, settings, figures, f.doubts(), f.remarks()), nil
 }
 
 // sides parts a run by its targets, in the plan's order. Arms of one setting then
-// have one name.
+// have one name. What is outside of a guest is of no target, and on no side.
 func (f *facts) sides() ([]*side, error) {
 	figures, err := f.figures()
 	if err != nil {
@@ -46,30 +48,41 @@ func (f *facts) sides() ([]*side, error) {
 	doubts, remarks := f.doubts(), f.remarks()
 	var all []*side
 	for _, t := range f.run.Targets {
-		one := newSide(t.Name)
 		settings := map[string]string{}
-		for _, arm := range f.run.Plan.Arms {
+		for _, arm := range f.run.Plan.InGuests() {
 			if arm.Target == t.Name {
 				settings[arm.Name] = strings.TrimSuffix(arm.Name, "@"+t.Name)
 			}
 		}
-		for _, figure := range figures {
-			if setting, ok := settings[figure.name.arm]; ok {
-				moved := *figure
-				moved.name.arm = setting
-				one.add(&moved)
-			}
-		}
-		for _, known := range []struct{ from, into map[figureName]string }{{doubts, one.unsound}, {remarks, one.remarks}} {
-			for place, words := range known.from {
-				if setting, ok := settings[place.arm]; ok {
-					known.into[figureName{step: place.step, arm: setting}] = words
-				}
-			}
-		}
-		all = append(all, one)
+		all = append(all, f.side(t.Name, settings, figures, doubts, remarks))
 	}
 	return all, nil
+}
+
+// side has the figures of some arms, each by the name of its setting. One alone tells
+// nothing apart.
+func (f *facts) side(name string, settings map[string]string, figures []*figure, doubts, remarks map[figureName]string) *side {
+	one := newSide(name)
+	if len(settings) == 1 {
+		for arm := range settings {
+			settings[arm] = onlyArm
+		}
+	}
+	for _, figure := range figures {
+		if setting, ok := settings[figure.name.arm]; ok {
+			moved := *figure
+			moved.name.arm = setting
+			one.add(&moved)
+		}
+	}
+	for _, known := range []struct{ from, into map[figureName]string }{{doubts, one.unsound}, {remarks, one.remarks}} {
+		for place, words := range known.from {
+			if setting, ok := settings[place.arm]; ok {
+				known.into[figureName{step: place.step, arm: setting}] = words
+			}
+		}
+	}
+	return one
 }
 
 // doubts are the steps of arms in which books disagree or clocks went wrong.

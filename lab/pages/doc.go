@@ -2,6 +2,9 @@
 // and how, each load's throughput and times, how tiles share and how they add up,
 // which bounds held, whether both sides counted the same, and what was skipped.
 //
+// An arm outside of a guest stands beside those in guests as what they are a part of,
+// their efficiency; it is never one of the things that are compared.
+//
 // A value of a step is the median over repetitions, and its interval a bootstrap
 // over them: windows and operations of one repetition depend on each other.
 // Percentiles are of merged histograms and never means of percentiles. A run under

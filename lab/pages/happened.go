@@ -72,7 +72,7 @@ func (f *facts) nameOf(d *deed) string {
 	if len(f.run.Plan.Steps) > 1 {
 		words = append(words, "at "+d.step)
 	}
-	if len(f.run.Plan.Arms) > 1 {
+	if len(f.run.Plan.InGuests()) > 1 {
 		words = append(words, d.arm)
 	}
 	return strings.Join(words, ", ")

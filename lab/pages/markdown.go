@@ -20,7 +20,7 @@ func (f *facts) markdown() string {
 	for _, sentence := range f.verdict() {
 		fmt.Fprintf(&out, "- %s\n", lab.Inline(sentence))
 	}
-	for _, t := range filled(append(append(f.winnerTables(), f.loadTables(true)...), f.addedUp(), f.bounds(), f.books(), f.missing())) {
+	for _, t := range filled(append(append(f.winnerTables(), f.loadTables(true)...), f.addedUp(), f.efficiencyTable(), f.bounds(), f.books(), f.missing())) {
 		out.WriteString("\n" + t.Markdown())
 	}
 	out.WriteString("\n")

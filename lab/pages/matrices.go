@@ -30,10 +30,10 @@ type spot struct {
 	step, arm string
 }
 
-// spots are all that the plan has.
+// spots are all that the plan has in guests.
 func (f *facts) spots() (all []spot) {
 	for _, step := range f.run.Plan.Steps {
-		for _, arm := range f.run.Plan.Arms {
+		for _, arm := range f.run.Plan.InGuests() {
 			axes := maps.Clone(step.Axes)
 			if axes == nil {
 				axes = map[string]string{}
@@ -112,7 +112,7 @@ func short(at map[string]string, axes []string) string {
 // matrices show a load's throughput everywhere.
 func (f *facts) matrices(load string, m measure) (all []drawing) {
 	spots, axes := f.spots(), slices.Clone(f.shape.axes)
-	if len(f.run.Plan.Arms) > 1 {
+	if len(f.run.Plan.InGuests()) > 1 {
 		axes = append(axes, armAxis)
 	}
 	s := spreadOf(axes, spots)

@@ -78,6 +78,10 @@ func (f *facts) sections() (filled []section) {
 			g.put(f.course(load, step))
 		}
 	}
+	g.head("Efficiency")
+	for _, d := range f.efficiencyPictures() {
+		g.put(d, true)
+	}
 	g.head("How they add up")
 	g.put(f.together())
 	g.head("What the host and the guests did meanwhile")
@@ -105,7 +109,7 @@ func (f *facts) throughput(load string) []drawing {
 	switch {
 	case len(f.lines) > 0 && len(f.lines) <= mostLines:
 		return []drawing{f.columns(load, m)}
-	case len(f.run.Plan.Steps)*len(f.run.Plan.Arms) <= mostBars && len(f.shape.axes) < 3:
+	case len(f.run.Plan.Steps)*len(f.run.Plan.InGuests()) <= mostBars && len(f.shape.axes) < 3:
 		return []drawing{f.bars(load, m)}
 	}
 	return f.matrices(load, m)
@@ -157,7 +161,7 @@ func (f *facts) bars(load string, m measure) drawing {
 		Title: "Throughput of " + plain(load), Axis: plot.Axis{Label: m.label, Format: tick},
 		About: aboutRates + " A bar is cut where one tile's part ends and the next one's begins.",
 	}
-	arms, steps := f.run.Plan.Arms, f.run.Plan.Steps
+	arms, steps := f.run.Plan.InGuests(), f.run.Plan.Steps
 	if len(steps) == 1 {
 		b.Kinds = []plot.Kind{{Look: plot.Blue}}
 		for _, arm := range arms {
@@ -270,10 +274,11 @@ func (f *facts) points(l line, load string, of func(*flow) float64) (points []pl
 
 // beside draws every arm's throughput as times of the first one's, along the axis.
 func (f *facts) beside(load string) (drawing, bool) {
-	if len(f.run.Plan.Arms) < 2 || len(f.lines) == 0 || len(f.lines) > mostLines {
+	arms := f.run.Plan.InGuests()
+	if len(arms) < 2 || len(f.lines) == 0 || len(f.lines) > mostLines {
 		return drawing{}, false
 	}
-	m, first := f.measure(load), f.run.Plan.Arms[0].Name
+	m, first := f.measure(load), arms[0].Name
 	l := f.along(fmt.Sprintf("Throughput of %s: times of %s", plain(load), plain(first)), plot.Axis{Label: "times of " + plain(first), Format: tick})
 	l.About = "Quotients of medians, with the interval that holds the true one with 95 %. What lies on the line is the same."
 	l.Marks = []plot.Mark{{At: 1, Name: plain(first)}}
@@ -362,7 +367,7 @@ func (f *facts) course(load, step string) (drawing, bool) {
 	if m.op == all && m.times > 1 {
 		times, l.Y.Label = m.times, m.label
 	}
-	for i, arm := range f.run.Plan.Arms {
+	for i, arm := range f.run.Plan.InGuests() {
 		turn := record.Turn{Arm: arm.Name, Repetition: 1, Step: step}
 		points, began := f.seconds(turn, load)
 		if len(points) == 0 {
@@ -372,7 +377,7 @@ func (f *facts) course(load, step string) (drawing, bool) {
 			points[i].Y *= times
 		}
 		s := plot.Series{Look: look(i), Points: points, Bare: true}
-		if len(f.run.Plan.Arms) > 1 {
+		if len(f.run.Plan.InGuests()) > 1 {
 			s.Name = plain(arm.Name)
 		}
 		l.Series = append(l.Series, s)
@@ -394,7 +399,7 @@ func (f *facts) marks(turn record.Turn, began time.Time, until float64) (all []p
 	for _, e := range f.events(record.Change, "") {
 		if at := e.Time.Sub(began).Seconds(); e.Turn == turn && e.Guest != "" && at >= 0 && at <= until {
 			words := e.Text
-			if len(f.run.Plan.Arms) > 1 {
+			if len(f.run.Plan.InGuests()) > 1 {
 				words += ", " + e.Arm
 			}
 			all = append(all, plot.Mark{At: at, Name: plain(strings.TrimSpace(words))})

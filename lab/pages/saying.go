@@ -169,7 +169,7 @@ func scaled(w *flow, m measure) []float64 {
 }
 
 func (f *facts) whereabouts(w *flow) string {
-	if len(f.run.Plan.Arms) > 1 {
+	if len(f.run.Plan.InGuests()) > 1 {
 		return w.step + ", " + w.arm
 	}
 	return w.step

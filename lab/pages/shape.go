@@ -108,7 +108,8 @@ type line struct {
 	steps []record.Step // rising
 }
 
-// lines are those of a run. Without an axis there are none.
+// lines are those of a run: of its guests, beside which what is outside of them stands
+// in pictures of its own. Without an axis there are none.
 func (s shape) lines(plan record.Plan) (all []line) {
 	if s.along == "" {
 		return nil
@@ -122,12 +123,13 @@ func (s shape) lines(plan record.Plan) (all []line) {
 		}
 		rows[row] = append(rows[row], step)
 	}
-	for _, arm := range plan.Arms {
+	arms := plan.InGuests()
+	for _, arm := range arms {
 		for _, row := range order {
 			steps := slices.SortedStableFunc(slices.Values(rows[row]), func(a, b record.Step) int { return cmp.Compare(s.at(a), s.at(b)) })
 			l := line{arm: arm.Name, row: row, look: look(len(all)), steps: steps}
 			var words []string
-			if len(plan.Arms) > 1 {
+			if len(arms) > 1 {
 				words = append(words, arm.Name)
 			}
 			if len(order) > 1 {

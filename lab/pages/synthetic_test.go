@@ -26,6 +26,8 @@ type synthetic struct {
 	host string  // its kernel, if it is another
 	load float64 // of the host before
 	trio []record.Target
+
+	native bool // the second arm is outside of a guest
 }
 
 // newTrio is a run of one arm at three targets, of which the second is the first
@@ -85,6 +87,12 @@ func (s synthetic) header() record.Header {
 		for _, t := range s.trio {
 			h.Plan.Arms = append(h.Plan.Arms, record.Arm{Name: "plain@" + t.Name, Target: t.Name})
 		}
+	}
+	switch outside := (record.Arm{Name: s.arms[1], Native: true}); {
+	case s.native && s.trio != nil:
+		h.Plan.Arms = append(h.Plan.Arms, outside)
+	case s.native:
+		h.Plan.Arms[1] = outside
 	}
 	for repetition := 1; repetition <= s.repetitions; repetition++ {
 		for _, step := range h.Plan.Steps {

@@ -16,7 +16,7 @@ import (
 // tables are all that a page of the run's own has.
 func (f *facts) tables() []lab.Table {
 	every, deeds := append(f.winnerTables(), f.loadTables(false)...), f.deeds()
-	return filled(append(every, f.addedUp(), f.armTable(), f.bounds(), f.deedTable(deeds), f.aroundTable(deeds), f.books(), f.guests(), f.hostTable(), f.insideTable(), f.missing()))
+	return filled(append(every, f.addedUp(), f.efficiencyTable(), f.armTable(), f.bounds(), f.deedTable(deeds), f.aroundTable(deeds), f.books(), f.guests(), f.hostTable(), f.insideTable(), f.missing()))
 }
 
 // filled are the tables that have a row, with plain words.
@@ -145,10 +145,11 @@ func (f *facts) addedUp() lab.Table {
 
 // armTable sets every arm beside the first.
 func (f *facts) armTable() lab.Table {
-	if len(f.run.Plan.Arms) < 2 {
+	arms := f.run.Plan.InGuests()
+	if len(arms) < 2 {
 		return lab.Table{}
 	}
-	first := f.run.Plan.Arms[0].Name
+	first := arms[0].Name
 	t := compareTable("Arms beside "+first, f.weighedArms())
 	t.Head[1], t.Head[2], t.Head[3] = first, "other arm", "quotient"
 	return t

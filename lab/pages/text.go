@@ -51,6 +51,9 @@ func (f *facts) text() string {
 	}
 	for _, t := range f.tables() {
 		out.WriteString("\n" + t.Text())
+		if t.Title == efficiencyTitle {
+			out.WriteString("\n" + f.efficiencyText())
+		}
 	}
 	return out.String()
 }

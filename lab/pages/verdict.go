@@ -128,14 +128,15 @@ func (p pair) noise() float64 {
 	return max(stats.Noise(p.a), stats.Noise(p.b))
 }
 
-// arms pairs every arm's loads with the first arm's.
+// arms pairs every arm's loads with the first arm's, of those in guests.
 func (f *facts) arms() (pairs []pair) {
-	if len(f.run.Plan.Arms) < 2 {
+	arms := f.run.Plan.InGuests()
+	if len(arms) < 2 {
 		return nil
 	}
-	first := f.run.Plan.Arms[0].Name
+	first := arms[0].Name
 	for _, w := range f.flows {
-		if w.arm == first || w.op != all {
+		if w.arm == first || w.op != all || !slices.ContainsFunc(arms, func(a record.Arm) bool { return a.Name == w.arm }) {
 			continue
 		}
 		if base := f.find(w.step, first, w.load, w.op); base != nil {
@@ -171,6 +172,7 @@ func (f *facts) verdict() (said []string) {
 	said = append(said, f.sound()...)
 	said = append(said, f.held()...)
 	said = append(said, f.addUp()...)
+	said = append(said, f.efficient()...)
 	said = append(said, f.spans()...)
 	said = append(said, f.winners()...)
 	said = append(said, f.done()...)
@@ -282,7 +284,11 @@ func (f *facts) what() (all []fact) {
 		add("target "+t.Name, described(t)+", "+t.URI)
 	}
 	for _, a := range r.Plan.Arms {
-		add("arm "+a.Name, strings.TrimSpace(a.Target+" "+record.Labels(a.Set).Key()))
+		where := a.Target
+		if a.Native {
+			where = outsideWords
+		}
+		add("arm "+a.Name, strings.TrimSpace(where+" "+record.Labels(a.Set).Key()))
 	}
 	add("image", r.Image.Digest)
 	add("lab", r.Version)
@@ -290,6 +296,9 @@ func (f *facts) what() (all []fact) {
 	add("made by", r.Header.Command)
 	return all
 }
+
+// outsideWords say what an arm is that is at no target.
+const outsideWords = "outside of a guest, on the lab's own host: no daemon, no QEMU, no accelerator"
 
 // described says what a target is, wherever it is.
 func described(t record.Target) string {

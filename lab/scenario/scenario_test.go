@@ -291,3 +291,45 @@ func TestStepsAreNamedByWhatVaries(t *testing.T) {
 		t.Errorf("%+v, %v", p.Steps, err)
 	}
 }
+
+// An arm outside of a guest has what is there without one, and a mistake in it is told
+// with its line before anything is made.
+func TestAnArmOutsideOfAGuest(t *testing.T) {
+	text := func(arms, guest, more string) string {
+		return fmt.Sprintf("schema: lodge.lab/1\nname: x\nprofiles: {mini: {a: 1}}\nmeasure: 1s\narms: [%s]\nguests:\n  - {role: db, memory: 128MiB, %s}\n  - {role: web, memory: 128MiB}\n%s", arms, guest, more)
+	}
+	const both = "{name: guest}, {name: native, native: true}"
+	for what, c := range map[string]struct{ arms, guest, more, want string }{
+		"alone":  {arms: "{name: native, native: true}", want: "line 5: arm native is native, and there is none of guests"},
+		"event":  {arms: both, guest: "max_vcpus: 2", more: "events: [{at: 1s, do: vcpus, guest: db, to: 2}]\n", want: "line 9: vcpus is done to guests"},
+		"roles":  {arms: both, more: "load:\n  - {name: a, kind: web, from: web, to: db}\n", want: "line 10: load a is from web to db"},
+		"node":   {arms: both, guest: "node: spread", want: "line 7: db is bound to a node"},
+		"swap":   {arms: both, guest: "disks: [{name: swap, size: 1GiB, use: swap}]", want: "line 7: disk swap is swap"},
+		"bare":   {arms: both, guest: "disks: [{name: data, size: 1GiB}]", want: "line 7: disk data has no file system"},
+		"parted": {arms: both, guest: "disks: [{name: data, size: 1GiB, use: /data, partition: aligned}]", want: "line 7: disk data has a partition"},
+	} {
+		if _, err := Parse([]byte(text(c.arms, c.guest, c.more))); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	guest := "disks: [{name: data, size: 1GiB, format: qcow2, cache: unsafe, bus: scsi, use: /var/lib/mysql}], pages: 2MiB"
+	s, err := Parse([]byte(text(both, guest, "load:\n  - {name: a, kind: web, from: host, to: web}\n  - {name: b, kind: mix-cpu, from: db}\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.Plan("mini")
+	if err != nil || !p.Outside() || p.Arms[0].Native || !p.Arms[1].Native {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for _, name := range []string{"lamp-scale-up", "lamp-scale-out"} {
+		s, err := Shipped(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, profile := range s.Profiles() {
+			if p, err := s.Plan(profile); err != nil || !p.Outside() {
+				t.Errorf("%s, %s: nothing is outside of a guest, %v", name, profile, err)
+			}
+		}
+	}
+}
