@@ -74,3 +74,20 @@ func TestTheGuestIsWhatItsImageSays(t *testing.T) {
 		t.Error("the guest does not go down")
 	}
 }
+
+// The generic kernel sees what the one for clouds does not, and is the same Debian's.
+func TestTheGenericKernelSeesSATA(t *testing.T) {
+	g := imagetest.BootGeneric(t, "sata", 256)
+	for _, c := range []struct{ what, argv, want string }{
+		{"a kernel that is not for clouds", "uname -r", "-amd64"},
+		{"its disk on SATA", "cat /sys/class/scsi_disk/*/device/vpd_pg80 | tr -d '\\0-\\37'", "data"},
+		{"schedulers for it", "cat /sys/block/sda/queue/scheduler", "bfq"},
+		{"a /usr that is not written to", "findmnt -no FSTYPE,OPTIONS /usr", "erofs"},
+		{"a file system on it", "mkfs.ext4 -q -F /dev/sda && mount /dev/sda /mnt && df --output=fstype /mnt", "ext4"},
+	} {
+		out, err := g.Run(t.Context(), "sh", "-c", c.argv)
+		if err != nil || !strings.Contains(out, c.want) || strings.Contains(out, "cloud") {
+			t.Errorf("%s: %q, %v", c.what, out, err)
+		}
+	}
+}

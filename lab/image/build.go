@@ -41,7 +41,7 @@ func DefaultAgent() string {
 }
 
 // Build makes the image, or finds it in the cache. It takes a minute or two and
-// downloads 150 MB the first time; with the same recipe it then needs no network.
+// downloads 220 MB the first time; with the same recipe it then needs no network.
 // Cancelled, it leaves nothing that could be found. Another Build in the same
 // cache is waited for.
 func Build(ctx context.Context, how How) (Image, error) {
@@ -99,7 +99,7 @@ func (h How) image(ctx context.Context, tree string, agent []byte) (Image, error
 		return Image{}, fmt.Errorf("cannot read what is in %s: %w", tree, err)
 	}
 	sum := sha256.New()
-	fmt.Fprintf(sum, "%s %s %x", recipe(), drivers, sha256.Sum256(agent))
+	fmt.Fprintf(sum, "%s %s %x", recipe(), genericDrivers, sha256.Sum256(agent))
 	for _, name := range slices.Sorted(maps.Keys(made.Packages)) {
 		fmt.Fprintf(sum, " %s=%s", name, made.Packages[name])
 	}
@@ -107,11 +107,15 @@ func (h How) image(ctx context.Context, tree string, agent []byte) (Image, error
 		Kernel: filepath.Join("..", filepath.Base(tree), "vmlinuz"), Initrd: "initrd",
 		Usr: filepath.Join("..", filepath.Base(tree), "usr.erofs"), Root: filepath.Join("..", filepath.Base(tree), "root.raw"),
 		Digest: hex.EncodeToString(sum.Sum(nil)), Packages: made.Packages,
+		Generic: Kernel{filepath.Join("..", filepath.Base(tree), genericKernel), "initrd-generic"},
 	}
 	dir := filepath.Join(h.Cache, "image-"+i.Digest[:16])
 	err = h.once(dir, func(part string) error {
-		h.Say("making the guest's first file system")
-		if err := initrd(ctx, filepath.Join(part, "initrd"), filepath.Join(tree, "modules"), agent); err != nil {
+		h.Say("making the guest's first file systems")
+		if err := initrd(ctx, filepath.Join(part, i.Initrd), filepath.Join(tree, "modules"), drivers, agent); err != nil {
+			return err
+		}
+		if err := initrd(ctx, filepath.Join(part, i.Generic.Initrd), filepath.Join(tree, genericModulesDir), genericDrivers, agent); err != nil {
 			return err
 		}
 		return writeFacts(part, i)

@@ -23,7 +23,8 @@ func (i Image) GiveBack() error {
 	if all != nil {
 		return fault.Wrap(all, fault.Failed, fault.Host, "cannot tell whose the lab's guest image is")
 	}
-	for _, path := range []string{i.Kernel, i.Initrd, i.Usr, i.Root} {
+	for _, file := range i.files() {
+		path := *file
 		var stat unix.Stat_t
 		if err := unix.Stat(path, &stat); err != nil {
 			all = errors.Join(all, err)

@@ -4,8 +4,9 @@
 //
 // All guests share one /usr, an uncompressed erofs that the host keeps in its
 // page cache once, and each has a small root of its own: an overlay over Root. The
-// kernel comes with a first file system of its own, in which the lab's agent is
-// the first process: no systemd, no udev.
+// kernel, which is Debian's for clouds or, where that lacks drivers, the generic one,
+// comes with a first file system of its own, in which the lab's agent is the first
+// process: no systemd, no udev.
 //
 // What belongs here: making images, finding them, and what their kernel is told.
 // Services in the guest are set up by lab/service.
@@ -28,10 +29,28 @@ type Image struct {
 	Initrd string `json:"initrd"`
 	Usr    string `json:"usr"`  // erofs, to be attached read-only with the serial number "usr"
 	Root   string `json:"root"` // raw, the base of each guest's own disk with the serial number "root"
+	// Generic is Debian's kernel for all machines, of the same version: with drivers
+	// that the one for clouds lacks, AHCI among them. Older images have none.
+	Generic Kernel `json:"generic,omitzero"`
 	// Digest tells images apart that may measure differently: the packages with
 	// their versions, the recipe and the agent.
 	Digest   string            `json:"digest"`
 	Packages map[string]string `json:"packages"` // versions by name
+}
+
+// Kernel is one with a first file system of its own.
+type Kernel struct {
+	Kernel string `json:"kernel"`
+	Initrd string `json:"initrd"`
+}
+
+// files are all that an image is made of.
+func (i *Image) files() []*string {
+	all := []*string{&i.Kernel, &i.Initrd, &i.Usr, &i.Root}
+	if i.Generic != (Kernel{}) {
+		all = append(all, &i.Generic.Kernel, &i.Generic.Initrd)
+	}
+	return all
 }
 
 const (
@@ -65,7 +84,7 @@ func read(dir string) (Image, error) {
 	if err := json.Unmarshal(text, &i); err != nil {
 		return i, fmt.Errorf("cannot read the lab's guest image in %s: %w", dir, err)
 	}
-	for _, path := range []*string{&i.Kernel, &i.Initrd, &i.Usr, &i.Root} {
+	for _, path := range i.files() {
 		*path = filepath.Join(dir, *path)
 		if _, err := os.Stat(*path); err != nil {
 			return i, fault.Wrap(err, fault.NotFound, fault.Host, "the lab's guest image in %s is not whole: remove the folder and make it anew", dir)

@@ -45,7 +45,7 @@ func cached(t *testing.T) How {
 	t.Helper()
 	h := How{Cache: t.TempDir(), Agent: filepath.Join(t.TempDir(), "agent"), Say: func(string) {}}
 	tree := filepath.Join(h.Cache, "debian-"+recipe())
-	for _, name := range []string{"vmlinuz", "usr.erofs", "root.raw", "modules/kernel/none"} {
+	for _, name := range []string{"vmlinuz", "usr.erofs", "root.raw", "modules/kernel/none", genericKernel, genericModulesDir + "/kernel/none"} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(tree, name)), 0o755); err != nil {
 			t.Fatal(err)
 		}

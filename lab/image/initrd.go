@@ -19,8 +19,13 @@ var drivers = []string{
 	"virtio_balloon", "virtio-rng", "virtio_scsi", "sd_mod", "sr_mod", "ata_piix", "virtio_mem", "virtio_mmio", "e1000", "e1000e",
 }
 
-// initrd writes the first file system: the agent and its drivers.
-func initrd(ctx context.Context, path, modules string, agent []byte) error {
+// genericDrivers are those of guests with the generic kernel: also what their /usr,
+// which has the other kernel's modules, cannot give them.
+var genericDrivers = append([]string{"ahci", "bfq", "kyber-iosched", "mq-deadline"}, drivers...)
+
+// initrd writes the first file system: the agent and its drivers, out of a folder of
+// modules.
+func initrd(ctx context.Context, path, modules string, drivers []string, agent []byte) error {
 	files := map[string][]byte{}
 	err := filepath.WalkDir(modules, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {

@@ -20,6 +20,9 @@ type Guest struct {
 	CPU       string `yaml:"cpu"`       // host-passthrough, host-model, or nothing for the daemon's own
 	Pages     string `yaml:"pages"`     // 2MiB or 1GiB for huge ones
 	TBCache   Size   `yaml:"tb_cache"`  // of translated code, where TCG runs; 64MiB if nothing is said
+	// Kernel is generic, Debian's with drivers for all machines, or cloud, the one that
+	// boots faster; if nothing is said cloud, but generic where a disk is on SATA.
+	Kernel string `yaml:"kernel"`
 	// Node binds processors and memory: "spread" puts tile after tile on one node
 	// after another, a number on that one.
 	Node     string    `yaml:"node"`
@@ -107,8 +110,17 @@ func (g *Guest) check() error {
 	if err := oneOf(g.line, "pages", g.Pages, "", "2MiB", "1GiB"); err != nil {
 		return err
 	}
+	if err := oneOf(g.line, "kernel", g.Kernel, "", KernelCloud, KernelGeneric); err != nil {
+		return err
+	}
 	return g.checkDisks()
 }
+
+// The kernels of guests.
+const (
+	KernelCloud   = "cloud"
+	KernelGeneric = "generic"
+)
 
 func (g *Guest) checkDisks() error {
 	var names []string

@@ -78,7 +78,7 @@ func (s *Site) Lacks(ctx context.Context, guests []scenario.Guest) error {
 // Open makes the run's network and pools.
 func (s *Site) Open(ctx context.Context, run string) (err error) {
 	s.run = run
-	s.open, err = s.target.Open(ctx, run, s.number, s.dir, target.Image{Kernel: s.image.Kernel, Initrd: s.image.Initrd, Usr: s.image.Usr, Root: s.image.Root})
+	s.open, err = s.target.Open(ctx, run, s.number, s.dir, target.Image{Kernel: s.image.Kernel, Initrd: s.image.Initrd, Usr: s.image.Usr, Root: s.image.Root, Generic: s.image.Generic})
 	if err == nil && s.to != nil {
 		err = s.open.Receive(ctx, s.to)
 	}

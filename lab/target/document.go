@@ -4,6 +4,7 @@ import (
 	"encoding/xml"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 
@@ -46,8 +47,12 @@ func (s *Site) definition(p plan) (string, error) {
 	if p.cell != nil {
 		fmt.Fprintf(&b, "  <numatune><memory mode='strict' nodeset='%d'/></numatune>\n", p.cell.ID)
 	}
+	kernel, err := s.kernel(g)
+	if err != nil {
+		return "", err
+	}
 	fmt.Fprintf(&b, "  <os>\n    <type arch='x86_64' machine='%s'>hvm</type>\n    <kernel>%s</kernel>\n    <initrd>%s</initrd>\n    <cmdline>%s</cmdline>\n  </os>\n",
-		machineFor(g), escape(s.image.Kernel), escape(s.image.Initrd), escape(s.commandLine(p)))
+		machineFor(g), escape(kernel.Kernel), escape(kernel.Initrd), escape(s.commandLine(p)))
 	b.WriteString("  <features><acpi/><apic/>")
 	if kind == "qemu" {
 		fmt.Fprintf(&b, "<tcg><tb-cache unit='MiB'>%d</tb-cache></tcg>", g.TBCache/scenario.MiB)
@@ -109,6 +114,21 @@ func machineFor(g scenario.Guest) string {
 	return "q35"
 }
 
+// kernel is the one that a guest boots: with a disk on SATA the generic one by itself,
+// because Debian's for clouds has no driver for AHCI.
+func (s *Site) kernel(g scenario.Guest) (image.Kernel, error) {
+	sata := slices.ContainsFunc(g.Disks, func(d scenario.Disk) bool { return d.Bus == "sata" })
+	switch {
+	case g.Kernel == scenario.KernelCloud && sata:
+		return image.Kernel{}, &Skipped{"Debian's kernel for clouds has no driver for AHCI, and so sees no SATA disk: leave kernel out, or make it generic"}
+	case g.Kernel != scenario.KernelGeneric && !sata:
+		return image.Kernel{Kernel: s.image.Kernel, Initrd: s.image.Initrd}, nil
+	case s.image.Generic == image.Kernel{}:
+		return image.Kernel{}, &Skipped{"the guests' image has no generic kernel, which this guest wants: make it anew with lodge lab image, or make lab-image"}
+	}
+	return s.image.Generic, nil
+}
+
 // devices are the private root, the shared /usr, the scenario's disks, and what
 // every guest has.
 func (s *Site) devices(p plan) (string, error) {
@@ -117,7 +137,7 @@ func (s *Site) devices(p plan) (string, error) {
 	b.WriteString(disk(root, p.sources["root"], "vda", false))
 	usr := scenario.Disk{Name: "usr", Format: "raw", Cache: "writeback", IO: "threads", Bus: "virtio"}
 	b.WriteString(disk(usr, source{path: s.image.Usr}, "vdb", true))
-	next := map[string]int{"vd": 2}
+	next, controller := map[string]int{"vd": 2}, false
 	for _, d := range p.spec.Disks {
 		prefix, err := bus(d)
 		if err != nil {
@@ -125,8 +145,9 @@ func (s *Site) devices(p plan) (string, error) {
 		}
 		b.WriteString(disk(d, p.sources[d.Name], prefix+string(rune('a'+next[prefix])), false))
 		next[prefix]++
+		controller = controller || d.Bus == "scsi"
 	}
-	if next["sd"] > 0 {
+	if controller {
 		b.WriteString("    <controller type='scsi' index='0' model='virtio-scsi'/>\n")
 	}
 	fmt.Fprintf(&b, `    <interface type='network'>
@@ -152,10 +173,8 @@ func bus(d scenario.Disk) (string, error) {
 	switch d.Bus {
 	case "virtio":
 		return "vd", nil
-	case "scsi":
+	case "scsi", "sata":
 		return "sd", nil
-	case "sata":
-		return "", &Skipped{"the guests' kernel (Debian's for clouds) has no driver for AHCI, and so sees no SATA disk"}
 	case "ide":
 		return "hd", nil
 	}

@@ -10,16 +10,17 @@ import (
 	"strings"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/image"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
-// Image is what guests boot: four files in one directory that the daemon can
-// read.
+// Image is what guests boot: files that the daemon can read.
 type Image struct {
 	Kernel, Initrd string
-	Usr            string // the same for all guests, never written
-	Root           string // the base of each guest's own
+	Generic        image.Kernel // with more drivers; none in older images
+	Usr            string       // the same for all guests, never written
+	Root           string       // the base of each guest's own
 }
 
 // Site is where a run's guests live at a target: a network and a pool.

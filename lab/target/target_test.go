@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/lab/image"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/target/targettest"
@@ -110,7 +111,8 @@ func TestWhatCannotBeDoneHereIsSkipped(t *testing.T) {
 	d := &targettest.Daemon{Refuse: map[int32]*remote.Error{xdr.ProcDomainSetVCPUsFlags: {Code: 84, Message: "not this machine"}}}
 	s := open(t, connect(t, d))
 	for what, change := range map[string]func(*scenario.Guest){
-		"AHCI":           func(g *scenario.Guest) { g.Disks[0].Bus = "sata" },
+		"AHCI":           func(g *scenario.Guest) { g.Kernel, g.Disks[0].Bus = scenario.KernelCloud, "sata" },
+		"generic kernel": func(g *scenario.Guest) { g.Disks[0].Bus = "sata" },
 		"no node 7":      func(g *scenario.Guest) { g.Node = "7" },
 		"not this machi": nil,
 	} {
@@ -136,6 +138,38 @@ func TestAnIDEDiskWantsTheOlderMachine(t *testing.T) {
 	guest, err := s.Start(t.Context(), "lab-abc-t1-x", 1, 1, g)
 	if err != nil || !strings.Contains(guest.XML, "machine='pc'") || !strings.Contains(guest.XML, "<target dev='hda' bus='ide'/>") {
 		t.Errorf("%v: %s", err, guest.XML)
+	}
+}
+
+// A guest with a disk on SATA boots the kernel that has a driver for it, and so does
+// one that is told to; the others boot the faster one.
+func TestASATADiskWantsTheGenericKernel(t *testing.T) {
+	s := open(t, connect(t, &targettest.Daemon{}))
+	s.image.Generic = image.Kernel{Kernel: "/image/vmlinuz-generic", Initrd: "/image/initrd-generic"}
+	for number, c := range []struct {
+		bus, kernel string
+		want        []string
+	}{
+		{"sata", "", []string{"<kernel>/image/vmlinuz-generic</kernel>", "<initrd>/image/initrd-generic</initrd>", "machine='q35'", "<target dev='sda' bus='sata'/>"}},
+		{"virtio", scenario.KernelGeneric, []string{"<kernel>/image/vmlinuz-generic</kernel>", "<target dev='vdc' bus='virtio'/>"}},
+		{"scsi", scenario.KernelCloud, []string{"<kernel>/image/vmlinuz</kernel>", "<initrd>/image/initrd</initrd>", "model='virtio-scsi'"}},
+		{"ide", "", []string{"<kernel>/image/vmlinuz</kernel>"}},
+	} {
+		g := spec
+		g.Kernel = c.kernel
+		g.Disks = []scenario.Disk{{Name: "data", Size: scenario.GiB, Bus: c.bus, Format: "raw", Cache: "none", IO: "threads"}}
+		guest, err := s.Start(t.Context(), fmt.Sprintf("lab-abc-t1-x%d", number), number+1, 1, g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(guest.XML, want) {
+				t.Errorf("%s, kernel %q: no %s in %s", c.bus, c.kernel, want, guest.XML)
+			}
+		}
+		if scsi := strings.Contains(guest.XML, "virtio-scsi"); scsi != (c.bus == "scsi") {
+			t.Errorf("%s has a SCSI controller: %v", c.bus, scsi)
+		}
 	}
 }
 

@@ -55,6 +55,30 @@ type Guest struct {
 func Boot(t testing.TB, name string, memory int, ports ...int) *Guest {
 	t.Helper()
 	i := Find(t)
+	return boot(t, i, image.Kernel{Kernel: i.Kernel, Initrd: i.Initrd}, name, memory, nil, ports)
+}
+
+// BootGeneric starts a guest with the generic kernel and a disk on SATA that has the
+// serial number "data". It skips the test where the image was made before there was
+// such a kernel.
+func BootGeneric(t testing.TB, name string, memory int) *Guest {
+	t.Helper()
+	i := Find(t)
+	if i.Generic == (image.Kernel{}) {
+		t.Skip("the image has no generic kernel: make lab-image makes it anew")
+	}
+	data := filepath.Join(t.TempDir(), "data.raw")
+	if err := os.WriteFile(data, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(data, 64<<20); err != nil {
+		t.Fatal(err)
+	}
+	return boot(t, i, i.Generic, name, memory, []string{"-drive", "file=" + data + ",format=raw,if=none,id=d2,cache=unsafe", "-device", "ide-hd,drive=d2,serial=data,bus=ide.0"}, nil)
+}
+
+func boot(t testing.TB, i image.Image, kernel image.Kernel, name string, memory int, more []string, ports []int) *Guest {
+	t.Helper()
 	for _, tool := range []string{"qemu-system-x86_64", "qemu-img"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("no %s here", tool)
@@ -72,7 +96,7 @@ func Boot(t testing.TB, name string, memory int, ports ...int) *Guest {
 	}
 	defer listener.Close()
 	g := &Guest{Forward: map[int]string{}}
-	command := arguments(t, i, dir, root, name, memory)
+	command := append(arguments(t, i, kernel, dir, root, name, memory), more...)
 	nic := []string{"user,id=n0,restrict=on"}
 	for _, port := range ports {
 		g.Forward[port] = free(t)
@@ -98,7 +122,7 @@ func Boot(t testing.TB, name string, memory int, ports ...int) *Guest {
 
 const mac = "52:54:00:77:00:01"
 
-func arguments(t testing.TB, i image.Image, dir, root, name string, memory int) []string {
+func arguments(t testing.TB, i image.Image, kernel image.Kernel, dir, root, name string, memory int) []string {
 	line := image.CommandLine(image.Boot{
 		Name: name, TSC: machine.TSC(), Nets: []image.Net{{MAC: mac, Address: netip.MustParsePrefix("10.0.2.15/24")}},
 	})
@@ -106,7 +130,7 @@ func arguments(t testing.TB, i image.Image, dir, root, name string, memory int) 
 	fixed := "-M q35 -accel tcg,thread=multi,tb-size=128 -cpu qemu64 -smp 1 -nodefaults -no-user-config -display none " +
 		"-device virtio-rng-pci -device virtio-serial-pci -device virtserialport,chardev=agent,name=" + wire.Port
 	return append(strings.Fields(fixed),
-		"-m", strconv.Itoa(memory), "-serial", "file:"+dir+"/serial", "-kernel", i.Kernel, "-initrd", i.Initrd, "-append", line,
+		"-m", strconv.Itoa(memory), "-serial", "file:"+dir+"/serial", "-kernel", kernel.Kernel, "-initrd", kernel.Initrd, "-append", line,
 		"-drive", "file="+root+",format=qcow2,if=none,id=d0,cache=unsafe", "-device", "virtio-blk-pci,drive=d0,serial=root",
 		"-drive", "file="+i.Usr+",format=raw,if=none,id=d1,readonly=on", "-device", "virtio-blk-pci,drive=d1,serial=usr",
 		"-chardev", "socket,id=agent,path="+dir+"/agent")
