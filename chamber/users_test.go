@@ -13,15 +13,18 @@ import (
 )
 
 // asleep runs a program as a user, which ends by a signal alone.
-func asleep(t *testing.T, uid uint32) (ended chan error) {
+func asleep(t *testing.T, uid uint32) (ended chan struct{}) {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "sleep", "600")
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	if err := c.Start(); err != nil {
 		t.Skipf("cannot run a program as user %d: %v", uid, err)
 	}
-	ended = make(chan error, 1)
-	go func() { ended <- c.Wait() }()
+	ended = make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = c.Wait() // how it ended is the test's to say
+	}()
 	return ended
 }
 
@@ -52,7 +55,7 @@ func TestANumberIsFreeWhenNothingRunsAsIt(t *testing.T) {
 	if err := users.Free(User{first + 9, first + 9}); err != nil { // of a definition's own label
 		t.Fatal(err)
 	}
-	for what, ended := range map[string]chan error{"another guest's": others, "a user's of the host": foreign} {
+	for what, ended := range map[string]chan struct{}{"another guest's": others, "a user's of the host": foreign} {
 		select {
 		case <-ended:
 			t.Errorf("%s process was ended too", what)
@@ -79,7 +82,7 @@ func TestNoThreadOfTheDaemonIsThePrograms(t *testing.T) {
 	if err != nil {
 		t.Skipf("no chambers here: %v", err)
 	}
-	defer house.Close()
+	defer func() { _ = house.Close() }()
 	const id = 0x7fff0020
 	c := &Chamber{User: User{id, id}, Program: "/bin/sleep", Limits: Limits{Threads: 8}}
 	program := exec.CommandContext(t.Context(), "sleep", "600")
