@@ -40,6 +40,10 @@ func OpenHeld(path string, mode int, folders []string) (f *os.File, err error) {
 			return openFault(err, path)
 		}
 		defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+			return unix.ELOOP
+		}
 		f, err = Reopen(fd, path, mode)
 		return err
 	})

@@ -104,7 +104,7 @@ func drawCarved(w *wish, o CreateOptions) (*draft, error) {
 
 // drawCarvedCopy drafts a volume of a carved pool with what a guest would read
 // of another volume. The blocks are zeroed first: a copy leaves out zeros.
-func (p *Pool) drawCarvedCopy(w *wish, origin *Volume, o CreateOptions, j *job) (*draft, error) {
+func (p *Pool) drawCarvedCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
 	switch {
 	case o.Reflink:
 		return nil, fault.New(fault.Unsupported, fault.Volume, "block devices cannot share blocks; copy without reflink")
@@ -119,7 +119,7 @@ func (p *Pool) drawCarvedCopy(w *wish, origin *Volume, o CreateOptions, j *job) 
 		return nil, err
 	}
 	d.fill = func(ctx context.Context, f *os.File) error {
-		source, err := openUnwritten(origin)
+		source, err := from.openUnwritten(ctx, origin)
 		if err != nil {
 			return err
 		}

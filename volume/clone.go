@@ -31,10 +31,10 @@ func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source s
 			w.capacity = &origin.Virtual
 		}
 		if p.carver() != nil {
-			return p.drawCarvedCopy(w, origin, o, j)
+			return p.drawCarvedCopy(w, from, origin, o, j)
 		}
 		if w.isLike(origin) {
-			return p.drawCopy(w, origin, o, j), nil
+			return p.drawCopy(w, from, origin, o, j), nil
 		}
 		return p.drawConversion(ctx, w, from, origin, o, j)
 	})
@@ -63,7 +63,7 @@ func (w *wish) isLike(origin *Volume) bool {
 
 // drawCopy drafts a copy of bytes, which keeps format, options and backing
 // store and looks at nothing inside of the image.
-func (p *Pool) drawCopy(w *wish, origin *Volume, o CreateOptions, j *job) *draft {
+func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
 	d := &draft{plan: image.Plan{Format: w.format, Virtual: *w.capacity, NoCOW: w.noCOW}, space: origin.Allocated}
 	isRaw := w.format == image.Raw || w.format == image.ISO
 	if isRaw {
@@ -73,7 +73,7 @@ func (p *Pool) drawCopy(w *wish, origin *Volume, o CreateOptions, j *job) *draft
 		d.space = 0
 	}
 	d.fill = func(ctx context.Context, f *os.File) error {
-		source, err := openUnwritten(origin)
+		source, err := from.openUnwritten(ctx, origin)
 		if err != nil {
 			return err
 		}
@@ -113,7 +113,7 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 		return nil, err
 	}
 	d.fill = func(ctx context.Context, f *os.File) error {
-		source, err := openUnwritten(origin)
+		source, err := from.openUnwritten(ctx, origin)
 		if err != nil {
 			return err
 		}
@@ -142,8 +142,8 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 
 // openUnwritten opens a volume to read, unless a guest writes to it: a copy of
 // that would be one of no moment.
-func openUnwritten(v *Volume) (*os.File, error) {
-	f, err := image.Open(v.Path)
+func (p *Pool) openUnwritten(ctx context.Context, v *Volume) (*os.File, error) {
+	f, err := p.openToRead(ctx, v)
 	if err != nil {
 		return nil, err
 	}

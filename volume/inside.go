@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -95,6 +96,15 @@ func openFile(target, name string, mode int) (*os.File, error) {
 		return nil, fault.New(fault.Invalid, fault.Volume, "%q is a link, and nothing is changed through links; change the file that it leads to", name)
 	}
 	return image.Reopen(fd, filepath.Join(target, name), mode)
+}
+
+// openToRead opens a volume of the pool to read. A link in a directory may lead anywhere, and
+// is followed for whoever may read anything: not for a client that is held to folders.
+func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
+	if image.FenceOf(ctx) == nil || p.carver() != nil {
+		return image.Open(v.Path)
+	}
+	return image.OpenHeld(v.Path, unix.O_RDONLY, []string{filepath.Dir(v.Path)})
 }
 
 // removeFile removes a volume: a file, an empty directory, or a link itself.

@@ -178,7 +178,7 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 		size int64
 	}
 	o, err := ask(ctx, p.lane, answerTime, func() (opened, error) {
-		f, err := image.Open(v.Path)
+		f, err := p.openToRead(ctx, v)
 		if err != nil {
 			return opened{}, err
 		}

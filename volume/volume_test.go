@@ -767,3 +767,31 @@ func TestNamesOfVolumesLeadNowhere(t *testing.T) {
 		t.Errorf("the pool has %q", names)
 	}
 }
+
+// A link in a pool's directory leads whoever may read anything, and nobody who is held to
+// folders, whose the directory may be.
+func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	target := p.View().Target
+	secret := filepath.Join(t.TempDir(), "secret")
+	must(t, os.WriteFile(secret, make([]byte, mib), 0o600))
+	must(t, os.WriteFile(filepath.Join(target, "plain"), make([]byte, mib), 0o600))
+	must(t, os.Symlink(secret, filepath.Join(target, "link")))
+	must(t, p.Refresh(t.Context()))
+	held := image.WithFence(t.Context(), []string{target})
+	for _, name := range []string{"plain", "link"} {
+		for who, ctx := range map[string]context.Context{"held": held, "free": t.Context()} {
+			down, err := p.Download(ctx, name, 0, 0)
+			if err == nil {
+				down.Close()
+			}
+			_, err2 := p.CloneVolume(ctx, volXML(name+"-"+who, "raw", mib, ""), p, name, CreateOptions{})
+			for _, err := range []error{err, err2} {
+				if refused := name == "link" && who == "held"; (err != nil) != refused || refused && !fault.Is(err, fault.Denied) {
+					t.Errorf("%s of %s: %v", name, who, err)
+				}
+			}
+		}
+	}
+}
