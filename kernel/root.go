@@ -30,7 +30,7 @@ import (
 // host with thousands of processors, is some megabytes.
 const maxFile = 16 << 20
 
-// Root is where the trees that start with /sys, /proc, /run and /usr/share are
+// Root is where the trees that start with /sys, /proc, /run, /etc/selinux and /usr/share are
 // found. The zero value is the live host.
 type Root struct {
 	dir string

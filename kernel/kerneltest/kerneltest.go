@@ -25,6 +25,9 @@ const (
 	// Laptop has one node with four cores of two threads; a SATA disk and a CD
 	// drive known to udev, USB devices, a radio, graphics and SMBIOS data.
 	Laptop = "laptop"
+	// SELinux and AppArmor are hosts that enforce one, and nothing else of a host.
+	SELinux  = "selinux"
+	AppArmor = "apparmor"
 )
 
 //go:embed *.tree
