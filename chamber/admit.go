@@ -78,7 +78,7 @@ func (c *Chamber) bring(space *os.File, pieces []piece, devices []device) error 
 			return err
 		}
 	}
-	return nil
+	return labelTree(room, c.Label.Files)
 }
 
 // there reports whether something is in the chamber already. Nothing in it but

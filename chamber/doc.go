@@ -16,11 +16,10 @@
 // thread, which then ends. Nothing is run in between, nothing is mounted where the
 // host sees it, and the kernel takes everything away when the program ends.
 //
-// Who builds on it: labels (SELinux, AppArmor), scheduling cookies and the like
-// are the thread's to set for what it starts: they go into Chamber, and are done
-// in House.enter, in that order. Limits of the process go into Limits. Files are
-// not made accessible here: whoever starts a program opens them and passes
-// descriptors, so that no file changes its owner.
+// Who builds on it: labels, scheduling cookies and the like are the thread's to set
+// for what it starts: they go into Chamber, and are done in House.enter. Limits of
+// the process go into Limits. Files are not made accessible here: whoever starts a
+// program opens them and passes descriptors, so that no file changes its owner.
 //
 // Nothing of guests, QEMU or disk images may move in.
 package chamber

@@ -48,6 +48,9 @@ func (h *House) enter(c *Chamber, pieces []piece, devices []device) error {
 	if c.Network {
 		spaces &^= unix.CLONE_NEWNET
 	}
+	if err := c.Label.announce(); err != nil {
+		return err
+	}
 	if err := unix.Unshare(unix.CLONE_FS); err != nil { // a root of its own, and an umask
 		return fmt.Errorf("cannot part from the daemon's root: %w", err)
 	}
@@ -65,6 +68,9 @@ func (h *House) enter(c *Chamber, pieces []piece, devices []device) error {
 		if err := d.make(room, c.User); err != nil {
 			return err
 		}
+	}
+	if err := labelTree(room, c.Label.Files); err != nil {
+		return err
 	}
 	unix.Umask(umask)
 	if len(c.Keep) > 0 {

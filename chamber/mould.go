@@ -54,8 +54,9 @@ var spaces = []struct {
 }
 
 // Open makes a house, or says which part of it this kernel or this process's
-// privileges do not allow.
-func Open() (*House, error) {
+// privileges do not allow. What the mould itself is made of gets a label, an SELinux
+// context, if there is one.
+func Open(label string) (*House, error) {
 	h := &House{}
 	liftLocked()
 	// What the daemon was started with is not for those that it starts.
@@ -70,7 +71,7 @@ func Open() (*House, error) {
 		if h.mould, err = os.Open("/proc/thread-self/ns/mnt"); err != nil {
 			return nil, err
 		}
-		if err := cast(); err != nil {
+		if err := cast(label); err != nil {
 			return nil, errors.Join(err, h.mould.Close())
 		}
 		for _, s := range spaces {
@@ -127,7 +128,7 @@ func (h *House) Close() error { return h.mould.Close() }
 const stage = "/proc"
 
 // cast makes the thread's own mount namespace the mould.
-func cast() error {
+func cast(label string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("cannot part from the host's mounts: %w", err)
 	}
@@ -155,6 +156,9 @@ func cast() error {
 	}
 	if err := enterRoot(stage); err != nil {
 		return fmt.Errorf("cannot leave the host's root: %w", err)
+	}
+	if err := labelTree("/", label); err != nil {
+		return fmt.Errorf("cannot label the mould: %w", err)
 	}
 	return unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 }

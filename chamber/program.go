@@ -14,6 +14,15 @@ func shownAnyway(path string) bool {
 	return slices.ContainsFunc(programs, func(dir string) bool { return strings.HasPrefix(path, dir+"/") })
 }
 
+// installed is where all of a program lies: in the bin of some place of its own, or it
+// is alone.
+func installed(path string) string {
+	if bin := filepath.Dir(path); slices.Contains([]string{"bin", "sbin", "libexec"}, filepath.Base(bin)) && filepath.Dir(bin) != "/" {
+		return filepath.Dir(bin)
+	}
+	return path
+}
+
 // takeProgram adds what a program consists of that is not in the mould: the file,
 // and where it lies in the bin of some place of its own, all of that place, with
 // its libraries and data.
@@ -26,10 +35,7 @@ func takeProgram(pieces []piece, path string) ([]piece, error) {
 		if shownAnyway(path) {
 			continue
 		}
-		show := path
-		if bin := filepath.Dir(path); slices.Contains([]string{"bin", "sbin", "libexec"}, filepath.Base(bin)) && filepath.Dir(bin) != "/" {
-			show = filepath.Dir(bin)
-		}
+		show := installed(path)
 		if slices.ContainsFunc(pieces, func(p piece) bool { return p.at == show }) {
 			continue
 		}

@@ -41,6 +41,8 @@ type Chamber struct {
 	Keep []uintptr
 	// Limits bound the process.
 	Limits Limits
+	// Label is what it is called where the host has mandatory access control.
+	Label Label
 }
 
 // Own is a directory of the program's own.

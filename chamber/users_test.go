@@ -78,7 +78,7 @@ func TestANumberIsFreeWhenNothingRunsAsIt(t *testing.T) {
 // While a program runs none of the daemon's threads can be signalled by its user: a signal
 // to one would be one to the daemon.
 func TestNoThreadOfTheDaemonIsThePrograms(t *testing.T) {
-	house, err := Open()
+	house, err := Open("")
 	if err != nil {
 		t.Skipf("no chambers here: %v", err)
 	}

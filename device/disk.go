@@ -61,6 +61,16 @@ type DiskSource struct {
 	Volume *VolumeRef
 	// Index numbers the node in a running guest's chain; 0 when not running.
 	Index uint
+	// SecLabels say by which label the source is used; none: by the guest's.
+	SecLabels []SourceLabel
+}
+
+// SourceLabel is what one security model makes of a source: Relabel off leaves it as it
+// is, and Label is given to it instead of the guest's.
+type SourceLabel struct {
+	Model   string
+	Relabel Switch
+	Label   string
 }
 
 // VolumeRef names a volume of a pool.

@@ -53,7 +53,7 @@ type Definition struct {
 
 	Devices device.Set
 
-	// SecLabels other than none are refused where the host enforces nothing.
+	// SecLabels of type static are refused where the host does not enforce their model.
 	SecLabels []SecLabel
 
 	// QEMUArgs and QEMUEnv are the user's own additions (qemu:commandline).
@@ -70,6 +70,9 @@ type SecLabel struct {
 	Model   string
 	Relabel device.Switch
 	Label   string // of a static one, or that a running guest was given
+	// ImageLabel is that of the files of a running guest; BaseLabel is what its label is
+	// made from.
+	ImageLabel, BaseLabel string
 }
 
 // MemoryBacking says where guest memory comes from.

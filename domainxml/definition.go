@@ -220,17 +220,18 @@ func describeSecLabel(n *node, l *domain.SecLabel) {
 	n.str("type", &l.Type, "none", "static", "dynamic")
 	n.str("model", &l.Model)
 	n.yes("relabel", &l.Relabel)
-	if l.Model == "dac" && l.Type != "none" {
-		n.leaf("label", &l.Label)
-	}
-	if n.writing || l.Type == "static" {
+	if l.Type == "none" {
 		return
 	}
-	// Labels that were made for a run describe that run only.
-	for _, name := range []string{"label", "imagelabel"} {
-		if c := n.child(name); c != nil && (name == "imagelabel" || l.Model != "dac") {
-			c.ignore("")
-		}
+	n.leaf("label", &l.Label)
+	if l.Model != "dac" {
+		n.leaf("imagelabel", &l.ImageLabel)
+		n.leaf("baselabel", &l.BaseLabel)
+		return
+	}
+	// Nothing is given to a guest's user: what another one made says is for its run only.
+	if c := n.child("imagelabel"); c != nil && n.reading() && l.Type != "static" {
+		c.ignore("")
 	}
 }
 

@@ -149,8 +149,24 @@ func describeSource(n *node, kind string, p **device.DiskSource, policy *string)
 		n.str("startupPolicy", policy, "mandatory", "requisite", "optional")
 	}
 	num(n, "index", &s.Index)
+	each(n, "seclabel", &s.SecLabels, describeSourceLabel)
 	if n.reading() && (s.Path() != "" || s.Volume != nil) {
 		*p = s
+	}
+}
+
+// describeSourceLabel knows labels for SELinux; AppArmor's and users' are not of files.
+func describeSourceLabel(n *node, l *device.SourceLabel) {
+	n.need("model", &l.Model, "selinux", "apparmor", "dac")
+	n.yes("relabel", &l.Relabel)
+	if l.Model == "selinux" {
+		n.leaf("label", &l.Label)
+	}
+	if n.reading() && l.Relabel != device.Off && l.Label == "" {
+		n.invalid("", "a label of a source says relabel='no', or which label the source has")
+	}
+	if n.reading() && l.Relabel == device.Off && l.Label != "" {
+		n.invalid("", "a source that is not relabelled has no label to be given")
 	}
 }
 

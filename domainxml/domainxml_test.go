@@ -145,7 +145,9 @@ func TestRefusals(t *testing.T) {
 		"several at once":   {in("<iommu model='intel'/><filesystem type='mount'><source dir='/a'/><target dir='b'/></filesystem>", ""), fault.Unsupported, fault.Config, "devices/iommu, devices/filesystem"},
 		"virtio-mem":        {in("<memory model='virtio-mem'><target><size>1024</size><node>0</node></target></memory>", ""), fault.Unsupported, fault.Config, "virtio-mem"},
 		"module of no cell": {in("<memory model='dimm'><target><size>1024</size></target></memory>", ""), fault.Invalid, fault.XML, "needs a node"},
-		"static label":      {in("", "<seclabel type='static' model='selinux'><label>x</label></seclabel>"), fault.Unsupported, fault.Config, "seclabel/label"},
+		"user of a source":  {in("<disk><source file='/a'><seclabel model='dac' relabel='yes'><label>x</label></seclabel></source><target dev='vda'/></disk>", ""), fault.Invalid, fault.XML, "seclabel"},
+		"label of a layer":  {in("<disk><source file='/a'><seclabel model='selinux' relabel='no'><label>x</label></seclabel></source><target dev='vda'/></disk>", ""), fault.Invalid, fault.XML, "no label"},
+		"label of a port":   {in("<serial type='file'><source path='/a'><seclabel model='selinux' relabel='no'/></source></serial>", ""), fault.Unsupported, fault.Config, "seclabel"},
 		"qemu capabilities": {`<domain type='kvm' xmlns:qemu='` + qemuSpace + `'><name>a</name><memory>1</memory><os><type>hvm</type></os><qemu:capabilities><qemu:add capability='x'/></qemu:capabilities></domain>`, fault.Unsupported, fault.Config, "capabilities"},
 		"spelt iothreads":   {in("", "<iothreads>1</iothreads><iothreadids><iothread id='5'/></iothreadids>"), fault.Unsupported, fault.Config, "iothreadids"},
 		"slots that repeat": {in(`<channel type='null'><target type='virtio' name='a'/><address type='virtio-serial' controller='0' bus='0' port='1'/></channel><channel type='null'><target type='virtio' name='b'/><address type='virtio-serial' controller='0' bus='0' port='1'/></channel>`, ""), fault.Invalid, fault.XML, "virtio-serial 0:0:1"},
@@ -195,7 +197,10 @@ func TestPasswordsAreWrittenOnlyWhenAskedFor(t *testing.T) {
 func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 	def := &domain.Definition{
 		Virt: "kvm", Name: "a", Memory: 1 << 30, VCPUs: domain.VCPUs{Max: 1, Current: 1},
-		SecLabels: []domain.SecLabel{{Type: "dynamic", Model: "dac", Relabel: device.Off, Label: "+70007:+70007"}},
+		SecLabels: []domain.SecLabel{
+			{Type: "dynamic", Model: "dac", Relabel: device.Off, Label: "+70007:+70007"},
+			{Type: "dynamic", Model: "selinux", Relabel: device.On, Label: "u:r:t:s0:c1,c2", ImageLabel: "u:r:i:s0:c1,c2"},
+		},
 		Devices: device.Set{
 			Disks: []*device.Disk{{
 				Info: device.Info{Alias: "virtio-disk0"}, Device: "disk", Format: "qcow2", Target: "vda", Bus: "virtio",
@@ -217,6 +222,7 @@ func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 		"<domain type='kvm' id='4'>", "<source file='/a' index='2'/>", "<backingStore type='file' index='1'>",
 		"<source network='default' bridge='virbr0'/>", "<target dev='vnet0'/>", "<alias name='net0'/>",
 		"<console type='pty' tty='/dev/pts/3'>", "state='connected'", "port='5901' autoport='yes'", "<cid auto='yes' address='3'/>", "<label>+70007:+70007</label>",
+		"<label>u:r:t:s0:c1,c2</label>", "<imagelabel>u:r:i:s0:c1,c2</imagelabel>",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s in\n%s", want, text)
@@ -233,7 +239,7 @@ func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, gone := range []string{"id=", "index=", "virbr0", "vnet0", "alias", "/dev/pts", "connected", "5901", "address='3'", "+70007"} {
+	for _, gone := range []string{"id=", "index=", "virbr0", "vnet0", "alias", "/dev/pts", "connected", "5901", "address='3'", "+70007", "c1,c2"} {
 		if strings.Contains(inactive, gone) {
 			t.Errorf("%s is still in\n%s", gone, inactive)
 		}

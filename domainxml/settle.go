@@ -14,7 +14,8 @@ func Settle(d *domain.Definition) {
 		settleDevice(dev)
 	}
 	for i := range d.SecLabels {
-		if l := &d.SecLabels[i]; l.Type != "static" { // else it was made for a run
+		l := &d.SecLabels[i]
+		if l.ImageLabel = ""; l.Type != "static" { // else it was made for a run
 			l.Label = ""
 		}
 	}

@@ -47,9 +47,11 @@ func Open(c Config) (*Registry, error) {
 	if err := r.loadDues(); err != nil {
 		return nil, err
 	}
+	r.loadLabels()
 	if err := r.adoptAll(); err != nil {
 		return nil, err
 	}
+	r.sweepLabels()
 	r.sweepDropped()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -370,6 +372,7 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 func (r *Registry) rehold(run *run) {
 	r.holdUser(run)
 	run.hold("run directory", func(context.Context) error { return os.RemoveAll(run.dir) })
+	r.reholdLabels(run)
 	r.Ledger.Restore(run.UUID, demand(run.def), r.need(run.def)) // it has it already: nothing can be refused
 	run.hold("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })
 	for _, n := range run.NICs {

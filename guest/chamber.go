@@ -154,14 +154,7 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u cham
 		return nil, err
 	}
 	for _, path := range shownFiles(def) {
-		held := heldTo(ctx, path)
-		f, err := mount.Do(ctx, path, func() (f *os.File, err error) {
-			err = image.At(path, held, func(at string, nofollow int) error {
-				f, err = openShown(at, nofollow)
-				return err
-			})
-			return f, err
-		}, func(f *os.File) { _ = f.Close() })
+		f, err := openToShow(ctx, path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // QEMU says so, in its own words
 		}
@@ -211,6 +204,18 @@ const spareThreads = 192
 // maxThreads bounds the threads of a guest's QEMU.
 func maxThreads(def *domain.Definition) uint64 {
 	return need(def).Threads + spareThreads + 64*uint64(def.IOThreads)
+}
+
+// openToShow opens a file that lies where whoever named it is held to.
+func openToShow(ctx context.Context, path string) (*os.File, error) {
+	held := heldTo(ctx, path)
+	return mount.Do(ctx, path, func() (f *os.File, err error) {
+		err = image.At(path, held, func(at string, nofollow int) error {
+			f, err = openShown(at, nofollow)
+			return err
+		})
+		return f, err
+	}, func(f *os.File) { _ = f.Close() })
 }
 
 // openShown opens a file to be shown in a chamber; sockets, pipes and directories
@@ -279,6 +284,10 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 		return err
 	}
 	defer closeShown(c)
+	c.Label = run.labels.of()
+	if err := run.labels.admit(ctx, p, dev, c); err != nil {
+		return err
+	}
 	return c.Admit(run.PID)
 }
 

@@ -56,6 +56,9 @@ func (r *Registry) understand(ctx context.Context, doc string, validate bool) (u
 		return u, err
 	}
 	return u, turnstile.Do(ctx, func() error {
+		if err := r.checkLabels(def); err != nil {
+			return err
+		}
 		gives := r.GiveRNG && lacksRNG(def)
 		if err := domainxml.Complete(def, completion(caps)); err != nil {
 			return err

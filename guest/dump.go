@@ -44,7 +44,7 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) work {
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
-			err = dumpTo(ctx, s, path, o, p)
+			err = dumpTo(ctx, s, path, o, p, r.labels)
 		}
 		if err == nil && o.Reset {
 			err = s.Execute(ctx, "system_reset", nil, nil)
@@ -61,8 +61,13 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) work {
 }
 
 // dumpTo writes a dump.
-func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *progress) error {
+func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *progress, labels *labels) error {
 	fill := func(f *os.File) (err error) {
+		back, err := labels.lendImage(ctx, f)
+		if err != nil {
+			return err
+		}
+		defer back()
 		if !o.Live {
 			if err := halt(ctx, s); err != nil {
 				return err

@@ -92,7 +92,7 @@ func (l *launching) joinGroup(context.Context) error {
 }
 
 // launch launches a guest's QEMU: in a chamber, where it has a user.
-func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *chamber.User) (*qemu.Process, error) {
+func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *chamber.User, finish func(*chamber.Chamber) error) (*qemu.Process, error) {
 	spec := qemu.Spec{Binary: def.Devices.Emulator, Args: c.Args, Files: c.Files, Log: log}
 	if u == nil {
 		spec.Env, spec.Dir = append(os.Environ(), c.Env...), dir
@@ -103,6 +103,10 @@ func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.C
 		return nil, err
 	}
 	defer closeShown(place)
+	place.Program = def.Devices.Emulator
+	if err := finish(place); err != nil {
+		return nil, err
+	}
 	own := place.Own[0].At
 	spec.House, spec.Chamber, spec.Dir = r.Quarters.House, place, own
 	spec.Env = append(environment(own), c.Env...)

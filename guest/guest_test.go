@@ -23,6 +23,7 @@ import (
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/label"
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/store"
@@ -49,6 +50,10 @@ type daemon struct {
 	boot string
 	// gives has new guests be given a source of random numbers.
 	gives bool
+	// enforces is a recorded tree of a host that has mandatory access control; "": it
+	// has none. Required has guests start only with labels.
+	enforces string
+	required bool
 }
 
 // newDaemon makes a daemon whose guests end with the test.
@@ -123,14 +128,23 @@ func (d *daemon) open() {
 	must(err)
 	secrets, err := secret.Open(secret.Config{Store: d.store, Key: filepath.Join(d.dir, "data/secret.key"), Events: d.events, Log: log})
 	must(err)
+	labels, without := d.findLabels()
 	d.Registry, err = guest.Open(guest.Config{
 		Quarters: quarters,
 		DataDir:  filepath.Join(d.dir, "data/guest"), RunDir: filepath.Join(d.dir, "run/guest"), Instance: instance,
 		Log: log, Store: d.store, Events: d.events, Emulators: emulators, Ledger: host.NewLedger(inventory),
 		Networks: d.nets, Pools: d.pools, Secrets: secrets, Cgroups: d.groups, Kernel: root,
-		Prepared: d.prepared, Boot: d.boot, GiveRNG: d.gives,
+		Prepared: d.prepared, Boot: d.boot, GiveRNG: d.gives, Labels: labels, NoLabels: without, LabelsRequired: d.required,
 	})
 	must(err)
+}
+
+// findLabels finds what the recorded host enforces.
+func (d *daemon) findLabels() (*label.Host, error) {
+	if d.enforces == "" {
+		return label.Find(kernel.Root{}, "")
+	}
+	return label.Find(kernel.At(d.enforces), filepath.Base(d.dir))
 }
 
 // quarters makes chambers where they are asked for; numbers of users differ from test
@@ -144,7 +158,7 @@ func (d *daemon) quarters() *chamber.Quarters {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	house, err := chamber.Open()
+	house, err := chamber.Open("")
 	if err != nil {
 		d.t.Skipf("no chambers here: %v", err)
 	}

@@ -94,7 +94,7 @@ func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all
 			}
 		}
 		if b.Type == "unix" && b.Mode != "connect" && b.Path != "" && filepath.Dir(b.Path) != run.ownPath() {
-			if err := listenFor(ctx, p, dev.Common().Alias, b.Path); err != nil {
+			if err := listenFor(ctx, run.labels, p, dev.Common().Alias, b.Path); err != nil {
 				return err
 			}
 		}
@@ -130,8 +130,12 @@ func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) err
 }
 
 // listenFor makes the socket of a character device. It is removed with the guest.
-func listenFor(ctx context.Context, p *qemu.Plan, alias, path string) error {
-	f, err := mount.Do(ctx, path, func() (*os.File, error) { return qemu.ListenMonitor(path) }, func(f *os.File) { _ = f.Close() })
+func listenFor(ctx context.Context, labels *labels, p *qemu.Plan, alias, path string) error {
+	listen := func() (f *os.File, err error) {
+		err = labels.sockets(func() (err error) { f, err = qemu.ListenMonitor(path); return err })
+		return f, err
+	}
+	f, err := mount.Do(ctx, path, listen, func(f *os.File) { _ = f.Close() })
 	if err != nil {
 		return err
 	}

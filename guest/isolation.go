@@ -23,6 +23,11 @@ func (r *Registry) Isolation() Isolation {
 		return Isolation{Lacking: []string{"all: the daemon was started with --isolation=off"}}
 	}
 	i := Isolation{On: true, InForce: r.barriers(&domain.Definition{})}
+	if r.Labels != nil {
+		i.InForce = append(i.InForce, r.labelBarrier())
+	} else if r.NoLabels != nil {
+		i.Lacking = append(i.Lacking, fmt.Sprintf("labels (%v)", r.NoLabels))
+	}
 	i.Lacking = append(i.Lacking, r.Quarters.House.Absent()...)
 	absent := r.Cgroups.Absent()
 	for _, c := range []kernel.Controller{kernel.DeviceController, kernel.PIDsController} {
@@ -66,16 +71,43 @@ func (r *run) label() {
 // dac is the name of the security model that tells users apart.
 const dac = "dac"
 
-// SecurityLabel is who a running guest's QEMU is to the kernel, in the words of the
-// model dac; empty: it has no user of its own.
-func (v *View) SecurityLabel() string {
-	if v.Active == nil {
-		return ""
+// SecurityModel is one way in which guests are told apart.
+type SecurityModel struct {
+	Name, DOI string
+	// Base are what labels of guests are made from, by their types; may be none.
+	Base map[string]string
+}
+
+// SecurityModels are those of guests that start now, the one first that its
+// administrator asked for by a policy.
+func (r *Registry) SecurityModels() []SecurityModel {
+	if r.Quarters == nil {
+		return nil
 	}
+	models := []SecurityModel{{Name: dac, DOI: "0"}}
+	if r.Labels != nil {
+		models = append([]SecurityModel{{Name: r.Labels.Model, DOI: r.Labels.DOI(), Base: r.Labels.Base()}}, models...)
+	}
+	return models
+}
+
+// SecurityLabel is who a running guest's QEMU is to the kernel, by one model.
+type SecurityLabel struct {
+	Model, Label string
+	Enforcing    bool
+}
+
+// SecurityLabels are those of a guest, in the order of the models; none: it does not run,
+// or nothing tells it from the daemon.
+func (r *Registry) SecurityLabels(v *View) []SecurityLabel {
+	if v.Active == nil {
+		return nil
+	}
+	var all []SecurityLabel
 	for _, l := range v.Active.SecLabels {
-		if l.Model == dac {
-			return l.Label
+		if l.Label != "" && l.Type != "none" {
+			all = append(all, SecurityLabel{l.Model, l.Label, l.Model == dac || r.Labels != nil && r.Labels.Enforcing})
 		}
 	}
-	return ""
+	return all
 }

@@ -24,6 +24,8 @@ type leaving struct {
 	Steps []undoing
 	NIC   *heldNIC
 	Image uint // the number of the images that QEMU is to let go; 0: none
+	// For names what was labelled, or allowed, for it.
+	For string `json:",omitempty"`
 
 	giveBack func(context.Context) error // may be called by several; nil: there is nothing
 }
@@ -74,7 +76,10 @@ func newUndoing(step *qemu.Step) (undoing, error) {
 func (r *run) newLeaving(alias string, after []qemu.Step) (*leaving, error) {
 	l := &leaving{}
 	nic, release := r.takeNIC(alias)
-	l.NIC, l.giveBack = nic, once(alsoSocket(r, alias, release))
+	if dev := r.def.Devices.ByAlias(alias); dev != nil && r.labels != nil {
+		l.For = ownerOf(dev)
+	}
+	l.NIC, l.giveBack = nic, once(alsoLabels(r, l.For, alsoSocket(r, alias, release)))
 	if d, ok := r.def.Devices.ByAlias(alias).(*device.Disk); ok && d.Source != nil {
 		l.Image = d.Source.Index
 	}
@@ -190,12 +195,13 @@ func (g *Guest) cleaned(r *run, l *leaving) {
 // reholdLeaving finds the interfaces again that devices left behind.
 func (r *Registry) reholdLeaving(run *run) {
 	for _, l := range run.Leaving {
+		l.giveBack = once(alsoLabels(run, l.For, nil))
 		if l.NIC == nil {
 			continue
 		}
 		// Its network has forgotten it: only the link may be there.
 		if release, err := r.Networks.AdoptNIC(&device.NIC{Type: "ethernet"}, l.NIC.IfName, run.Name); err == nil {
-			l.giveBack = once(func(context.Context) error { release(); return nil })
+			l.giveBack = once(alsoLabels(run, l.For, func(context.Context) error { release(); return nil }))
 		}
 	}
 }

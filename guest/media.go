@@ -185,6 +185,9 @@ func (g *Guest) changeMedia(ctx context.Context, r *run, def *domain.Definition,
 	if err != nil {
 		return err
 	}
+	if err := r.labels.admit(ctx, p, c.live, nil); err != nil {
+		return errors.Join(err, r.labels.giveBack(ctx, ownerOf(c.live)))
+	}
 	if err := c.note(before, steps); err != nil {
 		return err
 	}
@@ -197,21 +200,26 @@ func (g *Guest) changeMedia(ctx context.Context, r *run, def *domain.Definition,
 			s.Close() // a new session asks how far it came
 		} else {
 			removeFile(g.log, filepath.Join(r.dir, changingFile))
+			err = errors.Join(err, r.labels.giveBack(ctx, ownerOf(c.live)))
 		}
 		return err
 	}
 	failpoint.Reach("media.changed")
-	c.letGo(ctx, s, g)
+	c.letGo(ctx, s, g, r)
 	return nil
 }
 
 // letGo has QEMU forget the images of the medium that was in the drive.
-func (c *changing) letGo(ctx context.Context, s *qmp.Session, g *Guest) {
+func (c *changing) letGo(ctx context.Context, s *qmp.Session, g *Guest, r *run) {
 	if c.Old == 0 {
 		return
 	}
 	if err := forgetImages(ctx, s, c.Old); err != nil { // the guest has its new medium
 		g.log.Warn("QEMU does not let go of the image of a medium", "disk", c.live.Target, "error", err)
+		return // it keeps its label until the guest ends
+	}
+	if err := r.labels.giveBack(ctx, imageOwner(c.Old)); err != nil {
+		g.log.Warn("the image of a medium may keep the guest's label", "disk", c.live.Target, "error", err)
 	}
 }
 
@@ -255,6 +263,9 @@ func (g *Guest) finishChange(ctx context.Context, r *run, s *qmp.Session, c *cha
 	}
 	if node != c.Node {
 		takeBack(ctx, s, c.Undo, g.log)
+		if err := r.labels.giveBack(ctx, ownerOf(c.live)); err != nil {
+			g.log.Warn("the image of a medium may keep the guest's label", "disk", c.live.Target, "error", err)
+		}
 		return func() error { r.forgetChanging(); return nil }, nil
 	}
 	for _, u := range c.Rest {
@@ -264,7 +275,7 @@ func (g *Guest) finishChange(ctx context.Context, r *run, s *qmp.Session, c *cha
 			g.log.Debug("nothing is left to do of a change of medium", "command", u.Command, "cause", err)
 		}
 	}
-	c.letGo(ctx, s, g)
+	c.letGo(ctx, s, g, r)
 	return func() error {
 		g.log.Info("a medium that was being changed is the guest's", "disk", c.live.Target)
 		return g.mediumChanged(r, c)

@@ -67,6 +67,9 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 	if d.Source == nil {
 		return a, false, nil
 	}
+	if err := r.checkSourceLabel(d); err != nil { // of a device that is plugged in, too
+		return a, false, err
+	}
 	path, format, err := r.source(d)
 	if err != nil {
 		return a, false, err

@@ -198,6 +198,11 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 	held := &plugged{}
 	defer closePlan(p)
 	defer func() {
+		if err != nil && held.cutOff == nil {
+			if e := r.labels.giveBack(context.WithoutCancel(ctx), ownerOf(dev)); e != nil {
+				g.log.Error("what a failed plug labelled may keep its label", "error", e)
+			}
+		}
 		if err != nil && held.release != nil && held.cutOff == nil {
 			if e := held.release(context.WithoutCancel(ctx)); e != nil {
 				g.log.Error("cannot release what a failed plug held", "what", held.what, "error", e)

@@ -126,6 +126,9 @@ func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, p *plugg
 		}, err
 	}
 	takeBack(ctx, s, p.Undo, g.log)
+	if err := r.labels.giveBack(ctx, ownerOf(dev)); err != nil {
+		g.log.Warn("what was labelled for a device may keep the guest's label", "alias", dev.Common().Alias, "error", err)
+	}
 	return func() error {
 		r.forgetPlugging()
 		g.returnMemory(r.def, dev)

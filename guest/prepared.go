@@ -126,7 +126,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 		return err
 	}
 	defer logFile.Close()
-	p.process, err = r.launch(ctx, def, p.command, logFile, p.dir, p.user)
+	p.process, err = r.launch(ctx, def, p.command, logFile, p.dir, p.user, func(*chamber.Chamber) error { return nil })
 	if err != nil {
 		return err
 	}

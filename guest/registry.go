@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/label"
 	"github.com/lodge-kvm/lodge/link"
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/secret"
@@ -47,6 +48,11 @@ type Config struct {
 	Quarters *chamber.Quarters
 	// GiveRNG gives a virtio-rng to new machines that say nothing of one.
 	GiveRNG bool
+	// Labels are what the host enforces; nil: guests have none, NoLabels says why, and
+	// LabelsRequired has them not start then.
+	Labels         *label.Host
+	NoLabels       error
+	LabelsRequired bool
 	// StayFull leaves guests that ran out of room on the host paused.
 	StayFull bool
 	// Boot identifies this boot of the host; empty where that is not known.
@@ -71,6 +77,9 @@ type Registry struct {
 	rooms   *rooms
 	traits  *traits
 	dues    dues
+	lent    lendings
+	// leftLabels are those that an earlier daemon left, by guest, until all are adopted.
+	leftLabels map[string]*labels
 
 	mu     sync.RWMutex
 	byName map[string]*Guest
@@ -86,6 +95,9 @@ func newRegistry(c Config) *Registry {
 	}
 	r.life, r.stop = context.WithCancelCause(context.Background())
 	r.sampler = newSampler(r.gauges)
+	if c.Labels != nil {
+		c.Prepared = 0 // nothing has a label, or a profile, before its start
+	}
 	r.pool = newPool(r, c.Prepared)
 	r.rooms = newRooms(r)
 	r.traits = newTraits()

@@ -59,6 +59,7 @@ type run struct {
 	dumping bool
 	// removals are the devices that QEMU was asked to remove; the loop's.
 	removals map[string]*removal
+	labels   *labels // what it is called by mandatory access control; nil: nothing
 	consoles consoles
 	agent    agentLine
 	endOnce  sync.Once

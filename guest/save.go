@@ -68,7 +68,7 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
-			err = saveTo(ctx, s, path, header, o.BypassCache, p, r.Saving.remember(r.dir))
+			err = saveTo(ctx, s, path, header, o.BypassCache, p, r.Saving.remember(r.dir), r.labels)
 		}
 		if err != nil {
 			return g.notSaved(ctx, s, r), err
@@ -111,11 +111,16 @@ func (g *Guest) saved(r *run, managed bool) error {
 }
 
 // saveTo stops the processors and writes an image.
-func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, bypass bool, p *progress, made func(*os.File) error) (err error) {
+func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, bypass bool, p *progress, made func(*os.File) error, labels *labels) (err error) {
 	fill := func(f *os.File) error {
 		if err := made(f); err != nil {
 			return err
 		}
+		back, err := labels.lendImage(ctx, f)
+		if err != nil {
+			return err
+		}
+		defer back()
 		if err := halt(ctx, s); err != nil {
 			return err
 		}

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
@@ -148,8 +150,8 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 			err = fmt.Errorf("cannot start domain '%s': %w", def.Name, err)
 		}
 	}()
-	if err := within(ctx, startLimit, l.checkHostDevices, l.makeDirectory, l.takeUser, l.journal, l.reserve, l.findDisks, l.makeNVRAM, l.openFiles, l.attachNICs,
-		l.claimVSock, l.startTPMs, l.choosePorts, l.makeGroup); err != nil {
+	if err := within(ctx, startLimit, l.checkHostDevices, l.makeDirectory, l.takeUser, l.takeLabel, l.journal, l.reserve, l.findDisks, l.makeNVRAM, l.openFiles,
+		l.labelFiles, l.attachNICs, l.claimVSock, l.startTPMs, l.choosePorts, l.makeGroup); err != nil {
 		return nil, err
 	}
 	if err := l.runAdmitted(ctx); err != nil {
@@ -310,7 +312,8 @@ func (l *launching) adopt(p *qemu.Process) {
 // execute launches a process. The daemon listens on the monitor's socket before
 // QEMU is there, so that connecting needs no polling.
 func (l *launching) execute(ctx context.Context) (*qemu.Process, error) {
-	monitor, err := qemu.ListenMonitor(l.run.monitorPath())
+	var monitor *os.File
+	err := l.run.labels.sockets(func() (err error) { monitor, err = qemu.ListenMonitor(l.run.monitorPath()); return err })
 	if err != nil {
 		return nil, err
 	}
@@ -328,7 +331,14 @@ func (l *launching) execute(ctx context.Context) (*qemu.Process, error) {
 	if err := failpoint.Err("launch.exec"); err != nil {
 		return nil, err
 	}
-	return l.g.reg.launch(ctx, l.run.def, command, logFile, l.run.dir, l.run.User)
+	handed := append(slices.Clone(command.Files), logFile)
+	if l.from != nil {
+		handed = append(handed, l.from.file)
+	}
+	return l.g.reg.launch(ctx, l.run.def, command, logFile, l.run.dir, l.run.User, func(place *chamber.Chamber) error {
+		place.Label = l.run.labels.of()
+		return l.run.labels.confine(ctx, place, &l.plan, handed)
+	})
 }
 
 // claimVSock takes a context id for the guest's vsock.

@@ -53,6 +53,9 @@ func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket
 		return fault.Wrap(err, fault.Unsupported, fault.Config, "an emulated TPM needs swtpm; install the package swtpm")
 	}
 	state, err := r.giveTPM(run)
+	if err == nil {
+		err = run.labels.lendDir(ctx, state, t.Alias)
+	}
 	if err != nil {
 		return err
 	}
@@ -114,6 +117,7 @@ func (r *Registry) runTPM(c *exec.Cmd, run *run, state string) error {
 		User: *run.User, Program: c.Path,
 		Own:    []chamber.Own{{Dir: own, At: own}, {Dir: state, At: tpmSeen}},
 		Limits: chamber.Limits{Threads: maxThreads(run.def)}, // with QEMU, whose user is the same
+		Label:  run.labels.helper(),
 	}
 	c.Env, c.Dir = environment(own), "/"
 	c.SysProcAttr.Credential = &syscall.Credential{Uid: run.User.UID, Gid: run.User.GID}

@@ -27,7 +27,7 @@ const mib = 1 << 20
 // quarters are where the tool runs in these tests: in a chamber, as in a daemon,
 // where that can be made.
 var quarters = sync.OnceValue(func() *chamber.Quarters {
-	house, err := chamber.Open()
+	house, err := chamber.Open("")
 	if err != nil {
 		return nil
 	}

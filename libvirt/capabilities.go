@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/qemu"
@@ -150,24 +152,35 @@ func (h *handlers) connectGetCapabilities(ctx context.Context, _ *session, _ *vo
 		return nil, err
 	}
 	doc, err := inTurn(ctx, func() (string, error) {
-		return markup.Format(within(tag("capabilities"), describeHost(h.Host.Facts(), caps, h.Guests.Isolation().On), describeGuests(caps)))
+		return markup.Format(within(tag("capabilities"), describeHost(h.Host.Facts(), caps, h.Guests.SecurityModels()), describeGuests(caps)))
 	})
 	return &xdr.ConnectGetCapabilitiesRet{Capabilities: doc}, err
 }
 
-func describeHost(facts *host.Facts, caps *qemu.Capabilities, isolated bool) *markup.Element {
+func describeHost(facts *host.Facts, caps *qemu.Capabilities, models []guest.SecurityModel) *markup.Element {
 	id := facts.UUID.String()
 	if facts.UUID == (uuid.UUID{}) {
 		id = ""
 	}
-	model := "none"
-	if isolated {
-		model = "dac"
-	}
-	return within(tag("host"),
+	about := within(tag("host"),
 		leaf("uuid", id), describeProcessor(facts, caps), tag("power_management"), tag("iommu", "support", yesNo(facts.IOMMU)),
-		within(tag("topology"), describeCells(facts.Topology.Cells)), describeCaches(facts.Topology.Caches),
-		within(tag("secmodel"), leaf("model", model), leaf("doi", "0")))
+		within(tag("topology"), describeCells(facts.Topology.Cells)), describeCaches(facts.Topology.Caches))
+	if len(models) == 0 {
+		models = []guest.SecurityModel{{Name: "none", DOI: "0"}}
+	}
+	for _, m := range models {
+		within(about, describeModel(m))
+	}
+	return about
+}
+
+// describeModel tells one of the models by which guests are told apart.
+func describeModel(m guest.SecurityModel) *markup.Element {
+	e := within(tag("secmodel"), leaf("model", m.Name), leaf("doi", m.DOI))
+	for _, kind := range slices.Sorted(maps.Keys(m.Base)) {
+		within(e, leaf("baselabel", m.Base[kind], "type", kind))
+	}
+	return e
 }
 
 func yesNo(yes bool) string {

@@ -167,15 +167,18 @@ func (h *handlers) domainGetMessages(_ context.Context, s *session, args *xdr.Do
 	return ret, nil
 }
 
-// domainGetSecurityLabel tells which user a guest runs as; the label is empty where
-// it has none of its own.
+// domainGetSecurityLabel tells what a guest is by the first model in force; the label is
+// empty where it has none of its own.
 func (h *handlers) domainGetSecurityLabel(_ context.Context, _ *session, args *xdr.DomainGetSecurityLabelArgs) (*xdr.DomainGetSecurityLabelRet, error) {
 	g, err := h.guest(args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	label := g.View().SecurityLabel()
-	return &xdr.DomainGetSecurityLabelRet{Label: zeroEnded(label), Enforcing: label != ""}, nil
+	all := h.Guests.SecurityLabels(g.View())
+	if len(all) == 0 {
+		return &xdr.DomainGetSecurityLabelRet{Label: zeroEnded("")}, nil
+	}
+	return &xdr.DomainGetSecurityLabelRet{Label: zeroEnded(all[0].Label), Enforcing: all[0].Enforcing}, nil
 }
 
 // zeroEnded is a text as clients take it that have it as bytes.
@@ -188,8 +191,9 @@ func (h *handlers) domainGetSecurityLabelList(_ context.Context, _ *session, arg
 		return nil, err
 	}
 	ret := &xdr.DomainGetSecurityLabelListRet{}
-	if label := g.View().SecurityLabel(); label != "" {
-		ret.Labels, ret.Count = []xdr.SecurityLabel{{Label: zeroEnded(label), Enforcing: true}}, 1
+	for _, l := range h.Guests.SecurityLabels(g.View()) {
+		ret.Labels = append(ret.Labels, xdr.SecurityLabel{Label: zeroEnded(l.Label), Enforcing: l.Enforcing})
 	}
+	ret.Count = int32(len(ret.Labels))
 	return ret, nil
 }

@@ -192,10 +192,10 @@ func (h *handlers) nodeGetCPUMap(_ context.Context, _ *session, args *xdr.NodeGe
 	return ret, nil
 }
 
-// nodeGetSecurityModel: guests are users of their own, or nothing labels them.
+// nodeGetSecurityModel tells the first of the models by which guests are told apart.
 func (h *handlers) nodeGetSecurityModel(context.Context, *session, *void) (*xdr.NodeGetSecurityModelRet, error) {
-	if h.Guests.Isolation().On {
-		return &xdr.NodeGetSecurityModelRet{Model: zeroEnded("dac"), DOI: zeroEnded("0")}, nil
+	if all := h.Guests.SecurityModels(); len(all) > 0 {
+		return &xdr.NodeGetSecurityModelRet{Model: zeroEnded(all[0].Name), DOI: zeroEnded(all[0].DOI)}, nil
 	}
 	return &xdr.NodeGetSecurityModelRet{Model: []byte{0}, DOI: []byte{0}}, nil
 }

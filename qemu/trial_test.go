@@ -123,7 +123,7 @@ func TestTrialCodeIsItsSource(t *testing.T) {
 // TestAProbeNeedsNoPrivileges: a QEMU is looked at as a user of its own, in a
 // chamber, and what is found out is the same.
 func TestAProbeNeedsNoPrivileges(t *testing.T) {
-	house, err := chamber.Open()
+	house, err := chamber.Open("")
 	if err != nil {
 		t.Skipf("no chambers here: %v", err)
 	}

@@ -9,16 +9,20 @@ import (
 
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/label"
 )
 
 // isolate prepares what guests' QEMUs, and other programs that read what may be
 // hostile, run in and as; nothing where that is turned off.
-func (o *options) isolate(groups *kernel.Cgroups, log *slog.Logger, opened *closers) (*chamber.Quarters, error) {
+func (o *options) isolate(groups *kernel.Cgroups, labels *label.Host, log *slog.Logger, opened *closers) (*chamber.Quarters, error) {
 	switch o.isolation {
 	case "on":
 	case "off":
 		if o.cores {
 			return nil, errors.New("--core-scheduling needs --isolation=on")
+		}
+		if o.labels == labelsRequired {
+			return nil, errors.New("--security-labels=require needs --isolation=on")
 		}
 		log.Warn("guests are not isolated: each QEMU may do what this daemon may")
 		return nil, nil
@@ -35,7 +39,7 @@ func (o *options) isolate(groups *kernel.Cgroups, log *slog.Logger, opened *clos
 	if err != nil {
 		return nil, err
 	}
-	house, err := chamber.Open()
+	house, err := chamber.Open(labels.Content())
 	if err != nil {
 		return nil, fmt.Errorf("%w; --isolation=off runs guests without", err)
 	}
@@ -52,6 +56,40 @@ func (o *options) isolate(groups *kernel.Cgroups, log *slog.Logger, opened *clos
 		log.Warn("this host does not control devices by group: guests are kept from those that are not theirs by their chambers alone", "cause", why)
 	}
 	return &chamber.Quarters{House: house, Users: users}, nil
+}
+
+// What --security-labels may say.
+const (
+	labelsAuto     = "auto"
+	labelsRequired = "require"
+	labelsOff      = "off"
+)
+
+// findLabels finds out how guests are labelled, or why they are not.
+func (o *options) findLabels(root kernel.Root, log *slog.Logger) (host *label.Host, without, err error) {
+	switch o.labels {
+	case labelsAuto, labelsRequired:
+	case labelsOff:
+		return nil, errors.New("the daemon was started with --security-labels=off"), nil
+	default:
+		return nil, nil, errors.New("--security-labels is auto, require or off")
+	}
+	if o.isolation == "off" {
+		return nil, errors.New("the daemon was started with --isolation=off"), nil
+	}
+	host, without = label.Find(root, o.instance())
+	switch {
+	case without != nil && o.labels == labelsRequired:
+		log.Error("guests have no labels here, and start only with them", "cause", without)
+	case host != nil && !host.Enforcing:
+		log.Warn("guests have labels, and the kernel only logs what they forbid", "model", host.Model)
+		if o.labels == labelsRequired {
+			without = fmt.Errorf("%s is permissive", host.Model)
+		}
+	case host != nil:
+		log.Info("guests have labels", "model", host.Model)
+	}
+	return host, without, nil
 }
 
 // number is the instance's name as a number; 0: the main daemon.

@@ -151,7 +151,11 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		}
 		return nil // guests outlive the daemon, and so do their groups
 	})
-	quarters, err := o.isolate(groups, log, opened)
+	labels, without, err := o.findLabels(root, log)
+	if err != nil {
+		return nil, err
+	}
+	quarters, err := o.isolate(groups, labels, log, opened)
 	if err != nil {
 		return nil, err
 	}
@@ -198,6 +202,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 		Starts:   host.NewStarts(root, runtime.NumCPU(), log),
 		Networks: networks, Pools: pools, Secrets: secrets, Cgroups: groups, Kernel: root, Boot: bootID(),
 		Prepared: max(o.prepared, 0), Quarters: quarters, StayFull: !o.resumeOnRoom, GiveRNG: o.rng,
+		Labels: labels, NoLabels: without, LabelsRequired: o.labels == labelsRequired,
 	})
 	if err != nil {
 		return nil, err
