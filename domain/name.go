@@ -27,7 +27,7 @@ func CheckName(name string) error {
 		return bad("contains '/' or is a directory")
 	case !utf8.ValidString(name):
 		return bad("is not UTF-8")
-	case strings.ContainsFunc(name, unicode.IsControl):
+	case strings.ContainsFunc(name, unicode.IsControl), strings.ContainsAny(name, "\uFFFE\uFFFF"):
 		return bad("contains a control character")
 	}
 	return nil

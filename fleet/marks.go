@@ -162,6 +162,8 @@ func checkLabel(name, value string) error {
 		return fault.New(fault.Invalid, fault.Metadata, "the value of label %q is %d bytes long; at most %d", name, len(value), maxLabelValue)
 	case strings.ContainsFunc(value, unicode.IsControl):
 		return fault.New(fault.Invalid, fault.Metadata, "the value of label %q holds a control character", name)
+	case markup.CheckText(value) != nil:
+		return fault.New(fault.Invalid, fault.Metadata, "the value of label %q is not UTF-8, or holds what is no character", name)
 	}
 	if name == tileLabel {
 		_, _, err := parseTile(value)

@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"unicode/utf8"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
@@ -57,8 +56,8 @@ func setMetadata(d *domain.Definition, kind MetadataKind, value *string, key, ur
 	if value != nil {
 		text = *value
 	}
-	if !utf8.ValidString(text + key + uri) { // no document could hold it
-		return fault.New(fault.Invalid, fault.Metadata, "a domain's %s has to be UTF-8", kind)
+	if err := markup.CheckText(text + key + uri); err != nil {
+		return fault.Wrap(err, fault.Invalid, fault.Metadata, "cannot set a domain's %s", kind)
 	}
 	switch kind {
 	case Description:

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -40,7 +41,7 @@ func (g *Group) Stats() (GroupStats, error) {
 	g.readTimes(map[string]*time.Duration{"throttled_time": &s.Throttled}, 1, CPUController, "cpu.stat")
 	g.readTimes(map[string]*time.Duration{"user": &s.User, "system": &s.System}, tick, CPUAccounting, "cpuacct.stat")
 	if ns, ok := g.count(CPUAccounting, "cpuacct.usage"); ok {
-		s.CPU = time.Duration(ns)
+		s.CPU = time.Duration(min(ns, math.MaxInt64))
 	}
 	for field := range strings.FieldsSeq(g.value(CPUAccounting, "cpuacct.usage_percpu")) {
 		if ns, err := strconv.ParseInt(field, 10, 64); err == nil {
@@ -58,7 +59,7 @@ func (g *Group) Stats() (GroupStats, error) {
 func (g *Group) readTimes(into map[string]*time.Duration, unit time.Duration, c Controller, name string) {
 	keyed(g.value(c, name), " ", func(key, value string) {
 		if d := into[key]; d != nil {
-			if n, err := strconv.ParseInt(value, 10, 64); err == nil {
+			if n, err := strconv.ParseUint(value, 10, 63); err == nil && n <= uint64(math.MaxInt64/unit) {
 				*d = time.Duration(n) * unit
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/xml"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -39,7 +40,25 @@ func Format(v any) (string, error) {
 	}
 	p := &printer{}
 	p.root(root)
-	return p.out.String(), nil
+	text := p.out.String()
+	return text, CheckText(text)
+}
+
+// CheckText refuses what no document can hold: bytes that are no UTF-8, and the
+// characters for which XML has no form. A document with such a one is read by nobody.
+func CheckText(text string) error {
+	if !utf8.ValidString(text) {
+		return fault.New(fault.Invalid, fault.XML, "a document has to be UTF-8")
+	}
+	if at := strings.IndexFunc(text, isUnheld); at >= 0 {
+		r, _ := utf8.DecodeRuneInString(text[at:])
+		return fault.New(fault.Invalid, fault.XML, "no document can hold the character %U", r)
+	}
+	return nil
+}
+
+func isUnheld(r rune) bool {
+	return r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == '\uFFFE' || r == '\uFFFF'
 }
 
 // FormatInner prints what an element holds in the layout that it has below

@@ -223,6 +223,20 @@ func TestUnbuiltNamesWhatWasNotUnderstood(t *testing.T) {
 	}
 }
 
+// TestWhatNoDocumentHolds: what would be written is what can be read, or is refused.
+func TestWhatNoDocumentHolds(t *testing.T) {
+	for _, text := range []string{"\x00", "a\x01", "\x1f", "\xff", "\uFFFE", "\uFFFF"} {
+		for _, e := range []*Element{{Name: "a", Children: []Node{Text(text)}}, {Name: "a", Attrs: []Attr{{Name: "b", Value: text}}}} {
+			if doc, err := Format(e); err == nil {
+				t.Errorf("%q is written: %q", text, doc)
+			}
+		}
+	}
+	if _, err := Format(&Element{Name: "a", Children: []Node{Text("\t\r\n\u00e9\uFFFD\U0010FFFF")}}); err != nil {
+		t.Error(err)
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add(`<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg value='1'/></domain>`)
 	f.Add(`<a><metadata><!-- c --><b:c xmlns:b="u" b:d="&#10;">mixed <b:e/> text</b:c></metadata> </a>`)

@@ -1,6 +1,11 @@
 package markup
 
-import "github.com/lodge-kvm/lodge/fault"
+import (
+	"strings"
+	"unicode"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
 
 // MetadataElement finds the element of a namespace among those that a
 // <metadata> holds, given as text. It is printed as it was set: without the
@@ -41,14 +46,35 @@ func SetMetadataElement(inner, uri, prefix, doc string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if prefix == "" {
-			return "", fault.New(fault.Invalid, fault.Metadata, "a metadata element needs a prefix for its namespace")
+		if !isPrefix(prefix) {
+			return "", fault.New(fault.Invalid, fault.Metadata, "a metadata element needs a prefix for its namespace, of letters, digits and . _ - unlike %q", prefix)
+		}
+		if e.Space != "" && e.Space != uri { // it could not be found again
+			return "", fault.New(fault.Invalid, fault.Metadata, "the element is in namespace %q, and is to be set in %q", e.Space, uri)
 		}
 		e.rename("", prefix, uri)
 		kept = append(kept, e)
 	}
 	root.Children = kept
-	return FormatInner(root), nil
+	text := FormatInner(root)
+	if _, there, err := MetadataElement(text, uri); err != nil || there != (doc != "") {
+		return "", fault.New(fault.Invalid, fault.Metadata, "no document can hold an element of namespace %q", uri)
+	}
+	return text, nil
+}
+
+// isPrefix says whether a prefix of a namespace can be written, and may be given one:
+// those that begin with xml are XML's own.
+func isPrefix(text string) bool {
+	for i, r := range text {
+		switch {
+		case r == '_', unicode.IsLetter(r):
+		case i > 0 && (r == '-' || r == '.' || unicode.IsDigit(r)):
+		default:
+			return false
+		}
+	}
+	return text != "" && !strings.HasPrefix(strings.ToLower(text), "xml")
 }
 
 func parseInner(inner string) (*Element, error) {

@@ -82,10 +82,14 @@ func empty(root string) error {
 // write writes one document and the link that says that it starts by itself.
 // Definitions may hold passwords of displays: the files are their owner's alone.
 func write(root string, sort Sort, d store.Document) (string, error) {
-	name := d.Name + ".xml"
-	if d.Name == "" || strings.ContainsAny(d.Name, "/\x00") || strings.HasPrefix(d.Name, ".") {
-		name = d.UUID + ".xml" // no name of a file
+	name := d.Name
+	if !isFileName(name) {
+		name = d.UUID
 	}
+	if !isFileName(name) { // the key of a damaged record, or somebody's trap
+		return "", fault.New(fault.Invalid, fault.Store, "neither its name %q nor its UUID %q can be that of a file", d.Name, d.UUID)
+	}
+	name += ".xml"
 	folder := folderOf(sort)
 	file := filepath.Join(folder, name)
 	text := strings.TrimRight(d.XML, "\n") + "\n"
@@ -95,6 +99,11 @@ func write(root string, sort Sort, d store.Document) (string, error) {
 		err = errors.Join(os.MkdirAll(starts, 0o700), os.Symlink("../"+name, filepath.Join(starts, name)))
 	}
 	return file, fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", filepath.Join(root, file))
+}
+
+// isFileName says whether a name stays in its folder, and shows there.
+func isFileName(name string) bool {
+	return name != "" && !strings.ContainsAny(name, "/\x00") && !strings.HasPrefix(name, ".")
 }
 
 // autostart is the folder of links to what starts with the host.

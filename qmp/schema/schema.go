@@ -8,6 +8,7 @@ package schema
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -52,6 +53,9 @@ func Parse(answer []byte) (*Schema, error) {
 	}
 	s := &Schema{entities: make(map[string]*entity, len(list))}
 	for _, e := range list {
+		if e == nil {
+			return nil, errors.New("cannot understand the schema: an entry is null")
+		}
 		s.entities[e.Name] = e
 	}
 	return s, nil
@@ -88,7 +92,7 @@ func (s *Schema) Has(path string) bool {
 		return e != nil
 	}
 	before, last := steps[:len(steps)-1], steps[len(steps)-1]
-	return len(s.reach(e.Arg, steps, 0)) > 0 || slices.Contains(s.values(e.Arg, before), last)
+	return len(s.reach(e.Arg, steps)) > 0 || slices.Contains(s.values(e.Arg, before), last)
 }
 
 // Values lists what an enumeration may be. The path leads through the
@@ -119,41 +123,58 @@ func (s *Schema) start(path string) (*entity, []string) {
 
 func (s *Schema) values(typ string, steps []string) []string {
 	var all []string
-	for _, e := range s.reach(typ, steps, 0) {
+	for _, e := range s.reach(typ, steps) {
 		all = append(all, e.Values...)
 	}
 	return all
 }
 
 // reach gives the types that a path leads to.
-func (s *Schema) reach(typ string, steps []string, depth int) []*entity {
-	e := s.entities[typ]
-	if e == nil || depth > maxDepth {
-		return nil
+func (s *Schema) reach(typ string, steps []string) []*entity {
+	w := walk{schema: s, seen: map[place]bool{}}
+	w.on(typ, steps, 0)
+	return w.found
+}
+
+// walk goes along a path, in as many steps as there are places: a QEMU says what
+// leads where, and may lead in circles.
+type walk struct {
+	schema *Schema
+	seen   map[place]bool
+	found  []*entity
+}
+
+// place is a type with so many steps of the path left.
+type place struct {
+	typ  string
+	left int
+}
+
+func (w *walk) on(typ string, steps []string, depth int) {
+	e, here := w.schema.entities[typ], place{typ, len(steps)}
+	if e == nil || depth > maxDepth || w.seen[here] {
+		return
 	}
-	var found []*entity
+	w.seen[here] = true
 	switch {
 	case e.Meta == "array":
-		return s.reach(e.Element, steps, depth+1)
+		w.on(e.Element, steps, depth+1)
 	case e.Meta == "alternate":
 		for _, m := range e.Members {
-			found = append(found, s.reach(m.Type, steps, depth+1)...)
+			w.on(m.Type, steps, depth+1)
 		}
-		return found
 	case len(steps) == 0:
-		return []*entity{e}
-	case e.Meta != "object":
-		return nil
-	}
-	for _, m := range e.Members {
-		if m.Name == steps[0] {
-			found = append(found, s.reach(m.Type, steps[1:], depth+1)...)
+		w.found = append(w.found, e)
+	case e.Meta == "object":
+		for _, m := range e.Members {
+			if m.Name == steps[0] {
+				w.on(m.Type, steps[1:], depth+1)
+			}
+		}
+		for _, v := range e.Variants {
+			if v.Case == steps[0] {
+				w.on(v.Type, steps[1:], depth+1)
+			}
 		}
 	}
-	for _, v := range e.Variants {
-		if v.Case == steps[0] {
-			found = append(found, s.reach(v.Type, steps[1:], depth+1)...)
-		}
-	}
-	return found
 }

@@ -2,6 +2,7 @@ package schema_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/qmp/qmptest"
@@ -101,5 +102,21 @@ func TestAnswersAndEvents(t *testing.T) {
 func TestParseRefusesWhatIsNoSchema(t *testing.T) {
 	if _, err := schema.Parse([]byte(`{"a": 1}`)); err == nil {
 		t.Error("no error")
+	}
+}
+
+// TestASchemaThatLeadsInCircles is one that no QEMU has: questions end.
+func TestASchemaThatLeadsInCircles(t *testing.T) {
+	if _, err := schema.Parse([]byte("[null]")); err == nil {
+		t.Error("an entry that is none is taken")
+	}
+	members := strings.Repeat(`{"type":"a"},`, 40)
+	s, err := schema.Parse([]byte(`[{"name":"c","meta-type":"command","arg-type":"o","ret-type":"a"},{"name":"o","meta-type":"object","members":[{"name":"x","type":"a"}]},
+		{"name":"a","meta-type":"alternate","members":[` + members + `{"type":"e"}]},{"name":"e","meta-type":"enum","values":["v"]}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !s.Has("c/x/v") || s.Has("c/x/w") {
+		t.Error("what the circle holds besides is not found")
 	}
 }

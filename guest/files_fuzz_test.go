@@ -1,0 +1,147 @@
+package guest
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/domainxml"
+)
+
+const machine = `<domain type='qemu'><name>a</name><uuid>11111111-2222-3333-4444-555555555555</uuid><memory>65536</memory><vcpu>1</vcpu>
+<os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os><devices><controller type='pci' index='0' model='pcie-root'/>
+<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/a'/><target dev='vda' bus='virtio'/><address type='pci' domain='0' bus='0' slot='3' function='0'/></disk></devices></domain>`
+
+// FuzzSavedImage reads an image of a saved guest, which may be anybody's file, with a
+// definition in place of its own, or without. No such definition makes another machine.
+func FuzzSavedImage(f *testing.F) {
+	f.Add([]byte{}, "")
+	seed := func(xml, other string) {
+		file, err := os.Create(filepath.Join(f.TempDir(), "seed"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		defer file.Close()
+		h := &saveHeader{xml: xml, running: true}
+		if err := h.write(file); err != nil {
+			f.Fatal(err)
+		}
+		if err := h.complete(file); err != nil {
+			f.Fatal(err)
+		}
+		whole, err := os.ReadFile(file.Name())
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(whole, other)
+		short := whole[:saveHeaderLen+len(xml)]
+		binary.NativeEndian.PutUint32(short[20:], uint32(len(xml)))
+		f.Add(short, other)
+		binary.NativeEndian.PutUint32(short[20:], 1<<31)
+		f.Add(short, other)
+	}
+	seed(machine, "")
+	seed(machine, machine)
+	seed(machine, `<domain type='qemu'><name>b</name></domain>`)
+	file, err := os.Create(filepath.Join(f.TempDir(), "image"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = file.Close() })
+	f.Fuzz(func(t *testing.T, image []byte, doc string) {
+		if err := file.Truncate(0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := file.WriteAt(image, 0); err != nil {
+			t.Fatal(err)
+		}
+		read := func(o SaveOptions) (*savedImage, error) {
+			if _, err := file.Seek(0, 0); err != nil {
+				t.Fatal(err)
+			}
+			return readSaved(file, o)
+		}
+		saved, err := read(SaveOptions{})
+		if err != nil {
+			return
+		}
+		if at, err := file.Seek(0, 1); err != nil || at > int64(len(image)) || len(saved.xml) > maxSaveXML {
+			t.Fatalf("after a definition of %d bytes the stream begins at %d of %d (%v)", len(saved.xml), at, len(image), err)
+		}
+		if _, err := read(SaveOptions{XML: saved.xml}); err != nil {
+			t.Fatalf("its own definition does not fit the image: %v", err)
+		}
+		other, err := read(SaveOptions{XML: doc})
+		if err != nil {
+			return
+		}
+		if a, b := saved.def, other.def; a.Name != b.Name || a.UUID != b.UUID || a.OS.Machine != b.OS.Machine || a.Memory != b.Memory || a.VCPUs.Max != b.VCPUs.Max {
+			t.Fatalf("another machine is taken for the saved one: %s %s, %s %s", a.Name, a.UUID, b.Name, b.UUID)
+		}
+	})
+}
+
+// FuzzJournals reads what lies in a guest's run directory, each file of whatever
+// bytes. What is understood is understood the same when it is written anew.
+func FuzzJournals(f *testing.F) {
+	add := func(which uint8, value any) {
+		text, err := json.Marshal(value)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(which, text)
+	}
+	const drive = `<disk type='file' device='cdrom'><source file='/a' index='2'/><target dev='sda' bus='sata'/></disk>`
+	steps := []undoing{{Command: "device_del", Args: json.RawMessage(`{"id":"net1"}`)}}
+	add(0, runRecord{
+		Name: "a", UUID: "u", ID: 3, XML: machine, PID: 7, Messages: []string{"m"}, NICs: []heldNIC{{"net0", "vnet0", "br0"}},
+		Saving: &saving{Path: "/s"}, Leaving: []*leaving{{Steps: steps, NIC: &heldNIC{"net1", "vnet1", "br0"}}}, NoRoom: []string{"vda"},
+	})
+	add(1, madeFile{Path: "/s", Device: 1, Inode: 2})
+	add(2, changing{Live: drive, Saved: drive, Fence: []string{"/a"}, Node: "n", Old: 1, Undo: steps, Rest: steps})
+	add(3, plugging{Device: drive, NIC: &heldNIC{"net1", "vnet1", "br0"}, Undo: steps})
+	for which := range uint8(4) {
+		f.Add(which, []byte("null"))
+		f.Add(which, []byte(`{"Leaving":[null],"Undo":[null],"Live":"<disk/>","NIC":{}}`))
+	}
+	journals := []struct {
+		file string
+		read func(dir string) (any, error)
+	}{
+		{runRecordFile, func(dir string) (any, error) { return readRunRecord(dir) }},
+		{madeFileName, func(dir string) (any, error) { return readMadeFile(dir) }},
+		{changingFile, func(dir string) (any, error) { return readChanging(dir) }},
+		{pluggingFile, func(dir string) (any, error) { return readPlugging(dir) }},
+	}
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, which uint8, text []byte) {
+		j := journals[int(which)%len(journals)]
+		path := filepath.Join(dir, j.file)
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		value, err := j.read(dir)
+		if err != nil {
+			return
+		}
+		if err := writeJSON(path, value); err != nil {
+			t.Fatalf("what was read cannot be written: %v", err)
+		}
+		again, err := j.read(dir)
+		if err != nil {
+			t.Fatalf("what was written cannot be read: %v", err)
+		}
+		once, _ := json.Marshal(value)
+		if twice, err := json.Marshal(again); err != nil || !reflect.DeepEqual(once, twice) {
+			t.Fatalf("%s\nis read again as\n%s", once, twice)
+		}
+		if c, is := value.(*changing); is {
+			if _, err := domainxml.FormatDevice(c.live, domainxml.Style{Active: true, Secure: true}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
