@@ -276,6 +276,17 @@ func TestSettingsAreOtherOnlyInTheirArm(t *testing.T) {
 	}
 }
 
+func TestAStepMayNameADevice(t *testing.T) {
+	b := newBenchOf(t, strings.Replace(text, "{tiles: 2}]", "{tiles: 2, store: /dev/loop0}]", 1))
+	r := b.do(t)
+	if len(events(r, record.Done)) != 8 || r.Outcome != record.Complete {
+		t.Errorf("%s, %d turns", r.Outcome, len(events(r, record.Done)))
+	}
+	if text, err := r.Command("before store=-dev-loop0 tiles=2 1 lab-x-t1-web.xml"); err != nil || text != "<domain/>" {
+		t.Errorf("its definition is %q, %v", text, err)
+	}
+}
+
 // A device that comes with a guest's disk is on the host only once the guest is: its
 // settings are those of the turn too, and are put back.
 func TestSettingsOfWhatComesWithAGuestArePutBack(t *testing.T) {

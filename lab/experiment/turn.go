@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -192,7 +193,8 @@ func (t *turn) boot(ctx context.Context) {
 		if t.arm.Native {
 			form = "json"
 		}
-		t.keep(t.w.Command(fmt.Sprintf("%s %s %d %s.%s", t.at.Arm, t.at.Step, t.at.Repetition, spec.Name, form), g.Definition()))
+		name := fmt.Sprintf("%s %s %d %s.%s", t.at.Arm, t.at.Step, t.at.Repetition, spec.Name, form)
+		t.keep(t.w.Command(strings.ReplaceAll(name, "/", "-"), g.Definition())) // a step may be that of a device
 		t.sample(record.Sample{Metric: record.MetricBoot, Value: time.Since(began).Seconds(), Unit: "s", Labels: labels(spec, nil)})
 	})
 }
