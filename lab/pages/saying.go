@@ -69,8 +69,12 @@ func (f *facts) ends(l line, load string) (first, last *flow) {
 }
 
 // addUp says how the most tiles do beside one, or the most processors beside the
-// fewest, load by load, and what may be said of that.
+// fewest, load by load, and what may be said of that. Lines that are too many for a
+// picture are too many for words; and an axis of choices has its own.
 func (f *facts) addUp() (said []string) {
+	if len(f.lines) > mostLines || slices.Contains(f.chosen(), f.shape.along) {
+		return nil
+	}
 	var pairs []pair
 	for _, load := range f.loadNames() {
 		for _, l := range f.lines {

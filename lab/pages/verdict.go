@@ -170,11 +170,11 @@ func (f *facts) verdict() (said []string) {
 	}
 	said = append(said, f.ended())
 	said = append(said, f.sound()...)
+	said = append(said, f.winners()...)
 	said = append(said, f.held()...)
 	said = append(said, f.addUp()...)
 	said = append(said, f.efficient()...)
 	said = append(said, f.spans()...)
-	said = append(said, f.winners()...)
 	said = append(said, f.done()...)
 	said = append(said, findings(f.weighedArms())...)
 	for i := range said {

@@ -64,11 +64,11 @@ func (c *contest) clause(loads int) (clause, why string) {
 	end := len(c.ranking) - 1
 	switch {
 	case c.won() && end > 1:
-		return fmt.Sprintf("%s%s wins, with %s and %s, the last", name, c.best(), next.times(c.ranking[1]), last.times(c.ranking[end])), ""
+		return fmt.Sprintf("%s%s wins, with %s and %s", name, c.best(), next.times("the next, "+c.ranking[1]), last.times("the last, "+c.ranking[end])), ""
 	case c.won():
 		return fmt.Sprintf("%s%s wins, with %s", name, c.best(), next.times(c.ranking[1])), ""
 	case last.finding == stats.More:
-		return fmt.Sprintf("%s%s and %s are not told apart, and %s does %s, the last", name, c.best(), c.ranking[1], c.best(), last.times(c.ranking[end])), ""
+		return fmt.Sprintf("%s%s and %s are not told apart, and %s does %s", name, c.best(), c.ranking[1], c.best(), last.times("the last, "+c.ranking[end])), ""
 	case last.why != "":
 		return "", "no verdict (" + last.why + ")"
 	}
