@@ -248,6 +248,15 @@ func (g *Gate) Path(w Who, verb Verb, on Object, path string, writes bool) error
 	return p.refuse(path)
 }
 
+// Program checks a program that the daemon would run to see what it can do. The host's
+// own QEMUs anybody may have it look at.
+func (g *Gate) Program(w Who, path string) error {
+	if (use{"emulator", path}).stock() {
+		return nil
+	}
+	return g.beyond(w, Define, "the program "+path)
+}
+
 // walker looks through a document for what reaches beyond its guest.
 type walker struct{ places }
 

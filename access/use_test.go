@@ -124,6 +124,26 @@ func TestACallWritesNowhereElse(t *testing.T) {
 	}
 }
 
+// To look at what the host can do is not to have it run programs.
+func TestNoProgramIsRunForWhoeverLooks(t *testing.T) {
+	g, who, _ := builder(t)
+	for path, want := range map[string]bool{
+		"/usr/bin/qemu-system-aarch64": true, "/srv/build/qemu": false, "/usr/bin/qemu-system-x/../env": false, "/bin/sh": false, "qemu": false,
+	} {
+		if err := g.Program(who, path); (err == nil) != want {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	for _, free := range []Who{user1(0), user1(1003)} {
+		if err := g.Program(free, "/opt/qemu"); err != nil {
+			t.Errorf("%s: %v", free, err)
+		}
+	}
+	if err := (*Gate)(nil).Program(who, "/opt/qemu"); err != nil {
+		t.Errorf("without rules: %v", err)
+	}
+}
+
 // Who makes networks puts guests on no link of the host's, and serves none of its files.
 func TestANetworkIsNoWayToTheHost(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(`

@@ -125,6 +125,8 @@ func TestRulesHoldClients(t *testing.T) {
 	contains(t, "the refusal", d.mayNot(t, operator, "metadata", "web-1", "https://lodge-kvm.github.io/xmlns/guest/1.0", "--key", "lodge", "--set", "<guest/>"), "access denied")
 	contains(t, "the refusal", d.mayNot(t, operator, "qemu-monitor-command", "web-1", "--hmp", "info version"), "access denied")
 	contains(t, "the refusal", d.mayNot(t, operator, "net-dumpxml", "default"), "access denied")
+	contains(t, "the refusal", d.mayNot(t, operator, "domcapabilities", "--emulatorbin", "/bin/true"), "access denied", "/bin/true")
+	d.may(t, operator, "domcapabilities")
 	contains(t, "the refusal", d.mayNot(t, stranger, "list"), "authentication failed", "user 4244")
 	d.may(t, operator, "resume", "web-1")
 	// Whoever may start a guest starts it with the disks that it has from others.

@@ -66,11 +66,15 @@ func (h *handlers) offer(ctx context.Context, s *session, binary, arch, domainTy
 }
 
 // emulator finds the binary that a client names. One that nobody has used yet
-// would be run to be probed, which is not for readers to ask.
+// would be run to be probed, which is not for readers to ask, nor, of any program
+// of the host, for who is held by rules.
 func (h *handlers) emulator(ctx context.Context, s *session, binary string) (*qemu.Capabilities, error) {
 	if binary != "" && binary != h.Emulators.Usual() {
 		if _, err := h.Emulators.Known(binary); err != nil {
 			if err := s.denyReadOnly("CONNECT_GET_DOMAIN_CAPABILITIES", "the probe of "+binary); err != nil {
+				return nil, err
+			}
+			if err := s.gate().Program(s.who(), binary); err != nil {
 				return nil, err
 			}
 		}
