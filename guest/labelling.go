@@ -110,7 +110,7 @@ func (l *launching) takeLabel(context.Context) error {
 	l.run.hold("label", labels.end)
 	l.run.showLabels(named)
 	l.run.Isolation = append(l.run.Isolation, r.labelBarrier())
-	if named.Image == "" {
+	if named.Own == "" {
 		return nil
 	}
 	own, err := os.Open(l.run.ownPath())
@@ -118,7 +118,7 @@ func (l *launching) takeLabel(context.Context) error {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot label the guest's own directory")
 	}
 	defer own.Close()
-	return kernel.SetFileLabel(own, named.Image) // it goes with the guest
+	return kernel.SetFileLabel(own, named.Own) // it goes with the guest
 }
 
 // labelBarrier names the model in what isolates guests.
@@ -201,7 +201,7 @@ func ownerOf(dev device.Device) string {
 // labelFiles labels what the guest is about to be handed, or shown.
 func (l *launching) labelFiles(ctx context.Context) error {
 	labels := l.run.labels
-	if labels == nil || labels.Model != label.SELinux || labels.Image == "" {
+	if labels == nil || labels.Model != label.SELinux {
 		return nil
 	}
 	var all []loan
@@ -234,7 +234,7 @@ func (l *launching) labelFiles(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	remarks, err := labels.lend(ctx, append(all, loan{log, labels.Image, ""}))
+	remarks, err := labels.lend(ctx, append(all, loan{log, labels.Own, ""}))
 	l.run.Messages = append(l.run.Messages, remarks...)
 	return err
 }
@@ -302,7 +302,7 @@ func (l *labels) lendDir(ctx context.Context, dir, by string) error {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot label a directory of the guest's")
 	}
 	defer f.Close()
-	_, err = l.lend(ctx, []loan{{f, l.Image, by}})
+	_, err = l.lend(ctx, []loan{{f, l.Own, by}})
 	return err
 }
 

@@ -95,7 +95,7 @@ func (l *labels) of() chamber.Label {
 	if l.Model == label.AppArmor {
 		return chamber.Label{Program: "exec " + l.Process, Exec: l.host.Exec} // a command, in AppArmor's words
 	}
-	return chamber.Label{Program: l.Process, Exec: l.host.Exec, Files: l.Image}
+	return chamber.Label{Program: l.Process, Exec: l.host.Exec, Files: l.Own}
 }
 
 // helper is the label of programs that serve the guest's QEMU: SELinux's, whose
@@ -288,6 +288,9 @@ func eachIn(dir string, do func(*os.File) error) error {
 // giveBack gives files that a device was for back as they were; what AppArmor allowed
 // for it is forbidden again.
 func (l *labels) giveBack(ctx context.Context, by string) error {
+	if by == "" { // a drive without a medium: what is for nobody in particular is the guest's
+		return nil
+	}
 	return l.inTurn(ctx, func() error {
 		n := len(l.Files)
 		err := l.putBack(ctx, func(f lent) bool { return f.For == by })

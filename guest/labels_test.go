@@ -112,6 +112,7 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 		t.Helper()
 		for path, context := range map[string]string{
 			disk: own, bare: own, both: shared, medium: content, d.LogPath("one"): own, filepath.Join(one.RunDir(), "own"): own,
+			d.within(one, "dev/null"): own, d.within(one, "etc"): "",
 		} {
 			wantContext(t, when, path, regexp.QuoteMeta(context))
 		}
@@ -153,6 +154,11 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	if d.told(execFile) != process {
 		t.Errorf("it is labelled %q, and says %q", d.told(execFile), process)
 	}
+}
+
+// within is a path in a guest's chamber, as the host sees it.
+func (d *daemon) within(g *guest.Guest, path string) string {
+	return fmt.Sprintf("/proc/%d/root/%s", d.again(g).View().PID, path)
 }
 
 // settled waits until a guest has ended and everything is given back.
@@ -239,6 +245,12 @@ func TestPluggedFilesAreLabelled(t *testing.T) {
 	ok(t, g.Update(d.ctx(), `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`, live, false))
 	wantContext(t, "out of the drive", next, home)
 
+	// A plug of nothing that fails takes nothing back that is the guest's.
+	if err := g.Attach(d.ctx(), `<disk type='file' device='cdrom'><target dev='sdz' bus='sata'/></disk>`, live); err == nil {
+		t.Error("a SATA drive is plugged in")
+	}
+	wantContext(t, "a plug failed", d.LogPath("g"), private)
+
 	// What is written while memory moves is the guest's only meanwhile.
 	image := filepath.Join(d.dir, "saved")
 	ok(t, g.Save(d.ctx(), image, guest.SaveOptions{}))
@@ -276,6 +288,9 @@ func TestWhatADefinitionSaysOfLabels(t *testing.T) {
 			t.Errorf("%s: it is labelled %q", name, said)
 		}
 		wantContext(t, name, disk, c.file)
+		if c.process != "" { // what is the guest's alone has its label, whatever its disks have
+			wantContext(t, name, d.within(g, "dev/null"), `system_u:object_r:svirt_image_t:s0:c\d+,c\d+`)
+		}
 		ok(t, g.Destroy(d.ctx(), false))
 		settled(t, d, g)
 		wantContext(t, name+" has ended", disk, pooled)

@@ -9,6 +9,9 @@ type Guest struct {
 	Model string
 	// Process is the context of its processes, or the name of their profile.
 	Process string
+	// Own is the context of what is made for this guest alone and is nobody's file: its
+	// chamber, its log. Empty under AppArmor.
+	Own string `json:",omitempty"`
 	// Image, Shared and Content are contexts of files: that this guest alone writes,
 	// that several guests write, and that any guest may read. Empty under AppArmor, and
 	// where files are not to be labelled.
@@ -79,13 +82,13 @@ func (h *Host) Name(w Wish) (Guest, error) {
 // nameFiles gives what the guest's files are called: of the policy's types, at the
 // level of its processes, at the lowest, and as the policy has it.
 func (h *Host) nameFiles(g *Guest, process Context, leave bool) {
-	if leave {
-		return
-	}
-	g.Image, g.Content = h.image.String(), h.content.String()
-	g.Shared = g.Image
+	own, shared := h.image, h.image
 	if process.Level != "" {
-		g.Image, g.Shared = h.image.within(process.Level).String(), h.image.within(process.low()).String()
+		own, shared = h.image.within(process.Level), h.image.within(process.low())
+	}
+	g.Own = own.String()
+	if !leave {
+		g.Image, g.Shared, g.Content = own.String(), shared.String(), h.content.String()
 	}
 }
 

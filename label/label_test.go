@@ -114,7 +114,7 @@ func TestWhatADefinitionMayName(t *testing.T) {
 	if g := name(t, h, label.Wish{UUID: "3", Label: "u:r:t:s0:c900,c7"}); g.Process != "u:r:t:s0:c900,c7" || *g.Pair != (label.Pair{A: 7, B: 900}) || g.Image != "system_u:object_r:svirt_image_t:s0:c900,c7" {
 		t.Errorf("with a label it is %+v", g)
 	}
-	if g := name(t, h, label.Wish{UUID: "4", Label: "u:r:t:s0:c1.c5", Leave: true}); g.Pair != nil || g.Image+g.Content+g.Shared != "" {
+	if g := name(t, h, label.Wish{UUID: "4", Label: "u:r:t:s0:c1.c5", Leave: true}); g.Pair != nil || g.Image+g.Content+g.Shared != "" || g.Own != "system_u:object_r:svirt_image_t:s0:c1.c5" {
 		t.Errorf("with a label, and files that have theirs, it is %+v", g)
 	}
 	for _, bad := range []string{"x", "a:b", "::", "a:b:c:", "a:b:c\n:s0", "a:b:c:s0 d", "a:b:c:s0\x00", "a:b:" + strings.Repeat("c", 300), "a b:c:d"} {
