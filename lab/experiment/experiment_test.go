@@ -322,6 +322,35 @@ func TestSettingsOfWhatComesWithAGuestArePutBack(t *testing.T) {
 	}
 }
 
+// What this host lacks of a setting is told, and so is that it was found as wanted.
+func TestWhatATuningDoesNotChangeIsTold(t *testing.T) {
+	b := newBench(t)
+	if err := os.Remove(b.root + "/proc/sys/net/bridge/bridge-nf-call-ip6tables"); err != nil {
+		t.Fatal(err)
+	}
+	r := b.do(t)
+	if skipped := events(r, record.Skipped); len(skipped) != 4 || skipped[0].Text != "of bridge-netfilter=off: proc/sys/net/bridge/bridge-nf-call-ip6tables is not there" {
+		t.Errorf("skipped: %+v", skipped)
+	}
+	if n := len(values(r, record.MetricDone)); n != 24 {
+		t.Errorf("%d windows: a part of a setting holds up nothing", n)
+	}
+	b = newBench(t)
+	for _, row := range b.plan.Setups {
+		for _, u := range row {
+			u.Host = map[string]string{"bridge-netfilter": "on"}
+		}
+	}
+	for _, name := range []string{"ip6tables", "arptables"} {
+		if err := os.WriteFile(b.root+"/proc/sys/net/bridge/bridge-nf-call-"+name, []byte("1\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if notes := events(b.do(t), record.Note); len(notes) != 8 || notes[0].Text != "the host was found with bridge-netfilter=on: nothing is changed" {
+		t.Errorf("noted: %+v", notes)
+	}
+}
+
 // A run is killed while its loads go: what is on the disk at that moment is all
 // that is left.
 func TestAKilledRunIsCleanedUpAndGoesOn(t *testing.T) {

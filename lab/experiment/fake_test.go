@@ -206,8 +206,10 @@ func newBenchOf(t *testing.T, text string) *bench {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte("1\n"), 0o644); err != nil {
-		t.Fatal(err)
+	for file, value := range map[string]string{path: "1\n", filepath.Dir(path) + "/bridge-nf-call-ip6tables": "0\n", filepath.Dir(path) + "/bridge-nf-call-arptables": "0\n"} {
+		if err := os.WriteFile(file, []byte(value), 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var err error
 	if b.scn, err = scenario.Parse([]byte(text)); err != nil {

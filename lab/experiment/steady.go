@@ -35,11 +35,15 @@ func apart(all []reading) (part, chance float64) {
 	return (most - least) / mean, rangeOfThree * math.Sqrt(squares/n) / mean
 }
 
+// mostChance is how far apart chance may have readings for them to tell anything:
+// where it makes more, nobody knows whether the load is steady, and it is not called so.
+const mostChance = 0.25
+
 // steady decides: the last three readings differ by less than the part that is
 // allowed, or by no more than chance alone may have them.
 func steady(all []reading, within float64) bool {
 	part, chance := apart(all)
-	return part < max(within, chance)
+	return part < max(within, min(chance, mostChance))
 }
 
 // readRate is what a load did in a window by itself: its count has the error of a count.

@@ -46,6 +46,7 @@ func TestWhenALoadIsSteady(t *testing.T) {
 		// Of a hundred operations chance makes a tenth more or less, of a million nothing.
 		{"few", counts(90, 100, 110), true, 0.2},
 		{"few, and risen", counts(60, 100, 140), false, 0.8},
+		{"so few that nothing can be told", counts(8, 10, 12), false, 0.4},
 		{"many", counts(900_000, 1_000_000, 1_100_000), false, 0.2},
 	} {
 		part, _ := apart(c.all)

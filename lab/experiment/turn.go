@@ -22,7 +22,8 @@ type turn struct {
 	setup *scenario.Setup
 	site  Site
 
-	warming *warming // of what is measured
+	tuned   map[string]bool // settings of the host, by whether anything was changed for them
+	warming *warming        // of what is measured
 
 	mu     sync.Mutex
 	guests map[place]*standing
@@ -52,7 +53,7 @@ func (r *run) turn(ctx context.Context, at record.Turn) (err error) {
 	if err != nil {
 		return err
 	}
-	t := &turn{run: r, at: at, arm: arm, setup: setup, guests: map[place]*standing{}}
+	t := &turn{run: r, at: at, arm: arm, setup: setup, guests: map[place]*standing{}, tuned: map[string]bool{}}
 	if t.site, err = r.site(arm); err != nil {
 		return err
 	}
@@ -75,13 +76,14 @@ func (r *run) turn(ctx context.Context, at record.Turn) (err error) {
 		left := t.clear(context.WithoutCancel(ctx))
 		err = errors.Join(err, left, t.broken)
 	}()
-	if done := t.tune(); done {
+	if done := t.tune(t.lacking); done {
 		return nil
 	}
 	t.boot(ctx)
-	if done := t.tune(); done { // what came with the guests: a device that a disk of theirs lies on
+	if done := t.tune(nil); done { // what came with the guests: a device that a disk of theirs lies on
 		return nil
 	}
+	t.untuned()
 	t.services(ctx)
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -112,11 +114,12 @@ func (t *turn) trouble(what, guest string, err error) {
 	t.note(record.Event{Kind: kind, What: what, Guest: guest, Text: err.Error()})
 }
 
-// tune changes the host's settings for the turn; those that are so already are left. A host that does not have them
-// skips the turn.
-func (t *turn) tune() (skipped bool) {
+// tune changes the host's settings for the turn; those that are so already are left. A
+// host that does not have them skips the turn; what it lacks of them is told, if anybody
+// wants to know.
+func (t *turn) tune(lacks func(tuning string, parts []string)) (skipped bool) {
 	for name, value := range t.setup.Host {
-		changes, err := t.host.Plan(name, value)
+		changes, lacking, err := t.host.Plan(name, value)
 		if unavailable, ok := errors.AsType[*tuning.Unavailable](err); ok {
 			t.note(record.Event{Kind: record.Skipped, What: "tuning", Text: unavailable.Error()})
 			return true
@@ -131,14 +134,29 @@ func (t *turn) tune() (skipped bool) {
 			t.trouble("tuning", "", err)
 			return true
 		}
-		if len(changes) == 0 && value != tuning.AsFound {
-			t.note(record.Event{Kind: record.Note, What: "tuning", Text: fmt.Sprintf("the host was found with %s=%s: nothing is changed", name, value)})
+		if lacks != nil && len(lacking) > 0 {
+			lacks(name+"="+value, lacking)
 		}
+		t.tuned[name] = t.tuned[name] || len(changes) > 0
 		for _, c := range changes {
 			t.note(record.Event{Kind: record.Change, What: "tuning", Text: fmt.Sprintf("%s: %s -> %s", c.Path, c.Old, c.New)})
 		}
 	}
 	return false
+}
+
+// lacking notes what the host does not have of a tuning.
+func (t *turn) lacking(tuning string, parts []string) {
+	t.note(record.Event{Kind: record.Skipped, What: "tuning", Text: fmt.Sprintf("of %s: %s", tuning, strings.Join(parts, "; "))})
+}
+
+// untuned notes the tunings as which the host was found: nothing was changed for them.
+func (t *turn) untuned() {
+	for name, value := range t.setup.Host {
+		if value != tuning.AsFound && !t.tuned[name] {
+			t.note(record.Event{Kind: record.Note, What: "tuning", Text: fmt.Sprintf("the host was found with %s=%s: nothing is changed", name, value)})
+		}
+	}
 }
 
 // specs lists the guests of the turn, tile by tile.

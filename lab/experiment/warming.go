@@ -187,8 +187,11 @@ func (w *warming) end(readings map[string][]reading) {
 		values[record.ValueSteady] = 0
 		w.said[0].Text = fmt.Sprintf("not steady after %s", length)
 		for i, name := range names {
-			part, _ := apart(readings[name])
+			part, chance := apart(readings[name])
 			names[i] = name + " by " + percent(part)
+			if chance > mostChance {
+				names[i] += fmt.Sprintf(" (chance makes %s of so few operations: longer windows tell more)", percent(chance))
+			}
 		}
 		w.said = append(w.said, record.Event{Kind: record.Bad, What: record.WhatWarmup, Text: fmt.Sprintf(
 			"not steady after %s: the last %d windows of %s differ by more than %s: %s",

@@ -7,6 +7,7 @@
 package tuning
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -100,33 +101,40 @@ func Check(name, value string) error {
 // Host is a tree of the kernel's settings: Root is "/" of this host.
 type Host struct{ Root string }
 
-// Plan reads what would be changed: only files whose value differs. Nothing is
-// changed yet.
-func (h Host) Plan(name, value string) ([]Change, error) {
+// Plan reads what would be changed: only files whose value differs. What this host does
+// not have of it, or does not let be changed, is lacking, in words; a tuning of which
+// it has nothing is Unavailable. Nothing is changed yet.
+func (h Host) Plan(name, value string) (all []Change, lacking []string, err error) {
 	if err := Check(name, value); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	files := settings[name][value]
-	var all []Change
 	found := len(files) == 0
 	for _, pattern := range slices.Sorted(maps.Keys(files)) {
 		paths, _ := filepath.Glob(filepath.Join(h.Root, pattern))
+		if len(paths) == 0 {
+			lacking = append(lacking, pattern+" is not there")
+		}
 		for _, path := range paths {
 			relative, _ := filepath.Rel(h.Root, path)
 			c, offered, err := h.look(relative, files[pattern])
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
-			found = found || offered
 			if offered && c.Old != c.New {
+				if why := h.closed(relative); why != nil {
+					lacking = append(lacking, fmt.Sprintf("%s cannot be changed: %v", relative, why))
+					continue
+				}
 				all = append(all, c)
 			}
+			found = found || offered
 		}
 	}
 	if !found {
-		return nil, &Unavailable{fmt.Sprintf("the kernel offers nothing of %s=%s", name, value)}
+		return nil, nil, &Unavailable{fmt.Sprintf("the kernel offers nothing of %s=%s: %s", name, value, cmp.Or(strings.Join(lacking, "; "), "no device has that choice"))}
 	}
-	return all, nil
+	return all, lacking, nil
 }
 
 // look reads one file. A file that lists its choices, as "none [bfq]", must offer
@@ -140,6 +148,19 @@ func (h Host) look(path, value string) (c Change, offered bool, err error) {
 		choices = []string{old}
 	}
 	return Change{path, old, value}, choices == nil || slices.Contains(choices, value), nil
+}
+
+// closed says why a file cannot be written: of the network's settings, some are the
+// whole host's and closed in a name space.
+func (h Host) closed(path string) error {
+	f, err := os.OpenFile(filepath.Join(h.Root, path), os.O_WRONLY, 0)
+	if err != nil {
+		if failed, ok := errors.AsType[*fs.PathError](err); ok {
+			return failed.Err
+		}
+		return err
+	}
+	return f.Close()
 }
 
 func (h Host) read(path string) (value string, choices []string, err error) {

@@ -45,7 +45,7 @@ func value(t *testing.T, h Host, path string) string {
 
 func plan(t *testing.T, h Host, name, setting string) []Change {
 	t.Helper()
-	changes, err := h.Plan(name, setting)
+	changes, _, err := h.Plan(name, setting)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,18 +102,42 @@ func TestOnlyDevicesThatOfferASchedulerGetIt(t *testing.T) {
 }
 
 func TestWhatAHostDoesNotHaveIsSaid(t *testing.T) {
-	if _, err := host(t).Plan("ksm", "on"); err == nil {
+	if _, _, err := host(t).Plan("ksm", "on"); err == nil {
 		t.Error("a host without KSM merges")
 	} else if _, ok := errors.AsType[*Unavailable](err); !ok {
 		t.Errorf("got %v", err)
 	}
 	for _, c := range [][2]string{{"warp", "on"}, {"ksm", "full"}} {
-		if _, err := host(t).Plan(c[0], c[1]); !fault.Is(err, fault.Invalid) {
+		if _, _, err := host(t).Plan(c[0], c[1]); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%v: %v", c, err)
 		}
 	}
-	if changes, err := host(t).Plan("ksm", AsFound); err != nil || len(changes) > 0 {
-		t.Errorf("as found changes %v, %v", changes, err)
+	if changes, lacking, err := host(t).Plan("ksm", AsFound); err != nil || len(changes)+len(lacking) > 0 {
+		t.Errorf("as found changes %v, lacks %v, %v", changes, lacking, err)
+	}
+}
+
+// What can be changed is; what is not there, and what nobody may write, is told.
+func TestWhatIsLackingOfATuningIsTold(t *testing.T) {
+	h := host(t)
+	changes, lacking, err := h.Plan("network", "many-guests")
+	if err != nil || len(changes) != 1 || len(lacking) != len(settings["network"]["many-guests"])-1 || !slices.Contains(lacking, "proc/sys/net/core/rmem_max is not there") {
+		t.Errorf("%v, lacking %q, %v", changes, lacking, err)
+	}
+	rmem := filepath.Join(h.Root, "proc/sys/net/ipv4/tcp_rmem")
+	closed := filepath.Join(h.Root, "proc/sys/net/ipv4/tcp_sack")
+	if err := errors.Join(os.Remove(rmem), os.Mkdir(closed, 0o755)); err != nil { // which not even root can write
+		t.Fatal(err)
+	}
+	if why := h.closed("proc/sys/net/ipv4/tcp_sack"); why == nil || strings.Contains(why.Error(), h.Root) {
+		t.Errorf("a directory can be written: %v", why)
+	}
+	if err := os.Remove(closed); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = h.Plan("network", "many-guests")
+	if _, ok := errors.AsType[*Unavailable](err); !ok || !strings.Contains(err.Error(), "proc/sys/net/ipv4/tcp_rmem is not there") {
+		t.Errorf("nothing of it is there: %v", err)
 	}
 }
 
