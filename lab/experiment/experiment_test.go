@@ -292,6 +292,9 @@ func TestAStepMayNameADevice(t *testing.T) {
 func TestSettingsOfWhatComesWithAGuestArePutBack(t *testing.T) {
 	b := newBench(t)
 	late := filepath.Join(b.root, filepath.Dir(setting), "bridge-nf-call-arptables")
+	if err := os.Remove(late); err != nil {
+		t.Fatal(err)
+	}
 	read := func() string {
 		text, err := os.ReadFile(late)
 		if err != nil {

@@ -71,8 +71,9 @@ func (f *facts) told(turn record.Turn, role string, q quantity) []plot.Point {
 	began := f.began(turn)
 	var all []plot.Point
 	for _, t := range f.telemetry[turn] {
-		if value, ok := t.Values[q.name]; ok && t.Labels["guest"] == role {
-			all = append(all, plot.Point{X: t.Time.Sub(began).Seconds(), Y: q.times * value})
+		at := t.Time.Sub(began).Seconds()
+		if value, ok := t.Values[q.name]; ok && t.Labels["guest"] == role && at <= f.length(turn) {
+			all = append(all, plot.Point{X: at, Y: q.times * value})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b plot.Point) int { return cmp.Compare(a.X, b.X) })
@@ -149,12 +150,12 @@ func (f *facts) insides(step string) (drawing, bool) {
 func (f *facts) small(step string) plot.Multiples {
 	m := plot.Multiples{X: plot.Axis{Label: "seconds from the start of the load", Format: tick}, Across: 3}
 	for i, arm := range f.run.Plan.Arms {
+		turn := record.Turn{Arm: arm.Name, Repetition: 1, Step: step}
 		k := plot.Kind{Name: plain(arm.Name), Look: look(i)}
-		if len(f.run.Plan.Arms) == 1 {
+		if len(f.run.Plan.Arms) == 1 || len(f.telemetry[turn]) == 0 { // there is one line alone, or none
 			k.Name = ""
 		}
 		m.Kinds = append(m.Kinds, k)
-		turn := record.Turn{Arm: arm.Name, Repetition: 1, Step: step}
 		m.Events = append(m.Events, f.marks(turn, f.began(turn), f.length(turn))...)
 	}
 	return m

@@ -360,7 +360,7 @@ func (f *facts) course(load, step string) (drawing, bool) {
 	m := f.measure(load)
 	l := plot.Lines{
 		Title: "Course of " + plain(load) + f.at(step),
-		About: "The first repetition, second by second, all tiles together, with the warm-up and what was done to guests.",
+		About: "The first repetition, second by second, all tiles together, with the warm-up, the end of which is marked, and what was done to guests.",
 		X:     plot.Axis{Label: "seconds from the start of the load", Format: tick}, Y: plot.Axis{Label: "done in a second", Format: tick},
 	}
 	times := 1.0
@@ -383,7 +383,32 @@ func (f *facts) course(load, step string) (drawing, bool) {
 		l.Series = append(l.Series, s)
 		l.Events = append(l.Events, f.marks(turn, began, points[len(points)-1].X)...)
 	}
+	l.Events = append(f.firsts(step, l.Series), l.Events...)
 	return ofLines(l), len(l.Series) > 0
+}
+
+// firsts mark where the first window begins in the lines that are drawn: once for all
+// whose warm-up was as long.
+func (f *facts) firsts(step string, drawn []plot.Series) (all []plot.Mark) {
+	arms := map[float64][]string{}
+	for _, arm := range f.run.Plan.Arms {
+		name := plain(arm.Name)
+		if len(f.run.Plan.Arms) > 1 && !slices.ContainsFunc(drawn, func(s plot.Series) bool { return s.Name == name }) {
+			continue
+		}
+		at := f.warmup(record.Turn{Arm: arm.Name, Repetition: 1, Step: step})
+		arms[at] = append(arms[at], name)
+	}
+	for _, at := range slices.Sorted(maps.Keys(arms)) {
+		words := "measured"
+		if len(arms) > 1 {
+			words += ", " + strings.Join(arms[at], ", ")
+		}
+		if at > 0 {
+			all = append(all, plot.Mark{At: at, Name: words})
+		}
+	}
+	return all
 }
 
 // at names a step, if there is more than one.

@@ -249,14 +249,35 @@ func (f *facts) sound() (said []string) {
 		{record.Failed, "boot", "%s of a guest that did not boot."},
 		{record.Failed, "service", "%s of a service or a guest that died."},
 	} {
-		if n := len(f.events(one.kind, one.what)); n > 0 {
-			said = append(said, fmt.Sprintf(one.text, plural(n, "case")))
+		if found := f.events(one.kind, one.what); len(found) > 0 {
+			sentence := fmt.Sprintf(one.text, plural(len(found), "case"))
+			if one.kind == record.Skipped {
+				sentence = strings.TrimSuffix(sentence, ".") + ": " + reasons(found) + "."
+			}
+			said = append(said, sentence)
 		}
 	}
 	if len(f.run.Plan.Bounds) > 0 && done > 0 && len(f.events(record.Bad, "bound")) == 0 {
 		said = append(said, "All bounds were kept.")
 	}
 	return said
+}
+
+// mostReasons are said of many; a table has all of them.
+const mostReasons = 3
+
+// reasons are the words of events, each once.
+func reasons(events []record.Event) string {
+	var words []string
+	for _, e := range events {
+		if !slices.Contains(words, e.Text) {
+			words = append(words, e.Text)
+		}
+	}
+	if more := len(words) - mostReasons; more > 0 {
+		words = append(words[:mostReasons], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(words, "; ")
 }
 
 // what lists the facts that figures depend on.

@@ -96,7 +96,7 @@ func TestOnlyDevicesThatOfferASchedulerGetIt(t *testing.T) {
 	if changes := plan(t, host(t), "io-scheduler", "none"); len(changes) > 0 {
 		t.Errorf("planned %v: all have none", changes)
 	}
-	if _, err := host(t).Plan("io-scheduler", "bfq"); err == nil || !strings.Contains(err.Error(), "bfq") {
+	if _, _, err := host(t).Plan("io-scheduler", "bfq"); err == nil || !strings.Contains(err.Error(), "bfq") {
 		t.Errorf("one that no device has: %v", err)
 	}
 }

@@ -178,24 +178,26 @@ func (p *Page) Keep(picture int, form string) (name string, content []byte) {
 	p.Ask(fmt.Sprintf(`[...document.querySelectorAll(".keep")][%d].querySelectorAll("button")[%d].click()`, picture, map[string]int{"SVG": 0, "PNG": 1}[form]), nil)
 	p.await("", "Browser.downloadProgress", func(params json.RawMessage) bool {
 		var progress struct{ State, FilePath string }
-		return json.Unmarshal(params, &progress) == nil && progress.State == "completed" && kept(dir) == 1
+		return json.Unmarshal(params, &progress) == nil && progress.State == "completed" && len(kept(dir)) == 1
 	})
-	files, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil || len(files) != 1 {
-		p.t.Fatalf("%d files are kept: %v", len(files), err)
+	files := kept(dir)
+	if len(files) != 1 {
+		p.t.Fatalf("%d files are kept", len(files))
 	}
-	if content, err = os.ReadFile(files[0]); err != nil {
+	content, err := os.ReadFile(files[0])
+	if err != nil {
 		p.t.Fatal(err)
 	}
 	return filepath.Base(files[0]), content
 }
 
-// kept counts the files in a directory that are whole.
-func kept(dir string) (whole int) {
+// kept are the files in a directory that are whole: the browser may take a moment to
+// remove the one that it wrote before.
+func kept(dir string) (whole []string) {
 	files, _ := filepath.Glob(filepath.Join(dir, "*"))
 	for _, file := range files {
 		if filepath.Ext(file) != ".crdownload" {
-			whole++
+			whole = append(whole, file)
 		}
 	}
 	return whole
