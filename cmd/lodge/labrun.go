@@ -155,8 +155,8 @@ two runs, B stands beside A.
 What measured other work, or on another host, is refused. A difference is a
 finding only if chance hardly makes it, and if it is larger than a tenth and than
 the noise; few repetitions give no verdict. Across hosts there are ratios only.
-Where there is a verdict on no figure at all the reason is said once, and only the
-main figures are shown, of whole loads; --all shows every one.
+Figures without a verdict are shown if they are main ones, of whole loads; --all
+shows every one. Where there is a verdict on none the reason is said once.
 What ran outside of a guest is no daemon's, and on no side: of two runs it tells how
 the host itself has changed.`,
 		Example: `  lodge lab run block-io --profile mini --repetitions 10 --directory r \
@@ -166,7 +166,7 @@ the host itself has changed.`,
 		RunE: func(c *cobra.Command, dirs []string) error { return pages.Compare(dirs, how, c.OutOrStdout()) },
 	}
 	c.Flags().BoolVar(&how.AcrossHosts, "across-hosts", false, "compare runs of different hosts, too: ratios, and no verdict")
-	c.Flags().BoolVar(&how.All, "all", false, "show every figure, also where there is a verdict on none of them")
+	c.Flags().BoolVar(&how.All, "all", false, "show every figure, also those without a verdict")
 	c.Flags().StringVar(&how.Page, "markdown", "", "`file` of a page into which it is put, between the marks of the scenario's name")
 	return c
 }

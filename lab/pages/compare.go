@@ -225,11 +225,15 @@ func (c *comparison) add(pairs []pair, alone []string, hosts string, first, seco
 		c.said = append(c.said, title+": nothing was measured on both sides.")
 	case why != "" && !c.all:
 		c.said = append(c.said, fmt.Sprintf("%s: No verdict on any of %s: %s. The main ones follow; --all shows every one.", title, plural(len(compared), "figure"), why))
-		compared = slices.DeleteFunc(compared, func(w weighed) bool { return !w.main })
 		table = func(title string, all []weighed) lab.Table { return mainTable(title, first.name, second.name, all) }
+		compared = notable(compared)
 	default:
 		for _, sentence := range findings(compared) {
 			c.said = append(c.said, title+": "+sentence)
+		}
+		if left := len(compared) - len(notable(compared)); left > 0 && !c.all {
+			c.said = append(c.said, fmt.Sprintf("%s: %s without a verdict are not shown, but with --all.", title, plural(left, "figure")))
+			compared = notable(compared)
 		}
 	}
 	if len(alone) > 0 {
@@ -237,6 +241,16 @@ func (c *comparison) add(pairs []pair, alone []string, hosts string, first, seco
 	}
 	c.said = append(c.said, restless(title, first, second)...)
 	c.tables = append(c.tables, stepTables(title, compared, table)...)
+}
+
+// notable are the figures that have a verdict, and the main ones.
+func notable(all []weighed) (some []weighed) {
+	for _, w := range all {
+		if w.main || w.why == "" {
+			some = append(some, w)
+		}
+	}
+	return some
 }
 
 // undecided is the one reason for which there is a verdict on none of many figures;

@@ -178,7 +178,12 @@ func TestDisagreeingBooksGiveNoVerdict(t *testing.T) {
 		}
 	}
 	out := compared(t, Comparing{}, three)
-	has(t, out, "throughput of web at tiles=1 is more: 2.00 times", "No verdict on 6 comparisons of 12: books disagree there.")
+	has(t, out, "throughput of web at tiles=1 is more: 2.00 times", "No verdict on 6 comparisons of 12: books disagree there.", "other beside first: 3 figures without a verdict are not shown, but with --all.")
+	row(t, out, "other beside first, tiles=1", "p95 of web ")
+	row(t, out, "other beside first, tiles=2", "p50 of web ")
+	if strings.Count(out, "p95 of web ") != 1 {
+		t.Errorf("one without a verdict is shown:\n%s", out)
+	}
 	if strings.Contains(out, "throughput of web at tiles=2 is more") {
 		t.Errorf("%s", out)
 	}
@@ -250,7 +255,7 @@ func TestTooManyFiguresAreNotToldFromLuck(t *testing.T) {
 		pairs = append(pairs, pair{what: fmt.Sprint(i), a: a, b: b, family: "p99", beside: true})
 	}
 	for _, w := range weigh(pairs) {
-		if !strings.Contains(w.why, "8 repetitions are too few to tell luck among 10 figures of a kind") || w.finding != stats.Same {
+		if !strings.Contains(w.why, "8 repetitions are too few to tell luck among so many figures of a kind") || w.finding != stats.Same {
 			t.Errorf("%+v", w)
 		}
 	}

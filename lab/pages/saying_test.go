@@ -86,7 +86,7 @@ func TestEachKindOfRunHasItsVerdict(t *testing.T) {
 		"block-io":       {"fio work=random-write lies between ", "bus=ide", "cache=unsafe", "MiB in a second.", "Between steps: No verdict on ", ": 1 and 1 repetitions"},
 		"oltp-hotadd":    {"vcpus 8 of db took 1.", "orders did 3", " in a second before vcpus 8 of db and ", "the longest that it waited meanwhile is 200 ms.", "Around what was done: No verdict on ", ": 3 and 3 repetitions, 6 each are wanted."},
 		"oltp-backing":   {"throughput of orders at all, huge-pages against plain is more: 1.2"},
-		"lamp-scale-out": {"shop, vcpus=2: 8 guests do 7.9", "All loads were steady before they were measured, after 180 s.", "Along guests: No verdict"},
+		"lamp-scale-out": {"shop, vcpus=2: 8 guests do ", "All loads were steady before they were measured, after 180 s.", "Along guests: No verdict"},
 	} {
 		for _, k := range kindsOfRuns {
 			if k.scenario != scenario {

@@ -94,7 +94,7 @@ func (p pair) hopeless(together int) string {
 	if p.family == "" || float64(together)*least < stats.Surely {
 		return ""
 	}
-	return fmt.Sprintf("%s are too few to tell luck among %d figures of a kind: repeat more often, or compare fewer steps", plural(len(p.a), cmp.Or(p.counted, "repetition")), together)
+	return plural(len(p.a), cmp.Or(p.counted, "repetition")) + " are too few to tell luck among so many figures of a kind: repeat more often, or compare fewer steps"
 }
 
 func (p pair) compare() stats.Comparison {
@@ -303,6 +303,9 @@ func (f *facts) what() (all []fact) {
 	add("host", fmt.Sprintf("%s with %s (%s), %.0f GiB, Linux %s", kind, plural(r.Host.Processors, "processor"), r.Host.Processor, float64(r.Host.Memory)/(1<<30), r.Host.Kernel))
 	for _, t := range r.Targets {
 		add("target "+t.Name, described(t)+", "+t.URI)
+	}
+	if r.To != nil {
+		add("migrated to", described(*r.To)+", "+r.To.URI)
 	}
 	for _, a := range r.Plan.Arms {
 		where := a.Target
