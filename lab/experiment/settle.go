@@ -20,7 +20,10 @@ func (t *turn) settle(s *stream) {
 			t.window(s, number, with(where, "op", op), total.Ops[op])
 		}
 	}
-	for _, one := range s.tally.seconds {
+	for i, one := range s.tally.seconds {
+		if i > 0 && i == len(s.tally.seconds)-1 && 4*one.length < s.tally.seconds[i-1].length {
+			break // what ends in the moment in which a load does is no rate
+		}
 		for _, op := range slices.Sorted(maps.Keys(one.ops)) {
 			if one.length > 0 {
 				t.sample(record.Sample{Time: one.at, Window: one.window, Metric: record.MetricSecond, Value: float64(one.ops[op]) / one.length.Seconds(), Unit: "1/s", Labels: with(where, "op", op)})

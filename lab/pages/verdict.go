@@ -248,6 +248,8 @@ func (f *facts) sound() (said []string) {
 		{record.Skipped, "", "%s of something that could not be done here and was skipped."},
 		{record.Failed, "boot", "%s of a guest that did not boot."},
 		{record.Failed, "service", "%s of a service or a guest that died."},
+		{record.Failed, "tuning", "%s of a setting of the host that could not be changed: that arm was not measured."},
+		{record.Bad, "tuning", "%s of a setting of the host that somebody else changed meanwhile, and that was left."},
 	} {
 		if found := f.events(one.kind, one.what); len(found) > 0 {
 			sentence := fmt.Sprintf(one.text, plural(len(found), "case"))
