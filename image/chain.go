@@ -67,8 +67,14 @@ func Reopen(fd int, path string, mode int) (*os.File, error) {
 	return os.NewFile(uintptr(real), path), nil
 }
 
+// openFault says why an image cannot be opened. Root, whom no local file system
+// refuses, is told who does.
 func openFault(err error, path string) error {
 	kind := fault.Failed
+	if errors.Is(err, unix.EACCES) {
+		return fault.Wrap(err, kind, fault.Volume, "cannot open image %s: its file system refuses the daemon, and so decides by itself who may open what, "+
+			"as NFS with root_squash does and FUSE without allow_other; export it with no_root_squash, or let everybody use the file (chmod o+rw, and o+x its directories)", path)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		kind = fault.NotFound
 	}

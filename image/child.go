@@ -183,6 +183,8 @@ func (t *Tool) verdict(ctx context.Context, err error, complaint string) error {
 		return fault.New(fault.Busy, fault.Volume, "the image is in use by a guest or by another tool: %s", text)
 	case strings.Contains(text, "No space left"):
 		return fault.New(fault.NoCapacity, fault.Volume, "the file system is full: %s", text)
+	case strings.Contains(text, "Permission denied"):
+		return fault.New(fault.Failed, fault.Volume, "%s: the image's file system refuses qemu-img what it let the daemon open, as NFS with root_squash may; export it with no_root_squash", text)
 	case text == "":
 		return fault.Wrap(err, fault.Failed, fault.Volume, "qemu-img failed and gave no reason")
 	}
