@@ -417,8 +417,13 @@ func (l *launching) settle(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := findModules(ctx, s, l.run.def.Devices.Memories); err != nil {
-		return err
+	if modules := l.run.def.Devices.Memories; len(modules) > 0 {
+		if err := findModules(ctx, s, modules); err != nil {
+			return err
+		}
+		if err := l.describe(); err != nil { // the next daemon is to know, too
+			return err
+		}
 	}
 	absent, err := l.g.reg.limitThreads(ctx, s, l.run, &domain.CPUTune{}, &l.run.def.Tune)
 	if err != nil {
