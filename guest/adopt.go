@@ -209,6 +209,8 @@ func (r *adopting) adopt(dir string) error {
 	r.rehold(run)
 	r.oweAgain(run)
 	run.changingAgain()
+	run.amendingAgain()
+	run.shorten = run.Surplus
 	r.reholdLeaving(run)
 	if process == nil {
 		r.bury(run, rec, started)
@@ -220,7 +222,7 @@ func (r *adopting) adopt(dir string) error {
 
 // dropHalfWritten removes what a daemon that was killed was just writing.
 func (r *Registry) dropHalfWritten(dir string) {
-	for _, name := range []string{runRecordFile, pluggingFile, changingFile, madeFileName} {
+	for _, name := range []string{runRecordFile, pluggingFile, changingFile, amendingFile, madeFileName} {
 		removeFile(r.log, filepath.Join(dir, name)+halfWritten)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/kernel"
@@ -185,6 +186,36 @@ func (r *Registry) allowDevices(uuid string, defs ...*domain.Definition) error {
 		}
 	}
 	return r.Cgroups.Guest(uuid).AllowDevices(nodes)
+}
+
+// hasNodes says that the guest may have been let open a node for a device.
+func (r *Registry) hasNodes(dev device.Device) bool {
+	_, passed := dev.(*device.HostDevice) // the host may have lost it meanwhile
+	return passed || len(r.nodesOf(dev)) > 0
+}
+
+// shortenNodes takes the nodes of devices that have gone off the list of what the
+// guest may open. It runs in the loop; the list is written beside it, as work of its
+// own: no plug is under way then whose node would be refused.
+func (g *Guest) shortenNodes() {
+	r := g.run
+	if r == nil || !r.shorten || r.User == nil || r.plugging != nil || g.job != nil || g.over || r.ending() {
+		return
+	}
+	r.shorten = false
+	def := r.def
+	g.startInternal(domain.JobModify, modifyLimit, func(context.Context) (settle, error) {
+		failpoint.Reach("unplug.nodes")
+		if err := g.reg.allowDevices(r.UUID, def); err != nil {
+			g.log.Warn("the guest may still open the nodes of a device that it has let go", "error", err)
+			return nil, err
+		}
+		return func() error {
+			r.Surplus = false
+			g.keepRun()
+			return nil
+		}, nil
+	})
 }
 
 func closeShown(c *chamber.Chamber) {

@@ -2,9 +2,13 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/domain"
@@ -12,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/qmp"
 	"github.com/lodge-kvm/lodge/topology"
 )
 
@@ -164,6 +169,54 @@ func (r *Registry) pinThreads(ctx context.Context, run *run) error {
 		}
 	}
 	return nil
+}
+
+// repin binds the threads whose binding differs between two definitions.
+func (r *Registry) repin(ctx context.Context, s *qmp.Session, run *run, before, after *domain.CPUTune) error {
+	moved := map[string]topology.CPUSet{}
+	for index, to := range rebound(before.VCPUPins, after.VCPUPins) {
+		moved["vcpu"+strconv.FormatUint(uint64(index), 10)] = to
+	}
+	for id, to := range rebound(before.IOThreadPins, after.IOThreadPins) {
+		moved["iothread"+strconv.FormatUint(uint64(id), 10)] = to
+	}
+	if !after.EmulatorPin.Equal(before.EmulatorPin) {
+		moved[emulatorThreads] = after.EmulatorPin
+	}
+	if len(moved) == 0 {
+		return nil
+	}
+	threads, err := r.threads(ctx, s, run)
+	if err != nil {
+		return err
+	}
+	for name, to := range moved {
+		if len(threads[name]) == 0 {
+			return fault.New(fault.Invalid, fault.Call, "the running domain has no %s", name)
+		}
+		for _, tid := range threads[name] {
+			if err := setAffinity(tid, orAnywhere(to)); err != nil && !errors.Is(err, unix.ESRCH) { // a worker may end at any time
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// rebound gives where each goes that is to be bound otherwise; the empty set: anywhere.
+func rebound(before, after map[uint]topology.CPUSet) map[uint]topology.CPUSet {
+	moved := map[uint]topology.CPUSet{}
+	for n, was := range before {
+		if to, bound := after[n]; !bound || !to.Equal(was) {
+			moved[n] = to
+		}
+	}
+	for n, to := range after {
+		if _, was := before[n]; !was {
+			moved[n] = to
+		}
+	}
+	return moved
 }
 
 // setAffinity binds one thread; an empty set leaves it alone.

@@ -110,25 +110,8 @@ func (g *Guest) PinIOThread(ctx context.Context, id uint, to topology.CPUSet, a 
 	if id == 0 || id > def.IOThreads {
 		return fault.New(fault.Invalid, fault.Call, "the domain has no iothread %d", id)
 	}
-	note := func(d *domain.Definition) {
-		if to.IsEmpty() {
-			delete(d.Tune.IOThreadPins, id)
-			return
-		}
-		if d.Tune.IOThreadPins == nil {
-			d.Tune.IOThreadPins = map[uint]topology.CPUSet{}
-		}
-		d.Tune.IOThreadPins[id] = to
-	}
-	return g.pin(ctx, a, note, func(ctx context.Context, _ *run, s *qmp.Session) error {
-		threads, err := queryIOThreads(ctx, s)
-		if err != nil {
-			return err
-		}
-		tid, there := threads[id]
-		if !there {
-			return fault.New(fault.Invalid, fault.Call, "the domain has no iothread %d", id)
-		}
-		return setAffinity(tid, orAnywhere(to))
+	return g.Tune(ctx, a, func(d *domain.Definition) error {
+		setPin(&d.Tune.IOThreadPins, id, to)
+		return nil
 	})
 }

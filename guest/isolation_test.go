@@ -50,7 +50,7 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	if said := d.opensIn(nil, other); said != "" {
 		t.Skip("device nodes in this place cannot be opened by anybody: ", said)
 	}
-	g := d.define(small("bounded", ""))
+	g := d.define(small("bounded", "<controller type='usb' model='qemu-xhci'/>"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	group := d.groups.Guest(g.UUID())
 	if said := d.opensIn(group, "/dev/urandom"); said != "" {
@@ -59,6 +59,25 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	if d.opensIn(group, other) == "" {
 		t.Error("it may open any device")
 	}
+	const passed = "/dev/fuse"
+	if said := d.opensIn(nil, passed); said != "" {
+		t.Skip("there is no node to be passed on: ", said)
+	}
+	port := "<serial type='dev'><source path='" + passed + "'/><target type='usb-serial' port='1'/></serial>"
+	refuses := func() bool { return d.opensIn(group, passed) != "" }
+	live := guest.Affect{Live: true}
+	ok(t, g.Attach(d.ctx(), port, live))
+	if refuses() {
+		t.Error("it may not open what was plugged in")
+	}
+	ok(t, g.Detach(d.ctx(), port, live))
+	eventually(t, "it may not open what it has let go", refuses)
+	nothing := filepath.Join(d.dir, "nothing")
+	ok(t, unix.Mknod(nothing, unix.S_IFCHR|0o666, int(unix.Mkdev(240, 77)))) // of no driver
+	if err := g.Attach(d.ctx(), strings.Replace(port, passed, nothing, 1), live); err == nil {
+		t.Error("QEMU opens what is not there")
+	}
+	eventually(t, "it may not open what QEMU has refused", func() bool { return strings.Contains(d.opensIn(group, nothing), "not permitted") })
 }
 
 // labelsOf are a guest's labels in the order of their models.

@@ -23,32 +23,50 @@ const (
 // SetMetadata changes or, with a nil value, removes a description. Key is the
 // prefix under which an element is shown.
 func (g *Guest) SetMetadata(ctx context.Context, kind MetadataKind, value *string, key, uri string, a Affect) error {
-	return g.change(ctx, "", func() error {
+	set := func() error {
 		a, err := g.resolve(a)
 		if err != nil {
 			return err
 		}
-		if a.Config {
-			def := g.inactive.Clone()
-			if err := setMetadata(def, kind, value, key, uri); err != nil {
-				return err
-			}
-			if err := g.redefine(def); err != nil {
-				return err
-			}
+		changed := func(d *domain.Definition) (*domain.Definition, error) {
+			d = d.Clone()
+			return d, setMetadata(d, kind, value, key, uri)
 		}
-		if a.Live {
-			def := g.run.def.Clone()
-			if err := setMetadata(def, kind, value, key, uri); err != nil {
-				return err
-			}
-			g.run.def = def
-			g.keepActive()
-			g.publish()
+		if err := g.setWords(a, changed); err != nil {
+			return err
 		}
 		g.announce(event.DomainMetadata{Kind: string(kind), URI: uri})
 		return nil
-	})
+	}
+	if a.Live && a.Config { // it has its turn like work: no other change is half done
+		return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, set() })
+	}
+	return g.change(ctx, "", set)
+}
+
+// setWords changes what only Lodge knows of a guest. It runs in the loop.
+func (g *Guest) setWords(a Affect, changed func(*domain.Definition) (*domain.Definition, error)) (err error) {
+	var config, after *domain.Definition
+	if a.Config {
+		if config, err = changed(g.inactive); err != nil {
+			return err
+		}
+	}
+	if a.Live {
+		if after, err = changed(g.run.def); err != nil {
+			return err
+		}
+	}
+	switch {
+	case a.Live && a.Config:
+		return g.amendNow(after, config)
+	case a.Config:
+		return g.redefine(config)
+	}
+	g.run.def = after
+	g.keepActive()
+	g.publish()
+	return nil
 }
 
 func setMetadata(d *domain.Definition, kind MetadataKind, value *string, key, uri string) error {

@@ -124,11 +124,20 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 		return nil, err
 	}
 	r.numberNode(def, dev)
+	also, err := g.newTwin(stored, config)
+	if err != nil {
+		return nil, err
+	}
+	if g.reg.hasNodes(dev) { // whatever becomes of it, the list of what may be opened is made anew
+		r.Surplus = true
+		g.keepRun()
+	}
 	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.ownPath()}
 	return func(ctx context.Context) (settle, error) {
-		held, err := g.plug(ctx, r, p, dev)
+		held, err := g.plug(ctx, r, p, dev, also)
 		if err != nil {
 			return func() error {
+				r.shorten = r.Surplus
 				if held.cutOff != nil {
 					r.owe(held.cutOff, held.release)
 				}
@@ -136,15 +145,12 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 			}, err
 		}
 		return func() error {
-			err := g.addPlugged(r, dev, held)
-			r.forgetPlugging()
-			if err != nil {
+			r.shorten = r.Surplus
+			defer r.forgetPlugging()
+			if err := g.addPlugged(r, dev, held); err != nil || config == nil {
 				return err
 			}
-			if config != nil {
-				return g.redefine(config)
-			}
-			return nil
+			return g.redefine(config)
 		}, nil
 	}, nil
 }
@@ -192,8 +198,8 @@ type plugged struct {
 }
 
 // plug gives a device what it needs of the host and tells QEMU of it. A failure
-// undoes what was done.
-func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Device) (_ *plugged, err error) {
+// undoes what was done. Also is what follows in the stored definition.
+func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Device, also twin) (_ *plugged, err error) {
 	p.Disks, p.NICs = map[string]device.DiskAttachment{}, map[string]*device.NICAttachment{}
 	held := &plugged{}
 	defer closePlan(p)
@@ -255,17 +261,17 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 	if err != nil {
 		return held, err
 	}
-	return held, g.takeSteps(ctx, r, dev, held, steps)
+	return held, g.takeSteps(ctx, r, dev, held, steps, also)
 }
 
 // takeSteps has QEMU make a device. A plug that is cut off by the loss of the
 // monitor, or by the end of the daemon, can be finished or undone later.
-func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *plugged, steps []qemu.Step) error {
+func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *plugged, steps []qemu.Step, also twin) error {
 	s, err := r.monitor()
 	if err != nil {
 		return err
 	}
-	p, err := newPlugging(dev, held.nic, steps)
+	p, err := newPlugging(dev, held.nic, steps, also)
 	if err != nil {
 		return err
 	}
@@ -365,20 +371,24 @@ func (g *Guest) DetachAlias(ctx context.Context, alias string, a Affect) error {
 }
 
 func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (device.Device, error), async bool) error {
-	return g.edit(ctx, a, func() (*domain.Definition, error) {
+	var stored device.Device
+	return g.edit(ctx, a, func() (_ *domain.Definition, err error) {
 		config := g.inactive.Clone()
-		dev, err := find(&config.Devices)
-		if err != nil {
+		if stored, err = find(&config.Devices); err != nil {
 			return nil, err
 		}
-		config.Remove(dev)
+		config.Remove(stored)
 		return config, nil
 	}, func(config *domain.Definition) (work, error) {
 		dev, err := find(&g.run.def.Devices)
 		if err != nil {
 			return nil, err
 		}
-		return g.planUnplug(dev, config, async)
+		also, err := g.newTwin(stored, config)
+		if err != nil {
+			return nil, err
+		}
+		return g.planUnplug(dev, also, async)
 	})
 }
 
@@ -389,29 +399,38 @@ const unplugPatience = 5 * time.Second
 // removal is a device that QEMU was asked to remove. The channel gets one answer.
 type removal struct{ result chan error }
 
-func (g *Guest) planUnplug(dev device.Device, config *domain.Definition, async bool) (work, error) {
+// planUnplug plans to ask the guest for a device. Also is what goes with it in the
+// stored definition: as soon as the guest lets go, or has been waited for.
+func (g *Guest) planUnplug(dev device.Device, also twin, async bool) (work, error) {
 	request, _, err := qemu.Unplug(dev)
 	if err != nil {
 		return nil, err
 	}
 	r, alias := g.run, dev.Common().Alias
+	if _, err := r.monitor(); err != nil {
+		return nil, err
+	}
 	wait := &removal{result: make(chan error, 1)}
 	r.removals[alias] = wait
+	g.beginParting(alias, also)
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
-		if err != nil {
-			return nil, err
+		if err == nil {
+			err = execute(ctx, s, request)
 		}
-		if err := execute(ctx, s, request); err != nil {
-			return nil, err
-		}
-		failpoint.Reach("unplug.asked")
-		if !async {
-			err = wait.within(ctx, unplugPatience)
+		unknown := unanswered(err)
+		if err == nil {
+			failpoint.Reach("unplug.asked")
+			if !async {
+				err = wait.within(ctx, unplugPatience)
+			}
 		}
 		return func() error {
-			if err == nil && config != nil {
-				return g.redefine(config)
+			switch {
+			case err == nil:
+				return g.part(alias)
+			case !unknown:
+				g.endParting(alias)
 			}
 			return nil
 		}, err
@@ -448,15 +467,22 @@ func (g *Guest) deviceGone(alias string) {
 	if err != nil {
 		g.log.Error("cannot clean up after a removed device", "alias", alias, "error", err)
 	}
+	if err := g.part(alias); err != nil {
+		g.log.Error("the definition keeps a device that was unplugged for good", "alias", alias, "error", err)
+	}
 	r.Leaving = append(r.Leaving, left)
+	r.Surplus = r.Surplus || g.reg.hasNodes(dev)
+	r.shorten = r.Surplus
 	g.returnMemory(r.def, dev)
 	g.setActive(func(d *domain.Definition) { d.Remove(d.Devices.ByAlias(alias)) })
+	g.dropParting(alias)
 	g.keepActive()
 	failpoint.Reach("unplug.gone")
 	wait := r.removals[alias]
 	delete(r.removals, alias)
 	go g.clean(r, left, wait)
 	g.announce(event.DomainDeviceRemoved{Alias: alias})
+	g.shortenNodes()
 }
 
 // removalRefused tells whoever waits that the guest keeps its device.
@@ -465,6 +491,7 @@ func (g *Guest) removalRefused(alias string) {
 		delete(g.run.removals, alias)
 		wait.result <- fault.New(fault.Failed, fault.Device, "the guest refuses to let device %s go", alias)
 	}
+	g.endParting(alias)
 	g.announce(event.DomainDeviceRemovalFailed{Alias: alias})
 }
 
@@ -534,24 +561,18 @@ func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force b
 	if drive, is := changed.(*device.Disk); is {
 		return g.planMedia(before.(*device.Disk), drive, config, force)
 	}
-	return func(ctx context.Context) (settle, error) {
+	return g.amend(r, &amending{}, after, config, func(ctx context.Context, _ *qmp.Session) (func(), error) {
 		if err := g.updateLive(ctx, r, changed); err != nil {
 			return nil, err
 		}
-		failpoint.Reach("update.made")
-		return func() error {
+		return func() {
 			g.setActive(func(d *domain.Definition) {
 				if err := updateIn(&d.Devices, changed); err != nil {
 					g.log.Error("cannot note an updated device", "error", err)
 				}
 			})
-			g.keepActive()
-			if config != nil {
-				return g.redefine(config)
-			}
-			return nil
 		}, nil
-	}, nil
+	}), nil
 }
 
 // updateLive does an update to the running guest, beside the loop.

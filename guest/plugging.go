@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
@@ -23,12 +24,13 @@ type plugging struct {
 	Device string // its XML, complete
 	NIC    *heldNIC
 	Undo   []undoing // in the order in which the steps were to be made
+	Twin   twin      // what follows in the stored definition
 }
 
 const pluggingFile = "plugging.json"
 
-func newPlugging(dev device.Device, nic *heldNIC, steps []qemu.Step) (*plugging, error) {
-	p := &plugging{NIC: nic}
+func newPlugging(dev device.Device, nic *heldNIC, steps []qemu.Step, also twin) (*plugging, error) {
+	p := &plugging{NIC: nic, Twin: also}
 	var err error
 	if p.Device, err = domainxml.FormatDevice(dev, domainxml.Style{Active: true, Secure: true}); err != nil {
 		return nil, err
@@ -92,8 +94,12 @@ func (r *Registry) oweAgain(run *run) {
 		run.log.Error("a device that was being plugged in is left as it is", "error", err)
 		return
 	}
-	if run.def.Devices.ByAlias(dev.Common().Alias) != nil {
-		run.forgetPlugging() // it was the guest's already
+	if run.def.Devices.ByAlias(dev.Common().Alias) != nil { // it was the guest's already
+		if p.Twin.Device == "" {
+			run.forgetPlugging()
+			return
+		}
+		run.plugging = p
 		return
 	}
 	run.owe(p, nil)
@@ -110,19 +116,29 @@ func (r *Registry) oweAgain(run *run) {
 }
 
 // finishPlug ends a plug that was cut off: if QEMU has the device it is the
-// guest's, and else nothing stays of it. It runs beside the loop.
-func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, p *plugging, present map[string]bool) (settle, error) {
+// guest's, in its stored definition too where that was asked for, and else nothing
+// stays of it. It runs beside the loop; def is what is known to run.
+func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, def *domain.Definition, p *plugging, present map[string]bool) (settle, error) {
 	dev, err := domainxml.ParseDevice(p.Device, domainxml.Options{Active: true})
 	if err != nil {
 		return nil, err
 	}
-	if present[dev.Common().Alias] {
+	alias := dev.Common().Alias
+	if def.Devices.ByAlias(alias) != nil {
+		return func() error {
+			defer r.forgetPlugging()
+			return g.storeTwin(p.Twin)
+		}, nil
+	}
+	if present[alias] {
 		err := settlePlugged(ctx, s, dev)
 		return func() error {
-			g.log.Info("a device that was being plugged in is the guest's", "alias", dev.Common().Alias)
-			err := g.addPlugged(r, dev, &plugged{nic: p.NIC})
-			r.forgetPlugging()
-			return err
+			g.log.Info("a device that was being plugged in is the guest's", "alias", alias)
+			defer r.forgetPlugging()
+			if err := g.addPlugged(r, dev, &plugged{nic: p.NIC}); err != nil {
+				return err
+			}
+			return g.storeTwin(p.Twin)
 		}, err
 	}
 	takeBack(ctx, s, p.Undo, g.log)

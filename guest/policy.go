@@ -33,7 +33,7 @@ func (g *Guest) SetPolicy(ctx context.Context, on Happening, action string, a Af
 	if !slices.Contains(actions, action) && (on != Crashed || !slices.Contains(dumping, action)) {
 		return fault.New(fault.Unsupported, fault.Call, "a guest's %s cannot be followed by %s", on, action)
 	}
-	set := func(d *domain.Definition) {
+	set := func(d *domain.Definition) error {
 		switch on {
 		case PoweredOff:
 			d.OnPoweroff = action
@@ -42,43 +42,7 @@ func (g *Guest) SetPolicy(ctx context.Context, on Happening, action string, a Af
 		case Crashed:
 			d.OnCrash = action
 		}
+		return nil
 	}
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
-		a, err := g.resolve(a)
-		if err != nil {
-			return nil, err
-		}
-		if a.Config {
-			def := g.inactive.Clone()
-			set(def)
-			if err := g.redefine(def); err != nil || !a.Live {
-				return nil, err
-			}
-		}
-		return g.planPolicy(on, action, set), nil
-	})
-}
-
-// planPolicy puts a policy into effect on the running guest. Lodge follows it,
-// but for a reboot: QEMU has to turn that into an end.
-func (g *Guest) planPolicy(on Happening, action string, set func(*domain.Definition)) work {
-	r := g.run
-	return func(ctx context.Context) (settle, error) {
-		if on == Rebooted {
-			s, err := r.monitor()
-			if err != nil {
-				return nil, err
-			}
-			reboot := map[string]string{"destroy": "shutdown", "restart": "reset", "preserve": "shutdown"}[action]
-			if err := s.Execute(ctx, "set-action", map[string]any{"reboot": reboot}, nil); err != nil {
-				return nil, err
-			}
-		}
-		return func() error {
-			g.setActive(set)
-			g.state.Policy = policy(r.def)
-			g.keepActive()
-			return nil
-		}, nil
-	}
+	return g.Tune(ctx, a, set)
 }

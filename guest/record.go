@@ -71,6 +71,11 @@ type runRecord struct {
 	Saving *saving
 	// Leaving is what stays of devices that the guest has let go.
 	Leaving []*leaving
+	// Parting are devices that the guest was asked to let go, and has not yet.
+	Parting []parting `json:",omitempty"`
+	// Surplus says that the guest's control group may let it open nodes of devices
+	// that it has let go, or never came to have.
+	Surplus bool `json:",omitempty"`
 	// LastNode is the highest number that a block node of this run has had.
 	LastNode uint
 	// FromManaged says that the guest came from its managed save image.

@@ -25,7 +25,7 @@ type contact struct {
 // waits for monitors; one that is reached later is handed to the loop.
 func (r *adopting) reattach(g *Guest, run *run) {
 	reached := make(chan *contact, 1)
-	def, plugging := run.def, run.plugging != nil // the loop may change them before QEMU answers
+	def, plugging := run.def, run.plugging != nil || len(run.Parting) > 0 // the loop may change them before QEMU answers
 	go func() { reached <- run.reach(r.life, def, plugging) }()
 	select {
 	case c := <-reached:
@@ -35,7 +35,7 @@ func (r *adopting) reattach(g *Guest, run *run) {
 		}
 		run.connect(c.session)
 		g.meet(c.found)
-		run.behind = run.Saving != nil || run.plugging != nil || run.changing != nil || len(run.Leaving) > 0 // to be ended beside the loop
+		run.behind = run.Saving != nil || run.plugging != nil || run.changing != nil || run.amending != nil || len(run.Leaving) > 0 // to be ended beside the loop
 		r.reached <- struct{}{}
 	case <-r.patience.Done():
 		g.log.Warn("the monitor of an adopted guest does not answer yet", "pid", run.PID)
@@ -188,7 +188,7 @@ func (g *Guest) meet(found *inquiry) {
 			d.CurrentMemory = found.balloon
 		}
 	})
-	for _, alias := range missing(&g.run.def.Devices, found.devices) {
+	for _, alias := range missing(g.run, found.devices) {
 		g.deviceGone(alias)
 	}
 	for _, path := range found.full { // it was paused while nobody listened, or is still
@@ -215,14 +215,16 @@ func (g *Guest) meet(found *inquiry) {
 	}
 }
 
-// missing gives the devices that the guest has let go while nobody listened:
-// those that can be unplugged and are no longer there.
-func missing(s *device.Set, present map[string]bool) (aliases []string) {
-	for _, dev := range s.All() {
-		if !unpluggable(dev) {
+// missing gives the devices that the guest has let go while nobody listened: of
+// those that can be unplugged, or that it was asked for, the ones that are no longer
+// there.
+func missing(r *run, present map[string]bool) (aliases []string) {
+	for _, dev := range r.def.Devices.All() {
+		alias := dev.Common().Alias
+		if !unpluggable(dev) && !r.asked(alias) {
 			continue
 		}
-		if alias := dev.Common().Alias; alias != "" && !present[alias] {
+		if alias != "" && !present[alias] {
 			aliases = append(aliases, alias)
 		}
 	}
@@ -343,7 +345,8 @@ func (g *Guest) startResync() {
 }
 
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
-	def, save, plug, change, left := r.def, r.Saving, r.plugging, r.changing, slices.Clone(r.Leaving)
+	def, save, plug, change, amend, left := r.def, r.Saving, r.plugging, r.changing, r.amending, slices.Clone(r.Leaving)
+	parting := len(r.Parting) > 0
 	return func(ctx context.Context) (settle, error) {
 		if save != nil {
 			if err := save.giveUp(ctx, s, r.dir, g.log); err != nil {
@@ -351,18 +354,24 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 			}
 		}
 		left = slices.DeleteFunc(left, func(l *leaving) bool { return !l.cleanUp(ctx, s, g.log) })
-		found, err := inquire(ctx, s, def, plug != nil)
+		found, err := inquire(ctx, s, def, plug != nil || parting)
 		if err != nil {
 			return nil, err
 		}
-		plugged, changed := func() error { return nil }, func() error { return nil }
+		nothing := func() error { return nil }
+		plugged, changed, amended := nothing, nothing, nothing
 		if plug != nil {
-			if plugged, err = g.finishPlug(ctx, r, s, plug, found.devices); err != nil {
+			if plugged, err = g.finishPlug(ctx, r, s, def, plug, found.devices); err != nil {
 				return nil, err
 			}
 		}
 		if change != nil {
 			if changed, err = g.finishChange(ctx, r, s, change); err != nil {
+				return nil, err
+			}
+		}
+		if amend != nil {
+			if amended, err = g.finishAmending(ctx, r, s, def, amend); err != nil {
 				return nil, err
 			}
 		}
@@ -375,7 +384,7 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 				g.cleaned(r, l)
 			}
 			g.meet(found)
-			return errors.Join(plugged(), changed())
+			return errors.Join(plugged(), changed(), amended())
 		}, nil
 	}
 }

@@ -55,6 +55,10 @@ type run struct {
 	plugging *plugging
 	// changing is the same of a change of medium.
 	changing *changing
+	// amending is the same of a change in place.
+	amending *amending
+	// shorten says that the list of nodes that the guest may open is to lose some.
+	shorten bool
 	// dumping says that the memory is being dumped because the guest has panicked.
 	dumping bool
 	// removals are the devices that QEMU was asked to remove; the loop's.

@@ -223,6 +223,7 @@ func (g *Guest) continueAfter() {
 	if g.run != nil && g.run.behind {
 		g.startResync()
 	}
+	g.shortenNodes()
 	for g.job == nil && len(g.waiting) > 0 {
 		t := g.waiting[0]
 		g.waiting = g.waiting[1:]

@@ -58,23 +58,21 @@ func (g *Guest) planTune(change func(*domain.Definition) error, config *domain.D
 	if cmp.Or(before.NUMA.Mode, "strict") != cmp.Or(after.NUMA.Mode, "strict") {
 		return nil, fault.New(fault.WrongState, fault.Domain, "cannot change the NUMA mode of a running domain; change its config")
 	}
-	return func(ctx context.Context) (settle, error) {
+	return g.amend(r, &amending{}, after, config, func(ctx context.Context, _ *qmp.Session) (func(), error) {
 		if err := g.reg.retune(ctx, r, before, after); err != nil {
 			return nil, err
 		}
-		return func() error {
-			var err error
-			g.setActive(func(d *domain.Definition) { err = change(d) })
-			g.keepActive()
+		return func() {
+			g.setActive(func(d *domain.Definition) {
+				if err := change(d); err != nil {
+					g.log.Error("cannot note a changed setting", "error", err)
+				}
+			})
 			if changed := settings(before, after); len(changed) > 0 {
 				g.announce(event.DomainTunable{Settings: changed})
 			}
-			if err == nil && config != nil {
-				err = g.redefine(config)
-			}
-			return err
 		}, nil
-	}, nil
+	}), nil
 }
 
 // retune puts into effect what differs between two definitions.
@@ -111,7 +109,30 @@ func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.D
 			}
 		}
 	}
-	return nil
+	if err := r.repin(ctx, s, run, &before.Tune, &after.Tune); err != nil {
+		return err
+	}
+	return adjustMachine(ctx, s, before, after)
+}
+
+// adjustMachine tells QEMU of settings that are its own.
+func adjustMachine(ctx context.Context, s *qmp.Session, before, after *domain.Definition) error {
+	if b := after.Devices.Balloon; b != nil && before.Devices.Balloon != nil && b.StatsPeriod != before.Devices.Balloon.StatsPeriod {
+		path, err := balloonPath(b)
+		if err != nil {
+			return err
+		}
+		args := map[string]any{"path": path, "property": "guest-stats-polling-interval", "value": b.StatsPeriod}
+		if err := s.Execute(ctx, "qom-set", args, nil); err != nil {
+			return err
+		}
+	}
+	if after.OnReboot == before.OnReboot {
+		return nil
+	}
+	// Lodge follows the other policies itself; QEMU has to turn a reboot into an end.
+	reboot := map[string]string{"destroy": "shutdown", "restart": "reset", "preserve": "shutdown"}[cmp.Or(after.OnReboot, "restart")]
+	return s.Execute(ctx, "set-action", map[string]any{"reboot": reboot}, nil)
 }
 
 // The kernel's own values of what is not limited.

@@ -3,10 +3,7 @@ package guest
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
@@ -77,11 +74,9 @@ func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
 		return nil, fault.New(fault.Unsupported, fault.Domain,
 			"cannot unplug vCPUs of a running domain that is emulated: QEMU's TCG damages its own memory on that and ends soon after; change the config")
 	}
-	return func(ctx context.Context) (settle, error) {
-		s, err := r.monitor()
-		if err != nil {
-			return nil, err
-		}
+	after := def.Clone()
+	after.VCPUs.Current = n
+	return g.amend(r, &amending{VCPUs: def.VCPUs.Current}, after, config, func(ctx context.Context, s *qmp.Session) (func(), error) {
 		have, err := plugVCPUs(ctx, s, n)
 		if have == 0 {
 			return nil, err // nothing was done
@@ -89,15 +84,8 @@ func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
 		if err == nil && have > def.VCPUs.Current {
 			err = g.reg.settleVCPUs(ctx, s, r, def)
 		}
-		return func() error {
-			g.setActive(func(d *domain.Definition) { d.VCPUs.Current = have })
-			g.keepActive()
-			if config != nil && err == nil {
-				return g.redefine(config)
-			}
-			return nil
-		}, err
-	}, nil
+		return func() { g.setActive(func(d *domain.Definition) { d.VCPUs.Current = have }) }, err
+	}), nil
 }
 
 // queryVCPUs lists the processors of a running guest, by index.
@@ -175,44 +163,29 @@ func (g *Guest) PinVCPU(ctx context.Context, index uint, to topology.CPUSet, a A
 	if index >= def.VCPUs.Max {
 		return fault.New(fault.Invalid, fault.Call, "vcpu %d is out of range of the domain's %d", index, def.VCPUs.Max)
 	}
-	note := func(d *domain.Definition) {
-		if to.IsEmpty() {
-			delete(d.Tune.VCPUPins, index)
-			return
-		}
-		if d.Tune.VCPUPins == nil {
-			d.Tune.VCPUPins = map[uint]topology.CPUSet{}
-		}
-		d.Tune.VCPUPins[index] = to
-	}
-	return g.pin(ctx, a, note, func(ctx context.Context, r *run, s *qmp.Session) error {
-		threads, err := queryVCPUs(ctx, s)
-		if err != nil {
-			return err
-		}
-		for _, t := range threads {
-			if t.Index == index {
-				return setAffinity(t.Thread, orAnywhere(to))
-			}
-		}
-		return fault.New(fault.Invalid, fault.Call, "vcpu %d is out of range of live cpu count %d", index, len(threads))
+	return g.Tune(ctx, a, func(d *domain.Definition) error {
+		setPin(&d.Tune.VCPUPins, index, to)
+		return nil
 	})
 }
 
 // PinEmulator binds QEMU's own threads; an empty set lets them go.
 func (g *Guest) PinEmulator(ctx context.Context, to topology.CPUSet, a Affect) error {
-	return g.pin(ctx, a, func(d *domain.Definition) { d.Tune.EmulatorPin = to }, func(ctx context.Context, r *run, s *qmp.Session) error {
-		threads, err := g.reg.threads(ctx, s, r)
-		if err != nil {
-			return err
-		}
-		for _, tid := range threads[emulatorThreads] {
-			if err := setAffinity(tid, orAnywhere(to)); err != nil && !errors.Is(err, unix.ESRCH) { // a worker may end at any time
-				return err
-			}
-		}
+	return g.Tune(ctx, a, func(d *domain.Definition) error {
+		d.Tune.EmulatorPin = to
 		return nil
 	})
+}
+
+func setPin(pins *map[uint]topology.CPUSet, index uint, to topology.CPUSet) {
+	if to.IsEmpty() {
+		delete(*pins, index)
+		return
+	}
+	if *pins == nil {
+		*pins = map[uint]topology.CPUSet{}
+	}
+	(*pins)[index] = to
 }
 
 // orAnywhere makes "not bound" a set that the kernel takes.
@@ -221,34 +194,4 @@ func orAnywhere(s topology.CPUSet) topology.CPUSet {
 		return topology.Range(0, 1023)
 	}
 	return s
-}
-
-func (g *Guest) pin(ctx context.Context, a Affect, note func(*domain.Definition), live func(context.Context, *run, *qmp.Session) error) error {
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
-		a, err := g.resolve(a)
-		if err != nil {
-			return nil, err
-		}
-		if a.Config {
-			def := g.inactive.Clone()
-			note(def)
-			if err := g.redefine(def); err != nil {
-				return nil, err
-			}
-		}
-		if !a.Live {
-			return nil, nil
-		}
-		r := g.run
-		return func(ctx context.Context) (settle, error) {
-			s, err := r.monitor()
-			if err != nil {
-				return nil, err
-			}
-			if err := live(ctx, r, s); err != nil {
-				return nil, err
-			}
-			return func() error { g.setActive(note); g.keepActive(); return nil }, nil
-		}, nil
-	})
 }
