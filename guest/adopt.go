@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/link"
 	"github.com/lodge-kvm/lodge/qemu"
 )
@@ -319,10 +320,13 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 		rec.Saving.discard(ctx, run.dir, run.log)
 	}
 	run.holdLeaving()
-	_ = run.releaseAll(ctx) // each failure has been logged
 	r.mu.RLock()
 	g := r.byUUID[rec.UUID]
 	r.mu.RUnlock()
+	if g != nil && started && rec.State.EndFor == "" && lifecycle.Revives(rec.State.Policy.OnCrash) {
+		r.noteCrash(rec.UUID) // the autostart takes it up
+	}
+	_ = run.releaseAll(ctx) // each failure has been logged
 	if !started {
 		dropHalfNVRAM(ctx, run)
 	}

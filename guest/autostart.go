@@ -28,6 +28,8 @@ var dueKind = store.Kind{Name: "autostart", Version: 1}
 type due struct {
 	Boot string
 	Once bool // by that for one boot, which is taken back
+	// Crashed says that it ran, and is started again because its QEMU ended by itself.
+	Crashed bool `json:",omitempty"`
 }
 
 // dues are the guests that this boot has still to start.
@@ -140,6 +142,14 @@ func (g *Guest) autostart(ctx context.Context) {
 	g.reg.dues.mu.Unlock()
 	v := g.View()
 	switch {
+	case d.Crashed:
+		_ = g.change(ctx, "", func() error { // else it has gone, or the daemon stops
+			if g.run == nil && g.job == nil {
+				g.startAgain("QEMU ended by itself")
+			}
+			return nil
+		})
+		return
 	case d.Once && v.AutostartOnce:
 		if err := g.SetAutostartOnce(ctx, false); err != nil {
 			g.log.Error("cannot take back the mark for one autostart", "error", err)

@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"path/filepath"
+	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/qmp"
@@ -10,6 +11,9 @@ import (
 
 // Prepare keeps a QEMU for the guest at once, whatever else the host does.
 func (g *Guest) Prepare(ctx context.Context) error { return g.reg.pool.add(ctx, g.View().Inactive, 0) }
+
+// PauseBefore is how long the start waits that follows the nth crash in a row.
+func PauseBefore(n int) time.Duration { return pauseBefore(n) }
 
 // Next names the guest for which a QEMU would be prepared now; "": none.
 func (r *Registry) Next() string {

@@ -57,6 +57,7 @@ type Guest struct {
 	// quarantine says what keeps a guest from being adopted whose QEMU lives on.
 	quarantine string
 	lastJob    domain.Progress
+	revival    revival
 	// over says that the loop is to end: the guest is forgotten, or the daemon stops.
 	over bool
 	// noted are the definitions, inactive and active, that are in the index of traits.
@@ -196,6 +197,8 @@ func (g *Guest) carryOut(e lifecycle.Effect) {
 		g.dumpCore()
 	case lifecycle.Restart:
 		g.restartMachine()
+	case lifecycle.StartAgain:
+		g.startAgain("QEMU ended by itself: " + g.revival.cause)
 	case lifecycle.Forget:
 		g.forget()
 	}

@@ -39,21 +39,24 @@ type StartOptions struct {
 // Start starts a guest that is shut off, from its managed save image if it has
 // one.
 func (g *Guest) Start(ctx context.Context, o StartOptions) error {
-	return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
-		if err := g.admitRun(); err != nil {
-			return nil, err
-		}
-		if g.inactive == nil {
-			return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has no persistent definition to start from", g.record.Name)
-		}
-		if g.record.ManagedSave && !o.ForceBoot {
-			return g.planManagedRestore(o), nil
-		}
-		if err := g.dropManagedSave(); err != nil {
-			return nil, err
-		}
-		return g.planStart(g.inactive, "", o), nil
-	})
+	return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) { return g.planAnyStart(o) })
+}
+
+// planAnyStart plans a start of the stored definition.
+func (g *Guest) planAnyStart(o StartOptions) (work, error) {
+	if err := g.admitRun(); err != nil {
+		return nil, err
+	}
+	if g.inactive == nil {
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has no persistent definition to start from", g.record.Name)
+	}
+	if g.record.ManagedSave && !o.ForceBoot {
+		return g.planManagedRestore(o), nil
+	}
+	if err := g.dropManagedSave(); err != nil {
+		return nil, err
+	}
+	return g.planStart(g.inactive, "", o), nil
 }
 
 // Create starts a transient guest, or a persistent one that the document names.
@@ -93,6 +96,7 @@ func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
 	failpoint.Reach("launch.take")
 	r.AutoDestroy = o.AutoDestroy && o.Owner != nil
 	g.state.Policy = policy(r.def)
+	g.revived()
 	g.reg.setID(g, r.ID)
 	g.live.Store(r)
 	g.advance(f)

@@ -41,6 +41,11 @@ func (g *Guest) beginDestroy(t *task, graceful bool) error {
 		g.job.cancel(aborted)
 		return nil
 	}
+	if g.run == nil && g.revival.cancel != nil { // it crashed, and waits to be started again
+		g.giveUpRevival()
+		t.answer(nil)
+		return nil
+	}
 	if err := lifecycle.Admit(g.state, lifecycle.Destroy); err != nil {
 		return err
 	}
@@ -89,11 +94,15 @@ func (g *Guest) beginRelease() {
 	r.noticed, r.ended = true, r.def
 	g.live.Store(nil)
 	r.holdLeaving()
+	crashed := g.state.EndFor == "" && g.inactive != nil && lifecycle.Revives(g.state.Policy.OnCrash)
 	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context) (settle, error) {
 		// Whoever stops must not keep the host from getting back what is its own.
 		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 		defer stop()
 		r.hearOut(ctx)
+		if crashed {
+			g.reg.noteCrash(g.uuid)
+		}
 		err := r.releaseAll(ctx)
 		return func() error { g.finish(r); return nil }, err
 	})
@@ -122,16 +131,20 @@ func (g *Guest) finish(r *run) {
 	for r.events != nil && g.handleEvents() { // what QEMU said last explains the end
 	}
 	if g.state.EndFor == "" {
+		g.revival.cause = r.process.Exit().String()
 		g.log.Warn("QEMU ended by itself", "pid", r.PID, "exit", r.process.Exit().String(), "log", g.reg.lastWords(r.Name, r.process))
 	}
 	g.reg.dropID(r.ID)
 	g.reg.rooms.leave(g)
 	g.run = nil
+	failpoint.Reach("destroy.released")
+	g.advance(lifecycle.Ended{})
+	if g.revival.cancel == nil && !g.over { // it is not to be started again
+		g.giveUpRevival()
+	}
 	if g.inactive != nil {
 		g.state.Policy = policy(g.inactive)
 	}
-	failpoint.Reach("destroy.released")
-	g.advance(lifecycle.Ended{})
 	g.dismissDestroyers(nil)
 }
 

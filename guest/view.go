@@ -77,6 +77,9 @@ func (g *Guest) publish() {
 		v.StuckSince, v.StuckOn = g.run.stuck()
 		v.Isolation = g.run.Isolation
 	}
+	if g.revival.words != "" {
+		v.Messages = append([]string{g.revival.words}, v.Messages...)
+	}
 	if g.quarantine != "" {
 		v.Messages = append([]string{g.quarantine}, v.Messages...)
 	}

@@ -67,6 +67,9 @@ type DumpCore struct{}
 // Restart resets the machine and lets it run.
 type Restart struct{}
 
+// StartAgain starts a guest whose process ended by itself.
+type StartAgain struct{}
+
 // Forget removes the guest from the registry: it was transient and has ended.
 type Forget struct{}
 
@@ -75,4 +78,5 @@ func (AnnounceReboot) effect() {}
 func (End) effect()            {}
 func (DumpCore) effect()       {}
 func (Restart) effect()        {}
+func (StartAgain) effect()     {}
 func (Forget) effect()         {}

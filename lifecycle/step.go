@@ -248,7 +248,7 @@ func dumped(s State) (State, []Effect) {
 	switch {
 	case s.EndFor != "":
 		return s, nil
-	case s.Policy.OnCrash == "restart" || s.Policy.OnCrash == "coredump-restart":
+	case Revives(s.Policy.OnCrash):
 		s.Restarting = true
 		return s, []Effect{Restart{}}
 	case s.Policy.OnCrash == "preserve":
@@ -268,7 +268,7 @@ func woke(s State) (State, []Effect) {
 // ended settles a guest whose process is gone, for the reason that was
 // announced or else as crashed.
 func ended(s State) (State, []Effect) {
-	reason := s.EndFor
+	reason, byItself := s.EndFor, s.EndFor == ""
 	s = State{Phase: domain.ShutOff, Persistent: s.Persistent, Policy: s.Policy}
 	detail := event.DetailCrashed
 	switch reason {
@@ -287,8 +287,15 @@ func ended(s State) (State, []Effect) {
 	}
 	s.Reason = reason
 	effects := []Effect{Announce{event.Stopped, detail}}
-	if !s.Persistent {
+	switch {
+	case !s.Persistent:
 		effects = append(effects, Announce{event.Undefined, event.DetailRemoved}, Forget{})
+	case byItself && Revives(s.Policy.OnCrash):
+		effects = append(effects, StartAgain{})
 	}
 	return s, effects
 }
+
+// Revives reports whether a policy for crashes has the guest started again when its
+// process is gone.
+func Revives(onCrash string) bool { return onCrash == "restart" || onCrash == "coredump-restart" }
