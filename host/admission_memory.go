@@ -1,7 +1,6 @@
 package host
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
@@ -174,7 +173,7 @@ func (m *promises) oldest() []*settler {
 		all = append(all, g)
 	}
 	if len(all) > residentsAtOnce {
-		slices.SortFunc(all, func(a, b *settler) int { return cmp.Compare(a.looked.UnixNano(), b.looked.UnixNano()) })
+		slices.SortFunc(all, func(a, b *settler) int { return a.looked.Compare(b.looked) })
 		all = all[:residentsAtOnce]
 	}
 	return all

@@ -1,0 +1,103 @@
+package law
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// wallReadings are the places where a room takes a time apart from the monotonic clock:
+// what it is then must not bound a wait, or say which of two came first, since the
+// wall's clock is set while the daemon runs. Each says what it is for.
+var wallReadings = map[string]string{
+	"agent/agent.go":             "a deadline long past, to end a read",
+	"cmd/lodge/labrun.go":        "a directory's name",
+	"failpoint/control.go":       "tells one request of a test from another",
+	"guest/coredump.go":          "a file's name",
+	"guest/inside.go":            "the guest's own clock",
+	"guest/measure.go":           "when the guest's balloon said something, by the guest's word",
+	"guest/place.go":             "a line in a log",
+	"guest/revival.go":           "words for an administrator",
+	"image/cd.go":                "the date on a CD",
+	"libvirt/domain_agent.go":    "the guest's own clock",
+	"libvirt/domain_allstats.go": "when the guest's balloon said something, shown to a client",
+	"libvirt/domain_stats.go":    "as domain_allstats.go",
+	"libvirt/network.go":         "when a lease ends, by dnsmasq's word, shown to a client",
+	"link/lease.go":              "when a lease ends, by dnsmasq's word",
+	"qemu/afterstart.go":         "when a password ends, as its user said it: on the wall's clock",
+	"qemu/arguments_machine.go":  "the guest's own clock",
+	"qmp/session.go":             "a deadline long past, to end a read",
+	"qmp/message.go":             "when QEMU says that an event was",
+	"store/open.go":              "a file's name",
+}
+
+// TestNoWaitIsByTheWallClock: a step of the wall's clock, a day ahead or a year back,
+// moves no deadline, age or order. Go's times carry a monotonic reading, by which
+// time.Since, Until, Sub, Before, After, Compare, timers and contexts go, until it is
+// taken off: wherever a room does that is listed, with what it is for.
+func TestNoWaitIsByTheWallClock(t *testing.T) {
+	rooms := readRooms(t)
+	found := map[string][]string{}
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, _ := filepath.Rel(root, path)
+		top, _, _ := strings.Cut(name, "/")
+		r, isRoom := rooms[top]
+		switch {
+		case entry.IsDir() && name != "." && (strings.HasPrefix(entry.Name(), ".") || strings.HasSuffix(name, "test") || !isRoom && name != "cmd" && !strings.HasPrefix(name, "cmd/") || r.level == tools && name != "cmd"):
+			return fs.SkipDir
+		case entry.IsDir(), !strings.HasSuffix(name, ".go"), strings.HasSuffix(name, "_test.go"), strings.HasSuffix(name, ".pb.go"), !isRoom:
+			return nil
+		}
+		files := token.NewFileSet()
+		file, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			call, is := n.(*ast.CallExpr)
+			if is && takesMonotonicOff(call) {
+				found[name] = append(found[name], files.Position(call.Pos()).String())
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, where := range found {
+		if wallReadings[name] == "" {
+			t.Errorf("%s reads the wall's clock alone (%s): keep the time as time.Now gave it, or list in wallReadings what it is for", name, strings.Join(where, ", "))
+		}
+	}
+	for name := range wallReadings {
+		if found[name] == nil {
+			t.Errorf("%s does not read the wall's clock alone any more: strike it out of wallReadings", name)
+		}
+	}
+}
+
+// takesMonotonicOff tells a call that gives a time, or a number, without the monotonic
+// reading.
+func takesMonotonicOff(call *ast.CallExpr) bool {
+	to, is := call.Fun.(*ast.SelectorExpr)
+	if !is {
+		return false
+	}
+	if slices.Contains([]string{"Unix", "UnixNano", "UnixMilli", "UnixMicro", "UTC", "Local"}, to.Sel.Name) {
+		return true
+	}
+	if len(call.Args) != 1 || to.Sel.Name != "Round" {
+		return false
+	}
+	zero, is := call.Args[0].(*ast.BasicLit)
+	return is && zero.Value == "0"
+}
