@@ -33,6 +33,8 @@ func secretDeeds() []deed {
 	return []deed{
 		{"define a secret", defineSecret("first"), undefine},
 		{"redefine a secret", defineSecret("second"), defineSecret("first")},
+		{"undefine a secret", undefine, defineSecret("second")},
+		{"define it again", defineSecret("second"), undefine},
 	}
 }
 

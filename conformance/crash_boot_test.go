@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
@@ -83,4 +84,52 @@ func (c *crash) running() (n int) {
 		}
 	}
 	return n
+}
+
+// restarted is the definition of a guest that is started again when its QEMU ends by
+// itself.
+func restarted(c *crash) error {
+	_, err := c.l.DomainDefineXML(mortalDoc("<on_crash>restart</on_crash>"))
+	return err
+}
+
+// crashes ends the guest's QEMU as kill -9 does, and the daemon where it follows that:
+// the guest runs again, once. What its user has destroyed stays off.
+func (c *crash) crashes() {
+	c.must(restarted(c))
+	c.must(startRunning(c))
+	runsAgain := func(what string, pid int) {
+		c.t.Helper()
+		eventually(c.t, what+": the guest runs again", func() bool {
+			state, _, err := c.l.DomainGetState(mortalGuest, 0)
+			now := c.pids()[mortalGuest.Name]
+			return err == nil && libvirt.DomainState(state) == libvirt.DomainRunning && now != 0 && now != pid
+		})
+		c.settled()
+		if n := len(c.emulators()); n != 1 {
+			c.t.Fatalf("%s: the guest has %d processes", what, n)
+		}
+	}
+	for _, point := range []string{"", "release.step", "revive.noted", "release.done", "destroy.released", "revive.start", "launch.executed", "launch.take"} {
+		what := fmt.Sprintf("a crash whose daemon is killed at %q", point)
+		pid := c.pids()[mortalGuest.Name]
+		if point == "" {
+			what = "a crash while there is no daemon"
+			c.signal(c.t, "KILL")
+		} else {
+			c.ask(failpoint.Armed{Point: point, Action: failpoint.Kill})
+		}
+		c.must(syscall.Kill(pid, syscall.SIGKILL))
+		if point != "" {
+			c.died(point)
+		}
+		c.begin()
+		runsAgain(what, pid)
+	}
+	c.must(destroy(c))
+	c.signal(c.t, "KILL")
+	c.begin()
+	if c.settled(); len(c.emulators()) != 0 {
+		c.t.Fatal("a guest that was destroyed is started again, because it had crashed before")
+	}
 }

@@ -25,9 +25,12 @@ func scenarios() []*scenario {
 	return []*scenario{
 		{name: "guest", prepare: (*crash).lan1, deeds: guestDeeds()},
 		{name: "devices", prepare: (*crash).machine, deeds: deviceDeeds()},
+		{name: "halves", prepare: (*crash).halves, deeds: halvesDeeds()},
+		{name: "growth", prepare: (*crash).machine, deeds: growthDeeds()},
 		{name: "media", prepare: (*crash).drive, deeds: mediaDeeds(), every: "plug.step"},
 		{name: "books", prepare: (*crash).probe, deeds: secretDeeds(), act: (*crash).books},
 		{name: "boots", prepare: (*crash).marked, act: (*crash).boots},
+		{name: "crashes", prepare: (*crash).lan1, act: (*crash).crashes},
 		{name: "saves", prepare: (*crash).machine, deeds: saveDeeds()},
 		{name: "firmware", needs: []string{"swtpm"}, prepare: (*crash).probe, deeds: firmwareDeeds()},
 		{name: "networks", prepare: func(c *crash) { c.firewall = true }, deeds: networkDeeds()},
@@ -45,13 +48,14 @@ var (
 
 // mortalDoc is its definition.
 func mortalDoc(more string) string {
-	return fmt.Sprintf(`<domain type='qemu'><name>mortal</name><uuid>%s</uuid>%s<memory unit='MiB'>48</memory><vcpu current='1'>2</vcpu>
-		<os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/><tcg><tb-cache unit='MiB'>256</tb-cache></tcg></features>
+	return fmt.Sprintf(`<domain type='qemu'><name>mortal</name><uuid>%s</uuid>%s<maxMemory slots='2' unit='MiB'>512</maxMemory>
+		<memory unit='MiB'>48</memory><vcpu current='1'>2</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os>
+		<cpu><numa><cell id='0' cpus='0-1' memory='48' unit='MiB'/></numa></cpu><features><acpi/><tcg><tb-cache unit='MiB'>256</tb-cache></tcg></features>
 		<cputune><shares>512</shares></cputune>
 		<devices><controller type='usb' model='qemu-xhci'/><controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>
 		<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>
 		<interface type='network'><mac address='52:54:00:00:c4:01'/><source network='lan'/><model type='virtio'/><link state='up'/></interface>
-		<graphics type='vnc' autoport='yes'/></devices></domain>`, uuidText(mortalUUID), more)
+		<graphics type='vnc' autoport='yes' passwd='first'/><memballoon model='virtio'/></devices></domain>`, uuidText(mortalUUID), more)
 }
 
 func (c *crash) must(err error) {
@@ -145,6 +149,11 @@ func guestDeeds() []deed {
 		{"suspend", suspend, resume},
 		{"resume", resume, suspend},
 		{"reset", func(c *crash) error { return c.l.DomainReset(mortalGuest, 0) }, nil},
+		{"ask for a reboot", func(c *crash) error { return c.l.DomainReboot(mortalGuest, 0) }, nil},
+		{"ask for a shutdown", func(c *crash) error { return c.l.DomainShutdown(mortalGuest) }, nil}, // no system runs that would follow
+		{"dump the memory", func(c *crash) error {
+			return c.l.DomainCoreDump(mortalGuest, filepath.Join(c.dir, "mortal.core"), 0)
+		}, func(c *crash) error { return os.Remove(filepath.Join(c.dir, "mortal.core")) }},
 		{"destroy", destroy, startRunning},
 		{"undefine", undefine, func(c *crash) error {
 			if _, err := c.l.DomainDefineXML(mortalDoc("<title>again</title>")); err != nil {
@@ -158,43 +167,26 @@ func guestDeeds() []deed {
 // deviceDeeds begin with a paused guest. A device that the guest has to let go
 // itself is taken back with the whole machine.
 func deviceDeeds() []deed {
-	stick := func(c *crash) string {
-		return fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s'/><target dev='sdb' bus='usb'/></disk>`,
-			filepath.Join(c.dir, "stick.raw"))
-	}
-	cable := func(state string) func(c *crash) error {
-		return func(c *crash) error {
-			return c.l.DomainUpdateDeviceFlags(mortalGuest, fmt.Sprintf(`<interface type='network'><mac address='52:54:00:00:c4:01'/>
-				<source network='lan'/><model type='virtio'/><link state='%s'/></interface>`, state), libvirt.DomainDeviceModifyLive)
-		}
-	}
-	plugStick := func(c *crash) error {
-		return c.l.DomainAttachDeviceFlags(mortalGuest, stick(c), uint32(libvirt.DomainAffectLive))
-	}
-	unplugStick := func(c *crash) error {
-		return c.l.DomainDetachDeviceFlags(mortalGuest, stick(c), uint32(libvirt.DomainAffectLive))
-	}
+	const live = uint32(libvirt.DomainAffectLive)
+	// QEMU opens it by its name, and lets go of it at once when it is unplugged.
+	port := always(`<serial type='dev'><source path='/dev/fuse'/><target type='usb-serial' port='1'/></serial>`)
 	return []deed{
-		{"plug in a NIC", func(c *crash) error {
-			return c.l.DomainAttachDeviceFlags(mortalGuest, `<interface type='network'><mac address='52:54:00:00:c4:02'/>
-				<source network='lan'/><model type='virtio'/></interface>`, uint32(libvirt.DomainAffectLive))
-		}, anew},
-		{"pull the NIC's cable", cable("down"), cable("up")},
-		{"put the NIC's cable in", cable("up"), cable("down")},
-		{"add a processor", func(c *crash) error {
-			return c.l.DomainSetVcpusFlags(mortalGuest, 2, uint32(libvirt.DomainVCPULive))
-		}, func(c *crash) error {
+		{"plug in a NIC", attach(secondNIC, live), anew},
+		{"pull the NIC's cable", cable("down", live), cable("up", live)},
+		{"put the NIC's cable in", cable("up", live), cable("down", live)},
+		{"add a processor", processors(2, live), func(c *crash) error {
 			if err := anew(c); err != nil {
 				return err
 			}
-			if err := c.l.DomainAttachDeviceFlags(mortalGuest, `<interface type='network'><mac address='52:54:00:00:c4:02'/>
-				<source network='lan'/><model type='virtio'/></interface>`, uint32(libvirt.DomainAffectLive)); err != nil {
+			if err := attach(secondNIC, live)(c); err != nil {
 				return err
 			}
-			return cable("up")(c)
+			return cable("up", live)(c)
 		}},
-		{"plug in a disk", plugStick, unplugStick},
-		{"unplug a disk", unplugStick, plugStick},
+		{"plug in a disk", attach(stick, live), detach(stick, live)},
+		{"unplug a disk", detach(stick, live), attach(stick, live)},
+		{"plug in a device of the host", attach(port, live), detach(port, live)},
+		{"unplug a device of the host", detach(port, live), attach(port, live)},
 		{"give a title", func(c *crash) error {
 			return c.l.DomainSetMetadata(mortalGuest, 1, libvirt.OptString{"named"}, nil, nil, libvirt.DomainAffectLive)
 		}, func(c *crash) error {
@@ -253,12 +245,29 @@ func saveDeeds() []deed {
 		{"managed save", managed, startPaused},
 		{"start from the managed save", startPaused, managed},
 		{"managed save again", managed, startPaused},
+		{"change the definition in a managed save", editSaved("<title>again</title>", ""), editSaved("", "<title>again</title>")},
+		{"change it back", editSaved("", "<title>again</title>"), editSaved("<title>again</title>", "")},
 		{"remove the managed save", func(c *crash) error { return c.l.DomainManagedSaveRemove(mortalGuest, 0) }, func(c *crash) error {
 			if err := startPaused(c); err != nil {
 				return err
 			}
 			return managed(c)
 		}},
+	}
+}
+
+// editSaved exchanges words in the definition that a managed save image holds.
+func editSaved(add, remove string) func(c *crash) error {
+	return func(c *crash) error {
+		doc, err := c.l.DomainManagedSaveGetXMLDesc(mortalGuest, 0)
+		if err != nil {
+			return err
+		}
+		doc = strings.Replace(strings.Replace(doc, remove, "", 1), "<metadata>", add+"<metadata>", 1)
+		if add != "" && !strings.Contains(doc, add) {
+			doc = strings.Replace(doc, "</uuid>", "</uuid>"+add, 1)
+		}
+		return c.l.DomainManagedSaveDefineXML(mortalGuest, libvirt.OptString{doc}, 0)
 	}
 }
 
@@ -286,6 +295,8 @@ func firmwareDeeds() []deed {
 			return nil
 		}},
 		{"destroy with firmware", destroy, startPaused},
+		{"start with firmware once more", startPaused, destroy},
+		{"destroy with firmware once more", destroy, startPaused},
 		{"undefine with firmware and TPM", undefine, used},
 	}
 }

@@ -95,6 +95,13 @@ func (c *crash) sayGuest(dom libvirt.Domain, say func(string, ...any)) error {
 		return err
 	}
 	say("guest %s: state %d, persistent %d, autostart %d, managed save %d", dom.Name, state, persistent, auto, managed)
+	if managed != 0 {
+		xml, err := c.l.DomainManagedSaveGetXMLDesc(dom, 0)
+		if err != nil {
+			return err
+		}
+		say("saved %s", strings.ReplaceAll(xml, "\n", "\nsaved "))
+	}
 	if persistent != 0 {
 		xml, err := c.l.DomainGetXMLDesc(dom, libvirt.DomainXMLInactive|libvirt.DomainXMLSecure)
 		if err != nil {
@@ -121,6 +128,8 @@ func (c *crash) sayMachine(dom libvirt.Domain, say func(string, ...any)) error {
 	}{
 		{`{"execute":"query-status"}`, regexp.MustCompile(`"running": ?(?:true|false)`)},
 		{`{"execute":"qom-list","arguments":{"path":"/machine/peripheral"}}`, regexp.MustCompile(`"name": ?"[^"]*"`)},
+		{`{"execute":"qom-list","arguments":{"path":"/objects"}}`, regexp.MustCompile(`"name": ?"[^"]*"`)},
+		{`{"execute":"query-chardev"}`, regexp.MustCompile(`"label": ?"[^"]*"`)},
 		{`{"execute":"query-hotpluggable-cpus"}`, regexp.MustCompile(`"qom-path": ?"[^"]*"`)},
 		{`{"execute":"query-block"}`, regexp.MustCompile(`"(?:tray_open|locked)": ?\w+|"node-name": ?"libvirt[^"]*"`)},
 		{`{"execute":"query-named-block-nodes","arguments":{"flat":true}}`, regexp.MustCompile(`"node-name": ?"libvirt[^"]*"`)},
@@ -136,7 +145,7 @@ func (c *crash) sayMachine(dom libvirt.Domain, say func(string, ...any)) error {
 		slices.Sort(found)
 		say("%s: %s says %s", dom.Name, question.command, strings.Join(found, " "))
 	}
-	return nil
+	return c.sayMore(dom, say)
 }
 
 func (c *crash) sayNetworks(say func(string, ...any)) error {
@@ -329,12 +338,10 @@ func (c *crash) sayHost(say func(string, ...any)) error {
 	for _, g := range c.guestGroups() {
 		found = append(found, "control group "+g)
 	}
-	mounts, err := os.ReadFile(keeper + "/mountinfo")
-	if err != nil {
-		return err
-	}
-	for line := range strings.Lines(string(mounts)) {
-		found = append(found, "mount "+strings.Fields(line)[4])
+	for at := range c.mounts() {
+		if !c.foreign[at] {
+			found = append(found, "mount "+at)
+		}
 	}
 	slices.Sort(found)
 	say("%s", strings.Join(found, "\n"))
@@ -357,4 +364,15 @@ func (c *crash) sayHost(say func(string, ...any)) error {
 		}
 	}
 	return nil
+}
+
+// mounts lists where something is mounted in the daemon's world.
+func (c *crash) mounts() map[string]bool {
+	all := map[string]bool{}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", c.keeper.Process.Pid))
+	c.must(err)
+	for line := range strings.Lines(string(text)) {
+		all[strings.Fields(line)[4]] = true
+	}
+	return all
 }

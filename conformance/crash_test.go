@@ -51,6 +51,8 @@ type crash struct {
 	firewall bool
 	// anonymous says that UUIDs are made up, and differ from time to time.
 	anonymous bool
+	kept      string          // a definition to go back to
+	foreign   map[string]bool // mounts of the host, which come and go
 	tally     *tally
 }
 
@@ -128,6 +130,7 @@ func (s *scenario) run(t *testing.T, total *tally) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.logOnFailure(t) })
+	c.foreign = c.mounts()
 	c.begin()
 	t.Cleanup(func() { c.tearDown(t) })
 	if s.prepare != nil {
