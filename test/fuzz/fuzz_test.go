@@ -202,6 +202,9 @@ func TestTargetsAreFound(t *testing.T) {
 	if n := tried([]byte(said)); n != 5017 {
 		t.Errorf("%d inputs tried, want 5017", n)
 	}
+	if late := "--- FAIL: FuzzAnswer (9.09s)\n    context deadline exceeded\nFAIL\n"; !onlyLate([]byte(late)) || onlyLate([]byte(said)) || onlyLate([]byte("Failing input written\n"+late)) {
+		t.Error("a run that was late is not told from one that broke")
+	}
 	if got := shown([]byte(said)); got != "--- FAIL: FuzzParse (6.00s)\n" {
 		t.Errorf("shown: %q", got)
 	}
