@@ -38,7 +38,7 @@ type runFlags struct {
 func (r *runFlags) places(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&r.Images, "images", labImages, "`directory` where guest images are kept")
-	f.StringVar(&r.Files, "files", labFiles, "`directory` for the guests' files, which the daemons can read")
+	f.StringVar(&r.Files, "files", labFiles, "`directory` for the guests' files, on the daemons' host")
 }
 
 func labRunCommand() *cobra.Command {
@@ -54,6 +54,10 @@ twice tells how much it differs from itself (lodge lab compare).
 An arm that is native runs the same services outside of a guest, on this host and
 as root; elsewhere it is skipped, and the reason is told.
 
+A daemon may be on another host (qemu+ssh://, qemu+tls://): --files is a directory
+there then, the guests' image is sent once and kept in it, and what only the host
+itself could tell or change is skipped with its reason.
+
 All that is made is taken away at the end, and settings of the host that a
 scenario changes are put back. A run that was killed goes on with lodge lab
 resume, or is cleaned up after with lodge lab clean.
@@ -61,7 +65,8 @@ resume, or is cleaned up after with lodge lab clean.
 ` + labStatuses,
 		Example: `  lodge lab run tile --profile mini --target lodged=/run/lodge/libvirt-sock
   lodge lab run oltp-migrate --profile mini --target from=/run/a/libvirt-sock --to /run/b/libvirt-sock
-  lodge lab run block-io --profile mini --only bus=virtio --target a=/run/lodge/libvirt-sock --target b=qemu:///system`,
+  lodge lab run block-io --profile mini --only bus=virtio --target a=/run/lodge/libvirt-sock --target b=qemu:///system
+  lodge lab run tile --profile mini --target far=qemu+ssh://root@far/system --files /srv/lab`,
 		Args: wants(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error { return r.run(c, args[0]) },
 	}
@@ -188,12 +193,27 @@ func labPackCommand() *cobra.Command {
 
 func labCleanCommand() *cobra.Command {
 	var r runFlags
+	var stored []string
 	c := &cobra.Command{
 		Use:   "clean DIRECTORY...",
 		Short: "Take away what runs that were killed have left: guests, networks, files, settings",
-		Args:  wants(cobra.MinimumNArgs(1)),
+		Long: `Take away what runs that were killed have left: guests, networks, files, settings.
+
+Runs at a daemon of another host keep the guests' image there, below --files, for
+the next one; --images-at takes these away.`,
+		Example: `  lodge lab clean r
+  lodge lab clean --images-at qemu+ssh://root@far/system --files /srv/lab`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(stored) > 0 {
+				return nil
+			}
+			return wants(cobra.MinimumNArgs(1))(c, args)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			var all error
+			for _, address := range stored {
+				all = errors.Join(all, campaign.CleanImages(c.Context(), address, r.Files))
+			}
 			for _, dir := range args {
 				say := func(text string) { fmt.Fprintln(c.ErrOrStderr(), text) }
 				all = errors.Join(all, campaign.Clean(c.Context(), dir, r.Files, say))
@@ -202,6 +222,7 @@ func labCleanCommand() *cobra.Command {
 		},
 	}
 	r.places(c)
+	c.Flags().StringArrayVar(&stored, "images-at", nil, "`ADDRESS` of a daemon of another host whose images are taken away; again for each")
 	return c
 }
 

@@ -84,7 +84,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	defer leave(to)
 	g := newGrounds(plan, targets, to, i, o.Files)
-	left, err := fit(plan, g.sites, o.Fit)
+	left, err := fit(ctx, plan, g.sites, o.Fit)
 	if err != nil {
 		return err
 	}
@@ -132,6 +132,10 @@ func connect(ctx context.Context, named []storm.Target) ([]*target.Target, error
 		}
 		all = append(all, t)
 	}
+	if err := together(all); err != nil {
+		closeAll(all)
+		return nil, err
+	}
 	return all, nil
 }
 
@@ -154,6 +158,11 @@ func elsewhere(ctx context.Context, plan *scenario.Plan, targets []*target.Targe
 		return nil, fault.New(fault.Invalid, fault.Config, "the scenario migrates no guests: --to has no use")
 	case !migrates:
 		return nil, nil
+	}
+	for _, from := range targets {
+		if from.Away() {
+			return nil, fault.New(fault.Unsupported, fault.Host, "guests of %s are not migrated: the lab moves them between daemons of its own host only", from.Name)
+		}
 	}
 	to, err := target.Connect(ctx, destination, address)
 	if err != nil {
@@ -192,9 +201,9 @@ func newGrounds(plan *scenario.Plan, targets []*target.Target, to *target.Target
 }
 
 // fit asks every site for its room.
-func fit(plan *scenario.Plan, sites map[string]*site.Site, toTheLimit bool) (left []string, err error) {
+func fit(ctx context.Context, plan *scenario.Plan, sites map[string]*site.Site, toTheLimit bool) (left []string, err error) {
 	for _, s := range sites {
-		room, err := s.Room()
+		room, err := s.Room(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -216,6 +225,9 @@ func (o *Options) header(s *scenario.Scenario, plan *scenario.Plan, targets []*t
 		Host:     record.Host{Host: here.Host(), Settings: tuning.Host{Root: "/"}.Notable()},
 	}
 	var names []string
+	if len(targets) > 0 && targets[0].Away() { // and so are all
+		h.Host = record.Host{Host: targets[0].Machine()}
+	}
 	for _, t := range targets {
 		h.Targets = append(h.Targets, t.Target)
 		h.Host.Nodes, h.Host.Accelerator = max(h.Host.Nodes, len(t.Cells)), t.Accelerator
@@ -327,7 +339,7 @@ func Clean(ctx context.Context, dir, files string, say func(string)) error {
 	for _, described := range targets {
 		t, err := target.Connect(ctx, described.Name, described.URI)
 		if err == nil {
-			err = site.Clean(ctx, t, header.ID, files)
+			err = site.Clean(ctx, t, header.ID, 1+slices.IndexFunc(header.Targets, func(one record.Target) bool { return one.Name == t.Name }), files)
 			t.Close()
 		}
 		failed = errors.Join(failed, err)

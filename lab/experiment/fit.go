@@ -15,6 +15,7 @@ type Room struct {
 	Disk       scenario.Size // free where guests' files go
 	Processors int
 	Translated bool // guests run without KVM
+	Afar       bool // it is another host: guests for loads from the lab's may be needed besides
 }
 
 // reserve is memory left to the host itself.
@@ -27,10 +28,14 @@ func Fit(plan *scenario.Plan, room Room, toTheLimit bool) (left []string, err er
 		return nil, err
 	}
 	fits := map[int]bool{}
+	setups := plan.Setups
+	if room.Afar {
+		setups = withOutside(plan)
+	}
 	for i, step := range plan.Steps {
 		fits[i] = true
 		for arm := range plan.Arms {
-			err := check(plan.Setups[arm][i], room)
+			err := check(setups[arm][i], room)
 			if err == nil {
 				continue
 			}
@@ -46,7 +51,7 @@ func Fit(plan *scenario.Plan, room Room, toTheLimit bool) (left []string, err er
 		return nil, fault.New(fault.NoCapacity, fault.Host, "no step fits on this host: %s", left[0])
 	}
 	keep := plan.Steps[:0:0]
-	setups := make([][]*scenario.Setup, len(plan.Arms))
+	setups = make([][]*scenario.Setup, len(plan.Arms))
 	for i, step := range plan.Steps {
 		if !fits[i] {
 			continue

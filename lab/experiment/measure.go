@@ -45,7 +45,7 @@ func (t *turn) measure(ctx context.Context) error {
 	}
 	working, stop := context.WithCancelCause(ctx)
 	var beside sync.WaitGroup
-	beside.Go(func() { t.watch(working, t.at) })
+	beside.Go(func() { t.watchHost(working) })
 	began := time.Now()
 	beside.Go(func() { t.watchGuests(working) })
 	beside.Go(func() { t.events(ctx, working, began) })
@@ -133,7 +133,7 @@ func (t *turn) streams(ctx context.Context) []*stream {
 
 func (t *turn) tiles(load scenario.Load) int {
 	role := load.From
-	if role == "host" {
+	if role == hostRole {
 		role = load.To
 	}
 	for _, g := range t.setup.Guests {
@@ -163,10 +163,13 @@ func (t *turn) ready(ctx context.Context, s *stream) (err error) {
 	if s.to, err = t.guest(s.tile, s.load.To); err != nil {
 		return err
 	}
-	if s.load.From != "host" {
-		if s.from, err = t.guest(s.tile, s.load.From); err != nil {
-			return err
-		}
+	if s.load.From == hostRole {
+		s.from, err = t.vantage(ctx, s)
+	} else {
+		s.from, err = t.guest(s.tile, s.load.From)
+	}
+	if err != nil {
+		return err
 	}
 	for _, errand := range s.load.Prepare {
 		if _, err := t.errand(ctx, s, errand); err != nil {

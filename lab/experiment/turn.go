@@ -118,6 +118,9 @@ func (t *turn) trouble(what, guest string, err error) {
 // host that does not have them skips the turn; what it lacks of them is told, if anybody
 // wants to know.
 func (t *turn) tune(lacks func(tuning string, parts []string)) (skipped bool) {
+	if t.foreign() {
+		return true
+	}
 	for name, value := range t.setup.Host {
 		changes, lacking, err := t.host.Plan(name, value)
 		if unavailable, ok := errors.AsType[*tuning.Unavailable](err); ok {
@@ -197,24 +200,26 @@ func each[T any](ctx context.Context, list []T, atOnce int, do func(T)) {
 
 // boot starts the guests. One that does not come is missing from here on.
 func (t *turn) boot(ctx context.Context) {
-	each(ctx, t.specs(), t.Booting, func(spec Spec) {
-		began := time.Now()
-		g, err := t.site.Boot(ctx, spec)
-		if err != nil {
-			t.trouble("boot", spec.Name, err)
-			return
-		}
-		t.mu.Lock()
-		t.guests[place{spec.Tile, spec.Role}] = &standing{Guest: g, spec: spec}
-		t.mu.Unlock()
-		form := "xml"
-		if t.arm.Native {
-			form = "json"
-		}
-		name := fmt.Sprintf("%s %s %d %s.%s", t.at.Arm, t.at.Step, t.at.Repetition, spec.Name, form)
-		t.keep(t.w.Command(strings.ReplaceAll(name, "/", "-"), g.Definition())) // a step may be that of a device
-		t.sample(record.Sample{Metric: record.MetricBoot, Value: time.Since(began).Seconds(), Unit: "s", Labels: labels(spec, nil)})
-	})
+	each(ctx, t.specs(), t.Booting, func(spec Spec) { t.start(ctx, spec) })
+}
+
+func (t *turn) start(ctx context.Context, spec Spec) {
+	began := time.Now()
+	g, err := t.site.Boot(ctx, spec)
+	if err != nil {
+		t.trouble("boot", spec.Name, err)
+		return
+	}
+	t.mu.Lock()
+	t.guests[place{spec.Tile, spec.Role}] = &standing{Guest: g, spec: spec}
+	t.mu.Unlock()
+	form := "xml"
+	if t.arm.Native {
+		form = "json"
+	}
+	name := fmt.Sprintf("%s %s %d %s.%s", t.at.Arm, t.at.Step, t.at.Repetition, spec.Name, form)
+	t.keep(t.w.Command(strings.ReplaceAll(name, "/", "-"), g.Definition())) // a step may be that of a device
+	t.sample(record.Sample{Metric: record.MetricBoot, Value: time.Since(began).Seconds(), Unit: "s", Labels: labels(spec, nil)})
 }
 
 func labels(spec Spec, more record.Labels) record.Labels {

@@ -302,7 +302,7 @@ func (f *facts) what() (all []fact) {
 	if r.Host.Virtual {
 		kind = "a virtual machine"
 	}
-	add("host", fmt.Sprintf("%s with %s (%s), %.0f GiB, Linux %s", kind, plural(r.Host.Processors, "processor"), r.Host.Processor, float64(r.Host.Memory)/(1<<30), r.Host.Kernel))
+	add("host", fmt.Sprintf("%s with %s (%s), %.0f GiB, Linux %s", kind, plural(r.Host.Processors, "processor"), r.Host.Processor, float64(r.Host.Memory)/(1<<30), cmp.Or(r.Host.Kernel, "of a version that its daemon does not tell")))
 	for _, t := range r.Targets {
 		add("target "+t.Name, described(t)+", "+t.URI)
 	}

@@ -53,8 +53,11 @@ func (s *Site) Describe() []record.Target {
 	return all
 }
 
-// Room is what there is for guests, if the daemon's host is this one.
-func (s *Site) Room() (experiment.Room, error) {
+// Room is what there is for guests.
+func (s *Site) Room(ctx context.Context) (experiment.Room, error) {
+	if s.Away() {
+		return s.roomAfar(ctx)
+	}
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return experiment.Room{}, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a directory for the guests' files")
 	}
@@ -78,11 +81,16 @@ func (s *Site) Lacks(ctx context.Context, guests []scenario.Guest) error {
 // Open makes the run's network and pools.
 func (s *Site) Open(ctx context.Context, run string) (err error) {
 	s.run = run
-	s.open, err = s.target.Open(ctx, run, s.number, s.dir, target.Image{Kernel: s.image.Kernel, Initrd: s.image.Initrd, Usr: s.image.Usr, Root: s.image.Root, Generic: s.image.Generic})
+	s.open, err = s.target.Open(ctx, run, s.number, s.dir, s.files())
 	if err == nil && s.to != nil {
 		err = s.open.Receive(ctx, s.to)
 	}
 	return err
+}
+
+// files are the image's.
+func (s *Site) files() target.Image {
+	return target.Image{Kernel: s.image.Kernel, Initrd: s.image.Initrd, Usr: s.image.Usr, Root: s.image.Root, Generic: s.image.Generic, Digest: s.image.Digest}
 }
 
 // Reach says why the daemon cannot be asked any more.
@@ -102,10 +110,14 @@ func (s *Site) Close(ctx context.Context) error {
 	return err
 }
 
-// Clean takes away what a run that was killed has left at a daemon.
-func Clean(ctx context.Context, t *target.Target, run, dir string) error {
+// Clean takes away what a run that was killed has left at a daemon: the one of that
+// number among the run's own.
+func Clean(ctx context.Context, t *target.Target, run string, number int, dir string) error {
 	if err := named(run); err != nil {
 		return err
+	}
+	if t.Away() {
+		return t.CleanAfar(ctx, run, number, dir)
 	}
 	return errors.Join(t.Sweep(ctx, run), os.RemoveAll(filepath.Join(dir, run)))
 }
@@ -159,7 +171,7 @@ func (g *guest) state(ctx context.Context) string {
 	if running, err := g.Running(context.WithoutCancel(ctx)); err == nil && !running {
 		text = "; it does not run any more"
 	}
-	if last := g.Console(); len(last) > 0 {
+	if last := g.Console(context.WithoutCancel(ctx)); len(last) > 0 {
 		text += "; its console ends: " + strings.Join(last, " | ")
 	}
 	return text

@@ -160,11 +160,11 @@ func TestCleanTakesTheRunsFilesAndNoOthers(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"", ".", "..", "../lab-x", "lab-a/b", "mine"} {
-		if err := Clean(t.Context(), s.target, bad, filepath.Join(dir, "inner")); !fault.Is(err, fault.Invalid) {
+		if err := Clean(t.Context(), s.target, bad, 1, filepath.Join(dir, "inner")); !fault.Is(err, fault.Invalid) {
 			t.Errorf("a run named %q: %v", bad, err)
 		}
 	}
-	if err := Clean(context.WithoutCancel(t.Context()), s.target, "lab-x", dir); err != nil {
+	if err := Clean(context.WithoutCancel(t.Context()), s.target, "lab-x", 1, dir); err != nil {
 		t.Fatal(err)
 	}
 	left, _ := os.ReadDir(dir)
@@ -176,7 +176,7 @@ func TestCleanTakesTheRunsFilesAndNoOthers(t *testing.T) {
 func TestRoomIsThatOfThisHost(t *testing.T) {
 	s, dir := begin(t, &targettest.Daemon{})
 	s.dir = filepath.Join(dir, "made")
-	room, err := s.Room()
+	room, err := s.Room(t.Context())
 	if err != nil || room.Memory == 0 || room.Disk == 0 || room.Processors != 4 || room.Translated {
 		t.Errorf("%+v, %v", room, err)
 	}

@@ -9,11 +9,11 @@ import (
 )
 
 func TestTheEndOfAConsole(t *testing.T) {
-	g := &Guest{console: filepath.Join(t.TempDir(), "x.console")}
-	if got := g.Console(); len(got) != 0 {
+	g := &Guest{at: &Target{}, console: filepath.Join(t.TempDir(), "x.console")}
+	if got := g.Console(t.Context()); len(got) != 0 {
 		t.Errorf("one that is not there says %q", got)
 	}
-	if err := g.openConsole(); err != nil {
+	if err := g.openConsole(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	var text strings.Builder
@@ -24,7 +24,7 @@ func TestTheEndOfAConsole(t *testing.T) {
 	if err := os.WriteFile(g.console, []byte(text.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	got := g.Console()
+	got := g.Console(t.Context())
 	if len(got) != 1 || len(got[0]) != lastBytes {
 		t.Errorf("of an endless line %d lines are kept", len(got))
 	}
@@ -32,7 +32,7 @@ func TestTheEndOfAConsole(t *testing.T) {
 	if err := os.WriteFile(g.console, []byte(short), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	got = g.Console()
+	got = g.Console(t.Context())
 	if len(got) != lastLines || got[0] != "[ 9993.0] a line" || got[7] != "]0;owned[2JKernel panic - not syncing: 31mno init" {
 		t.Errorf("the last words are %q", got)
 	}

@@ -201,6 +201,15 @@ func disk(d scenario.Disk, from source, device string, shared bool) string {
 // tsc takes a moment to be told.
 var tsc = sync.OnceValue(machine.TSC)
 
+// ticks is the frequency of the counter that an emulated guest reads: its host's. It
+// is 0 if that host does not tell.
+func (t *Target) ticks() int {
+	if t.Away() {
+		return t.tsc
+	}
+	return tsc()
+}
+
 // netBits is how many of an address's are the net's.
 const netBits = 16
 
@@ -209,7 +218,10 @@ const netBits = 16
 func (s *Site) commandLine(p plan) string {
 	boot := image.Boot{Name: p.name, Nets: []image.Net{{MAC: s.hardware(p.number), Address: netip.PrefixFrom(netip.MustParseAddr(s.address(p.number)), netBits)}}}
 	if s.target.Accelerator != "kvm" {
-		boot.TSC = tsc()
+		boot.TSC = s.target.ticks()
+	}
+	if s.target.Accelerator != "kvm" && boot.TSC == 0 {
+		boot.Extra = append(boot.Extra, "tsc=unstable") // slower clocks are right
 	}
 	if p.spec.MaxMemory > p.spec.Memory {
 		boot.Extra = append(boot.Extra, "swiotlb=512") // or 64 MiB are set aside for what can come above 4 GiB

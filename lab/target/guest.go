@@ -46,7 +46,7 @@ func (s *Site) Start(ctx context.Context, name string, number, tile int, spec sc
 	if err = g.makeDisks(ctx, p); err != nil {
 		return g, err
 	}
-	if err = g.openConsole(); err != nil {
+	if err = g.openConsole(ctx); err != nil {
 		return g, err
 	}
 	if g.XML, err = s.definition(p); err != nil {
@@ -109,7 +109,7 @@ func (g *Guest) volume(ctx context.Context, disk, format string, size scenario.S
 func (g *Guest) dropFiles(ctx context.Context) error {
 	g.dropDevices()
 	var all error
-	if err := os.Remove(g.console); !errors.Is(err, fs.ErrNotExist) {
+	if err := g.dropConsole(); !errors.Is(err, fs.ErrNotExist) {
 		all = err
 	}
 	for _, name := range g.disks {
@@ -117,6 +117,14 @@ func (g *Guest) dropFiles(ctx context.Context) error {
 	}
 	g.disks = nil
 	return all
+}
+
+// dropConsole removes its file, unless it is one of the volumes.
+func (g *Guest) dropConsole() error {
+	if g.at.Away() {
+		return nil
+	}
+	return os.Remove(g.console)
 }
 
 // Stop destroys the guest and deletes its files.

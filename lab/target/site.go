@@ -21,6 +21,7 @@ type Image struct {
 	Generic        image.Kernel // with more drivers; none in older images
 	Usr            string       // the same for all guests, never written
 	Root           string       // the base of each guest's own
+	Digest         string
 }
 
 // Site is where a run's guests live at a target: a network and a pool.
@@ -39,19 +40,36 @@ type Site struct {
 // Directory is the one for the guests' files; the daemon and the lab both see it.
 func (t *Target) Open(ctx context.Context, run string, number int, directory string, image Image) (*Site, error) {
 	s := &Site{target: t, run: run, name: fmt.Sprintf("%s-%d", run, number), image: image, subnet: Subnet(run, number)}
-	s.dir = filepath.Join(directory, run, fmt.Sprint(number))
-	// Open to all: a daemon may run each QEMU as an account of its own.
-	if err := os.MkdirAll(s.dir, 0o755); err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a directory for the guests' files")
-	}
-	var err error
-	if s.files, err = s.pool(ctx, s.name+"-files", s.dir); err == nil {
+	err := s.place(ctx, directory, number)
+	if err == nil {
 		err = s.network(ctx)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close(context.WithoutCancel(ctx)))
 	}
 	return s, nil
+}
+
+// place makes the pool, and sees that the image is where the daemon can read it.
+func (s *Site) place(ctx context.Context, directory string, number int) (err error) {
+	if s.target.Away() {
+		err = s.target.inStore(ctx, directory, func(store *imageStore) (err error) {
+			s.image, err = store.keep(ctx, s.image)
+			return err
+		})
+		if err == nil {
+			s.dir = directoryAfar(directory, s.run, number)
+			s.files, err = s.target.makePool(ctx, s.name+"-files", s.dir)
+		}
+		return err
+	}
+	s.dir = filepath.Join(directory, s.run, fmt.Sprint(number))
+	// Open to all: a daemon may run each QEMU as an account of its own.
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make a directory for the guests' files")
+	}
+	s.files, err = s.pool(ctx, s.name+"-files", s.dir)
+	return err
 }
 
 // Receive makes at another daemon of this host what the run's guests need there to
@@ -64,15 +82,18 @@ func (s *Site) Receive(ctx context.Context, to *Target) error {
 
 // Close takes away what Open has made, and whatever guests there still are.
 func (s *Site) Close(ctx context.Context) error {
-	err := errors.Join(s.target.Sweep(ctx, s.run), os.RemoveAll(s.dir))
+	err := s.target.Sweep(ctx, s.run)
+	if s.target.Away() {
+		return err
+	}
+	err = errors.Join(err, os.RemoveAll(s.dir))
 	_ = os.Remove(filepath.Dir(s.dir)) // the last of the run's targets leaves it empty
 	return err
 }
 
 func (s *Site) pool(ctx context.Context, name, dir string) (xdr.StoragePool, error) {
 	var ret xdr.StoragePoolCreateXMLRet
-	document := fmt.Sprintf("<pool type='dir'>\n  <name>%s</name>\n  <target><path>%s</path></target>\n</pool>\n", name, escape(dir))
-	err := s.target.call(ctx, xdr.ProcStoragePoolCreateXML, &xdr.StoragePoolCreateXMLArgs{XML: document}, &ret)
+	err := s.target.call(ctx, xdr.ProcStoragePoolCreateXML, &xdr.StoragePoolCreateXMLArgs{XML: poolDocument(name, dir)}, &ret)
 	return ret.Pool, fault.Wrap(err, fault.Failed, fault.Pool, "cannot make a pool of %s", dir)
 }
 

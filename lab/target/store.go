@@ -20,6 +20,9 @@ type source struct {
 
 // store makes what a disk of the scenario lies on.
 func (g *Guest) store(ctx context.Context, d scenario.Disk) (source, error) {
+	if g.at.Away() && (d.Whole() || d.Store == scenario.StoreDevice) {
+		return source{}, &Skipped{"disk " + d.Name + " lies on a block device of another host, which can neither be made there nor be seen to be free"}
+	}
 	if d.Whole() {
 		return source{d.Store, true}, Free(d.Store)
 	}

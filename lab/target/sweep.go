@@ -9,7 +9,8 @@ import (
 )
 
 // Sweep takes away every guest, pool and network whose name begins with a run's,
-// whoever made them. The files in the pools are left.
+// whoever made them. Of a daemon that is away the files in the pools go, too; else
+// they are left.
 func (t *Target) Sweep(ctx context.Context, run string) error {
 	if run == "" {
 		return errors.New("a run has a name")
@@ -35,7 +36,9 @@ func (t *Target) sweepPools(ctx context.Context, run string) error {
 	var ret xdr.ConnectListAllStoragePoolsRet
 	err := t.call(ctx, xdr.ProcConnectListAllStoragePools, &xdr.ConnectListAllStoragePoolsArgs{NeedResults: true}, &ret)
 	for _, p := range ret.Pools {
-		if strings.HasPrefix(p.Name, run+"-") {
+		if strings.HasPrefix(p.Name, run+"-") && t.Away() {
+			err = errors.Join(err, t.removePool(ctx, p))
+		} else if strings.HasPrefix(p.Name, run+"-") {
 			err = errors.Join(err, t.call(ctx, xdr.ProcStoragePoolDestroy, &xdr.StoragePoolDestroyArgs{Pool: p}, nil))
 		}
 	}

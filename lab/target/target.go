@@ -10,6 +10,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/machine"
+	"github.com/lodge-kvm/lodge/lab/node"
 	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -29,18 +30,25 @@ type Target struct {
 	record.Target
 	Cells []Cell // nodes of its host
 
-	conn *remote.Conn
-	mib  uint64 // memory of its host
-	cpus int
+	conn    *remote.Conn
+	away    bool
+	machine machine.Host // of a daemon that is away
+	tsc     int          // of its host, in kHz; 0: not known
+	mib     uint64       // memory of its host
+	cpus    int
 }
 
 // Connect gets to know the daemon at an address.
 func Connect(ctx context.Context, name, address string) (*Target, error) {
+	at, err := remote.Parse(address)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Of(err), fault.Host, "target %s", name)
+	}
 	conn, err := remote.Dial(ctx, address)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Of(err), fault.Host, "target %s", name)
 	}
-	t := &Target{Target: record.Target{Name: name, URI: address}, conn: conn}
+	t := &Target{Target: record.Target{Name: name, URI: address}, conn: conn, away: !at.Local()}
 	if err := t.meet(ctx); err != nil {
 		conn.Close()
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot get to know target %s", name)
@@ -54,22 +62,28 @@ func (t *Target) Close() { t.conn.Close() }
 func (t *Target) meet(ctx context.Context) error {
 	var library, hypervisor xdr.WithVersion
 	var host xdr.WithHostname
-	var node xdr.NodeGetInfoRet
+	var info xdr.NodeGetInfoRet
 	var capabilities xdr.ConnectGetCapabilitiesRet
 	err := errors.Join(
 		t.call(ctx, xdr.ProcConnectGetLibVersion, nil, &library),
 		t.call(ctx, xdr.ProcConnectGetVersion, nil, &hypervisor),
 		t.call(ctx, xdr.ProcConnectGetHostname, nil, &host),
-		t.call(ctx, xdr.ProcNodeGetInfo, nil, &node),
+		t.call(ctx, xdr.ProcNodeGetInfo, nil, &info),
 		t.call(ctx, xdr.ProcConnectGetCapabilities, nil, &capabilities),
 	)
 	if err != nil {
 		return err
 	}
 	t.Library, t.Hypervisor, t.Host = version(library.Version), version(hypervisor.Version), host.Hostname
-	t.mib, t.cpus = node.Memory>>10, int(node.CPUs)
+	t.mib, t.cpus = info.Memory>>10, int(info.CPUs)
 	if t.Cells, err = cells(capabilities.Capabilities); err != nil {
 		return err
+	}
+	if t.Away() {
+		if t.machine, err = node.Host(ctx, t); err != nil {
+			return err
+		}
+		t.tsc = node.TSC(capabilities.Capabilities)
 	}
 	if pid, err := t.conn.PeerID(); err == nil {
 		if p, err := (machine.Machine{Root: "/"}).Process(pid); err == nil {

@@ -6,6 +6,7 @@
 package targettest
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net"
@@ -25,25 +26,39 @@ import (
 
 // Daemon has what it was given and asked for. Set its fields before it is called.
 type Daemon struct {
-	Refuse  map[int32]*remote.Error // calls that it refuses
-	Domains []xdr.Domain
-	Pools   []xdr.StoragePool
-	Nets    []xdr.Network
-	Pages   uint64 // huge ones that are free on each node
+	Refuse map[int32]*remote.Error // calls that it refuses
+	// Hostname is its host's own; big if nothing is said.
+	Hostname string
+	Domains  []xdr.Domain
+	Pools    []xdr.StoragePool
+	Nets     []xdr.Network
+	Pages    uint64 // huge ones that are free on each node
 
-	mu    sync.Mutex
-	calls []string
+	mu      sync.Mutex
+	calls   []string
+	volumes map[string]map[string]*content // by pool and name
+	defined map[string]string              // definitions of pools that do not run, by name
+	paths   map[string]string              // of pools
 }
 
 // Listen has it answer until the test ends, at the socket whose path it gives.
 func (d *Daemon) Listen(t *testing.T) string {
 	t.Helper()
-	return remotetest.ListenStreams(t, d.Answer, func(proc int32, _ xdr.Message) io.ReadWriteCloser {
-		if proc != xdr.ProcDomainOpenChannel {
-			return nil
+	return remotetest.ListenStreams(t, d.Answer, func(proc int32, args xdr.Message) io.ReadWriteCloser {
+		switch proc {
+		case xdr.ProcDomainOpenChannel:
+			return answering(t)
+		case xdr.ProcStorageVolUpload, xdr.ProcStorageVolDownload:
+			return d.transfer(args.(*xdr.WithVolumeOffsetLengthFlags))
 		}
-		return answering(t)
+		return nil
 	})
+}
+
+// ListenAfar is Listen as a daemon of another host, whose address it gives.
+func (d *Daemon) ListenAfar(t *testing.T) string {
+	t.Helper()
+	return "qemu+tcp://127.0.0.1:" + remotetest.Gate(t, d.Listen(t), remotetest.Open) + "/system"
 }
 
 // answering is the host's end of a line to an agent.
@@ -113,7 +128,7 @@ func (d *Daemon) Answer(proc int32, args xdr.Message) (xdr.Message, error) {
 	case xdr.ProcConnectGetVersion:
 		return &xdr.WithVersion{Version: 7002022}, nil
 	case xdr.ProcConnectGetHostname:
-		return &xdr.WithHostname{Hostname: "big"}, nil
+		return &xdr.WithHostname{Hostname: cmp.Or(d.Hostname, "big")}, nil
 	case xdr.ProcNodeGetInfo:
 		return &xdr.NodeGetInfoRet{Memory: 8 << 20, CPUs: 4}, nil
 	case xdr.ProcConnectGetCapabilities:
@@ -126,6 +141,7 @@ func (d *Daemon) Answer(proc int32, args xdr.Message) (xdr.Message, error) {
 	case xdr.ProcStoragePoolCreateXML:
 		pool := xdr.StoragePool{Name: nameOf(args.(*xdr.StoragePoolCreateXMLArgs).XML)}
 		d.Pools = append(d.Pools, pool)
+		d.open(pool.Name, pathOf(args.(*xdr.StoragePoolCreateXMLArgs).XML))
 		return &xdr.StoragePoolCreateXMLRet{Pool: pool}, nil
 	case xdr.ProcNetworkCreateXML:
 		net := xdr.Network{Name: nameOf(args.(*xdr.NetworkCreateXMLArgs).XML)}
@@ -134,9 +150,23 @@ func (d *Daemon) Answer(proc int32, args xdr.Message) (xdr.Message, error) {
 	case xdr.ProcStorageVolCreateXML:
 		document := args.(*xdr.StorageVolCreateXMLArgs).XML
 		note(nameOf(document))
-		return &xdr.StorageVolCreateXMLRet{}, nil
+		return &xdr.StorageVolCreateXMLRet{Volume: d.add(args.(*xdr.StorageVolCreateXMLArgs).Pool.Name, nameOf(document))}, nil
 	case xdr.ProcStorageVolDelete:
-		note(args.(*xdr.StorageVolDeleteArgs).Volume.Name)
+		gone := args.(*xdr.StorageVolDeleteArgs).Volume
+		note(gone.Name)
+		delete(d.volumes[gone.Pool], gone.Name)
+	case xdr.ProcStoragePoolGetXMLDesc, xdr.ProcStoragePoolDefineXML, xdr.ProcStoragePoolDelete, xdr.ProcStoragePoolUndefine,
+		xdr.ProcStoragePoolListAllVolumes, xdr.ProcStoragePoolGetInfo, xdr.ProcStorageVolGetInfo, xdr.ProcStoragePoolLookupByName:
+		return d.store(proc, args)
+	case xdr.ProcNodeGetMemoryStats:
+		stats := []xdr.NodeMemoryStat{{Field: "total", Value: 8 << 20}, {Field: "free", Value: 3 << 20}}
+		return &xdr.NodeGetMemoryStatsRet{Params: stats[:args.(*xdr.NodeGetMemoryStatsArgs).NParams], NParams: int32(len(stats))}, nil
+	case xdr.ProcNodeGetCPUStats:
+		return &xdr.NodeGetCPUStatsRet{}, nil
+	case xdr.ProcConnectGetAllDomainStats:
+		return &xdr.ConnectGetAllDomainStatsRet{}, nil
+	case xdr.ProcConnectGetSysinfo:
+		return nil, &remote.Error{Code: 3, Message: "no firmware"}
 	case xdr.ProcDomainCreateXML:
 		one := xdr.Domain{Name: nameOf(args.(*xdr.DomainCreateXMLArgs).XML), ID: 1}
 		d.Domains = append(d.Domains, one)
