@@ -60,14 +60,14 @@ func (s *Site) Reaches(ctx context.Context, one experiment.Guest) error {
 	ctx, stop := context.WithTimeoutCause(ctx, knockPatience, fault.New(fault.Timeout, fault.Network, "%s does not answer as the guest does within %s", g.Address(), knockPatience))
 	defer stop()
 	word := rand.Text()
-	said := make(chan error, 1)
+	said := make(chan struct{})
 	go func() {
-		_, err := g.session.Exec(ctx, session.Command{Argv: []string{"perl", "-e", answer, fmt.Sprint(knockPort), word, fmt.Sprint(int(knockPatience.Seconds()) + 1)}})
-		said <- err
+		defer close(said)
+		_, _ = g.session.Exec(ctx, session.Command{Argv: []string{"perl", "-e", answer, fmt.Sprint(knockPort), word, fmt.Sprint(int(knockPatience.Seconds()) + 1)}})
 	}()
 	err := knock(ctx, net.JoinHostPort(g.Address(), fmt.Sprint(knockPort)), word)
 	stop()
-	_ = <-said
+	<-said
 	return err
 }
 
