@@ -64,7 +64,7 @@ func run(ctx context.Context, duration, pattern string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(scratch)
+	defer func() { _ = os.RemoveAll(scratch) }()
 
 	broken, none := 0, true
 	for _, t := range targets {
