@@ -141,7 +141,14 @@ func writeThrough(path string, text []byte) error {
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(path+halfWritten, path)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path)) // the name has to last, too
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // loan is an open file and the label that a device needs it to have.
