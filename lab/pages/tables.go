@@ -59,7 +59,7 @@ func (f *facts) loadTables(whole bool) (tables []lab.Table) {
 	last := ""
 	for _, load := range f.loadNames() {
 		tables = append(tables, f.loads("Load "+load, func(w *flow) (string, bool) {
-			return strings.TrimSpace(w.step + ", " + strings.TrimPrefix(w.name(), w.load)), w.load == load && (w.op == all || w.op == f.measure(load).op)
+			return strings.TrimSpace(w.step + strings.TrimPrefix(w.name(), w.load)), w.load == load && (w.op == all || w.op == f.measure(load).op)
 		}))
 	}
 	for _, w := range f.flows {
