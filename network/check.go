@@ -304,6 +304,9 @@ func (d *Definition) checkDNS() error {
 		}
 	}
 	for _, o := range d.Options {
+		if strings.TrimSpace(o) == "" {
+			return invalid("a dnsmasq option says nothing")
+		}
 		if !plain(o) {
 			return invalid("a dnsmasq option holds a line end")
 		}
