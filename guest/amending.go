@@ -2,10 +2,7 @@ package guest
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"reflect"
 
@@ -49,13 +46,9 @@ func (a *amending) write(r *run, after, config *domain.Definition) (err error) {
 }
 
 func readAmending(dir string) (*amending, error) {
-	data, err := os.ReadFile(filepath.Join(dir, amendingFile))
-	if errors.Is(err, os.ErrNotExist) {
+	a, err := readJSON[amending](filepath.Join(dir, amendingFile))
+	if a == nil && err == nil {
 		return nil, nil
-	}
-	var a amending
-	if err == nil {
-		err = json.Unmarshal(data, &a)
 	}
 	if err == nil {
 		a.active, err = domainxml.Parse(a.Active, domainxml.Options{Active: true})
@@ -66,7 +59,7 @@ func readAmending(dir string) (*amending, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot read how a guest was being changed: %w", err)
 	}
-	return &a, nil
+	return a, nil
 }
 
 // amendingAgain finds the change again that an earlier daemon began.

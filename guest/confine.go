@@ -28,11 +28,16 @@ func (l *labels) confine(ctx context.Context, place *chamber.Chamber, p *qemu.Pl
 			l.allow(ownerOf(p.Definition.Devices.ByAlias(alias)), nil, imagesOf(a))
 		}
 		l.allow("", place.Reach(), handed)
-		if err := l.keep(); err != nil { // before it is loaded: else nobody would unload it
-			return err
-		}
-		return l.host.Load(ctx, *l.Profile)
+		return l.load(ctx)
 	})
+}
+
+// load has the kernel know the profile as it is now. It is the caller's turn.
+func (l *labels) load(ctx context.Context) error {
+	if err := l.keep(); err != nil { // first: else nobody would unload it
+		return err
+	}
+	return l.host.Load(ctx, *l.Profile)
 }
 
 // admit lets the guest have what a device needs: labels for its images, and rules for
@@ -65,10 +70,7 @@ func (l *labels) admit(ctx context.Context, p *qemu.Plan, dev device.Device, pla
 			reach = place.Reach()
 		}
 		l.allow(ownerOf(dev), reach, handedBy(p))
-		if err := l.keep(); err != nil {
-			return err
-		}
-		return l.host.Load(ctx, *l.Profile)
+		return l.load(ctx)
 	})
 }
 
@@ -168,10 +170,7 @@ func (l *labels) forbid(ctx context.Context, by string) error {
 	if len(l.Profile.Rules) == n {
 		return nil
 	}
-	if err := l.keep(); err != nil {
-		return err
-	}
-	return l.host.Load(ctx, *l.Profile)
+	return l.load(ctx)
 }
 
 // unload takes the guest's profile out of the kernel.

@@ -136,7 +136,6 @@ func (r *run) showLabels(g label.Guest) {
 	if i >= 0 {
 		if said := r.def.SecLabels[i]; said.Type != "" {
 			shown = said
-			shown.Relabel = said.Relabel
 			if shown.Type == "dynamic" {
 				shown.Relabel = device.On
 			}
@@ -280,10 +279,7 @@ func (l *labels) lendImage(ctx context.Context, f *os.File) (func(), error) {
 	}
 	err := l.inTurn(ctx, func() error {
 		l.allow(by, nil, []*os.File{f})
-		if err := l.keep(); err != nil {
-			return err
-		}
-		return l.host.Load(ctx, *l.Profile)
+		return l.load(ctx)
 	})
 	if err != nil {
 		back()

@@ -25,19 +25,25 @@ type lending struct {
 	users         map[string]bool
 }
 
+// entry finds a file, or makes a new one. The lock is held.
+func (b *lendings) entry(id fileID) *lending {
+	if b.files == nil {
+		b.files = map[fileID]*lending{}
+	}
+	f := b.files[id]
+	if f == nil {
+		f = &lending{turn: make(chan struct{}, 1), users: map[string]bool{}}
+		f.turn <- struct{}{}
+		b.files[id] = f
+	}
+	return f
+}
+
 // enter takes a file's turn, making its entry when there is none.
 func (b *lendings) enter(ctx context.Context, id fileID) (*lending, error) {
 	for {
 		b.mu.Lock()
-		if b.files == nil {
-			b.files = map[fileID]*lending{}
-		}
-		f := b.files[id]
-		if f == nil {
-			f = &lending{turn: make(chan struct{}, 1), users: map[string]bool{}}
-			f.turn <- struct{}{}
-			b.files[id] = f
-		}
+		f := b.entry(id)
 		b.mu.Unlock()
 		select {
 		case <-f.turn:
@@ -89,14 +95,9 @@ func (b *lendings) lend(ctx context.Context, id fileID, user, label string, now 
 func (b *lendings) restore(id fileID, user, before, after string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.files == nil {
-		b.files = map[fileID]*lending{}
-	}
-	f := b.files[id]
-	if f == nil {
-		f = &lending{turn: make(chan struct{}, 1), before: before, after: after, users: map[string]bool{}}
-		f.turn <- struct{}{}
-		b.files[id] = f
+	f := b.entry(id)
+	if len(f.users) == 0 {
+		f.before, f.after = before, after
 	}
 	f.users[user] = true
 }

@@ -2,10 +2,8 @@ package guest
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -94,13 +92,9 @@ func (c *changing) note(before *device.Disk, steps []qemu.Step) (err error) {
 }
 
 func readChanging(dir string) (*changing, error) {
-	data, err := os.ReadFile(filepath.Join(dir, changingFile))
-	if errors.Is(err, os.ErrNotExist) {
+	c, err := readJSON[changing](filepath.Join(dir, changingFile))
+	if c == nil && err == nil {
 		return nil, nil
-	}
-	var c changing
-	if err == nil {
-		err = json.Unmarshal(data, &c)
 	}
 	if err == nil {
 		c.live, err = parseDrive(c.Live)
@@ -111,7 +105,7 @@ func readChanging(dir string) (*changing, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot read which medium was being changed: %w", err)
 	}
-	return &c, nil
+	return c, nil
 }
 
 func parseDrive(doc string) (*device.Disk, error) {

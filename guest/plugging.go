@@ -2,11 +2,8 @@ package guest
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -49,18 +46,11 @@ func newPlugging(dev device.Device, nic *heldNIC, steps []qemu.Step, also twin) 
 }
 
 func readPlugging(dir string) (*plugging, error) {
-	data, err := os.ReadFile(filepath.Join(dir, pluggingFile))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	var p plugging
-	if err == nil {
-		err = json.Unmarshal(data, &p)
-	}
+	p, err := readJSON[plugging](filepath.Join(dir, pluggingFile))
 	if err != nil {
 		return nil, fmt.Errorf("cannot read which device was being plugged in: %w", err)
 	}
-	return &p, nil
+	return p, nil
 }
 
 func (p *plugging) write(dir string) error { return writeJSON(filepath.Join(dir, pluggingFile), p) }

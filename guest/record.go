@@ -123,20 +123,25 @@ func writeJSON(path string, value any) error {
 	return nil
 }
 
-// readRunRecord reads the record of a run directory; nil when there is none.
-func readRunRecord(dir string) (*runRecord, error) {
-	data, err := os.ReadFile(filepath.Join(dir, runRecordFile))
+// readJSON reads what writeJSON wrote; nil when it never did.
+func readJSON[T any](path string) (*T, error) {
+	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	var r runRecord
-	if err := json.Unmarshal(data, &r); err != nil {
-		return nil, fmt.Errorf("the run record in %s is damaged: %w", dir, err)
+	value := new(T)
+	if err := json.Unmarshal(data, value); err != nil {
+		return nil, fmt.Errorf("%s is damaged: %w", path, err)
 	}
-	return &r, nil
+	return value, nil
+}
+
+// readRunRecord reads the record of a run directory; nil when there is none.
+func readRunRecord(dir string) (*runRecord, error) {
+	return readJSON[runRecord](filepath.Join(dir, runRecordFile))
 }
 
 // keepRun brings the running guest's record up to date. A failure is logged

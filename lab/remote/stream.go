@@ -120,16 +120,23 @@ func (s *Stream) Read(p []byte) (int, error) {
 	}
 }
 
+// closed says why nothing can be sent any more; nil: it can.
+func (s *Stream) closed() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over && s.err == nil {
+		return io.ErrClosedPipe
+	}
+	if s.over {
+		return s.err
+	}
+	return nil
+}
+
 // Write sends. It returns when the socket has taken all.
 func (s *Stream) Write(p []byte) (int, error) {
 	for sent := 0; sent < len(p); {
-		s.mu.Lock()
-		over, err := s.over, s.err
-		s.mu.Unlock()
-		if over && err == nil {
-			err = io.ErrClosedPipe
-		}
-		if over {
+		if err := s.closed(); err != nil {
 			return sent, err
 		}
 		chunk := p[sent:min(len(p), sent+xdr.StreamData)]
@@ -143,13 +150,7 @@ func (s *Stream) Write(p []byte) (int, error) {
 
 // Hole says that so many bytes read as zeros, in a stream that was opened as sparse.
 func (s *Stream) Hole(ctx context.Context, bytes int64) error {
-	s.mu.Lock()
-	over, err := s.over, s.err
-	s.mu.Unlock()
-	if over && err == nil {
-		err = io.ErrClosedPipe
-	}
-	if over {
+	if err := s.closed(); err != nil {
 		return err
 	}
 	h := s.header
