@@ -2,7 +2,7 @@
 # make check   format, vet, lint, import law and unit tests: quick, needs no root
 # make test    check, and then everything with real QEMU and real clients
 # make soak    the storm alone, with the race detector, for DURATION (1h)
-# make fuzz    every fuzz target for DURATION (1h) each; what they learn is kept in test/corpus, the hours in docs/fuzzing.md
+# make fuzz    every fuzz target for DURATION (1h) each, or for TOTAL all together; what they learn is kept in test/corpus, the hours in docs/fuzzing.md
 # make up      a running lodged with a tile of eight booted guests
 # make down    the end of that
 # make lab-image  the guest that the lab's workloads run in (once, about two minutes)
@@ -104,9 +104,9 @@ soak:
 	@scripts/need $(TEST_PACKAGES)
 	LODGE_STORM=$(DURATION) $(GO) test -race -count=1 -v -timeout 0 -run '^TestStorm$$' ./conformance
 
-# FUZZ=markup chooses targets whose PACKAGE.NAME matches.
+# FUZZ=markup chooses targets whose PACKAGE.NAME matches; of TOTAL=2h those get the most that had the least.
 fuzz:
-	@scripts/fuzz $(DURATION) $(FUZZ)
+	@scripts/fuzz $(if $(TOTAL),-total $(TOTAL),$(DURATION)) $(FUZZ)
 
 # A machine without a network names a copy of the database: VULNDB=file:///path.
 vulnerabilities: $(VULN)

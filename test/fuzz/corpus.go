@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sort"
+	"strings"
 	"time"
 )
 
@@ -31,6 +32,19 @@ func archiveBound(targets int) int { return min(eachBound, wholeBound/max(target
 type input struct {
 	content []byte
 	learnt  time.Time // when the fuzzer found it; orders them only
+}
+
+// kinds are those of the values that it gives its target: what is written before the
+// parenthesis of each line but the first.
+func (i input) kinds() string {
+	var kinds strings.Builder
+	_, values, _ := bytes.Cut(i.content, []byte("\n"))
+	for line := range bytes.Lines(values) {
+		kind, _, _ := bytes.Cut(line, []byte("("))
+		kinds.Write(bytes.TrimSpace(kind))
+		kinds.WriteByte('\n')
+	}
+	return kinds.String()
 }
 
 // name is the one that Go's fuzzer gives a file of this content. An archive's own
@@ -111,6 +125,9 @@ func pack(archive, folder string, bound int) (int, error) {
 	if err != nil || len(inputs) == 0 {
 		return 0, err
 	}
+	// What a target took before it was given other values is of no use to it.
+	kinds := inputs[0].kinds()
+	inputs = slices.DeleteFunc(inputs, func(i input) bool { return i.kinds() != kinds })
 	// One more input never makes an archive noticeably smaller.
 	count := sort.Search(len(inputs), func(n int) bool { return len(writeArchive(inputs[:n+1])) > bound })
 	packed := writeArchive(inputs[:count])

@@ -108,6 +108,17 @@ func TestAnArchiveKeepsItsBound(t *testing.T) {
 	}
 }
 
+// TestAnArchiveHasNoInputsOfAnotherKind: a target that was given other values leaves
+// behind what it took before.
+func TestAnArchiveHasNoInputsOfAnotherKind(t *testing.T) {
+	folder, archive := t.TempDir(), filepath.Join(t.TempDir(), "a.tar.gz")
+	const head = "go test fuzz v1\n"
+	learn(t, folder, head+"[]byte(\"a\")\n", head+"byte('a')\nstring(\"(\")\n", head+"byte('b')\nstring(\"x\")\n")
+	if count, err := pack(archive, folder, eachBound); err != nil || count != 2 {
+		t.Errorf("%d inputs are packed (%v), want the two of the newest's kind", count, err)
+	}
+}
+
 // TestAnArchiveLeadsNowhere: what is in an archive chooses neither the names nor
 // the size of what is written.
 func TestAnArchiveLeadsNowhere(t *testing.T) {
@@ -155,7 +166,7 @@ func TestTheLedgerSums(t *testing.T) {
 		}
 	}
 	for path, text := range map[string]string{
-		page: "Words.\n\n" + heading + "\n" + rule + "\n| markup.FuzzParse | 10 | 1000 | 5 | 2026-01-02 | a bomb: `TestBomb` |\n| all | 1 | 1 | 1 |  |  |\n\nMore.\n", broke: "x",
+		page: "Words.\n\n" + heading + "\n" + rule + "\n| markup.FuzzParse | 10 | 1000 | 7 | 5 | 2026-01-02 | a bomb: `TestBomb` |\n| all | 1 | 1 | 1 | 1 |  |  |\n\nMore.\n", broke: "x",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -168,9 +179,9 @@ func TestTheLedgerSums(t *testing.T) {
 		}
 	}
 	want := "Words.\n\n" + heading + "\n" + rule + `
-| lab/wire.FuzzReader | 0 | 0 | 0 |  | [0011223344556677](../lab/wire/testdata/fuzz/FuzzReader/0011223344556677) |
-| markup.FuzzParse | 24 | 1060 | 4 | 2026-03-04 | a bomb: ` + "`TestBomb`" + ` |
-| all | 24 | 1060 | 4 |  |  |
+| lab/wire.FuzzReader | 0 | 0 | 0 | 0 |  | [0011223344556677](../lab/wire/testdata/fuzz/FuzzReader/0011223344556677) |
+| markup.FuzzParse | 24 | 1060 | 44 | 4 | 2026-03-04 | a bomb: ` + "`TestBomb`" + ` |
+| all | 24 | 1060 | 44 | 4 |  |  |
 
 More.
 `

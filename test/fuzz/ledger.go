@@ -16,8 +16,9 @@ type line struct {
 }
 
 const (
-	heading = "| target | seconds | inputs tried | kept | last run | found |"
-	rule    = "|---|--:|--:|--:|---|---|"
+	heading = "| target | seconds | inputs tried | a second | kept | last run | found |"
+	rule    = "|---|--:|--:|--:|--:|---|---|"
+	columns = 7
 )
 
 // record adds one run to the ledger's page: its table is written anew, with a line
@@ -72,19 +73,19 @@ func readLedger(text string) (before string, lines map[string]line, after string
 }
 
 func readLine(row string) (name string, l line, err error) {
-	cells := strings.SplitN(strings.TrimSuffix(strings.TrimPrefix(row, "|"), "|"), "|", 6)
-	if len(cells) != 6 {
-		return "", line{}, fmt.Errorf("%d cells, not 6", len(cells))
+	cells := strings.SplitN(strings.TrimSuffix(strings.TrimPrefix(row, "|"), "|"), "|", columns)
+	if len(cells) != columns {
+		return "", line{}, fmt.Errorf("%d cells, not %d", len(cells), columns)
 	}
 	for n := range cells {
 		cells[n] = strings.TrimSpace(cells[n])
 	}
-	for n, into := range []*int{&l.seconds, &l.tried, &l.kept} {
-		if *into, err = strconv.Atoi(cells[n+1]); err != nil {
+	for n, into := range map[int]*int{1: &l.seconds, 2: &l.tried, 4: &l.kept} { // 3 follows from them
+		if *into, err = strconv.Atoi(cells[n]); err != nil {
 			return "", line{}, err
 		}
 	}
-	l.last, l.found = cells[4], cells[5]
+	l.last, l.found = cells[5], cells[6]
 	return cells[0], l, nil
 }
 
@@ -94,7 +95,7 @@ func writeLedger(targets []target, lines map[string]line) string {
 	table.WriteString(heading + "\n" + rule + "\n")
 	var all line
 	row := func(name string, l line) {
-		fmt.Fprintf(&table, "| %s | %d | %d | %d | %s | %s |\n", name, l.seconds, l.tried, l.kept, l.last, l.found)
+		fmt.Fprintf(&table, "| %s | %d | %d | %d | %d | %s | %s |\n", name, l.seconds, l.tried, l.tried/max(l.seconds, 1), l.kept, l.last, l.found)
 	}
 	for _, t := range targets {
 		l := lines[t.String()]

@@ -6,6 +6,7 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -25,27 +26,27 @@ const (
 )
 
 func main() {
-	if len(os.Args) < 2 || len(os.Args) > 3 {
-		fmt.Fprintln(os.Stderr, "usage: scripts/fuzz DURATION [PATTERN]")
+	total := flag.Bool("total", false, "DURATION is that of all targets together: who had the least time so far gets the most of it")
+	flag.Usage = func() { fmt.Fprintln(os.Stderr, "usage: scripts/fuzz [-total] DURATION [PATTERN]") }
+	flag.Parse()
+	if flag.NArg() < 1 || flag.NArg() > 2 {
+		flag.Usage()
 		os.Exit(2)
-	}
-	pattern := ""
-	if len(os.Args) == 3 {
-		pattern = os.Args[2]
 	}
 	// Cut off, it still counts and keeps what the target that runs has learnt.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1], pattern); err != nil {
+	if err := run(ctx, flag.Arg(0), flag.Arg(1), *total); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-// run fuzzes the targets that the pattern chooses, each for the duration. It goes
-// on behind one that breaks, and says so at the end.
-func run(ctx context.Context, duration, pattern string) error {
-	if _, err := time.ParseDuration(duration); err != nil {
+// run fuzzes the targets that the pattern chooses, each for the duration or all
+// together for it. It goes on behind one that breaks, and says so at the end.
+func run(ctx context.Context, duration, pattern string, total bool) error {
+	length, err := time.ParseDuration(duration)
+	if err != nil || length <= 0 {
 		return fmt.Errorf("cannot fuzz for %q: a duration is a number with a unit, as in 30s or 1h", duration)
 	}
 	chosen, err := regexp.Compile(pattern)
@@ -55,6 +56,24 @@ func run(ctx context.Context, duration, pattern string) error {
 	targets, err := findTargets(".")
 	if err != nil {
 		return err
+	}
+	turns := make([]turn, 0, len(targets))
+	for _, t := range targets {
+		if chosen.MatchString(t.String()) {
+			turns = append(turns, turn{target: t, length: length})
+		}
+	}
+	if len(turns) == 0 {
+		return fmt.Errorf("no target's PACKAGE.NAME matches %q", pattern)
+	}
+	if total {
+		page, err := os.ReadFile(ledgerPage)
+		if err != nil {
+			return err
+		}
+		if turns, err = campaign(length, turns, string(page)); err != nil {
+			return err
+		}
 	}
 	cache, err := filepath.Abs(cacheFolder)
 	if err != nil {
@@ -66,39 +85,32 @@ func run(ctx context.Context, duration, pattern string) error {
 	}
 	defer func() { _ = os.RemoveAll(scratch) }()
 
-	broken, none := 0, true
-	for _, t := range targets {
+	broken := 0
+	for _, t := range turns {
 		if ctx.Err() != nil {
 			break
 		}
-		if !chosen.MatchString(t.String()) {
-			continue
-		}
-		none = false
 		inputs, archive := filepath.Join(cache, t.Package, t.Name), filepath.Join(corpusFolder, t.archive())
 		if err := unpack(archive, inputs); err != nil {
 			return err
 		}
-		measured, err := t.fuzz(ctx, duration, filepath.Dir(inputs), scratch)
+		measured, err := t.fuzz(ctx, t.length, filepath.Dir(inputs), scratch)
 		if err != nil {
 			return err
 		}
 		if measured.kept, err = pack(archive, inputs, archiveBound(len(targets))); err != nil {
 			return err
 		}
-		if err := record(ledgerPage, targets, t, measured); err != nil {
+		if err := record(ledgerPage, targets, t.target, measured); err != nil {
 			return err
 		}
-		fmt.Fprintf(os.Stdout, "%s: %s\n", t, measured)
+		fmt.Fprintf(os.Stdout, "%s: %s\n", t.target, measured)
 		if measured.broken {
 			broken++
 		}
 	}
-	switch {
-	case broken > 0:
+	if broken > 0 {
 		return fmt.Errorf("%d targets broke: commit the input that each left in its testdata/fuzz with the mend", broken)
-	case none:
-		return fmt.Errorf("no target's PACKAGE.NAME matches %q", pattern)
 	}
 	return nil
 }

@@ -75,9 +75,14 @@ func (m measured) String() string {
 	return fmt.Sprintf("%d s, %d inputs tried, %d kept, %s", m.seconds, m.tried, m.kept, result)
 }
 
+// minimizing bounds how often Go's fuzzer tries to make an input smaller that it has
+// learnt something from. It tries as often as the square of its length, and for a
+// minute when nothing is said: all of a short run, and none of that is counted.
+const minimizing = "500x"
+
 // fuzz runs the target with the inputs below corpus. An input that breaks it is
 // left in its package's testdata/fuzz, and what was said of it is shown.
-func (t target) fuzz(ctx context.Context, duration, corpus, scratch string) (measured, error) {
+func (t target) fuzz(ctx context.Context, length time.Duration, corpus, scratch string) (measured, error) {
 	program := filepath.Join(scratch, "program")
 	only := "^" + t.Name + "$"
 	build := exec.CommandContext(ctx, "go", "test", "-c", "-fuzz", only, "-o", program, "./"+t.Package)
@@ -86,8 +91,13 @@ func (t target) fuzz(ctx context.Context, duration, corpus, scratch string) (mea
 	}
 	// A quiet turn of the processor, and two workers: who else works here goes first.
 	command := exec.CommandContext(ctx, "chrt", "-i", "0", program, "-test.run", "^$", "-test.fuzz", only,
-		"-test.fuzztime", duration, "-test.fuzzcachedir", corpus, "-test.parallel", "2")
+		"-test.fuzztime", length.String(), "-test.fuzzminimizetime", minimizing, "-test.fuzzcachedir", corpus, "-test.parallel", "2")
 	command.Dir = t.Package
+	// Targets that need files have them in memory, where nothing waits for a disk.
+	if files, err := os.MkdirTemp("/dev/shm", "fuzz"); err == nil {
+		defer func() { _ = os.RemoveAll(files) }()
+		command.Env = append(os.Environ(), "TMPDIR="+files)
+	}
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
 	command.WaitDelay = time.Minute
 	began := time.Now()

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// turn is a target that is run for some time.
+type turn struct {
+	target
+	length time.Duration
+	had    time.Duration // up to now, by the ledger
+	from   int           // the row of the page that says who hands over what it reads
+	weight int           // how much more than others it is to have
+}
+
+// due is how long it has been run, with what it gets, for its weight.
+func (t turn) due() time.Duration { return (t.had + t.length) / time.Duration(t.weight) }
+
+const (
+	// portion is the least that is worth the building of a target.
+	portion = 10 * time.Second
+	// Whoever reads what strangers hand over is run so much longer than the others.
+	exposedWeight = 2
+)
+
+// exposed are the rows of the page for what strangers hand over.
+var exposed = []string{"clients", "QEMU, guests", "images"}
+
+// campaign shares a time out, portion by portion to whoever has had the least for its
+// weight, and gives the turns of it: those from the upper rows of the page first, and
+// of a row those that had the least.
+func campaign(total time.Duration, turns []turn, page string) ([]turn, error) {
+	before, lines, _, err := readLedger(page)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read %s: %w", ledgerPage, err)
+	}
+	from := sources(before)
+	for i, t := range turns {
+		row, told := from[t.String()]
+		if !told {
+			return nil, fmt.Errorf("cannot tell how exposed %s is: %s does not say who hands over what it reads", t.target, ledgerPage)
+		}
+		turns[i].length, turns[i].had = 0, time.Duration(lines[t.String()].seconds)*time.Second
+		turns[i].from, turns[i].weight = row.number, 1
+		if slices.Contains(exposed, row.from) {
+			turns[i].weight = exposedWeight
+		}
+	}
+	slices.SortStableFunc(turns, func(a, b turn) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.had, b.had)) })
+	for given := time.Duration(0); given < total; given += portion {
+		least := 0
+		for i := range turns {
+			if turns[i].due() < turns[least].due() {
+				least = i
+			}
+		}
+		turns[least].length += portion
+	}
+	return slices.DeleteFunc(turns, func(t turn) bool { return t.length == 0 }), nil
+}
+
+// source is a row of the page's first table.
+type source struct {
+	from   string
+	number int
+}
+
+var named = regexp.MustCompile("`([^`]+\\.Fuzz\\w+)`")
+
+// sources reads the page's first table: from whom comes what each target reads. A row
+// without a first word belongs to the one above.
+func sources(text string) map[string]source {
+	found, row := map[string]source{}, source{}
+	for line := range strings.Lines(text) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 4 {
+			continue
+		}
+		if from := strings.TrimSpace(cells[1]); from != "" {
+			row = source{from, row.number + 1}
+		}
+		for _, name := range named.FindAllStringSubmatch(line, -1) {
+			found[name[1]] = row
+		}
+	}
+	return found
+}
