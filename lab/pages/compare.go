@@ -360,7 +360,7 @@ func (w weighed) outcome() string {
 	switch {
 	case w.why != "":
 		return "no verdict: " + w.why
-	case w.finding == stats.Same && math.Abs(w.Ratio.Value-1) <= w.noise && math.Abs(w.Ratio.Value-1) > stats.Matters:
+	case w.finding == stats.Same && w.Ratio.Beyond(stats.Matters) && !w.Ratio.Beyond(w.noise):
 		return "none: below the noise"
 	case w.finding == stats.Same:
 		return "none shown"

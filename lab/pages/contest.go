@@ -18,12 +18,14 @@ type contest struct {
 	axis, load, work string
 	choices          []string // that were measured beside each other, in the plan's order
 	apart            []string // that were measured, and nowhere beside those
-	ranking          []string // the choices, by the geometric mean of what they do, the best first
-	places           int      // on the other axes, where all choices were measured
+	ranking          []string // the choices, by what they do in the mean of places, the best first
+	met              []place  // where all choices were measured, those of one place together
+	repeated         []int    // how many of those each place has
+	values           map[string]map[place]float64
 	pairs            map[[2]string]*weighed
 }
 
-// place is where something was measured on the axes that are held equal.
+// place is where something was measured on the axes that are held equal, and when.
 type place struct {
 	at         string
 	repetition int
@@ -73,14 +75,14 @@ func (f *facts) contests() []*contest {
 	for _, axis := range f.chosen() {
 		for _, load := range f.loadNames() {
 			for _, work := range f.works() {
-				c, values := f.contest(axis, load, work)
+				c := f.contest(axis, load, work)
 				if len(c.choices) < 2 {
 					continue
 				}
 				f.contested = append(f.contested, c)
 				for i, better := range c.ranking {
 					for _, other := range c.ranking[i+1:] {
-						pairs = append(pairs, f.between(c, better, other, values))
+						pairs = append(pairs, c.between(better, other))
 						owners = append(owners, of{c, [2]string{better, other}})
 					}
 				}
@@ -95,15 +97,13 @@ func (f *facts) contests() []*contest {
 
 // between pairs two choices, place by place. All pairs of an axis are read together,
 // whichever of them are told, for any might have been.
-func (f *facts) between(c *contest, better, other string, values map[string]map[place]float64) pair {
+func (c *contest) between(better, other string) pair {
 	p := pair{
 		what:   fmt.Sprintf("throughput of %s with %s, against %s,", strings.TrimSpace(c.load+" "+c.work), c.spelt(better), c.spelt(other)),
-		family: "choices of " + c.axis + " for " + c.load, beside: true, counted: "pair",
+		family: "choices of " + c.axis + " for " + c.load, beside: true, counted: "pair", places: c.repeated,
 	}
-	for _, at := range slices.SortedFunc(maps.Keys(values[better]), byPlace) {
-		if value, ok := values[other][at]; ok {
-			p.a, p.b = append(p.a, values[better][at]), append(p.b, value)
-		}
+	for _, at := range c.met {
+		p.a, p.b = append(p.a, c.values[better][at]), append(p.b, c.values[other][at])
 	}
 	return p
 }
@@ -114,38 +114,65 @@ func byPlace(a, b place) int {
 
 // contest gathers what the choices of an axis did, in the places that all of them
 // have: each then has met the same.
-func (f *facts) contest(axis, load, work string) (*contest, map[string]map[place]float64) {
+func (f *facts) contest(axis, load, work string) *contest {
 	c := &contest{axis: axis, load: load, work: work, pairs: map[[2]string]*weighed{}}
-	values, measured := f.choiceValues(axis, load, work)
-	common := inAll(values, measured)
-	for len(common) == 0 && len(measured) > 1 {
+	c.values, c.choices = f.choiceValues(axis, load, work)
+	c.meet()
+	for len(c.met) == 0 && len(c.choices) > 1 {
 		// The one that was measured least stands aside.
-		least := measured[0]
-		for _, choice := range measured {
-			if len(values[choice]) <= len(values[least]) {
+		least := c.choices[0]
+		for _, choice := range c.choices {
+			if len(c.values[choice]) <= len(c.values[least]) {
 				least = choice
 			}
 		}
-		measured = slices.DeleteFunc(slices.Clone(measured), func(choice string) bool { return choice == least })
+		c.choices = slices.DeleteFunc(slices.Clone(c.choices), func(choice string) bool { return choice == least })
 		c.apart = append(c.apart, least)
-		common = inAll(values, measured)
+		c.meet()
 	}
-	c.choices = measured
-	places := map[string]bool{}
-	means := map[string]float64{}
-	kept := map[string]map[place]float64{}
-	for _, choice := range c.choices {
-		kept[choice] = map[place]float64{}
-		for _, at := range common {
-			kept[choice][at] = values[choice][at]
-			means[choice] += math.Log(values[choice][at])
-			places[at.at] = true
+	c.rank()
+	return c
+}
+
+// meet finds where all choices were measured. A place that was measured once tells
+// less than chance does, and is left out where others were repeated.
+func (c *contest) meet() {
+	c.met, c.repeated = nil, nil
+	if len(c.choices) == 0 {
+		return
+	}
+	times := map[string]int{}
+	for at := range c.values[c.choices[0]] {
+		if !slices.ContainsFunc(c.choices, func(choice string) bool { _, ok := c.values[choice][at]; return !ok }) {
+			c.met = append(c.met, at)
+			times[at.at]++
 		}
 	}
-	c.places = len(places)
+	once := func(at place) bool { return times[at.at] == 1 }
+	if slices.ContainsFunc(c.met, func(at place) bool { return !once(at) }) {
+		c.met = slices.DeleteFunc(c.met, once)
+	}
+	slices.SortFunc(c.met, byPlace)
+	for from := 0; from < len(c.met); from += times[c.met[from].at] {
+		c.repeated = append(c.repeated, times[c.met[from].at])
+	}
+}
+
+// rank sorts the choices as the quotients of their pairs do, in which every place
+// weighs the same.
+func (c *contest) rank() {
+	means := map[string]float64{}
+	for _, choice := range c.choices {
+		from := 0
+		for _, n := range c.repeated {
+			for _, at := range c.met[from : from+n] {
+				means[choice] += math.Log(c.values[choice][at]) / float64(n)
+			}
+			from += n
+		}
+	}
 	c.ranking = slices.Clone(c.choices)
 	slices.SortStableFunc(c.ranking, func(a, b string) int { return cmp.Compare(means[b], means[a]) })
-	return c, kept
 }
 
 // choiceValues are what each choice did in every place, and the choices that did
@@ -169,20 +196,6 @@ func (f *facts) choiceValues(axis, load, work string) (values map[string]map[pla
 		}
 	}
 	return values, measured
-}
-
-// inAll are the places that all choices have.
-func inAll(values map[string]map[place]float64, choices []string) (common []place) {
-	if len(choices) == 0 {
-		return nil
-	}
-	for at := range values[choices[0]] {
-		if !slices.ContainsFunc(choices, func(choice string) bool { _, ok := values[choice][at]; return !ok }) {
-			common = append(common, at)
-		}
-	}
-	slices.SortFunc(common, byPlace)
-	return common
 }
 
 // spelt is a choice in words.

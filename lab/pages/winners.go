@@ -75,32 +75,61 @@ func (c *contest) clause(loads int) (clause, why string) {
 	return "", "no difference worth a word"
 }
 
-// times is a ratio to somebody, with its interval.
+// times is a ratio to somebody, with its interval, and in how many places it is one:
+// what is true of their mean need not be so everywhere.
 func (w *weighed) times(whom string) string {
 	words := number(w.Ratio.Value) + " times " + whom
 	if w.Ratio.Low < w.Ratio.High {
 		words += " (95 % " + interval(w.Ratio) + ")"
 	}
+	switch more := w.inPlaces().more; {
+	case more < len(w.places):
+		words += fmt.Sprintf(", more in %d of %d places", more, len(w.places))
+	case more > 1:
+		words += fmt.Sprintf(", more in all %d places", more)
+	}
 	return words
+}
+
+// span is what a pair comes to in single places: in how many the first has more, and
+// between what their ratios lie.
+type span struct {
+	more        int
+	least, most float64
+}
+
+func (w *weighed) inPlaces() span {
+	s := span{least: math.Inf(1), most: math.Inf(-1)}
+	for _, quotients := range w.byPlace() {
+		ratio := stats.GeometricMean(quotients)
+		s.least, s.most = min(s.least, ratio), max(s.most, ratio)
+		if ratio > 1 {
+			s.more++
+		}
+	}
+	return s
 }
 
 // winnerTables are the contests, and the places where most is done of all.
 func (f *facts) winnerTables() []lab.Table {
 	t := lab.Table{
 		Title: "Which choice wins where, all else equal",
-		Head:  []string{"choice of", "for", "best", "beside", "which is", "times it", "95 %", "p, corrected", "noise", "pairs", "places", "finding"},
+		Head:  []string{"choice of", "for", "best", "beside", "which is", "times it", "95 %", "p, corrected", "noise", "pairs", "more in places", "in single ones", "finding"},
 	}
 	for _, c := range f.contests() {
 		add := func(rank int, what string) {
 			w := c.pairs[[2]string{c.best(), c.ranking[rank]}]
-			cells := w.cells() // what, a, b, ratio, interval, effect, p, noise, outcome
-			t.Rows = append(t.Rows, []string{c.axis, c.of(len(f.ops)), c.best(), c.ranking[rank], what, cells[3], cells[4], cells[6], cells[7], fmt.Sprint(len(w.a)), fmt.Sprint(c.places), w.won()})
+			cells, in := w.cells(), w.inPlaces() // what, a, b, ratio, interval, effect, p, noise, outcome
+			t.Rows = append(t.Rows, []string{
+				c.axis, c.of(len(f.ops)), c.best(), c.ranking[rank], what, cells[3], cells[4], cells[6], cells[7], fmt.Sprint(len(w.a)),
+				fmt.Sprintf("%d of %d", in.more, len(w.places)), interval(stats.Ratio{Low: in.least, High: in.most}), w.won(),
+			})
 		}
 		if add(1, "next"); len(c.ranking) > 2 {
 			add(len(c.ranking)-1, "last")
 		}
 		for _, choice := range c.apart {
-			t.Rows = append(t.Rows, []string{c.axis, c.of(len(f.ops)), "–", choice, "apart", "–", "–", "–", "–", "0", "0", "measured nowhere beside the others"})
+			t.Rows = append(t.Rows, []string{c.axis, c.of(len(f.ops)), "–", choice, "apart", "–", "–", "–", "–", "0", "–", "–", "measured nowhere beside the others"})
 		}
 	}
 	return []lab.Table{t, f.summitTable()}
@@ -150,7 +179,7 @@ func (f *facts) choicePictures(load string) []drawing {
 func (f *facts) choiceGrid(load string, contests []*contest) drawing {
 	g := plot.Grid{
 		Title: "Which choice wins where: " + plain(load), Look: plot.Blue, Axis: plot.Axis{Label: "of the best", Format: percent, Ticks: []float64{0, 0.5, 1}},
-		About: "What each choice does by what the best of them does, all else equal: the median over pairs, with the interval that holds the true one with 95 %. A full bar is a winner: told from all others beyond chance and noise.",
+		About: "What each choice does by what the best of them does, all else equal: the geometric mean over places of what pairs of turns there come to, with the interval that holds the true one with 95 %. A full bar is a winner: told from all others beyond chance and noise.",
 	}
 	works := f.works()
 	for _, work := range works {

@@ -9,7 +9,7 @@ import (
 // The double threshold of a finding.
 const (
 	Surely  = 0.01 // chance of a false alarm below which a difference is believed
-	Matters = 0.10 // part by which two medians must differ to be worth a word
+	Matters = 0.10 // part of the smaller by which two must differ to be worth a word
 )
 
 // Comparison is what may be said of one list of times or sizes beside another.
@@ -46,19 +46,22 @@ const (
 func (f Finding) String() string { return [...]string{"same", "less", "more"}[f] }
 
 // Find is the double threshold: a difference is one only if chance hardly makes
-// it (p below Surely) and it is larger than the part of b that matters (Matters, or
-// the host's Noise where that is more), so that
-// neither a loud nor a very quiet host makes news of nothing. Where several
-// things are compared at once, p comes from Holm.
+// it (p below Surely) and it is larger than the part of the smaller that matters
+// (Matters, or the host's Noise where that is more), so that neither a loud nor a
+// very quiet host makes news of nothing, and either side may come first. Where
+// several things are compared at once, p comes from Holm.
 func (c Comparison) Find(matters float64) Finding {
 	switch {
-	case !(c.P < Surely), !(math.Abs(c.Ratio.Value-1) > matters):
+	case !(c.P < Surely), !c.Ratio.Beyond(matters):
 		return Same
 	case c.Ratio.Value < 1:
 		return Less
 	}
 	return More
 }
+
+// Beyond tells whether two medians differ by more than a part of the smaller.
+func (r Ratio) Beyond(part float64) bool { return max(r.Value, 1/r.Value) > 1+part }
 
 // PairedRatio is the median of the quotients of pairs, with a bootstrap over the
 // pairs. The lists must be of one length; with no pairs all is NaN.

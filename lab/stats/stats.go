@@ -30,8 +30,14 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[below] + (place-float64(below))*(sorted[below+1]-sorted[below])
 }
 
-// Ratio is a quotient of two medians and the interval that holds the true one
-// with 95 percent.
+// GeometricMean is the mean of values whose noise multiplies; NaN of none. All must be
+// above zero.
+func GeometricMean(values []float64) float64 {
+	return math.Exp(total(logs(values)) / float64(len(values)))
+}
+
+// Ratio is a quotient of two medians, or a mean of quotients, and the interval that
+// holds the true one with 95 percent.
 type Ratio struct{ Value, Low, High float64 }
 
 const (
