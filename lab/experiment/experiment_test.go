@@ -41,6 +41,13 @@ func TestArmsStandSideBySideAndTakeTurnsInBeingFirst(t *testing.T) {
 			t.Errorf("%v is first, and not last the next time: that is %v", turns[i], back)
 		}
 	}
+	seen := map[string]bool{}
+	for seed := range uint64(16) {
+		seen[Describe(b.plan, []string{"a", "b"}, seed).Turns[0].Step] = true
+	}
+	if len(seen) != 2 {
+		t.Errorf("of two steps, %v come first in sixteen runs", seen)
+	}
 	again := Describe(b.plan, []string{"a", "b"}, 7).Turns
 	for i := range turns {
 		if turns[i] != again[i] {

@@ -80,24 +80,27 @@ func Describe(plan *scenario.Plan, targets []string, seed uint64) record.Plan {
 	return p
 }
 
-// order sets the arms of a step side by side, in an order drawn for each
-// repetition and step; every second repetition has it, and the order of the steps,
-// the other way round, so that none is always the first and what drifts weighs on all.
+// order draws the order of the steps, and of the arms of each step, which are set side
+// by side; every second repetition goes through all that the other way round. So none is
+// always the first, what drifts weighs on all, and two steps differ by what they are and
+// not by when they come: what reports say of chance wants no less.
 func order(p record.Plan, seed uint64) []record.Turn {
 	draw := rand.New(rand.NewPCG(seed, 0))
-	var turns []record.Turn
-	drawn := make([][]int, len(p.Steps))
+	var turns, drawn []record.Turn
 	for repetition := range p.Repetitions {
-		for i := range p.Steps {
-			if repetition%2 == 0 {
-				drawn[i] = draw.Perm(len(p.Arms))
-			} else {
-				i = len(p.Steps) - 1 - i
-				slices.Reverse(drawn[i])
+		if repetition%2 == 0 {
+			drawn = nil
+			for _, step := range draw.Perm(len(p.Steps)) {
+				for _, arm := range draw.Perm(len(p.Arms)) {
+					drawn = append(drawn, record.Turn{Arm: p.Arms[arm].Name, Step: p.Steps[step].Name})
+				}
 			}
-			for _, arm := range drawn[i] {
-				turns = append(turns, record.Turn{Arm: p.Arms[arm].Name, Repetition: repetition + 1, Step: p.Steps[i].Name})
-			}
+		} else {
+			slices.Reverse(drawn)
+		}
+		for _, turn := range drawn {
+			turn.Repetition = repetition + 1
+			turns = append(turns, turn)
 		}
 	}
 	return turns
