@@ -1,0 +1,135 @@
+package pages
+
+import (
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/lab/plot"
+	"github.com/lodge-kvm/lodge/lab/record"
+)
+
+// lively are the steps of which the course is drawn: those in which something was
+// done to guests, and the last.
+func (f *facts) lively() (steps []string) {
+	for i, step := range f.run.Plan.Steps {
+		if i == len(f.run.Plan.Steps)-1 || slices.ContainsFunc(f.events(record.Change, ""), func(e record.Event) bool { return e.Step == step.Name && e.Guest != "" }) {
+			steps = append(steps, step.Name)
+		}
+	}
+	return steps
+}
+
+// course draws the first repetition second by second, with what happened in it.
+func (f *facts) course(load, step string) (drawing, bool) {
+	m := f.measure(load)
+	l := plot.Lines{
+		Title: "Course of " + plain(load) + f.at(step),
+		About: "The first repetition, second by second, all tiles together, with the warm-up, the end of which is marked, and what was done to guests.",
+		X:     plot.Axis{Label: "seconds from the start of the load", Format: tick}, Y: plot.Axis{Label: "done in a second", Format: tick},
+	}
+	times := 1.0
+	if m.op == all && m.times > 1 {
+		times, l.Y.Label = m.times, m.label
+	}
+	for i, arm := range f.run.Plan.InGuests() {
+		turn := record.Turn{Arm: arm.Name, Repetition: 1, Step: step}
+		points, began := f.seconds(turn, load)
+		if len(points) == 0 {
+			continue
+		}
+		for i := range points {
+			points[i].Y *= times
+		}
+		s := plot.Series{Look: look(i), Points: points, Bare: true}
+		if len(f.run.Plan.InGuests()) > 1 {
+			s.Name = plain(arm.Name)
+		}
+		l.Series = append(l.Series, s)
+		l.Events = append(l.Events, f.marks(turn, began, points[len(points)-1].X)...)
+	}
+	l.Events = append(f.firsts(step, l.Series), l.Events...)
+	return ofLines(l), len(l.Series) > 0
+}
+
+// firsts mark where the first window begins in the lines that are drawn: once for all
+// whose warm-up was as long.
+func (f *facts) firsts(step string, drawn []plot.Series) (all []plot.Mark) {
+	arms := map[float64][]string{}
+	for _, arm := range f.run.Plan.Arms {
+		name := plain(arm.Name)
+		if len(f.run.Plan.Arms) > 1 && !slices.ContainsFunc(drawn, func(s plot.Series) bool { return s.Name == name }) {
+			continue
+		}
+		at := f.warmup(record.Turn{Arm: arm.Name, Repetition: 1, Step: step})
+		arms[at] = append(arms[at], name)
+	}
+	for _, at := range slices.Sorted(maps.Keys(arms)) {
+		words := "measured"
+		if len(arms) > 1 {
+			words += ", " + strings.Join(arms[at], ", ")
+		}
+		if at > 0 {
+			all = append(all, plot.Mark{At: at, Name: words})
+		}
+	}
+	return all
+}
+
+// at names a step, if there is more than one.
+func (f *facts) at(step string) string {
+	if len(f.run.Plan.Steps) == 1 {
+		return ""
+	}
+	return " at " + plain(step)
+}
+
+// marks are what was done to guests in a turn, in seconds from a moment.
+func (f *facts) marks(turn record.Turn, began time.Time, until float64) (all []plot.Mark) {
+	for _, e := range f.events(record.Change, "") {
+		if at := e.Time.Sub(began).Seconds(); e.Turn == turn && e.Guest != "" && at >= 0 && at <= until {
+			words := e.Text
+			if len(f.run.Plan.InGuests()) > 1 {
+				words += ", " + e.Arm
+			}
+			all = append(all, plot.Mark{At: at, Name: plain(strings.TrimSpace(words))})
+		}
+	}
+	return all
+}
+
+// seconds adds the tiles' and the operations' time lines up, second by second.
+func (f *facts) seconds(turn record.Turn, load string) (points []plot.Point, began time.Time) {
+	type cell struct {
+		second   int
+		tile, op string
+	}
+	var lines []record.Sample
+	for _, s := range f.run.Samples {
+		if s.Turn == turn && s.Metric == record.MetricSecond && s.Labels["load"] == load && counted(s.Labels["op"]) {
+			lines = append(lines, s)
+			if began.IsZero() || s.Time.Before(began) {
+				began = s.Time
+			}
+		}
+	}
+	values := map[cell][]float64{}
+	for _, s := range lines {
+		at := cell{int(math.Floor(s.Time.Sub(began).Seconds())), s.Labels["tile"], s.Labels["op"]}
+		values[at] = append(values[at], s.Value)
+	}
+	rates := map[int]float64{}
+	for at, v := range values {
+		sum := 0.0
+		for _, one := range v {
+			sum += one
+		}
+		rates[at.second] += sum / float64(len(v)) // two intervals may begin in one second
+	}
+	for _, second := range slices.Sorted(maps.Keys(rates)) {
+		points = append(points, plot.Point{X: float64(second), Y: rates[second]})
+	}
+	return points, began
+}
