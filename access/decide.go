@@ -131,10 +131,12 @@ func (v Verb) phrase() string {
 	return v.String()
 }
 
-// Places are where the files may lie that a client's documents name for an object.
+// Places are where the files may lie that a client's documents name for an object, and the
+// secrets that they may use.
 type Places struct {
 	Anywhere bool
 	Where    []string // folders, and pool:GLOB
+	Secrets  []string // globs of those that may be used; Anywhere all may be
 }
 
 // Images are the places of all rules that allow something.
@@ -147,6 +149,7 @@ func (r *Rules) Images(w Who, v Verb, o Object) Places {
 		if one.may.has(v) && one.covers(o) && one.isFor(w) {
 			p.Anywhere = p.Anywhere || one.anywhere
 			p.Where = append(p.Where, one.images...)
+			p.Secrets = append(p.Secrets, one.secrets...)
 		}
 	}
 	return p

@@ -1,6 +1,7 @@
 package access
 
 import (
+	"cmp"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,7 +34,8 @@ func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error)
 	case "pool":
 		return Object{Kind: Pool, Name: root.Child("name").Text()}, g.pool(w, root)
 	case "volume":
-		return on, walker{rules.placesFor(g, w, verb, on)}.walk(root, root.Child("backingStore"))
+		places := walker{rules.placesFor(g, w, verb, on)}
+		return on, cmp.Or(places.walk(root, root.Child("backingStore")), places.walk(root, root.Child("target").Child("encryption")))
 	}
 	places := rules.placesFor(g, w, verb, on)
 	places.known = g.named(on)
@@ -172,6 +174,8 @@ type places struct {
 	known []use
 	// joins says whether the client may see a network, and so join it.
 	joins func(network string) bool
+	// opens says whether the client may use a secret.
+	opens func(use) bool
 }
 
 func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
@@ -179,6 +183,7 @@ func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
 		_, yes := r.Allows(w, Read, Object{Kind: Network, Name: network})
 		return yes
 	}}
+	p.opens = func(u use) bool { return g.mayOpen(p.Secrets, u) }
 	for _, place := range p.Where {
 		if glob, ofPool := strings.CutPrefix(place, "pool:"); ofPool {
 			p.pools = append(p.pools, glob)
@@ -286,6 +291,11 @@ func (w walker) walk(in, e *markup.Element) error {
 	for _, u := range own(in, e) {
 		if !w.holds(u) {
 			return w.refuse(u.path)
+		}
+	}
+	for _, u := range opened(e) {
+		if !w.opens(u) && !slices.Contains(w.known, u) {
+			return w.refuse(u.as + " '" + u.path + "'")
 		}
 	}
 	for _, child := range e.Elements() {

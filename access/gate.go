@@ -14,10 +14,11 @@ import (
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/volume"
 )
 
-// Config is what a gate works with. All of it is needed but File.
+// Config is what a gate works with. All of it is needed but File and Secrets.
 type Config struct {
 	// File is the file of rules; empty: there are none.
 	File     string
@@ -25,7 +26,9 @@ type Config struct {
 	Fleet    *fleet.Fleet
 	Pools    *volume.Pools
 	Networks *network.Networks
-	Log      *slog.Logger
+	// Secrets are those that rules may give to be used; nil: there are none.
+	Secrets *secret.Book
+	Log     *slog.Logger
 }
 
 // Gate decides by the rules as they are now. A nil gate has none.

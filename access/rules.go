@@ -47,6 +47,9 @@ type rule struct {
 	// the places in which they may lie.
 	anywhere bool
 	images   []string
+	// secrets are those that definitions may use, by globs for their UUIDs and for what
+	// they are for.
+	secrets []string
 }
 
 // ReadRules reads a file of rules. An error says the line and what is wrong with it.
@@ -182,6 +185,7 @@ var parts = []struct {
 	{"pools", func(r *rule, n *yaml.Node) error { r.some, r.pools = true, append(r.pools, n.Value); return nil }},
 	{"networks", func(r *rule, n *yaml.Node) error { r.some, r.networks = true, append(r.networks, n.Value); return nil }},
 	{"images", (*rule).takeImages},
+	{"secrets", func(r *rule, n *yaml.Node) error { r.secrets = append(r.secrets, n.Value); return nil }},
 }
 
 func parseRule(node *yaml.Node) (*rule, error) {
@@ -222,6 +226,9 @@ func (r *rule) check(node *yaml.Node, saysImages bool) error {
 		return wrong(node, "rule %q does not say what they \"may\" do: %s", r.name, givableVerbs())
 	case !r.some:
 		r.anywhere = r.anywhere || !saysImages
+	}
+	if r.anywhere && len(r.secrets) > 0 {
+		return wrong(node, "rule %q names \"secrets\", and lets definitions use any file of the host, and any secret with that; say \"images\", as folders or pools, too", r.name)
 	}
 	for _, v := range whole {
 		if r.some && r.may.has(v) {

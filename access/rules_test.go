@@ -136,6 +136,7 @@ func TestWrongRulesAreRefused(t *testing.T) {
 		rule("who: everyone\nmay: read\nguests: state=running"):                              "line 6: guests are known here",
 		rule("who: everyone\nmay: read\nguests: []"):                                         "line 6: \"guests\" is empty",
 		rule("who: everyone\nmay: read\nguests: [[a]]"):                                      "line 6: what stands under",
+		rule("who: everyone\nmay: define\nsecrets: [a]"):                                     "any secret with that",
 		rule("who: everyone\nmay: all\nguests: a"):                                           "which reaches beyond",
 		rule("who: everyone\nmay: read\nmay: all"):                                           "line 6: \"may\" comes twice",
 		rule("who: everyone\nmay: define\nimages: etc"):                                      "line 6: \"etc\" is no place",

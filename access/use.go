@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/markup"
 )
 
-// use is a path as a definition uses it. The same file read and written, or as another
+// use is a path, a network or a secret as a definition uses it. The same file read and written, or as another
 // format, is not the same use: what a guest may read of a disk that it shares with others
 // it may not write, and what it wrote into a raw disk must not be read as a header.
 type use struct{ as, path string }
@@ -112,7 +112,7 @@ func uses(in, e *markup.Element) []use {
 	if e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
 		return nil
 	}
-	found := own(in, e)
+	found := append(own(in, e), opened(e)...)
 	if network := joined(e); network != "" {
 		found = append(found, use{joins, network})
 	}

@@ -1,16 +1,21 @@
 package access
 
 import (
+	"log/slog"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/secret"
+	"github.com/lodge-kvm/lodge/store"
 )
 
 func definitionOf(t *testing.T, os, devices string) *domain.Definition {
@@ -171,6 +176,99 @@ rules:
 		_, err := g.Document(user1(1002), Networks, Object{}, "<network><name>lab</name>"+inside+"</network>")
 		if (err == nil) != want {
 			t.Errorf("%s: %v", inside, err)
+		}
+	}
+}
+
+// A secret is a key: whoever may have it used opens with it what others have locked. It
+// takes a rule that names it, by itself or by what it is for, unless the guest has it already.
+func TestADefinitionNamesNoSecretOfOthers(t *testing.T) {
+	records, err := store.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = records.Close() })
+	book, err := secret.Open(secret.Config{Store: records, Key: filepath.Join(t.TempDir(), "key"), Events: event.NewLog(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(book.Close)
+	ids := map[string]string{}
+	for _, volume := range []string{"/srv/build/mine", "/srv/others", "/srv/given", "/srv/had"} {
+		d, err := book.Define("<secret><usage type='volume'><volume>"+volume+"</volume></usage></secret>", true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[volume] = d.UUID
+	}
+	r, err := ParseRules("access.yaml", []byte(`
+version: 1
+rules:
+  - name: builders
+    who: user:1002
+    may: [define, change, volumes]
+    guests: build-*
+    pools: build
+    images: /srv/build
+    secrets: ["/srv/build/*", "`+ids["/srv/given"]+`"]
+  - name: others
+    who: user:1003
+    may: [define, change, volumes]
+    guests: build-*
+    pools: build
+    images: /srv/build
+  - name: owners
+    who: user:1004
+    may: all
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Gate{Config: Config{Secrets: book}}
+	g.rules.Store(r)
+	disk := func(key string) string {
+		return "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/build/a'><encryption format='luks'><secret type='passphrase' " + key +
+			"/></encryption></source><target dev='vda' bus='virtio'/></disk>"
+	}
+	by := func(volume string) string { return "uuid='" + ids[volume] + "'" }
+	guestOf := NewGuest("build-1", "", nil)
+	guestOf.member = fleet.Member{View: &guest.View{Name: "build-1", Inactive: definitionOf(t, "", disk(by("/srv/had")))}}
+	volume := func(key string) string {
+		return "<volume><name>v</name><capacity>1</capacity><target><encryption format='luks'><secret type='passphrase' " + key + "/></encryption></target></volume>"
+	}
+	build := Object{Kind: Pool, Name: "build"}
+	builder, other, owner := user1(1002), user1(1003), user1(1004)
+	for _, c := range []struct {
+		what string
+		who  Who
+		on   Object
+		doc  string
+		want bool
+	}{
+		{"by what it is for", builder, guestOf, disk(by("/srv/build/mine")), true},
+		{"named by what it is for", builder, guestOf, disk("usage='/srv/build/mine'"), true},
+		{"by itself", builder, guestOf, disk(by("/srv/given")), true},
+		{"one of others", builder, guestOf, disk(by("/srv/others")), false},
+		{"one of others, spelt otherwise", builder, guestOf, disk("uuid='" + strings.ToUpper(ids["/srv/others"]) + "'"), false},
+		{"its own, spelt otherwise", builder, guestOf, disk("uuid='" + strings.ReplaceAll(ids["/srv/given"], "-", "") + "'"), true},
+		{"one of others, by what it is for", builder, guestOf, disk("usage='/srv/others'"), false},
+		{"one for what is called like another", builder, guestOf, disk("usage='" + ids["/srv/given"] + "'"), false},
+		{"one that is not there", builder, guestOf, disk("usage='/srv/build/later'"), false},
+		{"what the guest has", other, guestOf, disk(by("/srv/had")), true},
+		{"what the guest has not", other, guestOf, disk(by("/srv/build/mine")), false},
+		{"a key of a TPM's state", builder, guestOf, "<tpm model='tpm-crb'><backend type='emulator'><encryption secret='" + ids["/srv/others"] + "'/></backend></tpm>", false},
+		{"a volume", builder, build, volume(by("/srv/given")), true},
+		{"a volume with one of others", builder, build, volume(by("/srv/others")), false},
+		{"a volume of who has none", other, build, volume(by("/srv/given")), false},
+		{"whoever may do everything", owner, guestOf, disk(by("/srv/others")), true},
+		{"root", user1(0), guestOf, disk(by("/srv/others")), true},
+	} {
+		verb := Change
+		if c.on.Kind == Pool {
+			verb = Volumes
+		}
+		if _, err := g.Document(c.who, verb, c.on, c.doc); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", c.what, err)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func (o *options) guard(rooms *libvirt.Rooms, all *fleet.Fleet, log *slog.Logger
 	}
 	opened.add(audit.Close)
 	gate, err := access.New(access.Config{
-		File: o.rules(), Guests: rooms.Guests, Fleet: all, Pools: rooms.Pools, Networks: rooms.Networks, Log: log,
+		File: o.rules(), Guests: rooms.Guests, Fleet: all, Pools: rooms.Pools, Networks: rooms.Networks, Secrets: rooms.Secrets, Log: log,
 	})
 	return gate, audit, err
 }

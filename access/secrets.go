@@ -1,0 +1,55 @@
+package access
+
+import (
+	"slices"
+
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/markup"
+	"github.com/lodge-kvm/lodge/secret"
+)
+
+// opens and opensFor mark secrets among what a definition names, by UUID and by the volume
+// that they are for: the daemon gives their values to the guest's QEMU, or to qemu-img,
+// and so opens with them whatever the client has a copy of.
+const (
+	opens    = "secret"
+	opensFor = "secret for"
+)
+
+// opened are the secrets that an element names.
+func opened(e *markup.Element) (found []use) {
+	id, usage := "", ""
+	switch e.Name {
+	case "secret":
+		id, usage = e.Attr("uuid"), e.Attr("usage")
+	case "encryption":
+		id = e.Attr("secret") // of a TPM's state
+	}
+	if parsed, err := uuid.Parse(id); err == nil {
+		id = parsed.String() // many spellings are taken
+	}
+	if id != "" {
+		found = append(found, use{opens, id})
+	}
+	if usage != "" {
+		found = append(found, use{opensFor, usage})
+	}
+	return found
+}
+
+// mayOpen says whether a secret is among those that some rule gives to be used: by UUID, or
+// by what it is for. Of one that is not there nobody knows what it will be.
+func (g *Gate) mayOpen(globs []string, u use) bool {
+	if len(globs) == 0 || g.Secrets == nil {
+		return false
+	}
+	d, err := g.Secrets.ByUUID(u.path)
+	if u.as == opensFor {
+		d, err = g.Secrets.ByUsage(secret.Usage{Type: "volume", ID: u.path})
+	}
+	return err == nil && slices.ContainsFunc(globs, func(glob string) bool {
+		return fleet.Matches(glob, d.UUID) || fleet.Matches(glob, d.Usage.ID)
+	})
+}
