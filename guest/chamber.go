@@ -151,7 +151,7 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u cham
 		Devices: hostNodes(r, def), Terminals: hasTerminals(def), Network: needsNetwork(def),
 		Limits: chamber.Limits{Threads: maxThreads(def), Locked: max(need(def).Locked, freelyLocked)},
 	}
-	if err := r.placeDisplays(def, c); err != nil {
+	if err := r.placeDisplays(ctx, def, c); err != nil {
 		return nil, err
 	}
 	for _, path := range shownFiles(def) {

@@ -1,6 +1,8 @@
 package guest
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,12 +11,14 @@ import (
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
 )
 
 // placeDisplays lets displays make their sockets where the user wants them: what
 // QEMU takes for that directory is one of its own, and a link leads there.
-func (r *Registry) placeDisplays(def *domain.Definition, c *chamber.Chamber) error {
+func (r *Registry) placeDisplays(ctx context.Context, def *domain.Definition, c *chamber.Chamber) error {
 	own := c.Own[0]
 	for _, path := range displaySockets(def, own.At) {
 		dir := filepath.Join(own.Dir, fmt.Sprintf("display%d", len(c.Own)))
@@ -23,10 +27,10 @@ func (r *Registry) placeDisplays(def *domain.Definition, c *chamber.Chamber) err
 			err = os.Lchown(dir, int(c.User.UID), int(c.User.GID))
 		}
 		if err == nil {
-			err = linkSocket(filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
+			err = linkSocket(ctx, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
 		}
 		if err != nil {
-			return fault.Wrap(err, fault.Failed, fault.Host, "cannot make a place for the display's socket %s", path)
+			return fault.Wrap(err, failure(err), fault.Host, "cannot make a place for the display's socket %s", path)
 		}
 		c.Own = append(c.Own, chamber.Own{Dir: dir, At: filepath.Dir(path)})
 	}
@@ -45,21 +49,36 @@ func displaySockets(def *domain.Definition, own string) []string {
 	return paths
 }
 
-// linkSocket makes a link at path. It replaces what an earlier run left, and
-// nothing else.
-func linkSocket(to, path, runDir string) error {
-	if err := qemu.RemoveDeserted(path); err != nil {
-		return err
-	}
-	if err := unlinkSocket(path, runDir); err != nil {
-		return err
-	}
-	return os.Symlink(to, path)
+// linkSocket makes a link at path, where whoever named it is held to. It replaces what
+// an earlier run left, and nothing else.
+func linkSocket(ctx context.Context, to, path, runDir string) error {
+	held := heldTo(ctx, path)
+	return mount.Run(ctx, path, func() error {
+		return image.At(path, held, func(at string, _ int) error {
+			if err := qemu.RemoveDeserted(at); err != nil {
+				return err
+			}
+			if err := unlinkSocket(at, runDir); err != nil {
+				return err
+			}
+			return os.Symlink(to, at)
+		})
+	})
 }
 
+// unlinkSocket removes a link of a run's. It looks into one folder and removes there,
+// although another may come to be called so meanwhile.
 func unlinkSocket(path, runDir string) error {
-	if to, err := os.Readlink(path); err == nil && strings.HasPrefix(to, runDir+"/") {
-		return os.Remove(path)
+	folder, err := os.OpenRoot(filepath.Dir(path))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = folder.Close() }()
+	if to, err := folder.Readlink(filepath.Base(path)); err == nil && strings.HasPrefix(to, runDir+"/") {
+		return folder.Remove(filepath.Base(path))
 	}
 	return nil
 }

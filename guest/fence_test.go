@@ -133,3 +133,44 @@ func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 		t.Errorf("beside it lie %v, %v", entries, err)
 	}
 }
+
+// A socket is made where the client that named it is held to, although a folder above it
+// becomes a link: the daemon who makes it may write everywhere.
+func TestNoSocketIsMadeBehindALink(t *testing.T) {
+	for what, device := range map[string]string{
+		"port":    "<serial type='unix'><source mode='bind' path='PATH'/></serial>",
+		"display": "<graphics type='vnc'><listen type='socket' socket='PATH'/></graphics>",
+	} {
+		t.Run(what, func(t *testing.T) {
+			d := newDaemonOf(t, true)
+			folder, _, client := d.fencedIn()
+			others, way := filepath.Join(d.dir, "of-others"), filepath.Join(folder, "way")
+			ok(t, os.Mkdir(others, 0o755))
+			ok(t, os.Mkdir(way, 0o755))
+			path := filepath.Join(way, "socket")
+			doc := small(what, strings.ReplaceAll(device, "PATH", path))
+			g, err := d.Define(client, doc, false)
+			ok(t, err)
+			ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			if info, err := os.Stat(path); err != nil || info.Mode().Type() != os.ModeSocket {
+				t.Errorf("there is no socket: %v, %v", info, err)
+			}
+			ok(t, g.Destroy(d.ctx(), false))
+			if entries, err := os.ReadDir(way); err != nil || len(entries) != 0 {
+				t.Errorf("after the end there are %v, %v", entries, err)
+			}
+			ok(t, os.Remove(way))
+			ok(t, os.Symlink(others, way))
+			refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, path) // whoever starts it
+			_, err = d.Create(client, small(what+"2", strings.ReplaceAll(device, "PATH", path)), guest.StartOptions{})
+			refused(t, err, fault.Denied, path)
+			if entries, err := os.ReadDir(others); err != nil || len(entries) != 0 {
+				t.Errorf("behind the link there are %v, %v", entries, err)
+			}
+			// Whom nothing holds goes by links.
+			g = d.define(small("free", strings.ReplaceAll(device, "PATH", path)))
+			ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			ok(t, g.Destroy(d.ctx(), false))
+		})
+	}
+}

@@ -131,13 +131,16 @@ func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) err
 
 // listenFor makes the socket of a character device. It is removed with the guest.
 func listenFor(ctx context.Context, labels *labels, p *qemu.Plan, alias, path string) error {
+	held := heldTo(ctx, path)
 	listen := func() (f *os.File, err error) {
-		err = labels.sockets(func() (err error) { f, err = qemu.ListenMonitor(path); return err })
+		err = image.At(path, held, func(at string, _ int) error {
+			return labels.sockets(func() (err error) { f, err = qemu.ListenMonitor(at); return err })
+		})
 		return f, err
 	}
 	f, err := mount.Do(ctx, path, listen, func(f *os.File) { _ = f.Close() })
 	if err != nil {
-		return err
+		return fault.Wrap(err, failure(err), fault.Host, "cannot make the socket %s", path)
 	}
 	if p.Sockets == nil {
 		p.Sockets = map[string]*os.File{}

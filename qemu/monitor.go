@@ -2,7 +2,9 @@ package qemu
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -22,8 +24,8 @@ func ListenMonitor(path string) (*os.File, error) {
 			"cannot listen on %s: the path has %d bytes and sockets allow %d; use a shorter run directory", path, len(path), maxSocketPath)
 	}
 	fd, err := listen(path)
-	if errors.Is(err, unix.EADDRINUSE) && deserted(path) {
-		if err = os.Remove(path); err == nil {
+	if errors.Is(err, unix.EADDRINUSE) {
+		if err = RemoveDeserted(path); err == nil {
 			fd, err = listen(path)
 		}
 	}
@@ -56,16 +58,20 @@ func listen(path string) (int, error) {
 	return fd, nil
 }
 
-// RemoveDeserted removes a socket that nobody listens on any more.
+// RemoveDeserted removes a socket that nobody listens on any more. It looks into one
+// folder and removes there, although another may come to be called so meanwhile.
 func RemoveDeserted(path string) error {
-	if !deserted(path) {
+	folder, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		defer unix.Close(folder) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+		if deserted(fmt.Sprintf("/proc/self/fd/%d/%s", folder, filepath.Base(path))) {
+			err = unix.Unlinkat(folder, filepath.Base(path), 0)
+		}
+	}
+	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
-	err := os.Remove(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot remove a socket")
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot remove the socket %s, on which nobody listens", path)
 }
 
 // deserted reports whether path is a socket without a listener.
