@@ -112,7 +112,7 @@ func FuzzJournals(f *testing.F) {
 		read func(dir string) (any, error)
 	}{
 		{runRecordFile, func(dir string) (any, error) { return readRunRecord(dir) }},
-		{madeFileName, func(dir string) (any, error) { return readMadeFile(dir) }},
+		{madeFileName, func(dir string) (any, error) { return readJSON[madeFile](filepath.Join(dir, madeFileName)) }},
 		{changingFile, func(dir string) (any, error) { return readChanging(dir) }},
 		{pluggingFile, func(dir string) (any, error) { return readPlugging(dir) }},
 	}

@@ -2,8 +2,6 @@ package guest
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -56,7 +54,7 @@ func (s *saving) giveUp(ctx context.Context, session *qmp.Session, dir string, l
 // completion nobody was told: the guest lives on, and must not do so twice. It does
 // not wait for a file system that hangs.
 func (s *saving) discard(ctx context.Context, dir string, log *slog.Logger) {
-	made, err := readMadeFile(dir)
+	made, err := readJSON[madeFile](filepath.Join(dir, madeFileName))
 	if err == nil {
 		err = mount.Run(ctx, s.Path, func() error {
 			removeFile(log, partial(s.Path))
@@ -92,23 +90,11 @@ func (s *saving) remember(dir string) func(f *os.File) error {
 	}
 }
 
-// readMadeFile gives the last file of a save; one of none where there was no save.
-func readMadeFile(dir string) (m madeFile, err error) {
-	text, err := os.ReadFile(filepath.Join(dir, madeFileName))
-	if errors.Is(err, os.ErrNotExist) {
-		return m, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(text, &m)
-	}
-	return m, err
-}
-
-// is reports whether it lies there.
-func (m madeFile) is(path string) bool {
+// is reports whether it lies there; nil: there was no save.
+func (m *madeFile) is(path string) bool {
 	var st unix.Stat_t
 	err := unix.Lstat(path, &st)
-	return err == nil && m.Path == path && m.Device == st.Dev && m.Inode == st.Ino
+	return err == nil && m != nil && m.Path == path && m.Device == st.Dev && m.Inode == st.Ino
 }
 
 // awaitNoMigration waits until QEMU moves nothing any more: until then it may
