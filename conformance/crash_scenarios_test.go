@@ -226,21 +226,26 @@ func mediaDeeds() []deed {
 	}
 }
 
+// mortalImage is where the guest is saved to.
+const mortalImage = "mortal.image"
+
 func saveDeeds() []deed {
 	save := func(c *crash) error {
-		return c.l.DomainSaveFlags(mortalGuest, filepath.Join(c.dir, "mortal.image"), nil, 0)
+		return c.l.DomainSaveFlags(mortalGuest, filepath.Join(c.dir, mortalImage), nil, 0)
 	}
-	restore := func(c *crash) error { return c.l.DomainRestoreFlags(filepath.Join(c.dir, "mortal.image"), nil, 0) }
+	restore := func(c *crash) error { return c.l.DomainRestoreFlags(filepath.Join(c.dir, mortalImage), nil, 0) }
 	// The image stays behind a restore, and its file is the user's.
 	unsave := func(c *crash) error {
 		if err := restore(c); err != nil {
 			return err
 		}
-		return os.Remove(filepath.Join(c.dir, "mortal.image"))
+		return os.Remove(filepath.Join(c.dir, mortalImage))
 	}
 	managed := func(c *crash) error { return c.l.DomainManagedSave(mortalGuest, 0) }
 	return []deed{
 		{"save", save, unsave},
+		{"change the definition in an image", editImage("<title>again</title>", ""), editImage("", "<title>again</title>")},
+		{"change it back in the image", editImage("", "<title>again</title>"), editImage("<title>again</title>", "")},
 		{"restore", restore, destroy},
 		{"managed save", managed, startPaused},
 		{"start from the managed save", startPaused, managed},
@@ -263,12 +268,28 @@ func editSaved(add, remove string) func(c *crash) error {
 		if err != nil {
 			return err
 		}
-		doc = strings.Replace(strings.Replace(doc, remove, "", 1), "<metadata>", add+"<metadata>", 1)
-		if add != "" && !strings.Contains(doc, add) {
-			doc = strings.Replace(doc, "</uuid>", "</uuid>"+add, 1)
-		}
-		return c.l.DomainManagedSaveDefineXML(mortalGuest, libvirt.OptString{doc}, 0)
+		return c.l.DomainManagedSaveDefineXML(mortalGuest, libvirt.OptString{exchanged(doc, add, remove)}, 0)
 	}
+}
+
+// editImage is editSaved for the image that the user has.
+func editImage(add, remove string) func(c *crash) error {
+	return func(c *crash) error {
+		path := filepath.Join(c.dir, mortalImage)
+		doc, err := c.l.DomainSaveImageGetXMLDesc(path, 0)
+		if err != nil {
+			return err
+		}
+		return c.l.DomainSaveImageDefineXML(path, exchanged(doc, add, remove), 0)
+	}
+}
+
+func exchanged(doc, add, remove string) string {
+	doc = strings.Replace(strings.Replace(doc, remove, "", 1), "<metadata>", add+"<metadata>", 1)
+	if add != "" && !strings.Contains(doc, add) {
+		doc = strings.Replace(doc, "</uuid>", "</uuid>"+add, 1)
+	}
+	return doc
 }
 
 func firmwareDeeds() []deed {

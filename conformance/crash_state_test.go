@@ -32,7 +32,7 @@ func (c *crash) state() (string, error) {
 	}
 	var errs []error
 	for _, look := range []func(say func(string, ...any)) error{
-		c.sayGuests, c.sayNetworks, c.sayPools, c.saySecrets, c.sayFiles, c.sayRecords, c.sayHost,
+		c.sayGuests, c.sayImage, c.sayNetworks, c.sayPools, c.saySecrets, c.sayFiles, c.sayRecords, c.sayHost,
 	} {
 		errs = append(errs, look(say))
 	}
@@ -75,6 +75,17 @@ func (c *crash) sayGuests(say func(string, ...any)) error {
 		errs = append(errs, c.sayGuest(dom, say))
 	}
 	return errors.Join(errs...)
+}
+
+// sayImage says what the image of a guest tells that its user has.
+func (c *crash) sayImage(say func(string, ...any)) error {
+	path := filepath.Join(c.dir, mortalImage)
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	xml, err := c.l.DomainSaveImageGetXMLDesc(path, 0)
+	say("image %s", strings.ReplaceAll(xml, "\n", "\nimage "))
+	return err
 }
 
 func (c *crash) sayGuest(dom libvirt.Domain, say func(string, ...any)) error {

@@ -45,6 +45,9 @@ func Open(c Config) (*Registry, error) {
 	if err := r.finishRemovals(); err != nil {
 		return nil, err
 	}
+	if err := r.settleHeaders(); err != nil {
+		return nil, err
+	}
 	if err := r.loadDues(); err != nil {
 		return nil, err
 	}

@@ -225,7 +225,7 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
 	failpoint.Reach("undefine.forgotten")
 	if g.record.ManagedSave {
 		g.record.ManagedSave = false
-		removeFile(g.log, g.managedSavePath())
+		g.removeManagedSave()
 	}
 	if o.TPM || !o.KeepTPM && g.run == nil && !keepsTPM(inactive) {
 		g.reg.dropTPM(g.uuid, g.log)

@@ -29,7 +29,7 @@ func (r *Registry) findSaved() {
 		if r.byUUID[uuid] != nil || err == nil { // it is known, or will be adopted
 			continue
 		}
-		image, err := openSavedNow(path, SaveOptions{})
+		image, err := r.openSavedNow(r.life, path, SaveOptions{})
 		if err != nil {
 			r.log.Error("an image of a managed save has no guest any more and cannot be read; it is kept", "image", path, "error", err)
 			continue

@@ -78,6 +78,7 @@ type Registry struct {
 	traits  *traits
 	dues    dues
 	lent    lendings
+	headers turns // at the headers of saved images, by real path
 	// leftLabels are those that an earlier daemon left, by guest, until all are adopted.
 	leftLabels map[string]*labels
 

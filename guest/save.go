@@ -166,13 +166,23 @@ func (g *Guest) dropManagedSave() error {
 		g.record.ManagedSave = true
 		return err
 	}
-	removeFile(g.log, g.managedSavePath())
+	g.removeManagedSave()
 	return nil
+}
+
+// removeManagedSave removes the image that nobody knows of any more, and what was
+// noted of a change of its header.
+func (g *Guest) removeManagedSave() {
+	real, err := filepath.EvalSymlinks(g.managedSavePath())
+	removeFile(g.log, g.managedSavePath())
+	if err == nil {
+		g.reg.forgetHeader(real)
+	}
 }
 
 // Restore makes a guest from a saved image.
 func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Guest, error) {
-	image, err := openSaved(ctx, path, o)
+	image, err := r.openSaved(ctx, path, o)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +201,7 @@ func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Gu
 // of this guest.
 func (g *Guest) planRestoreFrom(path string, o SaveOptions) work {
 	return func(ctx context.Context) (settle, error) {
-		image, err := openSaved(ctx, path, o)
+		image, err := g.reg.openSaved(ctx, path, o)
 		if err != nil {
 			return nil, err
 		}
@@ -209,7 +219,7 @@ func (g *Guest) planRestoreFrom(path string, o SaveOptions) work {
 func (g *Guest) planManagedRestore(o StartOptions) work {
 	path, inactive := g.managedSavePath(), g.inactive
 	return func(ctx context.Context) (settle, error) {
-		image, err := openSaved(ctx, path, SaveOptions{BypassCache: o.BypassCache})
+		image, err := g.reg.openSaved(ctx, path, SaveOptions{BypassCache: o.BypassCache})
 		if err != nil {
 			return nil, fmt.Errorf("cannot continue from the managed save image (remove it, or start with --force-boot): %w", err)
 		}
@@ -243,8 +253,8 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions, then func() error
 }
 
 // SavedXML reads the definition in a saved image.
-func SavedXML(ctx context.Context, path string, secure bool) (string, error) {
-	image, err := openSaved(ctx, path, SaveOptions{})
+func (r *Registry) SavedXML(ctx context.Context, path string, secure bool) (string, error) {
+	image, err := r.openSaved(ctx, path, SaveOptions{})
 	if err != nil {
 		return "", err
 	}

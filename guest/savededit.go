@@ -20,7 +20,7 @@ import (
 
 // RedefineSaved replaces the definition in a saved image, and, unless Then is
 // NoState, what the guest does after its restore. The machine must stay the same.
-func RedefineSaved(ctx context.Context, path string, o SaveOptions) error {
+func (r *Registry) RedefineSaved(ctx context.Context, path string, o SaveOptions) error {
 	ctx, stop := context.WithTimeoutCause(ctx, modifyLimit, fault.New(fault.Timeout, fault.Host, "%v is the limit", modifyLimit))
 	defer stop()
 	f, err := mount.Do(ctx, path, func() (*os.File, error) { return openImage(path, os.O_RDWR) }, func(f *os.File) { _ = f.Close() })
@@ -29,30 +29,43 @@ func RedefineSaved(ctx context.Context, path string, o SaveOptions) error {
 	}
 	return mount.Outlast(ctx, path, func() error {
 		defer f.Close()
-		return redefine(f, o)
+		return r.redefineImage(ctx, f, o)
 	})
 }
 
-// redefine does it, as long as writing it out takes.
-func redefine(f *os.File, o SaveOptions) error {
-	if _, err := readSaved(f, o); err != nil {
+// redefineImage does it, as long as writing it out takes.
+func (r *Registry) redefineImage(ctx context.Context, f *os.File, o SaveOptions) error {
+	path, leave, err := r.headerTurn(ctx, f)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err = r.settleHeader(f, path); err == nil {
+		_, err = readSaved(f, o)
+	}
+	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Config, "cannot redefine the saved image %s", f.Name())
 	}
-	return fault.Wrap(rewriteHeader(f, o), fault.Failed, fault.Host, "cannot rewrite the header of %s", f.Name())
+	change, err := planHeader(f, o)
+	if err == nil {
+		err = r.changeHeader(f, path, change)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot rewrite the header of %s", f.Name())
 }
 
-// rewriteHeader changes a sound header in place: the stream behind it stays
-// where it is, and so does libvirt's cookie, if there is one.
-func rewriteHeader(f *os.File, o SaveOptions) error {
+// planHeader gives what changes in a sound header: the stream behind it stays where
+// it is, and so does libvirt's cookie, if there is one.
+func planHeader(f *os.File, o SaveOptions) (c headerChange, err error) {
 	head := make([]byte, saveHeaderLen)
 	if _, err := f.ReadAt(head, 0); err != nil {
-		return err
+		return c, err
 	}
 	word := func(i int) []byte { return head[16+4*i : 20+4*i] }
-	old := make([]byte, binary.NativeEndian.Uint32(word(1)))
-	if _, err := f.ReadAt(old, saveHeaderLen); err != nil {
-		return err
+	before := make([]byte, saveHeaderLen+binary.NativeEndian.Uint32(word(1)))
+	if _, err := f.ReadAt(before, 0); err != nil {
+		return c, err
 	}
+	old := before[saveHeaderLen:]
 	text, _, _ := bytes.Cut(old, []byte{0})
 	if o.XML != "" {
 		text = []byte(o.XML)
@@ -64,17 +77,14 @@ func rewriteHeader(f *os.File, o SaveOptions) error {
 		data = append(append(data, cookie...), 0)
 	}
 	if len(data) > len(old) {
-		return fault.New(fault.Invalid, fault.XML, "the new definition is %d bytes too long for the image", len(data)-len(old))
+		return c, fault.New(fault.Invalid, fault.XML, "the new definition is %d bytes too long for the image", len(data)-len(old))
 	}
 	if o.Then != domain.NoState {
 		binary.NativeEndian.PutUint32(word(2), boolWord(o.Then == domain.Running))
 	}
-	whole := make([]byte, saveHeaderLen+len(old))
-	copy(whole[copy(whole, head):], data)
-	if _, err := f.WriteAt(whole, 0); err != nil {
-		return err
-	}
-	return f.Sync()
+	after := make([]byte, len(before))
+	copy(after[copy(after, head):], data)
+	return newHeaderChange(before, after), nil
 }
 
 // ManagedSavedXML reads the definition in the guest's managed save image.
@@ -82,7 +92,7 @@ func (g *Guest) ManagedSavedXML(ctx context.Context, secure bool) (string, error
 	if !g.View().ManagedSave {
 		return "", errNoManagedSave()
 	}
-	return SavedXML(ctx, g.managedSavePath(), secure)
+	return g.reg.SavedXML(ctx, g.managedSavePath(), secure)
 }
 
 // RedefineManagedSave is RedefineSaved for the guest's managed save image.
@@ -95,7 +105,7 @@ func (g *Guest) RedefineManagedSave(ctx context.Context, o SaveOptions) error {
 			return nil, err
 		}
 		path := g.managedSavePath()
-		return func(ctx context.Context) (settle, error) { return nil, RedefineSaved(ctx, path, o) }, nil
+		return func(ctx context.Context) (settle, error) { return nil, g.reg.RedefineSaved(ctx, path, o) }, nil
 	})
 }
 

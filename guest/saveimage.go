@@ -221,21 +221,30 @@ func openImage(path string, flag int) (*os.File, error) {
 }
 
 // openSaved opens an image and reads its definition.
-func openSaved(ctx context.Context, path string, o SaveOptions) (*savedImage, error) {
-	return mount.Do(ctx, path, func() (*savedImage, error) { return openSavedNow(path, o) }, (*savedImage).close)
+func (r *Registry) openSaved(ctx context.Context, path string, o SaveOptions) (*savedImage, error) {
+	return mount.Do(ctx, path, func() (*savedImage, error) { return r.openSavedNow(ctx, path, o) }, (*savedImage).close)
 }
 
-func openSavedNow(path string, o SaveOptions) (*savedImage, error) {
+func (r *Registry) openSavedNow(ctx context.Context, path string, o SaveOptions) (i *savedImage, err error) {
 	f, err := openImage(path, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
-	i, err := readSaved(f, o)
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+			err = fault.Wrap(err, fault.Failed, fault.Config, "cannot read the saved image %s", path)
+		}
+	}()
+	real, leave, err := r.headerTurn(ctx, f)
 	if err != nil {
-		_ = f.Close()
-		return nil, fault.Wrap(err, fault.Failed, fault.Config, "cannot read the saved image %s", path)
+		return nil, err
 	}
-	return i, nil
+	defer leave()
+	if err := r.settleHeader(f, real); err != nil {
+		return nil, err
+	}
+	return readSaved(f, o)
 }
 
 func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {

@@ -153,7 +153,7 @@ func (h *handlers) domainSaveImageGetXMLDesc(ctx context.Context, _ *session, ar
 	if err := checkFlags("DOMAIN_SAVE_IMAGE_GET_XML_DESC", args.Flags, xmlSecure); err != nil {
 		return nil, err
 	}
-	doc, err := guest.SavedXML(ctx, args.File, args.Flags&xmlSecure != 0)
+	doc, err := h.Guests.SavedXML(ctx, args.File, args.Flags&xmlSecure != 0)
 	return &xdr.DomainSaveImageGetXMLDescRet{XML: doc}, err
 }
 
@@ -162,7 +162,7 @@ func (h *handlers) domainSaveImageDefineXML(ctx context.Context, _ *session, arg
 	if err != nil {
 		return nil, err
 	}
-	return nil, guest.RedefineSaved(ctx, args.File, o)
+	return nil, h.Guests.RedefineSaved(ctx, args.File, o)
 }
 
 func (h *handlers) domainManagedSaveGetXMLDesc(ctx context.Context, s *session, args *xdr.DomainManagedSaveGetXMLDescArgs) (*xdr.DomainManagedSaveGetXMLDescRet, error) {

@@ -1,0 +1,45 @@
+package guest
+
+import (
+	"context"
+	"sync"
+)
+
+// turns has one at a time do something to what has a name. The zero value is ready.
+type turns struct {
+	mu    sync.Mutex
+	taken map[string]chan struct{} // by name; closed when the turn ends
+}
+
+// take waits for the turn, for as long as ctx allows.
+func (t *turns) take(ctx context.Context, name string) (leave func(), err error) {
+	for {
+		t.mu.Lock()
+		busy := t.taken[name]
+		if busy == nil {
+			defer t.mu.Unlock()
+			return t.begin(name), nil
+		}
+		t.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// begin takes a turn that nobody has. The lock is held.
+func (t *turns) begin(name string) (leave func()) {
+	if t.taken == nil {
+		t.taken = map[string]chan struct{}{}
+	}
+	mine := make(chan struct{})
+	t.taken[name] = mine
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.taken, name)
+		close(mine)
+	}
+}
