@@ -23,21 +23,18 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 	if err != nil {
 		return nil, err
 	}
-	g, err := r.claim(u.plain.Name, u.plain.UUID)
-	if err != nil {
-		return nil, err
-	}
-	err = g.change(ctx, "", func() error {
-		def := u.after(g.current())
-		before := g.record.Fences
-		g.fence(ctx, def)
-		err := g.define(def, doc)
-		if err != nil {
-			g.record.Fences = before
-		}
-		return err
+	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
+		return g.change(ctx, "", func() error {
+			def := u.after(g.current())
+			before := g.record.Fences
+			g.fence(ctx, def)
+			err := g.define(def, doc)
+			if err != nil {
+				g.record.Fences = before
+			}
+			return err
+		})
 	})
-	return g, r.unclaim(g, err)
 }
 
 // understand turns a document into a complete definition, as the QEMU that it
@@ -174,6 +171,11 @@ type UndefineOptions struct{ ManagedSave, Snapshots, Checkpoints, NVRAM, KeepNVR
 // Undefine takes back the persistent definition. A running guest becomes
 // transient.
 func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
+	leave, err := g.reg.removing.take(ctx, g.uuid)
+	if err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.Domain, "cannot undefine domain %q yet", g.Name())
+	}
+	defer leave()
 	// The user says where the variables are: the caller waits for that file
 	// system, and not the loop.
 	nvram, err := g.nvramFile(ctx)

@@ -60,3 +60,9 @@ func (g *Guest) SetPTY(path string) error {
 		return nil
 	})
 }
+
+// DestroyerOfThisRun destroys the guest as long as it is in the run that it is in now.
+func (g *Guest) DestroyerOfThisRun() func(context.Context) error {
+	r := g.live.Load()
+	return func(ctx context.Context) error { return g.destroy(ctx, false, r) }
+}

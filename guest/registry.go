@@ -3,6 +3,7 @@ package guest
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -79,6 +80,9 @@ type Registry struct {
 	dues    dues
 	lent    lendings
 	headers turns // at the headers of saved images, by real path
+	// removing is of those who remove what a guest leaves behind, by UUID: the next one
+	// with it is made when they are done.
+	removing turns
 	// leftLabels are those that an earlier daemon left, by guest, until all are adopted.
 	leftLabels map[string]*labels
 
@@ -155,6 +159,25 @@ func (r *Registry) All() []*Guest {
 	r.mu.RUnlock()
 	slices.SortFunc(all, func(a, b *Guest) int { return cmp.Compare(a.Name(), b.Name()) })
 	return all
+}
+
+// claimed does something to the guest of that name and UUID, which is made when neither is
+// taken. One that ends before it was asked makes room for another: nobody is refused for it.
+func (r *Registry) claimed(ctx context.Context, name, uuid string, do func(*Guest) error) (*Guest, error) {
+	for {
+		leave, err := r.removing.take(ctx, uuid)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot make domain %q yet: files of the last one with UUID %s are still being removed", name, uuid)
+		}
+		g, err := r.claim(name, uuid)
+		leave()
+		if err != nil {
+			return nil, err
+		}
+		if err = do(g); !errors.Is(err, errLeft) || r.life.Err() != nil {
+			return g, r.unclaim(g, err)
+		}
+	}
 }
 
 // claim gives the guest of that name and UUID, making it when neither is

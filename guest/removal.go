@@ -62,7 +62,14 @@ func (r *Registry) finishRemovals() error {
 		return nil
 	})
 	for uuid, what := range all {
-		r.loops.Go(func() { r.finishRemoval(uuid, what) }) // a file system may hang
+		leave, e := r.removing.take(r.life, uuid) // nobody has it yet
+		if e != nil {
+			return e
+		}
+		r.loops.Go(func() { // a file system may hang
+			defer leave()
+			r.finishRemoval(uuid, what)
+		})
 	}
 	return err
 }

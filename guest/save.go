@@ -187,14 +187,11 @@ func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Gu
 		return nil, err
 	}
 	image.close() // the work opens it again, if it ever comes to that
-	g, err := r.claim(image.def.Name, image.def.UUID)
-	if err != nil {
-		return nil, err
-	}
-	err = g.perform(ctx, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
-		return g.planRestoreFrom(path, o), g.admitRun()
+	return r.claimed(ctx, image.def.Name, image.def.UUID, func(g *Guest) error {
+		return g.perform(ctx, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
+			return g.planRestoreFrom(path, o), g.admitRun()
+		})
 	})
-	return g, r.unclaim(g, err)
 }
 
 // planRestoreFrom gives the work of a restore from a file, which must still be

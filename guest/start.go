@@ -65,14 +65,11 @@ func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Gue
 	if err != nil {
 		return nil, err
 	}
-	g, err := r.claim(u.plain.Name, u.plain.UUID)
-	if err != nil {
-		return nil, err
-	}
-	err = g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
-		return g.planStart(u.after(g.current()), doc, o), g.admitRun()
+	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
+		return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
+			return g.planStart(u.after(g.current()), doc, o), g.admitRun()
+		})
 	})
-	return g, r.unclaim(g, err)
 }
 
 // planStart gives the work of a cold start of def.
@@ -114,10 +111,8 @@ func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
 func (g *Guest) destroyWith(owner <-chan struct{}, r *run) {
 	select {
 	case <-owner:
-		if g.live.Load() == r {
-			if err := g.Destroy(g.reg.life, false); err != nil {
-				g.log.Warn("cannot destroy the guest of a client that has gone", "error", err)
-			}
+		if err := g.destroy(g.reg.life, false, r); err != nil && !errors.Is(err, errLeft) {
+			g.log.Warn("cannot destroy the guest of a client that has gone", "error", err)
 		}
 	case <-r.process.Exited():
 	case <-g.ended:

@@ -18,8 +18,19 @@ const destroyPatience = nowPatience + releaseLimit
 // nothing that the guest is stuck in. Graceful only asks QEMU, and fails when
 // QEMU does not follow.
 func (g *Guest) Destroy(ctx context.Context, graceful bool) error {
+	return g.destroy(ctx, graceful, nil)
+}
+
+// destroy ends the guest if it is in that run still; nil: whichever.
+func (g *Guest) destroy(ctx context.Context, graceful bool, in *run) error {
 	t := &task{later: true}
-	t.plan = func() (work, error) { return nil, g.beginDestroy(t, graceful) }
+	t.plan = func() (work, error) {
+		if in != nil && g.run != in {
+			t.answer(nil)
+			return nil, nil
+		}
+		return nil, g.beginDestroy(t, graceful)
+	}
 	patience, late := destroyPatience, fault.New(fault.Timeout, fault.Domain,
 		"the process of domain %q was killed and does not end: the kernel waits for something, most likely its storage", g.Name())
 	if graceful {

@@ -84,8 +84,12 @@ func (g *Guest) perform(ctx context.Context, verb lifecycle.Verb, kind domain.Jo
 	return g.ask(ctx, &task{verb: verb, kind: kind, plan: plan, limit: limit})
 }
 
+// errLeft is in the answer of a guest that had been forgotten when it was asked: nothing of
+// what it was asked for was begun.
+var errLeft = errors.New("it has ended or was undefined")
+
 func errGone(name string) error {
-	return fault.New(fault.NotFound, fault.Domain, "domain %q is no longer there", name)
+	return fault.Wrap(errLeft, fault.NotFound, fault.Domain, "domain %q is no longer there", name)
 }
 
 // job is the work that runs beside the loop. At most one per guest.
