@@ -333,6 +333,9 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	if !started {
 		dropHalfNVRAM(ctx, run)
 	}
+	if g == nil && started && r.store.Sound() { // else its definition may be lost
+		r.dropTPMOf(rec, run.def, run.log)
+	}
 	if g == nil || !started {
 		return
 	}

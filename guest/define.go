@@ -229,7 +229,10 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
 		g.record.ManagedSave = false
 		g.removeManagedSave()
 	}
-	if o.TPM || !o.KeepTPM && g.run == nil && !keepsTPM(inactive) {
+	switch {
+	case g.run != nil: // it has its TPM to the end
+		g.run.KeepTPM = o.KeepTPM
+	case o.TPM || !o.KeepTPM && !keepsTPM(inactive):
 		g.reg.dropTPM(g.uuid, g.log)
 	}
 	g.state.Persistent, g.record.Autostart, g.record.AutostartOnce = false, false, false

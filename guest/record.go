@@ -82,6 +82,8 @@ type runRecord struct {
 	FromManaged bool
 	// NoRoom are disks for which the host had no room, and for which the guest is paused.
 	NoRoom []string
+	// KeepTPM says that the state of the TPM stays although the guest was undefined as it ran.
+	KeepTPM bool `json:",omitempty"`
 	// AutoDestroy says that the guest ends with the client that started it, and so
 	// with the daemon that this client was connected to.
 	AutoDestroy bool

@@ -148,6 +148,9 @@ func (g *Guest) finish(r *run) {
 	g.reg.dropID(r.ID)
 	g.reg.rooms.leave(g)
 	g.run = nil
+	if g.inactive == nil {
+		g.reg.dropTPMOf(&r.runRecord, r.def, g.log)
+	}
 	failpoint.Reach("destroy.released")
 	g.advance(lifecycle.Ended{})
 	if g.revival.cancel == nil && !g.over { // it is not to be started again

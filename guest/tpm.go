@@ -180,6 +180,13 @@ func (r *Registry) dropTPM(uuid string, log *slog.Logger) {
 	}
 }
 
+// dropTPMOf does so for a guest that was transient when it ended, and not to be restored.
+func (r *Registry) dropTPMOf(rec *runRecord, def *domain.Definition, log *slog.Logger) {
+	if !rec.KeepTPM && !keepsTPM(def) && rec.State.EndFor != domain.ReasonSaved {
+		r.dropTPM(rec.UUID, log)
+	}
+}
+
 func tpmPID(run *run) string { return filepath.Join(run.ownPath(), "swtpm.pid") }
 
 // stopTPMs ends the emulator of a guest whose QEMU never connected, or has gone.

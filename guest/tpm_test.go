@@ -66,3 +66,56 @@ func stateOf(t *testing.T, d *daemon, uuid string) os.FileInfo {
 	ok(t, err)
 	return info
 }
+
+// The state of a TPM holds secrets: it goes with a guest that was undefined as it ran, or
+// never was defined, when that ends, for the next of its UUID must not find it.
+func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
+	if _, err := exec.LookPath("swtpm"); err != nil {
+		t.Skip("needs swtpm")
+	}
+	d := newDaemon(t)
+	doc := func(name, more string) string {
+		return small(name, "<tpm model='tpm-crb'><backend type='emulator' version='2.0'"+more+"/></tpm>")
+	}
+	undefined := func(o guest.UndefineOptions) func(string, string) *guest.Guest {
+		return func(name, more string) *guest.Guest {
+			g := d.define(doc(name, more))
+			ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			ok(t, g.Undefine(d.ctx(), o))
+			return g
+		}
+	}
+	created := func(name, more string) *guest.Guest {
+		g, err := d.Create(d.ctx(), doc(name, more), guest.StartOptions{Paused: true})
+		ok(t, err)
+		return g
+	}
+	destroyed := func(g *guest.Guest) { ok(t, d.again(g).Destroy(d.ctx(), false)) }
+	for name, c := range map[string]struct {
+		more  string
+		begin func(name, more string) *guest.Guest
+		end   func(*guest.Guest)
+		stays bool
+	}{
+		"undefined":   {"", undefined(guest.UndefineOptions{}), destroyed, false},
+		"kept":        {"", undefined(guest.UndefineOptions{KeepTPM: true}), destroyed, true},
+		"persistent":  {" persistent_state='yes'", undefined(guest.UndefineOptions{}), destroyed, true},
+		"transient":   {"", created, destroyed, false},
+		"handed-over": {"", undefined(guest.UndefineOptions{KeepTPM: true}), func(g *guest.Guest) { d.reopen(func() {}); destroyed(g) }, true},
+		"buried": {"", undefined(guest.UndefineOptions{}), func(g *guest.Guest) {
+			pid := d.pid("buried")
+			d.reopen(func() {
+				ok(t, syscall.Kill(pid, syscall.SIGKILL))
+				_, err := syscall.Wait4(pid, nil, 0, nil)
+				ok(t, err)
+			})
+		}, false},
+	} {
+		g := c.begin(name, c.more)
+		stateOf(t, d, g.UUID())
+		c.end(g)
+		if _, err := os.Stat(filepath.Join(d.dir, "data/guest/tpm", g.UUID())); (err == nil) != c.stays {
+			t.Errorf("%s: after the guest's end its TPM's state: %v", name, err)
+		}
+	}
+}
