@@ -65,7 +65,29 @@ func (e efficiency) name(f *facts) string {
 	if len(f.run.Plan.InGuests()) > 1 {
 		words += ", " + e.guest.arm
 	}
-	return words
+	return words + e.against(f)
+}
+
+// against names the arm outside of guests where that is not plain: there are several,
+// or it has its own of what the step says of the guests, as one instance in the place of
+// many.
+func (e efficiency) against(f *facts) string {
+	arms := f.run.Plan.Outside()
+	own := arms[slices.IndexFunc(arms, func(a record.Arm) bool { return a.Name == e.outside.arm })].Set
+	at := f.run.Plan.Steps[f.place(e.outside.step)].Axes
+	var words []string
+	for _, axis := range runsAlong {
+		if value, has := own[axis]; has && at[axis] != value {
+			words = append(words, axis+"="+value)
+		}
+	}
+	switch {
+	case len(words) > 0:
+		return fmt.Sprintf(", against %s (%s)", e.outside.arm, strings.Join(words, ", "))
+	case len(arms) > 1:
+		return ", against " + e.outside.arm
+	}
+	return ""
 }
 
 // told is the figure, or why there is none to be believed.
@@ -86,14 +108,14 @@ func (e efficiency) interval() string {
 
 const efficiencyTitle = "Efficiency: in guests, by the same stack outside of a guest"
 
-const aboutEfficiency = "What guests do by what the same files, services and agent do outside of a guest, on as many processors and in as much memory, under the same load."
+const aboutEfficiency = "What guests do by what the same files, services and agent do outside of a guest, on as many processors and in as much memory, under the same load; where it says so, one instance in the place of several guests."
 
 // efficiencyTable has a row for each.
 func (f *facts) efficiencyTable() lab.Table {
 	t := lab.Table{Title: efficiencyTitle, Head: []string{"load, arm", "step", "told in", "in guests", "outside", "efficiency", "95 %", "repetitions"}}
 	for _, e := range f.efficiencies() {
 		t.Rows = append(t.Rows, []string{
-			e.guest.load + ", " + e.guest.arm, e.guest.step, e.m.label, number(stats.Median(e.pair.a)), number(stats.Median(e.pair.b)),
+			e.guest.load + ", " + e.guest.arm + e.against(f), e.guest.step, e.m.label, number(stats.Median(e.pair.a)), number(stats.Median(e.pair.b)),
 			e.told(), e.interval(), fmt.Sprint(len(e.pair.a)),
 		})
 	}
@@ -187,7 +209,7 @@ func (f *facts) groupOf(e efficiency) string {
 	if len(f.run.Plan.InGuests()) > 1 {
 		words += ", " + e.guest.arm
 	}
-	return words
+	return words + e.against(f)
 }
 
 // The bar of a hundred per cent on a terminal, and how far beyond it goes.

@@ -49,6 +49,28 @@ func TestThePageShowsEfficiency(t *testing.T) {
 	}
 }
 
+// One instance on bare metal in the place of two guests is named with what it has, and
+// no tile of it is missing.
+func TestGuestsAgainstOneInstanceOutsideOfThem(t *testing.T) {
+	s := newNative(0.5, 0.5)
+	s.instead = map[string]string{"tiles": "1"}
+	dir := s.keep(t)
+	html, out := paged(t, dir), shown(t, dir)
+	has(t, out,
+		"Efficiency of web at tiles=1: the guests do 50.0 %",
+		"Efficiency of web at tiles=2, against native (tiles=1): the guests do 100 % of what the same stack does outside of a guest.",
+		"arm native    outside of a guest, on the lab's own host: no daemon, no QEMU, no accelerator tiles=1",
+	)
+	has(t, row(t, out, efficiencyTitle, "web, guest, against native"), "tiles=2", "  100", "100 %")
+	_, together, _ := strings.Cut(out, "\nTiles together\n\n")
+	if together, _, _ = strings.Cut(together, "\n\n"); !strings.Contains(together, "web, guest") || strings.Contains(together, "web, native") {
+		t.Errorf("tiles together, of which one instance has one:\n%s", together)
+	}
+	if !strings.Contains(html, "tiles=2, against native (tiles=1)<") {
+		t.Error("the pictures do not name it")
+	}
+}
+
 func TestWhatIsNotToBeBelievedIsNoEfficiency(t *testing.T) {
 	s := newNative(0.5, 0.5)
 	s.more = func(w *record.Writer, turn record.Turn) {

@@ -189,7 +189,7 @@ type flow struct {
 // flow sums one up; nil where there is none.
 func (f *facts) flow(step, arm, load, op string) *flow {
 	found := &flow{step: step, arm: arm, load: load, op: op, tiles: map[string][]float64{}}
-	names := f.tiles(step, load)
+	names := f.tiles(step, arm, load)
 	for repetition := 1; repetition <= f.run.Plan.Repetitions; repetition++ {
 		turn := record.Turn{Arm: arm, Repetition: repetition, Step: step}
 		rate, here := 0.0, false
@@ -226,11 +226,16 @@ func (f *facts) flow(step, arm, load, op string) *flow {
 	return found
 }
 
-// tiles lists those of which a load was measured in a step, in whatever arm.
-func (f *facts) tiles(step, load string) []string {
+// tiles lists those of which a load was measured in a step, in whatever arm of guests.
+// An arm outside of guests may have others: those that it has.
+func (f *facts) tiles(step, arm, load string) []string {
+	outside := map[string]bool{}
+	for _, a := range f.run.Plan.Outside() {
+		outside[a.Name] = true
+	}
 	seen := map[string]bool{}
 	for _, s := range f.steps[step] {
-		if s.load == load {
+		if s.load == load && (s.turn.Arm == arm || !outside[arm] && !outside[s.turn.Arm]) {
 			seen[s.tile] = true
 		}
 	}

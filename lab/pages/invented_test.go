@@ -2,6 +2,7 @@ package pages
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -34,6 +35,7 @@ var kindsOfRuns = []kindOfRun{
 	{"tile-host-tuning", "mini", nil, 6, 14, false},
 	{"lamp-scale-out", "paper", nil, 2, 6, false},
 	{"lamp-scale-up", "paper", nil, 2, 6, true},
+	{"lamp-consolidation", "paper", nil, 2, 4, false},
 	{"block-io", "paper", map[string][]string{"bus": {"virtio", "ide"}, "io": {"threads", "native"}, "format": {"raw"}, "allocate": {"thin"}, "iothread": {"false"}}, 1, 5, true},
 	{"block-mail", "paper", nil, 2, 3, false},
 	{"oltp-hotadd", "paper", nil, 3, 3, true},
@@ -100,7 +102,8 @@ func number64(axes map[string]string, axis string) float64 {
 func (v *inventor) turn(t *testing.T, turn record.Turn, at time.Time) {
 	step := slices.IndexFunc(v.Plan.Steps, func(s record.Step) bool { return s.Name == turn.Step })
 	arm := slices.IndexFunc(v.Plan.Arms, func(a record.Arm) bool { return a.Name == turn.Arm })
-	setup, axes := v.plan.Setups[arm][step], v.Plan.Steps[step].Axes
+	setup, axes := v.plan.Setups[arm][step], maps.Clone(v.Plan.Steps[step].Axes)
+	maps.Copy(axes, v.Plan.Arms[arm].Set)
 	note := func(e record.Event) { e.Turn = turn; v.Events = append(v.Events, e) }
 	note(record.Event{Time: at, Kind: record.Window, Window: record.WarmUp})
 	if !v.plan.Warmup.Fixed() {

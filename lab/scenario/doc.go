@@ -3,9 +3,9 @@
 // makes a Plan of it: every turn with all values filled in.
 //
 // A file has profiles: sets of variables, of which a run has one. "$name" is a
-// variable's value; "${name}" stands within a text. The variables of the arm and
-// of the step come on top of the profile's. What has a dot, as "${web.address}",
-// is known only once guests run, and left for then.
+// variable's value; "${name}" stands within a text. The variables of the step come
+// on top of the profile's, and those of the arm on top of both. What has a dot, as
+// "${web.address}", is known only once guests run, and left for then.
 //
 // A warm-up is a length, 20s, or a rule, {least: 20s, most: 5m, steady: 5%}: it ends
 // when three windows in a row of every load differ by less than that.

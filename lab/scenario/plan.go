@@ -169,7 +169,7 @@ func (s *Scenario) setups(p *Plan, vars variables) error {
 	for _, arm := range p.Arms {
 		var row []*Setup
 		for _, step := range p.Steps {
-			setup, err := s.setup(vars.with(arm.Set).with(step.vars))
+			setup, err := s.setup(vars.with(step.vars).with(arm.Set))
 			if err == nil && arm.Native {
 				err = setup.checkNative()
 			}

@@ -153,7 +153,7 @@ type Plan struct {
 // Arm is one of the things compared.
 type Arm struct {
 	Name string    `yaml:"name"`
-	Set  variables `yaml:"set"`
+	Set  variables `yaml:"set"` // holds at every step, also for what a step says
 	// Native has the roles run outside of a guest, on the lab's own host: the same
 	// files and services on as many processors and in as much memory.
 	Native bool `yaml:"native"`

@@ -321,7 +321,7 @@ func TestAnArmOutsideOfAGuest(t *testing.T) {
 	if err != nil || !p.Outside() || p.Arms[0].Native || !p.Arms[1].Native {
 		t.Errorf("%+v, %v", p, err)
 	}
-	for _, name := range []string{"lamp-scale-up", "lamp-scale-out"} {
+	for _, name := range []string{"lamp-scale-up", "lamp-scale-out", "lamp-consolidation"} {
 		s, err := Shipped(name)
 		if err != nil {
 			t.Fatal(err)
@@ -329,6 +329,31 @@ func TestAnArmOutsideOfAGuest(t *testing.T) {
 		for _, profile := range s.Profiles() {
 			if p, err := s.Plan(profile); err != nil || !p.Outside() {
 				t.Errorf("%s, %s: nothing is outside of a guest, %v", name, profile, err)
+			}
+		}
+	}
+}
+
+// An arm may have its own of what steps say: one instance that has as many processors,
+// memory and users as all guests of a step together, as the paper's on bare metal.
+func TestAnArmHasItsOwnAtEveryStep(t *testing.T) {
+	s, err := Shipped("lamp-consolidation")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, profile := range s.Profiles() {
+		p, err := s.Plan(profile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, step := range p.Steps {
+			guests, one := p.Setups[0][i], p.Setups[1][i]
+			g, o := guests.Guests[0], one.Guests[0]
+			if o.Count != 1 || o.VCPUs != g.Count*g.VCPUs || o.Memory != Size(g.Count)*g.Memory {
+				t.Errorf("%s, %s: one instance with %d processors and %s beside %d with %d and %s", profile, step.Name, o.VCPUs, o.Memory, g.Count, g.VCPUs, g.Memory)
+			}
+			if users := guests.Loads[0].Config["users"]; fmt.Sprint(one.Loads[0].Config["users"]) != fmt.Sprint(g.Count*users.(int)) {
+				t.Errorf("%s, %s: %v users of one instance, and %v of each guest", profile, step.Name, one.Loads[0].Config["users"], users)
 			}
 		}
 	}
