@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/target/targettest"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -134,6 +135,41 @@ func TestCleanAfar(t *testing.T) {
 	}
 	if want := []string{"domain mine", "pool default"}; !slices.Equal(d.Left(), want) {
 		t.Errorf("left: %q", d.Left())
+	}
+}
+
+// Wherever the lab is killed, cleaning takes all away that it has left: calls that are
+// refused stand for those that it did not come to.
+func TestCleanAfarAfterAKillAtEachStep(t *testing.T) {
+	image, _ := anImage(t)
+	for what, never := range map[string][]int32{
+		"while the image is sent":            {xdr.ProcStorageVolUpload, xdr.ProcStoragePoolDestroy, xdr.ProcDomainDestroy, xdr.ProcNetworkDestroy},
+		"with guests":                        {xdr.ProcDomainDestroy, xdr.ProcStorageVolDelete, xdr.ProcStoragePoolDestroy, xdr.ProcNetworkDestroy},
+		"before the directory is removed":    {xdr.ProcStoragePoolDefineXML, xdr.ProcNetworkDestroy},
+		"while the directory is removed":     {xdr.ProcStoragePoolDelete, xdr.ProcStoragePoolUndefine, xdr.ProcNetworkDestroy},
+		"when the directory is just removed": {xdr.ProcStoragePoolUndefine, xdr.ProcNetworkDestroy},
+	} {
+		d := &targettest.Daemon{Refuse: map[int32]*remote.Error{}}
+		for _, proc := range never {
+			d.Refuse[proc] = &remote.Error{Code: 1, Message: "it was killed"}
+		}
+		far := connectTo(t, d.ListenAfar(t))
+		killed := ""
+		s, err := far.Open(t.Context(), "lab-abc", 1, "/srv/lab", image)
+		if err == nil {
+			_, err = s.Start(t.Context(), "lab-abc-t1-db", 1, 1, scenario.Guest{Memory: 128 * scenario.MiB, VCPUs: 1, MaxVCPUs: 1})
+			err = errors.Join(err, s.Close(t.Context()))
+		}
+		if err != nil {
+			killed = err.Error()
+		}
+		if !strings.Contains(killed, "it was killed") || len(d.Left()) == 0 {
+			t.Errorf("%s: %s, left: %q", what, killed, d.Left())
+		}
+		d.RefuseNothing()
+		if err := far.CleanAfar(t.Context(), "lab-abc", 1, "/srv/lab"); err != nil || len(d.Left()) > 0 {
+			t.Errorf("%s: %v, left: %q", what, err, d.Left())
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/image"
+	"github.com/lodge-kvm/lodge/lab/pool"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -33,30 +34,57 @@ type imageStore struct {
 // meanwhile, unless another run has it.
 func (t *Target) inStore(ctx context.Context, directory string, do func(*imageStore) error) (err error) {
 	s := &imageStore{target: t, dir: path.Join(directory, "images")}
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(s.dir))
-	name := fmt.Sprintf("lodge-lab-images-%08x", h.Sum32())
-	if s.pool, err = t.makePool(ctx, name, s.dir); err != nil {
-		var ret xdr.StoragePoolLookupByNameRet
-		if t.call(ctx, xdr.ProcStoragePoolLookupByName, &xdr.StoragePoolLookupByNameArgs{Name: name}, &ret) != nil {
+	if s.pool, err = t.makePool(ctx, storeName(s.dir), s.dir); err != nil {
+		there, failed := t.findStore(ctx, s.dir)
+		if failed != nil {
 			return err
 		}
-		s.pool = ret.Pool
+		s.pool = there
 		return do(s)
 	}
-	defer func() {
-		failed := t.call(context.WithoutCancel(ctx), xdr.ProcStoragePoolDestroy, &xdr.StoragePoolDestroyArgs{Pool: s.pool}, nil)
-		if _, refused := errors.AsType[*remote.Error](failed); !refused { // it is gone, or another run uses it
-			err = errors.Join(err, failed)
-		}
-	}()
+	defer func() { err = errors.Join(err, t.closeStore(context.WithoutCancel(ctx), s.pool)) }()
 	return do(s)
+}
+
+// storeName is that of the pool of a directory.
+func storeName(dir string) string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(dir))
+	return fmt.Sprintf("lodge-lab-images-%08x", h.Sum32())
+}
+
+func (t *Target) findStore(ctx context.Context, dir string) (xdr.StoragePool, error) {
+	var ret xdr.StoragePoolLookupByNameRet
+	err := t.call(ctx, xdr.ProcStoragePoolLookupByName, &xdr.StoragePoolLookupByNameArgs{Name: storeName(dir)}, &ret)
+	return ret.Pool, err
+}
+
+// closeStore has the daemon forget the pool. Of what it refuses it is gone already, or
+// another run sends an image.
+func (t *Target) closeStore(ctx context.Context, store xdr.StoragePool) error {
+	err := t.call(ctx, xdr.ProcStoragePoolDestroy, &xdr.StoragePoolDestroyArgs{Pool: store}, nil)
+	if _, refused := errors.AsType[*remote.Error](err); refused {
+		return nil
+	}
+	return err
+}
+
+// leaveStore closes the one below a directory that a killed lab has left open.
+func (t *Target) leaveStore(ctx context.Context, directory string) error {
+	left, err := t.findStore(ctx, path.Join(directory, "images"))
+	if _, none := errors.AsType[*remote.Error](err); none {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return t.closeStore(ctx, left)
 }
 
 // DropImages takes away the images that are kept below a directory of a daemon that
 // is away.
 func (t *Target) DropImages(ctx context.Context, directory string) error {
-	return t.inStore(ctx, directory, func(s *imageStore) error { return t.removePool(ctx, s.pool) })
+	return t.inStore(ctx, directory, func(s *imageStore) error { return pool.Remove(ctx, t, s.pool) })
 }
 
 // part is one file of an image.
@@ -98,7 +126,7 @@ func (s *imageStore) there(i Image) Image {
 
 // has says whether an image is there as a whole, and what there is of it.
 func (s *imageStore) has(ctx context.Context, i Image) (whole bool, found []xdr.StorageVol, err error) {
-	all, err := s.target.volumes(ctx, s.pool)
+	all, err := pool.Volumes(ctx, s.target, s.pool)
 	for _, v := range all {
 		if strings.HasPrefix(v.Name, i.key()+"-") {
 			found = append(found, v)
@@ -141,16 +169,8 @@ func (s *imageStore) keep(ctx context.Context, i Image) (Image, error) {
 			return Image{}, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot bring the guests' image to the daemon's host")
 		}
 	}
-	_, err = s.volume(ctx, i.mark(), 1)
+	_, err = pool.File(ctx, s.target, s.pool, i.mark(), 1)
 	return s.there(i), err
-}
-
-// volume makes one that everybody may read: QEMUs may run as any account.
-func (s *imageStore) volume(ctx context.Context, name string, size int64) (xdr.StorageVol, error) {
-	document := fmt.Sprintf("<volume>\n  <name>%s</name>\n  <capacity unit='bytes'>%d</capacity>\n  <allocation>0</allocation>\n  <target><format type='raw'/><permissions><mode>0644</mode></permissions></target>\n</volume>\n", name, size)
-	var made xdr.StorageVolCreateXMLRet
-	err := s.target.call(ctx, xdr.ProcStorageVolCreateXML, &xdr.StorageVolCreateXMLArgs{Pool: s.pool, XML: document}, &made)
-	return made.Volume, err
 }
 
 func (s *imageStore) send(ctx context.Context, p part) error {
@@ -163,7 +183,7 @@ func (s *imageStore) send(ctx context.Context, p part) error {
 	if err != nil {
 		return err
 	}
-	v, err := s.volume(ctx, p.name, info.Size())
+	v, err := pool.File(ctx, s.target, s.pool, p.name, info.Size())
 	if err != nil {
 		return err
 	}
@@ -257,8 +277,8 @@ func extent(file *os.File, at, size int64) (data, end int64) {
 const consoleSize = 4 * scenario.KiB
 
 // lastOf reads the end of a volume that grows.
-func (t *Target) lastOf(ctx context.Context, pool xdr.StoragePool, name string, most uint64) ([]byte, error) {
-	all, err := t.volumes(ctx, pool)
+func (t *Target) lastOf(ctx context.Context, files xdr.StoragePool, name string, most uint64) ([]byte, error) {
+	all, err := pool.Volumes(ctx, t, files)
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/image"
+	"github.com/lodge-kvm/lodge/lab/pool"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -68,7 +69,7 @@ func (s *Site) place(ctx context.Context, directory string, number int) (err err
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make a directory for the guests' files")
 	}
-	s.files, err = s.pool(ctx, s.name+"-files", s.dir)
+	s.files, err = pool.Over(ctx, s.target, s.name+"-files", s.dir)
 	return err
 }
 
@@ -89,12 +90,6 @@ func (s *Site) Close(ctx context.Context) error {
 	err = errors.Join(err, os.RemoveAll(s.dir))
 	_ = os.Remove(filepath.Dir(s.dir)) // the last of the run's targets leaves it empty
 	return err
-}
-
-func (s *Site) pool(ctx context.Context, name, dir string) (xdr.StoragePool, error) {
-	var ret xdr.StoragePoolCreateXMLRet
-	err := s.target.call(ctx, xdr.ProcStoragePoolCreateXML, &xdr.StoragePoolCreateXMLArgs{XML: poolDocument(name, dir)}, &ret)
-	return ret.Pool, fault.Wrap(err, fault.Failed, fault.Pool, "cannot make a pool of %s", dir)
 }
 
 func (s *Site) network(ctx context.Context) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/lab/pool"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -37,7 +38,7 @@ func (t *Target) sweepPools(ctx context.Context, run string) error {
 	err := t.call(ctx, xdr.ProcConnectListAllStoragePools, &xdr.ConnectListAllStoragePoolsArgs{NeedResults: true}, &ret)
 	for _, p := range ret.Pools {
 		if strings.HasPrefix(p.Name, run+"-") && t.Away() {
-			err = errors.Join(err, t.removePool(ctx, p))
+			err = errors.Join(err, pool.Remove(ctx, t, p))
 		} else if strings.HasPrefix(p.Name, run+"-") {
 			err = errors.Join(err, t.call(ctx, xdr.ProcStoragePoolDestroy, &xdr.StoragePoolDestroyArgs{Pool: p}, nil))
 		}

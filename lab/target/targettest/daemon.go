@@ -89,6 +89,13 @@ func answering(t *testing.T) net.Conn {
 	return ends[0]
 }
 
+// RefuseNothing has it answer all calls from now on.
+func (d *Daemon) RefuseNothing() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.Refuse)
+}
+
 // Calls are those that made, refused or took away something, in their order.
 func (d *Daemon) Calls() []string {
 	d.mu.Lock()
@@ -105,6 +112,9 @@ func (d *Daemon) Left() (names []string) {
 	}
 	for _, one := range d.Pools {
 		names = append(names, "pool "+one.Name)
+	}
+	for one := range d.defined {
+		names = append(names, "definition of pool "+one)
 	}
 	for _, one := range d.Nets {
 		names = append(names, "network "+one.Name)
@@ -140,6 +150,9 @@ func (d *Daemon) Answer(proc int32, args xdr.Message) (xdr.Message, error) {
 		return &xdr.NodeGetFreePagesRet{Counts: []uint64{d.Pages}}, nil
 	case xdr.ProcStoragePoolCreateXML:
 		pool := xdr.StoragePool{Name: nameOf(args.(*xdr.StoragePoolCreateXMLArgs).XML)}
+		if _, defined := d.defined[pool.Name]; defined || d.runs(pool.Name) {
+			return nil, &remote.Error{Code: 9, Message: "the pool exists"}
+		}
 		d.Pools = append(d.Pools, pool)
 		d.open(pool.Name, pathOf(args.(*xdr.StoragePoolCreateXMLArgs).XML))
 		return &xdr.StoragePoolCreateXMLRet{Pool: pool}, nil
@@ -156,7 +169,8 @@ func (d *Daemon) Answer(proc int32, args xdr.Message) (xdr.Message, error) {
 		note(gone.Name)
 		delete(d.volumes[gone.Pool], gone.Name)
 	case xdr.ProcStoragePoolGetXMLDesc, xdr.ProcStoragePoolDefineXML, xdr.ProcStoragePoolDelete, xdr.ProcStoragePoolUndefine,
-		xdr.ProcStoragePoolListAllVolumes, xdr.ProcStoragePoolGetInfo, xdr.ProcStorageVolGetInfo, xdr.ProcStoragePoolLookupByName:
+		xdr.ProcStoragePoolListAllVolumes, xdr.ProcStoragePoolGetInfo, xdr.ProcStorageVolGetInfo, xdr.ProcStoragePoolLookupByName,
+		xdr.ProcStoragePoolIsActive, xdr.ProcStoragePoolCreate, xdr.ProcStoragePoolRefresh:
 		return d.store(proc, args)
 	case xdr.ProcNodeGetMemoryStats:
 		stats := []xdr.NodeMemoryStat{{Field: "total", Value: 8 << 20}, {Field: "free", Value: 3 << 20}}
@@ -186,7 +200,13 @@ func (d *Daemon) Answer(proc int32, args xdr.Message) (xdr.Message, error) {
 	case xdr.ProcConnectListAllDomains:
 		return &xdr.ConnectListAllDomainsRet{Domains: slices.Clone(d.Domains)}, nil
 	case xdr.ProcConnectListAllStoragePools:
-		return &xdr.ConnectListAllStoragePoolsRet{Pools: slices.Clone(d.Pools)}, nil
+		pools := slices.Clone(d.Pools)
+		for name := range d.defined {
+			if !d.runs(name) {
+				pools = append(pools, xdr.StoragePool{Name: name})
+			}
+		}
+		return &xdr.ConnectListAllStoragePoolsRet{Pools: pools}, nil
 	case xdr.ProcConnectListAllNetworks:
 		return &xdr.ConnectListAllNetworksRet{Networks: slices.Clone(d.Nets)}, nil
 	case xdr.ProcDomainSetVCPUsFlags:

@@ -90,26 +90,23 @@ func (d *Daemon) Lose(pool, name string) {
 
 // store answers what is asked of pools and their volumes.
 func (d *Daemon) store(proc int32, args xdr.Message) (xdr.Message, error) {
-	name := xdr.Lookup(xdr.ProgramRemote, proc).Name
+	note := func(pool string) { d.calls = append(d.calls, xdr.Lookup(xdr.ProgramRemote, proc).Name+" "+pool) }
 	switch args := args.(type) {
 	case *xdr.StoragePoolDefineXMLArgs:
 		one := nameOf(args.XML)
-		d.calls = append(d.calls, name+" "+one)
+		note(one)
 		d.defined[one] = args.XML
 		return &xdr.StoragePoolDefineXMLRet{Pool: xdr.StoragePool{Name: one}}, nil
 	case *xdr.WithPoolFlags:
-		if proc == xdr.ProcStoragePoolGetXMLDesc {
-			return &xdr.StoragePoolGetXMLDescRet{XML: fmt.Sprintf("<pool><target><path>%s</path></target></pool>", d.paths[args.Pool.Name])}, nil
-		}
-		d.calls = append(d.calls, name+" "+args.Pool.Name) // delete
-		if _, defined := d.defined[args.Pool.Name]; !defined || len(d.volumes[args.Pool.Name]) > 0 {
-			return nil, &remote.Error{Code: 55, Message: "the directory is not empty, or of no pool that does not run"}
-		}
+		return d.change(proc, args.Pool, note)
 	case *xdr.WithPool:
-		if proc == xdr.ProcStoragePoolGetInfo {
+		switch proc {
+		case xdr.ProcStoragePoolGetInfo:
 			return &xdr.StoragePoolGetInfoRet{Available: 100 << 30}, nil
+		case xdr.ProcStoragePoolIsActive:
+			return &xdr.StoragePoolIsActiveRet{Active: d.runs(args.Pool.Name)}, nil
 		}
-		d.calls = append(d.calls, name+" "+args.Pool.Name) // undefine
+		note(args.Pool.Name) // undefine
 		delete(d.defined, args.Pool.Name)
 	case *xdr.StoragePoolListAllVolumesArgs:
 		var all []xdr.StorageVol
@@ -122,7 +119,40 @@ func (d *Daemon) store(proc int32, args xdr.Message) (xdr.Message, error) {
 		c.reads = true
 		return &xdr.StorageVolGetInfoRet{Capacity: uint64(c.bytes.Len())}, nil
 	case *xdr.WithName: // a pool is looked up
-		return nil, &remote.Error{Code: 49, Message: "no such pool"}
+		if _, defined := d.defined[args.Name]; !defined && !d.runs(args.Name) {
+			return nil, &remote.Error{Code: 49, Message: "no such pool"}
+		}
+		return &xdr.StoragePoolLookupByNameRet{Pool: xdr.StoragePool{Name: args.Name}}, nil
+	}
+	return nil, nil
+}
+
+// runs says whether a pool does.
+func (d *Daemon) runs(pool string) bool {
+	return slices.ContainsFunc(d.Pools, func(one xdr.StoragePool) bool { return one.Name == pool })
+}
+
+// change is of a pool that is defined; or it is described.
+func (d *Daemon) change(proc int32, pool xdr.StoragePool, note func(pool string)) (xdr.Message, error) {
+	_, defined := d.defined[pool.Name]
+	switch proc {
+	case xdr.ProcStoragePoolGetXMLDesc:
+		return &xdr.StoragePoolGetXMLDescRet{XML: fmt.Sprintf("<pool><name>%s</name><target><path>%s</path></target></pool>", pool.Name, d.paths[pool.Name])}, nil
+	case xdr.ProcStoragePoolRefresh:
+		if !d.runs(pool.Name) {
+			return nil, &remote.Error{Code: 55, Message: "the pool does not run"}
+		}
+	case xdr.ProcStoragePoolCreate:
+		note(pool.Name)
+		if !defined || d.runs(pool.Name) {
+			return nil, &remote.Error{Code: 55, Message: "the pool runs, or there is none"}
+		}
+		d.Pools = append(d.Pools, pool)
+	case xdr.ProcStoragePoolDelete:
+		note(pool.Name)
+		if !defined || d.runs(pool.Name) || len(d.volumes[pool.Name]) > 0 {
+			return nil, &remote.Error{Code: 55, Message: "the directory is not empty, or of no pool that does not run"}
+		}
 	}
 	return nil, nil
 }
