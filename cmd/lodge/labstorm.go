@@ -74,7 +74,7 @@ does not finish within --patience is recorded as blocked.
 	f.DurationVar(&s.Window, "window", 5*time.Second, "`time` for which calls are repeated, where they are")
 	f.BoolVar(&s.mini, "mini", false, "every scenario with few guests, in about a minute, unless other flags say otherwise")
 	f.Uint64Var(&s.Seed, "seed", 0, "`number` that every random choice comes from (default: a new one)")
-	f.StringVar(&s.Directory, "directory", "/var/tmp", "`directory` for the guests' disks")
+	f.StringVar(&s.Directory, "directory", "/var/tmp", "`directory` for the guests' disks, on the daemons' host")
 	f.StringVar(&s.Command, "made-by", strings.Join(os.Args, " "), "`command` that is named as the one that makes these values")
 	f.StringVar(&s.values, "json", "", "`file` for all values, as lines of JSON; packed if its name ends in .gz")
 	f.StringVar(&s.html, "html", "", "`file` for a page with pictures, which carries the values of --json")

@@ -2,9 +2,12 @@ package storm
 
 import (
 	"context"
+	"path"
+	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/node"
+	"github.com/lodge-kvm/lodge/lab/pool"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -22,6 +25,17 @@ func checkAddresses(o Options) error {
 		}
 	}
 	return nil
+}
+
+// near is the directory on this host in which the lab has its own: that for disks, but
+// where that is another host's; "" is the usual one.
+func (o *Options) near() string {
+	for _, t := range o.Targets {
+		if at, err := remote.Parse(t.Address); err == nil && at.Local() {
+			return o.Directory
+		}
+	}
+	return ""
 }
 
 // locate sees that all daemons are on one host, as they tell, and takes the facts of
@@ -45,8 +59,69 @@ func (b *bench) locate(ctx context.Context, c *remote.Conn, t *target) error {
 	return err
 }
 
-// away says whether guests of a shape need disks that the daemon's host does not see.
-func (t *target) away(s shape) bool { return !t.at.Local() && s.disks > 0 }
+// disksAfar are where a daemon of another host keeps the guests' disks: volumes of a
+// pool of the run's own, in a directory of that host.
+type disksAfar struct {
+	pool xdr.StoragePool
+	made map[string]bool // by a volume's name
+}
+
+// makeDisksAfar makes those of some guests that are not there yet.
+func (t *turn) makeDisksAfar(ctx context.Context, guests int) error {
+	c, err := t.reach(ctx, t.target)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	inTime := func(do func(context.Context) error) error {
+		ctx, stop := context.WithTimeoutCause(ctx, t.Patience, errCut)
+		defer stop()
+		return do(ctx)
+	}
+	if t.target.disks == nil {
+		d := &disksAfar{made: map[string]bool{}}
+		err := inTime(func(ctx context.Context) (err error) {
+			d.pool, err = pool.Make(ctx, c, path.Base(t.target.dir), t.target.dir)
+			return err
+		})
+		if err != nil {
+			return fault.Wrap(err, fault.Of(err), fault.Pool, "the guests' disks are to lie below --directory, on the daemon's host")
+		}
+		t.target.disks = d
+	}
+	for guest := range guests {
+		for i := range t.shape.disks {
+			name := path.Base(diskPath(t.target.dir, t.name(guest), i))
+			if t.target.disks.made[name] {
+				continue
+			}
+			err := inTime(func(ctx context.Context) error {
+				_, err := pool.File(ctx, c, t.target.disks.pool, name, diskSize)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			t.target.disks.made[name] = true
+		}
+	}
+	return nil
+}
+
+// dropDisks takes away what makeDisksAfar has made.
+func (t *turn) dropDisks(ctx context.Context) error {
+	if t.target.disks == nil {
+		return nil
+	}
+	ctx, stop := context.WithTimeoutCause(ctx, t.Patience+time.Duration(len(t.target.disks.made))*time.Second, errCut)
+	defer stop()
+	c, err := t.reach(ctx, t.target)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return pool.Remove(ctx, c, t.target.disks.pool)
+}
 
 // roomAfar is affords for guests at another host, of which memory alone is known.
 func (t *turn) roomAfar(ctx context.Context) error {

@@ -15,11 +15,12 @@ func (f *fake) afar() Target {
 	return Target{Name: f.name, Address: "qemu+tcp://127.0.0.1:" + remotetest.Gate(f.t, socket, remotetest.Open) + "/system"}
 }
 
-// What wants the daemon's process, its guests' or their disks is said not to be
-// measured, and the rest is; the facts are those of the daemon's host.
+// What wants the daemon's process is said not to be measured, and the rest is; the
+// facts are those of the daemon's host, and the guests' disks are volumes there.
 func TestADaemonOfAnotherHost(t *testing.T) {
 	f := newFake(t, "far")
-	run, err := do(t.Context(), t, options(t, []Step{{Start, 2, 0}, {Start, 2, 1}, {Define, 2, 1}, {Adopt, 2, 0}}, f.afar()))
+	o := options(t, []Step{{Start, 2, 0}, {Start, 2, 1}, {Define, 2, 1}, {Adopt, 2, 0}}, f.afar())
+	run, err := do(t.Context(), t, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +33,7 @@ func TestADaemonOfAnotherHost(t *testing.T) {
 		said[s.Scenario] += s.Reason + "\n"
 	}
 	for scenario, wants := range map[Scenario][]string{
-		Start: {"only a local socket tells the daemon's process", "--disks 0"}, Adopt: {"not killed"}, Define: nil,
+		Start: {"only a local socket tells the daemon's process"}, Adopt: {"not killed"}, Define: nil,
 	} {
 		for _, want := range wants {
 			if !strings.Contains(said[scenario], want) {
@@ -49,6 +50,16 @@ func TestADaemonOfAnotherHost(t *testing.T) {
 			t.Errorf("memory of a process that is not known: %+v", s)
 		}
 		measured = append(measured, string(s.Scenario)+" "+string(s.Metric))
+	}
+	calls, found := map[string]int{}, false
+	for _, call := range f.pools.Calls() {
+		verb, name, _ := strings.Cut(call, " ")
+		calls[verb]++
+		found = found || strings.Contains(run.Documents[1].XML, "-far/"+name+"'")
+	}
+	// Disks of two guests, and of spares.
+	if want := 2 + spares; !found || calls["STORAGE_VOL_CREATE_XML"] != want || calls["STORAGE_VOL_DELETE"] != want || calls["STORAGE_POOL_DELETE"] != 1 {
+		t.Errorf("disks: %v, where guests look for them: %s", f.pools.Calls(), run.Documents[1].XML)
 	}
 	for _, want := range []string{"start start", "define define"} {
 		if !slices.Contains(measured, want) {

@@ -26,7 +26,7 @@ type Options struct {
 	Patience  time.Duration // with each call, and with a daemon's start
 	Window    time.Duration // of calls that are repeated for a while
 	Seed      uint64
-	Directory string // for the guests' disks, which every daemon must be able to open
+	Directory string // for the guests' disks, which every daemon must be able to open: on its host
 	Command   string // that makes such a run, to be kept with it
 	Version   string // of the lab
 	Log       *slog.Logger
@@ -39,7 +39,7 @@ const spares = 2
 type bench struct {
 	Options
 	machine machine.Machine
-	dir     string // of disks and bare runs
+	dir     string // of disks and bare runs, on this host
 	prefix  string // of the guests' names
 	targets []*target
 	rand    *mathrand.Rand
@@ -53,7 +53,7 @@ func Do(ctx context.Context, o Options) (run *Run, err error) {
 	if err := checkAddresses(o); err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp(o.Directory, "lodge-storm-")
+	dir, err := os.MkdirTemp(o.near(), "lodge-storm-")
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a directory for disks")
 	}
@@ -86,7 +86,7 @@ func (b *bench) close(ctx context.Context) error {
 	for _, t := range b.targets {
 		if t.Kind == Daemon {
 			last := &turn{bench: b, target: t}
-			all = errors.Join(all, last.clear(ctx), t.close())
+			all = errors.Join(all, last.clear(ctx), last.dropDisks(ctx), t.close())
 		}
 	}
 	return all

@@ -9,6 +9,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
+	"github.com/lodge-kvm/lodge/lab/target/targettest"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -20,6 +21,8 @@ type fake struct {
 	before func(proc int32, guest string) error
 	host   string
 	memory uint64 // of its host, half of which is free
+
+	pools targettest.Daemon // that it has
 
 	mu      sync.Mutex
 	domains map[string]bool // whether it runs
@@ -40,6 +43,9 @@ func (f *fake) target() Target {
 func (f *fake) answer(proc int32, args xdr.Message) (xdr.Message, error) {
 	if err := f.before(proc, guestOf(args)); err != nil {
 		return nil, err
+	}
+	if strings.HasPrefix(xdr.Lookup(xdr.ProgramRemote, proc).Name, "STORAGE_") {
+		return f.pools.Answer(proc, args)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -134,9 +140,12 @@ func (f *fake) act(proc int32, name string) (xdr.Message, error) {
 	return nil, &remote.Error{Code: codeNoSupport, Domain: 7, Message: "unknown procedure"}
 }
 
-// leftAlone fails when a domain of the lab's is left, or one of others is not.
+// leftAlone fails when a domain or a pool of the lab's is left, or a domain of others is not.
 func (f *fake) leftAlone() {
 	f.t.Helper()
+	if left := f.pools.Left(); len(left) > 0 {
+		f.t.Errorf("%s: afterwards there are %v", f.name, left)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if names := slices.Collect(maps.Keys(f.domains)); !slices.Equal(names, []string{"somebody-elses"}) || !f.domains["somebody-elses"] {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"time"
 
@@ -19,6 +20,8 @@ import (
 type target struct {
 	Target
 	at       remote.Address
+	dir      string                  // of the guests' disks, on its host
+	disks    *disksAfar              // at a daemon of another host; nil: none yet
 	host     string                  // that it runs on, as it tells
 	pid      int                     // of the daemon; 0 where that is not known
 	unseen   string                  // why it is not
@@ -40,6 +43,9 @@ func (b *bench) meet(ctx context.Context, described Target) (t *target, err erro
 	t.Kind = Daemon
 	if t.at, err = remote.Parse(t.Address); err != nil {
 		return nil, err
+	}
+	if t.dir = b.dir; !t.at.Local() {
+		t.dir = path.Join(b.Directory, b.prefix+t.Name)
 	}
 	if t.Start != "" {
 		if t.service, err = launch(ctx, t.Start, filepath.Join(b.dir, t.Name+".log")); err != nil {
@@ -131,11 +137,8 @@ const warmUps = 2
 func (b *bench) warmUp(ctx context.Context) error {
 	var direct []*target
 	for _, t := range b.targets {
-		bares := &target{Target: Target{Name: "bare " + t.Name, Kind: Direct, Of: t.Name, Process: "qemu", Hypervisor: t.Hypervisor}, at: t.at, host: t.host, commands: map[shape]*bare.Command{}}
+		bares := &target{Target: Target{Name: "bare " + t.Name, Kind: Direct, Of: t.Name, Process: "qemu", Hypervisor: t.Hypervisor}, at: t.at, dir: t.dir, host: t.host, commands: map[shape]*bare.Command{}}
 		for _, s := range b.shapes() {
-			if t.away(s) {
-				continue // said for each turn
-			}
 			command, err := b.capture(ctx, t, s)
 			if err != nil {
 				return fmt.Errorf("target %s: first guest with %d disks: %w", t.Name, s.disks, err)
@@ -150,7 +153,7 @@ func (b *bench) warmUp(ctx context.Context) error {
 		direct = append(direct, bares)
 	}
 	for _, s := range b.shapes() {
-		b.run.Documents = append(b.run.Documents, Document{s.disks, s.memory, s.definition(b.dir, b.name(0))})
+		b.run.Documents = append(b.run.Documents, Document{s.disks, s.memory, s.definition(b.targets[0].dir, b.name(0))})
 	}
 	if b.Direct {
 		b.targets = append(b.targets, direct...)
@@ -174,7 +177,7 @@ func (b *bench) capture(ctx context.Context, target *target, s shape) (command *
 	t := &turn{bench: b, target: target, shape: s, cell: Cell{Target: target.Name, Guests: 1, Clients: 1, Disks: s.disks}}
 	defer func() { err = errors.Join(err, t.clear(context.WithoutCancel(ctx))) }()
 	dir := filepath.Join(b.dir, fmt.Sprintf("bare-%s-%d-%d", target.Name, s.disks, s.memory))
-	if err := errors.Join(os.MkdirAll(dir, 0o700), t.prepare(1)); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o700), t.prepare(ctx, 1)); err != nil {
 		return nil, err
 	}
 	if t.clients, err = t.dial(ctx, 1); err != nil {

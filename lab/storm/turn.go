@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/bare"
 	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/remote"
@@ -61,11 +60,8 @@ func (b *bench) take(ctx context.Context, target *target, cell Cell, shape shape
 		return err
 	}
 	t := &turn{bench: b, target: target, cell: cell, shape: shape}
-	if target.away(shape) && cell.Scenario != Define {
-		return fault.New(fault.Unsupported, fault.Host, "the guests' disks are files of the lab's host, which the daemon's host does not see: --disks 0 wants none")
-	}
 	defer func() { err = errors.Join(err, t.clear(context.WithoutCancel(ctx))) }()
-	if err := t.prepare(cell.Guests + spares); err != nil {
+	if err := t.prepare(ctx, cell.Guests+spares); err != nil {
 		return err
 	}
 	if target.Kind == Daemon {
@@ -84,7 +80,12 @@ func (b *bench) take(ctx context.Context, target *target, cell Cell, shape shape
 
 // prepare makes what guests need of the lab, so that no clock runs while the lab
 // does its own work.
-func (t *turn) prepare(guests int) error {
+func (t *turn) prepare(ctx context.Context, guests int) error {
+	if !t.target.at.Local() && t.shape.disks > 0 {
+		if err := t.makeDisksAfar(ctx, guests); err != nil {
+			return err
+		}
+	}
 	t.domains = make([]xdr.Domain, guests)
 	t.definitions = make([]string, guests)
 	t.commands = make([]*bare.Command, guests)
@@ -95,7 +96,7 @@ func (t *turn) prepare(guests int) error {
 				return err
 			}
 		}
-		t.definitions[i] = t.shape.definition(t.dir, t.name(i))
+		t.definitions[i] = t.shape.definition(t.target.dir, t.name(i))
 		if t.target.Kind == Direct {
 			t.commands[i] = t.target.commands[t.shape].For(t.name(i), t.place(i))
 		}
