@@ -44,7 +44,8 @@ CLIENT_PACKAGES = libvirt-clients
 # From Debian 13 on QEMU's part for spice is a package of its own.
 SPICE_PACKAGE   = $(shell . /etc/os-release; [ "$${VERSION_ID:-13}" -lt 13 ] || echo qemu-system-modules-spice)
 TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt ovmf swtpm swtpm-tools fdisk lvm2 \
-                  chromium gcc libc6-dev procps dbus-daemon apparmor protobuf-compiler libprotobuf-dev $(SPICE_PACKAGE) $(LOAD_PACKAGES)
+                  chromium gcc libc6-dev procps dbus-daemon apparmor protobuf-compiler libprotobuf-dev openssh-client \
+                  libvirt-daemon libvirt-daemon-driver-qemu iptables tini $(SPICE_PACKAGE) $(LOAD_PACKAGES)
 # What the lab's loads are tried on. None of them starts a service.
 LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio sysbench
 
@@ -92,6 +93,7 @@ unit:
 # failures are not tried again. What the race detector said stands in the output.
 test: lint build guest lab-image $(RUNNER)
 	@scripts/need $(TEST_PACKAGES)
+	-@scripts/unpack $(CACHE)/sshd openssh-server netcat-openbsd # without them a test skips
 	@mkdir -p $(CACHE)/test
 	@status=0; $(RUNNER) --format pkgname-and-test-fails --hide-summary skipped --packages ./... \
 		--rerun-fails=1 --rerun-fails-max-failures=8 --rerun-fails-run-root-test \
