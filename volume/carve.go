@@ -12,6 +12,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/mount"
 )
 
 // carver makes volumes by cutting up block devices with the host's tools. All
@@ -248,6 +249,11 @@ func blank(ctx context.Context, device string, how Build) error {
 			return fault.New(fault.Exists, fault.Pool, "%s holds %s already; build with overwrite to lose it", device, found)
 		}
 	}
+	return mount.Run(ctx, device, func() error { return unheld(device) })
+}
+
+// unheld refuses a device that something has open.
+func unheld(device string) error {
 	fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
 		return fault.New(fault.Busy, fault.Pool, "%s is in use: it or a part of it is mounted, swapped to, or a member of something", device)
@@ -273,8 +279,11 @@ func blank(ctx context.Context, device string, how Build) error {
 const toolTime = answerTime
 
 // realDevice follows links such as those below /dev/disk to the device's node.
-func realDevice(path string) (string, error) {
-	node, err := filepath.EvalSymlinks(path)
+func realDevice(ctx context.Context, path string) (string, error) {
+	node, err := mount.Do(ctx, path, func() (string, error) { return filepath.EvalSymlinks(path) }, nil)
+	if fault.Is(err, fault.Timeout) {
+		return "", err
+	}
 	if err != nil {
 		kind := fault.Failed
 		if errors.Is(err, fs.ErrNotExist) {

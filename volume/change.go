@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -85,20 +86,28 @@ func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
 		if err := p.declare(name, d); err != nil {
 			return err
 		}
-		if err := erase(ctx, f, trim, j); err != nil {
-			return err
+		err := p.empty(ctx, f, *d.Remake, func() error { return erase(ctx, f, trim, j) })
+		if err != nil && p.pools.life.Err() != nil {
+			return err // the next daemon goes on with it
 		}
-		failpoint.Reach("volume.wiped")
-		if err := f.Truncate(0); err != nil {
-			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot truncate")
-		}
-		failpoint.Reach("volume.truncated")
-		if err := p.pools.images.Make(ctx, f, *d.Remake); err != nil {
-			return err
-		}
+		// The note is for a daemon that ends: of a wipe that failed its client is told, and
+		// may have other data in the volume by the time that a note would be followed.
 		d.Remake = nil
-		return p.declare(name, d)
+		return errors.Join(err, p.declare(name, d))
 	})
+}
+
+// empty makes an image anew whose data are erased before.
+func (p *Pool) empty(ctx context.Context, f *os.File, plan image.Plan, erase func() error) error {
+	if err := erase(); err != nil {
+		return err
+	}
+	failpoint.Reach("volume.wiped")
+	if err := f.Truncate(0); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot truncate")
+	}
+	failpoint.Reach("volume.truncated")
+	return p.pools.images.Make(ctx, f, plan)
 }
 
 func erase(ctx context.Context, f *os.File, trim bool, j *job) error {

@@ -183,6 +183,9 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 		return nil, 0, err
 	}
 	m, err := ask(ctx, p.lane, answerTime, func() (made, error) {
+		if err := d.mounted(); err != nil {
+			return made{}, err
+		}
 		f, inode, err := makeFile(d.target, name)
 		return made{f, inode}, err
 	}, func(m made) {
@@ -300,6 +303,9 @@ func (p *Pool) look(d *definition, name string) error {
 func (p *Pool) remeasure(d *definition) error {
 	if d.carver() != nil {
 		return nil
+	}
+	if err := d.mounted(); err != nil {
+		return err
 	}
 	fd, err := unix.Open(d.target, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/markup"
+	"github.com/lodge-kvm/lodge/mount"
 )
 
 // disk is a block device with a partition table. The table is read and written
@@ -236,13 +237,13 @@ func usageOf(p partition) string {
 
 // read reads the table of the pool's disk.
 func (d disk) read(ctx context.Context) (device string, t *table, err error) {
-	if device, err = realDevice(d.device); err != nil {
+	if device, err = realDevice(ctx, d.device); err != nil {
 		return "", nil, err
 	}
 	if err := needTool("sfdisk", diskPackage); err != nil {
 		return "", nil, err
 	}
-	size, err := deviceSize(device)
+	size, err := mount.Do(ctx, device, func() (uint64, error) { return deviceSize(device) }, nil)
 	if err != nil {
 		return "", nil, err
 	}
@@ -281,7 +282,7 @@ func (d disk) build(ctx context.Context, how Build) error {
 	if err := needTool("sfdisk", diskPackage); err != nil {
 		return err
 	}
-	device, err := realDevice(d.device)
+	device, err := realDevice(ctx, d.device)
 	if err != nil {
 		return err
 	}

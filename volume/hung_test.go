@@ -269,3 +269,80 @@ func TestSourcesAndCapabilities(t *testing.T) {
 		t.Errorf("%v\n%s", err, doc)
 	}
 }
+
+// mountedPool gives a running file system pool of which the file system is in memory.
+func mountedPool(t *testing.T, d *daemon, device string) (p *Pool, target string) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount")
+	}
+	target = t.TempDir()
+	if err := unix.Mount(device, target, "tmpfs", 0, "size=4m"); err != nil {
+		t.Skip("cannot mount here:", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test has not
+	p, err := d.Define(t.Context(), "<pool type='fs'><name>a</name><source><device path='"+device+"'/></source><target><path>"+target+"</path></target></pool>", true)
+	must(t, err)
+	must(t, p.Start(t.Context(), NoBuild))
+	return p, target
+}
+
+func TestNothingIsMadeInAPoolThatStops(t *testing.T) {
+	d, dir := newDaemon(t), t.TempDir()
+	p, target := mountedPool(t, d, "/dev/none")
+	began, goOn := filepath.Join(dir, "began"), filepath.Join(dir, "go")
+	fakeTools(t, map[string]string{"umount": "touch " + began + "; until [ -e " + goOn + " ]; do sleep 0.01; done; PATH=/usr/bin:/bin exec umount \"$1\""})
+	stopped := make(chan error, 1)
+	go func() { stopped <- p.Stop(t.Context()) }()
+	until(t, "it is being unmounted", func() bool { return unix.Access(began, unix.F_OK) == nil })
+	_, err := p.CreateVolume(t.Context(), volXML("disk", "raw", mib, ""), CreateOptions{})
+	wantKind(t, err, fault.WrongState)
+	must(t, os.WriteFile(goOn, nil, 0o600))
+	must(t, <-stopped)
+	if left, err := os.ReadDir(target); err != nil || len(left) > 0 {
+		t.Errorf("what is below has %v, %v", left, err)
+	}
+}
+
+// Whoever unmounts a pool's file system by hand finds nothing made in its place, and no
+// volume forgotten.
+func TestAFileSystemThatSomebodyUnmounts(t *testing.T) {
+	d := newDaemon(t)
+	p, target := mountedPool(t, d, "/dev/none")
+	d.volume(p, volXML("disk", "raw", mib, ""))
+	must(t, unix.Unmount(target, 0))
+	wantKind(t, p.Refresh(t.Context()), fault.WrongState)
+	_, err := p.CreateVolume(t.Context(), volXML("another", "raw", mib, ""), CreateOptions{})
+	wantKind(t, err, fault.WrongState)
+	if left, err := os.ReadDir(target); err != nil || len(left) > 0 {
+		t.Errorf("what is below has %v, %v", left, err)
+	}
+	if _, known := p.declared["disk"]; !known {
+		t.Error("the volume is forgotten")
+	}
+	must(t, p.Stop(t.Context()))
+}
+
+func TestAPoolWhoseDeviceHangs(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount")
+	}
+	d, hung, target := newDaemon(t), t.TempDir(), t.TempDir()
+	if err := unix.Mount("other", target, "tmpfs", 0, "size=1m"); err != nil {
+		t.Skip("cannot mount here:", err)
+	}
+	defer unix.Unmount(target, 0) //nolint:errcheck // the next test would tell
+	mounttest.Hang(t, hung)
+	p, err := d.Define(t.Context(), "<pool type='fs'><name>a</name><source><device path='"+hung+"/disk'/></source><target><path>"+target+"</path></target></pool>", true)
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	started := make(chan error, 1)
+	go func() { started <- p.Start(ctx, NoBuild) }()
+	select {
+	case err := <-started:
+		wantKind(t, err, fault.WrongState)
+	case <-time.After(20 * time.Second):
+		t.Fatal("who starts the pool waits for a file system that hangs")
+	}
+}

@@ -53,7 +53,7 @@ func (p *Pool) begin(name, verb string, exclusive bool) (*job, error) {
 	if p.pools.life.Err() != nil {
 		return nil, context.Cause(p.pools.life)
 	}
-	if p.used == nil {
+	if p.used == nil || p.leaving {
 		return nil, p.inactive()
 	}
 	j := p.jobs[name]
@@ -81,13 +81,14 @@ func (p *Pool) end(name string) {
 	delete(p.jobs, name)
 }
 
-// unused refuses while volumes are worked on.
-func (p *Pool) unused() error {
+// leave lets no further work on volumes begin, and refuses while some goes on.
+func (p *Pool) leave() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, j := range p.jobs {
 		return fault.New(fault.Busy, fault.Pool, "cannot stop pool %q: %s of volume %q goes on", p.name, j.verb, name)
 	}
+	p.leaving = true
 	return nil
 }
 

@@ -40,7 +40,7 @@ func (p *Pool) attach(ctx context.Context, d *definition) error {
 		return err
 	case mounted == "":
 		return mountOn(ctx, d)
-	case !d.isSource(mounted):
+	case !d.isSource(ctx, mounted):
 		return fault.New(fault.WrongState, fault.Pool, "%s is mounted at %s, and not %s; unmount it first", mounted, d.target, d.source())
 	}
 	return nil
@@ -72,18 +72,18 @@ func (p *Pool) detachBestEffort(d *definition) {
 }
 
 // isSource says whether what the kernel calls a mount's source is the pool's.
-func (d *definition) isSource(mounted string) bool {
+func (d *definition) isSource(ctx context.Context, mounted string) bool {
 	if mounted == d.source() {
 		return true
 	}
 	if d.kind != FS {
 		return strings.TrimSuffix(mounted, "/") == strings.TrimSuffix(d.source(), "/")
 	}
-	ours, err := filepath.EvalSymlinks(d.device)
+	ours, err := realDevice(ctx, d.device)
 	if err != nil {
 		return false
 	}
-	theirs, err := filepath.EvalSymlinks(mounted)
+	theirs, err := realDevice(ctx, mounted)
 	return err == nil && ours == theirs
 }
 
@@ -118,6 +118,19 @@ var helperPackages = map[string]string{"nfs": "nfs-common", "cifs": "cifs-utils"
 func mountedAt(target string) (string, error) {
 	m, _, err := mount.At(target)
 	return m.Source, err
+}
+
+// mounted refuses a file system pool whose file system somebody has unmounted: what
+// is below its target then is another one's.
+func (d *definition) mounted() error {
+	if d.kind != FS && d.kind != NetFS {
+		return nil
+	}
+	source, err := mountedAt(d.target)
+	if err == nil && source == "" {
+		return fault.New(fault.WrongState, fault.Pool, "%s is not mounted at %s any more; stop the pool and start it", d.source(), d.target)
+	}
+	return err
 }
 
 // toolPath is where the host's tools are, whatever the daemon's own PATH.

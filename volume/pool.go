@@ -34,6 +34,7 @@ type Pool struct {
 	used     *definition // what an active pool was started with; nil for an inactive one
 	usedDoc  string
 	building bool
+	leaving  bool // it is being stopped, and no work on its volumes begins
 	// autostart is of persistent pools only.
 	autostart bool
 	reading
@@ -245,7 +246,10 @@ func (p *Pool) Refresh(ctx context.Context) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot refresh pool %q", p.name)
 	}
-	p.forgetMissing()
+	if len(p.missing()) > 0 && p.take(ctx) == nil { // or the next refresh does it
+		p.forgetMissing()
+		p.release()
+	}
 	p.tell(event.PoolRefresh{})
 	return nil
 }
@@ -274,15 +278,18 @@ func (p *Pool) Stop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := p.unused(); err != nil {
+	if err := p.leave(); err != nil {
 		return err
 	}
 	if err := p.detach(ctx, d); err != nil {
+		p.mu.Lock()
+		p.leaving = false
+		p.mu.Unlock()
 		return err
 	}
 	failpoint.Reach("pool.detached")
 	p.mu.Lock()
-	p.used, p.usedDoc, p.reading, p.taken, p.stale = nil, "", reading{}, time.Time{}, ""
+	p.used, p.usedDoc, p.reading, p.taken, p.stale, p.leaving = nil, "", reading{}, time.Time{}, "", false
 	transient := p.saved == nil
 	p.publish()
 	p.mu.Unlock()

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -96,20 +97,35 @@ func (p *Pool) undeclare(name string) {
 	}
 }
 
-// forgetMissing forgets volumes whose files are gone or were replaced.
+// forgetMissing forgets volumes whose files are gone or were replaced. One that could
+// not be read is neither: what was declared of it is what keeps a guest's bytes from
+// being taken for a header. The pool's turn is taken.
 func (p *Pool) forgetMissing() {
+	for _, name := range p.missing() {
+		if _, err := p.begin(name, "forgetting", true); err != nil {
+			continue // somebody works on it, or the pool was stopped
+		}
+		if slices.Contains(p.missing(), name) { // nobody has made it meanwhile
+			p.undeclare(name)
+		}
+		p.end(name)
+	}
+}
+
+// missing gives the declared volumes that the last reading has not found.
+func (p *Pool) missing() (names []string) {
 	p.mu.Lock()
-	var missing []string
+	defer p.mu.Unlock()
+	if p.used == nil {
+		return nil // nothing has been looked at
+	}
 	for name, d := range p.declared {
 		i, ok := find(p.volumes, name)
-		if _, working := p.jobs[name]; !working && (!ok || p.volumes[i].inode != d.Inode) {
-			missing = append(missing, name)
+		if ok && p.volumes[i].inode != d.Inode || !ok && !slices.Contains(p.unread, name) {
+			names = append(names, name)
 		}
 	}
-	p.mu.Unlock()
-	for _, name := range missing {
-		p.undeclare(name)
-	}
+	return names
 }
 
 // sweep removes, in the lane, the files that were never completed, and completes
@@ -152,6 +168,9 @@ func (p *Pool) remake(target, name string, d *declaration) error {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Ino != d.Inode {
 		return err // another file has its name
 	}
+	if image.InUse(f) != image.Unused {
+		return fault.New(fault.Busy, fault.Volume, "a guest has it open")
+	}
 	if err := f.Truncate(0); err != nil {
 		return err
 	}
@@ -160,6 +179,18 @@ func (p *Pool) remake(target, name string, d *declaration) error {
 	}
 	d.Remake = nil
 	return p.declare(name, *d)
+}
+
+// keepData forgets that a volume was being wiped, for somebody gives it other data.
+func (p *Pool) keepData(name string) error {
+	p.mu.Lock()
+	d := p.declared[name]
+	p.mu.Unlock()
+	if d.Remake == nil {
+		return nil
+	}
+	d.Remake = nil
+	return p.declare(name, d)
 }
 
 func (ps *Pools) loadRecords() (map[string]poolRecord, error) {

@@ -26,12 +26,17 @@ type reading struct {
 	volumes []*Volume
 	space   space
 	perms   permissions
+	// unread are the names of files that are there and could not be read.
+	unread []string
 }
 
 // read looks at the whole pool. It runs in the pool's lane.
 func (p *Pool) read(d *definition, declared map[string]declaration) (reading, error) {
 	if c := d.carver(); c != nil {
 		return c.survey(p.pools.life)
+	}
+	if err := d.mounted(); err != nil {
+		return reading{}, err
 	}
 	return p.readDir(d.target, declared)
 }
@@ -58,6 +63,7 @@ func (p *Pool) readDir(target string, declared map[string]declaration) (reading,
 		v, err := readVolume(p.name, target, entry.Name(), declared[entry.Name()])
 		if err != nil {
 			p.pools.log.Warn("cannot read volume", "pool", p.name, "volume", entry.Name(), "error", err)
+			r.unread = append(r.unread, entry.Name())
 			continue
 		}
 		if v != nil {

@@ -46,15 +46,29 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 		return nil, err
 	}
 	f, _, err := p.open(ctx, name, unix.O_RDWR)
-	if err == nil && image.InUse(f) != image.Unused {
-		_ = f.Close() // nothing was written
-		err = fault.New(fault.Busy, fault.Volume, "a guest has it open; stop the guest first")
+	if err == nil {
+		if err = p.unopenedNow(ctx, f); err == nil {
+			err = p.keepData(name)
+		}
+		if err != nil {
+			_ = f.Close() // nothing was written
+		}
 	}
 	if err != nil {
 		p.end(name)
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot upload to volume %q of pool %q", name, p.name)
 	}
 	return &Upload{pool: p, name: name, f: f, at: at, end: end}, nil
+}
+
+// unopenedNow refuses a file that a guest has open. Some file systems ask their server.
+func (p *Pool) unopenedNow(ctx context.Context, f *os.File) error {
+	return tell(ctx, p.lane, func() error {
+		if image.InUse(f) != image.Unused {
+			return fault.New(fault.Busy, fault.Volume, "a guest has it open; stop the guest first")
+		}
+		return nil
+	})
 }
 
 func transferRange(offset, length uint64) (at, end int64, err error) {

@@ -10,7 +10,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -793,5 +795,173 @@ func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A wipe that failed was told of: what its user puts into the volume afterwards stays,
+// also when a later daemon comes upon it.
+func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
+	needQemuImg(t)
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	v := d.volume(p, volXML("disk", "qcow2", mib, ""))
+	made, err := os.ReadFile(v.Path)
+	must(t, err)
+	data := append(made, "what its user has put there"...)
+	stays := func(what string) {
+		t.Helper()
+		d.restart()
+		if now, err := os.ReadFile(v.Path); err != nil || !bytes.Equal(now, data) {
+			t.Fatalf("%s: the volume has lost its data: %d of %d bytes, %v", what, len(now), len(data), err)
+		}
+		p, err = d.ByName("a")
+		must(t, err)
+	}
+	d.images = nil // the image cannot be made anew
+	wantKind(t, p.WipeVolume(t.Context(), "disk", false), fault.Unsupported)
+	must(t, os.WriteFile(v.Path, data, 0o600))
+	stays("a wipe that failed")
+
+	left := declaration{Format: image.Qcow2, Inode: v.inode, Remake: &image.Plan{Format: image.Qcow2, Virtual: mib}}
+	must(t, p.declare("disk", left)) // by a daemon that died, and the next could not go on
+	upload(t, p, "disk", 0, data)
+	stays("an upload after a wipe that was cut off")
+
+	must(t, p.declare("disk", left))
+	defer openAsGuest(t, v.Path)()
+	stays("a guest on it")
+}
+
+// dead puts a file system over a file whose server has gone.
+func dead(t *testing.T, file string) (revive func()) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount")
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skip("needs /dev/fuse:", err)
+	}
+	err = unix.Mount("dead", file, "fuse.dead", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("fd=%d,rootmode=100600,user_id=0,group_id=0", fd))
+	_ = unix.Close(fd) // nobody answers any more
+	if err != nil {
+		t.Skip("cannot mount FUSE here:", err)
+	}
+	revive = sync.OnceFunc(func() { must(t, unix.Unmount(file, unix.MNT_DETACH)) })
+	t.Cleanup(revive)
+	return revive
+}
+
+// What was declared of a volume is kept for as long as nobody has seen that the volume is
+// gone: without it the next look would believe what its guest has written.
+func TestWhatWasNotLookedAtIsNotForgotten(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	v := d.volume(p, volXML("disk", "raw", mib, ""))
+	must(t, os.WriteFile(v.Path, append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, mib-8)...), 0o600))
+	staysRaw := func(what string) {
+		t.Helper()
+		must(t, p.Refresh(t.Context()))
+		if v, err := p.Volume("disk"); err != nil || v.Format != image.Raw {
+			t.Fatalf("%s: %+v, %v", what, v, err)
+		}
+	}
+	staysRaw("at first")
+
+	goOn, blocked := make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := ask(t.Context(), p.lane, time.Minute, func() (struct{}, error) { <-goOn; return struct{}{}, nil }, nil)
+		blocked <- err
+	}()
+	until(t, "the lane is busy", func() bool { return p.lane.stuck() > 0 })
+	refreshed := make(chan error, 1)
+	go func() { refreshed <- p.Refresh(t.Context()) }()
+	until(t, "a refresh waits", func() bool { return len(p.lane.tasks) == 1 })
+	must(t, p.Stop(t.Context()))
+	close(goOn)
+	must(t, errors.Join(<-blocked, <-refreshed))
+	must(t, p.Start(t.Context(), NoBuild))
+	staysRaw("a refresh of a pool that was stopped")
+
+	revive := dead(t, v.Path)
+	must(t, p.Refresh(t.Context()))
+	if _, err := p.Volume("disk"); !fault.Is(err, fault.NotFound) {
+		t.Errorf("it could be read: %v", err)
+	}
+	revive()
+	staysRaw("a file that could not be read")
+}
+
+// openFiles counts the open files of this process.
+func openFiles(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(all)
+}
+
+func TestWhatFailsLeavesNothing(t *testing.T) {
+	needQemuImg(t)
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	d.volume(p, volXML("disk", "raw", mib, ""))
+	loop := d.volume(p, volXML("loop", "qcow2", mib, ""))
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "rebase", "-u", "-F", "qcow2", "-b", loop.Path, loop.Path).CombinedOutput()
+	if err != nil {
+		t.Fatal(err, string(out))
+	}
+	must(t, p.Refresh(t.Context()))
+	ended, end := context.WithCancel(t.Context())
+	end()
+	deeds := map[string]func() error{
+		"a volume that is there": func() error {
+			_, err := p.CreateVolume(t.Context(), volXML("disk", "raw", mib, ""), CreateOptions{})
+			return err
+		},
+		"a volume nobody waits for": func() error {
+			_, err := p.CreateVolume(ended, volXML("new", "raw", mib, ""), CreateOptions{})
+			return err
+		},
+		"a volume on a loop": func() error {
+			_, err := p.CreateVolume(t.Context(), volXML("new", "qcow2", mib, "<backingStore><path>"+loop.Path+"</path><format type='qcow2'/></backingStore>"), CreateOptions{})
+			return err
+		},
+		"a copy that shares no block": func() error {
+			_, err := p.CloneVolume(t.Context(), volXML("new", "qcow2", mib, ""), p, "disk", CreateOptions{Reflink: true})
+			return err
+		},
+		"a smaller size": func() error { return p.ResizeVolume(t.Context(), "disk", 1, ResizeOptions{}) },
+		"too many bytes": func() error {
+			u, err := p.Upload(t.Context(), "disk", 0, 1)
+			if err != nil {
+				return err
+			}
+			defer u.Abort()
+			_, err = u.Write([]byte("two"))
+			return err
+		},
+		"a wipe nobody waits for": func() error { return p.WipeVolume(ended, "disk", false) },
+		"a start of what runs":    func() error { return p.Start(t.Context(), NoBuild) },
+		"a pool without a place": func() error {
+			_, err := d.Create(t.Context(), dirXML("none", "/nonexistent"), true, NoBuild)
+			return err
+		},
+	}
+	for what, do := range deeds {
+		if err := do(); err == nil {
+			t.Fatalf("%s: it succeeds", what)
+		}
+		files, goroutines := openFiles(t), runtime.NumGoroutine()
+		for range 200 {
+			if err := do(); err == nil {
+				t.Fatalf("%s: it succeeds", what)
+			}
+		}
+		until(t, what+" leaves nothing behind", func() bool {
+			return openFiles(t) <= files+2 && runtime.NumGoroutine() <= goroutines+2
+		})
+	}
+	if names := dirNames(t, p); names != "disk loop" {
+		t.Errorf("left behind: %s", names)
 	}
 }
