@@ -136,7 +136,7 @@ func (r *Registry) pinThreads(ctx context.Context, run *run) error {
 	if err != nil {
 		return err
 	}
-	vcpus, err := queryVCPUs(ctx, s)
+	vcpus, err := r.queryVCPUs(ctx, s, run.PID)
 	if err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func (r *Registry) pinThreads(ctx context.Context, run *run) error {
 	if len(t.IOThreadPins) == 0 {
 		return nil
 	}
-	threads, err := queryIOThreads(ctx, s)
+	threads, err := r.queryIOThreads(ctx, s, run.PID)
 	if err != nil {
 		return err
 	}

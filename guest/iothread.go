@@ -43,15 +43,19 @@ func (t ioThread) number() (id uint, ok bool) {
 	return uint(n), err == nil
 }
 
-// queryIOThreads maps the IDs of iothreads to their threads on the host.
-func queryIOThreads(ctx context.Context, s *qmp.Session) (map[uint]int, error) {
+// maxIOThreads is more than anybody gives a guest.
+const maxIOThreads = 4096
+
+// queryIOThreads maps the IDs of iothreads to their threads on the host, which are
+// QEMU's own.
+func (r *Registry) queryIOThreads(ctx context.Context, s *qmp.Session, pid int) (map[uint]int, error) {
 	var answer []ioThread
 	if err := s.Execute(ctx, "query-iothreads", nil, &answer); err != nil {
 		return nil, err
 	}
 	threads := map[uint]int{}
 	for _, t := range answer {
-		if id, ok := t.number(); ok {
+		if id, ok := t.number(); ok && len(threads) < maxIOThreads && r.Kernel.HasThread(pid, t.Thread) {
 			threads[id] = t.Thread
 		}
 	}
@@ -78,13 +82,14 @@ func sampleIOThreads(ctx context.Context, s *qmp.Session, def *domain.Definition
 
 // IOThreads tells where the iothreads of a running guest may run.
 func (g *Guest) IOThreads(ctx context.Context) ([]IOThread, error) {
-	s, err := g.live.Load().monitor()
+	r := g.live.Load()
+	s, err := r.monitor()
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithTimeout(ctx, queryLimit)
 	defer stop()
-	threads, err := queryIOThreads(ctx, s)
+	threads, err := g.reg.queryIOThreads(ctx, s, r.PID)
 	if err != nil {
 		return nil, err
 	}

@@ -76,7 +76,7 @@ func (s *Stats) keep(last *Stats) {
 // sampleThoroughly asks QEMU for everything. At least one question is asked, so
 // that one that does not answer is found.
 func (r *Registry) sampleThoroughly(ctx context.Context, s *qmp.Session, pid int, st *Stats) error {
-	threads, err := queryVCPUs(ctx, s)
+	threads, err := r.queryVCPUs(ctx, s, pid)
 	if err != nil {
 		return err
 	}

@@ -16,11 +16,11 @@ const emulatorThreads = "emulator"
 // threads are the threads of a running guest, by what each group of them is
 // called: vcpu0, iothread1, emulator.
 func (r *Registry) threads(ctx context.Context, s *qmp.Session, run *run) (map[string][]int, error) {
-	vcpus, err := queryVCPUs(ctx, s)
+	vcpus, err := r.queryVCPUs(ctx, s, run.PID)
 	if err != nil {
 		return nil, err
 	}
-	iothreads, err := queryIOThreads(ctx, s)
+	iothreads, err := r.queryIOThreads(ctx, s, run.PID)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +134,7 @@ func (r *Registry) settleVCPUs(ctx context.Context, s *qmp.Session, run *run, de
 	if _, err := r.limitThreads(ctx, s, run, &domain.CPUTune{}, &def.Tune); err != nil {
 		return err
 	}
-	vcpus, err := queryVCPUs(ctx, s)
+	vcpus, err := r.queryVCPUs(ctx, s, run.PID)
 	if err != nil {
 		return err
 	}

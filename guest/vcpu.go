@@ -88,8 +88,9 @@ func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
 	}), nil
 }
 
-// queryVCPUs lists the processors of a running guest, by index.
-func queryVCPUs(ctx context.Context, s *qmp.Session) ([]vcpuThread, error) {
+// queryVCPUs lists the processors of a running guest, by index. QEMU is not believed
+// that a thread of another process is one of its own.
+func (r *Registry) queryVCPUs(ctx context.Context, s *qmp.Session, pid int) ([]vcpuThread, error) {
 	var answer []struct {
 		Index  uint `json:"cpu-index"`
 		Thread int  `json:"thread-id"`
@@ -97,9 +98,13 @@ func queryVCPUs(ctx context.Context, s *qmp.Session) ([]vcpuThread, error) {
 	if err := s.Execute(ctx, "query-cpus-fast", nil, &answer); err != nil {
 		return nil, err
 	}
-	threads := make([]vcpuThread, len(answer))
-	for i, c := range answer {
-		threads[i] = vcpuThread(c)
+	known := map[uint]bool{}
+	var threads []vcpuThread
+	for _, c := range answer {
+		if c.Index < maxVCPUs && !known[c.Index] && r.Kernel.HasThread(pid, c.Thread) {
+			known[c.Index] = true
+			threads = append(threads, vcpuThread(c))
+		}
 	}
 	slices.SortFunc(threads, func(a, b vcpuThread) int { return cmp.Compare(a.Index, b.Index) })
 	return threads, nil
@@ -126,7 +131,7 @@ func (g *Guest) knownVCPUs(ctx context.Context, r *run) ([]vcpuThread, error) {
 	}
 	ctx, stop := context.WithTimeout(ctx, queryLimit)
 	defer stop()
-	return queryVCPUs(ctx, s)
+	return g.reg.queryVCPUs(ctx, s, r.PID)
 }
 
 // VCPUs tells of the processors of a running guest.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,6 +47,10 @@ func openLive(t *testing.T, root kernel.Root) *kernel.Cgroups {
 // TestMain lets the test binary be the process that groups are tried on: one
 // with several threads, that stays until it is killed or left.
 func TestMain(m *testing.M) {
+	if tree := os.Getenv("KERNEL_TEST_KILL"); tree != "" {
+		killWithin(tree)
+		return
+	}
 	if os.Getenv("KERNEL_TEST_STAY") == "" {
 		os.Exit(m.Run())
 	}
@@ -264,6 +269,30 @@ throttled_usec 7
 		t.Fatalf("the made-up tree is not used: %v", c.Absent())
 	}
 	return c, filepath.Join(dir, "cg/lodge/guest-a")
+}
+
+// killWithin kills what is in a group of a made-up tree, and tells that it lives.
+func killWithin(tree string) {
+	ctx, stop := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer stop()
+	err := kernel.OpenCgroups(kernel.At(tree), "").Guest("a").Kill(ctx)
+	_, _ = fmt.Fprintln(os.Stdout, "still there:", err)
+}
+
+// The kernel lists as 0 who is in a group and in no name space of this process: to a
+// signal that would be everybody in the daemon's own group of processes.
+func TestWhatCannotBeNamedIsNotKilled(t *testing.T) {
+	_, dir := unified(t)
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), "KERNEL_TEST_KILL="+strings.TrimSuffix(dir, "/cg/lodge/guest-a"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that it can kill nobody but itself
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "still has processes") {
+		t.Errorf("%v: %s", err, out)
+	}
 }
 
 func TestLimitsUnified(t *testing.T) {

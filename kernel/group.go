@@ -193,8 +193,12 @@ func (g *Group) Kill(ctx context.Context) error {
 		if g.cgroups.v2 && writeKnob(g.dirs()[0], "cgroup.kill", "1") == nil {
 			return false, nil
 		}
-		// A process that forks meanwhile is met in the next round.
+		// A process that forks meanwhile is met in the next round. One that is in no
+		// name space of this process is listed as 0, which would mean all of its own.
 		for _, pid := range pids {
+			if pid == 0 {
+				continue
+			}
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 				return true, g.failed(err, "kill the processes of")
 			}

@@ -45,6 +45,16 @@ func (r Root) Thread(pid, tid int) (Process, error) {
 	return r.stat("proc", strconv.Itoa(pid), "task", strconv.Itoa(tid))
 }
 
+// HasThread says whether a thread is one of a process. Of the running host it is asked
+// by a signal of number 0.
+func (r Root) HasThread(pid, tid int) bool {
+	if !r.isLive() {
+		return r.exists("proc", strconv.Itoa(pid), "task", strconv.Itoa(tid))
+	}
+	err := unix.Tgkill(pid, tid, 0)
+	return err == nil || errors.Is(err, unix.EPERM)
+}
+
 // Threads reads every thread of a process, by ascending number. Threads that end
 // meanwhile are left out.
 func (r Root) Threads(pid int) ([]Process, error) {
@@ -150,12 +160,12 @@ type Schedule struct {
 // The account of a living thread is read below the thread's own number, not below
 // its process's: every name below /proc/PID/task that was ever read stays in the
 // kernel's cache, and dying processes fight over the lock of those when many end at
-// once. A signal of number 0 says that the thread is one of this process.
+// once.
 func (r Root) Schedule(pid, tid int) (Schedule, error) {
 	place := []string{"proc", strconv.Itoa(pid), "task", strconv.Itoa(tid), "schedstat"}
 	if r.isLive() {
-		if err := unix.Tgkill(pid, tid, 0); err != nil && !errors.Is(err, unix.EPERM) {
-			return Schedule{}, fault.Wrap(err, fault.NotFound, fault.Host, "cannot find thread %d of process %d", tid, pid)
+		if !r.HasThread(pid, tid) {
+			return Schedule{}, fault.New(fault.NotFound, fault.Host, "process %d has no thread %d", pid, tid)
 		}
 		place = []string{"proc", strconv.Itoa(tid), "schedstat"}
 	}
