@@ -60,7 +60,10 @@ var qemuEvents = map[string]func(*Guest, json.RawMessage){
 // decode reads an event's data, or logs why not.
 func (g *Guest) decode(name string, data json.RawMessage, into any) bool {
 	if err := json.Unmarshal(data, into); err != nil {
-		g.log.Warn("QEMU sent an event that does not parse", "event", name, "error", err)
+		if !g.run.garbled {
+			g.log.Warn("QEMU sent an event that does not parse; further ones are not logged", "event", name, "error", err)
+		}
+		g.run.garbled = true
 		return false
 	}
 	return true
@@ -127,7 +130,7 @@ func (g *Guest) onWatchdog(data json.RawMessage) {
 	if e.Action == "pause" {
 		g.advance(lifecycle.Failing{Reason: domain.ReasonWatchdog})
 	}
-	g.announce(event.DomainWatchdog{Action: e.Action})
+	g.announce(event.DomainWatchdog{Action: brief(e.Action)})
 }
 
 func (g *Guest) onRTC(data json.RawMessage) {
@@ -155,7 +158,7 @@ func (g *Guest) onDeviceDeleted(data json.RawMessage) {
 
 func (g *Guest) onUnplugRefused(data json.RawMessage) {
 	var e struct{ Device string }
-	if g.decode("DEVICE_UNPLUG_GUEST_ERROR", data, &e) && e.Device != "" {
+	if g.decode("DEVICE_UNPLUG_GUEST_ERROR", data, &e) && g.run.def.Devices.ByAlias(e.Device) != nil {
 		g.removalRefused(e.Device)
 	}
 }
@@ -216,6 +219,13 @@ type displayEnd struct {
 	SASL                  string `json:"sasl_username"`
 }
 
+// maxBrief bounds, in bytes, a name in an event that QEMU sends: the log keeps thousands
+// of events, for every client.
+const maxBrief = 512
+
+// brief is what is passed on of such a name.
+func brief(text string) string { return told(text[:min(len(text), maxBrief)]) }
+
 func onDisplay(phase string) func(*Guest, json.RawMessage) {
 	return func(g *Guest, data json.RawMessage) {
 		var e struct{ Server, Client displayEnd }
@@ -223,9 +233,9 @@ func onDisplay(phase string) func(*Guest, json.RawMessage) {
 			return
 		}
 		g.announce(event.DomainGraphics{
-			Phase: phase, AuthScheme: e.Server.Auth, X509Name: e.Client.X509, SASLUser: e.Client.SASL,
-			LocalFamily: e.Server.Family, LocalNode: e.Server.Host, LocalService: e.Server.Service + e.Server.Port,
-			RemoteFamily: e.Client.Family, RemoteNode: e.Client.Host, RemoteService: e.Client.Service + e.Client.Port,
+			Phase: phase, AuthScheme: brief(e.Server.Auth), X509Name: brief(e.Client.X509), SASLUser: brief(e.Client.SASL),
+			LocalFamily: brief(e.Server.Family), LocalNode: brief(e.Server.Host), LocalService: brief(e.Server.Service + e.Server.Port),
+			RemoteFamily: brief(e.Client.Family), RemoteNode: brief(e.Client.Host), RemoteService: brief(e.Client.Service + e.Client.Port),
 		})
 	}
 }

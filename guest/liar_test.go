@@ -16,7 +16,10 @@ import (
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/topology"
 )
 
 // The liar: a program of ours that the daemon runs in QEMU's place, and that speaks
@@ -133,6 +136,13 @@ func (l *liar) begins(say func(string, ...any)) bool {
 			say(`{"event":"DEVICE_DELETED","data":{"device":"%s"},"timestamp":{"seconds":1,"microseconds":1}}`, long)
 			say(`{"return":{"%s":1},"id":77777}`, long)
 		}
+	case "long words":
+		long := strings.Repeat("x", 1<<20)
+		say(`{"event":"WATCHDOG","data":{"action":"%s"},"timestamp":{"seconds":1,"microseconds":1}}`, long)
+		say(`{"event":"DEVICE_UNPLUG_GUEST_ERROR","data":{"device":"%s"},"timestamp":{"seconds":1,"microseconds":1}}`, long)
+		say(`{"event":"VNC_CONNECTED","data":{"server":{"host":"%[1]s","service":"%[1]s","family":"%[1]s","auth":"%[1]s"},`+
+			`"client":{"host":"%[1]s","service":"%[1]s","family":"%[1]s"}},"timestamp":{"seconds":1,"microseconds":1}}`, long)
+		say(`{"event":"RESET","data":{"guest":true,"reason":"guest-reset"},"timestamp":{"seconds":1,"microseconds":1}}`)
 	case "hang up":
 		_ = l.listener.Close()
 		return true
@@ -177,7 +187,11 @@ func (l *liar) obey(o *order, say func(string, ...any)) string {
 			all = append(all, fmt.Sprintf(`{"node-name":%q}`, n))
 		}
 		answer = `[` + strings.Join(all, ",") + `]`
-	case "query-chardev", "query-fdsets", "query-cpus-fast", "query-hotpluggable-cpus", "query-blockstats", "query-iothreads":
+	case "query-cpus-fast", "query-iothreads":
+		if answer = `[]`; l.manner == "threads of others" {
+			answer = fmt.Sprintf(`[{"cpu-index":0,"id":"iothread1","thread-id":%s}]`, l.at)
+		}
+	case "query-chardev", "query-fdsets", "query-hotpluggable-cpus", "query-blockstats":
 		answer = `[]`
 	case "qom-list": // what it was started with
 		var all []string
@@ -306,5 +320,58 @@ func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 		if disk := g.View().Active.Devices.Disks[0]; disk.Source != (*device.DiskSource)(nil) {
 			t.Errorf("%s: the drive still has %v", what, disk.Source)
 		}
+	}
+}
+
+// No word of a QEMU's, however long, is kept for every client.
+func TestWordsOfAQEMUAreCut(t *testing.T) {
+	d := newDaemon(t)
+	g := d.liar(copyOfTest(t, d.dir, liarName), "wordy")
+	events := d.events.Reader()
+	lies(t, g, "long words", "")
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	for {
+		e, _, err := events.Next(ctx)
+		ok(t, err)
+		if size := len(fmt.Sprintf("%+v", e.Payload)); size > 8<<10 {
+			t.Errorf("a %T of %d bytes is kept", e.Payload, size)
+		}
+		if _, last := e.Payload.(event.DomainReboot); last {
+			return
+		}
+	}
+}
+
+// A QEMU that calls another process's thread its own gains nothing over it.
+func TestAQEMUHasNoThreadsOfOthers(t *testing.T) {
+	d := newDaemon(t)
+	g := d.liar(copyOfTest(t, d.dir, liarName), "thief")
+	other := os.Getpid() // the daemon's first thread
+	group := func() string {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/cgroup", other, other))
+		ok(t, err)
+		return string(text)
+	}
+	before, err := kernel.Affinity(other)
+	ok(t, err)
+	t.Cleanup(func() { ok(t, kernel.SetAffinity(other, before)) })
+	groups := group()
+	lies(t, g, "threads of others", strconv.Itoa(other))
+	if before.Len() > 1 {
+		if err := g.PinVCPU(d.ctx(), 0, topology.CPUs(0), guest.Affect{Live: true}); err == nil {
+			t.Error("it is pinned")
+		}
+	}
+	_ = g.Tune(d.ctx(), guest.Affect{Live: true}, func(def *domain.Definition) error { // whatever it says
+		def.Tune.Period, def.Tune.Quota = 100_000, 1000
+		def.Tune.IOThreadPeriod, def.Tune.IOThreadQuota = 100_000, 1000
+		return nil
+	})
+	if after, err := kernel.Affinity(other); err != nil || !after.Equal(before) {
+		t.Errorf("the daemon's thread may run on %s, %v", after, err)
+	}
+	if now := group(); now != groups {
+		t.Errorf("the daemon's thread was moved:\n%s", now)
 	}
 }

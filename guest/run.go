@@ -40,6 +40,7 @@ type run struct {
 	ended   *domain.Definition
 	noticed bool // the loop knows that the process has ended
 	behind  bool // events were missed: QEMU is to be asked for its state
+	garbled bool // QEMU sent an event that does not parse, and it was logged
 	// back hands over a new session after the old one was lost. It holds none, so
 	// that none is forgotten in it.
 	back chan *qmp.Session

@@ -72,6 +72,9 @@ type queued struct {
 	source string // "" for a life-cycle event
 }
 
+// size is what an event takes, in bytes.
+func (e queued) size() int { return len(e.Name) + len(e.Data) + len(e.source) }
+
 func newEventQueue() *eventQueue { return &eventQueue{wake: make(chan struct{}, 1)} }
 
 // put adds an event behind all others; it never waits.
@@ -100,12 +103,12 @@ func (q *eventQueue) put(e Event) {
 	entry.Resync = q.lost
 	q.lost = false
 	q.waiting = append(q.waiting, entry)
-	q.bytes += len(entry.Data)
+	q.bytes += entry.size()
 	q.signal()
 }
 
 func (q *eventQueue) fits(e queued) bool {
-	return len(q.waiting) < maxQueuedEvents && q.bytes+len(e.Data) <= maxQueuedBytes
+	return len(q.waiting) < maxQueuedEvents && q.bytes+e.size() <= maxQueuedBytes
 }
 
 // drop removes the matching events and reports whether there were any. A mark
@@ -116,7 +119,7 @@ func (q *eventQueue) drop(match func(queued) bool) bool {
 		if !match(e) {
 			return false
 		}
-		q.bytes -= len(e.Data)
+		q.bytes -= e.size()
 		q.lost = q.lost || e.Resync
 		return true
 	})
@@ -132,7 +135,7 @@ func (q *eventQueue) take() (e Event, ok, more bool) {
 		return Event{}, false, !q.ended
 	}
 	e = q.waiting[0].Event
-	q.bytes -= len(e.Data)
+	q.bytes -= q.waiting[0].size()
 	q.waiting = slices.Delete(q.waiting, 0, 1)
 	return e, true, true
 }
@@ -157,16 +160,18 @@ func (q *eventQueue) signal() {
 	}
 }
 
-// deliver hands events to out in order until the queue ends or the owner
-// stops it, then closes out.
+// deliver hands events to out, in order and at a pace, until the queue ends or the
+// owner stops it, then closes out.
 func (q *eventQueue) deliver(out chan<- Event, stop <-chan struct{}) {
 	defer close(out)
+	passed := newPace(passBurst, passRate)
 	for {
 		e, ok, more := q.take()
 		switch {
 		case ok:
 			select {
 			case out <- e:
+				passed.rest(1, stop)
 			case <-stop:
 				return
 			}

@@ -4,7 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 func event(name, data string) Event {
@@ -92,6 +95,36 @@ func TestHugeEventsAreBoundedInBytes(t *testing.T) {
 	all := drain(q)
 	if last := all[len(all)-1]; last.Name != "RESUME" || !last.Resync || q.bytes != 0 {
 		t.Fatalf("the last of %d is %s, resync %v, %d bytes left", len(all), last.Name, last.Resync, q.bytes)
+	}
+}
+
+func TestEventsArePassedOnAtAPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, out, stop := newEventQueue(), make(chan Event), make(chan struct{})
+		go q.deliver(out, stop)
+		began := time.Now()
+		for range passBurst + 10*passRate {
+			q.put(event("STOP", ""))
+			<-out
+		}
+		if took := time.Since(began).Round(time.Second); took != 10*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		close(stop)
+	})
+}
+
+func TestHugeNamesOfEventsAreBounded(t *testing.T) {
+	q := newEventQueue()
+	huge := strings.Repeat("X", maxQueuedBytes/2)
+	for range 5 {
+		q.put(Event{Name: huge})
+		if len(q.waiting)*len(huge) > maxQueuedBytes {
+			t.Fatalf("%d names of %d bytes are queued", len(q.waiting), len(huge))
+		}
+	}
+	if all := drain(q); !all[len(all)-1].Resync || q.bytes != 0 {
+		t.Errorf("the loss is not marked, or %d bytes are left", q.bytes)
 	}
 }
 

@@ -107,20 +107,24 @@ type lineReader struct {
 	in    *bufio.Reader
 	long  []byte
 	limit int
+	taken pace
+	stop  <-chan struct{} // ends a rest
 }
 
-func newLineReader(r io.Reader, limit int) *lineReader {
-	return &lineReader{in: bufio.NewReaderSize(r, 4<<10), limit: limit}
+func newLineReader(r io.Reader, limit int, stop <-chan struct{}) *lineReader {
+	return &lineReader{in: bufio.NewReaderSize(r, 4<<10), limit: limit, taken: newPace(readBurst, readRate), stop: stop}
 }
 
-// next gives the next line that is not empty, without its end. A last line
-// that the end of the stream cut off is io.ErrUnexpectedEOF.
+// next gives the next line that is not empty, without its end, and rests where the
+// lines come without one. A last line that the end of the stream cut off is
+// io.ErrUnexpectedEOF.
 func (l *lineReader) next() ([]byte, error) {
 	for {
 		line, err := l.whole()
 		if err != nil {
 			return nil, err
 		}
+		l.taken.rest(1+len(line)>>10, l.stop)
 		if line = bytes.TrimSpace(line); len(line) > 0 {
 			return line, nil
 		}

@@ -24,7 +24,7 @@ func TestLines(t *testing.T) {
 		{"cut off", "a\nb", []string{"a"}, io.ErrUnexpectedEOF},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			lines := newLineReader(strings.NewReader(c.in), 32<<10)
+			lines := newLineReader(strings.NewReader(c.in), 32<<10, nil)
 			for _, want := range c.want {
 				if got, err := lines.next(); err != nil || string(got) != want {
 					t.Fatalf("got %s, %v", excerpt(got), err)
@@ -49,9 +49,11 @@ func FuzzLines(f *testing.F) {
 	} {
 		f.Add([]byte(seed + "\r\n"))
 	}
+	stopped := make(chan struct{})
+	close(stopped) // no rests
 	f.Fuzz(func(t *testing.T, in []byte) {
 		const limit = 1 << 10
-		lines := newLineReader(bytes.NewReader(in), limit)
+		lines := newLineReader(bytes.NewReader(in), limit, stopped)
 		queue := newEventQueue()
 		for {
 			line, err := lines.next()

@@ -42,6 +42,8 @@ type Session struct {
 	answered time.Time
 	reason   error // set before done is closed
 
+	stray sync.Once // QEMU's first word to nobody was logged
+
 	done      chan struct{} // the session is lost or closed
 	closed    chan struct{} // the owner closed it
 	closeOnce sync.Once
@@ -96,7 +98,7 @@ func New(ctx context.Context, conn net.Conn, log *slog.Logger) (*Session, error)
 // by an expired deadline on the connection.
 func (s *Session) readGreeting(ctx context.Context) (*lineReader, error) {
 	stop := context.AfterFunc(ctx, func() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) })
-	lines := newLineReader(s.conn, MaxLine)
+	lines := newLineReader(s.conn, MaxLine, s.done)
 	line, err := lines.next()
 	if !stop() {
 		return nil, context.Cause(ctx)
@@ -348,7 +350,7 @@ func (s *Session) dispatch(m *message) bool {
 	case m.Return != nil || m.Error != nil:
 		s.answer(m)
 	default:
-		s.log.Warn("QEMU greeted in the middle of a session")
+		s.stray.Do(func() { s.log.Warn("QEMU greeted in the middle of a session") })
 	}
 	return true
 }
@@ -361,7 +363,7 @@ func (s *Session) answer(m *message) {
 	s.answered = time.Now()
 	s.mu.Unlock()
 	if !ok || c == nil {
-		s.log.Warn("QEMU answered a command that was not sent", "id", excerpt(m.ID))
+		s.stray.Do(func() { s.log.Warn("QEMU answered a command that was not sent", "id", excerpt(m.ID)) })
 		return
 	}
 	c.answer <- m

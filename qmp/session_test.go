@@ -293,6 +293,45 @@ func TestAnIdleConsumerOfEventsHoldsNothingUp(t *testing.T) {
 	}
 }
 
+// A QEMU that talks without end is taken in at a pace: no more of its events go on than
+// the log of events bears, the last of them says that some are lost, and it is still
+// heard.
+func TestAFloodIsTakenInAtAPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		m := qmptest.New(t)
+		m.Answer("query-status", func(json.RawMessage) (any, error) { return object{"status": "running"}, nil })
+		s, err := qmp.New(t.Context(), m.Conn(), slog.New(slog.NewTextHandler(&log, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		began := time.Now()
+		go m.Raw(strings.Repeat(`{"event":"STOP"}`+"\n"+`{"return":{},"id":99}`+"\n", 20_000) +
+			strings.Repeat("\n", 400_000) + `{"event":"SHUTDOWN"}` + "\n")
+		passed, lost := 0, false
+		for e := range s.Events() {
+			passed, lost = passed+1, lost || e.Resync
+			if e.Name == "SHUTDOWN" {
+				break
+			}
+		}
+		took := time.Since(began)
+		if passed > 10_000+1024*int(took.Seconds()) || !lost {
+			t.Errorf("%d events were passed on in %v, marked as incomplete: %v", passed, took, lost)
+		}
+		if took < 10*time.Second || took > time.Minute {
+			t.Errorf("440,000 lines took %v", took)
+		}
+		if err := s.Execute(t.Context(), "query-status", nil, nil); err != nil {
+			t.Error(err)
+		}
+		if lines := strings.Count(log.String(), "\n"); lines != 1 {
+			t.Errorf("%d lines are logged", lines)
+		}
+	})
+}
+
 func TestCloseStopsEverything(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // fails if a goroutine stays behind
 		m := qmptest.New(t)
