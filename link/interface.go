@@ -161,13 +161,20 @@ func SetIsolated(name string, on bool) error {
 }
 
 // Remove deletes a link. That it is gone already is not an error.
-func Remove(name string) error {
+func Remove(name string) error { return RemoveSame(name, 0) }
+
+// RemoveSame is Remove of the link with an index: one that has its name by now is
+// another's, and stays. 0 is any.
+func RemoveSame(name string, index int) error {
 	l, err := find(name)
 	if fault.Is(err, fault.NotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
+	}
+	if index != 0 && l.Attrs().Index != index {
+		return nil
 	}
 	err = netlink.LinkDel(l)
 	if errors.Is(err, syscall.ENODEV) {

@@ -44,14 +44,24 @@ func ReadLeases(path string) ([]Lease, error) {
 	return ParseLeases(f)
 }
 
-// ParseLeases reads dnsmasq's lease file. A line that is not a lease is passed
-// over: the file is rewritten in place, so that half a line may be met.
+// ParseLeases reads dnsmasq's lease file. A line that is not a lease, or longer than
+// one, is passed over: the file is rewritten in place, so that half a line may be met.
 func ParseLeases(r io.Reader) ([]Lease, error) {
 	var leases []Lease
-	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 0, maxLeaseLine), maxLeaseLine)
-	for lines.Scan() {
-		lease, ok := parseLease(strings.Fields(lines.Text()))
+	lines := bufio.NewReaderSize(r, maxLeaseLine)
+	for {
+		line, long, err := lines.ReadLine()
+		for long && err == nil { // a guest may call itself anything, and others have leases too
+			line = nil
+			_, long, err = lines.ReadLine()
+		}
+		if errors.Is(err, io.EOF) {
+			return leases, nil
+		}
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Failed, fault.Network, "cannot read leases")
+		}
+		lease, ok := parseLease(strings.Fields(string(line)))
 		if !ok {
 			continue
 		}
@@ -60,7 +70,6 @@ func ParseLeases(r io.Reader) ([]Lease, error) {
 		}
 		leases = append(leases, lease)
 	}
-	return leases, fault.Wrap(lines.Err(), fault.Failed, fault.Network, "cannot read leases")
 }
 
 // parseLease reads "expiry mac address hostname client-id", or with an IPv6

@@ -38,6 +38,20 @@ func TestParseLeases(t *testing.T) {
 	}
 }
 
+// What a guest calls itself may be as long as a packet: it hides no lease of others.
+func TestALongIdentityHidesNoOtherLease(t *testing.T) {
+	long := "1763658001 77 fd00::99 * " + strings.Repeat("00:", 20_000) + "00\n"
+	want, err := ParseLeases(strings.NewReader(leaseFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{long + leaseFile, leaseFile + long, leaseFile + strings.TrimSpace(long)} {
+		if got, err := ParseLeases(strings.NewReader(text)); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%d leases of %d, %v", len(got), len(want), err)
+		}
+	}
+}
+
 func TestNoLeaseFileIsNoLease(t *testing.T) {
 	if leases, err := ReadLeases(t.TempDir() + "/none"); len(leases) != 0 || err != nil {
 		t.Fatal(leases, err)

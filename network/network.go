@@ -39,6 +39,7 @@ type Port struct {
 	MAC       string
 	Owner     string // whose NIC it is, for people
 	Parent    string // the link that a macvtap is on; "" for a port of a bridge
+	Index     int    // of a macvtap: its name may come to be another's
 }
 
 // View is a network at one moment; it never changes.

@@ -524,6 +524,132 @@ func TestUpdateReachesTheRunningService(t *testing.T) {
 	}
 }
 
+// A change that dnsmasq or the store refuses is made neither to what runs nor to what is
+// kept: guests go on to be served as they were.
+func TestAChangeThatFailsLeavesTheServiceAsItWas(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	n := started(t, s, natNetwork("net30", 30))
+	served, _ := n.View().Live.service()
+	serves := func(when string) {
+		t.Helper()
+		if n.service == nil {
+			t.Fatal(when + ": nobody serves the guests")
+		}
+		select {
+		case <-n.service.Ended():
+			t.Fatal(when + ": the service has ended")
+		default:
+		}
+		if config, hosts := n.service.Has(served); !config || !hosts {
+			t.Errorf("%s: it serves as before: %v, the hosts of before: %v", when, config, hosts)
+		}
+		if v := n.View(); len(v.Live.DNS.SRVs)+len(v.Config.DNS.SRVs) > 0 || len(v.Live.IPs[0].DHCP.Hosts) != 1 || len(v.Config.IPs[0].DHCP.Hosts) != 1 {
+			t.Errorf("%s: live %+v, kept %+v", when, v.Live, v.Config)
+		}
+	}
+	both := Scope{Live: true, Config: true}
+	tooLong := "<srv service='x' protocol='tcp' target='" + strings.Repeat("x", 70) + "' port='1'/>"
+	if err := n.Update(t.Context(), Update{Command: AddLast, Section: SectionDNSSRV, Scope: both, XML: tooLong}); err == nil || !strings.Contains(err.Error(), "SRV") {
+		t.Fatalf("dnsmasq takes a name that no DNS has: %v", err)
+	}
+	serves("dnsmasq refuses")
+
+	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // which no older daemon writes over
+	ok(t, s.Store.Put(newer, n.UUID(), "of a newer daemon"))
+	add := Update{Command: AddLast, Section: SectionDHCPHost, Parent: -1, Scope: both, XML: "<host mac='52:54:00:00:00:09' ip='10.77.30.77'/>"}
+	if err := n.Update(t.Context(), add); err == nil {
+		t.Error("a change that is not stored succeeds")
+	}
+	serves("the store refuses")
+	ok(t, s.Store.Delete(newer, n.UUID()))
+	ok(t, n.Update(t.Context(), add))
+}
+
+// A macvtap that somebody has removed, and whose name another guest's has by now, is not
+// removed once more.
+func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
+	linktest.Need(t)
+	s := networks(t)
+	linktest.NewGuest(t).Cable(t, "c-reused", "eth0", "")
+	nic := &device.NIC{Type: "direct", HostDev: "c-reused", DirectMode: "bridge", MAC: "52:54:00:01:04:01", Target: "taken"}
+	first, endFirst, err := s.AttachNIC(t.Context(), nic, "first")
+	ok(t, err)
+	adopted, err := s.AdoptNIC(nic, "taken", "first")
+	ok(t, err)
+	first.Close()
+	ok(t, link.Remove("taken"))
+	nic.MAC = "52:54:00:01:04:02"
+	second, endSecond, err := s.AttachNIC(t.Context(), nic, "second")
+	ok(t, err)
+	defer second.Close()
+	endFirst()
+	adopted()
+	if l, err := link.ByName("taken"); err != nil || l.MAC.String() != nic.MAC {
+		t.Errorf("the end of one guest took another's NIC: %+v, %v", l, err)
+	}
+	endSecond()
+	if _, err := link.ByName("taken"); !fault.Is(err, fault.NotFound) {
+		t.Errorf("the second is left: %v", err)
+	}
+}
+
+// What cannot be made leaves no file, no thread and no link.
+func TestWhatFailsLeavesNothing(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	linktest.NewGuest(t).Cable(t, "c-fails", "eth0", "")
+	n := started(t, s, natNetwork("net31", 31))
+	refused, err := s.Define(t.Context(), strings.Replace(natNetwork("net32", 32), "<dns>", "<dns><srv service='x' protocol='tcp' target='"+strings.Repeat("x", 70)+"' port='1'/>", 1), true)
+	ok(t, err)
+	fails := map[string]func() error{
+		"a network that dnsmasq refuses": func() error { return refused.Start(t.Context()) },
+		"an address that is taken": func() error {
+			_, err := s.Create(t.Context(), strings.Replace(natNetwork("net33", 31), "net31", "net33", 1), true)
+			return err
+		},
+		"a NIC on no bridge": func() error {
+			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "bridge", Bridge: "c-fails", MAC: "52:54:00:01:05:01"}, "x")
+			return err
+		},
+		"a tap that is too large": func() error {
+			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: n.Name(), MAC: "52:54:00:01:05:02", MTU: 1 << 20, Queues: 4, Model: "virtio"}, "x")
+			return err
+		},
+		"a macvtap that is too large": func() error {
+			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "direct", HostDev: "c-fails", MAC: "52:54:00:01:05:03", MTU: 1 << 20}, "x")
+			return err
+		},
+	}
+	count := func() (all [3]int) {
+		for i, dir := range []string{"/proc/self/fd", "/proc/self/task", "/sys/class/net"} {
+			entries, err := os.ReadDir(dir)
+			ok(t, err)
+			all[i] = len(entries)
+		}
+		return all
+	}
+	for what, fail := range fails {
+		times := 200
+		if strings.Contains(what, "dnsmasq") {
+			times = 20 // each is a process
+		}
+		before := [3]int{}
+		for i := range times {
+			if err := fail(); err == nil {
+				t.Fatalf("%s: it succeeds", what)
+			}
+			if i == times/10 {
+				before = count()
+			}
+		}
+		after := count()
+		if after[0] > before[0]+3 || after[1] > before[1]+10 || after[2] > before[2] {
+			t.Errorf("%s: files, threads and links were %d and are %d", what, before, after)
+		}
+	}
+}
+
 func TestNICsOfEachType(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)

@@ -3,6 +3,7 @@ package network
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -58,7 +59,16 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 		a.Close()
 		return nil, nil, err
 	}
-	return a, s.enter(p, Port{Interface: a.IfName, MAC: nic.MAC, Owner: owner, Parent: p.parent}), nil
+	port := Port{Interface: a.IfName, MAC: nic.MAC, Owner: owner, Parent: p.parent}
+	if p.parent != "" {
+		l, err := link.ByName(a.IfName)
+		if err != nil {
+			a.Close()
+			return nil, nil, errors.Join(err, link.Remove(a.IfName))
+		}
+		port.Index = l.Index
+	}
+	return a, s.enter(p, port), nil
 }
 
 // AdoptNIC enters the NIC of a guest that a daemon before this one started,
@@ -71,13 +81,13 @@ func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func
 	if err != nil {
 		return nil, err
 	}
-	p, there := plug{}, false
+	p, index := plug{}, 0
 	for _, l := range all {
 		if l.Name == ifName {
-			p.parent, there = parentOf(l, all), true
+			p.parent, index = parentOf(l, all), l.Index
 		}
 	}
-	if !there {
+	if index == 0 {
 		return nil, fault.New(fault.NotFound, fault.Interface, "no network interface with name %q", ifName)
 	}
 	if nic.Type == "network" {
@@ -85,7 +95,7 @@ func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func
 			return nil, err
 		}
 	}
-	return s.enter(p, Port{Interface: ifName, MAC: nic.MAC, Owner: owner, Parent: p.parent}), nil
+	return s.enter(p, Port{Interface: ifName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Index: index}), nil
 }
 
 // parentOf names the link that a macvtap is on; "" for any other kind.
@@ -117,7 +127,7 @@ func (s *Networks) enter(p plug, port Port) (release func()) {
 		if port.Parent == "" {
 			return
 		}
-		if err := link.Remove(port.Interface); err != nil {
+		if err := link.RemoveSame(port.Interface, port.Index); err != nil {
 			s.Log.Error("cannot remove the macvtap of a guest", "interface", port.Interface, "owner", port.Owner, "error", err)
 		}
 	}

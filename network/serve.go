@@ -78,7 +78,7 @@ func (d *Definition) writeDNS(w *lines) {
 		w.add("no-resolv")
 	}
 	for _, t := range d.DNS.TXTs {
-		w.add(`txt-record=%s,"%s"`, t.Name, strings.ReplaceAll(t.Value, `"`, `\"`))
+		w.add(`txt-record=%s,"%s"`, t.Name, quoted.Replace(t.Value))
 	}
 	for _, s := range d.DNS.SRVs {
 		w.add("srv-host=%s", s.record())
@@ -89,6 +89,9 @@ func (d *Definition) writeDNS(w *lines) {
 		}
 	}
 }
+
+// quoted is a text between quotation marks, as dnsmasq reads them.
+var quoted = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 
 func (s SRV) record() string {
 	name := fmt.Sprintf("_%s._%s", s.Service, s.Protocol)

@@ -114,9 +114,12 @@ func (n *Network) replace(ctx context.Context, before, after View) (err error) {
 	err = n.mark(after.Live, true, after.chosenBridge)
 	if err == nil {
 		err = n.reconfigure(ctx, before.Live, after.Live)
-	}
-	if err == nil && n.keep != nil {
-		err = n.home.Store.Put(kind, n.uuid, n.keep)
+		if err == nil && n.keep != nil {
+			err = n.home.Store.Put(kind, n.uuid, n.keep)
+		}
+		if err != nil {
+			err = errors.Join(err, n.revert(ctx, after.Live, before.Live))
+		}
 	}
 	n.keep = nil
 	if err != nil {
@@ -124,6 +127,23 @@ func (n *Network) replace(ctx context.Context, before, after View) (err error) {
 	}
 	n.publish(after)
 	return n.mark(after.Live, true, after.chosenBridge)
+}
+
+// revert makes a running network what it was, however far a change of it had come, and
+// also when its request has been given up: guests are on it.
+func (n *Network) revert(ctx context.Context, from, to *Definition) error {
+	undo, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), closeGrace,
+		fault.New(fault.Timeout, fault.Network, "not undone within %v", closeGrace))
+	defer cancel()
+	if n.service != nil {
+		return n.reconfigure(undo, from, to)
+	}
+	if rules, some := to.rules(); some {
+		if err := n.home.firewall.Apply(rules); err != nil {
+			return err
+		}
+	}
+	return n.serve(undo, to)
 }
 
 // reconfigure makes a running network follow a changed definition.
