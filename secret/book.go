@@ -76,7 +76,8 @@ func Open(c Config) (*Book, error) {
 	return b, nil
 }
 
-// Close forgets the keys. The book must not be used after.
+// Close forgets the keys: what is asked for a value after that is told that there is none
+// any more, such as work on a file system that hangs.
 func (b *Book) Close() {
 	b.changing.Lock()
 	defer b.changing.Unlock()

@@ -45,10 +45,12 @@ func passingKey() (*key, error) {
 	return newKey(func(b []byte) error { _, err := rand.Read(b); return err })
 }
 
-// close forgets the key. It must not be used after.
+// close forgets the key, which seals and opens nothing after.
 func (k *key) close() {
-	clear(k.page)
-	_ = unix.Munmap(k.page) // it was mapped by newKey, whole
+	page := k.page
+	k.page = nil
+	clear(page)
+	_ = unix.Munmap(page) // it was mapped by newKey, whole
 }
 
 // seal encrypts a value for the secret of a UUID: that of one cannot be passed
@@ -80,6 +82,9 @@ func (k *key) open(id string, sealed []byte) ([]byte, error) {
 func label(id string) []byte { return []byte("lodge secret 1 " + id) }
 
 func (k *key) aead() (cipher.AEAD, error) {
+	if k.page == nil {
+		return nil, errors.New("the daemon is ending")
+	}
 	block, err := aes.NewCipher(k.page[:keySize])
 	if err != nil {
 		return nil, err

@@ -87,6 +87,19 @@ func TestValuesOutliveTheDaemonUnlessEphemeral(t *testing.T) {
 	}
 }
 
+// Who asks for a value while the daemon ends, such as work that a file system has held
+// up, gets an error.
+func TestNoValueIsGivenAfterTheEnd(t *testing.T) {
+	s := open(t)
+	lasting, passing := s.define("", "/a"), s.define("ephemeral='yes'", "/b")
+	s.Close()
+	for _, id := range []string{lasting, passing} {
+		if v, err := s.Value(id); !fault.Is(err, fault.Failed) {
+			t.Errorf("%q, %v", v, err)
+		}
+	}
+}
+
 // TestNoValueIsOnDiskInTheClear: neither the value nor, of an ephemeral secret,
 // anything at all is in any file, and the key is root's alone.
 func TestNoValueIsOnDiskInTheClear(t *testing.T) {
