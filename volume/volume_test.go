@@ -911,8 +911,8 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 		t.Fatal(err, string(out))
 	}
 	must(t, p.Refresh(t.Context()))
-	ended, end := context.WithCancel(t.Context())
-	end()
+	ended, end := context.WithCancelCause(t.Context())
+	end(errors.New("nobody waits"))
 	deeds := map[string]func() error{
 		"a volume that is there": func() error {
 			_, err := p.CreateVolume(t.Context(), volXML("disk", "raw", mib, ""), CreateOptions{})
