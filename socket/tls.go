@@ -99,9 +99,12 @@ func readPEM(path, sort string, take func(der []byte) error) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxPEM))
-	if err != nil {
+	text, err := io.ReadAll(io.LimitReader(f, maxPEM+1))
+	switch {
+	case err != nil:
 		return err
+	case len(text) > maxPEM: // what is behind would be missing
+		return fmt.Errorf("%s is longer than %d bytes", path, maxPEM)
 	}
 	for {
 		block, rest := pem.Decode(text)
@@ -157,8 +160,11 @@ func readRevocations(path string, authorities []*x509.Certificate) (revocations,
 		}
 		return errors.New("none of those who are trusted has signed the list")
 	})
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
+	case err == nil && len(lists) == 0: // such as one in another form: nobody would be kept out by it
+		return nil, fault.New(fault.Invalid, fault.Host, "%s has no list of certificates in it that were taken back, as PEM; remove it if there is none", path)
 	}
 	return lists, fault.Wrap(err, fault.Failed, fault.Host, "cannot read which certificates were taken back")
 }

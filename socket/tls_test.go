@@ -188,6 +188,18 @@ func TestListsOfWhatWasTakenBack(t *testing.T) {
 			t.Errorf("%s: %v", step.what, err)
 		}
 	}
+	// A file of which no list is understood, or not all, would keep nobody out.
+	for what, text := range map[string]string{
+		"nothing": "", "another form": "0\x82\x01", "a list that is cut": "-----BEGIN X509 CRL-----\nMIIB", "too much": strings.Repeat("\n", maxPEM+1),
+	} {
+		if err := os.WriteFile(filepath.Join(folder, "CA/cacrl.pem"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Reload(); err == nil {
+			t.Errorf("a file with %s is taken for a list", what)
+		}
+	}
+	list(-time.Hour, 8)
 	if err := os.WriteFile(filepath.Join(folder, "CA/cacert.pem"), []byte("no certificate"), 0o600); err != nil {
 		t.Fatal(err)
 	}
