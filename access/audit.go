@@ -32,6 +32,9 @@ const (
 	auditQueue = 8192     // entries that wait to be written; more are counted as lost
 	auditText  = 256      // bytes of a name that a client gave
 	auditFile  = 64 << 20 // bytes of the audit's own file, of which one older is kept
+	// Refusals of one client, each within a minute of the one before, that have a line
+	// each; more are counted. They cost nothing, and would push what was done out of the file.
+	auditRefusals = 1000
 )
 
 // Audit writes one line for each change and each refusal. Nobody waits for it:
@@ -42,14 +45,18 @@ type Audit struct {
 	own   *ownFile     // nil: none was asked for
 	queue chan Entry
 	lost  atomic.Int64
-	stop  chan struct{} // closed by Close
-	done  chan struct{}
+	// refused are the clients that are refused again and again; unsaid counts those of
+	// their refusals that have no line.
+	refused strikes
+	unsaid  atomic.Int64
+	stop    chan struct{} // closed by Close
+	done    chan struct{}
 }
 
 // OpenAudit begins to write into the daemon's log, and into a file of its own if
 // there is a path.
 func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
-	a := &Audit{log: log, queue: make(chan Entry, auditQueue), stop: make(chan struct{}), done: make(chan struct{})}
+	a := &Audit{log: log, queue: make(chan Entry, auditQueue), stop: make(chan struct{}), done: make(chan struct{}), refused: strikes{most: auditRefusals}}
 	if path != "" {
 		a.own = &ownFile{path: path}
 		if err := a.own.open(); err != nil {
@@ -64,6 +71,17 @@ func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
 func (a *Audit) Note(e Entry) {
 	if a == nil || e.Err == nil && !e.Verb.changes() && !e.Login {
 		return
+	}
+	if fault.Is(e.Err, fault.Denied) {
+		who := e.Who.String()
+		if !e.Who.Local && e.Who.Subject == "" {
+			who = origin(e.Who.Address)
+		}
+		if a.refused.out(who) {
+			a.unsaid.Add(1)
+			return
+		}
+		a.refused.note(who)
 	}
 	select {
 	case a.queue <- e:
@@ -107,17 +125,26 @@ func (a *Audit) write() {
 			select {
 			case e = <-a.queue:
 			default:
+				a.writeCounts(out)
 				return
 			}
 		}
-		if lost := a.lost.Swap(0); lost > 0 {
-			out.Warn("audit", "lost", lost)
-		}
+		a.writeCounts(out)
 		out.LogAttrs(context.Background(), slog.LevelInfo, "audit", e.attrs()...)
 		if a.own != nil && a.own.failed != nil {
 			a.log.Error("cannot write the audit's file; its lines are in this log alone", "error", a.own.failed)
 			a.own.failed = nil
 		}
+	}
+}
+
+// writeCounts says how many entries have no line.
+func (a *Audit) writeCounts(out *slog.Logger) {
+	if lost := a.lost.Swap(0); lost > 0 {
+		out.Warn("audit", "lost", lost)
+	}
+	if unsaid := a.unsaid.Swap(0); unsaid > 0 {
+		out.Warn("audit", "unsaid", unsaid)
 	}
 }
 

@@ -3,11 +3,14 @@ package access
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -52,6 +55,38 @@ func TestTheAuditIsOneLineForEachChange(t *testing.T) {
 			t.Errorf("the %s tells too much: %q", where, lines[1])
 		}
 	}
+}
+
+// TestRefusalsPushNothingOutOfTheAudit has a client that is refused without end.
+func TestRefusalsPushNothingOutOfTheAudit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		a, err := OpenAudit("", slog.New(slog.NewTextHandler(&log, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		no := fault.New(fault.Denied, fault.Call, "no")
+		for range 3 * auditRefusals {
+			a.Note(Entry{Who: user1(1001), API: "lodge", Call: "Act", Err: no})
+		}
+		a.Note(Entry{Who: user1(1001), API: "lodge", Call: "Act", Verb: Start, Object: NewGuest("done", "", nil)})
+		a.Note(Entry{Who: user1(1002), API: "lodge", Call: "Act", Err: no})
+		a.Note(Entry{Who: Who{Address: "10.0.0.9:1"}, API: "lodge", Call: "TLS", Err: no})
+		<-time.After(strikeTime + time.Second)
+		a.Note(Entry{Who: user1(1001), API: "lodge", Call: "later", Err: no})
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		text := log.String()
+		if n := strings.Count(text, "uid=1001 pid=7 call=Act verb=open"); n != auditRefusals {
+			t.Errorf("%d refusals have a line", n)
+		}
+		for _, part := range []string{fmt.Sprintf("unsaid=%d", 2*auditRefusals), "domain 'done'", "uid=1002", "address=10.0.0.9:1", "call=later"} {
+			if !strings.Contains(text, part) {
+				t.Errorf("no line has %s", part)
+			}
+		}
+	})
 }
 
 func TestTheAuditGoesOnInANewFile(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/markup"
+	"github.com/lodge-kvm/lodge/network"
 )
 
 // Document checks what a client hands in as XML: the object that it would make
@@ -30,7 +31,7 @@ func (g *Gate) Document(w Who, verb Verb, on Object, doc string) (Object, error)
 	case "domain":
 		return g.domain(w, verb, doc)
 	case "network":
-		return Object{Kind: Network, Name: root.Child("name").Text()}, g.network(w, root)
+		return g.network(w, doc)
 	case "pool":
 		return Object{Kind: Pool, Name: root.Child("name").Text()}, g.pool(w, root)
 	case "volume":
@@ -48,17 +49,18 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 	if err != nil {
 		return Object{}, err
 	}
-	labels, err := fleet.ReadLabels(def.Metadata)
+	marks, err := fleet.ReadMarks(def.Metadata)
 	if err != nil {
 		return Object{}, err
 	}
 	rules := g.rules.Load()
-	wanted := NewGuest(def.Name, def.UUID, labels)
+	wanted := NewGuest(def.Name, def.UUID, marks.Labels)
 	places := rules.placesFor(g, w, verb, wanted)
 	if err := rules.Check(w, verb, wanted); err != nil {
 		return wanted, err
 	}
-	for _, there := range []Object{g.GuestByName(def.Name), g.GuestByUUID(def.UUID)} {
+	had := []Object{g.GuestByName(def.Name), g.GuestByUUID(def.UUID)}
+	for _, there := range had {
 		if there.Kind != Guest {
 			continue
 		}
@@ -66,6 +68,9 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 			return wanted, err
 		}
 		places.known = append(places.known, g.named(there)...)
+	}
+	if err := rules.claims(w, marks, had...); err != nil {
+		return wanted, err
 	}
 	root, err := understood(def)
 	if err != nil {
@@ -99,36 +104,55 @@ func (g *Gate) named(o Object) []use {
 	return found
 }
 
-func (g *Gate) network(w Who, root *markup.Element) error {
-	for _, name := range root.Elements("name") {
-		if err := g.Check(w, Networks, Object{Kind: Network, Name: name.Text()}); err != nil {
+// claims checks the volumes that marks name: they are deleted along with the tile that
+// the marks make a guest part of. Those that it was marked with before may stay.
+func (r *Rules) claims(w Who, marks *fleet.Marks, had ...Object) error {
+	for _, v := range marks.Volumes {
+		kept := slices.ContainsFunc(had, func(o Object) bool { return o.member.Marks != nil && slices.Contains(o.member.Marks.Volumes, v) })
+		if kept {
+			continue
+		}
+		if err := r.Check(w, Volumes, Object{Kind: Pool, Name: v.Pool, Part: v.Name}); err != nil {
 			return err
-		}
-	}
-	for _, e := range root.Elements() {
-		if e.Space != "" && e.Name != "metadata" {
-			return g.beyond(w, Networks, "options of dnsmasq")
-		}
-	}
-	if there, err := g.Networks.ByUUID(strings.ToLower(root.Child("uuid").Text())); err == nil {
-		if err := g.Check(w, Networks, Object{Kind: Network, Name: there.Name()}); err != nil {
-			return err
-		}
-	}
-	if mode := root.Child("forward").Attr("mode"); slices.Contains(linked, mode) {
-		return g.beyond(w, Networks, "the host's links (forward mode '"+mode+"')")
-	}
-	places := g.rules.Load().placesFor(g, w, Networks, Object{Kind: Network, Name: root.Child("name").Text()})
-	for _, ip := range root.Elements("ip") {
-		if served := ip.Child("tftp").Attr("root"); served != "" && !places.lies(served) {
-			return places.refuse(served)
 		}
 	}
 	return nil
 }
 
-// linked are the modes in which guests are on links of the host itself.
-var linked = []string{"bridge", "private", "vepa", "passthrough", "hostdev"}
+// network checks a definition as it is understood: where a document says something
+// twice, what is judged has to be what counts.
+func (g *Gate) network(w Who, doc string) (Object, error) {
+	def, err := network.Parse(doc, false)
+	if err != nil {
+		return Object{}, err
+	}
+	made := Object{Kind: Network, Name: def.Name}
+	if err := g.Check(w, Networks, made); err != nil {
+		return made, err
+	}
+	if there, err := g.Networks.ByUUID(def.UUID); err == nil {
+		if err := g.Check(w, Networks, Object{Kind: Network, Name: there.Name()}); err != nil {
+			return made, err
+		}
+	}
+	if len(def.Options) > 0 {
+		if err := g.beyond(w, Networks, "options of dnsmasq"); err != nil {
+			return made, err
+		}
+	}
+	if !def.Managed() { // guests are on links of the host itself
+		if err := g.beyond(w, Networks, "the host's links (forward mode '"+string(def.Forward.Mode)+"')"); err != nil {
+			return made, err
+		}
+	}
+	places := g.rules.Load().placesFor(g, w, Networks, made)
+	for _, ip := range def.IPs {
+		if ip.TFTPRoot != "" && !places.lies(ip.TFTPRoot) {
+			return made, places.refuse(ip.TFTPRoot)
+		}
+	}
+	return made, nil
+}
 
 // pool checks a definition of a pool: whoever makes one may read and write what
 // lies in it.
@@ -152,7 +176,7 @@ func (g *Gate) pool(w Who, root *markup.Element) error {
 	if root.Attr("type") != "dir" {
 		return g.beyond(w, Pools, "a pool of type "+root.Attr("type"))
 	}
-	if target := strings.TrimSpace(root.Child("target").Child("path").Text()); !places.lies(target) && !slices.Contains(places.Where, target) {
+	if target := root.Child("target").Child("path").Text(); !places.lies(target) && !slices.Contains(places.Where, target) {
 		return places.refuse(target)
 	}
 	return walker{places}.walk(root, root.Child("source"))

@@ -184,15 +184,23 @@ func (g *Gate) Renamed(uuid, name string) Object {
 	return NewGuest(name, uuid, o.member.Labels)
 }
 
-// Relabelled is a guest as other marks would make it; ones that cannot be read
-// are no labels.
-func (g *Gate) Relabelled(uuid, marks string) Object {
-	o := g.GuestByUUID(uuid)
-	var labels fleet.Labels
-	if metadata, err := markup.SetMetadataElement("", fleet.Namespace, "lodge", marks); marks != "" && err == nil {
-		labels, _ = fleet.ReadLabels(metadata) // marks that cannot be read are none
+// Mark checks that a client may give a guest other marks: it has to define what they make
+// of it. Ones that cannot be read are none.
+func (g *Gate) Mark(w Who, uuid, doc string) error {
+	if !g.Held(w) {
+		return nil
 	}
-	return NewGuest(o.Name, uuid, labels)
+	o, marks := g.GuestByUUID(uuid), &fleet.Marks{}
+	if metadata, err := markup.SetMetadataElement("", fleet.Namespace, "lodge", doc); doc != "" && err == nil {
+		if read, err := fleet.ReadMarks(metadata); err == nil {
+			marks = read
+		}
+	}
+	rules := g.rules.Load()
+	if err := rules.Check(w, Define, NewGuest(o.Name, uuid, marks.Labels)); err != nil {
+		return err
+	}
+	return rules.claims(w, marks, o)
 }
 
 // PoolByUUID is a pool as rules see it; one that is not there only rules for

@@ -1,6 +1,7 @@
 package access
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"sync"
@@ -15,8 +16,10 @@ const (
 )
 
 // strikes remember who was not let in, and keep out for a while who tries too often:
-// each attempt costs a handshake, or a question to polkit.
+// each attempt costs a handshake, or a question to polkit, or a line of the audit.
 type strikes struct {
+	most int // failed attempts; 0: maxStrikes
+
 	mu sync.Mutex
 	by map[string]struck
 }
@@ -31,7 +34,7 @@ func (s *strikes) out(who string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	had := s.by[who]
-	return had.times >= maxStrikes && time.Now().Before(had.until)
+	return had.times >= cmp.Or(s.most, maxStrikes) && time.Now().Before(had.until)
 }
 
 // note counts a failed attempt, and says whether it was one too many.
@@ -52,7 +55,7 @@ func (s *strikes) note(who string) bool {
 	if len(s.by) > maxStruck {
 		s.forget(now)
 	}
-	return had.times == maxStrikes
+	return had.times == cmp.Or(s.most, maxStrikes)
 }
 
 // clear forgets whoever was let in.

@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/store"
+	"github.com/lodge-kvm/lodge/volume"
 )
 
 func definitionOf(t *testing.T, os, devices string) *domain.Definition {
@@ -172,6 +173,10 @@ rules:
 		"<forward mode='passthrough'><interface dev='eth0'/></forward>":                           false,
 		"<ip address='10.9.0.1' prefix='24'><tftp root='/etc'/></ip>":                             false,
 		"<ip address='10.9.0.1' prefix='24'><tftp root='etc'/></ip>":                              false,
+		// What stands there twice counts as it is understood.
+		"<forward mode='nat'/><forward mode='bridge'/><bridge name='br0'/>":                     false,
+		"<ip address='10.9.0.1' prefix='24'><tftp root='/srv/boot/x'/><tftp root='/etc'/></ip>": false,
+		"</network><network><forward mode='bridge'/><bridge name='br0'/>":                       false,
 	} {
 		_, err := g.Document(user1(1002), Networks, Object{}, "<network><name>lab</name>"+inside+"</network>")
 		if (err == nil) != want {
@@ -269,6 +274,43 @@ rules:
 		}
 		if _, err := g.Document(c.who, verb, c.on, c.doc); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+}
+
+// Volumes that a guest's marks name are deleted with its tile: who names them has rights to them.
+func TestMarksClaimNoVolumesOfOthers(t *testing.T) {
+	g, who, _ := builder(t)
+	g.Config = Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}
+	mark := func(pool string) string {
+		return "<guest><label name='tile' value='shop/1'/><volume pool='" + pool + "' name='db.qcow2'/></guest>"
+	}
+	define := func(pool string) error {
+		_, err := g.Document(who, Define, Object{}, "<domain type='qemu'><name>build-1</name><metadata>"+
+			strings.Replace(mark(pool), "<guest>", "<guest xmlns='"+fleet.Namespace+"'>", 1)+
+			"</metadata><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
+		return err
+	}
+	r, err := ParseRules("access.yaml", []byte(example))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.rules.Store(r)
+	for pool, want := range map[string]bool{"build": true, "default": false} {
+		if err := define(pool); (err == nil) != want || err != nil && !fault.Is(err, fault.Denied) {
+			t.Errorf("a definition with a volume of pool %s: %v", pool, err)
+		}
+		marks, err := fleet.ReadMarks(strings.Replace(mark(pool), "<guest>", "<guest xmlns='"+fleet.Namespace+"'>", 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.claims(who, marks); (err == nil) != want {
+			t.Errorf("marks with a volume of pool %s: %v", pool, err)
+		}
+		on := NewGuest("build-1", "", nil)
+		on.member.Marks = marks
+		if err := r.claims(who, marks, on); err != nil {
+			t.Errorf("marks as they were: %v", err)
 		}
 	}
 }

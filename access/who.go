@@ -35,6 +35,25 @@ func (w Who) String() string {
 	return fmt.Sprintf("%q", w.Subject)
 }
 
+// Owner is who answers for a connection: a user, and of root, who runs services
+// for others, the process; or another host.
+type Owner struct {
+	UID  uint32
+	PID  int32
+	Host string // empty: this one
+}
+
+// Owner says who answers for what the client holds.
+func (w Who) Owner() Owner {
+	switch {
+	case !w.Local:
+		return Owner{Host: origin(w.Address)}
+	case w.Peer.UID == 0:
+		return Owner{PID: w.Peer.PID}
+	}
+	return Owner{UID: w.Peer.UID}
+}
+
 // principal is one line under a rule's "who".
 type principal struct {
 	text string

@@ -27,6 +27,11 @@ rules:
     who: user:4242
     may: [read, start, stop, console]
     guests: ["web-*", "label=team:web"]
+  - name: makers
+    who: user:4242
+    may: [read, define]
+    guests: made-*
+    images: @DIR@/images
   - name: builders
     who: user:4243
     may: [read, start, stop, define, change]
@@ -252,6 +257,8 @@ func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
 	}
 	contains(t, "the refusal", d.mayNot(t, builder, "define", define("web-1", "")), "access denied", "domain 'web-1'")
 	contains(t, "the refusal", d.mayNot(t, builder, "create", define("web-1", "")), "access denied")
+	contains(t, "the refusal", d.mayNot(t, operator, "create", define("made-1", "")), "access denied", `"start"`, "domain 'made-1'")
+	d.may(t, operator, "define", define("made-1", ""))
 
 	// What lies in the right place may still lead elsewhere, now or later.
 	d.may(t, builder, "define", define("build-link", disk("raw", link)))

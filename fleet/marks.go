@@ -258,11 +258,6 @@ func (m *Marks) clone() *Marks {
 	return &Marks{Labels: labels, Priority: m.Priority, After: slices.Clone(m.After), Volumes: slices.Clone(m.Volumes), NoRNG: m.NoRNG}
 }
 
-// ReadLabels reads the labels that a definition's <metadata> gives a guest.
-func ReadLabels(metadata string) (Labels, error) {
-	m, err := readMarks(metadata)
-	if err != nil {
-		return nil, err
-	}
-	return m.Labels, nil
-}
+// ReadMarks reads the marks that a definition's <metadata> gives a guest. They are
+// not to be changed.
+func ReadMarks(metadata string) (*Marks, error) { return readMarks(metadata) }

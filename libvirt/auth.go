@@ -96,10 +96,10 @@ func (s *session) prove(ctx context.Context) error {
 // refuse notes that the client was not let in, once on a connection.
 func (s *session) refuse(call string, err error) {
 	s.mu.Lock()
-	refused := s.refused
-	s.refused = true
+	rejected := s.rejected
+	s.rejected = true
 	s.mu.Unlock()
-	if !refused {
+	if !rejected {
 		s.client.server.audit.Note(access.Entry{Who: s.who(), API: "libvirt", Call: call, Err: err})
 	}
 }

@@ -150,7 +150,7 @@ func add[A, R any, PA message[A], PR message[R]](
 			return reply{}, rpcFault("cannot decode the arguments of %s: %v", p.Name, err)
 		}
 		if err := s.permitArgs(p, args); err != nil {
-			return reply{}, err
+			return reply{}, s.refused(p, err)
 		}
 		ctx, permission, err := s.allow(ctx, p, args)
 		if err != nil {
@@ -190,7 +190,7 @@ func (c *client) route(f *frame) (*route, error) {
 		return nil, rpcFault("unknown procedure: %d", f.Proc)
 	}
 	if err := c.session.permit(p); err != nil {
-		return nil, err
+		return nil, c.session.refused(p, err)
 	}
 	r := c.server.table[procedureKey{f.Program, f.Proc}]
 	if r == nil {

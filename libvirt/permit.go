@@ -47,11 +47,17 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 	}
 	if r.looksAtTexts(p) {
 		made, err := s.texts(p, r.last(), on, args)
-		if err != nil {
-			return ctx, c, err
-		}
 		if made.Name != "" {
 			on = made
+		}
+		if len(c.objects) == 0 && made.Name != "" {
+			c.objects = []access.Object{made}
+		}
+		for i := 0; err == nil && i < len(r.verbs); i++ { // the last is not the only one
+			err = gate.Check(who, r.verbs[i], on)
+		}
+		if err != nil {
+			return ctx, c, err
 		}
 		if r.last() != access.Start { // what a guest has is held to who gave it, and not to who starts it
 			ctx = gate.Fence(ctx, who, r.last(), on)
@@ -77,10 +83,8 @@ func (c *permission) check(args xdr.Message) error {
 			}
 		}
 	}
-	for _, becomes := range c.s.becomes(args) {
-		if err := gate.Check(who, access.Define, becomes); err != nil {
-			return err
-		}
+	if err := c.s.becomes(args); err != nil {
+		return err
 	}
 	if c.right.anywhere {
 		return gate.Whole(who, c.right.last(), c.proc.Name)
@@ -119,21 +123,18 @@ func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []access.Verb {
 	return nil
 }
 
-// becomes is what a call makes of its guest, in the eyes of rules: a name and
+// becomes checks what a call makes of its guest, in the eyes of rules: a name and
 // labels decide who may do what with it.
-func (s *session) becomes(args xdr.Message) []access.Object {
+func (s *session) becomes(args xdr.Message) error {
+	gate, who := s.gate(), s.who()
 	switch a := args.(type) {
 	case *xdr.DomainRenameArgs:
 		if a.NewName != nil {
-			return []access.Object{s.gate().Renamed(formatUUID(a.Domain.UUID), *a.NewName)}
+			return gate.Check(who, access.Define, gate.Renamed(formatUUID(a.Domain.UUID), *a.NewName))
 		}
 	case *xdr.DomainSetMetadataArgs:
-		if a.URI != nil && *a.URI == fleet.Namespace {
-			metadata := ""
-			if a.Metadata != nil {
-				metadata = *a.Metadata
-			}
-			return []access.Object{s.gate().Relabelled(formatUUID(a.Domain.UUID), metadata)}
+		if orEmpty(a.URI) == fleet.Namespace {
+			return gate.Mark(who, formatUUID(a.Domain.UUID), orEmpty(a.Metadata))
 		}
 	}
 	return nil
@@ -169,6 +170,15 @@ func (c *permission) end(ret xdr.Message, failure error) error {
 	}
 	audit.Note(e)
 	return failure
+}
+
+// refused notes a call that somebody who may only look was refused, whatever the rules are.
+func (s *session) refused(p *xdr.Procedure, err error) error {
+	if s.authenticated() && fault.Is(err, fault.Denied) {
+		verb := callRights[procedureKey{p.Program, p.Number}].last()
+		s.client.server.audit.Note(access.Entry{Who: s.who(), API: "libvirt", Call: p.Name, Verb: verb, Err: err})
+	}
+	return err
 }
 
 // still says whether what the call opened may go on.

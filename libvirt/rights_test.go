@@ -1,6 +1,11 @@
 package libvirt
 
 import (
+	"bytes"
+	"log/slog"
+	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/access"
@@ -31,5 +36,41 @@ func TestEveryCallHasItsRight(t *testing.T) {
 				t.Errorf("%s is refused on a read-only connection, and takes no more than %q", p.Name, r.last())
 			}
 		}
+	}
+}
+
+// TestEveryChangeIsOfSomething: rules for some objects give a call where it is about one of them.
+// One that names none, in an argument or a document, would be given by a rule about any other.
+func TestEveryChangeIsOfSomething(t *testing.T) {
+	for key, route := range newTable() {
+		r, p := callRights[key], route.proc
+		whole := slices.Contains([]access.Verb{access.Filters, access.Secrets, access.Host, access.Monitor}, r.last()) // never given for some
+		if r.last() <= access.Read || whole || r.everything || r.anywhere {
+			continue
+		}
+		args, document := reflect.TypeOf(blank(p)).Elem(), false
+		for field := range args.Fields() {
+			document = document || field.Name == "XML"
+		}
+		if !names(args) && !document {
+			t.Errorf("%s takes %q, and says of nothing that rules know", p.Name, r.last())
+		}
+	}
+}
+
+// TestARefusalToAReaderIsInTheAudit has somebody on a read-only socket try to change something.
+func TestARefusalToAReaderIsInTheAudit(t *testing.T) {
+	var log bytes.Buffer
+	audit, err := access.OpenAudit("", slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := serve(t, func(s *Server) { s.audit = audit })
+	h.open("-ro").refused(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{}, codeOperationDenied)
+	if err := audit.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(log.String(), "call=DOMAIN_CREATE_XML verb=define result=denied") {
+		t.Errorf("the audit has %q", log.String())
 	}
 }

@@ -18,7 +18,7 @@ type session struct {
 
 	mu       sync.Mutex
 	identity access.Who
-	refused  bool // once already, which the audit has
+	rejected bool // once already, which the audit has
 	asked    bool // polkit, or it is being asked
 	proved   bool // polkit said yes
 	admitted bool // authentication is done
@@ -152,8 +152,8 @@ func (s *session) admit() error {
 		err = gate.Admit(s.identity)
 	}
 	if err != nil {
-		if !s.refused {
-			s.refused = true
+		if !s.rejected {
+			s.rejected = true
 			s.client.server.audit.Note(access.Entry{Who: s.identity, API: "libvirt", Call: "AUTH_LIST", Err: err})
 		}
 		return withCode(codeAuthFailed, err)
