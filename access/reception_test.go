@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/lodge-kvm/lodge/socket"
 )
 
 func TestWhoFailsTooOftenWaits(t *testing.T) {
@@ -74,6 +76,20 @@ func TestWhoAnswersForAnAddress(t *testing.T) {
 }
 
 // TestNoAddressTakesAllHandshakes has one address shake as many hands as it may.
+func TestWhoAnswersForAConnection(t *testing.T) {
+	of := func(pid int32, uid uint32) Owner { return LocalWho(socket.Peer{PID: pid, UID: uid}).Owner() }
+	if root := of(7, 0); root != of(7, 0) || root == of(8, 0) {
+		t.Error("processes of root are owners of their own")
+	}
+	if of(7, 1000) != of(8, 1000) || of(7, 1000) == of(7, 0) {
+		t.Error("a user is one owner")
+	}
+	far := func(address string) Owner { return Who{Address: address, Subject: "CN=alice"}.Owner() }
+	if far("[2001:db8::1]:1") != far("[2001:db8::2]:2") || far("192.0.2.1:1") == far("192.0.2.2:1") || far("192.0.2.1:1") == of(0, 0) {
+		t.Error("a host is one owner, with all its addresses that begin alike")
+	}
+}
+
 func TestNoAddressTakesAllHandshakes(t *testing.T) {
 	r := NewReception(nil, nil, nil, slog.New(slog.DiscardHandler))
 	for range maxShakingEach {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
@@ -23,13 +24,15 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 	}
 	s.hold(ctx, &request)
 	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
-		return s.Fleet.Run(ctx, request, t.plan, s.audited(ctx, "Act", verbs[request.Verb], t.result))
+		return s.Fleet.Run(ctx, request, t.plan, s.audited(ctx, "Act", takes(&request), t.result))
 	})
 }
 
 // Cancel ends a set under way.
-func (s *Server) Cancel(_ context.Context, r *lodgev1.CancelRequest) (*lodgev1.CancelResponse, error) {
-	return &lodgev1.CancelResponse{}, s.sets.end(r.GetRun())
+func (s *Server) Cancel(ctx context.Context, r *lodgev1.CancelRequest) (*lodgev1.CancelResponse, error) {
+	err := s.sets.end(r.GetRun())
+	s.Audit.Note(access.Entry{Who: caller(ctx), API: "lodge", Call: "Cancel", Verb: access.Stop, Object: access.Object{Name: "set '" + r.GetRun() + "'"}, Err: err})
+	return &lodgev1.CancelResponse{}, err
 }
 
 // modes are the ways of asking a guest, by their names on the wire.
@@ -66,15 +69,12 @@ type sets struct {
 	cancel map[string]context.CancelCauseFunc
 }
 
-func (s *sets) begin(limit int, cancel context.CancelCauseFunc) (string, error) {
+func (s *sets) begin(cancel context.CancelCauseFunc) (run string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.cancel) >= limit {
-		return "", fault.New(fault.NoCapacity, fault.Call, "%d sets are under way; try again when one has ended", limit)
-	}
-	run := strings.ReplaceAll(uuid.NewString(), "-", "")[:12]
+	run = strings.ReplaceAll(uuid.NewString(), "-", "")[:12]
 	s.cancel[run] = cancel
-	return run, nil
+	return run
 }
 
 func (s *sets) end(run string) error {
@@ -155,10 +155,12 @@ func (t *telling) summary(s fleet.Summary) {
 func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.Step], work func(context.Context, *telling) (fleet.Summary, error)) (failure error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	run, err := s.sets.begin(s.limits.sets, cancel)
-	if err != nil {
-		return err
+	owner := caller(ctx).Owner()
+	if !s.running.take(owner, 1) {
+		return fault.New(fault.NoCapacity, fault.Call, "%d sets are under way, or %d of one client; try again when one has ended", s.running.all, s.running.each)
 	}
+	defer s.running.leave(owner, 1)
+	run := s.sets.begin(cancel)
 	defer s.sets.forget(run)
 	t := &telling{run: run, more: make(chan struct{}, 1)}
 	ended, told := make(chan struct{}), make(chan error, 1)

@@ -276,7 +276,9 @@ func (h *house) hold(ctx context.Context, work func(context.Context, *telling) (
 	ok(h.t, err)
 	server := h.server.http(context.Background())
 	server.Handler = &bounded{Server: h.server, next: mux, refuse: connect.NewErrorWriter()}
-	go func() { _ = server.Serve(&door{Listener: l, conns: h.server.conns, log: h.server.Log}) }()
+	go func() {
+		_ = server.Serve(&door{Listener: l, conns: h.server.conns, strangers: h.server.strangers, log: h.server.Log})
+	}()
 	h.t.Cleanup(func() { _ = server.Close() })
 	held := &house{t: h.t, path: h.path + ".held"}
 	stream, err := connect.NewClient[lodgev1.ActRequest, lodgev1.Step](held.http(true), "http://lodge"+path).CallServerStream(ctx, connect.NewRequest(&lodgev1.ActRequest{}))
@@ -515,20 +517,20 @@ func TestRequestsTogetherAreBounded(t *testing.T) {
 		t.Errorf("got %v", stream.Err())
 	}
 	checkFault(t, stream.Err(), "no capacity", "being taken in")
-	h.until(func() bool { return h.server.intake.take(owner{pid: 1}, 1<<20) }, "what was taken in is not given back")
+	h.until(func() bool { return h.server.intake.take(access.Owner{PID: 1}, 1<<20) }, "what was taken in is not given back")
 }
 
 func TestWhatWasTakenInIsGivenBack(t *testing.T) {
 	taken := newPlaces(10, 9)
-	taken.take(owner{pid: 2}, 3)
+	taken.take(access.Owner{PID: 2}, 3)
 	for _, text := range []string{"ten bytes!", "8 bytes!"} { // too much for one, and with the other's
-		b := &body{ReadCloser: io.NopCloser(strings.NewReader(text)), by: owner{pid: 1}, intake: taken}
+		b := &body{ReadCloser: io.NopCloser(strings.NewReader(text)), by: access.Owner{PID: 1}, intake: taken}
 		if _, err := io.ReadAll(b); err == nil {
 			t.Errorf("%q was taken in", text)
 		}
 		b.giveBack()
 	}
-	if taken.leave(owner{pid: 2}, 3); taken.count() != 0 || len(taken.taken) != 0 {
+	if taken.leave(access.Owner{PID: 2}, 3); taken.count() != 0 || len(taken.taken) != 0 {
 		t.Errorf("%d bytes stay", taken.count())
 	}
 }
@@ -577,9 +579,14 @@ func TestStrangersAreRefused(t *testing.T) {
 		{socket.Peer{}, http.StatusOK},
 	} {
 		answer := &recorder{header: http.Header{}}
-		h.server.handler().ServeHTTP(answer, request.WithContext(context.WithValue(h.context(), clientKey{}, &client{who: access.LocalWho(c.peer)})))
+		caller := &client{who: access.LocalWho(c.peer), door: &door{strangers: newPlaces(1, 1)}}
+		caller.strange.Store(true)
+		h.server.handler().ServeHTTP(answer, request.WithContext(context.WithValue(h.context(), clientKey{}, caller)))
 		if answer.status != c.want {
 			t.Errorf("%+v: status %d, want %d", c.peer, answer.status, c.want)
+		}
+		if hungUp := answer.header.Get("Connection") == "close"; hungUp != (c.want != http.StatusOK) {
+			t.Errorf("%+v: hung up on %v", c.peer, hungUp)
 		}
 	}
 }

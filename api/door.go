@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/lodge-kvm/lodge/access"
@@ -23,8 +24,8 @@ type Listener struct {
 // door takes connections within their bounds, and notes who comes.
 type door struct {
 	net.Listener
-	conns *places
-	log   *slog.Logger
+	conns, strangers *places
+	log              *slog.Logger
 
 	warned time.Time // belongs to who accepts
 }
@@ -32,8 +33,8 @@ type door struct {
 // grumble is how often the log is told at most that clients are turned away.
 const grumble = 10 * time.Second
 
-// Accept turns those away for whom there is no place: what one process, or one other
-// host, may hold is far more than a sound client wants.
+// Accept turns those away for whom there is no place: what one owner may hold is far more
+// than a sound client wants.
 func (d *door) Accept() (net.Conn, error) { return d.accept() }
 
 func (d *door) accept() (*client, error) {
@@ -42,13 +43,16 @@ func (d *door) accept() (*client, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := newClient(conn, d.conns)
+		c := newClient(conn, d)
 		if d.conns.take(c.owner, 1) {
-			return c, nil
+			if d.strangers.take(c.owner, 1) {
+				return c, nil
+			}
+			d.conns.leave(c.owner, 1)
 		}
 		_ = conn.Close()
 		if time.Since(d.warned) > grumble {
-			d.log.Warn("too many connections to the API", "client", c.who, "pid", c.owner.pid)
+			d.log.Warn("too many connections to the API", "client", c.who, "pid", c.who.Peer.PID)
 			d.warned = time.Now()
 		}
 	}
@@ -57,9 +61,10 @@ func (d *door) accept() (*client, error) {
 // client is a connection with its place.
 type client struct {
 	net.Conn
-	owner owner
-	conns *places
-	once  sync.Once
+	owner   access.Owner
+	door    *door
+	once    sync.Once
+	strange atomic.Bool // no call was let in yet
 
 	who access.Who // of one from another host complete before the hall gives it on, and not written later
 	// proof is held by the call that has polkit asked, so that one is asked for all.
@@ -68,21 +73,29 @@ type client struct {
 	proved bool
 }
 
-func newClient(conn net.Conn, conns *places) *client {
-	c := &client{Conn: conn, conns: conns, proof: make(chan struct{}, 1)}
+func newClient(conn net.Conn, d *door) *client {
+	c := &client{Conn: conn, door: d, proof: make(chan struct{}, 1), who: access.Who{Address: conn.RemoteAddr().String()}}
 	if _, here := conn.(*net.UnixConn); here {
 		c.who = access.LocalWho(socket.PeerOf(conn))
-		c.owner = owner{pid: c.who.Peer.PID}
-		return c
 	}
-	c.who = access.Who{Address: conn.RemoteAddr().String()}
-	c.owner.host, _, _ = net.SplitHostPort(c.who.Address)
+	c.owner = c.who.Owner()
+	c.strange.Store(true)
 	return c
 }
 
 func (c *client) Close() error {
-	c.once.Do(func() { c.conns.leave(c.owner, 1) })
+	c.once.Do(func() {
+		c.meet()
+		c.door.conns.leave(c.owner, 1)
+	})
 	return c.Conn.Close()
+}
+
+// meet counts the client no more among the strangers.
+func (c *client) meet() {
+	if c.strange.CompareAndSwap(true, false) {
+		c.door.strangers.leave(c.owner, 1)
+	}
 }
 
 // prove has polkit say whether the client may come in, once on a connection that it

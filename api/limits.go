@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -16,10 +17,12 @@ import (
 // limits bound what clients may hold, one and all together. Times are those
 // after which somebody is given up.
 type limits struct {
-	conns, connsEach int // connections; each: of one process
-	calls, callsEach int // under way
-	streams          int // calls at a time on one connection
-	sets             int // under way
+	conns, connsEach         int // connections; each: of one owner
+	strangers, strangersEach int // of them that no call was let in by yet
+	calls, callsEach         int // under way
+	looks, looksEach         int // of them that tell of all guests, until they are told
+	streams                  int // calls at a time on one connection
+	sets, setsEach           int // under way
 	// Bytes of one message from a client: of most calls, and of those that bring
 	// documents. Of how many words it may be is bounded too.
 	message, documents int
@@ -36,16 +39,11 @@ type limits struct {
 
 func defaultLimits() limits {
 	return limits{
-		conns: 4096, connsEach: 1024, calls: 4096, callsEach: 1024, streams: 256, sets: 256,
+		conns: 4096, connsEach: 1024, strangers: 1024, strangersEach: 128, calls: 4096, callsEach: 1024, looks: 256, looksEach: 32,
+		streams: 256, sets: 256, setsEach: 64,
 		message: 256 << 10, documents: 32 << 20, intake: 64 << 20, intakeEach: 32<<20 + 64<<10,
 		handshake: 10 * time.Second, upload: time.Minute, idle: 5 * time.Minute, patience: 60 * time.Second, fresh: time.Minute, grace: 5 * time.Second,
 	}
-}
-
-// owner is who answers for a connection: a process, or another host.
-type owner struct {
-	pid  int32
-	host string
 }
 
 // places counts what is taken, in all and by each owner.
@@ -54,13 +52,15 @@ type places struct {
 
 	mu    sync.Mutex
 	sum   int
-	taken map[owner]int // no zeros
+	taken map[access.Owner]int // no zeros
 }
 
-func newPlaces(all, each int) *places { return &places{all: all, each: each, taken: map[owner]int{}} }
+func newPlaces(all, each int) *places {
+	return &places{all: all, each: each, taken: map[access.Owner]int{}}
+}
 
 // take gives the owner n more, or says no.
-func (p *places) take(by owner, n int) bool {
+func (p *places) take(by access.Owner, n int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.sum+n > p.all || p.taken[by]+n > p.each {
@@ -71,7 +71,7 @@ func (p *places) take(by owner, n int) bool {
 	return true
 }
 
-func (p *places) leave(by owner, n int) {
+func (p *places) leave(by access.Owner, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sum -= n
@@ -89,7 +89,7 @@ func (p *places) count() int {
 // body is a request being taken in. It belongs to the call's goroutine.
 type body struct {
 	io.ReadCloser
-	by     owner
+	by     access.Owner
 	intake *places
 	taken  int
 }
@@ -107,6 +107,10 @@ func (b *body) Read(p []byte) (int, error) {
 // giveBack is the end of the call.
 func (b *body) giveBack() { b.intake.leave(b.by, b.taken) }
 
+// looks are the calls whose answers grow with the number of guests, and that are
+// held as a whole until the client has read them.
+var looks = map[string]bool{lodgev1.LodgeListGuestsProcedure: true, lodgev1.LodgeStatsProcedure: true, lodgev1.LodgeListTilesProcedure: true}
+
 // clientKey is where a call's context keeps the connection that it comes by.
 type clientKey struct{}
 
@@ -122,6 +126,9 @@ func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer b.work.Done()
 	c, _ := r.Context().Value(clientKey{}).(*client)
 	if err := b.admit(r.Context(), c, r.URL.Path); err != nil {
+		if c.strange.Load() {
+			w.Header().Set("Connection", "close") // whoever is not let in has no connection
+		}
 		b.say(w, r, err)
 		return
 	}
@@ -131,6 +138,13 @@ func (b *bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer b.calls.leave(c.owner, 1)
+	if looks[r.URL.Path] {
+		if !b.looking.take(c.owner, 1) {
+			b.say(w, r, fault.New(fault.NoCapacity, fault.Call, "too many answers about all guests are on their way: at most %d, and %d to one client", b.looking.all, b.looking.each))
+			return
+		}
+		defer b.looking.leave(c.owner, 1)
+	}
 	in := &body{ReadCloser: r.Body, by: c.owner, intake: b.intake}
 	defer in.giveBack()
 	r.Body = in

@@ -60,6 +60,9 @@ func (s *Server) admit(ctx context.Context, c *client, path string) (err error) 
 	if err == nil {
 		err = s.Gate.Admit(who)
 	}
+	if err == nil {
+		c.meet()
+	}
 	if err == nil && s.Gate.Held(who) {
 		err = s.judge(who, path)
 	}
@@ -113,6 +116,8 @@ func (s *Server) seesEvent(ctx context.Context, e *lodgev1.Event) bool {
 		o.Kind = access.Network
 	case objectPool:
 		o.Kind = access.Pool
+	case objectSecret:
+		o.Kind = access.Everything
 	}
 	return s.Gate.May(who, access.Read, o)
 }
@@ -131,13 +136,24 @@ func (s *Server) hold(ctx context.Context, q *fleet.Request) {
 	}
 }
 
+// takes is the verb that a set takes.
+func takes(q *fleet.Request) access.Verb {
+	for name := range q.Options.Settings {
+		if q.Verb == fleet.Set && name != "memory" && name != "vcpus" {
+			return access.Define
+		}
+	}
+	return verbs[q.Verb]
+}
+
 // mayDo asks for one guest of a set. What a guest is called by decides who may do
 // what with it, so that who changes labels has to define what comes of it.
 func (s *Server) mayDo(who access.Who, q *fleet.Request, m fleet.Member) error {
-	if q.Verb != fleet.Set {
-		return s.Gate.Check(who, verbs[q.Verb], access.Of(m))
+	verb := takes(q)
+	if err := s.Gate.Check(who, verb, access.Of(m)); err != nil || verb != access.Define || q.Verb != fleet.Set {
+		return err
 	}
-	labels, defines := fleet.Labels{}, false
+	labels := fleet.Labels{}
 	maps.Copy(labels, m.Labels)
 	for name, value := range q.Options.Settings {
 		label, is := strings.CutPrefix(name, "label.")
@@ -147,13 +163,6 @@ func (s *Server) mayDo(who access.Who, q *fleet.Request, m fleet.Member) error {
 		case is:
 			labels[label] = value
 		}
-		defines = defines || name != "memory" && name != "vcpus"
-	}
-	if !defines {
-		return s.Gate.Check(who, access.Change, access.Of(m))
-	}
-	if err := s.Gate.Check(who, access.Define, access.Of(m)); err != nil {
-		return err
 	}
 	return s.Gate.Check(who, access.Define, access.NewGuest(m.View.Name, m.View.UUID, labels))
 }
@@ -163,10 +172,14 @@ func (s *Server) audited(ctx context.Context, call string, verb access.Verb, tel
 	who := caller(ctx)
 	return func(r fleet.Result) {
 		if r.Outcome != fleet.Would {
-			s.Audit.Note(access.Entry{
-				Who: who, API: "lodge", Call: call, Verb: verb, Object: access.Object{Kind: access.Guest, Name: r.Name},
-				Err: r.Error, Took: max(r.Took, time.Duration(0)),
-			})
+			e := access.Entry{Who: who, API: "lodge", Call: call, Verb: verb, Object: access.Left(r.Name, r.UUID), Err: r.Error, Took: max(r.Took, time.Duration(0))}
+			if s.Gate.Held(who) && r.Error == nil {
+				if o := s.Gate.GuestByUUID(r.UUID); o.Kind == access.Guest {
+					e.Object = o // of one that has left only the name tells
+				}
+				e.Rule = s.Gate.Rule(who, verb, e.Object)
+			}
+			s.Audit.Note(e)
 		}
 		tell(r)
 	}

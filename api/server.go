@@ -54,11 +54,14 @@ type Server struct {
 	life   string
 	limits limits
 
-	conns  *places // connections, by who answers for them
-	calls  *places // calls under way, likewise
-	intake *places // bytes of their requests, likewise
-	sets   sets
-	work   sync.WaitGroup // the calls
+	conns     *places // connections, by who answers for them
+	strangers *places // those by which no call was let in yet, likewise, and so on
+	calls     *places // calls under way
+	looking   *places // calls that tell of all guests
+	intake    *places // bytes of requests
+	running   *places // sets
+	sets      sets
+	work      sync.WaitGroup // the calls
 }
 
 // New makes a server; Serve runs it.
@@ -67,8 +70,9 @@ func New(c Config) *Server { return newServer(c, defaultLimits()) }
 func newServer(c Config, l limits) *Server {
 	return &Server{
 		Config: c, started: time.Now(), life: uuid.NewString(), limits: l,
-		conns: newPlaces(l.conns, l.connsEach), calls: newPlaces(l.calls, l.callsEach),
-		intake: newPlaces(l.intake, l.intakeEach), sets: sets{cancel: map[string]context.CancelCauseFunc{}},
+		conns: newPlaces(l.conns, l.connsEach), strangers: newPlaces(l.strangers, l.strangersEach),
+		calls: newPlaces(l.calls, l.callsEach), looking: newPlaces(l.looks, l.looksEach),
+		intake: newPlaces(l.intake, l.intakeEach), running: newPlaces(l.sets, l.setsEach), sets: sets{cancel: map[string]context.CancelCauseFunc{}},
 	}
 }
 
@@ -96,7 +100,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 
 // entrance is a listener within its bounds.
 func (s *Server) entrance(l Listener) net.Listener {
-	d := &door{Listener: l.Listener, conns: s.conns, log: s.Log}
+	d := &door{Listener: l.Listener, conns: s.conns, strangers: s.strangers, log: s.Log}
 	if l.Certificates == nil {
 		return d
 	}

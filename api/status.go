@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -17,7 +18,11 @@ import (
 // Status tells what the daemon itself uses, so that whoever keeps asking sees
 // what it does not give back.
 func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1.StatusResponse, error) {
-	if r.GetCollect() {
+	if who := caller(ctx); r.GetCollect() {
+		if err := s.Gate.Check(who, access.Host, access.Object{Kind: access.Everything}); err != nil { // it holds everybody up
+			s.Audit.Note(access.Entry{Who: who, API: "lodge", Call: "Status", Verb: access.Host, Err: err})
+			return nil, err
+		}
 		debug.FreeOSMemory()
 	}
 	self, err := s.Kernel.Process(os.Getpid())
@@ -42,7 +47,11 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 	if s.LibvirtClients != nil {
 		answer.LibvirtClients = uint32(s.LibvirtClients())
 	}
+	held := s.Gate.Held(caller(ctx))
 	for _, g := range s.Guests.All() {
+		if held && !s.sees(ctx, s.Fleet.Of(g)) {
+			continue
+		}
 		answer.Guests++
 		if g.View().Active != nil {
 			answer.Active++

@@ -177,14 +177,19 @@ func (f *Fleet) poolsOf() func(path string) []string {
 	}
 }
 
-// named checks that guests which are named outright are there.
-func (f *Fleet) named(selectors []Selector) error {
+// named checks that guests which are named outright are there, and that they may be
+// seen: of others nobody is told that there are any. Sees is nil for who sees all.
+func (f *Fleet) named(selectors []Selector, sees func(Member) bool) error {
 	for _, s := range selectors {
 		name, is := s.names()
 		if !is {
 			continue
 		}
-		if _, err := f.guests.ByName(name); err != nil {
+		g, err := f.guests.ByName(name)
+		if err == nil && sees != nil && !sees(f.Of(g)) {
+			err = fault.New(fault.NotFound, fault.Domain, "no domain with matching name '%s'", name) // in the words of the others
+		}
+		if err != nil {
 			return fault.Wrap(err, fault.NotFound, fault.Domain, "selector %q", s)
 		}
 	}

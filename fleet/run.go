@@ -140,7 +140,7 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 	if q.Verb == Define {
 		return f.define(ctx, q, plan, report)
 	}
-	if err := f.named(q.Select); err != nil {
+	if err := f.named(q.Select, q.Sees); err != nil {
 		return Summary{}, err
 	}
 	members, a := f.Select(q.Select), actions[q.Verb]
@@ -265,6 +265,9 @@ func (r *run) followEndings() (stop func()) {
 
 // turn does the verb to one guest. What has begun is not for ctx to end.
 func (r *run) turn(ctx context.Context, m Member) Result {
+	if now := r.fleet.Of(m.Guest); now.View.Current() != nil {
+		m = now // its turn may have come late, and it may be called something else since
+	}
 	if r.request.Admit != nil {
 		if err := r.request.Admit(m); err != nil {
 			return Result{Outcome: Failed, Error: err}

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -188,16 +187,6 @@ func TestStrangersAreBounded(t *testing.T) {
 	}
 	if len(h.server.strangers) != 0 || len(h.server.owners) != 0 {
 		t.Errorf("strangers %v and owners %v stay", h.server.strangers, h.server.owners)
-	}
-}
-
-func TestOwners(t *testing.T) {
-	root, same, other := ownerOf(socket.Peer{PID: 7}), ownerOf(socket.Peer{PID: 7}), ownerOf(socket.Peer{PID: 8})
-	if root != same || root == other {
-		t.Error("processes of root are owners of their own")
-	}
-	if ownerOf(socket.Peer{PID: 7, UID: 1000}) != ownerOf(socket.Peer{PID: 8, UID: 1000}) || ownerOf(socket.Peer{PID: 7, UID: 1000}) == root {
-		t.Error("a user is one owner")
 	}
 }
 

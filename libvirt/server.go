@@ -16,7 +16,6 @@ import (
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/secret"
-	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/turnstile"
 	"github.com/lodge-kvm/lodge/volume"
 )
@@ -102,9 +101,9 @@ type Server struct {
 
 	mu        sync.Mutex
 	clients   map[*client]struct{}
-	owners    map[owner]int  // connections
-	strangers map[owner]int  // of them, those that have not authenticated yet
-	gone      sync.WaitGroup // the clients
+	owners    map[access.Owner]int // connections
+	strangers map[access.Owner]int // of them, those that have not authenticated yet
+	gone      sync.WaitGroup       // the clients
 }
 
 // New makes a server; Serve runs it.
@@ -122,8 +121,8 @@ func New(c Config) *Server {
 		// one is left to it. The daemon has one more than the host.
 		turns:     turnstile.New(max(runtime.GOMAXPROCS(0)-1, 1)),
 		clients:   map[*client]struct{}{},
-		owners:    map[owner]int{},
-		strangers: map[owner]int{},
+		owners:    map[access.Owner]int{},
+		strangers: map[access.Owner]int{},
 	}
 	s.memory.held = map[*client]int{}
 	s.calls, s.stopCalls = context.WithCancelCause(context.Background())
@@ -228,35 +227,12 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// owner is who answers for a connection: a user, and of root, who runs services
-// for others, the process.
-type owner struct {
-	uid  uint32
-	pid  int32
-	host string // where it comes from; empty: from here
-}
-
-func (c *client) owner() owner {
-	if c.tls != nil {
-		host, _, _ := net.SplitHostPort(c.conn.RemoteAddr().String())
-		return owner{host: host}
-	}
-	return ownerOf(c.session.peer)
-}
-
-func ownerOf(p socket.Peer) owner {
-	if p.UID == 0 {
-		return owner{pid: p.PID}
-	}
-	return owner{uid: p.UID}
-}
-
 // add counts a client in, unless its owner has too many.
 func (s *Server) add(c *client) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	who := c.owner()
-	if s.owners[who] >= s.limits.each || who.pid == 0 && s.strangers[who] >= s.limits.strangers {
+	who := c.session.who().Owner()
+	if s.owners[who] >= s.limits.each || who.PID == 0 && s.strangers[who] >= s.limits.strangers {
 		return false
 	}
 	s.owners[who]++
@@ -271,7 +247,7 @@ func (s *Server) remove(c *client) {
 	s.mu.Lock()
 	delete(s.clients, c)
 	s.meet(c)
-	who := c.owner()
+	who := c.session.who().Owner()
 	if s.owners[who]--; s.owners[who] == 0 {
 		delete(s.owners, who)
 	}
@@ -291,7 +267,7 @@ func (s *Server) meet(c *client) {
 		return
 	}
 	c.strange = false
-	who := c.owner()
+	who := c.session.who().Owner()
 	if s.strangers[who]--; s.strangers[who] == 0 {
 		delete(s.strangers, who)
 	}

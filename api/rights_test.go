@@ -1,0 +1,179 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/socket"
+)
+
+// TestEveryCallHasItsRight asks for a place in the table of rights for every call of the API.
+func TestEveryCallHasItsRight(t *testing.T) {
+	methods := lodgev1.File_lodge_v1_lodge_proto.Services().ByName("Lodge").Methods()
+	for i := range methods.Len() {
+		path := "/lodge.v1.Lodge/" + string(methods.Get(i).Name())
+		if right, known := rights[path]; !known || len(right.verbs) == 0 {
+			t.Errorf("nobody has said what right %s takes", path)
+		}
+	}
+	if len(rights) != methods.Len() {
+		t.Errorf("there are %d rights and %d calls", len(rights), methods.Len())
+	}
+}
+
+// held has rules that give a user of the host one guest of several, and gives a context in
+// which he calls.
+func (h *house) held(rules string) context.Context {
+	h.t.Helper()
+	file := filepath.Join(h.t.TempDir(), "access.yaml")
+	ok(h.t, os.WriteFile(file, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", "+rules+"}]\n"), 0o600))
+	gate, err := access.New(access.Config{
+		File: file, Guests: h.server.Guests, Fleet: h.server.Fleet, Pools: h.server.Guests.Pools, Networks: &network.Networks{}, Log: slog.New(slog.DiscardHandler),
+	})
+	ok(h.t, err)
+	h.server.Gate = gate // nobody calls yet
+	return context.WithValue(h.context(), whoKey{}, access.LocalWho(socket.Peer{PID: 7, UID: 1002, GID: 1002}))
+}
+
+// TestNobodyIsToldOfWhatIsNotTheirs has a client that may see one guest ask for others, by
+// what it can see of them.
+func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
+	h := serve(t, 3)
+	ctx := h.held("may: [read, start], guests: web-0")
+	for _, c := range []struct {
+		object, name string
+		want         bool
+	}{
+		{objectGuest, "web-0", true}, {objectGuest, "web-1", false}, {objectNetwork, "default", false}, {objectPool, "default", false}, {objectSecret, "s", false},
+	} {
+		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: c.object, Name: c.name}); told != c.want {
+			t.Errorf("an event of %s %s is told: %v", c.object, c.name, told)
+		}
+	}
+	status, err := h.server.Status(ctx, &lodgev1.StatusRequest{})
+	ok(t, err)
+	if status.GetGuests() != 1 {
+		t.Errorf("%d guests are counted", status.GetGuests())
+	}
+	if _, err := h.server.Status(ctx, &lodgev1.StatusRequest{Collect: true}); !fault.Is(err, fault.Denied) {
+		t.Errorf("the daemon is held up for a client that may only look: %v", err)
+	}
+	said := map[string]string{}
+	for _, name := range []string{"web-1", "nobody"} {
+		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{name}})
+		ok(t, err)
+		h.server.hold(ctx, &q)
+		_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(fleet.Result) { t.Errorf("%s has a result", name) })
+		if !fault.Is(err, fault.NotFound) {
+			t.Fatalf("%s: %v", name, err)
+		}
+		said[strings.ReplaceAll(err.Error(), name, "NAME")] = name
+	}
+	if len(said) != 1 {
+		t.Errorf("one that is there is told from one that is not: %q", said)
+	}
+}
+
+// TestATurnThatComesLateIsAskedForAnew changes a label while a guest waits for its turn.
+func TestATurnThatComesLateIsAskedForAnew(t *testing.T) {
+	h := serve(t, 2)
+	set := func(ctx context.Context, q fleet.Request) {
+		_, err := h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) { ok(t, r.Error) })
+		ok(t, err)
+	}
+	request := func(choose, label string) fleet.Request {
+		q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{choose}, Parallel: 1, Options: &lodgev1.Options{Settings: map[string]string{label: "yes"}}})
+		ok(t, err)
+		return q
+	}
+	var asked []string
+	q := request("web-*", "label.seen")
+	q.Admit = func(m fleet.Member) error {
+		asked = append(asked, m.View.Name+" "+m.Labels["locked"])
+		if m.View.Name == "web-0" {
+			set(h.context(), request("web-1", "label.locked"))
+		}
+		return nil
+	}
+	set(h.context(), q)
+	if !slices.Equal(asked, []string{"web-0 ", "web-1 yes"}) {
+		t.Errorf("it is asked for %q", asked)
+	}
+}
+
+// TestStrangersTakeNoPlaces opens connections by which nobody calls.
+func TestStrangersTakeNoPlaces(t *testing.T) {
+	h := serve(t, 0, func(l *limits) { l.strangersEach = 2 })
+	dial := func() net.Conn {
+		conn, err := new(net.Dialer).DialContext(h.context(), "unix", h.path)
+		ok(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	watch, err := h.client().Watch(h.context(), &lodgev1.WatchRequest{})
+	ok(t, err)
+	defer func() { _ = watch.Close() }()
+	next(t, watch) // it has called, and is no stranger
+	dial()
+	dial()
+	h.until(func() bool { return h.server.strangers.count() == 2 }, "strangers are not counted")
+	third := dial()
+	ok(t, third.SetReadDeadline(time.Now().Add(patience)))
+	if _, err := third.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("a third one: %v", err)
+	}
+	if n := h.server.conns.count(); n != 3 {
+		t.Errorf("%d connections are counted", n)
+	}
+}
+
+// TestNobodyTakesAllPlaces has one client take what there is of sets and of long answers.
+func TestNobodyTakesAllPlaces(t *testing.T) {
+	h := serve(t, 1, func(l *limits) { l.setsEach, l.looksEach = 1, 1 })
+	exhausted := func(what string, err error) {
+		t.Helper()
+		if connect.CodeOf(err) != connect.CodeResourceExhausted {
+			t.Errorf("%s too many: %v", what, err)
+		}
+	}
+	end := make(chan struct{})
+	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+		to.plan(fleet.Plan{Total: 1})
+		<-end
+		return fleet.Summary{}, nil
+	})
+	second, err := h.client().Act(h.context(), &lodgev1.ActRequest{Verb: "set", Select: []string{"all"}, Options: &lodgev1.Options{Settings: map[string]string{"title": "x"}}})
+	ok(t, err)
+	defer func() { _ = second.Close() }()
+	for second.Receive() {
+	}
+	exhausted("a set", second.Err())
+	close(end)
+	take(t, stream)
+	h.until(func() bool { return h.server.running.count() == 0 }, "a place is not given back")
+
+	me := access.Owner{PID: int32(os.Getpid())}
+	h.server.looking.take(me, 1)
+	_, err = h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{})
+	exhausted("a list", err)
+	h.server.looking.leave(me, 1)
+	_, err = h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{})
+	ok(t, err)
+	h.until(func() bool { return h.server.looking.count() == 0 }, "a place is not given back")
+}
