@@ -2,13 +2,17 @@ package guest
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"io"
 	"os"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/qmp"
 )
 
 // Screenshot takes a picture of a screen of a running guest, in a format that
@@ -33,25 +37,73 @@ func (g *Guest) Screenshot(ctx context.Context, screen uint) (mime string, pictu
 	return "image/x-portable-pixmap", picture, err
 }
 
-// takePicture has QEMU write the picture into the guest's own directory, and
-// opens and unlinks it.
+// maxPicture bounds what is read of a picture, in bytes: a screen of 8192 to 8192 points
+// has 192 MiB.
+const maxPicture = 256 << 20
+
+// picture is what QEMU wrote of a screen. It is read at the client's pace, with which
+// QEMU has nothing to do.
+type picture struct {
+	*io.SectionReader
+	memory *os.File
+}
+
+func (p picture) Close() error { return p.memory.Close() }
+
+// takePicture has QEMU write the picture into memory that it is handed. That is of QEMU's
+// own account, as any that it takes, and has no name: it goes with the reader.
 func takePicture(ctx context.Context, r *run) (_ io.ReadCloser, err error) {
 	s, err := r.monitor()
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.CreateTemp(r.ownPath(), "screen-")
-	if err == nil && r.User != nil {
-		err = f.Chown(int(r.User.UID), int(r.User.GID))
-	}
+	fd, err := unix.MemfdCreate("screen", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a file for the screenshot")
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make room for the screenshot")
 	}
+	memory := os.NewFile(uintptr(fd), "screen")
 	defer func() {
-		err = errors.Join(err, os.Remove(f.Name()))
 		if err != nil {
-			_ = f.Close()
+			_ = memory.Close()
 		}
 	}()
-	return f, s.Execute(ctx, "screendump", map[string]any{"filename": f.Name()}, nil)
+	back, err := r.labels.lendImage(ctx, memory)
+	if err != nil {
+		return nil, err
+	}
+	defer back()
+	if err := dumpScreen(ctx, s, fd); err != nil {
+		return nil, err
+	}
+	// QEMU may have kept it: nothing is added to what the client keeps from going.
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK); err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot bound the screenshot")
+	}
+	info, err := memory.Stat()
+	if err == nil && info.Size() > maxPicture {
+		err = fault.New(fault.Failed, fault.Domain, "QEMU wrote a picture of %d bytes, and at most %d are taken", info.Size(), maxPicture)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return picture{io.NewSectionReader(memory, 0, info.Size()), memory}, nil
+}
+
+// dumpScreen hands QEMU the memory to write to, as a set of files of one, which it has
+// only for that long.
+func dumpScreen(ctx context.Context, s *qmp.Session, memory int) error {
+	write, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", memory), os.O_WRONLY, 0) // QEMU looks for one of just that mode
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot hand over room for the screenshot")
+	}
+	defer write.Close()
+	var set qemu.FileSet
+	if err := s.ExecuteFD(ctx, write, "add-fd", nil, &set); err != nil {
+		return err
+	}
+	err = s.Execute(ctx, "screendump", map[string]any{"filename": fmt.Sprintf("/dev/fdset/%d", set.ID)}, nil)
+	if e := s.Execute(context.WithoutCancel(ctx), "remove-fd", map[string]any{"fdset-id": set.ID}, nil); err == nil {
+		err = e
+	}
+	return err
 }
