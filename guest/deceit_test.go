@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -20,7 +21,7 @@ func userOf(t *testing.T, g *guest.Guest) uint32 {
 	t.Helper()
 	var own unix.Stat_t
 	ok(t, unix.Stat(filepath.Join(g.RunDir(), "own"), &own))
-	return own.Uid
+	return own.Gid // it is root's by now
 }
 
 // A QEMU that its guest has taken over names terminals that are not its guest's, and puts
@@ -28,8 +29,13 @@ func userOf(t *testing.T, g *guest.Guest) uint32 {
 // whoever wants to see the guest's console.
 func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 	d := newDaemonOf(t, true)
-	g := d.define(small("deceiver",
-		"<channel type='unix'><target type='virtio' name='org.test.0'/></channel><channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"))
+	// Earlier daemons had QEMU make its sockets in its own directory, and had it stay open.
+	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00002"
+	own := filepath.Join(d.dir, "run/guest", uuid, "own")
+	channel := func(name string) string {
+		return fmt.Sprintf("<channel type='unix'><source mode='bind' path='%s/%s'/><target type='virtio' name='%s'/></channel>", own, name, name)
+	}
+	g := d.define(strings.Replace(small("deceiver", channel("org.test.0"), channel("org.qemu.guest_agent.0")), "<name>", "<uuid>"+uuid+"</uuid><name>", 1))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	for name, open := range map[string]func() error{
 		"console": func() error {
@@ -104,8 +110,9 @@ func TestNoGuestRunsAsAnotherOnesUser(t *testing.T) {
 	first := d.define(small("first"))
 	ok(t, first.Start(d.ctx(), guest.StartOptions{}))
 	id := userOf(t, first)
-	doc := small("second")
-	label := fmt.Sprintf("<seclabel type='static' model='dac' relabel='no'><label>+%d:+%d</label></seclabel></domain>", id, id)
-	second := d.define(doc[:len(doc)-len("</domain>")] + label)
-	refused(t, second.Start(d.ctx(), guest.StartOptions{}), fault.Invalid, fmt.Sprint(id))
+	for i, who := range []string{fmt.Sprintf("+%d:+%d", id, id), fmt.Sprintf("+107:+%d", id)} {
+		label := "<seclabel type='static' model='dac' relabel='no'><label>" + who + "</label></seclabel></domain>"
+		second := d.define(strings.Replace(small(fmt.Sprintf("second-%d", i)), "</domain>", label, 1))
+		refused(t, second.Start(d.ctx(), guest.StartOptions{}), fault.Invalid, fmt.Sprint(id))
+	}
 }

@@ -75,8 +75,9 @@ func openInto(ctx context.Context, files map[string]*os.File, path string, mode 
 	return err
 }
 
-// openBackends opens the host's ends of character devices that are files, or
-// sockets whose place the user named.
+// openBackends opens the host's ends of character devices that are files, or sockets
+// on which they listen. Those that were given no place lie beside the directory that
+// QEMU may write to.
 func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all []device.Device) error {
 	for _, dev := range all {
 		b := backendOf(dev)
@@ -93,8 +94,14 @@ func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all
 				return err
 			}
 		}
+		alias := dev.Common().Alias
+		if _, is := dev.(*device.RNG); !is { // which has one place to ask
+			if err := qemu.PlaceSocket(run.dir, alias, b); err != nil {
+				return err
+			}
+		}
 		if b.Type == "unix" && b.Mode != "connect" && b.Path != "" && filepath.Dir(b.Path) != run.ownPath() {
-			if err := listenFor(ctx, run.labels, p, dev.Common().Alias, b.Path); err != nil {
+			if err := listenFor(ctx, run.labels, p, alias, b.Path); err != nil {
 				return err
 			}
 		}
@@ -131,6 +138,9 @@ func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) err
 
 // listenFor makes the socket of a character device. It is removed with the guest.
 func listenFor(ctx context.Context, labels *labels, p *qemu.Plan, alias, path string) error {
+	if p.Sockets[alias] != nil {
+		return nil // the first console is the first serial port
+	}
 	held := heldTo(ctx, path)
 	listen := func() (f *os.File, err error) {
 		err = image.At(path, held, func(at string, _ int) error {

@@ -26,10 +26,10 @@ type Plan struct {
 	// Files are open for QEMU, which then opens none of these paths: firmware and
 	// its variables, and what character devices write to.
 	Files map[string]*os.File
-	// Sockets listen for character devices whose place the user named, by alias.
+	// Sockets listen for character devices, by alias.
 	Sockets map[string]*os.File
 
-	Dir      string    // private to this run of the guest: the sockets of channels
+	Dir      string    // private to this run of the guest: the sockets that QEMU makes
 	Monitor  *os.File  // listens for the monitor
 	Incoming bool      // wait for a saved or migrating guest
 	Now      time.Time // what a clock of variable offset counts from; zero: the time
@@ -153,9 +153,9 @@ func (b *builder) pass(f *os.File, name string) string {
 	return strconv.Itoa(firstFile + len(b.files) - 1)
 }
 
-// maxSocket gives a path for a socket of the guest's own.
-func (b *builder) socket(name string) (string, error) {
-	path := filepath.Join(b.Dir, name)
+// socketIn gives a path for a socket of the guest's own.
+func socketIn(dir, name string) (string, error) {
+	path := filepath.Join(dir, name)
 	if len(path) > maxSocketPath {
 		return "", fault.New(fault.Invalid, fault.Config,
 			"the socket %s has a path of %d bytes and sockets allow %d; use a shorter run directory or alias", path, len(path), maxSocketPath)

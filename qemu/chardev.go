@@ -45,13 +45,21 @@ func (b *builder) backend(alias string, back *device.Backend, role device.CharRo
 	return c.id, nil
 }
 
-// settleSocket chooses where a socket listens that was given no path: in the
-// guest's own directory.
+// settleSocket is PlaceSocket, unless nothing will listen.
 func (b *builder) settleSocket(alias string, back *device.Backend) error {
-	if back.Type != "unix" || back.Path != "" || b.rehearsal {
+	if b.rehearsal {
 		return nil
 	}
-	path, err := b.socket(alias + ".sock")
+	return PlaceSocket(b.Dir, alias, back)
+}
+
+// PlaceSocket chooses where a socket listens that was given no path: in a directory of
+// the guest's.
+func PlaceSocket(dir, alias string, back *device.Backend) error {
+	if back.Type != "unix" || back.Path != "" {
+		return nil
+	}
+	path, err := socketIn(dir, alias+".sock")
 	if err != nil {
 		return err
 	}

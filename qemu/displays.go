@@ -119,7 +119,7 @@ func needsPassword(g *device.Graphics) bool { return g.HasPassword || g.Password
 func (b *builder) displaySocket(g *device.Graphics) (string, error) {
 	l := &g.Listens[0]
 	if l.Socket == "" && !b.rehearsal {
-		path, err := b.socket(g.Type + ".sock")
+		path, err := socketIn(b.Dir, g.Type+".sock")
 		if err != nil {
 			return "", err
 		}
