@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
 )
 
 // Limits are the bounds of a process, which it cannot raise. None is above what
@@ -43,6 +45,13 @@ func (l Limits) apply(pid int, u User) error {
 	// one to the whole daemon: it has them no longer than it takes.
 	uid, gid := uint32(os.Getuid()), uint32(os.Getgid())
 	return errors.Join(setReal(u.UID, u.GID), l.bound(pid), setReal(uid, gid))
+}
+
+// Bound bounds a process that runs as the user, and may be one that Run did not meet: a
+// program that goes into the background may be quicker.
+func (l Limits) Bound(pid int, u User) error {
+	err := apart(func() (<-chan struct{}, error) { return nil, l.apply(pid, u) })
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot bound process %d", pid)
 }
 
 // setReal sets the thread's real user and group. Not by package syscall, which changes

@@ -115,8 +115,10 @@ func (r *Registry) runTPM(c *exec.Cmd, run *run, state string) error {
 	own := run.ownPath()
 	place := &chamber.Chamber{
 		User: *run.User, Program: c.Path,
-		Own:    []chamber.Own{{Dir: own, At: own}, {Dir: state, At: tpmSeen}},
-		Limits: chamber.Limits{Threads: maxThreads(run.def)}, // with QEMU, whose user is the same
+		Own: []chamber.Own{{Dir: own, At: own}, {Dir: state, At: tpmSeen}},
+		// Threads with QEMU, whose user is the same. What it writes is its log, and a state
+		// of some hundred KiB.
+		Limits: chamber.Limits{Threads: maxThreads(run.def), File: maxLog},
 		Label:  run.labels.helper(),
 	}
 	c.Env, c.Dir = environment(own), "/"
@@ -130,7 +132,15 @@ func (r *Registry) runTPM(c *exec.Cmd, run *run, state string) error {
 	if c.Process == nil {
 		return err
 	}
-	return errors.Join(err, c.Wait())
+	if err := errors.Join(err, c.Wait()); err != nil {
+		return err
+	}
+	// It may have gone into the background before it was bounded.
+	pid, process, err := tpmOf(run)
+	if err != nil || process < 0 {
+		return err
+	}
+	return errors.Join(place.Limits.Bound(pid, place.User), unix.Close(process))
 }
 
 // giveTPM gives the TPM's state to the user that is to serve it: the guest's, who
@@ -189,23 +199,22 @@ func (r *Registry) dropTPMOf(rec *runRecord, def *domain.Definition, log *slog.L
 
 func tpmPID(run *run) string { return filepath.Join(run.ownPath(), "swtpm.pid") }
 
-// stopTPMs ends the emulator of a guest whose QEMU never connected, or has gone.
-// The guest's user may have written the number: it is believed only of a swtpm that
-// runs as that user.
-func stopTPMs(_ context.Context, run *run) error {
+// tpmOf finds the emulator that serves a guest, as a descriptor that is the caller's;
+// -1: none does. The guest's user may have written the number: it is believed only of a
+// swtpm that runs as that user.
+func tpmOf(run *run) (pid, process int, err error) {
 	text, err := readSmall(tpmPID(run))
 	if err != nil || text == "" {
-		return nil //nolint:nilerr // it never came so far, or has ended by itself and taken its file along
+		return 0, -1, nil //nolint:nilerr // it never came so far, or has ended by itself and taken its file along
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(text))
+	pid, err = strconv.Atoi(strings.TrimSpace(text))
 	if err != nil || pid <= 1 {
-		return fault.New(fault.Failed, fault.Host, "the TPM emulator's pid file is damaged")
+		return 0, -1, fault.New(fault.Failed, fault.Host, "the TPM emulator's pid file is damaged")
 	}
-	process, err := unix.PidfdOpen(pid, 0)
+	process, err = unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return nil //nolint:nilerr // it has ended
+		return 0, -1, nil //nolint:nilerr // it has ended
 	}
-	defer unix.Close(process) //nolint:errcheck // nothing was written
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	var of unix.Stat_t
 	name, err := os.ReadFile(filepath.Join(proc, "comm"))
@@ -217,8 +226,18 @@ func stopTPMs(_ context.Context, run *run) error {
 		u = *run.User
 	}
 	if err != nil || strings.TrimSpace(string(name)) != "swtpm" || of.Uid != u.UID {
-		return nil //nolint:nilerr // it has ended, and the number is somebody else's by now
+		return 0, -1, unix.Close(process) // it has ended, and the number is somebody else's by now
 	}
+	return pid, process, nil
+}
+
+// stopTPMs ends the emulator of a guest whose QEMU never connected, or has gone.
+func stopTPMs(_ context.Context, run *run) error {
+	_, process, err := tpmOf(run)
+	if err != nil || process < 0 {
+		return err
+	}
+	defer unix.Close(process) //nolint:errcheck // nothing was written
 	if err := unix.PidfdSendSignal(process, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -49,6 +50,11 @@ func testTPM(t *testing.T, isolated bool) {
 	}
 	if !isolated {
 		return
+	}
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%s/limits", strings.TrimSpace(string(pid))))
+	ok(t, err)
+	if !regexp.MustCompile(`Max file size +4194304 +4194304 `).Match(limits) {
+		t.Errorf("what it writes has the bounds\n%s", limits)
 	}
 	// The next start has another user, who must find the same state.
 	before := stateOf(t, d, g.UUID())
