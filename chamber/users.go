@@ -134,8 +134,8 @@ func end(id, own uint32) error {
 	})
 }
 
-// Survey holds every number of the range that a process runs as, or that owns one
-// of these files: of guests that could not be adopted, and of those that a daemon
+// Survey holds every number of the range that a process runs as, or to which one of
+// these files belongs, as its user or its group: of guests that could not be adopted, and of those that a daemon
 // left which did not live to write them down. Numbers held already stay as they
 // are.
 func (u *Users) Survey(files []string) error {
@@ -155,9 +155,11 @@ func (u *Users) Survey(files []string) error {
 		if err != nil {
 			continue // it has gone
 		}
-		id := info.Sys().(*syscall.Stat_t).Uid
-		if _, taken := u.taken[id]; !taken && id >= u.first && id <= u.last {
-			u.taken[id] = path
+		of := info.Sys().(*syscall.Stat_t)
+		for _, id := range []uint32{of.Uid, of.Gid} {
+			if _, taken := u.taken[id]; !taken && u.Has(id) {
+				u.taken[id] = path
+			}
 		}
 	}
 	return nil

@@ -235,6 +235,9 @@ func (r *Registry) dropHalfWritten(dir string) {
 func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 	run.process = process
 	run.hold("process watch", func(context.Context) error { process.Release(); return nil })
+	if err := run.seal(); err != nil { // its daemon may not have known how
+		run.log.Error("a QEMU may go on to write into its run directory", "error", err)
+	}
 	g := r.adopted(rec)
 	g.run, g.state, g.since = run, rec.State, rec.Since
 	g.findRunning(rec, run.def)
@@ -290,7 +293,7 @@ func (r *Registry) emulatorIn(dir string) int {
 		return pid
 	}
 	for _, pid := range r.Kernel.WorkingIn(dir) {
-		if isGuest(r.Kernel.Command(pid)) {
+		if isGuest(r.Kernel.Command(pid), dir) {
 			return pid
 		}
 	}

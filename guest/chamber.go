@@ -30,10 +30,10 @@ import (
 // nothing has to be given back, and nothing is lost when the daemon dies.
 
 // ownDir is the one directory, in its run directory, that a guest's QEMU may write
-// to. What the daemon keeps of the guest lies outside of it.
+// to, and only until it is sealed. What the daemon keeps of the guest lies outside of it.
 const ownDir = "own"
 
-// ownPath is where a guest's QEMU makes its sockets and pictures.
+// ownPath is where a guest's QEMU makes its sockets.
 func (r *run) ownPath() string {
 	if r.User == nil {
 		return r.dir // it was started without a chamber
@@ -67,8 +67,10 @@ func (r *Registry) userOf(def *domain.Definition) (chamber.User, error) {
 	for _, label := range def.SecLabels {
 		if label.Model == dac && label.Type == "static" {
 			u, err := parseUser(label.Label)
-			if err == nil && r.Quarters.Users.Has(u.UID) {
-				err = fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: user %d is one of those that guests are given one by one", label.Label, u.UID)
+			for _, id := range []uint32{u.UID, u.GID} {
+				if err == nil && r.Quarters.Users.Has(id) {
+					err = fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: number %d is one of those that guests are given one by one", label.Label, id)
+				}
 			}
 			return u, err
 		}
@@ -124,23 +126,43 @@ func (r *Registry) holdUser(run *run) {
 	})
 }
 
-// emulatorOf finds the QEMU that has the directory as its own by the user, to whom
-// nobody else belongs; 0: there is none, or it has no user of its own.
+// emulatorOf finds the QEMU that has the directory as its own by the user; 0: there is
+// none, or it has no user of its own.
 func (r *Registry) emulatorOf(dir string) int {
-	var st unix.Stat_t
-	if err := unix.Lstat(filepath.Join(dir, ownDir), &st); err != nil || st.Uid == 0 {
+	user := userIn(dir)
+	if user == 0 {
 		return 0
 	}
-	for _, pid := range r.Kernel.RunningAs(st.Uid) {
-		if isGuest(r.Kernel.Command(pid)) {
+	for _, pid := range r.Kernel.RunningAs(user) {
+		if isGuest(r.Kernel.Command(pid), dir) {
 			return pid
 		}
 	}
 	return 0
 }
 
-func isGuest(command []string) bool {
-	return slices.ContainsFunc(command, func(word string) bool { return strings.HasPrefix(word, "guest=") })
+// userIn tells who a guest's own directory is for; 0: nobody. Before it is sealed that is
+// its owner. After that the run record says it, and without one the group, whose number
+// is the user's where numbers are given out.
+func userIn(dir string) uint32 {
+	var st unix.Stat_t
+	if err := unix.Lstat(filepath.Join(dir, ownDir), &st); err != nil {
+		return 0
+	}
+	if st.Uid != 0 {
+		return st.Uid
+	}
+	if rec, err := readRunRecord(dir); err == nil && rec != nil && rec.User != nil {
+		return rec.User.UID
+	}
+	return st.Gid
+}
+
+// isGuest tells a QEMU that was launched for the guest of a run directory, which has the
+// UUID's name, from whatever else runs there or as the same user.
+func isGuest(command []string, dir string) bool {
+	return slices.Contains(command, filepath.Base(dir)) &&
+		slices.ContainsFunc(command, func(word string) bool { return strings.HasPrefix(word, "guest=") })
 }
 
 // chamberOf describes where a guest's QEMU runs. The files shown are the caller's

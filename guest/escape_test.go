@@ -30,6 +30,9 @@ func TestMain(m *testing.M) {
 	if name := filepath.Base(os.Args[0]); name == escapist || name == liarName {
 		isGuest := slices.ContainsFunc(os.Args, func(w string) bool { return strings.HasPrefix(w, "guest=") })
 		switch {
+		case slices.Contains(os.Args, lingers):
+			linger()
+			os.Exit(0)
 		case isGuest && name == liarName:
 			playLiar()
 		case isGuest:
@@ -50,6 +53,7 @@ type targets struct {
 	Abstract, Loopback string // listen on the host's network
 	Scratch            string // where it may write, if anywhere
 	DiskInode, Threads uint64 // of Disk; the daemon's bound
+	Linger             bool   // leave a program behind: see squatter_test.go
 }
 
 const targetsVariable = "LODGE_ESCAPE_TARGETS"
@@ -85,6 +89,12 @@ func tryToEscape() {
 	text := os.Getenv(targetsVariable)
 	if err := json.Unmarshal([]byte(text), &t); err != nil {
 		fmt.Fprintln(os.Stderr, "no targets:", err)
+		return
+	}
+	if t.Linger {
+		if err := leaveBehind(); err != nil {
+			fmt.Fprintln(os.Stderr, "nothing is left behind:", err)
+		}
 		return
 	}
 	for _, fd := range descriptors() {

@@ -156,7 +156,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 	if err := l.runAdmitted(ctx); err != nil {
 		return nil, err
 	}
-	if err := within(ctx, l.limit(), l.readBack, l.settle, l.goOn); err != nil {
+	if err := within(ctx, l.limit(), l.sealOwn, l.readBack, l.settle, l.goOn); err != nil {
 		return nil, err
 	}
 	return l.run, nil
