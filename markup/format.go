@@ -2,7 +2,6 @@ package markup
 
 import (
 	"encoding/xml"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -38,7 +37,7 @@ func Format(v any) (string, error) {
 			return "", fault.Wrap(err, fault.Internal, fault.XML, "cannot read back marshalled %T", v)
 		}
 	}
-	p := &printer{}
+	p := newPrinter()
 	p.root(root)
 	text := p.out.String()
 	return text, CheckText(text)
@@ -65,7 +64,8 @@ func isUnheld(r rune) bool {
 // <metadata>, each declaration of a namespace pulled in from where it stood,
 // so that the text stands for itself.
 func FormatInner(e *Element) string {
-	p := &printer{foreign: true}
+	p := newPrinter()
+	p.foreign = true
 	for _, n := range e.Children {
 		p.node(n, 0)
 	}
@@ -75,8 +75,12 @@ func FormatInner(e *Element) string {
 type printer struct {
 	out     strings.Builder
 	foreign bool     // below metadata
-	scopes  []string // prefixes declared by the foreign elements that are open
+	scopes  []string // prefixes declared by the elements that are open
+	// inScope counts them, which saves a search for each element.
+	inScope map[string]int
 }
+
+func newPrinter() *printer { return &printer{inScope: map[string]int{}} }
 
 func (p *printer) root(e *Element) {
 	used := map[string]bool{}
@@ -152,7 +156,7 @@ func (p *printer) element(e *Element, depth int) {
 	p.out.WriteString("<" + name)
 	declared := len(p.scopes)
 	p.attributes(e, depth == 0 && !p.foreign)
-	defer func() { p.scopes = p.scopes[:declared] }()
+	defer p.leave(declared)
 	if len(e.Children) == 0 {
 		p.out.WriteString("/>")
 		p.newline(depth)
@@ -230,10 +234,24 @@ func (p *printer) attributes(e *Element, root bool) {
 
 func (p *printer) declared(a Attr) {
 	if a.Prefix == "xmlns" {
-		p.scopes = append(p.scopes, a.Name)
+		p.enter(a.Name)
 		return
 	}
-	p.scopes = append(p.scopes, "")
+	p.enter("")
+}
+
+// enter notes that an open element declares a prefix.
+func (p *printer) enter(prefix string) {
+	p.scopes = append(p.scopes, prefix)
+	p.inScope[prefix]++
+}
+
+// leave forgets all but so many of the declarations.
+func (p *printer) leave(declared int) {
+	for _, prefix := range p.scopes[declared:] {
+		p.inScope[prefix]--
+	}
+	p.scopes = p.scopes[:declared]
 }
 
 // declare adds the declaration of a prefix that an element outside of what is
@@ -242,10 +260,10 @@ func (p *printer) declare(prefix, uri string) {
 	if uri == "" || prefix == "xml" {
 		return
 	}
-	if slices.Contains(p.scopes, prefix) {
+	if p.inScope[prefix] > 0 {
 		return
 	}
-	p.scopes = append(p.scopes, prefix)
+	p.enter(prefix)
 	if prefix == "" {
 		p.attribute("xmlns", uri)
 		return

@@ -2,6 +2,7 @@ package markup
 
 import (
 	"encoding/xml"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -234,6 +235,38 @@ func TestWhatNoDocumentHolds(t *testing.T) {
 	}
 	if _, err := Format(&Element{Name: "a", Children: []Node{Text("\t\r\n\u00e9\uFFFD\U0010FFFF")}}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestManyPrefixesAreFoundEach: as many declarations as a document may have, and as many
+// elements in the namespace of the first of them: each stands for what it was declared
+// as last by an element that is still open. Searched for, they would take a minute.
+func TestManyPrefixesAreFoundEach(t *testing.T) {
+	var doc strings.Builder
+	doc.WriteString("<domain><metadata><a")
+	for n := range 90_000 {
+		fmt.Fprintf(&doc, " xmlns:p%d='u%d'", n, n)
+	}
+	doc.WriteString("><p0:in xmlns:p0='inner'><p0:x/></p0:in>" + strings.Repeat("<p0:x/>", 90_000) + "</a></metadata></domain>")
+	root, err := Parse(doc.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	elements := root.Child("metadata").Elements()[0].Elements()
+	if in := elements[0]; in.Space != "inner" || in.Elements()[0].Space != "inner" {
+		t.Errorf("inside of what declares it anew a prefix stands for %q", in.Elements()[0].Space)
+	}
+	for _, e := range elements[1:] {
+		if e.Space != "u0" {
+			t.Fatalf("behind it, for %q", e.Space)
+		}
+	}
+	text, err := Format(root)
+	if err != nil || strings.Count(text, `xmlns:p0="`) != 2 || strings.Count(text, `xmlns:p1="`) != 1 {
+		t.Errorf("it is printed with other declarations (%v)", err)
+	}
+	if _, err := Parse("<a><b xmlns:p='u'/><p:c/></a>"); err == nil {
+		t.Error("a prefix stands for something behind the element that declared it")
 	}
 }
 

@@ -126,7 +126,7 @@ func parse(doc string, maxSize int) (*Element, error) {
 	case strings.Count(doc, "=") > MaxAttrs:
 		return nil, invalid("document has more than %d attributes", MaxAttrs)
 	}
-	r := &reader{dec: xml.NewDecoder(strings.NewReader(doc))}
+	r := &reader{dec: xml.NewDecoder(strings.NewReader(doc)), spaces: map[string][]string{}}
 	for {
 		// Raw tokens keep the prefixes; nesting and namespaces are checked here.
 		token, err := r.dec.RawToken()
@@ -146,19 +146,22 @@ func invalid(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.XML, format, args...)
 }
 
-// reader builds the tree. Open elements are a stack; scopes holds the
-// namespace declarations in force, inner ones later.
+// reader builds the tree. Open elements are a stack.
 type reader struct {
-	dec    *xml.Decoder
-	root   *Element
-	open   []*Element
+	dec   *xml.Decoder
+	root  *Element
+	open  []*Element
+	nodes int
+	// scopes are the prefixes that open elements declare, inner ones later, and spaces
+	// what each stands for, the last in force: a hostile document has as many prefixes
+	// as elements that use them, so none is searched for.
 	scopes []scope
-	nodes  int
+	spaces map[string][]string
 }
 
 type scope struct {
-	depth       int
-	prefix, uri string
+	depth  int
+	prefix string
 }
 
 func (r *reader) take(token xml.Token) error {
@@ -217,9 +220,9 @@ func (r *reader) start(t xml.StartElement, line int) error {
 		e.Attrs = append(e.Attrs, attr)
 		switch {
 		case attr.Prefix == "xmlns":
-			r.scopes = append(r.scopes, scope{len(r.open), attr.Name, attr.Value})
+			r.declare(attr.Name, attr.Value)
 		case attr.isDeclaration():
-			r.scopes = append(r.scopes, scope{len(r.open), "", attr.Value})
+			r.declare("", attr.Value)
 		}
 	}
 	return r.resolve(e, line)
@@ -253,12 +256,27 @@ func (r *reader) lookup(prefix string) (string, bool) {
 	if prefix == "xml" {
 		return "http://www.w3.org/XML/1998/namespace", true
 	}
-	for _, s := range slices.Backward(r.scopes) {
-		if s.prefix == prefix {
-			return s.uri, prefix == "" || s.uri != ""
-		}
+	uris := r.spaces[prefix]
+	if len(uris) == 0 {
+		return "", prefix == ""
 	}
-	return "", prefix == ""
+	uri := uris[len(uris)-1]
+	return uri, prefix == "" || uri != ""
+}
+
+// declare has a prefix stand for a namespace below the element that was opened last.
+func (r *reader) declare(prefix, uri string) {
+	r.scopes = append(r.scopes, scope{len(r.open), prefix})
+	r.spaces[prefix] = append(r.spaces[prefix], uri)
+}
+
+// leave forgets what the element that was opened last has declared.
+func (r *reader) leave() {
+	for len(r.scopes) > 0 && r.scopes[len(r.scopes)-1].depth == len(r.open) {
+		prefix := r.scopes[len(r.scopes)-1].prefix
+		r.scopes = r.scopes[:len(r.scopes)-1]
+		r.spaces[prefix] = r.spaces[prefix][:len(r.spaces[prefix])-1]
+	}
 }
 
 func (r *reader) end(t xml.EndElement, line int) error {
@@ -270,9 +288,7 @@ func (r *reader) end(t xml.EndElement, line int) error {
 		return invalid("line %d: <%s> is closed by </%s>", line, top.Name, t.Name.Local)
 	}
 	top.dropBlanks()
-	for len(r.scopes) > 0 && r.scopes[len(r.scopes)-1].depth == len(r.open) {
-		r.scopes = r.scopes[:len(r.scopes)-1]
-	}
+	r.leave()
 	r.open = r.open[:len(r.open)-1]
 	return nil
 }
