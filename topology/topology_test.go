@@ -2,9 +2,10 @@ package topology
 
 import (
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
+	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -115,17 +116,48 @@ func TestSetInRecords(t *testing.T) {
 	}
 }
 
+// TestRangesCostWordsAndNotNumbers: a list of ranges over everything takes a word of
+// work for each 64 numbers, as often as it repeats them.
+func TestRangesCostWordsAndNotNumbers(t *testing.T) {
+	words := make([]uint64, MaxCPU/64+1)
+	if touched, _, _ := window(words, 0, MaxCPU); len(touched) != 256 {
+		t.Errorf("%d words are touched", len(touched))
+	}
+	for _, c := range []struct{ first, last int }{{0, 0}, {0, 63}, {63, 64}, {1, 62}, {64, 127}, {5, 200}, {MaxCPU, MaxCPU}, {0, MaxCPU}} {
+		list := fmt.Sprintf("%d-%d", c.first, c.last)
+		if got, err := ParseCPUSet(list); err != nil || !got.Equal(Range(c.first, c.last)) {
+			t.Errorf("%s is read as %q, %v", list, got, err)
+		}
+	}
+}
+
 func FuzzParseCPUSet(f *testing.F) {
-	f.Add("0-3,^2,8")
-	f.Add(strings.Repeat("0-16383,", 100))
+	for _, list := range []string{"0-3,^2,8", "0-16383,^5, 7 - 9 ,^63,^64", "16384", "3-1", "^1-2", "+1", ",", ""} {
+		f.Add(list)
+	}
 	f.Fuzz(func(t *testing.T, list string) {
 		set, err := ParseCPUSet(list)
 		if err != nil {
+			if !fault.Is(err, fault.Invalid) {
+				t.Fatal(err)
+			}
 			return
 		}
 		back, err := ParseCPUSet(set.String())
-		if err != nil || !back.Equal(set) || set.Max() > MaxCPU {
+		if err != nil || !back.Equal(set) || set.Max() > MaxCPU || set.String() != back.String() {
 			t.Errorf("%q prints as %q, which reads as %q, %v", list, set, back, err)
+		}
+		if back, err = FromMap(set.Map(set.Max() + 1)); err != nil || !back.Equal(set) || back.Len() != set.Len() {
+			t.Errorf("%q has a map that reads as %q, %v", list, back, err)
+		}
+		// What is taken out last is out, and nothing else is.
+		if low := set.Min(); low >= 0 {
+			if less, err := ParseCPUSet(list + ",^" + strconv.Itoa(low)); err != nil || !less.Equal(set.Minus(CPUs(low))) {
+				t.Errorf("%q without %d is %q, %v", list, low, less, err)
+			}
+		}
+		if more, err := ParseCPUSet("1-70," + set.String()); !set.IsEmpty() && (err != nil || !more.Equal(set.Union(Range(1, 70)))) {
+			t.Errorf("%q beside 1-70 is %q, %v", set, more, err)
 		}
 	})
 }
