@@ -1,7 +1,6 @@
 package bulk
 
 import (
-	"bytes"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -62,14 +61,29 @@ func TestHostileResultsAreRefused(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add(recorded(f))
-	f.Add([]byte("note\n{\"jobs\":[{\"read\":{\"total_ios\":1,\"lat_ns\":{\"bins\":{\"5\":1}}}}]}"))
+	for _, text := range []string{
+		said(1000, 8192, map[int]int64{5000: 1, 9000: 2}), "note\n" + said(1, 1, map[int]int64{1: 1}), "note\n{\"jobs\":[{\"error\":28}]}",
+		`{"jobs":[{"read":{"total_ios":3,"io_bytes":9,"runtime":9223372036854,"lat_ns":{"bins":{"5":1,"9223372036854775807":1,"05":1}}},"write":{"total_ios":1,"lat_ns":{"bins":{"0":1}}}}]}`,
+	} {
+		f.Add([]byte(text))
+	}
 	f.Fuzz(func(t *testing.T, output []byte) {
-		r, err := Parse(bytes.Clone(output))
+		r, err := Parse(output)
+		if err != nil {
+			if !fault.Is(err, fault.Invalid) && !fault.Is(err, fault.Failed) || r != (Result{}) {
+				t.Fatalf("%v, with %+v", err, r)
+			}
+			return
+		}
 		for _, s := range []Side{r.Read, r.Write} {
-			if err == nil && s.Requests > 0 && s.Latency.TotalCount() != s.Requests {
+			if s.Requests < 0 || s.Bytes < 0 || s.Runtime < 0 || (s.Requests > 0) != (s.Latency != nil) || s.Requests > 0 && s.Latency.TotalCount() != s.Requests {
 				t.Fatalf("%+v", s)
 			}
+		}
+		// Notes before the result change nothing of it.
+		again, err := Parse(append([]byte("note: a\n"), output...))
+		if err != nil || again.Read.Requests != r.Read.Requests || again.Write.Bytes != r.Write.Bytes {
+			t.Fatalf("behind a note it is %+v, %v", again, err)
 		}
 	})
 }

@@ -115,8 +115,13 @@ func (c *Course) document(read, write side) (err error) {
 		now.write, err = write.part()
 	}
 	now.runtime = read.length(write)
-	if err != nil || now.runtime == 0 {
-		return err // nothing has begun
+	switch {
+	case err != nil:
+		return err
+	case now.runtime == 0 && c.began.IsZero():
+		return nil // nothing has begun
+	case now.runtime == 0:
+		return fault.New(fault.Invalid, fault.Host, "a job that has begun cannot have gone on for no time")
 	}
 	if c.began.IsZero() {
 		c.began = time.Now().Add(-now.runtime)

@@ -75,6 +75,7 @@ func TestHostileCoursesAreRefused(t *testing.T) {
 		"no end of them":    strings.Repeat(good, 200),
 		"no end of a line":  "{\n" + strings.Repeat(" ", MaxOutput),
 		"no end of one":     "{\n" + strings.Repeat(" \n", MaxOutput),
+		"begun anew":        good + said(0, 0, nil),
 		"the last is wrong": good + strings.Replace(good, `"total_ios" : 2`, `"total_ios" : 3`, 1),
 	} {
 		if _, err := course(t, text); !fault.Is(err, fault.Invalid) {
@@ -114,16 +115,33 @@ func TestARecordedCourseAddsUpToItsResult(t *testing.T) {
 	}
 }
 
+// FuzzCourse: what is told of a course that is taken to its end adds up to its last
+// document.
 func FuzzCourse(f *testing.F) {
 	f.Add([]byte(said(1000, 8192, map[int]int64{5000: 1}) + said(2000, 2*8192, map[int]int64{5000: 2})))
+	f.Add([]byte("{\n\"jobs\":[{\"write\":{\"runtime\":1}}]\n}\n{\n\"jobs\":[{\"read\":{\"runtime\":900,\"io_bytes\":7,\"total_ios\":1,\"lat_ns\":{\"bins\":{\"5\":1}}}}]\n}"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		told, _ := course(t, string(text))
+		var told []Stretch
+		c := NewCourse(time.Minute, func(s Stretch) { told = append(told, s) })
+		_, err := c.Write(text)
+		if err == nil {
+			err = c.End()
+		}
+		var read, write Side
 		for _, s := range told {
-			for _, side := range []Side{s.Read, s.Write} {
+			for side, sum := range map[*Side]*Side{&s.Read: &read, &s.Write: &write} {
 				if s.Length < 0 || side.Bytes < 0 || side.Requests > 0 && side.Latency.TotalCount() != side.Requests {
 					t.Fatalf("%+v", s)
 				}
+				sum.Bytes, sum.Requests = sum.Bytes+side.Bytes, sum.Requests+side.Requests
 			}
+		}
+		if err != nil || len(told) == 0 {
+			return
+		}
+		all, err := Parse(c.text)
+		if err != nil || all.Read.Bytes != read.Bytes || all.Read.Requests != read.Requests || all.Write.Bytes != write.Bytes || all.Write.Requests != write.Requests {
+			t.Fatalf("%+v and %+v are told of %+v, %v", read, write, all, err)
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/histogram"
 )
 
 // WarmUp is the number of the window that never counts. Those that do are
@@ -76,25 +77,18 @@ type Histogram struct {
 	Values string `json:"values"` // an HdrHistogram, version 2, compressed, base64
 }
 
-// Of a histogram of µs: an hour at most, to three digits.
-const (
-	longest = 3600e6
-	digits  = 3
-)
-
 // NewTimes makes an empty histogram of µs, as records have them.
-func NewTimes() *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, digits) }
+func NewTimes() *hdrhistogram.Histogram { return histogram.New() }
 
 // Pack puts times into the line.
-func (h *Histogram) Pack(times *hdrhistogram.Histogram) error {
-	text, err := times.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
-	h.Values = string(text)
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot pack times")
+func (h *Histogram) Pack(times *hdrhistogram.Histogram) (err error) {
+	h.Values, err = histogram.Encode(times)
+	return err
 }
 
 // Times takes them out again.
 func (h *Histogram) Times() (*hdrhistogram.Histogram, error) {
-	times, err := hdrhistogram.Decode([]byte(h.Values))
+	times, err := histogram.Decode(h.Values)
 	return times, fault.Wrap(err, fault.Invalid, fault.Host, "times of %s", h.Metric)
 }
 

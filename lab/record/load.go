@@ -48,7 +48,7 @@ func Load(dir string) (*Run, error) {
 		if !partial {
 			return -1
 		}
-		return mark.Sizes[name]
+		return max(mark.Sizes[name], 0)
 	}
 	err = errors.Join(
 		lines(dir, samplesFile, limit(samplesFile), &r.Samples),

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
+
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -47,6 +49,29 @@ func load(t *testing.T, dir string) *Run {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// A line of a hundred bytes may ask for a gigabyte of counts, and a checkpoint for no
+// bound.
+func TestHostileRecordsAreRefused(t *testing.T) {
+	var h Histogram
+	if err := h.Pack(hdrhistogram.New(1, 1<<62, 5)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Times(); !fault.Is(err, fault.Invalid) {
+		t.Errorf("times of another form than the lab's: %v", err)
+	}
+	w := create(t)
+	sample(t, w, first, 42)
+	if err := w.Finish(first); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(w.Dir(), checkpointFile), []byte(`{"sizes":{"samples.ndjson":-1}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r := load(t, w.Dir()); len(r.Samples) > 0 {
+		t.Errorf("%d samples count of a run of which less than nothing does", len(r.Samples))
+	}
 }
 
 func TestARunComesBackAsItWasWritten(t *testing.T) {

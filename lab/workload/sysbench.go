@@ -173,8 +173,8 @@ func (c *sysbenchCourse) take() {
 	if c.began.IsZero() {
 		c.began = time.Now().Add(-at)
 	}
-	if at <= c.until {
-		return // time stands
+	if at <= c.until || at > maxLength {
+		return // time stands, or is none
 	}
 	if c.until > c.told {
 		// What came before is not the last.
@@ -252,6 +252,10 @@ func readSysbench(text string) (map[string]Count, time.Duration, error) {
 		return nil, 0, fault.New(fault.Invalid, fault.Host, "sysbench tells no time: %.300q", text)
 	}
 	seconds, _ := strconv.ParseFloat(took[1], 64) // digits and a point
+	length := time.Duration(seconds * float64(time.Second))
+	if length > maxLength {
+		return nil, 0, fault.New(fault.Invalid, fault.Host, "sysbench tells of %v: at most %v can be", length, maxLength)
+	}
 	c := Count{Done: numbers[0], Errors: numbers[2]}
 	if c.Errors > 0 {
 		c.Example = "sysbench lost its connection"
@@ -264,7 +268,7 @@ func readSysbench(text string) (map[string]Count, time.Duration, error) {
 	if numbers[1] > 0 {
 		ops[OpUndone] = Count{Done: numbers[1]}
 	}
-	return ops, time.Duration(seconds * float64(time.Second)), nil
+	return ops, length, nil
 }
 
 // sysbenchTimes reads the histogram of what was done.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/histogram"
 	"github.com/lodge-kvm/lodge/lab/mariadb"
 )
 
@@ -41,6 +42,7 @@ func TestHostileSysbenchIsRefused(t *testing.T) {
 		"nothing": "", "cut off": good[:len(good)/2], "no time": strings.Replace(good, "total time:", "time:", 1),
 		"more transactions":  strings.Replace(good, "transactions:                        4", "transactions:                        9", 1),
 		"fewer transactions": strings.Replace(good, "transactions:                        4", "transactions:                        1", 1),
+		"a year":             strings.Replace(good, "1.0093s", "31536000.0s", 1),
 		"huge":               strings.Replace(good, "transactions:                        4", "transactions:                        99999999999999999999", 1),
 	} {
 		if text == good {
@@ -52,12 +54,53 @@ func TestHostileSysbenchIsRefused(t *testing.T) {
 	}
 }
 
+// little is a report with all that is read of one, and no more: a fuzzer drags the
+// rest along.
+const little = ` 1.272 |** 1
+  3.187 |*** 2
+
+ transactions: 3 (4.9 per sec.)
+ ignored errors: 1 (1
+ reconnects: 0 (0
+ total time: 1.0093s
+`
+
+// reports begin a fuzzer: one that is sound, with one thing changed.
+func reports() []string {
+	all := []string{little}
+	for _, change := range [][2]string{
+		{"reconnects: 0", "reconnects: 2"},
+		{"ignored errors: 1", "ignored errors: 0"},
+		{"1.0093s", "999999999.999999s"},
+		{"1.272", "999999999999.999"},
+		{"transactions: 3", "transactions: 999999999999999"},
+		{" total time", " time"},
+		{"|** 1", "|** 3"},
+		{"|*** 2", "| -2"},
+	} {
+		all = append(all, strings.Replace(little, change[0], change[1], 1))
+	}
+	return all
+}
+
 func FuzzSysbench(f *testing.F) {
-	f.Add(sysbenchSaid(f))
+	for _, text := range reports() {
+		f.Add(text)
+	}
 	f.Fuzz(func(t *testing.T, text string) {
 		ops, length, err := readSysbench(text)
-		if err == nil && (ops[OpTransaction].Latency.TotalCount() != ops[OpTransaction].Done || length < 0) {
+		if err != nil {
+			if !fault.Is(err, fault.Invalid) {
+				t.Fatal(err)
+			}
+			return
+		}
+		all := ops[OpTransaction]
+		if all.Latency.TotalCount() != all.Done || length < 0 || all.Errors < 0 || (all.Errors > 0) != (all.Example != "") || len(ops) > 2 || ops[OpUndone].Done < 0 {
 			t.Fatalf("%+v in %v", ops, length)
+		}
+		if all.Done > 0 && all.Latency.Max() > histogram.Longest*2 {
+			t.Fatalf("the longest took %d µs", all.Latency.Max())
 		}
 	})
 }
@@ -161,13 +204,32 @@ func TestHostileSecondsOfSysbenchAreRefused(t *testing.T) {
 }
 
 func FuzzSysbenchCourse(f *testing.F) {
-	f.Add(course(f, "[ 1s ] thds: 2 tps: 200.41 qps: 4027.10 (", "[ 2s ] thds: 2 tps: 1.00 q"))
+	for _, report := range reports() {
+		f.Add("[ 1s ] thds: 2 tps: 2.41 qps\n[ 2s ] thds: 2 tps: 1.00 q\n" + report)
+	}
+	f.Add("[ 1s ] thds: 2 tps: 999999999.99 q\n[ 1s ] queue length: 0\n[ 999999999s ] thds: 2 tps: 1.00 q\n" + little)
 	f.Fuzz(func(t *testing.T, text string) {
-		told, _ := read(t, text)
+		told, err := read(t, text)
+		sum := Total{}
 		for _, i := range told {
 			if err := i.Check(); err != nil || i.Ops[OpTransaction].Done < 0 {
 				t.Fatalf("%v: %+v", err, i)
 			}
+			if err := sum.Add(i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err != nil {
+			return
+		}
+		// What is told adds up to the report, or to what the seconds before its end had,
+		// which may be a little more by rounding.
+		all, before := sum.Ops[OpTransaction], time.Duration(0)
+		for _, i := range told[:len(told)-1] {
+			before += i.Length
+		}
+		if beyond := all.Done - all.Latency.TotalCount(); beyond < 0 || beyond > 1+int64(before/time.Minute) {
+			t.Fatalf("%d are told, and %d were timed: %+v", all.Done, all.Latency.TotalCount(), told)
 		}
 	})
 }
