@@ -2,9 +2,11 @@ package store
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -290,25 +292,76 @@ func TestTwoDaemonsOnOneDirectory(t *testing.T) {
 	must(t, s.Close())
 }
 
+// FuzzOpenFile writes bytes over a place of a store's file, and may then make the sums
+// of both heads right again, as whoever means harm would. What the store gives is what
+// was put into it, and it takes more.
 func FuzzOpenFile(f *testing.F) {
-	f.Add([]byte(sealMark), 0)
-	f.Fuzz(func(t *testing.T, part []byte, at int) {
-		dir := t.TempDir()
-		s := reopen(t, dir)
-		for i := range 3 {
-			must(t, s.Put(guests, key(i), guest{Name: key(i)}))
+	dir, log := f.TempDir(), slog.New(slog.DiscardHandler)
+	s, err := OpenLogged(dir, log)
+	for i := range 3 {
+		err = errors.Join(err, s.Put(guests, key(i), guest{Name: key(i)}))
+	}
+	if err = errors.Join(err, s.Close()); err != nil {
+		f.Fatal(err)
+	}
+	pristine, err := os.ReadFile(Path(dir))
+	if err != nil {
+		f.Fatal(err)
+	}
+	const page = 4096
+	word := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}
+	for at := uint32(0); int(at) < len(pristine); at += page {
+		// The number, kind, count and overflow of a page, and the first of what is on it.
+		for _, field := range []uint32{0, 8, 10, 12, pageHead, pageHead + 4, pageHead + 8, pageHead + 12} {
+			f.Add(word[:4], at+field, true)
 		}
-		must(t, s.Close())
-		damage(t, dir, func(file []byte) []byte {
-			copy(file[uint(at)%uint(len(file)):], part)
-			return file
-		})
-		s, err := OpenLogged(dir, slog.New(slog.DiscardHandler))
+		f.Add([]byte{1, 0, 0}, at+8, true)
+	}
+	for field := uint32(pageHead); field < pageHead+metaSize; field += 8 {
+		f.Add(word, field, true)
+		f.Add([]byte{3}, field, false)
+	}
+	for at, rest := 0, pristine; ; {
+		i := bytes.Index(rest, []byte(sealMark))
+		if i < 0 {
+			break
+		}
+		f.Add([]byte("9"), uint32(at+i+len(sealMark)+10), false)
+		at, rest = at+i+1, rest[i+1:]
+	}
+	f.Fuzz(func(t *testing.T, part []byte, at uint32, sums bool) {
+		file := bytes.Clone(pristine)
+		copy(file[int(at)%len(file):], part)
+		for head := pageHead; sums && head < 2*page; head += page {
+			sum := fnv.New64a()
+			_, _ = sum.Write(file[head : head+metaSize-8])
+			binary.NativeEndian.PutUint64(file[head+metaSize-8:], sum.Sum64())
+		}
+		if err := os.WriteFile(Path(dir), file, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := OpenLogged(dir, log)
 		if fault.Is(err, fault.Unsupported) {
 			return
 		}
 		must(t, err)
-		readable(t, s)
+		for _, aside := range s.Aside() {
+			must(t, os.Remove(aside))
+		}
+		whole, _ := readable(t, s)
+		for key, name := range whole {
+			if key != name {
+				t.Fatalf("record %q has become %q", key, name)
+			}
+		}
+		must(t, s.Put(guests, "new", guest{Name: "new"}))
+		must(t, s.Close())
+		if s, err = OpenLogged(dir, log); err != nil {
+			t.Fatal(err)
+		}
+		if again, _ := readable(t, s); again["new"] != "new" || len(again) < len(whole) {
+			t.Fatalf("%v and one more is read again as %v", whole, again)
+		}
 		must(t, s.Close())
 	})
 }

@@ -132,7 +132,7 @@ func (s *scan) heads() bool {
 	}
 	for _, size := range sizes {
 		second, whole := s.head(int64(size))
-		if whole && second.pageSize == size && (!firstWhole || second.transaction > first.transaction) {
+		if whole && (!firstWhole || second.transaction > first.transaction) {
 			s.meta, s.oneHead = second, !firstWhole
 			return true
 		}
@@ -153,8 +153,14 @@ func (s *scan) head(at int64) (meta, bool) {
 		pageSize: int(order.Uint32(b[8:])), root: order.Uint64(b[16:]),
 		freelist: order.Uint64(b[32:]), pages: order.Uint64(b[40:]), transaction: order.Uint64(b[48:]),
 	}
-	whole := order.Uint32(b) == metaMagic && order.Uint32(b[4:]) == metaVersion && order.Uint64(b[56:]) == sum.Sum64() &&
-		m.pageSize >= 1<<9 && m.pageSize <= 1<<16 && m.pageSize&(m.pageSize-1) == 0
+	if order.Uint32(b) != metaMagic || order.Uint32(b[4:]) != metaVersion || order.Uint64(b[56:]) != sum.Sum64() {
+		return m, false
+	}
+	whole := m.pageSize >= 1<<9 && m.pageSize <= 1<<16 && m.pageSize&(m.pageSize-1) == 0 && (at == 0 || at == int64(m.pageSize))
+	if !whole { // bbolt looks at the sum alone, and would believe it
+		s.broken = true
+		s.problems = append(s.problems, Problem{Text: fmt.Sprintf("the head at %d tells of pages of %d bytes; no record is lost with it", at, m.pageSize)})
+	}
 	return m, whole
 }
 
