@@ -82,7 +82,7 @@ func (t *TileTemplate) check() error {
 	seen := map[string]bool{}
 	for _, e := range slices.Concat(t.volumes, t.domains) {
 		name := e.Child("name").Text()
-		if !strings.Contains(name, tilePlaceholder) {
+		if !varies(e.Child("name")) {
 			return wrongTemplate("names a %s %q; the name needs %s, so that each tile has its own", e.Name, name, tilePlaceholder)
 		}
 		whole := e.Name + " " + e.Attr("pool") + " " + name
@@ -92,6 +92,15 @@ func (t *TileTemplate) check() error {
 		seen[whole] = true
 	}
 	return nil
+}
+
+// varies says whether a name has the tile's number in it, in one piece: placeholders are
+// replaced in each part of a text that a comment divides.
+func varies(name *markup.Element) bool {
+	return name != nil && slices.ContainsFunc(name.Children, func(n markup.Node) bool {
+		text, ok := n.(markup.Text)
+		return ok && strings.Contains(string(text), tilePlaceholder)
+	})
 }
 
 func wrongTemplate(format string, args ...any) error {

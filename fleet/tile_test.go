@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/volume"
 )
 
@@ -209,6 +210,7 @@ func TestTemplatesAreStrict(t *testing.T) {
 		"<tile/>":                                                                      "no <domain>",
 		"<tile><domain type='qemu'><name>web</name></domain></tile>":                   "needs {tile}",
 		"<tile>" + domain + domain + "</tile>":                                         "has two of domain",
+		"<tile><domain type='qemu'><name>web-{ti<!-- a -->le}</name></domain></tile>":  "needs {tile}",
 		"<tile><volume><name>{tile}</name></volume>" + domain + "</tile>":              "without the attribute pool",
 		"<tile><domain><uuid>1</uuid><name>{tile}</name></domain></tile>":              "leave it out",
 		"<tile><volume pool='default'><name>base</name></volume>" + domain + "</tile>": "needs {tile}",
@@ -238,23 +240,56 @@ func TestPlaceholdersNeverBecomeMarkup(t *testing.T) {
 	}
 }
 
+// FuzzParseTile: what is taken as a template gives documents that can be read, with the
+// names that they are told to have, marked as of their tile, and other names for another
+// tile.
 func FuzzParseTile(f *testing.F) {
-	f.Add(twoGuests)
-	f.Add("<tile xmlns:q='urn:q'><domain q:a='{tile}'><name>{name}{tile}</name><metadata><q:x/></metadata></domain></tile>")
+	for _, doc := range []string{
+		"<tile><volume pool='p'><name>{tile}</name></volume><domain a='{name}'><name>{name}{tile}</name></domain></tile>",
+		"<tile xmlns:q='urn:q'><domain q:a='{tile}'><name>{name}{tile}</name><metadata><q:x/></metadata></domain></tile>",
+		"<tile><domain><name>{tile}</name><metadata><l:guest xmlns:l='" + Namespace + "' priority='3'><l:after guest='{tile}'/></l:guest></metadata></domain></tile>",
+		"<tile><volume pool='p'><name>{ti<!-- -->le}</name></volume><domain><name>{tile}</name></domain></tile>",
+		"<tile>\n<!-- {a} --><domain>{{tile}}<name>{tile}<b/></name><name>c</name><![CDATA[{name}]]></domain></tile>",
+	} {
+		f.Add(doc)
+	}
 	f.Fuzz(func(t *testing.T, doc string) {
 		tt, err := ParseTile([]byte(doc))
 		if err != nil {
+			if !fault.Is(err, fault.Invalid) {
+				t.Fatal(err)
+			}
 			return
 		}
 		docs, err := tt.expand("set", 3)
 		if err != nil {
 			return
 		}
-		for _, d := range docs.domains {
+		next, err := tt.expand("set", 4)
+		if err != nil {
+			t.Fatalf("the next tile cannot be made: %v", err)
+		}
+		for i, d := range docs.domains {
 			m, err := readMarks(metadataOf(t, d.doc))
 			if err != nil || m.Labels[tileLabel] != "set/3" || len(m.Volumes) != len(docs.volumes) {
 				t.Errorf("%s is not marked (%v): %s", d.name, err, d.doc)
 			}
+			if named(t, d.doc) != d.name || d.name == next.domains[i].name {
+				t.Errorf("%q, and %q in the next tile: %s", d.name, next.domains[i].name, d.doc)
+			}
+		}
+		for i, v := range docs.volumes {
+			if named(t, v.doc) != v.Name || v.Pool == "" || v.VolumeName == next.volumes[i].VolumeName {
+				t.Errorf("%s, and %s in the next tile: %s", v.VolumeName, next.volumes[i].VolumeName, v.doc)
+			}
 		}
 	})
+}
+
+// named gives the name in a document.
+func named(t *testing.T, doc string) string {
+	t.Helper()
+	root, err := markup.Parse(doc)
+	ok(t, err)
+	return root.Child("name").Text()
 }
