@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -60,7 +61,7 @@ func cpuTime(fields []string) CPUTime {
 // ticks reads a count of ticks.
 func ticks(text string) time.Duration {
 	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 0 {
+	if err != nil || n < 0 || n > math.MaxInt64/int64(tick) {
 		return 0
 	}
 	return time.Duration(n) * tick

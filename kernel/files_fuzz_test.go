@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,8 +27,11 @@ func FuzzHostFiles(f *testing.F) {
 	} {
 		files = append(files, filepath.Join("group", name))
 	}
+	// They are one file, which is written once for each input.
+	every := filepath.Join(dir, "every")
 	for _, name := range files {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
+		name = filepath.Join(dir, name)
+		if err := errors.Join(os.WriteFile(every, nil, 0o600), os.MkdirAll(filepath.Dir(name), 0o700), os.Link(every, name)); err != nil {
 			f.Fatal(err)
 		}
 	}
@@ -37,10 +41,8 @@ func FuzzHostFiles(f *testing.F) {
 	}
 	g := &Group{cgroups: &Cgroups{root: root, v2: true, trees: trees}, name: "group"}
 	f.Fuzz(func(t *testing.T, text string) {
-		for _, name := range files {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+		if err := os.WriteFile(every, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
 		}
 		if m, err := root.Memory(); err != nil || m.Total > 1<<63 && m.Total&1023 != 0 {
 			t.Fatalf("%+v, %v", m, err)
@@ -48,11 +50,21 @@ func FuzzHostFiles(f *testing.F) {
 		if q, err := root.RunQueue(); err == nil && !strings.Contains(text, "/") {
 			t.Fatalf("%+v of %q", q, text)
 		}
-		_, _ = root.Pressure(CPUPressure)
-		_, _ = root.ProcessMemory(7)
-		_, _ = root.ProcessIO(7)
-		_, _ = root.Schedule(7, 7)
-		_, _ = root.Process(7)
+		if p, err := root.Pressure(CPUPressure); err != nil || !p.Some.sound() || !p.Full.sound() {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		if m, err := root.ProcessMemory(7); err != nil || (m.Resident|m.Swapped|m.Virtual)&1023 != 0 {
+			t.Fatalf("%+v, %v", m, err)
+		}
+		if _, err := root.ProcessIO(7); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := root.Schedule(7, 7); err == nil && (s.Run < 0 || s.Wait < 0) {
+			t.Fatalf("%+v", s)
+		}
+		if p, err := root.Process(7); err == nil && (p.User < 0 || p.System < 0 || !strings.Contains(text, "("+p.Name+")")) {
+			t.Fatalf("%+v", p)
+		}
 		mounts, err := root.cgroupMounts()
 		if err != nil {
 			t.Fatal(err)
@@ -73,6 +85,9 @@ func FuzzHostFiles(f *testing.F) {
 		}
 	})
 }
+
+// sound tells shares and a sum that can be.
+func (s Stall) sound() bool { return s.Avg10 >= 0 && s.Avg60 >= 0 && s.Avg300 >= 0 && s.Total >= 0 }
 
 // FuzzPCI reads the configuration space of a device, which may lie in it, and an
 // address as users write it.

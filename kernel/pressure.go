@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -74,13 +75,16 @@ func (r Root) Pressure(of Resource) (Pressure, error) {
 	return p, nil
 }
 
+// longestStall is the longest time that there is, in µs.
+const longestStall = float64(math.MaxInt64 / int64(time.Microsecond))
+
 func parseStall(text string) Stall {
 	var s Stall
 	for field := range strings.FieldsSeq(text) {
 		key, value, _ := strings.Cut(field, "=")
 		number, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			continue
+		if err != nil || !(number >= 0 && number <= longestStall) {
+			continue // NaN, too
 		}
 		switch key {
 		case "avg10":

@@ -87,8 +87,17 @@ func TestParseStat(t *testing.T) {
 func FuzzParseStat(f *testing.F) {
 	f.Add("42 (CPU 0/KVM)" + statTail)
 	f.Fuzz(func(t *testing.T, line string) {
-		if p, ok := parseStat(line); ok && !strings.Contains(line, "("+p.Name+")") {
-			t.Errorf("%q has the name %q", line, p.Name)
+		p, ok := parseStat(line)
+		if !ok {
+			return
+		}
+		if !strings.Contains(line, "("+p.Name+")") || p.User < 0 || p.System < 0 {
+			t.Errorf("%q reads as %+v", line, p)
+		}
+		// Whatever a program calls itself, it forges no other field.
+		end := strings.LastIndexByte(line, ')')
+		if again, ok := parseStat("1 (" + line); !ok || again.ID != 1 || again.Name != line[:end] || again.Start != p.Start {
+			t.Errorf("%q as a name reads as %+v", line, again)
 		}
 	})
 }
