@@ -1,13 +1,16 @@
 package guest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 )
 
@@ -15,43 +18,32 @@ const machine = `<domain type='qemu'><name>a</name><uuid>11111111-2222-3333-4444
 <os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os><devices><controller type='pci' index='0' model='pcie-root'/>
 <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/a'/><target dev='vda' bus='virtio'/><address type='pci' domain='0' bus='0' slot='3' function='0'/></disk></devices></domain>`
 
-// FuzzSavedImage reads an image of a saved guest, which may be anybody's file, with a
-// definition in place of its own, or without. No such definition makes another machine.
+// FuzzSavedImage reads an image of a saved guest, which may be anybody's file: a sound
+// one, with whatever bytes written over its beginning, and a definition in place of its
+// own, or none. No such definition makes another machine, and what is rewritten is read
+// as it was, with the same stream behind it.
 func FuzzSavedImage(f *testing.F) {
-	f.Add([]byte{}, "")
-	seed := func(xml, other string) {
-		file, err := os.Create(filepath.Join(f.TempDir(), "seed"))
-		if err != nil {
-			f.Fatal(err)
-		}
-		defer file.Close()
-		h := &saveHeader{xml: xml, running: true}
-		if err := h.write(file); err != nil {
-			f.Fatal(err)
-		}
-		if err := h.complete(file); err != nil {
-			f.Fatal(err)
-		}
-		whole, err := os.ReadFile(file.Name())
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(whole, other)
-		short := whole[:saveHeaderLen+len(xml)]
-		binary.NativeEndian.PutUint32(short[20:], uint32(len(xml)))
-		f.Add(short, other)
-		binary.NativeEndian.PutUint32(short[20:], 1<<31)
-		f.Add(short, other)
-	}
-	seed(machine, "")
-	seed(machine, machine)
-	seed(machine, `<domain type='qemu'><name>b</name></domain>`)
+	const stream = "QEVM and so on"
+	f.Add([]byte{}, machine, "", uint32(0))
+	f.Add([]byte{}, machine, machine, uint32(0))
+	f.Add([]byte{}, machine, `<domain type='qemu'><name>b</name></domain>`, uint32(1))
+	f.Add([]byte{}, machine+"\x00<cookie/>", machine, uint32(len(machine)+1))
+	f.Add([]byte(savePartial), machine, "", uint32(0))
+	f.Add(append([]byte(saveMagic), 2, 0, 0, 0, 0, 0, 0, 0x80), machine, "", uint32(0))
+	f.Add(append([]byte(saveMagic), 2, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1), machine, "", uint32(0))
 	file, err := os.Create(filepath.Join(f.TempDir(), "image"))
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { _ = file.Close() })
-	f.Fuzz(func(t *testing.T, image []byte, doc string) {
+	f.Fuzz(func(t *testing.T, over []byte, xml, doc string, cookie uint32) {
+		image := make([]byte, saveHeaderLen, saveHeaderLen+len(xml)+1+len(stream))
+		copy(image, saveMagic)
+		for i, v := range []uint32{saveVersion, uint32(len(xml) + 1), 1, 0, cookie} {
+			binary.NativeEndian.PutUint32(image[16+4*i:], v)
+		}
+		image = append(append(append(image, xml...), 0), stream...)
+		copy(image, over)
 		if err := file.Truncate(0); err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +51,7 @@ func FuzzSavedImage(f *testing.F) {
 			t.Fatal(err)
 		}
 		read := func(o SaveOptions) (*savedImage, error) {
-			if _, err := file.Seek(0, 0); err != nil {
+			if _, err := file.Seek(0, io.SeekStart); err != nil {
 				t.Fatal(err)
 			}
 			return readSaved(file, o)
@@ -68,7 +60,8 @@ func FuzzSavedImage(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if at, err := file.Seek(0, 1); err != nil || at > int64(len(image)) || len(saved.xml) > maxSaveXML {
+		at, err := file.Seek(0, io.SeekCurrent)
+		if err != nil || at > int64(len(image)) || len(saved.xml) > maxSaveXML {
 			t.Fatalf("after a definition of %d bytes the stream begins at %d of %d (%v)", len(saved.xml), at, len(image), err)
 		}
 		if _, err := read(SaveOptions{XML: saved.xml}); err != nil {
@@ -80,6 +73,24 @@ func FuzzSavedImage(f *testing.F) {
 		}
 		if a, b := saved.def, other.def; a.Name != b.Name || a.UUID != b.UUID || a.OS.Machine != b.OS.Machine || a.Memory != b.Memory || a.VCPUs.Max != b.VCPUs.Max {
 			t.Fatalf("another machine is taken for the saved one: %s %s, %s %s", a.Name, a.UUID, b.Name, b.UUID)
+		}
+		change, err := planHeader(file, SaveOptions{XML: doc, Then: domain.Paused})
+		if err != nil {
+			return
+		}
+		if !bytes.HasPrefix(image, change.Before) || len(change.After) != len(change.Before) {
+			t.Fatalf("of %q\n%q is to become\n%q", image, change.Before, change.After)
+		}
+		if err := writeHeader(file, change.After); err != nil {
+			t.Fatal(err)
+		}
+		again, err := read(SaveOptions{})
+		if err != nil || again.xml != other.xml || again.running {
+			t.Fatalf("redefined as\n%s\nit is read as\n%+v, %v", other.xml, again, err)
+		}
+		now, err := os.ReadFile(file.Name())
+		if err != nil || !bytes.Equal(now[at:], image[at:]) {
+			t.Fatalf("the stream has changed (%v)", err)
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -61,7 +62,11 @@ func planHeader(f *os.File, o SaveOptions) (c headerChange, err error) {
 		return c, err
 	}
 	word := func(i int) []byte { return head[16+4*i : 20+4*i] }
-	before := make([]byte, saveHeaderLen+binary.NativeEndian.Uint32(word(1)))
+	length := binary.NativeEndian.Uint32(word(1))
+	if length > maxSaveXML {
+		return c, errors.New("somebody has changed it meanwhile")
+	}
+	before := make([]byte, saveHeaderLen+length)
 	if _, err := f.ReadAt(before, 0); err != nil {
 		return c, err
 	}

@@ -484,28 +484,3 @@ func TestProgressInPieces(t *testing.T) {
 		t.Fatalf("got %v, want %v", got, want)
 	}
 }
-
-// memory is an image that is no file.
-type memory struct{ *bytes.Reader }
-
-func (m memory) Stat() (os.FileInfo, error) { return nil, errors.New("no file") }
-
-func FuzzHeader(f *testing.F) {
-	f.Add([]byte("QFI\xfb\x00\x00\x00\x03"))
-	f.Add([]byte("# Disk DescriptorFile\nRW 10 SPARSE \"x\"\nparentFileNameHint=\"y\"\n"))
-	f.Add(append([]byte("vhdxfile"), make([]byte, 200<<10)...))
-	f.Add([]byte("KDMV"))
-	f.Fuzz(func(t *testing.T, image []byte) {
-		m := memory{bytes.NewReader(image)}
-		probed, err := Probe(m)
-		if err != nil {
-			t.Fatal("a probe cannot fail to read:", err)
-		}
-		for _, format := range append(Formats(), probed) {
-			info := Info{Format: format, Physical: uint64(len(image)), Virtual: uint64(len(image))}
-			if info.read(m) == nil && info.Backing != nil && len(info.Backing.Name) > maxDescriptor {
-				t.Fatalf("%s has a backing name of %d bytes", format, len(info.Backing.Name))
-			}
-		}
-	})
-}

@@ -69,18 +69,22 @@ func FuzzImport(f *testing.F) {
 		}
 	}
 	f.Add(uint8(0), ".hidden", docs[0])
+	root := f.TempDir()
+	for _, p := range places {
+		if err := os.MkdirAll(filepath.Join(root, p.folder), 0o700); err != nil {
+			f.Fatal(err)
+		}
+	}
 	f.Fuzz(func(t *testing.T, place uint8, name, doc string) {
 		if name == "" || len(name) > 200 || strings.ContainsAny(name, "/\x00") {
 			return // no name of a file
 		}
-		p, root := places[int(place)%len(places)], t.TempDir()
-		if err := os.MkdirAll(filepath.Join(root, p.folder), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		p := places[int(place)%len(places)]
 		file := filepath.Join(p.folder, name+".xml")
 		if err := os.WriteFile(filepath.Join(root, file), []byte(doc), 0o600); err != nil {
 			t.Fatal(err)
 		}
+		defer func() { _ = os.Remove(filepath.Join(root, file)) }()
 		var told []Result
 		err := Import(context.Background(), root, Options{}, func(r Result) { told = append(told, r) })
 		if strings.HasPrefix(name, ".") {
@@ -92,8 +96,14 @@ func FuzzImport(f *testing.F) {
 		if err != nil || len(told) != 1 || told[0].File != file || told[0].Sort != p.sort {
 			t.Fatalf("%s gives %+v, %v", file, told, err)
 		}
-		if k := fault.Of(told[0].Err); told[0].Err != nil && (k == fault.Internal || told[0].Err.Error() == "") {
-			t.Fatalf("%v: %v", k, told[0].Err)
+		if err := told[0].Err; err != nil {
+			if fault.Is(err, fault.Internal) || err.Error() == "" {
+				t.Fatalf("%v: %v", fault.Of(err), err)
+			}
+			return
+		}
+		if told[0].Name == "" && p.sort != Secret || strings.ContainsAny(told[0].Name, "/\n") {
+			t.Fatalf("a %s of the name %q is understood in %s", p.sort, told[0].Name, doc)
 		}
 	})
 }
