@@ -234,6 +234,25 @@ func TestATurnThatLosesItsDaemonIsDoneAgain(t *testing.T) {
 	}
 }
 
+// A daemon that does not answer is not waited for as often as it has guests.
+func TestADaemonThatDoesNotAnswerIsNotAskedForEachGuest(t *testing.T) {
+	b := newBenchOf(t, strings.Replace(text, "[{tiles: 1}, {tiles: 2}]", "[{tiles: 8}]", 1))
+	asked := 0
+	b.site.stop = func() error {
+		asked++
+		return fault.New(fault.Timeout, fault.Call, "no answer")
+	}
+	o := b.options()
+	o.Booting = 1 // and so two are destroyed at once
+	err := Do(t.Context(), b.create(t), o)
+	if !fault.Is(err, fault.Unresponsive) || !strings.Contains(err.Error(), "guests of the turn are left") || asked > 2 {
+		t.Errorf("%v, and was asked %d times", err, asked)
+	}
+	if r, err := record.Load(b.dir); err != nil || r.Outcome != record.Interrupted || b.setting(t) != "1" {
+		t.Errorf("%v: it is %s, and the host's setting %s", err, r.Outcome, b.setting(t))
+	}
+}
+
 func TestWhatASiteDoesNotDoIsSkipped(t *testing.T) {
 	b := newBench(t)
 	b.site.boot = func(Spec) error { return &Unavailable{"no such bus"} }

@@ -34,6 +34,7 @@ type fake struct {
 	change func(string, scenario.Event) error // may refuse
 	errors int64                              // of a load, in each interval
 	dead   func(string) error                 // why a guest does not serve any more
+	stop   func() error                       // why a guest cannot be destroyed
 	lost   error                              // why nothing can be asked any more
 	counts map[string]int64                   // by address
 	// what a guest's kernel has counted
@@ -91,6 +92,9 @@ func (g *fakeGuest) Prepare(context.Context, scenario.Service) error { return ni
 func (g *fakeGuest) Close(context.Context) error {
 	g.site.mu.Lock()
 	defer g.site.mu.Unlock()
+	if g.site.stop != nil {
+		return g.site.stop()
+	}
 	delete(g.site.running, g.spec.Name)
 	return nil
 }

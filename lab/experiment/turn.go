@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/tuning"
@@ -253,7 +254,7 @@ func (t *turn) services(ctx context.Context) {
 		for _, service := range g.spec.Services {
 			if err := g.Prepare(ctx, service); err != nil {
 				t.trouble(service.Kind, g.spec.Name, err)
-				t.drop(ctx, g)
+				_ = t.drop(context.WithoutCancel(ctx), g) // that it failed is told
 				return
 			}
 		}
@@ -261,21 +262,31 @@ func (t *turn) services(ctx context.Context) {
 }
 
 // drop gives a guest up.
-func (t *turn) drop(ctx context.Context, g *standing) {
+func (t *turn) drop(ctx context.Context, g *standing) error {
 	t.mu.Lock()
 	delete(t.guests, place{g.spec.Tile, g.spec.Role})
 	t.mu.Unlock()
-	if err := g.Close(context.WithoutCancel(ctx)); err != nil {
+	err := g.Close(ctx)
+	if err != nil {
 		t.trouble("destroy", g.spec.Name, err)
 	}
+	return err
 }
 
-// clear destroys the guests and restores the settings.
+// clear destroys the guests and restores the settings. A daemon that does not answer
+// for one guest is not asked for the others, each of which would wait as long.
 func (t *turn) clear(ctx context.Context) error {
-	each(ctx, t.standing(), 2*t.Booting, func(g *standing) { t.drop(ctx, g) })
+	dropping, lost := context.WithCancelCause(ctx)
+	defer lost(nil)
+	each(dropping, t.standing(), 2*t.Booting, func(g *standing) {
+		if err := t.drop(dropping, g); fault.Is(err, fault.Timeout) {
+			lost(fault.Wrap(err, fault.Unresponsive, fault.Host, "guests of the turn are left"))
+		}
+	})
+	gone := context.Cause(dropping)
 	left, err := t.journal.Restore(t.host)
 	for _, text := range left {
 		t.note(record.Event{Kind: record.Bad, What: "tuning", Text: text})
 	}
-	return err
+	return errors.Join(gone, err)
 }

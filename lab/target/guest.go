@@ -54,10 +54,18 @@ func (s *Site) Start(ctx context.Context, name string, number, tile int, spec sc
 	}
 	var ret xdr.DomainCreateXMLRet
 	if err = s.target.call(ctx, xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: g.XML}, &ret); err != nil {
-		return g, skip(err)
+		return g, errors.Join(skip(err), s.target.unmade(context.WithoutCancel(ctx), name, err))
 	}
 	g.domain = ret.Domain
 	return g, nil
+}
+
+// unmade destroys a guest that came up after nobody waited for it any more.
+func (t *Target) unmade(ctx context.Context, name string, why error) error {
+	if _, refused := errors.AsType[*remote.Error](why); refused {
+		return nil
+	}
+	return sweepGuests(ctx, t, func(one string) bool { return one == name })
 }
 
 // cell gives the node that a rule means for a tile.
@@ -127,13 +135,18 @@ func (g *Guest) dropConsole() error {
 	return os.Remove(g.console)
 }
 
-// Stop destroys the guest and deletes its files.
+// Stop destroys the guest and deletes its files. Of a daemon that does not answer
+// nothing more is asked: its files go with those of the run.
 func (g *Guest) Stop(ctx context.Context) error {
-	var ret error
-	if err := g.at.call(ctx, xdr.ProcDomainDestroy, &xdr.DomainDestroyArgs{Domain: g.domain}, nil); err != nil && !gone(err) {
-		ret = err
+	err := g.at.call(ctx, xdr.ProcDomainDestroy, &xdr.DomainDestroyArgs{Domain: g.domain}, nil)
+	if fault.Is(err, fault.Timeout) {
+		g.dropDevices()
+		return err
 	}
-	return errors.Join(ret, g.dropFiles(ctx))
+	if gone(err) {
+		err = nil
+	}
+	return errors.Join(err, g.dropFiles(ctx))
 }
 
 // codeNoDomain is libvirt's for a domain that is not there, and

@@ -196,15 +196,11 @@ const sparse = 1
 // upload fills a volume with a file, over a connection of its own. A daemon that does
 // not know of holes gets zeros.
 func (t *Target) upload(ctx context.Context, v xdr.StorageVol, file *os.File, size int64) error {
-	conn, err := remote.Dial(ctx, t.URI)
+	conn, stalled, end, err := t.aside(ctx)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	stalled := time.AfterFunc(patience, conn.Close)
-	defer stalled.Stop()
-	ended := context.AfterFunc(ctx, conn.Close)
-	defer ended()
+	defer end()
 	args := &xdr.StorageVolUploadArgs{Volume: v, Length: uint64(size), Flags: sparse}
 	to, err := conn.OpenStream(ctx, xdr.ProcStorageVolUpload, args, nil)
 	holes := true
@@ -221,6 +217,17 @@ func (t *Target) upload(ctx context.Context, v xdr.StorageVol, file *os.File, si
 	finish, stop := context.WithTimeoutCause(ctx, patience, fault.New(fault.Timeout, fault.Call, "the daemon has not taken the end of it within %s", patience))
 	defer stop()
 	return to.Finish(finish)
+}
+
+// aside makes a connection for one transfer. It is dropped with the context, and when
+// nobody has put stalled off for the lab's patience.
+func (t *Target) aside(ctx context.Context) (conn *remote.Conn, stalled *time.Timer, end func(), err error) {
+	if conn, err = remote.Dial(ctx, t.URI); err != nil {
+		return nil, nil, nil, err
+	}
+	stalled = time.AfterFunc(patience, conn.Close)
+	ended := context.AfterFunc(ctx, conn.Close)
+	return conn, stalled, func() { ended(); stalled.Stop(); conn.Close() }, nil
 }
 
 // codeInvalidArgument is libvirt's, also for flags that a daemon does not know.
@@ -290,13 +297,11 @@ func (t *Target) lastOf(ctx context.Context, files xdr.StoragePool, name string,
 	if err := t.call(ctx, xdr.ProcStorageVolGetInfo, &xdr.StorageVolGetInfoArgs{Volume: all[at]}, &info); err != nil {
 		return nil, err
 	}
-	conn, err := remote.Dial(ctx, t.URI)
+	conn, _, end, err := t.aside(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
-	stalled := time.AfterFunc(patience, conn.Close)
-	defer stalled.Stop()
+	defer end()
 	args := &xdr.StorageVolDownloadArgs{Volume: all[at], Offset: info.Capacity - min(info.Capacity, most), Length: min(info.Capacity, most)}
 	from, err := conn.OpenStream(ctx, xdr.ProcStorageVolDownload, args, nil)
 	if err != nil {

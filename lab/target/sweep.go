@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/node"
 	"github.com/lodge-kvm/lodge/lab/pool"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -16,42 +18,68 @@ func (t *Target) Sweep(ctx context.Context, run string) error {
 	if run == "" {
 		return errors.New("a run has a name")
 	}
-	return errors.Join(t.sweepGuests(ctx, run), t.sweepPools(ctx, run), t.sweepNetworks(ctx, run))
+	return sweep(ctx, t, run, t.Away())
 }
 
-func (t *Target) sweepGuests(ctx context.Context, run string) error {
+func sweep(ctx context.Context, daemon node.Caller, run string, away bool) error {
+	ctx, lost := context.WithCancelCause(ctx)
+	defer lost(nil)
+	c := impatient{daemon, lost}
+	mine := func(name string) bool { return strings.HasPrefix(name, run+"-") }
+	return errors.Join(sweepGuests(ctx, c, mine), sweepPools(ctx, c, mine, away), sweepNetworks(ctx, c, mine))
+}
+
+// impatient is a daemon that is asked for many things, but for nothing more once it
+// has not answered in time: each would wait as long.
+type impatient struct {
+	node.Caller
+	lost context.CancelCauseFunc
+}
+
+func (c impatient) Call(ctx context.Context, proc int32, args, ret xdr.Message) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	err := c.Caller.Call(ctx, proc, args, ret)
+	if fault.Is(err, fault.Timeout) {
+		c.lost(err)
+	}
+	return err
+}
+
+func sweepGuests(ctx context.Context, c node.Caller, mine func(string) bool) error {
 	var ret xdr.ConnectListAllDomainsRet
-	err := t.call(ctx, xdr.ProcConnectListAllDomains, &xdr.ConnectListAllDomainsArgs{NeedResults: true}, &ret)
+	err := c.Call(ctx, xdr.ProcConnectListAllDomains, &xdr.ConnectListAllDomainsArgs{NeedResults: true}, &ret)
 	for _, d := range ret.Domains {
-		if !strings.HasPrefix(d.Name, run+"-") {
+		if !mine(d.Name) {
 			continue
 		}
-		if failure := t.call(ctx, xdr.ProcDomainDestroy, &xdr.DomainDestroyArgs{Domain: d}, nil); failure != nil && !gone(failure) {
+		if failure := c.Call(ctx, xdr.ProcDomainDestroy, &xdr.DomainDestroyArgs{Domain: d}, nil); failure != nil && !gone(failure) {
 			err = errors.Join(err, failure)
 		}
 	}
 	return err
 }
 
-func (t *Target) sweepPools(ctx context.Context, run string) error {
+func sweepPools(ctx context.Context, c node.Caller, mine func(string) bool, away bool) error {
 	var ret xdr.ConnectListAllStoragePoolsRet
-	err := t.call(ctx, xdr.ProcConnectListAllStoragePools, &xdr.ConnectListAllStoragePoolsArgs{NeedResults: true}, &ret)
+	err := c.Call(ctx, xdr.ProcConnectListAllStoragePools, &xdr.ConnectListAllStoragePoolsArgs{NeedResults: true}, &ret)
 	for _, p := range ret.Pools {
-		if strings.HasPrefix(p.Name, run+"-") && t.Away() {
-			err = errors.Join(err, pool.Remove(ctx, t, p))
-		} else if strings.HasPrefix(p.Name, run+"-") {
-			err = errors.Join(err, t.call(ctx, xdr.ProcStoragePoolDestroy, &xdr.StoragePoolDestroyArgs{Pool: p}, nil))
+		if mine(p.Name) && away {
+			err = errors.Join(err, pool.Remove(ctx, c, p))
+		} else if mine(p.Name) {
+			err = errors.Join(err, c.Call(ctx, xdr.ProcStoragePoolDestroy, &xdr.StoragePoolDestroyArgs{Pool: p}, nil))
 		}
 	}
 	return err
 }
 
-func (t *Target) sweepNetworks(ctx context.Context, run string) error {
+func sweepNetworks(ctx context.Context, c node.Caller, mine func(string) bool) error {
 	var ret xdr.ConnectListAllNetworksRet
-	err := t.call(ctx, xdr.ProcConnectListAllNetworks, &xdr.ConnectListAllNetworksArgs{NeedResults: true}, &ret)
+	err := c.Call(ctx, xdr.ProcConnectListAllNetworks, &xdr.ConnectListAllNetworksArgs{NeedResults: true}, &ret)
 	for _, n := range ret.Networks {
-		if strings.HasPrefix(n.Name, run+"-") {
-			err = errors.Join(err, t.call(ctx, xdr.ProcNetworkDestroy, &xdr.NetworkDestroyArgs{Network: n}, nil))
+		if mine(n.Name) {
+			err = errors.Join(err, c.Call(ctx, xdr.ProcNetworkDestroy, &xdr.NetworkDestroyArgs{Network: n}, nil))
 		}
 	}
 	return err
