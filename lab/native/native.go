@@ -30,6 +30,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/image"
+	"github.com/lodge-kvm/lodge/lab/pair"
 	"github.com/lodge-kvm/lodge/lab/session"
 	"github.com/lodge-kvm/lodge/lab/wire"
 )
@@ -122,7 +123,7 @@ func (p *Place) launch(ctx context.Context, how How) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	ours, theirs, err := pair()
+	ours, theirs, err := pair.New()
 	if err != nil {
 		return nil, err
 	}
@@ -172,22 +173,6 @@ func (p *Place) clear() error {
 		}
 	}
 	return errors.Join(p.disconnect(), remove(p.group.dirs), os.RemoveAll(p.root))
-}
-
-// pair gives two ends of a connection: one as a connection, one as a file.
-func pair() (net.Conn, *os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	ours, theirs := os.NewFile(uintptr(fds[0]), "agent"), os.NewFile(uintptr(fds[1]), "host")
-	defer ours.Close()
-	conn, err := net.FileConn(ours)
-	if err != nil {
-		theirs.Close()
-		return nil, nil, err
-	}
-	return conn, theirs, nil
 }
 
 // hardware makes an address for an interface out of its IPv4 one: two places on a

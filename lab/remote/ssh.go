@@ -13,9 +13,8 @@ import (
 	"time"
 	"unicode"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/pair"
 )
 
 // leaving is how long ssh has to end once the connection has.
@@ -35,7 +34,7 @@ type tunnel struct {
 // overSSH runs ssh, which runs at the other host what carries bytes to the daemon's
 // socket: libvirt's own helper, or nc, or socat.
 func (a Address) overSSH(ctx context.Context) (net.Conn, error) {
-	near, far, err := endpoints()
+	near, far, err := pair.New()
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a connection for ssh")
 	}
@@ -57,22 +56,6 @@ func (a Address) overSSH(ctx context.Context) (net.Conn, error) {
 		_ = t.command.Wait() // how it ended is in its state
 	}()
 	return t, nil
-}
-
-// endpoints are the two ends of a connection, the second to be given away.
-func endpoints() (near net.Conn, far *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	ours := os.NewFile(uintptr(fds[0]), "near")
-	far = os.NewFile(uintptr(fds[1]), "far")
-	near, err = net.FileConn(ours)
-	ours.Close()
-	if err != nil {
-		far.Close()
-	}
-	return near, far, err
 }
 
 // ssh is the command. It never asks a terminal: many connections are made, and at

@@ -21,6 +21,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lab/agent"
+	"github.com/lodge-kvm/lodge/lab/pair"
 	"github.com/lodge-kvm/lodge/lab/session"
 	"github.com/lodge-kvm/lodge/lab/wire"
 )
@@ -30,23 +31,15 @@ const patience = time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// pair gives two ends of one connection, as a port and its host have.
-func pair(t *testing.T) (host, guest net.Conn) {
+// line gives two ends of one connection, as a port and its host have.
+func line(t *testing.T) (host, guest net.Conn) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	host, guest, err := pair.Both()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ends [2]net.Conn
-	for i, fd := range fds {
-		file := os.NewFile(uintptr(fd), "end")
-		if ends[i], err = net.FileConn(file); err != nil {
-			t.Fatal(err)
-		}
-		file.Close()
-		t.Cleanup(func() { ends[i].Close() })
-	}
-	return ends[0], ends[1]
+	t.Cleanup(func() { host.Close(); guest.Close() })
+	return host, guest
 }
 
 // serve lets a real agent answer until the test is over.
@@ -77,7 +70,7 @@ func open(t *testing.T, host io.ReadWriteCloser) *session.Session {
 
 func begin(t *testing.T) *session.Session {
 	t.Helper()
-	host, guest := pair(t)
+	host, guest := line(t)
 	serve(t, guest, &agent.Agent{})
 	return open(t, host)
 }
@@ -280,7 +273,7 @@ func TestASlowReaderHoldsUpOnlyItself(t *testing.T) {
 // A port is one stream for all the guest's life: the next host gets a whole
 // session, and what the one before it had called is ended.
 func TestANewHostMayComeInTheMiddleOfAFrame(t *testing.T) {
-	host, guest := pair(t)
+	host, guest := line(t)
 	serve(t, guest, &agent.Agent{})
 	first := open(t, leaveOpen{host})
 	mark := filepath.Join(t.TempDir(), "pid")
@@ -312,7 +305,7 @@ type leaveOpen struct{ net.Conn }
 func (l leaveOpen) Close() error { return l.SetReadDeadline(time.Now()) }
 
 func TestTheEndOfTheConnectionEndsAllCalls(t *testing.T) {
-	host, guest := pair(t)
+	host, guest := line(t)
 	serve(t, guest, &agent.Agent{})
 	s := open(t, host)
 	mark := filepath.Join(t.TempDir(), "pid")
@@ -336,7 +329,7 @@ func TestTheEndOfTheConnectionEndsAllCalls(t *testing.T) {
 }
 
 func TestLostBytesEndTheSessionAndHangNobody(t *testing.T) {
-	host, guest := pair(t)
+	host, guest := line(t)
 	serve(t, guest, &agent.Agent{})
 	s := open(t, host)
 	ended := make(chan error, 1)
@@ -356,7 +349,7 @@ func TestLostBytesEndTheSessionAndHangNobody(t *testing.T) {
 }
 
 func TestOpenGivesUpOnASilentGuest(t *testing.T) {
-	host, guest := pair(t)
+	host, guest := line(t)
 	defer guest.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()

@@ -10,15 +10,13 @@ import (
 	"context"
 	"io"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/lodge-kvm/lodge/lab/agent"
+	"github.com/lodge-kvm/lodge/lab/pair"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -63,30 +61,22 @@ func (d *Daemon) ListenAfar(t *testing.T) string {
 
 // answering is the host's end of a line to an agent.
 func answering(t *testing.T) net.Conn {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	near, agents, err := pair.Both()
 	if err != nil {
 		t.Error(err)
 		return nil
 	}
-	var ends [2]net.Conn
-	for i, fd := range fds {
-		file := os.NewFile(uintptr(fd), "end")
-		if ends[i], err = net.FileConn(file); err != nil {
-			t.Error(err)
-		}
-		file.Close()
-	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = new(agent.Agent).Serve(context.WithoutCancel(t.Context()), ends[1])
-		ends[1].Close()
+		_ = new(agent.Agent).Serve(context.WithoutCancel(t.Context()), agents)
+		agents.Close()
 	}()
 	t.Cleanup(func() {
-		ends[0].Close()
+		near.Close()
 		<-ended
 	})
-	return ends[0]
+	return near
 }
 
 // RefuseNothing has it answer all calls from now on.
