@@ -292,7 +292,11 @@ func (r *Registry) emulatorIn(dir string) int {
 	if pid := r.emulatorOf(dir); pid != 0 {
 		return pid
 	}
-	for _, pid := range r.Kernel.WorkingIn(dir) {
+	inGroup, err := r.Cgroups.Guest(filepath.Base(dir)).Processes()
+	if err != nil {
+		inGroup = nil // there is no such group
+	}
+	for _, pid := range append(inGroup, r.Kernel.WorkingIn(dir)...) {
 		if isGuest(r.Kernel.Command(pid), dir) {
 			return pid
 		}

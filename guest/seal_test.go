@@ -114,23 +114,41 @@ func (d *daemon) serves(g *guest.Guest, when, display string) {
 }
 
 // TestASealedGuestIsFoundWithoutItsRecord: neither its QEMU nor its user's number is lost
-// with its run record.
+// with its run record, whoever it runs as.
 func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 	d := newDaemonOf(t, true)
-	g := d.define(small("lost"))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	id, path := userOf(t, g), filepath.Join(g.RunDir(), "run.json")
-	whole, err := os.ReadFile(path)
-	ok(t, err)
-	d.reopen(func() { ok(t, os.WriteFile(path, []byte("{"), 0o600)) })
-	refused(t, d.again(g).Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
+	named := "<seclabel type='static' model='dac' relabel='no'><label>+107:+36</label></seclabel></domain>"
+	guests := []*guest.Guest{d.define(small("lost")), d.define(strings.Replace(small("named"), "</domain>", named, 1))}
+	records := map[string][]byte{}
+	for _, g := range guests {
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		path := filepath.Join(g.RunDir(), "run.json")
+		whole, err := os.ReadFile(path)
+		ok(t, err)
+		records[path] = whole
+	}
+	id := userOf(t, guests[0])
+	d.reopen(func() {
+		for path := range records {
+			ok(t, os.WriteFile(path, []byte("{"), 0o600))
+		}
+	})
+	for _, g := range guests {
+		refused(t, d.again(g).Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
+	}
 	other := d.define(small("other"))
 	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
 	if userOf(t, other) == id {
 		t.Errorf("another guest runs as user %d, too", id)
 	}
-	d.reopen(func() { ok(t, os.WriteFile(path, whole, 0o600)) })
-	if got := userOf(t, g); got != id || d.again(g).View().PID == 0 {
-		t.Errorf("it runs as %d, and ran as %d", got, id)
+	d.reopen(func() {
+		for path, whole := range records {
+			ok(t, os.WriteFile(path, whole, 0o600))
+		}
+	})
+	for _, g := range guests {
+		if d.again(g).View().PID == 0 {
+			t.Errorf("%s is not taken up again", g.View().Name)
+		}
 	}
 }
