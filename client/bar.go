@@ -39,7 +39,7 @@ func (b *bar) text(now time.Time) string {
 	}
 	full := 0
 	if b.total > 0 {
-		full = room * b.ended / b.total
+		full = min(room*b.ended/b.total, room) // whatever a daemon says
 	}
 	return "[" + strings.Repeat("#", full) + strings.Repeat(".", room-full) + "]" + figures
 }

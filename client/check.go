@@ -38,7 +38,7 @@ func (c *Client) tell(ctx context.Context, selectors []string, out io.Writer, te
 	for _, g := range answer.GetGuests() {
 		for _, text := range texts(g) {
 			found++
-			if _, err := fmt.Fprintf(out, "%s: %s\n", g.GetName(), text); err != nil {
+			if _, err := fmt.Fprintf(out, "%s: %s\n", Clean(g.GetName()), sentence(text)); err != nil {
 				return found, Failed(err)
 			}
 		}

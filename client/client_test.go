@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
 	"connectrpc.com/connect"
 	"go.uber.org/goleak"
@@ -287,6 +288,10 @@ func TestTheBarFitsTheTerminal(t *testing.T) {
 			t.Errorf("%d wide: %q, want %q", c.width, got, c.want)
 		}
 	}
+	b.width, b.ended = 80, 99 // of a daemon that tells of more than there are
+	if got, want := b.text(noon), "[########################################] 99/8, 1 failed  0s"; got != want {
+		t.Errorf("too many: %q, want %q", got, want)
+	}
 }
 
 func TestFigures(t *testing.T) {
@@ -458,6 +463,53 @@ func TestWhatAnErrorSaysDoesNotSteerTheTerminal(t *testing.T) {
 	ending, known := errors.AsType[*Ending](Failed(errors.New("no \x1b[2J\u009b31m\nway")))
 	if !known || ending.Text != "no ?[2J?31m; way" {
 		t.Errorf("got %q", ending.Text)
+	}
+}
+
+// TestNothingOfADaemonSteersTheTerminal has a daemon, or a guest behind it, that tries.
+func TestNothingOfADaemonSteersTheTerminal(t *testing.T) {
+	const bad = "\x1b]0;x\x07\u009b2J"
+	d := &daemon{guests: []*lodgev1.Guest{{Name: bad, State: bad, Uuid: bad, Messages: []string{bad + "\n" + bad}, Decisions: []string{bad}, Labels: map[string]string{bad: bad}}}}
+	var out bytes.Buffer
+	c := d.dial(t)
+	for _, form := range []string{Narrow, Wide, JSON} {
+		ok(t, c.List(t.Context(), nil, form, &out))
+	}
+	ok(t, c.Why(t.Context(), nil, &out))
+	if ending, known := errors.AsType[*Ending](c.Check(t.Context(), nil, &out)); !known || ending.Status != SomeFailed {
+		t.Errorf("a guest with messages: %v", ending)
+	}
+	if at := strings.IndexFunc(out.String(), func(r rune) bool { return unicode.IsControl(r) && r != '\n' }); at >= 0 {
+		t.Errorf("the terminal gets %q", out.String()[at:min(at+40, out.Len())])
+	}
+}
+
+// TestNoDaemonSendsItsClientsToOthers has one answer with another address.
+func TestNoDaemonSendsItsClientsToOthers(t *testing.T) {
+	path, followed := filepath.Join(t.TempDir(), "sock"), false
+	var config net.ListenConfig
+	l, err := config.Listen(t.Context(), "unix", path)
+	ok(t, err)
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Protocols: &protocols, ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		followed = followed || r.URL.Path == "/elsewhere"
+		http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
+	})}
+	served := make(chan struct{})
+	go func() {
+		_ = server.Serve(l)
+		close(served)
+	}()
+	c := Dial(path)
+	if err := c.List(t.Context(), nil, Narrow, io.Discard); err == nil {
+		t.Error("that is an answer")
+	}
+	c.Close()
+	ok(t, server.Close())
+	<-served
+	if followed {
+		t.Error("the client follows")
 	}
 }
 

@@ -39,7 +39,7 @@ func queueSummary(q *lodgev1.StartQueueResponse) string {
 	}
 	text := strings.Join(parts, ", ")
 	if q.GetWhy() != "" {
-		text += ": " + clean(q.GetWhy())
+		text += ": " + Clean(q.GetWhy())
 	}
 	return text
 }
@@ -90,7 +90,7 @@ func isolation(i *lodgev1.Isolation) string {
 		text = strings.Join(i.GetInForce(), ", ")
 	}
 	if len(i.GetLacking()) > 0 {
-		text += "; lacking " + clean(strings.Join(i.GetLacking(), ", "))
+		text += "; lacking " + Clean(strings.Join(i.GetLacking(), ", "))
 	}
 	return text
 }

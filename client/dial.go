@@ -42,10 +42,16 @@ func dial(socket string, patience time.Duration) *Client {
 			return dialer.DialContext(ctx, "unix", socket)
 		},
 	}
+	return newClient(line{transport, socket}, transport, "http://lodge", patience)
+}
+
+func newClient(way http.RoundTripper, transport *http.Transport, address string, patience time.Duration) *Client {
+	calls := &http.Client{Transport: way, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse // no daemon sends its clients to others
+	}}
 	return &Client{
-		LodgeClient: lodgev1.NewLodgeClient(&http.Client{Transport: line{transport, socket}}, "http://lodge",
-			connect.WithReadMaxBytes(maxAnswer), connect.WithInterceptors(patient(patience))),
-		transport: transport,
+		LodgeClient: lodgev1.NewLodgeClient(calls, address, connect.WithReadMaxBytes(maxAnswer), connect.WithInterceptors(patient(patience))),
+		transport:   transport,
 	}
 }
 
@@ -103,7 +109,7 @@ func told(err error) (text, kind string) {
 	if known, ok := errors.AsType[*fault.Error](err); ok {
 		return known.Error(), known.Kind.String()
 	}
-	if errors.Is(err, io.ErrUnexpectedEOF) { // amid a stream
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) { // amid a stream
 		return "the daemon has gone: the connection to it broke", fault.Failed.String()
 	}
 	failed, ok := errors.AsType[*connect.Error](err)

@@ -78,7 +78,7 @@ func printEvent(out io.Writer, m *lodgev1.WatchResponse) error {
 	default:
 		return nil
 	}
-	_, err := fmt.Fprintln(out, clean(line))
+	_, err := fmt.Fprintln(out, Clean(line))
 	return err
 }
 

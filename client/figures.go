@@ -69,8 +69,8 @@ func orNone(text string) string {
 	return text
 }
 
-// clean keeps what guests and files are called from steering the terminal.
-func clean(text string) string {
+// Clean keeps what guests and files are called from steering the terminal.
+func Clean(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || !unicode.IsPrint(r) && r != ' ' {
 			return '?'
@@ -80,4 +80,4 @@ func clean(text string) string {
 }
 
 // sentence cleans what was said in so many words, which may be several lines.
-func sentence(text string) string { return clean(strings.ReplaceAll(text, "\n", "; ")) }
+func sentence(text string) string { return Clean(strings.ReplaceAll(text, "\n", "; ")) }

@@ -9,9 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"connectrpc.com/connect"
-
-	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -74,11 +71,7 @@ func DialHost(host string, files Certificates) *Client {
 	protocols.SetHTTP2(true)
 	protocols.SetHTTP1(true)
 	far.Transport = &http.Transport{Protocols: &protocols, TLSClientConfig: config}
-	return &Client{
-		LodgeClient: lodgev1.NewLodgeClient(&http.Client{Transport: far}, "https://"+far.host,
-			connect.WithReadMaxBytes(maxAnswer), connect.WithInterceptors(patient(usualPatience))),
-		transport: far.Transport,
-	}
+	return newClient(far, far.Transport, "https://"+far.host, usualPatience)
 }
 
 // afar is the way to another host's daemon.

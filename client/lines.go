@@ -3,7 +3,9 @@ package client
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -20,6 +22,15 @@ func printJSON(w io.Writer, m proto.Message) error {
 		return err
 	}
 	line.WriteByte('\n')
-	_, err = w.Write(line.Bytes())
+	_, err = io.WriteString(w, steerless.Replace(line.String()))
 	return err
 }
+
+// steerless writes what JSON may hold as it is, and what steers some terminals, as JSON's numbers.
+var steerless = func() *strings.Replacer {
+	var pairs []string
+	for r := rune(0x7f); r <= 0x9f; r++ {
+		pairs = append(pairs, string(r), fmt.Sprintf("\\u%04x", r))
+	}
+	return strings.NewReplacer(pairs...)
+}()

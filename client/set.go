@@ -131,7 +131,7 @@ func (f *following) show(r *lodgev1.Result) error {
 	if text := r.GetFault().GetText(); text != "" {
 		more = strings.TrimPrefix(more+": "+text, ": ")
 	}
-	line := fmt.Sprintf("%-24s %-10s %8s  %s", clean(r.GetName()), r.GetOutcome(), took, sentence(more))
+	line := fmt.Sprintf("%-24s %-10s %8s  %s", Clean(r.GetName()), Clean(r.GetOutcome()), took, sentence(more))
 	_, err := fmt.Fprintln(f.Out, strings.TrimRight(line, " "))
 	return err
 }

@@ -21,12 +21,12 @@ func (t *table) lines() []string {
 	widths := make([]int, len(t.titles))
 	titles := make([]string, len(t.titles))
 	for i, title := range t.titles {
-		titles[i] = strings.TrimSuffix(title, " ")
+		titles[i] = Clean(strings.TrimSuffix(title, " "))
 		widths[i] = utf8.RuneCountInString(titles[i])
 	}
 	for _, row := range t.rows {
 		for i := range row {
-			row[i] = clean(row[i])
+			row[i] = Clean(row[i])
 			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
 		}
 	}

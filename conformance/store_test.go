@@ -90,7 +90,7 @@ func TestADaemonWhoseDiskIsFull(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.signal(t, "TERM")
-	d.output(t, "mount", "-t", "tmpfs", "-o", "size=4m", "small", d.data)
+	d.output(t, "mount", "-t", "tmpfs", "-o", "mode=0700,size=4m", "small", d.data)
 	d.launch(t)
 	d.virsh(t, "define", d.spin(t, "runs"))
 	d.virsh(t, "start", "--paused", "runs")

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/markup"
@@ -54,6 +55,13 @@ func (g *Guest) setWords(a Affect, changed func(*domain.Definition) (*domain.Def
 	}
 	if a.Live {
 		if after, err = changed(g.run.def); err != nil {
+			return err
+		}
+		text, err := domainxml.Format(after, domainxml.Style{Active: true, Secure: true, ID: g.run.ID})
+		if err == nil {
+			err = legible(text)
+		}
+		if err != nil {
 			return err
 		}
 	}

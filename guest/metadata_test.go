@@ -1,10 +1,13 @@
 package guest
 
 import (
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/markup"
 )
 
 // TestWordsThatNoDocumentHolds are refused before they spoil the record of a guest,
@@ -17,5 +20,26 @@ func TestWordsThatNoDocumentHolds(t *testing.T) {
 				t.Errorf("the %s %q: %v, %+v", kind, text, err, d)
 			}
 		}
+	}
+}
+
+// TestADefinitionStaysOneThatCanBeRead has words that are longer once they are written down.
+func TestADefinitionStaysOneThatCanBeRead(t *testing.T) {
+	r := &Registry{byName: map[string]*Guest{}, byUUID: map[string]*Guest{}}
+	g := &Guest{reg: r, inactive: &domain.Definition{}}
+	g.record.XML = "<description>" + strings.Repeat("&#34;", markup.MaxSize/5) + "</description>"
+	if err := g.keep(); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a definition of %d bytes is kept: %v", len(g.record.XML), err)
+	}
+}
+
+// TestThereAreNoMoreGuestsThanClientsTake fills the list.
+func TestThereAreNoMoreGuestsThanClientsTake(t *testing.T) {
+	r := &Registry{byName: map[string]*Guest{}, byUUID: map[string]*Guest{}}
+	for i := range maxGuests {
+		r.byUUID[strconv.Itoa(i)] = nil
+	}
+	if _, err := r.claim("one-more", "u"); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("one more: %v", err)
 	}
 }

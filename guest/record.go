@@ -12,7 +12,9 @@ import (
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/store"
 )
 
@@ -44,7 +46,19 @@ func (g *Guest) keep() error {
 	if g.inactive == nil {
 		return g.reg.store.Delete(domains, g.uuid)
 	}
+	if err := legible(g.record.XML); err != nil {
+		return err
+	}
 	return g.reg.store.Put(domains, g.uuid, g.record)
+}
+
+// legible refuses a definition that no later daemon would read: it grows by what is set
+// in it, and by how that is written down.
+func legible(text string) error {
+	if len(text) > markup.MaxSize {
+		return fault.New(fault.Invalid, fault.Domain, "the definition would have %d bytes; at most %d", len(text), markup.MaxSize)
+	}
+	return nil
 }
 
 // runRecord is what a restarted daemon needs to adopt a running guest. It lies

@@ -180,6 +180,10 @@ func (r *Registry) claimed(ctx context.Context, name, uuid string, do func(*Gues
 	}
 }
 
+// maxGuests bounds how many guests there may be: the longest list that libvirt's
+// clients take.
+const maxGuests = 16384
+
 // claim gives the guest of that name and UUID, making it when neither is
 // taken. One of the two taken by another guest is a conflict.
 func (r *Registry) claim(name, uuid string) (g *Guest, err error) {
@@ -187,6 +191,8 @@ func (r *Registry) claim(name, uuid string) (g *Guest, err error) {
 	defer r.mu.Unlock()
 	named, known := r.byName[name], r.byUUID[uuid]
 	switch {
+	case named == nil && known == nil && len(r.byUUID) >= maxGuests:
+		return nil, fault.New(fault.NoCapacity, fault.Domain, "there are %d domains already; undefine one", maxGuests)
 	case named == nil && known == nil:
 		g = newGuest(r, name, uuid)
 		r.byName[name], r.byUUID[uuid] = g, g

@@ -28,7 +28,7 @@ func small(t *testing.T, size string) string {
 		t.Skip("needs root to mount")
 	}
 	dir := t.TempDir()
-	if err := unix.Mount("small", dir, "tmpfs", 0, "size="+size); err != nil {
+	if err := unix.Mount("small", dir, "tmpfs", 0, "mode=0700,size="+size); err != nil {
 		t.Skip("cannot mount here:", err)
 	}
 	t.Cleanup(func() {

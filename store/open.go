@@ -60,10 +60,26 @@ func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
 // on the directory, which is there and can be opened whatever became of its files.
 func Hold(dir, name string) (*os.File, error) { return hold(dir, name, lockWait) }
 
+// own refuses a directory in which others could put something in the place of what is
+// kept there.
+func own(dir *os.File, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Store, "cannot look at %s directory %s", name, dir.Name())
+	}
+	if st.Uid != 0 && st.Uid != uint32(os.Geteuid()) || st.Mode&unix.S_IWOTH != 0 {
+		return fault.New(fault.Denied, fault.Store, "cannot use %s: others than root can write it; chown root it and chmod o-w, or give another --%s", dir.Name(), name)
+	}
+	return nil
+}
+
 func hold(dir, name string, wait time.Duration) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot open %s directory %s", name, dir)
+	}
+	if err := own(f, name); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	ctx, stop := context.WithTimeout(context.Background(), wait)
 	defer stop()

@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 
@@ -115,5 +116,26 @@ func closeStore(t *testing.T, s *Store) {
 	t.Helper()
 	if err := s.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestOthersPutNothingInTheStoresPlace has a directory that others may write, or own.
+func TestOthersPutNothingInTheStoresPlace(t *testing.T) {
+	open := t.TempDir()
+	if err := os.Chmod(open, 0o777|os.ModeSticky); err != nil { //nolint:gosec // which is what is tried
+		t.Fatal(err)
+	}
+	if _, err := Open(open); !fault.Is(err, fault.Denied) {
+		t.Errorf("a directory that others may write: %v", err)
+	}
+	if os.Getuid() != 0 {
+		t.Skip("only root can give a directory away")
+	}
+	theirs := t.TempDir()
+	if err := os.Chown(theirs, 4242, 4242); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(theirs); !fault.Is(err, fault.Denied) {
+		t.Errorf("a directory of somebody else: %v", err)
 	}
 }

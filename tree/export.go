@@ -2,9 +2,11 @@ package tree
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
@@ -37,12 +39,14 @@ var kept = map[string]struct {
 }
 
 // Export writes every definition of a data directory's store into a tree below
-// root, which is made and must hold nothing. A daemon may run meanwhile. The report says what
+// dir, which is made and must hold nothing. A daemon may run meanwhile. The report says what
 // is wrong with the store; a record that is damaged is left out and named there.
-func Export(data, root string, tell func(Result)) (*store.Report, error) {
-	if err := empty(root); err != nil {
+func Export(data, dir string, tell func(Result)) (*store.Report, error) {
+	root, err := empty(dir)
+	if err != nil {
 		return nil, err
 	}
+	defer func() { _ = root.Close() }()
 	return store.Visit(data, func(kind, key string, version int, body []byte) error {
 		k, known := kept[kind]
 		if !known {
@@ -64,24 +68,38 @@ func Export(data, root string, tell func(Result)) (*store.Report, error) {
 	})
 }
 
-// empty makes a directory, or refuses one that holds something.
-func empty(root string) error {
-	if err := os.MkdirAll(root, 0o700); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make %s", root)
+// empty makes a directory, or refuses one that holds something, or that belongs to somebody
+// else, who could read and change what is written there.
+func empty(dir string) (*os.Root, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make %s", dir)
 	}
-	entries, err := os.ReadDir(root)
+	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot read %s", root)
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open %s", dir)
 	}
-	if len(entries) > 0 {
-		return fault.New(fault.Exists, fault.Host, "%s is not empty; name a directory that is, or a new one", root)
+	info, err := root.Stat(".")
+	if err == nil {
+		if st := info.Sys().(*syscall.Stat_t); st.Uid != uint32(os.Geteuid()) || st.Mode&0o022 != 0 {
+			err = fault.New(fault.Denied, fault.Host, "%s can be written by others; name a new directory", dir)
+		}
 	}
-	return nil
+	var entries []fs.DirEntry
+	if err == nil {
+		entries, err = fs.ReadDir(root.FS(), ".")
+	}
+	if err == nil && len(entries) > 0 {
+		err = fault.New(fault.Exists, fault.Host, "%s is not empty; name a directory that is, or a new one", dir)
+	}
+	if err != nil {
+		return nil, errors.Join(fault.Wrap(err, fault.Of(err), fault.Host, "cannot export"), root.Close())
+	}
+	return root, nil
 }
 
 // write writes one document and the link that says that it starts by itself.
 // Definitions may hold passwords of displays: the files are their owner's alone.
-func write(root string, sort Sort, d store.Document) (string, error) {
+func write(root *os.Root, sort Sort, d store.Document) (string, error) {
 	name := d.Name
 	if !isFileName(name) {
 		name = d.UUID
@@ -92,13 +110,24 @@ func write(root string, sort Sort, d store.Document) (string, error) {
 	name += ".xml"
 	folder := folderOf(sort)
 	file := filepath.Join(folder, name)
-	text := strings.TrimRight(d.XML, "\n") + "\n"
-	err := errors.Join(os.MkdirAll(filepath.Join(root, folder), 0o700), os.WriteFile(filepath.Join(root, file), []byte(text), 0o600))
-	if err == nil && d.Autostart {
-		starts := filepath.Join(root, folder, autostart)
-		err = errors.Join(os.MkdirAll(starts, 0o700), os.Symlink("../"+name, filepath.Join(starts, name)))
+	err := root.MkdirAll(folder, 0o700)
+	if err == nil {
+		err = writeNew(root, file, strings.TrimRight(d.XML, "\n")+"\n")
 	}
-	return file, fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", filepath.Join(root, file))
+	if err == nil && d.Autostart {
+		starts := filepath.Join(folder, autostart)
+		err = errors.Join(root.MkdirAll(starts, 0o700), root.Symlink("../"+name, filepath.Join(starts, name)))
+	}
+	return file, fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", filepath.Join(root.Name(), file))
+}
+
+func writeNew(root *os.Root, file, text string) error {
+	f, err := root.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
 }
 
 // isFileName says whether a name stays in its folder, and shows there.

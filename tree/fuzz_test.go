@@ -32,7 +32,12 @@ func FuzzRecords(f *testing.F) {
 		}
 		outer := t.TempDir()
 		root := filepath.Join(outer, "tree")
-		if file, err := write(root, k.sort, d); err == nil && (filepath.Dir(file) != folderOf(k.sort) || !filepath.IsLocal(file)) {
+		into, err := empty(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = into.Close() }()
+		if file, err := write(into, k.sort, d); err == nil && (filepath.Dir(file) != folderOf(k.sort) || !filepath.IsLocal(file)) {
 			t.Fatalf("a %s %q of %q is written into %s", kind, d.Name, d.UUID, file)
 		}
 		err = filepath.WalkDir(outer, func(path string, entry fs.DirEntry, err error) error {

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/network"
@@ -113,7 +115,7 @@ func refuse(root, folder string, tell func(Result)) (bool, error) {
 
 // take imports one file, and says what was done.
 func (o Options) take(ctx context.Context, root string, r *Result) (string, error) {
-	doc, err := readFile(filepath.Join(root, r.File))
+	doc, err := readFile(root, r.File)
 	if err != nil {
 		return "", err
 	}
@@ -178,7 +180,7 @@ func secretValue(root string, r *Result) ([]byte, error) {
 		return nil, nil
 	}
 	file := strings.TrimSuffix(r.File, ".xml") + ".base64"
-	text, err := readFile(filepath.Join(root, file))
+	text, err := readFile(root, file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -189,9 +191,15 @@ func secretValue(root string, r *Result) ([]byte, error) {
 	return value, fault.Wrap(err, fault.Invalid, fault.Secret, "cannot read the value in %s", file)
 }
 
-// readFile reads a file of bounded length.
-func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
+// readFile reads a file of bounded length. No link leads out of the tree, which may be
+// anybody's, to what only its importer may read, and nothing in it is waited for.
+func readFile(root, file string) ([]byte, error) {
+	tree, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = tree.Close() }()
+	f, err := tree.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}

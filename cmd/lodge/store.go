@@ -71,7 +71,7 @@ func showReport(w io.Writer, r *store.Report) error {
 		fmt.Fprintf(w, "  %-10s %d\n", kind, r.Records[kind])
 	}
 	for _, p := range r.Problems {
-		fmt.Fprintln(w, "bad:", p)
+		fmt.Fprintln(w, "bad:", client.Clean(p.String()))
 	}
 	if r.Unread != nil {
 		fmt.Fprintln(w, "a part cannot be read:", r.Unread)
@@ -108,9 +108,10 @@ func export(w io.Writer, data, dir string) error {
 }
 
 func showResult(w io.Writer, r tree.Result) {
+	name, file := client.Clean(r.Name), client.Clean(r.File) // of a tree that may be anybody's
 	if r.Err != nil {
-		fmt.Fprintf(w, "%-8s %-24s failed: %v (%s)\n", r.Sort, r.Name, r.Err, r.File)
+		fmt.Fprintf(w, "%-8s %-24s failed: %s (%s)\n", r.Sort, name, client.Clean(r.Err.Error()), file)
 		return
 	}
-	fmt.Fprintf(w, "%-8s %-24s %s (%s)\n", r.Sort, r.Name, r.Did, r.File)
+	fmt.Fprintf(w, "%-8s %-24s %s (%s)\n", r.Sort, name, r.Did, file)
 }

@@ -26,6 +26,7 @@ func main() {
 	// what comes in meanwhile is seen at once.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	defer runtime.KeepAlive(ballast)
+	syscall.Umask(0o022) // whatever who started it has: what is made is as open as it is asked for
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if err := command().ExecuteContext(ctx); err != nil {

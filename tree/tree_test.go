@@ -1,0 +1,85 @@
+package tree
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/store"
+)
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestATreeLeadsNowhereElse imports one that somebody made who would like its importer to
+// read his files, or to wait for ever.
+func TestATreeLeadsNowhereElse(t *testing.T) {
+	outer := t.TempDir()
+	root, outside := filepath.Join(outer, "tree"), filepath.Join(outer, "outside.xml")
+	ok(t, os.MkdirAll(filepath.Join(root, "qemu"), 0o755))
+	const good = "<domain type='qemu'><name>NAME</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"
+	ok(t, os.WriteFile(outside, []byte(good), 0o600))
+	ok(t, os.WriteFile(filepath.Join(root, "qemu/good.xml"), []byte(good), 0o600))
+	ok(t, os.Symlink("good.xml", filepath.Join(root, "qemu/inside.xml")))
+	ok(t, os.Symlink(outside, filepath.Join(root, "qemu/link.xml")))
+	ok(t, os.Symlink("../../outside.xml", filepath.Join(root, "qemu/up.xml")))
+	ok(t, unix.Mkfifo(filepath.Join(root, "qemu/pipe.xml"), 0o600))
+	taken := map[string]bool{}
+	ok(t, Import(t.Context(), root, Options{}, func(r Result) { taken[filepath.Base(r.File)] = r.Err == nil }))
+	for file, want := range map[string]bool{"good.xml": true, "inside.xml": true, "link.xml": false, "up.xml": false, "pipe.xml": false} {
+		if is, told := taken[file]; !told || is != want {
+			t.Errorf("%s is taken: %v (told of: %v)", file, is, told)
+		}
+	}
+}
+
+// TestNobodyElseGetsAnExport has somebody wait for one, in a directory of his own or with
+// links that lead elsewhere.
+func TestNobodyElseGetsAnExport(t *testing.T) {
+	outer := t.TempDir()
+	open := filepath.Join(outer, "open")
+	ok(t, os.Mkdir(open, 0o700))
+	ok(t, os.Chmod(open, 0o777)) //nolint:gosec // which is what is tried
+	if _, err := empty(open); !fault.Is(err, fault.Denied) {
+		t.Errorf("a directory that anybody may write: %v", err)
+	}
+	if os.Getuid() == 0 {
+		theirs := filepath.Join(outer, "theirs")
+		ok(t, os.Mkdir(theirs, 0o700))
+		ok(t, os.Chown(theirs, 4242, 4242))
+		if _, err := empty(theirs); !fault.Is(err, fault.Denied) {
+			t.Errorf("a directory of somebody else: %v", err)
+		}
+	}
+	root, err := empty(filepath.Join(outer, "tree"))
+	ok(t, err)
+	defer func() { _ = root.Close() }()
+	victim := filepath.Join(outer, "victim")
+	ok(t, os.WriteFile(victim, []byte("as it was"), 0o600))
+	ok(t, root.Mkdir("qemu", 0o700))
+	ok(t, os.Symlink(victim, filepath.Join(outer, "tree/qemu/a.xml")))
+	ok(t, os.WriteFile(filepath.Join(outer, "tree/qemu/b.xml"), nil, 0o600))
+	ok(t, os.Symlink(outer, filepath.Join(outer, "tree/storage")))
+	for sort, name := range map[Sort]string{Domain: "a", Pool: "victim"} {
+		if _, err := write(root, sort, store.Document{Name: name, UUID: "u", XML: "<x/>"}); err == nil {
+			t.Errorf("a %s is written where a link leads", sort)
+		}
+	}
+	if _, err := write(root, Domain, store.Document{Name: "b", UUID: "u", XML: "<x/>"}); err == nil {
+		t.Error("a file is written that is somebody's already")
+	}
+	if text, err := os.ReadFile(victim); err != nil || !strings.HasPrefix(string(text), "as it was") {
+		t.Errorf("the file elsewhere has %q, %v", text, err)
+	}
+	if _, err := write(root, Domain, store.Document{Name: "c", UUID: "u", XML: "<x/>", Autostart: true}); err != nil {
+		t.Error(err)
+	}
+}
