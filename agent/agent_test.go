@@ -345,3 +345,58 @@ func FuzzReader(f *testing.F) {
 		}
 	})
 }
+
+// attendant is a channel whose agent is there, and answers each command alike.
+type attendant struct {
+	net.Conn // nothing else of it is used
+	answer   []byte
+	said     bytes.Buffer
+}
+
+func (a *attendant) Write(line []byte) (int, error) {
+	var r request
+	if json.Unmarshal(bytes.Trim(line, "\xff\n"), &r) == nil && r.Execute == "guest-sync-delimited" {
+		fmt.Fprintf(&a.said, "\xff{\"return\": %d}\n", r.Arguments.ID)
+		return len(line), nil
+	}
+	a.said.Write(a.answer)
+	return len(line), nil
+}
+
+func (a *attendant) Read(into []byte) (int, error) { return a.said.Read(into) }
+func (*attendant) SetDeadline(time.Time) error     { return nil }
+func (*attendant) Close() error                    { return nil }
+
+// FuzzAnswers has an agent answer whatever: it is an answer word for word, a refusal or
+// a failure of the call, and nothing of it answers the next one.
+func FuzzAnswers(f *testing.F) {
+	for _, answer := range []string{
+		`{"return": {"a": [1, null]}}`, `{"error": {"class": "CommandNotFound", "desc": "no"}}`, `{"error": {}, "return": 1}`, "{}", `{"return": null}`, "\n \r\n{\"return\": 1}\n{\"return\": 2}",
+		"\xff{\"return\": 7}\n{\"return\": 8}", "{\"return\": \"",
+	} {
+		f.Add([]byte(answer + "\n"))
+	}
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		guest := &attendant{answer: answer}
+		s := New(guest)
+		var got json.RawMessage
+		err := s.Execute(t.Context(), "guest-info", nil, &got)
+		var refusal *Error
+		switch {
+		case err == nil:
+			if !json.Valid(got) || !bytes.Contains(answer, got) {
+				t.Fatalf("%q is the answer in %q", got, answer)
+			}
+		case errors.As(err, &refusal):
+			if fault.Is(err, fault.Unsupported) != (refusal.Class == "CommandNotFound") {
+				t.Fatalf("%v is %v", err, fault.Of(err))
+			}
+		case !fault.Is(err, fault.Failed):
+			t.Fatalf("%v is %v", err, fault.Of(err))
+		}
+		guest.answer = []byte("{\"return\": \"mine\"}\n")
+		if err := s.Execute(t.Context(), "guest-ping", nil, &got); err == nil && string(got) != `"mine"` {
+			t.Fatalf("%q answers the command after it: %s", answer, got)
+		}
+	})
+}

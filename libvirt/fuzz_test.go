@@ -1,7 +1,9 @@
 package libvirt
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -11,17 +13,20 @@ import (
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
-// FuzzConnection feeds a session that is open, with the calls of the connection
-// and an echoing stream, whatever a client may send. The connection may end;
-// it must do so by itself, and leave nothing behind.
+// FuzzConnection feeds a session that is open, or a stranger's, with the calls of the
+// connection and an echoing stream, whatever a client may send. The connection may end;
+// it must do so by itself, and leave nothing behind. What is sent back is packets, and
+// nobody opens anything who was not let in.
 func FuzzConnection(f *testing.F) {
 	add := func(headers ...xdr.Header) {
 		var b []byte
 		for _, h := range headers {
 			b = append(b, raw(32, h, []byte{0, 0, 0, 1})...)
 		}
-		f.Add(b)
+		f.Add(b, false)
+		f.Add(b, true)
 	}
+	add(call(xdr.ProcAuthList), call(xdr.ProcConnectOpen))
 	add(call(xdr.ProcConnectGetType), call(xdr.ProcConnectSupportsFeature), call(xdr.ProcConnectOpen))
 	add(withType(call(xdr.ProcConnectGetURI), xdr.TypeCallWithFDs))
 	add(xdr.Header{Program: xdr.ProgramKeepalive, Version: 1, Proc: 1, Type: xdr.TypeMessage}, call(9999))
@@ -30,8 +35,8 @@ func FuzzConnection(f *testing.F) {
 	data.Status, end.Status = xdr.StatusContinue, xdr.StatusOK
 	open := append(make([]byte, 0, 64), raw(60, call(xdr.ProcDomainOpenConsole), make([]byte, 32))...)
 	open = append(open, raw(32, data, []byte("echo"))...)
-	f.Add(append(open, raw(28, end, nil)...))
-	f.Add(raw(0xffffffff, call(1), nil))
+	f.Add(append(open, raw(28, end, nil)...), false)
+	f.Add(raw(0xffffffff, call(1), nil), false)
 
 	s := New(Config{Rooms: Rooms{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
 	s.table = table{}
@@ -44,23 +49,42 @@ func FuzzConnection(f *testing.F) {
 		return err
 	})(s)
 
-	f.Fuzz(func(t *testing.T, input []byte) {
+	f.Fuzz(func(t *testing.T, input []byte, stranger bool) {
 		near, far := net.Pipe()
 		c := newClient(s, far, false)
-		c.session.admitted, c.session.opened, c.session.uri = true, true, systemURI
+		if !stranger {
+			c.session.admitted, c.session.opened, c.session.uri = true, true, systemURI
+		}
 		served := make(chan struct{})
 		go func() {
 			c.serve()
 			close(served)
 		}()
+		var said bytes.Buffer
 		drained := make(chan struct{})
 		go func() {
-			_, _ = io.Copy(io.Discard, near)
+			_, _ = io.Copy(&said, near)
 			close(drained)
 		}()
 		_, _ = near.Write(input)
 		_ = near.Close()
 		<-served
 		<-drained
+		if c.session.opened && !c.session.admitted {
+			t.Fatal("a stranger has opened a connection")
+		}
+		for said.Len() > 0 {
+			n, err := readLength(&said)
+			if err != nil || n > said.Len() {
+				if err == nil || errors.Is(err, io.ErrUnexpectedEOF) {
+					return // cut off, as the client has gone
+				}
+				t.Fatal(err)
+			}
+			h, err := xdr.ParseHeader(said.Next(n))
+			if err != nil || h.Type == xdr.TypeCall || h.Type == xdr.TypeCallWithFDs {
+				t.Fatalf("a client is sent %+v, %v", h, err)
+			}
+		}
 	})
 }

@@ -48,7 +48,7 @@ func exports(host, list string) *markup.Element {
 	sources := element("sources")
 	for line := range strings.Lines(list) {
 		fields := strings.Fields(line)
-		if len(fields) == 0 || strings.ContainsFunc(fields[0], isUnprintable) || !strings.HasPrefix(fields[0], "/") {
+		if len(fields) == 0 || strings.ContainsFunc(fields[0], isUnprintable) || markup.CheckText(fields[0]) != nil || !strings.HasPrefix(fields[0], "/") {
 			continue
 		}
 		sources.Children = append(sources.Children, element("source",
