@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -145,9 +146,7 @@ func writeImage(ctx context.Context, path string, fill, complete func(*os.File) 
 	}
 	if err == nil {
 		failpoint.Reach("image.complete")
-		err = mount.Run(ctx, path, func() error {
-			return image.At(path, held, func(at string, _ int) error { return os.Rename(partial(at), at) })
-		})
+		err = placeImage(ctx, path, held)
 		failpoint.Reach("image.placed")
 	}
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
@@ -159,6 +158,35 @@ func writeImage(ctx context.Context, path string, fill, complete func(*os.File) 
 		return f.Close() // everything was written out before
 	})
 	return err
+}
+
+// placeImage moves a complete image to its place, where a host that loses its power right
+// after finds it: the guest is about to end.
+func placeImage(ctx context.Context, path string, held []string) error {
+	var folder *os.File
+	err := mount.Run(ctx, path, func() error {
+		return image.At(path, held, func(at string, _ int) error {
+			if err := os.Rename(partial(at), at); err != nil {
+				return err
+			}
+			folder, _ = os.Open(filepath.Dir(at)) // one that may not be read is left to its file system
+			return nil
+		})
+	})
+	if err != nil || folder == nil {
+		return err
+	}
+	err = mount.Outlast(ctx, path, func() error {
+		defer func() { _ = folder.Close() }()
+		return folder.Sync()
+	})
+	if errors.Is(err, unix.EINVAL) {
+		return nil // folders are not written out there
+	}
+	if err != nil {
+		return errors.Join(err, remove(path, held))
+	}
+	return nil
 }
 
 // closeTime is how long a file system is waited for with what is of no more use.
