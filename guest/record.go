@@ -11,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
@@ -170,6 +171,17 @@ func (g *Guest) keepRun() {
 	if err := writeRunRecord(g.run.dir, &g.run.runRecord); err != nil {
 		g.log.Warn("cannot keep the run record", "error", err)
 	}
+}
+
+// keepActive keeps the active definition for the next daemon.
+func (g *Guest) keepActive() {
+	text, err := domainxml.Format(g.run.def, domainxml.Style{Active: true, Secure: true, ID: g.run.ID})
+	if err != nil {
+		g.log.Error("cannot write the active definition", "error", err)
+		return
+	}
+	g.run.XML = text
+	g.keepRun()
 }
 
 // activePhase is the phase that QEMU's own word for its run state stands for.

@@ -1,0 +1,50 @@
+package guest
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Affect says which definition a change is for. Neither means the running guest,
+// or the definition of one that is shut off.
+type Affect struct{ Live, Config bool }
+
+// resolve settles what a change affects, in the loop.
+func (g *Guest) resolve(a Affect) (Affect, error) {
+	if !a.Live && !a.Config {
+		a.Live = g.run != nil
+		a.Config = !a.Live
+	}
+	if a.Live && g.run == nil {
+		return a, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	}
+	if a.Config && g.inactive == nil {
+		return a, fault.New(fault.WrongState, fault.Domain, "transient domains do not have any persistent config")
+	}
+	return a, nil
+}
+
+// edit changes the stored definition, the running guest, or both. Stored gives
+// the changed definition; where the guest runs too, live plans the change to it,
+// and stores that definition (nil when it is not asked for) once it is done.
+func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Definition, error), live func(config *domain.Definition) (work, error)) error {
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+		a, err := g.resolve(a)
+		if err != nil {
+			return nil, err
+		}
+		var config *domain.Definition
+		if a.Config {
+			if config, err = stored(); err != nil {
+				return nil, err
+			}
+			g.fence(ctx, config)
+		}
+		if !a.Live {
+			return nil, g.redefine(config)
+		}
+		return live(config)
+	})
+}
