@@ -249,6 +249,8 @@ func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
 		"the host's bridge":   "<interface type='bridge'><source bridge='br0'/></interface>",
 		"a network of others": "<interface type='network'><source network='default'/></interface>",
 		"another emulator":    "<emulator>" + secret + "</emulator>",
+		"another's key": "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='" + images + "/copied.raw'><encryption format='luks'>" +
+			"<secret type='passphrase' uuid='c0ffee00-0000-4000-8000-00000000000a'/></encryption></source><target dev='vda' bus='virtio'/></disk>",
 	} {
 		said := d.mayNot(t, builder, "define", define("build-1", devices))
 		if !strings.Contains(said, "access denied") {
