@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount/mounttest"
 	"github.com/lodge-kvm/lodge/store"
 )
@@ -21,7 +24,7 @@ func bareRegistry(t *testing.T) *Registry {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = records.Close() })
-	r := newRegistry(Config{Store: records, Log: slog.New(slog.DiscardHandler), RunDir: t.TempDir()})
+	r := newRegistry(Config{Store: records, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler), RunDir: t.TempDir()})
 	t.Cleanup(func() { r.stop(nil); r.loops.Wait() })
 	return r
 }
@@ -77,5 +80,28 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 	release()
 	if _, err := r.claimed(t.Context(), "next", claimedUUID, nothing); err != nil {
 		t.Error(err)
+	}
+}
+
+// A guest that crashed and was undefined before it was started again leaves no start to the
+// next one of its UUID.
+func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
+	r := bareRegistry(t)
+	r.noteCrash(claimedUUID)
+	g, err := r.claimed(t.Context(), "crashed", claimedUUID, func(g *Guest) error {
+		return g.change(t.Context(), "", func() error {
+			g.state.Persistent = true
+			return g.redefine(&domain.Definition{Name: "crashed", UUID: claimedUUID})
+		})
+	})
+	if err == nil {
+		err = g.Undefine(t.Context(), UndefineOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d due
+	if err := r.store.Get(dueKind, claimedUUID, &d); !fault.Is(err, fault.NotFound) || len(r.dues.left) > 0 {
+		t.Errorf("it is still to be started: %+v, %v", d, err)
 	}
 }

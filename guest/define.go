@@ -235,6 +235,9 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
 	case o.TPM || !o.KeepTPM && !keepsTPM(inactive):
 		g.reg.dropTPM(g.uuid, g.log)
 	}
+	if g.run == nil {
+		g.giveUpRevival() // the next guest of its UUID has not crashed
+	}
 	g.state.Persistent, g.record.Autostart, g.record.AutostartOnce = false, false, false
 	g.keepRun()
 	g.announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRemoved})
