@@ -122,6 +122,7 @@ type Look struct {
 	Pictures int      //
 	Empty    []string // pictures without marks or without room
 	Cut      []string // words that reach out of their picture
+	Broken   []string // words of tables that go on in another line
 	Ground   string   // colour
 	Ink      string
 }
@@ -137,8 +138,19 @@ const look = `(() => {
 			if (b.left < box.left - 2 || b.right > box.right + 2 || b.top < box.top - 2 || b.bottom > box.bottom + 2) cut.push(name + ": " + words.textContent);
 		}
 	}
+	const broken = [], range = document.createRange();
+	for (const texts = document.createNodeIterator(document.querySelector("main"), NodeFilter.SHOW_TEXT); texts.nextNode();) {
+		const text = texts.referenceNode;
+		if (!text.parentElement.closest("th,td")) continue;
+		for (const word of text.data.matchAll(/\p{L}+/gu)) {
+			range.setStart(text, word.index);
+			range.setEnd(text, word.index + word[0].length);
+			const boxes = range.getClientRects();
+			if (boxes.length > 1 && boxes[0].top != boxes[1].top) broken.push(word[0] + " of " + text.data);
+		}
+	}
 	const body = getComputedStyle(document.body);
-	return {Wide: document.documentElement.scrollWidth - document.documentElement.clientWidth, Pictures: all.length, Empty: empty, Cut: cut, Ground: body.backgroundColor, Ink: body.color};
+	return {Wide: document.documentElement.scrollWidth - document.documentElement.clientWidth, Pictures: all.length, Empty: empty, Cut: cut, Broken: broken, Ground: body.backgroundColor, Ink: body.color};
 })()`
 
 // Look looks at the page.
