@@ -59,6 +59,11 @@ func (f *facts) works() []string {
 	return all
 }
 
+// ofWork tells of a place on the axes whether it is of a kind of work; of "" all are.
+func ofWork(work string) func(axes map[string]string) bool {
+	return func(axes map[string]string) bool { return work == "" || axes[workAxis] == work }
+}
+
 // contests are those of every axis that has choices: axis by axis, load by load and
 // work by work. They are made once: the verdict, a table and pictures tell of them.
 func (f *facts) contests() []*contest {
@@ -183,7 +188,7 @@ func (f *facts) choiceValues(axis, load, work string) (values map[string]map[pla
 	values = map[string]map[place]float64{}
 	for _, at := range f.spots() {
 		w := f.find(at.step, at.arm, load, m.op)
-		if w == nil || at.axes[workAxis] != work && work != "" || doubts[figureName{step: at.step, arm: at.arm}] != "" {
+		if w == nil || !ofWork(work)(at.axes) || doubts[figureName{step: at.step, arm: at.arm}] != "" {
 			continue
 		}
 		choice := at.axes[axis]
@@ -237,7 +242,7 @@ func (f *facts) summits() (all []summit) {
 	for _, load := range f.loadNames() {
 		m := f.measure(load)
 		for _, work := range f.works() {
-			flows := f.highest(load, func(axes map[string]string) bool { return work == "" || axes[workAxis] == work })
+			flows := f.highest(load, ofWork(work))
 			if len(flows) < 2 {
 				continue
 			}
@@ -259,7 +264,7 @@ func (f *facts) summits() (all []summit) {
 func (f *facts) highest(load string, holds func(axes map[string]string) bool) (flows []*flow) {
 	m := f.measure(load)
 	for _, at := range f.spots() {
-		if w := f.find(at.step, at.arm, load, m.op); w != nil && holds(at.axes) && m.each(w)*w.rate.Value > 0 {
+		if w := f.find(at.step, at.arm, load, m.op); w != nil && holds(at.axes) {
 			flows = append(flows, w)
 		}
 	}

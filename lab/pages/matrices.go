@@ -54,9 +54,9 @@ func spreadOf(axes []string, spots []spot) (s spread) {
 	}
 	rest := slices.Clone(axes)
 	take := func(axis string) { rest = slices.DeleteFunc(rest, func(a string) bool { return a == axis }) }
-	if slices.Contains(rest, "work") && len(rest) > 1 {
-		s.pictures = append(s.pictures, "work")
-		take("work")
+	if slices.Contains(rest, workAxis) && len(rest) > 1 {
+		s.pictures = append(s.pictures, workAxis)
+		take(workAxis)
 	}
 	columns := 1
 	for range 2 {

@@ -127,37 +127,20 @@ func (f *facts) spans() (said []string) {
 	if len(f.lines) > 0 && len(f.lines) <= mostLines || len(f.run.Plan.Steps) < 2 {
 		return nil
 	}
-	spots, kinds := f.spots(), []string{}
-	if slices.Contains(f.shape.axes, "work") {
-		kinds = append(kinds, "work")
-	}
 	var pairs []pair
 	for _, load := range f.loadNames() {
 		m := f.measure(load)
-		for _, kind := range valuesAlong(spots, kinds) {
-			var least, most *flow
-			count := 0
-			for _, at := range spots {
-				w := f.find(at.step, at.arm, load, m.op)
-				if w == nil || short(at.axes, kinds) != kind {
-					continue
-				}
-				count++
-				if least == nil || m.each(w)*w.rate.Value < m.each(least)*least.rate.Value {
-					least = w
-				}
-				if most == nil || m.each(w)*w.rate.Value > m.each(most)*most.rate.Value {
-					most = w
-				}
-			}
-			if count < 2 || least == most {
+		for _, work := range f.works() {
+			flows := f.highest(load, ofWork(work))
+			if len(flows) < 2 {
 				continue
 			}
-			said = append(said, fmt.Sprintf("%s lies between %s (%s) and %s (%s), %s.", strings.TrimSpace(load+" "+kind),
+			most, least := flows[0], flows[len(flows)-1]
+			said = append(said, fmt.Sprintf("%s lies between %s (%s) and %s (%s), %s.", strings.TrimSpace(load+" "+work),
 				number(m.each(least)*least.rate.Value), f.whereabouts(least), number(m.each(most)*most.rate.Value), f.whereabouts(most), m.label))
-			p := f.sane(pair{what: fmt.Sprintf("throughput of %s, at its highest against its lowest,", strings.TrimSpace(load+" "+kind)), unit: "1/s", a: scaled(most, m), b: scaled(least, m)}, least, most)
+			p := f.sane(pair{what: fmt.Sprintf("throughput of %s, at its highest against its lowest,", strings.TrimSpace(load+" "+work)), unit: "1/s", a: scaled(most, m), b: scaled(least, m)}, least, most)
 			// They were picked among so many pairs, of which any might have been it.
-			p.picked, p.family = count*(count-1)/2, "picked"
+			p.picked, p.family = len(flows)*(len(flows)-1)/2, "picked"
 			pairs = append(pairs, p)
 		}
 	}

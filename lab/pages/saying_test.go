@@ -84,7 +84,7 @@ func TestEachKindOfRunHasItsVerdict(t *testing.T) {
 		"tile":               {"outside: 32 tiles do 2", "of linear.", "latency.mean of outside below 1 s holds up to tiles=", "Along tiles: No verdict on 6 comparisons of 6: 2 and 2 repetitions, 6 each are wanted."},
 		"lamp-scale-up":      {"shop at vcpus=8 does 5.", "what it does at vcpus=1.", "Efficiency of shop at ", "of what the same stack does outside of a guest."},
 		"lamp-consolidation": {"Efficiency of shop at ", "vcpus=2, against bare-metal (guests=1, vcpus=16, users=560): the guests do ", "of what the same stack does outside of a guest."},
-		"block-io":           {"fio work=random-write lies between ", "bus=ide", "cache=unsafe", "MiB in a second.", "Between steps: No verdict on ", ": 1 and 1 repetitions"},
+		"block-io":           {"fio random-write lies between ", "bus=ide", "cache=unsafe", "MiB in a second.", "Between steps: No verdict on ", ": 1 and 1 repetitions"},
 		"oltp-hotadd":        {"vcpus 8 of db took 1.", "orders did 3", " in a second before vcpus 8 of db and ", "the longest that it waited meanwhile is 200 ms.", "Around what was done: No verdict on ", ": 3 and 3 repetitions, 6 each are wanted."},
 		"oltp-backing":       {"throughput of orders at all, huge-pages against plain is more: 1.2"},
 		"lamp-scale-out":     {"shop, vcpus=2: 8 guests do ", "All loads were steady before they were measured, after 180 s.", "Along guests: No verdict"},

@@ -263,11 +263,12 @@ func (f *facts) bestOf(load string) drawing {
 		for _, n := range across {
 			cell := plot.Cell{None: "–"}
 			flows := f.highest(load, func(axes map[string]string) bool {
-				return (work == "" || axes[workAxis] == work) && (n == "" || axes["threads"] == n)
+				return ofWork(work)(axes) && (n == "" || axes["threads"] == n)
 			})
 			if len(flows) > 0 {
-				value := m.each(flows[0]) * flows[0].rate.Value
-				cell = plot.Cell{Value: value, Note: number(value), Words: f.whereOn(flows[0], rest)}
+				if value := m.each(flows[0]) * flows[0].rate.Value; value > 0 {
+					cell = plot.Cell{Value: value, Note: number(value), Words: f.whereOn(flows[0], rest)}
+				}
 			}
 			r.Cells = append(r.Cells, cell)
 		}
