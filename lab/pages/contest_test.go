@@ -259,10 +259,10 @@ func TestNobodyWinsAgainstItself(t *testing.T) {
 	check(t, err)
 	var recordings []struct{ Values []float64 }
 	check(t, json.Unmarshal(text, &recordings))
-	for try := range 100 {
+	for try := range 25 {
 		draws := rand.New(rand.NewPCG(uint64(try), 9))
 		values := recordings[try%len(recordings)].Values
-		f := disks(t, 5, map[string][]string{"bus": {"virtio", "ide"}, "cache": {"none", "writeback"}, "io": {"threads", "native", "io_uring"}}, func(axes map[string]string, _ int) float64 {
+		f := disks(t, 5, map[string][]string{"cache": {"none", "writeback"}, "io": {"threads", "native", "io_uring"}}, func(axes map[string]string, _ int) float64 {
 			return far(axes) / values[draws.IntN(len(values))]
 		})
 		for _, c := range f.contests() {
@@ -280,9 +280,12 @@ func TestPairsOfAKeptRunThatChangeSidesNameNoWinner(t *testing.T) {
 	check(t, err)
 	draws := rand.New(rand.NewPCG(8, 9))
 	alarms, asked := 0, 0
-	for range 100 {
+	for range 25 {
 		var pairs []pair
 		for _, c := range f.contests() {
+			if c.axis != "bus" {
+				continue // it has enough pairs, and few enough to be quick
+			}
 			for key := range c.pairs {
 				p := c.between(key[0], key[1])
 				for i := range p.a {
@@ -299,8 +302,8 @@ func TestPairsOfAKeptRunThatChangeSidesNameNoWinner(t *testing.T) {
 			}
 		}
 	}
-	// Each of three axes has one in a hundred times; of eight pairs.
-	if asked != 800 || alarms > 6 {
+	// One is due in a hundred tries; three in so few come by chance once in five hundred times.
+	if asked != 25*6 || alarms > 2 {
 		t.Errorf("%d alarms of %d without a cause", alarms, asked)
 	}
 	for _, c := range f.contests() {

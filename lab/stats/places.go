@@ -61,12 +61,17 @@ func ComparePlaces(quotients [][]float64) Comparison {
 	if p.repeated() {
 		c.Ratio.Low, c.Ratio.High = p.interval()
 	}
-	shares := slices.Concat(p.shares...)
-	c.P = Paired(shares, make([]float64, len(shares)))
+	c.P = p.chance()
 	for _, some := range quotients {
 		c.Effect += Effect(some, []float64{1}) / float64(len(quotients))
 	}
 	return c
+}
+
+// chance is that of means as far from none if the two of each pair change sides.
+func (p places) chance() float64 {
+	shares := slices.Concat(p.shares...)
+	return Paired(shares, make([]float64, len(shares)))
 }
 
 func (p places) interval() (low, high float64) {
