@@ -1,6 +1,9 @@
 package network
 
 import (
+	"encoding/binary"
+	"math"
+	"math/bits"
 	"net"
 	"net/netip"
 	"slices"
@@ -17,6 +20,10 @@ import (
 const (
 	maxRange = 65536 // addresses in one DHCP range
 	maxMTU   = 65535
+	maxIPs   = 256
+	// maxWays bounds the ways out of a network, each of which is a rule of the
+	// firewall or two: from each of its subnets by each of its interfaces.
+	maxWays = 4096
 )
 
 // check refuses a definition that could never run, whatever the host has.
@@ -85,13 +92,18 @@ func checkMAC(s string) error {
 }
 
 func (d *Definition) checkForward() error {
-	for i, name := range d.Forward.Interfaces {
+	seen := map[string]bool{}
+	for _, name := range d.Forward.Interfaces {
 		if err := link.CheckName(name); err != nil {
 			return err
 		}
-		if slices.Contains(d.Forward.Interfaces[:i], name) {
+		if seen[name] {
 			return invalid("network %q names interface %q twice", d.Name, name)
 		}
+		seen[name] = true
+	}
+	if ways := max(len(d.IPs)+len(d.Routes), 1) * max(len(seen), 1); ways > maxWays {
+		return invalid("network %q has %d ways out, by each of its interfaces from each of its addresses and routes, and may have %d", d.Name, ways, maxWays)
 	}
 	switch d.Forward.Mode {
 	case ForwardNone:
@@ -129,6 +141,9 @@ func (d *Definition) checkUnmanaged() error {
 }
 
 func (d *Definition) checkAddresses() error {
+	if len(d.IPs) > maxIPs {
+		return invalid("network %q has %d addresses and may have %d", d.Name, len(d.IPs), maxIPs)
+	}
 	served := map[bool]bool{} // is IPv4 -> DHCP has been seen
 	for i, ip := range d.IPs {
 		if err := checkHostAddress(ip); err != nil {
@@ -181,14 +196,28 @@ func last(p netip.Prefix) netip.Addr {
 }
 
 func (ip IP) checkDHCP() error {
-	for i := range ip.DHCP.Ranges {
-		if err := ip.checkRange(i); err != nil {
+	for _, r := range ip.DHCP.Ranges {
+		if err := ip.checkRange(r); err != nil {
 			return err
 		}
 	}
-	for i := range ip.DHCP.Hosts {
-		if err := ip.checkHost(i); err != nil {
+	sorted := slices.SortedFunc(slices.Values(ip.DHCP.Ranges), func(a, b Range) int { return a.First.Compare(b.First) })
+	for i := 1; i < len(sorted); i++ {
+		if before, r := sorted[i-1], sorted[i]; !before.Last.Less(r.First) {
+			return invalid("the DHCP ranges %s to %s and %s to %s overlap", before.First, before.Last, r.First, r.Last)
+		}
+	}
+	known := map[any]bool{}
+	for _, h := range ip.DHCP.Hosts {
+		if err := ip.checkHost(h); err != nil {
 			return err
+		}
+		// Neither is written like another, and what is not given is nobody's.
+		for _, is := range []any{"MAC " + h.MAC, "ID " + h.ID, h.Address} {
+			if known[is] && is != "MAC " && is != "ID " && is != (netip.Addr{}) {
+				return invalid("two DHCP hosts share a MAC address, an ID or an address (%s %s)", h.MAC+h.ID, text(h.Address))
+			}
+			known[is] = true
 		}
 	}
 	b := ip.DHCP.Bootp
@@ -204,8 +233,8 @@ func (ip IP) checkDHCP() error {
 	return nil
 }
 
-func (ip IP) checkRange(i int) error {
-	r, p := ip.DHCP.Ranges[i], ip.Prefix()
+func (ip IP) checkRange(r Range) error {
+	p := ip.Prefix()
 	if !r.First.IsValid() || !r.Last.IsValid() {
 		return invalid("a DHCP range needs a start and an end")
 	}
@@ -218,28 +247,23 @@ func (ip IP) checkRange(i int) error {
 	if ip.Address.Is4() && ip.Bits < 31 && (r.First == p.Masked().Addr() || r.Last == last(p)) {
 		return invalid("the DHCP range %s to %s holds the first or the last address of %s", r.First, r.Last, p.Masked())
 	}
-	if n := size(r); n > maxRange {
+	if beyond(r) >= maxRange {
 		return invalid("the DHCP range %s to %s holds more than %d addresses", r.First, r.Last, maxRange)
-	}
-	for _, other := range ip.DHCP.Ranges[:i] {
-		if !other.Last.Less(r.First) && !r.Last.Less(other.First) {
-			return invalid("the DHCP ranges %s to %s and %s to %s overlap", other.First, other.Last, r.First, r.Last)
-		}
 	}
 	return nil
 }
 
-// size counts the addresses of a range, up to just above maxRange.
-func size(r Range) int {
-	n := 1
-	for a := r.First; a != r.Last && n <= maxRange; a = a.Next() {
-		n++
+// beyond counts the addresses of a range behind its first, up to 64 bits.
+func beyond(r Range) uint64 {
+	first, last := r.First.As16(), r.Last.As16()
+	low, borrow := bits.Sub64(binary.BigEndian.Uint64(last[8:]), binary.BigEndian.Uint64(first[8:]), 0)
+	if high, _ := bits.Sub64(binary.BigEndian.Uint64(last[:]), binary.BigEndian.Uint64(first[:]), borrow); high > 0 {
+		return math.MaxUint64
 	}
-	return n
+	return low
 }
 
-func (ip IP) checkHost(i int) error {
-	h := ip.DHCP.Hosts[i]
+func (ip IP) checkHost(h Host) error {
 	if h.MAC == "" && h.Name == "" && h.ID == "" {
 		return invalid("a DHCP host needs a MAC address, a name or an ID to be known by")
 	}
@@ -266,11 +290,6 @@ func (ip IP) checkHost(i int) error {
 	case !ip.Prefix().Contains(h.Address) || h.Address == ip.Address:
 		return invalid("the address %s of a DHCP host is not within %s, or is the host's own", h.Address, ip.Prefix().Masked())
 	}
-	for _, other := range ip.DHCP.Hosts[:i] {
-		if h.MAC != "" && h.MAC == other.MAC || h.ID != "" && h.ID == other.ID || h.Address.IsValid() && h.Address == other.Address {
-			return invalid("two DHCP hosts share a MAC address, an ID or an address (%s %s)", h.MAC+h.ID, text(h.Address))
-		}
-	}
 	return nil
 }
 
@@ -288,15 +307,15 @@ func (d *Definition) checkDNS() error {
 			return invalid("the DNS text record %q has no name, or holds a blank in it or a line end", t.Name)
 		}
 	}
-	for i, h := range d.DNS.Hosts {
+	named := map[netip.Addr]bool{}
+	for _, h := range d.DNS.Hosts {
 		if err := checkNameHost(h); err != nil {
 			return err
 		}
-		for _, other := range d.DNS.Hosts[:i] {
-			if other.Address == h.Address {
-				return invalid("two DNS hosts have the address %s; give one all the names", h.Address)
-			}
+		if named[h.Address] {
+			return invalid("two DNS hosts have the address %s; give one all the names", h.Address)
 		}
+		named[h.Address] = true
 	}
 	for _, s := range d.DNS.SRVs {
 		if err := s.check(); err != nil {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"encoding/binary"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link"
@@ -150,6 +152,59 @@ func TestRefusedDefinitions(t *testing.T) {
 	}
 	if _, err := Parse("<network><name>n</name><nonsense/></network>", false); err != nil {
 		t.Errorf("unknown elements without strictness: %v", err)
+	}
+}
+
+// What fits into a document costs seconds to check at most, and no definition makes more
+// rules than a firewall bears.
+func TestLargeDefinitionsAreChecked(t *testing.T) {
+	six := IP{Address: netip.MustParseAddr("fd00::1"), Bits: 64, DHCP: &DHCP{}}
+	for i := range uint32(50_000) {
+		at := func(n byte) netip.Addr {
+			a := [16]byte{0: 0xfd, 8: 1, 15: n}
+			binary.BigEndian.PutUint32(a[9:], i<<8)
+			if n > 0 {
+				a[14] = 0xff
+			}
+			return netip.AddrFrom16(a)
+		}
+		six.DHCP.Ranges = append(six.DHCP.Ranges, Range{First: at(0), Last: at(0xff)})
+	}
+	four := IP{Address: netip.MustParseAddr("10.0.0.1"), Bits: 8, DHCP: &DHCP{}}
+	var d Definition
+	d.Name = "large"
+	for i := range uint32(100_000) {
+		a := [4]byte{10, 1}
+		binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(a[:])+i)
+		four.DHCP.Hosts = append(four.DHCP.Hosts, Host{MAC: fmt.Sprintf("52:54:00:%02x:%02x:%02x", i>>16, i>>8&0xff, i&0xff), Address: netip.AddrFrom4(a)})
+		d.DNS.Hosts = append(d.DNS.Hosts, NameHost{Address: netip.AddrFrom4(a), Names: []string{"x"}})
+	}
+	d.IPs = []IP{four, six}
+	checked := make(chan error, 1)
+	go func() { checked <- d.check() }()
+	select {
+	case err := <-checked:
+		ok(t, err)
+	case <-time.After(time.Minute):
+		t.Fatal("a definition is not checked within a minute")
+	}
+
+	d = Definition{Name: "wide", Forward: Forward{Mode: ForwardRoute}}
+	d.IPs = []IP{{Address: four.Address, Bits: 8}}
+	for i := range 1000 {
+		d.Forward.Interfaces = append(d.Forward.Interfaces, fmt.Sprint("eth", i))
+		d.Routes = append(d.Routes, Route{Destination: netip.MustParsePrefix("10.0.0.0/8"), Gateway: four.Address})
+	}
+	if err := d.check(); err == nil || !strings.Contains(err.Error(), "ways out") {
+		t.Errorf("a thousand routes by a thousand interfaces: %v", err)
+	}
+	d.Routes = nil
+	for range maxIPs + 1 {
+		d.IPs = append(d.IPs, d.IPs[0])
+	}
+	d.Forward = Forward{}
+	if err := d.check(); err == nil || !strings.Contains(err.Error(), "may have 256") {
+		t.Errorf("many addresses: %v", err)
 	}
 }
 
