@@ -68,7 +68,8 @@ type run struct {
 	consoles consoles
 	agent    agentLine
 	endOnce  sync.Once
-	ends     chan struct{} // closed when the end has been asked for
+	ends     chan struct{}         // closed when the end has been asked for
+	late     [endNow + 1]sync.Once // for each mode, the wait after which it is killed
 	killOnce sync.Once
 	kill     chan struct{} // closed when the process must go at once
 }
@@ -234,13 +235,13 @@ func (r *run) end(mode endMode) {
 	switch mode {
 	case endPolitely:
 	case endGracefully:
-		go r.killAfter(gracefulPatience)
+		r.late[mode].Do(func() { go r.killAfter(gracefulPatience) })
 	case endNow:
 		if p, err := r.kernel.Process(r.PID); err == nil && (p.State == 'T' || p.State == 't') {
 			r.killNow() // stopped: it would not hear
 			return
 		}
-		go r.killAfter(nowPatience)
+		r.late[mode].Do(func() { go r.killAfter(nowPatience) })
 	}
 }
 

@@ -187,13 +187,20 @@ func resumed(s State) (State, []Effect) {
 }
 
 // poweredDown follows the guest's policy. QEMU keeps the stopped machine, so
-// that it can be reset where the policy or a reboot request says so.
+// that it can be reset where the policy or a reboot request says so. Once is enough,
+// however often a QEMU says it.
 func poweredDown(s State, f PoweredDown) (State, []Effect) {
+	if s.Phase == domain.ShuttingDown && s.EndFor != "" || s.Phase == domain.Paused && s.Reason == domain.ReasonShuttingDown {
+		return s, nil
+	}
 	policy := s.Policy.OnPoweroff
 	if f.ByReset {
 		policy = s.Policy.OnReboot
 	}
 	if s.Rebooting || (policy == "restart" && !f.ByHost) {
+		if s.Restarting {
+			return s, nil
+		}
 		s.Rebooting, s.Restarting = false, true
 		return s, []Effect{Restart{}} // the reset announces itself
 	}
@@ -216,7 +223,7 @@ func poweredDown(s State, f PoweredDown) (State, []Effect) {
 // panicked follows on_crash. A guest may say it more than once; the end that another
 // has begun goes on.
 func panicked(s State) (State, []Effect) {
-	if s.EndFor != "" || s.Dumping || s.Restarting {
+	if s.EndFor != "" || s.Dumping || s.Restarting || s.Phase == domain.Paused && s.Reason == domain.ReasonPanicked {
 		return s, nil
 	}
 	crashed := Announce{event.Crashed, event.DetailPanicked}
