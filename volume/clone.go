@@ -143,13 +143,15 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 // openUnwritten opens a volume to read, unless a guest writes to it: a copy of
 // that would be one of no moment.
 func (p *Pool) openUnwritten(ctx context.Context, v *Volume) (*os.File, error) {
-	f, err := p.openToRead(ctx, v)
-	if err != nil {
-		return nil, err
-	}
-	if image.InUse(f) == image.Written {
-		_ = f.Close() // opened to read
-		return nil, fault.New(fault.Busy, fault.Volume, "a guest has %q open to write; stop the guest first", v.Name)
-	}
-	return f, nil
+	return ask(ctx, p.lane, answerTime, func() (*os.File, error) {
+		f, err := p.openToRead(ctx, v)
+		if err != nil {
+			return nil, err
+		}
+		if image.InUse(f) == image.Written {
+			_ = f.Close() // opened to read
+			return nil, fault.New(fault.Busy, fault.Volume, "a guest has %q open to write; stop the guest first", v.Name)
+		}
+		return f, nil
+	}, func(f *os.File) { _ = f.Close() })
 }

@@ -121,6 +121,24 @@ func TestHungFileSystemDoesNotDelayTheStart(t *testing.T) {
 	until(t, "the hung pool is read", func() bool { return d.Settle(t.Context()) == nil })
 }
 
+// A bug in work on one pool costs its caller, not the daemon.
+func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	wantKind(t, tell(t.Context(), p.lane, func() error { panic("a bug") }), fault.Internal)
+	if _, err := p.begin("disk", "test", true); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, p.beside(t.Context(), "disk", func(context.Context) error { panic("a bug") }), fault.Internal)
+	if jobs := p.Jobs(); len(jobs) > 0 {
+		t.Errorf("the mark is left: %v", jobs)
+	}
+	d.volume(p, volXML("disk", "raw", mib, ""))
+	p.lane.stop() // as the daemon ends
+	must(t, p.Stop(t.Context()))
+	must(t, p.Undefine(t.Context()))
+}
+
 func TestLaneIsBounded(t *testing.T) {
 	l := newLane()
 	defer l.stop()

@@ -103,7 +103,7 @@ func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Co
 	defer stopping()
 	done := make(chan error, 1)
 	p.pools.work.Go(func() {
-		err := work(ctx)
+		_, err := contained(func() (struct{}, error) { return struct{}{}, work(ctx) })
 		p.end(name)
 		done <- err
 	})

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +27,7 @@ type lane struct {
 	busy atomic.Pointer[time.Time]
 	quit chan struct{}
 	done chan struct{}
+	once sync.Once
 }
 
 type task struct {
@@ -74,7 +76,17 @@ func (l *lane) stuck() time.Duration {
 }
 
 // stop lets the goroutine end after its present task.
-func (l *lane) stop() { close(l.quit) }
+func (l *lane) stop() { l.once.Do(func() { close(l.quit) }) }
+
+// contained does work on a pool whose bugs must cost its caller alone.
+func contained[T any](work func() (T, error)) (value T, err error) {
+	defer func() {
+		if bug := recover(); bug != nil {
+			err = fault.New(fault.Internal, fault.Pool, "work on the pool's storage broke: %v", bug)
+		}
+	}()
+	return work()
+}
 
 // ask has a lane do work and waits for its answer, up to a limit. An answer
 // that comes when nobody waits any more is handed to discard, which may be
@@ -89,7 +101,7 @@ func ask[T any](ctx context.Context, l *lane, limit time.Duration, work func() (
 	)
 	t := &task{ctx: ctx, done: make(chan struct{})}
 	t.work = func() {
-		value, err := work()
+		value, err := contained(work)
 		switch {
 		case settled.CompareAndSwap(false, true):
 			answer, failure = value, err
