@@ -2,6 +2,7 @@ package access
 
 import (
 	"cmp"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -145,13 +146,38 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 			return made, err
 		}
 	}
+	if len(def.Routes) > 0 { // by which the host itself sends
+		if err := g.beyond(w, Networks, "routes of the host"); err != nil {
+			return made, err
+		}
+	}
 	places := g.rules.Load().placesFor(g, w, Networks, made)
 	for _, ip := range def.IPs {
+		if !private(ip.Prefix()) { // the host would look for others' machines behind its bridge
+			if err := g.beyond(w, Networks, "the addresses "+ip.Prefix().String()+", which are not private"); err != nil {
+				return made, err
+			}
+		}
 		if ip.TFTPRoot != "" && !places.lies(ip.TFTPRoot) {
 			return made, places.refuse(ip.TFTPRoot)
 		}
 	}
 	return made, nil
+}
+
+// private says whether all addresses of a prefix are for private use.
+func private(p netip.Prefix) bool {
+	first := p.Masked().Addr()
+	least := 48 // a unique local prefix
+	switch {
+	case first.Is4() && first.As4()[0] == 10:
+		least = 8
+	case first.Is4() && first.As4()[0] == 172:
+		least = 12
+	case first.Is4():
+		least = 16
+	}
+	return p.Bits() >= least && (first.IsPrivate() || first.IsLinkLocalUnicast())
 }
 
 // pool checks a definition of a pool: whoever makes one may read and write what

@@ -173,6 +173,16 @@ rules:
 		"<forward mode='passthrough'><interface dev='eth0'/></forward>":                           false,
 		"<ip address='10.9.0.1' prefix='24'><tftp root='/etc'/></ip>":                             false,
 		"<ip address='10.9.0.1' prefix='24'><tftp root='etc'/></ip>":                              false,
+		// Nor does the host send what is for others into one.
+		"<ip address='8.8.8.1' prefix='24'/>":                                                          false,
+		"<ip address='10.9.0.1' prefix='4'/>":                                                          false,
+		"<ip address='172.16.0.1' prefix='11'/>":                                                       false,
+		"<ip address='2001:db8::1' prefix='64'/>":                                                      false,
+		"<ip address='fd00:1:2::1' prefix='64'/>":                                                      true,
+		"<ip address='172.20.0.1' prefix='16'/>":                                                       true,
+		"<ip address='192.168.9.1' prefix='24'/>":                                                      true,
+		"<ip address='169.254.1.1' prefix='24'/>":                                                      true,
+		"<ip address='10.9.0.1' prefix='24'/><route address='0.0.0.0' prefix='0' gateway='10.9.0.2'/>": false,
 		// What stands there twice counts as it is understood.
 		"<forward mode='nat'/><forward mode='bridge'/><bridge name='br0'/>":                     false,
 		"<ip address='10.9.0.1' prefix='24'><tftp root='/srv/boot/x'/><tftp root='/etc'/></ip>": false,
