@@ -67,6 +67,8 @@ type Store struct {
 	mu      sync.Mutex
 	waiting []*change // for the next transaction; as many as there are callers
 	writing bool      // a goroutine commits, and takes those who wait next
+	closed  bool      // nothing is written any more: the file may be another daemon's by then
+	writers sync.WaitGroup
 }
 
 // view is where records are read: the open file, or without one what could be
@@ -141,10 +143,14 @@ func (s *Store) Sound() bool { return s.whole.Load() && len(s.Aside()) == 0 }
 func (s *Store) write(c *change) error {
 	c.done = make(chan error, 1)
 	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return fault.New(fault.Failed, fault.Store, "the store is closed: this daemon ends")
+	}
 	s.waiting = append(s.waiting, c)
 	if !s.writing {
 		s.writing = true
-		go s.commit() // ends when nobody waits
+		s.writers.Go(s.commit) // ends when nobody waits
 	}
 	s.mu.Unlock()
 	return <-c.done
@@ -356,8 +362,12 @@ func (c contents) sealed(name id) []byte {
 	return seal(name.kind, name.key, r.version, r.serial, r.body)
 }
 
-// Close waits for writers and closes the file.
+// Close waits for writers and closes the file. What is put after that is refused.
 func (s *Store) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.writers.Wait()
 	var err error
 	if db := s.now.Load().db; db != nil {
 		if err = db.Close(); errors.Is(err, berrors.ErrDatabaseNotOpen) {

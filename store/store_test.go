@@ -53,6 +53,21 @@ func TestRecordsSurviveReopening(t *testing.T) {
 	}
 }
 
+func TestNothingIsPutIntoAClosedStore(t *testing.T) {
+	dir := t.TempDir()
+	closed := reopen(t, dir)
+	closeStore(t, closed)
+	if err := closed.Put(guests, "a", guest{Name: "of a daemon that ends"}); err == nil {
+		t.Fatal("a store that is closed, and may be another daemon's, took a record")
+	}
+	s := reopen(t, dir)
+	defer closeStore(t, s)
+	var g guest
+	if err := s.Get(guests, "a", &g); !fault.Is(err, fault.NotFound) {
+		t.Fatalf("what was refused is there: %+v (%v)", g, err)
+	}
+}
+
 func TestARefusedRecordKeepsNoOtherOut(t *testing.T) {
 	s := reopen(t, t.TempDir())
 	defer closeStore(t, s)
