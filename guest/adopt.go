@@ -326,10 +326,8 @@ func killAndWait(p *qemu.Process) error {
 func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
-	if rec.Saving != nil && rec.State.EndFor != domain.ReasonSaved {
-		rec.Saving.discard(ctx, run.dir, run.log)
-	}
 	run.holdLeaving()
+	run.holdSaving(rec.State.EndFor)
 	r.mu.RLock()
 	g := r.byUUID[rec.UUID]
 	r.mu.RUnlock()

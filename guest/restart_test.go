@@ -244,6 +244,25 @@ func TestAnInterruptedSaveIsGivenUp(t *testing.T) {
 	eventually(t, "the save forgotten", func() bool { return record(t, g)["Saving"] == nil })
 }
 
+func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("halfended"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, syscall.Kill(d.pid("halfended"), syscall.SIGSTOP)) // nobody can give the save up with it
+	path := filepath.Join(d.dir, "image")
+	d.reopen(func() {
+		r := record(t, g)
+		r["Saving"] = map[string]any{"Path": path, "WasRunning": true}
+		r["State"].(map[string]any)["EndFor"] = string(domain.ReasonDestroyed)
+		writeRecord(t, g, r)
+		ok(t, os.WriteFile(path+".partial", nil, 0o600))
+	})
+	d.settle(d.again(g), domain.ShutOff)
+	if !gone(path + ".partial") {
+		t.Error("a half image is left that nobody knows of any more")
+	}
+}
+
 func TestAManagedImageIsUsedOnce(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("once"))

@@ -70,6 +70,14 @@ func (s *saving) discard(ctx context.Context, dir string, log *slog.Logger) {
 	}
 }
 
+// holdSaving has the end of a run discard what a save left that did not end it: one of
+// an earlier daemon, which the guest did not live to see given up.
+func (r *run) holdSaving(endFor domain.Reason) {
+	if s := r.Saving; s != nil && endFor != domain.ReasonSaved {
+		r.hold("image of a save", func(ctx context.Context) error { s.discard(ctx, r.dir, r.log); return nil })
+	}
+}
+
 // madeFile is the file that a save writes, as a daemon finds it again: once it has
 // its final name another file's place looks the same.
 type madeFile struct {

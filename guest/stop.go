@@ -105,6 +105,7 @@ func (g *Guest) beginRelease() {
 	r.noticed, r.ended = true, r.def
 	g.live.Store(nil)
 	r.holdLeaving()
+	r.holdSaving(g.state.EndFor)
 	crashed := g.state.EndFor == "" && g.inactive != nil && lifecycle.Revives(g.state.Policy.OnCrash)
 	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context) (settle, error) {
 		// Whoever stops must not keep the host from getting back what is its own.
