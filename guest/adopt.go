@@ -388,7 +388,7 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 // in which a start acquires them.
 func (r *Registry) rehold(run *run) {
 	r.holdUser(run)
-	run.hold("run directory", func(context.Context) error { return os.RemoveAll(run.dir) })
+	run.hold("run directory", run.removeDir)
 	r.reholdLabels(run)
 	r.Ledger.Restore(run.UUID, demand(run.def), r.need(run.def)) // it has it already: nothing can be refused
 	run.hold("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })

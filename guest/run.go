@@ -111,6 +111,17 @@ func (r *run) releaseAll(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
+// removeDir removes the run directory. The loop may keep the record amid that, as for
+// who changes the guest as it ends: what it adds is removed in another go.
+func (r *run) removeDir(context.Context) (err error) {
+	for range 8 {
+		if err = os.RemoveAll(r.dir); !errors.Is(err, unix.ENOTEMPTY) {
+			return err
+		}
+	}
+	return err
+}
+
 // connect makes s the run's session.
 func (r *run) connect(s *qmp.Session) {
 	r.session.Store(s)

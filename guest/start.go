@@ -195,7 +195,7 @@ func (l *launching) makeDirectory(ctx context.Context) error {
 		return err
 	}
 	l.g.reg.holdUser(l.run)
-	l.run.hold("run directory", func(context.Context) error { return os.RemoveAll(l.run.dir) })
+	l.run.hold("run directory", l.run.removeDir)
 	if entered, err := l.enterPrepared(ctx); entered || err != nil {
 		return err
 	}
