@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/mount/mounttest"
 	"github.com/lodge-kvm/lodge/store"
 )
 
@@ -832,26 +832,6 @@ func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
 	stays("a guest on it")
 }
 
-// dead puts a file system over a file whose server has gone.
-func dead(t *testing.T, file string) (revive func()) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount")
-	}
-	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Skip("needs /dev/fuse:", err)
-	}
-	err = unix.Mount("dead", file, "fuse.dead", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("fd=%d,rootmode=100600,user_id=0,group_id=0", fd))
-	_ = unix.Close(fd) // nobody answers any more
-	if err != nil {
-		t.Skip("cannot mount FUSE here:", err)
-	}
-	revive = sync.OnceFunc(func() { must(t, unix.Unmount(file, unix.MNT_DETACH)) })
-	t.Cleanup(revive)
-	return revive
-}
-
 // What was declared of a volume is kept for as long as nobody has seen that the volume is
 // gone: without it the next look would believe what its guest has written.
 func TestWhatWasNotLookedAtIsNotForgotten(t *testing.T) {
@@ -883,7 +863,7 @@ func TestWhatWasNotLookedAtIsNotForgotten(t *testing.T) {
 	must(t, p.Start(t.Context(), NoBuild))
 	staysRaw("a refresh of a pool that was stopped")
 
-	revive := dead(t, v.Path)
+	revive := mounttest.Kill(t, v.Path)
 	must(t, p.Refresh(t.Context()))
 	if _, err := p.Volume("disk"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("it could be read: %v", err)

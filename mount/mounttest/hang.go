@@ -1,4 +1,5 @@
-// Package mounttest makes file systems that never answer, for tests.
+// Package mounttest makes file systems that never answer, or have lost their server,
+// for tests.
 package mounttest
 
 import (
@@ -15,6 +16,26 @@ import (
 // makes it fail instead. The test skips where that cannot be done.
 func Hang(t testing.TB, dir string) (release func()) {
 	t.Helper()
+	server := over(t, dir, unix.S_IFDIR)
+	return once(t, func() error { // whoever waits for an answer gets an error when the last descriptor goes
+		return errors.Join(unix.Close(server), unix.Unmount(dir, unix.MNT_DETACH))
+	})
+}
+
+// Kill mounts a file system on a file whose server has gone, and gives what takes it
+// away again. The test skips where that cannot be done.
+func Kill(t testing.TB, file string) (revive func()) {
+	t.Helper()
+	if err := unix.Close(over(t, file, unix.S_IFREG|0o600)); err != nil {
+		t.Error(err)
+	}
+	return once(t, func() error { return unix.Unmount(file, unix.MNT_DETACH) })
+}
+
+// over mounts a file system on a path of that kind, and gives the descriptor on which
+// its server would answer.
+func over(t testing.TB, path string, mode int) (server int) {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}
@@ -22,17 +43,21 @@ func Hang(t testing.TB, dir string) (release func()) {
 	if err != nil {
 		t.Skip("needs /dev/fuse:", err)
 	}
-	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)
-	if err := unix.Mount("never", dir, "fuse.never", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+	options := fmt.Sprintf("fd=%d,rootmode=%o,user_id=0,group_id=0", fd, mode)
+	if err := unix.Mount("never", path, "fuse.never", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		_ = unix.Close(fd) // nothing was mounted
 		t.Skip("cannot mount FUSE here:", err)
 	}
-	release = sync.OnceFunc(func() {
-		// Whoever waits for an answer gets an error when the last descriptor goes.
-		if err := errors.Join(unix.Close(fd), unix.Unmount(dir, unix.MNT_DETACH)); err != nil {
+	return fd
+}
+
+// once does it when it is called first, and at the end of the test at the latest.
+func once(t testing.TB, do func() error) func() {
+	done := sync.OnceFunc(func() {
+		if err := do(); err != nil {
 			t.Error(err)
 		}
 	})
-	t.Cleanup(release)
-	return release
+	t.Cleanup(done)
+	return done
 }
