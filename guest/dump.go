@@ -38,7 +38,7 @@ func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
 
 func (g *Guest) planDump(path string, o DumpOptions, p *progress) work {
 	r := g.run
-	r.Saving = &saving{Path: path, WasRunning: g.state.Phase == domain.Running}
+	r.Saving = &saving{Path: path, WasRunning: g.state.Phase == domain.Running, followed: true}
 	g.advance(lifecycle.Pausing{Reason: domain.ReasonDump})
 	g.keepRun() // it may have been announced before
 	return func(ctx context.Context) (settle, error) {

@@ -60,7 +60,7 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 	if err != nil {
 		return nil, err
 	}
-	r.Saving = &saving{Path: path, WasRunning: was == domain.Running, Managed: managed}
+	r.Saving = &saving{Path: path, WasRunning: was == domain.Running, Managed: managed, followed: true}
 	g.advance(lifecycle.Pausing{Reason: domain.ReasonSave})
 	g.advance(lifecycle.Resuming{Reason: domain.ReasonSaveCanceled}) // should it fail
 	g.keepRun()                                                      // it may have been announced before

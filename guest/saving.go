@@ -21,6 +21,8 @@ type saving struct {
 	WasRunning bool
 	// Managed says that Path is the guest's managed save image.
 	Managed bool
+
+	followed bool // it is of this daemon, whose work removes what it does not complete
 }
 
 func partial(path string) string { return path + ".partial" }
@@ -70,11 +72,17 @@ func (s *saving) discard(ctx context.Context, dir string, log *slog.Logger) {
 	}
 }
 
-// holdSaving has the end of a run discard what a save left that did not end it: one of
-// an earlier daemon, which the guest did not live to see given up.
+// holdSaving has the end of a run discard what an earlier daemon's save left that did not
+// end it: the guest did not live to see it given up. This daemon's own clean up behind
+// themselves. It does not wait long for a file system that hangs.
 func (r *run) holdSaving(endFor domain.Reason) {
-	if s := r.Saving; s != nil && endFor != domain.ReasonSaved {
-		r.hold("image of a save", func(ctx context.Context) error { s.discard(ctx, r.dir, r.log); return nil })
+	if s := r.Saving; s != nil && !s.followed && endFor != domain.ReasonSaved {
+		r.hold("image of a save", func(ctx context.Context) error {
+			ctx, stop := context.WithTimeout(ctx, closeTime)
+			defer stop()
+			s.discard(ctx, r.dir, r.log)
+			return nil
+		})
 	}
 }
 
