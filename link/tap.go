@@ -86,12 +86,15 @@ func openQueue(t Tap, first, multi bool) (*os.File, error) {
 		return f, nil
 	}
 	_ = f.Close()
-	// The kernel answers EBUSY for a tap of that name and EINVAL for another
-	// kind of link.
-	if first && (errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.EINVAL)) {
-		if _, e := find(t.Name); e == nil {
-			return nil, fault.New(fault.Exists, fault.Interface, "a network interface with name %q is already there", t.Name)
-		}
+	// The kernel answers EBUSY for a tap of that name, which may have gone by now, and
+	// EINVAL for another kind of link, and for more.
+	taken := errors.Is(err, syscall.EBUSY)
+	if errors.Is(err, syscall.EINVAL) {
+		_, e := find(t.Name)
+		taken = e == nil
+	}
+	if first && taken {
+		return nil, fault.New(fault.Exists, fault.Interface, "a network interface with name %q is already there", t.Name)
 	}
 	return nil, fault.Wrap(err, fault.Failed, fault.Interface, "cannot create tap %q", t.Name)
 }
