@@ -11,16 +11,17 @@ import (
 type fileID struct{ Device, Inode uint64 }
 
 // lendings are the files that have another label because guests use them, with the
-// label that they had before the first: the last one gives it back. It is never held
+// label that they had before the first: the last one gives it back. The lock is never held
 // over anything but looking into the map; each file has a turn of its own, which is
 // held while its label is looked at or given back.
 type lendings struct {
+	turns turns[fileID]
+
 	mu    sync.Mutex
 	files map[fileID]*lending
 }
 
 type lending struct {
-	turn          chan struct{} // holds one while nobody has it
 	before, after string
 	users         map[string]bool
 }
@@ -32,52 +33,40 @@ func (b *lendings) entry(id fileID) *lending {
 	}
 	f := b.files[id]
 	if f == nil {
-		f = &lending{turn: make(chan struct{}, 1), users: map[string]bool{}}
-		f.turn <- struct{}{}
+		f = &lending{users: map[string]bool{}}
 		b.files[id] = f
 	}
 	return f
 }
 
-// enter takes a file's turn, making its entry when there is none.
-func (b *lendings) enter(ctx context.Context, id fileID) (*lending, error) {
-	for {
-		b.mu.Lock()
-		f := b.entry(id)
-		b.mu.Unlock()
-		select {
-		case <-f.turn:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-		b.mu.Lock()
-		still := b.files[id] == f
-		b.mu.Unlock()
-		if still {
-			return f, nil
-		}
-		f.turn <- struct{}{} // it was forgotten meanwhile: so may those find who wait for it
+// enter takes a file's turn, making its entry when there is none. Leave gives the turn
+// to the next, and forgets a file that nobody uses.
+func (b *lendings) enter(ctx context.Context, id fileID) (f *lending, leave func(), err error) {
+	end, err := b.turns.take(ctx, id)
+	if err != nil {
+		return nil, nil, err
 	}
-}
-
-// leave gives the turn to the next, and forgets a file that nobody uses.
-func (b *lendings) leave(id fileID, f *lending) {
 	b.mu.Lock()
-	if len(f.users) == 0 {
-		delete(b.files, id)
-	}
-	b.mu.Unlock()
-	f.turn <- struct{}{}
+	defer b.mu.Unlock()
+	f = b.entry(id)
+	return f, func() {
+		b.mu.Lock()
+		if len(f.users) == 0 {
+			delete(b.files, id)
+		}
+		b.mu.Unlock()
+		end()
+	}, nil
 }
 
 // lend notes that somebody uses a file by a label, and gives the label that it had
 // before anybody did. Nobody may use it by another one meanwhile.
 func (b *lendings) lend(ctx context.Context, id fileID, user, label string, now func() (string, error)) (before string, err error) {
-	f, err := b.enter(ctx, id)
+	f, leave, err := b.enter(ctx, id)
 	if err != nil {
 		return "", err
 	}
-	defer b.leave(id, f)
+	defer leave()
 	if len(f.users) == 0 {
 		if f.before, err = now(); err != nil {
 			return "", err
@@ -105,11 +94,11 @@ func (b *lendings) restore(id fileID, user, before, after string) {
 // giveBack notes that somebody does not use a file any more. The last one has its
 // label put back by do, and is told when that failed.
 func (b *lendings) giveBack(ctx context.Context, id fileID, user string, do func() error) error {
-	f, err := b.enter(ctx, id)
+	f, leave, err := b.enter(ctx, id)
 	if err != nil {
 		return err
 	}
-	defer b.leave(id, f)
+	defer leave()
 	delete(f.users, user)
 	if len(f.users) > 0 {
 		return nil

@@ -79,10 +79,10 @@ type Registry struct {
 	traits  *traits
 	dues    dues
 	lent    lendings
-	headers turns // at the headers of saved images, by real path
+	headers turns[string] // at the headers of saved images, by real path
 	// removing is of those who remove what a guest leaves behind, by UUID: the next one
 	// with it is made when they are done.
-	removing turns
+	removing turns[string]
 	// leftLabels are those that an earlier daemon left, by guest, until all are adopted.
 	leftLabels map[string]*labels
 

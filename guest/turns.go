@@ -6,13 +6,13 @@ import (
 )
 
 // turns has one at a time do something to what has a name. The zero value is ready.
-type turns struct {
+type turns[Name comparable] struct {
 	mu    sync.Mutex
-	taken map[string]chan struct{} // by name; closed when the turn ends
+	taken map[Name]chan struct{} // closed when the turn ends
 }
 
 // take waits for the turn, for as long as ctx allows.
-func (t *turns) take(ctx context.Context, name string) (leave func(), err error) {
+func (t *turns[Name]) take(ctx context.Context, name Name) (leave func(), err error) {
 	for {
 		t.mu.Lock()
 		busy := t.taken[name]
@@ -30,9 +30,9 @@ func (t *turns) take(ctx context.Context, name string) (leave func(), err error)
 }
 
 // begin takes a turn that nobody has. The lock is held.
-func (t *turns) begin(name string) (leave func()) {
+func (t *turns[Name]) begin(name Name) (leave func()) {
 	if t.taken == nil {
-		t.taken = map[string]chan struct{}{}
+		t.taken = map[Name]chan struct{}{}
 	}
 	mine := make(chan struct{})
 	t.taken[name] = mine
