@@ -56,3 +56,7 @@ type Backend struct {
 	LogFile   string
 	LogAppend Switch
 }
+
+// Listens reports whether it is a socket of the host's files that somebody may connect
+// to.
+func (b *Backend) Listens() bool { return b.Type == "unix" && b.Mode != "connect" && b.Path != "" }

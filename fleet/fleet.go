@@ -138,7 +138,7 @@ func (f *Fleet) readMarks(uuid, metadata string) readOnce {
 		return r
 	}
 	r := readOnce{metadata: metadata}
-	marks, err := readMarks(metadata)
+	marks, err := ReadMarks(metadata)
 	if r.marks = marks; err != nil {
 		r.problem = err.Error()
 	}

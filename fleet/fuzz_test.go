@@ -50,7 +50,7 @@ func FuzzSettings(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := readMarks(metadata)
+		again, err := ReadMarks(metadata)
 		if err != nil {
 			t.Fatalf("marks that %s=%q leaves cannot be read: %v\n%s", key, value, err, metadata)
 		}

@@ -71,7 +71,7 @@ func renewDisplay(g *device.Graphics) {
 
 // unmarked takes out of a guest's <metadata> that it is part of a tile.
 func unmarked(metadata string) (string, error) {
-	m, err := readMarks(metadata)
+	m, err := ReadMarks(metadata)
 	if err != nil || m == noMarks {
 		return metadata, err
 	}
@@ -131,7 +131,7 @@ func claims(kind string, b *device.Backend, say func(string, ...any)) {
 	switch {
 	case b.Type == "file" || b.Type == "dev" || b.Type == "pipe":
 		say("its %s uses %s", kind, b.Path)
-	case b.Type == "unix" && b.Mode != "connect" && b.Path != "":
+	case b.Listens():
 		say("its %s listens on %s", kind, b.Path)
 	case b.Type == "tcp" && b.Mode == "bind":
 		say("its %s listens on port %s", kind, b.Service)

@@ -69,8 +69,9 @@ func (n VolumeName) String() string { return n.Pool + "/" + n.Name }
 
 var noMarks = &Marks{}
 
-// readMarks reads what a definition's <metadata> holds of marks.
-func readMarks(metadata string) (*Marks, error) {
+// ReadMarks reads what a definition's <metadata> holds of marks. They are not to be
+// changed.
+func ReadMarks(metadata string) (*Marks, error) {
 	if !strings.Contains(metadata, Namespace) {
 		return noMarks, nil
 	}
@@ -257,7 +258,3 @@ func (m *Marks) clone() *Marks {
 	maps.Copy(labels, m.Labels)
 	return &Marks{Labels: labels, Priority: m.Priority, After: slices.Clone(m.After), Volumes: slices.Clone(m.Volumes), NoRNG: m.NoRNG}
 }
-
-// ReadMarks reads the marks that a definition's <metadata> gives a guest. They are
-// not to be changed.
-func ReadMarks(metadata string) (*Marks, error) { return readMarks(metadata) }

@@ -44,7 +44,7 @@ func TestMarksAreReadAsTheyWereWritten(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := readMarks(metadata)
+		got, err := ReadMarks(metadata)
 		if err != nil {
 			t.Fatalf("%v: %s", err, metadata)
 		}
@@ -59,12 +59,12 @@ func TestMarksOfOthersAreReadByTheirNamespace(t *testing.T) {
 		`<guest xmlns="` + Namespace + `" priority="2"><label name="a" value="b"/></guest>`,
 		`<z:other xmlns:z="urn:z"/><x:guest xmlns:x="` + Namespace + `" priority="2"><x:label name="a" value="b"/><!-- c --></x:guest>`,
 	} {
-		m, err := readMarks(metadata)
+		m, err := ReadMarks(metadata)
 		if err != nil || m.Priority != 2 || m.Labels["a"] != "b" {
 			t.Errorf("%s: %+v, %v", metadata, m, err)
 		}
 	}
-	if m, err := readMarks(`<guest priority="2"/>`); err != nil || m != noMarks {
+	if m, err := ReadMarks(`<guest priority="2"/>`); err != nil || m != noMarks {
 		t.Errorf("an element of no namespace: %+v, %v", m, err)
 	}
 }
@@ -87,7 +87,7 @@ func TestWrongMarksAreRefused(t *testing.T) {
 		in(strings.Repeat(" ", 1<<10) + strings.Repeat(`<l:volume pool="p" name="n"/>`, 257)): "at most 256",
 		in(`<l:label name="a" value="` + strings.Repeat("x", maxMarks) + `"/>`):               "at most 65536",
 	} {
-		m, err := readMarks(metadata)
+		m, err := ReadMarks(metadata)
 		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), says) || m != noMarks {
 			t.Errorf("%.200s: got %v, want one that says %q", metadata, err, says)
 		}
@@ -97,7 +97,7 @@ func TestWrongMarksAreRefused(t *testing.T) {
 func FuzzReadMarks(f *testing.F) {
 	f.Add(`<l:guest xmlns:l="` + Namespace + `" priority="1"><l:label name="a" value="b"/><l:after guest="c"/><l:volume pool="d" name="e"/></l:guest>`)
 	f.Fuzz(func(t *testing.T, metadata string) {
-		m, err := readMarks(metadata)
+		m, err := ReadMarks(metadata)
 		if err != nil {
 			return
 		}

@@ -267,7 +267,7 @@ func expandDomain(e *markup.Element, tile string, volumes []VolumeName) (domainD
 
 // mark adds a tile and its volumes to what a definition's <metadata> holds.
 func mark(metadata, tile string, volumes []VolumeName) (string, error) {
-	m, err := readMarks(metadata)
+	m, err := ReadMarks(metadata)
 	if err != nil {
 		return "", err
 	}

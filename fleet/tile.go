@@ -182,7 +182,7 @@ func (d domainDocument) check(tile string) error {
 	if err != nil {
 		return err
 	}
-	m, err := readMarks(def.Metadata)
+	m, err := ReadMarks(def.Metadata)
 	if err == nil && (def.Name != d.name || m.Labels[tileLabel] != tile) {
 		return fault.New(fault.Invalid, fault.XML, "it has more than one <name> or <metadata>")
 	}

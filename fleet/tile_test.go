@@ -270,7 +270,7 @@ func FuzzParseTile(f *testing.F) {
 			t.Fatalf("the next tile cannot be made: %v", err)
 		}
 		for i, d := range docs.domains {
-			m, err := readMarks(metadataOf(t, d.doc))
+			m, err := ReadMarks(metadataOf(t, d.doc))
 			if err != nil || m.Labels[tileLabel] != "set/3" || len(m.Volumes) != len(docs.volumes) {
 				t.Errorf("%s is not marked (%v): %s", d.name, err, d.doc)
 			}

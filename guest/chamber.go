@@ -303,7 +303,7 @@ func removeSockets(ctx context.Context, run *run) error {
 	}
 	var failed []error
 	for _, b := range backends(def) {
-		if b.Type == "unix" && b.Mode != "connect" && b.Path != "" && !strings.HasPrefix(b.Path, run.dir+"/") { // which goes as a whole
+		if b.Listens() && !strings.HasPrefix(b.Path, run.dir+"/") { // which goes as a whole
 			failed = append(failed, mount.Run(ctx, b.Path, func() error { return qemu.RemoveDeserted(b.Path) }))
 		}
 	}

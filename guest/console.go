@@ -258,7 +258,7 @@ func (r *run) openBackend(ctx context.Context, c *device.Char) (io.ReadWriteClos
 		return open(func() (io.ReadWriteCloser, error) { return r.openPTY(b.Path) })
 	case b.Type == "dev" && b.Path != "":
 		return open(func() (io.ReadWriteCloser, error) { return openTTY(b.Path) })
-	case b.Type == "unix" && b.Mode != "connect" && b.Path != "":
+	case b.Listens():
 		return open(func() (io.ReadWriteCloser, error) {
 			conn, err := r.dial(ctx, b.Path)
 			return conn, fault.Wrap(err, fault.Of(err), fault.Device, "cannot open %s %s", c.Role, c.Alias)

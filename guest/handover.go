@@ -100,7 +100,7 @@ func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all
 				return err
 			}
 		}
-		if b.Type == "unix" && b.Mode != "connect" && b.Path != "" && filepath.Dir(b.Path) != run.ownPath() {
+		if b.Listens() && filepath.Dir(b.Path) != run.ownPath() {
 			if err := listenFor(ctx, run.labels, p, alias, b.Path); err != nil {
 				return err
 			}

@@ -107,7 +107,7 @@ func (g *guests) remove(ctx context.Context, name string) error {
 	if !one.sure {
 		var ret xdr.DomainLookupByNameRet
 		_, err := g.call(ctx, xdr.ProcDomainLookupByName, &xdr.DomainLookupByNameArgs{Name: name}, &ret)
-		if _, refused := errors.AsType[*remote.Error](err); refused {
+		if remote.Refused(err) {
 			delete(g.made, name)
 			return nil // it was not made
 		}

@@ -72,8 +72,8 @@ func (o ResizeOptions) settle(v *Volume, size uint64) (uint64, error) {
 // encrypted images, and those of other formats than raw and qcow2, are left as zeros.
 func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
 	return p.change(ctx, name, "wipe", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
-		if image.InUse(f) != image.Unused {
-			return fault.New(fault.Busy, fault.Volume, "a guest has it open; stop the guest first")
+		if err := unused(f); err != nil {
+			return err
 		}
 		if v.Format != image.Qcow2 || v.Kind != File || v.locked() {
 			return erase(ctx, f, trim, j)

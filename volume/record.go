@@ -168,8 +168,8 @@ func (p *Pool) remake(target, name string, d *declaration) error {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Ino != d.Inode {
 		return err // another file has its name
 	}
-	if image.InUse(f) != image.Unused {
-		return fault.New(fault.Busy, fault.Volume, "a guest has it open")
+	if err := unused(f); err != nil {
+		return err
 	}
 	if err := f.Truncate(0); err != nil {
 		return err

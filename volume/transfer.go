@@ -63,12 +63,15 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 
 // unopenedNow refuses a file that a guest has open. Some file systems ask their server.
 func (p *Pool) unopenedNow(ctx context.Context, f *os.File) error {
-	return tell(ctx, p.lane, func() error {
-		if image.InUse(f) != image.Unused {
-			return fault.New(fault.Busy, fault.Volume, "a guest has it open; stop the guest first")
-		}
-		return nil
-	})
+	return tell(ctx, p.lane, func() error { return unused(f) })
+}
+
+// unused refuses a file that a guest has open.
+func unused(f *os.File) error {
+	if image.InUse(f) != image.Unused {
+		return fault.New(fault.Busy, fault.Volume, "a guest has it open; stop the guest first")
+	}
+	return nil
 }
 
 func transferRange(offset, length uint64) (at, end int64, err error) {

@@ -93,7 +93,7 @@ func (d *capabilities) virtual() bool {
 func processor(ctx context.Context, c Caller) (string, error) {
 	var ret xdr.ConnectGetSysinfoRet
 	err := c.Call(ctx, xdr.ProcConnectGetSysinfo, &xdr.ConnectGetSysinfoArgs{}, &ret)
-	if _, refused := errors.AsType[*remote.Error](err); refused {
+	if remote.Refused(err) {
 		return "", nil
 	}
 	if err != nil {

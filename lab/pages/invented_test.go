@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/lab/experiment"
+	"github.com/lodge-kvm/lodge/lab/histogram"
 	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/scenario"
@@ -182,7 +183,7 @@ func (v *inventor) load(t *testing.T, turn record.Turn, at time.Time, arm int, a
 	if load.Kind == "bulk" && turn.Repetition > 1 {
 		return
 	}
-	times := record.NewTimes()
+	times := histogram.New()
 	for range 200 {
 		check(t, times.RecordValue(1+int64(v.noisy(20000)*math.Pow(1.15, float64(tiles))*v.draws.ExpFloat64())))
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/lab/histogram"
 	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/record"
 )
@@ -152,7 +153,7 @@ func (s synthetic) tile(t *testing.T, w *record.Writer, turn record.Turn, at tim
 		add(window, record.MetricDone, float64(done), "count")
 		add(window, record.MetricErrors, 0, "count")
 		add(window, record.MetricRate, float64(done)/10, "1/s")
-		times := record.NewTimes()
+		times := histogram.New()
 		check(t, times.RecordValues(wait, done))
 		h := record.Histogram{Time: at, Turn: turn, Window: window, Metric: record.MetricLatency, Unit: "µs", Labels: labels}
 		check(t, h.Pack(times))

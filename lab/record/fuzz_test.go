@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/histogram"
 )
 
 // FuzzLoad reads a run whose files hold whatever bytes: what is understood of its
@@ -24,7 +25,7 @@ func FuzzLoad(f *testing.F) {
 	f.Add(text, []byte(`{"sizes":{"samples.ndjson":-1}}`), append(line, '{'))
 	f.Add([]byte(`{"schema":"`+Schema+`","outcome":"complete"}`), []byte("{}"), line)
 	var times Histogram
-	if err := times.Pack(NewTimes()); err != nil {
+	if err := times.Pack(histogram.New()); err != nil {
 		f.Fatal(err)
 	}
 	f.Add([]byte(`{"schema":"`+Schema+`"}`), []byte(`{"sizes":{"histograms.ndjson":999}}`), []byte(`{"values":"`+times.Values+`"}`))

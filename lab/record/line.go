@@ -77,9 +77,6 @@ type Histogram struct {
 	Values string `json:"values"` // an HdrHistogram, version 2, compressed, base64
 }
 
-// NewTimes makes an empty histogram of µs, as records have them.
-func NewTimes() *hdrhistogram.Histogram { return histogram.New() }
-
 // Pack puts times into the line.
 func (h *Histogram) Pack(times *hdrhistogram.Histogram) (err error) {
 	h.Values, err = histogram.Encode(times)

@@ -10,6 +10,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/histogram"
 )
 
 var (
@@ -77,7 +78,7 @@ func TestHostileRecordsAreRefused(t *testing.T) {
 func TestARunComesBackAsItWasWritten(t *testing.T) {
 	w := create(t)
 	sample(t, w, first, 42)
-	times := NewTimes()
+	times := histogram.New()
 	for i := range 1000 {
 		if err := times.RecordValue(int64(i + 1)); err != nil {
 			t.Fatal(err)

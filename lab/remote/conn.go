@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -59,6 +60,12 @@ type Error struct {
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s (error %d)", e.Message, e.Code) }
+
+// Refused reports whether a daemon has answered, and with an error.
+func Refused(err error) bool {
+	_, refused := errors.AsType[*Error](err)
+	return refused
+}
 
 // The codes that say that a daemon does not do what was asked.
 const (

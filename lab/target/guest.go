@@ -62,7 +62,7 @@ func (s *Site) Start(ctx context.Context, name string, number, tile int, spec sc
 
 // unmade destroys a guest that came up after nobody waited for it any more.
 func (t *Target) unmade(ctx context.Context, name string, why error) error {
-	if _, refused := errors.AsType[*remote.Error](why); refused {
+	if remote.Refused(why) {
 		return nil
 	}
 	return sweepGuests(ctx, t, func(one string) bool { return one == name })

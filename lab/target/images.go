@@ -63,7 +63,7 @@ func (t *Target) findStore(ctx context.Context, dir string) (xdr.StoragePool, er
 // another run sends an image.
 func (t *Target) closeStore(ctx context.Context, store xdr.StoragePool) error {
 	err := t.call(ctx, xdr.ProcStoragePoolDestroy, &xdr.StoragePoolDestroyArgs{Pool: store}, nil)
-	if _, refused := errors.AsType[*remote.Error](err); refused {
+	if remote.Refused(err) {
 		return nil
 	}
 	return err
@@ -72,7 +72,7 @@ func (t *Target) closeStore(ctx context.Context, store xdr.StoragePool) error {
 // leaveStore closes the one below a directory that a killed lab has left open.
 func (t *Target) leaveStore(ctx context.Context, directory string) error {
 	left, err := t.findStore(ctx, path.Join(directory, "images"))
-	if _, none := errors.AsType[*remote.Error](err); none {
+	if remote.Refused(err) {
 		return nil
 	}
 	if err != nil {

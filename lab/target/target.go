@@ -99,9 +99,8 @@ func (t *Target) accelerate(ctx context.Context) error {
 	kvm := "kvm"
 	var ret xdr.ConnectGetDomainCapabilitiesRet
 	err := t.call(ctx, xdr.ProcConnectGetDomainCapabilities, &xdr.ConnectGetDomainCapabilitiesArgs{VirtType: &kvm}, &ret)
-	refused, ok := errors.AsType[*remote.Error](err)
 	t.Accelerator = kvm
-	if ok && refused != nil {
+	if remote.Refused(err) {
 		t.Accelerator, err = "tcg", nil
 	}
 	return err
