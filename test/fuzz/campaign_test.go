@@ -12,7 +12,7 @@ import (
 // readers get twice as much as others and come first.
 func TestACampaignLevelsTheHours(t *testing.T) {
 	const page = "| from | what | targets |\n|---|---|---|\n| clients | a | `a.FuzzNew` |\n| | b | `a.FuzzOld` |\n| the lab | c | `l.FuzzNew` `l.FuzzOld` |\n\n" + heading + "\n" + rule +
-		"\n| a.FuzzOld | 100 | 0 | 0 | 0 |  |  |\n| l.FuzzOld | 500 | 0 | 0 | 0 |  |  |\n"
+		"\n| a.FuzzOld | 100 | 0 | 0 | 0 |  | 0 |  |\n| l.FuzzOld | 500 | 0 | 0 | 0 |  | 0 |  |\n"
 	chosen := func() []turn {
 		return []turn{{target: target{"l", "FuzzNew"}}, {target: target{"l", "FuzzOld"}}, {target: target{"a", "FuzzOld"}}, {target: target{"a", "FuzzNew"}}}
 	}

@@ -166,7 +166,7 @@ func TestTheLedgerSums(t *testing.T) {
 		}
 	}
 	for path, text := range map[string]string{
-		page: "Words.\n\n" + heading + "\n" + rule + "\n| markup.FuzzParse | 10 | 1000 | 7 | 5 | 2026-01-02 | a bomb: `TestBomb` |\n| all | 1 | 1 | 1 | 1 |  |  |\n\nMore.\n", broke: "x",
+		page: "Words.\n\n" + heading + "\n" + rule + "\n| markup.FuzzParse | 10 | 1000 | 7 | 5 | 2026-01-02 | 0 | a bomb: `TestBomb` |\n| all | 1 | 1 | 1 | 1 |  | 0 |  |\n\nMore.\n", broke: "x",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -174,14 +174,14 @@ func TestTheLedgerSums(t *testing.T) {
 	}
 	day := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	for range 2 {
-		if err := record(page, []target{b, a}, a, measured{began: day, seconds: 7, tried: 30, kept: 4}); err != nil {
+		if err := record(page, []target{b, a}, a, measured{began: day, seconds: 7, tried: 30, fresh: 3, kept: 4}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	want := "Words.\n\n" + heading + "\n" + rule + `
-| lab/wire.FuzzReader | 0 | 0 | 0 | 0 |  | [0011223344556677](../lab/wire/testdata/fuzz/FuzzReader/0011223344556677) |
-| markup.FuzzParse | 24 | 1060 | 44 | 4 | 2026-03-04 | a bomb: ` + "`TestBomb`" + ` |
-| all | 24 | 1060 | 44 | 4 |  |  |
+| lab/wire.FuzzReader | 0 | 0 | 0 | 0 |  | 0 | [0011223344556677](../lab/wire/testdata/fuzz/FuzzReader/0011223344556677) |
+| markup.FuzzParse | 24 | 1060 | 44 | 4 | 2026-03-04 | 100000 | a bomb: ` + "`TestBomb`" + ` |
+| all | 24 | 1060 | 44 | 4 |  | 0 |  |
 
 More.
 `
@@ -210,8 +210,8 @@ func TestTargetsAreFound(t *testing.T) {
 	}
 	said := "fuzz: elapsed: 0s, gathering baseline coverage: 0/9 completed\nfuzz: elapsed: 3s, execs: 325 (108/sec), new interesting: 1 (total: 20)\n" +
 		"fuzz: elapsed: 6s, execs: 5017 (1564/sec), new interesting: 11 (total: 202)\n--- FAIL: FuzzParse (6.00s)\n"
-	if n := tried([]byte(said)); n != 5017 {
-		t.Errorf("%d inputs tried, want 5017", n)
+	if tried, fresh := counts([]byte(said)); tried != 5017 || fresh != 11 {
+		t.Errorf("%d inputs tried, %d of them new, want 5017 and 11", tried, fresh)
 	}
 	if late := "--- FAIL: FuzzAnswer (9.09s)\n    context deadline exceeded\nFAIL\n"; !onlyLate([]byte(late)) || onlyLate([]byte(said)) || onlyLate([]byte("Failing input written\n"+late)) {
 		t.Error("a run that was late is not told from one that broke")

@@ -10,15 +10,16 @@ import (
 
 // line is what the ledger says of one target.
 type line struct {
-	seconds, tried, kept int
+	seconds, tried, kept int    // seconds of processor time
+	fresh                int    // of the last run, for each million of inputs tried
 	last                 string // the day of the last run
 	found                string // in words of whoever mended it; kept as it is
 }
 
 const (
-	heading = "| target | seconds | inputs tried | a second | kept | last run | found |"
-	rule    = "|---|--:|--:|--:|--:|---|---|"
-	columns = 7
+	heading = "| target | seconds | inputs tried | a second | kept | last run | new | found |"
+	rule    = "|---|--:|--:|--:|--:|---|--:|---|"
+	columns = 8
 )
 
 // record adds one run to the ledger's page: its table is written anew, with a line
@@ -37,6 +38,7 @@ func record(page string, targets []target, t target, m measured) error {
 	l.tried += m.tried
 	l.kept = m.kept
 	l.last = m.began.UTC().Format("2006-01-02")
+	l.fresh = m.fresh * 1e6 / max(m.tried, 1)
 	lines[t.String()] = l
 	for _, t := range targets {
 		l := lines[t.String()]
@@ -80,12 +82,12 @@ func readLine(row string) (name string, l line, err error) {
 	for n := range cells {
 		cells[n] = strings.TrimSpace(cells[n])
 	}
-	for n, into := range map[int]*int{1: &l.seconds, 2: &l.tried, 4: &l.kept} { // 3 follows from them
+	for n, into := range map[int]*int{1: &l.seconds, 2: &l.tried, 4: &l.kept, 6: &l.fresh} { // 3 follows from them
 		if *into, err = strconv.Atoi(cells[n]); err != nil {
 			return "", line{}, err
 		}
 	}
-	l.last, l.found = cells[5], cells[6]
+	l.last, l.found = cells[5], cells[7]
 	return cells[0], l, nil
 }
 
@@ -95,7 +97,7 @@ func writeLedger(targets []target, lines map[string]line) string {
 	table.WriteString(heading + "\n" + rule + "\n")
 	var all line
 	row := func(name string, l line) {
-		fmt.Fprintf(&table, "| %s | %d | %d | %d | %d | %s | %s |\n", name, l.seconds, l.tried, l.tried/max(l.seconds, 1), l.kept, l.last, l.found)
+		fmt.Fprintf(&table, "| %s | %d | %d | %d | %d | %s | %d | %s |\n", name, l.seconds, l.tried, l.tried/max(l.seconds, 1), l.kept, l.last, l.fresh, l.found)
 	}
 	for _, t := range targets {
 		l := lines[t.String()]

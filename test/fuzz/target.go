@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -61,8 +62,9 @@ func findTargets(root string) ([]target, error) {
 // measured is what one run of a target came to.
 type measured struct {
 	began   time.Time
-	seconds int
+	seconds int // of processor time, of all its workers: on a busy host others mean nothing
 	tried   int
+	fresh   int // inputs that reached what none before them did
 	kept    int // inputs in its archive
 	broken  bool
 }
@@ -72,7 +74,7 @@ func (m measured) String() string {
 	if m.broken {
 		result = "BROKEN"
 	}
-	return fmt.Sprintf("%d s, %d inputs tried, %d kept, %s", m.seconds, m.tried, m.kept, result)
+	return fmt.Sprintf("%d s of processor time, %d inputs tried, %d new, %d kept, %s", m.seconds, m.tried, m.fresh, m.kept, result)
 }
 
 // minimizing bounds how often Go's fuzzer tries to make an input smaller that it has
@@ -89,10 +91,12 @@ func (t target) fuzz(ctx context.Context, length time.Duration, corpus, scratch 
 	if said, err := build.CombinedOutput(); err != nil {
 		return measured{}, fmt.Errorf("cannot build %s: %w\n%s", t, err, said)
 	}
-	// A quiet turn of the processor, and two workers: who else works here goes first.
-	command := exec.CommandContext(ctx, "chrt", "-i", "0", program, "-test.run", "^$", "-test.fuzz", only,
+	// Who else works here goes first, in other sessions too: the kernel weighs those
+	// as wholes where it groups them.
+	command := exec.CommandContext(ctx, "sh", "-c", `{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec chrt -i 0 "$@"`, "sh", program, "-test.run", "^$", "-test.fuzz", only,
 		"-test.fuzztime", length.String(), "-test.fuzzminimizetime", minimizing, "-test.fuzzcachedir", corpus, "-test.parallel", "2")
 	command.Dir = t.Package
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	// Targets that need files have them in memory, where nothing waits for a disk.
 	if files, err := os.MkdirTemp("/dev/shm", "fuzz"); err == nil {
 		defer func() { _ = os.RemoveAll(files) }()
@@ -106,7 +110,11 @@ func (t target) fuzz(ctx context.Context, length time.Duration, corpus, scratch 
 	if err != nil && !errors.As(err, &failed) && ctx.Err() == nil {
 		return measured{}, fmt.Errorf("cannot run %s: %w", t, err)
 	}
-	m := measured{began: began, seconds: int(time.Since(began).Seconds()), tried: tried(said), broken: failed != nil && !onlyLate(said)}
+	m := measured{began: began, broken: failed != nil && !onlyLate(said)}
+	m.tried, m.fresh = counts(said)
+	if done := command.ProcessState; done != nil {
+		m.seconds = int((done.UserTime() + done.SystemTime()).Seconds())
+	}
 	if m.broken {
 		fmt.Fprintf(os.Stdout, "%s", shown(said))
 	}
@@ -119,16 +127,19 @@ func onlyLate(said []byte) bool {
 	return bytes.Contains(said, []byte("context deadline exceeded\nFAIL")) && !bytes.Contains(said, []byte("Failing input written"))
 }
 
-var execs = regexp.MustCompile(`, execs: (\d+) `)
+var progress = regexp.MustCompile(`, execs: (\d+) .*, new interesting: (\d+) `)
 
-// tried reads from the fuzzer's output how many inputs it tried.
-func tried(said []byte) int {
-	all := execs.FindAllSubmatch(said, -1)
+// counts reads from the fuzzer's output how many inputs it tried, and how many of them
+// were new to it.
+func counts(said []byte) (tried, fresh int) {
+	all := progress.FindAllSubmatch(said, -1)
 	if len(all) == 0 {
-		return 0
+		return 0, 0
 	}
-	n, _ := strconv.Atoi(string(all[len(all)-1][1]))
-	return n
+	last := all[len(all)-1]
+	tried, _ = strconv.Atoi(string(last[1]))
+	fresh, _ = strconv.Atoi(string(last[2]))
+	return tried, fresh
 }
 
 // shown is the output without its progress, cut to what a screen takes.
