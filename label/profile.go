@@ -2,6 +2,7 @@ package label
 
 import (
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -86,6 +87,10 @@ func (p Profile) Text() (string, error) {
 			return "", err
 		}
 		if r.Tree {
+			// However it is written: the parser takes several slashes for one.
+			if filepath.Clean(r.Path) == "/" {
+				return "", fault.New(fault.Invalid, fault.Config, "%.100q would let a guest have the whole host in AppArmor's eyes: name a directory", r.Path)
+			}
 			lines = append(lines, fmt.Sprintf("  \"%s/\" r,\n", strings.TrimSuffix(path, "/")))
 			path = strings.TrimSuffix(path, "/") + "/**"
 		}

@@ -96,6 +96,11 @@ func TestNoPathBreaksOutOfAProfile(t *testing.T) {
 		holds(t, of(path, false))
 		holds(t, of(path, true))
 	}
+	for _, path := range []string{"/", "//", "/./", "/x/.."} {
+		if text, err := of(path, true).Text(); !fault.Is(err, fault.Invalid) {
+			t.Errorf("all below %q is taken (%v):\n%s", path, err, text)
+		}
+	}
 	for _, name := range []string{"", "a b", "x\"", "a\n", "a{b}", "//", strings.Repeat("x", 300)} {
 		p := of("/x", false)
 		p.Name = name
