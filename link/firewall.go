@@ -3,6 +3,7 @@ package link
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -31,12 +33,14 @@ type Firewall struct {
 	table nftables.Table
 	// mu keeps the look at what is there and the transaction that follows from
 	// it together. It is held for two requests to the kernel, each bounded.
-	mu sync.Mutex
+	mu      sync.Mutex
+	applied map[string]ForwardRules // what is in force, by bridge, if nobody else takes it away; guarded by mu
+	laid    bool                    // this daemon has laid what all networks share; guarded by mu
 }
 
 // NewFirewall names the table of a daemon. It is made with the first rules.
 func NewFirewall(table string) *Firewall {
-	return &Firewall{table: nftables.Table{Name: table, Family: nftables.TableFamilyINet}}
+	return &Firewall{table: nftables.Table{Name: table, Family: nftables.TableFamilyINet}, applied: map[string]ForwardRules{}}
 }
 
 // ForwardRules say what may pass between a network's guests and the rest.
@@ -88,7 +92,7 @@ func (f *Firewall) apply(c *nftables.Conn, r ForwardRules) error {
 	}
 	c.AddTable(&f.table)
 	maps := f.maps()
-	if !there {
+	if !there || !f.laid {
 		if err := f.lay(c, maps); err != nil {
 			return err
 		}
@@ -106,7 +110,11 @@ func (f *Firewall) apply(c *nftables.Conn, r ForwardRules) error {
 			return err
 		}
 	}
-	return c.Flush()
+	if err := c.Flush(); err != nil {
+		return err
+	}
+	f.laid, f.applied[r.Bridge] = true, r
+	return nil
 }
 
 // Remove ends a network's rules, and with the last the table. Rules that are
@@ -123,32 +131,82 @@ func (f *Firewall) Remove(bridge string) error {
 
 func (f *Firewall) remove(c *nftables.Conn, bridge string) error {
 	there, err := f.exists(c)
-	if err != nil || !there {
-		return err
-	}
-	maps := f.maps()
-	elements, err := c.GetSetElements(maps[0])
 	if err != nil {
 		return err
 	}
-	own := false
-	for _, e := range elements {
-		own = own || string(e.Key) == string(linkKey(bridge))
+	if there {
+		if err := f.take(c, bridge); err != nil {
+			return err
+		}
 	}
-	switch {
-	case own && len(elements) == 1 || len(elements) == 0:
-		c.DelTable(&f.table)
-	case own:
-		for i, m := range maps {
+	delete(f.applied, bridge)
+	return nil
+}
+
+// take removes what is there of a network, which may be less than was made.
+func (f *Firewall) take(c *nftables.Conn, bridge string) error {
+	now, err := f.look(c)
+	if err != nil {
+		return err
+	}
+	_, own := f.applied[bridge]
+	last := len(f.applied) == 0 || own && len(f.applied) == 1
+	for i, m := range f.maps() {
+		if now.jumps[i][bridge] {
 			if err := c.SetDeleteElements(m, []nftables.SetElement{{Key: linkKey(bridge)}}); err != nil {
 				return err
 			}
-			chain := &nftables.Chain{Name: bridge + chainSuffix[i], Table: &f.table}
+			delete(now.jumps[i], bridge)
+		}
+		last = last && len(now.jumps[i]) == 0
+	}
+	for _, suffix := range chainSuffix {
+		if chain := (&nftables.Chain{Name: bridge + suffix, Table: &f.table}); now.chains[chain.Name] {
 			c.FlushChain(chain)
 			c.DelChain(chain)
 		}
 	}
+	if last {
+		c.DelTable(&f.table)
+	}
 	return c.Flush()
+}
+
+// firewallState is what there is of the table.
+type firewallState struct {
+	chains map[string]bool
+	jumps  [3]map[string]bool // by map, the bridges that are in it; nil for a map that is not there
+}
+
+func (f *Firewall) look(c *nftables.Conn) (now firewallState, err error) {
+	now.chains = map[string]bool{}
+	chains, err := c.ListChainsOfTableFamily(f.table.Family)
+	if err != nil {
+		return now, err
+	}
+	for _, chain := range chains {
+		if chain.Table.Name == f.table.Name {
+			now.chains[chain.Name] = true
+		}
+	}
+	sets, err := c.GetSets(&f.table)
+	if err != nil {
+		return now, err
+	}
+	for i, m := range f.maps() {
+		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == m.Name }) {
+			continue
+		}
+		elements, err := c.GetSetElements(m)
+		if err != nil {
+			return now, err
+		}
+		now.jumps[i] = make(map[string]bool, len(elements))
+		for _, e := range elements {
+			now.jumps[i][unix.ByteSliceToString(e.Key)] = true
+		}
+	}
+	return now, nil
 }
 
 func (f *Firewall) exists(c *nftables.Conn) (bool, error) {
@@ -174,7 +232,7 @@ func (f *Firewall) maps() [3]*nftables.Set {
 	return maps
 }
 
-// lay adds what all networks share.
+// lay makes what all networks share, or puts it in order.
 func (f *Firewall) lay(c *nftables.Conn, maps [3]*nftables.Set) error {
 	for _, m := range maps {
 		if err := c.AddSet(m, nil); err != nil {
@@ -190,6 +248,8 @@ func (f *Firewall) lay(c *nftables.Conn, maps [3]*nftables.Set) error {
 		Name: "postrouting", Table: &f.table, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource, Policy: &accept,
 	})
+	c.FlushChain(forward)
+	c.FlushChain(post)
 	lookup := func(chain *nftables.Chain, key expr.MetaKey, m *nftables.Set) {
 		c.AddRule(&nftables.Rule{Table: &f.table, Chain: chain, Exprs: []expr.Any{
 			&expr.Meta{Key: key, Register: 1},

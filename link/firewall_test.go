@@ -1,17 +1,20 @@
 package link
 
 import (
+	"context"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/lodge-kvm/lodge/link/linktest"
 )
 
 func ruleset(t *testing.T) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "nft", "list", "ruleset").CombinedOutput()
+	out, err := exec.CommandContext(context.WithoutCancel(t.Context()), "nft", "list", "ruleset").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -58,5 +61,137 @@ func TestRulesComeAndGoWithTheirNetwork(t *testing.T) {
 	ok(t, f.Remove("sbr0"))
 	if text := ruleset(t); strings.Contains(text, "lodge_test") {
 		t.Errorf("the table is left:\n%s", text)
+	}
+}
+
+func nft(t *testing.T, words ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), "nft", words...).CombinedOutput(); err != nil {
+		t.Fatalf("nft %v: %v: %s", words, err, out)
+	}
+}
+
+// twoBridges is a firewall with a network that is translated and one that is alone.
+func twoBridges(t *testing.T) *Firewall {
+	t.Helper()
+	f := NewFirewall("lodge_test")
+	ok(t, f.Apply(ForwardRules{
+		Bridge: "nbr0", Subnets: []Subnet{{Prefix: netip.MustParsePrefix("10.1.0.0/24"), NAT: true}},
+		NAT: &Translation{FirstPort: 1024, LastPort: 65535},
+	}))
+	ok(t, f.Apply(ForwardRules{Bridge: "ibr0"}))
+	t.Cleanup(func() {
+		ok(t, f.Remove("nbr0"))
+		ok(t, f.Remove("ibr0"))
+		if text := ruleset(t); strings.Contains(text, "lodge_test") {
+			t.Errorf("the table is left:\n%s", text)
+		}
+	})
+	return f
+}
+
+// chains is the ruleset with its parts in one order.
+func chains(t *testing.T) string {
+	t.Helper()
+	parts := strings.Split(strings.TrimSuffix(ruleset(t), "}\n"), "\n\n")
+	for i := range parts {
+		parts[i] = strings.TrimSpace(parts[i])
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, "\n")
+}
+
+// TestWhatAnotherProgramTakesOfTheFirewall takes the table and each kind of its parts away:
+// it is heard, put back as it was, and nobody's own rules go with it.
+func TestWhatAnotherProgramTakesOfTheFirewall(t *testing.T) {
+	linktest.Need(t, "nft")
+	f := twoBridges(t)
+	whole := chains(t)
+	w, err := f.Watch()
+	ok(t, err)
+	defer w.Close()
+	for what, c := range map[string]struct {
+		ruin []string
+		lost string
+	}{
+		"all":              {[]string{"flush ruleset"}, "ibr0 nbr0"},
+		"the table":        {[]string{"delete table inet lodge_test"}, "ibr0 nbr0"},
+		"all rules":        {[]string{"flush table inet lodge_test"}, "ibr0 nbr0"},
+		"the first rules":  {[]string{"flush chain inet lodge_test forward"}, "ibr0 nbr0"},
+		"a network's":      {[]string{"flush chain inet lodge_test nbr0_nat"}, "nbr0"},
+		"a network's jump": {[]string{"delete element inet lodge_test leaving { ibr0 }"}, "ibr0"},
+		"a map":            {[]string{"flush map inet lodge_test entering"}, "ibr0 nbr0"},
+		"a chain": {[]string{
+			"delete element inet lodge_test entering { nbr0 }", "flush chain inet lodge_test nbr0_in", "delete chain inet lodge_test nbr0_in",
+		}, "nbr0"},
+		"a chain's place": {[]string{
+			"flush chain inet lodge_test forward", "delete chain inet lodge_test forward",
+			"add chain inet lodge_test forward { type filter hook input priority 7; }",
+		}, "ibr0 nbr0"},
+		"a jump's end": {[]string{
+			"add chain inet lodge_test nowhere", "delete element inet lodge_test leaving { ibr0 }",
+			"add element inet lodge_test leaving { ibr0 : jump nowhere }", "flush chain inet lodge_test ibr0_out",
+		}, "ibr0"},
+	} {
+		nft(t, strings.Join(c.ruin, "; "))
+		by, err := w.Next(t.Context())
+		ok(t, err)
+		lost, err := f.Restore()
+		ok(t, err)
+		if by != "nft" || strings.Join(lost, " ") != c.lost {
+			t.Errorf("%s: taken by %q, and %v was lacking; want %s", what, by, lost, c.lost)
+		}
+		if now := chains(t); now != whole {
+			t.Errorf("%s: put back as\n%s\nwant\n%s", what, now, whole)
+		}
+		if lost, err := f.Restore(); err != nil || len(lost) > 0 {
+			t.Errorf("%s: is lacking still: %v, %v", what, lost, err)
+		}
+	}
+}
+
+// TestOwnAndForeignChangesAreNoLoss: neither what this program does to its table, nor what
+// others add to it or do to their own, is taken for a loss.
+func TestOwnAndForeignChangesAreNoLoss(t *testing.T) {
+	linktest.Need(t, "nft")
+	f := twoBridges(t)
+	w, err := f.Watch()
+	ok(t, err)
+	defer w.Close()
+	ok(t, f.Apply(ForwardRules{Bridge: "ibr0"})) // in place of the old ones
+	ok(t, f.Apply(ForwardRules{Bridge: "xbr0"}))
+	ok(t, f.Remove("xbr0"))
+	nft(t, "add table inet others; delete table inet others")
+	nft(t, "add rule inet lodge_test ibr0_in counter")
+	ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer stop()
+	if by, err := w.Next(ctx); err == nil {
+		t.Errorf("%q is said to have taken something", by)
+	}
+	if lost, err := f.Restore(); err != nil || len(lost) > 0 {
+		t.Errorf("is said to be lacking: %v, %v", lost, err)
+	}
+}
+
+// TestNotificationsThatAreLostAreALoss: where the kernel could not keep them, something may
+// have been taken.
+func TestNotificationsThatAreLostAreALoss(t *testing.T) {
+	linktest.Need(t, "nft")
+	f := twoBridges(t)
+	w, err := f.Watch()
+	ok(t, err)
+	defer w.Close()
+	ok(t, w.conn.SetReadBuffer(1))
+	nft(t, "flush ruleset")
+	for range 50 {
+		nft(t, "add table inet others; delete table inet others")
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	defer stop()
+	if by, err := w.Next(ctx); by != "" || err != nil {
+		t.Errorf("got %q, %v", by, err)
+	}
+	if lost, err := f.Restore(); err != nil || len(lost) != 2 {
+		t.Errorf("put back %v, %v", lost, err)
 	}
 }

@@ -74,7 +74,7 @@ func (n *Network) keepServing(service *link.Dnsmasq) {
 		if time.Since(began) > longestWait {
 			wait = 0
 		}
-		if !n.pause(wait) {
+		if !n.home.pause(wait) {
 			service.Release()
 			return
 		}
@@ -96,13 +96,13 @@ func (n *Network) isOver(service *link.Dnsmasq) (over bool) {
 }
 
 // pause waits, and reports whether there is still something to do.
-func (n *Network) pause(d time.Duration) bool {
+func (s *Networks) pause(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		return true
-	case <-n.home.work.Done():
+	case <-s.work.Done():
 		return false
 	}
 }

@@ -52,7 +52,7 @@ type Networks struct {
 	firewall *link.Firewall
 	boot     string // identity of the host's present boot
 
-	// work is what the goroutines that watch services live in, until Close.
+	// work is what the goroutines that watch services and the firewall live in, until Close.
 	work    context.Context
 	endWork context.CancelCauseFunc
 	workers sync.WaitGroup
@@ -82,12 +82,18 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 		Config: c, firewall: link.NewFirewall(table), boot: bootID(),
 		byUUID: map[string]*Network{}, byName: map[string]*Network{},
 	}
-	s.work, s.endWork = context.WithCancelCause(context.WithoutCancel(ctx))
 	if err := s.load(); err != nil {
 		return nil, err
 	}
+	s.work, s.endWork = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.dropHalfWritten()
+	if watch, err := s.firewall.Watch(); err == nil { // before the first rule is made
+		s.workers.Go(func() { s.guard(watch) })
+	} else {
+		c.Log.Warn("firewall rules that another program takes away come back with the next daemon only", "error", err)
+	}
 	if err := s.adoptAll(ctx); err != nil {
+		s.Close()
 		return nil, err
 	}
 	s.dropLeases()

@@ -1,0 +1,107 @@
+package network
+
+import (
+	"log/slog"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/link/linktest"
+)
+
+// logLines is a log whose lines can be waited for.
+type logLines struct {
+	mu   sync.Mutex
+	text strings.Builder
+	more chan struct{}
+}
+
+func newLogLines() *logLines { return &logLines{more: make(chan struct{}, 1)} }
+
+func (l *logLines) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case l.more <- struct{}{}:
+	default:
+	}
+	return l.text.Write(line)
+}
+
+// wait gives the log when it says something as often as asked.
+func (l *logLines) wait(t *testing.T, what string, times int) string {
+	t.Helper()
+	late := time.After(20 * time.Second)
+	for {
+		l.mu.Lock()
+		text := l.text.String()
+		l.mu.Unlock()
+		if strings.Count(text, what) >= times {
+			return text
+		}
+		select {
+		case <-l.more:
+		case <-late:
+			t.Fatalf("the log does not say %q %d times:\n%s", what, times, text)
+		}
+	}
+}
+
+func nft(t *testing.T, words ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "nft", words...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft %v: %v: %s", words, err, out)
+	}
+	return string(out)
+}
+
+// TestFirewallThatIsFlushedIsPutBack has another program flush the host's rules, twice: those
+// of running networks are back, those of one that was ended are not, and the log has a line each time.
+func TestFirewallThatIsFlushedIsPutBack(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "nft")
+	d, log := newDaemon(t), newLogLines()
+	d.Log = slog.New(slog.NewTextHandler(log, nil))
+	s := d.open(t)
+	t.Cleanup(func() { endAll(t, s) })
+	for _, name := range []string{"one", "two", "ended"} {
+		started(t, s, `<network><name>`+name+`</name><bridge name='br-`+name+`' stp='off'/></network>`)
+	}
+	ended, err := s.ByName("ended")
+	ok(t, err)
+	ok(t, ended.Destroy(t.Context()))
+	for times := 1; times <= 2; times++ {
+		nft(t, "flush", "ruleset")
+		said := log.wait(t, "they are put back", times)
+		if !strings.Contains(said, "program=nft networks=2") {
+			t.Errorf("the log says\n%s", said)
+		}
+		rules := nft(t, "list", "ruleset")
+		for chain, want := range map[string]bool{"chain br-one_in": true, "chain br-two_in": true, "br-ended": false, "vmap @leaving": true} {
+			if strings.Contains(rules, chain) != want {
+				t.Errorf("%s: want %v in\n%s", chain, want, rules)
+			}
+		}
+	}
+}
+
+// TestRestsGrowWhereTheyDoNotHelp: a program that takes the rules away whenever they are back is
+// answered more and more seldom, and one that has ceased to at once again.
+func TestRestsGrowWhereTheyDoNotHelp(t *testing.T) {
+	var r rests
+	now := time.Unix(0, 0)
+	var all time.Duration
+	for range 20 {
+		rest := r.after(now)
+		all += rest
+		now = now.Add(rest)
+	}
+	if r.last != longestRest || all < 10*longestRest {
+		t.Errorf("20 looks took %v, the last of %v", all, r.last)
+	}
+	if rest := r.after(now.Add(longestRest + time.Second)); rest != firstRest {
+		t.Errorf("after a quiet time the rest is %v", rest)
+	}
+}
