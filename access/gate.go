@@ -38,11 +38,16 @@ type Gate struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when the rules change
+
+	shares shares
 }
 
 // New makes a gate, and refuses rules that are wrong.
 func New(c Config) (*Gate, error) {
 	g := &Gate{Config: c, changed: make(chan struct{})}
+	if c.Fleet != nil {
+		g.shares.there = c.Fleet.All
+	}
 	if c.File == "" {
 		return g, nil
 	}

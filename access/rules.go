@@ -50,6 +50,8 @@ type rule struct {
 	// secrets are those that definitions may use, by globs for their UUIDs and for what
 	// they are for.
 	secrets []string
+	// most is what the guests that the rule is about may take, all together.
+	most share
 }
 
 // ReadRules reads a file of rules. An error says the line and what is wrong with it.
@@ -189,7 +191,7 @@ var parts = []struct {
 }
 
 func parseRule(node *yaml.Node) (*rule, error) {
-	known := []string{"name"}
+	known := []string{"name", atMost}
 	for _, p := range parts {
 		known = append(known, p.key)
 	}
@@ -215,6 +217,11 @@ func parseRule(node *yaml.Node) (*rule, error) {
 			}
 		}
 	}
+	if given[atMost] != nil {
+		if r.most, err = parseMost(given[atMost]); err != nil {
+			return nil, err
+		}
+	}
 	return r, r.check(node, given["images"] != nil)
 }
 
@@ -229,6 +236,13 @@ func (r *rule) check(node *yaml.Node, saysImages bool) error {
 	}
 	if r.anywhere && len(r.secrets) > 0 {
 		return wrong(node, "rule %q names \"secrets\", and lets definitions use any file of the host, and any secret with that; say \"images\", as folders or pools, too", r.name)
+	}
+	switch {
+	case r.most == share{}:
+	case !r.may.has(Define) && !r.may.has(Change):
+		return wrong(node, "rule %q says %q, and lets nobody make a guest, or make one larger; that takes %q or %q", r.name, atMost, Define, Change)
+	case r.some && len(r.guests) == 0:
+		return wrong(node, "rule %q says %q, and is about no guests; name some, or leave it out", r.name, atMost)
 	}
 	for _, v := range whole {
 		if r.some && r.may.has(v) {

@@ -18,6 +18,8 @@ func (s *Server) CloneGuests(ctx context.Context, r *lodgev1.CloneGuestsRequest,
 	if seed := r.GetSeed(); seed != nil {
 		request.Seed = &fleet.Seed{UserData: seed.GetUserData(), NetworkConfig: seed.GetNetworkConfig()}
 	}
+	ctx, done := s.Gate.Bound(ctx, caller(ctx), access.Define)
+	defer done()
 	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		return s.Fleet.Clone(ctx, request, t.plan, s.audited(ctx, "CloneGuests", access.Define, t.result))
 	})

@@ -36,6 +36,8 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	if r.GetCount() > maxTiles || r.GetFirst() > maxTiles {
 		return fault.New(fault.Invalid, fault.Call, "tiles are numbered to %d", 2*maxTiles)
 	}
+	ctx, done := s.Gate.Bound(ctx, caller(ctx), access.Define)
+	defer done()
 	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		t.plan(fleet.Plan{Total: int(r.GetCount())})
 		return s.Fleet.CreateTiles(ctx, template, r.GetSet(), int(r.GetFirst()), int(r.GetCount()), r.GetDryRun(), s.audited(ctx, "CreateTiles", access.Define, t.result))

@@ -152,15 +152,7 @@ func TestRulesHoldClients(t *testing.T) {
 
 // heldByAPI asks for the same by Lodge's own API.
 func (d *daemon) heldByAPI(t *testing.T) {
-	lodge := func(uid int, args ...string) string {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		id := strconv.Itoa(uid)
-		c := exec.CommandContext(ctx, "setpriv", append([]string{"--reuid", id, "--regid", id, "--clear-groups", program(t, "lodge")}, args...)...)
-		c.Env = append(os.Environ(), "LODGE_SOCKET="+filepath.Join(d.run, "lodge.sock"))
-		out, _ := c.CombinedOutput() // what it says is what counts
-		return string(out)
-	}
+	lodge := func(uid int, args ...string) string { return d.lodgeAs(t, uid, args...) }
 	if out := lodge(operator, "ps"); !strings.Contains(out, "web-1") || strings.Contains(out, "db-1") {
 		t.Errorf("the operator sees\n%s", out)
 	}

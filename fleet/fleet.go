@@ -69,7 +69,7 @@ type Member struct {
 // Select gives the guests that any of the selectors chooses, by name.
 func (f *Fleet) Select(selectors []Selector) []Member {
 	chooses := f.chooser(selectors)
-	all := f.members()
+	all := f.All()
 	chosen := all[:0]
 	for _, m := range all {
 		if chooses(m) {
@@ -94,8 +94,8 @@ func (f *Fleet) chooser(selectors []Selector) func(Member) bool {
 	}
 }
 
-// members gives everybody. It reads only what has changed since the last time.
-func (f *Fleet) members() []Member {
+// All gives everybody, by name. It reads only what has changed since the last time.
+func (f *Fleet) All() []Member {
 	guests := f.guests.All()
 	all := make([]Member, 0, len(guests))
 	f.mu.Lock()

@@ -100,7 +100,7 @@ func (f *Fleet) removeClone(ctx context.Context, id string, u unfinished) error 
 
 func (f *Fleet) removeRest(ctx context.Context, name string, u unfinished) error {
 	t := TileState{Volumes: u.Volumes}
-	for _, m := range f.members() {
+	for _, m := range f.All() {
 		if m.Labels[tileLabel] == name {
 			t.members = append(t.members, m)
 		}

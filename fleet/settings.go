@@ -48,7 +48,7 @@ func parseSettings(said map[string]string) (*settings, error) {
 func (s *settings) understand(key, value string) (err error) {
 	switch key {
 	case "memory":
-		s.memory, err = parsed(parseSize(value))
+		s.memory, err = parsed(ParseSize(value))
 	case "vcpus":
 		var n uint64
 		if n, err = strconv.ParseUint(value, 10, 12); err != nil || n == 0 {
@@ -100,8 +100,8 @@ var units = map[string]uint64{
 	"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40,
 }
 
-// parseSize reads a size with its unit, as bytes.
-func parseSize(text string) (uint64, error) {
+// ParseSize reads a size with its unit, as bytes.
+func ParseSize(text string) (uint64, error) {
 	digits := strings.TrimRight(text, "KMGTiB ")
 	unit, known := units[strings.TrimSpace(text[len(digits):])]
 	n, err := strconv.ParseUint(digits, 10, 64)

@@ -37,7 +37,7 @@ func (t TileState) Name() string { return tileName(t.Set, t.Number) }
 // Tiles gives the tiles there are, by set and number.
 func (f *Fleet) Tiles() []TileState {
 	byName := map[string]*TileState{}
-	for _, m := range f.members() {
+	for _, m := range f.All() {
 		name, tiled := m.Labels[tileLabel]
 		if !tiled {
 			continue

@@ -57,7 +57,7 @@ type user struct{ name, tile string }
 // path, as their definitions say.
 func (f *Fleet) users() map[string][]user {
 	users := map[string][]user{}
-	for _, m := range f.members() {
+	for _, m := range f.All() {
 		who := user{m.View.Name, m.Labels[tileLabel]}
 		for _, d := range []*domain.Definition{m.View.Active, m.View.Inactive} {
 			if d == nil {

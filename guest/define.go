@@ -26,6 +26,9 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
 		return g.change(ctx, "", func() error {
 			def := u.after(g.current())
+			if err := g.bounded(ctx, def); err != nil {
+				return err
+			}
 			before := g.record.Fences
 			g.fence(ctx, def)
 			err := g.define(def, doc)
@@ -291,22 +294,25 @@ func (g *Guest) Rename(ctx context.Context, name string) error {
 		return err
 	}
 	// It has its turn like work, so that no start is under way.
-	return g.perform(ctx, lifecycle.Rename, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.rename(name) })
+	return g.perform(ctx, lifecycle.Rename, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.rename(ctx, name) })
 }
 
-func (g *Guest) rename(name string) error {
+func (g *Guest) rename(ctx context.Context, name string) error {
 	if g.inactive == nil {
 		return fault.New(fault.WrongState, fault.Domain, "cannot rename a transient domain")
 	}
 	if g.record.ManagedSave {
 		return fault.New(fault.WrongState, fault.Domain, "cannot rename a domain with a managed save image; start it or remove the image first")
 	}
+	def := g.inactive.Clone()
+	def.Name = name
+	if err := g.bounded(ctx, def); err != nil {
+		return err
+	}
 	from := g.record.Name
 	if err := g.reg.rename(g, from, name); err != nil {
 		return err
 	}
-	def := g.inactive.Clone()
-	def.Name = name
 	g.announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRenamed})
 	if err := g.redefine(def); err != nil {
 		return errors.Join(err, g.reg.rename(g, name, from))

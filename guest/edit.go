@@ -40,6 +40,9 @@ func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Defin
 			if config, err = stored(); err != nil {
 				return nil, err
 			}
+			if err := g.bounded(ctx, config); err != nil {
+				return nil, err
+			}
 			g.fence(ctx, config)
 		}
 		if !a.Live {

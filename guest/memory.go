@@ -72,6 +72,9 @@ func (g *Guest) SetMaxMemory(ctx context.Context, bytes uint64, a Affect) error 
 		def := g.inactive.Clone()
 		def.Memory = bytes
 		def.CurrentMemory = min(def.CurrentMemory, bytes)
+		if err := g.bounded(ctx, def); err != nil {
+			return err
+		}
 		return g.redefine(def)
 	})
 }

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -33,7 +34,7 @@ func (g *Guest) SetMetadata(ctx context.Context, kind MetadataKind, value *strin
 			d = d.Clone()
 			return d, setMetadata(d, kind, value, key, uri)
 		}
-		if err := g.setWords(a, changed); err != nil {
+		if err := g.setWords(ctx, a, changed); err != nil {
 			return err
 		}
 		g.announce(event.DomainMetadata{Kind: string(kind), URI: uri})
@@ -46,7 +47,7 @@ func (g *Guest) SetMetadata(ctx context.Context, kind MetadataKind, value *strin
 }
 
 // setWords changes what only Lodge knows of a guest. It runs in the loop.
-func (g *Guest) setWords(a Affect, changed func(*domain.Definition) (*domain.Definition, error)) (err error) {
+func (g *Guest) setWords(ctx context.Context, a Affect, changed func(*domain.Definition) (*domain.Definition, error)) (err error) {
 	var config, after *domain.Definition
 	if a.Config {
 		if config, err = changed(g.inactive); err != nil {
@@ -64,6 +65,9 @@ func (g *Guest) setWords(a Affect, changed func(*domain.Definition) (*domain.Def
 		if err != nil {
 			return err
 		}
+	}
+	if err := g.bounded(ctx, cmp.Or(config, after)); err != nil { // labels are of what is stored, if anything is
+		return err
 	}
 	switch {
 	case a.Live && a.Config:

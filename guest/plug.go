@@ -79,6 +79,13 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 	if err := completeDevice(def, dev, caps, true); err != nil {
 		return nil, err
 	}
+	if m, is := dev.(*device.Memory); is {
+		grown := def.Clone()
+		grown.Memory += m.Size
+		if err := g.bounded(ctx, grown); err != nil {
+			return nil, err
+		}
+	}
 	r.numberNode(def, dev)
 	also, err := g.newTwin(stored, config)
 	if err != nil {

@@ -135,6 +135,9 @@ type launching struct {
 // launch makes a machine from a definition and, unless the options or the saved
 // image say otherwise, sets it going. On failure nothing of it is left.
 func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (_ *run, err error) {
+	if err := g.bounded(ctx, def); err != nil {
+		return nil, err
+	}
 	def = def.Clone()
 	ctx = withFences(ctx, g.View().fences)
 	qemu.AssignAliases(def)

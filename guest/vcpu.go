@@ -41,6 +41,9 @@ func (g *Guest) SetVCPUs(ctx context.Context, n uint, o VCPUOptions) error {
 			if config, err = withVCPUs(g.inactive, n, o.Maximum); err != nil {
 				return nil, err
 			}
+			if err := g.bounded(ctx, config); err != nil {
+				return nil, err
+			}
 		}
 		if !a.Live {
 			return nil, g.redefine(config)

@@ -156,6 +156,7 @@ func add[A, R any, PA message[A], PR message[R]](
 		if err != nil {
 			return reply{}, permission.end(nil, err)
 		}
+		defer permission.done()
 		answer, err := f(h, ctx, s, args, files)
 		answer.still = permission.still
 		return answer, permission.end(answer.ret, err)

@@ -19,6 +19,7 @@ type permission struct {
 	right   right
 	objects []access.Object
 	began   time.Time
+	done    func() // lets go what the call took of its client's share
 }
 
 // allow asks the rules for one call, and gives the context that it runs in. This is
@@ -28,7 +29,7 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 	if !known {
 		return ctx, nil, fault.New(fault.Denied, fault.Call, "nobody has said yet what right %s takes", p.Name)
 	}
-	c := &permission{s: s, proc: p, right: r, began: time.Now()}
+	c := &permission{s: s, proc: p, right: r, began: time.Now(), done: func() {}}
 	gate, who := s.gate(), s.who()
 	changes := r.last() > access.Read
 	if !gate.Held(who) {
@@ -37,6 +38,7 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 		}
 		return ctx, c, nil
 	}
+	ctx, c.done = gate.Bound(ctx, who, r.last())
 	c.objects = s.objects(args)
 	on := access.Object{}
 	if len(c.objects) > 0 {

@@ -1,0 +1,150 @@
+package access
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/guest"
+)
+
+const shared = `
+version: 1
+rules:
+  - name: builders
+    who: user:1002
+    may: [read, define, change]
+    guests: build-*
+    at most: {guests: 3, memory: 4GiB, vcpus: 8}
+  - name: testers
+    who: user:1002
+    may: [read, define]
+    guests: test-*
+    at most: {guests: 1}
+  - name: makers
+    who: user:1003
+    may: [read, define]
+    guests: build-*
+`
+
+// sized is a definition of a guest that takes so much.
+func sized(name string, memory uint64, vcpus uint) *domain.Definition {
+	return &domain.Definition{Name: name, Memory: memory, VCPUs: domain.VCPUs{Max: vcpus, Current: 1}}
+}
+
+func isThere(def *domain.Definition) fleet.Member {
+	return fleet.Member{View: &guest.View{Name: def.Name, UUID: "uuid of " + def.Name, Persistent: true, Inactive: def}}
+}
+
+// sharing gives a gate with these guests.
+func sharing(t *testing.T, there ...*domain.Definition) *Gate {
+	t.Helper()
+	rules, err := ParseRules("access.yaml", []byte(shared))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Gate{}
+	g.rules.Store(rules)
+	g.shares.there = func() (all []fleet.Member) {
+		for _, def := range there {
+			all = append(all, isThere(def))
+		}
+		return all
+	}
+	return g
+}
+
+// wants asks for one guest in a call of its own, which goes on until the test ends.
+func wants(t *testing.T, g *Gate, uid uint32, v Verb, def *domain.Definition) error {
+	taking := &taking{gate: g, who: user1(uid), verb: v}
+	t.Cleanup(taking.end)
+	return taking.take("uuid of "+def.Name, def)
+}
+
+// What a rule gives at most is for all guests that it is about together, whoever made them.
+func TestARuleBoundsItsGuests(t *testing.T) {
+	const gib = 1 << 30
+	there := []*domain.Definition{sized("build-1", 2*gib, 4), sized("build-2", gib, 2), sized("db-1", 64*gib, 64)}
+	for _, c := range []struct {
+		what string
+		def  *domain.Definition
+		uid  uint32
+		verb Verb
+		full string // empty: there is room
+	}{
+		{"one more", sized("build-3", gib, 2), 1002, Define, ""},
+		{"one that is too large", sized("build-3", 2*gib, 2), 1002, Define, "at most 4 GiB of memory together; this one takes 2 GiB of memory and the others have 3 GiB of memory"},
+		{"one of too many processors", sized("build-3", gib, 3), 1002, Define, "at most 8 vCPUs together; this one takes 3 vCPUs and the others have 6 vCPUs"},
+		{"one without end", sized("build-3", 1<<63, 2), 1002, Define, "at most 4 GiB"},
+		{"one that grows within the bound", sized("build-2", 2*gib, 2), 1002, Change, ""},
+		{"one that grows beyond it", sized("build-2", 2*gib+1024, 2), 1002, Change, "the others have 2 GiB"},
+		{"one of another rule", sized("test-1", 64*gib, 64), 1002, Define, ""},
+		{"who has a rule without bounds", sized("build-9", 64*gib, 64), 1003, Define, ""},
+		{"a right that no rule gives", sized("db-2", gib, 1), 1002, Define, ""}, // which is refused elsewhere
+	} {
+		err := wants(t, sharing(t, there...), c.uid, c.verb, c.def)
+		switch {
+		case c.full == "" && err != nil:
+			t.Errorf("%s: %v", c.what, err)
+		case c.full != "" && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), c.full) || !strings.Contains(err.Error(), `rule "builders"`)):
+			t.Errorf("%s: got %v, want something with %q", c.what, err, c.full)
+		}
+	}
+	there = append(there, sized("build-3", 1024, 1))
+	if err := wants(t, sharing(t, there...), 1002, Define, sized("build-4", 1024, 1)); err == nil || !strings.Contains(err.Error(), "at most 3 guests together; this one takes 1 guest and the others have 3 guests") {
+		t.Errorf("a fourth: %v", err)
+	}
+}
+
+// A guest that has more than its rule gives now, as after the bound was lowered, may start
+// and become smaller, and not larger.
+func TestWhatAGuestHasItKeeps(t *testing.T) {
+	const gib = 1 << 30
+	g := sharing(t, sized("build-1", 8*gib, 4))
+	for _, has := range []uint64{8 * gib, 6 * gib} {
+		if err := wants(t, g, 1002, Define, sized("build-1", has, 4)); err != nil {
+			t.Errorf("%d GiB: %v", has/gib, err)
+		}
+	}
+	if err := wants(t, g, 1002, Define, sized("build-1", 9*gib, 4)); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("growing: %v", err)
+	}
+}
+
+// Calls at the same time count each other's guests, which are not there yet; what a call
+// took without making it is free again when it ends.
+func TestNoTwoSlipUnderABound(t *testing.T) {
+	g := sharing(t)
+	var calls sync.WaitGroup
+	var made atomic.Int32
+	for i := range 32 {
+		calls.Go(func() {
+			if wants(t, g, 1002, Define, sized(fmt.Sprint("build-", i), 1024, 1)) == nil {
+				made.Add(1)
+			}
+		})
+	}
+	calls.Wait()
+	if made.Load() != 3 {
+		t.Errorf("%d guests at once, of at most 3", made.Load())
+	}
+	one := &taking{gate: sharing(t), who: user1(1002), verb: Define}
+	if err := one.take("a", sized("test-1", 1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err == nil {
+		t.Error("two guests of at most one")
+	}
+	one.end()
+	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err != nil {
+		t.Errorf("a call that has ended still counts: %v", err)
+	}
+	if err := one.take("a", sized("test-1", 1, 1)); !fault.Is(err, fault.Aborted) {
+		t.Errorf("a call that has ended takes more: %v", err)
+	}
+}
