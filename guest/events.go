@@ -145,8 +145,19 @@ func (g *Guest) onBalloon(data json.RawMessage) {
 	if !g.decode("BALLOON_CHANGE", data, &e) {
 		return
 	}
-	g.setActive(func(d *domain.Definition) { d.CurrentMemory = e.Actual })
+	g.setActive(func(d *domain.Definition) {
+		leaveMemory(d, e.Actual)
+		e.Actual = d.CurrentMemory
+	})
 	g.announce(event.DomainBalloon{Actual: e.Actual})
+}
+
+// leaveMemory notes what the balloon leaves of the guest's memory. QEMU might say more
+// than there is, or nothing: no definition holds that, and no daemon adopts the guest.
+func leaveMemory(d *domain.Definition, bytes uint64) {
+	if bytes >= 1<<10 { // it is written in KiB
+		d.CurrentMemory = min(bytes, d.Memory)
+	}
 }
 
 func (g *Guest) onDeviceDeleted(data json.RawMessage) {

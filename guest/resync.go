@@ -184,9 +184,7 @@ func (g *Guest) meet(found *inquiry) {
 		if found.vcpus > 0 && found.vcpus <= d.VCPUs.Max {
 			d.VCPUs.Current = found.vcpus
 		}
-		if found.balloon > 0 {
-			d.CurrentMemory = found.balloon
-		}
+		leaveMemory(d, found.balloon)
 	})
 	for _, alias := range missing(g.run, found.devices) {
 		g.deviceGone(alias)
