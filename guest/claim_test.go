@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -103,5 +104,81 @@ func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 	var d due
 	if err := r.store.Get(dueKind, claimedUUID, &d); !fault.Is(err, fault.NotFound) || len(r.dues.left) > 0 {
 		t.Errorf("it is still to be started: %+v, %v", d, err)
+	}
+}
+
+// guestOf is a guest that is defined with a file of UEFI variables.
+func guestOf(t *testing.T, r *Registry, uuid, vars string) *Guest {
+	t.Helper()
+	g, err := r.claimed(t.Context(), "of "+uuid, uuid, func(g *Guest) error {
+		return g.change(t.Context(), "", func() error {
+			g.state.Persistent = true
+			d := &domain.Definition{Name: "of " + uuid, UUID: uuid}
+			d.OS.NVRAM.Path = vars
+			return g.redefine(d)
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// nailed stands for variables that nobody can remove, not even root.
+func nailed(t *testing.T) string {
+	t.Helper()
+	vars := filepath.Join(t.TempDir(), "vars")
+	if err := os.MkdirAll(filepath.Join(vars, "nail"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return vars
+}
+
+func (r *Registry) removalKept(uuid string) bool {
+	var what goods
+	return r.store.Get(removals, uuid, &what) == nil
+}
+
+func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
+	r := bareRegistry(t)
+	vars := nailed(t)
+	err := guestOf(t, r, claimedUUID, vars).Undefine(t.Context(), UndefineOptions{NVRAM: true})
+	if err == nil || !strings.Contains(err.Error(), "is undefined, but its UEFI variables are left") || !strings.Contains(err.Error(), "remove "+vars+":") {
+		t.Errorf("the answer is %v", err)
+	}
+	if g, err := r.ByUUID(claimedUUID); err == nil {
+		t.Errorf("%s is still there", g.Name())
+	}
+	if r.removalKept(claimedUUID) {
+		t.Error("the next daemon would remove what has been told as left")
+	}
+}
+
+// What a daemon that was killed could not remove is tried by each next one until it is
+// gone, or another guest has it.
+func TestVariablesThatCannotBeRemovedYetAreRemovedLater(t *testing.T) {
+	for _, taken := range []bool{false, true} {
+		r := bareRegistry(t)
+		vars := nailed(t)
+		if err := r.store.Put(removals, claimedUUID, goods{NVRAM: vars, Held: []string{filepath.Dir(vars)}}); err != nil {
+			t.Fatal(err)
+		}
+		r.finishRemoval(claimedUUID, goods{NVRAM: vars})
+		if !r.removalKept(claimedUUID) {
+			t.Fatal("what could not be removed is forgotten")
+		}
+		if err := os.Remove(filepath.Join(vars, "nail")); err != nil {
+			t.Fatal(err)
+		}
+		if taken {
+			guestOf(t, r, "11111111-2222-3333-4444-555555555555", vars)
+		}
+		r.finishRemoval(claimedUUID, goods{NVRAM: vars})
+		if _, err := os.Stat(vars); (err == nil) != taken {
+			t.Errorf("another guest has the variables: %v; they are left: %v", taken, err == nil)
+		}
+		if r.removalKept(claimedUUID) {
+			t.Error("what is done is not forgotten")
+		}
 	}
 }

@@ -193,7 +193,8 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 	defer removed()
 	err = g.undefine(ctx, o, nvram != "")
 	if err == nil && o.NVRAM && nvram != "" {
-		return mount.Run(ctx, nvram, func() error { return removeHeld(g.log, nvram, held) })
+		err = mount.Run(ctx, nvram, func() error { return removeNamed(nvram, held) })
+		return fault.Wrap(err, failure(err), fault.Domain, "domain %q is undefined, but its UEFI variables are left, remove %s yourself", g.Name(), nvram)
 	}
 	return err
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 
 	"github.com/lodge-kvm/lodge/failpoint"
-	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/mount"
 )
 
@@ -20,9 +19,14 @@ func removeFile(log *slog.Logger, path string) {
 	}
 }
 
-// removeHeld is removeFile of one that a client has named who is held to folders.
-func removeHeld(log *slog.Logger, path string, held []string) error {
-	return image.At(path, held, func(at string, _ int) error { removeFile(log, at); return nil })
+// removeNamed removes a file that a client has named who is held to folders, and that is
+// no longer wanted. One that is gone already is no error.
+func removeNamed(path string, held []string) error {
+	failpoint.Reach("guest.remove-file")
+	if err := remove(path, held); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // fileExists looks for a file whose path is a user's. An error says that its file

@@ -82,8 +82,8 @@ func (r *Registry) finishRemoval(uuid string, what goods) {
 	}
 	ctx, stop := context.WithTimeout(r.life, modifyLimit)
 	defer stop()
-	if what.NVRAM != "" {
-		err := mount.Run(ctx, what.NVRAM, func() error { return removeHeld(r.log, what.NVRAM, what.Held) })
+	if what.NVRAM != "" && !r.traits.taken(trait{nvramTrait, what.NVRAM}) { // else they are another guest's by now
+		err := mount.Run(ctx, what.NVRAM, func() error { return removeNamed(what.NVRAM, what.Held) })
 		if err != nil {
 			r.log.Error("cannot remove the UEFI variables of an undefined guest yet", "path", what.NVRAM, "error", err)
 			return

@@ -120,7 +120,13 @@ func createImage(ctx context.Context, path string) (*os.File, error) {
 
 // remove removes a file that a client who is held to folders has named.
 func remove(path string, held []string) error {
-	return image.At(path, held, func(at string, _ int) error { return os.Remove(at) })
+	return image.At(path, held, func(at string, _ int) error {
+		err := os.Remove(at)
+		if refused := (*os.PathError)(nil); errors.As(err, &refused) {
+			refused.Path = path
+		}
+		return err
+	})
 }
 
 // ours reports whether a file is the daemon's and nobody else can open it.

@@ -122,7 +122,10 @@ func (r *Registry) Advice(v *View, sees func(*Guest) bool) []string {
 // MACTaken says whether any guest has a MAC address.
 func (r *Registry) MACTaken(mac string) bool { return r.traits.taken(trait{macTrait, mac}) }
 
-const macTrait = "MAC address"
+const (
+	macTrait   = "MAC address"
+	nvramTrait = "UEFI variables"
+)
 
 // traitsOf gives what a guest has by its definitions, each once.
 func (r *Registry) traitsOf(definitions ...*domain.Definition) []trait {
@@ -163,7 +166,7 @@ func (r *Registry) identity(d *domain.Definition) []trait {
 
 // possessions are what only one guest can use at a time.
 func (r *Registry) possessions(d *domain.Definition) []trait {
-	all := []trait{{"UEFI variables", d.OS.NVRAM.Path}}
+	all := []trait{{nvramTrait, d.OS.NVRAM.Path}}
 	for _, disk := range d.Devices.Disks {
 		if !disk.ReadOnly && !disk.Shareable && disk.Device != "cdrom" {
 			all = append(all, trait{"writable disk", r.placeOf(disk.Source)})
