@@ -150,9 +150,11 @@ func (c *completion) memory() error {
 
 // Bounds on one guest, at or above what any machine takes.
 const (
-	MaxVCPUs   = 4096
-	MaxCells   = 128
-	MaxDevices = 4096
+	MaxVCPUs     = 4096
+	MaxCells     = 128
+	MaxDevices   = 4096
+	MaxIOThreads = 4096
+	MaxQueues    = 256 // of an interface, as the kernel has it
 )
 
 func (c *completion) processors() error {
@@ -169,6 +171,8 @@ func (c *completion) processors() error {
 		return invalid("%d vcpus are more than the %d that a guest can have", v.Max, MaxVCPUs)
 	case v.Current > v.Max:
 		return invalid("%d current vcpus are more than the maximum of %d", v.Current, v.Max)
+	case d.IOThreads > MaxIOThreads:
+		return invalid("%d iothreads are more than the %d that a guest can have", d.IOThreads, MaxIOThreads)
 	}
 	if d.NUMA.Placement == "auto" && v.CPUs.IsEmpty() {
 		v.Placement = "auto"

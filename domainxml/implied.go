@@ -119,6 +119,8 @@ func (c *completion) completeNIC(d *device.NIC) (err error) {
 		return invalid("an interface of type bridge names no bridge")
 	case d.Type == "direct" && d.HostDev == "":
 		return invalid("an interface of type direct names no device")
+	case d.Queues > MaxQueues:
+		return invalid("%d queues are more than the %d that an interface can have", d.Queues, MaxQueues)
 	}
 	if d.Type == "direct" {
 		setDefault(&d.DirectMode, "vepa")
