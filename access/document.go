@@ -320,9 +320,10 @@ type walker struct{ places }
 var hostly = map[string]bool{"hostdev": true, "shmem": true, "lease": true, "seclabel": true, "resource": true, "bootloader": true}
 
 // peaceful are the types of interfaces and character devices that reach nothing
-// of the host which the walk does not see.
+// of the host which the walk does not see. An interface of type user is none: by it a
+// guest reaches what listens on the host for the host alone, as others' displays do.
 var (
-	peacefulNICs  = []string{"user", "network"}
+	peacefulNICs  = []string{"network"}
 	peacefulChars = []string{"", "pty", "null", "vc", "unix", "file", "pipe", "dev", "stdio", "spicevmc", "spiceport", "qemu-vdagent"}
 	peacefulDisks = []string{"", "file", "block", "volume"}
 )
@@ -335,7 +336,7 @@ func (w walker) walk(in, e *markup.Element) error {
 	case e.Space != "" || hostly[e.Name]:
 		return w.refuse("<" + e.Name + ">")
 	}
-	if err := w.kind(e); err != nil {
+	if err := w.kind(in, e); err != nil {
 		return err
 	}
 	for _, u := range own(in, e) {
@@ -356,8 +357,8 @@ func (w walker) walk(in, e *markup.Element) error {
 	return nil
 }
 
-// kind checks the types of devices.
-func (w walker) kind(e *markup.Element) error {
+// kind checks the types of devices, and of what is behind sources of random numbers.
+func (w walker) kind(in, e *markup.Element) error {
 	sort, allowed := e.Attr("type"), []string(nil)
 	switch e.Name {
 	case "disk", "backingStore", "mirror":
@@ -370,11 +371,13 @@ func (w walker) kind(e *markup.Element) error {
 		if network := joined(e); network != "" && !w.joins(network) && !slices.Contains(w.known, use{joins, network}) {
 			return w.refuse("network '" + network + "'")
 		}
-	case "serial", "parallel", "console", "channel", "smartcard", "redirdev", "rng":
+	case "serial", "parallel", "console", "channel", "smartcard", "redirdev":
 		allowed = peacefulChars
-		if e.Name == "rng" {
-			sort = ""
+	case "backend":
+		if in == nil || in.Name != "rng" {
+			return nil
 		}
+		allowed = peacefulChars
 	default:
 		return nil
 	}

@@ -35,6 +35,9 @@ func own(in, e *markup.Element) []use {
 	if text := strings.TrimSpace(e.Text()); strings.HasPrefix(text, "/") || text != "" && isPath(pathlyTexts, e.Name, in, e) {
 		found = append(found, use{as, text})
 	}
+	if in != nil && in.Name == "tpm" && e.Attr("type") == "passthrough" && e.Child("device").Attr("path") == "" {
+		found = append(found, use{"backend/device@path", "/dev/tpm0"}) // which is meant where none is named
+	}
 	for _, a := range e.Attrs {
 		if strings.HasPrefix(a.Value, "/") || a.Value != "" && isPath(pathly, a.Name, in, e) {
 			found = append(found, use{as + "@" + a.Name, a.Value})
