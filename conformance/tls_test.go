@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -61,11 +62,12 @@ func (a *authority) save(path, kind string, blocks ...[]byte) {
 	}
 }
 
-// issue makes a certificate and its key, and gives its number.
+// issue makes a certificate and its key, of RSA as most authorities do, and gives its
+// number.
 func (a *authority) issue(subject pkix.Name, certificate, key string) int64 {
 	a.t.Helper()
 	a.serial++
-	secret, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	secret, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		a.t.Fatal(err)
 	}

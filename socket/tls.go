@@ -68,12 +68,13 @@ func (c *Certificates) Reload() error {
 }
 
 // Server gives the host's end of a secure connection, whose handshake is still to come. It may
-// offer a choice of protocols to speak on it.
+// offer a choice of protocols to speak on it. Where it offers none the client is one of
+// libvirt's, and is met with TLS 1.2: those have GnuTLS, which by 1.3 shows no RSA certificate
+// to a host that takes PSS alone for signatures, as crypto/tls does.
 func (c *Certificates) Server(conn net.Conn, protocols ...string) *tls.Conn {
-	config := c.now.Load()
-	if len(protocols) > 0 {
-		config = config.Clone()
-		config.NextProtos = protocols
+	config := c.now.Load().Clone()
+	if config.NextProtos = protocols; len(protocols) == 0 {
+		config.MaxVersion = tls.VersionTLS12
 	}
 	return tls.Server(conn, config)
 }
