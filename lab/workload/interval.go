@@ -101,8 +101,8 @@ func (c *Count) UnmarshalJSON(data []byte) error {
 		if err != nil {
 			return err
 		}
-		if times.TotalCount() < text.Done {
-			return fault.New(fault.Invalid, fault.Host, "cannot read a count: %d done and %d times", text.Done, times.TotalCount())
+		if n := times.TotalCount(); n < text.Done || n > maxCount {
+			return fault.New(fault.Invalid, fault.Host, "cannot read a count: %d done and %d times", text.Done, n)
 		}
 		*h.into = times
 	}
@@ -134,7 +134,8 @@ type Total struct {
 	Ops    map[string]Count `json:"ops"`
 }
 
-// Add takes an interval into the sum. What goes past MaxOps names is refused.
+// Add takes an interval into the sum. What goes past MaxOps names, or past what can be
+// counted, is refused.
 func (t *Total) Add(i Interval) error {
 	if err := i.Check(); err != nil {
 		return err
@@ -148,7 +149,11 @@ func (t *Total) Add(i Interval) error {
 		if !known && len(t.Ops) == MaxOps {
 			return fault.New(fault.Invalid, fault.Host, "more than %d names of operations", MaxOps)
 		}
-		sum.add(i.Ops[name])
+		more := i.Ops[name]
+		if !sum.takes(more) {
+			return fault.New(fault.Invalid, fault.Host, "more than 2^53 of %s", name)
+		}
+		sum.add(more)
 		t.Ops[name] = sum
 	}
 	return nil
@@ -164,6 +169,15 @@ func (t Total) All() Count {
 		}
 	}
 	return all
+}
+
+// takes tells whether the sum of both is one that can be counted.
+func (c *Count) takes(more Count) bool {
+	times := func(a, b *hdrhistogram.Histogram) bool {
+		return a == nil || b == nil || a.TotalCount()+b.TotalCount() <= maxCount
+	}
+	return c.Done+more.Done <= maxCount && c.Errors+more.Errors <= maxCount && c.Bytes+more.Bytes <= maxCount &&
+		times(c.Latency, more.Latency) && times(c.Service, more.Service)
 }
 
 // add keeps the sum's histograms its own.
