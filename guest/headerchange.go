@@ -31,6 +31,11 @@ type headerChange struct{ Before, After []byte }
 // headerBlock is what a disk writes whole or not at all, in bytes.
 const headerBlock = 512
 
+// saveChanging is the magic of an image while its header is neither the old one nor the
+// new one, so that nobody, here or elsewhere, takes such a header for one: also not
+// where the image was moved away, or copied, and of what was noted nothing is known.
+const saveChanging = "LodgeSaveChanges"
+
 func newHeaderChange(before, after []byte) headerChange {
 	n := len(before)
 	for n > 0 && before[n-1] == after[n-1] {
@@ -45,6 +50,9 @@ func (c headerChange) amid(now []byte) bool {
 	if len(c.After) != len(c.Before) || len(now) != len(c.Before) || bytes.Equal(now, c.Before) || bytes.Equal(now, c.After) {
 		return false
 	}
+	if isChanging(now) {
+		now = append([]byte(saveMagic), now[len(saveMagic):]...)
+	}
 	for at := 0; at < len(now); at += headerBlock {
 		end := min(at+headerBlock, len(now))
 		if block := now[at:end]; !bytes.Equal(block, c.Before[at:end]) && !bytes.Equal(block, c.After[at:end]) {
@@ -54,10 +62,25 @@ func (c headerChange) amid(now []byte) bool {
 	return true
 }
 
-// writeHeader puts the beginning of an image in its place, and out to the disk.
+func isChanging(header []byte) bool { return bytes.HasPrefix(header, []byte(saveChanging)) }
+
+// writeHeader puts the beginning of an image in its place, and out to the disk: the first
+// block, with the magic, last.
 func writeHeader(f *os.File, header []byte) error {
-	at := int64(0)
-	for block := range slices.Chunk(header, headerBlock) {
+	blocks := slices.Collect(slices.Chunk(header, headerBlock))
+	if len(blocks) > 1 {
+		if err := writeSynced(f, 0, []byte(saveChanging)); err != nil {
+			return err
+		}
+		if err := writeSynced(f, headerBlock, blocks[1:]...); err != nil {
+			return err
+		}
+	}
+	return writeSynced(f, 0, blocks[:min(1, len(blocks))]...)
+}
+
+func writeSynced(f *os.File, at int64, blocks ...[]byte) error {
+	for _, block := range blocks {
 		if err := failpoint.Err("header.block"); err != nil {
 			return err
 		}
@@ -94,31 +117,84 @@ func (r *Registry) settleHeader(f *os.File, path string) error {
 	var c headerChange
 	err := r.store.Get(headerChanges, path, &c)
 	if fault.Is(err, fault.NotFound) {
-		return nil
+		return r.settleMoved(f, path)
 	}
 	if err != nil {
 		return err
 	}
+	amid, err := c.cutOff(f)
+	if err == nil && amid {
+		err = r.undoHeader(f, path, c)
+	} else if err == nil {
+		err = f.Sync() // a whole one may not be on the disk yet
+	}
+	if err != nil {
+		return err
+	}
+	r.forgetHeader(path)
+	if !amid {
+		return r.settleMoved(f, path) // one that was moved here
+	}
+	return nil
+}
+
+// settleMoved does so for an image that came here by another name than is noted: it is
+// known by what it holds.
+func (r *Registry) settleMoved(f *os.File, path string) error {
+	magic := make([]byte, len(saveChanging))
+	if _, err := f.ReadAt(magic, 0); err != nil || !isChanging(magic) {
+		return nil // whoever reads on says what is wrong with it
+	}
+	noted := map[string]headerChange{}
+	err := r.store.Each(headerChanges, func(from string, decode func(any) error) error {
+		var c headerChange
+		if err := decode(&c); err == nil {
+			noted[from] = c
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for from, c := range noted {
+		amid, err := c.cutOff(f)
+		if err != nil || !amid {
+			continue
+		}
+		if err := r.undoHeader(f, path, c); err != nil {
+			return err
+		}
+		ctx, stop := context.WithTimeout(r.life, closeTime)
+		defer stop()
+		if there, err := fileExists(ctx, from); err == nil && !there { // it was moved and not copied
+			r.forgetHeader(from)
+		}
+		return nil
+	}
+	return nil
+}
+
+// cutOff reports whether the change stopped amid an image.
+func (c headerChange) cutOff(f *os.File) (bool, error) {
 	now := make([]byte, len(c.Before))
 	if n, err := f.ReadAt(now, 0); errors.Is(err, io.EOF) {
 		now = now[:n]
 	} else if err != nil {
+		return false, err
+	}
+	return c.amid(now), nil
+}
+
+func (r *Registry) undoHeader(f *os.File, path string, c headerChange) error {
+	w, err := image.Reopen(int(f.Fd()), path, unix.O_RDWR)
+	if err != nil {
 		return err
 	}
-	if c.amid(now) {
-		w, err := image.Reopen(int(f.Fd()), path, unix.O_RDWR)
-		if err != nil {
-			return err
-		}
-		defer w.Close()
-		if err := writeHeader(w, c.Before); err != nil {
-			return fmt.Errorf("its header was being changed, and the old one cannot be put back: %w", err)
-		}
-		r.log.Info("the change of a saved image's header was cut off, and is undone", "image", path)
-	} else if err := f.Sync(); err != nil { // a whole one may not be on the disk yet
-		return err
+	defer w.Close()
+	if err := writeHeader(w, c.Before); err != nil {
+		return fmt.Errorf("its header was being changed, and the old one cannot be put back: %w", err)
 	}
-	r.forgetHeader(path)
+	r.log.Info("the change of a saved image's header was cut off, and is undone", "image", path)
 	return nil
 }
 

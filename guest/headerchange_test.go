@@ -105,6 +105,86 @@ func (s *imageShelf) begun(doc string) (headerChange, *os.File) {
 	return c, f
 }
 
+// cutOff leaves an image as a daemon does that is killed when it has written n blocks of
+// its new header: all but the first, and then that.
+func (s *imageShelf) cutOff(f *os.File, blocks [][]byte, n int) {
+	s.t.Helper()
+	if n == len(blocks) {
+		s.must(writeHeader(f, bytes.Join(blocks, nil)))
+		return
+	}
+	at := int64(headerBlock)
+	_, err := f.WriteAt([]byte(saveChanging), 0)
+	s.must(err)
+	for _, block := range blocks[1 : n+1] {
+		_, err := f.WriteAt(block, at)
+		s.must(err)
+		at += int64(len(block))
+	}
+}
+
+// alike is a definition of the first one's length that differs in every block: either half
+// of it goes with the other's.
+var alike = strings.ReplaceAll(title("other"), "long ", "LONG ")
+
+// TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused moves or copies an image whose change was
+// cut off away before the next daemon starts: it is mended where it is met, and where nothing is
+// known of what it was it is refused, in words, whatever half of the new definition it has.
+func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
+	s := newImageShelf(t)
+	c, _ := s.begun(alike)
+	blocks := slices.Collect(slices.Chunk(c.After, headerBlock))
+	first, elsewhere := s.path, filepath.Join(t.TempDir(), "elsewhere")
+	for n := range blocks {
+		s.path = first
+		s.save(first, title("first"))
+		_, f := s.begun(alike)
+		s.cutOff(f, blocks, n)
+		torn, err := os.ReadFile(first)
+		s.must(err)
+		s.must(os.Rename(first, elsewhere))
+		s.begin()
+		s.path = elsewhere
+		if is := s.says(); is != "first" || s.noted() {
+			t.Errorf("%d of %d blocks: moved away it is %q; noted: %v", n, len(blocks), is, s.noted())
+		}
+		s.must(os.WriteFile(elsewhere, torn, 0o600)) // a copy of which nobody knows any more
+		i, err := s.openSaved(t.Context(), elsewhere, SaveOptions{})
+		if err == nil {
+			i.close()
+			t.Fatalf("%d of %d blocks: half a header is taken, that of %q", n, len(blocks), i.def.Title)
+		}
+		if !strings.Contains(err.Error(), elsewhere) || !strings.Contains(err.Error(), "was cut off") || !strings.Contains(err.Error(), "take another copy") {
+			t.Errorf("the refusal is %v", err)
+		}
+		if err := s.RedefineSaved(t.Context(), elsewhere, SaveOptions{XML: alike}); err == nil {
+			t.Error("half a header is changed once more")
+		}
+		if after, err := os.ReadFile(elsewhere); err != nil || !bytes.Equal(after, torn) {
+			t.Errorf("what is refused is changed (%v)", err)
+		}
+	}
+}
+
+// A copy is mended, and the image that it was copied from, too.
+func TestACopyOfAnImageAmidAChangeIsMended(t *testing.T) {
+	s := newImageShelf(t)
+	c, f := s.begun(alike)
+	s.cutOff(f, slices.Collect(slices.Chunk(c.After, headerBlock)), 2)
+	torn, err := os.ReadFile(s.path)
+	s.must(err)
+	first, copied := s.path, filepath.Join(t.TempDir(), "copy")
+	s.must(os.WriteFile(copied, torn, 0o600))
+	for _, s.path = range []string{copied, first} {
+		if is := s.says(); is != "first" {
+			t.Errorf("%s is %q", s.path, is)
+		}
+	}
+	if s.noted() {
+		t.Error("the note stays")
+	}
+}
+
 func TestAHeaderThatIsCutOffIsTheOldOneOrTheNewOne(t *testing.T) {
 	s := newImageShelf(t)
 	c, _ := s.begun(title("the second one"))
@@ -116,8 +196,7 @@ func TestAHeaderThatIsCutOffIsTheOldOneOrTheNewOne(t *testing.T) {
 		for n := range len(blocks) + 1 {
 			s.save(s.path, title("first"))
 			c, f := s.begun(title("the second one"))
-			_, err := f.WriteAt(bytes.Join(blocks[:n], nil), 0) // and the daemon is killed
-			s.must(err)
+			s.cutOff(f, blocks, n)
 			if reader == "the next daemon" {
 				s.begin()
 				if s.noted() {

@@ -290,6 +290,9 @@ func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	case saveMagic:
 	case savePartial:
 		return nil, errors.New("it was not completed: its writer failed or was killed")
+	case saveChanging:
+		return nil, errors.New("a change of its definition was cut off, and nothing is noted here of what it was before; " +
+			"have the daemon read it that was changing it, which mends it, or take another copy of the image")
 	default:
 		return nil, errors.New("it is not a saved domain")
 	}
