@@ -13,8 +13,7 @@ import (
 // removeFile removes a file that is no longer wanted; one that cannot be
 // removed is logged and stays.
 func removeFile(log *slog.Logger, path string) {
-	failpoint.Reach("guest.remove-file")
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := removeNamed(path, nil); err != nil {
 		log.Error("cannot remove a file", "path", path, "error", err)
 	}
 }
