@@ -1,0 +1,75 @@
+package conformance
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestTheGroupLetsIn has users come to both APIs' sockets: members of the group, by
+// their own group or by a further one, others, and others who only look.
+func TestTheGroupLetsIn(t *testing.T) {
+	needs(t)
+	d := start(t, "--group", "games") // Debian has it anywhere
+	if err := os.Chmod(d.dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	d.define(t, shape{name: "web-1"})
+	lodge := []string{program(t, "lodge"), "--socket", d.run + "/lodge.sock", "ps"}
+	virsh := []string{"virsh", "-q", "-c", d.uri(), "list", "--all"}
+	for who, c := range map[string]struct {
+		groups []string
+		in     bool
+	}{
+		"a member":             {[]string{"--regid", "games", "--clear-groups"}, true},
+		"a member besides":     {[]string{"--regid", "4244", "--groups", "games"}, true},
+		"another":              {[]string{"--regid", "4244", "--clear-groups"}, false},
+		"a member of another":  {[]string{"--regid", "4244", "--groups", "adm"}, false},
+		"one of root's groups": {[]string{"--regid", "root", "--clear-groups"}, false},
+	} {
+		for _, words := range [][]string{virsh, lodge} {
+			client := d.command(t.Context(), "setpriv", slices.Concat([]string{"--reuid", "4244"}, c.groups, words)...)
+			client.Env = append(os.Environ(), "HOME=/nonexistent")
+			out, err := client.CombinedOutput()
+			if in := err == nil && strings.Contains(string(out), "web-1"); in != c.in {
+				t.Errorf("%s comes in by %s: %v, not %v: %s", who, words[0], in, c.in, out)
+			}
+		}
+	}
+	looks := d.as(t.Context(), stranger, "virsh", "-q", "-r", "-c", d.uri()+"-ro", "list", "--all", "--name")
+	if out, err := looks.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "web-1" {
+		t.Errorf("who looks sees %q, %v", out, err)
+	}
+}
+
+// TestNothingListensUnlessAsked looks at all sockets that take anything from anybody in
+// a world where nothing but a daemon with its defaults and its guests is.
+func TestNothingListensUnlessAsked(t *testing.T) {
+	needs(t)
+	d := start(t)
+	d.define(t, shape{name: "plain"})
+	d.define(t, shape{name: "seen", devices: "<graphics type='vnc'/><graphics type='spice' autoport='yes'/><video><model type='vga'/></video>"})
+	d.virsh(t, "start", "--paused", "plain")
+	listening := func() (found []string) {
+		out := d.output(t, "ss", "-H", "-l", "-n", "-t", "-u", "-w", "-x", "-0", "--sctp", "--dccp", "--vsock")
+		for line := range strings.Lines(out) {
+			if f := strings.Fields(line); len(f) > 4 && !strings.HasPrefix(f[4], d.dir+"/") {
+				found = append(found, f[0]+" "+f[4])
+			}
+		}
+		return found
+	}
+	if found := listening(); len(found) > 0 {
+		t.Errorf("beyond the directories of the test these listen: %q", found)
+	}
+	d.virsh(t, "start", "--paused", "seen")
+	for _, what := range listening() {
+		if !strings.HasPrefix(what, "tcp 127.0.0.1:59") {
+			t.Errorf("a display that says no place listens at %q", what)
+		}
+	}
+	if n := len(listening()); n != 2 {
+		t.Errorf("%d displays listen, not 2", n)
+	}
+}
