@@ -273,9 +273,10 @@ func (p *places) lies(path string) bool {
 }
 
 // holds says whether a use of a path is allowed: where it lies, because the guest uses
-// it so already, or because every guest may read it.
+// it so already, or because every guest may read it. No place for files is one for programs,
+// which the host would run.
 func (p *places) holds(u use) bool {
-	return p.lies(u.path) || slices.Contains(p.known, u) || u.stock()
+	return p.lies(u.path) && !u.ofProgram() || slices.Contains(p.known, u) || u.stock()
 }
 
 // refuse says why something is not allowed.
@@ -340,7 +341,11 @@ func (w walker) walk(in, e *markup.Element) error {
 		return err
 	}
 	for _, u := range own(in, e) {
-		if !w.holds(u) {
+		switch {
+		case w.holds(u):
+		case u.ofProgram():
+			return w.refuse("the program " + u.path)
+		default:
 			return w.refuse(u.path)
 		}
 	}

@@ -86,6 +86,9 @@ func (u use) ofDisk() bool {
 	return strings.HasPrefix(u.as, "disk/source") || strings.HasPrefix(u.as, "backingStore/source")
 }
 
+// ofProgram says whether it is run on the host.
+func (u use) ofProgram() bool { return u.as == "emulator" || strings.HasSuffix(u.as, "/emulator") }
+
 // stocks are the programs, the firmware and the devices of the host that every guest may
 // use, by what it may use them as.
 var stocks = map[string][]string{

@@ -75,6 +75,7 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 		{"the host's firmware as a log", "", "<serial type='pty'><log file='/usr/share/OVMF/OVMF_CODE.fd'/></serial>", false},
 		{"the host's QEMU as a console", "", "<serial type='file'><source path='/usr/bin/qemu-system-x86_64'/></serial>", false},
 		{"the host's QEMU", "", "<emulator>/usr/bin/qemu-system-x86_64</emulator>", true},
+		{"a program of its own", "", "<emulator>/srv/build/qemu</emulator>", false},
 		{"random numbers of the host", "", "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>", true},
 		{"another device as random numbers", "", "<rng model='virtio'><backend model='random'>/dev/mem</backend></rng>", false},
 		{"random numbers of a port of the host's", "", "<rng model='virtio'><backend model='egd' type='tcp'><source mode='bind' host='0.0.0.0' service='7777'/></backend></rng>", false},
