@@ -24,6 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
@@ -74,8 +75,11 @@ func serve(t testing.TB, guests int, change ...func(*limits)) *house {
 	for _, c := range change {
 		c(&l)
 	}
+	all := fleet.New(fleet.Config{Guests: registry, Pools: pools, Events: h.events, Log: log})
+	gate, err := access.New(access.Config{Guests: registry, Fleet: all, Pools: pools, Networks: &network.Networks{}, Log: log})
+	ok(t, err)
 	h.server = newServer(Config{
-		Fleet:  fleet.New(fleet.Config{Guests: registry, Pools: pools, Events: h.events, Log: log}),
+		Fleet: all, Gate: gate,
 		Guests: registry, Events: h.events, Log: log, Version: "test",
 	}, l)
 	listener, err := socket.Listen(t.Context(), socket.Place{Path: h.path})

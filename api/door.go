@@ -28,6 +28,45 @@ type door struct {
 	log              *slog.Logger
 
 	warned time.Time // belongs to who accepts
+
+	mu     sync.Mutex
+	inside map[*client]bool
+}
+
+func (d *door) enter(c *client) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.inside == nil {
+		d.inside = map[*client]bool{}
+	}
+	d.inside[c] = true
+}
+
+func (d *door) leave(c *client) {
+	d.conns.leave(c.owner, 1)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.inside, c)
+}
+
+// heed hangs up on whom the rules, which have changed, let in no more.
+func (d *door) heed(ctx context.Context, gate *access.Gate) {
+	changed := gate.Changed()
+	for {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+		changed = gate.Changed()
+		d.mu.Lock()
+		for c := range d.inside {
+			if !c.strange.Load() && gate.Admit(c.who) != nil {
+				_ = c.Conn.Close() // whoever serves it notices, and closes the rest
+			}
+		}
+		d.mu.Unlock()
+	}
 }
 
 // grumble is how often the log is told at most that clients are turned away.
@@ -46,6 +85,7 @@ func (d *door) accept() (*client, error) {
 		c := newClient(conn, d)
 		if d.conns.take(c.owner, 1) {
 			if d.strangers.take(c.owner, 1) {
+				d.enter(c)
 				return c, nil
 			}
 			d.conns.leave(c.owner, 1)
@@ -71,6 +111,8 @@ type client struct {
 	// Proved is guarded by it.
 	proof  chan struct{}
 	proved bool
+
+	unwatch func() // of one from another host: ends the watch on its certificate; written before the hall gives it on
 }
 
 func newClient(conn net.Conn, d *door) *client {
@@ -86,7 +128,10 @@ func newClient(conn net.Conn, d *door) *client {
 func (c *client) Close() error {
 	c.once.Do(func() {
 		c.meet()
-		c.door.conns.leave(c.owner, 1)
+		c.door.leave(c)
+		if c.unwatch != nil {
+			c.unwatch()
+		}
 	})
 	return c.Conn.Close()
 }
@@ -184,6 +229,10 @@ func (h *hall) welcome(c *client) {
 		h.audit.Note(access.Entry{Who: who, API: "lodge", Call: "TLS", Err: err, Login: true})
 	}
 	if err == nil {
+		c.unwatch = h.certificates.Watch(secure, func(why error) {
+			h.audit.Note(access.Entry{Who: who, API: "lodge", Call: "TLS", Err: why, Login: true})
+			_ = c.Conn.Close() // whoever serves it notices, and closes the rest
+		})
 		select {
 		case h.let <- secure:
 			return

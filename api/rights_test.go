@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -19,7 +18,6 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
-	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/socket"
 )
 
@@ -43,11 +41,8 @@ func (h *house) held(rules string) context.Context {
 	h.t.Helper()
 	file := filepath.Join(h.t.TempDir(), "access.yaml")
 	ok(h.t, os.WriteFile(file, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", "+rules+"}]\n"), 0o600))
-	gate, err := access.New(access.Config{
-		File: file, Guests: h.server.Guests, Fleet: h.server.Fleet, Pools: h.server.Guests.Pools, Networks: &network.Networks{}, Log: slog.New(slog.DiscardHandler),
-	})
-	ok(h.t, err)
-	h.server.Gate = gate // nobody calls yet
+	h.server.Gate.File = file // nobody calls yet
+	ok(h.t, h.server.Gate.Reload())
 	return context.WithValue(h.context(), whoKey{}, access.LocalWho(socket.Peer{PID: 7, UID: 1002, GID: 1002}))
 }
 

@@ -83,9 +83,13 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	defer stop(nil)
 	server := s.http(calls)
 	served := make(chan error, len(listeners))
+	var heeding sync.WaitGroup
+	defer heeding.Wait() // stop has ended it
 	for _, l := range listeners {
+		d := s.door(l)
+		heeding.Go(func() { d.heed(calls, s.Gate) })
 		go func() {
-			err := server.Serve(s.entrance(l))
+			err := server.Serve(s.entrance(d, l))
 			served <- fault.Wrap(err, fault.Failed, fault.Host, "cannot take clients on %s", l.Addr())
 		}()
 	}
@@ -98,9 +102,12 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	return errors.Join(failure, s.hangUp(server))
 }
 
+func (s *Server) door(l Listener) *door {
+	return &door{Listener: l.Listener, conns: s.conns, strangers: s.strangers, log: s.Log}
+}
+
 // entrance is a listener within its bounds.
-func (s *Server) entrance(l Listener) net.Listener {
-	d := &door{Listener: l.Listener, conns: s.conns, strangers: s.strangers, log: s.Log}
+func (s *Server) entrance(d *door, l Listener) net.Listener {
 	if l.Certificates == nil {
 		return d
 	}

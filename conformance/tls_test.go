@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"bufio"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -127,6 +128,40 @@ func startAfar(t *testing.T, flags ...string) (d *daemon, ca *authority, pki str
 	return d, ca, pki
 }
 
+// hangUp has the daemon read its rules and certificates anew.
+func (d *daemon) hangUp(t *testing.T) {
+	t.Helper()
+	before := d.says("the certificates were read anew")
+	d.output(t, "kill", "-HUP", d.pid)
+	eventually(t, "the certificates to be read anew", func() bool { return d.says("the certificates were read anew") > before })
+}
+
+// visitor starts a client that stays, and waits for its first line. What it gives waits
+// for the client's end, of which the daemon is to be the cause.
+func (d *daemon) visitor(t *testing.T, name string, args ...string) (goes func(who string)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	c := d.command(ctx, name, args...)
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Errorf("the visitor says nothing: %v", err)
+	}
+	return func(who string) {
+		t.Helper()
+		defer cancel()
+		_ = c.Wait() // how it ends is its own matter
+		if ctx.Err() != nil {
+			t.Errorf("a client %s stays", who)
+		}
+	}
+}
+
 // TestClientsOfOtherHosts has virsh come in with certificates, as it does from
 // another host: good ones, others', ones that were taken back, and none at all.
 func TestClientsOfOtherHosts(t *testing.T) {
@@ -160,9 +195,10 @@ func TestClientsOfOtherHosts(t *testing.T) {
 	if d.says(`dn="CN=alice,O=Ops"`) == 0 || d.says("call=TLS verb=open result=denied") == 0 {
 		t.Error("the audit has nothing of them")
 	}
+	visitor := d.visitor(t, "/usr/bin/python3", script(t, "visitor.py"), "qemu+tls://localhost/system?pkipath="+alice)
 	ca.revoke(filepath.Join(pki, "CA/cacrl.pem"), number)
-	d.output(t, "kill", "-HUP", d.pid)
-	eventually(t, "the certificates to be read anew", func() bool { return d.says("the certificates were read anew") > 0 })
+	d.hangUp(t)
+	visitor("whose certificate was taken back")
 	if out, err := virsh(alice, "list"); err == nil {
 		t.Errorf("alice comes in with what was taken back: %q", out)
 	}
@@ -205,9 +241,28 @@ func TestTheAPIForOtherHosts(t *testing.T) {
 	eventually(t, "the audit to have them", func() bool {
 		return d.says(`api=lodge dn="CN=alice,O=Ops"`) > 0 && d.says("call=TLS verb=open result=denied") > 0
 	})
+	events := func() func(string) { // of another life, so that it begins with a line
+		return d.visitor(t, program(t, "lodge"), "--host", "localhost", "--pki", alice, "events", "--after", "another/1")
+	}
+	visitor := events()
+	ruleFile := filepath.Join(pki, "access.yaml")
+	rules, err := os.ReadFile(ruleFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(ruleFile, []byte("version: 1\nrules: []\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.hangUp(t)
+	visitor("whom no rule is about any more")
+	if err := os.WriteFile(ruleFile, rules, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.hangUp(t)
+	visitor = events()
 	ca.revoke(filepath.Join(pki, "CA/cacrl.pem"), number)
-	d.output(t, "kill", "-HUP", d.pid)
-	eventually(t, "the certificates to be read anew", func() bool { return d.says("the certificates were read anew") > 0 })
+	d.hangUp(t)
+	visitor("whose certificate was taken back")
 	if out, err := lodge(alice, "ps"); err == nil {
 		t.Errorf("alice comes in with what was taken back: %q", out)
 	}

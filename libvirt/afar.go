@@ -11,6 +11,7 @@ const welcome = 1
 
 // fromAfar makes a new connection one of another host.
 func (c *client) fromAfar(l Listener) {
+	c.proof = l.Certificates
 	c.tls = l.Certificates.Server(c.conn)
 	c.conn = c.tls
 	c.log = c.server.log.With("address", c.conn.RemoteAddr().String())
@@ -40,6 +41,12 @@ func (c *client) secure() bool {
 		c.log.Debug("a client of another host was not let in", "reason", err)
 	}
 	return err == nil
+}
+
+// expel ends the connection of a client whom its certificate lets in no more.
+func (c *client) expel(why error) {
+	c.server.audit.Note(access.Entry{Who: c.session.who(), API: "libvirt", Call: "TLS", Err: why, Login: true})
+	c.end(why)
 }
 
 func (c *client) welcome() error {

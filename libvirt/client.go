@@ -46,7 +46,8 @@ type client struct {
 	stopRead context.CancelCauseFunc
 	calls    context.Context // of its calls, which do not end with it; has its turns
 
-	tls     *tls.Conn // conn, of a client from another host; nil: a unix socket's
+	tls     *tls.Conn            // conn, of a client from another host; nil: a unix socket's
+	proof   *socket.Certificates // those that its certificate was found good by
 	out     chan *outgoing
 	work    sync.WaitGroup
 	running chan struct{} // a place for each ordinary call that may run at a time
@@ -89,6 +90,9 @@ func newClient(s *Server, conn net.Conn, readOnly bool) *client {
 func (c *client) serve() {
 	if !c.secure() {
 		return
+	}
+	if c.tls != nil {
+		defer c.proof.Watch(c.tls, c.expel)()
 	}
 	closing := context.AfterFunc(c.life, func() { _ = c.conn.Close() })
 	if c.server.reception.Asks(c.session.who()) {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"net"
 	"os"
 	"path/filepath"
@@ -33,8 +34,16 @@ const maxPEM = 8 << 20
 //	libvirt/servercert.pem          the host's own
 //	libvirt/private/serverkey.pem
 type Certificates struct {
-	folder string
-	now    atomic.Pointer[tls.Config]
+	folder  string
+	now     atomic.Pointer[trust]
+	watches watches
+}
+
+// trust is what the files say, understood. It is never changed.
+type trust struct {
+	server  *tls.Config
+	roots   *x509.CertPool
+	revoked revocations
 }
 
 // OpenCertificates reads them.
@@ -43,8 +52,8 @@ func OpenCertificates(folder string) (*Certificates, error) {
 	return c, c.Reload()
 }
 
-// Reload reads them again, for clients that come from now on. What is wrong
-// leaves what was.
+// Reload reads them again, for clients that come from now on, and those that are watched. What
+// is wrong leaves what was.
 func (c *Certificates) Reload() error {
 	ca := filepath.Join(c.folder, "CA")
 	roots, authorities, err := readAuthorities(filepath.Join(ca, "cacert.pem"))
@@ -59,11 +68,12 @@ func (c *Certificates) Reload() error {
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot read the host's certificate and key below %s", c.folder)
 	}
-	c.now.Store(&tls.Config{
+	c.now.Store(&trust{roots: roots, revoked: revoked, server: &tls.Config{
 		MinVersion: tls.VersionTLS12, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots, Certificates: []tls.Certificate{own},
 		SessionTicketsDisabled: true, // a certificate that is taken back must not come in by an older session
 		VerifyConnection:       revoked.check,
-	})
+	}})
+	c.lookAll()
 	return nil
 }
 
@@ -72,7 +82,7 @@ func (c *Certificates) Reload() error {
 // libvirt's, and is met with TLS 1.2: those have GnuTLS, which by 1.3 shows no RSA certificate
 // to a host that takes PSS alone for signatures, as crypto/tls does.
 func (c *Certificates) Server(conn net.Conn, protocols ...string) *tls.Conn {
-	config := c.now.Load().Clone()
+	config := c.now.Load().server.Clone()
 	if config.NextProtos = protocols; len(protocols) == 0 {
 		config.MaxVersion = tls.VersionTLS12
 	}
@@ -143,7 +153,20 @@ func readAuthorities(path string) (*x509.CertPool, []*x509.Certificate, error) {
 }
 
 // revocations are the lists of certificates that were taken back.
-type revocations []*x509.RevocationList
+type revocations []revocation
+
+type revocation struct {
+	*x509.RevocationList
+	numbers map[string]bool
+}
+
+func newRevocation(list *x509.RevocationList) revocation {
+	r := revocation{list, map[string]bool{}}
+	for _, entry := range list.RevokedCertificateEntries {
+		r.numbers[entry.SerialNumber.String()] = true
+	}
+	return r
+}
 
 // readRevocations reads lists that one of the authorities has signed. No file is no list.
 func readRevocations(path string, authorities []*x509.Certificate) (revocations, error) {
@@ -155,7 +178,7 @@ func readRevocations(path string, authorities []*x509.Certificate) (revocations,
 		}
 		for _, ca := range authorities {
 			if list.CheckSignatureFrom(ca) == nil {
-				lists = append(lists, list)
+				lists = append(lists, newRevocation(list))
 				return nil
 			}
 		}
@@ -172,22 +195,35 @@ func readRevocations(path string, authorities []*x509.Certificate) (revocations,
 
 // check refuses certificates that were taken back, and everybody once a list is out of date.
 func (r revocations) check(state tls.ConnectionState) error {
-	for _, chain := range state.VerifiedChains {
-		for _, one := range chain {
-			for _, list := range r {
-				if !bytes.Equal(list.RawIssuer, one.RawIssuer) {
-					continue
-				}
-				if !list.NextUpdate.IsZero() && time.Now().After(list.NextUpdate) {
-					return fault.New(fault.Denied, fault.Host, "the list of certificates that were taken back is out of date since %v; renew it", list.NextUpdate)
-				}
-				for _, entry := range list.RevokedCertificateEntries {
-					if entry.SerialNumber.Cmp(one.SerialNumber) == 0 {
-						return fault.New(fault.Denied, fault.Call, "certificate %v was taken back", one.SerialNumber)
+	for list := range r.over(state.VerifiedChains) {
+		if !list.NextUpdate.IsZero() && time.Now().After(list.NextUpdate) {
+			return fault.New(fault.Denied, fault.Host, "the list of certificates that were taken back is out of date since %v; renew it", list.NextUpdate)
+		}
+	}
+	return r.taken(state.VerifiedChains)
+}
+
+// taken refuses certificates that were taken back.
+func (r revocations) taken(chains [][]*x509.Certificate) error {
+	for list, one := range r.over(chains) {
+		if list.numbers[one.SerialNumber.String()] {
+			return fault.New(fault.Denied, fault.Call, "certificate %v was taken back", one.SerialNumber)
+		}
+	}
+	return nil
+}
+
+// over gives each list with each certificate that it could name.
+func (r revocations) over(chains [][]*x509.Certificate) iter.Seq2[revocation, *x509.Certificate] {
+	return func(yield func(revocation, *x509.Certificate) bool) {
+		for _, chain := range chains {
+			for _, one := range chain {
+				for _, list := range r {
+					if bytes.Equal(list.RawIssuer, one.RawIssuer) && !yield(list, one) {
+						return
 					}
 				}
 			}
 		}
 	}
-	return nil
 }
