@@ -266,8 +266,11 @@ func removeGroup(dir string) error {
 func fillCPUSet(parent, group string) error {
 	for _, knob := range []string{"cpuset.cpus", "cpuset.mems"} {
 		own, err := os.ReadFile(filepath.Join(group, knob))
-		if err != nil || strings.TrimSpace(string(own)) != "" {
+		if err != nil {
 			return err
+		}
+		if strings.TrimSpace(string(own)) != "" { // and the next may be empty: a daemon was killed between the two
+			continue
 		}
 		inherited, err := os.ReadFile(filepath.Join(parent, knob))
 		if err != nil {

@@ -295,6 +295,53 @@ func TestWhatCannotBeNamedIsNotKilled(t *testing.T) {
 	}
 }
 
+// A process that was listed, and is no more, has ended: who has its number by then lives on.
+func TestWhoIsNoLongerInTheGroupIsNotKilled(t *testing.T) {
+	c, dir := unified(t)
+	pid := stayer(t)
+	list, empty := filepath.Join(dir, "cgroup.procs"), filepath.Join(dir, "empty")
+	if err := errors.Join(syscall.Mkfifo(list, 0o600), os.WriteFile(empty, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan error, 1)
+	go func() {
+		f, err := os.OpenFile(list, os.O_WRONLY, 0) // somebody reads the list
+		if err == nil {
+			err = os.Rename(empty, list) // and nobody is in it afterwards
+			_, e := fmt.Fprintln(f, pid)
+			err = errors.Join(err, e, f.Close())
+		}
+		told <- err
+	}()
+	if err := errors.Join(c.Guest("a").Kill(deadline(t)), <-told); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := (kernel.Root{}).Process(pid); err != nil || p.State == 'Z' {
+		t.Errorf("a process that is not in the group was killed: %c, %v", p.State, err)
+	}
+}
+
+// A daemon that was killed between the two halves of a new cpuset leaves the second to the next one.
+func TestACPUSetThatWasHalfFilledIsFilled(t *testing.T) {
+	dir := t.TempDir()
+	kerneltest.Write(t, dir, `proc/self/mountinfo = 30 23 0:26 / /c rw - cgroup cgroup rw,cpuset
+c/cpuset.cpus = 0-3
+c/cpuset.mems = 0
+c/lodge/cpuset.cpus = 0-3
+c/lodge/cpuset.mems = 
+c/lodge/guest-a/cpuset.cpus = 2
+c/lodge/guest-a/cpuset.mems = 
+`)
+	if err := kernel.OpenCgroups(kernel.At(dir), "").Guest("a").Create(); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{"cpuset.mems": "0", "guest-a/cpuset.mems": "0", "guest-a/cpuset.cpus": "2"} {
+		if got, err := os.ReadFile(filepath.Join(dir, "c/lodge", file)); err != nil || strings.TrimSpace(string(got)) != want {
+			t.Errorf("%s is %q, want %q (%v)", file, got, want, err)
+		}
+	}
+}
+
 func TestLimitsUnified(t *testing.T) {
 	c, dir := unified(t)
 	g := c.Guest("a")

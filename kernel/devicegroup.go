@@ -3,6 +3,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -87,24 +88,33 @@ func listDevices(dir string, nodes []DeviceNode) error {
 		}
 		allowed = nil
 	}
-	var wanted []string
-	for _, n := range nodes {
-		wanted = append(wanted, n.String()+" rw")
+	access := map[string]string{} // by node
+	for _, rule := range allowed {
+		if at := strings.LastIndexByte(rule, ' '); at > 0 {
+			access[rule[:at]] = rule[at+1:]
+		}
 	}
-	for _, rule := range wanted {
-		if slices.Contains(allowed, rule) {
+	wanted := map[string]bool{}
+	for _, n := range nodes {
+		node := n.String()
+		wanted[node] = true
+		if now := access[node]; strings.Contains(now, "r") && strings.Contains(now, "w") {
 			continue
 		}
 		// What the daemon's own group is refused it cannot give.
-		if err := writeKnob(dir, "devices.allow", rule); err != nil && !errors.Is(err, unix.EPERM) {
+		if err := writeKnob(dir, "devices.allow", node+" rw"); err != nil && !errors.Is(err, unix.EPERM) {
 			return err
 		}
 	}
-	for _, rule := range allowed {
-		if rule == "" || slices.Contains(wanted, rule) {
+	for _, node := range slices.Sorted(maps.Keys(access)) {
+		surplus := access[node]
+		if wanted[node] { // all that the daemon's own group may, as that has it in a container
+			surplus = strings.NewReplacer("r", "", "w", "").Replace(surplus)
+		}
+		if surplus == "" {
 			continue
 		}
-		if err := writeKnob(dir, "devices.deny", rule); err != nil {
+		if err := writeKnob(dir, "devices.deny", node+" "+surplus); err != nil {
 			return err
 		}
 	}

@@ -78,6 +78,7 @@ func testDevices(t *testing.T, c *kernel.Cgroups) {
 		nodes []kernel.DeviceNode
 		may   bool
 	}{
+		{[]kernel.DeviceNode{null, zero}, true},
 		{[]kernel.DeviceNode{null}, false},
 		{[]kernel.DeviceNode{null, zero}, true},
 		{[]kernel.DeviceNode{null, {Block: true, Major: zero.Major, Minor: zero.Minor}}, false},
@@ -93,6 +94,23 @@ func testDevices(t *testing.T, c *kernel.Cgroups) {
 }
 
 func TestDevicesOfAGroup(t *testing.T) { testDevices(t, openLive(t, kernel.Root{})) }
+
+// The daemon's own group may have a list, as in a container: guests get what is theirs of it.
+func TestDevicesOfAGroupBelowAList(t *testing.T) {
+	c := openLive(t, kernel.Root{})
+	at := c.Guest("devices").Path(kernel.DeviceController)
+	if c.Version() != 1 || at == "" {
+		t.Skip("this host has no list of devices")
+	}
+	for _, rule := range []struct{ file, text string }{
+		{"devices.deny", "a"}, {"devices.allow", "c 1:* rwm"}, {"devices.allow", "c 1:3 rwm"}, {"devices.allow", "c 1:5 rwm"},
+	} {
+		if err := os.WriteFile(filepath.Join(filepath.Dir(at), rule.file), []byte(rule.text), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testDevices(t, c)
+}
 
 func TestDevicesOfAGroupUnified(t *testing.T) { testDevices(t, openUnified(t)) }
 
@@ -119,6 +137,9 @@ d/lodge/guest-a/devices.deny =
 		{"c 1:3 rw\n", "b 8:16 rw", "", []kernel.DeviceNode{{Major: 1, Minor: 3}, {Block: true, Major: 8, Minor: 16}}},
 		{"c 1:3 rw\nc 10:196 rw\n", "", "c 10:196 rw", []kernel.DeviceNode{{Major: 1, Minor: 3}}},
 		{"", "c 136:* rw", "", kernel.Terminals()},
+		{"c 1:3 rwm\n", "", "c 1:3 m", []kernel.DeviceNode{{Major: 1, Minor: 3}}}, // as a container's group has it
+		{"c 1:3 r\n", "c 1:3 rw", "", []kernel.DeviceNode{{Major: 1, Minor: 3}}},
+		{"c *:* m\n", "", "c *:* m", nil},
 	} {
 		err := errors.Join(os.WriteFile(filepath.Join(group, "devices.list"), []byte(step.list), 0o600),
 			os.WriteFile(filepath.Join(group, "devices.allow"), nil, 0o600), os.WriteFile(filepath.Join(group, "devices.deny"), nil, 0o600))

@@ -6,10 +6,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -193,18 +196,49 @@ func (g *Group) Kill(ctx context.Context) error {
 		if g.cgroups.v2 && writeKnob(g.dirs()[0], "cgroup.kill", "1") == nil {
 			return false, nil
 		}
-		// A process that forks meanwhile is met in the next round. One that is in no
-		// name space of this process is listed as 0, which would mean all of its own.
-		for _, pid := range pids {
-			if pid == 0 {
-				continue
-			}
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		for some := range slices.Chunk(pids, killedAtOnce) {
+			if err := g.killListed(some); err != nil {
 				return true, g.failed(err, "kill the processes of")
 			}
 		}
 		return false, nil
 	})
+}
+
+// killedAtOnce bounds the processes that Kill has a descriptor of at a time.
+const killedAtOnce = 64
+
+// killListed kills these processes if they are in the group still once each is held:
+// one of them may have ended since it was listed, and its number be that of a process
+// that is none of the guest's. One that forks meanwhile is met in the next round; one
+// that is in no name space of this process is listed as 0, and cannot be held.
+func (g *Group) killListed(pids []int) error {
+	held := map[int]int{}
+	defer func() {
+		for _, fd := range held {
+			_ = unix.Close(fd)
+		}
+	}()
+	for _, pid := range pids {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err == nil {
+			held[pid] = fd
+		} else if !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EINVAL) {
+			return err
+		}
+	}
+	listed, err := g.Processes()
+	if err != nil {
+		return err
+	}
+	for _, pid := range listed {
+		if fd, has := held[pid]; has {
+			if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Remove takes the group away with the groups below it. It waits for processes

@@ -3,8 +3,8 @@
 //
 // Every reader starts at a Root, so that a recorded tree serves as well as the
 // live one. Readers keep nothing: who wants a snapshot takes one. They never
-// open /proc/PID/cmdline, maps or smaps, which wait for a lock that a stuck
-// process may hold for ever.
+// open /proc/PID/maps or smaps, which wait for a lock that a stuck process may hold
+// for ever, and cmdline, which does too, only where Command is asked for.
 //
 // What belongs here: files and calls of the kernel, turned into plain values
 // with units. What does not: caching, names as libvirt prints them, policy.
