@@ -376,6 +376,11 @@ func (w walker) kind(in, e *markup.Element) error {
 		if network := joined(e); network != "" && !w.joins(network) && !slices.Contains(w.known, use{joins, network}) {
 			return w.refuse("network '" + network + "'")
 		}
+	case "graphics", "listen":
+		if address := listened(e); address != "" && !slices.Contains(w.known, use{listens, address}) {
+			return w.refuse("a display that listens on '" + address + "'")
+		}
+		return nil
 	case "serial", "parallel", "console", "channel", "smartcard", "redirdev":
 		allowed = peacefulChars
 	case "backend":
@@ -406,4 +411,22 @@ func joined(e *markup.Element) string {
 		return ""
 	}
 	return e.Child("source").Attr("network")
+}
+
+// listened is where a display can be reached from elsewhere than its host; empty: it
+// cannot, or it is said by another element.
+func listened(e *markup.Element) string {
+	address := ""
+	switch {
+	case e.Name == "graphics":
+		address = e.Attr("listen")
+	case e.Name == "listen" && e.Attr("type") == "network":
+		return "network " + e.Attr("network")
+	case e.Name == "listen":
+		address = e.Attr("address")
+	}
+	if ip, err := netip.ParseAddr(address); err == nil && ip.IsLoopback() || address == "localhost" {
+		return ""
+	}
+	return address
 }

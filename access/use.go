@@ -14,8 +14,12 @@ import (
 // it may not write, and what it wrote into a raw disk must not be read as a header.
 type use struct{ as, path string }
 
-// joins marks a network among what a definition names.
-const joins = "network"
+// joins marks a network among what a definition names, and listens an address of the
+// host's at which a display waits for whoever comes.
+const (
+	joins   = "network"
+	listens = "listens"
+)
 
 // pathly are the attributes whose values are paths, and pathlyTexts the elements whose
 // texts are. One that begins at no root is none that can be judged.
@@ -37,6 +41,9 @@ func own(in, e *markup.Element) []use {
 	}
 	if in != nil && in.Name == "tpm" && e.Attr("type") == "passthrough" && e.Child("device").Attr("path") == "" {
 		found = append(found, use{"backend/device@path", "/dev/tpm0"}) // which is meant where none is named
+	}
+	if e.Name == "gl" && e.Attr("rendernode") == "" && e.Attr("enable") == "yes" {
+		found = append(found, use{as + "@rendernode", "/dev/dri"}) // the host's first graphics adapter
 	}
 	for _, a := range e.Attrs {
 		if strings.HasPrefix(a.Value, "/") || a.Value != "" && isPath(pathly, a.Name, in, e) {
@@ -121,6 +128,9 @@ func uses(in, e *markup.Element) []use {
 	found := append(own(in, e), opened(e)...)
 	if network := joined(e); network != "" {
 		found = append(found, use{joins, network})
+	}
+	if address := listened(e); address != "" {
+		found = append(found, use{listens, address})
 	}
 	for _, child := range e.Elements() {
 		found = append(found, uses(e, child)...)

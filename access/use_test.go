@@ -43,7 +43,8 @@ func builder(t *testing.T) (*Gate, Who, Object) {
 	on.member = fleet.Member{View: &guest.View{Name: "build-1", Inactive: definitionOf(t, "", `
 		<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/base.raw'/><target dev='vda' bus='virtio'/><readonly/></disk>
 		<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/own.raw'/><target dev='vdb' bus='virtio'/></disk>
-		<serial type='file'><source path='/var/log/build-1.log'/></serial>`)}}
+		<serial type='file'><source path='/var/log/build-1.log'/></serial>
+		<graphics type='vnc' autoport='yes'><listen type='address' address='10.1.2.3'/></graphics>`)}}
 	return g, user1(1002), on
 }
 
@@ -84,6 +85,14 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 		{"the host's TPM, unsaid", "", "<tpm model='tpm-tis'><backend type='passthrough'/></tpm>", false},
 		{"a TPM of its own", "", "<tpm model='tpm-tis'><backend type='emulator'/></tpm>", true},
 		{"the host's own network", "", "<interface type='user'><model type='virtio'/></interface>", false},
+		{"a display for its host", "", "<graphics type='vnc' autoport='yes' listen='127.0.0.1'><listen type='address' address='127.0.0.1'/></graphics>", true},
+		{"a display that says no address", "", "<graphics type='spice' autoport='yes'/>", true},
+		{"a display for everybody", "", "<graphics type='vnc' port='5977' listen='0.0.0.0'/>", false},
+		{"a display for everybody, in the newer words", "", "<graphics type='vnc' port='5977'><listen type='address' address='::'/></graphics>", false},
+		{"a display for a network", "", "<graphics type='spice' autoport='yes'><listen type='network' network='default'/></graphics>", false},
+		{"its display, as it was", "", "<graphics type='vnc' autoport='yes'><listen type='address' address='10.1.2.3'/></graphics>", true},
+		{"the host's graphics adapter", "", "<graphics type='spice'><gl enable='yes' rendernode='/dev/dri/renderD128'/></graphics>", false},
+		{"the host's graphics adapter, unsaid", "", "<graphics type='spice'><gl enable='yes'/></graphics>", false},
 		{"variables that begin nowhere", "<loader type='pflash' readonly='yes'>/usr/share/OVMF/OVMF_CODE.fd</loader><nvram template='etc/shadow'>/srv/build/vars</nvram>", "", false},
 		{"firmware that begins nowhere", "<loader type='pflash' readonly='yes'>etc/shadow</loader>", "", false},
 		{"a kernel that begins nowhere", "<kernel>etc/shadow</kernel>", "", false},

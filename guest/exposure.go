@@ -104,8 +104,26 @@ func (r *Registry) nodesOf(dev device.Device) []string {
 		if d.Type == "passthrough" {
 			return []string{cmp.Or(d.Path, "/dev/tpm0")}
 		}
+	case *device.Graphics:
+		if d.GL == device.On {
+			return r.renderNode(d)
+		}
 	case *device.HostDevice:
 		return r.passedNodes(d)
+	}
+	return nil
+}
+
+// renderNode is the graphics adapter by which a display draws: the one that is named,
+// or the host's first. On a host without one QEMU says so.
+func (r *Registry) renderNode(d *device.Graphics) []string {
+	if d.RenderNode != "" {
+		return []string{d.RenderNode}
+	}
+	for _, adapter := range r.Kernel.DRMDevices() {
+		if adapter.Kind == "render" {
+			return []string{adapter.Node}
+		}
 	}
 	return nil
 }

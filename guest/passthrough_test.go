@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/kernel/kerneltest"
@@ -38,5 +39,27 @@ func TestHostDevicesThatCannotBePassedThrough(t *testing.T) {
 	}
 	if err := passable(cloud, &device.HostDevice{Type: "usb"}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestADisplayThatDrawsHasItsAdapter: the one it names or the host's first, and none
+// where it does not draw by one.
+func TestADisplayThatDrawsHasItsAdapter(t *testing.T) {
+	laptop, cloud := kerneltest.Host(t, kerneltest.Laptop), kernel.At(t.TempDir())
+	for _, c := range []struct {
+		host kernel.Root
+		gl   device.Switch
+		node string
+		want string
+	}{
+		{laptop, device.On, "", "/dev/dri/renderD128"},
+		{laptop, device.On, "/dev/dri/renderD129", "/dev/dri/renderD129"},
+		{laptop, device.Unset, "", ""},
+		{cloud, device.On, "", ""},
+	} {
+		def := &domain.Definition{Devices: device.Set{Graphics: []*device.Graphics{{Type: "spice", GL: c.gl, RenderNode: c.node}}}}
+		if got := strings.Join(hostNodes(&Registry{Config: Config{Kernel: c.host}}, def), " "); got != c.want {
+			t.Errorf("gl %v, node %q: %q is let in, want %q", c.gl, c.node, got, c.want)
+		}
 	}
 }
