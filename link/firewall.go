@@ -31,8 +31,9 @@ import (
 // other table refuses, and none of our rules refuses a guest's DHCP or DNS.
 type Firewall struct {
 	table nftables.Table
-	// mu keeps the look at what is there and the transaction that follows from
-	// it together. It is held for two requests to the kernel, each bounded.
+	// mu keeps the look at what is there and the transactions that follow from
+	// it together. It is held for a few requests to the kernel, each bounded, and
+	// for some of each network's where they are put back.
 	mu      sync.Mutex
 	applied map[string]ForwardRules // what is in force, by bridge, if nobody else takes it away; guarded by mu
 	laid    bool                    // this daemon has laid what all networks share; guarded by mu
