@@ -61,10 +61,7 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 	if err != nil {
 		return Summary{}, err
 	}
-	places, err := arrange(q.Names, nil, anyhow)
-	if err != nil {
-		return Summary{}, err
-	}
+	places := arrange(q.Names, nil, anyhow)
 	wasTemplate := g.View().Template
 	if q.Thin && !q.DryRun {
 		if err := g.SetTemplate(ctx, true); err != nil {

@@ -35,10 +35,7 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 		}
 		seen[names[i]] = i
 	}
-	places, err := arrange(names, nil, anyhow)
-	if err != nil {
-		return Summary{}, err
-	}
+	places := arrange(names, nil, anyhow)
 	s := &schedule{
 		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing,
 		do: func(ctx context.Context, i int) Result {

@@ -261,9 +261,18 @@ func TestASetIsDefinedChosenSetAndUndefined(t *testing.T) {
 	_, _, err = h.try(Request{Verb: Start}, "web-3", "all")
 	refused(t, err, fault.NotFound, "web-3")
 	h.run(Request{Verb: Set, Options: Options{Settings: map[string]string{"after": "web-1"}}}, "db")
-	_, _, err = h.try(Request{Verb: Start}, "all")
-	refused(t, err, fault.Invalid, "db after web-1 after db")
-	h.wants("end of a circle", h.run(Request{Verb: Destroy, DryRun: true}, "all"), "db unchanged 1", "web-1 unchanged 1", "web-2 unchanged 1")
+	h.run(Request{Verb: Set, Options: Options{Settings: map[string]string{"after": "db"}}}, "web-2")
+	h.define(small("other", marked(7)))
+	_, results, err := h.try(Request{Verb: Start, DryRun: true, KeepGoing: true}, "all")
+	ok(t, err)
+	var outcomes []string
+	for _, r := range results {
+		outcomes = append(outcomes, r.Name+" "+string(r.Outcome))
+	}
+	h.wants("a circle", outcomes, "db failed", "web-2 skipped", "web-1 failed", "other would")
+	refused(t, results[0].Error, fault.Invalid, "db after web-1 after db")
+	h.run(Request{Verb: Undefine}, "other")
+	h.wants("end of a circle", h.run(Request{Verb: Destroy, DryRun: true}, "all"), "web-1 unchanged 1", "web-2 unchanged 1", "db unchanged 2")
 
 	if sum, _, err = h.try(Request{Verb: Undefine}, "all"); err != nil || sum.Done != 3 || len(h.chosen("all")) != 0 {
 		t.Errorf("undefine: %+v, %v; left %v", sum, err, h.chosen("all"))
@@ -361,7 +370,7 @@ func TestCancellingAShutdownPullsNoPlug(t *testing.T) {
 	cancel(fault.New(fault.Aborted, fault.Call, "the client has gone"))
 	r := &run{fleet: h.Fleet, request: Request{Verb: Shutdown, Options: Options{Grace: time.Minute}}, action: actions[Shutdown]}
 	defer r.followEndings()()
-	if got := r.turn(ctx, h.Of(g)); got.Outcome != Cancelled || !strings.Contains(got.Note, "was asked") {
+	if got := r.turn(ctx, h.Of(g), nil); got.Outcome != Cancelled || !strings.Contains(got.Note, "was asked") {
 		t.Errorf("got %+v", got)
 	}
 	if !g.View().State.Active() {

@@ -2,9 +2,6 @@ package fleet
 
 import (
 	"slices"
-	"strings"
-
-	"github.com/lodge-kvm/lodge/fault"
 )
 
 // place is where one guest comes in a run.
@@ -17,6 +14,8 @@ type place struct {
 	group int
 	// wave counts from 1: guests of one wave do not wait for each other.
 	wave int
+	// circle says in which circle of guests that wait for each other this one is; nil: none.
+	circle error
 }
 
 // direction is how a verb goes through dependencies.
@@ -31,22 +30,20 @@ const (
 // arrange gives everybody a place: guests of a lower priority first, and each
 // after those that it names. What somebody depends on comes as early as that
 // guest itself, whatever its own priority says. Names that are not in the set do
-// not count. A circle of dependencies is refused.
-func arrange(names []string, marks []*Marks, d direction) ([]place, error) {
+// not count. Guests that wait for each other in a circle are told so, and have no order
+// among themselves: that of all others stays.
+func arrange(names []string, marks []*Marks, d direction) []place {
 	places := make([]place, len(names))
 	if d != anyhow {
 		connect(places, names, marks)
-		sorted, err := topological(places, names)
-		if err != nil {
-			return nil, err
-		}
-		rank(places, marks, sorted)
+		cut(places, names)
+		rank(places, marks, topological(places))
 	}
 	if d == backward {
 		turnRound(places)
 	}
 	number(places)
-	return places, nil
+	return places
 }
 
 // connect enters the dependencies, each once.
@@ -66,8 +63,9 @@ func connect(places []place, names []string, marks []*Marks) {
 	}
 }
 
-// topological sorts so that everybody comes after those that have to end first.
-func topological(places []place, names []string) ([]int, error) {
+// topological sorts so that everybody comes after those that have to end first. There
+// are no circles any more.
+func topological(places []place) []int {
 	left := make([]int, len(places))
 	sorted := make([]int, 0, len(places))
 	for i, p := range places {
@@ -82,39 +80,7 @@ func topological(places []place, names []string) ([]int, error) {
 			}
 		}
 	}
-	if len(sorted) < len(places) {
-		return nil, circle(places, names, left)
-	}
-	return sorted, nil
-}
-
-// circle names the guests of one circle, which is among those that are left.
-func circle(places []place, names []string, left []int) error {
-	at := slices.IndexFunc(left, func(n int) bool { return n > 0 })
-	seen := map[int]int{}
-	var path []int
-	for {
-		if from, again := seen[at]; again {
-			path = path[from:]
-			break
-		}
-		seen[at] = len(path)
-		path = append(path, at)
-		at = places[at].before[slices.IndexFunc(places[at].before, func(j int) bool { return left[j] > 0 })]
-	}
-	// The circle is told from its first name on, so that it is always told alike.
-	first := 0
-	for i, p := range path {
-		if names[p] < names[path[first]] {
-			first = i
-		}
-	}
-	told := []string{names[path[first]]}
-	for i := 1; i <= len(path); i++ {
-		told = append(told, names[path[(first+i)%len(path)]])
-	}
-	return fault.New(fault.Invalid, fault.Domain, "guests wait for each other in a circle: %s; change what one of them comes after",
-		strings.Join(told, " after "))
+	return sorted
 }
 
 // rank puts guests into groups by priority.

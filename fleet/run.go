@@ -151,15 +151,10 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 	for i, m := range members {
 		names[i], marks[i] = m.View.Name, m.Marks
 	}
-	places, err := arrange(names, marks, a.order)
-	if err != nil && !a.strict { // whoever waits for each other can be ended all the same
-		places, err = arrange(names, nil, anyhow)
-	}
-	if err != nil {
-		return Summary{}, err
-	}
+	places := arrange(names, marks, a.order)
 	r := &run{fleet: f, request: q, action: a}
 	if q.Verb == Set {
+		var err error
 		if r.settings, err = parseSettings(q.Options.Settings); err != nil {
 			return Summary{}, err
 		}
@@ -172,7 +167,7 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 	}
 	s := &schedule{
 		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing, strict: a.strict,
-		do: func(ctx context.Context, i int) Result { return r.turn(ctx, members[i]) },
+		do: func(ctx context.Context, i int) Result { return r.turn(ctx, members[i], places[i].circle) },
 	}
 	return s.tell(ctx, plan, func(i int, r Result) {
 		r.Name, r.UUID = members[i].View.Name, members[i].View.UUID
@@ -263,8 +258,10 @@ func (r *run) followEndings() (stop func()) {
 	}
 }
 
-// turn does the verb to one guest. What has begun is not for ctx to end.
-func (r *run) turn(ctx context.Context, m Member) Result {
+// turn does the verb to one guest, which may wait for others in a circle: nothing is begun
+// then that has to come after them, and they are ended in any order. What has begun is not
+// for ctx to end.
+func (r *run) turn(ctx context.Context, m Member, circle error) Result {
 	if now := r.fleet.Of(m.Guest); now.View.Current() != nil {
 		m = now // its turn may have come late, and it may be called something else since
 	}
@@ -279,6 +276,9 @@ func (r *run) turn(ctx context.Context, m Member) Result {
 	if r.action.there(m.Guest) {
 		return Result{Outcome: Unchanged}
 	}
+	if circle != nil && r.action.order == upwards {
+		return Result{Outcome: Failed, Error: circle}
+	}
 	if r.request.DryRun {
 		return r.foretell(m)
 	}
@@ -291,6 +291,9 @@ func (r *run) turn(ctx context.Context, m Member) Result {
 		defer stop()
 	}
 	result := r.action.do(ctx, t)
+	if circle != nil && result.Error == nil && result.Note == "" {
+		result.Note = "in no order: " + circle.Error()
+	}
 	if result.Error != nil && result.Outcome == "" {
 		result.Outcome = Failed
 		if fault.Is(result.Error, fault.WrongState) && r.action.there(m.Guest) {

@@ -109,10 +109,7 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 
 // forTiles does something to each of many tiles.
 func (f *Fleet) forTiles(ctx context.Context, names []string, report func(Result), do func(context.Context, int) Result) (Summary, error) {
-	places, err := arrange(names, nil, anyhow)
-	if err != nil {
-		return Summary{}, err
-	}
+	places := arrange(names, nil, anyhow)
 	s := &schedule{log: f.log, places: places, names: names, parallel: tilesAtOnce, keepGoing: true, do: do}
 	return s.tell(ctx, func(Plan) {}, func(i int, r Result) {
 		r.Name = names[i]
