@@ -722,22 +722,6 @@ func TestVolumesMadeAtOnce(t *testing.T) {
 	}
 }
 
-func FuzzDocuments(f *testing.F) {
-	f.Add(dirXML("a", "/x"))
-	f.Add(volXML("a", "qcow2", 1, "<backingStore><path>/x</path></backingStore>"))
-	f.Add("<pool type='netfs'><name>a</name><source><host name='h'/><dir path='/d'/><format type='nfs'/></source><target><path>/x</path></target></pool>")
-	f.Fuzz(func(t *testing.T, doc string) {
-		if d, err := parsePool(doc, "", true); err == nil {
-			if checkName(fault.Pool, d.name) != nil || !filepath.IsAbs(d.target) || strings.HasPrefix(d.source(), "-") {
-				t.Fatalf("accepted %+v", d)
-			}
-		}
-		if w, err := parseVolume(doc, true); err == nil && checkName(fault.Volume, w.name) != nil {
-			t.Fatalf("accepted %+v", w)
-		}
-	})
-}
-
 // TestNamesOfVolumesLeadNowhere has every call that takes a name be given ways out of
 // the pool.
 func TestNamesOfVolumesLeadNowhere(t *testing.T) {
