@@ -267,11 +267,17 @@ func (g *Guest) Users(ctx context.Context) ([]User, error) {
 // OSInfo tells of the guest's operating system, by the agent's own names.
 func (g *Guest) OSInfo(ctx context.Context) (map[string]string, error) {
 	var info map[string]string
-	err := g.Agent(ctx, "guest-get-osinfo", nil, &info, 0)
-	for name, text := range info {
-		info[name] = told(text)
+	if err := g.Agent(ctx, "guest-get-osinfo", nil, &info, 0); err != nil {
+		return nil, err
 	}
-	return info, err
+	if len(info) > maxInside {
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells %d things of its system, which is not believed", len(info))
+	}
+	words := map[string]string{}
+	for name, text := range info {
+		words[told(name)] = told(text)
+	}
+	return words, nil
 }
 
 // Timezone is the guest's: its name, which may be empty, and what it is ahead
@@ -281,6 +287,11 @@ func (g *Guest) Timezone(ctx context.Context) (name string, ahead time.Duration,
 		Zone   string
 		Offset int64
 	}
-	err = g.Agent(ctx, "guest-get-timezone", nil, &answer, 0)
-	return told(answer.Zone), time.Duration(answer.Offset) * time.Second, err
+	if err = g.Agent(ctx, "guest-get-timezone", nil, &answer, 0); err != nil {
+		return "", 0, err
+	}
+	if day := int64(24 * 60 * 60); answer.Offset > day || answer.Offset < -day {
+		return "", 0, fault.New(fault.Failed, fault.Agent, "the agent tells of a clock %d seconds ahead, which is not believed", answer.Offset)
+	}
+	return told(answer.Zone), time.Duration(answer.Offset) * time.Second, nil
 }

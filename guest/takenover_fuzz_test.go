@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/lodge-kvm/lodge/agent"
 	"github.com/lodge-kvm/lodge/device"
@@ -35,6 +37,8 @@ import (
 const (
 	takenUUID     = "11111111-2222-3333-4444-555555555555"
 	takenEmulator = "/usr/bin/qemu-system-x86_64"
+	// takenPID is one that no kernel gives: whatever is done to it is done to nobody.
+	takenPID = 1<<22 + 1
 )
 
 // takenXML is a guest with something of all that a QEMU may tell of.
@@ -46,7 +50,7 @@ const takenXML = `<domain type='qemu' id='1'><name>a</name><uuid>` + takenUUID +
 <disk type='file' device='cdrom'><driver name='qemu' type='raw'/><source file='%s' index='2'/><target dev='sda' bus='sata'/><readonly/><alias name='sata0-0-0'/></disk>
 <interface type='user'><mac address='52:54:00:00:00:01'/><model type='virtio'/><alias name='net0'/></interface>
 <serial type='pty'><source path='/dev/pts/9'/><target port='0'/><alias name='serial0'/></serial>
-<channel type='unix'><source mode='bind' path='/nowhere/agent'/><target type='virtio' name='org.qemu.guest_agent.0'/><alias name='channel0'/></channel>
+<channel type='unix'><source mode='bind' path='/nowhere/agent'/><target type='virtio' name='org.qemu.guest_agent.0' state='connected'/><alias name='channel0'/></channel>
 <memory model='dimm'><target><size unit='MiB'>512</size><node>0</node></target><alias name='dimm0'/></memory>
 <memballoon model='virtio'><stats period='5'/><alias name='balloon0'/></memballoon>
 </devices></domain>`
@@ -75,8 +79,8 @@ var well = map[string]string{
 	"qom-list":        `[{"name":"virtio-disk0","type":"child<x>"},{"name":"sata0-0-0","type":"x"},{"name":"net0","type":"x"},{"name":"dimm0","type":"x"}]`,
 	"query-balloon":   `{"actual":536870912}`,
 	"query-block":     `[{"qdev":"/machine/peripheral/virtio-disk0/virtio-backend","io-status":"ok","inserted":{"node-name":"libvirt-1-format","image":{"filename":"/a","virtual-size":4}}},{"qdev":"sata0-0-0","tray_open":false,"inserted":{"node-name":"libvirt-2-format","image":{"filename":"/b","virtual-size":4}}}]`,
-	"query-cpus-fast": `[{"cpu-index":0,"thread-id":7},{"cpu-index":1,"thread-id":8}]`,
-	"query-iothreads": `[{"id":"iothread1","thread-id":7,"poll-max-ns":1}]`,
+	"query-cpus-fast": `[{"cpu-index":0,"thread-id":4194305},{"cpu-index":1,"thread-id":4194306}]`,
+	"query-iothreads": `[{"id":"iothread1","thread-id":4194305,"poll-max-ns":1}]`,
 	"query-hotpluggable-cpus": `[{"type":"c","props":{"socket-id":1,"core-id":0},"vcpus-count":1},{"type":"c","props":{"socket-id":0,"core-id":1},"vcpus-count":1,"qom-path":"/b"},` +
 		`{"type":"c","props":{"socket-id":0,"core-id":0},"vcpus-count":1,"qom-path":"/a"}]`,
 	"query-blockstats":     `[{"qdev":"virtio-disk0","stats":{"wr_bytes":1}}]`,
@@ -132,13 +136,13 @@ var requests = map[string]func(context.Context, *taken) error{
 		return g.Dump(ctx, filepath.Join(g.dir, "dump"), DumpOptions{})
 	},
 	"abort":      func(ctx context.Context, g *taken) error { return g.AbortJob(ctx) },
-	"users":      func(ctx context.Context, g *taken) error { _, err := g.Users(ctx); return err },
-	"filesystem": func(ctx context.Context, g *taken) error { _, err := g.FileSystems(ctx); return err },
-	"osinfo":     func(ctx context.Context, g *taken) error { _, err := g.OSInfo(ctx); return err },
-	"timezone":   func(ctx context.Context, g *taken) error { _, _, err := g.Timezone(ctx); return err },
-	"hostname":   func(ctx context.Context, g *taken) error { _, err := g.AgentHostname(ctx); return err },
+	"users":      func(ctx context.Context, g *taken) error { return g.heard(g.Users(ctx)) },
+	"filesystem": func(ctx context.Context, g *taken) error { return g.heard(g.FileSystems(ctx)) },
+	"osinfo":     func(ctx context.Context, g *taken) error { return g.heard(g.OSInfo(ctx)) },
+	"timezone":   func(ctx context.Context, g *taken) error { return g.zone(ctx) },
+	"hostname":   func(ctx context.Context, g *taken) error { return g.heard(g.AgentHostname(ctx)) },
 	"online":     func(ctx context.Context, g *taken) error { return g.SetAgentVCPUs(ctx, 1) },
-	"addresses":  func(ctx context.Context, g *taken) error { _, err := g.Addresses(ctx, ByAgent); return err },
+	"addresses":  func(ctx context.Context, g *taken) error { return g.heard(g.Addresses(ctx, ByAgent)) },
 	"freeze":     func(ctx context.Context, g *taken) error { _, err := g.Freeze(ctx, nil); return err },
 	"say": func(ctx context.Context, g *taken) error {
 		_, err := g.AgentCommand(ctx, `{"execute":"guest-get-time"}`, 0)
@@ -155,6 +159,48 @@ func slower(d *domain.Definition) error {
 		d.Devices.Disks[0].Tune = &device.IOTune{ReadIOPS: 9}
 	}
 	return nil
+}
+
+// heard wants what an agent told to be words, and not too many.
+func (g *taken) heard(told any, err error) error {
+	g.words(reflect.ValueOf(told))
+	return err
+}
+
+func (g *taken) words(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		if text := v.String(); len(text) > maxTold || !utf8.ValidString(text) || strings.Contains(text, "\x00") {
+			g.t.Errorf("the agent has told %d bytes: %.40q", len(text), text)
+		}
+	case reflect.Slice:
+		if v.Len() > maxInside {
+			g.t.Errorf("the agent has told of %d", v.Len())
+		}
+		for i := range v.Len() {
+			g.words(v.Index(i))
+		}
+	case reflect.Map:
+		if v.Len() > maxInside {
+			g.t.Errorf("the agent has told of %d", v.Len())
+		}
+		for _, key := range v.MapKeys() {
+			g.words(key)
+			g.words(v.MapIndex(key))
+		}
+	case reflect.Struct:
+		for _, field := range v.Fields() {
+			g.words(field)
+		}
+	}
+}
+
+func (g *taken) zone(ctx context.Context) error {
+	name, ahead, err := g.Timezone(ctx)
+	if ahead.Abs() > 24*time.Hour {
+		g.t.Errorf("it is %v ahead", ahead)
+	}
+	return g.heard(name, err)
 }
 
 func (g *taken) medium() string { return "<source file='" + filepath.Join(g.dir, "medium") + "'/>" }
@@ -240,11 +286,7 @@ let-dimm0
 wait
 blockdev-del {}
 {"event":"RESUME"}`,
-	`let-net0
-cut
-qom-list []
-back
-eject
+	`eject
 {"event":"DEVICE_TRAY_MOVED","data":{"device":"","id":"sata0-0-0","tray-open":true}}
 insert
 query-block [{"qdev":"sata0-0-0","inserted":{"node-name":"libvirt-3-format"}}]
@@ -253,6 +295,10 @@ insert
 wait
 cut
 blockdev-insert-medium {}
+back
+let-net0
+cut
+qom-list []
 back`,
 	`{"event":"BALLOON_CHANGE","data":{"actual":18446744073709551615}}
 {"event":"RTC_CHANGE","data":{"offset":-9223372036854775808,"qom-path":"/x"}}
@@ -270,7 +316,7 @@ errors
 resize
 command
 query-balloon {"actual":1}
-query-cpus-fast [{"cpu-index":4096,"thread-id":7},{"cpu-index":0,"thread-id":7},{"cpu-index":0,"thread-id":8}]
+query-cpus-fast [{"cpu-index":4096,"thread-id":4194305},{"cpu-index":0,"thread-id":4194305},{"cpu-index":0,"thread-id":4194306}]
 query-hotpluggable-cpus [{},{},{},{},{}]
 vcpus
 stats
@@ -293,6 +339,12 @@ guest-network-get-interfaces [{"name":"eth0","ip-addresses":null},null]
 addresses
 guest-get-time nonsense
 say
+users
+guest-get-timezone {"zone":"UTC","offset":9000000000}
+timezone
+guest-get-osinfo {"\u0000":"\ud800"}
+osinfo
+guest-get-users [{"user":"\u0000"}]
 users`,
 	`policy destroy destroy coredump-restart
 {"event":"GUEST_PANICKED","data":{"action":"pause"}}
@@ -329,9 +381,10 @@ wait`,
 
 // takenHost is what does not change from one guest to the next.
 func takenHost(f *testing.F, root string) Config {
+	stat := fmt.Sprintf("%d (qemu) S 1 7 7 0 -1 0 0 0 0 0 5 5 0 0 20 0 2 0 100 1000000 200%s\n", takenPID, strings.Repeat(" 0", 30))
 	for path, text := range map[string]string{
-		"proc/7/stat":        "7 (qemu) S 1 7 7 0 -1 0 0 0 0 0 5 5 0 0 20 0 2 0 100 1000000 200 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n",
-		"proc/7/task/7/stat": "7 (CPU 0/TCG) S 1 7 7 0 -1 0 0 0 0 0 5 5 0 0 20 0 2 0 100 1000000 200 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n",
+		fmt.Sprintf("proc/%d/stat", takenPID):               stat,
+		fmt.Sprintf("proc/%[1]d/task/%[1]d/stat", takenPID): stat,
 		"medium":             "medium",
 		"data/core/old.core": "",
 	} {
@@ -399,7 +452,7 @@ func takeOver(t *testing.T, root string, c Config) *taken {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	rec := runRecord{Name: "a", UUID: takenUUID, ID: 1, XML: doc, PID: 7, NICs: []heldNIC{{Alias: "net0", IfName: "vnet0"}}, LastNode: 2}
+	rec := runRecord{Name: "a", UUID: takenUUID, ID: 1, XML: doc, PID: takenPID, NICs: []heldNIC{{Alias: "net0", IfName: "vnet0"}}, LastNode: 2}
 	r := newRun(rec, dir, c.Kernel, g.log)
 	r.def, r.process = def, released(t)
 	r.hold("run directory", func(ctx context.Context) error { g.returned["dir"]++; return r.removeDir(ctx) })

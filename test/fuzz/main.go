@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,19 +28,61 @@ const (
 
 func main() {
 	total := flag.Bool("total", false, "DURATION is that of all targets together: who had the least time so far gets the most of it")
-	flag.Usage = func() { fmt.Fprintln(os.Stderr, "usage: scripts/fuzz [-total] DURATION [PATTERN]") }
+	reach := flag.Bool("reach", false, "fuzz nothing: tell how far the seeds and kept inputs of each target reach")
+	flag.Usage = func() {
+		fmt.Fprintln(os.Stderr, "usage: scripts/fuzz [-total] DURATION [PATTERN]\n       scripts/fuzz -reach [PATTERN]")
+	}
 	flag.Parse()
-	if flag.NArg() < 1 || flag.NArg() > 2 {
+	args := flag.Args()
+	if *reach {
+		args = append([]string{""}, args...)
+	}
+	if len(args) < 1 || len(args) > 2 {
 		flag.Usage()
 		os.Exit(2)
 	}
 	// Cut off, it still counts and keeps what the target that runs has learnt.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
-	if err := run(ctx, flag.Arg(0), flag.Arg(1), *total); err != nil {
+	pattern := strings.Join(args[1:], "")
+	var err error
+	if *reach {
+		err = runReach(ctx, pattern)
+	} else {
+		err = run(ctx, args[0], pattern, *total)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// choose gives all targets, and those that the pattern chooses.
+func choose(pattern string) (all, chosen []target, err error) {
+	match, err := regexp.Compile(pattern)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot choose targets by %q: %w", pattern, err)
+	}
+	if all, err = findTargets("."); err != nil {
+		return nil, nil, err
+	}
+	for _, t := range all {
+		if match.MatchString(t.String()) {
+			chosen = append(chosen, t)
+		}
+	}
+	if len(chosen) == 0 {
+		return nil, nil, fmt.Errorf("no target's PACKAGE.NAME matches %q", pattern)
+	}
+	return all, chosen, nil
+}
+
+func runReach(ctx context.Context, pattern string) error {
+	_, chosen, err := choose(pattern)
+	if err != nil {
+		return err
+	}
+	return measureReach(ctx, os.Stdout, chosen)
 }
 
 // run fuzzes the targets that the pattern chooses, each for the duration or all
@@ -49,22 +92,13 @@ func run(ctx context.Context, duration, pattern string, total bool) error {
 	if err != nil || length <= 0 {
 		return fmt.Errorf("cannot fuzz for %q: a duration is a number with a unit, as in 30s or 1h", duration)
 	}
-	chosen, err := regexp.Compile(pattern)
-	if err != nil {
-		return fmt.Errorf("cannot choose targets by %q: %w", pattern, err)
-	}
-	targets, err := findTargets(".")
+	targets, chosen, err := choose(pattern)
 	if err != nil {
 		return err
 	}
-	turns := make([]turn, 0, len(targets))
-	for _, t := range targets {
-		if chosen.MatchString(t.String()) {
-			turns = append(turns, turn{target: t, length: length})
-		}
-	}
-	if len(turns) == 0 {
-		return fmt.Errorf("no target's PACKAGE.NAME matches %q", pattern)
+	turns := make([]turn, 0, len(chosen))
+	for _, t := range chosen {
+		turns = append(turns, turn{target: t, length: length})
 	}
 	if total {
 		page, err := os.ReadFile(ledgerPage)
