@@ -64,7 +64,11 @@ func (c *Certificates) Reload() error {
 	if err != nil {
 		return err
 	}
-	own, err := tls.LoadX509KeyPair(filepath.Join(c.folder, "libvirt/servercert.pem"), filepath.Join(c.folder, "libvirt/private/serverkey.pem"))
+	key := filepath.Join(c.folder, "libvirt/private/serverkey.pem")
+	if info, err := os.Stat(key); err == nil && info.Mode().Perm()&0o007 != 0 {
+		return fault.New(fault.Failed, fault.Host, "everybody on this host may use the key %s; chmod o= it", key)
+	}
+	own, err := tls.LoadX509KeyPair(filepath.Join(c.folder, "libvirt/servercert.pem"), key)
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot read the host's certificate and key below %s", c.folder)
 	}

@@ -135,6 +135,24 @@ func TestWhoShakesHands(t *testing.T) {
 	}
 }
 
+// A key that everybody can read is nobody's.
+func TestTheHostsKeyIsNotEverybodys(t *testing.T) {
+	folder, _, _ := pki(t)
+	c, err := OpenCertificates(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := filepath.Join(folder, "libvirt/private/serverkey.pem")
+	for mode, taken := range map[os.FileMode]bool{0o600: true, 0o640: true, 0o644: false, 0o602: false} {
+		if err := os.Chmod(key, mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Reload(); (err == nil) != taken || err != nil && !strings.Contains(err.Error(), "chmod") {
+			t.Errorf("with mode %o: %v", mode, err)
+		}
+	}
+}
+
 // TestASilentClientIsGivenUp has one that never begins.
 func TestASilentClientIsGivenUp(t *testing.T) {
 	folder, _, _ := pki(t)
