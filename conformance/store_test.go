@@ -84,7 +84,7 @@ func (d *daemon) spoil(t *testing.T, from, to string) {
 	}
 }
 
-// TestADaemonWhoseDiskIsFull: it serves what runs, refuses what it cannot keep, in
+// TestADaemonWhoseDiskIsFull: it serves what runs, starts what is there, refuses what it cannot keep, in
 // words, is replaced by another, and goes on by itself once there is room.
 func TestADaemonWhoseDiskIsFull(t *testing.T) {
 	needs(t)
@@ -93,6 +93,7 @@ func TestADaemonWhoseDiskIsFull(t *testing.T) {
 	d.output(t, "mount", "-t", "tmpfs", "-o", "mode=0700,size=4m", "small", d.data)
 	d.launch(t)
 	d.virsh(t, "define", d.spin(t, "runs"))
+	d.virsh(t, "define", d.spin(t, "starts"))
 	d.virsh(t, "start", "--paused", "runs")
 	_, _ = d.command(t.Context(), "dd", "if=/dev/zero", "of="+d.data+"/stuffing", "bs=4k").CombinedOutput() // until it is full
 
@@ -101,6 +102,8 @@ func TestADaemonWhoseDiskIsFull(t *testing.T) {
 		contains(t, "the refusal", d.refuse(t, "define", d.spin(t, "refused")), "is full", "make room")
 		contains(t, "the guests", d.virsh(t, "list", "--all"), "runs", "paused")
 		contains(t, "the statistics", d.virsh(t, "domstats", "--state", "runs"), "state.state=3")
+		d.virsh(t, "start", "starts")
+		d.virsh(t, "destroy", "starts")
 	}
 	full()
 	d.signal(t, "KILL")

@@ -228,12 +228,11 @@ func (l *launching) labelFiles(ctx context.Context) error {
 		defer f.Close()
 		all = append(all, loan{f, labels.Content, ""})
 	}
-	log, err := l.g.reg.appendLog(l.run.def.Name)
-	if err != nil {
-		return err
+	if log, err := l.g.reg.appendLog(l.run.def.Name); err == nil { // else it starts without
+		defer log.Close()
+		all = append(all, loan{log, labels.Own, ""})
 	}
-	defer log.Close()
-	remarks, err := labels.lend(ctx, append(all, loan{log, labels.Own, ""}))
+	remarks, err := labels.lend(ctx, all)
 	l.run.Messages = append(l.run.Messages, remarks...)
 	return err
 }

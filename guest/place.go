@@ -248,12 +248,9 @@ func (r *Registry) reholdRest(run *run) {
 }
 
 // openLog opens the guest's log and writes what is about to be run and for what,
-// so that an administrator can run it by hand.
+// so that an administrator can run it by hand. A disk that is full or read-only keeps
+// no guest from starting: what is said is lost then.
 func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os.File, error) {
-	f, err := r.appendLog(name)
-	if err != nil {
-		return nil, err
-	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s\n", logTime(time.Now()), purpose)
 	for _, e := range c.Env {
@@ -264,8 +261,15 @@ func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os
 		fmt.Fprintf(&b, " \\\n%s", shellQuote(a))
 	}
 	b.WriteByte('\n')
-	if _, err = f.WriteString(b.String()); err != nil {
-		return nil, errors.Join(err, f.Close())
+	f, err := r.appendLog(name)
+	if err == nil {
+		_, err = f.WriteString(b.String())
+	}
+	if err != nil {
+		r.log.Warn("a guest starts without its log", "domain", name, "error", err)
+	}
+	if f == nil {
+		return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	}
 	return f, nil
 }

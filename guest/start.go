@@ -333,7 +333,10 @@ func (l *launching) execute(ctx context.Context) (*qemu.Process, error) {
 	if err := failpoint.Err("launch.exec"); err != nil {
 		return nil, err
 	}
-	handed := append(slices.Clone(command.Files), logFile)
+	handed := slices.Clone(command.Files)
+	if logFile.Name() != os.DevNull { // which is everybody's
+		handed = append(handed, logFile)
+	}
 	if l.from != nil {
 		handed = append(handed, l.from.file)
 	}
