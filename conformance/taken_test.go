@@ -11,7 +11,8 @@ import (
 )
 
 // TestWhatOthersTakeAway has somebody else remove what a running guest is made of
-// on the host: its link, its bridge and its control groups. The guest is shown and
+// on the host: its network's firewall rules, which are back at once, and then its link,
+// its bridge and its control groups. The guest is shown and
 // measured, what needs the missing is refused or done without, and nothing of it is
 // in the way of its end or of the next start.
 func TestWhatOthersTakeAway(t *testing.T) {
@@ -23,6 +24,10 @@ func TestWhatOthersTakeAway(t *testing.T) {
 		<cputune><shares>512</shares></cputune>
 		<devices><interface type='network'><source network='lan'/><model type='virtio'/></interface></devices></domain>`))
 	d.virsh(t, "start", "robbed")
+	d.output(t, "nft", "flush", "ruleset")
+	eventually(t, "the network's rules are back", func() bool {
+		return strings.Contains(d.output(t, "nft", "list", "ruleset"), "jump br-lan_in")
+	})
 	d.output(t, "ip", "link", "delete", "vnet0")
 	d.output(t, "ip", "link", "delete", "br-lan")
 	for _, group := range d.guestGroups() {

@@ -234,11 +234,13 @@ func (r *Registry) forgetHeader(path string) {
 }
 
 // headerTurn waits for the turn at the header of an open image, and gives its real path:
-// whoever reads amid a change would read neither the old one nor the new one.
+// whoever reads amid a change would read neither the old one nor the new one. It is the
+// file's, by whatever name that goes, or comes to go.
 func (r *Registry) headerTurn(ctx context.Context, f *os.File) (path string, leave func(), err error) {
-	if path, err = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd())); err != nil {
+	path, id, err := whereIs(f)
+	if err != nil {
 		return "", nil, err
 	}
-	leave, err = r.headers.take(ctx, path)
+	leave, err = r.headers.take(ctx, id)
 	return path, leave, fault.Wrap(err, fault.Of(err), fault.Host, "the header of %s is being changed", path)
 }

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -163,6 +164,28 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 		if after, err := os.ReadFile(elsewhere); err != nil || !bytes.Equal(after, torn) {
 			t.Errorf("what is refused is changed (%v)", err)
 		}
+	}
+}
+
+// A change that is under way goes on in the file that it began in, wherever that is moved to.
+func TestAnImageThatIsMovedWhileItIsChangedIsLeftAlone(t *testing.T) {
+	s := newImageShelf(t)
+	c, f := s.begun(alike)
+	_, leave, err := s.headerTurn(t.Context(), f)
+	s.must(err)
+	s.cutOff(f, slices.Collect(slices.Chunk(c.After, headerBlock)), 2)
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
+	s.must(os.Rename(s.path, elsewhere))
+	hurried, stop := context.WithCancelCause(t.Context())
+	stop(nil)
+	if i, err := s.openSavedNow(hurried, elsewhere, SaveOptions{}); err == nil {
+		i.close()
+		t.Error("an image is read while it is changed")
+	}
+	s.must(writeHeader(f, c.After))
+	leave()
+	if s.path = elsewhere; s.says() != "other" {
+		t.Errorf("it is %q", s.says())
 	}
 }
 

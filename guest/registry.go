@@ -79,7 +79,7 @@ type Registry struct {
 	traits  *traits
 	dues    dues
 	lent    lendings
-	headers turns[string] // at the headers of saved images, by real path
+	headers turns[fileID] // at the headers of saved images
 	// removing is of those who remove what a guest leaves behind, by UUID: the next one
 	// with it is made when they are done.
 	removing turns[string]
