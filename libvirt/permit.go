@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/volume"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -31,6 +32,9 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 	}
 	c := &permission{s: s, proc: p, right: r, began: time.Now(), done: func() {}}
 	gate, who := s.gate(), s.who()
+	if !who.Trusted() {
+		ctx = volume.For(ctx, who.String())
+	}
 	changes := r.last() > access.Read
 	if !gate.Held(who) {
 		if changes && gate != nil && s.client.server.audit != nil {

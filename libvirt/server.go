@@ -61,6 +61,7 @@ type limits struct {
 	handshake time.Duration
 	patience  time.Duration // for a client to take a slice of a packet
 	stall     time.Duration // for a stream to take a packet
+	idle      time.Duration // for a client to send more of an upload
 	grace     time.Duration // for calls in flight when the daemon stops
 }
 
@@ -75,7 +76,7 @@ func (limits) intake(readOnly bool) int {
 func defaultLimits() limits {
 	return limits{
 		clients: 4096, each: 2048, strangers: 512, calls: 256, running: 32, streams: 64, queue: 32, memory: 256 << 20,
-		handshake: 30 * time.Second, patience: 30 * time.Second, stall: 60 * time.Second, grace: 5 * time.Second,
+		handshake: 30 * time.Second, patience: 30 * time.Second, stall: 60 * time.Second, idle: 5 * time.Minute, grace: 5 * time.Second,
 	}
 }
 

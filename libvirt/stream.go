@@ -41,6 +41,7 @@ type stream struct {
 	took     chan struct{} // a token when something was taken from in, or life ended
 	finished chan struct{} // closed when the client has sent all
 	rest     piece         // of the packet that is being read; the reader's alone
+	idle     time.Duration // that the reader waits for a packet, and its own; 0: for ever
 
 	// Guarded by the lock of the client's streams.
 	hungUp   bool // the client finished or aborted, and waits for an answer
@@ -95,9 +96,15 @@ func (st *stream) next() (hole int64, err error) {
 			continue
 		default:
 		}
+		var late <-chan time.Time
+		if st.idle > 0 {
+			late = time.After(st.idle)
+		}
 		select {
 		case st.rest = <-st.in:
 			mark(st.took)
+		case <-late:
+			return 0, fault.New(fault.Timeout, fault.Call, "nothing more came for %v", st.idle)
 		case <-st.finished:
 			if len(st.in) == 0 {
 				return 0, io.EOF

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/volume"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -131,6 +132,34 @@ func TestSlowUpload(t *testing.T) {
 		break
 	}
 	w.works()
+}
+
+// TestAnUploadThatStandsStill: a client that sends nothing more loses its upload, and with it
+// its place at the volume.
+func TestAnUploadThatStandsStill(t *testing.T) {
+	h := serve(t, withPools(t), func(s *Server) { s.limits.idle = 200 * time.Millisecond })
+	pools, dir := h.server.handlers.Pools, t.TempDir()
+	p, err := pools.Define(t.Context(), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", false)
+	if err == nil {
+		err = p.Start(t.Context(), volume.NoBuild)
+	}
+	if err == nil {
+		_, err = p.CreateVolume(t.Context(), "<volume><name>disk</name><capacity>1048576</capacity></volume>", volume.CreateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := h.open("")
+	st := w.openStream(xdr.ProcStorageVolUpload, &xdr.StorageVolUploadArgs{Volume: xdr.StorageVol{Pool: "a", Name: "disk"}})
+	w.data(st, xdr.StatusContinue, []byte("some"))
+	e := new(xdr.NetError)
+	if err := e.Decode(xdr.NewReader(w.expect(st, xdr.StatusError))); err != nil || code(e.Code) != codeTimeout {
+		t.Fatalf("error %+v, %v", e, err)
+	}
+	w.works()
+	if err := p.DeleteVolume(t.Context(), "disk"); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestDownload(t *testing.T) {

@@ -239,6 +239,7 @@ func (h *handlers) volumeUpload(ctx context.Context, _ *session, args *xdr.WithV
 		move = receiveSparse
 	}
 	return nil, func(_ context.Context, st *stream) error {
+		st.idle = st.client.server.limits.idle
 		if err := move(up, st); err != nil {
 			up.Abort()
 			return err

@@ -127,7 +127,7 @@ func (p *Pool) change(ctx context.Context, name, verb string, work func(context.
 	if v.Kind == Directory {
 		return fault.New(fault.Unsupported, fault.Volume, "cannot %s volume %q: it is a directory", verb, name)
 	}
-	j, err := p.begin(name, verb, true)
+	j, err := p.begin(ctx, name, verb, true)
 	if err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func (p *Pool) DeleteVolume(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := p.begin(name, "delete", true); err != nil {
+	if _, err := p.begin(ctx, name, "delete", true); err != nil {
 		return err
 	}
 	err = p.beside(ctx, name, func(ctx context.Context) error {

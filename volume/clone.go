@@ -23,10 +23,10 @@ func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source s
 	if origin.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "volume %q is a directory and cannot be cloned", source)
 	}
-	if _, err := from.begin(source, "copying", false); err != nil {
+	if _, err := from.begin(ctx, source, "copying", false); err != nil {
 		return nil, err
 	}
-	return p.make(ctx, w, func() { from.end(source) }, func(ctx context.Context, j *job) (*draft, error) {
+	return p.make(ctx, w, func() { from.end(source, clientOf(ctx)) }, func(ctx context.Context, j *job) (*draft, error) {
 		if w.capacity == nil || *w.capacity < origin.Virtual {
 			w.capacity = &origin.Virtual
 		}

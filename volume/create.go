@@ -119,7 +119,7 @@ func (p *Pool) make(ctx context.Context, w *wish, after func(), draw func(contex
 		after()
 		return nil, fault.New(fault.Exists, fault.Volume, "volume %q exists already in pool %q", w.name, p.name)
 	}
-	j, err := p.begin(w.name, "creation", true)
+	j, err := p.begin(ctx, w.name, "creation", true)
 	if err != nil {
 		after()
 		return nil, err

@@ -126,7 +126,7 @@ func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
 	wantKind(t, tell(t.Context(), p.lane, func() error { panic("a bug") }), fault.Internal)
-	if _, err := p.begin("disk", "test", true); err != nil {
+	if _, err := p.begin(t.Context(), "disk", "test", true); err != nil {
 		t.Fatal(err)
 	}
 	wantKind(t, p.beside(t.Context(), "disk", func(context.Context) error { panic("a bug") }), fault.Internal)

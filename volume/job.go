@@ -11,15 +11,40 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 )
 
-// maxJobs bounds the volumes of one pool that are worked on at a time.
-const maxJobs = 32
+// Bounds of the volumes of one pool that are worked on at a time. A transfer takes as long as
+// its client does, so that one client has not all places, nor all transfers together.
+const (
+	maxJobs      = 32
+	maxTransfers = 24
+	maxJobsEach  = 8 // by one client
+)
+
+// The verbs of transfers.
+const (
+	uploading   = "upload"
+	downloading = "download"
+)
+
+// clientKey is where a context keeps the client that its work on volumes is for.
+type clientKey struct{}
+
+// For has the work that is begun under ctx count as a client's, by a name of its own. Without
+// one it is the daemon's, or that of somebody who need not be bounded.
+func For(ctx context.Context, client string) context.Context {
+	return context.WithValue(ctx, clientKey{}, client)
+}
+
+func clientOf(ctx context.Context) string {
+	client, _ := ctx.Value(clientKey{}).(string)
+	return client
+}
 
 // job marks a volume as worked on: by one who changes it, or by several who
 // read it.
 type job struct {
 	verb      string
 	exclusive bool
-	readers   int
+	users     map[string]int // how often by each client; more than one time in all only of readers
 	begun     time.Time
 	share     atomic.Uint64 // bits of a float64, 0 to 1
 }
@@ -46,8 +71,9 @@ func (p *Pool) Jobs() []Job {
 	return out
 }
 
-// begin marks a volume of the active pool. Every begin has its end.
-func (p *Pool) begin(name, verb string, exclusive bool) (*job, error) {
+// begin marks a volume of the active pool for the client of ctx. Every begin has its end.
+func (p *Pool) begin(ctx context.Context, name, verb string, exclusive bool) (*job, error) {
+	client := clientOf(ctx)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pools.life.Err() != nil {
@@ -60,25 +86,51 @@ func (p *Pool) begin(name, verb string, exclusive bool) (*job, error) {
 	switch {
 	case j != nil && (exclusive || j.exclusive):
 		return nil, fault.New(fault.Busy, fault.Volume, "cannot %s volume %q: %s of it goes on since %s", verb, name, j.verb, j.begun.Format(time.TimeOnly))
+	case client != "" && p.jobsOf(client) >= maxJobsEach:
+		return nil, fault.New(fault.Busy, fault.Pool, "%d volumes of pool %q are worked on for this client already, the most for one; wait for one to be done, or end a transfer", maxJobsEach, p.name)
 	case j != nil:
-		j.readers++
+		j.users[client]++
 		return j, nil
-	case len(p.jobs) == maxJobs:
-		return nil, fault.New(fault.Busy, fault.Pool, "%d volumes of pool %q are worked on already", maxJobs, p.name)
+	case len(p.jobs) >= maxJobs || isTransfer(verb) && p.transfers() >= maxTransfers:
+		return nil, fault.New(fault.Busy, fault.Pool, "%d volumes of pool %q are worked on already, of %d at a time, %d of them uploaded or downloaded, of %d; try again later",
+			len(p.jobs), p.name, maxJobs, p.transfers(), maxTransfers)
 	}
-	j = &job{verb: verb, exclusive: exclusive, readers: 1, begun: time.Now()}
+	j = &job{verb: verb, exclusive: exclusive, users: map[string]int{client: 1}, begun: time.Now()}
 	p.jobs[name] = j
 	return j, nil
 }
 
-func (p *Pool) end(name string) {
+func isTransfer(verb string) bool { return verb == uploading || verb == downloading }
+
+// transfers counts the volumes that are uploaded or downloaded, with the lock held.
+func (p *Pool) transfers() (n int) {
+	for _, j := range p.jobs {
+		if isTransfer(j.verb) {
+			n++
+		}
+	}
+	return n
+}
+
+// jobsOf counts a client's work, with the lock held.
+func (p *Pool) jobsOf(client string) (n int) {
+	for _, j := range p.jobs {
+		n += j.users[client]
+	}
+	return n
+}
+
+// end takes back a mark that was made for a client.
+func (p *Pool) end(name, client string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if j := p.jobs[name]; j.readers > 1 {
-		j.readers--
-		return
+	j := p.jobs[name]
+	if j.users[client]--; j.users[client] == 0 {
+		delete(j.users, client)
 	}
-	delete(p.jobs, name)
+	if len(j.users) == 0 {
+		delete(p.jobs, name)
+	}
 }
 
 // leave lets no further work on volumes begin, and refuses while some goes on.
@@ -104,7 +156,7 @@ func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Co
 	done := make(chan error, 1)
 	p.pools.work.Go(func() {
 		_, err := contained(func() (struct{}, error) { return struct{}{}, work(ctx) })
-		p.end(name)
+		p.end(name, clientOf(ctx))
 		done <- err
 	})
 	// Work that was told to end does so at once, unless it is stuck.

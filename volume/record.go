@@ -102,13 +102,13 @@ func (p *Pool) undeclare(name string) {
 // being taken for a header. The pool's turn is taken.
 func (p *Pool) forgetMissing() {
 	for _, name := range p.missing() {
-		if _, err := p.begin(name, "forgetting", true); err != nil {
+		if _, err := p.begin(context.Background(), name, "forgetting", true); err != nil {
 			continue // somebody works on it, or the pool was stopped
 		}
 		if slices.Contains(p.missing(), name) { // nobody has made it meanwhile
 			p.undeclare(name)
 		}
-		p.end(name)
+		p.end(name, "")
 	}
 }
 

@@ -19,10 +19,12 @@ import (
 type Upload struct {
 	pool *Pool
 	name string
-	f    *os.File
-	at   int64
-	end  int64 // where it has to stop; -1 for nowhere
-	once sync.Once
+	// client is whom it counts for.
+	client string
+	f      *os.File
+	at     int64
+	end    int64 // where it has to stop; -1 for nowhere
+	once   sync.Once
 }
 
 // noEnd is a transfer's end where no length was given.
@@ -42,7 +44,7 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot upload to volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(name, "upload", true); err != nil {
+	if _, err := p.begin(ctx, name, uploading, true); err != nil {
 		return nil, err
 	}
 	f, _, err := p.open(ctx, name, unix.O_RDWR)
@@ -55,10 +57,10 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 		}
 	}
 	if err != nil {
-		p.end(name)
+		p.end(name, clientOf(ctx))
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot upload to volume %q of pool %q", name, p.name)
 	}
-	return &Upload{pool: p, name: name, f: f, at: at, end: end}, nil
+	return &Upload{pool: p, name: name, client: clientOf(ctx), f: f, at: at, end: end}, nil
 }
 
 // unopenedNow refuses a file that a guest has open. Some file systems ask their server.
@@ -158,7 +160,7 @@ func (u *Upload) finish() {
 		if err := p.reread(p.pools.life, u.name); err != nil {
 			p.pools.log.Warn("cannot read volume after upload", "pool", p.name, "volume", u.name, "error", err)
 		}
-		p.end(u.name)
+		p.end(u.name, u.client)
 		p.tell(event.PoolRefresh{})
 	})
 }
@@ -168,6 +170,7 @@ func (u *Upload) finish() {
 type Download struct {
 	pool    *Pool
 	name    string
+	client  string // whom it counts for
 	f       *os.File
 	at, end int64
 	once    sync.Once
@@ -187,7 +190,7 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 	if v.Kind == Directory {
 		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot download volume %q: it is a directory", name)
 	}
-	if _, err := p.begin(name, "download", false); err != nil {
+	if _, err := p.begin(ctx, name, downloading, false); err != nil {
 		return nil, err
 	}
 	type opened struct {
@@ -203,13 +206,13 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 		return opened{f, size}, err
 	}, func(o opened) { _ = o.f.Close() })
 	if err != nil {
-		p.end(name)
+		p.end(name, clientOf(ctx))
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot download volume %q of pool %q", name, p.name)
 	}
 	if end == noEnd || end > o.size {
 		end = o.size
 	}
-	return &Download{pool: p, name: name, f: o.f, at: at, end: max(at, end)}, nil
+	return &Download{pool: p, name: name, client: clientOf(ctx), f: o.f, at: at, end: max(at, end)}, nil
 }
 
 // Read reads the next bytes, holes as zeros, and io.EOF at the end.
@@ -245,6 +248,6 @@ func (d *Download) Skip(n int64) { d.at = min(d.at+n, d.end) }
 func (d *Download) Close() {
 	d.once.Do(func() {
 		_ = d.f.Close() // opened to read
-		d.pool.end(d.name)
+		d.pool.end(d.name, d.client)
 	})
 }

@@ -569,6 +569,50 @@ func TestTransfers(t *testing.T) {
 	}
 }
 
+// A client that begins transfers and lets them stand takes a part of a pool's places, whatever
+// connections it has, and all transfers together leave places for other work.
+func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	for i := range maxJobs + 1 {
+		d.volume(p, volXML(fmt.Sprint("v", i), "raw", mib, ""))
+	}
+	var open []*Download
+	begin := func(client string, i int) error {
+		down, err := p.Download(For(t.Context(), client), fmt.Sprint("v", i), 0, 0)
+		if err == nil {
+			open = append(open, down)
+		}
+		return err
+	}
+	for i := range maxTransfers {
+		must(t, begin(fmt.Sprint("client ", i/maxJobsEach), i))
+	}
+	err := begin("client 0", maxTransfers)
+	if wantKind(t, err, fault.Busy); !strings.Contains(fmt.Sprint(err), "for this client") {
+		t.Errorf("one more of the same client: %v", err)
+	}
+	wantKind(t, begin("client 0", maxTransfers-1), fault.Busy) // to read along is a transfer, too
+	err = begin("another", maxTransfers)
+	if wantKind(t, err, fault.Busy); !strings.Contains(fmt.Sprint(err), "24 of them uploaded or downloaded, of 24") {
+		t.Errorf("one more of all: %v", err)
+	}
+	must(t, p.ResizeVolume(For(t.Context(), "another"), fmt.Sprint("v", maxTransfers), 2*mib, ResizeOptions{}))
+	wantKind(t, p.ResizeVolume(For(t.Context(), "client 0"), fmt.Sprint("v", maxTransfers), 3*mib, ResizeOptions{}), fault.Busy)
+
+	must(t, begin("another", 0)) // reads along with the first, and goes on when that ends
+	open[0].Close()
+	wantKind(t, p.DeleteVolume(t.Context(), "v0"), fault.Busy)
+	wantKind(t, begin("client 0", maxTransfers), fault.Busy) // of all there are as many
+	must(t, begin("client 0", 8))                            // of its own not
+	for _, down := range open {
+		down.Close()
+	}
+	if len(p.jobs) > 0 {
+		t.Errorf("%d places are taken when all is done", len(p.jobs))
+	}
+}
+
 func TestHolesTravel(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
