@@ -336,7 +336,11 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	}
 	_ = run.releaseAll(ctx) // each failure has been logged
 	if !started {
-		dropHalfNVRAM(ctx, run)
+		fenced := ctx
+		if g != nil {
+			fenced = withFences(ctx, g.View().fences)
+		}
+		dropHalfNVRAM(fenced, run)
 	}
 	if g == nil && started && r.store.Sound() { // else its definition may be lost
 		r.dropTPMOf(rec, run.def, run.log)

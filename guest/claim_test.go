@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -180,5 +181,39 @@ func TestVariablesThatCannotBeRemovedYetAreRemovedLater(t *testing.T) {
 		if r.removalKept(claimedUUID) {
 			t.Error("what is done is not forgotten")
 		}
+	}
+}
+
+// A half-made file of a start that was cut off goes from where it was made, and not from
+// where a client who is held to folders has made a link lead meanwhile.
+func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
+	r := bareRegistry(t)
+	folder, others := t.TempDir(), t.TempDir()
+	vars := filepath.Join(folder, "way", "vars")
+	for _, dir := range []string{filepath.Dir(vars), others} {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(partial(filepath.Join(dir, "vars")), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g := guestOf(t, r, claimedUUID, vars)
+	g.record.Fences = map[string][]string{vars: {folder}}
+	g.publish()
+	cutOff := func() {
+		rec := &runRecord{UUID: claimedUUID}
+		run := newRun(*rec, t.TempDir(), r.Kernel, r.log)
+		run.def = g.inactive.Clone()
+		run.def.OS.NVRAM.Template = "/template"
+		r.bury(run, rec, false)
+	}
+	cutOff()
+	if _, err := os.Lstat(partial(vars)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a half-made file stays: %v", err)
+	}
+	if err := errors.Join(os.Remove(filepath.Dir(vars)), os.Symlink(others, filepath.Dir(vars))); err != nil {
+		t.Fatal(err)
+	}
+	cutOff()
+	if _, err := os.Lstat(partial(filepath.Join(others, "vars"))); err != nil {
+		t.Errorf("another's file was removed: %v", err)
 	}
 }

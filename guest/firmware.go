@@ -92,7 +92,8 @@ func dropHalfNVRAM(ctx context.Context, r *run) {
 	if path == "" || r.def.OS.NVRAM.Template == "" {
 		return
 	}
-	if err := mount.Run(ctx, path, func() error { removeFile(r.log, partial(path)); return nil }); err != nil {
+	held := heldTo(ctx, path)
+	if err := mount.Run(ctx, path, func() error { return removeNamed(partial(path), held) }); err != nil {
 		r.log.Warn("a half-made file of UEFI variables may stay", "path", partial(path), "error", err)
 	}
 }
