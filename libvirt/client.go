@@ -229,7 +229,7 @@ func (c *client) take(f *frame) error {
 	case xdr.TypeCall, xdr.TypeCallWithFDs:
 		return c.call(f)
 	case xdr.TypeStream, xdr.TypeStreamHole:
-		c.letGo(f) // streams have a bound of their own
+		c.letGo(f) // the stream counts what it holds
 		return c.streamPacket(f)
 	case xdr.TypeReply, xdr.TypeReplyWithFDs, xdr.TypeMessage:
 	}

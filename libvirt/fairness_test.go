@@ -2,8 +2,10 @@ package libvirt
 
 import (
 	"context"
+	"io"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -124,6 +126,49 @@ func TestManyWhoDoNotRead(t *testing.T) {
 	if len(h.server.memory.held) != 0 {
 		t.Errorf("%v", h.server.memory.held)
 	}
+}
+
+// TestWhatStreamsHoldIsCounted: what streams have not taken yet is bounded with all else
+// that clients hold, and given back when they take it, fail or go.
+func TestWhatStreamsHoldIsCounted(t *testing.T) {
+	const size, limit = 1 << 20, 16 << 20
+	goOn := make(chan struct{})
+	h := serve(t, func(s *Server) { s.limits.memory = limit }, upload(func(ctx context.Context, st *stream) error {
+		select {
+		case <-goOn:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		_, err := io.Copy(io.Discard, struct{ io.Reader }{st})
+		return err
+	}))
+	bystander, greedy := h.open(""), h.open("")
+	var all []xdr.Header
+	for range limit / size {
+		all = append(all, greedy.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs)))
+	}
+	for _, st := range slices.Repeat(all, streamQueue) {
+		st.Status = xdr.StatusContinue
+		b, err := xdr.AppendRaw(nil, st, make([]byte, size))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := greedy.conn.Write(b); err != nil {
+			break // it was given up
+		}
+	}
+	greedy.closed()
+	bystander.works()
+	eventually(t, "all is given back", func() bool { return h.server.memory.now() == 0 })
+	st := bystander.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
+	for range streamQueue {
+		bystander.data(st, xdr.StatusContinue, make([]byte, size))
+	}
+	eventually(t, "what waits is counted", func() bool { return h.server.memory.now() >= streamQueue*size })
+	close(goOn)
+	eventually(t, "what was taken is given back", func() bool { return h.server.memory.now() == 0 })
+	bystander.data(st, xdr.StatusOK, nil)
+	bystander.expect(st, xdr.StatusOK)
 }
 
 // TestLongPacketHasToGoOn: whoever begins one and stops is given up.

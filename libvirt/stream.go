@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -41,6 +42,7 @@ type stream struct {
 	took     chan struct{} // a token when something was taken from in, or life ended
 	finished chan struct{} // closed when the client has sent all
 	rest     piece         // of the packet that is being read; the reader's alone
+	held     held          // what of the client's is in in and rest
 	idle     time.Duration // that the reader waits for a packet, and its own; 0: for ever
 
 	// Guarded by the lock of the client's streams.
@@ -58,7 +60,8 @@ func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {
 		in: make(chan piece, streamQueue), took: make(chan struct{}, 1), finished: make(chan struct{}),
 	}
 	st.life, st.end = context.WithCancelCause(c.life)
-	context.AfterFunc(st.life, func() { mark(st.took) })
+	st.held.client = c
+	context.AfterFunc(st.life, func() { st.held.end(); mark(st.took) })
 	return st
 }
 
@@ -66,7 +69,44 @@ func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {
 // a hole.
 type piece struct {
 	data []byte
+	size int // bytes that the client is counted for it
 	hole int64
+}
+
+// held counts what a client has given to a stream that has not taken it yet.
+type held struct {
+	client *client
+
+	mu    sync.Mutex
+	bytes int
+	over  bool // the stream is, and nothing is counted any more
+}
+
+func (h *held) add(n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.over {
+		h.bytes += n
+		h.client.server.memory.take(h.client, n)
+	}
+}
+
+func (h *held) remove(n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.over {
+		h.bytes -= n
+		h.client.server.memory.give(h.client, n)
+	}
+}
+
+func (h *held) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.over {
+		h.over = true
+		h.client.server.memory.give(h.client, h.bytes)
+	}
 }
 
 func (p piece) empty() bool { return len(p.data) == 0 && p.hole == 0 }
@@ -82,7 +122,9 @@ func (st *stream) Read(p []byte) (int, error) {
 		return 0, fault.New(fault.Invalid, fault.Call, "a hole came in a stream that was not opened as sparse")
 	}
 	n := copy(p, st.rest.data)
-	st.rest.data = st.rest.data[n:]
+	if st.rest.data = st.rest.data[n:]; len(st.rest.data) == 0 {
+		st.held.remove(st.rest.size)
+	}
 	return n, nil
 }
 
@@ -235,7 +277,7 @@ func (c *client) streamPacket(f *frame) error {
 	case f.Status == xdr.StatusError:
 		st.hangUp(true)
 	case f.Status == xdr.StatusContinue && len(f.payload) > 0:
-		return c.deliver(st, piece{data: f.payload})
+		return c.deliver(st, piece{data: f.payload, size: len(f.payload)})
 	}
 	return nil
 }
@@ -257,6 +299,7 @@ func (c *client) deliver(st *stream, p piece) error {
 	if st.proc.Stream == xdr.StreamDown || !c.streams.waiting(st) {
 		return nil
 	}
+	st.held.add(p.size)
 	patience := c.server.limits.stall
 	stalled := time.AfterFunc(patience, func() {
 		st.end(fault.New(fault.Timeout, fault.Call, "the stream took nothing for %v", patience))
