@@ -106,18 +106,32 @@ func TestGlobsMatchLikeTheirSlowTwin(t *testing.T) {
 }
 
 func FuzzParseSelector(f *testing.F) {
-	for _, text := range []string{"all", "web-*,!state=running", "label=a:b*,tile=x/1", "uuid=11111111-2222-3333-4444-555555555555", "a=b", "!!a"} {
+	for _, text := range []string{
+		"all", "web-*,!state=running", "label=a:b*,tile=x/1", "uuid=11111111-2222-3333-4444-555555555555", "a=b", "!!a",
+		"state=paused,state=Active", "autostart=yes,persistent=no,!saved=yes", "pool=p*", "tile=x,tile=x/1/2", "label=team,label=a b,label=:x", "w?b,*,,", "autostart=true", "uuid=1",
+	} {
 		f.Add(text)
 	}
-	v := &guest.View{Name: "web", UUID: "11111111-2222-3333-4444-555555555555", Inactive: &domain.Definition{}}
+	disk := &device.Disk{Source: &device.DiskSource{File: "/p/a"}}
+	guests := []*guest.View{
+		{Name: "web", UUID: "11111111-2222-3333-4444-555555555555", Inactive: &domain.Definition{}, State: domain.ShutOff},
+		{Name: "web-1", State: domain.Running, Persistent: true, Autostart: true, ManagedSave: true, Active: &domain.Definition{Devices: device.Set{Disks: []*device.Disk{disk}}}},
+	}
+	labels := Labels{"team": "web", "a": "b", tileLabel: "x/1"}
+	inPool := func(string) []string { return []string{"pool"} }
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := ParseSelector(text)
 		if err != nil {
 			return
 		}
 		again, err := ParseSelector(s.String())
-		if err != nil || again.matches(v, nil, nil) != s.matches(v, nil, nil) {
-			t.Errorf("%q is read in two ways: %v", text, err)
+		if err != nil || again.String() != s.String() {
+			t.Fatalf("%q is read in two ways: %v", text, err)
+		}
+		for _, v := range guests {
+			if again.matches(v, labels, inPool) != s.matches(v, labels, inPool) || again.matches(v, nil, nil) != s.matches(v, nil, nil) {
+				t.Errorf("%q is read in two ways", text)
+			}
 		}
 	})
 }

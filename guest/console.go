@@ -343,7 +343,7 @@ func (l *launching) readBack(ctx context.Context) error {
 	}
 	ptys := map[string]string{}
 	for _, c := range chardevs {
-		if path, ok := strings.CutPrefix(c.Filename, "pty:"); ok {
+		if path, ok := strings.CutPrefix(c.Filename, "pty:"); ok && len(path) <= maxPath { // QEMU might say anything
 			ptys[c.Label] = path
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -114,10 +115,13 @@ func FuzzJournals(f *testing.F) {
 	add(1, madeFile{Path: "/s", Device: 1, Inode: 2})
 	add(2, changing{Live: drive, Saved: drive, Fence: []string{"/a"}, Node: "n", Old: 1, Undo: steps, Rest: steps})
 	add(3, plugging{Device: drive, NIC: &heldNIC{"net1", "vnet1", "br0"}, Undo: steps})
-	for which := range uint8(4) {
+	add(4, amending{Active: machine, Config: machine, VCPUs: 1, Balloon: 1 << 20})
+	add(5, map[string]any{"Label": "s", "Files": []any{map[string]any{"Path": "/a", "Was": "system_u:object_r:x_t:s0"}}})
+	for which := range uint8(6) {
 		f.Add(which, []byte("null"))
 		f.Add(which, []byte(`{"Leaving":[null],"Undo":[null],"Live":"<disk/>","NIC":{}}`))
 	}
+	r := newRegistry(Config{Log: slog.New(slog.DiscardHandler)})
 	journals := []struct {
 		file string
 		read func(dir string) (any, error)
@@ -126,6 +130,11 @@ func FuzzJournals(f *testing.F) {
 		{madeFileName, func(dir string) (any, error) { return readJSON[madeFile](filepath.Join(dir, madeFileName)) }},
 		{changingFile, func(dir string) (any, error) { return readChanging(dir) }},
 		{pluggingFile, func(dir string) (any, error) { return readPlugging(dir) }},
+		{amendingFile, func(dir string) (any, error) { return readAmending(dir) }},
+		{"labels.json", func(dir string) (any, error) {
+			l, err := r.readLabels(takenUUID, filepath.Join(dir, "labels.json"))
+			return l.labelled, err
+		}},
 	}
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, which uint8, text []byte) {

@@ -29,6 +29,7 @@ import (
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 	"github.com/lodge-kvm/lodge/store"
@@ -377,6 +378,15 @@ wait
 back
 }} nonsense
 wait`,
+	`query-hotpluggable-cpus [{"qom-path":"/a"},{"qom-path":"/b"},{"qom-path":"/c"},{"qom-path":"/d"},{"qom-path":"/e"},{"qom-path":"/f"}]
+vcpus
+device_del {}
+vcpus
+wait
+vcpus
+cut
+back
+memory`,
 }
 
 // takenHost is what does not change from one guest to the next.
@@ -615,25 +625,34 @@ func pass(d time.Duration) { <-time.After(d) }
 func (g *taken) look() {
 	v := g.View()
 	if v.Active == nil || v.State == domain.ShutOff || v.State == domain.Crashed {
-		g.t.Fatalf("it is %s (%s), and its process lives", v.State, v.Reason)
+		g.t.Errorf("it is %s (%s), and its process lives", v.State, v.Reason)
+		return
+	}
+	if d := v.Active; d.VCPUs.Current == 0 || d.VCPUs.Current > d.VCPUs.Max || d.CurrentMemory == 0 || d.CurrentMemory > d.Memory {
+		g.t.Errorf("it is said to have %d of %d vCPUs, and %d of %d bytes", d.VCPUs.Current, d.VCPUs.Max, d.CurrentMemory, d.Memory)
+		return
 	}
 	text, err := domainxml.Format(v.Active, domainxml.Style{Active: true, Secure: true, ID: v.ID})
 	if err != nil {
-		g.t.Fatalf("its definition cannot be shown: %v", err)
+		g.t.Errorf("its definition cannot be shown: %v", err)
+		return
 	}
 	if text == g.kept {
 		return
 	}
 	g.kept = text
 	if _, err := domainxml.Parse(text, domainxml.Options{Active: true}); err != nil {
-		g.t.Fatalf("%s\ncannot be read again: %v", text, err)
+		g.t.Errorf("%s\ncannot be read again: %v", text, err)
+		return
 	}
 	rec, err := readRunRecord(g.run.dir)
 	if err != nil {
-		g.t.Fatal(err)
+		g.t.Error(err)
+		return
 	}
 	if _, err := domainxml.Parse(rec.XML, domainxml.Options{Active: true}); err != nil {
-		g.t.Fatalf("no other daemon adopts it: %v", err)
+		g.t.Errorf("no other daemon adopts it: %v", err)
+		return
 	}
 }
 
@@ -677,4 +696,27 @@ func (g *taken) end() {
 			g.t.Errorf("a %T of %d bytes is kept", e.Payload, size)
 		}
 	}
+}
+
+// A QEMU that names a terminal in megabytes has none: no daemon would read that again.
+func TestATerminalOfMegabytesIsNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &taken{t: t, answers: map[string]string{}}
+		g.Guest = newGuest(newRegistry(Config{Log: slog.New(slog.DiscardHandler)}), "a", takenUUID)
+		def, err := domainxml.Parse(fmt.Sprintf(takenXML, takenEmulator, "/medium"), domainxml.Options{Active: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := launching{g: g.Guest, run: newRun(runRecord{}, t.TempDir(), kernel.Root{}, g.log)}
+		l.run.def = def
+		g.answers["query-chardev"] = `[{"label":"charserial0","filename":"pty:` + strings.Repeat("/x", markup.MaxSize/2) + `"}]`
+		l.run.connect(g.connect())
+		defer l.run.session.Load().Close()
+		if err := l.readBack(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := domainxml.Parse(l.run.XML, domainxml.Options{Active: true}); err != nil || def.Devices.Serials[0].Backend.Path != "/dev/pts/9" {
+			t.Errorf("no other daemon reads this: %v", err)
+		}
+	})
 }

@@ -87,7 +87,9 @@ func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
 		if err == nil && have > def.VCPUs.Current {
 			err = g.reg.settleVCPUs(ctx, s, r, def)
 		}
-		return func() { g.setActive(func(d *domain.Definition) { d.VCPUs.Current = have }) }, err
+		return func() { // QEMU might say that it has more
+			g.setActive(func(d *domain.Definition) { d.VCPUs.Current = min(have, d.VCPUs.Max) })
+		}, err
 	}), nil
 }
 

@@ -4,10 +4,12 @@ import (
 	"encoding/binary"
 	"flag"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -81,63 +83,68 @@ func acceptable(t *testing.T, c link.DnsmasqContent) {
 
 const someNAT = "<forward mode='nat'/><ip address='10.0.0.1' prefix='24'/>"
 
+// dhcp is a network's addresses with something to give them out by.
+func dhcp(inner string) string {
+	return "<ip address='10.0.0.1' prefix='24'><dhcp>" + inner + "</dhcp></ip>"
+}
+
+// refusedParts are what no network may hold, and the words why.
+var refusedParts = map[string]string{
+	"<forward mode='nat'/>": "has no address",
+	"<forward mode='hostdev'><interface dev='eth0'/></forward>":                                        `forward mode "hostdev" is not supported`,
+	"<forward mode='magic'/>":                                                                          `"magic" is not supported`,
+	"<forward mode='bridge'/>":                                                                         "neither a bridge nor an interface",
+	"<forward mode='private'/><bridge name='br0'/>":                                                    "uses no bridge",
+	"<forward mode='bridge'/><bridge name='br0'/><mac address='52:54:00:0:0:1'/>":                      "no bridge to give",
+	"<forward mode='bridge'/><bridge name='br0'/><ip address='10.0.0.1' prefix='24'/>":                 "come from outside",
+	someNAT + "<bandwidth><inbound average='1000'/></bandwidth>":                                       "not supported: bandwidth",
+	someNAT + "<vlan><tag id='42'/></vlan>":                                                            "not supported: vlan",
+	someNAT + "<portgroup name='a'><vlan><tag id='42'/></vlan></portgroup>":                            "not supported: portgroup/vlan",
+	someNAT + "<virtualport type='openvswitch'/>":                                                      "not supported: virtualport",
+	someNAT + "<bridge name='a' zone='x'/>":                                                            "not supported: bridge/@zone",
+	someNAT + "<bridge macTableManager='libvirt'/>":                                                    "macTableManager",
+	someNAT + "<bridge name='a-name-that-is-too-long'/>":                                               "longer than 15",
+	someNAT + "<mtu size='12'/>":                                                                       "MTU",
+	someNAT + "<mac address='53:54:00:00:00:01'/>":                                                     "for groups",
+	someNAT + "<mac address='x'/>":                                                                     "no MAC",
+	someNAT + "<ip address='10.0.0.129' prefix='25'/>":                                                 "overlap",
+	"<ip address='10.0.0.0' prefix='24'/>":                                                             "first or the last",
+	"<ip address='10.0.0.1' prefix='33'/>":                                                             "does not go with",
+	"<ip address='10.0.0.1' netmask='255.0.255.0'/>":                                                   "no netmask",
+	"<ip address='10.0.0.1' netmask='255.255.255.0' prefix='24'/>":                                     "both",
+	"<ip address='10.0.0.1' family='ipv6' prefix='24'/>":                                               "not of family",
+	"<ip prefix='24'/>":                                                                                "no address",
+	"<ip address='fe80::1%eth0'/>":                                                                     "no IP address",
+	dhcp("<range start='10.0.0.2' end='10.0.1.2'/>"):                                                   "not within",
+	dhcp("<range start='10.0.0.9' end='10.0.0.2'/>"):                                                   "ends before",
+	dhcp("<range start='10.0.0.9'/>"):                                                                  "a start and an end",
+	dhcp("<range start='10.0.0.0' end='10.0.0.9'/>"):                                                   "first or the last",
+	dhcp("<range start='10.0.0.2' end='10.0.0.9'/><range start='10.0.0.9' end='10.0.0.12'/>"):          "overlap",
+	dhcp("<range start='10.0.0.2' end='10.0.0.9'><lease expiry='1' unit='days'/></range>"):             "unit",
+	dhcp("<host ip='10.0.0.2'/>"):                                                                      "to be known by",
+	dhcp("<host mac='52:54:00:00:00:01' ip='10.1.0.2'/>"):                                              "not within",
+	dhcp("<host mac='52:54:00:00:00:01' ip='10.0.0.1'/>"):                                              "host's own",
+	dhcp("<host mac='52:54:00:00:00:01'/>"):                                                            "neither an address nor a name",
+	dhcp("<host name='a&#10;b' ip='10.0.0.2'/>"):                                                       "no name",
+	dhcp("<host mac='52:54:00:00:00:01' ip='10.0.0.2'/><host mac='52:54:00:00:00:02' ip='10.0.0.2'/>"): "share",
+	dhcp("<bootp file='a,b'/>"):                                                                        "comma",
+	"<ip address='10.0.0.1' prefix='8'><dhcp><range start='10.0.0.2' end='10.9.0.0'/></dhcp></ip>":     "more than 65536",
+	"<dns><txt name='a' value='b&#10;conf-file=/etc/shadow'/></dns>":                                   "line end",
+	"<dns><host ip='10.0.0.1'><hostname>a b</hostname></host></dns>":                                   "no name",
+	"<dns><srv service='a' protocol='tcp' port='1'/></dns>":                                            "needs a target",
+	"<dns><forwarder/></dns>":                                                                          "a domain or an address",
+	"<domain name='a b'/>":                                                                             "no name for a DNS domain",
+	"<forward mode='nat'><nat><port start='9' end='1'/></nat></forward>":                               "no range of ports",
+	"<forward mode='open' dev='eth0'/><ip address='10.0.0.1' prefix='24'/>":                            "leaves no interface",
+	someNAT + "<route address='10.9.0.0' prefix='16' gateway='10.1.0.1'/>":                             "is in none of",
+	someNAT + "<route address='10.9.0.1' prefix='16' gateway='10.0.0.2'/>":                             "beyond its prefix",
+	"<portgroup name='a'/><portgroup name='a'/>":                                                       "that of another",
+	"<uuid>x</uuid>": "no UUID",
+	"<nonsense/>":    "unknown element or attribute: nonsense",
+}
+
 func TestRefusedDefinitions(t *testing.T) {
-	dhcp := func(inner string) string {
-		return "<ip address='10.0.0.1' prefix='24'><dhcp>" + inner + "</dhcp></ip>"
-	}
-	for inner, want := range map[string]string{
-		"<forward mode='nat'/>": "has no address",
-		"<forward mode='hostdev'><interface dev='eth0'/></forward>":                                        `forward mode "hostdev" is not supported`,
-		"<forward mode='magic'/>":                                                                          `"magic" is not supported`,
-		"<forward mode='bridge'/>":                                                                         "neither a bridge nor an interface",
-		"<forward mode='private'/><bridge name='br0'/>":                                                    "uses no bridge",
-		"<forward mode='bridge'/><bridge name='br0'/><mac address='52:54:00:0:0:1'/>":                      "no bridge to give",
-		"<forward mode='bridge'/><bridge name='br0'/><ip address='10.0.0.1' prefix='24'/>":                 "come from outside",
-		someNAT + "<bandwidth><inbound average='1000'/></bandwidth>":                                       "not supported: bandwidth",
-		someNAT + "<vlan><tag id='42'/></vlan>":                                                            "not supported: vlan",
-		someNAT + "<portgroup name='a'><vlan><tag id='42'/></vlan></portgroup>":                            "not supported: portgroup/vlan",
-		someNAT + "<virtualport type='openvswitch'/>":                                                      "not supported: virtualport",
-		someNAT + "<bridge name='a' zone='x'/>":                                                            "not supported: bridge/@zone",
-		someNAT + "<bridge macTableManager='libvirt'/>":                                                    "macTableManager",
-		someNAT + "<bridge name='a-name-that-is-too-long'/>":                                               "longer than 15",
-		someNAT + "<mtu size='12'/>":                                                                       "MTU",
-		someNAT + "<mac address='53:54:00:00:00:01'/>":                                                     "for groups",
-		someNAT + "<mac address='x'/>":                                                                     "no MAC",
-		someNAT + "<ip address='10.0.0.129' prefix='25'/>":                                                 "overlap",
-		"<ip address='10.0.0.0' prefix='24'/>":                                                             "first or the last",
-		"<ip address='10.0.0.1' prefix='33'/>":                                                             "does not go with",
-		"<ip address='10.0.0.1' netmask='255.0.255.0'/>":                                                   "no netmask",
-		"<ip address='10.0.0.1' netmask='255.255.255.0' prefix='24'/>":                                     "both",
-		"<ip address='10.0.0.1' family='ipv6' prefix='24'/>":                                               "not of family",
-		"<ip prefix='24'/>":                                                                                "no address",
-		"<ip address='fe80::1%eth0'/>":                                                                     "no IP address",
-		dhcp("<range start='10.0.0.2' end='10.0.1.2'/>"):                                                   "not within",
-		dhcp("<range start='10.0.0.9' end='10.0.0.2'/>"):                                                   "ends before",
-		dhcp("<range start='10.0.0.9'/>"):                                                                  "a start and an end",
-		dhcp("<range start='10.0.0.0' end='10.0.0.9'/>"):                                                   "first or the last",
-		dhcp("<range start='10.0.0.2' end='10.0.0.9'/><range start='10.0.0.9' end='10.0.0.12'/>"):          "overlap",
-		dhcp("<range start='10.0.0.2' end='10.0.0.9'><lease expiry='1' unit='days'/></range>"):             "unit",
-		dhcp("<host ip='10.0.0.2'/>"):                                                                      "to be known by",
-		dhcp("<host mac='52:54:00:00:00:01' ip='10.1.0.2'/>"):                                              "not within",
-		dhcp("<host mac='52:54:00:00:00:01' ip='10.0.0.1'/>"):                                              "host's own",
-		dhcp("<host mac='52:54:00:00:00:01'/>"):                                                            "neither an address nor a name",
-		dhcp("<host name='a&#10;b' ip='10.0.0.2'/>"):                                                       "no name",
-		dhcp("<host mac='52:54:00:00:00:01' ip='10.0.0.2'/><host mac='52:54:00:00:00:02' ip='10.0.0.2'/>"): "share",
-		dhcp("<bootp file='a,b'/>"):                                                                        "comma",
-		"<ip address='10.0.0.1' prefix='8'><dhcp><range start='10.0.0.2' end='10.9.0.0'/></dhcp></ip>":     "more than 65536",
-		"<dns><txt name='a' value='b&#10;conf-file=/etc/shadow'/></dns>":                                   "line end",
-		"<dns><host ip='10.0.0.1'><hostname>a b</hostname></host></dns>":                                   "no name",
-		"<dns><srv service='a' protocol='tcp' port='1'/></dns>":                                            "needs a target",
-		"<dns><forwarder/></dns>":                                                                          "a domain or an address",
-		"<domain name='a b'/>":                                                                             "no name for a DNS domain",
-		"<forward mode='nat'><nat><port start='9' end='1'/></nat></forward>":                               "no range of ports",
-		"<forward mode='open' dev='eth0'/><ip address='10.0.0.1' prefix='24'/>":                            "leaves no interface",
-		someNAT + "<route address='10.9.0.0' prefix='16' gateway='10.1.0.1'/>":                             "is in none of",
-		someNAT + "<route address='10.9.0.1' prefix='16' gateway='10.0.0.2'/>":                             "beyond its prefix",
-		"<portgroup name='a'/><portgroup name='a'/>":                                                       "that of another",
-		"<uuid>x</uuid>": "no UUID",
-		"<nonsense/>":    "unknown element or attribute: nonsense",
-	} {
+	for inner, want := range refusedParts {
 		_, err := Parse("<network><name>n</name>"+inner+"</network>", true)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s\n got %v\nwant %q", inner, err, want)
@@ -352,6 +359,9 @@ func FuzzParse(f *testing.F) {
 			f.Fatal(err)
 		}
 		f.Add(string(doc))
+	}
+	for _, inner := range slices.Sorted(maps.Keys(refusedParts)) {
+		f.Add("<network><name>n</name>" + inner + "</network>")
 	}
 	f.Fuzz(func(t *testing.T, doc string) {
 		d, err := Parse(doc, false)
