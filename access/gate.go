@@ -45,9 +45,7 @@ type Gate struct {
 // New makes a gate, and refuses rules that are wrong.
 func New(c Config) (*Gate, error) {
 	g := &Gate{Config: c, changed: make(chan struct{})}
-	if c.Fleet != nil {
-		g.shares.there = c.Fleet.All
-	}
+	g.shares.there = g.alike
 	if c.File == "" {
 		return g, nil
 	}

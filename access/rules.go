@@ -50,7 +50,7 @@ type rule struct {
 	// secrets are those that definitions may use, by globs for their UUIDs and for what
 	// they are for.
 	secrets []string
-	// most is what the guests that the rule is about may take, all together.
+	// most is what the objects that the rule is about may take, all together.
 	most share
 }
 
@@ -237,12 +237,8 @@ func (r *rule) check(node *yaml.Node, saysImages bool) error {
 	if r.anywhere && len(r.secrets) > 0 {
 		return wrong(node, "rule %q names \"secrets\", and lets definitions use any file of the host, and any secret with that; say \"images\", as folders or pools, too", r.name)
 	}
-	switch {
-	case r.most == share{}:
-	case !r.may.has(Define) && !r.may.has(Change):
-		return wrong(node, "rule %q says %q, and lets nobody make a guest, or make one larger; that takes %q or %q", r.name, atMost, Define, Change)
-	case r.some && len(r.guests) == 0:
-		return wrong(node, "rule %q says %q, and is about no guests; name some, or leave it out", r.name, atMost)
+	if err := r.most.check(r, node); err != nil {
+		return err
 	}
 	for _, v := range whole {
 		if r.some && r.may.has(v) {

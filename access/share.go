@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -14,32 +15,41 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/volume"
 )
 
-// atMost is the word for what the guests of a rule may take, all together.
+// atMost is the word for what the objects of a rule may take, all together.
 const atMost = "at most"
 
-// share is what guests take, or may: of a rule 0 is no bound. A guest takes the most that
+// share is what objects take, or may: of a rule 0 is no bound. A guest takes the most that
 // its definitions let it have, whether it runs or not: memory up to which its balloon
 // gives, and processors that can be plugged in.
-type share struct{ guests, memory, vcpus uint64 } // memory in bytes
+type share struct{ guests, memory, vcpus, networks, pools, volumes uint64 } // memory in bytes
 
 // measures are the parts of a share.
 var measures = []struct {
 	word string // in the file of rules
 	of   func(*share) *uint64
 	say  func(uint64) string
+	// kind is of the objects that take of it, and verbs are what lets them be made, or made larger.
+	kind  Kind
+	verbs []Verb
 }{
-	{"guests", func(s *share) *uint64 { return &s.guests }, func(n uint64) string { return counted(n, "guest") }},
-	{"memory", func(s *share) *uint64 { return &s.memory }, func(n uint64) string { return inUnits(n) + " of memory" }},
-	{"vcpus", func(s *share) *uint64 { return &s.vcpus }, func(n uint64) string { return counted(n, "vCPU") }},
+	{"guests", func(s *share) *uint64 { return &s.guests }, counted("guest"), Guest, []Verb{Define, Change}},
+	{"memory", func(s *share) *uint64 { return &s.memory }, func(n uint64) string { return inUnits(n) + " of memory" }, Guest, []Verb{Define, Change}},
+	{"vcpus", func(s *share) *uint64 { return &s.vcpus }, counted("vCPU"), Guest, []Verb{Define, Change}},
+	{"networks", func(s *share) *uint64 { return &s.networks }, counted("network"), Network, []Verb{Networks}},
+	{"pools", func(s *share) *uint64 { return &s.pools }, counted("pool"), Pool, []Verb{Pools}},
+	{"volumes", func(s *share) *uint64 { return &s.volumes }, counted("volume"), Pool, []Verb{Volumes}},
 }
 
-func counted(n uint64, what string) string {
-	if n != 1 {
-		what += "s"
+func counted(what string) func(uint64) string {
+	return func(n uint64) string {
+		if n == 1 {
+			return "1 " + what
+		}
+		return strconv.FormatUint(n, 10) + " " + what + "s"
 	}
-	return strconv.FormatUint(n, 10) + " " + what
 }
 
 // inUnits writes bytes in the largest unit that leaves no rest.
@@ -62,7 +72,7 @@ func parseMost(node *yaml.Node) (most share, err error) {
 		return most, err
 	}
 	if len(given) == 0 {
-		return most, wrong(node, "%q is empty; leave it out, or say how many guests, how much memory or how many vcpus", atMost)
+		return most, wrong(node, "%q is empty; leave it out, or say how many guests, networks, pools or volumes, how much memory or how many vcpus", atMost)
 	}
 	for _, m := range measures {
 		value := given[m.word]
@@ -97,32 +107,91 @@ func shareOf(definitions ...*domain.Definition) share {
 
 // atLeast gives the larger one in each measure.
 func (s share) atLeast(other share) share {
-	return share{max(s.guests, other.guests), max(s.memory, other.memory), max(s.vcpus, other.vcpus)}
+	for _, m := range measures {
+		*m.of(&s) = max(*m.of(&s), *m.of(&other))
+	}
+	return s
 }
 
 // plus adds, up to the largest number there is.
 func (s share) plus(other share) share {
-	add := func(a, b uint64) uint64 {
-		sum, carry := bits.Add64(a, b, 0)
-		return sum | -carry
+	for _, m := range measures {
+		sum, carry := bits.Add64(*m.of(&s), *m.of(&other), 0)
+		*m.of(&s) = sum | -carry
 	}
-	return share{add(s.guests, other.guests), add(s.memory, other.memory), add(s.vcpus, other.vcpus)}
+	return s
 }
 
-// shares are what calls under way are about to make of guests. Whoever asks counts those
-// beside the guests that are there, so that of several at once none slips under a bound.
+// check refuses bounds that bound nothing.
+func (s share) check(r *rule, node *yaml.Node) error {
+	named := map[Kind]int{Guest: len(r.guests), Network: len(r.networks), Pool: len(r.pools)}
+	for _, m := range measures {
+		switch {
+		case *m.of(&s) == 0:
+		case !slices.ContainsFunc(m.verbs, r.may.has):
+			return wrong(node, "rule %q says %q of %s, and lets nobody make or enlarge what takes of that; that is the right %q", r.name, atMost, m.word, m.verbs[0])
+		case r.some && named[m.kind] == 0:
+			return wrong(node, "rule %q says %q of %s, and names none that take of that; name some, or leave it out", r.name, atMost, m.word)
+		}
+	}
+	return nil
+}
+
+// shares are what calls under way are about to make. Whoever asks counts that beside what is
+// there, so that of several at once none slips under a bound.
 type shares struct {
-	there func() []fleet.Member // never waits
+	there func(like Object) []claim // all objects of one sort; never waits
 
 	mu     sync.Mutex
 	claims map[*taking][]claim
 }
 
-// claim is one guest as it will be.
+// claim is one object as it is, or will be.
 type claim struct {
-	guest Object
-	uuid  string
-	share share
+	object Object
+	key    string // by which it is known for the same one
+	share  share
+}
+
+// alike gives all objects of the sort of one.
+func (g *Gate) alike(like Object) (all []claim) {
+	switch like.Kind {
+	case Guest:
+		for _, m := range g.Fleet.All() {
+			all = append(all, claim{Of(m), m.View.UUID, shareOf(m.View.Active, m.View.Inactive)})
+		}
+	case Network:
+		for _, n := range g.Networks.List() {
+			all = append(all, claimOf(Object{Kind: Network, Name: n.Name()}))
+		}
+	case Pool:
+		for _, p := range g.Pools.List() {
+			if like.Part == "" {
+				all = append(all, claimOf(Object{Kind: Pool, Name: p.Name()}))
+				continue
+			}
+			volumes, _ := p.Volumes() // of a pool that does not run nobody knows any, nor makes one
+			for _, v := range volumes {
+				all = append(all, claimOf(Object{Kind: Pool, Name: p.Name(), Part: v.Name}))
+			}
+		}
+	case Anything, Everything:
+	}
+	return all
+}
+
+// claimOf is a claim to an object that is no guest.
+func claimOf(o Object) claim {
+	c := claim{object: o, key: o.String()}
+	switch {
+	case o.Kind == Network:
+		c.share.networks = 1
+	case o.Kind == Pool && o.Part != "":
+		c.share.volumes = 1
+	case o.Kind == Pool:
+		c.share.pools = 1
+	}
+	return c
 }
 
 // taking is one call of a client that the rules hold.
@@ -143,7 +212,26 @@ func (g *Gate) Bound(ctx context.Context, w Who, v Verb) (_ context.Context, don
 		v = Define
 	}
 	t := &taking{gate: g, who: w, verb: v}
-	return guest.WithBound(ctx, t.take), t.end
+	ctx = volume.WithBound(guest.WithBound(ctx, t.guest), t.volume)
+	return context.WithValue(ctx, takingKey{}, t), t.end
+}
+
+// takingKey is where a context keeps the taking of its call.
+type takingKey struct{}
+
+// Make holds the call of ctx to what the rules leave room for, of a network or a pool that a
+// document is to make. One that is there already takes no more.
+func (g *Gate) Make(ctx context.Context, v Verb, o Object) error {
+	t, _ := ctx.Value(takingKey{}).(*taking)
+	if t == nil || (v != Networks || o.Kind != Network) && (v != Pools || o.Kind != Pool) {
+		return nil
+	}
+	return t.take(v, claimOf(o))
+}
+
+// volume takes a volume that is to be made.
+func (t *taking) volume(pool, name string) error {
+	return t.take(Volumes, claimOf(Object{Kind: Pool, Name: pool, Part: name}))
 }
 
 func (t *taking) end() {
@@ -154,27 +242,32 @@ func (t *taking) end() {
 	delete(s.claims, t)
 }
 
-// take notes what a guest will be, if a rule leaves room for that. A rule that gives the
+// guest takes what a guest will be.
+func (t *taking) guest(uuid string, def *domain.Definition) error {
+	one := claim{NewGuest(def.Name, uuid, nil), uuid, shareOf(def)}
+	if marks, err := fleet.ReadMarks(def.Metadata); err == nil { // ones that cannot be read are none
+		one.object = NewGuest(def.Name, uuid, marks.Labels)
+	}
+	return t.take(t.verb, one)
+}
+
+// take notes what an object will be, if a rule leaves room for that. A rule that gives the
 // right without bounds leaves all there is; of a client without any such rule it is for
 // others to say what it may do.
-func (t *taking) take(uuid string, def *domain.Definition) error {
+func (t *taking) take(v Verb, one claim) error {
 	rules := t.gate.rules.Load()
 	if rules == nil {
 		return nil
-	}
-	one := claim{guest: NewGuest(def.Name, uuid, nil), uuid: uuid, share: shareOf(def)}
-	if marks, err := fleet.ReadMarks(def.Metadata); err == nil { // ones that cannot be read are none
-		one.guest = NewGuest(def.Name, uuid, marks.Labels)
 	}
 	s := &t.gate.shares
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t.over {
-		return fault.New(fault.Aborted, fault.Call, "the call that was to make domain %q so has ended", def.Name)
+		return fault.New(fault.Aborted, fault.Call, "the call that was to make %s so has ended", one.object)
 	}
 	var full error
 	for _, r := range rules.list {
-		if !r.may.has(t.verb) || !r.covers(one.guest) || !r.isFor(t.who) {
+		if !r.may.has(v) || !r.covers(one.object) || !r.isFor(t.who) {
 			continue
 		}
 		err := s.fits(r, one)
@@ -187,46 +280,46 @@ func (t *taking) take(uuid string, def *domain.Definition) error {
 		}
 		full = cmp.Or(full, err)
 	}
-	return fault.Wrap(full, fault.NoCapacity, fault.Domain, "%s may not have domain '%s' so", t.who, def.Name)
+	return fault.Wrap(full, fault.NoCapacity, fault.Domain, "%s may not have %s so", t.who, one.object)
 }
 
-// fits says whether a rule has room for a guest. What it has already it may keep, also
+// fits says whether a rule has room for an object. What it has already it may keep, also
 // where that is more than the rule would give now.
 func (s *shares) fits(r *rule, one claim) error {
 	if (r.most == share{}) {
 		return nil
 	}
-	others, had := s.taken(r, one.uuid)
+	others, had := s.taken(r, one)
 	for _, m := range measures {
 		most, want, other := *m.of(&r.most), *m.of(&one.share), *m.of(&others)
 		if most == 0 || want <= *m.of(&had) || want <= most && other <= most-want {
 			continue
 		}
-		return fault.New(fault.NoCapacity, fault.Domain, "rule %q gives its guests at most %s together; this one takes %s and the others have %s; "+
-			"undefine some or make them smaller, or ask whoever keeps the rules", r.name, m.say(most), m.say(want), m.say(other))
+		return fault.New(fault.NoCapacity, fault.Domain, "rule %q gives at most %s together; this one takes %s and the others have %s; "+
+			"remove some or make them smaller, or ask whoever keeps the rules", r.name, m.say(most), m.say(want), m.say(other))
 	}
 	return nil
 }
 
-// taken counts what the guests that a rule is about have, whoever made them: all but one,
-// and that one. It is called with the lock held.
-func (s *shares) taken(r *rule, but string) (others, had share) {
+// taken counts what the objects that a rule is about have, whoever made them: all of one's
+// sort but that, and that one. It is called with the lock held.
+func (s *shares) taken(r *rule, but claim) (others, had share) {
 	by := map[string]share{}
-	for _, m := range s.there() {
-		if r.covers(Of(m)) {
-			by[m.View.UUID] = shareOf(m.View.Active, m.View.Inactive)
+	for _, c := range s.there(but.object) {
+		if r.covers(c.object) {
+			by[c.key] = c.share
 		}
 	}
-	had = by[but]
+	had = by[but.key]
 	for _, claims := range s.claims {
 		for _, c := range claims {
-			if r.covers(c.guest) {
-				by[c.uuid] = by[c.uuid].atLeast(c.share)
+			if r.covers(c.object) {
+				by[c.key] = by[c.key].atLeast(c.share)
 			}
 		}
 	}
-	for uuid, one := range by {
-		if uuid != but {
+	for key, one := range by {
+		if key != but.key {
 			others = others.plus(one)
 		}
 	}

@@ -50,9 +50,9 @@ func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 	}
 	g := &Gate{}
 	g.rules.Store(rules)
-	g.shares.there = func() (all []fleet.Member) {
+	g.shares.there = func(like Object) (all []claim) {
 		for _, def := range there {
-			all = append(all, isThere(def))
+			all = append(all, claim{Of(isThere(def)), "uuid of " + def.Name, shareOf(def)})
 		}
 		return all
 	}
@@ -63,7 +63,7 @@ func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 func wants(t *testing.T, g *Gate, uid uint32, v Verb, def *domain.Definition) error {
 	taking := &taking{gate: g, who: user1(uid), verb: v}
 	t.Cleanup(taking.end)
-	return taking.take("uuid of "+def.Name, def)
+	return taking.guest("uuid of "+def.Name, def)
 }
 
 // What a rule gives at most is for all guests that it is about together, whoever made them.
@@ -101,6 +101,55 @@ func TestARuleBoundsItsGuests(t *testing.T) {
 	}
 }
 
+// Networks, pools and volumes are counted by themselves, and volumes in all pools of the rule.
+func TestARuleBoundsItsNetworksPoolsAndVolumes(t *testing.T) {
+	rules, err := ParseRules("access.yaml", []byte(`
+version: 1
+rules:
+  - {name: owners, who: "user:1003", may: [networks, pools, volumes], networks: "n-*", pools: "p-*", at most: {networks: 2, pools: 2, volumes: 3}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	network, pool := func(name string) Object { return Object{Kind: Network, Name: name} }, func(name string) Object { return Object{Kind: Pool, Name: name} }
+	of := func(pool, name string) Object { return Object{Kind: Pool, Name: pool, Part: name} }
+	g := &Gate{}
+	g.rules.Store(rules)
+	g.shares.there = func(like Object) (all []claim) {
+		for _, o := range []Object{network("n-1"), network("other"), pool("p-1"), pool("other"), of("p-1", "a"), of("p-2", "b"), of("other", "c")} {
+			if o.Kind == like.Kind && (o.Part == "") == (like.Part == "") {
+				all = append(all, claimOf(o))
+			}
+		}
+		return all
+	}
+	ctx, done := g.Bound(t.Context(), user1(1003), Networks)
+	defer done()
+	for _, c := range []struct {
+		verb   Verb
+		object Object
+		full   string
+	}{
+		{Networks, network("n-1"), ""}, // is there
+		{Networks, network("n-2"), ""},
+		{Networks, network("n-3"), "at most 2 networks together; this one takes 1 network and the others have 2 networks"},
+		{Pools, pool("p-2"), ""},
+		{Pools, pool("p-3"), "at most 2 pools together"},
+	} {
+		if err := g.Make(ctx, c.verb, c.object); c.full == "" && err != nil || c.full != "" && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), c.full)) {
+			t.Errorf("%s: got %v, want %q", c.object, err, c.full)
+		}
+	}
+	taking := &taking{gate: g, who: user1(1003)}
+	defer taking.end()
+	if err := taking.volume("p-2", "c"); err != nil {
+		t.Errorf("a third volume: %v", err)
+	}
+	if err := taking.volume("p-1", "c"); !fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), "at most 3 volumes together") {
+		t.Errorf("a fourth volume: %v", err)
+	}
+}
+
 // A guest that has more than its rule gives now, as after the bound was lowered, may start
 // and become smaller, and not larger.
 func TestWhatAGuestHasItKeeps(t *testing.T) {
@@ -134,7 +183,7 @@ func TestNoTwoSlipUnderABound(t *testing.T) {
 		t.Errorf("%d guests at once, of at most 3", made.Load())
 	}
 	one := &taking{gate: sharing(t), who: user1(1002), verb: Define}
-	if err := one.take("a", sized("test-1", 1, 1)); err != nil {
+	if err := one.guest("a", sized("test-1", 1, 1)); err != nil {
 		t.Fatal(err)
 	}
 	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err == nil {
@@ -144,7 +193,7 @@ func TestNoTwoSlipUnderABound(t *testing.T) {
 	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err != nil {
 		t.Errorf("a call that has ended still counts: %v", err)
 	}
-	if err := one.take("a", sized("test-1", 1, 1)); !fault.Is(err, fault.Aborted) {
+	if err := one.guest("a", sized("test-1", 1, 1)); !fault.Is(err, fault.Aborted) {
 		t.Errorf("a call that has ended takes more: %v", err)
 	}
 }

@@ -26,6 +26,12 @@ rules:
     who: user:4243
     may: [read, define]
     guests: loose-*
+  - name: owners
+    who: user:4243
+    may: [read, networks, volumes]
+    networks: net-*
+    pools: mine
+    at most: {networks: 1, volumes: 2}
 `
 
 // plainDomain is a small guest that can be given more memory while it runs.
@@ -69,6 +75,8 @@ func TestRulesBoundWhatClientsMake(t *testing.T) {
 	contains(t, "another name", d.mayNot(t, builder, "domrename", "loose-1", "build-6"), "at most 3 guests", "the others have 3 guests")
 	contains(t, "one more by the API", lodge("define", file(plainDomain("build-77", 1, 1))), "at most 3 guests")
 
+	d.boundObjects(t, file)
+
 	d.virsh(t, "destroy", "build-22") // nothing is left of it
 	d.virsh(t, "undefine", "build-55")
 	d.virsh(t, "undefine", "build-1")
@@ -88,6 +96,29 @@ func TestRulesBoundWhatClientsMake(t *testing.T) {
 	if there := strings.Fields(d.may(t, builder, "list", "--all", "--name")); len(there) != 4 { // with loose-1
 		t.Errorf("eight at once: there are %q", there)
 	}
+}
+
+// boundObjects has the client make more networks and volumes than it may.
+func (d *daemon) boundObjects(t *testing.T, file func(string) string) {
+	t.Helper()
+	net := func(name string) string { return file("<network><name>" + name + "</name></network>") }
+	d.may(t, builder, "net-define", net("net-1"))
+	contains(t, "a second network", d.mayNot(t, builder, "net-define", net("net-22")), "at most 1 network", "the others have 1 network")
+	contains(t, "a second network that is started", d.mayNot(t, builder, "net-create", net("net-333")), "at most 1 network")
+	d.virsh(t, "net-undefine", "net-1")
+
+	dir := filepath.Join(d.dir, "mine")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d.virsh(t, "pool-define-as", "mine", "dir", "--target", dir)
+	d.virsh(t, "pool-start", "mine")
+	defer d.virsh(t, "pool-undefine", "mine")
+	defer d.virsh(t, "pool-destroy", "mine")
+	d.may(t, builder, "vol-create-as", "mine", "one", "1M")
+	d.may(t, builder, "vol-clone", "--pool", "mine", "one", "two")
+	contains(t, "a third volume", d.mayNot(t, builder, "vol-create-as", "mine", "three", "1M"), "at most 2 volumes", "the others have 2 volumes")
+	contains(t, "a third by a copy", d.mayNot(t, builder, "vol-clone", "--pool", "mine", "one", "three"), "at most 2 volumes")
 }
 
 // lodgeAs runs lodge as another user; what it says is what counts.

@@ -62,6 +62,9 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 		for i := 0; err == nil && i < len(r.verbs); i++ { // the last is not the only one
 			err = gate.Check(who, r.verbs[i], on)
 		}
+		if err == nil {
+			err = gate.Make(ctx, r.last(), made)
+		}
 		if err != nil {
 			return ctx, c, err
 		}

@@ -119,6 +119,10 @@ func (p *Pool) make(ctx context.Context, w *wish, after func(), draw func(contex
 		after()
 		return nil, fault.New(fault.Exists, fault.Volume, "volume %q exists already in pool %q", w.name, p.name)
 	}
+	if err := allowed(ctx, p.name, w.name); err != nil {
+		after()
+		return nil, err
+	}
 	j, err := p.begin(ctx, w.name, "creation", true)
 	if err != nil {
 		after()
