@@ -65,7 +65,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 		if there.Kind != Guest {
 			continue
 		}
-		if err := rules.Check(w, verb, there); err != nil {
+		if err := rules.owner(w, verb, there, def.Name, def.UUID); err != nil {
 			return wanted, err
 		}
 		places.known = append(places.known, g.named(there)...)
@@ -78,6 +78,19 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 		return wanted, err
 	}
 	return wanted, walker{places}.walk(nil, root)
+}
+
+// owner checks what has the name or the UUID already that a document gives. Of one that
+// the client may not see, and did not name, only this is told: that it is there.
+func (r *Rules) owner(w Who, verb Verb, there Object, name, uuid string) error {
+	err := r.Check(w, verb, there)
+	if err == nil || there.Name == name {
+		return err
+	}
+	if _, sees := r.Allows(w, Read, there); sees {
+		return err
+	}
+	return fault.New(fault.Denied, fault.Call, "%s may not give %q the UUID %s: it is that of another, which is not this client's to change", w, name, uuid)
 }
 
 func understood(def *domain.Definition) (*markup.Element, error) {
@@ -132,7 +145,7 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 		return made, err
 	}
 	if there, err := g.Networks.ByUUID(def.UUID); err == nil {
-		if err := g.Check(w, Networks, Object{Kind: Network, Name: there.Name()}); err != nil {
+		if err := g.rules.Load().owner(w, Networks, Object{Kind: Network, Name: there.Name()}, def.Name, def.UUID); err != nil {
 			return made, err
 		}
 	}
@@ -191,7 +204,7 @@ func (g *Gate) pool(w Who, root *markup.Element) error {
 		}
 	}
 	if there, err := g.Pools.ByUUID(strings.ToLower(root.Child("uuid").Text())); err == nil {
-		if err := rules.Check(w, Pools, Object{Kind: Pool, Name: there.Name()}); err != nil {
+		if err := rules.owner(w, Pools, Object{Kind: Pool, Name: there.Name()}, root.Child("name").Text(), there.UUID()); err != nil {
 			return err
 		}
 	}

@@ -340,3 +340,20 @@ func TestMarksClaimNoVolumesOfOthers(t *testing.T) {
 		}
 	}
 }
+
+// Whoever gives the UUID of what is another's is not told whose it is, unless he may see it.
+func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
+	r, err := ParseRules("access.yaml", []byte("version: 1\nrules:\n  - {name: poolers, who: \"user:1002\", may: [read, pools], pools: mine}\n  - {name: lookers, who: \"user:1002\", may: read, pools: seen}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, told := range map[string]bool{"secret": false, "seen": true} {
+		err := r.owner(user1(1002), Pools, Object{Kind: Pool, Name: name}, "mine", "u")
+		if !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), name) != told {
+			t.Errorf("the UUID of %s: %v", name, err)
+		}
+	}
+	if err := r.owner(user1(1002), Pools, Object{Kind: Pool, Name: "mine"}, "other", "u"); err != nil {
+		t.Errorf("one's own: %v", err)
+	}
+}
