@@ -178,6 +178,13 @@ func TestRulesThatOthersCouldWriteAreRefused(t *testing.T) {
 func FuzzParseRules(f *testing.F) {
 	f.Add([]byte(example))
 	f.Add([]byte("version: 1\nrules: [{name: a, who: everyone, may: all}]"))
+	for _, rule := range []string{
+		"who: [\"user:0\", \"group:root\", \"dn:CN=*\"], may: [define, volumes], guests: [\"tile=a/*\", \"label=a:b\"], at most: {guests: 20, memory: 64GiB, vcpus: 64}, images: [\"pool:a\", /srv/a], secrets: \"/srv/*\"",
+		"who: \"user:no-such-user\", may: read", "who: \"group:99999999999\", may: read", "who: bob, may: fly", "who: everyone, may: define, images: /a/../b", "who: everyone, may: define, at most: {memory: 64}",
+		"who: &a everyone, may: *a", "who: everyone, may: read, guests: [[a]]", "who: everyone, may: read, may: all",
+	} {
+		f.Add([]byte("version: 1\nrules: [{name: a, " + rule + "}]"))
+	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r, err := ParseRules("access.yaml", text)
 		if err != nil {
