@@ -206,8 +206,8 @@ func (r Root) cgroupMounts() (cgroupMounts, error) {
 	}
 	mounts := cgroupMounts{v1: map[Controller]string{}}
 	for line := range strings.Lines(text) {
-		left, right, _ := strings.Cut(line, " - ")
-		mount, fs := strings.Fields(left), strings.Fields(right)
+		left, right, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
+		mount, fs := strings.Split(left, " "), strings.Split(right, " ")
 		if len(mount) < 5 || len(fs) < 3 {
 			continue
 		}

@@ -55,8 +55,8 @@ func (r Root) groupMount(controller string) (mount, top string) {
 		return "", ""
 	}
 	for line := range strings.Lines(text) {
-		left, right, _ := strings.Cut(line, " - ")
-		fields, fs := strings.Fields(left), strings.Fields(right)
+		left, right, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
+		fields, fs := strings.Split(left, " "), strings.Split(right, " ")
 		if len(fields) < 5 || len(fs) < 3 {
 			continue
 		}

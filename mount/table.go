@@ -29,8 +29,9 @@ func (m Mount) String() string { return m.Point + " (" + m.Type + " of " + m.Sou
 func parse(text string) []Mount {
 	var all []Mount
 	for line := range strings.Lines(text) {
-		before, after, _ := strings.Cut(line, " - ")
-		fields, behind := strings.Fields(before), strings.Fields(after)
+		// Blanks of other kinds are parts of names: the kernel escapes this one alone.
+		before, after, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
+		fields, behind := strings.Split(before, " "), strings.Split(after, " ")
 		if len(fields) < 5 || len(behind) < 2 {
 			continue
 		}

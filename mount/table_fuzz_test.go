@@ -9,20 +9,19 @@ import (
 // FuzzTable reads the kernel's list of mounts, whose points and sources users choose:
 // each is read as it was before the kernel escaped it.
 func FuzzTable(f *testing.F) {
-	f.Add("/a b", "host:/x y", "36 35 98:0 / /mnt rw - ext4 /dev/sda1 rw\n")
-	f.Add("/\\040", "\\", "1 2\n3 4 5:6 / /\\0 - x\n-1 0 0:0 / /\\777 - a b - c d")
+	f.Add("a\u00a0b\r", "\u2000", "")
+	f.Add("a b", "host:/x y", "36 35 98:0 / /mnt rw - ext4 /dev/sda1 rw\n")
+	f.Add("\\040", "\\", "1 2\n3 4 5:6 / /\\0 - x\n-1 0 0:0 / /\\777 - a b - c d")
 	f.Fuzz(func(t *testing.T, point, source, others string) {
 		for _, m := range parse(others) {
-			if m.Type == "" || strings.ContainsAny(m.Type, " \n") {
+			if strings.ContainsAny(m.Type, " \n") {
 				t.Fatalf("%+v", m)
 			}
 		}
-		if point == "" || source == "" || strings.ContainsAny(point+source, "\v\f\r\u0085\u00a0") || strings.ToValidUTF8(point+source, "") != point+source {
-			return // the kernel's blanks are what it escapes
-		}
+		point = "/" + point // as all are
 		escape := strings.NewReplacer(" ", `\040`, "\t", `\011`, "\n", `\012`, `\`, `\134`, "#", `\043`)
 		line := fmt.Sprintf("36 35 98:0 / %s rw shared:1 - nfs4 %s rw\n", escape.Replace(point), escape.Replace(source))
-		if got := parse(line); len(strings.Fields(line)) == 10 && (len(got) != 1 || got[0] != Mount{ID: 36, Point: point, Type: "nfs4", Source: source}) {
+		if got := parse(line); len(got) != 1 || got[0] != (Mount{ID: 36, Point: point, Type: "nfs4", Source: source}) {
 			t.Fatalf("%q is read as %+v", line, got)
 		}
 	})
