@@ -64,11 +64,45 @@ func ReadRules(path string) (*Rules, error) {
 	if err := checkOwner(f); err != nil {
 		return nil, err
 	}
+	if err := checkFolders(path); err != nil {
+		return nil, err
+	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Config, "cannot read the rules")
 	}
 	return ParseRules(path, text)
+}
+
+// checkFolders refuses rules that somebody could put others in the place of: in a folder
+// above them, or above the link that leads to them.
+func checkFolders(path string) error {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Config, "cannot look at %s", path)
+	}
+	for _, at := range []string{path, real} {
+		at, err := filepath.Abs(at)
+		for at != "/" && err == nil {
+			at = filepath.Dir(at)
+			var st unix.Stat_t
+			if err = unix.Stat(at, &st); err == nil && st.Mode&unix.S_ISVTX != 0 {
+				st.Mode &^= 0o022 // there others replace what is theirs alone
+			}
+			if err == nil && !oursAlone(st.Uid, st.Mode) {
+				return fault.New(fault.Denied, fault.Config, "others than root can replace %s, since they can write to %s; chown root it and chmod go-w", path, at)
+			}
+		}
+		if err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Config, "cannot look at %s", at)
+		}
+	}
+	return nil
+}
+
+// oursAlone says whether nobody writes to a file or folder but root and the daemon's user.
+func oursAlone(uid, mode uint32) bool {
+	return (uid == 0 || uid == uint32(os.Geteuid())) && mode&0o022 == 0
 }
 
 // checkOwner refuses rules that anybody but root and the daemon's user could write.
@@ -80,7 +114,7 @@ func checkOwner(f *os.File) error {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		return fault.New(fault.Invalid, fault.Config, "%s is no file", f.Name())
-	case st.Uid != 0 && st.Uid != uint32(os.Geteuid()) || st.Mode&0o022 != 0:
+	case !oursAlone(st.Uid, st.Mode):
 		return fault.New(fault.Denied, fault.Config, "%s can be written by others than root; chown root it and chmod go-w", f.Name())
 	}
 	return nil

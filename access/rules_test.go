@@ -160,18 +160,42 @@ func TestWrongRulesAreRefused(t *testing.T) {
 }
 
 func TestRulesThatOthersCouldWriteAreRefused(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "access.yaml")
-	if err := os.WriteFile(path, []byte(example), 0o600); err != nil {
-		t.Fatal(err)
+	above := t.TempDir()
+	folder := filepath.Join(above, "lodge")
+	path, link := filepath.Join(folder, "access.yaml"), filepath.Join(above, "link.yaml")
+	for _, err := range []error{
+		os.Chmod(above, 0o755), os.Mkdir(folder, 0o755), os.WriteFile(path, []byte(example), 0o600), os.Symlink(path, link),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	if _, err := ReadRules(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(path, 0o622); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ReadRules(path); !fault.Is(err, fault.Denied) {
-		t.Errorf("got %v", err)
+	for _, c := range []struct {
+		what, of, by string
+		mode         os.FileMode
+		kind         fault.Kind
+	}{
+		{"root's alone", path, path, 0o600, 0},
+		{"everybody's", path, path, 0o622, fault.Denied},
+		{"in everybody's folder", folder, path, 0o777, fault.Denied},
+		{"by a link into everybody's folder", folder, link, 0o777, fault.Denied},
+		{"below a group's folder", above, path, 0o775, fault.Denied},
+		{"below a folder where everybody has what is theirs", above, path, 0o777 | os.ModeSticky, 0},
+		{"by a link", path, link, 0o600, 0},
+	} {
+		was, err := os.Stat(c.of)
+		if err == nil {
+			err = os.Chmod(c.of, c.mode)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ReadRules(c.by); c.kind == 0 && err != nil || c.kind != 0 && !fault.Is(err, c.kind) {
+			t.Errorf("rules %s: %v", c.what, err)
+		}
+		if err := os.Chmod(c.of, was.Mode()); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
