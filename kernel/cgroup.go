@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"io/fs"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -197,20 +198,14 @@ type cgroupMounts struct {
 }
 
 // cgroupMounts reads where control groups are mounted first (a container's root
-// may show them once more, and go) from /proc/self/mountinfo, whose lines are "id parent dev root POINT options
-// [tags...] - TYPE source SUPEROPTIONS".
+// may show them once more, and go).
 func (r Root) cgroupMounts() (cgroupMounts, error) {
 	text, err := r.read("proc/self/mountinfo")
 	if err != nil {
 		return cgroupMounts{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot tell where control groups are mounted")
 	}
 	mounts := cgroupMounts{v1: map[Controller]string{}}
-	for line := range strings.Lines(text) {
-		left, right, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
-		mount, fs := strings.Split(left, " "), strings.Split(right, " ")
-		if len(mount) < 5 || len(fs) < 3 {
-			continue
-		}
+	for mount, fs := range mountLines(text) {
 		point := unescapeMount(mount[4])
 		switch fs[0] {
 		case "cgroup2":
@@ -227,6 +222,21 @@ func (r Root) cgroupMounts() (cgroupMounts, error) {
 		}
 	}
 	return mounts, nil
+}
+
+// mountLines takes lines of /proc/self/mountinfo apart, which are "id parent dev ROOT POINT
+// options [tags...] - TYPE source SUPEROPTIONS". Blanks of other kinds are parts of names: the
+// kernel escapes this one alone.
+func mountLines(text string) iter.Seq2[[]string, []string] {
+	return func(yield func(mount, fs []string) bool) {
+		for line := range strings.Lines(text) {
+			left, right, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
+			mount, fs := strings.Split(left, " "), strings.Split(right, " ")
+			if len(mount) >= 5 && len(fs) >= 3 && !yield(mount, fs) {
+				return
+			}
+		}
+	}
 }
 
 // unescapeMount undoes the octal escapes of blanks and backslashes.

@@ -54,12 +54,7 @@ func (r Root) groupMount(controller string) (mount, top string) {
 	if err != nil {
 		return "", ""
 	}
-	for line := range strings.Lines(text) {
-		left, right, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
-		fields, fs := strings.Split(left, " "), strings.Split(right, " ")
-		if len(fields) < 5 || len(fs) < 3 {
-			continue
-		}
+	for fields, fs := range mountLines(text) {
 		unified := controller == "" && fs[0] == "cgroup2"
 		if unified || controller != "" && fs[0] == "cgroup" && slices.Contains(strings.Split(fs[2], ","), controller) {
 			return unescapeMount(fields[4]), unescapeMount(fields[3])
