@@ -3,6 +3,7 @@ package conformance
 import (
 	"bufio"
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -82,6 +83,19 @@ func (d *daemon) says(words string) int {
 func (d *daemon) as(ctx context.Context, uid int, name string, args ...string) *exec.Cmd {
 	id := strconv.Itoa(uid)
 	return d.command(ctx, "setpriv", append([]string{"--reuid", id, "--regid", id, "--clear-groups", "env", "HOME=/nonexistent", name}, args...)...)
+}
+
+// begin starts a program, and gives what it says.
+func begin(t *testing.T, c *exec.Cmd) io.Reader {
+	t.Helper()
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
 }
 
 // virshAs is try as another user.
@@ -169,14 +183,8 @@ func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	c := d.as(ctx, operator, "/usr/bin/python3", script(t, "bystander.py"), d.uri(), "web-1")
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
 	c.Stderr = os.Stderr
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := begin(t, c)
 	defer func() { _ = c.Wait() }()
 	var heard []string
 	lines := bufio.NewScanner(out)

@@ -51,14 +51,8 @@ func TestStalledDownloadsLeavePlaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
 	c.Stderr = os.Stderr
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := begin(t, c)
 	defer func() { _ = c.Wait() }()
 	defer func() { _ = hold.Close() }()
 	said, err := bufio.NewReader(out).ReadString('\n')

@@ -193,13 +193,7 @@ func (d *daemon) samples(t *testing.T) {
 func (d *daemon) watch(t *testing.T, selector string) (wait func(n int, what string)) {
 	t.Helper()
 	c := d.lodge(t.Context(), t, "events", "--json", selector)
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := begin(t, c)
 	told := make(chan string, 1024)
 	begun := make(chan struct{})
 	go func() {

@@ -142,13 +142,7 @@ func (d *daemon) visitor(t *testing.T, name string, args ...string) (goes func(w
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	c := d.command(ctx, name, args...)
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := begin(t, c)
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Errorf("the visitor says nothing: %v", err)
 	}

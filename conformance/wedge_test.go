@@ -245,13 +245,7 @@ func (w *wedge) killMount(t *testing.T, name string) (release func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stdout, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdout := begin(t, c)
 	release = func() {
 		_ = stdin.Close() // it may have been closed
 		_ = c.Wait()
