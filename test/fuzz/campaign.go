@@ -70,6 +70,14 @@ type source struct {
 	number int
 }
 
+// The cells of such a row, counted from what stands before its first bar.
+const (
+	fromCell    = 1
+	minutesCell = 3
+	targetsCell = 4
+	sourceCells = 6
+)
+
 var named = regexp.MustCompile("`([^`]+\\.Fuzz\\w+)`")
 
 // sources reads the page's first table: from whom comes what each target reads. A row
@@ -78,15 +86,33 @@ func sources(text string) map[string]source {
 	found, row := map[string]source{}, source{}
 	for line := range strings.Lines(text) {
 		cells := strings.Split(line, "|")
-		if len(cells) < 4 {
+		if len(cells) != sourceCells {
 			continue
 		}
-		if from := strings.TrimSpace(cells[1]); from != "" {
+		if from := strings.TrimSpace(cells[fromCell]); from != "" {
 			row = source{from, row.number + 1}
 		}
-		for _, name := range named.FindAllStringSubmatch(line, -1) {
+		for _, name := range named.FindAllStringSubmatch(cells[targetsCell], -1) {
 			found[name[1]] = row
 		}
 	}
 	return found
+}
+
+// writeSources gives the text with the minutes that the targets of each row were run.
+func writeSources(text string, lines map[string]line) string {
+	var written strings.Builder
+	for line := range strings.Lines(text) {
+		cells := strings.Split(line, "|")
+		targets := named.FindAllStringSubmatch(line, -1)
+		if len(cells) == sourceCells && len(targets) > 0 {
+			seconds := 0
+			for _, name := range targets {
+				seconds += lines[name[1]].seconds
+			}
+			cells[minutesCell] = fmt.Sprintf(" %d ", seconds/60)
+		}
+		written.WriteString(strings.Join(cells, "|"))
+	}
+	return written.String()
 }

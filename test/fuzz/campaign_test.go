@@ -11,7 +11,7 @@ import (
 // TestACampaignLevelsTheHours: the time goes to those that had the least, strangers'
 // readers get twice as much as others and come first.
 func TestACampaignLevelsTheHours(t *testing.T) {
-	const page = "| from | what | targets |\n|---|---|---|\n| clients | a | `a.FuzzNew` |\n| | b | `a.FuzzOld` |\n| the lab | c | `l.FuzzNew` `l.FuzzOld` |\n\n" + heading + "\n" + rule +
+	const page = "| from | what | minutes | targets |\n|---|---|--:|---|\n| clients | a | 0 | `a.FuzzNew` |\n| | b | 0 | `a.FuzzOld` |\n| the lab | c | 0 | `l.FuzzNew` `l.FuzzOld` |\n\n" + heading + "\n" + rule +
 		"\n| a.FuzzOld | 100 | 0 | 0 | 0 |  | 0 |  |\n| l.FuzzOld | 500 | 0 | 0 | 0 |  | 0 |  |\n"
 	chosen := func() []turn {
 		return []turn{{target: target{"l", "FuzzNew"}}, {target: target{"l", "FuzzOld"}}, {target: target{"a", "FuzzOld"}}, {target: target{"a", "FuzzNew"}}}

@@ -155,7 +155,8 @@ func zipped(t *testing.T, text string) []byte {
 	return packed.Bytes()
 }
 
-// TestTheLedgerSums: runs are added up, words stay, and each target has its line.
+// TestTheLedgerSums: runs are added up, words stay, each target has its line, and who
+// hands over what it reads the sum of theirs.
 func TestTheLedgerSums(t *testing.T) {
 	t.Chdir(t.TempDir())
 	page, a, b := "docs/fuzzing.md", target{"markup", "FuzzParse"}, target{"lab/wire", "FuzzReader"}
@@ -166,7 +167,7 @@ func TestTheLedgerSums(t *testing.T) {
 		}
 	}
 	for path, text := range map[string]string{
-		page: "Words.\n\n" + heading + "\n" + rule + "\n| markup.FuzzParse | 10 | 1000 | 7 | 5 | 2026-01-02 | 0 | a bomb: `TestBomb` |\n| all | 1 | 1 | 1 | 1 |  | 0 |  |\n\nMore.\n", broke: "x",
+		page: "Words.\n\n| from | what | minutes | targets |\n|---|---|--:|---|\n| clients | any XML | 0 | `markup.FuzzParse` `markup.FuzzOther` |\n\n" + heading + "\n" + rule + "\n| markup.FuzzParse | 110 | 1000 | 7 | 5 | 2026-01-02 | 0 | a bomb: `TestBomb` |\n| all | 1 | 1 | 1 | 1 |  | 0 |  |\n\nMore.\n", broke: "x",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -178,10 +179,10 @@ func TestTheLedgerSums(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := "Words.\n\n" + heading + "\n" + rule + `
+	want := "Words.\n\n| from | what | minutes | targets |\n|---|---|--:|---|\n| clients | any XML | 2 | `markup.FuzzParse` `markup.FuzzOther` |\n\n" + heading + "\n" + rule + `
 | lab/wire.FuzzReader | 0 | 0 | 0 | 0 |  | 0 | [0011223344556677](../lab/wire/testdata/fuzz/FuzzReader/0011223344556677) |
-| markup.FuzzParse | 24 | 1060 | 44 | 4 | 2026-03-04 | 100000 | a bomb: ` + "`TestBomb`" + ` |
-| all | 24 | 1060 | 44 | 4 |  | 0 |  |
+| markup.FuzzParse | 124 | 1060 | 8 | 4 | 2026-03-04 | 100000 | a bomb: ` + "`TestBomb`" + ` |
+| all | 124 | 1060 | 8 | 4 |  | 0 |  |
 
 More.
 `

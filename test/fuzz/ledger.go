@@ -23,7 +23,8 @@ const (
 )
 
 // record adds one run to the ledger's page: its table is written anew, with a line
-// for each target, and the words around it stay.
+// for each target, so are the sums in the table before it, and the words around
+// both stay.
 func record(page string, targets []target, t target, m measured) error {
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -48,7 +49,7 @@ func record(page string, targets []target, t target, m measured) error {
 		lines[t.String()] = l
 	}
 	beside := page + ".new"
-	if err := os.WriteFile(beside, []byte(before+writeLedger(targets, lines)+after), 0o644); err != nil {
+	if err := os.WriteFile(beside, []byte(writeSources(before, lines)+writeLedger(targets, lines)+after), 0o644); err != nil {
 		return err
 	}
 	return os.Rename(beside, page)
