@@ -4,15 +4,14 @@ import (
 	"cmp"
 	"errors"
 	"io/fs"
-	"iter"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mountinfo"
 )
 
 // Controller is one of the kernel's resource controllers that guests use.
@@ -205,54 +204,22 @@ func (r Root) cgroupMounts() (cgroupMounts, error) {
 		return cgroupMounts{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot tell where control groups are mounted")
 	}
 	mounts := cgroupMounts{v1: map[Controller]string{}}
-	for mount, fs := range mountLines(text) {
-		point := unescapeMount(mount[4])
-		switch fs[0] {
+	for mount := range mountinfo.Parse(text) {
+		switch mount.Type {
 		case "cgroup2":
-			mounts.v2 = cmp.Or(mounts.v2, point)
+			mounts.v2 = cmp.Or(mounts.v2, mount.Point)
 		case "cgroup":
-			for option := range strings.SplitSeq(fs[2], ",") {
+			for option := range strings.SplitSeq(mount.Options, ",") {
 				if option == "blkio" {
 					option = string(BlockIOController)
 				}
 				if c := Controller(option); slices.Contains(controllers, c) {
-					mounts.v1[c] = cmp.Or(mounts.v1[c], point)
+					mounts.v1[c] = cmp.Or(mounts.v1[c], mount.Point)
 				}
 			}
 		}
 	}
 	return mounts, nil
-}
-
-// mountLines takes lines of /proc/self/mountinfo apart, which are "id parent dev ROOT POINT
-// options [tags...] - TYPE source SUPEROPTIONS". Blanks of other kinds are parts of names: the
-// kernel escapes this one alone.
-func mountLines(text string) iter.Seq2[[]string, []string] {
-	return func(yield func(mount, fs []string) bool) {
-		for line := range strings.Lines(text) {
-			left, right, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
-			mount, fs := strings.Split(left, " "), strings.Split(right, " ")
-			if len(mount) >= 5 && len(fs) >= 3 && !yield(mount, fs) {
-				return
-			}
-		}
-	}
-}
-
-// unescapeMount undoes the octal escapes of blanks and backslashes.
-func unescapeMount(text string) string {
-	var b strings.Builder
-	for i := 0; i < len(text); i++ {
-		if text[i] == '\\' && i+3 < len(text) {
-			if n, err := strconv.ParseUint(text[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(text[i])
-	}
-	return b.String()
 }
 
 func makeGroup(dir string) error {

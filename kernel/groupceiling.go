@@ -4,6 +4,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/lodge-kvm/lodge/mountinfo"
 )
 
 // OwnGroups gives the control groups that hold this process for a controller,
@@ -49,15 +51,15 @@ func upwards(mount, group string) (dirs []string) {
 
 // groupMount finds where the tree of a version 1 controller is mounted first, or
 // the tree of version 2 for "", and which group is shown there.
-func (r Root) groupMount(controller string) (mount, top string) {
+func (r Root) groupMount(controller string) (point, top string) {
 	text, err := r.read("proc/self/mountinfo")
 	if err != nil {
 		return "", ""
 	}
-	for fields, fs := range mountLines(text) {
-		unified := controller == "" && fs[0] == "cgroup2"
-		if unified || controller != "" && fs[0] == "cgroup" && slices.Contains(strings.Split(fs[2], ","), controller) {
-			return unescapeMount(fields[4]), unescapeMount(fields[3])
+	for mount := range mountinfo.Parse(text) {
+		unified := controller == "" && mount.Type == "cgroup2"
+		if unified || controller != "" && mount.Type == "cgroup" && slices.Contains(strings.Split(mount.Options, ","), controller) {
+			return mount.Point, mount.Root
 		}
 	}
 	return "", ""

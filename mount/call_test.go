@@ -254,21 +254,6 @@ func TestWhatIsWrongWithAPathIsToldByTheWork(t *testing.T) {
 	}
 }
 
-func TestList(t *testing.T) {
-	all := parse("22 1 0:21 / /proc rw - proc proc rw\n" +
-		"40 22 8:1 / /mnt/a\\040b rw,relatime shared:1 master:2 - ext4 /dev/sda1 rw\n" +
-		"41 22 0:40 / /mnt/a\\040b rw - nfs4 host:/x\\134y rw\nbroken\nx 1 2 3 / - a b\n")
-	want := []Mount{{22, "/proc", "proc", "proc"}, {40, "/mnt/a b", "ext4", "/dev/sda1"}, {41, "/mnt/a b", "nfs4", `host:/x\y`}}
-	if len(all) != len(want) {
-		t.Fatalf("%v", all)
-	}
-	for i := range want {
-		if all[i] != want[i] {
-			t.Errorf("%v, want %v", all[i], want[i])
-		}
-	}
-}
-
 func TestChangesAreSeen(t *testing.T) {
 	point := filepath.Join(t.TempDir(), "x")
 	if err := os.Mkdir(point, 0o700); err != nil {
@@ -295,23 +280,5 @@ func TestChangesAreSeen(t *testing.T) {
 		if !seen {
 			t.Fatal("nothing is mounted")
 		}
-	}
-}
-
-func FuzzList(f *testing.F) {
-	f.Add("40 22 8:1 / /mnt/a\\040b rw - ext4 /dev/sda1 rw\n")
-	f.Fuzz(func(t *testing.T, text string) {
-		for _, m := range parse(text) {
-			if len(m.Point) > len(text) || len(m.Source) > len(text) {
-				t.Errorf("%v out of %q", m, text)
-			}
-		}
-	})
-}
-
-func BenchmarkDo(b *testing.B) {
-	path := filepath.Join(b.TempDir(), "image")
-	for b.Loop() {
-		_ = Run(b.Context(), path, func() error { return nil })
 	}
 }

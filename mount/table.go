@@ -4,13 +4,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mountinfo"
 )
 
 // Mount is one line of the kernel's list.
@@ -22,43 +21,6 @@ type Mount struct {
 }
 
 func (m Mount) String() string { return m.Point + " (" + m.Type + " of " + m.Source + ")" }
-
-// parse reads the kernel's list of mounts: six or more fields, the fifth the
-// mount point, and after a lone dash the type and the source. A later line of
-// the same point lies above an earlier one.
-func parse(text string) []Mount {
-	var all []Mount
-	for line := range strings.Lines(text) {
-		// Blanks of other kinds are parts of names: the kernel escapes this one alone.
-		before, after, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
-		fields, behind := strings.Split(before, " "), strings.Split(after, " ")
-		if len(fields) < 5 || len(behind) < 2 {
-			continue
-		}
-		id, err := strconv.Atoi(fields[0])
-		if err != nil {
-			continue
-		}
-		all = append(all, Mount{ID: id, Point: unescape(fields[4]), Type: behind[0], Source: unescape(behind[1])})
-	}
-	return all
-}
-
-// unescape undoes the kernel's octal escapes of blanks and backslashes.
-func unescape(s string) string {
-	var out strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				out.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		out.WriteByte(s[i])
-	}
-	return out.String()
-}
 
 // table is the kernel's list, read again when the kernel says that it changed.
 type table struct {
@@ -117,8 +79,8 @@ func (t *table) read() error {
 		return err
 	}
 	t.points = map[string]Mount{}
-	for _, m := range parse(string(text)) {
-		t.points[m.Point] = m
+	for m := range mountinfo.Parse(string(text)) { // a later one of a point lies above
+		t.points[m.Point] = Mount{ID: m.ID, Point: m.Point, Type: m.Type, Source: m.Source}
 	}
 	return nil
 }
