@@ -76,24 +76,31 @@ func (p *Pool) setBuilding(on bool) {
 // makeTarget makes the directory with those above it. One that is there
 // already only gets the permissions that were asked for.
 func makeTarget(d *definition) error {
-	if err := os.MkdirAll(filepath.Dir(d.target), 0o755); err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Pool, "cannot make the directories above %s", d.target)
-	}
-	mode := d.perms.mode
-	err := os.Mkdir(d.target, defaultTargetMode)
-	switch {
-	case err == nil && mode < 0:
-		mode = defaultTargetMode
-	case err != nil && !errors.Is(err, os.ErrExist):
-		return fault.Wrap(err, fault.Failed, fault.Pool, "cannot make directory %s", d.target)
-	}
-	dir, err := unix.Open(d.target, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	dir, made, err := makeDir(d.target, defaultTargetMode)
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Pool, "%s is no directory that can be used", d.target)
+		return err
 	}
-	f := os.NewFile(uintptr(dir), d.target)
+	defer dir.Close()
+	mode := d.perms.mode
+	if made && mode < 0 {
+		mode = defaultTargetMode
+	}
+	f, err := list(dir, d.target, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
 	defer f.Close()
 	return setPermissions(f, permissions{mode, d.perms.owner, d.perms.group}, fault.Pool)
+}
+
+// removeTarget removes the directory, which has to be empty.
+func removeTarget(target string) error {
+	above, err := openDir(filepath.Dir(target))
+	if err != nil {
+		return err
+	}
+	defer above.Close()
+	return unix.Unlinkat(int(above.Fd()), filepath.Base(target), unix.AT_REMOVEDIR)
 }
 
 // setPermissions gives an open file its owner, and then its mode, because a
@@ -172,7 +179,7 @@ func (p *Pool) Delete(ctx context.Context) error {
 	if d.kind != Dir {
 		return fault.New(fault.Unsupported, fault.Config, "the storage of a pool of type %q is not deleted", d.kind)
 	}
-	err = tell(ctx, p.lane, func() error { return unix.Rmdir(d.target) })
+	err = tell(ctx, p.lane, func() error { return removeTarget(d.target) })
 	failpoint.Reach("pool.deleted")
 	if err != nil {
 		kind := fault.Failed

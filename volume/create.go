@@ -4,8 +4,6 @@ import (
 	"context"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
@@ -219,7 +217,7 @@ func (p *Pool) christen(d *definition, name string, f *os.File, inode uint64, pl
 	if err := nameFile(f, d.target, name); err != nil {
 		return err
 	}
-	v, err := readVolume(p.name, d.target, name, declaration{Format: image.Raw, Inode: inode})
+	v, err := readVolumeIn(p.name, d.target, name, declaration{Format: image.Raw, Inode: inode})
 	if err == nil && v != nil {
 		v.Format, v.Virtual = plan.Format, plan.Virtual
 		p.show(d, v)
@@ -290,7 +288,7 @@ func (p *Pool) look(d *definition, name string) error {
 	p.mu.Lock()
 	declared := p.declared[name]
 	p.mu.Unlock()
-	v, err := readVolume(p.name, d.target, name, declared)
+	v, err := readVolumeIn(p.name, d.target, name, declared)
 	if err != nil {
 		return err
 	}
@@ -311,11 +309,10 @@ func (p *Pool) remeasure(d *definition) error {
 	if err := d.mounted(); err != nil {
 		return err
 	}
-	fd, err := unix.Open(d.target, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := openDir(d.target)
 	if err != nil {
-		return dirFault(err, d.target)
+		return err
 	}
-	dir := os.NewFile(uintptr(fd), d.target)
 	defer dir.Close()
 	s, perms, err := measure(dir)
 	if err != nil {

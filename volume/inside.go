@@ -17,15 +17,6 @@ import (
 // What changes a pool's files goes through here: by names below the open
 // directory, which have no slash, and never through a link.
 
-// openDir opens a pool's directory to name files below it.
-func openDir(target string) (*os.File, error) {
-	fd, err := unix.Open(target, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, dirFault(err, target)
-	}
-	return os.NewFile(uintptr(fd), target), nil
-}
-
 // makeFile makes a new file and gives its inode. It has no name yet, so that it
 // goes with a daemon that is killed before it has noted whose it is; nameFile
 // gives it one. Where the file system has no such files it has its name at once.
@@ -98,13 +89,31 @@ func openFile(target, name string, mode int) (*os.File, error) {
 	return image.Reopen(fd, filepath.Join(target, name), mode)
 }
 
-// openToRead opens a volume of the pool to read. A link in a directory may lead anywhere, and
-// is followed for whoever may read anything: not for a client that is held to folders.
+// openToRead opens a volume of the pool to read. A link of root's in a directory may lead anywhere,
+// and is followed for whoever may read anything: not for a client that is held to folders.
 func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
-	if image.FenceOf(ctx) == nil || p.carver() != nil {
+	if p.carver() != nil {
 		return image.Open(v.Path)
 	}
-	return image.OpenHeld(v.Path, unix.O_RDONLY, []string{filepath.Dir(v.Path)})
+	target := filepath.Dir(v.Path)
+	dir, err := openDir(target)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	f, err := openAt(dir, v.Name)
+	if err == nil && isLink(f) {
+		_ = f.Close() // opened to be named
+		if image.FenceOf(ctx) != nil {
+			return nil, fault.New(fault.Denied, fault.Volume, "%s is a link, and none is followed for who is held to folders", v.Path)
+		}
+		f, err = follow(v.Path)
+	}
+	if err != nil {
+		return nil, nameFault(err, target, v.Name)
+	}
+	defer f.Close()
+	return image.Reopen(int(f.Fd()), v.Path, unix.O_RDONLY)
 }
 
 // removeFile removes a volume: a file, an empty directory, or a link itself.
@@ -150,9 +159,5 @@ func removeInode(target, name string, inode uint64) error {
 }
 
 func nameFault(err error, target, name string) error {
-	kind := fault.Failed
-	if errors.Is(err, fs.ErrNotExist) {
-		kind = fault.NotFound
-	}
-	return fault.Wrap(err, kind, fault.Volume, "cannot use %q in %s", name, target)
+	return fault.Wrap(err, fileKind(err), fault.Volume, "cannot use %q in %s", name, target)
 }

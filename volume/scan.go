@@ -43,15 +43,20 @@ func (p *Pool) read(d *definition, declared map[string]declaration) (reading, er
 
 func (p *Pool) readDir(target string, declared map[string]declaration) (reading, error) {
 	var r reading
-	dir, err := os.Open(target)
+	dir, err := openDir(target)
 	if err != nil {
-		return r, dirFault(err, target)
+		return r, err
 	}
 	defer dir.Close()
+	listed, err := list(dir, target, unix.O_RDONLY)
+	if err != nil {
+		return r, err
+	}
+	defer listed.Close()
 	if r.space, r.perms, err = measure(dir); err != nil {
 		return r, dirFault(err, target)
 	}
-	entries, err := dir.ReadDir(MaxVolumes + 1)
+	entries, err := listed.ReadDir(MaxVolumes + 1)
 	if err != nil && len(entries) == 0 && !errors.Is(err, io.EOF) {
 		return r, dirFault(err, target)
 	}
@@ -60,7 +65,7 @@ func (p *Pool) readDir(target string, declared map[string]declaration) (reading,
 	}
 	for _, entry := range entries {
 		p.lane.beat()
-		v, err := readVolume(p.name, target, entry.Name(), declared[entry.Name()])
+		v, err := readVolume(p.name, dir, entry.Name(), declared[entry.Name()])
 		if err != nil {
 			p.pools.log.Warn("cannot read volume", "pool", p.name, "volume", entry.Name(), "error", err)
 			r.unread = append(r.unread, entry.Name())
@@ -75,11 +80,18 @@ func (p *Pool) readDir(target string, declared map[string]declaration) (reading,
 }
 
 func dirFault(err error, target string) error {
-	kind := fault.Failed
-	if errors.Is(err, fs.ErrNotExist) {
-		kind = fault.NotFound
+	return fault.Wrap(err, fileKind(err), fault.Pool, "cannot read directory %s", target)
+}
+
+// fileKind is the kind of a fault of a file or a directory.
+func fileKind(err error) fault.Kind {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fault.NotFound
+	case fault.Is(err, fault.Denied):
+		return fault.Denied
 	}
-	return fault.Wrap(err, kind, fault.Pool, "cannot read directory %s", target)
+	return fault.Failed
 }
 
 // measure takes the space of the file system and the permissions of the directory.
@@ -103,22 +115,27 @@ func measure(dir *os.File) (space, permissions, error) {
 	return s, permissions{int(st.Mode & 0o777), int(st.Uid), int(st.Gid)}, nil
 }
 
-// readVolume looks at one entry; nil is one that is no volume: a broken link,
-// a pipe, a socket, or gone in the meantime. A link to an image outside of the
-// pool is shown, for reading; nothing is changed through it.
-func readVolume(pool, target, name string, d declaration) (*Volume, error) {
+// readVolume looks at one entry; nil is one that is no volume: a broken link, one that
+// others than root can make, a pipe, a socket, or gone in the meantime. A link of root's to
+// an image outside of the pool is shown, for reading; nothing is changed through it.
+func readVolume(pool string, dir *os.File, name string, d declaration) (*Volume, error) {
 	if checkName(fault.Volume, name) != nil || name == "lost+found" {
 		return nil, nil
 	}
-	path := filepath.Join(target, name)
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) {
+	path := filepath.Join(dir.Name(), name)
+	f, err := openAt(dir, name)
+	if err == nil && isLink(f) {
+		_ = f.Close() // opened to be named
+		f, err = follow(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) || fault.Is(err, fault.Denied) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	defer f.Close()
+	fd := int(f.Fd())
 	var st unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st); err != nil {
 		return nil, err
@@ -140,6 +157,16 @@ func readVolume(pool, target, name string, d declaration) (*Volume, error) {
 		return nil, nil
 	}
 	return v, v.inspect(fd, d)
+}
+
+// readVolumeIn is readVolume for a directory that is not open.
+func readVolumeIn(pool, target, name string, d declaration) (*Volume, error) {
+	dir, err := openDir(target)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return readVolume(pool, dir, name, d)
 }
 
 // inspect reads the header. The format that was declared when the volume was
