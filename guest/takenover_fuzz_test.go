@@ -44,9 +44,13 @@ const (
 
 // takenXML is a guest with something of all that a QEMU may tell of.
 const takenXML = `<domain type='qemu' id='1'><name>a</name><uuid>` + takenUUID + `</uuid><memory>1048576</memory><currentMemory>524288</currentMemory>
-<maxMemory slots='4'>4194304</maxMemory><vcpu current='2'>4</vcpu><iothreads>2</iothreads><os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os>
+<maxMemory slots='4'>4194304</maxMemory><vcpu current='2'>4</vcpu><iothreads>2</iothreads><os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os><features><acpi/></features>
 <cpu><numa><cell id='0' cpus='0-3' memory='524288'/></numa></cpu>
 <devices><emulator>%s</emulator>
+<controller type='pci' index='0' model='pcie-root'><alias name='pcie.0'/></controller>
+<controller type='pci' index='1' model='pcie-root-port'><target chassis='1' port='0x1'/><alias name='pci.1'/><address type='pci' domain='0x0000' bus='0x00' slot='0x02' function='0x0'/></controller>
+<controller type='pci' index='2' model='pcie-root-port'><target chassis='2' port='0x2'/><alias name='pci.2'/><address type='pci' domain='0x0000' bus='0x00' slot='0x03' function='0x0'/></controller>
+<controller type='pci' index='3' model='pcie-root-port'><target chassis='3' port='0x3'/><alias name='pci.3'/><address type='pci' domain='0x0000' bus='0x00' slot='0x04' function='0x0'/></controller>
 <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/a' index='1'/><target dev='vda' bus='virtio'/><alias name='virtio-disk0'/></disk>
 <disk type='file' device='cdrom'><driver name='qemu' type='raw'/><source file='%s' index='2'/><target dev='sda' bus='sata'/><readonly/><alias name='sata0-0-0'/></disk>
 <interface type='user'><mac address='52:54:00:00:00:01'/><model type='virtio'/><alias name='net0'/></interface>
@@ -113,6 +117,18 @@ var requests = map[string]func(context.Context, *taken) error{
 	"destroy":  func(ctx context.Context, g *taken) error { return g.Destroy(ctx, false) },
 	"detach": func(ctx context.Context, g *taken) error {
 		return g.Detach(ctx, "<disk><target dev='vda'/></disk>", Affect{Live: true})
+	},
+	"plug-net": func(ctx context.Context, g *taken) error {
+		return g.Attach(ctx, "<interface type='user'><mac address='52:54:00:00:00:02'/><model type='virtio'/></interface>", Affect{Live: true})
+	},
+	"plug-rng": func(ctx context.Context, g *taken) error {
+		return g.Attach(ctx, "<rng model='virtio'><backend model='builtin'/></rng>", Affect{Live: true})
+	},
+	"plug-dimm": func(ctx context.Context, g *taken) error {
+		return g.Attach(ctx, "<memory model='dimm'><target><size unit='MiB'>256</size><node>0</node></target></memory>", Affect{Live: true})
+	},
+	"plug-disk": func(ctx context.Context, g *taken) error {
+		return g.Attach(ctx, "<disk type='file'><driver name='qemu' type='raw'/><source file='"+filepath.Join(g.dir, "disk")+"'/><target dev='vdb' bus='virtio'/></disk>", Affect{Live: true})
 	},
 	"let-net0":  func(ctx context.Context, g *taken) error { return g.DetachAlias(ctx, "net0", Affect{Live: true}) },
 	"let-dimm0": func(ctx context.Context, g *taken) error { return g.DetachAlias(ctx, "dimm0", Affect{Live: true}) },
@@ -387,6 +403,36 @@ vcpus
 cut
 back
 memory`,
+	`plug-net
+plug-rng
+plug-dimm
+plug-disk
+device_add !no
+plug-net
+plug-rng
+plug-dimm
+plug-disk
+device_add {}
+{"event":"DEVICE_DELETED","data":{"device":"net1"}}
+{"event":"DEVICE_DELETED","data":{"device":"rng0"}}
+object-add !no
+plug-rng
+plug-dimm
+netdev_add !no
+plug-net
+query-memory-devices [{"type":"dimm","data":{"id":"dimm1","slot":9999,"addr":-1}}]
+object-add {}
+plug-dimm
+device_add
+plug-rng
+cut
+wait
+back
+device_add {}
+qom-list []
+plug-net
+cut
+back`,
 }
 
 // takenHost is what does not change from one guest to the next.
@@ -396,6 +442,7 @@ func takenHost(f *testing.F, root string) Config {
 		fmt.Sprintf("proc/%d/stat", takenPID):               stat,
 		fmt.Sprintf("proc/%[1]d/task/%[1]d/stat", takenPID): stat,
 		"medium":             "medium",
+		"disk":               "disk",
 		"data/core/old.core": "",
 	} {
 		path = filepath.Join(root, path)
@@ -457,6 +504,7 @@ func takeOver(t *testing.T, root string, c Config) *taken {
 		t.Fatal(err)
 	}
 	g := &taken{t: t, dir: root, answers: map[string]string{}, returned: map[string]int{}}
+	c.Ledger.Restore(takenUUID, demand(def), reg.need(def))
 	g.Guest = newGuest(reg, "a", takenUUID)
 	dir := reg.guestDir(takenUUID)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -466,6 +514,7 @@ func takeOver(t *testing.T, root string, c Config) *taken {
 	r := newRun(rec, dir, c.Kernel, g.log)
 	r.def, r.process = def, released(t)
 	r.hold("run directory", func(ctx context.Context) error { g.returned["dir"]++; return r.removeDir(ctx) })
+	r.hold("reservation", func(context.Context) error { c.Ledger.Release(takenUUID); return nil })
 	r.hold("interface vnet0", func(context.Context) error { g.returned["nic"]++; return nil })
 	g.run, g.Guest.run = r, r
 	g.state = lifecycle.State{Phase: domain.Running, Reason: domain.ReasonBooted}
@@ -662,6 +711,9 @@ func (g *taken) end() {
 	if asked, answered := g.asked.Load(), g.answered.Load(); answered < asked {
 		g.t.Errorf("%d of %d requests are not answered", asked-answered, asked)
 	}
+	if held, has := fmt.Sprint(g.reg.Ledger.Held()[takenUUID]), fmt.Sprint(demand(g.View().Active)); held != has {
+		g.t.Errorf("the books say that it has %s, and its definition %s", held, has)
+	}
 	_ = g.conn.Close()
 	pass(patience) // work of its own goes on until the next monitor is given up
 	_ = g.change(context.Background(), "", func() error {
@@ -683,6 +735,9 @@ func (g *taken) end() {
 	}
 	if _, err := os.Stat(g.run.dir); err == nil {
 		g.t.Error("its run directory is left")
+	}
+	if held := g.reg.Ledger.Held(); len(held) > 0 {
+		g.t.Errorf("the books say that it still has %v", held)
 	}
 	g.reg.stop(nil)
 	g.reg.loops.Wait()
