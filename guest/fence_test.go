@@ -122,7 +122,13 @@ func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, path)
 		ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
 	}
-	g := d.define(small("dumped"))
+	template := filepath.Join(folder, "template")
+	ok(t, os.WriteFile(template, []byte("variables"), 0o600))
+	firmware := "<loader readonly='yes' type='pflash'>" + template + "</loader><nvram template='" + template + "'>" + deep + ".vars</nvram></os>"
+	g, err := d.Define(client, strings.Replace(small("uefi"), "</os>", firmware, 1), false)
+	ok(t, err)
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, deep)
+	g = d.define(small("dumped"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	refused(t, g.Dump(client, deep, guest.DumpOptions{Memory: "elf"}), fault.Denied, deep)
 	refused(t, g.Save(client, deep, guest.SaveOptions{}), fault.Denied, deep)

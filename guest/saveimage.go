@@ -101,9 +101,9 @@ func boolWord(b bool) uint32 {
 
 // createImage makes the file of an image, readable by its owner only: guest
 // memory holds secrets. It takes nobody else's file for it, nor follows a link:
-// what lies there is left by a daemon that was killed, or a trap.
-func createImage(ctx context.Context, path string) (*os.File, error) {
-	held := heldTo(ctx, path)
+// what lies there is left by a daemon that was killed, or a trap. Held are the folders that
+// whoever named the image's final place is held to.
+func createImage(ctx context.Context, path string, held []string) (*os.File, error) {
 	return mount.Do(ctx, path, func() (f *os.File, err error) {
 		err = image.At(path, held, func(at string, _ int) error {
 			how := os.O_TRUNC
@@ -141,7 +141,7 @@ func ours(path string) bool {
 // Whoever is told to end does not wait for a file system that hangs.
 func writeImage(ctx context.Context, path string, fill, complete func(*os.File) error) error {
 	beside, held := partial(path), heldTo(ctx, path)
-	f, err := createImage(ctx, beside)
+	f, err := createImage(ctx, beside, held)
 	if err != nil {
 		return err
 	}
