@@ -289,7 +289,13 @@ func (p *places) lies(path string) bool {
 // it so already, or because every guest may read it. No place for files is one for programs,
 // which the host would run.
 func (p *places) holds(u use) bool {
-	return p.lies(u.path) && !u.ofProgram() || slices.Contains(p.known, u) || u.stock()
+	lies := p.lies(u.path) && !u.ofProgram() && (p.Anywhere || !u.ofNode() || inDev(u.path))
+	return lies || slices.Contains(p.known, u) || u.stock()
+}
+
+// inDev says whether a path lies among the host's devices, which are root's to make.
+func inDev(path string) bool {
+	return strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/")
 }
 
 // refuse says why something is not allowed.
@@ -358,6 +364,8 @@ func (w walker) walk(in, e *markup.Element) error {
 		case w.holds(u):
 		case u.ofProgram():
 			return w.refuse("the program " + u.path)
+		case u.ofNode() && w.lies(u.path):
+			return w.refuse("the device " + u.path + ", which does not lie in /dev")
 		default:
 			return w.refuse(u.path)
 		}

@@ -25,7 +25,7 @@ const (
 // texts are. One that begins at no root is none that can be judged.
 var (
 	pathly      = []string{"file", "path", "socket", "template"}
-	pathlyTexts = []string{"kernel", "initrd", "dtb", "loader", "nvram", "emulator", "path"}
+	pathlyTexts = []string{"kernel", "initrd", "dtb", "loader", "nvram", "emulator", "path", "backend"}
 )
 
 // own are the uses of paths by an element itself, which is in another or in none. Where
@@ -40,7 +40,7 @@ func own(in, e *markup.Element) []use {
 		found = append(found, use{as, text})
 	}
 	if in != nil && in.Name == "tpm" && e.Attr("type") == "passthrough" && e.Child("device").Attr("path") == "" {
-		found = append(found, use{"backend/device@path", "/dev/tpm0"}) // which is meant where none is named
+		found = append(found, use{"backend/device node@path", "/dev/tpm0"}) // which is meant where none is named
 	}
 	if e.Name == "gl" && e.Attr("rendernode") == "" && e.Attr("enable") == "yes" {
 		found = append(found, use{as + "@rendernode", "/dev/dri"}) // the host's first graphics adapter
@@ -84,8 +84,21 @@ func role(in, e *markup.Element) string {
 		}
 	case e.Name == "loader" && e.Attr("readonly") == "no":
 		as += " written"
+	case e.Name == "gl", in != nil && isNode(in, e):
+		as += " node"
 	}
 	return as
+}
+
+// isNode says whether an element tells which device of the host's is behind the one that it is in.
+func isNode(in, e *markup.Element) bool {
+	return e.Name == "source" && (in.Name == "input" || in.Attr("type") == "dev") || e.Name == "device" && in.Name == "backend"
+}
+
+// ofNode says whether it is a device of the host's that is no disk. What a link leads to is
+// not asked of it, so it lies where nobody but root makes links.
+func (u use) ofNode() bool {
+	return strings.Contains(u.as, " node@") || u.as == "backend" || strings.HasSuffix(u.as, "/backend")
 }
 
 // ofDisk says whether it is the data of a disk.

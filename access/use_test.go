@@ -55,6 +55,7 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 	g, who, on := builder(t)
 	places := g.rules.Load().placesFor(g, who, Define, on)
 	places.known = g.named(on)
+	places.Where = append(places.Where, "/dev/serial", "/dev/shm")
 	disk := func(kind, path, more string) string {
 		return "<disk type='file' device='disk'><driver name='qemu' type='" + kind + "'/><source file='" + path + "'/><target dev='vda' bus='virtio'/>" + more + "</disk>"
 	}
@@ -84,6 +85,14 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 		{"the host's TPM", "", "<tpm model='tpm-tis'><backend type='passthrough'><device path='/dev/tpm0'/></backend></tpm>", false},
 		{"the host's TPM, unsaid", "", "<tpm model='tpm-tis'><backend type='passthrough'/></tpm>", false},
 		{"a TPM of its own", "", "<tpm model='tpm-tis'><backend type='emulator'/></tpm>", true},
+		{"a device that may be behind a link", "", "<serial type='dev'><source path='/srv/build/tty'/></serial>", false},
+		{"a keyboard that may be", "", "<input type='evdev'><source dev='/srv/build/keys'/></input>", false},
+		{"a device of a guest's input that may be", "", "<input type='passthrough' bus='virtio'><source evdev='/srv/build/keys'/></input>", false},
+		{"a TPM that may be", "", "<tpm model='tpm-tis'><backend type='passthrough'><device path='/srv/build/tpm'/></backend></tpm>", false},
+		{"a graphics adapter that may be", "", "<graphics type='spice'><gl enable='yes' rendernode='/srv/build/gl'/></graphics>", false},
+		{"random numbers that may be", "", "<rng model='virtio'><backend model='random'>/dev/shm/random</backend></rng>", false},
+		{"random numbers from nowhere", "", "<rng model='virtio'><backend model='random'>random</backend></rng>", false},
+		{"a device of its own places", "", "<serial type='dev'><source path='/dev/serial/by-id/usb-1'/></serial>", true},
 		{"the host's own network", "", "<interface type='user'><model type='virtio'/></interface>", false},
 		{"a display for its host", "", "<graphics type='vnc' autoport='yes' listen='127.0.0.1'><listen type='address' address='127.0.0.1'/></graphics>", true},
 		{"a display that says no address", "", "<graphics type='spice' autoport='yes'/>", true},
