@@ -164,6 +164,12 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 			return made, err
 		}
 	}
+	if t := def.Forward.NAT; t.First.IsValid() || t.FirstPort > 0 && t.FirstPort < ownPorts {
+		// By its addresses and ports others know the host, and what root does on it.
+		if err := g.beyond(w, Networks, "addresses outside, and ports below 1024, that guests appear by"); err != nil {
+			return made, err
+		}
+	}
 	places := g.rules.Load().placesFor(g, w, Networks, made)
 	for _, ip := range def.IPs {
 		if !private(ip.Prefix()) { // the host would look for others' machines behind its bridge
@@ -178,7 +184,11 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 	return made, nil
 }
 
-// private says whether all addresses of a prefix are for private use.
+// ownPorts are those below, which root alone uses.
+const ownPorts = 1024
+
+// private says whether all addresses of a prefix are for private use. Those of a link alone
+// are where a host in a cloud is told who may log in.
 func private(p netip.Prefix) bool {
 	first := p.Masked().Addr()
 	least := 48 // a unique local prefix
@@ -190,7 +200,7 @@ func private(p netip.Prefix) bool {
 	case first.Is4():
 		least = 16
 	}
-	return p.Bits() >= least && (first.IsPrivate() || first.IsLinkLocalUnicast())
+	return p.Bits() >= least && (first.IsPrivate() || first.Is6() && first.IsLinkLocalUnicast())
 }
 
 // pool checks a definition of a pool: whoever makes one may read and write what

@@ -206,8 +206,13 @@ rules:
 		"<ip address='fd00:1:2::1' prefix='64'/>":                                                      true,
 		"<ip address='172.20.0.1' prefix='16'/>":                                                       true,
 		"<ip address='192.168.9.1' prefix='24'/>":                                                      true,
-		"<ip address='169.254.1.1' prefix='24'/>":                                                      true,
+		"<ip address='169.254.1.1' prefix='24'/>":                                                      false,
+		"<ip address='fe80::1' prefix='64'/>":                                                          true,
 		"<ip address='10.9.0.1' prefix='24'/><route address='0.0.0.0' prefix='0' gateway='10.9.0.2'/>": false,
+		// Nor do guests appear as the host, or as root on it.
+		"<forward mode='nat'><nat><port start='1024' end='2000'/></nat></forward><ip address='10.9.0.1' prefix='24'/>":                  true,
+		"<forward mode='nat'><nat><port start='1' end='1023'/></nat></forward><ip address='10.9.0.1' prefix='24'/>":                     false,
+		"<forward mode='nat'><nat><address start='192.168.1.7' end='192.168.1.7'/></nat></forward><ip address='10.9.0.1' prefix='24'/>": false,
 		// What stands there twice counts as it is understood.
 		"<forward mode='nat'/><forward mode='bridge'/><bridge name='br0'/>":                     false,
 		"<ip address='10.9.0.1' prefix='24'><tftp root='/srv/boot/x'/><tftp root='/etc'/></ip>": false,
