@@ -53,3 +53,17 @@ func (g *Gate) mayOpen(globs []string, u use) bool {
 		return fleet.Matches(glob, d.UUID) || fleet.Matches(glob, d.Usage.ID)
 	})
 }
+
+// opening checks that a client may have a volume of a pool opened: what a copy under another
+// key would tell is what the first one keeps.
+func (g *Gate) opening(w Who, pool, id string) error {
+	rules := g.rules.Load()
+	if rules == nil {
+		return nil
+	}
+	places := rules.placesFor(g, w, Volumes, Object{Kind: Pool, Name: pool})
+	if u := (use{opens, id}); !places.Anywhere && !places.opens(u) {
+		return places.refuse(u.as + " '" + id + "'")
+	}
+	return nil
+}

@@ -213,6 +213,7 @@ func (g *Gate) Bound(ctx context.Context, w Who, v Verb) (_ context.Context, don
 	}
 	t := &taking{gate: g, who: w, verb: v}
 	ctx = volume.WithBound(guest.WithBound(ctx, t.guest), t.volume)
+	ctx = volume.WithOpening(ctx, func(pool, secret string) error { return g.opening(w, pool, secret) })
 	return context.WithValue(ctx, takingKey{}, t), t.end
 }
 

@@ -20,3 +20,22 @@ func allowed(ctx context.Context, pool, name string) error {
 	}
 	return nil
 }
+
+// Opening says whether a volume of a pool may be opened with a secret for the client. It must
+// not wait for anything.
+type Opening func(pool, secret string) error
+
+// openingKey is where a context keeps what its client may have opened.
+type openingKey struct{}
+
+// WithOpening has every encrypted volume that is opened under ctx asked for.
+func WithOpening(ctx context.Context, o Opening) context.Context {
+	return context.WithValue(ctx, openingKey{}, o)
+}
+
+func mayOpen(ctx context.Context, pool, secret string) error {
+	if o, _ := ctx.Value(openingKey{}).(Opening); o != nil {
+		return o(pool, secret)
+	}
+	return nil
+}

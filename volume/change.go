@@ -40,7 +40,7 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 				return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes more and the pool has %d", target-v.Virtual, view.Available)
 			}
 		}
-		key, err := p.passphrase(v)
+		key, err := p.passphrase(ctx, v)
 		if err != nil {
 			return err
 		}

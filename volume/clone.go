@@ -124,7 +124,7 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 		}
 		defer chain.Close()
 		c := image.Copy{From: chain, Into: f, Format: w.format, Progress: j.progress}
-		if c.FromKey, err = from.passphrase(origin); err != nil {
+		if c.FromKey, err = from.passphrase(ctx, origin); err != nil {
 			return err
 		}
 		defer clear(c.FromKey)

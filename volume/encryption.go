@@ -136,7 +136,7 @@ func (p *Pool) makeLocked(ctx context.Context, f *os.File, plan image.Plan, e *e
 // passphrase gives what opens a volume, which the caller clears; nil of one that
 // is not encrypted. A volume that was not made here is looked for among the uses
 // of secrets.
-func (p *Pool) passphrase(v *Volume) ([]byte, error) {
+func (p *Pool) passphrase(ctx context.Context, v *Volume) ([]byte, error) {
 	if !v.locked() {
 		return nil, nil
 	}
@@ -147,6 +147,11 @@ func (p *Pool) passphrase(v *Volume) ([]byte, error) {
 			return nil, fault.Wrap(err, fault.NotFound, fault.Secret, "volume %q is encrypted, and nobody said with which secret; define one for the use volume %s", v.Name, v.Path)
 		}
 		e = &encryption{Secret: d.UUID}
+	}
+	if e != nil {
+		if err := mayOpen(ctx, p.name, e.Secret); err != nil {
+			return nil, err
+		}
 	}
 	return p.pools.value(e)
 }

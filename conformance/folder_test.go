@@ -1,0 +1,78 @@
+package conformance
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// folderRules give a user all rights to pools and volumes in a folder of the user's own.
+const folderRules = `
+version: 1
+rules:
+  - name: landlords
+    who: user:4243
+    may: [read, pools, volumes]
+    pools: ["own*", vault]
+    images: ["@DIR@/own", "pool:vault"]
+    secrets: theirs
+`
+
+// A user who has pools in a folder of the user's own, where the user puts links, comes by no
+// other file of the host; and whoever copies an encrypted volume has a right to its key.
+func TestPoolsOfAUsersOwnKeepToTheirFolder(t *testing.T) {
+	needs(t, "qemu-img")
+	d, _ := ruled(t, folderRules)
+	own, others := filepath.Join(d.dir, "own"), filepath.Join(d.dir, "others")
+	for _, dir := range []string{own, others, filepath.Join(d.dir, "vault")} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := filepath.Join(own, "link")
+	for _, err := range []error{os.Chown(own, builder, builder), os.Symlink(others, link), os.Lchown(link, builder, builder)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	pool := func(name, target string) string {
+		return d.file(t, name+".xml", "<pool type='dir'><name>"+name+"</name><target><path>"+target+
+			"</path><permissions><owner>4243</owner><mode>0777</mode></permissions></target></pool>")
+	}
+	d.may(t, builder, "pool-define", pool("own-link", link))
+	contains(t, "the refusal", d.mayNot(t, builder, "pool-build", "own-link"), "access denied", link)
+	contains(t, "the refusal", d.mayNot(t, builder, "pool-start", "own-link"), "access denied", link)
+	d.may(t, builder, "pool-define", pool("own", filepath.Join(own, "pool")))
+	d.may(t, builder, "pool-build", "own")
+	d.may(t, builder, "pool-start", "own")
+	d.may(t, builder, "vol-create-as", "own", "disk", "1M")
+	for _, err := range []error{os.Rename(filepath.Join(own, "pool"), filepath.Join(own, "away")), os.Rename(link, filepath.Join(own, "pool"))} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	contains(t, "the refusal", d.mayNot(t, builder, "vol-create-as", "own", "more", "1M"), "access denied", filepath.Join(own, "pool"))
+	info, err := os.Stat(others)
+	if err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("another's folder is %v, %v", info.Mode(), err)
+	}
+	if found, err := os.ReadDir(others); err != nil || len(found) > 0 {
+		t.Errorf("in another's folder there are %v, %v", found, err)
+	}
+
+	const theirs, ours = "c0ffee00-0000-4000-8000-00000000000b", "c0ffee00-0000-4000-8000-00000000000c"
+	for id, use := range map[string]string{theirs: "theirs", ours: "ours"} {
+		d.virsh(t, "secret-define", d.file(t, use+".xml", "<secret><uuid>"+id+"</uuid><usage type='volume'><volume>"+use+"</volume></usage></secret>"))
+		d.virsh(t, "secret-set-value", id, "--file", d.file(t, use+".key", use), "--plain")
+	}
+	locked := func(name, id string) string {
+		return d.file(t, name+".xml", "<volume><name>"+name+"</name><capacity>1048576</capacity><target><encryption format='luks'>"+
+			"<secret type='passphrase' uuid='"+id+"'/></encryption></target></volume>")
+	}
+	d.virsh(t, "pool-define-as", "vault", "dir", "--target", filepath.Join(d.dir, "vault"))
+	d.virsh(t, "pool-start", "vault")
+	d.virsh(t, "vol-create", "vault", locked("ours", ours))
+	contains(t, "the refusal", d.mayNot(t, builder, "vol-create-from", "vault", locked("copy", theirs), "ours", "--inputpool", "vault"), "access denied", ours)
+	d.may(t, builder, "vol-create", "vault", locked("theirs", theirs))
+	d.may(t, builder, "vol-create-from", "vault", locked("copy", theirs), "theirs", "--inputpool", "vault")
+}
