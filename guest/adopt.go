@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
@@ -142,6 +144,7 @@ type adopting struct {
 // adoptAll looks into every run directory and adopts what it finds. The loops
 // do not run yet, so that each adoption may write its guest.
 func (r *Registry) adoptAll() error {
+	r.findOrphans()
 	entries, err := os.ReadDir(r.RunDir)
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot look for running guests")
@@ -180,12 +183,30 @@ func (r *Registry) adoptAll() error {
 	}
 }
 
+// findOrphans gives a run directory again to the guests whose own somebody has removed while
+// their QEMUs run on in their control groups, so that they are set aside, and not started
+// twice: no monitor leads to them any more.
+func (r *Registry) findOrphans() {
+	for _, name := range r.Cgroups.Guests() {
+		dir := r.guestDir(name)
+		if _, err := os.Lstat(dir); uuid.Validate(name) != nil || !errors.Is(err, os.ErrNotExist) || r.emulatorIn(dir) == 0 {
+			continue
+		}
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			r.log.Error("a guest runs whose run directory has gone, and cannot be kept from being started twice", "uuid", name, "error", err)
+		}
+	}
+}
+
 // adopt takes over one guest, or finishes what a start or an end under way left.
 // An error says why that cannot be done.
 func (r *adopting) adopt(dir string) error {
 	rec, err := readRunRecord(dir)
 	if err != nil {
 		return err
+	}
+	if rec == nil && r.emulatorIn(dir) != 0 {
+		return errors.New("its run record has gone") // one is written before a QEMU is launched
 	}
 	if rec == nil {
 		return os.RemoveAll(dir) // a start that had not yet written anything

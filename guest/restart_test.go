@@ -161,6 +161,31 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 	}
 }
 
+// Somebody has cleared the host's /run: what is known of a running guest is its group alone.
+func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
+	d := newDaemon(t)
+	if d.Cgroups.Version() == 0 {
+		t.Skip("this host has no usable control groups: ", d.Cgroups.Absent())
+	}
+	g := d.define(small("orphan"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	pid := d.pid("orphan")
+	d.reopen(func() { ok(t, os.RemoveAll(g.RunDir())) })
+	for range 2 { // and by the daemon after that one
+		g = d.again(g)
+		if m := strings.Join(g.View().Messages, "\n"); !strings.Contains(m, "quarantined") {
+			t.Errorf("nobody is told of it: %q", m)
+		}
+		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
+		ok(t, syscall.Kill(pid, 0)) // and left alone
+		d.reopen(func() {})
+	}
+	ok(t, syscall.Kill(pid, syscall.SIGKILL))
+	_, err := syscall.Wait4(pid, nil, 0, nil)
+	ok(t, err)
+	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+}
+
 func TestADamagedRecordOfAGuestThatHasEndedIsClearedAway(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("ended"))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,10 +29,25 @@ type Group struct {
 	threaded bool
 }
 
+const guestPrefix = "guest-"
+
 // Guest names the group of a guest. Any name does: bytes that a directory cannot
 // carry are escaped.
 func (c *Cgroups) Guest(name string) *Group {
-	return &Group{cgroups: c, name: "guest-" + strings.NewReplacer("%", "%25", "/", "%2f", "\n", "%0a").Replace(name)}
+	return &Group{cgroups: c, name: guestPrefix + strings.NewReplacer("%", "%25", "/", "%2f", "\n", "%0a").Replace(name)}
+}
+
+// Guests gives the names of the guests that have groups, whoever made these.
+func (c *Cgroups) Guests() []string {
+	names := map[string]bool{}
+	for _, tree := range c.distinctTrees() {
+		for _, dir := range c.root.list(tree, c.parent) {
+			if name, is := strings.CutPrefix(dir, guestPrefix); is {
+				names[strings.NewReplacer("%25", "%", "%2f", "/", "%0a", "\n").Replace(name)] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
 }
 
 // Threads names a group below a guest's for some of its threads, such as vcpu0,
