@@ -50,3 +50,21 @@ func TestGuestsOfAStoreThatIsLost(t *testing.T) {
 	d.want(saved, domain.Running, domain.ReasonRestored)
 	ok(t, saved.Destroy(d.ctx(), false))
 }
+
+// The store's file is gone, as where its directory was not mounted, or somebody moved it: no
+// saved image goes with it.
+func TestGuestsOfAStoreThatIsGone(t *testing.T) {
+	d := newDaemon(t)
+	runs, saved := d.define(small("runs")), d.define(small("saved"))
+	ok(t, runs.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, saved.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, saved.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	d.reopen(func() { ok(t, os.Remove(store.Path(filepath.Join(d.dir, "data")))) })
+	d.reopen(func() {}) // what was found is stored: the next daemon has it without looking
+	runs, saved = d.again(runs), d.again(saved)
+	ok(t, runs.Destroy(d.ctx(), false))
+	d.want(d.again(runs), domain.ShutOff, domain.ReasonDestroyed)
+	ok(t, saved.Start(d.ctx(), guest.StartOptions{}))
+	d.want(saved, domain.Running, domain.ReasonRestored)
+	ok(t, saved.Destroy(d.ctx(), false))
+}

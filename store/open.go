@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -106,7 +108,7 @@ func (s *Store) reopened() error {
 		s.detach(true)
 	}
 	if s.now.Load().db != nil {
-		return nil
+		return s.inPlace()
 	}
 	if s.failed != nil && time.Since(s.tried) < reopenAfter {
 		return s.failed
@@ -125,7 +127,7 @@ func (s *Store) attach() error {
 		return nil
 	}
 	all, report, failed := gather(s.path)
-	s.whole.Store(failed == nil && report.Whole() || missing(failed))
+	s.whole.Store(failed == nil && report.Whole())
 	if failed == nil {
 		s.name(report)
 	}
@@ -138,7 +140,10 @@ func (s *Store) admit() error {
 	r, err := inspect(s.path, func(id, sealed, []byte) {})
 	switch {
 	case missing(err) || err == nil && r.Size == 0:
-		s.whole.Store(true)
+		s.whole.Store(false)                                                        // there may have been one
+		if entries, _ := os.ReadDir(s.dir); slices.ContainsFunc(entries, foreign) { // else it is new
+			s.log.Error("the data directory has been in use and has no store: its records are lost, but for those of guests that run or are saved; if there is one, stop the daemon and put it there", "file", s.path)
+		}
 		return s.rewrite(contents{}, false)
 	case err != nil:
 		return err
@@ -164,6 +169,9 @@ func (s *Store) admit() error {
 	}
 	return s.rewrite(s.undone(all), !r.Whole())
 }
+
+// foreign tells what no store leaves in its directory.
+func foreign(e os.DirEntry) bool { return !strings.HasPrefix(e.Name(), filepath.Base(Path(""))) }
 
 // name says which records are bad, each by its name.
 func (s *Store) name(r *Report) {

@@ -135,7 +135,7 @@ func (s *Store) Aside() []string {
 }
 
 // Sound reports that what has no record here is not known of at all: nothing was
-// lost, and everything could be read.
+// lost, and everything could be read. Of a file that was made just now nobody can tell.
 func (s *Store) Sound() bool { return s.whole.Load() && len(s.Aside()) == 0 }
 
 // write has one thing written, and returns when it is on disk. Nobody waits for
