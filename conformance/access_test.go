@@ -158,7 +158,11 @@ func TestRulesHoldClients(t *testing.T) {
 	t.Run("the API", func(t *testing.T) { d.heldByAPI(t) })
 	t.Run("what is open", func(t *testing.T) { d.endsWithRules(t, change) })
 	t.Run("the audit", func(t *testing.T) {
-		for _, words := range []string{`msg=audit api=libvirt uid=4242`, `verb=define object="domain 'web-1'" result=denied`, "uid=4244"} {
+		d.refuse(t, "define", d.file(t, "half.xml", "<domain type='qemu'><name>half-1</name><memory>x</memory><vcpu>1</vcpu><os><type>hvm</type></os></domain>"))
+		for _, words := range []string{
+			`msg=audit api=libvirt uid=4242`, `verb=define object="domain 'web-1'" result=denied`, "uid=4244",
+			`call=DOMAIN_DEFINE_XML verb=define object="domain 'half-1'" result=invalid`,
+		} {
 			eventually(t, "the log to say "+words, func() bool { return d.says(words) > 0 }) // the test reads it beside
 		}
 	})

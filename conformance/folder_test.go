@@ -59,6 +59,9 @@ func TestPoolsOfAUsersOwnKeepToTheirFolder(t *testing.T) {
 	if found, err := os.ReadDir(others); err != nil || len(found) > 0 {
 		t.Errorf("in another's folder there are %v, %v", found, err)
 	}
+	for _, words := range []string{`verb=volumes object="pool 'own/disk'" rule=landlords result=ok`, `verb=volumes object="pool 'own/more'" result=denied`} {
+		eventually(t, "the audit to say "+words, func() bool { return d.says(words) > 0 })
+	}
 
 	const theirs, ours = "c0ffee00-0000-4000-8000-00000000000b", "c0ffee00-0000-4000-8000-00000000000c"
 	for id, use := range map[string]string{theirs: "theirs", ours: "ours"} {

@@ -18,6 +18,7 @@ type permission struct {
 	s       *session
 	proc    *xdr.Procedure
 	right   right
+	args    xdr.Message
 	objects []access.Object
 	began   time.Time
 	done    func() // lets go what the call took of its client's share
@@ -30,7 +31,7 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 	if !known {
 		return ctx, nil, fault.New(fault.Denied, fault.Call, "nobody has said yet what right %s takes", p.Name)
 	}
-	c := &permission{s: s, proc: p, right: r, began: time.Now(), done: func() {}}
+	c := &permission{s: s, proc: p, right: r, args: args, began: time.Now(), done: func() {}}
 	gate, who := s.gate(), s.who()
 	if !who.Trusted() {
 		ctx = volume.For(ctx, who.String())
@@ -162,19 +163,13 @@ func (c *permission) end(ret xdr.Message, failure error) error {
 	if audit == nil || isAuth(c.proc) { // logins are noted where they are judged
 		return failure
 	}
-	if len(c.objects) == 0 && failure == nil && ret != nil && c.right.last() > access.Read {
-		c.objects = c.s.objects(ret)
-	}
 	e := access.Entry{
 		Who: c.s.who(), API: "libvirt", Call: c.proc.Name, Verb: c.right.last(), Err: failure, Took: time.Since(c.began),
 	}
 	if failure != nil && !fault.Is(failure, fault.Denied) && e.Verb <= access.Read {
 		return failure // a question that had no answer
 	}
-	if len(c.objects) > 0 {
-		e.Object = c.objects[0]
-	}
-	if failure == nil {
+	if e.Object = c.about(ret, failure); failure == nil {
 		e.Rule = c.s.gate().Rule(e.Who, e.Verb, e.Object)
 	}
 	audit.Note(e)
