@@ -363,7 +363,7 @@ func (w walker) walk(in, e *markup.Element) error {
 	switch {
 	case w.Anywhere || e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title":
 		return nil
-	case e.Space != "" || hostly[e.Name]:
+	case e.Space != "" || hostly[e.Name] && !isOrdinary(in, e):
 		return w.refuse("<" + e.Name + ">")
 	}
 	if err := w.kind(in, e); err != nil {
@@ -391,6 +391,12 @@ func (w walker) walk(in, e *markup.Element) error {
 		}
 	}
 	return nil
+}
+
+// isOrdinary says whether a label is one that each guest is given anyway, as a definition that
+// ran tells.
+func isOrdinary(in, e *markup.Element) bool {
+	return e.Name == "seclabel" && in != nil && in.Name == "domain" && e.Attr("type") == "dynamic" && len(e.Children) == 0
 }
 
 // kind checks the types of devices, and of what is behind sources of random numbers.

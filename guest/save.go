@@ -56,7 +56,7 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 		}
 	}
 	r, was := g.run, g.state.Phase
-	header, err := newSaveHeader(r.def, o, was)
+	header, err := newSaveHeader(r.def, r.dir, o, was)
 	if err != nil {
 		return nil, err
 	}

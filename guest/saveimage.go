@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -47,8 +48,9 @@ type saveHeader struct {
 	running bool
 }
 
-// newSaveHeader makes the header of an image of a guest that was in phase was.
-func newSaveHeader(def *domain.Definition, o SaveOptions, was domain.State) (*saveHeader, error) {
+// newSaveHeader makes the header of an image of a guest that was in phase was, with its run in
+// a directory.
+func newSaveHeader(def *domain.Definition, dir string, o SaveOptions, was domain.State) (*saveHeader, error) {
 	if o.XML != "" {
 		changed, err := redefined(def, o.XML)
 		if err != nil {
@@ -56,7 +58,7 @@ func newSaveHeader(def *domain.Definition, o SaveOptions, was domain.State) (*sa
 		}
 		def = changed
 	}
-	text, err := domainxml.Format(def, domainxml.Style{Secure: true})
+	text, err := domainxml.Format(unplaced(def, dir), domainxml.Style{Secure: true})
 	if err != nil {
 		return nil, err
 	}
@@ -65,6 +67,25 @@ func newSaveHeader(def *domain.Definition, o SaveOptions, was domain.State) (*sa
 		running = o.Then == domain.Running
 	}
 	return &saveHeader{xml: text, running: running}, nil
+}
+
+// unplaced is a definition without the places of sockets that were chosen for a run, in its
+// directory: the next run has its own, and they are no client's to name.
+func unplaced(def *domain.Definition, dir string) *domain.Definition {
+	def = def.Clone()
+	for _, b := range backends(def) {
+		if strings.HasPrefix(b.Path, dir+"/") {
+			b.Path, b.Mode = "", ""
+		}
+	}
+	for _, d := range def.Devices.Graphics {
+		for i := range d.Listens {
+			if strings.HasPrefix(d.Listens[i].Socket, dir+"/") {
+				d.Listens[i].Socket = ""
+			}
+		}
+	}
+	return def
 }
 
 // write writes the header as that of an incomplete image, and leaves the file at
