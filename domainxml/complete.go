@@ -89,8 +89,8 @@ func (c *completion) random(n int) ([]byte, error) {
 	return b, nil
 }
 
-func (c *completion) identity() error {
-	d := c.d
+// CheckName says what is wrong with the words that a domain is known by.
+func CheckName(d *domain.Definition) error {
 	switch {
 	case d.Name == "":
 		return invalid("the domain has no name")
@@ -98,6 +98,14 @@ func (c *completion) identity() error {
 		return invalid("name %q contains a slash or a line end", d.Name)
 	case strings.Contains(d.Title, "\n"):
 		return invalid("the title is more than one line")
+	}
+	return nil
+}
+
+func (c *completion) identity() error {
+	d := c.d
+	if err := CheckName(d); err != nil {
+		return err
 	}
 	if d.UUID == "" {
 		b, err := c.random(16)

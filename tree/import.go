@@ -161,7 +161,7 @@ func understand(s Sort, doc string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		return d.Name, nil
+		return d.Name, domainxml.CheckName(d)
 	case Network:
 		d, err := network.Parse(doc, false)
 		return d.Name, err
