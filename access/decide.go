@@ -1,6 +1,7 @@
 package access
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -30,6 +31,9 @@ type Object struct {
 	Name string
 	// Part is a volume of a pool, a snapshot of a guest: for the audit alone.
 	Part string
+	// Found is by what a client found it that did not name it ("with the UUID ..."): one
+	// that may not see it is told this, and not its name.
+	Found string
 	// member is a guest as selectors see it.
 	member fleet.Member
 }
@@ -106,15 +110,20 @@ func (r *Rules) Check(w Who, v Verb, o Object) error {
 			mine = append(mine, one.name)
 		}
 	}
-	on := o.String()
-	if on == "" {
-		on = "this host"
-	}
+	on := cmp.Or(r.told(w, o), "this host")
 	if len(mine) == 0 {
 		return fault.New(fault.Denied, fault.Call, "%s may not %s %s: no rule of %s is about this client", w, v.phrase(), on, r.path)
 	}
 	return fault.New(fault.Denied, fault.Call, "%s may not %s %s: that takes the right %q, which the rules for this client (%s) do not give; ask whoever keeps %s",
 		w, v.phrase(), on, v, strings.Join(mine, ", "), r.path)
+}
+
+// told is what a client that is refused something is told of the object.
+func (r *Rules) told(w Who, o Object) string {
+	if _, sees := r.Allows(w, Read, o); sees || o.Found == "" {
+		return o.String()
+	}
+	return "the " + kindNames[o.Kind] + " " + o.Found
 }
 
 // phrase is the verb in a sentence whose object follows.

@@ -17,21 +17,19 @@ import (
 var sorts = map[reflect.Type]func(*session, any) access.Object{
 	reflect.TypeFor[xdr.Domain](): func(s *session, v any) access.Object {
 		d := v.(xdr.Domain)
-		o := s.gate().GuestByUUID(formatUUID(d.UUID))
-		if o.Kind != access.Guest {
-			o.Name = d.Name // nothing but what the client says is known of it
-		}
-		return o
+		return called(d.Name, d.UUID, s.gate().GuestByUUID)
 	},
 	reflect.TypeFor[xdr.StoragePool](): func(s *session, v any) access.Object {
-		return s.gate().PoolByUUID(formatUUID(v.(xdr.StoragePool).UUID))
+		p := v.(xdr.StoragePool)
+		return called(p.Name, p.UUID, s.gate().PoolByUUID)
 	},
 	reflect.TypeFor[xdr.StorageVol](): func(_ *session, v any) access.Object {
 		named := v.(xdr.StorageVol)
 		return access.Object{Kind: access.Pool, Name: named.Pool, Part: named.Name}
 	},
 	reflect.TypeFor[xdr.Network](): func(s *session, v any) access.Object {
-		return s.gate().NetworkByUUID(formatUUID(v.(xdr.Network).UUID))
+		n := v.(xdr.Network)
+		return called(n.Name, n.UUID, s.gate().NetworkByUUID)
 	},
 	reflect.TypeFor[xdr.Secret](): func(_ *session, v any) access.Object {
 		return access.Object{Kind: access.Everything, Name: "secret '" + formatUUID(v.(xdr.Secret).UUID) + "'"}
@@ -42,6 +40,19 @@ var sorts = map[reflect.Type]func(*session, any) access.Object{
 	reflect.TypeFor[xdr.NWFilterBinding](): func(_ *session, v any) access.Object {
 		return access.Object{Kind: access.Everything, Name: "filter binding '" + v.(xdr.NWFilterBinding).PortDevice + "'"}
 	},
+}
+
+// called is the object of a UUID, which a client calls by a name that may be another.
+func called(name string, id xdr.UUID, find func(uuid string) access.Object) access.Object {
+	uuid := formatUUID(id)
+	o := find(uuid)
+	switch {
+	case o.Kind == access.Everything:
+		o.Name = name // nothing but what the client says is known of it
+	case o.Name != name:
+		o.Found = "with the UUID " + uuid
+	}
+	return o
 }
 
 // naming says which types name objects somewhere in them; by reflect.Type.
@@ -103,7 +114,7 @@ func (s *session) collect(v reflect.Value, found *[]access.Object) {
 
 // veil takes out of lists in a result what the client may not see, and refuses a
 // result that is itself such a thing.
-func (s *session) veil(m xdr.Message) error {
+func (c *permission) veil(m xdr.Message) error {
 	v := reflect.ValueOf(m)
 	if v.IsNil() || !names(v.Type()) {
 		return nil
@@ -111,18 +122,26 @@ func (s *session) veil(m xdr.Message) error {
 	v = v.Elem()
 	for _, field := range v.Fields() {
 		if field.Kind() == reflect.Slice && names(field.Type()) {
-			s.thin(v, field)
+			c.s.thin(v, field)
 			continue
 		}
 		var found []access.Object
-		s.collect(field, &found)
+		c.s.collect(field, &found)
 		for _, o := range found {
-			if err := s.gate().Check(s.who(), access.Read, o); err != nil {
+			if !c.names(o.Name) {
+				o.Found = "that it asks for"
+			}
+			if err := c.s.gate().Check(c.s.who(), access.Read, o); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// names says whether the client itself says a name in the call.
+func (c *permission) names(name string) bool {
+	return c.args != nil && !eachText(reflect.ValueOf(c.args).Elem(), "", func(_, text string) bool { return text != name })
 }
 
 // thin leaves in a list what the client may see, and counts it anew.

@@ -157,7 +157,7 @@ func (c *permission) end(ret xdr.Message, failure error) error {
 		return failure
 	}
 	if failure == nil && ret != nil && c.s.gate().Held(c.s.who()) {
-		failure = c.s.veil(ret)
+		failure = c.veil(ret)
 	}
 	audit := c.s.client.server.audit
 	if audit == nil || isAuth(c.proc) { // logins are noted where they are judged
