@@ -57,7 +57,7 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 	}
 	contains(t, "the import", d.set(t, 0, "import", tree), "defined, starts with the host")
 	contains(t, "the imported guest", d.virsh(t, "dominfo", "lost"), id, "Autostart:      enable")
-	for name, text := range map[string]string{"qemu/bad.xml": "<domain", "nwfilter/clean-traffic.xml": "<filter name='x'/>"} {
+	put := func(name, text string) {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(tree, name)), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,11 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	contains(t, "the import of bad files", d.set(t, 1, "import", tree), "qemu/bad.xml", "nwfilter/clean-traffic.xml", "network filters are not built")
+	put("nwfilter/clean-traffic.xml", "<filter name='clean-traffic'/>")
+	contains(t, "the import of filters that nobody uses", d.set(t, 0, "import", tree), "nwfilter", "left out: 1")
+	put("qemu/bad.xml", "<domain")
+	put("qemu/filtered.xml", "<domain type='qemu'><devices><interface type='user'><filterref filter='clean-traffic'/></interface></devices></domain>")
+	contains(t, "the import of bad files", d.set(t, 1, "import", tree), "qemu/bad.xml", "qemu/filtered.xml", "nwfilter/clean-traffic.xml", "network filters are not built")
 }
 
 // spoil changes bytes in the store's file. No daemon may run.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/volume"
@@ -60,8 +62,8 @@ func Import(ctx context.Context, root string, o Options, tell func(Result)) erro
 			tell(r)
 		}
 	}
-	for _, folder := range []string{"nwfilter", "hooks"} {
-		refused, err := refuse(root, folder, tell)
+	for _, refuse := range []func(string, func(Result)) (bool, error){refuseFilters, refuseHooks} {
+		refused, err := refuse(root, tell)
 		if err != nil {
 			return err
 		}
@@ -94,23 +96,84 @@ func filesIn(root, folder string) ([]string, error) {
 	return files, nil
 }
 
-// refuse names what Lodge does not have, file by file.
-func refuse(root, folder string, tell func(Result)) (bool, error) {
+// refuseFilters names the network filters that domains refer to. The others, such as those
+// that every libvirt brings along, nobody misses.
+func refuseFilters(root string, tell func(Result)) (bool, error) {
+	entries, err := entriesOf(root, filters)
+	if err != nil || len(entries) == 0 {
+		return false, err
+	}
+	needed, err := filtersOf(root)
+	if err != nil {
+		return false, err
+	}
+	others := 0
+	for _, e := range entries {
+		if !needed[strings.TrimSuffix(e.Name(), ".xml")] {
+			others++
+			continue
+		}
+		tell(refused(filters, e, "network filters are not built: guests that refer to one are refused, too; filter on the bridge with nftables instead"))
+	}
+	if others > 0 {
+		tell(Result{Sort: filters, File: filters, Did: fmt.Sprintf("left out: %d that no domain here refers to; Lodge has no network filters", others)})
+	}
+	return true, nil
+}
+
+// filtersOf gives the names of the network filters that the domains of a tree refer to.
+func filtersOf(root string) (map[string]bool, error) {
+	files, err := filesIn(root, folderOf(Domain))
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for _, file := range files {
+		doc, err := readFile(root, file)
+		if err != nil {
+			continue // its own result tells
+		}
+		d, err := markup.Parse(string(doc))
+		if err != nil {
+			continue // as above
+		}
+		for _, devices := range d.Elements("devices") {
+			for _, nic := range devices.Elements("interface") {
+				for _, ref := range nic.Elements("filterref") {
+					names[ref.Attr("filter")] = true
+				}
+			}
+		}
+	}
+	return names, nil
+}
+
+// refuseHooks names programs that Lodge does not run.
+func refuseHooks(root string, tell func(Result)) (bool, error) {
+	entries, err := entriesOf(root, hooks)
+	for _, e := range entries {
+		tell(refused(hooks, e, "hooks are not run: follow the daemon's events (lodge events --json) instead"))
+	}
+	return len(entries) > 0, err
+}
+
+// The folders, and sorts, of what Lodge does not have.
+const (
+	filters = "nwfilter"
+	hooks   = "hooks"
+)
+
+func refused(folder string, e fs.DirEntry, why string) Result {
+	return Result{Sort: Sort(folder), Name: e.Name(), File: filepath.Join(folder, e.Name()), Err: fault.New(fault.Unsupported, fault.Call, "%s", why)}
+}
+
+// entriesOf lists a folder below root; nothing where there is none.
+func entriesOf(root, folder string) ([]fs.DirEntry, error) {
 	entries, err := os.ReadDir(filepath.Join(root, folder))
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return nil, nil
 	}
-	if err != nil {
-		return false, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the tree")
-	}
-	why := map[string]string{
-		"nwfilter": "network filters are not built: guests that refer to one are refused, too; filter on the bridge with nftables instead",
-		"hooks":    "hooks are not run: follow the daemon's events (lodge events --json) instead",
-	}[folder]
-	for _, e := range entries {
-		tell(Result{Sort: Sort(folder), Name: e.Name(), File: filepath.Join(folder, e.Name()), Err: fault.New(fault.Unsupported, fault.Call, "%s", why)})
-	}
-	return len(entries) > 0, nil
+	return entries, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the tree")
 }
 
 // take imports one file, and says what was done.

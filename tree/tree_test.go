@@ -41,6 +41,39 @@ func TestATreeLeadsNowhereElse(t *testing.T) {
 	}
 }
 
+// TestFiltersThatNobodyUsesFailNoImport has the filters in the tree that libvirt brings along.
+func TestFiltersThatNobodyUsesFailNoImport(t *testing.T) {
+	root := t.TempDir()
+	const domain = "<domain type='qemu'><name>NAME</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os><devices>NIC</devices></domain>"
+	put := func(file, text string) {
+		ok(t, os.MkdirAll(filepath.Dir(filepath.Join(root, file)), 0o755))
+		ok(t, os.WriteFile(filepath.Join(root, file), []byte(text), 0o600))
+	}
+	for _, name := range []string{"clean-traffic", "no-mac-spoofing", "allow-arp"} {
+		put("nwfilter/"+name+".xml", "<filter name='"+name+"'><filterref filter='no-mac-spoofing'/></filter>")
+	}
+	put("qemu/plain.xml", strings.Replace(domain, "NIC", "<interface type='user'/>", 1))
+	results := func() (told []Result) {
+		ok(t, Import(t.Context(), root, Options{}, func(r Result) { told = append(told, r) }))
+		return told
+	}
+	if all := results(); len(all) != 2 || all[0].Err != nil || all[1].Err != nil || !strings.Contains(all[1].Did, "left out: 3") {
+		t.Errorf("filters that nobody uses: %+v", all)
+	}
+	put("qemu/filtered.xml", strings.Replace(domain, "NIC", "<interface type='user'><filterref filter='clean-traffic'/></interface>", 1))
+	failed, left := map[string]bool{}, ""
+	for _, r := range results() {
+		if r.Err != nil {
+			failed[r.File] = true
+		} else if r.Sort == "nwfilter" {
+			left = r.Did
+		}
+	}
+	if len(failed) != 2 || !failed["qemu/filtered.xml"] || !failed["nwfilter/clean-traffic.xml"] || !strings.Contains(left, "left out: 2") {
+		t.Errorf("of a filter that is used and two that are not, failed: %v, and: %q", failed, left)
+	}
+}
+
 // TestNobodyElseGetsAnExport has somebody wait for one, in a directory of his own or with
 // links that lead elsewhere.
 func TestNobodyElseGetsAnExport(t *testing.T) {

@@ -24,7 +24,8 @@ func importCommand(d *daemonFlags) *cobra.Command {
 		Long: `Define the domains, networks, pools and secrets of a directory that is laid out as
 /etc/libvirt: that of a host whose guests move to Lodge, or an export. What starts
 with the host still does; nothing is started now. What is there already is left
-alone, unless --replace is given. Network filters and hooks are refused by name.
+alone, unless --replace is given. Hooks, and network filters that a domain refers to,
+are refused by name.
 
 Each file's result is shown. The exit status is 0 when every file was taken or left
 alone, 1 when some failed, and 2 when the directory or the daemon cannot be used.`,
