@@ -9,12 +9,27 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 )
 
-// ForwardIPv4 lets the host route between its links. It is never turned off
-// again: others may have come to count on it.
-func ForwardIPv4() error { return writeSetting("net/ipv4/ip_forward", "1") }
+// Forward lets the host route between its links, IPv4, IPv6 or both, and tells which of
+// the kernel's settings said that it shall not. They are never turned off again: others may
+// have come to count on them.
+func Forward(four, six bool) (off []string, err error) {
+	if four {
+		off, err = turnOn(off, "net/ipv4/ip_forward")
+	}
+	if six {
+		var e error
+		off, e = turnOn(off, "net/ipv6/conf/all/forwarding")
+		err = errors.Join(err, e)
+	}
+	return off, err
+}
 
-// ForwardIPv6 lets the host route IPv6 between its links.
-func ForwardIPv6() error { return writeSetting("net/ipv6/conf/all/forwarding", "1") }
+func turnOn(off []string, name string) ([]string, error) {
+	if isSet(name, "1") {
+		return off, nil
+	}
+	return append(off, strings.ReplaceAll(name, "/", ".")), writeSetting(name, "1")
+}
 
 // QuietIPv6 sets what a bridge with addresses of ours does with IPv6: it never
 // learns addresses or routes from guests, and without an IPv6 address of its
@@ -39,13 +54,14 @@ func QuietIPv6(bridge string, hasAddress bool) error {
 // writeSetting sets one kernel setting unless it is so already, which spares
 // writing where /proc/sys is read-only and all is well.
 func writeSetting(name, value string) error {
-	path := filepath.Join("/proc/sys", name)
-	now, err := os.ReadFile(path)
-	if err == nil && strings.TrimSpace(string(now)) == value {
+	if isSet(name, value) {
 		return nil
 	}
-	if err == nil {
-		err = os.WriteFile(path, []byte(value), 0o644)
-	}
+	err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0o644)
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot set the kernel setting %s to %s", strings.ReplaceAll(name, "/", "."), value)
+}
+
+func isSet(name, value string) bool {
+	now, err := os.ReadFile(filepath.Join("/proc/sys", name))
+	return err == nil && strings.TrimSpace(string(now)) == value
 }

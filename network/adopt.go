@@ -109,6 +109,9 @@ func (n *Network) keepPending(v *View, r *record) error {
 
 // resume makes sure that everything a network consists of is there.
 func (n *Network) resume(ctx context.Context, d *Definition, r running) error {
+	if err := forward(d); err != nil {
+		return err
+	}
 	if rules, some := d.rules(); some {
 		if err := n.home.firewall.Apply(rules); err != nil {
 			return err

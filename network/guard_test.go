@@ -2,6 +2,7 @@ package network
 
 import (
 	"log/slog"
+	"os"
 	"os/exec"
 	"strings"
 	"sync"
@@ -85,6 +86,47 @@ func TestFirewallThatIsFlushedIsPutBack(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestForwardingThatIsTurnedOffIsOnAgain has somebody load the kernel's settings anew, twice: the
+// host routes for running networks again, the next daemon's first look included, and for none that was ended.
+func TestForwardingThatIsTurnedOffIsOnAgain(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "nft")
+	d, log := newDaemon(t), newLogLines()
+	d.Log = slog.New(slog.NewTextHandler(log, nil))
+	s := d.open(t)
+	n := started(t, s, `<network><name>out</name><forward mode='nat'/><bridge name='br-out' stp='off'/>
+		<ip address='198.51.100.1' prefix='24'/><ip family='ipv6' address='2001:db8:7::1' prefix='64'/></network>`)
+	settings := []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"}
+	is := func(want string) {
+		t.Helper()
+		for _, path := range settings {
+			if now, err := os.ReadFile(path); err != nil || strings.TrimSpace(string(now)) != want {
+				t.Errorf("%s is %q (%v), want %s", path, now, err, want)
+			}
+		}
+	}
+	for i, path := range settings {
+		ok(t, os.WriteFile(path, []byte("0"), 0o600))
+		log.wait(t, "first=out", i+1)
+		is("1")
+	}
+	s.Close()
+	for _, path := range settings {
+		ok(t, os.WriteFile(path, []byte("0"), 0o600))
+	}
+	s = d.open(t)
+	is("1")
+	n, err := s.ByName(n.Name())
+	ok(t, err)
+	ok(t, n.Destroy(t.Context()))
+	for _, path := range settings {
+		ok(t, os.WriteFile(path, []byte("0"), 0o600))
+	}
+	if !s.restoreForwarding() {
+		t.Error("what nobody needs is still to be turned on")
+	}
+	is("0")
 }
 
 // TestRestsGrowWhereTheyDoNotHelp: a program that takes the rules away whenever they are back is

@@ -92,6 +92,11 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 	} else {
 		c.Log.Warn("firewall rules that another program takes away come back with the next daemon only", "error", err)
 	}
+	if watch, err := link.WatchForwarding(); err == nil {
+		s.workers.Go(func() { s.guardForwarding(watch) })
+	} else {
+		c.Log.Warn("when the host's forwarding is turned off, it is on again with the next daemon only", "error", err)
+	}
 	if err := s.adoptAll(ctx); err != nil {
 		s.Close()
 		return nil, err

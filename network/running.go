@@ -181,21 +181,19 @@ func address(d *Definition) error {
 
 // forward lets the host route for a network that leads anywhere.
 func forward(d *Definition) error {
-	if d.Forward.Mode == ForwardNone {
-		return nil
+	_, err := link.Forward(d.forwards())
+	return err
+}
+
+// forwards tells which families a network has the host route.
+func (d *Definition) forwards() (four, six bool) {
+	if !d.Managed() || d.Forward.Mode == ForwardNone {
+		return false, false
 	}
-	four, six := false, false
 	for _, ip := range d.IPs {
 		four, six = four || ip.Address.Is4(), six || ip.Address.Is6()
 	}
-	var err error
-	if four {
-		err = link.ForwardIPv4()
-	}
-	if six {
-		err = errors.Join(err, link.ForwardIPv6())
-	}
-	return err
+	return four, six
 }
 
 // down ends whatever there is of a network, however far it had come. It runs
