@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 )
 
 // Kind says what sort of thing went wrong, which is what a caller can act on.
@@ -134,9 +135,11 @@ func Wrap(cause error, k Kind, s Subject, format string, args ...any) error {
 
 // Of gives the kind of the outermost Error in the chain. A plain
 // deadline is a Timeout and a plain cancellation is Aborted, so that contexts
-// need no wrapping of their own; anything else is Internal.
+// need no wrapping of their own; what the kernel says by itself is Failed, and
+// anything else is Internal.
 func Of(err error) Kind {
 	var e *Error
+	var kernel syscall.Errno
 	switch {
 	case errors.As(err, &e):
 		return e.Kind
@@ -144,6 +147,8 @@ func Of(err error) Kind {
 		return Timeout
 	case errors.Is(err, context.Canceled):
 		return Aborted
+	case errors.As(err, &kernel):
+		return Failed
 	}
 	return Internal
 }

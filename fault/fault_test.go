@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"syscall"
 	"testing"
 )
 
@@ -27,6 +29,7 @@ func TestPlainErrors(t *testing.T) {
 	}{
 		{fmt.Errorf("waiting: %w", context.DeadlineExceeded), Timeout},
 		{fmt.Errorf("waiting: %w", context.Canceled), Aborted},
+		{fmt.Errorf("cannot write: %w", &fs.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC}), Failed},
 		{io.ErrUnexpectedEOF, Internal},
 	} {
 		if got := Of(c.err); got != c.want {

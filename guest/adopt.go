@@ -30,10 +30,13 @@ func Open(c Config) (*Registry, error) {
 	if r.meter, err = link.OpenMeter(); err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{c.RunDir, c.DataDir, r.logDir(), r.saveDir(), r.nvramDir(), r.coreDir()} {
+	for _, dir := range []string{c.RunDir, c.DataDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make %s", dir)
 		}
+	}
+	if err := r.furnish(); err != nil {
+		return nil, err
 	}
 	if err := r.load(); err != nil {
 		return nil, err
@@ -69,6 +72,16 @@ func Open(c Config) (*Registry, error) {
 	r.loops.Go(func() { r.rooms.run(r.life) })
 	r.loops.Go(func() { r.boundLogs(r.life) })
 	return r, nil
+}
+
+// furnish makes the folders of the data directory, those too that somebody has removed since.
+func (r *Registry) furnish() error {
+	for _, dir := range []string{r.logDir(), r.saveDir(), r.nvramDir(), r.coreDir()} {
+		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot make %s", dir)
+		}
+	}
+	return nil
 }
 
 // load reads the persistent definitions. One that can no longer be read is

@@ -68,3 +68,24 @@ func TestGuestsOfAStoreThatIsGone(t *testing.T) {
 	d.want(saved, domain.Running, domain.ReasonRestored)
 	ok(t, saved.Destroy(d.ctx(), false))
 }
+
+// Somebody has tidied up in the data directory.
+func TestFoldersThatAreGoneAreMadeAgain(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("swept"))
+	tidy := func() {
+		for _, path := range []string{d.LogPath("swept"), g.ManagedSavePath()} {
+			ok(t, os.RemoveAll(filepath.Dir(path)))
+		}
+	}
+	tidy()
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	if _, err := os.Stat(d.LogPath("swept")); err != nil {
+		t.Error(err)
+	}
+	tidy()
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.want(g, domain.Running, domain.ReasonRestored)
+	ok(t, g.Destroy(d.ctx(), false))
+}

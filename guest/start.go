@@ -138,6 +138,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 	if err := g.bounded(ctx, def); err != nil {
 		return nil, err
 	}
+	_ = g.reg.furnish() // whoever writes there says what is wrong
 	def = def.Clone()
 	ctx = withFences(ctx, g.View().fences)
 	qemu.AssignAliases(def)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/lodge-kvm/lodge/kernel"
@@ -26,6 +27,8 @@ func (n *Network) serve(ctx context.Context, d *Definition) error {
 	if err := new(kernel.Root).RoomForInotify(); err != nil {
 		return err
 	}
+	// Leases are kept there. Where somebody has removed it, it is made again; what else is wrong, dnsmasq says.
+	_ = os.Mkdir(n.home.Data, 0o755)
 	service, err := link.StartDnsmasq(ctx, n.files(), content)
 	if err != nil {
 		return err

@@ -776,3 +776,35 @@ func TestDefinitionsRun(t *testing.T) {
 		ok(t, n.Destroy(t.Context()))
 	}
 }
+
+// A /run that is full keeps no network from being ended: it was left without its bridge, and
+// called active.
+func TestANetworkEndsWithoutRoomForItsMark(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "nft")
+	d := newDaemon(t)
+	s := d.open(t)
+	n := started(t, s, `<network><name>full</name><bridge name='br-full' stp='off'/><ip address='198.51.100.1' prefix='24'/></network>`)
+	ok(t, os.Mkdir(n.runningFile()+".new", 0o700)) // which no file can be made in place of
+	ok(t, n.Destroy(t.Context()))
+	if _, err := link.ByName("br-full"); !fault.Is(err, fault.NotFound) || n.View().Active() {
+		t.Errorf("it has ended, and its bridge is there (%v), or it is active: %v", err, n.View().Active())
+	}
+	s.Close()
+	s = d.open(t)
+	n, err := s.ByName("full")
+	ok(t, err)
+	if n.View().Active() {
+		t.Error("the next daemon calls it active")
+	}
+	ok(t, n.Start(t.Context()))
+	ok(t, n.Destroy(t.Context()))
+}
+
+func TestANetworkStartsAlsoWhereTheFolderOfLeasesIsGone(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "nft")
+	d := newDaemon(t)
+	s := d.open(t)
+	t.Cleanup(func() { endAll(t, s) })
+	ok(t, os.RemoveAll(s.Data))
+	started(t, s, `<network><name>swept</name><bridge name='br-swept' stp='off'/><ip address='198.51.100.1' prefix='24'/></network>`)
+}

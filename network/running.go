@@ -199,9 +199,14 @@ func (d *Definition) forwards() (four, six bool) {
 // down ends whatever there is of a network, however far it had come. It runs
 // with the turn and may be repeated.
 func (n *Network) down(ctx context.Context, d *Definition) error {
-	err := n.mark(d, false, false)
+	// Where there is no room for the mark it ends all the same: the next daemon ends what this
+	// one is killed in, or goes on with it.
+	if err := n.mark(d, false, false); err != nil {
+		n.home.Log.Warn("a network ends without a mark of that", "network", n.name, "error", err)
+	}
+	var err error
 	if d.Managed() {
-		err = errors.Join(err, n.stopService(ctx))
+		err = n.stopService(ctx)
 		failpoint.Reach("network.unserved")
 		err = errors.Join(err, n.home.firewall.Remove(d.Bridge.Name))
 		failpoint.Reach("network.unruled")
