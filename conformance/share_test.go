@@ -66,6 +66,7 @@ func TestRulesBoundWhatClientsMake(t *testing.T) {
 	contains(t, "a module", d.mayNot(t, builder, "attach-device", "build-22", module, "--live"), "at most 1 GiB", "896 MiB")
 	contains(t, "a module in a definition", d.mayNot(t, builder, "attach-device", "build-1", module, "--config"), "at most 1 GiB")
 	contains(t, "a larger one by the API", lodge("define", file(plainDomain("build-4444", 640, 1))), "at most 1 GiB")
+	contains(t, "one that would be defined", lodge("define", "--dry-run", file(plainDomain("build-4444", 640, 1))), "at most 1 GiB")
 	plain := `<domain type='qemu'><name>build-55</name><memory unit='MiB'>64</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>`
 	d.may(t, builder, "define", file(plain))
 	contains(t, "a larger maximum", d.mayNot(t, builder, "setmaxmem", "--config", "build-55", "600M"), "at most 1 GiB")

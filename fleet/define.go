@@ -61,7 +61,11 @@ func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Res
 		}
 	}
 	if q.DryRun {
-		if _, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate}); err != nil {
+		def, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate})
+		if err == nil {
+			err = f.guests.Allows(ctx, def)
+		}
+		if err != nil {
 			return Result{Outcome: Failed, Error: err}, ""
 		}
 		return Result{Outcome: Would}, ""

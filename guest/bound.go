@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -26,4 +27,17 @@ func (g *Guest) bounded(ctx context.Context, def *domain.Definition) error {
 		return nil
 	}
 	return b(g.uuid, def)
+}
+
+// Allows asks for a definition as defining it would, and defines nothing.
+func (r *Registry) Allows(ctx context.Context, def *domain.Definition) error {
+	b, _ := ctx.Value(boundKey{}).(Bound)
+	if b == nil {
+		return nil
+	}
+	uuid := cmp.Or(def.UUID, def.Name) // of what is new any word will do that is no other's
+	if g, err := r.ByName(def.Name); err == nil {
+		uuid = g.uuid
+	}
+	return b(uuid, def)
 }
