@@ -36,6 +36,8 @@ type Object struct {
 	Found string
 	// member is a guest as selectors see it.
 	member fleet.Member
+	// written are the bytes that are kept of a network's definition.
+	written uint64
 }
 
 // String names the object in errors and in the audit.

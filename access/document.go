@@ -140,7 +140,7 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 	if err != nil {
 		return Object{}, err
 	}
-	made := Object{Kind: Network, Name: def.Name}
+	made := Object{Kind: Network, Name: def.Name, written: network.Written(doc)}
 	if err := g.Check(w, Networks, made); err != nil {
 		return made, err
 	}

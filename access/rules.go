@@ -256,7 +256,11 @@ func parseRule(node *yaml.Node) (*rule, error) {
 			return nil, err
 		}
 	}
-	return r, r.check(node, given["images"] != nil)
+	err = r.check(node, given["images"] != nil)
+	if r.most.definitions == 0 {
+		r.most.definitions = usualDefinitions
+	}
+	return r, err
 }
 
 func (r *rule) check(node *yaml.Node, saysImages bool) error {

@@ -24,23 +24,29 @@ const atMost = "at most"
 // share is what objects take, or may: of a rule 0 is no bound. A guest takes the most that
 // its definitions let it have, whether it runs or not: memory up to which its balloon
 // gives, and processors that can be plugged in.
-type share struct{ guests, memory, vcpus, networks, pools, volumes uint64 } // memory in bytes
+type share struct{ guests, memory, vcpus, definitions, networks, pools, volumes uint64 } // memory and definitions in bytes
+
+// usualDefinitions are the bytes of definitions that a rule gives which says nothing of
+// them: the daemon has them all in its memory, several times over.
+const usualDefinitions = 64 << 20
 
 // measures are the parts of a share.
 var measures = []struct {
 	word string // in the file of rules
 	of   func(*share) *uint64
 	say  func(uint64) string
-	// kind is of the objects that take of it, and verbs are what lets them be made, or made larger.
-	kind  Kind
+	// kinds are of the objects that take of it, each sort by itself, and verbs are what lets
+	// them be made, or made larger.
+	kinds []Kind
 	verbs []Verb
 }{
-	{"guests", func(s *share) *uint64 { return &s.guests }, counted("guest"), Guest, []Verb{Define, Change}},
-	{"memory", func(s *share) *uint64 { return &s.memory }, func(n uint64) string { return inUnits(n) + " of memory" }, Guest, []Verb{Define, Change}},
-	{"vcpus", func(s *share) *uint64 { return &s.vcpus }, counted("vCPU"), Guest, []Verb{Define, Change}},
-	{"networks", func(s *share) *uint64 { return &s.networks }, counted("network"), Network, []Verb{Networks}},
-	{"pools", func(s *share) *uint64 { return &s.pools }, counted("pool"), Pool, []Verb{Pools}},
-	{"volumes", func(s *share) *uint64 { return &s.volumes }, counted("volume"), Pool, []Verb{Volumes}},
+	{"guests", func(s *share) *uint64 { return &s.guests }, counted("guest"), []Kind{Guest}, []Verb{Define, Change}},
+	{"memory", func(s *share) *uint64 { return &s.memory }, func(n uint64) string { return inUnits(n) + " of memory" }, []Kind{Guest}, []Verb{Define, Change}},
+	{"vcpus", func(s *share) *uint64 { return &s.vcpus }, counted("vCPU"), []Kind{Guest}, []Verb{Define, Change}},
+	{"definitions", func(s *share) *uint64 { return &s.definitions }, func(n uint64) string { return inUnits(n) + " of definitions" }, []Kind{Guest, Network}, []Verb{Define, Change, Networks}},
+	{"networks", func(s *share) *uint64 { return &s.networks }, counted("network"), []Kind{Network}, []Verb{Networks}},
+	{"pools", func(s *share) *uint64 { return &s.pools }, counted("pool"), []Kind{Pool}, []Verb{Pools}},
+	{"volumes", func(s *share) *uint64 { return &s.volumes }, counted("volume"), []Kind{Pool}, []Verb{Volumes}},
 }
 
 func counted(what string) func(uint64) string {
@@ -80,11 +86,12 @@ func parseMost(node *yaml.Node) (most share, err error) {
 			continue
 		}
 		n, err := strconv.ParseUint(value.Value, 10, 32)
-		if m.word == "memory" {
+		inBytes := m.word == "memory" || m.word == "definitions"
+		if inBytes {
 			n, err = fleet.ParseSize(value.Value)
 		}
 		switch {
-		case err != nil && m.word == "memory":
+		case err != nil && inBytes:
 			return most, wrong(value, "%v", err)
 		case err != nil || n == 0:
 			return most, wrong(value, "%q is no number of %s; from 1 on", value.Value, m.word)
@@ -94,9 +101,10 @@ func parseMost(node *yaml.Node) (most share, err error) {
 	return most, nil
 }
 
-// shareOf is what a guest takes by its definitions; those that it lacks are nil.
-func shareOf(definitions ...*domain.Definition) share {
-	s := share{guests: 1}
+// shareOf is what a guest takes by its definitions, of which so much is written; those that it
+// lacks are nil.
+func shareOf(written uint64, definitions ...*domain.Definition) share {
+	s := share{guests: 1, definitions: written}
 	for _, d := range definitions {
 		if d != nil {
 			s.memory, s.vcpus = max(s.memory, d.Memory), max(s.vcpus, uint64(d.VCPUs.Max))
@@ -130,7 +138,7 @@ func (s share) check(r *rule, node *yaml.Node) error {
 		case *m.of(&s) == 0:
 		case !slices.ContainsFunc(m.verbs, r.may.has):
 			return wrong(node, "rule %q says %q of %s, and lets nobody make or enlarge what takes of that; that is the right %q", r.name, atMost, m.word, m.verbs[0])
-		case r.some && named[m.kind] == 0:
+		case r.some && !slices.ContainsFunc(m.kinds, func(k Kind) bool { return named[k] > 0 }):
 			return wrong(node, "rule %q says %q of %s, and names none that take of that; name some, or leave it out", r.name, atMost, m.word)
 		}
 	}
@@ -158,11 +166,11 @@ func (g *Gate) alike(like Object) (all []claim) {
 	switch like.Kind {
 	case Guest:
 		for _, m := range g.Fleet.All() {
-			all = append(all, claim{Of(m), m.View.UUID, shareOf(m.View.Active, m.View.Inactive)})
+			all = append(all, claim{Of(m), m.View.UUID, shareOf(m.View.Written, m.View.Active, m.View.Inactive)})
 		}
 	case Network:
 		for _, n := range g.Networks.List() {
-			all = append(all, claimOf(Object{Kind: Network, Name: n.Name()}))
+			all = append(all, claimOf(Object{Kind: Network, Name: n.Name(), written: n.View().Written()}))
 		}
 	case Pool:
 		for _, p := range g.Pools.List() {
@@ -185,7 +193,7 @@ func claimOf(o Object) claim {
 	c := claim{object: o, key: o.String()}
 	switch {
 	case o.Kind == Network:
-		c.share.networks = 1
+		c.share.networks, c.share.definitions = 1, o.written
 	case o.Kind == Pool && o.Part != "":
 		c.share.volumes = 1
 	case o.Kind == Pool:
@@ -244,8 +252,8 @@ func (t *taking) end() {
 }
 
 // guest takes what a guest will be.
-func (t *taking) guest(uuid string, def *domain.Definition) error {
-	one := claim{NewGuest(def.Name, uuid, nil), uuid, shareOf(def)}
+func (t *taking) guest(uuid string, def *domain.Definition, written uint64) error {
+	one := claim{NewGuest(def.Name, uuid, nil), uuid, shareOf(written, def)}
 	if marks, err := fleet.ReadMarks(def.Metadata); err == nil { // ones that cannot be read are none
 		one.object = NewGuest(def.Name, uuid, marks.Labels)
 	}

@@ -26,6 +26,9 @@ rules:
     may: [read, define]
     guests: test-*
     at most: {guests: 1}
+  - name: owners
+    who: user:1004
+    may: networks
   - name: makers
     who: user:1003
     may: [read, define]
@@ -41,6 +44,9 @@ func isThere(def *domain.Definition) fleet.Member {
 	return fleet.Member{View: &guest.View{Name: def.Name, UUID: "uuid of " + def.Name, Persistent: true, Inactive: def}}
 }
 
+// writtenOf gives the bytes of a definition, which are those of its description here.
+func writtenOf(def *domain.Definition) uint64 { return uint64(len(def.Description)) }
+
 // sharing gives a gate with these guests.
 func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 	t.Helper()
@@ -52,7 +58,7 @@ func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 	g.rules.Store(rules)
 	g.shares.there = func(like Object) (all []claim) {
 		for _, def := range there {
-			all = append(all, claim{Of(isThere(def)), "uuid of " + def.Name, shareOf(def)})
+			all = append(all, claim{Of(isThere(def)), "uuid of " + def.Name, shareOf(writtenOf(def), def)})
 		}
 		return all
 	}
@@ -63,7 +69,7 @@ func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 func wants(t *testing.T, g *Gate, uid uint32, v Verb, def *domain.Definition) error {
 	taking := &taking{gate: g, who: user1(uid), verb: v}
 	t.Cleanup(taking.end)
-	return taking.guest("uuid of "+def.Name, def)
+	return taking.guest("uuid of "+def.Name, def, writtenOf(def))
 }
 
 // What a rule gives at most is for all guests that it is about together, whoever made them.
@@ -98,6 +104,38 @@ func TestARuleBoundsItsGuests(t *testing.T) {
 	there = append(there, sized("build-3", 1024, 1))
 	if err := wants(t, sharing(t, there...), 1002, Define, sized("build-4", 1024, 1)); err == nil || !strings.Contains(err.Error(), "at most 3 guests together; this one takes 1 guest and the others have 3 guests") {
 		t.Errorf("a fourth: %v", err)
+	}
+}
+
+// Definitions are bounded by the bytes that are kept of them, also by a rule that says nothing
+// of that: the daemon has all of them in its memory.
+func TestARuleBoundsTheBytesOfDefinitions(t *testing.T) {
+	long := func(name string, bytes int) *domain.Definition {
+		def := sized(name, 1024, 1)
+		def.Description = strings.Repeat("x", bytes)
+		return def
+	}
+	const mib = 1 << 20
+	g := sharing(t, long("build-1", 60*mib), long("other", 60*mib))
+	for bytes, full := range map[int]bool{4 * mib: false, 4*mib + 1: true} {
+		err := wants(t, g, 1003, Define, long("build-2", bytes))
+		if full != fault.Is(err, fault.NoCapacity) || full && !strings.Contains(err.Error(), "at most 64 MiB of definitions together") {
+			t.Errorf("%d bytes more: %v", bytes, err)
+		}
+	}
+	rules, err := ParseRules("access.yaml", []byte(strings.Replace(shared, "guests: 3,", "definitions: 61MiB,", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.rules.Store(rules)
+	if err := wants(t, g, 1002, Define, long("build-2", 2*mib)); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("more than the rule says: %v", err)
+	}
+	g.shares.there = func(Object) []claim { return []claim{claimOf(Object{Kind: Network, Name: "n-1", written: 60 * mib})} }
+	ctx, done := g.Bound(t.Context(), user1(1004), Networks)
+	defer done()
+	if err := g.Make(ctx, Networks, Object{Kind: Network, Name: "n-2", written: 8 * mib}); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("a network: %v", err)
 	}
 }
 
@@ -183,7 +221,7 @@ func TestNoTwoSlipUnderABound(t *testing.T) {
 		t.Errorf("%d guests at once, of at most 3", made.Load())
 	}
 	one := &taking{gate: sharing(t), who: user1(1002), verb: Define}
-	if err := one.guest("a", sized("test-1", 1, 1)); err != nil {
+	if err := one.guest("a", sized("test-1", 1, 1), 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err == nil {
@@ -193,7 +231,7 @@ func TestNoTwoSlipUnderABound(t *testing.T) {
 	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err != nil {
 		t.Errorf("a call that has ended still counts: %v", err)
 	}
-	if err := one.guest("a", sized("test-1", 1, 1)); !fault.Is(err, fault.Aborted) {
+	if err := one.guest("a", sized("test-1", 1, 1), 0); !fault.Is(err, fault.Aborted) {
 		t.Errorf("a call that has ended takes more: %v", err)
 	}
 }

@@ -63,7 +63,7 @@ func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Res
 	if q.DryRun {
 		def, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate})
 		if err == nil {
-			err = f.guests.Allows(ctx, def)
+			err = f.guests.Allows(ctx, def, doc)
 		}
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}, ""

@@ -5,12 +5,13 @@ import (
 	"context"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
 )
 
 // Bound says whether a guest may become as a definition has it, or start so; an error
-// refuses it before anything is changed. It is asked in the guest's loop, too, and must
-// not wait for anything.
-type Bound func(uuid string, def *domain.Definition) error
+// refuses it before anything is changed. Written are the bytes that are kept of the
+// definition. It is asked in the guest's loop, too, and must not wait for anything.
+type Bound func(uuid string, def *domain.Definition, written uint64) error
 
 // boundKey is where a context keeps what bounds the guests of its client.
 type boundKey struct{}
@@ -20,24 +21,29 @@ func WithBound(ctx context.Context, b Bound) context.Context {
 	return context.WithValue(ctx, boundKey{}, b)
 }
 
-// bounded asks for a guest's new definition. Of a nil one there is nothing to ask.
+// bounded asks for a guest's changed definition. Of a nil one there is nothing to ask.
 func (g *Guest) bounded(ctx context.Context, def *domain.Definition) error {
+	return askBound(ctx, g.uuid, def, g.record.Submitted)
+}
+
+// askBound asks for a definition that was given as a document.
+func askBound(ctx context.Context, uuid string, def *domain.Definition, submitted string) error {
 	b, _ := ctx.Value(boundKey{}).(Bound)
 	if b == nil || def == nil {
 		return nil
 	}
-	return b(g.uuid, def)
+	text, err := domainxml.Format(def, domainxml.Style{Secure: true})
+	if err != nil {
+		return err
+	}
+	return b(uuid, def, uint64(len(text)+len(submitted)))
 }
 
 // Allows asks for a definition as defining it would, and defines nothing.
-func (r *Registry) Allows(ctx context.Context, def *domain.Definition) error {
-	b, _ := ctx.Value(boundKey{}).(Bound)
-	if b == nil {
-		return nil
-	}
+func (r *Registry) Allows(ctx context.Context, def *domain.Definition, submitted string) error {
 	uuid := cmp.Or(def.UUID, def.Name) // of what is new any word will do that is no other's
 	if g, err := r.ByName(def.Name); err == nil {
 		uuid = g.uuid
 	}
-	return b(uuid, def)
+	return askBound(ctx, uuid, def, submitted)
 }

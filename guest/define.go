@@ -26,7 +26,7 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
 		return g.change(ctx, "", func() error {
 			def := u.after(g.current())
-			if err := g.bounded(ctx, def); err != nil {
+			if err := askBound(ctx, g.uuid, def, doc); err != nil {
 				return err
 			}
 			before := g.record.Fences

@@ -135,7 +135,7 @@ type launching struct {
 // launch makes a machine from a definition and, unless the options or the saved
 // image say otherwise, sets it going. On failure nothing of it is left.
 func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (_ *run, err error) {
-	if err := g.bounded(ctx, def); err != nil {
+	if err := askBound(ctx, g.uuid, def, submitted); err != nil {
 		return nil, err
 	}
 	_ = g.reg.furnish() // whoever writes there says what is wrong

@@ -31,6 +31,9 @@ type View struct {
 	// Inactive is what the next start makes; nil for a transient guest.
 	Inactive *domain.Definition
 
+	// Written are the bytes that are kept of the definitions.
+	Written uint64
+
 	// LastJob is the last finished job that moved memory.
 	LastJob domain.Progress
 	// job is the work on the guest, without its progress; see Guest.Job.
@@ -71,8 +74,10 @@ func (g *Guest) publish() {
 		State: g.state.Phase, Reason: g.state.Reason, Since: g.since,
 		Persistent: g.inactive != nil, Autostart: g.record.Autostart, AutostartOnce: g.record.AutostartOnce,
 		ManagedSave: g.record.ManagedSave, Template: g.record.Template, Inactive: g.inactive, LastJob: g.lastJob, fences: g.record.Fences,
+		Written: uint64(len(g.record.XML) + len(g.record.Submitted)),
 	}
 	if g.run != nil {
+		v.Written = max(v.Written, uint64(len(g.run.XML)+len(g.run.Submitted)))
 		v.PID, v.Active, v.Updated, v.Messages = g.run.PID, g.run.def, g.run.Updated, g.run.Messages
 		v.StuckSince, v.StuckOn = g.run.stuck()
 		v.Isolation = g.run.Isolation

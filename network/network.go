@@ -161,6 +161,12 @@ func (v *View) record() (*record, error) {
 	return &record{Submitted: v.submitted, Definition: doc, Autostart: v.Autostart, ChosenBridge: v.chosenBridge}, nil
 }
 
+// Written are about the bytes that are kept of a definition: as it was given, and as it was understood.
+func Written(doc string) uint64 { return 2 * uint64(len(doc)) }
+
+// Written are those of the network's.
+func (v *View) Written() uint64 { return Written(v.submitted) }
+
 // define runs with the turn.
 func (n *Network) define(d *Definition, doc string, chosen bool) error {
 	v := View{}
