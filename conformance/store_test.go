@@ -26,6 +26,7 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 	d.virsh(t, "start", "--paused", "runs")
 	d.virsh(t, "define", d.spin(t, "lost"))
 	d.virsh(t, "autostart", "lost")
+	d.set(t, 0, "set", "lost", "template=yes")
 	d.virsh(t, "net-define", d.file(t, "lan.xml", `<network><name>lan</name><bridge name='lan0'/><ip address='10.9.8.1' netmask='255.255.255.0'/></network>`))
 	d.virsh(t, "net-autostart", "lan")
 	d.virsh(t, "pool-define-as", "images", "dir", "--target", d.dir+"/images")
@@ -55,8 +56,9 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 	if list := d.virsh(t, "list", "--all", "--name"); strings.Contains(list, "lost") {
 		t.Errorf("a dry run changed something, or the repair brought back what was damaged: %s", list)
 	}
-	contains(t, "the import", d.set(t, 0, "import", tree), "defined, starts with the host")
+	contains(t, "the import", d.set(t, 0, "import", tree), "defined, starts with the host, a template")
 	contains(t, "the imported guest", d.virsh(t, "dominfo", "lost"), id, "Autostart:      enable")
+	contains(t, "the start of the imported template", d.refuse(t, "start", "lost"), "is a template")
 	put := func(name, text string) {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(tree, name)), 0o700); err != nil {
 			t.Fatal(err)

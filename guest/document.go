@@ -9,5 +9,5 @@ var RecordKind = domains
 func Document(uuid string, version int, body []byte) (store.Document, error) {
 	var r record
 	err := domains.Decode(uuid, version, body, &r)
-	return store.Document{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart}, err
+	return store.Document{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart, Template: r.Template}, err
 }

@@ -6,4 +6,6 @@ type Document struct {
 	// XML is the definition in libvirt's own form; empty: there is none for good.
 	XML       string
 	Autostart bool
+	// Template says that it is there to be cloned only, and must not be started.
+	Template bool
 }

@@ -3,9 +3,13 @@
 // it libvirt's own or an export, into a daemon.
 //
 //	qemu/NAME.xml             domains      qemu/autostart/NAME.xml
+//	                                        qemu/template/NAME.xml (Lodge's own)
 //	qemu/networks/NAME.xml    networks     qemu/networks/autostart/NAME.xml
 //	storage/NAME.xml          pools        storage/autostart/NAME.xml
 //	secrets/UUID.xml          secrets      secrets/UUID.base64 (import only)
+//
+// Links in a folder for autostart name what starts with the host, and those in one for
+// templates the domains that are there to be cloned, and are never to be started.
 //
 // What belongs here: files and folders. What does not: what a definition means,
 // which the rooms of guests, networks, volumes and secrets know, and how a daemon

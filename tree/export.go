@@ -97,7 +97,7 @@ func empty(dir string) (*os.Root, error) {
 	return root, nil
 }
 
-// write writes one document and the link that says that it starts by itself.
+// write writes one document and the links that say what is true of it besides.
 // Definitions may hold passwords of displays: the files are their owner's alone.
 func write(root *os.Root, sort Sort, d store.Document) (string, error) {
 	name := d.Name
@@ -114,9 +114,10 @@ func write(root *os.Root, sort Sort, d store.Document) (string, error) {
 	if err == nil {
 		err = writeNew(root, file, strings.TrimRight(d.XML, "\n")+"\n")
 	}
-	if err == nil && d.Autostart {
-		starts := filepath.Join(folder, autostart)
-		err = errors.Join(root.MkdirAll(starts, 0o700), root.Symlink("../"+name, filepath.Join(starts, name)))
+	for in, is := range map[string]bool{autostart: d.Autostart, template: d.Template} {
+		if in = filepath.Join(folder, in); err == nil && is {
+			err = errors.Join(root.MkdirAll(in, 0o700), root.Symlink("../"+name, filepath.Join(in, name)))
+		}
 	}
 	return file, fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", filepath.Join(root.Name(), file))
 }
@@ -135,8 +136,11 @@ func isFileName(name string) bool {
 	return name != "" && !strings.ContainsAny(name, "/\x00") && !strings.HasPrefix(name, ".")
 }
 
-// autostart is the folder of links to what starts with the host.
-const autostart = "autostart"
+// The folders of links: to what starts with the host, and to what is a template.
+const (
+	autostart = "autostart"
+	template  = "template"
+)
 
 func folderOf(sort Sort) string {
 	for _, p := range places {

@@ -15,7 +15,7 @@ import (
 // is written but one document in the folder of its kind, and a link beside it.
 func FuzzRecords(f *testing.F) {
 	const uuid = "11111111-2222-3333-4444-555555555555"
-	f.Add("domain", uuid, 1, []byte(`{"Name":"a","XML":"<domain/>","Autostart":true}`))
+	f.Add("domain", uuid, 1, []byte(`{"Name":"a","XML":"<domain/>","Autostart":true,"Template":true}`))
 	f.Add("domain", uuid, 1, []byte(`{"Name":"../../a","XML":"<domain/>","Autostart":true}`))
 	for kind := range kept {
 		f.Add(kind, uuid, 1, []byte(`{"name":"a/b","Name":".","XML":"<x/>","xml":"<x/>","uuid":"..","definition":{"uuid":"/x"}}`))
@@ -45,7 +45,8 @@ func FuzzRecords(f *testing.F) {
 				return err
 			}
 			inside, err := filepath.Rel(root, path)
-			if dir := filepath.Dir(inside); dir != folderOf(k.sort) && dir != filepath.Join(folderOf(k.sort), autostart) {
+			folder := folderOf(k.sort)
+			if dir := filepath.Dir(inside); dir != folder && dir != filepath.Join(folder, autostart) && dir != filepath.Join(folder, template) {
 				t.Fatalf("%q of %q leaves %s", d.Name, d.UUID, path)
 			}
 			if entry.Type()&fs.ModeSymlink != 0 {

@@ -25,9 +25,15 @@ import (
 type Host interface {
 	// Known tells whether there is an object of that name (a secret's is its UUID).
 	Known(ctx context.Context, s Sort, name string) (bool, error)
-	// Define makes an object of a document, and says whether it starts with the
-	// host. The value is a secret's; nil: none.
-	Define(ctx context.Context, s Sort, doc string, autostart bool, value []byte) error
+	// Define makes an object of a document, and says what is true of it besides.
+	Define(ctx context.Context, s Sort, doc string, t Traits) error
+}
+
+// Traits are what a tree says of an object beside its document.
+type Traits struct {
+	Autostart bool
+	Template  bool   // a domain is there to be cloned only
+	Value     []byte // of a secret; nil: none
 }
 
 // Options say how a tree is imported.
@@ -192,27 +198,29 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	if known && !o.Replace {
 		return "left alone: it is there already", nil
 	}
-	starts := o.starts(root, r.File)
+	t := Traits{Autostart: linked(root, autostart, r.File), Template: r.Sort == Domain && linked(root, template, r.File)}
 	did := "defined"
 	if known {
 		did = "replaced"
 	}
-	if starts {
+	if t.Autostart {
 		did += ", starts with the host"
+	}
+	if t.Template {
+		did += ", a template"
 	}
 	if o.DryRun {
 		return "would be " + did, nil
 	}
-	value, err := secretValue(root, r)
-	if err != nil {
+	if t.Value, err = secretValue(root, r); err != nil {
 		return "", err
 	}
-	return did, o.Host.Define(ctx, r.Sort, string(doc), starts, value)
+	return did, o.Host.Define(ctx, r.Sort, string(doc), t)
 }
 
-// starts tells whether a link of the folder for autostart names a file.
-func (Options) starts(root, file string) bool {
-	_, err := os.Lstat(filepath.Join(root, filepath.Dir(file), autostart, filepath.Base(file)))
+// linked tells whether a link of a folder beside a file names it.
+func linked(root, folder, file string) bool {
+	_, err := os.Lstat(filepath.Join(root, filepath.Dir(file), folder, filepath.Base(file)))
 	return err == nil
 }
 

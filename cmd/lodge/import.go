@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 
+	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/client"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/tree"
@@ -23,9 +24,9 @@ func importCommand(d *daemonFlags) *cobra.Command {
 		Short: "Define what an /etc/libvirt tree or an export holds",
 		Long: `Define the domains, networks, pools and secrets of a directory that is laid out as
 /etc/libvirt: that of a host whose guests move to Lodge, or an export. What starts
-with the host still does; nothing is started now. What is there already is left
-alone, unless --replace is given. Hooks, and network filters that a domain refers to,
-are refused by name.
+with the host still does, and a template stays one; nothing is started now. What is
+there already is left alone, unless --replace is given. Hooks, and network filters
+that a domain refers to, are refused by name.
 
 Each file's result is shown. The exit status is 0 when every file was taken or left
 alone, 1 when some failed, and 2 when the directory or the daemon cannot be used.`,
@@ -34,14 +35,17 @@ alone, 1 when some failed, and 2 when the directory or the daemon cannot be used
 			if address == "" && d.host != "" {
 				return unusable(errors.New("import works on the host that it is run on; log in there"))
 			}
+			var own *client.Client
 			if address == "" {
 				address = filepath.Join(filepath.Dir(d.socket), "libvirt-sock")
+				own = d.dial()
+				defer own.Close()
 			}
 			conn, err := remote.Dial(c.Context(), address)
 			switch {
 			case err == nil:
 				defer conn.Close()
-				o.Host = host{conn}
+				o.Host = host{conn, own}
 			case o.DryRun:
 				fmt.Fprintf(c.ErrOrStderr(), "%v; the files are only read\n", err)
 			default:
@@ -74,8 +78,12 @@ func importTree(c *cobra.Command, dir string, o tree.Options) error {
 	return nil
 }
 
-// host is the daemon, by libvirt's protocol.
-type host struct{ conn *remote.Conn }
+// host is the daemon, by libvirt's protocol, and by its own for what that has no words for;
+// nil: it may be another's.
+type host struct {
+	conn *remote.Conn
+	own  *client.Client
+}
 
 // The codes by which a daemon says that there is no such object.
 var absent = map[int32]bool{42: true, 43: true, 49: true, 66: true}
@@ -102,32 +110,62 @@ func (h host) Known(ctx context.Context, s tree.Sort, name string) (bool, error)
 	return err == nil, err
 }
 
-func (h host) Define(ctx context.Context, s tree.Sort, doc string, autostart bool, value []byte) error {
+func (h host) Define(ctx context.Context, s tree.Sort, doc string, t tree.Traits) error {
 	switch s {
 	case tree.Domain:
-		var made xdr.WithDomain
-		if err := h.conn.Call(ctx, xdr.ProcDomainDefineXMLFlags, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || !autostart {
-			return err
-		}
-		return h.conn.Call(ctx, xdr.ProcDomainSetAutostart, &xdr.WithDomainAutostart{Domain: made.Domain, Autostart: true}, nil)
+		return h.defineDomain(ctx, doc, t)
 	case tree.Network:
 		var made xdr.WithNetwork
-		if err := h.conn.Call(ctx, xdr.ProcNetworkDefineXML, &xdr.WithXML{XML: doc}, &made); err != nil || !autostart {
+		if err := h.conn.Call(ctx, xdr.ProcNetworkDefineXML, &xdr.WithXML{XML: doc}, &made); err != nil || !t.Autostart {
 			return err
 		}
 		return h.conn.Call(ctx, xdr.ProcNetworkSetAutostart, &xdr.NetworkSetAutostartArgs{Network: made.Network, Autostart: true}, nil)
 	case tree.Pool:
 		var made xdr.WithPool
-		if err := h.conn.Call(ctx, xdr.ProcStoragePoolDefineXML, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || !autostart {
+		if err := h.conn.Call(ctx, xdr.ProcStoragePoolDefineXML, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || !t.Autostart {
 			return err
 		}
 		return h.conn.Call(ctx, xdr.ProcStoragePoolSetAutostart, &xdr.StoragePoolSetAutostartArgs{Pool: made.Pool, Autostart: true}, nil)
 	case tree.Secret:
 		var made xdr.WithSecret
-		if err := h.conn.Call(ctx, xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || value == nil {
+		if err := h.conn.Call(ctx, xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || t.Value == nil {
 			return err
 		}
-		return h.conn.Call(ctx, xdr.ProcSecretSetValue, &xdr.SecretSetValueArgs{Secret: made.Secret, Value: value}, nil)
+		return h.conn.Call(ctx, xdr.ProcSecretSetValue, &xdr.SecretSetValueArgs{Secret: made.Secret, Value: t.Value}, nil)
 	}
 	return fmt.Errorf("no definitions are of sort %q", s)
+}
+
+func (h host) defineDomain(ctx context.Context, doc string, t tree.Traits) error {
+	var made xdr.WithDomain
+	err := h.conn.Call(ctx, xdr.ProcDomainDefineXMLFlags, &xdr.WithXMLFlags{XML: doc}, &made)
+	if err == nil && t.Template {
+		if err = h.makeTemplate(ctx, uuid.UUID(made.Domain.UUID).String()); err != nil {
+			err = fmt.Errorf("it is defined, but not as the template that it was, whose start would destroy its thin clones: %w", err)
+		}
+	}
+	if err != nil || !t.Autostart {
+		return err
+	}
+	return h.conn.Call(ctx, xdr.ProcDomainSetAutostart, &xdr.WithDomainAutostart{Domain: made.Domain, Autostart: true}, nil)
+}
+
+// makeTemplate keeps a guest from being started.
+func (h host) makeTemplate(ctx context.Context, id string) error {
+	if h.own == nil {
+		return errors.New("the daemon of --connect is not known to be Lodge's")
+	}
+	steps, err := h.own.Act(ctx, &lodgev1.ActRequest{
+		Verb: "set", Select: []string{"uuid=" + id}, Options: &lodgev1.Options{Settings: map[string]string{"template": "yes"}},
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = steps.Close() }()
+	for steps.Receive() {
+		if f := steps.Msg().GetResult().GetFault(); f != nil {
+			err = errors.Join(err, errors.New(f.GetText()))
+		}
+	}
+	return errors.Join(err, steps.Err())
 }
