@@ -83,7 +83,11 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 		report(r)
 	})
 	if q.Thin && !q.DryRun && !wasTemplate && sum.Done == 0 {
-		err = g.SetTemplate(context.WithoutCancel(ctx), false)
+		release()
+		err = f.release(context.WithoutCancel(ctx), g, nil)
+	}
+	if fault.Is(err, fault.Busy) { // another call's clones lie above it, or are about to
+		err = nil
 	}
 	return sum, err
 }

@@ -248,14 +248,39 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true})
 	ok(t, err)
 
-	// A template that nothing lies above is one no more when that is said.
-	if got := h.run(Request{Verb: Set, Options: Options{Settings: map[string]string{"template": "no"}}}, "golden"); !slices.Equal(got, []string{"golden done 1"}) || h.view("golden").Template {
+	// It stays one for as long as anything lies above it, which is told by name to who may see it.
+	free := Request{Verb: Set, Options: Options{Settings: map[string]string{"template": "no"}}}
+	for sees, want := range map[bool]string{true: `"one", "two"`, false: ": 4 more;"} {
+		held := free
+		if held.KeepGoing = true; !sees {
+			held.Sees = func(m Member) bool { return m.View.Name == "golden" }
+		}
+		_, results, err := h.try(held, "golden")
+		if ok(t, err); len(results) != 1 || !fault.Is(results[0].Error, fault.Busy) || !strings.Contains(results[0].Error.Error(), want) || !h.view("golden").Template {
+			t.Errorf("set: %+v, want %s", results, want)
+		}
+	}
+	g, err = h.guests.ByName("one")
+	ok(t, err)
+	ok(t, g.Undefine(t.Context(), guest.UndefineOptions{}))
+	for _, name := range []string{"one-vda.qcow2", "one-vdb.qcow2", "two-vda.qcow2"} {
+		ok(t, p.DeleteVolume(t.Context(), name))
+	}
+	ok(t, os.Rename(filepath.Join(dir, "two-vdb.qcow2"), filepath.Join(dir, "loose")))
+	g, err = h.guests.ByName("two")
+	ok(t, errors.Join(err, g.Undefine(t.Context(), guest.UndefineOptions{}), p.Refresh(t.Context())))
+	_, results, err := h.try(free, "golden")
+	if ok(t, err); len(results) != 1 || !fault.Is(results[0].Error, fault.Busy) || !strings.Contains(results[0].Error.Error(), "default/loose") {
+		t.Errorf("set above what no guest has: %+v", results)
+	}
+	ok(t, os.Remove(filepath.Join(dir, "loose")))
+	if got := h.run(free, "golden"); !slices.Equal(got, []string{"golden done 1"}) || h.view("golden").Template {
 		t.Errorf("set: %v", got)
 	}
 	// Where no clone came about, nothing has changed.
 	h.define(small("plain"))
-	_, err = h.clone(CloneRequest{Source: "plain", Names: []string{"one"}, Thin: true})
-	if refused(t, err, fault.Exists, "one"); h.view("plain").Template {
+	_, err = h.clone(CloneRequest{Source: "plain", Names: []string{"golden"}, Thin: true})
+	if refused(t, err, fault.Exists, "golden"); h.view("plain").Template {
 		t.Error("a guest without clones is a template")
 	}
 }

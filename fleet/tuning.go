@@ -16,10 +16,11 @@ type tuning struct {
 	fleet *Fleet
 	g     *guest.Guest
 	want  *settings
+	sees  func(Member) bool // nil: every guest
 }
 
 // set makes a guest what the settings say, as far as it is not that already.
-func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings) Result {
+func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings, sees func(Member) bool) Result {
 	m := f.Of(g)
 	if m.Problem != "" {
 		return Result{Error: unreadable(m)}
@@ -31,7 +32,7 @@ func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings) Result {
 	if len(changes) == 0 {
 		return Result{Outcome: Unchanged}
 	}
-	t := &tuning{ctx: ctx, fleet: f, g: g, want: s}
+	t := &tuning{ctx: ctx, fleet: f, g: g, want: s, sees: sees}
 	var notes []string
 	for i, c := range changes {
 		note, err := c.make(t)
@@ -117,7 +118,10 @@ func (t *tuning) autostart() (string, error) {
 }
 
 func (t *tuning) template() (string, error) {
-	return "", t.g.SetTemplate(t.ctx, *t.want.template)
+	if !*t.want.template {
+		return "", t.fleet.release(t.ctx, t.g, t.sees)
+	}
+	return "", t.g.SetTemplate(t.ctx, true)
 }
 
 // memory sets the memory and its maximum in the definition, and what a running

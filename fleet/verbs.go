@@ -178,5 +178,5 @@ func until(ctx, other context.Context) (context.Context, func()) {
 }
 
 func set(ctx context.Context, t *turn) Result {
-	return t.fleet.set(ctx, t.guest, t.settings)
+	return t.fleet.set(ctx, t.guest, t.settings, t.request.Sees)
 }

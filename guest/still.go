@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"sync"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
@@ -28,9 +29,9 @@ func (g *Guest) KeepStill(ctx context.Context) (def *domain.Definition, release 
 	if err != nil {
 		return nil, nil, err
 	}
-	return def, func() {
+	return def, sync.OnceFunc(func() {
 		_ = g.change(g.reg.life, "", func() error { g.still--; return nil }) // it has gone, or the daemon stops
-	}, nil
+	}), nil
 }
 
 // admitStill says what keeps the disks of a guest from being what the guest has on
@@ -57,6 +58,9 @@ func (g *Guest) SetTemplate(ctx context.Context, on bool) error {
 		}
 		if err := g.admitStill(); err != nil {
 			return nil, err
+		}
+		if !on && g.still > 0 {
+			return nil, fault.New(fault.Busy, fault.Domain, "domain %q is being cloned, and clones may come to lie above its disks; say it when that is done", g.record.Name)
 		}
 		g.record.Template = on
 		if err := g.keep(); err != nil {

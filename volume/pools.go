@@ -226,6 +226,21 @@ func (ps *Pools) ByPath(path string) (*Pool, *Volume, error) {
 	return nil, nil, fault.New(fault.NotFound, fault.Volume, "no storage volume with path %q", path)
 }
 
+// Above gives the volumes of running pools that lie on an image, as they are now.
+func (ps *Pools) Above(ctx context.Context, path string) (found []*Volume) {
+	for _, p := range ps.List() {
+		for _, v := range p.View().Volumes {
+			if v.Backing == nil || v.backingPath != path {
+				continue
+			}
+			if now, err := p.FreshVolume(ctx, v.Name); err == nil && now.Backing != nil && now.backingPath == path {
+				found = append(found, now)
+			}
+		}
+	}
+	return found
+}
+
 // Resolve gives the path and format of a volume that a guest names by its
 // pool. The pool has to be active; it is not started for this.
 func (ps *Pools) Resolve(pool, volume string) (path string, format image.Format, err error) {
