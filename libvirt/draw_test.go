@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/xdr"
@@ -30,7 +31,7 @@ func (d *draw) number(bound int) int { return (int(d.byte())<<8 | int(d.byte()))
 
 func (d *draw) word() string { return d.words[int(d.byte())%len(d.words)] }
 
-var drawnUUIDs = []string{mineUUID, theirUUID, poolUUID, secretUUID, "00000000-0000-4000-8000-000000000002"}
+var drawnUUIDs = []string{mineUUID, theirUUID, poolUUID, secretUUID, "00000000-0000-4000-8000-000000000002", minePoolUUID}
 
 // fill fills in the parts of arguments.
 func (d *draw) fill(v reflect.Value) {
@@ -129,6 +130,30 @@ func seedHeld(f *testing.F, built table) {
 			f.Add(append(call[:2:2], bytes.Repeat(pattern, 12/len(pattern))...), "")
 		}
 	}
+	at := func(word string) byte { return byte(slices.Index(heldWords, word)) }
+	own := byte(slices.Index(drawnUUIDs, minePoolUUID))
+	for n := range heldWords {
+		doc := byte(n)
+		var calls []byte
+		for _, c := range []struct {
+			number int32
+			args   []byte
+		}{
+			{xdr.ProcStorageVolCreateXML, []byte{at("mine"), own, doc, 0}},
+			{xdr.ProcStorageVolCreateXMLFrom, []byte{at("mine"), own, doc, at("mine"), at("v"), doc, 0}},
+			{xdr.ProcStorageVolCreateXMLFrom, []byte{at("mine"), own, doc, at("theirs"), at("a.img"), doc, 0}},
+			{xdr.ProcStoragePoolDefineXML, []byte{doc, 0}},
+			{xdr.ProcStoragePoolCreateXML, []byte{doc, 1}},
+			{xdr.ProcStorageVolLookupByPath, []byte{doc}},
+			{xdr.ProcStorageVolLookupByKey, []byte{doc}},
+			{xdr.ProcStorageVolDelete, []byte{at("mine"), doc, doc, 0}},
+			{xdr.ProcDomainDefineXML, []byte{doc}},
+			{xdr.ProcDomainAttachDeviceFlags, []byte{at("mine"), 0, 0, doc, 2}},
+		} {
+			calls = append(binary.BigEndian.AppendUint16(calls, uint16(c.number)), c.args...)
+		}
+		f.Add(calls, "")
+	}
 }
 
 // heldWords are what arguments say. New ones go behind the others: kept inputs name them
@@ -145,6 +170,13 @@ var heldWords = []string{
 	"vcpu_quota", "cpu_shares", "weight", "hard_limit", "total_bytes_sec", "inbound.average", "numa_nodeset", "user", "s",
 	"https://libvirt.org/schemas/x", "<x/>", "http://lodge-kvm.org/guest/1",
 	"{\"execute\":\"query-status\"}", "info block", "\x01\x02", "org.qemu.guest_agent.0", "root", "ssh-ed25519 AAAA x", "x86_64", "q35", "kvm",
+	"v", "../theirs/a.img", "a.img", "$DIR/mine/pool/v", "$DIR/mine/pool/new", "$DIR/theirs/a.img", "$DIR/mine/../theirs/a.img", "$DIR/mine/pool", "$DIR/theirs",
+	"<volume><name>new</name><capacity>1024</capacity></volume>", "<volume><name>../theirs/new</name><capacity>1024</capacity></volume>",
+	"<volume><name>q</name><capacity>1024</capacity><target><format type='qcow2'/></target><backingStore><path>$DIR/theirs/a.img</path><format type='raw'/></backingStore></volume>",
+	"<volume><name>q</name><capacity>1024</capacity><target><path>$DIR/theirs/b</path><permissions><mode>0777</mode><owner>0</owner></permissions></target></volume>",
+	"<pool type='dir'><name>mine2</name><target><path>$DIR/mine/pool2</path></target></pool>", "<pool type='dir'><name>mine2</name><target><path>$DIR/theirs</path></target></pool>",
+	"<pool type='dir'><name>mine</name><uuid>" + poolUUID + "</uuid><target><path>$DIR/mine/pool</path></target></pool>",
+	"<disk type='file'><source file='$DIR/theirs/a.img'/><target dev='vdc' bus='virtio'/></disk>", "<disk type='volume'><source pool='mine' volume='v'/><target dev='vdc' bus='virtio'/></disk>",
 }
 
 const (

@@ -92,7 +92,7 @@ func TestManyWhoDoNotRead(t *testing.T) {
 	const size, limit, crowd, running = 64 << 10, 2 << 20, 20, 2
 	var most atomic.Int64
 	h := serve(t, func(s *Server) {
-		s.limits.memory, s.limits.running = limit, running
+		s.memory.limit, s.limits.running = limit, running
 		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcConnectGetCapabilities})
 		on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(*handlers, context.Context, *session, *void) (*xdr.ConnectGetCapabilitiesRet, error) {
 			most.Store(max(most.Load(), int64(s.memory.now())))
@@ -133,7 +133,7 @@ func TestManyWhoDoNotRead(t *testing.T) {
 func TestWhatStreamsHoldIsCounted(t *testing.T) {
 	const size, limit = 1 << 20, 16 << 20
 	goOn := make(chan struct{})
-	h := serve(t, func(s *Server) { s.limits.memory = limit }, upload(func(ctx context.Context, st *stream) error {
+	h := serve(t, func(s *Server) { s.memory.limit = limit }, upload(func(ctx context.Context, st *stream) error {
 		select {
 		case <-goOn:
 		case <-ctx.Done():

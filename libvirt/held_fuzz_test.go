@@ -3,8 +3,10 @@ package libvirt
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -38,6 +40,8 @@ const (
 	theirUUID  = "77777777-7777-4777-8777-777777777777"
 	poolUUID   = "77777777-7777-4777-8777-777777777778"
 	secretUUID = "77777777-7777-4777-8777-777777777779"
+
+	minePoolUUID = "00000000-0000-4000-8000-000000000003"
 	// hidden is in all that others have, and nothing that the client says has it.
 	hidden = "hidden77"
 
@@ -49,13 +53,15 @@ const (
 		`<disk type='file'><driver name='qemu' type='raw'/><source file='/` + hidden + `/a.img'/><target dev='vda' bus='virtio'/></disk>` +
 		`<interface type='network'><mac address='52:54:00:77:77:77'/><source network='` + hidden + `'/></interface></devices></domain>`
 	otherXML  = `<domain type='qemu'><name>` + hidden + `</name><memory unit='MiB'>16</memory><os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os></domain>`
-	poolXML   = `<pool type='dir'><name>` + hidden + `-pool</name><uuid>` + poolUUID + `</uuid><target><path>/` + hidden + `</path></target></pool>`
+	minePool  = `<pool type='dir'><name>mine</name><uuid>` + minePoolUUID + `</uuid><target><path>%s</path></target></pool>`
+	poolXML   = `<pool type='dir'><name>theirs</name><uuid>` + poolUUID + `</uuid><target><path>%s</path></target></pool>`
 	secretXML = `<secret><uuid>` + secretUUID + `</uuid><description>` + hidden + `</description><usage type='volume'><volume>/` + hidden + `</volume></usage></secret>`
 )
 
 // heldHouse is a server with a client that is held to guests of its own, and with
 // objects of others.
 type heldHouse struct {
+	dir          string // "mine" in it is the client's, "theirs" another's
 	server       *Server
 	rooms        Rooms
 	mine, theirs string // as they were made
@@ -84,19 +90,23 @@ func (b *bugs) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// FuzzHeld has a client whose rules hold it to guests named mine* make calls of every kind,
+// FuzzHeld has a client whose rules hold it to guests and pools named mine* make calls of every kind,
 // whose arguments are drawn from words like those below, beside a guest, a pool and a
 // secret of others, which change meanwhile. Each call is answered, and none breaks a
 // handler. Nothing that the client is sent, in answers, errors or events, tells of what
 // others have but in the client's own words, and at the end others have what they had.
 func FuzzHeld(f *testing.F) {
 	h := newHeldHouse(f)
+	words := make([]string, 0, len(heldWords))
+	for _, w := range heldWords {
+		words = append(words, strings.ReplaceAll(w, "$DIR", h.dir))
+	}
 	seedHeld(f, h.server.table)
 	f.Fuzz(func(t *testing.T, input []byte, others string) {
-		if strings.Contains(others, hidden) {
+		if strings.Contains(others, hidden) || strings.Contains(others, "<volume") { // no volume fills the disk here
 			return
 		}
-		d := &draw{input: input, words: append(slices.Clone(heldWords), strings.Split(others, "\n")...)}
+		d := &draw{input: input, words: slices.Concat(words, strings.Split(others, "\n"))}
 		h.visit(t, d)
 		if h.bugs.told != "" {
 			t.Fatal(h.bugs.told)
@@ -119,7 +129,8 @@ func newHeldHouse(f *testing.F) *heldHouse {
 	if err != nil {
 		f.Skip("qemu-system-x86_64 is not installed")
 	}
-	dir, h := f.TempDir(), &heldHouse{bugs: &bugs{}}
+	dir := f.TempDir()
+	h := &heldHouse{dir: dir, bugs: &bugs{}}
 	log, events := slog.New(h.bugs), event.NewLog()
 	kept, err := store.Open(filepath.Join(dir, "data"))
 	must(err)
@@ -146,7 +157,8 @@ func newHeldHouse(f *testing.F) *heldHouse {
 	f.Cleanup(guests.Close)
 	all := fleet.New(fleet.Config{Guests: guests, Pools: pools, Events: events, Log: log})
 	rules := filepath.Join(dir, "access.yaml")
-	must(os.WriteFile(rules, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, start, stop, save, define, change, console, agent], guests: \"mine*\"}]\n"), 0o600))
+	must(os.WriteFile(rules, fmt.Appendf(nil, "version: 1\nrules: [{name: some, who: \"user:1002\", "+
+		"may: [read, start, stop, save, define, change, console, agent, volumes, pools], guests: \"mine*\", pools: \"mine*\", images: %q}]\n", filepath.Join(dir, "mine")), 0o600))
 	gate, err := access.New(access.Config{File: rules, Guests: guests, Fleet: all, Pools: pools, Networks: nets, Secrets: secrets, Log: log})
 	must(err)
 	h.rooms = Rooms{
@@ -154,8 +166,11 @@ func newHeldHouse(f *testing.F) *heldHouse {
 		Host: inventory, Devices: host.NewDevices(root), Emulators: emulators,
 	}
 	h.server = New(Config{Rooms: h.rooms, Log: log, Gate: gate})
-	_, err = pools.Define(f.Context(), poolXML, false)
-	must(err)
+	must(os.Mkdir(filepath.Join(dir, "theirs"), 0o700))
+	for _, name := range []string{"a.img", hidden + ".img"} {
+		must(os.WriteFile(filepath.Join(dir, "theirs", name), []byte(hidden), 0o600))
+	}
+	h.startPool(f, fmt.Sprintf(poolXML, filepath.Join(dir, "theirs")))
 	_, err = secrets.Define(secretXML, true)
 	must(err)
 	must(secrets.SetValue(secretUUID, []byte(hidden)))
@@ -189,18 +204,58 @@ func (h *heldHouse) look(t testing.TB, mine bool) string {
 		}
 		said = append(said, fmt.Sprintf("%s %v %v %v %s", v.Name, v.State, v.Autostart, v.ManagedSave, text))
 	}
-	slices.Sort(said)
-	if !mine {
-		for _, p := range h.rooms.Pools.List() {
-			text, err := p.XML(false)
-			said = append(said, fmt.Sprintf("%+v %s %v", p.View(), text, err))
+	for _, p := range h.rooms.Pools.List() {
+		if strings.HasPrefix(p.Name(), "mine") == mine {
+			text, err := p.XML(true)
+			said = append(said, fmt.Sprintf("%s %v %v %s %v", p.Name(), p.View().State, p.View().Autostart, text, err))
 		}
+	}
+	slices.Sort(said)
+	if mine {
+		said = append(said, files(t, filepath.Join(h.dir, "mine"))...)
+	} else {
+		said = append(said, files(t, filepath.Join(h.dir, "theirs"))...)
 		for _, s := range h.rooms.Secrets.List() {
 			value, err := h.rooms.Secrets.Value(s.UUID)
 			said = append(said, fmt.Sprintf("%+v %s %v", s, value, err))
 		}
 	}
 	return strings.Join(said, "\n")
+}
+
+// files tells of all below a folder, with what is in small ones.
+func files(t testing.TB, folder string) (all []string) {
+	err := filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		about, err := e.Info()
+		if err != nil {
+			return err
+		}
+		var content []byte
+		if about.Mode().IsRegular() && about.Size() < 1<<16 {
+			if content, err = os.ReadFile(path); err != nil {
+				return err
+			}
+		}
+		all = append(all, fmt.Sprintf("%s %v %q", path, about.Mode(), content))
+		return nil
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func (h *heldHouse) startPool(t testing.TB, doc string) {
+	p, err := h.rooms.Pools.Define(context.Background(), doc, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(context.Background(), volume.NoBuild); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // restore gives the client what it began with.
@@ -216,6 +271,20 @@ func (h *heldHouse) restore(t testing.TB) {
 			}
 		}
 	}
+	for _, p := range h.rooms.Pools.List() {
+		if strings.HasPrefix(p.Name(), "mine") {
+			_ = p.Stop(context.Background()) // if it is running
+			if err := p.Undefine(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	folder := filepath.Join(h.dir, "mine")
+	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(filepath.Join(folder, "pool"), 0o700),
+		os.WriteFile(filepath.Join(folder, "pool/v"), make([]byte, 1024), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	h.startPool(t, fmt.Sprintf(minePool, filepath.Join(folder, "pool")))
 	if _, err := h.rooms.Guests.Define(context.Background(), mineXML, false); err != nil {
 		t.Fatal(err)
 	}
@@ -309,6 +378,9 @@ func (v *visitor) call(p *xdr.Procedure, serial uint32, d *draw) bool {
 	if p.NewArgs != nil {
 		args = p.NewArgs()
 		d.fill(reflect.ValueOf(args).Elem())
+	}
+	if r, is := args.(*xdr.StorageVolResizeArgs); is {
+		r.Capacity %= 1 << 20
 	}
 	header := xdr.Header{Program: p.Program, Version: xdr.Version, Proc: p.Number, Serial: serial}
 	packet, err := xdr.AppendPacket(nil, header, args, 0)

@@ -21,6 +21,9 @@ type memory struct {
 	held  map[*client]int
 }
 
+// maxHeld is that of a server, in bytes.
+const maxHeld = 256 << 20
+
 func (m *memory) take(c *client, n int) {
 	m.mu.Lock()
 	m.total += n

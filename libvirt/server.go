@@ -57,7 +57,6 @@ type limits struct {
 	running   int // ordinary calls that run at a time for one connection
 	streams   int // whose data is being moved, on one connection
 	queue     int // packets that wait to be sent to one client
-	memory    int // bytes of calls and answers that all clients together may have in flight
 	handshake time.Duration
 	patience  time.Duration // for a client to take a slice of a packet
 	stall     time.Duration // for a stream to take a packet
@@ -75,7 +74,7 @@ func (limits) intake(readOnly bool) int {
 
 func defaultLimits() limits {
 	return limits{
-		clients: 4096, each: 2048, strangers: 512, calls: 256, running: 32, streams: 64, queue: 32, memory: 256 << 20,
+		clients: 4096, each: 2048, strangers: 512, calls: 256, running: 32, streams: 64, queue: 32,
 		handshake: 30 * time.Second, patience: 30 * time.Second, stall: 60 * time.Second, idle: 5 * time.Minute, grace: 5 * time.Second,
 	}
 }
@@ -125,7 +124,7 @@ func New(c Config) *Server {
 		owners:    map[access.Owner]int{},
 		strangers: map[access.Owner]int{},
 	}
-	s.memory.held = map[*client]int{}
+	s.memory.limit, s.memory.held = maxHeld, map[*client]int{}
 	s.calls, s.stopCalls = context.WithCancelCause(context.Background())
 	return s
 }
@@ -136,7 +135,6 @@ func New(c Config) *Server {
 func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	s.memory.limit = s.limits.memory
 	var accepting sync.WaitGroup
 	for _, l := range listeners {
 		accepting.Go(func() {
