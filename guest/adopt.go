@@ -283,6 +283,7 @@ func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 	}
 	r.setID(g, rec.ID)
 	r.reattach(g, run)
+	g.watchTPM(run)
 	g.endAgain()
 	g.publish()
 }

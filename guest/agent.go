@@ -172,7 +172,7 @@ func (g *Guest) AgentCommand(ctx context.Context, command string, limit time.Dur
 		args = c.Arguments
 	}
 	if r := g.live.Load(); r != nil {
-		g.taint(ctx, r, agentCommanded)
+		g.remark(ctx, r, agentCommanded)
 	}
 	var answer json.RawMessage
 	if err := g.Agent(ctx, c.Execute, args, &answer, limit); err != nil {

@@ -47,8 +47,8 @@ func remarks(def *domain.Definition, c *qemu.Capabilities) []string {
 	return append(texts, exposed(def)...)
 }
 
-// taint keeps a message about a running guest, once.
-func (g *Guest) taint(ctx context.Context, r *run, message string) {
+// remark keeps a message about a running guest, once.
+func (g *Guest) remark(ctx context.Context, r *run, message string) {
 	if slices.Contains(g.View().Messages, message) {
 		return
 	}
@@ -62,6 +62,6 @@ func (g *Guest) taint(ctx context.Context, r *run, message string) {
 		return nil
 	})
 	if err != nil {
-		g.log.Info("a guest that was commanded directly has ended", "error", err)
+		g.log.Info("a guest has ended before a message about it was kept", "message", message, "error", err)
 	}
 }

@@ -22,7 +22,7 @@ func (g *Guest) MonitorCommand(ctx context.Context, command string, human bool) 
 	if err != nil {
 		return "", err
 	}
-	g.taint(ctx, r, monitorCommanded)
+	g.remark(ctx, r, monitorCommanded)
 	ctx, stop := context.WithTimeout(ctx, monitorLimit)
 	defer stop()
 	if human {

@@ -98,6 +98,7 @@ func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
 	g.live.Store(r)
 	g.advance(f)
 	g.reg.hasRun(g.uuid)
+	g.watchTPM(r)
 	if r.AutoDestroy {
 		go g.destroyWith(o.Owner, r)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/qemu"
 )
 
 // startTPMs starts a software TPM for every emulated one of the guest. It ends
@@ -249,3 +250,66 @@ func stopTPMs(_ context.Context, run *run) error {
 
 // tpmPatience is how long a TPM emulator that was told to end is waited for.
 const tpmPatience = 2 * time.Second
+
+// watchTPM sees to it that somebody is told when the TPM emulator of a running guest ends, for
+// want of memory or by somebody's hand: QEMU says nothing, and ends itself at the next reset.
+func (g *Guest) watchTPM(r *run) {
+	if !slices.ContainsFunc(r.def.Devices.TPMs, func(t *device.TPM) bool { return t.Type == "emulator" }) {
+		return
+	}
+	g.reg.loops.Go(func() {
+		if !r.missesTPM(g.reg.life) {
+			return
+		}
+		g.log.Warn("the TPM emulator of a guest has ended by itself")
+		g.remark(g.reg.life, r, "the TPM emulator (swtpm) has ended: the guest's TPM answers no more, and a reset of the guest ends it; shut it down and start it again")
+	})
+}
+
+// missesTPM waits until no emulator serves a guest whose QEMU runs on. It is false when that
+// ends, with which the emulator does too, or the daemon.
+func (r *run) missesTPM(ctx context.Context) bool {
+	for missed := false; ; {
+		emulator := holdTPM(r)
+		if emulator == nil && missed {
+			return true
+		}
+		missed = emulator == nil // one that has just begun may not have written its number
+		if emulator != nil {
+			select {
+			case <-emulator.Exited():
+			case <-r.process.Exited():
+			case <-ctx.Done():
+			}
+			emulator.Release()
+		}
+		along := time.NewTimer(tpmPatience)
+		select {
+		case <-along.C:
+		case <-r.process.Exited():
+			along.Stop()
+			return false
+		case <-ctx.Done():
+			along.Stop()
+			return false
+		}
+	}
+}
+
+// holdTPM takes hold of the emulator that serves a guest; nil: none does.
+func holdTPM(r *run) *qemu.Process {
+	pid, process, err := tpmOf(r)
+	if err != nil || process < 0 {
+		return nil
+	}
+	defer unix.Close(process) //nolint:errcheck // it holds the number until the process is held
+	at, err := r.kernel.Process(pid)
+	if err != nil {
+		return nil
+	}
+	emulator, err := qemu.Adopt(pid, at.Start)
+	if err != nil {
+		return nil
+	}
+	return emulator
+}

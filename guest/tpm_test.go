@@ -6,12 +6,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/guest"
 )
 
@@ -123,5 +125,41 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(d.dir, "data/guest/tpm", g.UUID())); (err == nil) != c.stays {
 			t.Errorf("%s: after the guest's end its TPM's state: %v", name, err)
 		}
+	}
+}
+
+// Whoever's TPM is gone is told, also by a daemon that was not there when it went; the guest
+// runs on, and has it again after its next start.
+func TestAnEndOfTheTPMIsTold(t *testing.T) {
+	if _, err := exec.LookPath("swtpm"); err != nil {
+		t.Skip("needs swtpm")
+	}
+	d := newDaemonOf(t, true)
+	const tpm = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"
+	seen, unseen := d.define(small("seen", tpm)), d.define(small("unseen", tpm))
+	kill := func(g *guest.Guest) {
+		pid, err := os.ReadFile(filepath.Join(g.RunDir(), "own/swtpm.pid"))
+		ok(t, err)
+		n, err := strconv.Atoi(strings.TrimSpace(string(pid)))
+		ok(t, err)
+		ok(t, syscall.Kill(n, syscall.SIGKILL))
+	}
+	told := func(g *guest.Guest) bool { return strings.Contains(strings.Join(g.View().Messages, "\n"), "swtpm") }
+	for _, g := range []*guest.Guest{seen, unseen} {
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	}
+	kill(seen)
+	eventually(t, "the guest says that its TPM has ended", func() bool { return told(seen) })
+	if told(unseen) {
+		t.Error("one is told of whose TPM is there")
+	}
+	d.reopen(func() { kill(unseen) })
+	seen, unseen = d.again(seen), d.again(unseen)
+	eventually(t, "the next daemon tells of TPMs that have ended", func() bool { return told(seen) && told(unseen) })
+	d.want(unseen, domain.Running, domain.ReasonBooted)
+	ok(t, unseen.Destroy(d.ctx(), false))
+	ok(t, unseen.Start(d.ctx(), guest.StartOptions{}))
+	if told(unseen) {
+		t.Error("it has its TPM again and is still said to have none")
 	}
 }

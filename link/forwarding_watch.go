@@ -3,6 +3,7 @@ package link
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -42,10 +43,8 @@ func (w *ForwardingWatch) Next(ctx context.Context) error {
 		if err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot hear of changes of the host's forwarding")
 		}
-		for _, m := range told {
-			if turnsOff(m) {
-				return nil
-			}
+		if slices.ContainsFunc(told, turnsOff) {
+			return nil
 		}
 	}
 	return context.Cause(ctx)

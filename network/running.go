@@ -88,7 +88,11 @@ func (n *Network) admit(d *Definition) error {
 	if !d.Managed() {
 		return admitLinks(d)
 	}
-	if _, err := link.ByName(d.Bridge.Name); !fault.Is(err, fault.NotFound) {
+	switch l, err := link.ByName(d.Bridge.Name); {
+	case err == nil && l.Kind == "bridge" && l.MAC.String() == d.MAC:
+		return fault.New(fault.Exists, fault.Network,
+			"the bridge %q of an earlier run of it is there, of which no record is left; end the dnsmasq that serves there, remove it (ip link delete %[1]s), and start it again", d.Bridge.Name)
+	case !fault.Is(err, fault.NotFound):
 		return fault.New(fault.Exists, fault.Network, "the bridge name %q is taken by another interface of the host", d.Bridge.Name)
 	}
 	routes, err := link.Routes()
