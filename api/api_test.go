@@ -24,6 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/store"
@@ -69,6 +70,7 @@ func serve(t testing.TB, guests int, change ...func(*limits)) *house {
 	ok(t, err)
 	registry, err := guest.Open(guest.Config{
 		DataDir: filepath.Join(dir, "guest"), RunDir: filepath.Join(dir, "run"), Log: log, Store: records, Events: h.events, Pools: pools,
+		Cgroups: kernel.OpenCgroups(kernel.At(dir), ""),
 	})
 	ok(t, err)
 	l := defaultLimits()
