@@ -23,10 +23,10 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 		return err
 	}
 	s.hold(ctx, &request)
-	ctx, done := s.Gate.Bound(ctx, caller(ctx), takes(&request))
+	ctx, done := s.Gate.Bound(ctx, caller(ctx), takes(&request)[0])
 	defer done()
 	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
-		return s.Fleet.Run(ctx, request, t.plan, s.audited(ctx, "Act", takes(&request), t.result))
+		return s.Fleet.Run(ctx, request, t.plan, s.audited(ctx, "Act", takes(&request)[0], t.result))
 	})
 }
 

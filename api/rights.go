@@ -136,22 +136,37 @@ func (s *Server) hold(ctx context.Context, q *fleet.Request) {
 	}
 }
 
-// takes is the verb that a set takes.
-func takes(q *fleet.Request) access.Verb {
+// takes are the verbs that a set takes; the first is the one by which it is known. A setting
+// is of the machine or of its definition, and one call may have both.
+func takes(q *fleet.Request) []access.Verb {
+	machine, definition := false, false
 	for name := range q.Options.Settings {
-		if q.Verb == fleet.Set && name != "memory" && name != "vcpus" {
-			return access.Define
+		if name == "memory" || name == "vcpus" {
+			machine = true
+		} else {
+			definition = true
 		}
 	}
-	return verbs[q.Verb]
+	switch {
+	case q.Verb != fleet.Set || !definition:
+		return []access.Verb{verbs[q.Verb]}
+	case machine:
+		return []access.Verb{access.Define, access.Change}
+	}
+	return []access.Verb{access.Define}
 }
 
 // mayDo asks for one guest of a set. What a guest is called by decides who may do
 // what with it, so that who changes labels has to define what comes of it.
 func (s *Server) mayDo(who access.Who, q *fleet.Request, m fleet.Member) error {
-	verb := takes(q)
-	if err := s.Gate.Check(who, verb, access.Of(m)); err != nil || verb != access.Define || q.Verb != fleet.Set {
-		return err
+	all := takes(q)
+	for _, verb := range all {
+		if err := s.Gate.Check(who, verb, access.Of(m)); err != nil {
+			return err
+		}
+	}
+	if q.Verb != fleet.Set || all[0] != access.Define {
+		return nil
 	}
 	labels := fleet.Labels{}
 	maps.Copy(labels, m.Labels)

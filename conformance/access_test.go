@@ -155,6 +155,18 @@ func TestRulesHoldClients(t *testing.T) {
 	d.virsh(t, "destroy", "web-2")
 	d.virsh(t, "undefine", "web-2")
 
+	// Who may define guests, or change them, does not speak to what is in them, nor change what runs.
+	d.virsh(t, "start", "--paused", d.define(t, shape{name: "made-2"}).name)
+	d.virsh(t, "start", "--paused", d.define(t, shape{name: "build-2"}).name)
+	contains(t, "the refusal", d.lodgeAs(t, operator, "set", "made-2", "memory=100MiB", "label.a=b"), `"change"`)
+	d.lodgeAs(t, operator, "set", "made-2", "label.a=c")
+	contains(t, "the labels", d.virsh(t, "dumpxml", "made-2"), `value="c"`)
+	contains(t, "the refusal", d.mayNot(t, builder, "setvcpus", "build-2", "1", "--guest"), "access denied", `"agent"`)
+	for _, name := range []string{"made-2", "build-2"} {
+		d.virsh(t, "destroy", name)
+		d.virsh(t, "undefine", name)
+	}
+
 	t.Run("the API", func(t *testing.T) { d.heldByAPI(t) })
 	t.Run("what is open", func(t *testing.T) { d.endsWithRules(t, change) })
 	t.Run("the audit", func(t *testing.T) {

@@ -111,6 +111,10 @@ func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []access.Verb {
 		return nil
 	}
 	switch a := args.(type) {
+	case *xdr.DomainSetVCPUsFlagsArgs:
+		if a.Flags&vcpuGuest != 0 {
+			return []access.Verb{access.Agent}
+		}
 	case *xdr.WithDomainFlags:
 		if p.Program == xdr.ProgramRemote && (p.Number == xdr.ProcDomainGetXMLDesc || p.Number == xdr.ProcDomainManagedSaveGetXMLDesc) {
 			return secure(a.Flags)
