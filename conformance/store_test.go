@@ -69,6 +69,12 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 	}
 	put("nwfilter/clean-traffic.xml", "<filter name='clean-traffic'/>")
 	contains(t, "the import of filters that nobody uses", d.set(t, 0, "import", tree), "nwfilter", "left out: 1")
+	const foreign = "9a05da11-e96b-47f3-8253-a3a482e445f5" // libvirt's "default" on the host that the tree is of
+	put("qemu/networks/default.xml", "<network><name>default</name><uuid>"+foreign+"</uuid><forward mode='nat'/><ip address='10.9.7.1' netmask='255.255.255.0'/></network>")
+	put("qemu/networks/autostart/default.xml", "")
+	contains(t, "the import of a network that every daemon has", d.set(t, 0, "import", tree), "left alone", "--replace")
+	contains(t, "the import in its place", d.set(t, 0, "import", "--replace", tree), "replaced, starts with the host")
+	contains(t, "the replaced network", d.virsh(t, "net-info", "default"), foreign, "Autostart:      yes")
 	put("qemu/bad.xml", "<domain")
 	put("qemu/filtered.xml", "<domain type='qemu'><devices><interface type='user'><filterref filter='clean-traffic'/></interface></devices></domain>")
 	contains(t, "the import of bad files", d.set(t, 1, "import", tree), "qemu/bad.xml", "qemu/filtered.xml", "nwfilter/clean-traffic.xml", "network filters are not built")

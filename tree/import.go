@@ -31,6 +31,8 @@ type Host interface {
 
 // Traits are what a tree says of an object beside its document.
 type Traits struct {
+	// Replaces is the name of an object that is there already; empty: there is none.
+	Replaces  string
 	Autostart bool
 	Template  bool   // a domain is there to be cloned only
 	Value     []byte // of a secret; nil: none
@@ -196,12 +198,12 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 		return "", err
 	}
 	if known && !o.Replace {
-		return "left alone: it is there already", nil
+		return "left alone: it is there already; --replace gives it this definition", nil
 	}
 	t := Traits{Autostart: linked(root, autostart, r.File), Template: r.Sort == Domain && linked(root, template, r.File)}
 	did := "defined"
 	if known {
-		did = "replaced"
+		did, t.Replaces = "replaced", r.Name
 	}
 	if t.Autostart {
 		did += ", starts with the host"

@@ -115,11 +115,7 @@ func (h host) Define(ctx context.Context, s tree.Sort, doc string, t tree.Traits
 	case tree.Domain:
 		return h.defineDomain(ctx, doc, t)
 	case tree.Network:
-		var made xdr.WithNetwork
-		if err := h.conn.Call(ctx, xdr.ProcNetworkDefineXML, &xdr.WithXML{XML: doc}, &made); err != nil || !t.Autostart {
-			return err
-		}
-		return h.conn.Call(ctx, xdr.ProcNetworkSetAutostart, &xdr.NetworkSetAutostartArgs{Network: made.Network, Autostart: true}, nil)
+		return h.defineNetwork(ctx, doc, t)
 	case tree.Pool:
 		var made xdr.WithPool
 		if err := h.conn.Call(ctx, xdr.ProcStoragePoolDefineXML, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || !t.Autostart {
@@ -135,6 +131,41 @@ func (h host) Define(ctx context.Context, s tree.Sort, doc string, t tree.Traits
 	}
 	return fmt.Errorf("no definitions are of sort %q", s)
 }
+
+// defineNetwork defines one in the place of another of its name, too. Every libvirt and every
+// Lodge makes a network "default", each with a UUID of its own: the one that is replaced goes first,
+// unless it runs, and is back where the other is refused.
+func (h host) defineNetwork(ctx context.Context, doc string, t tree.Traits) error {
+	var made, there xdr.WithNetwork
+	define := func(doc string) error {
+		return h.conn.Call(ctx, xdr.ProcNetworkDefineXML, &xdr.WithXML{XML: doc}, &made)
+	}
+	err := define(doc)
+	if refusal, ok := errors.AsType[*remote.Error](err); ok && refusal.Code == otherUUID && t.Replaces != "" &&
+		h.conn.Call(ctx, xdr.ProcNetworkLookupByName, &xdr.WithName{Name: t.Replaces}, &there) == nil {
+		var active xdr.WithActive
+		var was xdr.WithXML
+		if e := h.conn.Call(ctx, xdr.ProcNetworkIsActive, &there, &active); e != nil || active.Active {
+			return errors.Join(e, fmt.Errorf("%w; it runs: end it (virsh net-destroy), and import again", err))
+		}
+		if e := h.conn.Call(ctx, xdr.ProcNetworkGetXMLDesc, &xdr.NetworkGetXMLDescArgs{Network: there.Network}, &was); e != nil {
+			return errors.Join(err, e)
+		}
+		if e := h.conn.Call(ctx, xdr.ProcNetworkUndefine, &there, nil); e != nil {
+			return errors.Join(err, e)
+		}
+		if err = define(doc); err != nil {
+			return errors.Join(err, define(was.XML))
+		}
+	}
+	if err != nil || !t.Autostart {
+		return err
+	}
+	return h.conn.Call(ctx, xdr.ProcNetworkSetAutostart, &xdr.NetworkSetAutostartArgs{Network: made.Network, Autostart: true}, nil)
+}
+
+// otherUUID is the code by which a daemon refuses a name that another object has.
+const otherUUID = 9
 
 func (h host) defineDomain(ctx context.Context, doc string, t tree.Traits) error {
 	var made xdr.WithDomain
