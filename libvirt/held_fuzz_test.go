@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fleet"
@@ -66,6 +67,7 @@ type heldHouse struct {
 	rooms        Rooms
 	mine, theirs string // as they were made
 	changes      int    // of their guest
+	written      map[*domain.Definition]string
 	bugs         *bugs
 }
 
@@ -130,7 +132,7 @@ func newHeldHouse(f *testing.F) *heldHouse {
 		f.Skip("qemu-system-x86_64 is not installed")
 	}
 	dir := f.TempDir()
-	h := &heldHouse{dir: dir, bugs: &bugs{}}
+	h := &heldHouse{dir: dir, bugs: &bugs{}, written: map[*domain.Definition]string{}}
 	log, events := slog.New(h.bugs), event.NewLog()
 	kept, err := store.Open(filepath.Join(dir, "data"))
 	must(err)
@@ -198,11 +200,7 @@ func (h *heldHouse) look(t testing.TB, mine bool) string {
 		if strings.HasPrefix(v.Name, "mine") != mine {
 			continue
 		}
-		text, err := domainxml.Format(v.Inactive, domainxml.Style{Secure: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		said = append(said, fmt.Sprintf("%s %v %v %v %s", v.Name, v.State, v.Autostart, v.ManagedSave, text))
+		said = append(said, fmt.Sprintf("%s %v %v %v %s", v.Name, v.State, v.Autostart, v.ManagedSave, h.format(t, v.Inactive)))
 	}
 	for _, p := range h.rooms.Pools.List() {
 		if strings.HasPrefix(p.Name(), "mine") == mine {
@@ -221,6 +219,22 @@ func (h *heldHouse) look(t testing.TB, mine bool) string {
 		}
 	}
 	return strings.Join(said, "\n")
+}
+
+// format writes a definition, which does not change while it is the one of a guest.
+func (h *heldHouse) format(t testing.TB, def *domain.Definition) string {
+	if text, known := h.written[def]; known {
+		return text
+	}
+	text, err := domainxml.Format(def, domainxml.Style{Secure: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.written) > 99 {
+		clear(h.written)
+	}
+	h.written[def] = text
+	return text
 }
 
 // files tells of all below a folder, with what is in small ones.
