@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -32,8 +33,8 @@ const (
 	auditQueue = 8192     // entries that wait to be written; more are counted as lost
 	auditText  = 256      // bytes of a name that a client gave
 	auditFile  = 64 << 20 // bytes of the audit's own file, of which one older is kept
-	// Refusals of one client, each within a minute of the one before, that have a line
-	// each; more are counted. They cost nothing, and would push what was done out of the file.
+	// Refusals and failures of one client, each within a minute of the one before, that have a
+	// line each; more are counted. They cost nothing, and would push what was done out of the file.
 	auditRefusals = 1000
 )
 
@@ -45,8 +46,8 @@ type Audit struct {
 	own   *ownFile     // nil: none was asked for
 	queue chan Entry
 	lost  atomic.Int64
-	// refused are the clients that are refused again and again; unsaid counts those of
-	// their refusals that have no line.
+	// refused are the clients that are refused, or fail, again and again; unsaid counts those
+	// of their calls that have no line.
 	refused strikes
 	unsaid  atomic.Int64
 	stop    chan struct{} // closed by Close
@@ -67,12 +68,15 @@ func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
 	return a, nil
 }
 
+// costless are the sorts of errors of calls that were refused before they did anything.
+var costless = []fault.Kind{fault.Denied, fault.Invalid, fault.Unsupported, fault.NotFound, fault.Exists, fault.WrongState, fault.NoCapacity, fault.Busy}
+
 // Note takes an entry. What only read and was allowed is left out.
 func (a *Audit) Note(e Entry) {
 	if a == nil || e.Err == nil && !e.Verb.changes() && !e.Login {
 		return
 	}
-	if fault.Is(e.Err, fault.Denied) {
+	if e.Err != nil && !e.Who.Trusted() && slices.Contains(costless, fault.Of(e.Err)) {
 		who := e.Who.String()
 		if !e.Who.Local && e.Who.Subject == "" {
 			who = origin(e.Who.Address)

@@ -66,10 +66,15 @@ func TestRefusalsPushNothingOutOfTheAudit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		no := fault.New(fault.Denied, fault.Call, "no")
-		for range 3 * auditRefusals {
-			a.Note(Entry{Who: user1(1001), API: "lodge", Call: "Act", Err: no})
+		no, idle := fault.New(fault.Denied, fault.Call, "no"), fault.New(fault.WrongState, fault.Domain, "not running")
+		for i := range 3 * auditRefusals {
+			err := no
+			if i%2 == 0 {
+				err = idle
+			}
+			a.Note(Entry{Who: user1(1001), API: "lodge", Call: "Act", Err: err})
 		}
+		a.Note(Entry{Who: user1(1001), API: "lodge", Call: "half done", Verb: Stop, Err: fault.New(fault.Timeout, fault.Domain, "too late")})
 		a.Note(Entry{Who: user1(1001), API: "lodge", Call: "Act", Verb: Start, Object: NewGuest("done", "", nil)})
 		a.Note(Entry{Who: user1(1002), API: "lodge", Call: "Act", Err: no})
 		a.Note(Entry{Who: Who{Address: "10.0.0.9:1"}, API: "lodge", Call: "TLS", Err: no})
@@ -93,7 +98,7 @@ func TestRefusalsPushNothingOutOfTheAudit(t *testing.T) {
 		if unsaid != 2*auditRefusals {
 			t.Errorf("%d refusals are counted", unsaid)
 		}
-		for _, part := range []string{"domain 'done'", "uid=1002", "address=10.0.0.9:1", "call=later"} {
+		for _, part := range []string{"domain 'done'", "uid=1002", "address=10.0.0.9:1", "call=later", `call="half done"`} {
 			if !strings.Contains(text, part) {
 				t.Errorf("no line has %s", part)
 			}
