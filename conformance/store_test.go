@@ -30,15 +30,24 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 	d.virsh(t, "net-define", d.file(t, "lan.xml", `<network><name>lan</name><bridge name='lan0'/><ip address='10.9.8.1' netmask='255.255.255.0'/></network>`))
 	d.virsh(t, "net-autostart", "lan")
 	d.virsh(t, "pool-define-as", "images", "dir", "--target", d.dir+"/images")
+	d.virsh(t, "pool-build", "images")
+	d.virsh(t, "pool-start", "images")
+	d.virsh(t, "vol-create-as", "images", "made-raw", "1M", "--format", "raw")
+	d.virsh(t, "define", d.file(t, "pooled.xml", `<domain type='qemu'><name>pooled</name><memory unit='MiB'>32</memory><os><type arch='x86_64'>hvm</type></os>
+		<devices><disk type='volume'><source pool='images' volume='made-raw'/><target dev='vda' bus='virtio'/></disk></devices></domain>`))
 
 	data := "--data=" + d.data
-	contains(t, "the check under a daemon", d.set(t, 0, "store", "check", data), "domain     2", "nothing is wrong")
+	contains(t, "the check under a daemon", d.set(t, 0, "store", "check", data), "domain     3", "nothing is wrong")
 	tree := filepath.Join(d.dir, "tree")
 	contains(t, "the export", d.set(t, 0, "store", "export", tree, data), "domain", "lan", "images")
 	for _, file := range []string{"qemu/runs.xml", "qemu/autostart/lost.xml", "qemu/networks/autostart/lan.xml", "storage/images.xml"} {
 		if _, err := os.Stat(filepath.Join(tree, file)); err != nil {
 			t.Error(err)
 		}
+	}
+	// What a guest has written into a raw volume must not decide how the next daemon reads it.
+	if text, err := os.ReadFile(filepath.Join(tree, "qemu/pooled.xml")); err != nil || !strings.Contains(string(text), "type='raw'") {
+		t.Errorf("an export forgets in which format a volume was made (%v):\n%s", err, text)
 	}
 	d.set(t, 2, "store", "export", tree, data) // it is not empty now
 	d.set(t, 2, "store", "repair", data)       // a daemon has it

@@ -47,6 +47,13 @@ func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 		return nil, err
 	}
 	defer func() { _ = root.Close() }()
+	var volumes volume.Declared
+	if _, err := store.Visit(data, func(kind, key string, version int, body []byte) error {
+		volumes.Take(kind, key, version, body)
+		return nil
+	}); err != nil {
+		return nil, err
+	}
 	return store.Visit(data, func(kind, key string, version int, body []byte) error {
 		k, known := kept[kind]
 		if !known {
@@ -55,6 +62,9 @@ func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 		d, err := k.read(key, version, body)
 		if err == nil && d.XML == "" {
 			return nil // of a pool that ends with its daemon
+		}
+		if err == nil && k.sort == Domain { // no volume's format goes along with its pool
+			d.XML = guest.WithFormats(d.XML, volumes.Format)
 		}
 		r := Result{Sort: k.sort, Name: d.Name, Did: "written", Err: err}
 		if err == nil {
