@@ -70,7 +70,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 		}
 		places.known = append(places.known, g.named(there)...)
 	}
-	if err := rules.claims(w, marks, had...); err != nil {
+	if err := cmp.Or(rules.claims(w, marks, had...), g.Rank(w, marks.Priority, had...)); err != nil {
 		return wanted, err
 	}
 	root, err := understood(def)
@@ -116,6 +116,16 @@ func (g *Gate) named(o Object) []use {
 		}
 	}
 	return found
+}
+
+// Rank checks the priority that a guest is to have. Below 0 it starts before guests of others,
+// and outlives them where the host's memory runs out. What it has, or less, it may keep.
+func (g *Gate) Rank(w Who, priority int, had ...Object) error {
+	keeps := func(o Object) bool { return o.member.Marks != nil && o.member.Marks.Priority <= priority }
+	if priority >= 0 || slices.ContainsFunc(had, keeps) {
+		return nil
+	}
+	return g.beyond(w, Define, "a priority below 0, which puts guests of others last")
 }
 
 // claims checks the volumes that marks name: they are deleted along with the tile that

@@ -1,6 +1,7 @@
 package access
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -203,7 +204,7 @@ func (g *Gate) Mark(w Who, uuid, doc string) error {
 	if err := rules.Check(w, Define, NewGuest(o.Name, uuid, marks.Labels)); err != nil {
 		return err
 	}
-	return rules.claims(w, marks, o)
+	return cmp.Or(rules.claims(w, marks, o), g.Rank(w, marks.Priority, o))
 }
 
 // PoolByUUID is a pool as rules see it; one that is not there only rules for

@@ -371,3 +371,36 @@ func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 		t.Errorf("one's own: %v", err)
 	}
 }
+
+// No client that is held puts its guests before those of others: not in what it defines, nor
+// in marks that it sets. What others gave a guest the guest keeps.
+func TestAPriorityOverOthersIsNotGiven(t *testing.T) {
+	g, who, on := builder(t)
+	g.Config = Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}
+	had := on
+	had.member.Marks = &fleet.Marks{Priority: -5}
+	for _, c := range []struct {
+		what     string
+		who      Who
+		had      Object
+		priority int
+		want     bool
+	}{
+		{"as all have it", who, on, 0, true},
+		{"behind others", who, on, 1000, true},
+		{"before others", who, on, -1, false},
+		{"as it was", who, had, -5, true},
+		{"further behind", who, had, -1, true},
+		{"further before", who, had, -6, false},
+		{"root", user1(0), on, -1000, true},
+	} {
+		if err := g.Rank(c.who, c.priority, c.had); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+	_, err := g.Document(who, Define, Object{}, "<domain type='qemu'><name>build-1</name><metadata><guest xmlns='"+fleet.Namespace+
+		"' priority='-1'/></metadata><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
+	if !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "priority below 0") {
+		t.Errorf("a definition: %v", err)
+	}
+}

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"maps"
+	"strconv"
 	"strings"
 	"time"
 
@@ -167,6 +168,11 @@ func (s *Server) mayDo(who access.Who, q *fleet.Request, m fleet.Member) error {
 	}
 	if q.Verb != fleet.Set || all[0] != access.Define {
 		return nil
+	}
+	if priority, err := strconv.Atoi(q.Options.Settings["priority"]); err == nil { // else it is refused, or none
+		if err := s.Gate.Rank(who, priority, access.Of(m)); err != nil {
+			return err
+		}
 	}
 	labels := fleet.Labels{}
 	maps.Copy(labels, m.Labels)

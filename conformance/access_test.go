@@ -159,7 +159,9 @@ func TestRulesHoldClients(t *testing.T) {
 	d.virsh(t, "start", "--paused", d.define(t, shape{name: "made-2"}).name)
 	d.virsh(t, "start", "--paused", d.define(t, shape{name: "build-2"}).name)
 	contains(t, "the refusal", d.lodgeAs(t, operator, "set", "made-2", "memory=100MiB", "label.a=b"), `"change"`)
-	d.lodgeAs(t, operator, "set", "made-2", "label.a=c")
+	contains(t, "the refusal", d.lodgeAs(t, operator, "set", "made-2", "priority=-1"), "priority below 0")
+	contains(t, "the refusal", d.mayNot(t, operator, "metadata", "made-2", "https://lodge-kvm.github.io/xmlns/guest/1.0", "--key", "lodge", "--set", "<guest priority='-1'/>"), "priority below 0")
+	d.lodgeAs(t, operator, "set", "made-2", "label.a=c", "priority=7")
 	contains(t, "the labels", d.virsh(t, "dumpxml", "made-2"), `value="c"`)
 	contains(t, "the refusal", d.mayNot(t, builder, "setvcpus", "build-2", "1", "--guest"), "access denied", `"agent"`)
 	for _, name := range []string{"made-2", "build-2"} {
