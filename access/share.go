@@ -107,7 +107,8 @@ func shareOf(written uint64, definitions ...*domain.Definition) share {
 	s := share{guests: 1, definitions: written}
 	for _, d := range definitions {
 		if d != nil {
-			s.memory, s.vcpus = max(s.memory, d.Memory), max(s.vcpus, uint64(d.VCPUs.Max))
+			// I/O threads are as good as vCPUs to take a host's processors, and its numbers for threads.
+			s.memory, s.vcpus = max(s.memory, d.Memory), max(s.vcpus, uint64(d.VCPUs.Max), uint64(d.IOThreads))
 		}
 	}
 	return s

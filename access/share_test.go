@@ -44,6 +44,11 @@ func isThere(def *domain.Definition) fleet.Member {
 	return fleet.Member{View: &guest.View{Name: def.Name, UUID: "uuid of " + def.Name, Persistent: true, Inactive: def}}
 }
 
+func threaded(def *domain.Definition, threads uint) *domain.Definition {
+	def.IOThreads = threads
+	return def
+}
+
 // writtenOf gives the bytes of a definition, which are those of its description here.
 func writtenOf(def *domain.Definition) uint64 { return uint64(len(def.Description)) }
 
@@ -87,6 +92,7 @@ func TestARuleBoundsItsGuests(t *testing.T) {
 		{"one that is too large", sized("build-3", 2*gib, 2), 1002, Define, "at most 4 GiB of memory together; this one takes 2 GiB of memory and the others have 3 GiB of memory"},
 		{"one of too many processors", sized("build-3", gib, 3), 1002, Define, "at most 8 vCPUs together; this one takes 3 vCPUs and the others have 6 vCPUs"},
 		{"one without end", sized("build-3", 1<<63, 2), 1002, Define, "at most 4 GiB"},
+		{"one of threads alone", threaded(sized("build-3", gib, 1), 3), 1002, Define, "at most 8 vCPUs together; this one takes 3 vCPUs"},
 		{"one that grows within the bound", sized("build-2", 2*gib, 2), 1002, Change, ""},
 		{"one that grows beyond it", sized("build-2", 2*gib+1024, 2), 1002, Change, "the others have 2 GiB"},
 		{"one of another rule", sized("test-1", 64*gib, 64), 1002, Define, ""},
