@@ -244,7 +244,7 @@ func (r *Registry) reholdRest(run *run) {
 	group := r.Cgroups.Guest(run.UUID)
 	run.hold("sockets", func(ctx context.Context) error { return removeSockets(ctx, run) })
 	run.hold("control group", group.Clear)
-	run.hold("tpm", func(ctx context.Context) error { return stopTPMs(ctx, run) })
+	r.holdTPMs(run)
 }
 
 // openLog opens the guest's log and writes what is about to be run and for what,

@@ -34,7 +34,7 @@ func (l *launching) startTPMs(ctx context.Context) error {
 			continue
 		}
 		socket := filepath.Join(l.run.ownPath(), t.Alias+".sock")
-		l.run.hold("tpm", func(ctx context.Context) error { return stopTPMs(ctx, l.run) })
+		l.g.reg.holdTPMs(l.run)
 		if err := l.g.reg.startTPM(ctx, l.run, t, socket); err != nil {
 			return err
 		}
@@ -44,6 +44,15 @@ func (l *launching) startTPMs(ctx context.Context) error {
 		l.plan.TPMSockets[t.Alias] = socket
 	}
 	return nil
+}
+
+// holdTPMs ends the guest's TPM emulator when all is given back.
+func (r *Registry) holdTPMs(run *run) {
+	run.hold("tpm", func(ctx context.Context) error {
+		err := stopTPMs(ctx, run)
+		_ = os.Remove(r.tpmState(run.UUID)) // that of a TPM which never came to keep anything is empty
+		return err
+	})
 }
 
 // startTPM starts a software TPM, in a chamber and as the guest's user where it has

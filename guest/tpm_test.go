@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 )
 
@@ -125,6 +126,14 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(d.dir, "data/guest/tpm", g.UUID())); (err == nil) != c.stays {
 			t.Errorf("%s: after the guest's end its TPM's state: %v", name, err)
 		}
+	}
+	before, err := os.ReadDir(filepath.Join(d.dir, "data/guest/tpm"))
+	ok(t, err)
+	_, err = d.Create(d.ctx(), strings.Replace(doc("refused", ""), "</domain>",
+		`<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'><arg value='-no-such-option'/></commandline></domain>`, 1), guest.StartOptions{})
+	refused(t, err, fault.Failed, "no-such-option")
+	if after, err := os.ReadDir(filepath.Join(d.dir, "data/guest/tpm")); err != nil || len(after) != len(before) {
+		t.Errorf("a guest that never ran leaves a TPM's state: %v, %v", after, err)
 	}
 }
 
