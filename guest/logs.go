@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -37,13 +39,52 @@ func (r *Registry) cutLogs() {
 	if err != nil {
 		return // only for a pattern that is wrong
 	}
+	var left []leftLog
 	for _, path := range logs {
-		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || info.Size() < maxLog {
+		info, err := os.Lstat(path)
+		if err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		if !r.logged(path) {
+			left = append(left, leftLog{path, info.ModTime()})
+		}
+		if info.Size() < maxLog {
 			continue
 		}
 		if err := cutLog(path); err != nil {
 			r.log.Error("cannot cut the log of a guest", "log", path, "error", err)
 		}
+	}
+	r.dropLogs(left)
+}
+
+// leftLog is the log of a guest that is no longer there.
+type leftLog struct {
+	path string
+	at   time.Time // of what was last written
+}
+
+// maxLeft is how many logs are kept of guests that are no longer there: whoever may define
+// guests can have any number of them, one after the other.
+const maxLeft = 1024
+
+// logged says whether there is a guest whose log that is, or whose TPM's.
+func (r *Registry) logged(path string) bool {
+	name := strings.TrimSuffix(filepath.Base(path), ".log")
+	_, err := r.ByName(name)
+	_, tpm := r.ByName(strings.TrimSuffix(name, tpmLog))
+	return err == nil || tpm == nil
+}
+
+// dropLogs removes the oldest logs of guests that are no longer there.
+func (r *Registry) dropLogs(left []leftLog) {
+	if len(left) <= maxLeft {
+		return
+	}
+	slices.SortFunc(left, func(a, b leftLog) int { return a.at.Compare(b.at) })
+	for _, log := range left[:len(left)-maxLeft] {
+		removeFile(r.log, log.path)
+		removeFile(r.log, log.path+".0")
 	}
 }
 

@@ -1,9 +1,11 @@
 package guest_test
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 // A guest may bring its QEMU to write without end: the log stays bounded, its end
@@ -28,5 +30,32 @@ func TestALogThatGrowsIsCut(t *testing.T) {
 	ok(t, err)
 	if len(kept) > 1<<20 || !strings.HasSuffix(string(kept), "the last word\n") {
 		t.Errorf("%d bytes are kept, and end in %.40q", len(kept), kept[max(0, len(kept)-40):])
+	}
+}
+
+// Logs stay when their guests have gone, and so might fill the disk as well: the newest are
+// kept, and those of guests that are there.
+func TestLogsOfGuestsThatHaveGoneAreBounded(t *testing.T) {
+	d := newDaemon(t)
+	d.define(small("there"))
+	const gone = 1024 + 3
+	at := time.Now().Add(-time.Hour)
+	write := func(name string, age int) string {
+		path := d.LogPath(name)
+		ok(t, os.WriteFile(path, nil, 0o600))
+		ok(t, os.Chtimes(path, at, at.Add(time.Duration(age)*time.Second)))
+		return path
+	}
+	keeps := map[string]bool{write("there", 0): true, write("there-swtpm", 0): true}
+	for i := range gone {
+		keeps[write(fmt.Sprint("gone-", i), i)] = i >= 3
+	}
+	ok(t, os.WriteFile(d.LogPath("gone-0")+".0", nil, 0o600))
+	keeps[d.LogPath("gone-0")+".0"] = false
+	d.CutLogs()
+	for path, kept := range keeps {
+		if _, err := os.Stat(path); (err == nil) != kept {
+			t.Errorf("%s: %v", path, err)
+		}
 	}
 }

@@ -26,6 +26,9 @@ import (
 	"github.com/lodge-kvm/lodge/qemu"
 )
 
+// tpmLog is what the name of a TPM's log has after its guest's.
+const tpmLog = "-swtpm"
+
 // startTPMs starts a software TPM for every emulated one of the guest. It ends
 // by itself when QEMU closes its connection.
 func (l *launching) startTPMs(ctx context.Context) error {
@@ -72,7 +75,7 @@ func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket
 	// swtpm 0.7 mistakes a log that it is handed for its socket, and opens a pid file
 	// that it is handed once more by its name: in a chamber both are where the guest's
 	// sockets are.
-	seen, log := state, filepath.Join(r.logDir(), run.Name+"-swtpm.log")
+	seen, log := state, filepath.Join(r.logDir(), run.Name+tpmLog+".log")
 	if run.User != nil {
 		seen, log = tpmSeen, filepath.Join(run.ownPath(), t.Alias+".log")
 	}
