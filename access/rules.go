@@ -257,7 +257,7 @@ func parseRule(node *yaml.Node) (*rule, error) {
 		}
 	}
 	err = r.check(node, given["images"] != nil)
-	if r.most.definitions == 0 {
+	if r.some && r.most.definitions == 0 {
 		r.most.definitions = usualDefinitions
 	}
 	return r, err

@@ -26,8 +26,8 @@ const atMost = "at most"
 // gives, and processors that can be plugged in.
 type share struct{ guests, memory, vcpus, definitions, networks, pools, volumes uint64 } // memory and definitions in bytes
 
-// usualDefinitions are the bytes of definitions that a rule gives which says nothing of
-// them: the daemon has them all in its memory, several times over.
+// usualDefinitions are the bytes of definitions that a rule for some objects gives which says
+// nothing of them: the daemon has them all in its memory, several times over.
 const usualDefinitions = 64 << 20
 
 // measures are the parts of a share.

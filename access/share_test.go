@@ -29,6 +29,10 @@ rules:
   - name: owners
     who: user:1004
     may: networks
+    networks: n-*
+  - name: administrators
+    who: user:1005
+    may: all
   - name: makers
     who: user:1003
     may: [read, define]
@@ -136,6 +140,9 @@ func TestARuleBoundsTheBytesOfDefinitions(t *testing.T) {
 	g.rules.Store(rules)
 	if err := wants(t, g, 1002, Define, long("build-2", 2*mib)); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("more than the rule says: %v", err)
+	}
+	if err := wants(t, g, 1005, Define, long("build-2", 65*mib)); err != nil {
+		t.Errorf("who may do everything: %v", err)
 	}
 	g.shares.there = func(Object) []claim { return []claim{claimOf(Object{Kind: Network, Name: "n-1", written: 60 * mib})} }
 	ctx, done := g.Bound(t.Context(), user1(1004), Networks)
