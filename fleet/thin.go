@@ -84,7 +84,7 @@ func (f *Fleet) pathOf(disk *device.Disk) string {
 		return ""
 	}
 	if ref := disk.Source.Volume; ref != nil {
-		path, _, _ := f.pools.Resolve(ref.Pool, ref.Volume) // of a pool that does not run it is not known
+		path, _, _ := f.pools.Resolve(ref.Pool, ref.Volume, "") // of a pool that does not run it is not known
 		return path
 	}
 	return disk.Source.Path()

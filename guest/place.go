@@ -105,11 +105,9 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 func (r *Registry) source(d *device.Disk) (path string, format image.Format, err error) {
 	path, format = d.Source.Path(), image.Format(d.Format)
 	if v := d.Source.Volume; v != nil {
-		found, f, err := r.Pools.Resolve(v.Pool, v.Volume)
-		if err != nil {
+		if path, format, err = r.Pools.Resolve(v.Pool, v.Volume, format); err != nil {
 			return "", "", fmt.Errorf("cannot find the source of disk %s: %w", d.Target, err)
 		}
-		path, format = found, cmp.Or(format, f)
 	}
 	format = cmp.Or(format, image.Raw)
 	if format == image.Raw && d.Encryption != nil {

@@ -528,7 +528,7 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 	doc, err := p.XML(false)
 	must(t, err)
 	d.pool(doc) // what is dumped can be defined again
-	if path, format, err := d.Resolve("guests", "disk"); err != nil || path != v.Path || format != image.Raw {
+	if path, format, err := d.Resolve("guests", "disk", ""); err != nil || path != v.Path || format != image.Raw {
 		t.Errorf("%s, %s, %v", path, format, err)
 	}
 	up, err := p.Upload(t.Context(), "disk", 0, 0)

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -241,9 +242,11 @@ func (ps *Pools) Above(ctx context.Context, path string) (found []*Volume) {
 	return found
 }
 
-// Resolve gives the path and format of a volume that a guest names by its
-// pool. The pool has to be active; it is not started for this.
-func (ps *Pools) Resolve(pool, volume string) (path string, format image.Format, err error) {
+// Resolve gives the path and format of a volume that a guest names by its pool, in the
+// format that its definition declares if it does. The pool has to be active; it is not started
+// for this. Nobody has declared the format of a volume that was not made here: its bytes, which
+// may be a guest's, do not lead to other files. The path is given then, too.
+func (ps *Pools) Resolve(pool, volume string, declared image.Format) (path string, format image.Format, err error) {
 	p, err := ps.ByName(pool)
 	if err != nil {
 		return "", "", err
@@ -255,7 +258,11 @@ func (ps *Pools) Resolve(pool, volume string) (path string, format image.Format,
 	if v.Kind == Directory {
 		return "", "", fault.New(fault.Unsupported, fault.Volume, "volume %q of pool %q is a directory and no disk", volume, pool)
 	}
-	return v.Path, v.Format, nil
+	if declared == "" && v.claims != "" {
+		return v.Path, "", fault.New(fault.Denied, fault.Volume, "volume %q of pool %q looks like %s above %s, which a guest could have written there; "+
+			"if it is, say so in the disk's definition: <driver type='%s'/>", volume, pool, v.Format, v.claims, v.Format)
+	}
+	return v.Path, cmp.Or(declared, v.Format), nil
 }
 
 // Define keeps a definition. That of an active pool comes into force when the

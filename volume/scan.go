@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -183,6 +184,9 @@ func (v *Volume) inspect(fd int, d declaration) error {
 	}
 	info, err := image.Inspect(f, format)
 	v.Info = info
+	if format == "" && info.Backing != nil {
+		v.claims = strconv.Quote(info.Backing.Name)
+	}
 	if err != nil {
 		v.Virtual, v.Problem = info.Physical, err.Error()
 		v.Backing = nil

@@ -71,6 +71,7 @@ type Volume struct {
 	image.Info
 	Problem string
 
+	claims                     string // what it lies above by its header alone, undeclared; empty: nothing
 	perms                      permissions
 	inode                      uint64
 	atime, mtime, ctime, btime unix.StatxTimestamp

@@ -352,7 +352,7 @@ func TestVolumesAreWhatWasAskedFor(t *testing.T) {
 	if _, v, err := d.ByPath(base.Path); err != nil || v.Name != "base" {
 		t.Errorf("by path %v, %v", v, err)
 	}
-	if path, format, err := d.Resolve("a", "base"); err != nil || path != base.Path || format != image.Qcow2 {
+	if path, format, err := d.Resolve("a", "base", ""); err != nil || path != base.Path || format != image.Qcow2 {
 		t.Errorf("resolved %s, %s, %v", path, format, err)
 	}
 }
@@ -442,6 +442,13 @@ func TestDeclaredRawStaysRaw(t *testing.T) {
 	must(t, p.Refresh(t.Context()))
 	if v, err := p.Volume("disk"); err != nil || v.Format != image.Qcow2 {
 		t.Fatalf("%+v, %v", v, err)
+	}
+	// Nobody has said what that is, and so it leads nowhere before somebody does.
+	if _, format, err := d.Resolve("a", "disk", ""); !fault.Is(err, fault.Denied) {
+		t.Errorf("taken for %s, %v", format, err)
+	}
+	if _, format, err := d.Resolve("a", "disk", image.Qcow2); err != nil || format != image.Qcow2 {
+		t.Errorf("declared as qcow2 it is %s, %v", format, err)
 	}
 }
 
