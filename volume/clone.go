@@ -123,6 +123,9 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 			return err
 		}
 		defer chain.Close()
+		if err := p.pools.believe(origin, chain); err != nil {
+			return err
+		}
 		c := image.Copy{From: chain, Into: f, Format: w.format, Progress: j.progress}
 		if c.FromKey, err = from.passphrase(ctx, origin); err != nil {
 			return err
@@ -138,6 +141,21 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 		return p.pools.images.Convert(ctx, c)
 	}
 	return d, nil
+}
+
+// believe refuses what lies below an image by nothing but bytes that a guest may have
+// written, unless that is a volume too: copies of files of the host are nobody's disks.
+func (ps *Pools) believe(v *Volume, chain image.Chain) error {
+	if v.claims == "" {
+		return nil
+	}
+	for _, l := range chain[1:] {
+		if _, _, err := ps.ByPath(l.Path); err != nil {
+			return fault.New(fault.Denied, fault.Volume, "volume %q looks like %s above %q, which lies in no running pool and which a guest could have written there; "+
+				"if it is right, start a pool with the folder of that file", v.Name, v.Format, l.Path)
+		}
+	}
+	return nil
 }
 
 // openUnwritten opens a volume to read, unless a guest writes to it: a copy of

@@ -450,6 +450,10 @@ func TestDeclaredRawStaysRaw(t *testing.T) {
 	if _, format, err := d.Resolve("a", "disk", image.Qcow2); err != nil || format != image.Qcow2 {
 		t.Errorf("declared as qcow2 it is %s, %v", format, err)
 	}
+	_, err = p.CloneVolume(t.Context(), volXML("taken", "raw", mib, ""), p, "disk", CreateOptions{})
+	wantKind(t, err, fault.Denied)
+	_, err = p.CreateVolume(t.Context(), volXML("above", "qcow2", mib, "<backingStore><path>"+v.Path+"</path></backingStore>"), CreateOptions{})
+	wantKind(t, err, fault.Denied)
 }
 
 func TestClones(t *testing.T) {
