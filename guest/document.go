@@ -12,7 +12,7 @@ var RecordKind = domains
 func Document(uuid string, version int, body []byte) (store.Document, error) {
 	var r record
 	err := domains.Decode(uuid, version, body, &r)
-	return store.Document{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart, Template: r.Template}, err
+	return store.Document{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart, Template: r.Template, Fenced: len(r.Fences) > 0}, err
 }
 
 // WithFormats writes into a document in which formats the volumes are that its disks name

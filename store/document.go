@@ -8,4 +8,6 @@ type Document struct {
 	Autostart bool
 	// Template says that it is there to be cloned only, and must not be started.
 	Template bool
+	// Fenced says that its images must not lead out of some folders, which no document tells.
+	Fenced bool
 }

@@ -67,6 +67,9 @@ func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 			d.XML = guest.WithFormats(d.XML, volumes.Format)
 		}
 		r := Result{Sort: k.sort, Name: d.Name, Did: "written", Err: err}
+		if d.Fenced {
+			r.Did = "written, but not to which folders the rules held its images: after an import have its owner define it again before it starts"
+		}
 		if err == nil {
 			r.File, err = write(root, k.sort, d)
 		}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/store"
 )
 
@@ -114,5 +115,22 @@ func TestNobodyElseGetsAnExport(t *testing.T) {
 	}
 	if _, err := write(root, Domain, store.Document{Name: "c", UUID: "u", XML: "<x/>", Autostart: true}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAnExportTellsOfFences: what no document can tell of a guest is told by whoever exports.
+func TestAnExportTellsOfFences(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "data")
+	s, err := store.Open(data)
+	ok(t, err)
+	for name, fences := range map[string]map[string][]string{"free": nil, "held": {"/srv/a": {"/srv"}}} {
+		ok(t, s.Put(guest.RecordKind, name, map[string]any{"Name": name, "XML": "<domain/>", "Fences": fences}))
+	}
+	ok(t, s.Close())
+	told := map[string]string{}
+	_, err = Export(data, filepath.Join(t.TempDir(), "tree"), func(r Result) { told[r.Name] = r.Did })
+	ok(t, err)
+	if told["free"] != "written" || !strings.Contains(told["held"], "define it again") {
+		t.Errorf("told: %q", told)
 	}
 }
