@@ -296,7 +296,7 @@ func (t *taking) take(v Verb, one claim) error {
 // fits says whether a rule has room for an object. What it has already it may keep, also
 // where that is more than the rule would give now.
 func (s *shares) fits(r *rule, one claim) error {
-	if (r.most == share{}) {
+	if !r.most.bounds(one.share) { // nothing is counted in vain: there may be very many
 		return nil
 	}
 	others, had := s.taken(r, one)
@@ -309,6 +309,16 @@ func (s *shares) fits(r *rule, one claim) error {
 			"remove some or make them smaller, or ask whoever keeps the rules", r.name, m.say(most), m.say(want), m.say(other))
 	}
 	return nil
+}
+
+// bounds says whether any of what an object takes is bounded.
+func (s share) bounds(one share) bool {
+	for _, m := range measures {
+		if *m.of(&s) > 0 && *m.of(&one) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // taken counts what the objects that a rule is about have, whoever made them: all of one's
