@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -229,13 +230,45 @@ func TestFileSystemPool(t *testing.T) {
 		t.Error(err)
 	}
 	must(t, p.Stop(t.Context()))
-	if source, err := mountedAt(target); err != nil || source != "" {
-		t.Errorf("%q is still mounted, %v", source, err)
+	if m, err := mountedAt(target); err != nil || m.Source != "" {
+		t.Errorf("%v is still mounted, %v", m, err)
 	}
 	if entries, err := os.ReadDir(target); err != nil || len(entries) != 0 {
 		t.Errorf("%v, %v", entries, err)
 	}
 	wantKind(t, p.Delete(t.Context()), fault.Unsupported)
+}
+
+// A file system is mounted where links of root's lead, is found there again, and is unmounted;
+// where a link of a user's leads nothing is mounted.
+func TestAFileSystemBehindLinks(t *testing.T) {
+	needTools(t, "mkfs.ext4")
+	device := loopDevice(t)
+	d, dir, own := newDaemon(t), t.TempDir(), t.TempDir()
+	images, theirs := filepath.Join(dir, "data", "images"), filepath.Join(dir, "theirs")
+	must(t, errors.Join(os.MkdirAll(images, 0o755), os.Mkdir(theirs, 0o700),
+		os.Symlink("data", filepath.Join(dir, "var")), os.Symlink("var/images", filepath.Join(dir, "images")),
+		os.Chown(own, 4242, 4242), os.Symlink(theirs, filepath.Join(own, "images")), os.Lchown(filepath.Join(own, "images"), 4242, 4242)))
+	t.Cleanup(func() { _ = errors.Join(unix.Unmount(images, unix.MNT_DETACH), unix.Unmount(theirs, unix.MNT_DETACH)) }) // when the test fails half way
+	_, err := run(t.Context(), mkfsTime, "mkfs.ext4", "-q", device)
+	must(t, err)
+	for _, target := range []string{filepath.Join(dir, "var", "images"), filepath.Join(dir, "images"), filepath.Join(own, "images")} {
+		p, err := d.Define(t.Context(), "<pool type='fs'><name>a</name><source><device path='"+device+"'/></source><target><path>"+target+"</path></target></pool>", true)
+		must(t, err)
+		if strings.HasPrefix(target, own) {
+			wantKind(t, p.Start(t.Context(), NoBuild), fault.Denied)
+		} else {
+			must(t, p.Start(t.Context(), NoBuild))
+			d.volume(p, volXML("disk", "raw", mib, ""))
+			must(t, errors.Join(p.Refresh(t.Context()), p.DeleteVolume(t.Context(), "disk"), p.Stop(t.Context())))
+		}
+		for _, at := range []string{images, theirs} {
+			if m, err := mountedAt(at); err != nil || m.Source != "" {
+				t.Errorf("%s is mounted, %v", m, err)
+			}
+		}
+		must(t, p.Undefine(t.Context()))
+	}
 }
 
 func TestMountsOfOthersAreLeftAlone(t *testing.T) {
@@ -251,8 +284,8 @@ func TestMountsOfOthersAreLeftAlone(t *testing.T) {
 	p, err := d.Define(t.Context(), "<pool type='fs'><name>a</name><source><device path='/dev/sdx'/></source><target><path>"+target+"</path></target></pool>", true)
 	must(t, err)
 	wantKind(t, p.Start(t.Context(), NoBuild), fault.WrongState)
-	if source, err := mountedAt(target); err != nil || source != "other" {
-		t.Errorf("%q is mounted, %v", source, err)
+	if m, err := mountedAt(target); err != nil || m.Source != "other" {
+		t.Errorf("%v is mounted, %v", m, err)
 	}
 }
 

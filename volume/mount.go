@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -34,16 +35,20 @@ func (p *Pool) attach(ctx context.Context, d *definition) error {
 	if d.kind == Dir {
 		return nil
 	}
-	mounted, err := mountedAt(d.target)
+	there, err := mountedAt(d.target)
 	switch {
 	case err != nil:
 		return err
-	case mounted == "":
-		return mountOn(ctx, d)
-	case !d.isSource(ctx, mounted):
-		return fault.New(fault.WrongState, fault.Pool, "%s is mounted at %s, and not %s; unmount it first", mounted, d.target, d.source())
+	case there.Source != "" && d.isSource(ctx, there.Source):
+		return nil
+	case there.Source != "":
+		return fault.New(fault.WrongState, fault.Pool, "%s is mounted at %s, and not %s; unmount it first", there.Source, d.target, d.source())
 	}
-	return nil
+	at, err := ask(ctx, p.lane, answerTime, func() (string, error) { return realDir(d.target) }, nil)
+	if err != nil {
+		return err
+	}
+	return mountOn(ctx, d, at)
 }
 
 // detach unmounts what attach mounted.
@@ -54,11 +59,11 @@ func (p *Pool) detach(ctx context.Context, d *definition) error {
 	if d.kind == Dir {
 		return nil
 	}
-	mounted, err := mountedAt(d.target)
-	if err != nil || mounted == "" {
+	there, err := mountedAt(d.target)
+	if err != nil || there.Source == "" {
 		return err
 	}
-	_, err = run(ctx, mountTime, "umount", d.target)
+	_, err = run(ctx, mountTime, "umount", there.Point)
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot unmount pool %q", p.name)
 }
 
@@ -87,7 +92,9 @@ func (d *definition) isSource(ctx context.Context, mounted string) bool {
 	return err == nil && ours == theirs
 }
 
-func mountOn(ctx context.Context, d *definition) error {
+// mountOn mounts a pool's file system on its target, of which at is the real path: mount
+// itself follows everybody's links.
+func mountOn(ctx context.Context, d *definition, at string) error {
 	// Guests' images are data: nothing in a pool is a program or a device.
 	options := "nodev,nosuid,noexec"
 	if d.protocol != "" {
@@ -106,18 +113,48 @@ func mountOn(ctx context.Context, d *definition) error {
 			return fault.Wrap(err, fault.Unsupported, fault.Config, "cannot mount %s", d.source())
 		}
 	}
-	_, err := run(ctx, mountTime, "mount", append(args, d.source(), d.target)...)
+	_, err := run(ctx, mountTime, "mount", append(args, d.source(), at)...)
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot mount %s at %s", d.source(), d.target)
 }
 
 // helperPackages are where mount finds its helpers for network file systems.
 var helperPackages = map[string]string{"nfs": "nfs-common", "cifs": "cifs-utils", "glusterfs": "glusterfs-client"}
 
-// mountedAt gives the source of what is mounted on a directory, topmost, or "".
-// It asks the kernel's list and not the directory, which may not answer.
-func mountedAt(target string) (string, error) {
-	m, _, err := mount.At(target)
-	return m.Source, err
+// mountedAt gives what is mounted on a directory, topmost; a mount without a source is none.
+// It asks the kernel's list, which has no links, and not what is mounted, which may not answer.
+func mountedAt(target string) (mount.Mount, error) {
+	for range maxLinks {
+		m, there, err := mount.At(target)
+		if err != nil || there {
+			return m, err
+		}
+		next, err := mount.Do(context.Background(), filepath.Dir(target), func() (string, error) { return behind(target), nil }, nil)
+		if err != nil || next == target {
+			return mount.Mount{}, err
+		}
+		target = next
+	}
+	return mount.Mount{}, nil
+}
+
+// behind gives a path of which the folder has no links, or where the link there leads; what
+// it is given where there are none.
+func behind(path string) string {
+	folder, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if err != nil {
+		return path // which is not there
+	}
+	if real := filepath.Join(folder, filepath.Base(path)); real != path {
+		return real
+	}
+	to, err := os.Readlink(path)
+	switch {
+	case err != nil:
+		return path
+	case filepath.IsAbs(to):
+		return filepath.Clean(to)
+	}
+	return filepath.Join(folder, to)
 }
 
 // mounted refuses a file system pool whose file system somebody has unmounted: what
@@ -126,8 +163,8 @@ func (d *definition) mounted() error {
 	if d.kind != FS && d.kind != NetFS {
 		return nil
 	}
-	source, err := mountedAt(d.target)
-	if err == nil && source == "" {
+	there, err := mountedAt(d.target)
+	if err == nil && there.Source == "" {
 		return fault.New(fault.WrongState, fault.Pool, "%s is not mounted at %s any more; stop the pool and start it", d.source(), d.target)
 	}
 	return err

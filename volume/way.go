@@ -2,6 +2,7 @@ package volume
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -107,6 +108,16 @@ func openDir(target string) (*os.File, error) {
 	}
 	defer dir.Close()
 	return list(dir, target, unix.O_PATH)
+}
+
+// realDir is the path by which a pool's directory is reached without links.
+func realDir(target string) (string, error) {
+	dir, err := openDir(target)
+	if err != nil {
+		return "", err
+	}
+	defer dir.Close()
+	return os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 }
 
 // makeDir is openDir of one that it makes, with those above it, if it is not there.
