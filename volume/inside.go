@@ -101,7 +101,7 @@ func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	f, err := openAt(dir, v.Name)
+	f, err := openAt(dir, v.Name, 0)
 	if err == nil && isLink(f) {
 		_ = f.Close() // opened to be named
 		if image.FenceOf(ctx) != nil {

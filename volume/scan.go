@@ -124,7 +124,7 @@ func readVolume(pool string, dir *os.File, name string, d declaration) (*Volume,
 		return nil, nil
 	}
 	path := filepath.Join(dir.Name(), name)
-	f, err := openAt(dir, name)
+	f, err := openAt(dir, name, 0)
 	if err == nil && isLink(f) {
 		_ = f.Close() // opened to be named
 		f, err = follow(path)

@@ -21,7 +21,7 @@ const maxLinks = 40
 
 // follow opens what a path leads to, to name it: by links of root's alone.
 func follow(path string) (*os.File, error) {
-	at, err := openAt(nil, "/")
+	at, err := openAt(nil, "/", 0)
 	links := 0
 	for rest := strings.Split(path, "/"); err == nil && len(rest) > 0; {
 		name := rest[0]
@@ -37,7 +37,7 @@ func follow(path string) (*os.File, error) {
 			err = unix.ELOOP
 		case filepath.IsAbs(to):
 			_ = at.Close() // opened to be named
-			at, err = openAt(nil, "/")
+			at, err = openAt(nil, "/", 0)
 		}
 		links++
 		rest = append(strings.Split(to, "/"), rest...)
@@ -51,7 +51,10 @@ func follow(path string) (*os.File, error) {
 
 // step goes from a folder to what it calls by a name, or tells where a link there leads.
 func step(at **os.File, name string) (to string, err error) {
-	next, err := openAt(*at, name)
+	next, err := openAt(*at, name, unix.O_DIRECTORY) // which has what mounts itself do so
+	if errors.Is(err, unix.ENOTDIR) {
+		next, err = openAt(*at, name, 0)
+	}
 	if err != nil {
 		return "", err
 	}
@@ -80,20 +83,17 @@ func rootsAlone(folder, link *os.File) error {
 	if ours(st.Uid) && ours(above.Uid) && (above.Mode&0o022 == 0 || above.Mode&unix.S_ISVTX != 0) {
 		return nil
 	}
-	return fault.New(fault.Denied, fault.Pool, "%s is a link that others than root can lead elsewhere, and none such is followed", link.Name())
+	return fault.New(fault.Denied, fault.Pool, "%s is a link that others than root can lead elsewhere, and none such is followed; "+
+		"name the place that it leads to, or have root make the link in a folder of root's", link.Name())
 }
 
 // openAt opens what a folder calls by a name, to name it, and follows no link.
-func openAt(folder *os.File, name string) (*os.File, error) {
+func openAt(folder *os.File, name string, more int) (*os.File, error) {
 	dir, path := unix.AT_FDCWD, name
 	if folder != nil {
 		dir, path = int(folder.Fd()), filepath.Join(folder.Name(), name)
 	}
-	how := unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	fd, err := unix.Openat(dir, name, how|unix.O_DIRECTORY, 0) // which has what mounts itself do so
-	if errors.Is(err, unix.ENOTDIR) {
-		fd, err = unix.Openat(dir, name, how, 0)
-	}
+	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC|more, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -131,9 +131,9 @@ func makeDir(target string, mode uint32) (dir *os.File, made bool, err error) {
 	}
 	defer above.Close()
 	if err = unix.Mkdirat(int(above.Fd()), filepath.Base(target), mode); err != nil {
-		return nil, false, dirFault(err, target)
+		return nil, false, fault.Wrap(err, fault.Failed, fault.Pool, "cannot make directory %s", target)
 	}
-	if dir, err = openAt(above, filepath.Base(target)); err != nil {
+	if dir, err = openAt(above, filepath.Base(target), 0); err != nil {
 		return nil, true, dirFault(err, target)
 	}
 	return dir, true, nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -102,4 +103,10 @@ func TestRootsLinksLeadToPools(t *testing.T) {
 	p, err = d.Define(ctx, dirXML("b", filepath.Join(dir, "round", "images")), true)
 	must(t, err)
 	wantKind(t, p.Start(ctx, NoBuild), fault.Failed)
+	must(t, os.Symlink("nowhere", filepath.Join(dir, "dangling")))
+	p, err = d.Define(ctx, dirXML("c", filepath.Join(dir, "dangling")), true)
+	must(t, err)
+	if err := p.Build(ctx, MakeTarget); err == nil || !strings.Contains(err.Error(), "cannot make directory "+filepath.Join(dir, "dangling")) {
+		t.Errorf("behind a link that leads nowhere: %v", err)
+	}
 }
