@@ -3,6 +3,7 @@ package volume
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -130,13 +131,11 @@ func makeDir(target string, mode uint32) (dir *os.File, made bool, err error) {
 		return nil, false, err
 	}
 	defer above.Close()
-	if err = unix.Mkdirat(int(above.Fd()), filepath.Base(target), mode); err != nil {
-		return nil, false, fault.Wrap(err, fault.Failed, fault.Pool, "cannot make directory %s", target)
+	err = unix.Mkdirat(int(above.Fd()), filepath.Base(target), mode)
+	if made = err == nil; made || errors.Is(err, fs.ErrExist) { // by somebody else meanwhile
+		dir, err = openAt(above, filepath.Base(target), unix.O_DIRECTORY)
 	}
-	if dir, err = openAt(above, filepath.Base(target), 0); err != nil {
-		return nil, true, dirFault(err, target)
-	}
-	return dir, true, nil
+	return dir, made, fault.Wrap(err, fault.Failed, fault.Pool, "cannot make directory %s", target)
 }
 
 func isLink(f *os.File) bool {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -108,5 +109,24 @@ func TestRootsLinksLeadToPools(t *testing.T) {
 	must(t, err)
 	if err := p.Build(ctx, MakeTarget); err == nil || !strings.Contains(err.Error(), "cannot make directory "+filepath.Join(dir, "dangling")) {
 		t.Errorf("behind a link that leads nowhere: %v", err)
+	}
+}
+
+// Several pools in one folder that is not there yet are built at once, as Terraform does.
+func TestPoolsMakeTheirFolderTogether(t *testing.T) {
+	var makers sync.WaitGroup
+	for range 64 {
+		above := filepath.Join(t.TempDir(), "a", "b")
+		for _, name := range []string{"one", "two", "three", "four"} {
+			makers.Go(func() {
+				dir, _, err := makeDir(filepath.Join(above, name), 0o700)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = dir.Close() // opened to be named
+			})
+		}
+		makers.Wait()
 	}
 }
