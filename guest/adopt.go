@@ -60,6 +60,9 @@ func Open(c Config) (*Registry, error) {
 	if err := r.adoptAll(); err != nil {
 		return nil, err
 	}
+	if err := r.store.Settle(); err != nil {
+		r.log.Error("the next daemon, too, looks for guests that the store may have lost", "error", err)
+	}
 	r.sweepLabels()
 	r.sweepDropped()
 	r.mu.Lock()

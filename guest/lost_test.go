@@ -59,7 +59,12 @@ func TestGuestsOfAStoreThatIsGone(t *testing.T) {
 	ok(t, runs.Start(d.ctx(), guest.StartOptions{}))
 	ok(t, saved.Start(d.ctx(), guest.StartOptions{}))
 	ok(t, saved.ManagedSave(d.ctx(), guest.SaveOptions{}))
-	d.reopen(func() { ok(t, os.Remove(store.Path(filepath.Join(d.dir, "data")))) })
+	d.reopen(func() {
+		ok(t, os.Remove(store.Path(filepath.Join(d.dir, "data"))))
+		early, err := store.Open(filepath.Join(d.dir, "data")) // of a daemon that is killed before it looks for guests
+		ok(t, err)
+		ok(t, early.Close())
+	})
 	d.reopen(func() {}) // what was found is stored: the next daemon has it without looking
 	runs, saved = d.again(runs), d.again(saved)
 	ok(t, runs.Destroy(d.ctx(), false))

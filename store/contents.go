@@ -23,6 +23,10 @@ const (
 	presentFormat = 2
 )
 
+// unsettled is the record of a file that was made where there may have been one, until what
+// the lost one held was looked for elsewhere: a daemon may be killed before it has.
+var unsettled = id{formatKind.Name, "unsettled"}
+
 // Report is what a look at a store's file found.
 type Report struct {
 	Path        string

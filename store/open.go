@@ -137,14 +137,11 @@ func (s *Store) attach() error {
 
 // admit looks the file through and makes it one that bbolt may be given.
 func (s *Store) admit() error {
-	r, err := inspect(s.path, func(id, sealed, []byte) {})
+	settled := true
+	r, err := inspect(s.path, func(name id, _ sealed, _ []byte) { settled = settled && name != unsettled })
 	switch {
 	case missing(err) || err == nil && r.Size == 0:
-		s.whole.Store(false)                                                        // there may have been one
-		if entries, _ := os.ReadDir(s.dir); slices.ContainsFunc(entries, foreign) { // else it is new
-			s.log.Error("the data directory has been in use and has no store: its records are lost, but for those of guests that run or are saved; if there is one, stop the daemon and put it there", "file", s.path)
-		}
-		return s.rewrite(contents{}, false)
+		return s.begin()
 	case err != nil:
 		return err
 	case r.Format > presentFormat:
@@ -152,7 +149,7 @@ func (s *Store) admit() error {
 	case r.Unread != nil:
 		return fault.Wrap(r.Unread, fault.Failed, fault.Store, "a part of %s cannot be read; it is left as it is", s.path)
 	}
-	s.whole.Store(r.Whole())
+	s.whole.Store(r.Whole() && settled)
 	s.serial = max(s.serial, r.serial)
 	if !r.Broken && !r.oneHead && len(s.undo) == 0 {
 		s.name(r)
@@ -170,8 +167,20 @@ func (s *Store) admit() error {
 	return s.rewrite(s.undone(all), !r.Whole())
 }
 
-// foreign tells what no store leaves in its directory.
-func foreign(e os.DirEntry) bool { return !strings.HasPrefix(e.Name(), filepath.Base(Path(""))) }
+// begin makes a file where there is none, and there may have been one.
+func (s *Store) begin() error {
+	s.whole.Store(false)
+	err := s.rewrite(contents{unsettled: {version: formatKind.Version, body: []byte("true")}}, false)
+	if entries, _ := os.ReadDir(s.dir); err == nil && slices.ContainsFunc(entries, foreign) { // else it is new
+		s.log.Error("the data directory is not empty and has no store: if a daemon has used it, all records are lost but those of guests that run or are saved; if the store is elsewhere, stop the daemon and put it there", "file", s.path)
+	}
+	return err
+}
+
+// foreign tells what neither a store leaves in its directory nor a new file system.
+func foreign(e os.DirEntry) bool {
+	return e.Name() != "lost+found" && !strings.HasPrefix(e.Name(), filepath.Base(Path("")))
+}
 
 // name says which records are bad, each by its name.
 func (s *Store) name(r *Report) {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,17 +67,38 @@ func TestADirectoryThatIsNotThereAnyMore(t *testing.T) {
 	checkKept(t, dir, "before", "after")
 }
 
+// A daemon may be killed before it has looked elsewhere for what is lost: the next one, for
+// which there is a file, must not take it for all there was.
 func TestAFileThatIsMadeAnewIsNotSound(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	must(t, s.Put(guests, "before", guest{Name: "before"}))
+	must(t, s.Settle())
 	must(t, s.Close())
 	must(t, os.Remove(Path(dir)))
-	for at, sound := range []bool{false, true} {
+	for at, sound := range []bool{false, false, true} {
 		s := reopen(t, dir)
 		if s.Sound() != sound {
 			t.Errorf("at opening %d the store is sound: %v", at+1, s.Sound())
 		}
+		if at == 1 {
+			must(t, s.Settle())
+		}
 		must(t, s.Close())
+	}
+}
+
+// Only a directory in which there is something is said to have lost its store.
+func TestANewDirectoryIsCalledThat(t *testing.T) {
+	for name, told := range map[string]bool{"lost+found": false, "guest": true} {
+		dir := t.TempDir()
+		must(t, os.Mkdir(filepath.Join(dir, name), 0o700))
+		var log strings.Builder
+		s, err := OpenLogged(dir, slog.New(slog.NewTextHandler(&log, nil)))
+		must(t, err)
+		must(t, s.Close())
+		if strings.Contains(log.String(), "has no store") != told {
+			t.Errorf("beside %s it says %q", name, log.String())
+		}
 	}
 }

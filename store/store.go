@@ -138,6 +138,15 @@ func (s *Store) Aside() []string {
 // lost, and everything could be read. Of a file that was made just now nobody can tell.
 func (s *Store) Sound() bool { return s.whole.Load() && len(s.Aside()) == 0 }
 
+// Settle says that what a file that was made just now lacks was looked for elsewhere: to the
+// next daemon it is sound.
+func (s *Store) Settle() error {
+	if s.Sound() {
+		return nil
+	}
+	return s.Delete(formatKind, unsettled.key)
+}
+
 // write has one thing written, and returns when it is on disk. Nobody waits for
 // company: who comes while others are written is in the next transaction.
 func (s *Store) write(c *change) error {
