@@ -13,22 +13,42 @@ import (
 // the kernel's settings said that it shall not. They are never turned off again: others may
 // have come to count on them.
 func Forward(four, six bool) (off []string, err error) {
-	if four {
-		off, err = turnOn(off, "net/ipv4/ip_forward")
+	if four && !isSet(routesIPv4, "1") {
+		off = append(off, dotted(routesIPv4))
+		err = writeSetting(routesIPv4, "1")
 	}
-	if six {
-		var e error
-		off, e = turnOn(off, "net/ipv6/conf/all/forwarding")
+	if six && !isSet(routesIPv6, "1") {
+		off = append(off, dotted(routesIPv6))
+		e := admitIPv6()
+		if e == nil {
+			e = writeSetting(routesIPv6, "1")
+		}
 		err = errors.Join(err, e)
 	}
 	return off, err
 }
 
-func turnOn(off []string, name string) ([]string, error) {
-	if isSet(name, "1") {
-		return off, nil
+// The settings by which the host routes.
+const (
+	routesIPv4 = "net/ipv4/ip_forward"
+	routesIPv6 = "net/ipv6/conf/all/forwarding"
+)
+
+// admitIPv6 refuses to have a host route IPv6 that would be cut off by that: the kernel
+// drops the default routes that routers told it of, and listens to them no more, but on links
+// whose accept_ra is 2.
+func admitIPv6() error {
+	links, err := learntRouters()
+	if err != nil {
+		return err
 	}
-	return append(off, strings.ReplaceAll(name, "/", ".")), writeSetting(name, "1")
+	for _, l := range links {
+		if accepts := filepath.Join("net/ipv6/conf", l, "accept_ra"); isSet(accepts, "1") {
+			return fault.New(fault.WrongState, fault.Host,
+				"if it forwarded IPv6, the host would lose its default route on %s, which a router there advertises; have it kept (sysctl -w %s=2) and try again", l, accepts)
+		}
+	}
+	return nil
 }
 
 // QuietIPv6 sets what a bridge with addresses of ours does with IPv6: it never
@@ -58,10 +78,13 @@ func writeSetting(name, value string) error {
 		return nil
 	}
 	err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0o644)
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot set the kernel setting %s to %s", strings.ReplaceAll(name, "/", "."), value)
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot set the kernel setting %s to %s", dotted(name), value)
 }
 
 func isSet(name, value string) bool {
 	now, err := os.ReadFile(filepath.Join("/proc/sys", name))
 	return err == nil && strings.TrimSpace(string(now)) == value
 }
+
+// dotted is how sysctl writes a setting's name.
+func dotted(name string) string { return strings.ReplaceAll(name, "/", ".") }

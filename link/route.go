@@ -25,13 +25,9 @@ func Routes() ([]Route, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot list routes")
 	}
-	links, err := All()
+	names, err := namesByIndex()
 	if err != nil {
 		return nil, err
-	}
-	names := make(map[int]string, len(links))
-	for _, l := range links {
-		names[l.Index] = l.Name
 	}
 	var out []Route
 	for _, r := range routes {
@@ -41,6 +37,40 @@ func Routes() ([]Route, error) {
 		}
 	}
 	return out, nil
+}
+
+// learntRouters gives the names of the links on which the host has default routes from
+// routers' advertisements.
+func learntRouters() ([]string, error) {
+	routes, err := dump(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
+	})
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot list routes")
+	}
+	names, err := namesByIndex()
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, r := range routes {
+		if to, _ := prefixOf(r.Dst); to.Bits() <= 0 { // of none, too
+			out = append(out, names[r.LinkIndex])
+		}
+	}
+	return out, nil
+}
+
+func namesByIndex() (map[int]string, error) {
+	links, err := All()
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[int]string, len(links))
+	for _, l := range links {
+		names[l.Index] = l.Name
+	}
+	return names, nil
 }
 
 // AddRoute sends a destination through a gateway behind a link.

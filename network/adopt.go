@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -78,7 +79,7 @@ func (n *Network) adopt(ctx context.Context, d *Definition, r running) error {
 		return n.down(ctx, d)
 	}
 	// Guests are on its bridge: a network that lacks something is adopted too.
-	if err := n.resume(ctx, d, r); err != nil {
+	if err := errors.Join(forward(d), n.resume(ctx, d, r)); err != nil {
 		n.home.Log.Error("a running network is adopted without all that belongs to it; end and start it", "network", n.name, "error", err)
 	}
 	v := View{}
@@ -109,9 +110,6 @@ func (n *Network) keepPending(v *View, r *record) error {
 
 // resume makes sure that everything a network consists of is there.
 func (n *Network) resume(ctx context.Context, d *Definition, r running) error {
-	if err := forward(d); err != nil {
-		return err
-	}
 	if rules, some := d.rules(); some {
 		if err := n.home.firewall.Apply(rules); err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link/linktest"
 )
 
@@ -127,6 +128,35 @@ func TestForwardingThatIsTurnedOffIsOnAgain(t *testing.T) {
 		t.Error("what nobody needs is still to be turned on")
 	}
 	is("0")
+}
+
+// TestIPv6IsNotRoutedWhereTheHostWouldLoseItsRouter has the host's default route from a router's
+// advertisements: the kernel would drop it, and a network is refused until it does not.
+func TestIPv6IsNotRoutedWhereTheHostWouldLoseItsRouter(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "nft", "ip")
+	const forwarding, accepts = "/proc/sys/net/ipv6/conf/all/forwarding", "/proc/sys/net/ipv6/conf/uplink/accept_ra"
+	before, err := os.ReadFile(forwarding)
+	ok(t, err)
+	t.Cleanup(func() { ok(t, os.WriteFile(forwarding, before, 0o600)) })
+	ok(t, os.WriteFile(forwarding, []byte("0"), 0o600))
+	linktest.NewGuest(t).Cable(t, "uplink", "router0", "")
+	learnt := exec.Command("ip", strings.Fields("-6 route add default via fe80::1 dev uplink proto ra")...)
+	if out, err := learnt.CombinedOutput(); err != nil {
+		t.Fatalf("%s", out)
+	}
+	ok(t, os.WriteFile(accepts, []byte("1"), 0o600))
+	s := networks(t)
+	n, err := s.Define(t.Context(), `<network><name>six</name><forward mode='nat'/><bridge name='br-six' stp='off'/>
+		<ip family='ipv6' address='2001:db8:7::1' prefix='64'/></network>`, false)
+	ok(t, err)
+	if err := n.Start(t.Context()); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "sysctl -w net/ipv6/conf/uplink/accept_ra=2") {
+		t.Errorf("it would cut the host off: %v", err)
+	}
+	if now, err := os.ReadFile(forwarding); err != nil || strings.TrimSpace(string(now)) != "0" {
+		t.Errorf("and forwarding is %q (%v)", now, err)
+	}
+	ok(t, os.WriteFile(accepts, []byte("2"), 0o600))
+	ok(t, n.Start(t.Context()))
 }
 
 // TestRestsGrowWhereTheyDoNotHelp: a program that takes the rules away whenever they are back is
