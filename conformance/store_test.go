@@ -79,9 +79,20 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 	put("nwfilter/clean-traffic.xml", "<filter name='clean-traffic'/>")
 	contains(t, "the import of filters that nobody uses", d.set(t, 0, "import", tree), "nwfilter", "left out: 1")
 	const foreign = "9a05da11-e96b-47f3-8253-a3a482e445f5" // libvirt's "default" on the host that the tree is of
-	put("qemu/networks/default.xml", "<network><name>default</name><uuid>"+foreign+"</uuid><forward mode='nat'/><ip address='10.9.7.1' netmask='255.255.255.0'/></network>")
+	theirs := "<network><name>default</name><uuid>" + foreign + "</uuid><forward mode='nat'/><ip address='10.9.7.1' netmask='255.255.255.0'/></network>"
+	taken := strings.Replace(theirs, "<ip", "<bridge name='lan0'/><ip", 1) // which is another network's
+	put("qemu/networks/default.xml", theirs)
 	put("qemu/networks/autostart/default.xml", "")
 	contains(t, "the import of a network that every daemon has", d.set(t, 0, "import", tree), "left alone", "--replace")
+	d.virsh(t, "net-autostart", "default")
+	before := d.virsh(t, "net-info", "default")
+	put("qemu/networks/default.xml", taken)
+	contains(t, "the import of one that is refused", d.set(t, 1, "import", "--replace", tree), "lan0")
+	if after := d.virsh(t, "net-info", "default"); after != before {
+		t.Errorf("the network in whose place another was refused is\n%s, and was\n%s", after, before)
+	}
+	d.virsh(t, "net-autostart", "default", "--disable")
+	put("qemu/networks/default.xml", theirs)
 	contains(t, "the import in its place", d.set(t, 0, "import", "--replace", tree), "replaced, starts with the host")
 	contains(t, "the replaced network", d.virsh(t, "net-info", "default"), foreign, "Autostart:      yes")
 	put("qemu/bad.xml", "<domain")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
@@ -132,36 +133,68 @@ func (h host) Define(ctx context.Context, s tree.Sort, doc string, t tree.Traits
 	return fmt.Errorf("no definitions are of sort %q", s)
 }
 
-// defineNetwork defines one in the place of another of its name, too. Every libvirt and every
-// Lodge makes a network "default", each with a UUID of its own: the one that is replaced goes first,
-// unless it runs, and is back where the other is refused.
+// defineNetwork defines one in the place of another of its name, too.
 func (h host) defineNetwork(ctx context.Context, doc string, t tree.Traits) error {
-	var made, there xdr.WithNetwork
-	define := func(doc string) error {
-		return h.conn.Call(ctx, xdr.ProcNetworkDefineXML, &xdr.WithXML{XML: doc}, &made)
-	}
-	err := define(doc)
-	if refusal, ok := errors.AsType[*remote.Error](err); ok && refusal.Code == otherUUID && t.Replaces != "" &&
-		h.conn.Call(ctx, xdr.ProcNetworkLookupByName, &xdr.WithName{Name: t.Replaces}, &there) == nil {
-		var active xdr.WithActive
-		var was xdr.WithXML
-		if e := h.conn.Call(ctx, xdr.ProcNetworkIsActive, &there, &active); e != nil || active.Active {
-			return errors.Join(e, fmt.Errorf("%w; it runs: end it (virsh net-destroy), and import again", err))
-		}
-		if e := h.conn.Call(ctx, xdr.ProcNetworkGetXMLDesc, &xdr.NetworkGetXMLDescArgs{Network: there.Network}, &was); e != nil {
-			return errors.Join(err, e)
-		}
-		if e := h.conn.Call(ctx, xdr.ProcNetworkUndefine, &there, nil); e != nil {
-			return errors.Join(err, e)
-		}
-		if err = define(doc); err != nil {
-			return errors.Join(err, define(was.XML))
-		}
+	made, err := h.addNetwork(ctx, doc)
+	if refusal, ok := errors.AsType[*remote.Error](err); ok && refusal.Code == otherUUID && t.Replaces != "" {
+		made, err = h.replaceNetwork(ctx, t.Replaces, doc, err)
 	}
 	if err != nil || !t.Autostart {
 		return err
 	}
-	return h.conn.Call(ctx, xdr.ProcNetworkSetAutostart, &xdr.NetworkSetAutostartArgs{Network: made.Network, Autostart: true}, nil)
+	return h.startNetworkWithHost(ctx, made)
+}
+
+// replaceNetwork defines a network in the place of one with its name and another UUID, beside
+// which it was refused: every libvirt and every Lodge makes a network "default", each with a UUID
+// of its own. The other goes first, unless it runs, and is back as it was where this is refused.
+func (h host) replaceNetwork(ctx context.Context, name, doc string, refusal error) (made xdr.Network, err error) {
+	var there xdr.WithNetwork
+	var active xdr.WithActive
+	var was xdr.WithXML
+	var starts xdr.WithAutostart
+	err = h.conn.Call(ctx, xdr.ProcNetworkLookupByName, &xdr.WithName{Name: name}, &there)
+	if err == nil {
+		err = h.conn.Call(ctx, xdr.ProcNetworkIsActive, &there, &active)
+	}
+	if err == nil && active.Active {
+		err = errors.New("it runs: end it (virsh net-destroy), and import again")
+	}
+	if err == nil {
+		err = h.conn.Call(ctx, xdr.ProcNetworkGetXMLDesc, &xdr.NetworkGetXMLDescArgs{Network: there.Network}, &was)
+	}
+	if err == nil {
+		err = h.conn.Call(ctx, xdr.ProcNetworkGetAutostart, &there, &starts)
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), replacing) // whoever gives up now has one of the two
+	defer stop()
+	if err == nil {
+		err = h.conn.Call(ctx, xdr.ProcNetworkUndefine, &there, nil)
+	}
+	if err != nil {
+		return made, fmt.Errorf("%w; %w", refusal, err)
+	}
+	if made, err = h.addNetwork(ctx, doc); err == nil {
+		return made, nil
+	}
+	back, lost := h.addNetwork(ctx, was.XML)
+	if lost == nil && starts.Autostart {
+		lost = h.startNetworkWithHost(ctx, back)
+	}
+	return made, errors.Join(err, lost)
+}
+
+// replacing bounds what is not left off in the middle.
+const replacing = 30 * time.Second
+
+func (h host) addNetwork(ctx context.Context, doc string) (xdr.Network, error) {
+	var made xdr.WithNetwork
+	err := h.conn.Call(ctx, xdr.ProcNetworkDefineXML, &xdr.WithXML{XML: doc}, &made)
+	return made.Network, err
+}
+
+func (h host) startNetworkWithHost(ctx context.Context, n xdr.Network) error {
+	return h.conn.Call(ctx, xdr.ProcNetworkSetAutostart, &xdr.NetworkSetAutostartArgs{Network: n, Autostart: true}, nil)
 }
 
 // otherUUID is the code by which a daemon refuses a name that another object has.
