@@ -270,7 +270,8 @@ func (g *Guest) watchTPM(r *run) {
 		return
 	}
 	g.reg.loops.Go(func() {
-		if !r.missesTPM(g.reg.life) {
+		// A large guest that has ended takes longer to be freed than its emulator to go.
+		if !r.missesTPM(g.reg.life) || g.View().State == domain.ShuttingDown {
 			return
 		}
 		g.log.Warn("the TPM emulator of a guest has ended by itself")
