@@ -140,7 +140,7 @@ func TestIPv6IsNotRoutedWhereTheHostWouldLoseItsRouter(t *testing.T) {
 	t.Cleanup(func() { ok(t, os.WriteFile(forwarding, before, 0o600)) })
 	ok(t, os.WriteFile(forwarding, []byte("0"), 0o600))
 	linktest.NewGuest(t).Cable(t, "uplink", "router0", "")
-	learnt := exec.Command("ip", strings.Fields("-6 route add default via fe80::1 dev uplink proto ra")...)
+	learnt := exec.CommandContext(t.Context(), "ip", strings.Fields("-6 route add default via fe80::1 dev uplink proto ra")...)
 	if out, err := learnt.CombinedOutput(); err != nil {
 		t.Fatalf("%s", out)
 	}
