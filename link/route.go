@@ -19,13 +19,7 @@ type Route struct {
 // Routes gives the routes of the main table except default routes and those
 // that lead nowhere.
 func Routes() ([]Route, error) {
-	routes, err := dump(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-	})
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot list routes")
-	}
-	names, err := namesByIndex()
+	routes, names, err := listRoutes(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return nil, err
 	}
@@ -42,13 +36,7 @@ func Routes() ([]Route, error) {
 // learntRouters gives the names of the links on which the host has default routes from
 // routers' advertisements.
 func learntRouters() ([]string, error) {
-	routes, err := dump(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
-	})
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot list routes")
-	}
-	names, err := namesByIndex()
+	routes, names, err := listRoutes(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, err
 	}
@@ -61,16 +49,22 @@ func learntRouters() ([]string, error) {
 	return out, nil
 }
 
-func namesByIndex() (map[int]string, error) {
+// listRoutes gives the routes that are like one by what the filter names, and the names of
+// all links by their numbers.
+func listRoutes(family int, like *netlink.Route, by uint64) (routes []netlink.Route, names map[int]string, err error) {
+	routes, err = dump(func() ([]netlink.Route, error) { return netlink.RouteListFiltered(family, like, by) })
+	if err != nil {
+		return nil, nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot list routes")
+	}
 	links, err := All()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	names := make(map[int]string, len(links))
+	names = make(map[int]string, len(links))
 	for _, l := range links {
 		names[l.Index] = l.Name
 	}
-	return names, nil
+	return routes, names, nil
 }
 
 // AddRoute sends a destination through a gateway behind a link.
