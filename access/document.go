@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/network"
 )
@@ -309,13 +310,8 @@ func (p *places) lies(path string) bool {
 // it so already, or because every guest may read it. No place for files is one for programs,
 // which the host would run.
 func (p *places) holds(u use) bool {
-	lies := p.lies(u.path) && !u.ofProgram() && (p.Anywhere || !u.ofNode() || inDev(u.path))
+	lies := p.lies(u.path) && !u.ofProgram() && (p.Anywhere || !u.ofNode() || image.InDev(u.path))
 	return lies || slices.Contains(p.known, u) || u.stock()
-}
-
-// inDev says whether a path lies among the host's devices, which are root's to make.
-func inDev(path string) bool {
-	return strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/")
 }
 
 // refuse says why something is not allowed.

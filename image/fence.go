@@ -43,8 +43,7 @@ func (l *Layer) within(folders []string) error {
 	lies := func(path string) bool {
 		return slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") })
 	}
-	dev := strings.HasPrefix(l.Path, "/dev/") && !strings.HasPrefix(l.Path, "/dev/shm/") && !strings.Contains(l.Path, "/../")
-	if lies(real) || l.Device && dev && lies(l.Path) {
+	if lies(real) || l.Device && InDev(l.Path) && !strings.Contains(l.Path, "/../") && lies(l.Path) {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Volume, "%s lies in none of the places that images may come from here (%s)", real, strings.Join(folders, ", "))
@@ -69,4 +68,9 @@ func At(path string, folders []string, do func(at string, nofollow int) error) e
 		return fault.New(fault.Denied, fault.Volume, "%s is a link, or lies behind one, and who named it is held to %s: no link is followed there", path, strings.Join(folders, ", "))
 	}
 	return err
+}
+
+// InDev says whether a clean path lies among the host's devices, which are root's to make.
+func InDev(path string) bool {
+	return strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/")
 }
