@@ -98,11 +98,9 @@ func (ps *Pools) base(ctx context.Context, b *image.Backing) (image.Info, error)
 	format := b.Format
 	if format == "" {
 		if _, v, err := ps.ByPath(b.Name); err == nil {
-			if v.claims != "" {
-				return image.Info{}, fault.New(fault.Denied, fault.Volume, "backing store %s looks like %s above %s, which a guest could have written there; "+
-					"if it is, say so: <format type='%s'/> in <backingStore>", b.Name, v.Format, v.claims, v.Format)
+			if format, err = v.as("", "<format type='%s'/> in <backingStore>"); err != nil {
+				return image.Info{}, err
 			}
-			format = v.Format
 		}
 	}
 	chain, err := image.OpenChain(ctx, b.Name, format)

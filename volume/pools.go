@@ -258,11 +258,18 @@ func (ps *Pools) Resolve(pool, volume string, declared image.Format) (path strin
 	if v.Kind == Directory {
 		return "", "", fault.New(fault.Unsupported, fault.Volume, "volume %q of pool %q is a directory and no disk", volume, pool)
 	}
+	format, err = v.as(declared, "<driver type='%s'/> in the disk's definition")
+	return v.Path, format, err
+}
+
+// as is the format in which a volume is read that may be declared somewhere, as in what say
+// has: what it looks like, unless that alone has it lie above something.
+func (v *Volume) as(declared image.Format, say string) (image.Format, error) {
 	if declared == "" && v.claims != "" {
-		return v.Path, "", fault.New(fault.Denied, fault.Volume, "volume %q of pool %q looks like %s above %s, which a guest could have written there; "+
-			"if it is, say so in the disk's definition: <driver type='%s'/>", volume, pool, v.Format, v.claims, v.Format)
+		return "", fault.New(fault.Denied, fault.Volume, "volume %q of pool %q looks like %s above %s, which a guest could have written there; if it is, say so: "+
+			say, v.Name, v.Pool, v.Format, v.claims, v.Format)
 	}
-	return v.Path, cmp.Or(declared, v.Format), nil
+	return cmp.Or(declared, v.Format), nil
 }
 
 // Define keeps a definition. That of an active pool comes into force when the
