@@ -72,8 +72,10 @@ const maxLeft = 1024
 func (r *Registry) logged(path string) bool {
 	name := strings.TrimSuffix(filepath.Base(path), ".log")
 	_, err := r.ByName(name)
-	_, tpm := r.ByName(strings.TrimSuffix(name, tpmLog))
-	return err == nil || tpm == nil
+	if guest, is := strings.CutSuffix(name, tpmLog); err != nil && is {
+		_, err = r.ByName(guest)
+	}
+	return err == nil
 }
 
 // dropLogs removes the oldest logs of guests that are no longer there.

@@ -43,12 +43,18 @@ func TestGuestsOfAStoreThatIsLost(t *testing.T) {
 	}
 	// What was found is stored: the next daemon has it without looking.
 	d.reopen(func() { ok(t, os.Remove(aside[0])) })
+	d.wantKept(runs, saved)
+}
+
+// wantKept ends a guest that runs and goes on with one that was saved: both are the daemon's.
+func (d *daemon) wantKept(runs, saved *guest.Guest) {
+	d.t.Helper()
 	runs, saved = d.again(runs), d.again(saved)
-	ok(t, runs.Destroy(d.ctx(), false))
+	ok(d.t, runs.Destroy(d.ctx(), false))
 	d.want(d.again(runs), domain.ShutOff, domain.ReasonDestroyed)
-	ok(t, saved.Start(d.ctx(), guest.StartOptions{}))
+	ok(d.t, saved.Start(d.ctx(), guest.StartOptions{}))
 	d.want(saved, domain.Running, domain.ReasonRestored)
-	ok(t, saved.Destroy(d.ctx(), false))
+	ok(d.t, saved.Destroy(d.ctx(), false))
 }
 
 // The store's file is gone, as where its directory was not mounted, or somebody moved it: no
@@ -66,12 +72,7 @@ func TestGuestsOfAStoreThatIsGone(t *testing.T) {
 		ok(t, early.Close())
 	})
 	d.reopen(func() {}) // what was found is stored: the next daemon has it without looking
-	runs, saved = d.again(runs), d.again(saved)
-	ok(t, runs.Destroy(d.ctx(), false))
-	d.want(d.again(runs), domain.ShutOff, domain.ReasonDestroyed)
-	ok(t, saved.Start(d.ctx(), guest.StartOptions{}))
-	d.want(saved, domain.Running, domain.ReasonRestored)
-	ok(t, saved.Destroy(d.ctx(), false))
+	d.wantKept(runs, saved)
 }
 
 // Somebody has tidied up in the data directory.
