@@ -64,7 +64,7 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 	places := arrange(q.Names, nil, anyhow)
 	wasTemplate := g.View().Template
 	if q.Thin && !q.DryRun {
-		if err := g.SetTemplate(ctx, true); err != nil {
+		if err := g.MakeTemplate(ctx); err != nil {
 			return Summary{}, err
 		}
 	}

@@ -413,6 +413,24 @@ func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
 	refused(t, err, fault.WrongState, "shut it down first")
 }
 
+func TestNoCloneIsBegunWhileATemplateEnds(t *testing.T) {
+	h := newHerd(t)
+	h.define(small("golden"))
+	g := mustGuest(t, h, "golden")
+	ok(t, g.MakeTemplate(t.Context()))
+	ok(t, g.EndTemplate(t.Context(), func(ctx context.Context) error {
+		soon, stop := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer stop()
+		if err := g.MakeTemplate(soon); !errors.Is(err, context.DeadlineExceeded) { // as a thin clone begins
+			t.Errorf("amid the look: %v", err)
+		}
+		return nil
+	}))
+	if h.view("golden").Template {
+		t.Error("it is a template still")
+	}
+}
+
 func TestHostNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"web-1": "web-1", "Web_1.example": "web-1-example", "--": "guest", "größe": "gr--e", strings.Repeat("a", 70): strings.Repeat("a", 63),

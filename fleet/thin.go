@@ -17,13 +17,17 @@ import (
 const maxNamed = 10
 
 // release has a guest be a template no more, unless thin clones lie above its disks, which
-// it would destroy once it is started. Of clones that the client does not see it is told how many
-// there are.
+// it would destroy once it is started.
 func (f *Fleet) release(ctx context.Context, g *guest.Guest, sees func(Member) bool) error {
-	v := g.View()
+	return g.EndTemplate(ctx, func(ctx context.Context) error { return f.nothingAbove(ctx, g.View().Inactive, sees) })
+}
+
+// nothingAbove refuses what lies above the disks of a definition. Of clones that the client does
+// not see it is told how many there are.
+func (f *Fleet) nothingAbove(ctx context.Context, d *domain.Definition, sees func(Member) bool) error {
 	var names []string
 	more := 0
-	for _, name := range f.above(ctx, v.Inactive, sees) {
+	for _, name := range f.above(ctx, d, sees) {
 		if name == "" || len(names) == maxNamed {
 			more++
 			continue
@@ -33,10 +37,10 @@ func (f *Fleet) release(ctx context.Context, g *guest.Guest, sees func(Member) b
 	if more > 0 {
 		names = append(names, fmt.Sprintf("%d more", more))
 	}
-	if len(names) > 0 {
-		return fault.New(fault.Busy, fault.Domain, "thin clones lie above its disks, and would be destroyed if it wrote to them: %s; remove them with their volumes first", strings.Join(names, ", "))
+	if len(names) == 0 {
+		return nil
 	}
-	return g.SetTemplate(ctx, false)
+	return fault.New(fault.Busy, fault.Domain, "thin clones lie above its disks, and would be destroyed if it wrote to them: %s; remove them with their volumes first", strings.Join(names, ", "))
 }
 
 // above names what lies above the disks of a definition, in pools that run: guests, and

@@ -121,7 +121,7 @@ func (t *tuning) template() (string, error) {
 	if !*t.want.template {
 		return "", t.fleet.release(t.ctx, t.g, t.sees)
 	}
-	return "", t.g.SetTemplate(t.ctx, true)
+	return "", t.g.MakeTemplate(t.ctx)
 }
 
 // memory sets the memory and its maximum in the definition, and what a running

@@ -49,27 +49,46 @@ func (g *Guest) admitStill() error {
 	return nil
 }
 
-// SetTemplate says that a guest is there to be cloned only. It is not started while
+// MakeTemplate says that a guest is there to be cloned only. It is not started while
 // it is: what lies above its disks would be destroyed if it wrote to them.
-func (g *Guest) SetTemplate(ctx context.Context, on bool) error {
+func (g *Guest) MakeTemplate(ctx context.Context) error {
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, g.setTemplate(true) })
+}
+
+// EndTemplate says that a guest may be started again, if look finds nothing above its disks.
+// It looks with the guest's turn taken, so that no clone is begun meanwhile.
+func (g *Guest) EndTemplate(ctx context.Context, look func(context.Context) error) error {
 	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
-		if g.record.Template == on {
+		if !g.record.Template {
 			return nil, nil
 		}
-		if err := g.admitStill(); err != nil {
-			return nil, err
-		}
-		if !on && g.still > 0 {
+		if g.still > 0 {
 			return nil, fault.New(fault.Busy, fault.Domain, "domain %q is being cloned, and clones may come to lie above its disks; say it when that is done", g.record.Name)
 		}
-		g.record.Template = on
-		if err := g.keep(); err != nil {
-			g.record.Template = !on
-			return nil, err
-		}
-		g.publish()
-		return nil, nil
+		return func(ctx context.Context) (settle, error) {
+			if err := look(ctx); err != nil {
+				return nil, err
+			}
+			return func() error { return g.setTemplate(false) }, nil
+		}, nil
 	})
+}
+
+// setTemplate keeps, in the loop, whether a guest is a template.
+func (g *Guest) setTemplate(on bool) error {
+	if g.record.Template == on {
+		return nil
+	}
+	if err := g.admitStill(); err != nil {
+		return err
+	}
+	g.record.Template = on
+	if err := g.keep(); err != nil {
+		g.record.Template = !on
+		return err
+	}
+	g.publish()
+	return nil
 }
 
 // admitRun refuses to run a guest whose disks have to stay as they are. It runs in
