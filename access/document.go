@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -170,6 +171,11 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 			return made, err
 		}
 	}
+	if name := def.Bridge.Name; name != "" && !g.callsBridge(w, def.Name, name) {
+		if err := g.beyond(w, Networks, "a bridge that is called '"+name+"' (leave its name out, or call it as your networks may be called)"); err != nil {
+			return made, err
+		}
+	}
 	if len(def.Routes) > 0 { // by which the host itself sends
 		if err := g.beyond(w, Networks, "routes of the host"); err != nil {
 			return made, err
@@ -193,6 +199,16 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 		}
 	}
 	return made, nil
+}
+
+// callsBridge says whether a client may call the bridge of a network so, as that may be already.
+func (g *Gate) callsBridge(w Who, of, name string) bool {
+	if n, err := g.Networks.ByName(of); err == nil {
+		if had, err := n.BridgeName(); err == nil && had == name {
+			return true
+		}
+	}
+	return g.rules.Load().calls(w, Networks, Object{Kind: Network, Name: name}, "virbr")
 }
 
 // ownPorts are those below, which root alone uses.
@@ -260,6 +276,8 @@ type places struct {
 	joins func(network string) bool
 	// opens says whether the client may use a secret.
 	opens func(use) bool
+	// calls says whether the client may call a link of a guest so.
+	calls func(link string) bool
 }
 
 func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
@@ -268,6 +286,7 @@ func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
 		return yes
 	}}
 	p.opens = func(u use) bool { return g.mayOpen(p.Secrets, u) }
+	p.calls = func(link string) bool { return r.calls(w, Define, NewGuest(link, "", nil), "vnet") }
 	for _, place := range p.Where {
 		if glob, ofPool := strings.CutPrefix(place, "pool:"); ofPool {
 			p.pools = append(p.pools, glob)
@@ -419,6 +438,9 @@ func (w walker) kind(in, e *markup.Element) error {
 		if network := joined(e); network != "" && !w.joins(network) && !slices.Contains(w.known, use{joins, network}) {
 			return w.refuse("network '" + network + "'")
 		}
+		if link := linked(e); link != "" && !w.calls(link) && !slices.Contains(w.known, use{links, link}) {
+			return w.refuse("a link that is called '" + link + "' (leave <target> out, and it is given a name)")
+		}
 	case "graphics", "listen":
 		if address := listened(e); address != "" && !slices.Contains(w.known, use{listens, address}) {
 			return w.refuse("a display that listens on '" + address + "'")
@@ -454,6 +476,26 @@ func joined(e *markup.Element) string {
 		return ""
 	}
 	return e.Child("source").Attr("network")
+}
+
+// linked is what an interface has its link on the host called; empty: as the daemon likes.
+func linked(e *markup.Element) string {
+	if e.Name != "interface" {
+		return ""
+	}
+	return e.Child("target").Attr("dev")
+}
+
+// calls says whether a client may call a link of the host's so: as what it may define, or as
+// the daemon would. By any name it could take one that the host is to have for itself, such as
+// docker0, before the host does.
+func (r *Rules) calls(w Who, v Verb, o Object, row string) bool {
+	number, ofRow := strings.CutPrefix(o.Name, row)
+	if _, err := strconv.ParseUint(number, 10, 32); ofRow && err == nil {
+		return true
+	}
+	_, yes := r.Allows(w, v, o)
+	return yes
 }
 
 // listened is where a display can be reached from elsewhere than its host; empty: it

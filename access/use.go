@@ -14,10 +14,11 @@ import (
 // it may not write, and what it wrote into a raw disk must not be read as a header.
 type use struct{ as, path string }
 
-// joins marks a network among what a definition names, and listens an address of the
-// host's at which a display waits for whoever comes.
+// joins marks a network among what a definition names, links a link that it has called so, and
+// listens an address of the host's at which a display waits for whoever comes.
 const (
 	joins   = "network"
+	links   = "link"
 	listens = "listens"
 )
 
@@ -141,6 +142,9 @@ func uses(in, e *markup.Element) []use {
 	found := append(own(in, e), opened(e)...)
 	if network := joined(e); network != "" {
 		found = append(found, use{joins, network})
+	}
+	if link := linked(e); link != "" {
+		found = append(found, use{links, link})
 	}
 	if address := listened(e); address != "" {
 		found = append(found, use{listens, address})

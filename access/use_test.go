@@ -44,6 +44,7 @@ func builder(t *testing.T) (*Gate, Who, Object) {
 		<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/base.raw'/><target dev='vda' bus='virtio'/><readonly/></disk>
 		<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/own.raw'/><target dev='vdb' bus='virtio'/></disk>
 		<serial type='file'><source path='/var/log/build-1.log'/></serial>
+		<interface type='network'><source network='default'/><target dev='tap9'/></interface>
 		<graphics type='vnc' autoport='yes'><listen type='address' address='10.1.2.3'/></graphics>`)}}
 	return g, user1(1002), on
 }
@@ -94,6 +95,10 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 		{"random numbers from nowhere", "", "<rng model='virtio'><backend model='random'>random</backend></rng>", false},
 		{"a device of its own places", "", "<serial type='dev'><source path='/dev/serial/by-id/usb-1'/></serial>", true},
 		{"the host's own network", "", "<interface type='user'><model type='virtio'/></interface>", false},
+		{"a link that the host is to have", "", "<interface type='network'><source network='default'/><target dev='wg0'/></interface>", false},
+		{"a link that is called as its guests", "", "<interface type='network'><source network='default'/><target dev='build-1-eth'/></interface>", true},
+		{"a link as the daemon calls them", "", "<interface type='network'><source network='default'/><target dev='vnet7'/></interface>", true},
+		{"its link, as it was", "", "<interface type='network'><source network='default'/><target dev='tap9'/></interface>", true},
 		{"a display for its host", "", "<graphics type='vnc' autoport='yes' listen='127.0.0.1'><listen type='address' address='127.0.0.1'/></graphics>", true},
 		{"a display that says no address", "", "<graphics type='spice' autoport='yes'/>", true},
 		{"a display for everybody", "", "<graphics type='vnc' port='5977' listen='0.0.0.0'/>", false},
@@ -196,6 +201,10 @@ rules:
 		"<forward mode='nat'/><ip address='10.9.0.1' prefix='24'><tftp root='/srv/boot/x'/></ip>": true,
 		"<forward mode='bridge'/><bridge name='br0'/>":                                            false,
 		"<forward mode='passthrough'><interface dev='eth0'/></forward>":                           false,
+		"<bridge name='docker0'/><ip address='10.9.0.1' prefix='24'/>":                            false,
+		"<bridge name='virbr0-nic'/><ip address='10.9.0.1' prefix='24'/>":                         false,
+		"<bridge name='virbr7'/><ip address='10.9.0.1' prefix='24'/>":                             true,
+		"<bridge name='lab'/><ip address='10.9.0.1' prefix='24'/>":                                true,
 		"<ip address='10.9.0.1' prefix='24'><tftp root='/etc'/></ip>":                             false,
 		"<ip address='10.9.0.1' prefix='24'><tftp root='etc'/></ip>":                              false,
 		// Nor does the host send what is for others into one.
