@@ -214,7 +214,7 @@ func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
 
 	// Variables that were copied for a guest that then could not be go as well.
 	before := files(t, filepath.Dir(path))
-	def, release, err := mustGuest(t, h, "golden").KeepStill(t.Context())
+	def, release, err := toClone(t, h).KeepStill(t.Context())
 	ok(t, err)
 	defer release()
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"two"}})
@@ -328,7 +328,7 @@ func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	h.define(small("golden"))
 	before := files(t, dir)
 	// The daemon is killed when all is made, and nothing is acknowledged yet.
-	def, release, err := mustGuest(t, h, "golden").KeepStill(t.Context())
+	def, release, err := toClone(t, h).KeepStill(t.Context())
 	ok(t, err)
 	defer release()
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Seed: &Seed{}})
@@ -349,9 +349,9 @@ func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	}
 }
 
-func mustGuest(t *testing.T, h *herd, name string) *guest.Guest {
+func toClone(t *testing.T, h *herd) *guest.Guest {
 	t.Helper()
-	g, err := h.guests.ByName(name)
+	g, err := h.guests.ByName("golden")
 	ok(t, err)
 	return g
 }
@@ -398,7 +398,7 @@ func TestWhatCannotBeClonedIsNamed(t *testing.T) {
 func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
-	g := mustGuest(t, h, "golden")
+	g := toClone(t, h)
 	_, release, err := g.KeepStill(t.Context())
 	ok(t, err)
 	refused(t, g.Start(t.Context(), guest.StartOptions{Paused: true}), fault.Busy, "is being cloned")
@@ -416,7 +416,7 @@ func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
 func TestNoCloneIsBegunWhileATemplateEnds(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
-	g := mustGuest(t, h, "golden")
+	g := toClone(t, h)
 	ok(t, g.MakeTemplate(t.Context()))
 	ok(t, g.EndTemplate(t.Context(), func(ctx context.Context) error {
 		soon, stop := context.WithTimeout(ctx, 50*time.Millisecond)
