@@ -6,7 +6,9 @@
 //     libraries to read, a /dev of a few nodes, one directory that is its own, and
 //     what it is given by name. No /proc, no /sys, nothing else of the host's;
 //   - namespaces of its own for IPC and the host's name, and for the network one
-//     with nothing in it, unless it needs the host's.
+//     with nothing in it, unless it needs the host's;
+//   - no calls of the kernel's that lead out of all of that: to keyrings, to sockets
+//     of virtual machines, and by io_uring, unless it needs that.
 //
 // How it is made: a House keeps a mount namespace in which nothing is but what all
 // programs may read, the mould. For each program a thread of the daemon enters

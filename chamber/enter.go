@@ -92,7 +92,13 @@ func (h *House) enter(c *Chamber, pieces []piece, devices []device) error {
 	if err := c.Limits.lower(); err != nil {
 		return err
 	}
-	return forsake(c.Keep)
+	if err := forsake(c.Keep); err != nil || !h.sifts {
+		return err
+	}
+	if err := sift(c.Rings); err != nil {
+		return fmt.Errorf("cannot keep calls of the kernel's from it: %w", err)
+	}
+	return nil
 }
 
 // forsake sees to it that nothing started here ever has more privileges than it

@@ -19,6 +19,7 @@ type House struct {
 	spaces int      // the namespaces beside it that this kernel has
 	absent []string
 	cores  bool // each program shares its cores with nobody else's
+	sifts  bool // programs are kept from calls that lead out of a chamber
 }
 
 // room is where a chamber's root is in its mount namespace.
@@ -81,6 +82,13 @@ func Open(label string) (*House, error) {
 			}
 			h.spaces |= s.flag
 		}
+		err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+		if err == nil {
+			err = sift(false)
+		}
+		if h.sifts = err == nil; !h.sifts {
+			h.absent = append(h.absent, fmt.Sprintf("a filter of calls (%v)", err))
+		}
 		return nil, nil
 	})
 	if err != nil {
@@ -92,6 +100,10 @@ func Open(label string) (*House, error) {
 // ParsNetwork reports whether programs have no network unless they are given the
 // host's.
 func (h *House) ParsNetwork() bool { return h.spaces&unix.CLONE_NEWNET != 0 }
+
+// SiftsCalls reports whether programs are kept from calls of the kernel's that lead out of
+// a chamber.
+func (h *House) SiftsCalls() bool { return h.sifts }
 
 // ShareNoCore has the kernel run threads of different programs never at the same
 // time on one core: what leaks between the threads of a core then leaks to nobody.

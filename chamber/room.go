@@ -33,6 +33,8 @@ type Chamber struct {
 	Terminals bool
 	// Network leaves the program the host's network.
 	Network bool
+	// Rings lets the program use io_uring.
+	Rings bool
 	// Own processes can be seen in /proc, and nobody else's: for a program that
 	// reaches what it was handed as /proc/self/fd/N.
 	Proc bool

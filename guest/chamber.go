@@ -170,7 +170,7 @@ func isGuest(command []string, dir string) bool {
 func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u chamber.User, dir string) (*chamber.Chamber, error) {
 	c := &chamber.Chamber{
 		User: u, Own: []chamber.Own{{Dir: filepath.Join(dir, ownDir), At: filepath.Join(r.guestDir(def.UUID), ownDir)}},
-		Devices: hostNodes(r, def), Terminals: hasTerminals(def), Network: needsNetwork(def),
+		Devices: hostNodes(r, def), Terminals: hasTerminals(def), Network: needsNetwork(def), Rings: needsRings(def),
 		Limits: chamber.Limits{Threads: maxThreads(def), Locked: max(need(def).Locked, freelyLocked)},
 	}
 	if err := r.placeDisplays(ctx, def, c); err != nil {
@@ -325,6 +325,10 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 	if needsNetwork(alone) && !r.Kernel.SharesNetwork(run.PID) {
 		return fault.New(fault.Unsupported, fault.Config,
 			"this guest was started without the host's network, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
+	}
+	if needsRings(alone) && slices.Contains(run.Isolation, ringBarrier) {
+		return fault.New(fault.Unsupported, fault.Config,
+			"this guest was started without io_uring, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
 	}
 	if err := r.allowDevices(run.UUID, p.Definition, alone); err != nil {
 		return err

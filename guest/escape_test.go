@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -46,21 +47,22 @@ func TestMain(m *testing.M) {
 
 // targets are what it tries to reach.
 type targets struct {
-	Victim, Daemon     int    // processes
-	VictimDisk, Disk   string // another's, and one that it may only read
-	Store, Record      string // files of the daemon's
-	Monitor            string // another's
-	Abstract, Loopback string // listen on the host's network
-	Scratch            string // where it may write, if anywhere
-	DiskInode, Threads uint64 // of Disk; the daemon's bound
-	Linger             bool   // leave a program behind: see squatter_test.go
+	Victim, Daemon     int      // processes
+	VictimDisk, Disk   string   // another's, and one that it may only read
+	Store, Record      string   // files of the daemon's
+	Monitor            string   // another's
+	Abstract, Loopback string   // listen on the host's network
+	Scratch            string   // where it may write, if anywhere
+	DiskInode, Threads uint64   // of Disk; the daemon's bound
+	Calls              []string // of those below, what this kernel has
+	Linger             bool     // leave a program behind: see squatter_test.go
 }
 
 const targetsVariable = "LODGE_ESCAPE_TARGETS"
 
 // attempts give nil when they succeed.
 func (t targets) attempts() map[string]func() error {
-	return map[string]func() error{
+	all := map[string]func() error{
 		"read another guest's disk":     func() error { return opens(t.VictimDisk, os.O_RDONLY) },
 		"write a disk that it may read": func() error { return opens(t.Disk, os.O_RDWR) },
 		"write to what it was handed":   t.writesHanded,
@@ -81,6 +83,45 @@ func (t targets) attempts() map[string]func() error {
 		"raise a limit":                 t.raises,
 		"multiply":                      multiplies,
 	}
+	for _, name := range t.Calls {
+		all[name] = calls[name]
+	}
+	return all
+}
+
+// calls lead out of all namespaces, where the kernel has them.
+var calls = map[string]func() error{
+	"find the keys of who started it": func() error { _, err := unix.KeyctlGetKeyringID(unix.KEY_SPEC_SESSION_KEYRING, false); return err },
+	"have the host look for a key":    func() error { _, err := unix.RequestKey("keyring", "lodge-escape", "", 0); return found(err) },
+	"reach other virtual machines":    func() error { return makes(unix.AF_VSOCK) },
+	"use ciphers of the kernel's":     func() error { return makes(unix.AF_ALG) },
+	"make a ring": func() error {
+		var how [120]byte // struct io_uring_params
+		fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&how)), 0)
+		if errno != 0 {
+			return errno
+		}
+		return unix.Close(int(fd))
+	},
+}
+
+// found tells that there is no such key from that nothing was looked for.
+func found(err error) error {
+	if errors.Is(err, unix.ENOKEY) {
+		return nil
+	}
+	return err
+}
+
+func makes(family int) error {
+	fd, err := unix.Socket(family, unix.SOCK_STREAM, 0)
+	if errors.Is(err, unix.ESOCKTNOSUPPORT) { // of this family, which there is
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
 }
 
 // tryToEscape writes down what became of each attempt.
@@ -242,6 +283,13 @@ func testEscape(t *testing.T, isolated bool) {
 	var threads unix.Rlimit
 	ok(t, unix.Getrlimit(unix.RLIMIT_NPROC, &threads))
 	at.DiskInode, at.Threads = st.Ino, threads.Max
+	for name, call := range calls {
+		if err := call(); err != nil {
+			t.Logf("this kernel has no way to %s: %v", name, err)
+			continue
+		}
+		at.Calls = append(at.Calls, name)
+	}
 	if isolated {
 		at.Scratch = filepath.Join(run, "own")
 	}

@@ -143,6 +143,11 @@ func needsNetwork(def *domain.Definition) bool {
 		})
 }
 
+// needsRings reports whether a guest's QEMU uses io_uring.
+func needsRings(def *domain.Definition) bool {
+	return len(def.QEMUArgs) > 0 || slices.ContainsFunc(def.Devices.Disks, func(d *device.Disk) bool { return d.IO == "io_uring" })
+}
+
 // passedNodes are the nodes by which QEMU reaches a device of the host's.
 func (r *Registry) passedNodes(d *device.HostDevice) []string {
 	if d.Type == "pci" {

@@ -38,6 +38,9 @@ func (r *Registry) Isolation() Isolation {
 	return i
 }
 
+// The barriers by which QEMU is kept from calls of the kernel's that lead out of its chamber.
+const callBarrier, ringBarrier = "calls", "io_uring"
+
 // barriers names what a guest's QEMU is kept within that starts now.
 func (r *Registry) barriers(def *domain.Definition) []string {
 	all := []string{"user", "root", "capabilities"}
@@ -49,6 +52,12 @@ func (r *Registry) barriers(def *domain.Definition) []string {
 	}
 	if r.Cgroups.Has(kernel.PIDsController) {
 		all = append(all, "threads")
+	}
+	if r.Quarters.House.SiftsCalls() {
+		all = append(all, callBarrier)
+		if !needsRings(def) {
+			all = append(all, ringBarrier)
+		}
 	}
 	if r.Quarters.House.SharesNoCore() {
 		all = append(all, "cores")

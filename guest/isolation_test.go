@@ -3,6 +3,7 @@ package guest_test
 import (
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/kernel"
 )
@@ -110,7 +112,7 @@ func TestIsolationIsTold(t *testing.T) {
 		t.Errorf("what was made for one run is kept:\n%s", text)
 	}
 	inForce := d.Isolation()
-	for _, barrier := range []string{"user", "root", "capabilities"} {
+	for _, barrier := range []string{"user", "root", "capabilities", "calls", "io_uring"} {
 		if !slices.Contains(v.Isolation, barrier) || !slices.Contains(inForce.InForce, barrier) || !inForce.On {
 			t.Errorf("%s is not told: the guest is said to have %v, and the host %+v", barrier, v.Isolation, inForce)
 		}
@@ -145,4 +147,25 @@ func TestGuestsShareNoCore(t *testing.T) {
 			t.Errorf("it is not told: %v", g.View().Isolation)
 		}
 	}
+}
+
+// TestRingsAreForGuestsThatBeganWithThem: by io_uring QEMU makes sockets that nobody sees,
+// so a guest that needs none has none.
+func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
+	d := newDaemonOf(t, true)
+	if err := calls["make a ring"](); err != nil {
+		t.Skipf("this kernel has no io_uring: %v", err)
+	}
+	disk := func(name, target string) string {
+		path := filepath.Join(d.dir, name)
+		ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+		return `<disk type='file'><driver type='raw' io='io_uring'/><source file='` + path + `'/><target dev='` + target + `' bus='virtio'/></disk>`
+	}
+	live := guest.Affect{Live: true}
+	with, without := d.define(small("with", disk("a", "vda"))), d.define(small("without", ""))
+	ok(t, with.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, without.Start(d.ctx(), guest.StartOptions{}))
+	d.reopen(func() {}) // what a guest began with is known to the next daemon
+	ok(t, d.again(with).Attach(d.ctx(), disk("b", "vdb"), live))
+	refused(t, d.again(without).Attach(d.ctx(), disk("c", "vdb"), live), fault.Unsupported, "started without io_uring, which its disk needs")
 }

@@ -48,7 +48,7 @@ type View struct {
 	StuckOn string
 
 	// Isolation names what keeps the running guest's QEMU from the rest of the host:
-	// user, root, capabilities, network, devices, threads, cores.
+	// user, root, capabilities, network, devices, threads, calls, io_uring, cores.
 	Isolation []string
 
 	// Messages are what an administrator should know: taints, deprecations.

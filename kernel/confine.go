@@ -12,7 +12,7 @@ import (
 // Confined has a program started by a thread that has given up for good what the
 // program does not need: of capabilities those are kept that are named, and
 // nothing that is executed, set-user-id or with capabilities of its file, gains
-// more. What start runs inherits that; the thread ends when start returns, so
+// more; and keys that whoever started the daemon has are not passed on. What start runs inherits that; the thread ends when start returns, so
 // start must not tie a process that is to live on to its thread (Pdeathsig).
 func Confined(keep []uintptr, start func() error) error {
 	result := make(chan error, 1)
@@ -47,6 +47,11 @@ func confine(keep []uintptr) error {
 			}
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot give up capability %d", c)
 		}
+	}
+	// Whoever has no keyrings, or may not ask for them, has none to pass on.
+	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
+	if err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot give up the keys of whoever started the daemon")
 	}
 	return fault.Wrap(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), fault.Failed, fault.Host, "cannot give up gaining privileges")
 }

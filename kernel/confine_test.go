@@ -3,6 +3,7 @@ package kernel_test
 import (
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -37,6 +38,27 @@ func TestConfinedProgramsHaveWhatIsNamed(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "cat", "/proc/self/status").Output()
 	if err != nil || strings.Contains(string(out), "NoNewPrivs:\t1") {
 		t.Errorf("what is started otherwise is confined, too: %v", err)
+	}
+}
+
+// TestConfinedProgramsHaveNoKeysOfOthers: what the daemon's starter put into its session
+// is not for programs that talk to guests.
+func TestConfinedProgramsHaveNoKeysOfOthers(t *testing.T) {
+	session := func() int {
+		id, err := unix.KeyctlGetKeyringID(unix.KEY_SPEC_SESSION_KEYRING, false)
+		if err != nil {
+			t.Skipf("this process may have no keyring: %v", err)
+		}
+		return id
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	mine, theirs := session(), 0
+	if err := kernel.Confined(nil, func() error { theirs = session(); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if theirs == mine || session() != mine {
+		t.Errorf("the program has the keys in %d, and this process those in %d, and had %d", theirs, session(), mine)
 	}
 }
 

@@ -207,7 +207,7 @@ type Guest struct {
 	Wait          *Wait                  `protobuf:"bytes,17,opt,name=wait,proto3" json:"wait,omitempty"`           // absent while the guest waits for nothing
 	Messages      []string               `protobuf:"bytes,18,rep,name=messages,proto3" json:"messages,omitempty"`   // what an administrator should know, also what it shares with others
 	Template      bool                   `protobuf:"varint,19,opt,name=template,proto3" json:"template,omitempty"`  // it is there to be cloned, and is not started
-	Isolation     []string               `protobuf:"bytes,20,rep,name=isolation,proto3" json:"isolation,omitempty"` // what QEMU is kept within: user, root, capabilities, network, devices, threads, cores
+	Isolation     []string               `protobuf:"bytes,20,rep,name=isolation,proto3" json:"isolation,omitempty"` // what QEMU is kept within: user, root, capabilities, network, devices, threads, calls, io_uring, cores
 	Decisions     []string               `protobuf:"bytes,21,rep,name=decisions,proto3" json:"decisions,omitempty"` // what Lodge chose for it by itself: what, why, and how to undo it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3040,7 +3040,7 @@ func (x *StatusResponse) GetIsolation() *Isolation {
 type Isolation struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	On            bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
-	InForce       []string               `protobuf:"bytes,2,rep,name=in_force,json=inForce,proto3" json:"in_force,omitempty"` // user, root, capabilities, network, devices, threads, cores
+	InForce       []string               `protobuf:"bytes,2,rep,name=in_force,json=inForce,proto3" json:"in_force,omitempty"` // user, root, capabilities, network, devices, threads, calls, io_uring, cores
 	Lacking       []string               `protobuf:"bytes,3,rep,name=lacking,proto3" json:"lacking,omitempty"`                // what this host does not have of it, with the reason
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,0 +1,73 @@
+package chamber
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// What no namespace holds is kept from programs by their calls. Keyrings come to a program
+// from whoever started the daemon, with the keys in them. Sockets of virtual machines lead to
+// the host, to all its guests and to what runs the host, out of any network namespace; other
+// families of sockets are code of the kernel's that no program here needs. By rings (io_uring)
+// a program makes sockets of every family without a call that could be looked at.
+
+// families are the sockets that a program may make.
+var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
+
+// architectures are those whose calls all go by numbers that are known here, with what
+// separates them from other ways of calling the same kernel.
+var architectures = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}
+
+// Where the kernel has what a filter looks at: struct seccomp_data, little endian.
+const (
+	callNumber, callArchitecture, firstArgument = 0, 4, 16
+
+	// x32 is the bit of calls of a second kind on amd64; no number elsewhere has it.
+	x32 = 0x40000000
+)
+
+// sift has the kernel refuse such calls to the thread, which may gain no privileges, and to
+// all that it starts, as a kernel without them does.
+func sift(rings bool) error {
+	architecture, known := architectures[runtime.GOARCH]
+	if !known {
+		return fmt.Errorf("the calls of %s are not known", runtime.GOARCH)
+	}
+	program := callFilter(architecture, rings)
+	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&filter)), 0, 0)
+}
+
+func callFilter(architecture uint32, rings bool) []unix.SockFilter {
+	load := func(at uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
+	}
+	equal := func(to uint32, skip, skipElse uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: skip, Jf: skipElse, K: to}
+	}
+	verdict := func(v uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: v} }
+	absent := verdict(unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS))
+
+	program := []unix.SockFilter{
+		load(callArchitecture), equal(architecture, 1, 0), absent,
+		load(callNumber),
+		{Code: unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, Jf: 1, K: x32},
+		absent,
+	}
+	refused := []uint32{unix.SYS_KEYCTL, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY}
+	if !rings {
+		refused = append(refused, unix.SYS_IO_URING_SETUP)
+	}
+	for _, call := range refused {
+		program = append(program, equal(call, 0, 1), absent)
+	}
+	program = append(program, equal(unix.SYS_SOCKET, 2, 0), equal(unix.SYS_SOCKETPAIR, 1, 0),
+		verdict(unix.SECCOMP_RET_ALLOW), load(firstArgument))
+	for _, family := range families {
+		program = append(program, equal(family, 0, 1), verdict(unix.SECCOMP_RET_ALLOW))
+	}
+	return append(program, verdict(unix.SECCOMP_RET_ERRNO|uint32(unix.EAFNOSUPPORT)))
+}
