@@ -25,7 +25,7 @@ const (
 // pathly are the attributes whose values are paths, and pathlyTexts the elements whose
 // texts are. One that begins at no root is none that can be judged.
 var (
-	pathly      = []string{"file", "path", "socket", "template"}
+	pathly      = []string{"file", "path", "socket", "template", "evdev", "rendernode"}
 	pathlyTexts = []string{"kernel", "initrd", "dtb", "loader", "nvram", "emulator", "path", "backend"}
 )
 
@@ -55,9 +55,9 @@ func own(in, e *markup.Element) []use {
 }
 
 // isPath says whether a name stands for a path: by itself, or because it says where the
-// data of a disk come from.
+// data of a disk come from, or what is typed.
 func isPath(names []string, name string, in, e *markup.Element) bool {
-	return slices.Contains(names, name) || (name == "dev" || name == "dir") && e.Name == "source" && isDisk(in)
+	return slices.Contains(names, name) || (name == "dev" || name == "dir") && e.Name == "source" && (isDisk(in) || in != nil && in.Name == "input")
 }
 
 func isDisk(e *markup.Element) bool {

@@ -111,6 +111,9 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 		{"firmware that begins nowhere", "<loader type='pflash' readonly='yes'>etc/shadow</loader>", "", false},
 		{"a kernel that begins nowhere", "<kernel>etc/shadow</kernel>", "", false},
 		{"a log that begins nowhere", "", "<serial type='pty'><log file='etc/passwd'/></serial>", false},
+		{"a keyboard that begins nowhere", "", "<input type='evdev'><source dev='dev/input/event0'/></input>", false},
+		{"a device of a guest's input that begins nowhere", "", "<input type='passthrough' bus='virtio'><source evdev='../../dev/input/event0'/></input>", false},
+		{"a graphics adapter that begins nowhere", "", "<graphics type='spice'><gl enable='yes' rendernode='dev/dri/renderD128'/></graphics>", false},
 		{"a way up", "", disk("raw", "/srv/build/../base.raw", "<readonly/>"), false},
 	} {
 		root, err := understood(definitionOf(t, c.os, c.devices))
@@ -197,16 +200,18 @@ rules:
 	g := &Gate{Config: Config{Networks: &network.Networks{}}}
 	g.rules.Store(r)
 	for inside, want := range map[string]bool{
-		"<ip address='10.9.0.1' prefix='24'/>":                                                    true,
-		"<forward mode='nat'/><ip address='10.9.0.1' prefix='24'><tftp root='/srv/boot/x'/></ip>": true,
-		"<forward mode='bridge'/><bridge name='br0'/>":                                            false,
-		"<forward mode='passthrough'><interface dev='eth0'/></forward>":                           false,
-		"<bridge name='docker0'/><ip address='10.9.0.1' prefix='24'/>":                            false,
-		"<bridge name='virbr0-nic'/><ip address='10.9.0.1' prefix='24'/>":                         false,
-		"<bridge name='virbr7'/><ip address='10.9.0.1' prefix='24'/>":                             true,
-		"<bridge name='lab'/><ip address='10.9.0.1' prefix='24'/>":                                true,
-		"<ip address='10.9.0.1' prefix='24'><tftp root='/etc'/></ip>":                             false,
-		"<ip address='10.9.0.1' prefix='24'><tftp root='etc'/></ip>":                              false,
+		"<ip address='10.9.0.1' prefix='24'/>":                            true,
+		"<forward mode='nat'/><ip address='10.9.0.1' prefix='24'/>":       true,
+		"<forward mode='bridge'/><bridge name='br0'/>":                    false,
+		"<forward mode='passthrough'><interface dev='eth0'/></forward>":   false,
+		"<bridge name='docker0'/><ip address='10.9.0.1' prefix='24'/>":    false,
+		"<bridge name='virbr0-nic'/><ip address='10.9.0.1' prefix='24'/>": false,
+		"<bridge name='virbr7'/><ip address='10.9.0.1' prefix='24'/>":     true,
+		"<bridge name='lab'/><ip address='10.9.0.1' prefix='24'/>":        true,
+		// Whoever serves files follows links, and may be root.
+		"<ip address='10.9.0.1' prefix='24'><tftp root='/srv/boot/x'/></ip>": false,
+		"<ip address='10.9.0.1' prefix='24'><tftp root='/etc'/></ip>":        false,
+		"<ip address='10.9.0.1' prefix='24'><tftp root='etc'/></ip>":         false,
 		// Nor does the host send what is for others into one.
 		"<ip address='8.8.8.1' prefix='24'/>":                                                          false,
 		"<ip address='10.9.0.1' prefix='4'/>":                                                          false,
@@ -223,9 +228,8 @@ rules:
 		"<forward mode='nat'><nat><port start='1' end='1023'/></nat></forward><ip address='10.9.0.1' prefix='24'/>":                     false,
 		"<forward mode='nat'><nat><address start='192.168.1.7' end='192.168.1.7'/></nat></forward><ip address='10.9.0.1' prefix='24'/>": false,
 		// What stands there twice counts as it is understood.
-		"<forward mode='nat'/><forward mode='bridge'/><bridge name='br0'/>":                     false,
-		"<ip address='10.9.0.1' prefix='24'><tftp root='/srv/boot/x'/><tftp root='/etc'/></ip>": false,
-		"</network><network><forward mode='bridge'/><bridge name='br0'/>":                       false,
+		"<forward mode='nat'/><forward mode='bridge'/><bridge name='br0'/>": false,
+		"</network><network><forward mode='bridge'/><bridge name='br0'/>":   false,
 	} {
 		_, err := g.Document(user1(1002), Networks, Object{}, "<network><name>lab</name>"+inside+"</network>")
 		if (err == nil) != want {

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/socket"
+	"github.com/lodge-kvm/lodge/volume"
 )
 
 // ConsoleOptions say how a console is shared.
@@ -270,9 +271,9 @@ func (r *run) openBackend(ctx context.Context, c *device.Char) (io.ReadWriteClos
 // dial connects to a socket of the guest's. Those in QEMU's own directory may have become
 // links to anybody's, to whom the daemon is root: only QEMU's user is believed there.
 func (r *run) dial(ctx context.Context, path string) (net.Conn, error) {
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	conn, err := connect(ctx, path)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Device, "cannot connect to %s", path)
+		return nil, fault.Wrap(err, failure(err), fault.Device, "cannot connect to %s", path)
 	}
 	if r.User == nil || filepath.Dir(path) != r.ownPath() {
 		return conn, nil
@@ -282,6 +283,17 @@ func (r *run) dial(ctx context.Context, path string) (net.Conn, error) {
 		return nil, fault.New(fault.Denied, fault.Device, "%s leads to a socket that is not the guest's: its QEMU has put something else in its place", path)
 	}
 	return conn, nil
+}
+
+// connect connects to the socket that a path leads to, by links of root's alone: whoever may
+// write to its folder could else lead the daemon to any other, and speak there as root.
+func connect(ctx context.Context, path string) (net.Conn, error) {
+	at, err := volume.Follow(path)
+	if err != nil {
+		return nil, err
+	}
+	defer at.Close()
+	return new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", at.Fd()))
 }
 
 // ptyMajors are the device numbers of the host's ends of pseudo-terminals: the first, and

@@ -1,6 +1,7 @@
 package guest_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -85,6 +86,60 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 			_ = channel.Close()
 		}
 		refused(t, err, fault.Denied, c.Backend.Path)
+	}
+}
+
+// Whoever may write to the folder of a guest's socket leads the daemon, who would be root
+// there, to no other socket by a link, and has it remove none: neither in the socket's place
+// nor in that of a folder above it.
+func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
+	d := newDaemonOf(t, true)
+	const user = 4242
+	others, folder := filepath.Join(d.dir, "others"), filepath.Join(d.dir, "folder")
+	way := filepath.Join(folder, "way")
+	for _, dir := range []string{others, folder, way} {
+		ok(t, os.Mkdir(dir, 0o755))
+	}
+	ok(t, errors.Join(os.Chown(folder, user, user), os.Chown(way, user, user)))
+	link := func(to, path string) {
+		t.Helper()
+		ok(t, errors.Join(os.Symlink(to, path), os.Lchown(path, user, user)))
+	}
+	path := func(name string) string { return filepath.Join(way, name) }
+	channel := func(name string) string {
+		return fmt.Sprintf("<channel type='unix'><source mode='bind' path='%s'/><target type='virtio' name='%s'/></channel>", path(name), name)
+	}
+	g := d.define(small("led", channel("org.test.0"), channel("org.qemu.guest_agent.0")))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	open := func() error {
+		c, err := g.OpenChannel(d.ctx(), "org.test.0", guest.ConsoleOptions{})
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	}
+	ok(t, open())
+
+	listen := func(name string) *net.UnixListener {
+		l, err := new(net.ListenConfig).Listen(d.ctx(), "unix", filepath.Join(others, name))
+		ok(t, err)
+		return l.(*net.UnixListener)
+	}
+	root := listen("org.test.0")
+	defer root.Close()
+	deserted := listen("org.qemu.guest_agent.0")
+	deserted.SetUnlinkOnClose(false)
+	ok(t, deserted.Close())
+	ok(t, os.Rename(path("org.test.0"), path("moved")))
+	link(filepath.Join(others, "org.test.0"), path("org.test.0"))
+	refused(t, open(), fault.Denied, path("org.test.0"))
+	ok(t, os.Rename(way, filepath.Join(folder, "moved")))
+	link(others, way)
+	refused(t, open(), fault.Denied, path("org.test.0"))
+
+	ok(t, g.Destroy(d.ctx(), false))
+	if _, err := os.Lstat(filepath.Join(others, "org.qemu.guest_agent.0")); err != nil {
+		t.Errorf("the end of the guest has removed what was not its: %v", err)
 	}
 }
 

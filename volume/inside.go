@@ -107,7 +107,7 @@ func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
 		if image.FenceOf(ctx) != nil {
 			return nil, fault.New(fault.Denied, fault.Volume, "%s is a link, and none is followed for who is held to folders", v.Path)
 		}
-		f, err = follow(v.Path)
+		f, err = Follow(v.Path)
 	}
 	if err != nil {
 		return nil, nameFault(err, target, v.Name)

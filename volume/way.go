@@ -20,8 +20,8 @@ import (
 // maxLinks bounds the links of one path, as the kernel does.
 const maxLinks = 40
 
-// follow opens what a path leads to, to name it: by links of root's alone.
-func follow(path string) (*os.File, error) {
+// Follow opens what a path leads to, to name it: by links of root's alone.
+func Follow(path string) (*os.File, error) {
 	at, err := openAt(nil, "/", 0)
 	links := 0
 	for rest := strings.Split(path, "/"); err == nil && len(rest) > 0; {
@@ -103,7 +103,7 @@ func openAt(folder *os.File, name string, more int) (*os.File, error) {
 
 // openDir opens a pool's directory to name files below it.
 func openDir(target string) (*os.File, error) {
-	dir, err := follow(target)
+	dir, err := Follow(target)
 	if err != nil {
 		return nil, dirFault(err, target)
 	}
