@@ -56,8 +56,8 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 			return nil, err
 		}
 	}
-	r, was := g.run, g.state.Phase
-	header, err := newSaveHeader(r.def, r.dir, o, was)
+	r, def, was := g.run, g.run.def, g.state.Phase
+	header, err := newSaveHeader(def, r.dir, o, was)
 	if err != nil {
 		return nil, err
 	}
@@ -68,6 +68,9 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 	failpoint.Reach("save.planned")
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
+		if err == nil {
+			err = header.countQueues(ctx, s, def)
+		}
 		if err == nil {
 			err = saveTo(ctx, s, path, header, o.BypassCache, p, r.Saving.remember(r.dir), r.labels)
 		}

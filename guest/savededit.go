@@ -171,6 +171,7 @@ func redefined(saved *domain.Definition, doc string) (*domain.Definition, error)
 	if added := without(after, before); len(added) > 0 {
 		return nil, fault.New(fault.Invalid, fault.Config, "the saved machine cannot be changed: it has no %s", strings.Join(added, ", "))
 	}
+	keepQueues(def, saved)
 	return def, nil
 }
 

@@ -44,6 +44,7 @@ const (
 
 // saveHeader is what stands before the stream.
 type saveHeader struct {
+	def     *domain.Definition // what xml tells
 	xml     string
 	running bool
 }
@@ -58,15 +59,17 @@ func newSaveHeader(def *domain.Definition, dir string, o SaveOptions, was domain
 		}
 		def = changed
 	}
-	text, err := domainxml.Format(unplaced(def, dir), domainxml.Style{Secure: true})
-	if err != nil {
-		return nil, err
-	}
 	running := was == domain.Running || was == domain.Blocked
 	if o.Then != domain.NoState {
 		running = o.Then == domain.Running
 	}
-	return &saveHeader{xml: text, running: running}, nil
+	h := &saveHeader{def: unplaced(def, dir), running: running}
+	return h, h.format()
+}
+
+func (h *saveHeader) format() (err error) {
+	h.xml, err = domainxml.Format(h.def, domainxml.Style{Secure: true})
+	return err
 }
 
 // unplaced is a definition without the places of sockets that were chosen for a run, in its
