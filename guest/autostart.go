@@ -164,7 +164,7 @@ func (g *Guest) autostart(ctx context.Context) {
 		return // the daemon stops: the next one goes on
 	}
 	g.reg.hasRun(g.uuid)
-	if err != nil && !fault.Is(err, fault.WrongState) {
+	if err != nil && !g.View().State.Active() { // else its user was faster
 		g.log.Error("cannot start a guest that is marked for autostart", "error", err)
 	}
 }

@@ -58,3 +58,14 @@ func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 	}
 	d.want(d.again(byName["unmarked"]), domain.ShutOff, domain.ReasonUnknown)
 }
+
+func TestAnAutostartThatFailsIsTold(t *testing.T) {
+	d := newDaemon(t)
+	d.boot, d.heard = "first", make(chan string, 1000)
+	d.reopen(func() {})
+	pool, disk := d.shelf()
+	ok(t, d.define(small("without-its-pool", disk)).SetAutostart(d.ctx(), true))
+	ok(t, pool.Stop(d.ctx()))
+	d.Autostart(d.ctx())
+	d.logged("cannot start a guest that is marked for autostart", "without-its-pool", "is not active")
+}

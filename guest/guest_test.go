@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -54,6 +55,8 @@ type daemon struct {
 	// has none. Required has guests start only with labels.
 	enforces string
 	required bool
+	// heard gets what the daemon logs; nil: nobody listens.
+	heard chan string
 }
 
 // newDaemon makes a daemon whose guests end with the test.
@@ -99,7 +102,7 @@ func newDaemonOf(t *testing.T, isolated bool) *daemon {
 
 func (d *daemon) open() {
 	d.t.Helper()
-	log := slog.New(slog.NewTextHandler(testLog{d.t}, nil))
+	log := slog.New(slog.NewTextHandler(testLog{d.t, d.heard}, nil))
 	must := func(err error) {
 		d.t.Helper()
 		if err != nil {
@@ -191,11 +194,45 @@ func (d *daemon) destroyAll() {
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // testLog shows what the daemon logs where the test fails.
-type testLog struct{ t *testing.T }
+type testLog struct {
+	t     *testing.T
+	heard chan string
+}
 
 func (l testLog) Write(p []byte) (int, error) {
 	l.t.Log(strings.TrimSpace(string(p)))
+	select {
+	case l.heard <- string(p):
+	default:
+	}
 	return len(p), nil
+}
+
+// logged waits until the daemon logs a line with all pieces.
+func (d *daemon) logged(pieces ...string) {
+	d.t.Helper()
+	late := time.After(30 * time.Second)
+	for {
+		select {
+		case line := <-d.heard:
+			if !slices.ContainsFunc(pieces, func(piece string) bool { return !strings.Contains(line, piece) }) {
+				return
+			}
+		case <-late:
+			d.t.Fatalf("no line of the log has %q", pieces)
+		}
+	}
+}
+
+// shelf makes a pool with a volume, and gives a disk that is this volume.
+func (d *daemon) shelf() (pool *volume.Pool, disk string) {
+	d.t.Helper()
+	pool, err := d.pools.Define(d.ctx(), "<pool type='dir'><name>shelf</name><target><path>"+filepath.Join(d.dir, "shelf")+"</path></target></pool>", false)
+	ok(d.t, err)
+	ok(d.t, pool.Start(d.ctx(), volume.MakeTarget))
+	_, err = pool.CreateVolume(d.ctx(), "<volume><name>v</name><capacity unit='MiB'>1</capacity></volume>", volume.CreateOptions{})
+	ok(d.t, err)
+	return pool, "<disk type='volume' device='disk'><driver name='qemu' type='raw'/><source pool='shelf' volume='v'/><target dev='vda' bus='virtio'/></disk>"
 }
 
 func (d *daemon) define(doc string) *guest.Guest {

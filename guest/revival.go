@@ -115,7 +115,7 @@ func (g *Guest) reviveAfter(ctx context.Context, pause time.Duration) {
 
 // notRevived settles what becomes of a guest whose start failed. It runs in the loop.
 func (g *Guest) notRevived(err error) {
-	if fault.Is(err, fault.Aborted) || fault.Is(err, fault.WrongState) {
+	if fault.Is(err, fault.Aborted) || g.run != nil {
 		g.giveUpRevival()
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/volume"
 )
 
 // crash kills the guest's QEMU and waits until that is known.
@@ -66,6 +67,19 @@ func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 		}
 		ok(t, g.Destroy(d.ctx(), false))
 	}
+}
+
+// What a guest needs may be away for a while when it crashes: it is not given up for that.
+func TestARestartAfterACrashWaitsForWhatTheGuestNeeds(t *testing.T) {
+	d := newDaemon(t)
+	pool, disk := d.shelf()
+	g := d.define(strings.Replace(small("patient", disk), "<devices>", "<on_crash>restart</on_crash><devices>", 1))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, pool.Stop(d.ctx()))
+	d.crash(g)
+	waiting(t, g, `pool "shelf" is not active`)
+	ok(t, pool.Start(d.ctx(), volume.NoBuild))
+	d.settle(g, domain.Running)
 }
 
 // The next daemon starts what crashed while there was none, or waited to be started.
