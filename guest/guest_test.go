@@ -478,6 +478,12 @@ func TestSaveAndRestore(t *testing.T) {
 		t.Fatal("the restored guest is another one")
 	}
 	d.want(g, domain.Paused, domain.ReasonUser)
+	ok(t, g.Destroy(d.ctx(), false))
+	info, err := os.Stat(path)
+	ok(t, err)
+	ok(t, os.Truncate(path, info.Size()*3/4))
+	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
+	refused(t, err, fault.Failed, "load of migration failed") // QEMU's own words
 	ok(t, os.WriteFile(path, []byte("LibvirtQemudSave and nonsense"), 0o600))
 	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
 	refused(t, err, fault.Failed, "cannot read the saved image")

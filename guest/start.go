@@ -444,7 +444,7 @@ func (l *launching) settle(ctx context.Context) error {
 func (l *launching) goOn(ctx context.Context) error {
 	s := l.run.session.Load()
 	if l.from != nil {
-		if err := l.from.load(ctx, s); err != nil {
+		if err := l.orLastWords(ctx, l.from.load(ctx, s)); err != nil {
 			return err
 		}
 		failpoint.Reach("restore.loaded")
