@@ -12,10 +12,15 @@ import (
 // from whoever started the daemon, with the keys in them. Sockets of virtual machines lead to
 // the host, to all its guests and to what runs the host, out of any network namespace; other
 // families of sockets are code of the kernel's that no program here needs. By rings (io_uring)
-// a program makes sockets of every family without a call that could be looked at.
+// a program makes sockets of every family without a call that could be looked at. And whoever
+// has a tap open may say that it outlives him, and whose it is, and give the host's end any
+// address: a bridge of the host's own then takes that for its own, and the host loses its network.
 
 // families are the sockets that a program may make.
 var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
+
+// controls are what programs may not do with a tap that they have open.
+var controls = []uint32{unix.TUNSETPERSIST, unix.TUNSETOWNER, unix.TUNSETGROUP, unix.TUNSETLINK, unix.SIOCSIFHWADDR}
 
 // architectures are those whose calls all go by numbers that are known here, with what
 // separates them from other ways of calling the same kernel.
@@ -23,7 +28,7 @@ var architectures = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": 
 
 // Where the kernel has what a filter looks at: struct seccomp_data, little endian.
 const (
-	callNumber, callArchitecture, firstArgument = 0, 4, 16
+	callNumber, callArchitecture, firstArgument, secondArgument = 0, 4, 16, 24
 
 	// x32 is the bit of calls of a second kind on amd64; no number elsewhere has it.
 	x32 = 0x40000000
@@ -50,13 +55,20 @@ func callFilter(architecture uint32, rings bool) []unix.SockFilter {
 	}
 	verdict := func(v uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: v} }
 	absent := verdict(unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS))
+	allowed := verdict(unix.SECCOMP_RET_ALLOW)
 
 	program := []unix.SockFilter{
 		load(callArchitecture), equal(architecture, 1, 0), absent,
 		load(callNumber),
 		{Code: unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, Jf: 1, K: x32},
 		absent,
+		// First, for a guest's processors run by it.
+		equal(unix.SYS_IOCTL, 0, uint8(2*len(controls)+2)), load(secondArgument),
 	}
+	for _, control := range controls {
+		program = append(program, equal(control, 0, 1), verdict(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)))
+	}
+	program = append(program, allowed)
 	refused := []uint32{unix.SYS_KEYCTL, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY}
 	if !rings {
 		refused = append(refused, unix.SYS_IO_URING_SETUP)
@@ -65,9 +77,9 @@ func callFilter(architecture uint32, rings bool) []unix.SockFilter {
 		program = append(program, equal(call, 0, 1), absent)
 	}
 	program = append(program, equal(unix.SYS_SOCKET, 2, 0), equal(unix.SYS_SOCKETPAIR, 1, 0),
-		verdict(unix.SECCOMP_RET_ALLOW), load(firstArgument))
+		allowed, load(firstArgument))
 	for _, family := range families {
-		program = append(program, equal(family, 0, 1), verdict(unix.SECCOMP_RET_ALLOW))
+		program = append(program, equal(family, 0, 1), allowed)
 	}
 	return append(program, verdict(unix.SECCOMP_RET_ERRNO|uint32(unix.EAFNOSUPPORT)))
 }

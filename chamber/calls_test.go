@@ -1,0 +1,75 @@
+package chamber
+
+import (
+	"errors"
+	"net"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestATapStaysWhatItWasMade: a tap that a program was handed goes with the program, and
+// keeps its address, which a bridge could take for its own.
+func TestATapStaysWhatItWasMade(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root makes taps")
+	}
+	err := apart(func() (<-chan struct{}, error) { return nil, misuseTap() })
+	if errors.Is(err, errNoTap) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var errNoTap = errors.New("this host makes no taps")
+
+// misuseTap makes a tap in a network of the thread's own, and tries with a program's calls
+// what only the host may.
+func misuseTap() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return errors.Join(errNoTap, err)
+	}
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return errors.Join(errNoTap, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	tap, err := unix.NewIfreq("tap")
+	if err != nil {
+		return err
+	}
+	tap.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, tap); err != nil {
+		return errors.Join(errNoTap, err)
+	}
+	before, err := net.InterfaceByName("tap")
+	if err == nil {
+		err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	}
+	if err == nil {
+		err = sift(false)
+	}
+	if err != nil {
+		return err
+	}
+	for what, request := range map[string]uint{"outlives the program": unix.TUNSETPERSIST, "is another user's": unix.TUNSETOWNER} {
+		if err := unix.IoctlSetInt(fd, request, 1); !errors.Is(err, unix.EPERM) {
+			return errors.New("the tap " + what)
+		}
+	}
+	tap.SetUint16(unix.ARPHRD_ETHER)
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFHWADDR, tap); !errors.Is(err, unix.EPERM) {
+		return errors.New("the tap has another address")
+	}
+	if err := unix.IoctlIfreq(fd, unix.TUNGETIFF, tap); err != nil { // as QEMU does
+		return err
+	}
+	after, err := net.InterfaceByName("tap")
+	if err == nil && after.HardwareAddr.String() != before.HardwareAddr.String() {
+		err = errors.New("the tap has another address now")
+	}
+	return err
+}
