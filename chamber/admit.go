@@ -1,6 +1,7 @@
 package chamber
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -31,13 +32,39 @@ func (c *Chamber) Admit(pid int) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot furnish a chamber")
 	}
+	err = visit(pid, func() error { return c.bring(pieces, devices) })
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot bring anything into the chamber of process %d", pid)
+}
+
+// EndTerminals lets a process make no more pseudo-terminals, of which the host has a few
+// thousand for everybody. What it has stays, and Admit may let it make others.
+func EndTerminals(pid int) error {
+	err := visit(pid, func() error {
+		if err := unix.Unlink(room + ptmx); err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		return nil
+	})
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot keep terminals from process %d", pid)
+}
+
+// visit has a thread do something in the mount namespace of a process, whose root is that
+// of the mould that its chamber was made from.
+func visit(pid int, do func() error) error {
 	space, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 	if err != nil {
-		return fault.Wrap(err, fault.Failed, fault.Host, "cannot find the chamber of process %d", pid)
+		return err
 	}
 	defer func() { _ = space.Close() }()
-	err = apart(func() (<-chan struct{}, error) { return nil, c.bring(space, pieces, devices) })
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot bring anything into the chamber of process %d", pid)
+	return apart(func() (<-chan struct{}, error) {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return nil, err
+		}
+		if err := unix.Setns(int(space.Fd()), unix.CLONE_NEWNS); err != nil {
+			return nil, err
+		}
+		return nil, do()
+	})
 }
 
 // takeTerminals picks up the host's pseudo-terminals.
@@ -50,15 +77,8 @@ func takeTerminals() (piece, error) {
 	return detach(f, "/dev/pts")
 }
 
-// bring takes the thread into a mount namespace, whose root is that of the mould
-// that the chamber was made from, and places there what was picked up.
-func (c *Chamber) bring(space *os.File, pieces []piece, devices []device) error {
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return err
-	}
-	if err := unix.Setns(int(space.Fd()), unix.CLONE_NEWNS); err != nil {
-		return err
-	}
+// bring places what was picked up.
+func (c *Chamber) bring(pieces []piece, devices []device) error {
 	unix.Umask(0)
 	for _, p := range pieces {
 		if there(p.at) {
@@ -68,8 +88,8 @@ func (c *Chamber) bring(space *os.File, pieces []piece, devices []device) error 
 			return fmt.Errorf("cannot show %s: %w", p.at, err)
 		}
 	}
-	if c.Terminals && !there("/dev/ptmx") {
-		if err := unix.Mknod(room+"/dev/ptmx", unix.S_IFCHR|0o666, int(unix.Mkdev(5, 2))); err != nil {
+	if c.Terminals && !there(ptmx) {
+		if err := makePtmx(room); err != nil {
 			return err
 		}
 	}

@@ -31,7 +31,7 @@ func (c *Chamber) Reach() []Access {
 		all = append(all, Access{Path: within(path), Write: true})
 	}
 	if c.Terminals {
-		all = append(all, Access{Path: within("/dev/ptmx"), Write: true}, Access{Path: within("/dev/pts"), Tree: true, Write: true})
+		all = append(all, Access{Path: within(ptmx), Write: true}, Access{Path: within("/dev/pts"), Tree: true, Write: true})
 	}
 	for _, o := range c.Own {
 		all = append(all, Access{Path: within(o.At), Tree: true, Write: true})

@@ -287,11 +287,18 @@ func (c *Chamber) makeDevices(root string) error {
 		if err := unix.Mount(ptys, dev+"/pts", "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("cannot show the pseudo-terminals: %w", err)
 		}
-		if err := unix.Mknod(dev+"/ptmx", unix.S_IFCHR|0o666, int(unix.Mkdev(5, 2))); err != nil {
-			return fmt.Errorf("cannot make /dev/ptmx: %w", err)
+		if err := makePtmx(root); err != nil {
+			return fmt.Errorf("cannot make %s: %w", ptmx, err)
 		}
 	}
 	return nil
+}
+
+// ptmx makes pseudo-terminals.
+const ptmx = "/dev/ptmx"
+
+func makePtmx(root string) error {
+	return unix.Mknod(root+ptmx, unix.S_IFCHR|0o666, int(unix.Mkdev(5, 2)))
 }
 
 // device is a node of the host's as it is made again in a chamber.

@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount"
+	"github.com/lodge-kvm/lodge/qmp"
 	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/volume"
 )
@@ -349,9 +350,19 @@ func makeRaw(fd int) error {
 
 // readBack learns what QEMU chose by itself: the ptys of character devices.
 func (l *launching) readBack(ctx context.Context) error {
-	var chardevs []struct{ Label, Filename string }
-	if err := l.run.session.Load().Execute(ctx, "query-chardev", nil, &chardevs); err != nil {
+	ptys, err := findPTYs(ctx, l.run.session.Load())
+	if err != nil {
 		return err
+	}
+	setPTYs(l.run.def, ptys)
+	return l.describe()
+}
+
+// findPTYs asks QEMU which ptys it made, by the names of its character devices.
+func findPTYs(ctx context.Context, s *qmp.Session) (map[string]string, error) {
+	var chardevs []struct{ Label, Filename string }
+	if err := s.Execute(ctx, "query-chardev", nil, &chardevs); err != nil {
+		return nil, err
 	}
 	ptys := map[string]string{}
 	for _, c := range chardevs {
@@ -359,8 +370,14 @@ func (l *launching) readBack(ctx context.Context) error {
 			ptys[c.Label] = path
 		}
 	}
-	setPTYs(l.run.def, ptys)
-	return l.describe()
+	return ptys, nil
+}
+
+// setPTY notes the pty of a character device, if it has one.
+func setPTY(c *device.Char, ptys map[string]string) {
+	if path := ptys["char"+c.Alias]; path != "" && c.Backend.Type == "pty" {
+		c.Backend.Path = path
+	}
 }
 
 // setPTYs notes the ptys in the definition. A console that shows the first
@@ -368,9 +385,7 @@ func (l *launching) readBack(ctx context.Context) error {
 func setPTYs(def *domain.Definition, ptys map[string]string) {
 	for _, group := range [][]*device.Char{def.Devices.Serials, def.Devices.Parallels, def.Devices.Consoles, def.Devices.Channels} {
 		for _, c := range group {
-			if path := ptys["char"+c.Alias]; path != "" && c.Backend.Type == "pty" {
-				c.Backend.Path = path
-			}
+			setPTY(c, ptys)
 		}
 	}
 	if len(def.Devices.Consoles) > 0 && len(def.Devices.Serials) > 0 && def.Devices.Consoles[0].TargetType == "serial" {

@@ -220,6 +220,7 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 	if err := g.reg.admit(ctx, r, p, dev); err != nil {
 		return held, err
 	}
+	defer g.endTerminals(r)
 	steps, err := qemu.Plug(p, dev)
 	if err != nil {
 		return held, err
@@ -258,7 +259,7 @@ func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *
 	return explainKey(dev, err)
 }
 
-// settlePlugged tells QEMU of a device that it has what cannot be said when it
+// settlePlugged tells QEMU of a device that it has, or asks it, what cannot be said when it
 // is made, as is done for all devices after a start.
 func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error {
 	switch d := dev.(type) {
@@ -268,6 +269,12 @@ func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error
 		}
 	case *device.Memory:
 		return findModules(ctx, s, []*device.Memory{d})
+	case *device.Char:
+		if d.Backend.Type == "pty" {
+			ptys, err := findPTYs(ctx, s)
+			setPTY(d, ptys)
+			return err
+		}
 	case *device.NIC:
 		if d.Link == "down" {
 			return s.Execute(ctx, "set_link", map[string]any{"name": d.Alias, "up": false}, nil)

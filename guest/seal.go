@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -16,7 +17,7 @@ import (
 // own directory is taken from its user: a QEMU that its guest takes over later finds
 // what lies there, and can neither make, rename nor remove anything, or it could fill
 // the host's /run. What is made there, or would be, after that is made by the daemon
-// and handed over.
+// and handed over. Nor does it take terminals of the host any more, of which there are few.
 
 const (
 	// The group is the user's own: it reaches what it knows by name.
@@ -38,7 +39,20 @@ func (r *run) seal() error {
 		left := maxOwn
 		err = errors.Join(sealTree(own, int(r.User.GID), &left), own.Close())
 	}
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot take the guest's own directory from its QEMU")
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot take the guest's own directory from its QEMU")
+	}
+	return chamber.EndTerminals(r.PID)
+}
+
+// endTerminals is seal after a device was plugged, which may have been given a terminal.
+func (g *Guest) endTerminals(r *run) {
+	if r.User == nil {
+		return
+	}
+	if err := chamber.EndTerminals(r.PID); err != nil {
+		g.log.Warn("a guest may take more of the host's terminals", "error", err)
+	}
 }
 
 // sealOwn is seal in a start. A daemon that is killed after it finds QEMU by the run

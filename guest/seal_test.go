@@ -2,6 +2,7 @@ package guest_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -150,5 +151,19 @@ func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 		if d.again(g).View().PID == 0 {
 			t.Errorf("%s is not taken up again", g.View().Name)
 		}
+	}
+}
+
+// TestATerminalIsPluggedIntoASealedGuest: QEMU is let make the one, and no other.
+func TestATerminalIsPluggedIntoASealedGuest(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.define(small("sealed", strings.Replace(plugged, "test.1", "test.0", 1)))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Attach(d.ctx(), "<channel type='pty'><target type='virtio' name='org.test.1'/></channel>", guest.Affect{Live: true}))
+	line, err := g.OpenChannel(d.ctx(), "org.test.1", guest.ConsoleOptions{})
+	ok(t, err)
+	ok(t, line.Close())
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d/root/dev/ptmx", g.View().PID)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("QEMU may make more terminals: %v", err)
 	}
 }
