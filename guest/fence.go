@@ -77,17 +77,32 @@ func heldTo(ctx context.Context, path string) []string {
 	return image.FenceOf(ctx)
 }
 
-// fenceLive notes the folders for a disk that its client brings to the running guest
-// alone: the image of a managed save tells of it, and may be started by others.
+// fenceLive notes the folders for what a device names that its client brings to the running
+// guest alone: the image of a managed save tells of it, and may be started by others.
 func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
 	folders := image.FenceOf(ctx)
-	d, is := dev.(*device.Disk)
-	if !is || folders == nil || g.inactive == nil || sourceOf(d) == "" || g.record.Fences[sourceOf(d)] != nil {
+	if folders == nil || g.inactive == nil {
 		return nil
 	}
+	alone := &domain.Definition{}
+	if err := alone.Devices.Add(dev); err != nil {
+		return err
+	}
+	paths := filesOf(alone)
+	for _, d := range alone.Devices.Disks {
+		paths = append(paths, sourceOf(d))
+	}
 	before := g.record.Fences
-	g.record.Fences = copied(before)
-	g.record.Fences[sourceOf(d)] = folders
+	fences := copied(before)
+	for _, path := range paths {
+		if path != "" && fences[path] == nil {
+			fences[path] = folders
+		}
+	}
+	if len(fences) == len(before) {
+		return nil
+	}
+	g.record.Fences = fences
 	if err := g.keep(); err != nil {
 		g.record.Fences = before
 		return err

@@ -100,6 +100,27 @@ func TestASavedGuestKeepsTheFence(t *testing.T) {
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 }
 
+// So does what a character device writes to, which the daemon empties as root.
+func TestASavedGuestKeepsTheFenceOfItsFiles(t *testing.T) {
+	d := newDaemonOf(t, true)
+	folder, precious, client := d.fencedIn()
+	way := filepath.Join(folder, "way")
+	ok(t, os.Mkdir(way, 0o755))
+	port := "<channel type='file'><source path='" + filepath.Join(way, filepath.Base(precious)) + "'/><target type='virtio' name='org.test.0'/></channel>"
+	g := d.define(small("saved", "<controller type='virtio-serial'/>"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Attach(client, port, guest.Affect{Live: true}))
+	ok(t, g.ManagedSave(client, guest.SaveOptions{}))
+	ok(t, os.RemoveAll(way))
+	ok(t, os.Symlink(d.dir, way))
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, way)
+	d.reopen(func() {})
+	refused(t, d.again(g).Start(d.ctx(), guest.StartOptions{}), fault.Denied, way)
+	if info, err := os.Stat(precious); err != nil || info.Size() == 0 {
+		t.Errorf("what the link led to is now %v (%v)", info, err)
+	}
+}
+
 // What a client names that may write a folder is opened there and nowhere else, although
 // it becomes a link, or a folder above it does: by the daemon, who may write everywhere.
 func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
