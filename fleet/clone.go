@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/volume"
 )
@@ -61,6 +62,7 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 	if err != nil {
 		return Summary{}, err
 	}
+	c.fences = g.Fences()
 	places := arrange(q.Names, nil, anyhow)
 	wasTemplate := g.View().Template
 	if q.Thin && !q.DryRun {
@@ -114,6 +116,8 @@ type cloning struct {
 	fleet  *Fleet
 	q      CloneRequest
 	source *domain.Definition
+	// fences are what the source's files are held to.
+	fences guest.Fences
 	disks  []original
 	// seeds is the pool of the seeds.
 	seeds *volume.Pool

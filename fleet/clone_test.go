@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/volume"
 )
 
@@ -444,5 +446,47 @@ func TestHostNames(t *testing.T) {
 	}
 	if d := (&domain.Definition{OS: domain.OS{Machine: "pc-i440fx-7.2"}}); seedDrive(d).Bus != "ide" || d.Devices.Disks[0].Target != "hda" {
 		t.Errorf("got %+v", d.Devices.Disks[0])
+	}
+}
+
+// A clone's disks are held as those of the guest that it is of, whoever makes it: whoever may
+// write to their folder leads neither elsewhere. Nor does what such a disk leads to come into
+// a copy.
+func TestACloneKeepsTheFence(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	secret, disk := filepath.Join(h.dir, "secret"), filepath.Join(dir, "golden.qcow2")
+	ok(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	_, err = p.CreateVolume(t.Context(), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
+	ok(t, err)
+	doc := strings.Replace(small("golden"), "</devices>", "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='"+disk+"'/><target dev='vda' bus='virtio'/></disk></devices>", 1)
+	_, err = h.guests.Define(image.WithFence(t.Context(), []string{dir}), doc, false)
+	ok(t, err)
+	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
+	ok(t, err)
+
+	refused := func(name, says string) {
+		t.Helper()
+		g, err := h.guests.ByName(name)
+		ok(t, err)
+		if err := g.Start(t.Context(), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), says) {
+			t.Errorf("the start of %s: %v", name, err)
+		}
+	}
+	rebase := func(path string) {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), "qemu-img", "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", path).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	rebase(filepath.Join(dir, "one-vda.qcow2"))
+	refused("one", secret)
+	rebase(disk)
+	ok(t, p.Refresh(t.Context()))
+	if _, err := h.clone(CloneRequest{Source: "golden", Names: []string{"three"}}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), secret) {
+		t.Errorf("a copy of what the disk leads to: %v", err)
 	}
 }

@@ -3,6 +3,8 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"maps"
+	"path/filepath"
 	"time"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -18,11 +20,17 @@ import (
 // build makes the volumes of a clone, its seed and its UEFI variables, and then the
 // guest, which nobody can start before.
 func (c *cloning) build(ctx context.Context, b *building, d *domain.Definition) error {
+	fences := maps.Clone(c.fences)
 	for _, o := range c.disks {
-		if err := c.copyDisk(ctx, b, o, d.Name, d.Devices.Disks[o.at]); err != nil {
+		disk := d.Devices.Disks[o.at]
+		was := *disk
+		made, err := c.copyDisk(fences.On(ctx, disk), b, o, d.Name, disk)
+		if err != nil {
 			return err
 		}
+		fences.Like(&was, disk, filepath.Dir(made.Path))
 	}
+	ctx = fences.In(ctx)
 	if c.q.Seed != nil {
 		if err := c.makeSeed(ctx, b, d); err != nil {
 			return err
@@ -54,26 +62,25 @@ func (c *cloning) build(ctx context.Context, b *building, d *domain.Definition) 
 }
 
 // copyDisk makes a clone's own volume of a disk, and puts it in the disk's place.
-func (c *cloning) copyDisk(ctx context.Context, b *building, o original, clone string, disk *device.Disk) error {
+func (c *cloning) copyDisk(ctx context.Context, b *building, o original, clone string, disk *device.Disk) (made *volume.Volume, err error) {
 	name := o.copyName(clone, disk.Target)
 	doc, err := c.copyDocument(o, name.Name)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var made *volume.Volume
 	if c.q.Thin {
 		made, err = o.into.CreateVolume(ctx, doc, volume.CreateOptions{})
 	} else {
 		made, err = o.into.CloneVolume(ctx, doc, o.from, o.of.Name, volume.CreateOptions{})
 	}
 	if err != nil {
-		return fmt.Errorf("cannot copy disk %s: %w", disk.Target, err)
+		return nil, fmt.Errorf("cannot copy disk %s: %w", disk.Target, err)
 	}
 	failpoint.Reach("clone.volume")
 	b.volumes = append(b.volumes, name)
 	disk.Format, disk.Backing, disk.BackingSaid = format(made), nil, false
 	point(disk, made, disk.Source.Volume != nil)
-	return nil
+	return made, nil
 }
 
 // point has a disk lead to a volume, by its pool or by its path.

@@ -18,8 +18,8 @@ import (
 // the loop, before the definition is stored; what is noted of others stays until
 // it is, because it may never be (see unfence).
 func (g *Guest) fence(ctx context.Context, def *domain.Definition) {
-	folders := image.FenceOf(ctx)
-	if folders == nil && len(g.record.Fences) == 0 {
+	noted, _ := ctx.Value(fencesKey{}).(map[string][]string)
+	if image.FenceOf(ctx) == nil && len(noted) == 0 && len(g.record.Fences) == 0 {
 		return
 	}
 	there := map[reading]bool{}
@@ -35,14 +35,14 @@ func (g *Guest) fence(ctx context.Context, def *domain.Definition) {
 	for _, d := range def.Devices.Disks {
 		switch source := sourceOf(d); {
 		case source == "" || there[readingOf(d)]: // as it was
-		case folders != nil:
-			fences[source] = folders
+		case heldTo(ctx, source) != nil:
+			fences[source] = heldTo(ctx, source)
 		default:
 			delete(fences, source)
 		}
 	}
 	for _, path := range filesOf(def) {
-		if folders != nil && !there[reading{source: path}] && fences[path] == nil {
+		if folders := heldTo(ctx, path); folders != nil && !there[reading{source: path}] && fences[path] == nil {
 			fences[path] = folders
 		}
 	}
@@ -110,6 +110,26 @@ func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
 	g.publish()
 	return nil
 }
+
+// Fences are the folders that what a guest names is held to, for guests that are made like it:
+// whoever may write there could else do to the one what he cannot to the other.
+type Fences map[string][]string
+
+// Fences gives those of the guest; they are the caller's.
+func (g *Guest) Fences() Fences { return copied(g.View().fences) }
+
+// On bounds the opening of a disk of the guest.
+func (f Fences) On(ctx context.Context, d *device.Disk) context.Context { return fenced(ctx, f, d) }
+
+// Like holds a disk as the one that it was made like, and to the folder that it was made in.
+func (f Fences) Like(of, made *device.Disk, folder string) {
+	if folders, held := f[sourceOf(of)]; held {
+		f[sourceOf(made)] = append(slices.Clone(folders), folder)
+	}
+}
+
+// In has a definition that is stored under ctx held so.
+func (f Fences) In(ctx context.Context) context.Context { return withFences(ctx, f) }
 
 // unfence forgets what was noted of disks that the guest has no more: in the definition
 // that is about to be stored, as it runs, or in an image that it goes on from.
