@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/volume"
 )
 
@@ -222,6 +223,7 @@ func (g *Gate) Bound(ctx context.Context, w Who, v Verb) (_ context.Context, don
 	}
 	t := &taking{gate: g, who: w, verb: v}
 	ctx = volume.WithBound(guest.WithBound(ctx, t.guest), t.volume)
+	ctx = network.WithBound(ctx, t.network)
 	ctx = volume.WithOpening(ctx, func(pool, secret string) error { return g.opening(w, pool, secret) })
 	return context.WithValue(ctx, takingKey{}, t), t.end
 }
@@ -242,6 +244,11 @@ func (g *Gate) Make(ctx context.Context, v Verb, o Object) error {
 // volume takes a volume that is to be made.
 func (t *taking) volume(pool, name string) error {
 	return t.take(Volumes, claimOf(Object{Kind: Pool, Name: pool, Part: name}))
+}
+
+// network takes what a changed network will be.
+func (t *taking) network(name string, written uint64) error {
+	return t.take(Networks, claimOf(Object{Kind: Network, Name: name, written: written}))
 }
 
 func (t *taking) end() {

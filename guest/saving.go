@@ -59,11 +59,13 @@ func (s *saving) discard(ctx context.Context, dir string, log *slog.Logger) {
 	made, err := readJSON[madeFile](filepath.Join(dir, madeFileName))
 	if err == nil {
 		err = mount.Run(ctx, s.Path, func() error {
-			removeFile(log, partial(s.Path))
-			if s.Managed || made.is(s.Path) {
-				removeFile(log, s.Path)
-			}
-			return nil
+			return inRealFolder(s.Path, func(at string) error {
+				removeFile(log, partial(at))
+				if s.Managed || made.is(s.Path, at) {
+					removeFile(log, at)
+				}
+				return nil
+			})
 		})
 	}
 	removeFile(log, filepath.Join(dir, madeFileName))
@@ -106,10 +108,10 @@ func (s *saving) remember(dir string) func(f *os.File) error {
 	}
 }
 
-// is reports whether it lies there; nil: there was no save.
-func (m *madeFile) is(path string) bool {
+// is reports whether it lies at a path, by which at leads there; nil: there was no save.
+func (m *madeFile) is(path, at string) bool {
 	var st unix.Stat_t
-	err := unix.Lstat(path, &st)
+	err := unix.Lstat(at, &st)
 	return err == nil && m != nil && m.Path == path && m.Device == st.Dev && m.Inode == st.Ino
 }
 

@@ -51,6 +51,7 @@ type View struct {
 	Autostart bool
 
 	submitted string // the document of Config as it was given
+	written   uint64 // bytes that are kept of the definitions; publish counts them
 	// chosenBridge tells that the bridge's name in Config, or without that in
 	// Live, is Lodge's choice.
 	chosenBridge bool
@@ -89,7 +90,10 @@ func (n *Network) UUID() string { return n.uuid }
 // that somebody was given.
 func (n *Network) View() *View { return n.view.Load() }
 
-func (n *Network) publish(v View) { n.view.Store(&v) }
+func (n *Network) publish(v View) {
+	v.written = v.size()
+	n.view.Store(&v)
+}
 
 // turnWait is how long a verb waits for another on the same network; each is done
 // or given up in about half of it.
@@ -165,7 +169,21 @@ func (v *View) record() (*record, error) {
 func Written(doc string) uint64 { return 2 * uint64(len(doc)) }
 
 // Written are those of the network's.
-func (v *View) Written() uint64 { return Written(v.submitted) }
+func (v *View) Written() uint64 { return v.written }
+
+// size counts them: of the running definition and the kept one the larger.
+func (v *View) size() uint64 {
+	most := 0
+	for _, d := range []*Definition{v.Config, v.Live} {
+		if d == nil {
+			continue
+		}
+		if doc, err := d.XML(0); err == nil {
+			most = max(most, len(doc))
+		}
+	}
+	return uint64(len(v.submitted) + most)
+}
 
 // define runs with the turn.
 func (n *Network) define(d *Definition, doc string, chosen bool) error {

@@ -808,3 +808,44 @@ func TestANetworkStartsAlsoWhereTheFolderOfLeasesIsGone(t *testing.T) {
 	ok(t, os.RemoveAll(s.Data))
 	started(t, s, `<network><name>swept</name><bridge name='br-swept' stp='off'/><ip address='198.51.100.1' prefix='24'/></network>`)
 }
+
+// No change of a network takes it beyond what its client may have of definitions, in what is
+// kept or in what runs, and one that is refused changes nothing.
+func TestAChangeOfANetworkIsBounded(t *testing.T) {
+	s := networks(t)
+	kept := started(t, s, natNetwork("kept", 71))
+	transient, err := s.Create(t.Context(), natNetwork("transient", 72), false)
+	ok(t, err)
+	for _, n := range []*Network{kept, transient} {
+		before := n.View().Written()
+		if before == 0 {
+			t.Errorf("%s takes nothing", n.Name())
+		}
+		most := before + 1000
+		bounded := WithBound(t.Context(), func(name string, written uint64) error {
+			if name != n.Name() || written > most {
+				return fault.New(fault.NoCapacity, fault.Network, "%s may not have %d bytes", name, written)
+			}
+			return nil
+		})
+		long := strings.Repeat("x", 2000)
+		scope := Scope{Live: true}
+		for what, change := range map[string]func() error{
+			"words": func() error { return n.SetMetadata(bounded, TextDescription, long, "", "", scope) },
+			"record": func() error {
+				return n.Update(bounded, Update{AddLast, SectionDNSTXT, -1, "<txt name='a' value='" + long + "'/>", scope})
+			},
+		} {
+			if err := change(); !fault.Is(err, fault.NoCapacity) {
+				t.Errorf("%s of %s: %v", what, n.Name(), err)
+			}
+		}
+		if after := n.View().Written(); after != before {
+			t.Errorf("%s has %d bytes, after %d", n.Name(), after, before)
+		}
+		ok(t, n.SetMetadata(bounded, TextDescription, "short", "", "", scope))
+		if after := n.View().Written(); after <= before || after > most {
+			t.Errorf("%s has %d bytes, after %d", n.Name(), after, before)
+		}
+	}
+}

@@ -91,6 +91,9 @@ func (n *Network) edit(ctx context.Context, s Scope, change func(Definition) (De
 			}
 			*part.d = &changed
 		}
+		if err := allowed(ctx, n.name, after.size()); err != nil {
+			return err
+		}
 		return n.replace(ctx, v, after)
 	})
 }
