@@ -109,7 +109,7 @@ func shareOf(written uint64, definitions ...*domain.Definition) share {
 	for _, d := range definitions {
 		if d != nil {
 			// I/O threads are as good as vCPUs to take a host's processors, and its numbers for threads.
-			s.memory, s.vcpus = max(s.memory, d.Memory), max(s.vcpus, uint64(d.VCPUs.Max), uint64(d.IOThreads))
+			s.memory, s.vcpus = max(s.memory, d.Memory, d.Memory+d.MemoryBeside()), max(s.vcpus, uint64(d.VCPUs.Max), uint64(d.IOThreads))
 		}
 	}
 	return s

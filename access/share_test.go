@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
@@ -50,6 +51,12 @@ func isThere(def *domain.Definition) fleet.Member {
 
 func threaded(def *domain.Definition, threads uint) *domain.Definition {
 	def.IOThreads = threads
+	return def
+}
+
+// drawn gives a guest a graphics adapter of so many KiB.
+func drawn(def *domain.Definition, ram, vram uint) *domain.Definition {
+	def.Devices.Videos = []*device.Video{{Model: "qxl", RAM: ram, VRAM64: vram}}
 	return def
 }
 
@@ -97,6 +104,9 @@ func TestARuleBoundsItsGuests(t *testing.T) {
 		{"one of too many processors", sized("build-3", gib, 3), 1002, Define, "at most 8 vCPUs together; this one takes 3 vCPUs and the others have 6 vCPUs"},
 		{"one without end", sized("build-3", 1<<63, 2), 1002, Define, "at most 4 GiB"},
 		{"one of threads alone", threaded(sized("build-3", gib, 1), 3), 1002, Define, "at most 8 vCPUs together; this one takes 3 vCPUs"},
+		{"one of graphics, as many have", drawn(sized("build-3", gib, 2), 128<<10, 64<<10), 1002, Define, ""},
+		{"one of graphics alone", drawn(sized("build-3", 1024, 1), 512<<10, 1<<20), 1002, Define, "at most 4 GiB"},
+		{"one of more graphics than there are", drawn(sized("build-3", 1024, 1), 1<<63, 1<<63), 1002, Define, "at most 4 GiB"},
 		{"one that grows within the bound", sized("build-2", 2*gib, 2), 1002, Change, ""},
 		{"one that grows beyond it", sized("build-2", 2*gib+1024, 2), 1002, Change, "the others have 2 GiB"},
 		{"one of another rule", sized("test-1", 64*gib, 64), 1002, Define, ""},

@@ -42,6 +42,25 @@ func (d *Definition) ModuleMemory() (sum uint64) {
 	return sum
 }
 
+// Any guest's QEMU takes some memory beside the guest's: graphics adapters of common sizes, and
+// what TCG has translated.
+const (
+	usualGraphics = 256 << 20
+	usualCache    = 1 << 30
+)
+
+// MemoryBeside is what a guest can come to take beside its memory, beyond what any takes: by
+// graphics adapters, whose memory it may write to, and by a larger cache of TCG's.
+func (d *Definition) MemoryBeside() uint64 {
+	const most = 1 << 30 // KiB: sums of what nobody has must not come round
+	var graphics uint64
+	for _, v := range d.Devices.Videos {
+		graphics += (min(uint64(v.RAM), most) + min(uint64(max(v.VRAM, v.VRAM64)), most)) << 10
+	}
+	cache := d.Features.TCGTBCache
+	return graphics - min(graphics, usualGraphics) + cache - min(cache, usualCache)
+}
+
 // CheckMemory says whether a guest can have the memory that it is defined to grow
 // to, and the modules among its devices.
 func (d *Definition) CheckMemory() error {
