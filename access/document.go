@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/uuid"
+
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
@@ -62,7 +64,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 	if err := rules.Check(w, verb, wanted); err != nil {
 		return wanted, err
 	}
-	had := []Object{g.GuestByName(def.Name), g.GuestByUUID(def.UUID)}
+	had := []Object{g.GuestByName(def.Name), g.GuestByUUID(plain(def.UUID))}
 	for _, there := range had {
 		if there.Kind != Guest {
 			continue
@@ -84,7 +86,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 
 // owner checks what has the name or the UUID already that a document gives. Of one that
 // the client may not see, and did not name, only this is told: that it is there.
-func (r *Rules) owner(w Who, verb Verb, there Object, name, uuid string) error {
+func (r *Rules) owner(w Who, verb Verb, there Object, name, id string) error {
 	err := r.Check(w, verb, there)
 	if err == nil || there.Name == name {
 		return err
@@ -92,7 +94,15 @@ func (r *Rules) owner(w Who, verb Verb, there Object, name, uuid string) error {
 	if _, sees := r.Allows(w, Read, there); sees {
 		return err
 	}
-	return fault.New(fault.Denied, fault.Call, "%s may not give %q the UUID %s: it is that of another, which is not this client's to change", w, name, uuid)
+	return fault.New(fault.Denied, fault.Call, "%s may not give %q the UUID %s: it is that of another, which is not this client's to change", w, name, id)
+}
+
+// plain writes a UUID as that of an object: documents may spell it in many ways.
+func plain(id string) string {
+	if parsed, err := uuid.Parse(strings.TrimSpace(id)); err == nil {
+		return parsed.String()
+	}
+	return id
 }
 
 func understood(def *domain.Definition) (*markup.Element, error) {
@@ -241,7 +251,7 @@ func (g *Gate) pool(w Who, root *markup.Element) error {
 			return err
 		}
 	}
-	if there, err := g.Pools.ByUUID(strings.ToLower(root.Child("uuid").Text())); err == nil {
+	if there, err := g.Pools.ByUUID(plain(root.Child("uuid").Text())); err == nil {
 		if err := rules.owner(w, Pools, Object{Kind: Pool, Name: there.Name()}, root.Child("name").Text(), there.UUID()); err != nil {
 			return err
 		}

@@ -3,8 +3,6 @@ package access
 import (
 	"slices"
 
-	"github.com/google/uuid"
-
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/secret"
@@ -27,11 +25,8 @@ func opened(e *markup.Element) (found []use) {
 	case "encryption":
 		id = e.Attr("secret") // of a TPM's state
 	}
-	if parsed, err := uuid.Parse(id); err == nil {
-		id = parsed.String() // many spellings are taken
-	}
 	if id != "" {
-		found = append(found, use{opens, id})
+		found = append(found, use{opens, plain(id)})
 	}
 	if usage != "" {
 		found = append(found, use{opensFor, usage})

@@ -383,6 +383,31 @@ func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 	if err := r.owner(user1(1002), Pools, Object{Kind: Pool, Name: "mine"}, "other", "u"); err != nil {
 		t.Errorf("one's own: %v", err)
 	}
+
+	st, err := store.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pools, err := volume.Open(volume.Options{Store: st, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pools.Close(); _ = st.Close() })
+	const id = "11111111-2222-3333-4444-55555555abcd"
+	named := func(name, id string) string {
+		return "<pool type='dir'><name>" + name + "</name><uuid>" + id + "</uuid><target><path>/srv/" + name + "</path></target></pool>"
+	}
+	if _, err := pools.Define(t.Context(), named("secret", id), false); err != nil {
+		t.Fatal(err)
+	}
+	g := &Gate{Config: Config{Pools: pools}}
+	g.rules.Store(r)
+	for _, spelt := range []string{id, strings.ToUpper(id), strings.ReplaceAll(id, "-", ""), "{" + id + "}", " urn:uuid:" + id} {
+		_, err := g.Document(user1(1002), Pools, Object{}, named("mine", spelt))
+		if !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "that of another") || strings.Contains(err.Error(), "secret") {
+			t.Errorf("the UUID %q: %v", spelt, err)
+		}
+	}
 }
 
 // No client that is held puts its guests before those of others: not in what it defines, nor
