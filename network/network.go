@@ -302,7 +302,7 @@ func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
 	}
 	used := n.home.bridges(n)
 	changed := *d
-	changed.Bridge.Name, err = freeBridge(func(name string) bool { return used[name] != "" || taken[name] })
+	changed.Bridge.Name, err = freeBridge(func(name string) bool { return used[name] || taken[name] })
 	if err != nil {
 		return nil, err
 	}

@@ -446,7 +446,7 @@ func TestDefineKeepsNamesAndUUIDsApart(t *testing.T) {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
-	if _, err := s.Define(t.Context(), doc("c", other, "kbr1"), false); !fault.Is(err, fault.Invalid) {
+	if _, err := s.Define(t.Context(), doc("c", other, "kbr1"), false); !fault.Is(err, fault.Invalid) || strings.Contains(err.Error(), `"a"`) {
 		t.Errorf("the bridge of another: %v", err)
 	}
 	if _, err := s.ByUUID(other); !fault.Is(err, fault.NotFound) {

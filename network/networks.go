@@ -325,21 +325,20 @@ func (s *Networks) complete(n *Network, d *Definition, taken map[string]bool) (c
 	}
 	used := s.bridges(n)
 	if d.Bridge.Name == "" {
-		d.Bridge.Name, err = freeBridge(func(name string) bool { return used[name] != "" || taken[name] })
+		d.Bridge.Name, err = freeBridge(func(name string) bool { return used[name] || taken[name] })
 		return true, err
 	}
-	if other := used[d.Bridge.Name]; other != "" {
-		return false, fault.New(fault.Invalid, fault.Config, "network %q already uses the bridge name %q; choose another or leave it out", other, d.Bridge.Name)
+	if used[d.Bridge.Name] { // by one that is perhaps not for this client to know
+		return false, fault.New(fault.Invalid, fault.Config, "another network already uses the bridge name %q; choose another or leave it out", d.Bridge.Name)
 	}
 	return chosen && d.Bridge.Name == before.Bridge.Name, nil
 }
 
-// bridges gives the names of the bridges that other networks make, with whose
-// they are.
-func (s *Networks) bridges(except *Network) map[string]string {
+// bridges gives the names of the bridges that other networks make.
+func (s *Networks) bridges(except *Network) map[string]bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	used := make(map[string]string, len(s.byUUID))
+	used := make(map[string]bool, len(s.byUUID))
 	for _, n := range s.byUUID {
 		v := n.View()
 		if n == except || v == nil {
@@ -347,7 +346,7 @@ func (s *Networks) bridges(except *Network) map[string]string {
 		}
 		for _, d := range []*Definition{v.Config, v.Live} {
 			if d != nil && d.Managed() {
-				used[d.Bridge.Name] = n.name
+				used[d.Bridge.Name] = true
 			}
 		}
 	}
