@@ -23,6 +23,9 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 	if err != nil {
 		return nil, err
 	}
+	if err := r.checkHeir(u.plain.Name, u.plain.UUID); err != nil {
+		return nil, err
+	}
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
 		return g.change(ctx, "", func() error {
 			def := u.after(g.current())

@@ -217,6 +217,7 @@ func (g *Guest) id() int {
 
 // forget takes the guest out of the registry and ends its loop.
 func (g *Guest) forget() {
+	g.noteLeft()
 	g.reg.traits.set(g.uuid, nil)
 	g.reg.remove(g)
 	g.over = true

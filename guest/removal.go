@@ -43,6 +43,7 @@ func (g *Guest) noteRemoval(o UndefineOptions, nvram string, held []string) (don
 }
 
 func (r *Registry) forgetRemoval(uuid string) {
+	r.forgetLeft(uuid)
 	if err := r.store.Delete(removals, uuid); err != nil {
 		r.log.Error("cannot forget that an undefined guest's files were to be removed", "uuid", uuid, "error", err)
 	}

@@ -65,6 +65,9 @@ func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Gue
 	if err != nil {
 		return nil, err
 	}
+	if err := r.checkHeir(u.plain.Name, u.plain.UUID); err != nil {
+		return nil, err
+	}
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
 		return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
 			return g.planStart(u.after(g.current()), doc, o), g.admitRun()

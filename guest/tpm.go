@@ -201,6 +201,7 @@ func (r *Registry) dropTPM(uuid string, log *slog.Logger) {
 	if err := os.RemoveAll(r.tpmState(uuid)); err != nil {
 		log.Error("cannot remove the TPM's state", "path", r.tpmState(uuid), "error", err)
 	}
+	r.forgetLeft(uuid)
 }
 
 // dropTPMOf does so for a guest that was transient when it ended, and not to be restored.
