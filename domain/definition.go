@@ -20,7 +20,7 @@ type Definition struct {
 	Virt        string // kvm or qemu
 	Name        string
 	UUID        string // lower-case, with dashes
-	GenID       string // vmgenid: a UUID, "auto" for one made at each start, or empty
+	GenID       string // vmgenid: a UUID; "auto", for one made at each start, where it was defined before there was one; or empty
 	Title       string
 	Description string
 	// Metadata is the verbatim inner XML of <metadata>.

@@ -89,6 +89,17 @@ func (c *completion) random(n int) ([]byte, error) {
 	return b, nil
 }
 
+// uuid makes a random one, by RFC 4122.
+func (c *completion) uuid() (string, error) {
+	b, err := c.random(16)
+	if err != nil {
+		return "", err
+	}
+	id := uuid.UUID(b)
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80
+	return id.String(), nil
+}
+
 // CheckName says what is wrong with the words that a domain is known by.
 func CheckName(d *domain.Definition) error {
 	switch {
@@ -107,15 +118,16 @@ func (c *completion) identity() error {
 	if err := CheckName(d); err != nil {
 		return err
 	}
-	if d.UUID == "" {
-		b, err := c.random(16)
-		if err != nil {
+	if d.GenID == "auto" { // one for good: a guest that is only started anew is no copy
+		var err error
+		if d.GenID, err = c.uuid(); err != nil {
 			return err
 		}
-		id := uuid.UUID(b)
-		id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // random, RFC 4122
-		d.UUID = id.String()
-		return nil
+	}
+	if d.UUID == "" {
+		var err error
+		d.UUID, err = c.uuid()
+		return err
 	}
 	id, err := uuid.Parse(d.UUID)
 	if err != nil {

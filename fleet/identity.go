@@ -17,7 +17,7 @@ import (
 // two apart, or is one's alone on this host, is new. Disks are left as they are.
 func renew(d *domain.Definition, name, id string, mac func() (string, error)) error {
 	d.Name, d.UUID = name, id
-	if d.GenID != "" && d.GenID != "auto" {
+	if d.GenID != "" {
 		d.GenID = uuid.NewString()
 	}
 	renewSMBIOS(d.SysInfo, id)

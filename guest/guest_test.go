@@ -575,3 +575,31 @@ func readUntil(t *testing.T, r io.Reader, wanted string) {
 		}
 	}
 }
+
+// TestAGenerationIsOfWhatIsRestored: a guest learns that it may have gone on before from where
+// it is, and is not told so when it is only started anew.
+func TestAGenerationIsOfWhatIsRestored(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(strings.Replace(small("generations"), "<memory", "<genid/><memory", 1))
+	defined := g.View().Inactive.GenID
+	generation := func() string {
+		t.Helper()
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		var seen struct{ GUID string }
+		ok(t, g.Session().Execute(d.ctx(), "query-vm-generation-id", nil, &seen))
+		if told := g.View().Active.GenID; told != seen.GUID {
+			t.Errorf("the guest sees %s and is said to see %s", seen.GUID, told)
+		}
+		return seen.GUID
+	}
+	first := generation()
+	ok(t, g.Destroy(d.ctx(), false))
+	if again := generation(); first != defined || again != defined {
+		t.Errorf("it is defined with %q, and started with %s and %s", defined, first, again)
+	}
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	d.settle(g, domain.ShutOff)
+	if restored := generation(); restored == defined {
+		t.Errorf("it is restored with %s, as which it has gone on", restored)
+	}
+}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
@@ -144,6 +146,9 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 	}
 	_ = g.reg.furnish() // whoever writes there says what is wrong
 	def = def.Clone()
+	if from != nil && def.GenID != "" {
+		def.GenID = uuid.NewString() // the guest may have gone on from there before, and has to know
+	}
 	ctx = withFences(ctx, g.View().fences)
 	qemu.AssignAliases(def)
 	l := &launching{g: g, opts: o, from: from, run: newRun(runRecord{
