@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -112,14 +113,15 @@ func plugIn(t *testing.T, n *Network, near, mac string) *linktest.Guest {
 }
 
 // lease makes a real DHCP client ask for an address, and gives what it got.
-func lease(t *testing.T, g *linktest.Guest) string {
+func lease(t *testing.T, g *linktest.Guest, more ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	script, got := filepath.Join(dir, "script"), filepath.Join(dir, "got")
 	text := fmt.Sprintf("#!/bin/sh\n[ \"$1\" = bound ] && echo \"$ip $router $dns $domain\" > %s\nexit 0\n", got)
 	ok(t, os.WriteFile(script, []byte(text), 0o755))
 	g.Do(func() {
-		out, err := exec.CommandContext(t.Context(), "busybox", "udhcpc", "-i", "eth0", "-f", "-q", "-n", "-t", "10", "-T", "1", "-s", script).CombinedOutput()
+		words := append([]string{"udhcpc", "-i", "eth0", "-f", "-q", "-n", "-t", "10", "-T", "1", "-s", script}, more...)
+		out, err := exec.CommandContext(t.Context(), "busybox", words...).CombinedOutput()
 		if err != nil {
 			t.Errorf("no address: %v\n%s", err, out)
 		}
@@ -127,6 +129,30 @@ func lease(t *testing.T, g *linktest.Guest) string {
 	answer, err := os.ReadFile(got)
 	ok(t, err)
 	return strings.TrimSpace(string(answer))
+}
+
+// TestNoGuestIsEverybodysProxy: a guest is found by the name that it gives itself, but not by
+// the one at which browsers look for a proxy.
+func TestNoGuestIsEverybodysProxy(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "busybox", "nft")
+	s := networks(t)
+	n := started(t, s, natNetwork("net47", 47))
+	found := map[string]bool{}
+	for name, mac := range map[string]string{"web": "52:54:00:00:00:02", "wpad": "52:54:00:00:00:03", "WPAD": "52:54:00:00:00:04"} {
+		g := plugIn(t, n, "c-"+name, mac)
+		address, _, _ := strings.Cut(lease(t, g, "-x", "hostname:"+name), " ")
+		g.Do(func() {
+			if err := link.AddAddress("eth0", netip.MustParsePrefix(address+"/24")); err != nil {
+				t.Error(err)
+			}
+			// It fails for want of an IPv6 address, too.
+			out, _ := exec.CommandContext(t.Context(), "busybox", "nslookup", name+".guests.test", "10.77.47.1").CombinedOutput()
+			found[name] = strings.Contains(string(out), address)
+		})
+	}
+	if !maps.Equal(found, map[string]bool{"web": true, "wpad": false, "WPAD": false}) {
+		t.Errorf("these names are found: %v", found)
+	}
 }
 
 func TestGuestOfANATNetworkGetsAnAddress(t *testing.T) {

@@ -24,6 +24,11 @@ func (d *Definition) service() (link.DnsmasqContent, bool) {
 	d.writeBase(w)
 	if names {
 		d.writeDNS(w)
+		if dhcp {
+			// Whoever calls himself so tells the others' browsers which proxy to use.
+			w.add("dhcp-name-match=set:wpad,wpad")
+			w.add("dhcp-ignore-names=tag:wpad")
+		}
 	} else {
 		w.add("port=0")
 	}
