@@ -12,7 +12,7 @@ import (
 
 // Limits are the bounds of a process, which it cannot raise. None is above what
 // the daemon itself has. There is never a core file: it would hold the memory of a
-// guest, and keys.
+// guest, and keys; nor is one handed to the program that the host may have for that.
 type Limits struct {
 	Threads uint64 // of all processes of its user; 0: unbounded
 	Locked  uint64 // bytes of memory that it may lock
@@ -67,8 +67,12 @@ func setReal(uid, gid uint32) error {
 	return nil
 }
 
+// noCore is the bound at which the kernel hands no core to a program, either. Of 0 it
+// thinks that this is about files alone.
+const noCore = 1
+
 func (l Limits) bound(pid int) error {
-	bounds := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: l.Locked}
+	bounds := map[int]uint64{unix.RLIMIT_CORE: noCore, unix.RLIMIT_MEMLOCK: l.Locked}
 	for which, most := range map[int]uint64{
 		unix.RLIMIT_NPROC: l.Threads, unix.RLIMIT_AS: l.Memory, unix.RLIMIT_FSIZE: l.File, unix.RLIMIT_CPU: l.Seconds,
 	} {

@@ -169,3 +169,19 @@ func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 	ok(t, d.again(with).Attach(d.ctx(), disk("b", "vdb"), live))
 	refused(t, d.again(without).Attach(d.ctx(), disk("c", "vdb"), live), fault.Unsupported, "started without io_uring, which its disk needs")
 }
+
+// TestNoCoreOfAGuest: a QEMU that crashes leaves its memory in no file, and to no program
+// that the host may have for cores, to which a limit of 0 says nothing.
+func TestNoCoreOfAGuest(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.define(small("crashes"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	var own unix.Rlimit
+	ok(t, unix.Getrlimit(unix.RLIMIT_CORE, &own))
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", g.View().PID))
+	ok(t, err)
+	_, rest, _ := strings.Cut(string(limits), "Max core file size")
+	if its := strings.Fields(rest)[:2]; own.Max > 0 && !slices.Equal(its, []string{"1", "1"}) {
+		t.Errorf("its core may have %s bytes, and at most %s: one is handed on at any number but 1", its[0], its[1])
+	}
+}

@@ -144,11 +144,11 @@ func (t *Tool) start(cmd *exec.Cmd, b bounds) (done func(), err error) {
 	return func() {}, nil
 }
 
-// restrain sets the limits of a process that has just started.
+// restrain sets the limits of a process that has just started. That it leaves no core it
+// has from the daemon.
 func restrain(pid int, b bounds) error {
 	limits := map[int]unix.Rlimit{
-		unix.RLIMIT_AS:   {Cur: maxMemory, Max: maxMemory},
-		unix.RLIMIT_CORE: {},
+		unix.RLIMIT_AS: {Cur: maxMemory, Max: maxMemory},
 	}
 	if b.file > 0 {
 		limits[unix.RLIMIT_FSIZE] = unix.Rlimit{Cur: b.file, Max: b.file}
