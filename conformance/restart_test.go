@@ -3,6 +3,8 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -92,6 +94,32 @@ func TestOrderlyStopLeavesGuestsRunning(t *testing.T) {
 	}
 	unbroken(t)
 	d.virsh(t, "destroy", "steady")
+}
+
+// TestARunDirectoryHasManyNames starts the next daemon by a link to the run directory of
+// the last: it is the same one, with all that belongs to its guests and networks.
+func TestARunDirectoryHasManyNames(t *testing.T) {
+	needs(t)
+	d := start(t)
+	d.lan(t, "lan", 1)
+	d.define(t, shape{name: "linked", devices: "<interface type='network'><source network='lan'/><model type='virtio'/></interface>"})
+	d.virsh(t, "start", "linked")
+	d.signal(t, "KILL")
+	run, link := d.run, filepath.Join(d.dir, "by-a-link")
+	if err := os.Symlink(run, link); err != nil {
+		t.Fatal(err)
+	}
+	d.run = link
+	d.launch(t)
+	d.run = run
+	d.virsh(t, "schedinfo", "linked", "--live", "--set", "cpu_shares=333")
+	d.virsh(t, "destroy", "linked")
+	d.virsh(t, "net-destroy", "lan")
+	for pid, words := range d.processes() {
+		if strings.Contains(words, "dnsmasq") {
+			t.Errorf("process %d is left: %s", pid, words)
+		}
+	}
 }
 
 // TestDefinitionsSurviveAKill kills the daemon right after it has answered.

@@ -118,10 +118,10 @@ const manyGuests = 1000
 
 // open opens every room, each with directories of its own.
 func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*libvirt.Rooms, error) {
-	if err := os.MkdirAll(o.run, 0o755); err != nil {
-		return nil, fmt.Errorf("cannot make the run directory: %w", err)
+	if err := o.settleRun(); err != nil {
+		return nil, err
 	}
-	if filepath.Clean(o.run) != filepath.Clean(o.data) { // else the store holds it
+	if !sameDirectory(o.run, o.data) { // else the store holds it
 		lock, err := store.Hold(o.run, "run")
 		if err != nil {
 			return nil, err
@@ -285,17 +285,44 @@ func (o *options) groups() []uint32 {
 	return []uint32{uint32(id)}
 }
 
+// settleRun makes the run directory, and has it go by one name whichever links lead there:
+// the next daemon finds control groups, networks' programs and firewall rules by it.
+func (o *options) settleRun() error {
+	if err := os.MkdirAll(o.run, 0o755); err != nil {
+		return fmt.Errorf("cannot make the run directory: %w", err)
+	}
+	path, err := realPath(o.run)
+	if err != nil {
+		return fmt.Errorf("cannot find the run directory: %w", err)
+	}
+	if main, err := realPath(defaultRun); err == nil && path == main {
+		path = defaultRun
+	}
+	o.run = path
+	return nil
+}
+
+func realPath(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
+}
+
+func sameDirectory(one, other string) bool {
+	a, err := os.Stat(one)
+	b, err2 := os.Stat(other)
+	return err == nil && err2 == nil && os.SameFile(a, b)
+}
+
 // instance names this daemon where several share a name space: empty for the
 // main daemon, and else made from its run directory.
 func (o *options) instance() string {
 	if o.run == defaultRun {
 		return ""
 	}
-	path, err := filepath.Abs(o.run)
-	if err != nil {
-		path = o.run
-	}
-	sum := sha256.Sum256([]byte(path))
+	sum := sha256.Sum256([]byte(o.run))
 	return hex.EncodeToString(sum[:3])
 }
 
