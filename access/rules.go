@@ -16,6 +16,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/way"
 )
 
 // Bounds of a file of rules.
@@ -102,7 +103,7 @@ func checkFolders(path string) error {
 
 // oursAlone says whether nobody writes to a file or folder but root and the daemon's user.
 func oursAlone(uid, mode uint32) bool {
-	return (uid == 0 || uid == uint32(os.Geteuid())) && mode&0o022 == 0
+	return way.Ours(uid) && mode&0o022 == 0
 }
 
 // checkOwner refuses rules that anybody but root and the daemon's user could write.

@@ -22,7 +22,7 @@ import (
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
-	"github.com/lodge-kvm/lodge/volume"
+	"github.com/lodge-kvm/lodge/way"
 )
 
 // A guest's QEMU runs as a user of its own in a chamber, where it sees what it
@@ -302,8 +302,13 @@ func removeSockets(ctx context.Context, run *run) error {
 	if def == nil { // it never became the loop's
 		def = run.def
 	}
+	// What is behind a link to what others have is none of the guest's any more.
 	remove := func(path string, do func(at string) error) error {
-		return mount.Run(ctx, path, func() error { return inRealFolder(path, do) })
+		err := mount.Run(ctx, path, func() error { return way.Beside(path, do) })
+		if errors.Is(err, os.ErrNotExist) || fault.Is(err, fault.Denied) {
+			return nil
+		}
+		return err
 	}
 	var failed []error
 	for _, b := range backends(def) {
@@ -315,20 +320,6 @@ func removeSockets(ctx context.Context, run *run) error {
 		failed = append(failed, remove(path, func(at string) error { return unlinkSocket(at, run.dir) }))
 	}
 	return errors.Join(failed...)
-}
-
-// inRealFolder does something to what a folder calls by a name. What is behind links of
-// others than root is none of the guest's any more, and left alone.
-func inRealFolder(path string, do func(at string) error) error {
-	folder, err := volume.Follow(filepath.Dir(path))
-	if errors.Is(err, os.ErrNotExist) || fault.Is(err, fault.Denied) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer folder.Close()
-	return do(fmt.Sprintf("/proc/self/fd/%d/%s", folder.Fd(), filepath.Base(path)))
 }
 
 // admit gives the QEMU of a running guest what it needs to make one more device.

@@ -19,7 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
 	"github.com/lodge-kvm/lodge/socket"
-	"github.com/lodge-kvm/lodge/volume"
+	"github.com/lodge-kvm/lodge/way"
 )
 
 // ConsoleOptions say how a console is shared.
@@ -286,10 +286,10 @@ func (r *run) dial(ctx context.Context, path string) (net.Conn, error) {
 	return conn, nil
 }
 
-// connect connects to the socket that a path leads to, by links of root's alone: whoever may
-// write to its folder could else lead the daemon to any other, and speak there as root.
+// connect connects to the socket that a path leads to: whoever may write to its folder could lead
+// the daemon to any other by a link, and speak there as root.
 func connect(ctx context.Context, path string) (net.Conn, error) {
-	at, err := volume.Follow(path)
+	at, err := way.Follow(path)
 	if err != nil {
 		return nil, err
 	}

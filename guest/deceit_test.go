@@ -143,6 +143,50 @@ func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 	}
 }
 
+// Whoever has a folder in which a guest's files lie puts links to what is not theirs in their
+// places: neither disk, log, socket nor saved image leads there, also for a client that no rules
+// hold.
+func TestAUsersLinkLeadsNoGuestElsewhere(t *testing.T) {
+	d := newDaemonOf(t, true)
+	const user = 4242
+	theirs, folder := filepath.Join(d.dir, "theirs"), filepath.Join(d.dir, "folder")
+	ok(t, errors.Join(os.Mkdir(theirs, 0o755), os.WriteFile(filepath.Join(theirs, "shadow"), []byte("secret"), 0o600),
+		os.Mkdir(folder, 0o755), os.Chown(folder, user, user)))
+	link := func(to string) string {
+		t.Helper()
+		path := filepath.Join(folder, "link")
+		_ = os.Remove(path) // from the last turn
+		ok(t, errors.Join(os.Symlink(to, path), os.Lchown(path, user, user)))
+		return path
+	}
+	file, below := link(filepath.Join(theirs, "shadow")), filepath.Join(folder, "link", "new")
+	for what, device := range map[string]string{
+		"a disk":           "<disk type='file'><driver name='qemu' type='raw'/><source file='" + file + "'/><target dev='vda' bus='virtio'/></disk>",
+		"a CD":             "<disk type='file' device='cdrom'><driver name='qemu' type='raw'/><source file='" + file + "'/><target dev='sda' bus='sata'/><readonly/></disk>",
+		"a console's file": "<serial type='file'><source path='" + file + "'/></serial>",
+		"a console's log":  "<serial type='pty'><log file='" + file + "'/></serial>",
+	} {
+		g := d.define(strings.Replace(small("led"), "<serial type='pty'/>", device, 1))
+		if err := g.Start(d.ctx(), guest.StartOptions{Paused: true}); !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", what, err)
+		}
+		ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	}
+	link(theirs)
+	g := d.define(small("led", "<channel type='unix'><source mode='bind' path='"+below+"'/><target type='virtio' name='org.test.0'/></channel>"))
+	refused(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}), fault.Denied, "have root make the link")
+	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	g = d.define(small("led"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	refused(t, g.Save(d.ctx(), below, guest.SaveOptions{}), fault.Denied, "have root make the link")
+	ok(t, g.Destroy(d.ctx(), false))
+	content, err := os.ReadFile(filepath.Join(theirs, "shadow"))
+	entries, e := os.ReadDir(theirs)
+	if ok(t, errors.Join(err, e)); string(content) != "secret" || len(entries) != 1 {
+		t.Errorf("theirs has %v, shadow %q", entries, content)
+	}
+}
+
 // What a guest leaves running outside of its control group ends with it: the next guest
 // that runs as the same user would be in its hands.
 func TestNothingRunsAsTheUserOfAGuestThatEnded(t *testing.T) {

@@ -54,7 +54,7 @@ func displaySockets(def *domain.Definition, own string) []string {
 func linkSocket(ctx context.Context, to, path, runDir string) error {
 	held := heldTo(ctx, path)
 	return mount.Run(ctx, path, func() error {
-		return image.At(path, held, func(at string, _ int) error {
+		return image.Beside(path, held, func(at string) error {
 			if err := qemu.RemoveDeserted(at); err != nil {
 				return err
 			}

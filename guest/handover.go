@@ -143,7 +143,7 @@ func listenFor(ctx context.Context, labels *labels, p *qemu.Plan, alias, path st
 	}
 	held := heldTo(ctx, path)
 	listen := func() (f *os.File, err error) {
-		err = image.At(path, held, func(at string, _ int) error {
+		err = image.Beside(path, held, func(at string) error {
 			return labels.sockets(func() (err error) { f, err = qemu.ListenMonitor(at); return err })
 		})
 		return f, err

@@ -20,6 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
+	"github.com/lodge-kvm/lodge/way"
 )
 
 // A saved image is a header, the definition as XML, and QEMU's migration stream.
@@ -129,7 +130,7 @@ func boolWord(b bool) uint32 {
 // whoever named the image's final place is held to.
 func createImage(ctx context.Context, path string, held []string) (*os.File, error) {
 	return mount.Do(ctx, path, func() (f *os.File, err error) {
-		err = image.At(path, held, func(at string, _ int) error {
+		err = image.Beside(path, held, func(at string) error {
 			how := os.O_TRUNC
 			if !ours(at) {
 				_ = unix.Unlink(at) // what stays is met next
@@ -144,7 +145,7 @@ func createImage(ctx context.Context, path string, held []string) (*os.File, err
 
 // remove removes a file that a client who is held to folders has named.
 func remove(path string, held []string) error {
-	return image.At(path, held, func(at string, _ int) error {
+	return image.Beside(path, held, func(at string) error {
 		err := os.Remove(at)
 		if refused := (*os.PathError)(nil); errors.As(err, &refused) {
 			refused.Path = path
@@ -195,7 +196,7 @@ func writeImage(ctx context.Context, path string, fill, complete func(*os.File) 
 func placeImage(ctx context.Context, path string, held []string) error {
 	var folder *os.File
 	err := mount.Run(ctx, path, func() error {
-		return image.At(path, held, func(at string, _ int) error {
+		return image.Beside(path, held, func(at string) error {
 			if err := os.Rename(partial(at), at); err != nil {
 				return err
 			}
@@ -263,9 +264,13 @@ func (i *savedImage) paused(then domain.State) bool {
 // openImage opens the file of an image. What could keep its reader waiting, as
 // pipes and terminals do, is none.
 func openImage(path string, flag int) (*os.File, error) {
-	f, err := os.OpenFile(path, flag|unix.O_NONBLOCK, 0)
+	var f *os.File
+	err := way.At(path, func(at string, nofollow int) (err error) {
+		f, err = os.OpenFile(at, flag|nofollow|unix.O_NONBLOCK, 0)
+		return err
+	})
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open the saved image")
+		return nil, fault.Wrap(err, failure(err), fault.Host, "cannot open the saved image %s", path)
 	}
 	info, err := f.Stat()
 	if err == nil && info.Mode().Type() != 0 && info.Mode().Type() != os.ModeDevice {

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
+	"github.com/lodge-kvm/lodge/way"
 )
 
 // saving is a save or a dump under way, as a daemon must know it that has to end
@@ -59,13 +61,17 @@ func (s *saving) discard(ctx context.Context, dir string, log *slog.Logger) {
 	made, err := readJSON[madeFile](filepath.Join(dir, madeFileName))
 	if err == nil {
 		err = mount.Run(ctx, s.Path, func() error {
-			return inRealFolder(s.Path, func(at string) error {
+			err := way.Beside(s.Path, func(at string) error {
 				removeFile(log, partial(at))
 				if s.Managed || made.is(s.Path, at) {
 					removeFile(log, at)
 				}
 				return nil
 			})
+			if errors.Is(err, os.ErrNotExist) { // nor is the image
+				return nil
+			}
+			return err
 		})
 	}
 	removeFile(log, filepath.Join(dir, madeFileName))

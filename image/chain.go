@@ -37,7 +37,7 @@ func OpenHeld(path string, mode int, folders []string) (f *os.File, err error) {
 	err = At(path, folders, func(at string, nofollow int) error {
 		fd, err := unix.Open(at, unix.O_PATH|unix.O_CLOEXEC|nofollow, 0)
 		if err != nil {
-			return openFault(err, path)
+			return err
 		}
 		defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
 		var st unix.Stat_t
@@ -47,6 +47,9 @@ func OpenHeld(path string, mode int, folders []string) (f *os.File, err error) {
 		f, err = Reopen(fd, path, mode)
 		return err
 	})
+	if told := (*fault.Error)(nil); err != nil && !errors.As(err, &told) { // refused on the way
+		err = openFault(err, path)
+	}
 	return f, err
 }
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/way"
 )
 
 // fenceKey is where a context keeps the folders that images may lie in.
@@ -40,29 +41,41 @@ func (l *Layer) within(folders []string) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot tell where %s lies", l.Path)
 	}
-	lies := func(path string) bool {
-		return slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") })
-	}
-	if lies(real) || l.Device && InDev(l.Path) && !strings.Contains(l.Path, "/../") && lies(l.Path) {
+	if liesIn(real, folders) || l.Device && InDev(l.Path) && !strings.Contains(l.Path, "/../") && liesIn(l.Path, folders) {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Volume, "%s lies in none of the places that images may come from here (%s)", real, strings.Join(folders, ", "))
 }
 
-// At calls do with a path by which it may reach a file that a client has named. Where
-// that lies in one of the folders that the client is held to, nothing on the way may be
-// a link, which somebody who may write there could put in another's place at any time: at
-// then leads through the folder that was looked at, and do must open the file itself with
-// nofollow. It must be done with at when it returns.
+// At calls do with a path by which it may reach what a client's path leads to. Where that lies in
+// one of the folders that the client is held to, nothing on the way may be a link, which somebody
+// who may write there could put in another's place at any time. Elsewhere links lead as room way
+// has it. do must open it with nofollow, and be done with at when it returns.
 func At(path string, folders []string, do func(at string, nofollow int) error) error {
-	if !slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") }) {
-		return do(path, 0)
+	if !liesIn(path, folders) {
+		return way.At(path, do)
 	}
+	return withoutLinks(path, folders, func(at string) error { return do(at, unix.O_NOFOLLOW) })
+}
+
+// Beside is At of the name itself, which may be made, replaced or removed: a link is not followed.
+func Beside(path string, folders []string, do func(at string) error) error {
+	if !liesIn(path, folders) {
+		return way.Beside(path, do)
+	}
+	return withoutLinks(path, folders, do)
+}
+
+func liesIn(path string, folders []string) bool {
+	return slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") })
+}
+
+func withoutLinks(path string, folders []string, do func(at string) error) error {
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	dir, err := unix.Openat2(unix.AT_FDCWD, filepath.Dir(path), how)
 	if err == nil {
 		defer unix.Close(dir) //nolint:errcheck // an O_PATH descriptor has nothing to lose
-		err = do(fmt.Sprintf("/proc/self/fd/%d/%s", dir, filepath.Base(path)), unix.O_NOFOLLOW)
+		err = do(fmt.Sprintf("/proc/self/fd/%d/%s", dir, filepath.Base(path)))
 	}
 	if errors.Is(err, unix.ELOOP) {
 		return fault.New(fault.Denied, fault.Volume, "%s is a link, or lies behind one, and who named it is held to %s: no link is followed there", path, strings.Join(folders, ", "))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/way"
 )
 
 // What changes a pool's files goes through here: by names below the open
@@ -101,13 +102,13 @@ func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	f, err := openAt(dir, v.Name, 0)
+	f, err := way.OpenAt(dir, v.Name, 0)
 	if err == nil && isLink(f) {
 		_ = f.Close() // opened to be named
 		if image.FenceOf(ctx) != nil {
 			return nil, fault.New(fault.Denied, fault.Volume, "%s is a link, and none is followed for who is held to folders", v.Path)
 		}
-		f, err = Follow(v.Path)
+		f, err = way.Follow(v.Path)
 	}
 	if err != nil {
 		return nil, nameFault(err, target, v.Name)

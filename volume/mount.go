@@ -15,6 +15,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount"
+	"github.com/lodge-kvm/lodge/way"
 )
 
 // Bounds of the tools that mount and make file systems.
@@ -123,7 +124,7 @@ var helperPackages = map[string]string{"nfs": "nfs-common", "cifs": "cifs-utils"
 // mountedAt gives what is mounted on a directory, topmost; a mount without a source is none.
 // It asks the kernel's list, which has no links, and not what is mounted, which may not answer.
 func mountedAt(target string) (mount.Mount, error) {
-	for range maxLinks {
+	for range way.MaxLinks {
 		m, there, err := mount.At(target)
 		if err != nil || there {
 			return m, err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/way"
 )
 
 // MaxVolumes is how many entries a pool's directory may have: what a list of
@@ -124,10 +125,10 @@ func readVolume(pool string, dir *os.File, name string, d declaration) (*Volume,
 		return nil, nil
 	}
 	path := filepath.Join(dir.Name(), name)
-	f, err := openAt(dir, name, 0)
+	f, err := way.OpenAt(dir, name, 0)
 	if err == nil && isLink(f) {
 		_ = f.Close() // opened to be named
-		f, err = Follow(path)
+		f, err = way.Follow(path)
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) || fault.Is(err, fault.Denied) {
 		return nil, nil
