@@ -33,6 +33,7 @@ type keepalive struct {
 	mu     sync.Mutex
 	watch  *time.Timer // nil until the client asks for pings
 	missed int
+	looked int64 // when the last ping fell due, as last counts
 }
 
 func newKeepalive() *keepalive {
@@ -77,15 +78,16 @@ func (k *keepalive) watchOver(end func(error)) {
 
 // look runs once an interval.
 func (k *keepalive) look(end func(error)) {
-	silent := time.Since(k.made) - time.Duration(k.last.Load())
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.paused.Load() || silent < pingInterval {
+	now, last := int64(time.Since(k.made)), k.last.Load()
+	if k.paused.Load() || last >= k.looked { // by that time and not by the interval: a busy host looks late
 		k.missed = 0
 	} else if k.missed++; k.missed > pingCount {
-		end(fault.New(fault.Timeout, fault.Call, "the client did not answer for %v", silent.Round(time.Second)))
+		end(fault.New(fault.Timeout, fault.Call, "the client did not answer for %v", time.Duration(now-last).Round(time.Second)))
 		return
 	}
+	k.looked = now
 	mark(k.due)
 	k.watch.Reset(pingInterval)
 }
