@@ -31,12 +31,14 @@ func (g *Guest) noteLeft() {
 	}
 }
 
-// forgetLeft forgets whose they were where none are there any more.
+// forgetLeft forgets whose they were where none are there any more. Mostly there is no note, and
+// nothing is written.
 func (r *Registry) forgetLeft(uuid string) {
-	if r.left(uuid) {
+	var of string
+	if r.left(uuid) || fault.Is(r.store.Get(leftKind, uuid, &of), fault.NotFound) {
 		return
 	}
-	if err := r.store.Delete(leftKind, uuid); err != nil && !fault.Is(err, fault.NotFound) {
+	if err := r.store.Delete(leftKind, uuid); err != nil {
 		r.log.Error("cannot forget whose TPM's state or UEFI variables stayed", "uuid", uuid, "error", err)
 	}
 }
