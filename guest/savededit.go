@@ -24,7 +24,7 @@ import (
 func (r *Registry) RedefineSaved(ctx context.Context, path string, o SaveOptions) error {
 	ctx, stop := context.WithTimeoutCause(ctx, modifyLimit, fault.New(fault.Timeout, fault.Host, "%v is the limit", modifyLimit))
 	defer stop()
-	f, err := mount.Do(ctx, path, func() (*os.File, error) { return openImage(path, os.O_RDWR) }, func(f *os.File) { _ = f.Close() })
+	f, err := mount.Do(ctx, path, func() (*os.File, error) { return image.OpenAs(path, os.O_RDWR) }, func(f *os.File) { _ = f.Close() })
 	if err != nil {
 		return err
 	}

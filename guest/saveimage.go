@@ -20,7 +20,6 @@ import (
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
-	"github.com/lodge-kvm/lodge/way"
 )
 
 // A saved image is a header, the definition as XML, and QEMU's migration stream.
@@ -145,13 +144,7 @@ func createImage(ctx context.Context, path string, held []string) (*os.File, err
 
 // remove removes a file that a client who is held to folders has named.
 func remove(path string, held []string) error {
-	return image.Beside(path, held, func(at string) error {
-		err := os.Remove(at)
-		if refused := (*os.PathError)(nil); errors.As(err, &refused) {
-			refused.Path = path
-		}
-		return err
-	})
+	return image.Beside(path, held, os.Remove)
 }
 
 // ours reports whether a file is the daemon's and nobody else can open it.
@@ -261,35 +254,13 @@ func (i *savedImage) paused(then domain.State) bool {
 	return then == domain.Paused
 }
 
-// openImage opens the file of an image. What could keep its reader waiting, as
-// pipes and terminals do, is none.
-func openImage(path string, flag int) (*os.File, error) {
-	var f *os.File
-	err := way.At(path, func(at string, nofollow int) (err error) {
-		f, err = os.OpenFile(at, flag|nofollow|unix.O_NONBLOCK, 0)
-		return err
-	})
-	if err != nil {
-		return nil, fault.Wrap(err, failure(err), fault.Host, "cannot open the saved image %s", path)
-	}
-	info, err := f.Stat()
-	if err == nil && info.Mode().Type() != 0 && info.Mode().Type() != os.ModeDevice {
-		err = errors.New("it is neither a file nor a block device")
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot use %s as a saved image", path)
-	}
-	return f, nil
-}
-
 // openSaved opens an image and reads its definition.
 func (r *Registry) openSaved(ctx context.Context, path string, o SaveOptions) (*savedImage, error) {
 	return mount.Do(ctx, path, func() (*savedImage, error) { return r.openSavedNow(ctx, path, o) }, (*savedImage).close)
 }
 
 func (r *Registry) openSavedNow(ctx context.Context, path string, o SaveOptions) (i *savedImage, err error) {
-	f, err := openImage(path, os.O_RDONLY)
+	f, err := image.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -71,12 +70,7 @@ func liesIn(path string, folders []string) bool {
 }
 
 func withoutLinks(path string, folders []string, do func(at string) error) error {
-	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
-	dir, err := unix.Openat2(unix.AT_FDCWD, filepath.Dir(path), how)
-	if err == nil {
-		defer unix.Close(dir) //nolint:errcheck // an O_PATH descriptor has nothing to lose
-		err = do(fmt.Sprintf("/proc/self/fd/%d/%s", dir, filepath.Base(path)))
-	}
+	err := way.Straight(path, do)
 	if errors.Is(err, unix.ELOOP) {
 		return fault.New(fault.Denied, fault.Volume, "%s is a link, or lies behind one, and who named it is held to %s: no link is followed there", path, strings.Join(folders, ", "))
 	}

@@ -38,7 +38,7 @@ func At(path string, do func(at string, nofollow int) error) error {
 	if err != nil {
 		return err
 	}
-	return do(fmt.Sprintf("/proc/self/fd/%d/%s", w.at.Fd(), name), unix.O_NOFOLLOW)
+	return within(w.at, name, path, func(at string) error { return do(at, unix.O_NOFOLLOW) })
 }
 
 // Beside calls do with a path by which it may reach what a path names, through the folder that it
@@ -50,7 +50,30 @@ func Beside(path string, do func(at string) error) error {
 		return err
 	}
 	defer folder.Close()
-	return do(fmt.Sprintf("/proc/self/fd/%d/%s", folder.Fd(), filepath.Base(path)))
+	return within(folder, filepath.Base(path), path, do)
+}
+
+// Straight is Beside where no link is followed at all: one on the way is an error, unix.ELOOP.
+func Straight(path string, do func(at string) error) error {
+	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
+	fd, err := unix.Openat2(unix.AT_FDCWD, filepath.Dir(path), how)
+	if err != nil {
+		return err
+	}
+	folder := os.NewFile(uintptr(fd), filepath.Dir(path))
+	defer folder.Close()
+	return within(folder, filepath.Base(path), path, do)
+}
+
+// within calls do with a path by which a folder is reached, and has its errors tell the one that
+// somebody knows.
+func within(folder *os.File, name, path string, do func(at string) error) error {
+	at := fmt.Sprintf("/proc/self/fd/%d/%s", folder.Fd(), name)
+	err := do(at)
+	if refused := (*fs.PathError)(nil); errors.As(err, &refused) && refused.Path == at {
+		refused.Path = path
+	}
+	return err
 }
 
 // OpenAt opens what a folder calls by a name, to name it, and follows no link; without a folder,
