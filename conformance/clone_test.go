@@ -22,12 +22,13 @@ func TestClonesHaveIdentitiesOfTheirOwn(t *testing.T) {
 	d := start(t)
 	seeds := filepath.Join(d.dir, "seeds")
 	d.virsh(t, "pool-create-as", "seeds", "dir", "--target", seeds, "--build")
-	source, xml := shape{name: "golden", devices: "<interface type='user'><mac address='52:54:00:00:00:99'/><model type='virtio'/></interface>"}.xml(t, d)
+	d.virsh(t, "vol-create-as", "seeds", "golden.raw", "1M", "--format", "raw")
+	source, xml := shape{name: "golden", devices: "<disk type='volume' device='disk'><driver name='qemu' type='raw'/><source pool='seeds' volume='golden.raw'/><target dev='vda' bus='virtio'/></disk>" +
+		"<interface type='user'><mac address='52:54:00:00:00:99'/><model type='virtio'/></interface>"}.xml(t, d)
 	d.file(t, "golden.xml", xml)
 	d.virsh(t, "define", filepath.Join(d.dir, "golden.xml"))
 	d.set(t, 1, "clone", "golden", "one") // two guests cannot listen on one socket
 	xml = strings.Replace(xml, "<source mode='bind' path='"+source.port+"'/>", "", 1)
-	xml = strings.Replace(xml, "machine='q35'", "machine='pc'", 1) // of its drives for CDs the guest knows how to use
 	xml = strings.Replace(xml, "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>", "", 1)
 	xml = strings.Replace(xml, "<devices>", "<metadata><l:guest xmlns:l='https://lodge-kvm.github.io/xmlns/guest/1.0' rng='no'/></metadata><devices>", 1)
 	d.virsh(t, "undefine", "golden")
@@ -78,7 +79,7 @@ func (d *daemon) whoIs(t *testing.T, name string) []string {
 	}
 	contains(t, "addresses in "+name, g.sh(t, "cat /sys/class/net/*/address"), mac[1])
 	contains(t, "random numbers in "+name, g.sh(t, "cat /sys/class/misc/hw_random/rng_current"), "virtio")
-	seed := g.sh(t, "mkdir -p /cd && mount -t iso9660 -o ro /dev/sr0 /cd && cat /cd/meta-data /cd/user-data /cd/vendor-data && umount /cd")
+	seed := g.sh(t, "mkdir -p /cd && mount -t iso9660 -o ro /dev/vdb /cd && cat /cd/meta-data /cd/user-data /cd/vendor-data && umount /cd")
 	contains(t, "the seed of "+name, seed, `"instance-id": "`+uuid[1]+`"`, `"local-hostname": "`+name+`"`, "users: [ann]", "ssh_deletekeys: true")
 	_, random, _ := strings.Cut(seed, `"random_seed": "`)
 	return []string{uuid[1], mac[1], random[:min(len(random), 64)]}

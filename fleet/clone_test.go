@@ -444,8 +444,27 @@ func TestHostNames(t *testing.T) {
 	if disc, err := (&Seed{}).disc("x", "y", time.Now()); err != nil || !bytes.Contains(disc, []byte("#cloud-config")) {
 		t.Error(err)
 	}
-	if d := (&domain.Definition{OS: domain.OS{Machine: "pc-i440fx-7.2"}}); seedDrive(d).Bus != "ide" || d.Devices.Disks[0].Target != "hda" {
-		t.Errorf("got %+v", d.Devices.Disks[0])
+}
+
+// What a guest boots from it has a driver for, and its cloud-init looks at all that it sees.
+func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
+	for _, c := range []struct{ machine, bus, target, device, at string }{
+		{"pc-q35-7.2", "virtio", "vda", "disk", "virtio vdb"},
+		{"pc-q35-7.2", "scsi", "sda", "cdrom", "scsi sdb"},
+		{"pc-q35-7.2", "sata", "sda", "cdrom", "sata sdb"},
+		{"pc-q35-7.2", "usb", "sda", "cdrom", "sata sdb"},
+		{"pc-i440fx-7.2", "ide", "hda", "cdrom", "ide hdb"},
+		{"pc-i440fx-7.2", "virtio", "vda", "disk", "virtio vdb"},
+		{"microvm", "virtio", "vda", "disk", "virtio vdb"},
+	} {
+		d := &domain.Definition{OS: domain.OS{Machine: c.machine}}
+		d.Devices.Disks = []*device.Disk{
+			{Info: device.Info{Alias: seedAlias}, Device: "cdrom", Bus: "sata", Target: "sdc"}, // of the clone that this is a clone of
+			{Device: "disk", Bus: c.bus, Target: c.target},
+		}
+		if drive := seedDrive(d); drive.Device != c.device || drive.Bus+" "+drive.Target != c.at || !drive.ReadOnly || len(d.Devices.Disks) != 2 {
+			t.Errorf("%s on %s: %+v, of %d", c.bus, c.machine, drive, len(d.Devices.Disks))
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
+	"slices"
 	"strings"
 	"time"
 
@@ -100,18 +101,21 @@ func hostName(name string) string {
 // the place of that.
 const seedAlias = "ua-lodge-seed"
 
-// seedDrive gives a definition a drive for its seed, or finds the one it has.
+// seedDrive gives a definition a drive for its seed, in the place of the one it has. It is on the
+// bus of the guest's own disk, for which the guest has a driver: Debian's kernel for clouds, for
+// one, has none for SATA, and cloud-init would go by without a word.
 func seedDrive(d *domain.Definition) *device.Disk {
-	for _, disk := range d.Devices.Disks {
-		if disk.Alias == seedAlias {
-			return disk
-		}
-	}
+	d.Devices.Disks = slices.DeleteFunc(d.Devices.Disks, func(disk *device.Disk) bool { return disk.Alias == seedAlias })
 	drive := &device.Disk{Info: device.Info{Alias: seedAlias}, Device: "cdrom", Bus: "sata", Format: "raw", ReadOnly: true}
-	letters := "sd"
+	bus, letters := "", "sd"
+	if own := slices.IndexFunc(d.Devices.Disks, func(disk *device.Disk) bool { return disk.Device == "disk" }); own >= 0 {
+		bus = d.Devices.Disks[own].Bus
+	}
 	switch machine := d.OS.Machine; {
-	case strings.HasPrefix(machine, "microvm"): // has no drives for CDs
+	case bus == "virtio", strings.HasPrefix(machine, "microvm"): // neither has drives for CDs
 		drive.Device, drive.Bus, letters = "disk", "virtio", "vd"
+	case bus == "scsi":
+		drive.Bus = bus
 	case !strings.Contains(machine, "q35"):
 		drive.Bus, letters = "ide", "hd"
 	}

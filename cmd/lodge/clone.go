@@ -28,7 +28,7 @@ and CDs, are shared.
 --thin puts the new disks above those of SOURCE instead of copying them. SOURCE is
 a template from then on and is not started.
 
---seed gives each clone a CD on which cloud-init finds a new instance, so that it
+--seed gives each clone a CD or disk on which cloud-init finds a new instance, so that it
 makes new SSH host keys and a new machine ID, and fresh random bytes.`,
 		Args: wants(cobra.MinimumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
