@@ -3,6 +3,7 @@ package libvirt
 import (
 	"context"
 	"os"
+	"strings"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -47,9 +48,10 @@ func (h *handlers) connectOpen(_ context.Context, s *session, args *xdr.ConnectO
 	if err := checkFlags("CONNECT_OPEN", args.Flags, openReadOnly|openNoAliases); err != nil {
 		return nil, err
 	}
-	if args.Name != nil && *args.Name != "" && *args.Name != systemURI {
+	// Behind the question mark is what the client did not know itself; libvirt passes over it, too.
+	if name, _, _ := strings.Cut(text(args.Name), "?"); name != "" && name != systemURI {
 		return nil, withCode(codeNoConnect, fault.New(fault.Unsupported, fault.Call,
-			"no connection driver available for %q: this daemon serves %s", *args.Name, systemURI))
+			"no connection driver available for %q: this daemon serves %s", name, systemURI))
 	}
 	return nil, s.open(systemURI, args.Flags&openReadOnly != 0)
 }

@@ -108,6 +108,19 @@ func (h *house) open(suffix string) *wire {
 	return w
 }
 
+// Clients leave in a connection's name what they do not know themselves.
+func TestTheNameOfAConnection(t *testing.T) {
+	for name, want := range map[string]bool{"": true, systemURI: true, systemURI + "?socket=/x&readonly=1": true, "qemu:///session": false, "xen:///": false, systemURI + "/": false} {
+		w := serve(t).dial("")
+		w.must(xdr.ProcAuthList, nil, nil)
+		if args := (&xdr.ConnectOpenArgs{Name: &name}); want {
+			w.must(xdr.ProcConnectOpen, args, nil)
+		} else {
+			w.refused(xdr.ProcConnectOpen, args, codeNoConnect)
+		}
+	}
+}
+
 func (w *wire) write(b []byte) {
 	w.t.Helper()
 	if _, err := w.conn.Write(b); err != nil {
