@@ -2,6 +2,7 @@ package access
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -74,7 +75,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 		}
 		places.known = append(places.known, g.named(there)...)
 	}
-	if err := cmp.Or(rules.claims(w, marks, had...), g.Rank(w, marks.Priority, had...)); err != nil {
+	if err := cmp.Or(rules.claims(w, marks, had...), g.Rank(w, marks.Priority, had...), g.weigh(w, def, had...)); err != nil {
 		return wanted, err
 	}
 	root, err := understood(def)
@@ -138,6 +139,30 @@ func (g *Gate) Rank(w Who, priority int, had ...Object) error {
 		return nil
 	}
 	return g.beyond(w, Define, "a priority below 0, which puts guests of others last")
+}
+
+// weigh checks what a guest is to weigh against others where they want the same processors and
+// disks. What it weighs, or less, it may keep.
+func (g *Gate) weigh(w Who, def *domain.Definition, had ...Object) error {
+	if def.Tune.Shares == 0 && def.Blkio.Weight == 0 {
+		return nil
+	}
+	shares, weight := g.Guests.UsualWeights()
+	usual := fmt.Sprintf("weights above the usual ones (%d of processors, %d of disks), which take from guests of others", shares, weight)
+	for _, o := range had {
+		if o.member.View == nil {
+			continue
+		}
+		for _, d := range []*domain.Definition{o.member.View.Active, o.member.View.Inactive} {
+			if d != nil {
+				shares, weight = max(shares, d.Tune.Shares), max(weight, uint64(d.Blkio.Weight))
+			}
+		}
+	}
+	if def.Tune.Shares <= shares && uint64(def.Blkio.Weight) <= weight {
+		return nil
+	}
+	return g.beyond(w, Define, usual)
 }
 
 // claims checks the volumes that marks name: they are deleted along with the tile that

@@ -261,6 +261,9 @@ func (t *taking) end() {
 
 // guest takes what a guest will be.
 func (t *taking) guest(uuid string, def *domain.Definition, written uint64) error {
+	if err := t.gate.weigh(t.who, def, t.gate.GuestByUUID(uuid)); err != nil {
+		return err
+	}
 	one := claim{NewGuest(def.Name, uuid, nil), uuid, shareOf(written, def)}
 	if marks, err := fleet.ReadMarks(def.Metadata); err == nil { // ones that cannot be read are none
 		one.object = NewGuest(def.Name, uuid, marks.Labels)

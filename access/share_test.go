@@ -70,7 +70,7 @@ func sharing(t *testing.T, there ...*domain.Definition) *Gate {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{}
+	g := &Gate{Config: Config{Guests: &guest.Registry{}}}
 	g.rules.Store(rules)
 	g.shares.there = func(like Object) (all []claim) {
 		for _, def := range there {
@@ -174,7 +174,7 @@ rules:
 	}
 	network, pool := func(name string) Object { return Object{Kind: Network, Name: name} }, func(name string) Object { return Object{Kind: Pool, Name: name} }
 	of := func(pool, name string) Object { return Object{Kind: Pool, Name: pool, Part: name} }
-	g := &Gate{}
+	g := &Gate{Config: Config{Guests: &guest.Registry{}}}
 	g.rules.Store(rules)
 	g.shares.there = func(like Object) (all []claim) {
 		for _, o := range []Object{network("n-1"), network("other"), pool("p-1"), pool("other"), of("p-1", "a"), of("p-2", "b"), of("other", "c")} {

@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/secret"
@@ -440,5 +441,47 @@ func TestAPriorityOverOthersIsNotGiven(t *testing.T) {
 		"' priority='-1'/></metadata><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
 	if !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "priority below 0") {
 		t.Errorf("a definition: %v", err)
+	}
+}
+
+// No client that is held gives a guest more of the host than guests have that say nothing:
+// not in what it defines, nor by a call that changes it. What others gave a guest the guest keeps.
+func TestAWeightOverOthersIsNotGiven(t *testing.T) {
+	g, who, on := builder(t)
+	g.Config = Config{Guests: &guest.Registry{Config: guest.Config{Cgroups: &kernel.Cgroups{}}}, Pools: &volume.Pools{}}
+	weighs := func(shares uint64, weight uint) *domain.Definition {
+		return &domain.Definition{Name: "build-1", Tune: domain.CPUTune{Shares: shares}, Blkio: domain.BlkioTune{Weight: weight}}
+	}
+	had := NewGuest("build-1", "", nil)
+	had.member = fleet.Member{View: &guest.View{Name: "build-1", Active: weighs(0, 600), Inactive: weighs(2048, 0)}}
+	for _, c := range []struct {
+		what string
+		who  Who
+		had  Object
+		def  *domain.Definition
+		want bool
+	}{
+		{"as all have it", who, on, weighs(0, 0), true},
+		{"as all have it, and said", who, on, weighs(1024, 500), true},
+		{"less", who, on, weighs(2, 100), true},
+		{"more of processors", who, on, weighs(1025, 0), false},
+		{"more of disks", who, on, weighs(0, 501), false},
+		{"as it was", who, had, weighs(2048, 600), true},
+		{"more than it was", who, had, weighs(2049, 600), false},
+		{"root", user1(0), on, weighs(262144, 10000), true},
+	} {
+		if err := g.weigh(c.who, c.def, c.had); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+	for _, tune := range []string{"<cputune><shares>4096</shares></cputune>", "<blkiotune><weight>1000</weight></blkiotune>"} {
+		_, err := g.Document(who, Define, Object{}, "<domain type='qemu'><name>build-1</name><memory>1024</memory>"+tune+
+			"<os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
+		if !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "weights above the usual ones (1024 of processors, 500 of disks)") {
+			t.Errorf("a definition with %s: %v", tune, err)
+		}
+	}
+	if err := wants(t, g, 1002, Change, weighs(4096, 0)); !fault.Is(err, fault.Denied) {
+		t.Errorf("a change: %v", err)
 	}
 }

@@ -177,8 +177,13 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u cham
 	if err := r.placeDisplays(ctx, def, c); err != nil {
 		return nil, err
 	}
+	read := readFiles(def)
 	for _, path := range shownFiles(def) {
-		f, err := openToShow(ctx, path)
+		open := openToShow
+		if slices.Contains(read, path) {
+			open = openToRead
+		}
+		f, err := open(ctx, path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // QEMU says so, in its own words
 		}
@@ -270,6 +275,13 @@ func openToShow(ctx context.Context, path string) (*os.File, error) {
 		})
 		return f, err
 	}, func(f *os.File) { _ = f.Close() })
+}
+
+// openToRead is openToShow of what QEMU reads to its end: QEMU would wait for a pipe's other
+// end before it answers, and all that time the start would have its place.
+func openToRead(ctx context.Context, path string) (*os.File, error) {
+	held := heldTo(ctx, path)
+	return mount.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, unix.O_RDONLY, held) }, func(f *os.File) { _ = f.Close() })
 }
 
 // openShown opens a file to be shown in a chamber; sockets, pipes and directories

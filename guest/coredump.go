@@ -2,10 +2,10 @@ package guest
 
 import (
 	"cmp"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -13,9 +13,18 @@ import (
 )
 
 // A guest whose definition asks for it leaves its memory in the data directory when
-// it panics (on_crash coredump-*). Guests decide how often that is: the newest dumps
-// alone are kept, and none is begun that would fill the file system.
-const keepCores = 8
+// it panics (on_crash coredump-*). Guests decide how often that is: so many of each are
+// kept, the newest, and of all together, and none is begun that would fill the file system.
+const keepCores, keepAllCores = 4, 32
+
+// core is a dump of a guest's memory.
+type core struct {
+	path, guest string // "": of one that is no longer there
+	at          time.Time
+}
+
+// coreTime is how a dump's name, behind that of its guest, tells when it began.
+const coreTime, coreSuffix = "-20060102-150405", ".core"
 
 // dumpCore dumps the memory of the guest, which has panicked, and lets its policy go
 // on, whether that succeeds or not. It runs in the loop, or before that.
@@ -25,10 +34,10 @@ func (g *Guest) dumpCore() {
 		return
 	}
 	r.dumping = true
-	path := filepath.Join(g.reg.coreDir(), fmt.Sprintf("%s-%s.core", g.record.Name, time.Now().UTC().Format("20060102-150405")))
-	memory := r.def.Memory
+	path := filepath.Join(g.reg.coreDir(), g.record.Name+time.Now().UTC().Format(coreTime)+coreSuffix)
+	name, memory := g.record.Name, r.def.Memory
 	g.reg.loops.Go(func() {
-		err := g.reg.roomForCore(memory)
+		err := g.reg.roomForCore(name, memory)
 		if err == nil {
 			err = g.Dump(g.reg.life, path, DumpOptions{Memory: "elf"})
 		}
@@ -50,22 +59,29 @@ func (g *Guest) dumpCore() {
 	})
 }
 
-// roomForCore removes the oldest dumps, and tells whether another has room with as
-// much left as it takes.
-func (r *Registry) roomForCore(memory uint64) error {
-	paths, err := filepath.Glob(filepath.Join(r.coreDir(), "*.core"))
+// roomForCore removes dumps that leave no place for another one of the guest, and tells
+// whether that has room with as much left as it takes.
+func (r *Registry) roomForCore(name string, memory uint64) error {
+	paths, err := filepath.Glob(filepath.Join(r.coreDir(), "*"+coreSuffix))
 	if err != nil {
 		return err // only for a pattern that is wrong
 	}
-	written := map[string]time.Time{}
+	var cores []core
 	for _, p := range paths {
-		if info, err := os.Lstat(p); err == nil {
-			written[p] = info.ModTime()
+		c := core{path: p}
+		if stem := strings.TrimSuffix(filepath.Base(p), coreSuffix); len(stem) > len(coreTime) {
+			c.guest = stem[:len(stem)-len(coreTime)]
 		}
+		if _, err := r.ByName(c.guest); err != nil {
+			c.guest = ""
+		}
+		if info, err := os.Lstat(p); err == nil {
+			c.at = info.ModTime()
+		}
+		cores = append(cores, c)
 	}
-	slices.SortFunc(paths, func(a, b string) int { return cmp.Or(written[b].Compare(written[a]), cmp.Compare(a, b)) })
-	for _, old := range paths[min(len(paths), keepCores-1):] {
-		removeFile(r.log, old)
+	for _, c := range surplus(cores, name) {
+		removeFile(r.log, c.path)
 	}
 	free, err := freeRoom(r.life, r.coreDir())
 	if err != nil {
@@ -75,4 +91,26 @@ func (r *Registry) roomForCore(memory uint64) error {
 		return fault.New(fault.NoCapacity, fault.Host, "%s has %d MiB left, too few for a dump of %d MiB", r.coreDir(), free>>20, memory>>20)
 	}
 	return nil
+}
+
+// surplus gives the dumps that are one too many when a guest has another: the oldest of its own
+// and, of all together, the oldest of whoever has most. Guests that are gone count as one, or
+// whoever may define guests would push out those of others by ever new ones.
+func surplus(cores []core, next string) (gone []core) {
+	slices.SortFunc(cores, func(a, b core) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.path, b.path)) })
+	has := map[string]int{next: 1}
+	for _, c := range cores {
+		has[c.guest]++
+	}
+	for has[next] > keepCores || len(cores) >= keepAllCores {
+		from := next
+		if has[next] <= keepCores {
+			from = slices.MaxFunc(cores, func(a, b core) int { return cmp.Compare(has[a.guest], has[b.guest]) }).guest
+		}
+		i := slices.IndexFunc(cores, func(c core) bool { return c.guest == from })
+		gone = append(gone, cores[i])
+		cores = slices.Delete(cores, i, i+1)
+		has[from]--
+	}
+	return gone
 }

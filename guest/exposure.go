@@ -14,15 +14,7 @@ import (
 
 // shownFiles are the paths that QEMU opens by itself.
 func shownFiles(def *domain.Definition) []string {
-	paths := []string{def.OS.Kernel, def.OS.Initrd, def.OS.DTB}
-	if def.OS.Loader.Type != "pflash" {
-		paths = append(paths, def.OS.Loader.Path)
-	}
-	if s := def.SysInfo; s != nil {
-		for _, e := range s.FWCfg {
-			paths = append(paths, e.File)
-		}
-	}
+	paths := readFiles(def)
 	for _, b := range backends(def) {
 		switch {
 		case b.Type == "unix" && b.Mode == "connect":
@@ -49,6 +41,20 @@ func shownFiles(def *domain.Definition) []string {
 	}
 	slices.Sort(paths)
 	return slices.DeleteFunc(slices.Compact(paths), func(p string) bool { return p == "" || strings.HasPrefix(p, "/usr/") })
+}
+
+// readFiles are those that QEMU reads to the end while it makes the machine, and nobody writes.
+func readFiles(def *domain.Definition) []string {
+	paths := []string{def.OS.Kernel, def.OS.Initrd, def.OS.DTB}
+	if def.OS.Loader.Type != "pflash" {
+		paths = append(paths, def.OS.Loader.Path)
+	}
+	if s := def.SysInfo; s != nil {
+		for _, e := range s.FWCfg {
+			paths = append(paths, e.File)
+		}
+	}
+	return slices.DeleteFunc(paths, func(p string) bool { return p == "" || ofTheHost(p) })
 }
 
 // backends are the host's ends of all character devices.

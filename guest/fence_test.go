@@ -2,12 +2,18 @@ package guest_test
 
 import (
 	"context"
+	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	images "github.com/lodge-kvm/lodge/image"
@@ -199,5 +205,55 @@ func TestNoSocketIsMadeBehindALink(t *testing.T) {
 			ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
 			ok(t, g.Destroy(d.ctx(), false))
 		})
+	}
+}
+
+// What QEMU reads while it makes the machine is a file. With a pipe QEMU would wait for somebody
+// to write to it, and the start keep its place from others all that time.
+func TestNoStartWaitsForTheOtherEndOfAPipe(t *testing.T) {
+	for _, isolated := range []bool{true, false} {
+		d := newDaemonOf(t, isolated)
+		folder, _, client := d.fencedIn()
+		at := map[string]string{"pipe": filepath.Join(folder, "pipe"), "socket": filepath.Join(folder, "socket"), "device": filepath.Join(folder, "device"), "folder": folder}
+		ok(t, errors.Join(unix.Mkfifo(at["pipe"], 0o666), unix.Mknod(at["device"], unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5)))))
+		socket, err := new(net.ListenConfig).Listen(t.Context(), "unix", at["socket"])
+		ok(t, err)
+		defer socket.Close()
+		kernel := filepath.Join(folder, "kernel")
+		ok(t, os.WriteFile(kernel, make([]byte, 4096), 0o600))
+		for use, os := range map[string]string{
+			"kernel": "<kernel>%s</kernel>", "initrd": "<kernel>" + kernel + "</kernel><initrd>%s</initrd>", "dtb": "<kernel>" + kernel + "</kernel><dtb>%s</dtb>",
+			"rom": "<loader type='rom'>%s</loader>", "flash": "<loader type='pflash' readonly='yes'>%s</loader><nvram>" + kernel + "</nvram>",
+			"variables": "<loader type='pflash' readonly='yes'>" + kernel + "</loader><nvram>%s</nvram>",
+			"template":  "<loader type='pflash' readonly='yes'>" + kernel + "</loader><nvram template='%s'>" + folder + "/vars</nvram>",
+		} {
+			for kind, path := range at {
+				doc := strings.Replace(small(use+"-"+kind), "</type>", "</type>"+strings.ReplaceAll(os, "%s", path), 1)
+				g, err := d.Define(client, doc, false)
+				ok(t, err)
+				ctx, stop := context.WithTimeout(client, 20*time.Second)
+				refused(t, g.Start(ctx, guest.StartOptions{}), fault.Invalid, path+": it is neither a file nor a block device")
+				stop()
+			}
+		}
+	}
+}
+
+// What bounds a client is asked of what the client makes of the running guest, too.
+func TestARunningGuestIsTunedWithinItsBound(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("weighed"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	client := guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+		if def.Tune.Shares > 1024 {
+			return fault.New(fault.Denied, fault.Call, "too heavy")
+		}
+		return nil
+	})
+	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
+		refused(t, g.Tune(client, a, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }), fault.Denied, "too heavy")
+	}
+	if v := g.View(); v.Active.Tune.Shares != 0 || v.Inactive.Tune.Shares != 0 {
+		t.Errorf("it weighs %d, and will %d", v.Active.Tune.Shares, v.Inactive.Tune.Shares)
 	}
 }

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -38,13 +39,23 @@ func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device
 }
 
 // openFiles opens what QEMU is handed beside disks: its firmware, and what
-// character devices write to or listen on.
+// character devices write to or listen on; and it looks whether what QEMU opens can be read.
 func (l *launching) openFiles(ctx context.Context) error {
+	o := l.run.def.OS
+	for _, path := range append(readFiles(l.run.def), o.Loader.Path, o.NVRAM.Path) { // so that none waits for its turn in vain
+		if path == "" {
+			continue
+		}
+		f, err := openToRead(ctx, path)
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // QEMU says so
+			return err
+		}
+		_ = f.Close() // opened to be looked at
+	}
 	if l.run.User == nil {
 		return nil
 	}
 	l.plan.Files = map[string]*os.File{}
-	o := l.run.def.OS
 	if o.Loader.Type == "pflash" {
 		code := unix.O_RDONLY
 		if o.Loader.ReadOnly == device.Off {

@@ -221,7 +221,7 @@ func (l *launching) labelFiles(ctx context.Context) error {
 		all = append(all, loan{l.from.file, labels.Content, ""})
 	}
 	for _, path := range readFiles(l.run.def) {
-		f, err := openToShow(ctx, path)
+		f, err := openToRead(ctx, path)
 		if err != nil {
 			continue // who shows it says so
 		}
@@ -240,20 +240,6 @@ func (l *launching) labelFiles(ctx context.Context) error {
 // ofTheHost reports whether a file belongs to the host's programs, which every guest
 // may read by the policy, and which are not relabelled.
 func ofTheHost(path string) bool { return strings.HasPrefix(filepath.Clean(path), "/usr/") }
-
-// readFiles are those that the guest boots from or is shown, and nobody writes.
-func readFiles(def *domain.Definition) []string {
-	paths := []string{def.OS.Kernel, def.OS.Initrd, def.OS.DTB}
-	if def.OS.Loader.Type != "pflash" {
-		paths = append(paths, def.OS.Loader.Path)
-	}
-	if s := def.SysInfo; s != nil {
-		for _, e := range s.FWCfg {
-			paths = append(paths, e.File)
-		}
-	}
-	return slices.DeleteFunc(paths, func(p string) bool { return p == "" || ofTheHost(p) })
-}
 
 // lendImage labels a file that QEMU writes or reads while the guest's memory moves, and
 // gives the way to give it back.

@@ -24,7 +24,7 @@ func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definiti
 	return g.edit(ctx, a, func() (*domain.Definition, error) {
 		return tuned(g.inactive, change)
 	}, func(config *domain.Definition) (work, error) {
-		return g.planTune(change, config)
+		return g.planTune(ctx, change, config)
 	})
 }
 
@@ -48,11 +48,14 @@ func sameRates(a, b *device.NIC) bool {
 	return reflect.DeepEqual(a.Inbound, b.Inbound) && reflect.DeepEqual(a.Outbound, b.Outbound)
 }
 
-func (g *Guest) planTune(change func(*domain.Definition) error, config *domain.Definition) (work, error) {
+func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
 	r := g.run
 	before := r.def
 	after, err := tuned(before, change)
 	if err != nil {
+		return nil, err
+	}
+	if err := g.bounded(ctx, after); err != nil {
 		return nil, err
 	}
 	if cmp.Or(before.NUMA.Mode, "strict") != cmp.Or(after.NUMA.Mode, "strict") {
@@ -144,13 +147,18 @@ const (
 	defaultWeightV2 = 100
 )
 
+// UsualWeights are those of a guest whose definition names none: of processors, and of disk I/O.
+func (r *Registry) UsualWeights() (shares, weight uint64) {
+	if r.Cgroups.Version() == 2 {
+		return defaultSharesV2, defaultWeightV2
+	}
+	return defaultSharesV1, defaultWeightV1
+}
+
 // changedLimits gives what differs. A limit that is no longer set becomes the
 // kernel's own value.
 func (r *Registry) changedLimits(before, after kernel.Limits) kernel.Limits {
-	shares, weight := uint64(defaultSharesV1), uint64(defaultWeightV1)
-	if r.Cgroups.Version() == 2 {
-		shares, weight = defaultSharesV2, defaultWeightV2
-	}
+	shares, weight := r.UsualWeights()
 	changed := kernel.Limits{
 		CPUShares:   moved(before.CPUShares, after.CPUShares, shares),
 		CPUPeriod:   moved(before.CPUPeriod, after.CPUPeriod, defaultPeriod),
