@@ -23,7 +23,7 @@ func (l *labels) confine(ctx context.Context, place *chamber.Chamber, p *qemu.Pl
 		return nil
 	}
 	return l.inTurn(ctx, func() error {
-		l.Profile = &label.Profile{Name: l.Process, Peer: l.host.Own, Network: place.Network}
+		l.Profile = &label.Profile{Name: l.Process, Peer: l.host.Own, Network: place.Network || len(p.Listeners) > 0}
 		for alias, a := range p.Disks {
 			l.allow(ownerOf(p.Definition.Devices.ByAlias(alias)), nil, imagesOf(a))
 		}

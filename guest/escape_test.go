@@ -298,7 +298,7 @@ func testEscape(t *testing.T, isolated bool) {
 	taken := d.define(strings.NewReplacer("<domain type='qemu'>", "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><uuid>"+uuid+"</uuid>",
 		"</domain>", "<qemu:commandline><qemu:env name='"+targetsVariable+"' value='"+string(text)+"'/></qemu:commandline></domain>",
 		"<devices>", "<devices><emulator>"+copyOfTest(t, d.dir, escapist)+"</emulator>").Replace(small("taken",
-		`<disk type='file'><driver type='raw'/><source file='`+own+`'/><target dev='vda' bus='virtio'/><readonly/></disk>`)))
+		`<disk type='file'><driver type='raw'/><source file='`+own+`'/><target dev='vda' bus='virtio'/><readonly/></disk><graphics type='vnc' autoport='yes'/>`)))
 	ok(t, taken.Start(d.ctx(), guest.StartOptions{}))
 	d.judge(at, isolated)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/qemu"
 )
 
 // shownFiles are the paths that QEMU opens by itself.
@@ -139,13 +140,13 @@ func hasTerminals(def *domain.Definition) bool {
 }
 
 // needsNetwork reports whether a guest's QEMU talks to the host's network by
-// itself. Interfaces on taps do not: their descriptors are handed over.
+// itself. Interfaces on taps and displays of VNC do not: their descriptors are handed over.
 func needsNetwork(def *domain.Definition) bool {
 	return len(def.QEMUArgs) > 0 ||
 		slices.ContainsFunc(def.Devices.NICs, func(n *device.NIC) bool { return n.Type == "user" }) ||
 		slices.ContainsFunc(backends(def), func(b *device.Backend) bool { return b.Type == "tcp" || b.Type == "udp" }) ||
 		slices.ContainsFunc(def.Devices.Graphics, func(g *device.Graphics) bool {
-			return len(g.Listens) == 0 || g.Listens[0].Type != "socket" && g.Listens[0].Type != "none" || g.WebSocket != 0
+			return g.WebSocket != 0 || qemu.DisplayHasPort(g) && !qemu.DisplayIsHanded(g)
 		})
 }
 

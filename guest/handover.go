@@ -183,7 +183,10 @@ func closePlan(p *qemu.Plan) {
 			_ = f.Close() // QEMU has its own
 		}
 	}
-	p.Files, p.Sockets = nil, nil
+	for _, files := range p.Listeners {
+		closeAll(files)
+	}
+	p.Files, p.Sockets, p.Listeners = nil, nil, nil
 	if p.VSock != nil {
 		_ = p.VSock.Close() // nothing was written
 		p.VSock = nil

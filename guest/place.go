@@ -6,15 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
@@ -146,89 +141,6 @@ func (r *Registry) readoptNIC(def *domain.Definition, held heldNIC) (func(contex
 		return nil, err
 	}
 	return func(context.Context) error { release(); return nil }, nil
-}
-
-// ports are the display ports that guests of this daemon hold. Others are found
-// to be taken by trying.
-type ports struct {
-	mu   sync.Mutex
-	held map[int]bool
-}
-
-// The range of ports for displays, as libvirt has it.
-const (
-	firstPort = 5900
-	lastPort  = 65535
-)
-
-// take gives a port that is free on the address. A port is held while it is
-// tried, and nothing else is.
-func (p *ports) take(ctx context.Context, address string) (int, error) {
-	for port := firstPort; port <= lastPort; port++ {
-		if !p.hold(port) {
-			continue
-		}
-		l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(address, strconv.Itoa(port)))
-		if err == nil {
-			_ = l.Close()
-			return port, nil
-		}
-		p.giveBack(port)
-		if !errors.Is(err, unix.EADDRINUSE) {
-			return 0, fault.Wrap(err, fault.Failed, fault.Host, "cannot serve a display on %s", address)
-		}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return 0, fault.New(fault.NoCapacity, fault.Host, "no port from %d to %d is free for a display (guests hold %d of them); let displays listen on sockets, or end a guest",
-		firstPort, lastPort, len(p.held))
-}
-
-// hold takes a port, and reports whether nobody had it.
-func (p *ports) hold(port int) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.held[port] {
-		return false
-	}
-	if p.held == nil {
-		p.held = map[int]bool{}
-	}
-	p.held[port] = true
-	return true
-}
-
-func (p *ports) giveBack(port int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.held, port)
-}
-
-// choosePorts gives every display that listens to the network an address, which
-// is the host's own to itself unless more is asked for, and a port.
-func (l *launching) choosePorts(ctx context.Context) error {
-	for _, g := range l.run.def.Devices.Graphics {
-		if len(g.Listens) == 0 {
-			g.Listens = []device.Listen{{Type: "address"}}
-		}
-		at := &g.Listens[0]
-		if at.Type == "socket" || at.Type == "none" {
-			continue
-		}
-		if at.Address == "" {
-			at.Address = "127.0.0.1"
-		}
-		if g.Port > 0 && g.AutoPort != device.On {
-			continue
-		}
-		port, err := l.g.reg.ports.take(ctx, at.Address)
-		if err != nil {
-			return err
-		}
-		g.Port = port
-		l.run.hold("display port", func(context.Context) error { l.g.reg.ports.giveBack(port); return nil })
-	}
-	return nil
 }
 
 // reholdRest enters what an adopted guest holds beside files and interfaces.

@@ -369,12 +369,12 @@ func (l *launching) claimVSock(context.Context) (err error) {
 func (l *launching) closeFiles() { closePlan(&l.plan) }
 
 // closeHanded closes those that QEMU has been given when it runs: images may wait
-// for their keys.
+// for their keys, and displays listen later.
 func (l *launching) closeHanded() {
-	disks := l.plan.Disks
-	l.plan.Disks = nil
+	disks, listeners := l.plan.Disks, l.plan.Listeners
+	l.plan.Disks, l.plan.Listeners = nil, nil
 	closePlan(&l.plan)
-	l.plan.Disks = disks
+	l.plan.Disks, l.plan.Listeners = disks, listeners
 }
 
 // shakeHands connects to the monitor, for as long as the process lives.

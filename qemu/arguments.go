@@ -28,6 +28,8 @@ type Plan struct {
 	Files map[string]*os.File
 	// Sockets listen for character devices, by alias.
 	Sockets map[string]*os.File
+	// Listeners are the sockets of displays, by alias: AfterStart hands them over.
+	Listeners map[string][]*os.File
 
 	Dir      string    // private to this run of the guest: the sockets that QEMU makes
 	Monitor  *os.File  // listens for the monitor

@@ -3,6 +3,7 @@ package qemu
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -192,10 +193,14 @@ func TestAfterStart(t *testing.T) {
 	def.CurrentMemory = 32 << 20
 	AssignAliases(def)
 	p := testPlan(def, c, "/run/g")
+	p.Listeners = map[string][]*os.File{"vnc": {os.Stdin, os.Stdin}}
 	got := said(t, AfterStart(p))
 	want := []string{
 		"set_password", `{"protocol":"vnc","password":"topsecret"}`,
 		"expire_password", `{"protocol":"vnc","time":"never"}`,
+		"getfd", `{"fdname":"lodge-listener-0"}`,
+		"getfd", `{"fdname":"lodge-listener-1"}`,
+		"display-update", `{"type":"vnc","addresses":[{"type":"fd","str":"lodge-listener-0"},{"type":"fd","str":"lodge-listener-1"}]}`,
 		"set_link", `{"name":"net0","up":false}`,
 		"block_set_io_throttle", `{"id":"/machine/peripheral/virtio-disk0/virtio-backend","bps":0,"bps_rd":0,"bps_wr":0,"iops":9,"iops_rd":0,"iops_wr":0}`,
 		"qom-set", `{"path":"/machine/peripheral/balloon0","property":"guest-stats-polling-interval","value":7}`,

@@ -85,8 +85,12 @@ func (b *builder) vnc(g *device.Graphics) error {
 		if b.rehearsal {
 			port = max(port, firstVNC)
 		}
-		if port < firstVNC || port > 65535 {
-			return invalid("a VNC display needs a port from %d to 65535, not %d", firstVNC, port)
+		if err := checkVNCPort(port); err != nil {
+			return err
+		}
+		if DisplayIsHanded(g) {
+			vnc.raw("none") // until AfterStart
+			break
 		}
 		vnc.add("vnc", net.JoinHostPort(l.Address, strconv.Itoa(port-firstVNC)))
 	}

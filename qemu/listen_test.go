@@ -1,0 +1,144 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// displayAt listens for a display at a free port, and gives the socket that QEMU would have.
+func displayAt(t *testing.T, address string) (f *os.File, port int) {
+	t.Helper()
+	for port = firstVNC + 1000; port < 65535; port++ {
+		f, err := ListenDisplay(t.Context(), netip.MustParseAddr(address), port)
+		switch {
+		case errors.Is(err, unix.EADDRINUSE):
+			continue
+		case errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EAFNOSUPPORT):
+			t.Skipf("this host has no %s: %v", address, err)
+		case err != nil:
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.Close() })
+		return f, port
+	}
+	t.Fatal("no port is free")
+	return nil, 0
+}
+
+// accepts waits for the client of a socket that listens.
+func accepts(t *testing.T, f *os.File) net.Conn {
+	t.Helper()
+	l, err := net.FileListener(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	_ = l.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute))
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func dials(t *testing.T, address string) net.Conn {
+	t.Helper()
+	c, err := (&net.Dialer{Timeout: time.Minute}).DialContext(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// abuse makes of a socket one that calls, and calls a service; what the handshake of
+// two ends of one host comes to is known when that returns.
+func abuse(t *testing.T, fd uintptr, service netip.AddrPort) {
+	t.Helper()
+	_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 0)
+	_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
+	var nobody [16]byte // of the family that disconnects
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&nobody)), uintptr(len(nobody))); errno != 0 {
+		t.Fatal("it cannot be disconnected: ", errno)
+	}
+	var to unix.Sockaddr = &unix.SockaddrInet6{Addr: service.Addr().As16(), Port: int(service.Port())}
+	if service.Addr().Is4() {
+		to = &unix.SockaddrInet4{Addr: service.Addr().As4(), Port: int(service.Port())}
+	}
+	_ = unix.SetNonblock(int(fd), true)
+	if err := unix.Connect(int(fd), to); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		t.Fatal("it cannot call: ", err)
+	}
+}
+
+// TestTheSocketOfADisplayLeadsNowhere: whoever has the socket of a display, or what it has
+// accepted, serves clients with it, and reaches no service of the host's; with sockets
+// that are not kept from it he does.
+func TestTheSocketOfADisplayLeadsNowhere(t *testing.T) {
+	for _, address := range []string{"127.0.0.1", "::1"} {
+		for _, kept := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s kept=%v", address, kept), func(t *testing.T) { testLeads(t, address, kept) })
+		}
+	}
+}
+
+func testLeads(t *testing.T, address string, kept bool) {
+	display, port := displayAt(t, address)
+	at := net.JoinHostPort(address, fmt.Sprint(port))
+	if !kept {
+		_ = display.Close()
+		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		display, err = l.(*net.TCPListener).File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = l.Close()
+		t.Cleanup(func() { _ = display.Close() })
+	}
+	client := dials(t, at)
+	accepted := accepts(t, display)
+	t.Cleanup(func() { _ = accepted.Close() })
+	for _, way := range [][2]net.Conn{{client, accepted}, {accepted, client}} {
+		said := make([]byte, 3)
+		if _, err := way[0].Write([]byte("RFB")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(way[1], said); err != nil || string(said) != "RFB" {
+			t.Fatalf("a client and its display say %q, %v", said, err)
+		}
+	}
+	_ = client.Close()
+	handed, err := accepted.(*net.TCPConn).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = handed.Close() })
+	for name, f := range map[string]*os.File{"what listens": display, "what was accepted": handed} {
+		service, err := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(address, "0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		abuse(t, f.Fd(), netip.MustParseAddrPort(service.Addr().String()))
+		other := dials(t, service.Addr().String())
+		first, err := service.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kept != (first.RemoteAddr().String() == other.LocalAddr().String()) {
+			t.Errorf("%s reaches a service of the host's: %v", name, kept)
+		}
+		_, _ = first.Close(), service.Close()
+	}
+}
