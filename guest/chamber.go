@@ -177,13 +177,8 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u cham
 	if err := r.placeDisplays(ctx, def, c); err != nil {
 		return nil, err
 	}
-	read := readFiles(def)
 	for _, path := range shownFiles(def) {
-		open := openToShow
-		if slices.Contains(read, path) {
-			open = openToRead
-		}
-		f, err := open(ctx, path)
+		f, err := openToShow(ctx, path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // QEMU says so, in its own words
 		}
@@ -191,6 +186,14 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u cham
 			closeShown(c)
 			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot open %s", path)
 		}
+		c.Shown = append(c.Shown, chamber.Shown{Path: filepath.Clean(path), File: f})
+	}
+	read, err := openRead(ctx, def)
+	if err != nil {
+		closeShown(c)
+		return nil, err
+	}
+	for path, f := range read {
 		c.Shown = append(c.Shown, chamber.Shown{Path: filepath.Clean(path), File: f})
 	}
 	return c, nil
@@ -275,13 +278,6 @@ func openToShow(ctx context.Context, path string) (*os.File, error) {
 		})
 		return f, err
 	}, func(f *os.File) { _ = f.Close() })
-}
-
-// openToRead is openToShow of what QEMU reads to its end: QEMU would wait for a pipe's other
-// end before it answers, and all that time the start would have its place.
-func openToRead(ctx context.Context, path string) (*os.File, error) {
-	held := heldTo(ctx, path)
-	return mount.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, unix.O_RDONLY, held) }, func(f *os.File) { _ = f.Close() })
 }
 
 // openShown opens a file to be shown in a chamber; sockets, pipes and directories

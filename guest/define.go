@@ -209,7 +209,7 @@ func (g *Guest) nvramFile(ctx context.Context) (string, error) {
 		return "", nil
 	}
 	there, err := fileExists(ctx, def.OS.NVRAM.Path)
-	if !there {
+	if !there && !fault.Is(err, fault.Denied) { // else there is a link, which goes by itself
 		return "", err
 	}
 	return def.OS.NVRAM.Path, nil

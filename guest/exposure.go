@@ -13,9 +13,9 @@ import (
 	"github.com/lodge-kvm/lodge/qemu"
 )
 
-// shownFiles are the paths that QEMU opens by itself.
+// shownFiles are the paths that QEMU opens by itself, beside what it reads at once.
 func shownFiles(def *domain.Definition) []string {
-	paths := readFiles(def)
+	var paths []string
 	for _, b := range backends(def) {
 		switch {
 		case b.Type == "unix" && b.Mode == "connect":
@@ -41,7 +41,8 @@ func shownFiles(def *domain.Definition) []string {
 		}
 	}
 	slices.Sort(paths)
-	return slices.DeleteFunc(slices.Compact(paths), func(p string) bool { return p == "" || strings.HasPrefix(p, "/usr/") })
+	read := readFiles(def)
+	return slices.DeleteFunc(slices.Compact(paths), func(p string) bool { return p == "" || ofTheHost(p) || slices.Contains(read, p) })
 }
 
 // readFiles are those that QEMU reads to the end while it makes the machine, and nobody writes.

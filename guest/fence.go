@@ -52,7 +52,7 @@ func (g *Guest) fence(ctx context.Context, def *domain.Definition) {
 // filesOf are the files beside disks that a definition names and that the daemon opens, or
 // makes, for the guest.
 func filesOf(def *domain.Definition) []string {
-	paths := append(shownFiles(def), displaySockets(def, "")...)
+	paths := slices.Concat(shownFiles(def), readFiles(def), displaySockets(def, ""))
 	paths = append(paths, def.OS.Loader.Path, def.OS.NVRAM.Path, def.OS.NVRAM.Template)
 	for _, b := range backends(def) {
 		paths = append(paths, b.Path, b.LogFile)

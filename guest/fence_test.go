@@ -3,6 +3,7 @@ package guest_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -255,5 +256,42 @@ func TestARunningGuestIsTunedWithinItsBound(t *testing.T) {
 	}
 	if v := g.View(); v.Active.Tune.Shares != 0 || v.Inactive.Tune.Shares != 0 {
 		t.Errorf("it weighs %d, and will %d", v.Active.Tune.Shares, v.Inactive.Tune.Shares)
+	}
+}
+
+// What QEMU reads into its own memory is no more than the guest has: a file of holes alone would
+// otherwise take as much of the host's as its client likes, whatever the rules give.
+func TestAGuestIsToldByFilesNoMoreThanItHolds(t *testing.T) {
+	d := newDaemonOf(t, true)
+	folder, _, client := d.fencedIn()
+	entries, each := "", filepath.Join(folder, "each")
+	for n := range 4 {
+		entries += fmt.Sprintf("<entry name='opt/org.test/%d' file='%s'/>", n, each)
+	}
+	g, err := d.Define(client, strings.Replace(small("told"), "<features>", "<sysinfo type='fwcfg'>"+entries+"</sysinfo><features>", 1), false)
+	ok(t, err)
+	ok(t, errors.Join(os.WriteFile(each, nil, 0o600), os.Truncate(each, 16<<20+1)))
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Invalid, "may have 64 MiB together")
+	ok(t, os.Truncate(each, 16<<20))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+}
+
+// Whoever has a folder learns nothing of others' by a link in the place of a guest's variables.
+func TestNoLinkTellsWhatIsThere(t *testing.T) {
+	d := newDaemon(t)
+	folder := filepath.Join(d.dir, "alice")
+	ok(t, errors.Join(os.Mkdir(folder, 0o755), os.WriteFile(filepath.Join(d.dir, "secret"), nil, 0o600)))
+	vars := filepath.Join(folder, "vars")
+	g := d.define(strings.Replace(small("asked"), "</type>", "</type><loader type='pflash' readonly='yes'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader><nvram template='/usr/share/OVMF/OVMF_VARS_4M.fd'>"+vars+"</nvram>", 1))
+	var said []string
+	for _, to := range []string{"secret", "none"} {
+		ok(t, errors.Join(os.Symlink("../"+to, vars), os.Lchown(vars, 4242, 4242), os.Chown(folder, 4242, 4242)))
+		err := g.Start(d.ctx(), guest.StartOptions{Paused: true})
+		refused(t, err, fault.Denied, "is a link that user 4242 made")
+		said = append(said, err.Error())
+		ok(t, os.Remove(vars))
+	}
+	if said[0] != said[1] {
+		t.Errorf("it is told which of the two is there: %q", said)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/mount"
 )
 
@@ -28,11 +30,16 @@ func removeNamed(path string, held []string) error {
 	return nil
 }
 
-// fileExists looks for a file whose path is a user's. An error says that its file
-// system does not answer.
+// fileExists looks for a file whose path is a user's, where that may lead: whoever put a link
+// there is not told what lies elsewhere. An error says that it may not lead there, or that its
+// file system does not answer.
 func fileExists(ctx context.Context, path string) (bool, error) {
+	held := heldTo(ctx, path)
 	return mount.Do(ctx, path, func() (bool, error) {
-		_, err := os.Stat(path)
+		err := image.At(path, held, func(at string, _ int) error { _, err := os.Lstat(at); return err })
+		if fault.Is(err, fault.Denied) {
+			return false, err
+		}
 		return err == nil, nil
 	}, nil)
 }

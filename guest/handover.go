@@ -3,12 +3,14 @@ package guest
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/mount"
@@ -41,18 +43,20 @@ func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device
 // openFiles opens what QEMU is handed beside disks: its firmware, and what
 // character devices write to or listen on; and it looks whether what QEMU opens can be read.
 func (l *launching) openFiles(ctx context.Context) error {
-	o := l.run.def.OS
-	for _, path := range append(readFiles(l.run.def), o.Loader.Path, o.NVRAM.Path) { // so that none waits for its turn in vain
-		if path == "" {
-			continue
-		}
-		f, err := openToRead(ctx, path)
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // QEMU says so
-			return err
-		}
-		_ = f.Close() // opened to be looked at
+	read, err := openRead(ctx, l.run.def) // so that none waits for its turn in vain
+	if err != nil {
+		return err
 	}
+	closeRead(read)
+	o := l.run.def.OS
 	if l.run.User == nil {
+		for _, path := range []string{o.Loader.Path, o.NVRAM.Path} {
+			if f, err := openToRead(ctx, path); err == nil {
+				_ = f.Close() // opened to be looked at
+			} else if path != "" && !errors.Is(err, os.ErrNotExist) { // QEMU says so
+				return err
+			}
+		}
 		return nil
 	}
 	l.plan.Files = map[string]*os.File{}
@@ -71,6 +75,58 @@ func (l *launching) openFiles(ctx context.Context) error {
 		}
 	}
 	return l.g.reg.openBackends(ctx, l.run, &l.plan, l.run.def.Devices.All())
+}
+
+// openToRead opens a file that QEMU reads to its end.
+func openToRead(ctx context.Context, path string) (*os.File, error) {
+	held := heldTo(ctx, path)
+	return mount.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, unix.O_RDONLY, held) }, func(f *os.File) { _ = f.Close() })
+}
+
+// openRead opens what QEMU reads while it makes the machine, by its paths; what is not there QEMU
+// tells of. With a pipe QEMU would wait for its other end, and all that time the start would have
+// its place. What it reads it has in memory that is in nobody's books, beside the guest's.
+func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os.File, err error) {
+	files = map[string]*os.File{}
+	defer func() {
+		if err != nil {
+			closeRead(files)
+		}
+	}()
+	most := max(def.Memory, leastRead)
+	var all uint64
+	for _, path := range readFiles(def) {
+		f, err := openToRead(ctx, path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if files[path] == nil {
+			files[path] = f
+		} else { // once more for each time that it is read
+			defer f.Close()
+		}
+		size, err := f.Seek(0, io.SeekEnd)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot find the size of %s", path)
+		}
+		if all += uint64(size); all > most || all < uint64(size) {
+			return nil, fault.New(fault.Invalid, fault.Config, "cannot have QEMU read %s: what the guest boots from and is told by files may have %d MiB together, as its memory has; "+
+				"make the files smaller, or give the guest more memory", path, most>>20)
+		}
+	}
+	return files, nil
+}
+
+// leastRead is what QEMU may read, in bytes, for a guest of little memory.
+const leastRead = 64 << 20
+
+func closeRead(files map[string]*os.File) {
+	for _, f := range files {
+		_ = f.Close() // opened to be looked at
+	}
 }
 
 // openInto opens a file of the firmware's.

@@ -289,3 +289,27 @@ func TestListenMonitor(t *testing.T) {
 		t.Errorf("a path that is too long: %v", err)
 	}
 }
+
+// A link in the place of a socket is asked nothing: what it leads to may answer to whoever comes
+// as root.
+func TestNobodyIsAskedBehindALink(t *testing.T) {
+	dir := t.TempDir()
+	other, err := listen(filepath.Join(dir, "other"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(other) //nolint:errcheck // nothing was written
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink("other", link); err != nil {
+		t.Fatal(err)
+	}
+	if err := RemoveDeserted(link); err != nil {
+		t.Error(err)
+	}
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(other), Events: unix.POLLIN}}, 0); n != 0 {
+		t.Errorf("somebody came to the other socket (%v)", err)
+	}
+	if _, err := os.Lstat(link); err != nil {
+		t.Error(err)
+	}
+}

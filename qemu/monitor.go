@@ -74,14 +74,22 @@ func RemoveDeserted(path string) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot remove the socket %s, on which nobody listens", path)
 }
 
-// deserted reports whether path is a socket without a listener.
+// deserted reports whether path is a socket without a listener. It asks no other: a link there
+// may lead to any socket of the host's.
 func deserted(path string) bool {
+	at, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(at) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return false
+	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return false
 	}
 	defer func() { _ = unix.Close(fd) }()
-	err = unix.Connect(fd, &unix.SockaddrUnix{Name: path})
-	info, statErr := os.Lstat(path)
-	return errors.Is(err, unix.ECONNREFUSED) && statErr == nil && info.Mode().Type() == os.ModeSocket
+	return errors.Is(unix.Connect(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d", at)}), unix.ECONNREFUSED)
 }
