@@ -97,6 +97,9 @@ type walker struct {
 	// link is one that somebody else than root made, whose user's number is by.
 	link string
 	by   uint32
+	// apart is a link on a file system that says itself whose links are, and on is that.
+	apart string
+	on    uint64
 }
 
 // walk goes along a path to the folder in which lies what it leads to, and tells the name of that
@@ -166,6 +169,16 @@ func (w *walker) read(link *os.File) (to string, err error) {
 	if w.links++; w.links > MaxLinks {
 		return "", unix.ELOOP
 	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(link.Fd()), &fs); err != nil {
+		return "", err
+	}
+	if fs.Type == unix.FUSE_SUPER_MAGIC {
+		if w.apart != "" && w.on != st.Dev {
+			return "", w.refuse()
+		}
+		w.apart, w.on = link.Name(), st.Dev
+	}
 	if !Ours(st.Uid) {
 		if w.link != "" && w.by != st.Uid {
 			return "", w.refuse()
@@ -178,9 +191,10 @@ func (w *walker) read(link *os.File) (to string, err error) {
 }
 
 // check refuses what a link that somebody made leads to and somebody else has. What is not there
-// is of whom its folder is.
+// is of whom its folder is. A link of FUSE's, which may be a user's program that calls it root's,
+// leads to what lies there, too.
 func (w *walker) check(name string) error {
-	if w.link == "" {
+	if w.link == "" && w.apart == "" {
 		return nil
 	}
 	var st unix.Stat_t
@@ -188,13 +202,17 @@ func (w *walker) check(name string) error {
 	if errors.Is(err, unix.ENOENT) {
 		err = unix.Fstat(int(w.at.Fd()), &st)
 	}
-	if err == nil && st.Uid != w.by {
+	if err == nil && (w.link != "" && st.Uid != w.by || w.apart != "" && st.Dev != w.on) {
 		err = w.refuse()
 	}
 	return err
 }
 
 func (w *walker) refuse() error {
+	if w.apart != "" {
+		return fault.New(fault.Denied, fault.Host, "%s is a link on a file system of FUSE, which may say of anybody's that it is root's, and leads away from there; "+
+			"name the place that it leads to", w.apart)
+	}
 	return fault.New(fault.Denied, fault.Host, "%s is a link that user %d made, and leads to what that user does not have; "+
 		"name the place that it leads to, or have root make the link", w.link, w.by)
 }
