@@ -13,7 +13,7 @@ import (
 
 // The guests that are marked for it are started once in each boot of the host. Which
 // they are is noted before the first is started, and each is struck off when it has
-// run, or could not be started: a daemon that is cut off in the middle leaves the
+// run, or is given up: a daemon that is cut off in the middle leaves the
 // rest to the next one, and what ran is not started again.
 
 // bootKind is the record of the last boot of the host whose autostart was noted.
@@ -66,8 +66,16 @@ func (r *Registry) forgetDue(uuid string) {
 	}
 }
 
-// hasRun strikes a guest off: it runs or ran in this boot, whoever started it, or it
-// could not be started.
+// isDue says whether and why this boot has still to start a guest.
+func (r *Registry) isDue(uuid string) (due, bool) {
+	r.dues.mu.Lock()
+	defer r.dues.mu.Unlock()
+	d, is := r.dues.left[uuid]
+	return d, is
+}
+
+// hasRun strikes a guest off: it runs or ran in this boot, whoever started it, or its
+// start is given up.
 func (r *Registry) hasRun(uuid string) {
 	r.dues.mu.Lock()
 	_, is := r.dues.left[uuid]
@@ -80,7 +88,7 @@ func (r *Registry) hasRun(uuid string) {
 }
 
 // Autostart starts the guests that are marked for it, once for each boot of the
-// host. One that fails is logged and delays no other.
+// host. One that fails is told, tried again, and delays no other.
 func (r *Registry) Autostart(ctx context.Context) {
 	if r.Boot == "" {
 		return
@@ -137,9 +145,7 @@ func (r *Registry) noteDues() error {
 }
 
 func (g *Guest) autostart(ctx context.Context) {
-	g.reg.dues.mu.Lock()
-	d := g.reg.dues.left[g.uuid]
-	g.reg.dues.mu.Unlock()
+	d, _ := g.reg.isDue(g.uuid)
 	v := g.View()
 	switch {
 	case d.Crashed:
@@ -160,11 +166,14 @@ func (g *Guest) autostart(ctx context.Context) {
 	}
 	failpoint.Reach("autostart.start")
 	err := g.Start(ctx, StartOptions{})
-	if ctx.Err() != nil {
+	if err == nil || ctx.Err() != nil {
 		return // the daemon stops: the next one goes on
 	}
-	g.reg.hasRun(g.uuid)
-	if err != nil && !g.View().State.Active() { // else its user was faster
-		g.log.Error("cannot start a guest that is marked for autostart", "error", err)
-	}
+	_ = g.change(ctx, "", func() error { // else it has gone, or the daemon stops
+		if _, is := g.reg.isDue(g.uuid); is { // else its user was faster
+			g.revival.boot = true
+			g.notRevived(err)
+		}
+		return nil
+	})
 }

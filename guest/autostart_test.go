@@ -2,12 +2,14 @@ package guest_test
 
 import (
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/store"
+	"github.com/lodge-kvm/lodge/volume"
 )
 
 // A daemon was killed amid the autostart of a boot: the next one starts those that
@@ -68,4 +70,45 @@ func TestAnAutostartThatFailsIsTold(t *testing.T) {
 	ok(t, pool.Stop(d.ctx()))
 	d.Autostart(d.ctx())
 	d.logged("cannot start a guest that is marked for autostart", "without-its-pool", "is not active")
+}
+
+// What a guest needs may come later than the daemon when the host boots: its start is tried
+// again, also by the next daemon, until its user gives that up, by any of the ways there are.
+func TestAnAutostartWaitsForWhatTheGuestNeeds(t *testing.T) {
+	d := newDaemon(t)
+	d.boot = "first"
+	d.reopen(func() {})
+	pool, disk := d.shelf()
+	const waits = "could not be started"
+	byName := map[string]*guest.Guest{}
+	for _, name := range []string{"patient", "destroyed", "undefined", "unmarked"} {
+		byName[name] = d.define(small(name, disk))
+		ok(t, byName[name].SetAutostart(d.ctx(), true))
+	}
+	ok(t, pool.Stop(d.ctx()))
+	d.Autostart(d.ctx())
+	for name, g := range byName {
+		if words := waiting(t, g, waits); !strings.Contains(words, `pool "shelf" is not active`) || !strings.Contains(words, "virsh destroy "+name) {
+			t.Errorf("%s says: %s", name, words)
+		}
+	}
+	ok(t, byName["destroyed"].Destroy(d.ctx(), false))
+	ok(t, byName["undefined"].Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, byName["unmarked"].SetAutostart(d.ctx(), false))
+	d.reopen(func() {})
+	d.Autostart(d.ctx())
+	patient := d.again(byName["patient"])
+	waiting(t, patient, waits)
+	pool, err := d.pools.ByName("shelf")
+	ok(t, err)
+	ok(t, pool.Start(d.ctx(), volume.NoBuild))
+	d.settle(patient, domain.Running)
+	if words := patient.View().Messages; len(words) > 0 {
+		t.Errorf("it runs, and says: %q", words)
+	}
+	for _, name := range []string{"destroyed", "unmarked"} {
+		if v := d.again(byName[name]).View(); v.State.Active() || len(v.Messages) > 0 {
+			t.Errorf("%s is %s, and says: %q", name, v.State, v.Messages)
+		}
+	}
 }

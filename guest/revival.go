@@ -16,7 +16,8 @@ import (
 // where its on_crash says so: at once the first time, and then later and later. That
 // it is to be started is noted with the guests that this boot has still to start
 // before anything of the ended process is taken away, so that a daemon that is
-// killed meanwhile leaves it to the next one.
+// killed meanwhile leaves it to the next one. A start with the host that fails, for want
+// of a pool or a network, say, is tried again in the same way.
 
 // Pauses before the starts: the first is made at once.
 const (
@@ -24,6 +25,8 @@ const (
 	lastPause  = 5 * time.Minute
 	// steadyRun is how long a guest lives without a crash that is a first one again.
 	steadyRun = 2 * lastPause
+	// mostAutostarts is how often a start with the host is tried: for about an hour.
+	mostAutostarts = 20
 )
 
 // pauseBefore is how long the start waits that follows the nth crash in a row.
@@ -37,7 +40,8 @@ func pauseBefore(n int) time.Duration {
 
 // revival is what is known of a guest's crashes, and the start that waits.
 type revival struct {
-	crashes int // without a steady run in between
+	boot    bool // it is a start with the host that waits, and no crash was before
+	crashes int  // without a steady run in between; or starts with the host that failed
 	last    time.Time
 	cause   string // how the last process ended
 	words   string // for an administrator; empty: there was none
@@ -77,6 +81,12 @@ func (g *Guest) startAgain(why string) {
 	v.words = fmt.Sprintf("%s (crash %d in a row, at %s); on_crash asks for a restart, which is tried after %v; virsh destroy %s gives that up",
 		why, v.crashes, v.last.UTC().Format(time.TimeOnly+" MST"), pause, g.record.Name)
 	g.log.Warn("a guest that crashed is to be started again", "cause", why, "crashes", v.crashes, "pause", pause)
+	g.startAfter(pause)
+}
+
+// startAfter has the guest started after a pause. It runs in the loop.
+func (g *Guest) startAfter(pause time.Duration) {
+	v := &g.revival
 	ctx, cancel := context.WithCancelCause(g.reg.life)
 	v.cancel = func() { cancel(errors.New("it is started or given up")) }
 	g.publish()
@@ -97,7 +107,7 @@ func (g *Guest) reviveAfter(ctx context.Context, pause time.Duration) {
 	}
 	failpoint.Reach("revive.start")
 	err := g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
-		if ctx.Err() != nil || g.inactive == nil || !lifecycle.Revives(g.inactive.OnCrash) {
+		if ctx.Err() != nil || !g.toRevive() {
 			return nil, fault.New(fault.Aborted, fault.Domain, "it is not to be started again any more")
 		}
 		return g.planAnyStart(StartOptions{})
@@ -113,16 +123,49 @@ func (g *Guest) reviveAfter(ctx context.Context, pause time.Duration) {
 	})
 }
 
+// toRevive says whether the guest that waits is still to be started. It runs in the loop.
+func (g *Guest) toRevive() bool {
+	if g.revival.boot {
+		d, is := g.reg.isDue(g.uuid)
+		return is && g.inactive != nil && (d.Once || g.record.Autostart)
+	}
+	return g.inactive != nil && lifecycle.Revives(g.inactive.OnCrash)
+}
+
 // notRevived settles what becomes of a guest whose start failed. It runs in the loop.
 func (g *Guest) notRevived(err error) {
 	if fault.Is(err, fault.Aborted) || g.run != nil {
 		g.giveUpRevival()
 		return
 	}
+	if g.revival.boot {
+		g.autostartAgain(err)
+		return
+	}
 	g.startAgain(err.Error())
 }
 
-// giveUpRevival leaves a crashed guest shut off. It runs in the loop.
+// autostartAgain has a guest started once more with the host, which failed. It runs in the loop.
+func (g *Guest) autostartAgain(err error) {
+	v := &g.revival
+	v.stop()
+	*v = revival{boot: true, crashes: v.crashes + 1}
+	const said = "cannot start a guest that is marked for autostart"
+	if v.crashes >= mostAutostarts {
+		g.reg.hasRun(g.uuid)
+		v.words = fmt.Sprintf("it was to start with the host and could not be started (%v); that was tried %d times and is given up; start it yourself", err, v.crashes)
+		g.log.Error(said+"; that is given up", "error", err, "tries", v.crashes)
+		g.publish()
+		return
+	}
+	pause := pauseBefore(v.crashes + 1)
+	v.words = fmt.Sprintf("it is to start with the host and could not be started (%v; try %d, at %s); that is tried again after %v; virsh destroy %s gives that up",
+		err, v.crashes, time.Now().UTC().Format(time.TimeOnly+" MST"), pause, g.record.Name)
+	g.log.Error(said, "error", err, "tries", v.crashes, "pause", pause)
+	g.startAfter(pause)
+}
+
+// giveUpRevival leaves a guest shut off that waited to be started. It runs in the loop.
 func (g *Guest) giveUpRevival() {
 	g.revival.stop()
 	g.revival = revival{}
@@ -133,6 +176,10 @@ func (g *Guest) giveUpRevival() {
 // revived notes that the guest runs again.
 func (g *Guest) revived() {
 	v := &g.revival
+	if v.boot {
+		v.stop()
+		*v = revival{}
+	}
 	if v.cancel == nil {
 		return
 	}
