@@ -50,6 +50,9 @@ func Open(c Config) (*Registry, error) {
 	if err := r.finishRemovals(); err != nil {
 		return nil, err
 	}
+	if err := r.sweepHalf(); err != nil {
+		return nil, err
+	}
 	if err := r.settleHeaders(); err != nil {
 		return nil, err
 	}
@@ -201,11 +204,15 @@ func (r *Registry) adoptAll() error {
 
 // findOrphans gives a run directory again to the guests whose own somebody has removed while
 // their QEMUs run on in their control groups, so that they are set aside, and not started
-// twice: no monitor leads to them any more.
+// twice: no monitor leads to them any more. One that was prepared and only waits is ended.
 func (r *Registry) findOrphans() {
 	for _, name := range r.Cgroups.Guests() {
 		dir := r.guestDir(name)
-		if _, err := os.Lstat(dir); uuid.Validate(name) != nil || !errors.Is(err, os.ErrNotExist) || r.emulatorIn(dir) == 0 {
+		if _, err := os.Lstat(dir); uuid.Validate(name) != nil || !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		pid := r.emulatorIn(dir)
+		if pid == 0 || r.endedWaiting(pid, name) {
 			continue
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil {
@@ -365,7 +372,7 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
 	run.holdLeaving()
-	run.holdSaving(rec.State.EndFor)
+	run.holdSaving(rec.State.EndFor, r.forgetHalf)
 	r.mu.RLock()
 	g := r.byUUID[rec.UUID]
 	r.mu.RUnlock()
@@ -381,7 +388,7 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 		dropHalfNVRAM(fenced, run)
 	}
 	if g == nil && started && r.store.Sound() { // else its definition may be lost
-		r.dropTPMOf(rec, run.def, run.log)
+		r.dropSecretsOf(rec, run.def, run.log)
 	}
 	if g == nil || !started {
 		return

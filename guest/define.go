@@ -239,6 +239,7 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
 	switch {
 	case g.run != nil: // it has its TPM to the end
 		g.run.KeepTPM = o.KeepTPM
+		g.run.MadeNVRAM = g.run.MadeNVRAM && !o.KeepNVRAM
 	case o.TPM || !o.KeepTPM && !keepsTPM(inactive):
 		g.reg.dropTPM(g.uuid, g.log)
 	}

@@ -44,7 +44,8 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) work {
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
-			err = dumpTo(ctx, s, path, o, p, r.labels)
+			err = dumpTo(ctx, s, path, o, p, func(f *os.File) { g.noteHalf(path, f) }, r.labels)
+			g.reg.forgetHalf(g.uuid)
 		}
 		if err == nil && o.Reset {
 			err = s.Execute(ctx, "system_reset", nil, nil)
@@ -61,8 +62,9 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) work {
 }
 
 // dumpTo writes a dump.
-func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *progress, labels *labels) error {
+func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *progress, made func(*os.File), labels *labels) error {
 	fill := func(f *os.File) (err error) {
+		made(f)
 		back, err := labels.lendImage(ctx, f)
 		if err != nil {
 			return err

@@ -71,7 +71,7 @@ func wanted(o *domain.OS, f *host.Firmware) bool {
 }
 
 // makeNVRAM gives a guest its variable store, from the template, at its first
-// start, or anew where that is asked for. It stays when the guest ends.
+// start, or anew where that is asked for. It stays when the guest ends, unless it was transient.
 func (l *launching) makeNVRAM(ctx context.Context) error {
 	o := l.run.def.OS
 	if o.NVRAM.Path == "" || o.NVRAM.Template == "" {
@@ -82,6 +82,7 @@ func (l *launching) makeNVRAM(ctx context.Context) error {
 		return err
 	}
 	err = copyFile(ctx, o.NVRAM.Template, o.NVRAM.Path)
+	l.run.MadeNVRAM = err == nil && !there
 	return fault.Wrap(err, failure(err), fault.Host, "cannot make the guest's UEFI variables")
 }
 

@@ -2,8 +2,10 @@ package guest
 
 import (
 	"context"
+	"log/slog"
 	"path/filepath"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount"
 )
@@ -21,6 +23,14 @@ func (r *Registry) CopyNVRAM(ctx context.Context, from, uuid string) (path strin
 	}
 	err = copyFile(ctx, from, path)
 	return path, fault.Wrap(err, failure(err), fault.Host, "cannot copy the UEFI variables")
+}
+
+// dropMadeNVRAM removes the UEFI variables that a run made in the daemon's own place for them.
+func (r *Registry) dropMadeNVRAM(rec *runRecord, def *domain.Definition, log *slog.Logger) {
+	if rec.MadeNVRAM && def.OS.NVRAM.Path == r.nvramPath(rec.UUID) {
+		removeFile(log, def.OS.NVRAM.Path)
+		r.forgetLeft(rec.UUID)
+	}
 }
 
 // DropNVRAM removes what CopyNVRAM made, or half made.

@@ -180,3 +180,36 @@ func (d *daemon) alone(monitor, human string) {
 	ok(d.t, s.Execute(d.ctx(), "human-monitor-command", map[string]any{"command-line": human}, nil))
 	s.Close()
 }
+
+// A guest that is kept after its own reset, or power-off, cannot go on, and says so; a reset
+// boots it anew, also after it was saved like that.
+func TestAGuestThatIsKeptBootsAnewWithAReset(t *testing.T) {
+	d := newDaemon(t)
+	for name, c := range map[string]struct{ policy, does string }{
+		"reset": {"<on_reboot>preserve</on_reboot>", resets}, "off": {"<on_poweroff>preserve</on_poweroff>", powerOff},
+		"panicked": {"<on_crash>preserve</on_crash>", panics},
+	} {
+		g := d.bear("kept-"+name, c.policy)
+		d.awaitFirmware(g)
+		d.poke(g, c.does)
+		d.settle(g, domain.Paused)
+		refused(t, g.Resume(d.ctx()), fault.WrongState, "reset")
+		if c.does != panics {
+			ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{Then: domain.Running}))
+			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+			d.want(g, domain.Paused, domain.ReasonShuttingDown)
+			refused(t, g.Resume(d.ctx()), fault.WrongState, "reset")
+		}
+		pid := d.pid(g.Name())
+		for range 2 { // nor does one that runs end with that, whose firmware resets once more by itself
+			events := d.events.Reader()
+			ok(t, g.Reset(d.ctx()))
+			restarted(t, events)
+			d.awaitFirmware(g)
+			d.want(g, domain.Running, domain.ReasonUnpaused)
+		}
+		if now := d.pid(g.Name()); now != pid {
+			t.Errorf("%s: it was process %d and is %d", name, pid, now)
+		}
+	}
+}

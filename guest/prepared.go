@@ -256,13 +256,34 @@ func (l *launching) resume(ctx context.Context) (*qemu.Process, error) {
 	l.prepared = nil
 	cause := p.differs(ctx, l.run.def, command, l.plan.Capabilities.Binary)
 	if cause == nil {
+		cause = l.greet(ctx)
+	}
+	if cause == nil {
 		cause = l.g.reg.noteResumed(p)
 	}
 	if cause == nil {
 		return p.process, nil
 	}
+	if s := l.run.session.Swap(nil); s != nil {
+		s.Close()
+	}
 	l.g.log.Info("what was prepared cannot be used: the guest starts cold", "cause", cause)
 	return nil, p.kill()
+}
+
+// greetLimit bounds the wait for what has nothing else to do than to answer.
+const greetLimit = 3 * time.Second
+
+// greet connects to the monitor of a QEMU that waits, if that answers.
+func (l *launching) greet(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, greetLimit)
+	defer stop()
+	s, err := qmp.Dial(ctx, l.run.monitorPath(), l.g.log)
+	if err != nil {
+		return err
+	}
+	l.run.connect(s)
+	return nil
 }
 
 // noteResumed says in the guest's log where the process came from.
@@ -295,17 +316,43 @@ func (r *Registry) sweepPrepared() {
 
 func (r *Registry) sweepOne(ctx context.Context, dir string) error {
 	if pid := r.emulatorIn(dir); pid != 0 {
-		at, err := r.Kernel.Process(pid)
-		if err != nil {
-			return err
-		}
-		process, err := qemu.Adopt(pid, at.Start)
-		if err == nil {
-			err = killAndWait(process)
-		}
-		if err != nil && !fault.Is(err, fault.NotFound) {
+		if err := r.endPrepared(pid); err != nil {
 			return err
 		}
 	}
 	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), os.RemoveAll(dir))
+}
+
+func (r *Registry) endPrepared(pid int) error {
+	at, err := r.Kernel.Process(pid)
+	if err != nil {
+		return err
+	}
+	process, err := qemu.Adopt(pid, at.Start)
+	if err == nil {
+		err = killAndWait(process)
+	}
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
+}
+
+// endedWaiting ends a guest's QEMU whose directories somebody has removed, if it only waits:
+// a start that takes it over makes its directory the guest's.
+func (r *Registry) endedWaiting(pid int, uuid string) bool {
+	dir := filepath.Join(string(filepath.Separator), filepath.Base(r.RunDir), filepath.Base(r.preparedDir()), uuid)
+	if !r.Kernel.Uses(pid, dir) && !r.Kernel.Uses(pid, filepath.Join(dir, ownDir)) {
+		return false
+	}
+	ctx, stop := context.WithTimeout(r.life, releaseLimit)
+	defer stop()
+	err := r.endPrepared(pid)
+	if err == nil {
+		err = r.Cgroups.Guest(uuid).Clear(ctx)
+	}
+	if err != nil {
+		r.log.Error("cannot end a QEMU that an earlier daemon had prepared", "uuid", uuid, "pid", pid, "error", err)
+	}
+	return err == nil
 }

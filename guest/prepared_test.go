@@ -2,6 +2,7 @@ package guest_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/kernel"
 )
@@ -323,5 +325,50 @@ func TestALateDeviceLeavesATrace(t *testing.T) {
 	}
 	if !slices.Contains(diff, controller) {
 		t.Skipf("this QEMU leaves no trace in %s, only in %q: see what decision 15 would then allow", controller, diff)
+	}
+}
+
+// So it is where somebody has cleared the run directory as well: what only waits is not taken
+// for a guest that runs.
+func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
+	for _, isolated := range []bool{true, false} {
+		t.Run(fmt.Sprintf("isolated %v", isolated), func(t *testing.T) {
+			d := newDaemonOf(t, isolated)
+			d.reopen(func() { d.prepared = 2 })
+			waits, runs := d.define(small("waits")), d.define(small("runs"))
+			ok(t, runs.Prepare(d.ctx()))
+			ok(t, runs.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			running := runs.View().PID
+			ok(t, waits.Prepare(d.ctx()))
+			pid := d.Prepared()[0].PID
+			waits.ForgetPrepared()
+			d.reopen(func() { ok(t, os.RemoveAll(filepath.Join(d.dir, "run/guest"))) })
+			eventually(t, "the process ends", func() bool { return syscall.Kill(pid, 0) != nil })
+			waits = d.again(waits)
+			ok(t, waits.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			ok(t, syscall.Kill(running, 0))
+			if err := d.again(runs).Start(d.ctx(), guest.StartOptions{}); !fault.Is(err, fault.Busy) {
+				t.Errorf("a guest that runs without its directory is started again: %v", err)
+			}
+			ok(t, syscall.Kill(running, syscall.SIGKILL))
+			_, err := syscall.Wait4(running, nil, 0, nil)
+			ok(t, err)
+			ok(t, d.again(runs).Start(d.ctx(), guest.StartOptions{Paused: true}))
+		})
+	}
+}
+
+// A QEMU that waits and does not hear holds its guest's start up for a moment only.
+func TestWhatWasPreparedAndIsStoppedIsNotUsed(t *testing.T) {
+	d := preparing(t)
+	g := d.define(small("stopped"))
+	ok(t, g.Prepare(d.ctx()))
+	pid := d.Prepared()[0].PID
+	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
+	ctx, stop := context.WithTimeout(d.ctx(), 30*time.Second)
+	defer stop()
+	ok(t, g.Start(ctx, guest.StartOptions{Paused: true}))
+	if g.View().PID == pid || syscall.Kill(pid, 0) == nil {
+		t.Errorf("process %d, which was stopped, is used or lives on", pid)
 	}
 }

@@ -99,6 +99,9 @@ type runRecord struct {
 	NoRoom []string
 	// KeepTPM says that the state of the TPM stays although the guest was undefined as it ran.
 	KeepTPM bool `json:",omitempty"`
+	// MadeNVRAM says that this run made the guest's UEFI variables, and that nobody asked to keep
+	// them.
+	MadeNVRAM bool `json:",omitempty"`
 	// AutoDestroy says that the guest ends with the client that started it, and so
 	// with the daemon that this client was connected to.
 	AutoDestroy bool

@@ -744,3 +744,51 @@ func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
 	eventually(t, "the guest that went on can be suspended", func() bool { return stuck.Suspend(d.ctx()) == nil })
 }
+
+// A host that goes down amid a save loses what its run directory says of the image. The next
+// daemon removes what was left of it, and nothing else that may lie there by then.
+func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
+	d := newDaemon(t)
+	d.boot = "first"
+	d.reopen(func() {})
+	kind := store.Kind{Name: "image", Version: 1}
+	notes := map[string]map[string]any{}
+	paths := map[string]string{}
+	for _, name := range []string{"left", "replaced"} {
+		g := d.define(small(name))
+		paths[g.UUID()] = filepath.Join(d.dir, name)
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		pid := d.pid(name)
+		ok(t, syscall.Kill(pid, syscall.SIGSTOP)) // the save waits for it
+		saved := make(chan error, 1)
+		go func() { saved <- g.Save(d.ctx(), paths[g.UUID()], guest.SaveOptions{}) }()
+		note := map[string]any{}
+		eventually(t, "the image that is begun is noted", func() bool { return d.store.Get(kind, g.UUID(), &note) == nil })
+		ok(t, syscall.Kill(pid, syscall.SIGCONT))
+		ok(t, <-saved)
+		if err := d.store.Get(kind, g.UUID(), &map[string]any{}); !fault.Is(err, fault.NotFound) {
+			t.Errorf("the note of an image that is complete: %v", err)
+		}
+		notes[g.UUID()] = note
+	}
+	replaced := filepath.Join(d.dir, "replaced.partial")
+	d.boot = "second"
+	d.reopen(func() {
+		s, err := store.Open(filepath.Join(d.dir, "data"))
+		ok(t, err)
+		for uuid, note := range notes {
+			ok(t, os.Rename(paths[uuid], paths[uuid]+".partial")) // as it lay there before
+			ok(t, s.Put(kind, uuid, note))
+		}
+		ok(t, s.Close())
+		ok(t, os.Rename(replaced, replaced+".old"))
+		ok(t, os.WriteFile(replaced, []byte("somebody else's"), 0o600))
+	})
+	eventually(t, "the half image gone", func() bool { return gone(filepath.Join(d.dir, "left.partial")) })
+	for uuid := range notes {
+		eventually(t, "the note gone", func() bool { return fault.Is(d.store.Get(kind, uuid, &map[string]any{}), fault.NotFound) })
+	}
+	if gone(replaced) {
+		t.Error("another's file is removed")
+	}
+}

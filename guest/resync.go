@@ -350,6 +350,7 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 			if err := save.giveUp(ctx, s, r.dir, g.log); err != nil {
 				return nil, err
 			}
+			g.reg.forgetHalf(g.uuid)
 		}
 		left = slices.DeleteFunc(left, func(l *leaving) bool { return !l.cleanUp(ctx, s, g.log) })
 		found, err := inquire(ctx, s, def, plug != nil || parting)

@@ -38,6 +38,7 @@ type run struct {
 	// ended is the definition as the end of the process found it: what is given back
 	// beside the loop is told by it, while the loop may go on to change def.
 	ended   *domain.Definition
+	kept    bool // it was restored as it had ended by its own doing
 	noticed bool // the loop knows that the process has ended
 	behind  bool // events were missed: QEMU is to be asked for its state
 	garbled bool // QEMU sent an event that does not parse, and it was logged

@@ -72,7 +72,16 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 			err = header.countQueues(ctx, s, def)
 		}
 		if err == nil {
-			err = saveTo(ctx, s, path, header, o.BypassCache, p, r.Saving.remember(r.dir), r.labels)
+			remember := r.Saving.remember(r.dir)
+			err = saveTo(ctx, s, path, header, o.BypassCache, p, func(f *os.File) error {
+				if !managed { // those are found
+					g.noteHalf(path, f)
+				}
+				return remember(f)
+			}, r.labels)
+			if !managed {
+				g.reg.forgetHalf(g.uuid)
+			}
 		}
 		if err != nil {
 			return g.notSaved(ctx, s, r), err
@@ -243,7 +252,11 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions, then func() error
 		}
 		r.FromManaged = then != nil
 		return func() error {
-			g.takeOver(r, lifecycle.Started{Reason: domain.ReasonRestored, Paused: o.Paused}, o)
+			g.takeOver(r, lifecycle.Started{Reason: domain.ReasonRestored, Paused: o.Paused || r.kept}, o)
+			if r.kept {
+				g.log.Warn("the guest had turned itself off or reset when it was saved; it is kept as it was then, until it is reset or destroyed")
+				g.advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonShuttingDown})
+			}
 			if then != nil {
 				failpoint.Reach("restore.taken")
 				return then()

@@ -83,12 +83,13 @@ func (s *saving) discard(ctx context.Context, dir string, log *slog.Logger) {
 // holdSaving has the end of a run discard what an earlier daemon's save left that did not
 // end it: the guest did not live to see it given up. This daemon's own clean up behind
 // themselves. It does not wait long for a file system that hangs.
-func (r *run) holdSaving(endFor domain.Reason) {
+func (r *run) holdSaving(endFor domain.Reason, forget func(uuid string)) {
 	if s := r.Saving; s != nil && !s.followed && endFor != domain.ReasonSaved {
 		r.hold("image of a save", func(ctx context.Context) error {
 			ctx, stop := context.WithTimeout(ctx, closeTime)
 			defer stop()
 			s.discard(ctx, r.dir, r.log)
+			forget(r.UUID)
 			return nil
 		})
 	}

@@ -197,6 +197,9 @@ func (l *launching) unwind(ctx context.Context) {
 		}
 	}
 	_ = l.run.releaseAll(ctx) // each failure has been logged
+	if l.g.View().Inactive == nil {
+		l.g.reg.dropMadeNVRAM(&l.run.runRecord, l.run.def, l.run.log)
+	}
 }
 
 // guestDir is the private run directory of a guest. It is named after the UUID,
@@ -388,9 +391,14 @@ func (l *launching) shakeHands(starting context.Context) error {
 		case <-ctx.Done():
 		}
 	}()
-	s, err := qmp.Dial(ctx, l.run.monitorPath(), l.g.log)
+	s := l.run.session.Load() // what was prepared has one
+	var err error
+	if s == nil {
+		if s, err = qmp.Dial(ctx, l.run.monitorPath(), l.g.log); err == nil {
+			l.run.connect(s)
+		}
+	}
 	if err == nil {
-		l.run.connect(s)
 		failpoint.Reach("launch.connected")
 		// The greeting comes before the machine is made; this answer does not.
 		err = s.Execute(ctx, "query-status", nil, nil)
@@ -456,6 +464,14 @@ func (l *launching) goOn(ctx context.Context) error {
 			return err
 		}
 		failpoint.Reach("restore.loaded")
+		var status struct{ Status string }
+		if err := s.Execute(ctx, "query-status", nil, &status); err != nil {
+			return err
+		}
+		if phase, _ := activePhase(status.Status); phase == domain.ShuttingDown {
+			l.run.kept = true // it had ended as it was saved, and cannot go on
+			return nil
+		}
 	}
 	if l.opts.Paused {
 		return nil

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/qemu"
 )
 
 // destroyPatience is how long a destroy waits for a killed process and for what
@@ -105,7 +106,7 @@ func (g *Guest) beginRelease() {
 	r.noticed, r.ended = true, r.def
 	g.live.Store(nil)
 	r.holdLeaving()
-	r.holdSaving(g.state.EndFor)
+	r.holdSaving(g.state.EndFor, g.reg.forgetHalf)
 	crashed := g.state.EndFor == "" && g.inactive != nil && lifecycle.Revives(g.state.Policy.OnCrash)
 	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context) (settle, error) {
 		// Whoever stops must not keep the host from getting back what is its own.
@@ -150,7 +151,7 @@ func (g *Guest) finish(r *run) {
 	g.reg.rooms.leave(g)
 	g.run = nil
 	if g.inactive == nil {
-		g.reg.dropTPMOf(&r.runRecord, r.def, g.log)
+		g.reg.dropSecretsOf(&r.runRecord, r.def, g.log)
 	}
 	failpoint.Reach("destroy.released")
 	g.advance(lifecycle.Ended{})
@@ -223,16 +224,37 @@ func (g *Guest) askGuest(ctx context.Context, verb lifecycle.Verb, mode Shutdown
 	})
 }
 
-// Reset resets the machine, without asking the guest.
+// Reset resets the machine, without asking the guest. One that is kept as it ended boots anew.
 func (g *Guest) Reset(ctx context.Context) error {
-	return g.command(ctx, lifecycle.Reset, nil, "system_reset")
+	return g.commands(ctx, lifecycle.Reset, nil, func() []qemu.Step {
+		steps := g.resetSteps()
+		if g.state.Kept() {
+			steps = append(steps, qemu.Step{Command: "cont"})
+		}
+		return steps
+	})
+}
+
+// resetSteps reset the machine, also where QEMU is to keep a guest that does so by itself. It
+// keeps it no more in this run: firmware that is reset may reset once more by itself.
+func (g *Guest) resetSteps() []qemu.Step {
+	reset := qemu.Step{Command: "system_reset"}
+	if g.state.Policy.OnReboot != "preserve" {
+		return []qemu.Step{reset}
+	}
+	return []qemu.Step{{Command: "set-action", Args: map[string]any{"reboot": "reset"}}, reset}
 }
 
 // command runs one monitor command without arguments as a job of its own; noted, if any, tells the
 // rules beforehand what the command is for.
 func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, name string) error {
+	return g.commands(ctx, verb, noted, func() []qemu.Step { return []qemu.Step{{Command: name}} })
+}
+
+// commands does so with several, which are chosen in the loop.
+func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, choose func() []qemu.Step) error {
 	return g.perform(ctx, verb, domain.JobModify, modifyLimit, func() (work, error) {
-		r := g.run
+		r, steps := g.run, choose()
 		if noted != nil {
 			g.advance(noted)
 		}
@@ -244,9 +266,13 @@ func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycl
 			if err := failpoint.Err("monitor.command"); err != nil {
 				return nil, err
 			}
-			err = s.Execute(ctx, name, nil, nil)
+			for _, step := range steps {
+				if err := execute(ctx, s, step); err != nil {
+					return nil, err
+				}
+			}
 			failpoint.Reach("monitor.commanded")
-			return nil, err
+			return nil, nil
 		}, nil
 	})
 }
@@ -270,14 +296,14 @@ func (g *Guest) Resume(ctx context.Context) error {
 // restartMachine resets the machine and lets it run: how a power-off becomes a
 // reboot. It runs in the loop; the commands run beside it.
 func (g *Guest) restartMachine() {
-	r := g.run
+	r, steps := g.run, append(g.resetSteps(), qemu.Step{Command: "cont"})
 	go func() {
 		ctx, stop := context.WithTimeout(g.reg.life, modifyLimit)
 		defer stop()
 		s, err := r.monitor()
-		for _, c := range []string{"system_reset", "cont"} {
+		for _, step := range steps {
 			if err == nil {
-				err = s.Execute(ctx, c, nil, nil)
+				err = execute(ctx, s, step)
 			}
 		}
 		if err != nil {

@@ -204,11 +204,16 @@ func (r *Registry) dropTPM(uuid string, log *slog.Logger) {
 	r.forgetLeft(uuid)
 }
 
-// dropTPMOf does so for a guest that was transient when it ended, and not to be restored.
-func (r *Registry) dropTPMOf(rec *runRecord, def *domain.Definition, log *slog.Logger) {
-	if !rec.KeepTPM && !keepsTPM(def) && rec.State.EndFor != domain.ReasonSaved {
+// dropSecretsOf does so for a guest that was transient when it ended, and not to be restored,
+// and removes the UEFI variables that it made.
+func (r *Registry) dropSecretsOf(rec *runRecord, def *domain.Definition, log *slog.Logger) {
+	if rec.State.EndFor == domain.ReasonSaved {
+		return
+	}
+	if !rec.KeepTPM && !keepsTPM(def) {
 		r.dropTPM(rec.UUID, log)
 	}
+	r.dropMadeNVRAM(rec, def, log)
 }
 
 func tpmPID(run *run) string { return filepath.Join(run.ownPath(), "swtpm.pid") }
@@ -271,8 +276,8 @@ func (g *Guest) watchTPM(r *run) {
 		return
 	}
 	g.reg.loops.Go(func() {
-		// A large guest that has ended takes longer to be freed than its emulator to go.
-		if !r.missesTPM(g.reg.life) || g.View().State == domain.ShuttingDown {
+		// A large guest that ends takes longer to be freed than its emulator to go.
+		if !r.missesTPM(g.reg.life) || r.ending() {
 			return
 		}
 		g.log.Warn("the TPM emulator of a guest has ended by itself")

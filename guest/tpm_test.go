@@ -172,3 +172,32 @@ func TestAnEndOfTheTPMIsTold(t *testing.T) {
 		t.Error("it has its TPM again and is still said to have none")
 	}
 }
+
+// A TPM emulator that goes with its guest, which takes its time, has not ended by itself.
+func TestAnEndOfTheTPMWithItsGuestIsNotTold(t *testing.T) {
+	if _, err := exec.LookPath("swtpm"); err != nil {
+		t.Skip("needs swtpm")
+	}
+	d := newDaemonOf(t, true)
+	d.heard = make(chan string, 1000)
+	d.reopen(func() {})
+	g := d.define(small("slow", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	pid, err := os.ReadFile(filepath.Join(g.RunDir(), "own/swtpm.pid"))
+	ok(t, err)
+	n, err := strconv.Atoi(strings.TrimSpace(string(pid)))
+	ok(t, err)
+	d.reopen(func() {})
+	g = d.again(g)
+	ok(t, syscall.Kill(d.pid("slow"), syscall.SIGSTOP))
+	ok(t, syscall.Kill(n, syscall.SIGKILL))
+	if err := g.Destroy(d.ctx(), true); !fault.Is(err, fault.Timeout) { // for longer than an emulator is waited for
+		t.Errorf("a QEMU that is stopped ended gracefully: %v", err)
+	}
+	ok(t, g.Destroy(d.ctx(), false))
+	for len(d.heard) > 0 {
+		if said := <-d.heard; strings.Contains(said, "TPM emulator") {
+			t.Errorf("of a guest that is being ended is said: %s", said)
+		}
+	}
+}

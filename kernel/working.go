@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/lodge-kvm/lodge/mountinfo"
 )
 
 // WorkingIn lists the processes whose working directory is dir, by ascending
@@ -19,6 +21,25 @@ func (r Root) WorkingIn(dir string) []int {
 		at, err := os.Readlink(r.path("proc", strconv.Itoa(pid), "cwd"))
 		return err != nil || at != dir
 	})
+}
+
+// Uses reports whether a process works in a directory whose path ends so, or has it mounted,
+// also where the directory has been removed since.
+func (r Root) Uses(pid int, end string) bool {
+	at, err := os.Readlink(r.path("proc", strconv.Itoa(pid), "cwd"))
+	if err == nil && strings.HasSuffix(strings.TrimSuffix(at, " (deleted)"), end) {
+		return true
+	}
+	text, err := r.read("proc", strconv.Itoa(pid), "mountinfo")
+	if err != nil {
+		return false
+	}
+	for m := range mountinfo.Parse(text) {
+		if strings.HasSuffix(strings.TrimSuffix(m.Root, "//deleted"), end) {
+			return true
+		}
+	}
+	return false
 }
 
 // RunningAs lists the processes of a user, by ascending number.

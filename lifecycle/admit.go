@@ -88,8 +88,16 @@ func admitResume(s State) error {
 		return wrong("the guest is suspended by itself; wake it instead")
 	case s.Phase == domain.Paused && s.Reason == domain.ReasonPanicked:
 		return wrong("the guest has panicked; reset or destroy it")
+	case s.Kept():
+		return wrong("the guest has turned itself off or reset, and is kept as it was then: it cannot go on; reset it, which boots it anew, or destroy it")
 	}
 	return nil
+}
+
+// Kept reports whether the guest ended by its own doing and is preserved for whoever looks into
+// it.
+func (s State) Kept() bool {
+	return s.Phase == domain.Paused && (s.Reason == domain.ReasonShuttingDown || s.Reason == domain.ReasonPanicked)
 }
 
 // admitMoving admits what needs a process that is still there to talk to.
