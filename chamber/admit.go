@@ -19,10 +19,6 @@ func (c *Chamber) Admit(pid int) error {
 	c.Own = nil // it has them
 	pieces, err := c.take()
 	defer drop(pieces)
-	var devices []device
-	if err == nil {
-		devices, err = c.devices()
-	}
 	if err == nil && c.Terminals {
 		var terminals piece
 		if terminals, err = takeTerminals(); err == nil {
@@ -32,7 +28,7 @@ func (c *Chamber) Admit(pid int) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot furnish a chamber")
 	}
-	err = visit(pid, func() error { return c.bring(pieces, devices) })
+	err = visit(pid, func() error { return c.bring(pieces) })
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot bring anything into the chamber of process %d", pid)
 }
 
@@ -78,7 +74,7 @@ func takeTerminals() (piece, error) {
 }
 
 // bring places what was picked up.
-func (c *Chamber) bring(pieces []piece, devices []device) error {
+func (c *Chamber) bring(pieces []piece) error {
 	unix.Umask(0)
 	for _, p := range pieces {
 		if there(p.at) {
@@ -93,7 +89,7 @@ func (c *Chamber) bring(pieces []piece, devices []device) error {
 			return err
 		}
 	}
-	for _, d := range devices {
+	for _, d := range c.Devices {
 		if err := d.make(room, c.User); err != nil {
 			return err
 		}

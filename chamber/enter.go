@@ -17,16 +17,12 @@ import (
 func (h *House) Run(c *Chamber, start func() (pid int, stay <-chan struct{}, err error)) error {
 	pieces, err := c.take()
 	defer drop(pieces)
-	var devices []device
-	if err == nil {
-		devices, err = c.devices()
-	}
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot furnish a chamber")
 	}
 	failpoint.Reach("chamber.taken") // within, a test could not command a point
 	return apart(func() (<-chan struct{}, error) {
-		if err := h.enter(c, pieces, devices); err != nil {
+		if err := h.enter(c, pieces); err != nil {
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a chamber")
 		}
 		pid, stay, err := start()
@@ -43,7 +39,7 @@ func (h *House) Run(c *Chamber, start func() (pid int, stay <-chan struct{}, err
 }
 
 // enter takes the thread into a chamber. There is no way back.
-func (h *House) enter(c *Chamber, pieces []piece, devices []device) error {
+func (h *House) enter(c *Chamber, pieces []piece) error {
 	spaces := unix.CLONE_NEWNS | h.spaces
 	if c.Network {
 		spaces &^= unix.CLONE_NEWNET
@@ -64,7 +60,7 @@ func (h *House) enter(c *Chamber, pieces []piece, devices []device) error {
 	if err := c.furnish(pieces); err != nil {
 		return err
 	}
-	for _, d := range devices {
+	for _, d := range c.Devices {
 		if err := d.make(room, c.User); err != nil {
 			return err
 		}

@@ -27,8 +27,11 @@ func (c *Chamber) Reach() []Access {
 	for _, path := range append(slices.Clone(settings), places...) {
 		all = append(all, Access{Path: within(path), Tree: tree(path)})
 	}
-	for _, path := range append(Nodes(), c.Devices...) {
+	for _, path := range Nodes() {
 		all = append(all, Access{Path: within(path), Write: true})
+	}
+	for _, d := range c.Devices {
+		all = append(all, Access{Path: within(d.Path), Write: true})
 	}
 	if c.Terminals {
 		all = append(all, Access{Path: within(ptmx), Write: true}, Access{Path: within("/dev/pts"), Tree: true, Write: true})

@@ -26,9 +26,8 @@ type Chamber struct {
 	Own []Own
 	// Shown are files to read, and sockets to connect to. They stay the caller's.
 	Shown []Shown
-	// Devices are device nodes, by their paths on the host, which the program may
-	// read and write.
-	Devices []string
+	// Devices are device nodes, which the program may read and write.
+	Devices []Device
 	// Terminals lets the program make pseudo-terminals of the host.
 	Terminals bool
 	// Network leaves the program the host's network.
@@ -301,44 +300,28 @@ func makePtmx(root string) error {
 	return unix.Mknod(root+ptmx, unix.S_IFCHR|0o666, int(unix.Mkdev(5, 2)))
 }
 
-// device is a node of the host's as it is made again in a chamber.
-type device struct {
-	path string
-	mode uint32
-	dev  uint64
-}
-
-// devices looks the nodes up, on a thread that sees the host.
-func (c *Chamber) devices() ([]device, error) {
-	var all []device
-	for _, path := range c.Devices {
-		var st unix.Stat_t
-		if err := unix.Stat(path, &st); err != nil {
-			return nil, fmt.Errorf("cannot use %s: %w", path, err)
-		}
-		kind := st.Mode & unix.S_IFMT
-		if kind != unix.S_IFCHR && kind != unix.S_IFBLK {
-			return nil, fault.New(fault.Invalid, fault.Host, "%s is no device", path)
-		}
-		all = append(all, device{path, kind | 0o600, st.Rdev})
-	}
-	return all, nil
+// Device is a node of the host's as it is made again in a chamber, at the path by which the
+// host has it.
+type Device struct {
+	Path string
+	Mode uint32 // unix.S_IFCHR or unix.S_IFBLK
+	Dev  uint64
 }
 
 // make makes the node below root, for its user alone.
-func (d device) make(root string, u User) error {
-	at := filepath.Join(root, d.path)
-	if strings.HasPrefix(d.path, "/dev/pts/") {
+func (d Device) make(root string, u User) error {
+	at := filepath.Join(root, d.Path)
+	if strings.HasPrefix(d.Path, "/dev/pts/") {
 		return nil // shown as it is
 	}
 	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 		return err
 	}
-	if err := unix.Mknod(at, d.mode, int(d.dev)); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("cannot make %s: %w", d.path, err)
+	if err := unix.Mknod(at, d.Mode|0o600, int(d.Dev)); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("cannot make %s: %w", d.Path, err)
 	}
 	for _, n := range nodes {
-		if d.path == "/dev/"+n.name {
+		if d.Path == "/dev/"+n.name {
 			return nil
 		}
 	}

@@ -171,8 +171,15 @@ func isGuest(command []string, dir string) bool {
 func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u chamber.User, dir string) (*chamber.Chamber, error) {
 	c := &chamber.Chamber{
 		User: u, Own: []chamber.Own{{Dir: filepath.Join(dir, ownDir), At: filepath.Join(r.guestDir(def.UUID), ownDir)}},
-		Devices: hostNodes(r, def), Terminals: hasTerminals(def), Network: needsNetwork(def), Rings: needsRings(def),
+		Terminals: hasTerminals(def), Network: needsNetwork(def), Rings: needsRings(def),
 		Limits: chamber.Limits{Threads: maxThreads(def), Locked: max(need(def).Locked, freelyLocked)},
+	}
+	for _, path := range hostNodes(r, def) {
+		node, err := nodeAt(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		c.Devices = append(c.Devices, node)
 	}
 	if err := r.placeDisplays(ctx, def, c); err != nil {
 		return nil, err
@@ -199,10 +206,31 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u cham
 	return c, nil
 }
 
+// nodeAt looks at the device node that a path leads to: in a user's folder a link could lead to
+// any disk of the host's.
+func nodeAt(ctx context.Context, path string) (chamber.Device, error) {
+	return mount.Do(ctx, path, func() (node chamber.Device, err error) {
+		at, err := way.Follow(path)
+		if err != nil {
+			return node, fault.Wrap(err, failure(err), fault.Host, "cannot use the device %s", path)
+		}
+		defer at.Close()
+		var st unix.Stat_t
+		if err := unix.Fstat(int(at.Fd()), &st); err != nil {
+			return node, fault.Wrap(err, fault.Failed, fault.Host, "cannot use the device %s", path)
+		}
+		kind := st.Mode & unix.S_IFMT
+		if kind != unix.S_IFCHR && kind != unix.S_IFBLK {
+			return node, fault.New(fault.Invalid, fault.Host, "%s is no device", path)
+		}
+		return chamber.Device{Path: path, Mode: kind, Dev: st.Rdev}, nil
+	}, nil)
+}
+
 // allowDevices has the guest's control group open the device nodes that are in its
 // chamber, for these definitions, and no others: the kernel then refuses those that
 // a QEMU which was taken over might come by in a way that nobody thought of.
-func (r *Registry) allowDevices(uuid string, defs ...*domain.Definition) error {
+func (r *Registry) allowDevices(ctx context.Context, uuid string, defs ...*domain.Definition) error {
 	paths := chamber.Nodes()
 	var nodes []kernel.DeviceNode
 	for _, def := range defs {
@@ -212,7 +240,12 @@ func (r *Registry) allowDevices(uuid string, defs ...*domain.Definition) error {
 		}
 	}
 	for _, path := range paths {
-		if n, found := kernel.NodeAt(path); found && !slices.Contains(nodes, n) { // one that is missing is told by who needs it
+		at, err := nodeAt(ctx, path)
+		if err != nil {
+			continue // told by who needs it
+		}
+		n := kernel.DeviceNode{Block: at.Mode == unix.S_IFBLK, Major: unix.Major(at.Dev), Minor: unix.Minor(at.Dev)}
+		if !slices.Contains(nodes, n) {
 			nodes = append(nodes, n)
 		}
 	}
@@ -235,9 +268,9 @@ func (g *Guest) shortenNodes() {
 	}
 	r.shorten = false
 	def := r.def
-	g.startInternal(domain.JobModify, modifyLimit, func(context.Context) (settle, error) {
+	g.startInternal(domain.JobModify, modifyLimit, func(ctx context.Context) (settle, error) {
 		failpoint.Reach("unplug.nodes")
-		if err := g.reg.allowDevices(r.UUID, def); err != nil {
+		if err := g.reg.allowDevices(ctx, r.UUID, def); err != nil {
 			g.log.Warn("the guest may still open the nodes of a device that it has let go", "error", err)
 			return nil, err
 		}
@@ -347,7 +380,7 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 		return fault.New(fault.Unsupported, fault.Config,
 			"this guest was started without io_uring, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
 	}
-	if err := r.allowDevices(run.UUID, p.Definition, alone); err != nil {
+	if err := r.allowDevices(ctx, run.UUID, p.Definition, alone); err != nil {
 		return err
 	}
 	if err := r.openBackends(ctx, run, p, []device.Device{dev}); err != nil {

@@ -295,3 +295,22 @@ func TestNoLinkTellsWhatIsThere(t *testing.T) {
 		t.Errorf("it is told which of the two is there: %q", said)
 	}
 }
+
+// Whoever has the folder in which a device of a guest's is named leads the guest to no other of
+// the host's.
+func TestNoLinkLeadsToAnothersDevice(t *testing.T) {
+	d := newDaemonOf(t, true)
+	folder := filepath.Join(d.dir, "alice")
+	disk, port := filepath.Join(d.dir, "disk"), filepath.Join(folder, "port")
+	ok(t, errors.Join(os.Mkdir(folder, 0o755), unix.Mknod(disk, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 0))), os.Symlink("../disk", port)))
+	doc := "<serial type='dev'><source path='" + port + "'/><target type='usb-serial' port='1'/></serial>"
+	xhci := "<controller type='usb' model='qemu-xhci'/>"
+	live, g := guest.Affect{Live: true}, d.define(small("led", xhci, doc))
+	bare := d.define(small("bare", xhci))
+	ok(t, errors.Join(os.Lchown(port, 4242, 4242), bare.Start(d.ctx(), guest.StartOptions{Paused: true})))
+	refused(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}), fault.Denied, "is a link that user 4242 made")
+	refused(t, bare.Attach(d.ctx(), doc, live), fault.Denied, "is a link that user 4242 made")
+	ok(t, errors.Join(os.Lchown(port, 0, 0), os.Remove(disk), unix.Mknod(disk, unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229)))))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, bare.Attach(d.ctx(), doc, live))
+}

@@ -21,7 +21,7 @@ import (
 )
 
 // makeGroup makes the guest's control group with the limits of its definition.
-func (l *launching) makeGroup(context.Context) error {
+func (l *launching) makeGroup(ctx context.Context) error {
 	group := l.g.reg.Cgroups.Guest(l.run.UUID)
 	run := l.run
 	run.hold("sockets", func(ctx context.Context) error { return removeSockets(ctx, run) })
@@ -37,13 +37,13 @@ func (l *launching) makeGroup(context.Context) error {
 		return err
 	}
 	l.run.warnAbsent(absent)
-	return l.boundQEMU(group)
+	return l.boundQEMU(ctx, group)
 }
 
 // boundQEMU holds back a QEMU that multiplies, or that opens other devices than its
 // own. Where the kernel has no controller for the one, the process's own limit, which
 // is that of its user, does; for the other, its chamber, where there are no others.
-func (l *launching) boundQEMU(group *kernel.Group) error {
+func (l *launching) boundQEMU(ctx context.Context, group *kernel.Group) error {
 	if l.run.User == nil {
 		return nil
 	}
@@ -51,7 +51,7 @@ func (l *launching) boundQEMU(group *kernel.Group) error {
 	if _, err := group.Apply(kernel.Limits{PIDs: &most}); err != nil {
 		return err
 	}
-	return l.g.reg.allowDevices(l.run.UUID, l.run.def)
+	return l.g.reg.allowDevices(ctx, l.run.UUID, l.run.def)
 }
 
 // warnAbsent tells the administrator of limits that this host cannot hold.

@@ -30,17 +30,6 @@ func Terminals() []DeviceNode {
 	return []DeviceNode{{Major: maker, Minor: 2}, {Major: slaves, Minor: AnyMinor}}
 }
 
-// NodeAt gives the numbers of the device node at a path; false: there is none.
-func NodeAt(path string) (DeviceNode, bool) {
-	var st unix.Stat_t
-	if unix.Stat(path, &st) != nil {
-		return DeviceNode{}, false
-	}
-	kind := st.Mode & unix.S_IFMT
-	n := DeviceNode{Block: kind == unix.S_IFBLK, Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
-	return n, n.Block || kind == unix.S_IFCHR
-}
-
 // String is how version 1 writes it: "c 1:3".
 func (n DeviceNode) String() string {
 	kind, minor := "c", "*"

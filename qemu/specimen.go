@@ -43,8 +43,10 @@ func (of subject) place() (c *chamber.Chamber, release func(), err error) {
 	}
 	const threads, file = 256, 64 << 20
 	c = &chamber.Chamber{User: u, Proc: true, Limits: chamber.Limits{Threads: threads, Locked: file, File: file}}
-	if _, err := os.Stat("/dev/kvm"); err == nil {
-		c.Devices = []string{"/dev/kvm"}
+	const kvm = "/dev/kvm"
+	var st unix.Stat_t
+	if unix.Stat(kvm, &st) == nil {
+		c.Devices = []chamber.Device{{Path: kvm, Mode: unix.S_IFCHR, Dev: st.Rdev}}
 	}
 	return c, func() { _ = of.quarters.Users.Free(u) }, nil // what cannot be ended keeps its number
 }
