@@ -48,6 +48,7 @@ func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{dir: dir, path: Path(dir), lock: lock, log: log, undo: map[id][]byte{}}
+	s.idle.L = &s.mu
 	s.now.Store(&view{})
 	err = s.attach()
 	if fault.Is(err, fault.Busy) || fault.Is(err, fault.Unsupported) {

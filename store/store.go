@@ -68,7 +68,7 @@ type Store struct {
 	waiting []*change // for the next transaction; as many as there are callers
 	writing bool      // a goroutine commits, and takes those who wait next
 	closed  bool      // nothing is written any more: the file may be another daemon's by then
-	writers sync.WaitGroup
+	idle    sync.Cond // nothing is being written
 }
 
 // view is where records are read: the open file, or without one what could be
@@ -159,7 +159,7 @@ func (s *Store) write(c *change) error {
 	s.waiting = append(s.waiting, c)
 	if !s.writing {
 		s.writing = true
-		s.writers.Go(s.commit) // ends when nobody waits
+		go s.commit() // ends when nobody waits
 	}
 	s.mu.Unlock()
 	return <-c.done
@@ -171,7 +171,9 @@ func (s *Store) commit() {
 		s.mu.Lock()
 		all := s.waiting
 		s.waiting = nil
-		s.writing = len(all) > 0
+		if s.writing = len(all) > 0; !s.writing {
+			s.idle.Broadcast()
+		}
 		s.mu.Unlock()
 		if len(all) == 0 {
 			return
@@ -374,9 +376,10 @@ func (c contents) sealed(name id) []byte {
 // Close waits for writers and closes the file. What is put after that is refused.
 func (s *Store) Close() error {
 	s.mu.Lock()
-	s.closed = true
+	for s.closed = true; s.writing; {
+		s.idle.Wait()
+	}
 	s.mu.Unlock()
-	s.writers.Wait()
 	var err error
 	if db := s.now.Load().db; db != nil {
 		if err = db.Close(); errors.Is(err, berrors.ErrDatabaseNotOpen) {

@@ -79,6 +79,7 @@ func Repair(dir string, log *slog.Logger) (r *Report, aside string, err error) {
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	s := &Store{dir: dir, path: Path(dir), log: log, undo: map[id][]byte{}}
+	s.idle.L = &s.mu
 	all, r, err := gather(s.path)
 	switch {
 	case err != nil:
