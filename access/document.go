@@ -358,7 +358,7 @@ func (p *places) lies(path string) bool {
 	if filepath.Clean(path) != path || !filepath.IsAbs(path) {
 		return false
 	}
-	return slices.ContainsFunc(p.Where, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") })
+	return image.LiesIn(path, p.Where)
 }
 
 // holds says whether a use of a path is allowed: where it lies, because the guest uses

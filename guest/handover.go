@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -47,13 +49,11 @@ func (l *launching) openFiles(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	closeRead(read)
+	defer closeAll(maps.Values(read)) // opened to be looked at
 	o := l.run.def.OS
 	if l.run.User == nil {
 		for _, path := range []string{o.Loader.Path, o.NVRAM.Path} {
-			if f, err := openToRead(ctx, path); err == nil {
-				_ = f.Close() // opened to be looked at
-			} else if path != "" && !errors.Is(err, os.ErrNotExist) { // QEMU says so
+			if err := openInto(ctx, read, path, unix.O_RDONLY); err != nil && !errors.Is(err, os.ErrNotExist) { // which QEMU says
 				return err
 			}
 		}
@@ -77,10 +77,10 @@ func (l *launching) openFiles(ctx context.Context) error {
 	return l.g.reg.openBackends(ctx, l.run, &l.plan, l.run.def.Devices.All())
 }
 
-// openToRead opens a file that QEMU reads to its end.
-func openToRead(ctx context.Context, path string) (*os.File, error) {
+// openNamed opens a file or a disk that a definition names.
+func openNamed(ctx context.Context, path string, mode int) (*os.File, error) {
 	held := heldTo(ctx, path)
-	return mount.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, unix.O_RDONLY, held) }, func(f *os.File) { _ = f.Close() })
+	return mount.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, mode, held) }, func(f *os.File) { _ = f.Close() })
 }
 
 // openRead opens what QEMU reads while it makes the machine, by its paths; what is not there QEMU
@@ -90,13 +90,13 @@ func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os
 	files = map[string]*os.File{}
 	defer func() {
 		if err != nil {
-			closeRead(files)
+			closeAll(maps.Values(files))
 		}
 	}()
 	most := max(def.Memory, leastRead)
 	var all uint64
 	for _, path := range readFiles(def) {
-		f, err := openToRead(ctx, path)
+		f, err := openNamed(ctx, path, unix.O_RDONLY)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -123,19 +123,12 @@ func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os
 // leastRead is what QEMU may read, in bytes, for a guest of little memory.
 const leastRead = 64 << 20
 
-func closeRead(files map[string]*os.File) {
-	for _, f := range files {
-		_ = f.Close() // opened to be looked at
-	}
-}
-
 // openInto opens a file of the firmware's.
 func openInto(ctx context.Context, files map[string]*os.File, path string, mode int) error {
 	if path == "" || files[path] != nil {
 		return nil
 	}
-	held := heldTo(ctx, path)
-	f, err := mount.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, mode, held) }, func(f *os.File) { _ = f.Close() })
+	f, err := openNamed(ctx, path, mode)
 	if err == nil {
 		files[path] = f
 	}
@@ -234,13 +227,10 @@ func closePlan(p *qemu.Plan) {
 	for _, a := range p.Disks {
 		a.Close()
 	}
-	for _, files := range []map[string]*os.File{p.Files, p.Sockets} {
-		for _, f := range files {
-			_ = f.Close() // QEMU has its own
-		}
-	}
+	closeAll(maps.Values(p.Files))
+	closeAll(maps.Values(p.Sockets))
 	for _, files := range p.Listeners {
-		closeAll(files)
+		closeAll(slices.Values(files))
 	}
 	p.Files, p.Sockets, p.Listeners = nil, nil, nil
 	if p.VSock != nil {

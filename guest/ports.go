@@ -3,8 +3,10 @@ package guest
 import (
 	"context"
 	"errors"
+	"iter"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -118,7 +120,7 @@ func (l *launching) choosePort(ctx context.Context, g *device.Graphics, address 
 		return err
 	}
 	if !handed { // it was tried
-		closeAll(files)
+		closeAll(slices.Values(files))
 		return nil
 	}
 	if l.plan.Listeners == nil {
@@ -144,12 +146,13 @@ func listenAt(ctx context.Context, addresses []netip.Addr, port int) (files []*o
 	if len(files) > 0 && !errors.Is(err, unix.EADDRINUSE) {
 		return files, nil
 	}
-	closeAll(files)
+	closeAll(slices.Values(files))
 	return nil, err
 }
 
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close() // nothing was written
+// closeAll closes files to which the daemon wrote nothing: QEMU has its own, or none.
+func closeAll(files iter.Seq[*os.File]) {
+	for f := range files {
+		_ = f.Close()
 	}
 }

@@ -40,7 +40,7 @@ func (l *Layer) within(folders []string) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot tell where %s lies", l.Path)
 	}
-	if liesIn(real, folders) || l.Device && InDev(l.Path) && !strings.Contains(l.Path, "/../") && liesIn(l.Path, folders) {
+	if LiesIn(real, folders) || l.Device && InDev(l.Path) && !strings.Contains(l.Path, "/../") && LiesIn(l.Path, folders) {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Volume, "%s lies in none of the places that images may come from here (%s)", real, strings.Join(folders, ", "))
@@ -51,7 +51,7 @@ func (l *Layer) within(folders []string) error {
 // who may write there could put in another's place at any time. Elsewhere links lead as room way
 // has it. do must open it with nofollow, and be done with at when it returns.
 func At(path string, folders []string, do func(at string, nofollow int) error) error {
-	if !liesIn(path, folders) {
+	if !LiesIn(path, folders) {
 		return way.At(path, do)
 	}
 	return withoutLinks(path, folders, func(at string) error { return do(at, unix.O_NOFOLLOW) })
@@ -59,13 +59,14 @@ func At(path string, folders []string, do func(at string, nofollow int) error) e
 
 // Beside is At of the name itself, which may be made, replaced or removed: a link is not followed.
 func Beside(path string, folders []string, do func(at string) error) error {
-	if !liesIn(path, folders) {
+	if !LiesIn(path, folders) {
 		return way.Beside(path, do)
 	}
 	return withoutLinks(path, folders, do)
 }
 
-func liesIn(path string, folders []string) bool {
+// LiesIn says whether a path lies below one of the folders.
+func LiesIn(path string, folders []string) bool {
 	return slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/") })
 }
 
