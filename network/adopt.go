@@ -148,33 +148,3 @@ func stillThere(d *Definition) bool {
 	l, err := link.ByName(d.Bridge.Name)
 	return err == nil && l.Kind == "bridge" && l.MAC.String() == d.MAC
 }
-
-// autostartOnce starts what is to start with the host, once a boot: a network
-// that somebody ended by hand stays ended when the daemon is restarted.
-func (s *Networks) autostartOnce(ctx context.Context) {
-	marker := filepath.Join(s.Run, "autostarted")
-	if seen, err := os.ReadFile(marker); err == nil && string(seen) == s.boot {
-		return
-	}
-	var group errgroup.Group
-	group.SetLimit(adoptAtOnce)
-	for _, n := range s.List() {
-		v := n.View()
-		if !v.Autostart || v.Active() {
-			continue
-		}
-		group.Go(func() error {
-			bounded, cancel := context.WithTimeoutCause(ctx, adoptWait,
-				fault.New(fault.Timeout, fault.Network, "not started within %v", adoptWait))
-			defer cancel()
-			if err := n.Start(bounded); err != nil {
-				s.Log.Error("cannot start a network with the host", "network", n.name, "error", err)
-			}
-			return nil
-		})
-	}
-	_ = group.Wait() // each failure has been logged
-	if err := os.WriteFile(marker, []byte(s.boot), 0o600); err != nil {
-		s.Log.Error("cannot remember that networks were started with the host", "error", err)
-	}
-}

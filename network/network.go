@@ -22,6 +22,7 @@ type Network struct {
 	turn chan struct{} // holds one token; whoever has taken it may change the network
 	view atomic.Pointer[View]
 	gone bool // undefined and out of the registry; guarded by turn
+	due  bool // this boot has still to start it; guarded by turn
 
 	service *link.Dnsmasq // of a running network that serves; guarded by turn
 	keep    *record       // see running.Keep; guarded by turn
@@ -274,6 +275,7 @@ func (n *Network) start(ctx context.Context, d *Definition, chosen bool) error {
 	if v.Config == nil {
 		v.chosenBridge = chosen
 	}
+	n.due = false
 	n.publish(v)
 	n.tell(event.Started)
 	return nil

@@ -37,6 +37,7 @@ type Pool struct {
 	leaving  bool // it is being stopped, and no work on its volumes begins
 	// autostart is of persistent pools only.
 	autostart bool
+	due       bool // this boot has still to start it
 	reading
 	taken    time.Time
 	stale    string
@@ -180,12 +181,13 @@ func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build
 		return err
 	}
 	p.mu.Lock()
-	p.used, p.usedDoc = d, doc
+	due := p.due
+	p.used, p.usedDoc, p.due = d, doc, false
 	p.install(r)
 	p.mu.Unlock()
 	if err := p.save(); err != nil {
 		p.mu.Lock()
-		p.used, p.usedDoc = nil, ""
+		p.used, p.usedDoc, p.due = nil, "", due
 		p.publish()
 		p.mu.Unlock()
 		p.detachBestEffort(d)

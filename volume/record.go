@@ -44,6 +44,9 @@ type declaration struct {
 func (p *Pool) save() error {
 	p.mu.Lock()
 	r := poolRecord{Saved: p.savedDoc, Used: p.usedDoc, Autostart: p.autostart, Boot: p.pools.boot}
+	if p.due {
+		r.Boot = "" // the next daemon goes on with it
+	}
 	p.mu.Unlock()
 	return p.pools.store.Put(poolKind, p.uuid, r)
 }
@@ -274,8 +277,10 @@ func (ps *Pools) restore(id string, r poolRecord, declared map[string]declaratio
 // adopt brings an active pool back, or starts one with autostart after a boot,
 // beside.
 func (ps *Pools) adopt(p *Pool, r poolRecord) {
-	wasActive := p.used != nil
-	if !wasActive && (!r.Autostart || r.Boot == ps.boot) {
+	if p.used == nil {
+		if r.Autostart && r.Boot != ps.boot {
+			ps.startWithHost(p)
+		}
 		return
 	}
 	p.adopting.Store(true)
@@ -283,13 +288,7 @@ func (ps *Pools) adopt(p *Pool, r poolRecord) {
 		defer p.adopting.Store(false)
 		ctx, cancel := context.WithTimeoutCause(ps.life, 2*answerTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
 		defer cancel()
-		var err error
-		if wasActive {
-			err = p.readopt(ctx)
-		} else {
-			err = p.Start(ctx, NoBuild)
-		}
-		if err != nil {
+		if err := p.readopt(ctx); err != nil {
 			ps.log.Warn("cannot bring back pool", "pool", p.name, "error", err)
 		}
 	})
