@@ -132,6 +132,10 @@ func TestADaemonWhoseDiskIsFull(t *testing.T) {
 	full := func() {
 		t.Helper()
 		contains(t, "the refusal", d.refuse(t, "define", d.spin(t, "refused")), "is full", "make room")
+		contains(t, "the refusal of both", d.refuse(t, "desc", "--live", "--config", "runs", strings.Repeat("long ", 4096)), "is full")
+		if text := d.virsh(t, "dumpxml", "runs"); strings.Contains(text, "long") {
+			t.Errorf("a change of both that was refused is made in the one: %s", text)
+		}
 		contains(t, "the guests", d.virsh(t, "list", "--all"), "runs", "paused")
 		contains(t, "the statistics", d.virsh(t, "domstats", "--state", "runs"), "state.state=3")
 		d.virsh(t, "start", "starts")

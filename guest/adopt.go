@@ -380,6 +380,7 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 		r.noteCrash(rec.UUID) // the autostart takes it up
 	}
 	_ = run.releaseAll(ctx) // each failure has been logged
+	r.giveBackLater(run)
 	if !started {
 		fenced := ctx
 		if g != nil {

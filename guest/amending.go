@@ -42,7 +42,7 @@ func (a *amending) write(r *run, after, config *domain.Definition) (err error) {
 			return err
 		}
 	}
-	return writeJSON(filepath.Join(r.dir, amendingFile), a)
+	return r.begin(amendingFile, a)
 }
 
 func readAmending(dir string) (*amending, error) {
@@ -74,7 +74,7 @@ func (r *run) amendingAgain() {
 // forgetAmending notes that nothing is half changed any more.
 func (r *run) forgetAmending() {
 	r.amending = nil
-	removeFile(r.log, filepath.Join(r.dir, amendingFile))
+	r.done(amendingFile)
 }
 
 // amend plans a change in place. After is the running definition with the change,
@@ -216,8 +216,12 @@ func (g *Guest) amendNow(after, config *domain.Definition) error {
 		return err
 	}
 	defer r.forgetAmending()
+	if err := g.redefine(config); err != nil { // the store may have no room
+		return err
+	}
+	failpoint.Reach("amend.noted")
 	r.def = after
 	g.keepActive()
-	failpoint.Reach("amend.noted")
-	return g.redefine(config)
+	g.publish()
+	return nil
 }

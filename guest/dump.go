@@ -32,15 +32,16 @@ func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
 		return fault.New(fault.Invalid, fault.Call, "cannot dump to %q: the path must be absolute", path)
 	}
 	return g.moveMemory(ctx, lifecycle.Dump, domain.JobDump, func(p *progress) (work, error) {
-		return g.planDump(path, o, p), nil
+		return g.planDump(path, o, p)
 	})
 }
 
-func (g *Guest) planDump(path string, o DumpOptions, p *progress) work {
+func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) {
 	r := g.run
-	r.Saving = &saving{Path: path, WasRunning: g.state.Phase == domain.Running, followed: true}
+	if err := g.beginSaving(&saving{Path: path, WasRunning: g.state.Phase == domain.Running, followed: true}); err != nil {
+		return nil, err
+	}
 	g.advance(lifecycle.Pausing{Reason: domain.ReasonDump})
-	g.keepRun() // it may have been announced before
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
@@ -58,7 +59,7 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) work {
 			r.end(endNow)
 			return nil
 		}, nil
-	}
+	}, nil
 }
 
 // dumpTo writes a dump.

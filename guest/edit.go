@@ -48,6 +48,11 @@ func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Defin
 		if !a.Live {
 			return nil, g.redefine(config)
 		}
+		if a.Config { // else the running guest would have what cannot be stored then
+			if err := g.keep(); err != nil {
+				return nil, err
+			}
+		}
 		return live(config)
 	})
 }

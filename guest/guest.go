@@ -52,6 +52,8 @@ type Guest struct {
 	still int
 	// turn fires when the first of those waiting has waited too long.
 	turn *time.Timer
+	// late fires when a run record is to be written that could not be.
+	late *time.Timer
 	// destroyers wait for the end of the process.
 	destroyers []*task
 	// quarantine says what keeps a guest from being adopted whose QEMU lives on.
@@ -83,9 +85,11 @@ func newGuest(r *Registry, name, uuid string) *Guest {
 		record:  record{Name: name},
 		state:   lifecycle.State{Phase: domain.ShutOff, Reason: domain.ReasonUnknown},
 		turn:    time.NewTimer(waitForTurn),
+		late:    time.NewTimer(writeAgain),
 	}
 	g.gauge = &gauge{take: g.measure}
 	g.turn.Stop()
+	g.late.Stop()
 	g.publish()
 	return g
 }
@@ -121,6 +125,8 @@ func (g *Guest) loop(ctx context.Context) {
 			g.settle(o)
 		case <-g.turn.C:
 			g.expire()
+		case <-g.late.C:
+			g.writeLate()
 		}
 	}
 }
@@ -146,6 +152,7 @@ const retirePatience = 10 * time.Second
 func (g *Guest) retire() {
 	g.over = true
 	g.turn.Stop()
+	g.late.Stop()
 	reason := errGone(g.Name())
 	for _, t := range append(g.waiting, g.destroyers...) {
 		t.answer(reason)

@@ -132,7 +132,7 @@ func (r *run) changingAgain() {
 // forgetChanging notes that no medium is half changed any more.
 func (r *run) forgetChanging() {
 	r.changing = nil
-	removeFile(r.log, filepath.Join(r.dir, changingFile))
+	r.done(changingFile)
 }
 
 // planMedia plans the exchange of the medium of a drive, in the running guest and,
@@ -185,7 +185,7 @@ func (g *Guest) changeMedia(ctx context.Context, r *run, def *domain.Definition,
 	if err := c.note(before, steps); err != nil {
 		return err
 	}
-	if err := writeJSON(filepath.Join(r.dir, changingFile), c); err != nil {
+	if err := r.begin(changingFile, c); err != nil {
 		c.Live = "" // nothing was begun
 		return err
 	}

@@ -75,8 +75,12 @@ func (g *Guest) setWords(ctx context.Context, a Affect, changed func(*domain.Def
 	case a.Config:
 		return g.redefine(config)
 	}
+	before, text := g.run.def, g.run.XML
 	g.run.def = after
-	g.keepActive()
+	if err := g.journalActive(); err != nil {
+		g.run.def, g.run.XML = before, text
+		return err
+	}
 	g.publish()
 	return nil
 }

@@ -239,7 +239,7 @@ func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *
 	if err != nil {
 		return err
 	}
-	if err := p.write(r.dir); err != nil {
+	if err := r.begin(pluggingFile, p); err != nil {
 		return err
 	}
 	err = runSteps(ctx, s, steps)

@@ -53,12 +53,10 @@ func readPlugging(dir string) (*plugging, error) {
 	return p, nil
 }
 
-func (p *plugging) write(dir string) error { return writeJSON(filepath.Join(dir, pluggingFile), p) }
-
 // forgetPlugging notes that nothing is half plugged any more.
 func (r *run) forgetPlugging() {
 	r.plugging = nil
-	removeFile(r.log, filepath.Join(r.dir, pluggingFile))
+	r.done(pluggingFile)
 }
 
 // owe keeps a plug that was cut off until QEMU can be asked about it. Should the

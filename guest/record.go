@@ -126,6 +126,14 @@ const halfWritten = ".new"
 
 // writeJSON replaces a file in one step.
 func writeJSON(path string, value any) error {
+	if err := writeHalf(path, value); err != nil {
+		return err
+	}
+	return writeWhole(path)
+}
+
+// writeHalf writes what is to take a file's place, which takes all the room that there has to be.
+func writeHalf(path string, value any) error {
 	var text bytes.Buffer
 	e := json.NewEncoder(&text)
 	e.SetEscapeHTML(false) // most of it is XML
@@ -133,9 +141,15 @@ func writeJSON(path string, value any) error {
 		return err
 	}
 	if err := os.WriteFile(path+halfWritten, text.Bytes(), 0o600); err != nil {
+		_ = os.Remove(path + halfWritten) // or the next try writes over it
 		return err
 	}
 	failpoint.Reach("journal.write")
+	return nil
+}
+
+// writeWhole puts what was half written in its place.
+func writeWhole(path string) error {
 	if err := os.Rename(path+halfWritten, path); err != nil {
 		return err
 	}
@@ -164,27 +178,41 @@ func readRunRecord(dir string) (*runRecord, error) {
 	return readJSON[runRecord](filepath.Join(dir, runRecordFile))
 }
 
-// keepRun brings the running guest's record up to date. A failure is logged
-// and not fatal: an adoption asks QEMU for the state in any case.
+// keepRun brings the running guest's record up to date. Where that cannot be done, because
+// there is no room, say, it is tried again until it is: see writeLate.
 func (g *Guest) keepRun() {
-	if g.run == nil {
-		return
+	if err := g.journal(); err != nil {
+		g.writeLater(err)
 	}
-	g.run.State, g.run.Since = g.state, g.since
-	if err := writeRunRecord(g.run.dir, &g.run.runRecord); err != nil {
-		g.log.Warn("cannot keep the run record", "error", err)
+}
+
+// journal is keepRun for what must not be done unless the next daemon will know of it.
+func (g *Guest) journal() error {
+	r := g.run
+	if r == nil {
+		return nil
 	}
+	r.State, r.Since = g.state, g.since
+	if err := writeRunRecord(r.dir, &r.runRecord); err != nil {
+		return err
+	}
+	r.written()
+	return nil
 }
 
 // keepActive keeps the active definition for the next daemon.
 func (g *Guest) keepActive() {
-	text, err := domainxml.Format(g.run.def, domainxml.Style{Active: true, Secure: true, ID: g.run.ID})
-	if err != nil {
-		g.log.Error("cannot write the active definition", "error", err)
-		return
+	if err := g.journalActive(); err != nil {
+		g.writeLater(err)
 	}
-	g.run.XML = text
-	g.keepRun()
+}
+
+// journalActive is keepActive for what must not be done unless the next daemon will know of it.
+func (g *Guest) journalActive() (err error) {
+	if g.run.XML, err = domainxml.Format(g.run.def, domainxml.Style{Active: true, Secure: true, ID: g.run.ID}); err != nil {
+		return err
+	}
+	return g.journal()
 }
 
 // activePhase is the phase that QEMU's own word for its run state stands for.

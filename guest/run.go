@@ -37,11 +37,13 @@ type run struct {
 	seen   uint64 // the number of the newest event that the loop has read
 	// ended is the definition as the end of the process found it: what is given back
 	// beside the loop is told by it, while the loop may go on to change def.
-	ended   *domain.Definition
-	kept    bool // it was restored as it had ended by its own doing
-	noticed bool // the loop knows that the process has ended
-	behind  bool // events were missed: QEMU is to be asked for its state
-	garbled bool // QEMU sent an event that does not parse, and it was logged
+	ended *domain.Definition
+	kept  bool // it was restored as it had ended by its own doing
+	// behindhand is what the run record does not say yet; nil: it says all.
+	behindhand atomic.Pointer[unwritten]
+	noticed    bool // the loop knows that the process has ended
+	behind     bool // events were missed: QEMU is to be asked for its state
+	garbled    bool // QEMU sent an event that does not parse, and it was logged
 	// back hands over a new session after the old one was lost. It holds none, so
 	// that none is forgotten in it.
 	back chan *qmp.Session
@@ -53,6 +55,8 @@ type run struct {
 	lost atomic.Pointer[time.Time]
 
 	releases []release
+	// withheld are those that failed, in their order; who has them done gives them to holdOn.
+	withheld []release
 	// plugging is a plug that was cut off and of which QEMU is to be asked.
 	plugging *plugging
 	// changing is the same of a change of medium.
@@ -106,6 +110,7 @@ func (r *run) releaseAll(ctx context.Context) error {
 		if err := last.do(ctx); err != nil {
 			r.log.Error("cannot release what the guest held", "what", last.what, "error", err)
 			failed = append(failed, err)
+			r.withheld = append(r.withheld, last)
 		}
 	}
 	failpoint.Reach("release.done")

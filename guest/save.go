@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/failpoint"
@@ -61,10 +63,11 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 	if err != nil {
 		return nil, err
 	}
-	r.Saving = &saving{Path: path, WasRunning: was == domain.Running, Managed: managed, followed: true}
+	if err := g.beginSaving(&saving{Path: path, WasRunning: was == domain.Running, Managed: managed, followed: true}); err != nil {
+		return nil, err
+	}
 	g.advance(lifecycle.Pausing{Reason: domain.ReasonSave})
 	g.advance(lifecycle.Resuming{Reason: domain.ReasonSaveCanceled}) // should it fail
-	g.keepRun()                                                      // it may have been announced before
 	failpoint.Reach("save.planned")
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
@@ -82,12 +85,32 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 			if !managed {
 				g.reg.forgetHalf(g.uuid)
 			}
+			if err == nil { // last: the next daemon goes on from there
+				err = g.journalSaved(ctx, r)
+			}
 		}
 		if err != nil {
 			return g.notSaved(ctx, s, r), err
 		}
 		return func() error { return g.saved(r, managed) }, nil
 	}, nil
+}
+
+// journalSaved writes down, beside the loop, that the guest's image is complete, and it is to end.
+// Where that cannot be done the image goes: the next daemon would find it half made, and remove it.
+func (g *Guest) journalSaved(ctx context.Context, r *run) error {
+	err := g.change(ctx, "", func() error {
+		saved := r.runRecord
+		saved.State, saved.Since = g.state, g.since
+		saved.State.EndFor = domain.ReasonSaved
+		return writeRunRecord(r.dir, &saved)
+	})
+	if err != nil {
+		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+		defer stop()
+		r.Saving.discard(ctx, r.dir, g.log)
+	}
+	return err
 }
 
 // notSaved lets a guest go on after its save, or a dump, and gives what settles
@@ -183,6 +206,20 @@ func (g *Guest) dropManagedSave() error {
 	return nil
 }
 
+// useUpManagedSave forgets the image that the guest has gone on from, and removes it, also where
+// the first cannot be stored: gone on from again it would damage the guest's disks. It runs in the
+// loop, or before that.
+func (g *Guest) useUpManagedSave() {
+	if g.dropManagedSave() == nil {
+		return
+	}
+	g.record.ManagedSave = false
+	g.removeManagedSave()
+	if err := g.keep(); err != nil { // there may be room now
+		g.log.Error("cannot store that the managed save image is used up", "error", err)
+	}
+}
+
 // removeManagedSave removes the image that nobody knows of any more, and what was
 // noted of a change of its header.
 func (g *Guest) removeManagedSave() {
@@ -219,7 +256,7 @@ func (g *Guest) planRestoreFrom(path string, o SaveOptions) work {
 			image.close()
 			return nil, fault.New(fault.Failed, fault.Config, "the saved image %s was exchanged meanwhile", path)
 		}
-		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then), ResetNVRAM: o.ResetNVRAM}, nil)(ctx)
+		return g.planRestore(image, StartOptions{Paused: image.paused(o.Then), ResetNVRAM: o.ResetNVRAM})(ctx)
 	}
 }
 
@@ -233,33 +270,34 @@ func (g *Guest) planManagedRestore(o StartOptions) work {
 		if err != nil {
 			return nil, fmt.Errorf("cannot continue from the managed save image (remove it, or start with --force-boot): %w", err)
 		}
-		image.def.Name = inactive.Name // it may have been renamed since
+		// An image that stays would be gone on from again, on disks that have changed since.
+		if err := unix.Access(filepath.Dir(path), unix.W_OK); err != nil {
+			image.close()
+			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot continue from the managed save image, which could not be removed then: make %s writable, or start with --force-boot", filepath.Dir(path))
+		}
+		image.def.Name, image.managed = inactive.Name, true // it may have been renamed since
 		o.Paused = o.Paused || image.paused(domain.NoState)
-		return g.planRestore(image, o, func() error {
-			return g.dropManagedSave()
-		})(ctx)
+		return g.planRestore(image, o)(ctx)
 	}
 }
 
-// planRestore gives the work of a start from an image; then is done in the loop
-// once the guest is there.
-func (g *Guest) planRestore(image *savedImage, o StartOptions, then func() error) work {
+// planRestore gives the work of a start from an image.
+func (g *Guest) planRestore(image *savedImage, o StartOptions) work {
 	return func(ctx context.Context) (settle, error) {
 		defer image.close()
 		r, err := g.launch(ctx, image.def, image.xml, o, image)
 		if err != nil {
 			return nil, err
 		}
-		r.FromManaged = then != nil
 		return func() error {
-			g.takeOver(r, lifecycle.Started{Reason: domain.ReasonRestored, Paused: o.Paused || r.kept}, o)
+			g.takeOver(r, begun(r, true, o), o)
 			if r.kept {
 				g.log.Warn("the guest had turned itself off or reset when it was saved; it is kept as it was then, until it is reset or destroyed")
 				g.advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonShuttingDown})
 			}
-			if then != nil {
+			if image.managed {
 				failpoint.Reach("restore.taken")
-				return then()
+				g.useUpManagedSave()
 			}
 			return nil
 		}, nil

@@ -235,6 +235,7 @@ type savedImage struct {
 	xml     string
 	running bool
 	bypass  bool
+	managed bool // it is the guest's managed save
 }
 
 // close lets the image go. That its pages stay cached is no reason to fail a

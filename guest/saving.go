@@ -27,6 +27,16 @@ type saving struct {
 	followed bool // it is of this daemon, whose work removes what it does not complete
 }
 
+// beginSaving journals a save or a dump before it is begun. It runs in the loop.
+func (g *Guest) beginSaving(s *saving) error {
+	g.run.Saving = s
+	err := g.journal()
+	if err != nil {
+		g.run.Saving = nil
+	}
+	return err
+}
+
 func partial(path string) string { return path + ".partial" }
 
 // goOn lets a guest that ran run again. One that was paused may have run for a
@@ -154,9 +164,7 @@ func (g *Guest) settleManaged(last *runRecord) {
 	case saved && !g.record.ManagedSave:
 		g.record.ManagedSave = true
 	case !saved && last.FromManaged && g.record.ManagedSave:
-		if err := g.dropManagedSave(); err != nil {
-			g.log.Error("cannot store that the managed save image is used up", "error", err)
-		}
+		g.useUpManagedSave()
 		return
 	default:
 		return

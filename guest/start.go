@@ -85,7 +85,7 @@ func (g *Guest) planStart(def *domain.Definition, submitted string, o StartOptio
 			return nil, err
 		}
 		return func() error {
-			g.takeOver(r, lifecycle.Started{Reason: domain.ReasonBooted, Paused: o.Paused}, o)
+			g.takeOver(r, begun(r, false, o), o)
 			return nil
 		}, nil
 	}
@@ -96,7 +96,6 @@ func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
 	g.run = r
 	g.quarantine = ""
 	failpoint.Reach("launch.take")
-	r.AutoDestroy = o.AutoDestroy && o.Owner != nil
 	g.state.Policy = policy(r.def)
 	g.revived()
 	g.reg.setID(g, r.ID)
@@ -153,6 +152,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 	qemu.AssignAliases(def)
 	l := &launching{g: g, opts: o, from: from, run: newRun(runRecord{
 		Name: def.Name, UUID: def.UUID, ID: g.reg.newID(), Started: time.Now(), Since: time.Now(), Submitted: submitted,
+		AutoDestroy: o.AutoDestroy && o.Owner != nil, FromManaged: from != nil && from.managed,
 	}, g.reg.guestDir(def.UUID), g.reg.Kernel, g.log)}
 	l.run.def = def
 	defer func() {
@@ -169,7 +169,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 	if err := l.runAdmitted(ctx); err != nil {
 		return nil, err
 	}
-	if err := within(ctx, l.limit(), l.sealOwn, l.readBack, l.settle, l.goOn); err != nil {
+	if err := within(ctx, l.limit(), l.sealOwn, l.readBack, l.settle, l.load, l.pledge, l.goOn); err != nil {
 		return nil, err
 	}
 	return l.run, nil
@@ -197,6 +197,7 @@ func (l *launching) unwind(ctx context.Context) {
 		}
 	}
 	_ = l.run.releaseAll(ctx) // each failure has been logged
+	l.g.reg.giveBackLater(l.run)
 	if l.g.View().Inactive == nil {
 		l.g.reg.dropMadeNVRAM(&l.run.runRecord, l.run.def, l.run.log)
 	}
@@ -456,33 +457,56 @@ func (l *launching) settle(ctx context.Context) error {
 	return l.g.reg.pinThreads(ctx, l.run)
 }
 
-// goOn loads the saved image, if any, and lets the processors run.
-func (l *launching) goOn(ctx context.Context) error {
-	s := l.run.session.Load()
-	if l.from != nil {
-		if err := l.orLastWords(ctx, l.from.load(ctx, s)); err != nil {
-			return err
-		}
-		failpoint.Reach("restore.loaded")
-		var status struct{ Status string }
-		if err := s.Execute(ctx, "query-status", nil, &status); err != nil {
-			return err
-		}
-		if phase, _ := activePhase(status.Status); phase == domain.ShuttingDown {
-			l.run.kept = true // it had ended as it was saved, and cannot go on
-			return nil
-		}
-	}
-	if l.opts.Paused {
+// load loads the saved image, if any.
+func (l *launching) load(ctx context.Context) error {
+	if l.from == nil {
 		return nil
 	}
-	if err := failpoint.Err("launch.cont"); err != nil {
+	s := l.run.session.Load()
+	if err := l.orLastWords(ctx, l.from.load(ctx, s)); err != nil {
 		return err
 	}
-	if err := s.Execute(ctx, "cont", nil, nil); err != nil {
+	failpoint.Reach("restore.loaded")
+	var status struct{ Status string }
+	if err := s.Execute(ctx, "query-status", nil, &status); err != nil {
 		return err
 	}
-	failpoint.Reach("launch.continued")
+	if phase, _ := activePhase(status.Status); phase == domain.ShuttingDown {
+		l.run.kept = true // it had ended as it was saved, and cannot go on
+	}
+	return nil
+}
+
+// pledge writes down that the guest runs, where it counts as soon as it does: a daemon that finds
+// a start which is not written down to its end takes it back, also where its client was told that
+// the guest is there.
+func (l *launching) pledge(context.Context) error {
+	l.run.State, _ = lifecycle.Step(lifecycle.State{Policy: policy(l.run.def)}, begun(l.run, l.from != nil, l.opts))
+	return fault.Wrap(writeHalf(filepath.Join(l.run.dir, runRecordFile), &l.run.runRecord), fault.Failed, fault.Host, "cannot write down that it runs")
+}
+
+// begun is what a start comes to.
+func begun(r *run, restored bool, o StartOptions) lifecycle.Started {
+	if restored {
+		return lifecycle.Started{Reason: domain.ReasonRestored, Paused: o.Paused || r.kept}
+	}
+	return lifecycle.Started{Reason: domain.ReasonBooted, Paused: o.Paused}
+}
+
+// goOn lets the processors run, and the guest be one that does.
+func (l *launching) goOn(ctx context.Context) error {
+	if !l.opts.Paused && !l.run.kept {
+		if err := failpoint.Err("launch.cont"); err != nil {
+			return err
+		}
+		if err := l.run.session.Load().Execute(ctx, "cont", nil, nil); err != nil {
+			return err
+		}
+		failpoint.Reach("launch.continued")
+	}
+	if err := writeWhole(filepath.Join(l.run.dir, runRecordFile)); err != nil { // the loop tries again
+		l.g.log.Error("a guest runs, and that cannot be written down", "error", err)
+	}
 	return nil
 }
 

@@ -149,6 +149,7 @@ func (g *Guest) finish(r *run) {
 	}
 	g.reg.dropID(r.ID)
 	g.reg.rooms.leave(g)
+	g.reg.giveBackLater(r)
 	g.run = nil
 	if g.inactive == nil {
 		g.reg.dropSecretsOf(&r.runRecord, r.def, g.log)

@@ -101,10 +101,14 @@ type parting struct {
 
 // beginParting notes a device before the guest is asked for it. What was noted of it
 // before counts no more.
-func (g *Guest) beginParting(alias string, t twin) {
+func (g *Guest) beginParting(alias string, t twin) error {
 	g.dropParting(alias)
 	g.run.Parting = append(g.run.Parting, parting{alias, t})
-	g.keepRun()
+	err := g.journal()
+	if err != nil {
+		g.dropParting(alias)
+	}
+	return err
 }
 
 // endParting notes that the guest keeps a device.

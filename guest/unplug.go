@@ -74,9 +74,11 @@ func (g *Guest) planUnplug(dev device.Device, also twin, async bool) (work, erro
 	if _, err := r.monitor(); err != nil {
 		return nil, err
 	}
+	if err := g.beginParting(alias, also); err != nil {
+		return nil, err
+	}
 	wait := &removal{result: make(chan error, 1)}
 	r.removals[alias] = wait
-	g.beginParting(alias, also)
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {

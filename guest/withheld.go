@@ -1,0 +1,78 @@
+package guest
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// What the host does not take back when a guest has ended (a run directory on a file system that
+// cannot be written to, anything while the daemon can open no more files) is given back as soon as
+// it does. Most of it goes by the guest's UUID: once the guest is started again that start has
+// cleared it away, or has it.
+
+// Pauses between two tries.
+const (
+	firstTry = time.Second
+	lastTry  = time.Minute
+)
+
+// giveBackLater tries again, for as long as it takes, what a run that has ended could not give back.
+func (r *Registry) giveBackLater(run *run) {
+	left := run.withheld
+	if run.withheld = nil; len(left) == 0 {
+		return
+	}
+	r.loops.Go(func() {
+		for pause := firstTry; len(left) > 0; pause = min(2*pause, lastTry) {
+			wait := time.NewTimer(pause)
+			select {
+			case <-wait.C:
+			case <-r.life.Done():
+				wait.Stop()
+				return
+			}
+			left = r.giveBackNow(run.UUID, left, run.log)
+		}
+	})
+}
+
+// giveBackNow tries once, in the guest's turn, and gives what is left.
+func (r *Registry) giveBackNow(uuid string, all []release, log *slog.Logger) (left []release) {
+	try := func(ctx context.Context) error {
+		ctx, stop := context.WithTimeout(ctx, releaseLimit)
+		defer stop()
+		for _, one := range all {
+			if err := one.do(ctx); err != nil {
+				log.Debug("cannot release yet what the guest held", "what", one.what, "error", err)
+				left = append(left, one)
+				continue
+			}
+			log.Info("what the guest held and could not be released is given back", "what", one.what)
+		}
+		return nil
+	}
+	leave, err := r.removing.take(r.life, uuid) // nobody makes another with its UUID meanwhile
+	if err != nil {
+		return nil // the daemon stops
+	}
+	defer leave()
+	g, err := r.ByUUID(uuid)
+	if fault.Is(err, fault.NotFound) {
+		_ = try(r.life) // never fails
+		return left
+	}
+	err = g.perform(r.life, "", domain.JobDestroy, releaseLimit, func() (work, error) {
+		if g.run != nil || g.quarantine != "" {
+			return nil, nil // its start has cleared it away
+		}
+		return func(ctx context.Context) (settle, error) { return nil, try(ctx) }, nil
+	})
+	if err != nil { // another work takes its time, or the guest has just gone
+		return all
+	}
+	return left
+}
