@@ -15,12 +15,18 @@ import (
 // a program makes sockets of every family without a call that could be looked at. And whoever
 // has a tap open may say that it outlives him, and whose it is, and give the host's end any
 // address: a bridge of the host's own then takes that for its own, and the host loses its network.
+// Whoever has a guest's vsock open may have it be another guest's, to the host and what runs there;
+// the daemon has said whose it is before, so QEMU is told that it has done so, and nothing is done.
+// Programs for the kernel (bpf) and its counters are for whom the host lets have them by a setting of its.
 
 // families are the sockets that a program may make.
 var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
 
 // controls are what programs may not do with a tap that they have open.
 var controls = []uint32{unix.TUNSETPERSIST, unix.TUNSETOWNER, unix.TUNSETGROUP, unix.TUNSETLINK, unix.SIOCSIFHWADDR}
+
+// setGuestCID is the kernel's VHOST_VSOCK_SET_GUEST_CID, by which a vsock has its number.
+const setGuestCID = 0x4008af60
 
 // architectures are those whose calls all go by numbers that are known here, with what
 // separates them from other ways of calling the same kernel.
@@ -63,13 +69,14 @@ func callFilter(architecture uint32, rings bool) []unix.SockFilter {
 		{Code: unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, Jf: 1, K: x32},
 		absent,
 		// First, for a guest's processors run by it.
-		equal(unix.SYS_IOCTL, 0, uint8(2*len(controls)+2)), load(secondArgument),
+		equal(unix.SYS_IOCTL, 0, uint8(2*len(controls)+4)), load(secondArgument),
+		equal(setGuestCID, 0, 1), verdict(unix.SECCOMP_RET_ERRNO),
 	}
 	for _, control := range controls {
 		program = append(program, equal(control, 0, 1), verdict(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)))
 	}
 	program = append(program, allowed)
-	refused := []uint32{unix.SYS_KEYCTL, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY}
+	refused := []uint32{unix.SYS_KEYCTL, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN}
 	if !rings {
 		refused = append(refused, unix.SYS_IO_URING_SETUP)
 	}

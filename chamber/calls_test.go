@@ -2,6 +2,7 @@ package chamber
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"testing"
@@ -23,6 +24,44 @@ func TestATapStaysWhatItWasMade(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestAVSockStaysItsGuests: a program that has a guest's vsock open makes it no other guest's, and
+// is told what QEMU wants to hear. Nor does it load programs into the kernel, or count there.
+func TestAVSockStaysItsGuests(t *testing.T) {
+	err := apart(func() (<-chan struct{}, error) {
+		null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = unix.Close(null) }()
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return nil, err
+		}
+		if err := sift(false); err != nil {
+			return nil, fmt.Errorf("%w: %w", errNoFilter, err)
+		}
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(null), setGuestCID, 0); errno != 0 {
+			return nil, fmt.Errorf("it is refused: %w", errno)
+		}
+		if _, err := unix.IoctlGetTermios(null, unix.TCGETS); !errors.Is(err, unix.ENOTTY) {
+			return nil, fmt.Errorf("another call of ioctl: %w", err)
+		}
+		for _, call := range []uintptr{unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN} {
+			if _, _, errno := unix.Syscall(call, ^uintptr(0), 0, 0); errno != unix.ENOSYS {
+				return nil, fmt.Errorf("call %d: %w", call, errno)
+			}
+		}
+		return nil, nil
+	})
+	if errors.Is(err, errNoFilter) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var errNoFilter = errors.New("this kernel has no filters of calls")
 
 var errNoTap = errors.New("this host makes no taps")
 

@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/topology"
 )
@@ -81,6 +82,11 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 	if err := checkEncrypted(d, chain[0].Encrypted); err != nil {
 		return a, false, err
 	}
+	if !d.ReadOnly {
+		if err := mount.Run(ctx, path, chain[0].Lend); err != nil {
+			return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
+		}
+	}
 	if run.User != nil {
 		if a, err = openLayers(ctx, chain, d.ReadOnly); err != nil {
 			return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
@@ -93,6 +99,34 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 		a.Layers = append(a.Layers, device.Layer{Path: l.Path, Format: string(l.Format), Block: l.Device})
 	}
 	return a, true, nil
+}
+
+// takeBackDisks looks at the images that a guest could write when its QEMU has ended: a header
+// that QEMU was not given so leads to no other file.
+func (r *Registry) takeBackDisks(ctx context.Context, run *run) error {
+	def := run.ended
+	if def == nil { // it never became the loop's
+		def = run.def
+	}
+	ctx, stop := context.WithTimeout(ctx, closeTime)
+	defer stop()
+	for _, d := range def.Devices.Disks {
+		if d.Source == nil || d.ReadOnly {
+			continue
+		}
+		path, format, err := r.source(d)
+		if err != nil || !format.IsLayered() { // where its pool has gone the note stays
+			continue
+		}
+		changed, err := mount.Do(ctx, path, func() (bool, error) { return image.TakeBack(path, format) }, nil)
+		if changed && run.PID != 0 {
+			run.log.Error("a QEMU, or somebody while it ran, has changed what the header of an image names below it; the image is not used so", "path", path)
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			run.log.Warn("cannot look at an image after its guest", "path", path, "error", err)
+		}
+	}
+	return nil
 }
 
 // source is the path behind a disk and its declared format. A format is never
@@ -152,6 +186,7 @@ func (r *Registry) reholdRest(run *run) {
 		}
 	}
 	group := r.Cgroups.Guest(run.UUID)
+	run.hold("disks", func(ctx context.Context) error { return r.takeBackDisks(ctx, run) })
 	run.hold("sockets", func(ctx context.Context) error { return removeSockets(ctx, run) })
 	run.hold("control group", group.Clear)
 	r.holdTPMs(run)

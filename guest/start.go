@@ -252,7 +252,8 @@ func (l *launching) reserve(context.Context) error {
 
 func (l *launching) findDisks(ctx context.Context) error {
 	l.plan.Disks = map[string]device.DiskAttachment{}
-	fences := l.g.View().fences
+	fences, run := l.g.View().fences, l.run
+	run.hold("disks", func(ctx context.Context) error { return l.g.reg.takeBackDisks(ctx, run) })
 	for _, d := range l.run.def.Devices.Disks {
 		a, present, err := l.g.reg.findDisk(fenced(ctx, fences, d), l.run, d)
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount"
 )
@@ -92,7 +93,8 @@ type Layer struct {
 	// Device says that it is a block device and no file.
 	Device bool
 
-	id [2]uint64 // device and inode
+	id [2]uint64    // device and inode
+	of chamber.User // whose it is
 }
 
 // Chain is an image with all that lies below it, topmost first.
@@ -144,10 +146,7 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 		}
 		layer, err := mount.Do(ctx, path, func() (Layer, error) { return openLayer(path, declared) }, func(l Layer) { _ = l.File.Close() })
 		if err == nil {
-			if err = errors.Join(layer.enter(seen), layer.within(FenceOf(ctx))); err == nil && layer.Encrypted && len(chain) > 0 {
-				err = fault.New(fault.Unsupported, fault.Volume, "%s is encrypted, and only the uppermost layer can be; convert it (qemu-img convert)", layer.Path)
-			}
-			if err != nil {
+			if err = chain.admit(ctx, &layer, seen); err != nil {
 				closeRead(layer.File)
 			}
 		}
@@ -168,6 +167,18 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 		}
 		declared = layer.Backing.Format
 	}
+}
+
+// admit checks one more layer of the chain, which its context may hold to folders.
+func (c Chain) admit(ctx context.Context, l *Layer, seen map[[2]uint64]string) error {
+	err := errors.Join(l.enter(seen), l.within(FenceOf(ctx)), l.checkLent())
+	if err != nil || len(c) == 0 {
+		return err
+	}
+	if l.Encrypted {
+		return fault.New(fault.Unsupported, fault.Volume, "%s is encrypted, and only the uppermost layer can be; convert it (qemu-img convert)", l.Path)
+	}
+	return c[len(c)-1].leads(ctx, l)
 }
 
 // openLayer opens one layer.
@@ -198,7 +209,7 @@ func (l *Layer) inspect(declared Format) error {
 	if err := unix.Fstat(int(l.File.Fd()), &st); err != nil {
 		return openFault(err, l.Path)
 	}
-	l.id, l.Device = [2]uint64{st.Dev, st.Ino}, st.Mode&unix.S_IFMT == unix.S_IFBLK
+	l.id, l.of, l.Device = [2]uint64{st.Dev, st.Ino}, chamber.User{UID: st.Uid, GID: st.Gid}, st.Mode&unix.S_IFMT == unix.S_IFBLK
 	var err error
 	if l.Info, err = Inspect(l.File, declared); err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot use %s", l.Path)

@@ -64,19 +64,68 @@ func dials(t *testing.T, address string) net.Conn {
 // two ends of one host comes to is known when that returns.
 func abuse(t *testing.T, fd uintptr, service netip.AddrPort) {
 	t.Helper()
+	disconnect(t, fd)
+	calls(t, int(fd), service)
+}
+
+// disconnect makes of a socket one that is nobody's, with no filter if that can be.
+func disconnect(t *testing.T, fd uintptr) {
+	t.Helper()
 	_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 0)
 	_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
 	var nobody [16]byte // of the family that disconnects
 	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&nobody)), uintptr(len(nobody))); errno != 0 {
 		t.Fatal("it cannot be disconnected: ", errno)
 	}
-	var to unix.Sockaddr = &unix.SockaddrInet6{Addr: service.Addr().As16(), Port: int(service.Port())}
-	if service.Addr().Is4() {
-		to = &unix.SockaddrInet4{Addr: service.Addr().As4(), Port: int(service.Port())}
-	}
-	_ = unix.SetNonblock(int(fd), true)
-	if err := unix.Connect(int(fd), to); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+}
+
+func calls(t *testing.T, fd int, service netip.AddrPort) {
+	t.Helper()
+	_ = unix.SetNonblock(fd, true)
+	if err := unix.Connect(fd, socketAddress(service)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		t.Fatal("it cannot call: ", err)
+	}
+}
+
+func socketAddress(at netip.AddrPort) unix.Sockaddr {
+	if at.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: at.Addr().As4(), Port: int(at.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: at.Addr().As16(), Port: int(at.Port())}
+}
+
+// TestTheSocketOfADisplayListensNowhereElse: what it has accepted can be made to listen on all
+// addresses of the host, and lets nobody in there but who calls the one that it is for.
+func TestTheSocketOfADisplayListensNowhereElse(t *testing.T) {
+	for _, c := range []struct{ display, all, other string }{{"127.0.0.1", "0.0.0.0", "127.0.0.2"}, {"::1", "::", "127.0.0.1"}, {"0.0.0.0", "0.0.0.0", "127.0.0.2"}} {
+		listening, port := displayAt(t, c.display)
+		at := netip.AddrPortFrom(netip.MustParseAddr(c.display), uint16(port))
+		client := dials(t, at.String())
+		accepted, err := accepts(t, listening).(*net.TCPConn).File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = client.Close(), listening.Close()
+		disconnect(t, accepted.Fd())
+		fd := int(accepted.Fd())
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		if err := unix.Bind(fd, socketAddress(netip.AddrPortFrom(netip.MustParseAddr(c.all), uint16(port)))); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Listen(fd, 8); err != nil {
+			t.Fatal(err)
+		}
+		stranger, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls(t, stranger, netip.AddrPortFrom(netip.MustParseAddr(c.other), uint16(port)))
+		other := dials(t, at.String())
+		first := accepts(t, accepted)
+		if kept := c.display != c.all; kept != (first.RemoteAddr().String() == other.LocalAddr().String()) {
+			t.Errorf("one for %s that listens on %s is told who calls %s first; kept from that it is to be: %v", c.display, c.all, c.other, kept)
+		}
+		_, _, _ = first.Close(), accepted.Close(), unix.Close(stranger)
 	}
 }
 

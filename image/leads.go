@@ -1,0 +1,56 @@
+package image
+
+import (
+	"context"
+	"os/user"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount"
+	"github.com/lodge-kvm/lodge/way"
+)
+
+// leads refuses a layer that the header of a user's image names and that this user may not read:
+// as a link of his it would lead the daemon where he may not go.
+func (l *Layer) leads(ctx context.Context, below *Layer) error {
+	if way.Ours(l.of.UID) || below.of.UID == l.of.UID {
+		return nil
+	}
+	err := mount.Run(ctx, below.Path, func() error {
+		return l.of.Do(groupsOf(l.of.UID), func() error {
+			// Its path as the kernel leads that user, and of what is there no more than that it is the same.
+			fd, err := unix.Open(below.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd) //nolint:errcheck // it was opened to be looked at
+			var st unix.Stat_t
+			if err := unix.Fstat(fd, &st); err == nil && [2]uint64{st.Dev, st.Ino} != below.id {
+				return unix.EXDEV
+			}
+			return nil
+		})
+	})
+	if err == nil {
+		return nil
+	}
+	return fault.Wrap(err, fault.Denied, fault.Volume, "the header of %s, which is of user %d, names %s, and that user may not read it; let him, or have root own the image",
+		l.Path, l.of.UID, below.Path)
+}
+
+// groupsOf are the groups of a user that the host knows.
+func groupsOf(uid uint32) (all []uint32) {
+	who, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
+	if err != nil {
+		return nil
+	}
+	found, _ := who.GroupIds() // without them he may do less
+	for _, text := range found {
+		if id, err := strconv.ParseUint(text, 10, 32); err == nil {
+			all = append(all, uint32(id))
+		}
+	}
+	return all
+}

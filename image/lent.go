@@ -1,0 +1,102 @@
+package image
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// A QEMU that its guest has taken over may write into the header of an image that it has open
+// any name of a layer below, and the daemon would open that file for it at the guest's next start.
+// So what the header says is noted with the file while a QEMU has it to write, where no QEMU can
+// change it and no daemon has to live on: a header that says something else then leads nowhere.
+// Who changes a header while no QEMU has the image, by qemu-img, is believed.
+
+// lentMarks are the attributes in which that is noted: the first that the file system has.
+// Those of the first kind only root sees.
+var lentMarks = []string{"trusted.lodge.backing", "user.lodge.backing"}
+
+// maxMark bounds what is noted: a format and a name of a header's.
+const maxMark = 2 << 10
+
+// below is what a header says of the layer below.
+func (info *Info) below() string {
+	if info.Backing == nil {
+		return "-"
+	}
+	return string(info.Backing.Format) + ":" + info.Backing.Name
+}
+
+// IsLayered says whether a header of the format can name a layer below.
+func (f Format) IsLayered() bool { return f != Raw && f != ISO && f != LUKS }
+
+// Lend notes what lies below an image, before a QEMU has it to write. A file system that keeps
+// no attributes is let be.
+func (l *Layer) Lend() error {
+	if !l.Format.IsLayered() {
+		return nil
+	}
+	var err error
+	for _, mark := range lentMarks {
+		err = unix.Fsetxattr(int(l.File.Fd()), mark, []byte(l.below()), 0)
+		if !isUnsupported(err) {
+			break
+		}
+	}
+	if err == nil || isUnsupported(err) || errors.Is(err, unix.EROFS) { // nor does anybody write there
+		return nil
+	}
+	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot note what lies below %s", l.Path)
+}
+
+// isUnsupported says that a file system has no such attributes, or not for this process.
+func isUnsupported(err error) bool {
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS)
+}
+
+// lentAs is what was noted of an image; not noted: no QEMU has had it since it was last looked at.
+func lentAs(f *os.File) (mark, below string, noted bool) {
+	text := make([]byte, maxMark)
+	for _, mark := range lentMarks {
+		if n, err := unix.Fgetxattr(int(f.Fd()), mark, text); err == nil {
+			return mark, string(text[:n]), true
+		}
+	}
+	return "", "", false
+}
+
+// checkLent refuses a layer below that the header did not name when a QEMU was given the image.
+// None at all is no harm.
+func (l *Layer) checkLent() error {
+	if l.Backing == nil {
+		return nil
+	}
+	mark, below, noted := lentAs(l.File)
+	if !noted || below == l.below() {
+		return nil
+	}
+	return fault.New(fault.Denied, fault.Volume, "the header of %s was changed while a QEMU had it to write: it names %q (format %q) as the layer below, and had %q before; "+
+		"put that back (qemu-img rebase -u), or if it is right say so with: setfattr -x %s %s", l.Path, l.Backing.Name, l.Backing.Format, below, mark, l.Path)
+}
+
+// TakeBack forgets what was noted of an image that no QEMU has to write any more, if its header
+// is as it was. Changed says that it is not: then the note stays, and keeps the image from use.
+func TakeBack(path string, declared Format) (changed bool, err error) {
+	f, err := Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	mark, below, noted := lentAs(f)
+	if !noted || InUse(f) == Written {
+		return false, nil
+	}
+	info, err := Inspect(f, declared)
+	if err != nil || info.below() != below {
+		return true, err
+	}
+	return false, unix.Fremovexattr(int(f.Fd()), mark)
+}

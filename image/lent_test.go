@@ -1,0 +1,117 @@
+package image
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// What was noted of an image that a QEMU had holds until it was looked at again: a header that
+// was changed leads nowhere, one that lost its layer does no harm, and one that is as it was is
+// forgotten, so that others may change it then.
+func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
+	tool(t)
+	dir := t.TempDir()
+	base, other, top := filepath.Join(dir, "base"), filepath.Join(dir, "other"), filepath.Join(dir, "top")
+	for _, path := range []string{base, other} {
+		if err := os.WriteFile(path, make([]byte, mib), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Setxattr(base, lentMarks[0], nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	over := func(path string) { qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", path, "-F", "raw", top) }
+	opens := func(says string, want bool) {
+		t.Helper()
+		chain, err := OpenChain(t.Context(), top, Qcow2)
+		chain.Close()
+		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+	takeBack := func(want bool) {
+		t.Helper()
+		if changed, err := TakeBack(top, Qcow2); err != nil || changed != want {
+			t.Errorf("changed is %v: %v", changed, err)
+		}
+	}
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", top)
+	chain, err := OpenChain(t.Context(), top, Qcow2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = chain[0].Lend()
+	chain.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	opens("as it was", true)
+	over(other)
+	opens("with another layer", false)
+	takeBack(true)
+	opens("still", false)
+	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", "", top)
+	opens("without a layer", true)
+	over(base)
+	takeBack(false)
+	over(other)
+	opens("changed by whom nobody lent it", true)
+}
+
+// What the header of a user's image names is opened if the user may read it, by its modes and those
+// of the folders on its way; what root's names, anyway.
+func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
+	tool(t)
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it makes files of others'")
+	}
+	const alice, team = 4242, 4300
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	made := func(name string, uid, gid int, mode os.FileMode) {
+		t.Helper()
+		err := errors.Join(os.MkdirAll(filepath.Dir(at(name)), 0o755), os.WriteFile(at(name), make([]byte, mib), 0o600),
+			os.Chown(at(name), uid, gid), os.Chmod(at(name), mode))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path := dir; path != os.TempDir() && path != "/"; path = filepath.Dir(path) { // which tests have for root alone
+		if err := os.Chmod(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made("alices", alice, alice, 0o600)
+	made("everybodys", 0, 0, 0o644)
+	made("roots", 0, 0, 0o600)
+	made("teams", 0, team, 0o640)
+	made("within/open", 0, 0, 0o644)
+	if err := os.Chmod(at("within"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		owner, group int
+		base         string
+		want         bool
+	}{
+		{alice, alice, "alices", true}, {alice, alice, "everybodys", true}, {alice, alice, "roots", false}, {alice, alice, "within/open", false},
+		{alice, alice, "teams", false}, {alice, team, "teams", true}, {0, 0, "roots", true}, {0, 0, "alices", true},
+	} {
+		top := at("top")
+		qemuImg(t, "create", "-q", "-f", "qcow2", "-b", at(c.base), "-F", "raw", top)
+		if err := os.Chown(top, c.owner, c.group); err != nil {
+			t.Fatal(err)
+		}
+		chain, err := OpenChain(t.Context(), top, Qcow2)
+		chain.Close()
+		if c.want && err != nil || !c.want && !fault.Is(err, fault.Denied) {
+			t.Errorf("an image of %d:%d over %s: %v", c.owner, c.group, c.base, err)
+		}
+	}
+}
