@@ -228,6 +228,13 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 				return made, err
 			}
 		}
+		if device, err := g.routeInto(ip.Prefix(), g.bridgeOf(def.Name)); err != nil {
+			return made, err
+		} else if device != "" { // what the host sends there would go to guests
+			if err := g.beyond(w, Networks, "the addresses "+ip.Prefix().String()+", into which the host has a route"); err != nil {
+				return made, err
+			}
+		}
 		if ip.TFTPRoot != "" { // dnsmasq, which may be root, follows the links there
 			if err := g.beyond(w, Networks, "a folder served by TFTP"); err != nil {
 				return made, err
@@ -239,12 +246,17 @@ func (g *Gate) network(w Who, doc string) (Object, error) {
 
 // callsBridge says whether a client may call the bridge of a network so, as that may be already.
 func (g *Gate) callsBridge(w Who, of, name string) bool {
-	if n, err := g.Networks.ByName(of); err == nil {
-		if had, err := n.BridgeName(); err == nil && had == name {
-			return true
-		}
+	return g.bridgeOf(of) == name || g.rules.Load().calls(w, Networks, Object{Kind: Network, Name: name}, "virbr")
+}
+
+// bridgeOf is the bridge of a network; empty: there is none.
+func (g *Gate) bridgeOf(network string) string {
+	n, err := g.Networks.ByName(network)
+	if err != nil {
+		return ""
 	}
-	return g.rules.Load().calls(w, Networks, Object{Kind: Network, Name: name}, "virbr")
+	name, _ := n.BridgeName() // of one that has none it is empty
+	return name
 }
 
 // ownPorts are those below, which root alone uses.

@@ -77,7 +77,7 @@ func FuzzDocument(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	g := &Gate{Config: Config{Guests: &guest.Registry{}, Networks: &network.Networks{}, Pools: &volume.Pools{}}}
+	g := &Gate{Config: Config{Guests: &guest.Registry{}, Networks: &network.Networks{}, Pools: &volume.Pools{}}, routeInto: network.RouteInto}
 	g.rules.Store(rules)
 	had, err := domainxml.Parse(head+"</os><devices>"+bounds[1]+"</devices>"+tail, domainxml.Options{})
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -41,11 +42,13 @@ type Gate struct {
 	changed chan struct{} // closed, and replaced, when the rules change
 
 	shares shares
+	// routeInto is network.RouteInto, or a test's.
+	routeInto func(p netip.Prefix, but string) (device string, err error)
 }
 
 // New makes a gate, and refuses rules that are wrong.
 func New(c Config) (*Gate, error) {
-	g := &Gate{Config: c, changed: make(chan struct{})}
+	g := &Gate{Config: c, changed: make(chan struct{}), routeInto: network.RouteInto}
 	g.shares.there = g.alike
 	if c.File == "" {
 		return g, nil

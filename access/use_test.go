@@ -2,6 +2,7 @@ package access
 
 import (
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -198,7 +199,12 @@ rules:
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{Config: Config{Networks: &network.Networks{}}}
+	g := &Gate{Config: Config{Networks: &network.Networks{}}, routeInto: func(p netip.Prefix, _ string) (string, error) {
+		if p.Overlaps(netip.MustParsePrefix("10.20.0.0/16")) {
+			return "eth0", nil
+		}
+		return "", nil
+	}}
 	g.rules.Store(r)
 	for inside, want := range map[string]bool{
 		"<ip address='10.9.0.1' prefix='24'/>":                            true,
@@ -221,6 +227,7 @@ rules:
 		"<ip address='fd00:1:2::1' prefix='64'/>":                                                      true,
 		"<ip address='172.20.0.1' prefix='16'/>":                                                       true,
 		"<ip address='192.168.9.1' prefix='24'/>":                                                      true,
+		"<ip address='10.20.30.1' prefix='24'/>":                                                       false,
 		"<ip address='169.254.1.1' prefix='24'/>":                                                      false,
 		"<ip address='fe80::1' prefix='64'/>":                                                          true,
 		"<ip address='10.9.0.1' prefix='24'/><route address='0.0.0.0' prefix='0' gateway='10.9.0.2'/>": false,

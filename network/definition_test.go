@@ -320,6 +320,22 @@ func TestClash(t *testing.T) {
 	}
 }
 
+// What is part of a route's addresses, or has them as a part, would be taken from there; links'
+// own addresses are everywhere.
+func TestOverlap(t *testing.T) {
+	routes := []link.Route{
+		{Destination: netip.MustParsePrefix("10.0.0.0/8"), Device: "vpn"}, {Destination: netip.MustParsePrefix("192.168.122.0/24"), Device: "virbr0"},
+		{Destination: netip.MustParsePrefix("fe80::/64"), Device: "eth0"},
+	}
+	for prefix, want := range map[string]string{
+		"192.168.122.129/25": "virbr0", "192.168.0.1/16": "virbr0", "192.168.123.1/24": "", "10.1.0.1/24": "", "fe80::1/64": "",
+	} {
+		if got := overlap(netip.MustParsePrefix(prefix), routes, func(device string) bool { return device != "vpn" }); got != want {
+			t.Errorf("%s overlaps %q, want %q", prefix, got, want)
+		}
+	}
+}
+
 func TestDefaultNetworkAvoidsTheHostsOwn(t *testing.T) {
 	d := defaultNetwork(122)
 	doc, err := d.XML(0)

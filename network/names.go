@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"crypto/rand"
 	"fmt"
 	"net"
@@ -69,4 +70,36 @@ func clash(p netip.Prefix, routes []link.Route) *link.Route {
 		}
 	}
 	return nil
+}
+
+// RouteInto gives the link by which the host has a route into some of the addresses, or into more
+// of which they are a part; empty: none but the default route. A network that has them would take
+// what the host sends there. Its own bridge, but, is none of them.
+func RouteInto(p netip.Prefix, but string) (device string, err error) {
+	routes, err := link.Routes()
+	if err != nil {
+		return "", err
+	}
+	return overlap(p, routes, func(device string) bool { return device != but }), nil
+}
+
+// overlap is RouteInto by routes of the links that are meant.
+func overlap(p netip.Prefix, routes []link.Route, meant func(device string) bool) string {
+	for _, r := range routes {
+		if r.Destination.Overlaps(p) && !r.Destination.Addr().IsLinkLocalUnicast() && meant(r.Device) {
+			return cmp.Or(r.Device, "several links")
+		}
+	}
+	return ""
+}
+
+// othersBridges are those of the other networks that run.
+func (n *Network) othersBridges() map[string]bool {
+	bridges := map[string]bool{}
+	for _, other := range n.home.List() {
+		if live := other.View().Live; other != n && live != nil && live.Managed() {
+			bridges[live.Bridge.Name] = true
+		}
+	}
+	return bridges
 }

@@ -418,6 +418,7 @@ func TestStartRefusesEarly(t *testing.T) {
 	started(t, s, natNetwork("net11", 11))
 	for doc, want := range map[string]string{
 		natNetwork("net12", 11): "10.77.11.0/24 are already in use",
+		`<network><name>part</name><ip address='10.77.11.129' prefix='25'/></network>`:                 "10.77.11.128/25 are already in use",
 		`<network><name>net13</name><bridge name='lo'/></network>`:                                     `bridge name "lo" is taken`,
 		`<network><name>net14</name><forward mode='bridge'/><bridge name='lo'/></network>`:             "is no bridge",
 		`<network><name>net15</name><forward mode='private'><interface dev='no'/></forward></network>`: `no network interface with name "no"`,

@@ -99,9 +99,14 @@ func (n *Network) admit(d *Definition) error {
 	if err != nil {
 		return err
 	}
+	bridges := n.othersBridges() // from which not even a part may be taken
 	for _, ip := range d.IPs {
+		device := overlap(ip.Prefix(), routes, func(device string) bool { return bridges[device] })
 		if r := clash(ip.Prefix(), routes); r != nil {
-			return fault.New(fault.Busy, fault.Network, "the addresses %s are already in use on the host's interface %q; choose others", ip.Prefix().Masked(), r.Device)
+			device = r.Device
+		}
+		if device != "" {
+			return fault.New(fault.Busy, fault.Network, "the addresses %s are already in use on the host's interface %q; choose others", ip.Prefix().Masked(), device)
 		}
 	}
 	return nil
