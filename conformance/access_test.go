@@ -146,6 +146,12 @@ func TestRulesHoldClients(t *testing.T) {
 	contains(t, "the refusal", d.mayNot(t, operator, "net-dumpxml", "default"), "access denied")
 	contains(t, "the refusal", d.mayNot(t, operator, "domcapabilities", "--emulatorbin", "/bin/true"), "access denied", "/bin/true")
 	d.may(t, operator, "domcapabilities")
+	const link = "net_lo_00_00_00_00_00_00" // as those of others' guests are
+	contains(t, "the devices", d.virsh(t, "nodedev-list"), link)
+	if seen := d.may(t, operator, "nodedev-list"); strings.Contains(seen, link) || !strings.Contains(seen, "computer") {
+		t.Errorf("the operator sees the devices %q", seen)
+	}
+	contains(t, "the refusal", d.mayNot(t, operator, "nodedev-dumpxml", link), "access denied")
 	contains(t, "the refusal", d.mayNot(t, stranger, "list"), "authentication failed", "user 4244")
 	d.may(t, operator, "resume", "web-1")
 	// Whoever may start a guest starts it with the disks that it has from others.

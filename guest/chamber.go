@@ -343,24 +343,26 @@ func removeSockets(ctx context.Context, run *run) error {
 	if def == nil { // it never became the loop's
 		def = run.def
 	}
-	// What is behind a link to what others have is none of the guest's any more.
-	remove := func(path string, do func(at string) error) error {
-		err := mount.Run(ctx, path, func() error { return way.Beside(path, do) })
-		if errors.Is(err, os.ErrNotExist) || fault.Is(err, fault.Denied) {
-			return nil
-		}
-		return err
-	}
 	var failed []error
 	for _, b := range backends(def) {
 		if b.Listens() && !strings.HasPrefix(b.Path, run.dir+"/") { // which goes as a whole
-			failed = append(failed, remove(b.Path, qemu.RemoveDeserted))
+			failed = append(failed, removeSocket(ctx, b.Path, qemu.RemoveDeserted))
 		}
 	}
 	for _, path := range displaySockets(def, run.ownPath()) {
-		failed = append(failed, remove(path, func(at string) error { return unlinkSocket(at, run.dir) }))
+		failed = append(failed, removeSocket(ctx, path, func(at string) error { return unlinkSocket(at, run.dir) }))
 	}
 	return errors.Join(failed...)
+}
+
+// removeSocket has do remove what a path names. What is behind a link to what others have is none
+// of the guest's any more.
+func removeSocket(ctx context.Context, path string, do func(at string) error) error {
+	err := mount.Run(ctx, path, func() error { return way.Beside(path, do) })
+	if errors.Is(err, os.ErrNotExist) || fault.Is(err, fault.Denied) {
+		return nil
+	}
+	return err
 }
 
 // admit gives the QEMU of a running guest what it needs to make one more device.

@@ -13,7 +13,6 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -59,7 +58,7 @@ func alsoSocket(r *run, alias string, release func(context.Context) error) func(
 		return release
 	}
 	return func(ctx context.Context) error {
-		err := mount.Run(ctx, b.Path, func() error { return qemu.RemoveDeserted(b.Path) })
+		err := removeSocket(ctx, b.Path, qemu.RemoveDeserted)
 		if release != nil {
 			err = errors.Join(err, release(ctx))
 		}

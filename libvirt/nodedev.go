@@ -2,7 +2,10 @@ package libvirt
 
 import (
 	"context"
+	"slices"
+	"strings"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -51,13 +54,13 @@ const (
 	listDeviceActive   = 1 << 31
 )
 
-func (h *handlers) connectListAllNodeDevices(_ context.Context, _ *session, args *xdr.ConnectListAllNodeDevicesArgs) (*xdr.ConnectListAllNodeDevicesRet, error) {
+func (h *handlers) connectListAllNodeDevices(_ context.Context, s *session, args *xdr.ConnectListAllNodeDevicesArgs) (*xdr.ConnectListAllNodeDevicesRet, error) {
 	if err := checkFlags("CONNECT_LIST_ALL_NODE_DEVICES", args.Flags, listDeviceKinds|listDeviceActive|listDeviceInactive); err != nil {
 		return nil, err
 	}
 	var found []*host.Device
 	if args.Flags&(listDeviceActive|listDeviceInactive) != listDeviceInactive {
-		found = h.devicesByFlags(args.Flags & listDeviceKinds)
+		found = s.devices(h.devicesByFlags(args.Flags & listDeviceKinds))
 	}
 	ret := &xdr.ConnectListAllNodeDevicesRet{Count: uint32(len(found))}
 	if args.NeedResults {
@@ -81,6 +84,32 @@ func (h *handlers) devicesByFlags(flags uint32) []*host.Device {
 	return h.Devices.Of(kinds...)
 }
 
+// devices are those that the client may see.
+func (s *session) devices(all []*host.Device) []*host.Device {
+	if s.seesEverything() {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), ofPrograms)
+}
+
+// device finds a device that the client may see.
+func (h *handlers) device(s *session, name string) (*host.Device, error) {
+	d, err := h.Devices.ByName(name)
+	if err == nil && ofPrograms(d) && !s.seesEverything() {
+		return nil, s.gate().Check(s.who(), access.Read, access.Object{Kind: access.Everything, Name: "device '" + name + "'"})
+	}
+	return d, err
+}
+
+// ofPrograms says whether a device is no piece of hardware. The links of guests and networks are
+// such devices, and the disks of others': they tell of those whose they are.
+func ofPrograms(d *host.Device) bool { return strings.Contains(d.Path, "/devices/virtual/") }
+
+// seesEverything says whether no rule hides anything from the client.
+func (s *session) seesEverything() bool {
+	return !s.gate().Held(s.who()) || s.sees(access.Object{Kind: access.Everything})
+}
+
 // devicesByWord is the older way to narrow: by one kind's word, or by none.
 func (h *handlers) devicesByWord(capability *string) []*host.Device {
 	if capability == nil {
@@ -89,19 +118,19 @@ func (h *handlers) devicesByWord(capability *string) []*host.Device {
 	return h.Devices.Of(host.Kind(*capability))
 }
 
-func (h *handlers) nodeNumOfDevices(_ context.Context, _ *session, args *xdr.NodeNumOfDevicesArgs) (*xdr.NodeNumOfDevicesRet, error) {
+func (h *handlers) nodeNumOfDevices(_ context.Context, s *session, args *xdr.NodeNumOfDevicesArgs) (*xdr.NodeNumOfDevicesRet, error) {
 	if err := checkFlags("NODE_NUM_OF_DEVICES", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	return &xdr.NodeNumOfDevicesRet{Count: int32(len(h.devicesByWord(args.Capability)))}, nil
+	return &xdr.NodeNumOfDevicesRet{Count: int32(len(s.devices(h.devicesByWord(args.Capability))))}, nil
 }
 
-func (h *handlers) nodeListDevices(_ context.Context, _ *session, args *xdr.NodeListDevicesArgs) (*xdr.NodeListDevicesRet, error) {
+func (h *handlers) nodeListDevices(_ context.Context, s *session, args *xdr.NodeListDevicesArgs) (*xdr.NodeListDevicesRet, error) {
 	if err := checkFlags("NODE_LIST_DEVICES", args.Flags, 0); err != nil {
 		return nil, err
 	}
 	ret := &xdr.NodeListDevicesRet{}
-	for _, d := range h.devicesByWord(args.Capability) {
+	for _, d := range s.devices(h.devicesByWord(args.Capability)) {
 		ret.Names = append(ret.Names, d.Name)
 	}
 	return ret, atMost(&ret.Names, args.MaxNames)
@@ -116,8 +145,8 @@ func atMost[T any](names *[]T, room int32) error {
 	return nil
 }
 
-func (h *handlers) nodeDeviceLookupByName(_ context.Context, _ *session, args *xdr.NodeDeviceLookupByNameArgs) (*xdr.NodeDeviceLookupByNameRet, error) {
-	d, err := h.Devices.ByName(args.Name)
+func (h *handlers) nodeDeviceLookupByName(_ context.Context, s *session, args *xdr.NodeDeviceLookupByNameArgs) (*xdr.NodeDeviceLookupByNameRet, error) {
+	d, err := h.device(s, args.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -135,11 +164,11 @@ func (h *handlers) nodeDeviceLookupSCSIHostByWWN(_ context.Context, _ *session, 
 	return &xdr.NodeDeviceLookupSCSIHostByWWNRet{Device: xdr.NodeDevice{Name: d.Name}}, nil
 }
 
-func (h *handlers) nodeDeviceGetXMLDesc(ctx context.Context, _ *session, args *xdr.NodeDeviceGetXMLDescArgs) (*xdr.NodeDeviceGetXMLDescRet, error) {
+func (h *handlers) nodeDeviceGetXMLDesc(ctx context.Context, s *session, args *xdr.NodeDeviceGetXMLDescArgs) (*xdr.NodeDeviceGetXMLDescRet, error) {
 	if err := checkFlags("NODE_DEVICE_GET_XML_DESC", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	d, err := h.Devices.ByName(args.Name)
+	d, err := h.device(s, args.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -147,8 +176,8 @@ func (h *handlers) nodeDeviceGetXMLDesc(ctx context.Context, _ *session, args *x
 	return &xdr.NodeDeviceGetXMLDescRet{XML: doc}, err
 }
 
-func (h *handlers) nodeDeviceGetParent(_ context.Context, _ *session, args *xdr.NodeDeviceGetParentArgs) (*xdr.NodeDeviceGetParentRet, error) {
-	d, err := h.Devices.ByName(args.Name)
+func (h *handlers) nodeDeviceGetParent(_ context.Context, s *session, args *xdr.NodeDeviceGetParentArgs) (*xdr.NodeDeviceGetParentRet, error) {
+	d, err := h.device(s, args.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -159,16 +188,16 @@ func (h *handlers) nodeDeviceGetParent(_ context.Context, _ *session, args *xdr.
 	return ret, nil
 }
 
-func (h *handlers) nodeDeviceNumOfCaps(_ context.Context, _ *session, args *xdr.NodeDeviceNumOfCapsArgs) (*xdr.NodeDeviceNumOfCapsRet, error) {
-	d, err := h.Devices.ByName(args.Name)
+func (h *handlers) nodeDeviceNumOfCaps(_ context.Context, s *session, args *xdr.NodeDeviceNumOfCapsArgs) (*xdr.NodeDeviceNumOfCapsRet, error) {
+	d, err := h.device(s, args.Name)
 	if err != nil {
 		return nil, err
 	}
 	return &xdr.NodeDeviceNumOfCapsRet{Count: int32(len(d.Kinds))}, nil
 }
 
-func (h *handlers) nodeDeviceListCaps(_ context.Context, _ *session, args *xdr.NodeDeviceListCapsArgs) (*xdr.NodeDeviceListCapsRet, error) {
-	d, err := h.Devices.ByName(args.Name)
+func (h *handlers) nodeDeviceListCaps(_ context.Context, s *session, args *xdr.NodeDeviceListCapsArgs) (*xdr.NodeDeviceListCapsRet, error) {
+	d, err := h.device(s, args.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -181,17 +210,17 @@ func (h *handlers) nodeDeviceListCaps(_ context.Context, _ *session, args *xdr.N
 
 // A device that is listed is there, and is there again when the host starts.
 
-func (h *handlers) nodeDeviceIsActive(_ context.Context, _ *session, args *xdr.NodeDeviceIsActiveArgs) (*xdr.NodeDeviceIsActiveRet, error) {
-	_, err := h.Devices.ByName(args.Name)
+func (h *handlers) nodeDeviceIsActive(_ context.Context, s *session, args *xdr.NodeDeviceIsActiveArgs) (*xdr.NodeDeviceIsActiveRet, error) {
+	_, err := h.device(s, args.Name)
 	return &xdr.NodeDeviceIsActiveRet{Active: true}, err
 }
 
-func (h *handlers) nodeDeviceIsPersistent(_ context.Context, _ *session, args *xdr.NodeDeviceIsPersistentArgs) (*xdr.NodeDeviceIsPersistentRet, error) {
-	_, err := h.Devices.ByName(args.Name)
+func (h *handlers) nodeDeviceIsPersistent(_ context.Context, s *session, args *xdr.NodeDeviceIsPersistentArgs) (*xdr.NodeDeviceIsPersistentRet, error) {
+	_, err := h.device(s, args.Name)
 	return &xdr.NodeDeviceIsPersistentRet{Persistent: true}, err
 }
 
-func (h *handlers) nodeDeviceGetAutostart(_ context.Context, _ *session, args *xdr.NodeDeviceGetAutostartArgs) (*xdr.NodeDeviceGetAutostartRet, error) {
-	_, err := h.Devices.ByName(args.Name)
+func (h *handlers) nodeDeviceGetAutostart(_ context.Context, s *session, args *xdr.NodeDeviceGetAutostartArgs) (*xdr.NodeDeviceGetAutostartRet, error) {
+	_, err := h.device(s, args.Name)
 	return &xdr.NodeDeviceGetAutostartRet{Autostart: true}, err
 }

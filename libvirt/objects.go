@@ -240,8 +240,8 @@ func (s *session) seesNotice(n notice) bool {
 		return s.sees(access.Object{Kind: access.Network, Name: n.name})
 	case ofPool:
 		return s.sees(access.Object{Kind: access.Pool, Name: n.name})
-	case ofNodeDevice:
-		return s.sees(access.Object{})
+	case ofNodeDevice: // a link that has gone is not to be told from others'
+		return !strings.HasPrefix(n.object, "net_") || s.sees(access.Object{Kind: access.Everything})
 	case ofSecret:
 		return s.sees(access.Object{Kind: access.Everything})
 	}

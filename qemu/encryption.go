@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"encoding/base64"
+	"slices"
 
 	"github.com/lodge-kvm/lodge/device"
 )
@@ -21,7 +22,7 @@ func (b *builder) standIn(d *device.Disk, a device.DiskAttachment) (string, erro
 
 func standInName(d *device.Disk) string { return nodeBase(d.Source.Index, 0) + "-void" }
 
-// keyName is what QEMU calls the passphrase of a disk while it opens the image.
+// keyName is what QEMU calls the passphrase of a disk.
 func keyName(d *device.Disk) string { return nodeBase(d.Source.Index, 0) + "-key" }
 
 // encryptable refuses encryption where it is not built.
@@ -61,9 +62,19 @@ func keyOf(d *device.Disk, format string) properties {
 	return properties{{"key-secret", keyName(d)}}
 }
 
+// forgetKey gives the steps by which QEMU forgets the passphrase of a disk that it has opened, if
+// it can do without: that of qcow2 it needs for as long as it has the image, whose header it reads
+// anew after each save, dump or restore. Without it the disk would have no image from then on.
+func forgetKey(p *Plan, d *device.Disk) []Step {
+	if layers := p.Disks[d.Alias].Layers; d.Encryption == nil || len(layers) > 0 && layers[0].Format == "qcow2" {
+		return nil
+	}
+	return []Step{removal("object", keyName(d))}
+}
+
 // Unlock gives the steps that open the image of an encrypted disk and put it
 // behind the device in the place of the stand-in. The plan has the disk's
-// passphrase, which QEMU is made to forget: it needs it only to open the image.
+// passphrase, which QEMU is made to forget where it can be.
 func Unlock(p *Plan, d *device.Disk) ([]Step, error) {
 	b := newBuilder(p)
 	b.live = true
@@ -75,9 +86,8 @@ func Unlock(p *Plan, d *device.Disk) ([]Step, error) {
 	for _, part := range b.parts {
 		steps = append(steps, part.step())
 	}
-	return append(append(steps,
+	steps = append(steps,
 		Step{Command: "qom-set", Args: properties{{"path", "/machine/peripheral/" + d.Alias}, {"property", "drive"}, {"value", top}}},
-		removal("blockdev", standInName(d)),
-		removal("object", keyName(d)),
-	), forget(b.sets)...), nil
+		removal("blockdev", standInName(d)))
+	return slices.Concat(steps, forgetKey(p, d), forget(b.sets)), nil
 }

@@ -28,8 +28,8 @@ func Plug(p *Plan, dev device.Device) ([]Step, error) {
 	for i, part := range b.parts {
 		steps[i] = part.step()
 	}
-	if d, ok := dev.(*device.Disk); ok && d.Encryption != nil {
-		steps = append(steps, removal("object", keyName(d)))
+	if d, ok := dev.(*device.Disk); ok {
+		steps = append(steps, forgetKey(p, d)...)
 	}
 	return append(steps, forget(b.sets)...), nil
 }
@@ -90,7 +90,11 @@ func unplugged(dev device.Device) ([]Step, error) {
 		case d.Source == nil:
 			return nil, nil
 		}
-		return []Step{removal("blockdev", TopNode(d))}, nil
+		after := []Step{removal("blockdev", TopNode(d))}
+		if d.Encryption != nil {
+			after = append(after, removal("object", keyName(d))) // if it is still there
+		}
+		return after, nil
 	case *device.NIC:
 		return []Step{removal("netdev", "host"+alias)}, nil
 	case *device.Controller:
