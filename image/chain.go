@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount"
+	"github.com/lodge-kvm/lodge/way"
 )
 
 // MaxDepth is how many layers a chain may have; a longer one is an attack or
@@ -95,6 +96,8 @@ type Layer struct {
 
 	id [2]uint64    // device and inode
 	of chamber.User // whose it is
+	// claims says that its file system says whose anything on it is: see way.Claims.
+	claims bool
 }
 
 // Chain is an image with all that lies below it, topmost first.
@@ -211,6 +214,9 @@ func (l *Layer) inspect(declared Format) error {
 	}
 	l.id, l.of, l.Device = [2]uint64{st.Dev, st.Ino}, chamber.User{UID: st.Uid, GID: st.Gid}, st.Mode&unix.S_IFMT == unix.S_IFBLK
 	var err error
+	if l.claims, err = way.Claims(l.File); err != nil {
+		return openFault(err, l.Path)
+	}
 	if l.Info, err = Inspect(l.File, declared); err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot use %s", l.Path)
 	}

@@ -13,8 +13,13 @@ import (
 )
 
 // leads refuses a layer that the header of a user's image names and that this user may not read:
-// as a link of his it would lead the daemon where he may not go.
+// as a link of his it would lead the daemon where he may not go. So it would where a file system
+// of users' says that the image is root's.
 func (l *Layer) leads(ctx context.Context, below *Layer) error {
+	if l.claims && l.id[0] != below.id[0] {
+		return fault.New(fault.Denied, fault.Volume, "the header of %s, which lies on a file system of FUSE, or on one that a user has brought, names %s, which does not; have both on one file system",
+			l.Path, below.Path)
+	}
 	if way.Ours(l.of.UID) || below.of.UID == l.of.UID {
 		return nil
 	}

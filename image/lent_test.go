@@ -115,3 +115,15 @@ func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
 		}
 	}
 }
+
+// The header of an image on a file system that says itself whose that is leads to nothing that
+// does not lie there.
+func TestAHeaderOfAUsersFileSystemStaysThere(t *testing.T) {
+	top := &Layer{Path: "/media/alice/top", claims: true, id: [2]uint64{7, 1}}
+	for device, want := range map[uint64]bool{7: true, 8: false} {
+		err := top.leads(t.Context(), &Layer{Path: "/base", id: [2]uint64{device, 2}})
+		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
+			t.Errorf("to device %d: %v", device, err)
+		}
+	}
+}

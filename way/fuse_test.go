@@ -130,3 +130,26 @@ func TestALinkIsNotRootsBecauseItsFileSystemSaysSo(t *testing.T) {
 		}
 	}
 }
+
+// So does one that a user has brought along, such as a stick: it was made where the user is root.
+func TestALinkIsNotRootsOnWhatAUserHasBrought(t *testing.T) {
+	f := newField(t)
+	before := brought
+	brought = []string{f.path("media/")}
+	t.Cleanup(func() { brought = before })
+	must(t, unix.Mkdir(f.path("media"), 0o755))
+	if err := unix.Mount("stick", f.path("media"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+		t.Skip("cannot mount here:", err)
+	}
+	t.Cleanup(func() { must(t, unix.Unmount(f.path("media"), 0)) })
+	must(t, unix.Mkdir(f.path("media/folder"), 0o755))
+	f.link(0, "media/own", "folder")
+	f.link(0, "media/away", f.path("root/file"))
+	f.link(0, "into", "media/away")
+	for path, want := range map[string]bool{"media/own": true, "media/away": false, "into": false} {
+		err := At(f.path(path), func(string, int) error { return nil })
+		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

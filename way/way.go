@@ -97,7 +97,7 @@ type walker struct {
 	// link is one that somebody else than root made, whose user's number is by.
 	link string
 	by   uint32
-	// apart is a link on a file system that says itself whose links are, and on is that.
+	// apart is a link on a file system that says itself whose links are (see Claims), and on is that.
 	apart string
 	on    uint64
 }
@@ -169,11 +169,11 @@ func (w *walker) read(link *os.File) (to string, err error) {
 	if w.links++; w.links > MaxLinks {
 		return "", unix.ELOOP
 	}
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(link.Fd()), &fs); err != nil {
+	claims, err := Claims(link)
+	if err != nil {
 		return "", err
 	}
-	if fs.Type == unix.FUSE_SUPER_MAGIC {
+	if claims {
 		if w.apart != "" && w.on != st.Dev {
 			return "", w.refuse()
 		}
@@ -210,11 +210,25 @@ func (w *walker) check(name string) error {
 
 func (w *walker) refuse() error {
 	if w.apart != "" {
-		return fault.New(fault.Denied, fault.Host, "%s is a link on a file system of FUSE, which may say of anybody's that it is root's, and leads away from there; "+
+		return fault.New(fault.Denied, fault.Host, "%s is a link on a file system of FUSE, or on one that a user has brought, which may say of anybody's that it is root's, and leads away from there; "+
 			"name the place that it leads to", w.apart)
 	}
 	return fault.New(fault.Denied, fault.Host, "%s is a link that user %d made, and leads to what that user does not have; "+
 		"name the place that it leads to, or have root make the link", w.link, w.by)
+}
+
+// brought are where users have file systems mounted that they brought along: a stick, or an image.
+var brought = []string{"/media/", "/run/media/"}
+
+// Claims says whether a file lies on a file system of users', which says of anything that it is
+// root's: FUSE's are programs, and others were made elsewhere.
+func Claims(f *os.File) (bool, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type == unix.FUSE_SUPER_MAGIC {
+		return true, err
+	}
+	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	return slices.ContainsFunc(brought, func(dir string) bool { return strings.HasPrefix(real, dir) }), err
 }
 
 // Ours says whether what a user makes is root's, or the daemon's own.
