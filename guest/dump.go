@@ -77,7 +77,7 @@ func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *
 			}
 		}
 		if o.Memory == "" {
-			err = migrateTo(ctx, s, f, p)
+			err = migrateTo(ctx, s, f, p, labels)
 		} else {
 			err = dumpMemory(ctx, s, f, o.Memory, p)
 		}

@@ -125,17 +125,23 @@ func halt(ctx context.Context, s *qmp.Session) error {
 
 // migrateTo writes the state of a stopped guest to a file from its present
 // offset, until it is complete or ctx ends.
-func migrateTo(ctx context.Context, s *qmp.Session, f *os.File, p *progress) error {
-	if err := s.Execute(ctx, "migrate-set-parameters", map[string]any{"max-bandwidth": unlimited}, nil); err != nil {
+func migrateTo(ctx context.Context, s *qmp.Session, f *os.File, p *progress, labels *labels) error {
+	t, qemus, err := transferTo(f, labels)
+	if err != nil {
 		return err
 	}
-	if err := s.ExecuteFD(ctx, f, "getfd", map[string]any{"fdname": "lodge-save"}, nil); err != nil {
-		return err
+	err = s.Execute(ctx, "migrate-set-parameters", map[string]any{"max-bandwidth": unlimited}, nil)
+	if err == nil {
+		err = s.ExecuteFD(ctx, qemus, "getfd", map[string]any{"fdname": "lodge-save"}, nil)
 	}
-	if err := s.Execute(ctx, "migrate", map[string]any{"uri": "fd:lodge-save"}, nil); err != nil {
-		return err
+	_ = qemus.Close() // QEMU has its own, or none
+	if err == nil {
+		err = s.Execute(ctx, "migrate", map[string]any{"uri": "fd:lodge-save"}, nil)
 	}
-	return followMigration(ctx, s, p)
+	if err == nil {
+		err = followMigration(ctx, s, p)
+	}
+	return t.end(ctx, err)
 }
 
 // followMigration waits for the end of a migration, either way, keeping p up

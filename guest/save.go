@@ -152,18 +152,13 @@ func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, byp
 		if err := made(f); err != nil {
 			return err
 		}
-		back, err := labels.lendImage(ctx, f)
-		if err != nil {
-			return err
-		}
-		defer back()
 		if err := halt(ctx, s); err != nil {
 			return err
 		}
 		if err := mount.Outlast(ctx, path, func() error { return h.write(f) }); err != nil {
 			return fault.Wrap(err, fault.Of(err), fault.Host, "cannot write %s", f.Name())
 		}
-		if err := migrateTo(ctx, s, f, p); err != nil {
+		if err := migrateTo(ctx, s, f, p, labels); err != nil {
 			return fmt.Errorf("cannot save to %s: %w", path, err)
 		}
 		return nil

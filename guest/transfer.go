@@ -1,0 +1,82 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// transfer brings what QEMU writes into a file that QEMU does not get: before it in an image lies the
+// definition that a restore believes, and a QEMU that was taken over would write another there.
+type transfer struct {
+	from    net.Conn
+	written chan error // one, when all has been written, or nothing more can be
+}
+
+// lastWrite is how long QEMU may take to let go when it has written all.
+const lastWrite = 10 * time.Second
+
+// transferTo begins to fill a file from its present offset, and gives QEMU's end, which is the
+// caller's to close.
+func transferTo(to *os.File, labels *labels) (t *transfer, qemus *os.File, err error) {
+	var ends [2]int
+	err = labels.sockets(func() (err error) {
+		ends, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a pair of sockets")
+	}
+	ours := os.NewFile(uintptr(ends[0]), "stream")
+	qemus = os.NewFile(uintptr(ends[1]), "stream")
+	from, err := net.FileConn(ours)
+	if err = errors.Join(err, ours.Close()); err != nil { // the connection has a copy
+		return nil, nil, errors.Join(err, qemus.Close())
+	}
+	t = &transfer{from, make(chan error, 1)}
+	go func() {
+		const piece = 1 << 20
+		_, err := io.CopyBuffer(struct{ io.Writer }{to}, from, make([]byte, piece))
+		_ = from.Close() // QEMU writes to nobody when this cannot
+		if errors.Is(err, net.ErrClosed) {
+			err = nil // by end, whose caller knows why
+		}
+		t.written <- fault.Wrap(err, failure(err), fault.Host, "cannot write %s", to.Name())
+	}()
+	return t, qemus, nil
+}
+
+// end waits until all is in the file that QEMU has written, after what came of QEMU's part; an
+// error of the file's own is the reason of QEMU's, and told in its place. A file system that hangs
+// keeps the file, and nobody.
+func (t *transfer) end(ctx context.Context, moved error) error {
+	wait := lastWrite
+	if moved != nil || ctx.Err() != nil {
+		_ = t.from.Close() // nothing more is wanted
+		wait = closeTime
+	}
+	late := time.NewTimer(wait)
+	defer late.Stop()
+	defer func() { _ = t.from.Close() }()
+	select {
+	case err := <-t.written:
+		if err != nil {
+			return err
+		}
+		return moved
+	case <-ctx.Done():
+		return errors.Join(moved, context.Cause(ctx))
+	case <-late.C:
+	}
+	if moved != nil {
+		return moved
+	}
+	return fault.New(fault.Timeout, fault.Monitor, "QEMU has moved the guest's state, and does not let go of what it wrote it to for %v", lastWrite)
+}
