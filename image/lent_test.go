@@ -100,8 +100,14 @@ func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
 		base         string
 		want         bool
 	}{
-		{alice, alice, "alices", true}, {alice, alice, "everybodys", true}, {alice, alice, "roots", false}, {alice, alice, "within/open", false},
-		{alice, alice, "teams", false}, {alice, team, "teams", true}, {0, 0, "roots", true}, {0, 0, "alices", true},
+		{alice, alice, "alices", true},
+		{alice, alice, "everybodys", true},
+		{alice, alice, "roots", false},
+		{alice, alice, "within/open", false},
+		{alice, alice, "teams", false},
+		{alice, team, "teams", true},
+		{0, 0, "roots", true},
+		{0, 0, "alices", true},
 	} {
 		top := at("top")
 		qemuImg(t, "create", "-q", "-f", "qcow2", "-b", at(c.base), "-F", "raw", top)

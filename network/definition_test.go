@@ -324,7 +324,8 @@ func TestClash(t *testing.T) {
 // own addresses are everywhere.
 func TestOverlap(t *testing.T) {
 	routes := []link.Route{
-		{Destination: netip.MustParsePrefix("10.0.0.0/8"), Device: "vpn"}, {Destination: netip.MustParsePrefix("192.168.122.0/24"), Device: "virbr0"},
+		{Destination: netip.MustParsePrefix("10.0.0.0/8"), Device: "vpn"},
+		{Destination: netip.MustParsePrefix("192.168.122.0/24"), Device: "virbr0"},
 		{Destination: netip.MustParsePrefix("fe80::/64"), Device: "eth0"},
 	}
 	for prefix, want := range map[string]string{
