@@ -134,3 +134,33 @@ func TestAManagedSaveIsUsedOnce(t *testing.T) {
 	d.virsh(t, "start", "once")
 	contains(t, "the guest that went on", d.virsh(t, "dominfo", "once"), "Managed save:   no")
 }
+
+// TestABootWhoseDiskIsReadOnly has the store's file system read-only when the host boots: what
+// starts with the host does when that is over.
+func TestABootWhoseDiskIsReadOnly(t *testing.T) {
+	needs(t)
+	d := start(t)
+	d.signal(t, "TERM")
+	d.output(t, "mount", "-t", "tmpfs", "-o", "mode=0700", "small", d.data)
+	d.launch(t)
+	for _, name := range []string{"marked", "ended"} {
+		d.virsh(t, "define", d.spin(t, name))
+		d.virsh(t, "autostart", name)
+	}
+	d.signal(t, "TERM")
+	d.output(t, "mount", "-o", "remount,ro", d.data)
+	d.output(t, "mount", "--bind", d.file(t, "boot", "11111111-2222-3333-4444-555555555555\n"), "/proc/sys/kernel/random/boot_id")
+	d.launch(t)
+	for _, name := range []string{"marked", "ended"} {
+		contains(t, "a guest before that", d.virsh(t, "domstate", name), "shut off")
+	}
+	d.virsh(t, "start", "ended")
+	d.virsh(t, "destroy", "ended")
+	d.output(t, "mount", "-o", "remount,rw", d.data)
+	eventually(t, "the start with the host", func() bool { return d.virsh(t, "domstate", "marked") == "running" })
+	contains(t, "the guest that its user has ended", d.virsh(t, "domstate", "ended"), "shut off")
+	d.virsh(t, "destroy", "marked")
+	d.signal(t, "KILL")
+	d.launch(t)
+	contains(t, "a guest under the next daemon of that boot", d.virsh(t, "domstate", "marked"), "shut off")
+}

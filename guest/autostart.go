@@ -2,7 +2,10 @@ package guest
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -99,18 +102,38 @@ func (r *Registry) Autostart(ctx context.Context) {
 		return
 	}
 	if noted != r.Boot {
+		r.chooseDues()
 		if err := r.noteDues(); err != nil {
-			r.log.Error("cannot note this boot's autostart; nothing is started", "error", err)
+			r.log.Error("cannot note this boot's autostart; nothing is started until that can be done", "error", err)
+			r.loops.Go(func() { r.autostartLate(ctx) })
 			return
 		}
 	}
-	r.dues.mu.Lock()
-	var left []string
-	for uuid := range r.dues.left {
-		left = append(left, uuid)
+	r.startDues(ctx)
+}
+
+// autostartLate starts the guests of a boot when the store, which may be on a disk that is full,
+// takes note of them: started without that, each would be started again by the next daemon.
+func (r *Registry) autostartLate(ctx context.Context) {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		wait := time.NewTimer(pause)
+		select {
+		case <-wait.C:
+		case <-ctx.Done():
+			wait.Stop()
+			return
+		}
+		if err := r.noteDues(); err == nil {
+			r.log.Info("this boot's autostart is noted now, and begins")
+			r.startDues(ctx)
+			return
+		}
 	}
-	r.dues.mu.Unlock()
-	for _, uuid := range left {
+}
+
+// startDues starts the guests that are left.
+func (r *Registry) startDues(ctx context.Context) {
+	for _, uuid := range r.dues.all() {
 		g, err := r.ByUUID(uuid)
 		if err != nil || g.View().State.Active() {
 			r.hasRun(uuid) // or is not defined any more
@@ -120,20 +143,34 @@ func (r *Registry) Autostart(ctx context.Context) {
 	}
 }
 
-// noteDues notes which guests this boot is to start. All are written at once, so
-// that they share transactions.
-func (r *Registry) noteDues() error {
-	var noting errgroup.Group
+// all gives the guests that are left, by UUID, in no order.
+func (d *dues) all() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(maps.Keys(d.left))
+}
+
+// chooseDues finds the guests that this boot is to start.
+func (r *Registry) chooseDues() {
 	for _, g := range r.All() {
 		v := g.View()
 		if !v.Autostart && !v.AutostartOnce || v.State.Active() {
 			continue
 		}
-		d := due{Boot: r.Boot, Once: v.AutostartOnce}
 		r.dues.mu.Lock()
-		r.dues.left[g.uuid] = d
+		r.dues.left[g.uuid] = due{Boot: r.Boot, Once: v.AutostartOnce}
 		r.dues.mu.Unlock()
-		noting.Go(func() error { return r.store.Put(dueKind, g.uuid, d) })
+	}
+}
+
+// noteDues notes which guests this boot is to start. All are written at once, so
+// that they share transactions.
+func (r *Registry) noteDues() error {
+	var noting errgroup.Group
+	for _, uuid := range r.dues.all() {
+		if d, is := r.isDue(uuid); is {
+			noting.Go(func() error { return r.store.Put(dueKind, uuid, d) })
+		}
 	}
 	err := noting.Wait()
 	failpoint.Reach("autostart.listed")
