@@ -80,7 +80,9 @@ func (n *Network) adopt(ctx context.Context, d *Definition, r running) error {
 	}
 	// Guests are on its bridge: a network that lacks something is adopted too.
 	if err := errors.Join(forward(d), n.resume(ctx, d, r)); err != nil {
-		n.home.Log.Error("a running network is adopted without all that belongs to it; end and start it", "network", n.name, "error", err)
+		n.home.Log.Error("a running network is adopted without all that belongs to it; that is tried again", "network", n.name, "error", err)
+		n.lacking = true
+		n.home.workers.Go(n.resumeLate)
 	}
 	v := View{}
 	if now := n.View(); now != nil {
@@ -108,13 +110,52 @@ func (n *Network) keepPending(v *View, r *record) error {
 	return n.home.Store.Put(kind, n.uuid, r)
 }
 
+// resumeLate makes what a network lacks that was adopted without all that belongs to it, until it
+// is there, or was ended.
+func (n *Network) resumeLate() {
+	for wait := firstWait; n.home.pause(wait); wait = min(max(2*wait, firstWait), longestWait) {
+		err := n.change(n.home.work, func() error {
+			v := n.View()
+			if !n.lacking || v == nil || v.Live == nil {
+				n.lacking = false
+				return nil
+			}
+			ctx, cancel := context.WithTimeoutCause(n.home.work, adoptWait, fault.New(fault.Timeout, fault.Network, "not there within %v", adoptWait))
+			defer cancel()
+			if err := errors.Join(forward(v.Live), n.resume(ctx, v.Live, running{})); err != nil {
+				return err
+			}
+			n.lacking = false
+			n.home.Log.Info("a running network has all that belongs to it again", "network", n.name)
+			return n.mark(v.Live, true, v.chosenBridge)
+		})
+		if err == nil || errors.Is(err, errGone) || !n.lacks() {
+			return
+		}
+		n.home.Log.Debug("a running network still lacks something", "network", n.name, "error", err)
+	}
+}
+
+// lacks reports whether there still is something to be made.
+func (n *Network) lacks() (so bool) {
+	err := n.change(n.home.work, func() error { so = n.lacking; return nil })
+	return so && err == nil
+}
+
 // resume makes sure that everything a network consists of is there.
 func (n *Network) resume(ctx context.Context, d *Definition, r running) error {
+	var refused error
 	if rules, some := d.rules(); some {
-		if err := n.home.firewall.Apply(rules); err != nil {
-			return err
-		}
+		refused = n.home.firewall.Apply(rules)
 	}
+	if n.service != nil { // another try needs not see to it
+		return refused
+	}
+	return errors.Join(refused, n.resumeService(ctx, d, r))
+}
+
+// resumeService makes sure that a network's dnsmasq serves it.
+func (n *Network) resumeService(ctx context.Context, d *Definition, r running) error {
 	content, needed := d.service()
 	service, err := link.AdoptDnsmasq(n.files(), r.Service)
 	if err != nil {

@@ -876,3 +876,38 @@ func TestAChangeOfANetworkIsBounded(t *testing.T) {
 		}
 	}
 }
+
+// A network whose dnsmasq cannot be run when a daemon takes it over is served as soon as that can.
+func TestANetworkThatLacksItsServiceIsServedLater(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	d := newDaemon(t)
+	first := d.open(t)
+	n := started(t, first, natNetwork("net34", 34))
+	pid := n.service.Process().PID
+	first.Close()
+	ok(t, syscall.Kill(pid, syscall.SIGKILL))
+	path := os.Getenv("PATH")
+	t.Setenv("PATH", t.TempDir())
+	second := d.open(t)
+	t.Cleanup(func() { endAll(t, second) })
+	n, err := second.ByName("net34")
+	ok(t, err)
+	if !n.View().Active() || !n.lacks() {
+		t.Fatalf("active: %v, lacks something: %v", n.View().Active(), n.lacks())
+	}
+	t.Setenv("PATH", path)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for late := time.After(30 * time.Second); n.lacks(); {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatal("it is not served within half a minute")
+		}
+	}
+	if served, _ := n.View().Live.service(); n.service == nil {
+		t.Error("it lacks nothing, and is not served")
+	} else if config, hosts := n.service.Has(served); !config || !hosts {
+		t.Error("it is served as something else")
+	}
+}

@@ -213,6 +213,7 @@ func (n *Network) down(ctx context.Context, d *Definition) error {
 	if err := n.mark(d, false, false); err != nil {
 		n.home.Log.Warn("a network ends without a mark of that", "network", n.name, "error", err)
 	}
+	n.lacking = false
 	var err error
 	if d.Managed() {
 		err = n.stopService(ctx)
