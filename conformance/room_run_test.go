@@ -2,6 +2,8 @@ package conformance
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -133,6 +135,29 @@ func TestAManagedSaveIsUsedOnce(t *testing.T) {
 	d.output(t, "umount", saves)
 	d.virsh(t, "start", "once")
 	contains(t, "the guest that went on", d.virsh(t, "dominfo", "once"), "Managed save:   no")
+}
+
+// TestAManagedSaveOnADiskThatFails has the file system of the image become read-only by an error,
+// as ext4 does: of some kernels it looks writable then, and nothing can be removed.
+func TestAManagedSaveOnADiskThatFails(t *testing.T) {
+	needs(t, "mkfs.ext4", "losetup")
+	d := start(t)
+	d.virsh(t, "define", d.spin(t, "once"))
+	d.virsh(t, "start", "--paused", "once")
+	disk, saves := d.blank(t, "disk", 16<<20), d.data+"/guest/save"
+	d.output(t, "mkfs.ext4", "-q", disk)
+	if out, err := d.command(t.Context(), "mount", "-o", "loop,errors=remount-ro", disk, saves).CombinedOutput(); err != nil {
+		t.Skipf("no loop devices here: %s", out)
+	}
+	d.virsh(t, "managedsave", "once")
+	loop := filepath.Base(strings.TrimSpace(d.output(t, "findmnt", "-no", "SOURCE", saves)))
+	trigger := filepath.Join("/sys/fs/ext4", loop, "trigger_fs_error")
+	if err := os.WriteFile(trigger, []byte("1"), 0); err != nil {
+		t.Skipf("this kernel cannot be told to find an error: %v", err)
+	}
+	contains(t, "the start from where nothing can be removed", d.refuse(t, "start", "once"), "could not be removed", "read-only file system")
+	contains(t, "the guest", d.virsh(t, "domstate", "--reason", "once"), "shut off (saved)")
+	d.output(t, "umount", saves)
 }
 
 // TestABootWhoseDiskIsReadOnly has the store's file system read-only when the host boots: what

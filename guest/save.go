@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/failpoint"
@@ -265,8 +263,9 @@ func (g *Guest) planManagedRestore(o StartOptions) work {
 		if err != nil {
 			return nil, fmt.Errorf("cannot continue from the managed save image (remove it, or start with --force-boot): %w", err)
 		}
-		// An image that stays would be gone on from again, on disks that have changed since.
-		if err := unix.Access(filepath.Dir(path), unix.W_OK); err != nil {
+		// An image that stays would be gone on from again, on disks that have changed since. A file
+		// system that has become read-only by an error of its disk says so of a change alone.
+		if err := image.touch(); err != nil {
 			image.close()
 			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot continue from the managed save image, which could not be removed then: make %s writable, or start with --force-boot", filepath.Dir(path))
 		}
