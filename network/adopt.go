@@ -81,8 +81,7 @@ func (n *Network) adopt(ctx context.Context, d *Definition, r running) error {
 	// Guests are on its bridge: a network that lacks something is adopted too.
 	if err := errors.Join(forward(d), n.resume(ctx, d, r)); err != nil {
 		n.home.Log.Error("a running network is adopted without all that belongs to it; that is tried again", "network", n.name, "error", err)
-		n.lacking = true
-		n.home.workers.Go(n.resumeLate)
+		n.mendLater()
 	}
 	v := View{}
 	if now := n.View(); now != nil {
@@ -110,8 +109,15 @@ func (n *Network) keepPending(v *View, r *record) error {
 	return n.home.Store.Put(kind, n.uuid, r)
 }
 
-// resumeLate makes what a network lacks that was adopted without all that belongs to it, until it
-// is there, or was ended.
+// mendLater has what a running network lacks be made when it can be. It runs with the turn.
+func (n *Network) mendLater() {
+	if !n.lacking {
+		n.lacking = true
+		n.home.workers.Go(n.resumeLate)
+	}
+}
+
+// resumeLate makes what a running network lacks, until all is there, or the network was ended.
 func (n *Network) resumeLate() {
 	for wait := firstWait; n.home.pause(wait); wait = min(max(2*wait, firstWait), longestWait) {
 		err := n.change(n.home.work, func() error {

@@ -25,7 +25,7 @@ type Network struct {
 	due  bool // this boot has still to start it; guarded by turn
 
 	service *link.Dnsmasq // of a running network that serves; guarded by turn
-	lacking bool          // something is not there that it was adopted without; guarded by turn
+	lacking bool          // it runs without something that belongs to it, see mendLater; guarded by turn
 	keep    *record       // see running.Keep; guarded by turn
 
 	// ports are the NICs that are plugged in, by the host's name for them.

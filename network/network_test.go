@@ -593,6 +593,40 @@ func TestAChangeThatFailsLeavesTheServiceAsItWas(t *testing.T) {
 	ok(t, n.Update(t.Context(), add))
 }
 
+// A change that fails because dnsmasq cannot be run leaves nobody to serve the guests, for as long
+// as that is so.
+func TestAServiceThatCannotBeRevertedComesBack(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	n := started(t, networks(t), natNetwork("net35", 35))
+	path := os.Getenv("PATH")
+	t.Setenv("PATH", t.TempDir())
+	add := Update{Command: AddLast, Section: SectionDNSSRV, Scope: Scope{Live: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
+	if err := n.Update(t.Context(), add); err == nil {
+		t.Fatal("a change succeeds without dnsmasq")
+	}
+	t.Setenv("PATH", path)
+	servedAgain(t, n)
+}
+
+// servedAgain waits until a network has all that belongs to it.
+func servedAgain(t *testing.T, n *Network) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for late := time.After(30 * time.Second); n.lacks(); {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatal("it is not served within half a minute")
+		}
+	}
+	if served, _ := n.View().Live.service(); n.service == nil {
+		t.Error("it lacks nothing, and is not served")
+	} else if config, hosts := n.service.Has(served); !config || !hosts {
+		t.Error("it is served as something else")
+	}
+}
+
 // A macvtap that somebody has removed, and whose name another guest's has by now, is not
 // removed once more.
 func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
@@ -896,18 +930,5 @@ func TestANetworkThatLacksItsServiceIsServedLater(t *testing.T) {
 		t.Fatalf("active: %v, lacks something: %v", n.View().Active(), n.lacks())
 	}
 	t.Setenv("PATH", path)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for late := time.After(30 * time.Second); n.lacks(); {
-		select {
-		case <-tick.C:
-		case <-late:
-			t.Fatal("it is not served within half a minute")
-		}
-	}
-	if served, _ := n.View().Live.service(); n.service == nil {
-		t.Error("it lacks nothing, and is not served")
-	} else if config, hosts := n.service.Has(served); !config || !hosts {
-		t.Error("it is served as something else")
-	}
+	servedAgain(t, n)
 }

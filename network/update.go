@@ -134,7 +134,12 @@ func (n *Network) replace(ctx context.Context, before, after View) (err error) {
 
 // revert makes a running network what it was, however far a change of it had come, and
 // also when its request has been given up: guests are on it.
-func (n *Network) revert(ctx context.Context, from, to *Definition) error {
+func (n *Network) revert(ctx context.Context, from, to *Definition) (err error) {
+	defer func() {
+		if err != nil {
+			n.mendLater()
+		}
+	}()
 	undo, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), closeGrace,
 		fault.New(fault.Timeout, fault.Network, "not undone within %v", closeGrace))
 	defer cancel()
