@@ -254,11 +254,27 @@ func Locate(above, name string) (string, error) {
 // pseudoName gives the chain as the file name by which QEMU's tools take a
 // description of block nodes.
 func (c Chain) pseudoName(first int) (string, error) {
-	text, err := json.Marshal(c.describe(first))
+	return named(c.describe(first))
+}
+
+func named(node map[string]any) (string, error) {
+	text, err := json.Marshal(node)
 	if err != nil {
 		return "", fault.Wrap(err, fault.Internal, fault.Volume, "cannot describe a chain")
 	}
 	return "json:" + string(text), nil
+}
+
+// under gives an image that is written to, the first of the tool's files, with the chain below it
+// in those that follow.
+func (c Chain) under(format Format, encrypted bool) (string, error) {
+	node := map[string]any{"driver": format, "file": map[string]any{
+		"driver": "file", "filename": fmt.Sprintf("/proc/self/fd/%d", firstFile),
+	}, "backing": c.describe(firstFile + 1)}
+	if encrypted {
+		node["encrypt"] = map[string]any{"format": "luks", "key-secret": intoKey}
+	}
+	return named(node)
 }
 
 // describe gives the chain as QEMU's description of block nodes in JSON, with
@@ -278,7 +294,7 @@ func (c Chain) describe(first int) map[string]any {
 		}
 		if i < len(c)-1 {
 			upper["backing"] = node
-		} else if layer.layered() {
+		} else if layer.Format.IsLayered() {
 			upper["backing"] = nil
 		}
 		node = upper
@@ -299,14 +315,4 @@ func (l Layer) protocol() string {
 		return "host_device"
 	}
 	return "file"
-}
-
-// layered says whether the format can have a layer below it.
-func (l Layer) layered() bool {
-	switch l.Format {
-	case Qcow, Qcow2, QED, VMDK:
-		return true
-	case Raw, ISO, VDI, VPC, VHDX, LUKS:
-	}
-	return false
 }

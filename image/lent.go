@@ -31,7 +31,14 @@ func (info *Info) below() string {
 }
 
 // IsLayered says whether a header of the format can name a layer below.
-func (f Format) IsLayered() bool { return f != Raw && f != ISO && f != LUKS }
+func (f Format) IsLayered() bool {
+	switch f {
+	case Qcow, Qcow2, QED, VMDK:
+		return true
+	case Raw, ISO, VDI, VPC, VHDX, LUKS:
+	}
+	return false
+}
 
 // Lend notes what lies below an image, before a QEMU has it to write. A file system that keeps
 // no attributes is let be.
@@ -80,6 +87,17 @@ func (l *Layer) checkLent() error {
 	}
 	return fault.New(fault.Denied, fault.Volume, "the header of %s was changed while a QEMU had it to write: it names %q (format %q) as the layer below, and had %q before; "+
 		"put that back (qemu-img rebase -u), or if it is right say so with: setfattr -x %s %s", l.Path, l.Backing.Name, l.Backing.Format, below, mark, l.Path)
+}
+
+// CheckLent refuses an image whose header names another layer than when a QEMU was given it, for who
+// looks at nothing below it.
+func CheckLent(f *os.File, declared Format) error {
+	l := Layer{Path: f.Name(), File: f}
+	info, err := Inspect(f, declared)
+	if l.Info = info; err != nil {
+		return err
+	}
+	return l.checkLent()
 }
 
 // TakeBack forgets what was noted of an image that no QEMU has to write any more, if its header

@@ -268,6 +268,8 @@ type Growth struct {
 	Shrink bool // allow to lose what lies beyond the new end
 	// Passphrase opens an encrypted image.
 	Passphrase []byte
+	// Below are the layers below the image, which tell what must not come to be seen in it.
+	Below Chain
 }
 
 // Resize changes the size that a guest sees. It shrinks only when told to,
@@ -288,13 +290,23 @@ func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, g Growth) 
 		return fault.New(fault.Unsupported, fault.Volume, "images of format %q cannot be resized", format)
 	}
 	k := keys{files: []*os.File{f}}
-	defer k.close()
+	defer func() { k.close() }()
+	for _, layer := range g.Below {
+		k.files = append(k.files, layer.File)
+	}
 	what := []string{"-f", string(format), fmt.Sprintf("/proc/self/fd/%d", firstFile)}
 	if info.Encrypted {
 		if err := k.add(intoKey, g.Passphrase); err != nil {
 			return err
 		}
 		what = append(k.args, "--image-opts", opened(format))
+	}
+	if len(g.Below) > 0 {
+		name, err := g.Below.under(format, info.Encrypted)
+		if err != nil {
+			return err
+		}
+		what = append(k.args, name)
 	}
 	args := []string{"resize", "-q"}
 	if g.Size < info.Virtual {

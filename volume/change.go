@@ -45,8 +45,30 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 			return err
 		}
 		defer clear(key)
-		return p.pools.images.Resize(ctx, f, v.Format, image.Growth{Size: target, Grown: grown, Shrink: o.Shrink, Passphrase: key})
+		chain, err := p.pools.below(ctx, v)
+		if err != nil {
+			return err
+		}
+		defer chain.Close()
+		return p.pools.images.Resize(ctx, f, v.Format, image.Growth{Size: target, Grown: grown, Shrink: o.Shrink, Passphrase: key, Below: chain})
 	})
+}
+
+// below opens what lies below a volume, if anything does.
+func (ps *Pools) below(ctx context.Context, v *Volume) (image.Chain, error) {
+	if v.Backing == nil {
+		return nil, nil
+	}
+	chain, err := image.OpenChain(ctx, v.Path, v.Format)
+	if err != nil {
+		return nil, err
+	}
+	if err := ps.believe(v, chain); err != nil {
+		chain.Close()
+		return nil, err
+	}
+	chain[:1].Close()
+	return chain[1:], nil
 }
 
 // settle gives the capacity that is asked for.

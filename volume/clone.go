@@ -78,6 +78,9 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 			return err
 		}
 		defer source.Close()
+		if err := image.CheckLent(source, origin.Format); err != nil {
+			return err
+		}
 		if isRaw && !o.Reflink {
 			if err := p.pools.images.Make(ctx, f, d.plan); err != nil {
 				return err
@@ -91,7 +94,12 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 		if err != nil || *w.capacity == origin.Virtual {
 			return err
 		}
-		return p.pools.images.Resize(ctx, f, w.format, image.Growth{Size: *w.capacity})
+		chain, err := p.pools.below(ctx, origin)
+		if err != nil {
+			return err
+		}
+		defer chain.Close()
+		return p.pools.images.Resize(ctx, f, w.format, image.Growth{Size: *w.capacity, Below: chain})
 	}
 	return d
 }

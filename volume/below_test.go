@@ -1,0 +1,75 @@
+package volume
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+)
+
+// A volume above another one is resized, and copied larger, with what lies below it: neither
+// does the tool find that by itself, nor does more of it come to be seen in the volume.
+func TestAVolumeAboveAnotherIsResized(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("needs qemu-img")
+	}
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	base := d.volume(p, volXML("base", "raw", 4*mib, ""))
+	above := func(name string, size uint64) string {
+		return volXML(name, "qcow2", size, "<backingStore><path>"+base.Path+"</path><format type='raw'/></backingStore>")
+	}
+	d.volume(p, above("top", 2*mib))
+	must(t, p.ResizeVolume(t.Context(), "top", 3*mib, ResizeOptions{}))
+	_, err := p.CloneVolume(t.Context(), above("copy", 5*mib), p, "top", CreateOptions{})
+	must(t, err)
+	for name, want := range map[string]uint64{"top": 3 * mib, "copy": 5 * mib} {
+		v, err := p.FreshVolume(t.Context(), name)
+		must(t, err)
+		if v.Virtual != want || v.Backing == nil || v.Backing.Name != base.Path {
+			t.Errorf("%s is %+v", name, v)
+		}
+		// What base has behind their old ends is zeros in them by now, and not base's.
+		said, err := exec.CommandContext(t.Context(), "qemu-img", "map", "--output=json", "-f", "qcow2", v.Path).CombinedOutput()
+		if must(t, err); !strings.Contains(string(said), fmt.Sprintf(`"start": %d,`, 2*mib)) {
+			t.Errorf("%s begins no new part at its old end: %s", name, said)
+		}
+	}
+}
+
+// A volume whose header a QEMU has changed while it had that is neither copied, byte by byte or
+// as a guest would read it, nor resized.
+func TestAVolumeWithAChangedHeaderIsNotCopied(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("needs qemu-img")
+	}
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	other := d.volume(p, volXML("other", "raw", mib, ""))
+	top := d.volume(p, volXML("top", "qcow2", mib, ""))
+	if err := unix.Setxattr(other.Path, "trusted.lodge", nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	chain, err := image.OpenChain(t.Context(), top.Path, image.Qcow2)
+	must(t, err)
+	err = chain[0].Lend()
+	chain.Close()
+	must(t, err)
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "rebase", "-u", "-f", "qcow2", "-b", other.Path, "-F", "raw", top.Path).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	must(t, p.Refresh(t.Context()))
+	same := volXML("same", "qcow2", mib, "<backingStore><path>"+other.Path+"</path><format type='raw'/></backingStore>")
+	for what, doc := range map[string]string{"byte by byte": same, "as a guest reads it": volXML("flat", "raw", mib, "")} {
+		if _, err := p.CloneVolume(t.Context(), doc, p, "top", CreateOptions{}); !fault.Is(err, fault.Denied) {
+			t.Errorf("copied %s: %v", what, err)
+		}
+	}
+	wantKind(t, p.ResizeVolume(t.Context(), "top", 2*mib, ResizeOptions{}), fault.Denied)
+}
