@@ -1,6 +1,7 @@
 package guest_test
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -62,4 +63,12 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", image)
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+
+	pid := d.pid("taken")
+	d.reopen(func() { ok(t, unix.Kill(pid, unix.SIGKILL)) }) // nobody sees the end
+	d.settle(d.again(g), domain.ShutOff)
+	eventually(t, "the note to be gone", func() bool {
+		_, err := unix.Getxattr(image, "trusted.lodge.backing", nil)
+		return errors.Is(err, unix.ENODATA)
+	})
 }
