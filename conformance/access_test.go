@@ -312,14 +312,19 @@ func (d *daemon) raw(t *testing.T, path string) string {
 // hand back: places that were chosen for a run are no files of others, nor is its user.
 func TestADefinitionThatWasToldGoesBack(t *testing.T) {
 	needs(t)
-	d, _ := ruled(t, "version: 1\nrules:\n  - {name: savers, who: user:4243, may: [read, start, define, save], guests: build-*, images: /nowhere}\n")
+	d, _ := ruled(t, "version: 1\nrules:\n  - {name: savers, who: user:4243, may: [read, start, define, save], guests: build-*, images: /nowhere}\n"+
+		"  - {name: nightly, who: user:4242, may: [read, start, save], guests: build-*, images: @DIR@}\n")
 	doc := d.file(t, "build.xml", "<domain type='qemu'><name>build-1</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>"+
 		"<os><type arch='x86_64' machine='q35'>hvm</type></os><devices><channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"+
 		"<serial type='pty'/><graphics type='vnc'><listen type='socket'/></graphics></devices></domain>")
 	d.may(t, builder, "define", doc)
 	d.may(t, builder, "start", "build-1")
 	d.may(t, builder, "define", d.file(t, "live.xml", d.may(t, builder, "dumpxml", "--security-info", "build-1")))
-	d.may(t, builder, "managedsave", "build-1")
+	// Who may save a guest, and start it, gives it no other definition by that.
+	live := d.file(t, "told.xml", d.may(t, builder, "dumpxml", "--security-info", "build-1"))
+	contains(t, "the refusal", d.mayNot(t, operator, "save", "build-1", filepath.Join(d.dir, "image"), "--xml", live), "access denied", `"define"`)
+	d.may(t, operator, "managedsave", "build-1")
+	contains(t, "the refusal", d.mayNot(t, operator, "managedsave-define", "build-1", live), "access denied", `"define"`)
 	d.may(t, builder, "managedsave-define", "build-1", d.file(t, "saved.xml", d.may(t, builder, "managedsave-dumpxml", "--security-info", "build-1")))
 	d.may(t, builder, "start", "build-1")
 	static := d.file(t, "static.xml", strings.Replace(d.may(t, builder, "dumpxml", "--inactive", "build-1"), "<devices>", "<seclabel type='static' model='dac'><label>0:0</label></seclabel><devices>", 1))

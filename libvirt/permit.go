@@ -115,6 +115,14 @@ func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []access.Verb {
 		if a.Flags&vcpuGuest != 0 {
 			return []access.Verb{access.Agent}
 		}
+	case *xdr.DomainSaveFlagsArgs: // what it brings is the guest's definition from its next start on
+		if a.DestXML != nil {
+			return []access.Verb{access.Define}
+		}
+	case *xdr.DomainSaveParamsArgs:
+		if slices.ContainsFunc(a.Params, func(p xdr.TypedParam) bool { return p.Field == "dxml" }) {
+			return []access.Verb{access.Define}
+		}
 	case *xdr.WithDomainFlags:
 		if p.Program == xdr.ProgramRemote && (p.Number == xdr.ProcDomainGetXMLDesc || p.Number == xdr.ProcDomainManagedSaveGetXMLDesc) {
 			return secure(a.Flags)
@@ -219,12 +227,15 @@ func (s *session) texts(p *xdr.Procedure, verb access.Verb, on access.Object, ar
 	if args == nil {
 		return made, nil
 	}
-	gate, who := s.gate(), s.who()
+	gate, who, brings := s.gate(), s.who(), verb
+	if slices.Contains(s.hidden(p, args), access.Define) { // a definition, in a call that else has none
+		brings = access.Define
+	}
 	eachText(reflect.ValueOf(args).Elem(), "", func(field, text string) bool {
 		var named access.Object
 		switch {
 		case isDocument(field, text):
-			if named, err = gate.Document(who, verb, on, text); named.Name != "" {
+			if named, err = gate.Document(who, brings, on, text); named.Name != "" {
 				made = named
 			}
 		case len(text) > 0 && text[0] == '/':

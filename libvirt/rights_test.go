@@ -74,3 +74,27 @@ func TestARefusalToAReaderIsInTheAudit(t *testing.T) {
 		t.Errorf("the audit has %q", log.String())
 	}
 }
+
+// TestADefinitionThatIsSavedTakesItsRight: a call that saves a guest defines it, too, where it brings
+// a definition.
+func TestADefinitionThatIsSavedTakesItsRight(t *testing.T) {
+	text := "<domain/>"
+	for _, c := range []struct {
+		number int32
+		args   xdr.Message
+		want   bool
+	}{
+		{xdr.ProcDomainSaveFlags, &xdr.DomainSaveFlagsArgs{To: "/x"}, false},
+		{xdr.ProcDomainSaveFlags, &xdr.DomainSaveFlagsArgs{To: "/x", DestXML: &text}, true},
+		{xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Params: []xdr.TypedParam{{Field: "file", Value: xdr.String("/x")}}}, false},
+		{xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Params: []xdr.TypedParam{{Field: "dxml", Value: xdr.String(text)}}}, true},
+	} {
+		p := &xdr.Procedure{Program: xdr.ProgramRemote, Number: c.number}
+		if got := slices.Contains((&session{}).hidden(p, c.args), access.Define); got != c.want {
+			t.Errorf("%+v takes it: %v", c.args, got)
+		}
+	}
+	if r := callRights[procedureKey{xdr.ProgramRemote, xdr.ProcDomainManagedSaveDefineXML}]; !slices.Contains(r.verbs, access.Define) {
+		t.Errorf("a managed save is given another definition by %q", r.verbs)
+	}
+}
