@@ -190,8 +190,12 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	if err != nil {
 		return "", err
 	}
-	if r.Name, err = understand(r.Sort, string(doc)); err != nil || o.Host == nil {
-		return "understood", err
+	if r.Name, err = understand(r.Sort, string(doc)); err != nil {
+		r.Name = strings.TrimSuffix(filepath.Base(r.File), ".xml") // as libvirt names it
+		return "", err
+	}
+	if o.Host == nil {
+		return "understood", nil
 	}
 	known, err := o.Host.Known(ctx, r.Sort, r.Name)
 	if err != nil {
@@ -210,6 +214,9 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	}
 	if t.Template {
 		did += ", a template"
+	}
+	if r.Sort == Domain {
+		did += left(root, string(doc))
 	}
 	if o.DryRun {
 		return "would be " + did, nil

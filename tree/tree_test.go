@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -132,5 +133,43 @@ func TestAnExportTellsOfFences(t *testing.T) {
 	ok(t, err)
 	if told["free"] != "written" || !strings.Contains(told["held"], "define it again") {
 		t.Errorf("told: %q", told)
+	}
+}
+
+// nowhere takes all definitions, and has none.
+type nowhere struct{}
+
+func (nowhere) Known(context.Context, Sort, string) (bool, error)  { return false, nil }
+func (nowhere) Define(context.Context, Sort, string, Traits) error { return nil }
+
+// TestAnImportTellsWhatItLeaves has what libvirt keeps of domains beside their definitions.
+func TestAnImportTellsWhatItLeaves(t *testing.T) {
+	host := t.TempDir()
+	put := func(file, text string) {
+		ok(t, os.MkdirAll(filepath.Dir(filepath.Join(host, file)), 0o755))
+		ok(t, os.WriteFile(filepath.Join(host, file), []byte(text), 0o600))
+	}
+	const uuid = "8d9a7e1c-0a40-4c4f-9c55-4c8d6a7f3b11"
+	const domain = "<domain type='qemu'><name>NAME</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os><devices>MORE</devices></domain>"
+	put("etc/libvirt/qemu/plain.xml", strings.NewReplacer("NAME", "plain", "MORE", "").Replace(domain))
+	put("etc/libvirt/qemu/rich.xml", strings.ReplaceAll(strings.ReplaceAll(domain, "NAME</name>", "rich</name><uuid>"+uuid+"</uuid>"), "MORE", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
+	put("etc/libvirt/qemu/bad.xml", "<domain><name>bad</name>")
+	put("var/lib/libvirt/qemu/save/rich.save", "")
+	put("var/lib/libvirt/qemu/snapshot/rich/one.xml", "")
+	put("var/lib/libvirt/swtpm/"+uuid+"/tpm2/tpm2-00.permall", "")
+	for _, dry := range []bool{true, false} {
+		did := map[string]string{}
+		ok(t, Import(t.Context(), filepath.Join(host, "etc/libvirt"), Options{Host: nowhere{}, DryRun: dry}, func(r Result) { did[r.Name] = r.Did }))
+		for _, piece := range []string{"virsh restore " + host + "/var/lib/libvirt/qemu/save/rich.save", "its 1 snapshots", "swtpm/" + uuid + "/tpm2", "guest/tpm/" + uuid} {
+			if !strings.Contains(did["rich"], piece) {
+				t.Errorf("of what is left is said %q, and nothing of %q", did["rich"], piece)
+			}
+		}
+		if strings.Contains(did["plain"], "not taken") {
+			t.Errorf("of a domain of which nothing is left is said %q", did["plain"])
+		}
+		if _, named := did["bad"]; !named {
+			t.Errorf("a file that is refused has no name: %v", did)
+		}
 	}
 }

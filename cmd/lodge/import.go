@@ -27,7 +27,9 @@ func importCommand(d *daemonFlags) *cobra.Command {
 /etc/libvirt: that of a host whose guests move to Lodge, or an export. What starts
 with the host still does, and a template stays one; nothing is started now. What is
 there already is left alone, unless --replace is given. Hooks, and network filters
-that a domain refers to, are refused by name.
+that a domain refers to, are refused by name. What libvirt keeps of a domain in
+/var/lib/libvirt (a managed save, snapshots, the state of a TPM) is left there, and
+told with what to do before the first start.
 
 Each file's result is shown. The exit status is 0 when every file was taken or left
 alone, 1 when some failed, and 2 when the directory or the daemon cannot be used.`,

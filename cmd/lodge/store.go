@@ -113,5 +113,5 @@ func showResult(w io.Writer, r tree.Result) {
 		fmt.Fprintf(w, "%-8s %-24s failed: %s (%s)\n", r.Sort, name, client.Clean(r.Err.Error()), file)
 		return
 	}
-	fmt.Fprintf(w, "%-8s %-24s %s (%s)\n", r.Sort, name, r.Did, file)
+	fmt.Fprintf(w, "%-8s %-24s %s (%s)\n", r.Sort, name, client.Clean(r.Did), file)
 }
