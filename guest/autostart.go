@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -115,20 +114,11 @@ func (r *Registry) Autostart(ctx context.Context) {
 // autostartLate starts the guests of a boot when the store, which may be on a disk that is full,
 // takes note of them: started without that, each would be started again by the next daemon.
 func (r *Registry) autostartLate(ctx context.Context) {
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		wait := time.NewTimer(pause)
-		select {
-		case <-wait.C:
-		case <-ctx.Done():
-			wait.Stop()
-			return
-		}
-		if err := r.noteDues(); err == nil {
-			r.log.Info("this boot's autostart is noted now, and begins")
-			r.startDues(ctx)
-			return
-		}
+	if untilDone(ctx, lastPause, r.noteDues) != nil {
+		return // the daemon stops
 	}
+	r.log.Info("this boot's autostart is noted now, and begins")
+	r.startDues(ctx)
 }
 
 // startDues starts the guests that are left.

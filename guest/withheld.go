@@ -2,8 +2,11 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
+
+	"github.com/cenkalti/backoff/v5"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
@@ -14,11 +17,8 @@ import (
 // it does. Most of it goes by the guest's UUID: once the guest is started again that start has
 // cleared it away, or has it.
 
-// Pauses between two tries.
-const (
-	firstTry = time.Second
-	lastTry  = time.Minute
-)
+// lastTry is the longest pause between two tries.
+const lastTry = time.Minute
 
 // giveBackLater tries again, for as long as it takes, what a run that has ended could not give back.
 func (r *Registry) giveBackLater(run *run) {
@@ -27,17 +27,24 @@ func (r *Registry) giveBackLater(run *run) {
 		return
 	}
 	r.loops.Go(func() {
-		for pause := firstTry; len(left) > 0; pause = min(2*pause, lastTry) {
-			wait := time.NewTimer(pause)
-			select {
-			case <-wait.C:
-			case <-r.life.Done():
-				wait.Stop()
-				return
+		_ = untilDone(r.life, lastTry, func() error { // fails with the daemon's end
+			if left = r.giveBackNow(run.UUID, left, run.log); len(left) > 0 {
+				return errWithheld
 			}
-			left = r.giveBackNow(run.UUID, left, run.log)
-		}
+			return nil
+		})
 	})
+}
+
+// errWithheld says that something is not given back yet.
+var errWithheld = errors.New("the host has not taken all back")
+
+// untilDone tries something until it is done, later after each try, and at last once in longest. It
+// fails when ctx ends.
+func untilDone(ctx context.Context, longest time.Duration, try func() error) error {
+	pauses := &backoff.ExponentialBackOff{InitialInterval: firstPause, Multiplier: 2, MaxInterval: longest}
+	_, err := backoff.Retry(ctx, func() (struct{}, error) { return struct{}{}, try() }, backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(0))
+	return err
 }
 
 // giveBackNow tries once, in the guest's turn, and gives what is left.

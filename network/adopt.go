@@ -119,33 +119,27 @@ func (n *Network) mendLater() {
 
 // resumeLate makes what a running network lacks, until all is there, or the network was ended.
 func (n *Network) resumeLate() {
-	for wait := firstWait; n.home.pause(wait); wait = min(max(2*wait, firstWait), longestWait) {
-		err := n.change(n.home.work, func() error {
-			v := n.View()
-			if !n.lacking || v == nil || v.Live == nil {
-				n.lacking = false
-				return nil
-			}
-			ctx, cancel := context.WithTimeoutCause(n.home.work, adoptWait, fault.New(fault.Timeout, fault.Network, "not there within %v", adoptWait))
-			defer cancel()
-			if err := errors.Join(forward(v.Live), n.resume(ctx, v.Live, running{})); err != nil {
-				return err
-			}
-			n.lacking = false
-			n.home.Log.Info("a running network has all that belongs to it again", "network", n.name)
-			return n.mark(v.Live, true, v.chosenBridge)
-		})
-		if err == nil || errors.Is(err, errGone) || !n.lacks() {
-			return
-		}
-		n.home.Log.Debug("a running network still lacks something", "network", n.name, "error", err)
+	err := n.home.untilDone(func() error { return n.change(n.home.work, n.resumeRest) }, longestWait)
+	if err != nil && n.home.work.Err() == nil {
+		n.home.Log.Debug("a network went before it had all that belongs to it", "network", n.name, "error", err)
 	}
 }
 
-// lacks reports whether there still is something to be made.
-func (n *Network) lacks() (so bool) {
-	err := n.change(n.home.work, func() error { so = n.lacking; return nil })
-	return so && err == nil
+// resumeRest tries that once. It runs with the turn.
+func (n *Network) resumeRest() error {
+	v := n.View()
+	if !n.lacking || v == nil || v.Live == nil {
+		n.lacking = false
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(n.home.work, adoptWait, fault.New(fault.Timeout, fault.Network, "not there within %v", adoptWait))
+	defer cancel()
+	if err := errors.Join(forward(v.Live), n.resume(ctx, v.Live, running{})); err != nil {
+		return err
+	}
+	n.lacking = false
+	n.home.Log.Info("a running network has all that belongs to it again", "network", n.name)
+	return n.mark(v.Live, true, v.chosenBridge)
 }
 
 // resume makes sure that everything a network consists of is there.

@@ -932,3 +932,9 @@ func TestANetworkThatLacksItsServiceIsServedLater(t *testing.T) {
 	t.Setenv("PATH", path)
 	servedAgain(t, n)
 }
+
+// lacks reports whether there still is something to be made.
+func (n *Network) lacks() (so bool) {
+	_ = n.change(n.home.work, func() error { so = n.lacking; return nil }) // has gone: lacks nothing
+	return so
+}
