@@ -655,6 +655,25 @@ func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 	}
 }
 
+// A bridge that somebody has made in the place of a network's own is not taken for it.
+func TestNoGuestIsPutOnAnothersBridge(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	n := started(t, s, natNetwork("net36", 36))
+	name := n.View().Live.Bridge.Name
+	ok(t, link.Remove(name))
+	nic := &device.NIC{Type: "network", Network: "net36", MAC: "52:54:00:01:06:01"}
+	for _, others := range []bool{false, true} {
+		if others {
+			ok(t, link.CreateBridge(link.Bridge{Name: name, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 36}}))
+		}
+		if a, _, err := s.AttachNIC(t.Context(), nic, "guest"); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), name) {
+			t.Errorf("with another's bridge there (%v): %+v, %v", others, a, err)
+		}
+	}
+	ok(t, link.Remove(name))
+}
+
 // What cannot be made leaves no file, no thread and no link.
 func TestWhatFailsLeavesNothing(t *testing.T) {
 	linktest.Need(t, "dnsmasq")

@@ -167,6 +167,10 @@ func (s *Networks) resolveNetwork(nic *device.NIC) (plug, error) {
 	if nic.PortGroup != "" && !slices.ContainsFunc(d.PortGroups, func(g PortGroup) bool { return g.Name == nic.PortGroup }) {
 		return plug{}, fault.New(fault.Invalid, fault.Config, "network %q has no port group %q", n.name, nic.PortGroup)
 	}
+	if d.Managed() && !stillThere(d) {
+		return plug{}, fault.New(fault.WrongState, fault.Network,
+			"the bridge %q of network %q is there no more, somebody has removed it; end the network and start it again", d.Bridge.Name, n.name)
+	}
 	p := plug{network: n, bridge: d.Bridge.Name, mtu: cmp.Or(int(nic.MTU), d.MTU)}
 	p.isolated = nic.Isolated == device.On || nic.Isolated == device.Unset && d.Isolated == device.On
 	if d.direct() {
