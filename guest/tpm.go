@@ -52,9 +52,16 @@ func (l *launching) startTPMs(ctx context.Context) error {
 // holdTPMs ends the guest's TPM emulator when all is given back.
 func (r *Registry) holdTPMs(run *run) {
 	run.hold("tpm", func(ctx context.Context) error {
-		err := stopTPMs(ctx, run)
-		_ = os.Remove(r.tpmState(run.UUID)) // that of a TPM which never came to keep anything is empty
-		return err
+		if err := stopTPMs(ctx, run); err != nil {
+			return err
+		}
+		state := r.tpmState(run.UUID)
+		_ = os.Remove(state) // that of a TPM which never came to keep anything is empty
+		// The number of the guest's user comes to be another's, who is to find nothing of it.
+		if err := handTPM(state, chamber.User{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}); !errors.Is(err, os.ErrNotExist) {
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot take the TPM's state back")
+		}
+		return nil
 	})
 }
 
@@ -171,19 +178,24 @@ func (r *Registry) giveTPM(run *run) (state string, err error) {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return failed(err)
 	}
-	files, err := os.ReadDir(state)
-	if err != nil {
-		return failed(err)
-	}
-	for _, f := range files {
-		if err := os.Lchown(filepath.Join(state, f.Name()), int(u.UID), int(u.GID)); err != nil {
-			return failed(err)
-		}
-	}
-	if err := os.Lchown(state, int(u.UID), int(u.GID)); err != nil { // last: whoever has it makes files in it
+	if err := handTPM(state, u); err != nil {
 		return failed(err)
 	}
 	return state, nil
+}
+
+// handTPM gives a TPM's state, in which nobody makes anything now, to a user.
+func handTPM(state string, u chamber.User) error {
+	files, err := os.ReadDir(state)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if err := os.Lchown(filepath.Join(state, f.Name()), int(u.UID), int(u.GID)); err != nil {
+			return err
+		}
+	}
+	return os.Lchown(state, int(u.UID), int(u.GID)) // last: whoever has it makes files in it
 }
 
 // tpmState is where a guest's software TPM keeps what must outlive it.

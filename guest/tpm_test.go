@@ -62,6 +62,17 @@ func testTPM(t *testing.T, isolated bool) {
 	// The next start has another user, who must find the same state.
 	before := stateOf(t, d, g.UUID())
 	ok(t, g.Destroy(d.ctx(), false))
+	// Meanwhile it is nobody's whose number another guest may have.
+	ok(t, filepath.WalkDir(filepath.Join(d.dir, "data/guest/tpm", g.UUID()), func(path string, e os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil && info.Sys().(*syscall.Stat_t).Uid != 0 {
+			t.Errorf("%s belongs to user %d", path, info.Sys().(*syscall.Stat_t).Uid)
+		}
+		return err
+	}))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	if after := stateOf(t, d, g.UUID()); !os.SameFile(before, after) || before.Sys().(*syscall.Stat_t).Uid == after.Sys().(*syscall.Stat_t).Uid {
 		t.Errorf("the state belonged to user %d, and now to %d", before.Sys().(*syscall.Stat_t).Uid, after.Sys().(*syscall.Stat_t).Uid)
