@@ -211,8 +211,8 @@ func (r *Registry) findOrphans() {
 		if _, err := os.Lstat(dir); uuid.Validate(name) != nil || !errors.Is(err, os.ErrNotExist) {
 			continue
 		}
-		pid := r.emulatorIn(dir)
-		if pid == 0 || r.endedWaiting(pid, name) {
+		pid, unknown := r.emulatorIn(dir)
+		if unknown == nil && (pid == 0 || r.endedWaiting(pid, name)) {
 			continue
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil {
@@ -228,10 +228,14 @@ func (r *adopting) adopt(dir string) error {
 	if err != nil {
 		return err
 	}
-	if rec == nil && r.emulatorIn(dir) != 0 {
-		return errors.New("its run record has gone") // one is written before a QEMU is launched
-	}
 	if rec == nil {
+		pid, err := r.emulatorIn(dir)
+		if err != nil {
+			return err
+		}
+		if pid != 0 {
+			return errors.New("its run record has gone") // one is written before a QEMU is launched
+		}
 		return os.RemoveAll(dir) // a start that had not yet written anything
 	}
 	if rec.User != nil && len(rec.Isolation) == 0 { // its daemon did not say, and did this much
@@ -314,12 +318,16 @@ func (r *Registry) adopted(rec *runRecord) *Guest {
 func (r *Registry) findProcess(run *run) (*qemu.Process, error) {
 	pid, start := run.PID, run.StartTime
 	if pid == 0 { // launched, perhaps, but not yet recorded
-		if pid = r.emulatorIn(run.dir); pid == 0 {
-			return nil, nil
+		var err error
+		if pid, err = r.emulatorIn(run.dir); pid == 0 || err != nil {
+			return nil, err
 		}
 		p, err := r.Kernel.Process(pid)
+		if fault.Is(err, fault.NotFound) { // it has ended just now
+			return nil, nil
+		}
 		if err != nil {
-			return nil, nil // it has ended just now
+			return nil, err
 		}
 		start = p.Start
 	}
@@ -333,20 +341,35 @@ func (r *Registry) findProcess(run *run) (*qemu.Process, error) {
 
 // emulatorIn finds the QEMU that was launched in a guest's run directory; 0 when
 // there is none. An administrator may look around there too.
-func (r *Registry) emulatorIn(dir string) int {
-	if pid := r.emulatorOf(dir); pid != 0 {
-		return pid
+// An error says that this cannot be told, because no more files can be opened, say: whoever took that
+// for none would end a guest, or start it twice.
+func (r *Registry) emulatorIn(dir string) (int, error) {
+	if pid, err := r.emulatorOf(dir); pid != 0 || err != nil {
+		return pid, err
 	}
 	inGroup, err := r.Cgroups.Guest(filepath.Base(dir)).Processes()
 	if err != nil {
-		inGroup = nil // there is no such group
+		return 0, err
 	}
-	for _, pid := range append(inGroup, r.Kernel.WorkingIn(dir)...) {
-		if isGuest(r.Kernel.Command(pid), dir) {
-			return pid
+	there, err := r.Kernel.WorkingIn(dir)
+	if err != nil {
+		return 0, err
+	}
+	return r.guestAmong(append(inGroup, there...), dir)
+}
+
+// guestAmong finds the QEMU of a run directory among processes; 0: it is none of them.
+func (r *Registry) guestAmong(pids []int, dir string) (int, error) {
+	for _, pid := range pids {
+		command, err := r.Kernel.Command(pid)
+		if err != nil {
+			return 0, err
+		}
+		if isGuest(command, dir) {
+			return pid, nil
 		}
 	}
-	return 0
+	return 0, nil
 }
 
 // killAndWait ends a process and waits for that, but not for one that the kernel
@@ -428,7 +451,11 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	if pid := r.emulatorIn(dir); pid != 0 {
+	pid, err := r.emulatorIn(dir)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Domain, "cannot tell whether QEMU of an earlier run lives on in %s", dir)
+	}
+	if pid != 0 {
 		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run lives on in %s; end that process first", pid, dir)
 	}
 	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), stopTPMs(ctx, &run{dir: dir}), os.RemoveAll(dir))

@@ -129,17 +129,16 @@ func (r *Registry) holdUser(run *run) {
 
 // emulatorOf finds the QEMU that has the directory as its own by the user; 0: there is
 // none, or it has no user of its own.
-func (r *Registry) emulatorOf(dir string) int {
+func (r *Registry) emulatorOf(dir string) (int, error) {
 	user := userIn(dir)
 	if user == 0 {
-		return 0
+		return 0, nil
 	}
-	for _, pid := range r.Kernel.RunningAs(user) {
-		if isGuest(r.Kernel.Command(pid), dir) {
-			return pid
-		}
+	pids, err := r.Kernel.RunningAs(user)
+	if err != nil {
+		return 0, err
 	}
-	return 0
+	return r.guestAmong(pids, dir)
 }
 
 // userIn tells who a guest's own directory is for; 0: nobody. Before it is sealed that is

@@ -444,7 +444,10 @@ func (r *Registry) sweepLabels() {
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
 	for uuid, l := range r.leftLabels {
-		if g := r.byUUID[uuid]; g != nil && g.run != nil && g.run.labels == l || r.emulatorIn(r.guestDir(uuid)) != 0 {
+		if g := r.byUUID[uuid]; g != nil && g.run != nil && g.run.labels == l {
+			continue
+		}
+		if pid, err := r.emulatorIn(r.guestDir(uuid)); pid != 0 || err != nil {
 			continue
 		}
 		if err := l.end(ctx); err != nil {

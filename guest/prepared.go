@@ -315,7 +315,11 @@ func (r *Registry) sweepPrepared() {
 }
 
 func (r *Registry) sweepOne(ctx context.Context, dir string) error {
-	if pid := r.emulatorIn(dir); pid != 0 {
+	pid, err := r.emulatorIn(dir)
+	if err != nil {
+		return err
+	}
+	if pid != 0 {
 		if err := r.endPrepared(pid); err != nil {
 			return err
 		}

@@ -8,19 +8,36 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mountinfo"
 )
 
 // WorkingIn lists the processes whose working directory is dir, by ascending
 // number. Nothing but /proc is asked: a file system that hangs delays nobody.
-func (r Root) WorkingIn(dir string) []int {
+func (r Root) WorkingIn(dir string) ([]int, error) {
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real
 	}
-	return slices.DeleteFunc(sortedNumbers(r.list("proc"), ""), func(pid int) bool {
+	return r.processes(func(pid int) bool {
 		at, err := os.Readlink(r.path("proc", strconv.Itoa(pid), "cwd"))
-		return err != nil || at != dir
+		return err == nil && at == dir
 	})
+}
+
+// processes lists those that are so, by ascending number.
+func (r Root) processes(so func(pid int) bool) ([]int, error) {
+	entries, err := os.ReadDir(r.path("proc"))
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot list processes")
+	}
+	var pids []int
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil && so(pid) {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids, nil
 }
 
 // Uses reports whether a process works in a directory whose path ends so, or has it mounted,
@@ -43,14 +60,14 @@ func (r Root) Uses(pid int, end string) bool {
 }
 
 // RunningAs lists the processes of a user, by ascending number.
-func (r Root) RunningAs(uid uint32) []int {
-	return slices.DeleteFunc(sortedNumbers(r.list("proc"), ""), func(pid int) bool {
+func (r Root) RunningAs(uid uint32) ([]int, error) {
+	return r.processes(func(pid int) bool {
 		info, err := os.Lstat(r.path("proc", strconv.Itoa(pid)))
 		if err != nil {
-			return true
+			return false
 		}
 		owner, ok := info.Sys().(*syscall.Stat_t)
-		return !ok || owner.Uid != uid
+		return ok && owner.Uid == uid
 	})
 }
 
@@ -63,10 +80,13 @@ func (r Root) SharesNetwork(pid int) bool {
 
 // Command gives the words with which a process was started; none when there is
 // no such process, and for those of the kernel.
-func (r Root) Command(pid int) []string {
+func (r Root) Command(pid int) ([]string, error) {
 	text, err := r.read("proc", strconv.Itoa(pid), "cmdline")
-	if err != nil || text == "" {
-		return nil
+	if fault.Is(err, fault.NotFound) || err == nil && text == "" {
+		return nil, nil
 	}
-	return strings.Split(strings.TrimSuffix(text, "\x00"), "\x00")
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read how process %d was started", pid)
+	}
+	return strings.Split(strings.TrimSuffix(text, "\x00"), "\x00"), nil
 }

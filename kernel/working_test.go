@@ -23,13 +23,13 @@ func TestWorkingIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	root := kernel.At(dir)
-	if got := root.WorkingIn(dir); !slices.Equal(got, []int{7, 30}) {
+	if got, err := root.WorkingIn(dir); err != nil || !slices.Equal(got, []int{7, 30}) {
 		t.Errorf("processes %v work there, want 7 and 30", got)
 	}
-	if got := root.Command(7); !slices.Equal(got, []string{"qemu", "-name", "guest=a b"}) {
+	if got, err := root.Command(7); err != nil || !slices.Equal(got, []string{"qemu", "-name", "guest=a b"}) {
 		t.Errorf("it was started as %q", got)
 	}
-	if got := root.Command(12); got != nil {
+	if got, err := root.Command(12); err != nil || got != nil {
 		t.Errorf("a process without words was started as %q", got)
 	}
 }

@@ -1,0 +1,33 @@
+package guest
+
+import (
+	"log/slog"
+	"os"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
+)
+
+// Where nobody can look for a guest's QEMU, because no more files can be opened, say, the guest is
+// not taken for one that has ended.
+func TestAGuestThatCannotBeLookedForIsLeftAlone(t *testing.T) {
+	const uuid = "5f0f2a0e-6d53-4a35-b1a6-0a1f3ad0c0de"
+	host := t.TempDir() // which has no /proc
+	r := &Registry{Config: Config{
+		RunDir: t.TempDir(), Kernel: kernel.At(host), Cgroups: kernel.OpenCgroups(kernel.At(host), "x"), Log: slog.New(slog.DiscardHandler),
+	}}
+	dir := r.guestDir(uuid)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.clear(t.Context(), dir); !fault.Is(err, fault.Failed) {
+		t.Errorf("its run directory is cleared: %v", err)
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.findProcess(&run{dir: dir, runRecord: runRecord{UUID: uuid}}); !fault.Is(err, fault.Failed) {
+		t.Errorf("it is taken for one that has ended: %v", err)
+	}
+}
