@@ -139,7 +139,10 @@ func migrateTo(ctx context.Context, s *qmp.Session, f *os.File, p *progress, lab
 		err = s.Execute(ctx, "migrate", map[string]any{"uri": "fd:lodge-save"}, nil)
 	}
 	if err == nil {
+		// A QEMU that waits for a file system may answer nothing until its socket is closed.
+		settled := context.AfterFunc(ctx, t.hangUp)
 		err = followMigration(ctx, s, p)
+		settled()
 	}
 	return t.end(ctx, err)
 }
@@ -161,7 +164,7 @@ func followMigration(ctx context.Context, s *qmp.Session, p *progress) error {
 		case "cancelled":
 			return cmp.Or(context.Cause(ctx), fault.New(fault.Aborted, fault.Domain, "somebody else cancelled it on QEMU's monitor"))
 		case "failed":
-			return fault.New(fault.Failed, fault.Domain, "QEMU could not move the guest's state: %s", m.ErrorDesc)
+			return cmp.Or(context.Cause(ctx), fault.New(fault.Failed, fault.Domain, "QEMU could not move the guest's state: %s", m.ErrorDesc))
 		}
 		pause := time.NewTimer(wait)
 		select {

@@ -457,9 +457,9 @@ func slowImage(t *testing.T, path string) (read func()) {
 	f, err := os.OpenFile(path+".partial", os.O_RDWR, 0)
 	ok(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	// Room for what stands before the memory: QEMU 10 answers nothing while it
-	// writes that.
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETPIPE_SZ, 256<<10); err != nil {
+	// Room for the definition, and less than for all of the memory: QEMU answers nothing while it
+	// writes what comes before that, which the socket takes, and behind it.
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETPIPE_SZ, 128<<10); err != nil {
 		t.Fatal(err)
 	}
 	return func() {

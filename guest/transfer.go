@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -53,30 +54,27 @@ func transferTo(to *os.File, labels *labels) (t *transfer, qemus *os.File, err e
 	return t, qemus, nil
 }
 
+// hangUp has QEMU write to nobody.
+func (t *transfer) hangUp() { _ = t.from.Close() }
+
 // end waits until all is in the file that QEMU has written, after what came of QEMU's part; an
 // error of the file's own is the reason of QEMU's, and told in its place. A file system that hangs
-// keeps the file, and nobody.
+// keeps the file, and nobody. Once ctx has ended the file may not have all, whatever QEMU says.
 func (t *transfer) end(ctx context.Context, moved error) error {
+	defer t.hangUp()
 	wait := lastWrite
-	if moved != nil || ctx.Err() != nil {
-		_ = t.from.Close() // nothing more is wanted
+	if moved != nil {
+		t.hangUp() // nothing more is wanted
 		wait = closeTime
 	}
 	late := time.NewTimer(wait)
 	defer late.Stop()
-	defer func() { _ = t.from.Close() }()
 	select {
 	case err := <-t.written:
-		if err != nil {
-			return err
-		}
-		return moved
+		return cmp.Or(err, moved, context.Cause(ctx))
 	case <-ctx.Done():
-		return errors.Join(moved, context.Cause(ctx))
+		return cmp.Or(moved, context.Cause(ctx))
 	case <-late.C:
 	}
-	if moved != nil {
-		return moved
-	}
-	return fault.New(fault.Timeout, fault.Monitor, "QEMU has moved the guest's state, and does not let go of what it wrote it to for %v", lastWrite)
+	return cmp.Or(moved, fault.New(fault.Timeout, fault.Monitor, "QEMU has moved the guest's state, and does not let go of what it wrote it to for %v", lastWrite))
 }

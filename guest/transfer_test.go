@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/guest"
 )
 
@@ -42,4 +43,20 @@ func TestQEMUHasNoSavedImage(t *testing.T) {
 	}
 	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
 	ok(t, err)
+}
+
+// TestASaveThatIsGivenUpWaitsForNoFile: whoever aborts a save to a file system that does not answer
+// has the guest back.
+func TestASaveThatIsGivenUpWaitsForNoFile(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("hung"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	read, saved := d.saving(g, filepath.Join(t.TempDir(), "image"))
+	ok(t, g.AbortJob(d.ctx()))
+	if err := <-saved; err == nil {
+		t.Error("the save succeeds")
+	}
+	d.settle(g, domain.Running)
+	ok(t, g.Suspend(d.ctx()))
+	read()
 }
