@@ -334,10 +334,13 @@ func (s *Starts) tick() {
 }
 
 // look reads the host's signs when they are old, or in any case; whoever finds
-// another reader at it goes on with what is known.
+// another reader at it goes on with what is known, if anything is.
 func (s *Starts) look(anyway bool) {
 	if !s.looking.TryLock() {
-		return
+		if !s.isBlind() {
+			return
+		}
+		s.looking.Lock()
 	}
 	defer s.looking.Unlock()
 	s.mu.Lock()
@@ -347,7 +350,6 @@ func (s *Starts) look(anyway bool) {
 	if fresh && !anyway {
 		return
 	}
-	now, err := s.read()
 	for _, g := range settling {
 		// One that has gone touches nothing any more.
 		if n, err := s.resident(g.pid); err == nil {
@@ -356,6 +358,7 @@ func (s *Starts) look(anyway bool) {
 			g.gone = true
 		}
 	}
+	now, err := s.read() // last: what guests touch meanwhile is counted twice, and not left out
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.looked = time.Now()
@@ -366,6 +369,13 @@ func (s *Starts) look(anyway bool) {
 		s.pace.look(s.looked, now)
 	}
 	s.memory.settle(settling, s.looked)
+}
+
+// isBlind says that nobody has looked at the host yet.
+func (s *Starts) isBlind() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.looked.IsZero()
 }
 
 // Queue tells who waits, in the order in which they will start.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -257,6 +258,38 @@ func TestMemoryPressureCutsTheLimit(t *testing.T) {
 			t.Errorf("after the pressure is gone: %+v", st)
 		}
 	})
+}
+
+// The first starts of a daemon come at once, as when the host boots: none is admitted before
+// somebody has looked what memory there is.
+func TestNobodyIsAdmittedBlind(t *testing.T) {
+	m := newMachine(4)
+	s := m.starts(t)
+	read := s.read
+	var others sync.WaitGroup
+	var first sync.Once
+	s.read = func() (signs, error) {
+		first.Do(func() {
+			others.Go(func() {
+				release, err := s.Admit(t.Context(), StartRequest{Memory: 64 * gib, Whole: true})
+				if err == nil {
+					t.Error("a guest that is larger than the host is admitted")
+					release(Outcome{})
+				}
+			})
+			for range 1000 { // in which the other finds the reader, and must not go on
+				runtime.Gosched()
+				if st := s.State(); st.Running > 0 {
+					return
+				}
+			}
+		})
+		return read()
+	}
+	if _, err := s.Admit(t.Context(), StartRequest{Memory: gib}); err != nil {
+		t.Error(err)
+	}
+	others.Wait()
 }
 
 // A boot storm takes the memory that is there: guests wait while others touch
