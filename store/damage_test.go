@@ -162,6 +162,28 @@ func checkWorks(t *testing.T, dir string, seed uint64, file []byte) {
 	}
 }
 
+// A record whose bytes are whole, and whose place says wrongly where they end, is found again.
+func TestARecordWhosePlaceIsDamagedIsFoundAgain(t *testing.T) {
+	dir := filled(t)
+	damage(t, dir, func(file []byte) []byte {
+		const head, size = 16, 12 // of a page; and where an element of its says how long its value is
+		at := bytes.LastIndex(file, []byte(`"guest-100"`)) / 4096 * 4096
+		file[at+head+size]--
+		return file
+	})
+	s := reopen(t, dir)
+	whole, bad := readable(t, s)
+	must(t, s.Close())
+	if len(whole) != many || len(bad) != 0 {
+		t.Errorf("%d records can be read, and %v cannot", len(whole), bad)
+	}
+	r, err := Check(dir)
+	must(t, err)
+	if !r.Whole() {
+		t.Errorf("the file that was made anew has %v", r.Problems)
+	}
+}
+
 // A page that the tree does not lead to any more gives its records back: their
 // first lines tell them from rubbish wherever they lie.
 func TestRecordsOfALostPageAreFoundAgain(t *testing.T) {

@@ -152,7 +152,7 @@ func (s *Store) admit() error {
 	}
 	s.whole.Store(r.Whole() && settled)
 	s.serial = max(s.serial, r.serial)
-	if !r.Broken && !r.oneHead && len(s.undo) == 0 {
+	if !r.Broken && !r.oneHead && len(r.lost) == 0 && len(s.undo) == 0 {
 		s.name(r)
 		return nil
 	}
