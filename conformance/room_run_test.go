@@ -8,6 +8,14 @@ import (
 	"testing"
 )
 
+// launchOn has the daemon go on with one of its directories on a new file system in memory.
+func (d *daemon) launchOn(t *testing.T, dir, options string) {
+	t.Helper()
+	d.signal(t, "TERM")
+	d.output(t, "mount", "-t", "tmpfs", "-o", options, "small", dir)
+	d.launch(t)
+}
+
 // fillUp leaves a file system that many free pages.
 func (d *daemon) fillUp(t *testing.T, dir string, pages int) {
 	t.Helper()
@@ -19,9 +27,7 @@ func (d *daemon) fillUp(t *testing.T, dir string, pages int) {
 func TestARunDirectoryWithoutRoom(t *testing.T) {
 	needs(t)
 	d := start(t)
-	d.signal(t, "TERM")
-	d.output(t, "mount", "-t", "tmpfs", "-o", "mode=0755,size=256k", "small", d.run)
-	d.launch(t)
+	d.launchOn(t, d.run, "mode=0755,size=256k")
 	d.blank(t, "stick.raw", 1<<20)
 	stick := d.file(t, "stick.xml", "<disk type='file'><driver name='qemu' type='raw'/><source file='"+d.dir+"/stick.raw'/><target dev='sdb' bus='usb'/></disk>")
 	d.virsh(t, "define", d.file(t, "squeezed.xml", `<domain type='qemu'><name>squeezed</name><memory unit='MiB'>32</memory><os><type arch='x86_64' machine='q35'>hvm</type></os>
@@ -73,9 +79,7 @@ func TestARunDirectoryWithoutRoom(t *testing.T) {
 func TestARunDirectoryThatIsReadOnly(t *testing.T) {
 	needs(t)
 	d := start(t)
-	d.signal(t, "TERM")
-	d.output(t, "mount", "-t", "tmpfs", "-o", "mode=0755", "run", d.run)
-	d.launch(t)
+	d.launchOn(t, d.run, "mode=0755")
 	const stays = `<domain type='qemu'><name>stays</name><memory unit='MiB'>32</memory><os><type>hvm</type></os><on_crash>restart</on_crash></domain>`
 	d.virsh(t, "define", d.file(t, "stays.xml", stays))
 	d.virsh(t, "define", d.file(t, "ends.xml", strings.Replace(stays, ">stays<", ">ends<", 1)))
@@ -108,9 +112,7 @@ func TestARunDirectoryThatIsReadOnly(t *testing.T) {
 func TestAManagedSaveIsUsedOnce(t *testing.T) {
 	needs(t)
 	d := start(t)
-	d.signal(t, "TERM")
-	d.output(t, "mount", "-t", "tmpfs", "-o", "mode=0700,size=8m", "small", d.data)
-	d.launch(t)
+	d.launchOn(t, d.data, "mode=0700,size=8m")
 	d.virsh(t, "define", d.spin(t, "once"))
 	d.virsh(t, "start", "--paused", "once")
 	d.virsh(t, "managedsave", "once")
@@ -165,9 +167,7 @@ func TestAManagedSaveOnADiskThatFails(t *testing.T) {
 func TestABootWhoseDiskIsReadOnly(t *testing.T) {
 	needs(t)
 	d := start(t)
-	d.signal(t, "TERM")
-	d.output(t, "mount", "-t", "tmpfs", "-o", "mode=0700", "small", d.data)
-	d.launch(t)
+	d.launchOn(t, d.data, "mode=0700")
 	for _, name := range []string{"marked", "ended"} {
 		d.virsh(t, "define", d.spin(t, name))
 		d.virsh(t, "autostart", name)

@@ -121,9 +121,7 @@ func (d *daemon) spoil(t *testing.T, from, to string) {
 func TestADaemonWhoseDiskIsFull(t *testing.T) {
 	needs(t)
 	d := start(t)
-	d.signal(t, "TERM")
-	d.output(t, "mount", "-t", "tmpfs", "-o", "mode=0700,size=4m", "small", d.data)
-	d.launch(t)
+	d.launchOn(t, d.data, "mode=0700,size=4m")
 	d.virsh(t, "define", d.spin(t, "runs"))
 	d.virsh(t, "define", d.spin(t, "starts"))
 	d.virsh(t, "start", "--paused", "runs")
