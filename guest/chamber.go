@@ -338,10 +338,7 @@ func removeSockets(ctx context.Context, run *run) error {
 	if run.User == nil {
 		return nil
 	}
-	def := run.ended
-	if def == nil { // it never became the loop's
-		def = run.def
-	}
+	def := run.last()
 	var failed []error
 	for _, b := range backends(def) {
 		if b.Listens() && !strings.HasPrefix(b.Path, run.dir+"/") { // which goes as a whole

@@ -104,13 +104,9 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 // takeBackDisks looks at the images that a guest could write when its QEMU has ended: a header
 // that QEMU was not given so leads to no other file.
 func (r *Registry) takeBackDisks(ctx context.Context, run *run) error {
-	def := run.ended
-	if def == nil { // it never became the loop's
-		def = run.def
-	}
 	ctx, stop := context.WithTimeout(ctx, closeTime)
 	defer stop()
-	for _, d := range def.Devices.Disks {
+	for _, d := range run.last().Devices.Disks {
 		if d.Source == nil || d.ReadOnly {
 			continue
 		}

@@ -100,6 +100,14 @@ func (r *run) hold(what string, do func(context.Context) error) {
 	r.releases = append(r.releases, release{what, do})
 }
 
+// last is the definition by which is given back what the guest held.
+func (r *run) last() *domain.Definition {
+	if r.ended == nil { // it never became the loop's
+		return r.def
+	}
+	return r.ended
+}
+
 // releaseAll gives everything back, going on after failures.
 func (r *run) releaseAll(ctx context.Context) error {
 	var failed []error
