@@ -18,6 +18,17 @@ import (
 // portOf is where a running guest's definition says that its display listens.
 func portOf(g *guest.Guest) string { return strconv.Itoa(g.View().Active.Devices.Graphics[0].Port) }
 
+// freePort gives a port that nobody on this host had a moment ago.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", ":0")
+	ok(t, err)
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	ok(t, err)
+	ok(t, l.Close())
+	return port
+}
+
 // security connects to a VNC display and gives the ways in which it lets clients in;
 // nil: nothing listens there.
 func security(t *testing.T, host, port string) []byte {
@@ -108,7 +119,8 @@ func TestWhereDisplaysListen(t *testing.T) {
 		if strings.Contains(address, ":") && !hasIPv6 {
 			continue
 		}
-		g := d.define(small("at-"+strings.ReplaceAll(address, ":", "-"), `<graphics type='vnc' autoport='yes' listen='`+address+`'/>`))
+		// Not one from 5900 on, which others' displays may have at another address.
+		g := d.define(small("at-"+strings.ReplaceAll(address, ":", "-"), `<graphics type='vnc' port='`+freePort(t)+`' listen='`+address+`'/>`))
 		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 		for _, host := range []string{"127.0.0.1", "127.0.0.2", "::1"} {
 			if ways := security(t, host, portOf(g)); slices.Contains(on, host) != (ways != nil) && (hasIPv6 || host != "::1") {
@@ -123,12 +135,7 @@ func TestWhereDisplaysListen(t *testing.T) {
 // the host's network, and that is told.
 func TestDisplaysThatNeedTheHostsNetwork(t *testing.T) {
 	d := newDaemonOf(t, true)
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	ok(t, err)
-	_, free, err := net.SplitHostPort(l.Addr().String())
-	ok(t, err)
-	ok(t, l.Close())
-	g := d.define(small("web", fmt.Sprintf(`<graphics type='vnc' autoport='yes' websocket='%s'/>`, free)))
+	g := d.define(small("web", fmt.Sprintf(`<graphics type='vnc' autoport='yes' websocket='%s'/>`, freePort(t))))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	serves(t, "beside a websocket", portOf(g), byNothing)
 	if v := g.View(); slices.Contains(v.Isolation, "network") {
