@@ -3,6 +3,7 @@ package chamber
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +19,8 @@ import (
 // Whoever has a guest's vsock open may have it be another guest's, to the host and what runs there;
 // the daemon has said whose it is before, so QEMU is told that it has done so, and nothing is done.
 // Programs for the kernel (bpf) and its counters are for whom the host lets have them by a setting of its.
+// And what is noted with a file in its attributes is the daemon's to note: a file that everybody may
+// write keeps them from nobody who has it open.
 
 // families are the sockets that a program may make.
 var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
@@ -39,6 +42,16 @@ const (
 	// x32 is the bit of calls of a second kind on amd64; no number elsewhere has it.
 	x32 = 0x40000000
 )
+
+// Calls that are newer than the names of the others, with the same number on all architectures.
+const setAttributeAt, removeAttributeAt = 463, 466
+
+// withheld are the calls that no program has.
+var withheld = []uint32{
+	unix.SYS_KEYCTL, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN,
+	unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, setAttributeAt,
+	unix.SYS_REMOVEXATTR, unix.SYS_LREMOVEXATTR, unix.SYS_FREMOVEXATTR, removeAttributeAt,
+}
 
 // sift has the kernel refuse such calls to the thread, which may gain no privileges, and to
 // all that it starts, as a kernel without them does.
@@ -76,9 +89,9 @@ func callFilter(architecture uint32, rings bool) []unix.SockFilter {
 		program = append(program, equal(control, 0, 1), verdict(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)))
 	}
 	program = append(program, allowed)
-	refused := []uint32{unix.SYS_KEYCTL, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN}
+	refused := withheld
 	if !rings {
-		refused = append(refused, unix.SYS_IO_URING_SETUP)
+		refused = append(slices.Clip(refused), unix.SYS_IO_URING_SETUP)
 	}
 	for _, call := range refused {
 		program = append(program, equal(call, 0, 1), absent)
