@@ -26,13 +26,11 @@ const (
 // that somebody ended by hand stays ended when the daemon is restarted.
 func (s *Networks) autostartOnce(ctx context.Context) {
 	marker := filepath.Join(s.Run, "autostarted")
-	if seen, err := os.ReadFile(marker); err == nil && string(seen) == s.boot {
-		return
-	}
+	done := s.ofThisBoot(marker)
 	var group errgroup.Group
 	group.SetLimit(adoptAtOnce)
 	for _, n := range s.List() {
-		if v := n.View(); v.Autostart && !v.Active() {
+		if v := n.View(); v.Autostart && !v.Active() && (!done || s.ofThisBoot(n.dueFile())) {
 			group.Go(func() error { s.startWithHost(ctx, n); return nil })
 		}
 	}
@@ -40,6 +38,28 @@ func (s *Networks) autostartOnce(ctx context.Context) {
 	if err := os.WriteFile(marker, []byte(s.boot), 0o600); err != nil {
 		s.Log.Error("cannot remember that networks were started with the host", "error", err)
 	}
+}
+
+// ofThisBoot says whether a file was written in this boot of the host.
+func (s *Networks) ofThisBoot(path string) bool {
+	seen, err := os.ReadFile(path)
+	return err == nil && string(seen) == s.boot
+}
+
+// dueFile is there while a network could not be started with the host, for the next daemon.
+func (n *Network) dueFile() string { return filepath.Join(n.home.Run, n.uuid+".due") }
+
+// noteDue leaves it to the next daemon to go on with the starts. It runs with the turn.
+func (n *Network) noteDue() {
+	if err := os.WriteFile(n.dueFile(), []byte(n.home.boot), 0o600); err != nil {
+		n.home.Log.Error("the next daemon does not know that a network is still to be started", "network", n.name, "error", err)
+	}
+}
+
+// settle notes that this boot has not to start a network any more. It runs with the turn.
+func (n *Network) settle() {
+	n.due = false
+	_ = os.Remove(n.dueFile()) // mostly there is none
 }
 
 // startWithHost starts a network that is marked for that. It returns after the first try; more go on beside.
@@ -56,6 +76,7 @@ func (s *Networks) startWithHost(ctx context.Context, n *Network) {
 		err := s.untilDone(try, rarest, backoff.WithNotify(told), backoff.WithMaxElapsedTime(autostarting))
 		if err != nil && s.work.Err() == nil && !fault.Is(err, fault.Aborted) {
 			s.Log.Error("cannot start a network with the host; that is given up", "network", n.name, "error", err)
+			_ = n.change(s.work, func() error { n.settle(); return nil }) // else it has gone, or the daemon ends
 		}
 	})
 	select {
@@ -73,9 +94,14 @@ func (n *Network) startDue(ctx context.Context) error {
 	err := n.change(ctx, func() error {
 		v := n.View()
 		if !n.due || !v.Autostart || v.Active() {
+			n.settle()
 			return settled
 		}
-		return n.start(ctx, v.Config, v.chosenBridge)
+		err := n.start(ctx, v.Config, v.chosenBridge)
+		if err != nil {
+			n.noteDue()
+		}
+		return err
 	})
 	if errors.Is(err, errGone) || errors.Is(err, settled) {
 		return backoff.Permanent(settled)

@@ -16,6 +16,12 @@ const lateBridge = "lodge-late"
 // made the bridge yet that the network's guests are to be on.
 func lateNetwork(t *testing.T) *Network {
 	t.Helper()
+	_, n := lateNetworkOf(t)
+	return n
+}
+
+func lateNetworkOf(t *testing.T) (*daemon, *Network) {
+	t.Helper()
 	d := newDaemon(t)
 	s := d.open(t)
 	n, err := s.Define(t.Context(), `<network><name>late</name><forward mode='bridge'/><bridge name='`+lateBridge+`'/></network>`, false)
@@ -30,7 +36,7 @@ func lateNetwork(t *testing.T) *Network {
 	if n.View().Active() {
 		t.Fatal("a network without its bridge is active")
 	}
-	return n
+	return d, n
 }
 
 func makeLateBridge(t *testing.T) {
@@ -41,7 +47,29 @@ func makeLateBridge(t *testing.T) {
 
 func TestANetworkWhoseBridgeComesLateIsStarted(t *testing.T) {
 	linktest.Need(t)
-	n := lateNetwork(t)
+	awaitStarted(t, lateNetwork(t))
+}
+
+// The next daemon of that boot goes on with it, and starts no other that was ended.
+func TestTheNextDaemonStartsANetworkWhoseBridgeComesLate(t *testing.T) {
+	linktest.Need(t)
+	d, n := lateNetworkOf(t)
+	n.home.Close()
+	s := d.open(t)
+	n, err := s.ByName("late")
+	ok(t, err)
+	awaitStarted(t, n)
+	ok(t, n.Destroy(t.Context()))
+	s.Close()
+	n, err = d.open(t).ByName("late")
+	ok(t, err)
+	if n.due || n.View().Active() {
+		t.Error("a network that its user has ended is started again")
+	}
+}
+
+func awaitStarted(t *testing.T, n *Network) {
+	t.Helper()
 	makeLateBridge(t)
 	for r := n.home.Events.ReaderAfter(0); ; {
 		e, _, err := r.Next(t.Context())

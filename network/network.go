@@ -228,6 +228,7 @@ func (n *Network) Undefine(ctx context.Context) error {
 func (n *Network) vanish() {
 	failpoint.Reach("network.vanish")
 	n.gone = true
+	n.settle()
 	n.home.forget(n)
 	n.removeLeases()
 }
@@ -276,7 +277,7 @@ func (n *Network) start(ctx context.Context, d *Definition, chosen bool) error {
 	if v.Config == nil {
 		v.chosenBridge = chosen
 	}
-	n.due = false
+	n.settle()
 	n.publish(v)
 	n.tell(event.Started)
 	return nil
