@@ -290,7 +290,7 @@ func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 	g.run, g.state, g.since = run, rec.State, rec.Since
 	g.findRunning(rec, run.def)
 	g.state.Persistent = g.inactive != nil // what is stored counts
-	g.settleManaged(rec)
+	g.settleManaged(run, rec)
 	g.live.Store(run)
 	if len(run.NoRoom) > 0 && !r.StayFull {
 		r.rooms.wait(g, run.NoRoom)
@@ -309,7 +309,12 @@ func (r *Registry) adopted(rec *runRecord) *Guest {
 	g := r.byUUID[rec.UUID]
 	if g == nil {
 		g = newGuest(r, rec.Name, rec.UUID)
-		r.byName[rec.Name], r.byUUID[rec.UUID] = g, g
+		r.byUUID[rec.UUID] = g
+		if other := r.byName[rec.Name]; other == nil {
+			r.byName[rec.Name] = g
+		} else { // by the store of a backup, say
+			g.log.Error("a guest runs that has another's name; it is found by its UUID", "other", other.uuid)
+		}
 	}
 	return g
 }
@@ -402,6 +407,12 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	if g != nil && started && rec.State.EndFor == "" && lifecycle.Revives(rec.State.Policy.OnCrash) {
 		r.noteCrash(rec.UUID) // the autostart takes it up
 	}
+	if g == nil && started && rec.State.Persistent { // nobody else has its definition any more
+		g = r.lostWith(rec, run.def)
+	}
+	if g != nil && started {
+		g.settleManaged(run, rec) // it may need what is released now
+	}
 	_ = run.releaseAll(ctx) // each failure has been logged
 	r.giveBackLater(run)
 	if !started {
@@ -417,7 +428,6 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	if g == nil || !started {
 		return
 	}
-	g.settleManaged(rec)
 	g.state.Phase, g.state.Reason = domain.ShutOff, cmp.Or(rec.State.EndFor, domain.ReasonUnknown)
 	g.publish()
 }

@@ -226,9 +226,13 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
 		return err
 	}
 	inactive := g.inactive
+	if err := g.loosen(o); err != nil {
+		return err
+	}
 	g.inactive = nil
 	if err := g.keep(); err != nil {
-		g.inactive = inactive
+		g.inactive, g.state.Persistent = inactive, true
+		g.keepRun()
 		return err
 	}
 	failpoint.Reach("undefine.forgotten")
@@ -236,11 +240,7 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
 		g.record.ManagedSave = false
 		g.removeManagedSave()
 	}
-	switch {
-	case g.run != nil: // it has its TPM to the end
-		g.run.KeepTPM = o.KeepTPM
-		g.run.MadeNVRAM = g.run.MadeNVRAM && !o.KeepNVRAM
-	case o.TPM || !o.KeepTPM && !keepsTPM(inactive):
+	if g.run == nil && (o.TPM || !o.KeepTPM && !keepsTPM(inactive)) { // else it has its TPM to the end
 		g.reg.dropTPM(g.uuid, g.log)
 	}
 	if g.run == nil {
@@ -252,6 +252,23 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
 	g.publish()
 	g.forgetIfNothing()
 	return nil
+}
+
+// loosen writes down of a running guest that it is to be transient, before the store forgets it: the
+// next daemon takes one that is said to be persistent and has no record for lost.
+func (g *Guest) loosen(o UndefineOptions) error {
+	g.state.Persistent = false
+	r := g.run
+	if r == nil {
+		return nil
+	}
+	keepTPM, made := r.KeepTPM, r.MadeNVRAM
+	r.KeepTPM, r.MadeNVRAM = o.KeepTPM, made && !o.KeepNVRAM
+	err := g.journal()
+	if err != nil {
+		g.state.Persistent, r.KeepTPM, r.MadeNVRAM = true, keepTPM, made
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down that domain %q is to be undefined", r.Name)
 }
 
 func (g *Guest) admitUndefine(o UndefineOptions, nvram bool) error {

@@ -52,8 +52,11 @@ type Guest struct {
 	still int
 	// turn fires when the first of those waiting has waited too long.
 	turn *time.Timer
-	// late fires when a run record is to be written that could not be.
+	// late fires when a record is to be written that could not be.
 	late *time.Timer
+	// unstored is the run whose directory tells the next daemon what the store does not take; nil:
+	// the store knows all.
+	unstored *run
 	// destroyers wait for the end of the process.
 	destroyers []*task
 	// quarantine says what keeps a guest from being adopted whose QEMU lives on.

@@ -7,11 +7,13 @@ import (
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
 )
 
-// A store that was damaged may have lost definitions. Two other places hold them:
-// the image of a managed save, and the run directory of a guest that runs. Neither
-// is looked to while the store is sound: what has no record then was undefined.
+// A store that was damaged, or comes from a backup, may have lost definitions. Two other places
+// hold them: the image of a managed save, and the run directory of a guest that runs, which says
+// whether it was undefined. To the images nobody looks while the store is sound: what has no
+// record then was undefined.
 
 // findSaved defines again the guests of managed save images that have no record.
 // The loops do not run yet.
@@ -46,9 +48,28 @@ func (r *Registry) findSaved() {
 	}
 }
 
-// findRunning defines a guest again that runs and was persistent.
+// lostWith gives the guest of which a run record was left by a daemon that knew its definition; nil:
+// that cannot be made of what ran.
+func (r *Registry) lostWith(rec *runRecord, def *domain.Definition) *Guest {
+	g := r.adopted(rec)
+	if g.findRunning(rec, def); g.inactive != nil {
+		return g
+	}
+	r.remove(g)
+	return nil
+}
+
+// findRunning defines a guest again that runs, or ran to its end, and was persistent.
 func (g *Guest) findRunning(rec *runRecord, def *domain.Definition) {
-	if g.inactive != nil || !rec.State.Persistent || g.reg.store.Sound() {
+	if g.inactive != nil || !rec.State.Persistent {
+		return
+	}
+	var kept any
+	if g.reg.store.Sound() && !fault.Is(g.reg.store.Get(domains, g.uuid, &kept), fault.NotFound) {
+		return // it is there, for whoever can read it
+	}
+	if other, err := g.reg.ByName(rec.Name); err == nil && other != g {
+		g.log.Error("the store has lost a guest's definition and has another guest of its name; it is transient now")
 		return
 	}
 	text, err := domainxml.Format(def, domainxml.Style{Secure: true})

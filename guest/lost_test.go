@@ -3,6 +3,7 @@ package guest_test
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -94,4 +95,41 @@ func TestFoldersThatAreGoneAreMadeAgain(t *testing.T) {
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	d.want(g, domain.Running, domain.ReasonRestored)
 	ok(t, g.Destroy(d.ctx(), false))
+}
+
+// An earlier store takes the place of the present one, as a backup does: guests that run, and one
+// that ended meanwhile, were defined later, and nobody has undefined them.
+func TestGuestsOfAStoreOfYesterday(t *testing.T) {
+	d := newDaemon(t)
+	path := store.Path(filepath.Join(d.dir, "data"))
+	before := d.define(small("before"))
+	var backup []byte
+	d.reopen(func() {
+		var err error
+		backup, err = os.ReadFile(path)
+		ok(t, err)
+	})
+	runs, ended, other := d.define(small("runs")), d.define(small("ended")), d.define(small("other"))
+	for _, g := range []*guest.Guest{runs, ended, other} {
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	}
+	ok(t, other.Undefine(d.ctx(), guest.UndefineOptions{}))
+	pid := d.pid("ended")
+	d.reopen(func() {
+		ok(t, os.WriteFile(path, backup, 0o600))
+		ok(t, syscall.Kill(pid, syscall.SIGKILL))
+		_, err := syscall.Wait4(pid, nil, 0, nil) // this test's child
+		ok(t, err)
+	})
+	d.again(before)
+	if d.again(other).View().Persistent {
+		t.Error("a guest that was undefined is defined again")
+	}
+	ok(t, d.again(runs).Destroy(d.ctx(), false))
+	d.reopen(func() {})
+	for _, g := range []*guest.Guest{runs, ended} {
+		if !d.again(g).View().Persistent {
+			t.Errorf("%s was defined, and is not", g.Name())
+		}
+	}
 }

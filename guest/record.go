@@ -44,6 +44,15 @@ type record struct {
 // keep stores the guest's record, or removes it when the guest is no longer
 // persistent.
 func (g *Guest) keep() error {
+	err := g.put()
+	if err == nil && g.unstored != nil {
+		g.unstored.unstored.Store(nil)
+		g.unstored = nil
+	}
+	return err
+}
+
+func (g *Guest) put() error {
 	if g.inactive == nil {
 		return g.reg.store.Delete(domains, g.uuid)
 	}

@@ -41,9 +41,11 @@ type run struct {
 	kept  bool // it was restored as it had ended by its own doing
 	// behindhand is what the run record does not say yet; nil: it says all.
 	behindhand atomic.Pointer[unwritten]
-	noticed    bool // the loop knows that the process has ended
-	behind     bool // events were missed: QEMU is to be asked for its state
-	garbled    bool // QEMU sent an event that does not parse, and it was logged
+	// unstored is why the store does not say yet what the directory does; nil: it does.
+	unstored atomic.Pointer[error]
+	noticed  bool // the loop knows that the process has ended
+	behind   bool // events were missed: QEMU is to be asked for its state
+	garbled  bool // QEMU sent an event that does not parse, and it was logged
 	// back hands over a new session after the old one was lost. It holds none, so
 	// that none is forgotten in it.
 	back chan *qmp.Session
@@ -128,6 +130,9 @@ func (r *run) releaseAll(ctx context.Context) error {
 // removeDir removes the run directory. The loop may keep the record amid that, as for
 // who changes the guest as it ends: what it adds is removed in another go.
 func (r *run) removeDir(context.Context) (err error) {
+	if cause := r.unstored.Load(); cause != nil {
+		return *cause
+	}
 	for range 8 {
 		if err = os.RemoveAll(r.dir); !errors.Is(err, unix.ENOTEMPTY) {
 			return err

@@ -137,7 +137,9 @@ func (g *Guest) saved(r *run, managed bool) error {
 	var err error
 	if managed {
 		g.record.ManagedSave = true
-		err = g.keep()
+		if err = g.keep(); err != nil {
+			g.keepLater(r, err)
+		}
 	}
 	failpoint.Reach("save.kept")
 	r.end(endNow)
@@ -202,14 +204,14 @@ func (g *Guest) dropManagedSave() error {
 // useUpManagedSave forgets the image that the guest has gone on from, and removes it, also where
 // the first cannot be stored: gone on from again it would damage the guest's disks. It runs in the
 // loop, or before that.
-func (g *Guest) useUpManagedSave() {
+func (g *Guest) useUpManagedSave(r *run) {
 	if g.dropManagedSave() == nil {
 		return
 	}
 	g.record.ManagedSave = false
 	g.removeManagedSave()
 	if err := g.keep(); err != nil { // there may be room now
-		g.log.Error("cannot store that the managed save image is used up", "error", err)
+		g.keepLater(r, err)
 	}
 }
 
@@ -291,7 +293,7 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions) work {
 			}
 			if image.managed {
 				failpoint.Reach("restore.taken")
-				g.useUpManagedSave()
+				g.useUpManagedSave(r)
 			}
 			return nil
 		}, nil

@@ -156,7 +156,7 @@ func awaitNoMigration(ctx context.Context, session *qmp.Session) error {
 // with what its last daemon had begun when it ended: an image that is complete
 // is the guest's now, and one from which the guest came is used up. To restore
 // it a second time would damage the guest's disks.
-func (g *Guest) settleManaged(last *runRecord) {
+func (g *Guest) settleManaged(r *run, last *runRecord) {
 	saved := last.State.EndFor == domain.ReasonSaved && last.Saving != nil && last.Saving.Managed
 	switch {
 	case g.inactive == nil:
@@ -164,12 +164,12 @@ func (g *Guest) settleManaged(last *runRecord) {
 	case saved && !g.record.ManagedSave:
 		g.record.ManagedSave = true
 	case !saved && last.FromManaged && g.record.ManagedSave:
-		g.useUpManagedSave()
+		g.useUpManagedSave(r)
 		return
 	default:
 		return
 	}
 	if err := g.keep(); err != nil {
-		g.log.Error("cannot store what became of the managed save image", "error", err)
+		g.keepLater(r, err)
 	}
 }

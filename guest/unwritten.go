@@ -31,8 +31,20 @@ func (g *Guest) writeLater(cause error) {
 	g.late.Reset(writeAgain)
 }
 
+// keepLater has the guest's record stored as soon as the store takes it, and has its run directory
+// stay until then, which tells the next daemon the same. It runs in the loop, or before that.
+func (g *Guest) keepLater(r *run, cause error) {
+	g.log.Error("what became of the managed save image cannot be stored yet; that is tried again", "error", cause)
+	r.unstored.Store(&cause)
+	g.unstored = r
+	g.late.Reset(writeAgain)
+}
+
 // writeLate tries again. It runs in the loop.
 func (g *Guest) writeLate() {
+	if g.unstored != nil && g.keep() != nil {
+		g.late.Reset(writeAgain)
+	}
 	if r := g.run; r == nil || r.noticed || r.behindhand.Load() == nil {
 		return
 	}
