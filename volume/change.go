@@ -101,7 +101,7 @@ func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
 			return erase(ctx, f, trim, j)
 		}
 		// What is erased tells no more what it was: that is noted before.
-		d := declaration{Format: v.Format, Inode: v.inode, Remake: &image.Plan{
+		d := declaration{Format: v.Format, Inode: v.inode, Marked: markHalf(f), Remake: &image.Plan{
 			Format: v.Format, Virtual: v.Virtual, Compat: v.Compat, ClusterSize: v.ClusterSize,
 			LazyRefcounts: v.LazyRefcounts, ExtendedL2: v.ExtendedL2,
 		}}
@@ -114,8 +114,10 @@ func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
 		}
 		// The note is for a daemon that ends: of a wipe that failed its client is told, and
 		// may have other data in the volume by the time that a note would be followed.
-		d.Remake = nil
-		return errors.Join(err, p.declare(name, d))
+		d.Remake, d.Marked = nil, false
+		err = errors.Join(err, p.declare(name, d))
+		unmarkHalf(filepath.Dir(v.Path), name)
+		return err
 	})
 }
 

@@ -64,7 +64,7 @@ func (w *wish) isLike(origin *Volume) bool {
 // drawCopy drafts a copy of bytes, which keeps format, options and backing
 // store and looks at nothing inside of the image.
 func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
-	d := &draft{plan: image.Plan{Format: w.format, Virtual: *w.capacity, NoCOW: w.noCOW}, space: origin.Allocated}
+	d := &draft{plan: image.Plan{Format: w.format, Virtual: *w.capacity, NoCOW: w.noCOW}, space: origin.Allocated, copies: true}
 	isRaw := w.format == image.Raw || w.format == image.ISO
 	if isRaw {
 		d.allocate(w.allocation, false)
@@ -120,6 +120,7 @@ func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *
 	if err != nil {
 		return nil, err
 	}
+	d.copies = true
 	d.fill = func(ctx context.Context, f *os.File) error {
 		source, err := from.openUnwritten(ctx, origin)
 		if err != nil {

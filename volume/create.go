@@ -27,6 +27,9 @@ type draft struct {
 	space uint64
 	// fill writes the new volume's file, which is empty.
 	fill func(ctx context.Context, f *os.File) error
+	// copies says that it brings data along, which are on disk when the volume is said to be made:
+	// what they were copied from may be removed then.
+	copies bool
 }
 
 // CreateVolume makes a volume as a document describes it.
@@ -161,6 +164,11 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 	defer f.Close()
 	if err = d.fill(ctx, f); err == nil {
 		failpoint.Reach("volume.filled")
+		if d.copies {
+			err = fault.Wrap(f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", w.name)
+		}
+	}
+	if err == nil {
 		err = setPermissions(f, w.perms, fault.Volume)
 	}
 	if err == nil { // a file server may refuse what was written no earlier than now
@@ -179,8 +187,9 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 // progress can be seen. The file has its name once it is noted as half made.
 func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.File, uint64, error) {
 	type made struct {
-		f     *os.File
-		inode uint64
+		f      *os.File
+		inode  uint64
+		marked bool
 	}
 	d, err := p.active()
 	if err != nil {
@@ -191,7 +200,7 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 			return made{}, err
 		}
 		f, inode, err := makeFile(d.target, name)
-		return made{f, inode}, err
+		return made{f, inode, err == nil && markHalf(f)}, err
 	}, func(m made) {
 		_ = m.f.Close() // nothing was written
 		_ = removeInode(d.target, name, m.inode)
@@ -200,7 +209,7 @@ func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.F
 		return nil, 0, err
 	}
 	failpoint.Reach("volume.made")
-	err = p.declare(name, declaration{Format: plan.Format, Inode: m.inode, Building: true})
+	err = p.declare(name, declaration{Format: plan.Format, Inode: m.inode, Building: true, Marked: m.marked})
 	if err == nil {
 		failpoint.Reach("volume.declared")
 		err = tell(ctx, p.lane, func() error { return p.christen(d, name, m.f, m.inode, plan) })
@@ -232,7 +241,14 @@ func (p *Pool) complete(ctx context.Context, name string, d declaration) error {
 	if err := p.declare(name, d); err != nil {
 		return err
 	}
-	return p.reread(ctx, name)
+	used, err := p.active()
+	if err != nil {
+		return err
+	}
+	return tell(ctx, p.lane, func() error {
+		unmarkHalf(used.target, name)
+		return p.look(used, name)
+	})
 }
 
 // discard removes a volume that was not completed.

@@ -16,7 +16,7 @@ func (p *Pool) FillVolume(ctx context.Context, name string, content []byte) (*Vo
 	size := uint64(len(content))
 	w := &wish{name: name, capacity: &size, format: image.Raw, perms: noPermissions}
 	return p.make(ctx, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
-		d := &draft{plan: image.Plan{Format: image.Raw, Virtual: size}, space: size}
+		d := &draft{plan: image.Plan{Format: image.Raw, Virtual: size}, space: size, copies: true}
 		if p.carver() != nil {
 			var err error
 			if d, err = drawCarved(w, CreateOptions{}); err != nil {
@@ -24,10 +24,8 @@ func (p *Pool) FillVolume(ctx context.Context, name string, content []byte) (*Vo
 			}
 		}
 		d.fill = func(_ context.Context, f *os.File) error {
-			if _, err := f.WriteAt(content, 0); err != nil {
-				return fault.Wrap(err, fault.Failed, fault.Volume, "cannot write volume %q", name)
-			}
-			return fault.Wrap(f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", name)
+			_, err := f.WriteAt(content, 0)
+			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot write volume %q", name)
 		}
 		return d, nil
 	})

@@ -36,6 +36,8 @@ type declaration struct {
 	Encryption *encryption `json:"encryption,omitempty"`
 	// Building is set until the volume is complete.
 	Building bool `json:"building,omitempty"`
+	// Marked says that the file says so too while Building or Remake is set.
+	Marked bool `json:"marked,omitempty"`
 	// Remake is set while the volume is made anew without its data, as this says.
 	Remake *image.Plan `json:"remake,omitempty"`
 }
@@ -135,6 +137,23 @@ func (p *Pool) missing() (names []string) {
 // those that were to lose their data.
 func (p *Pool) sweep(target string, declared map[string]declaration) {
 	for name, d := range declared {
+		if !d.Building && d.Remake == nil {
+			continue
+		}
+		outdated, err := d.outdated(target, name)
+		if err != nil {
+			p.pools.log.Warn("cannot look at a volume that may be half made", "pool", p.name, "volume", name, "error", err)
+			continue
+		}
+		if outdated {
+			p.pools.log.Warn("a volume is said to be half made and is not: it stays", "pool", p.name, "volume", name)
+			d.Building, d.Remake, d.Marked = false, nil, false
+			if err := p.declare(name, d); err != nil {
+				p.pools.log.Warn("cannot note that a volume is complete", "pool", p.name, "volume", name, "error", err)
+			}
+			declared[name] = d
+			continue
+		}
 		if d.Remake != nil {
 			if err := p.remake(target, name, &d); err != nil {
 				p.pools.log.Warn("cannot complete a volume that was being wiped", "pool", p.name, "volume", name, "error", err)
@@ -142,9 +161,6 @@ func (p *Pool) sweep(target string, declared map[string]declaration) {
 			}
 			p.pools.log.Info("completed a volume that was being wiped", "pool", p.name, "volume", name)
 			declared[name] = d
-			continue
-		}
-		if !d.Building {
 			continue
 		}
 		if err := removeInode(target, name, d.Inode); err != nil {
@@ -180,8 +196,12 @@ func (p *Pool) remake(target, name string, d *declaration) error {
 	if err := p.pools.images.Make(p.steady(), f, *d.Remake); err != nil {
 		return err
 	}
-	d.Remake = nil
-	return p.declare(name, *d)
+	d.Remake, d.Marked = nil, false
+	if err := p.declare(name, *d); err != nil {
+		return err
+	}
+	unmarkHalf(target, name)
+	return nil
 }
 
 // keepData forgets that a volume was being wiped, for somebody gives it other data.
@@ -192,7 +212,7 @@ func (p *Pool) keepData(name string) error {
 	if d.Remake == nil {
 		return nil
 	}
-	d.Remake = nil
+	d.Remake, d.Marked = nil, false
 	return p.declare(name, d)
 }
 

@@ -1,0 +1,62 @@
+package volume
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+)
+
+// An earlier store, of a backup, says of volumes that they are being made, or wiped, which were
+// completed since.
+func TestAVolumeThatIsNotHalfMadeStays(t *testing.T) {
+	needQemuImg(t)
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	made, wiped, half := d.volume(p, volXML("made", "raw", mib, "")), d.volume(p, volXML("wiped", "qcow2", mib, "")), d.volume(p, volXML("half", "raw", mib, ""))
+	f, err := os.OpenFile(half.Path, os.O_RDWR, 0)
+	must(t, err)
+	if !markHalf(f) {
+		t.Skip("this file system keeps no attributes")
+	}
+	must(t, f.Close())
+	if isMarked, err := isHalf(p.View().Target, "made"); err != nil || isMarked {
+		t.Fatalf("a volume that was made says that it is not (%v)", err)
+	}
+	must(t, os.WriteFile(wiped.Path, []byte("a guest's"), 0o600))
+	must(t, p.declare("made", declaration{Format: image.Raw, Inode: made.inode, Building: true, Marked: true}))
+	must(t, p.declare("half", declaration{Format: image.Raw, Inode: half.inode, Building: true, Marked: true}))
+	must(t, p.declare("wiped", declaration{Format: image.Qcow2, Inode: wiped.inode, Remake: &image.Plan{Format: image.Qcow2, Virtual: mib}, Marked: true}))
+	d.restart()
+	p, err = d.ByName("p")
+	must(t, err)
+	if _, err := p.Volume("made"); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(wiped.Path); err != nil || string(text) != "a guest's" {
+		t.Errorf("what was wiped once has now %q (%v)", text, err)
+	}
+	if _, err := p.Volume("half"); !fault.Is(err, fault.NotFound) {
+		t.Errorf("a volume that is half made stays: %v", err)
+	}
+	if name := p.declared["made"]; name.Building || name.Marked {
+		t.Errorf("it is still said to be half made: %+v", name)
+	}
+}
+
+// What is being wiped says so, and no more afterwards.
+func TestAWipedVolumeIsWhole(t *testing.T) {
+	needQemuImg(t)
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	v := d.volume(p, volXML("v", "qcow2", mib, ""))
+	must(t, p.WipeVolume(t.Context(), "v", false))
+	for _, mark := range halfMarks {
+		if _, err := unix.Getxattr(v.Path, mark, nil); err == nil {
+			t.Errorf("it has %s", mark)
+		}
+	}
+}
