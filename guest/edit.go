@@ -49,7 +49,7 @@ func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Defin
 			return nil, g.redefine(config)
 		}
 		if a.Config { // else the running guest would have what cannot be stored then
-			if err := g.keep(); err != nil {
+			if err := g.keepAhead(); err != nil {
 				return nil, err
 			}
 		}

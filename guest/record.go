@@ -52,6 +52,15 @@ func (g *Guest) keep() error {
 	return err
 }
 
+// keepAhead stores the record as it is, to learn whether the store takes changes, and has it keep
+// room for one that follows when the guest has changed.
+func (g *Guest) keepAhead() error {
+	if err := g.keep(); err != nil {
+		return err
+	}
+	return g.reg.store.Reserve(len(g.record.Submitted) + len(g.record.XML))
+}
+
 func (g *Guest) put() error {
 	if g.inactive == nil {
 		return g.reg.store.Delete(domains, g.uuid)

@@ -52,7 +52,7 @@ func (g *Guest) managedSavePath() string { return filepath.Join(g.reg.saveDir(),
 // planSave plans a save: the processors stop, QEMU writes, the process ends.
 func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) (work, error) {
 	if managed { // or the image would be nobody's
-		if err := errors.Join(g.keep(), g.reg.furnish()); err != nil {
+		if err := errors.Join(g.keepAhead(), g.reg.furnish()); err != nil {
 			return nil, err
 		}
 	}

@@ -68,6 +68,35 @@ func soon(t *testing.T, change func() error) {
 	}
 }
 
+func TestAChangeForWhichRoomWasKeptIsTaken(t *testing.T) {
+	dir := small(t, "4m")
+	s, err := OpenLogged(dir, quiet)
+	must(t, err)
+	must(t, s.Put(guests, "g", guest{Name: "before"}))
+	big := guest{Name: strings.Repeat("x", 100<<10)}
+	must(t, s.Reserve(len(big.Name)))
+	free := stuff(t, dir)
+	for n := range 8 { // each takes as much as the one before
+		big.Name += strings.Repeat("y", n)
+		if err := s.Put(guests, "g", big); err != nil {
+			t.Fatalf("change %d: %v", n, err)
+		}
+	}
+	if err := s.Reserve(16 << 20); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("room that there is not was kept: %v", err)
+	}
+	free()
+	must(t, s.Close())
+	s, err = OpenLogged(dir, quiet)
+	must(t, err)
+	var g guest
+	must(t, s.Get(guests, "g", &g))
+	if g.Name != big.Name {
+		t.Error("the last change is lost")
+	}
+	must(t, s.Close())
+}
+
 func TestAFullDiskRefusesChangesUntilThereIsRoom(t *testing.T) {
 	dir := small(t, "2m")
 	s, err := OpenLogged(dir, quiet)
