@@ -62,10 +62,22 @@ func (r *Registry) loadDues() error {
 	return err
 }
 
+// forgetDue strikes a guest off in the store, later where that takes no changes: another daemon of
+// this boot would start it again.
 func (r *Registry) forgetDue(uuid string) {
-	if err := r.store.Delete(dueKind, uuid); err != nil {
-		r.log.Error("cannot forget that a guest was to be started with the host", "uuid", uuid, "error", err)
+	err := r.store.Delete(dueKind, uuid)
+	if err == nil {
+		return
 	}
+	r.log.Error("cannot forget yet that a guest was to be started with the host", "uuid", uuid, "error", err)
+	r.loops.Go(func() {
+		_ = untilDone(r.life, lastTry, func() error { // fails with the daemon's end
+			if _, again := r.isDue(uuid); again { // it has crashed since
+				return nil
+			}
+			return r.store.Delete(dueKind, uuid)
+		})
+	})
 }
 
 // isDue says whether and why this boot has still to start a guest.

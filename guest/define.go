@@ -335,10 +335,10 @@ func (g *Guest) rename(ctx context.Context, name string) error {
 	if err := g.reg.rename(g, from, name); err != nil {
 		return err
 	}
-	g.announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRenamed})
 	if err := g.redefine(def); err != nil {
 		return errors.Join(err, g.reg.rename(g, name, from))
 	}
+	g.reg.events.Append(event.Source{Name: from, UUID: g.uuid, ID: g.id()}, event.DomainChange{Change: event.Undefined, Detail: event.DetailRenamed})
 	g.announce(event.DomainChange{Change: event.Defined, Detail: event.DetailRenamed})
 	return nil
 }

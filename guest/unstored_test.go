@@ -4,12 +4,15 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/store"
+	"github.com/lodge-kvm/lodge/volume"
 )
 
 // misplace puts another file in the place of the store's, so that it takes no changes until find.
@@ -78,4 +81,49 @@ func TestAManagedSaveThatIsUsedUpLate(t *testing.T) {
 	d.reopen(find)
 	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
 	d.want(d.again(g), domain.Running, domain.ReasonBooted)
+}
+
+// A guest that its user has started and ended is not started with the host again by the next
+// daemon, also where the store did not take that it ran at first.
+func TestAStartThatIsStruckOffLate(t *testing.T) {
+	d := newDaemon(t)
+	d.boot = "first"
+	d.reopen(func() {})
+	pool, disk := d.shelf()
+	g := d.define(small("seen-to", disk))
+	ok(t, g.SetAutostart(d.ctx(), true))
+	ok(t, pool.Stop(d.ctx()))
+	d.Autostart(d.ctx())
+	due := func() bool {
+		var noted any
+		return d.store.Get(store.Kind{Name: "autostart", Version: 1}, g.UUID(), &noted) == nil
+	}
+	eventually(t, "a start that waits", func() bool { return strings.Contains(strings.Join(g.View().Messages, " "), "could not be started") })
+	ok(t, pool.Start(d.ctx(), volume.NoBuild))
+	find := d.misplace()
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Destroy(d.ctx(), false))
+	if !due() {
+		t.Error("the store takes changes")
+	}
+	find()
+	eventually(t, "it is struck off", func() bool { return !due() })
+}
+
+// A rename that the store refuses is none to those who listen either.
+func TestARenameThatIsRefusedIsNotAnnounced(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("before"))
+	events := d.events.Reader()
+	find := d.misplace()
+	if err := g.Rename(d.ctx(), "after"); err == nil {
+		t.Error("it is renamed")
+	}
+	find()
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	e, _, err := events.Next(d.ctx())
+	ok(t, err)
+	if c, is := e.Payload.(event.DomainChange); e.Source.Name != "before" || is && c.Change == event.Undefined {
+		t.Errorf("the first event is %+v", e)
+	}
 }
