@@ -48,7 +48,8 @@ func untilDone(ctx context.Context, longest time.Duration, try func() error) err
 }
 
 // giveBackNow tries once, in the guest's turn, and gives what is left.
-func (r *Registry) giveBackNow(uuid string, all []release, log *slog.Logger) (left []release) {
+func (r *Registry) giveBackNow(uuid string, all []release, log *slog.Logger) []release {
+	var left []release // the try's, for as long as that may go on
 	try := func(ctx context.Context) error {
 		ctx, stop := context.WithTimeout(ctx, releaseLimit)
 		defer stop()
