@@ -277,7 +277,9 @@ func (c *cloning) clone(ctx context.Context, name, id string) Result {
 	ctx = context.WithoutCancel(ctx)
 	undone := errors.Join(b.undo(ctx), c.fleet.guests.DropNVRAM(ctx, id))
 	if undone == nil {
-		undone = c.fleet.cloneEnded(id)
+		if undone = c.fleet.cloneEnded(id); undone != nil {
+			c.fleet.leave(cloneKind, id, c.volumes(name))
+		}
 	}
 	if undone != nil {
 		return Result{Outcome: Failed, Error: errors.Join(err, fmt.Errorf("what was made of the clone is still there: %w", undone))}

@@ -33,6 +33,8 @@ type Fleet struct {
 	// read keeps the marks that were read, by the guest's UUID.
 	mu   sync.Mutex
 	read map[string]readOnce
+	// leftovers are notes of tiles and clones that were not finished.
+	leftovers []leftover
 
 	// turns let one at a time change a guest's marks; each holds one.
 	turns [64]chan struct{}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/store"
@@ -29,23 +30,95 @@ func (d *tileDocuments) names() (all []VolumeName) {
 	return all
 }
 
+// leftover is a note that could not be followed, or not be forgotten. It stays for the next
+// daemon, and is of names that another tile or clone may be given meanwhile.
+type leftover struct {
+	kind store.Kind
+	key  string
+	unfinished
+}
+
+// leave keeps a note in mind.
+func (f *Fleet) leave(kind store.Kind, key string, volumes []VolumeName) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.leftovers = append(f.leftovers, leftover{kind, key, unfinished{volumes}})
+}
+
+// renounce has notes that were left say nothing of volumes that are about to be made anew: they
+// would be removed by the next daemon.
+func (f *Fleet) renounce(volumes []VolumeName) error {
+	f.mu.Lock()
+	all := slices.Clone(f.leftovers)
+	f.mu.Unlock()
+	for _, l := range all {
+		kept := slices.DeleteFunc(slices.Clone(l.Volumes), func(v VolumeName) bool { return slices.Contains(volumes, v) })
+		if len(kept) == len(l.Volumes) {
+			continue
+		}
+		if err := f.store.Put(l.kind, l.key, unfinished{kept}); err != nil {
+			return err
+		}
+		f.forgetLeft(l.kind, l.key)
+		f.leave(l.kind, l.key, kept)
+	}
+	return nil
+}
+
+// forgetLeft lets a note go that is not there any more, or another one's.
+func (f *Fleet) forgetLeft(kind store.Kind, key string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.leftovers = slices.DeleteFunc(f.leftovers, func(l leftover) bool { return l.kind.Name == kind.Name && l.key == key })
+}
+
+// isLeft says whether there is such a note.
+func (f *Fleet) isLeft(kind store.Kind, key string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.leftovers, func(l leftover) bool { return l.kind.Name == kind.Name && l.key == key })
+}
+
+// unclaimed leaves out volumes that other guests have come to have: a note may be older than they.
+func (f *Fleet) unclaimed(volumes []VolumeName, own func(user) bool) []VolumeName {
+	users := f.users()
+	return slices.DeleteFunc(slices.Clone(volumes), func(v VolumeName) bool {
+		for _, u := range f.usersOf(v, users) {
+			if !own(u) {
+				f.log.Error("a volume that was to be removed with what was not finished is another guest's by now, and stays", "volume", v.String(), "domain", u.name)
+				return true
+			}
+		}
+		return false
+	})
+}
+
 // begun notes that a tile is being made or removed; ended forgets it.
 func (f *Fleet) begun(name string, volumes []VolumeName) error {
+	if err := f.renounce(volumes); err != nil {
+		return err
+	}
 	if err := f.store.Put(tileKind, name, unfinished{volumes}); err != nil {
 		return err
 	}
+	f.forgetLeft(tileKind, name)
 	failpoint.Reach("tile.begun")
 	return nil
 }
 
-func (f *Fleet) ended(name string) {
-	if err := f.store.Delete(tileKind, name); err != nil {
-		f.log.Error("cannot note that a tile is finished", "tile", name, "error", err)
+func (f *Fleet) ended(name string) error {
+	err := f.store.Delete(tileKind, name)
+	if err == nil {
+		f.forgetLeft(tileKind, name)
 	}
+	return err
 }
 
 // cloneBegun notes that a clone is being made; cloneEnded forgets it.
 func (f *Fleet) cloneBegun(id string, volumes []VolumeName) error {
+	if err := f.renounce(volumes); err != nil {
+		return err
+	}
 	if err := f.store.Put(cloneKind, id, unfinished{volumes}); err != nil {
 		return err
 	}
@@ -80,6 +153,7 @@ func (f *Fleet) finish(kind store.Kind, remove func(string, unfinished) error) {
 	for name, u := range all {
 		if err := remove(name, u); err != nil {
 			f.log.Error("a part is left of what was not finished", "kind", kind.Name, "name", name, "error", err)
+			f.leave(kind, name, u.Volumes)
 			continue
 		}
 		f.log.Warn("removed what was not finished when its daemon ended", "kind", kind.Name, "name", name)
@@ -88,10 +162,11 @@ func (f *Fleet) finish(kind store.Kind, remove func(string, unfinished) error) {
 
 // removeClone removes what there is of a clone.
 func (f *Fleet) removeClone(ctx context.Context, id string, u unfinished) error {
-	b := &building{fleet: f, volumes: u.Volumes}
+	b, own := &building{fleet: f}, ""
 	if g, err := f.guests.ByUUID(id); err == nil {
-		b.guests = append(b.guests, g)
+		b.guests, own = append(b.guests, g), g.Name()
 	}
+	b.volumes = f.unclaimed(u.Volumes, func(u user) bool { return u.name == own })
 	if err := errors.Join(b.undo(ctx), f.guests.DropNVRAM(ctx, id)); err != nil {
 		return err
 	}
@@ -99,7 +174,7 @@ func (f *Fleet) removeClone(ctx context.Context, id string, u unfinished) error 
 }
 
 func (f *Fleet) removeRest(ctx context.Context, name string, u unfinished) error {
-	t := TileState{Volumes: u.Volumes}
+	t := TileState{Volumes: f.unclaimed(u.Volumes, func(u user) bool { return u.tile == name })}
 	for _, m := range f.All() {
 		if m.Labels[tileLabel] == name {
 			t.members = append(t.members, m)
@@ -108,6 +183,5 @@ func (f *Fleet) removeRest(ctx context.Context, name string, u unfinished) error
 	if err := f.removeTile(ctx, t); err != nil {
 		return err
 	}
-	f.ended(name)
-	return nil
+	return f.ended(name)
 }

@@ -126,6 +126,11 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 					"tile %s is there already, and without domain %q: remove it first", docs.name, d.name)}
 			}
 		}
+		if f.isLeft(tileKind, docs.name) { // its guests come last: it was all but finished
+			if err := f.ended(docs.name); err != nil {
+				return Result{Outcome: Failed, Error: err}
+			}
+		}
 		return Result{Outcome: Unchanged}
 	}
 	if err := f.checkRoom(docs); err != nil {
@@ -139,19 +144,34 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 	if err := f.begun(docs.name, docs.names()); err != nil {
 		return Result{Outcome: Failed, Error: err}
 	}
-	defer f.ended(docs.name)
-	err := b.build(ctx, docs)
+	if err := b.conclude(ctx, docs, b.build(ctx, docs)); err != nil {
+		return *err
+	}
+	return Result{Outcome: Done, Note: note}
+}
+
+// conclude forgets the note of a tile that is made; where it is not, or the note stays, by which the
+// next daemon removes the tile, it takes back what was made, and gives what came of it.
+func (b *building) conclude(ctx context.Context, docs *tileDocuments, err error) *Result {
+	f := b.fleet
 	if err == nil {
-		return Result{Outcome: Done, Note: note}
+		if err = f.ended(docs.name); err == nil {
+			return nil
+		}
 	}
 	outcome := Failed
 	if ctx.Err() != nil {
 		outcome = Cancelled
 	}
-	if undone := b.undo(context.WithoutCancel(ctx)); undone != nil {
-		return Result{Outcome: Failed, Error: errors.Join(err, fmt.Errorf("what was made of the tile is still there: %w", undone))}
+	undone := b.undo(context.WithoutCancel(ctx))
+	if left := f.ended(docs.name); left != nil {
+		f.leave(tileKind, docs.name, docs.names())
+		undone = errors.Join(undone, left)
 	}
-	return Result{Outcome: outcome, Error: err}
+	if undone != nil {
+		return &Result{Outcome: Failed, Error: errors.Join(err, fmt.Errorf("what was made of the tile is still there: %w", undone))}
+	}
+	return &Result{Outcome: outcome, Error: err}
 }
 
 // checkRoom refuses a tile before anything of it is made.
@@ -259,8 +279,12 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		if err := f.begun(chosen[i].Name(), chosen[i].Volumes); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
-		defer f.ended(chosen[i].Name())
-		if err := f.removeTile(context.WithoutCancel(ctx), chosen[i]); err != nil {
+		err := f.removeTile(context.WithoutCancel(ctx), chosen[i])
+		if left := f.ended(chosen[i].Name()); left != nil {
+			f.leave(tileKind, chosen[i].Name(), chosen[i].Volumes)
+			err = errors.Join(err, left)
+		}
+		if err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
 		return Result{Outcome: Done, Note: note}

@@ -82,13 +82,7 @@ func (f *Fleet) users() map[string][]user {
 // to use.
 func (f *Fleet) checkUnused(t TileState, users map[string][]user) error {
 	for _, v := range t.Volumes {
-		who := users[v.String()]
-		if p, err := f.pools.ByName(v.Pool); err == nil {
-			if found, err := p.Volume(v.Name); err == nil {
-				who = slices.Concat(who, users[found.Path])
-			}
-		}
-		for _, u := range who {
+		for _, u := range f.usersOf(v, users) {
 			if u.tile != t.Name() {
 				return fault.New(fault.WrongState, fault.Volume,
 					"domain %q, which is not of tile %s, uses its volume %s; take the disk from it first", u.name, t.Name(), v)
@@ -96,4 +90,15 @@ func (f *Fleet) checkUnused(t TileState, users map[string][]user) error {
 		}
 	}
 	return nil
+}
+
+// usersOf gives those of a volume.
+func (f *Fleet) usersOf(v VolumeName, users map[string][]user) []user {
+	who := users[v.String()]
+	if p, err := f.pools.ByName(v.Pool); err == nil {
+		if found, err := p.Volume(v.Name); err == nil {
+			who = slices.Concat(who, users[found.Path])
+		}
+	}
+	return who
 }
