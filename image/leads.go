@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/way"
@@ -24,7 +25,7 @@ func (l *Layer) leads(ctx context.Context, below *Layer) error {
 		return nil
 	}
 	err := mount.Run(ctx, below.Path, func() error {
-		return l.of.Do(groupsOf(l.of.UID), func() error {
+		return l.reader().Do(groupsOf(l.of.UID), func() error {
 			// Its path as the kernel leads that user, and of what is there no more than that it is the same.
 			fd, err := unix.Open(below.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 			if err != nil {
@@ -43,6 +44,17 @@ func (l *Layer) leads(ctx context.Context, below *Layer) error {
 	}
 	return fault.Wrap(err, fault.Denied, fault.Volume, "the header of %s, which is of user %d, names %s, and that user may not read it; let him, or have root own the image",
 		l.Path, l.of.UID, below.Path)
+}
+
+// reader is whose image it is, with a group that this user has: a file gets that of its folder
+// where the folder says so, whoever makes it. Of users whom the host does not know nothing else tells.
+func (l *Layer) reader() chamber.User {
+	if who, err := user.LookupId(strconv.FormatUint(uint64(l.of.UID), 10)); err == nil {
+		if gid, err := strconv.ParseUint(who.Gid, 10, 32); err == nil {
+			return chamber.User{UID: l.of.UID, GID: uint32(gid)}
+		}
+	}
+	return l.of
 }
 
 // groupsOf are the groups of a user that the host knows.

@@ -100,7 +100,19 @@ func CheckLent(f *os.File, declared Format) error {
 	return l.checkLent()
 }
 
-// TakeBack forgets what was noted of an image that no QEMU has to write any more, if its header
+// isWritable says whether any process has a file open to write, itself or on its way through a
+// socket. A QEMU that was taken over takes its locks back, and passes what it has open to whoever
+// is connected to a socket of its: that one may change the header long after QEMU has ended.
+// Of devices, and where a file system has no leases, nobody can tell.
+func isWritable(f *os.File) bool {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	if err == nil {
+		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // who opens it to write waits until then
+	}
+	return errors.Is(err, unix.EAGAIN)
+}
+
+// TakeBack forgets what was noted of an image that nobody has to write any more, if its header
 // is as it was. Changed says that it is not: then the note stays, and keeps the image from use.
 func TakeBack(path string, declared Format) (changed bool, err error) {
 	f, err := Open(path)
@@ -109,7 +121,7 @@ func TakeBack(path string, declared Format) (changed bool, err error) {
 	}
 	defer f.Close()
 	mark, below, noted := lentAs(f)
-	if !noted || InUse(f) == Written {
+	if !noted || InUse(f) == Written || isWritable(f) {
 		return false, nil
 	}
 	info, err := Inspect(f, declared)

@@ -59,6 +59,17 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", "", top)
 	opens("without a layer", true)
 	over(base)
+	kept, err := os.OpenFile(top, os.O_WRONLY, 0) // without a lock, as whoever got it from QEMU
+	if err != nil {
+		t.Fatal(err)
+	}
+	takeBack(false)
+	over(other)
+	opens("changed by whom QEMU gave it to", false)
+	over(base)
+	if err := kept.Close(); err != nil {
+		t.Fatal(err)
+	}
 	takeBack(false)
 	over(other)
 	opens("changed by whom nobody lent it", true)
@@ -71,7 +82,7 @@ func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it makes files of others'")
 	}
-	const alice, team = 4242, 4300
+	const alice, team, nobody = 4242, 4300, 65534 // whom the host knows
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	made := func(name string, uid, gid int, mode os.FileMode) {
@@ -106,6 +117,7 @@ func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
 		{alice, alice, "within/open", false},
 		{alice, alice, "teams", false},
 		{alice, team, "teams", true},
+		{nobody, team, "teams", false},
 		{0, 0, "roots", true},
 		{0, 0, "alices", true},
 	} {
