@@ -182,6 +182,16 @@ func (g *Gate) Anew(o Object) Object {
 	return g.GuestByUUID(o.member.View.UUID)
 }
 
+// Hears says whether a client may be told what happened to a guest that was called so then: it
+// has to see the guest as it is, and one of that name. Of a guest that has left only that tells.
+func (g *Gate) Hears(w Who, name, uuid string) bool {
+	now := g.GuestByUUID(uuid)
+	if now.Kind != Guest {
+		return g.May(w, Read, Left(name, uuid))
+	}
+	return g.May(w, Read, now) && (now.Name == name || g.May(w, Read, g.Renamed(uuid, name)))
+}
+
 // Left is a guest that is no longer there, of which the name alone is known.
 func Left(name, uuid string) Object { return NewGuest(name, uuid, nil) }
 

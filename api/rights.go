@@ -101,7 +101,7 @@ func (s *Server) seesUUID(ctx context.Context, uuid string) bool {
 	return !s.Gate.Held(who) || s.Gate.May(who, access.Read, s.Gate.GuestByUUID(uuid))
 }
 
-// seesEvent: of a guest that has left only the name tells.
+// seesEvent says whether the client may see what an event is about.
 func (s *Server) seesEvent(ctx context.Context, e *lodgev1.Event) bool {
 	who := caller(ctx)
 	if !s.Gate.Held(who) {
@@ -110,14 +110,12 @@ func (s *Server) seesEvent(ctx context.Context, e *lodgev1.Event) bool {
 	o := access.Object{Name: e.GetName()}
 	switch e.GetObject() {
 	case objectGuest:
-		if o = s.Gate.GuestByUUID(e.GetUuid()); o.Kind != access.Guest {
-			o = access.Left(e.GetName(), e.GetUuid())
-		}
+		return s.Gate.Hears(who, e.GetName(), e.GetUuid())
 	case objectNetwork:
 		o.Kind = access.Network
 	case objectPool:
 		o.Kind = access.Pool
-	case objectSecret:
+	case objectSecret, objectNodeDevice: // links of others' guests are among these
 		o.Kind = access.Everything
 	}
 	return s.Gate.May(who, access.Read, o)

@@ -56,9 +56,17 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 		want         bool
 	}{
 		{objectGuest, "web-0", true}, {objectGuest, "web-1", false}, {objectNetwork, "default", false}, {objectPool, "default", false}, {objectSecret, "s", false},
+		{objectNodeDevice, "net_vnet7_fe_54_00_11_22_33", false},
 	} {
 		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: c.object, Name: c.name}); told != c.want {
 			t.Errorf("an event of %s %s is told: %v", c.object, c.name, told)
+		}
+	}
+	g, err := h.server.Guests.ByName("web-0")
+	ok(t, err)
+	for name, want := range map[string]bool{"web-0": true, "payroll": false} { // as it was called then
+		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: objectGuest, Name: name, Uuid: g.UUID()}); told != want {
+			t.Errorf("what happened to web-0 when it was called %s is told: %v", name, told)
 		}
 	}
 	status, err := h.server.Status(ctx, &lodgev1.StatusRequest{})

@@ -176,6 +176,7 @@ func TestRulesHoldClients(t *testing.T) {
 	}
 
 	t.Run("the API", func(t *testing.T) { d.heldByAPI(t) })
+	t.Run("what is open of a guest that is called otherwise", func(t *testing.T) { d.endsWithLabels(t) })
 	t.Run("what is open", func(t *testing.T) { d.endsWithRules(t, change) })
 	t.Run("the audit", func(t *testing.T) {
 		d.refuse(t, "define", d.file(t, "half.xml", "<domain type='qemu'><name>half-1</name><memory>x</memory><vcpu>1</vcpu><os><type>hvm</type></os></domain>"))
@@ -201,34 +202,57 @@ func (d *daemon) heldByAPI(t *testing.T) {
 	contains(t, "the refusal", lodge(stranger, "ps"), "may not come in")
 }
 
-// endsWithRules holds a console and a registration for events over a change of
-// the rules.
-func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
+// bystander holds a guest's console as the operator, and hears events. Until waits for a line
+// that begins so, and gives all that was said before.
+func (d *daemon) bystander(t *testing.T, guest string) (until func(line string) []string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	c := d.as(ctx, operator, "/usr/bin/python3", script(t, "bystander.py"), d.uri(), "web-1")
+	c := d.as(ctx, operator, "/usr/bin/python3", script(t, "bystander.py"), d.uri(), guest)
 	c.Stderr = os.Stderr
 	out := begin(t, c)
-	defer func() { _ = c.Wait() }()
+	t.Cleanup(func() { cancel(); _ = c.Wait() })
 	var heard []string
 	lines := bufio.NewScanner(out)
-	until := func(line string) {
+	return func(line string) []string {
 		t.Helper()
 		for lines.Scan() {
 			if heard = append(heard, lines.Text()); strings.HasPrefix(lines.Text(), line) {
-				return
+				return heard
 			}
 		}
 		t.Fatalf("waited for %q and heard %q", line, heard)
+		return nil
 	}
-	until("counts 1 1")
+}
+
+// endsWithLabels holds the console of a guest whose label gives it to another team.
+func (d *daemon) endsWithLabels(t *testing.T) {
+	const marks = "https://lodge-kvm.github.io/xmlns/guest/1.0"
+	d.virsh(t, "start", "--paused", d.define(t, shape{name: "lab-1"}).name)
+	label := func(team string) {
+		d.virsh(t, "metadata", "lab-1", marks, "--key", "lodge", "--set", "<guest><label name='team' value='"+team+"'/></guest>", "--live", "--config")
+	}
+	label("web")
+	until := d.bystander(t, "lab-1")
+	until("counts 2 2")
+	label("db")
+	until("console ended 88")
+	d.virsh(t, "destroy", "lab-1")
+	d.virsh(t, "undefine", "lab-1")
+}
+
+// endsWithRules holds a console and a registration for events over a change of
+// the rules.
+func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
+	until := d.bystander(t, "web-1")
+	heard := until("counts 1 1")
 	if !slices.Contains(heard, "sees web-1") {
 		t.Errorf("heard %q", heard)
 	}
 	d.virsh(t, "start", "--paused", "db-1")
 	d.virsh(t, "destroy", "db-1")
 	d.virsh(t, "suspend", "web-1")
-	until("event web-1 3")
+	heard = until("event web-1 3")
 	if slices.ContainsFunc(heard, func(line string) bool { return strings.Contains(line, "db-1") }) {
 		t.Errorf("the operator hears of what is not theirs: %q", heard)
 	}

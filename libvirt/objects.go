@@ -223,19 +223,14 @@ func (s *session) seesNetwork(n *network.Network) bool {
 	return s.sees(access.Object{Kind: access.Network, Name: n.Name()})
 }
 
-// seesNotice says whether the client may see what an event is about. Of a guest
-// that has left only the name tells.
+// seesNotice says whether the client may see what an event is about.
 func (s *session) seesNotice(n notice) bool {
 	if !s.gate().Held(s.who()) {
 		return true
 	}
 	switch n.topic.family {
 	case ofDomain:
-		o := s.gate().GuestByUUID(n.object)
-		if o.Kind != access.Guest {
-			o = access.Left(n.name, n.object)
-		}
-		return s.sees(o)
+		return s.gate().Hears(s.who(), n.name, n.object)
 	case ofNetwork:
 		return s.sees(access.Object{Kind: access.Network, Name: n.name})
 	case ofPool:

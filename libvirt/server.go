@@ -136,6 +136,10 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var accepting sync.WaitGroup
+	if s.gate.Ruled() {
+		names := s.handlers.Events.Reader()
+		accepting.Go(func() { s.heedNames(ctx, names) })
+	}
 	for _, l := range listeners {
 		accepting.Go(func() {
 			if err := s.accept(ctx, l); err != nil {
@@ -214,6 +218,31 @@ func (s *Server) heed(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// heedNames has open streams asked for again when a guest is called otherwise: rules know it by
+// its name and its labels.
+func (s *Server) heedNames(ctx context.Context, reader *event.Reader) {
+	for {
+		e, lost, err := reader.Next(ctx)
+		if err != nil {
+			return
+		}
+		if lost > 0 || calls(e.Payload) {
+			s.eachClient(func(c *client) { c.streams.endDenied() })
+		}
+	}
+}
+
+// calls says whether a guest may be called otherwise after an event.
+func calls(p event.Payload) bool {
+	switch p := p.(type) {
+	case event.DomainChange:
+		return p.Change == event.Defined
+	case event.DomainMetadata:
+		return true
+	}
+	return false
 }
 
 // pause waits, and reports whether it waited to the end.
