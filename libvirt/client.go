@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/polkit"
 	"github.com/lodge-kvm/lodge/socket"
@@ -37,6 +38,7 @@ type client struct {
 	conn    net.Conn
 	log     *slog.Logger
 	session *session
+	owner   access.Owner // who answers for it
 
 	// life ends with the connection, and its cause says why. reading ends
 	// before it when the daemon stops: calls in flight may still be answered.
@@ -82,6 +84,7 @@ func newClient(s *Server, conn net.Conn, readOnly bool) *client {
 	c.reading, c.stopRead = context.WithCancelCause(c.life)
 	c.calls = turnstile.With(s.calls, s.turns.Queue())
 	c.session = newSession(c, p, readOnly)
+	c.owner = c.session.who().Owner()
 	return c
 }
 

@@ -28,6 +28,9 @@ var eventIDs = map[family]int32{ofDomain: 28, ofNetwork: 2, ofPool: 2, ofNodeDev
 // by itself need several for each.
 const maxSubscriptions = 65536
 
+// subscriptionSize is what one takes of the daemon's memory, about.
+const subscriptionSize = 256
+
 // topic is what a client subscribes to.
 type topic struct {
 	family family
@@ -78,6 +81,7 @@ func (s *session) subscribe(log *event.Log, t topic, object string) (id int32, t
 	s.subs.last++
 	sub := &subscription{id: s.subs.last, topic: t, object: object, told: make(chan struct{})}
 	s.subs.all = append(s.subs.all, sub)
+	s.client.server.memory.take(s.client, subscriptionSize)
 	return sub.id, func() { close(sub.told) }, nil
 }
 
@@ -87,6 +91,7 @@ func (s *session) unsubscribe(f family, id int32) error {
 	defer s.subs.mu.Unlock()
 	before := len(s.subs.all)
 	s.subs.all = slices.DeleteFunc(s.subs.all, func(sub *subscription) bool { return sub.id == id && sub.topic.family == f })
+	s.client.server.memory.give(s.client, (before-len(s.subs.all))*subscriptionSize)
 	if len(s.subs.all) == before {
 		return fault.New(fault.Invalid, fault.Call, "no callback %d is registered", id)
 	}
@@ -97,6 +102,7 @@ func (s *session) unsubscribe(f family, id int32) error {
 func (s *session) unsubscribeAll() {
 	s.subs.mu.Lock()
 	defer s.subs.mu.Unlock()
+	s.client.server.memory.give(s.client, len(s.subs.all)*subscriptionSize)
 	s.subs.all = nil
 }
 

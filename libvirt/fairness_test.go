@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -270,4 +271,52 @@ func TestConnectStorm(t *testing.T) {
 		defer h.server.mu.Unlock()
 		return len(h.server.clients) == 1 && len(h.server.owners) == 1
 	})
+}
+
+// TestOfManyTheOwnerOfMostIsGivenUp: who spreads over many connections what it holds takes none
+// from others by it, of whose each may hold more.
+func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
+	connected := func(uid uint32) *client {
+		c := &client{owner: access.Owner{UID: uid}}
+		c.life, c.end = context.WithCancelCause(t.Context())
+		return c
+	}
+	m := newMemory(1000)
+	sound := connected(1)
+	m.take(sound, 300)
+	var many []*client
+	for range 10 {
+		many = append(many, connected(2))
+		m.take(many[len(many)-1], 71)
+	}
+	if sound.life.Err() != nil {
+		t.Error("the one with most on one connection is given up")
+	}
+	if !slices.ContainsFunc(many, func(c *client) bool { return c.life.Err() != nil }) {
+		t.Error("nobody is given up")
+	}
+	m.give(sound, 300)
+	for _, c := range many {
+		m.give(c, 71)
+	}
+	if len(m.held)+len(m.of)+m.total != 0 {
+		t.Errorf("%d bytes are left: %v %v", m.total, m.held, m.of)
+	}
+}
+
+// TestCallbacksAreCounted: they are memory of the daemon's, of which each connection may have some.
+func TestCallbacksAreCounted(t *testing.T) {
+	h := serve(t)
+	w := h.open("")
+	eventually(t, "nothing is held", func() bool { return h.server.memory.now() == 0 })
+	const some = 10
+	var last int32
+	for range some {
+		last = w.watch(0, nil)
+	}
+	eventually(t, "callbacks are held", func() bool { return h.server.memory.now() == some*subscriptionSize })
+	w.must(xdr.ProcConnectDomainEventCallbackDeregisterAny, &xdr.WithCallbackID{CallbackID: last}, nil)
+	eventually(t, "one less is held", func() bool { return h.server.memory.now() == (some-1)*subscriptionSize })
+	_ = w.conn.Close()
+	eventually(t, "all is given back", func() bool { return h.server.memory.now() == 0 })
 }

@@ -6,19 +6,26 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
 // memory counts what the clients hold of the daemon's: calls that are read and
-// answered, and packets that wait to be taken. Each has bounds of its own; this is
-// the bound of all together. At it the one who holds most is given up: a client
-// that takes its answers holds next to nothing.
+// answered, packets that wait to be taken, and callbacks. Each has bounds of its own; this is
+// the bound of all together. At it whoever holds most is given up, by its largest connection:
+// a client that takes its answers holds next to nothing. Of many connections of one user each
+// may hold little.
 type memory struct {
 	limit int // bytes
 
 	mu    sync.Mutex
 	total int
 	held  map[*client]int
+	of    map[access.Owner]int
+}
+
+func newMemory(limit int) memory {
+	return memory{limit: limit, held: map[*client]int{}, of: map[access.Owner]int{}}
 }
 
 // maxHeld is that of a server, in bytes.
@@ -28,19 +35,26 @@ func (m *memory) take(c *client, n int) {
 	m.mu.Lock()
 	m.total += n
 	m.held[c] += n
+	m.of[c.owner] += n
 	var most *client
 	if m.total > m.limit {
-		for one, held := range m.held {
-			if most == nil || held > m.held[most] {
-				most = one
-			}
-		}
+		most = m.most()
 	}
 	held, total := m.held[most], m.total
 	m.mu.Unlock()
 	if most != nil {
-		most.end(fault.New(fault.NoCapacity, fault.Call, "clients hold %d bytes of calls and answers, this one most with %d", total, held))
+		most.end(fault.New(fault.NoCapacity, fault.Call, "clients hold %d bytes of calls and answers, those of this one's owner most, and of them this one with %d", total, held))
 	}
+}
+
+// most is the largest connection of the owner that holds most. It is called with the lock held.
+func (m *memory) most() (most *client) {
+	for one, held := range m.held {
+		if most == nil || m.of[one.owner] > m.of[most.owner] || one.owner == most.owner && held > m.held[most] {
+			most = one
+		}
+	}
+	return most
 }
 
 func (m *memory) give(c *client, n int) {
@@ -49,6 +63,9 @@ func (m *memory) give(c *client, n int) {
 	m.total -= n
 	if m.held[c] -= n; m.held[c] == 0 {
 		delete(m.held, c)
+	}
+	if m.of[c.owner] -= n; m.of[c.owner] == 0 {
+		delete(m.of, c.owner)
 	}
 }
 

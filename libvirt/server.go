@@ -124,7 +124,7 @@ func New(c Config) *Server {
 		owners:    map[access.Owner]int{},
 		strangers: map[access.Owner]int{},
 	}
-	s.memory.limit, s.memory.held = maxHeld, map[*client]int{}
+	s.memory = newMemory(maxHeld)
 	s.calls, s.stopCalls = context.WithCancelCause(context.Background())
 	return s
 }
@@ -259,7 +259,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 func (s *Server) add(c *client) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	who := c.session.who().Owner()
+	who := c.owner
 	if s.owners[who] >= s.limits.each || who.PID == 0 && s.strangers[who] >= s.limits.strangers {
 		return false
 	}
@@ -275,7 +275,7 @@ func (s *Server) remove(c *client) {
 	s.mu.Lock()
 	delete(s.clients, c)
 	s.meet(c)
-	who := c.session.who().Owner()
+	who := c.owner
 	if s.owners[who]--; s.owners[who] == 0 {
 		delete(s.owners, who)
 	}
@@ -295,7 +295,7 @@ func (s *Server) meet(c *client) {
 		return
 	}
 	c.strange = false
-	who := c.session.who().Owner()
+	who := c.owner
 	if s.strangers[who]--; s.strangers[who] == 0 {
 		delete(s.strangers, who)
 	}

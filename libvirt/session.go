@@ -129,6 +129,7 @@ func (s *session) denyReadOnly(call, what string) error {
 
 // end lets go what the client left behind.
 func (s *session) end() {
+	s.unsubscribeAll()
 	close(s.gone)
 }
 
