@@ -87,6 +87,7 @@ func (a *Audit) Note(e Entry) {
 		}
 		a.refused.note(who)
 	}
+	e.Object.Name, e.Object.Part = shortened(e.Object.Name), shortened(e.Object.Part) // as long as it waits
 	select {
 	case a.queue <- e:
 	default:
@@ -183,7 +184,7 @@ func (e Entry) result() string {
 
 func shortened(text string) string {
 	if len(text) > auditText {
-		return text[:auditText] + "..."
+		return text[:auditText] + "..." // a copy
 	}
 	return text
 }

@@ -25,7 +25,8 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 	s.hold(ctx, &request)
 	ctx, done := s.Gate.Bound(ctx, caller(ctx), takes(&request)[0])
 	defer done()
-	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+	tried := access.Entry{Call: "Act", Verb: takes(&request)[0], Object: access.Object{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
+	return s.stream(ctx, stream, tried, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		return s.Fleet.Run(ctx, request, t.plan, s.audited(ctx, "Act", takes(&request)[0], t.result))
 	})
 }
@@ -153,13 +154,19 @@ func (t *telling) summary(s fleet.Summary) {
 // stream works on a set, and beside that tells the client of it as fast as the
 // client reads. It returns when both have ended, with why the client was lost, or
 // what came of the work. A client that is gone, or that is given up because it
-// does not read, cancels what has not begun.
-func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.Step], work func(context.Context, *telling) (fleet.Summary, error)) (failure error) {
+// does not read, cancels what has not begun. A set that is refused as a whole has no guest whose
+// turn would be in the audit: what was tried is.
+func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.Step], tried access.Entry, work func(context.Context, *telling) (fleet.Summary, error)) (failure error) {
+	refused := func(err error) error {
+		tried.Who, tried.API, tried.Err = caller(ctx), "lodge", err
+		s.Audit.Note(tried)
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	owner := caller(ctx).Owner()
 	if !s.running.take(owner, 1) {
-		return fault.New(fault.NoCapacity, fault.Call, "%d sets are under way, or %d of one client; try again when one has ended", s.running.all, s.running.each)
+		return refused(fault.New(fault.NoCapacity, fault.Call, "%d sets are under way, or %d of one client; try again when one has ended", s.running.all, s.running.each))
 	}
 	defer s.running.leave(owner, 1)
 	run := s.sets.begin(cancel)
@@ -181,7 +188,7 @@ func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.St
 	}()
 	summary, err := work(ctx, t)
 	if err != nil {
-		return err
+		return refused(err)
 	}
 	t.summary(summary)
 	return nil

@@ -274,7 +274,7 @@ func (h *house) hold(ctx context.Context, work func(context.Context, *telling) (
 	h.t.Helper()
 	const path = "/held"
 	handler := connect.NewServerStreamHandlerSimple(path, func(ctx context.Context, _ *lodgev1.ActRequest, s *connect.ServerStream[lodgev1.Step]) error {
-		return h.server.stream(ctx, s, work)
+		return h.server.stream(ctx, s, access.Entry{}, work)
 	}, connect.WithInterceptors(faults{}))
 	mux := http.NewServeMux()
 	mux.Handle(path, handler)

@@ -20,7 +20,7 @@ func (s *Server) CloneGuests(ctx context.Context, r *lodgev1.CloneGuestsRequest,
 	}
 	ctx, done := s.Gate.Bound(ctx, caller(ctx), access.Define)
 	defer done()
-	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+	return s.stream(ctx, stream, access.Entry{Call: "CloneGuests", Verb: access.Define, Object: access.Object{Name: "clones of " + r.GetSource()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		return s.Fleet.Clone(ctx, request, t.plan, s.audited(ctx, "CloneGuests", access.Define, t.result))
 	})
 }

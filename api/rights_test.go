@@ -55,7 +55,11 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 		object, name string
 		want         bool
 	}{
-		{objectGuest, "web-0", true}, {objectGuest, "web-1", false}, {objectNetwork, "default", false}, {objectPool, "default", false}, {objectSecret, "s", false},
+		{objectGuest, "web-0", true},
+		{objectGuest, "web-1", false},
+		{objectNetwork, "default", false},
+		{objectPool, "default", false},
+		{objectSecret, "s", false},
 		{objectNodeDevice, "net_vnet7_fe_54_00_11_22_33", false},
 	} {
 		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: c.object, Name: c.name}); told != c.want {

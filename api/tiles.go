@@ -38,7 +38,7 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	}
 	ctx, done := s.Gate.Bound(ctx, caller(ctx), access.Define)
 	defer done()
-	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+	return s.stream(ctx, stream, access.Entry{Call: "CreateTiles", Verb: access.Define, Object: access.Object{Name: "tiles of " + r.GetSet()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		t.plan(fleet.Plan{Total: int(r.GetCount())})
 		return s.Fleet.CreateTiles(ctx, template, r.GetSet(), int(r.GetFirst()), int(r.GetCount()), r.GetDryRun(), s.audited(ctx, "CreateTiles", access.Define, t.result))
 	})
@@ -46,7 +46,7 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 
 // RemoveTiles removes tiles.
 func (s *Server) RemoveTiles(ctx context.Context, r *lodgev1.RemoveTilesRequest, stream *connect.ServerStream[lodgev1.Step]) error {
-	return s.stream(ctx, stream, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+	return s.stream(ctx, stream, access.Entry{Call: "RemoveTiles", Verb: access.Define, Object: access.Object{Name: "tiles " + r.GetTiles()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		t.plan(fleet.Plan{})
 		return s.Fleet.RemoveTiles(ctx, r.GetTiles(), r.GetDryRun(), s.audited(ctx, "RemoveTiles", access.Define, t.result))
 	})

@@ -183,6 +183,7 @@ func TestRulesHoldClients(t *testing.T) {
 		for _, words := range []string{
 			`msg=audit api=libvirt uid=4242`, `verb=define object="domain 'web-1'" result=denied`, "uid=4244",
 			`call=DOMAIN_DEFINE_XML verb=define object="domain 'half-1'" result=invalid`,
+			`call=Act verb=start object="guests db-1" result=`, // of which the API says that it is not there
 		} {
 			eventually(t, "the log to say "+words, func() bool { return d.says(words) > 0 }) // the test reads it beside
 		}
