@@ -9,7 +9,9 @@ import (
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
@@ -66,6 +68,9 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) 
 func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *progress, made func(*os.File), labels *labels) error {
 	fill := func(f *os.File) (err error) {
 		made(f)
+		if err := mount.Outlast(ctx, path, func() error { return image.Distrust(f) }); err != nil { // it is QEMU that says what is in it
+			return err
+		}
 		back, err := labels.lendImage(ctx, f)
 		if err != nil {
 			return err

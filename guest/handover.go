@@ -132,6 +132,9 @@ func openInto(ctx context.Context, files map[string]*os.File, path string, mode 
 	if err == nil {
 		files[path] = f
 	}
+	if err == nil && mode == unix.O_RDWR {
+		err = mount.Run(ctx, path, func() error { return image.Distrust(f) })
+	}
 	return err
 }
 
@@ -184,6 +187,9 @@ func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) err
 			f, err = os.OpenFile(at, how|nofollow|unix.O_NONBLOCK, 0o600)
 			return err
 		})
+		if err == nil {
+			err = image.Distrust(f) // it may be the disk of another, to whom it is an image
+		}
 		return f, err
 	}, func(f *os.File) { _ = f.Close() })
 	if err != nil {

@@ -46,7 +46,7 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	overwritten(t, image, forged)
 	d.crash(g)
-	const says = "was changed while a QEMU had it to write"
+	const says = "was changed while a guest, or a client that rules hold, had it to write"
 	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, says)
 	d.reopen(func() {})
 	g = d.again(g)
@@ -71,4 +71,27 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 		_, err := unix.Getxattr(image, "trusted.lodge.backing", nil)
 		return errors.Is(err, unix.ENODATA)
 	})
+}
+
+// TestWhatAGuestWritesIsNoImageOfOthers: a guest writes a header into its raw disk, and to its
+// console. The guest to whom that file is an image is not led elsewhere by it.
+func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
+	d := newDaemonOf(t, true)
+	dir := t.TempDir()
+	secret, disk, said, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "disk"), filepath.Join(dir, "said"), filepath.Join(dir, "forged")
+	ok(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
+	if err := unix.Setxattr(secret, "trusted.lodge", []byte("yes"), 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	tool(t, "create", "-q", "-f", "qcow2", disk, "1M")
+	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
+	g := d.define(small("writer", diskOf("raw", disk, "")+"<serial type='file'><source path='"+said+"'/></serial>"))
+	for _, path := range []string{disk, said} {
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		overwritten(t, path, forged)
+		ok(t, g.Destroy(d.ctx(), false))
+		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
+		reader := d.define(small("reader-"+filepath.Base(path), diskOf("qcow2", path, "")))
+		refused(t, reader.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "was changed while a guest")
+	}
 }

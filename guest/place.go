@@ -82,16 +82,19 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 	if err := checkEncrypted(d, chain[0].Encrypted); err != nil {
 		return a, false, err
 	}
-	if !d.ReadOnly {
-		if err := mount.Run(ctx, path, chain[0].Lend); err != nil {
-			return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
-		}
-	}
 	if run.User != nil {
 		if a, err = openLayers(ctx, chain, d.ReadOnly); err != nil {
 			return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
 		}
 		a.Size = chain[0].Virtual
+	}
+	if !d.ReadOnly { // when it is open to write: who forgets what is noted sees that
+		if err := mount.Run(ctx, path, chain[0].Lend); err != nil {
+			a.Close()
+			return device.DiskAttachment{}, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
+		}
+	}
+	if run.User != nil {
 		return a, true, nil
 	}
 	a.Size = chain[0].Virtual
@@ -111,7 +114,7 @@ func (r *Registry) takeBackDisks(ctx context.Context, run *run) error {
 			continue
 		}
 		path, format, err := r.source(d)
-		if err != nil || !format.IsLayered() { // where its pool has gone the note stays
+		if err != nil { // where its pool has gone the note stays
 			continue
 		}
 		changed, err := mount.Do(ctx, path, func() (bool, error) { return image.TakeBack(path, format) }, nil)

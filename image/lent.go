@@ -1,8 +1,10 @@
 package image
 
 import (
+	"context"
 	"errors"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -41,14 +43,93 @@ func (f Format) IsLayered() bool {
 }
 
 // Lend notes what lies below an image, before a QEMU has it to write. A file system that keeps
-// no attributes is let be.
+// no attributes is let be. What a guest writes into an image without a header may become one,
+// to whom the file is another sort of image.
 func (l *Layer) Lend() error {
 	if !l.Format.IsLayered() {
+		return Distrust(l.File)
+	}
+	defer inTurn(l.id)()
+	return note(l.File, l.below())
+}
+
+// Distrust notes of a file that somebody is about to write, byte by byte, what its header says now:
+// what it says after that leads nowhere. What is noted stays.
+func Distrust(f *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG && st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return err // it is no image
+	}
+	defer inTurn([2]uint64{st.Dev, st.Ino})()
+	if _, _, noted := lentAs(f); noted {
 		return nil
 	}
+	return note(f, below(headers(f)))
+}
+
+// turns has one at a time note something of a file, or forget it. Whoever is to write opens the
+// file before he notes that, and so is seen by who forgets, or comes after him.
+var turns = struct {
+	sync.Mutex
+	of map[[2]uint64]chan struct{}
+}{of: map[[2]uint64]chan struct{}{}}
+
+// inTurn waits for others that are at the file, and gives what ends the turn. A file system that
+// hangs holds who waits for a file of its own.
+func inTurn(file [2]uint64) (end func()) {
+	for {
+		turns.Lock()
+		others := turns.of[file]
+		if others == nil {
+			break
+		}
+		turns.Unlock()
+		<-others
+	}
+	mine := make(chan struct{})
+	turns.of[file] = mine
+	turns.Unlock()
+	return func() {
+		turns.Lock()
+		delete(turns.of, file)
+		turns.Unlock()
+		close(mine)
+	}
+}
+
+// turnOf is inTurn of an open file.
+func turnOf(f *os.File) (end func(), err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, err
+	}
+	return inTurn([2]uint64{st.Dev, st.Ino}), nil
+}
+
+// headers are what the bytes of a file say, to whom it is of a format that has layers below.
+func headers(f *os.File) (all []Info) {
+	for _, format := range Formats() {
+		if !format.IsLayered() {
+			continue
+		}
+		if info, err := Inspect(f, format); err == nil && info.Backing != nil {
+			all = append(all, info)
+		}
+	}
+	return all
+}
+
+func below(said []Info) string {
+	if len(said) == 0 {
+		return new(Info).below()
+	}
+	return said[0].below()
+}
+
+func note(f *os.File, below string) error {
 	var err error
 	for _, mark := range lentMarks {
-		err = unix.Fsetxattr(int(l.File.Fd()), mark, []byte(l.below()), 0)
+		err = unix.Fsetxattr(int(f.Fd()), mark, []byte(below), 0)
 		if !isUnsupported(err) {
 			break
 		}
@@ -56,7 +137,7 @@ func (l *Layer) Lend() error {
 	if err == nil || isUnsupported(err) || errors.Is(err, unix.EROFS) { // nor does anybody write there
 		return nil
 	}
-	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot note what lies below %s", l.Path)
+	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot note what lies below %s", f.Name())
 }
 
 // isUnsupported says that a file system has no such attributes, or not for this process.
@@ -85,7 +166,7 @@ func (l *Layer) checkLent() error {
 	if !noted || below == l.below() {
 		return nil
 	}
-	return fault.New(fault.Denied, fault.Volume, "the header of %s was changed while a QEMU had it to write: it names %q (format %q) as the layer below, and had %q before; "+
+	return fault.New(fault.Denied, fault.Volume, "the header of %s was changed while a guest, or a client that rules hold, had it to write: it names %q (format %q) as the layer below, and had %q before; "+
 		"put that back (qemu-img rebase -u), or if it is right say so with: setfattr -x %s %s", l.Path, l.Backing.Name, l.Backing.Format, below, mark, l.Path)
 }
 
@@ -120,13 +201,50 @@ func TakeBack(path string, declared Format) (changed bool, err error) {
 		return false, err
 	}
 	defer f.Close()
+	end, err := turnOf(f)
+	if err != nil {
+		return false, err
+	}
+	defer end()
 	mark, below, noted := lentAs(f)
 	if !noted || InUse(f) == Written || isWritable(f) {
 		return false, nil
+	}
+	if !declared.IsLayered() { // its bytes are the guest's, and none is no harm
+		if said := headers(f); len(said) > 0 && said[0].below() != below {
+			return false, nil
+		}
+		return false, unix.Fremovexattr(int(f.Fd()), mark)
 	}
 	info, err := Inspect(f, declared)
 	if err != nil || info.below() != below {
 		return true, err
 	}
 	return false, unix.Fremovexattr(int(f.Fd()), mark)
+}
+
+// Believe forgets what was noted of a file that a client has written, and that nobody has to write
+// any more, if its header leads to nothing but what ctx lets be opened.
+func Believe(ctx context.Context, f *os.File) error {
+	end, err := turnOf(f)
+	if err != nil {
+		return err
+	}
+	defer end()
+	mark, _, noted := lentAs(f)
+	if !noted || InUse(f) == Written || isWritable(f) {
+		return nil
+	}
+	for _, info := range headers(f) {
+		path, err := Locate(f.Name(), info.Backing.Name)
+		if err != nil {
+			return err
+		}
+		chain, err := OpenChain(ctx, path, info.Backing.Format)
+		chain.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return unix.Fremovexattr(int(f.Fd()), mark)
 }

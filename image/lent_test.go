@@ -75,6 +75,106 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 	opens("changed by whom nobody lent it", true)
 }
 
+// A header that a guest writes into a disk without one, or somebody into a file byte by byte, leads
+// nowhere to whom the file is an image; one that leads where its writer may is believed.
+func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
+	tool(t)
+	dir := t.TempDir()
+	secret, own, disk, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "own/base"), filepath.Join(dir, "disk"), filepath.Join(dir, "forged")
+	for _, path := range []string{secret, own, disk} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, make([]byte, mib), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Setxattr(secret, lentMarks[0], nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	write := func(base string) {
+		t.Helper()
+		qemuImg(t, "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", forged)
+		b, err := os.ReadFile(forged)
+		if err == nil {
+			var f *os.File
+			if f, err = os.OpenFile(disk, os.O_WRONLY, 0); err == nil {
+				_, err = f.WriteAt(b, 0)
+				err = errors.Join(err, f.Close())
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	opens := func(says string, want bool) {
+		t.Helper()
+		chain, err := OpenChain(t.Context(), disk, Qcow2)
+		chain.Close()
+		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+	noted := func(want bool) {
+		t.Helper()
+		f, err := os.Open(disk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, _, is := lentAs(f); is != want {
+			t.Errorf("it is noted: %v", is)
+		}
+	}
+
+	chain, err := OpenChain(t.Context(), disk, Raw)
+	if err == nil {
+		err = chain[0].Lend()
+		chain.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(secret)
+	opens("while the guest runs", false)
+	if changed, err := TakeBack(disk, Raw); changed || err != nil {
+		t.Errorf("changed is %v: %v", changed, err)
+	}
+	opens("when it has ended", false)
+	if err := os.WriteFile(disk, make([]byte, mib), 0o600); err != nil { // which keeps the file
+		t.Fatal(err)
+	}
+	if _, err := TakeBack(disk, Raw); err != nil {
+		t.Error(err)
+	}
+	noted(false)
+
+	held := WithFence(t.Context(), []string{filepath.Join(dir, "own")})
+	for base, want := range map[string]bool{secret: false, own: true} {
+		f, err := os.OpenFile(disk, os.O_RDWR, 0)
+		if err == nil {
+			err = Distrust(f)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(base)
+		opens("amid it", false)
+		_ = f.Close()
+		if f, err = os.Open(disk); err != nil {
+			t.Fatal(err)
+		}
+		if err := Believe(held, f); (err == nil) != want {
+			t.Errorf("over %s: %v", base, err)
+		}
+		_ = f.Close()
+		opens("over "+base, want)
+		if err := os.WriteFile(disk, make([]byte, mib), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := TakeBack(disk, Raw); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // What the header of a user's image names is opened if the user may read it, by its modes and those
 // of the folders on its way; what root's names, anyway.
 func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {

@@ -1,8 +1,11 @@
 package volume
 
 import (
+	"context"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -72,4 +75,56 @@ func TestAVolumeWithAChangedHeaderIsNotCopied(t *testing.T) {
 		}
 	}
 	wantKind(t, p.ResizeVolume(t.Context(), "top", 2*mib, ResizeOptions{}), fault.Denied)
+}
+
+// A client that is held to folders uploads an image whose header names a file of others, and has
+// its bytes copied: neither leads anybody there who has the volume as a disk.
+func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("needs qemu-img")
+	}
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	dir := t.TempDir()
+	secret, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "forged")
+	must(t, os.WriteFile(secret, make([]byte, mib), 0o600))
+	if err := unix.Setxattr(secret, "trusted.lodge", nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that has it as qcow2
+	held := func(folders ...string) context.Context { return image.WithFence(t.Context(), folders) }
+	upload := func(ctx context.Context, base string, end func(*Upload) error) {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", forged).CombinedOutput()
+		if err != nil {
+			t.Fatal(err, string(out))
+		}
+		b, err := os.ReadFile(forged)
+		must(t, err)
+		u, err := p.Upload(ctx, "disk", 0, 0)
+		must(t, err)
+		_, err = u.Write(b)
+		must(t, err)
+		must(t, end(u))
+	}
+	opens := func(path string, want bool) {
+		t.Helper()
+		chain, err := image.OpenChain(t.Context(), path, image.Qcow2)
+		chain.Close()
+		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	abort := func(u *Upload) error { u.Abort(); return nil }
+	upload(held(), secret, abort)
+	opens(disk.Path, false)
+	upload(held(), secret, (*Upload).Close)
+	opens(disk.Path, false)
+	copied, err := p.CloneVolume(held(), volXML("copy", "raw", mib, ""), p, "disk", CreateOptions{})
+	must(t, err)
+	opens(copied.Path, false)
+	upload(held(dir), secret, (*Upload).Close)
+	opens(disk.Path, true)
+	upload(t.Context(), secret, (*Upload).Close) // by whom nobody holds
+	opens(disk.Path, true)
 }

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"os"
 
 	"github.com/lodge-kvm/lodge/failpoint"
@@ -30,6 +31,32 @@ type draft struct {
 	// copies says that it brings data along, which are on disk when the volume is said to be made:
 	// what they were copied from may be removed then.
 	copies bool
+}
+
+// believed closes a file that was written. What its header, if it has one now, leads to beyond what
+// ctx lets be opened stays noted.
+func believed(ctx context.Context, f *os.File) error {
+	again, err := image.Reopen(int(f.Fd()), f.Name(), os.O_RDONLY)
+	if err = errors.Join(fault.Wrap(f.Close(), fault.Failed, fault.Volume, "cannot finish writing"), err); again == nil {
+		return err
+	}
+	defer again.Close()
+	if err == nil {
+		_ = image.Believe(ctx, again)
+	}
+	return err
+}
+
+// written fills the file. Bytes without a header are another's word: what they may be to whom the
+// volume is an image leads nowhere that ctx does not.
+func (d *draft) written(ctx context.Context, f *os.File) error {
+	if d.plan.Format.IsLayered() {
+		return d.fill(ctx, f)
+	}
+	if err := image.Distrust(f); err != nil {
+		return err
+	}
+	return d.fill(ctx, f)
 }
 
 // CreateVolume makes a volume as a document describes it.
@@ -162,7 +189,7 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 		return err
 	}
 	defer f.Close()
-	if err = d.fill(ctx, f); err == nil {
+	if err = d.written(ctx, f); err == nil {
 		failpoint.Reach("volume.filled")
 		if d.copies {
 			err = fault.Wrap(f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", w.name)
@@ -172,7 +199,7 @@ func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
 		err = setPermissions(f, w.perms, fault.Volume)
 	}
 	if err == nil { // a file server may refuse what was written no earlier than now
-		err = fault.Wrap(f.Close(), fault.Failed, fault.Volume, "cannot finish writing")
+		err = believed(ctx, f)
 	}
 	if err == nil {
 		err = p.complete(ctx, w.name, declaration{Format: d.plan.Format, Inode: inode, Encryption: w.encryption})

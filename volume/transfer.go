@@ -22,6 +22,7 @@ type Upload struct {
 	// client is whom it counts for.
 	client string
 	f      *os.File
+	fence  []string // the folders that the client is held to; nil: none
 	at     int64
 	end    int64 // where it has to stop; -1 for nowhere
 	once   sync.Once
@@ -52,6 +53,9 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 		if err = p.unopenedNow(ctx, f); err == nil {
 			err = p.keepData(name)
 		}
+		if err == nil && image.FenceOf(ctx) != nil { // the volume may be the disk of a guest that nobody holds
+			err = tell(ctx, p.lane, func() error { return image.Distrust(f) })
+		}
 		if err != nil {
 			_ = f.Close() // nothing was written
 		}
@@ -60,7 +64,7 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 		p.end(name, clientOf(ctx))
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot upload to volume %q of pool %q", name, p.name)
 	}
-	return &Upload{pool: p, name: name, client: clientOf(ctx), f: f, at: at, end: end}, nil
+	return &Upload{pool: p, name: name, client: clientOf(ctx), f: f, fence: image.FenceOf(ctx), at: at, end: end}, nil
 }
 
 // unopenedNow refuses a file that a guest has open. Some file systems ask their server.
@@ -145,6 +149,9 @@ func (u *Upload) Hole(n int64) error {
 // Close ends the upload. Nil means that all bytes are on disk.
 func (u *Upload) Close() error {
 	err := fault.Wrap(u.f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", u.name)
+	if err == nil && u.fence != nil {
+		err = believed(image.WithFence(u.pool.pools.life, u.fence), u.f)
+	}
 	failpoint.Reach("volume.uploaded")
 	u.finish()
 	return err
