@@ -54,6 +54,11 @@ func (o Object) String() string {
 	return name
 }
 
+// Is says whether it is the guest of a UUID.
+func (o Object) Is(uuid string) bool {
+	return o.Kind == Guest && o.member.View != nil && strings.EqualFold(o.member.View.UUID, uuid)
+}
+
 // NewGuest is a guest that a document would make.
 func NewGuest(name, uuid string, labels fleet.Labels) Object {
 	return Object{Kind: Guest, Name: name, member: fleet.Member{View: &guest.View{Name: name, UUID: uuid, Persistent: true}, Labels: labels}}

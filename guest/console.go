@@ -104,6 +104,9 @@ func (cs *consoles) open(
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	con := cs.byAlias[c.Alias]
+	if con != nil && !o.Force && con.isFull() {
+		return nil, fault.New(fault.NoCapacity, fault.Domain, "%d have %s %s open; end one, or force them out", maxSessions, c.Role, c.Alias)
+	}
 	if con != nil && !con.admit(o) {
 		return nil, fault.New(fault.WrongState, fault.Domain, "Active console session exists for this domain")
 	}
@@ -126,6 +129,16 @@ func (c *console) isOver() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended
+}
+
+// maxSessions bounds those of one console: each takes some of the daemon's memory for as long as
+// its client likes.
+const maxSessions = 64
+
+func (c *console) isFull() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.sessions) >= maxSessions
 }
 
 // admit decides whether one more may come, and sends the others away where the

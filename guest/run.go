@@ -73,6 +73,7 @@ type run struct {
 	removals map[string]*removal
 	labels   *labels // what it is called by mandatory access control; nil: nothing
 	consoles consoles
+	pictures pictures
 	agent    agentLine
 	endOnce  sync.Once
 	ends     chan struct{}         // closed when the end has been asked for

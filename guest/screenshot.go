@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -46,9 +47,27 @@ const maxPicture = 256 << 20
 type picture struct {
 	*io.SectionReader
 	memory *os.File
+	of     *pictures
 }
 
-func (p picture) Close() error { return p.memory.Close() }
+func (p picture) Close() error {
+	p.of.give(p.Size())
+	return p.memory.Close()
+}
+
+// pictures are the bytes of those of a guest that are not read yet.
+type pictures struct{ bytes atomic.Int64 }
+
+// take counts one more, if they are not too large together. One alone always fits.
+func (p *pictures) take(size int64) bool {
+	if all := p.bytes.Add(size); all > size && all > maxPicture {
+		p.give(size)
+		return false
+	}
+	return true
+}
+
+func (p *pictures) give(size int64) { p.bytes.Add(-size) }
 
 // takePicture has QEMU write the picture into memory that it is handed. That is of QEMU's
 // own account, as any that it takes, and has no name: it goes with the reader.
@@ -83,10 +102,13 @@ func takePicture(ctx context.Context, r *run) (_ io.ReadCloser, err error) {
 	if err == nil && info.Size() > maxPicture {
 		err = fault.New(fault.Failed, fault.Domain, "QEMU wrote a picture of %d bytes, and at most %d are taken", info.Size(), maxPicture)
 	}
+	if err == nil && !r.pictures.take(info.Size()) {
+		err = fault.New(fault.NoCapacity, fault.Domain, "pictures of domain %q of more than %d MiB are not read yet; read those, or end them", r.Name, maxPicture>>20)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return picture{io.NewSectionReader(memory, 0, info.Size()), memory}, nil
+	return picture{io.NewSectionReader(memory, 0, info.Size()), memory, &r.pictures}, nil
 }
 
 // dumpScreen hands QEMU the memory to write to, as a set of files of one, which it has

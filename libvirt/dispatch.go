@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -34,7 +35,8 @@ type reply struct {
 	files []*os.File
 	then  func()
 	body  streamBody
-	still func() error // whether the stream may go on, by the rules as they are then
+	of    []access.Object // what the call was about
+	still func() error    // whether the stream may go on, by the rules as they are then
 }
 
 // streamBody moves the data of a stream; ctx ends with the stream. Nil means
@@ -158,7 +160,7 @@ func add[A, R any, PA message[A], PR message[R]](
 		}
 		defer permission.done()
 		answer, err := f(h, ctx, s, args, files)
-		answer.still = permission.still
+		answer.of, answer.still = permission.objects, permission.still
 		return answer, permission.end(answer.ret, err)
 	}}
 }
@@ -230,7 +232,7 @@ func (c *client) answer(r *route, f *frame) {
 		c.streams.drop(st)
 		c.replyError(f.Header, err, done)
 	}
-	c.streams.guard(st, answer.still)
+	c.streams.guard(st, answer.of, answer.still)
 	if answer.body != nil { // runs in any case: it releases what was opened
 		c.work.Go(func() { st.run(answer.body) })
 	}

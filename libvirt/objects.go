@@ -252,5 +252,5 @@ func (c *client) recheck() {
 		c.end(fault.Wrap(err, fault.Denied, fault.Call, "the rules have changed"))
 		return
 	}
-	c.streams.endDenied()
+	c.streams.endDenied("")
 }

@@ -228,8 +228,12 @@ func (s *Server) heedNames(ctx context.Context, reader *event.Reader) {
 		if err != nil {
 			return
 		}
+		of := e.Source.UUID
+		if lost > 0 {
+			of = "" // of any
+		}
 		if lost > 0 || calls(e.Payload) {
-			s.eachClient(func(c *client) { c.streams.endDenied() })
+			s.eachClient(func(c *client) { c.streams.endDenied(of) })
 		}
 	}
 }

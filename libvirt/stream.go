@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -48,9 +49,10 @@ type stream struct {
 	// Guarded by the lock of the client's streams.
 	hungUp   bool // the client finished or aborted, and waits for an answer
 	aborted  bool
-	released bool         // takes no place among those whose bodies run
-	still    func() error // whether it may go on; nil: nobody has to be asked
-	over     bool         // the body has returned, and the client was told what there is to tell
+	released bool            // takes no place among those whose bodies run
+	of       []access.Object // what it is of
+	still    func() error    // whether it may go on; nil: nobody has to be asked
+	over     bool            // the body has returned, and the client was told what there is to tell
 }
 
 func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {

@@ -1,8 +1,10 @@
 package libvirt
 
 import (
+	"slices"
 	"sync"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -162,24 +164,24 @@ func (s *streams) retire(key streamKey) {
 
 // guard has a stream end when the rules forbid it. They may have changed since
 // its call was allowed.
-func (s *streams) guard(st *stream, still func() error) {
+func (s *streams) guard(st *stream, of []access.Object, still func() error) {
 	if st == nil || still == nil {
 		return
 	}
 	s.mu.Lock()
-	st.still = still
+	st.of, st.still = of, still
 	s.mu.Unlock()
 	if err := still(); err != nil {
 		st.end(err)
 	}
 }
 
-// endDenied ends the streams that the rules no longer allow.
-func (s *streams) endDenied() {
+// endDenied ends the streams that the rules no longer allow: of one guest, by its UUID, or all.
+func (s *streams) endDenied(uuid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, st := range s.byKey {
-		if st.over || st.still == nil {
+		if st.over || st.still == nil || uuid != "" && !slices.ContainsFunc(st.of, func(o access.Object) bool { return o.Is(uuid) }) {
 			continue
 		}
 		if err := st.still(); err != nil {
