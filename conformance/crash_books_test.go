@@ -63,6 +63,8 @@ func (c *crash) books() {
 		c.signal(c.t, "KILL")
 		c.must(os.RemoveAll(key))
 		c.begin()
+		c.must(c.l.SecretUndefine(mortalSecret)) // no other key is made while it has a value
+		c.must(defineSecret("first")(c))
 		c.killed(point, setSecret(fmt.Sprintf("value %d", i)))
 		c.begin()
 		// It was not answered, and nothing is half a key: a value can be given, and is there.

@@ -1,6 +1,7 @@
 package secret
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"log/slog"
@@ -300,13 +301,18 @@ func (b *Book) unseal(r record) ([]byte, error) {
 	return value, fault.Wrap(err, fault.Failed, fault.Secret, "cannot open the value of secret %s: it is damaged, or the key in %s is another than that which sealed it; set the value anew", d.UUID, b.Key)
 }
 
-// lastingKey gives the key of what is on disk, and makes it when there is none.
-func (b *Book) lastingKey(make bool) (*key, error) {
+// lastingKey gives the key of what is on disk, to seal something by it or to open what was. To seal it
+// has to be there for the next daemon: it is made when there is none, but not in the place of one that
+// has sealed something.
+func (b *Book) lastingKey(seals bool) (*key, error) {
 	if b.lasting != nil {
-		return b.lasting, nil
+		return b.lasting, b.stays(seals)
 	}
 	k, err := readKey(b.Key)
-	if errors.Is(err, os.ErrNotExist) && make {
+	if errors.Is(err, os.ErrNotExist) && seals {
+		if id := b.sealed(); id != "" {
+			return nil, fault.New(fault.Failed, fault.Secret, "the key in %s has gone, by which the value of secret %s and perhaps of others is sealed: put it back from a backup, or undefine the secrets that have values", b.Key, id)
+		}
 		k, err = makeKey(b.Key)
 	}
 	if err != nil {
@@ -314,6 +320,45 @@ func (b *Book) lastingKey(make bool) (*key, error) {
 	}
 	b.lasting = k
 	return k, nil
+}
+
+// stays sees to it that the next daemon finds the key that this one uses: somebody may have removed
+// its file, or put another there. What was sealed before can be opened for as long as this one runs.
+func (b *Book) stays(seals bool) error {
+	if b.lasting.page == nil { // the daemon is ending
+		return nil
+	}
+	there, err := readKey(b.Key)
+	if errors.Is(err, os.ErrNotExist) {
+		if err = b.lasting.write(b.Key); err == nil {
+			b.Log.Error("somebody has removed the key of secrets; it is written anew", "file", b.Key)
+		}
+	} else if err == nil {
+		if !bytes.Equal(there.page[:keySize], b.lasting.page[:keySize]) {
+			err = fault.New(fault.Failed, fault.Secret, "%s is another key than the one that this daemon began with; start the daemon anew to use it, or remove it to keep this daemon's", b.Key)
+		}
+		there.close()
+	}
+	if err == nil {
+		return nil
+	}
+	if seals {
+		return fault.Wrap(err, fault.Failed, fault.Secret, "cannot keep the key of secrets")
+	}
+	b.Log.Error("the next daemon will not have the key of secrets", "error", err)
+	return nil
+}
+
+// sealed gives a secret whose value the lasting key seals; empty: there is none.
+func (b *Book) sealed() string {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	for id, r := range b.all {
+		if r.Sealed != nil && !r.Definition.Ephemeral {
+			return id
+		}
+	}
+	return ""
 }
 
 func (b *Book) tell(d Definition, p event.Payload) {

@@ -113,36 +113,40 @@ func readKey(path string) (*key, error) {
 	return newKey(func(b []byte) error { _, err := io.ReadFull(f, b); return err })
 }
 
-// makeKey makes the file, whole or not at all: a daemon that is killed amid this
-// leaves no key that is half one.
-func makeKey(path string) (_ *key, err error) {
+// makeKey makes a key and its file.
+func makeKey(path string) (*key, error) {
 	k, err := passingKey()
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			k.close()
-		}
-	}()
+	if err := k.write(path); err != nil {
+		k.close()
+		return nil, err
+	}
+	return k, nil
+}
+
+// write makes the key's file, whole or not at all: a daemon that is killed amid this
+// leaves no key that is half one.
+func (k *key) write(path string) error {
 	fresh := path + ".new"
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
+		return err
 	}
 	f, err := os.OpenFile(fresh, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	_, err = f.Write(k.page[:keySize])
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return nil, err
+		return err
 	}
 	failpoint.Reach("secret.key-made")
 	if err := os.Rename(fresh, path); err != nil {
-		return nil, err
+		return err
 	}
 	failpoint.Reach("secret.key-named")
-	return k, syncDir(filepath.Dir(path))
+	return syncDir(filepath.Dir(path))
 }
 
 func syncDir(path string) error {

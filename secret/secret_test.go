@@ -2,6 +2,7 @@ package secret
 
 import (
 	"bytes"
+	"errors"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -215,6 +216,51 @@ func TestDamageIsSaid(t *testing.T) {
 			s.holds(ephemeral)
 		})
 	}
+}
+
+// TestAKeyThatIsRemovedStays: the key is put back while there is somebody who has it, and none takes
+// the place of one that has sealed values.
+func TestAKeyThatIsRemovedStays(t *testing.T) {
+	s := open(t)
+	id := s.define("", "/a")
+	for _, use := range []func() error{
+		func() error { _, err := s.Value(id); return err },
+		func() error { return s.SetValue(id, []byte(value)) },
+	} {
+		if err := errors.Join(os.Remove(s.Key), use()); err != nil {
+			t.Fatal(err)
+		}
+		s.close()
+		s.reopen()
+		s.holds(id)
+	}
+
+	away := s.Key + ".away"
+	if err := errors.Join(os.Rename(s.Key, away), os.WriteFile(s.Key, bytes.Repeat([]byte{7}, keySize), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	s.holds(id)
+	if err := s.SetValue(id, []byte("x")); err == nil || !strings.Contains(err.Error(), "another key") {
+		t.Errorf("a value is sealed that the next daemon cannot open: %v", err)
+	}
+	s.close()
+	if err := os.Remove(s.Key); err != nil {
+		t.Fatal(err)
+	}
+	s.reopen()
+	if err := s.SetValue(id, []byte("x")); err == nil || !strings.Contains(err.Error(), "put it back") {
+		t.Errorf("another key takes the place of the one that has gone: %v", err)
+	}
+	if err := os.Rename(away, s.Key); err != nil {
+		t.Fatal(err)
+	}
+	s.holds(id)
+	if err := errors.Join(s.Undefine(id), os.Remove(s.Key)); err != nil {
+		t.Fatal(err)
+	}
+	s.close()
+	s.reopen()
+	s.holds(s.define("", "/b"))
 }
 
 func TestADamagedRecordIsLeftOut(t *testing.T) {
