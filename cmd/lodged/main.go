@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	stdlog "log"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -29,8 +30,12 @@ func main() {
 	syscall.Umask(0o022) // whatever who started it has: what is made is as open as it is asked for
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	outliveReader()
+	stdlog.SetOutput(said) // libraries'
+	defer said.flush()
 	if err := command().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "lodged:", err)
+		_, _ = fmt.Fprintln(said, "lodged:", err)
+		said.flush()
 		stop()
 		os.Exit(1)
 	}
@@ -112,5 +117,5 @@ func (o *options) logger() (*slog.Logger, error) {
 	if err := level.UnmarshalText([]byte(o.level)); err != nil {
 		return nil, errors.New("--log-level is debug, info, warn or error")
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
+	return slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: level})), nil
 }
