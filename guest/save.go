@@ -234,9 +234,18 @@ func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Gu
 	image.close() // the work opens it again, if it ever comes to that
 	return r.claimed(ctx, image.def.Name, image.def.UUID, func(g *Guest) error {
 		return g.perform(ctx, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
-			return g.planRestoreFrom(path, o), g.admitRun()
+			return g.planRestoreFrom(path, o), g.admitBesideSave()
 		})
 	})
+}
+
+// admitBesideSave admits a run that does not go on from the managed save image: none while there
+// is one. Gone on from after that it would damage the guest's disks, which have changed.
+func (g *Guest) admitBesideSave() error {
+	if g.record.ManagedSave {
+		return fault.New(fault.WrongState, fault.Domain, "domain %q has a managed save image, which would not fit its disks any more; start it, which continues from there, or remove the image first", g.record.Name)
+	}
+	return g.admitRun()
 }
 
 // planRestoreFrom gives the work of a restore from a file, which must still be

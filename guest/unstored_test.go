@@ -10,6 +10,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
@@ -126,4 +127,27 @@ func TestARenameThatIsRefusedIsNotAnnounced(t *testing.T) {
 	if c, is := e.Payload.(event.DomainChange); e.Source.Name != "before" || is && c.Change == event.Undefined {
 		t.Errorf("the first event is %+v", e)
 	}
+}
+
+// A guest that is saved runs from nothing else: gone on from later its image would damage the disks.
+func TestASavedGuestRunsFromNothingElse(t *testing.T) {
+	d := newDaemon(t)
+	doc := small("twice")
+	g := d.define(doc)
+	doc = strings.Replace(doc, "</name>", "</name><uuid>"+g.UUID()+"</uuid>", 1)
+	image := filepath.Join(d.dir, "image")
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Save(d.ctx(), image, guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	_, err := d.Create(d.ctx(), doc, guest.StartOptions{})
+	refused(t, err, fault.WrongState, "managed save image")
+	_, err = d.Restore(d.ctx(), image, guest.SaveOptions{})
+	refused(t, err, fault.WrongState, "managed save image")
+	ok(t, g.RemoveManagedSave(d.ctx()))
+	_, err = d.Restore(d.ctx(), image, guest.SaveOptions{})
+	ok(t, err)
+	ok(t, g.Destroy(d.ctx(), false))
+	_, err = d.Create(d.ctx(), doc, guest.StartOptions{})
+	ok(t, err)
 }
