@@ -113,6 +113,8 @@ type runRecord struct {
 	LastNode uint
 	// FromManaged says that the guest came from its managed save image.
 	FromManaged bool
+	// Resuming says that the guest, which came from an image, is about to be let run, or just was.
+	Resuming bool `json:",omitempty"`
 	// NoRoom are disks for which the host had no room, and for which the guest is paused.
 	NoRoom []string
 	// KeepTPM says that the state of the TPM stays although the guest was undefined as it ran.

@@ -35,7 +35,7 @@ func (r *adopting) reattach(g *Guest, run *run) {
 		}
 		run.connect(c.session)
 		g.meet(c.found)
-		run.behind = run.Saving != nil || run.plugging != nil || run.changing != nil || run.amending != nil || len(run.Leaving) > 0 // to be ended beside the loop
+		run.behind = run.Saving != nil || run.Resuming || run.plugging != nil || run.changing != nil || run.amending != nil || len(run.Leaving) > 0 // to be ended beside the loop
 		r.reached <- struct{}{}
 	case <-r.patience.Done():
 		g.log.Warn("the monitor of an adopted guest does not answer yet", "pid", run.PID)
@@ -208,6 +208,8 @@ func (g *Guest) meet(found *inquiry) {
 		g.run.end(endGracefully)
 	case reason == domain.ReasonPanicked && g.state.Phase == domain.Running:
 		g.advance(lifecycle.Panicked{})
+	case g.run.Resuming && phase == domain.Paused && reason == domain.ReasonUnknown:
+		// it is let run next
 	case phase != g.state.Phase:
 		g.advance(lifecycle.Found{Phase: phase, Reason: reason})
 	}
@@ -344,13 +346,18 @@ func (g *Guest) startResync() {
 
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 	def, save, plug, change, amend, left := r.def, r.Saving, r.plugging, r.changing, r.amending, slices.Clone(r.Leaving)
-	parting := len(r.Parting) > 0
+	parting, resuming := len(r.Parting) > 0, r.Resuming
 	return func(ctx context.Context) (settle, error) {
 		if save != nil {
 			if err := save.giveUp(ctx, s, r.dir, g.log); err != nil {
 				return nil, err
 			}
 			g.reg.forgetHalf(g.uuid)
+		}
+		if resuming { // its daemon did not live to, or to write down that it did
+			if err := s.Execute(ctx, "cont", nil, nil); err != nil {
+				return nil, err
+			}
 		}
 		left = slices.DeleteFunc(left, func(l *leaving) bool { return !l.cleanUp(ctx, s, g.log) })
 		found, err := inquire(ctx, s, def, plug != nil || parting)
@@ -375,8 +382,8 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 			}
 		}
 		return func() error {
-			if save != nil {
-				r.Saving = nil
+			if save != nil || resuming {
+				r.Saving, r.Resuming = nil, false
 				g.keepRun()
 			}
 			for _, l := range left {

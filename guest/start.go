@@ -99,6 +99,7 @@ func (g *Guest) planStart(def *domain.Definition, submitted string, o StartOptio
 // takeOver makes a launched machine the guest's. It runs in the loop.
 func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
 	g.run = r
+	r.Resuming = false
 	g.quarantine = ""
 	failpoint.Reach("launch.take")
 	g.state.Policy = policy(r.def)
@@ -487,6 +488,7 @@ func (l *launching) load(ctx context.Context) error {
 // a start which is not written down to its end takes it back, also where its client was told that
 // the guest is there.
 func (l *launching) pledge(context.Context) error {
+	l.run.Resuming = l.from != nil && !l.opts.Paused && !l.run.kept
 	l.run.State, _ = lifecycle.Step(lifecycle.State{Policy: policy(l.run.def)}, begun(l.run, l.from != nil, l.opts))
 	return fault.Wrap(writeHalf(filepath.Join(l.run.dir, runRecordFile), &l.run.runRecord), fault.Failed, fault.Host, "cannot write down that it runs")
 }
@@ -499,8 +501,15 @@ func begun(r *run, restored bool, o StartOptions) lifecycle.Started {
 	return lifecycle.Started{Reason: domain.ReasonBooted, Paused: o.Paused}
 }
 
-// goOn lets the processors run, and the guest be one that does.
+// goOn lets the processors run, and the guest be one that does. One that came from an image is that
+// before: taken back after it has run it would go on from its image again, on disks that have changed.
 func (l *launching) goOn(ctx context.Context) error {
+	record := filepath.Join(l.run.dir, runRecordFile)
+	if l.from != nil {
+		if err := writeWhole(record); err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down that it runs")
+		}
+	}
 	if !l.opts.Paused && !l.run.kept {
 		if err := failpoint.Err("launch.cont"); err != nil {
 			return err
@@ -510,7 +519,10 @@ func (l *launching) goOn(ctx context.Context) error {
 		}
 		failpoint.Reach("launch.continued")
 	}
-	if err := writeWhole(filepath.Join(l.run.dir, runRecordFile)); err != nil { // the loop tries again
+	if l.from != nil {
+		return nil
+	}
+	if err := writeWhole(record); err != nil { // the loop tries again
 		l.g.log.Error("a guest runs, and that cannot be written down", "error", err)
 	}
 	return nil

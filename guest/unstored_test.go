@@ -151,3 +151,32 @@ func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 	_, err = d.Create(d.ctx(), doc, guest.StartOptions{})
 	ok(t, err)
 }
+
+// A daemon is killed as it lets a guest run that came from its image: the guest runs under the next
+// one, and does not go on from the image again.
+func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("resumes"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	d.reopen(func() {
+		r := record(t, g)
+		r["Resuming"] = true
+		r["State"].(map[string]any)["Phase"], r["State"].(map[string]any)["Reason"] = domain.Running, domain.ReasonRestored
+		writeRecord(t, g, r)
+		d.stored(g, func(r map[string]any) { r["ManagedSave"] = true })
+	})
+	g = d.again(g)
+	eventually(t, "the guest runs", func() bool {
+		answer, err := g.MonitorCommand(d.ctx(), `{"execute":"query-status"}`, false)
+		return err == nil && strings.Contains(answer, `"running": true`) || strings.Contains(answer, `"running":true`)
+	})
+	d.want(g, domain.Running, domain.ReasonRestored)
+	if g.View().ManagedSave {
+		t.Error("it has its image still")
+	}
+	ok(t, g.Suspend(d.ctx()))
+	d.reopen(func() {})
+	d.want(d.again(g), domain.Paused, domain.ReasonUser)
+}
