@@ -140,9 +140,10 @@ func note(f *os.File, below string) error {
 	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot note what lies below %s", f.Name())
 }
 
-// isUnsupported says that a file system has no such attributes, or not for this process.
+// isUnsupported says that a file system has no such attributes, or not for this process: some
+// decide by themselves who may change those.
 func isUnsupported(err error) bool {
-	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS)
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSYS)
 }
 
 // lentAs is what was noted of an image; not noted: no QEMU has had it since it was last looked at.
