@@ -137,9 +137,12 @@ func (n *Network) resumeRest() error {
 	if err := errors.Join(forward(v.Live), n.resume(ctx, v.Live, running{})); err != nil {
 		return err
 	}
+	if err := n.mark(v.Live, true, v.chosenBridge); err != nil {
+		return err
+	}
 	n.lacking = false
 	n.home.Log.Info("a running network has all that belongs to it again", "network", n.name)
-	return n.mark(v.Live, true, v.chosenBridge)
+	return nil
 }
 
 // resume makes sure that everything a network consists of is there.

@@ -3,6 +3,7 @@ package network
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -606,6 +607,35 @@ func TestAServiceThatCannotBeRevertedComesBack(t *testing.T) {
 	}
 	t.Setenv("PATH", path)
 	servedAgain(t, n)
+}
+
+// A change that is refused while the run directory cannot be written is not left to the next daemon
+// as one that was made.
+func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	n := started(t, s, natNetwork("net36", 36))
+	dnsmasq, err := exec.LookPath("dnsmasq")
+	ok(t, err)
+	inTheWay := n.runningFile() + ".new"
+	programs := t.TempDir()
+	ok(t, os.WriteFile(filepath.Join(programs, "dnsmasq"), []byte("#!/bin/sh\nmkdir -p '"+inTheWay+"'\nexec "+dnsmasq+" \"$@\"\n"), 0o700))
+	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // which no older daemon writes over
+	ok(t, s.Store.Put(newer, n.UUID(), "of a newer daemon"))
+	add := Update{Command: AddLast, Section: SectionDNSSRV, Scope: Scope{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
+	if err := n.Update(t.Context(), add); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
+		t.Fatalf("a change that is not stored, and cannot be unsaid: %v", err)
+	}
+	ok(t, os.Remove(inTheWay))
+	servedAgain(t, n)
+	text, err := os.ReadFile(n.runningFile())
+	ok(t, err)
+	var left running
+	ok(t, json.Unmarshal(text, &left))
+	if left.Keep != nil || strings.Contains(left.Definition, "<srv") {
+		t.Errorf("the next daemon is left %s", text)
+	}
 }
 
 // servedAgain waits until a network has all that belongs to it.

@@ -126,10 +126,20 @@ func (n *Network) replace(ctx context.Context, before, after View) (err error) {
 	}
 	n.keep = nil
 	if err != nil {
-		return errors.Join(err, n.mark(before.Live, true, before.chosenBridge))
+		return errors.Join(err, n.remark(before))
 	}
 	n.publish(after)
-	return n.mark(after.Live, true, after.chosenBridge)
+	return n.remark(after)
+}
+
+// remark notes what came of a change: until that is done the next daemon would take it for one that
+// was cut off.
+func (n *Network) remark(v View) error {
+	err := n.mark(v.Live, true, v.chosenBridge)
+	if err != nil {
+		n.mendLater()
+	}
+	return err
 }
 
 // revert makes a running network what it was, however far a change of it had come, and
