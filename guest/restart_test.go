@@ -469,7 +469,7 @@ func slowImage(t *testing.T, path string) (read func()) {
 	}
 }
 
-// saving begins a save that does not end by itself.
+// saving begins a save of a wordy guest that does not end by itself.
 func (d *daemon) saving(g *guest.Guest, path string) (read func(), saved <-chan error) {
 	d.t.Helper()
 	read = slowImage(d.t, path)
@@ -484,7 +484,7 @@ func (d *daemon) saving(g *guest.Guest, path string) (read func(), saved <-chan 
 
 func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
 	d := newDaemon(t)
-	g := d.define(small("cancelled"))
+	g := d.define(wordy("cancelled"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	read, saved := d.saving(g, path)
@@ -502,7 +502,7 @@ func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
 
 func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
 	d := newDaemon(t)
-	g := d.define(small("cut"))
+	g := d.define(wordy("cut"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	read, saved := d.saving(g, path)
@@ -521,7 +521,7 @@ func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
 
 func TestADaemonThatStopsInASaveLetsTheGuestGoOn(t *testing.T) {
 	d := newDaemon(t)
-	g := d.define(small("stopped"))
+	g := d.define(wordy("stopped"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	read, saved := d.saving(g, path)
@@ -538,7 +538,7 @@ func TestADaemonThatStopsInASaveLetsTheGuestGoOn(t *testing.T) {
 
 func TestAGuestIsDestroyedInASave(t *testing.T) {
 	d := newDaemon(t)
-	g := d.define(small("impatient"))
+	g := d.define(wordy("impatient"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	path := filepath.Join(d.dir, "image")
 	_, saved := d.saving(g, path)
@@ -554,7 +554,7 @@ func TestAGuestIsDestroyedInASave(t *testing.T) {
 
 func TestQEMUKilledInASave(t *testing.T) {
 	d := newDaemon(t)
-	g := d.define(small("slain"))
+	g := d.define(wordy("slain"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	events := d.events.Reader()
 	path := filepath.Join(d.dir, "image")
@@ -707,7 +707,7 @@ func TestImagesOfNobodyAreRemoved(t *testing.T) {
 
 func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
 	d := newDaemon(t)
-	g := d.define(small("both"))
+	g := d.define(wordy("both"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	read := slowImage(t, g.ManagedSavePath())
 	saved, undefined := make(chan error, 1), make(chan error, 1)

@@ -16,7 +16,7 @@ import (
 // comes behind the definition.
 func TestQEMUHasNoSavedImage(t *testing.T) {
 	d := newDaemonOf(t, true)
-	g := d.define(small("saved"))
+	g := d.define(wordy("saved"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	path := filepath.Join(t.TempDir(), "image")
 	read, saved := d.saving(g, path)
@@ -49,7 +49,7 @@ func TestQEMUHasNoSavedImage(t *testing.T) {
 // has the guest back.
 func TestASaveThatIsGivenUpWaitsForNoFile(t *testing.T) {
 	d := newDaemon(t)
-	g := d.define(small("hung"))
+	g := d.define(wordy("hung"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	read, saved := d.saving(g, filepath.Join(t.TempDir(), "image"))
 	ok(t, g.AbortJob(d.ctx()))
