@@ -127,7 +127,13 @@ func copyFile(ctx context.Context, from, to string) error {
 		return err
 	}
 	fill := func(f *os.File) error {
-		return mount.Outlast(ctx, to, func() error { _, err := f.Write(text); return err })
+		return mount.Outlast(ctx, to, func() error {
+			if err := image.Distrust(f); err != nil { // to may be the disk of another, to whom it is an image
+				return err
+			}
+			_, err := f.Write(text)
+			return err
+		})
 	}
 	return writeImage(ctx, to, fill, (*os.File).Sync)
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -92,6 +93,35 @@ func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
 		ok(t, g.Destroy(d.ctx(), false))
 		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 		reader := d.define(small("reader-"+filepath.Base(path), diskOf("qcow2", path, "")))
+		refused(t, reader.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "was changed while a guest")
+	}
+}
+
+// TestVariablesThatAreCopiedAreNoImageOfOthers: the template of a guest's UEFI variables has a header, and
+// is copied to where the guest has them. The guest to whom that file is an image is not led elsewhere by it.
+func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
+	const code, blank = "/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"
+	text, err := os.ReadFile(blank)
+	if err != nil {
+		t.Skip("needs UEFI firmware:", err)
+	}
+	d := newDaemonOf(t, true)
+	dir := t.TempDir()
+	secret, template, vars, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "template"), filepath.Join(dir, "vars"), filepath.Join(dir, "forged")
+	ok(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
+	if err := unix.Setxattr(secret, "trusted.lodge", []byte("yes"), 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
+	ok(t, os.WriteFile(template, text, 0o600))
+	overwritten(t, template, forged)
+	g := d.define(strings.Replace(small("copier"), "</os>",
+		"<loader readonly='yes' type='pflash'>"+code+"</loader><nvram template='"+template+"'>"+vars+"</nvram></os>", 1))
+	reader := d.define(small("reader", diskOf("qcow2", vars, "")))
+	for _, again := range []bool{false, true} {
+		ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true, ResetNVRAM: again}))
+		ok(t, g.Destroy(d.ctx(), false))
+		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
 		refused(t, reader.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "was changed while a guest")
 	}
 }
