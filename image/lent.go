@@ -182,6 +182,19 @@ func CheckLent(f *os.File, declared Format) error {
 	return l.checkLent()
 }
 
+// LikeIn checks that the header in a copy of an image leads where this one does: who has the image
+// open to write may change it while it is looked at, or copied.
+func (info *Info) LikeIn(f *os.File) error {
+	if !info.Format.IsLayered() {
+		return nil
+	}
+	now, err := Inspect(f, info.Format)
+	if err == nil && (now.below() != info.below() || now.External != info.External) {
+		err = fault.New(fault.Busy, fault.Volume, "somebody has changed its header meanwhile, which names %q as the layer below; look at it again (refresh its pool)", now.below())
+	}
+	return err
+}
+
 // isWritable says whether any process has a file open to write, itself or on its way through a
 // socket. A QEMU that was taken over takes its locks back, and passes what it has open to whoever
 // is connected to a socket of its: that one may change the header long after QEMU has ended.
@@ -225,7 +238,8 @@ func TakeBack(path string, declared Format) (changed bool, err error) {
 }
 
 // Believe forgets what was noted of a file that a client has written, and that nobody has to write
-// any more, if its header leads to nothing but what ctx lets be opened.
+// any more, if its header leads to nothing but what ctx holds it to. Where ctx holds it to nothing the
+// bytes are still those of whoever wrote what was copied, a guest perhaps.
 func Believe(ctx context.Context, f *os.File) error {
 	end, err := turnOf(f)
 	if err != nil {
@@ -236,7 +250,11 @@ func Believe(ctx context.Context, f *os.File) error {
 	if !noted || InUse(f) == Written || isWritable(f) {
 		return nil
 	}
-	for _, info := range headers(f) {
+	said := headers(f)
+	if len(said) > 0 && FenceOf(ctx) == nil {
+		return nil
+	}
+	for _, info := range said {
 		path, err := Locate(f.Name(), info.Backing.Name)
 		if err != nil {
 			return err

@@ -127,4 +127,32 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 	opens(disk.Path, true)
 	upload(t.Context(), secret, (*Upload).Close) // by whom nobody holds
 	opens(disk.Path, true)
+	copied, err = p.CloneVolume(t.Context(), volXML("bytes", "raw", mib, ""), p, "disk", CreateOptions{}) // which may be a guest's
+	must(t, err)
+	opens(copied.Path, false)
+}
+
+// The copy of a volume is root's, and leads to nothing where whoever has the volume may not go, nor to what
+// its header has come to name since it was looked at.
+func TestACopyLeadsNobodyElsewhere(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil || os.Geteuid() != 0 {
+		t.Skip("needs qemu-img, and root: it gives a volume to another user")
+	}
+	const user = 4242
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	secret := filepath.Join(t.TempDir(), "secret")
+	must(t, os.WriteFile(secret, make([]byte, mib), 0o600))
+	top := d.volume(p, volXML("top", "qcow2", mib, ""))
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", top.Path).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	copied := func(doc string) error { return second(p.CloneVolume(t.Context(), doc, p, "top", CreateOptions{})) }
+	wantKind(t, copied(volXML("late", "qcow2", mib, "")), fault.Busy)
+	must(t, p.Refresh(t.Context()))
+	above := "<backingStore><path>" + secret + "</path><format type='raw'/></backingStore>"
+	must(t, copied(volXML("own", "qcow2", mib, above)))
+	must(t, os.Chown(top.Path, user, user))
+	wantKind(t, copied(volXML("theirs", "qcow2", mib, above)), fault.Denied)
 }

@@ -130,6 +130,9 @@ func (p *Pool) drawCarvedCopy(w *wish, from *Pool, origin *Volume, o CreateOptio
 			return err
 		}
 		defer chain.Close()
+		if err := p.pools.believe(origin, chain); err != nil {
+			return err
+		}
 		if err := image.Erase(ctx, f, false, nil); err != nil {
 			return err
 		}

@@ -62,7 +62,8 @@ func (w *wish) isLike(origin *Volume) bool {
 }
 
 // drawCopy drafts a copy of bytes, which keeps format, options and backing
-// store and looks at nothing inside of the image.
+// store. The copy is root's: it leads where whoever has the origin may go, and to nothing that was
+// not there when it was asked for.
 func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
 	d := &draft{plan: image.Plan{Format: w.format, Virtual: *w.capacity, NoCOW: w.noCOW}, space: origin.Allocated, copies: true}
 	isRaw := w.format == image.Raw || w.format == image.ISO
@@ -73,6 +74,11 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 		d.space = 0
 	}
 	d.fill = func(ctx context.Context, f *os.File) error {
+		chain, err := p.pools.below(ctx, origin)
+		if err != nil {
+			return err
+		}
+		defer chain.Close()
 		source, err := from.openUnwritten(ctx, origin)
 		if err != nil {
 			return err
@@ -91,14 +97,12 @@ func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j 
 		} else {
 			err = image.CopyBytes(ctx, source, f, j.progress)
 		}
+		if err == nil {
+			err = origin.LikeIn(f)
+		}
 		if err != nil || *w.capacity == origin.Virtual {
 			return err
 		}
-		chain, err := p.pools.below(ctx, origin)
-		if err != nil {
-			return err
-		}
-		defer chain.Close()
 		return p.pools.images.Resize(ctx, f, w.format, image.Growth{Size: *w.capacity, Below: chain})
 	}
 	return d
