@@ -156,3 +156,24 @@ func TestACopyLeadsNobodyElsewhere(t *testing.T) {
 	must(t, os.Chown(top.Path, user, user))
 	wantKind(t, copied(volXML("theirs", "qcow2", mib, above)), fault.Denied)
 }
+
+// A client that is held to folders makes no volume that is root's and that it may write by its path: what
+// it wrote there would be believed.
+func TestAHeldClientsVolumesAreWrittenByTheirOwners(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	d.volume(p, volXML("disk", "raw", mib, ""))
+	held := image.WithFence(t.Context(), nil)
+	for mode, want := range map[string]bool{"0600": true, "0644": true, "0620": false, "0602": false, "0666": false} {
+		doc := strings.Replace(volXML(mode, "raw", mib, ""), "</target>", "<permissions><mode>"+mode+"</mode></permissions></target>", 1)
+		for what, err := range map[string]error{
+			"made":   second(p.CreateVolume(held, doc, CreateOptions{})),
+			"copied": second(p.CloneVolume(held, strings.Replace(doc, mode, mode+"-copy", 1), p, "disk", CreateOptions{})),
+		} {
+			if want && err != nil || !want && !fault.Is(err, fault.Denied) {
+				t.Errorf("one of mode %s is %s: %v", mode, what, err)
+			}
+		}
+		must(t, second(p.CreateVolume(t.Context(), strings.Replace(doc, mode, mode+"-free", 1), CreateOptions{})))
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
 )
 
 // Build says how much of a pool's storage is made.
@@ -117,6 +118,15 @@ func setPermissions(f *os.File, p permissions, s fault.Subject) error {
 		}
 	}
 	return nil
+}
+
+// keep refuses a volume that others than its owner may write, of a client that is held to folders: what
+// is written there by its path, a header that leads elsewhere say, would count as the owner's, who is root.
+func (p permissions) keep(ctx context.Context) error {
+	if p.mode < 0 || p.mode&0o022 == 0 || image.FenceOf(ctx) == nil {
+		return nil
+	}
+	return fault.New(fault.Denied, fault.Volume, "mode %04o would let others than the volume's owner write to it past the daemon, and this client's images are held to places; take 'write' from group and others", p.mode)
 }
 
 // makeFileSystem formats the pool's device.

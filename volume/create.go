@@ -149,7 +149,7 @@ func (p *Pool) make(ctx context.Context, w *wish, after func(), draw func(contex
 		after()
 		return nil, fault.New(fault.Exists, fault.Volume, "volume %q exists already in pool %q", w.name, p.name)
 	}
-	if err := allowed(ctx, p.name, w.name); err != nil {
+	if err := errors.Join(allowed(ctx, p.name, w.name), w.perms.keep(ctx)); err != nil {
 		after()
 		return nil, err
 	}
