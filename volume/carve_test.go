@@ -145,6 +145,16 @@ func TestPartitionsTakeTheirData(t *testing.T) {
 	_, err = p.CloneVolume(t.Context(), partXML(part(3), 2*mib), p, v.Name, CreateOptions{Reflink: true})
 	wantKind(t, err, fault.Unsupported)
 
+	// Nor is a file of the host's a copy of what looks like an image above it, and which a guest could have written.
+	files, secret := d.dirPool("files"), filepath.Join(t.TempDir(), "secret")
+	must(t, os.WriteFile(secret, make([]byte, mib), 0o600))
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", filepath.Join(files.View().Target, "claims")).CombinedOutput()
+	if err != nil {
+		t.Fatal(err, string(out))
+	}
+	must(t, files.Refresh(t.Context()))
+	wantKind(t, second(p.CloneVolume(t.Context(), partXML(part(3), 2*mib), files, "claims", CreateOptions{})), fault.Denied)
+
 	must(t, p.WipeVolume(t.Context(), v.Name, false))
 	if slices.Max(readVolumeBytes(t, p, v.Name)) != 0 {
 		t.Error("something is left after wiping")
