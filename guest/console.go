@@ -40,7 +40,8 @@ func (g *Guest) OpenConsole(ctx context.Context, alias string, o ConsoleOptions)
 }
 
 // OpenChannel opens the host's end of a channel: the first one, or that of an
-// alias or name.
+// alias or name. That of the guest's agent is none of them: who speaks there has the guest do
+// what he likes, as root, and takes the line from the daemon.
 func (g *Guest) OpenChannel(ctx context.Context, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
 	return g.openChar(ctx, name, o, func(s *device.Set) []*device.Char { return s.Channels })
 }
@@ -53,6 +54,9 @@ func (g *Guest) openChar(ctx context.Context, name string, o ConsoleOptions, of 
 	c := pickChar(of(&v.Active.Devices), name)
 	if c == nil {
 		return nil, fault.New(fault.NotFound, fault.Device, "cannot find console device '%s'", name)
+	}
+	if c.Name == agentChannel {
+		return nil, fault.New(fault.Unsupported, fault.Device, "channel %s is that of the guest's agent, to whom the daemon speaks for all: send the agent commands (virsh qemu-agent-command), or name another channel", c.Alias)
 	}
 	return r.consoles.open(ctx, c, o, r.openBackend)
 }

@@ -78,7 +78,7 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 	others, err := new(net.ListenConfig).Listen(d.ctx(), "unix", socket)
 	ok(t, err)
 	defer others.Close()
-	for _, c := range g.View().Active.Devices.Channels {
+	for _, c := range g.View().Active.Devices.Channels[:1] { // the other is the agent's
 		ok(t, os.Remove(c.Backend.Path))
 		ok(t, os.Symlink(socket, c.Backend.Path))
 		channel, err := g.OpenChannel(d.ctx(), c.Name, guest.ConsoleOptions{})
@@ -214,4 +214,24 @@ func TestNoGuestRunsAsAnotherOnesUser(t *testing.T) {
 		second := d.define(strings.Replace(small(fmt.Sprintf("second-%d", i)), "</domain>", label, 1))
 		refused(t, second.Start(d.ctx(), guest.StartOptions{}), fault.Invalid, fmt.Sprint(id))
 	}
+}
+
+// Whoever may open the guest's consoles and channels does not speak to its agent by that, which does
+// as root what it is told.
+func TestTheAgentsChannelIsNobodysToOpen(t *testing.T) {
+	d := newDaemonOf(t, true)
+	channel := "<channel type='unix'><target type='virtio' name='%s'/></channel>"
+	g := d.define(small("agent", fmt.Sprintf(channel, "org.qemu.guest_agent.0"), fmt.Sprintf(channel, "org.test.0")))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	open := func(name string) error {
+		c, err := g.OpenChannel(d.ctx(), name, guest.ConsoleOptions{Force: true})
+		if err == nil {
+			ok(t, c.Close())
+		}
+		return err
+	}
+	for _, name := range []string{"", "org.qemu.guest_agent.0", g.View().Active.Devices.Channels[0].Alias} {
+		refused(t, open(name), fault.Unsupported, "agent")
+	}
+	ok(t, open("org.test.0"))
 }
