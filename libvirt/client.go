@@ -84,7 +84,6 @@ func newClient(s *Server, conn net.Conn, readOnly bool) *client {
 	c.reading, c.stopRead = context.WithCancelCause(c.life)
 	c.calls = turnstile.With(s.calls, s.turns.Queue())
 	c.session = newSession(c, p, readOnly)
-	c.owner = c.session.who().Owner()
 	return c
 }
 

@@ -239,6 +239,30 @@ func TestStrangersAreBounded(t *testing.T) {
 	}
 }
 
+// TestOtherHostsAnswerForThemselves: what one host has of connections and memory is not another's.
+func TestOtherHostsAnswerForThemselves(t *testing.T) {
+	h := serve(t, func(s *Server) { s.limits.strangers = 1 })
+	come := func(address string) (*client, bool) {
+		near, far := net.Pipe()
+		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+		c := newClient(h.server, near, false)
+		c.session.identity = access.Who{Address: address} // as fromAfar has it
+		return c, h.server.add(c)
+	}
+	one, in := come("192.0.2.1:1000")
+	other, alsoIn := come("192.0.2.2:1000")
+	if _, again := come("192.0.2.1:1001"); !in || !alsoIn || again {
+		t.Fatalf("let in are the first connection: %v, that of another host: %v, the second one: %v", in, alsoIn, again)
+	}
+	h.server.memory.take(one, 10)
+	if n := h.server.memory.of[other.owner]; n != 0 {
+		t.Errorf("%d bytes of one host are another's", n)
+	}
+	h.server.memory.give(one, 10)
+	h.server.remove(one)
+	h.server.remove(other)
+}
+
 // TestConnectStorm: thousands come and go, in the middle of anything, and nobody is
 // refused who stays.
 func TestConnectStorm(t *testing.T) {

@@ -259,14 +259,16 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// add counts a client in, unless its owner has too many.
+// add counts a client in, unless its owner has too many. Of one of another host it is known by now
+// which that is.
 func (s *Server) add(c *client) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	who := c.owner
+	who := c.session.who().Owner()
 	if s.owners[who] >= s.limits.each || who.PID == 0 && s.strangers[who] >= s.limits.strangers {
 		return false
 	}
+	c.owner = who
 	s.owners[who]++
 	s.strangers[who]++
 	c.strange = true
