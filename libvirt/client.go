@@ -14,7 +14,6 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/polkit"
 	"github.com/lodge-kvm/lodge/socket"
-	"github.com/lodge-kvm/lodge/turnstile"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -82,7 +81,7 @@ func newClient(s *Server, conn net.Conn, readOnly bool) *client {
 	// ends the connection only when the calls in flight were answered.
 	c.life, c.end = context.WithCancelCause(context.Background())
 	c.reading, c.stopRead = context.WithCancelCause(c.life)
-	c.calls = turnstile.With(s.calls, s.turns.Queue())
+	c.calls = s.calls
 	c.session = newSession(c, p, readOnly)
 	return c
 }

@@ -234,12 +234,12 @@ func TestStrangersAreBounded(t *testing.T) {
 	for _, c := range append(in, one) {
 		h.server.remove(c)
 	}
-	if len(h.server.strangers) != 0 || len(h.server.owners) != 0 {
-		t.Errorf("strangers %v and owners %v stay", h.server.strangers, h.server.owners)
+	if len(h.server.strangers) != 0 || len(h.server.owners) != 0 || len(h.server.parties) != 0 {
+		t.Errorf("strangers %v, owners %v and parties %v stay", h.server.strangers, h.server.owners, h.server.parties)
 	}
 }
 
-// TestOtherHostsAnswerForThemselves: what one host has of connections and memory is not another's.
+// TestOtherHostsAnswerForThemselves: what one host has of connections, memory and turns is not another's.
 func TestOtherHostsAnswerForThemselves(t *testing.T) {
 	h := serve(t, func(s *Server) { s.limits.strangers = 1 })
 	come := func(address string) (*client, bool) {

@@ -102,6 +102,7 @@ type Server struct {
 	mu        sync.Mutex
 	clients   map[*client]struct{}
 	owners    map[access.Owner]int // connections
+	parties   map[access.Owner]*turnstile.Party
 	strangers map[access.Owner]int // of them, those that have not authenticated yet
 	gone      sync.WaitGroup       // the clients
 }
@@ -122,6 +123,7 @@ func New(c Config) *Server {
 		turns:     turnstile.New(max(runtime.GOMAXPROCS(0)-1, 1)),
 		clients:   map[*client]struct{}{},
 		owners:    map[access.Owner]int{},
+		parties:   map[access.Owner]*turnstile.Party{},
 		strangers: map[access.Owner]int{},
 	}
 	s.memory = newMemory(maxHeld)
@@ -268,7 +270,10 @@ func (s *Server) add(c *client) bool {
 	if s.owners[who] >= s.limits.each || who.PID == 0 && s.strangers[who] >= s.limits.strangers {
 		return false
 	}
-	c.owner = who
+	if s.parties[who] == nil {
+		s.parties[who] = s.turns.Party()
+	}
+	c.owner, c.calls = who, turnstile.With(s.calls, s.parties[who].Queue())
 	s.owners[who]++
 	s.strangers[who]++
 	c.strange = true
@@ -284,6 +289,7 @@ func (s *Server) remove(c *client) {
 	who := c.owner
 	if s.owners[who]--; s.owners[who] == 0 {
 		delete(s.owners, who)
+		delete(s.parties, who)
 	}
 	s.mu.Unlock()
 	s.gone.Done()

@@ -18,22 +18,34 @@ import (
 type Turnstile struct {
 	mu   sync.Mutex // held over nothing slow
 	free int
-	// waiting are the queues in which somebody waits, in the order of their turns.
-	waiting []*Queue
+	// waiting are those of whose queues somebody waits in one, in the order of their turns.
+	waiting []*Party
 }
 
 // New makes a turnstile with a number of places.
 func New(places int) *Turnstile { return &Turnstile{free: places} }
 
-// Queue is where the work of one client waits. Each place that becomes free goes
-// to the next queue.
-type Queue struct {
+// Party has queues: whoever has many takes no more turns than who has one. Each place that becomes
+// free goes to the next party, and of its queues to the next.
+type Party struct {
 	turnstile *Turnstile
-	waiting   []chan struct{} // a channel is closed when its work has a place
+	waiting   []*Queue // in which somebody waits, in the order of their turns
+}
+
+// Party makes one. It needs no end.
+func (t *Turnstile) Party() *Party { return &Party{turnstile: t} }
+
+// Queue is where the work of one client waits.
+type Queue struct {
+	party   *Party
+	waiting []chan struct{} // a channel is closed when its work has a place
 }
 
 // Queue makes a queue. It needs no end.
-func (t *Turnstile) Queue() *Queue { return &Queue{turnstile: t} }
+func (p *Party) Queue() *Queue { return &Queue{party: p} }
+
+// Queue makes a queue that is alone in its party.
+func (t *Turnstile) Queue() *Queue { return t.Party().Queue() }
 
 type key struct{}
 
@@ -50,12 +62,13 @@ func Do(ctx context.Context, work func() error) error {
 	if err := q.enter(ctx); err != nil {
 		return err
 	}
-	defer q.turnstile.leave()
+	defer q.party.turnstile.leave()
 	return work()
 }
 
 func (q *Queue) enter(ctx context.Context) error {
-	t := q.turnstile
+	p := q.party
+	t := p.turnstile
 	t.mu.Lock()
 	if t.free > 0 {
 		t.free--
@@ -63,8 +76,11 @@ func (q *Queue) enter(ctx context.Context) error {
 		return nil
 	}
 	turn := make(chan struct{})
+	if len(p.waiting) == 0 {
+		t.waiting = append(t.waiting, p)
+	}
 	if len(q.waiting) == 0 {
-		t.waiting = append(t.waiting, q)
+		p.waiting = append(p.waiting, q)
 	}
 	q.waiting = append(q.waiting, turn)
 	t.mu.Unlock()
@@ -91,14 +107,19 @@ func (t *Turnstile) forget(q *Queue, turn chan struct{}) bool {
 		return false
 	}
 	q.waiting = slices.Delete(q.waiting, i, i+1)
+	p := q.party
 	if len(q.waiting) == 0 {
-		i = slices.Index(t.waiting, q)
+		i = slices.Index(p.waiting, q)
+		p.waiting = slices.Delete(p.waiting, i, i+1)
+	}
+	if len(p.waiting) == 0 {
+		i = slices.Index(t.waiting, p)
 		t.waiting = slices.Delete(t.waiting, i, i+1)
 	}
 	return true
 }
 
-// leave gives a place to the first of the next queue.
+// leave gives a place to the first of the next queue of the next party.
 func (t *Turnstile) leave() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,12 +127,17 @@ func (t *Turnstile) leave() {
 		t.free++
 		return
 	}
-	q := t.waiting[0]
+	p := t.waiting[0]
 	t.waiting = slices.Delete(t.waiting, 0, 1)
+	q := p.waiting[0]
+	p.waiting = slices.Delete(p.waiting, 0, 1)
 	turn := q.waiting[0]
 	q.waiting = slices.Delete(q.waiting, 0, 1)
 	if len(q.waiting) > 0 {
-		t.waiting = append(t.waiting, q)
+		p.waiting = append(p.waiting, q)
+	}
+	if len(p.waiting) > 0 {
+		t.waiting = append(t.waiting, p)
 	}
 	close(turn)
 }

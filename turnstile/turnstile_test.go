@@ -54,6 +54,44 @@ func TestWhoBringsMuchWaitsBehindHimself(t *testing.T) {
 	})
 }
 
+// TestManyQueuesOfOneTakeNoMoreTurns: who comes by many ways waits behind himself as who brings much by one.
+func TestManyQueuesOfOneTakeNoMoreTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ts := New(1)
+		crowd := ts.Party()
+		block := make(chan struct{})
+		all := []<-chan error{wait(t.Context(), ts.Queue(), func() { <-block })}
+		synctest.Wait()
+		var order []string // one has the place at a time
+		bring := func(q *Queue, who string) {
+			all = append(all, wait(t.Context(), q, func() { order = append(order, who) }))
+			synctest.Wait()
+		}
+		first := crowd.Queue()
+		bring(first, "crowd 1")
+		bring(first, "crowd 1")
+		for range 3 {
+			bring(crowd.Queue(), "crowd")
+		}
+		little := ts.Queue()
+		for range 2 {
+			bring(little, "little")
+		}
+		close(block)
+		for _, done := range all {
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want := []string{"crowd 1", "little", "crowd", "little", "crowd", "crowd", "crowd 1"}; !slices.Equal(order, want) {
+			t.Errorf("the order is %v", order)
+		}
+		if ts.free != 1 || len(ts.waiting) != 0 || len(crowd.waiting) != 0 {
+			t.Errorf("%+v %+v", ts, crowd)
+		}
+	})
+}
+
 func TestWhoGivesUpKeepsNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ts := New(1)
@@ -100,8 +138,12 @@ func TestPlacesAreNeverOversold(t *testing.T) {
 	ts := New(places)
 	var inside, most atomic.Int32
 	var all sync.WaitGroup
-	for range 20 {
+	party := ts.Party()
+	for i := range 20 {
 		q := ts.Queue()
+		if i%2 == 0 {
+			q = party.Queue()
+		}
 		for range 20 {
 			all.Go(func() {
 				ctx, stop := context.WithTimeout(t.Context(), time.Duration(rand.IntN(3000))*time.Microsecond)
