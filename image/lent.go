@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -255,7 +257,11 @@ func Believe(ctx context.Context, f *os.File) error {
 		return nil
 	}
 	for _, info := range said {
-		path, err := Locate(f.Name(), info.Backing.Name)
+		name := strings.TrimPrefix(info.Backing.Name, "file:")
+		if !filepath.IsAbs(name) && !filepath.IsLocal(name) { // whoever may move the image has it lead elsewhere
+			return nil
+		}
+		path, err := Locate(f.Name(), name)
 		if err != nil {
 			return err
 		}

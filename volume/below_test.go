@@ -95,7 +95,7 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 	held := func(folders ...string) context.Context { return image.WithFence(t.Context(), folders) }
 	upload := func(ctx context.Context, base string, end func(*Upload) error) {
 		t.Helper()
-		out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", forged).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", base, "-F", "raw", forged, "1M").CombinedOutput()
 		if err != nil {
 			t.Fatal(err, string(out))
 		}
@@ -124,6 +124,13 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 	must(t, err)
 	opens(copied.Path, false)
 	upload(held(dir), secret, (*Upload).Close)
+	opens(disk.Path, true)
+	beside := d.volume(p, volXML("beside", "raw", mib, "")).Path
+	up, err := filepath.Rel(filepath.Dir(disk.Path), secret)
+	must(t, err)
+	upload(held(dir), up, (*Upload).Close) // which leads elsewhere from where the file is moved to
+	opens(disk.Path, false)
+	upload(held(filepath.Dir(disk.Path)), filepath.Base(beside), (*Upload).Close)
 	opens(disk.Path, true)
 	upload(t.Context(), secret, (*Upload).Close) // by whom nobody holds
 	opens(disk.Path, true)
