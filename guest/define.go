@@ -254,14 +254,20 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
 	return nil
 }
 
-// loosen writes down of a running guest that it is to be transient, before the store forgets it: the
-// next daemon takes one that is said to be persistent and has no record for lost.
+// loosen writes down of a running guest that it is to be transient, before the store forgets it, and
+// of one that has just run: the next daemon takes one that is said to be persistent and has no record
+// for lost.
 func (g *Guest) loosen(o UndefineOptions) error {
-	g.state.Persistent = false
 	r := g.run
 	if r == nil {
-		return nil
+		if g.unstored != nil { // what the record said is to be the store's before
+			if err := g.keep(); err != nil {
+				return err
+			}
+		}
+		return g.outdate(false)
 	}
+	g.state.Persistent = false
 	keepTPM, made := r.KeepTPM, r.MadeNVRAM
 	r.KeepTPM, r.MadeNVRAM = o.KeepTPM, made && !o.KeepNVRAM
 	err := g.journal()

@@ -156,6 +156,30 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 	}
 }
 
+// One that is undefined then is transient for the daemon that can adopt it.
+func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("quarantined"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	var text any
+	d.reopen(func() {
+		r := record(t, g)
+		text, r["XML"] = r["XML"], "<domain"
+		writeRecord(t, g, r)
+	})
+	ok(t, d.again(g).Undefine(d.ctx(), guest.UndefineOptions{}))
+	d.reopen(func() {
+		r := record(t, g)
+		r["XML"] = text
+		writeRecord(t, g, r)
+	})
+	g = d.again(g)
+	d.want(g, domain.Running, domain.ReasonBooted)
+	if g.View().Persistent {
+		t.Error("it is defined again")
+	}
+}
+
 // Somebody has cleared the host's /run: what is known of a running guest is its group alone.
 func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 	d := newDaemon(t)

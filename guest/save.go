@@ -197,6 +197,10 @@ func (g *Guest) dropManagedSave() error {
 		g.record.ManagedSave = true
 		return err
 	}
+	if err := g.outdate(true); err != nil {
+		g.record.ManagedSave = true
+		return errors.Join(err, g.keep())
+	}
 	g.removeManagedSave()
 	return nil
 }

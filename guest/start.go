@@ -52,11 +52,6 @@ func (g *Guest) planAnyStart(o StartOptions) (work, error) {
 	if g.inactive == nil {
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has no persistent definition to start from", g.record.Name)
 	}
-	if g.record.ManagedSave && g.unstored != nil { // a start that fails would take away what tells of the image
-		if err := g.keep(); err != nil {
-			return nil, err
-		}
-	}
 	if g.record.ManagedSave && !o.ForceBoot {
 		return g.planManagedRestore(o), nil
 	}

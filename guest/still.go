@@ -91,8 +91,8 @@ func (g *Guest) setTemplate(on bool) error {
 	return nil
 }
 
-// admitRun refuses to run a guest whose disks have to stay as they are. It runs in
-// the loop.
+// admitRun refuses to run a guest whose disks have to stay as they are, or that would take away
+// what tells the next daemon of its managed save image. It runs in the loop.
 func (g *Guest) admitRun() error {
 	switch {
 	case g.record.Template:
@@ -101,6 +101,8 @@ func (g *Guest) admitRun() error {
 			g.record.Name, g.record.Name)
 	case g.still > 0:
 		return fault.New(fault.Busy, fault.Domain, "domain %q is being cloned; start it when that is done", g.record.Name)
+	case g.unstored != nil:
+		return g.keep()
 	}
 	return nil
 }

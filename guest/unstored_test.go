@@ -79,9 +79,41 @@ func TestAManagedSaveThatIsUsedUpLate(t *testing.T) {
 	find := d.misplace()
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	ok(t, g.Destroy(d.ctx(), false))
+	if err := g.Start(d.ctx(), guest.StartOptions{}); err == nil {
+		t.Error("a start takes away what tells that the image is used up")
+	}
 	d.reopen(find)
 	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
 	d.want(d.again(g), domain.Running, domain.ReasonBooted)
+}
+
+// What a run has left that the host did not take back yet brings back nothing: neither a guest that
+// was undefined since, nor an image that was removed.
+func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
+	d := newDaemon(t)
+	saved := func(name string) *guest.Guest {
+		g := d.define(small(name))
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		left := record(t, g)
+		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+		d.settle(g, domain.ShutOff)
+		left["State"].(map[string]any)["EndFor"] = domain.ReasonSaved
+		left["Saving"] = map[string]any{"Path": g.ManagedSavePath(), "Managed": true}
+		writeRecord(t, g, left)
+		return g
+	}
+	gone, bare := saved("gone"), saved("bare")
+	ok(t, gone.Undefine(d.ctx(), guest.UndefineOptions{ManagedSave: true}))
+	ok(t, bare.RemoveManagedSave(d.ctx()))
+	d.reopen(func() {})
+	if _, err := d.ByUUID(gone.UUID()); err == nil {
+		t.Error("a guest that was undefined is back")
+	}
+	if d.again(bare).View().ManagedSave {
+		t.Error("an image that was removed is said to be there")
+	}
+	ok(t, d.again(bare).Start(d.ctx(), guest.StartOptions{}))
+	d.want(d.again(bare), domain.Running, domain.ReasonBooted)
 }
 
 // A guest that its user has started and ended is not started with the host again by the next

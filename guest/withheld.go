@@ -17,6 +17,29 @@ import (
 // it does. Most of it goes by the guest's UUID: once the guest is started again that start has
 // cleared it away, or has it.
 
+// outdate has the record of a run that has ended, whose directory the host has not taken back yet,
+// or that could not be adopted, say what has become of the guest since: the next daemon settles the
+// guest by it, and would have back what was forgotten. It runs in the loop.
+func (g *Guest) outdate(persistent bool) error {
+	if g.run != nil || g.job != nil {
+		return nil // it is of a run that goes on, or begins
+	}
+	dir := g.reg.guestDir(g.uuid)
+	rec, err := readRunRecord(dir)
+	switch {
+	case rec == nil && g.quarantine != "":
+		return nil // nor does the next daemon read it
+	case rec != nil && g.quarantine == "":
+		rec.Saving, rec.FromManaged = nil, false
+		rec.KeepTPM, rec.MadeNVRAM = true, false // what of them was to go has gone
+	}
+	if rec != nil {
+		rec.State.Persistent = persistent
+		err = writeRunRecord(dir, rec)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down what becomes of domain %q", g.record.Name)
+}
+
 // lastTry is the longest pause between two tries.
 const lastTry = time.Minute
 
