@@ -94,7 +94,11 @@ func (g *Guest) planUnplug(dev device.Device, also twin, async bool) (work, erro
 		return func() error {
 			switch {
 			case err == nil:
-				return g.part(alias)
+				failed := g.part(alias)
+				if failed != nil && r.def.Devices.ByAlias(alias) == nil {
+					g.endParting(alias)
+				}
+				return failed
 			case !unknown:
 				g.endParting(alias)
 			}
@@ -133,15 +137,18 @@ func (g *Guest) deviceGone(alias string) {
 	if err != nil {
 		g.log.Error("cannot clean up after a removed device", "alias", alias, "error", err)
 	}
-	if err := g.part(alias); err != nil {
-		g.log.Error("the definition keeps a device that was unplugged for good", "alias", alias, "error", err)
+	parted := g.part(alias)
+	if parted != nil {
+		g.log.Error("the definition keeps a device that was unplugged for good", "alias", alias, "error", parted)
 	}
 	r.Leaving = append(r.Leaving, left)
 	r.Surplus = r.Surplus || g.reg.hasNodes(dev)
 	r.shorten = r.Surplus
 	g.returnMemory(r.def, dev)
 	g.setActive(func(d *domain.Definition) { d.Remove(d.Devices.ByAlias(alias)) })
-	g.dropParting(alias)
+	if parted == nil { // else whoever waits tries once more, and is told
+		g.dropParting(alias)
+	}
 	g.keepActive()
 	failpoint.Reach("unplug.gone")
 	wait := r.removals[alias]

@@ -212,3 +212,33 @@ func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
 	d.reopen(func() {})
 	d.want(d.again(g), domain.Paused, domain.ReasonUser)
 }
+
+// A running guest loses a device, just when the store takes no changes any more: whoever asked for
+// that in its definition, too, is told. Processors it is not given then.
+func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
+	d := newDaemon(t)
+	path := filepath.Join(d.dir, "stick.raw")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
+	g := d.define(strings.Replace(small("kept", `<controller type='usb' model='qemu-xhci'/>`, stick), "<vcpu>1", "<vcpu current='1'>2", 1))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	both := guest.Affect{Live: true, Config: true}
+	pid := d.pid("kept")
+	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
+	told := make(chan error, 1)
+	go func() { told <- g.Detach(context.WithoutCancel(d.ctx()), stick, both) }()
+	eventually(t, "a detach under way", func() bool { return g.Job().Kind == domain.JobModify })
+	find := d.misplace()
+	ok(t, syscall.Kill(pid, syscall.SIGCONT))
+	if err := <-told; err == nil {
+		t.Error("its client is told that it is done")
+	}
+	if v := g.View(); len(v.Active.Devices.Disks) != 0 || len(v.Inactive.Devices.Disks) != 1 {
+		t.Errorf("it runs with %d disks and is stored with %d", len(v.Active.Devices.Disks), len(v.Inactive.Devices.Disks))
+	}
+	if err := g.SetVCPUs(d.ctx(), 2, guest.VCPUOptions{Affect: both}); err == nil || g.View().Active.VCPUs.Current != 1 {
+		t.Errorf("%v, and it has %d processors", err, g.View().Active.VCPUs.Current)
+	}
+	find()
+	ok(t, g.Detach(d.ctx(), stick, guest.Affect{Config: true}))
+}

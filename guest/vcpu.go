@@ -48,6 +48,11 @@ func (g *Guest) SetVCPUs(ctx context.Context, n uint, o VCPUOptions) error {
 		if !a.Live {
 			return nil, g.redefine(config)
 		}
+		if a.Config { // as in edit
+			if err := g.keepAhead(); err != nil {
+				return nil, err
+			}
+		}
 		return g.planVCPUs(n, config)
 	})
 }
