@@ -344,6 +344,19 @@ func (g *Guest) startResync() {
 	})
 }
 
+// goOnOnce lets a guest run that has been loaded. One that did so before may have been stopped since
+// by what it did to itself.
+func goOnOnce(ctx context.Context, s *qmp.Session) error {
+	var found struct{ Status string }
+	if err := s.Execute(ctx, "query-status", nil, &found); err != nil {
+		return err
+	}
+	if phase, reason := activePhase(found.Status); phase != domain.Paused || reason != domain.ReasonUnknown {
+		return nil
+	}
+	return s.Execute(ctx, "cont", nil, nil)
+}
+
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 	def, save, plug, change, amend, left := r.def, r.Saving, r.plugging, r.changing, r.amending, slices.Clone(r.Leaving)
 	parting, resuming := len(r.Parting) > 0, r.Resuming
@@ -355,7 +368,7 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 			g.reg.forgetHalf(g.uuid)
 		}
 		if resuming { // its daemon did not live to, or to write down that it did
-			if err := s.Execute(ctx, "cont", nil, nil); err != nil {
+			if err := goOnOnce(ctx, s); err != nil {
 				return nil, err
 			}
 		}

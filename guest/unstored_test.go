@@ -213,6 +213,23 @@ func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
 	d.want(d.again(g), domain.Paused, domain.ReasonUser)
 }
 
+// Such a guest has ended by its own doing before the next daemon came, and is kept as it ended.
+func TestARestoreThatWasCutOffIsNotGoneOnWithAfterItsEnd(t *testing.T) {
+	d := newDaemon(t)
+	g := d.bear("ended", "<on_poweroff>preserve</on_poweroff>")
+	d.awaitFirmware(g)
+	d.poke(g, powerOff)
+	d.settle(g, domain.Paused)
+	d.reopen(func() {
+		r := record(t, g)
+		r["Resuming"] = true
+		writeRecord(t, g, r)
+	})
+	g = d.again(g)
+	eventually(t, "the restore is done with", func() bool { return record(t, g)["Resuming"] == nil })
+	d.want(g, domain.Paused, domain.ReasonShuttingDown)
+}
+
 // A running guest loses a device, just when the store takes no changes any more: whoever asked for
 // that in its definition, too, is told. Processors it is not given then.
 func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
