@@ -289,6 +289,9 @@ func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 	g := r.adopted(rec)
 	g.run, g.state, g.since = run, rec.State, rec.Since
 	g.findRunning(rec, run.def)
+	if g.inactive == nil && rec.State.Persistent { // a daemon to come may know it again
+		run.KeepTPM, run.MadeNVRAM = true, false
+	}
 	g.state.Persistent = g.inactive != nil // what is stored counts
 	g.settleManaged(run, rec)
 	g.live.Store(run)
@@ -422,7 +425,11 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 		}
 		dropHalfNVRAM(fenced, run)
 	}
-	if g == nil && started && r.store.Sound() { // else its definition may be lost
+	switch {
+	case g != nil || !started:
+	case rec.State.Persistent: // a daemon to come may know it again
+		r.noteLeft(rec.UUID, rec.Name, run.log)
+	case r.store.Sound(): // else its definition may be lost
 		r.dropSecretsOf(rec, run.def, run.log)
 	}
 	if g == nil || !started {

@@ -227,7 +227,7 @@ func (g *Guest) id() int {
 
 // forget takes the guest out of the registry and ends its loop.
 func (g *Guest) forget() {
-	g.noteLeft()
+	g.reg.noteLeft(g.uuid, g.record.Name, g.log)
 	g.reg.hasRun(g.uuid)
 	g.reg.traits.set(g.uuid, nil)
 	g.reg.remove(g)

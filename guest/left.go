@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"log/slog"
 	"os"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -21,13 +22,13 @@ func (r *Registry) left(uuid string) bool {
 	return false
 }
 
-// noteLeft notes whose secrets stay. It runs in the loop of the guest that is forgotten.
-func (g *Guest) noteLeft() {
-	if !g.reg.left(g.uuid) {
+// noteLeft notes whose secrets stay of a guest that is forgotten.
+func (r *Registry) noteLeft(uuid, name string, log *slog.Logger) {
+	if !r.left(uuid) {
 		return
 	}
-	if err := g.reg.store.Put(leftKind, g.uuid, g.record.Name); err != nil {
-		g.log.Error("cannot note whose TPM's state or UEFI variables stay", "error", err)
+	if err := r.store.Put(leftKind, uuid, name); err != nil {
+		log.Error("cannot note whose TPM's state or UEFI variables stay", "error", err)
 	}
 }
 

@@ -3,10 +3,12 @@ package guest_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/store"
 )
@@ -131,5 +133,53 @@ func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 		if !d.again(g).View().Persistent {
 			t.Errorf("%s was defined, and is not", g.Name())
 		}
+	}
+}
+
+// In the store that came back another guest has the name of one that runs: who comes to know that
+// one again finds the state of its TPM, and nobody else does.
+func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
+	d := newDaemon(t)
+	path := store.Path(filepath.Join(d.dir, "data"))
+	taken := d.define(small("taken"))
+	var backup []byte
+	d.reopen(func() {
+		var err error
+		backup, err = os.ReadFile(path)
+		ok(t, err)
+	})
+	ok(t, d.again(taken).Undefine(d.ctx(), guest.UndefineOptions{}))
+	for name, end := range map[string]func(){
+		"under the next daemon": func() {},
+		"before it came": func() {
+			pid := d.pid("taken")
+			ok(t, syscall.Kill(pid, syscall.SIGKILL))
+			_, err := syscall.Wait4(pid, nil, 0, nil) // this test's child
+			ok(t, err)
+		},
+	} {
+		g := d.define(small("taken"))
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		state := filepath.Join(d.dir, "data/guest/tpm", g.UUID())
+		ok(t, os.MkdirAll(state, 0o700))
+		ok(t, os.WriteFile(filepath.Join(state, "tpm2-00.permall"), []byte("secret"), 0o600))
+		var now []byte
+		d.reopen(func() {
+			var err error
+			now, err = os.ReadFile(path)
+			ok(t, err)
+			ok(t, os.WriteFile(path, backup, 0o600))
+			end()
+		})
+		if g, err := d.ByUUID(g.UUID()); err == nil {
+			ok(t, g.Destroy(d.ctx(), false))
+		}
+		if gone(state) {
+			t.Errorf("it ended %s: the state of its TPM is gone", name)
+		}
+		_, err := d.Define(d.ctx(), strings.Replace(small("thief"), "</name>", "</name><uuid>"+g.UUID()+"</uuid>", 1), false)
+		refused(t, err, fault.Exists, "another name")
+		d.reopen(func() { ok(t, os.WriteFile(path, now, 0o600)) })
+		ok(t, d.again(g).Undefine(d.ctx(), guest.UndefineOptions{}))
 	}
 }
