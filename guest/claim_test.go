@@ -184,6 +184,22 @@ func TestVariablesThatCannotBeRemovedYetAreRemovedLater(t *testing.T) {
 	}
 }
 
+// What an undefinition that the store refused has left noted is not done after one that keeps the variables.
+func TestVariablesThatAreKeptStayUnderTheNextDaemon(t *testing.T) {
+	r := bareRegistry(t)
+	const uuid = "22222222-3333-4444-5555-666666666666"
+	vars := filepath.Join(t.TempDir(), "vars")
+	if err := r.store.Put(removals, uuid, goods{NVRAM: vars}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := guestOf(t, r, uuid, vars).noteRemoval(UndefineOptions{KeepNVRAM: true}, vars, nil); err != nil {
+		t.Fatal(err)
+	}
+	if r.removalKept(uuid) {
+		t.Error("they are to be removed still")
+	}
+}
+
 // A half-made file of a start that was cut off goes from where it was made, and not from
 // where a client who is held to folders has made a link lead meanwhile.
 func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {

@@ -34,12 +34,21 @@ func (g *Guest) noteRemoval(o UndefineOptions, nvram string, held []string) (don
 		what.TPM = err == nil
 	}
 	if what.NVRAM == "" && !what.TPM {
-		return func() {}, nil
+		return func() {}, g.reg.unsayRemoval(g.uuid)
 	}
 	if err := g.reg.store.Put(removals, g.uuid, what); err != nil {
 		return nil, err
 	}
 	return func() { g.reg.forgetRemoval(g.uuid) }, nil
+}
+
+// unsayRemoval forgets what an attempt that the store refused amid has left noted: nothing is to go.
+func (r *Registry) unsayRemoval(uuid string) error {
+	var what goods
+	if fault.Is(r.store.Get(removals, uuid, &what), fault.NotFound) {
+		return nil
+	}
+	return r.store.Delete(removals, uuid)
 }
 
 func (r *Registry) forgetRemoval(uuid string) {
