@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/mount/mounttest"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
 )
@@ -41,6 +43,50 @@ func TestATileThatCannotBeNotedIsNotMade(t *testing.T) {
 	h.Recover(t.Context())
 	h.wants("files", files(t, dir))
 	h.wants("guests", h.chosen("all"))
+}
+
+// A tile whose removal could not be gone on with is not taken for a whole one.
+func TestATileThatIsHalfRemovedIsNotThere(t *testing.T) {
+	h := newHerd(t)
+	h.withPool()
+	tt := template(t, twoGuests)
+	_, err := h.create(tt, 1, 1)
+	ok(t, err)
+	docs, err := tt.expand("lab", 1)
+	ok(t, err)
+	ok(t, h.begun(docs.name, docs.names()))
+	h.leave(tileKind, docs.name, docs.names())
+	ok(t, h.deleteVolume(t.Context(), docs.names()[0]))
+	got, err := h.create(tt, 1, 1)
+	h.wants("half removed", got, "lab/1 failed")
+	refused(t, err, fault.Exists, "removal was cut off")
+}
+
+// A volume that nobody can see yet, because its pool is still being read, is not taken for gone.
+func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	p, err := h.Fleet.pools.ByName("default")
+	ok(t, err)
+	_, err = p.FillVolume(t.Context(), "half", []byte("made"))
+	ok(t, err)
+	ok(t, h.begun("lab/1", []VolumeName{{Pool: "default", Name: "half"}}))
+	h.Fleet.pools.Close()
+	release := mounttest.Hang(t, dir)
+	h.Fleet.pools, err = volume.Open(volume.Options{Store: h.store, Events: h.events, Log: h.log})
+	ok(t, err)
+	t.Cleanup(h.Fleet.pools.Close)
+	h.Recover(t.Context())
+	release()
+	ok(t, h.Fleet.pools.Settle(t.Context()))
+	p, err = h.Fleet.pools.ByName("default")
+	ok(t, err)
+	if !p.View().Active() { // its file system has failed
+		ok(t, p.Start(t.Context(), volume.NoBuild))
+	}
+	h.wants("files before", files(t, dir), "half")
+	h.Recover(t.Context())
+	h.wants("files after", files(t, dir))
 }
 
 // A note that could not be followed, for want of a pool, say, is not followed when what it names is

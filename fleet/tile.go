@@ -126,7 +126,13 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 					"tile %s is there already, and without domain %q: remove it first", docs.name, d.name)}
 			}
 		}
-		if f.isLeft(tileKind, docs.name) { // its guests come last: it was all but finished
+		if f.isLeft(tileKind, docs.name) { // its guests come last, and go last: it was all but made, or removed
+			for _, v := range docs.volumes {
+				if f.vacant(v.VolumeName) == nil {
+					return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
+						"tile %s is there still, and without volume %s: its removal was cut off; remove it first", docs.name, v.VolumeName)}
+				}
+			}
 			if err := f.ended(docs.name); err != nil {
 				return Result{Outcome: Failed, Error: err}
 			}

@@ -35,12 +35,13 @@ func (f *Fleet) vacant(v VolumeName) error {
 }
 
 // deleteVolume deletes a volume that was made for a tile. One that has gone
-// already is no failure; a pool that has is one, for nobody knows then whether
-// the volume has.
+// already is no failure; a pool that has, or has not been read yet, is one, for nobody
+// knows then whether the volume has.
 func (f *Fleet) deleteVolume(ctx context.Context, v VolumeName) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err == nil {
-		if err = p.DeleteVolume(ctx, v.Name); fault.Is(err, fault.NotFound) {
+		known := !p.View().Taken.IsZero()
+		if err = p.DeleteVolume(ctx, v.Name); known && fault.Is(err, fault.NotFound) {
 			return nil
 		}
 	}
