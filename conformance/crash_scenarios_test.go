@@ -125,11 +125,13 @@ func guestDeeds() []deed {
 	passing := libvirt.Domain{Name: "passing", UUID: mortalUUID, ID: -1}
 	create := func(c *crash) error { _, err := c.l.DomainCreateXML(transient, libvirt.DomainStartPaused); return err }
 	end := func(c *crash) error { return c.l.DomainDestroy(passing) }
+	again := func(c *crash) error { _, err := c.l.DomainDefineXML(mortalDoc("<title>again</title>")); return err }
+	loosen := func(c *crash) error { return c.l.DomainUndefineFlags(mortalGuest, libvirt.DomainUndefineManagedSave) }
 	return []deed{
 		{"create a transient guest", create, end},
 		{"destroy a transient guest", end, create},
 		{"define", define, undefine},
-		{"redefine", func(c *crash) error { _, err := c.l.DomainDefineXML(mortalDoc("<title>again</title>")); return err }, define},
+		{"redefine", again, define},
 		{"mark for autostart", autostart(1), autostart(0)},
 		{"rename", func(c *crash) error {
 			_, err := c.l.DomainRename(mortalGuest, libvirt.OptString{"other"}, 0)
@@ -146,6 +148,14 @@ func guestDeeds() []deed {
 			return err
 		}},
 		{"start", startRunning, destroy},
+		{"undefine as it runs", loosen, func(c *crash) error {
+			if err := again(c); err != nil {
+				return err
+			}
+			return autostart(1)(c)
+		}},
+		{"define as it runs", again, loosen},
+		{"mark again", autostart(1), autostart(0)},
 		{"suspend", suspend, resume},
 		{"resume", resume, suspend},
 		{"reset", func(c *crash) error { return c.l.DomainReset(mortalGuest, 0) }, nil},
@@ -156,10 +166,10 @@ func guestDeeds() []deed {
 		}, func(c *crash) error { return os.Remove(filepath.Join(c.dir, "mortal.core")) }},
 		{"destroy", destroy, startRunning},
 		{"undefine", undefine, func(c *crash) error {
-			if _, err := c.l.DomainDefineXML(mortalDoc("<title>again</title>")); err != nil {
+			if err := again(c); err != nil {
 				return err
 			}
-			return c.l.DomainSetAutostart(mortalGuest, 1)
+			return autostart(1)(c)
 		}},
 	}
 }
@@ -258,6 +268,9 @@ func saveDeeds() []deed {
 			}
 			return managed(c)
 		}},
+		{"start", startRunning, destroy},
+		{"managed save of one that runs", managed, startRunning},
+		{"go on from that", startRunning, managed},
 	}
 }
 
