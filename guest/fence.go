@@ -81,7 +81,7 @@ func heldTo(ctx context.Context, path string) []string {
 // guest alone: the image of a managed save tells of it, and may be started by others.
 func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
 	folders := image.FenceOf(ctx)
-	if folders == nil || g.inactive == nil {
+	if folders == nil {
 		return nil
 	}
 	alone := &domain.Definition{}
@@ -103,9 +103,27 @@ func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
 		return nil
 	}
 	g.record.Fences = fences
-	if err := g.keep(); err != nil {
-		g.record.Fences = before
-		return err
+	return g.keepFences(before)
+}
+
+// fenceRun notes the folders for what a definition names by which the guest is to run, or go on, and
+// which is not stored: so comes it back with a managed save.
+func (g *Guest) fenceRun(ctx context.Context, def *domain.Definition) error {
+	if image.FenceOf(ctx) == nil {
+		return nil
+	}
+	before := g.record.Fences
+	g.fence(ctx, def)
+	return g.keepFences(before)
+}
+
+// keepFences stores what was noted; of a transient guest that is done when it is made persistent.
+func (g *Guest) keepFences(before map[string][]string) error {
+	if g.inactive != nil {
+		if err := g.keep(); err != nil {
+			g.record.Fences = before
+			return err
+		}
 	}
 	g.publish()
 	return nil

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	images "github.com/lodge-kvm/lodge/image"
@@ -105,6 +106,52 @@ func TestASavedGuestKeepsTheFence(t *testing.T) {
 	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
 	ok(t, g.RemoveManagedSave(d.ctx()))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+}
+
+// So does one of a definition by which the guest ran once.
+func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
+	d := newDaemon(t)
+	folder, secret, client := d.fencedIn()
+	own := filepath.Join(folder, "own.qcow2")
+	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
+	for _, persistent := range []bool{true, false} {
+		name := fmt.Sprintf("saved-%v", persistent)
+		define := func() {
+			_ = d.define(strings.Replace(small(name), "<name>", "<uuid>22222222-2222-3333-4444-000000000001</uuid><name>", 1))
+		}
+		if persistent {
+			define()
+		}
+		g, err := d.Create(client, strings.Replace(small(name, diskOf("qcow2", own, "")), "<name>", "<uuid>22222222-2222-3333-4444-000000000001</uuid><name>", 1), guest.StartOptions{})
+		ok(t, err)
+		if !persistent { // no sooner than it runs
+			define()
+		}
+		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+		tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
+		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+		d.reopen(func() {})
+		g = d.again(g)
+		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+		ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{ManagedSave: true}))
+		tool(t, "rebase", "-u", "-f", "qcow2", "-b", "", own)
+	}
+}
+
+// So does one of a definition that came along with the save.
+func TestAGuestThatIsSavedOtherwiseKeepsTheFence(t *testing.T) {
+	d := newDaemon(t)
+	folder, secret, client := d.fencedIn()
+	own, before := filepath.Join(folder, "own.qcow2"), filepath.Join(folder, "before.qcow2")
+	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
+	tool(t, "create", "-q", "-f", "qcow2", before, "1M")
+	g := d.define(small("saved", diskOf("qcow2", before, "")))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	text, err := domainxml.Format(g.View().Active, domainxml.Style{Secure: true})
+	ok(t, err)
+	ok(t, g.ManagedSave(client, guest.SaveOptions{XML: strings.Replace(text, before, own, 1)}))
+	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
 }
 
 // So does what a character device writes to, which the daemon empties as root.

@@ -43,6 +43,9 @@ func (g *Guest) Save(ctx context.Context, path string, o SaveOptions) error {
 // ManagedSave saves the guest where its next start finds it.
 func (g *Guest) ManagedSave(ctx context.Context, o SaveOptions) error {
 	return g.moveMemory(ctx, lifecycle.Managed, domain.JobSave, func(p *progress) (work, error) {
+		if err := g.fenceSaved(ctx, o.XML); err != nil {
+			return nil, err
+		}
 		return g.planSave(g.managedSavePath(), o, true, p)
 	})
 }

@@ -123,14 +123,7 @@ func (g *Guest) fenceSaved(ctx context.Context, doc string) error {
 	if err != nil {
 		return err
 	}
-	before := g.record.Fences
-	g.fence(ctx, def)
-	if err := g.keep(); err != nil {
-		g.record.Fences = before
-		return err
-	}
-	g.publish()
-	return nil
+	return g.fenceRun(ctx, def)
 }
 
 func errNoManagedSave() error {

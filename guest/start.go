@@ -72,7 +72,11 @@ func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Gue
 	}
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
 		return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
-			return g.planStart(u.after(g.current()), doc, o), g.admitBesideSave()
+			if err := g.admitBesideSave(); err != nil {
+				return nil, err
+			}
+			def := u.after(g.current())
+			return g.planStart(def, doc, o), g.fenceRun(ctx, def)
 		})
 	})
 }
