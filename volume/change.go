@@ -100,8 +100,13 @@ func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
 		if v.Format != image.Qcow2 || v.Kind != File || v.locked() {
 			return erase(ctx, f, trim, j)
 		}
-		// What is erased tells no more what it was: that is noted before.
-		d := declaration{Format: v.Format, Inode: v.inode, Marked: markHalf(f), Remake: &image.Plan{
+		// What is erased tells no more what it was: that is noted before, in the file too, which says
+		// the same after a loss of power.
+		marked := markHalf(f)
+		if err := f.Sync(); err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot sync volume %q", name)
+		}
+		d := declaration{Format: v.Format, Inode: v.inode, Marked: marked, Remake: &image.Plan{
 			Format: v.Format, Virtual: v.Virtual, Compat: v.Compat, ClusterSize: v.ClusterSize,
 			LazyRefcounts: v.LazyRefcounts, ExtendedL2: v.ExtendedL2,
 		}}

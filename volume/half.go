@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -35,8 +36,12 @@ func isHalf(target, name string) (bool, error) {
 	}
 	defer f.Close()
 	for _, mark := range halfMarks {
-		if _, err := unix.Fgetxattr(int(f.Fd()), mark, nil); err == nil {
+		_, err := unix.Fgetxattr(int(f.Fd()), mark, nil)
+		if err == nil {
 			return true, nil
+		}
+		if !errors.Is(err, unix.ENODATA) && !errors.Is(err, unix.EOPNOTSUPP) {
+			return false, fault.Wrap(err, fault.Failed, fault.Volume, "cannot tell whether %s is complete", f.Name())
 		}
 	}
 	return false, nil
