@@ -74,7 +74,7 @@ func (limits) intake(readOnly bool) int {
 
 func defaultLimits() limits {
 	return limits{
-		clients: 4096, each: 2048, strangers: 512, calls: 256, running: 32, streams: 64, queue: 32,
+		clients: 4096, each: 1024, strangers: 512, calls: 256, running: 32, streams: 64, queue: 32,
 		handshake: 30 * time.Second, patience: 30 * time.Second, stall: 60 * time.Second, idle: 5 * time.Minute, grace: 5 * time.Second,
 	}
 }
