@@ -201,17 +201,20 @@ func (g *Gate) Renamed(uuid, name string) Object {
 	return NewGuest(name, uuid, o.member.Labels)
 }
 
-// Mark checks that a client may give a guest other marks: it has to define what they make
-// of it. Ones that cannot be read are none.
-func (g *Gate) Mark(w Who, uuid, doc string) error {
+// Mark checks that a client may give a guest other marks, as a document under a prefix of its
+// own: it has to define what they make of it. Ones that cannot be read are none.
+func (g *Gate) Mark(w Who, uuid, key, doc string) error {
 	if !g.Held(w) {
 		return nil
 	}
-	o, marks := g.GuestByUUID(uuid), &fleet.Marks{}
-	if metadata, err := markup.SetMetadataElement("", fleet.Namespace, "lodge", doc); doc != "" && err == nil {
-		if read, err := fleet.ReadMarks(metadata); err == nil {
-			marks = read
-		}
+	metadata, err := markup.SetMetadataElement("", fleet.Namespace, key, doc) // as they will be kept
+	if err != nil {
+		return err
+	}
+	o := g.GuestByUUID(uuid)
+	marks, err := fleet.ReadMarks(metadata)
+	if err != nil {
+		marks = &fleet.Marks{}
 	}
 	rules := g.rules.Load()
 	if err := rules.Check(w, Define, NewGuest(o.Name, uuid, marks.Labels)); err != nil {

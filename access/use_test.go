@@ -376,6 +376,36 @@ func TestMarksClaimNoVolumesOfOthers(t *testing.T) {
 	}
 }
 
+// Marks are judged as they are kept, whatever prefix a client has for them: no other makes them
+// look like none.
+func TestMarksAreJudgedUnderThePrefixTheyAreKeptBy(t *testing.T) {
+	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], images: /srv/build}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Gate{Config: Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}}
+	g.rules.Store(r)
+	for _, c := range []struct {
+		key, doc, want string
+	}{
+		{"k", "<guest xmlns:lodge='urn:x'><label name='a' value='b'/></guest>", ""},
+		{"k", "<guest xmlns:lodge='urn:x' priority='-1'/>", "denied"},
+		{"k", "<guest xmlns:lodge='urn:x'><volume pool='default' name='db.qcow2'/></guest>", "denied"},
+		{"lodge", "<guest xmlns:lodge='urn:x' priority='-1'/>", "invalid"}, // which cannot be kept either
+		{"lodge", "<guest priority='-1'/>", "denied"},
+		{"", "", ""},
+	} {
+		got := ""
+		err := g.Mark(user1(1002), "u", c.key, c.doc)
+		if err != nil {
+			got = fault.Of(err).String()
+		}
+		if got != c.want {
+			t.Errorf("%s under %q: %v", c.doc, c.key, err)
+		}
+	}
+}
+
 // Whoever gives the UUID of what is another's is not told whose it is, unless he may see it.
 func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules:\n  - {name: poolers, who: \"user:1002\", may: [read, pools], pools: mine}\n  - {name: lookers, who: \"user:1002\", may: read, pools: seen}\n"))

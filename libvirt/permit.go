@@ -156,7 +156,7 @@ func (s *session) becomes(args xdr.Message) error {
 		}
 	case *xdr.DomainSetMetadataArgs:
 		if orEmpty(a.URI) == fleet.Namespace {
-			return gate.Mark(who, formatUUID(a.Domain.UUID), orEmpty(a.Metadata))
+			return gate.Mark(who, formatUUID(a.Domain.UUID), orEmpty(a.Key), orEmpty(a.Metadata))
 		}
 	}
 	return nil
