@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/network"
@@ -326,6 +327,8 @@ type places struct {
 	opens func(use) bool
 	// calls says whether the client may call a link of a guest so.
 	calls func(link string) bool
+	// agent says that the client may speak to the guest's agent.
+	agent bool
 }
 
 func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
@@ -335,6 +338,7 @@ func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
 	}}
 	p.opens = func(u use) bool { return g.mayOpen(p.Secrets, u) }
 	p.calls = func(link string) bool { return r.calls(w, Define, NewGuest(link, "", nil), "vnet") }
+	_, p.agent = r.Allows(w, Agent, o)
 	for _, place := range p.Where {
 		if glob, ofPool := strings.CutPrefix(place, "pool:"); ofPool {
 			p.pools = append(p.pools, glob)
@@ -496,6 +500,9 @@ func (w walker) kind(in, e *markup.Element) error {
 		return nil
 	case "serial", "parallel", "console", "channel", "smartcard", "redirdev":
 		allowed = peacefulChars
+		if end := spoken(e); end != "" && !w.agent && !slices.Contains(w.known, use{speaks, end}) {
+			return w.refuse("the channel of the guest's agent with an end of its own, which takes the right \"agent\" (or leave <source> out, and type it unix)")
+		}
 	case "backend":
 		if in == nil || in.Name != "rng" {
 			return nil
@@ -544,6 +551,16 @@ func (r *Rules) calls(w Who, v Verb, o Object, row string) bool {
 	}
 	_, yes := r.Allows(w, v, o)
 	return yes
+}
+
+// spoken is the host's end of the channel of a guest's agent, where it is not the daemon's own;
+// empty: it is that, or it is no such channel. Who has that end has the guest do what he likes, as root.
+func spoken(e *markup.Element) string {
+	sort, path := e.Attr("type"), e.Child("source").Attr("path")
+	if e.Name != "channel" || e.Child("target").Attr("name") != guest.AgentChannel || sort == "unix" && path == "" {
+		return ""
+	}
+	return sort + " " + path
 }
 
 // listened is where a display can be reached from elsewhere than its host; empty: it

@@ -14,12 +14,14 @@ import (
 // it may not write, and what it wrote into a raw disk must not be read as a header.
 type use struct{ as, path string }
 
-// joins marks a network among what a definition names, links a link that it has called so, and
-// listens an address of the host's at which a display waits for whoever comes.
+// joins marks a network among what a definition names, links a link that it has called so,
+// listens an address of the host's at which a display waits for whoever comes, and speaks the
+// end of the agent's channel.
 const (
 	joins   = "network"
 	links   = "link"
 	listens = "listens"
+	speaks  = "speaks"
 )
 
 // pathly are the attributes whose values are paths, and pathlyTexts the elements whose
@@ -148,6 +150,9 @@ func uses(in, e *markup.Element) []use {
 	}
 	if address := listened(e); address != "" {
 		found = append(found, use{listens, address})
+	}
+	if end := spoken(e); end != "" {
+		found = append(found, use{speaks, end})
 	}
 	for _, child := range e.Elements() {
 		found = append(found, uses(e, child)...)

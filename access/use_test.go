@@ -47,6 +47,7 @@ func builder(t *testing.T) (*Gate, Who, Object) {
 		<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/own.raw'/><target dev='vdb' bus='virtio'/></disk>
 		<serial type='file'><source path='/var/log/build-1.log'/></serial>
 		<interface type='network'><source network='default'/><target dev='tap9'/></interface>
+		<channel type='unix'><source mode='bind' path='/run/lodge/agent'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
 		<graphics type='vnc' autoport='yes'><listen type='address' address='10.1.2.3'/></graphics>`)}}
 	return g, user1(1002), on
 }
@@ -61,6 +62,9 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 	places.Where = append(places.Where, "/dev/serial", "/dev/shm")
 	disk := func(kind, path, more string) string {
 		return "<disk type='file' device='disk'><driver name='qemu' type='" + kind + "'/><source file='" + path + "'/><target dev='vda' bus='virtio'/>" + more + "</disk>"
+	}
+	agent := func(channel string) string {
+		return channel + "<target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
 	}
 	for _, c := range []struct {
 		what, os, devices string
@@ -116,6 +120,12 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 		{"a keyboard that begins nowhere", "", "<input type='evdev'><source dev='dev/input/event0'/></input>", false},
 		{"a device of a guest's input that begins nowhere", "", "<input type='passthrough' bus='virtio'><source evdev='../../dev/input/event0'/></input>", false},
 		{"a graphics adapter that begins nowhere", "", "<graphics type='spice'><gl enable='yes' rendernode='dev/dri/renderD128'/></graphics>", false},
+		{"the agent's channel", "", agent("<channel type='unix'>"), true},
+		{"the agent's channel, as it was", "", agent("<channel type='unix'><source mode='bind' path='/run/lodge/agent'/>"), true},
+		{"the agent's channel at a socket of its own places", "", agent("<channel type='unix'><source mode='connect' path='/srv/build/agent'/>"), false},
+		{"the agent's channel at a terminal", "", agent("<channel type='pty'>"), false},
+		{"the agent's channel for whoever sees the display", "", agent("<channel type='spicevmc'>"), false},
+		{"another channel at a socket of its own places", "", strings.Replace(agent("<channel type='unix'><source mode='connect' path='/srv/build/agent'/>"), "org.qemu", "org.test", 1), true},
 		{"a way up", "", disk("raw", "/srv/build/../base.raw", "<readonly/>"), false},
 	} {
 		root, err := understood(definitionOf(t, c.os, c.devices))

@@ -17,8 +17,8 @@ import (
 	"github.com/lodge-kvm/lodge/mount"
 )
 
-// agentChannel is the name under which QEMU's guest agent is reached.
-const agentChannel = "org.qemu.guest_agent.0"
+// AgentChannel is the name under which QEMU's guest agent is reached.
+const AgentChannel = "org.qemu.guest_agent.0"
 
 // agentLimit is how long an agent is waited for, as libvirt does.
 const agentLimit = 5 * time.Second
@@ -84,7 +84,7 @@ func (l *agentLine) close() {
 // agentChar gives the agent's channel of a running guest, or why there is none.
 func agentChar(def *domain.Definition) (*device.Char, error) {
 	for _, c := range def.Devices.Channels {
-		if c.Name == agentChannel && c.Backend.Type == "unix" {
+		if c.Name == AgentChannel && c.Backend.Type == "unix" {
 			if c.State != "connected" {
 				return nil, fault.New(fault.Unresponsive, fault.Agent, "Guest agent is not responding: QEMU guest agent is not connected")
 			}

@@ -212,7 +212,7 @@ func (g *Guest) onChannel(data json.RawMessage) {
 	agent := false
 	g.setActive(func(d *domain.Definition) {
 		if c, ok := d.Devices.ByAlias(e.ID).(*device.Char); ok {
-			agent = c.Name == agentChannel && c.State != state
+			agent = c.Name == AgentChannel && c.State != state
 			c.State = state
 		}
 	})
