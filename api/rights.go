@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -186,11 +187,14 @@ func (s *Server) mayDo(who access.Who, q *fleet.Request, m fleet.Member) error {
 	return s.Gate.Check(who, access.Define, access.NewGuest(m.View.Name, m.View.UUID, labels))
 }
 
+// untouched are the outcomes of guests to whom nothing was done, unless something was refused.
+var untouched = []fleet.Outcome{fleet.Would, fleet.Unchanged, fleet.Skipped}
+
 // audited notes what came of each guest of a set, and tells it.
 func (s *Server) audited(ctx context.Context, call string, verb access.Verb, tell func(fleet.Result)) func(fleet.Result) {
 	who := caller(ctx)
 	return func(r fleet.Result) {
-		if r.Outcome != fleet.Would {
+		if r.Error != nil || !slices.Contains(untouched, r.Outcome) {
 			e := access.Entry{Who: who, API: "lodge", Call: call, Verb: verb, Object: access.Left(r.Name, r.UUID), Err: r.Error, Took: max(r.Took, time.Duration(0))}
 			if s.Gate.Held(who) && r.Error == nil {
 				if o := s.Gate.GuestByUUID(r.UUID); o.Kind == access.Guest {

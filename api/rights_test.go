@@ -97,6 +97,32 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 	}
 }
 
+// TestTheAuditTellsOfNothingThatWasNotDone has a set that leaves some of its guests as they are.
+func TestTheAuditTellsOfNothingThatWasNotDone(t *testing.T) {
+	h := serve(t, 0)
+	path := filepath.Join(t.TempDir(), "audit")
+	audit, err := access.OpenAudit(path, h.server.Log)
+	ok(t, err)
+	h.server.Audit = audit // nobody calls yet
+	note := h.server.audited(h.context(), "Act", access.Start, func(fleet.Result) {})
+	for _, outcome := range []fleet.Outcome{fleet.Done, fleet.Unchanged, fleet.Failed, fleet.Skipped, fleet.Cancelled, fleet.Would} {
+		r := fleet.Result{Name: string(outcome), Outcome: outcome}
+		if outcome == fleet.Failed || outcome == fleet.Cancelled {
+			r.Error = fault.New(fault.Denied, fault.Call, "no")
+		}
+		note(r)
+	}
+	ok(t, audit.Close())
+	text, err := os.ReadFile(path)
+	ok(t, err)
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	for i, words := range []string{"object=\"domain 'done'\" result=ok", "object=\"domain 'failed'\" result=denied", "object=\"domain 'cancelled'\" result=denied"} {
+		if len(lines) != 3 || !strings.Contains(lines[i], words) {
+			t.Fatalf("the audit has %q", lines)
+		}
+	}
+}
+
 // TestATurnThatComesLateIsAskedForAnew changes a label while a guest waits for its turn.
 func TestATurnThatComesLateIsAskedForAnew(t *testing.T) {
 	h := serve(t, 2)
