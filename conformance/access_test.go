@@ -167,9 +167,12 @@ func TestRulesHoldClients(t *testing.T) {
 	contains(t, "the refusal", d.lodgeAs(t, operator, "set", "made-2", "memory=100MiB", "label.a=b"), `"change"`)
 	contains(t, "the refusal", d.lodgeAs(t, operator, "set", "made-2", "priority=-1"), "priority below 0")
 	contains(t, "the refusal", d.mayNot(t, operator, "metadata", "made-2", "https://lodge-kvm.github.io/xmlns/guest/1.0", "--key", "lodge", "--set", "<guest priority='-1'/>"), "priority below 0")
+	contains(t, "the refusal", d.mayNot(t, operator, "metadata", "made-2", "https://lodge-kvm.github.io/xmlns/guest/1.0", "--key", "k", "--set", "<guest xmlns:lodge='urn:x' priority='-1'/>"), "priority below 0")
 	d.lodgeAs(t, operator, "set", "made-2", "label.a=c", "priority=7")
 	contains(t, "the labels", d.virsh(t, "dumpxml", "made-2"), `value="c"`)
 	contains(t, "the refusal", d.mayNot(t, builder, "setvcpus", "build-2", "1", "--guest"), "access denied", `"agent"`)
+	line := "<channel type='unix'><source mode='connect' path='" + d.dir + "/images/line'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
+	contains(t, "the refusal", d.mayNot(t, builder, "attach-device", "build-2", d.file(t, "line.xml", line)), "access denied", `"agent"`)
 	for _, name := range []string{"made-2", "build-2"} {
 		d.virsh(t, "destroy", name)
 		d.virsh(t, "undefine", name)
