@@ -79,18 +79,26 @@ func (p *paced) Run(ctx context.Context, out func(Interval)) error {
 // draw gives the numbers of one stream of chance.
 func (p *paced) draw(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(p.Seed, stream)) }
 
-// tell gives the intervals away until the work has ended, and then the last one.
+// tell gives the intervals away until the work has ended, and then the last one. Whoever listens
+// slowly has a tick waiting at the end too, and no interval more for it.
 func tell(m *meter, every time.Duration, ended <-chan struct{}, out func(Interval)) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	for {
+	for over := false; !over; out(m.cut()) {
 		select {
 		case <-tick.C:
-			out(m.cut())
 		case <-ended:
-			out(m.cut())
-			return
 		}
+		over = isClosed(ended)
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 
