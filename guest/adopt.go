@@ -312,6 +312,7 @@ func (r *Registry) adopted(rec *runRecord) *Guest {
 	g := r.byUUID[rec.UUID]
 	if g == nil {
 		g = newGuest(r, rec.Name, rec.UUID)
+		g.record.Fences = rec.Fences
 		r.byUUID[rec.UUID] = g
 		if other := r.byName[rec.Name]; other == nil {
 			r.byName[rec.Name] = g

@@ -117,13 +117,15 @@ func (g *Guest) fenceRun(ctx context.Context, def *domain.Definition) error {
 	return g.keepFences(before)
 }
 
-// keepFences stores what was noted; of a transient guest that is done when it is made persistent.
+// keepFences keeps what was noted: in the store, or in the run record of a transient guest.
 func (g *Guest) keepFences(before map[string][]string) error {
-	if g.inactive != nil {
-		if err := g.keep(); err != nil {
-			g.record.Fences = before
-			return err
-		}
+	keep := g.keep
+	if g.inactive == nil {
+		keep = g.journal
+	}
+	if err := keep(); err != nil {
+		g.record.Fences = before
+		return err
 	}
 	g.publish()
 	return nil
@@ -150,9 +152,10 @@ func (f Fences) Like(of, made *device.Disk, folder string) {
 func (f Fences) In(ctx context.Context) context.Context { return withFences(ctx, f) }
 
 // unfence forgets what was noted of disks that the guest has no more: in the definition
-// that is about to be stored, as it runs, or in an image that it goes on from.
+// that is about to be stored, as it runs, or in an image that it goes on from. What it is about
+// to have by work under way stays noted.
 func (g *Guest) unfence(def *domain.Definition) {
-	if len(g.record.Fences) == 0 || g.record.ManagedSave {
+	if len(g.record.Fences) == 0 || g.record.ManagedSave || g.job != nil {
 		return
 	}
 	disks, files := slices.Clone(def.Devices.Disks), filesOf(def)

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	images "github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/store"
 )
 
 // fencedIn is a folder, a client that is held to it, and a secret beside it.
@@ -114,17 +116,21 @@ func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 	folder, secret, client := d.fencedIn()
 	own := filepath.Join(folder, "own.qcow2")
 	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
-	for _, persistent := range []bool{true, false} {
-		name := fmt.Sprintf("saved-%v", persistent)
+	for _, how := range []string{"persistent", "transient", "restarted"} {
+		name := "saved-" + how
 		define := func() {
 			_ = d.define(strings.Replace(small(name), "<name>", "<uuid>22222222-2222-3333-4444-000000000001</uuid><name>", 1))
 		}
-		if persistent {
+		if how == "persistent" {
 			define()
 		}
 		g, err := d.Create(client, strings.Replace(small(name, diskOf("qcow2", own, "")), "<name>", "<uuid>22222222-2222-3333-4444-000000000001</uuid><name>", 1), guest.StartOptions{})
 		ok(t, err)
-		if !persistent { // no sooner than it runs
+		if how == "restarted" {
+			d.reopen(func() {})
+			g = d.again(g)
+		}
+		if how != "persistent" { // no sooner than it runs
 			define()
 		}
 		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
@@ -136,6 +142,44 @@ func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 		ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{ManagedSave: true}))
 		tool(t, "rebase", "-u", "-f", "qcow2", "-b", "", own)
 	}
+}
+
+// So does one that comes while the guest is defined anew.
+func TestAGuestThatIsRedefinedAmidKeepsTheFence(t *testing.T) {
+	d := newDaemon(t)
+	folder, secret, client := d.fencedIn()
+	own := filepath.Join(folder, "own.qcow2")
+	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
+	g := d.define(small("saved"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	pid := d.pid("saved")
+	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
+	told := make(chan error, 1)
+	go func() { told <- g.Attach(client, diskOf("qcow2", own, ""), guest.Affect{Live: true}) }()
+	eventually(t, "an attach under way", func() bool { return g.Job().Kind == domain.JobModify })
+	_, err := d.Define(d.ctx(), again(small("saved"), g), false)
+	ok(t, err)
+	ok(t, syscall.Kill(pid, syscall.SIGCONT))
+	ok(t, <-told)
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+}
+
+// So does one of a guest whose definition the store has lost.
+func TestAGuestThatIsFoundKeepsTheFence(t *testing.T) {
+	d := newDaemon(t)
+	folder, secret, client := d.fencedIn()
+	own := filepath.Join(folder, "own.qcow2")
+	tool(t, "create", "-q", "-f", "qcow2", own, "1M")
+	g, err := d.Define(client, small("found", diskOf("qcow2", own, "")), false)
+	ok(t, err)
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.reopen(func() { ok(t, os.Remove(store.Path(filepath.Join(d.dir, "data")))) })
+	g = d.again(g)
+	ok(t, g.Destroy(d.ctx(), false))
+	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
 }
 
 // So does one of a definition that came along with the save.

@@ -87,7 +87,7 @@ func (g *Guest) findRunning(rec *runRecord, def *domain.Definition) {
 func (g *Guest) found(def *domain.Definition, text string, saved bool) {
 	g.log.Error("the store has lost this guest's definition; it is defined again as it ran. Look it over: later changes and autostart are lost")
 	g.inactive = def
-	g.record = record{Name: def.Name, Submitted: text, XML: text, ManagedSave: saved}
+	g.record = record{Name: def.Name, Submitted: text, XML: text, ManagedSave: saved, Fences: g.record.Fences}
 	g.state.Persistent, g.state.Policy = true, policy(def)
 	if err := g.keep(); err != nil {
 		g.log.Error("it cannot be stored", "error", err)

@@ -96,6 +96,8 @@ type runRecord struct {
 	Updated    bool
 	Messages   []string
 	NICs       []heldNIC
+	// Fences are those of the guest: the store has none of a transient one, which may become persistent.
+	Fences map[string][]string `json:",omitempty"`
 	// User is who QEMU runs as, in a chamber; nil: as the daemon, without one.
 	User *chamber.User `json:",omitempty"`
 	// Isolation names what QEMU was kept within when it was launched.
@@ -212,7 +214,7 @@ func (g *Guest) journal() error {
 	if r == nil {
 		return nil
 	}
-	r.State, r.Since = g.state, g.since
+	r.State, r.Since, r.Fences = g.state, g.since, g.record.Fences
 	if err := writeRunRecord(r.dir, &r.runRecord); err != nil {
 		return err
 	}

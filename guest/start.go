@@ -153,10 +153,11 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 	if from != nil && def.GenID != "" {
 		def.GenID = uuid.NewString() // the guest may have gone on from there before, and has to know
 	}
-	ctx = withFences(ctx, g.View().fences)
+	fences := g.View().fences
+	ctx = withFences(ctx, fences)
 	qemu.AssignAliases(def)
 	l := &launching{g: g, opts: o, from: from, run: newRun(runRecord{
-		Name: def.Name, UUID: def.UUID, ID: g.reg.newID(), Started: time.Now(), Since: time.Now(), Submitted: submitted,
+		Name: def.Name, UUID: def.UUID, ID: g.reg.newID(), Started: time.Now(), Since: time.Now(), Submitted: submitted, Fences: fences,
 		AutoDestroy: o.AutoDestroy && o.Owner != nil, FromManaged: from != nil && from.managed,
 	}, g.reg.guestDir(def.UUID), g.reg.Kernel, g.log)}
 	l.run.def = def
