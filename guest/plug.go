@@ -145,6 +145,7 @@ func (g *Guest) addPlugged(r *run, dev device.Device, held *plugged) error {
 	if held.nic != nil {
 		r.NICs = append(r.NICs, *held.nic)
 	}
+	g.dropParting(dev.Common().Alias) // of one that has gone, and that the store did not let go
 	g.keepActive()
 	failpoint.Reach("plug.kept")
 	g.announce(event.DomainDeviceAdded{Alias: dev.Common().Alias})
