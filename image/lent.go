@@ -192,7 +192,7 @@ func (info *Info) LikeIn(f *os.File) error {
 	}
 	now, err := Inspect(f, info.Format)
 	if err == nil && (now.below() != info.below() || now.External != info.External) {
-		err = fault.New(fault.Busy, fault.Volume, "somebody has changed its header meanwhile, which names %q as the layer below; look at it again (refresh its pool)", now.below())
+		err = fault.New(fault.Busy, fault.Volume, "somebody has changed the header of the image that is copied, which names %q as the layer below now; look at that again (refresh its pool)", now.below())
 	}
 	return err
 }
