@@ -189,8 +189,11 @@ func (p *Page) Keep(picture int, form string) (name string, content []byte) {
 	p.call("", "Browser.setDownloadBehavior", map[string]any{"behavior": "allow", "downloadPath": dir, "eventsEnabled": true}, nil)
 	p.Ask(fmt.Sprintf(`[...document.querySelectorAll(".keep")][%d].querySelectorAll("button")[%d].click()`, picture, map[string]int{"SVG": 0, "PNG": 1}[form]), nil)
 	p.await("", "Browser.downloadProgress", func(params json.RawMessage) bool {
-		var progress struct{ State, FilePath string }
-		return json.Unmarshal(params, &progress) == nil && progress.State == "completed" && len(kept(dir)) == 1
+		var progress struct {
+			State         string
+			ReceivedBytes float64
+		}
+		return json.Unmarshal(params, &progress) == nil && progress.State == "completed" && isKept(dir, progress.ReceivedBytes)
 	})
 	files := kept(dir)
 	if len(files) != 1 {
@@ -201,6 +204,17 @@ func (p *Page) Keep(picture int, form string) (name string, content []byte) {
 		p.t.Fatal(err)
 	}
 	return filepath.Base(files[0]), content
+}
+
+// isKept says whether a directory has one file, of so many bytes: what ends may be the download
+// before this one, whose file is elsewhere.
+func isKept(dir string, size float64) bool {
+	files := kept(dir)
+	if len(files) != 1 {
+		return false
+	}
+	info, err := os.Stat(files[0])
+	return err == nil && float64(info.Size()) == size
 }
 
 // kept are the files in a directory that are whole: the browser may take a moment to
