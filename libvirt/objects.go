@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/volume"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -178,8 +179,8 @@ func eachText(v reflect.Value, field string, visit func(field, text string) bool
 	if sorts[v.Type()] != nil {
 		return true
 	}
-	if value, is := reflect.TypeAssert[xdr.TypedValue](v); is {
-		return visit(field, value.Text())
+	if p, is := reflect.TypeAssert[xdr.TypedParam](v); is { // "dxml" is a document by its place
+		return visit(p.Field, p.Value.Text())
 	}
 	switch v.Kind() {
 	case reflect.String:
@@ -207,8 +208,7 @@ func eachText(v reflect.Value, field string, visit func(field, text string) bool
 
 // isDocument says whether a text is XML, by its place or by its looks.
 func isDocument(field, text string) bool {
-	return text != "" && strings.Contains(strings.ToUpper(field), "XML") ||
-		strings.HasPrefix(strings.TrimLeft(text, "\ufeff \t\r\n"), "<")
+	return text != "" && strings.Contains(strings.ToUpper(field), "XML") || markup.Begins(text)
 }
 
 func (s *session) seesGuest(g *guest.Guest) bool {

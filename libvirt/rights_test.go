@@ -39,6 +39,21 @@ func TestEveryCallHasItsRight(t *testing.T) {
 	}
 }
 
+// TestDocumentsAreFoundAmongTexts: one that is taken for none is judged by no rule.
+func TestDocumentsAreFoundAmongTexts(t *testing.T) {
+	for _, text := range []string{"<domain/>", "\ufeff\n<domain/>", "\u00a0<domain/>", "&#32;<domain/>"} {
+		found := false
+		brought := &xdr.DomainSaveParamsArgs{Params: []xdr.TypedParam{{Field: "dxml", Value: xdr.String(text)}}}
+		eachText(reflect.ValueOf(brought).Elem(), "", func(field, text string) bool {
+			found = isDocument(field, text)
+			return !found
+		})
+		if !found {
+			t.Errorf("%q is not judged", text)
+		}
+	}
+}
+
 // TestEveryChangeIsOfSomething: rules for some objects give a call where it is about one of them.
 // One that names none, in an argument or a document, would be given by a rule about any other.
 func TestEveryChangeIsOfSomething(t *testing.T) {

@@ -26,6 +26,8 @@ func TestHostileDocumentsAreRefused(t *testing.T) {
 		"unknown entity":        "<a>&lol;</a>",
 		"two roots":             "<a/><b/>",
 		"text before":           "x<a/>",
+		"other blanks before":   "\u00a0<a/>",
+		"coded blanks before":   "&#32;<a/>",
 		"text after":            "<a/>x",
 		"not closed":            "<a><b></b>",
 		"crossed":               "<a><b></a></b>",

@@ -115,12 +115,21 @@ func Parse(doc string) (*Element, error) {
 	return parse(doc, MaxSize)
 }
 
+// before is what may stand before the first tag of a document.
+const before = "\ufeff \t\r\n"
+
+// Begins says whether a text begins as a document does. No other is parsed, however blank what stands
+// before its root may be called: who looks for documents among texts finds all.
+func Begins(text string) bool { return strings.HasPrefix(strings.TrimLeft(text, before), "<") }
+
 func parse(doc string, maxSize int) (*Element, error) {
 	// Counting characters bounds nodes and attributes before the decoder
 	// allocates anything for them.
 	switch {
 	case len(doc) > maxSize:
 		return nil, invalid("document has %d bytes, more than the %d allowed", len(doc), maxSize)
+	case !Begins(doc) && strings.TrimLeft(doc, before) != "":
+		return nil, invalid("line 1: text outside the root element")
 	case strings.Count(doc, "<") > 2*MaxNodes:
 		return nil, invalid("document has more than %d nodes", MaxNodes)
 	case strings.Count(doc, "=") > MaxAttrs:
