@@ -28,30 +28,11 @@ func (g *Guest) SetVCPUs(ctx context.Context, n uint, o VCPUOptions) error {
 	if n == 0 || n > maxVCPUs {
 		return fault.New(fault.Invalid, fault.Call, "a domain has from 1 to %d vCPUs, not %d", maxVCPUs, n)
 	}
-	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
-		a, err := g.resolve(o.Affect)
-		if err != nil {
-			return nil, err
-		}
-		if o.Maximum && a.Live {
+	return g.edit(ctx, o.Affect, func() (*domain.Definition, error) {
+		return withVCPUs(g.inactive, n, o.Maximum)
+	}, func(config *domain.Definition) (work, error) {
+		if o.Maximum {
 			return nil, fault.New(fault.WrongState, fault.Domain, "the maximum of vCPUs of a running domain cannot be changed; change its config")
-		}
-		var config *domain.Definition
-		if a.Config {
-			if config, err = withVCPUs(g.inactive, n, o.Maximum); err != nil {
-				return nil, err
-			}
-			if err := g.bounded(ctx, config); err != nil {
-				return nil, err
-			}
-		}
-		if !a.Live {
-			return nil, g.redefine(config)
-		}
-		if a.Config { // as in edit
-			if err := g.keepAhead(); err != nil {
-				return nil, err
-			}
 		}
 		return g.planVCPUs(n, config)
 	})
