@@ -13,6 +13,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/image"
@@ -260,13 +261,14 @@ func (c *cloning) clone(ctx context.Context, name, id string) Result {
 	case c.q.DryRun:
 		return Result{Outcome: Would, Note: c.note}
 	}
-	if err := c.fleet.cloneBegun(id, c.volumes(name)); err != nil {
+	if err := c.fleet.begun(cloneKind, id, c.volumes(name)); err != nil {
 		return Result{Outcome: Failed, Error: err}
 	}
+	failpoint.Reach("clone.begun")
 	b := &building{fleet: c.fleet}
 	if err = c.build(ctx, b, d); err == nil {
 		// What is noted as unfinished the next daemon removes.
-		if err = c.fleet.cloneEnded(id); err == nil {
+		if err = c.fleet.ended(cloneKind, id); err == nil {
 			return Result{Outcome: Done, Note: c.note}
 		}
 	}
@@ -277,9 +279,7 @@ func (c *cloning) clone(ctx context.Context, name, id string) Result {
 	ctx = context.WithoutCancel(ctx)
 	undone := errors.Join(b.undo(ctx), c.fleet.guests.DropNVRAM(ctx, id))
 	if undone == nil {
-		if undone = c.fleet.cloneEnded(id); undone != nil {
-			c.fleet.leave(cloneKind, id, c.volumes(name))
-		}
+		undone = c.fleet.endedOrLeft(cloneKind, id, c.volumes(name))
 	}
 	if undone != nil {
 		return Result{Outcome: Failed, Error: errors.Join(err, fmt.Errorf("what was made of the clone is still there: %w", undone))}

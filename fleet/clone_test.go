@@ -337,7 +337,7 @@ func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	ok(t, err)
 	id, d := uuid.NewString(), def.Clone()
 	ok(t, renew(d, "one", id, h.newMAC))
-	ok(t, h.cloneBegun(id, c.volumes("one")))
+	ok(t, h.begun(cloneKind, id, c.volumes("one")))
 	ok(t, c.build(t.Context(), &building{fleet: h.Fleet}, d))
 	if len(files(t, dir)) == len(before) || len(h.chosen("one")) != 1 {
 		t.Fatal("nothing was made")

@@ -38,8 +38,9 @@ type leftover struct {
 	unfinished
 }
 
-// leave keeps a note in mind.
+// leave keeps a note in mind, as it is now.
 func (f *Fleet) leave(kind store.Kind, key string, volumes []VolumeName) {
+	f.forgetLeft(kind, key)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.leftovers = append(f.leftovers, leftover{kind, key, unfinished{volumes}})
@@ -59,7 +60,6 @@ func (f *Fleet) renounce(volumes []VolumeName) error {
 		if err := f.store.Put(l.kind, l.key, unfinished{kept}); err != nil {
 			return err
 		}
-		f.forgetLeft(l.kind, l.key)
 		f.leave(l.kind, l.key, kept)
 	}
 	return nil
@@ -93,40 +93,44 @@ func (f *Fleet) unclaimed(volumes []VolumeName, own func(user) bool) []VolumeNam
 	})
 }
 
-// begun notes that a tile is being made or removed; ended forgets it.
-func (f *Fleet) begun(name string, volumes []VolumeName) error {
+// begun notes that a tile is being made or removed, or that a clone is made.
+func (f *Fleet) begun(kind store.Kind, key string, volumes []VolumeName) error {
 	if err := f.renounce(volumes); err != nil {
 		return err
 	}
-	if err := f.store.Put(tileKind, name, unfinished{volumes}); err != nil {
+	if err := f.store.Put(kind, key, unfinished{volumes}); err != nil {
 		return err
 	}
-	f.forgetLeft(tileKind, name)
+	f.forgetLeft(kind, key)
+	return nil
+}
+
+// tileBegun notes that a tile is.
+func (f *Fleet) tileBegun(name string, volumes []VolumeName) error {
+	if err := f.begun(tileKind, name, volumes); err != nil {
+		return err
+	}
 	failpoint.Reach("tile.begun")
 	return nil
 }
 
-func (f *Fleet) ended(name string) error {
-	err := f.store.Delete(tileKind, name)
+// ended forgets what begun has noted.
+func (f *Fleet) ended(kind store.Kind, key string) error {
+	err := f.store.Delete(kind, key)
 	if err == nil {
-		f.forgetLeft(tileKind, name)
+		f.forgetLeft(kind, key)
 	}
 	return err
 }
 
-// cloneBegun notes that a clone is being made; cloneEnded forgets it.
-func (f *Fleet) cloneBegun(id string, volumes []VolumeName) error {
-	if err := f.renounce(volumes); err != nil {
-		return err
+// endedOrLeft is ended, and keeps a note in mind that stays.
+func (f *Fleet) endedOrLeft(kind store.Kind, key string, volumes []VolumeName) error {
+	err := f.ended(kind, key)
+	if err != nil {
+		f.leave(kind, key, volumes)
 	}
-	if err := f.store.Put(cloneKind, id, unfinished{volumes}); err != nil {
-		return err
-	}
-	failpoint.Reach("clone.begun")
-	return nil
+	return err
 }
-
-func (f *Fleet) cloneEnded(id string) error { return f.store.Delete(cloneKind, id) }
 
 // Recover removes what an earlier daemon left of tiles and clones that it did not
 // live to finish. It is called before anybody is served. What cannot be removed is
@@ -170,7 +174,7 @@ func (f *Fleet) removeClone(ctx context.Context, id string, u unfinished) error 
 	if err := errors.Join(b.undo(ctx), f.guests.DropNVRAM(ctx, id)); err != nil {
 		return err
 	}
-	return f.cloneEnded(id)
+	return f.ended(cloneKind, id)
 }
 
 func (f *Fleet) removeRest(ctx context.Context, name string, u unfinished) error {
@@ -183,5 +187,5 @@ func (f *Fleet) removeRest(ctx context.Context, name string, u unfinished) error
 	if err := f.removeTile(ctx, t); err != nil {
 		return err
 	}
-	return f.ended(name)
+	return f.ended(tileKind, name)
 }

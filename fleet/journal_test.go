@@ -33,7 +33,7 @@ func TestATileThatCannotBeNotedIsNotMade(t *testing.T) {
 	docs, err := template(t, twoGuests).expand("lab", 1)
 	ok(t, err)
 	b := &building{fleet: h.Fleet}
-	ok(t, h.begun(docs.name, docs.names()))
+	ok(t, h.begun(tileKind, docs.name, docs.names()))
 	ok(t, b.build(t.Context(), docs))
 	find := h.misplace()
 	if r := b.conclude(t.Context(), docs, nil); r == nil || r.Outcome != Failed {
@@ -54,7 +54,7 @@ func TestATileThatIsHalfRemovedIsNotThere(t *testing.T) {
 	ok(t, err)
 	docs, err := tt.expand("lab", 1)
 	ok(t, err)
-	ok(t, h.begun(docs.name, docs.names()))
+	ok(t, h.begun(tileKind, docs.name, docs.names()))
 	h.leave(tileKind, docs.name, docs.names())
 	ok(t, h.deleteVolume(t.Context(), docs.names()[0]))
 	got, err := h.create(tt, 1, 1)
@@ -70,7 +70,7 @@ func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
 	ok(t, err)
 	_, err = p.FillVolume(t.Context(), "half", []byte("made"))
 	ok(t, err)
-	ok(t, h.begun("lab/1", []VolumeName{{Pool: "default", Name: "half"}}))
+	ok(t, h.begun(tileKind, "lab/1", []VolumeName{{Pool: "default", Name: "half"}}))
 	h.Fleet.pools.Close()
 	release := mounttest.Hang(t, dir)
 	h.Fleet.pools, err = volume.Open(volume.Options{Store: h.store, Events: h.events, Log: h.log})
@@ -98,8 +98,8 @@ func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
 	ok(t, err)
 	h.define(small("golden"))
 	one := VolumeName{Pool: "default", Name: "one-seed.iso"}
-	ok(t, h.cloneBegun(uuid.NewString(), []VolumeName{one, {Pool: "default", Name: "other"}}))
-	ok(t, h.begun("lab/1", []VolumeName{{Pool: "default", Name: "lab-1.qcow2"}}))
+	ok(t, h.begun(cloneKind, uuid.NewString(), []VolumeName{one, {Pool: "default", Name: "other"}}))
+	ok(t, h.begun(tileKind, "lab/1", []VolumeName{{Pool: "default", Name: "lab-1.qcow2"}}))
 	ok(t, p.Stop(t.Context()))
 	h.Recover(t.Context())
 	ok(t, p.Start(t.Context(), volume.NoBuild))
@@ -121,7 +121,7 @@ func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
 	ok(t, err)
 	h.define(strings.Replace(small("another"), "<serial type='pty'/>", "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='"+
 		filepath.Join(dir, "other")+"'/><target dev='vda' bus='virtio'/></disk>", 1))
-	ok(t, h.cloneBegun(uuid.NewString(), []VolumeName{{Pool: "default", Name: "other"}}))
+	ok(t, h.begun(cloneKind, uuid.NewString(), []VolumeName{{Pool: "default", Name: "other"}}))
 	before = files(t, dir)
 	h.Recover(t.Context())
 	h.wants("files", files(t, dir), before...)

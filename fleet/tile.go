@@ -133,7 +133,7 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 						"tile %s is there still, and without volume %s: its removal was cut off; remove it first", docs.name, v.VolumeName)}
 				}
 			}
-			if err := f.ended(docs.name); err != nil {
+			if err := f.ended(tileKind, docs.name); err != nil {
 				return Result{Outcome: Failed, Error: err}
 			}
 		}
@@ -147,7 +147,7 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 		return Result{Outcome: Would, Note: note}
 	}
 	b := &building{fleet: f}
-	if err := f.begun(docs.name, docs.names()); err != nil {
+	if err := f.tileBegun(docs.name, docs.names()); err != nil {
 		return Result{Outcome: Failed, Error: err}
 	}
 	if err := b.conclude(ctx, docs, b.build(ctx, docs)); err != nil {
@@ -161,7 +161,7 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 func (b *building) conclude(ctx context.Context, docs *tileDocuments, err error) *Result {
 	f := b.fleet
 	if err == nil {
-		if err = f.ended(docs.name); err == nil {
+		if err = f.ended(tileKind, docs.name); err == nil {
 			return nil
 		}
 	}
@@ -170,11 +170,7 @@ func (b *building) conclude(ctx context.Context, docs *tileDocuments, err error)
 		outcome = Cancelled
 	}
 	undone := b.undo(context.WithoutCancel(ctx))
-	if left := f.ended(docs.name); left != nil {
-		f.leave(tileKind, docs.name, docs.names())
-		undone = errors.Join(undone, left)
-	}
-	if undone != nil {
+	if undone = errors.Join(undone, f.endedOrLeft(tileKind, docs.name, docs.names())); undone != nil {
 		return &Result{Outcome: Failed, Error: errors.Join(err, fmt.Errorf("what was made of the tile is still there: %w", undone))}
 	}
 	return &Result{Outcome: outcome, Error: err}
@@ -282,15 +278,11 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		if dry {
 			return Result{Outcome: Would, Note: note}
 		}
-		if err := f.begun(chosen[i].Name(), chosen[i].Volumes); err != nil {
+		if err := f.tileBegun(chosen[i].Name(), chosen[i].Volumes); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
 		err := f.removeTile(context.WithoutCancel(ctx), chosen[i])
-		if left := f.ended(chosen[i].Name()); left != nil {
-			f.leave(tileKind, chosen[i].Name(), chosen[i].Volumes)
-			err = errors.Join(err, left)
-		}
-		if err != nil {
+		if err = errors.Join(err, f.endedOrLeft(tileKind, chosen[i].Name(), chosen[i].Volumes)); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
 		return Result{Outcome: Done, Note: note}
