@@ -44,9 +44,6 @@ type Queue struct {
 // Queue makes a queue. It needs no end.
 func (p *Party) Queue() *Queue { return &Queue{party: p} }
 
-// Queue makes a queue that is alone in its party.
-func (t *Turnstile) Queue() *Queue { return t.Party().Queue() }
-
 type key struct{}
 
 // With gives a context whose work waits in a queue.
@@ -127,12 +124,9 @@ func (t *Turnstile) leave() {
 		t.free++
 		return
 	}
-	p := t.waiting[0]
-	t.waiting = slices.Delete(t.waiting, 0, 1)
-	q := p.waiting[0]
-	p.waiting = slices.Delete(p.waiting, 0, 1)
-	turn := q.waiting[0]
-	q.waiting = slices.Delete(q.waiting, 0, 1)
+	p := first(&t.waiting)
+	q := first(&p.waiting)
+	turn := first(&q.waiting)
 	if len(q.waiting) > 0 {
 		p.waiting = append(p.waiting, q)
 	}
@@ -140,4 +134,11 @@ func (t *Turnstile) leave() {
 		t.waiting = append(t.waiting, p)
 	}
 	close(turn)
+}
+
+// first takes out who is first of those who wait.
+func first[T any](waiting *[]T) T {
+	one := (*waiting)[0]
+	*waiting = slices.Delete(*waiting, 0, 1)
+	return one
 }

@@ -22,7 +22,7 @@ func wait(ctx context.Context, q *Queue, work func()) <-chan error {
 func TestWhoBringsMuchWaitsBehindHimself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ts := New(1)
-		much, little, other := ts.Queue(), ts.Queue(), ts.Queue()
+		much, little, other := ts.Party().Queue(), ts.Party().Queue(), ts.Party().Queue()
 		block := make(chan struct{})
 		var mu sync.Mutex
 		var order []string
@@ -60,7 +60,7 @@ func TestManyQueuesOfOneTakeNoMoreTurns(t *testing.T) {
 		ts := New(1)
 		crowd := ts.Party()
 		block := make(chan struct{})
-		all := []<-chan error{wait(t.Context(), ts.Queue(), func() { <-block })}
+		all := []<-chan error{wait(t.Context(), ts.Party().Queue(), func() { <-block })}
 		synctest.Wait()
 		var order []string // one has the place at a time
 		bring := func(q *Queue, who string) {
@@ -73,7 +73,7 @@ func TestManyQueuesOfOneTakeNoMoreTurns(t *testing.T) {
 		for range 3 {
 			bring(crowd.Queue(), "crowd")
 		}
-		little := ts.Queue()
+		little := ts.Party().Queue()
 		for range 2 {
 			bring(little, "little")
 		}
@@ -95,13 +95,13 @@ func TestManyQueuesOfOneTakeNoMoreTurns(t *testing.T) {
 func TestWhoGivesUpKeepsNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ts := New(1)
-		q := ts.Queue()
+		q := ts.Party().Queue()
 		block := make(chan struct{})
 		first := wait(t.Context(), q, func() { <-block })
 		synctest.Wait()
 		ctx, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
-		if err := <-wait(ctx, ts.Queue(), func() { t.Error("it is done all the same") }); !errors.Is(err, context.DeadlineExceeded) {
+		if err := <-wait(ctx, ts.Party().Queue(), func() { t.Error("it is done all the same") }); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 		close(block)
@@ -118,7 +118,7 @@ func TestWorkThatBreaksGivesItsPlaceBack(t *testing.T) {
 	ts := New(1)
 	func() {
 		defer func() { _ = recover() }()
-		_ = Do(With(t.Context(), ts.Queue()), func() error { panic("a bug") })
+		_ = Do(With(t.Context(), ts.Party().Queue()), func() error { panic("a bug") })
 	}()
 	if ts.free != 1 {
 		t.Error("the place is lost")
@@ -140,7 +140,7 @@ func TestPlacesAreNeverOversold(t *testing.T) {
 	var all sync.WaitGroup
 	party := ts.Party()
 	for i := range 20 {
-		q := ts.Queue()
+		q := ts.Party().Queue()
 		if i%2 == 0 {
 			q = party.Queue()
 		}
