@@ -212,10 +212,7 @@ func (g *Gate) Mark(w Who, uuid, key, doc string) error {
 		return err
 	}
 	o := g.GuestByUUID(uuid)
-	marks, err := fleet.ReadMarks(metadata)
-	if err != nil {
-		marks = &fleet.Marks{}
-	}
+	marks, _ := fleet.ReadMarks(metadata) // none with an error
 	rules := g.rules.Load()
 	if err := rules.Check(w, Define, NewGuest(o.Name, uuid, marks.Labels)); err != nil {
 		return err

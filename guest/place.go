@@ -86,8 +86,8 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 		if a, err = openLayers(ctx, chain, d.ReadOnly); err != nil {
 			return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
 		}
-		a.Size = chain[0].Virtual
 	}
+	a.Size = chain[0].Virtual
 	if !d.ReadOnly { // when it is open to write: who forgets what is noted sees that
 		if err := mount.Run(ctx, path, chain[0].Lend); err != nil {
 			a.Close()
@@ -97,7 +97,6 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 	if run.User != nil {
 		return a, true, nil
 	}
-	a.Size = chain[0].Virtual
 	for _, l := range chain {
 		a.Layers = append(a.Layers, device.Layer{Path: l.Path, Format: string(l.Format), Block: l.Device})
 	}

@@ -50,11 +50,10 @@ func believed(ctx context.Context, f *os.File) error {
 // written fills the file. Bytes without a header are another's word: what they may be to whom the
 // volume is an image leads nowhere that ctx does not.
 func (d *draft) written(ctx context.Context, f *os.File) error {
-	if d.plan.Format.IsLayered() {
-		return d.fill(ctx, f)
-	}
-	if err := image.Distrust(f); err != nil {
-		return err
+	if !d.plan.Format.IsLayered() {
+		if err := image.Distrust(f); err != nil {
+			return err
+		}
 	}
 	return d.fill(ctx, f)
 }
