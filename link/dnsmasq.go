@@ -50,6 +50,23 @@ type DnsmasqContent struct {
 	Config, Hosts, Names string
 }
 
+// maxLine is how much of a line dnsmasq reads at a time, in bytes with the line's end. What is behind
+// that it takes for a line of its own, with whatever option stands there: a program that it runs as root,
+// a file that it writes.
+const maxLine = 1024
+
+// Check refuses lines that dnsmasq would take for several. Those of names it reads word by word.
+func (c DnsmasqContent) Check() error {
+	for _, text := range []string{c.Config, c.Hosts} {
+		for line := range strings.Lines(text) {
+			if len(line) > maxLine {
+				return fault.New(fault.Invalid, fault.Config, "dnsmasq takes lines of %d bytes, and %.60q has %d; shorten what it says", maxLine-1, strings.TrimSpace(line), len(line)-1)
+			}
+		}
+	}
+	return nil
+}
+
 // Dnsmasq is one running dnsmasq. It is no child of the daemon and outlives it.
 // Its methods are for one caller at a time, Ended for any.
 type Dnsmasq struct {
@@ -72,6 +89,9 @@ func StartDnsmasq(ctx context.Context, f DnsmasqFiles, c DnsmasqContent) (*Dnsma
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot serve DHCP and DNS without dnsmasq (install the package dnsmasq-base)")
 	}
 	c.Config = f.options() + c.Config
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
 	if err := writeAll(map[string]string{f.Config: c.Config, f.Hosts: c.Hosts, f.Names: c.Names}); err != nil {
 		return nil, err
 	}
@@ -170,6 +190,9 @@ func (d *Dnsmasq) Process() Process { return d.proc.Process }
 // Reload hands new hosts to a running dnsmasq. What changes in Config needs
 // a new process.
 func (d *Dnsmasq) Reload(c DnsmasqContent) error {
+	if err := c.Check(); err != nil {
+		return err
+	}
 	if err := writeAll(map[string]string{d.files.Hosts: c.Hosts, d.files.Names: c.Names}); err != nil {
 		return err
 	}

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link/linktest"
 )
 
@@ -90,6 +92,29 @@ func TestDnsmasqSaysWhatIsWrong(t *testing.T) {
 	if _, err := StartDnsmasq(within10s(t), f, c); err == nil || !strings.Contains(err.Error(), "bad option") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// dnsmasq reads a long line as several: what somebody wrote into one of a network's texts, behind as much
+// of it as dnsmasq takes, would be an option of its own. It writes no file by that.
+func TestNoLineBecomesTwo(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	f, c := service(t, "dbr4", "10.8.4")
+	const boot, most = "dhcp-boot=", 1023
+	trap := filepath.Join(t.TempDir(), "trap")
+	long := boot + strings.Repeat("a", most+1-len(boot)) + "log-facility=" + trap + "\n"
+	_, err := StartDnsmasq(within10s(t), f, DnsmasqContent{Config: c.Config + long})
+	if !fault.Is(err, fault.Invalid) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Stat(trap); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("dnsmasq has made the file that the end of a line names: %v", err)
+	}
+	d, err := StartDnsmasq(within10s(t), f, DnsmasqContent{Config: c.Config + boot + strings.Repeat("a", most-len(boot)) + "\n"})
+	ok(t, err)
+	if err := d.Reload(DnsmasqContent{Hosts: strings.Repeat("a", most+1) + "\n"}); !fault.Is(err, fault.Invalid) {
+		t.Errorf("got %v", err)
+	}
+	ok(t, d.Stop(within10s(t)))
 }
 
 func TestDnsmasqThatDiesIsNoticed(t *testing.T) {

@@ -29,7 +29,7 @@ const (
 // check refuses a definition that could never run, whatever the host has.
 func (d *Definition) check() error {
 	for _, check := range []func() error{
-		d.checkNames, d.checkBridge, d.checkForward, d.checkAddresses, d.checkDNS, d.checkRoutes, d.checkPortGroups,
+		d.checkNames, d.checkBridge, d.checkForward, d.checkAddresses, d.checkDNS, d.checkRoutes, d.checkPortGroups, d.checkServed,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -66,6 +66,9 @@ func (d *Definition) checkBridge() error {
 	if d.Bridge.Name != "" {
 		if err := link.CheckName(d.Bridge.Name); err != nil {
 			return err
+		}
+		if strings.ContainsAny(d.Bridge.Name, `,*"\`) { // by which dnsmasq would serve on others, too
+			return invalid("the bridge of network %q is called %q: leave out commas, asterisks, quotes and backslashes", d.Name, d.Bridge.Name)
 		}
 	}
 	if d.MTU != 0 && (d.MTU < 68 || d.MTU > maxMTU) {
@@ -394,6 +397,12 @@ func (d *Definition) checkPortGroups() error {
 		return invalid("network %q has more than one default port group", d.Name)
 	}
 	return nil
+}
+
+// checkServed refuses texts that dnsmasq would read otherwise than they are written.
+func (d *Definition) checkServed() error {
+	content, _ := d.service()
+	return content.Check()
 }
 
 // plain reports whether a text can stand on one line of a configuration.

@@ -104,6 +104,8 @@ var refusedParts = map[string]string{
 	someNAT + "<bridge name='a' zone='x'/>":                                                            "not supported: bridge/@zone",
 	someNAT + "<bridge macTableManager='libvirt'/>":                                                    "macTableManager",
 	someNAT + "<bridge name='a-name-that-is-too-long'/>":                                               "longer than 15",
+	someNAT + "<bridge name='br0,eth0'/>":                                                              "commas",
+	someNAT + "<bridge name='br*'/>":                                                                   "asterisks",
 	someNAT + "<mtu size='12'/>":                                                                       "MTU",
 	someNAT + "<mac address='53:54:00:00:00:01'/>":                                                     "for groups",
 	someNAT + "<mac address='x'/>":                                                                     "no MAC",
@@ -159,6 +161,40 @@ func TestRefusedDefinitions(t *testing.T) {
 	}
 	if _, err := Parse("<network><name>n</name><nonsense/></network>", false); err != nil {
 		t.Errorf("unknown elements without strictness: %v", err)
+	}
+}
+
+// dnsmasq takes so much for a line, and what is behind that for an option, which a client's text would be
+// that says anything: no definition and no change has a line that long.
+func TestNoTextBecomesAnOptionOfDnsmasq(t *testing.T) {
+	const option = "dhcp-script=/bin/false"
+	texts := map[string]string{
+		"bootp file":   dhcp("<range start='10.0.0.2' end='10.0.0.9'/><bootp file='@'/>"),
+		"bootp server": dhcp("<range start='10.0.0.2' end='10.0.0.9'/><bootp file='a' server='@'/>"),
+		"txt name":     "<dns><txt name='@' value='b'/></dns>" + someNAT,
+		"txt value":    "<dns><txt name='a' value='@'/></dns>" + someNAT,
+		"host id":      "<ip address='fd00::1' prefix='64'><dhcp><host id='@' ip='fd00::2'/></dhcp></ip>",
+		"option":       someNAT + "<dnsmasq:options xmlns:dnsmasq='http://libvirt.org/schemas/network/dnsmasq/1.0'><dnsmasq:option value='log-tag=@'/></dnsmasq:options>",
+	}
+	for what, inner := range texts {
+		doc := "<network><name>n</name><bridge name='br0'/>" + inner + "</network>"
+		d, err := Parse(strings.Replace(doc, "@", "a"+option, 1), true)
+		ok(t, err)
+		if c, _ := d.service(); !strings.Contains(c.Config+c.Hosts, option) {
+			t.Fatalf("%s is not served: %s", what, c.Config)
+		}
+		if _, err = Parse(strings.Replace(doc, "@", strings.Repeat("a", 1024)+option, 1), true); err == nil || !strings.Contains(err.Error(), "dnsmasq takes lines of 1023 bytes") {
+			t.Errorf("%s of more than a line: %v", what, err)
+		}
+	}
+	d, err := Parse("<network><name>n</name>"+someNAT+"</network>", true)
+	ok(t, err)
+	d, err = d.apply(Update{Command: AddLast, Section: SectionDNSTXT, Parent: -1, XML: "<txt name='" + strings.Repeat("a", 1024) + option + "' value='b'/>"})
+	if err == nil {
+		err = d.check()
+	}
+	if !fault.Is(err, fault.Invalid) {
+		t.Errorf("a change: %v", err)
 	}
 }
 

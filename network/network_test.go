@@ -931,14 +931,14 @@ func TestAChangeOfANetworkIsBounded(t *testing.T) {
 		if before == 0 {
 			t.Errorf("%s takes nothing", n.Name())
 		}
-		most := before + 1000
+		most := before + 400
 		bounded := WithBound(t.Context(), func(name string, written uint64) error {
 			if name != n.Name() || written > most {
 				return fault.New(fault.NoCapacity, fault.Network, "%s may not have %d bytes", name, written)
 			}
 			return nil
 		})
-		long := strings.Repeat("x", 2000)
+		long := strings.Repeat("x", 800)
 		scope := Scope{Live: true}
 		for what, change := range map[string]func() error{
 			"words": func() error { return n.SetMetadata(bounded, TextDescription, long, "", "", scope) },
