@@ -191,7 +191,11 @@ func (info *Info) readDescriptor(r io.ReaderAt, at int64, size int) error {
 	for lines.Scan() {
 		line := strings.TrimSpace(lines.Text())
 		if parent, ok := strings.CutPrefix(line, "parentFileNameHint="); ok {
-			info.Backing = &Backing{Name: strings.Trim(parent, `"`), Format: VMDK}
+			name := strings.Trim(parent, `"`)
+			if len(name) > maxBackingName { // nor does QEMU open that
+				return fmt.Errorf("a backing file name of %d bytes is too long", len(name))
+			}
+			info.Backing = &Backing{Name: name, Format: VMDK}
 			continue
 		}
 		fields := strings.Fields(line)

@@ -340,6 +340,7 @@ func TestHostileHeadersGiveErrorsAndNoMore(t *testing.T) {
 		"name of 4 GiB":      qcow2(func(h []byte) { copy(h[8:], "\x00\x00\x00\x00\x00\x00\x01\x00\xff\xff\xff\xff") }),
 		"extension of 4 GiB": qcow2(func(h []byte) { h[15], h[14], h[19] = 0, 1, 4; copy(h[104:], "\x01\x01\x01\x01\xff\xff\xff\xff") }),
 		"vhdx cut":           []byte("vhdxfile"),
+		"vmdk of long name":  []byte("# Disk DescriptorFile\nparentFileNameHint=\"" + strings.Repeat("/.", maxBackingName) + "\"\n"),
 		"vdi cut":            append(make([]byte, 64), "\x7f\x10\xda\xbe"...),
 	} {
 		f := empty(t, "hostile")

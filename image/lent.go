@@ -148,12 +148,20 @@ func isUnsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSYS)
 }
 
-// lentAs is what was noted of an image; not noted: no QEMU has had it since it was last looked at.
+// unread stands for a note that cannot be read: no header says so.
+const unread = "?"
+
+// lentAs is what was noted of an image; not noted: no QEMU has had it since it was last looked at. A note that
+// cannot be read, as one that is too long, is one that no header agrees with.
 func lentAs(f *os.File) (mark, below string, noted bool) {
 	text := make([]byte, maxMark)
 	for _, mark := range lentMarks {
-		if n, err := unix.Fgetxattr(int(f.Fd()), mark, text); err == nil {
+		n, err := unix.Fgetxattr(int(f.Fd()), mark, text)
+		switch {
+		case err == nil:
 			return mark, string(text[:n]), true
+		case !errors.Is(err, unix.ENODATA) && !isUnsupported(err):
+			return mark, unread, true
 		}
 	}
 	return "", "", false

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +74,35 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 	takeBack(false)
 	over(other)
 	opens("changed by whom nobody lent it", true)
+}
+
+// A note that cannot be read, as one that is longer than any header's name, agrees with no header, and stays.
+func TestANoteThatCannotBeReadIsOne(t *testing.T) {
+	tool(t)
+	dir := t.TempDir()
+	secret, disk := filepath.Join(dir, "secret"), filepath.Join(dir, "disk")
+	if err := os.WriteFile(secret, make([]byte, mib), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", disk)
+	if err := unix.Setxattr(disk, lentMarks[0], []byte("vmdk:"+strings.Repeat("x", maxMark)), 0); err != nil {
+		t.Skip("needs a file system with trusted attributes, and large ones:", err)
+	}
+	f, err := os.OpenFile(disk, os.O_RDWR, 0)
+	if err == nil {
+		err = errors.Join(Distrust(f), f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := TakeBack(disk, Qcow2); err != nil {
+		t.Error(err)
+	}
+	chain, err := OpenChain(t.Context(), disk, Qcow2)
+	chain.Close()
+	if !fault.Is(err, fault.Denied) {
+		t.Errorf("got %v", err)
+	}
 }
 
 // A header that a guest writes into a disk without one, or somebody into a file byte by byte, leads

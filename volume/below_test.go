@@ -139,6 +139,52 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 	opens(copied.Path, false)
 }
 
+// A client that is held to folders uploads an image whose header names one of its own by a long path, so that
+// what is noted of it next is long, and then one that names a file of others.
+func TestALongNameIsNoWayRoundANote(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("needs qemu-img")
+	}
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	dir := t.TempDir()
+	secret, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "forged")
+	must(t, os.WriteFile(secret, make([]byte, mib), 0o600))
+	if err := unix.Setxattr(secret, "trusted.lodge", nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that has it as qcow2
+	d.volume(p, volXML("base", "raw", mib, ""))
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", forged, "1M").CombinedOutput()
+	if err != nil {
+		t.Fatal(err, string(out))
+	}
+	header, err := os.ReadFile(forged)
+	must(t, err)
+	own := filepath.Dir(disk.Path)
+	named := func(path string) []byte {
+		return []byte("# Disk DescriptorFile\nparentFileNameHint=\"" + path + "\"\n")
+	}
+	for _, upload := range []struct {
+		name string
+		b    []byte
+	}{
+		{"base", append([]byte("COWD"), make([]byte, 60)...)},
+		{"disk", named(own + strings.Repeat("/.", 1500) + "/base")},
+		{"disk", named(own + strings.Repeat("/.", 1500) + "/base")},
+		{"disk", header},
+	} {
+		u, err := p.Upload(image.WithFence(t.Context(), []string{own}), upload.name, 0, 0)
+		must(t, err)
+		_, err = u.Write(upload.b)
+		must(t, err)
+		must(t, u.Close())
+	}
+	chain, err := image.OpenChain(t.Context(), disk.Path, image.Qcow2)
+	chain.Close()
+	wantKind(t, err, fault.Denied)
+}
+
 // The copy of a volume is root's, and leads to nothing where whoever has the volume may not go, nor to what
 // its header has come to name since it was looked at.
 func TestACopyLeadsNobodyElsewhere(t *testing.T) {
