@@ -19,6 +19,7 @@ import (
 // Whoever has a guest's vsock open may have it be another guest's, to the host and what runs there;
 // the daemon has said whose it is before, so QEMU is told that it has done so, and nothing is done.
 // Programs for the kernel (bpf) and its counters are for whom the host lets have them by a setting of its.
+// A loop device does as whoever may write to it says, which part of which file it is: its neighbours there would be the guest's.
 // And what is noted with a file in its attributes is the daemon's to note: a file that everybody may
 // write keeps them from nobody who has it open.
 
@@ -30,6 +31,9 @@ var controls = []uint32{unix.TUNSETPERSIST, unix.TUNSETOWNER, unix.TUNSETGROUP, 
 
 // setGuestCID is the kernel's VHOST_VSOCK_SET_GUEST_CID, by which a vsock has its number.
 const setGuestCID = 0x4008af60
+
+// loopControls are the kernel's LOOP_*, but for their last byte.
+const loopControls, lastByte = 0x4c00, 0xff
 
 // architectures are those whose calls all go by numbers that are known here, with what
 // separates them from other ways of calling the same kernel.
@@ -82,13 +86,14 @@ func callFilter(architecture uint32, rings bool) []unix.SockFilter {
 		{Code: unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, Jf: 1, K: x32},
 		absent,
 		// First, for a guest's processors run by it.
-		equal(unix.SYS_IOCTL, 0, uint8(2*len(controls)+4)), load(secondArgument),
+		equal(unix.SYS_IOCTL, 0, uint8(2*len(controls)+7)), load(secondArgument),
 		equal(setGuestCID, 0, 1), verdict(unix.SECCOMP_RET_ERRNO),
 	}
 	for _, control := range controls {
 		program = append(program, equal(control, 0, 1), verdict(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)))
 	}
-	program = append(program, allowed)
+	program = append(program, unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: ^uint32(lastByte)},
+		equal(loopControls, 0, 1), verdict(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)), allowed)
 	refused := withheld
 	if !rings {
 		refused = append(slices.Clip(refused), unix.SYS_IO_URING_SETUP)

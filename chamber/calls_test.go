@@ -26,8 +26,8 @@ func TestATapStaysWhatItWasMade(t *testing.T) {
 }
 
 // TestAVSockStaysItsGuests: a program that has a guest's vsock open makes it no other guest's, and
-// is told what QEMU wants to hear. Nor does it load programs into the kernel, or count there, or
-// change what is noted with a file.
+// is told what QEMU wants to hear. Nor does it make of a loop device another part of its file, load
+// programs into the kernel, count there, or change what is noted with a file.
 func TestAVSockStaysItsGuests(t *testing.T) {
 	err := apart(func() (<-chan struct{}, error) {
 		null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -46,6 +46,11 @@ func TestAVSockStaysItsGuests(t *testing.T) {
 		}
 		if _, err := unix.IoctlGetTermios(null, unix.TCGETS); !errors.Is(err, unix.ENOTTY) {
 			return nil, fmt.Errorf("another call of ioctl: %w", err)
+		}
+		for _, request := range []uintptr{unix.LOOP_SET_FD, unix.LOOP_CLR_FD, unix.LOOP_SET_STATUS64, unix.LOOP_CONFIGURE} {
+			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(null), request, 0); errno != unix.EPERM {
+				return nil, fmt.Errorf("call %#x on a loop device: %w", request, errno)
+			}
 		}
 		for _, call := range []uintptr{unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_FSETXATTR, unix.SYS_SETXATTR, unix.SYS_FREMOVEXATTR} {
 			if _, _, errno := unix.Syscall(call, ^uintptr(0), 0, 0); errno != unix.ENOSYS {
