@@ -506,16 +506,27 @@ func (c *crash) golden() {
 }
 
 func cloneDeeds() []deed {
-	unclone := func(c *crash) error {
-		if err := command("undefine", "one")(c); err != nil {
-			return err
-		}
-		for _, name := range []string{"one-vda.raw", "one-seed.iso"} {
-			if err := c.l.StorageVolDelete(libvirt.StorageVol{Pool: "disks", Name: name, Key: filepath.Join(c.dir, "pool-disks", name)}, 0); err != nil {
+	unclone := func(name string, volumes ...string) func(c *crash) error {
+		return func(c *crash) error {
+			if err := command("undefine", name)(c); err != nil {
 				return err
 			}
+			for _, volume := range volumes {
+				if err := c.l.StorageVolDelete(libvirt.StorageVol{Pool: "disks", Name: volume, Key: filepath.Join(c.dir, "pool-disks", volume)}, 0); err != nil {
+					return err
+				}
+			}
+			return nil
 		}
-		return nil
 	}
-	return []deed{{"clone a guest", command("clone", "golden", "one", "--seed"), unclone}}
+	unthin := func(c *crash) error {
+		if err := unclone("thin", "thin-vda.qcow2")(c); err != nil {
+			return err
+		}
+		return command("set", "golden", "template=no")(c)
+	}
+	return []deed{
+		{"clone a guest", command("clone", "golden", "one", "--seed"), unclone("one", "one-vda.raw", "one-seed.iso")},
+		{"clone a guest thinly", command("clone", "--thin", "golden", "thin"), unthin},
+	}
 }

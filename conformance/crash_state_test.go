@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -311,10 +312,15 @@ func (c *crash) sayRecords(say func(string, ...any)) (err error) {
 		return err
 	}
 	defer db.Close() //nolint:errcheck // opened to read
+	templates := 0
+	defer func() { say("records of templates: %d", templates) }()
 	return db.View(func(tx *bbolt.Tx) error {
 		return tx.ForEach(func(kind []byte, b *bbolt.Bucket) error {
-			return b.ForEach(func(key, _ []byte) error {
+			return b.ForEach(func(key, value []byte) error {
 				say("record %s %s", kind, key)
+				if bytes.Contains(value, []byte(`"Template":true`)) {
+					templates++
+				}
 				return nil
 			})
 		})

@@ -65,11 +65,8 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 	}
 	c.fences = g.Fences()
 	places := arrange(q.Names, nil, anyhow)
-	wasTemplate := g.View().Template
-	if q.Thin && !q.DryRun {
-		if err := g.MakeTemplate(ctx); err != nil {
-			return Summary{}, err
-		}
+	if q.Thin && !g.View().Template {
+		c.template = g
 	}
 	ids := make([]string, len(q.Names))
 	s := &schedule{
@@ -85,7 +82,7 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 		}
 		report(r)
 	})
-	if q.Thin && !q.DryRun && !wasTemplate && sum.Done == 0 {
+	if c.template != nil && !q.DryRun && sum.Done == 0 {
 		release()
 		err = f.release(context.WithoutCancel(ctx), g, nil)
 	}
@@ -122,7 +119,9 @@ type cloning struct {
 	disks  []original
 	// seeds is the pool of the seeds.
 	seeds *volume.Pool
-	note  string
+	// template is the source, where it becomes one; nil: it is one already, or not to be.
+	template *guest.Guest
+	note     string
 }
 
 // original is a disk of which every clone gets its own.
@@ -250,6 +249,8 @@ func (c *cloning) addsRNG() bool {
 
 // clone makes one clone, or leaves nothing of it.
 func (c *cloning) clone(ctx context.Context, name, id string) Result {
+	c.fleet.making.RLock()
+	defer c.fleet.making.RUnlock()
 	d := c.source.Clone()
 	err := renew(d, name, id, c.fleet.newMAC)
 	if err == nil {
@@ -261,13 +262,23 @@ func (c *cloning) clone(ctx context.Context, name, id string) Result {
 	case c.q.DryRun:
 		return Result{Outcome: Would, Note: c.note}
 	}
-	if err := c.fleet.begun(cloneKind, id, c.volumes(name)); err != nil {
+	u := unfinished{Volumes: c.volumes(name)}
+	if c.template != nil {
+		u.Template = c.template.UUID()
+	}
+	if err := c.fleet.begun(cloneKind, id, u); err != nil {
 		return Result{Outcome: Failed, Error: err}
 	}
 	failpoint.Reach("clone.begun")
 	b := &building{fleet: c.fleet}
-	if err = c.build(ctx, b, d); err == nil {
-		// What is noted as unfinished the next daemon removes.
+	if c.template != nil {
+		err = c.template.MakeTemplate(ctx)
+	}
+	if err == nil {
+		err = c.build(ctx, b, d)
+	}
+	if err == nil {
+		// What is noted as unfinished a later try removes.
 		if err = c.fleet.ended(cloneKind, id); err == nil {
 			return Result{Outcome: Done, Note: c.note}
 		}
@@ -277,10 +288,7 @@ func (c *cloning) clone(ctx context.Context, name, id string) Result {
 		outcome = Cancelled
 	}
 	ctx = context.WithoutCancel(ctx)
-	undone := errors.Join(b.undo(ctx), c.fleet.guests.DropNVRAM(ctx, id))
-	if undone == nil {
-		undone = c.fleet.endedOrLeft(cloneKind, id, c.volumes(name))
-	}
+	undone := c.fleet.takenBack(cloneKind, id, u, errors.Join(b.undo(ctx), c.fleet.guests.DropNVRAM(ctx, id)))
 	if undone != nil {
 		return Result{Outcome: Failed, Error: errors.Join(err, fmt.Errorf("what was made of the clone is still there: %w", undone))}
 	}

@@ -337,7 +337,7 @@ func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	ok(t, err)
 	id, d := uuid.NewString(), def.Clone()
 	ok(t, renew(d, "one", id, h.newMAC))
-	ok(t, h.begun(cloneKind, id, c.volumes("one")))
+	ok(t, h.begun(cloneKind, id, unfinished{Volumes: c.volumes("one")}))
 	ok(t, c.build(t.Context(), &building{fleet: h.Fleet}, d))
 	if len(files(t, dir)) == len(before) || len(h.chosen("one")) != 1 {
 		t.Fatal("nothing was made")
@@ -348,6 +348,28 @@ func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	var left unfinished
 	if err := h.store.Get(cloneKind, id, &left); !fault.Is(err, fault.NotFound) {
 		t.Errorf("the note of it is still there: %v", err)
+	}
+}
+
+// With the only thin clone of a guest, which was cut off, goes what keeps that guest from being started.
+func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
+	h := newHerd(t)
+	h.goldenGuest()
+	g := toClone(t, h)
+	def, release, err := g.KeepStill(t.Context())
+	ok(t, err)
+	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
+	ok(t, err)
+	id, d := uuid.NewString(), def.Clone()
+	ok(t, renew(d, "one", id, h.newMAC))
+	ok(t, h.begun(cloneKind, id, unfinished{Volumes: c.volumes("one"), Template: g.UUID()}))
+	ok(t, g.MakeTemplate(t.Context()))
+	ok(t, c.build(t.Context(), &building{fleet: h.Fleet}, d))
+	release() // with its daemon
+	h.Recover(t.Context())
+	h.wants("guests", h.chosen("all"), "golden")
+	if g.View().Template {
+		t.Error("it is a template of nothing")
 	}
 }
 

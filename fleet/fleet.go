@@ -35,6 +35,9 @@ type Fleet struct {
 	read map[string]readOnce
 	// leftovers are notes of tiles and clones that were not finished.
 	leftovers []leftover
+	untidy    chan struct{} // holds one: there are some to try again
+	// making is held by those who make or remove tiles or clones, and alone by who removes what is left.
+	making sync.RWMutex
 
 	// turns let one at a time change a guest's marks; each holds one.
 	turns [64]chan struct{}
@@ -50,7 +53,7 @@ type readOnce struct {
 
 // New makes a fleet of a registry's guests. It starts nothing by itself.
 func New(c Config) *Fleet {
-	f := &Fleet{guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, read: map[string]readOnce{}}
+	f := &Fleet{guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, read: map[string]readOnce{}, untidy: make(chan struct{}, 1)}
 	for i := range f.turns {
 		f.turns[i] = make(chan struct{}, 1)
 	}

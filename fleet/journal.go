@@ -3,11 +3,14 @@ package fleet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
+	"time"
 
 	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/store"
+	"github.com/lodge-kvm/lodge/volume"
 )
 
 // tileKind is the record of a tile that is being made or removed, by its name. A
@@ -20,7 +23,13 @@ var cloneKind = store.Kind{Name: "clone", Version: 1}
 
 // unfinished is what the record holds: the volumes of the tile. Its guests bear
 // its name.
-type unfinished struct{ Volumes []VolumeName }
+type unfinished struct {
+	Volumes []VolumeName
+	// Removing says that it is being removed, and not made: its guests may run.
+	Removing bool `json:",omitempty"`
+	// Template is the UUID of the guest that was made a template for the clone; empty: none was.
+	Template string `json:",omitempty"`
+}
 
 // names are the volumes of a tile that is to be.
 func (d *tileDocuments) names() (all []VolumeName) {
@@ -30,37 +39,47 @@ func (d *tileDocuments) names() (all []VolumeName) {
 	return all
 }
 
-// leftover is a note that could not be followed, or not be forgotten. It stays for the next
-// daemon, and is of names that another tile or clone may be given meanwhile.
+// leftover is a note that could not be followed, or not be forgotten. That is tried again, by this
+// daemon or the next, and it is of names that another tile or clone may be given meanwhile.
 type leftover struct {
 	kind store.Kind
 	key  string
 	unfinished
+	settled bool // there is nothing to follow: the note alone is to go
 }
 
-// leave keeps a note in mind, as it is now.
-func (f *Fleet) leave(kind store.Kind, key string, volumes []VolumeName) {
-	f.forgetLeft(kind, key)
+// leave keeps a note in mind, as it is now, and has it tried again.
+func (f *Fleet) leave(l leftover) {
+	f.forgetLeft(l.kind, l.key)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.leftovers = append(f.leftovers, leftover{kind, key, unfinished{volumes}})
+	f.leftovers = append(f.leftovers, l)
+	select {
+	case f.untidy <- struct{}{}:
+	default:
+	}
+}
+
+// left gives the notes that are in mind.
+func (f *Fleet) left() []leftover {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.leftovers)
 }
 
 // renounce has notes that were left say nothing of volumes that are about to be made anew: they
 // would be removed by the next daemon.
 func (f *Fleet) renounce(volumes []VolumeName) error {
-	f.mu.Lock()
-	all := slices.Clone(f.leftovers)
-	f.mu.Unlock()
-	for _, l := range all {
+	for _, l := range f.left() {
 		kept := slices.DeleteFunc(slices.Clone(l.Volumes), func(v VolumeName) bool { return slices.Contains(volumes, v) })
 		if len(kept) == len(l.Volumes) {
 			continue
 		}
-		if err := f.store.Put(l.kind, l.key, unfinished{kept}); err != nil {
+		l.Volumes = kept
+		if err := f.store.Put(l.kind, l.key, l.unfinished); err != nil {
 			return err
 		}
-		f.leave(l.kind, l.key, kept)
+		f.leave(l)
 	}
 	return nil
 }
@@ -94,11 +113,11 @@ func (f *Fleet) unclaimed(volumes []VolumeName, own func(user) bool) []VolumeNam
 }
 
 // begun notes that a tile is being made or removed, or that a clone is made.
-func (f *Fleet) begun(kind store.Kind, key string, volumes []VolumeName) error {
-	if err := f.renounce(volumes); err != nil {
+func (f *Fleet) begun(kind store.Kind, key string, u unfinished) error {
+	if err := f.renounce(u.Volumes); err != nil {
 		return err
 	}
-	if err := f.store.Put(kind, key, unfinished{volumes}); err != nil {
+	if err := f.store.Put(kind, key, u); err != nil {
 		return err
 	}
 	f.forgetLeft(kind, key)
@@ -106,8 +125,8 @@ func (f *Fleet) begun(kind store.Kind, key string, volumes []VolumeName) error {
 }
 
 // tileBegun notes that a tile is.
-func (f *Fleet) tileBegun(name string, volumes []VolumeName) error {
-	if err := f.begun(tileKind, name, volumes); err != nil {
+func (f *Fleet) tileBegun(name string, u unfinished) error {
+	if err := f.begun(tileKind, name, u); err != nil {
 		return err
 	}
 	failpoint.Reach("tile.begun")
@@ -124,29 +143,41 @@ func (f *Fleet) ended(kind store.Kind, key string) error {
 }
 
 // endedOrLeft is ended, and keeps a note in mind that stays.
-func (f *Fleet) endedOrLeft(kind store.Kind, key string, volumes []VolumeName) error {
+func (f *Fleet) endedOrLeft(kind store.Kind, key string, u unfinished) error {
 	err := f.ended(kind, key)
 	if err != nil {
-		f.leave(kind, key, volumes)
+		f.leave(leftover{kind, key, u, true})
 	}
 	return err
 }
 
+// takenBack forgets the note of what was to be made and was taken back. Where a part of that is left,
+// so is the note.
+func (f *Fleet) takenBack(kind store.Kind, key string, u unfinished, undone error) error {
+	if undone != nil {
+		f.leave(leftover{kind, key, u, false})
+		return undone
+	}
+	return f.endedOrLeft(kind, key, u)
+}
+
 // Recover removes what an earlier daemon left of tiles and clones that it did not
 // live to finish. It is called before anybody is served. What cannot be removed is
-// kept in mind for the next daemon.
+// kept in mind: see Tidy.
 func (f *Fleet) Recover(ctx context.Context) {
-	f.finish(tileKind, func(name string, u unfinished) error { return f.removeRest(ctx, name, u) })
-	f.finish(cloneKind, func(id string, u unfinished) error { return f.removeClone(ctx, id, u) })
+	for _, kind := range []store.Kind{tileKind, cloneKind} {
+		f.finish(ctx, kind)
+	}
 }
 
 // finish has what was not finished removed, by the records of it.
-func (f *Fleet) finish(kind store.Kind, remove func(string, unfinished) error) {
+func (f *Fleet) finish(ctx context.Context, kind store.Kind) {
 	all := map[string]unfinished{}
 	err := f.store.Each(kind, func(name string, decode func(any) error) error {
 		var u unfinished
 		if err := decode(&u); err != nil {
-			return fmt.Errorf("%s %s: %w", kind.Name, name, err)
+			f.log.Error("cannot read what was not finished", "kind", kind.Name, "name", name, "error", err)
+			return nil
 		}
 		all[name] = u
 		return nil
@@ -155,37 +186,125 @@ func (f *Fleet) finish(kind store.Kind, remove func(string, unfinished) error) {
 		f.log.Error("cannot learn what was not finished", "kind", kind.Name, "error", err)
 	}
 	for name, u := range all {
-		if err := remove(name, u); err != nil {
-			f.log.Error("a part is left of what was not finished", "kind", kind.Name, "name", name, "error", err)
-			f.leave(kind, name, u.Volumes)
-			continue
+		l := leftover{kind: kind, key: name, unfinished: u}
+		if err := f.follow(ctx, l, u.Removing); err != nil {
+			f.log.Error("a part is left of what was not finished; that is tried again", "kind", kind.Name, "name", name, "error", err)
+			f.leave(l)
 		}
-		f.log.Warn("removed what was not finished when its daemon ended", "kind", kind.Name, "name", name)
 	}
 }
 
-// removeClone removes what there is of a clone.
-func (f *Fleet) removeClone(ctx context.Context, id string, u unfinished) error {
-	b, own := &building{fleet: f}, ""
-	if g, err := f.guests.ByUUID(id); err == nil {
-		b.guests, own = append(b.guests, g), g.Name()
-	}
-	b.volumes = f.unclaimed(u.Volumes, func(u user) bool { return u.name == own })
-	if err := errors.Join(b.undo(ctx), f.guests.DropNVRAM(ctx, id)); err != nil {
-		return err
-	}
-	return f.ended(cloneKind, id)
-}
+// lastTry is the longest pause between two tries.
+const lastTry = time.Minute
 
-func (f *Fleet) removeRest(ctx context.Context, name string, u unfinished) error {
-	t := TileState{Volumes: f.unclaimed(u.Volumes, func(u user) bool { return u.tile == name })}
-	for _, m := range f.All() {
-		if m.Labels[tileLabel] == name {
-			t.members = append(t.members, m)
+// Tidy tries again, until ctx ends, what could not be done by the notes that are left: their pools
+// may have been away, or the store may have taken no changes.
+func (f *Fleet) Tidy(ctx context.Context) {
+	for {
+		select {
+		case <-f.untidy:
+			_ = guest.UntilDone(ctx, lastTry, func() error { return f.tidy(ctx) }) // fails with ctx
+		case <-ctx.Done():
+			return
 		}
 	}
-	if err := f.removeTile(ctx, t); err != nil {
+}
+
+// errUntidy says that something is left.
+var errUntidy = errors.New("notes of tiles or clones are left")
+
+// tidy tries that once, while nobody makes or removes tiles or clones.
+func (f *Fleet) tidy(ctx context.Context) error {
+	if !f.making.TryLock() {
+		return errUntidy
+	}
+	defer f.making.Unlock()
+	for _, l := range f.left() {
+		var err error
+		switch {
+		case l.settled:
+			err = f.ended(l.kind, l.key)
+		case f.within(l.Volumes):
+			err = f.follow(ctx, l, false)
+		}
+		if err != nil {
+			f.log.Debug("a part is left still of what was not finished", "kind", l.kind.Name, "name", l.key, "error", err)
+		}
+	}
+	if len(f.left()) > 0 {
+		return errUntidy
+	}
+	return nil
+}
+
+// within says whether the pools of volumes run and answer: nobody waits for one that does not.
+func (f *Fleet) within(volumes []VolumeName) bool {
+	return !slices.ContainsFunc(volumes, func(v VolumeName) bool {
+		p, err := f.pools.ByName(v.Pool)
+		return err != nil || p.View().State != volume.Running || p.View().Taken.IsZero()
+	})
+}
+
+// follow removes what a note is of, and forgets it. Where a guest of that runs, or has run and was
+// saved, somebody has it by now and keeps all of it, unless the guests are to be ended, too.
+func (f *Fleet) follow(ctx context.Context, l leftover, ending bool) error {
+	log := f.log.With("kind", l.kind.Name, "name", l.key)
+	members := f.membersOf(l)
+	for _, m := range members {
+		if ending {
+			break
+		}
+		_, release, err := m.Guest.KeepStill(ctx)
+		if fault.Is(err, fault.WrongState) {
+			log.Warn("what was not finished is somebody's by now, and stays", "domain", m.View.Name, "cause", err)
+			return f.ended(l.kind, l.key)
+		}
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
+	own := func(u user) bool {
+		return slices.ContainsFunc(members, func(m Member) bool { return m.View.Name == u.name })
+	}
+	if err := f.remove(ctx, l, members, f.unclaimed(l.Volumes, own)); err != nil {
 		return err
 	}
-	return f.ended(tileKind, name)
+	if err := f.untemplate(ctx, l.Template); err != nil {
+		return err
+	}
+	log.Warn("removed what was not finished")
+	return f.ended(l.kind, l.key)
+}
+
+// untemplate has a guest be a template no more that was made one for a clone which has gone. Others may
+// lie above it.
+func (f *Fleet) untemplate(ctx context.Context, uuid string) error {
+	g, err := f.guests.ByUUID(uuid)
+	if err == nil {
+		err = f.release(ctx, g, nil)
+	}
+	if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Busy) {
+		return nil
+	}
+	return err
+}
+
+// membersOf gives the guests that there are of what a note is of.
+func (f *Fleet) membersOf(l leftover) []Member {
+	return slices.DeleteFunc(f.All(), func(m Member) bool {
+		return l.kind.Name == cloneKind.Name && m.View.UUID != l.key || l.kind.Name == tileKind.Name && m.Labels[tileLabel] != l.key
+	})
+}
+
+// remove removes it.
+func (f *Fleet) remove(ctx context.Context, l leftover, members []Member, volumes []VolumeName) error {
+	if l.kind.Name == tileKind.Name {
+		return f.removeTile(ctx, TileState{Volumes: volumes, members: members})
+	}
+	b := &building{fleet: f, volumes: volumes}
+	for _, m := range members {
+		b.guests = append(b.guests, m.Guest)
+	}
+	return errors.Join(b.undo(ctx), f.guests.DropNVRAM(ctx, l.key))
 }

@@ -1,11 +1,14 @@
 package fleet
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -33,16 +36,116 @@ func TestATileThatCannotBeNotedIsNotMade(t *testing.T) {
 	docs, err := template(t, twoGuests).expand("lab", 1)
 	ok(t, err)
 	b := &building{fleet: h.Fleet}
-	ok(t, h.begun(tileKind, docs.name, docs.names()))
+	ok(t, h.begun(tileKind, docs.name, unfinished{Volumes: docs.names()}))
 	ok(t, b.build(t.Context(), docs))
 	find := h.misplace()
 	if r := b.conclude(t.Context(), docs, nil); r == nil || r.Outcome != Failed {
 		t.Errorf("its client is told %+v", r)
 	}
+	if err := h.tidy(t.Context()); err == nil || len(h.left()) != 1 {
+		t.Errorf("nothing is left of it: %v", err)
+	}
 	find()
-	h.Recover(t.Context())
+	h.tidied()
 	h.wants("files", files(t, dir))
 	h.wants("guests", h.chosen("all"))
+}
+
+// tidied has what is left tried again by a daemon that serves, until nothing is.
+func (h *herd) tidied() {
+	h.t.Helper()
+	ctx, stop := context.WithCancelCause(h.t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		h.Tidy(ctx)
+	}()
+	for late := time.After(time.Minute); len(h.left()) > 0; {
+		select {
+		case <-late:
+			h.t.Fatalf("there is left: %+v", h.left())
+		case <-time.After(time.Millisecond):
+		}
+	}
+	stop(nil)
+	<-ended
+}
+
+// What could not be removed, because its pool was away when the daemon began, is removed when that is
+// there, and no tile or clone meanwhile whose making or removal is under way.
+func TestWhatIsLeftIsTidiedUp(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	docs, err := template(t, twoGuests).expand("lab", 1)
+	ok(t, err)
+	ok(t, h.begun(tileKind, docs.name, unfinished{Volumes: docs.names()}))
+	ok(t, (&building{fleet: h.Fleet}).build(t.Context(), docs))
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	ok(t, p.Stop(t.Context()))
+	h.Recover(t.Context())
+	h.wants("guests", h.chosen("all"), "lab-1-a", "lab-1-b")
+	if err := h.tidy(t.Context()); err == nil {
+		t.Error("a pool that is away holds nothing")
+	}
+	ok(t, p.Start(t.Context(), volume.NoBuild))
+	h.making.RLock()
+	if err := h.tidy(t.Context()); err == nil {
+		t.Error("it is removed beside somebody who makes one")
+	}
+	h.making.RUnlock()
+	h.tidied()
+	h.wants("files", files(t, dir))
+	h.wants("guests", h.chosen("all"))
+}
+
+// Somebody has come to use what was left of a tile or a clone: it stays, with its disks. A tile that
+// was being removed is removed all the same.
+func TestWhatIsLeftAndUsedStays(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	docs, err := template(t, twoGuests).expand("lab", 1)
+	ok(t, err)
+	ok(t, h.begun(tileKind, docs.name, unfinished{Volumes: docs.names()}))
+	ok(t, (&building{fleet: h.Fleet}).build(t.Context(), docs))
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	_, err = p.FillVolume(t.Context(), "one.raw", make([]byte, 1<<20))
+	ok(t, err)
+	h.define(strings.Replace(small("one"), "<serial type='pty'/>", "<disk type='volume' device='disk'><driver name='qemu' type='raw'/>"+
+		"<source pool='default' volume='one.raw'/><target dev='vda' bus='virtio'/></disk>", 1))
+	one, err := h.guests.ByName("one")
+	ok(t, err)
+	ok(t, h.begun(cloneKind, one.UUID(), unfinished{Volumes: []VolumeName{{Pool: "default", Name: "one.raw"}}}))
+	before := files(t, dir)
+	h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-a", "one")
+	h.Recover(t.Context())
+	h.wants("files", files(t, dir), before...)
+	h.wants("running", h.chosen("state=paused"), "lab-1-a", "one")
+	h.wants("guests", h.chosen("all"), "lab-1-a", "lab-1-b", "one")
+	for kind, key := range map[*store.Kind]string{&tileKind: docs.name, &cloneKind: one.UUID()} {
+		var u unfinished
+		if err := h.store.Get(*kind, key, &u); !fault.Is(err, fault.NotFound) {
+			t.Errorf("the note of the %s is still there: %v", kind.Name, err)
+		}
+	}
+
+	ok(t, h.begun(tileKind, docs.name, unfinished{Volumes: docs.names(), Removing: true}))
+	h.Recover(t.Context())
+	h.wants("files without the tile", files(t, dir), "one.raw")
+	h.wants("guests without the tile", h.chosen("all"), "one")
+}
+
+// What is taken back of a tile or a clone, and stays in part, is in mind with its note.
+func TestWhatIsNotTakenBackIsLeft(t *testing.T) {
+	h := newHerd(t)
+	id := uuid.NewString()
+	ok(t, h.begun(cloneKind, id, unfinished{}))
+	failed := errors.New("a part is there")
+	if err := h.takenBack(cloneKind, id, unfinished{}, failed); !errors.Is(err, failed) || !h.isLeft(cloneKind, id) {
+		t.Errorf("%v, and it is in mind: %v", err, h.isLeft(cloneKind, id))
+	}
+	h.tidied()
 }
 
 // A tile whose removal could not be gone on with is not taken for a whole one.
@@ -54,8 +157,8 @@ func TestATileThatIsHalfRemovedIsNotThere(t *testing.T) {
 	ok(t, err)
 	docs, err := tt.expand("lab", 1)
 	ok(t, err)
-	ok(t, h.begun(tileKind, docs.name, docs.names()))
-	h.leave(tileKind, docs.name, docs.names())
+	ok(t, h.begun(tileKind, docs.name, unfinished{Volumes: docs.names()}))
+	h.leave(leftover{kind: tileKind, key: docs.name, unfinished: unfinished{Volumes: docs.names()}})
 	ok(t, h.deleteVolume(t.Context(), docs.names()[0]))
 	got, err := h.create(tt, 1, 1)
 	h.wants("half removed", got, "lab/1 failed")
@@ -70,7 +173,7 @@ func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
 	ok(t, err)
 	_, err = p.FillVolume(t.Context(), "half", []byte("made"))
 	ok(t, err)
-	ok(t, h.begun(tileKind, "lab/1", []VolumeName{{Pool: "default", Name: "half"}}))
+	ok(t, h.begun(tileKind, "lab/1", unfinished{Volumes: []VolumeName{{Pool: "default", Name: "half"}}}))
 	h.Fleet.pools.Close()
 	release := mounttest.Hang(t, dir)
 	h.Fleet.pools, err = volume.Open(volume.Options{Store: h.store, Events: h.events, Log: h.log})
@@ -98,8 +201,8 @@ func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
 	ok(t, err)
 	h.define(small("golden"))
 	one := VolumeName{Pool: "default", Name: "one-seed.iso"}
-	ok(t, h.begun(cloneKind, uuid.NewString(), []VolumeName{one, {Pool: "default", Name: "other"}}))
-	ok(t, h.begun(tileKind, "lab/1", []VolumeName{{Pool: "default", Name: "lab-1.qcow2"}}))
+	ok(t, h.begun(cloneKind, uuid.NewString(), unfinished{Volumes: []VolumeName{one, {Pool: "default", Name: "other"}}}))
+	ok(t, h.begun(tileKind, "lab/1", unfinished{Volumes: []VolumeName{{Pool: "default", Name: "lab-1.qcow2"}}}))
 	ok(t, p.Stop(t.Context()))
 	h.Recover(t.Context())
 	ok(t, p.Start(t.Context(), volume.NoBuild))
@@ -121,7 +224,7 @@ func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
 	ok(t, err)
 	h.define(strings.Replace(small("another"), "<serial type='pty'/>", "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='"+
 		filepath.Join(dir, "other")+"'/><target dev='vda' bus='virtio'/></disk>", 1))
-	ok(t, h.begun(cloneKind, uuid.NewString(), []VolumeName{{Pool: "default", Name: "other"}}))
+	ok(t, h.begun(cloneKind, uuid.NewString(), unfinished{Volumes: []VolumeName{{Pool: "default", Name: "other"}}}))
 	before = files(t, dir)
 	h.Recover(t.Context())
 	h.wants("files", files(t, dir), before...)

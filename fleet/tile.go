@@ -103,6 +103,8 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
+		f.making.RLock()
+		defer f.making.RUnlock()
 		return f.createTile(ctx, docs, there[names[i]], dry)
 	})
 }
@@ -147,7 +149,7 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 		return Result{Outcome: Would, Note: note}
 	}
 	b := &building{fleet: f}
-	if err := f.tileBegun(docs.name, docs.names()); err != nil {
+	if err := f.tileBegun(docs.name, unfinished{Volumes: docs.names()}); err != nil {
 		return Result{Outcome: Failed, Error: err}
 	}
 	if err := b.conclude(ctx, docs, b.build(ctx, docs)); err != nil {
@@ -156,8 +158,8 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 	return Result{Outcome: Done, Note: note}
 }
 
-// conclude forgets the note of a tile that is made; where it is not, or the note stays, by which the
-// next daemon removes the tile, it takes back what was made, and gives what came of it.
+// conclude forgets the note of a tile that is made; where it is not, or the note stays, by which a
+// later try removes the tile, it takes back what was made, and gives what came of it.
 func (b *building) conclude(ctx context.Context, docs *tileDocuments, err error) *Result {
 	f := b.fleet
 	if err == nil {
@@ -169,8 +171,8 @@ func (b *building) conclude(ctx context.Context, docs *tileDocuments, err error)
 	if ctx.Err() != nil {
 		outcome = Cancelled
 	}
-	undone := b.undo(context.WithoutCancel(ctx))
-	if undone = errors.Join(undone, f.endedOrLeft(tileKind, docs.name, docs.names())); undone != nil {
+	undone := f.takenBack(tileKind, docs.name, unfinished{Volumes: docs.names()}, b.undo(context.WithoutCancel(ctx)))
+	if undone != nil {
 		return &Result{Outcome: Failed, Error: errors.Join(err, fmt.Errorf("what was made of the tile is still there: %w", undone))}
 	}
 	return &Result{Outcome: outcome, Error: err}
@@ -239,13 +241,17 @@ func (b *building) build(ctx context.Context, docs *tileDocuments) error {
 	return nil
 }
 
-// undo takes back what was made, the last first.
+// undo takes back what was made, the last first. No guest that stays, as somebody has started it,
+// loses its volumes.
 func (b *building) undo(ctx context.Context) error {
 	var failures []error
 	for _, g := range slices.Backward(b.guests) {
 		if err := g.Undefine(ctx, guest.UndefineOptions{NVRAM: true, TPM: true}); err != nil && !fault.Is(err, fault.NotFound) {
 			failures = append(failures, err)
 		}
+	}
+	if err := errors.Join(failures...); err != nil {
+		return err
 	}
 	for _, v := range slices.Backward(b.volumes) {
 		failures = append(failures, b.fleet.deleteVolume(ctx, v))
@@ -271,6 +277,8 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 	}
 	users := f.users()
 	return f.forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
+		f.making.RLock()
+		defer f.making.RUnlock()
 		if err := f.checkUnused(chosen[i], users); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
@@ -278,11 +286,12 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		if dry {
 			return Result{Outcome: Would, Note: note}
 		}
-		if err := f.tileBegun(chosen[i].Name(), chosen[i].Volumes); err != nil {
+		u := unfinished{Volumes: chosen[i].Volumes, Removing: true}
+		if err := f.tileBegun(chosen[i].Name(), u); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
 		err := f.removeTile(context.WithoutCancel(ctx), chosen[i])
-		if err = errors.Join(err, f.endedOrLeft(tileKind, chosen[i].Name(), chosen[i].Volumes)); err != nil {
+		if err = errors.Join(err, f.endedOrLeft(tileKind, chosen[i].Name(), u)); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
 		return Result{Outcome: Done, Note: note}

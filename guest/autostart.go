@@ -71,7 +71,7 @@ func (r *Registry) forgetDue(uuid string) {
 	}
 	r.log.Error("cannot forget yet that a guest was to be started with the host", "uuid", uuid, "error", err)
 	r.loops.Go(func() {
-		_ = untilDone(r.life, lastTry, func() error { // fails with the daemon's end
+		_ = UntilDone(r.life, lastTry, func() error { // fails with the daemon's end
 			if _, again := r.isDue(uuid); again { // it has crashed since
 				return nil
 			}
@@ -126,7 +126,7 @@ func (r *Registry) Autostart(ctx context.Context) {
 // autostartLate starts the guests of a boot when the store, which may be on a disk that is full,
 // takes note of them: started without that, each would be started again by the next daemon.
 func (r *Registry) autostartLate(ctx context.Context) {
-	if untilDone(ctx, lastPause, r.noteDues) != nil {
+	if UntilDone(ctx, lastPause, r.noteDues) != nil {
 		return // the daemon stops
 	}
 	r.log.Info("this boot's autostart is noted now, and begins")

@@ -50,7 +50,7 @@ func (r *Registry) giveBackLater(run *run) {
 		return
 	}
 	r.loops.Go(func() {
-		_ = untilDone(r.life, lastTry, func() error { // fails with the daemon's end
+		_ = UntilDone(r.life, lastTry, func() error { // fails with the daemon's end
 			if left = r.giveBackNow(run.UUID, left, run.log); len(left) > 0 {
 				return errWithheld
 			}
@@ -62,9 +62,9 @@ func (r *Registry) giveBackLater(run *run) {
 // errWithheld says that something is not given back yet.
 var errWithheld = errors.New("the host has not taken all back")
 
-// untilDone tries something until it is done, later after each try, and at last once in longest. It
+// UntilDone tries something until it is done, later after each try, and at last once in longest. It
 // fails when ctx ends.
-func untilDone(ctx context.Context, longest time.Duration, try func() error) error {
+func UntilDone(ctx context.Context, longest time.Duration, try func() error) error {
 	pauses := &backoff.ExponentialBackOff{InitialInterval: firstPause, Multiplier: 2, MaxInterval: longest}
 	_, err := backoff.Retry(ctx, func() (struct{}, error) { return struct{}{}, try() }, backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(0))
 	return err
