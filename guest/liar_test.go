@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/topology"
 )
 
@@ -48,6 +50,14 @@ func playLiar() {
 	fd, err := strconv.Atoi(monitorFD.FindStringSubmatch(strings.Join(os.Args, " "))[1])
 	if err == nil {
 		l := &liar{nodes: map[string]bool{}}
+		if slices.Contains(os.Args, "-incoming") { // its name tells what it does when it is to go on
+			l.at = "cont"
+			for _, manner := range []string{"drop before", "drop after", "hang"} {
+				if strings.Contains(strings.Join(os.Args, " "), "guest="+strings.ReplaceAll(manner, " ", "-")) {
+					l.manner = manner
+				}
+			}
+		}
 		if l.listener, err = net.FileListener(os.NewFile(uintptr(fd), "monitor")); err == nil {
 			l.serve()
 		}
@@ -93,6 +103,9 @@ func (l *liar) talk(conn net.Conn) {
 			if l.begins(say) {
 				return
 			}
+			continue
+		}
+		if l.manner == "hang" && o.Execute == l.at {
 			continue
 		}
 		drops := strings.HasPrefix(l.manner, "drop") && o.Execute == l.at
@@ -155,6 +168,8 @@ func (l *liar) obey(o *order, say func(string, ...any)) string {
 	answer := `{}`
 	refuse := func(why string) string { return `{"error":{"class":"GenericError","desc":"` + why + `"},"id":%s` }
 	switch o.Execute {
+	case "query-migrate":
+		answer = `{"status":"completed"}`
 	case "query-status":
 		answer = `{"status":"running","running":true,"singlestep":false}`
 	case "stop", "cont":
@@ -320,6 +335,52 @@ func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 		if disk := g.View().Active.Devices.Disks[0]; disk.Source != (*device.DiskSource)(nil) {
 			t.Errorf("%s: the drive still has %v", what, disk.Source)
 		}
+	}
+}
+
+// The monitor is lost just as a guest is let run that came from its managed save image, and the start
+// fails: where the guest ran it does not go on from the image once more, on disks that have changed.
+func TestAnImageIsUsedUpByAStartThatFailsLate(t *testing.T) {
+	d := newDaemon(t)
+	program := copyOfTest(t, d.dir, liarName)
+	for name, ran := range map[string]bool{"drop-after": true, "drop-before": false} {
+		g := d.liar(program, name)
+		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+		d.settle(g, domain.ShutOff)
+		if err := g.Start(d.ctx(), guest.StartOptions{}); err == nil || strings.Contains(err.Error(), "had begun to run") != ran {
+			t.Errorf("%s: its client is told: %v", name, err)
+		}
+		d.settle(g, domain.ShutOff)
+		if g.View().ManagedSave == ran || gone(g.ManagedSavePath()) != ran {
+			t.Errorf("%s: an image is there: %v, and it counts: %v", name, !gone(g.ManagedSavePath()), g.View().ManagedSave)
+		}
+	}
+}
+
+// The store says that a managed save image is used up before the guest runs: a host that goes down just
+// then takes along all else that tells so. Where the guest does not come to run it is not.
+func TestAnImageIsUsedUpBeforeTheGuestRuns(t *testing.T) {
+	d := newDaemon(t)
+	g := d.liar(copyOfTest(t, d.dir, liarName), "hang")
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	d.settle(g, domain.ShutOff)
+	kept := func() bool {
+		var r struct{ ManagedSave bool }
+		ok(t, d.store.Get(store.Kind{Name: "domain", Version: 1}, g.UUID(), &r))
+		return r.ManagedSave
+	}
+	if !kept() {
+		t.Fatal("the store does not say that it is saved")
+	}
+	started := make(chan error, 1)
+	go func() { started <- g.Start(context.WithoutCancel(d.ctx()), guest.StartOptions{}) }()
+	eventually(t, "the image is used up", func() bool { return !kept() })
+	ok(t, g.Destroy(d.ctx(), false))
+	if err := <-started; err == nil {
+		t.Error("it runs")
+	}
+	if !kept() || !g.View().ManagedSave || gone(g.ManagedSavePath()) {
+		t.Errorf("the image is lost: the store has it: %v, it is said to be there: %v, and it is: %v", kept(), g.View().ManagedSave, !gone(g.ManagedSavePath()))
 	}
 }
 

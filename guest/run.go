@@ -39,6 +39,9 @@ type run struct {
 	// beside the loop is told by it, while the loop may go on to change def.
 	ended *domain.Definition
 	kept  bool // it was restored as it had ended by its own doing
+	// spent says that the store has been told that the image which it came from is used up, ran that it
+	// ran, by QEMU's own word, though its start failed.
+	spent, ran bool
 	// behindhand is what the run record does not say yet; nil: it says all.
 	behindhand atomic.Pointer[unwritten]
 	// unstored is why the store does not say yet what the directory does; nil: it does.

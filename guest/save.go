@@ -208,10 +208,28 @@ func (g *Guest) dropManagedSave() error {
 	return nil
 }
 
+// settleImage settles, when a start from an image has failed, what became of that. It runs in the loop.
+func (g *Guest) settleImage(r *run) {
+	switch {
+	case r == nil || !r.FromManaged:
+	case r.ran:
+		g.useUpManagedSave(r)
+	case r.spent: // and it is not
+		g.record.ManagedSave = true
+		if err := g.keep(); err != nil {
+			g.keepLater(r, err)
+		}
+	}
+}
+
 // useUpManagedSave forgets the image that the guest has gone on from, and removes it, also where
 // the first cannot be stored: gone on from again it would damage the guest's disks. It runs in the
 // loop, or before that.
 func (g *Guest) useUpManagedSave(r *run) {
+	if r.spent {
+		g.removeManagedSave()
+		return
+	}
 	if g.dropManagedSave() == nil {
 		return
 	}
@@ -298,8 +316,11 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions) work {
 	return func(ctx context.Context) (settle, error) {
 		defer image.close()
 		r, err := g.launch(ctx, image.def, image.xml, o, image)
+		if r != nil && r.ran && image.managed { // and its start failed
+			err = fmt.Errorf("%w; it had begun to run by then, and its managed save image, which fits its disks no more, is removed", err)
+		}
 		if err != nil {
-			return nil, err
+			return func() error { g.settleImage(r); return nil }, err
 		}
 		return func() error {
 			g.takeOver(r, begun(r, true, o), o)

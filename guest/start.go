@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -140,11 +141,14 @@ type launching struct {
 	// prepared is a QEMU that waits for this start; nil: there is none, or the run
 	// has its process.
 	prepared *prepared
+	// goesOn says that a machine which came from an image was told to run.
+	goesOn bool
 }
 
 // launch makes a machine from a definition and, unless the options or the saved
-// image say otherwise, sets it going. On failure nothing of it is left.
-func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (_ *run, err error) {
+// image say otherwise, sets it going. On failure nothing of it is left; the run of one that was to come
+// from an image is given then, too, which says what became of that.
+func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (r *run, err error) {
 	if err := askBound(ctx, g.uuid, def, submitted); err != nil {
 		return nil, err
 	}
@@ -166,6 +170,9 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 		if err != nil {
 			l.unwind(ctx)
 			err = fmt.Errorf("cannot start domain '%s': %w", def.Name, err)
+			if from != nil {
+				r = l.run
+			}
 		}
 	}()
 	if err := within(ctx, startLimit, l.checkHostDevices, l.makeDirectory, l.takeUser, l.takeLabel, l.journal, l.reserve, l.findDisks, l.makeNVRAM, l.openFiles,
@@ -186,7 +193,8 @@ func (l *launching) unwind(ctx context.Context) {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 	defer stop()
 	l.closeFiles()
-	if s := l.run.session.Load(); s != nil {
+	s := l.run.session.Load()
+	if s != nil && !l.goesOn { // else its last words count
 		s.Close()
 	}
 	if l.prepared != nil {
@@ -202,10 +210,33 @@ func (l *launching) unwind(ctx context.Context) {
 			l.run.log.Error("a process of a failed start does not end", "pid", l.run.PID)
 		}
 	}
+	if l.goesOn {
+		l.run.ran = l.run.hasResumed(ctx)
+		s.Close()
+	}
 	_ = l.run.releaseAll(ctx) // each failure has been logged
 	l.g.reg.giveBackLater(l.run)
 	if l.g.View().Inactive == nil {
 		l.g.reg.dropMadeNVRAM(&l.run.runRecord, l.run.def, l.run.log)
+	}
+}
+
+// hasResumed reports whether a QEMU that has ended said that the processors ran. It is asked before
+// the loop has the run.
+func (r *run) hasResumed(ctx context.Context) bool {
+	late := time.NewTimer(lastEvents)
+	defer late.Stop()
+	for {
+		select {
+		case e, more := <-r.events:
+			if !more || e.Name == "RESUME" || e.Resync { // a resync may stand for it
+				return more
+			}
+		case <-late.C:
+			return false
+		case <-ctx.Done():
+			return false
+		}
 	}
 }
 
@@ -514,6 +545,10 @@ func (l *launching) goOn(ctx context.Context) error {
 		if err := failpoint.Err("launch.cont"); err != nil {
 			return err
 		}
+		if err := l.spend(ctx); err != nil {
+			return err
+		}
+		l.goesOn = l.from != nil
 		if err := l.run.session.Load().Execute(ctx, "cont", nil, nil); err != nil {
 			return err
 		}
@@ -526,6 +561,24 @@ func (l *launching) goOn(ctx context.Context) error {
 		l.g.log.Error("a guest runs, and that cannot be written down", "error", err)
 	}
 	return nil
+}
+
+// spend has the store say that the managed save image is used up before the guest goes on from there:
+// with a host that goes down just then goes all else that tells so. Where the store takes no changes
+// the run record tells the next daemon.
+func (l *launching) spend(ctx context.Context) error {
+	if l.from == nil || !l.from.managed {
+		return nil
+	}
+	err := l.g.change(ctx, "", func() error {
+		if l.g.record.ManagedSave { // else somebody has removed it meanwhile
+			l.g.record.ManagedSave = false
+			l.run.spent = l.g.keep() == nil
+			l.g.record.ManagedSave = !l.run.spent
+		}
+		return nil
+	})
+	return cmp.Or(err, context.Cause(ctx))
 }
 
 // execute runs one step of a plan.
