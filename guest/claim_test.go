@@ -233,3 +233,38 @@ func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 		t.Errorf("another's file was removed: %v", err)
 	}
 }
+
+// For whoever has gone before his turn nothing is done: what is done instead would come before it.
+func TestNothingIsDoneForWhoHasGone(t *testing.T) {
+	r := bareRegistry(t)
+	g, err := r.claimed(t.Context(), "busy", claimedUUID, func(*Guest) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, hold, holder := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		holder <- g.change(t.Context(), "", func() error { close(held); <-hold; return nil })
+	}()
+	<-held
+	ctx, leave := context.WithCancelCause(t.Context())
+	done, gone := false, make(chan error, 1)
+	go func() { gone <- g.change(ctx, "", func() error { done = true; return nil }) }()
+	for late := time.After(time.Minute); len(g.mailbox) == 0; {
+		select {
+		case <-late:
+			t.Fatal("the request never comes")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	leave(errors.New("the client has gone"))
+	if err := <-gone; err == nil {
+		t.Error("it is done already")
+	}
+	close(hold)
+	if err := errors.Join(<-holder, g.change(t.Context(), "", func() error { return nil })); err != nil {
+		t.Error(err)
+	}
+	if done {
+		t.Error("it is done when nobody waits for it")
+	}
+}

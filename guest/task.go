@@ -129,8 +129,13 @@ func (g *Guest) accept(t *task) {
 	}
 }
 
-// begin admits and plans a task, and sets its work going.
+// begin admits and plans a task, and sets its work going. One whose caller has gone is not begun: what
+// they do instead would come before it.
 func (g *Guest) begin(t *task) {
+	if t.ctx.Err() != nil {
+		t.answer(context.Cause(t.ctx))
+		return
+	}
 	if err := lifecycle.Admit(g.state, t.verb); err != nil {
 		t.answer(err)
 		return
