@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/mount/mounttest"
 	"github.com/lodge-kvm/lodge/store"
 )
@@ -266,5 +267,22 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 	}
 	if done {
 		t.Error("it is done when nobody waits for it")
+	}
+}
+
+// What QEMU has told since it was asked counts for more than its answer.
+func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
+	r := bareRegistry(t)
+	g := newGuest(r, "asked", claimedUUID)
+	g.run = newRun(runRecord{Name: "asked", UUID: claimedUUID}, t.TempDir(), r.Kernel, g.log)
+	g.run.def = &domain.Definition{Name: "asked", UUID: claimedUUID}
+	g.state = lifecycle.State{Phase: domain.Paused, Reason: domain.ReasonIOError}
+	g.meet(&inquiry{status: "running"}, domain.Running)
+	if g.state.Phase != domain.Paused || g.state.Reason != domain.ReasonIOError {
+		t.Errorf("a guest that was paused since is said to be %s (%s)", g.state.Phase, g.state.Reason)
+	}
+	g.meet(&inquiry{status: "running"}, domain.Paused)
+	if g.state.Phase != domain.Running {
+		t.Errorf("a guest that runs is said to be %s", g.state.Phase)
 	}
 }

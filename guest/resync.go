@@ -34,7 +34,7 @@ func (r *adopting) reattach(g *Guest, run *run) {
 			return
 		}
 		run.connect(c.session)
-		g.meet(c.found)
+		g.meet(c.found, g.state.Phase)
 		run.behind = run.Saving != nil || run.Resuming || run.plugging != nil || run.changing != nil || run.amending != nil || len(run.Leaving) > 0 // to be ended beside the loop
 		r.reached <- struct{}{}
 	case <-r.patience.Done():
@@ -169,9 +169,9 @@ func fullDisks(ctx context.Context, s *qmp.Session, set *device.Set) (paths []st
 	return paths, nil
 }
 
-// meet corrects the guest's state by what QEMU said. It runs in the loop, or
-// before it.
-func (g *Guest) meet(found *inquiry) {
+// meet corrects the guest's state by what QEMU said when it was asked of a guest in phase was: what
+// it has told since counts for more. It runs in the loop, or before it.
+func (g *Guest) meet(found *inquiry, was domain.State) {
 	g.setActive(func(d *domain.Definition) {
 		for _, c := range d.Devices.Channels {
 			if c.Name != "" {
@@ -210,7 +210,7 @@ func (g *Guest) meet(found *inquiry) {
 		g.advance(lifecycle.Panicked{})
 	case g.run.Resuming && phase == domain.Paused && reason == domain.ReasonUnknown:
 		// it is let run next
-	case phase != g.state.Phase:
+	case phase != g.state.Phase && g.state.Phase == was:
 		g.advance(lifecycle.Found{Phase: phase, Reason: reason})
 	}
 }
@@ -359,7 +359,7 @@ func goOnOnce(ctx context.Context, s *qmp.Session) error {
 
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 	def, save, plug, change, amend, left := r.def, r.Saving, r.plugging, r.changing, r.amending, slices.Clone(r.Leaving)
-	parting, resuming := len(r.Parting) > 0, r.Resuming
+	parting, resuming, was := len(r.Parting) > 0, r.Resuming, g.state.Phase
 	return func(ctx context.Context) (settle, error) {
 		if save != nil {
 			if err := save.giveUp(ctx, s, r.dir, g.log); err != nil {
@@ -402,7 +402,7 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 			for _, l := range left {
 				g.cleaned(r, l)
 			}
-			g.meet(found)
+			g.meet(found, was)
 			return errors.Join(plugged(), changed(), amended())
 		}, nil
 	}

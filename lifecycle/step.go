@@ -93,8 +93,7 @@ func Step(s State, f Fact) (State, []Effect) {
 	case Started:
 		return started(s, f)
 	case Found:
-		s.Phase, s.Reason = f.Phase, f.Reason
-		return s, nil
+		return found(s, f)
 	}
 	if !s.Phase.Active() {
 		return s, nil
@@ -153,6 +152,26 @@ func started(s State, f Started) (State, []Effect) {
 		detail = event.DetailPaused
 	}
 	return s, append(effects, Announce{event.Suspended, detail})
+}
+
+// found corrects the state of a guest, and announces what nobody heard of.
+func found(s State, f Found) (State, []Effect) {
+	was := s.Phase
+	s.Phase, s.Reason = f.Phase, f.Reason
+	ran := was == domain.Running || was == domain.Blocked
+	switch {
+	case ran && f.Phase == domain.Paused && f.Reason == domain.ReasonIOError:
+		return s, []Effect{Announce{event.Suspended, event.DetailIOError}}
+	case ran && f.Phase == domain.Paused:
+		return s, []Effect{Announce{event.Suspended, event.DetailPaused}}
+	case ran && f.Phase == domain.PMSuspended:
+		return s, []Effect{Announce{event.PMSuspended, event.DetailMemory}}
+	case was == domain.Paused && f.Phase == domain.Running:
+		return s, []Effect{Announce{event.Resumed, event.DetailUnpaused}}
+	case was == domain.PMSuspended && f.Phase == domain.Running:
+		return s, []Effect{Announce{event.Started, event.DetailWakeup}}
+	}
+	return s, nil
 }
 
 func stopped(s State) (State, []Effect) {
