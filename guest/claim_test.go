@@ -270,6 +270,27 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 	}
 }
 
+// Until the store has one of them both names of a guest that is being renamed are its own.
+func TestNobodyTakesANameAmidARename(t *testing.T) {
+	r := bareRegistry(t)
+	g, err := r.claim("from", claimedUUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.addName(g, "to"); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"from", "to"} {
+		if _, err := r.claim(name, "c0ffee00-0000-4000-8000-0000000000a7"); !fault.Is(err, fault.Exists) {
+			t.Errorf("another is given the name %q: %v", name, err)
+		}
+	}
+	r.dropName("to")
+	if _, err := r.ByName("to"); !fault.Is(err, fault.NotFound) {
+		t.Errorf("the name is taken: %v", err)
+	}
+}
+
 // What QEMU has told since it was asked counts for more than its answer.
 func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
 	r := bareRegistry(t)

@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"errors"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -338,12 +337,14 @@ func (g *Guest) rename(ctx context.Context, name string) error {
 		return err
 	}
 	from := g.record.Name
-	if err := g.reg.rename(g, from, name); err != nil {
+	if err := g.reg.addName(g, name); err != nil {
 		return err
 	}
 	if err := g.redefine(def); err != nil {
-		return errors.Join(err, g.reg.rename(g, name, from))
+		g.reg.dropName(name)
+		return err
 	}
+	g.reg.dropName(from)
 	g.reg.events.Append(event.Source{Name: from, UUID: g.uuid, ID: g.id()}, event.DomainChange{Change: event.Undefined, Detail: event.DetailRenamed})
 	g.announce(event.DomainChange{Change: event.Defined, Detail: event.DetailRenamed})
 	return nil

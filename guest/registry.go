@@ -234,16 +234,23 @@ func (r *Registry) remove(g *Guest) {
 	}
 }
 
-// rename moves a guest to another name, unless that is taken.
-func (r *Registry) rename(g *Guest, from, to string) error {
+// addName gives a guest a second name, unless that is taken: until the store has the one, nobody
+// else is to have the other.
+func (r *Registry) addName(g *Guest, name string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if other := r.byName[to]; other != nil {
-		return fault.New(fault.Exists, fault.Domain, "domain with name '%s' already exists", to)
+	if other := r.byName[name]; other != nil {
+		return fault.New(fault.Exists, fault.Domain, "domain with name '%s' already exists", name)
 	}
-	delete(r.byName, from)
-	r.byName[to] = g
+	r.byName[name] = g
 	return nil
+}
+
+// dropName takes one of two names of a guest away.
+func (r *Registry) dropName(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.byName, name)
 }
 
 // newID gives the next ID of a running guest. IDs count up for the life of the
