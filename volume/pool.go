@@ -280,6 +280,9 @@ func (p *Pool) Stop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := p.save(); err != nil { // nor would the store take then that it is stopped
+		return err
+	}
 	if err := p.leave(); err != nil {
 		return err
 	}

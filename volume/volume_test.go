@@ -984,3 +984,26 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 		t.Errorf("left behind: %s", names)
 	}
 }
+
+// A pool is not stopped where the store refuses to say so: the next daemon would start it again, and
+// a transient one would neither be there nor be gone.
+func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
+	d := newDaemon(t)
+	defined := d.dirPool("defined")
+	transient, err := d.Create(t.Context(), dirXML("transient", t.TempDir()), true, NoBuild)
+	must(t, err)
+	path := store.Path(d.data)
+	text, err := os.ReadFile(path)
+	must(t, err)
+	must(t, os.Rename(path, path+".away"))
+	must(t, os.WriteFile(path, text, 0o600))
+	for _, p := range []*Pool{defined, transient} {
+		if err := p.Stop(t.Context()); err == nil || !p.View().Active() {
+			t.Errorf("%s: %v, and it is active: %v", p.Name(), err, p.View().Active())
+		}
+	}
+	must(t, os.Rename(path+".away", path))
+	for _, p := range []*Pool{defined, transient} {
+		must(t, p.Stop(t.Context()))
+	}
+}
