@@ -248,7 +248,8 @@ func (s *Store) apply(tx *bbolt.Tx, c *change, before map[id][]byte) error {
 			}
 		}
 	}
-	if name := (id{c.kind.Name, c.key}); before[name] == nil {
+	name := id{c.kind.Name, c.key}
+	if _, known := before[name]; !known { // nil: there was none
 		before[name] = slices.Clone(old)
 	}
 	if c.remove {

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 
+	"go.etcd.io/bbolt"
+
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -152,5 +154,22 @@ func TestOthersPutNothingInTheStoresPlace(t *testing.T) {
 	}
 	if _, err := Open(theirs); !fault.Is(err, fault.Denied) {
 		t.Errorf("a directory of somebody else: %v", err)
+	}
+}
+
+// A record that was not there is not put back where two changes of it fail together.
+func TestWhatWasNotThereIsNotPutBack(t *testing.T) {
+	s, err := Open(t.TempDir())
+	must(t, err)
+	defer closeStore(t, s)
+	refused, before := errors.New("refused"), map[id][]byte{}
+	err = s.now.Load().db.Update(func(tx *bbolt.Tx) error {
+		for range 2 {
+			must(t, s.apply(tx, &change{kind: guests, key: "new", body: []byte("{}")}, before))
+		}
+		return refused
+	})
+	if was, known := before[id{guests.Name, "new"}]; !errors.Is(err, refused) || !known || was != nil {
+		t.Errorf("%v, and %q is put back", err, was)
 	}
 }
