@@ -125,3 +125,28 @@ func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
 		refused(t, reader.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "was changed while a guest")
 	}
 }
+
+// TestASavedImageThatAGuestHasWrittenIsNotRestored: what stands in a saved image before the guest's state is
+// a definition that is believed. Another guest has the file for a disk, and may have written another there.
+func TestASavedImageThatAGuestHasWrittenIsNotRestored(t *testing.T) {
+	d := newDaemonOf(t, true)
+	path := filepath.Join(t.TempDir(), "image")
+	ok(t, os.WriteFile(path, nil, 0o600))
+	if err := unix.Setxattr(path, "trusted.lodge", []byte("yes"), 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	g := d.define(small("saved"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	d.settle(g, domain.ShutOff)
+	writer := d.define(small("writer", diskOf("raw", path, "")))
+	ok(t, writer.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, writer.Destroy(d.ctx(), false))
+	d.want(writer, domain.ShutOff, domain.ReasonDestroyed)
+	_, err := d.Restore(d.ctx(), path, guest.SaveOptions{})
+	refused(t, err, fault.Denied, "has written to "+path)
+	ok(t, unix.Removexattr(path, "trusted.lodge.backing"))
+	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
+	ok(t, err)
+	d.want(g, domain.Paused, domain.ReasonUser)
+}

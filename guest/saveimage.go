@@ -270,6 +270,10 @@ func (r *Registry) openSavedNow(ctx context.Context, path string, o SaveOptions)
 	if err != nil {
 		return nil, err
 	}
+	if err := image.CheckOwn(f); err != nil { // its definition is anybody's
+		_ = f.Close() // opened to be looked at
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			_ = f.Close()

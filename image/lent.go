@@ -1,10 +1,12 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -192,6 +194,25 @@ func CheckLent(f *os.File, declared Format) error {
 	return l.checkLent()
 }
 
+// CheckOwn refuses a file in which a guest, or a client that rules hold, has written byte by byte, for who
+// believes more of it than a header.
+func CheckOwn(f *os.File) error {
+	mark, _, noted := lentAs(f)
+	if !noted {
+		return nil
+	}
+	return fault.New(fault.Denied, fault.Volume, "a guest, or a client that rules hold, has written to %s; if what is in it is right say so with: setfattr -x %s %s", f.Name(), mark, f.Name())
+}
+
+// saved are what a file begins with in which a guest was saved. Whoever restores that believes its
+// definition: what is noted of it is never forgotten.
+var saved = []string{"LibvirtQemud", "LodgeSave"}
+
+func isSaved(f *os.File) bool {
+	head, err := window(f, 0, len(saved[0]))
+	return err == nil && slices.ContainsFunc(saved, func(magic string) bool { return bytes.HasPrefix(head, []byte(magic)) })
+}
+
 // LikeIn checks that the header in a copy of an image leads where this one does: who has the image
 // open to write may change it while it is looked at, or copied.
 func (info *Info) LikeIn(f *os.File) error {
@@ -235,7 +256,7 @@ func TakeBack(path string, declared Format) (changed bool, err error) {
 		return false, nil
 	}
 	if !declared.IsLayered() { // its bytes are the guest's, and none is no harm
-		if said := headers(f); len(said) > 0 && said[0].below() != below {
+		if said := headers(f); len(said) > 0 && said[0].below() != below || isSaved(f) {
 			return false, nil
 		}
 		return false, unix.Fremovexattr(int(f.Fd()), mark)
@@ -261,7 +282,7 @@ func Believe(ctx context.Context, f *os.File) error {
 		return nil
 	}
 	said := headers(f)
-	if len(said) > 0 && FenceOf(ctx) == nil {
+	if len(said) > 0 && FenceOf(ctx) == nil || isSaved(f) {
 		return nil
 	}
 	for _, info := range said {

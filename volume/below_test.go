@@ -185,6 +185,30 @@ func TestALongNameIsNoWayRoundANote(t *testing.T) {
 	wantKind(t, err, fault.Denied)
 }
 
+// What a client that is held to folders uploads is no guest that was saved, whose definition whoever restores it
+// believes; what is nothing of that kind is as nobody's.
+func TestAnUploadIsNoSavedGuest(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	path := d.volume(p, volXML("disk", "raw", mib, "")).Path
+	if err := unix.Setxattr(path, "trusted.lodge", nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	for text, want := range map[string]bool{"LibvirtQemudSave": false, "LodgeSaveChanges": false, "Libvirt": true} {
+		u, err := p.Upload(image.WithFence(t.Context(), nil), "disk", 0, 0)
+		must(t, err)
+		_, err = u.Write(append([]byte(text), 0))
+		must(t, err)
+		must(t, u.Close())
+		f, err := os.Open(path)
+		must(t, err)
+		if err := image.CheckOwn(f); want && err != nil || !want && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", text, err)
+		}
+		must(t, f.Close())
+	}
+}
+
 // The copy of a volume is root's, and leads to nothing where whoever has the volume may not go, nor to what
 // its header has come to name since it was looked at.
 func TestACopyLeadsNobodyElsewhere(t *testing.T) {
