@@ -279,7 +279,7 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 	return f.forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
 		f.making.RLock()
 		defer f.making.RUnlock()
-		if err := f.checkUnused(chosen[i], users); err != nil {
+		if err := f.checkUnused(ctx, chosen[i], users); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
 		note := fmt.Sprintf("%d guests, %d volumes", chosen[i].Guests, len(chosen[i].Volumes))

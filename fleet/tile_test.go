@@ -133,6 +133,16 @@ func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 	h.run(Request{Verb: Undefine}, "stranger")
 	inUse("lab/2")
 	h.run(Request{Verb: Destroy}, "stranger")
+
+	// Nor one that is the layer below another's.
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	_, err = p.CreateVolume(t.Context(), "<volume><name>above.qcow2</name><target><format type='qcow2'/></target><backingStore><path>"+
+		filepath.Join(dir, "lab-1.qcow2")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
+	ok(t, err)
+	_, err = h.remove("lab/1")
+	refused(t, err, fault.WrongState, "default/above.qcow2, which is not of tile lab/1, lies above its volume default/lab-1.qcow2")
+	ok(t, p.DeleteVolume(t.Context(), "above.qcow2"))
 	got, err = h.remove("lab/*")
 	ok(t, err)
 	h.wants("remove", got, "lab/1 done", "lab/2 done", "lab/3 done")

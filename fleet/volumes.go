@@ -80,8 +80,8 @@ func (f *Fleet) users() map[string][]user {
 }
 
 // checkUnused refuses to delete volumes that guests outside of the tile have come
-// to use.
-func (f *Fleet) checkUnused(t TileState, users map[string][]user) error {
+// to use, or that have come to lie below others.
+func (f *Fleet) checkUnused(ctx context.Context, t TileState, users map[string][]user) error {
 	for _, v := range t.Volumes {
 		for _, u := range f.usersOf(v, users) {
 			if u.tile != t.Name() {
@@ -89,17 +89,35 @@ func (f *Fleet) checkUnused(t TileState, users map[string][]user) error {
 					"domain %q, which is not of tile %s, uses its volume %s; take the disk from it first", u.name, t.Name(), v)
 			}
 		}
+		path := f.pathOfVolume(v)
+		if path == "" {
+			continue
+		}
+		for _, above := range f.pools.Above(ctx, path) {
+			if name := (VolumeName{above.Pool, above.Name}); !slices.Contains(t.Volumes, name) {
+				return fault.New(fault.WrongState, fault.Volume,
+					"volume %s, which is not of tile %s, lies above its volume %s, as the disk of a thin clone does; remove that first", name, t.Name(), v)
+			}
+		}
 	}
 	return nil
+}
+
+// pathOfVolume is where a volume lies; empty: that is not known, or it is not there.
+func (f *Fleet) pathOfVolume(v VolumeName) string {
+	if p, err := f.pools.ByName(v.Pool); err == nil {
+		if found, err := p.Volume(v.Name); err == nil {
+			return found.Path
+		}
+	}
+	return ""
 }
 
 // usersOf gives those of a volume.
 func (f *Fleet) usersOf(v VolumeName, users map[string][]user) []user {
 	who := users[v.String()]
-	if p, err := f.pools.ByName(v.Pool); err == nil {
-		if found, err := p.Volume(v.Name); err == nil {
-			who = slices.Concat(who, users[found.Path])
-		}
+	if path := f.pathOfVolume(v); path != "" {
+		who = slices.Concat(who, users[path])
 	}
 	return who
 }
