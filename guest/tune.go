@@ -61,8 +61,11 @@ func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) er
 	if cmp.Or(before.NUMA.Mode, "strict") != cmp.Or(after.NUMA.Mode, "strict") {
 		return nil, fault.New(fault.WrongState, fault.Domain, "cannot change the NUMA mode of a running domain; change its config")
 	}
-	return g.amend(r, &amending{}, after, config, func(ctx context.Context, _ *qmp.Session) (func(), error) {
+	return g.amend(r, &amending{}, after, config, func(ctx context.Context, s *qmp.Session) (func(), error) {
 		if err := g.reg.retune(ctx, r, before, after); err != nil {
+			if !outOfTouch(ctx, s) { // else it is made once more
+				g.retuneBack(ctx, r, before, after)
+			}
 			return nil, err
 		}
 		return func() {
@@ -76,6 +79,14 @@ func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) er
 			}
 		}, nil
 	}), nil
+}
+
+// retuneBack takes back what was put into effect of a change before a part of it was refused.
+func (g *Guest) retuneBack(ctx context.Context, r *run, before, after *domain.Definition) {
+	err := g.reg.retune(ctx, r, after, before)
+	if err != nil && !fault.Is(err, fault.WrongState) { // which says that the host has not what was to be limited
+		g.log.Warn("a part of a change that was refused stays in force until the guest ends", "error", err)
+	}
 }
 
 // retune puts into effect what differs between two definitions.
