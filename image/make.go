@@ -319,7 +319,9 @@ func (t *Tool) Resize(ctx context.Context, f *os.File, format Format, g Growth) 
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot look at %s", f.Name())
 	}
-	return t.run(ctx, bounds{file: roomFor(max(g.Size, uint64(st.Size())))}, k.files, nil, args...)
+	return guarded(append(g.Below.parsed(), parsed{f, format}), func() error {
+		return t.run(ctx, bounds{file: roomFor(max(g.Size, uint64(st.Size())))}, k.files, nil, args...)
+	})
 }
 
 func resizeRaw(ctx context.Context, f *os.File, old, size int64, grown Preallocation) error {
@@ -386,5 +388,7 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot look at %s", c.Into.Name())
 	}
-	return t.run(ctx, bounds{file: roomFor(c.From[0].Virtual + uint64(st.Size()))}, k.files, &progress{tell: c.Progress}, args...)
+	return guarded(append(c.From.parsed(), parsed{c.Into, c.Format}), func() error {
+		return t.run(ctx, bounds{file: roomFor(c.From[0].Virtual + uint64(st.Size()))}, k.files, &progress{tell: c.Progress}, args...)
+	})
 }
