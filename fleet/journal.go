@@ -254,7 +254,7 @@ func (f *Fleet) follow(ctx context.Context, l leftover, ending bool) error {
 		if ending {
 			break
 		}
-		_, release, err := m.Guest.KeepStill(ctx)
+		release, err := still(ctx, m)
 		if fault.Is(err, fault.WrongState) {
 			log.Warn("what was not finished is somebody's by now, and stays", "domain", m.View.Name, "cause", err)
 			return f.ended(l.kind, l.key)
@@ -275,6 +275,15 @@ func (f *Fleet) follow(ctx context.Context, l leftover, ending bool) error {
 	}
 	log.Warn("removed what was not finished")
 	return f.ended(l.kind, l.key)
+}
+
+// still keeps a guest from being started. For one that runs, and may be stuck, nobody waits.
+func still(ctx context.Context, m Member) (release func(), err error) {
+	if m.View.State.Active() {
+		return nil, fault.New(fault.WrongState, fault.Domain, "it runs")
+	}
+	_, release, err = m.Guest.KeepStill(ctx)
+	return release, err
 }
 
 // untemplate has a guest be a template no more that was made one for a clone which has gone. Others may
