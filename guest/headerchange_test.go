@@ -356,3 +356,20 @@ func TestAHeaderThatIsTooLongForItsPlaceIsRefused(t *testing.T) {
 		t.Errorf("it is %q; noted: %v", is, s.noted())
 	}
 }
+
+// An image whose definition nobody could have defined is not gone on from, whoever wrote it.
+func TestAnImageWithoutBoundsIsNotRead(t *testing.T) {
+	s := newImageShelf(t)
+	for word, part := range map[string]string{
+		"iothreads": "<iothreads>18446744073709551615</iothreads>",
+		"alias":     "<devices><channel type='unix'><target type='virtio' name='a'/><alias name='ua-/../a'/></channel></devices>",
+	} {
+		s.save(s.path, strings.Replace(title("first"), "</domain>", part+"</domain>", 1))
+		if i, err := s.openSaved(t.Context(), s.path, SaveOptions{}); err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("%s: %v", word, err)
+			if err == nil {
+				i.close()
+			}
+		}
+	}
+}

@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/mount"
+	"github.com/lodge-kvm/lodge/qemu"
 )
 
 // RedefineSaved replaces the definition in a saved image, and, unless Then is
@@ -130,10 +131,31 @@ func errNoManagedSave() error {
 	return fault.New(fault.WrongState, fault.Domain, "the domain does not have a managed save image")
 }
 
+// completed gives a definition as it would have been defined, and refuses one that could not have
+// been. What comes with a saved image is used as it is said, but its bounds have to hold, or its
+// start would take all the memory that there is, and so have the names of its devices, from which
+// those of files are made.
+func completed(def *domain.Definition) (*domain.Definition, error) {
+	whole := def.Clone()
+	if err := domainxml.Complete(whole, &domainxml.Host{}); err != nil {
+		return nil, err
+	}
+	qemu.AssignAliases(whole)
+	return whole, qemu.CheckAliases(&whole.Devices)
+}
+
 // redefined gives the definition that is to take the place of that of a saved
 // machine.
 func redefined(saved *domain.Definition, doc string) (*domain.Definition, error) {
+	was, err := completed(saved)
+	if err != nil {
+		return nil, err
+	}
 	def, err := domainxml.Parse(doc, domainxml.Options{})
+	if err != nil {
+		return nil, err
+	}
+	whole, err := completed(def)
 	if err != nil {
 		return nil, err
 	}
@@ -146,6 +168,7 @@ func redefined(saved *domain.Definition, doc string) (*domain.Definition, error)
 		{"architecture", saved.OS.Arch, def.OS.Arch},
 		{"machine", saved.OS.Machine, def.OS.Machine},
 		{"memory", saved.Memory, def.Memory},
+		{"memory of cells and modules together", was.Memory, whole.Memory},
 		{"maxMemory", saved.MaxMemory, def.MaxMemory},
 		{"memory slots", saved.MemorySlots, def.MemorySlots},
 		{"vCPUs", saved.VCPUs.Current, def.VCPUs.Current},

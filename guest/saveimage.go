@@ -323,7 +323,10 @@ func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	text, _, _ := bytes.Cut(data, []byte{0})
 	i := &savedImage{file: f, xml: string(text), running: running != 0, bypass: o.BypassCache}
 	var err error
-	if i.def, err = domainxml.Parse(i.xml, domainxml.Options{}); err != nil || o.XML == "" {
+	if i.def, err = domainxml.Parse(i.xml, domainxml.Options{}); err == nil {
+		_, err = completed(i.def)
+	}
+	if err != nil || o.XML == "" {
 		return i, err
 	}
 	i.xml = o.XML

@@ -65,7 +65,7 @@ func completePlaces(d *domain.Definition, _ *Capabilities) error {
 // made is better refused when it is defined than when it is started.
 func rehearse(d *domain.Definition, c *Capabilities) error {
 	d = d.Clone()
-	if err := checkAliases(&d.Devices); err != nil {
+	if err := CheckAliases(&d.Devices); err != nil {
 		return err
 	}
 	AssignAliases(d)
@@ -74,8 +74,8 @@ func rehearse(d *domain.Definition, c *Capabilities) error {
 	return b.all()
 }
 
-// checkAliases finds names that QEMU would not take, or that two devices have.
-func checkAliases(s *device.Set) error {
+// CheckAliases finds names that QEMU would not take, or that two devices have.
+func CheckAliases(s *device.Set) error {
 	seen := map[string]bool{}
 	for _, dev := range s.All() {
 		name := dev.Common().Alias
@@ -132,7 +132,7 @@ func CompleteDevice(d *domain.Definition, dev device.Device, c *Capabilities, li
 	if err := with.CheckMemory(); err != nil {
 		return err
 	}
-	if err := checkAliases(&with.Devices); err != nil {
+	if err := CheckAliases(&with.Devices); err != nil {
 		return err
 	}
 	AssignAliases(&with)
