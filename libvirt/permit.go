@@ -70,7 +70,7 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 			return ctx, c, err
 		}
 		if r.last() != access.Start { // what a guest has is held to who gave it, and not to who starts it
-			ctx = gate.Fence(ctx, who, r.last(), on)
+			ctx = gate.Fence(ctx, who, s.brings(p, r.last(), args), on)
 		}
 	}
 	return ctx, c, nil
@@ -221,16 +221,22 @@ func (s *session) who() access.Who {
 	return s.identity
 }
 
+// brings is the verb by whose places the files of a call's documents are judged and held: that of
+// the call, but for a definition in one that else has none.
+func (s *session) brings(p *xdr.Procedure, verb access.Verb, args xdr.Message) access.Verb {
+	if slices.Contains(s.hidden(p, args), access.Define) {
+		return access.Define
+	}
+	return verb
+}
+
 // texts judges the documents and the paths among a call's arguments, and gives the
 // guest that a document would make.
 func (s *session) texts(p *xdr.Procedure, verb access.Verb, on access.Object, args xdr.Message) (made access.Object, err error) {
 	if args == nil {
 		return made, nil
 	}
-	gate, who, brings := s.gate(), s.who(), verb
-	if slices.Contains(s.hidden(p, args), access.Define) { // a definition, in a call that else has none
-		brings = access.Define
-	}
+	gate, who, brings := s.gate(), s.who(), s.brings(p, verb, args)
 	eachText(reflect.ValueOf(args).Elem(), "", func(field, text string) bool {
 		var named access.Object
 		switch {

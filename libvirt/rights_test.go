@@ -108,6 +108,10 @@ func TestADefinitionThatIsSavedTakesItsRight(t *testing.T) {
 		if got := slices.Contains((&session{}).hidden(p, c.args), access.Define); got != c.want {
 			t.Errorf("%+v takes it: %v", c.args, got)
 		}
+		// What the definition names is held to where definitions may name it.
+		if got := (&session{}).brings(p, access.Save, c.args) == access.Define; got != c.want {
+			t.Errorf("%+v is held to the places of define: %v", c.args, got)
+		}
 	}
 	if r := callRights[procedureKey{xdr.ProgramRemote, xdr.ProcDomainManagedSaveDefineXML}]; !slices.Contains(r.verbs, access.Define) {
 		t.Errorf("a managed save is given another definition by %q", r.verbs)
