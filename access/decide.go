@@ -36,6 +36,9 @@ type Object struct {
 	Found string
 	// member is a guest as selectors see it.
 	member fleet.Member
+	// unmarked says that its labels are not known: a rule that asks for any, also for their
+	// absence, is not about it.
+	unmarked bool
 	// written are the bytes that are kept of a network's definition.
 	written uint64
 }
@@ -64,6 +67,13 @@ func NewGuest(name, uuid string, labels fleet.Labels) Object {
 	return Object{Kind: Guest, Name: name, member: fleet.Member{View: &guest.View{Name: name, UUID: uuid, Persistent: true}, Labels: labels}}
 }
 
+// Left is a guest that is no longer there, of which the name alone is known.
+func Left(name, uuid string) Object {
+	o := NewGuest(name, uuid, nil)
+	o.unmarked = true
+	return o
+}
+
 // covers says whether the rule is about an object at all.
 func (r *rule) covers(o Object) bool {
 	if !r.some {
@@ -75,7 +85,9 @@ func (r *rule) covers(o Object) bool {
 	case Everything:
 		return false
 	case Guest:
-		return slices.ContainsFunc(r.guests, func(s fleet.Selector) bool { return s.Matches(o.member) })
+		return slices.ContainsFunc(r.guests, func(s fleet.Selector) bool {
+			return s.Matches(o.member) && (!o.unmarked || !s.AsksLabels())
+		})
 	case Pool:
 		return slices.ContainsFunc(r.pools, func(glob string) bool { return fleet.Matches(glob, o.Name) })
 	case Network:

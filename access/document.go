@@ -337,7 +337,7 @@ func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
 		return yes
 	}}
 	p.opens = func(u use) bool { return g.mayOpen(p.Secrets, u) }
-	p.calls = func(link string) bool { return r.calls(w, Define, NewGuest(link, "", nil), "vnet") }
+	p.calls = func(link string) bool { return r.calls(w, Define, Left(link, ""), "vnet") }
 	_, p.agent = r.Allows(w, Agent, o)
 	for _, place := range p.Where {
 		if glob, ofPool := strings.CutPrefix(place, "pool:"); ofPool {

@@ -141,8 +141,11 @@ func (g *Gate) Held(w Who) bool { return g.Ruled() && !w.Trusted() }
 // Guest is a guest as rules see it.
 func (g *Gate) Guest(of *guest.Guest) Object { return Of(g.Fleet.Of(of)) }
 
-// Of is a guest of a set as rules see it.
-func Of(m fleet.Member) Object { return Object{Kind: Guest, Name: m.View.Name, member: m} }
+// Of is a guest of a set as rules see it. The labels of one whose first definition is under way,
+// or whose marks cannot be read, nobody knows.
+func Of(m fleet.Member) Object {
+	return Object{Kind: Guest, Name: m.View.Name, member: m, unmarked: m.View.Current() == nil || m.Problem != ""}
+}
 
 // GuestByUUID is Guest; of one that is not there nothing is known but the UUID,
 // and only rules for everything reach it.
@@ -192,13 +195,12 @@ func (g *Gate) Hears(w Who, name, uuid string) bool {
 	return g.May(w, Read, now) && (now.Name == name || g.May(w, Read, g.Renamed(uuid, name)))
 }
 
-// Left is a guest that is no longer there, of which the name alone is known.
-func Left(name, uuid string) Object { return NewGuest(name, uuid, nil) }
-
 // Renamed is a guest as it would be under another name.
 func (g *Gate) Renamed(uuid, name string) Object {
-	o := g.GuestByUUID(uuid)
-	return NewGuest(name, uuid, o.member.Labels)
+	was := g.GuestByUUID(uuid)
+	o := NewGuest(name, uuid, was.member.Labels)
+	o.unmarked = was.unmarked
+	return o
 }
 
 // Mark checks that a client may give a guest other marks, as a document under a prefix of its
@@ -212,9 +214,10 @@ func (g *Gate) Mark(w Who, uuid, key, doc string) error {
 		return err
 	}
 	o := g.GuestByUUID(uuid)
-	marks, _ := fleet.ReadMarks(metadata) // none with an error
-	rules := g.rules.Load()
-	if err := rules.Check(w, Define, NewGuest(o.Name, uuid, marks.Labels)); err != nil {
+	marks, unread := fleet.ReadMarks(metadata) // none with an error
+	made, rules := NewGuest(o.Name, uuid, marks.Labels), g.rules.Load()
+	made.unmarked = unread != nil
+	if err := rules.Check(w, Define, made); err != nil {
 		return err
 	}
 	return cmp.Or(rules.claims(w, marks, o), g.Rank(w, marks.Priority, o))

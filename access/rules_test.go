@@ -6,8 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/socket"
 )
 
@@ -220,4 +222,36 @@ func FuzzParseRules(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A guest whose labels are not known is no guest without labels: rules that ask for their absence
+// are not about it, nor about links, which have none.
+func TestLabelsThatAreNotKnownAreNotAbsent(t *testing.T) {
+	r, err := ParseRules("access.yaml", []byte(`version: 1
+rules:
+  - {name: others, who: "user:1001", may: [read, stop], guests: ["!label=team:infra"], images: /srv}
+  - {name: untiled, who: "user:1002", may: [read, stop], guests: ["web-*,!tile=infra/*"], images: /srv}
+  - {name: named, who: "user:1003", may: [read, stop], guests: ["web-*"], images: /srv}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defined := &domain.Definition{Name: "web-1"}
+	member := func(def *domain.Definition, problem string) fleet.Member {
+		return fleet.Member{View: &guest.View{Name: "web-1", UUID: "u", Inactive: def}, Problem: problem}
+	}
+	for what, o := range map[string]Object{
+		"one that is being made": Of(member(nil, "")), "one whose marks cannot be read": Of(member(defined, "wrong")), "one that has left": Left("web-1", "u"),
+	} {
+		for uid, want := range map[uint32]bool{1001: false, 1002: false, 1003: true} {
+			if _, got := r.Allows(user1(uid), Stop, o); got != want {
+				t.Errorf("%s: user %d may stop it: %v", what, uid, got)
+			}
+		}
+	}
+	for uid := uint32(1001); uid <= 1003; uid++ {
+		if _, got := r.Allows(user1(uid), Stop, Of(member(defined, ""))); !got {
+			t.Errorf("user %d may not stop one without labels", uid)
+		}
+	}
 }

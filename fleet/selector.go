@@ -251,5 +251,10 @@ func (s Selector) Fleeting() bool {
 	})
 }
 
+// AsksLabels says that labels, or the tile, which is one, have to be looked at.
+func (s Selector) AsksLabels() bool {
+	return slices.ContainsFunc(s.terms, func(t term) bool { return t.key == byLabel || t.key == byTile })
+}
+
 // Matches says whether a guest is chosen by a selector that asks for no pools.
 func (s Selector) Matches(m Member) bool { return s.matches(m.View, m.Labels, nil) }
