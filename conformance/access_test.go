@@ -329,6 +329,16 @@ func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
 	contains(t, "the refusal", d.mayNot(t, builder, "attach-disk", "build-2", secret, "vdc"), "access denied", secret)
 }
 
+// What a client did is in the audit as done, also where its rules do not show what came of it.
+func TestWhatIsDoneUnseenIsInTheAudit(t *testing.T) {
+	needs(t)
+	d, _ := ruled(t, "version: 1\nrules:\n  - {name: blind, who: user:4242, may: [define], guests: made-*}\n")
+	doc := d.file(t, "made.xml", "<domain type='qemu'><name>made-1</name><memory unit='MiB'>32</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
+	contains(t, "the answer", d.mayNot(t, operator, "define", doc), "access denied", `"read"`)
+	d.virsh(t, "undefine", "made-1")
+	eventually(t, "a line of the audit", func() bool { return d.says(`object="domain 'made-1'" rule=blind result=ok`) > 0 })
+}
+
 // raw makes a raw image.
 func (d *daemon) raw(t *testing.T, path string) string {
 	t.Helper()

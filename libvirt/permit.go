@@ -168,20 +168,24 @@ func (c *permission) end(ret xdr.Message, failure error) error {
 	if c == nil {
 		return failure
 	}
+	came, verb := failure, c.right.last() // of the call, whoever may see what it gives
 	if failure == nil && ret != nil && c.s.gate().Held(c.s.who()) {
 		failure = c.veil(ret)
+	}
+	if verb <= access.Read { // which does nothing but give
+		came = failure
 	}
 	audit := c.s.client.server.audit
 	if audit == nil || isAuth(c.proc) { // logins are noted where they are judged
 		return failure
 	}
-	e := access.Entry{
-		Who: c.s.who(), API: "libvirt", Call: c.proc.Name, Verb: c.right.last(), Err: failure, Took: time.Since(c.began),
-	}
-	if failure != nil && !fault.Is(failure, fault.Denied) && e.Verb <= access.Read {
+	if came != nil && !fault.Is(came, fault.Denied) && verb <= access.Read {
 		return failure // a question that had no answer
 	}
-	if e.Object = c.about(ret, failure); failure == nil {
+	e := access.Entry{
+		Who: c.s.who(), API: "libvirt", Call: c.proc.Name, Verb: verb, Object: c.about(ret, came), Err: came, Took: time.Since(c.began),
+	}
+	if came == nil {
 		e.Rule = c.s.gate().Rule(e.Who, e.Verb, e.Object)
 	}
 	audit.Note(e)
