@@ -276,7 +276,7 @@ func (r *run) openBackend(ctx context.Context, c *device.Char) (io.ReadWriteClos
 	case b.Type == "pty" && b.Path != "":
 		return open(func() (io.ReadWriteCloser, error) { return r.openPTY(b.Path) })
 	case b.Type == "dev" && b.Path != "":
-		return open(func() (io.ReadWriteCloser, error) { return openTTY(b.Path) })
+		return open(func() (io.ReadWriteCloser, error) { return openTerminal(b.Path) })
 	case b.Listens():
 		return open(func() (io.ReadWriteCloser, error) {
 			conn, err := r.dial(ctx, b.Path)
@@ -337,6 +337,17 @@ func (r *run) openPTY(path string) (io.ReadWriteCloser, error) {
 		return nil, fault.New(fault.Denied, fault.Device, "%s is no pseudo-terminal of this guest's, as its QEMU says", path)
 	}
 	return openTTY(fmt.Sprintf("/proc/self/fd/%d", fd))
+}
+
+// openTerminal opens the terminal that a path of the definition leads to, where whoever may write
+// to its folder could put a link to another's.
+func openTerminal(path string) (io.ReadWriteCloser, error) {
+	at, err := way.Follow(path)
+	if err != nil {
+		return nil, fault.Wrap(err, failure(err), fault.Device, "cannot open %s", path)
+	}
+	defer at.Close()
+	return openTTY(fmt.Sprintf("/proc/self/fd/%d", at.Fd()))
 }
 
 // openTTY opens a terminal without making it the daemon's own, in the mode

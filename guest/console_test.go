@@ -2,9 +2,14 @@ package guest
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/fault"
@@ -34,6 +39,46 @@ func TestAConsoleIsNotOpenedWithoutBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = s.Close()
+}
+
+// TestAUsersLinkLeadsToNoOthersTerminal: in whose folder the terminal of a guest of root's lies has
+// the daemon, who is root, open no other by a link.
+func TestAUsersLinkLeadsToNoOthersTerminal(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a link of another's")
+	}
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer terminal.Close()
+	number, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "tty")
+	if err := os.Symlink(fmt.Sprintf("/dev/pts/%d", number), link); err != nil {
+		t.Fatal(err)
+	}
+	open := func() error {
+		c, err := (&run{}).openBackend(t.Context(), &device.Char{Backend: device.Backend{Type: "dev", Path: link}})
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	}
+	if err := open(); err != nil {
+		t.Errorf("by a link of root's: %v", err)
+	}
+	if err := os.Lchown(link, 4242, 4242); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(); !fault.Is(err, fault.Denied) {
+		t.Errorf("by a link of a user's: %v", err)
+	}
 }
 
 // TestPicturesThatNobodyReadsAreBounded: they are memory of the host's.
