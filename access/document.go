@@ -321,8 +321,9 @@ type places struct {
 	who   Who
 	pools []string // globs
 	known []use
-	// joins says whether the client may see a network, and so join it.
-	joins func(network string) bool
+	// joins says whether the client may see a network, and so join it, and mingles whether it
+	// may say there what concerns the others.
+	joins, mingles func(network string) bool
 	// opens says whether the client may use a secret.
 	opens func(use) bool
 	// calls says whether the client may call a link of a guest so.
@@ -336,6 +337,10 @@ func (r *Rules) placesFor(g *Gate, w Who, verb Verb, o Object) places {
 		_, yes := r.Allows(w, Read, Object{Kind: Network, Name: network})
 		return yes
 	}}
+	p.mingles = func(network string) bool {
+		_, yes := r.Allows(w, Networks, Object{Kind: Network, Name: network})
+		return yes
+	}
 	p.opens = func(u use) bool { return g.mayOpen(p.Secrets, u) }
 	p.calls = func(link string) bool { return r.calls(w, Define, Left(link, ""), "vnet") }
 	_, p.agent = r.Allows(w, Agent, o)
@@ -490,6 +495,9 @@ func (w walker) kind(in, e *markup.Element) error {
 		if network := joined(e); network != "" && !w.joins(network) && !slices.Contains(w.known, use{joins, network}) {
 			return w.refuse("network '" + network + "'")
 		}
+		if network := mingled(e); network != "" && !w.mingles(network) && !slices.Contains(w.known, use{mingles, network}) {
+			return w.refuse("an interface that says <mtu>, or that it is not isolated, on network '" + network + "', which takes the right \"networks\" (leave it out, and it is as the network has it)")
+		}
 		if link := linked(e); link != "" && !w.calls(link) && !slices.Contains(w.known, use{links, link}) {
 			return w.refuse("a link that is called '" + link + "' (leave <target> out, and it is given a name)")
 		}
@@ -531,6 +539,16 @@ func joined(e *markup.Element) string {
 		return ""
 	}
 	return e.Child("source").Attr("network")
+}
+
+// mingled is the network of which an interface says what concerns the others there: that it reaches
+// them even where their ports are isolated, or how large a packet may be, for the kernel has a bridge
+// take the least of its ports; empty: it says neither.
+func mingled(e *markup.Element) string {
+	if e.Child("port").Attr("isolated") != "no" && e.Child("mtu").Attr("size") == "" {
+		return ""
+	}
+	return joined(e)
 }
 
 // linked is what an interface has its link on the host called; empty: as the daemon likes.

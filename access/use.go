@@ -14,11 +14,12 @@ import (
 // it may not write, and what it wrote into a raw disk must not be read as a header.
 type use struct{ as, path string }
 
-// joins marks a network among what a definition names, links a link that it has called so,
-// listens an address of the host's at which a display waits for whoever comes, and speaks the
-// end of the agent's channel.
+// joins marks a network among what a definition names, mingles one of which
+// it says what concerns the others there, links a link that it has called so, listens an address of the host's at which a display
+// waits for whoever comes, and speaks the end of the agent's channel.
 const (
 	joins   = "network"
+	mingles = "network's others"
 	links   = "link"
 	listens = "listens"
 	speaks  = "speaks"
@@ -144,6 +145,9 @@ func uses(in, e *markup.Element) []use {
 	found := append(own(in, e), opened(e)...)
 	if network := joined(e); network != "" {
 		found = append(found, use{joins, network})
+	}
+	if network := mingled(e); network != "" {
+		found = append(found, use{mingles, network})
 	}
 	if link := linked(e); link != "" {
 		found = append(found, use{links, link})

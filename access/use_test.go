@@ -47,6 +47,7 @@ func builder(t *testing.T) (*Gate, Who, Object) {
 		<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/own.raw'/><target dev='vdb' bus='virtio'/></disk>
 		<serial type='file'><source path='/var/log/build-1.log'/></serial>
 		<interface type='network'><source network='default'/><target dev='tap9'/></interface>
+		<interface type='network'><source network='mixed'/><port isolated='no'/></interface>
 		<channel type='unix'><source mode='bind' path='/run/lodge/agent'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
 		<graphics type='vnc' autoport='yes'><listen type='address' address='10.1.2.3'/></graphics>`)}}
 	return g, user1(1002), on
@@ -101,6 +102,10 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 		{"random numbers from nowhere", "", "<rng model='virtio'><backend model='random'>random</backend></rng>", false},
 		{"a device of its own places", "", "<serial type='dev'><source path='/dev/serial/by-id/usb-1'/></serial>", true},
 		{"the host's own network", "", "<interface type='user'><model type='virtio'/></interface>", false},
+		{"a network as it isolates its ports", "", "<interface type='network'><source network='default'/><port isolated='yes'/></interface>", true},
+		{"a network whose ports are to be isolated", "", "<interface type='network'><source network='default'/><port isolated='no'/></interface>", false},
+		{"a network that is to have small packets", "", "<interface type='network'><source network='default'/><mtu size='100'/></interface>", false},
+		{"its network, as it was", "", "<interface type='network'><source network='mixed'/><port isolated='no'/></interface>", true},
 		{"a link that the host is to have", "", "<interface type='network'><source network='default'/><target dev='wg0'/></interface>", false},
 		{"a link that is called as its guests", "", "<interface type='network'><source network='default'/><target dev='build-1-eth'/></interface>", true},
 		{"a link as the daemon calls them", "", "<interface type='network'><source network='default'/><target dev='vnet7'/></interface>", true},
