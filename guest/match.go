@@ -182,6 +182,10 @@ func updateDisk(old, d *device.Disk) error {
 	if d.Bus != "" && d.Bus != old.Bus {
 		return fault.New(fault.Unsupported, fault.Config, "cannot change the bus of disk %s in place", old.Target)
 	}
+	// By both rules of access judge what the medium is used as.
+	if d.Device != "" && d.Device != old.Device || d.ReadOnly && !old.ReadOnly && old.Device != "cdrom" {
+		return fault.New(fault.Unsupported, fault.Config, "cannot make drive %s another one in place, nor a read-only one; detach it and attach the new one", old.Target)
+	}
 	old.Source, old.Format = d.Source, d.Format
 	old.Backing, old.BackingSaid = nil, false
 	if d.StartupPolicy != "" {
