@@ -685,6 +685,26 @@ func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 	}
 }
 
+// A guest outlives its network and the daemon: its macvtap goes with it all the same.
+func TestAMacvtapWhoseNetworkHasGoneIsRemoved(t *testing.T) {
+	linktest.Need(t)
+	s := networks(t)
+	linktest.NewGuest(t).Cable(t, "c-gone", "eth0", "")
+	n := started(t, s, `<network><name>net41</name><forward mode='bridge'><interface dev='c-gone'/></forward></network>`)
+	nic := &device.NIC{Type: "network", Network: "net41", MAC: "52:54:00:01:07:01"}
+	a, _, err := s.AttachNIC(t.Context(), nic, "guest")
+	ok(t, err)
+	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Undefine(t.Context()))
+	release, err := s.AdoptNIC(nic, a.IfName, "guest")
+	a.Close()
+	ok(t, err)
+	release()
+	if _, err := link.ByName(a.IfName); !fault.Is(err, fault.NotFound) {
+		t.Errorf("the macvtap is left: %v", err)
+	}
+}
+
 // A bridge that somebody has made in the place of a network's own is not taken for it.
 func TestNoGuestIsPutOnAnothersBridge(t *testing.T) {
 	linktest.Need(t, "dnsmasq")

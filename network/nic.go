@@ -91,9 +91,7 @@ func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func
 		return nil, fault.New(fault.NotFound, fault.Interface, "no network interface with name %q", ifName)
 	}
 	if nic.Type == "network" {
-		if p.network, err = s.ByName(nic.Network); err != nil {
-			return nil, err
-		}
+		p.network, _ = s.ByName(nic.Network) // it may have gone, and the link has not
 	}
 	return s.enter(p, Port{Interface: ifName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Index: index}), nil
 }
