@@ -63,11 +63,14 @@ func (h *handlers) connectListSecrets(_ context.Context, _ *session, args *xdr.C
 	return ret, atMost(&ret.UUIDs, args.MaxUUIDs)
 }
 
-func (h *handlers) connectListAllSecrets(_ context.Context, _ *session, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllSecretsRet, error) {
+func (h *handlers) connectListAllSecrets(_ context.Context, s *session, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllSecretsRet, error) {
 	if err := checkFlags("CONNECT_LIST_ALL_SECRETS", args.Flags, listSecretAll); err != nil {
 		return nil, err
 	}
 	ret := &xdr.ConnectListAllSecretsRet{}
+	if !s.seesEverything() { // nor how many there are
+		return ret, nil
+	}
 	for _, d := range h.Secrets.List() {
 		if !either(args.Flags, listSecretEphemeral, listSecretNoEphemeral, d.Ephemeral) ||
 			!either(args.Flags, listSecretPrivate, listSecretNoPrivate, d.Private) {

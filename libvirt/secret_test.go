@@ -3,11 +3,14 @@ package libvirt
 import (
 	"encoding/base64"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/secret"
+	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -116,5 +119,34 @@ func (w *wire) both(h xdr.Header, ret xdr.Message, event int32, told xdr.Message
 		if err := into.Decode(xdr.NewReader(p.payload)); err != nil {
 			w.t.Fatal(err)
 		}
+	}
+}
+
+// TestHowManySecretsThereAreIsASecretToo: a client that rules hold to some guests is told of no
+// secret, also where it asks for their number alone.
+func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
+	h := withSecrets(t)
+	if _, err := h.server.handlers.Secrets.Define(`<secret><uuid>`+openUUID+`</uuid></secret>`, true); err != nil {
+		t.Fatal(err)
+	}
+	count := func(rules string) uint32 {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "access.yaml")
+		if err := os.WriteFile(file, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read]"+rules+"}]\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		gate, err := access.New(access.Config{File: file, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &session{client: &client{server: &Server{gate: gate}}, identity: access.LocalWho(socket.Peer{UID: 1002})}
+		ret, err := h.server.handlers.connectListAllSecrets(t.Context(), s, &xdr.WithNeedResultsFlags{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ret.Count
+	}
+	if all, some := count(""), count(", guests: mine"); all != 1 || some != 0 {
+		t.Errorf("who may see everything is told of %d secrets, who may see some guests of %d", all, some)
 	}
 }
