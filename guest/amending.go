@@ -34,7 +34,7 @@ const amendingFile = "amending.json"
 // write journals the change before it is begun.
 func (a *amending) write(r *run, after, config *domain.Definition) (err error) {
 	a.active, a.config = after, config
-	if a.Active, err = domainxml.Format(after, domainxml.Style{Active: true, Secure: true, ID: r.ID}); err != nil {
+	if a.Active, err = r.text(after); err != nil {
 		return err
 	}
 	if config != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
 	"github.com/lodge-kvm/lodge/socket"
@@ -394,7 +395,7 @@ func findPTYs(ctx context.Context, s *qmp.Session) (map[string]string, error) {
 	}
 	ptys := map[string]string{}
 	for _, c := range chardevs {
-		if path, ok := strings.CutPrefix(c.Filename, "pty:"); ok && len(path) <= maxPath { // QEMU might say anything
+		if path, ok := strings.CutPrefix(c.Filename, "pty:"); ok && len(path) <= maxPath && markup.CheckText(path) == nil { // QEMU might say anything
 			ptys[c.Label] = path
 		}
 	}

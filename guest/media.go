@@ -143,6 +143,13 @@ func (g *Guest) planMedia(before, after *device.Disk, config *domain.Definition,
 	if err != nil {
 		return nil, err
 	}
+	with := def.Clone()
+	if err := updateIn(&with.Devices, c.live); err != nil {
+		return nil, err
+	}
+	if _, err := r.text(with); err != nil {
+		return nil, err
+	}
 	return func(ctx context.Context) (settle, error) {
 		err := g.changeMedia(ctx, r, def, c, before, force)
 		switch {

@@ -5,7 +5,6 @@ import (
 	"context"
 
 	"github.com/lodge-kvm/lodge/domain"
-	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/markup"
@@ -58,11 +57,7 @@ func (g *Guest) setWords(ctx context.Context, a Affect, changed func(*domain.Def
 		if after, err = changed(g.run.def); err != nil {
 			return err
 		}
-		text, err := domainxml.Format(after, domainxml.Style{Active: true, Secure: true, ID: g.run.ID})
-		if err == nil {
-			err = legible(text)
-		}
-		if err != nil {
+		if _, err := g.run.text(after); err != nil {
 			return err
 		}
 	}

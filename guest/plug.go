@@ -87,6 +87,9 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 		}
 	}
 	r.numberNode(def, dev)
+	if err := r.legibleWith(def, dev); err != nil {
+		return nil, err
+	}
 	also, err := g.newTwin(stored, config)
 	if err != nil {
 		return nil, err
@@ -116,6 +119,16 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 			return g.redefine(config)
 		}, nil
 	}, nil
+}
+
+// legibleWith refuses a device with which no later daemon would read the definition of the running guest.
+func (r *run) legibleWith(def *domain.Definition, dev device.Device) error {
+	with := def.Clone()
+	err := with.Add(dev)
+	if err == nil {
+		_, err = r.text(with)
+	}
+	return err
 }
 
 // numberNode gives the block node of a disk a number that no other of this run

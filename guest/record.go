@@ -71,13 +71,23 @@ func (g *Guest) put() error {
 	return g.reg.store.Put(domains, g.uuid, g.record)
 }
 
-// legible refuses a definition that no later daemon would read: it grows by what is set
-// in it, and by how that is written down.
+// legible refuses a definition that no later daemon would read: it grows, in length, depth and
+// number of elements, by what is set in it, and by how that is written down.
 func legible(text string) error {
 	if len(text) > markup.MaxSize {
 		return fault.New(fault.Invalid, fault.Domain, "the definition would have %d bytes; at most %d", len(text), markup.MaxSize)
 	}
-	return nil
+	_, err := markup.Parse(text)
+	return fault.Wrap(err, fault.Invalid, fault.Domain, "the definition would be one that nobody can read")
+}
+
+// text is a definition of the running guest as it is kept for the next daemon.
+func (r *run) text(d *domain.Definition) (string, error) {
+	text, err := domainxml.Format(d, domainxml.Style{Active: true, Secure: true, ID: r.ID})
+	if err == nil {
+		err = legible(text)
+	}
+	return text, err
 }
 
 // runRecord is what a restarted daemon needs to adopt a running guest. It lies
@@ -230,10 +240,12 @@ func (g *Guest) keepActive() {
 }
 
 // journalActive is keepActive for what must not be done unless the next daemon will know of it.
-func (g *Guest) journalActive() (err error) {
-	if g.run.XML, err = domainxml.Format(g.run.def, domainxml.Style{Active: true, Secure: true, ID: g.run.ID}); err != nil {
+func (g *Guest) journalActive() error {
+	text, err := g.run.text(g.run.def)
+	if err != nil {
 		return err
 	}
+	g.run.XML = text
 	return g.journal()
 }
 

@@ -68,8 +68,10 @@ func newSaveHeader(def *domain.Definition, dir string, o SaveOptions, was domain
 }
 
 func (h *saveHeader) format() (err error) {
-	h.xml, err = domainxml.Format(h.def, domainxml.Style{Secure: true})
-	return err
+	if h.xml, err = domainxml.Format(h.def, domainxml.Style{Secure: true}); err != nil {
+		return err
+	}
+	return legible(h.xml)
 }
 
 // unplaced is a definition without the places of sockets that were chosen for a run, in its

@@ -15,7 +15,6 @@ import (
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
-	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
@@ -273,7 +272,7 @@ func (l *launching) journal(context.Context) error {
 
 // describe brings the definition in the record up to date.
 func (l *launching) describe() (err error) {
-	l.run.XML, err = domainxml.Format(l.run.def, domainxml.Style{Active: true, Secure: true, ID: l.run.ID})
+	l.run.XML, err = l.run.text(l.run.def)
 	return err
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link"
+	"github.com/lodge-kvm/lodge/markup"
 )
 
 var update = flag.Bool("update", false, "write what is expected under testdata anew")
@@ -439,4 +440,21 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestAnEscapedDescriptionStaysReadable has words that are longer once they are written down: the next
+// daemon would know nothing of the network.
+func TestAnEscapedDescriptionStaysReadable(t *testing.T) {
+	d := Definition{Name: "words", Description: strings.Repeat("'", markup.MaxSize/5)}
+	if doc, err := d.kept(); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a definition of %d bytes is kept: %v", len(doc), err)
+	}
+	d.Description = "it's"
+	doc, err := d.kept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := Parse(doc, true); err != nil || again.Description != d.Description {
+		t.Errorf("%q comes back as %q (%v)", d.Description, again.Description, err)
+	}
 }

@@ -160,7 +160,7 @@ func (n *Network) save(v View) error {
 
 // record is what the store keeps of a persistent network.
 func (v *View) record() (*record, error) {
-	doc, err := v.Config.XML(0)
+	doc, err := v.Config.kept()
 	if err != nil {
 		return nil, err
 	}

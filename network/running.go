@@ -38,7 +38,7 @@ func (n *Network) removeLeases() { _ = os.Remove(n.files().Leases) }
 
 // mark writes the running file.
 func (n *Network) mark(d *Definition, ready, chosen bool) error {
-	doc, err := d.XML(0)
+	doc, err := d.kept()
 	if err != nil {
 		return err
 	}

@@ -115,6 +115,16 @@ func (d *Definition) XML(connections int) (string, error) {
 	return markup.Format(root)
 }
 
+// kept is XML for the next daemon: what that could not read is refused. Words may be longer in writing.
+func (d *Definition) kept() (string, error) {
+	doc, err := d.XML(0)
+	if err != nil {
+		return "", err
+	}
+	_, err = markup.Parse(doc)
+	return doc, fault.Wrap(err, fault.Invalid, fault.Network, "the definition of network %q would be one that nobody can read", d.Name)
+}
+
 // libvirtOrder is the order in which libvirt prints the attributes and the
 // elements of some elements, where that of libvirtxml is another.
 var libvirtOrder = map[string][]string{

@@ -1,0 +1,47 @@
+package guest_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// TestWhatNoDaemonCouldReadIsRefused has a guest be given what is within all bounds by itself, and
+// makes of the whole one that the next daemon could not read: the guest would be in no list then.
+func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("whole"))
+	long := d.define(strings.Replace(small("long"), "</name>", "</name><description>x</description>", 1))
+	deep := strings.Repeat("<a>", markup.MaxDepth-1) + strings.Repeat("</a>", markup.MaxDepth-1)
+	wide := "<a>" + strings.Repeat("<b/>", markup.MaxNodes/2-4) + "</a>"
+	unreadable := func(a guest.Affect) {
+		t.Helper()
+		for _, text := range []string{deep, wide} {
+			refused(t, g.SetMetadata(d.ctx(), guest.Element, &text, "x", "http://x", a), fault.Invalid, "nobody can read")
+		}
+	}
+	unreadable(guest.Affect{Config: true})
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	unreadable(guest.Affect{Live: true})
+	unreadable(guest.Affect{Live: true, Config: true})
+
+	running, err := domainxml.Format(g.View().Active, domainxml.Style{Active: true, Secure: true, ID: g.View().ID})
+	ok(t, err)
+	words := strings.Repeat("x", markup.MaxSize-len(running)-100)
+	ok(t, g.SetMetadata(d.ctx(), guest.Description, &words, "", "", guest.Affect{Live: true}))
+	refused(t, g.Attach(d.ctx(), `<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>`, guest.Affect{Live: true}), fault.Invalid, "at most")
+
+	stored, err := domainxml.Format(long.View().Inactive, domainxml.Style{Secure: true})
+	ok(t, err)
+	words = strings.Repeat("x", markup.MaxSize-len(stored)+1)
+	ok(t, long.SetMetadata(d.ctx(), guest.Description, &words, "", "", guest.Affect{Config: true}))
+	refused(t, long.Start(d.ctx(), guest.StartOptions{}), fault.Invalid, "at most")
+	d.reopen(func() {})
+	d.settle(d.again(g), domain.Running)
+	d.settle(d.again(long), domain.ShutOff)
+}
