@@ -197,7 +197,8 @@ func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s\n", logTime(time.Now()), purpose)
 	for _, e := range c.Env {
-		fmt.Fprintf(&b, "%s \\\n", e)
+		variable, value, _ := strings.Cut(e, "=")
+		fmt.Fprintf(&b, "%s=%s \\\n", variable, shellQuote(value))
 	}
 	b.WriteString(emulator)
 	for _, a := range c.Args {

@@ -77,6 +77,9 @@ func (b *builder) vnc(g *device.Graphics) error {
 		if err != nil {
 			return err
 		}
+		if g.WebSocket != 0 { // QEMU would listen for it on every address of the host
+			return unsupported("a VNC display with a websocket beside a socket of the host's; let it listen on an address")
+		}
 		vnc.add("vnc", "unix:"+path)
 	case "none":
 		vnc.raw("none")

@@ -2,6 +2,7 @@ package qmp
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -26,6 +27,9 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Desc }
 
+// maxDesc bounds the words of a refusal that are kept, in bytes: QEMU's own are a line.
+const maxDesc = 1 << 10
+
 // IsClass reports whether err is, or wraps, a refusal of that class.
 func IsClass(err error, class string) bool {
 	var refusal *Error
@@ -34,6 +38,9 @@ func IsClass(err error, class string) bool {
 
 // refused gives QEMU's refusal of a command its kind.
 func refused(e *Error, command string) error {
+	if len(e.Desc) > maxDesc {
+		e.Desc = strings.ToValidUTF8(e.Desc[:maxDesc], "") + "…"
+	}
 	switch e.Class {
 	case ClassCommandNotFound:
 		return fault.Wrap(e, fault.Unsupported, fault.Monitor, "this QEMU has no command %s", command)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/qmp"
@@ -76,6 +77,16 @@ func TestRefusalsKeepTheirClassAndGainAKind(t *testing.T) {
 		if !strings.Contains(err.Error(), "device_del") || !strings.Contains(err.Error(), "no such thing") {
 			t.Errorf("the text %q does not say what and why", err)
 		}
+	}
+}
+
+// TestRefusalsAreAsLongAsALine: a QEMU says what it likes, and it is told to clients and in the log.
+func TestRefusalsAreAsLongAsALine(t *testing.T) {
+	m := qmptest.New(t)
+	m.Expect("query-status").Refuse(qmp.ClassGeneric, strings.Repeat("é", 1<<20))
+	err := open(t, m).Execute(t.Context(), "query-status", nil, nil)
+	if text := err.Error(); len(text) > 2048 || !utf8.ValidString(text) || !strings.Contains(text, "éé") {
+		t.Errorf("a refusal has %d bytes", len(text))
 	}
 }
 

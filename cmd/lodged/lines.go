@@ -15,6 +15,9 @@ import (
 const (
 	linesWaiting = 4096        // lines that wait to be taken; more are counted as lost
 	linesLast    = time.Second // how long the daemon's end waits for those
+	// longestLine is how many bytes of a line are said. A journal takes some (48 KiB, systemd's; rsyslog's 8 KiB) for
+	// a line, and what is behind that for another one, which a client or a guest could have written as of an audit.
+	longestLine = 8<<10 - 1
 )
 
 // lines brings what is said to standard error. Nobody waits for who reads there, nor dies with it:
@@ -46,11 +49,20 @@ func outliveReader() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 // Write never waits and never fails.
 func (l *lines) Write(text []byte) (int, error) {
 	select {
-	case l.queue <- line{text: bytes.Clone(text)}:
+	case l.queue <- line{text: shortened(text)}:
 	default:
 		l.lost.Add(1)
 	}
 	return len(text), nil
+}
+
+// shortened is a copy of a line, or of its beginning.
+func shortened(text []byte) []byte {
+	if len(text) <= longestLine {
+		return bytes.Clone(text)
+	}
+	const more = "…\n"
+	return append(bytes.ToValidUTF8(text[:longestLine-len(more)], nil), more...)
 }
 
 func (l *lines) write() {

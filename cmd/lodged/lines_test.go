@@ -1,13 +1,16 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 )
 
 // A log that nobody takes holds nobody up, and what is lost of it is counted.
@@ -56,6 +59,25 @@ func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
 	c.Env, c.Stderr = append(os.Environ(), "LODGED_SPEAKS=yes"), to
 	if err := c.Run(); c.ProcessState.ExitCode() != 7 {
 		t.Errorf("it ended so: %v", err)
+	}
+	_ = to.Close()
+}
+
+// TestNoLineIsLongerThanAJournalTakesForOne: what is behind that would be a line of its own, as one of
+// the audit.
+func TestNoLineIsLongerThanAJournalTakesForOne(t *testing.T) {
+	from, to := io.Pipe()
+	l := newLines(to)
+	_, _ = fmt.Fprintf(l, "level=WARN msg=%sé level=INFO msg=audit\n", strings.Repeat("é", longestLine/2))
+	_, _ = fmt.Fprintln(l, "level=INFO msg=next")
+	lines := bufio.NewScanner(from)
+	for _, want := range []string{"level=WARN msg=éé", "level=INFO msg=next"} {
+		if !lines.Scan() || !strings.HasPrefix(lines.Text(), want) {
+			t.Errorf("got %.40q, want %q", lines.Text(), want)
+		}
+		if got := lines.Text(); len(got) >= longestLine || !utf8.ValidString(got) || strings.Contains(got, "audit") {
+			t.Errorf("a line has %d bytes and ends with %q", len(got), got[max(0, len(got)-40):])
+		}
 	}
 	_ = to.Close()
 }
