@@ -403,7 +403,7 @@ func (n *node) bytes(attr string, p *uint64) {
 	var count uint64
 	parse(n, attr, text, &count)
 	*p = n.inUnit(attr, count, 1<<10)
-	if *p > math.MaxInt64 {
+	if *p > MaxMemory {
 		n.invalid(attr, "%s is too much memory", text)
 		*p = 0
 	}

@@ -71,12 +71,13 @@ func (n *node) genID(d *domain.Definition) {
 	})
 }
 
-// unlimited is how libvirt says that memory has no limit, in bytes.
-const unlimited = 9007199254740991 << 10
+// MaxMemory is the most memory that a definition can have, in bytes: more KiB are not read back. Of a
+// limit libvirt says by it that there is none.
+const MaxMemory = 9007199254740991 << 10
 
 // limit describes an amount of memory of which libvirt's largest means none.
 func (n *node) limit(name string, p *uint64) {
-	if n.leafBytes(name, p); n.reading() && (*p == 0 || *p >= unlimited) {
+	if n.leafBytes(name, p); n.reading() && (*p == 0 || *p >= MaxMemory) {
 		*p = 0
 		if c := n.child(name); c != nil {
 			c.ignore("")

@@ -2,8 +2,8 @@ package libvirt
 
 import (
 	"context"
-	"math"
 
+	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -35,7 +35,7 @@ func (h *handlers) domainGetMaxMemory(_ context.Context, _ *session, args *xdr.D
 }
 
 func (h *handlers) setMemory(ctx context.Context, d xdr.Domain, kib uint64, a guest.Affect, maximum bool) (*void, error) {
-	if kib == 0 || kib > math.MaxUint64/1024 {
+	if kib == 0 || kib > domainxml.MaxMemory/1024 {
 		return nil, fault.New(fault.Invalid, fault.Call, "a domain cannot have %d KiB of memory", kib)
 	}
 	g, err := h.guest(d)

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -318,4 +319,25 @@ func TestVirshLimitsInTheKernel(t *testing.T) {
 		}
 	}
 	s.fails("memtune tile --swap-hard-limit 100", "lower than or equal")
+}
+
+// A domain is given no more memory than its definition is read back with.
+func TestMemoryIsNoMoreThanADefinitionHolds(t *testing.T) {
+	h := &handlers{Rooms: Rooms{Guests: &guest.Registry{}}}
+	for kib, kind := range map[uint64]fault.Kind{0: fault.Invalid, memoryUnlimited: fault.NotFound, memoryUnlimited + 1: fault.Invalid, 1<<54 - 1: fault.Invalid} {
+		for what, call := range map[string]func() error{
+			"memory": func() error {
+				_, err := h.domainSetMemory(t.Context(), nil, &xdr.DomainSetMemoryArgs{Memory: kib})
+				return err
+			},
+			"a maximum": func() error {
+				_, err := h.domainSetMaxMemory(t.Context(), nil, &xdr.DomainSetMaxMemoryArgs{Memory: kib})
+				return err
+			},
+		} {
+			if err := call(); !fault.Is(err, kind) {
+				t.Errorf("%s of %d KiB: %v", what, kib, err)
+			}
+		}
+	}
 }
