@@ -1,6 +1,8 @@
 package domain
 
 import (
+	"cmp"
+	"math/bits"
 	"slices"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -52,13 +54,34 @@ const (
 // MemoryBeside is what a guest can come to take beside its memory, beyond what any takes: by
 // graphics adapters, whose memory it may write to, and by a larger cache of TCG's.
 func (d *Definition) MemoryBeside() uint64 {
-	const most = 1 << 30 // KiB: sums of what nobody has must not come round
 	var graphics uint64
 	for _, v := range d.Devices.Videos {
-		graphics += (min(uint64(v.RAM), most) + min(uint64(max(v.VRAM, v.VRAM64)), most)) << 10
+		graphics += adapterMemory(v)
 	}
 	cache := d.Features.TCGTBCache
 	return graphics - min(graphics, usualGraphics) + cache - min(cache, usualCache)
+}
+
+// adapterMemory is what a guest can have QEMU take for a graphics adapter.
+func adapterMemory(v *device.Video) uint64 {
+	ram, vram := v.RAM, max(v.VRAM, v.VRAM64)
+	switch v.Model {
+	case "virtio":
+		return 256 << 20 // QEMU's max_hostmem
+	case "qxl": // has all of this also where nothing is said of it
+		ram = max(cmp.Or(ram, 64<<10), 2*min(cmp.Or(v.VGAMem, 16<<10), 256<<10))
+		vram = max(cmp.Or(v.VRAM, 64<<10), v.VRAM64)
+	}
+	return wholeRAM(ram) + wholeRAM(vram)
+}
+
+// wholeRAM makes so many KiB the power of two that QEMU makes them.
+func wholeRAM(kib uint) uint64 {
+	const most = 1 << 30 // sums of what nobody has must not come round
+	if kib == 0 {
+		return 0
+	}
+	return 1 << bits.Len64(min(uint64(kib), most)<<10-1)
 }
 
 // CheckMemory says whether a guest can have the memory that it is defined to grow

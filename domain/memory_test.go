@@ -85,3 +85,29 @@ func TestMemoryThatAGuestCannotHave(t *testing.T) {
 		})
 	}
 }
+
+// One adapter of those that many guests have is free, and of several counts what QEMU gives each.
+func TestGraphicsTakeMemoryBeside(t *testing.T) {
+	const mib = 1 << 20
+	virtio, qxl := &device.Video{Model: "virtio"}, &device.Video{Model: "qxl"}
+	for name, c := range map[string]struct {
+		videos []*device.Video
+		want   uint64
+	}{
+		"none":                   {nil, 0},
+		"one virtio":             {[]*device.Video{virtio}, 0},
+		"three virtio":           {[]*device.Video{virtio, virtio, virtio}, 512 * mib},
+		"one qxl":                {[]*device.Video{qxl}, 0},
+		"three of QEMU's sizes":  {[]*device.Video{qxl, qxl, qxl}, 128 * mib},
+		"framebuffers":           {[]*device.Video{{Model: "qxl", RAM: 1 << 10, VRAM: 1 << 10, VGAMem: 256 << 10}}, 257 * mib},
+		"more than QEMU gives":   {[]*device.Video{{Model: "qxl", RAM: 1 << 10, VRAM: 1 << 10, VGAMem: 1 << 30}}, 257 * mib},
+		"sizes that are rounded": {[]*device.Video{{Model: "qxl", RAM: 129 << 10, VRAM: 64 << 10, VRAM64: 65 << 10}}, 128 * mib},
+		"plain ones":             {[]*device.Video{{Model: "vga", VRAM: 16 << 10}, {Model: "none"}, {Model: "bochs", VRAM: 512 << 10}}, 272 * mib},
+		"nothing there is":       {[]*device.Video{{Model: "vga", VRAM: 1 << 63}}, 1<<40 - 256*mib},
+	} {
+		d := &Definition{Devices: device.Set{Videos: c.videos}}
+		if got := d.MemoryBeside(); got != c.want {
+			t.Errorf("%s: %d MiB, want %d", name, got/mib, c.want/mib)
+		}
+	}
+}
