@@ -26,6 +26,22 @@ func (g *Guest) bounded(ctx context.Context, def *domain.Definition) error {
 	return askBound(ctx, g.uuid, def, g.record.Submitted)
 }
 
+// boundStart asks for a start. What a saved image says is used as it is said, and takes what it would
+// if it was defined. The weights in a guest's own image were asked for when it was given them.
+func (g *Guest) boundStart(ctx context.Context, def *domain.Definition, submitted string, from *savedImage) error {
+	if from == nil {
+		return askBound(ctx, g.uuid, def, submitted)
+	}
+	whole, err := completed(def)
+	if err != nil {
+		return err
+	}
+	if from.managed {
+		whole.Tune.Shares, whole.Blkio.Weight = 0, 0
+	}
+	return askBound(ctx, g.uuid, whole, submitted)
+}
+
 // askBound asks for a definition that was given as a document.
 func askBound(ctx context.Context, uuid string, def *domain.Definition, submitted string) error {
 	b, _ := ctx.Value(boundKey{}).(Bound)

@@ -49,3 +49,40 @@ func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 		t.Error("the name of a device led to a socket elsewhere")
 	}
 }
+
+// A start from a saved image is asked for as what it is to be would have been defined. Nobody gives
+// a guest the weights by its start that it was saved with, and that its own image has.
+func TestAStartFromASavedImageIsBoundAsWhatItTakes(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.define(small("kept", "<video><model type='vga'/></video>"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Tune(d.ctx(), guest.Affect{Live: true}, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }))
+	own, err := domainxml.Format(g.View().Active, domainxml.Style{Secure: true})
+	ok(t, err)
+	bare := strings.Replace(own, " vram='16384'", "", 1)
+	if bare == own {
+		t.Fatalf("there is no memory of graphics in\n%s", own)
+	}
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{XML: bare}))
+	d.settle(g, domain.ShutOff)
+	asked := new(domain.Definition)
+	client := guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+		asked = def
+		if def.Tune.Shares > 1024 {
+			return fault.New(fault.Denied, fault.Call, "too heavy")
+		}
+		return nil
+	})
+	ok(t, g.Start(client, guest.StartOptions{}))
+	if v := asked.Devices.Videos; len(v) != 1 || v[0].VRAM != 16<<10 {
+		t.Errorf("asked for was %+v", v)
+	}
+	if shares := g.View().Active.Tune.Shares; shares != 2048 {
+		t.Errorf("it weighs %d", shares)
+	}
+	path := filepath.Join(d.dir, "image")
+	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	d.settle(g, domain.ShutOff)
+	_, err = d.Restore(client, path, guest.SaveOptions{})
+	refused(t, err, fault.Denied, "too heavy")
+}

@@ -148,7 +148,7 @@ type launching struct {
 // image say otherwise, sets it going. On failure nothing of it is left; the run of one that was to come
 // from an image is given then, too, which says what became of that.
 func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted string, o StartOptions, from *savedImage) (r *run, err error) {
-	if err := askBound(ctx, g.uuid, def, submitted); err != nil {
+	if err := g.boundStart(ctx, def, submitted, from); err != nil {
 		return nil, err
 	}
 	_ = g.reg.furnish() // whoever writes there says what is wrong
