@@ -71,15 +71,22 @@ func (h *herd) tidied() {
 	<-ended
 }
 
+// halfMade makes a tile but for the end of it, where its note is forgotten.
+func (h *herd) halfMade(t *testing.T) *tileDocuments {
+	t.Helper()
+	docs, err := template(t, twoGuests).expand("lab", 1)
+	ok(t, err)
+	ok(t, h.begun(tileKind, docs.name, unfinished{Volumes: docs.names()}))
+	ok(t, (&building{fleet: h.Fleet}).build(t.Context(), docs))
+	return docs
+}
+
 // What could not be removed, because its pool was away when the daemon began, is removed when that is
 // there, and no tile or clone meanwhile whose making or removal is under way.
 func TestWhatIsLeftIsTidiedUp(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
-	docs, err := template(t, twoGuests).expand("lab", 1)
-	ok(t, err)
-	ok(t, h.begun(tileKind, docs.name, unfinished{Volumes: docs.names()}))
-	ok(t, (&building{fleet: h.Fleet}).build(t.Context(), docs))
+	h.halfMade(t)
 	p, err := h.pools.ByName("default")
 	ok(t, err)
 	ok(t, p.Stop(t.Context()))
@@ -104,10 +111,7 @@ func TestWhatIsLeftIsTidiedUp(t *testing.T) {
 func TestWhatIsLeftAndUsedStays(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
-	docs, err := template(t, twoGuests).expand("lab", 1)
-	ok(t, err)
-	ok(t, h.begun(tileKind, docs.name, unfinished{Volumes: docs.names()}))
-	ok(t, (&building{fleet: h.Fleet}).build(t.Context(), docs))
+	docs := h.halfMade(t)
 	p, err := h.pools.ByName("default")
 	ok(t, err)
 	_, err = p.FillVolume(t.Context(), "one.raw", make([]byte, 1<<20))

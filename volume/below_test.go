@@ -77,20 +77,28 @@ func TestAVolumeWithAChangedHeaderIsNotCopied(t *testing.T) {
 	wantKind(t, p.ResizeVolume(t.Context(), "top", 2*mib, ResizeOptions{}), fault.Denied)
 }
 
-// A client that is held to folders uploads an image whose header names a file of others, and has
-// its bytes copied: neither leads anybody there who has the volume as a disk.
-func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
+// forgery gives a folder with a file of others in it, and where a header that leads there is to be made
+// by qemu-img.
+func forgery(t *testing.T) (dir, secret, forged string) {
+	t.Helper()
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		t.Skip("needs qemu-img")
 	}
-	d := newDaemon(t)
-	p := d.dirPool("p")
-	dir := t.TempDir()
-	secret, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "forged")
+	dir = t.TempDir()
+	secret = filepath.Join(dir, "secret")
 	must(t, os.WriteFile(secret, make([]byte, mib), 0o600))
 	if err := unix.Setxattr(secret, "trusted.lodge", nil, 0); err != nil {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
+	return dir, secret, filepath.Join(dir, "forged")
+}
+
+// A client that is held to folders uploads an image whose header names a file of others, and has
+// its bytes copied: neither leads anybody there who has the volume as a disk.
+func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
+	dir, secret, forged := forgery(t)
+	d := newDaemon(t)
+	p := d.dirPool("p")
 	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that has it as qcow2
 	held := func(folders ...string) context.Context { return image.WithFence(t.Context(), folders) }
 	upload := func(ctx context.Context, base string, end func(*Upload) error) {
@@ -142,17 +150,9 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 // A client that is held to folders uploads an image whose header names one of its own by a long path, so that
 // what is noted of it next is long, and then one that names a file of others.
 func TestALongNameIsNoWayRoundANote(t *testing.T) {
-	if _, err := exec.LookPath("qemu-img"); err != nil {
-		t.Skip("needs qemu-img")
-	}
+	_, secret, forged := forgery(t)
 	d := newDaemon(t)
 	p := d.dirPool("p")
-	dir := t.TempDir()
-	secret, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "forged")
-	must(t, os.WriteFile(secret, make([]byte, mib), 0o600))
-	if err := unix.Setxattr(secret, "trusted.lodge", nil, 0); err != nil {
-		t.Skip("needs a file system with trusted attributes:", err)
-	}
 	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that has it as qcow2
 	d.volume(p, volXML("base", "raw", mib, ""))
 	out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", forged, "1M").CombinedOutput()
