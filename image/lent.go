@@ -54,6 +54,7 @@ func (l *Layer) Lend() error {
 		return Distrust(l.File)
 	}
 	defer inTurn(l.id)()
+	outlive(l.id)
 	return note(l.File, l.below())
 }
 
@@ -64,7 +65,9 @@ func Distrust(f *os.File) error {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG && st.Mode&unix.S_IFMT != unix.S_IFBLK {
 		return err // it is no image
 	}
-	defer inTurn([2]uint64{st.Dev, st.Ino})()
+	file := [2]uint64{st.Dev, st.Ino}
+	defer inTurn(file)()
+	outlive(file)
 	if _, _, noted := lentAs(f); noted {
 		return nil
 	}
@@ -75,8 +78,9 @@ func Distrust(f *os.File) error {
 // file before he notes that, and so is seen by who forgets, or comes after him.
 var turns = struct {
 	sync.Mutex
-	of map[[2]uint64]chan struct{}
-}{of: map[[2]uint64]chan struct{}{}}
+	of    map[[2]uint64]chan struct{}
+	tools map[[2]uint64]*runs // of the tool, now; what one points to is changed in turn
+}{of: map[[2]uint64]chan struct{}{}, tools: map[[2]uint64]*runs{}}
 
 // inTurn waits for others that are at the file, and gives what ends the turn. A file system that
 // hangs holds who waits for a file of its own.
@@ -102,12 +106,43 @@ func inTurn(file [2]uint64) (end func()) {
 }
 
 // turnOf is inTurn of an open file.
-func turnOf(f *os.File) (end func(), err error) {
+func turnOf(f *os.File) (file [2]uint64, end func(), err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, err
+		return file, nil, err
 	}
-	return inTurn([2]uint64{st.Dev, st.Ino}), nil
+	file = [2]uint64{st.Dev, st.Ino}
+	return file, inTurn(file), nil
+}
+
+func runsOn(file [2]uint64) *runs {
+	turns.Lock()
+	defer turns.Unlock()
+	return turns.tools[file]
+}
+
+func setRuns(file [2]uint64, r *runs) {
+	turns.Lock()
+	defer turns.Unlock()
+	if turns.tools[file] = r; r == nil {
+		delete(turns.tools, file)
+	}
+}
+
+// outlive has what is noted of a file stay when the tool has ended that has it now. It runs in turn.
+func outlive(file [2]uint64) {
+	if r := runsOn(file); r != nil {
+		r.alone = false
+	}
+}
+
+// forget removes what is noted of a file, or leaves that to the tool that has it now. It runs in turn.
+func forget(f *os.File, file [2]uint64, mark string) error {
+	if r := runsOn(file); r != nil {
+		r.alone = true
+		return nil
+	}
+	return unix.Fremovexattr(int(f.Fd()), mark)
 }
 
 // headers are what the bytes of a file say, to whom it is of a format that has layers below.
@@ -246,7 +281,7 @@ func TakeBack(path string, declared Format) (changed bool, err error) {
 		return false, err
 	}
 	defer f.Close()
-	end, err := turnOf(f)
+	file, end, err := turnOf(f)
 	if err != nil {
 		return false, err
 	}
@@ -259,20 +294,20 @@ func TakeBack(path string, declared Format) (changed bool, err error) {
 		if said := headers(f); len(said) > 0 && said[0].below() != below || isSaved(f) {
 			return false, nil
 		}
-		return false, unix.Fremovexattr(int(f.Fd()), mark)
+		return false, forget(f, file, mark)
 	}
 	info, err := Inspect(f, declared)
 	if err != nil || info.below() != below {
 		return true, err
 	}
-	return false, unix.Fremovexattr(int(f.Fd()), mark)
+	return false, forget(f, file, mark)
 }
 
 // Believe forgets what was noted of a file that a client has written, and that nobody has to write
 // any more, if its header leads to nothing but what ctx holds it to. Where ctx holds it to nothing the
 // bytes are still those of whoever wrote what was copied, a guest perhaps.
 func Believe(ctx context.Context, f *os.File) error {
-	end, err := turnOf(f)
+	file, end, err := turnOf(f)
 	if err != nil {
 		return err
 	}
@@ -300,5 +335,5 @@ func Believe(ctx context.Context, f *os.File) error {
 			return err
 		}
 	}
-	return unix.Fremovexattr(int(f.Fd()), mark)
+	return forget(f, file, mark)
 }

@@ -45,37 +45,70 @@ func guarded(images []parsed, do func() error) (err error) {
 	return err
 }
 
-// guard notes what an image's header names. What was noted before stays when the tool has ended.
+// runs are those of the tool on a file.
+type runs struct {
+	count int
+	below string // what is noted of the file
+	// alone says that nobody else wants it noted any more, or has: the last one forgets it. Who does
+	// not end with them, such as a QEMU that is started meanwhile, has it noted by the same words.
+	alone bool
+}
+
+// guard notes what an image's header names. What somebody else notes, before or meanwhile, stays when the tool has ended.
 func (p parsed) guard() (release func() error, err error) {
-	end, err := turnOf(p.file)
+	if !p.format.IsLayered() {
+		return func() error { return nil }, nil
+	}
+	file, end, err := turnOf(p.file)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	if _, _, noted := lentAs(p.file); noted || !p.format.IsLayered() {
-		return func() error { return nil }, nil
+	r := runsOn(file)
+	if r == nil {
+		r = &runs{}
+		if _, below, noted := lentAs(p.file); noted {
+			r.below = below
+		} else {
+			info, err := Inspect(p.file, p.format)
+			if err == nil {
+				err = note(p.file, info.below())
+			}
+			if err != nil {
+				return nil, err
+			}
+			r.below, r.alone = info.below(), true
+		}
+		setRuns(file, r)
 	}
-	info, err := Inspect(p.file, p.format)
-	if err == nil {
-		err = note(p.file, info.below())
-	}
-	return func() error { return p.release(info.below()) }, err
+	r.count++
+	return func() error { return p.release(r) }, nil
 }
 
-// release forgets it if the header is as it was.
-func (p parsed) release(before string) error {
-	end, err := turnOf(p.file)
+// release forgets it with the last run, if the header is as it was.
+func (p parsed) release(r *runs) error {
+	file, end, err := turnOf(p.file)
 	if err != nil {
 		return err
 	}
 	defer end()
+	if r.count--; r.count == 0 {
+		setRuns(file, nil)
+	}
+	if !r.alone {
+		return nil
+	}
 	now, err := Inspect(p.file, p.format)
-	if err == nil && now.below() != before {
+	if err == nil && now.below() != r.below {
 		err = fault.New(fault.Failed, fault.Volume, "qemu-img, which one of the images may have taken over, has changed what the header of %s names as the layer below; it is not used so", p.file.Name())
 	}
-	mark, _, noted := lentAs(p.file)
-	if err != nil || !noted {
+	if err != nil {
+		r.alone = false // it stays noted
 		return err
+	}
+	mark, _, noted := lentAs(p.file)
+	if !noted || r.count > 0 {
+		return nil
 	}
 	return unix.Fremovexattr(int(p.file.Fd()), mark)
 }

@@ -75,3 +75,78 @@ func TestAToolThatWasTakenOverLeadsNobodyElsewhere(t *testing.T) {
 		}
 	}
 }
+
+// What somebody else has noted while the tool has an image, a guest that is started say, stays when the tool has ended;
+// and nobody forgets it while the tool has it, another run of the tool neither.
+func TestTheToolForgetsNoNoteOfOthers(t *testing.T) {
+	tool(t)
+	disk := filepath.Join(t.TempDir(), "disk")
+	qemuImg(t, "create", "-q", "-f", "qcow2", disk, "1M")
+	if err := unix.Setxattr(disk, lentMarks[0], nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	if err := unix.Removexattr(disk, lentMarks[0]); err != nil {
+		t.Fatal(err)
+	}
+	isNoted := func(when string, want bool) {
+		t.Helper()
+		f, err := Open(disk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, _, noted := lentAs(f); noted != want {
+			t.Errorf("%s: noted is %v", when, noted)
+		}
+	}
+	takeBack := func() error { _, err := TakeBack(disk, Qcow2); return err }
+	run := func(do func() error) {
+		t.Helper()
+		f, err := Open(disk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := guarded([]parsed{{f, Qcow2}}, do); err != nil {
+			t.Error(err)
+		}
+	}
+	lend := func() error {
+		chain, err := OpenChain(t.Context(), disk, Qcow2)
+		if err != nil {
+			return err
+		}
+		defer chain.Close()
+		return chain[0].Lend()
+	}
+	distrust := func() error {
+		f, err := Open(disk)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return Distrust(f)
+	}
+	for what, noting := range map[string]func() error{"a guest": lend, "an upload": distrust} {
+		run(noting)
+		isNoted(what+" that came meanwhile", true)
+		run(func() error { return nil })
+		isNoted(what+" that was there before", true)
+		run(takeBack)
+		isNoted(what+" that ended meanwhile", false)
+	}
+	run(func() error {
+		run(func() error { return nil })
+		isNoted("while one run goes on", true)
+		if err := lend(); err != nil {
+			return err
+		}
+		err := takeBack()
+		isNoted("while it goes on without the guest", true)
+		return err
+	})
+	isNoted("after all", false)
+	if len(turns.tools) > 0 {
+		t.Errorf("%d files are taken for the tool's", len(turns.tools))
+	}
+}
