@@ -24,7 +24,7 @@ type carver interface {
 	// build and destroy make and remove the storage of an inactive pool.
 	build(ctx context.Context, how Build) error
 	destroy(ctx context.Context) error
-	attach(ctx context.Context) error
+	attach(ctx context.Context) (fresh bool, err error)
 	detach(ctx context.Context) error
 	survey(ctx context.Context) (reading, error)
 	add(ctx context.Context, w *wish) error

@@ -316,18 +316,18 @@ func (d disk) destroy(context.Context) error {
 }
 
 // attach tells the kernel of partitions that it does not know.
-func (d disk) attach(ctx context.Context) error {
+func (d disk) attach(ctx context.Context) (fresh bool, err error) {
 	device, t, err := d.read(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, p := range t.Partitions {
 		if unix.Access(p.Node, unix.F_OK) != nil {
 			_, err := run(ctx, toolTime, "partx", "--update", device)
-			return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot tell the kernel of the partitions of %s", d.device)
+			return false, fault.Wrap(err, fault.Of(err), fault.Pool, "cannot tell the kernel of the partitions of %s", d.device)
 		}
 	}
-	return nil
+	return false, nil
 }
 
 func (d disk) detach(context.Context) error { return nil }

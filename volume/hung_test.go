@@ -397,3 +397,24 @@ func TestAPoolWhoseDeviceHangs(t *testing.T) {
 		t.Fatal("who starts the pool waits for a file system that hangs")
 	}
 }
+
+// A start that fails unmounts what it has mounted itself, and nothing else.
+func TestAFailedStartUnmountsItsOwn(t *testing.T) {
+	d := newDaemon(t)
+	p, target := mountedPool(t, d, "/dev/none")
+	fails := func(left string) {
+		t.Helper()
+		defer d.refuseChanges()()
+		if err := p.Start(t.Context(), NoBuild); err == nil {
+			t.Error("it starts")
+		}
+		if m, err := mountedAt(target); err != nil || m.Source != left {
+			t.Errorf("%q is mounted, and not %q: %v", m.Source, left, err)
+		}
+	}
+	must(t, p.Stop(t.Context()))
+	fakeTools(t, map[string]string{"mount": "PATH=/usr/bin:/bin exec mount -t tmpfs \"$3\" \"$4\""})
+	fails("")
+	must(t, unix.Mount("/dev/none", target, "tmpfs", 0, "size=1m"))
+	fails("/dev/none")
+}

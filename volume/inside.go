@@ -18,8 +18,8 @@ import (
 // What changes a pool's files goes through here: by names below the open
 // directory, which have no slash, and never through a link.
 
-// makeFile makes a new file and gives its inode. It has no name yet, so that it
-// goes with a daemon that is killed before it has noted whose it is; nameFile
+// makeFile makes a new file and gives its inode. It has no name yet, which must be free,
+// so that it goes with a daemon that is killed before it has noted whose it is; nameFile
 // gives it one. Where the file system has no such files it has its name at once.
 func makeFile(target, name string) (*os.File, uint64, error) {
 	dir, err := openDir(target)
@@ -27,6 +27,13 @@ func makeFile(target, name string) (*os.File, uint64, error) {
 		return nil, 0, err
 	}
 	defer dir.Close()
+	var st unix.Stat_t
+	switch err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); {
+	case err == nil: // one perhaps that cannot be read now: what is declared of that stays
+		return nil, 0, taken(target, name)
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, 0, nameFault(err, target, name)
+	}
 	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDWR|unix.O_TMPFILE|unix.O_CLOEXEC, defaultMode)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
 		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, defaultMode)
@@ -37,7 +44,6 @@ func makeFile(target, name string) (*os.File, uint64, error) {
 	if err != nil {
 		return nil, 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot make %q in %s", name, target)
 	}
-	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		_ = unix.Close(fd) // nothing was written
 		return nil, 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot stat %q", name)

@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -122,9 +123,10 @@ func (g group) destroy(ctx context.Context) error {
 	return err
 }
 
-func (g group) attach(ctx context.Context) error {
-	_, err := g.run(ctx, "vgchange", "--activate", "y", g.group)
-	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot activate volume group %s", g.group)
+func (g group) attach(ctx context.Context) (fresh bool, err error) {
+	nodes, _ := os.ReadDir(g.target) // a group of which no volume is active has none
+	_, err = g.run(ctx, "vgchange", "--activate", "y", g.group)
+	return err == nil && len(nodes) == 0, fault.Wrap(err, fault.Of(err), fault.Pool, "cannot activate volume group %s", g.group)
 }
 
 func (g group) detach(ctx context.Context) error {

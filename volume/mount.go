@@ -28,31 +28,31 @@ const (
 
 // attach makes a pool's storage appear at its target: nothing for a directory,
 // a mount for file systems. What is mounted there already is taken as it is, if
-// it is the same.
-func (p *Pool) attach(ctx context.Context, d *definition) error {
+// it is the same. Fresh says that it was not there before.
+func (p *Pool) attach(ctx context.Context, d *definition) (fresh bool, err error) {
 	if c := d.carver(); c != nil {
 		return c.attach(context.WithoutCancel(ctx))
 	}
 	if d.kind == Dir {
-		return nil
+		return false, nil
 	}
 	there, err := mountedAt(d.target)
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case there.Source != "" && d.isSource(ctx, there.Source):
-		return nil
+		return false, nil
 	case there.Source != "":
-		return fault.New(fault.WrongState, fault.Pool, "%s is mounted at %s, and not %s; unmount it first", there.Source, d.target, d.source())
+		return false, fault.New(fault.WrongState, fault.Pool, "%s is mounted at %s, and not %s; unmount it first", there.Source, d.target, d.source())
 	}
 	at, err := ask(ctx, p.lane, answerTime, func() (string, error) { return realDir(d.target) }, nil)
-	if err != nil {
-		return err
+	if err == nil {
+		err = mountOn(ctx, d, at)
 	}
-	return mountOn(ctx, d, at)
+	return err == nil, err
 }
 
-// detach unmounts what attach mounted.
+// detach unmounts what is at a pool's target, whoever has mounted it.
 func (p *Pool) detach(ctx context.Context, d *definition) error {
 	if c := d.carver(); c != nil {
 		return c.detach(context.WithoutCancel(ctx))
@@ -68,7 +68,7 @@ func (p *Pool) detach(ctx context.Context, d *definition) error {
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot unmount pool %q", p.name)
 }
 
-// detachBestEffort undoes attach after another failure, which is the one to tell.
+// detachBestEffort undoes a fresh attach after another failure, which is the one to tell.
 func (p *Pool) detachBestEffort(d *definition) {
 	ctx, cancel := context.WithTimeout(p.pools.life, mountTime)
 	defer cancel()

@@ -162,7 +162,7 @@ func (p *Pool) Start(ctx context.Context, build Build) error {
 }
 
 // start starts the pool with a definition, with its turn taken.
-func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build) error {
+func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build) (err error) {
 	if _, err := p.idle("start"); err != nil {
 		return fault.New(fault.WrongState, fault.Pool, "pool %q is already active", p.name)
 	}
@@ -171,13 +171,18 @@ func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build
 			return err
 		}
 	}
-	if err := p.attach(ctx, d); err != nil {
+	fresh, err := p.attach(ctx, d)
+	if err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil && fresh {
+			p.detachBestEffort(d)
+		}
+	}()
 	failpoint.Reach("pool.attached")
 	r, err := ask(ctx, p.lane, answerTime, func() (reading, error) { return p.readAnew(d) }, nil)
 	if err != nil {
-		p.detachBestEffort(d)
 		return err
 	}
 	p.mu.Lock()
@@ -185,12 +190,11 @@ func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build
 	p.used, p.usedDoc, p.due = d, doc, false
 	p.install(r)
 	p.mu.Unlock()
-	if err := p.save(); err != nil {
+	if err = p.save(); err != nil {
 		p.mu.Lock()
 		p.used, p.usedDoc, p.due = nil, "", due
 		p.publish()
 		p.mu.Unlock()
-		p.detachBestEffort(d)
 		return err
 	}
 	p.forgetMissing()

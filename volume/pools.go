@@ -323,24 +323,26 @@ func (ps *Pools) Create(ctx context.Context, doc string, validate bool, build Bu
 // claim finds the pool that a definition is for, or makes one, and takes it
 // for a verb. Release gives it free.
 func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error) {
-	ps.mu.Lock()
-	p, fresh, err := ps.match(d)
-	if fresh {
-		p = ps.insert(d.name, d.uuid, nil)
-		p.published.Store(&View{Name: d.name, UUID: d.uuid, Type: d.kind, Target: d.target, place: d.place()})
-		<-p.turn // nobody else can have it yet
-	}
-	ps.mu.Unlock()
-	switch {
-	case err != nil:
-		return nil, nil, err
-	case fresh:
+	for {
+		ps.mu.Lock()
+		p, fresh, err := ps.match(d)
+		if fresh {
+			p = ps.insert(d.name, d.uuid, nil)
+			p.published.Store(&View{Name: d.name, UUID: d.uuid, Type: d.kind, Target: d.target, place: d.place()})
+			<-p.turn // nobody else can have it yet
+		}
+		ps.mu.Unlock()
+		if err == nil && !fresh {
+			err = p.take(ctx)
+		}
+		switch {
+		case fault.Is(err, fault.NotFound):
+			continue // somebody has forgotten it meanwhile
+		case err != nil:
+			return nil, nil, err
+		}
 		return p, p.release, nil
 	}
-	if err := p.take(ctx); err != nil {
-		return nil, nil, err
-	}
-	return p, p.release, nil
 }
 
 // match finds the pool of a definition's name and UUID. Fresh means that there

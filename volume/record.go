@@ -53,13 +53,13 @@ func (p *Pool) save() error {
 	return p.pools.store.Put(poolKind, p.uuid, r)
 }
 
-// forget removes the pool and all that is kept of it, with its turn taken.
+// forget removes the pool and all that is kept of it, with its turn taken. Last it goes from the lists:
+// from then on another may have its UUID, and volumes that are kept by that.
 func (p *Pool) forget() error {
 	if err := p.pools.store.Delete(poolKind, p.uuid); err != nil {
 		return err
 	}
 	failpoint.Reach("pool.forgotten")
-	p.pools.remove(p)
 	p.mu.Lock()
 	declared := p.declared
 	p.declared = map[string]declaration{}
@@ -67,6 +67,7 @@ func (p *Pool) forget() error {
 	for name := range declared {
 		p.undeclare(name)
 	}
+	p.pools.remove(p)
 	return nil
 }
 
@@ -325,7 +326,7 @@ func (p *Pool) readopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err = p.attach(ctx, d); err == nil {
+	if _, err = p.attach(ctx, d); err == nil {
 		err = tell(ctx, p.lane, func() error {
 			r, err := p.readAnew(d)
 			if err != nil {

@@ -985,6 +985,17 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
+// refuseChanges has the store take no changes until takesAgain.
+func (d *daemon) refuseChanges() (takesAgain func()) {
+	d.t.Helper()
+	path := store.Path(d.data)
+	text, err := os.ReadFile(path)
+	must(d.t, err)
+	must(d.t, os.Rename(path, path+".away"))
+	must(d.t, os.WriteFile(path, text, 0o600))
+	return func() { must(d.t, os.Rename(path+".away", path)) }
+}
+
 // A pool is not stopped where the store refuses to say so: the next daemon would start it again, and
 // a transient one would neither be there nor be gone.
 func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
@@ -992,18 +1003,60 @@ func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
 	defined := d.dirPool("defined")
 	transient, err := d.Create(t.Context(), dirXML("transient", t.TempDir()), true, NoBuild)
 	must(t, err)
-	path := store.Path(d.data)
-	text, err := os.ReadFile(path)
-	must(t, err)
-	must(t, os.Rename(path, path+".away"))
-	must(t, os.WriteFile(path, text, 0o600))
+	takesAgain := d.refuseChanges()
 	for _, p := range []*Pool{defined, transient} {
 		if err := p.Stop(t.Context()); err == nil || !p.View().Active() {
 			t.Errorf("%s: %v, and it is active: %v", p.Name(), err, p.View().Active())
 		}
 	}
-	must(t, os.Rename(path+".away", path))
+	takesAgain()
 	for _, p := range []*Pool{defined, transient} {
 		must(t, p.Stop(t.Context()))
 	}
+}
+
+// A pool that is forgotten takes with it nothing of one that is defined with its UUID after that.
+func TestAForgottenPoolTakesNothingOfTheNext(t *testing.T) {
+	d := newDaemon(t)
+	doc := strings.Replace(dirXML("a", t.TempDir()), "<name>", "<uuid>b0f2a2e0-0000-4000-8000-000000000003</uuid><name>", 1)
+	p := d.pool(doc)
+	must(t, p.Start(t.Context(), NoBuild))
+	var last *Volume
+	for i := range 40 {
+		last = d.volume(p, volXML(fmt.Sprint("disk", i), "raw", mib, ""))
+	}
+	must(t, p.Stop(t.Context()))
+	forgotten := make(chan error, 1)
+	go func() { forgotten <- p.Undefine(t.Context()) }()
+	until(t, "the pool has gone", func() bool { _, err := d.ByUUID(p.UUID()); return err != nil })
+	next := d.pool(doc)
+	for i := range 40 { // as making them does
+		must(t, next.declare(fmt.Sprint("disk", i), declaration{Format: image.Raw, Inode: last.inode}))
+	}
+	must(t, <-forgotten)
+	all, err := d.loadDeclarations()
+	must(t, err)
+	if n := len(all[p.UUID()]); n != 40 {
+		t.Errorf("of 40 volumes %d are known", n)
+	}
+}
+
+// A volume is not made over one that cannot be read just now: what was declared of that stays.
+func TestAnUnreadVolumeKeepsWhatItIs(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	v := d.volume(p, volXML("disk", "raw", mib, ""))
+	before := p.declared["disk"]
+	revive := mounttest.Kill(t, v.Path)
+	must(t, p.Refresh(t.Context()))
+	stays := func(when string) {
+		t.Helper()
+		_, err := p.CreateVolume(t.Context(), volXML("disk", "qcow2", mib, ""), CreateOptions{})
+		if err == nil || p.declared["disk"] != before {
+			t.Errorf("%s: %v, and it is declared as %+v", when, err, p.declared["disk"])
+		}
+	}
+	stays("it cannot be read")
+	revive()
+	stays("nobody has read it again")
 }
