@@ -132,16 +132,39 @@ func boolWord(b bool) uint32 {
 func createImage(ctx context.Context, path string, held []string) (*os.File, error) {
 	return mount.Do(ctx, path, func() (f *os.File, err error) {
 		err = image.Beside(path, held, func(at string) error {
-			how := os.O_TRUNC
+			how := 0
 			if !ours(at) {
 				_ = unix.Unlink(at) // what stays is met next
 				how = os.O_CREATE | os.O_EXCL
 			}
-			f, err = os.OpenFile(at, how|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+			if f, err = os.OpenFile(at, how|os.O_RDWR|unix.O_NOFOLLOW, 0o600); err == nil {
+				err = empty(f, at)
+			}
 			return err
 		})
+		if err != nil && f != nil {
+			_, f = f.Close(), nil // and stays: it is another's
+		}
 		return f, fault.Wrap(err, failure(err), fault.Host, "cannot make the image file %s", path)
-	}, func(f *os.File) { _ = errors.Join(f.Close(), remove(path, held)) })
+	}, func(f *os.File) { _ = errors.Join(remove(path, held), f.Close()) })
+}
+
+// empty makes a file that is to be an image empty, and this writer's alone until it is closed, by QEMU
+// too: the image of one guest would be written into another's. At is where it lies, if nobody has just
+// completed it.
+func empty(f *os.File, at string) error {
+	var s, there unix.Stat_t
+	busy := errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) // not all file systems know it
+	if err := unix.Fstat(int(f.Fd()), &s); err != nil {
+		return err
+	}
+	if err := unix.Lstat(at, &there); busy || err != nil || there.Dev != s.Dev || there.Ino != s.Ino {
+		return fault.New(fault.Busy, fault.Host, "another image is written to the same place just now; wait for that, or choose another place")
+	}
+	if s.Mode&unix.S_IFMT != unix.S_IFREG { // a pipe
+		return nil
+	}
+	return f.Truncate(0)
 }
 
 // remove removes a file that a client who is held to folders has named.

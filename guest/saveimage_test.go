@@ -1,0 +1,59 @@
+package guest
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// Of two that write an image to the same place one is refused, and changes nothing of the other's; what a daemon
+// that was killed has left there is in nobody's way.
+func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "image")
+	write := func(text string, meanwhile func() error) error {
+		return writeImage(t.Context(), path, func(f *os.File) error {
+			_, err := f.WriteString(text)
+			return errors.Join(err, meanwhile())
+		}, (*os.File).Sync)
+	}
+	if err := os.WriteFile(partial(path), []byte("what is longer and was left"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := write("first", func() error {
+		if err := write("second", func() error { return nil }); !fault.Is(err, fault.Busy) {
+			t.Errorf("the second: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	is := func(want string) {
+		t.Helper()
+		if text, err := os.ReadFile(path); err != nil || string(text) != want {
+			t.Errorf("the image is %q: %v", text, err)
+		}
+	}
+	is("first")
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := os.WriteFile(partial(path), []byte("of another yet"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := empty(f, partial(path)); !fault.Is(err, fault.Busy) { // opened just before it was completed
+		t.Errorf("what was completed meanwhile: %v", err)
+	}
+	if err := errors.Join(f.Close(), write("next", func() error { is("first"); return nil })); err != nil {
+		t.Fatal(err)
+	}
+	is("next")
+	if _, err := os.Lstat(partial(path)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what was half made: %v", err)
+	}
+}
