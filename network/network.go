@@ -28,6 +28,8 @@ type Network struct {
 	lacking bool          // it runs without something that belongs to it, see mendLater; guarded by turn
 	keep    *record       // see running.Keep; guarded by turn
 
+	reserved string // the name of a bridge that nobody else is given, see reserve; "" for none; guarded by home.mu
+
 	// ports are the NICs that are plugged in, by the host's name for them.
 	// Guarded by portMu, apart from turn, so that starting a guest does not
 	// wait for a verb.
@@ -110,7 +112,12 @@ func (n *Network) change(ctx context.Context, do func() error) error {
 	case <-bounded.Done():
 		return fault.Wrap(context.Cause(bounded), fault.Of(context.Cause(bounded)), fault.Network, "network %q is busy", n.name)
 	}
-	defer func() { n.turn <- struct{}{} }()
+	defer func() {
+		n.home.mu.Lock()
+		n.reserved = ""
+		n.home.mu.Unlock()
+		n.turn <- struct{}{}
+	}()
 	if n.gone {
 		return fault.Wrap(errGone, fault.NotFound, fault.Network, "no network with name %q", n.name)
 	}
@@ -295,20 +302,25 @@ func startKind(err error) fault.Kind {
 }
 
 // rename gives a network whose bridge's name is Lodge's own choice another one
-// when somebody has taken that in the meantime, and keeps it.
+// when somebody has taken that in the meantime, and keeps it. It runs with the turn.
 func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
 	if !chosen {
 		return d, nil
 	}
 	taken, err := linkNames()
-	if err != nil || !taken[d.Bridge.Name] {
-		return d, err
-	}
-	used := n.home.bridges(n)
-	changed := *d
-	changed.Bridge.Name, err = freeBridge(func(name string) bool { return used[name] || taken[name] })
 	if err != nil {
 		return nil, err
+	}
+	changed := *d
+	changed.Bridge.Name, err = n.home.reserve(n, func(used map[string]bool) (string, error) {
+		isTaken := func(name string) bool { return used[name] || taken[name] }
+		if now := d.Bridge.Name; !isTaken(now) {
+			return now, nil
+		}
+		return freeBridge(isTaken)
+	})
+	if err != nil || changed.Bridge.Name == d.Bridge.Name {
+		return d, err
 	}
 	v := n.View()
 	if v == nil || v.Config != d {

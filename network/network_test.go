@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -615,12 +617,7 @@ func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net36", 36))
-	dnsmasq, err := exec.LookPath("dnsmasq")
-	ok(t, err)
-	inTheWay := n.runningFile() + ".new"
-	programs := t.TempDir()
-	ok(t, os.WriteFile(filepath.Join(programs, "dnsmasq"), []byte("#!/bin/sh\nmkdir -p '"+inTheWay+"'\nexec "+dnsmasq+" \"$@\"\n"), 0o700))
-	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	inTheWay := markIsRefused(t, n)
 	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // which no older daemon writes over
 	ok(t, s.Store.Put(newer, n.UUID(), "of a newer daemon"))
 	add := Update{Command: AddLast, Section: SectionDNSSRV, Scope: Scope{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
@@ -636,6 +633,19 @@ func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
 	if left.Keep != nil || strings.Contains(left.Definition, "<srv") {
 		t.Errorf("the next daemon is left %s", text)
 	}
+}
+
+// markIsRefused has what runs of a network be recorded no more once its service has been started again, until
+// what it gives is removed.
+func markIsRefused(t *testing.T, n *Network) (inTheWay string) {
+	t.Helper()
+	dnsmasq, err := exec.LookPath("dnsmasq")
+	ok(t, err)
+	inTheWay = n.runningFile() + ".new"
+	programs := t.TempDir()
+	ok(t, os.WriteFile(filepath.Join(programs, "dnsmasq"), []byte("#!/bin/sh\nmkdir -p '"+inTheWay+"'\nexec "+dnsmasq+" \"$@\"\n"), 0o700))
+	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	return inTheWay
 }
 
 // servedAgain waits until a network has all that belongs to it.
@@ -1006,4 +1016,92 @@ func TestANetworkThatLacksItsServiceIsServedLater(t *testing.T) {
 func (n *Network) lacks() (so bool) {
 	_ = n.change(n.home.work, func() error { so = n.lacking; return nil }) // has gone: lacks nothing
 	return so
+}
+
+// Two networks that are defined, or started, side by side never get the same bridge, whoever chose its name.
+func TestNoTwoNetworksGetOneBridge(t *testing.T) {
+	linktest.Need(t)
+	s := networks(t)
+	never := errors.New("not made")
+	names := map[string]bool{}
+	beside := func(name, more string, do func(*Definition) error) error {
+		d, err := Parse(`<network><name>`+name+`</name>`+more+`</network>`, true)
+		ok(t, err)
+		_, err = s.withNetwork(t.Context(), d, func(_ *Network, d *Definition, _ bool) error {
+			names[d.Bridge.Name] = true
+			return do(d)
+		})
+		return err
+	}
+	err := beside("one", "", func(*Definition) error {
+		return beside("two", "", func(d *Definition) error {
+			return beside("three", `<bridge name='`+d.Bridge.Name+`'/>`, func(*Definition) error { return never })
+		})
+	})
+	if len(names) != 2 || !fault.Is(err, fault.Invalid) {
+		t.Errorf("bridges %v: %v", names, err)
+	}
+	four, err := s.Define(t.Context(), `<network><name>four</name></network>`, true)
+	ok(t, err)
+	const free = `<bridge name='br-free'/>`
+	refused := func(*Definition) error { return never }
+	for _, err := range []error{beside("four", "<uuid>"+four.UUID()+"</uuid>"+free, refused), beside("other", free, refused)} {
+		if !errors.Is(err, never) {
+			t.Errorf("a name is kept for what was not made: %v", err)
+		}
+	}
+
+	moved := map[string]bool{}
+	move := func(name string, meanwhile func() error) func() error {
+		n, err := s.Define(t.Context(), `<network><name>`+name+`</name></network>`, true)
+		ok(t, err)
+		d := *n.View().Config // as of a start with another definition, which is not kept
+		ok(t, link.CreateBridge(link.Bridge{Name: d.Bridge.Name}))
+		t.Cleanup(func() { ok(t, link.Remove(d.Bridge.Name)) })
+		return func() error {
+			return n.change(t.Context(), func() error {
+				renamed, err := n.rename(&d, true)
+				ok(t, err)
+				moved[renamed.Bridge.Name] = true
+				return meanwhile()
+			})
+		}
+	}
+	ok(t, move("five", move("six", func() error { return nil }))())
+	if len(moved) != 2 {
+		t.Errorf("both move to %v", moved)
+	}
+}
+
+// A network whose bridge's name somebody takes just as it is made undoes nothing of that one's: not the rules
+// for that name either.
+func TestAFailedStartLeavesTheRulesOfOthers(t *testing.T) {
+	linktest.Need(t, "nft")
+	d := newDaemon(t)
+	s := d.open(t)
+	defer endAll(t, s)
+	more := "<description>" + strings.Repeat("x", 128<<10) + "</description>" // than a pipe holds
+	n, err := s.Define(t.Context(), `<network><name>late</name>`+more+`<bridge name='br-late' stp='off'/></network>`, false)
+	ok(t, err)
+	mark := n.runningFile() + ".new"
+	ok(t, syscall.Mkfifo(mark, 0o600)) // writing the mark waits until it is read
+	started := make(chan error, 1)
+	go func() { started <- n.Start(t.Context()) }()
+	f, err := os.Open(mark)
+	ok(t, err)
+	ok(t, link.CreateBridge(link.Bridge{Name: "br-late"}))
+	defer func() { ok(t, link.Remove("br-late")) }()
+	ok(t, s.firewall.Apply(link.ForwardRules{Bridge: "br-late"}))
+	defer func() { ok(t, s.firewall.Remove("br-late")) }()
+	_, err = io.ReadAll(f)
+	ok(t, errors.Join(err, f.Close()))
+	if err := <-started; err == nil || !strings.Contains(err.Error(), "already there") {
+		t.Fatalf("started: %v", err)
+	}
+	if rules := nft(t, "list", "ruleset"); !strings.Contains(rules, "chain br-late_in") {
+		t.Errorf("the rules are\n%s", rules)
+	}
+	if _, err := os.Lstat(n.runningFile()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its mark: %v", err)
+	}
 }

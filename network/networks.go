@@ -323,25 +323,40 @@ func (s *Networks) complete(n *Network, d *Definition, taken map[string]bool) (c
 		d.Bridge.Name = before.Bridge.Name
 		return chosen, nil
 	}
-	used := s.bridges(n)
-	if d.Bridge.Name == "" {
-		d.Bridge.Name, err = freeBridge(func(name string) bool { return used[name] || taken[name] })
-		return true, err
-	}
-	if used[d.Bridge.Name] { // by one that is perhaps not for this client to know
-		return false, fault.New(fault.Invalid, fault.Config, "another network already uses the bridge name %q; choose another or leave it out", d.Bridge.Name)
-	}
-	return chosen && d.Bridge.Name == before.Bridge.Name, nil
+	asked := d.Bridge.Name
+	d.Bridge.Name, err = s.reserve(n, func(used map[string]bool) (string, error) {
+		switch {
+		case asked == "":
+			return freeBridge(func(name string) bool { return used[name] || taken[name] })
+		case used[asked]: // by one that is perhaps not for this client to know
+			return "", fault.New(fault.Invalid, fault.Config, "another network already uses the bridge name %q; choose another or leave it out", asked)
+		}
+		return asked, nil
+	})
+	return asked == "" || chosen && asked == before.Bridge.Name, err
 }
 
-// bridges gives the names of the bridges that other networks make.
+// reserve has choose name a network's bridge, by what other networks call theirs, and keeps them from
+// that name until the view says it: until the verb is done. It runs with the turn.
+func (s *Networks) reserve(n *Network, choose func(used map[string]bool) (string, error)) (name string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if name, err = choose(s.bridges(n)); err == nil {
+		n.reserved = name
+	}
+	return name, err
+}
+
+// bridges gives the names of the bridges that other networks make, or are about to. It runs with mu.
 func (s *Networks) bridges(except *Network) map[string]bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
 	used := make(map[string]bool, len(s.byUUID))
 	for _, n := range s.byUUID {
+		if n == except {
+			continue
+		}
+		used[n.reserved] = true
 		v := n.View()
-		if n == except || v == nil {
+		if v == nil {
 			continue
 		}
 		for _, d := range []*Definition{v.Config, v.Live} {

@@ -67,7 +67,12 @@ func (n *Network) up(ctx context.Context, d *Definition, chosen bool) error {
 	}
 	err := n.mark(d, false, chosen)
 	if err == nil && d.Managed() {
-		err = n.build(ctx, d)
+		if err = createBridge(d); fault.Is(err, fault.Exists) {
+			return errors.Join(err, n.unmark()) // what has that name is another's, and so are the rules for it
+		}
+		if err == nil {
+			err = n.build(ctx, d)
+		}
 	}
 	if err == nil {
 		err = n.mark(d, true, chosen)
@@ -133,20 +138,20 @@ func checkIsBridge(name string) error {
 	return err
 }
 
-// build makes the links, rules and processes of a managed network. What it
-// leaves behind when it fails is for down.
-func (n *Network) build(ctx context.Context, d *Definition) error {
+func createBridge(d *Definition) error {
 	mac, err := net.ParseMAC(d.MAC)
 	if err != nil {
 		return fault.Wrap(err, fault.Internal, fault.Network, "the bridge has no address")
 	}
-	name := d.Bridge.Name
-	err = link.CreateBridge(link.Bridge{
-		Name: name, MAC: mac, MTU: d.MTU, STP: d.Bridge.STP, Delay: time.Duration(d.Bridge.Delay) * time.Second,
+	return link.CreateBridge(link.Bridge{
+		Name: d.Bridge.Name, MAC: mac, MTU: d.MTU, STP: d.Bridge.STP, Delay: time.Duration(d.Bridge.Delay) * time.Second,
 	})
-	if err != nil {
-		return err
-	}
+}
+
+// build makes what else a managed network consists of: links, rules and processes. What it
+// leaves behind when it fails is for down.
+func (n *Network) build(ctx context.Context, d *Definition) error {
+	name := d.Bridge.Name
 	failpoint.Reach("network.bridge")
 	if err := address(d); err != nil {
 		return err
@@ -226,7 +231,12 @@ func (n *Network) down(ctx context.Context, d *Definition) error {
 	if err != nil {
 		return err
 	}
-	err = os.Remove(n.runningFile())
+	return n.unmark()
+}
+
+// unmark removes the running file: there is nothing of the network any more.
+func (n *Network) unmark() error {
+	err := os.Remove(n.runningFile())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
