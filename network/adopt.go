@@ -93,7 +93,7 @@ func (n *Network) adopt(ctx context.Context, d *Definition, r running) error {
 	v.Live = d
 	v.chosenBridge = v.chosenBridge || r.ChosenBridge
 	n.publish(v)
-	return n.mark(d, true, v.chosenBridge)
+	return n.remark(v)
 }
 
 // keepPending stores what the last daemon was about to store.

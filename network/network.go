@@ -27,6 +27,7 @@ type Network struct {
 	service *link.Dnsmasq // of a running network that serves; guarded by turn
 	lacking bool          // it runs without something that belongs to it, see mendLater; guarded by turn
 	keep    *record       // see running.Keep; guarded by turn
+	astray  bool          // the running file may say what is not so any more, see unsay; guarded by turn
 
 	reserved string // the name of a bridge that nobody else is given, see reserve; "" for none; guarded by home.mu
 
@@ -162,6 +163,9 @@ func (n *Network) save(v View) error {
 	if err != nil {
 		return err
 	}
+	if err := n.unsay(); err != nil {
+		return err
+	}
 	return n.home.Store.Put(kind, n.uuid, r)
 }
 
@@ -216,6 +220,9 @@ func (n *Network) Undefine(ctx context.Context) error {
 		v := *n.View()
 		if !v.Persistent() {
 			return fault.New(fault.WrongState, fault.Network, "network %q is transient; there is nothing to undefine", n.name)
+		}
+		if err := n.unsay(); err != nil {
+			return err
 		}
 		if err := n.home.Store.Delete(kind, n.uuid); err != nil {
 			return err

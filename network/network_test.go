@@ -1105,3 +1105,35 @@ func TestAFailedStartLeavesTheRulesOfOthers(t *testing.T) {
 		t.Errorf("its mark: %v", err)
 	}
 }
+
+// A change that is stored, and of which the mark still says that it is to be, is not stored again over later ones.
+func TestAChangeIsNotStoredOverLaterOnes(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	d := newDaemon(t)
+	s := d.open(t)
+	n := started(t, s, natNetwork("net37", 37))
+	inTheWay := markIsRefused(t, n)
+	add := Update{Command: AddLast, Section: SectionDNSSRV, Scope: Scope{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
+	if err := n.Update(t.Context(), add); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
+		t.Fatalf("a change that cannot be unsaid: %v", err)
+	}
+	define := func() error {
+		_, err := s.Define(t.Context(), strings.Replace(natNetwork("net37", 37), "<name>", "<uuid>"+n.UUID()+"</uuid><title>later</title><name>", 1), true)
+		return err
+	}
+	for what, do := range map[string]func() error{"defined": define, "undefined": func() error { return n.Undefine(t.Context()) }} {
+		if err := do(); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
+			t.Errorf("it is %s: %v", what, err)
+		}
+	}
+	ok(t, os.Remove(inTheWay))
+	ok(t, define())
+	s.Close()
+	s = d.open(t)
+	defer endAll(t, s)
+	n, err := s.ByName("net37")
+	ok(t, err)
+	if v := n.View(); v.Config == nil || v.Config.Title != "later" || len(v.Config.DNS.SRVs) > 0 {
+		t.Errorf("it is kept as %+v", v.Config)
+	}
+}

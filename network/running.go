@@ -57,6 +57,9 @@ func (n *Network) mark(d *Definition, ready, chosen bool) error {
 		err = os.Rename(path+".new", path)
 		failpoint.Reach("network.marked")
 	}
+	if err == nil {
+		n.astray = false
+	}
 	return fault.Wrap(err, fault.Failed, fault.Network, "cannot record what runs")
 }
 

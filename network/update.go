@@ -137,9 +137,19 @@ func (n *Network) replace(ctx context.Context, before, after View) (err error) {
 func (n *Network) remark(v View) error {
 	err := n.mark(v.Live, true, v.chosenBridge)
 	if err != nil {
+		n.astray = true
 		n.mendLater()
 	}
 	return err
+}
+
+// unsay notes that before anything else is stored, where it could not be yet: what the next daemon takes
+// for cut off it would store over that.
+func (n *Network) unsay() error {
+	if v := n.View(); n.astray && v.Active() {
+		return n.mark(v.Live, true, v.chosenBridge)
+	}
+	return nil
 }
 
 // revert makes a running network what it was, however far a change of it had come, and
