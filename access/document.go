@@ -442,10 +442,24 @@ var (
 
 // walk checks an element, which is in another or in none, and all that is in it.
 func (w walker) walk(in, e *markup.Element) error {
-	switch {
-	case w.Anywhere || e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title":
+	if w.Anywhere || e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
 		return nil
-	case e.Space != "" || hostly[e.Name] && !isOrdinary(in, e):
+	}
+	if err := w.judge(in, e); err != nil {
+		return err
+	}
+	for _, child := range e.Elements() {
+		if err := w.walk(e, child); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// judge checks an element by itself. What a client may say there as he likes is listed in
+// testdata/free.txt.
+func (w walker) judge(in, e *markup.Element) error {
+	if e.Space != "" || hostly[e.Name] && !isOrdinary(in, e) {
 		return w.refuse("<" + e.Name + ">")
 	}
 	if err := w.kind(in, e); err != nil {
@@ -465,11 +479,6 @@ func (w walker) walk(in, e *markup.Element) error {
 	for _, u := range opened(e) {
 		if !w.opens(u) && !slices.Contains(w.known, u) {
 			return w.refuse(u.as + " '" + u.path + "'")
-		}
-	}
-	for _, child := range e.Elements() {
-		if err := w.walk(e, child); err != nil {
-			return err
 		}
 	}
 	return nil

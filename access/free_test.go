@@ -1,0 +1,103 @@
+package access
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/markup"
+)
+
+// freeParts lists what a client that rules hold may say in a definition as he likes, for all
+// that the gate says of one element. Lines that begin with # are for people.
+const freeParts = "testdata/free.txt"
+
+// Every attribute and text that a definition can have is judged by the gate, or listed as one that concerns its guest
+// alone: whoever builds another one finds out here that it is let through. The documents
+// of domainxml, of which a test sees that each attribute is understood, are what a definition can have.
+func TestWhatNobodyJudgesConcernsTheGuestAlone(t *testing.T) {
+	docs, err := filepath.Glob("../domainxml/testdata/define/*.xml")
+	if err != nil || len(docs) == 0 {
+		t.Fatal(docs, err)
+	}
+	docs = slices.DeleteFunc(docs, func(doc string) bool { return filepath.Base(doc) == "unknown-ignored.xml" })
+	held := walker{places{
+		joins: func(string) bool { return false }, mingles: func(string) bool { return false },
+		opens: func(use) bool { return false }, calls: func(string) bool { return false },
+	}}
+	found := map[string]bool{}
+	for _, doc := range docs {
+		text, err := os.ReadFile(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		root, err := markup.Parse(string(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		held.listFree(nil, root, "", found)
+	}
+	var free []string
+	for part := range found {
+		free = append(free, part)
+	}
+	slices.Sort(free)
+	kept, err := os.ReadFile(freeParts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(kept)), "\n"), func(line string) bool { return strings.HasPrefix(line, "#") })
+	for _, part := range free {
+		if !slices.Contains(listed, part) {
+			t.Errorf("%s is judged by nobody: have the gate judge it or, if it concerns its guest alone, list it in %s", part, freeParts)
+		}
+	}
+	for _, part := range listed {
+		if !slices.Contains(free, part) {
+			t.Errorf("%s is judged, or no part of a definition: it is to go from %s", part, freeParts)
+		}
+	}
+}
+
+// listFree finds the attributes and texts below an element for which a word passes that stands
+// for nothing of the client's. It takes paths out of the document.
+func (w walker) listFree(in, e *markup.Element, up string, found map[string]bool) {
+	for i := range e.Attrs {
+		if strings.HasPrefix(e.Attrs[i].Value, "/") { // they are judged, and would hide what else is there
+			e.Attrs[i].Value = ""
+		}
+	}
+	text := strings.TrimSpace(e.Text())
+	if strings.HasPrefix(text, "/") {
+		e.Children = nil
+	}
+	if e.Name == "metadata" || w.judge(in, e) != nil {
+		return
+	}
+	at := strings.TrimPrefix(up+"/"+e.Name, "/")
+	passes := func() bool { return w.judge(in, e) == nil }
+	for i := range e.Attrs {
+		if e.Attrs[i].Prefix == "xmlns" {
+			continue
+		}
+		value := e.Attrs[i].Value
+		if e.Attrs[i].Value = "word"; passes() {
+			found[at+"/@"+e.Attrs[i].Name] = true
+		}
+		e.Attrs[i].Value = value
+	}
+	children := e.Children
+	if text != "" {
+		if e.Children = []markup.Node{markup.Text("word")}; passes() {
+			found[at] = true
+		}
+		e.Children = children
+	} else if len(e.Attrs)+len(children) == 0 { // to be there says something
+		found[at] = true
+	}
+	for _, child := range e.Elements() {
+		w.listFree(e, child, at, found)
+	}
+}
