@@ -27,9 +27,9 @@ func TestWordsThatNoDocumentHolds(t *testing.T) {
 func TestADefinitionStaysOneThatCanBeRead(t *testing.T) {
 	r := &Registry{byName: map[string]*Guest{}, byUUID: map[string]*Guest{}}
 	g := &Guest{reg: r, inactive: &domain.Definition{}}
-	g.record.XML = "<description>" + strings.Repeat("&#34;", markup.MaxSize/5) + "</description>"
-	if err := g.keep(); !fault.Is(err, fault.Invalid) {
-		t.Errorf("a definition of %d bytes is kept: %v", len(g.record.XML), err)
+	quotes := strings.Repeat(`"`, markup.MaxSize/5) // each of which takes six bytes in a document
+	if err := g.redefine(&domain.Definition{Description: quotes}); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a definition of more than %d bytes is kept: %v", markup.MaxSize, err)
 	}
 }
 

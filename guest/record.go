@@ -13,9 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/failpoint"
-	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
-	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/store"
 )
 
@@ -65,29 +63,12 @@ func (g *Guest) put() error {
 	if g.inactive == nil {
 		return g.reg.store.Delete(domains, g.uuid)
 	}
-	if err := legible(g.record.XML); err != nil {
-		return err
-	}
 	return g.reg.store.Put(domains, g.uuid, g.record)
-}
-
-// legible refuses a definition that no later daemon would read: it grows, in length, depth and
-// number of elements, by what is set in it, and by how that is written down.
-func legible(text string) error {
-	if len(text) > markup.MaxSize {
-		return fault.New(fault.Invalid, fault.Domain, "the definition would have %d bytes; at most %d", len(text), markup.MaxSize)
-	}
-	_, err := markup.Parse(text)
-	return fault.Wrap(err, fault.Invalid, fault.Domain, "the definition would be one that nobody can read")
 }
 
 // text is a definition of the running guest as it is kept for the next daemon.
 func (r *run) text(d *domain.Definition) (string, error) {
-	text, err := domainxml.Format(d, domainxml.Style{Active: true, Secure: true, ID: r.ID})
-	if err == nil {
-		err = legible(text)
-	}
-	return text, err
+	return domainxml.Format(d, domainxml.Style{Active: true, Secure: true, ID: r.ID})
 }
 
 // runRecord is what a restarted daemon needs to adopt a running guest. It lies

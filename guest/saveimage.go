@@ -68,10 +68,8 @@ func newSaveHeader(def *domain.Definition, dir string, o SaveOptions, was domain
 }
 
 func (h *saveHeader) format() (err error) {
-	if h.xml, err = domainxml.Format(h.def, domainxml.Style{Secure: true}); err != nil {
-		return err
-	}
-	return legible(h.xml)
+	h.xml, err = domainxml.Format(h.def, domainxml.Style{Secure: true})
+	return err
 }
 
 // unplaced is a definition without the places of sockets that were chosen for a run, in its

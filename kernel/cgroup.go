@@ -242,14 +242,14 @@ func removeGroup(dir string) error {
 // parent: it starts with none, and takes no process then.
 func fillCPUSet(parent, group string) error {
 	for _, knob := range []string{"cpuset.cpus", "cpuset.mems"} {
-		own, err := os.ReadFile(filepath.Join(group, knob))
+		own, err := readHead(filepath.Join(group, knob), maxFile)
 		if err != nil {
 			return err
 		}
 		if strings.TrimSpace(string(own)) != "" { // and the next may be empty: a daemon was killed between the two
 			continue
 		}
-		inherited, err := os.ReadFile(filepath.Join(parent, knob))
+		inherited, err := readHead(filepath.Join(parent, knob), maxFile)
 		if err != nil {
 			return err
 		}
@@ -258,14 +258,4 @@ func fillCPUSet(parent, group string) error {
 		}
 	}
 	return nil
-}
-
-// writeKnob writes a control file of a group, which must exist.
-func writeKnob(group, knob, value string) error {
-	f, err := os.OpenFile(filepath.Join(group, knob), os.O_WRONLY|os.O_TRUNC, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -66,7 +65,7 @@ func (g *Group) AllowDevices(nodes []DeviceNode) error {
 
 // listDevices brings the list of a version 1 group to what is wanted.
 func listDevices(dir string, nodes []DeviceNode) error {
-	text, err := os.ReadFile(dir + "/devices.list")
+	text, err := readHead(dir+"/devices.list", maxFile)
 	if err != nil {
 		return err
 	}

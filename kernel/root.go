@@ -12,7 +12,6 @@ package kernel
 
 import (
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -64,12 +63,7 @@ func (r Root) read(elem ...string) (string, error) {
 
 // readHead is read for the first bytes of a file.
 func (r Root) readHead(most int64, elem ...string) ([]byte, error) {
-	f, err := os.Open(r.path(elem...))
-	if err != nil {
-		return nil, readFault(err)
-	}
-	defer f.Close()
-	content, err := io.ReadAll(io.LimitReader(f, most))
+	content, err := readHead(r.path(elem...), most)
 	return content, readFault(err)
 }
 

@@ -1,6 +1,7 @@
 package markup
 
 import (
+	"cmp"
 	"encoding/xml"
 	"strings"
 	"unicode/utf8"
@@ -24,7 +25,8 @@ var namespaces = map[string]string{
 // in the layout of libvirt's documents: attributes in single quotes, <x/> for
 // elements that hold nothing, two spaces a level, text on the element's line,
 // a line end at the end and no XML header. What stands below <metadata>
-// belongs to others; it keeps double quotes, prefixes and comments.
+// belongs to others; it keeps double quotes, prefixes and comments. What Parse would
+// not take, by its bounds or its characters, is refused: whatever is written can be read again.
 func Format(v any) (string, error) {
 	root, ok := v.(*Element)
 	if !ok {
@@ -40,7 +42,8 @@ func Format(v any) (string, error) {
 	p := newPrinter()
 	p.root(root)
 	text := p.out.String()
-	return text, CheckText(text)
+	unread := cmp.Or(p.checkBounds(), checkLength(text, MaxSize), CheckText(text))
+	return text, fault.Wrap(unread, fault.Invalid, fault.XML, "the document would be one that nobody can read")
 }
 
 // CheckText refuses what no document can hold: bytes that are no UTF-8, and the
@@ -73,11 +76,25 @@ func FormatInner(e *Element) string {
 }
 
 type printer struct {
-	out     strings.Builder
+	out strings.Builder
+	// nodes and depth are what a reader will count, nodes with the blanks that lay the document out.
+	nodes, open, depth int
+
 	foreign bool     // below metadata
 	scopes  []string // prefixes declared by the elements that are open
 	// inScope counts them, which saves a search for each element.
 	inScope map[string]int
+}
+
+// checkBounds refuses more than a reader takes.
+func (p *printer) checkBounds() error {
+	switch {
+	case p.depth > MaxDepth:
+		return invalid("the document would be nested deeper than %d", MaxDepth)
+	case p.nodes > MaxNodes:
+		return invalid("the document would have more than %d nodes", MaxNodes)
+	}
+	return nil
 }
 
 func newPrinter() *printer { return &printer{inScope: map[string]int{}} }
@@ -124,10 +141,12 @@ func (p *printer) node(n Node, depth int) {
 	case *Element:
 		p.element(n, depth)
 	case Comment:
+		p.nodes++
 		p.indent(depth)
 		p.out.WriteString("<!--" + string(n) + "-->")
 		p.newline(depth)
 	case Text:
+		p.nodes++
 		p.text(string(n))
 	}
 }
@@ -136,6 +155,9 @@ func (p *printer) node(n Node, depth int) {
 const inline = -1
 
 func (p *printer) indent(depth int) {
+	if p.open > 0 && depth != inline {
+		p.nodes++ // what it writes, with the line's end before it, is a text to a reader
+	}
 	for range depth {
 		p.out.WriteString("  ")
 	}
@@ -149,6 +171,10 @@ func (p *printer) newline(depth int) {
 
 func (p *printer) element(e *Element, depth int) {
 	p.indent(depth)
+	p.nodes++
+	p.open++
+	p.depth = max(p.depth, p.open)
+	defer func() { p.open-- }()
 	name := e.Name
 	if prefix := p.prefix(e.Space, e.Prefix); prefix != "" {
 		name = prefix + ":" + name

@@ -273,6 +273,52 @@ func TestManyPrefixesAreFoundEach(t *testing.T) {
 	}
 }
 
+// Up to its bounds a document that is written is read, and none is written beyond them.
+func TestWhatIsWrittenCanBeRead(t *testing.T) {
+	nested := func(depth int) *Element {
+		e := &Element{Name: "a"}
+		for range depth - 1 {
+			e = &Element{Name: "a", Children: []Node{e}}
+		}
+		return e
+	}
+	wide := func(children int, child Node) *Element {
+		e := &Element{Name: "a"}
+		for range children {
+			e.Children = append(e.Children, child)
+		}
+		return e
+	}
+	child, commented := &Element{Name: "b"}, &Element{Name: "b", Children: []Node{Comment("c"), Text("t")}}
+	with := func(name string, e *Element) *Element { return &Element{Name: name, Children: []Node{e}} }
+	for _, c := range []struct {
+		what string
+		of   func(int) *Element
+		most int
+	}{
+		{"depth", nested, MaxDepth},
+		{"children, each with a blank before it", func(n int) *Element { return wide(n, child) }, (MaxNodes - 2) / 2},
+		{"texts and comments in lines", func(n int) *Element { return wide(n, commented) }, (MaxNodes - 2) / 4},
+		{"what stands below metadata", func(n int) *Element { return with("d", with("metadata", wide(n, child))) }, (MaxNodes - 8) / 2},
+		{"bytes", func(n int) *Element { return &Element{Name: "a", Children: []Node{Text(strings.Repeat("x", n))}} }, MaxSize - len("<a></a>\n")},
+		{"bytes that are escaped", func(n int) *Element { return &Element{Name: "a", Children: []Node{Text(strings.Repeat("&", n))}} }, (MaxSize - len("<a></a>\n")) / len("&amp;")},
+		{"signs of attributes in a text", func(n int) *Element { return &Element{Name: "a", Children: []Node{Text(strings.Repeat("=", n))}} }, MaxAttrs},
+	} {
+		text, err := Format(c.of(c.most))
+		if err != nil {
+			t.Errorf("%s: %v", c.what, err)
+			continue
+		}
+		if _, err := Parse(text); err != nil {
+			t.Errorf("%s: what was written is not read: %v", c.what, err)
+		}
+		text, err = Format(c.of(c.most + 1))
+		if _, unread := Parse(text); fault.Of(err) != fault.Invalid || unread == nil {
+			t.Errorf("%s: %v for one more, of which a reader says: %v", c.what, err, unread)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add(`<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg value='1'/></domain>`)
 	f.Add(`<a><metadata><!-- c --><b:c xmlns:b="u" b:d="&#10;">mixed <b:e/> text</b:c></metadata> </a>`)
@@ -288,9 +334,12 @@ func FuzzParse(f *testing.F) {
 		}
 		printed, err := Format(root)
 		if err != nil {
-			t.Fatal(err)
+			if _, unread := Parse(printed); unread == nil {
+				t.Fatalf("%q is not written, and could be read: %v", doc, err)
+			}
+			return
 		}
-		again, err := parse(printed, 16*MaxSize)
+		again, err := Parse(printed)
 		if err != nil {
 			t.Fatalf("cannot read %q, printed for %q: %v", printed, doc, err)
 		}

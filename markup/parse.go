@@ -123,17 +123,11 @@ const before = "\ufeff \t\r\n"
 func Begins(text string) bool { return strings.HasPrefix(strings.TrimLeft(text, before), "<") }
 
 func parse(doc string, maxSize int) (*Element, error) {
-	// Counting characters bounds nodes and attributes before the decoder
-	// allocates anything for them.
-	switch {
-	case len(doc) > maxSize:
-		return nil, invalid("document has %d bytes, more than the %d allowed", len(doc), maxSize)
-	case !Begins(doc) && strings.TrimLeft(doc, before) != "":
+	if err := checkLength(doc, maxSize); err != nil {
+		return nil, err
+	}
+	if !Begins(doc) && strings.TrimLeft(doc, before) != "" {
 		return nil, invalid("line 1: text outside the root element")
-	case strings.Count(doc, "<") > 2*MaxNodes:
-		return nil, invalid("document has more than %d nodes", MaxNodes)
-	case strings.Count(doc, "=") > MaxAttrs:
-		return nil, invalid("document has more than %d attributes", MaxAttrs)
 	}
 	r := &reader{dec: xml.NewDecoder(strings.NewReader(doc)), spaces: map[string][]string{}}
 	for {
@@ -149,6 +143,20 @@ func parse(doc string, maxSize int) (*Element, error) {
 			return nil, err
 		}
 	}
+}
+
+// checkLength bounds nodes and attributes by counting characters, before anything
+// is allocated for them.
+func checkLength(doc string, maxSize int) error {
+	switch {
+	case len(doc) > maxSize:
+		return invalid("document has %d bytes, more than the %d allowed", len(doc), maxSize)
+	case strings.Count(doc, "<") > 2*MaxNodes:
+		return invalid("document has more than %d nodes", MaxNodes)
+	case strings.Count(doc, "=") > MaxAttrs:
+		return invalid("document has more than %d attributes", MaxAttrs)
+	}
+	return nil
 }
 
 func invalid(format string, args ...any) error {
