@@ -51,9 +51,12 @@ func (l *launching) openFiles(ctx context.Context) error {
 	}
 	defer closeAll(maps.Values(read)) // opened to be looked at
 	o := l.run.def.OS
+	if o.Loader.Type != "pflash" { // then it is read as it is
+		o.Loader.Format, o.NVRAM.Format = "", ""
+	}
 	if l.run.User == nil {
-		for _, path := range []string{o.Loader.Path, o.NVRAM.Path} {
-			if err := openInto(ctx, read, path, unix.O_RDONLY); err != nil && !errors.Is(err, os.ErrNotExist) { // which QEMU says
+		for _, file := range [][2]string{{o.Loader.Path, o.Loader.Format}, {o.NVRAM.Path, o.NVRAM.Format}} {
+			if err := openInto(ctx, read, file[0], file[1], unix.O_RDONLY); err != nil && !errors.Is(err, os.ErrNotExist) { // which QEMU says
 				return err
 			}
 		}
@@ -65,11 +68,11 @@ func (l *launching) openFiles(ctx context.Context) error {
 		if o.Loader.ReadOnly == device.Off {
 			code = unix.O_RDWR
 		}
-		if err := openInto(ctx, l.plan.Files, o.Loader.Path, code); err != nil {
+		if err := openInto(ctx, l.plan.Files, o.Loader.Path, o.Loader.Format, code); err != nil {
 			return err
 		}
 		if o.NVRAM.Path != "" && o.Loader.Stateless != device.On {
-			if err := openInto(ctx, l.plan.Files, o.NVRAM.Path, unix.O_RDWR); err != nil {
+			if err := openInto(ctx, l.plan.Files, o.NVRAM.Path, o.NVRAM.Format, unix.O_RDWR); err != nil {
 				return err
 			}
 		}
@@ -124,18 +127,38 @@ func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os
 const leastRead = 64 << 20
 
 // openInto opens a file of the firmware's.
-func openInto(ctx context.Context, files map[string]*os.File, path string, mode int) error {
-	if path == "" || files[path] != nil {
+func openInto(ctx context.Context, files map[string]*os.File, path, format string, mode int) error {
+	if path == "" {
 		return nil
 	}
-	f, err := openNamed(ctx, path, mode)
-	if err == nil {
+	if files[path] == nil {
+		f, err := openNamed(ctx, path, mode)
+		if err != nil {
+			return err
+		}
 		files[path] = f
 	}
-	if err == nil && mode == unix.O_RDWR {
-		err = mount.Run(ctx, path, func() error { return image.Distrust(f) })
+	return mount.Run(ctx, path, func() error {
+		if mode == unix.O_RDWR {
+			if err := image.Distrust(files[path]); err != nil {
+				return err
+			}
+		}
+		return standsAlone(files[path], format)
+	})
+}
+
+// standsAlone refuses firmware, or its variables, in an image whose header leads elsewhere: to any file
+// that QEMU has, or to whatever listens on the host's network where it has that.
+func standsAlone(f *os.File, format string) error {
+	if format != string(image.Qcow2) {
+		return nil
 	}
-	return err
+	info, err := image.Inspect(f, image.Qcow2)
+	if err == nil && (info.Backing != nil || info.External) {
+		err = fault.New(fault.Unsupported, fault.Config, "its header names another file, which is not followed for firmware; make one image of both (qemu-img convert)")
+	}
+	return fault.Wrap(err, fault.Of(err), fault.Config, "cannot use the firmware %s", f.Name())
 }
 
 // openBackends opens the host's ends of character devices that are files, or sockets

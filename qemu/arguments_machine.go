@@ -137,14 +137,18 @@ func (b *builder) flash(node, path, format string, readOnly bool) {
 		format = "raw"
 	}
 	path = b.open(path)
-	b.part("blockdev", properties{
+	flash := properties{
 		{"driver", format},
 		{"node-name", node + "-format"},
 		{"read-only", readOnly},
 		{"file", properties{
 			{"driver", "file"}, {"filename", path}, {"node-name", node + "-storage"}, {"read-only", readOnly}, {"discard", "unmap"},
 		}},
-	})
+	}
+	if slices.Contains(backed, format) {
+		flash.add("backing", nil)
+	}
+	b.part("blockdev", flash)
 }
 
 // identity is what the guest can learn about itself.
