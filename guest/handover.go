@@ -32,7 +32,7 @@ func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device
 		if i == 0 && !readOnly {
 			mode = unix.O_RDWR
 		}
-		f, err := mount.Do(ctx, l.Path, func() (*os.File, error) { return image.Reopen(int(l.File.Fd()), l.Path, mode) },
+		f, err := mount.Do(ctx, l.Path, func() (*os.File, error) { return l.HandOut(mode) },
 			func(f *os.File) { _ = f.Close() })
 		if err != nil {
 			return a, err
@@ -154,6 +154,7 @@ func standsAlone(f *os.File, format string) error {
 	if format != string(image.Qcow2) {
 		return nil
 	}
+	image.Claim(f, image.Read)
 	info, err := image.Inspect(f, image.Qcow2)
 	if err == nil && (info.Backing != nil || info.External) {
 		err = fault.New(fault.Unsupported, fault.Config, "its header names another file, which is not followed for firmware; make one image of both (qemu-img convert)")

@@ -198,6 +198,20 @@ func openLayer(path string, declared Format) (Layer, error) {
 	return layer, nil
 }
 
+// HandOut opens a layer as QEMU is to use it. From here on it is seen to be in use, so that nobody uploads another header to
+// it: what that names for the layer's data, and QEMU opens by itself, was looked at.
+func (l *Layer) HandOut(mode int) (*os.File, error) {
+	f, err := Reopen(int(l.File.Fd()), l.Path, mode)
+	if err != nil {
+		return nil, err
+	}
+	Claim(f, Read)
+	if err := l.LikeIn(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
 // enter notes a layer's identity to find loops.
 func (l *Layer) enter(seen map[[2]uint64]string) error {
 	if above, ok := seen[l.id]; ok {

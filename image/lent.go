@@ -256,7 +256,7 @@ func (info *Info) LikeIn(f *os.File) error {
 	}
 	now, err := Inspect(f, info.Format)
 	if err == nil && (now.below() != info.below() || now.External != info.External) {
-		err = fault.New(fault.Busy, fault.Volume, "somebody has changed the header of the image that is copied, which names %q as the layer below now; look at that again (refresh its pool)", now.below())
+		err = fault.New(fault.Busy, fault.Volume, "somebody has just changed the header of %s, which names %q as the layer below now; look at that again (refresh its pool)", f.Name(), now.below())
 	}
 	return err
 }

@@ -37,6 +37,16 @@ func InUse(f *os.File) Use {
 	return Unused
 }
 
+// Claim shows an open image as one that QEMU has, as far as it is said, until the last who was handed the file has closed
+// it. QEMU refuses one that is written so, and takes the claim over with a file that it is handed.
+func Claim(f *os.File, as Use) {
+	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: lockHeld, Len: 1}
+	if as == Written {
+		lock.Start += permWrite
+	}
+	_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock) // some file systems have no such locks
+}
+
 func held(f *os.File, at, n int64) bool {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: n}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {

@@ -1,0 +1,42 @@
+package image
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// TestWhatIsHandedOutIsAsItWasLookedAt: who changes the header of an image between the daemon's look at it and QEMU's own has
+// QEMU open what it names; from the moment that it is handed out on the image is seen to be in use, which uploads heed.
+func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
+	f := empty(t, "image")
+	err := tool(t).Make(t.Context(), f, Plan{Format: Qcow2, Virtual: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain, err := OpenChain(t.Context(), f.Name(), Qcow2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer chain.Close()
+	out, err := chain[0].HandOut(unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if InUse(f) == Unused {
+		t.Error("nobody sees that it is handed out")
+	}
+	if err := out.Close(); err != nil || InUse(f) != Unused {
+		t.Errorf("it is in use when nobody has it: %v", err)
+	}
+	if _, err := f.WriteAt([]byte{incompatExternalData}, 79); err != nil { // its data lie elsewhere
+		t.Fatal(err)
+	}
+	var back *os.File
+	if back, err = chain[0].HandOut(unix.O_RDWR); !fault.Is(err, fault.Busy) || back != nil {
+		t.Errorf("it is handed out with another header: %v", err)
+	}
+}
