@@ -402,6 +402,9 @@ func (b *builder) starting() error {
 		boot.raw("strict=on")
 		b.option("boot", boot)
 	}
+	if strings.Contains(o.Initrd, ",") {
+		return invalid("the initrd %s has a comma in its path, by which QEMU takes it for several files where the kernel is one of Multiboot; rename it", o.Initrd)
+	}
 	for _, file := range [][2]string{{"kernel", o.Kernel}, {"initrd", o.Initrd}, {"append", o.Cmdline}, {"dtb", o.DTB}} {
 		if file[1] != "" {
 			b.word("-"+file[0], file[1])

@@ -20,7 +20,7 @@ func spoken(s string) *domain.Definition {
 		Virt: "qemu", Name: s, UUID: "00000000-1111-4222-8333-444444440001", Memory: 64 << 20, CurrentMemory: 64 << 20,
 		VCPUs: domain.VCPUs{Max: 1, Current: 1},
 		OS: domain.OS{
-			Arch: "x86_64", Machine: "pc-q35-7.2", SMBIOSMode: "sysinfo", Kernel: s, Initrd: s, Cmdline: s,
+			Arch: "x86_64", Machine: "pc-q35-7.2", SMBIOSMode: "sysinfo", Kernel: s, Initrd: "i" + strings.ReplaceAll(s, ",", ""), Cmdline: s,
 			Loader: domain.Loader{Path: s, Type: "pflash"}, NVRAM: domain.NVRAM{Path: s},
 		},
 		SysInfo: &domain.SysInfo{

@@ -62,6 +62,7 @@ func TestRefusals(t *testing.T) {
 		q35(`<channel type='unix'><target type='guestfwd' address='10.0.2.1' port='1'/></channel>`):                                            "guestfwd",
 		fmt.Sprintf(shell, "qemu", "<features><hyperv><vendor_id state='on' value='a,b'/></hyperv></features>", "q35", ""):                     "without commas",
 		fmt.Sprintf(shell, "qemu", "<sysinfo type='fwcfg'><entry name='etc/e820'>x</entry></sysinfo>", "q35", ""):                              "begin with opt/",
+		strings.Replace(q35(""), "</os>", "<kernel>/images/k</kernel><initrd>/images/a,/images/b</initrd></os>", 1):                            "a comma in its path",
 	} {
 		_, err := understand(doc, c)
 		if err == nil || !strings.Contains(err.Error(), names) {
