@@ -584,7 +584,7 @@ func (r *Rules) calls(w Who, v Verb, o Object, row string) bool {
 // empty: it is that, or it is no such channel. Who has that end has the guest do what he likes, as root.
 func spoken(e *markup.Element) string {
 	sort, path := e.Attr("type"), e.Child("source").Attr("path")
-	if e.Name != "channel" || e.Child("target").Attr("name") != guest.AgentChannel || sort == "unix" && path == "" {
+	if e.Name != "channel" || !guest.IsAgents(e.Child("target").Attr("name")) || sort == "unix" && path == "" {
 		return ""
 	}
 	return sort + " " + path

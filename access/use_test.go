@@ -129,6 +129,8 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 		{"the agent's channel, as it was", "", agent("<channel type='unix'><source mode='bind' path='/run/lodge/agent'/>"), true},
 		{"the agent's channel at a socket of its own places", "", agent("<channel type='unix'><source mode='connect' path='/srv/build/agent'/>"), false},
 		{"the agent's channel at a terminal", "", agent("<channel type='pty'>"), false},
+		{"the agent's channel as udev reads its name", "", strings.Replace(agent("<channel type='unix'><source mode='connect' path='/srv/build/agent'/>"), "agent.0", "agent.0 ", 1), false},
+		{"the agent's channel among others that udev reads", "", strings.Replace(agent("<channel type='pty'>"), "org.qemu", "x virtio-ports/org.qemu", 1), false},
 		{"the agent's channel for whoever sees the display", "", agent("<channel type='spicevmc'>"), false},
 		{"another channel at a socket of its own places", "", strings.Replace(agent("<channel type='unix'><source mode='connect' path='/srv/build/agent'/>"), "org.qemu", "org.test", 1), true},
 		{"a way up", "", disk("raw", "/srv/build/../base.raw", "<readonly/>"), false},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,6 +20,10 @@ import (
 
 // AgentChannel is the name under which QEMU's guest agent is reached.
 const AgentChannel = "org.qemu.guest_agent.0"
+
+// IsAgents says whether the agent in a guest may take a channel of that name for its own. udev makes the agent's link of a
+// name in which that is one of several words, or has spaces behind it.
+func IsAgents(channel string) bool { return strings.Contains(channel, AgentChannel) }
 
 // agentLimit is how long an agent is waited for, as libvirt does.
 const agentLimit = 5 * time.Second

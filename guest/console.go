@@ -56,7 +56,7 @@ func (g *Guest) openChar(ctx context.Context, name string, o ConsoleOptions, of 
 	if c == nil {
 		return nil, fault.New(fault.NotFound, fault.Device, "cannot find console device '%s'", name)
 	}
-	if c.Name == AgentChannel {
+	if IsAgents(c.Name) {
 		return nil, fault.New(fault.Unsupported, fault.Device, "channel %s is that of the guest's agent, to whom the daemon speaks for all: send the agent commands (virsh qemu-agent-command), or name another channel", c.Alias)
 	}
 	return r.consoles.open(ctx, c, o, r.openBackend)
