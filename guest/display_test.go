@@ -85,6 +85,8 @@ func TestADisplayNeedsNoNetworkOfTheHosts(t *testing.T) {
 	serves(t, "under the next daemon", port, byPassword)
 	ok(t, g.Update(d.ctx(), `<graphics type='vnc' port='-1' autoport='yes' passwd='other' keymap='de' sharePolicy='force-shared'/>`, guest.Affect{Live: true}, false))
 	serves(t, "with another password", port, byPassword)
+	refused(t, g.Update(d.ctx(), `<graphics type='vnc' port='-1' autoport='yes' passwd='ninechars' keymap='de' sharePolicy='force-shared'/>`, guest.Affect{Live: true}, false),
+		fault.Unsupported, "VNC password is 9 characters long, only 8 permitted")
 
 	second := d.define(small("second", `<graphics type='vnc' port='`+port+`'/>`))
 	refused(t, second.Start(d.ctx(), guest.StartOptions{}), fault.Busy, "port "+port+" of 127.0.0.1, on which the vnc display is to listen, is in use; give the display another one")

@@ -18,6 +18,11 @@ func (g *Guest) Update(ctx context.Context, doc string, a Affect, force bool) er
 	if err != nil {
 		return err
 	}
+	if display, is := dev.(*device.Graphics); is {
+		if err := qemu.CheckPassword(display); err != nil {
+			return err
+		}
+	}
 	return g.edit(ctx, a, func() (*domain.Definition, error) {
 		config := g.inactive.Clone()
 		return config, updateIn(&config.Devices, dev)

@@ -188,7 +188,7 @@ func TestAfterStart(t *testing.T) {
 	def, c := shelled(t, "q35", `
 		<disk type='file'><driver name='qemu' type='raw'/><source file='/a'/><target dev='vda' bus='virtio'/><iotune><total_iops_sec>9</total_iops_sec></iotune></disk>
 		<interface type='user'><mac address='52:54:00:00:00:01'/><model type='virtio'/><link state='down'/></interface>
-		<graphics type='vnc' passwd='topsecret' autoport='yes'/>
+		<graphics type='vnc' passwd='topsecre' autoport='yes'/>
 		<memballoon model='virtio'><stats period='7'/></memballoon>`)
 	def.CurrentMemory = 32 << 20
 	AssignAliases(def)
@@ -196,7 +196,7 @@ func TestAfterStart(t *testing.T) {
 	p.Listeners = map[string][]*os.File{"vnc": {os.Stdin, os.Stdin}}
 	got := said(t, AfterStart(p))
 	want := []string{
-		"set_password", `{"protocol":"vnc","password":"topsecret"}`,
+		"set_password", `{"protocol":"vnc","password":"topsecre"}`,
 		"expire_password", `{"protocol":"vnc","time":"never"}`,
 		"getfd", `{"fdname":"lodge-listener-0"}`,
 		"getfd", `{"fdname":"lodge-listener-1"}`,
@@ -210,7 +210,7 @@ func TestAfterStart(t *testing.T) {
 		t.Errorf("steps (-want +got):\n%s", diff)
 	}
 	command, err := Arguments(p)
-	if err != nil || strings.Contains(lines(command), "topsecret") {
+	if err != nil || strings.Contains(lines(command), "topsecre") {
 		t.Errorf("the password is among the arguments, or %v", err)
 	}
 	p.Incoming = true

@@ -106,6 +106,11 @@ func (b *builder) vnc(g *device.Graphics) error {
 	if needsPassword(g) {
 		vnc.raw("password=on")
 	}
+	if b.rehearsal { // what was defined before goes on to start
+		if err := CheckPassword(g); err != nil {
+			return err
+		}
+	}
 	vnc.onOff("power-control", g.PowerControl)
 	if name := b.audioOf(g.AudioID); name != "" {
 		vnc.add("audiodev", name)
@@ -116,6 +121,17 @@ func (b *builder) vnc(g *device.Graphics) error {
 			return invalid("%q is no keymap", g.KeyMap)
 		}
 		b.word("-k", g.KeyMap)
+	}
+	return nil
+}
+
+// maxVNCPassword is how much of a password VNC knows: the rest would be taken for part of it, and keep nobody out.
+const maxVNCPassword = 8
+
+// CheckPassword refuses a password of which the display would not ask for all.
+func CheckPassword(g *device.Graphics) error {
+	if g.Type == "vnc" && len(g.Password) > maxVNCPassword {
+		return unsupported("VNC password is %d characters long, only %d permitted", len(g.Password), maxVNCPassword)
 	}
 	return nil
 }

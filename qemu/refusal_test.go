@@ -52,6 +52,7 @@ func TestRefusals(t *testing.T) {
 		q35(`<video><model type='virtio'><acceleration accel3d='yes'/></model></video>`):                                                       "no device virtio-vga-gl",
 		q35(`<graphics type='vnc'/><graphics type='vnc'/>`):                                                                                    "only one display of type vnc",
 		q35(`<graphics type='vnc' websocket='5799'><listen type='socket'/></graphics>`):                                                        "a websocket beside a socket",
+		q35(`<graphics type='vnc' passwd='ninechars'/>`):                                                                                       "VNC password is 9 characters long, only 8 permitted",
 		q35(`<graphics type='spice' tlsPort='5999' autoport='no'/>`):                                                                           "spice over TLS",
 		q35(`<watchdog model='i6300esb' action='dump'/>`):                                                                                      `action "dump"`,
 		q35(`<watchdog model='diag288' action='reset'/>`):                                                                                      `model "diag288"`,
