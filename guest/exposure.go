@@ -56,6 +56,11 @@ func readFiles(def *domain.Definition) []string {
 			paths = append(paths, e.File)
 		}
 	}
+	for _, dev := range def.Devices.All() {
+		if rom := dev.Common().ROM; rom != nil && filepath.IsAbs(rom.File) { // others QEMU has
+			paths = append(paths, rom.File)
+		}
+	}
 	return slices.DeleteFunc(paths, func(p string) bool { return p == "" || ofTheHost(p) })
 }
 

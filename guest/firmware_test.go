@@ -41,3 +41,12 @@ func testFirmware(t *testing.T, isolated bool) {
 	tool(t, "create", "-q", "-f", "qcow2", vars, "1M")
 	ok(t, define(whole, vars).Start(d.ctx(), guest.StartOptions{Paused: true}))
 }
+
+// TestAnOptionROMIsSeen: a device's ROM in a file of the user's own is read by a QEMU that sees little of the host.
+func TestAnOptionROMIsSeen(t *testing.T) {
+	d := newDaemonOf(t, true)
+	rom := filepath.Join(t.TempDir(), "rom")
+	ok(t, os.WriteFile(rom, make([]byte, 4<<10), 0o600))
+	g := d.define(small("read", "<interface type='user'><model type='virtio'/><rom file='"+rom+"'/></interface>"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+}

@@ -109,6 +109,11 @@ func ReadAtStart(d *domain.Definition, binary string) []string {
 			files = append(files, e.File)
 		}
 	}
+	for _, dev := range d.Devices.All() {
+		if rom := dev.Common().ROM; rom != nil {
+			files = append(files, rom.File)
+		}
+	}
 	prefix := filepath.Dir(filepath.Dir(binary))
 	for _, dir := range []string{"share/qemu", "share/seabios", "lib/ipxe/qemu", "share/qemu-firmware", "share/ipxe"} {
 		files = append(files, filepath.Join(prefix, dir))
