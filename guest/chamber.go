@@ -408,3 +408,12 @@ func environment(own string) []string {
 	}
 	return env
 }
+
+// overruled gives an environment in which what a definition says takes the place of what is called the same: of two QEMU
+// finds the first.
+func overruled(env, said []string) []string {
+	called := func(variable string) string { name, _, _ := strings.Cut(variable, "="); return name }
+	return append(slices.DeleteFunc(env, func(there string) bool {
+		return slices.ContainsFunc(said, func(e string) bool { return called(e) == called(there) })
+	}), said...)
+}

@@ -100,7 +100,7 @@ func (l *launching) joinGroup(context.Context) error {
 func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *chamber.User, finish func(*chamber.Chamber) error) (*qemu.Process, error) {
 	spec := qemu.Spec{Binary: def.Devices.Emulator, Args: c.Args, Files: c.Files, Log: log}
 	if u == nil {
-		spec.Env, spec.Dir = append(os.Environ(), c.Env...), dir
+		spec.Env, spec.Dir = overruled(os.Environ(), c.Env), dir
 		return qemu.Launch(ctx, spec)
 	}
 	place, err := r.chamberOf(ctx, def, *u, dir)
@@ -114,7 +114,7 @@ func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.C
 	}
 	own := place.Own[0].At
 	spec.House, spec.Chamber, spec.Dir = r.Quarters.House, place, own
-	spec.Env = append(environment(own), c.Env...)
+	spec.Env = overruled(environment(own), c.Env)
 	return qemu.Launch(ctx, spec)
 }
 

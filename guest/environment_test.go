@@ -1,0 +1,17 @@
+package guest
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestADefinitionOverrulesTheDaemonsEnvironment: a guest whose clock is of a time zone has that, and not the daemon's.
+func TestADefinitionOverrulesTheDaemonsEnvironment(t *testing.T) {
+	t.Setenv("TZ", "Asia/Tokyo")
+	env := overruled(environment("/own"), []string{"TZ=Europe/Berlin"})
+	zones := slices.DeleteFunc(slices.Clone(env), func(e string) bool { return !strings.HasPrefix(e, "TZ=") })
+	if !slices.Equal(zones, []string{"TZ=Europe/Berlin"}) || !slices.Contains(env, "HOME=/own") {
+		t.Errorf("it has %v", env)
+	}
+}
