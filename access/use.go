@@ -1,6 +1,7 @@
 package access
 
 import (
+	"cmp"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -90,6 +91,8 @@ func role(in, e *markup.Element) string {
 		as += " written"
 	case e.Name == "gl", in != nil && isNode(in, e):
 		as += " node"
+	case e.Name == "source" && in != nil && in.Name != "interface": // of a character device
+		as += " " + in.Attr("type") + " " + cmp.Or(e.Attr("mode"), "bind") + " " + cmp.Or(e.Attr("append"), "off")
 	}
 	return as
 }

@@ -46,6 +46,7 @@ func builder(t *testing.T) (*Gate, Who, Object) {
 		<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/base.raw'/><target dev='vda' bus='virtio'/><readonly/></disk>
 		<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/srv/own.raw'/><target dev='vdb' bus='virtio'/></disk>
 		<serial type='file'><source path='/var/log/build-1.log'/></serial>
+		<serial type='unix'><source mode='connect' path='/run/service'/></serial>
 		<interface type='network'><source network='default'/><target dev='tap9'/></interface>
 		<interface type='network'><source network='mixed'/><port isolated='no'/></interface>
 		<channel type='unix'><source mode='bind' path='/run/lodge/agent'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
@@ -78,6 +79,10 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 		{"its disk, with a header that it wrote", "", disk("qcow2", "/srv/own.raw", ""), false},
 		{"its disk as what its console is written to", "", "<serial type='file'><source path='/srv/base.raw'/></serial>", false},
 		{"its console, as it was", "", "<serial type='file'><source path='/var/log/build-1.log'/></serial>", true},
+		{"its console, as a socket that is made", "", "<serial type='unix'><source mode='bind' path='/var/log/build-1.log'/></serial>", false},
+		{"its console, as a pipe", "", "<serial type='pipe'><source path='/var/log/build-1.log'/></serial>", false},
+		{"a service that it calls", "", "<serial type='unix'><source mode='connect' path='/run/service'/></serial>", true},
+		{"a service that it calls, in that one's place", "", "<serial type='unix'><source mode='bind' path='/run/service'/></serial>", false},
 		{"its console as its disk", "", disk("raw", "/var/log/build-1.log", ""), false},
 		{"the host's firmware", "<loader type='pflash' readonly='yes'>/usr/share/OVMF/OVMF_CODE.fd</loader><nvram template='/usr/share/OVMF/OVMF_VARS.fd'>/srv/build/vars</nvram>", "", true},
 		{"the host's firmware, to write", "<loader type='pflash' readonly='no'>/usr/share/OVMF/OVMF_CODE.fd</loader>", "", false},
