@@ -2,7 +2,6 @@ package store
 
 import (
 	"bytes"
-	"fmt"
 	"io"
 )
 
@@ -61,15 +60,14 @@ func sealedAt(from io.ReaderAt, size, at int64) (sealed, bool) {
 		return sealed{}, false
 	}
 	end := bytes.IndexByte(line, '\n')
-	var sum string
-	var length int64
-	if end < 0 {
+	if end < len(sealMark)+8 {
 		return sealed{}, false
 	}
-	if _, err := fmt.Sscanf(string(line[len(sealMark):end]), "%s %d", &sum, &length); err != nil || length < 0 || length > size-at-int64(end)-1 {
+	length, ok := new(sealed).take(string(line[len(sealMark)+8 : end]))
+	if !ok || int64(length) > size-at-int64(end)-1 {
 		return sealed{}, false
 	}
-	whole := make([]byte, int64(end)+1+length)
+	whole := make([]byte, end+1+length)
 	if _, err := from.ReadAt(whole, at); err != nil {
 		return sealed{}, false
 	}

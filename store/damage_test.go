@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"hash/fnv"
 	"log/slog"
 	"math/rand/v2"
@@ -206,6 +207,30 @@ func TestRecordsOfALostPageAreFoundAgain(t *testing.T) {
 	whole, bad := readable(t, s)
 	if len(whole) < many-1 || len(bad) > 0 || s.Sound() {
 		t.Fatalf("%d of %d records are left, %v bad, sound: %v", len(whole), many-1, bad, s.Sound())
+	}
+}
+
+// TestNoRecordIsForgedInAnother has a client that may write one of its own put another's into that, as later
+// than any: a file of which one head is damaged is searched for what was written last.
+func TestNoRecordIsForgedInAnother(t *testing.T) {
+	for head := range 2 {
+		dir := t.TempDir()
+		s := reopen(t, dir)
+		must(t, s.Put(guests, "theirs", guest{Name: "as it was"}))
+		const line, behind = " 0 18446744073709551615 1 `guest` `theirs`", "\"}\n"
+		sum := crc32.Checksum([]byte(line+behind), castagnoli)
+		must(t, s.Put(guests, "own", guest{Name: fmt.Sprintf("%s%08x%s", sealMark, sum, line)}))
+		must(t, s.Put(guests, "last", guest{}))
+		must(t, s.Close())
+		damage(t, dir, func(file []byte) []byte {
+			clear(file[head*4096 : head*4096+pageHead+metaSize])
+			return file
+		})
+		s = reopen(t, dir)
+		if whole, bad := readable(t, s); whole["theirs"] != "as it was" || whole["own"] == "" || len(bad) > 0 {
+			t.Errorf("without head %d there are %q, and %v cannot be read", head, whole, bad)
+		}
+		closeStore(t, s)
 	}
 }
 

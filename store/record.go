@@ -35,11 +35,22 @@ type sealed struct {
 }
 
 func seal(kind, key string, version int, serial uint64, body []byte) []byte {
-	rest := fmt.Appendf(nil, " %d %d %d %s %s\n", len(body), serial, version, strconv.Quote(kind), strconv.Quote(key))
-	rest = append(rest, body...)
+	rest := append([]byte(about(kind, key, version, serial, len(body))+"\n"), body...)
 	out := make([]byte, 0, len(sealMark)+8+len(rest))
 	out = fmt.Appendf(out, "%s%08x", sealMark, crc32.Checksum(rest, castagnoli))
 	return append(out, rest...)
+}
+
+// about is what the line says behind its checksum.
+func about(kind, key string, version int, serial uint64, length int) string {
+	return fmt.Sprintf(" %d %d %d %s %s", length, serial, version, strconv.Quote(kind), strconv.Quote(key))
+}
+
+// take is about read, as it is written and in no other way: what a client has put into a record of its own,
+// where no quotation mark stands by itself, would else be another's to who searches a damaged file.
+func (r *sealed) take(line string) (length int, ok bool) {
+	_, err := fmt.Sscanf(line, " %d %d %d %q %q", &length, &r.serial, &r.version, &r.kind, &r.key)
+	return length, err == nil && length >= 0 && line == about(r.kind, r.key, r.version, r.serial, length)
 }
 
 // unseal reads a record, which is all of data.
@@ -57,8 +68,8 @@ func unseal(data []byte) (sealed, error) {
 	if err != nil || end < 0 {
 		return r, errDamaged("its first line is broken")
 	}
-	var length int
-	if _, err := fmt.Sscanf(string(rest[:end]), " %d %d %d %q %q", &length, &r.serial, &r.version, &r.kind, &r.key); err != nil {
+	length, ok := r.take(string(rest[:end]))
+	if !ok {
 		return r, errDamaged("its first line is broken")
 	}
 	if length != len(rest)-end-1 {
