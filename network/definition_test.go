@@ -306,6 +306,8 @@ func TestUpdates(t *testing.T) {
 		{Delete, SectionForwardInterface, -1, "<interface dev='eth0'/>", "<forward mode='nat'>\n    <nat>"},
 		{AddLast, SectionPortGroup, -1, "<portgroup name='q'/>", "<portgroup name='q'/>"},
 		{AddLast, SectionPortGroup, -1, "<portgroup name='p'/>", "!there already"},
+		{AddLast, SectionPortGroup, -1, "<portgroup name='q'><vlan><tag id='42'/></vlan></portgroup>", "!not supported: vlan"},
+		{Modify, SectionPortGroup, -1, "<portgroup name='p' trustGuestRxFilters='yes'/>", "!not supported"},
 		{Modify, SectionPortGroup, -1, "<portgroup name='p' default='yes'/>", "<portgroup name='p' default='yes'/>"},
 		{AddLast, SectionDNSHost, -1, "<host ip='10.0.0.3'><hostname>h</hostname></host>", "!there already"},
 		{Delete, SectionDNSHost, -1, "<host ip='10.0.0.2'/>", "<srv"},

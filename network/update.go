@@ -260,7 +260,11 @@ func (d Definition) applyForward(u Update) (_ Definition, err error) {
 	return d, err
 }
 
+// portGroup refuses by name what libvirt has of one and Lodge has not: guests would be in no VLAN.
 func (r *reader) portGroup(x libvirtxml.NetworkPortGroup) PortGroup {
+	if r.err == nil && (x.VLAN != nil || x.VirtualPort != nil || x.TrustGuestRxFilters != "") {
+		r.err = fault.New(fault.Unsupported, fault.Config, "not supported: vlan, virtualport and trustGuestRxFilters of a portgroup")
+	}
 	return PortGroup{Name: x.Name, Default: r.yesNo("default", x.Default)}
 }
 
