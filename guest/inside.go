@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
@@ -22,9 +23,15 @@ const (
 	maxTold   = 4096
 )
 
-// told is what is passed on of a text that an agent tells.
+// told is what is passed on of a text that an agent tells: nothing that steers the terminal of
+// whoever asks.
 func told(text string) string {
-	return strings.ToValidUTF8(strings.ReplaceAll(text[:min(len(text), maxTold)], "\x00", ""), "?")
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(text[:min(len(text), maxTold)], "?"))
 }
 
 // Freeze has the guest hold back writes to the file systems at these mount

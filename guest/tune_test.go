@@ -113,7 +113,7 @@ func TestDisksAsAnAgentKnowsThem(t *testing.T) {
 }
 
 func TestWhatAGuestTellsIsCut(t *testing.T) {
-	if got := told("a\x00b\xff"); got != "ab?" {
+	if got := told("a\x00b\xff\x1b\u009b\n"); got != "ab?" {
 		t.Errorf("got %q", got)
 	}
 	if got := told(strings.Repeat("x", 1<<20)); len(got) != maxTold {

@@ -191,7 +191,7 @@ func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, a
 		p.number("lodge.age-ms", uint64(max(0, time.Since(st.At).Milliseconds())))
 	}
 	if st.Stale != nil {
-		p.text("lodge.stale", st.Stale.Error())
+		p.text("lodge.stale", steerless(st.Stale.Error()))
 	}
 	return p.list[begin:len(p.list):len(p.list)]
 }

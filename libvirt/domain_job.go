@@ -137,7 +137,7 @@ func jobParams(p domain.Progress) []xdr.TypedParam {
 	}
 	params = append(params, xdr.TypedParam{Field: "success", Value: xdr.Bool(p.Err == "")})
 	if p.Err != "" {
-		params = append(params, xdr.TypedParam{Field: "errmsg", Value: xdr.String(p.Err)})
+		params = append(params, xdr.TypedParam{Field: "errmsg", Value: xdr.String(steerless(p.Err))})
 	}
 	return params
 }

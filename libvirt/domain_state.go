@@ -161,7 +161,7 @@ func (h *handlers) domainGetMessages(_ context.Context, s *session, args *xdr.Do
 			sort = messageDeprecations
 		}
 		if (args.Flags == 0 || args.Flags&sort != 0) && len(ret.Messages) < xdr.MaxDomainMessages {
-			ret.Messages = append(ret.Messages, m)
+			ret.Messages = append(ret.Messages, steerless(m))
 		}
 	}
 	return ret, nil

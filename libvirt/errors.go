@@ -3,6 +3,7 @@ package libvirt
 import (
 	"errors"
 	"strings"
+	"unicode"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -246,7 +247,7 @@ func netError(err error) *xdr.NetError {
 	if len(text) > maxErrorText {
 		text = text[:maxErrorText]
 	}
-	text = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", ""), "?")
+	text = steerless(text)
 	if l := lead[c]; l != "" {
 		text = l + ": " + text
 	}
@@ -254,4 +255,15 @@ func netError(err error) *xdr.NetError {
 		Code: int32(c), Domain: int32(from), Message: &text, Level: levelError, Str1: &text,
 		Int1: -1, Int2: -1,
 	}
+}
+
+// steerless takes out what steers the terminal of whoever is told: errors quote files, and QEMU, which
+// its guest may have taken over. Lines stay.
+func steerless(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(text, "?"))
 }

@@ -71,6 +71,9 @@ func TestErrorTextIsBoundedAndClean(t *testing.T) {
 	if len(*e.Message) > 2*maxErrorText || !utf8.ValidString(*e.Message) || strings.Contains(*e.Message, "\x00") {
 		t.Errorf("%d bytes of text: %.40q", len(*e.Message), *e.Message)
 	}
+	if e := netError(fault.New(fault.Failed, fault.Monitor, "%s", "QEMU says\n\x1b]0;t\x07\u009b2Jä")); !strings.HasSuffix(*e.Message, "QEMU says\n]0;t2Jä") {
+		t.Errorf("a terminal is told %q", *e.Message)
+	}
 }
 
 func TestFlags(t *testing.T) {
