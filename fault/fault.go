@@ -8,14 +8,15 @@
 //
 // Rooms above branch on Of and About and never on text. Codes of libvirt and
 // of HTTP are made from (Kind, Subject) at the edges only. What belongs here:
-// kinds and subjects that at least two rooms need to agree on. What does not:
-// messages, codes, retries.
+// kinds and subjects that at least two rooms need to agree on, and how a command
+// is written that a message tells to run. What does not: messages, codes, retries.
 package fault
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 )
 
@@ -163,3 +164,14 @@ func About(err error) Subject {
 
 // Is reports whether err is of kind k; a nil error is of no kind.
 func Is(err error, k Kind) bool { return err != nil && Of(err) == k }
+
+// Word writes a name or a path into a command that a message tells to run, so that a shell takes it
+// for one word: what it is called was for whoever made it to choose.
+func Word(text string) string {
+	if text != "" && strings.IndexFunc(text, func(c rune) bool {
+		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=,.:/+@%", c)
+	}) < 0 {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os/exec"
 	"syscall"
 	"testing"
 )
@@ -53,5 +54,18 @@ func TestWrapKeepsTheCauseAndNil(t *testing.T) {
 func TestEveryKindAndSubjectHasAName(t *testing.T) {
 	if len(kindNames) != int(Failed)+1 || len(subjectNames) != int(Filter)+1 {
 		t.Fatal("a kind or subject has no name")
+	}
+}
+
+// TestACommandHasOneWordForAName has a shell itself take the words apart.
+func TestACommandHasOneWordForAName(t *testing.T) {
+	for _, name := range []string{"", "web-1", "/srv/a b", "x;id", "$(id)", "`id`", "it's", `a\'b"c`, "a\nb", "*", "~", "#", "ä"} {
+		out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", `set -- `+Word(name)+`; printf '%s/%s' $# "$1"`).Output()
+		if want := "1/" + name; err != nil || string(out) != want {
+			t.Errorf("%q is %q to a shell, %v", name, out, err)
+		}
+	}
+	if got := Word("/srv/a,b=c"); got != "/srv/a,b=c" {
+		t.Errorf("a plain path is %s", got)
 	}
 }

@@ -171,7 +171,7 @@ func (c *cloning) original(disk *device.Disk) (o original, err error) {
 		}
 	} else if o.from, o.of, err = c.fleet.pools.ByPath(disk.Source.Path()); err != nil {
 		err = fault.New(fault.NotFound, fault.Volume, "%s is in no active pool; make one of its folder (virsh pool-create-as NAME dir --target %s)",
-			disk.Source.Path(), filepath.Dir(disk.Source.Path()))
+			disk.Source.Path(), fault.Word(filepath.Dir(disk.Source.Path())))
 	}
 	if err != nil {
 		return o, err

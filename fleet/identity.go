@@ -121,7 +121,7 @@ func uncloneable(d *domain.Definition) error {
 	}
 	if len(why) > 0 {
 		return fault.New(fault.Unsupported, fault.Domain, "domain %q cannot be cloned: %s; take that out of its definition first (virsh edit %s)",
-			d.Name, strings.Join(why, ", and "), d.Name)
+			d.Name, strings.Join(why, ", and "), fault.Word(d.Name))
 	}
 	return nil
 }

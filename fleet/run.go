@@ -309,7 +309,7 @@ func (r *run) turn(ctx context.Context, m Member, circle error) Result {
 // unreadable says what to do about marks that cannot be read.
 func unreadable(m Member) error {
 	return fault.New(fault.Invalid, fault.Metadata, "%s; correct that element of domain %q, or remove it (virsh metadata %s %s --remove --config)",
-		m.Problem, m.View.Name, m.View.Name, Namespace)
+		m.Problem, m.View.Name, fault.Word(m.View.Name), Namespace)
 }
 
 // foretell says what a run would do.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/qemu"
 )
@@ -116,7 +117,7 @@ func (v *View) Decisions() []Decision {
 	if d == nil || d.Devices.ByAlias(givenRNG) == nil {
 		return nil
 	}
-	undo := fmt.Sprintf("virsh detach-device-alias %s %s --config", v.Name, givenRNG)
+	undo := fmt.Sprintf("virsh detach-device-alias %s %s --config", fault.Word(v.Name), givenRNG)
 	if !v.Persistent {
 		undo = `a document with rng="no" among its marks`
 	}

@@ -29,7 +29,7 @@ func (g *Guest) reserveMemory(def *domain.Definition, m *device.Memory) error {
 	if after := def.Memory + m.Size; hard > 0 && def.Memory <= hard && after > hard {
 		return fault.New(fault.NoCapacity, fault.Domain,
 			"the domain would have %d KiB of memory, more than its hard limit of %d KiB; raise that first: virsh memtune %s --hard-limit %d --live",
-			after>>10, hard>>10, def.Name, (after+lockedBeside)>>10)
+			after>>10, hard>>10, fault.Word(def.Name), (after+lockedBeside)>>10)
 	}
 	return g.reg.Ledger.Extend(g.uuid, moduleDemand(def, m))
 }

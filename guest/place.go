@@ -198,11 +198,11 @@ func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os
 	fmt.Fprintf(&b, "%s: %s\n", logTime(time.Now()), purpose)
 	for _, e := range c.Env {
 		variable, value, _ := strings.Cut(e, "=")
-		fmt.Fprintf(&b, "%s=%s \\\n", variable, shellQuote(value))
+		fmt.Fprintf(&b, "%s=%s \\\n", variable, fault.Word(value))
 	}
 	b.WriteString(emulator)
 	for _, a := range c.Args {
-		fmt.Fprintf(&b, " \\\n%s", shellQuote(a))
+		fmt.Fprintf(&b, " \\\n%s", fault.Word(a))
 	}
 	b.WriteByte('\n')
 	f, err := r.appendLog(name)
@@ -240,15 +240,6 @@ func rotate(path string) error {
 		return nil
 	}
 	return os.Rename(path, path+".0")
-}
-
-func shellQuote(s string) string {
-	if s != "" && strings.IndexFunc(s, func(c rune) bool {
-		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=,.:/+@%", c)
-	}) < 0 {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // lastWords gives the end of what QEMU wrote, for an error that must say why it

@@ -79,7 +79,7 @@ func (g *Guest) startAgain(why string) {
 	v.last = time.Now()
 	pause := pauseBefore(v.crashes)
 	v.words = fmt.Sprintf("%s (crash %d in a row, at %s); on_crash asks for a restart, which is tried after %v; virsh destroy %s gives that up",
-		why, v.crashes, v.last.UTC().Format(time.TimeOnly+" MST"), pause, g.record.Name)
+		why, v.crashes, v.last.UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.record.Name))
 	g.log.Warn("a guest that crashed is to be started again", "cause", why, "crashes", v.crashes, "pause", pause)
 	g.startAfter(pause)
 }
@@ -160,7 +160,7 @@ func (g *Guest) autostartAgain(err error) {
 	}
 	pause := pauseBefore(v.crashes + 1)
 	v.words = fmt.Sprintf("it is to start with the host and could not be started (%v; try %d, at %s); that is tried again after %v; virsh destroy %s gives that up",
-		err, v.crashes, time.Now().UTC().Format(time.TimeOnly+" MST"), pause, g.record.Name)
+		err, v.crashes, time.Now().UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.record.Name))
 	g.log.Error(said, "error", err, "tries", v.crashes, "pause", pause)
 	g.startAfter(pause)
 }

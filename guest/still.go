@@ -44,7 +44,7 @@ func (g *Guest) admitStill() error {
 		return fault.New(fault.WrongState, fault.Domain, "domain %q has no persistent definition", g.record.Name)
 	case g.record.ManagedSave:
 		return fault.New(fault.WrongState, fault.Domain,
-			"domain %q has a saved image, and its disks are as amid its run; start it and shut it down, or remove the image (virsh managedsave-remove %s)", g.record.Name, g.record.Name)
+			"domain %q has a saved image, and its disks are as amid its run; start it and shut it down, or remove the image (virsh managedsave-remove %s)", g.record.Name, fault.Word(g.record.Name))
 	}
 	return nil
 }
@@ -98,7 +98,7 @@ func (g *Guest) admitRun() error {
 	case g.record.Template:
 		return fault.New(fault.WrongState, fault.Domain,
 			"domain %q is a template: thin clones lie above its disks, and would be destroyed if it wrote to them; clone it, or, when no thin clone is left, say: lodge set %s template=no",
-			g.record.Name, g.record.Name)
+			g.record.Name, fault.Word(g.record.Name))
 	case g.still > 0:
 		return fault.New(fault.Busy, fault.Domain, "domain %q is being cloned; start it when that is done", g.record.Name)
 	case g.unstored != nil:

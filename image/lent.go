@@ -215,7 +215,7 @@ func (l *Layer) checkLent() error {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Volume, "the header of %s was changed while a guest, or a client that rules hold, had it to write: it names %q (format %q) as the layer below, and had %q before; "+
-		"put that back (qemu-img rebase -u), or if it is right say so with: setfattr -x %s %s", l.Path, l.Backing.Name, l.Backing.Format, below, mark, l.Path)
+		"put that back (qemu-img rebase -u), or if it is right say so with: setfattr -x %s %s", l.Path, l.Backing.Name, l.Backing.Format, below, mark, fault.Word(l.Path))
 }
 
 // CheckLent refuses an image whose header names another layer than when a QEMU was given it, for who
@@ -236,7 +236,7 @@ func CheckOwn(f *os.File) error {
 	if !noted {
 		return nil
 	}
-	return fault.New(fault.Denied, fault.Volume, "a guest, or a client that rules hold, has written to %s; if what is in it is right say so with: setfattr -x %s %s", f.Name(), mark, f.Name())
+	return fault.New(fault.Denied, fault.Volume, "a guest, or a client that rules hold, has written to %s; if what is in it is right say so with: setfattr -x %s %s", f.Name(), mark, fault.Word(f.Name()))
 }
 
 // saved are what a file begins with in which a guest was saved. Whoever restores that believes its

@@ -45,7 +45,7 @@ func admitIPv6() error {
 	for _, l := range links {
 		if accepts := filepath.Join("net/ipv6/conf", l, "accept_ra"); isSet(accepts, "1") {
 			return fault.New(fault.WrongState, fault.Host,
-				"if it forwarded IPv6, the host would lose its default route on %s, which a router there advertises; have it kept (sysctl -w %s=2) and try again", l, accepts)
+				"if it forwarded IPv6, the host would lose its default route on %s, which a router there advertises; have it kept (sysctl -w %s) and try again", l, fault.Word(accepts+"=2"))
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
 )
 
 // What libvirt keeps of a domain beside its definition lies elsewhere: saved memory, snapshots, the
@@ -41,7 +42,7 @@ func left(root, doc string) string {
 	}
 	var all []string
 	if save := filepath.Join(folder, "qemu/save", d.Name+".save"); there(save) {
-		all = append(all, fmt.Sprintf("its managed save: virsh restore %s continues from it, and a start boots cold", save))
+		all = append(all, fmt.Sprintf("its managed save: virsh restore %s continues from it, and a start boots cold", fault.Word(save)))
 	}
 	if snapshots, _ := filepath.Glob(filepath.Join(folder, "qemu/snapshot", d.Name, "*.xml")); len(snapshots) > 0 {
 		all = append(all, fmt.Sprintf("its %d snapshots in %s: those inside of its images stay there, and qemu-img knows them", len(snapshots), filepath.Dir(snapshots[0])))
