@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/google/uuid"
+
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/network"
@@ -30,7 +32,7 @@ type Result struct {
 // kept says how the records of a sort are read.
 var kept = map[string]struct {
 	sort Sort
-	read func(uuid string, version int, body []byte) (store.Document, error)
+	read func(id string, version int, body []byte) (store.Document, error)
 }{
 	guest.RecordKind.Name:   {Domain, guest.Document},
 	network.RecordKind.Name: {Network, network.Document},
@@ -40,7 +42,8 @@ var kept = map[string]struct {
 
 // Export writes every definition of a data directory's store into a tree below
 // dir, which is made and must hold nothing. A daemon may run meanwhile. The report says what
-// is wrong with the store; a record that is damaged is left out and named there.
+// is wrong with the store; a record that is damaged is left out and named there. One that cannot
+// be written keeps no other from being: its result tells.
 func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 	root, err := empty(dir)
 	if err != nil {
@@ -77,7 +80,7 @@ func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 			r.Name = key
 		}
 		tell(r)
-		return err
+		return nil
 	})
 }
 
@@ -114,13 +117,13 @@ func empty(dir string) (*os.Root, error) {
 // Definitions may hold passwords of displays: the files are their owner's alone.
 func write(root *os.Root, sort Sort, d store.Document) (string, error) {
 	name := d.Name
-	if !isFileName(name) {
+	if !isFileName(name) || uuid.Validate(name) == nil { // which may be another's, whose name is of no file
 		name = d.UUID
 	}
 	if !isFileName(name) { // the key of a damaged record, or somebody's trap
 		return "", fault.New(fault.Invalid, fault.Store, "neither its name %q nor its UUID %q can be that of a file", d.Name, d.UUID)
 	}
-	name += ".xml"
+	name += suffix
 	folder := folderOf(sort)
 	file := filepath.Join(folder, name)
 	err := root.MkdirAll(folder, 0o700)
@@ -144,9 +147,15 @@ func writeNew(root *os.Root, file, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// isFileName says whether a name stays in its folder, and shows there.
+// suffix ends the names of documents, maxFileName bounds those of files, in bytes.
+const (
+	suffix      = ".xml"
+	maxFileName = 255
+)
+
+// isFileName says whether a name stays in its folder, shows there, and has room for its suffix.
 func isFileName(name string) bool {
-	return name != "" && !strings.ContainsAny(name, "/\x00") && !strings.HasPrefix(name, ".")
+	return name != "" && !strings.ContainsAny(name, "/\x00") && !strings.HasPrefix(name, ".") && len(name)+len(suffix) <= maxFileName
 }
 
 // The folders of links: to what starts with the host, and to what is a template.

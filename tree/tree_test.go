@@ -11,7 +11,9 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/store"
+	"github.com/lodge-kvm/lodge/volume"
 )
 
 func ok(t *testing.T, err error) {
@@ -134,6 +136,36 @@ func TestAnExportTellsOfFences(t *testing.T) {
 	if told["free"] != "written" || !strings.Contains(told["held"], "define it again") {
 		t.Errorf("told: %q", told)
 	}
+}
+
+// TestNoDefinitionKeepsAnotherFromAnExport: whatever some are called, or hold, all others are there.
+func TestNoDefinitionKeepsAnotherFromAnExport(t *testing.T) {
+	const a, b = "11111111-2222-3333-4444-555555555555", "22222222-2222-3333-4444-555555555555"
+	data, dir := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "tree")
+	s, err := store.Open(data)
+	ok(t, err)
+	for uuid, name := range map[string]string{a: ".hidden", b: a, "c": strings.Repeat("x", 255), "d": strings.Repeat("y", 251), "e": "plain"} {
+		ok(t, s.Put(network.RecordKind, uuid, map[string]any{"definition": "<network><name>" + name + "</name></network>"}))
+	}
+	ok(t, s.Put(network.RecordKind, "bad", map[string]any{"definition": "<network>"}))
+	ok(t, s.Put(volume.RecordKind, "f", map[string]any{"saved": "<pool type='dir'><name>p</name><target><path>/p</path></target></pool>"}))
+	ok(t, s.Close())
+	failed := 0
+	_, err = Export(data, dir, func(r Result) {
+		if r.Err != nil {
+			failed++
+		}
+	})
+	ok(t, err)
+	if failed != 1 {
+		t.Errorf("%d are not written, and one is no definition", failed)
+	}
+	for _, file := range []string{a, b, "c", strings.Repeat("y", 251), "plain"} {
+		_, err := os.Stat(filepath.Join(dir, "qemu/networks", file+".xml"))
+		ok(t, err)
+	}
+	_, err = os.Stat(filepath.Join(dir, "storage/p.xml"))
+	ok(t, err)
 }
 
 // nowhere takes all definitions, and has none.

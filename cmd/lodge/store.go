@@ -57,7 +57,10 @@ removes no saved image while a damaged file lies in the data directory.`,
 			Short: "Write all definitions as plain libvirt XML",
 			Long: `Write the definitions of all domains, networks and pools, and of secrets without
 their values, as plain libvirt XML into a new directory, laid out as /etc/libvirt.
-A daemon may run meanwhile. lodge import takes such a directory.`,
+A daemon may run meanwhile. lodge import takes such a directory.
+
+The exit status is 0 when all is there, 1 when a definition could not be written or
+the store is damaged, and 2 when it cannot be read at all.`,
 			Args: wants(cobra.ExactArgs(1)),
 			RunE: func(c *cobra.Command, args []string) error { return export(c.OutOrStdout(), data, args[0]) },
 		},
@@ -97,12 +100,20 @@ func repair(w io.Writer, data string) error {
 }
 
 func export(w io.Writer, data, dir string) error {
-	r, err := tree.Export(data, dir, func(r tree.Result) { showResult(w, r) })
-	if err != nil {
+	failed := 0
+	r, err := tree.Export(data, dir, func(r tree.Result) {
+		if r.Err != nil {
+			failed++
+		}
+		showResult(w, r)
+	})
+	switch {
+	case err != nil:
 		return unusable(err)
-	}
-	if !r.Whole() {
+	case !r.Whole():
 		return showReport(w, r)
+	case failed > 0:
+		return &client.Ending{Status: client.SomeFailed, Text: fmt.Sprintf("%d definitions could not be written", failed)}
 	}
 	return nil
 }
