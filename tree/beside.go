@@ -44,8 +44,9 @@ func left(root, doc string) string {
 	if save := filepath.Join(folder, "qemu/save", d.Name+".save"); there(save) {
 		all = append(all, fmt.Sprintf("its managed save: virsh restore %s continues from it, and a start boots cold", fault.Word(save)))
 	}
-	if snapshots, _ := filepath.Glob(filepath.Join(folder, "qemu/snapshot", d.Name, "*.xml")); len(snapshots) > 0 {
-		all = append(all, fmt.Sprintf("its %d snapshots in %s: those inside of its images stay there, and qemu-img knows them", len(snapshots), filepath.Dir(snapshots[0])))
+	snapshots := filepath.Join("qemu/snapshot", d.Name)
+	if files, _ := filesIn(folder, snapshots); len(files) > 0 { // of what cannot be read nothing is told
+		all = append(all, fmt.Sprintf("its %d snapshots in %s: those inside of its images stay there, and qemu-img knows them", len(files), filepath.Join(folder, snapshots)))
 	}
 	if state := filepath.Join(folder, "swtpm", d.UUID); d.UUID != "" && len(d.Devices.TPMs) > 0 && there(state) {
 		all = append(all, fmt.Sprintf("the state of its TPM: before it starts copy what lies in %s/tpm2 (or tpm1.2) into guest/tpm/%s of the data directory, or it has another TPM", state, d.UUID))

@@ -185,6 +185,9 @@ func TestAnImportTellsWhatItLeaves(t *testing.T) {
 	const domain = "<domain type='qemu'><name>NAME</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os><devices>MORE</devices></domain>"
 	put("etc/libvirt/qemu/plain.xml", strings.NewReplacer("NAME", "plain", "MORE", "").Replace(domain))
 	put("etc/libvirt/qemu/rich.xml", strings.ReplaceAll(strings.ReplaceAll(domain, "NAME</name>", "rich</name><uuid>"+uuid+"</uuid>"), "MORE", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
+	put("etc/libvirt/qemu/odd.xml", strings.NewReplacer("NAME", "odd[1]; reboot", "MORE", "").Replace(domain)) // to Go, and to a shell
+	put("var/lib/libvirt/qemu/save/odd[1]; reboot.save", "")
+	put("var/lib/libvirt/qemu/snapshot/odd[1]; reboot/one.xml", "")
 	put("etc/libvirt/qemu/bad.xml", "<domain><name>bad</name>")
 	put("var/lib/libvirt/qemu/save/rich.save", "")
 	put("var/lib/libvirt/qemu/snapshot/rich/one.xml", "")
@@ -195,6 +198,11 @@ func TestAnImportTellsWhatItLeaves(t *testing.T) {
 		for _, piece := range []string{"virsh restore " + host + "/var/lib/libvirt/qemu/save/rich.save", "its 1 snapshots", "swtpm/" + uuid + "/tpm2", "guest/tpm/" + uuid} {
 			if !strings.Contains(did["rich"], piece) {
 				t.Errorf("of what is left is said %q, and nothing of %q", did["rich"], piece)
+			}
+		}
+		for _, piece := range []string{"virsh restore '" + host + "/var/lib/libvirt/qemu/save/odd[1]; reboot.save'", "its 1 snapshots"} {
+			if !strings.Contains(did["odd[1]; reboot"], piece) {
+				t.Errorf("of what is left is said %q, and nothing of %q", did["odd[1]; reboot"], piece)
 			}
 		}
 		if strings.Contains(did["plain"], "not taken") {
