@@ -154,7 +154,8 @@ func TestRefusedDefinitions(t *testing.T) {
 		}
 	}
 	for doc, want := range map[string]string{
-		"<network/>": "no name", "<network><name>a/b</name></network>": "slash", "<domain><name>a</name></domain>": "not a network", "<network>": "",
+		"<network/>": "no name", "<network><name>a/b</name></network>": "slash",
+		"<network><name>a&#9;b</name></network>": "control character", "<network><name>a&#155;2Jb</name></network>": "control character", "<domain><name>a</name></domain>": "not a network", "<network>": "",
 	} {
 		if _, err := Parse(doc, false); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", doc, err, want)
