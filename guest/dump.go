@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -30,8 +29,8 @@ type DumpOptions struct {
 // Dump writes what the guest holds to a file, for those who look into what went
 // wrong. Unless the options say otherwise, the guest goes on afterwards.
 func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
-	if !filepath.IsAbs(path) {
-		return fault.New(fault.Invalid, fault.Call, "cannot dump to %q: the path must be absolute", path)
+	if !findable(path) {
+		return fault.New(fault.Invalid, fault.Call, "cannot dump to %q: the path must be absolute, and UTF-8", path)
 	}
 	return g.moveMemory(ctx, lifecycle.Dump, domain.JobDump, func(p *progress) (work, error) {
 		return g.planDump(path, o, p)

@@ -57,3 +57,15 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 		t.Errorf("what was half made: %v", err)
 	}
 }
+
+// The next daemon takes back what was not completed by paths in JSON, which has no bytes that are no text.
+func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
+	for _, path := range []string{"relative", "/srv/a\xff", "/srv/\xc3/a"} {
+		if err := new(Guest).Save(t.Context(), path, SaveOptions{}); !fault.Is(err, fault.Invalid) {
+			t.Errorf("a save to %q: %v", path, err)
+		}
+		if err := new(Guest).Dump(t.Context(), path, DumpOptions{}); !fault.Is(err, fault.Invalid) {
+			t.Errorf("a dump to %q: %v", path, err)
+		}
+	}
+}
