@@ -277,6 +277,25 @@ func TestRules(t *testing.T) {
 	}
 }
 
+// A host that is known by its MAC address has its address, whatever it is called: dnsmasq takes some names for
+// other words, and passes over lines with what it takes for none.
+func TestNoNameKeepsAnAddressFromItsHost(t *testing.T) {
+	for name, want := range map[string]string{
+		"db": ",db", "db-1.example": ",db-1.example", "1st": ",1st", "h": ",h", "": "",
+		"ignore": "", "infinite": "", "10": "", "2h": "", "10.0.0.9": "", "-x": "", "_x": "", "ä": "", ".": "", strings.Repeat("a", 64): "",
+	} {
+		d, err := Parse("<network><name>n</name>"+dhcp("<host mac='52:54:00:00:00:01' name='"+name+"' ip='10.0.0.2'/>")+"</network>", true)
+		ok(t, err)
+		c, _ := d.service()
+		if want := "52:54:00:00:00:01,10.0.0.2" + want + "\n"; c.Hosts != want {
+			t.Errorf("%q is served as %q, not %q", name, c.Hosts, want)
+		}
+	}
+	if got := (Host{Name: "10", Address: netip.MustParseAddr("10.0.0.2")}).line(); got != "10.0.0.2,10" {
+		t.Errorf("a host that is known by its name alone is served as %q", got)
+	}
+}
+
 func TestUpdates(t *testing.T) {
 	const before = `<network><name>n</name><forward mode='nat' dev='eth0'/><bridge name='b'/>
 <dns><txt name='t' value='1'/><host ip='10.0.0.2'><hostname>h</hostname></host><srv service='s' protocol='tcp'/></dns>

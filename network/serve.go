@@ -3,6 +3,8 @@ package network
 import (
 	"fmt"
 	"net"
+	"net/netip"
+	"regexp"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -233,7 +235,18 @@ func (d *Definition) fixedHosts() string {
 	return w.String()
 }
 
+// servedName is what dnsmasq takes for a name in such a line. otherWord is one that it takes for how long an
+// address is given, or for one that nobody is to be given; it passes over a line in which there is neither.
+var (
+	servedName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_-]{1,63})*\.?$`)
+	otherWord  = regexp.MustCompile(`^(infinite|ignore|[0-9]+[wdhmsWDHMS]?)$`)
+)
+
 func (h Host) line() string {
+	// Whoever is known by more has his address at least.
+	if _, isAddress := netip.ParseAddr(h.Name); h.MAC+h.ID != "" && (isAddress == nil || !servedName.MatchString(h.Name) || otherWord.MatchString(h.Name)) {
+		h.Name = ""
+	}
 	var fields []string
 	if h.ID != "" {
 		fields = append(fields, "id:"+h.ID)
