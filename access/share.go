@@ -206,10 +206,11 @@ func claimOf(o Object) claim {
 
 // taking is one call of a client that the rules hold.
 type taking struct {
-	gate *Gate
-	who  Who
-	verb Verb
-	over bool // guarded by the lock of the shares
+	gate  *Gate
+	who   Who
+	verb  Verb // by which it is bounded
+	asked Verb // that of the call
+	over  bool // guarded by the lock of the shares
 }
 
 // Bound holds what a call makes of guests to what the rules give its client at most. It
@@ -218,10 +219,11 @@ func (g *Gate) Bound(ctx context.Context, w Who, v Verb) (_ context.Context, don
 	if !g.Held(w) {
 		return ctx, func() {}
 	}
+	t := &taking{gate: g, who: w, verb: v, asked: v}
 	if v != Change { // a start, too, makes no more of a guest than whoever may define it could
-		v = Define
+		t.verb = Define
 	}
-	t := &taking{gate: g, who: w, verb: v}
+	ctx = guest.WithJudge(ctx, t.judge)
 	ctx = volume.WithBound(guest.WithBound(ctx, t.guest), t.volume)
 	ctx = network.WithBound(ctx, t.network)
 	ctx = volume.WithOpening(ctx, func(pool, secret string) error { return g.opening(w, pool, secret) })
@@ -257,6 +259,17 @@ func (t *taking) end() {
 	defer s.mu.Unlock()
 	t.over = true
 	delete(s.claims, t)
+}
+
+// judge judges the call anew when a guest's turn for it has come, which may be much later: others may
+// have given the guest another name or labels meanwhile. What is only being made is nobody else's.
+func (t *taking) judge(uuid string) error {
+	o := t.gate.GuestByUUID(uuid)
+	if !t.asked.ofGuests() || o.Kind != Guest || o.member.View.Current() == nil {
+		return nil
+	}
+	o.Found = "with the UUID " + uuid // it may not be called as the client knows it
+	return t.gate.Check(t.who, t.asked, o)
 }
 
 // guest takes what a guest will be.

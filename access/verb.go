@@ -46,6 +46,9 @@ func (v Verb) String() string {
 // changes says whether the verb changes anything, or shows what only some may see.
 func (v Verb) changes() bool { return v > Read }
 
+// ofGuests says whether the verb is done to guests.
+func (v Verb) ofGuests() bool { return v > Open && v < Volumes }
+
 // whole are the verbs that reach beyond any one object: they cannot be given for some.
 var whole = []Verb{Filters, Secrets, Host, Monitor}
 

@@ -21,6 +21,28 @@ func WithBound(ctx context.Context, b Bound) context.Context {
 	return context.WithValue(ctx, boundKey{}, b)
 }
 
+// Judge says whether a client may do to a guest what it asked for, now that its turn for that has
+// come: the guest may be called otherwise by then. It is asked in the guest's loop, and must not
+// wait for anything.
+type Judge func(uuid string) error
+
+// judgeKey is where a context keeps what judges its client's requests anew.
+type judgeKey struct{}
+
+// WithJudge has every request to a guest that is made under ctx judged when its turn comes. What it
+// has begun is not.
+func WithJudge(ctx context.Context, j Judge) context.Context {
+	return context.WithValue(ctx, judgeKey{}, j)
+}
+
+// judged says whether a request of ctx may be begun.
+func (g *Guest) judged(ctx context.Context) error {
+	if j, _ := ctx.Value(judgeKey{}).(Judge); j != nil {
+		return j(g.uuid)
+	}
+	return nil
+}
+
 // bounded asks for a guest's changed definition. Of a nil one there is nothing to ask.
 func (g *Guest) bounded(ctx context.Context, def *domain.Definition) error {
 	return askBound(ctx, g.uuid, def, g.record.Submitted)

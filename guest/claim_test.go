@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -49,6 +50,56 @@ func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 	}
 	if found, err := r.ByUUID(claimedUUID); err != nil || found != g {
 		t.Errorf("it is not the one that is there: %v", err)
+	}
+}
+
+// A request that waits for its guest's turn is judged anew when that has come, and what it has begun
+// goes on.
+func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
+	r := bareRegistry(t)
+	g := guestOf(t, r, claimedUUID, "")
+	var denied atomic.Bool
+	held := WithJudge(t.Context(), func(uuid string) error {
+		if uuid != claimedUUID || denied.Load() {
+			return fault.New(fault.Denied, fault.Call, "no")
+		}
+		return nil
+	})
+	ask := func(do work) <-chan error {
+		answer := make(chan error, 1)
+		go func() {
+			answer <- g.perform(held, "", domain.JobModify, modifyLimit, func() (work, error) { return do, nil })
+		}()
+		return answer
+	}
+	begun, end := make(chan struct{}), make(chan struct{})
+	first := ask(func(ctx context.Context) (settle, error) {
+		close(begun)
+		<-end
+		return nil, g.change(ctx, "", func() error { return nil })
+	})
+	<-begun
+	second := ask(func(context.Context) (settle, error) {
+		t.Error("what is not allowed any more is begun")
+		return nil, nil
+	})
+	for late, waits := time.After(time.Minute), 0; waits == 0; {
+		select {
+		case <-late:
+			t.Fatal("the second one does not wait")
+		case <-time.After(time.Millisecond):
+		}
+		if err := g.change(t.Context(), "", func() error { waits = len(g.waiting); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	denied.Store(true)
+	close(end)
+	if err := <-first; err != nil {
+		t.Errorf("what has begun: %v", err)
+	}
+	if err := <-second; !fault.Is(err, fault.Denied) {
+		t.Errorf("what waited: %v", err)
 	}
 }
 

@@ -136,19 +136,23 @@ func (g *Guest) begin(t *task) {
 		t.answer(context.Cause(t.ctx))
 		return
 	}
-	if err := lifecycle.Admit(g.state, t.verb); err != nil {
+	err := g.judged(t.ctx)
+	if err == nil {
+		err = lifecycle.Admit(g.state, t.verb)
+	}
+	if err != nil {
 		t.answer(err)
 		return
 	}
 	var w work
-	err := g.contain("the plan of a request", func() (err error) { w, err = t.plan(); return err })
+	err = g.contain("the plan of a request", func() (err error) { w, err = t.plan(); return err })
 	if err != nil || w == nil {
 		if err != nil || !t.later {
 			t.answer(err)
 		}
 		return
 	}
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.ctx))
+	ctx, cancel := context.WithCancelCause(WithJudge(context.WithoutCancel(t.ctx), nil)) // what work asks of the loop is part of it
 	g.job = &job{task: t, kind: t.kind, started: time.Now(), cancel: cancel, done: make(chan outcome, 1)}
 	go g.job.runWork(ctx, w, g.record.Name)
 	g.publish()
