@@ -137,7 +137,7 @@ func (s *Server) hold(ctx context.Context, q *fleet.Request) {
 }
 
 // takes are the verbs that a set takes; the first is the one by which it is known. A setting
-// is of the machine or of its definition, and one call may have both.
+// is of the machine or of its definition, and one call may have both; a start may lose what was saved.
 func takes(q *fleet.Request) []access.Verb {
 	machine, definition := false, false
 	for name := range q.Options.Settings {
@@ -148,6 +148,8 @@ func takes(q *fleet.Request) []access.Verb {
 		}
 	}
 	switch {
+	case q.Verb == fleet.Start && q.Options.ForceBoot:
+		return []access.Verb{access.Start, access.Save}
 	case q.Verb != fleet.Set || !definition:
 		return []access.Verb{verbs[q.Verb]}
 	case machine:

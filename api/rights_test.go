@@ -97,6 +97,23 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 	}
 }
 
+// TestAStartThatLosesWhatWasSavedTakesItsRight: who may only start a guest discards no saved image.
+func TestAStartThatLosesWhatWasSavedTakesItsRight(t *testing.T) {
+	h := serve(t, 1)
+	for may, want := range map[string]bool{"read, start": false, "read, start, save": true} {
+		ctx := h.held("may: [" + may + "], guests: web-0")
+		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{"web-0"}, DryRun: true, Options: &lodgev1.Options{ForceBoot: true}})
+		ok(t, err)
+		h.server.hold(ctx, &q)
+		_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+			if denied := fault.Is(r.Error, fault.Denied); denied == want {
+				t.Errorf("with %s it is denied: %v", may, r.Error)
+			}
+		})
+		ok(t, err)
+	}
+}
+
 // TestTheAuditTellsOfNothingThatWasNotDone has a set that leaves some of its guests as they are.
 func TestTheAuditTellsOfNothingThatWasNotDone(t *testing.T) {
 	h := serve(t, 0)

@@ -124,9 +124,17 @@ func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []access.Verb {
 			return []access.Verb{access.Define}
 		}
 	case *xdr.WithDomainFlags:
-		if p.Program == xdr.ProgramRemote && (p.Number == xdr.ProcDomainGetXMLDesc || p.Number == xdr.ProcDomainManagedSaveGetXMLDesc) {
+		switch {
+		case p.Program != xdr.ProgramRemote:
+		case p.Number == xdr.ProcDomainGetXMLDesc || p.Number == xdr.ProcDomainManagedSaveGetXMLDesc:
 			return secure(a.Flags)
+		case p.Number == xdr.ProcDomainCreateWithFlags || p.Number == xdr.ProcDomainCreateWithFiles:
+			return startLoses(a.Flags)
 		}
+	case *xdr.DomainCoreDumpArgs:
+		return dumpEnds(a.Flags)
+	case *xdr.DomainCoreDumpWithFormatArgs:
+		return dumpEnds(a.Flags)
 	case *xdr.WithSnapshotFlags:
 		if p.Number == xdr.ProcDomainSnapshotGetXMLDesc {
 			return secure(a.Flags)
@@ -141,6 +149,26 @@ func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []access.Verb {
 		if p.Program == xdr.ProgramRemote && p.RefusesReadOnly(args) {
 			return []access.Verb{access.Agent}
 		}
+	}
+	return nil
+}
+
+// startLoses are the verbs for what a start does not leave as it was: the saved image, and the UEFI
+// variables.
+func startLoses(flags uint32) (verbs []access.Verb) {
+	if flags&startForceBoot != 0 {
+		verbs = append(verbs, access.Save)
+	}
+	if flags&startResetNVRAM != 0 {
+		verbs = append(verbs, access.Define)
+	}
+	return verbs
+}
+
+// dumpEnds is the verb for what follows a dump.
+func dumpEnds(flags uint32) []access.Verb {
+	if flags&(dumpCrash|dumpReset) != 0 {
+		return []access.Verb{access.Stop}
 	}
 	return nil
 }

@@ -117,3 +117,25 @@ func TestADefinitionThatIsSavedTakesItsRight(t *testing.T) {
 		t.Errorf("a managed save is given another definition by %q", r.verbs)
 	}
 }
+
+// TestWhatACallLosesTakesItsRight: a flag has a call do more than its verb says.
+func TestWhatACallLosesTakesItsRight(t *testing.T) {
+	for _, c := range []struct {
+		number int32
+		args   xdr.Message
+		want   []access.Verb
+	}{
+		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startPaused | startBypassCache}, nil},
+		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startForceBoot}, []access.Verb{access.Save}},
+		{xdr.ProcDomainCreateWithFiles, &xdr.WithDomainFlags{Flags: startForceBoot | startResetNVRAM}, []access.Verb{access.Save, access.Define}},
+		{xdr.ProcDomainManagedSave, &xdr.WithDomainFlags{Flags: startForceBoot}, nil}, // another flag, of another call
+		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: dumpLive | dumpMemoryOnly}, nil},
+		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: dumpCrash}, []access.Verb{access.Stop}},
+		{xdr.ProcDomainCoreDumpWithFormat, &xdr.DomainCoreDumpWithFormatArgs{Flags: dumpReset}, []access.Verb{access.Stop}},
+	} {
+		p := &xdr.Procedure{Program: xdr.ProgramRemote, Number: c.number}
+		if got := (&session{}).hidden(p, c.args); !slices.Equal(got, c.want) {
+			t.Errorf("call %d with %+v takes %v besides, and not %v", c.number, c.args, got, c.want)
+		}
+	}
+}
