@@ -115,12 +115,20 @@ func (g *Guest) RedefineManagedSave(ctx context.Context, o SaveOptions) error {
 	})
 }
 
-// fenceSaved notes the folders for the disks of a definition that the image is to have.
+// fenceSaved notes the folders for the disks of a definition that the image is to have, and asks for
+// it as for one that is defined: others may start it.
 func (g *Guest) fenceSaved(ctx context.Context, doc string) error {
-	if doc == "" || image.FenceOf(ctx) == nil {
+	if doc == "" || image.FenceOf(ctx) == nil && ctx.Value(boundKey{}) == nil {
 		return nil
 	}
 	def, err := domainxml.Parse(doc, domainxml.Options{})
+	if err != nil {
+		return err
+	}
+	whole, err := completed(def)
+	if err == nil {
+		err = askBound(ctx, g.uuid, whole, doc)
+	}
 	if err != nil {
 		return err
 	}

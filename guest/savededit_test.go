@@ -38,8 +38,17 @@ func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 		refused(t, g.ManagedSave(d.ctx(), guest.SaveOptions{XML: doc}), fault.Invalid, word)
 		d.want(g, domain.Running, domain.ReasonBooted)
 	}
-	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{XML: own}))
+	client := guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+		if def.IOThreads > 0 {
+			return fault.New(fault.NoCapacity, fault.Call, "no more threads")
+		}
+		return nil
+	})
+	more := guest.SaveOptions{XML: strings.Replace(own, "<os>", "<iothreads>9</iothreads><os>", 1)}
+	refused(t, g.ManagedSave(client, more), fault.NoCapacity, "no more threads")
+	ok(t, g.ManagedSave(client, guest.SaveOptions{XML: own}))
 	d.settle(g, domain.ShutOff)
+	refused(t, g.RedefineManagedSave(client, more), fault.NoCapacity, "no more threads")
 	for word, doc := range wrong {
 		refused(t, g.RedefineManagedSave(d.ctx(), guest.SaveOptions{XML: doc}), fault.Failed, word)
 	}
