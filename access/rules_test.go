@@ -145,7 +145,7 @@ func TestWrongRulesAreRefused(t *testing.T) {
 		rule("who: everyone\nmay: define\nimages: /"):                                        "line 6: \"/\" is no place",
 		rule("who: everyone\nmay: define\nimages: /a/../b"):                                  "is no place",
 		rule("who: everyone\nmay: define\nat most: {}"):                                      "line 6: \"at most\" is empty",
-		rule("who: everyone\nmay: define\nat most: {disks: 1}"):                              "it has guests, memory, vcpus, definitions, networks, pools, volumes",
+		rule("who: everyone\nmay: define\nat most: {disks: 1}"):                              "it has guests, memory, vcpus, interfaces, definitions, networks, pools, volumes",
 		rule("who: everyone\nmay: define\nat most: {guests: 0}"):                             "line 6: \"0\" is no number of guests",
 		rule("who: everyone\nmay: define\nat most: {memory: 64}"):                            "line 6: \"64\" is no size",
 		rule("who: everyone\nmay: read\nat most: {guests: 1}"):                               "lets nobody make or enlarge",

@@ -25,7 +25,7 @@ const atMost = "at most"
 // share is what objects take, or may: of a rule 0 is no bound. A guest takes the most that
 // its definitions let it have, whether it runs or not: memory up to which its balloon
 // gives, and processors that can be plugged in.
-type share struct{ guests, memory, vcpus, definitions, networks, pools, volumes uint64 } // memory and definitions in bytes
+type share struct{ guests, memory, vcpus, interfaces, definitions, networks, pools, volumes uint64 } // memory and definitions in bytes
 
 // usualDefinitions are the bytes of definitions that a rule for some objects gives which says
 // nothing of them: the daemon has them all in its memory, several times over.
@@ -44,6 +44,7 @@ var measures = []struct {
 	{"guests", func(s *share) *uint64 { return &s.guests }, counted("guest"), []Kind{Guest}, []Verb{Define, Change}},
 	{"memory", func(s *share) *uint64 { return &s.memory }, func(n uint64) string { return inUnits(n) + " of memory" }, []Kind{Guest}, []Verb{Define, Change}},
 	{"vcpus", func(s *share) *uint64 { return &s.vcpus }, counted("vCPU"), []Kind{Guest}, []Verb{Define, Change}},
+	{"interfaces", func(s *share) *uint64 { return &s.interfaces }, counted("interface"), []Kind{Guest}, []Verb{Define, Change}},
 	{"definitions", func(s *share) *uint64 { return &s.definitions }, func(n uint64) string { return inUnits(n) + " of definitions" }, []Kind{Guest, Network}, []Verb{Define, Change, Networks}},
 	{"networks", func(s *share) *uint64 { return &s.networks }, counted("network"), []Kind{Network}, []Verb{Networks}},
 	{"pools", func(s *share) *uint64 { return &s.pools }, counted("pool"), []Kind{Pool}, []Verb{Pools}},
@@ -79,7 +80,7 @@ func parseMost(node *yaml.Node) (most share, err error) {
 		return most, err
 	}
 	if len(given) == 0 {
-		return most, wrong(node, "%q is empty; leave it out, or say how many guests, networks, pools or volumes, how much memory or how many vcpus", atMost)
+		return most, wrong(node, "%q is empty; leave it out, or say how many guests, interfaces, networks, pools or volumes, how much memory or how many vcpus", atMost)
 	}
 	for _, m := range measures {
 		value := given[m.word]
@@ -110,9 +111,19 @@ func shareOf(written uint64, definitions ...*domain.Definition) share {
 		if d != nil {
 			// I/O threads are as good as vCPUs to take a host's processors, and its numbers for threads.
 			s.memory, s.vcpus = max(s.memory, d.Memory, d.Memory+d.MemoryBeside()), max(s.vcpus, uint64(d.VCPUs.Max), uint64(d.IOThreads))
+			s.interfaces = max(s.interfaces, queues(d))
 		}
 	}
 	return s
+}
+
+// queues counts those of all interfaces: each has files and a thread of the host's, and each
+// interface, of which a bridge has 1,023, has one at least.
+func queues(d *domain.Definition) (n uint64) {
+	for _, nic := range d.Devices.NICs {
+		n += uint64(min(max(nic.Queues, 1), 1<<20)) // sums of what nobody has must not come round
+	}
+	return n
 }
 
 // atLeast gives the larger one in each measure.

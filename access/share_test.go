@@ -21,7 +21,7 @@ rules:
     who: user:1002
     may: [read, define, change]
     guests: build-*
-    at most: {guests: 3, memory: 4GiB, vcpus: 8}
+    at most: {guests: 3, memory: 4GiB, vcpus: 8, interfaces: 10}
   - name: testers
     who: user:1002
     may: [read, define]
@@ -51,6 +51,14 @@ func isThere(def *domain.Definition) fleet.Member {
 
 func threaded(def *domain.Definition, threads uint) *domain.Definition {
 	def.IOThreads = threads
+	return def
+}
+
+// plugged gives a guest interfaces of so many queues.
+func plugged(def *domain.Definition, queues ...uint) *domain.Definition {
+	for _, n := range queues {
+		def.Devices.NICs = append(def.Devices.NICs, &device.NIC{Queues: n})
+	}
 	return def
 }
 
@@ -91,7 +99,7 @@ func wants(t *testing.T, g *Gate, uid uint32, v Verb, def *domain.Definition) er
 // What a rule gives at most is for all guests that it is about together, whoever made them.
 func TestARuleBoundsItsGuests(t *testing.T) {
 	const gib = 1 << 30
-	there := []*domain.Definition{sized("build-1", 2*gib, 4), sized("build-2", gib, 2), sized("db-1", 64*gib, 64)}
+	there := []*domain.Definition{sized("build-1", 2*gib, 4), plugged(sized("build-2", gib, 2), 0, 4), sized("db-1", 64*gib, 64)}
 	for _, c := range []struct {
 		what string
 		def  *domain.Definition
@@ -107,6 +115,9 @@ func TestARuleBoundsItsGuests(t *testing.T) {
 		{"one of graphics, as many have", drawn(sized("build-3", gib, 2), 128<<10, 64<<10), 1002, Define, ""},
 		{"one of graphics alone", drawn(sized("build-3", 1024, 1), 512<<10, 1<<20), 1002, Define, "at most 4 GiB"},
 		{"one of more graphics than there are", drawn(sized("build-3", 1024, 1), 1<<63, 1<<63), 1002, Define, "at most 4 GiB"},
+		{"one of as many interfaces as are left", plugged(sized("build-3", gib, 1), 1, 0, 3), 1002, Define, ""},
+		{"one of too many interfaces", plugged(sized("build-3", gib, 1), 0, 0, 0, 0, 0, 0), 1002, Define, "at most 10 interfaces together; this one takes 6 interfaces and the others have 5 interfaces"},
+		{"one of too many queues", plugged(sized("build-3", gib, 1), 1<<63, 1<<63), 1002, Define, "at most 10 interfaces"},
 		{"one that grows within the bound", sized("build-2", 2*gib, 2), 1002, Change, ""},
 		{"one that grows beyond it", sized("build-2", 2*gib+1024, 2), 1002, Change, "the others have 2 GiB"},
 		{"one of another rule", sized("test-1", 64*gib, 64), 1002, Define, ""},

@@ -348,6 +348,15 @@ func TestARunningGuestIsTunedWithinItsBound(t *testing.T) {
 	if v := g.View(); v.Active.Tune.Shares != 0 || v.Inactive.Tune.Shares != 0 {
 		t.Errorf("it weighs %d, and will %d", v.Active.Tune.Shares, v.Inactive.Tune.Shares)
 	}
+	client = guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+		if len(def.Devices.NICs) > 0 {
+			return fault.New(fault.NoCapacity, fault.Call, "no more interfaces")
+		}
+		return nil
+	})
+	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
+		refused(t, g.Attach(client, "<interface type='user'><model type='virtio'/></interface>", a), fault.NoCapacity, "no more interfaces")
+	}
 }
 
 // What QEMU reads into its own memory is no more than the guest has: a file of holes alone would

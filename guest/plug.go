@@ -79,15 +79,8 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 	if err := completeDevice(def, dev, caps, true); err != nil {
 		return nil, err
 	}
-	if m, is := dev.(*device.Memory); is {
-		grown := def.Clone()
-		grown.Memory += m.Size
-		if err := g.bounded(ctx, grown); err != nil {
-			return nil, err
-		}
-	}
 	r.numberNode(def, dev)
-	if err := r.legibleWith(def, dev); err != nil {
+	if err := g.admitPlug(ctx, def, dev); err != nil {
 		return nil, err
 	}
 	also, err := g.newTwin(stored, config)
@@ -121,12 +114,16 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 	}, nil
 }
 
-// legibleWith refuses a device with which no later daemon would read the definition of the running guest.
-func (r *run) legibleWith(def *domain.Definition, dev device.Device) error {
+// admitPlug refuses a device with which the running guest has more than its client may give it, or
+// no later daemon would read its definition.
+func (g *Guest) admitPlug(ctx context.Context, def *domain.Definition, dev device.Device) error {
 	with := def.Clone()
 	err := with.Add(dev)
 	if err == nil {
-		_, err = r.text(with)
+		err = g.bounded(ctx, with)
+	}
+	if err == nil {
+		_, err = g.run.text(with)
 	}
 	return err
 }
