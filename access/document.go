@@ -61,7 +61,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 		return Object{}, err
 	}
 	rules := g.rules.Load()
-	wanted := NewGuest(def.Name, def.UUID, marks.Labels)
+	wanted := NewGuest(def.Name, plain(def.UUID), marks.Labels)
 	places := rules.placesFor(g, w, verb, wanted)
 	if err := rules.Check(w, verb, wanted); err != nil {
 		return wanted, err

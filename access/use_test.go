@@ -470,6 +470,26 @@ func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 	}
 }
 
+// A rule about all guests but one knows that one however a document spells its UUID.
+func TestAUUIDIsTheSameHoweverItIsSpelt(t *testing.T) {
+	const id = "11111111-2222-3333-4444-55555555abcd"
+	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: most, who: \"user:1002\", may: [read, define], guests: \"!uuid="+id+"\"}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Gate{Config: Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}}
+	g.rules.Store(r)
+	for spelt, want := range map[string]bool{
+		id: false, strings.ToUpper(id): false, strings.ReplaceAll(id, "-", ""): false, "{" + id + "}": false, strings.Replace(id, "1", "2", 1): true,
+	} {
+		_, err := g.Document(user1(1002), Define, Object{}, "<domain type='qemu'><name>web</name><uuid>"+spelt+
+			"</uuid><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
+		if (err == nil) != want || err != nil && !fault.Is(err, fault.Denied) {
+			t.Errorf("the UUID %q: %v", spelt, err)
+		}
+	}
+}
+
 // No client that is held puts its guests before those of others: not in what it defines, nor
 // in marks that it sets. What others gave a guest the guest keeps.
 func TestAPriorityOverOthersIsNotGiven(t *testing.T) {
