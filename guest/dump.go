@@ -29,8 +29,8 @@ type DumpOptions struct {
 // Dump writes what the guest holds to a file, for those who look into what went
 // wrong. Unless the options say otherwise, the guest goes on afterwards.
 func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
-	if !findable(path) {
-		return fault.New(fault.Invalid, fault.Call, "cannot dump to %q: the path must be absolute, and UTF-8", path)
+	if err := checkPlace("dump", path); err != nil {
+		return err
 	}
 	return g.moveMemory(ctx, lifecycle.Dump, domain.JobDump, func(p *progress) (work, error) {
 		return g.planDump(path, o, p)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"unicode/utf8"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
@@ -33,17 +32,13 @@ type SaveOptions struct {
 // Save writes the guest's memory and devices to a file and ends it. The file is
 // in libvirt's own layout. On failure the guest goes on as before.
 func (g *Guest) Save(ctx context.Context, path string, o SaveOptions) error {
-	if !findable(path) {
-		return fault.New(fault.Invalid, fault.Call, "cannot save to %q: the path must be absolute, and UTF-8", path)
+	if err := checkPlace("save", path); err != nil {
+		return err
 	}
 	return g.moveMemory(ctx, lifecycle.Save, domain.JobSave, func(p *progress) (work, error) {
 		return g.planSave(path, o, false, p)
 	})
 }
-
-// findable says whether the next daemon would find what is written to a path, and take back what was not
-// completed there: the journals of that are JSON, in which bytes that are no text become others.
-func findable(path string) bool { return filepath.IsAbs(path) && utf8.ValidString(path) }
 
 // ManagedSave saves the guest where its next start finds it.
 func (g *Guest) ManagedSave(ctx context.Context, o SaveOptions) error {

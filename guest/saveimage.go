@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -41,6 +42,18 @@ const (
 	// maxSaveXML bounds the data that is read from an image, which may be hostile.
 	maxSaveXML = 16 << 20
 )
+
+// checkPlace refuses places where no image can be put, or where the next daemon would not find one to
+// take it back: the journals of that are JSON, in which bytes that are no text become others.
+func checkPlace(verb, path string) error {
+	switch {
+	case !filepath.IsAbs(path) || !utf8.ValidString(path):
+		return fault.New(fault.Invalid, fault.Call, "cannot %s to %q: the path must be absolute, and UTF-8", verb, path)
+	case image.InDev(filepath.Clean(path)): // it would take the place of the device, in the host's memory
+		return fault.New(fault.Unsupported, fault.Call, "cannot %s to %q: images are files, and /dev is for devices and lies in memory; choose another place", verb, path)
+	}
+	return nil
+}
 
 // saveHeader is what stands before the stream.
 type saveHeader struct {

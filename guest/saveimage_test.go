@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -67,5 +68,20 @@ func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
 		if err := new(Guest).Dump(t.Context(), path, DumpOptions{}); !fault.Is(err, fault.Invalid) {
 			t.Errorf("a dump to %q: %v", path, err)
 		}
+	}
+}
+
+// No image takes the place of a device of the host's, in memory.
+func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
+	g := guestOf(t, bareRegistry(t), claimedUUID, "")
+	for _, path := range []string{"/dev/null", "//dev/vg/lv", "/tmp/../dev/vda", "/dev/./nothing"} {
+		for verb, err := range map[string]error{"save": g.Save(t.Context(), path, SaveOptions{}), "dump": g.Dump(t.Context(), path, DumpOptions{})} {
+			if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "cannot "+verb+" to") {
+				t.Errorf("%s to %s: %v", verb, path, err)
+			}
+		}
+	}
+	if err := g.Save(t.Context(), "/dev/shm/image", SaveOptions{}); !fault.Is(err, fault.WrongState) {
+		t.Errorf("a file in memory that is meant so: %v", err)
 	}
 }
