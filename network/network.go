@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
@@ -42,9 +43,10 @@ type Network struct {
 type Port struct {
 	Interface string // the host's end
 	MAC       string
-	Owner     string // whose NIC it is, for people
-	Parent    string // the link that a macvtap is on; "" for a port of a bridge
-	Index     int    // of a macvtap: its name may come to be another's
+	Owner     string        // whose NIC it is, for people
+	Parent    string        // the link that a macvtap is on; "" for a port of a bridge
+	Index     int           // of a macvtap: its name may come to be another's
+	Isolated  device.Switch // what the NIC says of that, see isolates
 }
 
 // View is a network at one moment; it never changes.

@@ -878,6 +878,50 @@ func TestGuestsArePluggedInAgain(t *testing.T) {
 	}
 }
 
+// A guest that is kept from the others of its network is so too when the network has been started again, and
+// when another daemon has come meanwhile.
+func TestGuestsArePluggedInAgainApart(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	d := newDaemon(t)
+	s := d.open(t)
+	n := started(t, s, `<network><name>apart</name><bridge stp='off'/><ip address='10.77.51.1' prefix='24'/><port isolated='yes'/></network>`)
+	own := &device.NIC{Type: "network", Network: "apart", MAC: "52:54:00:01:08:01"}
+	free := &device.NIC{Type: "network", Network: "apart", MAC: "52:54:00:01:08:02", Isolated: device.Off}
+	taps := map[*device.NIC]string{}
+	for _, nic := range []*device.NIC{own, free} {
+		a, _, err := s.AttachNIC(t.Context(), nic, "guest")
+		ok(t, err)
+		defer a.Close()
+		taps[nic] = a.IfName
+	}
+	areApart := func(when string) {
+		t.Helper()
+		for nic, tap := range taps {
+			out, err := exec.CommandContext(t.Context(), "ip", "-details", "link", "show", "dev", tap).CombinedOutput()
+			ok(t, err)
+			if isolated := strings.Contains(string(out), "isolated on"); isolated != (nic == own) {
+				t.Errorf("%s: %s is isolated: %v\n%s", when, tap, isolated, out)
+			}
+		}
+	}
+	areApart("at first")
+	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Start(t.Context()))
+	areApart("after a start")
+	s.Close()
+	s = d.open(t)
+	defer endAll(t, s)
+	n, err := s.ByName("apart")
+	ok(t, err)
+	for nic, tap := range taps {
+		_, err := s.AdoptNIC(nic, tap, "guest")
+		ok(t, err)
+	}
+	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Start(t.Context()))
+	areApart("after a start by the next daemon")
+}
+
 // TestDefinitionsRun starts what TestDefinitions reads.
 func TestDefinitionsRun(t *testing.T) {
 	linktest.Need(t, "dnsmasq")

@@ -59,7 +59,7 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 		a.Close()
 		return nil, nil, err
 	}
-	port := Port{Interface: a.IfName, MAC: nic.MAC, Owner: owner, Parent: p.parent}
+	port := Port{Interface: a.IfName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Isolated: nic.Isolated}
 	if p.parent != "" {
 		l, err := link.ByName(a.IfName)
 		if err != nil {
@@ -93,7 +93,7 @@ func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func
 	if nic.Type == "network" {
 		p.network, _ = s.ByName(nic.Network) // it may have gone, and the link has not
 	}
-	return s.enter(p, Port{Interface: ifName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Index: index}), nil
+	return s.enter(p, Port{Interface: ifName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Index: index, Isolated: nic.Isolated}), nil
 }
 
 // parentOf names the link that a macvtap is on; "" for any other kind.
@@ -170,7 +170,7 @@ func (s *Networks) resolveNetwork(nic *device.NIC) (plug, error) {
 			"the bridge %q of network %q is there no more, somebody has removed it; end the network and start it again", d.Bridge.Name, n.name)
 	}
 	p := plug{network: n, bridge: d.Bridge.Name, mtu: cmp.Or(int(nic.MTU), d.MTU)}
-	p.isolated = nic.Isolated == device.On || nic.Isolated == device.Unset && d.Isolated == device.On
+	p.isolated = d.isolates(nic.Isolated)
 	if d.direct() {
 		p.bridge = ""
 		if p.mode, err = macvtapMode(string(d.Forward.Mode)); err == nil {
@@ -178,6 +178,12 @@ func (s *Networks) resolveNetwork(nic *device.NIC) (plug, error) {
 		}
 	}
 	return p, err
+}
+
+// isolates says whether a NIC is kept from the others of the network, by what it says itself, or by
+// what the network does.
+func (d *Definition) isolates(own device.Switch) bool {
+	return own == device.On || own == device.Unset && d.Isolated == device.On
 }
 
 func macvtapMode(word string) (link.MacvtapMode, error) {

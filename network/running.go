@@ -265,7 +265,13 @@ func (n *Network) plugAgain(d *Definition) {
 		if p.Parent != "" {
 			continue
 		}
-		if err := link.SetBridge(p.Interface, d.Bridge.Name); err != nil && !fault.Is(err, fault.NotFound) {
+		err := link.SetBridge(p.Interface, d.Bridge.Name)
+		if err == nil && d.isolates(p.Isolated) { // which it was as a port of the bridge that has gone
+			if err = link.SetIsolated(p.Interface, true); err != nil {
+				err = errors.Join(err, link.ClearBridge(p.Interface))
+			}
+		}
+		if err != nil && !fault.Is(err, fault.NotFound) {
 			n.home.Log.Warn("cannot plug a guest in again", "network", n.name, "interface", p.Interface, "owner", p.Owner, "error", err)
 		}
 	}
