@@ -154,7 +154,7 @@ func standsAlone(f *os.File, format string) error {
 	if format != string(image.Qcow2) {
 		return nil
 	}
-	image.Claim(f, image.Read)
+	image.Claim(f)
 	info, err := image.Inspect(f, image.Qcow2)
 	if err == nil && (info.Backing != nil || info.External) {
 		err = fault.New(fault.Unsupported, fault.Config, "its header names another file, which is not followed for firmware; make one image of both (qemu-img convert)")

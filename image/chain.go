@@ -205,7 +205,7 @@ func (l *Layer) HandOut(mode int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	Claim(f, Read)
+	Claim(f)
 	if err := l.LikeIn(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}

@@ -61,8 +61,14 @@ func eachData(ctx context.Context, f *os.File, visit func(at, n, size int64) err
 }
 
 // CopyBytes copies a file as it is, whatever its format, without its holes,
-// and makes the copy at least as long. The copy is empty or zero before.
+// and makes the copy at least as long. The copy is empty or zero before. No guest
+// that would write to either is started meanwhile.
 func CopyBytes(ctx context.Context, from, into *os.File, progress func(float64)) error {
+	release, err := holdBoth(from, into)
+	if err != nil {
+		return err
+	}
+	defer release()
 	if end, err := from.Seek(0, io.SeekEnd); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot find the size of %s", from.Name())
 	} else if st, err := into.Stat(); err != nil || st.Size() < end {
@@ -79,6 +85,19 @@ func CopyBytes(ctx context.Context, from, into *os.File, progress func(float64))
 		}
 		return nil
 	})
+}
+
+func holdBoth(from, into *os.File) (release func(), err error) {
+	source, err := holdToRead(from)
+	if err != nil {
+		return nil, err
+	}
+	copied, err := HoldToWrite(into)
+	if err != nil {
+		source()
+		return nil, err
+	}
+	return func() { copied(); source() }, nil
 }
 
 // copyRange has the kernel copy, which may share blocks, and copies itself
@@ -101,7 +120,12 @@ func copyRange(from, into *os.File, at, n int64) error {
 
 // Reflink makes a file share all blocks of another one.
 func Reflink(from, into *os.File) error {
-	err := unix.IoctlFileClone(int(into.Fd()), int(from.Fd()))
+	release, err := holdBoth(from, into)
+	if err != nil {
+		return err
+	}
+	defer release()
+	err = unix.IoctlFileClone(int(into.Fd()), int(from.Fd()))
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTTY) {
 		return fault.Wrap(err, fault.Unsupported, fault.Volume, "the file system cannot share blocks between files; copy without reflink")
 	}
@@ -111,6 +135,11 @@ func Reflink(from, into *os.File) error {
 // Erase overwrites all data of a file or device with zeros or, with trim,
 // gives its blocks back. The size stays.
 func Erase(ctx context.Context, f *os.File, trim bool, progress func(float64)) error {
+	release, err := HoldToWrite(f)
+	if err != nil {
+		return err
+	}
+	defer release()
 	return eachData(ctx, f, func(at, n, size int64) error {
 		if trim {
 			err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, n)

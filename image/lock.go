@@ -5,14 +5,20 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
 )
 
 // QEMU marks what it does with an image by locks on single bytes: from the
-// first offset on the permissions that it holds, one byte each.
+// first offset on the permissions that it holds, from the second on those that it
+// lets nobody else have, one byte each.
 const (
-	lockHeld  = 100
-	permWrite = 1
-	permCount = 5
+	lockHeld   = 100
+	lockDenied = 200
+	permRead   = 0
+	permWrite  = 1
+	permResize = 3
+	permCount  = 5
 )
 
 // Use is what other processes do with an image.
@@ -37,13 +43,10 @@ func InUse(f *os.File) Use {
 	return Unused
 }
 
-// Claim shows an open image as one that QEMU has, as far as it is said, until the last who was handed the file has closed
-// it. QEMU refuses one that is written so, and takes the claim over with a file that it is handed.
-func Claim(f *os.File, as Use) {
-	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: lockHeld, Len: 1}
-	if as == Written {
-		lock.Start += permWrite
-	}
+// Claim shows an image that QEMU is about to be handed as one that is read, until the last who was handed the file has
+// closed it, so that the daemon writes no other header to it. QEMU takes the claim over with the file.
+func Claim(f *os.File) {
+	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: lockHeld + permRead, Len: 1}
 	_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock) // some file systems have no such locks
 }
 
@@ -53,6 +56,46 @@ func held(f *os.File, at, n int64) bool {
 		return false
 	}
 	return lock.Type != unix.F_UNLCK
+}
+
+// HoldToWrite keeps every QEMU, and qemu-img, from a file that the daemon writes itself, byte by byte:
+// a guest that is started amid that would have one half of the old and one of the new. It marks that as
+// QEMU does, until release or until the file is closed, and is Busy where somebody has the file already.
+func HoldToWrite(f *os.File) (release func(), err error) {
+	return hold(f, []int64{permRead, permWrite, permResize}, []int64{permRead, permWrite, permResize})
+}
+
+// holdToRead keeps them from writing to a file that the daemon copies.
+func holdToRead(f *os.File) (release func(), err error) {
+	return hold(f, []int64{permRead}, []int64{permWrite, permResize})
+}
+
+// hold marks what is done before it looks who else does what, so that of two one sees the other.
+// File systems without such locks are let be.
+func hold(f *os.File, does, denies []int64) (release func(), err error) {
+	release = func() {
+		for _, at := range []int64{lockHeld, lockDenied} {
+			_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: at, Len: permCount})
+		}
+	}
+	busy := false
+	for base, perms := range map[int64][]int64{lockHeld: does, lockDenied: denies} {
+		for _, perm := range perms {
+			err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: base + perm, Len: 1})
+			busy = busy || errors.Is(err, unix.EAGAIN)
+		}
+	}
+	for _, perm := range does {
+		busy = busy || held(f, lockDenied+perm, 1)
+	}
+	for _, perm := range denies {
+		busy = busy || held(f, lockHeld+perm, 1)
+	}
+	if busy {
+		release()
+		return nil, fault.New(fault.Busy, fault.Volume, "a guest, or qemu-img, has %s open; stop the guest first", f.Name())
+	}
+	return release, nil
 }
 
 func isFull(err error) bool {

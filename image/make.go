@@ -128,6 +128,11 @@ func setNoCOW(f *os.File) error {
 }
 
 func makeRaw(ctx context.Context, f *os.File, p Plan) error {
+	release, err := HoldToWrite(f) // what keeps no room is written with zeros
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := f.Truncate(int64(p.Virtual)); err != nil {
 		return writeFault(err, "cannot size image")
 	}
@@ -328,6 +333,11 @@ func resizeRaw(ctx context.Context, f *os.File, old, size int64, grown Prealloca
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
 		return fault.New(fault.Unsupported, fault.Volume, "a block device cannot be resized as an image")
 	}
+	release, err := HoldToWrite(f)
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := f.Truncate(size); err != nil {
 		return writeFault(err, "cannot resize image")
 	}

@@ -50,7 +50,7 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 	}
 	f, _, err := p.open(ctx, name, unix.O_RDWR)
 	if err == nil {
-		if err = p.claim(ctx, f); err == nil {
+		if err = p.holdNow(ctx, f); err == nil {
 			err = p.keepData(name)
 		}
 		if err == nil && image.FenceOf(ctx) != nil { // the volume may be the disk of a guest that nobody holds
@@ -67,16 +67,9 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 	return &Upload{pool: p, name: name, client: clientOf(ctx), f: f, fence: image.FenceOf(ctx), at: at, end: end}, nil
 }
 
-// claim refuses a file that a guest has open, and has no guest begin with it while it is written to. Some file systems ask
-// their server.
-func (p *Pool) claim(ctx context.Context, f *os.File) error {
-	return tell(ctx, p.lane, func() error {
-		if err := unused(f); err != nil {
-			return err
-		}
-		image.Claim(f, image.Written)
-		return nil
-	})
+// holdNow keeps guests from a file until it is closed. Some file systems ask their server.
+func (p *Pool) holdNow(ctx context.Context, f *os.File) error {
+	return tell(ctx, p.lane, func() error { _, err := image.HoldToWrite(f); return err })
 }
 
 // unused refuses a file that a guest has open.

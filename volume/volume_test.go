@@ -717,6 +717,27 @@ func TestVolumeInUseByQEMU(t *testing.T) {
 	}
 }
 
+// No guest is started on a disk that is uploaded.
+func TestNoGuestHasWhatIsUploaded(t *testing.T) {
+	qemu, err := exec.LookPath("qemu-io")
+	if err != nil {
+		t.Skip("needs qemu-io:", err)
+	}
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	v := d.volume(p, volXML("disk", "raw", mib, ""))
+	writes := func() error {
+		return exec.CommandContext(t.Context(), qemu, "-f", "raw", "-c", "write 0 512", v.Path).Run()
+	}
+	up, err := p.Upload(t.Context(), "disk", 0, 0)
+	must(t, err)
+	if writes() == nil {
+		t.Error("QEMU writes to what is uploaded")
+	}
+	must(t, up.Close())
+	must(t, writes())
+}
+
 func TestRestartAndReboot(t *testing.T) {
 	d := newDaemon(t)
 	d.dirPool("active")

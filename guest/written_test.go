@@ -1,0 +1,34 @@
+package guest_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+	images "github.com/lodge-kvm/lodge/image"
+)
+
+// A guest is not started, nor plugged a disk, on what the daemon itself writes to just now, and is when that is done.
+func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
+	d := newDaemon(t)
+	path := filepath.Join(t.TempDir(), "disk")
+	f, err := os.Create(path)
+	ok(t, err)
+	defer f.Close()
+	ok(t, f.Truncate(1<<20))
+	disk := fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s'/><target dev='vdb' bus='virtio'/></disk>`, path)
+	g, other := d.define(small("waits", disk)), d.define(small("other"))
+	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
+	release, err := images.HoldToWrite(f)
+	ok(t, err)
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Failed, "lock")
+	refused(t, other.Attach(d.ctx(), disk, guest.Affect{Live: true}), fault.Failed, "lock")
+	release()
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	if _, err := images.HoldToWrite(f); !fault.Is(err, fault.Busy) {
+		t.Errorf("what a guest has is written: %v", err)
+	}
+}
