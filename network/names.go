@@ -93,6 +93,27 @@ func overlap(p netip.Prefix, routes []link.Route, meant func(device string) bool
 	return ""
 }
 
+// claimAddresses keeps the addresses of a network that starts from those that start beside it: no route
+// tells of them yet. It runs with the turn, until the end of which that holds.
+func (s *Networks) claimAddresses(n *Network, d *Definition) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, other := range s.byUUID {
+		if other == n || other.starting == nil {
+			continue
+		}
+		for _, ip := range d.IPs {
+			for _, theirs := range other.starting.IPs {
+				if ip.Prefix().Overlaps(theirs.Prefix()) {
+					return inUse(ip, other.starting.Bridge.Name)
+				}
+			}
+		}
+	}
+	n.starting = d
+	return nil
+}
+
 // othersBridges are those of the other networks that run.
 func (n *Network) othersBridges() map[string]bool {
 	bridges := map[string]bool{}

@@ -30,7 +30,9 @@ type Network struct {
 	keep    *record       // see running.Keep; guarded by turn
 	astray  bool          // the running file may say what is not so any more, see unsay; guarded by turn
 
-	reserved string // the name of a bridge that nobody else is given, see reserve; "" for none; guarded by home.mu
+	// What nobody else is given until a verb is done; guarded by home.mu.
+	reserved string      // the name of a bridge, see reserve; "" for none
+	starting *Definition // its addresses, see claimAddresses; nil for none
 
 	// ports are the NICs that are plugged in, by the host's name for them.
 	// Guarded by portMu, apart from turn, so that starting a guest does not
@@ -117,7 +119,7 @@ func (n *Network) change(ctx context.Context, do func() error) error {
 	}
 	defer func() {
 		n.home.mu.Lock()
-		n.reserved = ""
+		n.reserved, n.starting = "", nil
 		n.home.mu.Unlock()
 		n.turn <- struct{}{}
 	}()

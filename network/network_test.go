@@ -1181,3 +1181,29 @@ func TestAChangeIsNotStoredOverLaterOnes(t *testing.T) {
 		t.Errorf("it is kept as %+v", v.Config)
 	}
 }
+
+// Of two networks that start side by side with the same addresses one is refused, as it is after the other.
+func TestNoTwoNetworksGetTheSameAddresses(t *testing.T) {
+	linktest.Need(t)
+	s := networks(t)
+	define := func(name, address string) (*Network, *Definition) {
+		n, err := s.Define(t.Context(), `<network><name>`+name+`</name><ip address='`+address+`' prefix='24'/></network>`, true)
+		ok(t, err)
+		return n, n.View().Config
+	}
+	one, first := define("one", "10.77.48.1")
+	two, second := define("two", "10.77.48.129")
+	three, third := define("three", "10.77.49.1")
+	admitted := func(n *Network, d *Definition) (err error) {
+		_ = n.change(t.Context(), func() error { err = n.admit(d); return nil }) // there is no other
+		return err
+	}
+	ok(t, one.change(t.Context(), func() error {
+		ok(t, one.admit(first))
+		if err := admitted(two, second); !fault.Is(err, fault.Busy) {
+			t.Errorf("the same addresses: %v", err)
+		}
+		return admitted(three, third)
+	}))
+	ok(t, admitted(two, second)) // the first one did not come to have them
+}

@@ -103,6 +103,9 @@ func (n *Network) admit(d *Definition) error {
 	case !fault.Is(err, fault.NotFound):
 		return fault.New(fault.Exists, fault.Network, "the bridge name %q is taken by another interface of the host", d.Bridge.Name)
 	}
+	if err := n.home.claimAddresses(n, d); err != nil { // before the routes, which have those of whom has done so before
+		return err
+	}
 	routes, err := link.Routes()
 	if err != nil {
 		return err
@@ -114,10 +117,14 @@ func (n *Network) admit(d *Definition) error {
 			device = r.Device
 		}
 		if device != "" {
-			return fault.New(fault.Busy, fault.Network, "the addresses %s are already in use on the host's interface %q; choose others", ip.Prefix().Masked(), device)
+			return inUse(ip, device)
 		}
 	}
 	return nil
+}
+
+func inUse(ip IP, device string) error {
+	return fault.New(fault.Busy, fault.Network, "the addresses %s are already in use on the host's interface %q; choose others", ip.Prefix().Masked(), device)
 }
 
 // admitLinks checks that the host has what an unmanaged network refers to.
