@@ -115,10 +115,10 @@ func (s *Networks) pause(d time.Duration) bool {
 func (n *Network) replaceService(old *link.Dnsmasq) (done bool) {
 	log := n.home.Log.With("network", n.name)
 	err := n.change(n.home.work, func() error {
-		if done = n.service != old; done {
+		v := n.View()
+		if done = n.service != old || v == nil || v.Live == nil; done { // of a start that failed, and could not end it
 			return nil
 		}
-		v := n.View()
 		if err := n.serve(n.home.work, v.Live); err != nil {
 			return err
 		}

@@ -354,8 +354,15 @@ func (n *Network) Destroy(ctx context.Context) error {
 		if !v.Active() {
 			return fault.New(fault.WrongState, fault.Network, "network %q is not active", n.name)
 		}
-		if err := n.down(ctx, v.Live); err != nil {
-			return fault.Wrap(err, fault.Of(err), fault.Network, "cannot end network %q", n.name)
+		ending, stop := toItsEnd(ctx) // else it would be left half ended
+		defer stop()
+		if err := n.down(ending, v.Live); err != nil {
+			if stillThere(v.Live) {
+				n.mendLater() // it runs on, with all that belongs to it
+				return fault.Wrap(err, fault.Of(err), fault.Network, "cannot end network %q", n.name)
+			}
+			n.service = nil
+			n.home.Log.Error("a network has ended and left something behind; the next daemon removes that", "network", n.name, "error", err)
 		}
 		v.Live = nil
 		if v.Persistent() {

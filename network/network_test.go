@@ -1207,3 +1207,32 @@ func TestNoTwoNetworksGetTheSameAddresses(t *testing.T) {
 	}))
 	ok(t, admitted(two, second)) // the first one did not come to have them
 }
+
+// A network whose end is given up, by a client that goes say, has ended all the same; and so has one of which
+// something is left.
+func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "nft")
+	s := networks(t)
+	n := started(t, s, natNetwork("net50", 50))
+	bridge, err := n.BridgeName()
+	ok(t, err)
+	hasEnded := func() {
+		t.Helper()
+		if _, err := link.ByName(bridge); !fault.Is(err, fault.NotFound) || n.View().Active() {
+			t.Errorf("its bridge: %v; active: %v", err, n.View().Active())
+		}
+	}
+	ok(t, syscall.Kill(n.service.Process().PID, syscall.SIGSTOP)) // which does not end before it is made to
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	ok(t, n.Destroy(ctx))
+	hasEnded()
+
+	ok(t, n.Start(t.Context()))
+	ok(t, os.Remove(n.runningFile()))
+	ok(t, os.MkdirAll(filepath.Join(n.runningFile(), "x"), 0o700)) // which is not removed as a file is
+	ok(t, n.Destroy(t.Context()))
+	hasEnded()
+	ok(t, os.RemoveAll(n.runningFile()))
+	ok(t, n.Start(t.Context()))
+}

@@ -84,11 +84,15 @@ func (n *Network) up(ctx context.Context, d *Definition, chosen bool) error {
 		n.plugAgain(d)
 		return nil
 	}
-	// What was begun is undone even when the request has been given up.
-	undo, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), closeGrace,
-		fault.New(fault.Timeout, fault.Network, "not undone within %v", closeGrace))
+	undo, cancel := toItsEnd(ctx)
 	defer cancel()
 	return errors.Join(err, n.down(undo, d))
+}
+
+// toItsEnd is for what is not left half done when its request is given up.
+func toItsEnd(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), closeGrace,
+		fault.New(fault.Timeout, fault.Network, "not done within %v", closeGrace))
 }
 
 // admit refuses early what the host has no room for.

@@ -160,8 +160,7 @@ func (n *Network) revert(ctx context.Context, from, to *Definition) (err error) 
 			n.mendLater()
 		}
 	}()
-	undo, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), closeGrace,
-		fault.New(fault.Timeout, fault.Network, "not undone within %v", closeGrace))
+	undo, cancel := toItsEnd(ctx)
 	defer cancel()
 	if n.service != nil {
 		return n.reconfigure(undo, from, to)
