@@ -43,7 +43,7 @@ func (ps *Pools) startWithHost(p *Pool) {
 // startDue starts a pool unless that is not to be done any more: somebody has started or
 // forgotten it, or took its mark away.
 func (p *Pool) startDue(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 2*answerTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*longTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
 	defer cancel()
 	settled := backoff.Permanent(fault.New(fault.Aborted, fault.Pool, "pool %q is not to be started with the host any more", p.name))
 	if err := p.take(ctx); fault.Is(err, fault.NotFound) {

@@ -256,7 +256,7 @@ func (p *Pool) FreshVolume(ctx context.Context, name string) (*Volume, error) {
 	if d.carver() != nil || p.lane.stuck() > patience || p.isChanging(name) {
 		return p.Volume(name)
 	}
-	_, err = ask(ctx, p.lane, freshTime, func() (struct{}, error) { return struct{}{}, p.look(d, name) }, nil)
+	err = glance(ctx, p.lane, func() error { return p.look(d, name) })
 	if fault.Is(err, fault.NotFound) {
 		return nil, err
 	}

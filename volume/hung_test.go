@@ -8,7 +8,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -156,6 +158,52 @@ func TestLaneIsBounded(t *testing.T) {
 	for range laneDepth + 1 {
 		must(t, <-results)
 	}
+}
+
+// What gets on is waited for, however long it takes; what does not is given up. A refresh of a
+// large pool had ended the copies that went on in it.
+func TestWhatGetsOnIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ps := &Pools{}
+		ps.life, ps.end = context.WithCancelCause(t.Context())
+		p := &Pool{pools: ps, name: "a", lane: newLane(), used: &definition{kind: Logical}, jobs: map[string]*job{}}
+		nothing := func() error { return nil }
+		var busy sync.WaitGroup
+		read := func(work func()) {
+			busy.Go(func() { _ = tell(t.Context(), p.lane, func() error { work(); return nil }) })
+			synctest.Wait()
+		}
+		read(func() {
+			for range 100 {
+				p.lane.beat()
+				<-time.After(time.Second)
+			}
+		})
+		if _, err := p.begin(t.Context(), "disk", "test", true); err != nil {
+			t.Fatal(err)
+		}
+		must(t, p.beside(t.Context(), "disk", func(ctx context.Context) error {
+			select {
+			case <-time.After(90 * time.Second):
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}))
+		wantKind(t, glance(t.Context(), p.lane, nothing), fault.Timeout) // readers wait for nobody
+		must(t, tell(t.Context(), p.lane, nothing))
+		goOn := make(chan struct{})
+		read(func() { <-goOn })
+		began := time.Now()
+		wantKind(t, tell(t.Context(), p.lane, nothing), fault.Timeout)
+		if waited := time.Since(began); waited != answerTime {
+			t.Errorf("given up after %v", waited)
+		}
+		close(goOn)
+		busy.Wait()
+		p.lane.stop()
+		<-p.lane.done
+	})
 }
 
 func TestLateAnswerIsDiscarded(t *testing.T) {

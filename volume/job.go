@@ -162,12 +162,18 @@ func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Co
 	// Work that was told to end does so at once, unless it is stuck.
 	watch := time.NewTicker(answerTime / 3)
 	defer watch.Stop()
+	var asked chan error // whether the file system answers; nil: nobody has asked
 	for {
 		select {
 		case err := <-done:
 			return err
 		case <-watch.C:
-			if err := p.answers(ctx); fault.Is(err, fault.Timeout) {
+			if asked == nil {
+				asked = make(chan error, 1)
+				go func(answer chan<- error) { answer <- p.answers(ctx) }(asked) // ends with ctx
+			}
+		case err := <-asked:
+			if asked = nil; fault.Is(err, fault.Timeout) {
 				cancel(err)
 				return p.lastWord(done, err)
 			}
@@ -193,5 +199,5 @@ func (p *Pool) answers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return tell(context.WithoutCancel(ctx), p.lane, func() error { return p.remeasure(d) })
+	return tell(ctx, p.lane, func() error { return p.remeasure(d) })
 }

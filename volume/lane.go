@@ -10,11 +10,13 @@ import (
 )
 
 // Bounds of a lane. A file system that does not answer for as long as patience
-// makes its pool stale; a request is given up after answerTime.
+// makes its pool stale; a request is given up when nothing has got on for answerTime. What
+// gets on, as the reading of a folder with thousands of volumes does, is waited for up to longTime.
 const (
 	laneDepth  = 64
 	patience   = 2 * time.Second
 	answerTime = 30 * time.Second
+	longTime   = 10 * time.Minute
 	freshTime  = time.Second // that a reader gives a pool to bring its view up to date
 )
 
@@ -31,7 +33,7 @@ type lane struct {
 }
 
 type task struct {
-	ctx  context.Context // of the caller, with a deadline
+	ctx  context.Context // of the caller, until he waits no more
 	work func()
 	done chan struct{}
 }
@@ -88,12 +90,13 @@ func contained[T any](work func() (T, error)) (value T, err error) {
 	return work()
 }
 
-// ask has a lane do work and waits for its answer, up to a limit. An answer
+// ask has a lane do work and waits for its answer, for as long as it or what
+// comes before it gets on within a limit. An answer
 // that comes when nobody waits any more is handed to discard, which may be
 // nil; work that was not begun by then is never begun.
 func ask[T any](ctx context.Context, l *lane, limit time.Duration, work func() (T, error), discard func(T)) (T, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fault.New(fault.Timeout, fault.Pool, "the pool's file system did not answer within %v", limit))
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	var (
 		none, answer T
 		failure      error
@@ -114,19 +117,37 @@ func ask[T any](ctx context.Context, l *lane, limit time.Duration, work func() (
 	default:
 		return none, fault.New(fault.Busy, fault.Pool, "%d requests already wait for the pool's file system", laneDepth)
 	}
-	select {
-	case <-t.done:
-	case <-ctx.Done():
-		if settled.CompareAndSwap(false, true) {
-			return none, context.Cause(ctx)
-		}
-		<-t.done
-	case <-l.done:
-		if settled.CompareAndSwap(false, true) {
-			return none, fault.New(fault.WrongState, fault.Pool, "the pool was removed")
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for began := time.Now(); ; {
+		select {
+		case <-t.done:
+			return answer, failure
+		case <-timer.C:
+			if rest := limit - l.stuck(); rest > 0 && time.Since(began) < longTime {
+				timer.Reset(rest)
+				continue
+			}
+			cancel(fault.New(fault.Timeout, fault.Pool, "the pool's file system did not answer within %v", limit))
+		case <-ctx.Done():
+			if settled.CompareAndSwap(false, true) {
+				return none, context.Cause(ctx)
+			}
+			<-t.done
+		case <-l.done:
+			if settled.CompareAndSwap(false, true) {
+				return none, fault.New(fault.WrongState, fault.Pool, "the pool was removed")
+			}
+			return answer, failure
 		}
 	}
-	return answer, failure
+}
+
+// glance is tell of a reader, who does not wait for others either.
+func glance(ctx context.Context, l *lane, work func() error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, freshTime, fault.New(fault.Timeout, fault.Pool, "the pool's file system did not answer within %v", freshTime))
+	defer cancel()
+	return tell(ctx, l, work)
 }
 
 // tell is ask for work that has no answer but its error.

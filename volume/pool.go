@@ -267,8 +267,7 @@ func (p *Pool) Fresh(ctx context.Context) View {
 	if err != nil || p.lane.stuck() > patience {
 		return p.View()
 	}
-	_, err = ask(ctx, p.lane, freshTime, func() (struct{}, error) { return struct{}{}, p.remeasure(d) }, nil)
-	if err != nil {
+	if err := glance(ctx, p.lane, func() error { return p.remeasure(d) }); err != nil {
 		p.pools.log.Debug("pool is not fresh", "pool", p.name, "error", err)
 	}
 	return p.View()

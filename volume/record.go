@@ -307,7 +307,7 @@ func (ps *Pools) adopt(p *Pool, r poolRecord) {
 	p.adopting.Store(true)
 	ps.adopted.Go(func() {
 		defer p.adopting.Store(false)
-		ctx, cancel := context.WithTimeoutCause(ps.life, 2*answerTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
+		ctx, cancel := context.WithTimeoutCause(ps.life, 2*longTime, fault.New(fault.Timeout, fault.Pool, "pool %q did not start in time", p.name))
 		defer cancel()
 		if err := p.readopt(ctx); err != nil {
 			ps.log.Warn("cannot bring back pool", "pool", p.name, "error", err)
