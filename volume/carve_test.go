@@ -398,8 +398,9 @@ func TestReportsOfLVM(t *testing.T) {
 
 func TestCallsOfLVM(t *testing.T) {
 	const fail = "echo '  Volume group \"lvtest\" has insufficient free space (5 extents): 100 required.' >&2; exit 5"
+	closed := filepath.Join(t.TempDir(), "closed")
 	calls := fakeTools(t, map[string]string{
-		"vgs": printing(t, "vgs.json"), "lvs": printing(t, "lvs.json"), "vgchange": "", "lvcreate": fail, "lvextend": "", "lvreduce": "", "lvremove": "", "vgremove": "",
+		"vgs": printing(t, "vgs.json"), "lvs": printing(t, "lvs.json"), "vgchange": "[ $2 = y ] || [ -e " + closed + " ]", "lvcreate": fail, "lvextend": "", "lvreduce": "", "lvremove": "", "vgremove": "",
 	})
 	d := newDaemon(t)
 	p := d.pool(logicalXML("/dev/loop0", "/dev/loop1"))
@@ -442,6 +443,12 @@ func TestCallsOfLVM(t *testing.T) {
 	}; !slices.Equal(got, want) {
 		t.Errorf("calls %q", got)
 	}
+	// One of which a volume is open stays as it was.
+	wantKind(t, p.Stop(t.Context()), fault.Failed)
+	if got := calls(); !slices.Equal(got, []string{"vgchange --activate n lvtest", "vgchange --activate y lvtest"}) || !p.View().Active() {
+		t.Errorf("a stop that is refused calls %q", got)
+	}
+	must(t, os.WriteFile(closed, nil, 0o600))
 	must(t, p.Stop(t.Context()))
 	if got := calls(); !slices.Equal(got, []string{"vgchange --activate n lvtest"}) {
 		t.Errorf("stopping calls %q", got)

@@ -370,8 +370,9 @@ func TestSourcesAndCapabilities(t *testing.T) {
 }
 
 // mountedPool gives a running file system pool of which the file system is in memory.
-func mountedPool(t *testing.T, d *daemon, device string) (p *Pool, target string) {
+func mountedPool(t *testing.T, d *daemon) (p *Pool, target string) {
 	t.Helper()
+	const device = "/dev/none"
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}
@@ -388,7 +389,7 @@ func mountedPool(t *testing.T, d *daemon, device string) (p *Pool, target string
 
 func TestNothingIsMadeInAPoolThatStops(t *testing.T) {
 	d, dir := newDaemon(t), t.TempDir()
-	p, target := mountedPool(t, d, "/dev/none")
+	p, target := mountedPool(t, d)
 	began, goOn := filepath.Join(dir, "began"), filepath.Join(dir, "go")
 	fakeTools(t, map[string]string{"umount": "touch " + began + "; until [ -e " + goOn + " ]; do sleep 0.01; done; PATH=/usr/bin:/bin exec umount \"$1\""})
 	stopped := make(chan error, 1)
@@ -407,7 +408,7 @@ func TestNothingIsMadeInAPoolThatStops(t *testing.T) {
 // volume forgotten.
 func TestAFileSystemThatSomebodyUnmounts(t *testing.T) {
 	d := newDaemon(t)
-	p, target := mountedPool(t, d, "/dev/none")
+	p, target := mountedPool(t, d)
 	d.volume(p, volXML("disk", "raw", mib, ""))
 	must(t, unix.Unmount(target, 0))
 	wantKind(t, p.Refresh(t.Context()), fault.WrongState)
@@ -449,7 +450,7 @@ func TestAPoolWhoseDeviceHangs(t *testing.T) {
 // A start that fails unmounts what it has mounted itself, and nothing else.
 func TestAFailedStartUnmountsItsOwn(t *testing.T) {
 	d := newDaemon(t)
-	p, target := mountedPool(t, d, "/dev/none")
+	p, target := mountedPool(t, d)
 	fails := func(left string) {
 		t.Helper()
 		defer d.refuseChanges()()
@@ -465,4 +466,26 @@ func TestAFailedStartUnmountsItsOwn(t *testing.T) {
 	fails("")
 	must(t, unix.Mount("/dev/none", target, "tmpfs", 0, "size=1m"))
 	fails("/dev/none")
+}
+
+// A start that is given up while its file system is mounted leaves nothing mounted.
+func TestAStartThatIsGivenUpLeavesNothingMounted(t *testing.T) {
+	d, dir := newDaemon(t), t.TempDir()
+	p, target := mountedPool(t, d)
+	must(t, p.Stop(t.Context()))
+	began, goOn := filepath.Join(dir, "began"), filepath.Join(dir, "go")
+	fakeTools(t, map[string]string{"mount": "PATH=/usr/bin:/bin mount -t tmpfs \"$3\" \"$4\"; touch " + began + "; until [ -e " + goOn + " ]; do sleep 0.01; done"})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	started := make(chan error, 1)
+	go func() { started <- p.Start(ctx, NoBuild) }()
+	until(t, "it is mounted", func() bool { return unix.Access(began, unix.F_OK) == nil })
+	cancel(fault.New(fault.Aborted, fault.Call, "gone"))
+	must(t, os.WriteFile(goOn, nil, 0o600))
+	if err := <-started; err == nil {
+		t.Error("it starts")
+	}
+	if m, err := mountedAt(target); err != nil || m.Source != "" {
+		t.Errorf("%q is mounted: %v", m.Source, err)
+	}
 }

@@ -30,8 +30,9 @@ const (
 // a mount for file systems. What is mounted there already is taken as it is, if
 // it is the same. Fresh says that it was not there before.
 func (p *Pool) attach(ctx context.Context, d *definition) (fresh bool, err error) {
+	steady := context.WithoutCancel(ctx) // a tool that is ended half way leaves half a change
 	if c := d.carver(); c != nil {
-		return c.attach(context.WithoutCancel(ctx))
+		return c.attach(steady)
 	}
 	if d.kind == Dir {
 		return false, nil
@@ -47,7 +48,7 @@ func (p *Pool) attach(ctx context.Context, d *definition) (fresh bool, err error
 	}
 	at, err := ask(ctx, p.lane, answerTime, func() (string, error) { return realDir(d.target) }, nil)
 	if err == nil {
-		err = mountOn(ctx, d, at)
+		err = mountOn(steady, d, at)
 	}
 	return err == nil, err
 }
@@ -64,7 +65,7 @@ func (p *Pool) detach(ctx context.Context, d *definition) error {
 	if err != nil || there.Source == "" {
 		return err
 	}
-	_, err = run(ctx, mountTime, "umount", there.Point)
+	_, err = run(context.WithoutCancel(ctx), mountTime, "umount", there.Point)
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot unmount pool %q", p.name)
 }
 

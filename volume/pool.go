@@ -290,6 +290,10 @@ func (p *Pool) Stop(ctx context.Context) error {
 		return err
 	}
 	if err := p.detach(ctx, d); err != nil {
+		// LVM has taken away all that nobody has open.
+		if _, again := p.attach(context.WithoutCancel(ctx), d); again != nil {
+			p.pools.log.Warn("a pool that cannot be stopped lacks some of its volumes", "pool", p.name, "error", again)
+		}
 		p.mu.Lock()
 		p.leaving = false
 		p.mu.Unlock()
