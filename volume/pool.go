@@ -25,6 +25,8 @@ type Pool struct {
 	// adopting says that the pool is being brought back after Open.
 	adopting atomic.Bool
 
+	claimed string // see Pools.hold; guarded by the lock of pools
+
 	// published is replaced whole, with mu held.
 	published atomic.Pointer[View]
 
@@ -89,6 +91,9 @@ func (p *Pool) publish() {
 	v := &View{
 		Name: p.name, UUID: p.uuid, Type: d.kind, Target: d.target, place: d.place(),
 		Persistent: p.saved != nil, Autostart: p.autostart, Stale: p.stale,
+	}
+	if p.saved != nil {
+		v.next = p.saved.place()
 	}
 	switch {
 	case p.used != nil:

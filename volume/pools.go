@@ -341,8 +341,30 @@ func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error
 		case err != nil:
 			return nil, nil, err
 		}
-		return p, p.release, nil
+		if err := ps.hold(p, d); err != nil {
+			p.release()
+			return nil, nil, err
+		}
+		return p, func() { ps.letGo(p); p.release() }, nil
 	}
+}
+
+// hold keeps others from the place of a definition until its pool's view says it, or nothing came of it.
+// They may have come there while the pool's turn was waited for.
+func (ps *Pools) hold(p *Pool, d *definition) error {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	_, _, err := ps.match(d)
+	if err == nil {
+		p.claimed = d.place()
+	}
+	return err
+}
+
+func (ps *Pools) letGo(p *Pool) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p.claimed = ""
 }
 
 // match finds the pool of a definition's name and UUID. Fresh means that there
@@ -359,11 +381,18 @@ func (ps *Pools) match(d *definition) (p *Pool, fresh bool, err error) {
 		return nil, false, fault.New(fault.Exists, fault.Pool, "uuid %s is that of pool %q", d.uuid, identified.name)
 	}
 	for _, other := range ps.byUUID {
-		if v := other.published.Load(); other != named && v.place == d.place() {
+		if other != named && slices.Contains(other.places(), d.place()) {
 			return nil, false, fault.New(fault.Exists, fault.Pool, "the target %s is that of pool %q", d.place(), other.name)
 		}
 	}
 	return named, named == nil, nil
+}
+
+// places are where a pool has its volumes, will have them when it is next started, or is just about to.
+// The map's lock is held.
+func (p *Pool) places() []string {
+	v := p.published.Load()
+	return []string{v.place, v.next, p.claimed}
 }
 
 // insert adds a pool, with the map's lock held.

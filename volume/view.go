@@ -44,6 +44,7 @@ type View struct {
 	Stale string
 
 	place string
+	next  string // the place by the saved definition; "" of a transient pool
 }
 
 // Active says whether the pool is started, answering or not.

@@ -188,6 +188,28 @@ func TestTwoPoolsCannotBeOne(t *testing.T) {
 	if len(d.List()) != 1 {
 		t.Errorf("%d pools", len(d.List()))
 	}
+
+	// Nor have they one place because one of them only moves there.
+	must(t, p.Start(t.Context(), NoBuild))
+	own := func(dir string) string {
+		return strings.Replace(dirXML("a", dir), "<name>", "<uuid>"+p.UUID()+"</uuid><name>", 1)
+	}
+	soon, later := t.TempDir(), t.TempDir()
+	d.pool(own(soon))
+	_, err = d.Define(t.Context(), dirXML("b", soon), true)
+	wantKind(t, err, fault.Exists)
+	moves, err := parsePool(own(later), "", true)
+	must(t, err)
+	_, release, err := d.claim(t.Context(), moves)
+	must(t, err)
+	_, err = d.Create(t.Context(), dirXML("b", later), true, NoBuild)
+	wantKind(t, err, fault.Exists)
+	release()
+	other := d.pool(dirXML("b", later))
+	_, err = d.Define(t.Context(), own(later), true)
+	wantKind(t, err, fault.Exists)
+	must(t, other.Undefine(t.Context()))
+	d.pool(own(later))
 }
 
 func TestPoolDocuments(t *testing.T) {
