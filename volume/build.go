@@ -138,14 +138,8 @@ func makeFileSystem(ctx context.Context, d *definition, how Build) error {
 	if err := needTool(tool, ""); err != nil {
 		return err
 	}
-	if how == KeepExisting {
-		found, err := contentOf(ctx, d.device)
-		if err != nil {
-			return err
-		}
-		if found != "" {
-			return fault.New(fault.Exists, fault.Pool, "%s holds %s already; build with overwrite to lose it", d.device, found)
-		}
+	if err := blank(ctx, d.device, how); err != nil {
+		return err
 	}
 	var force []string
 	switch d.format {

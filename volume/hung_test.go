@@ -17,6 +17,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/mount/mounttest"
 )
 
@@ -262,6 +263,13 @@ func TestFileSystemPool(t *testing.T) {
 	must(t, err)
 	must(t, p.Build(t.Context(), KeepExisting))
 	wantKind(t, p.Build(t.Context(), KeepExisting), fault.Exists)
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	must(t, err)
+	release, err := image.HoldToWrite(f) // as QEMU does
+	must(t, err)
+	wantKind(t, p.Build(t.Context(), Overwrite), fault.Busy)
+	release()
+	must(t, f.Close())
 	must(t, p.Build(t.Context(), Overwrite))
 	must(t, p.Start(t.Context(), NoBuild))
 	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test fails half way
