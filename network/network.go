@@ -247,8 +247,8 @@ func (n *Network) vanish() {
 	failpoint.Reach("network.vanish")
 	n.gone = true
 	n.settle()
-	n.home.forget(n)
 	n.removeLeases()
+	n.home.forget(n) // at last: from then on another may have its UUID, and files by that
 }
 
 // SetAutostart says whether the network starts with the host.

@@ -1236,3 +1236,27 @@ func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
 	ok(t, os.RemoveAll(n.runningFile()))
 	ok(t, n.Start(t.Context()))
 }
+
+// The end of a guest takes no NIC from the list of its network that has got its name meanwhile.
+func TestNoNICIsForgottenByItsNameAlone(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	n := started(t, s, natNetwork("net52", 52))
+	attach := func(owner, mac string) (*device.NICAttachment, func()) {
+		a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net52", MAC: mac, Target: "reused"}, owner)
+		ok(t, err)
+		return a, release
+	}
+	first, endFirst := attach("first", "52:54:00:01:09:01")
+	first.Close() // as with the end of its QEMU
+	second, endSecond := attach("second", "52:54:00:01:09:02")
+	defer second.Close()
+	endFirst()
+	if ports := n.Ports(); len(ports) != 1 || ports[0].Owner != "second" {
+		t.Errorf("plugged in are %+v", ports)
+	}
+	endSecond()
+	if ports := n.Ports(); len(ports) > 0 {
+		t.Errorf("plugged in are still %+v", ports)
+	}
+}

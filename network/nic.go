@@ -119,7 +119,9 @@ func (s *Networks) enter(p plug, port Port) (release func()) {
 	return func() {
 		if n := p.network; n != nil {
 			n.portMu.Lock()
-			delete(n.ports, port.Interface)
+			if n.ports[port.Interface] == port { // and not of one that has the name by now
+				delete(n.ports, port.Interface)
+			}
 			n.portMu.Unlock()
 		}
 		if port.Parent == "" {
