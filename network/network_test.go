@@ -639,13 +639,19 @@ func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
 // what it gives is removed.
 func markIsRefused(t *testing.T, n *Network) (inTheWay string) {
 	t.Helper()
+	inTheWay = n.runningFile() + ".new"
+	dnsmasqFirst(t, "mkdir -p '"+inTheWay+"'; exec")
+	return inTheWay
+}
+
+// dnsmasqFirst has a shell do something, with dnsmasq at its end, whenever one is to be started.
+func dnsmasqFirst(t *testing.T, do string) {
+	t.Helper()
 	dnsmasq, err := exec.LookPath("dnsmasq")
 	ok(t, err)
-	inTheWay = n.runningFile() + ".new"
 	programs := t.TempDir()
-	ok(t, os.WriteFile(filepath.Join(programs, "dnsmasq"), []byte("#!/bin/sh\nmkdir -p '"+inTheWay+"'\nexec "+dnsmasq+" \"$@\"\n"), 0o700))
+	ok(t, os.WriteFile(filepath.Join(programs, "dnsmasq"), []byte("#!/bin/sh\n"+do+" "+dnsmasq+" \"$@\"\n"), 0o700))
 	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
-	return inTheWay
 }
 
 // servedAgain waits until a network has all that belongs to it.
@@ -876,6 +882,36 @@ func TestGuestsArePluggedInAgain(t *testing.T) {
 	if tap.Master != bridge.Index {
 		t.Errorf("the guest is not on the bridge: %+v", tap)
 	}
+}
+
+// A network is not said to run, to the next daemon either, before the guests that were on it are so again.
+func TestANetworkRunsWithItsGuests(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	n := started(t, s, natNetwork("net53", 53))
+	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net53", MAC: "52:54:00:01:0a:01"}, "guest")
+	ok(t, err)
+	defer release()
+	defer a.Close()
+	ok(t, n.Destroy(t.Context()))
+	mark, made := n.runningFile()+".new", filepath.Join(t.TempDir(), "made")
+	ok(t, syscall.Mkfifo(made, 0o600))
+	dnsmasqFirst(t, "mkfifo '"+mark+"' && echo > '"+made+"'; exec") // writing the mark that it runs waits until that is read
+	began := make(chan error, 1)
+	go func() { began <- n.Start(t.Context()) }()
+	_, err = os.ReadFile(made)
+	ok(t, err)
+	f, err := os.Open(mark)
+	ok(t, err)
+	bridge, err := link.ByName(a.Bridge)
+	ok(t, err)
+	tap, err := link.ByName(a.IfName)
+	ok(t, err)
+	if tap.Master != bridge.Index {
+		t.Errorf("the guest is not on the bridge: %+v", tap)
+	}
+	_, err = io.ReadAll(f)
+	ok(t, errors.Join(err, f.Close(), <-began))
 }
 
 // A guest that is kept from the others of its network is so too when the network has been started again, and

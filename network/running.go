@@ -78,10 +78,10 @@ func (n *Network) up(ctx context.Context, d *Definition, chosen bool) error {
 		}
 	}
 	if err == nil {
+		n.plugAgain(d) // before the next daemon would take it for whole
 		err = n.mark(d, true, chosen)
 	}
 	if err == nil {
-		n.plugAgain(d)
 		return nil
 	}
 	undo, cancel := toItsEnd(ctx)
