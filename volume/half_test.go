@@ -60,3 +60,29 @@ func TestAWipedVolumeIsWhole(t *testing.T) {
 		}
 	}
 }
+
+// What this daemon is just making is not taken for what an earlier one has left: a pool that is slow to be brought
+// back takes clients before it has been read.
+func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	_, err := p.begin(t.Context(), "disk", "creation", true)
+	must(t, err)
+	f, inode, err := p.reserve(t.Context(), "disk", image.Plan{Format: image.Raw, Virtual: mib})
+	must(t, err)
+	defer f.Close()
+	must(t, p.readopt(t.Context()))
+	must(t, p.complete(t.Context(), "disk", declaration{Format: image.Raw, Inode: inode}))
+	p.end("disk", "")
+	must(t, p.Refresh(t.Context()))
+	if names := dirNames(t, p); names != "disk" {
+		t.Errorf("there is %q", names)
+	}
+	left, _, err := p.reserve(t.Context(), "left", image.Plan{Format: image.Raw, Virtual: mib})
+	must(t, err)
+	must(t, left.Close())
+	must(t, p.readopt(t.Context()))
+	if names := dirNames(t, p); names != "disk" {
+		t.Errorf("what was left stays: %q", names)
+	}
+}

@@ -138,7 +138,7 @@ func (p *Pool) missing() (names []string) {
 // those that were to lose their data.
 func (p *Pool) sweep(target string, declared map[string]declaration) {
 	for name, d := range declared {
-		if !d.Building && d.Remake == nil {
+		if !d.Building && d.Remake == nil || p.isChanging(name) { // by this daemon, whose clients need not wait for a pool that is brought back
 			continue
 		}
 		outdated, err := d.outdated(target, name)
