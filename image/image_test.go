@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -260,6 +261,48 @@ func TestChainOfDeclaredLayersIsCopied(t *testing.T) {
 			t.Errorf("progress ended at %v", last)
 		}
 		qemuImg(t, "compare", "-f", "raw", "-F", string(format), base, into.Name())
+	}
+}
+
+// A copy whose first bytes come last is like its source, and as long as they have not come it begins with zeros.
+func TestACopyThatIsCutOffBeginsWithZeros(t *testing.T) {
+	whole := tool(t)
+	top := filepath.Join(t.TempDir(), "top")
+	qemuImg(t, "create", "-q", "-f", "qcow2", top, "4M")
+	if out, err := exec.CommandContext(t.Context(), "qemu-io", "-f", "qcow2", "-c", "write -P 7 0 2M", "-c", "write -P 8 3M 512K", top).CombinedOutput(); err != nil {
+		t.Skipf("needs qemu-io: %v: %s", err, out)
+	}
+	chain, err := OpenChain(t.Context(), top, Qcow2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer chain.Close()
+	script := filepath.Join(t.TempDir(), "qemu-img")
+	text := fmt.Sprintf("#!/bin/sh\n[ ! -e %[1]s.ran ] && touch %[1]s.ran && exec %[2]s \"$@\"\n", script, whole.path)
+	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	once := &Tool{path: script, log: whole.log} // and then fails
+	for _, tool := range []*Tool{whole, once} {
+		into := empty(t, "copy")
+		if err := whole.Make(t.Context(), into, Plan{Format: Raw, Virtual: 5 * mib}); err != nil {
+			t.Fatal(err)
+		}
+		if err := tool.Convert(t.Context(), Copy{From: chain, Into: into, Format: Raw, Last: mib}); (err != nil) != (tool == once) {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(into.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := byte(7)
+		if tool == once {
+			first = 0
+		}
+		want := slices.Concat(bytes.Repeat([]byte{first}, mib), bytes.Repeat([]byte{7}, mib), make([]byte, mib), bytes.Repeat([]byte{8}, mib/2), make([]byte, 3*mib/2))
+		if !bytes.Equal(got, want) {
+			t.Errorf("the copy is another; cut off: %v", tool == once)
+		}
 	}
 }
 

@@ -359,6 +359,9 @@ type Copy struct {
 	// FromKey and IntoKey open what is encrypted of the two: the uppermost layer
 	// of From, and Into.
 	FromKey, IntoKey []byte
+	// Last is how many of the first bytes of a raw copy come when all others are on disk: what is cut off
+	// before has nothing there by which it could be taken for a disk.
+	Last uint64
 	// Progress is told the share that is done, 0 to 1, from one goroutine. It
 	// may be nil.
 	Progress func(float64)
@@ -380,25 +383,57 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 	if err := errors.Join(k.add(intoKey, c.IntoKey), k.add(fromKey, c.FromKey)); err != nil {
 		return err
 	}
-	source, err := c.From.pseudoName(firstFile + 1)
-	if err != nil {
-		return err
-	}
-	args := append([]string{"convert", "-p", "-n"}, k.args...)
-	format := c.Format
-	if format == ISO {
-		format = Raw
-	}
-	if c.IntoKey != nil { // zeros are not zeros on disk there
-		args = append(args, "--target-image-opts", source, opened(format))
-	} else {
-		args = append(args, "--target-is-zero", "-O", string(format), source, fmt.Sprintf("/proc/self/fd/%d", firstFile))
-	}
 	st, err := c.Into.Stat()
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot look at %s", c.Into.Name())
 	}
+	parts := []part{{}}
+	if c.Last > 0 && c.Last < c.From[0].Virtual {
+		parts = []part{{at: c.Last}, {size: c.Last}}
+	}
 	return guarded(append(c.From.parsed(), parsed{c.Into, c.Format}), func() error {
-		return t.run(ctx, bounds{file: roomFor(c.From[0].Virtual + uint64(st.Size()))}, k.files, &progress{tell: c.Progress}, args...)
+		for i, p := range parts {
+			names, err := c.names(p, st.Mode()&os.ModeDevice != 0)
+			if err == nil && i > 0 {
+				err = fault.Wrap(c.Into.Sync(), fault.Failed, fault.Volume, "cannot sync the copy")
+			}
+			if err == nil {
+				args := append(append([]string{"convert", "-p", "-n"}, k.args...), names...)
+				err = t.run(ctx, bounds{file: roomFor(c.From[0].Virtual + uint64(st.Size()))}, k.files, &progress{tell: c.Progress}, args...)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
 	})
+}
+
+// part is a part of what is copied, in bytes; a size of 0 goes to the end.
+type part struct{ at, size uint64 }
+
+// names are those by which the tool is told of a part of the source, and of the same of the copy.
+func (c Copy) names(p part, device bool) ([]string, error) {
+	format := c.Format
+	if format == ISO {
+		format = Raw
+	}
+	if p == (part{}) {
+		source, err := c.From.pseudoName(firstFile + 1)
+		if c.IntoKey != nil { // zeros are not zeros on disk there
+			return []string{"--target-image-opts", source, opened(format)}, err
+		}
+		return []string{"--target-is-zero", "-O", string(format), source, fmt.Sprintf("/proc/self/fd/%d", firstFile)}, err
+	}
+	window, driver := map[string]any{"driver": Raw, "offset": p.at, "file": c.From.describe(firstFile + 1)}, "file"
+	if device {
+		driver = "host_device"
+	}
+	into := fmt.Sprintf("driver=raw,offset=%d,file.driver=%s,file.filename=/proc/self/fd/%d", p.at, driver, firstFile)
+	if p.size > 0 {
+		window["size"] = p.size
+		into += fmt.Sprintf(",size=%d", p.size)
+	}
+	source, err := named(window)
+	return []string{"--target-is-zero", "--target-image-opts", source, into}, err
 }

@@ -103,6 +103,10 @@ func drawCarved(w *wish, o CreateOptions) (*draft, error) {
 	return &draft{fill: func(context.Context, *os.File) error { return nil }}, nil
 }
 
+// copiedLast are the first bytes of a copy, with what tells of partitions, file systems and boot loaders. No
+// record and no name tells that a volume of a carved pool is half made.
+const copiedLast = 1 << 20
+
 // drawCarvedCopy drafts a volume of a carved pool with what a guest would read
 // of another volume. The blocks are zeroed first: a copy leaves out zeros.
 func (p *Pool) drawCarvedCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
@@ -133,10 +137,10 @@ func (p *Pool) drawCarvedCopy(w *wish, from *Pool, origin *Volume, o CreateOptio
 		if err := p.pools.believe(origin, chain); err != nil {
 			return err
 		}
-		if err := image.Erase(ctx, f, false, nil); err != nil {
+		if err := erase(ctx, f, false, new(job)); err != nil { // and on disk: what follows is not, at first
 			return err
 		}
-		return p.pools.images.Convert(ctx, image.Copy{From: chain, Into: f, Format: image.Raw, Progress: j.progress})
+		return p.pools.images.Convert(ctx, image.Copy{From: chain, Into: f, Format: image.Raw, Last: copiedLast, Progress: j.progress})
 	}
 	return d, nil
 }

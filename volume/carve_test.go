@@ -518,16 +518,16 @@ func TestVolumeGroupOnDevices(t *testing.T) {
 	}
 }
 
-// Tools that stand for an LVM with device-mapper: the one volume they can make
+// fakeGroup gives tools that stand for an LVM with device-mapper: the one volume they can make
 // is a link in the group's directory to a loop device.
-func TestLifeOfALogicalVolume(t *testing.T) {
-	needQemuImg(t)
-	device := loopDevice(t)
-	name := fmt.Sprintf("lodge-test-%d", os.Getpid())
-	dir := filepath.Join("/dev", name)
+func fakeGroup(t *testing.T) (name, dir, device string, calls func() []string) {
+	t.Helper()
+	device = loopDevice(t)
+	name = fmt.Sprintf("lodge-test-%d", os.Getpid())
+	dir = filepath.Join("/dev", name)
 	must(t, os.Mkdir(dir, 0o700))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	calls := fakeTools(t, map[string]string{
+	calls = fakeTools(t, map[string]string{
 		"vgs":      printing(t, "vgs.json"),
 		"vgchange": "",
 		"lvcreate": `ln -s ` + device + ` ` + dir + `/"$3"`,
@@ -535,6 +535,43 @@ func TestLifeOfALogicalVolume(t *testing.T) {
 		"lvs": `cd ` + dir + `; printf '{"report":[{"seg":['; for v in *; do test -L "$v" &&
 			printf '{"lv_name":"%s","lv_attr":"-wi-a-----","lv_size":"33554432","seg_size":"33554432","vg_extent_size":"4194304","devices":"/dev/loop1(2)"}' "$v"; done; echo ']}]}'`,
 	})
+	return name, dir, device, calls
+}
+
+// A copy on a block device has no beginning before all else is there: one that is cut off is taken for no disk.
+func TestACopyOnADeviceBeginsLast(t *testing.T) {
+	needQemuImg(t)
+	name, _, device, _ := fakeGroup(t)
+	tool, err := exec.LookPath("qemu-img")
+	must(t, err)
+	dir := t.TempDir()
+	seen := filepath.Join(dir, "seen")
+	script := "#!/bin/sh\ncase \"$*\" in *,size=*) head -c 2M " + device + " > " + seen + ";; esac\nexec " + tool + " \"$@\"\n"
+	must(t, os.WriteFile(filepath.Join(dir, "qemu-img"), []byte(script), 0o700)) //nolint:gosec // it is a program
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	d := newDaemon(t)
+	p, files := d.pool(strings.ReplaceAll(logicalXML(), "lvtest", name)), d.dirPool("files")
+	must(t, p.Start(t.Context(), NoBuild))
+	data := bytes.Repeat([]byte{7}, 2*mib)
+	_, err = files.FillVolume(t.Context(), "origin", data)
+	must(t, err)
+	must(t, dirty(device, 0, 3*mib))
+	_, err = p.CloneVolume(t.Context(), partXML("copy", 32*mib), files, "origin", CreateOptions{})
+	must(t, err)
+	if got := readVolumeBytes(t, p, "copy"); !bytes.Equal(got, append(data, make([]byte, 30*mib)...)) {
+		t.Error("the copy is not like its origin")
+	}
+	half, err := os.ReadFile(seen)
+	must(t, err)
+	if !bytes.Equal(half, append(make([]byte, copiedLast), data[copiedLast:]...)) {
+		t.Error("just before its end it begins already, or lacks something")
+	}
+	must(t, p.DeleteVolume(t.Context(), "copy"))
+}
+
+func TestLifeOfALogicalVolume(t *testing.T) {
+	needQemuImg(t)
+	name, dir, _, calls := fakeGroup(t)
 	d := newDaemon(t)
 	p := d.pool(strings.ReplaceAll(logicalXML(), "lvtest", name))
 	must(t, p.Start(t.Context(), NoBuild))
