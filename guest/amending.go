@@ -78,16 +78,16 @@ func (r *run) forgetAmending() {
 }
 
 // amend plans a change in place. After is the running definition with the change,
-// config the stored one (nil: that stays). Do tells QEMU and the host of it, beside
+// config what follows in the stored one (nil: that stays). Do tells QEMU and the host of it, beside
 // the loop, and gives what the loop is then to note: nil where it was refused as a
 // whole.
-func (g *Guest) amend(r *run, a *amending, after, config *domain.Definition, do func(context.Context, *qmp.Session) (note func(), err error)) work {
+func (g *Guest) amend(r *run, a *amending, after *domain.Definition, config *following, do func(context.Context, *qmp.Session) (note func(), err error)) work {
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err != nil {
 			return nil, err
 		}
-		if err := a.write(r, after, config); err != nil {
+		if err := a.write(r, after, config.definition()); err != nil {
 			return nil, err
 		}
 		note, err := do(ctx, s)
@@ -104,8 +104,8 @@ func (g *Guest) amend(r *run, a *amending, after, config *domain.Definition, do 
 				g.keepActive()
 				failpoint.Reach("amend.kept")
 			}
-			if err == nil && config != nil {
-				return g.redefine(config)
+			if err == nil {
+				return config.store()
 			}
 			return nil
 		}, err

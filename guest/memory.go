@@ -19,14 +19,14 @@ func (g *Guest) SetMemory(ctx context.Context, bytes uint64, a Affect) error {
 		config := g.inactive.Clone()
 		config.CurrentMemory = bytes
 		return config, nil
-	}, func(config *domain.Definition) (work, error) {
+	}, func(config *following) (work, error) {
 		return g.planMemory(bytes, config)
 	})
 }
 
 // planMemory plans to have the balloon ask the guest. That it follows is told by
 // QEMU: without a stored half nothing can be half done.
-func (g *Guest) planMemory(bytes uint64, config *domain.Definition) (work, error) {
+func (g *Guest) planMemory(bytes uint64, config *following) (work, error) {
 	r := g.run
 	if bytes > r.def.Memory {
 		return nil, tooMuch(bytes, r.def.Memory)

@@ -23,7 +23,7 @@ func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
 	}
 	return g.edit(ctx, a, func() (*domain.Definition, error) {
 		return g.withDevice(dev)
-	}, func(config *domain.Definition) (work, error) {
+	}, func(config *following) (work, error) {
 		return g.planPlug(ctx, doc, config, dev)
 	})
 }
@@ -56,7 +56,7 @@ func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabi
 // planPlug plans plugging a device into the running guest. It is read anew, so
 // that the running and the stored device share nothing but the MAC address that
 // was made up for a NIC.
-func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definition, stored device.Device) (work, error) {
+func (g *Guest) planPlug(ctx context.Context, doc string, config *following, stored device.Device) (work, error) {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{})
 	if err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 	if err := g.admitPlug(ctx, def, dev); err != nil {
 		return nil, err
 	}
-	also, err := g.newTwin(stored, config)
+	also, err := g.newTwin(stored, config.definition())
 	if err != nil {
 		return nil, err
 	}
@@ -106,10 +106,10 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definit
 		return func() error {
 			r.shorten = r.Surplus
 			defer r.forgetPlugging()
-			if err := g.addPlugged(r, dev, held); err != nil || config == nil {
+			if err := g.addPlugged(r, dev, held); err != nil {
 				return err
 			}
-			return g.redefine(config)
+			return config.store()
 		}, nil
 	}, nil
 }

@@ -23,7 +23,7 @@ import (
 func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definition) error) error {
 	return g.edit(ctx, a, func() (*domain.Definition, error) {
 		return tuned(g.inactive, change)
-	}, func(config *domain.Definition) (work, error) {
+	}, func(config *following) (work, error) {
 		return g.planTune(ctx, change, config)
 	})
 }
@@ -48,7 +48,7 @@ func sameRates(a, b *device.NIC) bool {
 	return reflect.DeepEqual(a.Inbound, b.Inbound) && reflect.DeepEqual(a.Outbound, b.Outbound)
 }
 
-func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
+func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) error, config *following) (work, error) {
 	r := g.run
 	before := r.def
 	after, err := tuned(before, change)

@@ -43,12 +43,12 @@ func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (de
 		}
 		config.Remove(stored)
 		return config, nil
-	}, func(config *domain.Definition) (work, error) {
+	}, func(config *following) (work, error) {
 		dev, err := find(&g.run.def.Devices)
 		if err != nil {
 			return nil, err
 		}
-		also, err := g.newTwin(stored, config)
+		also, err := g.newTwin(stored, config.definition())
 		if err != nil {
 			return nil, err
 		}

@@ -26,7 +26,7 @@ func (g *Guest) Update(ctx context.Context, doc string, a Affect, force bool) er
 	return g.edit(ctx, a, func() (*domain.Definition, error) {
 		config := g.inactive.Clone()
 		return config, updateIn(&config.Devices, dev)
-	}, func(config *domain.Definition) (work, error) {
+	}, func(config *following) (work, error) {
 		if err := g.fenceLive(ctx, dev); err != nil {
 			return nil, err
 		}
@@ -34,7 +34,7 @@ func (g *Guest) Update(ctx context.Context, doc string, a Affect, force bool) er
 	})
 }
 
-func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force bool) (work, error) {
+func (g *Guest) planUpdate(dev device.Device, config *following, force bool) (work, error) {
 	r := g.run
 	before, err := findLike(&r.def.Devices, dev)
 	if err != nil {
@@ -46,7 +46,7 @@ func (g *Guest) planUpdate(dev device.Device, config *domain.Definition, force b
 	}
 	changed := after.Clone().Devices.ByAlias(before.Common().Alias) // it shares nothing with config
 	if drive, is := changed.(*device.Disk); is {
-		return g.planMedia(before.(*device.Disk), drive, config, force)
+		return g.planMedia(before.(*device.Disk), drive, config.definition(), force)
 	}
 	return g.amend(r, &amending{}, after, config, func(ctx context.Context, _ *qmp.Session) (func(), error) {
 		if err := g.updateLive(ctx, r, changed); err != nil {

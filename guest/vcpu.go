@@ -30,7 +30,7 @@ func (g *Guest) SetVCPUs(ctx context.Context, n uint, o VCPUOptions) error {
 	}
 	return g.edit(ctx, o.Affect, func() (*domain.Definition, error) {
 		return withVCPUs(g.inactive, n, o.Maximum)
-	}, func(config *domain.Definition) (work, error) {
+	}, func(config *following) (work, error) {
 		if o.Maximum {
 			return nil, fault.New(fault.WrongState, fault.Domain, "the maximum of vCPUs of a running domain cannot be changed; change its config")
 		}
@@ -54,7 +54,7 @@ func withVCPUs(d *domain.Definition, n uint, maximum bool) (*domain.Definition, 
 	return d, nil
 }
 
-func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
+func (g *Guest) planVCPUs(n uint, config *following) (work, error) {
 	r, def := g.run, g.run.def
 	if n > r.def.VCPUs.Max {
 		return nil, fault.New(fault.Invalid, fault.Call, "%d vCPUs are more than the domain's maximum of %d", n, r.def.VCPUs.Max)

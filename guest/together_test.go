@@ -1,0 +1,61 @@
+package guest_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/guest"
+)
+
+// Two things at once, of one guest.
+
+// whileStopped has something done to a guest whose QEMU answers nothing, and something else beside it.
+func (d *daemon) whileStopped(g *guest.Guest, do func() error, beside func()) error {
+	d.t.Helper()
+	pid := d.pid(g.Name())
+	ok(d.t, syscall.Kill(pid, syscall.SIGSTOP))
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	eventually(d.t, "it is under way", func() bool { return g.Job().Kind != domain.JobNone })
+	beside()
+	ok(d.t, syscall.Kill(pid, syscall.SIGCONT))
+	return <-done
+}
+
+// What is stored of a guest while a change of the running one and of its definition is under way stays stored: the
+// change is made to what is there then.
+func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("busy", `<controller type='usb' model='qemu-xhci'/>`))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	path := filepath.Join(d.dir, "stick.raw")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
+	both := guest.Affect{Live: true, Config: true}
+	const memory = 32 << 20
+	for title, c := range map[string]struct {
+		change func() error
+		made   func(*domain.Definition) bool
+	}{
+		"plugged": {
+			func() error { return g.Attach(d.ctx(), stick, both) },
+			func(def *domain.Definition) bool { return len(def.Devices.Disks) == 1 },
+		},
+		"balloon": {
+			func() error { return g.SetMemory(d.ctx(), memory, both) },
+			func(def *domain.Definition) bool { return def.CurrentMemory == memory },
+		},
+	} {
+		err := d.whileStopped(g, c.change, func() {
+			d.define(strings.Replace(small("busy", `<controller type='usb' model='qemu-xhci'/>`), "<name>", "<uuid>"+g.UUID()+"</uuid><title>"+title+"</title><name>", 1))
+		})
+		ok(t, err)
+		if now := g.View().Inactive; now.Title != title || !c.made(now) {
+			t.Errorf("%s: what is stored is called %q, and has the change: %v", title, now.Title, c.made(now))
+		}
+	}
+}
