@@ -9,7 +9,6 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/failpoint"
-	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
@@ -209,9 +208,6 @@ func takeSettings(d, from *domain.Definition) {
 // part in it. It runs in the loop, and no other change is under way.
 func (g *Guest) amendNow(after, config *domain.Definition) error {
 	r := g.run
-	if r.amending != nil { // the one before is made first, when QEMU answers
-		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was cut off, and is finished when its QEMU answers; try again then", r.Name)
-	}
 	if err := (&amending{}).write(r, after, config); err != nil {
 		return err
 	}

@@ -194,7 +194,7 @@ func (g *Guest) changeMedia(ctx context.Context, r *run, def *domain.Definition,
 	}
 	if err := r.begin(changingFile, c); err != nil {
 		c.Live = "" // nothing was begun
-		return err
+		return errors.Join(err, r.labels.giveBack(ctx, ownerOf(c.live)))
 	}
 	if err := runSteps(ctx, s, steps); err != nil {
 		if unanswered(err) {

@@ -120,8 +120,12 @@ func (g *Guest) journalSaved(ctx context.Context, r *run) error {
 func (g *Guest) notSaved(ctx context.Context, s *qmp.Session, r *run) settle {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), modifyLimit)
 	defer stop()
-	if err := r.Saving.goOn(ctx, s); err != nil {
-		g.log.Error("the guest cannot go on after its save or dump yet", "error", err)
+	err := r.Saving.goOn(ctx, s)
+	if err != nil {
+		g.log.Error("the guest cannot go on after its save or dump", "error", err)
+	}
+	if unanswered(err) {
+		s.Close() // a new session ends it
 		return func() error { return nil }
 	}
 	return func() error {

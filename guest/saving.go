@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
 	"github.com/lodge-kvm/lodge/way"
@@ -27,8 +28,12 @@ type saving struct {
 	followed bool // it is of this daemon, whose work removes what it does not complete
 }
 
-// beginSaving journals a save or a dump before it is begun. It runs in the loop.
+// beginSaving journals a save or a dump before it is begun. It runs in the loop. One that was cut off
+// is ended first: it alone says that the guest is to go on.
 func (g *Guest) beginSaving(s *saving) error {
+	if g.run.Saving != nil {
+		return fault.New(fault.Busy, fault.Domain, "a save or a dump of domain %q was cut off, and is ended when its QEMU answers; try again then", g.record.Name)
+	}
 	g.run.Saving = s
 	err := g.journal()
 	if err != nil {
@@ -61,7 +66,14 @@ func (s *saving) giveUp(ctx context.Context, session *qmp.Session, dir string, l
 		return err
 	}
 	s.discard(ctx, dir, log)
-	return s.goOn(ctx, session)
+	err := s.goOn(ctx, session)
+	if unanswered(err) {
+		return err
+	}
+	if err != nil { // nor does it later
+		log.Error("the guest cannot go on after its save or dump", "error", err)
+	}
+	return nil
 }
 
 // discard removes what a save wrote that was not completed, or of whose

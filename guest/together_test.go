@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 )
 
@@ -58,4 +59,25 @@ func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 			t.Errorf("%s: what is stored is called %q, and has the change: %v", title, now.Title, c.made(now))
 		}
 	}
+}
+
+// A save that was cut off by the loss of the monitor lets the guest go on when its QEMU answers again, also
+// where somebody has tried once more meanwhile.
+func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(wordy("again"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	read, saved := d.saving(g, filepath.Join(d.dir, "image"))
+	pid := d.pid("again")
+	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
+	g.LoseMonitor()
+	read()
+	if err := <-saved; err == nil {
+		t.Error("the save succeeds without a monitor")
+	}
+	refused(t, g.Save(d.ctx(), filepath.Join(d.dir, "other"), guest.SaveOptions{}), fault.Busy, "was cut off")
+	refused(t, g.Dump(d.ctx(), filepath.Join(d.dir, "dump"), guest.DumpOptions{}), fault.Busy, "was cut off")
+	ok(t, syscall.Kill(pid, syscall.SIGCONT))
+	d.settle(g, domain.Running)
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
 }

@@ -64,8 +64,12 @@ func (r *run) written() {
 	}
 }
 
-// begin writes the journal of a change that is about to be made.
+// begin writes the journal of a change that is about to be made. That of one which was cut off stays
+// until QEMU has said how far it came.
 func (r *run) begin(name string, journal any) error {
+	if r.plugging != nil || r.changing != nil || r.amending != nil {
+		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was cut off, and is finished when its QEMU answers; try again then", r.Name)
+	}
 	if u := r.behindhand.Load(); u != nil {
 		return fault.Wrap(u.cause, fault.Failed, fault.Host, "what was changed of domain %q before is not written down yet, see to the room in %s and try again", r.Name, filepath.Dir(r.dir))
 	}
