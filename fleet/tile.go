@@ -88,12 +88,6 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 		return Summary{}, fault.New(fault.Invalid, fault.Call, "from 1 to %d tiles can be made, numbered from 0 to %d on; not %d from %d on",
 			maxTiles, maxTiles, count, first)
 	}
-	there := map[string][]string{}
-	for _, tile := range f.Tiles() {
-		for _, m := range tile.members {
-			there[tile.Name()] = append(there[tile.Name()], m.View.Name)
-		}
-	}
 	names := make([]string, count)
 	for i := range names {
 		names[i] = tileName(set, first+i)
@@ -103,10 +97,47 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
-		f.making.RLock()
-		defer f.making.RUnlock()
-		return f.createTile(ctx, docs, there[names[i]], dry)
+		leave, err := f.beginTile(names[i])
+		if err != nil {
+			return Result{Outcome: Failed, Error: err}
+		}
+		defer leave()
+		var there []string
+		for _, m := range f.tileNow(set, first+i).members {
+			there = append(there, m.View.Name)
+		}
+		return f.createTile(ctx, docs, there, dry)
 	})
+}
+
+// beginTile has one at a time make or remove a tile: what it is of is told by names, which the next
+// tile of its name has, too.
+func (f *Fleet) beginTile(name string) (leave func(), err error) {
+	f.mu.Lock()
+	busy := f.busy[name]
+	f.busy[name] = true
+	f.mu.Unlock()
+	if busy {
+		return nil, fault.New(fault.Busy, fault.Domain, "tile %s is being made or removed by another call; try again when that has ended", name)
+	}
+	f.making.RLock()
+	return func() {
+		f.making.RUnlock()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.busy, name)
+	}, nil
+}
+
+// tileNow gives a tile as it is by now; one that is not there has no guests.
+func (f *Fleet) tileNow(set string, number int) TileState {
+	t := TileState{Set: set, Number: number}
+	for _, m := range f.All() {
+		if m.Labels[tileLabel] == t.Name() {
+			t.add(m)
+		}
+	}
+	return t
 }
 
 // forTiles does something to each of many tiles.
@@ -275,23 +306,29 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 	for i, t := range chosen {
 		names[i] = t.Name()
 	}
-	users := f.users()
 	return f.forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
-		f.making.RLock()
-		defer f.making.RUnlock()
-		if err := f.checkUnused(ctx, chosen[i], users); err != nil {
+		leave, err := f.beginTile(names[i])
+		if err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
-		note := fmt.Sprintf("%d guests, %d volumes", chosen[i].Guests, len(chosen[i].Volumes))
+		defer leave()
+		t := f.tileNow(chosen[i].Set, chosen[i].Number) // its turn may have come late
+		if t.Guests == 0 {
+			return Result{Outcome: Unchanged}
+		}
+		if err := f.checkUnused(ctx, t, f.users()); err != nil {
+			return Result{Outcome: Failed, Error: err}
+		}
+		note := fmt.Sprintf("%d guests, %d volumes", t.Guests, len(t.Volumes))
 		if dry {
 			return Result{Outcome: Would, Note: note}
 		}
-		u := unfinished{Volumes: chosen[i].Volumes, Removing: true}
-		if err := f.tileBegun(chosen[i].Name(), u); err != nil {
+		u := unfinished{Volumes: t.Volumes, Removing: true}
+		if err := f.tileBegun(t.Name(), u); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
-		err := f.removeTile(context.WithoutCancel(ctx), chosen[i])
-		if err = errors.Join(err, f.endedOrLeft(tileKind, chosen[i].Name(), u)); err != nil {
+		err = f.removeTile(context.WithoutCancel(ctx), t)
+		if err = errors.Join(err, f.endedOrLeft(tileKind, t.Name(), u)); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
 		return Result{Outcome: Done, Note: note}
