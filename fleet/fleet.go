@@ -40,9 +40,6 @@ type Fleet struct {
 	busy map[string]bool
 	// making is held by those who make or remove tiles or clones, and alone by who removes what is left.
 	making sync.RWMutex
-
-	// turns let one at a time change a guest's marks; each holds one.
-	turns [64]chan struct{}
 }
 
 // readOnce is what was read of one guest's metadata. The text is that of the
@@ -55,11 +52,7 @@ type readOnce struct {
 
 // New makes a fleet of a registry's guests. It starts nothing by itself.
 func New(c Config) *Fleet {
-	f := &Fleet{guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, read: map[string]readOnce{}, busy: map[string]bool{}, untidy: make(chan struct{}, 1)}
-	for i := range f.turns {
-		f.turns[i] = make(chan struct{}, 1)
-	}
-	return f
+	return &Fleet{guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, read: map[string]readOnce{}, busy: map[string]bool{}, untidy: make(chan struct{}, 1)}
 }
 
 // Member is a guest as part of a set, as of one moment.

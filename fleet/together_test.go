@@ -1,8 +1,14 @@
 package fleet
 
 import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -50,4 +56,50 @@ func TestATileIsRemovedAsItIsWhenItsTurnComes(t *testing.T) {
 	ok(t, err)
 	h.wants("files", files(t, dir))
 	h.wants("guests", h.chosen("all"))
+}
+
+// asking is the context of one who asks a guest: came is closed when that waits for an answer.
+type asking struct {
+	context.Context
+	looked atomic.Int32
+	came   chan struct{}
+}
+
+func (a *asking) Done() <-chan struct{} {
+	if a.looked.Add(1) == 2 {
+		close(a.came)
+	}
+	return a.Context.Done()
+}
+
+// Labels are changed as they are when that comes to be done, after others: who takes a label away while
+// somebody else waits to give one does not find it again.
+func TestLabelsThatOthersTookAwayDoNotComeBack(t *testing.T) {
+	h := newHerd(t)
+	doc := func(label string) string {
+		return strings.Replace(small("marked"), "<devices>", marked(0, label)+"<devices>", 1)
+	}
+	h.define(doc(`<x:label name='team' value='a'/>`))
+	h.run(Request{Verb: Start, Options: Options{Paused: true}}, "marked")
+	ok(t, syscall.Kill(h.pid("marked"), syscall.SIGSTOP))
+	g, err := h.guests.ByName("marked")
+	ok(t, err)
+	over := make(chan error, 2)
+	go func() { over <- g.InjectNMI(t.Context()) }() // which keeps others from their turn
+	for tick := time.NewTicker(time.Millisecond); g.Job().Kind == domain.JobNone; <-tick.C {
+		ok(t, t.Context().Err())
+	}
+	m := h.Of(g)
+	want, err := parseSettings(map[string]string{"label.note": "b"})
+	ok(t, err)
+	asked := &asking{Context: t.Context(), came: make(chan struct{})}
+	go func() { over <- (h.set(asked, g, want, nil)).Error }()
+	<-asked.came
+	h.define(strings.Replace(doc(`<x:label name='team' value='b'/>`), "<name>", "<uuid>"+m.View.UUID+"</uuid><name>", 1))
+	ok(t, syscall.Kill(h.pid("marked"), syscall.SIGCONT))
+	ok(t, <-over)
+	ok(t, <-over)
+	if l := h.Of(g).Labels; l["team"] != "b" || l["note"] != "b" || len(l) != 2 {
+		t.Errorf("its labels are %v", l)
+	}
 }

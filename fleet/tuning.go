@@ -3,9 +3,9 @@ package fleet
 import (
 	"context"
 	"fmt"
-	"hash/fnv"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 )
@@ -50,21 +50,6 @@ func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings, sees func(
 	return Result{Note: strings.Join(notes, "; ")}
 }
 
-// hold lets one at a time change a guest's marks, which are read and then written
-// whole. Guests share a few places, so that nothing has to be given back when
-// they go; a place is held while a guest's loop answers, which never waits.
-func (f *Fleet) hold(ctx context.Context, uuid string) (release func(), err error) {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(uuid))
-	turn := f.turns[h.Sum32()%uint32(len(f.turns))]
-	select {
-	case turn <- struct{}{}:
-		return func() { <-turn }, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("waited for another change of marks: %w", context.Cause(ctx))
-	}
-}
-
 // everywhere is what runs and what the next start makes, whichever there is.
 func everywhere(v *guest.View) guest.Affect {
 	return guest.Affect{Live: v.Active != nil, Config: v.Inactive != nil}
@@ -72,45 +57,47 @@ func everywhere(v *guest.View) guest.Affect {
 
 // describeWith changes one of a guest's descriptions, wherever there is one. A
 // guest that starts or ends meanwhile is asked once more.
-func (t *tuning) describeWith(kind guest.MetadataKind, value, uri string) error {
-	said := &value
-	if value == "" {
-		said = nil
+func (t *tuning) describeWith(kind guest.MetadataKind, text func(*domain.Definition) (string, error), uri string) error {
+	to := func(d *domain.Definition) (*string, error) {
+		value, err := text(d)
+		if value == "" {
+			return nil, err
+		}
+		return &value, err
 	}
-	err := t.g.SetMetadata(t.ctx, kind, said, prefix, uri, everywhere(t.g.View()))
+	err := t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, everywhere(t.g.View()))
 	if fault.Is(err, fault.WrongState) {
-		err = t.g.SetMetadata(t.ctx, kind, said, prefix, uri, everywhere(t.g.View()))
+		err = t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, everywhere(t.g.View()))
 	}
 	return err
 }
 
+// always is a text whatever the definition is.
+func always(text string) func(*domain.Definition) (string, error) {
+	return func(*domain.Definition) (string, error) { return text, nil }
+}
+
 func (t *tuning) title() (string, error) {
-	return "", t.describeWith(guest.Title, *t.want.title, "")
+	return "", t.describeWith(guest.Title, always(*t.want.title), "")
 }
 
 func (t *tuning) description() (string, error) {
-	return "", t.describeWith(guest.Description, *t.want.description, "")
+	return "", t.describeWith(guest.Description, always(*t.want.description), "")
 }
 
+// marks changes those that the guest has by then: others may have changed them, or defined it anew.
 func (t *tuning) marks() (string, error) {
-	release, err := t.fleet.hold(t.ctx, t.g.UUID())
-	if err != nil {
-		return "", err
-	}
-	defer release()
-	m := t.fleet.Of(t.g) // as the one before left it
-	if m.Problem != "" {
-		return "", unreadable(m)
-	}
-	marks, _, err := t.want.on(m.View.Name, m.Marks)
-	if err != nil {
-		return "", err
-	}
-	doc, err := marks.document()
-	if err != nil {
-		return "", err
-	}
-	return "", t.describeWith(guest.Element, doc, Namespace)
+	return "", t.describeWith(guest.Element, func(d *domain.Definition) (string, error) {
+		now, err := ReadMarks(d.Metadata)
+		if err != nil {
+			return "", unreadable(Member{View: &guest.View{Name: d.Name}, Problem: err.Error()})
+		}
+		marks, _, err := t.want.on(d.Name, now)
+		if err != nil {
+			return "", err
+		}
+		return marks.document()
+	}, Namespace)
 }
 
 func (t *tuning) autostart() (string, error) {

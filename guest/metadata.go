@@ -24,8 +24,18 @@ const (
 // SetMetadata changes or, with a nil value, removes a description. Key is the
 // prefix under which an element is shown.
 func (g *Guest) SetMetadata(ctx context.Context, kind MetadataKind, value *string, key, uri string, a Affect) error {
+	return g.ChangeMetadata(ctx, kind, func(*domain.Definition) (*string, error) { return value, nil }, key, uri, a)
+}
+
+// ChangeMetadata is SetMetadata to a value that depends on the guest's definition as it is then: the
+// stored one, if there is any. It is asked in the guest's loop, and must not wait for anything.
+func (g *Guest) ChangeMetadata(ctx context.Context, kind MetadataKind, to func(*domain.Definition) (*string, error), key, uri string, a Affect) error {
 	set := func() error {
 		a, err := g.resolve(a)
+		if err != nil {
+			return err
+		}
+		value, err := to(g.current())
 		if err != nil {
 			return err
 		}
