@@ -27,6 +27,9 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 	}
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
 		return g.change(ctx, "", func() error {
+			if err := g.isCalled(u.plain.Name); err != nil {
+				return err
+			}
 			def := u.after(g.current())
 			if err := askBound(ctx, g.uuid, def, doc); err != nil {
 				return err

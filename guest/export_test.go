@@ -66,3 +66,9 @@ func (g *Guest) DestroyerOfThisRun() func(context.Context) error {
 	r := g.live.Load()
 	return func(ctx context.Context) error { return g.destroy(ctx, false, r) }
 }
+
+// Waiting is how many requests wait for their turn.
+func (g *Guest) Waiting() (n int) {
+	_ = g.change(g.reg.life, "", func() error { n = len(g.waiting); return nil })
+	return n
+}

@@ -180,6 +180,15 @@ func (r *Registry) claimed(ctx context.Context, name, uuid string, do func(*Gues
 	}
 }
 
+// isCalled refuses what is meant for a guest of that name, where it has been renamed since it was found:
+// the name may be another's by now. Who asked finds that out by looking again. It runs in the loop.
+func (g *Guest) isCalled(name string) error {
+	if g.record.Name == name {
+		return nil
+	}
+	return errGone(name)
+}
+
 // maxGuests bounds how many guests there may be: the longest list that libvirt's
 // clients take.
 const maxGuests = 16384

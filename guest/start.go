@@ -72,7 +72,7 @@ func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Gue
 	}
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
 		return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
-			if err := g.admitBesideSave(); err != nil {
+			if err := errors.Join(g.isCalled(u.plain.Name), g.admitBesideSave()); err != nil {
 				return nil, err
 			}
 			def := u.after(g.current())

@@ -1,6 +1,7 @@
 package guest_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -80,4 +81,29 @@ func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
 	d.settle(g, domain.Running)
 	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+}
+
+// A start that was asked for by a document waits while its guest is renamed: it is not of that guest any more.
+func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("from"))
+	ok(t, g.MakeTemplate(d.ctx()))
+	held, hold, over := make(chan struct{}), make(chan struct{}), make(chan error, 2)
+	go func() {
+		over <- g.EndTemplate(d.ctx(), func(context.Context) error { close(held); <-hold; return nil }) // and others wait
+	}()
+	<-held
+	go func() { over <- g.Rename(d.ctx(), "to") }()
+	eventually(t, "the rename waits", func() bool { return g.Waiting() == 1 })
+	created := make(chan error, 1)
+	go func() {
+		_, err := d.Create(d.ctx(), strings.Replace(small("from"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), guest.StartOptions{})
+		created <- err
+	}()
+	eventually(t, "the start waits", func() bool { return g.Waiting() == 2 })
+	close(hold)
+	ok(t, <-over)
+	ok(t, <-over)
+	refused(t, <-created, fault.Exists, "'to' is already defined")
+	d.want(g, domain.ShutOff, domain.ReasonUnknown)
 }
