@@ -1,13 +1,20 @@
 package guest
 
 import (
+	"bufio"
+	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/qmp"
 )
 
 // The journal of a change that was cut off, of which QEMU has still to be asked, is not written over by the next
@@ -31,4 +38,36 @@ func TestAChangeThatWasCutOffIsNotForgottenForTheNext(t *testing.T) {
 			t.Errorf("%s says %q, %v", name, text, err)
 		}
 	}
+}
+
+// A reset that QEMU does not answer, as on a host whose storage hangs for a while, is made once more by a new
+// session: the guest is said to run, and nobody else would let it.
+func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, qemus := net.Pipe()
+		go func() {
+			fmt.Fprintln(qemus, `{"QMP":{}}`)
+			for lines := bufio.NewScanner(qemus); lines.Scan(); {
+				if strings.Contains(lines.Text(), "qmp_capabilities") {
+					fmt.Fprintln(qemus, `{"return":{},"id":1}`)
+				}
+			}
+		}()
+		log := slog.New(slog.DiscardHandler)
+		s, err := qmp.New(t.Context(), ours, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		r := newRun(runRecord{Name: "stopped"}, t.TempDir(), kernel.Root{}, log)
+		r.connect(s)
+		g := &Guest{reg: &Registry{life: t.Context()}, log: log, run: r}
+		g.restartMachine()
+		late := time.After(time.Hour)
+		select {
+		case <-s.Done():
+		case <-late:
+			t.Error("the session stays, and the guest stopped")
+		}
+	})
 }

@@ -310,6 +310,9 @@ func (g *Guest) restartMachine() {
 		if err != nil {
 			g.log.Error("cannot restart the machine; it stays stopped", "error", err)
 		}
+		if s != nil && unanswered(err) {
+			s.Close() // a new session does it once more
+		}
 	}()
 }
 
