@@ -79,6 +79,10 @@ func encode(command string, args any, id uint64) ([]byte, error) {
 	return append(line, '\n'), err
 }
 
+// isNoncharacter reports whether QEMU's parser takes no string with it, as of the code points that are never
+// to be characters.
+func isNoncharacter(r rune) bool { return r >= 0xfdd0 && r <= 0xfdef || r&0xfffe == 0xfffe }
+
 // number gives the id of the command that an answer is for.
 func (m *message) number() (id uint64, ok bool) {
 	id, err := strconv.ParseUint(string(m.ID), 10, 64)

@@ -1,6 +1,7 @@
 package qmp
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -174,6 +175,10 @@ func (s *Session) execute(ctx context.Context, command string, args, into any, f
 	if err != nil {
 		s.forget(id)
 		return fault.Wrap(err, fault.Internal, fault.Monitor, "cannot encode the arguments of %s", command)
+	}
+	if bytes.ContainsFunc(line, isNoncharacter) { // QEMU would not say which command it was that it could not read
+		s.forget(id)
+		return fault.Wrap(&Error{ClassGeneric, "it holds what Unicode calls no character"}, fault.Invalid, fault.Monitor, "cannot send %s", command)
 	}
 	if err := s.send(ctx, line, file); err != nil {
 		s.forget(id)

@@ -388,3 +388,19 @@ func TestFilesNeedASocket(t *testing.T) {
 		t.Fatalf("got %v; the session ended by %v", err, s.Err())
 	}
 }
+
+// TestANoncharacterCostsNobodyTheSession: QEMU's answer to it would be nobody's.
+func TestANoncharacterCostsNobodyTheSession(t *testing.T) {
+	m := qmptest.New(t)
+	s := open(t, m)
+	for _, text := range []string{"\ufdd0", "a\ufdefb", "\ufffe", "\U0001ffff", "\U0010fffe"} {
+		err := s.Execute(t.Context(), "set_password", object{"protocol": "vnc", "password": text}, nil)
+		if !fault.Is(err, fault.Invalid) || !qmp.IsClass(err, qmp.ClassGeneric) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	m.Expect("set_password")
+	if err := s.Execute(t.Context(), "set_password", object{"protocol": "vnc", "password": "\ufdcf\ufdf0\ufffd\U0010fffd"}, nil); err != nil {
+		t.Error(err)
+	}
+}
