@@ -159,9 +159,11 @@ func userIn(dir string) uint32 {
 }
 
 // isGuest tells a QEMU that was launched for the guest of a run directory, which has the
-// UUID's name, from whatever else runs there or as the same user.
+// UUID's name, from whatever else runs there or as the same user. The UUID is the first that is said: what
+// the user adds (<cmdline>) comes later.
 func isGuest(command []string, dir string) bool {
-	return slices.Contains(command, filepath.Base(dir)) &&
+	at := slices.Index(command, "-uuid") + 1
+	return at > 0 && at < len(command) && command[at] == filepath.Base(dir) &&
 		slices.ContainsFunc(command, func(word string) bool { return strings.HasPrefix(word, "guest=") })
 }
 

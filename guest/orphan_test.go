@@ -31,3 +31,19 @@ func TestAGuestThatCannotBeLookedForIsLeftAlone(t *testing.T) {
 		t.Errorf("it is taken for one that has ended: %v", err)
 	}
 }
+
+// A guest whose user has another's UUID in what he adds to QEMU's command is not taken for the other.
+func TestAGuestIsKnownByItsOwnUUID(t *testing.T) {
+	const own, other = "5f0f2a0e-6d53-4a35-b1a6-0a1f3ad0c0de", "c0ffee00-0000-4000-8000-0000000000a6"
+	command := []string{"qemu", "-name", "guest=one,debug-threads=on", "-uuid", own, "-device", "x", "-uuid", other, other}
+	for uuid, is := range map[string]bool{own: true, other: false} {
+		if isGuest(command, "/run/"+uuid) != is {
+			t.Errorf("it is taken for %s: %v", uuid, !is)
+		}
+	}
+	for _, not := range [][]string{{"-uuid"}, {"-uuid", own}, {"guest=one", own}, nil} {
+		if isGuest(not, "/run/"+own) {
+			t.Errorf("%q is taken for a guest", not)
+		}
+	}
+}
