@@ -66,12 +66,9 @@ func inactive(g *guest.Guest) bool {
 	return !active(g)
 }
 
-// paused and running do not believe what a monitor said that no longer answers.
-func paused(g *guest.Guest) bool {
-	v := g.View()
-	return v.State == domain.Paused && v.StuckSince.IsZero()
-}
+func paused(g *guest.Guest) bool { return g.View().IsPaused() }
 
+// running does not believe what a monitor said that no longer answers.
 func running(g *guest.Guest) bool {
 	v := g.View()
 	return (v.State == domain.Running || v.State == domain.Blocked) && v.StuckSince.IsZero()

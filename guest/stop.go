@@ -278,9 +278,15 @@ func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecyc
 	})
 }
 
+// IsPaused says that the guest stays paused until somebody lets it go on: not one whose processors work under
+// way has stopped, such as a dump, nor one of which a monitor that no longer answers said so.
+func (v *View) IsPaused() bool {
+	return v.State == domain.Paused && v.StuckSince.IsZero() && v.job.Kind == domain.JobNone
+}
+
 // Suspend stops the processors.
 func (g *Guest) Suspend(ctx context.Context) error {
-	if v := g.View(); v.State == domain.Paused && v.StuckSince.IsZero() {
+	if v := g.View(); v.IsPaused() {
 		if v.Reason != domain.ReasonIOError {
 			return nil
 		}

@@ -107,3 +107,20 @@ func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
 	refused(t, <-created, fault.Exists, "'to' is already defined")
 	d.want(g, domain.ShutOff, domain.ReasonUnknown)
 }
+
+// Who suspends a guest that is paused for a dump just then finds it suspended when the dump has ended.
+func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(wordy("dumped"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	path := filepath.Join(d.dir, "dump")
+	read, dumped, suspended := slowImage(t, path), make(chan error, 1), make(chan error, 1)
+	go func() { dumped <- g.Dump(d.ctx(), path, guest.DumpOptions{}) }()
+	d.settle(g, domain.Paused)
+	go func() { suspended <- g.Suspend(d.ctx()) }()
+	eventually(t, "it waits for the end of the dump", func() bool { return g.Waiting() == 1 })
+	read()
+	<-dumped // it fails: a pipe is on no disk
+	ok(t, <-suspended)
+	d.want(g, domain.Paused, domain.ReasonUser)
+}
