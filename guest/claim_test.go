@@ -358,3 +358,32 @@ func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
 		t.Errorf("a guest that runs is said to be %s", g.state.Phase)
 	}
 }
+
+// Whoever destroys a transient guest that is being started is told that it has gone, as he asked.
+func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
+	r := bareRegistry(t)
+	g, err := r.claim("starting", claimedUUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun, started := make(chan struct{}), make(chan error, 1)
+	go func() {
+		started <- g.perform(t.Context(), lifecycle.Start, domain.JobStart, 0, func() (work, error) {
+			return func(ctx context.Context) (settle, error) {
+				close(begun)
+				<-ctx.Done()
+				return nil, context.Cause(ctx)
+			}, nil
+		})
+	}()
+	<-begun
+	if err := g.Destroy(t.Context(), false); err != nil {
+		t.Errorf("who destroys it is told: %v", err)
+	}
+	if err := <-started; !fault.Is(err, fault.Aborted) {
+		t.Errorf("who starts it is told: %v", err)
+	}
+	if _, err := r.ByUUID(claimedUUID); !fault.Is(err, fault.NotFound) {
+		t.Errorf("it is still there: %v", err)
+	}
+}

@@ -231,5 +231,6 @@ func (g *Guest) forget() {
 	g.reg.hasRun(g.uuid)
 	g.reg.traits.set(g.uuid, nil)
 	g.reg.remove(g)
+	g.dismissDestroyers(nil) // it has ended, as they asked
 	g.over = true
 }
