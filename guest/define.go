@@ -242,7 +242,7 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
 		g.record.ManagedSave = false
 		g.removeManagedSave()
 	}
-	if g.run == nil && (o.TPM || !o.KeepTPM && !keepsTPM(inactive)) { // else it has its TPM to the end
+	if g.run == nil && g.quarantine == "" && (o.TPM || !o.KeepTPM && !keepsTPM(inactive)) { // else it has its TPM to the end
 		g.reg.dropTPM(g.uuid, g.log)
 	}
 	if g.run == nil {

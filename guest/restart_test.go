@@ -167,7 +167,13 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 		text, r["XML"] = r["XML"], "<domain"
 		writeRecord(t, g, r)
 	})
+	state := filepath.Join(d.dir, "data/guest/tpm", g.UUID(), "tpm2-00.permall")
+	ok(t, os.MkdirAll(filepath.Dir(state), 0o700))
+	ok(t, os.WriteFile(state, nil, 0o600))
 	ok(t, d.again(g).Undefine(d.ctx(), guest.UndefineOptions{}))
+	if gone(state) {
+		t.Error("it runs on without the state of its TPM")
+	}
 	d.reopen(func() {
 		r := record(t, g)
 		r["XML"] = text
@@ -177,6 +183,10 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 	d.want(g, domain.Running, domain.ReasonBooted)
 	if g.View().Persistent {
 		t.Error("it is defined again")
+	}
+	ok(t, g.Destroy(d.ctx(), false))
+	if !gone(state) {
+		t.Error("the state of its TPM is left")
 	}
 }
 
