@@ -119,7 +119,14 @@ func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, def *dom
 		}, nil
 	}
 	if present[alias] {
-		err := settlePlugged(ctx, s, dev)
+		if err := settlePlugged(ctx, s, dev); unanswered(err) {
+			return nil, err
+		} else if err != nil { // told again with each session, the guest would have no monitor
+			g.log.Warn("a device that was being plugged in is the guest's without its limits, which QEMU refuses", "alias", alias, "error", err)
+			if d, is := dev.(*device.Disk); is {
+				d.Tune = nil
+			}
+		}
 		return func() error {
 			g.log.Info("a device that was being plugged in is the guest's", "alias", alias)
 			defer r.forgetPlugging()
@@ -127,7 +134,7 @@ func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, def *dom
 				return err
 			}
 			return g.storeTwin(p.Twin)
-		}, err
+		}, nil
 	}
 	takeBack(ctx, s, p.Undo, g.log)
 	if err := r.labels.giveBack(ctx, ownerOf(dev)); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
@@ -676,6 +677,38 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 			ok(t, g.Destroy(d.ctx(), false))
 		})
 	}
+}
+
+// A device is the guest's also where QEMU refuses what was still to be said of it when its plug was cut off: the
+// guest keeps its monitor.
+func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
+	d := newDaemon(t)
+	path := filepath.Join(d.dir, "stick.raw")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	stick := func(tune string) string {
+		return `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/>` + tune + `</disk>`
+	}
+	g := d.define(small("greedy", `<controller type='usb' model='qemu-xhci'/>`))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	before := record(t, g)
+	ok(t, g.Attach(d.ctx(), stick(""), guest.Affect{Live: true}))
+	disk := g.View().Active.Devices.Disks[0]
+	disk.Tune = &device.IOTune{TotalBytes: 1 << 20, ReadBytes: 1 << 20} // which QEMU does not take together
+	d.reopen(func() {
+		writeRecord(t, g, before)
+		xml, err := domainxml.FormatDevice(disk, domainxml.Style{Active: true, Secure: true})
+		ok(t, err)
+		journal, err := json.Marshal(map[string]any{"Device": xml})
+		ok(t, err)
+		ok(t, os.WriteFile(filepath.Join(g.RunDir(), "plugging.json"), journal, 0o600))
+	})
+	g = d.again(g)
+	eventually(t, "the plug ended", func() bool { return gone(filepath.Join(g.RunDir(), "plugging.json")) })
+	if disks := g.View().Active.Devices.Disks; len(disks) != 1 || disks[0].Tune != nil {
+		t.Errorf("its disks are %+v", disks)
+	}
+	ok(t, g.Suspend(d.ctx()))
+	ok(t, g.Detach(d.ctx(), stick(""), guest.Affect{Live: true}))
 }
 
 func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
