@@ -236,8 +236,11 @@ func (g *Guest) FileSystems(ctx context.Context) ([]FileSystem, error) {
 	return all, nil
 }
 
-// target gives the name in the definition of the disk that an agent means.
+// target gives the name in the definition of the disk that an agent means; nil: the guest has left meanwhile.
 func (a agentDisk) target(def *domain.Definition) string {
+	if def == nil {
+		return ""
+	}
 	for _, d := range def.Devices.Disks {
 		switch at := d.Address.(type) {
 		case device.PCI:

@@ -109,6 +109,9 @@ func TestDisksAsAnAgentKnowsThem(t *testing.T) {
 		if got := c.disk.target(def); got != c.want {
 			t.Errorf("%+v is disk %q, want %q", c.disk, got, c.want)
 		}
+		if got := c.disk.target(nil); got != "" { // of a guest that has left
+			t.Errorf("%+v is disk %q of no guest", c.disk, got)
+		}
 	}
 }
 
