@@ -53,14 +53,30 @@ func (l *Layer) Lend() error {
 	if !l.Format.IsLayered() {
 		return Distrust(l.File)
 	}
-	defer inTurn(l.id)()
-	outlive(l.id)
-	return note(l.File, l.below())
+	return holding(l.File, func() error {
+		defer inTurn(l.id)()
+		outlive(l.id)
+		return note(l.File, l.below())
+	})
+}
+
+// holding has a file's number stay its own while do uses that: who waited for a file system that hangs
+// gives up and closes the file, and the number would be that of any other by then.
+func holding(f *os.File, do func() error) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var done error
+	err = raw.Control(func(uintptr) { done = do() })
+	return errors.Join(err, done)
 }
 
 // Distrust notes of a file that somebody is about to write, byte by byte, what its header says now:
 // what it says after that leads nowhere. What is noted stays.
-func Distrust(f *os.File) error {
+func Distrust(f *os.File) error { return holding(f, func() error { return distrust(f) }) }
+
+func distrust(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG && st.Mode&unix.S_IFMT != unix.S_IFBLK {
 		return err // it is no image

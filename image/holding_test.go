@@ -1,0 +1,41 @@
+package image
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Who gives up waiting for a file system that hangs closes the file: its number is not another file's while what
+// he waited for still goes on with it.
+func TestAFileIsHeldWhileItIsNoted(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "image")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var was, is unix.Stat_t
+	err = holding(f, func() error {
+		fd := int(f.Fd())
+		if err := unix.Fstat(fd, &was); err != nil {
+			return err
+		}
+		if err := f.Close(); err != nil {
+			return err
+		}
+		other, err := os.Create(path + ".other") // which would be given the number
+		if err != nil {
+			return err
+		}
+		defer other.Close()
+		return unix.Fstat(fd, &is)
+	})
+	if err != nil || was.Ino != is.Ino {
+		t.Errorf("the number is that of file %d, and was that of %d: %v", is.Ino, was.Ino, err)
+	}
+	if err := Distrust(f); err == nil {
+		t.Error("a file that is closed is noted")
+	}
+}
