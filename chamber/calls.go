@@ -22,6 +22,7 @@ import (
 // A loop device does as whoever may write to it says, which part of which file it is: its neighbours there would be the guest's.
 // And what is noted with a file in its attributes is the daemon's to note: a file that everybody may
 // write keeps them from nobody who has it open.
+// Nor does a program trace others: those of its user are its own, but for the guest's TPM emulator.
 
 // families are the sockets that a program may make.
 var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
@@ -55,6 +56,7 @@ var withheld = []uint32{
 	unix.SYS_KEYCTL, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN,
 	unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, setAttributeAt,
 	unix.SYS_REMOVEXATTR, unix.SYS_LREMOVEXATTR, unix.SYS_FREMOVEXATTR, removeAttributeAt,
+	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD,
 }
 
 // sift has the kernel refuse such calls to the thread, which may gain no privileges, and to

@@ -52,7 +52,10 @@ func TestAVSockStaysItsGuests(t *testing.T) {
 				return nil, fmt.Errorf("call %#x on a loop device: %w", request, errno)
 			}
 		}
-		for _, call := range []uintptr{unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_FSETXATTR, unix.SYS_SETXATTR, unix.SYS_FREMOVEXATTR} {
+		for _, call := range []uintptr{
+			unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_FSETXATTR, unix.SYS_SETXATTR, unix.SYS_FREMOVEXATTR,
+			unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD,
+		} {
 			if _, _, errno := unix.Syscall(call, ^uintptr(0), 0, 0); errno != unix.ENOSYS {
 				return nil, fmt.Errorf("call %d: %w", call, errno)
 			}

@@ -82,6 +82,7 @@ func (t targets) attempts() map[string]func() error {
 		"reach the host's network":      func() error { return connects("tcp", t.Loopback) },
 		"raise a limit":                 t.raises,
 		"multiply":                      multiplies,
+		"trace what runs as its user":   tracesItsOwn,
 	}
 	for _, name := range t.Calls {
 		all[name] = calls[name]
@@ -196,6 +197,19 @@ func traces(pid int) error {
 		return nil
 	}
 	return err
+}
+
+// tracesItsOwn does so to a process of its own user, as its guest's TPM emulator is one.
+func tracesItsOwn() error {
+	c := exec.Command("/bin/sleep", "600") //nolint:noctx // is killed
+	if err := c.Start(); err != nil {
+		return err
+	}
+	defer func() {
+		_ = c.Process.Kill()
+		_ = c.Wait() // killed
+	}()
+	return traces(c.Process.Pid)
 }
 
 func connects(kind, address string) error {
