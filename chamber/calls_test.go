@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -54,13 +55,39 @@ func TestAVSockStaysItsGuests(t *testing.T) {
 		}
 		for _, call := range []uintptr{
 			unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_FSETXATTR, unix.SYS_SETXATTR, unix.SYS_FREMOVEXATTR,
-			unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD,
+			unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD, unix.SYS_CLONE3,
 		} {
 			if _, _, errno := unix.Syscall(call, ^uintptr(0), 0, 0); errno != unix.ENOSYS {
 				return nil, fmt.Errorf("call %d: %w", call, errno)
 			}
 		}
 		return nil, nil
+	})
+	if errors.Is(err, errNoFilter) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAChildIsItsProgramsOwn: what a program starts is the program's to look after, and not the daemon's.
+func TestAChildIsItsProgramsOwn(t *testing.T) {
+	err := apart(func() (<-chan struct{}, error) {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return nil, err
+		}
+		if err := sift(false); err != nil {
+			return nil, fmt.Errorf("%w: %w", errNoFilter, err)
+		}
+		child, _, errno := unix.RawSyscall(unix.SYS_CLONE, unix.CLONE_PARENT|uintptr(unix.SIGCHLD), 0, 0)
+		for errno == 0 && child == 0 {
+			_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+		}
+		if errno != unix.EPERM {
+			return nil, fmt.Errorf("a child of its parent's is made: %d, %w", child, errno)
+		}
+		return nil, exec.Command("/bin/true").Run() //nolint:noctx // ends by itself
 	})
 	if errors.Is(err, errNoFilter) {
 		t.Skip(err)
