@@ -20,6 +20,7 @@ import (
 // the daemon has said whose it is before, so QEMU is told that it has done so, and nothing is done.
 // Programs for the kernel (bpf) and its counters are for whom the host lets have them by a setting of its.
 // A loop device does as whoever may write to it says, which part of which file it is: its neighbours there would be the guest's.
+// Whoever has a logical volume to write reserves the whole disk that it lies on, from other hosts, too.
 // And what is noted with a file in its attributes is the daemon's to note: a file that everybody may
 // write keeps them from nobody who has it open.
 // Nor does a program trace others: those of its user are its own, but for the guest's TPM emulator.
@@ -29,8 +30,12 @@ import (
 // families are the sockets that a program may make.
 var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
 
-// controls are what programs may not do with a tap that they have open.
-var controls = []uint32{unix.TUNSETPERSIST, unix.TUNSETOWNER, unix.TUNSETGROUP, unix.TUNSETLINK, unix.SIOCSIFHWADDR}
+// controls are what programs may not do with a tap, or a disk of the host's, that they have open.
+var controls = []uint32{
+	unix.TUNSETPERSIST, unix.TUNSETOWNER, unix.TUNSETGROUP, unix.TUNSETLINK, unix.SIOCSIFHWADDR,
+	// The kernel's IOC_PR_*: register, reserve, release, preempt, preempt and abort, clear.
+	0x401870c8, 0x401070c9, 0x401070ca, 0x401870cb, 0x401870cc, 0x401070cd,
+}
 
 // setGuestCID is the kernel's VHOST_VSOCK_SET_GUEST_CID, by which a vsock has its number.
 const setGuestCID = 0x4008af60

@@ -27,7 +27,7 @@ func TestATapStaysWhatItWasMade(t *testing.T) {
 }
 
 // TestAVSockStaysItsGuests: a program that has a guest's vsock open makes it no other guest's, and
-// is told what QEMU wants to hear. Nor does it make of a loop device another part of its file, load
+// is told what QEMU wants to hear. Nor does it make of a loop device another part of its file, reserve a disk, load
 // programs into the kernel, count there, or change what is noted with a file.
 func TestAVSockStaysItsGuests(t *testing.T) {
 	err := apart(func() (<-chan struct{}, error) {
@@ -51,6 +51,11 @@ func TestAVSockStaysItsGuests(t *testing.T) {
 		for _, request := range []uintptr{unix.LOOP_SET_FD, unix.LOOP_CLR_FD, unix.LOOP_SET_STATUS64, unix.LOOP_CONFIGURE} {
 			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(null), request, 0); errno != unix.EPERM {
 				return nil, fmt.Errorf("call %#x on a loop device: %w", request, errno)
+			}
+		}
+		for _, request := range []uintptr{0x401870c8, 0x401070c9, 0x401070ca, 0x401870cb, 0x401870cc, 0x401070cd} {
+			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(null), request, 0); errno != unix.EPERM {
+				return nil, fmt.Errorf("call %#x for reservations of a disk: %w", request, errno)
 			}
 		}
 		for _, call := range []uintptr{
