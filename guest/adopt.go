@@ -236,7 +236,7 @@ func (r *adopting) adopt(dir string) error {
 		if pid != 0 {
 			return errors.New("its run record has gone") // one is written before a QEMU is launched
 		}
-		return os.RemoveAll(dir) // a start that had not yet written anything
+		return removeTree(dir) // a start that had not yet written anything
 	}
 	if rec.User != nil && len(rec.Isolation) == 0 { // its daemon did not say, and did this much
 		rec.Isolation = []string{"user", "root", "capabilities"}
@@ -476,7 +476,7 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 	if pid != 0 {
 		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run lives on in %s; end that process first", pid, dir)
 	}
-	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), stopTPMs(ctx, &run{dir: dir}), os.RemoveAll(dir))
+	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), stopTPMs(ctx, &run{dir: dir}), removeTree(dir))
 }
 
 // rehold rebuilds the releases of an adopted guest from its record, in the order

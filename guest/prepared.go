@@ -159,7 +159,7 @@ func (p *prepared) kill() error {
 func (p *prepared) end(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 	defer stop()
-	if err := errors.Join(p.kill(), p.group.Clear(ctx), os.RemoveAll(p.dir)); err != nil {
+	if err := errors.Join(p.kill(), p.group.Clear(ctx), removeTree(p.dir)); err != nil {
 		return err // the user's number is not used again while anything of it may be left
 	}
 	if p.user != nil {
@@ -324,7 +324,7 @@ func (r *Registry) sweepOne(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), os.RemoveAll(dir))
+	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), removeTree(dir))
 }
 
 func (r *Registry) endPrepared(pid int) error {

@@ -138,7 +138,7 @@ func (r *run) removeDir(context.Context) (err error) {
 		return *cause
 	}
 	for range 8 {
-		if err = os.RemoveAll(r.dir); !errors.Is(err, unix.ENOTEMPTY) {
+		if err = removeTree(r.dir); !errors.Is(err, unix.ENOTEMPTY) {
 			return err
 		}
 	}

@@ -210,7 +210,7 @@ func keepsTPM(def *domain.Definition) bool {
 // dropTPM removes the TPM's state of a guest that is no longer defined: another
 // guest of the same UUID must not find its secrets.
 func (r *Registry) dropTPM(uuid string, log *slog.Logger) {
-	if err := os.RemoveAll(r.tpmState(uuid)); err != nil {
+	if err := removeTree(r.tpmState(uuid)); err != nil {
 		log.Error("cannot remove the TPM's state", "path", r.tpmState(uuid), "error", err)
 	}
 	r.forgetLeft(uuid)
