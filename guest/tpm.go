@@ -184,18 +184,28 @@ func (r *Registry) giveTPM(run *run) (state string, err error) {
 	return state, nil
 }
 
-// handTPM gives a TPM's state, in which nobody makes anything now, to a user.
+// handTPM gives a TPM's state, in which nobody makes anything now, to a user. There may be any number of files:
+// an emulator that was taken over makes them.
 func handTPM(state string, u chamber.User) error {
-	files, err := os.ReadDir(state)
+	dir, err := os.Open(state)
 	if err != nil {
 		return err
 	}
-	for _, f := range files {
-		if err := os.Lchown(filepath.Join(state, f.Name()), int(u.UID), int(u.GID)); err != nil {
+	defer dir.Close()
+	for {
+		names, err := dir.Readdirnames(atATime)
+		if errors.Is(err, io.EOF) {
+			return os.Lchown(state, int(u.UID), int(u.GID)) // last: whoever has it makes files in it
+		}
+		if err != nil {
 			return err
 		}
+		for _, name := range names {
+			if err := os.Lchown(filepath.Join(state, name), int(u.UID), int(u.GID)); err != nil {
+				return err
+			}
+		}
 	}
-	return os.Lchown(state, int(u.UID), int(u.GID)) // last: whoever has it makes files in it
 }
 
 // tpmState is where a guest's software TPM keeps what must outlive it.
