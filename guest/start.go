@@ -175,7 +175,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 		}
 	}()
 	if err := within(ctx, startLimit, l.checkHostDevices, l.makeDirectory, l.takeUser, l.takeLabel, l.journal, l.reserve, l.findDisks, l.makeNVRAM, l.openFiles,
-		l.labelFiles, l.attachNICs, l.claimVSock, l.startTPMs, l.choosePorts, l.makeGroup); err != nil {
+		l.labelFiles, l.attachNICs, l.claimVSock, l.makeGroup, l.startTPMs, l.choosePorts); err != nil {
 		return nil, err
 	}
 	if err := l.runAdmitted(ctx); err != nil {

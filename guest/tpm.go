@@ -41,12 +41,27 @@ func (l *launching) startTPMs(ctx context.Context) error {
 		if err := l.g.reg.startTPM(ctx, l.run, t, socket); err != nil {
 			return err
 		}
+		if err := l.boundTPM(); err != nil {
+			return err
+		}
 		if l.plan.TPMSockets == nil {
 			l.plan.TPMSockets = map[string]string{}
 		}
 		l.plan.TPMSockets[t.Alias] = socket
 	}
 	return nil
+}
+
+// boundTPM has what bounds the guest's QEMU bound the TPM's emulator, too, which the guest sends what it
+// likes: of itself that would have any part of the host's memory, and be ended last when there is none left.
+func (l *launching) boundTPM() error {
+	pid, process, err := tpmOf(l.run)
+	if err != nil || process < 0 {
+		return err
+	}
+	defer unix.Close(process) //nolint:errcheck // it holds the number until the group has the process
+	l.g.reg.makeVictim(l.run.Name, pid, victim(l.opts.Priority))
+	return l.g.reg.Cgroups.Guest(l.run.UUID).AddProcess(pid)
 }
 
 // holdTPMs ends the guest's TPM emulator when all is given back.

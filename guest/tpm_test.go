@@ -51,6 +51,14 @@ func testTPM(t *testing.T, isolated bool) {
 	if isolated == (of.Uid == 0) {
 		t.Errorf("it runs as user %d", of.Uid)
 	}
+	for _, bound := range []string{"cgroup", "oom_score_adj"} { // QEMU's, too
+		its, err := os.ReadFile(fmt.Sprintf("/proc/%s/%s", strings.TrimSpace(string(pid)), bound))
+		ok(t, err)
+		qemus, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", d.pid("tpm"), bound))
+		if ok(t, err); string(its) != string(qemus) {
+			t.Errorf("its %s is\n%s and QEMU's\n%s", bound, its, qemus)
+		}
+	}
 	if !isolated {
 		return
 	}
