@@ -150,3 +150,21 @@ func TestASavedImageThatAGuestHasWrittenIsNotRestored(t *testing.T) {
 	ok(t, err)
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
+
+// TestADiskThatSomebodyKeptIsNoOthers: a QEMU that was taken over keeps a disk open that it was to let go of, without
+// the locks by which another would see that, or passes it on. The next guest is refused the disk until that
+// has ended.
+func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
+	d := newDaemonOf(t, true)
+	path := filepath.Join(t.TempDir(), "disk")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	kept, err := os.OpenFile(path, os.O_RDWR, 0)
+	ok(t, err)
+	g := d.define(small("next", diskOf("raw", path, "")))
+	refused(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}), fault.Busy, "has "+path+" open to write")
+	sharer := d.define(small("sharer", diskOf("raw", path, "<shareable/>")))
+	ok(t, sharer.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, sharer.Destroy(d.ctx(), false))
+	ok(t, kept.Close())
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+}

@@ -82,6 +82,9 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 	if err := checkEncrypted(d, chain[0].Encrypted); err != nil {
 		return a, false, err
 	}
+	if err := checkAlone(ctx, d, chain[0]); err != nil {
+		return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
+	}
 	if run.User != nil {
 		if a, err = openLayers(ctx, chain, d.ReadOnly); err != nil {
 			return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
@@ -101,6 +104,15 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 		a.Layers = append(a.Layers, device.Layer{Path: l.Path, Format: string(l.Format), Block: l.Device})
 	}
 	return a, true, nil
+}
+
+// checkAlone refuses a disk that a process has to write by whose doing the guest would lose what it has there,
+// or be read, and of whom QEMU would not know.
+func checkAlone(ctx context.Context, d *device.Disk, top image.Layer) error {
+	if d.ReadOnly || d.Shareable {
+		return nil
+	}
+	return mount.Run(ctx, top.Path, func() error { return image.CheckAlone(top.File) })
 }
 
 // takeBackDisks looks at the images that a guest could write when its QEMU has ended: a header

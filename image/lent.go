@@ -289,6 +289,16 @@ func isWritable(f *os.File) bool {
 	return errors.Is(err, unix.EAGAIN)
 }
 
+// CheckAlone refuses an image that a process has open to write who takes no part in QEMU's locks, for who is about to
+// write it alone. Of those who do QEMU says so.
+func CheckAlone(f *os.File) error {
+	if !isWritable(f) || InUse(f) == Written {
+		return nil
+	}
+	return fault.New(fault.Busy, fault.Volume, "a process has %s open to write that takes no part in QEMU's locks: a program of the host's, or the QEMU of a guest that was to let go of it and has not, or has passed it on; "+
+		"find it (fuser -v %s) and end it, or say <shareable/> where that is meant", f.Name(), f.Name())
+}
+
 // TakeBack forgets what was noted of an image that nobody has to write any more, if its header
 // is as it was. Changed says that it is not: then the note stays, and keeps the image from use.
 func TakeBack(path string, declared Format) (changed bool, err error) {
