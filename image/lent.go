@@ -289,6 +289,14 @@ func isWritable(f *os.File) bool {
 	return errors.Is(err, unix.EAGAIN)
 }
 
+// isDevice says whether a file is a block device, of which nobody can tell who has it to write: what was
+// noted of its header stays as long as its node.
+func isDevice(f *os.File) bool {
+	var st unix.Stat_t
+	err := unix.Fstat(int(f.Fd()), &st)
+	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK
+}
+
 // CheckAlone refuses an image that a process has open to write who takes no part in QEMU's locks, for who is about to
 // write it alone. Of those who do QEMU says so.
 func CheckAlone(f *os.File) error {
@@ -325,6 +333,9 @@ func TakeBack(path string, declared Format) (changed bool, err error) {
 	info, err := Inspect(f, declared)
 	if err != nil || info.below() != below {
 		return true, err
+	}
+	if isDevice(f) {
+		return false, nil
 	}
 	return false, forget(f, file, mark)
 }

@@ -1,8 +1,10 @@
 package image
 
 import (
+	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -74,6 +76,53 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 	takeBack(false)
 	over(other)
 	opens("changed by whom nobody lent it", true)
+}
+
+// Of a block device nobody can tell who has it to write still: what was noted of it stays.
+func TestAHeaderOnADeviceStaysNoted(t *testing.T) {
+	tool(t)
+	dir := t.TempDir()
+	base, other, file := filepath.Join(dir, "base"), filepath.Join(dir, "other"), filepath.Join(dir, "file")
+	for _, path := range []string{base, other} {
+		if err := os.WriteFile(path, make([]byte, mib), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, 8*mib)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "losetup", "--find", "--show", file).CombinedOutput()
+	if err != nil {
+		t.Skipf("needs a loop device: %v %s", err, out)
+	}
+	device := strings.TrimSpace(string(out))
+	defer func() {
+		_ = unix.Removexattr(device, lentMarks[0]) // the node stays for others
+		if out, err := exec.CommandContext(context.Background(), "losetup", "--detach", device).CombinedOutput(); err != nil {
+			t.Errorf("%s: %s", device, out)
+		}
+	}()
+	if err := unix.Setxattr(device, lentMarks[0], nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", device, "1M")
+	f, err := os.Open(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := note(f, "raw:"+base); err != nil {
+		t.Fatal(err)
+	}
+	if changed, err := TakeBack(device, Qcow2); err != nil || changed {
+		t.Errorf("changed is %v: %v", changed, err)
+	}
+	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", other, "-F", "raw", device) // as whoever QEMU gave it to
+	chain, err := OpenChain(t.Context(), device, Qcow2)
+	chain.Close()
+	if !fault.Is(err, fault.Denied) {
+		t.Errorf("a header that was changed after its guest: %v", err)
+	}
 }
 
 // A note that cannot be read, as one that is longer than any header's name, agrees with no header, and stays.
