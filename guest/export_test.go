@@ -72,3 +72,16 @@ func (g *Guest) Waiting() (n int) {
 	_ = g.change(g.reg.life, "", func() error { n = len(g.waiting); return nil })
 	return n
 }
+
+// Cleaning is how many clean up behind devices of the guest.
+func (g *Guest) Cleaning() (n int) {
+	_ = g.change(g.reg.life, "", func() error {
+		for _, l := range g.run.Leaving {
+			if l.cleaning {
+				n++
+			}
+		}
+		return nil
+	})
+	return n
+}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -27,6 +28,9 @@ type leaving struct {
 	For string `json:",omitempty"`
 
 	giveBack func(context.Context) error // may be called by several; nil: there is nothing
+	// cleaning says that somebody is at it, and again that he is to look once more; the loop's.
+	cleaning, again bool
+	told            atomic.Bool // that QEMU cannot let go of it yet
 }
 
 // once lets a release be called from several places.
@@ -100,7 +104,9 @@ func (l *leaving) cleanUp(ctx context.Context, s *qmp.Session, log *slog.Logger)
 		failpoint.Reach("unplug.clean")
 		switch err := insist(ctx, s, u); {
 		case inUse(err) || s.Err() != nil || ctx.Err() != nil:
-			log.Info("QEMU cannot let go yet of what was behind a device", "command", u.Command, "cause", err)
+			if !l.told.Swap(true) {
+				log.Info("QEMU cannot let go yet of what was behind a device", "command", u.Command, "cause", err)
+			}
 			done = false
 		case err != nil: // it went before
 			log.Debug("nothing is left behind a device", "command", u.Command, "cause", err)
@@ -108,7 +114,9 @@ func (l *leaving) cleanUp(ctx context.Context, s *qmp.Session, log *slog.Logger)
 	}
 	if done && l.Image != 0 {
 		if err := forgetImages(ctx, s, l.Image); err != nil {
-			log.Info("QEMU cannot let go yet of the images of a disk", "cause", err)
+			if !l.told.Swap(true) {
+				log.Info("QEMU cannot let go yet of the images of a disk", "cause", err)
+			}
 			done = s.Err() == nil && ctx.Err() == nil
 		}
 	}
@@ -158,18 +166,39 @@ func inUse(err error) bool {
 	return errors.As(err, &refused) && (strings.Contains(refused.Desc, "in use") || strings.Contains(refused.Desc, "busy"))
 }
 
-// clean cleans up after a device and then tells whoever waits. What cannot be
+// clean sets cleaning up after a device going, and has whoever waits be told. What cannot be
 // done now is done when the monitor is back, or the guest runs again: a guest
-// that is paused may keep a device busy.
+// that is paused may keep a device busy. It runs in the loop. One that is under way is not begun
+// once more, however often QEMU says that the guest runs.
 func (g *Guest) clean(r *run, l *leaving, wait *removal) {
+	if l.cleaning {
+		l.again = true
+		return
+	}
+	l.cleaning, l.again = true, false
+	go func() {
+		done := g.cleanNow(r, l)
+		_ = g.change(g.reg.life, "", func() error { // else the guest has gone, or the daemon stops
+			l.cleaning = false
+			switch {
+			case done:
+				g.cleaned(r, l)
+			case l.again && g.run == r:
+				g.clean(r, l, nil)
+			}
+			return nil
+		})
+		if wait != nil {
+			wait.result <- nil
+		}
+	}()
+}
+
+func (g *Guest) cleanNow(r *run, l *leaving) (done bool) {
 	ctx, stop := context.WithTimeout(g.reg.life, modifyLimit)
 	defer stop()
-	if s, err := r.monitor(); err == nil && l.cleanUp(ctx, s, g.log) {
-		_ = g.change(ctx, "", func() error { g.cleaned(r, l); return nil }) // else the guest has gone, or the daemon stops
-	}
-	if wait != nil {
-		wait.result <- nil
-	}
+	s, err := r.monitor()
+	return err == nil && l.cleanUp(ctx, s, g.log)
 }
 
 // cleanAgain tries what could not be done before. It runs in the loop.
@@ -178,7 +207,7 @@ func (g *Guest) cleanAgain() {
 		return
 	}
 	for _, l := range g.run.Leaving {
-		go g.clean(g.run, l, nil)
+		g.clean(g.run, l, nil)
 	}
 }
 

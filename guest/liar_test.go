@@ -156,6 +156,13 @@ func (l *liar) begins(say func(string, ...any)) bool {
 		say(`{"event":"VNC_CONNECTED","data":{"server":{"host":"%[1]s","service":"%[1]s","family":"%[1]s","auth":"%[1]s"},`+
 			`"client":{"host":"%[1]s","service":"%[1]s","family":"%[1]s"}},"timestamp":{"seconds":1,"microseconds":1}}`, long)
 		say(`{"event":"RESET","data":{"guest":true,"reason":"guest-reset"},"timestamp":{"seconds":1,"microseconds":1}}`)
+	case "again and again":
+		say(`{"event":"DEVICE_DELETED","data":{"device":"virtio-disk1"},"timestamp":{"seconds":1,"microseconds":1}}`)
+		for range 300 {
+			say(`{"event":"BLOCK_IO_ERROR","data":{"device":"virtio-disk0","operation":"write","action":"stop","nospace":true,"reason":"x"},"timestamp":{"seconds":1,"microseconds":1}}`)
+			say(`{"event":"RESUME","timestamp":{"seconds":1,"microseconds":1}}`)
+		}
+		say(`{"event":"RESET","data":{"guest":true,"reason":"guest-reset"},"timestamp":{"seconds":1,"microseconds":1}}`)
 	case "hang up":
 		_ = l.listener.Close()
 		return true
@@ -400,6 +407,45 @@ func TestWordsOfAQEMUAreCut(t *testing.T) {
 		}
 		if _, last := e.Payload.(event.DomainReboot); last {
 			return
+		}
+	}
+}
+
+// What a QEMU says many times is done once, and told once: it does not fill the log, of which a journal keeps so many
+// lines a second, nor have the daemon clean up behind one device by thousands.
+func TestWhatAQEMUSaysAgainAndAgainIsDoneOnce(t *testing.T) {
+	d := newDaemon(t)
+	d.heard = make(chan string, 10_000)
+	d.reopen(func() {})
+	var disks []string
+	for _, name := range []string{"vda", "vdb"} {
+		path := filepath.Join(d.dir, name)
+		ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+		disks = append(disks, strings.Replace(diskOf("raw", path, ""), "vda'", name+"'", 1))
+	}
+	g := d.liar(copyOfTest(t, d.dir, liarName), "insistent", disks...)
+	events := d.events.Reader()
+	lies(t, g, "again and again", "")
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	for last := false; !last; {
+		e, _, err := events.Next(ctx)
+		ok(t, err)
+		_, last = e.Payload.(event.DomainReboot)
+	}
+	eventually(t, "it was cleaned up behind the disk, or not", func() bool { return g.Cleaning() == 0 })
+	said := map[string]int{}
+	for len(d.heard) > 0 {
+		line := <-d.heard
+		for _, what := range []string{"is full", "cannot let go"} {
+			if strings.Contains(line, what) {
+				said[what]++
+			}
+		}
+	}
+	for _, what := range []string{"is full", "cannot let go"} {
+		if said[what] != 1 {
+			t.Errorf("%d lines of the log have %q", said[what], what)
 		}
 	}
 }

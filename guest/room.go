@@ -160,7 +160,9 @@ func (g *Guest) lacksRoom(path string) {
 	}
 	if !slices.Contains(g.run.NoRoom, path) {
 		g.run.NoRoom = append(slices.Clip(g.run.NoRoom), path)
-		g.log.Warn("a disk of the guest is full where it lies on the host; the guest is paused, and goes on by itself when there is room", "path", path)
+		if g.run.full.passes() {
+			g.log.Warn("a disk of the guest is full where it lies on the host; the guest is paused, and goes on by itself when there is room", "path", path)
+		}
 	}
 	g.reg.rooms.wait(g, g.run.NoRoom)
 }

@@ -49,6 +49,8 @@ type run struct {
 	noticed  bool // the loop knows that the process has ended
 	behind   bool // events were missed: QEMU is to be asked for its state
 	garbled  bool // QEMU sent an event that does not parse, and it was logged
+	// full and unrestarted let it be logged that a disk is full, and that the machine is not restarted.
+	full, unrestarted seldom
 	// back hands over a new session after the old one was lost. It holds none, so
 	// that none is forgotten in it.
 	back chan *qmp.Session
@@ -83,6 +85,14 @@ type run struct {
 	late     [endNow + 1]sync.Once // for each mode, the wait after which it is killed
 	killOnce sync.Once
 	kill     chan struct{} // closed when the process must go at once
+}
+
+// seldom lets a line of the log pass once a minute that QEMU could have written as often as it likes.
+type seldom struct{ last atomic.Pointer[time.Time] }
+
+func (s *seldom) passes() bool {
+	now, last := time.Now(), s.last.Load()
+	return (last == nil || now.Sub(*last) >= time.Minute) && s.last.CompareAndSwap(last, &now)
 }
 
 // release gives one thing back to the host.

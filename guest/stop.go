@@ -313,7 +313,7 @@ func (g *Guest) restartMachine() {
 				err = execute(ctx, s, step)
 			}
 		}
-		if err != nil {
+		if err != nil && r.unrestarted.passes() {
 			g.log.Error("cannot restart the machine; it stays stopped", "error", err)
 		}
 		if s != nil && unanswered(err) {

@@ -153,7 +153,7 @@ func (g *Guest) deviceGone(alias string) {
 	failpoint.Reach("unplug.gone")
 	wait := r.removals[alias]
 	delete(r.removals, alias)
-	go g.clean(r, left, wait)
+	g.clean(r, left, wait)
 	g.announce(event.DomainDeviceRemoved{Alias: alias})
 	g.shortenNodes()
 }
