@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -16,7 +17,6 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qmp"
 	"github.com/lodge-kvm/lodge/socket"
@@ -395,11 +395,19 @@ func findPTYs(ctx context.Context, s *qmp.Session) (map[string]string, error) {
 	}
 	ptys := map[string]string{}
 	for _, c := range chardevs {
-		if path, ok := strings.CutPrefix(c.Filename, "pty:"); ok && len(path) <= maxPath && markup.CheckText(path) == nil { // QEMU might say anything
+		if path, ok := strings.CutPrefix(c.Filename, "pty:"); ok && isPTY(path) { // QEMU might say anything
 			ptys[c.Label] = path
 		}
 	}
 	return ptys, nil
+}
+
+// isPTY says whether a path is one that the kernel gives pseudo-terminals: another, which clients would be shown and
+// the daemon look at, leads wherever QEMU likes, to a server that is mounted for that.
+func isPTY(path string) bool {
+	number, is := strings.CutPrefix(path, "/dev/pts/")
+	_, err := strconv.ParseUint(number, 10, 31)
+	return is && err == nil
 }
 
 // setPTY notes the pty of a character device, if it has one.

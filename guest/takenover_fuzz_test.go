@@ -753,8 +753,15 @@ func (g *taken) end() {
 	}
 }
 
-// A QEMU that names a terminal in megabytes has none: no daemon would read that again.
+// A QEMU that names a terminal in megabytes has none: no daemon would read that again. Nor has one that names another
+// place than the kernel's: clients would be shown it, and the daemon look there.
 func TestATerminalOfMegabytesIsNone(t *testing.T) {
+	for _, path := range []string{strings.Repeat("/x", markup.MaxSize/2), "/net/elsewhere/1", "/dev/pts/../sda", "/dev/pts/ptmx", "/dev/pts/"} {
+		testTerminal(t, path)
+	}
+}
+
+func testTerminal(t *testing.T, path string) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &taken{t: t, answers: map[string]string{}}
 		g.Guest = newGuest(newRegistry(Config{Log: slog.New(slog.DiscardHandler)}), "a", takenUUID)
@@ -764,14 +771,14 @@ func TestATerminalOfMegabytesIsNone(t *testing.T) {
 		}
 		l := launching{g: g.Guest, run: newRun(runRecord{}, t.TempDir(), kernel.Root{}, g.log)}
 		l.run.def = def
-		g.answers["query-chardev"] = `[{"label":"charserial0","filename":"pty:` + strings.Repeat("/x", markup.MaxSize/2) + `"}]`
+		g.answers["query-chardev"] = `[{"label":"charserial0","filename":"pty:` + path + `"}]`
 		l.run.connect(g.connect())
 		defer l.run.session.Load().Close()
 		if err := l.readBack(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := domainxml.Parse(l.run.XML, domainxml.Options{Active: true}); err != nil || def.Devices.Serials[0].Backend.Path != "/dev/pts/9" {
-			t.Errorf("no other daemon reads this: %v", err)
+			t.Errorf("no other daemon reads this (%v), or a terminal at %.40s is believed", err, def.Devices.Serials[0].Backend.Path)
 		}
 	})
 }
