@@ -20,9 +20,9 @@ func (c *Chamber) Admit(pid int) error {
 	pieces, err := c.take()
 	defer drop(pieces)
 	if err == nil && c.Terminals {
-		var terminals piece
-		if terminals, err = takeTerminals(); err == nil {
-			pieces = append(pieces, terminals)
+		var all piece
+		if all, err = takeTerminals(); err == nil {
+			pieces = append(pieces, all)
 		}
 	}
 	if err != nil {
@@ -63,14 +63,17 @@ func visit(pid int, do func() error) error {
 	})
 }
 
+// terminals is where the host's pseudo-terminals are.
+const terminals = "/dev/pts"
+
 // takeTerminals picks up the host's pseudo-terminals.
 func takeTerminals() (piece, error) {
-	f, err := os.OpenFile("/dev/pts", unix.O_PATH|unix.O_DIRECTORY, 0)
+	f, err := os.OpenFile(terminals, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return piece{tree: -1}, err
 	}
 	defer func() { _ = f.Close() }()
-	return detach(f, "/dev/pts")
+	return detach(f, terminals)
 }
 
 // bring places what was picked up.
@@ -82,6 +85,11 @@ func (c *Chamber) bring(pieces []piece) error {
 		}
 		if err := p.put(room); err != nil {
 			return fmt.Errorf("cannot show %s: %w", p.at, err)
+		}
+		if p.at == terminals {
+			if err := hideMaker(room); err != nil {
+				return err
+			}
 		}
 	}
 	if c.Terminals && !there(ptmx) {

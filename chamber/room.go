@@ -286,6 +286,9 @@ func (c *Chamber) makeDevices(root string) error {
 		if err := unix.Mount(ptys, dev+"/pts", "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("cannot show the pseudo-terminals: %w", err)
 		}
+		if err := hideMaker(root); err != nil {
+			return err
+		}
 		if err := makePtmx(root); err != nil {
 			return fmt.Errorf("cannot make %s: %w", ptmx, err)
 		}
@@ -295,6 +298,15 @@ func (c *Chamber) makeDevices(root string) error {
 
 // ptmx makes pseudo-terminals.
 const ptmx = "/dev/ptmx"
+
+// hideMaker hides the node by which the host's pseudo-terminals can be made among these themselves, too, which
+// in containers everybody may: it could not be taken away.
+func hideMaker(root string) error {
+	if err := unix.Mount(root+"/dev/null", root+"/dev/pts/ptmx", "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("cannot hide what makes pseudo-terminals: %w", err)
+	}
+	return nil
+}
 
 func makePtmx(root string) error {
 	return unix.Mknod(root+ptmx, unix.S_IFCHR|0o666, int(unix.Mkdev(5, 2)))

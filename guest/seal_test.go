@@ -154,16 +154,27 @@ func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 	}
 }
 
-// TestATerminalIsPluggedIntoASealedGuest: QEMU is let make the one, and no other.
+// TestATerminalIsPluggedIntoASealedGuest: QEMU is let make the one, and no other, nor by the node that lies among
+// the terminals themselves.
 func TestATerminalIsPluggedIntoASealedGuest(t *testing.T) {
 	d := newDaemonOf(t, true)
-	g := d.define(small("sealed", strings.Replace(plugged, "test.1", "test.0", 1)))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Attach(d.ctx(), "<channel type='pty'><target type='virtio' name='org.test.1'/></channel>", guest.Affect{Live: true}))
-	line, err := g.OpenChannel(d.ctx(), "org.test.1", guest.ConsoleOptions{})
-	ok(t, err)
-	ok(t, line.Close())
-	if _, err := os.Stat(fmt.Sprintf("/proc/%d/root/dev/ptmx", g.View().PID)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("QEMU may make more terminals: %v", err)
+	channel := strings.Replace(plugged, "test.1", "test.0", 1)
+	for _, first := range []string{"<serial type='pty'/>", ""} { // it has terminals from the start, or comes to have them
+		g := d.define(strings.Replace(small(fmt.Sprintf("sealed-%d", len(first)), channel), "<serial type='pty'/>", first, 1))
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Attach(d.ctx(), "<channel type='pty'><target type='virtio' name='org.test.1'/></channel>", guest.Affect{Live: true}))
+		line, err := g.OpenChannel(d.ctx(), "org.test.1", guest.ConsoleOptions{})
+		ok(t, err)
+		ok(t, line.Close())
+		dev := fmt.Sprintf("/proc/%d/root/dev", g.View().PID)
+		if _, err := os.Stat(dev + "/ptmx"); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("QEMU may make more terminals: %v", err)
+		}
+		var maker, null unix.Stat_t
+		ok(t, unix.Stat(dev+"/pts/ptmx", &maker))
+		ok(t, unix.Stat(dev+"/null", &null))
+		if maker.Rdev != null.Rdev {
+			t.Errorf("QEMU may make more terminals where the host lets everybody, by device %x", maker.Rdev)
+		}
 	}
 }
