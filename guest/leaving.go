@@ -113,12 +113,14 @@ func (l *leaving) cleanUp(ctx context.Context, s *qmp.Session, log *slog.Logger)
 		}
 	}
 	if done && l.Image != 0 {
-		if err := forgetImages(ctx, s, l.Image); err != nil {
-			if !l.told.Swap(true) {
-				log.Info("QEMU cannot let go yet of the images of a disk", "cause", err)
-			}
-			done = s.Err() == nil && ctx.Err() == nil
+		kept, err := forgetImages(ctx, s, l.Image)
+		if kept {
+			err = errors.New("it closes them when its guest runs")
 		}
+		if err != nil && !l.told.Swap(true) {
+			log.Info("QEMU cannot let go yet of the images of a disk", "cause", err)
+		}
+		done = !kept && s.Err() == nil && ctx.Err() == nil
 	}
 	if done && l.giveBack != nil {
 		if err := l.giveBack(ctx); err != nil {
@@ -129,18 +131,24 @@ func (l *leaving) cleanUp(ctx context.Context, s *qmp.Session, log *slog.Logger)
 }
 
 // forgetImages has QEMU let go of images that were handed to it and that nothing in
-// it uses any more.
-func forgetImages(ctx context.Context, s *qmp.Session, index uint) error {
-	var held []qemu.FileSet
-	if err := s.Execute(ctx, "query-fdsets", nil, &held); err != nil {
-		return err
+// it uses any more. Kept says that it has not: one that is paused does not close them.
+func forgetImages(ctx context.Context, s *qmp.Session, index uint) (kept bool, err error) {
+	sets := func() (steps []qemu.Step, err error) {
+		var held []qemu.FileSet
+		err = s.Execute(ctx, "query-fdsets", nil, &held)
+		return qemu.ForgetImages(held, index), err
 	}
-	for _, step := range qemu.ForgetImages(held, index) {
+	steps, err := sets()
+	if len(steps) == 0 || err != nil {
+		return false, err
+	}
+	for _, step := range steps {
 		if err := execute(ctx, s, step); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return nil
+	steps, err = sets()
+	return len(steps) > 0, err
 }
 
 // insist repeats a command for a little while: QEMU lets go of what was behind a

@@ -168,3 +168,21 @@ func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
 	ok(t, kept.Close())
 	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
 }
+
+// TestADiskOfAPausedGuestIsLetGoWhenItRuns: QEMU closes nothing that it was told to forget while its guest is paused.
+// The guest may have the disk again all the same, and another one when the first runs.
+func TestADiskOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
+	d := newDaemonOf(t, true)
+	path := filepath.Join(t.TempDir(), "disk")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	stick := strings.NewReplacer("'vda'", "'sda'", "'virtio'", "'usb'").Replace(diskOf("raw", path, ""))
+	const hub = "<controller type='usb' model='qemu-xhci'/>"
+	first, other := d.define(small("first", hub)), d.define(small("other", diskOf("raw", path, "")))
+	ok(t, first.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	for range 2 {
+		ok(t, first.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+		ok(t, first.Detach(d.ctx(), stick, guest.Affect{Live: true}))
+	}
+	ok(t, first.Resume(d.ctx()))
+	eventually(t, "the other guest has the disk", func() bool { return other.Start(d.ctx(), guest.StartOptions{Paused: true}) == nil })
+}

@@ -215,7 +215,7 @@ func (c *changing) letGo(ctx context.Context, s *qmp.Session, g *Guest, r *run) 
 	if c.Old == 0 {
 		return
 	}
-	if err := forgetImages(ctx, s, c.Old); err != nil { // the guest has its new medium
+	if _, err := forgetImages(ctx, s, c.Old); err != nil { // the guest has its new medium
 		g.log.Warn("QEMU does not let go of the image of a medium", "disk", c.live.Target, "error", err)
 		return // it keeps its label until the guest ends
 	}

@@ -82,7 +82,7 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 	if err := checkEncrypted(d, chain[0].Encrypted); err != nil {
 		return a, false, err
 	}
-	if err := checkAlone(ctx, d, chain[0]); err != nil {
+	if err := r.checkAlone(ctx, run, d, chain[0]); err != nil {
 		return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
 	}
 	if run.User != nil {
@@ -107,12 +107,20 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 }
 
 // checkAlone refuses a disk that a process has to write by whose doing the guest would lose what it has there,
-// or be read, and of whom QEMU would not know.
-func checkAlone(ctx context.Context, d *device.Disk, top image.Layer) error {
+// or be read, and of whom QEMU would not know. The guest's own QEMU may have it: one that is paused closes what it has let
+// go of when it runs.
+func (r *Registry) checkAlone(ctx context.Context, run *run, d *device.Disk, top image.Layer) error {
 	if d.ReadOnly || d.Shareable {
 		return nil
 	}
-	return mount.Run(ctx, top.Path, func() error { return image.CheckAlone(top.File) })
+	err := mount.Run(ctx, top.Path, func() error { return image.CheckAlone(top.File) })
+	if run.PID == 0 || !fault.Is(err, fault.Busy) {
+		return err
+	}
+	if at, _, e := whereIs(top.File); e == nil && r.Kernel.HasOpen(run.PID, at) {
+		return nil
+	}
+	return err
 }
 
 // takeBackDisks looks at the images that a guest could write when its QEMU has ended: a header

@@ -303,7 +303,7 @@ func CheckAlone(f *os.File) error {
 	if !isWritable(f) || InUse(f) == Written {
 		return nil
 	}
-	return fault.New(fault.Busy, fault.Volume, "a process has %s open to write that takes no part in QEMU's locks: a program of the host's, or the QEMU of a guest that was to let go of it and has not, or has passed it on; "+
+	return fault.New(fault.Busy, fault.Volume, "a process has %s open to write that takes no part in QEMU's locks: a program of the host's, or the QEMU of a guest that was to let go of it and has not (one that is paused does when it runs), or has passed it on; "+
 		"find it (fuser -v %s) and end it, or say <shareable/> where that is meant", f.Name(), f.Name())
 }
 

@@ -59,6 +59,16 @@ func (r Root) Uses(pid int, end string) bool {
 	return false
 }
 
+// HasOpen reports whether a process has the file open that is called so. The file is not looked at.
+func (r Root) HasOpen(pid int, path string) bool {
+	for _, fd := range r.list("proc", strconv.Itoa(pid), "fd") {
+		if at, err := os.Readlink(r.path("proc", strconv.Itoa(pid), "fd", fd)); err == nil && at == path {
+			return true
+		}
+	}
+	return false
+}
+
 // RunningAs lists the processes of a user, by ascending number.
 func (r Root) RunningAs(uid uint32) ([]int, error) {
 	return r.processes(func(pid int) bool {
