@@ -24,6 +24,6 @@ func TestNobodyUploadsToADiskThatBegins(t *testing.T) {
 	u.Abort()
 	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
 	_, err = p.Upload(d.ctx(), "disk", 0, 0)
-	refused(t, err, fault.Busy, "a guest has it open")
+	refused(t, err, fault.Busy, "a guest, or qemu-img, has")
 	ok(t, g.Destroy(d.ctx(), false))
 }

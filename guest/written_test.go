@@ -17,7 +17,6 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "disk")
 	f, err := os.Create(path)
 	ok(t, err)
-	defer f.Close()
 	ok(t, f.Truncate(1<<20))
 	disk := fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s'/><target dev='vdb' bus='virtio'/></disk>`, path)
 	g, other := d.define(small("waits", disk)), d.define(small("other"))
@@ -27,7 +26,11 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Failed, "lock")
 	refused(t, other.Attach(d.ctx(), disk, guest.Affect{Live: true}), fault.Failed, "lock")
 	release()
+	ok(t, f.Close())
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	f, err = os.OpenFile(path, os.O_RDWR, 0)
+	ok(t, err)
+	defer f.Close()
 	if _, err := images.HoldToWrite(f); !fault.Is(err, fault.Busy) {
 		t.Errorf("what a guest has is written: %v", err)
 	}
