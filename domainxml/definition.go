@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/uuid"
+
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/markup"
@@ -20,6 +22,9 @@ func describeDomain(n *node, d *domain.Definition) {
 	}
 	n.leaf("name", &d.Name)
 	n.leaf("uuid", &d.UUID)
+	if id, err := uuid.Parse(d.UUID); err == nil && n.reading() {
+		d.UUID = id.String() // there are more spellings of one
+	}
 	n.genID(d)
 	n.leaf("title", &d.Title)
 	n.leaf("description", &d.Description)

@@ -359,15 +359,25 @@ func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
 	text, _, _ := bytes.Cut(data, []byte{0})
 	i := &savedImage{file: f, xml: string(text), running: running != 0, bypass: o.BypassCache}
 	var err error
-	if i.def, err = domainxml.Parse(i.xml, domainxml.Options{}); err == nil {
-		_, err = completed(i.def)
-	}
-	if err != nil || o.XML == "" {
+	if i.def, err = parseSaved(i.xml); err != nil || o.XML == "" {
 		return i, err
 	}
 	i.xml = o.XML
 	i.def, err = redefined(i.def, o.XML)
 	return i, err
+}
+
+// parseSaved understands the definition in an image, and refuses one from which no guest is restored.
+func parseSaved(text string) (*domain.Definition, error) {
+	def, err := domainxml.Parse(text, domainxml.Options{})
+	if err != nil {
+		return nil, err
+	}
+	if def.UUID == "" { // all that a guest has lies in folders that are called so
+		return nil, fault.New(fault.Invalid, fault.XML, "the definition in it names no UUID")
+	}
+	_, err = completed(def)
+	return def, err
 }
 
 // load gives the stream to a QEMU that waits for it, and waits until it has
