@@ -294,25 +294,31 @@ func (c *completion) boot() error {
 	if o.Loader.Path != "" {
 		setDefault(&o.Loader.Type, "rom")
 	}
-	ordered := map[uint]bool{}
-	for _, dev := range c.d.Devices.All() {
+	ordered, err := CheckBoot(c.d)
+	if err == nil && !ordered && len(o.BootDevices) == 0 {
+		o.BootDevices = []string{"hd"}
+	}
+	return err
+}
+
+// CheckBoot refuses two orders in which to boot, and tells whether devices have one.
+func CheckBoot(d *domain.Definition) (ordered bool, err error) {
+	taken := map[uint]bool{}
+	for _, dev := range d.Devices.All() {
 		order := dev.Common().BootOrder
 		if order == 0 {
 			continue
 		}
-		if ordered[order] {
-			return invalid("boot order %d is given to two devices", order)
+		if taken[order] {
+			return true, invalid("boot order %d is given to two devices", order)
 		}
-		ordered[order] = true
+		taken[order] = true
 	}
-	switch {
-	case len(ordered) > 0 && len(o.BootDevices) > 0:
-		return fault.New(fault.Unsupported, fault.Config,
+	if len(taken) > 0 && len(d.OS.BootDevices) > 0 {
+		return true, fault.New(fault.Unsupported, fault.Config,
 			"boot order of devices cannot be used together with boot elements in os")
-	case len(ordered) == 0 && len(o.BootDevices) == 0:
-		o.BootDevices = []string{"hd"}
 	}
-	return nil
+	return len(taken) > 0, nil
 }
 
 func (c *completion) policies() error {

@@ -1,6 +1,7 @@
 package guest_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -44,4 +45,24 @@ func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
 	d.reopen(func() {})
 	d.settle(d.again(g), domain.Running)
 	d.settle(d.again(long), domain.ShutOff)
+}
+
+// A device that is attached brings no second order in which to boot: such a guest was saved, and not restored.
+func TestADeviceBringsNoSecondBootOrder(t *testing.T) {
+	d := newDaemon(t)
+	const nic = "<interface type='user'><mac address='52:54:00:00:00:0%s'/><model type='virtio'/><boot order='%s'/></interface>"
+	ordered := fmt.Sprintf(nic, "1", "1")
+	elsewhere := d.define(small("elsewhere")) // which boots from its first disk, as nothing else is said
+	g := d.define(small("ordered", ordered, "<controller type='pci' model='pcie-root-port'/>"))
+	ok(t, elsewhere.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
+		refused(t, elsewhere.Attach(d.ctx(), ordered, a), fault.Unsupported, "boot order of devices")
+		refused(t, g.Attach(d.ctx(), fmt.Sprintf(nic, "2", "1"), a), fault.Invalid, "boot order 1 is given to two")
+	}
+	ok(t, g.Attach(d.ctx(), fmt.Sprintf(nic, "3", "2"), guest.Affect{Live: true, Config: true}))
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	d.settle(g, domain.ShutOff)
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.want(g, domain.Running, domain.ReasonRestored)
 }

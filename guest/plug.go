@@ -50,6 +50,16 @@ func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabi
 	if err := domainxml.CompleteDevice(dev, def.OS.Machine, completion(caps)); err != nil {
 		return err
 	}
+	if dev.Common().BootOrder > 0 {
+		with := def.Clone()
+		err := with.Add(dev)
+		if err == nil {
+			_, err = domainxml.CheckBoot(with)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	return qemu.CompleteDevice(def, dev, caps, live)
 }
 

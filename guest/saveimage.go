@@ -81,8 +81,10 @@ func newSaveHeader(def *domain.Definition, dir string, o SaveOptions, was domain
 }
 
 func (h *saveHeader) format() (err error) {
-	h.xml, err = domainxml.Format(h.def, domainxml.Style{Secure: true})
-	return err
+	if h.xml, err = domainxml.Format(h.def, domainxml.Style{Secure: true}); err == nil {
+		_, err = parseSaved(h.xml)
+	}
+	return fault.Wrap(err, fault.Of(err), fault.Domain, "domain %q could not be restored from its image", h.def.Name)
 }
 
 // unplaced is a definition without the places of sockets that were chosen for a run, in its

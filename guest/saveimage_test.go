@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -83,5 +85,31 @@ func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
 	}
 	if err := g.Save(t.Context(), "/dev/shm/image", SaveOptions{}); !fault.Is(err, fault.WrongState) {
 		t.Errorf("a file in memory that is meant so: %v", err)
+	}
+}
+
+// An image is written of no guest that could not be restored from it: the guest is told so while it runs.
+func TestAGuestThatCouldNotBeRestoredIsNotSaved(t *testing.T) {
+	whole := title("first")
+	for name, doc := range map[string]string{
+		"two orders to boot in": strings.NewReplacer("</os>", "<boot dev='hd'/></os>",
+			"</domain>", "<devices><interface type='user'><boot order='1'/></interface></devices></domain>").Replace(whole),
+		"two devices of one name": strings.Replace(whole, "</domain>", "<devices>"+
+			strings.Repeat("<interface type='user'><alias name='ua-x'/></interface>", 2)+"</devices></domain>", 1),
+	} {
+		def, err := domainxml.Parse(doc, domainxml.Options{Active: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := newSaveHeader(def, "/run", SaveOptions{}, domain.Running); err == nil || !strings.Contains(err.Error(), "could not be restored") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	def, err := domainxml.Parse(whole, domainxml.Options{Active: true})
+	if err == nil {
+		_, err = newSaveHeader(def, "/run", SaveOptions{}, domain.Running)
+	}
+	if err != nil {
+		t.Error(err)
 	}
 }
