@@ -33,6 +33,21 @@ func TestADefinitionStaysOneThatCanBeRead(t *testing.T) {
 	}
 }
 
+// A new guest has a name by which its log can be called, and with which lists of as many guests as there may be
+// fit into an answer.
+func TestNewGuestsHaveNamesThatFit(t *testing.T) {
+	r := bareRegistry(t)
+	nothing := func(*Guest) error { return nil }
+	if _, err := r.claimed(t.Context(), strings.Repeat("x", 200), claimedUUID, nothing); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{strings.Repeat("x", 201), "..", "a\rb", " "} {
+		if _, err := r.claimed(t.Context(), name, "c0ffee00-0000-4000-8000-0000000000a7", nothing); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
 // TestThereAreNoMoreGuestsThanClientsTake fills the list.
 func TestThereAreNoMoreGuestsThanClientsTake(t *testing.T) {
 	r := &Registry{byName: map[string]*Guest{}, byUUID: map[string]*Guest{}}

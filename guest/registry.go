@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/chamber"
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/host"
@@ -203,6 +204,9 @@ func (r *Registry) claim(name, uuid string) (g *Guest, err error) {
 	case named == nil && known == nil && len(r.byUUID) >= maxGuests:
 		return nil, fault.New(fault.NoCapacity, fault.Domain, "there are %d domains already; undefine one", maxGuests)
 	case named == nil && known == nil:
+		if err := domain.CheckName(name); err != nil {
+			return nil, err // one that is there may have such a name of old
+		}
 		g = newGuest(r, name, uuid)
 		r.byName[name], r.byUUID[uuid] = g, g
 		r.run(g)

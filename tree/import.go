@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/markup"
@@ -241,7 +243,7 @@ func understand(s Sort, doc string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		return d.Name, domainxml.CheckName(d)
+		return d.Name, cmp.Or(domainxml.CheckName(d), domain.CheckName(d.Name))
 	case Network:
 		d, err := network.Parse(doc, false)
 		return d.Name, err
