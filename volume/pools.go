@@ -91,11 +91,18 @@ func Open(o Options) (*Pools, error) {
 		}
 	}
 	for id, volumes := range declared {
-		if _, known := records[id]; !known {
+		if ps.isForgotten(id) {
 			ps.forgetDeclared(id, volumes)
 		}
 	}
 	return ps, nil
+}
+
+// isForgotten says whether there is no pool of that UUID any more: its record may be one that this daemon
+// cannot read, or that the store has lost.
+func (ps *Pools) isForgotten(id string) bool {
+	var kept any
+	return ps.store.Sound() && fault.Is(ps.store.Get(poolKind, id, &kept), fault.NotFound)
 }
 
 // Settle waits until every pool that was active has been read once, cannot be,

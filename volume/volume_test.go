@@ -1103,3 +1103,23 @@ func TestAnUnreadVolumeKeepsWhatItIs(t *testing.T) {
 	revive()
 	stays("nobody has read it again")
 }
+
+// What was declared of volumes stays while their pool's record cannot be read, by an older daemon say: the one that
+// can read it would believe what guests have written.
+func TestVolumesOfAPoolThatCannotBeReadStay(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	d.volume(p, volXML("disk", "raw", mib, ""))
+	must(t, d.store.Settle())
+	newer := poolKind
+	newer.Version++
+	must(t, d.store.Put(newer, p.uuid, "of a layout that is not known yet"))
+	key := p.uuid + "/disk"
+	var declared declaration
+	d.restart()
+	must(t, d.store.Get(volumeKind, key, &declared))
+
+	must(t, d.store.Delete(newer, p.uuid))
+	d.restart()
+	wantKind(t, d.store.Get(volumeKind, key, &declared), fault.NotFound)
+}
