@@ -217,13 +217,22 @@ func checkTileSet(set string) error {
 	return nil
 }
 
-// document gives the element as its namespace wants it, or "" for no marks.
+// document gives the element as its namespace wants it, or "" for no marks. What would not be read again, as the
+// parts may each have their length and all together not, is refused.
 func (m *Marks) document() (string, error) {
 	e := m.element()
 	if e == nil {
 		return "", nil
 	}
-	return markup.Format(e)
+	doc, err := markup.Format(e)
+	if err != nil {
+		return "", err
+	}
+	metadata, err := markup.SetMetadataElement("", Namespace, prefix, doc)
+	if err == nil {
+		_, err = ReadMarks(metadata)
+	}
+	return doc, err
 }
 
 func (m *Marks) element() *markup.Element {

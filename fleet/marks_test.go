@@ -3,6 +3,7 @@ package fleet
 import (
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -113,4 +114,21 @@ func FuzzReadMarks(f *testing.F) {
 			t.Errorf("%v: %+v became %+v", err, m, again)
 		}
 	})
+}
+
+// Of what each part may be all together may be more than is read.
+func TestMarksThatWouldNotBeReadAreNotWritten(t *testing.T) {
+	long := &Marks{Labels: Labels{}}
+	for i := range maxVolumes {
+		long.Volumes = append(long.Volumes, VolumeName{Pool: "default", Name: strings.Repeat("x", 240) + strconv.Itoa(i)})
+	}
+	ok(t, long.check())
+	if _, err := long.document(); !fault.Is(err, fault.Invalid) {
+		t.Errorf("they are written: %v", err)
+	}
+	metadata, err := mark("", "set/1", long.Volumes[:100])
+	ok(t, err)
+	if m, err := ReadMarks(metadata); err != nil || len(m.Volumes) != 100 {
+		t.Errorf("of 100 volumes %d are read: %v", len(m.Volumes), err)
+	}
 }
