@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -75,7 +76,41 @@ func (h *handlers) connectGetAllDomainStats(ctx context.Context, _ *session, arg
 		}
 		ret.Stats = append(ret.Stats, record)
 	}
+	fit(ret.Stats, xdr.MaxPayload-statsSlack)
 	return ret, done, nil
+}
+
+// statsSlack is what an answer has beside its records, in bytes, and more.
+const statsSlack = 1 << 10
+
+// fit leaves out of the largest records what an answer of so many bytes has no room for: a definition may
+// be megabytes of paths, and whoever has such guests takes nothing of what is told of others'.
+func fit(records []xdr.DomainStatsRecord, room int) {
+	sizes := make([]int, len(records))
+	whole := 0
+	for i := range records {
+		sizes[i] = records[i].Size()
+		whole += sizes[i]
+	}
+	if whole <= room {
+		return
+	}
+	most := 0
+	slices.Sort(sizes)
+	for i, size := range sizes {
+		if most = room / (len(sizes) - i); size > most {
+			break
+		}
+		room -= size
+	}
+	for i := range records {
+		r := &records[i]
+		for size := r.Size(); size > most && len(r.Params) > 0; {
+			last := len(r.Params) - 1
+			size -= r.Params[last].Size()
+			r.Params = r.Params[:last]
+		}
+	}
 }
 
 // statsSubjects gives the guests that a call asks about: those named, or all

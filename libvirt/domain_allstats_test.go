@@ -195,6 +195,28 @@ func domainOf(t *testing.T, uuid string) xdr.Domain {
 	return xdr.Domain{UUID: id}
 }
 
+// What definitions have of paths beyond an answer is left out, of those guests alone.
+func TestStatisticsFitIntoAnAnswer(t *testing.T) {
+	path := xdr.String("/" + strings.Repeat("x", 1<<20))
+	ret := &xdr.ConnectGetAllDomainStatsRet{}
+	for _, paths := range []int{1, 20, 4, 40} {
+		r := xdr.DomainStatsRecord{Params: []xdr.TypedParam{{Field: "state.state", Value: xdr.Int(1)}}}
+		for i := range paths {
+			r.Params = append(r.Params, xdr.TypedParam{Field: "block." + strconv.Itoa(i) + ".path", Value: path})
+		}
+		ret.Stats = append(ret.Stats, r)
+	}
+	fit(ret.Stats, xdr.MaxPayload-statsSlack)
+	if _, err := xdr.AppendPacket(nil, xdr.Header{}, ret, 0); err != nil {
+		t.Error(err)
+	}
+	for i, want := range []int{2, 14, 5, 14} { // 32 MiB but the 5 of the small ones, and a little
+		if n := len(ret.Stats[i].Params); n != want {
+			t.Errorf("of guest %d %d figures are told, and not %d", i, n, want)
+		}
+	}
+}
+
 // BenchmarkStatistics makes and encodes the statistics of 256 guests, all groups.
 func BenchmarkStatistics(b *testing.B) {
 	for _, disks := range []int{2, 16} {

@@ -129,15 +129,22 @@ type large interface{ size() int }
 func (m *ConnectGetAllDomainStatsRet) size() int {
 	n := 64
 	for i := range m.Stats {
-		record := &m.Stats[i]
-		n += 48 + len(record.Domain.Name)
-		for j := range record.Params {
-			p := &record.Params[j]
-			n += 20 + len(p.Field) + len(p.Value.text)
-		}
+		n += m.Stats[i].Size()
 	}
 	return n
 }
+
+// Size is about the record's length on the wire, and no less.
+func (m *DomainStatsRecord) Size() int {
+	n := 48 + len(m.Domain.Name)
+	for i := range m.Params {
+		n += m.Params[i].Size()
+	}
+	return n
+}
+
+// Size is that of one parameter.
+func (p *TypedParam) Size() int { return 20 + len(p.Field) + len(p.Value.text) }
 
 // AppendPacket puts a whole packet behind b: length, header and payload. A nil
 // payload is an empty one. With fds the count of descriptors that follow the
