@@ -109,8 +109,11 @@ func (r *Registry) Autostart(ctx context.Context) {
 	}
 	var noted string
 	if err := r.store.Get(bootKind, lastBoot, &noted); err != nil && !fault.Is(err, fault.NotFound) {
-		r.log.Error("cannot learn whether this boot's autostart is done; nothing is started", "error", err)
-		return
+		r.log.Error("cannot learn whether this boot's autostart is done; no more is started than is noted", "error", err)
+		noted = r.Boot
+		if err := r.store.Put(bootKind, lastBoot, noted); err != nil { // else no boot's to come would be
+			r.log.Error("nor can that be noted", "error", err)
+		}
 	}
 	if noted != r.Boot {
 		r.chooseDues()

@@ -61,6 +61,24 @@ func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 	d.want(d.again(byName["unmarked"]), domain.ShutOff, domain.ReasonUnknown)
 }
 
+// A note of the last boot's autostart that is damaged has that of this boot not be made twice, and keeps no later
+// boot from its own.
+func TestADamagedNoteOfAnAutostartHoldsForOneBoot(t *testing.T) {
+	d := newDaemon(t)
+	d.boot = "first"
+	g := d.define(small("marked"))
+	ok(t, g.SetAutostart(d.ctx(), true))
+	ok(t, d.store.Put(store.Kind{Name: "boot", Version: 1}, "autostarted", []int{1}))
+	for _, boot := range []string{"first", "second"} {
+		d.boot = boot
+		d.reopen(func() {})
+		if d.Autostart(d.ctx()); boot == "first" {
+			d.want(d.again(g), domain.ShutOff, domain.ReasonUnknown)
+		}
+	}
+	d.settle(d.again(g), domain.Running)
+}
+
 func TestAnAutostartThatFailsIsTold(t *testing.T) {
 	d := newDaemon(t)
 	d.boot, d.heard = "first", make(chan string, 1000)
