@@ -101,7 +101,7 @@ func (f *Fleet) All() []Member {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, g := range guests {
-		if m := f.memberLocked(g, g.View()); m.View.Current() != nil { // else it has gone meanwhile
+		if m := f.memberLocked(g, g.View()); m.View.Current() != nil || m.View.Quarantined { // else it has gone meanwhile
 			all = append(all, m)
 		}
 	}

@@ -440,29 +440,6 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	g.publish()
 }
 
-// setAside leaves a guest alone that cannot be adopted: its QEMU, if it runs, is
-// not ended, and the guest is not started beside it. Where none runs, what lies
-// around is cleared away.
-func (r *Registry) setAside(dir string, cause error) {
-	uuid := filepath.Base(dir)
-	log := r.log.With("uuid", uuid, "dir", dir)
-	ctx, stop := context.WithTimeout(r.life, releaseLimit)
-	defer stop()
-	err := r.clear(ctx, dir)
-	if err == nil {
-		log.Error("the run record of a guest that has ended cannot be used; what it held in the host may be left", "error", cause)
-		return
-	}
-	log.Error("a guest cannot be adopted and is left alone", "error", cause, "until", err)
-	r.mu.RLock()
-	g := r.byUUID[uuid]
-	r.mu.RUnlock()
-	if g != nil {
-		g.quarantine = fmt.Sprintf("quarantined: this guest could not be adopted (%v); %v", cause, err)
-		g.publish()
-	}
-}
-
 // clear removes the run directory of a guest that has ended, and what can be
 // known from it alone. It refuses while a QEMU works there.
 func (r *Registry) clear(ctx context.Context, dir string) error {

@@ -166,9 +166,9 @@ func policy(d *domain.Definition) lifecycle.Policy {
 }
 
 // forgetIfNothing lets go of a guest that was claimed for something that then
-// failed: neither defined nor running, and not on the way there.
+// failed: neither defined nor running, as far as is known, and not on the way there.
 func (g *Guest) forgetIfNothing() {
-	if g.inactive == nil && g.run == nil && g.job == nil {
+	if g.inactive == nil && g.run == nil && g.job == nil && g.quarantine == "" {
 		g.forget()
 	}
 }

@@ -153,7 +153,7 @@ func (r *Registry) All() []*Guest {
 	r.mu.RLock()
 	all := make([]*Guest, 0, len(r.byUUID))
 	for _, g := range r.byUUID {
-		if v := g.View(); v.Persistent || v.Active != nil {
+		if v := g.View(); v.Persistent || v.Active != nil || v.Quarantined {
 			all = append(all, g) // and not one whose first definition is under way
 		}
 	}

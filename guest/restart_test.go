@@ -1,6 +1,7 @@
 package guest_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -153,6 +155,50 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 			if m := g.View().Messages; len(m) > 0 {
 				t.Errorf("it is well and still said to be: %q", m)
 			}
+		})
+	}
+}
+
+// One of which the store has nothing is shown all the same, and nobody else is given its name.
+func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
+	for damage, called := range map[string]string{`{"Name":"tr`: "", `{"Name":"transient","UUID":"%s","XML":"<domain"}`: "transient"} {
+		t.Run(called, func(t *testing.T) {
+			d := newDaemon(t)
+			g, err := d.Create(d.ctx(), small("transient"), guest.StartOptions{})
+			ok(t, err)
+			pid, id := d.pid("transient"), g.UUID()
+			end := sync.OnceFunc(func() { // nobody else waits for it: it is this test's child
+				ok(t, syscall.Kill(pid, syscall.SIGKILL))
+				_, err := syscall.Wait4(pid, nil, 0, nil)
+				ok(t, err)
+			})
+			t.Cleanup(end)
+			d.reopen(func() {
+				ok(t, os.WriteFile(filepath.Join(g.RunDir(), "run.json"), []byte(strings.Replace(damage, "%s", id, 1)), 0o600))
+			})
+			all := d.All()
+			if called = cmp.Or(called, id); len(all) != 1 || all[0].UUID() != id || all[0].Name() != called || !all[0].View().Quarantined {
+				t.Fatalf("of a guest that runs is shown: %+v", all)
+			}
+			same := strings.Replace(small(called), "<memory", "<uuid>"+id+"</uuid><memory", 1)
+			_, err = d.Create(d.ctx(), same, guest.StartOptions{})
+			refused(t, err, fault.Busy, "lives on")
+			_, err = d.Define(d.ctx(), small(called), false)
+			refused(t, err, fault.Exists, "already exists")
+			if len(d.All()) != 1 {
+				t.Error("it is not shown any more")
+			}
+			end()
+			for ctx := d.ctx(); len(d.All()) > 0; { // it goes by itself
+				select {
+				case <-time.After(10 * time.Millisecond):
+				case <-ctx.Done():
+					t.Fatal("it is shown still, and has ended")
+				}
+			}
+			_, err = d.Create(d.ctx(), strings.Replace(same, called, "another", 1), guest.StartOptions{})
+			ok(t, err)
+			d.want(d.again(g), domain.Running, domain.ReasonBooted)
 		})
 	}
 }

@@ -26,6 +26,10 @@ type View struct {
 	// Template says that the guest is there to be cloned, and is not started.
 	Template bool
 
+	// Quarantined says that its QEMU lives on and could not be adopted: perhaps neither of the two
+	// definitions is known.
+	Quarantined bool
+
 	// Active is what runs, with what the host gave it; nil while shut off.
 	Active *domain.Definition
 	// Inactive is what the next start makes; nil for a transient guest.
@@ -86,7 +90,7 @@ func (g *Guest) publish() {
 		v.Messages = append([]string{g.revival.words}, v.Messages...)
 	}
 	if g.quarantine != "" {
-		v.Messages = append([]string{g.quarantine}, v.Messages...)
+		v.Quarantined, v.Messages = true, append([]string{g.quarantine}, v.Messages...)
 	}
 	if g.job != nil {
 		v.job, v.progress = domain.Progress{Kind: g.job.kind, Started: g.job.started}, g.job.task.progress

@@ -80,6 +80,9 @@ func definition(v *guest.View, flags uint32) (*domain.Definition, error) {
 	case flags&affectConfig != 0:
 		return v.Inactive, nil
 	}
+	if v.Current() == nil && v.Quarantined {
+		return nil, fault.New(fault.WrongState, fault.Domain, "no definition of domain '%s' is known: %s", v.Name, v.Messages[0])
+	}
 	if v.Current() == nil {
 		return nil, fault.New(fault.NotFound, fault.Domain, "domain '%s' is gone", v.Name)
 	}
