@@ -34,8 +34,12 @@ func (u Usage) String() string {
 // usageElements are the sorts of use, with the element that names what is used.
 var usageElements = map[string]string{"volume": "volume", "ceph": "name", "iscsi": "target", "tls": "name", "vtpm": "name"}
 
-// maxText bounds a description and a usage's name, in bytes.
-const maxText = 64 << 10
+// maxText bounds a description, and maxUsage what a secret is for, in bytes: with that of as many secrets
+// as there may be their list fits into an answer.
+const (
+	maxText  = 64 << 10
+	maxUsage = 1 << 10
+)
 
 // Parse reads a secret's document. The UUID may be missing. With strict set, what
 // the format does not know is refused.
@@ -63,8 +67,8 @@ func Parse(doc string, strict bool) (Definition, error) {
 	if d.Usage, err = parseUsage(root.Child("usage")); err != nil {
 		return Definition{}, err
 	}
-	if len(d.Description) > maxText || len(d.Usage.ID) > maxText {
-		return Definition{}, fault.New(fault.Invalid, fault.XML, "the secret's description, or what it is for, is longer than %d bytes", maxText)
+	if len(d.Description) > maxText || len(d.Usage.ID) > maxUsage {
+		return Definition{}, fault.New(fault.Invalid, fault.XML, "the secret's description is longer than %d bytes, or what it is for than %d", maxText, maxUsage)
 	}
 	return d, refuseUnknown(root, doc, strict)
 }

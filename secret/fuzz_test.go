@@ -20,7 +20,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		if len(d.Description) > maxText || len(d.Usage.ID) > maxText {
+		if len(d.Description) > maxText || len(d.Usage.ID) > maxUsage {
 			t.Fatalf("texts of %d and %d bytes", len(d.Description), len(d.Usage.ID))
 		}
 		text, err := d.XML()

@@ -307,3 +307,16 @@ func TestDocumentIsPrintedAsItWasRead(t *testing.T) {
 		t.Errorf("printed as %s (%v)", got, err)
 	}
 }
+
+// What secrets are for is in each list of them.
+func TestWhatASecretIsForIsShort(t *testing.T) {
+	doc := func(length int) string {
+		return "<secret><usage type='volume'><volume>" + strings.Repeat("x", length) + "</volume></usage></secret>"
+	}
+	if _, err := Parse(doc(maxUsage), true); err != nil {
+		t.Error(err)
+	}
+	if _, err := Parse(doc(maxUsage+1), true); !fault.Is(err, fault.Invalid) {
+		t.Errorf("longer: %v", err)
+	}
+}

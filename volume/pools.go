@@ -374,6 +374,9 @@ func (ps *Pools) letGo(p *Pool) {
 	p.claimed = ""
 }
 
+// maxPools bounds how many pools there may be: the longest list that clients take.
+const maxPools = 16384
+
 // match finds the pool of a definition's name and UUID. Fresh means that there
 // is none, and that nothing stands in the way of one.
 func (ps *Pools) match(d *definition) (p *Pool, fresh bool, err error) {
@@ -386,6 +389,8 @@ func (ps *Pools) match(d *definition) (p *Pool, fresh bool, err error) {
 		return nil, false, fault.New(fault.Exists, fault.Pool, "pool %q already exists with uuid %s", d.name, named.uuid)
 	case identified != nil && named == nil:
 		return nil, false, fault.New(fault.Exists, fault.Pool, "uuid %s is that of pool %q", d.uuid, identified.name)
+	case named == nil && len(ps.byUUID) >= maxPools:
+		return nil, false, fault.New(fault.NoCapacity, fault.Pool, "there are %d pools already; undefine one", maxPools)
 	}
 	for _, other := range ps.byUUID {
 		if other != named && slices.Contains(other.places(), d.place()) {

@@ -1104,6 +1104,20 @@ func TestAnUnreadVolumeKeepsWhatItIs(t *testing.T) {
 	stays("nobody has read it again")
 }
 
+// There are no more pools than a list takes: one more had it fail for everybody.
+func TestThereAreNoMorePoolsThanClientsTake(t *testing.T) {
+	ps := &Pools{life: t.Context(), byName: map[string]*Pool{}, byUUID: map[string]*Pool{}}
+	other := &Pool{}
+	other.published.Store(&View{})
+	for i := range maxPools {
+		ps.byUUID[fmt.Sprint(i)] = other
+	}
+	d, err := parsePool(dirXML("one-more", t.TempDir()), "", true)
+	must(t, err)
+	_, _, err = ps.match(d)
+	wantKind(t, err, fault.NoCapacity)
+}
+
 // What was declared of volumes stays while their pool's record cannot be read, by an older daemon say: the one that
 // can read it would believe what guests have written.
 func TestVolumesOfAPoolThatCannotBeReadStay(t *testing.T) {
