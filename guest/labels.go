@@ -119,6 +119,9 @@ func (l *labels) sockets(do func() error) error {
 // power, and so must what it was before.
 func (l *labels) keep() error {
 	text, err := json.Marshal(&l.labelled)
+	if err == nil && len(text) > maxJournal {
+		err = fault.New(fault.NoCapacity, fault.Host, "what is labelled for the guest has too many files of too long names: %d bytes of them, and at most %d", len(text), maxJournal)
+	}
 	if err != nil {
 		return err
 	}
@@ -412,7 +415,7 @@ func (r *Registry) loadLabels() {
 	}
 }
 
-// maxJournal bounds what is read of a journal, in bytes.
+// maxJournal bounds a journal, in bytes.
 const maxJournal = 16 << 20
 
 func (r *Registry) readLabels(uuid, path string) (*labels, error) {

@@ -88,6 +88,15 @@ func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
 	}
 }
 
+// A journal of labels that is longer than the next daemon reads is none.
+func TestAJournalOfLabelsIsBounded(t *testing.T) {
+	l := &labels{path: filepath.Join(t.TempDir(), "journal")}
+	l.Files = []lent{{Path: strings.Repeat("x", maxJournal)}}
+	if err := l.keep(); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("a journal is kept that nobody reads: %v", err)
+	}
+}
+
 // An image is written of no guest that could not be restored from it: the guest is told so while it runs.
 func TestAGuestThatCouldNotBeRestoredIsNotSaved(t *testing.T) {
 	whole := title("first")
