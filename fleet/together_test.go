@@ -93,7 +93,7 @@ func TestLabelsThatOthersTookAwayDoNotComeBack(t *testing.T) {
 	want, err := parseSettings(map[string]string{"label.note": "b"})
 	ok(t, err)
 	asked := &asking{Context: t.Context(), came: make(chan struct{})}
-	go func() { over <- (h.set(asked, g, want, nil)).Error }()
+	go func() { over <- h.set(asked, g, want, nil).Error }()
 	<-asked.came
 	h.define(strings.Replace(doc(`<x:label name='team' value='b'/>`), "<name>", "<uuid>"+m.View.UUID+"</uuid><name>", 1))
 	ok(t, syscall.Kill(h.pid("marked"), syscall.SIGCONT))

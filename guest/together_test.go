@@ -120,7 +120,7 @@ func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 	go func() { suspended <- g.Suspend(d.ctx()) }()
 	eventually(t, "it waits for the end of the dump", func() bool { return g.Waiting() == 1 })
 	read()
-	<-dumped // it fails: a pipe is on no disk
+	refused(t, <-dumped, fault.Failed, "") // a pipe is on no disk
 	ok(t, <-suspended)
 	d.want(g, domain.Paused, domain.ReasonUser)
 }

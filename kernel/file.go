@@ -19,7 +19,7 @@ func readHead(path string, most int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	content := make([]byte, 0, min(most, brief))
 	for int64(len(content)) < most {
 		content = slices.Grow(content, brief)
@@ -42,7 +42,7 @@ func writeKnob(group, knob, value string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	if _, err := again(func() (int, error) { return unix.Write(fd, []byte(value)) }); err != nil {
 		return &os.PathError{Op: "write", Path: path, Err: err}
 	}

@@ -69,7 +69,7 @@ func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 		if err == nil && k.sort == Domain { // no volume's format goes along with its pool
 			d.XML = guest.WithFormats(d.XML, volumes.Format)
 		}
-		r := Result{Sort: k.sort, Name: d.Name, Did: "written", Err: err}
+		r := Result{Sort: k.sort, Name: d.Name, Did: "written"}
 		if d.Fenced {
 			r.Did = "written, but not to which folders the rules held its images: after an import have its owner define it again before it starts"
 		}
@@ -79,6 +79,7 @@ func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 		if r.Name == "" {
 			r.Name = key
 		}
+		r.Err = err
 		tell(r)
 		return nil
 	})

@@ -148,6 +148,7 @@ func TestNoDefinitionKeepsAnotherFromAnExport(t *testing.T) {
 		ok(t, s.Put(network.RecordKind, uuid, map[string]any{"definition": "<network><name>" + name + "</name></network>"}))
 	}
 	ok(t, s.Put(network.RecordKind, "bad", map[string]any{"definition": "<network>"}))
+	ok(t, s.Put(network.RecordKind, "../out", map[string]any{"definition": "<network><name>.out</name></network>"}))
 	ok(t, s.Put(volume.RecordKind, "f", map[string]any{"saved": "<pool type='dir'><name>p</name><target><path>/p</path></target></pool>"}))
 	ok(t, s.Close())
 	failed := 0
@@ -157,8 +158,8 @@ func TestNoDefinitionKeepsAnotherFromAnExport(t *testing.T) {
 		}
 	})
 	ok(t, err)
-	if failed != 1 {
-		t.Errorf("%d are not written, and one is no definition", failed)
+	if failed != 2 {
+		t.Errorf("%d are not written; one is no definition, and one has no name for a file", failed)
 	}
 	for _, file := range []string{a, b, "c", strings.Repeat("y", 251), "plain"} {
 		_, err := os.Stat(filepath.Join(dir, "qemu/networks", file+".xml"))
