@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"time"
 
@@ -46,7 +47,7 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) 
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
-			err = dumpTo(ctx, s, path, o, p, func(f *os.File) { g.noteHalf(path, f) }, r.labels)
+			err = dumpTo(ctx, s, r.def, path, o, p, func(f *os.File) { g.noteHalf(path, f) }, r.labels)
 			g.reg.forgetHalf(g.uuid)
 		}
 		if err == nil && o.Reset {
@@ -64,7 +65,7 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) 
 }
 
 // dumpTo writes a dump.
-func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *progress, made func(*os.File), labels *labels) error {
+func dumpTo(ctx context.Context, s *qmp.Session, def *domain.Definition, path string, o DumpOptions, p *progress, made func(*os.File), labels *labels) error {
 	fill := func(f *os.File) (err error) {
 		made(f)
 		if err := mount.Outlast(ctx, path, func() error { return image.Distrust(f) }); err != nil { // it is QEMU that says what is in it
@@ -75,13 +76,15 @@ func dumpTo(ctx context.Context, s *qmp.Session, path string, o DumpOptions, p *
 			return err
 		}
 		defer back()
+		most := int64(math.MaxInt64) // of a guest that runs on, which writes meanwhile
 		if !o.Live {
 			if err := halt(ctx, s); err != nil {
 				return err
 			}
+			most = mostState(def)
 		}
 		if o.Memory == "" {
-			err = migrateTo(ctx, s, f, p, labels)
+			err = migrateTo(ctx, s, f, most, p, labels)
 		} else {
 			err = dumpMemory(ctx, s, f, o.Memory, p)
 		}

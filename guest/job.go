@@ -123,10 +123,10 @@ func halt(ctx context.Context, s *qmp.Session) error {
 	return s.Execute(ctx, "stop", nil, nil)
 }
 
-// migrateTo writes the state of a stopped guest to a file from its present
-// offset, until it is complete or ctx ends.
-func migrateTo(ctx context.Context, s *qmp.Session, f *os.File, p *progress, labels *labels) error {
-	t, qemus, err := transferTo(f, labels)
+// migrateTo writes a guest's state to a file from its present offset, with so many bytes at most, until it
+// is complete or ctx ends.
+func migrateTo(ctx context.Context, s *qmp.Session, f *os.File, most int64, p *progress, labels *labels) error {
+	t, qemus, err := transferTo(f, most, labels)
 	if err != nil {
 		return err
 	}

@@ -165,7 +165,7 @@ func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, byp
 		if err := mount.Outlast(ctx, path, func() error { return h.write(f) }); err != nil {
 			return fault.Wrap(err, fault.Of(err), fault.Host, "cannot write %s", f.Name())
 		}
-		if err := migrateTo(ctx, s, f, p, labels); err != nil {
+		if err := migrateTo(ctx, s, f, mostState(h.def), p, labels); err != nil {
 			return fmt.Errorf("cannot save to %s: %w", path, err)
 		}
 		return nil

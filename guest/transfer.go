@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -24,9 +26,16 @@ type transfer struct {
 // lastWrite is how long QEMU may take to let go when it has written all.
 const lastWrite = 10 * time.Second
 
-// transferTo begins to fill a file from its present offset, and gives QEMU's end, which is the
-// caller's to close.
-func transferTo(to *os.File, labels *labels) (t *transfer, qemus *os.File, err error) {
+// mostState bounds the state of a guest that does not run, in bytes: each page of its memory once, and what
+// devices have. A QEMU that was taken over would fill the file system without an end.
+func mostState(d *domain.Definition) int64 {
+	const beside = 1 << 30
+	return int64(min(2*(d.Memory+d.MemoryBeside())+beside, math.MaxInt64))
+}
+
+// transferTo begins to fill a file from its present offset, with so many bytes at most, and gives QEMU's end, which
+// is the caller's to close.
+func transferTo(to *os.File, most int64, labels *labels) (t *transfer, qemus *os.File, err error) {
 	var ends [2]int
 	err = labels.sockets(func() (err error) {
 		ends, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -44,7 +53,10 @@ func transferTo(to *os.File, labels *labels) (t *transfer, qemus *os.File, err e
 	t = &transfer{from, make(chan error, 1)}
 	go func() {
 		const piece = 1 << 20
-		_, err := io.CopyBuffer(struct{ io.Writer }{to}, from, make([]byte, piece))
+		n, err := io.CopyBuffer(struct{ io.Writer }{to}, io.LimitReader(from, most), make([]byte, piece))
+		if err == nil && n == most {
+			err = fault.New(fault.Failed, fault.Monitor, "QEMU has more than %d bytes of state, which no guest of its size has", most)
+		}
 		_ = from.Close() // QEMU writes to nobody when this cannot
 		if errors.Is(err, net.ErrClosed) {
 			err = nil // by end, whose caller knows why
