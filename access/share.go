@@ -219,18 +219,19 @@ func claimOf(o Object) claim {
 type taking struct {
 	gate  *Gate
 	who   Who
-	verb  Verb // by which it is bounded
-	asked Verb // that of the call
-	over  bool // guarded by the lock of the shares
+	verb  Verb   // by which it is bounded
+	asked []Verb // those of the call
+	over  bool   // guarded by the lock of the shares
 }
 
 // Bound holds what a call makes of guests to what the rules give its client at most. It
 // counts until done, when the guests themselves are there to be counted.
-func (g *Gate) Bound(ctx context.Context, w Who, v Verb) (_ context.Context, done func()) {
+// The call is by the verb, and by what else it takes.
+func (g *Gate) Bound(ctx context.Context, w Who, v Verb, also ...Verb) (_ context.Context, done func()) {
 	if !g.Held(w) {
 		return ctx, func() {}
 	}
-	t := &taking{gate: g, who: w, verb: v, asked: v}
+	t := &taking{gate: g, who: w, verb: v, asked: append(also, v)}
 	if v != Change { // a start, too, makes no more of a guest than whoever may define it could
 		t.verb = Define
 	}
@@ -276,11 +277,19 @@ func (t *taking) end() {
 // have given the guest another name or labels meanwhile. What is only being made is nobody else's.
 func (t *taking) judge(uuid string) error {
 	o := t.gate.GuestByUUID(uuid)
-	if !t.asked.ofGuests() || o.Kind != Guest || o.member.View.Current() == nil {
+	if o.Kind != Guest || o.member.View.Current() == nil {
 		return nil
 	}
 	o.Found = "with the UUID " + uuid // it may not be called as the client knows it
-	return t.gate.Check(t.who, t.asked, o)
+	for _, v := range t.asked {
+		if !v.ofGuests() {
+			continue
+		}
+		if err := t.gate.Check(t.who, v, o); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // guest takes what a guest will be.

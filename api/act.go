@@ -23,11 +23,12 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 		return err
 	}
 	s.hold(ctx, &request)
-	ctx, done := s.Gate.Bound(ctx, caller(ctx), takes(&request)[0])
+	verbs := takes(&request)
+	ctx, done := s.Gate.Bound(ctx, caller(ctx), verbs[0], verbs[1:]...)
 	defer done()
-	tried := access.Entry{Call: "Act", Verb: takes(&request)[0], Object: access.Object{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
+	tried := access.Entry{Call: "Act", Verb: verbs[0], Object: access.Object{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
 	return s.stream(ctx, stream, tried, func(ctx context.Context, t *telling) (fleet.Summary, error) {
-		return s.Fleet.Run(ctx, request, t.plan, s.audited(ctx, "Act", takes(&request)[0], t.result))
+		return s.Fleet.Run(ctx, request, t.plan, s.audited(ctx, "Act", verbs[0], t.result))
 	})
 }
 

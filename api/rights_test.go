@@ -187,6 +187,24 @@ func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
 	ok(t, g.SetAutostart(h.context(), false))
 }
 
+// TestAGuestsTurnIsAskedForAllItTakes: where others leave a client one of the rights that its call takes, that is not enough.
+func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
+	h := serve(t, 1)
+	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"}, {name: others, who: \"user:1002\", may: start, guests: web-0")
+	ctx, done := h.server.Gate.Bound(ctx, caller(ctx), access.Start, access.Define)
+	defer done()
+	g, err := h.server.Guests.ByName("web-0")
+	ok(t, err)
+	ok(t, g.SetAutostart(ctx, true))
+	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra"}}})
+	ok(t, err)
+	_, err = h.server.Fleet.Run(h.context(), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(t, r.Error) })
+	ok(t, err)
+	if err := g.SetAutostart(ctx, false); !fault.Is(err, fault.Denied) {
+		t.Errorf("it is done to a guest of others: %v", err)
+	}
+}
+
 // TestStrangersTakeNoPlaces opens connections by which nobody calls.
 func TestStrangersTakeNoPlaces(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.strangersEach = 2 })

@@ -106,6 +106,9 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 	return a, true, nil
 }
 
+// forked is how long a program that the daemon begins may have what the daemon had open: until it is that program.
+const forked = 128 * time.Millisecond
+
 // checkAlone refuses a disk that a process has to write by whose doing the guest would lose what it has there,
 // or be read, and of whom QEMU would not know. The guest's own QEMU may have it: one that is paused closes what it has let
 // go of when it runs.
@@ -114,6 +117,14 @@ func (r *Registry) checkAlone(ctx context.Context, run *run, d *device.Disk, top
 		return nil
 	}
 	err := mount.Run(ctx, top.Path, func() error { return image.CheckAlone(top.File) })
+	for pause := time.Millisecond; fault.Is(err, fault.Busy) && pause < forked; pause *= 2 {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+		err = mount.Run(ctx, top.Path, func() error { return image.CheckAlone(top.File) })
+	}
 	if run.PID == 0 || !fault.Is(err, fault.Busy) {
 		return err
 	}

@@ -43,7 +43,7 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 		}
 		return ctx, c, nil
 	}
-	ctx, c.done = gate.Bound(ctx, who, r.last())
+	ctx, c.done = gate.Bound(ctx, who, r.last(), c.takes(args)...)
 	c.objects = s.objects(args)
 	on := access.Object{}
 	if len(c.objects) > 0 {
@@ -76,6 +76,11 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 	return ctx, c, nil
 }
 
+// takes are the verbs that the call takes of its objects, by what it is and by what its arguments hide.
+func (c *permission) takes(args xdr.Message) []access.Verb {
+	return append(slices.Clip(c.right.verbs), c.s.hidden(c.proc, args)...)
+}
+
 // check asks for every verb of the call on every object of it.
 func (c *permission) check(args xdr.Message) error {
 	gate, who := c.s.gate(), c.s.who()
@@ -86,7 +91,7 @@ func (c *permission) check(args xdr.Message) error {
 	if len(objects) == 0 {
 		objects = []access.Object{{}}
 	}
-	for _, verb := range append(c.right.verbs, c.s.hidden(c.proc, args)...) {
+	for _, verb := range c.takes(args) {
 		for _, o := range objects {
 			if err := gate.Check(who, verb, o); err != nil {
 				return err

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"unicode"
 
 	"github.com/google/uuid"
 
@@ -47,8 +46,8 @@ func (d *Definition) checkNames() error {
 	if strings.TrimSpace(d.Name) == "" {
 		return fault.New(fault.Invalid, fault.XML, "the network has no name")
 	}
-	if strings.Contains(d.Name, "/") || strings.ContainsFunc(d.Name, unicode.IsControl) || len(d.Name) > 255 {
-		return fault.New(fault.Invalid, fault.XML, "the name %q of a network holds a slash or a control character, or is too long", d.Name)
+	if strings.ContainsAny(d.Name, "/\n") || len(d.Name) > 255 {
+		return fault.New(fault.Invalid, fault.XML, "the name %q of a network holds a slash or a line end, or is too long", d.Name)
 	}
 	if d.UUID != "" {
 		id, err := uuid.Parse(d.UUID)

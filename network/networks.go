@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	"github.com/google/uuid"
 
@@ -286,6 +287,8 @@ func (s *Networks) claim(d *Definition) (*Network, error) {
 		return n, nil
 	case byName != nil:
 		return nil, fault.New(fault.Exists, fault.Network, "network %q already exists with UUID %s", d.Name, byName.uuid)
+	case strings.ContainsFunc(d.Name, unicode.IsControl): // one that is there may have such a name of old
+		return nil, fault.New(fault.Invalid, fault.XML, "the name %q of a network holds a control character", d.Name)
 	case len(s.byUUID) >= maxNetworks:
 		return nil, fault.New(fault.NoCapacity, fault.Network, "there are %d networks already; undefine one", maxNetworks)
 	}
