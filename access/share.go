@@ -231,7 +231,7 @@ func (g *Gate) Bound(ctx context.Context, w Who, v Verb, also ...Verb) (_ contex
 	if !g.Held(w) {
 		return ctx, func() {}
 	}
-	t := &taking{gate: g, who: w, verb: v, asked: append(also, v)}
+	t := &taking{gate: g, who: w, verb: v, asked: append(slices.Clip(also), v)}
 	if v != Change { // a start, too, makes no more of a guest than whoever may define it could
 		t.verb = Define
 	}

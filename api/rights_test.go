@@ -167,6 +167,15 @@ func TestATurnThatComesLateIsAskedForAnew(t *testing.T) {
 	}
 }
 
+// giveAway has others label a guest as theirs.
+func (h *house) giveAway(name string) {
+	h.t.Helper()
+	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{name}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra"}}})
+	ok(h.t, err)
+	_, err = h.server.Fleet.Run(h.context(), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(h.t, r.Error) })
+	ok(h.t, err)
+}
+
 // TestAGuestsTurnIsAskedForAnew has others label a guest after a call of a client that is held was
 // let in, and before its guest comes to it.
 func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
@@ -177,10 +186,7 @@ func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	ok(t, g.SetAutostart(ctx, true))
-	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra"}}})
-	ok(t, err)
-	_, err = h.server.Fleet.Run(h.context(), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(t, r.Error) })
-	ok(t, err)
+	h.giveAway("web-0")
 	if err := g.SetAutostart(ctx, false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}
@@ -196,10 +202,7 @@ func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	ok(t, g.SetAutostart(ctx, true))
-	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra"}}})
-	ok(t, err)
-	_, err = h.server.Fleet.Run(h.context(), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(t, r.Error) })
-	ok(t, err)
+	h.giveAway("web-0")
 	if err := g.SetAutostart(ctx, false); !fault.Is(err, fault.Denied) {
 		t.Errorf("it is done to a guest of others: %v", err)
 	}

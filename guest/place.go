@@ -116,14 +116,15 @@ func (r *Registry) checkAlone(ctx context.Context, run *run, d *device.Disk, top
 	if d.ReadOnly || d.Shareable {
 		return nil
 	}
-	err := mount.Run(ctx, top.Path, func() error { return image.CheckAlone(top.File) })
+	look := func() error { return image.CheckAlone(top.File) }
+	err := mount.Run(ctx, top.Path, look)
 	for pause := time.Millisecond; fault.Is(err, fault.Busy) && pause < forked; pause *= 2 {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-time.After(pause):
 		}
-		err = mount.Run(ctx, top.Path, func() error { return image.CheckAlone(top.File) })
+		err = mount.Run(ctx, top.Path, look)
 	}
 	if run.PID == 0 || !fault.Is(err, fault.Busy) {
 		return err

@@ -75,11 +75,11 @@ const brief = 1 << 10
 // which asks for sizes, readiness and the end, makes twice as many. It is for
 // what is read of every guest again and again.
 func (r Root) readBrief(into []byte, elem ...string) (string, error) {
-	fd, err := unix.Open(r.path(elem...), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := open(r.path(elem...), unix.O_RDONLY)
 	if err != nil {
 		return "", readFault(err)
 	}
-	n, err := unix.Read(fd, into)
+	n, err := again(func() (int, error) { return unix.Read(fd, into) })
 	_ = unix.Close(fd)
 	return string(into[:max(n, 0)]), readFault(err)
 }

@@ -43,13 +43,14 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 		}
 		return ctx, c, nil
 	}
-	ctx, c.done = gate.Bound(ctx, who, r.last(), c.takes(args)...)
+	verbs := c.takes(args)
+	ctx, c.done = gate.Bound(ctx, who, r.last(), verbs...)
 	c.objects = s.objects(args)
 	on := access.Object{}
 	if len(c.objects) > 0 {
 		on = c.objects[0]
 	}
-	if err := c.check(args); err != nil {
+	if err := c.check(args, verbs); err != nil {
 		return ctx, c, err
 	}
 	if r.looksAtTexts(p) {
@@ -78,11 +79,11 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 
 // takes are the verbs that the call takes of its objects, by what it is and by what its arguments hide.
 func (c *permission) takes(args xdr.Message) []access.Verb {
-	return append(slices.Clip(c.right.verbs), c.s.hidden(c.proc, args)...)
+	return append(slices.Clone(c.right.verbs), c.s.hidden(c.proc, args)...)
 }
 
 // check asks for every verb of the call on every object of it.
-func (c *permission) check(args xdr.Message) error {
+func (c *permission) check(args xdr.Message, verbs []access.Verb) error {
 	gate, who := c.s.gate(), c.s.who()
 	objects := c.objects
 	if c.right.everything {
@@ -91,7 +92,7 @@ func (c *permission) check(args xdr.Message) error {
 	if len(objects) == 0 {
 		objects = []access.Object{{}}
 	}
-	for _, verb := range c.takes(args) {
+	for _, verb := range verbs {
 		for _, o := range objects {
 			if err := gate.Check(who, verb, o); err != nil {
 				return err

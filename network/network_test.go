@@ -862,6 +862,17 @@ func TestNICsOfEachType(t *testing.T) {
 	}
 }
 
+func onItsBridge(t *testing.T, guest, network string) {
+	t.Helper()
+	bridge, err := link.ByName(network)
+	ok(t, err)
+	tap, err := link.ByName(guest)
+	ok(t, err)
+	if tap.Master != bridge.Index {
+		t.Errorf("the guest is not on the bridge: %+v", tap)
+	}
+}
+
 func TestGuestsArePluggedInAgain(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
@@ -875,13 +886,7 @@ func TestGuestsArePluggedInAgain(t *testing.T) {
 		t.Errorf("attached to an inactive network: %v", err)
 	}
 	ok(t, n.Start(t.Context()))
-	bridge, err := link.ByName(a.Bridge)
-	ok(t, err)
-	tap, err := link.ByName(a.IfName)
-	ok(t, err)
-	if tap.Master != bridge.Index {
-		t.Errorf("the guest is not on the bridge: %+v", tap)
-	}
+	onItsBridge(t, a.IfName, a.Bridge)
 }
 
 // A network is not said to run, to the next daemon either, before the guests that were on it are so again.
@@ -903,13 +908,7 @@ func TestANetworkRunsWithItsGuests(t *testing.T) {
 	ok(t, err)
 	f, err := os.Open(mark)
 	ok(t, err)
-	bridge, err := link.ByName(a.Bridge)
-	ok(t, err)
-	tap, err := link.ByName(a.IfName)
-	ok(t, err)
-	if tap.Master != bridge.Index {
-		t.Errorf("the guest is not on the bridge: %+v", tap)
-	}
+	onItsBridge(t, a.IfName, a.Bridge)
 	_, err = io.ReadAll(f)
 	ok(t, errors.Join(err, f.Close(), <-began))
 }

@@ -23,9 +23,6 @@ type Spec struct {
 	Files []*os.File // become descriptors 3, 4, …; a nil one stays closed
 	Log   *os.File   // standard output and error; nil throws them away
 
-	UseCgroupFD bool // begin in the version 2 cgroup whose directory is CgroupFD
-	CgroupFD    int
-
 	Credential *syscall.Credential // identity to run as; nil keeps the daemon's
 
 	// House makes the place that the process runs in, which Chamber describes, and
@@ -105,11 +102,9 @@ func start(spec Spec, files []*os.File) (pid, pidfd int, ended chan struct{}, er
 		Dir: spec.Dir,
 		Env: spec.Env,
 		Sys: &syscall.SysProcAttr{
-			Setsid:      true,
-			PidFD:       &pidfd,
-			UseCgroupFD: spec.UseCgroupFD,
-			CgroupFD:    spec.CgroupFD,
-			Credential:  spec.Credential,
+			Setsid:     true,
+			PidFD:      &pidfd,
+			Credential: spec.Credential,
 		},
 	}
 	if spec.Tied {
