@@ -240,6 +240,18 @@ func TestWhatNoDocumentHolds(t *testing.T) {
 	}
 }
 
+// What a comment holds that no document can is read as the sign for that, so that the rest can be written again.
+func TestACommentThatNoDocumentHolds(t *testing.T) {
+	root, err := Parse("<a><metadata><!--\x86\x01\uFFFE\u00e9--></metadata></a>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := Format(root)
+	if want := "<!--\uFFFD\uFFFD\uFFFD\u00e9-->"; !strings.Contains(text, want) || err != nil {
+		t.Errorf("%q (%v) has no %q", text, err, want)
+	}
+}
+
 // TestManyPrefixesAreFoundEach: as many declarations as a document may have, and as many
 // elements in the namespace of the first of them: each stands for what it was declared
 // as last by an element that is still open. Searched for, they take ten seconds of a

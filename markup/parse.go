@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -198,12 +199,21 @@ func (r *reader) take(token xml.Token) error {
 		return r.add(Text(t), line)
 	case xml.Comment:
 		if len(r.open) > 0 {
-			return r.add(Comment(t), line)
+			return r.add(Comment(strings.Map(held, string(t))), line)
 		}
 	case xml.Directive:
 		return invalid("line %d: document types and entity definitions are not taken", line)
 	}
 	return nil
+}
+
+// held puts the sign for what is no character in the place of what no document can hold: Go's reader
+// lets that through in comments, and what has it could not be written again.
+func held(r rune) rune {
+	if isUnheld(r) {
+		return utf8.RuneError
+	}
+	return r
 }
 
 func (r *reader) add(n Node, line int) error {

@@ -392,6 +392,7 @@ func FuzzOpenFile(f *testing.F) {
 			return
 		}
 		must(t, err)
+		defer func() { _ = s.Close() }() // or what breaks is tried again, and found to be held
 		for _, aside := range s.Aside() {
 			must(t, os.Remove(aside))
 		}
