@@ -6,6 +6,9 @@ import (
 	"path/filepath"
 	"reflect"
 
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/failpoint"
@@ -20,15 +23,27 @@ import (
 type amending struct {
 	Active string // the running definition with the change
 	Config string // the stored one; empty: that stays as it is
+	// OfActive and OfConfig are the same without it: what others change meanwhile stays. Earlier daemons did not say.
+	OfActive, OfConfig string
+	Change             string // what the store says when it has followed
 	// VCPUs is how many processors there were before more were plugged in; 0: none were.
 	VCPUs uint
 	// Balloon is what the guest was asked to be, in bytes; 0: it was not asked.
 	Balloon uint64
 
-	active, config *domain.Definition // what Active and Config say; config may be nil
+	// What these say; config may be nil, and so may what it is of.
+	active, config, ofActive, ofConfig *domain.Definition
 }
 
 const amendingFile = "amending.json"
+
+// of notes what a change is of, in the loop.
+func (a *amending) of(g *Guest, config *following) {
+	a.ofActive, a.OfActive = g.run.def, g.run.XML
+	if config != nil {
+		a.ofConfig, a.OfConfig, a.Change = config.of, g.record.XML, config.change
+	}
+}
 
 // write journals the change before it is begun.
 func (a *amending) write(r *run, after, config *domain.Definition) (err error) {
@@ -49,11 +64,16 @@ func readAmending(dir string) (*amending, error) {
 	if a == nil && err == nil {
 		return nil, nil
 	}
-	if err == nil {
-		a.active, err = domainxml.Parse(a.Active, domainxml.Options{Active: true})
+	read := func(text string, o domainxml.Options) (d *domain.Definition) {
+		if err == nil && text != "" {
+			d, err = domainxml.Parse(text, o)
+		}
+		return d
 	}
-	if err == nil && a.Config != "" {
-		a.config, err = domainxml.Parse(a.Config, domainxml.Options{})
+	if err == nil {
+		running := domainxml.Options{Active: true}
+		a.active, a.ofActive = read(a.Active, running), read(a.OfActive, running)
+		a.config, a.ofConfig = read(a.Config, domainxml.Options{}), read(a.OfConfig, domainxml.Options{})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot read how a guest was being changed: %w", err)
@@ -81,6 +101,7 @@ func (r *run) forgetAmending() {
 // the loop, and gives what the loop is then to note: nil where it was refused as a
 // whole.
 func (g *Guest) amend(r *run, a *amending, after *domain.Definition, config *following, do func(context.Context, *qmp.Session) (note func(), err error)) work {
+	a.of(g, config)
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err != nil {
@@ -118,7 +139,7 @@ func outOfTouch(ctx context.Context, s *qmp.Session) bool { return ctx.Err() != 
 // finishAmending makes a change that was cut off. It runs beside the loop.
 func (g *Guest) finishAmending(ctx context.Context, r *run, s *qmp.Session, before *domain.Definition, a *amending) (settle, error) {
 	after := before.Clone()
-	takeSettings(after, a.active)
+	a.takenBy(after)
 	err := g.follow(ctx, r, s, a, before, after)
 	if err != nil && outOfTouch(ctx, s) {
 		return nil, err
@@ -130,17 +151,25 @@ func (g *Guest) finishAmending(ctx context.Context, r *run, s *qmp.Session, befo
 			return nil
 		}
 		g.log.Info("what was being changed of a guest is so")
-		g.setActive(func(d *domain.Definition) { takeSettings(d, a.active) })
+		g.setActive(a.takenBy)
 		g.state.Policy = policy(r.def)
 		g.keepActive()
-		if a.config == nil || g.inactive == nil {
+		if a.config == nil || g.inactive == nil || g.hasFollowed(a.Change) {
 			return nil
 		}
 		config := g.inactive.Clone()
-		takeSettings(config, a.config)
-		config.CurrentMemory = min(a.config.CurrentMemory, config.Memory)
-		return g.redefine(config)
+		takeSettings(config, a.ofConfig, a.config)
+		return g.redefineAfter(a.Change, config)
 	}, nil
+}
+
+// takenBy has the running definition take the change. How many processors there are of those that
+// were to be plugged in may be known meanwhile.
+func (a *amending) takenBy(d *domain.Definition) {
+	takeSettings(d, a.ofActive, a.active)
+	if a.VCPUs != 0 {
+		d.VCPUs.Current = min(a.active.VCPUs.Current, d.VCPUs.Max)
+	}
 }
 
 // follow has QEMU and the host do what differs between two definitions.
@@ -176,31 +205,58 @@ func (g *Guest) follow(ctx context.Context, r *run, s *qmp.Session, a *amending,
 	return g.reg.settleVCPUs(ctx, s, r, after)
 }
 
-// takeSettings has a definition take over from another what can be changed in place.
-func takeSettings(d, from *domain.Definition) {
-	d.Title, d.Description, d.Metadata = from.Title, from.Description, from.Metadata
-	d.OnPoweroff, d.OnReboot, d.OnCrash = from.OnPoweroff, from.OnReboot, from.OnCrash
-	d.Tune, d.NUMA, d.Blkio, d.MemTune = from.Tune, from.NUMA, from.Blkio, from.MemTune
-	d.VCPUs.Current = min(from.VCPUs.Current, d.VCPUs.Max)
-	for _, disk := range d.Devices.Disks {
-		for _, f := range from.Devices.Disks {
-			if f.Target == disk.Target {
-				disk.Tune = f.Tune
-			}
+// takeSettings has a definition take over what was changed in place of another: what is in it still as it was
+// in that, or, where nobody knows that, all.
+func takeSettings(d, of, from *domain.Definition) {
+	if of == nil {
+		of = d.Clone()
+	}
+	take(&d.Title, of.Title, from.Title)
+	take(&d.Description, of.Description, from.Description)
+	take(&d.Metadata, of.Metadata, from.Metadata)
+	take(&d.OnPoweroff, of.OnPoweroff, from.OnPoweroff)
+	take(&d.OnReboot, of.OnReboot, from.OnReboot)
+	take(&d.OnCrash, of.OnCrash, from.OnCrash)
+	take(&d.Tune, of.Tune, from.Tune)
+	take(&d.NUMA, of.NUMA, from.NUMA)
+	take(&d.Blkio, of.Blkio, from.Blkio)
+	take(&d.MemTune, of.MemTune, from.MemTune)
+	take(&d.CurrentMemory, of.CurrentMemory, from.CurrentMemory)
+	d.CurrentMemory = min(d.CurrentMemory, d.Memory)
+	take(&d.VCPUs.Current, of.VCPUs.Current, from.VCPUs.Current)
+	d.VCPUs.Current = min(d.VCPUs.Current, d.VCPUs.Max)
+	for _, f := range from.Devices.All() {
+		was, _ := findLike(&of.Devices, f)
+		if now, err := findLike(&d.Devices, f); err == nil && was != nil { // it may be there no more
+			takeDevice(now, was, f)
 		}
 	}
-	for _, n := range d.Devices.NICs {
-		for _, f := range from.Devices.NICs {
-			if f.MAC == n.MAC {
-				n.Link, n.Inbound, n.Outbound = f.Link, f.Inbound, f.Outbound
-			}
-		}
+}
+
+func take[T any](to *T, of, from T) {
+	if reflect.DeepEqual(*to, of) {
+		*to = from
 	}
-	for _, f := range from.Devices.Graphics {
-		_ = updateIn(&d.Devices, f) // it may be there no more
-	}
-	if b, f := d.Devices.Balloon, from.Devices.Balloon; b != nil && f != nil {
-		b.StatsPeriod = f.StatsPeriod
+}
+
+// takeDevice is takeSettings for a device. The three are of one kind.
+func takeDevice(d, of, from device.Device) {
+	switch d := d.(type) {
+	case *device.Disk:
+		take(&d.Tune, of.(*device.Disk).Tune, from.(*device.Disk).Tune)
+	case *device.NIC:
+		of, from := of.(*device.NIC), from.(*device.NIC)
+		take(&d.Link, of.Link, from.Link)
+		take(&d.Inbound, of.Inbound, from.Inbound)
+		take(&d.Outbound, of.Outbound, from.Outbound)
+	case *device.Graphics:
+		of, from := of.(*device.Graphics), from.(*device.Graphics)
+		take(&d.Password, of.Password, from.Password)
+		take(&d.HasPassword, of.HasPassword, from.HasPassword)
+		take(&d.PasswordValidTo, of.PasswordValidTo, from.PasswordValidTo)
+		take(&d.Connected, of.Connected, from.Connected)
+	case *device.Balloon:
+		take(&d.StatsPeriod, of.(*device.Balloon).StatsPeriod, from.(*device.Balloon).StatsPeriod)
 	}
 }
 
@@ -208,11 +264,13 @@ func takeSettings(d, from *domain.Definition) {
 // part in it. It runs in the loop, and no other change is under way.
 func (g *Guest) amendNow(after, config *domain.Definition) error {
 	r := g.run
-	if err := (&amending{}).write(r, after, config); err != nil {
+	a := &amending{}
+	a.of(g, &following{of: g.inactive, to: config, change: uuid.NewString()})
+	if err := a.write(r, after, config); err != nil {
 		return err
 	}
 	defer r.forgetAmending()
-	if err := g.redefine(config); err != nil { // the store may have no room
+	if err := g.redefineAfter(a.Change, config); err != nil { // the store may have no room
 		return err
 	}
 	failpoint.Reach("amend.noted")

@@ -161,6 +161,20 @@ func (g *Guest) redefine(def *domain.Definition) error {
 	return nil
 }
 
+// redefineAfter is redefine where the running guest has a change that is to be stored too, and once.
+func (g *Guest) redefineAfter(change string, def *domain.Definition) error {
+	before := g.record.Followed
+	g.record.Followed = change
+	err := g.redefine(def)
+	if err != nil {
+		g.record.Followed = before
+	}
+	return err
+}
+
+// hasFollowed says that the stored definition has.
+func (g *Guest) hasFollowed(change string) bool { return change != "" && g.record.Followed == change }
+
 func policy(d *domain.Definition) lifecycle.Policy {
 	return lifecycle.Policy{OnPoweroff: d.OnPoweroff, OnReboot: d.OnReboot, OnCrash: d.OnCrash}
 }

@@ -3,6 +3,8 @@ package guest
 import (
 	"context"
 
+	"github.com/google/uuid"
+
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 )
@@ -42,12 +44,15 @@ func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Defin
 			}
 		}
 		if !a.Live {
-			return nil, config.store()
+			return nil, g.redefine(config.to)
 		}
 		if a.Config { // else the running guest would have what cannot be stored then
 			if err := g.keepAhead(); err != nil {
 				return nil, err
 			}
+		}
+		if config != nil {
+			config.change = uuid.NewString()
 		}
 		return live(config)
 	})
@@ -58,6 +63,7 @@ type following struct {
 	g      *Guest
 	of, to *domain.Definition // as it was when this was planned, and as it is to be
 	again  func() (*domain.Definition, error)
+	change string // names it in the journal of the other, and in the store
 }
 
 // planFollowing plans it. It runs in the loop.
@@ -97,5 +103,5 @@ func (f *following) store() (err error) {
 			return err
 		}
 	}
-	return f.g.redefine(f.to)
+	return f.g.redefineAfter(f.change, f.to)
 }

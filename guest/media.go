@@ -21,13 +21,15 @@ import (
 // it is done or undone. When the daemon is killed in between, or QEMU does not
 // answer, QEMU alone knows how far it came.
 type changing struct {
-	Live  string    // the drive's XML with the new medium
-	Saved string    // the same in the stored definition; empty: that stays as it is
-	Fence []string  // the folders that the stored medium is held to
-	Node  string    // the drive has this once the change is made; empty: nothing
-	Old   uint      // the number of the images that QEMU is to let go then; 0: none
-	Undo  []undoing // in the order in which the steps were to be made
-	Rest  []undoing // the steps that follow when the drive has the node
+	Live  string   // the drive's XML with the new medium
+	Saved string   // the same in the stored definition; empty: that stays as it is
+	Fence []string // the folders that the stored medium is held to
+	// Change is what the store says when it has followed.
+	Change string
+	Node   string    // the drive has this once the change is made; empty: nothing
+	Old    uint      // the number of the images that QEMU is to let go then; 0: none
+	Undo   []undoing // in the order in which the steps were to be made
+	Rest   []undoing // the steps that follow when the drive has the node
 
 	live, saved *device.Disk // what Live and Saved say; saved may be nil
 }
@@ -35,7 +37,7 @@ type changing struct {
 const changingFile = "changing.json"
 
 // newChanging plans the journal of a change. It runs in the loop.
-func (g *Guest) newChanging(live *device.Disk, config *domain.Definition) (*changing, error) {
+func (g *Guest) newChanging(live *device.Disk, config *following) (*changing, error) {
 	c := &changing{live: live}
 	if live.Source != nil {
 		live.Source.Index = 0 // whatever the client said
@@ -44,12 +46,12 @@ func (g *Guest) newChanging(live *device.Disk, config *domain.Definition) (*chan
 	if config == nil {
 		return c, nil
 	}
-	saved, err := findLike(&config.Devices, live)
+	saved, err := findLike(&config.to.Devices, live)
 	if err != nil {
 		return nil, err
 	}
 	c.saved = saved.(*device.Disk)
-	c.Fence = g.record.Fences[sourceOf(c.saved)]
+	c.Fence, c.Change = g.record.Fences[sourceOf(c.saved)], config.change
 	return c, nil
 }
 
@@ -137,7 +139,7 @@ func (r *run) forgetChanging() {
 
 // planMedia plans the exchange of the medium of a drive, in the running guest and,
 // if there is one, in config.
-func (g *Guest) planMedia(before, after *device.Disk, config *domain.Definition, force bool) (work, error) {
+func (g *Guest) planMedia(before, after *device.Disk, config *following, force bool) (work, error) {
 	r, def := g.run, g.run.def
 	c, err := g.newChanging(after, config)
 	if err != nil {
@@ -235,11 +237,11 @@ func (g *Guest) mediumChanged(r *run, c *changing) error {
 	g.setActive(func(d *domain.Definition) { err = updateIn(&d.Devices, c.live) })
 	g.keepActive()
 	failpoint.Reach("media.kept")
-	if err == nil && c.saved != nil && g.inactive != nil {
+	if err == nil && c.saved != nil && g.inactive != nil && !g.hasFollowed(c.Change) {
 		config := g.inactive.Clone()
 		if err = updateIn(&config.Devices, c.saved); err == nil {
 			g.fence(c.fenced(context.Background()), config)
-			err = g.redefine(config)
+			err = g.redefineAfter(c.Change, config)
 		}
 	}
 	r.forgetChanging()

@@ -93,7 +93,7 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *following, sto
 	if err := g.admitPlug(ctx, def, dev); err != nil {
 		return nil, err
 	}
-	also, err := g.newTwin(stored, config.definition())
+	also, err := g.newTwin(stored, config)
 	if err != nil {
 		return nil, err
 	}

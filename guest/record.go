@@ -32,6 +32,9 @@ type record struct {
 	// AutostartOnce is Autostart for the next start of the host only.
 	AutostartOnce bool
 	ManagedSave   bool
+	// Followed is the change of the running guest that the definition has followed last: what a journal
+	// says of it is done then, whatever was stored since.
+	Followed string `json:",omitempty"`
 	// Template says that the guest is there to be cloned, and is not started.
 	Template bool `json:",omitempty"`
 	// Fences are the folders out of which an image and what lies below it must not

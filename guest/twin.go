@@ -2,12 +2,9 @@ package guest
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"slices"
 
 	"github.com/lodge-kvm/lodge/device"
-	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
@@ -19,35 +16,29 @@ import (
 type twin struct {
 	Device string   // its XML; empty: the stored definition stays as it is
 	Fence  []string // the folders that its image is held to
-	Stored string   // the digest of the stored definition once that is changed
+	Change string   // what the store says when it has followed
 }
 
 // newTwin notes a device that config, to be stored later, has more or less than
 // what is stored now. It runs in the loop.
-func (g *Guest) newTwin(dev device.Device, config *domain.Definition) (t twin, err error) {
+func (g *Guest) newTwin(dev device.Device, config *following) (t twin, err error) {
 	if config == nil {
 		return t, nil
 	}
+	t.Change = config.change
 	if t.Device, err = domainxml.FormatDevice(dev, domainxml.Style{Secure: true}); err != nil {
 		return t, err
 	}
 	if d, is := dev.(*device.Disk); is {
 		t.Fence = g.record.Fences[sourceOf(d)]
 	}
-	text, err := domainxml.Format(config, domainxml.Style{Secure: true})
-	t.Stored = digest(text)
-	return t, err
-}
-
-func digest(text string) string {
-	sum := sha256.Sum256([]byte(text))
-	return hex.EncodeToString(sum[:])
+	return t, nil
 }
 
 // follow gives the device where the stored definition has still to follow; nil:
 // there is nothing to do.
 func (t twin) follow(g *Guest) (device.Device, error) {
-	if t.Device == "" || g.inactive == nil || digest(g.record.XML) == t.Stored {
+	if t.Device == "" || g.inactive == nil || g.hasFollowed(t.Change) {
 		return nil, nil
 	}
 	return domainxml.ParseDevice(t.Device, domainxml.Options{Active: true})
@@ -69,7 +60,7 @@ func (g *Guest) storeTwin(t twin) error {
 		ctx = image.WithFence(ctx, t.Fence)
 	}
 	g.fence(ctx, config)
-	return g.redefine(config)
+	return g.redefineAfter(t.Change, config)
 }
 
 // dropTwin takes a device that was unplugged out of the stored definition. It runs
@@ -88,7 +79,7 @@ func (g *Guest) dropTwin(t twin) error {
 		return err
 	}
 	config.Remove(dev)
-	return g.redefine(config)
+	return g.redefineAfter(t.Change, config)
 }
 
 // parting is a device that the guest was asked to let go, and what goes with it in the

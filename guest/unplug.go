@@ -48,7 +48,7 @@ func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (de
 		if err != nil {
 			return nil, err
 		}
-		also, err := g.newTwin(stored, config.definition())
+		also, err := g.newTwin(stored, config)
 		if err != nil {
 			return nil, err
 		}

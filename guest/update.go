@@ -46,7 +46,7 @@ func (g *Guest) planUpdate(dev device.Device, config *following, force bool) (wo
 	}
 	changed := after.Clone().Devices.ByAlias(before.Common().Alias) // it shares nothing with config
 	if drive, is := changed.(*device.Disk); is {
-		return g.planMedia(before.(*device.Disk), drive, config.definition(), force)
+		return g.planMedia(before.(*device.Disk), drive, config, force)
 	}
 	return g.amend(r, &amending{}, after, config, func(ctx context.Context, _ *qmp.Session) (func(), error) {
 		if err := g.updateLive(ctx, r, changed); err != nil {
