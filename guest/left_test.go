@@ -20,7 +20,11 @@ func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 	}
 	variables := filepath.Join(d.dir, "data/guest/nvram", uuid+"_VARS.fd")
 	keep := guest.UndefineOptions{KeepNVRAM: true, KeepTPM: true}
-	g := d.define(doc("first"))
+	g := d.define(doc("second"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	image := filepath.Join(d.dir, "image")
+	ok(t, g.Save(d.ctx(), image, guest.SaveOptions{}))
+	ok(t, g.Rename(d.ctx(), "first"))
 	ok(t, os.MkdirAll(filepath.Dir(variables), 0o700))
 	ok(t, os.WriteFile(variables, []byte("secret"), 0o600))
 	ok(t, g.Undefine(d.ctx(), keep))
@@ -29,6 +33,8 @@ func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 		_, err := d.Define(d.ctx(), doc("second"), false)
 		refused(t, err, fault.Exists, "another name")
 		_, err = d.Create(d.ctx(), doc("second"), guest.StartOptions{})
+		refused(t, err, fault.Exists, "another name")
+		_, err = d.Restore(d.ctx(), image, guest.SaveOptions{})
 		refused(t, err, fault.Exists, "another name")
 		ok(t, d.define(doc("first")).Undefine(d.ctx(), keep))
 	}
