@@ -63,18 +63,25 @@ func (h *handlers) domainGetInfo(_ context.Context, _ *session, args *xdr.Domain
 		return nil, err
 	}
 	v := g.View()
-	def, err := definition(v, 0)
-	if err != nil {
-		return nil, err
-	}
-	ret := &xdr.DomainGetInfoRet{
-		State: byte(v.State), MaxMemory: def.Memory / 1024, Memory: def.CurrentMemory / 1024, VCPUs: uint16(def.VCPUs.Current),
-	}
-	if v.Active == nil {
-		return ret, nil
+	ret, err := infoOf(v)
+	if err != nil || v.Active == nil {
+		return ret, err
 	}
 	if used, err := g.CPUTime(); err == nil { // or else it has ended just now
 		ret.CPUTime = uint64(used)
+	}
+	return ret, nil
+}
+
+// infoOf is what the view tells. Lists have one of which no definition is known, too.
+func infoOf(v *guest.View) (*xdr.DomainGetInfoRet, error) {
+	def, err := definition(v, 0)
+	if err != nil && !v.Quarantined {
+		return nil, err
+	}
+	ret := &xdr.DomainGetInfoRet{State: byte(v.State)}
+	if err == nil {
+		ret.MaxMemory, ret.Memory, ret.VCPUs = def.Memory/1024, def.CurrentMemory/1024, uint16(def.VCPUs.Current)
 	}
 	return ret, nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
@@ -353,5 +354,17 @@ func TestJoin(t *testing.T) {
 		if _, err := line.Read(typed); err == nil {
 			t.Fatal("the line outlives its stream")
 		}
+	}
+}
+
+// One that cannot be adopted and of which no definition is known is in lists, and clients ask for what these have.
+func TestAGuestWithoutADefinitionHasAState(t *testing.T) {
+	v := &guest.View{State: domain.ShutOff, Quarantined: true, Messages: []string{"why"}}
+	if info, err := infoOf(v); err != nil || *info != (xdr.DomainGetInfoRet{State: byte(domain.ShutOff)}) {
+		t.Errorf("it is %+v, %v", info, err)
+	}
+	v.Quarantined = false
+	if _, err := infoOf(v); !fault.Is(err, fault.NotFound) {
+		t.Errorf("one that has left: %v", err)
 	}
 }
