@@ -60,12 +60,18 @@ var judging = []int64{
 	unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.FUSE_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.V9FS_MAGIC, unix.AFS_SUPER_MAGIC,
 }
 
+// isOn says whether a file lies on one of these file systems.
+func isOn(f *os.File, systems []int64) bool {
+	var fs unix.Statfs_t
+	err := unix.Fstatfs(int(f.Fd()), &fs)
+	return err == nil && slices.Contains(systems, int64(fs.Type))
+}
+
 // user gives who the tool runs as. For images on a file system that judges by
 // itself that is the daemon's own user, with as little privilege.
 func (t *Tool) user(files []*os.File) (u chamber.User, release func(), err error) {
 	for _, f := range files {
-		var fs unix.Statfs_t
-		if err := unix.Fstatfs(int(f.Fd()), &fs); err == nil && slices.Contains(judging, int64(fs.Type)) {
+		if isOn(f, judging) {
 			return chamber.User{}, func() {}, nil
 		}
 	}

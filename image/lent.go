@@ -297,10 +297,14 @@ func isDevice(f *os.File) bool {
 	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK
 }
 
+// promised are the file systems that refuse a lease of whatever their server has promised them nothing of, which many
+// never do: there a refusal tells of nobody who writes.
+var promised = []int64{unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC}
+
 // CheckAlone refuses an image that a process has open to write who takes no part in QEMU's locks, for who is about to
 // write it alone. Of those who do QEMU says so.
 func CheckAlone(f *os.File) error {
-	if !isWritable(f) || InUse(f) == Written {
+	if !isWritable(f) || InUse(f) == Written || isOn(f, promised) {
 		return nil
 	}
 	return fault.New(fault.Busy, fault.Volume, "a process has %s open to write that takes no part in QEMU's locks: a program of the host's, or the QEMU of a guest that was to let go of it and has not (one that is paused does when it runs), or has passed it on; "+

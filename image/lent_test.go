@@ -78,6 +78,40 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 	opens("changed by whom nobody lent it", true)
 }
 
+// NFS and SMB refuse a lease of what their server has promised them nothing of, as if somebody had the file to write:
+// a guest's disk there is no less its own.
+func TestADiskOnAServerIsAlone(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "disk")) // who has it to write
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	disk, err := os.Open(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disk.Close()
+	if !isWritable(disk) {
+		t.Skip("needs a file system with leases")
+	}
+	if err := CheckAlone(disk); !fault.Is(err, fault.Busy) {
+		t.Errorf("what a process has to write: %v", err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+		t.Fatal(err)
+	}
+	was := promised
+	defer func() { promised = was }()
+	promised = append([]int64{int64(fs.Type)}, was...) // as if it were one of those
+	if err := CheckAlone(disk); err != nil {
+		t.Errorf("where a refusal tells of nobody: %v", err)
+	}
+	if !isWritable(disk) { // by which a note of it stays
+		t.Error("what a process may have to write is taken for nobody's")
+	}
+}
+
 // Of a block device nobody can tell who has it to write still: what was noted of it stays.
 func TestAHeaderOnADeviceStaysNoted(t *testing.T) {
 	tool(t)
