@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -76,17 +77,18 @@ func dumpTo(ctx context.Context, s *qmp.Session, def *domain.Definition, path st
 			return err
 		}
 		defer back()
-		most := int64(math.MaxInt64) // of a guest that runs on, which writes meanwhile
 		if !o.Live {
 			if err := halt(ctx, s); err != nil {
 				return err
 			}
-			most = mostState(def)
 		}
-		if o.Memory == "" {
+		switch most := mostState(def); {
+		case o.Memory != "": // for which QEMU halts it
+			err = dumpMemory(ctx, s, f, most, o.Memory, p, labels)
+		case o.Live: // it writes meanwhile
+			err = migrateTo(ctx, s, f, math.MaxInt64, p, labels)
+		default:
 			err = migrateTo(ctx, s, f, most, p, labels)
-		} else {
-			err = dumpMemory(ctx, s, f, o.Memory, p)
 		}
 		if err != nil {
 			return fmt.Errorf("cannot dump to %s: %w", path, err)
@@ -104,19 +106,43 @@ func dumpTo(ctx context.Context, s *qmp.Session, def *domain.Definition, path st
 	})
 }
 
-// dumpMemory has QEMU dump the guest's memory, and waits until it has. QEMU
-// cannot be stopped in that: when ctx ends, the end is waited for all the same,
-// and the dump is not kept.
-func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, format string, p *progress) error {
-	asking := context.WithoutCancel(ctx)
-	if err := s.ExecuteFD(ctx, f, "getfd", map[string]any{"fdname": "lodge-dump"}, nil); err != nil {
+// dumpMemory has QEMU dump the guest's memory, with so many bytes at most, and waits until it has. QEMU is
+// given the file itself only for formats in which it writes here and there.
+func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, most int64, format string, p *progress, labels *labels) error {
+	if strings.HasPrefix(format, "kdump-raw-") {
+		if err := beginDump(ctx, s, f, format); err != nil {
+			return err
+		}
+		return followDump(ctx, s, p)
+	}
+	t, qemus, err := transferTo(f, most, labels)
+	if err != nil {
+		return err
+	}
+	err = beginDump(ctx, s, qemus, format)
+	_ = qemus.Close() // QEMU has its own, or none
+	if err == nil {
+		err = followDump(ctx, s, p)
+	}
+	return t.end(ctx, err)
+}
+
+func beginDump(ctx context.Context, s *qmp.Session, to *os.File, format string) error {
+	if err := s.ExecuteFD(ctx, to, "getfd", map[string]any{"fdname": "lodge-dump"}, nil); err != nil {
 		return err
 	}
 	args := map[string]any{"paging": false, "protocol": "fd:lodge-dump", "format": format, "detach": true}
-	if err := s.Execute(ctx, "dump-guest-memory", args, nil); err != nil {
-		_ = s.Execute(asking, "closefd", map[string]any{"fdname": "lodge-dump"}, nil) // QEMU may have taken it
-		return err
+	err := s.Execute(ctx, "dump-guest-memory", args, nil)
+	if err != nil {
+		_ = s.Execute(context.WithoutCancel(ctx), "closefd", map[string]any{"fdname": "lodge-dump"}, nil) // QEMU may have taken it
 	}
+	return err
+}
+
+// followDump waits until QEMU has dumped the guest's memory. QEMU cannot be stopped in that: when ctx ends, the
+// end is waited for all the same, and the dump is not kept.
+func followDump(ctx context.Context, s *qmp.Session, p *progress) error {
+	asking := context.WithoutCancel(ctx)
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
 		var d struct {
 			Status           string
