@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/kernel"
 )
 
 // overwritten puts the first cluster of an image, where its header is, into another of its size, as
@@ -185,4 +186,25 @@ func TestADiskOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 	}
 	ok(t, first.Resume(d.ctx()))
 	eventually(t, "the other guest has the disk", func() bool { return other.Start(d.ctx(), guest.StartOptions{Paused: true}) == nil })
+}
+
+// TestAMediumOfAPausedGuestIsLetGoWhenItRuns: so it is of the medium that a drive had, which is nobody's then.
+func TestAMediumOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
+	d := newDaemonOf(t, true)
+	path := filepath.Join(t.TempDir(), "medium")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	drive := func(source string) string {
+		return "<disk type='file' device='cdrom'><driver name='qemu' type='raw'/>" + source + "<target dev='sda' bus='sata'/><readonly/></disk>"
+	}
+	g := d.define(small("reader", drive("<source file='"+path+"'/>")))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Update(d.ctx(), drive(""), guest.Affect{Live: true}, false))
+	open := func() bool { return kernel.Root{}.HasOpen(g.View().PID, path) }
+	if !open() {
+		t.Skip("this QEMU closes it at once")
+	}
+	d.reopen(func() {})
+	g = d.again(g)
+	ok(t, g.Resume(d.ctx()))
+	eventually(t, "it is closed", func() bool { return !open() })
 }

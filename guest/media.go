@@ -32,6 +32,7 @@ type changing struct {
 	Rest   []undoing // the steps that follow when the drive has the node
 
 	live, saved *device.Disk // what Live and Saved say; saved may be nil
+	kept        bool         // QEMU has not let go of the images yet
 }
 
 const changingFile = "changing.json"
@@ -217,9 +218,12 @@ func (c *changing) letGo(ctx context.Context, s *qmp.Session, g *Guest, r *run) 
 	if c.Old == 0 {
 		return
 	}
-	if _, err := forgetImages(ctx, s, c.Old); err != nil { // the guest has its new medium
-		g.log.Warn("QEMU does not let go of the image of a medium", "disk", c.live.Target, "error", err)
-		return // it keeps its label until the guest ends
+	kept, err := forgetImages(ctx, s, c.Old)
+	if err != nil { // the guest has its new medium
+		g.log.Warn("QEMU does not let go yet of the image of a medium", "disk", c.live.Target, "error", err)
+	}
+	if c.kept = kept || err != nil; c.kept {
+		return
 	}
 	if err := r.labels.giveBack(ctx, imageOwner(c.Old)); err != nil {
 		g.log.Warn("the image of a medium may keep the guest's label", "disk", c.live.Target, "error", err)
@@ -235,6 +239,11 @@ func (g *Guest) mediumChanged(r *run, c *changing) error {
 	}
 	var err error
 	g.setActive(func(d *domain.Definition) { err = updateIn(&d.Devices, c.live) })
+	if c.kept { // one that is paused closes it when it runs
+		left := &leaving{Image: c.Old, For: imageOwner(c.Old)}
+		left.giveBack = once(alsoLabels(r, left.For, nil))
+		r.Leaving = append(r.Leaving, left)
+	}
 	g.keepActive()
 	failpoint.Reach("media.kept")
 	if err == nil && c.saved != nil && g.inactive != nil && !g.hasFollowed(c.Change) {
