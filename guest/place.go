@@ -110,7 +110,7 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 const forked = 128 * time.Millisecond
 
 // checkAlone refuses a disk that a process has to write by whose doing the guest would lose what it has there,
-// or be read, and of whom QEMU would not know. The guest's own QEMU may have it: one that is paused closes what it has let
+// or be read. The guest's own QEMU may have it: one that is paused closes what it has let
 // go of when it runs.
 func (r *Registry) checkAlone(ctx context.Context, run *run, d *device.Disk, top image.Layer) error {
 	if d.ReadOnly || d.Shareable {

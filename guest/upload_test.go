@@ -20,7 +20,7 @@ func TestNobodyUploadsToADiskThatBegins(t *testing.T) {
 	g := d.define(small("begins", diskOf("qcow2", v.Path, "")))
 	u, err := p.Upload(d.ctx(), "disk", 0, 0)
 	ok(t, err)
-	refused(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}), fault.Failed, "lock")
+	refused(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}), fault.Busy, "open to write")
 	u.Abort()
 	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
 	_, err = p.Upload(d.ctx(), "disk", 0, 0)

@@ -301,14 +301,14 @@ func isDevice(f *os.File) bool {
 // never do: there a refusal tells of nobody who writes.
 var promised = []int64{unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC}
 
-// CheckAlone refuses an image that a process has open to write who takes no part in QEMU's locks, for who is about to
-// write it alone. Of those who do QEMU says so.
+// CheckAlone refuses an image that a process has open to write, for who is about to write it alone. QEMU's locks tell nothing of
+// who keeps it: a QEMU that was taken over holds them until it sees that another is about to look, or gives them up for good.
 func CheckAlone(f *os.File) error {
-	if !isWritable(f) || InUse(f) == Written || isOn(f, promised) {
+	if !isWritable(f) || isOn(f, promised) {
 		return nil
 	}
-	return fault.New(fault.Busy, fault.Volume, "a process has %s open to write that takes no part in QEMU's locks: a program of the host's, or the QEMU of a guest that was to let go of it and has not (one that is paused does when it runs), or has passed it on; "+
-		"find it (fuser -v %s) and end it, or say <shareable/> where that is meant", f.Name(), f.Name())
+	return fault.New(fault.Busy, fault.Volume, "a process has %s open to write: another guest, a program of the host's, or the QEMU of a guest that was to let go of it and has not (one that is paused does when it runs), or has passed it on; "+
+		"find it (fuser -v %s) and end it, or say <shareable/> where that is meant", f.Name(), fault.Word(f.Name()))
 }
 
 // TakeBack forgets what was noted of an image that nobody has to write any more, if its header

@@ -97,6 +97,14 @@ func TestADiskOnAServerIsAlone(t *testing.T) {
 	if err := CheckAlone(disk); !fault.Is(err, fault.Busy) {
 		t.Errorf("what a process has to write: %v", err)
 	}
+	release, err := HoldToWrite(f) // as QEMU, which may let go of that just when another looks
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if err := CheckAlone(disk); !fault.Is(err, fault.Busy) {
+		t.Errorf("what a process has to write, with QEMU's locks: %v", err)
+	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
 		t.Fatal(err)
