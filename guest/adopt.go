@@ -451,9 +451,13 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 		return fault.Wrap(err, fault.Failed, fault.Domain, "cannot tell whether QEMU of an earlier run lives on in %s", dir)
 	}
 	if pid != 0 {
-		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run lives on in %s; end that process first", pid, dir)
+		return livesOn(pid, dir)
 	}
 	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), stopTPMs(ctx, &run{dir: dir}), removeTree(dir))
+}
+
+func livesOn(pid int, dir string) error {
+	return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run lives on in %s; end that process first", pid, dir)
 }
 
 // rehold rebuilds the releases of an adopted guest from its record, in the order

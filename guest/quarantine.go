@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/qemu"
 )
 
 // setAside leaves a guest alone that cannot be adopted: its QEMU, if it runs, is
@@ -19,7 +20,13 @@ func (r *Registry) setAside(dir string, cause error) {
 	log := r.log.With("uuid", id, "dir", dir)
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
-	err := r.clear(ctx, dir)
+	process, err := r.findProcess(newRun(runRecord{UUID: id}, dir, r.Kernel, log))
+	switch {
+	case err == nil && process == nil:
+		err = r.clear(ctx, dir)
+	case err == nil:
+		err = livesOn(process.PID, dir)
+	}
 	if err == nil {
 		log.Error("the run record of a guest that has ended cannot be used; what it held in the host may be left", "error", cause)
 		return
@@ -28,7 +35,7 @@ func (r *Registry) setAside(dir string, cause error) {
 	if g := r.asideAs(id, dir); g != nil {
 		g.quarantine = fmt.Sprintf("quarantined: this guest could not be adopted (%v); %v", cause, err)
 		g.publish()
-		r.loops.Go(func() { r.endQuarantine(g, dir) })
+		r.loops.Go(func() { r.endQuarantine(g, dir, process) })
 	}
 }
 
@@ -45,8 +52,16 @@ func (r *Registry) asideAs(id, dir string) *Guest {
 	return r.adopted(rec)
 }
 
-// endQuarantine has a guest be what it is without its QEMU, which may be nothing, as soon as that has ended.
-func (r *Registry) endQuarantine(g *Guest, dir string) {
+// endQuarantine has a guest be what it is without its QEMU, which may be nothing, as soon as that has ended. Of one
+// that could not be found (nil) that is looked for again and again.
+func (r *Registry) endQuarantine(g *Guest, dir string, process *qemu.Process) {
+	if process != nil {
+		select {
+		case <-process.Exited():
+		case <-r.life.Done():
+		}
+		process.Release()
+	}
 	_ = UntilDone(r.life, lastTry, func() error { // fails with the daemon's end
 		over := false
 		err := g.perform(r.life, "", domain.JobDestroy, releaseLimit, func() (work, error) {
