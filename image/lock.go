@@ -46,8 +46,17 @@ func InUse(f *os.File) Use {
 // Claim shows an image that QEMU is about to be handed as one that is read, until the last who was handed the file has
 // closed it, so that the daemon writes no other header to it. QEMU takes the claim over with the file.
 func Claim(f *os.File) {
-	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: lockHeld + permRead, Len: 1}
-	_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock) // some file systems have no such locks
+	_ = show(f, lockHeld+permRead) // some file systems have no such locks
+}
+
+// mandatory are the file systems on which a byte that is locked so is written by nobody, nor by who has locked it.
+var mandatory = []int64{unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC}
+
+func show(f *os.File, at int64) error {
+	if isOn(f, mandatory) {
+		return nil
+	}
+	return unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: at, Len: 1})
 }
 
 func held(f *os.File, at, n int64) bool {
@@ -71,7 +80,7 @@ func holdToRead(f *os.File) (release func(), err error) {
 }
 
 // hold marks what is done before it looks who else does what, so that of two one sees the other.
-// File systems without such locks are let be.
+// File systems without such locks, or on which it could not write then, are let be.
 func hold(f *os.File, does, denies []int64) (release func(), err error) {
 	release = func() {
 		for _, at := range []int64{lockHeld, lockDenied} {
@@ -81,8 +90,7 @@ func hold(f *os.File, does, denies []int64) (release func(), err error) {
 	busy := false
 	for base, perms := range map[int64][]int64{lockHeld: does, lockDenied: denies} {
 		for _, perm := range perms {
-			err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: base + perm, Len: 1})
-			busy = busy || errors.Is(err, unix.EAGAIN)
+			busy = errors.Is(show(f, base+perm), unix.EAGAIN) || busy
 		}
 	}
 	for _, perm := range does {

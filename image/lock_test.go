@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -71,5 +73,42 @@ func TestNoGuestHasWhatTheDaemonWritesOrCopies(t *testing.T) {
 	release()
 	if err := CopyBytes(t.Context(), into, from, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// SMB keeps who has locked bytes for himself from writing there: what he writes to is not marked there.
+func TestNobodyIsKeptFromWritingByHisOwnMark(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	other, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	uses := func() Use {
+		t.Helper()
+		release, err := HoldToWrite(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		return InUse(other)
+	}
+	if got := uses(); got != Written {
+		t.Errorf("what is written is seen as %v", got)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+		t.Fatal(err)
+	}
+	was := mandatory
+	defer func() { mandatory = was }()
+	mandatory = append([]int64{int64(fs.Type)}, was...) // as if it were SMB
+	if got := uses(); got != Unused {
+		t.Errorf("bytes are locked that are to be written: %v", got)
 	}
 }
