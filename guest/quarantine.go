@@ -36,6 +36,8 @@ func (r *Registry) setAside(dir string, cause error) {
 		g.quarantine = fmt.Sprintf("quarantined: this guest could not be adopted (%v); %v", cause, err)
 		g.publish()
 		r.loops.Go(func() { r.endQuarantine(g, dir, process) })
+	} else if process != nil {
+		process.Release()
 	}
 }
 
