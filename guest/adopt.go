@@ -453,7 +453,8 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 	if pid != 0 {
 		return livesOn(pid, dir)
 	}
-	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), stopTPMs(ctx, &run{dir: dir}), removeTree(dir))
+	// The emulator of a TPM is in the group, which would give it no time to write down what it has.
+	return errors.Join(stopTPMs(ctx, &run{dir: dir}), r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), removeTree(dir))
 }
 
 func livesOn(pid int, dir string) error {
