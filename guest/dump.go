@@ -40,7 +40,7 @@ func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
 }
 
 func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) {
-	r := g.run
+	r, def := g.run, g.run.def
 	if err := g.beginSaving(&saving{Path: path, WasRunning: g.state.Phase == domain.Running, followed: true}); err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) 
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
-			err = dumpTo(ctx, s, r.def, path, o, p, func(f *os.File) { g.noteHalf(path, f) }, r.labels)
+			err = dumpTo(ctx, s, def, path, o, p, func(f *os.File) { g.noteHalf(path, f) }, r.labels)
 			g.reg.forgetHalf(g.uuid)
 		}
 		if err == nil && o.Reset {
