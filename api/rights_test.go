@@ -208,6 +208,24 @@ func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
 	}
 }
 
+// TestWhoGivesAGuestAwayHasAllElseDoneBefore: labels by which a client may change a guest no more are the last that it sets.
+func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
+	h := serve(t, 1)
+	ctx := h.held("may: [read, define], guests: web-0}, {name: own, who: \"user:1002\", may: change, guests: \"!label=team:infra\"")
+	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra", "memory": "32MiB"}}})
+	ok(t, err)
+	h.server.hold(ctx, &q)
+	verbs := takes(&q)
+	ctx, done := h.server.Gate.Bound(ctx, caller(ctx), verbs[0], verbs[1:]...)
+	defer done()
+	_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+		if r.Outcome != fleet.Done {
+			t.Errorf("it is %s: %v (%s)", r.Outcome, r.Error, r.Note)
+		}
+	})
+	ok(t, err)
+}
+
 // TestStrangersTakeNoPlaces opens connections by which nobody calls.
 func TestStrangersTakeNoPlaces(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.strangersEach = 2 })

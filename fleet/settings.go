@@ -172,7 +172,6 @@ func (s *settings) changes(v *guest.View, m *Marks) ([]change, error) {
 	if err != nil {
 		return nil, err
 	}
-	add("labels, priority or order", differ, (*tuning).marks)
 	d := v.Current()
 	if d == nil {
 		return nil, fault.New(fault.NotFound, fault.Domain, "domain %q is no longer there", v.Name)
@@ -184,6 +183,7 @@ func (s *settings) changes(v *guest.View, m *Marks) ([]change, error) {
 	add("template", s.template != nil && v.Template != *s.template, (*tuning).template)
 	add("title", s.title != nil && anyDiffers(v, *s.title, func(d *domain.Definition) string { return d.Title }), (*tuning).title)
 	add("description", s.description != nil && anyDiffers(v, *s.description, func(d *domain.Definition) string { return d.Description }), (*tuning).description)
+	add("labels, priority or order", differ, (*tuning).marks) // last: by them rules may give the guest to others
 	return changes, nil
 }
 
