@@ -307,7 +307,7 @@ func CheckAlone(f *os.File) error {
 	if !isWritable(f) || isOn(f, promised) {
 		return nil
 	}
-	return fault.New(fault.Busy, fault.Volume, "a process has %s open to write: another guest, a program of the host's, or the QEMU of a guest that was to let go of it and has not (one that is paused does when it runs), or has passed it on; "+
+	return fault.New(fault.Busy, fault.Volume, "a process has %s open to write: another guest, the daemon for an upload, a program of the host's, or the QEMU of a guest that was to let go of it and has not (one that is paused does when it runs), or has passed it on; "+
 		"find it (fuser -v %s) and end it, or say <shareable/> where that is meant", f.Name(), fault.Word(f.Name()))
 }
 
