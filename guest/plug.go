@@ -185,7 +185,7 @@ type plugged struct {
 // undoes what was done. Also is what follows in the stored definition.
 func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Device, also twin) (_ *plugged, err error) {
 	p.Disks, p.NICs = map[string]device.DiskAttachment{}, map[string]*device.NICAttachment{}
-	held := &plugged{}
+	held, forget := &plugged{}, func() {}
 	defer closePlan(p)
 	defer func() {
 		if err != nil && held.cutOff == nil {
@@ -197,6 +197,9 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 			if e := held.release(context.WithoutCancel(ctx)); e != nil {
 				g.log.Error("cannot release what a failed plug held", "what", held.what, "error", e)
 			}
+		}
+		if err != nil && held.cutOff == nil {
+			forget()
 		}
 	}()
 	switch d := dev.(type) {
@@ -214,7 +217,9 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 		}
 		defer forget()
 	case *device.NIC:
-		a, release, err := g.reg.attachNIC(ctx, p.Definition, d)
+		var noted context.Context
+		noted, forget = r.notingNIC(ctx, d, also)
+		a, release, err := g.reg.attachNIC(noted, p.Definition, d)
 		if err != nil {
 			return held, err
 		}

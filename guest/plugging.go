@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -51,6 +52,25 @@ func readPlugging(dir string) (*plugging, error) {
 		return nil, fmt.Errorf("cannot read which device was being plugged in: %w", err)
 	}
 	return p, nil
+}
+
+// notingNIC has the plug of a NIC noted before its interface is made, where that would outlive a daemon that is
+// killed. Forget is for a plug that comes to nothing.
+func (r *run) notingNIC(ctx context.Context, nic *device.NIC, also twin) (noting context.Context, forget func()) {
+	noted := false
+	noting = network.WithNote(ctx, func(ifName string) error {
+		p, err := newPlugging(nic, &heldNIC{Alias: nic.Alias, IfName: ifName}, nil, also)
+		if err == nil {
+			err = r.begin(pluggingFile, p)
+		}
+		noted = noted || err == nil
+		return err
+	})
+	return noting, func() {
+		if noted {
+			removeFile(r.log, filepath.Join(r.dir, pluggingFile))
+		}
+	}
 }
 
 // forgetPlugging notes that nothing is half plugged any more.

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -308,7 +309,11 @@ func (l *launching) findDisks(ctx context.Context) error {
 func (l *launching) attachNICs(ctx context.Context) error {
 	l.plan.NICs = map[string]*device.NICAttachment{}
 	for _, n := range l.run.def.Devices.NICs {
-		a, release, err := l.g.reg.attachNIC(ctx, l.run.def, n)
+		before := slices.Clip(l.run.NICs)
+		a, release, err := l.g.reg.attachNIC(network.WithNote(ctx, func(ifName string) error {
+			l.run.NICs = append(before, heldNIC{Alias: n.Alias, IfName: ifName})
+			return l.journal(ctx)
+		}), l.run.def, n)
 		if err != nil {
 			return err
 		}
@@ -319,7 +324,7 @@ func (l *launching) attachNICs(ctx context.Context) error {
 		l.plan.NICs[n.Alias] = a
 		n.Target = a.IfName
 		failpoint.Reach("launch.nic")
-		l.run.NICs = append(l.run.NICs, heldNIC{Alias: n.Alias, IfName: a.IfName, Bridge: a.Bridge})
+		l.run.NICs = append(before, heldNIC{Alias: n.Alias, IfName: a.IfName, Bridge: a.Bridge})
 	}
 	if len(l.run.NICs) == 0 {
 		return nil

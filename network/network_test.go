@@ -701,6 +701,43 @@ func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 	}
 }
 
+// A macvtap does not end with the daemon that is killed in making it: whoever takes it back knows its name
+// before it is there, and only a name that is nobody's.
+func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
+	linktest.Need(t)
+	s := networks(t)
+	linktest.NewGuest(t).Cable(t, "c-noted", "eth0", "")
+	var names []string
+	full := errors.New("no room for a note")
+	refuse := false
+	ctx := WithNote(t.Context(), func(name string) error {
+		if _, err := link.ByName(name); !fault.Is(err, fault.NotFound) {
+			t.Errorf("%s is noted, and there already: %v", name, err)
+		}
+		if names = append(names, name); refuse {
+			return full
+		}
+		return nil
+	})
+	nic := &device.NIC{Type: "direct", HostDev: "c-noted", DirectMode: "bridge", MAC: "52:54:00:01:08:01", Target: "noted0"}
+	a, release, err := s.AttachNIC(ctx, nic, "guest")
+	if err == nil { // not each kernel has macvtaps
+		a.Close()
+		release()
+	}
+	if !slices.Equal(names, []string{"noted0"}) {
+		t.Fatalf("noted: %v (%v)", names, err)
+	}
+	refuse = true
+	if _, _, err := s.AttachNIC(ctx, nic, "guest"); !errors.Is(err, full) {
+		t.Errorf("one that cannot be noted: %v", err)
+	}
+	names, nic.Target = nil, "c-noted"
+	if _, _, err := s.AttachNIC(ctx, nic, "guest"); !fault.Is(err, fault.Exists) || names != nil {
+		t.Errorf("by another's name: %v, noted %v", err, names)
+	}
+}
+
 // A guest outlives its network and the daemon: its macvtap goes with it all the same.
 func TestAMacvtapWhoseNetworkHasGoneIsRemoved(t *testing.T) {
 	linktest.Need(t)

@@ -48,7 +48,7 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 		return nil, nil, err
 	}
 	if p.parent != "" {
-		err = s.openMacvtap(a, nic, p)
+		err = s.openMacvtap(ctx, a, nic, p)
 	} else {
 		err = s.openTap(a, nic, p)
 	}
@@ -83,7 +83,7 @@ func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func
 	}
 	p, index := plug{}, 0
 	for _, l := range all {
-		if l.Name == ifName {
+		if l.Name == ifName && mayBe(l, nic, all) {
 			p.parent, index = parentOf(l, all), l.Index
 		}
 	}
@@ -94,6 +94,14 @@ func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func
 		p.network, _ = s.ByName(nic.Network) // it may have gone, and the link has not
 	}
 	return s.enter(p, Port{Interface: ifName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Index: index, Isolated: nic.Isolated}), nil
+}
+
+// mayBe says whether a link is that of a NIC: a macvtap has its address, or that of its own parent, which
+// is lent whole, until it is given.
+func mayBe(l link.Link, nic *device.NIC, all []link.Link) bool {
+	mac := l.MAC.String()
+	return l.Kind != "macvtap" || nic.MAC == "" || strings.EqualFold(mac, nic.MAC) ||
+		slices.ContainsFunc(all, func(p link.Link) bool { return p.Index == l.Parent && p.MAC.String() == mac })
 }
 
 // parentOf names the link that a macvtap is on; "" for any other kind.
@@ -260,7 +268,31 @@ func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p plug) err
 	})
 }
 
-func (s *Networks) openMacvtap(a *device.NICAttachment, nic *device.NIC, p plug) error {
+// noteKey is where a context keeps who notes what outlives the daemon.
+type noteKey struct{}
+
+// WithNote has note told the name of a macvtap before it is made: unlike a tap it does not end with the last
+// who has it open, and whoever takes a NIC back that a daemon was killed in making knows it by that. Of
+// several names the last one counts.
+func WithNote(ctx context.Context, note func(ifName string) error) context.Context {
+	return context.WithValue(ctx, noteKey{}, note)
+}
+
+// noted notes a name that nobody else has.
+func noted(ctx context.Context, ifName string) error {
+	note, _ := ctx.Value(noteKey{}).(func(string) error)
+	if note == nil {
+		return nil
+	}
+	if _, err := link.ByName(ifName); err == nil {
+		return fault.New(fault.Exists, fault.Interface, "a network interface with name %q is already there", ifName)
+	} else if !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	return note(ifName)
+}
+
+func (s *Networks) openMacvtap(ctx context.Context, a *device.NICAttachment, nic *device.NIC, p plug) error {
 	mac, err := net.ParseMAC(nic.MAC)
 	if err != nil {
 		return invalid("%q is no MAC address", nic.MAC)
@@ -270,6 +302,9 @@ func (s *Networks) openMacvtap(a *device.NICAttachment, nic *device.NIC, p plug)
 		Queues: int(nic.Queues), VNetHeader: virtio(nic), Up: nic.Link != "down",
 	}
 	return named(nic.Target, "macvtap%d", s.macvtaps.Add, func(name string) (err error) {
+		if err := noted(ctx, name); err != nil {
+			return err
+		}
 		m.Name, a.IfName = name, name
 		a.Tap, err = link.OpenMacvtap(m)
 		return err
