@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -259,7 +260,7 @@ func blank(ctx context.Context, device string, how Build) error {
 	return mount.Run(ctx, device, func() error { return unheld(device) })
 }
 
-// unheld refuses a device that something has open.
+// unheld refuses a device that something has open, or a part of it, or the disk that it is a part of.
 func unheld(device string) error {
 	fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
@@ -279,7 +280,33 @@ func unheld(device string) error {
 	case image.InUse(f) != image.Unused:
 		return fault.New(fault.Busy, fault.Pool, "a guest has %s open; stop the guest first", device)
 	}
+	for _, node := range kin(f) { // a QEMU opens its disk as everybody may, which the kernel says of none of them
+		if err := unopened(node); err != nil {
+			return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot take %s", device)
+		}
+	}
 	return nil
+}
+
+// kin are the nodes of a disk's partitions, or of the disk that a partition is of.
+func kin(device *os.File) (nodes []string) {
+	var st unix.Stat_t
+	if unix.Fstat(int(device.Fd()), &st) != nil {
+		return nil
+	}
+	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)))
+	if err != nil {
+		return nil // the kernel lists no such device
+	}
+	dirs, _ := filepath.Glob(filepath.Join(dir, "*", "partition")) // fails for a pattern that is wrong only
+	if unix.Access(filepath.Join(dir, "partition"), unix.F_OK) == nil {
+		dirs = append(dirs, dir) // which the disk is above
+	}
+	for _, part := range dirs {
+		node := filepath.Base(filepath.Dir(part))
+		nodes = append(nodes, filepath.Join("/dev", strings.ReplaceAll(node, "!", "/")))
+	}
+	return nodes
 }
 
 // toolTime bounds one run of a tool that looks at or changes devices.

@@ -218,11 +218,16 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 
 	must(t, p.Start(t.Context(), NoBuild))
 	release := openAsGuest(t, v.Path)
+	wantKind(t, blank(t.Context(), device, Overwrite), fault.Busy) // of which it is a part
 	wantKind(t, p.DeleteVolume(t.Context(), v.Name), fault.Busy)
 	if _, err := p.Volume(v.Name); err != nil {
 		t.Error(err)
 	}
 	release()
+	release = openAsGuest(t, device)
+	wantKind(t, blank(t.Context(), v.Path, Overwrite), fault.Busy) // which is a part of it
+	release()
+	must(t, blank(t.Context(), v.Path, Overwrite))
 
 	// A new one in the same place is not taken for the old file system.
 	must(t, p.DeleteVolume(t.Context(), v.Name))
