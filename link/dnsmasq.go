@@ -89,7 +89,7 @@ func StartDnsmasq(ctx context.Context, f DnsmasqFiles, c DnsmasqContent) (*Dnsma
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot serve DHCP and DNS without dnsmasq (install the package dnsmasq-base)")
 	}
 	c.Config = f.options() + c.Config
-	if err := c.Check(); err != nil {
+	if err := errors.Join(c.Check(), f.endStrays(ctx)); err != nil {
 		return nil, err
 	}
 	if err := writeAll(map[string]string{f.Config: c.Config, f.Hosts: c.Hosts, f.Names: c.Names}); err != nil {
@@ -113,13 +113,48 @@ var dnsmasqCapabilities = []uintptr{
 	unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_NET_BIND_SERVICE,
 }
 
+// configArgument is what, with the path of its Config, each process of a dnsmasq is run with.
+const configArgument = "--conf-file="
+
+// strayLooks bounds how often strays are looked for: one that is ended may have begun another.
+const strayLooks = 10
+
+// endStrays ends a dnsmasq of which no PID file tells yet: whoever had it started went, or was killed, as it put
+// itself in the background. Mostly there are no files either, and nobody is looked for.
+func (f DnsmasqFiles) endStrays(ctx context.Context) error {
+	if _, err := os.Lstat(f.Config); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	for range strayLooks {
+		found, err := runWith(configArgument + f.Config)
+		if err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot look for a dnsmasq that was left")
+		}
+		if len(found) == 0 {
+			return nil
+		}
+		for _, pid := range found {
+			h, err := hold(pid, f.Config, nil)
+			if err != nil {
+				continue // it has ended
+			}
+			err = h.end(ctx, dnsmasqGrace)
+			h.release()
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return fault.New(fault.Failed, fault.Host, "processes that were run with %s%s do not cease", configArgument, f.Config)
+}
+
 // runDnsmasq runs the program until it has put itself in the background.
 func runDnsmasq(ctx context.Context, program, config string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, dnsmasqStart,
 		fault.New(fault.Timeout, fault.Host, "dnsmasq is not ready after %v", dnsmasqStart))
 	defer cancel()
 	var said bytes.Buffer
-	cmd := exec.CommandContext(ctx, program, "--conf-file="+config)
+	cmd := exec.CommandContext(ctx, program, configArgument+config)
 	cmd.Stdout, cmd.Stderr = &said, &said
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	cmd.Dir = "/"
@@ -222,14 +257,22 @@ func (d *Dnsmasq) Stop(ctx context.Context) error {
 	}
 	d.Release()
 	failpoint.Reach("dnsmasq.stopped")
-	return d.files.Remove()
+	return d.files.remove()
 }
 
 // Release lets go of the process without ending it.
 func (d *Dnsmasq) Release() { d.proc.release() }
 
-// Remove removes the files of a dnsmasq that has ended, except the leases.
-func (f DnsmasqFiles) Remove() error {
+// Clear ends what is left of a dnsmasq that nobody holds, and removes its files, except the leases.
+func (f DnsmasqFiles) Clear(ctx context.Context) error {
+	if err := f.endStrays(ctx); err != nil {
+		return err
+	}
+	return f.remove()
+}
+
+// remove removes the files of a dnsmasq that has ended, except the leases.
+func (f DnsmasqFiles) remove() error {
 	var errs []error
 	for _, path := range []string{f.Config, f.Hosts, f.Names, f.PID} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -46,6 +47,25 @@ func hold(pid int, word string, want *Process) (*handle, error) {
 	}
 	go h.watch()
 	return h, nil
+}
+
+// runWith gives the processes that were run with an argument.
+func runWith(argument string) (pids []int, err error) {
+	dirs, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range dirs {
+		pid, err := strconv.Atoi(dir.Name())
+		if err != nil {
+			continue
+		}
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // or it has ended
+		if slices.Contains(strings.Split(string(line), "\x00"), argument) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
 }
 
 // identify reads who the process is; the pidfd is open already, so that what

@@ -49,7 +49,7 @@ func (n *Network) stopService(ctx context.Context) error {
 	service := n.service
 	if service == nil {
 		if service, _ = link.AdoptDnsmasq(n.files(), nil); service == nil {
-			return n.files().Remove()
+			return n.files().Clear(ctx)
 		}
 	}
 	n.service = nil // tells keepServing that this end is wanted

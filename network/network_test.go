@@ -20,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
@@ -1331,4 +1333,42 @@ func TestNoNICIsForgottenByItsNameAlone(t *testing.T) {
 	if ports := n.Ports(); len(ports) > 0 {
 		t.Errorf("plugged in are still %+v", ports)
 	}
+}
+
+// A client that goes just as a dnsmasq puts itself in the background, before that has written who it is, leaves
+// none: it would have served the next network of that name with what this one said.
+func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	n, err := s.Define(t.Context(), `<network><name>net43</name><ip address='192.168.143.1' netmask='255.255.255.0'><dhcp><range start='192.168.143.2' end='192.168.143.9'/></dhcp></ip></network>`, true)
+	ok(t, err)
+	dir := t.TempDir()
+	never, forked := filepath.Join(dir, "never"), filepath.Join(dir, "forked")
+	ok(t, unix.Mkfifo(never, 0o600))
+	ok(t, unix.Mkfifo(forked, 0o600))
+	t.Cleanup(func() { // lets those go that read there
+		f, err := os.OpenFile(never, os.O_RDWR, 0)
+		ok(t, err)
+		ok(t, f.Close())
+	})
+	before := os.Getenv("PATH")
+	dnsmasqFirst(t, "sh -c 'read x < "+never+"' sh \"$@\" > "+dir+"/said 2>&1 & echo > "+forked+"; read x < "+never+";")
+	ctx, leave := context.WithCancelCause(t.Context())
+	gone := errors.New("the client has gone")
+	go func() {
+		_, err := os.ReadFile(forked) // when both are there
+		leave(errors.Join(gone, err))
+	}()
+	if err := n.Start(ctx); !errors.Is(err, gone) {
+		t.Fatal(err)
+	}
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	ok(t, err)
+	for _, path := range lines {
+		if line, err := os.ReadFile(path); err == nil && strings.Contains(string(line), n.files().Config) {
+			t.Errorf("%s is left: %q", path, line)
+		}
+	}
+	t.Setenv("PATH", before)
+	ok(t, n.Start(t.Context()))
 }
