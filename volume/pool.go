@@ -294,7 +294,12 @@ func (p *Pool) Stop(ctx context.Context) error {
 	if err := p.leave(); err != nil {
 		return err
 	}
-	if err := p.detach(ctx, d); err != nil {
+	err = p.detach(ctx, d)
+	if err == nil {
+		failpoint.Reach("pool.detached")
+		err = p.saveStopped()
+	}
+	if err != nil {
 		// LVM has taken away all that nobody has open.
 		if _, again := p.attach(context.WithoutCancel(ctx), d); again != nil {
 			p.pools.log.Warn("a pool that cannot be stopped lacks some of its volumes", "pool", p.name, "error", again)
@@ -304,19 +309,13 @@ func (p *Pool) Stop(ctx context.Context) error {
 		p.mu.Unlock()
 		return err
 	}
-	failpoint.Reach("pool.detached")
 	p.mu.Lock()
 	p.used, p.usedDoc, p.reading, p.taken, p.stale, p.leaving = nil, "", reading{}, time.Time{}, "", false
 	transient := p.saved == nil
 	p.publish()
 	p.mu.Unlock()
 	if transient {
-		err = p.forget()
-	} else {
-		err = p.save()
-	}
-	if err != nil {
-		return err
+		p.vanish()
 	}
 	p.tell(event.PoolChange{Change: event.Stopped})
 	return nil

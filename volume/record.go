@@ -44,21 +44,40 @@ type declaration struct {
 
 // save writes the pool's record, with its turn taken.
 func (p *Pool) save() error {
+	return p.pools.store.Put(poolKind, p.uuid, p.record())
+}
+
+func (p *Pool) record() poolRecord {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	r := poolRecord{Saved: p.savedDoc, Used: p.usedDoc, Autostart: p.autostart, Boot: p.pools.boot}
 	if p.due {
 		r.Boot = "" // the next daemon goes on with it
 	}
-	p.mu.Unlock()
+	return r
+}
+
+// saveStopped is save of a pool that is just being stopped; of a transient one no record stays.
+func (p *Pool) saveStopped() error {
+	r := p.record()
+	if r.Used = ""; r.Saved == "" {
+		return p.pools.store.Delete(poolKind, p.uuid)
+	}
 	return p.pools.store.Put(poolKind, p.uuid, r)
 }
 
-// forget removes the pool and all that is kept of it, with its turn taken. Last it goes from the lists:
-// from then on another may have its UUID, and volumes that are kept by that.
+// forget removes the pool and all that is kept of it, with its turn taken.
 func (p *Pool) forget() error {
 	if err := p.pools.store.Delete(poolKind, p.uuid); err != nil {
 		return err
 	}
+	p.vanish()
+	return nil
+}
+
+// vanish is the rest of that, without its record. Last it goes from the lists: from then on another may have its
+// UUID, and volumes that are kept by that.
+func (p *Pool) vanish() {
 	failpoint.Reach("pool.forgotten")
 	p.mu.Lock()
 	declared := p.declared
@@ -68,7 +87,6 @@ func (p *Pool) forget() error {
 		p.undeclare(name)
 	}
 	p.pools.remove(p)
-	return nil
 }
 
 // dropIfNothing removes a pool that was made for a request which failed.
@@ -352,8 +370,10 @@ func (p *Pool) readopt(ctx context.Context) error {
 	transient := p.saved == nil
 	p.publish()
 	p.mu.Unlock()
-	if transient {
-		return p.forget()
+	if transient { // also where the store does not say so: nothing is known of it any more
+		failed := p.pools.store.Delete(poolKind, p.uuid)
+		p.vanish()
+		return failed
 	}
 	if failed := p.save(); failed != nil {
 		return failed

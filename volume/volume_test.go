@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -1055,6 +1056,37 @@ func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
 	takesAgain()
 	for _, p := range []*Pool{defined, transient} {
 		must(t, p.Stop(t.Context()))
+	}
+}
+
+// Nor where the store refuses it only when the pool's storage has been let go.
+func TestAPoolWhoseStopIsRefusedLateIsWhole(t *testing.T) {
+	d := newDaemon(t)
+	name := fmt.Sprintf("lodge-late-%d", os.Getpid())
+	must(t, os.Mkdir(filepath.Join("/dev", name), 0o700))
+	t.Cleanup(func() { must(t, os.Remove(filepath.Join("/dev", name))) })
+	path := store.Path(d.data)
+	calls := fakeTools(t, map[string]string{
+		"vgs": printing(t, "vgs.json"), "lvs": `echo '{"report":[{"seg":[]}]}'`,
+		"vgchange": `test "$2" = y || { cp ` + path + ` ` + path + `.copy && mv ` + path + ` ` + path + `.away && mv ` + path + `.copy ` + path + `; }`,
+	})
+	doc := strings.ReplaceAll(logicalXML(), "lvtest", name)
+	p, err := d.Create(t.Context(), doc, true, NoBuild)
+	must(t, err)
+	calls()
+	err = p.Stop(t.Context())
+	if _, unknown := p.XML(false); err == nil || unknown != nil || !p.View().Active() {
+		t.Errorf("%v; it is active: %v (%v)", err, p.View().Active(), unknown)
+	}
+	if got := calls(); !slices.Equal(got, []string{"vgchange --activate n " + name, "vgchange --activate y " + name}) {
+		t.Errorf("it calls %q", got)
+	}
+	must(t, os.Rename(path+".away", path))
+	must(t, p.Refresh(t.Context()))
+	fakeTools(t, map[string]string{"vgchange": ""})
+	must(t, p.Stop(t.Context()))
+	if _, err := d.ByName(p.Name()); !fault.Is(err, fault.NotFound) {
+		t.Errorf("it is left: %v", err)
 	}
 }
 
