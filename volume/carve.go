@@ -65,6 +65,7 @@ func (p *Pool) steady() context.Context { return context.WithoutCancel(p.pools.l
 // surveyOne looks, in the lane, at a carved pool and takes over all of it, also
 // the volume of that name, which somebody works on.
 func (p *Pool) surveyOne(c carver, d *definition, name string) error {
+	p.lane.beat() // each tool has its own time
 	r, err := c.survey(p.pools.life)
 	if err != nil {
 		return err
@@ -146,18 +147,26 @@ func (p *Pool) drawCarvedCopy(w *wish, from *Pool, origin *Volume, o CreateOptio
 	return d, nil
 }
 
+// cutTime is how long a volume's maker waits for the tools. Tests wait for less.
+var cutTime = answerTime
+
 // cut makes a volume of a carved pool. What fails half way is removed again.
 func (p *Pool) cut(ctx context.Context, d *definition, c carver, w *wish, fill func(context.Context, *os.File) error) error {
-	// Not with ctx: a caller who goes would leave a volume that nobody fills.
-	err := tell(context.WithoutCancel(ctx), p.lane, func() error {
+	made := &Volume{Name: w.name, Path: filepath.Join(d.target, w.name)}
+	// Not with ctx: a caller who goes would leave a volume that nobody fills, as would one whose patience has ended.
+	_, err := ask(context.WithoutCancel(ctx), p.lane, cutTime, func() (struct{}, error) {
 		if err := c.add(p.steady(), w); err != nil {
-			return err
+			return struct{}{}, err
 		}
 		err := p.surveyOne(c, d, w.name)
 		if err != nil { // what has no node is no use to anybody
-			err = errors.Join(err, c.remove(p.steady(), &Volume{Name: w.name, Path: filepath.Join(d.target, w.name)}, nil))
+			err = errors.Join(err, c.remove(p.steady(), made, nil))
 		}
-		return err
+		return struct{}{}, err
+	}, func(struct{}) {
+		if err := p.takeAway(d, c, made); err != nil {
+			p.pools.log.Warn("cannot remove a volume that was made too late", "pool", p.name, "volume", w.name, "error", err)
+		}
 	})
 	if err != nil {
 		return err
@@ -192,21 +201,24 @@ func fillNode(ctx context.Context, path string, perms permissions, fill func(con
 
 // uncut removes a volume of a carved pool.
 func (p *Pool) uncut(d *definition, c carver, v *Volume) error {
-	return tell(context.WithoutCancel(p.pools.life), p.lane, func() error {
-		p.mu.Lock()
-		among := p.volumes
-		p.mu.Unlock()
-		if err := unopened(v.Path); err != nil {
-			return err
-		}
-		if err := c.remove(p.steady(), v, among); err != nil {
-			return err
-		}
-		if err := p.surveyOne(c, d, v.Name); !fault.Is(err, fault.NotFound) {
-			return err
-		}
-		return nil
-	})
+	return tell(context.WithoutCancel(p.pools.life), p.lane, func() error { return p.takeAway(d, c, v) })
+}
+
+// takeAway is uncut in the lane.
+func (p *Pool) takeAway(d *definition, c carver, v *Volume) error {
+	p.mu.Lock()
+	among := p.volumes
+	p.mu.Unlock()
+	if err := unopened(v.Path); err != nil {
+		return err
+	}
+	if err := c.remove(p.steady(), v, among); err != nil {
+		return err
+	}
+	if err := p.surveyOne(c, d, v.Name); !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	return nil
 }
 
 // unopened refuses a volume that a guest has open. One whose node is gone has

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -572,6 +573,29 @@ func TestACopyOnADeviceBeginsLast(t *testing.T) {
 		t.Error("just before its end it begins already, or lacks something")
 	}
 	must(t, p.DeleteVolume(t.Context(), "copy"))
+}
+
+// A tool that takes so long that nobody waits for it any more makes no volume that nobody fills.
+func TestNoVolumeIsMadeTooLate(t *testing.T) {
+	name, dir, device, _ := fakeGroup(t)
+	slow := filepath.Join(t.TempDir(), "slow")
+	must(t, unix.Mkfifo(slow, 0o600))
+	calls := fakeTools(t, map[string]string{"lvcreate": "read line < " + slow + "; ln -s " + device + " " + dir + `/"$3"`})
+	d := newDaemon(t)
+	p := d.pool(strings.ReplaceAll(logicalXML(), "lvtest", name))
+	must(t, p.Start(t.Context(), NoBuild))
+	cutTime = 10 * time.Millisecond
+	defer func() { cutTime = answerTime }()
+	_, err := p.CreateVolume(t.Context(), partXML("late", 32*mib), CreateOptions{})
+	wantKind(t, err, fault.Timeout)
+	must(t, os.WriteFile(slow, []byte("go on\n"), 0o600))
+	must(t, p.Refresh(t.Context()))
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 || len(p.View().Volumes) != 0 {
+		t.Errorf("%v and %v are left (%v)", left, p.View().Volumes, err)
+	}
+	if got := calls(); len(got) != 1 || !strings.HasPrefix(got[0], "lvcreate ") {
+		t.Errorf("it called %q", got)
+	}
 }
 
 func TestLifeOfALogicalVolume(t *testing.T) {
