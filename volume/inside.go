@@ -144,6 +144,20 @@ func removeFile(target, name string) error {
 	if err != nil {
 		return nameFault(err, target, name)
 	}
+	return syncDir(dir, target)
+}
+
+// syncDir has a folder on disk without what was removed from it: what was known of that is forgotten then, and a
+// guest's bytes that come back, as the host has lost its power, would be taken for whatever they look like.
+func syncDir(dir *os.File, target string) error {
+	f, err := list(dir, target, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // some file systems cannot, and need not
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot sync directory %s", target)
+	}
 	return nil
 }
 
@@ -162,7 +176,10 @@ func removeInode(target, name string, inode uint64) error {
 	case err != nil:
 		return nameFault(err, target, name)
 	}
-	return unix.Unlinkat(int(dir.Fd()), name, 0)
+	if err := unix.Unlinkat(int(dir.Fd()), name, 0); err != nil {
+		return err
+	}
+	return syncDir(dir, target)
 }
 
 func nameFault(err error, target, name string) error {
