@@ -88,15 +88,18 @@ func (n *Network) adopt(ctx context.Context, d *Definition, r running) error {
 		v = *now
 	}
 	if err := n.keepPending(&v, r.Keep); err != nil {
-		n.home.Log.Error("cannot store a change of a network that its daemon did not live to store", "network", n.name, "error", err)
+		n.home.Log.Error("cannot store a change of a network that its daemon did not live to store; that is tried again", "network", n.name, "error", err)
+		n.mendLater()
 	}
 	v.Live = d
 	v.chosenBridge = v.chosenBridge || r.ChosenBridge
 	n.publish(v)
-	return n.remark(v)
+	err := n.remark(v)
+	n.astray = n.astray || n.keep != nil
+	return err
 }
 
-// keepPending stores what the last daemon was about to store.
+// keepPending stores what the last daemon was about to store. What cannot be yet stays in the running file.
 func (n *Network) keepPending(v *View, r *record) error {
 	if r == nil {
 		return nil
@@ -106,7 +109,19 @@ func (n *Network) keepPending(v *View, r *record) error {
 		return err
 	}
 	v.Config, v.submitted, v.Autostart, v.chosenBridge = &d, r.Submitted, r.Autostart, r.ChosenBridge
-	return n.home.Store.Put(kind, n.uuid, r)
+	n.keep = r
+	return n.storeKeep()
+}
+
+func (n *Network) storeKeep() error {
+	if n.keep == nil {
+		return nil
+	}
+	err := n.home.Store.Put(kind, n.uuid, n.keep)
+	if err == nil {
+		n.keep = nil
+	}
+	return err
 }
 
 // mendLater has what a running network lacks be made when it can be. It runs with the turn.
@@ -134,7 +149,7 @@ func (n *Network) resumeRest() error {
 	}
 	ctx, cancel := context.WithTimeoutCause(n.home.work, adoptWait, fault.New(fault.Timeout, fault.Network, "not there within %v", adoptWait))
 	defer cancel()
-	if err := errors.Join(forward(v.Live), n.resume(ctx, v.Live, running{})); err != nil {
+	if err := errors.Join(forward(v.Live), n.resume(ctx, v.Live, running{}), n.storeKeep()); err != nil {
 		return err
 	}
 	if err := n.mark(v.Live, true, v.chosenBridge); err != nil {

@@ -1372,3 +1372,65 @@ func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
 	t.Setenv("PATH", before)
 	ok(t, n.Start(t.Context()))
 }
+
+// The leases of a network whose definition the store may have lost stay, as its guests' addresses do.
+func TestLeasesStayWhileRecordsMayBeLost(t *testing.T) {
+	d := newDaemon(t)
+	ok(t, os.MkdirAll(d.Data, 0o700))
+	path := filepath.Join(d.Data, "6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a43.leases")
+	ok(t, os.WriteFile(path, nil, 0o600))
+	d.open(t).Close()
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("of a store that was made just now: %v", err)
+	}
+	whole, err := store.Open(filepath.Join(d.dir, "whole"))
+	ok(t, err)
+	ok(t, errors.Join(whole.Settle(), whole.Close()))
+	d.Store, err = store.Open(filepath.Join(d.dir, "whole"))
+	ok(t, err)
+	d.open(t).Close()
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("of a whole one: %v", err)
+	}
+	ok(t, d.Store.Close())
+}
+
+// A change that its daemon did not live to store, and that the next one cannot store yet, is stored when it can be.
+func TestAChangeThatWasCutOffIsStoredLater(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	d := newDaemon(t)
+	s := d.open(t)
+	n := started(t, s, `<network><name>net44</name><domain name='before.lan'/><ip address='192.168.144.1' netmask='255.255.255.0'/></network>`)
+	changed := *n.View()
+	config := *changed.Config
+	config.Domain.Name = "after.lan"
+	changed.Config = &config
+	var err error
+	n.keep, err = changed.record()
+	ok(t, err)
+	ok(t, n.mark(n.View().Live, true, false)) // and is killed
+	s.Close()
+	file := store.Path(filepath.Join(d.dir, "store"))
+	text, err := os.ReadFile(file)
+	ok(t, err)
+	ok(t, os.Rename(file, file+".away"))
+	ok(t, os.WriteFile(file, text, 0o600))
+	s = d.open(t)
+	t.Cleanup(func() { endAll(t, s) })
+	n, err = s.ByName("net44")
+	ok(t, err)
+	left, err := os.ReadFile(n.runningFile())
+	ok(t, err)
+	if n.View().Config.Domain.Name != "after.lan" || !strings.Contains(string(left), "keep") {
+		t.Errorf("%+v; the next daemon is left %s", n.View().Config.Domain, left)
+	}
+	ok(t, os.Rename(file+".away", file))
+	servedAgain(t, n)
+	var kept record
+	ok(t, d.Store.Get(kind, n.uuid, &kept))
+	left, err = os.ReadFile(n.runningFile())
+	ok(t, err)
+	if !strings.Contains(kept.Definition, "after.lan") || strings.Contains(string(left), "keep") {
+		t.Errorf("stored: %s; the next daemon is left %s", kept.Definition, left)
+	}
+}

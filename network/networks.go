@@ -115,8 +115,12 @@ func (s *Networks) dropHalfWritten() {
 	}
 }
 
-// dropLeases removes the leases of networks that are neither defined nor running.
+// dropLeases removes the leases of networks that are neither defined nor running, unless the store may
+// have lost what defines them.
 func (s *Networks) dropLeases() {
+	if !s.Store.Sound() {
+		return
+	}
 	found, _ := filepath.Glob(filepath.Join(s.Data, "*.leases")) // as above
 	for _, path := range found {
 		id := strings.TrimSuffix(filepath.Base(path), ".leases")

@@ -147,6 +147,7 @@ func (n *Network) remark(v View) error {
 // for cut off it would store over that.
 func (n *Network) unsay() error {
 	if v := n.View(); n.astray && v.Active() {
+		n.keep = nil // what is stored next has it
 		return n.mark(v.Live, true, v.chosenBridge)
 	}
 	return nil
