@@ -288,7 +288,17 @@ func TestACopyThatIsCutOffBeginsWithZeros(t *testing.T) {
 		if err := whole.Make(t.Context(), into, Plan{Format: Raw, Virtual: 5 * mib}); err != nil {
 			t.Fatal(err)
 		}
-		if err := tool.Convert(t.Context(), Copy{From: chain, Into: into, Format: Raw, Last: mib}); (err != nil) != (tool == once) {
+		done := 0.0
+		progress := func(share float64) {
+			if share < done {
+				t.Errorf("after %v of it %v are done", done, share)
+			}
+			done = share
+		}
+		if err := tool.Convert(t.Context(), Copy{From: chain, Into: into, Format: Raw, Last: mib, IntoKey: []byte("k")}); !fault.Is(err, fault.Internal) {
+			t.Errorf("one that is encrypted: %v", err)
+		}
+		if err := tool.Convert(t.Context(), Copy{From: chain, Into: into, Format: Raw, Last: mib, Progress: progress}); (err != nil) != (tool == once) {
 			t.Fatal(err)
 		}
 		got, err := os.ReadFile(into.Name())

@@ -373,6 +373,9 @@ const maxCopy = 7 * 24 * time.Hour
 // Convert copies the data of an image with all its layers into another one,
 // format to format. A cancelled ctx ends it and leaves Into half written.
 func (t *Tool) Convert(ctx context.Context, c Copy) error {
+	if c.Last > 0 && (c.Format != Raw || c.IntoKey != nil) {
+		return fault.New(fault.Internal, fault.Volume, "the beginning of a raw copy alone comes last")
+	}
 	ctx, cancel := context.WithTimeout(ctx, maxCopy)
 	defer cancel()
 	k := keys{files: []*os.File{c.Into}}
@@ -399,7 +402,11 @@ func (t *Tool) Convert(ctx context.Context, c Copy) error {
 			}
 			if err == nil {
 				args := append(append([]string{"convert", "-p", "-n"}, k.args...), names...)
-				err = t.run(ctx, bounds{file: roomFor(c.From[0].Virtual + uint64(st.Size()))}, k.files, &progress{tell: c.Progress}, args...)
+				told := &progress{tell: c.Progress}
+				if i > 0 { // the little at the end, of which nobody is told that all begins anew
+					told.tell = nil
+				}
+				err = t.run(ctx, bounds{file: roomFor(c.From[0].Virtual + uint64(st.Size()))}, k.files, told, args...)
 			}
 			if err != nil {
 				return err
