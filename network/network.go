@@ -39,6 +39,7 @@ type Network struct {
 	// wait for a verb.
 	portMu sync.Mutex
 	ports  map[string]Port
+	picked map[string]int // how often a parent was chosen for a NIC that is no port yet
 }
 
 // Port is a NIC that is plugged into a network.
@@ -84,7 +85,7 @@ func (v *View) current() *Definition {
 var errGone = errors.New("the network is gone")
 
 func (s *Networks) newNetwork(uuid, name string) *Network {
-	n := &Network{home: s, uuid: uuid, name: name, turn: make(chan struct{}, 1), ports: map[string]Port{}}
+	n := &Network{home: s, uuid: uuid, name: name, turn: make(chan struct{}, 1), ports: map[string]Port{}, picked: map[string]int{}}
 	n.turn <- struct{}{}
 	return n
 }

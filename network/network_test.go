@@ -703,6 +703,30 @@ func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 	}
 }
 
+// Guests that start side by side get an interface each, and one that is lent whole goes to none twice.
+func TestGuestsThatStartAtOnceShareNoParent(t *testing.T) {
+	s := &Networks{}
+	n := s.newNetwork("6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a44", "lent")
+	d := &Definition{Forward: Forward{Mode: ForwardPassthrough, Interfaces: []string{"a", "b"}}}
+	first, err := n.pickParent(d)
+	ok(t, err)
+	second, err := n.pickParent(d)
+	ok(t, err)
+	if first == second {
+		t.Errorf("both get %s", first)
+	}
+	if _, err := n.pickParent(d); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("a third: %v", err)
+	}
+	s.enter(plug{network: n, parent: first}, Port{Interface: "m0", Parent: first})
+	for _, parent := range []string{first, second} { // the one is a port, and the other failed
+		plug{network: n, parent: parent}.unpick()
+	}
+	if again, err := n.pickParent(d); err != nil || again != second {
+		t.Errorf("then: %s, %v", again, err)
+	}
+}
+
 // A macvtap does not end with the daemon that is killed in making it: whoever takes it back knows its name
 // before it is there, and only a name that is nobody's.
 func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {

@@ -43,6 +43,7 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 	if err != nil {
 		return nil, nil, err
 	}
+	defer p.unpick()
 	a := &device.NICAttachment{Bridge: p.bridge, MTU: uint(p.mtu)}
 	if err := backend(a, nic); err != nil {
 		return nil, nil, err
@@ -211,17 +212,29 @@ func macvtapMode(word string) (link.MacvtapMode, error) {
 }
 
 // pickParent chooses the link of a network that has the fewest guests; one
-// that is lent whole must have none.
+// that is lent whole must have none. It counts there until unpick.
 func (n *Network) pickParent(d *Definition) (string, error) {
-	used := map[string]int{}
-	for _, p := range n.Ports() {
+	n.portMu.Lock()
+	defer n.portMu.Unlock()
+	used := maps.Clone(n.picked)
+	for _, p := range n.ports {
 		used[p.Parent]++
 	}
 	best := slices.MinFunc(d.Forward.Interfaces, func(a, b string) int { return cmp.Compare(used[a], used[b]) })
 	if d.Forward.Mode == ForwardPassthrough && used[best] > 0 {
 		return "", fault.New(fault.NoCapacity, fault.Network, "all %d interfaces of network %q are in use", len(d.Forward.Interfaces), n.name)
 	}
+	n.picked[best]++
 	return best, nil
+}
+
+// unpick ends that: the NIC is a port, or comes to nothing.
+func (p plug) unpick() {
+	if n := p.network; n != nil && p.parent != "" {
+		n.portMu.Lock()
+		n.picked[p.parent]--
+		n.portMu.Unlock()
+	}
 }
 
 // backend opens the kernel's back end for a NIC that can use it.
