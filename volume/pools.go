@@ -388,13 +388,13 @@ func (ps *Pools) match(d *definition) (p *Pool, fresh bool, err error) {
 	case named != nil && named != identified:
 		return nil, false, fault.New(fault.Exists, fault.Pool, "pool %q already exists with uuid %s", d.name, named.uuid)
 	case identified != nil && named == nil:
-		return nil, false, fault.New(fault.Exists, fault.Pool, "uuid %s is that of pool %q", d.uuid, identified.name)
+		return nil, false, fault.New(fault.Exists, fault.Pool, "uuid %s is that of another pool", d.uuid)
 	case named == nil && len(ps.byUUID) >= maxPools:
 		return nil, false, fault.New(fault.NoCapacity, fault.Pool, "there are %d pools already; undefine one", maxPools)
 	}
 	for _, other := range ps.byUUID {
 		if other != named && slices.Contains(other.places(), d.place()) {
-			return nil, false, fault.New(fault.Exists, fault.Pool, "the target %s is that of pool %q", d.place(), other.name)
+			return nil, false, fault.New(fault.Exists, fault.Pool, "the target %s is that of another pool", d.place()) // perhaps not for this client to know
 		}
 	}
 	return named, named == nil, nil
