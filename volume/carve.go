@@ -289,12 +289,19 @@ func unheld(device string) error {
 		return fault.Wrap(err, fault.Failed, fault.Pool, "cannot stat %s", device)
 	case info.Mode()&os.ModeType != os.ModeDevice:
 		return fault.New(fault.Invalid, fault.Pool, "%s is no block device", device)
-	case image.InUse(f) != image.Unused:
-		return fault.New(fault.Busy, fault.Pool, "a guest has %s open; stop the guest first", device)
 	}
-	for _, node := range kin(f) { // a QEMU opens its disk as everybody may, which the kernel says of none of them
+	return unlent(f)
+}
+
+// unlent refuses a device that a guest has open, or a part of it, or the disk that it is a part of. The kernel says
+// of none of them: a QEMU opens its disk as everybody may.
+func unlent(device *os.File) error {
+	if image.InUse(device) != image.Unused {
+		return fault.New(fault.Busy, fault.Pool, "a guest has %s open; stop the guest first", device.Name())
+	}
+	for _, node := range kin(device) {
 		if err := unopened(node); err != nil {
-			return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot take %s", device)
+			return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot take %s", device.Name())
 		}
 	}
 	return nil

@@ -271,8 +271,11 @@ func TestFileSystemPool(t *testing.T) {
 	release()
 	must(t, f.Close())
 	must(t, p.Build(t.Context(), Overwrite))
-	must(t, p.Start(t.Context(), NoBuild))
 	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test fails half way
+	end := openAsGuest(t, device)
+	wantKind(t, p.Start(t.Context(), NoBuild), fault.Busy) // guest and host would write one file system
+	end()
+	must(t, p.Start(t.Context(), NoBuild))
 	if v := p.View(); v.Capacity > 32*mib || v.Capacity < 16*mib {
 		t.Errorf("capacity %d", v.Capacity)
 	}

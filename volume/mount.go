@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/way"
 )
@@ -47,10 +48,23 @@ func (p *Pool) attach(ctx context.Context, d *definition) (fresh bool, err error
 		return false, fault.New(fault.WrongState, fault.Pool, "%s is mounted at %s, and not %s; unmount it first", there.Source, d.target, d.source())
 	}
 	at, err := ask(ctx, p.lane, answerTime, func() (string, error) { return realDir(d.target) }, nil)
+	if err == nil && d.kind == FS {
+		err = mount.Run(ctx, d.device, func() error { return unlentAt(d.device) })
+	}
 	if err == nil {
 		err = mountOn(steady, d, at)
 	}
 	return err == nil, err
+}
+
+// unlentAt is unlent of a path. What is wrong with that, mount says.
+func unlentAt(path string) error {
+	f, err := image.Open(path)
+	if err != nil {
+		return nil //nolint:nilerr // as said
+	}
+	defer f.Close()
+	return unlent(f)
 }
 
 // detach unmounts what is at a pool's target, whoever has mounted it.
