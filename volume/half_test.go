@@ -86,3 +86,48 @@ func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
 		t.Errorf("what was left stays: %q", names)
 	}
 }
+
+// A pool that is started before what is mounted on its folder, when the host boots for instance, does not forget what
+// is known of its volumes: what a guest has written would be taken for what it looks like.
+func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
+	d, disk := newDaemon(t), t.TempDir()
+	p := d.pool(dirXML("p", t.TempDir()))
+	target := p.View().Target
+	bind := func() {
+		if err := unix.Mount(disk, target, "", unix.MS_BIND, ""); err != nil {
+			t.Skip("cannot mount here:", err)
+		}
+	}
+	bind()
+	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test has not
+	must(t, p.Start(t.Context(), NoBuild))
+	v := d.volume(p, volXML("disk", "raw", mib, ""))
+	half, _, err := p.reserve(t.Context(), "half", image.Plan{Format: image.Raw, Virtual: mib}) // and its daemon is killed
+	must(t, err)
+	must(t, half.Close())
+	must(t, os.WriteFile(v.Path, append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, mib)...), 0o600))
+	must(t, p.Stop(t.Context()))
+	must(t, unix.Unmount(target, 0))
+
+	d.restart()
+	p, err = d.ByName("p")
+	must(t, err)
+	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Refresh(t.Context()))
+	must(t, p.Stop(t.Context()))
+	bind()
+	must(t, p.Start(t.Context(), NoBuild))
+	if v, err := p.Volume("disk"); err != nil || v.Format != image.Raw {
+		t.Errorf("it is %+v now, %v", v, err)
+	}
+	if names := dirNames(t, p); names != "disk" {
+		t.Errorf("what is half made stays: %q", names)
+	}
+	must(t, os.Remove(v.Path))
+	must(t, p.Refresh(t.Context()))
+	if len(p.declared) != 0 {
+		t.Errorf("one that is gone is known still: %+v", p.declared)
+	}
+	must(t, p.Stop(t.Context()))
+	must(t, unix.Unmount(target, 0))
+}

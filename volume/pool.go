@@ -3,9 +3,12 @@ package volume
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/failpoint"
@@ -44,6 +47,7 @@ type Pool struct {
 	taken    time.Time
 	stale    string
 	declared map[string]declaration // by volume
+	home     uint64                 // the inode of the folder in which those were last seen; 0: that is not known
 	jobs     map[string]*job        // by volume
 	gone     bool
 }
@@ -211,12 +215,23 @@ func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build
 // was killed had left half made.
 func (p *Pool) readAnew(d *definition) (reading, error) {
 	p.mu.Lock()
-	declared := maps.Clone(p.declared)
+	declared, home := maps.Clone(p.declared), p.home
 	p.mu.Unlock()
-	if d.carver() == nil {
+	if d.carver() == nil && isHome(d.target, home) {
 		p.sweep(d.target, declared)
 	}
 	return p.read(d, declared)
+}
+
+// isHome says whether a pool's folder may be that in which what is known of its volumes was last seen.
+func isHome(target string, home uint64) bool {
+	dir, err := openDir(target)
+	if err != nil {
+		return false
+	}
+	defer dir.Close()
+	var st unix.Stat_t
+	return home == 0 || unix.Fstat(int(dir.Fd()), &st) == nil && st.Ino == home
 }
 
 // install takes over what was read, with mu held. Volumes that somebody works
@@ -228,6 +243,12 @@ func (p *Pool) install(r reading) {
 		}
 	}
 	p.reading, p.taken, p.stale = r, time.Now(), ""
+	if p.home == 0 || len(p.declared) == 0 || slices.ContainsFunc(r.volumes, func(v *Volume) bool {
+		d, known := p.declared[v.Name]
+		return known && d.Inode == v.inode
+	}) {
+		p.home = r.folder
+	}
 	p.publish()
 }
 

@@ -25,6 +25,7 @@ type poolRecord struct {
 	Used      string `json:"used,omitempty"`  // the one it runs with; "" for an inactive pool
 	Autostart bool   `json:"autostart,omitempty"`
 	Boot      string `json:"boot,omitempty"` // in which it was started
+	Home      uint64 `json:"home,omitempty"` // see Pool.home
 }
 
 // declaration is what is known of a volume from when it was made.
@@ -50,7 +51,7 @@ func (p *Pool) save() error {
 func (p *Pool) record() poolRecord {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := poolRecord{Saved: p.savedDoc, Used: p.usedDoc, Autostart: p.autostart, Boot: p.pools.boot}
+	r := poolRecord{Saved: p.savedDoc, Used: p.usedDoc, Autostart: p.autostart, Boot: p.pools.boot, Home: p.home}
 	if p.due {
 		r.Boot = "" // the next daemon goes on with it
 	}
@@ -140,8 +141,8 @@ func (p *Pool) forgetMissing() {
 func (p *Pool) missing() (names []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.used == nil {
-		return nil // nothing has been looked at
+	if p.used == nil || p.folder != p.home {
+		return nil // nothing has been looked at, or another folder: what is mounted there is not yet, perhaps
 	}
 	for name, d := range p.declared {
 		i, ok := find(p.volumes, name)
@@ -305,7 +306,7 @@ func (ps *Pools) restore(id string, r poolRecord, declared map[string]declaratio
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p := ps.insert(name.name, id, declared)
-	p.saved, p.savedDoc, p.used, p.usedDoc, p.autostart = saved, r.Saved, used, r.Used, r.Autostart
+	p.saved, p.savedDoc, p.used, p.usedDoc, p.autostart, p.home = saved, r.Saved, used, r.Used, r.Autostart, r.Home
 	if used != nil {
 		p.stale = "it has not been read yet"
 	}

@@ -30,6 +30,7 @@ type reading struct {
 	perms   permissions
 	// unread are the names of files that are there and could not be read.
 	unread []string
+	folder uint64 // the inode of the directory; 0 of block devices
 }
 
 // read looks at the whole pool. It runs in the pool's lane.
@@ -58,6 +59,11 @@ func (p *Pool) readDir(target string, declared map[string]declaration) (reading,
 	if r.space, r.perms, err = measure(dir); err != nil {
 		return r, dirFault(err, target)
 	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return r, dirFault(err, target)
+	}
+	r.folder = st.Ino
 	entries, err := listed.ReadDir(MaxVolumes + 1)
 	if err != nil && len(entries) == 0 && !errors.Is(err, io.EOF) {
 		return r, dirFault(err, target)
