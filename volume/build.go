@@ -138,9 +138,11 @@ func makeFileSystem(ctx context.Context, d *definition, how Build) error {
 	if err := needTool(tool, ""); err != nil {
 		return err
 	}
-	if err := blank(ctx, d.device, how); err != nil {
+	held, err := blank(ctx, d.device, how)
+	if err != nil {
 		return err
 	}
+	defer held.Close()
 	var force []string
 	switch d.format {
 	case "ext2", "ext3", "ext4":
@@ -148,7 +150,7 @@ func makeFileSystem(ctx context.Context, d *definition, how Build) error {
 	case "xfs":
 		force = []string{"-f"}
 	}
-	_, err := run(ctx, mkfsTime, tool, append(force, d.device)...)
+	_, err = run(ctx, mkfsTime, tool, append(force, d.device)...)
 	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot make a file system on %s", d.device)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -258,18 +259,29 @@ func (v *Volume) readNode() (bool, error) {
 
 // blank refuses a device that must not be taken: one that something on the
 // host or a guest has open and, unless told to overwrite, one that holds
-// anything at all.
-func blank(ctx context.Context, device string, how Build) error {
+// anything at all. Until held is closed no guest begins with it.
+func blank(ctx context.Context, device string, how Build) (held io.Closer, err error) {
 	if how != Overwrite {
 		found, err := contentOf(ctx, device)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if found != "" {
-			return fault.New(fault.Exists, fault.Pool, "%s holds %s already; build with overwrite to lose it", device, found)
+			return nil, fault.New(fault.Exists, fault.Pool, "%s holds %s already; build with overwrite to lose it", device, found)
 		}
 	}
-	return mount.Run(ctx, device, func() error { return unheld(device) })
+	return mount.Do(ctx, device, func() (io.Closer, error) {
+		f, err := image.Open(device)
+		if err == nil {
+			if err = unheld(device); err == nil {
+				_, err = image.HoldToWrite(f)
+			}
+			if err != nil {
+				_ = f.Close() // nothing was written
+			}
+		}
+		return f, err
+	}, func(f io.Closer) { _ = f.Close() })
 }
 
 // unheld refuses a device that something has open, or a part of it, or the disk that it is a part of.

@@ -213,22 +213,22 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 	wantKind(t, p.DeleteVolume(t.Context(), v.Name), fault.Busy)
 	must(t, p.Stop(t.Context()))
 	wantKind(t, p.Build(t.Context(), Overwrite), fault.Busy)
-	wantKind(t, blank(t.Context(), device, Overwrite), fault.Busy)
+	wantKind(t, takes(t, device), fault.Busy)
 	must(t, unix.Unmount(dir, 0))
 	mounted = false
 
 	must(t, p.Start(t.Context(), NoBuild))
 	release := openAsGuest(t, v.Path)
-	wantKind(t, blank(t.Context(), device, Overwrite), fault.Busy) // of which it is a part
+	wantKind(t, takes(t, device), fault.Busy) // of which it is a part
 	wantKind(t, p.DeleteVolume(t.Context(), v.Name), fault.Busy)
 	if _, err := p.Volume(v.Name); err != nil {
 		t.Error(err)
 	}
 	release()
 	release = openAsGuest(t, device)
-	wantKind(t, blank(t.Context(), v.Path, Overwrite), fault.Busy) // which is a part of it
+	wantKind(t, takes(t, v.Path), fault.Busy) // which is a part of it
 	release()
-	must(t, blank(t.Context(), v.Path, Overwrite))
+	must(t, takes(t, v.Path))
 
 	// A new one in the same place is not taken for the old file system.
 	must(t, p.DeleteVolume(t.Context(), v.Name))
@@ -237,6 +237,50 @@ func TestDisksInUseAreLeftAlone(t *testing.T) {
 		t.Errorf("the new partition holds %s, %v", held, err)
 	}
 	must(t, p.Stop(t.Context()))
+}
+
+// takes takes a device for a pool and lets it go.
+func takes(t *testing.T, device string) error {
+	t.Helper()
+	f, err := blank(t.Context(), device, Overwrite)
+	if err == nil {
+		must(t, f.Close())
+	}
+	return err
+}
+
+// No guest begins with a device while a pool is built on it, or its size is changed.
+func TestNoGuestHasWhatToolsChange(t *testing.T) {
+	name, dir, device, _ := fakeGroup(t)
+	begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go")
+	must(t, errors.Join(unix.Mkfifo(begun, 0o600), unix.Mkfifo(goOn, 0o600)))
+	script := "echo > " + begun + "; read line < " + goOn
+	fakeTools(t, map[string]string{"mkfs.ext4": script, "lvreduce": script})
+	d := newDaemon(t)
+	built := d.pool("<pool type='fs'><name>a</name><source><device path='" + device + "'/><format type='ext4'/></source><target><path>" + t.TempDir() + "</path></target></pool>")
+	p := d.pool(strings.ReplaceAll(logicalXML(), "lvtest", name))
+	must(t, p.Start(t.Context(), NoBuild))
+	must(t, os.Symlink(device, filepath.Join(dir, "disk")))
+	must(t, p.Refresh(t.Context()))
+	for what, do := range map[string]func() error{
+		"building": func() error { return built.Build(t.Context(), Overwrite) },
+		"shrinking": func() error {
+			return p.ResizeVolume(t.Context(), "disk", 16*mib, ResizeOptions{Shrink: true})
+		},
+	} {
+		done := make(chan error, 1)
+		go func() { done <- do() }()
+		_, err := os.ReadFile(begun)
+		must(t, err)
+		f, err := os.OpenFile(device, os.O_RDWR, 0)
+		must(t, err)
+		if _, err := image.HoldToWrite(f); !fault.Is(err, fault.Busy) { // as QEMU does
+			t.Errorf("%s it leaves it to a guest: %v", what, err)
+		}
+		must(t, f.Close())
+		must(t, os.WriteFile(goOn, []byte("on\n"), 0o600))
+		must(t, <-done)
+	}
 }
 
 // openAsGuest opens a device with a lock as QEMU takes it.

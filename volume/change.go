@@ -31,6 +31,11 @@ func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o Res
 			return fault.New(fault.Busy, fault.Volume, "a guest has it open; resize the guest's disk instead (virsh blockresize)")
 		}
 		if c := p.carver(); c != nil {
+			release, err := image.HoldToWrite(f) // a guest that begins now would have it end amid its data
+			if err != nil {
+				return err
+			}
+			defer release()
 			return tell(context.WithoutCancel(ctx), p.lane, func() error { return c.resize(p.steady(), v, target) })
 		}
 		grown := image.Thin

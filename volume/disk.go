@@ -286,9 +286,11 @@ func (d disk) build(ctx context.Context, how Build) error {
 	if err != nil {
 		return err
 	}
-	if err := blank(ctx, device, how); err != nil {
+	held, err := blank(ctx, device, how)
+	if err != nil {
 		return err
 	}
+	defer held.Close()
 	known, err := filepath.Glob(filepath.Join("/sys/class/block", filepath.Base(device), "*", "partition"))
 	if err == nil && len(known) > 0 {
 		if _, err := run(ctx, toolTime, "partx", "--delete", device); err != nil {

@@ -74,9 +74,11 @@ func (g group) build(ctx context.Context, how Build) (err error) {
 		return err
 	}
 	for _, device := range g.devices {
-		if err := blank(ctx, device, how); err != nil {
+		held, err := blank(ctx, device, how)
+		if err != nil {
 			return err
 		}
+		defer held.Close()
 	}
 	var marked []string
 	defer func() {
