@@ -20,7 +20,7 @@ func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer records.Close()
+	defer records.Close() //nolint:errcheck // nothing is in it
 	log := slog.New(slog.DiscardHandler)
 	nets, err := network.Open(t.Context(), network.Config{Data: t.TempDir(), Run: t.TempDir(), Instance: "noted", Store: records, Events: event.NewLog(), Log: log})
 	if err != nil {
