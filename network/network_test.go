@@ -1458,3 +1458,25 @@ func TestAChangeThatWasCutOffIsStoredLater(t *testing.T) {
 		t.Errorf("stored: %s; the next daemon is left %s", kept.Definition, left)
 	}
 }
+
+// A guest whose NIC was put on the bridge just before its network was ended and started again, and was not yet known
+// to be there, is plugged in again too.
+func TestAGuestThatStartsWhileItsNetworkIsStartedAgainIsPluggedIn(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	s := networks(t)
+	n := started(t, s, `<network><name>net45</name><bridge name='net45'/><port isolated='yes'/><ip address='192.168.145.1' netmask='255.255.255.0'/></network>`)
+	files, err := link.OpenTap(link.Tap{Name: "late45", Bridge: "net45"})
+	ok(t, err)
+	defer files[0].Close()
+	ok(t, n.Destroy(t.Context()))
+	ok(t, n.Start(t.Context()))
+	port := Port{Interface: "late45"}
+	release := s.plugIn(plug{network: n, bridge: "net45"}, port)
+	onItsBridge(t, "late45", "net45")
+	release()
+	ok(t, n.Destroy(t.Context()))
+	n.plugLate(port) // it is on none then
+	if l, err := link.ByName("late45"); err != nil || l.Master != 0 {
+		t.Errorf("%+v, %v", l, err)
+	}
+}

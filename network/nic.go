@@ -69,7 +69,16 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 		}
 		port.Index = l.Index
 	}
-	return a, s.enter(p, port), nil
+	return a, s.plugIn(p, port), nil
+}
+
+// plugIn is enter of a NIC that is new.
+func (s *Networks) plugIn(p plug, port Port) (release func()) {
+	release = s.enter(p, port)
+	if p.network != nil {
+		p.network.plugLate(port)
+	}
+	return release
 }
 
 // AdoptNIC enters the NIC of a guest that a daemon before this one started,

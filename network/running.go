@@ -273,17 +273,33 @@ func removeBridge(d *Definition) error {
 // back on its bridge.
 func (n *Network) plugAgain(d *Definition) {
 	for _, p := range n.Ports() {
-		if p.Parent != "" {
-			continue
+		n.plug(d, p)
+	}
+}
+
+func (n *Network) plug(d *Definition, p Port) {
+	if p.Parent != "" {
+		return
+	}
+	err := link.SetBridge(p.Interface, d.Bridge.Name)
+	if err == nil && d.isolates(p.Isolated) { // which it was as a port of the bridge that has gone
+		if err = link.SetIsolated(p.Interface, true); err != nil {
+			err = errors.Join(err, link.ClearBridge(p.Interface))
 		}
-		err := link.SetBridge(p.Interface, d.Bridge.Name)
-		if err == nil && d.isolates(p.Isolated) { // which it was as a port of the bridge that has gone
-			if err = link.SetIsolated(p.Interface, true); err != nil {
-				err = errors.Join(err, link.ClearBridge(p.Interface))
-			}
-		}
-		if err != nil && !fault.Is(err, fault.NotFound) {
-			n.home.Log.Warn("cannot plug a guest in again", "network", n.name, "interface", p.Interface, "owner", p.Owner, "error", err)
-		}
+	}
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		n.home.Log.Warn("cannot plug a guest in again", "network", n.name, "interface", p.Interface, "owner", p.Owner, "error", err)
+	}
+}
+
+// plugLate puts a NIC that has just become a port on the bridge if it is on none: the network was ended and started
+// again since it was put on the bridge that there was.
+func (n *Network) plugLate(p Port) {
+	d := n.View().Live
+	if d == nil || !d.Managed() {
+		return
+	}
+	if l, err := link.ByName(p.Interface); err == nil && l.Master == 0 {
+		n.plug(d, p)
 	}
 }
