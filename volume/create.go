@@ -5,6 +5,8 @@ import (
 	"errors"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
@@ -284,9 +286,16 @@ func (p *Pool) discard(name string, inode uint64) {
 	d, err := p.active()
 	if err == nil {
 		err = tell(ctx, p.lane, func() error {
+			if isLent(d.target, name, inode) {
+				return errors.Join(fault.New(fault.Busy, fault.Volume, "a guest has it open"), p.leaveTo(d.target, name), p.look(d, name))
+			}
 			p.hide(d, name)
 			return removeInode(d.target, name, inode)
 		})
+	}
+	if fault.Is(err, fault.Busy) {
+		p.pools.log.Warn("a volume that was not made to its end stays, for a guest has it", "pool", p.name, "volume", name, "error", err)
+		return
 	}
 	if err != nil {
 		// Its record says that it is half made: the next start of the pool removes it.
@@ -294,6 +303,27 @@ func (p *Pool) discard(name string, inode uint64) {
 		return
 	}
 	p.undeclare(name)
+}
+
+// isLent says whether a guest has begun with a file that is being made, between two steps of that.
+func isLent(target, name string, inode uint64) bool {
+	f, err := openFile(target, name, unix.O_RDONLY)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	return unix.Fstat(int(f.Fd()), &st) == nil && st.Ino == inode && image.InUse(f) != image.Unused
+}
+
+// leaveTo leaves such a file to the guest, whose disk it is: it does not say any more that it is half made, whatever its record does.
+func (p *Pool) leaveTo(target, name string) error {
+	unmarkHalf(target, name)
+	p.mu.Lock()
+	d := p.declared[name]
+	p.mu.Unlock()
+	d.Building = false
+	return p.declare(name, d)
 }
 
 // show and hide change one volume of the view of a pool that is still the same.

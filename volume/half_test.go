@@ -131,3 +131,30 @@ func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
 	must(t, p.Stop(t.Context()))
 	must(t, unix.Unmount(target, 0))
 }
+
+// A guest that has begun with a volume just before its making failed, at its very end for instance, keeps its disk, also
+// where the store does not take that.
+func TestAGuestsDiskIsNotRemovedForHalfMade(t *testing.T) {
+	for _, refused := range []bool{false, true} {
+		d := newDaemon(t)
+		p := d.dirPool("p")
+		f, inode, err := p.reserve(t.Context(), "disk", image.Plan{Format: image.Raw, Virtual: mib})
+		must(t, err)
+		must(t, f.Close())
+		end := openAsGuest(t, f.Name())
+		takesAgain := func() {}
+		if refused {
+			takesAgain = d.refuseChanges()
+		}
+		p.discard("disk", inode)
+		takesAgain()
+		d.restart()
+		end()
+		d.restart()
+		p, err = d.ByName("p")
+		must(t, err)
+		if v, err := p.Volume("disk"); err != nil || v.Format != image.Raw || dirNames(t, p) != "disk" {
+			t.Errorf("where the store refuses: %v; there is %q (%v)", refused, dirNames(t, p), err)
+		}
+	}
+}

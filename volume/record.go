@@ -183,6 +183,10 @@ func (p *Pool) sweep(target string, declared map[string]declaration) {
 			declared[name] = d
 			continue
 		}
+		if isLent(target, name, d.Inode) {
+			p.pools.log.Warn("a half-made volume stays, for a guest has it", "pool", p.name, "volume", name, "error", p.leaveTo(target, name))
+			continue
+		}
 		if err := removeInode(target, name, d.Inode); err != nil {
 			p.pools.log.Warn("cannot remove half-made volume", "pool", p.name, "volume", name, "error", err)
 			continue
