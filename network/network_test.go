@@ -764,6 +764,25 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 	}
 }
 
+// What has the name of a NIC that a daemon was killed in making is that NIC by its address alone.
+func TestANICThatIsTakenBackIsKnownByItsAddress(t *testing.T) {
+	mac := func(text string) net.HardwareAddr {
+		a, err := net.ParseMAC(text)
+		ok(t, err)
+		return a
+	}
+	parent := link.Link{Index: 1, Kind: "veth", MAC: mac("52:54:00:01:0a:01")}
+	for text, want := range map[string]bool{"52:54:00:01:0a:02": true, "52:54:00:01:0a:03": false, "52:54:00:01:0a:01": true} {
+		l := link.Link{Index: 2, Kind: "macvtap", MAC: mac(text), Parent: 1}
+		if got := mayBe(l, &device.NIC{MAC: "52-54-00-01-0A-02"}, []link.Link{parent, l}); got != want {
+			t.Errorf("one with the address %s: %v", text, got)
+		}
+	}
+	if !mayBe(link.Link{Kind: "tuntap", MAC: mac("fe:54:00:01:0a:02")}, &device.NIC{MAC: "52:54:00:01:0a:02"}, nil) {
+		t.Error("a tap has another address")
+	}
+}
+
 // A guest outlives its network and the daemon: its macvtap goes with it all the same.
 func TestAMacvtapWhoseNetworkHasGoneIsRemoved(t *testing.T) {
 	linktest.Need(t)

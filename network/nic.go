@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -109,9 +110,9 @@ func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func
 // mayBe says whether a link is that of a NIC: a macvtap has its address, or that of its own parent, which
 // is lent whole, until it is given.
 func mayBe(l link.Link, nic *device.NIC, all []link.Link) bool {
-	mac := l.MAC.String()
-	return l.Kind != "macvtap" || nic.MAC == "" || strings.EqualFold(mac, nic.MAC) ||
-		slices.ContainsFunc(all, func(p link.Link) bool { return p.Index == l.Parent && p.MAC.String() == mac })
+	mac, err := net.ParseMAC(nic.MAC)
+	return l.Kind != "macvtap" || err != nil || bytes.Equal(l.MAC, mac) ||
+		slices.ContainsFunc(all, func(p link.Link) bool { return p.Index == l.Parent && bytes.Equal(p.MAC, l.MAC) })
 }
 
 // parentOf names the link that a macvtap is on; "" for any other kind.
