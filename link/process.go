@@ -49,9 +49,14 @@ func hold(pid int, word string, want *Process) (*handle, error) {
 	return h, nil
 }
 
-// runWith gives the processes that were run with an argument.
+// runWith gives the processes of the daemon's own network namespace that were run with an argument: a daemon in
+// a container may have its files by the same paths.
 func runWith(argument string) (pids []int, err error) {
 	dirs, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	own, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +66,10 @@ func runWith(argument string) (pids []int, err error) {
 			continue
 		}
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // or it has ended
-		if slices.Contains(strings.Split(string(line), "\x00"), argument) {
+		if !slices.Contains(strings.Split(string(line), "\x00"), argument) {
+			continue
+		}
+		if of, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); of == own { // or it has ended
 			pids = append(pids, pid)
 		}
 	}
