@@ -764,6 +764,21 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 	}
 }
 
+// A bound of what comes in would hold back what a guest on a link of the host sends, and where it fails leave a macvtap.
+func TestABoundOfANICOnALinkIsRefused(t *testing.T) {
+	linktest.Need(t)
+	s := networks(t)
+	linktest.NewGuest(t).Cable(t, "c-bound", "eth0", "")
+	started(t, s, `<network><name>net46</name><forward mode='bridge'><interface dev='c-bound'/></forward></network>`)
+	nic := &device.NIC{Type: "network", Network: "net46", MAC: "52:54:00:01:0b:01", Target: "bound0", Inbound: &device.Rate{Average: 1000}}
+	if _, _, err := s.AttachNIC(t.Context(), nic, "guest"); !fault.Is(err, fault.Unsupported) {
+		t.Errorf("a bound there: %v", err)
+	}
+	if _, err := link.ByName("bound0"); !fault.Is(err, fault.NotFound) {
+		t.Errorf("it is left: %v", err)
+	}
+}
+
 // What has the name of a NIC that a daemon was killed in making is that NIC by its address alone.
 func TestANICThatIsTakenBackIsKnownByItsAddress(t *testing.T) {
 	mac := func(text string) net.HardwareAddr {

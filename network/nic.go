@@ -45,6 +45,11 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 		return nil, nil, err
 	}
 	defer p.unpick()
+	if p.parent != "" {
+		if err := onLink(nic); err != nil {
+			return nil, nil, err
+		}
+	}
 	a := &device.NICAttachment{Bridge: p.bridge, MTU: uint(p.mtu)}
 	if err := backend(a, nic); err != nil {
 		return nil, nil, err
