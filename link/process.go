@@ -56,7 +56,7 @@ func runWith(argument string) (pids []int, err error) {
 	if err != nil {
 		return nil, err
 	}
-	own, err := os.Readlink("/proc/self/ns/net")
+	own, err := os.Readlink("/proc/thread-self/ns/net") // the first thread may have been put elsewhere
 	if err != nil {
 		return nil, err
 	}
