@@ -39,6 +39,8 @@ type Object struct {
 	// unmarked says that its labels are not known: a rule that asks for any, also for their
 	// absence, is not about it.
 	unmarked bool
+	// replaces says that the guest that a document would make is there.
+	replaces bool
 	// written are the bytes that are kept of a network's definition.
 	written uint64
 }

@@ -75,6 +75,7 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 			return wanted, err
 		}
 		places.known = append(places.known, g.named(there)...)
+		wanted.replaces = wanted.replaces || there.member.View.Current() != nil
 	}
 	if err := cmp.Or(rules.claims(w, marks, had...), g.Rank(w, marks.Priority, had...), g.weigh(w, def, had...)); err != nil {
 		return wanted, err

@@ -292,6 +292,28 @@ func (t *taking) judge(uuid string) error {
 	return nil
 }
 
+// Again has the call of ctx judged by what it says, too, when a guest's turn for it has come: others may
+// have taken from the guest meanwhile what it names, or have given it the other half of a name and
+// labels that are nobody's to give. On is the guest that its document would make, if it has one.
+func (g *Gate) Again(ctx context.Context, on Object, judge func(uuid string) error) context.Context {
+	t, _ := ctx.Value(takingKey{}).(*taking)
+	if t == nil {
+		return ctx
+	}
+	return guest.WithJudge(ctx, func(uuid string) error {
+		if err := t.judge(uuid); err != nil {
+			return err
+		}
+		if now := g.GuestByUUID(uuid); now.Kind != Guest || now.member.View.Current() == nil {
+			if on.replaces { // what it named may stay in it alone
+				return fault.New(fault.WrongState, fault.Domain, "%s has been undefined while this was to change it; try again", on)
+			}
+			return nil
+		}
+		return judge(uuid)
+	})
+}
+
 // guest takes what a guest will be.
 func (t *taking) guest(uuid string, def *domain.Definition, written uint64) error {
 	if err := t.gate.weigh(t.who, def, t.gate.GuestByUUID(uuid)); err != nil {

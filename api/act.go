@@ -22,9 +22,8 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 	if err != nil {
 		return err
 	}
-	s.hold(ctx, &request)
 	verbs := takes(&request)
-	ctx, done := s.Gate.Bound(ctx, caller(ctx), verbs[0], verbs[1:]...)
+	ctx, done := s.hold(ctx, &request)
 	defer done()
 	tried := access.Entry{Call: "Act", Verb: verbs[0], Object: access.Object{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
 	return s.stream(ctx, stream, tried, func(ctx context.Context, t *telling) (fleet.Summary, error) {

@@ -122,18 +122,23 @@ func (s *Server) seesEvent(ctx context.Context, e *lodgev1.Event) bool {
 	return s.Gate.May(who, access.Read, o)
 }
 
-// hold bounds a set by what its client may do to each guest.
-func (s *Server) hold(ctx context.Context, q *fleet.Request) {
+// hold bounds a set by what its client may do to each guest, until done.
+func (s *Server) hold(ctx context.Context, q *fleet.Request) (_ context.Context, done func()) {
 	who := caller(ctx)
 	if !s.Gate.Held(who) {
-		return
+		return ctx, func() {}
 	}
 	q.Sees = func(m fleet.Member) bool { return s.sees(ctx, m) }
 	q.Admit = func(m fleet.Member) error { return s.mayDo(who, q, m) }
 	q.AdmitDocument = func(ctx context.Context, doc string) (context.Context, error) {
-		made, err := s.Gate.Document(who, access.Define, access.Object{}, doc)
+		judge := func() (access.Object, error) { return s.Gate.Document(who, access.Define, access.Object{}, doc) }
+		made, err := judge()
+		ctx = s.Gate.Again(ctx, made, func(string) error { _, err := judge(); return err })
 		return s.Gate.Fence(ctx, who, access.Define, made), err
 	}
+	verbs := takes(q)
+	bound, done := s.Gate.Bound(ctx, who, verbs[0], verbs[1:]...)
+	return s.Gate.Again(bound, access.Object{}, func(uuid string) error { return s.admits(q, uuid) }), done
 }
 
 // takes are the verbs that a set takes; the first is the one by which it is known. A setting
@@ -187,6 +192,15 @@ func (s *Server) mayDo(who access.Who, q *fleet.Request, m fleet.Member) error {
 		}
 	}
 	return s.Gate.Check(who, access.Define, access.NewGuest(m.View.Name, m.View.UUID, labels))
+}
+
+// admits is mayDo for a guest that is known by its UUID, as it is now.
+func (s *Server) admits(q *fleet.Request, uuid string) error {
+	g, err := s.Guests.ByUUID(uuid)
+	if err != nil {
+		return err
+	}
+	return q.Admit(s.Fleet.Of(g))
 }
 
 // untouched are the outcomes of guests to whom nothing was done, unless something was refused.

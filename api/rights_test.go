@@ -85,7 +85,8 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 	for _, name := range []string{"web-1", "nobody"} {
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{name}})
 		ok(t, err)
-		h.server.hold(ctx, &q)
+		ctx, done := h.server.hold(ctx, &q)
+		defer done()
 		_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(fleet.Result) { t.Errorf("%s has a result", name) })
 		if !fault.Is(err, fault.NotFound) {
 			t.Fatalf("%s: %v", name, err)
@@ -104,7 +105,8 @@ func TestAStartThatLosesWhatWasSavedTakesItsRight(t *testing.T) {
 		ctx := h.held("may: [" + may + "], guests: web-0")
 		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{"web-0"}, DryRun: true, Options: &lodgev1.Options{ForceBoot: true}})
 		ok(t, err)
-		h.server.hold(ctx, &q)
+		ctx, done := h.server.hold(ctx, &q)
+		defer done()
 		_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
 			if denied := fault.Is(r.Error, fault.Denied); denied == want {
 				t.Errorf("with %s it is denied: %v", may, r.Error)
@@ -214,9 +216,7 @@ func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
 	ctx := h.held("may: [read, define], guests: web-0}, {name: own, who: \"user:1002\", may: change, guests: \"!label=team:infra\"")
 	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra", "memory": "32MiB"}}})
 	ok(t, err)
-	h.server.hold(ctx, &q)
-	verbs := takes(&q)
-	ctx, done := h.server.Gate.Bound(ctx, caller(ctx), verbs[0], verbs[1:]...)
+	ctx, done := h.server.hold(ctx, &q)
 	defer done()
 	_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
 		if r.Outcome != fleet.Done {
@@ -224,6 +224,39 @@ func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
 		}
 	})
 	ok(t, err)
+}
+
+// TestALabelIsJudgedByTheNameOfItsTurn renames a guest after a call that labels it was let in: of the new
+// name it is nobody's to give.
+func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
+	h := serve(t, 1)
+	g, err := h.server.Guests.ByName("web-0")
+	ok(t, err)
+	ctx := h.held("may: [read, define], guests: [web-0, \"yours,!label=team\"]")
+	for _, c := range []struct {
+		name string
+		want bool
+	}{{"web-0", true}, {"yours", false}} {
+		q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": c.name}}})
+		ok(t, err)
+		ctx, done := h.server.hold(ctx, &q)
+		defer done()
+		admit, renamed := q.Admit, c.name == "web-0"
+		q.Admit = func(m fleet.Member) error {
+			err := admit(m)
+			if !renamed {
+				renamed = true
+				ok(t, g.Rename(h.context(), c.name))
+			}
+			return err
+		}
+		_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+			if denied := fault.Is(r.Error, fault.Denied); denied == c.want || r.Error != nil && !denied {
+				t.Errorf("with the name %s: %v", c.name, r.Error)
+			}
+		})
+		ok(t, err)
+	}
 }
 
 // TestStrangersTakeNoPlaces opens connections by which nobody calls.

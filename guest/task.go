@@ -136,7 +136,7 @@ func (g *Guest) begin(t *task) {
 		t.answer(context.Cause(t.ctx))
 		return
 	}
-	err := g.judged(t.ctx)
+	err := g.contain("the judging of a request", func() error { return g.judged(t.ctx) })
 	if err == nil {
 		err = lifecycle.Admit(g.state, t.verb)
 	}

@@ -121,7 +121,7 @@ func FuzzHeld(f *testing.F) {
 	})
 }
 
-func newHeldHouse(f *testing.F) *heldHouse {
+func newHeldHouse(f testing.TB) *heldHouse {
 	must := func(err error) {
 		f.Helper()
 		if err != nil {

@@ -53,28 +53,44 @@ func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message)
 	if err := c.check(args, verbs); err != nil {
 		return ctx, c, err
 	}
-	if r.looksAtTexts(p) {
-		made, err := s.texts(p, r.last(), on, args)
-		if made.Name != "" {
-			on = made
-		}
-		if len(c.objects) == 0 && made.Name != "" {
-			c.objects = []access.Object{made}
-		}
-		for i := 0; err == nil && i < len(r.verbs); i++ { // the last is not the only one
-			err = gate.Check(who, r.verbs[i], on)
-		}
-		if err == nil {
-			err = gate.Make(ctx, r.last(), made)
-		}
-		if err != nil {
-			return ctx, c, err
-		}
-		if r.last() != access.Start { // what a guest has is held to who gave it, and not to who starts it
-			ctx = gate.Fence(ctx, who, s.brings(p, r.last(), args), on)
-		}
+	if !r.looksAtTexts(p) {
+		return gate.Again(ctx, on, func(string) error { return s.becomes(args) }), c, nil
 	}
-	return ctx, c, nil
+	ctx, err := c.allowTexts(ctx, on)
+	return ctx, c, err
+}
+
+// allowTexts asks for what the call says beside the object that it is on.
+func (c *permission) allowTexts(ctx context.Context, on access.Object) (context.Context, error) {
+	s, gate, who, verb := c.s, c.s.gate(), c.s.who(), c.right.last()
+	made, err := s.texts(c.proc, verb, on, c.args)
+	named := on
+	if made.Name != "" {
+		on = made
+	}
+	if len(c.objects) == 0 && made.Name != "" {
+		c.objects = []access.Object{made}
+	}
+	for i := 0; err == nil && i < len(c.right.verbs); i++ { // the last is not the only one
+		err = gate.Check(who, c.right.verbs[i], on)
+	}
+	if err == nil {
+		err = gate.Make(ctx, verb, made)
+	}
+	if err != nil {
+		return ctx, err
+	}
+	ctx = gate.Again(ctx, made, func(string) error {
+		if err := s.becomes(c.args); err != nil {
+			return err
+		}
+		_, err := s.texts(c.proc, verb, gate.Anew(named), c.args)
+		return err
+	})
+	if verb != access.Start { // what a guest has is held to who gave it, and not to who starts it
+		ctx = gate.Fence(ctx, who, s.brings(c.proc, verb, c.args), on)
+	}
+	return ctx, nil
 }
 
 // takes are the verbs that the call takes of its objects, by what it is and by what its arguments hide.
