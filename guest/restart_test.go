@@ -414,6 +414,33 @@ func TestAnOwnedGuestEndsWithItsDaemon(t *testing.T) {
 	d.want(d.again(g), domain.ShutOff, domain.ReasonDestroyed)
 }
 
+// A guest that others have been given does not end with the client that started it, nor with that one's
+// daemon.
+func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
+	d := newDaemon(t)
+	d.heard = make(chan string, 1000)
+	d.reopen(func() {})
+	asked := make(chan string, 1)
+	leave := func(g *guest.Guest, answer error) {
+		owner := make(chan struct{})
+		ok(t, g.Start(d.ctx(), guest.StartOptions{AutoDestroy: true, Owner: owner, OwnerMay: func(uuid string) error {
+			asked <- uuid
+			return answer
+		}}))
+		close(owner)
+		if uuid := <-asked; uuid != g.UUID() {
+			t.Errorf("it is asked of %s", uuid)
+		}
+	}
+	mine, theirs := d.define(small("mine")), d.define(small("theirs"))
+	leave(mine, nil)
+	d.settle(mine, domain.ShutOff)
+	leave(theirs, fault.New(fault.Denied, fault.Call, "no"))
+	d.logged("the guest of a client that has gone is not destroyed")
+	d.reopen(func() {})
+	d.want(d.again(theirs), domain.Running, domain.ReasonBooted)
+}
+
 func TestAnEndThatWasBegunIsCompleted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("ending"))

@@ -30,6 +30,9 @@ type StartOptions struct {
 	// AutoDestroy ends the guest when Owner closes: its client has gone.
 	AutoDestroy bool
 	Owner       <-chan struct{}
+	// OwnerMay says whether that client may end the guest when it goes: others may have been given the
+	// guest by then. Nil: it may.
+	OwnerMay Judge
 	// ForceBoot discards a managed save image instead of continuing from it.
 	ForceBoot   bool
 	BypassCache bool
@@ -110,7 +113,7 @@ func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
 	g.reg.hasRun(g.uuid)
 	g.watchTPM(r)
 	if r.AutoDestroy {
-		go g.destroyWith(o.Owner, r)
+		go g.destroyWith(o, r)
 	}
 	if len(g.destroyers) > 0 { // it was destroyed while it started
 		g.advance(lifecycle.Ending{Reason: domain.ReasonDestroyed})
@@ -118,16 +121,31 @@ func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
 	}
 }
 
-// destroyWith destroys the guest when its owner goes.
-func (g *Guest) destroyWith(owner <-chan struct{}, r *run) {
+// destroyWith destroys the guest when its owner goes, unless it is others' by then.
+func (g *Guest) destroyWith(o StartOptions, r *run) {
 	select {
-	case <-owner:
-		if err := g.destroy(g.reg.life, false, r); err != nil && !errors.Is(err, errLeft) {
-			g.log.Warn("cannot destroy the guest of a client that has gone", "error", err)
-		}
+	case <-o.Owner:
 	case <-r.process.Exited():
+		return
 	case <-g.ended:
+		return
 	}
+	err := g.destroy(WithJudge(g.reg.life, o.OwnerMay), false, r)
+	if fault.Is(err, fault.Denied) {
+		err = errors.Join(err, g.change(g.reg.life, "", func() error { return g.outlive(r) }))
+	}
+	if err != nil && !errors.Is(err, errLeft) {
+		g.log.Warn("the guest of a client that has gone is not destroyed", "error", err)
+	}
+}
+
+// outlive has the guest end with no client any more. It runs in the loop.
+func (g *Guest) outlive(r *run) error {
+	if g.run == r {
+		r.AutoDestroy = false
+		g.keepRun()
+	}
+	return nil
 }
 
 // launching is a start under way. Each of its steps acquires something and

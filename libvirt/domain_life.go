@@ -81,10 +81,10 @@ const (
 )
 
 // startOptions reads the flags of a start. What is destroyed with its client is
-// destroyed when the session's connection ends.
+// destroyed when the session's connection ends, if the rules let it end the guest then.
 func startOptions(s *session, flags uint32) guest.StartOptions {
 	return guest.StartOptions{
-		Paused: flags&startPaused != 0, AutoDestroy: flags&startAutoDestroy != 0, Owner: s.gone,
+		Paused: flags&startPaused != 0, AutoDestroy: flags&startAutoDestroy != 0, Owner: s.gone, OwnerMay: s.mayStop,
 		BypassCache: flags&startBypassCache != 0, ForceBoot: flags&startForceBoot != 0,
 		Validate: flags&startValidate != 0, ResetNVRAM: flags&startResetNVRAM != 0,
 	}

@@ -145,6 +145,10 @@ func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []access.Verb {
 		if slices.ContainsFunc(a.Params, func(p xdr.TypedParam) bool { return p.Field == "dxml" }) {
 			return []access.Verb{access.Define}
 		}
+	case *xdr.WithXMLFlags:
+		if p.Program == xdr.ProgramRemote && (p.Number == xdr.ProcDomainCreateXML || p.Number == xdr.ProcDomainCreateXMLWithFiles) {
+			return startLoses(a.Flags & startAutoDestroy)
+		}
 	case *xdr.WithDomainFlags:
 		switch {
 		case p.Program != xdr.ProgramRemote:
@@ -175,9 +179,12 @@ func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []access.Verb {
 	return nil
 }
 
-// startLoses are the verbs for what a start does not leave as it was: the saved image, and the UEFI
-// variables.
+// startLoses are the verbs for what a start does not leave as it was: the saved image, the UEFI
+// variables, and the guest, which ends with its client.
 func startLoses(flags uint32) (verbs []access.Verb) {
+	if flags&startAutoDestroy != 0 {
+		verbs = append(verbs, access.Stop)
+	}
 	if flags&startForceBoot != 0 {
 		verbs = append(verbs, access.Save)
 	}
@@ -265,6 +272,15 @@ func (c *permission) still() error {
 		}
 	}
 	return nil
+}
+
+// mayStop says whether the client may end a guest now.
+func (s *session) mayStop(uuid string) error {
+	gate, who := s.gate(), s.who()
+	if !gate.Held(who) {
+		return nil
+	}
+	return gate.Check(who, access.Stop, gate.GuestByUUID(uuid))
 }
 
 func (s *session) gate() *access.Gate { return s.client.server.gate }

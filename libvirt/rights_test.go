@@ -128,6 +128,9 @@ func TestWhatACallLosesTakesItsRight(t *testing.T) {
 		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startPaused | startBypassCache}, nil},
 		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startForceBoot}, []access.Verb{access.Save}},
 		{xdr.ProcDomainCreateWithFiles, &xdr.WithDomainFlags{Flags: startForceBoot | startResetNVRAM}, []access.Verb{access.Save, access.Define}},
+		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startAutoDestroy}, []access.Verb{access.Stop}},
+		{xdr.ProcDomainCreateXML, &xdr.WithXMLFlags{Flags: startAutoDestroy}, []access.Verb{access.Stop}},
+		{xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{Flags: startAutoDestroy}, nil},
 		{xdr.ProcDomainManagedSave, &xdr.WithDomainFlags{Flags: startForceBoot}, nil}, // another flag, of another call
 		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: dumpLive | dumpMemoryOnly}, nil},
 		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: dumpCrash}, []access.Verb{access.Stop}},
