@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/turnstile"
@@ -283,14 +284,34 @@ func (g *Guest) loosen(o UndefineOptions) error {
 		}
 		return g.outdate(false)
 	}
+	def, before := r.def, r.runRecord
 	g.state.Persistent = false
-	keepTPM, made := r.KeepTPM, r.MadeNVRAM
-	r.KeepTPM, r.MadeNVRAM = o.KeepTPM, made && !o.KeepNVRAM
-	err := g.journal()
+	r.KeepTPM, r.MadeNVRAM = o.KeepTPM, r.MadeNVRAM && !o.KeepNVRAM
+	err := g.keepMarks()
+	if err == nil {
+		err = g.journalActive()
+	}
 	if err != nil {
-		g.state.Persistent, r.KeepTPM, r.MadeNVRAM = true, keepTPM, made
+		g.state.Persistent, r.def, r.runRecord = true, def, before
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down that domain %q is to be undefined", r.Name)
+}
+
+// keepMarks has the running definition say of the guest's marks what the stored one, which goes, says: by
+// those that the guest was started with it may be another's.
+func (g *Guest) keepMarks() error {
+	was, is := g.run.def, g.inactive
+	if !strings.Contains(was.Metadata+is.Metadata, MarksNamespace) {
+		return nil
+	}
+	doc, _, err := markup.MetadataElement(is.Metadata, MarksNamespace)
+	if err != nil {
+		return err
+	}
+	def := was.Clone()
+	def.Metadata, err = markup.SetMetadataElement(was.Metadata, MarksNamespace, "lodge", doc)
+	g.run.def = def
+	return err
 }
 
 func (g *Guest) admitUndefine(o UndefineOptions, nvram bool) error {

@@ -22,6 +22,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/qmp"
 	"github.com/lodge-kvm/lodge/store"
 )
@@ -120,6 +121,31 @@ func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
 	ok(t, g.Destroy(d.ctx(), false))
 	if _, err := d.ByUUID(g.UUID()); !fault.Is(err, fault.NotFound) {
 		t.Errorf("it is still there after its end: %v", err)
+	}
+}
+
+// Rules of access know a guest by its labels: one that others have been given while it ran stays theirs when
+// it is undefined, under the next daemon, too.
+func TestAnUndefinedGuestKeepsItsMarks(t *testing.T) {
+	d := newDaemon(t)
+	of := func(team string) string {
+		return strings.Replace(small("given"), "<os>", "<metadata><x:own xmlns:x='urn:own'>"+team+"</x:own><l:guest xmlns:l='"+guest.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
+	}
+	g := d.define(of("a"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.define(strings.Replace(of("b"), "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
+	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+	for range 2 {
+		metadata := g.View().Active.Metadata
+		marks, _, err := markup.MetadataElement(metadata, guest.MarksNamespace)
+		ok(t, err)
+		root, err := markup.Parse(marks)
+		ok(t, err)
+		if label := root.Child("label").Attr("value"); g.View().Persistent || label != "b" || !strings.Contains(metadata, ">a</") {
+			t.Errorf("it has the metadata %s", metadata)
+		}
+		d.reopen(func() {})
+		g = d.again(g)
 	}
 }
 
