@@ -25,6 +25,7 @@ type Listener struct {
 type door struct {
 	net.Listener
 	conns, strangers *places
+	reception        *access.Reception
 	log              *slog.Logger
 
 	warned time.Time // belongs to who accepts
@@ -86,6 +87,7 @@ func (d *door) accept() (*client, error) {
 		if d.conns.take(c.owner, 1) {
 			if d.strangers.take(c.owner, 1) {
 				d.enter(c)
+				c.find(d.reception)
 				return c, nil
 			}
 			d.conns.leave(c.owner, 1)
@@ -111,6 +113,10 @@ type client struct {
 	// Proved is guarded by it.
 	proof  chan struct{}
 	proved bool
+
+	// Of one that polkit decides about: the process that has come, or why it is not known.
+	process polkit.Process
+	lost    error
 
 	unwatch func() // of one from another host: ends the watch on its certificate; written before the hall gives it on
 }
@@ -143,6 +149,13 @@ func (c *client) meet() {
 	}
 }
 
+// find notes which process has come, while it is there: its number may be another's when it calls.
+func (c *client) find(r *access.Reception) {
+	if r.Asks(c.who) {
+		c.process, c.lost = polkit.Find(c.who.Peer.PID, c.who.Peer.UID)
+	}
+}
+
 // prove has polkit say whether the client may come in, once on a connection that it
 // says yes to.
 func (c *client) prove(ctx context.Context, r *access.Reception) error {
@@ -155,9 +168,9 @@ func (c *client) prove(ctx context.Context, r *access.Reception) error {
 	if c.proved {
 		return nil
 	}
-	p, err := polkit.Find(c.who.Peer.PID, c.who.Peer.UID)
+	err := c.lost
 	if err == nil {
-		err = r.Prove(ctx, c.who, p, false)
+		err = r.Prove(ctx, c.who, c.process, false)
 	}
 	c.proved = err == nil
 	return err
@@ -168,7 +181,6 @@ func (c *client) prove(ctx context.Context, r *access.Reception) error {
 type hall struct {
 	*door
 	certificates *socket.Certificates
-	reception    *access.Reception
 	audit        *access.Audit
 
 	let  chan net.Conn // whoever was let in
@@ -178,7 +190,7 @@ type hall struct {
 }
 
 func (s *Server) hall(l Listener, d *door) *hall {
-	h := &hall{door: d, certificates: l.Certificates, reception: s.Reception, audit: s.Audit, let: make(chan net.Conn)}
+	h := &hall{door: d, certificates: l.Certificates, audit: s.Audit, let: make(chan net.Conn)}
 	h.life, h.end = context.WithCancelCause(context.Background())
 	h.work.Go(h.receive)
 	return h

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/fleet"
+	"github.com/lodge-kvm/lodge/polkit"
 	"github.com/lodge-kvm/lodge/socket"
 )
 
@@ -256,6 +258,25 @@ func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
 			}
 		})
 		ok(t, err)
+	}
+}
+
+// TestPolkitIsAskedAboutWhoCame has a client's process end before it calls: by then its number may be that
+// of another one, to which polkit gives more.
+func TestPolkitIsAskedAboutWhoCame(t *testing.T) {
+	h := serve(t, 0)
+	r := access.NewReception(h.server.Gate, polkit.New(), nil, h.server.Log)
+	process := exec.CommandContext(h.context(), "sleep", "1000")
+	ok(t, process.Start())
+	c := &client{who: access.LocalWho(socket.Peer{PID: int32(process.Process.Pid), UID: 1002}), proof: make(chan struct{}, 1)}
+	c.find(r)
+	ok(t, process.Process.Kill())
+	_ = process.Wait() // it was killed
+	if err := c.prove(h.context(), r); err == nil || strings.Contains(err.Error(), "cannot look at process") {
+		t.Errorf("whoever has its number is asked about: %v", err)
+	}
+	if c.process.Started == 0 {
+		t.Error("it is not known when it was started")
 	}
 }
 

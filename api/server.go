@@ -103,7 +103,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 }
 
 func (s *Server) door(l Listener) *door {
-	return &door{Listener: l.Listener, conns: s.conns, strangers: s.strangers, log: s.Log}
+	return &door{Listener: l.Listener, conns: s.conns, strangers: s.strangers, reception: s.Reception, log: s.Log}
 }
 
 // entrance is a listener within its bounds.
