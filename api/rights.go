@@ -166,9 +166,10 @@ func takes(q *fleet.Request) []access.Verb {
 // mayDo asks for one guest of a set. What a guest is called by decides who may do
 // what with it, so that who changes labels has to define what comes of it.
 func (s *Server) mayDo(who access.Who, q *fleet.Request, m fleet.Member) error {
-	all := takes(q)
+	all, o := takes(q), access.Of(m)
+	o.Found = "with the UUID " + m.View.UUID // it may not be called as the client knows it
 	for _, verb := range all {
-		if err := s.Gate.Check(who, verb, access.Of(m)); err != nil {
+		if err := s.Gate.Check(who, verb, o); err != nil {
 			return err
 		}
 	}

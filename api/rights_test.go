@@ -261,6 +261,29 @@ func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
 	}
 }
 
+// TestANewNameIsNotToldByARefusal renames a guest before its turn to what the client may not see.
+func TestANewNameIsNotToldByARefusal(t *testing.T) {
+	h := serve(t, 1)
+	g, err := h.server.Guests.ByName("web-0")
+	ok(t, err)
+	q, err := toRequest(&lodgev1.ActRequest{Verb: "destroy", Select: []string{"web-*"}})
+	ok(t, err)
+	ctx, done := h.server.hold(h.held("may: [read, stop], guests: web-0"), &q)
+	defer done()
+	sees := q.Sees
+	q.Sees = func(m fleet.Member) bool {
+		seen := sees(m)
+		ok(t, g.Rename(h.context(), "payroll"))
+		return seen
+	}
+	_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+		if !fault.Is(r.Error, fault.Denied) || strings.Contains(r.Error.Error(), "payroll") {
+			t.Errorf("it is refused so: %v", r.Error)
+		}
+	})
+	ok(t, err)
+}
+
 // TestPolkitIsAskedAboutWhoCame has a client's process end before it calls: by then its number may be that
 // of another one, to which polkit gives more.
 func TestPolkitIsAskedAboutWhoCame(t *testing.T) {
