@@ -383,6 +383,11 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 	if err := r.allowDevices(ctx, run.UUID, p.Definition, alone); err != nil {
 		return err
 	}
+	if modules := alone.Devices.Memories; len(modules) > 0 {
+		if err := r.boundHugePages(run.UUID, p.Definition, modules); err != nil {
+			return err
+		}
+	}
 	if err := r.openBackends(ctx, run, p, []device.Device{dev}); err != nil {
 		return err
 	}

@@ -34,6 +34,9 @@ func TestMain(m *testing.M) {
 		case slices.Contains(os.Args, lingers):
 			linger()
 			os.Exit(0)
+		case slices.Contains(os.Args, takesPages):
+			takePages()
+			os.Exit(0)
 		case isGuest && name == liarName:
 			playLiar()
 		case isGuest:

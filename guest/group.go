@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/chamber"
+	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
@@ -40,9 +41,9 @@ func (l *launching) makeGroup(ctx context.Context) error {
 	return l.boundQEMU(ctx, group)
 }
 
-// boundQEMU holds back a QEMU that multiplies, or that opens other devices than its
-// own. Where the kernel has no controller for the one, the process's own limit, which
-// is that of its user, does; for the other, its chamber, where there are no others.
+// boundQEMU holds back a QEMU that multiplies, or that takes huge pages or opens devices other than its own.
+// Where the kernel has no controller for the first, the process's own limit, which is that of its user, does; for
+// the last, its chamber, where there are no others.
 func (l *launching) boundQEMU(ctx context.Context, group *kernel.Group) error {
 	if l.run.User == nil {
 		return nil
@@ -51,7 +52,47 @@ func (l *launching) boundQEMU(ctx context.Context, group *kernel.Group) error {
 	if _, err := group.Apply(kernel.Limits{PIDs: &most}); err != nil {
 		return err
 	}
+	if err := l.g.reg.boundHugePages(l.run.UUID, l.run.def, nil); err != nil {
+		return err
+	}
 	return l.g.reg.allowDevices(ctx, l.run.UUID, l.run.def)
+}
+
+// boundHugePages has a guest take the host's huge pages that its definition, with these modules of memory, says,
+// and no others: whoever asks the kernel for them has all that are free, which no limit of memory counts.
+func (r *Registry) boundHugePages(uuid string, def *domain.Definition, plugged []*device.Memory) error {
+	if !r.Cgroups.Has(kernel.HugePages) {
+		return nil
+	}
+	pools, err := r.Kernel.HostPages()
+	if err != nil {
+		return err
+	}
+	for _, pool := range pools[1:] {
+		most := map[uint64]uint64{pool.Size: mostHugePages(def, plugged, pool.Size)}
+		_, err := r.Cgroups.Guest(uuid).Apply(kernel.Limits{HugePages: most})
+		if err != nil && !errors.Is(err, unix.EBUSY) { // it has more yet of a module that is going
+			return err
+		}
+	}
+	return nil
+}
+
+// mostHugePages is what a guest's memory may take in pages of this size, in bytes: all of it. Each part of it has
+// pages of its own.
+func mostHugePages(def *domain.Definition, plugged []*device.Memory, size uint64) (most uint64) {
+	if len(def.QEMUArgs) > 0 { // which may say anything
+		return kernel.Unlimited
+	}
+	if def.Backing.HasHugePages {
+		most = def.Memory - min(def.ModuleMemory(), def.Memory) + size*uint64(1+len(def.CPU.Cells))
+	}
+	for _, m := range slices.Concat(def.Devices.Memories, plugged) {
+		if def.Backing.HasHugePages || m.PageSize > topology.BasePage {
+			most += m.Size + size
+		}
+	}
+	return most
 }
 
 // warnAbsent tells the administrator of limits that this host cannot hold.

@@ -30,7 +30,7 @@ func (r *Registry) Isolation() Isolation {
 	}
 	i.Lacking = append(i.Lacking, r.Quarters.House.Absent()...)
 	absent := r.Cgroups.Absent()
-	for _, c := range []kernel.Controller{kernel.DeviceController, kernel.PIDsController} {
+	for _, c := range []kernel.Controller{kernel.DeviceController, kernel.PIDsController, kernel.HugePages} {
 		if why, is := absent[c]; is {
 			i.Lacking = append(i.Lacking, fmt.Sprintf("the control groups' %s (%s)", c, why))
 		}

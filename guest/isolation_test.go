@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unsafe"
@@ -17,13 +18,19 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/topology"
 )
 
 // opensIn has a process of root's open a file to read when it is in a guest's control
 // group, and gives what it says when it may not.
 func (d *daemon) opensIn(group *kernel.Group, path string) string {
 	d.t.Helper()
-	cmd := exec.CommandContext(d.ctx(), "/bin/sh", "-c", "read go; exec <\"$0\"", path)
+	return d.doesIn(group, exec.CommandContext(d.ctx(), "/bin/sh", "-c", "read go; exec <\"$0\"", path))
+}
+
+// doesIn runs a program that does nothing before it is told to in a guest's control group.
+func (d *daemon) doesIn(group *kernel.Group, cmd *exec.Cmd) string {
+	d.t.Helper()
 	in, err := cmd.StdinPipe()
 	ok(d.t, err)
 	var said strings.Builder
@@ -80,6 +87,59 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 		t.Error("QEMU opens what is not there")
 	}
 	eventually(t, "it may not open what QEMU has refused", func() bool { return strings.Contains(d.opensIn(group, nothing), "not permitted") })
+}
+
+// takesPages has the test's own program, as an escapist, take two huge pages when it is told to.
+const takesPages = "takes-huge-pages"
+
+func takePages() {
+	_, err := os.Stdin.Read(make([]byte, 1))
+	if err == nil {
+		_, err = unix.Mmap(-1, 0, 2*hugePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB|21<<unix.MAP_HUGE_SHIFT)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+const hugePage = 2 << 20
+
+// TestAGuestTakesNoHugePagesButItsOwn: a QEMU that was taken over has of the host's huge pages what its guest's memory
+// may be made of, and what is plugged in, and leaves the others to others.
+func TestAGuestTakesNoHugePagesButItsOwn(t *testing.T) {
+	d := newDaemonOf(t, true)
+	if !d.groups.Has(kernel.HugePages) {
+		t.Skip("this host does not control huge pages: ", d.groups.Absent()[kernel.HugePages])
+	}
+	pool := kernel.HugePageDir(topology.AnyCell, hugePage) + "/nr_hugepages"
+	before, err := os.ReadFile(pool)
+	if err != nil {
+		t.Skip("this kernel has no huge pages of 2 MiB: ", err)
+	}
+	had, err := strconv.Atoi(strings.TrimSpace(string(before)))
+	ok(t, err)
+	ok(t, os.WriteFile(pool, fmt.Appendf(nil, "%d", had+4), 0))
+	t.Cleanup(func() { ok(t, os.WriteFile(pool, before, 0)) })
+	takes := func(group *kernel.Group) string {
+		cmd := exec.CommandContext(d.ctx(), os.Args[0])
+		cmd.Args = []string{escapist, takesPages}
+		return d.doesIn(group, cmd)
+	}
+	if said := takes(nil); said != "" {
+		t.Skip("this host has no huge pages to spare: ", said)
+	}
+	g := d.define(growing("pages"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	group := d.groups.Guest(g.UUID())
+	if takes(group) == "" {
+		t.Error("a guest without huge pages takes those of others")
+	}
+	module := `<memory model='dimm'><source><pagesize unit='MiB'>2</pagesize></source><target><size unit='MiB'>2</size><node>0</node></target></memory>`
+	ok(t, g.Attach(d.ctx(), module, guest.Affect{Live: true}))
+	if takes(group) == "" {
+		t.Error("a guest with a huge page takes those of others")
+	}
 }
 
 // labelsOf are a guest's labels in the order of their models.

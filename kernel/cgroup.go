@@ -28,10 +28,11 @@ const (
 	BlockIOController Controller = "io"
 	PIDsController    Controller = "pids"
 	DeviceController  Controller = "devices"
+	HugePages         Controller = "hugetlb"
 )
 
 var controllers = []Controller{
-	CPUController, CPUAccounting, CPUSetController, MemoryController, BlockIOController, PIDsController, DeviceController,
+	CPUController, CPUAccounting, CPUSetController, MemoryController, BlockIOController, PIDsController, DeviceController, HugePages,
 }
 
 // Cgroups is one instance's share of the host's control groups: a parent group

@@ -9,12 +9,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
@@ -49,6 +51,10 @@ func openLive(t *testing.T, root kernel.Root) *kernel.Cgroups {
 func TestMain(m *testing.M) {
 	if tree := os.Getenv("KERNEL_TEST_KILL"); tree != "" {
 		killWithin(tree)
+		return
+	}
+	if size := os.Getenv(pagesVariable); size != "" {
+		takePages(size)
 		return
 	}
 	if os.Getenv("KERNEL_TEST_STAY") == "" {
@@ -184,6 +190,119 @@ func openUnified(t *testing.T) *kernel.Cgroups {
 }
 
 func TestGroupLifeUnified(t *testing.T) { testGroupLife(t, openUnified(t)) }
+
+// pagesVariable has the test binary take a huge page of this size when it is told to.
+const pagesVariable = "KERNEL_TEST_PAGES"
+
+func takePages(size string) {
+	n, err := strconv.Atoi(size)
+	if err == nil {
+		_, err = os.Stdin.Read(make([]byte, 1))
+	}
+	if err == nil {
+		_, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// withHugePages gives the host some huge pages for the test, and their size.
+func withHugePages(t *testing.T) int {
+	t.Helper()
+	const knob = "/proc/sys/vm/nr_hugepages"
+	before, err := os.ReadFile(knob)
+	if err != nil {
+		t.Skip("this kernel has no huge pages: ", err)
+	}
+	had, err := strconv.Atoi(strings.TrimSpace(string(before)))
+	if err == nil {
+		err = os.WriteFile(knob, fmt.Appendf(nil, "%d", had+2), 0)
+	}
+	if err != nil {
+		t.Skip("no huge pages can be had: ", err)
+	}
+	t.Cleanup(func() {
+		if err := os.WriteFile(knob, before, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, size, _ := strings.Cut(string(text), "Hugepagesize:")
+	kib, err := strconv.Atoi(strings.Fields(size)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if free, err := os.ReadFile(fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB/free_hugepages", kib)); err != nil || string(free) == "0\n" {
+		t.Skip("no huge pages are free: ", err)
+	}
+	return kib << 10
+}
+
+// TestHugePagesOfAGroup: what is in a group takes as many of the host's huge pages as it says, which no limit of
+// memory counts, and is promised no others.
+func TestHugePagesOfAGroup(t *testing.T) {
+	for version, open := range map[int]func(*testing.T) *kernel.Cgroups{
+		1: func(t *testing.T) *kernel.Cgroups { t.Helper(); return openLive(t, kernel.Root{}) }, 2: openUnified,
+	} {
+		t.Run(strconv.Itoa(version), func(t *testing.T) {
+			c := open(t)
+			if !c.Has(kernel.HugePages) {
+				t.Skip("this host does not control huge pages: ", c.Absent()[kernel.HugePages])
+			}
+			size := withHugePages(t)
+			g := c.Guest("pages")
+			if err := g.Create(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := g.Remove(context.WithoutCancel(t.Context())); err != nil {
+					t.Error(err)
+				}
+			})
+			for most, takes := range map[uint64]bool{0: false, uint64(size): true, kernel.Unlimited: true} {
+				if absent, err := g.Apply(kernel.Limits{HugePages: map[uint64]uint64{uint64(size): most}}); err != nil {
+					t.Fatal(err)
+				} else if len(absent) > 0 {
+					t.Skip("this host cannot set ", absent)
+				}
+				if said := takesPages(t, g, size); (said == "") != takes {
+					t.Errorf("with a bound of %d bytes it says %q", most, said)
+				}
+			}
+		})
+	}
+}
+
+// takesPages has a process in the group take a huge page, and gives what it says when it has none.
+func takesPages(t *testing.T, g *kernel.Group, size int) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), pagesVariable+"="+strconv.Itoa(size))
+	var said strings.Builder
+	cmd.Stderr = &said
+	in, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil {
+		err = g.AddProcess(cmd.Process.Pid)
+	}
+	if err == nil {
+		_, err = in.Write([]byte("\n"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		return said.String() + err.Error()
+	}
+	return ""
+}
 
 func TestLimitsOnLiveHost(t *testing.T) {
 	c := openLive(t, kernel.Root{})
@@ -396,7 +515,7 @@ func TestHostWithoutControlGroups(t *testing.T) {
 
 func testNoGroups(t *testing.T, name string, c *kernel.Cgroups) {
 	t.Helper()
-	if c.Version() != 0 || len(c.Absent()) != 7 || c.Absent()[kernel.CPUController] == "" {
+	if c.Version() != 0 || len(c.Absent()) != 8 || c.Absent()[kernel.CPUController] == "" {
 		t.Errorf("%s: version %d, absent %v", name, c.Version(), c.Absent())
 	}
 	g := c.Guest("a")

@@ -2,9 +2,11 @@ package kernel
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -33,6 +35,9 @@ type Limits struct {
 	BlockDevices []BlockLimit
 	// PIDs is how many threads there may be.
 	PIDs *uint64
+	// HugePages are how many bytes of the host's huge pages there may be, by the pages' size: they are
+	// no memory to the other limits.
+	HugePages map[uint64]uint64
 }
 
 // BlockLimit holds back the I/O of a group on one device. A nil field says
@@ -59,6 +64,7 @@ func (g *Group) Apply(l Limits) (absent []string, err error) {
 	knobs := g.cpuKnobs(l)
 	knobs = append(knobs, g.memoryKnobs(l)...)
 	knobs = append(knobs, g.blockKnobs(l)...)
+	knobs = append(knobs, g.hugePageKnobs(l)...)
 	for _, k := range knobs {
 		file, found := g.file(k.controller, k.files)
 		if !found {
@@ -212,6 +218,33 @@ func (g *Group) blockKnobs(l Limits) []knob {
 		}
 	}
 	return knobs
+}
+
+// hugePageKnobs bound what is promised to a process beside what it has: others can have neither.
+func (g *Group) hugePageKnobs(l Limits) []knob {
+	var knobs []knob
+	unlimited := orMinusOne
+	if g.cgroups.v2 {
+		unlimited = orMax
+	}
+	for _, size := range slices.Sorted(maps.Keys(l.HugePages)) {
+		for _, of := range []string{"", ".rsvd"} {
+			file := "hugetlb." + hugePageName(size) + of + g.pick(".limit_in_bytes", ".max")
+			knobs = append(knobs, knob{"huge pages", HugePages, []string{file}, unlimited(l.HugePages[size])})
+		}
+	}
+	return knobs
+}
+
+// hugePageName is what the files of control groups call a size of pages.
+func hugePageName(size uint64) string {
+	switch {
+	case size >= 1<<30:
+		return decimal(size>>30) + "GB"
+	case size >= 1<<20:
+		return decimal(size>>20) + "MB"
+	}
+	return decimal(size>>10) + "KB"
 }
 
 func (g *Group) pick(v1, v2 string) string {
