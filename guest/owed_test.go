@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/qmp"
@@ -70,4 +71,32 @@ func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
 			t.Error("the session stays, and the guest stopped")
 		}
 	})
+}
+
+// An image that is removed while the guest that was saved still ends is not looked for by the next daemon, which
+// could not start the guest.
+func TestAnImageThatIsRemovedAsItsGuestEndsIsGone(t *testing.T) {
+	r := bareRegistry(t)
+	g := newGuest(r, "saved", claimedUUID)
+	g.inactive, g.record.ManagedSave = &domain.Definition{}, true
+	g.run = newRun(runRecord{Name: "saved", Saving: &saving{Managed: true}}, t.TempDir(), kernel.Root{}, r.log)
+	g.state.EndFor = domain.ReasonSaved
+	g.keepRun()
+	if err := g.dropManagedSave(); err != nil {
+		t.Fatal(err)
+	}
+	left, err := readRunRecord(g.run.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.settleManaged(g.run, left); g.record.ManagedSave {
+		t.Error("the next daemon takes it to be there")
+	}
+	g.record.ManagedSave = true
+	if err := os.RemoveAll(g.run.dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.dropManagedSave(); err != nil {
+		t.Errorf("nothing tells of it any more: %v", err)
+	}
 }
