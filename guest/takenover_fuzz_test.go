@@ -33,6 +33,7 @@ import (
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 	"github.com/lodge-kvm/lodge/store"
+	"github.com/lodge-kvm/lodge/topology"
 )
 
 const (
@@ -705,13 +706,29 @@ func (g *taken) look() {
 	}
 }
 
+// demands are what the guest takes of the host, with a module that was being plugged in when its QEMU told
+// nonsense: that may have it.
+func (g *taken) demands() (all topology.Reservation) {
+	_ = g.change(context.Background(), "", func() error {
+		all = demand(g.run.def)
+		if p := g.run.plugging; p != nil {
+			dev, err := domainxml.ParseDevice(p.Device, domainxml.Options{Active: true})
+			if m, is := dev.(*device.Memory); is && err == nil && g.run.def.Devices.ByAlias(m.Alias) == nil {
+				all = all.Plus(moduleDemand(g.run.def, m))
+			}
+		}
+		return nil
+	})
+	return all
+}
+
 // end ends the process, and looks at what is left.
 func (g *taken) end() {
 	pass(patience + time.Second)
 	if asked, answered := g.asked.Load(), g.answered.Load(); answered < asked {
 		g.t.Errorf("%d of %d requests are not answered", asked-answered, asked)
 	}
-	if held, has := fmt.Sprint(g.reg.Ledger.Held()[takenUUID]), fmt.Sprint(demand(g.View().Active)); held != has {
+	if held, has := fmt.Sprint(g.reg.Ledger.Held()[takenUUID]), fmt.Sprint(g.demands()); held != has {
 		g.t.Errorf("the books say that it has %s, and its definition %s", held, has)
 	}
 	_ = g.conn.Close()

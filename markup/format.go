@@ -69,8 +69,12 @@ func isUnheld(r rune) bool {
 func FormatInner(e *Element) string {
 	p := newPrinter()
 	p.foreign = true
+	depth := 0
+	if e.hasText() {
+		depth = inline // where a line's end would be one more text
+	}
 	for _, n := range e.Children {
-		p.node(n, 0)
+		p.node(n, depth)
 	}
 	return p.out.String()
 }
