@@ -211,7 +211,7 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 		return err
 	}
 	defer removed()
-	err = g.undefine(ctx, o, nvram != "")
+	err = g.undefine(ctx, o, nvram)
 	if err == nil && o.NVRAM && nvram != "" {
 		err = mount.Run(ctx, nvram, func() error { return removeNamed(nvram, held) })
 		return fault.Wrap(err, failure(err), fault.Domain, "domain %q is undefined, but its UEFI variables are left, remove %s yourself", g.Name(), nvram)
@@ -232,13 +232,13 @@ func (g *Guest) nvramFile(ctx context.Context) (string, error) {
 	return def.OS.NVRAM.Path, nil
 }
 
-func (g *Guest) undefine(ctx context.Context, o UndefineOptions, nvram bool) error {
+func (g *Guest) undefine(ctx context.Context, o UndefineOptions, nvram string) error {
 	// It has its turn like work: a start or a save under way is of the definition.
 	return g.perform(ctx, lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.dropDefinition(o, nvram) })
 }
 
 // dropDefinition takes the definition away. It runs in the loop.
-func (g *Guest) dropDefinition(o UndefineOptions, nvram bool) error {
+func (g *Guest) dropDefinition(o UndefineOptions, nvram string) error {
 	if err := g.admitUndefine(o, nvram); err != nil {
 		return err
 	}
@@ -314,7 +314,9 @@ func (g *Guest) keepMarks() error {
 	return err
 }
 
-func (g *Guest) admitUndefine(o UndefineOptions, nvram bool) error {
+// admitUndefine refuses what would leave, or take, what the user has not spoken of. The file of the UEFI variables, if there is
+// one, was looked for before the guest's turn.
+func (g *Guest) admitUndefine(o UndefineOptions, nvram string) error {
 	if g.record.ManagedSave && !o.ManagedSave {
 		return fault.New(fault.WrongState, fault.Domain,
 			"refusing to undefine while domain managed save image exists; remove it first, or undefine with --managed-save")
@@ -322,9 +324,13 @@ func (g *Guest) admitUndefine(o UndefineOptions, nvram bool) error {
 	if o.TPM && g.run != nil {
 		return fault.New(fault.WrongState, fault.Domain, "cannot remove the TPM's state while the domain is running")
 	}
-	if nvram && !o.NVRAM && !o.KeepNVRAM {
+	switch {
+	case nvram == "":
+	case nvram != g.inactive.OS.NVRAM.Path:
+		return fault.New(fault.WrongState, fault.Domain, "domain %q has been given other UEFI variables just now; try again", g.record.Name)
+	case !o.NVRAM && !o.KeepNVRAM:
 		return fault.New(fault.WrongState, fault.Domain,
-			"cannot undefine domain with nvram %s; say --nvram to remove it or --keep-nvram to keep it", g.inactive.OS.NVRAM.Path)
+			"cannot undefine domain with nvram %s; say --nvram to remove it or --keep-nvram to keep it", nvram)
 	}
 	return nil
 }

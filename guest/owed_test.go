@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
@@ -98,5 +99,43 @@ func TestAnImageThatIsRemovedAsItsGuestEndsIsGone(t *testing.T) {
 	}
 	if err := g.dropManagedSave(); err != nil {
 		t.Errorf("nothing tells of it any more: %v", err)
+	}
+}
+
+// A guest that what was cut off is to let run is not said to stay paused: who suspends it then has to wait for
+// that, or the guest would run after all.
+func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
+	root := t.TempDir()
+	reg := takenHost(t, root)
+	for name, owe := range map[string]func(*Guest){
+		"a save":    func(g *Guest) { g.run.Saving = &saving{Path: filepath.Join(g.run.dir, "image"), WasRunning: true} },
+		"a restore": func(g *Guest) { g.run.Resuming = true },
+		"a restart": func(g *Guest) { g.state.Restarting = true },
+		"nothing":   func(*Guest) {},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			g := takeOver(t, root, reg)
+			_ = g.change(t.Context(), "", func() error {
+				owe(g.Guest)
+				g.advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonUser})
+				return nil
+			})
+			if v := g.View(); v.State != domain.Paused || v.IsPaused() != (name == "nothing") {
+				t.Errorf("with %s owed it is %s, and stays so: %v", name, v.State, v.IsPaused())
+			}
+			g.end()
+		})
+	}
+}
+
+// A guest to which others give other UEFI variables, as it is about to be undefined with those it has, keeps both.
+func TestAnUndefineTakesNoOtherVariables(t *testing.T) {
+	g := &Guest{inactive: &domain.Definition{}}
+	g.inactive.OS.NVRAM.Path = "/now"
+	if err := g.admitUndefine(UndefineOptions{NVRAM: true}, "/before"); !fault.Is(err, fault.WrongState) {
+		t.Errorf("it goes with those that it had: %v", err)
+	}
+	if err := g.admitUndefine(UndefineOptions{NVRAM: true}, "/now"); err != nil {
+		t.Errorf("it does not go with those that it has: %v", err)
 	}
 }

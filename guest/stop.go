@@ -279,9 +279,9 @@ func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecyc
 }
 
 // IsPaused says that the guest stays paused until somebody lets it go on: not one whose processors work under
-// way has stopped, such as a dump, nor one of which a monitor that no longer answers said so.
+// way has stopped, such as a dump, or work that was cut off, nor one of which a monitor that no longer answers said so.
 func (v *View) IsPaused() bool {
-	return v.State == domain.Paused && v.StuckSince.IsZero() && v.job.Kind == domain.JobNone
+	return v.State == domain.Paused && v.StuckSince.IsZero() && v.job.Kind == domain.JobNone && !v.owed
 }
 
 // Suspend stops the processors.

@@ -437,7 +437,7 @@ back`,
 }
 
 // takenHost is what does not change from one guest to the next.
-func takenHost(f *testing.F, root string) Config {
+func takenHost(f testing.TB, root string) Config {
 	stat := fmt.Sprintf("%d (qemu) S 1 7 7 0 -1 0 0 0 0 0 5 5 0 0 20 0 2 0 100 1000000 200%s\n", takenPID, strings.Repeat(" 0", 30))
 	for path, text := range map[string]string{
 		fmt.Sprintf("proc/%d/stat", takenPID):               stat,
