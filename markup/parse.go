@@ -196,6 +196,9 @@ func (r *reader) take(token xml.Token) error {
 			}
 			return nil
 		}
+		if len(t) == 0 { // an empty CDATA is nothing
+			return nil
+		}
 		return r.add(Text(t), line)
 	case xml.Comment:
 		if len(r.open) > 0 {
