@@ -243,13 +243,14 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram string) error {
 		return err
 	}
 	inactive := g.inactive
-	if err := g.loosen(o); err != nil {
+	tighten, err := g.loosen(o)
+	if err != nil {
 		return err
 	}
 	g.inactive = nil
 	if err := g.keep(); err != nil {
-		g.inactive, g.state.Persistent = inactive, true
-		g.keepRun()
+		g.inactive = inactive
+		tighten()
 		return err
 	}
 	failpoint.Reach("undefine.forgotten")
@@ -273,28 +274,30 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram string) error {
 
 // loosen writes down of a running guest that it is to be transient, before the store forgets it, and
 // of one that has just run: the next daemon takes one that is said to be persistent and has no record
-// for lost.
-func (g *Guest) loosen(o UndefineOptions) error {
+// for lost. Tighten takes that back.
+func (g *Guest) loosen(o UndefineOptions) (tighten func(), err error) {
 	r := g.run
 	if r == nil {
 		if g.unstored != nil { // what the record said is to be the store's before
 			if err := g.keep(); err != nil {
-				return err
+				return nil, err
 			}
 		}
-		return g.outdate(false)
+		return func() {}, g.outdate(false)
 	}
 	def, before := r.def, r.runRecord
+	back := func() { g.state.Persistent, r.def, r.runRecord = true, def, before }
 	g.state.Persistent = false
 	r.KeepTPM, r.MadeNVRAM = o.KeepTPM, r.MadeNVRAM && !o.KeepNVRAM
-	err := g.keepMarks()
+	err = g.keepMarks()
 	if err == nil {
 		err = g.journalActive()
 	}
 	if err != nil {
-		g.state.Persistent, r.def, r.runRecord = true, def, before
+		back()
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot write down that domain %q is to be undefined", r.Name)
 	}
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down that domain %q is to be undefined", r.Name)
+	return func() { back(); g.keepActive() }, nil
 }
 
 // keepMarks has the running definition say of the guest's marks what the stored one, which goes, says: by

@@ -161,6 +161,29 @@ func TestARenameThatIsRefusedIsNotAnnounced(t *testing.T) {
 	}
 }
 
+// An undefine that the store refuses leaves the running guest as it was, with the marks that it was started with.
+func TestAnUndefineThatIsRefusedChangesNoMarks(t *testing.T) {
+	d := newDaemon(t)
+	of := func(team, more string) string {
+		return strings.Replace(small("given"), "<os>", more+"<metadata><l:guest xmlns:l='"+guest.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
+	}
+	g := d.define(of("a", ""))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.define(of("b", "<uuid>"+g.UUID()+"</uuid>"))
+	find := d.misplace()
+	if err := g.Undefine(d.ctx(), guest.UndefineOptions{}); err == nil {
+		t.Error("it is undefined")
+	}
+	find()
+	for range 2 {
+		if v := g.View(); !v.Persistent || !strings.Contains(v.Active.Metadata, `value="a"`) || !strings.Contains(v.Inactive.Metadata, `value="b"`) {
+			t.Errorf("it runs with %s, and has %v", v.Active.Metadata, v.Inactive)
+		}
+		d.reopen(func() {})
+		g = d.again(g)
+	}
+}
+
 // A guest that is saved runs from nothing else: gone on from later its image would damage the disks.
 func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 	d := newDaemon(t)
