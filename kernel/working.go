@@ -81,9 +81,23 @@ func (r Root) RunningAs(uid uint32) ([]int, error) {
 	})
 }
 
-// SharesNetwork reports whether a process is on the network that this one is on.
+// RunWith lists the processes of a name that were run with an argument, by ascending number. Others are not asked for
+// theirs: one that is stuck would hold up whoever asks.
+func (r Root) RunWith(name, argument string) ([]int, error) {
+	return r.processes(func(pid int) bool {
+		called, err := r.read("proc", strconv.Itoa(pid), "comm")
+		if err != nil || strings.TrimSuffix(called, "\n") != name {
+			return false
+		}
+		words, err := r.Command(pid)
+		return err == nil && slices.Contains(words, argument)
+	})
+}
+
+// SharesNetwork reports whether a process is on the network that the thread that asks is on: the first of this process may
+// have been put elsewhere.
 func (r Root) SharesNetwork(pid int) bool {
-	ours, err := os.Readlink(r.path("proc", "self", "ns", "net"))
+	ours, err := os.Readlink(r.path("proc", "thread-self", "ns", "net"))
 	theirs, err2 := os.Readlink(r.path("proc", strconv.Itoa(pid), "ns", "net"))
 	return err == nil && err2 == nil && ours == theirs
 }

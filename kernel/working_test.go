@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/kernel"
 )
 
@@ -31,5 +33,29 @@ func TestWorkingIn(t *testing.T) {
 	}
 	if got, err := root.Command(12); err != nil || got != nil {
 		t.Errorf("a process without words was started as %q", got)
+	}
+}
+
+// What a stuck process was run with is not to be had: its words are those that hang.
+func TestRunWith(t *testing.T) {
+	dir := t.TempDir()
+	for pid, name := range map[string]string{"7": "dnsmasq", "12": "qemu", "30": "dnsmasq", "31": "dnsmasq"} {
+		if err := os.MkdirAll(filepath.Join(dir, "proc", pid), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "proc", pid, "comm"), []byte(name+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for pid, words := range map[string]string{"7": "dnsmasq\x00--a=b\x00", "30": "dnsmasq\x00--a=bc\x00", "31": "sh\x00dnsmasq\x00--a=b\x00"} {
+		if err := os.WriteFile(filepath.Join(dir, "proc", pid, "cmdline"), []byte(words), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mkfifo(filepath.Join(dir, "proc/12/cmdline"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := kernel.At(dir).RunWith("dnsmasq", "--a=b"); err != nil || !slices.Equal(got, []int{7, 31}) {
+		t.Errorf("processes %v were run so, want 7 and 31: %v", got, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -126,10 +127,12 @@ func (f DnsmasqFiles) endStrays(ctx context.Context) error {
 		return nil
 	}
 	for range strayLooks {
-		found, err := runWith(configArgument + f.Config)
+		found, err := kernel.Root{}.RunWith("dnsmasq", configArgument+f.Config)
 		if err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot look for a dnsmasq that was left")
 		}
+		// A daemon in a container may have its files by the same paths.
+		found = slices.DeleteFunc(found, func(pid int) bool { return !kernel.Root{}.SharesNetwork(pid) })
 		if len(found) == 0 {
 			return nil
 		}

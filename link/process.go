@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -47,33 +46,6 @@ func hold(pid int, word string, want *Process) (*handle, error) {
 	}
 	go h.watch()
 	return h, nil
-}
-
-// runWith gives the processes of the daemon's own network namespace that were run with an argument: a daemon in
-// a container may have its files by the same paths.
-func runWith(argument string) (pids []int, err error) {
-	dirs, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
-	own, err := os.Readlink("/proc/thread-self/ns/net") // the first thread may have been put elsewhere
-	if err != nil {
-		return nil, err
-	}
-	for _, dir := range dirs {
-		pid, err := strconv.Atoi(dir.Name())
-		if err != nil {
-			continue
-		}
-		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // or it has ended
-		if !slices.Contains(strings.Split(string(line), "\x00"), argument) {
-			continue
-		}
-		if of, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); of == own { // or it has ended
-			pids = append(pids, pid)
-		}
-	}
-	return pids, nil
 }
 
 // identify reads who the process is; the pidfd is open already, so that what

@@ -1410,7 +1410,7 @@ func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
 		ok(t, f.Close())
 	})
 	before := os.Getenv("PATH")
-	dnsmasqFirst(t, "sh -c 'read x < "+never+"' sh \"$@\" > "+dir+"/said 2>&1 & echo > "+forked+"; read x < "+never+";")
+	dnsmasqFirst(t, "(read x < "+never+") > "+dir+"/said 2>&1 & echo > "+forked+"; read x < "+never+";")
 	ctx, leave := context.WithCancelCause(t.Context())
 	gone := errors.New("the client has gone")
 	go func() {
