@@ -51,9 +51,6 @@ func (g *Guest) edit(ctx context.Context, a Affect, stored func() (*domain.Defin
 				return nil, err
 			}
 		}
-		if config != nil {
-			config.change = uuid.NewString()
-		}
 		return live(config)
 	})
 }
@@ -68,7 +65,7 @@ type following struct {
 
 // planFollowing plans it. It runs in the loop.
 func (g *Guest) planFollowing(ctx context.Context, change func() (*domain.Definition, error)) (f *following, err error) {
-	f = &following{g: g, of: g.inactive}
+	f = &following{g: g, of: g.inactive, change: uuid.NewString()}
 	f.again = func() (*domain.Definition, error) {
 		def, err := change()
 		if err != nil {
