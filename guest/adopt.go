@@ -451,14 +451,10 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 		return fault.Wrap(err, fault.Failed, fault.Domain, "cannot tell whether QEMU of an earlier run lives on in %s", dir)
 	}
 	if pid != 0 {
-		return livesOn(pid, dir)
+		return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run lives on in %s; end that process first", pid, dir)
 	}
 	// The emulator of a TPM is in the group, which would give it no time to write down what it has.
 	return errors.Join(stopTPMs(ctx, &run{dir: dir}), r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), removeTree(dir))
-}
-
-func livesOn(pid int, dir string) error {
-	return fault.New(fault.Busy, fault.Domain, "QEMU (process %d) of an earlier run lives on in %s; end that process first", pid, dir)
 }
 
 // rehold rebuilds the releases of an adopted guest from its record, in the order

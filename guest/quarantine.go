@@ -9,7 +9,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/lodge-kvm/lodge/domain"
-	"github.com/lodge-kvm/lodge/qemu"
 )
 
 // setAside leaves a guest alone that cannot be adopted: its QEMU, if it runs, is
@@ -20,13 +19,7 @@ func (r *Registry) setAside(dir string, cause error) {
 	log := r.log.With("uuid", id, "dir", dir)
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
-	process, err := r.findProcess(newRun(runRecord{UUID: id}, dir, r.Kernel, log))
-	switch {
-	case err == nil && process == nil:
-		err = r.clear(ctx, dir)
-	case err == nil:
-		err = livesOn(process.PID, dir)
-	}
+	err := r.clear(ctx, dir)
 	if err == nil {
 		log.Error("the run record of a guest that has ended cannot be used; what it held in the host may be left", "error", cause)
 		return
@@ -35,9 +28,7 @@ func (r *Registry) setAside(dir string, cause error) {
 	if g := r.asideAs(id, dir); g != nil {
 		g.quarantine = fmt.Sprintf("quarantined: this guest could not be adopted (%v); %v", cause, err)
 		g.publish()
-		r.loops.Go(func() { r.endQuarantine(g, dir, process) })
-	} else if process != nil {
-		process.Release()
+		r.loops.Go(func() { r.endQuarantine(g, dir) })
 	}
 }
 
@@ -55,9 +46,9 @@ func (r *Registry) asideAs(id, dir string) *Guest {
 }
 
 // endQuarantine has a guest be what it is without its QEMU, which may be nothing, as soon as that has ended. Of one
-// that could not be found (nil) that is looked for again and again.
-func (r *Registry) endQuarantine(g *Guest, dir string, process *qemu.Process) {
-	if process != nil {
+// that cannot be found that is looked for again and again.
+func (r *Registry) endQuarantine(g *Guest, dir string) {
+	if process, err := r.findProcess(newRun(runRecord{UUID: g.uuid}, dir, r.Kernel, g.log)); err == nil && process != nil {
 		select {
 		case <-process.Exited():
 		case <-r.life.Done():
