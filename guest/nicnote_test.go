@@ -50,15 +50,15 @@ func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 	}
 
 	nic := device.NIC{Info: def.Devices.NICs[0].Info, Type: "direct", HostDev: "lo", DirectMode: "bridge", MAC: "52:54:00:01:09:02"}
-	noting, forget := r.notingNIC(t.Context(), &nic, twin{})
-	if _, _, err := g.reg.attachNIC(noting, def, &nic); err == nil {
+	held := &plugged{}
+	if _, _, err := g.reg.attachNIC(r.notingNIC(t.Context(), &nic, held, twin{}), def, &nic); err == nil {
 		t.Fatal("the loopback has a macvtap")
 	}
 	p := readPluggingOf(t, r)
 	if p == nil || p.NIC == nil || !strings.HasPrefix(p.NIC.IfName, "macvtap") || len(p.Undo) != 0 {
 		t.Errorf("a plug that is cut off leaves %+v", p)
 	}
-	if forget(); readPluggingOf(t, r) != nil {
+	if g.takeBackPlug(t.Context(), r, &nic, held); readPluggingOf(t, r) != nil {
 		t.Error("a plug that failed is left to the next daemon")
 	}
 }

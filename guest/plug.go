@@ -177,29 +177,36 @@ type plugged struct {
 	what    string
 	release func(context.Context) error
 	nic     *heldNIC
+	noted   bool // in the journal
 	// cutOff is the plug, when the monitor was lost in the middle of it.
 	cutOff *plugging
+}
+
+// takeBackPlug takes back what a plug that failed has taken, last of all that it was begun.
+func (g *Guest) takeBackPlug(ctx context.Context, r *run, dev device.Device, held *plugged) {
+	ctx = context.WithoutCancel(ctx)
+	if err := r.labels.giveBack(ctx, ownerOf(dev)); err != nil {
+		g.log.Error("what a failed plug labelled may keep its label", "error", err)
+	}
+	if held.release != nil {
+		if err := held.release(ctx); err != nil {
+			g.log.Error("cannot release what a failed plug held", "what", held.what, "error", err)
+		}
+	}
+	if held.noted {
+		removeFile(g.log, filepath.Join(r.dir, pluggingFile))
+	}
 }
 
 // plug gives a device what it needs of the host and tells QEMU of it. A failure
 // undoes what was done. Also is what follows in the stored definition.
 func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Device, also twin) (_ *plugged, err error) {
 	p.Disks, p.NICs = map[string]device.DiskAttachment{}, map[string]*device.NICAttachment{}
-	held, forget := &plugged{}, func() {}
+	held := &plugged{}
 	defer closePlan(p)
 	defer func() {
 		if err != nil && held.cutOff == nil {
-			if e := r.labels.giveBack(context.WithoutCancel(ctx), ownerOf(dev)); e != nil {
-				g.log.Error("what a failed plug labelled may keep its label", "error", e)
-			}
-		}
-		if err != nil && held.release != nil && held.cutOff == nil {
-			if e := held.release(context.WithoutCancel(ctx)); e != nil {
-				g.log.Error("cannot release what a failed plug held", "what", held.what, "error", e)
-			}
-		}
-		if err != nil && held.cutOff == nil {
-			forget()
+			g.takeBackPlug(ctx, r, dev, held)
 		}
 	}()
 	switch d := dev.(type) {
@@ -217,9 +224,7 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 		}
 		defer forget()
 	case *device.NIC:
-		var noted context.Context
-		noted, forget = r.notingNIC(ctx, d, also)
-		a, release, err := g.reg.attachNIC(noted, p.Definition, d)
+		a, release, err := g.reg.attachNIC(r.notingNIC(ctx, d, held, also), p.Definition, d)
 		if err != nil {
 			return held, err
 		}
@@ -268,6 +273,7 @@ func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *
 	if err := r.begin(pluggingFile, p); err != nil {
 		return err
 	}
+	held.noted = true
 	err = runSteps(ctx, s, steps)
 	if err == nil {
 		failpoint.Reach("plug.made")
@@ -275,12 +281,9 @@ func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *
 			undo(ctx, s, steps)
 		}
 	}
-	switch {
-	case unanswered(err):
+	if unanswered(err) {
 		held.cutOff = p
 		s.Close() // a new session asks how far it came
-	case err != nil:
-		removeFile(g.log, filepath.Join(r.dir, pluggingFile))
 	}
 	return explainKey(dev, err)
 }

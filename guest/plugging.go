@@ -55,22 +55,16 @@ func readPlugging(dir string) (*plugging, error) {
 }
 
 // notingNIC has the plug of a NIC noted before its interface is made, where that would outlive a daemon that is
-// killed. Forget is for a plug that comes to nothing.
-func (r *run) notingNIC(ctx context.Context, nic *device.NIC, also twin) (noting context.Context, forget func()) {
-	noted := false
-	noting = network.WithNote(ctx, func(ifName string) error {
+// killed.
+func (r *run) notingNIC(ctx context.Context, nic *device.NIC, held *plugged, also twin) context.Context {
+	return network.WithNote(ctx, func(ifName string) error {
 		p, err := newPlugging(nic, &heldNIC{Alias: nic.Alias, IfName: ifName}, nil, also)
 		if err == nil {
 			err = r.begin(pluggingFile, p)
 		}
-		noted = noted || err == nil
+		held.noted = held.noted || err == nil
 		return err
 	})
-	return noting, func() {
-		if noted {
-			removeFile(r.log, filepath.Join(r.dir, pluggingFile))
-		}
-	}
 }
 
 // forgetPlugging notes that nothing is half plugged any more.
