@@ -64,12 +64,8 @@ func (r *Registry) boundHugePages(uuid string, def *domain.Definition, plugged [
 	if !r.Cgroups.Has(kernel.HugePages) {
 		return nil
 	}
-	pools, err := r.Kernel.HostPages()
-	if err != nil {
-		return err
-	}
-	for _, pool := range pools[1:] {
-		most := map[uint64]uint64{pool.Size: mostHugePages(def, plugged, pool.Size)}
+	for _, size := range r.Kernel.HugePageSizes() {
+		most := map[uint64]uint64{size: mostHugePages(def, plugged, size)}
 		_, err := r.Cgroups.Guest(uuid).Apply(kernel.Limits{HugePages: most})
 		if err != nil && !errors.Is(err, unix.EBUSY) { // it has more yet of a module that is going
 			return err

@@ -3,6 +3,7 @@ package kernel_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -75,6 +76,9 @@ func TestPagesNow(t *testing.T) {
 	// Six of the 256 free pages are promised.
 	if diff := cmp.Diff(topology.PagePool{Size: 2 << 20, Total: 512, Free: 250}, host[1]); diff != "" {
 		t.Error("host:", diff)
+	}
+	if sizes := root.HugePageSizes(); !slices.Equal(slices.Sorted(slices.Values(sizes)), []uint64{2 << 20, 1 << 30}) {
+		t.Errorf("there are huge pages of %v bytes", sizes)
 	}
 	if _, err := root.Pages(7); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a cell that is not there gives %v", err)

@@ -177,18 +177,36 @@ func (r Root) Pages(cell int) ([]topology.PagePool, error) {
 	return r.pools(memory, nodeDir+"/node"+strconv.Itoa(cell)+"/hugepages"), nil
 }
 
+// hostPools is where the kernel keeps the host's pools of huge pages, a folder for each size.
+const hostPools = "sys/kernel/mm/hugepages"
+
+// HugePageSizes are the sizes of huge pages that there are, in bytes and in no order, whether any are set aside or not.
+func (r Root) HugePageSizes() (sizes []uint64) {
+	for _, name := range r.list(hostPools) {
+		if size, is := poolSize(name); is {
+			sizes = append(sizes, size)
+		}
+	}
+	return sizes
+}
+
+// poolSize is the size of the pages of a pool, in bytes, by its folder's name.
+func poolSize(name string) (uint64, bool) {
+	kib, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(name, "hugepages-"), "kB"), 10, 40)
+	return kib << 10, err == nil
+}
+
 // HostPages reads the page pools of all cells together. Huge pages that are
 // promised to a process and not yet given do not count as free; the kernel does
 // not say from which cell it will take them.
 func (r Root) HostPages() ([]topology.PagePool, error) {
-	const dir = "sys/kernel/mm/hugepages"
 	memory, err := r.Memory()
 	if err != nil {
 		return nil, err
 	}
-	pools := r.pools(memory, dir)
+	pools := r.pools(memory, hostPools)
 	for i, pool := range pools[1:] {
-		promised := r.size(dir, "hugepages-"+strconv.FormatUint(pool.Size>>10, 10)+"kB", "resv_hugepages")
+		promised := r.size(hostPools, "hugepages-"+strconv.FormatUint(pool.Size>>10, 10)+"kB", "resv_hugepages")
 		pools[i+1].Free -= min(promised, pool.Free)
 	}
 	return pools, nil
@@ -197,7 +215,7 @@ func (r Root) HostPages() ([]topology.PagePool, error) {
 // HugePageDir is where the kernel keeps the pool of huge pages of one size, in
 // bytes, of one cell or of the whole host.
 func HugePageDir(cell int, size uint64) string {
-	dir := "/sys/kernel/mm/hugepages"
+	dir := "/" + hostPools
 	if cell != topology.AnyCell {
 		dir = "/" + nodeDir + "/node" + strconv.Itoa(cell) + "/hugepages"
 	}
@@ -211,12 +229,12 @@ func (r Root) pools(memory Memory, dir string) []topology.PagePool {
 	var held uint64
 	pools := []topology.PagePool{base}
 	for _, name := range r.list(dir) {
-		kib, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(name, "hugepages-"), "kB"), 10, 40)
-		if err != nil {
+		size, is := poolSize(name)
+		if !is {
 			continue
 		}
 		pool := topology.PagePool{
-			Size:  kib << 10,
+			Size:  size,
 			Total: r.size(dir, name, "nr_hugepages"),
 			Free:  r.size(dir, name, "free_hugepages"),
 		}
