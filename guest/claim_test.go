@@ -207,6 +207,25 @@ func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 	}
 }
 
+// A client that goes just as its guest is undefined takes the variables along, as it asked.
+func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
+	r := bareRegistry(t)
+	vars := filepath.Join(t.TempDir(), "vars")
+	if err := os.WriteFile(vars, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g := guestOf(t, r, claimedUUID, vars)
+	ctx, leave := context.WithCancelCause(t.Context())
+	leaving := WithJudge(ctx, func(string) error { leave(nil); return nil })
+	_ = g.Undefine(leaving, UndefineOptions{NVRAM: true}) // which has nobody to answer to
+	if _, err := os.Stat(vars); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the variables are left: %v", err)
+	}
+	if g, err := r.ByUUID(claimedUUID); err == nil || r.removalKept(claimedUUID) {
+		t.Errorf("%s is still there, or to go: %v", g.Name(), err)
+	}
+}
+
 // What a daemon that was killed could not remove is tried by each next one until it is
 // gone, or another guest has it.
 func TestVariablesThatCannotBeRemovedYetAreRemovedLater(t *testing.T) {

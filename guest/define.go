@@ -206,12 +206,17 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 		return err
 	}
 	held := heldTo(withFences(ctx, g.View().fences), nvram)
-	removed, err := g.noteRemoval(o, nvram, held)
+	what, err := g.noteRemoval(o, nvram, held)
 	if err != nil {
 		return err
 	}
-	defer removed()
 	err = g.undefine(ctx, o, nvram)
+	if err != nil && ctx.Err() != nil { // its caller has gone, and it may be done or about to be
+		_ = g.change(context.WithoutCancel(ctx), "", func() error { return nil })
+		g.reg.finishRemoval(g.uuid, what)
+		return err
+	}
+	defer g.reg.forgetRemoval(g.uuid, what)
 	if err == nil && o.NVRAM && nvram != "" {
 		err = mount.Run(ctx, nvram, func() error { return removeNamed(nvram, held) })
 		return fault.Wrap(err, failure(err), fault.Domain, "domain %q is undefined, but its UEFI variables are left, remove %s yourself", g.Name(), nvram)

@@ -27,8 +27,8 @@ func (g *Guest) InterfaceStats(name string) (NICStats, error) {
 	if n == nil {
 		return NICStats{}, fault.New(fault.Invalid, fault.Call, "invalid path, '%s' is not a known interface", name)
 	}
-	st, counted := g.reg.nicStats(n, 0)
-	if !counted {
+	st, found := g.reg.nicStats(n, counted{})
+	if !found {
 		return NICStats{}, fault.New(fault.Unsupported, fault.Interface, "the host does not count the traffic of interface %s of type %s", name, n.Type)
 	}
 	return st, nil

@@ -132,17 +132,17 @@ func (r *Registry) sampleVCPUs(pid int, st *Stats) {
 	}
 }
 
-// sampleNICs reads the counters of the guest's interfaces, by the numbers of
-// their links that the last sample has found.
+// sampleNICs reads the counters of the guest's interfaces, by the links that the
+// last sample has found.
 func (r *Registry) sampleNICs(st, last *Stats) {
 	nics := st.def.Devices.NICs
 	if len(nics) > 0 {
 		st.NICs = make([]NICStats, len(nics))
 	}
 	for i, n := range nics {
-		was := 0
+		was := counted{}
 		if last != nil && i < len(last.NICs) && last.NICs[i].IfName == n.Target {
-			was = last.NICs[i].index
+			was = last.NICs[i].counted
 		}
 		if s, ok := r.nicStats(n, was); ok {
 			st.NICs[i] = s
@@ -150,31 +150,42 @@ func (r *Registry) sampleNICs(st, last *Stats) {
 	}
 }
 
-// nicStats reads an interface's counters; index is its link's number, or 0. The
+// nicStats reads an interface's counters, of the link that was found before, if one was. The
 // host's transmission is the guest's reception.
-func (r *Registry) nicStats(n *device.NIC, index int) (NICStats, bool) {
+func (r *Registry) nicStats(n *device.NIC, at counted) (NICStats, bool) {
 	if n.Target == "" {
 		return NICStats{}, false
 	}
 	c, err := link.Counters{}, error(nil)
-	if index != 0 {
-		c, err = r.meter.Counters(index)
+	if at.index != 0 {
+		c, err = r.meter.Counters(at.index)
 	}
-	if index == 0 || err != nil { // another link may have the name now
-		if index, err = r.meter.Index(n.Target); err == nil {
-			c, err = r.meter.Counters(index)
+	if at.index == 0 || err != nil { // another link may have the name now
+		if at, err = r.findCounted(n); err == nil {
+			c, err = r.meter.Counters(at.index)
 		}
 	}
 	if err != nil {
 		return NICStats{}, false
 	}
-	if n.Type == "direct" { // a macvtap counts from the guest's side already
-		return NICStats{IfName: n.Target, MAC: n.MAC, Counters: c, index: index}, true
+	if !at.asGuest {
+		c = link.Counters{
+			RxBytes: c.TxBytes, RxPackets: c.TxPackets, RxErrors: c.TxErrors, RxDropped: c.TxDropped,
+			TxBytes: c.RxBytes, TxPackets: c.RxPackets, TxErrors: c.RxErrors, TxDropped: c.RxDropped,
+		}
 	}
-	return NICStats{IfName: n.Target, MAC: n.MAC, index: index, Counters: link.Counters{
-		RxBytes: c.TxBytes, RxPackets: c.TxPackets, RxErrors: c.TxErrors, RxDropped: c.TxDropped,
-		TxBytes: c.RxBytes, TxPackets: c.RxPackets, TxErrors: c.RxErrors, TxDropped: c.RxDropped,
-	}}, true
+	return NICStats{IfName: n.Target, MAC: n.MAC, Counters: c, counted: at}, true
+}
+
+// findCounted finds an interface's link. A macvtap counts from the guest's side already, and a network
+// may give one: its definition may have changed since, so the link itself is asked.
+func (r *Registry) findCounted(n *device.NIC) (counted, error) {
+	index, err := r.meter.Index(n.Target)
+	if err != nil || n.Type != "network" {
+		return counted{index: index, asGuest: n.Type == "direct"}, err
+	}
+	l, err := link.ByName(n.Target)
+	return counted{index: index, asGuest: l.Kind == "macvtap"}, err
 }
 
 // unset is what QEMU gives for a figure that the guest did not report.

@@ -23,9 +23,10 @@ type goods struct {
 	TPM bool
 }
 
-// noteRemoval writes down what goes with a definition, and gives what ends that.
-func (g *Guest) noteRemoval(o UndefineOptions, nvram string, held []string) (done func(), err error) {
-	var what goods
+func (w goods) none() bool { return w.NVRAM == "" && !w.TPM }
+
+// noteRemoval writes down what goes with a definition, if something does.
+func (g *Guest) noteRemoval(o UndefineOptions, nvram string, held []string) (what goods, err error) {
 	if o.NVRAM && nvram != "" {
 		what.NVRAM, what.Held = nvram, held
 	}
@@ -33,13 +34,10 @@ func (g *Guest) noteRemoval(o UndefineOptions, nvram string, held []string) (don
 		_, err := os.Stat(g.reg.tpmState(g.uuid))
 		what.TPM = err == nil
 	}
-	if what.NVRAM == "" && !what.TPM {
-		return func() {}, g.reg.unsayRemoval(g.uuid)
+	if what.none() {
+		return what, g.reg.unsayRemoval(g.uuid)
 	}
-	if err := g.reg.store.Put(removals, g.uuid, what); err != nil {
-		return nil, err
-	}
-	return func() { g.reg.forgetRemoval(g.uuid) }, nil
+	return what, g.reg.store.Put(removals, g.uuid, what)
 }
 
 // unsayRemoval forgets what an attempt that the store refused amid has left noted: nothing is to go.
@@ -51,7 +49,10 @@ func (r *Registry) unsayRemoval(uuid string) error {
 	return r.store.Delete(removals, uuid)
 }
 
-func (r *Registry) forgetRemoval(uuid string) {
+func (r *Registry) forgetRemoval(uuid string, what goods) {
+	if what.none() {
+		return
+	}
 	r.forgetLeft(uuid)
 	if err := r.store.Delete(removals, uuid); err != nil {
 		r.log.Error("cannot forget that an undefined guest's files were to be removed", "uuid", uuid, "error", err)
@@ -84,10 +85,11 @@ func (r *Registry) finishRemovals() error {
 	return err
 }
 
+// finishRemoval removes what goes with a guest if that is undefined, and forgets that.
 func (r *Registry) finishRemoval(uuid string, what goods) {
 	var kept any
 	if !fault.Is(r.store.Get(domains, uuid, &kept), fault.NotFound) {
-		r.forgetRemoval(uuid)
+		r.forgetRemoval(uuid, what)
 		return
 	}
 	ctx, stop := context.WithTimeout(r.life, modifyLimit)
@@ -102,5 +104,5 @@ func (r *Registry) finishRemoval(uuid string, what goods) {
 	if _, err := os.Stat(r.guestDir(uuid)); what.TPM && err != nil { // it does not run on
 		r.dropTPM(uuid, r.log)
 	}
-	r.forgetRemoval(uuid)
+	r.forgetRemoval(uuid, what)
 }

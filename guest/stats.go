@@ -123,7 +123,14 @@ type NICStats struct {
 	IfName, MAC string
 	link.Counters
 
-	index int // of the link, for the next sample
+	counted // for the next sample
+}
+
+// counted is the link that the host counts an interface's traffic at: its number, and whether it
+// counts as the guest does.
+type counted struct {
+	index   int
+	asGuest bool
 }
 
 // Sample gives the newest sample there is, at once: nil where none was taken

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -1354,9 +1355,15 @@ func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
 			t.Errorf("its bridge: %v; active: %v", err, n.View().Active())
 		}
 	}
-	ok(t, syscall.Kill(n.service.Process().PID, syscall.SIGSTOP)) // which does not end before it is made to
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
+	pid := n.service.Process().PID
+	ok(t, syscall.Kill(pid, syscall.SIGSTOP)) // which does not end before it is made to
+	ctx, leave := context.WithCancelCause(t.Context())
+	go func() {
+		defer leave(nil)
+		for t.Context().Err() == nil && !isToldToEnd(pid) {
+			runtime.Gosched()
+		}
+	}()
 	ok(t, n.Destroy(ctx))
 	hasEnded()
 
@@ -1367,6 +1374,15 @@ func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
 	hasEnded()
 	ok(t, os.RemoveAll(n.runningFile()))
 	ok(t, n.Start(t.Context()))
+}
+
+// isToldToEnd says whether a process that is stopped has SIGTERM waiting for it, or is gone.
+func isToldToEnd(pid int) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, line, _ := strings.Cut(string(status), "ShdPnd:")
+	var waiting uint64
+	_, scanned := fmt.Sscanf(line, "%x", &waiting)
+	return err != nil || scanned == nil && waiting&(1<<(syscall.SIGTERM-1)) != 0
 }
 
 // The end of a guest takes no NIC from the list of its network that has got its name meanwhile.
