@@ -26,9 +26,25 @@ import (
 // Nor does a program trace others: those of its user are its own, but for the guest's TPM emulator.
 // A child that it makes is its own, and not its parent's, the daemon, who would never look after it: what has
 // ended keeps its number until then. Of the newer call for that (clone3) a filter does not see what is asked.
+// A user namespace would give it privileges over much of the kernel: its root keeps it from making one, and so do its calls,
+// lest all hang on one nail. By its own faults (userfaultfd) it could hold the kernel up in the middle of what that copies.
+// The kernel's log tells of the whole host. Segments (modify_ldt) are for programs of another age.
 
-// families are the sockets that a program may make.
-var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
+// families are the sockets that a program may make, with their protocols; none: all. The kernel would fetch others
+// for whoever asks. Of netlink there are the links of its network, and what tells of devices that come and go,
+// which passing on devices takes; others tell what the host's programs do.
+var families = []struct {
+	family    uint32
+	protocols []uint32
+}{
+	{unix.AF_UNIX, nil},
+	{unix.AF_INET, internet},
+	{unix.AF_INET6, internet},
+	{unix.AF_NETLINK, []uint32{unix.NETLINK_ROUTE, unix.NETLINK_KOBJECT_UEVENT}},
+}
+
+// internet are the protocols of IP's sockets.
+var internet = []uint32{unix.IPPROTO_IP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6}
 
 // controls are what programs may not do with a tap, or a disk of the host's, that they have open.
 var controls = []uint32{
@@ -49,7 +65,7 @@ var architectures = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": 
 
 // Where the kernel has what a filter looks at: struct seccomp_data, little endian.
 const (
-	callNumber, callArchitecture, firstArgument, secondArgument = 0, 4, 16, 24
+	callNumber, callArchitecture, firstArgument, secondArgument, thirdArgument = 0, 4, 16, 24, 32
 
 	// x32 is the bit of calls of a second kind on amd64; no number elsewhere has it.
 	x32 = 0x40000000
@@ -64,8 +80,11 @@ var withheld = []uint32{
 	unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, setAttributeAt,
 	unix.SYS_REMOVEXATTR, unix.SYS_LREMOVEXATTR, unix.SYS_FREMOVEXATTR, removeAttributeAt,
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD,
-	unix.SYS_CLONE3,
+	unix.SYS_CLONE3, unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_USERFAULTFD, unix.SYS_SYSLOG,
 }
+
+// modifyLDT is a call of amd64 alone.
+const modifyLDT = 154
 
 // sift has the kernel refuse such calls to the thread, which may gain no privileges, and to
 // all that it starts, as a kernel without them does.
@@ -108,16 +127,27 @@ func callFilter(architecture uint32, rings bool) []unix.SockFilter {
 	if !rings {
 		refused = append(slices.Clip(refused), unix.SYS_IO_URING_SETUP)
 	}
+	if architecture == unix.AUDIT_ARCH_X86_64 {
+		refused = append(slices.Clip(refused), modifyLDT)
+	}
 	for _, call := range refused {
 		program = append(program, equal(call, 0, 1), absent)
 	}
 	program = append(program, equal(unix.SYS_CLONE, 0, 4), load(firstArgument),
-		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, Jf: 1, K: unix.CLONE_PARENT},
+		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, Jf: 1, K: unix.CLONE_PARENT | unix.CLONE_NEWUSER},
 		verdict(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)), allowed)
 	program = append(program, equal(unix.SYS_SOCKET, 2, 0), equal(unix.SYS_SOCKETPAIR, 1, 0),
 		allowed, load(firstArgument))
-	for _, family := range families {
-		program = append(program, equal(family, 0, 1), allowed)
+	for _, f := range families {
+		if f.protocols == nil {
+			program = append(program, equal(f.family, 0, 1), allowed)
+			continue
+		}
+		program = append(program, equal(f.family, 0, uint8(2*len(f.protocols)+2)), load(thirdArgument))
+		for _, protocol := range f.protocols {
+			program = append(program, equal(protocol, 0, 1), allowed)
+		}
+		program = append(program, verdict(unix.SECCOMP_RET_ERRNO|uint32(unix.EPROTONOSUPPORT)))
 	}
 	return append(program, verdict(unix.SECCOMP_RET_ERRNO|uint32(unix.EAFNOSUPPORT)))
 }

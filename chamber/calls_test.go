@@ -61,6 +61,7 @@ func TestAVSockStaysItsGuests(t *testing.T) {
 		for _, call := range []uintptr{
 			unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_FSETXATTR, unix.SYS_SETXATTR, unix.SYS_FREMOVEXATTR,
 			unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD, unix.SYS_CLONE3,
+			unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_USERFAULTFD, unix.SYS_SYSLOG,
 		} {
 			if _, _, errno := unix.Syscall(call, ^uintptr(0), 0, 0); errno != unix.ENOSYS {
 				return nil, fmt.Errorf("call %d: %w", call, errno)
@@ -76,7 +77,8 @@ func TestAVSockStaysItsGuests(t *testing.T) {
 	}
 }
 
-// TestAChildIsItsProgramsOwn: what a program starts is the program's to look after, and not the daemon's.
+// TestAChildIsItsProgramsOwn: what a program starts is the program's to look after, and not the daemon's, and is in no
+// user namespace of its own.
 func TestAChildIsItsProgramsOwn(t *testing.T) {
 	err := apart(func() (<-chan struct{}, error) {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -85,14 +87,63 @@ func TestAChildIsItsProgramsOwn(t *testing.T) {
 		if err := sift(false); err != nil {
 			return nil, fmt.Errorf("%w: %w", errNoFilter, err)
 		}
-		child, _, errno := unix.RawSyscall(unix.SYS_CLONE, unix.CLONE_PARENT|uintptr(unix.SIGCHLD), 0, 0)
-		for errno == 0 && child == 0 {
-			_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
-		}
-		if errno != unix.EPERM {
-			return nil, fmt.Errorf("a child of its parent's is made: %d, %w", child, errno)
+		for _, flag := range []uintptr{unix.CLONE_PARENT, unix.CLONE_NEWUSER} {
+			child, _, errno := unix.RawSyscall(unix.SYS_CLONE, flag|uintptr(unix.SIGCHLD), 0, 0)
+			for errno == 0 && child == 0 {
+				_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+			}
+			if errno != unix.EPERM {
+				return nil, fmt.Errorf("a child is made with %#x: %d, %w", flag, child, errno)
+			}
 		}
 		return nil, exec.Command("/bin/true").Run() //nolint:noctx // ends by itself
+	})
+	if errors.Is(err, errNoFilter) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSocketsAreOfKnownProtocols: a program makes the sockets that programs here make, and has the kernel fetch no others.
+func TestSocketsAreOfKnownProtocols(t *testing.T) {
+	err := apart(func() (<-chan struct{}, error) {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return nil, err
+		}
+		if err := sift(false); err != nil {
+			return nil, fmt.Errorf("%w: %w", errNoFilter, err)
+		}
+		for _, s := range []struct {
+			family, kind, protocol int
+			want                   error
+		}{
+			{unix.AF_UNIX, unix.SOCK_STREAM, 0, nil},
+			{unix.AF_UNIX, unix.SOCK_SEQPACKET, 0, nil},
+			{unix.AF_INET, unix.SOCK_STREAM, 0, nil},
+			{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_TCP, nil},
+			{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_UDP, nil},
+			{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE, nil},
+			{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_KOBJECT_UEVENT, nil},
+			{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP, unix.EPROTONOSUPPORT},
+			{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP, unix.EPROTONOSUPPORT},
+			{unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW, unix.EPROTONOSUPPORT},
+			{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE, unix.EPROTONOSUPPORT},
+			{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER, unix.EPROTONOSUPPORT},
+			{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_CONNECTOR, unix.EPROTONOSUPPORT},
+			{unix.AF_VSOCK, unix.SOCK_STREAM, 0, unix.EAFNOSUPPORT},
+			{unix.AF_PACKET, unix.SOCK_RAW, 0, unix.EAFNOSUPPORT},
+		} {
+			fd, err := unix.Socket(s.family, s.kind, s.protocol)
+			if err == nil {
+				_ = unix.Close(fd)
+			}
+			if !errors.Is(err, s.want) {
+				return nil, fmt.Errorf("a socket of family %d, kind %d, protocol %d: %w", s.family, s.kind, s.protocol, err)
+			}
+		}
+		return nil, nil
 	})
 	if errors.Is(err, errNoFilter) {
 		t.Skip(err)

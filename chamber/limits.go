@@ -19,6 +19,7 @@ type Limits struct {
 	Memory  uint64 // bytes of address space; 0: unbounded
 	File    uint64 // bytes that a file may have when it writes to it; 0: unbounded
 	Seconds uint64 // of processor time; 0: unbounded
+	Open    uint64 // files that it may have open; 0: as many as the daemon
 	Nice    int    // how much it yields to others
 }
 
@@ -75,6 +76,7 @@ func (l Limits) bound(pid int) error {
 	bounds := map[int]uint64{unix.RLIMIT_CORE: noCore, unix.RLIMIT_MEMLOCK: l.Locked}
 	for which, most := range map[int]uint64{
 		unix.RLIMIT_NPROC: l.Threads, unix.RLIMIT_AS: l.Memory, unix.RLIMIT_FSIZE: l.File, unix.RLIMIT_CPU: l.Seconds,
+		unix.RLIMIT_NOFILE: l.Open,
 	} {
 		if most > 0 {
 			bounds[which] = most

@@ -209,8 +209,15 @@ func (c *Chamber) furnish(pieces []piece) error {
 			return fmt.Errorf("cannot show %s: %w", p.at, err)
 		}
 	}
-	if err := c.makeDevices(room); err != nil || !c.Proc {
+	if err := c.makeDevices(room); err != nil {
 		return err
+	}
+	// Beyond its door it would be there for whoever is handed a folder by a program of another chamber, and goes up from that.
+	if err := unix.Unmount(ptys, unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("cannot put the host's pseudo-terminals away: %w", err)
+	}
+	if !c.Proc {
+		return nil
 	}
 	if err := os.Mkdir(room+"/proc", 0o555); err != nil {
 		return err

@@ -84,7 +84,7 @@ func TestNoThreadOfTheDaemonIsThePrograms(t *testing.T) {
 	}
 	defer func() { _ = house.Close() }()
 	const id = 0x7fff0020
-	c := &Chamber{User: User{id, id}, Program: "/bin/sleep", Limits: Limits{Threads: 8}}
+	c := &Chamber{User: User{id, id}, Program: "/bin/sleep", Limits: Limits{Threads: 8, Open: 9}}
 	program := exec.CommandContext(t.Context(), "sleep", "600")
 	program.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
 	stay := make(chan struct{})
@@ -102,7 +102,7 @@ func TestNoThreadOfTheDaemonIsThePrograms(t *testing.T) {
 		_ = program.Wait()
 	}()
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", program.Process.Pid))
-	if err != nil || !regexp.MustCompile(`Max processes +8 `).Match(limits) {
+	if err != nil || !regexp.MustCompile(`(?s)Max processes +8 .*Max open files +9 +9 `).Match(limits) {
 		t.Errorf("it is bounded by\n%s, %v", limits, err)
 	}
 	threads, err := os.ReadDir("/proc/self/task")

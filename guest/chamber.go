@@ -173,7 +173,7 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u cham
 	c := &chamber.Chamber{
 		User: u, Own: []chamber.Own{{Dir: filepath.Join(dir, ownDir), At: filepath.Join(r.guestDir(def.UUID), ownDir)}},
 		Terminals: hasTerminals(def), Network: needsNetwork(def), Rings: needsRings(def),
-		Limits: chamber.Limits{Threads: maxThreads(def), Locked: max(need(def).Locked, freelyLocked)},
+		Limits: chamber.Limits{Threads: maxThreads(def), Locked: max(need(def).Locked, freelyLocked), Open: max(2*need(def).Files, freelyOpen)},
 	}
 	for _, path := range hostNodes(r, def) {
 		node, err := nodeAt(ctx, path)
@@ -292,6 +292,10 @@ func closeShown(c *chamber.Chamber) {
 
 // freelyLocked is what any guest may lock: rings of requests to the kernel.
 const freelyLocked = 64 << 20
+
+// freelyOpen is how many files any guest's QEMU may have open, with what may be plugged in: more than it ever needs, and no
+// more than a part of those that the host can have.
+const freelyOpen = 1 << 16
 
 // spareThreads are those that QEMU makes for disks, displays and jobs: its pool of
 // workers has 64, for each of its loops.

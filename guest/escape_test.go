@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"html"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -12,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -28,6 +29,9 @@ import (
 const escapist = "escapist"
 
 func TestMain(m *testing.M) {
+	if slices.Contains(os.Args, oldDoor) {
+		os.Exit(throughOldDoor())
+	}
 	if name := filepath.Base(os.Args[0]); name == escapist || name == liarName {
 		isGuest := slices.ContainsFunc(os.Args, func(w string) bool { return strings.HasPrefix(w, "guest=") })
 		switch {
@@ -45,6 +49,13 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, syscall.Exec(emulator, append([]string{emulator}, os.Args[1:]...), os.Environ()))
 		os.Exit(1)
 	}
+	if filepath.Base(os.Args[0]) == swtpm {
+		if slices.Contains(os.Args, givesRoot) {
+			giveRoot()
+			os.Exit(0)
+		}
+		escapeFromTPM()
+	}
 	os.Exit(m.Run())
 }
 
@@ -59,6 +70,13 @@ type targets struct {
 	DiskInode, Threads uint64   // of Disk; the daemon's bound
 	Calls              []string // of those below, what this kernel has
 	Linger             bool     // leave a program behind: see squatter_test.go
+	Handle             []byte   // of the victim's disk, by which the kernel knows it on its file system
+	HandleType         int32
+	Device             string // the host's, that it may read; empty: there is none
+	DeviceNumber       uint64
+	Segment            int    // the key of memory that others share
+	Queue              string // others' messages
+	InTPM, HasTPM      bool   // it is in swtpm's place; such a program gives it a folder: see tpmescape_test.go
 }
 
 const targetsVariable = "LODGE_ESCAPE_TARGETS"
@@ -86,46 +104,31 @@ func (t targets) attempts() map[string]func() error {
 		"raise a limit":                 t.raises,
 		"multiply":                      multiplies,
 		"trace what runs as its user":   tracesItsOwn,
+		"signal the daemon by a descriptor": func() error {
+			return withProcess(t.Daemon, func(fd int) error { return unix.PidfdSendSignal(fd, 0, nil, 0) })
+		},
+		"take a descriptor of another guest's": func() error {
+			return withProcess(t.Victim, func(fd int) error { return closed(unix.PidfdGetfd(fd, 0, 0)) })
+		},
+		"enter a namespace of the daemon's": func() error { return withProcess(t.Daemon, enters) },
+		"leave for a user namespace":        leavesForUserNamespace,
+		"lock memory":                       locks,
+	}
+	if t.InTPM {
+		delete(all, "write to what it was handed") // it is handed nothing
+	} else if t.HasTPM {
+		all["reach the store from a folder that it was given"] = func() error { return fromGiven(strings.Repeat("../", 10)+t.Store, unix.O_RDONLY) }
+		all["reach terminals from a folder that it was given"] = func() error {
+			if fromGiven("../ptys/ptmx", unix.O_PATH) == nil { // as the mould has them
+				return nil
+			}
+			return fromGiven("../dev/pts/ptmx", unix.O_PATH)
+		}
 	}
 	for _, name := range t.Calls {
-		all[name] = calls[name]
+		all[name] = func() error { return calls[name](t) }
 	}
 	return all
-}
-
-// calls lead out of all namespaces, where the kernel has them.
-var calls = map[string]func() error{
-	"find the keys of who started it": func() error { _, err := unix.KeyctlGetKeyringID(unix.KEY_SPEC_SESSION_KEYRING, false); return err },
-	"have the host look for a key":    func() error { _, err := unix.RequestKey("keyring", "lodge-escape", "", 0); return found(err) },
-	"reach other virtual machines":    func() error { return makes(unix.AF_VSOCK) },
-	"use ciphers of the kernel's":     func() error { return makes(unix.AF_ALG) },
-	"make a ring": func() error {
-		var how [120]byte // struct io_uring_params
-		fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&how)), 0)
-		if errno != 0 {
-			return errno
-		}
-		return unix.Close(int(fd))
-	},
-}
-
-// found tells that there is no such key from that nothing was looked for.
-func found(err error) error {
-	if errors.Is(err, unix.ENOKEY) {
-		return nil
-	}
-	return err
-}
-
-func makes(family int) error {
-	fd, err := unix.Socket(family, unix.SOCK_STREAM, 0)
-	if errors.Is(err, unix.ESOCKTNOSUPPORT) { // of this family, which there is
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return unix.Close(fd)
 }
 
 // tryToEscape writes down what became of each attempt.
@@ -145,11 +148,16 @@ func tryToEscape() {
 	for _, fd := range descriptors() {
 		fmt.Fprintln(os.Stdout, "escape: has", fd)
 	}
+	t.tell(os.Stdout)
+}
+
+// tell tries all, and says what became of it.
+func (t targets) tell(w io.Writer) {
 	for name, attempt := range t.attempts() {
 		if err := attempt(); err != nil {
-			fmt.Fprintf(os.Stdout, "escape: cannot %s: %v\n", name, err)
+			fmt.Fprintf(w, "escape: cannot %s: %v\n", name, err)
 		} else {
-			fmt.Fprintf(os.Stdout, "escape: can %s\n", name)
+			fmt.Fprintf(w, "escape: can %s\n", name)
 		}
 	}
 }
@@ -270,11 +278,11 @@ func multiplies() error {
 
 func TestAQEMUThatWasTakenOverReachesNothing(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
-		t.Run(fmt.Sprintf("isolated=%v", isolated), func(t *testing.T) { testEscape(t, isolated) })
+		t.Run(fmt.Sprintf("isolated=%v", isolated), func(t *testing.T) { testEscape(t, isolated, false) })
 	}
 }
 
-func testEscape(t *testing.T, isolated bool) {
+func testEscape(t *testing.T, isolated, withTPM bool) {
 	d := newDaemonOf(t, isolated)
 	disk := func(name string) string {
 		path := filepath.Join(d.dir, name)
@@ -300,54 +308,66 @@ func testEscape(t *testing.T, isolated bool) {
 	var threads unix.Rlimit
 	ok(t, unix.Getrlimit(unix.RLIMIT_NPROC, &threads))
 	at.DiskInode, at.Threads = st.Ino, threads.Max
-	for name, call := range calls {
-		if err := call(); err != nil {
-			t.Logf("this kernel has no way to %s: %v", name, err)
-			continue
-		}
-		at.Calls = append(at.Calls, name)
-	}
+	at.share(t)
+	at.lend(t, disk("device"))
+	at.tryCalls(t)
 	if isolated {
 		at.Scratch = filepath.Join(run, "own")
+	}
+	device := at.disk()
+	if at.HasTPM = withTPM; withTPM {
+		device += d.placeTPM(at, uuid)
 	}
 	text, err := json.Marshal(at)
 	ok(t, err)
 	taken := d.define(strings.NewReplacer("<domain type='qemu'>", "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><uuid>"+uuid+"</uuid>",
-		"</domain>", "<qemu:commandline><qemu:env name='"+targetsVariable+"' value='"+string(text)+"'/></qemu:commandline></domain>",
+		"</domain>", "<qemu:commandline><qemu:env name='"+targetsVariable+"' value='"+html.EscapeString(string(text))+"'/></qemu:commandline></domain>",
 		"<devices>", "<devices><emulator>"+copyOfTest(t, d.dir, escapist)+"</emulator>").Replace(small("taken",
-		`<disk type='file'><driver type='raw'/><source file='`+own+`'/><target dev='vda' bus='virtio'/><readonly/></disk><graphics type='vnc' autoport='yes'/>`)))
+		`<disk type='file'><driver type='raw'/><source file='`+own+`'/><target dev='vda' bus='virtio'/><readonly/></disk><graphics type='vnc' autoport='yes'/>`+device)))
 	ok(t, taken.Start(d.ctx(), guest.StartOptions{}))
-	d.judge(at, isolated)
+	log, err := os.ReadFile(filepath.Join(d.dir, "data/guest/log/taken.log"))
+	ok(t, err)
+	d.judge(at, string(log), isolated)
+	if isolated {
+		d.judgeDescriptors(at, string(log))
+	}
+	if withTPM {
+		d.judgeTPM(at, uuid, isolated)
+	}
 }
 
 // judge compares what the program says with what it may.
-func (d *daemon) judge(at targets, isolated bool) {
+func (d *daemon) judge(at targets, log string, isolated bool) {
 	d.t.Helper()
-	log, err := os.ReadFile(filepath.Join(d.dir, "data/guest/log/taken.log"))
-	ok(d.t, err)
 	for name := range at.attempts() {
-		can := strings.Contains(string(log), "escape: can "+name+"\n")
-		cannot := strings.Contains(string(log), "escape: cannot "+name+":")
+		can := strings.Contains(log, "escape: can "+name+"\n")
+		cannot := strings.Contains(log, "escape: cannot "+name+":")
 		if can == cannot || can == isolated {
-			d.t.Errorf("with isolated=%v a QEMU that was taken over can %s: %v, cannot: %v", isolated, name, can, cannot)
+			d.t.Errorf("with isolated=%v a program that was taken over can %s: %v, cannot: %v", isolated, name, can, cannot)
 		}
 	}
-	if !isolated {
-		return
+	if d.t.Failed() {
+		d.t.Logf("it says:\n%s", log)
 	}
+}
+
+// judgeDescriptors sees to it that QEMU has open what it needs and nothing else.
+func (d *daemon) judgeDescriptors(at targets, log string) {
+	d.t.Helper()
 	var has []string
-	for line := range strings.Lines(string(log)) {
+	for line := range strings.Lines(log) {
 		if fd, found := strings.CutPrefix(line, "escape: has "); found {
 			has = append(has, strings.TrimSpace(fd))
 		}
 	}
 	disk := fmt.Sprintf("%o:%d", unix.S_IFREG, at.DiskInode)
 	socket := fmt.Sprintf("%o:", unix.S_IFSOCK)
-	if len(has) != 2 || !slices.Contains(has, disk) || !slices.ContainsFunc(has, func(fd string) bool { return strings.HasPrefix(fd, socket) }) {
-		d.t.Errorf("it has the descriptors %v, and should have its disk (%s) and its monitor alone", has, disk)
+	want := 2
+	if at.Device != "" {
+		want++
 	}
-	if d.t.Failed() {
-		d.t.Logf("the log says:\n%s", log)
+	if len(has) != want || !slices.Contains(has, disk) || !slices.ContainsFunc(has, func(fd string) bool { return strings.HasPrefix(fd, socket) }) {
+		d.t.Errorf("it has the descriptors %v, and should have its disk (%s), its monitor, and %q if there is one", has, disk, at.Device)
 	}
 }
 

@@ -213,7 +213,7 @@ func TestGuestsShareNoCore(t *testing.T) {
 // so a guest that needs none has none.
 func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 	d := newDaemonOf(t, true)
-	if err := calls["make a ring"](); err != nil {
+	if err := makesRing(); err != nil {
 		t.Skipf("this kernel has no io_uring: %v", err)
 	}
 	disk := func(name, target string) string {

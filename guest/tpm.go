@@ -141,6 +141,9 @@ func readSmall(path string) (string, error) {
 	return string(text), err
 }
 
+// tpmFiles are more than a TPM emulator has open.
+const tpmFiles = 256
+
 // tpmSeen is where a TPM in a chamber finds its state.
 const tpmSeen = "/tpm"
 
@@ -153,7 +156,7 @@ func (r *Registry) runTPM(c *exec.Cmd, run *run, state string) error {
 		Own: []chamber.Own{{Dir: own, At: own}, {Dir: state, At: tpmSeen}},
 		// Threads with QEMU, whose user is the same. What it writes is its log, and a state
 		// of some hundred KiB.
-		Limits: chamber.Limits{Threads: maxThreads(run.def), File: maxLog},
+		Limits: chamber.Limits{Threads: maxThreads(run.def), File: maxLog, Open: tpmFiles},
 		Label:  run.labels.helper(),
 	}
 	c.Env, c.Dir = environment(own), "/"

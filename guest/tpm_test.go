@@ -64,8 +64,8 @@ func testTPM(t *testing.T, isolated bool) {
 	}
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%s/limits", strings.TrimSpace(string(pid))))
 	ok(t, err)
-	if !regexp.MustCompile(`Max file size +4194304 +4194304 `).Match(limits) {
-		t.Errorf("what it writes has the bounds\n%s", limits)
+	if !regexp.MustCompile(`(?s)Max file size +4194304 +4194304 .*Max open files +256 +256 `).Match(limits) {
+		t.Errorf("what it writes and opens has the bounds\n%s", limits)
 	}
 	// The next start has another user, who must find the same state.
 	before := stateOf(t, d, g.UUID())
