@@ -113,6 +113,9 @@ func (l *liar) talk(conn net.Conn) {
 			l.manner = ""
 			return
 		}
+		if l.manner == "let go" && o.Execute == l.at { // as its guest does until its processors stop
+			say(`{"event":"DEVICE_DELETED","data":{"device":"virtio-disk1"},"timestamp":{"seconds":1,"microseconds":1}}`)
+		}
 		answer := l.obey(&o, say)
 		if drops {
 			l.manner = ""
@@ -388,6 +391,26 @@ func TestAnImageIsUsedUpBeforeTheGuestRuns(t *testing.T) {
 	}
 	if !kept() || !g.View().ManagedSave || gone(g.ManagedSavePath()) {
 		t.Errorf("the image is lost: the store has it: %v, it is said to be there: %v, and it is: %v", kept(), g.View().ManagedSave, !gone(g.ManagedSavePath()))
+	}
+}
+
+// A guest that lets go of a device when its save has begun, and before its processors stop, is restored without that: the
+// state in the image has none.
+func TestADeviceThatGoesAsItsGuestIsSavedIsNotInTheImage(t *testing.T) {
+	d := newDaemon(t)
+	var disks []string
+	for _, name := range []string{"vda", "vdb"} {
+		path := filepath.Join(d.dir, name)
+		ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+		disks = append(disks, "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='"+path+"'/><target dev='"+name+"' bus='virtio'/></disk>")
+	}
+	g := d.liar(copyOfTest(t, d.dir, liarName), "parting", disks...)
+	lies(t, g, "let go", "stop")
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	saved, err := g.ManagedSavedXML(d.ctx(), false)
+	ok(t, err)
+	if !strings.Contains(saved, "'vda'") || strings.Contains(saved, "'vdb'") {
+		t.Errorf("its state has the first disk alone, and the definition that goes with it is\n%s", saved)
 	}
 }
 

@@ -60,8 +60,7 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 		}
 	}
 	r, def, was := g.run, g.run.def, g.state.Phase
-	header, err := newSaveHeader(def, r.dir, o, was)
-	if err != nil {
+	if _, err := newSaveHeader(def, r.dir, o, was); err != nil { // its processors need not be stopped for that
 		return nil, err
 	}
 	if err := g.beginSaving(&saving{Path: path, WasRunning: was == domain.Running, Managed: managed, followed: true}); err != nil {
@@ -73,10 +72,8 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
-			err = header.countQueues(ctx, s, def)
-		}
-		if err == nil {
 			remember := r.Saving.remember(r.dir)
+			header := func() (*saveHeader, error) { return g.stoppedHeader(ctx, r, s, o, was) }
 			err = saveTo(ctx, s, path, header, o.BypassCache, p, func(f *os.File) error {
 				if !managed { // those are found
 					g.noteHalf(path, f)
@@ -95,6 +92,25 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 		}
 		return func() error { return g.saved(r, managed) }, nil
 	}, nil
+}
+
+// stoppedHeader makes the header, beside the loop, when the processors have stopped: until then the guest may let go
+// of a device that it was asked for, and an image that has it in its definition, and not in its state, fits no machine.
+func (g *Guest) stoppedHeader(ctx context.Context, r *run, s *qmp.Session, o SaveOptions, was domain.State) (*saveHeader, error) {
+	var def *domain.Definition
+	err := g.change(ctx, "", func() error {
+		g.catchUp()
+		def = r.def
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	header, err := newSaveHeader(def, r.dir, o, was)
+	if err != nil {
+		return nil, err
+	}
+	return header, header.countQueues(ctx, s, def)
 }
 
 // journalSaved writes down, beside the loop, that the guest's image is complete, and it is to end.
@@ -154,12 +170,16 @@ func (g *Guest) saved(r *run, managed bool) error {
 }
 
 // saveTo stops the processors and writes an image.
-func saveTo(ctx context.Context, s *qmp.Session, path string, h *saveHeader, bypass bool, p *progress, made func(*os.File) error, labels *labels) (err error) {
-	fill := func(f *os.File) error {
+func saveTo(ctx context.Context, s *qmp.Session, path string, header func() (*saveHeader, error), bypass bool, p *progress, made func(*os.File) error, labels *labels) (err error) {
+	var h *saveHeader
+	fill := func(f *os.File) (err error) {
 		if err := made(f); err != nil {
 			return err
 		}
 		if err := halt(ctx, s); err != nil {
+			return err
+		}
+		if h, err = header(); err != nil {
 			return err
 		}
 		if err := mount.Outlast(ctx, path, func() error { return h.write(f) }); err != nil {
