@@ -111,6 +111,7 @@ func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
 		"a save":    func(g *Guest) { g.run.Saving = &saving{Path: filepath.Join(g.run.dir, "image"), WasRunning: true} },
 		"a restore": func(g *Guest) { g.run.Resuming = true },
 		"a restart": func(g *Guest) { g.state.Restarting = true },
+		"room":      func(g *Guest) { g.run.NoRoom = []string{"/a"} },
 		"nothing":   func(*Guest) {},
 	} {
 		synctest.Test(t, func(t *testing.T) {

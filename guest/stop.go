@@ -233,7 +233,7 @@ func (g *Guest) Reset(ctx context.Context) error {
 			steps = append(steps, qemu.Step{Command: "cont"})
 		}
 		return steps
-	})
+	}, nil)
 }
 
 // resetSteps reset the machine, also where QEMU is to keep a guest that does so by itself. It
@@ -249,11 +249,11 @@ func (g *Guest) resetSteps() []qemu.Step {
 // command runs one monitor command without arguments as a job of its own; noted, if any, tells the
 // rules beforehand what the command is for.
 func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, name string) error {
-	return g.commands(ctx, verb, noted, func() []qemu.Step { return []qemu.Step{{Command: name}} })
+	return g.commands(ctx, verb, noted, func() []qemu.Step { return []qemu.Step{{Command: name}} }, nil)
 }
 
-// commands does so with several, which are chosen in the loop.
-func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, choose func() []qemu.Step) error {
+// commands does so with several, which are chosen in the loop; done, if any, follows there before other work.
+func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, choose func() []qemu.Step, done func()) error {
 	return g.perform(ctx, verb, domain.JobModify, modifyLimit, func() (work, error) {
 		r, steps := g.run, choose()
 		if noted != nil {
@@ -273,26 +273,28 @@ func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecyc
 				}
 			}
 			failpoint.Reach("monitor.commanded")
-			return nil, nil
+			if done == nil {
+				return nil, nil
+			}
+			return func() error { done(); return nil }, nil
 		}, nil
 	})
 }
 
 // IsPaused says that the guest stays paused until somebody lets it go on: not one whose processors work under
-// way has stopped, such as a dump, or work that was cut off, nor one of which a monitor that no longer answers said so.
+// way has stopped, such as a dump, or work that was cut off, nor one of which a monitor that no longer answers said so,
+// nor one that goes on by itself when a disk has room again.
 func (v *View) IsPaused() bool {
 	return v.State == domain.Paused && v.StuckSince.IsZero() && v.job.Kind == domain.JobNone && !v.owed
 }
 
-// Suspend stops the processors.
+// Suspend stops the processors. A guest that waits for room, or that a full disk has paused by then, waits for its user now.
 func (g *Guest) Suspend(ctx context.Context) error {
-	if v := g.View(); v.IsPaused() {
-		if v.Reason != domain.ReasonIOError {
-			return nil
-		}
-		return g.change(ctx, "", func() error { g.hasRoomAgain(); return nil }) // it stays paused now
+	if g.View().IsPaused() {
+		return nil
 	}
-	return g.command(ctx, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, "stop")
+	stop := func() []qemu.Step { return []qemu.Step{{Command: "stop"}} }
+	return g.commands(ctx, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, stop, g.hasRoomAgain)
 }
 
 // Resume lets the processors run again.

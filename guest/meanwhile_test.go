@@ -1,0 +1,74 @@
+package guest
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/lifecycle"
+)
+
+// What a guest, its agent and its QEMU do while the daemon is at something else of that guest's.
+
+// meanwhile has something looked at of a guest that runs.
+func meanwhile(t *testing.T, look func(*testing.T, *taken)) {
+	t.Helper()
+	root := t.TempDir()
+	c := takenHost(t, root)
+	synctest.Test(t, func(t *testing.T) {
+		g := takeOver(t, root, c)
+		look(t, g)
+		g.end()
+	})
+}
+
+// now looks at what is the loop's.
+func (g *taken) now(look func()) {
+	_ = g.change(context.Background(), "", func() error { look(); return nil })
+}
+
+// busy keeps the guest's turn until it is told to end.
+func (g *taken) busy(kind domain.JobKind) (end func()) {
+	over, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		err := g.moveMemory(context.Background(), lifecycle.Change, kind, func(*progress) (work, error) {
+			return func(context.Context) (settle, error) { <-over; return nil, nil }, nil
+		})
+		if err != nil {
+			g.t.Error(err)
+		}
+	}()
+	synctest.Wait()
+	return func() { close(over); <-done }
+}
+
+// says has its QEMU say something, and waits until it is heard.
+func (g *taken) says(event, data string) {
+	g.play(`{"event":"` + event + `","data":` + data + `,"timestamp":{"seconds":1,"microseconds":1}}`)
+	synctest.Wait()
+}
+
+// A guest that its user suspends stays so also where a disk that is full has paused it by then: it does not go on when
+// there is room.
+func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		end := g.busy(domain.JobDump)
+		suspended := make(chan error, 1)
+		go func() { suspended <- g.Suspend(context.Background()) }()
+		synctest.Wait()
+		g.says("BLOCK_IO_ERROR", `{"device":"","node-name":"libvirt-1-format","action":"stop","nospace":true}`)
+		g.says("STOP", "{}")
+		end()
+		if err := <-suspended; err != nil {
+			t.Fatal(err)
+		}
+		g.goOnWithRoom(t.Context())
+		g.now(func() {
+			if g.state.ResumeFor != "" || len(g.run.NoRoom) > 0 {
+				t.Errorf("it is let go on (%q), or waits for room: %q", g.state.ResumeFor, g.run.NoRoom)
+			}
+		})
+	})
+}
