@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
 )
@@ -49,14 +50,24 @@ func (g *Guest) dumpCore() {
 		} else {
 			g.log.Warn("the guest has panicked; its memory was dumped", "path", path)
 		}
-		_ = g.change(g.reg.life, "", func() error { // or it has ended
-			r.dumping = false
-			if g.run == r {
-				g.advance(lifecycle.Dumped{})
+		_ = UntilDone(g.reg.life, lastTry, func() error { // or the daemon stops
+			err := g.perform(g.reg.life, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, g.dumped(r) })
+			if fault.Is(err, fault.Timeout) || fault.Is(err, fault.Busy) {
+				return err
 			}
-			return nil
+			return nil // or it has ended
 		})
 	})
+}
+
+// dumped has a guest that has panicked go on, in its turn: restarted while it is saved it would run on disks that its
+// image does not fit any more. It runs in the loop.
+func (g *Guest) dumped(r *run) error {
+	r.dumping = false
+	if g.run == r {
+		g.advance(lifecycle.Dumped{})
+	}
+	return nil
 }
 
 // roomForCore removes dumps that leave no place for another one of the guest, and tells

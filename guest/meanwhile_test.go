@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/lifecycle"
@@ -68,6 +69,29 @@ func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 		g.now(func() {
 			if g.state.ResumeFor != "" || len(g.run.NoRoom) > 0 {
 				t.Errorf("it is let go on (%q), or waits for room: %q", g.state.ResumeFor, g.run.NoRoom)
+			}
+		})
+	})
+}
+
+// A guest that has panicked is not restarted amid a save, however long that takes: it would change its disks behind the
+// image.
+func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		g.now(func() { g.state.Policy.OnCrash = "coredump-restart" })
+		end := g.busy(domain.JobSave)
+		g.says("GUEST_PANICKED", `{"action":"pause"}`)
+		pass(time.Hour)
+		g.now(func() {
+			if !g.state.Dumping || g.state.Restarting {
+				t.Error("it is restarted")
+			}
+		})
+		end()
+		pass(2 * lastTry)
+		g.now(func() {
+			if g.state.Dumping || !g.state.Restarting {
+				t.Error("it is not restarted after that")
 			}
 		})
 	})
