@@ -122,7 +122,7 @@ func (r *run) withAgent(ctx context.Context, def *domain.Definition, do func(*ag
 	}
 	err = do(s)
 	var refused *agent.Error
-	if err != nil && !errors.As(err, &refused) {
+	if err != nil && !errors.As(err, &refused) && !fault.Is(err, fault.Busy) { // which has another's command under way
 		r.agent.drop(s)
 	}
 	return err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
 )
 
@@ -71,6 +72,29 @@ func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 				t.Errorf("it is let go on (%q), or waits for room: %q", g.state.ResumeFor, g.run.NoRoom)
 			}
 		})
+	})
+}
+
+// Who waits for the guest's agent in vain, as another's command takes its time, leaves that its answer.
+func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		g.play("guest-fsfreeze-freeze ") // it does not answer
+		g.attend()
+		line, frozen := g.run.agent.keep(nil), make(chan error, 1)
+		go func() {
+			_, err := g.Freeze(context.Background(), nil)
+			frozen <- err
+		}()
+		synctest.Wait()
+		if _, err := g.AgentHostname(context.Background()); !fault.Is(err, fault.Busy) {
+			t.Errorf("another is told: %v", err)
+		}
+		if len(frozen) > 0 || g.run.agent.keep(nil) != line {
+			t.Error("the command that was under way has lost its agent")
+		}
+		if err := <-frozen; !fault.Is(err, fault.Unresponsive) {
+			t.Errorf("it ended with: %v", err)
+		}
 	})
 }
 
