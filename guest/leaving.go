@@ -21,6 +21,7 @@ import (
 // leaving is what stays of a device that the guest has let go until it is
 // cleaned up: in QEMU, and on the host. The run record holds it meanwhile.
 type leaving struct {
+	Alias string `json:",omitempty"` // earlier daemons did not say
 	Steps []undoing
 	NIC   *heldNIC
 	Image uint // the number of the images that QEMU is to let go; 0: none
@@ -77,7 +78,7 @@ func newUndoing(step *qemu.Step) (undoing, error) {
 
 // newLeaving takes what is left of a device out of the running guest.
 func (r *run) newLeaving(alias string, after []qemu.Step) (*leaving, error) {
-	l := &leaving{}
+	l := &leaving{Alias: alias}
 	nic, release := r.takeNIC(alias)
 	if dev := r.def.Devices.ByAlias(alias); dev != nil && r.labels != nil {
 		l.For = ownerOf(dev)
@@ -217,6 +218,18 @@ func (g *Guest) cleanAgain() {
 	for _, l := range g.run.Leaving {
 		g.clean(g.run, l, nil)
 	}
+}
+
+// admitAlias refuses to make a device under the name of one of which QEMU has not let go at the first try: the next
+// one would take from the new device what is behind it. It runs in the loop.
+func (g *Guest) admitAlias(alias string) error {
+	for _, l := range g.run.Leaving {
+		if l.Alias == alias && l.Image == 0 && (l.told.Load() || !l.cleaning) { // images have names of their own
+			g.clean(g.run, l, nil)
+			return fault.New(fault.Busy, fault.Device, "QEMU has still something of the device %s that was unplugged, and is asked once more to let go of it; try again then", alias)
+		}
+	}
+	return nil
 }
 
 // cleaned notes that nothing stays of a device. It runs in the loop.

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"encoding/json"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,5 +119,26 @@ func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
 				t.Error("it is not restarted after that")
 			}
 		})
+	})
+}
+
+// No device is plugged in under the name of one of which QEMU has not let go yet: what is tried again would take what is
+// behind the new one.
+func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		if _, err := g.reg.Emulators.Known(takenEmulator); err != nil {
+			t.Skip("no QEMU: ", err)
+		}
+		g.now(func() {
+			g.run.Leaving = append(g.run.Leaving, &leaving{Alias: "net1", Steps: []undoing{{"netdev_del", json.RawMessage(`{"id":"hostnet1"}`)}}})
+		})
+		plug := requests["plug-net"]
+		if err := plug(context.Background(), g); !fault.Is(err, fault.Busy) {
+			t.Errorf("one is plugged in: %v", err)
+		}
+		synctest.Wait()
+		if err := plug(context.Background(), g); err != nil {
+			t.Errorf("QEMU has let go, and none is plugged in: %v", err)
+		}
 	})
 }

@@ -90,6 +90,9 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *following, sto
 		return nil, err
 	}
 	r.numberNode(def, dev)
+	if err := g.admitAlias(dev.Common().Alias); err != nil {
+		return nil, err
+	}
 	if err := g.admitPlug(ctx, def, dev); err != nil {
 		return nil, err
 	}
