@@ -85,3 +85,6 @@ func (g *Guest) Cleaning() (n int) {
 	})
 	return n
 }
+
+// Unread are the bytes of a running guest's pictures that were not read.
+func (g *Guest) Unread() int64 { return g.live.Load().pictures.bytes.Load() }

@@ -20,7 +20,12 @@ import (
 // mime names. The reader is the caller's to close; nothing else is left of the
 // picture.
 func (g *Guest) Screenshot(ctx context.Context, screen uint) (mime string, picture io.ReadCloser, err error) {
-	err = g.perform(ctx, lifecycle.Change, domain.JobQuery, modifyLimit, func() (work, error) {
+	// Whose caller went meanwhile would have it counted for ever: the wait is bounded in any case.
+	asked := ctx
+	err = g.perform(context.WithoutCancel(ctx), lifecycle.Change, domain.JobQuery, modifyLimit, func() (work, error) {
+		if asked.Err() != nil {
+			return nil, context.Cause(asked)
+		}
 		r := g.run
 		videos := r.def.Devices.Videos
 		if len(videos) == 0 || videos[0].Model == "none" {

@@ -124,3 +124,24 @@ func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 	ok(t, <-suspended)
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
+
+// A picture whose client has gone while QEMU makes it does not count for ever among those that are not read.
+func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("pictured", `<video><model type='vga'/></video>`))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ctx, leave := context.WithCancelCause(d.ctx())
+	defer leave(nil)
+	take := func() error {
+		_, picture, err := g.Screenshot(ctx, 0)
+		if err != nil {
+			return err
+		}
+		return picture.Close()
+	}
+	_ = d.whileStopped(g, take, func() { leave(nil) }) // it may say that nobody waits
+	eventually(t, "it is made", func() bool { return g.Job().Kind == domain.JobNone })
+	if n := g.Unread(); n != 0 {
+		t.Errorf("%d bytes of pictures are not read", n)
+	}
+}
