@@ -2,6 +2,8 @@ package fleet
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -101,5 +103,31 @@ func TestLabelsThatOthersTookAwayDoNotComeBack(t *testing.T) {
 	ok(t, <-over)
 	if l := h.Of(g).Labels; l["team"] != "b" || l["note"] != "b" || len(l) != 2 {
 		t.Errorf("its labels are %v", l)
+	}
+}
+
+// A guest that has crashed and waits to be started again is not taken for one that is off: who shuts it down, or
+// destroys it, does not find it running later.
+func TestAGuestThatWaitsToBeStartedAgainIsTurnedOff(t *testing.T) {
+	h := newHerd(t)
+	for _, verb := range []Verb{Shutdown, Destroy} {
+		name := "crashed-" + string(verb)
+		disk := filepath.Join(h.dir, name)
+		ok(t, os.WriteFile(disk, make([]byte, 1<<20), 0o600))
+		h.define(strings.Replace(small(name), "<devices>", "<on_crash>restart</on_crash><devices><disk type='file' device='disk'>"+
+			"<driver name='qemu' type='raw'/><source file='"+disk+"'/><target dev='vda' bus='virtio'/></disk>", 1))
+		h.run(Request{Verb: Start}, name)
+		ok(t, os.Remove(disk)) // it cannot be started at once
+		ok(t, syscall.Kill(h.pid(name), syscall.SIGKILL))
+		g, err := h.guests.ByName(name)
+		ok(t, err)
+		for tick := time.NewTicker(time.Millisecond); !g.View().Due || g.Job().Kind != domain.JobNone; <-tick.C {
+			ok(t, t.Context().Err())
+		}
+		h.wants(string(verb), h.run(Request{Verb: verb}, name), name+" done 1")
+		if v := h.view(name); v.Due || v.State.Active() {
+			t.Errorf("after %s it is %s, and is to be started again: %v", verb, v.State, v.Due)
+		}
+		h.wants("again", h.run(Request{Verb: verb}, name), name+" unchanged 1")
 	}
 }

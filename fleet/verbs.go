@@ -44,7 +44,7 @@ var actions = map[Verb]action{
 	Restore:  {order: upwards, strict: true, needsMarks: true, there: active, do: restore},
 	Shutdown: {order: backward, strict: true, waits: true, there: inactive, do: shutdown},
 	Destroy:  {order: backward, there: inactive, do: destroy},
-	Save:     {order: backward, strict: true, there: inactive, do: save},
+	Save:     {order: backward, strict: true, there: off, do: save},
 	Suspend:  {there: paused, do: plain((*guest.Guest).Suspend)},
 	Resume:   {there: running, do: plain((*guest.Guest).Resume)},
 	Reboot:   {there: never, do: reboot},
@@ -57,8 +57,12 @@ func active(g *guest.Guest) bool    { return g.View().State.Active() }
 func never(*guest.Guest) bool       { return false }
 func undefined(g *guest.Guest) bool { return !g.View().Persistent }
 
-// inactive is a guest that has no process and does not wait for one either.
-func inactive(g *guest.Guest) bool {
+// inactive is a guest that has no process and does not wait for one either, as one does that has crashed and is to be
+// started again.
+func inactive(g *guest.Guest) bool { return off(g) && !g.View().Due }
+
+// off is a guest that has no process and is not just being given one.
+func off(g *guest.Guest) bool {
 	switch g.Job().Kind {
 	case domain.JobStart, domain.JobRestore:
 		return false
@@ -124,6 +128,9 @@ const usualPatience = 90 * time.Second
 // loses its power after that.
 func shutdown(ctx context.Context, t *turn) Result {
 	grace := t.options().Grace
+	if t.guest.View().Due { // there is nobody to ask
+		return Result{Error: t.guest.Destroy(ctx, false), Note: "it was about to be started again, and is not"}
+	}
 	err := askAndWait(ctx, t)
 	switch {
 	case err == nil || inactive(t.guest):

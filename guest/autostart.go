@@ -192,7 +192,7 @@ func (g *Guest) autostart(ctx context.Context) {
 	switch {
 	case d.Crashed:
 		_ = g.change(ctx, "", func() error { // else it has gone, or the daemon stops
-			if g.run == nil && g.job == nil {
+			if g.run == nil { // and else its start, if one is under way, is found to have been made
 				g.startAgain("QEMU ended by itself")
 			}
 			return nil

@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -141,4 +142,68 @@ func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
 			t.Errorf("QEMU has let go, and none is plugged in: %v", err)
 		}
 	})
+}
+
+// A guest that is to be started again after a crash is that also where something else is done to it as its daemon begins.
+func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
+	r := bareRegistry(t)
+	g := newGuest(r, "crashed", claimedUUID)
+	g.inactive = &domain.Definition{OnCrash: "restart"}
+	r.Boot = "this"
+	r.noteCrash(g.uuid)
+	r.run(g)
+	over, done := make(chan struct{}), make(chan error, 1)
+	begun := make(chan struct{})
+	go func() {
+		done <- g.perform(t.Context(), "", domain.JobModify, modifyLimit, func() (work, error) {
+			return func(context.Context) (settle, error) { close(begun); <-over; return nil, nil }, nil
+		})
+	}()
+	<-begun
+	g.autostart(t.Context())
+	waits := false
+	_ = g.change(t.Context(), "", func() error {
+		waits = g.revival.cancel != nil
+		g.giveUpRevival()
+		return nil
+	})
+	close(over)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if !waits {
+		t.Error("it is not started again")
+	}
+}
+
+// A guest that is destroyed just as its start fails by itself is not started once more.
+func TestAStartThatFailsAsItIsGivenUpIsNotTriedAgain(t *testing.T) {
+	r := bareRegistry(t)
+	g := newGuest(r, "failing", claimedUUID)
+	g.inactive = &domain.Definition{OnCrash: "restart"}
+	r.Boot = "this"
+	r.noteCrash(g.uuid)
+	r.run(g)
+	begun, over, started, destroyed := make(chan struct{}), make(chan struct{}), make(chan error, 1), make(chan error, 1)
+	go func() {
+		started <- g.perform(t.Context(), "", domain.JobStart, 0, func() (work, error) {
+			g.startAgain("it crashed")
+			return func(context.Context) (settle, error) { close(begun); <-over; return nil, errWithheld }, nil
+		})
+	}()
+	<-begun
+	go func() { destroyed <- g.Destroy(t.Context(), false) }()
+	for asked := 0; asked == 0; {
+		_ = g.change(t.Context(), "", func() error { asked = len(g.destroyers); return nil })
+	}
+	close(over)
+	if err := <-started; !errors.Is(err, errWithheld) {
+		t.Fatal(err)
+	}
+	if err := <-destroyed; err != nil {
+		t.Fatal(err)
+	}
+	if _, due := r.isDue(g.uuid); due || g.View().Due {
+		t.Error("it was destroyed, and is to be started again")
+	}
 }

@@ -51,6 +51,7 @@ func (g *Guest) beginDestroy(t *task, graceful bool) error {
 	if starting {
 		g.destroyers = append(g.destroyers, t)
 		g.job.cancel(aborted)
+		g.giveUpRevival() // the start may fail by itself just now, and is not to be tried again
 		return nil
 	}
 	if g.run == nil && g.revival.cancel != nil { // it crashed, and waits to be started again

@@ -26,6 +26,9 @@ type View struct {
 	// Template says that the guest is there to be cloned, and is not started.
 	Template bool
 
+	// Due says that it is about to be started by itself: it crashed, or could not be started with the host.
+	Due bool
+
 	// Quarantined says that its QEMU lives on and could not be adopted: perhaps neither of the two
 	// definitions is known.
 	Quarantined bool
@@ -81,7 +84,7 @@ func (g *Guest) publish() {
 		State: g.state.Phase, Reason: g.state.Reason, Since: g.since,
 		Persistent: g.inactive != nil, Autostart: g.record.Autostart, AutostartOnce: g.record.AutostartOnce,
 		ManagedSave: g.record.ManagedSave, Template: g.record.Template, Inactive: g.inactive, LastJob: g.lastJob, fences: g.record.Fences,
-		Written: uint64(len(g.record.XML) + len(g.record.Submitted)),
+		Written: uint64(len(g.record.XML) + len(g.record.Submitted)), Due: g.revival.cancel != nil,
 	}
 	if g.run != nil {
 		v.Written = max(v.Written, uint64(len(g.run.XML)+len(g.run.Submitted)))
