@@ -408,7 +408,7 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	r.mu.RLock()
 	g := r.byUUID[rec.UUID]
 	r.mu.RUnlock()
-	if g != nil && started && rec.State.EndFor == "" && lifecycle.Revives(rec.State.Policy.OnCrash) {
+	if g != nil && started && rec.State.EndFor == "" && lifecycle.Revives(rec.State.Policy.OnCrash) && !rec.AutoDestroy {
 		r.noteCrash(rec.UUID) // the autostart takes it up
 	}
 	if g == nil && started && rec.State.Persistent { // nobody else has its definition any more

@@ -88,3 +88,9 @@ func (g *Guest) Cleaning() (n int) {
 
 // Unread are the bytes of a running guest's pictures that were not read.
 func (g *Guest) Unread() int64 { return g.live.Load().pictures.bytes.Load() }
+
+// IsDue says that this boot has still to start a guest.
+func (r *Registry) IsDue(uuid string) bool {
+	_, is := r.isDue(uuid)
+	return is
+}

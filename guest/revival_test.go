@@ -8,6 +8,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/volume"
 )
@@ -80,6 +81,31 @@ func TestARestartAfterACrashWaitsForWhatTheGuestNeeds(t *testing.T) {
 	waiting(t, g, `pool "shelf" is not active`)
 	ok(t, pool.Start(d.ctx(), volume.NoBuild))
 	d.settle(g, domain.Running)
+}
+
+// A guest that was to end with its client is not started again when it crashes: it would end with nobody.
+func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
+	d := newDaemon(t)
+	d.boot = "first"
+	d.reopen(func() {})
+	g := d.define(strings.Replace(small("owned"), "<devices>", "<on_crash>restart</on_crash><devices>", 1))
+	owned := guest.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}
+	ok(t, g.Start(d.ctx(), owned))
+	d.crash(g)
+	refused(t, g.AbortJob(d.ctx()), fault.WrongState, "") // what follows from its end is begun by then
+	if v := g.View(); v.Due || v.State.Active() || d.IsDue(g.UUID()) {
+		t.Errorf("it is %s, and is to be started: %v", v.State, v.Due)
+	}
+	ok(t, g.Start(d.ctx(), owned))
+	pid := d.pid("owned")
+	d.reopen(func() {
+		ok(t, syscall.Kill(pid, syscall.SIGKILL))
+		_, err := syscall.Wait4(pid, nil, 0, nil)
+		ok(t, err)
+	})
+	if d.IsDue(g.UUID()) {
+		t.Error("it is to be started by the next daemon")
+	}
 }
 
 // The next daemon starts what crashed while there was none, or waited to be started.

@@ -108,7 +108,7 @@ func (g *Guest) beginRelease() {
 	g.live.Store(nil)
 	r.holdLeaving()
 	r.holdSaving(g.state.EndFor, g.reg.forgetHalf)
-	crashed := g.state.EndFor == "" && g.inactive != nil && lifecycle.Revives(g.state.Policy.OnCrash)
+	crashed := g.state.EndFor == "" && g.inactive != nil && lifecycle.Revives(g.state.Policy.OnCrash) && !r.AutoDestroy
 	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context) (settle, error) {
 		// Whoever stops must not keep the host from getting back what is its own.
 		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
@@ -156,6 +156,9 @@ func (g *Guest) finish(r *run) {
 		g.reg.dropSecretsOf(&r.runRecord, r.def, g.log)
 	}
 	failpoint.Reach("destroy.released")
+	if r.AutoDestroy { // started again it would end with nobody
+		g.state.Policy.OnCrash = "destroy"
+	}
 	g.advance(lifecycle.Ended{})
 	if g.revival.cancel == nil && !g.over { // it is not to be started again
 		g.giveUpRevival()
