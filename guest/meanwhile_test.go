@@ -77,6 +77,21 @@ func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 	})
 }
 
+// A guest that is being restarted, and runs then, is not said to be suspended.
+func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		g.now(func() { g.state.Rebooting = true })
+		g.says("SHUTDOWN", `{"guest":true,"reason":"guest-shutdown"}`) // and is told to go on
+		if err := g.Suspend(context.Background()); !fault.Is(err, fault.Busy) {
+			t.Errorf("its user is told: %v", err)
+		}
+		g.says("RESUME", "{}")
+		if err := g.Suspend(context.Background()); err != nil {
+			t.Errorf("after that: %v", err)
+		}
+	})
+}
+
 // Who waits for the guest's agent in vain, as another's command takes its time, leaves that its answer.
 func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {

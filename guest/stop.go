@@ -257,7 +257,7 @@ func (g *Guest) command(ctx context.Context, verb lifecycle.Verb, noted lifecycl
 }
 
 // commands does so with several, which are chosen in the loop; done, if any, follows there before other work.
-func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, choose func() []qemu.Step, done func()) error {
+func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecycle.Fact, choose func() []qemu.Step, done settle) error {
 	return g.perform(ctx, verb, domain.JobModify, modifyLimit, func() (work, error) {
 		r, steps := g.run, choose()
 		if noted != nil {
@@ -277,10 +277,7 @@ func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecyc
 				}
 			}
 			failpoint.Reach("monitor.commanded")
-			if done == nil {
-				return nil, nil
-			}
-			return func() error { done(); return nil }, nil
+			return done, nil
 		}, nil
 	})
 }
@@ -298,7 +295,16 @@ func (g *Guest) Suspend(ctx context.Context) error {
 		return nil
 	}
 	stop := func() []qemu.Step { return []qemu.Step{{Command: "stop"}} }
-	return g.commands(ctx, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, stop, g.hasRoomAgain)
+	return g.commands(ctx, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, stop, g.isSuspended)
+}
+
+// isSuspended settles that. A guest that restarts just then runs on with that. It runs in the loop.
+func (g *Guest) isSuspended() error {
+	g.hasRoomAgain()
+	if g.state.Restarting {
+		return fault.New(fault.Busy, fault.Domain, "domain %q is being restarted just now, and runs then; suspend it again", g.record.Name)
+	}
+	return nil
 }
 
 // Resume lets the processors run again.
