@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -79,9 +80,11 @@ type consoles struct {
 }
 
 // console is one open back end. One goroutine reads it and gives what it reads
-// to every session.
+// to every session; another writes what they type, of which a guest may take nothing.
 type console struct {
-	back io.ReadWriteCloser
+	back  io.ReadWriteCloser
+	typed chan typed
+	gone  chan struct{} // closed when there is nothing more to read
 
 	mu       sync.Mutex
 	sessions map[*session]bool
@@ -98,6 +101,14 @@ type session struct {
 	// so that a client that does not read delays nobody.
 	queue chan []byte
 	end   sync.Once
+	left  chan struct{} // closed when its client has left
+	leave sync.Once
+}
+
+// typed is what a session types.
+type typed struct {
+	text []byte
+	done chan error // room for the one answer
 }
 
 // sessionQueue bounds the pieces of output that wait for a slow client.
@@ -120,12 +131,13 @@ func (cs *consoles) open(
 		if err != nil {
 			return nil, err
 		}
-		con = &console{back: back, sessions: map[*session]bool{}}
+		con = &console{back: back, sessions: map[*session]bool{}, typed: make(chan typed), gone: make(chan struct{})}
 		if cs.byAlias == nil {
 			cs.byAlias = map[string]*console{}
 		}
 		cs.byAlias[c.Alias] = con
 		go con.distribute()
+		go con.typeOn()
 	}
 	return con.join(o), nil
 }
@@ -169,7 +181,7 @@ func (c *console) admit(o ConsoleOptions) bool {
 }
 
 func (c *console) join(o ConsoleOptions) *session {
-	s := &session{of: c, queue: make(chan []byte, sessionQueue)}
+	s := &session{of: c, queue: make(chan []byte, sessionQueue), left: make(chan struct{})}
 	s.out, s.in = io.Pipe()
 	c.mu.Lock()
 	c.sessions[s] = true
@@ -202,8 +214,22 @@ func (c *console) distribute() {
 	c.sessions = map[*session]bool{}
 	c.mu.Unlock()
 	_ = c.back.Close()
+	close(c.gone)
 	for s := range all {
 		s.finish()
+	}
+}
+
+// typeOn writes what is typed until the back end has ended.
+func (c *console) typeOn() {
+	for {
+		select {
+		case t := <-c.typed:
+			_, err := c.back.Write(t.text)
+			t.done <- err
+		case <-c.gone:
+			return
+		}
 	}
 }
 
@@ -242,11 +268,31 @@ func (s *session) deliver() {
 // Read gives the guest's output.
 func (s *session) Read(p []byte) (int, error) { return s.out.Read(p) }
 
-// Write types into the console.
-func (s *session) Write(p []byte) (int, error) { return s.of.back.Write(p) }
+// Write types into the console. It ends with the session, though the guest may not have taken all of it yet: others
+// may have the console for as long as they like.
+func (s *session) Write(p []byte) (int, error) {
+	t := typed{bytes.Clone(p), make(chan error, 1)}
+	select {
+	case s.of.typed <- t:
+	case <-s.left:
+		return 0, io.ErrClosedPipe
+	case <-s.of.gone:
+		return 0, io.ErrClosedPipe
+	}
+	select {
+	case err := <-t.done:
+		if err != nil {
+			return 0, err
+		}
+		return len(p), nil
+	case <-s.left:
+		return 0, io.ErrClosedPipe
+	}
+}
 
 // Close ends the session; the console goes with the last one.
 func (s *session) Close() error {
+	s.leave.Do(func() { close(s.left) })
 	s.of.mu.Lock()
 	present := s.of.sessions[s]
 	delete(s.of.sessions, s)

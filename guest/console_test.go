@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 
@@ -39,6 +40,45 @@ func TestAConsoleIsNotOpenedWithoutBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = s.Close()
+}
+
+// TestWhoLeavesAConsoleIsNotHeld: a guest may take nothing of what is typed, and others have the console for as long as they like.
+func TestWhoLeavesAConsoleIsNotHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, guests := net.Pipe() // which nobody reads
+		defer guests.Close()
+		var all consoles
+		open := func() io.ReadWriteCloser {
+			s, err := all.open(t.Context(), &device.Char{}, ConsoleOptions{}, func(context.Context, *device.Char) (io.ReadWriteCloser, error) { return ours, nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		stays := open()
+		left := make(chan error, 2)
+		for n := range cap(left) {
+			leaves := open()
+			go func() {
+				_, err := leaves.Write([]byte("much"))
+				left <- err
+			}()
+			synctest.Wait()
+			_ = leaves.Close()
+			synctest.Wait()
+			if len(left) == n {
+				t.Fatal("it is held")
+			}
+		}
+		told := make([]byte, 4)
+		go func() { _, _ = stays.Write([]byte("more")) }()
+		for _, want := range []string{"much", "more"} {
+			if _, err := io.ReadFull(guests, told); err != nil || string(told) != want {
+				t.Errorf("the guest takes %q, %v; want %q", told, err, want)
+			}
+		}
+		_ = stays.Close()
+	})
 }
 
 // TestAUsersLinkLeadsToNoOthersTerminal: in whose folder the terminal of a guest of root's lies has
