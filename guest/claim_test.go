@@ -343,7 +343,7 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 // Until the store has one of them both names of a guest that is being renamed are its own.
 func TestNobodyTakesANameAmidARename(t *testing.T) {
 	r := bareRegistry(t)
-	g, err := r.claim("from", claimedUUID)
+	g, err := r.claim("from", claimedUUID, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -351,7 +351,7 @@ func TestNobodyTakesANameAmidARename(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"from", "to"} {
-		if _, err := r.claim(name, "c0ffee00-0000-4000-8000-0000000000a7"); !fault.Is(err, fault.Exists) {
+		if _, err := r.claim(name, "c0ffee00-0000-4000-8000-0000000000a7", true); !fault.Is(err, fault.Exists) {
 			t.Errorf("another is given the name %q: %v", name, err)
 		}
 	}
@@ -381,7 +381,7 @@ func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
 // Whoever destroys a transient guest that is being started is told that it has gone, as he asked.
 func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 	r := bareRegistry(t)
-	g, err := r.claim("starting", claimedUUID)
+	g, err := r.claim("starting", claimedUUID, true)
 	if err != nil {
 		t.Fatal(err)
 	}

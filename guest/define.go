@@ -23,9 +23,6 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 	if err != nil {
 		return nil, err
 	}
-	if err := r.checkHeir(u.plain.Name, u.plain.UUID); err != nil {
-		return nil, err
-	}
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
 		return g.change(ctx, "", func() error {
 			if err := g.isCalled(u.plain.Name); err != nil {

@@ -41,3 +41,25 @@ func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 	ok(t, os.Remove(variables))
 	d.define(doc("second"))
 }
+
+// Nor does one of another name have them that is defined just as the guest goes.
+func TestSecretsThatAreJustLeftAreForAGuestOfTheName(t *testing.T) {
+	d := newDaemon(t)
+	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00078"
+	doc := func(name string) string {
+		return strings.Replace(small(name), "<name>", "<uuid>"+uuid+"</uuid><name>", 1)
+	}
+	variables := filepath.Join(d.dir, "data/guest/nvram", uuid+"_VARS.fd")
+	for range 20 {
+		g := d.define(doc("first"))
+		ok(t, os.WriteFile(variables, []byte("secret"), 0o600))
+		gone := make(chan error, 1)
+		go func() { gone <- g.Undefine(d.ctx(), guest.UndefineOptions{KeepNVRAM: true, KeepTPM: true}) }()
+		for told := false; !told; {
+			_, err := d.Define(d.ctx(), doc("second"), false)
+			refused(t, err, fault.Exists, "")
+			told = strings.Contains(err.Error(), "another name")
+		}
+		ok(t, <-gone)
+	}
+}

@@ -54,7 +54,7 @@ func TestThereAreNoMoreGuestsThanClientsTake(t *testing.T) {
 	for i := range maxGuests {
 		r.byUUID[strconv.Itoa(i)] = nil
 	}
-	if _, err := r.claim("one-more", "u"); !fault.Is(err, fault.NoCapacity) {
+	if _, err := r.claim("one-more", "u", true); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("one more: %v", err)
 	}
 }

@@ -170,13 +170,30 @@ func (r *Registry) claimed(ctx context.Context, name, uuid string, do func(*Gues
 		if err != nil {
 			return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot make domain %q yet: files of the last one with UUID %s are still being removed", name, uuid)
 		}
-		g, err := r.claim(name, uuid)
+		g, err := r.claimAsHeir(name, uuid)
 		leave()
 		if err != nil {
 			return nil, err
 		}
 		if err = do(g); !errors.Is(err, errLeft) || r.life.Err() != nil {
 			return g, r.unclaim(g, err)
+		}
+	}
+}
+
+// claimAsHeir is claim where one that is made may have what an earlier one left: that is looked at while
+// none is there, or what the earlier one has yet to leave would be taken for nothing.
+func (r *Registry) claimAsHeir(name, uuid string) (*Guest, error) {
+	for {
+		_, none := r.ByUUID(uuid)
+		if none != nil {
+			if err := r.checkHeir(name, uuid); err != nil {
+				return nil, err
+			}
+		}
+		g, err := r.claim(name, uuid, none != nil)
+		if !errors.Is(err, errLeft) {
+			return g, err
 		}
 	}
 }
@@ -194,13 +211,15 @@ func (g *Guest) isCalled(name string) error {
 // clients take.
 const maxGuests = 16384
 
-// claim gives the guest of that name and UUID, making it when neither is
+// claim gives the guest of that name and UUID, making it, where it may be new, when neither is
 // taken. One of the two taken by another guest is a conflict.
-func (r *Registry) claim(name, uuid string) (g *Guest, err error) {
+func (r *Registry) claim(name, uuid string, mayBeNew bool) (g *Guest, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	named, known := r.byName[name], r.byUUID[uuid]
 	switch {
+	case named == nil && known == nil && !mayBeNew:
+		return nil, errGone(name) // just now
 	case named == nil && known == nil && len(r.byUUID) >= maxGuests:
 		return nil, fault.New(fault.NoCapacity, fault.Domain, "there are %d domains already; undefine one", maxGuests)
 	case named == nil && known == nil:

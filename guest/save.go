@@ -281,9 +281,6 @@ func (r *Registry) Restore(ctx context.Context, path string, o SaveOptions) (*Gu
 		return nil, err
 	}
 	image.close() // the work opens it again, if it ever comes to that
-	if err := r.checkHeir(image.def.Name, image.def.UUID); err != nil {
-		return nil, err
-	}
 	return r.claimed(ctx, image.def.Name, image.def.UUID, func(g *Guest) error {
 		return g.perform(ctx, lifecycle.Restore, domain.JobRestore, 0, func() (work, error) {
 			return g.planRestoreFrom(path, o), g.admitBesideSave()

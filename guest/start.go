@@ -71,9 +71,6 @@ func (r *Registry) Create(ctx context.Context, doc string, o StartOptions) (*Gue
 	if err != nil {
 		return nil, err
 	}
-	if err := r.checkHeir(u.plain.Name, u.plain.UUID); err != nil {
-		return nil, err
-	}
 	return r.claimed(ctx, u.plain.Name, u.plain.UUID, func(g *Guest) error {
 		return g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
 			if err := errors.Join(g.isCalled(u.plain.Name), g.admitBesideSave()); err != nil {
