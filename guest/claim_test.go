@@ -406,3 +406,49 @@ func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 		t.Errorf("it is still there: %v", err)
 	}
 }
+
+// What waits for its turn with a guest that is forgotten first is not begun: the next guest of its UUID may be there.
+func TestNothingIsBegunOfAGuestThatIsForgotten(t *testing.T) {
+	g, begun := newGuest(bareRegistry(t), "forgotten", claimedUUID), 0
+	for range 2 {
+		g.waiting = append(g.waiting, &task{ctx: t.Context(), kind: domain.JobModify, reply: make(chan error, 1), plan: func() (work, error) {
+			begun++
+			g.forgetIfNothing()
+			return nil, nil
+		}})
+	}
+	if g.continueAfter(); begun != 1 || len(g.waiting) != 1 {
+		t.Errorf("%d are begun, and %d wait", begun, len(g.waiting))
+	}
+}
+
+// endsLate is a context that has ended when it is asked for the second time, once what was asked is answered.
+type endsLate struct {
+	context.Context
+
+	asked    int
+	answered chan struct{}
+}
+
+func (c *endsLate) Done() <-chan struct{} {
+	if c.asked++; c.asked == 1 {
+		return nil
+	}
+	<-c.answered
+	return c.answered
+}
+
+// Who asked for what is done is told that it is, and takes back nothing, whatever has ended just then.
+func TestWhatIsDoneIsNoFailure(t *testing.T) {
+	g := newGuest(bareRegistry(t), "asked", claimedUUID)
+	for range 64 { // which of the two is seen is chance
+		ctx := &endsLate{t.Context(), 0, make(chan struct{})}
+		go func() {
+			(<-g.mailbox).answer(nil)
+			close(ctx.answered)
+		}()
+		if err := g.change(ctx, "", func() error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -59,18 +59,20 @@ func (g *Guest) ask(ctx context.Context, t *task) error {
 	case <-ctx.Done():
 		return fmt.Errorf("cannot ask domain %q: %w", g.Name(), context.Cause(ctx))
 	}
+	var without error
 	select {
 	case err := <-t.reply:
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("stopped waiting for domain %q: %w", g.Name(), context.Cause(ctx))
+		without = fmt.Errorf("stopped waiting for domain %q: %w", g.Name(), context.Cause(ctx))
 	case <-g.ended:
-		select {
-		case err := <-t.reply: // answered while the loop ended
-			return err
-		default:
-			return errGone(g.Name())
-		}
+		without = errGone(g.Name())
+	}
+	select {
+	case err := <-t.reply: // what was done is no failure, whatever ended just then
+		return err
+	default:
+		return without
 	}
 }
 
@@ -237,7 +239,7 @@ func (g *Guest) continueAfter() {
 		g.startResync()
 	}
 	g.shortenNodes()
-	for g.job == nil && len(g.waiting) > 0 {
+	for g.job == nil && !g.over && len(g.waiting) > 0 {
 		t := g.waiting[0]
 		g.waiting = g.waiting[1:]
 		if t.ctx.Err() == nil {
