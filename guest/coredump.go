@@ -40,7 +40,7 @@ func (g *Guest) dumpCore() {
 	g.reg.loops.Go(func() {
 		err := g.reg.roomForCore(name, memory)
 		if err == nil {
-			err = g.Dump(g.reg.life, path, DumpOptions{Memory: "elf"})
+			err = g.Dump(g.reg.life, path, DumpOptions{Memory: "elf", in: r})
 		}
 		if g.reg.life.Err() != nil {
 			return // the next daemon begins again

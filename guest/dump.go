@@ -26,6 +26,8 @@ type DumpOptions struct {
 	// Crash ends the guest after the dump; Reset resets it.
 	Crash, Reset bool
 	BypassCache  bool
+
+	in *run // of which it is; nil: whichever the guest is in
 }
 
 // Dump writes what the guest holds to a file, for those who look into what went
@@ -41,6 +43,9 @@ func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
 
 func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) {
 	r, def := g.run, g.run.def
+	if o.in != nil && o.in != r { // that has ended, and the guest was started again
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has ended meanwhile", g.record.Name)
+	}
 	if err := g.beginSaving(&saving{Path: path, WasRunning: g.state.Phase == domain.Running, followed: true}); err != nil {
 		return nil, err
 	}

@@ -67,6 +67,12 @@ func (g *Guest) DestroyerOfThisRun() func(context.Context) error {
 	return func(ctx context.Context) error { return g.destroy(ctx, false, r) }
 }
 
+// DumperOfThisRun dumps the memory that the guest has in the run that it is in now.
+func (g *Guest) DumperOfThisRun() func(ctx context.Context, path string) error {
+	r := g.live.Load()
+	return func(ctx context.Context, path string) error { return g.Dump(ctx, path, DumpOptions{in: r}) }
+}
+
 // Waiting is how many requests wait for their turn.
 func (g *Guest) Waiting() (n int) {
 	_ = g.change(g.reg.life, "", func() error { n = len(g.waiting); return nil })

@@ -1,6 +1,8 @@
 package guest_test
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -80,4 +82,20 @@ func TestAClientThatGoesTakesItsOwnRunAlong(t *testing.T) {
 	destroy = g.DestroyerOfThisRun()
 	ok(t, destroy(d.ctx()))
 	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
+}
+
+// A dump for a panic is of the run that panicked: the next one is not held up for it.
+func TestADumpOfARunIsNotOfTheNext(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("panicked"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	dump, path := g.DumperOfThisRun(), filepath.Join(d.dir, "core")
+	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	refused(t, dump(d.ctx(), path), fault.WrongState, "has ended")
+	if _, err := os.Lstat(path); err == nil {
+		t.Error("the next run is dumped")
+	}
+	dump = g.DumperOfThisRun()
+	ok(t, dump(d.ctx(), path))
 }
