@@ -34,6 +34,11 @@ func (g *Guest) beginSaving(s *saving) error {
 	if g.run.Saving != nil {
 		return fault.New(fault.Busy, fault.Domain, "a save or a dump of domain %q was cut off, and is ended when its QEMU answers; try again then", g.record.Name)
 	}
+	// Once the monitor is back what was cut off is settled before anything else is begun: begun before,
+	// an image would lack a device that QEMU has, and nobody could restore it.
+	if _, err := g.run.monitor(); err != nil {
+		return err
+	}
 	g.run.Saving = s
 	err := g.journal()
 	if err != nil {

@@ -145,3 +145,21 @@ func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 		t.Errorf("%d bytes of pictures are not read", n)
 	}
 }
+
+// No save is begun while there is no monitor: begun then and going on by the next one, it would be made of what is known
+// of the guest, and not of what QEMU has of a change that was cut off.
+func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("unreached"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	pid := d.pid("unreached")
+	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
+	g.LoseMonitor()
+	eventually(t, "the monitor is lost", func() bool { return !g.View().StuckSince.IsZero() })
+	refused(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}), fault.Unresponsive, "was lost")
+	if job := g.View().LastJob; job.Kind != domain.JobNone {
+		t.Errorf("a %s was begun: %s", job.Kind, job.Err)
+	}
+	ok(t, syscall.Kill(pid, syscall.SIGCONT))
+	eventually(t, "it is saved when the monitor is back", func() bool { return g.ManagedSave(d.ctx(), guest.SaveOptions{}) == nil })
+}
