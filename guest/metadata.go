@@ -49,7 +49,7 @@ func (g *Guest) ChangeMetadata(ctx context.Context, kind MetadataKind, to func(*
 		g.announce(event.DomainMetadata{Kind: string(kind), URI: uri})
 		return nil
 	}
-	if a.Live && a.Config { // it has its turn like work: no other change is half done
+	if a.Live || !a.Config { // it has its turn like work: no other change is half done, and no save has the words that were
 		return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, set() })
 	}
 	return g.change(ctx, "", set)

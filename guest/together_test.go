@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -162,4 +163,25 @@ func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
 	}
 	ok(t, syscall.Kill(pid, syscall.SIGCONT))
 	eventually(t, "it is saved when the monitor is back", func() bool { return g.ManagedSave(d.ctx(), guest.SaveOptions{}) == nil })
+}
+
+// What is said of a guest while it is being saved is not said to be so and then gone with the image.
+func TestWordsAreNotLostByASave(t *testing.T) {
+	d := newDaemon(t)
+	g, title := d.define(small("named")), "told"
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	said, answered := make(chan error, 1), atomic.Bool{}
+	ok(t, d.whileStopped(g, func() error { return g.ManagedSave(d.ctx(), guest.SaveOptions{}) }, func() {
+		go func() {
+			err := g.SetMetadata(d.ctx(), guest.Title, &title, "", "", guest.Affect{Live: true})
+			answered.Store(true)
+			said <- err
+		}()
+		eventually(t, "it waits, or is done", func() bool { return answered.Load() || g.Waiting() == 1 })
+	}))
+	err := <-said
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	if now := g.View().Active.Title; err == nil && now != title {
+		t.Errorf("the guest's title is %q, and was said to be %q", now, title)
+	}
 }
