@@ -26,8 +26,8 @@ func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if InUse(f) == Unused {
-		t.Error("nobody sees that it is handed out")
+	if InUse(f) != Written {
+		t.Error("nobody sees that it is handed out to be written")
 	}
 	if err := out.Close(); err != nil || InUse(f) != Unused {
 		t.Errorf("it is in use when nobody has it: %v", err)

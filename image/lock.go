@@ -43,10 +43,14 @@ func InUse(f *os.File) Use {
 	return Unused
 }
 
-// Claim shows an image that QEMU is about to be handed as one that is read, until the last who was handed the file has
-// closed it, so that the daemon writes no other header to it. QEMU takes the claim over with the file.
+// Claim shows an image that QEMU is about to be handed as one that is read, or written where it is open for that, until
+// the last who was handed the file has closed it, so that the daemon writes no other header to it, nor removes or copies
+// what is about to be written: a start may wait long for its turn. QEMU takes the claim over with the file.
 func Claim(f *os.File) {
 	_ = show(f, lockHeld+permRead) // some file systems have no such locks
+	if how, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0); err == nil && how&unix.O_ACCMODE == unix.O_RDWR {
+		_ = show(f, lockHeld+permWrite)
+	}
 }
 
 // mandatory are the file systems on which a byte that is locked so is written by nobody, nor by who has locked it.

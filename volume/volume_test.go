@@ -740,6 +740,23 @@ func TestVolumeInUseByQEMU(t *testing.T) {
 	}
 }
 
+// What a guest is about to have, which waits for its turn to be started, is not taken from below it.
+func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	v := d.volume(p, volXML("disk", "raw", mib, ""))
+	chain, err := image.OpenChain(t.Context(), v.Path, image.Raw)
+	must(t, err)
+	defer chain.Close()
+	handed, err := chain[0].HandOut(unix.O_RDWR)
+	must(t, err)
+	wantKind(t, p.DeleteVolume(t.Context(), "disk"), fault.Busy)
+	_, err = p.CloneVolume(t.Context(), volXML("copy", "raw", mib, ""), p, "disk", CreateOptions{})
+	wantKind(t, err, fault.Busy)
+	must(t, handed.Close())
+	must(t, p.DeleteVolume(t.Context(), "disk"))
+}
+
 // No guest is started on a disk that is uploaded.
 func TestNoGuestHasWhatIsUploaded(t *testing.T) {
 	qemu, err := exec.LookPath("qemu-io")
