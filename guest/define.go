@@ -11,7 +11,6 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/markup"
-	"github.com/lodge-kvm/lodge/mount"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/turnstile"
 )
@@ -215,7 +214,7 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 	}
 	defer g.reg.forgetRemoval(g.uuid, what)
 	if err == nil && o.NVRAM && nvram != "" {
-		err = mount.Run(ctx, nvram, func() error { return removeNamed(nvram, held) })
+		err = g.reg.dropVariables(ctx, g.uuid, nvram, held)
 		return fault.Wrap(err, failure(err), fault.Domain, "domain %q is undefined, but its UEFI variables are left, remove %s yourself", g.Name(), nvram)
 	}
 	return err

@@ -88,3 +88,25 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 		t.Errorf("a guest that never ran leaves UEFI variables: %v, %v", after, err)
 	}
 }
+
+// The UEFI variables that two guests have, as one was made of the other's definition by hand, stay when one is
+// undefined with its own, and go with the last.
+func TestTheVariablesOfAnotherGuestStay(t *testing.T) {
+	d := newDaemon(t)
+	path := filepath.Join(t.TempDir(), "vars")
+	ok(t, os.WriteFile(path, []byte("keys"), 0o600))
+	one, two := d.define(withVariables("one", path)), d.define(withVariables("two", path))
+	ok(t, two.Undefine(d.ctx(), guest.UndefineOptions{NVRAM: true}))
+	if gone(path) {
+		t.Error("they went with the other guest")
+	}
+	ok(t, one.Undefine(d.ctx(), guest.UndefineOptions{NVRAM: true}))
+	if !gone(path) {
+		t.Error("they are nobody's, and stay")
+	}
+}
+
+// withVariables is a guest that has a file of UEFI variables.
+func withVariables(name, path string) string {
+	return strings.Replace(small(name), "</os>", "<loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader><nvram>"+path+"</nvram></os>", 1)
+}

@@ -94,9 +94,8 @@ func (r *Registry) finishRemoval(uuid string, what goods) {
 	}
 	ctx, stop := context.WithTimeout(r.life, modifyLimit)
 	defer stop()
-	if what.NVRAM != "" && !r.traits.taken(trait{nvramTrait, what.NVRAM}) { // else they are another guest's by now
-		err := mount.Run(ctx, what.NVRAM, func() error { return removeNamed(what.NVRAM, what.Held) })
-		if err != nil {
+	if what.NVRAM != "" {
+		if err := r.dropVariables(ctx, uuid, what.NVRAM, what.Held); err != nil {
 			r.log.Error("cannot remove the UEFI variables of an undefined guest yet", "path", what.NVRAM, "error", err)
 			return
 		}
@@ -105,4 +104,14 @@ func (r *Registry) finishRemoval(uuid string, what goods) {
 		r.dropTPM(uuid, r.log)
 	}
 	r.forgetRemoval(uuid, what)
+}
+
+// dropVariables removes the file of an undefined guest's UEFI variables, unless another guest has it, too: by a
+// definition that was copied, or as it has been defined since.
+func (r *Registry) dropVariables(ctx context.Context, uuid, path string, held []string) error {
+	if r.traits.others(uuid, trait{nvramTrait, path}) {
+		r.log.Warn("the UEFI variables of an undefined guest are another's, too, and stay", "uuid", uuid, "path", path)
+		return nil
+	}
+	return mount.Run(ctx, path, func() error { return removeNamed(path, held) })
 }

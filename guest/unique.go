@@ -51,6 +51,13 @@ func (t *traits) taken(one trait) bool {
 	return len(t.by[one]) > 0
 }
 
+// others says whether a guest beside one has it.
+func (t *traits) others(uuid string, one trait) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(t.by[one], func(u string) bool { return u != uuid })
+}
+
 // shared is a trait that a guest has in common with others.
 type shared struct {
 	trait
