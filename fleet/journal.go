@@ -309,6 +309,9 @@ func (f *Fleet) membersOf(l leftover) []Member {
 // remove removes it.
 func (f *Fleet) remove(ctx context.Context, l leftover, members []Member, volumes []VolumeName) error {
 	if l.kind.Name == tileKind.Name {
+		if err := endAll(ctx, members); err != nil {
+			return err
+		}
 		return f.removeTile(ctx, TileState{Volumes: volumes, members: members})
 	}
 	b := &building{fleet: f, volumes: volumes}

@@ -327,7 +327,13 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		if err := f.tileBegun(t.Name(), u); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
-		err = f.removeTile(context.WithoutCancel(ctx), t)
+		ctx = context.WithoutCancel(ctx)
+		if err = endAll(ctx, t.members); err == nil { // which takes its time, and others use that
+			err = f.checkUnused(ctx, t, f.users())
+		}
+		if err == nil {
+			err = f.removeTile(ctx, t)
+		}
 		if err = errors.Join(err, f.endedOrLeft(tileKind, t.Name(), u)); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
@@ -335,18 +341,19 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 	})
 }
 
-// removeTile ends the guests, then deletes the volumes, then forgets the guests:
-// as long as a volume is left somebody knows whose it was, and the same can be
-// asked again.
-func (f *Fleet) removeTile(ctx context.Context, t TileState) error {
+// endAll ends the guests of a tile.
+func endAll(ctx context.Context, members []Member) error {
 	var failures []error
-	for _, m := range t.members {
+	for _, m := range members {
 		// One that is shut off may wait for its start.
 		failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
 	}
-	if err := errors.Join(failures...); err != nil {
-		return err
-	}
+	return errors.Join(failures...)
+}
+
+// removeTile deletes the volumes, then forgets the guests, which have ended: as long as a volume is left
+// somebody knows whose it was, and the same can be asked again.
+func (f *Fleet) removeTile(ctx context.Context, t TileState) error {
 	for _, v := range slices.Backward(t.Volumes) {
 		if err := f.deleteVolume(ctx, v); err != nil {
 			return err
@@ -354,6 +361,7 @@ func (f *Fleet) removeTile(ctx context.Context, t TileState) error {
 		failpoint.Reach("tile.emptied")
 	}
 	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
+	var failures []error
 	for _, m := range t.members {
 		if !m.Guest.View().Persistent {
 			continue

@@ -12,6 +12,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
 )
 
 const oneGuest = `<tile>
@@ -58,6 +59,49 @@ func TestATileIsRemovedAsItIsWhenItsTurnComes(t *testing.T) {
 	ok(t, err)
 	h.wants("files", files(t, dir))
 	h.wants("guests", h.chosen("all"))
+}
+
+// A volume that a guest comes to use while those of its tile are ended stays, and so does that guest's disk.
+func TestATileWhoseVolumeIsTakenWhileItEndsStays(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	_, err := h.create(template(t, twoGuests), 1, 1)
+	ok(t, err)
+	h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-a")
+	last, err := h.guests.ByName("lab-1-b")
+	ok(t, err)
+	busy, goOn := make(chan struct{}), make(chan struct{})
+	over := make(chan error, 1)
+	go func() { // it answers nobody meanwhile, nor who ends it
+		over <- last.ChangeMetadata(t.Context(), guest.Title, func(*domain.Definition) (*string, error) {
+			close(busy)
+			<-goOn
+			return nil, nil
+		}, "", "", guest.Affect{Config: true})
+	}()
+	<-busy
+	var got []string
+	var failed error
+	removed := make(chan struct{})
+	go func() {
+		defer close(removed)
+		got, failed = h.remove("lab/1")
+	}()
+	for tick := time.NewTicker(time.Millisecond); h.view("lab-1-a").State.Active(); <-tick.C {
+		ok(t, t.Context().Err())
+	}
+	h.define(strings.Replace(small("stranger"), "<serial type='pty'/>", "<disk type='volume' device='disk'><driver name='qemu' type='qcow2'/>"+
+		"<source pool='default' volume='lab-1.qcow2'/><target dev='vda' bus='virtio'/></disk>", 1))
+	close(goOn)
+	ok(t, <-over)
+	<-removed
+	refused(t, failed, fault.WrongState, `domain "stranger"`)
+	h.wants("remove", got, "lab/1 failed")
+	h.wants("files", files(t, dir), "lab-1-top.qcow2", "lab-1.qcow2")
+	h.run(Request{Verb: Undefine}, "stranger")
+	_, err = h.remove("lab/1")
+	ok(t, err)
+	h.wants("files left", files(t, dir))
 }
 
 // asking is the context of one who asks a guest: came is closed when that waits for an answer.

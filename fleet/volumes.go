@@ -89,18 +89,26 @@ func (f *Fleet) checkUnused(ctx context.Context, t TileState, users map[string][
 					"domain %q, which is not of tile %s, uses its volume %s; take the disk from it first", u.name, t.Name(), v)
 			}
 		}
-		path := f.pathOfVolume(v)
-		if path == "" {
-			continue
-		}
-		for _, above := range f.pools.Above(ctx, path) {
-			if name := (VolumeName{above.Pool, above.Name}); !slices.Contains(t.Volumes, name) {
-				return fault.New(fault.WrongState, fault.Volume,
-					"volume %s, which is not of tile %s, lies above its volume %s, as the disk of a thin clone does; remove that first", name, t.Name(), v)
-			}
+		if above, is := f.overlying(ctx, v, t.Volumes); is {
+			return fault.New(fault.WrongState, fault.Volume,
+				"volume %s, which is not of tile %s, lies above its volume %s, as the disk of a thin clone does; remove that first", above, t.Name(), v)
 		}
 	}
 	return nil
+}
+
+// overlying finds a volume that lies above another, as the disk of a thin clone does, and is none of these.
+func (f *Fleet) overlying(ctx context.Context, v VolumeName, but []VolumeName) (name VolumeName, is bool) {
+	path := f.pathOfVolume(v)
+	if path == "" {
+		return name, false
+	}
+	for _, above := range f.pools.Above(ctx, path) {
+		if name = (VolumeName{above.Pool, above.Name}); !slices.Contains(but, name) {
+			return name, true
+		}
+	}
+	return VolumeName{}, false
 }
 
 // pathOfVolume is where a volume lies; empty: that is not known, or it is not there.
