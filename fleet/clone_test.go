@@ -373,6 +373,29 @@ func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 	}
 }
 
+// It stays one where a pool is away in which another may be: started it would destroy that.
+func TestAGuestStaysATemplateForClonesThatNobodySees(t *testing.T) {
+	h := newHerd(t)
+	h.goldenGuest()
+	g := toClone(t, h)
+	dir := filepath.Join(h.dir, "other")
+	ok(t, os.Mkdir(dir, 0o700))
+	other, err := h.pools.Define(t.Context(), "<pool type='dir'><name>other</name><target><path>"+dir+"</path></target></pool>", false)
+	ok(t, err)
+	ok(t, other.Start(t.Context(), volume.NoBuild))
+	ok(t, h.begun(cloneKind, uuid.NewString(), unfinished{Volumes: []VolumeName{{Pool: "default", Name: "one-vda.qcow2"}}, Template: g.UUID()}))
+	ok(t, g.MakeTemplate(t.Context()))
+	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true, Pool: "other"})
+	ok(t, err)
+	ok(t, other.Stop(t.Context()))
+	h.Recover(t.Context())
+	if !g.View().Template || len(h.left()) > 0 {
+		t.Errorf("it is a template: %v, and there is left: %+v", g.View().Template, h.left())
+	}
+	ok(t, other.Start(t.Context(), volume.NoBuild))
+	refused(t, h.release(t.Context(), g, nil), fault.Busy, `"two"`)
+}
+
 func toClone(t *testing.T, h *herd) *guest.Guest {
 	t.Helper()
 	g, err := h.guests.ByName("golden")

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
@@ -98,8 +99,9 @@ func (f *Fleet) isLeft(kind store.Kind, key string) bool {
 	return slices.ContainsFunc(f.leftovers, func(l leftover) bool { return l.kind.Name == kind.Name && l.key == key })
 }
 
-// unclaimed leaves out volumes that other guests have come to have: a note may be older than they.
-func (f *Fleet) unclaimed(volumes []VolumeName, own func(user) bool) []VolumeName {
+// unclaimed leaves out volumes that other guests have come to have, or that have come to lie below others: a
+// note may be older than they.
+func (f *Fleet) unclaimed(ctx context.Context, volumes []VolumeName, own func(user) bool) []VolumeName {
 	users := f.users()
 	return slices.DeleteFunc(slices.Clone(volumes), func(v VolumeName) bool {
 		for _, u := range f.usersOf(v, users) {
@@ -108,7 +110,11 @@ func (f *Fleet) unclaimed(volumes []VolumeName, own func(user) bool) []VolumeNam
 				return true
 			}
 		}
-		return false
+		above, is := f.overlying(ctx, v, volumes)
+		if is {
+			f.log.Error("a volume that was to be removed with what was not finished lies below another by now, and stays", "volume", v.String(), "above", above.String())
+		}
+		return is
 	})
 }
 
@@ -226,6 +232,8 @@ func (f *Fleet) tidy(ctx context.Context) error {
 			err = f.ended(l.kind, l.key)
 		case f.within(l.Volumes):
 			err = f.follow(ctx, l, false)
+		case !l.Removing:
+			err = f.letBe(l)
 		}
 		if err != nil {
 			f.log.Debug("a part is left still of what was not finished", "kind", l.kind.Name, "name", l.key, "error", err)
@@ -241,12 +249,18 @@ func (f *Fleet) tidy(ctx context.Context) error {
 func (f *Fleet) within(volumes []VolumeName) bool {
 	return !slices.ContainsFunc(volumes, func(v VolumeName) bool {
 		p, err := f.pools.ByName(v.Pool)
-		return err != nil || p.View().State != volume.Running || p.View().Taken.IsZero()
+		return err != nil || !isRead(p)
 	})
 }
 
-// follow removes what a note is of, and forgets it. Where a guest of that runs, or has run and was
-// saved, somebody has it by now and keeps all of it, unless the guests are to be ended, too.
+// isRead says whether a pool runs, and its volumes are known.
+func isRead(p *volume.Pool) bool {
+	v := p.View()
+	return v.State == volume.Running && !v.Taken.IsZero()
+}
+
+// follow removes what a note is of, and forgets it. Where a guest of that runs, or has run,
+// somebody has it by now and keeps all of it, unless the guests are to be ended, too.
 func (f *Fleet) follow(ctx context.Context, l leftover, ending bool) error {
 	log := f.log.With("kind", l.kind.Name, "name", l.key)
 	members := f.membersOf(l)
@@ -254,10 +268,9 @@ func (f *Fleet) follow(ctx context.Context, l leftover, ending bool) error {
 		if ending {
 			break
 		}
-		release, err := still(ctx, m)
+		release, err := still(ctx, m, !l.Removing)
 		if fault.Is(err, fault.WrongState) {
-			log.Warn("what was not finished is somebody's by now, and stays", "domain", m.View.Name, "cause", err)
-			return f.ended(l.kind, l.key)
+			return f.leaveTo(l, m, err)
 		}
 		if err != nil {
 			return err
@@ -267,7 +280,7 @@ func (f *Fleet) follow(ctx context.Context, l leftover, ending bool) error {
 	own := func(u user) bool {
 		return slices.ContainsFunc(members, func(m Member) bool { return m.View.Name == u.name })
 	}
-	if err := f.remove(ctx, l, members, f.unclaimed(l.Volumes, own)); err != nil {
+	if err := f.remove(ctx, l, members, f.unclaimed(ctx, l.Volumes, own)); err != nil {
 		return err
 	}
 	if err := f.untemplate(ctx, l.Template); err != nil {
@@ -277,19 +290,57 @@ func (f *Fleet) follow(ctx context.Context, l leftover, ending bool) error {
 	return f.ended(l.kind, l.key)
 }
 
-// still keeps a guest from being started. For one that runs, and may be stuck, nobody waits.
-func still(ctx context.Context, m Member) (release func(), err error) {
-	if m.View.State.Active() {
-		return nil, fault.New(fault.WrongState, fault.Domain, "it runs")
+// leaveTo forgets the note of what somebody has by now.
+func (f *Fleet) leaveTo(l leftover, m Member, cause error) error {
+	f.log.Warn("what was not finished is somebody's by now, and stays", "kind", l.kind.Name, "name", l.key, "domain", m.View.Name, "cause", cause)
+	return f.ended(l.kind, l.key)
+}
+
+// letBe looks, while what a note is of cannot be removed, whether somebody has come to have it: the guest
+// may have ended again by the time that it could be.
+func (f *Fleet) letBe(l leftover) error {
+	for _, m := range f.membersOf(l) {
+		if err := runs(m, true); err != nil {
+			return f.leaveTo(l, m, err)
+		}
 	}
-	_, release, err = m.Guest.KeepStill(ctx)
-	return release, err
+	return nil
+}
+
+// runs refuses a guest that does, or has since this daemon knows it.
+func runs(m Member, orHas bool) error {
+	switch v := m.Guest.View(); {
+	case v.State.Active():
+		return fault.New(fault.WrongState, fault.Domain, "it runs")
+	case orHas && v.Reason != domain.ReasonUnknown:
+		return fault.New(fault.WrongState, fault.Domain, "it has run")
+	}
+	return nil
+}
+
+// still keeps a guest from being started. For one that runs, and may be stuck, nobody waits.
+func still(ctx context.Context, m Member, neverRan bool) (release func(), err error) {
+	if err := runs(m, neverRan); err != nil {
+		return nil, err
+	}
+	if _, release, err = m.Guest.KeepStill(ctx); err != nil {
+		return nil, err
+	}
+	if err := runs(m, neverRan); err != nil { // it did so just now
+		release()
+		return nil, err
+	}
+	return release, nil
 }
 
 // untemplate has a guest be a template no more that was made one for a clone which has gone. Others may
-// lie above it.
+// lie above it, in pools too that are away: of those nobody knows here, and it stays one until a user
+// says otherwise.
 func (f *Fleet) untemplate(ctx context.Context, uuid string) error {
 	g, err := f.guests.ByUUID(uuid)
+	if err == nil && slices.ContainsFunc(f.pools.List(), func(p *volume.Pool) bool { return !isRead(p) }) {
+		return nil
+	}
 	if err == nil {
 		err = f.release(ctx, g, nil)
 	}

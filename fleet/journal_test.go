@@ -140,6 +140,50 @@ func TestWhatIsLeftAndUsedStays(t *testing.T) {
 	h.wants("guests without the tile", h.chosen("all"), "one")
 }
 
+// Nor is what was left removed when a guest of it has run: what was written by it is somebody's, who may have shut it
+// down before all pools are there.
+func TestWhatIsLeftAndWasUsedStays(t *testing.T) {
+	for name, amid := range map[string]bool{"seen as it runs": true, "seen when it has ended": false} {
+		t.Run(name, func(t *testing.T) {
+			h := newHerd(t)
+			dir := h.withPool()
+			h.halfMade(t)
+			before := files(t, dir)
+			p, err := h.pools.ByName("default")
+			ok(t, err)
+			ok(t, p.Stop(t.Context()))
+			h.Recover(t.Context())
+			h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-b") // which has its disks elsewhere
+			if amid {
+				ok(t, h.tidy(t.Context()))
+			}
+			h.run(Request{Verb: Destroy}, "lab-1-b")
+			ok(t, p.Start(t.Context(), volume.NoBuild))
+			h.tidied()
+			h.wants("files", files(t, dir), before...)
+			h.wants("guests", h.chosen("all"), "lab-1-a", "lab-1-b")
+		})
+	}
+}
+
+// What somebody has cloned of what was left has its disks below it: they stay for the clone.
+func TestWhatLiesBelowACloneOfWhatIsLeftStays(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	h.halfMade(t)
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	ok(t, p.Stop(t.Context()))
+	h.Recover(t.Context())
+	ok(t, p.Start(t.Context(), volume.NoBuild))
+	got, err := h.clone(CloneRequest{Source: "lab-1-a", Names: []string{"one"}, Thin: true})
+	ok(t, err)
+	h.wants("clone", got, "one done")
+	h.tidied()
+	h.wants("files", files(t, dir), "lab-1.qcow2", "one-vda.qcow2")
+	h.wants("guests", h.chosen("all"), "one")
+}
+
 // What is taken back of a tile or a clone, and stays in part, is in mind with its note.
 func TestWhatIsNotTakenBackIsLeft(t *testing.T) {
 	h := newHerd(t)
