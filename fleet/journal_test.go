@@ -184,6 +184,31 @@ func TestWhatLiesBelowACloneOfWhatIsLeftStays(t *testing.T) {
 	h.wants("guests", h.chosen("all"), "one")
 }
 
+// A daemon that begins serves others before it is done with all that is left, and goes on with that then.
+func TestNobodyWaitsForAllThatIsLeft(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	h.halfMade(t)
+	before := files(t, dir)
+	release := mounttest.Hang(t, dir)
+	late := errors.New("others are to be served")
+	ctx, stop := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, late)
+	defer stop()
+	began := time.Now()
+	h.Recover(ctx)
+	if took := time.Since(began); took > 20*time.Second || len(h.left()) != 1 {
+		t.Errorf("it was waited for for %v, and there is left: %+v", took, h.left())
+	}
+	release()
+	h.wants("files", files(t, dir), before...)
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	ok(t, p.Refresh(t.Context()))
+	h.tidied()
+	h.wants("files left", files(t, dir))
+	h.wants("guests left", h.chosen("all"))
+}
+
 // What is taken back of a tile or a clone, and stays in part, is in mind with its note.
 func TestWhatIsNotTakenBackIsLeft(t *testing.T) {
 	h := newHerd(t)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -47,7 +48,9 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 		return err
 	}
 	all := fleet.New(fleet.Config{Guests: rooms.Guests, Pools: rooms.Pools, Events: rooms.Events, Log: log})
-	all.Recover(ctx)
+	recovering, stop := context.WithTimeoutCause(ctx, recoverPatience, errServing)
+	all.Recover(recovering)
+	stop()
 	gate, audit, err := o.guard(rooms, all, log, &opened)
 	if err != nil {
 		return err
@@ -108,6 +111,12 @@ func (c *closers) close(log *slog.Logger) {
 // settlePatience is how long the daemon's readiness waits for pools, so that a
 // client that comes at once finds their volumes.
 const settlePatience = 2 * time.Second
+
+// recoverPatience is how long clients wait for what an earlier daemon has left of tiles and clones to be removed:
+// guests or file systems that hang are gone on with beside them.
+const recoverPatience = 10 * time.Second
+
+var errServing = errors.New("clients are to be served first; it is gone on with then")
 
 // lastVictim makes the daemon the last that the kernel ends when memory runs out,
 // but for those that it never does.
