@@ -59,6 +59,11 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 		return Summary{}, err
 	}
 	defer release()
+	leave, err := f.keepTile(f.Of(g))
+	if err != nil {
+		return Summary{}, err
+	}
+	defer leave()
 	c, err := f.cloningOf(def, q)
 	if err != nil {
 		return Summary{}, err

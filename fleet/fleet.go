@@ -36,8 +36,8 @@ type Fleet struct {
 	// leftovers are notes of tiles and clones that were not finished.
 	leftovers []leftover
 	untidy    chan struct{} // holds one: there are some to try again
-	// busy are the tiles that are being made or removed, by name.
-	busy map[string]bool
+	// busy are the tiles that are being made or removed (alone), and how many calls clone guests of others, by name.
+	busy map[string]int
 	// making is held by those who make or remove tiles or clones, and alone by who removes what is left.
 	making sync.RWMutex
 }
@@ -52,7 +52,7 @@ type readOnce struct {
 
 // New makes a fleet of a registry's guests. It starts nothing by itself.
 func New(c Config) *Fleet {
-	return &Fleet{guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, read: map[string]readOnce{}, busy: map[string]bool{}, untidy: make(chan struct{}, 1)}
+	return &Fleet{guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, read: map[string]readOnce{}, busy: map[string]int{}, untidy: make(chan struct{}, 1)}
 }
 
 // Member is a guest as part of a set, as of one moment.

@@ -110,15 +110,23 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 	})
 }
 
+// alone stands for a tile's being made or removed.
+const alone = -1
+
 // beginTile has one at a time make or remove a tile: what it is of is told by names, which the next
 // tile of its name has, too.
 func (f *Fleet) beginTile(name string) (leave func(), err error) {
 	f.mu.Lock()
 	busy := f.busy[name]
-	f.busy[name] = true
+	if busy == 0 {
+		f.busy[name] = alone
+	}
 	f.mu.Unlock()
-	if busy {
-		return nil, fault.New(fault.Busy, fault.Domain, "tile %s is being made or removed by another call; try again when that has ended", name)
+	switch {
+	case busy == alone:
+		return nil, busyTile(name)
+	case busy > 0:
+		return nil, fault.New(fault.Busy, fault.Domain, "a guest of tile %s is being cloned; try again when that has ended", name)
 	}
 	f.making.RLock()
 	return func() {
@@ -126,6 +134,32 @@ func (f *Fleet) beginTile(name string) (leave func(), err error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		delete(f.busy, name)
+	}, nil
+}
+
+func busyTile(name string) error {
+	return fault.New(fault.Busy, fault.Domain, "tile %s is being made or removed by another call; try again when that has ended", name)
+}
+
+// keepTile keeps the tile of a guest that is to be cloned, if it has one, from being made or removed until leave is
+// called: the disks of thin clones would lose what lies below them.
+func (f *Fleet) keepTile(m Member) (leave func(), err error) {
+	name, is := m.Labels[tileLabel]
+	if !is {
+		return func() {}, nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.busy[name] == alone {
+		return nil, busyTile(name)
+	}
+	f.busy[name]++
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.busy[name]--; f.busy[name] == 0 {
+			delete(f.busy, name)
+		}
 	}, nil
 }
 

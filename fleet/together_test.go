@@ -33,6 +33,25 @@ func TestATileIsMadeOrRemovedByOneAtATime(t *testing.T) {
 	got, err = h.create(template(t, oneGuest), 1, 1)
 	ok(t, err)
 	h.wants("create", got, "lab/1 done")
+
+	// Nor while a guest of it is cloned, by however many: what lies below a thin clone would go.
+	g, err := h.guests.ByName("lab-1")
+	ok(t, err)
+	leave, err = h.beginTile("lab/1")
+	ok(t, err)
+	_, err = h.clone(CloneRequest{Source: "lab-1", Names: []string{"one"}, Thin: true})
+	refused(t, err, fault.Busy, "by another call")
+	leave()
+	leave, err = h.keepTile(h.Of(g))
+	ok(t, err)
+	_, err = h.clone(CloneRequest{Source: "lab-1", Names: []string{"one"}, Thin: true})
+	ok(t, err)
+	_, err = h.remove("lab/1")
+	refused(t, err, fault.Busy, "is being cloned")
+	leave()
+	_, err = h.remove("lab/1")
+	ok(t, err)
+	h.wants("guests", h.chosen("all"), "one")
 }
 
 // A tile that was removed and made anew before its turn comes in a call that removes many goes whole: its
