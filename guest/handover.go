@@ -154,8 +154,11 @@ func standsAlone(f *os.File, format string) error {
 	if format != string(image.Qcow2) {
 		return nil
 	}
-	image.Claim(f)
-	info, err := image.Inspect(f, image.Qcow2)
+	err := image.Claim(f)
+	var info image.Info
+	if err == nil {
+		info, err = image.Inspect(f, image.Qcow2)
+	}
 	if err == nil && (info.Backing != nil || info.External) {
 		err = fault.New(fault.Unsupported, fault.Config, "its header names another file, which is not followed for firmware; make one image of both (qemu-img convert)")
 	}

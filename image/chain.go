@@ -205,11 +205,29 @@ func (l *Layer) HandOut(mode int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	Claim(f)
-	if err := l.LikeIn(f); err != nil {
+	err = Claim(f)
+	if err == nil {
+		err = hasName(f)
+	}
+	if err == nil {
+		err = l.LikeIn(f)
+	}
+	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// hasName refuses a file that was removed since it was found: what is written there goes with its last user.
+func hasName(f *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return openFault(err, f.Name())
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 0 {
+		return fault.New(fault.NotFound, fault.Volume, "%s has just been removed", f.Name())
+	}
+	return nil
 }
 
 // enter notes a layer's identity to find loops.

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"errors"
 	"os"
 	"testing"
 
@@ -38,5 +39,45 @@ func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
 	var back *os.File
 	if back, err = chain[0].HandOut(unix.O_RDWR); !fault.Is(err, fault.Busy) || back != nil {
 		t.Errorf("it is handed out with another header: %v", err)
+	}
+}
+
+// TestNobodyIsHandedWhatIsRemoved: of who removes an image and who has QEMU write to it one comes first, and the other is told.
+func TestNobodyIsHandedWhatIsRemoved(t *testing.T) {
+	f := empty(t, "image")
+	if err := f.Truncate(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	chain, err := OpenChain(t.Context(), f.Name(), Raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer chain.Close()
+	out, err := chain[0].HandOut(unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := HoldToRemove(f); !fault.Is(err, fault.Busy) {
+		t.Errorf("what is handed out may be removed: %v", err)
+	}
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := HoldToRemove(f); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := chain[0].HandOut(unix.O_RDWR); !fault.Is(err, fault.Busy) {
+		t.Errorf("it is handed out as it is removed: %v", err)
+	}
+	out, err = chain[0].HandOut(unix.O_RDONLY)
+	if err != nil {
+		t.Errorf("nobody would write: %v", err)
+	}
+	_ = out.Close() // opened to read
+	if err := errors.Join(f.Close(), os.Remove(f.Name())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := chain[0].HandOut(unix.O_RDWR); !fault.Is(err, fault.NotFound) {
+		t.Errorf("it is handed out when it is gone: %v", err)
 	}
 }

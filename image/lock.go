@@ -45,12 +45,17 @@ func InUse(f *os.File) Use {
 
 // Claim shows an image that QEMU is about to be handed as one that is read, or written where it is open for that, until
 // the last who was handed the file has closed it, so that the daemon writes no other header to it, nor removes or copies
-// what is about to be written: a start may wait long for its turn. QEMU takes the claim over with the file.
-func Claim(f *os.File) {
+// what is about to be written: a start may wait long for its turn. QEMU takes the claim over with the file. It is Busy
+// where somebody lets nobody write: he looks for claims when he has said so, and this looks for him when it has claimed.
+func Claim(f *os.File) error {
 	_ = show(f, lockHeld+permRead) // some file systems have no such locks
-	if how, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0); err == nil && how&unix.O_ACCMODE == unix.O_RDWR {
-		_ = show(f, lockHeld+permWrite)
+	if how, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0); err != nil || how&unix.O_ACCMODE != unix.O_RDWR {
+		return err
 	}
+	if _ = show(f, lockHeld+permWrite); held(f, lockDenied+permWrite, 1) {
+		return fault.New(fault.Busy, fault.Volume, "%s is not to be written just now: it is removed or copied, or another guest, or qemu-img, has it; try again when that has ended", f.Name())
+	}
+	return nil
 }
 
 // mandatory are the file systems on which a byte that is locked so is written by nobody, nor by who has locked it.
@@ -81,6 +86,12 @@ func HoldToWrite(f *os.File) (release func(), err error) {
 // holdToRead keeps them from writing to a file that the daemon copies.
 func holdToRead(f *os.File) (release func(), err error) {
 	return hold(f, []int64{permRead}, []int64{permWrite, permResize})
+}
+
+// HoldToRemove keeps every QEMU that would write to it from a file that is to have no name any more, until it is closed.
+func HoldToRemove(f *os.File) error {
+	_, err := hold(f, nil, []int64{permWrite})
+	return err
 }
 
 // hold marks what is done before it looks who else does what, so that of two one sees the other.

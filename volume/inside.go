@@ -131,9 +131,8 @@ func removeFile(target, name string) error {
 	}
 	defer dir.Close()
 	if f, err := openFile(target, name, unix.O_RDONLY); err == nil {
-		use := image.InUse(f)
-		_ = f.Close() // opened to read
-		if use == image.Written {
+		defer f.Close()
+		if image.HoldToRemove(f) != nil {
 			return fault.New(fault.Busy, fault.Volume, "a guest has %q open to write; stop the guest first", name)
 		}
 	}
