@@ -77,6 +77,8 @@ func TestRulesSayWhoMayDoWhat(t *testing.T) {
 		{"anybody, more", user1(9), Start, NewGuest("public-1", "", nil), false},
 		{"root", user1(0), Monitor, db, true},
 		{"somebody unknown who looks like root", LocalWho(socket.Peer{Unknown: os.ErrInvalid}), Start, db, false},
+		{"somebody unknown who looks like a user", LocalWho(socket.Peer{UID: 1001, Unknown: os.ErrInvalid}), Start, web, false},
+		{"somebody unknown who looks like a group's", LocalWho(socket.Peer{GID: 2000, Unknown: os.ErrInvalid}), Start, web, false},
 		{"somebody far away who looks like root", Who{Subject: "CN=x"}, Start, db, false},
 	} {
 		err := r.Check(c.who, c.verb, c.on)
@@ -165,8 +167,11 @@ func TestRulesThatOthersCouldWriteAreRefused(t *testing.T) {
 	above := t.TempDir()
 	folder := filepath.Join(above, "lodge")
 	path, link := filepath.Join(folder, "access.yaml"), filepath.Join(above, "link.yaml")
+	aside := filepath.Join(above, "aside")
+	byAside := filepath.Join(aside, "link.yaml")
 	for _, err := range []error{
 		os.Chmod(above, 0o755), os.Mkdir(folder, 0o755), os.WriteFile(path, []byte(example), 0o600), os.Symlink(path, link),
+		os.Mkdir(aside, 0o755), os.Symlink(path, byAside),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -181,6 +186,7 @@ func TestRulesThatOthersCouldWriteAreRefused(t *testing.T) {
 		{"everybody's", path, path, 0o622, fault.Denied},
 		{"in everybody's folder", folder, path, 0o777, fault.Denied},
 		{"by a link into everybody's folder", folder, link, 0o777, fault.Denied},
+		{"by a link in everybody's folder", aside, byAside, 0o777, fault.Denied},
 		{"below a group's folder", above, path, 0o775, fault.Denied},
 		{"below a folder where everybody has what is theirs", above, path, 0o777 | os.ModeSticky, 0},
 		{"by a link", path, link, 0o600, 0},

@@ -430,7 +430,7 @@ func TestMarksAreJudgedUnderThePrefixTheyAreKeptBy(t *testing.T) {
 
 // Whoever gives the UUID of what is another's is not told whose it is, unless he may see it.
 func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
-	r, err := ParseRules("access.yaml", []byte("version: 1\nrules:\n  - {name: poolers, who: \"user:1002\", may: [read, pools], pools: mine}\n  - {name: lookers, who: \"user:1002\", may: read, pools: seen}\n"))
+	r, err := ParseRules("access.yaml", []byte("version: 1\nrules:\n  - {name: poolers, who: \"user:1002\", may: [read, pools, networks], pools: mine, networks: mine}\n  - {name: lookers, who: \"user:1002\", may: read, pools: seen}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -460,12 +460,74 @@ func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 	if _, err := pools.Define(t.Context(), named("secret", id), false); err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{Config: Config{Pools: pools}}
+	nets, err := network.Open(t.Context(), network.Config{Data: t.TempDir(), Run: t.TempDir(), Instance: "told", Store: st, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nets.Close)
+	net := func(name, id string) string {
+		return "<network><name>" + name + "</name><uuid>" + id + "</uuid><ip address='10.9.0.1' prefix='24'/></network>"
+	}
+	if _, err := nets.Define(t.Context(), net("secret", id), false); err != nil {
+		t.Fatal(err)
+	}
+	g := &Gate{Config: Config{Pools: pools, Networks: nets}, routeInto: func(netip.Prefix, string) (string, error) { return "", nil }}
 	g.rules.Store(r)
+	docs := []string{net("mine", id), net("mine", strings.ToUpper(id))}
 	for _, spelt := range []string{id, strings.ToUpper(id), strings.ReplaceAll(id, "-", ""), "{" + id + "}", " urn:uuid:" + id} {
-		_, err := g.Document(user1(1002), Pools, Object{}, named("mine", spelt))
+		docs = append(docs, named("mine", spelt))
+	}
+	for _, doc := range docs {
+		_, err := g.Document(user1(1002), Pools, Object{}, doc)
 		if !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "that of another") || strings.Contains(err.Error(), "secret") {
-			t.Errorf("the UUID %q: %v", spelt, err)
+			t.Errorf("%s: %v", doc, err)
+		}
+	}
+}
+
+// Who makes pools and volumes has them in his places, of directories alone: others take what is
+// the host's, its devices, its volume groups and what other hosts serve.
+func TestAPoolIsNoWayToTheHost(t *testing.T) {
+	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: poolers, who: \"user:1002\", may: [read, pools, volumes], pools: mine, images: /srv/mine}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Gate{Config: Config{Pools: &volume.Pools{}}}
+	g.rules.Store(r)
+	pool := func(kind, source, target string) string {
+		return "<pool type='" + kind + "'><name>mine</name><source>" + source + "</source><target><path>" + target + "</path></target></pool>"
+	}
+	lower := func(path string) string {
+		return "<volume><name>upper</name><capacity>1</capacity><target><format type='qcow2'/></target><backingStore><path>" + path + "</path><format type='raw'/></backingStore></volume>"
+	}
+	on := Object{Kind: Pool, Name: "mine"}
+	for _, c := range []struct {
+		doc  string
+		want bool
+	}{
+		{pool("dir", "", "/srv/mine"), true},
+		{pool("dir", "", "/srv/mine/images"), true},
+		{pool("dir", "", "/srv"), false},
+		{pool("dir", "", "/srv/mine/../others"), false},
+		{pool("dir", "", "/srv/mines"), false},
+		{pool("dir", "", "srv/mine"), false},
+		{pool("fs", "<device path='/srv/mine/disk'/>", "/srv/mine"), false},
+		{pool("netfs", "<host name='files'/><dir path='/srv/mine'/>", "/srv/mine"), false},
+		{pool("logical", "<name>vg0</name>", "/srv/mine"), false},
+		{pool("logical", "<name>vg0</name>", "/dev/vg0"), false},
+		{pool("disk", "<device path='/srv/mine/disk'/>", "/srv/mine"), false},
+		{strings.Replace(pool("dir", "", "/srv/mine"), "</name>", "</name><name>others</name>", 1), false},
+		{lower("/srv/mine/lower"), true},
+		{lower("/srv/others/lower"), false},
+		{lower("/srv/mine/../others/lower"), false},
+		{lower("lower"), false},
+	} {
+		verb := Volumes
+		if strings.HasPrefix(c.doc, "<pool") {
+			verb = Pools
+		}
+		if _, err := g.Document(user1(1002), verb, on, c.doc); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", c.doc, err)
 		}
 	}
 }

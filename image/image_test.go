@@ -338,22 +338,48 @@ func TestChainsThatAreRefused(t *testing.T) {
 	for i := range MaxDepth {
 		overlay(fmt.Sprint("deep", i+1), at(fmt.Sprint("deep", i)), "qcow2")
 	}
-	patchOutFormat(t, at("loop1"), at("undeclared"))
+	qemuImg(t, "create", "-q", "-f", "qcow2", at("whole"), "1M")
+	overlay("declared", at("whole"), "qcow2")
+	patchOutFormat(t, at("declared"), at("undeclared"))
+	locked := func(name string, method byte) {
+		image, err := os.ReadFile(at("whole"))
+		if err == nil {
+			image[35] = method // of encryption
+			err = os.WriteFile(at(name), image, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	locked("old", 1)
+	locked("luks", 2)
+	overlay("above-luks", at("luks"), "qcow2")
+	first := append([]byte("QFI\xfb\x00\x00\x00\x01"), make([]byte, 64)...) // of the first version
+	first[39] = 1                                                           // encrypted
+	if err := os.WriteFile(at("first"), first, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	overlay("above-first", at("first"), "qcow")
 	fifo := at("fifo")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	overlay("pipe", fifo, "raw")
-	for name, want := range map[string]fault.Kind{
-		"loop1": fault.Invalid, "self": fault.Invalid, "net": fault.Unsupported, "device": fault.Invalid, "gone": fault.NotFound,
-		"external": fault.Unsupported, fmt.Sprint("deep", MaxDepth): fault.Invalid, "undeclared": fault.Invalid, "pipe": fault.Invalid,
+	for name, want := range map[string]struct {
+		kind  fault.Kind
+		words string
+	}{
+		"loop1": {fault.Invalid, "loop"}, "self": {fault.Invalid, "loop"}, "net": {fault.Unsupported, "not a local file"},
+		"device": {fault.Invalid, "neither a file nor"}, "gone": {fault.NotFound, "nothing"}, "external": {fault.Unsupported, "in another file"},
+		fmt.Sprint("deep", MaxDepth): {fault.Invalid, "more than"}, "undeclared": {fault.Invalid, "declare its format"}, "pipe": {fault.Invalid, "neither a file nor"},
+		"old": {fault.Unsupported, "old way"}, "above-luks": {fault.Unsupported, "only the uppermost"}, "above-first": {fault.Unsupported, "old way"},
 	} {
 		chain, err := OpenChain(t.Context(), at(name), Qcow2)
 		if err == nil {
 			chain.Close()
 		}
-		if fault.Of(err) != want || err == nil {
-			t.Errorf("%s: %v (%v), want %v", name, err, fault.Of(err), want)
+		if err == nil || fault.Of(err) != want.kind || !strings.Contains(err.Error(), want.words) {
+			t.Errorf("%s: %v (%v), want %v, %q", name, err, fault.Of(err), want.kind, want.words)
 		}
 	}
 }
