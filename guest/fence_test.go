@@ -106,6 +106,8 @@ func TestASavedGuestKeepsTheFence(t *testing.T) {
 	ok(t, g.ManagedSave(client, guest.SaveOptions{}))
 	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", own)
 	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
+	d.define(again(small("saved"), g)) // which has no such disk
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, secret)
 	ok(t, g.RemoveManagedSave(d.ctx()))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 }
@@ -208,7 +210,8 @@ func TestASavedGuestKeepsTheFenceOfItsFiles(t *testing.T) {
 	g := d.define(small("saved", "<controller type='virtio-serial'/>"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	ok(t, g.Attach(client, port, guest.Affect{Live: true}))
-	ok(t, g.ManagedSave(client, guest.SaveOptions{}))
+	d.define(again(small("saved", "<controller type='virtio-serial'/>"), g)) // which has no such port
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
 	ok(t, os.RemoveAll(way))
 	ok(t, os.Symlink(d.dir, way))
 	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, way)
@@ -229,10 +232,14 @@ func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 	precious := filepath.Join(others, "precious")
 	ok(t, os.WriteFile(precious, []byte("precious"), 0o600))
 	ok(t, os.Mkdir(filepath.Join(folder, "deep"), 0o755))
-	port := func(path string) string { return "<serial type='file'><source path='" + path + "'/></serial>" }
 	plain, deep := filepath.Join(folder, "port.log"), filepath.Join(folder, "deep/precious")
-	for path, link := range map[string][2]string{plain: {precious, plain}, deep: {others, filepath.Dir(deep)}} {
-		g, err := d.Define(client, small("port", port(path)), false)
+	logged := filepath.Join(folder, "logged")
+	for path, link := range map[string][2]string{plain: {precious, plain}, logged: {precious, logged}, deep: {others, filepath.Dir(deep)}} {
+		port := "<serial type='file'><source path='" + path + "'/></serial>"
+		if path == logged {
+			port = "<serial type='null'><log file='" + path + "'/></serial>"
+		}
+		g, err := d.Define(client, small("port", port), false)
 		ok(t, err)
 		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 		ok(t, g.Destroy(d.ctx(), false))
@@ -247,6 +254,14 @@ func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 	g, err := d.Define(client, strings.Replace(small("uefi"), "</os>", firmware, 1), false)
 	ok(t, err)
 	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, deep)
+	copied := filepath.Join(folder, "copied")
+	ok(t, os.WriteFile(copied, []byte("variables"), 0o600))
+	firmware = "<loader readonly='yes' type='pflash'>" + template + "</loader><nvram template='" + copied + "'>" + folder + "/vars</nvram></os>"
+	g, err = d.Define(client, strings.Replace(small("copying"), "</os>", firmware, 1), false)
+	ok(t, err)
+	ok(t, os.Remove(copied))
+	ok(t, os.Symlink(precious, copied))
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, copied)
 	g = d.define(small("dumped"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	refused(t, g.Dump(client, deep, guest.DumpOptions{Memory: "elf"}), fault.Denied, deep)
@@ -256,6 +271,41 @@ func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(others); err != nil || len(entries) != 1 {
 		t.Errorf("beside it lie %v, %v", entries, err)
+	}
+}
+
+// A file that one client has named is opened where that one is held to, although another names it too
+// that is held to other folders, which the file does not lie in.
+func TestWhoNamesAFileAgainLiftsNoFence(t *testing.T) {
+	d := newDaemonOf(t, true)
+	folder, _, client := d.fencedIn()
+	others, precious := filepath.Join(d.dir, "of-others"), filepath.Join(d.dir, "precious")
+	other := images.WithFence(d.ctx(), []string{others})
+	ok(t, os.Mkdir(others, 0o755))
+	ok(t, os.WriteFile(precious, []byte("precious"), 0o600))
+	port := func(path, number string, more ...string) string {
+		return "<channel type='file'><source path='" + path + "'/><target type='virtio' name='org.test." + number + "'/>" + strings.Join(more, "") + "</channel>"
+	}
+	const bus = "<controller type='virtio-serial'/>"
+	// Of what is stored, and named for the running guest.
+	stored := filepath.Join(folder, "stored")
+	g, err := d.Define(client, small("stored", bus, port(stored, "0")), false)
+	ok(t, err)
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Attach(other, port(stored, "1", "<log file='"+others+"/log'/>"), guest.Affect{Live: true})) // and something of its own
+	ok(t, g.Destroy(d.ctx(), false))
+	// Of what the running guest has, and is stored.
+	live := filepath.Join(folder, "live")
+	h := d.define(small("live", bus))
+	ok(t, h.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, h.Attach(client, port(live, "0"), guest.Affect{Live: true}))
+	_, err = d.Define(other, again(small("live", bus, port(live, "0")), h), false)
+	ok(t, err)
+	ok(t, h.Destroy(d.ctx(), false))
+	for path, of := range map[string]*guest.Guest{stored: g, live: h} {
+		ok(t, os.Remove(path))
+		ok(t, os.Symlink(precious, path))
+		refused(t, of.Start(d.ctx(), guest.StartOptions{}), fault.Denied, path)
 	}
 }
 

@@ -29,6 +29,7 @@ func TestRemarks(t *testing.T) {
 		"host's CPU":  {func(d *domain.Definition) { d.CPU = domain.CPU{Mode: "host-passthrough"} }, "tainted: use of host cpu passthrough", false},
 		"machine":     {func(d *domain.Definition) { d.OS.Machine = "pc-i440fx-1.4" }, "deprecated configuration: machine type 'pc-i440fx-1.4'", true},
 		"display":     {func(d *domain.Definition) { d.Devices.Graphics = displays("address", "0.0.0.0", false) }, "insecure: the vnc display listens on 0.0.0.0 without a password: let it listen on 127.0.0.1 or a socket, or give it a password", false},
+		"network":     {func(d *domain.Definition) { d.Devices.Graphics = displays("network", "10.0.0.1", false) }, "insecure: the vnc display listens on 10.0.0.1 without a password: let it listen on 127.0.0.1 or a socket, or give it a password", false},
 		"password":    {func(d *domain.Definition) { d.Devices.Graphics = displays("address", "::", true) }, "", false},
 		"loopback":    {func(d *domain.Definition) { d.Devices.Graphics = displays("address", "::1", false) }, "", false},
 		"no address":  {func(d *domain.Definition) { d.Devices.Graphics = displays("address", "", false) }, "", false},

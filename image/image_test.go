@@ -365,6 +365,11 @@ func TestChainsThatAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	overlay("pipe", fifo, "raw")
+	for _, node := range []string{fifo, "/dev/null", dir} { // to open one can do harm
+		if f, err := Open(node); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%s is opened: %v, %v", node, f, err)
+		}
+	}
 	for name, want := range map[string]struct {
 		kind  fault.Kind
 		words string
