@@ -426,6 +426,16 @@ func TestMarksAreJudgedUnderThePrefixTheyAreKeptBy(t *testing.T) {
 			t.Errorf("%s under %q: %v", c.doc, c.key, err)
 		}
 	}
+	// Of marks that nobody can read nobody knows that a label is not among them.
+	if r, err = ParseRules("access.yaml", []byte("version: 1\nrules: [{name: most, who: \"user:1002\", may: [read, define], guests: \"!label=team:infra\"}]\n")); err != nil {
+		t.Fatal(err)
+	}
+	g.rules.Store(r)
+	for doc, want := range map[string]bool{"<guest><label name='team' value='web'/></guest>": true, "<guest priority='high'><label name='team' value='infra'/></guest>": false} {
+		if err := g.Mark(user1(1002), "u", "lodge", doc); (err == nil) != want || err != nil && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", doc, err)
+		}
+	}
 }
 
 // Whoever gives the UUID of what is another's is not told whose it is, unless he may see it.

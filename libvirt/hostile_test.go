@@ -3,8 +3,14 @@ package libvirt
 import (
 	"context"
 	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -54,6 +60,49 @@ func TestBrokenPackets(t *testing.T) {
 	w.write(raw(frameLimitReader+8, call(xdr.ProcConnectGetType), nil))
 	w.closed()
 	bystander.works()
+}
+
+// TestDescriptorsThatWereNotAnnouncedAreClosed: a client leaves none behind in the daemon, which has them for all.
+func TestDescriptorsThatWereNotAnnouncedAreClosed(t *testing.T) {
+	h := serve(t)
+	for _, count := range []int{2, xdr.MaxFDs + 1} {
+		w := h.open("")
+		end, sent, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = end.Close() }()
+		w.write(raw(32, withType(call(xdr.ProcDomainCreateWithFiles), xdr.TypeCallWithFDs), []byte{0, 0, 0, 1}))
+		_, _, err = w.conn.WriteMsgUnix([]byte{0}, unix.UnixRights(slices.Repeat([]int{int(sent.Fd())}, count)...), nil)
+		if err = errors.Join(err, sent.Close()); err != nil {
+			t.Fatal(err)
+		}
+		w.closed()
+		err = end.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if _, got := end.Read(make([]byte, 1)); err != nil || !errors.Is(got, io.EOF) {
+			t.Errorf("of %d descriptors some are still open: %v, %v", count, got, err)
+		}
+	}
+	h.open("").works()
+}
+
+// TestABoundOfBytesInFlight: one call always gets on, more only as there is room.
+func TestABoundOfBytesInFlight(t *testing.T) {
+	in := newIntake(3, 100)
+	for _, c := range []struct {
+		size int
+		want bool
+	}{{200, true}, {0, false}, {-200, true}, {60, true}, {60, false}, {40, true}, {1, false}, {-40, true}, {40, true}} {
+		if c.size < 0 {
+			in.give(-c.size)
+		} else if got := in.take(c.size); got != c.want {
+			t.Fatalf("%d bytes beside %d of %d calls: %v", c.size, in.bytes, in.calls, got)
+		}
+	}
+	in = newIntake(1, 100)
+	if !in.take(1) || in.take(1) {
+		t.Error("a second call has a place")
+	}
 }
 
 func withType(h xdr.Header, t xdr.Type) xdr.Header {

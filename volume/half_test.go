@@ -30,7 +30,19 @@ func TestAVolumeThatIsNotHalfMadeStays(t *testing.T) {
 	must(t, p.declare("made", declaration{Format: image.Raw, Inode: made.inode, Building: true, Marked: true}))
 	must(t, p.declare("half", declaration{Format: image.Raw, Inode: half.inode, Building: true, Marked: true}))
 	must(t, p.declare("wiped", declaration{Format: image.Qcow2, Inode: wiped.inode, Remake: &image.Plan{Format: image.Qcow2, Virtual: mib}, Marked: true}))
+	// Of another file of that name an earlier daemon knows nothing, also where files cannot say what they are.
+	others := []*Volume{d.volume(p, volXML("others-half", "raw", mib, "")), d.volume(p, volXML("others-wiped", "raw", mib, ""))}
+	for _, v := range others {
+		must(t, os.WriteFile(v.Path, []byte("another's"), 0o600))
+	}
+	must(t, p.declare("others-half", declaration{Format: image.Raw, Inode: others[0].inode + 1, Building: true}))
+	must(t, p.declare("others-wiped", declaration{Format: image.Raw, Inode: others[1].inode + 2, Remake: &image.Plan{Format: image.Raw, Virtual: mib}}))
 	d.restart()
+	for _, v := range others {
+		if text, err := os.ReadFile(v.Path); err != nil || string(text) != "another's" {
+			t.Errorf("%s is now %q (%v)", v.Name, text, err)
+		}
+	}
 	p, err = d.ByName("p")
 	must(t, err)
 	if _, err := p.Volume("made"); err != nil {
