@@ -207,16 +207,16 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 		return err
 	}
 	err = g.undefine(ctx, o, nvram)
-	if err != nil && ctx.Err() != nil { // its caller has gone, and it may be done or about to be
+	if err == nil && what.NVRAM != "" {
+		err = g.reg.dropVariables(ctx, g.uuid, nvram, held)
+		err = fault.Wrap(err, failure(err), fault.Domain, "domain %q is undefined, but its UEFI variables are left, remove %s yourself", g.Name(), nvram)
+	}
+	if ctx.Err() != nil { // nobody is told that something is left, and the loop may be at it still
 		_ = g.change(context.WithoutCancel(ctx), "", func() error { return nil })
 		g.reg.finishRemoval(g.uuid, what)
 		return err
 	}
-	defer g.reg.forgetRemoval(g.uuid, what)
-	if err == nil && o.NVRAM && nvram != "" {
-		err = g.reg.dropVariables(ctx, g.uuid, nvram, held)
-		return fault.Wrap(err, failure(err), fault.Domain, "domain %q is undefined, but its UEFI variables are left, remove %s yourself", g.Name(), nvram)
-	}
+	g.reg.forgetRemoval(g.uuid, what)
 	return err
 }
 
