@@ -51,7 +51,10 @@ func (g *Guest) dumpCore() {
 			g.log.Warn("the guest has panicked; its memory was dumped", "path", path)
 		}
 		_ = UntilDone(g.reg.life, lastTry, func() error { // or the daemon stops
-			err := g.perform(g.reg.life, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, g.dumped(r) })
+			err := g.perform(g.reg.life, "", domain.JobModify, modifyLimit, func() (work, error) {
+				g.dumped(r)
+				return nil, nil
+			})
 			if fault.Is(err, fault.Timeout) || fault.Is(err, fault.Busy) {
 				return err
 			}
@@ -62,12 +65,11 @@ func (g *Guest) dumpCore() {
 
 // dumped has a guest that has panicked go on, in its turn: restarted while it is saved it would run on disks that its
 // image does not fit any more. It runs in the loop.
-func (g *Guest) dumped(r *run) error {
+func (g *Guest) dumped(r *run) {
 	r.dumping = false
 	if g.run == r {
 		g.advance(lifecycle.Dumped{})
 	}
-	return nil
 }
 
 // roomForCore removes dumps that leave no place for another one of the guest, and tells
