@@ -42,6 +42,27 @@ func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
 	}
 }
 
+// A file that was handed to a QEMU which never came to use it, and is paused and so keeps it, does not keep the same QEMU from
+// the file when it is handed over once more: none of the bytes that QEMU looks at says that somebody writes.
+func TestWhatIsHandedOutIsNotInItsOwnWay(t *testing.T) {
+	f := empty(t, "image")
+	chain, err := OpenChain(t.Context(), f.Name(), Raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer chain.Close()
+	for range 2 {
+		out, err := chain[0].HandOut(unix.O_RDWR)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		if held(out, lockHeld+permWrite, 1) || held(out, lockDenied, permCount) {
+			t.Error("QEMU would find a writer")
+		}
+	}
+}
+
 // TestNobodyIsHandedWhatIsRemoved: of who removes an image and who has QEMU write to it one comes first, and the other is told.
 func TestNobodyIsHandedWhatIsRemoved(t *testing.T) {
 	f := empty(t, "image")

@@ -19,6 +19,10 @@ const (
 	permWrite  = 1
 	permResize = 3
 	permCount  = 5
+
+	// claimed is a byte of the daemon's own: with one of QEMU's a file that was handed over and never used, which a
+	// paused QEMU keeps, would keep it from the same file for good.
+	claimed = 150
 )
 
 // Use is what other processes do with an image.
@@ -34,7 +38,7 @@ const (
 // InUse finds whether QEMU has an image open, by the locks that QEMU takes on
 // it. File systems without such locks show no use.
 func InUse(f *os.File) Use {
-	if held(f, lockHeld+permWrite, 1) {
+	if isWritten(f) {
 		return Written
 	}
 	if held(f, lockHeld, permCount) {
@@ -42,6 +46,9 @@ func InUse(f *os.File) Use {
 	}
 	return Unused
 }
+
+// isWritten says that somebody may write to a file, or is about to.
+func isWritten(f *os.File) bool { return held(f, lockHeld+permWrite, 1) || held(f, claimed, 1) }
 
 // Claim shows an image that QEMU is about to be handed as one that is read, or written where it is open for that, until
 // the last who was handed the file has closed it, so that the daemon writes no other header to it, nor removes or copies
@@ -52,7 +59,7 @@ func Claim(f *os.File) error {
 	if how, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0); err != nil || how&unix.O_ACCMODE != unix.O_RDWR {
 		return err
 	}
-	if _ = show(f, lockHeld+permWrite); held(f, lockDenied+permWrite, 1) {
+	if _ = show(f, claimed); held(f, lockDenied+permWrite, 1) {
 		return fault.New(fault.Busy, fault.Volume, "%s is not to be written just now: it is removed or copied, or another guest, or qemu-img, has it; try again when that has ended", f.Name())
 	}
 	return nil
@@ -112,7 +119,7 @@ func hold(f *os.File, does, denies []int64) (release func(), err error) {
 		busy = busy || held(f, lockDenied+perm, 1)
 	}
 	for _, perm := range denies {
-		busy = busy || held(f, lockHeld+perm, 1)
+		busy = busy || held(f, lockHeld+perm, 1) || perm == permWrite && held(f, claimed, 1)
 	}
 	if busy {
 		release()
