@@ -43,7 +43,8 @@ func (g *Guest) returnMemory(def *domain.Definition, dev device.Device) {
 }
 
 // findModules asks QEMU at which addresses of the guest modules of memory are, and
-// notes it in them.
+// notes it in them. In which slots they are QEMU was told, and is not believed: by
+// those modules are called.
 func findModules(ctx context.Context, s *qmp.Session, modules []*device.Memory) error {
 	if len(modules) == 0 {
 		return nil
@@ -51,7 +52,6 @@ func findModules(ctx context.Context, s *qmp.Session, modules []*device.Memory) 
 	var answer []struct {
 		Data struct {
 			ID   string
-			Slot uint
 			Addr uint64
 		}
 	}
@@ -61,7 +61,8 @@ func findModules(ctx context.Context, s *qmp.Session, modules []*device.Memory) 
 	for _, m := range modules {
 		for _, a := range answer {
 			if a.Data.ID == m.Alias {
-				m.Address = device.DIMM{Slot: a.Data.Slot, Base: a.Data.Addr}
+				at, _ := m.Address.(device.DIMM)
+				m.Address = device.DIMM{Slot: at.Slot, Base: a.Data.Addr}
 			}
 		}
 	}
