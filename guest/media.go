@@ -129,7 +129,9 @@ func (r *run) changingAgain() {
 	if err != nil {
 		r.log.Error("a medium that was being changed is left as it is", "error", err)
 	}
-	r.changing = c
+	if r.changing = c; c != nil {
+		r.notesNode(c.live)
+	}
 }
 
 // forgetChanging notes that no medium is half changed any more.

@@ -145,13 +145,19 @@ func (g *Guest) admitPlug(ctx context.Context, def *domain.Definition, dev devic
 // ever had: QEMU may still use that of a disk which the guest has let go.
 func (r *run) numberNode(def *domain.Definition, dev device.Device) {
 	for _, d := range def.Devices.Disks {
-		if d.Source != nil {
-			r.LastNode = max(r.LastNode, d.Source.Index)
-		}
+		r.notesNode(d)
 	}
 	if d, ok := dev.(*device.Disk); ok && d.Source != nil {
 		r.LastNode = max(r.LastNode+1, d.Source.Index)
 		d.Source.Index = r.LastNode
+	}
+}
+
+// notesNode keeps the number of a disk that a journal names from being given once more: its daemon may not
+// have lived to write down that it had, and QEMU may not let go of the node.
+func (r *run) notesNode(dev device.Device) {
+	if d, ok := dev.(*device.Disk); ok && d.Source != nil {
+		r.LastNode = max(r.LastNode, d.Source.Index)
 	}
 }
 

@@ -96,6 +96,7 @@ func (r *Registry) oweAgain(run *run) {
 		run.log.Error("a device that was being plugged in is left as it is", "error", err)
 		return
 	}
+	run.notesNode(dev)
 	if run.def.Devices.ByAlias(dev.Common().Alias) != nil { // it was the guest's already
 		if p.Twin.Device == "" {
 			run.forgetPlugging()

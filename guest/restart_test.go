@@ -777,6 +777,9 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 				ok(t, g.Detach(d.ctx(), stick, guest.Affect{Live: true}))
 			}
 			ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+			if n := g.View().Active.Devices.Disks[0].Source.Index; n != 2 { // QEMU might use the first node still
+				t.Errorf("the next disk has node %d", n)
+			}
 			ok(t, g.Destroy(d.ctx(), false))
 		})
 	}
