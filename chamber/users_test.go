@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -26,6 +28,26 @@ func asleep(t *testing.T, uid uint32) (ended chan struct{}) {
 		_ = c.Wait() // how it ended is the test's to say
 	}()
 	return ended
+}
+
+// What the daemon was started with, open as whoever starts it has left it, is not for those that it starts.
+func TestNoProgramHasWhatTheDaemonWasStartedWith(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root makes chambers")
+	}
+	fd, err := unix.Open("/", unix.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // it was opened to be looked at
+	house, err := Open("")
+	if err != nil {
+		t.Skip(err)
+	}
+	defer func() { _ = house.Close() }()
+	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("programs have it open: flags %#x, %v", flags, err)
+	}
 }
 
 // Whoever has a number next meets nothing that the one before has left; and nobody else is

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -346,6 +347,11 @@ func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
 		if c.want && err != nil || !c.want && !fault.Is(err, fault.Denied) {
 			t.Errorf("an image of %d:%d over %s: %v", c.owner, c.group, c.base, err)
 		}
+	}
+	// Another file has come in the place of the one that was opened.
+	top := &Layer{Path: at("top"), of: chamber.User{UID: alice, GID: alice}}
+	if err := top.leads(t.Context(), &Layer{Path: at("everybodys"), id: [2]uint64{1, 1}}); !fault.Is(err, fault.Denied) {
+		t.Errorf("an image over what lies there no more: %v", err)
 	}
 }
 

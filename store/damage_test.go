@@ -95,6 +95,20 @@ func TestOneDamagedRecordLosesOnlyItself(t *testing.T) {
 	}
 }
 
+// A record that lies in another's place, by a page of the file that was written to the wrong block for
+// instance, is no record of that.
+func TestARecordInAnothersPlaceIsNotItsOwn(t *testing.T) {
+	sealed := seal("guest", "a", 1, 1, []byte("{}"))
+	for _, c := range []struct {
+		kind, key string
+		own       bool
+	}{{"guest", "a", true}, {"guest", "b", false}, {"network", "a", false}} {
+		if r, err := unsealAs(c.kind, c.key, sealed); (err == nil) != c.own || r.kind != c.kind || r.key != c.key {
+			t.Errorf("as %s %q: %+v, %v", c.kind, c.key, r, err)
+		}
+	}
+}
+
 // Whatever is wrong with the file: the store opens, what it gives is what was
 // written, it takes changes, and the damaged file is kept.
 func TestAnyDamageLeavesAStoreThatWorks(t *testing.T) {
