@@ -118,7 +118,7 @@ func TestADefinitionThatIsSavedTakesItsRight(t *testing.T) {
 	}
 }
 
-// TestWhatACallLosesTakesItsRight: a flag has a call do more than its verb says.
+// TestWhatACallLosesTakesItsRight: a flag has a call do, or tell, more than its verb says.
 func TestWhatACallLosesTakesItsRight(t *testing.T) {
 	for _, c := range []struct {
 		number int32
@@ -130,7 +130,19 @@ func TestWhatACallLosesTakesItsRight(t *testing.T) {
 		{xdr.ProcDomainCreateWithFiles, &xdr.WithDomainFlags{Flags: startForceBoot | startResetNVRAM}, []access.Verb{access.Save, access.Define}},
 		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startAutoDestroy}, []access.Verb{access.Stop}},
 		{xdr.ProcDomainCreateXML, &xdr.WithXMLFlags{Flags: startAutoDestroy}, []access.Verb{access.Stop}},
+		{xdr.ProcDomainCreateXMLWithFiles, &xdr.WithXMLFlags{Flags: startAutoDestroy}, []access.Verb{access.Stop}},
 		{xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{Flags: startAutoDestroy}, nil},
+		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{}, nil},
+		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: xmlSecure}, []access.Verb{access.Define}},
+		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: xmlMigratable}, []access.Verb{access.Define}},
+		{xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.WithDomainFlags{Flags: xmlSecure}, []access.Verb{access.Define}},
+		{xdr.ProcDomainSnapshotGetXMLDesc, &xdr.WithSnapshotFlags{Flags: xmlSecure}, []access.Verb{access.Define}},
+		{xdr.ProcDomainCheckpointGetXMLDesc, &xdr.WithCheckpointFlags{Flags: xmlSecure}, []access.Verb{access.Define}},
+		{xdr.ProcDomainSetVCPUsFlags, &xdr.DomainSetVCPUsFlagsArgs{Flags: vcpuGuest}, []access.Verb{access.Agent}},
+		{xdr.ProcDomainGetVCPUsFlags, &xdr.DomainGetVCPUsFlagsArgs{Flags: vcpuGuest}, []access.Verb{access.Agent}},
+		{xdr.ProcDomainGetVCPUsFlags, &xdr.DomainGetVCPUsFlagsArgs{}, nil},
+		{xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{Source: 1}, []access.Verb{access.Agent}},
+		{xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{}, nil},
 		{xdr.ProcDomainManagedSave, &xdr.WithDomainFlags{Flags: startForceBoot}, nil}, // another flag, of another call
 		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: dumpLive | dumpMemoryOnly}, nil},
 		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: dumpCrash}, []access.Verb{access.Stop}},

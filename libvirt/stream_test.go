@@ -391,3 +391,22 @@ func rights(t *testing.T, f *os.File) []byte {
 	}
 	return b
 }
+
+// TestAStreamThatIsForbiddenAsItBeginsEnds: the rules may have changed since its call was allowed, and who
+// looks through the open streams for that has not met it.
+func TestAStreamThatIsForbiddenAsItBeginsEnds(t *testing.T) {
+	c := &client{life: t.Context(), server: &Server{memory: newMemory(maxHeld)}, streams: newStreams(1)}
+	st, err := c.streams.open(c, &xdr.Procedure{Stream: xdr.StreamBoth}, xdr.Header{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.streams.guard(st, nil, func() error { return nil })
+	if err := context.Cause(st.life); err != nil {
+		t.Errorf("one that is allowed has ended: %v", err)
+	}
+	forbidden := errors.New("forbidden")
+	c.streams.guard(st, nil, func() error { return forbidden })
+	if err := context.Cause(st.life); !errors.Is(err, forbidden) {
+		t.Errorf("one that is forbidden: %v", err)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"net"
 	"os"
@@ -119,6 +120,21 @@ func TestWhoShakesHands(t *testing.T) {
 	if subject, err := meet(t, c, speak(&tls.Config{RootCAs: trust, ServerName: "localhost", Certificates: own})); err != nil || subject != "CN=localhost" {
 		t.Errorf("a good client: %q, %v", subject, err)
 	}
+	// Words with marks in them could look like several, to the patterns of rules.
+	for _, name := range []string{"alice+OU=root", `alice\`, `"alice"`} {
+		certificate := &x509.Certificate{
+			SerialNumber: big.NewInt(8), Subject: pkix.Name{CommonName: name}, NotBefore: self.NotBefore, NotAfter: self.NotAfter,
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		}
+		der, err := x509.CreateCertificate(rand.Reader, certificate, self, &key.PublicKey, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := speak(&tls.Config{RootCAs: trust, ServerName: "localhost", Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
+		if subject, err := meet(t, c, client); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "marks in it") {
+			t.Errorf("%s comes in as %q, %v", name, subject, err)
+		}
+	}
 	for what, client := range map[string]func(net.Conn){
 		"no certificate": speak(&tls.Config{RootCAs: trust, ServerName: "localhost", MaxVersion: tls.VersionTLS12}),
 		"an old version": speak(&tls.Config{RootCAs: trust, ServerName: "localhost", Certificates: own, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}),
@@ -216,6 +232,27 @@ func TestListsOfWhatWasTakenBack(t *testing.T) {
 		if err := c.Reload(); err == nil {
 			t.Errorf("a file with %s is taken for a list", what)
 		}
+	}
+	_, otherKey, other := pki(t)
+	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Hour), NextUpdate: time.Now().Add(time.Hour)}, other, otherKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, folder, "CA/cacrl.pem", "X509 CRL", der)
+	if err := c.Reload(); err == nil || !strings.Contains(err.Error(), "signed") {
+		t.Errorf("a list of somebody else's: %v", err)
+	}
+	list(time.Hour, 8)
+	long, err := os.OpenFile(filepath.Join(folder, "CA/cacrl.pem"), os.O_APPEND|os.O_WRONLY, 0)
+	if err == nil {
+		_, err = long.WriteString(strings.Repeat("\n", maxPEM))
+		err = errors.Join(err, long.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Reload(); err == nil || !strings.Contains(err.Error(), "longer than") {
+		t.Errorf("a list with more behind it than is read: %v", err)
 	}
 	list(-time.Hour, 8)
 	if err := os.WriteFile(filepath.Join(folder, "CA/cacert.pem"), []byte("no certificate"), 0o600); err != nil {
