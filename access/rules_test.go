@@ -155,6 +155,8 @@ func TestWrongRulesAreRefused(t *testing.T) {
 		rule("who: &a everyone\nmay: *a"):                                                    "is no word",
 		rule("who: everyone\nmay: read") + "\n  - name: x\n    who: everyone\n    may: read": "two rules",
 		"version: 1\nrules:\n\t- name: x":                                                    "line",
+
+		"version: 1\nrules: []\n" + strings.Repeat("\n", maxFile): "no file of rules",
 	} {
 		_, err := ParseRules("access.yaml", []byte(text))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "access.yaml") {

@@ -1,8 +1,10 @@
 package guest
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -54,5 +56,28 @@ func TestWhatIsShownIsWhatWasLookedAt(t *testing.T) {
 	close(stop)
 	if err := <-stopped; err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What a QEMU has made in its directory is bounded: whoever looks through it has an end.
+func TestADirectoryThatIsFullIsNotSealed(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root gives files away")
+	}
+	top := t.TempDir()
+	for _, name := range []string{"a", "b", "below/c"} {
+		path := filepath.Join(top, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for most, want := range map[int]bool{3: false, 4: true} {
+		dir, err := os.Open(top)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(sealTree(dir, os.Getgid(), &most), dir.Close()); (err == nil) != want || err != nil && !strings.Contains(err.Error(), "more lies there") {
+			t.Errorf("with %d left: %v", most, err)
+		}
 	}
 }

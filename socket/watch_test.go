@@ -125,3 +125,39 @@ func TestAClientGoesWithItsCertificate(t *testing.T) {
 		t.Errorf("%d are watched of one", len(h.watches.open))
 	}
 }
+
+// A certificate lets in no longer than what its authority's, or one between, does.
+func TestACertificateEndsWithItsAuthority(t *testing.T) {
+	h := host(t)
+	far := h.self.NotAfter.Add(24 * time.Hour)
+	issue := func(name string, authority bool, ends time.Time, by *x509.Certificate) *x509.Certificate {
+		t.Helper()
+		der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+			SerialNumber: big.NewInt(9), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: ends,
+			IsCA: authority, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		}, by, &h.key.PublicKey, h.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := x509.ParseCertificate(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made
+	}
+	soon := time.Now().Add(time.Minute).Truncate(time.Second)
+	between := issue("between", true, soon, h.self)
+	for what, c := range map[string]struct {
+		shown []*x509.Certificate
+		want  time.Time
+	}{
+		"its own end":         {[]*x509.Certificate{issue("alice", false, soon, h.self)}, soon},
+		"that of its maker":   {[]*x509.Certificate{issue("alice", false, far, h.self)}, h.self.NotAfter},
+		"that of one between": {[]*x509.Certificate{issue("alice", false, far, between), between}, soon},
+	} {
+		if until, err := h.now.Load().judge(c.shown); err != nil || !until.Equal(c.want) {
+			t.Errorf("%s: until %v (%v), want %v", what, until, err, c.want)
+		}
+	}
+}

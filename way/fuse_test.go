@@ -120,10 +120,14 @@ func (c *claim) attributes(node uint64) []byte {
 func TestALinkIsNotRootsBecauseItsFileSystemSaysSo(t *testing.T) {
 	f := newField(t)
 	c := &claim{links: []string{"0", "../../root/file", f.path("root/fresh"), f.path("bob/file")}}
-	must(t, unix.Mkdir(f.path("alice/own"), 0o755))
+	c.links = append(c.links, f.path("bob/own/1")) // a link on another such file system
+	for _, dir := range []string{"alice/own", "bob/own"} {
+		must(t, unix.Mkdir(f.path(dir), 0o755))
+	}
 	c.over(t, f.path("alice/own"))
+	(&claim{links: []string{"0"}}).over(t, f.path("bob/own"))
 	f.link(0, "into", "alice/own/1")
-	for path, want := range map[string]bool{"alice/own/0": true, "alice/own/1": true, "into": true, "alice/own/2": false, "alice/own/3": false, "alice/own/4": false} {
+	for path, want := range map[string]bool{"alice/own/0": true, "alice/own/1": true, "into": true, "alice/own/2": false, "alice/own/3": false, "alice/own/4": false, "alice/own/5": false, "bob/own/1": true} {
 		err := At(f.path(path), func(string, int) error { return nil })
 		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", path, err)
