@@ -128,6 +128,7 @@ func TestRefusals(t *testing.T) {
 		"unknown unit":         {in("", "<memtune><hard_limit unit='furlong'>9</hard_limit></memtune>"), fault.Invalid, fault.XML, "furlong"},
 		"bad cpu list":         {in("", "<vcpu cpuset='1-'>2</vcpu>"), fault.Invalid, fault.XML, "cpuset"},
 		"topology mismatch":    {in("", "<vcpu>3</vcpu><cpu><topology sockets='1' cores='2' threads='1'/></cpu>"), fault.Unsupported, fault.Config, "2 vcpus"},
+		"topology that wraps":  {in("", "<vcpu>1</vcpu><cpu><topology sockets='3' cores='12297829382473034411' threads='1'/></cpu>"), fault.Invalid, fault.XML, "each from 1 to"},
 		"bad switch":           {in("<controller type='scsi'><driver ioeventfd='yes'/></controller>", ""), fault.Invalid, fault.XML, "devices/controller/driver/@ioeventfd"},
 		"bad mac":              {in("<interface type='user'><mac address='52:54:00:1'/></interface>", ""), fault.Invalid, fault.XML, "MAC"},
 		"multicast mac":        {in("<interface type='user'><mac address='53:54:00:00:00:01'/></interface>", ""), fault.Invalid, fault.XML, "multicast"},
