@@ -38,4 +38,7 @@ func TestAFileIsHeldWhileItIsNoted(t *testing.T) {
 	if err := Distrust(f); err == nil {
 		t.Error("a file that is closed is noted")
 	}
+	if err := CheckAlone(f); err == nil {
+		t.Error("a file that is closed is looked at")
+	}
 }

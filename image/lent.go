@@ -304,8 +304,10 @@ var promised = []int64{unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SU
 // CheckAlone refuses an image that a process has open to write, for who is about to write it alone. QEMU's locks tell nothing of
 // who keeps it: a QEMU that was taken over holds them until it sees that another is about to look, or gives them up for good.
 func CheckAlone(f *os.File) error {
-	if !isWritable(f) || isOn(f, promised) {
-		return nil
+	written := false
+	err := holding(f, func() error { written = isWritable(f) && !isOn(f, promised); return nil })
+	if err != nil || !written {
+		return err
 	}
 	return fault.New(fault.Busy, fault.Volume, "a process has %s open to write: another guest, the daemon for an upload, a program of the host's, or the QEMU of a guest that was to let go of it and has not (one that is paused does when it runs), or has passed it on; "+
 		"find it (fuser -v %s) and end it, or say <shareable/> where that is meant", f.Name(), fault.Word(f.Name()))
