@@ -6,92 +6,10 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
-
-// TestWhatAFilterSays of calls that this kernel may not have, such as those of another way of calling it: by
-// them what is withheld would be had all the same.
-func TestWhatAFilterSays(t *testing.T) {
-	ours, known := architectures[runtime.GOARCH]
-	if !known {
-		t.Skipf("the calls of %s are not known", runtime.GOARCH)
-	}
-	const allowed, other = unix.SECCOMP_RET_ALLOW, unix.AUDIT_ARCH_I386
-	absent, forbidden := unix.SECCOMP_RET_ERRNO|uint32(unix.ENOSYS), unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)
-	noFamily := unix.SECCOMP_RET_ERRNO | uint32(unix.EAFNOSUPPORT)
-	for _, c := range []struct {
-		what          string
-		architecture  uint32
-		call          uint32
-		first, second uint32
-		want          uint32
-	}{
-		{"an ordinary call", ours, unix.SYS_GETPID, 0, 0, allowed},
-		{"an ordinary call in another way", other, unix.SYS_GETPID, 0, 0, absent},
-		{"an ordinary call of the second kind", ours, unix.SYS_GETPID | x32, 0, 0, absent},
-		{"a keyring", ours, unix.SYS_KEYCTL, 0, 0, absent},
-		{"a keyring by the second kind", ours, unix.SYS_KEYCTL | x32, 0, 0, absent},
-		{"a keyring in another way", other, unix.SYS_KEYCTL, 0, 0, absent},
-		{"another program's memory", ours, unix.SYS_PROCESS_VM_READV, 0, 0, absent},
-		{"rings", ours, unix.SYS_IO_URING_SETUP, 0, 0, absent},
-		{"a child", ours, unix.SYS_CLONE, uint32(unix.SIGCHLD), 0, allowed},
-		{"a child of its parent's", ours, unix.SYS_CLONE, unix.CLONE_PARENT | uint32(unix.SIGCHLD), 0, forbidden},
-		{"a socket", ours, unix.SYS_SOCKET, unix.AF_INET, 0, allowed},
-		{"a socket to the host", ours, unix.SYS_SOCKET, unix.AF_VSOCK, 0, noFamily},
-		{"two sockets", ours, unix.SYS_SOCKETPAIR, unix.AF_UNIX, 0, allowed},
-		{"two sockets of the kernel's", ours, unix.SYS_SOCKETPAIR, unix.AF_ALG, 0, noFamily},
-		{"a terminal", ours, unix.SYS_IOCTL, 0, unix.TCGETS, allowed},
-		{"a tap that stays", ours, unix.SYS_IOCTL, 0, unix.TUNSETPERSIST, forbidden},
-		{"a loop device", ours, unix.SYS_IOCTL, 0, unix.LOOP_SET_STATUS64, forbidden},
-		{"a vsock", ours, unix.SYS_IOCTL, 0, setGuestCID, unix.SECCOMP_RET_ERRNO},
-	} {
-		seen := map[uint32]uint32{callNumber: c.call, callArchitecture: c.architecture, firstArgument: c.first, secondArgument: c.second}
-		if got := verdict(t, callFilter(ours, false), seen); got != c.want {
-			t.Errorf("%s: %#x, want %#x", c.what, got, c.want)
-		}
-	}
-	if got := verdict(t, callFilter(ours, true), map[uint32]uint32{callNumber: unix.SYS_IO_URING_SETUP, callArchitecture: ours}); got != allowed {
-		t.Errorf("rings for who has them: %#x", got)
-	}
-}
-
-// verdict is what a filter says of what it sees of a call, by its offset, as the kernel has it.
-func verdict(t *testing.T, program []unix.SockFilter, seen map[uint32]uint32) uint32 {
-	t.Helper()
-	has := uint32(0)
-	for at := 0; at < len(program); at++ {
-		step := program[at]
-		holds := false
-		switch step.Code {
-		case unix.BPF_LD | unix.BPF_W | unix.BPF_ABS:
-			has = seen[step.K]
-			continue
-		case unix.BPF_ALU | unix.BPF_AND | unix.BPF_K:
-			has &= step.K
-			continue
-		case unix.BPF_RET | unix.BPF_K:
-			return step.K
-		case unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K:
-			holds = has == step.K
-		case unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K:
-			holds = has >= step.K
-		case unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K:
-			holds = has&step.K != 0
-		default:
-			t.Fatalf("step %d is of a kind that is not known: %#x", at, step.Code)
-		}
-		if holds {
-			at += int(step.Jt)
-		} else {
-			at += int(step.Jf)
-		}
-	}
-	t.Fatal("it says nothing")
-	return 0
-}
 
 // TestATapStaysWhatItWasMade: a tap that a program was handed goes with the program, and
 // keeps its address, which a bridge could take for its own.
