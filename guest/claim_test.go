@@ -160,6 +160,31 @@ func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 	}
 }
 
+// A start that fails when its guest was about to go on from its managed save image says at once that it did not: what it
+// has taken is given back after that, which may take longer than its daemon lives.
+func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
+	r := bareRegistry(t)
+	g := guestOf(t, r, claimedUUID, "")
+	run := newRun(runRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.log)
+	run.spent = true
+	var rec record
+	run.hold("what takes long", func(context.Context) error { return r.store.Get(domains, claimedUUID, &rec) })
+	l := &launching{g: g, run: run, from: &savedImage{managed: true}}
+	l.unwind(t.Context())
+	if !rec.ManagedSave {
+		t.Error("the store does not know it while the rest is given back")
+	}
+	if err := g.RemoveManagedSave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_ = g.change(t.Context(), "", func() error {
+		if g.settleImage(run); g.record.ManagedSave {
+			t.Error("an image that was removed meanwhile is there again")
+		}
+		return nil
+	})
+}
+
 // guestOf is a guest that is defined with a file of UEFI variables.
 func guestOf(t *testing.T, r *Registry, uuid, vars string) *Guest {
 	t.Helper()

@@ -203,13 +203,14 @@ func saveTo(ctx context.Context, s *qmp.Session, path string, header func() (*sa
 
 // RemoveManagedSave discards the image that the next start would continue from.
 func (g *Guest) RemoveManagedSave(ctx context.Context) error {
-	return g.change(ctx, "", func() error {
+	// A start that goes on from it, and may fail, comes to its end before.
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if !g.record.ManagedSave {
-			return nil
+			return nil, nil
 		}
 		err := g.dropManagedSave()
 		g.publish()
-		return err
+		return nil, err
 	})
 }
 
@@ -239,7 +240,7 @@ func (g *Guest) settleImage(r *run) {
 	case r.ran:
 		g.useUpManagedSave(r)
 	case r.spent: // and it is not
-		g.record.ManagedSave = true
+		g.record.ManagedSave, r.spent = true, false
 		if err := g.keep(); err != nil {
 			g.keepLater(r, err)
 		}

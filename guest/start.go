@@ -229,6 +229,9 @@ func (l *launching) unwind(ctx context.Context) {
 		l.run.ran = l.run.hasResumed(ctx)
 		s.Close()
 	}
+	if l.from != nil { // which may take long, and a daemon that ended amid it would leave an image that is nobody's
+		_ = l.g.change(ctx, "", func() error { l.g.settleImage(l.run); return nil })
+	}
 	_ = l.run.releaseAll(ctx) // each failure has been logged
 	l.g.reg.giveBackLater(l.run)
 	if l.g.View().Inactive == nil {
