@@ -183,7 +183,7 @@ func saveTo(ctx context.Context, s *qmp.Session, path string, header func() (*sa
 			return err
 		}
 		if err := mount.Outlast(ctx, path, func() error { return h.write(f) }); err != nil {
-			return fault.Wrap(err, fault.Of(err), fault.Host, "cannot write %s", f.Name())
+			return fault.Wrap(withoutName(err), fault.Of(err), fault.Host, "cannot save to %s", path)
 		}
 		if err := migrateTo(ctx, s, f, mostState(h.def), p, labels); err != nil {
 			return fmt.Errorf("cannot save to %s: %w", path, err)
@@ -192,7 +192,7 @@ func saveTo(ctx context.Context, s *qmp.Session, path string, header func() (*sa
 	}
 	return writeImage(ctx, path, fill, func(f *os.File) error {
 		if err := h.complete(f); err != nil {
-			return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", f.Name())
+			return fault.Wrap(withoutName(err), fault.Failed, fault.Host, "cannot save to %s", path)
 		}
 		if bypass {
 			return uncache(f)

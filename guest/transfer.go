@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"net"
 	"os"
@@ -61,7 +63,7 @@ func transferTo(to *os.File, most int64, labels *labels) (t *transfer, qemus *os
 		if errors.Is(err, net.ErrClosed) {
 			err = nil // by end, whose caller knows why
 		}
-		t.written <- fault.Wrap(err, failure(err), fault.Host, "cannot write %s", to.Name())
+		t.written <- fault.Wrap(withoutName(err), failure(err), fault.Host, "cannot write what the guest has")
 	}()
 	return t, qemus, nil
 }
@@ -89,4 +91,16 @@ func (t *transfer) end(ctx context.Context, moved error) error {
 	case <-late.C:
 	}
 	return cmp.Or(moved, fault.New(fault.Timeout, fault.Monitor, "QEMU has moved the guest's state, and does not let go of what it wrote it to for %v", lastWrite))
+}
+
+// withoutName is why a file could not be written, without the name that it is open by, which says nothing to who knows
+// where it lies.
+func withoutName(err error) error {
+	if p, is := errors.AsType[*fs.PathError](err); is {
+		err = p.Err
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("%w; make room there and try again", err)
+	}
+	return err
 }
