@@ -55,9 +55,8 @@ func (r *Report) wanted(kind, key string) bool {
 	return slices.ContainsFunc(r.lost, func(s span) bool { return s.holds(kind, key) })
 }
 
-// inspect looks a file through and visits each record that is whole. The value is
-// the visitor's to keep.
-func inspect(path string, visit func(id, sealed, []byte)) (*Report, error) {
+// inspect looks a file through and visits each record, also one that is damaged.
+func inspect(path string, visit func(id, sealed)) (*Report, error) {
 	f, size, err := open(path)
 	if err != nil {
 		return nil, err
@@ -71,11 +70,12 @@ func inspect(path string, visit func(id, sealed, []byte)) (*Report, error) {
 	return r, nil
 }
 
-func (r *Report) take(kind, key string, value []byte, visit func(id, sealed, []byte)) {
+func (r *Report) take(kind, key string, value []byte, visit func(id, sealed)) {
 	rec, err := unsealAs(kind, key, value)
 	if err != nil {
 		r.Problems = append(r.Problems, Problem{kind, key, err.Error()})
 		r.lost = append(r.lost, span{kind, []byte(key), append([]byte(key), 0)})
+		visit(id{kind, key}, sealed{damaged: value})
 		return
 	}
 	if kind == formatKind.Name && key == formatKey {
@@ -87,7 +87,7 @@ func (r *Report) take(kind, key string, value []byte, visit func(id, sealed, []b
 	}
 	r.serial = max(r.serial, rec.serial)
 	r.Records[kind]++
-	visit(id{kind, key}, rec, value)
+	visit(id{kind, key}, rec)
 }
 
 // contents are all records of a file, sealed.
@@ -97,7 +97,11 @@ type contents map[id]sealed
 // its place: in a page that is lost, or written by a transaction whose head is bad.
 func gather(path string) (contents, *Report, error) {
 	all := contents{}
-	r, err := inspect(path, func(name id, rec sealed, _ []byte) { all[name] = rec })
+	r, err := inspect(path, func(name id, rec sealed) {
+		if rec.damaged == nil {
+			all[name] = rec
+		}
+	})
 	if err != nil || len(r.lost) == 0 && !r.oneHead {
 		return all, r, err
 	}

@@ -281,21 +281,77 @@ func TestATornTransactionLosesNothing(t *testing.T) {
 	}
 }
 
-// Somebody shortens the file under a daemon that has it mapped: what is not there
-// any more must end neither a reader nor a writer.
+// Somebody shortens the file under a daemon, or writes to it: that ends neither a reader nor a
+// writer, and no record is lost, whether another change follows or the daemon stops.
 func TestAFileThatIsCutWhileItIsOpen(t *testing.T) {
+	cut := func(length int) func([]byte) []byte { return func(file []byte) []byte { return file[:length] } }
+	for what, spoil := range map[string]func([]byte) []byte{
+		"six pages": cut(6 * 4096), "a tree's beginning": cut(4 * 4096), "one head": cut(4096), "nothing": cut(0),
+		"zeros":             func(file []byte) []byte { return make([]byte, len(file)) },
+		"the first records": func(file []byte) []byte { clear(file[2*4096 : len(file)/2]); return file },
+	} {
+		for _, change := range []bool{true, false} {
+			dir := filled(t)
+			s, err := OpenLogged(dir, quiet)
+			must(t, err)
+			must(t, s.Put(guests, key(1), guest{Name: "later"}))
+			must(t, s.Delete(guests, key(2)))
+			damage(t, dir, spoil) // in its place: it is the same file
+			spoilt, err := os.ReadFile(Path(dir))
+			must(t, err)
+			if whole, bad := readable(t, s); len(whole) != many-1 || len(bad) > 0 {
+				t.Errorf("of a file of which %s is left %d records are read, and %v are bad", what, len(whole), bad)
+			}
+			want := many - 1
+			if change {
+				must(t, s.Put(guests, "new", guest{Name: "new"}))
+				want++
+			}
+			must(t, s.Close())
+			aside := s.Aside()
+			if what != "nothing" {
+				if len(aside) != 1 {
+					t.Fatalf("%s, a change %v: the damaged file is not kept: %v", what, change, aside)
+				}
+				now, err := os.ReadFile(aside[0])
+				noticed := !change || what != "the first records" // else it is written to before
+				if err != nil || noticed && !bytes.Equal(now, spoilt) {
+					t.Errorf("%s: what was put aside is not the damaged file (%v)", what, err)
+				}
+			}
+			s = reopen(t, dir)
+			whole, bad := readable(t, s)
+			if len(whole) != want || whole[key(1)] != "later" || (whole["new"] == "new") != change || len(bad) > 0 {
+				t.Errorf("%s, a change %v: %d records are left of %d, and %v are bad", what, change, len(whole), want, bad)
+			}
+			must(t, s.Close())
+		}
+	}
+}
+
+// Another store is copied over the file under a daemon: which of the two counts only the user knows,
+// and neither is lost.
+func TestAFileThatIsWrittenOverWhileItIsOpen(t *testing.T) {
 	dir := filled(t)
-	s, err := OpenLogged(dir, slog.New(slog.DiscardHandler))
+	backup, err := os.ReadFile(Path(dir))
 	must(t, err)
-	must(t, os.Truncate(Path(dir), 6*4096))
-	readable(t, s)
+	s := reopen(t, dir)
+	must(t, s.Put(guests, "later", guest{Name: "later"}))
+	must(t, os.WriteFile(Path(dir), backup, 0o600))
 	must(t, s.Put(guests, "new", guest{Name: "new"}))
-	var g guest
-	must(t, s.Get(guests, "new", &g))
+	aside := s.Aside()
+	if len(aside) != 1 {
+		t.Fatalf("what was copied over it is not kept: %v", aside)
+	}
+	if now, err := os.ReadFile(aside[0]); err != nil || !bytes.Equal(now, backup) {
+		t.Errorf("what was put aside is not what was copied over it (%v)", err)
+	}
 	must(t, s.Close())
 	s = reopen(t, dir)
 	defer closeStore(t, s)
-	must(t, s.Get(guests, "new", &g))
+	if whole, bad := readable(t, s); len(whole) != many+2 || len(bad) > 0 {
+		t.Errorf("%d records are left of %d, and %v are bad", len(whole), many+2, bad)
+	}
 }
 
 func TestFormatsOfOldAreBroughtUpAndNewOnesRefused(t *testing.T) {

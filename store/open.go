@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io/fs"
@@ -47,9 +48,9 @@ func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{dir: dir, path: Path(dir), lock: lock, log: log, undo: map[id][]byte{}}
+	s := &Store{dir: dir, path: Path(dir), lock: lock, log: log, known: contents{}, doubt: map[id]bool{}}
 	s.idle.L = &s.mu
-	s.now.Store(&view{})
+	s.now.Store(&opened{})
 	err = s.attach()
 	if fault.Is(err, fault.Busy) || fault.Is(err, fault.Unsupported) {
 		return nil, errors.Join(err, lock.Close())
@@ -105,11 +106,10 @@ func hold(dir, name string, wait time.Duration) (*os.File, error) {
 // reopened sees to it that the file is open. One that just could not be opened is
 // not tried again at once: it is looked through each time.
 func (s *Store) reopened() error {
-	if s.suspect.Swap(false) {
-		s.detach(true)
-	}
 	if s.now.Load().db != nil {
-		return s.inPlace()
+		if err := s.inPlace(); err != nil || s.now.Load().db != nil {
+			return err
+		}
 	}
 	if s.failed != nil && time.Since(s.tried) < reopenAfter {
 		return s.failed
@@ -117,65 +117,108 @@ func (s *Store) reopened() error {
 	return s.attach()
 }
 
-// attach opens the file. When that fails, what can be read of it is what there is.
+// attach opens the file. When that fails what can be read of it is what there is, or
+// what was known of it when it was open.
 func (s *Store) attach() error {
-	err := s.admit()
+	all, err := s.admit()
 	if err == nil {
-		err = s.openFile()
+		err = s.openFile(all)
 	}
 	s.tried = time.Now()
-	if err == nil {
-		return nil
+	if err == nil || s.ours {
+		return s.explain(err)
 	}
 	all, report, failed := gather(s.path)
 	s.whole.Store(failed == nil && report.Whole())
 	if failed == nil {
 		s.name(report)
+		s.remember(all)
 	}
-	s.now.Store(&view{kept: s.undone(all)})
 	return s.explain(err)
 }
 
-// admit looks the file through and makes it one that bbolt may be given.
-func (s *Store) admit() error {
-	settled := true
-	r, err := inspect(s.path, func(name id, _ sealed, _ []byte) { settled = settled && name != unsettled })
+// remember takes records for all that there are.
+func (s *Store) remember(all contents) {
+	for name, r := range all { // each for itself: what was read lies in pages
+		r.body, r.damaged = bytes.Clone(r.body), bytes.Clone(r.damaged)
+		all[name] = r
+	}
+	s.memory.Lock()
+	defer s.memory.Unlock()
+	s.known = all
+}
+
+// admit looks the file through, makes it one that bbolt may be given, and gives what is
+// in it then.
+func (s *Store) admit() (contents, error) {
+	found := contents{}
+	r, err := inspect(s.path, func(name id, rec sealed) { found[name] = rec })
+	empty := missing(err) || err == nil && r.Size == 0
 	switch {
-	case missing(err) || err == nil && r.Size == 0:
+	case empty && s.ours:
+		s.log.Error("the store's file is gone; all records go on in a new one", "file", s.path, "records", len(s.known))
+		return s.known, s.rewrite(s.known, false)
+	case empty:
 		return s.begin()
 	case err != nil:
-		return err
+		return nil, err
 	case r.Format > presentFormat:
-		return newer(s.path, r.Format)
+		return nil, newer(s.path, r.Format)
 	case r.Unread != nil:
-		return fault.Wrap(r.Unread, fault.Failed, fault.Store, "a part of %s cannot be read; it is left as it is", s.path)
+		return nil, fault.Wrap(r.Unread, fault.Failed, fault.Store, "a part of %s cannot be read; it is left as it is", s.path)
 	}
-	s.whole.Store(r.Whole() && settled)
 	s.serial = max(s.serial, r.serial)
-	if !r.Broken && !r.oneHead && len(r.lost) == 0 && len(s.undo) == 0 {
+	if s.ours {
+		return s.known, s.restore(found, r)
+	}
+	_, lost := found[unsettled]
+	s.whole.Store(r.Whole() && !lost)
+	if !r.Broken && !r.oneHead && len(r.lost) == 0 {
 		s.name(r)
-		return nil
+		return found, nil
 	}
 	all, r, err := gather(s.path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.serial = max(s.serial, r.serial)
 	s.name(r)
-	if !r.Broken && len(s.undo) == 0 {
-		return nil // a head that a crash tore is written over by the next change
+	if !r.Broken {
+		return found, nil // a head that a crash tore is written over by the next change
 	}
-	return s.rewrite(s.undone(all), !r.Whole())
+	return all, s.rewrite(all, !r.Whole())
+}
+
+// restore sees to it that the file holds what is known. What it lacks or has beside that,
+// other than by a change whose caller was told that it failed, is somebody else's doing.
+func (s *Store) restore(found contents, r *Report) error {
+	differs := func(name id) bool {
+		a, there := found[name]
+		b, known := s.known[name]
+		return !s.doubt[name] && (there != known || a.version != b.version || !bytes.Equal(a.body, b.body) || !bytes.Equal(a.damaged, b.damaged))
+	}
+	damaged := r.Broken
+	for _, all := range []contents{found, s.known} {
+		for name := range all {
+			damaged = damaged || differs(name)
+		}
+	}
+	if !damaged && len(s.doubt) == 0 {
+		return nil
+	}
+	s.name(r)
+	return s.rewrite(s.known, damaged)
 }
 
 // begin makes a file where there is none, and there may have been one.
-func (s *Store) begin() error {
+func (s *Store) begin() (contents, error) {
 	s.whole.Store(false)
-	err := s.rewrite(contents{unsettled: {version: formatKind.Version, body: []byte("true")}}, false)
+	all := contents{unsettled: {version: formatKind.Version, body: []byte("true")}}
+	err := s.rewrite(all, false)
 	if entries, _ := os.ReadDir(s.dir); err == nil && slices.ContainsFunc(entries, foreign) { // else it is new
 		s.log.Error("the data directory is not empty and has no store: if a daemon has used it, all records are lost but those of guests that run or are saved; if the store is elsewhere, stop the daemon and put it there", "file", s.path)
 	}
-	return err
+	return all, err
 }
 
 // foreign tells what neither a store leaves in its directory nor a new file system.
@@ -188,19 +231,6 @@ func (s *Store) name(r *Report) {
 	for _, p := range r.Problems {
 		s.log.Error("the store is damaged", "file", r.Path, "problem", p.String())
 	}
-}
-
-// undone takes back, in what was read, changes whose callers were told that they
-// failed and which yet may be in the file.
-func (s *Store) undone(all contents) contents {
-	for name, value := range s.undo {
-		if value == nil {
-			delete(all, name)
-		} else if r, err := unsealAs(name.kind, name.key, value); err == nil {
-			all[name] = r
-		}
-	}
-	return all
 }
 
 // rewrite makes a new file of records and puts it in the place of the present one,
@@ -220,14 +250,14 @@ func (s *Store) rewrite(all contents, damaged bool) error {
 			return err
 		}
 		failpoint.Reach("store.aside")
-		s.log.Error("the damaged file was put aside; all records that could be read go on in a new one", "file", aside, "records", len(all))
+		s.log.Error("the damaged file was put aside; all records that could be read, or that this daemon has, go on in a new one", "file", aside, "records", len(all))
 	}
 	failpoint.Reach("store.filled")
 	if err := os.Rename(fresh, s.path); err != nil {
 		return err
 	}
 	failpoint.Reach("store.rewritten")
-	clear(s.undo)
+	clear(s.doubt)
 	return syncDir(s.dir)
 }
 
@@ -280,8 +310,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// openFile gives a file that was looked through to bbolt.
-func (s *Store) openFile() error {
+// openFile gives a file that was looked through, and holds these records, to bbolt.
+func (s *Store) openFile(all contents) error {
 	var file *os.File
 	options := &bbolt.Options{
 		Timeout: lockWait, FreelistType: bbolt.FreelistMapType,
@@ -303,10 +333,15 @@ func (s *Store) openFile() error {
 	if err != nil {
 		return err
 	}
-	s.now.Store(&view{db: db, file: file})
+	s.now.Store(&opened{db: db, file: file})
+	if !s.ours {
+		s.remember(all)
+		s.ours = true
+	}
 	if err := s.migrate(); err != nil {
 		s.log.Warn("records of an earlier format stay as they are for now", "error", s.explain(err))
 	}
+	s.note()
 	return nil
 }
 
@@ -363,11 +398,7 @@ func (s *Store) detach(panicked bool) {
 	} else if err := v.db.Close(); err != nil {
 		s.log.Warn("cannot close the store's file cleanly", "error", err)
 	}
-	all, _, err := gather(s.path)
-	if err != nil {
-		s.log.Error("the store cannot be read", "error", err)
-	}
-	s.now.Store(&view{kept: s.undone(all)})
+	s.now.Store(&opened{})
 }
 
 // full tells that there is no room.

@@ -31,7 +31,8 @@ type sealed struct {
 	version   int
 	serial    uint64
 	body      []byte
-	bare      bool // of format 1, without a checksum
+	bare      bool   // of format 1, without a checksum
+	damaged   []byte // as it lies in the file, where it cannot be read; the rest is empty then
 }
 
 func seal(kind, key string, version int, serial uint64, body []byte) []byte {

@@ -3,7 +3,6 @@ package store
 import (
 	"errors"
 
-	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,23 +19,13 @@ func (s *Store) Reserve(n int) error {
 	if v.db == nil {
 		return s.Health()
 	}
-	var size int64
-	panicked, err := guarded(func() error {
-		return v.db.View(func(tx *bbolt.Tx) error { size = tx.Size(); return nil })
-	})
-	if panicked {
-		s.suspect.Store(true)
-	}
-	if err != nil {
-		return s.explain(err)
-	}
 	raw, err := v.file.SyscallConn()
 	if err != nil {
 		return s.explain(err)
 	}
 	var refused error
 	err = raw.Control(func(fd uintptr) {
-		refused = unix.Fallocate(int(fd), unix.FALLOC_FL_KEEP_SIZE, 0, size+2*int64(n)+spare)
+		refused = unix.Fallocate(int(fd), unix.FALLOC_FL_KEEP_SIZE, 0, s.size.Load()+2*int64(n)+spare)
 	})
 	if err = errors.Join(err, refused); full(err) {
 		return s.explain(err)

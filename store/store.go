@@ -8,9 +8,10 @@
 //
 // A disk that fails ends nothing (decision 18). The file is looked through before
 // it is trusted. One that is damaged is put aside, never removed, and all records
-// that are left in it go on in a new one. While it cannot be written to, reads are
-// served from what could be read, changes are refused with the reason, and each
-// new change tries again.
+// that are left in it go on in a new one. While it is open all records are in memory
+// too, from where they are read: whatever becomes of the file then, they go on in a
+// new one. While it cannot be written to, changes are refused with the reason, and
+// each new change tries again.
 package store
 
 import (
@@ -22,7 +23,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,15 +52,22 @@ type Store struct {
 	lock      *os.File // the data directory, held against other daemons
 	log       *slog.Logger
 
-	now     atomic.Pointer[view]
-	suspect atomic.Bool // a reader met a page that is bad
-	whole   atomic.Bool // the file was when it was last looked through
+	now   atomic.Pointer[opened]
+	whole atomic.Bool  // the file was when it was looked through at the start
+	size  atomic.Int64 // how much of the open file counts
 
-	// What follows is of the goroutine that commits, or of Open.
-	serial uint64
-	undo   map[id][]byte // what a transaction that failed may have changed
-	tried  time.Time     // when the file was last tried to be opened
-	failed error         // why that, or the last transaction, failed; nil: it did not
+	memory sync.RWMutex
+	known  contents // all records: of the open file, or what could be read of one that cannot be opened
+
+	// What follows is of the goroutine that commits, or of Open and Close.
+	ours        bool // known was acknowledged, or in the open file: it counts, whatever is in a file
+	serial      uint64
+	doubt       map[id]bool // what a transaction that failed may have changed
+	transaction int         // the last one of the open file
+	length      int64       // of the open file after that
+	torn        bool        // the open file was spoilt: bbolt may hang when it is asked again
+	tried       time.Time   // when the file was last tried to be opened
+	failed      error       // why that, or the last transaction, failed; nil: it did not
 
 	trouble atomic.Pointer[error] // failed, for others
 
@@ -71,12 +78,10 @@ type Store struct {
 	idle    sync.Cond // nothing is being written
 }
 
-// view is where records are read: the open file, or without one what could be
-// read of it.
-type view struct {
+// opened is the open file; both are nil where there is none.
+type opened struct {
 	db   *bbolt.DB
 	file *os.File
-	kept contents
 }
 
 // change is what one caller wants written.
@@ -99,7 +104,7 @@ func (s *Store) Put(k Kind, key string, record any) error {
 	if err := e.Encode(record); err != nil {
 		return fmt.Errorf("cannot encode %s %q: %w", k.Name, key, err)
 	}
-	return wrap(s.write(&change{kind: k, key: key, body: value.Bytes()}), "cannot store %s %q", k.Name, key)
+	return wrap(s.write(&change{kind: k, key: key, body: bytes.Clone(value.Bytes())}), "cannot store %s %q", k.Name, key)
 }
 
 // Delete removes a record; one that is not there is no error.
@@ -207,30 +212,46 @@ func (s *Store) transact(all []*change) {
 // try is a transaction. Again says that the file has to be opened anew.
 func (s *Store) try(all []*change, refused []error) (again bool, err error) {
 	db := s.now.Load().db
-	before := map[id][]byte{}
 	s.serial++
 	panicked, err := guarded(func() error {
 		return db.Update(func(tx *bbolt.Tx) error {
 			for i, c := range all {
-				refused[i] = s.apply(tx, c, before)
+				refused[i] = s.apply(tx, c)
 			}
 			return nil
 		})
 	})
-	if err == nil || !panicked && harmless(err) {
+	if err == nil {
+		s.learn(all, refused)
+		s.note()
+		return false, nil
+	}
+	if !panicked && harmless(err) {
 		return false, s.explain(err) // where there is no room the present state is as it was
 	}
-	for name, value := range before {
-		if _, known := s.undo[name]; !known {
-			s.undo[name] = value
-		}
+	for _, c := range all {
+		s.doubt[id{c.kind.Name, c.key}] = true
 	}
 	s.detach(panicked)
 	return true, s.explain(err)
 }
 
-// apply makes one change, and notes what was there before.
-func (s *Store) apply(tx *bbolt.Tx, c *change, before map[id][]byte) error {
+// learn keeps in memory what was written.
+func (s *Store) learn(all []*change, refused []error) {
+	s.memory.Lock()
+	defer s.memory.Unlock()
+	for i, c := range all {
+		name := id{c.kind.Name, c.key}
+		if c.remove && refused[i] == nil {
+			delete(s.known, name)
+		} else if refused[i] == nil {
+			s.known[name] = sealed{kind: name.kind, key: name.key, version: c.kind.Version, serial: s.serial, body: c.body}
+		}
+	}
+}
+
+// apply makes one change.
+func (s *Store) apply(tx *bbolt.Tx, c *change) error {
 	b, err := tx.Bucket([]byte(c.kind.Name)), error(nil)
 	if b == nil && c.remove {
 		return nil
@@ -247,10 +268,6 @@ func (s *Store) apply(tx *bbolt.Tx, c *change, before map[id][]byte) error {
 				return err
 			}
 		}
-	}
-	name := id{c.kind.Name, c.key}
-	if _, known := before[name]; !known { // nil: there was none
-		before[name] = slices.Clone(old)
 	}
 	if c.remove {
 		return b.Delete([]byte(c.key))
@@ -273,119 +290,68 @@ func (s *Store) say(err error) {
 
 // Get reads a record into the value that into points to.
 func (s *Store) Get(k Kind, key string, into any) error {
-	var value []byte
-	v := s.now.Load()
-	if v.db != nil {
-		panicked, err := guarded(func() error {
-			return v.db.View(func(tx *bbolt.Tx) error {
-				if b := tx.Bucket([]byte(k.Name)); b != nil {
-					value = slices.Clone(b.Get([]byte(key)))
-				}
-				return nil
-			})
-		})
-		if err != nil {
-			v = s.without(panicked)
-		}
-	}
-	if v.db == nil {
-		value = v.kept.sealed(id{k.Name, key})
-	}
+	s.memory.RLock()
+	value := s.known.sealed(id{k.Name, key})
+	s.memory.RUnlock()
 	if value == nil {
 		return fault.New(fault.NotFound, fault.Store, "no %s %q in the store", k.Name, key)
 	}
 	return k.decode(key, value, into)
 }
 
-// eachStep is how many records are read at once.
-const eachStep = 256
-
 // Each visits every record of a kind in the order of keys. The visitor decodes
 // what it wants and ends the walk by returning an error, which Each returns as it
 // is. Records that are written or removed meanwhile may be seen or not.
 func (s *Store) Each(k Kind, visit func(key string, decode func(into any) error) error) error {
-	type entry struct {
-		key   string
-		value []byte
+	some := contents{}
+	s.memory.RLock()
+	for name, r := range s.known {
+		if name.kind == k.Name {
+			some[name] = r
+		}
 	}
-	var last []byte
-	for more := true; more; {
-		var some []entry
-		v := s.now.Load()
-		if v.db != nil {
-			panicked, err := guarded(func() error {
-				return v.db.View(func(tx *bbolt.Tx) error {
-					b := tx.Bucket([]byte(k.Name))
-					if b == nil {
-						return nil
-					}
-					c := b.Cursor()
-					key, value := c.Seek(last)
-					if last != nil && bytes.Equal(key, last) {
-						key, value = c.Next()
-					}
-					for ; key != nil && len(some) < eachStep; key, value = c.Next() {
-						some = append(some, entry{string(key), slices.Clone(value)})
-					}
-					return nil
-				})
-			})
-			if err != nil {
-				some, v = nil, s.without(panicked)
-			}
-		}
-		more = v.db != nil && len(some) == eachStep
-		if v.db == nil {
-			for _, name := range v.kept.sorted() {
-				if name.kind == k.Name && (last == nil || name.key > string(last)) {
-					some = append(some, entry{name.key, v.kept.sealed(name)})
-				}
-			}
-		}
-		for _, e := range some {
-			last = []byte(e.key)
-			if err := visit(e.key, func(into any) error { return k.decode(e.key, e.value, into) }); err != nil {
-				return err
-			}
+	s.memory.RUnlock()
+	for _, name := range some.sorted() {
+		if err := visit(name.key, func(into any) error { return k.decode(name.key, some.sealed(name), into) }); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// without gives what can be read of the file in another way, after a reader met a
-// page that is bad. The next change opens the file anew.
-func (s *Store) without(panicked bool) *view {
-	if panicked {
-		s.suspect.Store(true)
-	}
-	all, _, err := gather(s.path)
-	if err != nil {
-		s.log.Error("the store cannot be read", "error", err)
-	}
-	return &view{kept: all}
-}
-
 // sealed gives a record as it lies in a file; nil: there is none.
 func (c contents) sealed(name id) []byte {
 	r, there := c[name]
-	if !there {
-		return nil
+	if !there || r.damaged != nil {
+		return r.damaged
 	}
 	return seal(name.kind, name.key, r.version, r.serial, r.body)
 }
 
-// Close waits for writers and closes the file. What is put after that is refused.
+// Close waits for writers and closes the file. What is put after that is refused. The file is
+// looked through once more: what has become of it since, only this daemon can mend.
 func (s *Store) Close() error {
 	s.mu.Lock()
+	again := s.closed
 	for s.closed = true; s.writing; {
 		s.idle.Wait()
 	}
 	s.mu.Unlock()
+	look := s.ours && !again
+	if look {
+		err := s.reopened()
+		look = err == nil
+		s.say(err)
+	}
 	var err error
-	if db := s.now.Load().db; db != nil {
+	if db := s.now.Load().db; db != nil && !s.torn {
 		if err = db.Close(); errors.Is(err, berrors.ErrDatabaseNotOpen) {
 			err = nil
 		}
+	}
+	if look {
+		_, failed := s.admit()
+		s.say(s.explain(failed))
 	}
 	return errors.Join(err, s.lock.Close())
 }

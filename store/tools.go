@@ -78,7 +78,7 @@ func Repair(dir string, log *slog.Logger) (r *Report, aside string, err error) {
 		return nil, "", err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	s := &Store{dir: dir, path: Path(dir), log: log, undo: map[id][]byte{}}
+	s := &Store{dir: dir, path: Path(dir), log: log, doubt: map[id]bool{}}
 	s.idle.L = &s.mu
 	all, r, err := gather(s.path)
 	switch {
