@@ -156,8 +156,11 @@ func (s *Store) admit() (contents, error) {
 	empty := missing(err) || err == nil && r.Size == 0
 	switch {
 	case empty && s.ours:
-		s.log.Error("the store's file is gone; all records go on in a new one", "file", s.path, "records", len(s.known))
-		return s.known, s.rewrite(s.known, false)
+		err := s.rewrite(s.known, false)
+		if err == nil {
+			s.log.Error("the store's file was gone or empty; all records go on in a new one", "file", s.path, "records", len(s.known))
+		}
+		return s.known, err
 	case empty:
 		return s.begin()
 	case err != nil:

@@ -39,7 +39,7 @@ func (s *Store) inPlace() error {
 			"%s is not the file any more that this daemon opened; start the daemon anew to use it, or remove it to keep what this daemon has", s.path)
 	}
 	if s.changed(open) {
-		s.detach(true)
+		s.detach(s.torn)
 	}
 	return nil
 }
@@ -60,7 +60,8 @@ func (s *Store) changed(open os.FileInfo) bool {
 		return true
 	}
 	number, _, err := s.head()
-	return err != nil || number != s.transaction
+	s.torn = err != nil
+	return s.torn || number != s.transaction
 }
 
 // head gives the number of the open file's last transaction, and how much of the file counts.
