@@ -100,22 +100,21 @@ func (f *Fleet) isLeft(kind store.Kind, key string) bool {
 }
 
 // unclaimed leaves out volumes that other guests have come to have, or that have come to lie below others: a
-// note may be older than they.
-func (f *Fleet) unclaimed(ctx context.Context, volumes []VolumeName, own func(user) bool) []VolumeName {
+// note may be older than they. What stays keeps what it lies above, which was made before it.
+func (f *Fleet) unclaimed(ctx context.Context, volumes []VolumeName, own func(user) bool) (free []VolumeName) {
 	users := f.users()
-	return slices.DeleteFunc(slices.Clone(volumes), func(v VolumeName) bool {
-		for _, u := range f.usersOf(v, users) {
-			if !own(u) {
-				f.log.Error("a volume that was to be removed with what was not finished is another guest's by now, and stays", "volume", v.String(), "domain", u.name)
-				return true
-			}
-		}
-		above, is := f.overlying(ctx, v, volumes)
-		if is {
+	for _, v := range slices.Backward(volumes) {
+		who := f.usersOf(v, users)
+		if i := slices.IndexFunc(who, func(u user) bool { return !own(u) }); i >= 0 {
+			f.log.Error("a volume that was to be removed with what was not finished is another guest's by now, and stays", "volume", v.String(), "domain", who[i].name)
+		} else if above, is := f.overlying(ctx, v, free); is {
 			f.log.Error("a volume that was to be removed with what was not finished lies below another by now, and stays", "volume", v.String(), "above", above.String())
+		} else {
+			free = append(free, v)
 		}
-		return is
-	})
+	}
+	slices.Reverse(free)
+	return free
 }
 
 // begun notes that a tile is being made or removed, or that a clone is made.

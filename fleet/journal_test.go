@@ -74,7 +74,12 @@ func (h *herd) tidied() {
 // halfMade makes a tile but for the end of it, where its note is forgotten.
 func (h *herd) halfMade(t *testing.T) *tileDocuments {
 	t.Helper()
-	docs, err := template(t, twoGuests).expand("lab", 1)
+	return h.halfMadeOf(t, twoGuests)
+}
+
+func (h *herd) halfMadeOf(t *testing.T, doc string) *tileDocuments {
+	t.Helper()
+	docs, err := template(t, doc).expand("lab", 1)
 	ok(t, err)
 	ok(t, h.begun(tileKind, docs.name, unfinished{Volumes: docs.names()}))
 	ok(t, (&building{fleet: h.Fleet}).build(t.Context(), docs))
@@ -166,11 +171,13 @@ func TestWhatIsLeftAndWasUsedStays(t *testing.T) {
 	}
 }
 
-// What somebody has cloned of what was left has its disks below it: they stay for the clone.
+// What somebody has cloned of what was left has its disks below it: they stay for the clone, with what these lie above.
 func TestWhatLiesBelowACloneOfWhatIsLeftStays(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
-	h.halfMade(t)
+	const base = "<volume pool='default'><name>{name}-{tile}.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target>"
+	h.halfMadeOf(t, strings.Replace(twoGuests, base, strings.Replace(base, ".qcow2", "-below.qcow2", 1)+"</volume>"+
+		base+"<backingStore><path>"+dir+"/{name}-{tile}-below.qcow2</path><format type='qcow2'/></backingStore>", 1))
 	p, err := h.pools.ByName("default")
 	ok(t, err)
 	ok(t, p.Stop(t.Context()))
@@ -180,7 +187,7 @@ func TestWhatLiesBelowACloneOfWhatIsLeftStays(t *testing.T) {
 	ok(t, err)
 	h.wants("clone", got, "one done")
 	h.tidied()
-	h.wants("files", files(t, dir), "lab-1.qcow2", "one-vda.qcow2")
+	h.wants("files", files(t, dir), "lab-1-below.qcow2", "lab-1.qcow2", "one-vda.qcow2")
 	h.wants("guests", h.chosen("all"), "one")
 }
 
