@@ -35,3 +35,14 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 		t.Errorf("what a guest has is written: %v", err)
 	}
 }
+
+// The floppy that a drive has is put into it anew, as virsh change-media does that is given the same file.
+func TestAFloppyIsPutInAnew(t *testing.T) {
+	d := newDaemonOf(t, true)
+	path := filepath.Join(d.dir, "floppy")
+	ok(t, os.WriteFile(path, make([]byte, 1440<<10), 0o600))
+	drive := "<disk type='file' device='floppy'><driver type='raw'/><source file='" + path + "'/><target dev='fda' bus='fdc'/></disk>"
+	g := d.define(small("floppy", drive))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Update(d.ctx(), drive, guest.Affect{Live: true}, false))
+}

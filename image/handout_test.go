@@ -43,7 +43,7 @@ func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
 }
 
 // A file that was handed to a QEMU which never came to use it, and is paused and so keeps it, does not keep the same QEMU from
-// the file when it is handed over once more: none of the bytes that QEMU looks at says that somebody writes.
+// the file when it is handed over once more: none of the bytes that QEMU looks at says that somebody writes. Nor does one that QEMU uses.
 func TestWhatIsHandedOutIsNotInItsOwnWay(t *testing.T) {
 	f := empty(t, "image")
 	chain, err := OpenChain(t.Context(), f.Name(), Raw)
@@ -51,15 +51,23 @@ func TestWhatIsHandedOutIsNotInItsOwnWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer chain.Close()
-	for range 2 {
+	handOut := func() *os.File {
 		out, err := chain[0].HandOut(unix.O_RDWR)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer out.Close()
+		t.Cleanup(func() { _ = out.Close() }) // nothing was written
 		if held(out, lockHeld+permWrite, 1) || held(out, lockDenied, permCount) {
 			t.Error("QEMU would find a writer")
 		}
+		return out
+	}
+	handOut()
+	if err := show(handOut(), lockDenied+permWrite); err != nil { // QEMU has come to use it
+		t.Fatal(err)
+	}
+	if _, err := chain[0].HandOut(unix.O_RDWR); err != nil {
+		t.Error("it is not handed to who has it: ", err)
 	}
 }
 

@@ -20,9 +20,10 @@ const (
 	permResize = 3
 	permCount  = 5
 
-	// claimed is a byte of the daemon's own: with one of QEMU's a file that was handed over and never used, which a
-	// paused QEMU keeps, would keep it from the same file for good.
-	claimed = 150
+	// claimed and withheld are bytes of the daemon's own: by QEMU's a file that was handed over and never used, which a
+	// paused QEMU keeps, would keep it from the same file for good, and a drive's medium would be in its own way when it is put in anew.
+	claimed  = 150
+	withheld = 250
 )
 
 // Use is what other processes do with an image.
@@ -53,14 +54,14 @@ func isWritten(f *os.File) bool { return held(f, lockHeld+permWrite, 1) || held(
 // Claim shows an image that QEMU is about to be handed as one that is read, or written where it is open for that, until
 // the last who was handed the file has closed it, so that the daemon writes no other header to it, nor removes or copies
 // what is about to be written: a start may wait long for its turn. QEMU takes the claim over with the file. It is Busy
-// where somebody lets nobody write: he looks for claims when he has said so, and this looks for him when it has claimed.
+// where the daemon lets nobody write: it looks for claims when it has said so, and here for that when it has claimed. Of others QEMU says so.
 func Claim(f *os.File) error {
 	_ = show(f, lockHeld+permRead) // some file systems have no such locks
 	if how, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0); err != nil || how&unix.O_ACCMODE != unix.O_RDWR {
 		return err
 	}
-	if _ = show(f, claimed); held(f, lockDenied+permWrite, 1) {
-		return fault.New(fault.Busy, fault.Volume, "%s is not to be written just now: it is removed or copied, or another guest, or qemu-img, has it; try again when that has ended", f.Name())
+	if _ = show(f, claimed); held(f, withheld, 1) {
+		return fault.New(fault.Busy, fault.Volume, "%s is just being removed, copied or written by the daemon; try again when that has ended", f.Name())
 	}
 	return nil
 }
@@ -105,10 +106,11 @@ func HoldToRemove(f *os.File) error {
 // File systems without such locks, or on which it could not write then, are let be.
 func hold(f *os.File, does, denies []int64) (release func(), err error) {
 	release = func() {
-		for _, at := range []int64{lockHeld, lockDenied} {
+		for _, at := range []int64{lockHeld, lockDenied, withheld} {
 			_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: at, Len: permCount})
 		}
 	}
+	_ = show(f, withheld) // each denies that somebody writes
 	busy := false
 	for base, perms := range map[int64][]int64{lockHeld: does, lockDenied: denies} {
 		for _, perm := range perms {
@@ -119,8 +121,9 @@ func hold(f *os.File, does, denies []int64) (release func(), err error) {
 		busy = busy || held(f, lockDenied+perm, 1)
 	}
 	for _, perm := range denies {
-		busy = busy || held(f, lockHeld+perm, 1) || perm == permWrite && held(f, claimed, 1)
+		busy = busy || held(f, lockHeld+perm, 1)
 	}
+	busy = busy || held(f, claimed, 1)
 	if busy {
 		release()
 		return nil, fault.New(fault.Busy, fault.Volume, "a guest, or qemu-img, has %s open; stop the guest first", f.Name())
