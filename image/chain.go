@@ -219,17 +219,19 @@ func (l *Layer) HandOut(mode int) (*os.File, error) {
 }
 
 // hasName refuses a file that was removed since it was found: what is written there goes with its last user.
-// Some file systems in user space count no names, so the kernel is asked, too.
+// Some file systems in user space count no names, so the kernel is asked, too; and NFS gives what is open another name
+// until it is closed.
 func hasName(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return openFault(err, f.Name())
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink > 0 {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil
 	}
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	if err == nil && strings.HasSuffix(name, " (deleted)") {
+	another := strings.HasPrefix(filepath.Base(name), ".nfs") && !strings.HasPrefix(filepath.Base(f.Name()), ".nfs")
+	if err == nil && (another || st.Nlink == 0 && strings.HasSuffix(name, " (deleted)")) {
 		return fault.New(fault.NotFound, fault.Volume, "%s has just been removed", f.Name())
 	}
 	return err

@@ -96,9 +96,13 @@ func holdToRead(f *os.File) (release func(), err error) {
 	return hold(f, []int64{permRead}, []int64{permWrite, permResize})
 }
 
-// HoldToRemove keeps every QEMU that would write to it from a file that is to have no name any more, until it is closed.
+// HoldToRemove keeps every QEMU that would write to it from a file that is to have no name any more, until it is closed:
+// at once on SMB, where nothing can be marked, and what is open, or was until just now, keeps its name from others.
 func HoldToRemove(f *os.File) error {
 	_, err := hold(f, nil, []int64{permWrite})
+	if err == nil && isOn(f, mandatory) {
+		_ = f.Close() // opened to read
+	}
 	return err
 }
 

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -104,6 +105,12 @@ func TestNobodyIsKeptFromWritingByHisOwnMark(t *testing.T) {
 	count(t, &mandatory, f)
 	if got := uses(); got != Unused {
 		t.Errorf("bytes are locked that are to be written: %v", got)
+	}
+	if err := HoldToRemove(other); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Stat(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("what is to be removed is kept open: %v", err)
 	}
 }
 
