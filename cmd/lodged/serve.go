@@ -113,7 +113,7 @@ func (c *closers) close(log *slog.Logger) {
 const settlePatience = 2 * time.Second
 
 // recoverPatience is how long clients wait for what an earlier daemon has left of tiles and clones to be removed:
-// guests or file systems that hang are gone on with beside them.
+// file systems that hang are gone on with beside them, and a tile whose guest does not end by then stays.
 const recoverPatience = 10 * time.Second
 
 var errServing = errors.New("clients are to be served first; it is gone on with then")
