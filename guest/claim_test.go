@@ -185,6 +185,37 @@ func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 	})
 }
 
+// A start from a managed save image that ends with its daemon undoes itself before that: the image is the guest's again.
+func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
+	r := bareRegistry(t)
+	g := guestOf(t, r, claimedUUID, "")
+	run := newRun(runRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.log)
+	run.spent = true
+	var undone bool
+	run.hold("something", func(context.Context) error { undone = true; return nil })
+	begun := make(chan struct{})
+	go func() {
+		_ = g.perform(context.WithoutCancel(t.Context()), "", domain.JobStart, 0, func() (work, error) {
+			return func(ctx context.Context) (settle, error) {
+				close(begun)
+				<-ctx.Done()
+				(&launching{g: g, run: run, from: &savedImage{managed: true}}).unwind(ctx)
+				return nil, context.Cause(ctx)
+			}, nil
+		})
+	}()
+	<-begun
+	r.stop(nil)
+	<-g.ended
+	if !undone {
+		t.Error("the daemon has ended before the start was undone")
+	}
+	var rec record
+	if err := r.store.Get(domains, claimedUUID, &rec); err != nil || !rec.ManagedSave {
+		t.Errorf("the image is nobody's: %v", err)
+	}
+}
+
 // guestOf is a guest that is defined with a file of UEFI variables.
 func guestOf(t *testing.T, r *Registry, uuid, vars string) *Guest {
 	t.Helper()

@@ -163,17 +163,32 @@ func (g *Guest) retire() {
 	g.waiting, g.destroyers = nil, nil
 	if g.job != nil {
 		g.job.cancel(reason)
-		late := time.NewTimer(retirePatience)
-		defer late.Stop()
-		select {
-		case o := <-g.job.done:
-			g.settle(o)
-		case <-late.C:
-			g.log.Warn("work on a guest does not end with the daemon", "work", g.job.describe())
-		}
+		g.awaitWork(reason)
 	}
 	if g.run != nil {
 		g.run.leave()
+	}
+}
+
+// awaitWork waits until work under way has undone itself. What that asks of the loop meanwhile, such as to
+// settle what became of an image, is still done: it would wait for the loop, and the loop for it.
+func (g *Guest) awaitWork(reason error) {
+	late := time.NewTimer(retirePatience)
+	defer late.Stop()
+	for g.job != nil {
+		select {
+		case o := <-g.job.done:
+			g.settle(o)
+		case t := <-g.mailbox:
+			if t.kind != domain.JobNone || t.later { // a client's
+				t.answer(reason)
+			} else {
+				g.begin(t)
+			}
+		case <-late.C:
+			g.log.Warn("work on a guest does not end with the daemon", "work", g.job.describe())
+			return
+		}
 	}
 }
 
