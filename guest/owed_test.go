@@ -2,6 +2,7 @@ package guest
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"log/slog"
 	"net"
@@ -74,32 +75,25 @@ func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
 	})
 }
 
-// An image that is removed while the guest that was saved still ends is not looked for by the next daemon, which
-// could not start the guest.
-func TestAnImageThatIsRemovedAsItsGuestEndsIsGone(t *testing.T) {
-	r := bareRegistry(t)
-	g := newGuest(r, "saved", claimedUUID)
-	g.inactive, g.record.ManagedSave = &domain.Definition{}, true
-	g.run = newRun(runRecord{Name: "saved", Saving: &saving{Managed: true}}, t.TempDir(), kernel.Root{}, r.log)
-	g.state.EndFor = domain.ReasonSaved
-	g.keepRun()
-	if err := g.dropManagedSave(); err != nil {
-		t.Fatal(err)
-	}
-	left, err := readRunRecord(g.run.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if g.settleManaged(g.run, left); g.record.ManagedSave {
-		t.Error("the next daemon takes it to be there")
-	}
-	g.record.ManagedSave = true
-	if err := os.RemoveAll(g.run.dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.dropManagedSave(); err != nil {
-		t.Errorf("nothing tells of it any more: %v", err)
-	}
+// A managed save image is removed in its guest's turn: amid a start from there, or the end of the save, it would be
+// there again.
+func TestAnImageIsRemovedInItsGuestsTurn(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		g.now(func() { g.record.ManagedSave = true })
+		end := g.busy(domain.JobStart)
+		removed := make(chan error, 1)
+		go func() { removed <- g.RemoveManagedSave(context.Background()) }()
+		synctest.Wait()
+		g.now(func() {
+			if !g.record.ManagedSave {
+				t.Error("it is removed before")
+			}
+		})
+		end()
+		if err := <-removed; err != nil || g.View().ManagedSave {
+			t.Errorf("it is there still: %v", err)
+		}
+	})
 }
 
 // A guest that what was cut off is to let run is not said to stay paused: who suspends it then has to wait for

@@ -203,7 +203,8 @@ func saveTo(ctx context.Context, s *qmp.Session, path string, header func() (*sa
 
 // RemoveManagedSave discards the image that the next start would continue from.
 func (g *Guest) RemoveManagedSave(ctx context.Context) error {
-	// A start that goes on from it, and may fail, comes to its end before.
+	// It has its turn like work: a save that ends its guest, or a start that goes on from there and may fail, comes to
+	// its end before.
 	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
 		if !g.record.ManagedSave {
 			return nil, nil

@@ -593,11 +593,9 @@ func (l *launching) spend(ctx context.Context) error {
 		return nil
 	}
 	err := l.g.change(ctx, "", func() error {
-		if l.g.record.ManagedSave { // else somebody has removed it meanwhile
-			l.g.record.ManagedSave = false
-			l.run.spent = l.g.keep() == nil
-			l.g.record.ManagedSave = !l.run.spent
-		}
+		l.g.record.ManagedSave = false
+		l.run.spent = l.g.keep() == nil
+		l.g.record.ManagedSave = !l.run.spent
 		return nil
 	})
 	return cmp.Or(err, context.Cause(ctx))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -22,9 +21,6 @@ import (
 // or that could not be adopted, say what has become of the guest since: the next daemon settles the
 // guest by it, and would have back what was forgotten. It runs in the loop.
 func (g *Guest) outdate(persistent bool) error {
-	if g.run != nil && g.state.EndFor == domain.ReasonSaved {
-		return g.outdateSave()
-	}
 	if g.run != nil || g.job != nil {
 		return nil // it is of a run that goes on, or begins
 	}
@@ -42,20 +38,6 @@ func (g *Guest) outdate(persistent bool) error {
 		err = writeRunRecord(dir, rec)
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down what becomes of domain %q", g.record.Name)
-}
-
-// outdateSave is outdate for a guest whose image is removed while it still ends for that.
-func (g *Guest) outdateSave() error {
-	r, saving := g.run, g.run.Saving
-	r.Saving = nil
-	err := g.journal()
-	if errors.Is(err, os.ErrNotExist) { // the record has just gone
-		return nil
-	}
-	if err != nil {
-		r.Saving = saving
-	}
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down that the image of domain %q is removed", r.Name)
 }
 
 // lastTry is the longest pause between two tries.
