@@ -92,6 +92,22 @@ func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
 	})
 }
 
+// Nor is one that has panicked, and is restarted when that has been dumped.
+func TestAGuestThatHasPanickedAndIsRestartedIsNotSuspended(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		g.now(func() { g.state.Policy.OnCrash = "coredump-restart" })
+		end := g.busy(domain.JobModify) // the dump waits, and what follows it
+		g.says("GUEST_PANICKED", `{"action":"pause"}`)
+		suspended := make(chan error, 1)
+		go func() { suspended <- g.Suspend(context.Background()) }()
+		synctest.Wait()
+		end()
+		if err := <-suspended; !fault.Is(err, fault.Busy) {
+			t.Errorf("its user is told: %v", err)
+		}
+	})
+}
+
 // Who waits for the guest's agent in vain, as another's command takes its time, leaves that its answer.
 func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {

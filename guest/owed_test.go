@@ -105,6 +105,7 @@ func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
 		"a save":    func(g *Guest) { g.run.Saving = &saving{Path: filepath.Join(g.run.dir, "image"), WasRunning: true} },
 		"a restore": func(g *Guest) { g.run.Resuming = true },
 		"a restart": func(g *Guest) { g.state.Restarting = true },
+		"a panic":   func(g *Guest) { g.state.Dumping = true },
 		"room":      func(g *Guest) { g.run.NoRoom = []string{"/a"} },
 		"nothing":   func(*Guest) {},
 	} {

@@ -284,7 +284,7 @@ func (g *Guest) commands(ctx context.Context, verb lifecycle.Verb, noted lifecyc
 
 // IsPaused says that the guest stays paused until somebody lets it go on: not one whose processors work under
 // way has stopped, such as a dump, or work that was cut off, nor one of which a monitor that no longer answers said so,
-// nor one that goes on by itself when a disk has room again.
+// nor one that goes on by itself when a disk has room again, or its panic has been followed.
 func (v *View) IsPaused() bool {
 	return v.State == domain.Paused && v.StuckSince.IsZero() && v.job.Kind == domain.JobNone && !v.owed
 }
@@ -298,11 +298,12 @@ func (g *Guest) Suspend(ctx context.Context) error {
 	return g.commands(ctx, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, stop, g.isSuspended)
 }
 
-// isSuspended settles that. A guest that restarts just then runs on with that. It runs in the loop.
+// isSuspended settles that. A guest that restarts just then, or is to once its panic has been dumped, runs on with that.
+// It runs in the loop.
 func (g *Guest) isSuspended() error {
 	g.hasRoomAgain()
-	if g.state.Restarting {
-		return fault.New(fault.Busy, fault.Domain, "domain %q is being restarted just now, and runs then; suspend it again", g.record.Name)
+	if g.state.Restarting || g.state.Dumping && lifecycle.Revives(g.state.Policy.OnCrash) {
+		return fault.New(fault.Busy, fault.Domain, "domain %q is being restarted just now, and runs then; suspend it again after that", g.record.Name)
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ type View struct {
 	job      domain.Progress
 	progress *progress
 	// owed says that what was cut off, such as a save, is to let the guest run when its QEMU answers, or that the
-	// guest goes on when there is room.
+	// guest goes on when there is room, or when its panic has been dumped.
 	owed bool
 	// fences are the record's; they are replaced and never changed.
 	fences map[string][]string
@@ -91,7 +91,7 @@ func (g *Guest) publish() {
 		v.PID, v.Active, v.Updated, v.Messages = g.run.PID, g.run.def, g.run.Updated, g.run.Messages
 		v.StuckSince, v.StuckOn = g.run.stuck()
 		v.Isolation = g.run.Isolation
-		v.owed = g.run.Saving != nil || g.run.Resuming || g.state.Restarting || len(g.run.NoRoom) > 0
+		v.owed = g.run.Saving != nil || g.run.Resuming || g.state.Restarting || g.state.Dumping || len(g.run.NoRoom) > 0
 	}
 	if g.revival.words != "" {
 		v.Messages = append([]string{g.revival.words}, v.Messages...)
