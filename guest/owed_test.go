@@ -3,6 +3,7 @@ package guest
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -71,6 +72,31 @@ func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
 		case <-s.Done():
 		case <-late:
 			t.Error("the session stays, and the guest stopped")
+		}
+	})
+}
+
+// A save that is aborted while it is written down that its image is complete is complete or none, whichever comes first.
+func TestASaveThatIsAbortedAsItIsWrittenDownIsCompleteOrNone(t *testing.T) {
+	reg, dir := bareRegistry(t), t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuest(reg, "saved", claimedUUID)
+		r := newRun(runRecord{Name: "saved", Saving: &saving{Path: filepath.Join(dir, "image")}}, dir, kernel.Root{}, reg.log)
+		ctx, abort := context.WithCancelCause(t.Context())
+		told := make(chan error, 1)
+		go func() { told <- g.journalSaved(ctx, r) }()
+		asked := <-g.mailbox
+		abort(errors.New("aborted"))
+		synctest.Wait()
+		_, err := asked.plan() // the loop has begun by then
+		asked.answer(err)
+		err = <-told
+		rec, unread := readRunRecord(dir)
+		if unread != nil {
+			t.Fatal(unread)
+		}
+		if written := rec != nil && rec.State.EndFor == domain.ReasonSaved; written != (err == nil) {
+			t.Errorf("it is written down: %v, and its client is told %v", written, err)
 		}
 	})
 }

@@ -116,7 +116,11 @@ func (g *Guest) stoppedHeader(ctx context.Context, r *run, s *qmp.Session, o Sav
 // journalSaved writes down, beside the loop, that the guest's image is complete, and it is to end.
 // Where that cannot be done the image goes: the next daemon would find it half made, and remove it.
 func (g *Guest) journalSaved(ctx context.Context, r *run) error {
-	err := g.change(ctx, "", func() error {
+	// It is waited for whatever ends the save: written down when nobody looks any more it would be said of an image that goes.
+	err := g.change(context.WithoutCancel(ctx), "", func() error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		saved := r.runRecord
 		saved.State, saved.Since = g.state, g.since
 		saved.State.EndFor = domain.ReasonSaved
