@@ -350,7 +350,7 @@ func (g *Guest) planRestore(image *savedImage, o StartOptions) work {
 			err = fmt.Errorf("%w; it had begun to run by then, and its managed save image, which fits its disks no more, is removed", err)
 		}
 		if err != nil {
-			return func() error { g.settleImage(r); return nil }, err
+			return func() error { g.settleImage(r); return nil }, err // again: the undoing may have had no time for it
 		}
 		return func() error {
 			g.takeOver(r, begun(r, true, o), o)
