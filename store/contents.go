@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+
+	"go.etcd.io/bbolt"
 )
 
 // id names a record.
@@ -75,7 +77,9 @@ func (r *Report) take(kind, key string, value []byte, visit func(id, sealed)) {
 	if err != nil {
 		r.Problems = append(r.Problems, Problem{kind, key, err.Error()})
 		r.lost = append(r.lost, span{kind, []byte(key), append([]byte(key), 0)})
-		visit(id{kind, key}, sealed{damaged: value})
+		if kind != "" && key != "" && len(key) <= bbolt.MaxKeySize { // else no transaction has written it, nor could one
+			visit(id{kind, key}, sealed{damaged: value})
+		}
 		return
 	}
 	if kind == formatKind.Name && key == formatKey {
