@@ -16,7 +16,6 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/link"
 	"github.com/lodge-kvm/lodge/qemu"
 )
@@ -408,7 +407,7 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	r.mu.RLock()
 	g := r.byUUID[rec.UUID]
 	r.mu.RUnlock()
-	if g != nil && started && rec.State.EndFor == "" && lifecycle.Revives(rec.State.Policy.OnCrash) && !rec.AutoDestroy {
+	if g != nil && started && rec.revives(rec.State) {
 		r.noteCrash(rec.UUID) // the autostart takes it up
 	}
 	if g == nil && started && rec.State.Persistent { // nobody else has its definition any more

@@ -208,7 +208,7 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 	}
 	err = g.undefine(ctx, o, nvram)
 	if err == nil && what.NVRAM != "" {
-		err = g.reg.dropVariables(ctx, g.uuid, nvram, held)
+		err = g.reg.dropVariables(ctx, g.uuid, what)
 		err = fault.Wrap(err, failure(err), fault.Domain, "domain %q is undefined, but its UEFI variables are left, remove %s yourself", g.Name(), nvram)
 	}
 	if ctx.Err() != nil { // nobody is told that something is left, and the loop may be at it still

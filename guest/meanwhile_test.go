@@ -175,14 +175,20 @@ func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
 	})
 }
 
-// A guest that is to be started again after a crash is that also where something else is done to it as its daemon begins.
-func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
-	r := bareRegistry(t)
-	g := newGuest(r, "crashed", claimedUUID)
+// crashed is a guest that is to be started again after a crash.
+func (r *Registry) crashed(name string) *Guest {
+	g := newGuest(r, name, claimedUUID)
 	g.inactive = &domain.Definition{OnCrash: "restart"}
 	r.Boot = "this"
 	r.noteCrash(g.uuid)
 	r.run(g)
+	return g
+}
+
+// A guest that is to be started again after a crash is that also where something else is done to it as its daemon begins.
+func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
+	r := bareRegistry(t)
+	g := r.crashed("crashed")
 	over, done := make(chan struct{}), make(chan error, 1)
 	begun := make(chan struct{})
 	go func() {
@@ -210,11 +216,7 @@ func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
 // A guest that is destroyed just as its start fails by itself is not started once more.
 func TestAStartThatFailsAsItIsGivenUpIsNotTriedAgain(t *testing.T) {
 	r := bareRegistry(t)
-	g := newGuest(r, "failing", claimedUUID)
-	g.inactive = &domain.Definition{OnCrash: "restart"}
-	r.Boot = "this"
-	r.noteCrash(g.uuid)
-	r.run(g)
+	g := r.crashed("failing")
 	begun, over, started, destroyed := make(chan struct{}), make(chan struct{}), make(chan error, 1), make(chan error, 1)
 	go func() {
 		started <- g.perform(t.Context(), "", domain.JobStart, 0, func() (work, error) {

@@ -123,6 +123,12 @@ type runRecord struct {
 	AutoDestroy bool
 }
 
+// revives says that a guest whose QEMU ends in a state has crashed, and is to be started again. One that was to end with
+// its client would have none then.
+func (r *runRecord) revives(s lifecycle.State) bool {
+	return s.EndFor == "" && lifecycle.Revives(s.Policy.OnCrash) && !r.AutoDestroy
+}
+
 // heldNIC is a host interface that outlives QEMU and must be taken down.
 type heldNIC struct{ Alias, IfName, Bridge string }
 

@@ -95,7 +95,7 @@ func (r *Registry) finishRemoval(uuid string, what goods) {
 	ctx, stop := context.WithTimeout(r.life, modifyLimit)
 	defer stop()
 	if what.NVRAM != "" {
-		if err := r.dropVariables(ctx, uuid, what.NVRAM, what.Held); err != nil {
+		if err := r.dropVariables(ctx, uuid, what); err != nil {
 			r.log.Error("cannot remove the UEFI variables of an undefined guest yet", "path", what.NVRAM, "error", err)
 			return
 		}
@@ -108,10 +108,10 @@ func (r *Registry) finishRemoval(uuid string, what goods) {
 
 // dropVariables removes the file of an undefined guest's UEFI variables, unless another guest has it, too: by a
 // definition that was copied, or as it has been defined since.
-func (r *Registry) dropVariables(ctx context.Context, uuid, path string, held []string) error {
-	if r.traits.others(uuid, trait{nvramTrait, path}) {
-		r.log.Warn("the UEFI variables of an undefined guest are another's, too, and stay", "uuid", uuid, "path", path)
+func (r *Registry) dropVariables(ctx context.Context, uuid string, what goods) error {
+	if r.traits.others(uuid, trait{nvramTrait, what.NVRAM}) {
+		r.log.Warn("the UEFI variables of an undefined guest are another's, too, and stay", "uuid", uuid, "path", what.NVRAM)
 		return nil
 	}
-	return mount.Run(ctx, path, func() error { return removeNamed(path, held) })
+	return mount.Run(ctx, what.NVRAM, func() error { return removeNamed(what.NVRAM, what.Held) })
 }

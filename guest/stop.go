@@ -108,7 +108,7 @@ func (g *Guest) beginRelease() {
 	g.live.Store(nil)
 	r.holdLeaving()
 	r.holdSaving(g.state.EndFor, g.reg.forgetHalf)
-	crashed := g.state.EndFor == "" && g.inactive != nil && lifecycle.Revives(g.state.Policy.OnCrash) && !r.AutoDestroy
+	crashed := g.inactive != nil && r.revives(g.state)
 	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context) (settle, error) {
 		// Whoever stops must not keep the host from getting back what is its own.
 		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
