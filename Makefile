@@ -1,6 +1,8 @@
 # make build   bin/lodged and bin/lodge
 # make check   format, vet, lint, import law and unit tests: quick, needs no root
-# make test    check, and then everything with real QEMU and real clients
+# make test    check, and then each area with real QEMU and real clients: what CI runs
+# make crash   every death of the crash matrix, where test draws one in ten
+# make clients every test with foreign clients, where test has one thread per area
 # make soak    the storm alone, with the race detector, for DURATION (1h)
 # make fuzz    every fuzz target for DURATION (1h) each, or for TOTAL all together; what they learn is kept in test/corpus, the hours in docs/fuzzing.md
 # make up      a running lodged with a tile of eight booted guests
@@ -13,6 +15,7 @@
 # make generate  the Go code of Lodge's own API, from api/lodge/v1/lodge.proto
 # make format  put the sources into the form that check wants
 #
+# crash, clients and soak write result, commit and date to docs/runs.
 # Each installs the Debian packages that it misses, and says so. A second time
 # none of them needs a network.
 
@@ -49,7 +52,7 @@ TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt o
 # What the lab's loads are tried on. None of them starts a service.
 LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio sysbench
 
-.PHONY: build check format generate lint unit test soak fuzz vulnerabilities up down bench guest lab-image lab-mini lab-compare
+.PHONY: build check format generate lint unit test crash clients soak fuzz vulnerabilities up down bench guest lab-image lab-mini lab-compare
 # The lab's agent is static, because it is the first process of the lab's guests.
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/...
@@ -100,11 +103,21 @@ test: lint build guest lab-image $(RUNNER)
 		--rerun-fails-report $(CACHE)/test/again -- -race -shuffle=on -timeout 40m || status=$$?; \
 	if [ -s $(CACHE)/test/again ]; then echo "tests that failed, and were run again:"; cat $(CACHE)/test/again; fi; exit $$status
 
+# These take no test a second time.
+crash:
+	@scripts/need $(TEST_PACKAGES)
+	LODGE_CRASH=all scripts/record crash $(GO) test -race -count=1 -v -timeout 1h -run '^TestCrash' ./conformance
+
+clients: build guest lab-image $(RUNNER)
+	@scripts/need $(TEST_PACKAGES)
+	-@scripts/unpack $(CACHE)/sshd openssh-server netcat-openbsd # without them a test skips
+	LODGE_CLIENTS=all scripts/record clients $(RUNNER) --format testname -- -race -count=1 -timeout 1h ./conformance
+
 # LODGE_STORM_SEED=n repeats what a storm drew.
 DURATION ?= 1h
 soak:
 	@scripts/need $(TEST_PACKAGES)
-	LODGE_STORM=$(DURATION) $(GO) test -race -count=1 -v -timeout 0 -run '^TestStorm$$' ./conformance
+	LODGE_STORM=$(DURATION) scripts/record soak $(GO) test -race -count=1 -v -timeout 0 -run '^TestStorm$$' ./conformance
 
 # FUZZ=markup chooses targets whose PACKAGE.NAME matches; of TOTAL=2h those get the most that had the least.
 fuzz:

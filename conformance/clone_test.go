@@ -88,6 +88,7 @@ func (d *daemon) whoIs(t *testing.T, name string) []string {
 // TestANewGuestHasRandomNumbers, by a definition that says nothing of them, and says
 // why; an export that is imported again is as it was, with them or without.
 func TestANewGuestHasRandomNumbers(t *testing.T) {
+	onlyInClients(t)
 	needs(t)
 	d := start(t)
 	g, xml := shape{name: "fresh"}.xml(t, d)

@@ -60,6 +60,9 @@ func (c *crash) saySecrets(say func(string, ...any)) error {
 func (c *crash) books() {
 	key := filepath.Join(c.data, "secret.key")
 	for i, point := range []string{"secret.key-made", "secret.key-named"} {
+		if !c.drawn("key", failpoint.Armed{Point: point}) {
+			continue
+		}
 		c.signal(c.t, "KILL")
 		c.must(os.RemoveAll(key))
 		c.begin()
@@ -102,6 +105,9 @@ func (c *crash) rewrites() {
 	c.must(define(c))
 	records := c.settled()
 	for _, point := range []string{"store.filled", "store.aside", "store.rewritten"} {
+		if !c.drawn("rewrite", failpoint.Armed{Point: point}) {
+			continue
+		}
 		c.signal(c.t, "KILL")
 		file, err := os.OpenFile(filepath.Join(c.data, "lodge.db"), os.O_WRONLY, 0)
 		c.must(err)

@@ -46,6 +46,9 @@ func (c *crash) boots() {
 		{Point: "autostart.struck", Nth: 2},
 	} {
 		a.Action = failpoint.Kill
+		if !c.drawn("boot", a) {
+			continue
+		}
 		what := fmt.Sprintf("a boot's autostart, killed at %s", a.Point)
 		c.signal(c.t, "KILL")
 		c.must(os.WriteFile(c.bootFile(), fmt.Appendf(nil, "%d\n", i+1), 0o644)) //nolint:gosec // as the kernel's is
@@ -111,6 +114,9 @@ func (c *crash) crashes() {
 		}
 	}
 	for _, point := range []string{"", "release.step", "revive.noted", "release.done", "destroy.released", "revive.start", "launch.executed", "launch.take"} {
+		if !c.drawn("crash", failpoint.Armed{Point: point}) {
+			continue
+		}
 		what := fmt.Sprintf("a crash whose daemon is killed at %q", point)
 		pid := c.pids()[mortalGuest.Name]
 		if point == "" {

@@ -22,6 +22,7 @@ func (d *daemon) virtInstall(t *testing.T, name string, args ...string) []string
 // TestVirtInstallTakesWhatPeopleType starts guests with virt-install's options
 // for the devices and ways to boot that its manual shows.
 func TestVirtInstallTakesWhatPeopleType(t *testing.T) {
+	onlyInClients(t)
 	needs(t, "virt-install")
 	d := start(t)
 	d.lan(t, "lan", 1)
@@ -72,6 +73,7 @@ func TestVirtInstallTakesWhatPeopleType(t *testing.T) {
 // TestVirtXMLChangesARunningGuest plugs, changes and unplugs in a running guest
 // and its definition at once, as virt-xml and virt-manager do.
 func TestVirtXMLChangesARunningGuest(t *testing.T) {
+	onlyInClients(t)
 	needs(t, "virt-xml")
 	d := start(t)
 	d.lan(t, "lan", 1)

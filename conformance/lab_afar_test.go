@@ -79,6 +79,7 @@ func (w *world) lab(t *testing.T, args ...string) string {
 // TestLabAtAnotherHost runs a scenario whole at a daemon that is reached by TLS and
 // shares no file with the lab.
 func TestLabAtAnotherHost(t *testing.T) {
+	onlyInClients(t)
 	needs(t, "dnsmasq", "ip")
 	images := labImages(t)
 	d, near, address, files := startFar(t, images)

@@ -128,13 +128,17 @@ func TestLabScenarios(t *testing.T) {
 		books    []string // counted by a load and by a server
 		change   string   // what was done to a guest meanwhile
 		outside  bool     // it is also run outside of a guest
+		clients  bool     // `make clients` runs it
 	}{
 		{scenario: "tile", loads: []string{"outside", "inside", "behind", "jobs", "files", "orders"}, books: []string{"outside requests", "inside requests", "behind requests", "orders new-order", "orders payment"}},
-		{scenario: "lamp-scale-up", loads: []string{"shop"}, books: []string{"shop requests", "shop purchase"}, outside: true},
-		{scenario: "block-io", loads: []string{"fio"}},
-		{scenario: "oltp-hotadd", loads: []string{"orders"}, books: []string{"orders new-order", "orders payment"}, change: "vcpus 2"},
+		{scenario: "lamp-scale-up", loads: []string{"shop"}, books: []string{"shop requests", "shop purchase"}, outside: true, clients: true},
+		{scenario: "block-io", loads: []string{"fio"}, clients: true},
+		{scenario: "oltp-hotadd", loads: []string{"orders"}, books: []string{"orders new-order", "orders payment"}, change: "vcpus 2", clients: true},
 	} {
 		t.Run(c.scenario, func(t *testing.T) {
+			if c.clients {
+				onlyInClients(t)
+			}
 			kept := d.labRun(t, c.scenario, images)
 			arms := map[string]bool{}
 			for _, s := range kept.samples {
@@ -298,6 +302,7 @@ func brokenImage(t *testing.T, images, dir string) {
 // console said last, leaves out what cannot be measured, and comes to its end with
 // nothing counted and nothing left.
 func TestLabSaysWhyAGuestDoesNotBoot(t *testing.T) {
+	onlyInClients(t)
 	needs(t, "dnsmasq")
 	images := labImages(t)
 	d := start(t)
@@ -351,6 +356,7 @@ var labAddress = regexp.MustCompile(`lab\.net=[0-9a-f:]+@([0-9.]+)/`)
 // that died and the errors that its clients met are told, none of them is throughput,
 // and the web server beside it is measured to the end.
 func TestLabGoesOnWhereAServiceDies(t *testing.T) {
+	onlyInClients(t)
 	needs(t, "dnsmasq", "mariadb")
 	images := labImages(t)
 	d := start(t)

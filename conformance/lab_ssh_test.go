@@ -211,6 +211,7 @@ func (w *world) letIn(t *testing.T, near *world, server string) {
 // A storm on guests with disks comes in by nc, and what is kept of the lab goes by TLS.
 // Nothing is left there.
 func TestLabAtStockLibvirtBySSH(t *testing.T) {
+	onlyInClients(t)
 	needs(t, "dnsmasq", "ip", "iptables", "libvirtd", "virtlogd", "virt-ssh-helper", "tini", "ssh", "ssh-keygen")
 	images, server, netcat := labImages(t), unpacked(t, "sshd"), unpacked(t, "nc.openbsd")
 	far, near, files, certificate := startStock(t, images)

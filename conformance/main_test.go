@@ -71,6 +71,18 @@ func built(t *testing.T, as, name string, flags ...string) string {
 	return path
 }
 
+// clientsVariable is set by `make clients`, which runs every test here. `make test`
+// has one thread for each area, to fit the time of CI.
+const clientsVariable = "LODGE_CLIENTS"
+
+// onlyInClients leaves the test to `make clients`.
+func onlyInClients(t *testing.T) {
+	t.Helper()
+	if os.Getenv(clientsVariable) == "" {
+		t.Skip("`make clients` runs it")
+	}
+}
+
 // needs skips the test where the host lacks what it is about.
 func needs(t *testing.T, programs ...string) {
 	t.Helper()

@@ -56,6 +56,7 @@ func TestNetworks(t *testing.T) {
 }
 
 func TestIsolatedNetworkHasNoWayOut(t *testing.T) {
+	onlyInClients(t)
 	needs(t, "dnsmasq", "nft")
 	d := start(t)
 	d.virsh(t, "net-create", d.file(t, "cell.xml", `<network><name>cell</name><bridge name='br-cell'/>

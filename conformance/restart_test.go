@@ -81,6 +81,7 @@ func TestGuestsOutliveTheDaemon(t *testing.T) {
 // TestOrderlyStopLeavesGuestsRunning is the same for a daemon that is told to
 // stop, several times in a row.
 func TestOrderlyStopLeavesGuestsRunning(t *testing.T) {
+	onlyInClients(t)
 	needs(t)
 	d := start(t)
 	g := d.boot(t, shape{name: "steady"})

@@ -165,6 +165,7 @@ func TestAManagedSaveOnADiskThatFails(t *testing.T) {
 // TestABootWhoseDiskIsReadOnly has the store's file system read-only when the host boots: what
 // starts with the host does when that is over.
 func TestABootWhoseDiskIsReadOnly(t *testing.T) {
+	onlyInClients(t)
 	needs(t)
 	d := start(t)
 	d.launchOn(t, d.data, "mode=0700")

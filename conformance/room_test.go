@@ -15,6 +15,7 @@ import (
 // daemon is replaced in between, and while none runs a third is paused, which goes
 // on too.
 func TestGuestsGoOnWhenThereIsRoomAgain(t *testing.T) {
+	onlyInClients(t)
 	needs(t)
 	d := start(t)
 	d.output(t, "mkdir", d.dir+"/disks")

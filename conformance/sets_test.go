@@ -240,6 +240,7 @@ func (d *daemon) watch(t *testing.T, selector string) (wait func(n int, what str
 // TestAnInterruptCancelsWhatHasNotBegun interrupts lodge while two guests of
 // eight, whose firmware does not heed that, are asked to shut down.
 func TestAnInterruptCancelsWhatHasNotBegun(t *testing.T) {
+	onlyInClients(t)
 	needs(t)
 	d := start(t)
 	d.defineSet(t)
