@@ -210,7 +210,9 @@ func (r *statsRequest) record(p *statsParams, g *guest.Guest) (xdr.DomainStatsRe
 	return xdr.DomainStatsRecord{Domain: d, Params: r.figures(p, v, st, r.atRest[g])}, nil
 }
 
-// figures lists the groups that are wanted, from a sample that may be empty.
+// figures lists the groups that are wanted, from a sample that may be empty. Its
+// names are those that libvirt documents and no others: clients take them apart.
+// How old a sample is, Lodge's own API tells.
 func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, atRest map[string]guest.BlockInfo) []xdr.TypedParam {
 	begin := len(p.list)
 	p.most = begin + xdr.MaxDomainStatsParams
@@ -221,12 +223,6 @@ func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, a
 	}
 	if r.groups&statsBlock != 0 {
 		p.disks(v, st, r.backing, atRest)
-	}
-	if !st.At.IsZero() {
-		p.number("lodge.age-ms", uint64(max(0, time.Since(st.At).Milliseconds())))
-	}
-	if st.Stale != nil {
-		p.text("lodge.stale", steerless(st.Stale.Error()))
 	}
 	return p.list[begin:len(p.list):len(p.list)]
 }
