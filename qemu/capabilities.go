@@ -8,7 +8,7 @@ import (
 
 // capabilitiesFormat is raised when what Probe finds out, or how it is
 // written down, changes: a stored answer of another format is no answer.
-const capabilitiesFormat = 2
+const capabilitiesFormat = 3
 
 // Capabilities is all that Lodge knows about one QEMU binary on this host: plain
 // data, found out once by Probe, stored, and used by value from then on. All

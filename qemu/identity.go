@@ -21,19 +21,30 @@ type Identity struct {
 	Modules       int64 // when modules last came or went, likewise; 0 without any
 }
 
-// Host tells whether the verdict about KVM still counts: it holds until the
-// host starts again or the device is made anew, with other parameters perhaps.
+// Host tells whether the verdict about KVM still counts: for as long as the same
+// kernel runs with the same KVM on the same processor. Times of files are not in
+// it: the kernel tells udev of each machine that KVM makes or ends, and udev sets
+// the rights of /dev/kvm anew each time.
 type Host struct {
 	BootID    string
-	KVMInode  uint64 // 0 when there is no /dev/kvm
-	KVMChange int64  // nanoseconds since 1970
+	Kernel    string // its release
+	Microcode string // "" where the kernel tells none
+	KVM       KVM
+}
+
+// KVM is the device that the kernel's module gives. One that is loaded anew has a
+// new inode.
+type KVM struct {
+	Inode, Device uint64 // of /dev/kvm; 0 when it is not there
+	Opens         bool
+	Nested        string // whether guests may run guests, by module
 }
 
 // Matches reports whether c still tells the truth about the binary at that
 // path, on this host as it is now. It looks at files' metadata only.
 func (c *Capabilities) Matches(binary string) bool {
 	now, err := identify(binary)
-	return err == nil && c.Format == capabilitiesFormat && c.Binary == now && c.Host == thisHost()
+	return err == nil && c.Format == capabilitiesFormat && c.Binary == now && c.Host == sources.host()
 }
 
 func identify(binary string) (Identity, error) {
@@ -102,18 +113,40 @@ func (l *libraryDirs) of(prefix string) []string {
 	return slices.Clip(known.dirs)
 }
 
-// bootID names the boot that this process lives in. A host that tells none has
-// one and the same: the empty one.
-var bootID = sync.OnceValue(func() string {
-	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(id))
-})
+// hostSources are the files by which hosts are told apart.
+type hostSources struct {
+	bootID, kernel, microcode string
+	kvm                       string // the device
+	nested                    string // a pattern: a parameter of each module
+}
 
-func thisHost() Host {
-	h := Host{BootID: bootID()}
-	var s unix.Stat_t
-	if unix.Stat("/dev/kvm", &s) == nil {
-		h.KVMInode, h.KVMChange = s.Ino, s.Ctim.Nano()
+var sources = hostSources{
+	bootID: "/proc/sys/kernel/random/boot_id", kernel: "/proc/sys/kernel/osrelease",
+	microcode: "/sys/devices/system/cpu/cpu0/microcode/version",
+	kvm:       "/dev/kvm", nested: "/sys/module/kvm_*/parameters/nested",
+}
+
+func (s hostSources) host() Host {
+	h := Host{BootID: firstLine(s.bootID), Kernel: firstLine(s.kernel), Microcode: firstLine(s.microcode)}
+	var node unix.Stat_t
+	if unix.Stat(s.kvm, &node) != nil {
+		return h
+	}
+	h.KVM.Inode, h.KVM.Device = node.Ino, node.Rdev
+	if fd, err := unix.Open(s.kvm, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err == nil {
+		h.KVM.Opens = true
+		_ = unix.Close(fd)
+	}
+	// The pattern is well formed, and what it gives is sorted.
+	modules, _ := filepath.Glob(s.nested)
+	for _, path := range modules {
+		h.KVM.Nested += filepath.Base(filepath.Dir(filepath.Dir(path))) + "=" + firstLine(path) + " "
 	}
 	return h
+}
+
+// firstLine is what a file of one line holds, or "" where it cannot be read.
+func firstLine(path string) string {
+	text, _ := os.ReadFile(path)
+	return strings.TrimSpace(string(text))
 }

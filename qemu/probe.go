@@ -25,7 +25,7 @@ func Probe(ctx context.Context, binary string, quarters *chamber.Quarters) (*Cap
 	ctx, cancel := context.WithTimeoutCause(ctx, probePatience,
 		fault.New(fault.Timeout, fault.Host, "probing %s took more than %s", binary, probePatience))
 	defer cancel()
-	host := thisHost()
+	host := sources.host()
 	identity, err := identify(binary)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.NotFound, fault.Host, "cannot probe QEMU")
@@ -76,7 +76,7 @@ func (c *Capabilities) examine(ctx context.Context, of subject, acc *Accelerator
 	case !acc.Present:
 		acc.Reason = "this QEMU is built without it"
 		return nil
-	case acc.Name == "kvm" && c.Host.KVMInode == 0:
+	case acc.Name == "kvm" && c.Host.KVM.Inode == 0:
 		acc.Reason = "this host has no /dev/kvm: its processor or firmware does not virtualize, or the module is not loaded"
 		return nil
 	case c.Arch != "x86_64" || !c.HasDevice("isa-debugcon"):

@@ -260,7 +260,7 @@ func TestMatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Capabilities{Format: capabilitiesFormat, Binary: identity, Host: thisHost()}
+	c := &Capabilities{Format: capabilitiesFormat, Binary: identity, Host: sources.host()}
 	if !c.Matches(binary) {
 		t.Fatal("the same binary does not match")
 	}
