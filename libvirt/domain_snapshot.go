@@ -18,6 +18,8 @@ func domainSnapshotCalls(g group) {
 	on(g, xdr.ProcDomainSnapshotCurrent, (*handlers).domainSnapshotCurrent)
 	on(g, xdr.ProcDomainSnapshotLookupByName, (*handlers).domainSnapshotLookupByName)
 	on(g, xdr.ProcDomainListAllCheckpoints, (*handlers).domainListAllCheckpoints)
+	on(g, xdr.ProcDomainCheckpointLookupByName, (*handlers).domainCheckpointLookupByName)
+	on(g, xdr.ProcDomainBackupGetXMLDesc, (*handlers).domainBackupXML)
 }
 
 // What lists can be filtered and ordered by: for snapshots roots, metadata,
@@ -68,4 +70,18 @@ func (h *handlers) domainSnapshotLookupByName(_ context.Context, _ *session, arg
 
 func (h *handlers) domainListAllCheckpoints(_ context.Context, _ *session, args *xdr.DomainListAllCheckpointsArgs) (*xdr.DomainListAllCheckpointsRet, error) {
 	return &xdr.DomainListAllCheckpointsRet{}, h.without("DOMAIN_LIST_ALL_CHECKPOINTS", args.Domain, args.Flags, checkpointFilters)
+}
+
+func (h *handlers) domainCheckpointLookupByName(_ context.Context, _ *session, args *xdr.WithDomainNameFlags) (*xdr.WithCheckpoint, error) {
+	if err := h.without("DOMAIN_CHECKPOINT_LOOKUP_BY_NAME", args.Domain, args.Flags, 0); err != nil {
+		return nil, err
+	}
+	return nil, withCode(codeNoCheckpoint, fault.New(fault.NotFound, fault.Snapshot, "no domain checkpoint with matching name '%s'", args.Name))
+}
+
+func (h *handlers) domainBackupXML(_ context.Context, _ *session, args *xdr.WithDomainFlags) (*xdr.WithXML, error) {
+	if err := h.without("DOMAIN_BACKUP_GET_XML_DESC", args.Domain, args.Flags, 0); err != nil {
+		return nil, err
+	}
+	return nil, withCode(codeNoBackup, fault.New(fault.NotFound, fault.Domain, "no domain backup job present"))
 }

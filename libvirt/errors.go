@@ -49,6 +49,10 @@ const (
 	codeXMLSchema         code = 92
 	codeAuthUnavailable   code = 94
 	codeDeviceMissing     code = 99
+	codeNoFilterBinding   code = 101
+	codeNoCheckpoint      code = 103
+	codeNoBackup          code = 104
+	codeNoNetworkPort     code = 107
 )
 
 // lead is what stands before the text of an error with this code. Users' scripts
@@ -85,6 +89,10 @@ var lead = map[code]string{
 	codeAccessDenied:      "access denied",
 	codeXMLSchema:         "XML document failed to validate against schema",
 	codeDeviceMissing:     "device not found",
+	codeNoFilterBinding:   "Network filter binding not found",
+	codeNoCheckpoint:      "Domain checkpoint not found",
+	codeNoBackup:          "Domain backup job id not found",
+	codeNoNetworkPort:     "network port not found",
 }
 
 // origin is libvirt's word for the part of it that an error came from.

@@ -35,6 +35,8 @@ func networkCalls(g group) {
 	on(g, xdr.ProcNetworkGetDHCPLeases, (*handlers).networkGetDHCPLeases)
 	on(g, xdr.ProcNetworkSetMetadata, (*handlers).networkSetMetadata)
 	on(g, xdr.ProcNetworkGetMetadata, (*handlers).networkGetMetadata)
+	on(g, xdr.ProcNetworkListAllPorts, (*handlers).networkListAllPorts)
+	on(g, xdr.ProcNetworkPortLookupByUUID, (*handlers).networkPortLookupByUUID)
 }
 
 // Flags of the calls about networks.
@@ -381,4 +383,32 @@ func orEmpty(s *string) string {
 		return ""
 	}
 	return *s
+}
+
+// networkListAllPorts answers for a network that no NIC is plugged into. Those
+// that are have no port objects with UUIDs of their own, and are not left out.
+func (h *handlers) networkListAllPorts(_ context.Context, _ *session, args *xdr.NetworkListAllPortsArgs) (*xdr.NetworkListAllPortsRet, error) {
+	if err := checkFlags("NETWORK_LIST_ALL_PORTS", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	n, err := h.network(args.Network)
+	if err != nil {
+		return nil, err
+	}
+	if !n.View().Active() {
+		return nil, fault.New(fault.WrongState, fault.Network, "network %q is not active", n.Name())
+	}
+	if plugged := n.Connections(); plugged > 0 {
+		return nil, withCode(codeNoSupport, fault.New(fault.Unsupported, fault.Network,
+			"net-port-list of network %q with %d NICs is not built; virsh domiflist lists the NICs of a guest", n.Name(), plugged))
+	}
+	return &xdr.NetworkListAllPortsRet{}, nil
+}
+
+func (h *handlers) networkPortLookupByUUID(_ context.Context, _ *session, args *xdr.NetworkPortLookupByUUIDArgs) (*xdr.WithPort, error) {
+	n, err := h.network(args.Network)
+	if err != nil {
+		return nil, err
+	}
+	return nil, withCode(codeNoNetworkPort, fault.New(fault.NotFound, fault.Network, "network %q has no port with UUID %s", n.Name(), formatUUID(args.UUID)))
 }

@@ -16,6 +16,7 @@ func newTable() table {
 	volumeCalls(remote)
 	eventCalls(remote)
 	networkCalls(remote)
+	absentCalls(remote)
 	secretCalls(remote)
 	domainListCalls(remote)
 	domainLifeCalls(remote)
