@@ -40,8 +40,35 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	defer done()
 	return s.stream(ctx, stream, access.Entry{Call: "CreateTiles", Verb: access.Define, Object: access.Object{Name: "tiles of " + r.GetSet()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
 		t.plan(fleet.Plan{Total: int(r.GetCount())})
-		return s.Fleet.CreateTiles(ctx, template, r.GetSet(), int(r.GetFirst()), int(r.GetCount()), r.GetDryRun(), s.audited(ctx, "CreateTiles", access.Define, t.result))
+		tell := s.audited(ctx, "CreateTiles", access.Define, t.result)
+		made, err := s.makePool(ctx, template, r.GetDryRun())
+		if err != nil {
+			return fleet.Summary{}, err
+		}
+		return s.Fleet.CreateTiles(ctx, template, r.GetSet(), int(r.GetFirst()), int(r.GetCount()), r.GetDryRun(), func(r fleet.Result) {
+			if r.Outcome == fleet.Done {
+				r.Note += made
+			}
+			tell(r)
+		})
 	})
+}
+
+// makePool makes the pool that a template needs, for a client that no rules hold, and gives what
+// to note of that. Others are told which pool is missing.
+func (s *Server) makePool(ctx context.Context, template *fleet.TileTemplate, dry bool) (note string, err error) {
+	if dry || s.Gate.Held(caller(ctx)) {
+		return "", nil
+	}
+	folder, err := s.Fleet.MakePool(ctx, template)
+	if folder == "" && err == nil {
+		return "", nil
+	}
+	s.Audit.Note(access.Entry{
+		Who: caller(ctx), API: "lodge", Call: "CreateTiles", Verb: access.Pools, Err: err,
+		Object: access.Object{Kind: access.Pool, Name: fleet.DefaultPool},
+	})
+	return "; made pool " + fleet.DefaultPool + " in " + folder, err
 }
 
 // RemoveTiles removes tiles.

@@ -14,12 +14,14 @@ import (
 	"github.com/lodge-kvm/lodge/volume"
 )
 
-// Config is what a fleet works with. All of it is needed.
+// Config is what a fleet works with. All of it is needed, but for Images.
 type Config struct {
 	Guests *guest.Registry
 	Pools  *volume.Pools
 	Events *event.Log
 	Log    *slog.Logger
+	// Images is the folder of the pool that MakePool makes; empty: it makes none.
+	Images string
 }
 
 // Fleet is all guests of a daemon, for work on sets of them.
@@ -29,6 +31,10 @@ type Fleet struct {
 	store  *store.Store
 	events *event.Log
 	log    *slog.Logger
+	images string
+
+	// poolTurn holds one token, of whoever makes the default pool.
+	poolTurn chan struct{}
 
 	// read keeps the marks that were read, by the guest's UUID.
 	mu   sync.Mutex
@@ -52,7 +58,10 @@ type readOnce struct {
 
 // New makes a fleet of a registry's guests. It starts nothing by itself.
 func New(c Config) *Fleet {
-	return &Fleet{guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, read: map[string]readOnce{}, busy: map[string]int{}, untidy: make(chan struct{}, 1)}
+	return &Fleet{
+		guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, images: c.Images,
+		poolTurn: make(chan struct{}, 1), read: map[string]readOnce{}, busy: map[string]int{}, untidy: make(chan struct{}, 1),
+	}
 }
 
 // Member is a guest as part of a set, as of one moment.

@@ -74,7 +74,7 @@ func newHerd(t testing.TB) *herd {
 		Store: data, Events: events, Emulators: emulators, Ledger: host.NewLedger(inventory), Starts: starts, Networks: nets, Pools: pools, Cgroups: groups, Kernel: root,
 	})
 	ok(t, err)
-	h := &herd{Fleet: New(Config{Guests: guests, Pools: pools, Events: events, Log: log}), t: t, dir: dir, pools: pools, starts: starts}
+	h := &herd{Fleet: New(Config{Guests: guests, Pools: pools, Events: events, Log: log, Images: filepath.Join(dir, "images")}), t: t, dir: dir, pools: pools, starts: starts}
 	t.Cleanup(func() {
 		h.destroyAll()
 		guests.Close()

@@ -206,7 +206,7 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 		}
 		return Result{Outcome: Unchanged}
 	}
-	if err := f.checkRoom(docs); err != nil {
+	if err := f.checkRoom(docs, dry); err != nil {
 		return Result{Outcome: Failed, Error: err}
 	}
 	note := fmt.Sprintf("%d guests, %d volumes", len(docs.domains), len(docs.volumes))
@@ -244,8 +244,11 @@ func (b *building) conclude(ctx context.Context, docs *tileDocuments, err error)
 }
 
 // checkRoom refuses a tile before anything of it is made.
-func (f *Fleet) checkRoom(docs *tileDocuments) error {
+func (f *Fleet) checkRoom(docs *tileDocuments, dry bool) error {
 	for _, v := range docs.volumes {
+		if dry && f.lacksPool(v.Pool) {
+			continue // MakePool will make it
+		}
 		if err := f.vacant(v.VolumeName); err != nil {
 			return err
 		}

@@ -45,6 +45,42 @@ func (h *herd) withPool() string {
 	return dir
 }
 
+// TestTiles_FreshDaemonMakesTheDefaultPool: no pool is there, and the template names
+// "default". Another name is told with the command that makes the pool.
+func TestTiles_FreshDaemonMakesTheDefaultPool(t *testing.T) {
+	h := newHerd(t)
+	tt := template(t, twoGuests)
+	_, err := h.CreateTiles(t.Context(), tt, "lab", 1, 1, true, func(r Result) {
+		if r.Outcome != Would {
+			t.Errorf("a dry run: %s %v", r.Outcome, r.Error)
+		}
+	})
+	ok(t, err)
+	for _, want := range []string{filepath.Join(h.dir, "images"), ""} { // the second time there is nothing to do
+		folder, err := h.MakePool(t.Context(), tt)
+		if err != nil || folder != want {
+			t.Errorf("made %q, %v; want %q", folder, err, want)
+		}
+	}
+	told, err := h.create(tt, 1, 1)
+	if err != nil || !slices.Equal(told, []string{"lab/1 done"}) {
+		t.Errorf("%v, %v", told, err)
+	}
+	p, err := h.pools.ByName(DefaultPool)
+	ok(t, err)
+	if v := p.View(); !v.Persistent || !v.Autostart || !v.Active() || v.Target != filepath.Join(h.dir, "images") {
+		t.Errorf("the pool is %+v", v)
+	}
+	other := template(t, strings.ReplaceAll(twoGuests, "'default'", "'fast disks'"))
+	if folder, err := h.MakePool(t.Context(), other); folder != "" || err != nil {
+		t.Errorf("made %q, %v", folder, err)
+	}
+	_, err = h.create(other, 2, 1)
+	if want := "virsh pool-create-as 'fast disks' dir --target FOLDER --build"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("no %q in %v", want, err)
+	}
+}
+
 func files(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

@@ -23,7 +23,8 @@ func (f *Fleet) createVolume(ctx context.Context, v volumeDocument) error {
 func (f *Fleet) vacant(v VolumeName) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err != nil {
-		return err
+		return fault.Wrap(err, fault.Of(err), fault.About(err), "volume %q needs a pool; make it with: virsh pool-create-as %s dir --target FOLDER --build",
+			v.Name, fault.Word(v.Pool))
 	}
 	switch _, err := p.Volume(v.Name); {
 	case err == nil:

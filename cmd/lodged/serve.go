@@ -47,7 +47,9 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	all := fleet.New(fleet.Config{Guests: rooms.Guests, Pools: rooms.Pools, Events: rooms.Events, Log: log})
+	all := fleet.New(fleet.Config{
+		Guests: rooms.Guests, Pools: rooms.Pools, Events: rooms.Events, Log: log, Images: filepath.Join(o.data, "images"),
+	})
 	recovering, stop := context.WithTimeoutCause(ctx, recoverPatience, errServing)
 	all.Recover(recovering)
 	stop()
