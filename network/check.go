@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"math"
 	"math/bits"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -38,7 +37,13 @@ func (d *Definition) check() error {
 	return nil
 }
 
+// invalid is about a value that is wrong by itself: libvirt's code for a wrong document.
 func invalid(format string, args ...any) error {
+	return fault.New(fault.Invalid, fault.XML, format, args...)
+}
+
+// unsuitable is about values that are right each and cannot be together.
+func unsuitable(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Config, format, args...)
 }
 
@@ -63,8 +68,11 @@ func (d *Definition) checkNames() error {
 }
 
 func (d *Definition) checkBridge() error {
-	if d.Bridge.Name != "" {
-		if err := link.CheckName(d.Bridge.Name); err != nil {
+	if name := d.Bridge.Name; name != "" {
+		if d.Managed() && isBridgeRow(name) {
+			name = strings.Replace(name, "%d", "0", 1)
+		}
+		if err := link.CheckName(name); err != nil {
 			return err
 		}
 		if strings.ContainsAny(d.Bridge.Name, `,*"\`) { // by which dnsmasq would serve on others, too
@@ -78,15 +86,15 @@ func (d *Definition) checkBridge() error {
 		return nil
 	}
 	if !d.Managed() {
-		return invalid("network %q has forward mode %q and so no bridge to give the MAC address %s to", d.Name, d.Forward.Mode, d.MAC)
+		return unsuitable("network %q has forward mode %q and so no bridge to give the MAC address %s to", d.Name, d.Forward.Mode, d.MAC)
 	}
 	return checkMAC(d.MAC)
 }
 
 func checkMAC(s string) error {
-	mac, err := net.ParseMAC(s)
-	if err != nil || len(mac) != 6 || strings.Count(s, ":") != 5 {
-		return invalid("%q is no MAC address", s)
+	mac, err := device.ParseMAC(s)
+	if err != nil {
+		return invalid("%v", err)
 	}
 	if mac[0]&1 != 0 {
 		return invalid("the MAC address %s is for groups, not for one", s)
@@ -106,7 +114,7 @@ func (d *Definition) checkForward() error {
 		seen[name] = true
 	}
 	if ways := max(len(d.IPs)+len(d.Routes), 1) * max(len(seen), 1); ways > maxWays {
-		return invalid("network %q has %d ways out, by each of its interfaces from each of its addresses and routes, and may have %d", d.Name, ways, maxWays)
+		return unsuitable("network %q has %d ways out, by each of its interfaces from each of its addresses and routes, and may have %d", d.Name, ways, maxWays)
 	}
 	switch d.Forward.Mode {
 	case ForwardNone:
@@ -129,7 +137,7 @@ func (d *Definition) checkForward() error {
 
 func (d *Definition) checkUnmanaged() error {
 	if len(d.IPs)+len(d.Routes) > 0 || d.DNS.describe() != nil || d.Domain != (Domain{}) {
-		return invalid("network %q has forward mode %q: addresses, routes, names and DHCP come from outside and cannot be defined", d.Name, d.Forward.Mode)
+		return unsuitable("network %q has forward mode %q: addresses, routes, names and DHCP come from outside and cannot be defined", d.Name, d.Forward.Mode)
 	}
 	hasBridge, hasLinks := d.Bridge.Name != "", len(d.Forward.Interfaces) > 0
 	switch {
@@ -145,7 +153,7 @@ func (d *Definition) checkUnmanaged() error {
 
 func (d *Definition) checkAddresses() error {
 	if len(d.IPs) > maxIPs {
-		return invalid("network %q has %d addresses and may have %d", d.Name, len(d.IPs), maxIPs)
+		return unsuitable("network %q has %d addresses and may have %d", d.Name, len(d.IPs), maxIPs)
 	}
 	served := map[bool]bool{} // is IPv4 -> DHCP has been seen
 	for i, ip := range d.IPs {
@@ -154,7 +162,7 @@ func (d *Definition) checkAddresses() error {
 		}
 		for _, other := range d.IPs[:i] {
 			if ip.Prefix().Overlaps(other.Prefix()) {
-				return invalid("the addresses %s and %s of network %q overlap", other.Prefix(), ip.Prefix(), d.Name)
+				return unsuitable("the addresses %s and %s of network %q overlap", other.Prefix(), ip.Prefix(), d.Name)
 			}
 		}
 		if ip.TFTPRoot != "" && (!strings.HasPrefix(ip.TFTPRoot, "/") || !plain(ip.TFTPRoot)) {
@@ -164,7 +172,7 @@ func (d *Definition) checkAddresses() error {
 			continue
 		}
 		if served[ip.Address.Is4()] {
-			return invalid("network %q serves DHCP on more than one address of a family", d.Name)
+			return unsuitable("network %q serves DHCP on more than one address of a family", d.Name)
 		}
 		served[ip.Address.Is4()] = true
 		if err := ip.checkDHCP(); err != nil {
@@ -207,7 +215,7 @@ func (ip IP) checkDHCP() error {
 	sorted := slices.SortedFunc(slices.Values(ip.DHCP.Ranges), func(a, b Range) int { return a.First.Compare(b.First) })
 	for i := 1; i < len(sorted); i++ {
 		if before, r := sorted[i-1], sorted[i]; !before.Last.Less(r.First) {
-			return invalid("the DHCP ranges %s to %s and %s to %s overlap", before.First, before.Last, r.First, r.Last)
+			return unsuitable("the DHCP ranges %s to %s and %s to %s overlap", before.First, before.Last, r.First, r.Last)
 		}
 	}
 	known := map[any]bool{}
@@ -251,7 +259,7 @@ func (ip IP) checkRange(r Range) error {
 		return invalid("the DHCP range %s to %s holds the first or the last address of %s", r.First, r.Last, p.Masked())
 	}
 	if beyond(r) >= maxRange {
-		return invalid("the DHCP range %s to %s holds more than %d addresses", r.First, r.Last, maxRange)
+		return unsuitable("the DHCP range %s to %s holds more than %d addresses", r.First, r.Last, maxRange)
 	}
 	return nil
 }
@@ -326,9 +334,6 @@ func (d *Definition) checkDNS() error {
 		}
 	}
 	for _, o := range d.Options {
-		if strings.TrimSpace(o) == "" {
-			return invalid("a dnsmasq option says nothing")
-		}
 		if !plain(o) {
 			return invalid("a dnsmasq option holds a line end")
 		}
@@ -376,7 +381,7 @@ func (d *Definition) checkRoutes() error {
 			near = near || ip.Prefix().Contains(r.Gateway)
 		}
 		if !near {
-			return invalid("the gateway %s of the route to %s is in none of the networks of %q", r.Gateway, r.Destination, d.Name)
+			return unsuitable("the gateway %s of the route to %s is in none of the networks of %q", r.Gateway, r.Destination, d.Name)
 		}
 	}
 	return nil
@@ -386,7 +391,7 @@ func (d *Definition) checkPortGroups() error {
 	seen, defaults := map[string]bool{}, 0
 	for _, g := range d.PortGroups {
 		if g.Name == "" || seen[g.Name] {
-			return invalid("a port group of network %q has no name, or that of another", d.Name)
+			return unsuitable("a port group of network %q has no name, or that of another", d.Name)
 		}
 		seen[g.Name] = true
 		if g.Default == device.On {
@@ -394,7 +399,7 @@ func (d *Definition) checkPortGroups() error {
 		}
 	}
 	if defaults > 1 {
-		return invalid("network %q has more than one default port group", d.Name)
+		return unsuitable("network %q has more than one default port group", d.Name)
 	}
 	return nil
 }

@@ -39,6 +39,8 @@ const (
 	ForwardPrivate     Mode = "private"
 	ForwardVEPA        Mode = "vepa"
 	ForwardPassthrough Mode = "passthrough"
+	// forwardIsolated is what documents may say in place of leaving <forward> out.
+	forwardIsolated Mode = "none"
 )
 
 // Forward is the way out of a network.

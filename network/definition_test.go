@@ -109,7 +109,7 @@ var refusedParts = map[string]string{
 	someNAT + "<bridge name='br*'/>":                                                                   "asterisks",
 	someNAT + "<mtu size='12'/>":                                                                       "MTU",
 	someNAT + "<mac address='53:54:00:00:00:01'/>":                                                     "for groups",
-	someNAT + "<mac address='x'/>":                                                                     "no MAC",
+	someNAT + "<mac address='x'/>":                                                                     "not a MAC address",
 	someNAT + "<ip address='10.0.0.129' prefix='25'/>":                                                 "overlap",
 	"<ip address='10.0.0.0' prefix='24'/>":                                                             "first or the last",
 	"<ip address='10.0.0.1' prefix='33'/>":                                                             "does not go with",
@@ -309,6 +309,74 @@ func TestNoNameKeepsAnAddressFromItsHost(t *testing.T) {
 	}
 }
 
+// TestUpdates_AmbiguousEntryIsShown: what an update means has to be one entry, and the refusal shows which there are.
+func TestUpdates_AmbiguousEntryIsShown(t *testing.T) {
+	d, err := Parse("<network><name>n</name>"+dhcp("<host mac='52:54:00:00:00:01' ip='10.0.0.2'/><host mac='52:54:00:00:00:02' ip='10.0.0.3'/>")+"</network>", true)
+	ok(t, err)
+	_, err = d.apply(Update{Command: Modify, Section: SectionDHCPHost, Parent: -1, XML: "<host mac='52:54:00:00:00:01' ip='10.0.0.3'/>"})
+	want := "<host mac='52:54:00:00:00:01' ip='10.0.0.2'/>, <host mac='52:54:00:00:00:02' ip='10.0.0.3'/>; say more"
+	if !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), want) {
+		t.Errorf("no %q in %v", want, err)
+	}
+	_, err = d.apply(Update{Command: Delete, Section: SectionDHCPHost, Parent: -1, XML: "<host mac='none'/>"})
+	if !fault.Is(err, fault.Invalid) || fault.About(err) != fault.XML {
+		t.Errorf("a MAC address that is none: %v", err)
+	}
+}
+
+// TestDefinition_SaysNothing: elements by which clients print that they want nothing.
+func TestDefinition_SaysNothing(t *testing.T) {
+	const dnsmasq = "http://libvirt.org/schemas/network/dnsmasq/1.0"
+	for _, part := range []string{
+		"<options xmlns='" + dnsmasq + "'></options>", "<options xmlns='" + dnsmasq + "'>\n  </options>", "<d:options xmlns:d='" + dnsmasq + "'/>",
+		"<forward mode='none'/>", "<forward mode='none'></forward>", "<mtu size='0'/>", "<mtu/>", "<bandwidth/>", "<dns></dns>", "<domain/>", "<metadata/>", "<port/>",
+	} {
+		d, err := Parse("<network><name>n</name><bridge name='b'/>"+part+"</network>", true)
+		if err != nil {
+			t.Errorf("%s: %v", part, err)
+			continue
+		}
+		doc, err := d.XML(0)
+		if want := "<network>\n  <name>n</name>\n  <bridge name='b' stp='on' delay='0'/>\n</network>\n"; err != nil || doc != want {
+			t.Errorf("%s: %v\n%s", part, err, doc)
+		}
+	}
+	for part, want := range map[string]string{
+		"<options xmlns='" + dnsmasq + "'><option/></options>": "has no value", "<vlan/>": "not supported: vlan", "<virtualport/>": "not supported: virtualport",
+	} {
+		if _, err := Parse("<network><name>n</name>"+part+"</network>", false); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", part, err, want)
+		}
+	}
+	d, err := Parse("<network><name>n</name><options xmlns='"+dnsmasq+"'><option value='cache-size=100'/><option value=''/></options></network>", false)
+	ok(t, err)
+	if !slices.Equal(d.Options, []string{"cache-size=100", ""}) {
+		t.Errorf("options %q", d.Options)
+	}
+}
+
+// TestBridgeRow_LeavesTheNumberOpen: libvirt replaces "virbr%d" by a free name.
+func TestBridgeRow_LeavesTheNumberOpen(t *testing.T) {
+	for name, is := range map[string]bool{"virbr%d": true, "br%d.5": true, "%d": true, "br%s": false, "br%d%d": false, "br%": false, "br0": false, "": false} {
+		_, err := Parse("<network><name>n</name><bridge name='"+name+"'/></network>", true)
+		if isBridgeRow(name) != is || (err != nil) != (!is && strings.Contains(name, "%")) {
+			t.Errorf("%q leaves its number open: %v, %v", name, isBridgeRow(name), err)
+		}
+	}
+	taken := map[string]bool{"br0": true, "br1": true}
+	if name, err := freeBridge("br%d", func(name string) bool { return taken[name] }); name != "br2" || err != nil {
+		t.Errorf("free is %q, %v", name, err)
+	}
+	if name, err := freeBridge("a-name-so-long%d", func(name string) bool { return true }); err == nil {
+		t.Errorf("free is %q", name)
+	}
+	for name, row := range map[string]string{"virbr3": "virbr%d", "br12": "br%d", "12": "virbr%d", "lan": "virbr%d", "": "virbr%d"} {
+		if got := rowOf(name); got != row {
+			t.Errorf("%q is of the row %q, want %q", name, got, row)
+		}
+	}
+}
+
 func TestUpdates(t *testing.T) {
 	const before = `<network><name>n</name><forward mode='nat' dev='eth0'/><bridge name='b'/>
 <dns><txt name='t' value='1'/><host ip='10.0.0.2'><hostname>h</hostname></host><srv service='s' protocol='tcp'/></dns>
@@ -323,13 +391,22 @@ func TestUpdates(t *testing.T) {
 	}{
 		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' ip='10.0.0.3'/>", "ip='10.0.0.2'/>\n      <host mac='52:54:00:00:00:02' ip='10.0.0.3'/>"},
 		{AddFirst, SectionDHCPHost, 1, "<host mac='52:54:00:00:00:02' ip='10.0.0.3'/>", "ip='10.0.0.3'/>\n      <host mac='52:54:00:00:00:01'"},
-		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' ip='10.0.0.2'/>", "!there already"},
+		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' ip='10.0.0.2'/>", "!an entry with the address 10.0.0.2 is there already: <host mac='52:54:00:00:00:01' name='a' ip='10.0.0.2'/>"},
+		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:0:0:0:1' ip='10.0.0.3'/>", "!an entry with the MAC address 52:54:00:00:00:01 is there already: <host mac='52:54:00:00:00:01' name='a' ip='10.0.0.2'/>"},
+		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' name='a' ip='10.0.0.3'/>", "!an entry with the name a is there already"},
+		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' name='v6' ip='fd00::2'/>", "!not of the family of the <ip> 10.0.0.1"},
+		{AddLast, SectionDHCPHost, 0, "<host id='0:1' name='v4' ip='10.0.0.3'/>", "!not of the family of the <ip> fd00::1"},
+		{AddLast, SectionDHCPRange, -1, "<range start='fd00::20' end='fd00::29'/>", "!not of the family"},
+		{AddLast, SectionDHCPHost, -1, "<host mac='none' ip='10.0.0.3'/>", `!"none" is not a MAC address`},
+		{Modify, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:09' ip='10.0.0.2'/>", "<host mac='52:54:00:00:00:09' ip='10.0.0.2'/>"},
+		{Modify, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:09' name='a' ip='10.0.0.4'/>", "<host mac='52:54:00:00:00:09' name='a' ip='10.0.0.4'/>"},
+		{Delete, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:01' ip='10.0.0.9'/>", "!no entry"},
 		{AddLast, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:02' ip='10.9.0.2'/>", "!not within"},
 		{AddLast, SectionDHCPHost, 7, "<host mac='52:54:00:00:00:02' ip='10.0.0.3'/>", "!no <ip> with the number 7"},
 		{AddLast, SectionDHCPHost, 0, "<host id='0:1' name='six' ip='fd00::2'/>", "<host id='0:1' name='six' ip='fd00::2'/>"},
 		{AddLast, SectionDHCPHost, -1, "<range start='10.0.0.20' end='10.0.0.29'/>", "!takes a <host>"},
 		{Modify, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:01' ip='10.0.0.4'/>", "<host mac='52:54:00:00:00:01' ip='10.0.0.4'/>"},
-		{Modify, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:09' ip='10.0.0.4'/>", "!0 entries"},
+		{Modify, SectionDHCPHost, -1, "<host mac='52:54:00:00:00:09' ip='10.0.0.4'/>", `!network "n" has no entry in section ip-dhcp-host like <host mac='52:54:00:00:00:09' ip='10.0.0.4'/>`},
 		{Delete, SectionDHCPHost, -1, "<host name='a'/>", "end='10.0.0.9'/>\n    </dhcp>"},
 		{AddLast, SectionDHCPRange, -1, "<range start='10.0.0.20' end='10.0.0.29'/>", "<range start='10.0.0.20' end='10.0.0.29'/>"},
 		{AddLast, SectionDHCPRange, -1, "<range start='10.0.0.9' end='10.0.0.29'/>", "!overlap"},
@@ -342,7 +419,8 @@ func TestUpdates(t *testing.T) {
 		{AddLast, SectionPortGroup, -1, "<portgroup name='q'><vlan><tag id='42'/></vlan></portgroup>", "!not supported: vlan"},
 		{Modify, SectionPortGroup, -1, "<portgroup name='p' trustGuestRxFilters='yes'/>", "!not supported"},
 		{Modify, SectionPortGroup, -1, "<portgroup name='p' default='yes'/>", "<portgroup name='p' default='yes'/>"},
-		{AddLast, SectionDNSHost, -1, "<host ip='10.0.0.3'><hostname>h</hostname></host>", "!there already"},
+		{AddLast, SectionDNSHost, -1, "<host ip='10.0.0.3'><hostname>h</hostname></host>", "<host ip='10.0.0.3'>"},
+		{AddLast, SectionDNSHost, -1, "<host ip='10.0.0.2'><hostname>g</hostname></host>", "!an entry with the address 10.0.0.2 is there already: <host ip='10.0.0.2'/> of h"},
 		{Delete, SectionDNSHost, -1, "<host ip='10.0.0.2'/>", "<srv"},
 		{Modify, SectionDNSTXT, -1, "<txt name='t' value='2'/>", "<txt name='t' value='2'/>"},
 		{Delete, SectionDNSSRV, -1, "<srv service='s' protocol='tcp'/>", "</host>\n  </dns>"},

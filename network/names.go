@@ -3,9 +3,10 @@ package network
 import (
 	"cmp"
 	"crypto/rand"
-	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
+	"strings"
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link"
@@ -18,14 +19,34 @@ func RandomMAC() string {
 	return net.HardwareAddr(b[:]).String()
 }
 
-// freeBridge searches a name of libvirt's row that nobody has.
-func freeBridge(taken func(string) bool) (string, error) {
+// bridgeRow is the row of names that libvirt's networks have.
+const bridgeRow = "virbr%d"
+
+// isBridgeRow says whether a bridge's name leaves its number open, as "virbr%d" does.
+func isBridgeRow(name string) bool {
+	return strings.Count(name, "%") == 1 && strings.Contains(name, "%d")
+}
+
+// rowOf gives the row that a chosen name is of: its number is where the digits at the end are.
+func rowOf(name string) string {
+	if row := strings.TrimRight(name, "0123456789"); row != "" && row != name {
+		return row + "%d"
+	}
+	return bridgeRow
+}
+
+// freeBridge searches a name of a row that nobody has.
+func freeBridge(row string, taken func(string) bool) (string, error) {
 	for i := range 2 * maxNetworks {
-		if name := fmt.Sprintf("virbr%d", i); !taken(name) {
+		name := strings.Replace(row, "%d", strconv.Itoa(i), 1)
+		if link.CheckName(name) != nil { // the numbers have become too long for the kernel
+			break
+		}
+		if !taken(name) {
 			return name, nil
 		}
 	}
-	return "", fault.New(fault.NoCapacity, fault.Network, "no bridge name is free")
+	return "", fault.New(fault.NoCapacity, fault.Network, "no bridge name like %q is free", row)
 }
 
 // DefaultNetwork gives the document of the network that guests use when nobody

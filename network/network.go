@@ -329,7 +329,7 @@ func (n *Network) rename(d *Definition, chosen bool) (*Definition, error) {
 		if now := d.Bridge.Name; !isTaken(now) {
 			return now, nil
 		}
-		return freeBridge(isTaken)
+		return freeBridge(rowOf(d.Bridge.Name), isTaken)
 	})
 	if err != nil || changed.Bridge.Name == d.Bridge.Name {
 		return d, err

@@ -330,11 +330,18 @@ func (s *Networks) complete(n *Network, d *Definition, taken map[string]bool) (c
 		d.Bridge.Name = before.Bridge.Name
 		return chosen, nil
 	}
-	asked := d.Bridge.Name
+	asked, row := d.Bridge.Name, bridgeRow
+	if isBridgeRow(asked) {
+		if asked == rowOf(before.Bridge.Name) && chosen {
+			d.Bridge.Name = before.Bridge.Name
+			return true, nil
+		}
+		asked, row = "", asked
+	}
 	d.Bridge.Name, err = s.reserve(n, func(used map[string]bool) (string, error) {
 		switch {
 		case asked == "":
-			return freeBridge(func(name string) bool { return used[name] || taken[name] })
+			return freeBridge(row, func(name string) bool { return used[name] || taken[name] })
 		case used[asked]: // by one that is perhaps not for this client to know
 			return "", fault.New(fault.Invalid, fault.Config, "another network already uses the bridge name %q; choose another or leave it out", asked)
 		}

@@ -282,7 +282,7 @@ func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p plug) err
 		Up: nic.Link != "down", Existing: p.existing,
 	}
 	if p.existing && nic.Target == "" {
-		return invalid("a NIC that brings its own tap needs the name of it as target")
+		return unsuitable("a NIC that brings its own tap needs the name of it as target")
 	}
 	if mac, err := net.ParseMAC(nic.MAC); err == nil && len(mac) == 6 && !p.existing {
 		// Above all others, so that the bridge never takes it for its own.
@@ -323,7 +323,7 @@ func noted(ctx context.Context, ifName string) error {
 func (s *Networks) openMacvtap(ctx context.Context, a *device.NICAttachment, nic *device.NIC, p plug) error {
 	mac, err := net.ParseMAC(nic.MAC)
 	if err != nil {
-		return invalid("%q is no MAC address", nic.MAC)
+		return unsuitable("%q is no MAC address", nic.MAC)
 	}
 	m := link.Macvtap{
 		Parent: p.parent, Mode: p.mode, MAC: mac, MTU: p.mtu,

@@ -25,7 +25,7 @@ func understand(x *libvirtxml.Network) (Definition, error) {
 		d.MTU = int(min(x.MTU.Size, 1<<20))
 	}
 	if x.MAC != nil {
-		d.MAC = strings.ToLower(x.MAC.Address)
+		d.MAC = r.mac(x.MAC.Address)
 	}
 	if x.Domain != nil {
 		d.Domain = Domain{Name: x.Domain.Name, LocalOnly: r.yesNo("localOnly", x.Domain.LocalOnly)}
@@ -75,6 +75,18 @@ func (r *reader) yesNo(what, s string) device.Switch {
 	return device.Unset
 }
 
+// mac gives an address in lower case with two digits an octet.
+func (r *reader) mac(s string) string {
+	if s == "" {
+		return ""
+	}
+	mac, err := device.ParseMAC(s)
+	if err != nil {
+		r.fail("%v", err)
+	}
+	return mac.String()
+}
+
 func (r *reader) addr(what, s string) netip.Addr {
 	if s == "" {
 		return netip.Addr{}
@@ -118,7 +130,7 @@ func classBits(a netip.Addr) int {
 }
 
 func (r *reader) forward(x *libvirtxml.NetworkForward) Forward {
-	if x == nil {
+	if x == nil || Mode(x.Mode) == forwardIsolated {
 		return Forward{}
 	}
 	f := Forward{Mode: Mode(x.Mode)}
@@ -281,7 +293,7 @@ func (r *reader) dhcpRange(x libvirtxml.NetworkDHCPRange) Range {
 }
 
 func (r *reader) dhcpHost(x libvirtxml.NetworkDHCPHost) Host {
-	return Host{ID: x.ID, MAC: strings.ToLower(x.MAC), Name: x.Name, Address: r.addr("ip", x.IP), Lease: r.lease(x.Lease)}
+	return Host{ID: x.ID, MAC: r.mac(x.MAC), Name: x.Name, Address: r.addr("ip", x.IP), Lease: r.lease(x.Lease)}
 }
 
 func (r *reader) lease(x *libvirtxml.NetworkDHCPLease) *LeaseTime {

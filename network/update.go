@@ -2,15 +2,14 @@ package network
 
 import (
 	"context"
-	"encoding/xml"
 	"errors"
+	"net/netip"
 	"slices"
 
 	"libvirt.org/go/libvirtxml"
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/markup"
 )
 
 // Section is a part of a definition that can be changed by itself.
@@ -219,14 +218,48 @@ func (d Definition) applyDHCP(u Update) (Definition, error) {
 	if d.IPs[i].DHCP != nil {
 		dhcp = *d.IPs[i].DHCP
 	}
+	if err := d.oneDHCP(u, i); err != nil {
+		return d, err
+	}
+	at := d.IPs[i].Address
 	if u.Section == SectionDHCPHost {
-		dhcp.Hosts, err = entry(u, "host", dhcp.Hosts, (*reader).dhcpHost, hosts)
-	} else if dhcp.Ranges, err = entry(u, "range", dhcp.Ranges, (*reader).dhcpRange, ranges); err == nil && u.Command == Modify {
-		err = fault.New(fault.Unsupported, fault.Network, "a DHCP range cannot be modified; delete it and add another")
+		hosts := hosts
+		hosts.check = func(h Host) error { return sameFamily("host", at, h.Address) }
+		dhcp.Hosts, err = hosts.apply(u, d.Name, dhcp.Hosts)
+	} else {
+		if u.Command == Modify {
+			return d, fault.New(fault.Unsupported, fault.Network, "a DHCP range cannot be modified; delete it and add another")
+		}
+		ranges := ranges
+		ranges.check = func(r Range) error {
+			return errors.Join(sameFamily("range", at, r.First), sameFamily("range", at, r.Last))
+		}
+		dhcp.Ranges, err = ranges.apply(u, d.Name, dhcp.Ranges)
 	}
 	d.IPs = slices.Clone(d.IPs)
 	d.IPs[i].DHCP = &dhcp
 	return d, err
+}
+
+// sameFamily refuses an entry of IPv4 for an <ip> of IPv6, and the reverse.
+func sameFamily(element string, of, given netip.Addr) error {
+	if !given.IsValid() || given.Is4() == of.Is4() {
+		return nil
+	}
+	return fault.New(fault.WrongState, fault.Network, "the address %s of the <%s> is not of the family of the <ip> %s that it is for", given, element, of)
+}
+
+// oneDHCP refuses to begin DHCP on an <ip> where another of its family serves it.
+func (d *Definition) oneDHCP(u Update, i int) error {
+	if u.Command != AddFirst && u.Command != AddLast {
+		return nil
+	}
+	for j, other := range d.IPs {
+		if j != i && other.DHCP != nil && other.Address.Is4() == d.IPs[i].Address.Is4() {
+			return fault.New(fault.WrongState, fault.Network, "network %q serves DHCP on %s already, and can on one address of a family only", d.Name, other.Address)
+		}
+	}
+	return nil
 }
 
 // dhcpParent finds the <ip> that an entry belongs to: without a number, the one
@@ -246,7 +279,7 @@ func (d *Definition) dhcpParent(u Update) (int, error) {
 
 func (d Definition) applyForward(u Update) (_ Definition, err error) {
 	if u.Section == SectionPortGroup {
-		d.PortGroups, err = entry(u, "portgroup", d.PortGroups, (*reader).portGroup, portGroups)
+		d.PortGroups, err = portGroups.apply(u, d.Name, d.PortGroups)
 		return d, err
 	}
 	if u.Command == Modify {
@@ -255,8 +288,7 @@ func (d Definition) applyForward(u Update) (_ Definition, err error) {
 	if d.Forward.Mode == ForwardNone {
 		return d, fault.New(fault.WrongState, fault.Network, "network %q is isolated and forwards to no interface", d.Name)
 	}
-	d.Forward.Interfaces, err = entry(u, "interface", d.Forward.Interfaces,
-		func(_ *reader, x libvirtxml.NetworkForwardInterface) string { return x.Dev }, identity[string]())
+	d.Forward.Interfaces, err = interfaces.apply(u, d.Name, d.Forward.Interfaces)
 	return d, err
 }
 
@@ -274,140 +306,12 @@ func (d Definition) applyDNS(u Update) (_ Definition, err error) {
 	}
 	switch u.Section {
 	case SectionDNSHost:
-		d.DNS.Hosts, err = entry(u, "host", d.DNS.Hosts, (*reader).nameHost, nameHosts)
+		d.DNS.Hosts, err = nameHosts.apply(u, d.Name, d.DNS.Hosts)
 	case SectionDNSTXT:
-		d.DNS.TXTs, err = entry(u, "txt", d.DNS.TXTs, func(_ *reader, x libvirtxml.NetworkDNSTXT) TXT { return TXT{x.Name, x.Value} }, txts)
+		d.DNS.TXTs, err = txts.apply(u, d.Name, d.DNS.TXTs)
 	case SectionDNSSRV:
-		d.DNS.SRVs, err = entry(u, "srv", d.DNS.SRVs, func(_ *reader, x libvirtxml.NetworkDNSSRV) SRV { return srv(x) }, srvs)
+		d.DNS.SRVs, err = srvs.apply(u, d.Name, d.DNS.SRVs)
 	case SectionDHCPHost, SectionDHCPRange, SectionForwardInterface, SectionPortGroup:
 	}
 	return d, err
-}
-
-// identify says how the entries of a section are told apart: which one an
-// added entry would clash with, which one a modified or deleted one means.
-type identify[T any] struct{ clash, names func(there, given T) bool }
-
-func identity[T comparable]() identify[T] {
-	same := func(a, b T) bool { return a == b }
-	return identify[T]{clash: same, names: same}
-}
-
-// agree reports whether a given field, if it is given, is what is there.
-func agree[T comparable](there, given T) bool {
-	var none T
-	return given == none || there == given
-}
-
-// shared reports whether a field is given on both sides and the same.
-func shared[T comparable](a, b T) bool {
-	var none T
-	return a != none && a == b
-}
-
-var hosts = identify[Host]{
-	clash: func(a, b Host) bool {
-		return shared(a.MAC, b.MAC) || shared(a.ID, b.ID) || shared(a.Address, b.Address) || shared(a.Name, b.Name)
-	},
-	names: func(a, b Host) bool {
-		if b.MAC != "" || b.ID != "" {
-			return a.MAC == b.MAC && a.ID == b.ID
-		}
-		return agree(a.Name, b.Name) && agree(a.Address, b.Address)
-	},
-}
-
-var ranges = identify[Range]{
-	clash: func(a, b Range) bool { return a.First == b.First && a.Last == b.Last },
-	names: func(a, b Range) bool { return a.First == b.First && a.Last == b.Last },
-}
-
-var portGroups = identify[PortGroup]{
-	clash: func(a, b PortGroup) bool { return a.Name == b.Name },
-	names: func(a, b PortGroup) bool { return a.Name == b.Name },
-}
-
-var nameHosts = identify[NameHost]{
-	clash: func(a, b NameHost) bool { return a.Address == b.Address || meet(a.Names, b.Names) },
-	names: func(a, b NameHost) bool {
-		if b.Address.IsValid() {
-			return a.Address == b.Address
-		}
-		return meet(a.Names, b.Names)
-	},
-}
-
-func meet(a, b []string) bool {
-	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
-}
-
-var txts = identify[TXT]{
-	clash: func(a, b TXT) bool { return a.Name == b.Name },
-	names: func(a, b TXT) bool { return a.Name == b.Name },
-}
-
-var srvs = identify[SRV]{
-	clash: func(a, b SRV) bool {
-		return a.Service == b.Service && a.Protocol == b.Protocol && a.Domain == b.Domain && a.Target == b.Target
-	},
-	names: func(a, b SRV) bool {
-		return a.Service == b.Service && a.Protocol == b.Protocol && agree(a.Domain, b.Domain) && agree(a.Target, b.Target)
-	},
-}
-
-// entry reads the entry of an update and changes a list by it. The list given
-// stays as it is.
-func entry[X, T any](u Update, element string, list []T, understand func(*reader, X) T, by identify[T]) ([]T, error) {
-	item, err := readEntry(u, element, understand)
-	if err != nil {
-		return nil, err
-	}
-	match := by.names
-	if u.Command == AddFirst || u.Command == AddLast {
-		match = by.clash
-	}
-	var at []int
-	for i, there := range list {
-		if match(there, item) {
-			at = append(at, i)
-		}
-	}
-	list = slices.Clone(list)
-	switch u.Command {
-	case AddFirst, AddLast:
-		if len(at) > 0 {
-			return nil, fault.New(fault.WrongState, fault.Network, "an entry of section %s like that is there already", u.Section)
-		}
-		if u.Command == AddFirst {
-			return append([]T{item}, list...), nil
-		}
-		return append(list, item), nil
-	case Modify, Delete:
-		if len(at) != 1 {
-			return nil, fault.New(fault.WrongState, fault.Network, "%d entries of section %s match what is given, and one is needed", len(at), u.Section)
-		}
-		if u.Command == Modify {
-			list[at[0]] = item
-			return list, nil
-		}
-		return slices.Delete(list, at[0], at[0]+1), nil
-	}
-	return nil, fault.New(fault.Invalid, fault.Network, "%q is no command for a section of a network", u.Command)
-}
-
-func readEntry[X, T any](u Update, element string, understand func(*reader, X) T) (item T, err error) {
-	root, err := markup.Parse(u.XML)
-	if err != nil {
-		return item, err
-	}
-	if root.Name != element {
-		return item, fault.New(fault.Invalid, fault.XML, "section %s takes a <%s>, not a <%s>", u.Section, element, root.Name)
-	}
-	var x X
-	if err := xml.Unmarshal([]byte(u.XML), &x); err != nil {
-		return item, fault.Wrap(err, fault.Invalid, fault.XML, "cannot read the <%s>", element)
-	}
-	r := &reader{}
-	item = understand(r, x)
-	return item, r.err
 }

@@ -32,6 +32,9 @@ func Parse(doc string, strict bool) (Definition, error) {
 		return Definition{}, err
 	}
 	d.takeTexts(submitted)
+	if err := checkOptions(submitted); err != nil {
+		return Definition{}, err
+	}
 	if err := d.refuseLost(submitted, &x, strict); err != nil {
 		return Definition{}, err
 	}
@@ -50,6 +53,18 @@ func (d *Definition) takeTexts(submitted *markup.Element) {
 			d.Metadata = markup.FormatInner(e)
 		}
 	}
+}
+
+// checkOptions refuses an option for dnsmasq without a value; an empty value is one.
+func checkOptions(submitted *markup.Element) error {
+	for _, options := range submitted.Elements("options") {
+		for _, o := range options.Elements("option") {
+			if !slices.ContainsFunc(o.Attrs, func(a markup.Attr) bool { return a.Name == "value" }) {
+				return fault.New(fault.Invalid, fault.XML, "an <option> for dnsmasq has no value")
+			}
+		}
+	}
+	return nil
 }
 
 func (d *Definition) refuseLost(submitted *markup.Element, x *libvirtxml.Network, strict bool) error {
@@ -75,14 +90,35 @@ func (d *Definition) refuseLost(submitted *markup.Element, x *libvirtxml.Network
 	return nil
 }
 
-// saying gives a document without the elements that say nothing.
+// saying gives a document without the elements that say nothing, which clients write who
+// print every part of their own model.
 func saying(root *markup.Element) *markup.Element {
 	out := *root
 	out.Children = slices.DeleteFunc(slices.Clone(root.Children), func(n markup.Node) bool {
 		e, ok := n.(*markup.Element)
-		return ok && len(e.Attrs)+len(e.Children) == 0
+		return ok && !says(e)
 	})
 	return &out
+}
+
+// nothing are the attributes by which an element asks for what there is without it.
+var nothing = map[string]markup.Attr{
+	"forward": {Name: "mode", Value: string(forwardIsolated)},
+	"mtu":     {Name: "size", Value: "0"},
+}
+
+// says reports whether an element at the top of a document asks for anything. What
+// libvirt refuses when it is empty is not left out.
+func says(e *markup.Element) bool {
+	if e.Name == "vlan" || e.Name == "virtualport" || len(e.Elements()) > 0 || strings.TrimSpace(e.Text()) != "" {
+		return true
+	}
+	for _, a := range e.Attrs {
+		if a.Prefix != "xmlns" && a.Name != "xmlns" && a != nothing[e.Name] {
+			return true
+		}
+	}
+	return false
 }
 
 func tree(x *libvirtxml.Network) (*markup.Element, error) {
