@@ -2,8 +2,8 @@ package libvirt
 
 import (
 	"context"
-	"net"
 
+	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/xdr"
@@ -273,7 +273,7 @@ func (h *handlers) networkUpdate(ctx context.Context, _ *session, args *xdr.Netw
 	}
 	section, command := networkSections[args.Section], networkCommands[args.Command]
 	if section == "" || command == "" {
-		return nil, fault.New(fault.Invalid, fault.Call, "there is no section %d of a network, or no command %d", args.Section, args.Command)
+		return nil, fault.New(fault.Unsupported, fault.Network, "there is no section %d of a network, or no command %d", args.Section, args.Command)
 	}
 	n, err := h.network(args.Network)
 	if err != nil {
@@ -299,9 +299,9 @@ func (h *handlers) networkGetDHCPLeases(_ context.Context, _ *session, args *xdr
 	}
 	wanted := ""
 	if args.MAC != nil {
-		mac, err := net.ParseMAC(*args.MAC)
+		mac, err := device.ParseMAC(*args.MAC)
 		if err != nil {
-			return nil, fault.New(fault.Invalid, fault.Call, "%q is not a MAC address", *args.MAC)
+			return nil, fault.New(fault.Invalid, fault.Call, "%v", err)
 		}
 		wanted = mac.String()
 	}

@@ -73,7 +73,7 @@ func (d *Definition) checkBridge() error {
 			name = strings.Replace(name, "%d", "0", 1)
 		}
 		if err := link.CheckName(name); err != nil {
-			return err
+			return invalid("%v", err)
 		}
 		if strings.ContainsAny(d.Bridge.Name, `,*"\`) { // by which dnsmasq would serve on others, too
 			return invalid("the bridge of network %q is called %q: leave out commas, asterisks, quotes and backslashes", d.Name, d.Bridge.Name)
@@ -106,7 +106,7 @@ func (d *Definition) checkForward() error {
 	seen := map[string]bool{}
 	for _, name := range d.Forward.Interfaces {
 		if err := link.CheckName(name); err != nil {
-			return err
+			return invalid("%v", err)
 		}
 		if seen[name] {
 			return invalid("network %q names interface %q twice", d.Name, name)
@@ -390,8 +390,11 @@ func (d *Definition) checkRoutes() error {
 func (d *Definition) checkPortGroups() error {
 	seen, defaults := map[string]bool{}, 0
 	for _, g := range d.PortGroups {
-		if g.Name == "" || seen[g.Name] {
-			return unsuitable("a port group of network %q has no name, or that of another", d.Name)
+		if g.Name == "" {
+			return invalid("a port group of network %q has no name", d.Name)
+		}
+		if seen[g.Name] {
+			return unsuitable("two port groups of network %q have the name %q", d.Name, g.Name)
 		}
 		seen[g.Name] = true
 		if g.Default == device.On {

@@ -141,7 +141,7 @@ var refusedParts = map[string]string{
 	"<forward mode='open' dev='eth0'/><ip address='10.0.0.1' prefix='24'/>":                            "leaves no interface",
 	someNAT + "<route address='10.9.0.0' prefix='16' gateway='10.1.0.1'/>":                             "is in none of",
 	someNAT + "<route address='10.9.0.1' prefix='16' gateway='10.0.0.2'/>":                             "beyond its prefix",
-	"<portgroup name='a'/><portgroup name='a'/>":                                                       "that of another",
+	"<portgroup name='a'/><portgroup name='a'/>":                                                       "two port groups",
 	"<uuid>x</uuid>": "no UUID",
 	"<nonsense/>":    "unknown element or attribute: nonsense",
 }
@@ -420,7 +420,7 @@ func TestUpdates(t *testing.T) {
 		{Modify, SectionPortGroup, -1, "<portgroup name='p' trustGuestRxFilters='yes'/>", "!not supported"},
 		{Modify, SectionPortGroup, -1, "<portgroup name='p' default='yes'/>", "<portgroup name='p' default='yes'/>"},
 		{AddLast, SectionDNSHost, -1, "<host ip='10.0.0.3'><hostname>h</hostname></host>", "<host ip='10.0.0.3'>"},
-		{AddLast, SectionDNSHost, -1, "<host ip='10.0.0.2'><hostname>g</hostname></host>", "!an entry with the address 10.0.0.2 is there already: <host ip='10.0.0.2'/> of h"},
+		{AddLast, SectionDNSHost, -1, "<host ip='10.0.0.2'><hostname>g</hostname></host>", "!an entry with the address 10.0.0.2 is there already: <host ip='10.0.0.2'><hostname>h</hostname></host>"},
 		{Delete, SectionDNSHost, -1, "<host ip='10.0.0.2'/>", "<srv"},
 		{Modify, SectionDNSTXT, -1, "<txt name='t' value='2'/>", "<txt name='t' value='2'/>"},
 		{Delete, SectionDNSSRV, -1, "<srv service='s' protocol='tcp'/>", "</host>\n  </dns>"},

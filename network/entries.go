@@ -160,7 +160,7 @@ var ranges = entries[libvirtxml.NetworkDHCPRange, Range]{
 func sameRange(a, b Range) bool { return a.First == b.First && a.Last == b.Last }
 
 var interfaces = entries[libvirtxml.NetworkForwardInterface, string]{
-	element: "interface", understand: func(_ *reader, x libvirtxml.NetworkForwardInterface) string { return x.Dev },
+	element: "interface", understand: (*reader).forwardInterface,
 	clash: func(a, b string) string {
 		if a == b {
 			return "the name " + b
@@ -196,7 +196,7 @@ var nameHosts = entries[libvirtxml.NetworkDNSHost, NameHost]{
 	},
 	modified: sameNameHost, deleted: sameNameHost,
 	show: func(h NameHost) string {
-		return tag("host", "ip", text(h.Address)) + " of " + strings.Join(h.Names, ", ")
+		return strings.TrimSuffix(tag("host", "ip", text(h.Address)), "/>") + "><hostname>" + strings.Join(h.Names, "</hostname><hostname>") + "</hostname></host>"
 	},
 }
 

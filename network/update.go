@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -232,7 +233,7 @@ func (d Definition) applyDHCP(u Update) (Definition, error) {
 		}
 		ranges := ranges
 		ranges.check = func(r Range) error {
-			return errors.Join(sameFamily("range", at, r.First), sameFamily("range", at, r.Last))
+			return cmp.Or(sameFamily("range", at, r.First), sameFamily("range", at, r.Last))
 		}
 		dhcp.Ranges, err = ranges.apply(u, d.Name, dhcp.Ranges)
 	}
@@ -292,10 +293,20 @@ func (d Definition) applyForward(u Update) (_ Definition, err error) {
 	return d, err
 }
 
+func (r *reader) forwardInterface(x libvirtxml.NetworkForwardInterface) string {
+	if x.Dev == "" {
+		r.fail("an <interface> to forward to has no dev")
+	}
+	return x.Dev
+}
+
 // portGroup refuses by name what libvirt has of one and Lodge has not: guests would be in no VLAN.
 func (r *reader) portGroup(x libvirtxml.NetworkPortGroup) PortGroup {
 	if r.err == nil && (x.VLAN != nil || x.VirtualPort != nil || x.TrustGuestRxFilters != "") {
 		r.err = fault.New(fault.Unsupported, fault.Config, "not supported: vlan, virtualport and trustGuestRxFilters of a portgroup")
+	}
+	if x.Name == "" {
+		r.fail("a <portgroup> has no name")
 	}
 	return PortGroup{Name: x.Name, Default: r.yesNo("default", x.Default)}
 }
