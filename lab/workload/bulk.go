@@ -128,7 +128,7 @@ func (p *postman) close() {}
 
 func (p *postman) do(ctx context.Context, intended time.Time, m *meter) error {
 	if ctx.Err() != nil {
-		m.failed(bulk.OpDelete, context.Cause(ctx))
+		m.failed(bulk.OpDelete, intended, context.Cause(ctx))
 		return context.Cause(ctx)
 	}
 	return p.box.Cycle(func(op string, started time.Time, bytes int64, err error) {

@@ -78,6 +78,8 @@ func (p *Pace) settle() error {
 		return invalid("interval is %v: %v to %v are possible", time.Duration(p.Interval), minInterval, maxInterval)
 	case p.Timeout <= 0 || time.Duration(p.Timeout) > maxTimeout:
 		return invalid("timeout is %v: more than none and at most %v are possible", time.Duration(p.Timeout), maxTimeout)
+	case p.Timeout > MaxLate*p.Interval:
+		return invalid("timeout is %v and interval %v: a timeout of at most %d intervals is possible", time.Duration(p.Timeout), time.Duration(p.Interval), MaxLate)
 	case p.Users < 0 || p.Users > maxUsers:
 		return invalid("users are %d: 1 to %d are possible", p.Users, maxUsers)
 	}

@@ -6,6 +6,10 @@
 //
 //	New(kind, config) -> Load.Run(ctx, out) -> Interval, Interval, … -> Total
 //
+// An interval tells what was meant to begin in it, and apart from that what was meant
+// to begin earlier and ended only now. Of an open loop it tells how many arrivals were
+// offered, also while a server stands still.
+//
 // Two paces. Open: arrivals come by a schedule that the server cannot slow down;
 // the latency of each counts from the moment it was meant to start, so a server
 // that stalls shows in full, and service time stands beside it. Closed: so many

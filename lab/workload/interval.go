@@ -21,13 +21,33 @@ type Load interface {
 	Run(ctx context.Context, out func(Interval)) error
 }
 
-// Interval is what happened in one stretch of time. An operation belongs to the
-// interval in which it ended.
+// Interval is what happened in one stretch of time. Ops are the operations that
+// were meant to begin in it and ended in it. Those that ended in it and were meant
+// to begin earlier are in Late, one entry for each earlier interval. So a reader can
+// count by the time an operation ended, or by the time it was meant to begin.
 type Interval struct {
-	Start  time.Time        `json:"start"`
-	Length time.Duration    `json:"length"` // ns
-	Ops    map[string]Count `json:"ops"`
+	Start    time.Time        `json:"start"`
+	Length   time.Duration    `json:"length"` // ns
+	Ops      map[string]Count `json:"ops"`
+	Arrivals                  // none of closed loops
+	Late     []Interval       `json:"late,omitempty"`
 }
+
+// Arrivals are pieces of work that an open loop begins by its schedule. A piece may
+// be several operations: the pages of one visit. Each that is offered is served or
+// failed in the end.
+type Arrivals struct {
+	Offered int64 `json:"offered,omitempty"` // meant to begin in the interval, whether or not they did
+	Served  int64 `json:"served,omitempty"`  // done without an error
+	Failed  int64 `json:"failed,omitempty"`  // given up, or done with an error
+}
+
+func (a *Arrivals) add(more Arrivals) {
+	a.Offered, a.Served, a.Failed = a.Offered+more.Offered, a.Served+more.Served, a.Failed+more.Failed
+}
+
+// Open tells whether a schedule made any arrival.
+func (a Arrivals) Open() bool { return a != Arrivals{} }
 
 // Count is what became of the operations of one name.
 type Count struct {
@@ -45,6 +65,7 @@ type Count struct {
 // The bounds of what an interval may hold. Intervals come from guests.
 const (
 	MaxOps     = 64
+	MaxLate    = 1024
 	maxName    = 64
 	maxExample = 300
 	maxCount   = 1 << 53
@@ -124,6 +145,26 @@ func (i Interval) Check() error {
 			return fault.New(fault.Invalid, fault.Host, "an operation whose name has %d bytes: 1 to %d are allowed", len(name), maxName)
 		}
 	}
+	for _, n := range []int64{i.Offered, i.Served, i.Failed} {
+		if n < 0 || n > maxCount {
+			return fault.New(fault.Invalid, fault.Host, "an interval with %d arrivals: 0 to 2^53 are allowed", n)
+		}
+	}
+	return i.checkLate()
+}
+
+func (i Interval) checkLate() error {
+	if len(i.Late) > MaxLate {
+		return fault.New(fault.Invalid, fault.Host, "an interval with work of %d earlier ones: at most %d are allowed", len(i.Late), MaxLate)
+	}
+	for _, late := range i.Late {
+		if len(late.Late) > 0 || late.Offered != 0 || !late.Start.Before(i.Start) {
+			return fault.New(fault.Invalid, fault.Host, "late work that is not of an earlier interval")
+		}
+		if err := late.Check(); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -132,10 +173,11 @@ type Total struct {
 	Start  time.Time        `json:"start"`
 	Length time.Duration    `json:"length"` // ns, from the first's start to the last's end
 	Ops    map[string]Count `json:"ops"`
+	Arrivals
 }
 
-// Add takes an interval into the sum. What goes past MaxOps names, or past what can be
-// counted, is refused.
+// Add takes all that ended in an interval into the sum, late work included. What goes
+// past MaxOps names, or past what can be counted, is refused.
 func (t *Total) Add(i Interval) error {
 	if err := i.Check(); err != nil {
 		return err
@@ -144,6 +186,23 @@ func (t *Total) Add(i Interval) error {
 		t.Start, t.Ops = i.Start, map[string]Count{}
 	}
 	t.Length = max(t.Length, i.Start.Add(i.Length).Sub(t.Start))
+	if err := t.take(i); err != nil {
+		return err
+	}
+	for _, late := range i.Late {
+		if err := t.take(late); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take adds an interval without its late work.
+func (t *Total) take(i Interval) error {
+	if t.Offered+i.Offered > maxCount || t.Served+i.Served > maxCount || t.Failed+i.Failed > maxCount {
+		return fault.New(fault.Invalid, fault.Host, "more than 2^53 arrivals")
+	}
+	t.Arrivals.add(i.Arrivals)
 	for _, name := range slices.Sorted(maps.Keys(i.Ops)) {
 		sum, known := t.Ops[name]
 		if !known && len(t.Ops) == MaxOps {

@@ -21,7 +21,7 @@ func counted(times ...time.Duration) Count {
 func TestIntervalsComeBackFromTheirTexts(t *testing.T) {
 	bad := counted(time.Second)
 	bad.Errors, bad.Example = 2, "refused"
-	sent := Interval{time.Now().UTC().Round(0), time.Second, map[string]Count{"a": counted(time.Millisecond, time.Second), "b": bad, "c": {Done: 3}}}
+	sent := Interval{Start: time.Now().UTC().Round(0), Length: time.Second, Ops: map[string]Count{"a": counted(time.Millisecond, time.Second), "b": bad, "c": {Done: 3}}}
 	data, err := json.Marshal(sent)
 	if err != nil {
 		t.Fatal(err)
@@ -43,8 +43,8 @@ func TestIntervalsComeBackFromTheirTexts(t *testing.T) {
 
 func TestTotalsAddUpAndKeepToThemselves(t *testing.T) {
 	start := time.Now()
-	first := Interval{start, time.Second, map[string]Count{"a": counted(time.Millisecond)}}
-	second := Interval{start.Add(time.Second), time.Second, map[string]Count{"a": counted(time.Minute), "b": {Errors: 1, Example: "no"}}}
+	first := Interval{Start: start, Length: time.Second, Ops: map[string]Count{"a": counted(time.Millisecond)}}
+	second := Interval{Start: start.Add(time.Second), Length: time.Second, Ops: map[string]Count{"a": counted(time.Minute), "b": {Errors: 1, Example: "no"}}}
 	var total Total
 	for _, i := range []Interval{first, second} {
 		if err := total.Add(i); err != nil {

@@ -53,7 +53,7 @@ func (t *terminal) close() {
 
 func (t *terminal) do(ctx context.Context, intended time.Time, m *meter) error {
 	if t.err != nil {
-		m.failed(oltp.NewOrder, t.err)
+		m.failed(oltp.NewOrder, intended, t.err)
 		return t.err
 	}
 	started := time.Now()

@@ -39,7 +39,8 @@ var (
 // Run paces the workers and tells what they did.
 func (p *paced) Run(ctx context.Context, out func(Interval)) error {
 	m := newMeter(p.Mode == closed)
-	end := m.start.Add(time.Duration(p.Duration))
+	start := m.start()
+	end := start.Add(time.Duration(p.Duration))
 	// Arrivals end with the first, operations with the second.
 	arrivals, stop := context.WithDeadlineCause(ctx, end, errOver)
 	defer stop()
@@ -54,14 +55,19 @@ func (p *paced) Run(ctx context.Context, out func(Interval)) error {
 	})()
 
 	var workers sync.WaitGroup
-	next := p.schedule(m.start, end)
-	defer context.AfterFunc(ctx, next.halt)()
+	next := p.schedule(start, end)
+	if p.Mode == open {
+		m.offered = next.offered
+	}
+	halted, halt := context.WithCancel(context.WithoutCancel(ctx))
+	defer halt()
+	defer context.AfterFunc(ctx, func() { next.halt(); halt() })()
 	for n := range p.Users {
 		w := p.make(n, p.draw(uint64(n)+1))
 		workers.Go(func() {
 			defer w.close()
 			if p.Mode == open {
-				p.serve(ctx, work, w, next, m)
+				p.serve(halted, work, w, next, m)
 			} else {
 				p.use(arrivals, work, w, p.draw(uint64(n)+1+maxUsers), m)
 			}
@@ -106,14 +112,14 @@ func isClosed(c <-chan struct{}) bool {
 // begun late: no list of waiting arrivals is kept, since the schedule knows them.
 // All that were meant to start before the end, or before the load was stopped, are
 // done or given up, and counted.
-func (p *paced) serve(stopped, work context.Context, w worker, next *schedule, m *meter) {
+func (p *paced) serve(halted, work context.Context, w worker, next *schedule, m *meter) {
 	for {
 		intended, more := next.take()
-		if !more || !until(stopped, intended) {
+		if !more || !until(halted, intended) && !next.has(intended) {
 			return
 		}
 		ctx, cancel := context.WithDeadlineCause(work, intended.Add(time.Duration(p.Timeout)), errLate)
-		_ = w.do(ctx, intended, m) // noted
+		m.arrived(intended, w.do(ctx, intended, m))
 		cancel()
 	}
 }

@@ -144,10 +144,10 @@ type broken struct{ tries *atomic.Int64 }
 
 func (broken) close() {}
 
-func (b broken) do(_ context.Context, _ time.Time, m *meter) error {
+func (b broken) do(_ context.Context, intended time.Time, m *meter) error {
 	b.tries.Add(1)
 	err := errors.New("refused")
-	m.failed("x", err)
+	m.failed("x", intended, err)
 	return err
 }
 
@@ -203,15 +203,17 @@ func TestSlowListenersGetLongIntervals(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var done int64
+		var total Total
 		for n, i := range all {
-			done += i.Ops["x"].Done
+			if err := total.Add(i); err != nil {
+				t.Fatal(err)
+			}
 			if n > 0 && !i.Start.Equal(all[n-1].Start.Add(all[n-1].Length)) {
 				t.Errorf("interval %d does not begin where the one before ended", n)
 			}
 		}
-		if done != 100 || len(all) != 4 { // to 1, 5 and 9 seconds, and the rest
-			t.Errorf("%d done in %d intervals", done, len(all))
+		if done := total.Ops["x"].Done; done != 100 || total.Offered != 100 || len(all) != 4 { // to 1, 5 and 9 seconds, and the rest
+			t.Errorf("%d done of %d in %d intervals", done, total.Offered, len(all))
 		}
 	})
 }

@@ -95,7 +95,7 @@ func (c *customer) do(ctx context.Context, intended time.Time, m *meter) error {
 	}
 	ordered, err := c.visitor.Visit(ctx)
 	if err != nil {
-		m.failed(OpCycle, err)
+		m.failed(OpCycle, intended, err)
 	} else if ordered {
 		m.done(OpCycle, intended, started, 0)
 	}

@@ -188,7 +188,7 @@ func (c *sysbenchCourse) take() {
 
 // tell gives an interval that ends then.
 func (c *sysbenchCourse) tell(until time.Duration, ops map[string]Count) {
-	c.out(Interval{c.began.Add(c.told), max(0, until-c.told), ops})
+	c.out(Interval{Start: c.began.Add(c.told), Length: max(0, until-c.told), Ops: ops})
 	c.told = until
 }
 
