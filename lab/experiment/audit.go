@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/lab/histogram"
 	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/workload"
 )
@@ -152,7 +153,8 @@ func (t *turn) bounds(streams []*stream) {
 	}
 }
 
-// measured gives a metric of all operations of a window.
+// measured gives a metric of all operations of a window. A percentile that lies among
+// the operations that failed is longer than can be told.
 func (s *stream) measured(metric string, number int) (float64, bool) {
 	all := s.tally.windows[number].All()
 	if metric == record.MetricErrors {
@@ -163,11 +165,18 @@ func (s *stream) measured(metric string, number int) (float64, bool) {
 	}
 	names := []string{"latency.mean", "latency.p50", "latency.p95", "latency.p99", "latency.p999"}
 	i := slices.Index(names, metric)
-	if i < 0 || all.Latency == nil || all.Latency.TotalCount() == 0 {
+	if i < 0 {
 		return 0, false
+	}
+	if all.Latency == nil || all.Latency.TotalCount() == 0 {
+		return tellable, i > 0 && all.Errors > 0
 	}
 	if i == 0 {
 		return all.Latency.Mean() / 1e6, true
 	}
-	return float64(all.Latency.ValueAtQuantile([]float64{0, 50, 95, 99, 99.9}[i])) / 1e6, true
+	quantile, done := histogram.Quantile(all.Latency, all.Errors, []float64{0, 50, 95, 99, 99.9}[i])
+	if !done {
+		return tellable, true
+	}
+	return quantile.Seconds(), true
 }

@@ -533,8 +533,9 @@ func TestGuestsAreAskedWhatTheyHaveCounted(t *testing.T) {
 	}
 }
 
-// Tiles with one seed would have the same data and come in step.
-func TestEachTileHasASeedOfItsOwn(t *testing.T) {
+// Tiles with one seed would have the same data and come in step. Repetitions with one
+// seed would all have the same chance.
+func TestSeeds_DifferByTileAndRepetition(t *testing.T) {
 	seeds := func(seed uint64) map[string]bool {
 		b := newBench(t)
 		for _, row := range b.plan.Setups {
@@ -562,10 +563,10 @@ func TestEachTileHasASeedOfItsOwn(t *testing.T) {
 		}
 		return seen
 	}
-	// Twelve loads on two tiles: each tile has one seed in all turns, and no two have
-	// the same.
+	// Twelve loads on two tiles in two repetitions: each tile has one seed for all arms and
+	// steps of a repetition, and no two have the same.
 	one, again, other := seeds(7), seeds(7), seeds(8)
-	if len(one) != 2 || !maps.Equal(one, again) || maps.Equal(one, other) {
+	if len(one) != 4 || !maps.Equal(one, again) || maps.Equal(one, other) {
 		t.Errorf("%v, again %v, of another run %v", one, again, other)
 	}
 	different := map[string]bool{}
@@ -573,7 +574,7 @@ func TestEachTileHasASeedOfItsOwn(t *testing.T) {
 		_, seed, _ := strings.Cut(both, " ")
 		different[seed] = true
 	}
-	if len(different) != 2 {
-		t.Errorf("two tiles share a seed: %v", one)
+	if len(different) != 4 {
+		t.Errorf("two tiles or repetitions share a seed: %v", one)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"math/rand/v2"
 	"strings"
@@ -211,7 +212,9 @@ func (t *turn) errand(ctx context.Context, s *stream, e scenario.Errand) (worklo
 
 // fill puts in what is known only now: "${web.address}" is that of the tile's
 // guest, "${run.id}" names this turn, "${tile.number}" the tile, and "${tile.seed}"
-// alone is a number of the run's and the tile's own, the same in every turn.
+// alone is what the tile's data are drawn from, and "${load.seed}" what the load draws
+// from. Both are others in each repetition, and the same for all arms and steps of one:
+// arms are compared under the same load, and chance differs between repetitions.
 func (t *turn) fill(s *stream, config map[string]any) (json.RawMessage, error) {
 	if config == nil {
 		config = map[string]any{}
@@ -220,7 +223,7 @@ func (t *turn) fill(s *stream, config map[string]any) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	known := []string{`"${tile.seed}"`, fmt.Sprint(t.seed(s.tile)), "${tile.number}", fmt.Sprint(s.tile), "${run.id}", strings.ReplaceAll(strings.TrimPrefix(t.w.Header.ID, "lab-"), "-", "")}
+	known := []string{`"${tile.seed}"`, fmt.Sprint(t.seed(s.tile, "")), `"${load.seed}"`, fmt.Sprint(t.seed(s.tile, s.load.Name)), "${tile.number}", fmt.Sprint(s.tile), "${run.id}", strings.ReplaceAll(strings.TrimPrefix(t.w.Header.ID, "lab-"), "-", "")}
 	for _, g := range t.setup.Guests {
 		if one, err := t.guest(s.tile, g.Role); err == nil {
 			known = append(known, "${"+g.Role+".address}", one.Address())
@@ -229,11 +232,13 @@ func (t *turn) fill(s *stream, config map[string]any) (json.RawMessage, error) {
 	return json.RawMessage(strings.NewReplacer(known...).Replace(string(text))), nil
 }
 
-// seed draws what a tile's loads draw from, and what its data are made of: tiles
-// with the same data would be merged by the host, and their loads come in step. It
-// is below 2^31, as every program takes.
-func (t *turn) seed(tile int) uint64 {
-	return rand.New(rand.NewPCG(t.w.Header.Seed, uint64(tile))).Uint64N(1 << 31)
+// seed draws what a tile's data are made of, or what one of its loads draws from: tiles
+// with the same data would be merged by the host, and loads with one seed come in step.
+// It is below 2^31, as every program takes.
+func (t *turn) seed(tile int, load string) uint64 {
+	of := fnv.New64a()
+	fmt.Fprintf(of, "%d %d %s", t.at.Repetition, tile, load)
+	return rand.New(rand.NewPCG(t.w.Header.Seed, of.Sum64())).Uint64N(1 << 31)
 }
 
 // drive runs a load to its end.

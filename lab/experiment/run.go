@@ -76,8 +76,23 @@ func Describe(plan *scenario.Plan, targets []string, seed uint64) record.Plan {
 	for _, b := range plan.Bounds {
 		p.Bounds = append(p.Bounds, record.Bound{Metric: b.Metric, Labels: b.Labels, Below: b.Below, Above: b.Above, Unit: b.Unit})
 	}
+	p.Loads = loads(plan)
 	p.Turns = order(p, seed)
 	return p
+}
+
+// loads are those of any arm and step, by name.
+func loads(plan *scenario.Plan) (all []record.PlannedLoad) {
+	for _, row := range plan.Setups {
+		for _, setup := range row {
+			for _, l := range setup.Loads {
+				if !slices.ContainsFunc(all, func(known record.PlannedLoad) bool { return known.Name == l.Name }) {
+					all = append(all, record.PlannedLoad{Name: l.Name, Kind: l.Kind, About: l.About, From: l.From, To: l.To, Open: l.Config["mode"] == "open"})
+				}
+			}
+		}
+	}
+	return all
 }
 
 // order draws the order of the steps, and of the arms of each step, which are set side

@@ -20,17 +20,48 @@ func (t *turn) settle(s *stream) {
 			t.window(s, number, with(where, "op", op), total.Ops[op])
 		}
 	}
+	t.arrivals(s, where)
+	t.line(s, where)
+	t.sample(record.Sample{Window: 1, Metric: record.MetricOutage, Value: s.tally.gap.Seconds(), Unit: "s", Labels: where})
+}
+
+// arrivals writes how long each window was, and of an open load what was offered in it
+// and what became of that.
+func (t *turn) arrivals(s *stream, where record.Labels) {
+	for number, length := range s.tally.lengths {
+		add := func(metric string, value float64, unit string) {
+			t.sample(record.Sample{Window: number, Metric: metric, Value: value, Unit: unit, Labels: where})
+		}
+		if length > 0 {
+			add(record.MetricLength, length.Seconds(), "s")
+		}
+		if s.tally.all.Open() {
+			window := s.tally.windows[number]
+			add(record.MetricOffered, float64(window.Offered), "count")
+			add(record.MetricAnswered, float64(window.Served), "count")
+		}
+	}
+}
+
+// line writes the time line. A second in which nothing ended is a zero, and no gap.
+func (t *turn) line(s *stream, where record.Labels) {
+	ops := slices.DeleteFunc(slices.Sorted(maps.Keys(s.tally.all.Ops)), func(op string) bool { return op == workload.OpSetup })
 	for i, one := range s.tally.seconds {
+		if one.length <= 0 {
+			continue
+		}
 		if i > 0 && i == len(s.tally.seconds)-1 && 4*one.length < s.tally.seconds[i-1].length {
 			break // what ends in the moment in which a load does is no rate
 		}
-		for _, op := range slices.Sorted(maps.Keys(one.ops)) {
-			if one.length > 0 {
-				t.sample(record.Sample{Time: one.at, Window: one.window, Metric: record.MetricSecond, Value: float64(one.ops[op]) / one.length.Seconds(), Unit: "1/s", Labels: with(where, "op", op)})
+		// What was told late, as one, is told as evenly as it can be.
+		parts := max(1, int(min(one.length, t.length()).Seconds()+0.5))
+		for part := range parts {
+			at := one.at.Add(one.length / time.Duration(parts) * time.Duration(part))
+			for _, op := range ops {
+				t.sample(record.Sample{Time: at, Window: one.window, Metric: record.MetricSecond, Value: float64(one.ops[op]) / one.length.Seconds(), Unit: "1/s", Labels: with(where, "op", op)})
 			}
 		}
 	}
-	t.sample(record.Sample{Window: 1, Metric: record.MetricOutage, Value: s.tally.gap.Seconds(), Unit: "s", Labels: where})
 }
 
 func with(l record.Labels, name, value string) record.Labels {
@@ -54,7 +85,11 @@ func (t *turn) window(s *stream, number int, where record.Labels, c workload.Cou
 		add("bytes", float64(c.Bytes), "bytes")
 	}
 	if c.Errors > 0 {
-		t.note(record.Event{Kind: record.Failed, What: "load", Window: number, Guest: s.to.spec.Name, Text: s.name() + ": " + c.Example, Values: map[string]float64{"errors": float64(c.Errors)}})
+		when := ""
+		if number == record.WarmUp {
+			when = ", outside of the measured windows"
+		}
+		t.note(record.Event{Kind: record.Failed, What: "load", Window: number, Guest: s.to.spec.Name, Text: s.name() + when + ": " + c.Example, Values: map[string]float64{"errors": float64(c.Errors)}})
 	}
 	t.times(number, record.MetricLatency, where, c.Latency)
 	t.times(number, record.MetricService, where, c.Service)

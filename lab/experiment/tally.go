@@ -8,7 +8,8 @@ import (
 	"github.com/lodge-kvm/lodge/lab/workload"
 )
 
-// tally sorts the intervals of one load into windows. Their times are the load's
+// tally sorts what one load did into windows, by when it was meant to begin. The time
+// line has it by when it ended, so that a stall is seen in it. Times are the load's
 // own, which may run in a guest whose clock is another: they are taken from its
 // first interval on, or that after what it has set up for itself.
 type tally struct {
@@ -23,6 +24,7 @@ type tally struct {
 	seconds []second
 	gap     time.Duration // the longest time without anything done, in the windows
 	idle    time.Duration // the one that goes on
+	enough  bool          // the load was told to stop
 }
 
 // second is one interval of the time line.
@@ -72,24 +74,77 @@ func (t *tally) add(i workload.Interval) (more bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	number, middle := record.WarmUp, i.Start.Add(i.Length/2)
-	switch {
-	case !over:
-	case i.Length > t.plan.Measure:
-		number = t.plan.Windows // a load that tells all at once, at its end
-	default:
-		number = t.window(middle, warmup)
+	number := record.WarmUp
+	if over {
+		number = t.home(i, warmup)
 	}
-	end := warmup + time.Duration(t.plan.Windows)*t.plan.Measure
-	if over && !t.plan.Warmup.Fixed() && middle.Sub(t.first) >= end {
-		return false, nil // what it does as it is stopped only the books want
-	}
-	if err := t.windows[number].Add(i); err != nil {
+	if err := t.sort(i, number, warmup, over); err != nil {
 		return false, err
+	}
+	if t.enough {
+		return false, nil // what it does as it is stopped only the books want
 	}
 	t.lengths[number] += i.Length
 	t.second(i, number)
-	return !over || t.plan.Warmup.Fixed() || i.Start.Add(i.Length).Sub(t.first) < end, nil
+	end := warmup + time.Duration(t.plan.Windows)*t.plan.Measure
+	t.enough = over && !t.plan.Warmup.Fixed() && i.Start.Add(i.Length).Sub(t.first) >= end && !t.pending()
+	return !t.enough, nil
+}
+
+// home is the window of an interval.
+func (t *tally) home(i workload.Interval, warmup time.Duration) int {
+	if i.Length > t.plan.Measure {
+		return t.plan.Windows // a load that tells all at once, at its end
+	}
+	return t.window(i.Start.Add(i.Length/2), warmup)
+}
+
+// sort counts everything in the window in which it was meant to begin: what a warm-up
+// leaves behind is none of the first window's, and what the last window leaves behind
+// still is its own.
+func (t *tally) sort(i workload.Interval, number int, warmup time.Duration, over bool) error {
+	late := i.Late
+	i.Late = nil
+	if !t.enough {
+		if err := t.windows[number].Add(i); err != nil {
+			return err
+		}
+	}
+	for _, l := range late {
+		home := record.WarmUp
+		if over {
+			home = t.home(l, warmup)
+		}
+		if t.enough {
+			l.Ops = done(l.Ops) // that it was cut off is no fault of the server's
+		}
+		if err := t.windows[home].Add(l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// done leaves out what failed.
+func done(ops map[string]workload.Count) map[string]workload.Count {
+	all := map[string]workload.Count{}
+	for op, c := range ops {
+		if c.Errors, c.Example = 0, ""; c.Done > 0 {
+			all[op] = c
+		}
+	}
+	return all
+}
+
+// pending tells whether arrivals of the windows have not come to their end. A load that
+// was stopped then would leave out the slowest ones.
+func (t *tally) pending() bool {
+	for _, w := range t.windows[1:] {
+		if w.Offered > w.Served+w.Failed {
+			return true
+		}
+	}
+	return false
 }
 
 // setsUp says whether an interval is of what a load does before it is one.
@@ -101,19 +156,17 @@ func setsUp(i workload.Interval) bool {
 // second keeps an interval's place on the time line.
 func (t *tally) second(i workload.Interval, number int) {
 	s := second{at: t.began.Add(i.Start.Sub(t.first)), window: number, length: i.Length, ops: map[string]int64{}}
-	done := int64(0)
-	for op, c := range i.Ops {
-		s.ops[op] = c.Done
-		done += c.Done
-	}
 	one := workload.Total{}
 	_ = one.Add(i) // as it was to all
+	for op, c := range one.Ops {
+		s.ops[op] = c.Done
+	}
 	counted := one.All()
 	if s.done = counted.Done; counted.Latency != nil && counted.Done > 0 {
 		s.worst = time.Duration(counted.Latency.Max()) * time.Microsecond
 	}
 	t.seconds = append(t.seconds, s)
-	t.outage(number, done, i.Length)
+	t.outage(number, s.done, i.Length)
 }
 
 // outage keeps the longest run of intervals in which nothing was done.

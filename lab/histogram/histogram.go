@@ -13,6 +13,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"io"
+	"math"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -48,6 +49,20 @@ func New() *hdrhistogram.Histogram { return hdrhistogram.New(Shortest, Longest, 
 // Record counts a time.
 func Record(h *hdrhistogram.Histogram, took time.Duration) {
 	RecordMicroseconds(h, took.Microseconds())
+}
+
+// Quantile gives the time within which a part of all operations, in percent, were done.
+// Those that failed are in no histogram, and count as longer than all others: it is
+// false where the quantile lies among them.
+func Quantile(done *hdrhistogram.Histogram, failed int64, percent float64) (time.Duration, bool) {
+	if n := done.TotalCount(); failed > 0 {
+		rank := math.Ceil(percent / 100 * float64(n+failed))
+		if rank > float64(n) {
+			return 0, false
+		}
+		percent = 100 * rank / float64(n)
+	}
+	return time.Duration(done.ValueAtQuantile(percent)) * time.Microsecond, true
 }
 
 // RecordMicroseconds counts a time given in µs.

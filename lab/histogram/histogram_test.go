@@ -15,6 +15,31 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 )
 
+// Of a hundred operations two have failed: the slowest percent is among them.
+func TestQuantile_FailedOperationsAreTheLongest(t *testing.T) {
+	h := New()
+	for took := range int64(98) {
+		RecordMicroseconds(h, took+1)
+	}
+	for _, c := range []struct {
+		failed  int64
+		percent float64
+		want    time.Duration
+		done    bool
+	}{
+		{0, 100, 98 * time.Microsecond, true},
+		{2, 50, 50 * time.Microsecond, true},
+		{2, 98, 98 * time.Microsecond, true},
+		{2, 99, 0, false},
+		{98, 50, 98 * time.Microsecond, true},
+		{99, 50, 0, false},
+	} {
+		if got, done := Quantile(h, c.failed, c.percent); got != c.want || done != c.done {
+			t.Errorf("%v %% with %d failed: %v, %v", c.percent, c.failed, got, done)
+		}
+	}
+}
+
 func TestTextsKeepAndAddUpWhatWasCounted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		times := rapid.SliceOfN(rapid.Int64Range(-5, 2*int64(Longest)), 0, 200).Draw(t, "times")

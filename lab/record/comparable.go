@@ -18,7 +18,7 @@ func (r Reason) String() string { return fmt.Sprintf("%s: %s against %s", r.What
 // Incomparable lists what makes two runs incomparable; nothing when they may be
 // compared. What is compared (the daemon, its version, QEMU's) may differ.
 //
-// The scenario's text and profile, the guests' image, the accelerator and what
+// Both must be of one form, or they count otherwise. The scenario's text and profile, the guests' image, the accelerator and what
 // a run deviates in must be the same, or other work was measured. The hosts must
 // be the same, or other hardware was.
 //
@@ -30,6 +30,7 @@ func Incomparable(a, b *Header) (reasons []Reason) {
 			reasons = append(reasons, Reason{what, x, y, host})
 		}
 	}
+	differ("form of the record", a.Schema, b.Schema, false)
 	differ("scenario", a.Scenario.Name+" "+short(a.Scenario.SHA256), b.Scenario.Name+" "+short(b.Scenario.SHA256), false)
 	differ("profile", a.Scenario.Profile, b.Scenario.Profile, false)
 	differ("guests' image", short(a.Image.Digest), short(b.Image.Digest), false)

@@ -8,8 +8,16 @@ import (
 	"github.com/lodge-kvm/lodge/lab/machine"
 )
 
-// Schema names the form of a run's directory.
-const Schema = "lodge.lab/1"
+// Schema names the form of a run's directory. In the older form operations were counted
+// in the window in which they ended, what was offered was not kept, and seconds without
+// an operation had no value. Such runs are read, and not compared with newer ones.
+const (
+	Schema      = "lodge.lab/2"
+	olderSchema = "lodge.lab/1"
+)
+
+// Older tells whether a run has the older form.
+func (h *Header) Older() bool { return h.Schema == olderSchema }
 
 // Header is what run.json holds. It is whole before the first value, but for
 // the last two fields.
@@ -83,15 +91,26 @@ type Host struct {
 
 // Plan is the order of the whole.
 type Plan struct {
-	Arms        []Arm   `json:"arms"`
-	Steps       []Step  `json:"steps"`
-	Repetitions int     `json:"repetitions"`
-	Windows     int     `json:"windows"` // measured ones in a turn
-	Warmup      float64 `json:"warmup"`  // s; the least, where it goes on until loads are steady
-	Steady      *Steady `json:"steady,omitempty"`
-	Measure     float64 `json:"measure"` // s, each window
-	Turns       []Turn  `json:"turns"`   // in the order in which they are done
-	Bounds      []Bound `json:"bounds,omitempty"`
+	Arms        []Arm         `json:"arms"`
+	Steps       []Step        `json:"steps"`
+	Repetitions int           `json:"repetitions"`
+	Windows     int           `json:"windows"` // measured ones in a turn
+	Warmup      float64       `json:"warmup"`  // s; the least, where it goes on until loads are steady
+	Steady      *Steady       `json:"steady,omitempty"`
+	Measure     float64       `json:"measure"` // s, each window
+	Turns       []Turn        `json:"turns"`   // in the order in which they are done
+	Loads       []PlannedLoad `json:"loads,omitempty"`
+	Bounds      []Bound       `json:"bounds,omitempty"`
+}
+
+// PlannedLoad is one that every tile has.
+type PlannedLoad struct {
+	Name  string `json:"name"`
+	Kind  string `json:"kind"`
+	About string `json:"about,omitempty"` // what it does, for people
+	From  string `json:"from"`            // who asks: a guest's role, or host
+	To    string `json:"to"`              // the role that serves
+	Open  bool   `json:"open,omitempty"`  // its operations come by a schedule
 }
 
 // Steady is when a warm-up ends that has no length beforehand: once three windows in a

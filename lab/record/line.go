@@ -40,13 +40,18 @@ type Sample struct {
 	Labels Labels  `json:"labels,omitempty"`
 }
 
-// The metrics of every load. A rate is of what went well: errors are counted
-// beside and never in it. Others have the names that their load gives them.
+// The metrics of every load. Operations belong to the window in which they were meant
+// to begin, but on the time line, which has them when they ended. A rate is of what
+// went well: errors are counted beside and never in it. Others have the names that
+// their load gives them.
 const (
 	MetricDone     = "done"     // operations in the window that went well, count
 	MetricErrors   = "errors"   // and those that did not, count
 	MetricRate     = "rate"     // done by the length of the window, 1/s
 	MetricSecond   = "second"   // done in one interval of about a second, 1/s: the time line
+	MetricLength   = "length"   // of the window of one load, s
+	MetricOffered  = "offered"  // arrivals of an open load that were meant to begin in the window, count
+	MetricAnswered = "answered" // those of them that were done without an error, whenever that was, count
 	MetricServed   = "served"   // done as the server's own log has it over the turn, count
 	MetricSent     = "sent"     // done as the load has it over the same time, count
 	MetricLatency  = "latency"  // of one operation, from when it was meant to begin

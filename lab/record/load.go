@@ -79,8 +79,8 @@ func readHeader(dir string) (h Header, err error) {
 	if err := json.Unmarshal(text, &h); err != nil {
 		return h, fault.Wrap(err, fault.Invalid, fault.Host, "cannot read %s in %s", headerFile, dir)
 	}
-	if h.Schema != Schema {
-		return h, fault.New(fault.Invalid, fault.Host, "the run in %s has schema %q, and %s is understood", dir, h.Schema, Schema)
+	if h.Schema != Schema && !h.Older() {
+		return h, fault.New(fault.Invalid, fault.Host, "the run in %s has schema %q, and %s and %s are understood", dir, h.Schema, Schema, olderSchema)
 	}
 	return h, nil
 }

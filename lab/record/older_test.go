@@ -1,6 +1,15 @@
 package record
 
-import "testing"
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/fault"
+)
 
 func TestBoundsOfOlderLabsAreRead(t *testing.T) {
 	second, three := 1.0, 3.0
@@ -30,5 +39,43 @@ func TestBoundsOfOlderLabsAreRead(t *testing.T) {
 		if got := [2]bool{tight.BrokenBy(e), loose.BrokenBy(e)}; got != [2]bool{c.tight, c.loose} {
 			t.Errorf("%q with %v breaks the bounds %v", c.event.Text, e.Labels, got)
 		}
+	}
+}
+
+// A run of the older form is read. It is not gone on with, and not compared with a run
+// that counts otherwise.
+func TestOlder_IsReadAndNotMixedWithTheNew(t *testing.T) {
+	w := create(t)
+	sample(t, w, first, 7)
+	if err := errors.Join(w.Finish(first), w.Seal(Interrupted)); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(w.Dir(), headerFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	age := func(schema string) {
+		t.Helper()
+		aged := strings.Replace(string(text), Schema, schema, 1)
+		if err := errors.Join(os.WriteFile(path, []byte(aged), 0o600), os.Remove(filepath.Join(w.Dir(), sumsFile))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+	newer := load(t, w.Dir())
+	age(olderSchema)
+	older := load(t, w.Dir())
+	if !older.Older() || newer.Older() || len(older.Samples) != 1 {
+		t.Errorf("%+v", older.Header)
+	}
+	if why := Incomparable(&newer.Header, &older.Header); len(why) != 1 || why[0].What != "form of the record" || why[0].Host {
+		t.Errorf("they may not be compared for %v", why)
+	}
+	if _, err := Resume(w.Dir()); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "older lab") {
+		t.Errorf("it is resumed: %v", err)
+	}
+	age("lodge.lab/99")
+	if _, err := Load(w.Dir()); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), `"lodge.lab/99"`) {
+		t.Errorf("a form of tomorrow is read: %v", err)
 	}
 }

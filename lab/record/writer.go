@@ -94,6 +94,9 @@ func Resume(dir string) (*Writer, error) {
 	if header.Outcome == Complete {
 		return nil, fault.New(fault.WrongState, fault.Host, "the run in %s is complete: there is nothing to resume", dir)
 	}
+	if header.Older() {
+		return nil, fault.New(fault.WrongState, fault.Host, "the run in %s was begun by an older lab, which counts otherwise: begin a new one", dir)
+	}
 	w := &Writer{dir: dir, Header: header, streams: map[string]*stream{}}
 	err = w.hold()
 	var mark checkpoint

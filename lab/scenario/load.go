@@ -14,10 +14,11 @@ const hostRole = "host"
 // Load is one that runs through the warm-up and all windows of a turn, once for
 // each tile.
 type Load struct {
-	Name string `yaml:"name"`
-	Kind string `yaml:"kind"`
-	From string `yaml:"from"` // the role that runs it, or host
-	To   string `yaml:"to"`   // the role that serves it; From if nothing is said
+	Name  string `yaml:"name"`
+	Kind  string `yaml:"kind"`
+	About string `yaml:"about"` // what it does, in a few words for the report
+	From  string `yaml:"from"`  // the role that runs it, or host
+	To    string `yaml:"to"`    // the role that serves it; From if nothing is said
 	// Config is the kind's own, but for how long: that the lab fills in.
 	Config map[string]any `yaml:"config"`
 	// Prepare is done before it, once a turn: what it needs is filled.
