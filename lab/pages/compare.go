@@ -79,7 +79,7 @@ func (c *comparison) text() string {
 	for _, t := range c.tables {
 		out.WriteString("\n" + t.Text())
 	}
-	return out.String()
+	return explained(out.String())
 }
 
 func (c *comparison) markdown() string {
@@ -305,6 +305,8 @@ func spelt(value float64, unit string) string {
 		return number(value/(1<<20)) + " MiB"
 	case "bytes/s":
 		return number(value/(1<<20)) + " MiB/s"
+	case unitPart:
+		return percent(value)
 	}
 	return strings.TrimSpace(number(value) + " " + unit)
 }
@@ -361,9 +363,11 @@ func (w weighed) outcome() string {
 	case w.why != "":
 		return "no verdict: " + w.why
 	case w.finding == stats.Same && w.Ratio.Beyond(stats.Matters) && !w.Ratio.Beyond(w.noise):
-		return "none: below the noise"
+		return "not settled: below the noise"
+	case w.finding == stats.Same && w.settled():
+		return "none above " + percent(stats.Matters)
 	case w.finding == stats.Same:
-		return "none shown"
+		return "not settled"
 	}
 	return w.finding.String()
 }

@@ -2,7 +2,6 @@ package pages
 
 import (
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -27,7 +26,7 @@ func (f *facts) course(load, step string) (drawing, bool) {
 	m := f.measure(load)
 	l := plot.Lines{
 		Title: "Course of " + plain(load) + f.at(step),
-		About: "The first repetition, second by second, all tiles together, with the warm-up, the end of which is marked, and what was done to guests.",
+		About: "The first repetition, second by second, all tiles together: what ended in each, whenever it was meant to begin. With the warm-up, the end of which is marked, and what was done to guests.",
 		X:     plot.Axis{Label: "seconds from the start of the load", Format: tick}, Y: plot.Axis{Label: "done in a second", Format: tick},
 	}
 	times := 1.0
@@ -36,7 +35,7 @@ func (f *facts) course(load, step string) (drawing, bool) {
 	}
 	for i, arm := range f.run.Plan.InGuests() {
 		turn := record.Turn{Arm: arm.Name, Repetition: 1, Step: step}
-		points, began := f.seconds(turn, load)
+		points, began := f.perSecond(turn, load)
 		if len(points) == 0 {
 			continue
 		}
@@ -98,38 +97,4 @@ func (f *facts) marks(turn record.Turn, began time.Time, until float64) (all []p
 		}
 	}
 	return all
-}
-
-// seconds adds the tiles' and the operations' time lines up, second by second.
-func (f *facts) seconds(turn record.Turn, load string) (points []plot.Point, began time.Time) {
-	type cell struct {
-		second   int
-		tile, op string
-	}
-	var lines []record.Sample
-	for _, s := range f.run.Samples {
-		if s.Turn == turn && s.Metric == record.MetricSecond && s.Labels["load"] == load && counted(s.Labels["op"]) {
-			lines = append(lines, s)
-			if began.IsZero() || s.Time.Before(began) {
-				began = s.Time
-			}
-		}
-	}
-	values := map[cell][]float64{}
-	for _, s := range lines {
-		at := cell{int(math.Floor(s.Time.Sub(began).Seconds())), s.Labels["tile"], s.Labels["op"]}
-		values[at] = append(values[at], s.Value)
-	}
-	rates := map[int]float64{}
-	for at, v := range values {
-		sum := 0.0
-		for _, one := range v {
-			sum += one
-		}
-		rates[at.second] += sum / float64(len(v)) // two intervals may begin in one second
-	}
-	for _, second := range slices.Sorted(maps.Keys(rates)) {
-		points = append(points, plot.Point{X: float64(second), Y: rates[second]})
-	}
-	return points, began
 }

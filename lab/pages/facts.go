@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -38,7 +39,12 @@ type facts struct {
 	shape   shape
 	lines   []line
 
+	failedBefore float64         // operations outside of the windows
+	unoffered    map[string]bool // open loads whose record is of the older form
+
+	seconds     map[record.Turn][]record.Sample // of time lines, of operations that count
 	telemetry   map[record.Turn][]record.Telemetry
+	beginnings  map[record.Turn]time.Time    // of loads
 	warmed      map[record.Turn]record.Event // how warm-ups ended that had no length beforehand
 	armsWeighed []weighed                    // of all arms beside the first; nil until somebody asks
 	contested   []*contest                   // of all axes with choices; nil until somebody asks
@@ -64,10 +70,16 @@ func load(dir string) (*facts, error) {
 func newFacts(run *record.Run) (*facts, error) {
 	f := &facts{
 		run: run, streams: map[stream]*sums{}, times: map[timed]*hdrhistogram.Histogram{},
-		known: map[name]*flow{}, steps: map[string][]stream{}, ops: map[string]map[string]bool{},
+		unoffered: map[string]bool{}, known: map[name]*flow{}, steps: map[string][]stream{}, ops: map[string]map[string]bool{},
 	}
 	if err := f.gather(); err != nil {
 		return nil, err
+	}
+	f.seconds = map[record.Turn][]record.Sample{}
+	for _, s := range run.Samples {
+		if s.Metric == record.MetricSecond && counted(s.Labels["op"]) {
+			f.seconds[s.Turn] = append(f.seconds[s.Turn], s)
+		}
 	}
 	f.telemetry = map[record.Turn][]record.Telemetry{}
 	for _, t := range run.Telemetry {
@@ -76,6 +88,12 @@ func newFacts(run *record.Run) (*facts, error) {
 	f.warmed = map[record.Turn]record.Event{}
 	for _, e := range f.events(record.Window, record.WhatWarmup) {
 		f.warmed[e.Turn] = e
+	}
+	f.beginnings = map[record.Turn]time.Time{}
+	for _, e := range f.events(record.Window, "") {
+		if _, told := f.beginnings[e.Turn]; !told && e.Window == record.WarmUp {
+			f.beginnings[e.Turn] = e.Time
+		}
 	}
 	f.shape = shapeOf(run.Plan.Steps)
 	f.lines = f.shape.lines(run.Plan)
@@ -130,13 +148,30 @@ func (f *facts) mechanism() string {
 // median is that over repetitions, with its interval.
 func median(values []float64) stats.Ratio { return stats.MedianRatio(values, []float64{1}) }
 
-// jain is Jain's index of fairness of the tiles' medians: 1 where all get the
-// same, one by their number where one gets all.
-func (w *flow) jain() float64 {
+// yields are what each tile got, in medians: of an open load what was served of what it
+// was offered, because chance offers one more than another; of a closed one, which has no
+// schedule, what it did in a second. They are nil where what was offered is not known.
+func (f *facts) yields(w *flow) map[string]float64 {
+	if f.unoffered[w.load] {
+		return nil
+	}
+	of := w.tiles
+	if w.open {
+		of = w.parts
+	}
+	all := map[string]float64{}
+	for tile, values := range of {
+		all[tile] = stats.Median(values)
+	}
+	return all
+}
+
+// jain is Jain's index of fairness of what the tiles got: 1 where all get the same, one
+// by their number where one gets all.
+func (f *facts) jain(w *flow) float64 {
 	sum, squares := 0.0, 0.0
-	for _, rates := range w.tiles {
-		rate := stats.Median(rates)
-		sum, squares = sum+rate, squares+rate*rate
+	for _, got := range f.yields(w) {
+		sum, squares = sum+got, squares+got*got
 	}
 	if squares == 0 {
 		return math.NaN()
@@ -160,14 +195,41 @@ func (f *facts) one(w *flow) *flow {
 	return nil
 }
 
-// linear is how much of so many times one tile's rate the tiles do together;
-// not a number where one tile was not measured.
+// linear is how well many tiles do beside one: of an open load what was served of what
+// they were offered, by the same of one tile; of a closed one how much of so many times
+// one tile's rate they do together. It is not a number where one tile was not measured,
+// or where what was offered is not known.
 func (f *facts) linear(w *flow) float64 {
 	alone := f.one(w)
-	if alone == nil || stats.Median(alone.rates) == 0 {
+	if alone == nil || f.unoffered[w.load] {
 		return math.NaN()
 	}
-	return stats.Median(w.rates) / stats.Median(alone.rates) / float64(len(w.tiles))
+	r := f.beyondOne(w, alone)
+	if !(stats.Median(r.b) > 0) {
+		return math.NaN()
+	}
+	return stats.Median(r.a) / stats.Median(r.b)
+}
+
+// beyondOne sets many tiles beside one, so that the quotient is that of linear.
+func (f *facts) beyondOne(w, alone *flow) pair {
+	if w.open {
+		return pair{a: w.served, b: alone.served}
+	}
+	base := make([]float64, len(alone.rates))
+	for i, rate := range alone.rates {
+		base[i] = float64(len(w.tiles)) * rate
+	}
+	return pair{a: w.rates, b: base}
+}
+
+// chance is how far from one quotient of two counts another may lie by chance alone, as a
+// part, in nineteen cases of twenty: closed loads with few operations tell little.
+func chance(a, b float64) float64 {
+	if a <= 0 || b <= 0 {
+		return math.NaN()
+	}
+	return 1.96 * math.Sqrt(1/a+1/b)
 }
 
 // broken counts the windows of a step in which an arm broke a bound, and all.

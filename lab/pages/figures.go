@@ -2,6 +2,7 @@ package pages
 
 import (
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -30,7 +31,7 @@ type figureName struct {
 
 // kinds are those of figures, in the order in which they are shown.
 var kinds = []string{
-	"throughput", "bytes a second", "mean", "p50", "p95", "p99", "p99.9",
+	"throughput", "served of offered", "bytes a second", "mean", "p50", "p95", "p99", "p99.9",
 	"service mean", "service p50", "service p95", "service p99", "service p99.9",
 	"outage", "errors", "boot", "time", "drift", "use",
 }
@@ -116,21 +117,23 @@ func (f *facts) ofLoads(g *gathering) {
 					sum.add(*s.ops[w.op])
 				}
 			}
-			g.add(kind("throughput"), "1/s", repetition, w.rates[i])
+			if g.add(kind("throughput"), "1/s", repetition, w.rates[i]); w.open && w.op == all {
+				g.add(kind("served of offered"), unitPart, repetition, w.served[i])
+			}
 			g.add(kind("errors"), "count", repetition, sum.errors)
 			if sum.bytes > 0 && sum.done > 0 {
 				g.add(kind("bytes a second"), "bytes/s", repetition, w.rates[i]*sum.bytes/sum.done)
 			}
 			if times := f.times[timed{turn, w.load, w.op}]; times != nil {
-				g.times(kind, "", repetition, times)
+				g.times(kind, "", repetition, times, sum.errors)
 			}
 		}
 	}
 }
 
 // times are the mean of a distribution and those of its quantiles beyond which
-// something was measured.
-func (g *gathering) times(kind func(string) figureName, prefix string, repetition int, times *hdrhistogram.Histogram) {
+// something was measured, and that do not lie among operations that failed.
+func (g *gathering) times(kind func(string) figureName, prefix string, repetition int, times *hdrhistogram.Histogram, failed float64) {
 	count := float64(times.TotalCount())
 	if count == 0 {
 		return
@@ -140,8 +143,8 @@ func (g *gathering) times(kind func(string) figureName, prefix string, repetitio
 		name string
 		at   float64
 	}{{"p50", 50}, {"p95", 95}, {"p99", 99}, {"p99.9", 99.9}} {
-		if count*(1-q.at/100) >= 1 {
-			g.add(kind(prefix+q.name), "s", repetition, float64(times.ValueAtQuantile(q.at))*micro)
+		if took := quantile(times, failed, q.at); count*(1-q.at/100) >= 1 && !math.IsInf(took, 1) {
+			g.add(kind(prefix+q.name), "s", repetition, took)
 		}
 	}
 }
@@ -165,7 +168,7 @@ func (f *facts) ofService(g *gathering) error {
 	roles := f.roles()
 	for key, times := range merged {
 		name := figureName{of: roles.of(key.load, all), step: key.turn.Step, arm: key.turn.Arm}
-		g.times(func(kind string) figureName { name.kind = kind; return name }, "service ", key.turn.Repetition, times)
+		g.times(func(kind string) figureName { name.kind = kind; return name }, "service ", key.turn.Repetition, times, 0)
 	}
 	return nil
 }
@@ -202,12 +205,12 @@ var uses = []struct{ counter, of, unit string }{
 	{"memory_anonymous_bytes", "anonymous memory", "bytes"},
 }
 
-// ofHost are means over a turn of what the host gave.
+// ofHost are means over the windows of a turn of what the host gave.
 func (f *facts) ofHost(g *gathering) {
 	type sum struct{ total, seconds float64 }
 	sums := map[record.Turn]map[string]sum{}
 	for _, t := range f.run.Telemetry {
-		if t.Source != "host" {
+		if t.Source != "host" || !f.measured(t) {
 			continue
 		}
 		if sums[t.Turn] == nil {

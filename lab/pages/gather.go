@@ -2,6 +2,7 @@ package pages
 
 import (
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 
@@ -46,14 +47,18 @@ type timed struct {
 // sums are those of one stream.
 type sums struct {
 	seconds map[int]float64            // measured, of each window that it has
+	told    map[int]bool               // those of which the record tells it, and it is not worked out
 	ops     map[string]*tally          // of all windows together
 	outage  float64                    // s
 	done    map[int]map[string]float64 // for lengths: done by window and operation
+
+	open              bool    // what it was offered is known
+	offered, answered float64 // in all windows
 }
 
-// rate is done by the time that was measured. A window without anything counts
-// with its whole length, because the load was meant to run.
-func (s *sums) rate(op string, plan record.Plan) float64 {
+// length is the time that was measured, s. A window without anything counts with its
+// whole length, because the load was meant to run.
+func (s *sums) length(plan record.Plan) float64 {
 	length, atOnce := 0.0, false
 	for _, seconds := range s.seconds {
 		length += seconds
@@ -62,6 +67,12 @@ func (s *sums) rate(op string, plan record.Plan) float64 {
 	if !atOnce {
 		length += float64(plan.Windows-len(s.seconds)) * plan.Measure
 	}
+	return length
+}
+
+// rate is done by the time that was measured.
+func (s *sums) rate(op string, plan record.Plan) float64 {
+	length := s.length(plan)
 	if s.ops[op] == nil || length <= 0 {
 		return 0
 	}
@@ -87,13 +98,19 @@ func (s *sums) add(op string, more tally) {
 // gather sums a record up by streams. The warm-up never counts.
 func (f *facts) gather() error {
 	for _, s := range f.run.Samples {
-		if s.Window != record.WarmUp && s.Labels["load"] != "" {
+		switch {
+		case s.Labels["load"] == "":
+		case s.Window != record.WarmUp:
 			f.count(s)
+		case s.Metric == record.MetricErrors && counted(s.Labels["op"]):
+			f.failedBefore += s.Value
 		}
 	}
 	for _, s := range f.run.Samples {
-		if s.Window != record.WarmUp && s.Metric == record.MetricRate && s.Value > 0 {
-			sums := f.stream(s)
+		if s.Window == record.WarmUp || s.Metric != record.MetricRate || !(s.Value > 0) {
+			continue
+		}
+		if sums := f.stream(s); !sums.told[s.Window] {
 			sums.seconds[s.Window] = max(sums.seconds[s.Window], sums.done[s.Window][s.Labels["op"]]/s.Value)
 		}
 	}
@@ -106,6 +123,9 @@ func (f *facts) gather() error {
 	}
 	f.sort()
 	for _, h := range f.run.Histograms {
+		if h.Metric == record.MetricService && f.run.Older() {
+			f.unoffered[h.Labels["load"]] = true // only open loads have a time of service
+		}
 		if h.Window == record.WarmUp || h.Metric != record.MetricLatency {
 			continue
 		}
@@ -147,7 +167,7 @@ func (f *facts) merge(of timed, times *hdrhistogram.Histogram) {
 func (f *facts) stream(s record.Sample) *sums {
 	key := stream{s.Turn, s.Labels["load"], s.Labels["tile"]}
 	if f.streams[key] == nil {
-		f.streams[key] = &sums{seconds: map[int]float64{}, ops: map[string]*tally{}, done: map[int]map[string]float64{}}
+		f.streams[key] = &sums{seconds: map[int]float64{}, told: map[int]bool{}, ops: map[string]*tally{}, done: map[int]map[string]float64{}}
 	}
 	return f.streams[key]
 }
@@ -170,6 +190,14 @@ func (f *facts) count(s record.Sample) {
 	case record.MetricOutage:
 		sums := f.stream(s)
 		sums.outage = max(sums.outage, s.Value)
+	case record.MetricLength:
+		sums := f.stream(s)
+		sums.seconds[s.Window], sums.told[s.Window] = s.Value, true
+	case record.MetricOffered:
+		sums := f.stream(s)
+		sums.open, sums.offered = true, sums.offered+s.Value
+	case record.MetricAnswered:
+		f.stream(s).answered += s.Value
 	}
 }
 
@@ -182,18 +210,23 @@ type flow struct {
 	tiles               map[string][]float64 // rates by tile, of the same repetitions
 	sum                 tally
 	times               *hdrhistogram.Histogram // of all repetitions, µs; nil without
-	slow                []float64               // the 99th percentile of each repetition, s; none without times
+	slow                []float64               // the 99th percentile of each repetition, s; none without times, infinite where it failed
 	outage              float64                 // the longest, s
+	open                bool                    // what was offered is known
+	offers              map[string][]float64    // offered in a second by tile, of the same repetitions
+	parts               map[string][]float64    // served of that, as a part
+	served              []float64               // the same of all tiles together
 }
 
 // flow sums one up; nil where there is none.
 func (f *facts) flow(step, arm, load, op string) *flow {
-	found := &flow{step: step, arm: arm, load: load, op: op, tiles: map[string][]float64{}}
+	found := &flow{step: step, arm: arm, load: load, op: op, tiles: map[string][]float64{}, offers: map[string][]float64{}, parts: map[string][]float64{}}
 	names := f.tiles(step, arm, load)
 	for repetition := 1; repetition <= f.run.Plan.Repetitions; repetition++ {
 		turn := record.Turn{Arm: arm, Repetition: repetition, Step: step}
 		rate, here := 0.0, false
-		rates := map[string]float64{}
+		rates, offers, parts := map[string]float64{}, map[string]float64{}, map[string]float64{}
+		var offered, answered, errors float64
 		for _, tile := range names {
 			s := f.streams[stream{turn, load, tile}]
 			if s == nil {
@@ -205,6 +238,12 @@ func (f *facts) flow(step, arm, load, op string) *flow {
 			found.outage = max(found.outage, s.outage)
 			if t := s.ops[op]; t != nil {
 				found.sum.add(*t)
+				errors += t.errors
+			}
+			if s.open {
+				found.open = true
+				offered, answered = offered+s.offered, answered+s.answered
+				offers[tile], parts[tile] = s.offered/s.length(f.run.Plan), part(s.answered, s.offered)
 			}
 		}
 		if !here {
@@ -213,9 +252,12 @@ func (f *facts) flow(step, arm, load, op string) *flow {
 		found.turns, found.rates = append(found.turns, repetition), append(found.rates, rate)
 		for _, tile := range names {
 			found.tiles[tile] = append(found.tiles[tile], rates[tile])
+			found.offers[tile] = append(found.offers[tile], offers[tile])
+			found.parts[tile] = append(found.parts[tile], parts[tile])
 		}
+		found.served = append(found.served, part(answered, offered))
 		if times := f.times[timed{turn, load, op}]; times != nil && times.TotalCount() > 0 {
-			found.slow = append(found.slow, float64(times.ValueAtQuantile(99))*micro)
+			found.slow = append(found.slow, quantile(times, errors, 99))
 			found.times = histogram.Merge(found.times, times)
 		}
 	}
@@ -224,6 +266,24 @@ func (f *facts) flow(step, arm, load, op string) *flow {
 	}
 	found.rate = median(found.rates)
 	return found
+}
+
+// part is one number by another, and none of nothing.
+func part(of, all float64) float64 {
+	if all <= 0 {
+		return 0
+	}
+	return of / all
+}
+
+// quantile is in s. Operations that failed are longer than all that were done: where it
+// lies among them it is infinite.
+func quantile(times *hdrhistogram.Histogram, failed, at float64) float64 {
+	took, done := histogram.Quantile(times, int64(failed), at)
+	if !done {
+		return math.Inf(1)
+	}
+	return took.Seconds()
 }
 
 // tiles lists those of which a load was measured in a step, in whatever arm of guests.

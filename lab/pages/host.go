@@ -52,10 +52,8 @@ const mostRoles = 8
 
 // began is when the loads of a turn did; zero if nothing is known of it.
 func (f *facts) began(turn record.Turn) (at time.Time) {
-	for _, e := range f.events(record.Window, "") {
-		if e.Turn == turn && e.Window == record.WarmUp {
-			return e.Time
-		}
+	if at, told := f.beginnings[turn]; told {
+		return at
 	}
 	for _, t := range f.telemetry[turn] {
 		if at.IsZero() || t.Time.Before(at) {
@@ -241,15 +239,19 @@ func (f *facts) insideTable() lab.Table {
 // guests of a role.
 func (f *facts) windows(step, arm, role string) (all []record.Telemetry) {
 	for repetition := 1; repetition <= f.run.Plan.Repetitions; repetition++ {
-		turn := record.Turn{Arm: arm, Repetition: repetition, Step: step}
-		began := f.began(turn)
-		for _, t := range f.telemetry[turn] {
-			if at := t.Time.Sub(began).Seconds(); t.Labels["guest"] == role && at >= f.warmup(turn) && at <= f.length(turn) {
+		for _, t := range f.telemetry[record.Turn{Arm: arm, Repetition: repetition, Step: step}] {
+			if t.Labels["guest"] == role && f.measured(t) {
 				all = append(all, t)
 			}
 		}
 	}
 	return all
+}
+
+// measured tells whether something was told amid the windows of its turn.
+func (f *facts) measured(t record.Telemetry) bool {
+	at := t.Time.Sub(f.began(t.Turn)).Seconds()
+	return at >= f.warmup(t.Turn) && at <= f.length(t.Turn)
 }
 
 // size writes bytes.

@@ -25,8 +25,8 @@ func (f *facts) markdown() string {
 	}
 	out.WriteString("\n")
 	for _, one := range f.what() {
-		switch one.Name {
-		case "scenario", "started", "plan", "host", "image":
+		switch name, _, _ := strings.Cut(one.Name, " "); name {
+		case "scenario", "started", "plan", "host", "image", "load":
 			fmt.Fprintf(&out, "- %s: %s.\n", one.Name, lab.Inline(one.Value))
 		}
 	}

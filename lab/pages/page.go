@@ -22,13 +22,14 @@ type page struct {
 	What     []fact
 	Sections []section
 	Tables   []lab.Table
+	Legend   []fact
 }
 
 func (f *facts) html() ([]byte, error) {
 	var out bytes.Buffer
 	err := pageTemplate.Execute(&out, page{
 		Title:   plain(f.run.Scenario.Name + ", profile " + f.run.Scenario.Profile),
-		Verdict: f.verdict(), What: f.what(), Sections: f.sections(), Tables: f.tables(),
+		Verdict: f.verdict(), What: f.what(), Sections: f.sections(), Tables: f.tables(), Legend: legend(f.words()),
 	})
 	return out.Bytes(), err
 }

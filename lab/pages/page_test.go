@@ -71,7 +71,7 @@ func TestPicturesShowWhatIsKnown(t *testing.T) {
 	}
 	want := []string{
 		"Throughput of web", "Mean response of web by tiles", "95th percentile of the response of web by tiles", "Throughput of web: times of before",
-		"Course of web at tiles=1", "Course of web at tiles=2", "Linear: what all do, by what one does times their number",
+		"Course of web at tiles=1", "Course of web at tiles=2", "Linear: many tiles beside one",
 	}
 	if !slices.Equal(titles, want) {
 		t.Errorf("%q", titles)
@@ -81,8 +81,8 @@ func TestPicturesShowWhatIsKnown(t *testing.T) {
 	if bar.Value != 270 || len(bar.Parts) != 2 || bar.Parts[0] != 120 || bar.Parts[1] != 150 {
 		t.Errorf("%+v", bar)
 	}
-	points, at := f.seconds(record.Turn{Arm: "before", Repetition: 1, Step: "tiles=2"}, "web")
-	if len(points) != 4 || points[3].X != 3 || points[3].Y != 150 || !at.Equal(began.Add(2*time.Minute)) {
+	points, at := f.perSecond(record.Turn{Arm: "before", Repetition: 1, Step: "tiles=2"}, "web")
+	if len(points) != 25 || points[3].X != 3 || points[3].Y != 150 || !at.Equal(began.Add(2*time.Minute)) {
 		t.Errorf("%+v from %v", points, at)
 	}
 }
@@ -114,7 +114,7 @@ func TestEveryKindOfRunHasItsPictures(t *testing.T) {
 		"tile":               {"Throughput of outside", "Response of outside by tiles", "The host at tiles=32", "The guests at tiles=32"},
 		"tile-pinned":        {"Throughput of outside", "Mean response of outside by tiles", "Throughput of outside: times of loose"},
 		"tile-host-tuning":   {"Throughput of outside", "Throughput of orders"},
-		"lamp-scale-out":     {"Throughput of shop", "Mean response of shop by guests", "Linear: what all do, by what one does times their number", "Efficiency of shop"},
+		"lamp-scale-out":     {"Throughput of shop", "Mean response of shop by guests", "Linear: many tiles beside one", "Efficiency of shop"},
 		"lamp-scale-up":      {"Throughput of shop", "Response of shop by vcpus", "Efficiency of shop", "Throughput of shop, in guests and outside"},
 		"lamp-consolidation": {"Throughput of shop", "Efficiency of shop", "Throughput of shop, in guests and outside"},
 		"block-io":           {"Throughput of fio, work=create", "Throughput of fio, work=random-write"},

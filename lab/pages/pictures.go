@@ -149,7 +149,7 @@ func (f *facts) columns(load string, m measure) drawing {
 		c.Groups = append(c.Groups, g)
 	}
 	if stacked {
-		c.About += fmt.Sprintf(" Each shade is what one %s adds: where all are as high, the host is fair to them.", c.Part)
+		c.About += fmt.Sprintf(" Each shade is what one %s adds. An open load adds what it was offered: how fair the host is, the table of tiles tells.", c.Part)
 	}
 	return drawing{c.Title, c.About, func(id string) template.HTML { c.ID = id; return c.SVG() }}
 }
@@ -218,11 +218,11 @@ func (f *facts) responses(load string) (all []drawing) {
 		of          func(*flow) float64
 	}{
 		{"mean", "Mean response", func(w *flow) float64 { return w.times.Mean() * micro }},
-		{"95 % are below", "95th percentile of the response", func(w *flow) float64 { return float64(w.times.ValueAtQuantile(95)) * micro }},
+		{"95 % are below", "95th percentile of the response", func(w *flow) float64 { return quantile(w.times, w.sum.errors, 95) }},
 	}
 	blank := func(what string) plot.Lines {
 		l := f.along(what+" of "+plain(load)+" by "+plain(f.shape.along), plot.Axis{Label: "response", Scale: plot.Log, Format: tickSeconds})
-		l.About = "Of merged histograms of all repetitions, from when an operation was meant to begin, against the second that people are ready to wait."
+		l.About = "Of merged histograms of all repetitions, from when an operation was meant to begin, against the second that people are ready to wait. A percentile that lies among operations that failed has no point."
 		l.Marks = []plot.Mark{{At: patience, Name: "1 s"}}
 		return l
 	}
@@ -309,8 +309,8 @@ func (f *facts) together() (drawing, bool) {
 	if len(f.lines)*len(f.ops) > mostLines {
 		return drawing{}, false
 	}
-	l := f.along("Linear: what all do, by what one does times their number", plot.Axis{Label: "of linear", Format: percent})
-	l.About = "100 % is as if each were alone. What an open load is offered it does as long as the host is not full, and not more."
+	l := f.along("Linear: many tiles beside one", plot.Axis{Label: "of linear", Format: percent})
+	l.About = "100 % is as if each were alone. Of an open load it is what was served of what was offered, by the same of one tile; of a closed one, which has no schedule, what all tiles do by so many times what one does."
 	l.Marks = []plot.Mark{{At: 1, Name: "linear"}}
 	most := 0
 	for _, load := range f.loadNames() {

@@ -82,6 +82,10 @@ func (f *facts) addUp() (said []string) {
 			if first == nil || !(stats.Median(first.rates) > 0) {
 				continue
 			}
+			if f.unoffered[load] && len(last.tiles) > 1 {
+				said = append(said, fmt.Sprintf("%s: the record is of an older form and does not hold what was offered, so neither its shares nor how it adds up can be told.", load))
+				break
+			}
 			r := stats.MedianRatio(last.rates, first.rates)
 			within := ""
 			if r.Low < r.High {
@@ -94,15 +98,30 @@ func (f *facts) addUp() (said []string) {
 				pairs = append(pairs, f.sane(pair{what: fmt.Sprintf("throughput of %s at %s, against %s,", name, to, from), unit: "1/s", a: last.rates, b: first.rates}, first, last))
 				continue
 			}
-			said = append(said, fmt.Sprintf("%s: %d %s do %s times%s what one does, %s of linear.", name, n, f.shape.along, number(r.Value), within, percent(r.Value/float64(n))))
-			base := make([]float64, len(first.rates))
-			for i, rate := range first.rates {
-				base[i] = float64(n) * rate
-			}
-			pairs = append(pairs, f.sane(pair{what: fmt.Sprintf("throughput of %s with %d %s, against %d times that of one,", name, n, f.shape.along, n), unit: "1/s", a: last.rates, b: base}, first, last))
+			words, what := f.beyondWords(name, first, last, r, within)
+			said = append(said, words)
+			p := f.beyondOne(last, first)
+			p.what, p.unit = what, "1/s"
+			pairs = append(pairs, f.sane(p, first, last))
 		}
 	}
 	return append(said, under("Along "+f.shape.along, findings(weigh(pairs)))...)
+}
+
+// beyondWords say how many tiles do beside one, and name the comparison. What an open
+// load does depends on what chance offers it: it is told by what was served of that.
+func (f *facts) beyondWords(name string, first, last *flow, r stats.Ratio, within string) (words, what string) {
+	n, along := len(last.tiles), f.shape.along
+	if last.open {
+		return fmt.Sprintf("%s: %d %s were offered %s a second and served %s of it; one was offered %s and served %s.", name, n, along,
+				number(stats.Median(last.offered())), percent(stats.Median(last.served)), number(stats.Median(first.offered())), percent(stats.Median(first.served))),
+			fmt.Sprintf("served of offered of %s with %d %s, against one,", name, n, along)
+	}
+	words = fmt.Sprintf("%s: %d %s do %s times%s what one does, %s of linear", name, n, along, number(r.Value), within, percent(r.Value/float64(n)))
+	if luck := chance(last.sum.done, first.sum.done); luck > stats.Matters {
+		words += fmt.Sprintf("; chance alone makes ±%s of so few operations", percent(luck))
+	}
+	return words + ".", fmt.Sprintf("throughput of %s with %d %s, against %d times that of one,", name, n, along, n)
 }
 
 // onAxis is where a flow lies on the axis along which pictures run.

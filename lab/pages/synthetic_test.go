@@ -159,8 +159,12 @@ func (s synthetic) tile(t *testing.T, w *record.Writer, turn record.Turn, at tim
 		check(t, h.Pack(times))
 		check(t, w.Histogram(h))
 	}
-	for second := range 4 {
-		check(t, w.Sample(record.Sample{Time: at.Add(time.Duration(second) * time.Second), Turn: turn, Window: 1, Metric: record.MetricSecond, Value: float64(rate), Unit: "1/s", Labels: labels}))
+	for second := range 25 {
+		window := 0
+		if second >= 5 {
+			window = 1 + (second-5)/10
+		}
+		check(t, w.Sample(record.Sample{Time: at.Add(time.Duration(second) * time.Second), Turn: turn, Window: window, Metric: record.MetricSecond, Value: float64(rate), Unit: "1/s", Labels: labels}))
 	}
 	add(1, record.MetricSent, float64(20*rate+1), "count")
 	add(1, record.MetricServed, float64(20*rate+1), "count")

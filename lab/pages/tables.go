@@ -94,35 +94,59 @@ func (w *flow) row(name string) []string {
 	return append(row, w.percentiles()...)
 }
 
-// percentiles are the mean and the quantiles of merged times.
+// percentiles are the mean of what was done, and the quantiles of all, in which those
+// that failed are the longest.
 func (w *flow) percentiles() []string {
 	if w.times == nil {
 		return []string{"–", "–", "–", "–", "–"}
 	}
 	cells := []string{seconds(w.times.Mean() * micro)}
 	for _, q := range []float64{50, 95, 99, 99.9} {
-		cells = append(cells, seconds(float64(w.times.ValueAtQuantile(q))*micro))
+		cells = append(cells, tookOr(quantile(w.times, w.sum.errors, q)))
 	}
 	return cells
 }
 
-// shares says which part of a load's throughput each tile has.
+// tookOr writes a time, or that it is among what failed.
+func tookOr(s float64) string {
+	if math.IsInf(s, 1) {
+		return "failed"
+	}
+	return seconds(s)
+}
+
+// shares says what each tile was offered and what it got.
 func (f *facts) shares(step string) lab.Table {
-	t := lab.Table{Title: "Tiles, " + step, Head: []string{"load, arm", "tile", "1/s", "share"}}
+	t := lab.Table{Title: "Tiles, " + step, Head: []string{"load, arm", "tile", "offered, 1/s", "done, 1/s", "served of offered", "share"}}
 	for _, w := range f.flows {
 		if w.step != step || w.op != all || len(w.tiles) < 2 {
 			continue
 		}
-		sum := 0.0
-		for _, rates := range w.tiles {
-			sum += stats.Median(rates)
+		got, sum := f.yields(w), 0.0
+		for _, one := range got {
+			sum += one
 		}
 		for _, tile := range slices.SortedFunc(maps.Keys(w.tiles), byNumber) {
-			rate := stats.Median(w.tiles[tile])
-			t.Rows = append(t.Rows, []string{w.name(), tile, number(rate), percent(rate / sum)})
+			share := "–"
+			if got != nil {
+				share = percent(got[tile] / sum)
+			}
+			offered, served := f.offering(w, w.offers[tile], w.parts[tile])
+			t.Rows = append(t.Rows, []string{w.name(), tile, offered, number(stats.Median(w.tiles[tile])), served, share})
 		}
 	}
 	return t
+}
+
+// offering writes what was offered in a second and what was served of it.
+func (f *facts) offering(w *flow, offers, served []float64) (string, string) {
+	switch {
+	case f.unoffered[w.load]:
+		return "not kept", "–"
+	case !w.open:
+		return "closed", "–"
+	}
+	return number(stats.Median(offers)), percent(stats.Median(served))
 }
 
 func percent(part float64) string {
@@ -134,13 +158,33 @@ func percent(part float64) string {
 
 // addedUp says how tiles add up, and how evenly.
 func (f *facts) addedUp() lab.Table {
-	t := lab.Table{Title: "Tiles together", Head: []string{"load, arm", "step", "tiles", "1/s", "of one tile's, times tiles", "Jain's index"}}
+	t := lab.Table{Title: "Tiles together", Head: []string{"load, arm", "step", "tiles", "offered, 1/s", "done, 1/s", "served of offered", "of linear", "by chance", "Jain's index"}}
 	for _, w := range f.flows {
-		if w.op == all && len(w.tiles) > 1 {
-			t.Rows = append(t.Rows, []string{w.name(), w.step, fmt.Sprint(len(w.tiles)), number(stats.Median(w.rates)), percent(f.linear(w)), fmt.Sprintf("%.3f", w.jain())})
+		if w.op != all || len(w.tiles) < 2 {
+			continue
 		}
+		offered, served := f.offering(w, w.offered(), w.served)
+		index, luck := "–", "–"
+		if jain := f.jain(w); !math.IsNaN(jain) {
+			index = fmt.Sprintf("%.3f", jain)
+		}
+		if alone := f.one(w); alone != nil && !w.open && !f.unoffered[w.load] {
+			luck = "±" + percent(chance(w.sum.done, alone.sum.done))
+		}
+		t.Rows = append(t.Rows, []string{w.name(), w.step, fmt.Sprint(len(w.tiles)), offered, number(stats.Median(w.rates)), served, percent(f.linear(w)), luck, index})
 	}
 	return t
+}
+
+// offered is what all tiles together were offered in a second, of each repetition.
+func (w *flow) offered() []float64 {
+	all := make([]float64, len(w.turns))
+	for _, offers := range w.offers {
+		for i, one := range offers {
+			all[i] += one
+		}
+	}
+	return all
 }
 
 // armTable sets every arm beside the first.

@@ -40,7 +40,25 @@ func Report(dir string, text io.Writer, o Output) error {
 	return f.intoPage(o.Markdown)
 }
 
-func (f *facts) text() string {
+func (f *facts) text() string { return explained(f.words()) }
+
+// explained is a text with a legend of its words.
+func explained(text string) string {
+	var out strings.Builder
+	out.WriteString(text + "\nWords\n\n")
+	words := legend(text)
+	longest := 0
+	for _, one := range words {
+		longest = max(longest, len(one.Name))
+	}
+	for _, one := range words {
+		fmt.Fprintf(&out, "%-*s  %s\n", longest, one.Name, wrapped(one.Value, longest+2))
+	}
+	return out.String()
+}
+
+// words is the report without its legend.
+func (f *facts) words() string {
 	var out strings.Builder
 	for _, sentence := range f.verdict() {
 		fmt.Fprintf(&out, "%s\n", sentence)

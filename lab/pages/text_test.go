@@ -56,7 +56,7 @@ func TestSumsAreThoseOfTheRecord(t *testing.T) {
 	if got := f.linear(w); got != 0.75 {
 		t.Errorf("%v of linear", got)
 	}
-	if got, want := w.jain(), 150.0*150/(2*(60*60+90*90)); math.Abs(got-want) > 1e-12 {
+	if got, want := f.jain(w), 150.0*150/(2*(60*60+90*90)); math.Abs(got-want) > 1e-12 {
 		t.Errorf("Jain's index is %v and not %v", got, want)
 	}
 	// Two fifths wait 1 ms and three 2 ms: no mean of percentiles gives these.

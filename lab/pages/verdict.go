@@ -3,6 +3,7 @@ package pages
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -22,13 +23,31 @@ func (f *facts) arms() (pairs []pair) {
 		}
 		if base := f.find(w.step, first, w.load, w.op); base != nil {
 			what := fmt.Sprintf(" of %s at %s, %s%s against %s%s", w.load, w.step, w.arm, f.remark(w.step, w.arm), first, f.remark(w.step, first))
-			pairs = append(pairs, pair{what: "throughput" + what, unit: "1/s", a: w.rates, b: base.rates, family: "throughput"})
+			if w.open && base.open {
+				pairs = append(pairs, pair{what: "served of offered" + what, unit: unitPart, a: w.served, b: base.served, family: "throughput"})
+			} else {
+				pairs = append(pairs, pair{what: "throughput" + what, unit: "1/s", a: w.rates, b: base.rates, family: "throughput"})
+			}
 			if len(w.slow) > 0 && len(base.slow) > 0 {
-				pairs = append(pairs, pair{what: "p99" + what, unit: "s", a: w.slow, b: base.slow, family: "p99"})
+				pairs = append(pairs, timed99("p99"+what, w.slow, base.slow))
 			}
 		}
 	}
 	return pairs
+}
+
+// unitPart is of values that are a part of something.
+const unitPart = "part"
+
+// timed99 pairs 99th percentiles. One that lies among operations that failed is no time.
+func timed99(what string, a, b []float64) pair {
+	p := pair{what: what, unit: "s", a: a, b: b, family: "p99"}
+	for _, list := range [][]float64{a, b} {
+		if slices.ContainsFunc(list, func(s float64) bool { return math.IsInf(s, 1) }) {
+			p.unsound = "more than 1 % of its operations failed"
+		}
+	}
+	return p
 }
 
 // weighedArms weighs them once: the verdict and a table tell of them.
@@ -45,7 +64,10 @@ func (f *facts) verdict() (said []string) {
 		said = append(said, banner)
 	}
 	said = append(said, f.ended())
+	said = append(said, f.went()...)
 	said = append(said, f.sound()...)
+	said = append(said, f.stood()...)
+	said = append(said, f.fairness()...)
 	said = append(said, f.winners()...)
 	said = append(said, f.held()...)
 	said = append(said, f.addUp()...)
@@ -68,9 +90,26 @@ func (f *facts) ended() string {
 	return fmt.Sprintf("The run is %s; %d of %s count.", how, turns-left, plural(turns, "turn"))
 }
 
-// sound says whether the figures may be believed.
-func (f *facts) sound() (said []string) {
-	done, failed := 0.0, 0.0
+// went says what did not go well, in the words and with the status with which the command
+// ends: no sentence that follows can hide it.
+func (f *facts) went() (said []string) {
+	told := f.run.Told()
+	if n := len(told.Failed); n > 0 {
+		said = append(said, fmt.Sprintf("Not all went well (exit status %d): %s: %s.", record.StatusFailed, plural(n, "failure"), someOf(told.Failed)))
+	}
+	if n := len(told.Skipped); n > 0 {
+		status := fmt.Sprintf(" (exit status %d)", record.StatusSkipped)
+		if len(told.Failed) > 0 {
+			status = ""
+		}
+		said = append(said, fmt.Sprintf("Something was skipped that cannot be done here%s: %s: %s.", status, plural(n, "case"), someOf(told.Skipped)))
+	}
+	return said
+}
+
+// operations says how many of them failed, in the windows and beside them.
+func (f *facts) operations() (said []string, done float64) {
+	failed := 0.0
 	for _, w := range f.flows {
 		if w.op == all {
 			done, failed = done+w.sum.done, failed+w.sum.errors
@@ -78,10 +117,19 @@ func (f *facts) sound() (said []string) {
 	}
 	switch {
 	case failed > 0:
-		said = append(said, fmt.Sprintf("%.0f operations failed beside %.0f that were done; no throughput holds them.", failed, done))
+		said = append(said, fmt.Sprintf("%.0f operations of the measured windows failed, beside %.0f that were done. No throughput holds them, and percentiles have them as the longest.", failed, done))
 	case done > 0:
-		said = append(said, fmt.Sprintf("None of %.0f operations failed.", done))
+		said = append(said, fmt.Sprintf("None of the %.0f operations of the measured windows failed.", done))
 	}
+	if f.failedBefore > 0 {
+		said = append(said, fmt.Sprintf("%.0f operations failed outside of the measured windows, most likely in the warm-up. No figure holds them.", f.failedBefore))
+	}
+	return said, done
+}
+
+// sound says whether the figures may be believed.
+func (f *facts) sound() []string {
+	said, done := f.operations()
 	said = append(said, f.warmth()...)
 	if n := len(f.events(record.Bad, "books")); n > 0 {
 		said = append(said, fmt.Sprintf("The books do not agree in %s: those figures are not to be believed.", plural(n, "case")))
@@ -93,42 +141,44 @@ func (f *facts) sound() (said []string) {
 		what, text string
 	}{
 		{record.Bad, "clock", "%s of a guest's clock that went wrong."},
-		{record.Bad, "bound", "%s of a bound that was broken."},
-		{record.Skipped, "", "%s of something that could not be done here and was skipped."},
 		{record.Failed, "boot", "%s of a guest that did not boot."},
 		{record.Failed, "service", "%s of a service or a guest that died."},
 		{record.Failed, "tuning", "%s of a setting of the host that could not be changed: that arm was not measured."},
 		{record.Bad, "tuning", "%s of a setting of the host that somebody else changed meanwhile, and that was left."},
 	} {
 		if found := f.events(one.kind, one.what); len(found) > 0 {
-			sentence := fmt.Sprintf(one.text, plural(len(found), "case"))
-			if one.kind == record.Skipped {
-				sentence = strings.TrimSuffix(sentence, ".") + ": " + reasons(found) + "."
-			}
-			said = append(said, sentence)
+			said = append(said, fmt.Sprintf(one.text, plural(len(found), "case")))
 		}
 	}
-	if len(f.run.Plan.Bounds) > 0 && done > 0 && len(f.events(record.Bad, "bound")) == 0 {
-		said = append(said, "All bounds were kept.")
+	return append(said, f.kept(done)...)
+}
+
+// kept says whether the scenario's bounds were.
+func (f *facts) kept(done float64) []string {
+	switch broken := len(f.events(record.Bad, "bound")); {
+	case broken > 0:
+		return []string{fmt.Sprintf("A bound was broken in %s.", plural(broken, "window"))}
+	case len(f.run.Plan.Bounds) > 0 && done > 0:
+		return []string{"All bounds were kept in the measured windows."}
 	}
-	return said
+	return nil
 }
 
 // mostReasons are said of many; a table has all of them.
 const mostReasons = 3
 
-// reasons are the words of events, each once.
-func reasons(events []record.Event) string {
+// someOf has the first of many reasons, each once.
+func someOf(reasons []string) string {
 	var words []string
-	for _, e := range events {
-		if !slices.Contains(words, e.Text) {
-			words = append(words, e.Text)
+	for _, one := range reasons {
+		if !slices.Contains(words, one) {
+			words = append(words, one)
 		}
 	}
 	if more := len(words) - mostReasons; more > 0 {
-		words = append(words[:mostReasons], fmt.Sprintf("and %d more", more))
+		words = append(words[:mostReasons:mostReasons], fmt.Sprintf("and %d more", more))
 	}
-	return strings.Join(words, "; ")
+	return strings.TrimSuffix(strings.Join(words, "; "), ".")
 }
 
 // what lists the facts that figures depend on.
@@ -158,6 +208,9 @@ func (f *facts) what() (all []fact) {
 	if r.To != nil {
 		add("migrated to", described(*r.To)+", "+r.To.URI)
 	}
+	for _, l := range r.Plan.Loads {
+		add("load "+l.Name, loadWords(l))
+	}
 	for _, a := range r.Plan.Arms {
 		where := a.Target
 		if a.Native {
@@ -170,6 +223,18 @@ func (f *facts) what() (all []fact) {
 	add("seed", fmt.Sprint(r.Seed))
 	add("made by", r.Header.Command)
 	return all
+}
+
+// loadWords explain a load.
+func loadWords(l record.PlannedLoad) string {
+	words := l.About
+	if words == "" {
+		words = fmt.Sprintf("%s, asked by %s of %s", l.Kind, l.From, l.To)
+	}
+	if l.Open {
+		return words + "; open: by a schedule that no server slows down"
+	}
+	return words + "; closed: each user waits for an answer before the next operation"
 }
 
 // outsideWords say what an arm is that is at no target.

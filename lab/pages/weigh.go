@@ -31,6 +31,7 @@ type weighed struct {
 	why              string  // there is no verdict; empty if there is one
 	noise            float64 // part by which a side differs from itself
 	finding          stats.Finding
+	together         int // how many were read together
 }
 
 // weigh compares every pair. Those of a family are read together: p is Holm's.
@@ -55,8 +56,8 @@ func weigh(pairs []pair) []weighed {
 		}
 		for rank, corrected := range stats.Holm(p) {
 			w := &all[members[rank]]
-			w.P = corrected
-			if w.why = w.hopeless(len(members) * max(1, w.picked)); w.why == "" {
+			w.P, w.together = corrected, len(members)*max(1, w.picked)
+			if w.why = w.hopeless(w.together); w.why == "" {
 				w.finding = w.Find(max(stats.Matters, w.noise))
 			}
 		}
@@ -148,36 +149,4 @@ func (p pair) noise() float64 {
 		return stats.Noise(p.quotients())
 	}
 	return max(stats.Noise(p.a), stats.Noise(p.b))
-}
-
-// words says a finding.
-func (w weighed) words() string {
-	return fmt.Sprintf("%s is %s: %s times (95 %% %s), p %.2g.", w.what, w.finding, number(w.Ratio.Value), interval(w.Ratio), w.P)
-}
-
-// findings says those that were found, and how many were not or could not be.
-func findings(all []weighed) (said []string) {
-	same := 0
-	var reasons []string
-	few := map[string]int{}
-	for _, w := range all {
-		switch {
-		case w.why != "":
-			if few[w.why] == 0 {
-				reasons = append(reasons, w.why)
-			}
-			few[w.why]++
-		case w.finding == stats.Same:
-			same++
-		default:
-			said = append(said, w.words())
-		}
-	}
-	if same > 0 {
-		said = append(said, fmt.Sprintf("No difference worth a word was shown in %s of %d.", plural(same, "comparison"), len(all)))
-	}
-	for _, why := range reasons {
-		said = append(said, fmt.Sprintf("No verdict on %s of %d: %s.", plural(few[why], "comparison"), len(all), why))
-	}
-	return said
 }

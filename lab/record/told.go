@@ -5,6 +5,12 @@ package record
 // before they were steady are results, and not told here.
 type Told struct{ Skipped, Failed []string }
 
+// The exit statuses of a command that ends a run of which something is told.
+const (
+	StatusSkipped = 4
+	StatusFailed  = 5
+)
+
 // Tell gathers what a run's events say. Of a turn that was done again only the last
 // time counts.
 func Tell(dir string) (Told, error) {
@@ -12,6 +18,13 @@ func Tell(dir string) (Told, error) {
 	if err := lines(dir, eventsFile, -1, &events); err != nil {
 		return Told{}, err
 	}
+	return tell(events), nil
+}
+
+// Told is the same of a run that was read.
+func (r *Run) Told() Told { return tell(r.Events) }
+
+func tell(events []Event) Told {
 	began := map[Turn]int{}
 	for i, e := range events {
 		if e.Kind == Begin {
@@ -28,7 +41,7 @@ func Tell(dir string) (Told, error) {
 			told.Failed = append(told.Failed, e.words())
 		}
 	}
-	return told, nil
+	return told
 }
 
 // words say what happened, and of whom.
