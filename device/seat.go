@@ -35,14 +35,15 @@ func (s *Set) seatDisk(d *Disk, mayAdd bool) error {
 			return fault.New(fault.Invalid, fault.XML, "disk %s cannot be at %s: disk %s is there", d.Target, at, other.Target)
 		}
 	}
-	model := ""
-	if d.Bus == "scsi" {
-		model = "lsilogic"
-		if c := s.Controller("scsi", 0); c != nil {
-			model = c.Model
-		}
+	missing, err := s.MissingControllers(d, !mayAdd)
+	switch {
+	case err != nil || len(missing) == 0:
+		return err
+	case !mayAdd:
+		return fault.New(fault.WrongState, fault.Device, "the running domain has no %s controller %d; attach one first", d.Bus, missing[0].Index)
 	}
-	return s.require(d.Bus, at.Controller, model, mayAdd)
+	s.Controllers = append(s.Controllers, missing...)
+	return nil
 }
 
 // maxIndex bounds the controllers that an address can call for.

@@ -2,7 +2,6 @@ package domainxml
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/lodge-kvm/lodge/device"
 )
@@ -12,8 +11,7 @@ var buses = map[string]string{"fd": "fdc", "hd": "ide", "sd": "scsi", "vd": "vir
 
 func completeDisk(d *device.Disk) error {
 	setDefault(&d.Device, "disk")
-	index, ok := targetIndex(d.Target)
-	if !ok {
+	if _, ok := device.TargetIndex(d.Target); !ok {
 		return invalid("disk target %q is not a name such as vda, sdb or fda", d.Target)
 	}
 	if d.Bus == "" {
@@ -32,54 +30,11 @@ func completeDisk(d *device.Disk) error {
 		setDefault(&d.Format, "raw")
 	}
 	if d.Address == nil {
-		if a, ok := driveAddress(d.Bus, index); ok {
+		if a, ok := device.DriveAt(d.Bus, d.Target); ok {
 			d.Address = a
 		}
 	}
 	return nil
-}
-
-// targetIndex counts a target's letters: vda is 0, vdz 25, vdaa 26. A number
-// at the end names a partition and does not count.
-func targetIndex(target string) (uint, bool) {
-	letters, ok := "", false
-	for prefix := range buses {
-		if letters, ok = strings.CutPrefix(target, prefix); ok {
-			break
-		}
-	}
-	letters = strings.TrimRight(letters, "0123456789")
-	if !ok || letters == "" || len(letters) > 5 {
-		return 0, false
-	}
-	index := uint(0)
-	for _, r := range letters {
-		if r < 'a' || r > 'z' {
-			return 0, false
-		}
-		index = index*26 + uint(r-'a') + 1
-	}
-	return index - 1, true
-}
-
-// driveAddress places the index-th disk of a bus. A wide SCSI bus has 16
-// units, of which 7 is the controller's own.
-func driveAddress(bus string, index uint) (device.Drive, bool) {
-	switch bus {
-	case "ide":
-		return device.Drive{Controller: index / 4, Bus: index % 4 / 2, Unit: index % 2}, true
-	case "sata":
-		return device.Drive{Controller: index / 6, Unit: index % 6}, true
-	case "fdc":
-		return device.Drive{Controller: index / 2, Unit: index % 2}, true
-	case "scsi":
-		unit := index % 15
-		if unit >= 7 {
-			unit++
-		}
-		return device.Drive{Controller: index / 15, Unit: unit}, true
-	}
-	return device.Drive{}, false
 }
 
 // maxControllers bounds the controllers that addresses can call for.
