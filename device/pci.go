@@ -16,63 +16,97 @@ const (
 	Q35
 )
 
-// Spare root ports are kept free on a Q35 board, so that as many devices can be
-// plugged in later. An Express device needs a port of its own, and a port cannot
-// be added to a running guest.
-const Spare = 4
-
-// The places that QEMU's boards and libvirt's habit fix.
-const (
-	videoSlot35   = 0x01
-	firstPortSlot = 0x01 // of root ports, when no video is there
-	soundSlot35   = 0x1b
-	usbSlot35     = 0x1d
-	bridgeSlot35  = 0x1f
-	videoSlotFX   = 0x02
-	lastSlot      = 31
-)
-
-// slotKind is what a PCI device needs of its slot.
-type slotKind int
-
-const (
-	nowhere      slotKind = iota // not a PCI device
-	fixed                        // has its place on the board
-	express                      // a root port of its own
-	conventional                 // a conventional bus
-	onRoot                       // the root bus itself: root ports
-	onSwitch                     // the upper port of a switch: its lower ports
-)
-
-// AssignPCI gives every PCI device without an address one, in libvirt's order,
-// adding the bridges and ports that are missing. Addresses that are there are
-// kept. Two devices in one place are refused.
+// AssignPCI gives every PCI device without an address the one that libvirt gives it, and adds the bridges
+// and ports that are missing. Addresses that are said stay. Two devices in one place are refused.
+//
+// A first pass only plans: it finds how many buses are needed. The bridges for them are added, and a second
+// pass gives the addresses. Bridges come first in that order, so a device may move to another bus than
+// planned.
 func (s *Set) AssignPCI(b Board) error {
 	if b == NoPCI {
 		return s.refusePCI()
 	}
-	s.growPCI(b)
-	m, err := newPCIMap(s, b)
+	if err := s.planPCI(b); err != nil {
+		return err
+	}
+	m, err := newPCIMap(s, b, false)
 	if err != nil {
 		return err
 	}
-	for _, d := range placementOrder(s) {
-		if err := m.place(d, true); err != nil {
+	if err := m.placeAll(); err != nil {
+		return err
+	}
+	s.markMultifunction()
+	return s.checkBridges()
+}
+
+// planPCI adds the bridges and ports that the devices need. A machine with PCI Express whose definition has
+// no ports yet gets one more than it needs, so that a device can be plugged in later.
+func (s *Set) planPCI(b Board) error {
+	m, err := newPCIMap(s, b, true)
+	if err != nil {
+		return err
+	}
+	if err := m.keepSlot(); err != nil {
+		return err
+	}
+	if err := m.placeAll(); err != nil {
+		return err
+	}
+	if b == Q35 && m.said == 1 && len(m.buses) > 1 {
+		if err := m.reserveNext(express); err != nil {
 			return err
 		}
 	}
-	if b == Q35 {
-		return m.keepSpare()
-	}
-	return nil
+	return m.addBridges()
 }
 
-// refusePCI finds devices that need a bus which the machine does not have. Those
-// of the virtio kind have a bus of their own there.
+// KeepPort adds a root port unless a port is free into which a device can be plugged while the guest runs.
+// The addresses are complete before.
+func (s *Set) KeepPort(b Board) error {
+	if b != Q35 {
+		return nil
+	}
+	m, err := newPCIMap(s, b, true)
+	if err != nil {
+		return err
+	}
+	if err := m.reserveNext(express); err != nil {
+		return err
+	}
+	if err := m.addBridges(); err != nil {
+		return err
+	}
+	return s.AssignPCI(b)
+}
+
+// PlugPCI gives one device that is about to be plugged into a running guest an address among those that can
+// take it, and adds nothing.
+func (s *Set) PlugPCI(d Device, b Board) error {
+	need := slotsFor(d, Q35)
+	if b == NoPCI {
+		if need != 0 {
+			return fault.New(fault.Unsupported, fault.Config, "this machine has no PCI bus to plug a %s into", d.Kind())
+		}
+		return nil
+	}
+	m, err := newPCIMap(s, b, false)
+	if err != nil {
+		return err
+	}
+	m.running = true
+	if at, said := d.Common().Address.(PCI); said {
+		return m.checkPlug(d, at)
+	}
+	return m.place(d)
+}
+
+// refusePCI finds devices that need a bus which the machine does not have. Virtio devices have a bus of
+// their own there.
 func (s *Set) refusePCI() error {
 	for _, d := range s.All() {
 		_, said := d.Common().Address.(PCI)
-		if said || needOf(d, Q35) != nowhere && !isVirtio(d) {
+		if said || slotsFor(d, Q35) != 0 && !isVirtio(d) {
 			return fault.New(fault.Unsupported, fault.Config, "this machine has no PCI bus for a %s", d.Kind())
 		}
 	}
@@ -97,196 +131,50 @@ func isVirtio(d Device) bool {
 	return false
 }
 
-// growPCI adds the bridges that are missing below the highest bus that a device
-// says it is on.
-func (s *Set) growPCI(b Board) {
-	highest, conventional := uint(0), map[uint]bool{}
+// markMultifunction marks function 0 of every slot that has further functions, unless the definition says
+// that it has none.
+func (s *Set) markMultifunction() {
+	shared := map[PCI]bool{}
 	for _, d := range s.All() {
-		if at, ok := d.Common().Address.(PCI); ok && at.Bus <= maxBus {
-			highest = max(highest, at.Bus)
-			conventional[at.Bus] = conventional[at.Bus] || at.Slot > 0
+		if at, ok := d.Common().Address.(PCI); ok && at.Function != 0 {
+			shared[PCI{Domain: at.Domain, Bus: at.Bus, Slot: at.Slot}] = true
 		}
 	}
-	for index := uint(1); index <= highest; index++ {
-		if s.Controller("pci", index) != nil {
+	for _, d := range s.All() {
+		info := d.Common()
+		if at, ok := info.Address.(PCI); ok && at.Function == 0 && at.Multifunction == Unset && shared[at] {
+			at.Multifunction = On
+			info.Address = at
+		}
+	}
+}
+
+// checkBridges finds bridges that sit below themselves, and pci-bridges that the firmware would number
+// before the bus they are on.
+func (s *Set) checkBridges() error {
+	above := map[uint]uint{}
+	for _, c := range s.Controllers {
+		at, placed := c.Address.(PCI)
+		if c.Type != "pci" || !placed {
 			continue
 		}
-		c := &Controller{Type: "pci", Index: index, Model: "pcie-root-port"}
-		switch {
-		case b == I440FX:
-			c.Model = "pci-bridge"
-		case conventional[index]:
-			c.Model = "pcie-to-pci-bridge"
+		if c.Model == "pci-bridge" && c.Index <= at.Bus {
+			return fault.New(fault.Unsupported, fault.Config, "PCI controller %d sits on bus %d; the index of a pci-bridge must be larger than that of its bus", c.Index, at.Bus)
 		}
-		s.insertPCI(c)
+		above[c.Index] = at.Bus
 	}
-}
-
-// PlugPCI gives one device that is about to be plugged into a running guest an
-// address among those that can take it, and adds nothing.
-func (s *Set) PlugPCI(d Device, b Board) error {
-	if b == NoPCI {
-		if needOf(d, Q35) != nowhere {
-			return fault.New(fault.Unsupported, fault.Config, "this machine has no PCI bus to plug a %s into", d.Kind())
+	reaches := map[uint]bool{0: true} // buses from which the root is known to be reached
+	for index := range above {
+		var path []uint
+		for at := index; !reaches[at]; at = above[at] {
+			if _, placed := above[at]; !placed || len(path) > len(above) {
+				return fault.New(fault.Invalid, fault.XML, "PCI controller %d does not hang from the root bus", index)
+			}
+			path = append(path, at)
 		}
-		return nil
-	}
-	m, err := newPCIMap(s, b)
-	if err != nil {
-		return err
-	}
-	return m.place(d, false)
-}
-
-// placementOrder is the order in which libvirt gives addresses: the first video
-// device, which has its place on the board, what others sit on, then
-// interfaces, sound, other controllers, disks and the rest.
-func placementOrder(s *Set) []Device {
-	var all []Device
-	bridges, others := splitControllers(s)
-	all = gather(all, s.Videos[:min(1, len(s.Videos))])
-	all = gather(all, bridges)
-	all = gather(all, s.NICs)
-	all = gather(all, s.Sounds)
-	all = gather(all, others)
-	all = gather(all, s.Disks)
-	all = gather(all, s.HostDevices)
-	if s.Balloon != nil {
-		all = append(all, s.Balloon)
-	}
-	all = gather(all, s.RNGs)
-	all = gather(all, s.Watchdogs)
-	all = gather(all, s.Videos[min(1, len(s.Videos)):])
-	all = gather(all, s.Inputs)
-	all = gather(all, s.Serials)
-	all = gather(all, s.Panics)
-	if s.VSock != nil {
-		all = append(all, s.VSock)
-	}
-	return all
-}
-
-func splitControllers(s *Set) (bridges, others []*Controller) {
-	for _, c := range s.Controllers {
-		if c.Type == "pci" {
-			bridges = append(bridges, c)
-		} else {
-			others = append(others, c)
+		for _, at := range path {
+			reaches[at] = true
 		}
 	}
-	return bridges, others
-}
-
-// needOf says what slot a device needs on a board.
-func needOf(d Device, b Board) slotKind {
-	kind := modern
-	switch d := d.(type) {
-	case *Disk:
-		return virtioSlot(d.Bus == "virtio", d.Model, b)
-	case *Controller:
-		return controllerNeed(d, b)
-	case *NIC:
-		if strings.HasPrefix(d.Model, "virtio") {
-			return virtioSlot(true, d.Model, b)
-		}
-		return kind(d.Model == "e1000e" || d.Model == "igb", b)
-	case *Sound:
-		switch d.Model {
-		case "ich9":
-			return kind(false, b)
-		case "usb", "pcspk", "sb16":
-			return nowhere
-		}
-		return kind(false, b)
-	case *Video:
-		if d.Model == "none" || d.Model == "ramfb" {
-			return nowhere
-		}
-		return kind(d.Primary != On && d.Model == "virtio", b)
-	case *HostDevice:
-		if d.Type == "pci" {
-			return kind(true, b)
-		}
-	case *Balloon:
-		return virtioSlot(d.Model != "none", d.Model, b)
-	case *RNG:
-		return virtioSlot(true, d.Model, b)
-	case *Watchdog:
-		if d.Model == "i6300esb" {
-			return kind(false, b)
-		}
-	case *Input:
-		return virtioSlot(d.Bus == "virtio", d.Model, b)
-	case *Char:
-		if d.TargetType == "pci-serial" {
-			return kind(false, b)
-		}
-	case *Panic:
-		if d.Model == "pvpanic" {
-			return kind(false, b)
-		}
-	case *VSock:
-		return virtioSlot(true, d.Model, b)
-	}
-	return nowhere
-}
-
-// modern gives the slot of a device that is Express by nature, or is not.
-func modern(isExpress bool, b Board) slotKind {
-	if isExpress && b == Q35 {
-		return express
-	}
-	return conventional
-}
-
-// virtioSlot gives the slot of a virtio device: a transitional one, which old
-// drivers must find, is conventional.
-func virtioSlot(is bool, model string, b Board) slotKind {
-	if !is {
-		return nowhere
-	}
-	return modern(!strings.HasSuffix(model, "-transitional") || strings.HasSuffix(model, "-non-transitional"), b)
-}
-
-func controllerNeed(c *Controller, b Board) slotKind {
-	switch c.Type {
-	case "pci":
-		switch c.Model {
-		case "pci-root", "pcie-root":
-			return nowhere
-		case "pcie-root-port", "dmi-to-pci-bridge", "pcie-expander-bus", "pci-expander-bus":
-			return onRoot
-		case "pcie-to-pci-bridge", "pcie-switch-upstream-port":
-			return express
-		case "pcie-switch-downstream-port":
-			return onSwitch
-		}
-		return conventional
-	case "usb":
-		if c.Model == "none" {
-			return nowhere
-		}
-		return modern(c.Model == "qemu-xhci" || c.Model == "nec-xhci", b)
-	case "scsi":
-		return virtioSlotOr(strings.HasPrefix(c.Model, "virtio-"), c.Model, b)
-	case "virtio-serial":
-		return virtioSlot(true, c.Model, b)
-	case "sata":
-		if b == Q35 && c.Index == 0 {
-			return fixed
-		}
-		return conventional
-	case "ide":
-		if c.Index == 0 {
-			return fixed
-		}
-	}
-	return nowhere
-}
-
-func virtioSlotOr(virtio bool, model string, b Board) slotKind {
-	if virtio {
-		return virtioSlot(true, model, b)
-	}
-	return conventional
+	return nil
 }

@@ -1,384 +1,336 @@
 package device
 
-import (
-	"cmp"
-	"slices"
+import "github.com/lodge-kvm/lodge/fault"
 
-	"github.com/lodge-kvm/lodge/fault"
-)
+// maxBus is the highest number of a PCI bus.
+const maxBus = 255
 
 // pciMap is which place of which bus is taken.
 type pciMap struct {
 	set   *Set
 	board Board
-	buses map[uint]*pciBus
+	buses []*pciBus // by index
+	said  int       // how many of the buses come from controllers that the definition has
+	// planning says that buses may be added and that addresses are reserved but not given.
+	planning bool
+	// running says that only places are looked for that can be filled while the guest runs.
+	running bool
+	// from is where the search for a kind of slot begins: none before it is free. Places are only ever
+	// taken, so all searches together pass each slot once.
+	from map[slots]PCI
+	// parts has a place of a part of each ICH9 USB controller, by the controller's index.
+	parts map[uint]PCI
 }
 
 type pciBus struct {
-	index uint
+	busModel
 	model string
-	// fixed says that nothing can be plugged in while the guest runs.
-	fixed bool
 	// used has a bit for each function of each slot that is taken.
 	used [lastSlot + 1]uint8
+	// shared has a bit for each slot that root ports share.
+	shared uint32
 }
 
-// first is the lowest slot for devices of a bus, last the highest.
-func (b *pciBus) first() uint {
-	switch b.model {
-	case "pcie-root-port", "pcie-switch-downstream-port", "pcie-switch-upstream-port", "pcie-expander-bus":
-		return 0
-	}
-	return 1
-}
+func newPCIBus(model string) *pciBus { return &pciBus{busModel: busModels[model], model: model} }
 
-func (b *pciBus) last() uint {
-	switch b.model {
-	case "pcie-root-port", "pcie-switch-downstream-port":
-		return 0
-	}
-	return lastSlot
-}
-
-func (b *pciBus) isPort() bool { return b.first() == 0 && b.last() == 0 }
-
-func (b *pciBus) isConventional() bool {
-	return b.model == "pci-root" || b.model == "pci-bridge" || b.model == "pcie-to-pci-bridge" || b.model == "dmi-to-pci-bridge"
-}
-
-func newPCIMap(s *Set, b Board) (*pciMap, error) {
-	m := &pciMap{set: s, board: b, buses: map[uint]*pciBus{}}
-	for _, c := range s.Controllers {
-		if c.Type == "pci" {
-			fixed := c.PCI != nil && c.PCI.HotPlug == Off
-			m.buses[c.Index] = &pciBus{index: c.Index, model: c.Model, fixed: fixed}
+func (b *pciBus) isFull() bool {
+	for slot := b.first; slot <= b.last; slot++ {
+		if b.used[slot] == 0 {
+			return false
 		}
 	}
-	root := m.buses[0]
-	if root == nil {
-		return nil, fault.New(fault.Invalid, fault.XML, "the machine has no PCI root controller (index 0)")
-	}
-	m.reserveBoard(root)
-	for _, d := range s.All() {
-		at, ok := d.Common().Address.(PCI)
-		if !ok {
+	return true
+}
+
+// newPCIMap takes note of every address that the set has.
+func newPCIMap(s *Set, b Board, planning bool) (*pciMap, error) {
+	m := &pciMap{set: s, board: b, planning: planning, from: map[slots]PCI{}, parts: map[uint]PCI{}}
+	for _, c := range s.Controllers {
+		if c.Type != "pci" {
 			continue
 		}
-		if err := m.take(d, at); err != nil {
+		if err := m.addBus(c); err != nil {
 			return nil, err
 		}
-		if c, ok := d.(*Controller); ok && m.isBelow(at.Bus, c) {
-			return nil, fault.New(fault.Invalid, fault.XML, "PCI controller %d sits on a bus of its own, at %s", c.Index, at)
+	}
+	if len(m.buses) == 0 || m.buses[0] == nil {
+		return nil, fault.New(fault.Invalid, fault.XML, "the machine has no PCI root controller (index 0)")
+	}
+	m.said = len(m.buses)
+	for i, bus := range m.buses {
+		if bus == nil {
+			m.buses[i] = newPCIBus(m.usualModel())
 		}
 	}
-	return m, nil
+	for _, d := range collectionOrder(s) {
+		if err := m.collect(d); err != nil {
+			return nil, err
+		}
+	}
+	return m, m.reserveBoard()
 }
 
-// reserveBoard marks what is soldered on: the host bridge and the functions of
-// the south bridge that no definition speaks of.
-func (m *pciMap) reserveBoard(root *pciBus) {
-	root.used[0] = 0xff
+func (m *pciMap) addBus(c *Controller) error {
+	if c.Index > maxBus {
+		return fault.New(fault.Invalid, fault.XML, "the index %d of a PCI controller is above %d", c.Index, maxBus)
+	}
+	for uint(len(m.buses)) <= c.Index {
+		m.buses = append(m.buses, nil)
+	}
+	if m.buses[c.Index] != nil {
+		return fault.New(fault.Invalid, fault.XML, "two PCI controllers have the index %d", c.Index)
+	}
+	bus := newPCIBus(c.Model)
+	bus.hotplug = bus.hotplug && (c.PCI == nil || c.PCI.HotPlug != Off)
+	m.buses[c.Index] = bus
+	return nil
+}
+
+// usualModel is the model of a bus that a definition uses and does not have.
+func (m *pciMap) usualModel() string {
 	if m.board == Q35 {
-		root.used[bridgeSlot35] = 1<<0 | 1<<3 // LPC and SMBus; SATA is function 2
-		return
+		return "pcie-root-port"
 	}
-	root.used[1] = 1<<0 | 1<<3 // ISA and power management; IDE is 1, USB is 2
+	return "pci-bridge"
 }
 
-// take marks the place that a device says it has.
-func (m *pciMap) take(d Device, at PCI) error {
-	bus := m.buses[at.Bus]
-	if at.Domain != 0 || bus == nil || at.Slot > bus.last() || at.Slot < bus.first() || at.Function > 7 {
-		return fault.New(fault.Invalid, fault.XML, "the %s cannot be at %s: there is no such place on the guest's buses", d.Kind(), at)
+// collectionOrder is the order in which libvirt takes note of addresses. It matters where buses are added
+// for them.
+func collectionOrder(s *Set) []Device {
+	var all []Device
+	all = gather(all, s.Disks)
+	all = gather(all, s.NICs)
+	all = gather(all, s.Sounds)
+	all = gather(all, s.HostDevices)
+	all = gather(all, s.Videos)
+	all = gather(all, s.Controllers)
+	all = gather(all, s.Serials)
+	all = gather(all, s.Parallels)
+	all = gather(all, s.Channels)
+	all = gather(all, s.Consoles)
+	all = gather(all, s.Inputs)
+	all = gather(all, s.Watchdogs)
+	if s.Balloon != nil {
+		all = append(all, s.Balloon)
 	}
+	all = gather(all, s.RNGs)
+	all = gather(all, s.Hubs)
+	all = gather(all, s.TPMs)
+	all = gather(all, s.Panics)
+	all = gather(all, s.Redirs)
+	if s.VSock != nil {
+		all = append(all, s.VSock)
+	}
+	return all
+}
+
+// collect marks the place that a device says it has. It moves a conventional device one bus up where a
+// bridge has to be added below a port of its own for it, as libvirt does.
+func (m *pciMap) collect(d Device) error {
+	info := d.Common()
+	at, ok := info.Address.(PCI)
+	if !ok {
+		return nil
+	}
+	need := slotsFor(d, m.board)
+	if need == 0 {
+		need = conventional
+	}
+	if m.planning && at.Domain == 0 {
+		bus, err := m.grow(at.Bus, need)
+		if err != nil {
+			return err
+		}
+		at.Bus = bus
+	}
+	if err := m.check(d, at, need); err != nil {
+		return err
+	}
+	info.Address = at
+	m.notePart(d, at)
+	return m.take(d.Kind(), at, need)
+}
+
+// check refuses a place that is not there, or that a device does not fit into. An endpoint may be said to
+// be on a bus of the other kind of PCI.
+func (m *pciMap) check(d Device, at PCI, need slots) error {
+	if at.Domain != 0 || at.Bus >= uint(len(m.buses)) || at.Function > 7 {
+		return noPlace(d, at)
+	}
+	bus := m.buses[at.Bus]
+	if at.Slot < bus.first || at.Slot > bus.last {
+		return noPlace(d, at)
+	}
+	offers := bus.offers
+	if offers&endpoints != 0 {
+		offers |= endpoints
+	}
+	if need&forBridge != 0 {
+		need |= conventional
+	}
+	if offers&need == 0 {
+		return fault.New(fault.Invalid, fault.XML, "the %s cannot be at %s: a controller of model %s does not take it", d.Kind(), at, bus.model)
+	}
+	return nil
+}
+
+func noPlace(d Device, at PCI) error {
+	return fault.New(fault.Invalid, fault.XML, "the %s cannot be at %s: there is no such place on the guest's buses", d.Kind(), at)
+}
+
+// take marks a place. The first root port of a slot opens it to further ones.
+func (m *pciMap) take(kind string, at PCI, need slots) error {
+	bus := m.buses[at.Bus]
 	bit := uint8(1) << at.Function
 	if bus.used[at.Slot]&bit != 0 {
-		return fault.New(fault.Invalid, fault.XML, "two devices are at %s; the second is the %s", at, d.Kind())
+		return fault.New(fault.Invalid, fault.XML, "two devices are at %s; the second is the %s", at, kind)
+	}
+	if bus.used[at.Slot] == 0 && need == forRootPort && at.Multifunction != Off {
+		bus.shared |= 1 << at.Slot
 	}
 	bus.used[at.Slot] |= bit
 	return nil
 }
 
-// place gives a device without an address one.
-func (m *pciMap) place(d Device, mayAdd bool) error {
-	info := d.Common()
-	if info.Address != nil {
-		return nil
-	}
-	need := needOf(d, m.board)
-	if need == nowhere {
-		return nil
-	}
-	at, ok := m.habitual(d)
-	if !ok {
-		var err error
-		if at, err = m.find(need, d, mayAdd); err != nil {
-			return err
-		}
-	}
-	info.Address = at
-	return m.take(d, at)
-}
-
-// habitual gives the place where libvirt and QEMU's boards have a device, as
-// long as it is free.
-func (m *pciMap) habitual(d Device) (PCI, bool) {
-	at := PCI{}
-	switch d := d.(type) {
-	case *Video:
-		if d.Primary != On {
-			return at, false
-		}
-		at.Slot = videoSlotFX
-		if m.board == Q35 {
-			at.Slot = videoSlot35
-		}
-	case *Sound:
-		if d.Model != "ich9" || m.board != Q35 {
-			return at, false
-		}
-		at.Slot = soundSlot35
-	case *Controller:
-		var ok bool
-		if at, ok = m.habitualController(d); !ok {
-			return at, false
-		}
-	default:
-		return at, false
-	}
-	free := m.buses[0].used[at.Slot]&(1<<at.Function) == 0
-	return at, free
-}
-
-func (m *pciMap) habitualController(c *Controller) (PCI, bool) {
+// next finds the next place for what needs a slot of a kind, at a function of it. It adds a bus where none
+// is free and adding is allowed.
+func (m *pciMap) next(need slots, function uint) (PCI, error) {
+	at, found := m.search(need)
+	m.from[need] = at
+	at.Function = function
 	switch {
-	case c.Type == "sata" && c.Index == 0 && m.board == Q35:
-		return PCI{Slot: bridgeSlot35, Function: 2}, true
-	case c.Type == "ide" && c.Index == 0:
-		return PCI{Slot: 1, Function: 1}, true
-	case c.Type == "usb" && c.Model == "piix3-uhci" && c.Index == 0 && m.board == I440FX:
-		return PCI{Slot: 1, Function: 2}, true
-	}
-	function, part := map[string]uint{"ich9-uhci1": 0, "ich9-uhci2": 1, "ich9-uhci3": 2, "ich9-ehci1": 7}[c.Model]
-	if !part {
-		return PCI{}, false
-	}
-	at := PCI{Slot: usbSlot35, Function: function}
-	if m.board != Q35 {
-		slot, ok := m.companionSlot(c)
-		if !ok {
-			return PCI{}, false
+	case found:
+		if need == forRootPort {
+			at.Function = freeFunction(m.buses[at.Bus].used[at.Slot])
 		}
-		at.Slot = slot
+		return at, nil
+	case !m.planning:
+		return PCI{}, m.full(need)
 	}
-	if function == 0 {
-		at.Multifunction = On
-	}
-	return at, true
-}
-
-// companionSlot is the slot of the other parts of an ICH9 USB controller, or a
-// free one.
-func (m *pciMap) companionSlot(c *Controller) (uint, bool) {
-	for _, other := range m.set.Controllers {
-		if at, ok := other.Address.(PCI); ok && other.Type == "usb" && other.Index == c.Index && at.Bus == 0 {
-			return at.Slot, true
-		}
-	}
-	for slot := uint(videoSlotFX); slot <= lastSlot; slot++ {
-		if m.buses[0].used[slot] == 0 {
-			return slot, true
-		}
-	}
-	return 0, false
-}
-
-// find gives a free place of a kind, adding a bridge or port where that is
-// allowed and none is free.
-func (m *pciMap) find(need slotKind, d Device, mayAdd bool) (PCI, error) {
-	if need == onRoot {
-		return m.findOnRoot(d)
-	}
-	for _, bus := range m.sorted() {
-		if !bus.takes(need) || bus.fixed && !mayAdd || m.isBelow(bus.index, d) {
-			continue
-		}
-		for slot := bus.first(); slot <= bus.last(); slot++ {
-			if bus.used[slot] == 0 {
-				return PCI{Bus: bus.index, Slot: slot}, nil
-			}
-		}
-	}
-	if !mayAdd {
-		return PCI{}, fault.New(fault.NoCapacity, fault.Device,
-			"no free PCI slot that can take this %s while the guest runs; add controllers of model pcie-root-port to its config", d.Kind())
-	}
-	if need != express && need != conventional {
-		return PCI{}, fault.New(fault.Invalid, fault.XML, "a %s has no place: its kind of bus is missing or full", d.Kind())
-	}
-	if err := m.add(need); err != nil {
+	bus, err := m.grow(uint(len(m.buses)), need)
+	if err != nil {
 		return PCI{}, err
 	}
-	return m.find(need, d, true)
+	return PCI{Bus: bus, Slot: m.buses[bus].first, Function: function}, nil
 }
 
-// isBelow reports whether a bus hangs from a device, which then cannot sit on it.
-func (m *pciMap) isBelow(index uint, d Device) bool {
-	for range maxBus {
-		c := m.set.Controller("pci", index)
-		if c == nil {
-			return false
+// search looks for a free slot, or for one with a free function where root ports share it.
+func (m *pciMap) search(need slots) (PCI, bool) {
+	at := m.from[need]
+	for ; at.Bus < uint(len(m.buses)); at.Bus, at.Slot = at.Bus+1, 0 {
+		bus := m.buses[at.Bus]
+		if !m.offers(bus, need) {
+			continue
 		}
-		if Device(c) == d {
-			return true
+		for at.Slot = max(at.Slot, bus.first); at.Slot <= bus.last; at.Slot++ {
+			used := bus.used[at.Slot]
+			if used == 0 || need == forRootPort && bus.shared&(1<<at.Slot) != 0 && used != 0xff {
+				return at, true
+			}
 		}
-		at, placed := c.Address.(PCI)
-		if !placed {
-			return false
-		}
-		index = at.Bus
 	}
-	return true // in a circle
+	return at, false
 }
 
-// takes reports whether what has that need can sit on the bus.
-func (b *pciBus) takes(need slotKind) bool {
-	switch need {
-	case express:
-		return b.isPort()
-	case conventional:
-		return b.isConventional()
-	case onSwitch:
-		return b.model == "pcie-switch-upstream-port"
-	default:
+// offers reports whether places of a kind are chosen on a bus.
+func (m *pciMap) offers(bus *pciBus, need slots) bool {
+	switch {
+	case need&endpoints != 0 && !bus.automatic, m.running && !bus.hotplug:
 		return false
 	}
+	return bus.offers&need != 0
 }
 
-// findOnRoot gives the next place for a bridge of the root bus. Eight root ports
-// share a slot; other bridges have one of their own.
-func (m *pciMap) findOnRoot(d Device) (PCI, error) {
-	root := m.buses[0]
-	c, _ := d.(*Controller)
-	shares := c != nil && c.Model == "pcie-root-port"
-	for slot := uint(firstPortSlot); slot < soundSlot35; slot++ {
-		if slot == videoSlot35 && len(m.set.Videos) > 0 && m.board == Q35 {
-			continue
-		}
-		if root.used[slot] == 0 && !shares {
-			return PCI{Slot: slot}, nil
-		}
-		if root.used[slot] != 0 && (!shares || !m.isPortSlot(slot)) {
-			continue
-		}
-		for function := range uint(8) {
-			if root.used[slot]&(1<<function) != 0 {
-				continue
-			}
-			at := PCI{Slot: slot, Function: function}
-			if function == 0 {
-				at.Multifunction = On
-			}
-			return at, nil
+func freeFunction(used uint8) uint {
+	for function := range uint(8) {
+		if used&(1<<function) == 0 {
+			return function
 		}
 	}
-	return PCI{}, fault.New(fault.NoCapacity, fault.Device, "the guest's root bus is full")
+	return 0 // the slot is not full
 }
 
-// isPortSlot reports whether a slot of the root bus holds root ports only, the
-// first of them open to further functions.
-func (m *pciMap) isPortSlot(slot uint) bool {
-	found := false
-	for _, d := range m.set.All() {
-		at, ok := d.Common().Address.(PCI)
-		if !ok || at.Bus != 0 || at.Slot != slot {
-			continue
-		}
-		c, isController := d.(*Controller)
-		if !isController || c.Model != "pcie-root-port" || at.Function == 0 && at.Multifunction != On {
-			return false
-		}
-		found = true
-	}
-	return found
-}
-
-// maxBus is the highest number of a PCI bus.
-const maxBus = 255
-
-// add puts in a bridge or port that offers places of a kind.
-func (m *pciMap) add(need slotKind) error {
-	if need == conventional && m.board == Q35 && !m.hasFreePort() {
-		// The bridge itself needs a port, which must have a lower number.
-		if err := m.add(express); err != nil {
-			return err
-		}
-	}
-	index := uint(0)
-	for i := range m.buses {
-		index = max(index, i+1)
-	}
-	if index > maxBus {
-		return fault.New(fault.NoCapacity, fault.Device, "the guest has no PCI bus left")
-	}
-	model := "pcie-root-port"
-	if need == conventional {
-		model = "pci-bridge"
-		if m.board == Q35 {
-			model = "pcie-to-pci-bridge"
-		}
-	}
-	c := &Controller{Type: "pci", Index: index, Model: model}
-	m.buses[index] = &pciBus{index: index, model: model}
-	if err := m.place(c, true); err != nil {
+// reserveNext takes the next place of a kind for nobody.
+func (m *pciMap) reserveNext(need slots) error {
+	at, err := m.next(need, 0)
+	if err != nil {
 		return err
 	}
-	m.set.insertPCI(c)
-	return nil
+	return m.take("spare slot", at, need)
 }
 
-func (m *pciMap) hasFreePort() bool {
+// grow adds buses up to one that is asked for, to take a device that needs a slot of a kind. It gives that
+// bus. A conventional device of a machine that has PCI Express only gets two: a port, and a bridge on it.
+func (m *pciMap) grow(bus uint, need slots) (uint, error) {
+	missing := int(bus) - len(m.buses) + 1
+	if missing <= 0 {
+		return bus, nil
+	}
+	model, first := "pcie-root-port", false
+	switch {
+	case need&conventional != 0:
+		model, first = "pci-bridge", !m.hasConventional()
+	case need&(express|forUpstream|forExpressBridge) == 0:
+		return 0, m.full(need)
+	}
+	if first && missing == 1 {
+		missing, bus = 2, bus+1
+	}
+	if bus > maxBus {
+		return 0, fault.New(fault.NoCapacity, fault.Device, "the guest needs more than %d PCI buses", maxBus+1)
+	}
+	if first {
+		port := newPCIBus("pcie-root-port")
+		port.offers = forExpressBridge // kept for the bridge while it is planned
+		m.buses = append(m.buses, port, newPCIBus("pcie-to-pci-bridge"))
+		missing -= 2
+	}
+	for range missing {
+		m.buses = append(m.buses, newPCIBus(model))
+	}
+	return bus, nil
+}
+
+// hasConventional reports whether there is a bus that takes a pci-bridge.
+func (m *pciMap) hasConventional() bool {
 	for _, bus := range m.buses {
-		if bus.isPort() && bus.used[0] == 0 {
+		if bus.offers&forBridge != 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// insertPCI puts a new bridge behind the PCI controllers of lower index.
-func (s *Set) insertPCI(c *Controller) {
-	list := s.Controllers
-	at := len(list)
-	for i, other := range list {
-		if other.Type == "pci" && other.Index < c.Index {
-			at = i + 1
-		}
+// full says that no place of a kind is left, and what to do.
+func (m *pciMap) full(need slots) error {
+	what, model := "device", ""
+	switch {
+	case need&conventional != 0 && m.board == Q35:
+		what, model = "conventional PCI device (a virtio model is none)", "pcie-to-pci-bridge"
+	case need&conventional != 0:
+		model = "pci-bridge"
+	case need&express != 0:
+		model = "pcie-root-port"
 	}
-	s.Controllers = slices.Insert(list, at, c)
+	switch {
+	case model == "":
+		return fault.New(fault.NoCapacity, fault.Device, "no PCI slot is free that takes this kind of controller, and none can be added for it")
+	case m.running:
+		return fault.New(fault.NoCapacity, fault.Device,
+			"no PCI slot is free that takes a %s while the guest runs; add a controller of model %s to its config, and start it again", what, model)
+	}
+	return fault.New(fault.NoCapacity, fault.Device, "no PCI slot is free for a %s; add a controller of model %s", what, model)
 }
 
-// keepSpare adds root ports until Spare are free.
-func (m *pciMap) keepSpare() error {
-	free := 0
-	for _, bus := range m.buses {
-		if bus.isPort() && bus.used[0] == 0 {
-			free++
-		}
+// checkPlug refuses a place in which a device cannot be plugged while the guest runs.
+func (m *pciMap) checkPlug(d Device, at PCI) error {
+	if err := m.check(d, at, slotsFor(d, m.board)); err != nil {
+		return err
 	}
-	for ; free < Spare; free++ {
-		if err := m.add(express); err != nil {
-			return err
-		}
+	if bus := m.buses[at.Bus]; !bus.hotplug || at.Function != 0 {
+		return fault.New(fault.Invalid, fault.XML,
+			"the %s cannot be plugged in at %s: while a guest runs, function 0 of a slot can be filled that a controller with hot-plug has, and a %s has none",
+			d.Kind(), at, bus.model)
 	}
 	return nil
-}
-
-func (m *pciMap) sorted() []*pciBus {
-	all := make([]*pciBus, 0, len(m.buses))
-	for _, b := range m.buses {
-		all = append(all, b)
-	}
-	slices.SortFunc(all, func(a, b *pciBus) int { return cmp.Compare(a.index, b.index) })
-	return all
 }

@@ -1,13 +1,10 @@
 package device
 
 import (
-	"math"
+	"slices"
 
 	"github.com/lodge-kvm/lodge/fault"
 )
-
-// NoIndex is the index of a controller that has none yet.
-const NoIndex = math.MaxUint32
 
 // Seat gives a device that is about to join the others its place on a
 // controller, as far as it has none: the port of a channel, the number of a
@@ -49,20 +46,6 @@ func (s *Set) seatDisk(d *Disk, mayAdd bool) error {
 // maxIndex bounds the controllers that an address can call for.
 const maxIndex = 255
 
-// require sees to it that a controller is there.
-func (s *Set) require(kind string, index uint, model string, mayAdd bool) error {
-	switch {
-	case s.Controller(kind, index) != nil:
-		return nil
-	case index > maxIndex:
-		return fault.New(fault.Invalid, fault.XML, "there cannot be a %s controller %d", kind, index)
-	case !mayAdd:
-		return fault.New(fault.WrongState, fault.Device, "the running domain has no %s controller %d; attach one first", kind, index)
-	}
-	s.Controllers = append(s.Controllers, &Controller{Type: kind, Index: index, Model: model})
-	return nil
-}
-
 // Controller finds a controller, or gives nil.
 func (s *Set) Controller(kind string, index uint) *Controller {
 	for _, c := range s.Controllers {
@@ -73,12 +56,8 @@ func (s *Set) Controller(kind string, index uint) *Controller {
 	return nil
 }
 
-// serialPorts is how many ports a virtio-serial controller has unless it says
-// otherwise.
-const serialPorts = 31
-
 func (s *Set) seatChar(d *Char, mayAdd bool) error {
-	if d.TargetType != "virtio" {
+	if !isPort(d) {
 		if d.Role != Channel && !d.PortSaid {
 			for _, other := range *s.chars(d.Role) {
 				d.Port = max(d.Port, other.Port+1)
@@ -87,31 +66,36 @@ func (s *Set) seatChar(d *Char, mayAdd bool) error {
 		}
 		return nil
 	}
-	taken := map[VirtioSerial]bool{}
-	for _, group := range [][]*Char{s.Channels, s.Consoles} {
-		for _, other := range group {
-			if at, ok := other.Address.(VirtioSerial); ok {
-				taken[at] = true
-			}
+	with := *s
+	with.Controllers = slices.Clone(s.Controllers)
+	with.Channels, with.Consoles = slices.Clone(s.Channels), slices.Clone(s.Consoles)
+	if err := with.Add(d); err != nil {
+		return err
+	}
+	with.addSerialControllers()
+	m, err := newSerialMap(&with)
+	if err != nil {
+		return err
+	}
+	if !mayAdd { // QEMU has given ports to the consoles
+		if _, err := m.consolePorts(s); err != nil {
+			return err
 		}
 	}
-	at, said := d.Address.(VirtioSerial)
-	if said && taken[at] {
-		return fault.New(fault.Invalid, fault.XML, "%s %q cannot be at %s: another is there", d.Role, d.Name, at)
+	before := d.Address
+	if err := m.assignAll(&with); err != nil {
+		return err
 	}
-	for port := uint(1); !said; port++ {
-		limit := uint(serialPorts)
-		if c := s.Controller("virtio-serial", at.Controller); c != nil && c.Ports > 0 {
-			limit = c.Ports
-		}
-		if port >= limit {
-			at.Controller, port = at.Controller+1, 1
-		}
-		at.Port = port
-		said = !taken[at]
+	switch {
+	case len(with.Controllers) == len(s.Controllers):
+		return nil
+	case mayAdd:
+		s.Controllers = with.Controllers
+		return nil
 	}
-	d.Address = at
-	return s.require("virtio-serial", at.Controller, "", mayAdd)
+	d.Address = before
+	return fault.New(fault.WrongState, fault.Device, "the running domain has no virtio-serial controller %d; attach one first",
+		with.Controllers[len(s.Controllers)].Index)
 }
 
 func (s *Set) seatController(d *Controller) error {
@@ -121,7 +105,13 @@ func (s *Set) seatController(d *Controller) error {
 		}
 		return nil
 	}
-	for d.Index = 0; s.Controller(d.Type, d.Index) != nil; {
+	taken := map[uint]bool{}
+	for _, other := range s.Controllers {
+		if other.Type == d.Type {
+			taken[other.Index] = true
+		}
+	}
+	for d.Index = 0; taken[d.Index]; {
 		d.Index++
 	}
 	return nil

@@ -6,14 +6,14 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 )
 
-// Add puts a device at the end of its group. Of balloons and vsocks a guest has
-// at most one.
+// Add puts a device into its group: disks and controllers where libvirt has them, others at the end. Of
+// balloons and vsocks a guest has at most one.
 func (s *Set) Add(d Device) error {
 	switch d := d.(type) {
 	case *Disk:
-		s.Disks = append(s.Disks, d)
+		s.Disks = insert(s.Disks, d, diskFollows)
 	case *Controller:
-		s.Controllers = append(s.Controllers, d)
+		s.Controllers = insert(s.Controllers, d, controllerFollows)
 	case *NIC:
 		s.NICs = append(s.NICs, d)
 	case *Char:

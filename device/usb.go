@@ -1,6 +1,7 @@
 package device
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,15 +31,21 @@ func usbPorts(c *Controller) uint {
 	return 0
 }
 
-// AssignUSB gives every USB device without an address a free port, adding hubs
-// where there are too few. Hubs come first: others may sit behind them.
+// AssignUSB gives every USB device without an address a free port, as libvirt does, and adds hubs where
+// there are too few ports. Hubs come first: others may sit behind them.
 func (s *Set) AssignUSB() error {
-	s.addHubs()
-	m, err := newUSBMap(s)
+	devices := usbDevices(s)
+	s.addHubs(len(devices))
+	m, err := newUSBMap(s, devices)
 	if err != nil {
 		return err
 	}
-	for _, d := range usbDevices(s) {
+	for _, h := range s.Hubs {
+		if err := m.place(h); err != nil {
+			return err
+		}
+	}
+	for _, d := range devices {
 		if err := m.place(d); err != nil {
 			return err
 		}
@@ -52,7 +59,7 @@ func (s *Set) PlugUSB(d Device) error {
 	if !isUSB(d) {
 		return nil
 	}
-	m, err := newUSBMap(s)
+	m, err := newUSBMap(s, usbDevices(s))
 	if err != nil {
 		return err
 	}
@@ -82,6 +89,7 @@ func isUSB(d Device) bool {
 	return false
 }
 
+// usbDevices are the USB devices in libvirt's order: hubs first.
 func usbDevices(s *Set) []Device {
 	var all []Device
 	all = gather(all, s.Hubs)
@@ -97,31 +105,38 @@ func usbDevices(s *Set) []Device {
 
 // usbMap is which USB ports there are and which are taken.
 type usbMap struct {
-	set   *Set
-	buses []uint // in ascending order
-	ports map[uint]uint
-	taken map[USB]bool
-	hubs  []USB // where hubs sit, in the order in which they were found
+	buses map[uint]*usbHub
+	order []uint // of buses, ascending
 }
 
-func newUSBMap(s *Set) (*usbMap, error) {
-	m := &usbMap{set: s, ports: map[uint]uint{}, taken: map[USB]bool{}}
+// usbHub is a controller or hub: something with ports.
+type usbHub struct {
+	ports uint
+	taken map[uint]bool
+	hubs  map[uint]*usbHub // by the port that they are plugged into
+	low   uint             // no port from 1 to this one is free
+	full  bool             // no port is free here, nor behind the hubs here
+}
+
+func newUSBHub(ports uint) *usbHub {
+	return &usbHub{ports: ports, taken: map[uint]bool{}, hubs: map[uint]*usbHub{}}
+}
+
+func newUSBMap(s *Set, devices []Device) (*usbMap, error) {
+	m := &usbMap{buses: map[uint]*usbHub{}}
 	for _, c := range s.Controllers {
-		if n := usbPorts(c); c.Type == "usb" && n > 0 {
-			m.buses = append(m.buses, c.Index)
-			m.ports[c.Index] = max(m.ports[c.Index], n)
+		n := usbPorts(c)
+		if c.Type != "usb" || n == 0 {
+			continue
 		}
-	}
-	slices.Sort(m.buses)
-	m.buses = slices.Compact(m.buses)
-	for _, d := range usbDevices(s) {
-		if at, ok := d.Common().Address.(USB); ok && at.Port != "" {
-			if _, isHub := d.(*Hub); isHub {
-				m.hubs = append(m.hubs, at)
-			}
+		if m.buses[c.Index] != nil {
+			return nil, fault.New(fault.Invalid, fault.XML, "two USB controllers have the index %d", c.Index)
 		}
+		m.buses[c.Index] = newUSBHub(n)
+		m.order = append(m.order, c.Index)
 	}
-	for _, d := range usbDevices(s) {
+	slices.Sort(m.order)
+	for _, d := range devices { // hubs are the first
 		if at, ok := d.Common().Address.(USB); ok && at.Port != "" {
 			if err := m.take(d, at); err != nil {
 				return nil, err
@@ -131,105 +146,148 @@ func newUSBMap(s *Set) (*usbMap, error) {
 	return m, nil
 }
 
+// maxUSBDepth is how many numbers the path of a port may have: the controller's and those of hubs.
+const maxUSBDepth = 4
+
+// path takes the numbers of a port apart.
+func (at USB) path() ([]uint, bool) {
+	parts := strings.Split(at.Port, ".")
+	if len(parts) > maxUSBDepth {
+		return nil, false
+	}
+	path := make([]uint, len(parts))
+	for i, part := range parts {
+		number, err := strconv.ParseUint(part, 10, 32)
+		if err != nil || number == 0 {
+			return nil, false
+		}
+		path[i] = uint(number)
+	}
+	return path, true
+}
+
+// take marks the port of a device, and opens those of a hub.
 func (m *usbMap) take(d Device, at USB) error {
-	if !m.exists(at) {
+	hub := m.buses[at.Bus]
+	path, ok := at.path()
+	for ok && hub != nil && len(path) > 1 {
+		hub, path = hub.hubs[path[0]], path[1:]
+	}
+	if !ok || hub == nil || path[0] > hub.ports {
 		return fault.New(fault.Invalid, fault.XML, "the %s cannot be at %s: the guest has no such port", d.Kind(), at)
 	}
-	if m.taken[at] {
+	if hub.taken[path[0]] {
 		return fault.New(fault.Invalid, fault.XML, "two devices are at %s; the second is the %s", at, d.Kind())
 	}
-	m.taken[at] = true
+	hub.taken[path[0]] = true
+	if _, isHub := d.(*Hub); isHub {
+		hub.hubs[path[0]] = newUSBHub(hubPorts)
+		m.reopen(at)
+	}
 	return nil
 }
 
-// maxUSBDepth is how many hubs may stand in a row, as the USB standard has it.
-const maxUSBDepth = 5
-
-func (m *usbMap) exists(at USB) bool {
-	parent, last := "", at.Port
-	if i := strings.LastIndexByte(at.Port, '.'); i >= 0 {
-		parent, last = at.Port[:i], at.Port[i+1:]
+// reopen notes that there are free ports again on the way to a new hub.
+func (m *usbMap) reopen(at USB) {
+	hub := m.buses[at.Bus]
+	path, _ := at.path()
+	for _, port := range path {
+		hub.full = false
+		hub = hub.hubs[port]
 	}
-	number, err := strconv.ParseUint(last, 10, 8)
-	if err != nil || number == 0 || strings.Count(at.Port, ".") > maxUSBDepth {
-		return false
-	}
-	if parent == "" {
-		return uint(number) <= m.ports[at.Bus]
-	}
-	return number <= hubPorts && slices.Contains(m.hubs, USB{Bus: at.Bus, Port: parent})
 }
 
 func (m *usbMap) place(d Device) error {
 	info := d.Common()
 	at, _ := info.Address.(USB)
-	if at.Port != "" {
+	if at.Port != "" || !isUSB(d) {
 		return nil
 	}
-	var only *uint
+	buses := m.order
 	if info.Address != nil {
-		only = &at.Bus // the bus is said, the port is not
+		buses = []uint{at.Bus} // the bus is said, the port is not
 	}
-	at, ok := m.free(only)
+	at, ok := m.free(buses)
 	if !ok {
-		return fault.New(fault.NoCapacity, fault.Device, "no free USB port for a %s; add a USB controller or hub to the domain's config", d.Kind())
+		return m.full(d)
 	}
 	info.Address = at
-	if _, isHub := d.(*Hub); isHub {
-		m.hubs = append(m.hubs, at)
-	}
 	return m.take(d, at)
 }
 
-// free finds the first free port, on controllers first and then behind hubs.
-func (m *usbMap) free(only *uint) (USB, bool) {
-	for _, bus := range m.buses {
-		if only != nil && *only != bus {
-			continue
-		}
-		for port := uint(1); port <= m.ports[bus]; port++ {
-			at := USB{Bus: bus, Port: strconv.FormatUint(uint64(port), 10)}
-			if !m.taken[at] {
-				return at, true
-			}
-		}
+func (m *usbMap) full(d Device) error {
+	if len(m.buses) == 0 {
+		return fault.New(fault.Unsupported, fault.Config, "the %s needs USB, and the domain has no USB controller; take model='none' out, or add a controller of type usb", usbName(d))
 	}
-	for _, hub := range m.hubs {
-		if only != nil && *only != hub.Bus {
+	return fault.New(fault.NoCapacity, fault.Device, "no free USB port for the %s; add a USB controller or hub to the domain's config", usbName(d))
+}
+
+// usbName names a device to its user.
+func usbName(d Device) string {
+	switch d := d.(type) {
+	case *Disk:
+		return "disk " + d.Target
+	case *Input:
+		return d.Type
+	}
+	return d.Kind()
+}
+
+// free finds the first free port of some buses.
+func (m *usbMap) free(buses []uint) (USB, bool) {
+	for _, bus := range buses {
+		hub := m.buses[bus]
+		if hub == nil {
 			continue
 		}
-		for port := range hubPorts {
-			at := USB{Bus: hub.Bus, Port: hub.Port + "." + strconv.Itoa(port+1)}
-			if !m.taken[at] {
-				return at, true
-			}
+		if path := hub.free(1); path != nil {
+			slices.Reverse(path)
+			return USB{Bus: bus, Port: strings.Join(path, ".")}, true
 		}
 	}
 	return USB{}, false
 }
 
-// addHubs adds as many hubs as are missing ports for: each gives eight and takes
-// one.
-func (s *Set) addHubs() {
-	ports, needed := 0, len(usbDevices(s))
-	buses := map[uint]uint{}
-	for _, c := range s.Controllers {
-		if c.Type == "usb" {
-			buses[c.Index] = max(buses[c.Index], usbPorts(c))
+// free finds the first free port: here, or else behind the hubs here, in the order of their ports. It gives
+// the path from the port up, or nil.
+func (h *usbHub) free(depth int) []string {
+	if h.full {
+		return nil
+	}
+	for ; h.low < h.ports; h.low++ {
+		if !h.taken[h.low+1] {
+			return []string{strconv.FormatUint(uint64(h.low+1), 10)}
 		}
 	}
-	for _, n := range buses {
-		ports += int(n)
+	if depth < maxUSBDepth {
+		for _, port := range slices.Sorted(maps.Keys(h.hubs)) {
+			if path := h.hubs[port].free(depth + 1); path != nil {
+				return append(path, strconv.FormatUint(uint64(port), 10))
+			}
+		}
+	}
+	h.full = true
+	return nil
+}
+
+// addHubs adds the hubs that are missing for a number of devices. Each gives eight ports and takes one. One
+// port more than needed is planned.
+func (s *Set) addHubs(devices int) {
+	ports := 0
+	for _, c := range s.Controllers {
+		if c.Type == "usb" {
+			ports += int(usbPorts(c))
+		}
 	}
 	for _, h := range s.Hubs {
 		if isUSB(h) {
 			ports += hubPorts
 		}
 	}
-	if ports == 0 {
+	if ports == 0 || devices <= ports {
 		return
 	}
-	for ; needed > ports; needed, ports = needed+1, ports+hubPorts {
+	for range (devices - ports + hubPorts - 1) / (hubPorts - 1) {
 		s.Hubs = append(s.Hubs, &Hub{Type: "usb"})
 	}
 }

@@ -51,7 +51,7 @@ func TestRefusedUSB(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := new(Set).PlugUSB(&Input{Bus: "usb"}); !fault.Is(err, fault.NoCapacity) {
+	if err := new(Set).PlugUSB(&Input{Type: "tablet", Bus: "usb"}); !fault.Is(err, fault.Unsupported) {
 		t.Errorf("without USB: %v", err)
 	}
 }

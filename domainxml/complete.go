@@ -49,6 +49,8 @@ type completion struct {
 	d       *domain.Definition
 	host    *Host
 	chipset chipset
+	// there says which controllers there are.
+	there map[controllerPlace]bool
 }
 
 // chipset is what of the machine decides about devices.

@@ -83,7 +83,10 @@ func TestDefine(t *testing.T) {
 				t.Fatal(err)
 			}
 			same(t, again, def)
-			// Nothing is left to complete: defining what was shown changes nothing.
+			// Nothing is left to complete: defining what was shown changes only the order, in which what was
+			// added joins its kind.
+			def.Devices.SortDisks()
+			def.Devices.SortControllers()
 			completed, err := Parse(got, Options{Validate: true, Host: &Host{Random: bytes.NewReader(nil)}})
 			if err != nil {
 				t.Fatal(err)

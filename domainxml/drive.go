@@ -1,8 +1,6 @@
 package domainxml
 
 import (
-	"slices"
-
 	"github.com/lodge-kvm/lodge/device"
 )
 
@@ -66,7 +64,7 @@ func (c *completion) drives() error {
 		}
 	}
 	// In the order that libvirt adds them, and without holes.
-	for _, bus := range []string{"scsi", "ide", "fdc", "sata"} {
+	for _, bus := range []string{"scsi", "fdc", "ide", "sata"} {
 		last := -1
 		for p := range taken {
 			if p.bus == bus {
@@ -78,58 +76,4 @@ func (c *completion) drives() error {
 		}
 	}
 	return nil
-}
-
-// maxSerialPorts is how many ports a virtio-serial controller has unless it
-// says otherwise.
-const maxSerialPorts = 31
-
-// serialPorts gives channels and virtio consoles their ports, and adds the
-// controllers for them. Port 0 is for a console.
-func (c *completion) serialPorts() error {
-	taken := map[device.VirtioSerial]bool{}
-	var open []*device.Char
-	highest := -1
-	for _, d := range slices.Concat(c.d.Devices.Channels, c.d.Devices.Consoles) {
-		if d.TargetType != "virtio" {
-			continue
-		}
-		a, ok := d.Address.(device.VirtioSerial)
-		switch {
-		case d.Address == nil:
-			open = append(open, d)
-			continue
-		case !ok || a.Controller >= maxControllers:
-			return invalid("%s %q cannot sit at %s", d.Role, d.Name, d.Address)
-		case taken[a]:
-			return invalid("two devices have the address %s", a)
-		}
-		taken[a] = true
-		highest = max(highest, int(a.Controller))
-	}
-	for _, d := range open {
-		a := device.VirtioSerial{Port: 1}
-		if d.Role == device.Console {
-			a.Port = 0
-		}
-		for taken[a] {
-			if a.Port++; a.Port >= c.serialLimit(a.Controller) {
-				a.Controller, a.Port = a.Controller+1, 1
-			}
-		}
-		taken[a] = true
-		d.Address = a
-		highest = max(highest, int(a.Controller))
-	}
-	for i := range highest + 1 {
-		c.need("virtio-serial", uint(i), "")
-	}
-	return nil
-}
-
-func (c *completion) serialLimit(controller uint) uint {
-	if d := c.controller("virtio-serial", controller); d != nil && d.Ports > 0 {
-		return d.Ports
-	}
-	return maxSerialPorts
 }

@@ -1,7 +1,6 @@
 package domainxml
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 
@@ -17,6 +16,8 @@ func (c *completion) devices() error {
 	if len(all) > MaxDevices {
 		return invalid("%d devices are more than the %d that a guest can have", len(all), MaxDevices)
 	}
+	s.SortDisks()
+	s.SortControllers()
 	for _, dev := range all {
 		if err := c.completeDevice(dev); err != nil {
 			return err
@@ -33,12 +34,11 @@ func (c *completion) devices() error {
 		s.Balloon = &device.Balloon{Model: "virtio"}
 	}
 	c.numberControllers()
-	c.sortControllers()
 	c.machineControllers()
 	if err := c.drives(); err != nil {
 		return err
 	}
-	return c.serialPorts()
+	return s.AssignSerial()
 }
 
 // CompleteDevice gives a device that is plugged in by itself what it did not say.
@@ -298,90 +298,66 @@ func (c *completion) video() {
 	}
 }
 
-// numberControllers gives each controller without an index the first free one
-// of its type. The parts of an ICH9 USB controller share one index; PCI's index
-// 0 is the machine's own.
+// controllerPlace is the type and index by which others name a controller.
+type controllerPlace struct {
+	kind  string
+	index uint
+}
+
+// numberControllers gives each controller without an index the first free one of its type. PCI's index 0 is
+// the machine's own. A part of an ICH9 USB controller joins the parts before it, unless they have one of
+// its model.
 func (c *completion) numberControllers() {
-	type place struct {
-		kind  string
+	type part struct {
+		model string
 		index uint
 	}
-	taken := map[place]bool{{"pci", 0}: true}
+	c.there = map[controllerPlace]bool{{"pci", 0}: true}
+	parts := map[part]bool{}
 	for _, d := range c.d.Devices.Controllers {
 		if d.Index == NoIndex && (d.Model == "pci-root" || d.Model == "pcie-root") {
 			d.Index = 0
 		}
-		taken[place{d.Type, d.Index}] = true
+		c.there[controllerPlace{d.Type, d.Index}] = true
+		parts[part{d.Model, d.Index}] = true
 	}
 	next := map[string]uint{}
-	var parts map[string]bool // of the ICH9 controller that is being put together
+	var before *device.Controller // the USB controller before
 	for _, d := range c.d.Devices.Controllers {
-		if d.Index != NoIndex {
-			continue
+		if d.Index == NoIndex {
+			if isICH9(d) && before != nil && isICH9(before) && !parts[part{d.Model, before.Index}] {
+				d.Index = before.Index
+			} else {
+				for c.there[controllerPlace{d.Type, next[d.Type]}] {
+					next[d.Type]++
+				}
+				d.Index = next[d.Type]
+			}
+			c.there[controllerPlace{d.Type, d.Index}] = true
+			parts[part{d.Model, d.Index}] = true
 		}
-		isPart := d.Type == "usb" && strings.HasPrefix(d.Model, "ich9-")
-		if isPart && parts != nil && !parts[d.Model] {
-			parts[d.Model] = true
-			d.Index = next["usb"] - 1
-			continue
+		if d.Type == "usb" {
+			before = d
 		}
-		parts = nil
-		if isPart {
-			parts = map[string]bool{d.Model: true}
-		}
-		for taken[place{d.Type, next[d.Type]}] {
-			next[d.Type]++
-		}
-		d.Index = next[d.Type]
-		next[d.Type]++
 	}
-}
-
-func (c *completion) controller(kind string, index uint) *device.Controller {
+	delete(c.there, controllerPlace{"pci", 0})
 	for _, d := range c.d.Devices.Controllers {
-		if d.Type == kind && d.Index == index {
-			return d
-		}
-	}
-	return nil
-}
-
-// sortControllers puts those of a type in the order of their indexes, in the
-// places that the type has.
-func (c *completion) sortControllers() {
-	list := c.d.Devices.Controllers
-	sorted := map[string][]*device.Controller{}
-	for _, d := range list {
-		sorted[d.Type] = append(sorted[d.Type], d)
-	}
-	for _, some := range sorted {
-		slices.SortStableFunc(some, func(a, b *device.Controller) int { return cmp.Compare(a.Index, b.Index) })
-	}
-	for i, d := range list {
-		list[i], sorted[d.Type] = sorted[d.Type][0], sorted[d.Type][1:]
+		c.there[controllerPlace{d.Type, d.Index}] = true
 	}
 }
 
-// need adds a controller unless it is there, after those of its type that have
-// lower indexes.
+func isICH9(d *device.Controller) bool { return d.Type == "usb" && strings.HasPrefix(d.Model, "ich9-") }
+
+// need adds a controller at the end unless it is there.
 func (c *completion) need(kind string, index uint, model string) {
-	if c.controller(kind, index) != nil {
+	place := controllerPlace{kind, index}
+	if c.there[place] {
 		return
 	}
+	c.there[place] = true
 	d := &device.Controller{Type: kind, Index: index, Model: model}
 	completeController(d)
-	list := &c.d.Devices.Controllers
-	at := len(*list)
-	for i, other := range *list {
-		if other.Type == kind {
-			if cmp.Less(index, other.Index) {
-				at = i
-				break
-			}
-			at = i + 1
-		}
-	}
-	*list = slices.Insert(*list, at, d)
+	c.d.Devices.Controllers = append(c.d.Devices.Controllers, d)
 }
 
 // machineControllers adds what is soldered to the machine, and USB.

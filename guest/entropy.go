@@ -71,7 +71,7 @@ func withRNG(d *domain.Definition, caps *qemu.Capabilities) *domain.Definition {
 	if err := qemu.CompleteDevice(with, rng, caps, false); err != nil {
 		return nil
 	}
-	if _, placed := rng.Address.(device.PCI); !placed || with.Add(rng) != nil {
+	if _, placed := rng.Address.(device.PCI); !placed || with.Add(rng) != nil || qemu.KeepPort(with) != nil {
 		return nil
 	}
 	return with

@@ -15,30 +15,28 @@ import (
 // it may be called again.
 func AssignAliases(d *domain.Definition) {
 	s := &d.Devices
-	taken := map[string]bool{}
-	for _, dev := range s.All() {
-		taken[dev.Common().Alias] = true
+	all := s.All()
+	n := naming{next: map[string]int{}, seats: seatsOf(s)}
+	root := n.seats[seat{"pci", 0}]
+	n.express = root != nil && root.Model == "pcie-root"
+	for _, dev := range all {
+		n.take(dev.Common().Alias)
 	}
-	for _, dev := range s.All() {
+	for _, dev := range all {
 		if info := dev.Common(); info.Alias == "" {
-			info.Alias = alias(s, dev, taken)
-			taken[info.Alias] = true
+			info.Alias = n.alias(dev)
 		}
 	}
 	if len(s.Consoles) > 0 && mirrorsSerial(s, s.Consoles[0]) {
 		s.Consoles[0].Alias = s.Serials[0].Alias
 	}
+	next := highestNode(s)
 	for _, disk := range slices.Backward(s.Disks) {
-		numberNode(s, disk)
+		if disk.Source != nil && disk.Source.Index == 0 {
+			next++
+			disk.Source.Index = next
+		}
 	}
-}
-
-// numberNode gives a disk's source the next number that no other disk has.
-func numberNode(s *device.Set, disk *device.Disk) {
-	if disk.Source == nil || disk.Source.Index != 0 {
-		return
-	}
-	disk.Source.Index = highestNode(s) + 1
 }
 
 func highestNode(s *device.Set) uint {
@@ -57,14 +55,29 @@ func mirrorsSerial(s *device.Set, c *device.Char) bool {
 	return len(s.Consoles) > 0 && c == s.Consoles[0] && c.TargetType == "serial" && len(s.Serials) > 0
 }
 
+// naming is how far the names have got.
+type naming struct {
+	next    map[string]int // by prefix: the number after the highest
+	seats   map[seat]*device.Controller
+	express bool // the machine's root bus is of PCI Express
+}
+
+// take notes a name that a device has.
+func (n *naming) take(name string) {
+	prefix := strings.TrimRight(name, "0123456789")
+	if number, err := strconv.Atoi(name[len(prefix):]); err == nil {
+		n.next[prefix] = max(n.next[prefix], number+1)
+	}
+}
+
 // alias makes the name of a device; names that end in a number of their own
 // choice get the one after the highest.
-func alias(s *device.Set, dev device.Device, taken map[string]bool) string {
+func (n *naming) alias(dev device.Device) string {
 	switch d := dev.(type) {
 	case *device.Disk:
-		return diskAlias(d)
+		return n.diskAlias(d)
 	case *device.Controller:
-		return controllerAlias(s, d)
+		return n.controllerAlias(d)
 	case *device.Audio:
 		return "" // goes by its id
 	case *device.Memory:
@@ -74,15 +87,9 @@ func alias(s *device.Set, dev device.Device, taken map[string]bool) string {
 		return d.Type // no device of QEMU's; there is one of each type
 	}
 	prefix := prefixes[dev.Kind()]
-	next := 0
-	for name := range taken {
-		if rest, ok := strings.CutPrefix(name, prefix); ok {
-			if n, err := strconv.Atoi(rest); err == nil && n >= next {
-				next = n + 1
-			}
-		}
-	}
-	return prefix + strconv.Itoa(next)
+	number := n.next[prefix]
+	n.next[prefix]++
+	return prefix + strconv.Itoa(number)
 }
 
 // prefixes of aliases, where they differ from the name of the XML element.
@@ -92,33 +99,36 @@ var prefixes = map[string]string{
 	"hub": "hub", "watchdog": "watchdog", "memballoon": "balloon", "rng": "rng", "panic": "panic", "vsock": "vsock",
 }
 
-func diskAlias(d *device.Disk) string {
+func (n *naming) diskAlias(d *device.Disk) string {
 	at, ok := d.Address.(device.Drive)
 	switch {
 	case !ok:
 		return fmt.Sprintf("%s-disk%d", d.Bus, targetNumber(d.Target))
-	case d.Bus == "scsi":
+	case d.Bus == "scsi" && !n.isLSI(at.Controller):
 		return fmt.Sprintf("scsi%d-%d-%d-%d", at.Controller, at.Bus, at.Target, at.Unit)
 	}
 	return fmt.Sprintf("%s%d-%d-%d", d.Bus, at.Controller, at.Bus, at.Unit)
 }
 
-// targetNumber counts the letters of a target: vda is 0, vdz 25, vdaa 26.
-func targetNumber(target string) uint {
-	n := uint(0)
-	for _, r := range strings.TrimRight(target, "0123456789")[min(2, len(target)):] {
-		n = n*26 + uint(r-'a') + 1
-	}
-	return n - 1
+// isLSI reports whether a SCSI controller is of the model that has no targets.
+func (n *naming) isLSI(index uint) bool {
+	c := n.seats[seat{"scsi", index}]
+	return c != nil && c.Model == "lsilogic"
 }
 
-func controllerAlias(s *device.Set, c *device.Controller) string {
+// targetNumber counts the letters of a target: vda is 0, vdz 25, vdaa 26.
+func targetNumber(target string) uint {
+	n, _ := device.TargetIndex(target)
+	return n
+}
+
+func (n *naming) controllerAlias(c *device.Controller) string {
 	switch {
 	case c.Type == "pci" && c.Model == "pcie-root":
 		return "pcie.0"
 	case c.Type == "pci":
 		return fmt.Sprintf("pci.%d", c.Index)
-	case isBoardDrives(s, c):
+	case isBoardDrives(c, n.express):
 		return "ide"
 	case c.Type == "usb" && c.Index == 0:
 		return "usb"
@@ -127,19 +137,7 @@ func controllerAlias(s *device.Set, c *device.Controller) string {
 }
 
 // isBoardDrives reports whether a controller is the one for drives that the
-// machine has on its board.
-func isBoardDrives(s *device.Set, c *device.Controller) bool {
-	if c.Index != 0 {
-		return false
-	}
-	return c.Type == "ide" || c.Type == "sata" && hasRoot(s, "pcie-root")
-}
-
-func hasRoot(s *device.Set, model string) bool {
-	for _, c := range s.Controllers {
-		if c.Type == "pci" && c.Index == 0 {
-			return c.Model == model
-		}
-	}
-	return false
+// machine has on its board; express says that its root bus is of PCI Express.
+func isBoardDrives(c *device.Controller, express bool) bool {
+	return c.Index == 0 && (c.Type == "ide" || c.Type == "sata" && express)
 }

@@ -63,11 +63,16 @@ type builder struct {
 	sets  []uint
 	parts []part
 	boot  bootOrder
+	// seats are the controllers that others sit on.
+	seats map[seat]*device.Controller
+	// consolePorts are the ports of the virtio consoles that say none.
+	consolePorts map[*device.Char]device.VirtioSerial
 }
 
 func newBuilder(p *Plan) *builder {
 	b := &builder{Plan: p, machine: boardOf(p.Definition.OS.Machine)}
 	b.boot = newBootOrder(p.Definition)
+	b.seats = seatsOf(&p.Definition.Devices)
 	return b
 }
 

@@ -8,6 +8,10 @@ import (
 
 func (b *builder) chars() error {
 	s := &b.Definition.Devices
+	var err error
+	if b.consolePorts, err = s.ConsolePorts(); err != nil {
+		return err
+	}
 	for _, group := range [][]*device.Char{s.Serials, s.Parallels, s.Channels, s.Consoles} {
 		for _, c := range group {
 			if mirrorsSerial(s, c) {
@@ -74,6 +78,9 @@ func serialProperties(c *device.Char) (string, properties, error) {
 // portProperties place a port of a virtio-serial controller.
 func (b *builder) portProperties(c *device.Char, driver string) (string, properties, error) {
 	at, ok := c.Address.(device.VirtioSerial)
+	if !ok {
+		at, ok = b.consolePorts[c]
+	}
 	if !ok {
 		return "", nil, invalid("%s %s has no place on a controller", c.Role, c.Alias)
 	}

@@ -61,6 +61,16 @@ func completePlaces(d *domain.Definition, _ *Capabilities) error {
 	return s.AssignUSB()
 }
 
+// KeepPort adds a root port to a complete definition unless one is free, so that a device can be plugged in
+// while the guest runs.
+func KeepPort(d *domain.Definition) error {
+	if err := d.Devices.KeepPort(boardOf(d.OS.Machine).pci()); err != nil {
+		return err
+	}
+	d.Devices.NumberPorts()
+	return nil
+}
+
 // rehearse tries whether there are arguments for a definition: what cannot be
 // made is better refused when it is defined than when it is started.
 func rehearse(d *domain.Definition, c *Capabilities) error {

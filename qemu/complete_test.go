@@ -123,10 +123,10 @@ func TestCompleteDeviceOfConfig(t *testing.T) {
 // A device that joins a running guest gets a free place and a name, and nothing
 // is added to the guest for its sake.
 func TestCompleteDeviceLive(t *testing.T) {
-	def, c := shelled(t, "q35", `<controller type='virtio-serial'/>`)
+	def, c := shelled(t, "q35", `<controller type='virtio-serial'/><controller type='pci' index='9' model='pcie-root-port'/>`)
 	AssignAliases(def)
 	before := def.Clone()
-	for range device.Spare {
+	for range 6 { // of the nine ports the USB controller, the channels and the balloon have three
 		nic, err := joining(t, def, c, `<interface type='user'><model type='virtio'/></interface>`, true)
 		if err != nil {
 			t.Fatal(err)

@@ -20,9 +20,13 @@ func (b *builder) controllers() error {
 			}
 		}
 	}
-	for _, onUSB := range []bool{false, true} {
+	// Companions find their USB bus, and card readers their port, only when these are there.
+	isMain := func(c *device.Controller) bool { return c.Type != "pci" && c.Type != "ccid" && !c.HasMaster }
+	isCompanion := func(c *device.Controller) bool { return c.Type == "usb" && c.HasMaster }
+	isReader := func(c *device.Controller) bool { return c.Type == "ccid" }
+	for _, is := range []func(*device.Controller) bool{isMain, isCompanion, isReader} {
 		for _, c := range all {
-			if c.Type == "pci" || (c.Type == "ccid") != onUSB {
+			if !is(c) {
 				continue
 			}
 			if err := b.controller(c); err != nil {
@@ -45,7 +49,7 @@ func (b *builder) bridge(c *device.Controller, made map[*device.Controller]bool)
 	}
 	made[c] = true // also while those above are made: a loop ends here
 	if at, ok := c.Address.(device.PCI); ok {
-		if above := b.Definition.Devices.Controller("pci", at.Bus); above != nil {
+		if above := b.seats[seat{"pci", at.Bus}]; above != nil {
 			if err := b.bridge(above, made); err != nil {
 				return err
 			}
@@ -82,7 +86,7 @@ func (b *builder) controllerProperties(c *device.Controller) (driver string, pro
 		driver, err = b.virtio("virtio-serial", "", c.EventIdx, c.IOMMU, c.ATS, c.Packed, &props)
 		return driver, props, err
 	case "sata":
-		if isBoardDrives(&b.Definition.Devices, c) {
+		if b.isBoardDrives(c) {
 			return "", nil, nil
 		}
 		return "ich9-ahci", properties{{"id", c.Alias}}, nil
@@ -157,7 +161,7 @@ func (b *builder) usbController(c *device.Controller) (string, properties, error
 	props := properties{}
 	switch {
 	case c.HasMaster:
-		props.add("masterbus", c.Alias+".0")
+		props.add("masterbus", b.usbBus(c.Index))
 		props.add("firstport", c.MasterStart)
 		return driver, props, nil
 	case c.Ports == 0:
@@ -275,8 +279,32 @@ func (b *builder) place(props *properties, info *device.Info) error {
 	return nil
 }
 
+// seat is by what others name the controller that they sit on.
+type seat struct {
+	kind  string
+	index uint
+}
+
+// seatsOf finds controllers by what others name them by. Of a USB controller this is the main part.
+func seatsOf(s *device.Set) map[seat]*device.Controller {
+	seats := make(map[seat]*device.Controller, len(s.Controllers))
+	for _, c := range s.Controllers {
+		at := seat{c.Type, c.Index}
+		if known := seats[at]; known == nil || known.HasMaster && !c.HasMaster {
+			seats[at] = c
+		}
+	}
+	return seats
+}
+
+// busName is the PCI bus of an index. That of the machine's root has its own name, whatever alias the
+// definition gives to its controller.
 func (b *builder) busName(index uint) string {
-	if c := b.Definition.Devices.Controller("pci", index); c != nil {
+	c := b.seats[seat{"pci", index}]
+	switch {
+	case c != nil && c.Model == "pcie-root":
+		return "pcie.0"
+	case c != nil && c.Model != "pci-root":
 		return c.Alias
 	}
 	return fmt.Sprintf("pci.%d", index)
@@ -284,20 +312,28 @@ func (b *builder) busName(index uint) string {
 
 // usbBus is the first bus of a USB controller; companions share it.
 func (b *builder) usbBus(index uint) string {
-	for _, c := range b.Definition.Devices.Controllers {
-		if c.Type == "usb" && c.Index == index && !c.HasMaster {
-			return c.Alias + ".0"
-		}
+	if c := b.seats[seat{"usb", index}]; c != nil && !c.HasMaster {
+		return c.Alias + ".0"
 	}
 	return fmt.Sprintf("usb%d.0", index)
 }
 
-// controllerName is the alias of a controller that others sit on.
+// isBoardDrives reports whether a controller is the one for drives that the machine has on its board.
+func (b *builder) isBoardDrives(c *device.Controller) bool {
+	return isBoardDrives(c, b.machine == q35)
+}
+
+// controllerName is QEMU's name of a controller that others sit on. Those that are on the board have a name
+// of their own.
 func (b *builder) controllerName(kind string, index uint) string {
-	if c := b.Definition.Devices.Controller(kind, index); c != nil {
-		return c.Alias
+	c := b.seats[seat{kind, index}]
+	switch {
+	case c == nil:
+		return fmt.Sprintf("%s%d", kind, index)
+	case b.isBoardDrives(c):
+		return "ide"
 	}
-	return fmt.Sprintf("%s%d", kind, index)
+	return c.Alias
 }
 
 func (b *builder) hub(h *device.Hub) error {

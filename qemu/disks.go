@@ -319,15 +319,8 @@ func (b *builder) scsiDisk(d *device.Disk, props *properties) (string, error) {
 		return "", invalid("disk %s has no place on a controller", d.Target)
 	}
 	props.add("bus", b.controllerName("scsi", at.Controller)+".0")
-	if b.isVirtioSCSI(at.Controller) {
-		props.add("channel", at.Bus)
-		props.add("scsi-id", at.Target)
-		props.add("lun", at.Unit)
-	} else {
-		if at.Bus != 0 || at.Target != 0 {
-			return "", unsupported("disk %s: this SCSI controller has only units", d.Target)
-		}
-		props.add("scsi-id", at.Unit)
+	if err := b.scsiPlace(d, at, props); err != nil {
+		return "", err
 	}
 	switch d.Device {
 	case "cdrom":
@@ -345,13 +338,31 @@ func (b *builder) scsiDisk(d *device.Disk, props *properties) (string, error) {
 	return "scsi-hd", nil
 }
 
-func (b *builder) isVirtioSCSI(index uint) bool {
-	for _, c := range b.Definition.Devices.Controllers {
-		if c.Type == "scsi" && c.Index == index {
-			return strings.HasPrefix(c.Model, "virtio")
-		}
+// maxLUN is the highest logical unit that a target of a SCSI controller can have, by model; those of the
+// virtio models are beyond what an address can say.
+var maxLUN = map[string]uint{"lsisas1068": 1, "lsisas1078": 255, "am53c974": 7, "dc390": 7}
+
+// scsiPlace says where a disk sits on its controller. An lsilogic controller has only units, which are its
+// targets. Where the model has no logical unit of the number, the unit counts targets, too.
+func (b *builder) scsiPlace(d *device.Disk, at device.Drive, props *properties) error {
+	model := ""
+	if c := b.seats[seat{"scsi", at.Controller}]; c != nil {
+		model = c.Model
 	}
-	return false
+	isVirtio := strings.HasPrefix(model, "virtio")
+	switch {
+	case !isVirtio && at.Bus != 0:
+		return unsupported("disk %s: a SCSI controller has one bus, and its number is 0", d.Target)
+	case model == "lsilogic" && at.Target != 0:
+		return unsupported("disk %s: a SCSI controller of model lsilogic has only target 0", d.Target)
+	case model == "lsilogic" || !isVirtio && at.Target == 0 && at.Unit > maxLUN[model]:
+		props.add("scsi-id", at.Unit)
+		return nil
+	}
+	props.add("channel", at.Bus)
+	props.add("scsi-id", at.Target)
+	props.add("lun", at.Unit)
+	return nil
 }
 
 // driveOptions adds what the device itself is told about the disk.

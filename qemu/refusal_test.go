@@ -57,7 +57,7 @@ func TestRefusals(t *testing.T) {
 		q35(`<watchdog model='i6300esb' action='dump'/>`):                                                                                      `action "dump"`,
 		q35(`<watchdog model='diag288' action='reset'/>`):                                                                                      `model "diag288"`,
 		on("pc", `<watchdog model='itco' action='reset'/>`):                                                                                    "only machine type q35",
-		q35(`<controller type='usb' model='none'/><input type='tablet' bus='usb'/>`):                                                           "no free USB port",
+		q35(`<controller type='usb' model='none'/><input type='tablet' bus='usb'/>`):                                                           "no USB controller",
 		q35(`<controller type='scsi' model='buslogic'/>`):                                                                                      `model "buslogic"`,
 		q35(`<serial type='pty'/><serial type='pty'/><serial type='pty'/><serial type='pty'/><serial type='pty'/>`):                            "serial port 4",
 		q35(`<channel type='unix'><target type='guestfwd' address='10.0.2.1' port='1'/></channel>`):                                            "guestfwd",
