@@ -60,3 +60,9 @@ type Backend struct {
 // Listens reports whether it is a socket of the host's files that somebody may connect
 // to.
 func (b *Backend) Listens() bool { return b.Type == "unix" && b.Mode != "connect" && b.Path != "" }
+
+// Connects reports whether it is a client of a socket among the host's files.
+func (b *Backend) Connects() bool { return b.Type == "unix" && b.Mode == "connect" && b.Path != "" }
+
+// Reconnects reports whether it is a client that connects again when the connection is lost.
+func (b *Backend) Reconnects() bool { return b.Mode == "connect" && b.Reconnect == On }

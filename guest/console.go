@@ -358,7 +358,7 @@ func connect(ctx context.Context, path string) (net.Conn, error) {
 		return nil, err
 	}
 	defer at.Close()
-	return new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", at.Fd()))
+	return connectTo(ctx, at)
 }
 
 // ptyMajors are the device numbers of the host's ends of pseudo-terminals: the first, and

@@ -17,10 +17,7 @@ import (
 func shownFiles(def *domain.Definition) []string {
 	var paths []string
 	for _, b := range backends(def) {
-		switch {
-		case b.Type == "unix" && b.Mode == "connect":
-			paths = append(paths, b.Path)
-		case b.Type == "pipe":
+		if b.Type == "pipe" {
 			paths = append(paths, b.Path, b.Path+".in", b.Path+".out")
 		}
 	}

@@ -62,6 +62,7 @@ func (l *launching) openFiles(ctx context.Context) error {
 		}
 		return nil
 	}
+	l.run.holdRelays()
 	l.plan.Files = map[string]*os.File{}
 	if o.Loader.Type == "pflash" {
 		code := unix.O_RDONLY
@@ -192,6 +193,11 @@ func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all
 		}
 		if b.Listens() && filepath.Dir(b.Path) != run.ownPath() {
 			if err := listenFor(ctx, run.labels, p, alias, b.Path); err != nil {
+				return err
+			}
+		}
+		if b.Connects() {
+			if err := run.connectFor(ctx, p, alias, b); err != nil {
 				return err
 			}
 		}

@@ -52,18 +52,22 @@ type undoing struct {
 	Args    json.RawMessage
 }
 
-// alsoSocket has the release of a device remove the socket that it listened on.
+// alsoSocket has the release of a device remove the socket that it listened on, and end its relay.
 func alsoSocket(r *run, alias string, release func(context.Context) error) func(context.Context) error {
 	dev := r.def.Devices.ByAlias(alias)
 	if dev == nil {
 		return release
 	}
 	b := backendOf(dev)
-	if b == nil || b.Type != "unix" || b.Mode == "connect" || r.User == nil {
+	if b == nil || b.Type != "unix" || r.User == nil {
 		return release
 	}
-	return func(ctx context.Context) error {
-		err := removeSocket(ctx, b.Path, qemu.RemoveDeserted)
+	return func(ctx context.Context) (err error) {
+		if b.Mode == "connect" {
+			r.relays.stop(alias)
+		} else {
+			err = removeSocket(ctx, b.Path, qemu.RemoveDeserted)
+		}
 		if release != nil {
 			err = errors.Join(err, release(ctx))
 		}

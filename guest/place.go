@@ -215,6 +215,7 @@ func (r *Registry) reholdRest(run *run) {
 			run.hold("display port", func(context.Context) error { r.ports.giveBack(g.Port); return nil })
 		}
 	}
+	r.relayAgain(run)
 	group := r.Cgroups.Guest(run.UUID)
 	run.hold("disks", func(ctx context.Context) error { return r.takeBackDisks(ctx, run) })
 	run.hold("sockets", func(ctx context.Context) error { return removeSockets(ctx, run) })

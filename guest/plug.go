@@ -194,6 +194,7 @@ type plugged struct {
 // takeBackPlug takes back what a plug that failed has taken, last of all that it was begun.
 func (g *Guest) takeBackPlug(ctx context.Context, r *run, dev device.Device, held *plugged) {
 	ctx = context.WithoutCancel(ctx)
+	r.relays.stop(dev.Common().Alias)
 	if err := r.labels.giveBack(ctx, ownerOf(dev)); err != nil {
 		g.log.Error("what a failed plug labelled may keep its label", "error", err)
 	}

@@ -106,6 +106,7 @@ func (r *Registry) oweAgain(run *run) {
 		return
 	}
 	run.owe(p, nil)
+	run.relayAgain(withFences(r.life, run.Fences), dev)
 	if m, is := dev.(*device.Memory); is { // QEMU may have it, which nobody is asked for
 		r.Ledger.Add(run.UUID, moduleDemand(run.def, m))
 	}
@@ -152,6 +153,7 @@ func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, def *dom
 		}, nil
 	}
 	takeBack(ctx, s, p.Undo, g.log)
+	r.relays.stop(alias)
 	if err := r.labels.giveBack(ctx, ownerOf(dev)); err != nil {
 		g.log.Warn("what was labelled for a device may keep the guest's label", "alias", dev.Common().Alias, "error", err)
 	}

@@ -76,6 +76,7 @@ type run struct {
 	dumping bool
 	// removals are the devices that QEMU was asked to remove; the loop's.
 	removals map[string]*removal
+	relays   relays
 	labels   *labels // what it is called by mandatory access control; nil: nothing
 	consoles consoles
 	pictures pictures
@@ -164,6 +165,7 @@ func (r *run) connect(s *qmp.Session) {
 
 // leave lets go of a guest that runs on: the monitor takes one daemon at a time.
 func (r *run) leave() {
+	r.relays.stopAll()
 	r.agent.close()
 	if s := r.session.Load(); s != nil {
 		s.Close()

@@ -26,8 +26,11 @@ type Plan struct {
 	// Files are open for QEMU, which then opens none of these paths: firmware and
 	// its variables, and what character devices write to.
 	Files map[string]*os.File
-	// Sockets listen for character devices, by alias.
+	// Sockets are those of character devices, by alias: they listen, or are connected.
 	Sockets map[string]*os.File
+	// Relays are the paths of sockets, by alias, that QEMU connects to in place of the one that
+	// the definition names.
+	Relays map[string]string
 	// Listeners are the sockets of displays, by alias: AfterStart hands them over.
 	Listeners map[string][]*os.File
 

@@ -16,9 +16,9 @@ type chardev struct {
 	// milliseconds says that QEMU counts the time to the next try in them: seconds
 	// are deprecated from 9.2 on.
 	milliseconds bool
-	// listens is the descriptor that listens at Path, if one was handed over: its
-	// number, or its name while the guest runs.
-	listens string
+	// socket is the descriptor that listens at Path, or is connected to it, if one was
+	// handed over: its number, or its name while the guest runs.
+	socket string
 }
 
 // backend makes the host's end of a character device and gives its name.
@@ -31,7 +31,10 @@ func (b *builder) backend(alias string, back *device.Backend, role device.CharRo
 		return "", unsupported("this QEMU has no character devices of type %s", c.Type)
 	}
 	if f := b.Sockets[alias]; f != nil {
-		c.listens = b.pass(f, "socket-"+alias)
+		c.socket = b.pass(f, "socket-"+alias)
+	}
+	if path := b.Relays[alias]; path != "" {
+		c.Path = path
 	}
 	// What is handed over has been emptied where that was wanted; QEMU would try it
 	// again, and cannot with devices.
@@ -117,8 +120,8 @@ func (c *chardev) argument() string {
 	l.add("id", c.id)
 	switch c.Type {
 	case "unix":
-		if c.listens != "" {
-			l.add("fd", c.listens)
+		if c.socket != "" {
+			l.add("fd", c.socket)
 		} else {
 			l.add("path", c.Path)
 		}
@@ -178,8 +181,8 @@ func (c *chardev) arguments() properties {
 	switch c.Type {
 	case "unix":
 		at := properties{{"type", "unix"}, {"data", properties{{"path", c.Path}}}}
-		if c.listens != "" {
-			at = properties{{"type", "fd"}, {"data", properties{{"str", c.listens}}}}
+		if c.socket != "" {
+			at = properties{{"type", "fd"}, {"data", properties{{"str", c.socket}}}}
 		}
 		data.add("addr", at)
 		c.serve(&data)
