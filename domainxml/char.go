@@ -1,6 +1,8 @@
 package domainxml
 
 import (
+	"cmp"
+
 	"github.com/lodge-kvm/lodge/device"
 )
 
@@ -86,12 +88,18 @@ func describeBackendSource(n *node, b *device.Backend) {
 				b.Mode = "" // a path will be made at start, which says the same
 				n.ignore("")
 			}
+			if n.reading() && b.Path != "" {
+				b.Mode = cmp.Or(b.Mode, "connect")
+			}
 		})
 	case "tcp":
 		n.in("source", func(n *node) {
 			n.str("mode", &b.Mode, "bind", "connect")
 			n.str("host", &b.Host)
 			n.str("service", &b.Service)
+			if n.reading() {
+				b.Mode = cmp.Or(b.Mode, "connect")
+			}
 			describeReconnect(n, b)
 		})
 	case "spiceport":
