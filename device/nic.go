@@ -61,6 +61,9 @@ type NICAttachment struct {
 	Bridge string
 	// Tap and VHost hold one file a queue. VHost is empty where vhost is not used.
 	Tap, VHost []*os.File
+	// Wire leads to the program that serves a network of type user, where QEMU does not do that
+	// itself.
+	Wire *os.File
 	// MTU of the link, so that the guest can be told; 0: the default.
 	MTU uint
 	// VHostReason says why vhost is not used, for the explanation.
@@ -72,5 +75,8 @@ func (a *NICAttachment) Close() {
 	for _, f := range append(a.Tap, a.VHost...) {
 		_ = f.Close()
 	}
-	a.Tap, a.VHost = nil, nil
+	if a.Wire != nil {
+		_ = a.Wire.Close()
+	}
+	a.Tap, a.VHost, a.Wire = nil, nil, nil
 }

@@ -470,7 +470,7 @@ func (r *Registry) rehold(run *run) {
 			run.log.Info("an interface of an adopted guest is not there", "interface", n.IfName, "cause", err)
 			continue
 		}
-		run.hold("interface "+n.IfName, release)
+		run.hold(n.what(), release)
 	}
 	r.reholdRest(run)
 }

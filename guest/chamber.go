@@ -376,7 +376,9 @@ func (r *Registry) admit(ctx context.Context, run *run, p *qemu.Plan, dev device
 	if err := alone.Devices.Add(dev); err != nil {
 		return err
 	}
-	if needsNetwork(alone) && !r.Kernel.SharesNetwork(run.PID) {
+	nic, isNIC := dev.(*device.NIC)
+	served := isNIC && p.NICs[nic.Alias] != nil && p.NICs[nic.Alias].Wire != nil
+	if needsNetwork(alone) && !served && r.lacksNetwork(run) {
 		return fault.New(fault.Unsupported, fault.Config,
 			"this guest was started without the host's network, which its %s needs: add it to the configuration (--config), and start the guest anew", dev.Kind())
 	}

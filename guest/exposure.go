@@ -22,7 +22,7 @@ func shownFiles(def *domain.Definition) []string {
 		}
 	}
 	if needsNetwork(def) {
-		paths = append(paths, "/etc/resolv.conf", "/etc/hosts")
+		paths = append(paths, namesOfHosts...)
 	}
 	for _, h := range def.Devices.HostDevices {
 		paths = append(paths, "/sys") // where the device is described, and its resources are

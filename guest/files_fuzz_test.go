@@ -109,12 +109,12 @@ func FuzzJournals(f *testing.F) {
 	const drive = `<disk type='file' device='cdrom'><source file='/a' index='2'/><target dev='sda' bus='sata'/></disk>`
 	steps := []undoing{{Command: "device_del", Args: json.RawMessage(`{"id":"net1"}`)}}
 	add(0, runRecord{
-		Name: "a", UUID: "u", ID: 3, XML: machine, PID: 7, Messages: []string{"m"}, NICs: []heldNIC{{"net0", "vnet0", "br0"}},
-		Saving: &saving{Path: "/s"}, Leaving: []*leaving{{Steps: steps, NIC: &heldNIC{"net1", "vnet1", "br0"}}}, NoRoom: []string{"vda"},
+		Name: "a", UUID: "u", ID: 3, XML: machine, PID: 7, Messages: []string{"m"}, NICs: []heldNIC{{Alias: "net0", IfName: "vnet0", Bridge: "br0"}},
+		Saving: &saving{Path: "/s"}, Leaving: []*leaving{{Steps: steps, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}}}, NoRoom: []string{"vda"},
 	})
 	add(1, madeFile{Path: "/s", Device: 1, Inode: 2})
 	add(2, changing{Live: drive, Saved: drive, Fence: []string{"/a"}, Node: "n", Old: 1, Undo: steps, Rest: steps})
-	add(3, plugging{Device: drive, NIC: &heldNIC{"net1", "vnet1", "br0"}, Undo: steps})
+	add(3, plugging{Device: drive, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}, Undo: steps})
 	add(4, amending{Active: machine, Config: machine, VCPUs: 1, Balloon: 1 << 20})
 	add(5, map[string]any{"Label": "s", "Files": []any{map[string]any{"Path": "/a", "Was": "system_u:object_r:x_t:s0"}}})
 	for which := range uint8(6) {

@@ -200,7 +200,14 @@ func (r *Registry) readoptNIC(def *domain.Definition, held heldNIC) (func(contex
 	if !ok {
 		return nil, fault.New(fault.NotFound, fault.Device, "the guest has no interface %s", held.Alias)
 	}
-	release, err := r.Networks.AdoptNIC(n, held.IfName, def.Name)
+	return r.readopt(n, &held, def.Name)
+}
+
+func (r *Registry) readopt(n *device.NIC, held *heldNIC, name string) (func(context.Context) error, error) {
+	if held.User != nil {
+		return r.endUserNetwork(*held.User), nil
+	}
+	release, err := r.Networks.AdoptNIC(n, held.IfName, name)
 	if err != nil {
 		return nil, err
 	}

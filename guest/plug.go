@@ -243,6 +243,10 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 			p.NICs[d.Alias], d.Target = a, a.IfName
 			held.what, held.release = "interface "+a.IfName, release
 			held.nic = &heldNIC{Alias: d.Alias, IfName: a.IfName, Bridge: a.Bridge}
+		} else if g.reg.lacksNetwork(r) {
+			if err := g.reg.serveUserNetwork(ctx, r, p, d, held, also); err != nil {
+				return held, err
+			}
 		}
 	case *device.HostDevice:
 		if err := passable(g.reg.Kernel, d); err != nil {

@@ -58,13 +58,18 @@ func readPlugging(dir string) (*plugging, error) {
 // killed.
 func (r *run) notingNIC(ctx context.Context, nic *device.NIC, held *plugged, also twin) context.Context {
 	return network.WithNote(ctx, func(ifName string) error {
-		p, err := newPlugging(nic, &heldNIC{Alias: nic.Alias, IfName: ifName}, nil, also)
-		if err == nil {
-			err = r.begin(pluggingFile, p)
-		}
-		held.noted = held.noted || err == nil
-		return err
+		return r.noteNIC(nic, held, &heldNIC{Alias: nic.Alias, IfName: ifName}, also)
 	})
+}
+
+// noteNIC notes the plug of a NIC and what is about to be made for it.
+func (r *run) noteNIC(nic *device.NIC, held *plugged, made *heldNIC, also twin) error {
+	p, err := newPlugging(nic, made, nil, also)
+	if err == nil {
+		err = r.begin(pluggingFile, p)
+	}
+	held.noted = held.noted || err == nil
+	return err
 }
 
 // forgetPlugging notes that nothing is half plugged any more.
@@ -78,7 +83,7 @@ func (r *run) forgetPlugging() {
 func (r *run) owe(p *plugging, release func(context.Context) error) {
 	r.plugging = p
 	if release != nil {
-		r.hold("interface "+p.NIC.IfName, release)
+		r.hold(p.NIC.what(), release)
 	}
 }
 
@@ -114,8 +119,8 @@ func (r *Registry) oweAgain(run *run) {
 	if !is || p.NIC == nil {
 		return
 	}
-	if release, err := r.Networks.AdoptNIC(nic, p.NIC.IfName, run.Name); err == nil { // or it went with its last file
-		run.hold("interface "+p.NIC.IfName, func(context.Context) error { release(); return nil })
+	if release, err := r.readopt(nic, p.NIC, run.Name); err == nil { // or it went with its last file
+		run.hold(p.NIC.what(), release)
 	}
 }
 
@@ -163,7 +168,7 @@ func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, def *dom
 		if p.NIC == nil {
 			return nil
 		}
-		if release := r.takeRelease("interface " + p.NIC.IfName); release != nil {
+		if release := r.takeRelease(p.NIC.what()); release != nil {
 			go func() { // bounded, and waits for nobody
 				ctx, stop := context.WithTimeout(g.reg.life, modifyLimit)
 				defer stop()

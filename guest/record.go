@@ -130,7 +130,19 @@ func (r *runRecord) revives(s lifecycle.State) bool {
 }
 
 // heldNIC is a host interface that outlives QEMU and must be taken down.
-type heldNIC struct{ Alias, IfName, Bridge string }
+type heldNIC struct {
+	Alias, IfName, Bridge string
+	// User is who a program runs as that serves a network of type user; nil: there is none.
+	User *chamber.User `json:",omitempty"`
+}
+
+// what names it among what a run holds.
+func (n *heldNIC) what() string {
+	if n.User != nil {
+		return "user network of " + n.Alias
+	}
+	return "interface " + n.IfName
+}
 
 const runRecordFile = "run.json"
 

@@ -175,7 +175,7 @@ func (r *run) takeNIC(alias string) (*heldNIC, func(context.Context) error) {
 			continue
 		}
 		r.NICs = append(r.NICs[:i:i], r.NICs[i+1:]...)
-		return &n, r.takeRelease("interface " + n.IfName)
+		return &n, r.takeRelease(n.what())
 	}
 	return nil, nil
 }

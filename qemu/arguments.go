@@ -190,10 +190,13 @@ func (b *builder) process() error {
 	b.option("name", name)
 	b.word("-S", "-no-user-config", "-nodefaults", "-display", "none")
 	if b.Capabilities.HasOption("sandbox", "spawn") {
-		b.word("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
+		b.word("-sandbox", sandbox)
 	}
 	return nil
 }
+
+// sandbox is what QEMU is to forbid itself.
+const sandbox = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 // control is the monitor.
 func (b *builder) control() error {

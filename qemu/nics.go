@@ -38,12 +38,14 @@ func (b *builder) nic(n *device.NIC) error {
 
 func (b *builder) netdev(n *device.NIC) error {
 	id := "host" + n.Alias
-	if n.Type == "user" {
-		b.part("netdev", properties{{"type", "user"}, {"id", id}})
-		return nil
-	}
 	a := b.NICs[n.Alias]
 	switch {
+	case n.Type == "user" && a != nil && a.Wire != nil:
+		b.part("netdev", properties{{"type", "socket"}, {"fd", b.pass(a.Wire, "wire-"+n.Alias)}, {"id", id}})
+		return nil
+	case n.Type == "user":
+		b.part("netdev", properties{{"type", "user"}, {"id", id}})
+		return nil
 	case a != nil && len(a.Tap) > 0:
 	case b.rehearsal:
 		return nil
@@ -59,6 +61,18 @@ func (b *builder) netdev(n *device.NIC) error {
 	props.add("id", id)
 	b.part("netdev", props)
 	return nil
+}
+
+// UserNetwork gives the arguments by which a QEMU without a guest serves a network of type user on
+// its first descriptor that is handed over.
+func UserNetwork() []string {
+	return []string{
+		"-name", "lodge-user-network", "-machine", "none", "-m", "0", "-no-user-config", "-nodefaults", "-display", "none", "-sandbox", sandbox,
+		"-netdev", `{"type":"user","id":"user"}`,
+		"-netdev", fmt.Sprintf(`{"type":"socket","id":"wire","fd":"%d"}`, firstFile),
+		"-netdev", `{"type":"hubport","id":"user-port","hubid":0,"netdev":"user"}`,
+		"-netdev", `{"type":"hubport","id":"wire-port","hubid":0,"netdev":"wire"}`,
+	}
 }
 
 // passAll hands over the files of all queues: one under the name of one,

@@ -1,0 +1,97 @@
+package guest
+
+import (
+	"context"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/chamber"
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/qemu"
+)
+
+// A QEMU serves an interface of type user from the host's network, in which it is only if its guest
+// had such a need when it started. A process cannot be put there later. So an interface that is
+// plugged into another guest is served by a second QEMU, without a guest, that runs in the host's
+// network as a user of its own. A socket connects the two.
+
+// lacksNetwork reports whether a guest's QEMU cannot reach the host's network.
+func (r *Registry) lacksNetwork(run *run) bool {
+	return run.User != nil && !r.Kernel.SharesNetwork(run.PID)
+}
+
+// serveUserNetwork starts the program that serves a NIC which is being plugged in. It is noted
+// before: the next daemon may have to end it.
+func (r *Registry) serveUserNetwork(ctx context.Context, run *run, p *qemu.Plan, n *device.NIC, held *plugged, also twin) error {
+	user, err := r.Quarters.Users.Take(run.UUID)
+	if err != nil {
+		return err
+	}
+	held.nic = &heldNIC{Alias: n.Alias, User: &user}
+	held.what, held.release = held.nic.what(), r.endUserNetwork(user)
+	if err := run.noteNIC(n, held, held.nic, also); err != nil {
+		return err
+	}
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot make a wire for interface %s", n.MAC)
+	}
+	near, far := os.NewFile(uintptr(ends[0]), "wire"), os.NewFile(uintptr(ends[1]), "wire")
+	defer far.Close()
+	p.NICs[n.Alias] = &device.NICAttachment{Wire: near}
+	if err := r.launchUserNetwork(ctx, run, p.Definition.Devices.Emulator, user, far); err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot serve interface %s of type user", n.MAC)
+	}
+	failpoint.Reach("plug.usernet")
+	return nil
+}
+
+// What bounds the program: it has a few threads, and a file for each connection of the guest's.
+const userNetworkThreads, userNetworkFiles = 16, 4096
+
+// launchUserNetwork runs the program, in the guest's control group.
+func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator string, user chamber.User, wire *os.File) error {
+	args := qemu.UserNetwork()
+	log, err := r.openLog(run.Name, "serving a user network", emulator, &qemu.Command{Args: args})
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	place := &chamber.Chamber{
+		User: user, Program: emulator, Network: true, Label: run.labels.helper(),
+		Limits: chamber.Limits{Threads: userNetworkThreads, Open: userNetworkFiles},
+	}
+	defer closeShown(place)
+	for _, path := range namesOfHosts {
+		f, err := openToShow(ctx, path)
+		if err == nil {
+			place.Shown = append(place.Shown, chamber.Shown{Path: path, File: f})
+		}
+	}
+	process, err := qemu.Launch(ctx, qemu.Spec{
+		Binary: emulator, Args: args, Env: environment("/"), Dir: "/", Files: []*os.File{wire}, Log: log, House: r.Quarters.House, Chamber: place,
+	})
+	if err != nil {
+		return err
+	}
+	r.loops.Go(func() { // it is ended by its user
+		select {
+		case <-process.Exited():
+		case <-r.life.Done():
+			process.Release()
+		}
+	})
+	r.makeVictim(run.Name, process.PID, victim(0))
+	return r.Cgroups.Guest(run.UUID).AddProcess(process.PID)
+}
+
+// endUserNetwork ends the program, which nothing else runs as, and gives its user back.
+func (r *Registry) endUserNetwork(user chamber.User) func(context.Context) error {
+	return func(context.Context) error { return r.Quarters.Users.Free(user) }
+}
+
+// namesOfHosts are where the host keeps them.
+var namesOfHosts = []string{"/etc/resolv.conf", "/etc/hosts"}
