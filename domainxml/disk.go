@@ -43,6 +43,9 @@ func describeDisk(n *node, d *device.Disk) {
 	n.leaf("vendor", &d.Vendor)
 	n.leaf("product", &d.Product)
 	n.info(&d.Info)
+	if n.reading() && d.StartupPolicy == "requisite" && d.Device != "cdrom" && d.Device != "floppy" {
+		n.invalid("source", "startupPolicy requisite is for CD-ROM and floppy drives; say optional or mandatory")
+	}
 }
 
 // encryptionHere describes a disk's encryption where it is said: below its source,

@@ -110,6 +110,7 @@ func TestRefusals(t *testing.T) {
 		subject fault.Subject
 		text    string
 	}{
+		"requisite disk":       {in(`<disk type='file'><source file='/a' startupPolicy='requisite'/><target dev='vda'/></disk>`, ""), fault.Invalid, fault.XML, "requisite"},
 		"not XML":              {"domain", fault.Invalid, fault.XML, "text outside"},
 		"other document":       {"<network/>", fault.Invalid, fault.XML, "<domain>"},
 		"no name":              {"<domain type='kvm'/>", fault.Invalid, fault.XML, "no name"},

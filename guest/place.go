@@ -68,15 +68,11 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 	}
 	path, format, err := r.source(d)
 	if err != nil {
-		return a, false, err
+		return a, false, absent(err)
 	}
 	chain, err := image.OpenChain(ctx, path, format)
 	if err != nil {
-		if errors.Is(err, os.ErrNotExist) && d.StartupPolicy == "optional" {
-			d.Source = nil
-			return a, false, nil
-		}
-		return a, false, fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err)
+		return a, false, absent(fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err))
 	}
 	defer chain.Close()
 	if err := checkEncrypted(d, chain[0].Encrypted); err != nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
@@ -76,7 +77,9 @@ type run struct {
 	dumping bool
 	// removals are the devices that QEMU was asked to remove; the loop's.
 	removals map[string]*removal
-	relays   relays
+	// dropped are the disks that the guest started without.
+	dropped []event.DomainMediaChange
+	relays  relays
 	labels   *labels // what it is called by mandatory access control; nil: nothing
 	consoles consoles
 	pictures pictures

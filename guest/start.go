@@ -106,6 +106,9 @@ func (g *Guest) takeOver(r *run, f lifecycle.Started, o StartOptions) {
 	g.revived()
 	g.reg.setID(g, r.ID)
 	g.live.Store(r)
+	for _, change := range r.dropped {
+		g.announce(change)
+	}
 	g.advance(f)
 	g.reg.hasRun(g.uuid)
 	g.watchTPM(r)
@@ -307,8 +310,12 @@ func (l *launching) findDisks(ctx context.Context) error {
 	l.plan.Disks = map[string]device.DiskAttachment{}
 	fences, run := l.g.View().fences, l.run
 	run.hold("disks", func(ctx context.Context) error { return l.g.reg.takeBackDisks(ctx, run) })
-	for _, d := range l.run.def.Devices.Disks {
+	for _, d := range slices.Clone(l.run.def.Devices.Disks) {
 		a, present, err := l.g.reg.findDisk(fenced(ctx, fences, d), l.run, d)
+		if missing := (*absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, isDrive(d)) {
+			l.dropDisk(d, err)
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -318,6 +325,9 @@ func (l *launching) findDisks(ctx context.Context) error {
 		if err := l.g.reg.checkKey(d); err != nil {
 			return err
 		}
+	}
+	if len(run.dropped) > 0 {
+		return l.journal(ctx)
 	}
 	return nil
 }

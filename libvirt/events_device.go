@@ -20,6 +20,9 @@ func deviceNotices(d xdr.Domain, p event.Payload) []notice {
 			return &xdr.DomainEventCallbackGraphicsMsg{CallbackID: c, Msg: graphics(d, p)}
 		})
 	case event.DomainMediaChange:
+		if _, known := mediaReasons[p.Reason]; !known {
+			return nil // libvirt tells of no change that a client made
+		}
 		return one(eventMediaChange, xdr.ProcDomainEventCallbackDiskChange, func(c int32) xdr.Message {
 			return &xdr.DomainEventCallbackDiskChangeMsg{CallbackID: c, Msg: xdr.DomainEventDiskChangeMsg{
 				Domain: d, OldSourcePath: optional(p.OldPath), NewSourcePath: optional(p.NewPath),

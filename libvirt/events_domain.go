@@ -67,7 +67,7 @@ var (
 	addressFamilies   = words{"ipv4": 0, "ipv6": 1, "unix": 2}
 	blockJobKinds     = words{"pull": 1, "copy": 2, "commit": 3, "active-commit": 4, "backup": 5}
 	blockJobStatuses  = words{"completed": 0, "failed": 1, "canceled": 2, "ready": 3}
-	mediaReasons      = words{"changed": 0, "dropped": 1}
+	mediaReasons      = words{"missing on start": 0, "drop missing on start": 1}
 	agentReasons      = words{"domain started": 1, "channel": 2}
 	metadataKinds     = words{"description": 0, "title": 1, "element": 2}
 	failureRecipients = words{"hypervisor": 0, "guest": 1}

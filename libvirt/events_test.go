@@ -118,7 +118,7 @@ func TestEveryPayloadHasItsMessage(t *testing.T) {
 		{event.DomainIOError{Action: "pause", Reason: "enospc"}, []want{{topic{domain, 4}, 322}, {topic{domain, 6}, 324}}},
 		{event.DomainGraphics{Phase: "connect", SASLUser: "me"}, []want{{topic{domain, 5}, 323}}},
 		{event.DomainBlockJob{Kind: "copy", Status: "ready"}, []want{{topic{domain, 8}, 326}, {topic{domain, 16}, 339}}},
-		{event.DomainMediaChange{OldPath: "/a.iso"}, []want{{topic{domain, 9}, 327}}},
+		{event.DomainMediaChange{OldPath: "/a.iso", Reason: "missing on start"}, []want{{topic{domain, 9}, 327}}},
 		{event.DomainTray{Open: true}, []want{{topic{domain, 10}, 328}}},
 		{event.DomainPMWakeup{}, []want{{topic{domain, 11}, 329}}},
 		{event.DomainPMSuspend{To: "memory"}, []want{{topic{domain, 12}, 330}}},

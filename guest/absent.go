@@ -1,0 +1,53 @@
+package guest
+
+import (
+	"context"
+	"errors"
+
+	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
+)
+
+// absence is why something that a device is made of is not there. A start may go on without it.
+type absence struct{ cause error }
+
+func (a *absence) Error() string { return a.cause.Error() }
+func (a *absence) Unwrap() error { return a.cause }
+
+// absent makes a failure to find something an absence. What may not be used, or does not answer, is
+// not absent.
+func absent(err error) error {
+	if fault.Is(err, fault.Denied) || fault.Is(err, fault.Timeout) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return &absence{err}
+}
+
+// mayLack reports whether a start may go on without what a device of a startup policy is made of. A
+// guest that goes on from an image has the device in that image, so it keeps a disk or fails.
+func (l *launching) mayLack(policy string, removable bool) bool {
+	booted := l.from == nil
+	return policy == "optional" && (booted || removable) || policy == "requisite" && !booted && removable
+}
+
+func isDrive(d *device.Disk) bool { return d.Device == "cdrom" || d.Device == "floppy" }
+
+// Why a disk's source changed, as events say it.
+const (
+	droppedMedium = "missing on start"
+	droppedDisk   = "drop missing on start"
+)
+
+// dropDisk has the guest start without a disk, or with an empty drive.
+func (l *launching) dropDisk(d *device.Disk, why error) {
+	change := event.DomainMediaChange{OldPath: d.Source.Path(), Alias: d.Alias, Reason: droppedDisk}
+	if isDrive(d) {
+		change.Reason = droppedMedium
+		d.Source, d.StartupPolicy = nil, "" // the policy is not for the next medium
+	} else {
+		l.run.def.Devices.Remove(d)
+	}
+	l.run.dropped = append(l.run.dropped, change)
+	l.run.log.Warn("a guest starts without the source of a disk", "disk", d.Target, "cause", why)
+}
