@@ -192,7 +192,7 @@ func (c *completion) processors() error {
 	case v.Max > MaxVCPUs:
 		return invalid("%d vcpus are more than the %d that a guest can have", v.Max, MaxVCPUs)
 	case v.Current > v.Max:
-		return invalid("%d current vcpus are more than the maximum of %d", v.Current, v.Max)
+		return fault.New(fault.Unsupported, fault.Config, "%d current vcpus are more than the maximum of %d", v.Current, v.Max)
 	case d.IOThreads > MaxIOThreads:
 		return invalid("%d iothreads are more than the %d that a guest can have", d.IOThreads, MaxIOThreads)
 	}
@@ -205,6 +205,9 @@ func (c *completion) processors() error {
 		setDefault(&d.NUMA.Placement, "auto")
 	}
 	slices.SortStableFunc(d.CPU.Cells, func(a, b domain.Cell) int { return cmp.Compare(a.ID, b.ID) })
+	if err := d.CheckDistances(); err != nil {
+		return err
+	}
 	completeDistances(d.CPU.Cells)
 	return c.cpu()
 }
@@ -312,7 +315,7 @@ func CheckBoot(d *domain.Definition) (ordered bool, err error) {
 			continue
 		}
 		if taken[order] {
-			return true, invalid("boot order %d is given to two devices", order)
+			return true, fault.New(fault.Unsupported, fault.Config, "boot order %d is given to two devices", order)
 		}
 		taken[order] = true
 	}

@@ -73,6 +73,7 @@ const (
 	Call Subject = iota
 	Domain
 	XML    // a document that does not parse or does not validate
+	XMLDetail // values of a document that contradict each other
 	Config // a definition that parses and cannot be built
 	Device
 	Network
@@ -91,7 +92,7 @@ const (
 )
 
 var subjectNames = [...]string{
-	"call", "domain", "xml", "config", "device", "network", "pool", "volume", "snapshot",
+	"call", "domain", "xml", "xml detail", "config", "device", "network", "pool", "volume", "snapshot",
 	"node device", "secret", "metadata", "agent", "monitor", "host", "store", "interface", "filter",
 }
 

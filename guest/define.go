@@ -65,6 +65,9 @@ func (r *Registry) understand(ctx context.Context, doc string, validate bool) (u
 		if err := domainxml.Complete(def, completion(caps)); err != nil {
 			return err
 		}
+		if err := def.Check(); err != nil {
+			return err
+		}
 		if err := r.chooseFirmware(def); err != nil {
 			return err
 		}

@@ -50,6 +50,9 @@ func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabi
 	if err := domainxml.CompleteDevice(dev, def.OS.Machine, completion(caps)); err != nil {
 		return err
 	}
+	if err := def.CheckDevice(dev); err != nil {
+		return err
+	}
 	if dev.Common().BootOrder > 0 {
 		with := def.Clone()
 		err := with.Add(dev)

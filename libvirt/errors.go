@@ -21,6 +21,7 @@ const (
 	codeOperationFailed   code = 9
 	codeXML               code = 27
 	codeOperationDenied   code = 29
+	codeXMLDetail         code = 35
 	codeSystem            code = 38
 	codeRPC               code = 39
 	codeNoDomain          code = 42
@@ -203,6 +204,8 @@ func invalidCode(subject fault.Subject) code {
 	switch subject {
 	case fault.XML:
 		return codeXML
+	case fault.XMLDetail:
+		return codeXMLDetail
 	case fault.Config, fault.Device:
 		return codeConfigUnsupported
 	default:
@@ -234,7 +237,7 @@ func originOf(err error) origin {
 		return fromInterface
 	case fault.Filter:
 		return fromNWFilter
-	case fault.XML:
+	case fault.XML, fault.XMLDetail:
 		return fromDomain
 	default:
 		return fromQEMU
