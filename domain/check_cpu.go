@@ -26,15 +26,24 @@ func checkProcessors(d *Definition) error {
 	return checkTune(d)
 }
 
+// CheckModel refuses to say of a processor without a model what only a model has. It is
+// asked before a model is filled in.
+func (c *CPU) CheckModel() error {
+	switch {
+	case c.Model != "" || c.Mode != "" && c.Mode != "custom":
+	case c.Vendor != "":
+		return invalid("cpu/vendor is said without a model; add <model> or leave it out")
+	case len(c.Features) > 0:
+		return invalid("cpu/feature is said without a model; add <model> or a mode")
+	}
+	return nil
+}
+
 func checkCPU(c *CPU) error {
 	own := c.Mode == "host-passthrough" || c.Mode == "maximum"
 	switch {
 	case c.Migratable != device.Unset && !own:
 		return unsupported("cpu/@migratable is for mode host-passthrough or maximum, not %s; leave it out", c.Mode)
-	case c.Vendor != "" && c.Model == "" && (c.Mode == "" || c.Mode == "custom"):
-		return invalid("cpu/vendor is said without a model; add <model> or leave it out")
-	case len(c.Features) > 0 && c.Model == "" && (c.Mode == "" || c.Mode == "custom"):
-		return invalid("cpu/feature is said without a model; add <model> or a mode")
 	case c.VendorID != "" && len(c.VendorID) != maxVendorID:
 		return invalid("cpu/model/@vendor_id %q is not of %d characters", c.VendorID, maxVendorID)
 	case c.MaxPhysMode == "emulate" && c.MaxPhysBits == 0:

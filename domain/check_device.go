@@ -16,20 +16,20 @@ func (c *deviceCheck) placed(dev device.Device) error {
 	at := kindOf(info.Address)
 	switch {
 	case bus == "usb" && c.noUSB:
-		return unsupported("a %s on bus usb cannot be used: the guest has no USB; leave <controller type='usb' model='none'/> out", dev.Kind())
+		return unsupported("%s on bus usb: the guest has no USB; leave <controller type='usb' model='none'/> out", dev.Kind())
 	case at != "" && bus != "" && at != bus && (bus != "pci" || c.d.OS.hasPCI()):
 		if bus == "no" {
-			return unsupported("a %s of this model has no address; leave it out", dev.Kind())
+			return unsupported("%s: one of this model has no address; leave it out", dev.Kind())
 		}
-		return unsupported("a %s on this bus has an address of type %s, not %s; leave it out", dev.Kind(), bus, at)
+		return unsupported("%s: its address is of type %s, not %s; leave it out", dev.Kind(), bus, at)
 	case info.ACPIIndex != 0 && bus != "" && bus != "pci":
-		return unsupported("a %s on this bus has no acpi index: it is for PCI devices; leave it out", dev.Kind())
+		return unsupported("%s: an acpi index is for PCI devices; leave it out", dev.Kind())
 	case info.ROM == nil:
 		return nil
 	case bus != "" && bus != "pci":
-		return unsupported("a %s on this bus has no rom: it is for PCI devices; leave it out", dev.Kind())
+		return unsupported("%s: a rom is for PCI devices; leave it out", dev.Kind())
 	case info.ROM.Enabled == device.Off && (info.ROM.Bar != device.Unset || info.ROM.File != ""):
-		return unsupported("a %s has a rom that is not enabled and has a bar or a file; leave those out", dev.Kind())
+		return unsupported("%s: a rom that is not enabled has neither bar nor file; leave those out", dev.Kind())
 	}
 	return nil
 }
@@ -220,6 +220,8 @@ func (c *deviceCheck) audio(what string, id uint) error {
 func checkInput(d *device.Input) error {
 	source := d.Type == "passthrough" || d.Type == "evdev"
 	switch {
+	case d.Type == "evdev" && d.Bus != "":
+		return unsupported("an input device of type evdev has no bus; leave it out")
 	case d.Bus == "ps2" && d.Type != "mouse" && d.Type != "keyboard":
 		return unsupported("an input device of type %s cannot be on bus ps2; use bus usb or virtio", d.Type)
 	case source && d.Source == "":

@@ -32,6 +32,10 @@ func (c claims) add(dev device.Device) error {
 		if c.taken("watchdog", "") {
 			return unsupported("a guest has one watchdog; leave the second out")
 		}
+	case *device.Memory:
+		if at, _ := d.Address.(device.DIMM); at.Base != 0 && c.taken("memory base", fmt.Sprint(at.Base)) {
+			return unsupported("two memory devices have the base 0x%x; leave one out", at.Base)
+		}
 	case *device.Audio:
 		if c.taken("audio", fmt.Sprint(d.ID)) {
 			return invalid("two audio devices have the id %d; give each its own", d.ID)

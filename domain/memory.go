@@ -119,7 +119,7 @@ func (d *Definition) checkModule(m *device.Memory) error {
 	case at.Slot >= d.MemorySlots:
 		return fault.New(fault.Unsupported, fault.Config, "memory device slot '%d' exceeds slots count '%d'", at.Slot, d.MemorySlots)
 	case !slices.ContainsFunc(d.CPU.Cells, func(c Cell) bool { return c.ID == m.Cell }):
-		return fault.New(fault.Unsupported, fault.Config, "cannot add a memory device to guest node '%d': the guest has only %d NUMA nodes", m.Cell, len(d.CPU.Cells))
+		return contradiction("cannot add a memory device to guest node '%d': the guest has only %d NUMA nodes", m.Cell, len(d.CPU.Cells))
 	case m.PageSize > 0 && m.Size%m.PageSize != 0:
 		return fault.New(fault.Invalid, fault.Config, "a memory device of %d KiB cannot be of pages of %d KiB", m.Size>>10, m.PageSize>>10)
 	}

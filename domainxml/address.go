@@ -7,7 +7,7 @@ func (n *node) info(i *device.Info) { n.infoWith(i, func() {}) }
 
 // infoWith puts what only one device has between the alias and the address.
 func (n *node) infoWith(i *device.Info, more func()) {
-	n.in("boot", func(n *node) { num(n, "order", &i.BootOrder) })
+	n.in("boot", func(n *node) { positive(n, "order", &i.BootOrder) })
 	n.in("acpi", func(n *node) { num(n, "index", &i.ACPIIndex) })
 	n.in("alias", func(n *node) { n.str("name", &i.Alias) })
 	more()
@@ -67,7 +67,7 @@ func readAddress(n *node) device.Address {
 	case "none", "":
 		n.ignore("")
 	default:
-		n.unsupported("type", kind)
+		n.oneOf("type", kind, []string{"pci", "drive", "usb", "virtio-serial", "isa", "dimm"})
 	}
 	return nil
 }

@@ -64,6 +64,9 @@ func describeBackend(n *node, b *device.Backend, tty bool) {
 }
 
 func describeBackendSource(n *node, b *device.Backend) {
+	if n.once("log", "protocol"); b.Type != "udp" {
+		n.once("source")
+	}
 	switch b.Type {
 	case "pty":
 		if path := n.e.Child("source").Attr("path"); n.reading() && path != "" {
@@ -111,6 +114,9 @@ func describeBackendSource(n *node, b *device.Backend) {
 
 func describeReconnect(n *node, b *device.Backend) {
 	n.in("reconnect", func(n *node) {
+		if n.strict && n.e.Attr("enabled") == "yes" {
+			n.present("timeout")
+		}
 		n.yes("enabled", &b.Reconnect)
 		num(n, "timeout", &b.ReconnectSec)
 	})

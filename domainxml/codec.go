@@ -22,6 +22,11 @@ type pass struct {
 	writing bool
 	style   Style
 	err     error // the first one; what comes after it does not matter
+	// strict reads what a user submits: what libvirt refuses is refused. What Lodge
+	// has stored is read as it was kept, so that a rule added later loses no guest.
+	strict bool
+	// looked are the elements of a document that something was looked for in.
+	looked map[*markup.Element]bool
 }
 
 // node is an element during a pass.
@@ -36,7 +41,7 @@ func (p *pass) reading() bool { return !p.writing }
 // path names the element for messages, as in devices/disk[2]/driver.
 func (n *node) path() string {
 	if n.parent == nil {
-		return ""
+		return base(n.e)
 	}
 	name := n.e.Name
 	if same := n.parent.e.Elements(n.e.Name); len(same) > 1 {
@@ -46,6 +51,15 @@ func (n *node) path() string {
 		return up + "/" + name
 	}
 	return name
+}
+
+// base is the path of a document itself: a device that stands alone has its name
+// before what is in it, and a domain has nothing.
+func base(root *markup.Element) string {
+	if root.Name == "domain" {
+		return ""
+	}
+	return root.Name
 }
 
 func (n *node) at(attr string) string {
@@ -60,9 +74,9 @@ func (n *node) invalid(attr, format string, args ...any) {
 	n.fail(fault.New(fault.Invalid, fault.XML, "%s: %s", n.at(attr), fmt.Sprintf(format, args...)))
 }
 
-// unsupported says that a value is not built.
-func (n *node) unsupported(attr, value string) {
-	n.fail(fault.New(fault.Unsupported, fault.Config, "%s %q is not supported", n.at(attr), value))
+// refuse says that a value is one that cannot be had.
+func (n *node) refuse(attr, format string, args ...any) {
+	n.fail(fault.New(fault.Unsupported, fault.Config, "%s: %s", n.at(attr), fmt.Sprintf(format, args...)))
 }
 
 func (n *node) fail(err error) {
@@ -83,9 +97,17 @@ func (n *node) empty() bool { return len(n.e.Attrs) == 0 && len(n.e.Children) ==
 // child gives a child element while reading, or nil.
 func (n *node) child(name string) *node {
 	if e := n.e.Child(name); e != nil {
+		n.look(e)
 		return &node{n.pass, e, n}
 	}
 	return nil
+}
+
+// look notes that an element is one that is built.
+func (p *pass) look(e *markup.Element) {
+	if p.looked != nil {
+		p.looked[e] = true
+	}
 }
 
 func (n *node) set(attr, value string) {
@@ -138,6 +160,38 @@ func (n *node) inIf(name string, present *bool, describe func(*node)) {
 	}
 }
 
+// once refuses a second child of a name, of which only the first would count.
+func (n *node) once(names ...string) {
+	if !n.strict {
+		return
+	}
+	for _, name := range names {
+		if len(n.e.Elements(name)) > 1 {
+			n.invalid("", "there can be only one <%s>; leave the others out", name)
+		}
+	}
+}
+
+// present refuses an element that lacks attributes.
+func (n *node) present(attrs ...string) {
+	if !n.strict {
+		return
+	}
+	for _, attr := range attrs {
+		if n.e.Attr(attr) == "" {
+			n.invalid("", "attribute %s is missing", attr)
+		}
+	}
+}
+
+// positive is num for a number that is not 0 where it is said.
+func positive[T number](n *node, attr string, p *T) {
+	text := n.e.Attr(attr)
+	if num(n, attr, p); n.strict && text != "" && *p == 0 {
+		n.invalid(attr, "%q is not a number from 1", text)
+	}
+}
+
 // object describes a child that belongs to a value of its own.
 func object[T any](n *node, name string, p **T, describe func(*node, *T)) {
 	present := *p != nil
@@ -153,6 +207,7 @@ func object[T any](n *node, name string, p **T, describe func(*node, *T)) {
 func each[T any](n *node, name string, list *[]T, describe func(*node, *T)) {
 	if n.reading() {
 		for _, e := range n.e.Elements(name) {
+			n.look(e)
 			var value T
 			describe(&node{n.pass, e, n}, &value)
 			*list = append(*list, value)
@@ -188,9 +243,15 @@ func (n *node) str(attr string, p *string, words ...string) {
 		return
 	}
 	*p = n.e.Attr(attr)
-	if *p != "" && len(words) > 0 && !slices.Contains(words, *p) {
-		n.unsupported(attr, *p)
+	n.oneOf(attr, *p, words)
+}
+
+// choice is str for words that what is stored is not held to.
+func (n *node) choice(attr string, p *string, words ...string) {
+	if !n.strict {
+		words = nil
 	}
+	n.str(attr, p, words...)
 }
 
 // need is str for an attribute that has to be there.
@@ -209,9 +270,7 @@ func (n *node) text(p *string, words ...string) {
 		return
 	}
 	*p = n.e.Text()
-	if *p != "" && len(words) > 0 && !slices.Contains(words, *p) {
-		n.unsupported("", *p)
-	}
+	n.oneOf("", *p, words)
 }
 
 // leaf describes a child that is only text.
@@ -431,5 +490,9 @@ func (n *node) leafBytes(name string, p *uint64) {
 	if n.writing && *p == 0 {
 		return
 	}
-	n.in(name, func(c *node) { c.bytes("", p) })
+	n.in(name, func(c *node) {
+		if c.bytes("", p); *p == 0 {
+			c.ignore("")
+		}
+	})
 }

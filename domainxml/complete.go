@@ -120,6 +120,9 @@ func (c *completion) identity() error {
 	if err := CheckName(d); err != nil {
 		return err
 	}
+	if _, err := uuid.Parse(d.GenID); d.GenID != "" && d.GenID != "auto" && err != nil {
+		return invalid("genid %q is not a UUID", d.GenID)
+	}
 	if d.GenID == "auto" { // one for good: a guest that is only started anew is no copy
 		var err error
 		if d.GenID, err = c.uuid(); err != nil {
@@ -239,6 +242,9 @@ func completeDistances(cells []domain.Cell) {
 
 func (c *completion) cpu() error {
 	cpu := &c.d.CPU
+	if err := cpu.CheckModel(); err != nil {
+		return err
+	}
 	if cpu.Mode == "" && cpu.Model != "" {
 		cpu.Mode = "custom"
 	}

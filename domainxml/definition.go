@@ -26,6 +26,7 @@ func describeDomain(n *node, d *domain.Definition) {
 		d.UUID = id.String() // there are more spellings of one
 	}
 	n.genID(d)
+	n.once("numatune", "vcpu", "cputune", "os", "features", "cpu", "clock", "devices")
 	n.leaf("title", &d.Title)
 	n.leaf("description", &d.Description)
 	n.metadata(&d.Metadata)
@@ -123,6 +124,18 @@ func (n *node) ioThreads(count *uint) {
 		return
 	}
 	ids := c.e.Elements("iothread")
+	seen := map[string]bool{}
+	for _, e := range ids {
+		switch id := e.Attr("id"); {
+		case !n.strict:
+		case id == "0":
+			c.invalid("", "an iothread has an id from 1")
+		case seen[id]:
+			c.invalid("", "two iothreads have the id %s", id)
+		default:
+			seen[id] = true
+		}
+	}
 	*count = max(*count, uint(len(ids)))
 	for _, e := range ids {
 		var id uint
@@ -169,6 +182,7 @@ func describeVCPUs(n *node, v *domain.VCPUs) {
 }
 
 func describeCPUTune(n *node, t *domain.CPUTune) {
+	n.once("emulatorpin")
 	leafNum(n, "shares", &t.Shares)
 	leafNum(n, "period", &t.Period)
 	leafNum(n, "quota", &t.Quota)
@@ -179,7 +193,10 @@ func describeCPUTune(n *node, t *domain.CPUTune) {
 	leafNum(n, "iothread_period", &t.IOThreadPeriod)
 	leafNum(n, "iothread_quota", &t.IOThreadQuota)
 	pins(n, "vcpupin", "vcpu", &t.VCPUPins)
-	n.in("emulatorpin", func(n *node) { n.cpus("cpuset", &t.EmulatorPin) })
+	n.in("emulatorpin", func(n *node) {
+		n.present("cpuset")
+		n.cpus("cpuset", &t.EmulatorPin)
+	})
 	pins(n, "iothreadpin", "iothread", &t.IOThreadPins)
 }
 
@@ -194,6 +211,7 @@ func pins(n *node, name, thread string, m *map[uint]topology.CPUSet) {
 		list = append(list, pin{id, (*m)[id]})
 	}
 	each(n, name, &list, func(n *node, p *pin) {
+		n.present(thread)
 		always(n, thread, &p.id)
 		n.cpus("cpuset", &p.cpus)
 	})
@@ -202,6 +220,9 @@ func pins(n *node, name, thread string, m *map[uint]topology.CPUSet) {
 	}
 	*m = map[uint]topology.CPUSet{}
 	for _, p := range list {
+		if _, twice := (*m)[p.id]; twice && n.strict {
+			n.invalid("", "%s %d is bound twice; leave one %s out", thread, p.id, name)
+		}
 		(*m)[p.id] = p.cpus
 	}
 }
@@ -339,7 +360,7 @@ func describeSysInfo(n *node, p **domain.SysInfo) {
 		case "fwcfg":
 			describeFWCfg(c, *p)
 		default:
-			c.unsupported("type", kind)
+			c.oneOf("type", kind, []string{"smbios", "fwcfg"})
 		}
 	}
 }
@@ -377,8 +398,8 @@ func describeFWCfg(n *node, s *domain.SysInfo) {
 		n.need("name", &e.Name)
 		n.str("file", &e.File)
 		n.text(&e.Value)
-		if !strings.HasPrefix(e.Name, "opt/") {
-			n.invalid("name", "%q does not begin with opt/", e.Name)
+		if n.strict && !strings.HasPrefix(e.Name, "opt/") {
+			n.refuse("name", "%q does not begin with opt/", e.Name)
 		}
 	})
 }
@@ -479,7 +500,11 @@ func describeCPU(n *node, c *domain.CPU) {
 		n.str("policy", &f.Policy, "force", "require", "optional", "disable", "forbid")
 		n.need("name", &f.Name)
 	})
-	n.in("numa", func(n *node) { describeCells(n, &c.Cells) })
+	n.in("numa", func(n *node) {
+		if describeCells(n, &c.Cells); n.strict && len(c.Cells) == 0 {
+			n.invalid("", "it has no <cell>")
+		}
+	})
 }
 
 func describeCache(n *node, c *domain.CPUCache) {
@@ -509,7 +534,11 @@ func describeCells(n *node, cells *[]domain.Cell) {
 		n.str("memAccess", &c.MemAccess, "shared", "private")
 		n.yes("discard", &c.Discard)
 		n.in("distances", func(n *node) {
+			if n.strict && n.child("sibling") == nil {
+				n.invalid("", "it has no <sibling>")
+			}
 			each(n, "sibling", &c.Distances, func(n *node, d *domain.Distance) {
+				n.present("id", "value")
 				always(n, "id", &d.Cell)
 				num(n, "value", &d.Value)
 			})
@@ -518,6 +547,7 @@ func describeCells(n *node, cells *[]domain.Cell) {
 }
 
 func describeDevices(n *node, s *device.Set) {
+	n.once("memballoon", "vsock")
 	n.leaf("emulator", &s.Emulator)
 	objects(n, "disk", &s.Disks, describeDisk)
 	objects(n, "controller", &s.Controllers, describeController)

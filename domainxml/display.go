@@ -1,6 +1,8 @@
 package domainxml
 
 import (
+	"time"
+
 	"github.com/lodge-kvm/lodge/device"
 )
 
@@ -41,7 +43,11 @@ func describePorts(n *node, d *device.Graphics) {
 		address = d.Listens[0].Address
 		socket = d.Listens[0].Socket
 	}
-	if n.str("listen", &address); n.reading() && address != "" && n.e.Child("listen") == nil {
+	said := n.e.Child("listen").Attr("address")
+	if n.str("listen", &address); n.strict && address != "" && said != "" && said != address {
+		n.refuse("listen", "%q is not the address %q of the first <listen>; leave one of them out", address, said)
+	}
+	if n.reading() && address != "" && n.e.Child("listen") == nil {
 		d.Listens = []device.Listen{{Type: "address", Address: address}}
 	}
 	if d.Type != "vnc" {
@@ -65,10 +71,16 @@ func describePassword(n *node, d *device.Graphics) {
 		n.said("passwd", &d.Password)
 	}
 	n.str("passwdValidTo", &d.PasswordValidTo)
+	if _, err := time.Parse("2006-01-02T15:04:05", d.PasswordValidTo); n.strict && d.PasswordValidTo != "" && err != nil {
+		n.invalid("passwdValidTo", "%q is not a time such as 2030-12-31T23:59:59", d.PasswordValidTo)
+	}
 }
 
 func describeListen(n *node, l *device.Listen) {
 	n.need("type", &l.Type, "address", "network", "socket", "none")
+	if n.strict && l.Type != "network" && n.e.Attr("network") != "" {
+		n.invalid("network", "it is for type network, not %s", l.Type)
+	}
 	switch l.Type {
 	case "address":
 		n.str("address", &l.Address)
@@ -86,9 +98,11 @@ func describeSpice(n *node, d *device.Graphics) {
 		n.str("name", &c.Name)
 		n.str("mode", &c.Mode, "any", "secure", "insecure")
 	})
-	n.in("image", func(n *node) { n.str("compression", &s.ImageCompression) })
-	n.in("jpeg", func(n *node) { n.str("compression", &s.JPEGCompression) })
-	n.in("zlib", func(n *node) { n.str("compression", &s.ZlibCompression) })
+	n.in("image", func(n *node) {
+		n.choice("compression", &s.ImageCompression, "auto_glz", "auto_lz", "quic", "glz", "lz", "off")
+	})
+	n.in("jpeg", func(n *node) { n.choice("compression", &s.JPEGCompression, "auto", "never", "always") })
+	n.in("zlib", func(n *node) { n.choice("compression", &s.ZlibCompression, "auto", "never", "always") })
 	n.in("playback", func(n *node) { n.on("compression", &s.Playback) })
 	n.in("streaming", func(n *node) { n.str("mode", &s.Streaming, "filter", "all", "off") })
 	n.in("mouse", func(n *node) { n.str("mode", &s.Mouse, "server", "client") })
@@ -112,6 +126,10 @@ func describeVideo(n *node, d *device.Video) {
 		n.on("blob", &d.Blob)
 		n.in("acceleration", func(n *node) { n.yes("accel3d", &d.Accel3D) })
 		n.in("resolution", func(n *node) {
+			n.present("x", "y")
+			if n.strict && (n.e.Attr("x") == "0" || n.e.Attr("y") == "0") {
+				n.refuse("", "a resolution is not 0; leave it out")
+			}
 			num(n, "x", &d.ResolutionX)
 			num(n, "y", &d.ResolutionY)
 		})
@@ -127,6 +145,7 @@ func describeSound(n *node, d *device.Sound) {
 }
 
 func describeAudio(n *node, d *device.Audio) {
-	num(n, "id", &d.ID)
+	n.present("id")
+	positive(n, "id", &d.ID)
 	n.need("type", &d.Type, "none", "spice")
 }

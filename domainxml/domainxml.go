@@ -31,6 +31,9 @@ type Options struct {
 	// Validate refuses elements and attributes that libvirt does not know, which
 	// are ignored otherwise.
 	Validate bool
+	// Submitted holds a document to what libvirt refuses. It is for what users send,
+	// and not for what Lodge has stored.
+	Submitted bool
 	// Active keeps what only a running guest has: aliases, ports, paths of ptys.
 	Active bool
 	// Host completes the definition. Nil leaves it as it was said.
@@ -59,11 +62,12 @@ func Parse(doc string, opts Options) (*domain.Definition, error) {
 		return nil, fault.New(fault.Invalid, fault.XML, "expected a <domain> element, not <%s>", root.Name)
 	}
 	def := new(domain.Definition)
-	if err := read(root, def, describeDomain); err != nil {
+	looked, err := read(root, def, describeDomain, opts.Submitted)
+	if err != nil {
 		return nil, err
 	}
 	understood := written(def, "domain", describeDomain)
-	if err := explainLoss(root, understood, throughLibvirt[libvirtxml.Domain], opts.Validate); err != nil {
+	if err := explainLoss(root, understood, throughLibvirt[libvirtxml.Domain], opts.Validate, looked); err != nil {
 		return nil, err
 	}
 	if !opts.Active {
@@ -96,11 +100,12 @@ func ParseDevice(doc string, opts Options) (device.Device, error) {
 		return nil, fault.New(fault.Unsupported, fault.Config, "device <%s> is not supported", root.Name)
 	}
 	d := kind.make()
-	if err := read(root, &d, kind.describe); err != nil {
+	looked, err := read(root, &d, kind.describe, opts.Submitted)
+	if err != nil {
 		return nil, err
 	}
 	understood := written(&d, root.Name, kind.describe)
-	if err := explainLoss(root, understood, kind.through, opts.Validate); err != nil {
+	if err := explainLoss(root, understood, kind.through, opts.Validate, looked); err != nil {
 		return nil, err
 	}
 	if !opts.Active {
@@ -114,10 +119,11 @@ func FormatDevice(d device.Device, style Style) (string, error) {
 	return render(&d, d.Kind(), kinds[d.Kind()].describe, style)
 }
 
-func read[T any](root *markup.Element, value *T, describe func(*node, *T)) error {
-	n := &node{pass: &pass{}, e: root}
+// read gives the elements that are built.
+func read[T any](root *markup.Element, value *T, describe func(*node, *T), strict bool) (map[*markup.Element]bool, error) {
+	n := &node{pass: &pass{strict: strict, looked: map[*markup.Element]bool{}}, e: root}
 	describe(n, value)
-	return n.err
+	return n.looked, n.err
 }
 
 // written is the tree of everything that was understood.
@@ -169,7 +175,7 @@ func throughLibvirt[L any](root *markup.Element) (*markup.Element, error) {
 // explainLoss finds what of a document was not understood, and refuses it when
 // libvirt would have: because it is known there, or because the user
 // wants to hear of anything unknown.
-func explainLoss(submitted, understood *markup.Element, through through, validate bool) error {
+func explainLoss(submitted, understood *markup.Element, through through, validate bool, looked map[*markup.Element]bool) error {
 	if len(markup.Unknown(submitted, understood)) == 0 {
 		return nil
 	}
@@ -177,8 +183,9 @@ func explainLoss(submitted, understood *markup.Element, through through, validat
 	if err != nil {
 		return err
 	}
-	if lost := markup.Unbuilt(submitted, known, understood); len(lost) > 0 {
-		return fault.New(fault.Unsupported, fault.Config, "not supported: %s", strings.Join(lost, ", "))
+	isBuilt := func(e *markup.Element) bool { return looked[e] }
+	if lost := markup.UnbuiltParts(submitted, known, understood, isBuilt); len(lost) > 0 {
+		return errUnbuilt(base(submitted), lost)
 	}
 	if !validate {
 		return nil

@@ -59,7 +59,7 @@ func (c *completion) completeDevice(dev device.Device) error {
 	case *device.Char:
 		return completeChar(d)
 	case *device.Input:
-		if d.Bus == "" {
+		if d.Bus == "" && d.Type != "evdev" {
 			d.Bus = "usb"
 			if d.Type == "mouse" || d.Type == "keyboard" {
 				d.Bus = "ps2"

@@ -128,7 +128,13 @@ func describeHostDevice(n *node, d *device.HostDevice) {
 	n.str("mode", &mode, "subsystem")
 	n.need("type", &d.Type, "pci", "usb")
 	n.yes("managed", &d.Managed)
+	if n.strict && n.child("source") == nil {
+		n.invalid("", "a host device needs a <source>")
+	}
 	if d.Type == "pci" {
+		if policy := n.e.Child("source").Attr("startupPolicy"); n.strict && policy != "" {
+			n.refuse("", "startupPolicy is for type usb; leave it out")
+		}
 		n.in("driver", func(n *node) { n.str("name", &d.Driver, "vfio") })
 		n.in("source", func(n *node) {
 			n.in("address", func(n *node) {
@@ -176,6 +182,7 @@ func describeWatchdog(n *node, d *device.Watchdog) {
 }
 
 func describeBalloon(n *node, d *device.Balloon) {
+	n.present("model")
 	n.str("model", &d.Model, "virtio", "virtio-transitional", "virtio-non-transitional", "none")
 	n.on("autodeflate", &d.AutoDeflate)
 	n.on("freePageReporting", &d.FreePageReporting)
@@ -215,7 +222,9 @@ func describeVSock(n *node, d *device.VSock) {
 	n.str("model", &d.Model, "virtio", "virtio-transitional", "virtio-non-transitional")
 	n.in("cid", func(n *node) {
 		n.yes("auto", &d.Auto)
-		num(n, "address", &d.CID)
+		if num(n, "address", &d.CID); n.strict && d.CID > math.MaxUint32 {
+			n.invalid("address", "%d is more than %d", d.CID, uint32(math.MaxUint32))
+		}
 	})
 	n.in("driver", func(n *node) { n.virtio(&d.IOMMU, &d.ATS, &d.Packed) })
 	n.info(&d.Info)

@@ -61,7 +61,7 @@ func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Res
 		}
 	}
 	if q.DryRun {
-		def, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate})
+		def, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate, Submitted: true})
 		if err == nil {
 			err = f.guests.Allows(ctx, def, doc)
 		}

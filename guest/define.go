@@ -47,7 +47,7 @@ func (r *Registry) Define(ctx context.Context, doc string, validate bool) (*Gues
 func (r *Registry) understand(ctx context.Context, doc string, validate bool) (u understood, err error) {
 	var def *domain.Definition
 	err = turnstile.Do(ctx, func() (err error) {
-		def, err = domainxml.Parse(doc, domainxml.Options{Validate: validate})
+		def, err = domainxml.Parse(doc, domainxml.Options{Validate: validate, Submitted: true})
 		return err
 	})
 	if err != nil {

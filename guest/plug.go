@@ -17,7 +17,7 @@ import (
 
 // Attach adds a device, given as libvirt's XML of it.
 func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
-	dev, err := domainxml.ParseDevice(doc, domainxml.Options{})
+	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return err
 	}

@@ -16,12 +16,19 @@ import (
 // Siblings of one name are matched by position, so both round trips have to
 // keep their order.
 func Unbuilt(submitted, known, understood *Element) []string {
+	return UnbuiltParts(submitted, known, understood, func(*Element) bool { return false })
+}
+
+// UnbuiltParts is Unbuilt where some elements are built as such, and were lost
+// because nothing in them was understood: of those it gives the parts.
+func UnbuiltParts(submitted, known, understood *Element, built func(*Element) bool) []string {
 	var lost []string
-	compare(submitted, known, understood, "", func(path string, known, understood bool) {
+	c := comparison{built: built, report: func(path string, known, understood bool) {
 		if known && !understood {
 			lost = append(lost, path)
 		}
-	})
+	}}
+	c.compare(submitted, known, understood, "")
 	return lost
 }
 
@@ -33,17 +40,26 @@ func Unknown(submitted, known *Element) []string {
 		return nil
 	}
 	var lost []string
-	compare(submitted, known, known, "", func(path string, known, _ bool) {
+	c := comparison{report: func(path string, known, _ bool) {
 		if !known {
 			lost = append(lost, path)
 		}
-	})
+	}}
+	c.compare(submitted, known, known, "")
 	return lost
 }
 
+// comparison is a walk over three trees.
+type comparison struct {
+	report func(path string, known, understood bool)
+	built  func(*Element) bool // nil: no element
+}
+
 // compare walks the submitted tree and reports everything in it with whether
-// the other two have it. It goes below an element only where all three do.
-func compare(submitted, known, understood *Element, path string, report func(path string, known, understood bool)) {
+// the other two have it. It goes below an element only where all three do, or
+// where the element is built and something below it may not be.
+func (w comparison) compare(submitted, known, understood *Element, path string) {
+	report := w.report
 	for _, a := range submitted.Attrs {
 		if !a.isDeclaration() && a.Value != "" {
 			report(path+"@"+a.Name, known.has(a), understood.has(a))
@@ -66,9 +82,14 @@ func compare(submitted, known, understood *Element, path string, report func(pat
 			name = fmt.Sprintf("%s[%d]", name, n+1)
 		}
 		isKnown, isUnderstood := n < len(inKnown[key]), n < len(inUnderstood[key])
-		report(path+name, isKnown, isUnderstood)
-		if isKnown && isUnderstood {
-			compare(c, inKnown[key][n], inUnderstood[key][n], path+name+"/", report)
+		switch {
+		case isKnown && isUnderstood:
+			w.compare(c, inKnown[key][n], inUnderstood[key][n], path+name+"/")
+			fallthrough
+		default:
+			report(path+name, isKnown, isUnderstood)
+		case isKnown && w.built != nil && w.built(c) && !c.isBare():
+			w.compare(c, inKnown[key][n], &Element{}, path+name+"/")
 		}
 	}
 }
@@ -132,6 +153,9 @@ func (e *Element) nth(nodes []Node, before int) *Element {
 	}
 	return nil
 }
+
+// isBare says that there is nothing in an element that could be missing by itself.
+func (e *Element) isBare() bool { return len(e.Attrs) == 0 && len(e.Elements()) == 0 }
 
 // sibling names the elements that are counted together.
 type sibling struct{ space, name string }
