@@ -1,6 +1,9 @@
 package conformance
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // TestHostDescribesItself has one daemon read by clients that ask what the host is
 // and what it does.
@@ -8,4 +11,33 @@ func TestHostDescribesItself(t *testing.T) {
 	needs(t)
 	d := start(t)
 	t.Run("exporters", func(t *testing.T) { readByExporters(t, d) })
+	t.Run("the processor", func(t *testing.T) { comparesItsProcessor(t, d) })
+}
+
+// comparesItsProcessor makes the calls of virsh and of nova-compute, which compares
+// what capabilities say with the host when it begins.
+func comparesItsProcessor(t *testing.T, d *daemon) {
+	capabilities := d.virsh(t, "capabilities")
+	if own, _, _ := strings.Cut(capabilities, "</cpu>"); !strings.Contains(own, "<model>") || !strings.Contains(own, "<feature name=") {
+		t.Fatalf("the host's processor has no model or no features:\n%s", own)
+	}
+	file := d.file(t, "capabilities.xml", capabilities)
+	contains(t, "the comparison", d.virsh(t, "cpu-compare", file), "is identical to host CPU")
+	baseline := d.virsh(t, "cpu-baseline", file)
+	contains(t, "the baseline", baseline, "<model fallback='forbid'>", "</cpu>")
+	contains(t, "the baseline with its features", d.virsh(t, "cpu-baseline", "--features", file), "<feature policy='require' name='sse2'/>")
+	if out := d.virsh(t, "cpu-baseline", "--migratable", file); strings.Contains(out, "invtsc") {
+		t.Errorf("a guest could not move from a baseline of\n%s", out)
+	}
+	contains(t, "the comparison", d.virsh(t, "cpu-compare", d.file(t, "kvm64.xml", "<cpu><model>kvm64</model></cpu>")), "is a superset of")
+	foreign := d.file(t, "foreign.xml", "<cpu><model>kvm64</model><vendor>Hygon</vendor></cpu>")
+	contains(t, "the comparison", d.refuse(t, "cpu-compare", foreign), "is incompatible with")
+	contains(t, "the refusal", d.refuse(t, "cpu-compare", "--error", foreign), "the CPU is incompatible with host CPU", "vendor Hygon")
+	if out := d.virsh(t, "cpu-models", "x86_64"); !strings.Contains(out, "Haswell") || out != d.virsh(t, "cpu-models", "i686") {
+		t.Errorf("the processor models are\n%s", out)
+	}
+	offered := d.file(t, "offered.xml", d.virsh(t, "domcapabilities"))
+	contains(t, "the comparison", d.virsh(t, "hypervisor-cpu-compare", offered), "is identical to the CPU provided by hypervisor")
+	contains(t, "the baseline", d.virsh(t, "hypervisor-cpu-baseline", offered), "<model fallback='forbid'>", "<feature policy='require'")
+	contains(t, "the baseline", d.virsh(t, "hypervisor-cpu-baseline", "--features", file), "<model fallback='forbid'>")
 }

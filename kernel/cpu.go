@@ -80,6 +80,9 @@ type Processor struct {
 	PhysicalBits int
 	// Flags are the features in the kernel's spelling and order.
 	Flags []string
+	// CPUID are the leaves of x86 that tell features; nil elsewhere, and in a
+	// recorded tree. The kernel leaves out of Flags what it does not use itself.
+	CPUID []CPUIDLeaf
 }
 
 // Processor reads /proc/cpuinfo.
@@ -94,6 +97,9 @@ func (r Root) Processor() (Processor, error) {
 	keyed(first, ":", func(key, value string) { p.take(key, value) })
 	if p.MHz == 0 {
 		p.MHz = float64(r.size(cpuDir, "cpu0/cpufreq/cpuinfo_max_freq")) / 1000
+	}
+	if r.isLive() {
+		p.CPUID = cpuidLeaves()
 	}
 	return p, nil
 }

@@ -18,7 +18,10 @@ const (
 )
 
 // stayingFeatures keep a guest that sees them on its host.
-var stayingFeatures = []string{"invtsc"}
+var stayingFeatures = []string{"invtsc", "xsaves"}
+
+// hostsFeatures are features that no guest is given by name.
+var hostsFeatures = setOf(qemu.HostFeatures)
 
 // baselineCalls are the calls that find a processor that several hosts have.
 func baselineCalls(g group) {
@@ -34,11 +37,9 @@ func (h *handlers) connectBaselineCPU(ctx context.Context, _ *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	_, acc, err := accelerator(caps, "")
-	if err != nil {
-		return nil, err
-	}
-	return inTurn(ctx, func() (*xdr.WithCPU, error) { return baseline(acc, args.XMLCPUs, args.Flags) })
+	return inTurn(ctx, func() (*xdr.WithCPU, error) {
+		return baselineRequest{catalogueOf(caps), hostProcessor, nil, args.Flags}.answer(args.XMLCPUs)
+	})
 }
 
 func (h *handlers) connectBaselineHypervisorCPU(ctx context.Context, s *session, args *xdr.ConnectBaselineHypervisorCPUArgs) (*xdr.ConnectBaselineHypervisorCPURet, error) {
@@ -49,147 +50,148 @@ func (h *handlers) connectBaselineHypervisorCPU(ctx context.Context, s *session,
 	if err != nil {
 		return nil, err
 	}
-	return inTurn(ctx, func() (*xdr.WithCPU, error) { return baseline(o.acc, args.XMLCPUs, args.Flags) })
+	return inTurn(ctx, func() (*xdr.WithCPU, error) {
+		return baselineRequest{catalogueOf(o.caps), anyProcessor, hypervisorProcessorOf(o.acc).features, args.Flags}.answer(args.XMLCPUs)
+	})
 }
 
-// processor is one that a client describes, by libvirt's names.
-type processor struct {
-	model, vendor string
-	features      map[string]bool
+// baselineRequest is what one call wants.
+type baselineRequest struct {
+	catalogue
+
+	kind  processorKind
+	given featureSet // what the hypervisor can give; nil: anything
+	flags uint32
 }
 
-func baseline(acc qemu.Accelerator, docs []string, flags uint32) (*xdr.WithCPU, error) {
-	if len(docs) == 0 {
-		return nil, fault.New(fault.Invalid, fault.Call, "no processors to find a baseline of")
-	}
+func (r baselineRequest) answer(docs []string) (*xdr.WithCPU, error) {
 	all := make([]processor, 0, len(docs))
 	for _, doc := range docs {
-		p, err := readProcessor(acc, doc)
+		p, err := readProcessor(doc, r.kind)
 		if err != nil {
-			return nil, err
+			return nil, withOrigin(fromCPU, err)
 		}
 		all = append(all, p)
 	}
-	common, err := inCommon(all)
+	e, err := r.baseline(all)
 	if err != nil {
-		return nil, err
+		return nil, withOrigin(fromCPU, err)
 	}
-	if flags&baselineMigratable != 0 {
-		for _, name := range stayingFeatures {
-			delete(common.features, name)
-		}
-	}
-	if !slices.ContainsFunc(all, func(p processor) bool { return p.model != all[0].model }) {
-		common.model = all[0].model
-	} else {
-		common.model = nearestModel(acc, common, all)
-	}
-	doc, err := markup.Format(common.describe(modelFeatures(acc, common.model), flags&baselineExpand != 0))
+	doc, err := markup.Format(e)
 	return &xdr.WithCPU{CPU: doc}, err
 }
 
-// readProcessor reads a processor as capabilities, domain capabilities and
-// definitions tell it: a model, and features beside it.
-func readProcessor(acc qemu.Accelerator, doc string) (processor, error) {
-	root, err := markup.Parse(doc)
-	if err != nil {
-		return processor{}, err
+// baseline finds what all processors have, and the model that says it best.
+func (r baselineRequest) baseline(all []processor) (*markup.Element, error) {
+	if len(all) == 0 {
+		return nil, fault.New(fault.Invalid, fault.Call, "no CPUs given")
 	}
-	if root.Name != "cpu" {
-		return processor{}, fault.New(fault.Invalid, fault.XML, "a processor is described by <cpu> and not by <%s>", root.Name)
-	}
-	p := processor{model: root.Child("model").Text(), vendor: root.Child("vendor").Text()}
-	if p.model == "" {
-		return p, fault.New(fault.Invalid, fault.XML, "the description of a processor names no <model>")
-	}
-	p.features = modelFeatures(acc, p.model)
-	if len(p.features) == 0 {
-		return p, fault.New(fault.Unsupported, fault.Config, "unknown CPU model %s", p.model)
-	}
-	if maker := modelVendor(p.model); p.vendor == "" && maker != "unknown" {
-		p.vendor = maker
-	}
-	for _, e := range root.Elements("feature") {
-		name := e.Attr("name")
-		switch policy := e.Attr("policy"); policy {
-		case "", "require", "force":
-			p.features[name] = true
-		case "disable", "forbid":
-			delete(p.features, name)
-		case "optional":
-		default:
-			return p, fault.New(fault.Invalid, fault.XML, "feature %s of a processor has the unknown policy %q", name, policy)
+	for i, p := range all {
+		if p.model == "" {
+			return nil, fault.New(fault.Invalid, fault.Call, "no CPU model specified at index %d", i)
+		}
+		if p.ofHost() && !isX86(p.arch) {
+			return nil, fault.New(fault.Unsupported, fault.Call, "cannot compute baseline CPU of %s architecture", p.arch)
 		}
 	}
-	return p, nil
-}
-
-// modelFeatures are the features of a model, empty when it is not known.
-func modelFeatures(acc qemu.Accelerator, name string) map[string]bool {
-	features := make(map[string]bool)
-	m, _ := acc.Model(name)
-	for _, f := range cpuFeatures(m.Features) {
-		features[f] = true
+	common, err := r.inCommon(all)
+	if err != nil {
+		return nil, err
 	}
-	return features
+	var models []string
+	for _, p := range all {
+		if !slices.Contains(models, p.model) {
+			models = append(models, p.model)
+		}
+	}
+	m, ok := r.nearest(common, false, models)
+	if !ok {
+		return nil, withCode(codeInternal, fault.New(fault.Failed, fault.Call, "cannot find suitable CPU model for given data"))
+	}
+	if r.flags&baselineMigratable != 0 {
+		for _, name := range stayingFeatures {
+			if !m.features[name] {
+				delete(common.features, name)
+			}
+		}
+	}
+	fallback := "allow"
+	if r.given != nil || len(models) == 1 && m.Name == models[0] {
+		fallback = "forbid"
+	}
+	if slices.ContainsFunc(all, func(p processor) bool { return p.vendor == "" }) {
+		common.vendor = ""
+	}
+	return r.describe(common, m, fallback), nil
 }
 
 // inCommon gives what all processors have.
-func inCommon(all []processor) (processor, error) {
-	common := processor{vendor: all[0].vendor, features: maps.Clone(all[0].features)}
-	for _, p := range all[1:] {
-		if common.vendor != p.vendor {
-			return common, fault.New(fault.Failed, fault.Call, "CPU vendors do not match: %s and %s", common.vendor, p.vendor)
+func (r baselineRequest) inCommon(all []processor) (known, error) {
+	var common known
+	for i, p := range all {
+		features, err := r.all(p)
+		if err != nil {
+			return common, err
 		}
-		maps.DeleteFunc(common.features, func(name string, _ bool) bool { return !p.features[name] })
+		vendor, err := r.vendor(p, i == 0)
+		switch {
+		case err != nil:
+			return common, err
+		case common.vendor == "":
+			common.vendor = vendor
+		case vendor != "" && vendor != common.vendor:
+			return common, fault.New(fault.Failed, fault.Call, "CPU vendors do not match: %s and %s", common.vendor, vendor)
+		}
+		if i == 0 {
+			common.features = features
+		} else {
+			maps.DeleteFunc(common.features, func(name string, _ bool) bool { return !features[name] })
+		}
+	}
+	remove(common.features, hostsFeatures)
+	if r.given != nil {
+		maps.DeleteFunc(common.features, func(name string, _ bool) bool { return !r.given[name] })
+	}
+	if len(common.features) == 0 {
+		return common, fault.New(fault.Failed, fault.Call, "CPUs are incompatible: they have no feature in common")
 	}
 	return common, nil
 }
 
-// nearestModel is the model that takes the fewest features to say what is
-// common, of those that run here or that a processor was described by.
-func nearestModel(acc qemu.Accelerator, common processor, all []processor) string {
-	best, bestDistance := all[0].model, -1
-	for _, m := range namedModels(acc) {
-		named := slices.ContainsFunc(all, func(p processor) bool { return p.model == m.Name })
-		maker := modelVendor(m.Name)
-		if !named && (!m.Usable || maker == "unknown" || maker != common.vendor) {
-			continue
-		}
-		features := modelFeatures(acc, m.Name)
-		distance := len(lacking(common.features, features)) + len(lacking(features, common.features))
-		if len(features) > 0 && (bestDistance < 0 || distance < bestDistance) {
-			best, bestDistance = m.Name, distance
-		}
+// vendor is that of a described processor, or else of its model; "" for nobody's. Of
+// the first processor the description alone counts, as in libvirt.
+func (r baselineRequest) vendor(p processor, first bool) (string, error) {
+	if p.vendor != "" && !slices.Contains(slices.Collect(maps.Values(cpuVendors)), p.vendor) {
+		return "", fault.New(fault.Failed, fault.Call, "unknown CPU vendor %s", p.vendor)
 	}
-	return best
+	if first {
+		return p.vendor, nil
+	}
+	m, err := r.model(p.model)
+	switch {
+	case err != nil:
+		return "", err
+	case m.vendor == "unknown":
+		return p.vendor, nil
+	case p.vendor != "" && p.vendor != m.vendor:
+		return "", fault.New(fault.Failed, fault.Call, "CPU vendor %s of model %s differs from vendor %s", m.vendor, p.model, p.vendor)
+	}
+	return m.vendor, nil
 }
 
-// lacking gives, sorted, what is in one set and not in another.
-func lacking(all, some map[string]bool) []string {
-	var names []string
-	for name := range all {
-		if !some[name] {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
-// describe tells the processor as a definition does: by the model, what it has
+// describe tells a processor as a definition does: by the model, what it has
 // beyond that and what it has not; or by all that it has when the model is to be
 // written out.
-func (p processor) describe(model map[string]bool, expand bool) *markup.Element {
-	e := within(tag("cpu", "mode", "custom", "match", "exact"), leaf("model", p.model, "fallback", "forbid"), leaf("vendor", p.vendor))
-	beyond := model
-	if expand {
+func (r baselineRequest) describe(p known, m cpuModel, fallback string) *markup.Element {
+	e := within(tag("cpu", "mode", "custom", "match", "exact"), leaf("model", m.Name, "fallback", fallback), leaf("vendor", p.vendor))
+	beyond := m.features
+	if r.flags&baselineExpand != 0 {
 		beyond = nil
 	}
 	for _, name := range lacking(p.features, beyond) {
 		within(e, tag("feature", "policy", "require", "name", name))
 	}
-	for _, name := range lacking(model, p.features) {
+	for _, name := range lacking(m.features, p.features) {
 		within(e, tag("feature", "policy", "disable", "name", name))
 	}
 	return e

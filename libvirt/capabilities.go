@@ -90,7 +90,7 @@ func (h *handlers) connectGetCPUModelNames(ctx context.Context, _ *session, args
 	if err != nil {
 		return nil, err
 	}
-	if args.Arch != caps.Arch {
+	if args.Arch != caps.Arch && !(isX86(args.Arch) && isX86(caps.Arch)) {
 		return nil, fault.New(fault.Invalid, fault.Call, "cannot find processor models for architecture '%s': this host runs %s", args.Arch, caps.Arch)
 	}
 	_, acc, err := accelerator(caps, "")
@@ -190,17 +190,16 @@ func yesNo(yes bool) string {
 	return "no"
 }
 
-// describeProcessor tells the host's processor. Its model and features are those
-// that KVM found; on a host without KVM nobody compared it with a model.
+// describeProcessor tells the host's processor: by the nearest model, and by what it
+// has beyond that.
 func describeProcessor(facts *host.Facts, caps *qemu.Capabilities) *markup.Element {
-	cpu, shape := facts.CPU, facts.Topology.Shape()
+	cpu, shape, p := facts.CPU, facts.Topology.Shape(), hostProcessorOf(facts, caps)
 	e := within(tag("cpu"), leaf("arch", facts.Arch))
-	kvm := caps.Accelerator("kvm")
-	known := kvm.Usable && kvm.HostModel.Base != ""
-	if known {
-		within(e, leaf("model", kvm.HostModel.Base))
+	model, found := catalogueOf(caps).nearest(p, true, nil)
+	if found {
+		within(e, leaf("model", model.Name))
 	}
-	within(e, leaf("vendor", cpuVendors[cpu.Vendor]))
+	within(e, leaf("vendor", p.vendor))
 	if cpu.Microcode != 0 {
 		within(e, tag("microcode", "version", strconv.FormatUint(cpu.Microcode, 10)))
 	}
@@ -212,8 +211,8 @@ func describeProcessor(facts *host.Facts, caps *qemu.Capabilities) *markup.Eleme
 	if cpu.PhysicalBits > 0 {
 		within(e, tag("maxphysaddr", "mode", "emulate", "bits", strconv.Itoa(cpu.PhysicalBits)))
 	}
-	if known {
-		for _, name := range cpuFeatures(kvm.HostModel.Added) {
+	if found {
+		for _, name := range lacking(p.features, model.features) {
 			within(e, tag("feature", "name", name))
 		}
 	}

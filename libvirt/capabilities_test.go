@@ -19,13 +19,13 @@ func aQEMU(kvm bool) *qemu.Capabilities {
 	models := []qemu.CPUModel{
 		{Name: "EPYC", AliasOf: "EPYC-v1", Missing: []string{"fxsr-opt", "npt"}},
 		{Name: "EPYC-v1", Missing: []string{"npt"}},
-		{Name: "Haswell", Usable: true},
+		{Name: "Haswell", Usable: true, Features: []string{"fpu", "hypervisor", "rtm"}},
 		{Name: "base", Usable: true},
 		{Name: "host", Usable: true},
 		{Name: "max", Usable: true},
 	}
 	hostModel := qemu.HostModel{
-		Vendor: "GenuineIntel", Base: "Haswell", Added: []string{"kvm-asyncpf", "tsc-adjust", "vmx"}, Removed: []string{"rtm"},
+		Vendor: "GenuineIntel", Base: "Haswell", Features: []string{"fpu", "kvm-asyncpf", "rdctl-no", "tsc-adjust", "vmx"},
 	}
 	c := &qemu.Capabilities{
 		Binary: qemu.Identity{Path: "/usr/bin/qemu-system-x86_64"}, Arch: "x86_64",
@@ -44,8 +44,10 @@ func aQEMU(kvm bool) *qemu.Capabilities {
 		Objects: []string{"iothread", "rng-random"},
 		Options: map[string][]string{"vnc": nil},
 	}
+	names := []string{"fpu", "hypervisor", "rdctl-no", "rtm", "tsc-adjust", "vmx"}
+	c.Accelerators[1].Features = names
 	if kvm {
-		c.Accelerators[0].Models, c.Accelerators[0].HostModel = models, hostModel
+		c.Accelerators[0].Models, c.Accelerators[0].Features, c.Accelerators[0].HostModel = models, names, hostModel
 	}
 	return c
 }
@@ -93,10 +95,19 @@ func TestGuestsOffered(t *testing.T) {
 	}
 }
 
+// TestHostProcessor: the processor tells what it is. KVM adds what CPUID does not
+// tell. A feature that QEMU has no name for is left out.
 func TestHostProcessor(t *testing.T) {
 	inventory, err := host.NewInventory(kerneltest.Host(t, kerneltest.Server))
 	if err != nil {
 		t.Fatal(err)
+	}
+	facts := *inventory.Facts()
+	facts.CPU.CPUID = []kernel.CPUIDLeaf{
+		{Leaf: 1, EDX: 1, ECX: 1<<5 | 1<<27},          // fpu, vmx, osxsave
+		{Leaf: 7, EBX: 1<<1 | 1<<11},                  // tsc-adjust, rtm
+		{Leaf: 7, Part: 1, EAX: 1 << 10},              // fzrm, which this QEMU does not know
+		{Leaf: 0x8000_0001, EAX: 0xffff, EDX: 1 << 1}, // numbers, and what leaf 1 says as well
 	}
 	const described = `<cpu>
   <arch>x86_64</arch>
@@ -106,6 +117,8 @@ func TestHostProcessor(t *testing.T) {
   <signature family='6' model='143' stepping='8'/>
   <topology sockets='1' dies='1' cores='2' threads='2'/>
   <maxphysaddr mode='emulate' bits='46'/>
+  <feature name='osxsave'/>
+  <feature name='rdctl-no'/>
   <feature name='tsc_adjust'/>
   <feature name='vmx'/>
   <pages unit='KiB' size='4'/>
@@ -113,12 +126,44 @@ func TestHostProcessor(t *testing.T) {
   <pages unit='KiB' size='1048576'/>
 </cpu>
 `
-	if diff := cmp.Diff(described, printed(t, describeProcessor(inventory.Facts(), aQEMU(true)))); diff != "" {
+	if diff := cmp.Diff(described, printed(t, describeProcessor(&facts, aQEMU(true)))); diff != "" {
 		t.Error(diff)
 	}
-	unknown := printed(t, describeProcessor(inventory.Facts(), aQEMU(false)))
+	emulated := strings.Replace(described, "  <feature name='rdctl-no'/>\n", "", 1)
+	if diff := cmp.Diff(emulated, printed(t, describeProcessor(&facts, aQEMU(false)))); diff != "" {
+		t.Errorf("without KVM: %s", diff)
+	}
+	// What is told is a processor whose baseline can be found, and that is here.
+	c := catalogueOf(aQEMU(true))
+	if ret, err := c.compareDocument(hostProcessorOf(&facts, aQEMU(true)), described, compareFail); err != nil || ret.Result != cpuIdentical {
+		t.Errorf("the host compares to itself as %v, %v", ret, err)
+	}
+	if _, err := (baselineRequest{c, hostProcessor, nil, 0}).answer([]string{described}); err != nil {
+		t.Errorf("the host has no baseline of itself: %v", err)
+	}
+	facts.CPU.CPUID = nil
+	unknown := printed(t, describeProcessor(&facts, aQEMU(false)))
 	if strings.Contains(unknown, "<model>") || strings.Contains(unknown, "<feature") || !strings.Contains(unknown, "<vendor>Intel</vendor>") {
-		t.Errorf("without KVM the processor is told as\n%s", unknown)
+		t.Errorf("a processor that tells nothing is\n%s", unknown)
+	}
+}
+
+// Transactions of the first Haswells are broken, whatever they tell.
+func TestHostProcessor_BrokenTransactions(t *testing.T) {
+	inventory, err := host.NewInventory(kerneltest.Host(t, kerneltest.Server))
+	if err != nil {
+		t.Fatal(err)
+	}
+	facts := *inventory.Facts()
+	facts.CPU.CPUID = []kernel.CPUIDLeaf{{Leaf: 7, EBX: 1 << 11}}
+	for _, c := range []struct {
+		model, stepping int
+		has             bool
+	}{{60, 3, false}, {63, 2, false}, {63, 4, true}, {143, 8, true}} {
+		facts.CPU.Family, facts.CPU.ModelNumber, facts.CPU.Stepping = 6, c.model, c.stepping
+		if has := hostProcessorOf(&facts, aQEMU(false)).features["rtm"]; has != c.has {
+			t.Errorf("that a processor of model %d, stepping %d has rtm is %v", c.model, c.stepping, has)
+		}
 	}
 }
 
@@ -162,6 +207,7 @@ const cpuDocument = `<cpu>
   <mode name='host-model' supported='yes'>
     <model fallback='forbid'>Haswell</model>
     <vendor>Intel</vendor>
+    <feature policy='require' name='rdctl-no'/>
     <feature policy='require' name='tsc_adjust'/>
     <feature policy='require' name='vmx'/>
     <feature policy='disable' name='rtm'/>

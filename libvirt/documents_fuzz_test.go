@@ -14,35 +14,41 @@ import (
 // FuzzProcessors gives two processors to find a baseline of. What is found is a
 // processor that both have, and its own baseline.
 func FuzzProcessors(f *testing.F) {
-	const haswell = `<cpu><arch>x86_64</arch><model>Haswell</model><vendor>Intel</vendor><feature name='vmx'/><feature policy='disable' name='hle'/></cpu>`
+	haswell := hostCPU(`<model>Haswell</model><vendor>Intel</vendor><feature name='vmx'/>`)
 	f.Add(haswell, `<cpu><model>Broadwell</model></cpu>`, uint32(0))
 	f.Add(`<cpu mode='custom' match='exact'><model fallback='forbid'>Nehalem</model></cpu>`, haswell, uint32(baselineExpand))
-	f.Add(`<cpu><model>qemu64</model><feature policy='optional' name='a'/></cpu>`, "<cpu/>", uint32(baselineMigratable))
+	f.Add(`<cpu><model>kvm64</model><feature policy='optional' name='avx'/></cpu>`, "<cpu/>", uint32(baselineMigratable))
 	f.Fuzz(func(t *testing.T, one, other string, flags uint32) {
-		flags &= baselineExpand | baselineMigratable
-		found, err := baseline(processors, []string{one, other}, flags)
+		r := baselineRequest{processors, anyProcessor, nil, flags & (baselineExpand | baselineMigratable)}
+		found, err := r.answer([]string{one, other})
 		if err != nil {
 			if fault.Is(err, fault.Internal) {
 				t.Fatal(err)
 			}
 			return
 		}
-		common, err := readProcessor(processors, found.CPU)
-		if err != nil {
-			t.Fatalf("what is found cannot be read: %v\n%s", err, found.CPU)
-		}
-		for _, doc := range []string{one, other} {
-			p, err := readProcessor(processors, doc)
+		has := func(doc string) featureSet {
+			p, err := readProcessor(doc, anyProcessor)
+			if err != nil {
+				t.Fatalf("cannot be read: %v\n%s", err, doc)
+			}
+			features, err := processors.all(p)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if more := lacking(common.features, p.features); len(more) > 0 {
+			return features
+		}
+		for _, doc := range []string{one, other} {
+			if more := lacking(has(found.CPU), has(doc)); len(more) > 0 {
 				t.Fatalf("%s\nhas no %v of the baseline\n%s", doc, more, found.CPU)
 			}
 		}
-		again, err := baseline(processors, []string{found.CPU}, flags)
-		if err != nil || again.CPU != found.CPU {
+		again, err := r.answer([]string{found.CPU})
+		if err != nil || cmp.Diff(has(again.CPU), has(found.CPU)) != "" {
 			t.Fatalf("the baseline of a baseline is another (%v): %s", err, cmp.Diff(found.CPU, again))
+		}
+		if _, err := processors.compareDocument(aHost, one, flags&compareFail); fault.Is(err, fault.Internal) {
+			t.Fatal(err)
 		}
 	})
 }

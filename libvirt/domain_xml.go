@@ -68,13 +68,14 @@ func shown(v *guest.View, flags uint32) (*domain.Definition, domainxml.Style) {
 // withHostModel writes out what host-model means on this host, if a named model
 // comes close to it.
 func withHostModel(def *domain.Definition, caps *qemu.Capabilities) *domain.Definition {
-	m := caps.Accelerator(accelerators[def.Virt]).HostModel
-	if m.Base == "" {
+	acc := caps.Accelerator(accelerators[def.Virt])
+	m, require, disable, found := catalogueOf(caps).hostModel(acc)
+	if !found {
 		return def
 	}
 	def = def.Clone()
 	cpu := &def.CPU
-	cpu.Mode, cpu.Match, cpu.Check, cpu.Model, cpu.Vendor = "custom", "exact", "partial", m.Base, cpuVendors[m.Vendor]
+	cpu.Mode, cpu.Match, cpu.Check, cpu.Model, cpu.Vendor = "custom", "exact", "partial", m.Name, cpuVendors[acc.HostModel.Vendor]
 	said := map[string]bool{}
 	for _, f := range cpu.Features {
 		said[f.Name] = true
@@ -86,7 +87,7 @@ func withHostModel(def *domain.Definition, caps *qemu.Capabilities) *domain.Defi
 			}
 		}
 	}
-	add("require", cpuFeatures(m.Added))
-	add("disable", cpuFeatures(m.Removed))
+	add("require", require)
+	add("disable", disable)
 	return def
 }

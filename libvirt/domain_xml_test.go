@@ -44,9 +44,13 @@ func TestShown(t *testing.T) {
 
 func TestHostModelIsWrittenOut(t *testing.T) {
 	caps := &qemu.Capabilities{Accelerators: []qemu.Accelerator{
-		{Name: "kvm", HostModel: qemu.HostModel{
-			Vendor: "GenuineIntel", Base: "Haswell", Added: []string{"kvm-asyncpf", "tsc-adjust", "vmx"}, Removed: []string{"rtm"},
-		}},
+		{
+			Name: "kvm", Usable: true, Models: []qemu.CPUModel{{Name: "Haswell", Features: []string{"abm", "fpu", "rtm"}}},
+			HostModel: qemu.HostModel{
+				Vendor: "GenuineIntel", Base: "Haswell", Features: []string{"fpu", "kvm-asyncpf", "tsc-adjust", "vmx"},
+				Added: []string{"kvm-asyncpf", "tsc-adjust", "vmx"}, Removed: []string{"abm", "rtm"},
+			},
+		},
 		{Name: "tcg"},
 	}}
 	cpu := domain.CPU{Mode: "host-model", Fallback: "forbid", Features: []domain.CPUFeature{{Name: "vmx", Policy: "disable"}}}
@@ -55,7 +59,9 @@ func TestHostModelIsWrittenOut(t *testing.T) {
 		Mode: "custom", Match: "exact", Check: "partial", Model: "Haswell", Fallback: "forbid", Vendor: "Intel",
 		Features: []domain.CPUFeature{
 			{Name: "vmx", Policy: "disable"}, // the user's word counts
-			{Name: "tsc_adjust", Policy: "require"}, {Name: "rtm", Policy: "disable"},
+			{Name: "tsc_adjust", Policy: "require"},
+			{Name: "abm", Policy: "disable"}, // QEMU's Haswell has it, and libvirt's does not
+			{Name: "rtm", Policy: "disable"},
 		},
 	}
 	if got := withHostModel(def, caps).CPU; !reflect.DeepEqual(got, want) {

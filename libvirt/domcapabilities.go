@@ -195,15 +195,15 @@ func (o *offer) describeCPU() *markup.Element {
 // describeHostModel tells what host-model stands for: the named model that is
 // nearest to what the accelerator gives, and how that differs.
 func (o *offer) describeHostModel() *markup.Element {
-	m := o.acc.HostModel
-	e := mode("host-model", m.Base != "", leaf("model", m.Base, "fallback", "forbid"), leaf("vendor", cpuVendors[m.Vendor]))
-	if m.Base == "" {
+	m, require, disable, found := catalogueOf(o.caps).hostModel(o.acc)
+	e := mode("host-model", found, leaf("model", m.Name, "fallback", "forbid"), leaf("vendor", cpuVendors[o.acc.HostModel.Vendor]))
+	if !found {
 		return e
 	}
-	for _, name := range cpuFeatures(m.Added) {
+	for _, name := range require {
 		within(e, tag("feature", "policy", "require", "name", name))
 	}
-	for _, name := range cpuFeatures(m.Removed) {
+	for _, name := range disable {
 		within(e, tag("feature", "policy", "disable", "name", name))
 	}
 	return e

@@ -34,6 +34,7 @@ const (
 	codeNoInterface       code = 57
 	codeNoFilter          code = 62
 	codeInvalidSecret     code = 65
+	codeXMLDetail         code = 35
 	codeNoSecret          code = 66
 	codeConfigUnsupported code = 67
 	codeTimeout           code = 68
@@ -47,6 +48,7 @@ const (
 	codeBusy              code = 87
 	codeAccessDenied      code = 88
 	codeVolumeExists      code = 90
+	codeCPUIncompatible   code = 91
 	codeXMLSchema         code = 92
 	codeAuthUnavailable   code = 94
 	codeDeviceMissing     code = 99
@@ -88,6 +90,7 @@ var lead = map[code]string{
 	codeAgentUnresponsive: "Guest agent is not responding",
 	codeBusy:              "resource busy",
 	codeAccessDenied:      "access denied",
+	codeCPUIncompatible:   "the CPU is incompatible with host CPU",
 	codeXMLSchema:         "XML document failed to validate against schema",
 	codeDeviceMissing:     "device not found",
 	codeNoFilterBinding:   "Network filter binding not found",
@@ -108,6 +111,7 @@ const (
 	fromNodeDev   origin = 22
 	fromInterface origin = 26
 	fromSecret    origin = 30
+	fromCPU       origin = 31
 	fromNWFilter  origin = 33
 	fromPolkit    origin = 60
 )
@@ -126,6 +130,22 @@ type codedError struct {
 }
 
 func (e codedError) Unwrap() error { return e.error }
+
+// originError carries an origin that the subject cannot say.
+type originError struct {
+	origin origin
+	error
+}
+
+func (e originError) Unwrap() error { return e.error }
+
+// withOrigin fixes the part of libvirt that err came from; nil stays nil.
+func withOrigin(o origin, err error) error {
+	if err == nil {
+		return nil
+	}
+	return originError{o, err}
+}
 
 // withCode fixes the code that a client gets for err.
 func withCode(c code, err error) error { return codedError{c, err} }
@@ -224,6 +244,9 @@ func unsupportedCode(subject fault.Subject) code {
 
 // originOf gives the part of libvirt that would have said this.
 func originOf(err error) origin {
+	if from, ok := errors.AsType[originError](err); ok {
+		return from.origin
+	}
 	switch fault.About(err) {
 	case fault.Network:
 		return fromNetwork

@@ -10,6 +10,7 @@ func newTable() table {
 	connectCalls(remote)
 	capabilityCalls(remote)
 	baselineCalls(remote)
+	compareCalls(remote)
 	nodeCalls(remote)
 	nodeDeviceCalls(remote)
 	poolCalls(remote)

@@ -74,6 +74,7 @@ type Accelerator struct {
 	HostCPUReason string // why not
 
 	Models    []CPUModel
+	Features  []string // the names of all, of which a guest may have HostModel's
 	HostModel HostModel
 }
 
@@ -83,8 +84,9 @@ type CPUModel struct {
 	TypeName   string
 	AliasOf    string // "" when it is no alias
 	Usable     bool
-	Missing    []string // features that stand in the way, by QEMU's names
-	Features   []string // all, by QEMU's names; of models without a version in the name
+	Missing    []string  // features that stand in the way, by QEMU's names
+	Features   []string  // all, by QEMU's names; of models without a version in the name
+	Signature  Signature // likewise
 	Deprecated bool
 	Static     bool // never changes with QEMU's version or the machine type
 	Migratable bool
@@ -94,11 +96,9 @@ type CPUModel struct {
 // processor under kvm, all that is emulated under tcg), and the named model
 // that comes closest to it, for a definition that says host-model.
 type HostModel struct {
-	Vendor   string
-	Family   int
-	Model    int
-	Stepping int
-	Features []string // all, by QEMU's names
+	Vendor    string
+	Signature Signature
+	Features  []string // all, by QEMU's names
 
 	Base    string   // named model, "" when none fits
 	Added   []string // features to enable beyond Base

@@ -88,9 +88,11 @@ func candidate(m CPUModel) bool {
 
 // expansion is a model written out: its features and whose processor it is.
 type expansion struct {
-	vendor                  string
-	family, model, stepping int
-	features                map[string]bool
+	name      string
+	vendor    string
+	signature Signature
+	features  map[string]bool // those it has
+	names     map[string]bool // of all features there are
 }
 
 // expand reads an expansion; a model that QEMU would not expand has no features.
@@ -99,10 +101,11 @@ func (a answers) expand(name string) (expansion, error) {
 		Model struct{ Props map[string]any }
 	}
 	err := a.get(&answer, "query-cpu-model-expansion", expansionOf(name))
-	e := expansion{features: make(map[string]bool)}
+	e := expansion{name: name, features: make(map[string]bool), names: make(map[string]bool)}
 	for name, value := range answer.Model.Props {
 		switch v := value.(type) {
 		case bool:
+			e.names[name] = true
 			if v {
 				e.features[name] = true
 			}
@@ -113,11 +116,11 @@ func (a answers) expand(name string) (expansion, error) {
 		case float64:
 			switch name {
 			case "family":
-				e.family = int(v)
+				e.signature.Family = int(v)
 			case "model":
-				e.model = int(v)
+				e.signature.Model = int(v)
 			case "stepping":
-				e.stepping = int(v)
+				e.signature.Stepping = int(v)
 			}
 		}
 	}
@@ -135,9 +138,9 @@ func (a answers) fillCPUs(acc *Accelerator) error {
 		return err
 	}
 	acc.HostModel = HostModel{
-		Vendor: host.vendor, Family: host.family, Model: host.model, Stepping: host.stepping,
-		Features: sortedKeys(host.features),
+		Vendor: host.vendor, Signature: host.signature, Features: sortedKeys(host.features),
 	}
+	acc.Features = sortedKeys(host.names)
 	var best expansion
 	for i, m := range acc.Models {
 		if !lasting(m) {
@@ -147,7 +150,7 @@ func (a answers) fillCPUs(acc *Accelerator) error {
 		if err != nil {
 			return err
 		}
-		acc.Models[i].Features = sortedKeys(e.features)
+		acc.Models[i].Features, acc.Models[i].Signature = sortedKeys(e.features), e.signature
 		if candidate(m) && len(e.features) > 0 && e.vendor == host.vendor && (acc.HostModel.Base == "" || closer(host, e, best)) {
 			acc.HostModel.Base, best = m.Name, e
 		}
@@ -159,10 +162,10 @@ func (a answers) fillCPUs(acc *Accelerator) error {
 	return nil
 }
 
-// closer reports whether model a describes the host better than b does: the
-// same family and model number first, then the fewest features to mention.
+// closer reports whether model a describes the host better than b does: one with
+// the host's signature first, then the fewest features to mention.
 func closer(host, a, b expansion) bool {
-	same := func(e expansion) bool { return e.family == host.family && e.model == host.model }
+	same := func(e expansion) bool { return e.signature.sold(e.name, host.signature) }
 	if same(a) != same(b) {
 		return same(a)
 	}

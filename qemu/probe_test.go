@@ -185,7 +185,7 @@ func TestTheHostModelIsTheNearestNamedOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := HostModel{
-		Vendor: "GenuineIntel", Family: 6, Model: 85, Features: []string{"avx", "avx2", "extra", "spec-ctrl", "sse"},
+		Vendor: "GenuineIntel", Signature: Signature{Family: 6, Model: 85}, Features: []string{"avx", "avx2", "extra", "spec-ctrl", "sse"},
 		Base: "New-IBRS", Added: []string{"extra"}, Removed: []string{"hle"},
 	}
 	if !reflect.DeepEqual(kvm.HostModel, want) {

@@ -1,0 +1,120 @@
+package qemu
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// recordedCPUs are the capabilities of QEMU 7.2 under emulation, as far as
+// processors go.
+func recordedCPUs(t *testing.T) *Capabilities {
+	t.Helper()
+	tcg := Accelerator{Name: "tcg", Usable: true}
+	if err := recorded(t).fillCPUs(&tcg); err != nil {
+		t.Fatal(err)
+	}
+	return &Capabilities{Arch: "x86_64", Accelerators: []Accelerator{tcg}}
+}
+
+func TestCPUDefinitions_AreWhatClientsKnow(t *testing.T) {
+	definitions := recordedCPUs(t).CPUDefinitions()
+	find := func(name string) CPUDefinition {
+		i := slices.IndexFunc(definitions, func(d CPUDefinition) bool { return d.Name == name })
+		if i < 0 {
+			t.Fatalf("there is no %s", name)
+		}
+		return definitions[i]
+	}
+	for name, want := range map[string]string{
+		"kvm64":          "sse2 nx lm -hypervisor -vme -svm",
+		"qemu64":         "svm -hypervisor -vme",
+		"Nehalem":        "sse4.2 popcnt -aes -vme",
+		"Haswell":        "avx2 rtm movbe -f16c -rdrand -abm -arat",
+		"Skylake-Server": "avx512f mpx vme -pku -clflushopt",
+		"EPYC":           "svm vme sse4a -monitor -npt -topoext",
+		"athlon":         "3dnow vme -mca",
+	} {
+		features := find(name).Features
+		if !slices.IsSorted(features) {
+			t.Errorf("the features of %s are not sorted: %q", name, features)
+		}
+		for _, feature := range strings.Fields(want) {
+			if absent := strings.TrimPrefix(feature, "-"); has(features, absent) == (absent != feature) {
+				t.Errorf("%s: %s, and it has %q", name, feature, features)
+			}
+		}
+	}
+	if !slices.IsSortedFunc(definitions, func(a, b CPUDefinition) int { return len(b.Features) - len(a.Features) }) {
+		t.Error("the models with the most features are not first")
+	}
+	for _, special := range []string{"max", "host", "base", "Haswell-v1"} {
+		if slices.ContainsFunc(definitions, func(d CPUDefinition) bool { return d.Name == special }) {
+			t.Errorf("%s is a model that descriptions name", special)
+		}
+	}
+}
+
+func TestCPUDefinition_IsSoldAs(t *testing.T) {
+	for _, c := range []struct {
+		model string
+		own   Signature
+		sold  Signature
+		is    bool
+	}{
+		{"Haswell-noTSX-IBRS", Signature{6, 60, 1}, Signature{6, 63, 2}, true},
+		{"Haswell", Signature{6, 60, 4}, Signature{6, 79, 1}, false},
+		{"Skylake-Server", Signature{6, 85, 4}, Signature{6, 85, 4}, true},
+		{"Skylake-Server", Signature{6, 85, 4}, Signature{6, 85, 7}, false},
+		{"Cascadelake-Server-noTSX", Signature{6, 85, 6}, Signature{6, 85, 7}, true},
+		{"Icelake-Server", Signature{6, 134, 0}, Signature{6, 106, 6}, true},
+		{"EPYC-Rome", Signature{23, 49, 0}, Signature{23, 49, 3}, true}, // as QEMU has it
+		{"EPYC-Rome", Signature{23, 49, 0}, Signature{23, 1, 2}, false},
+	} {
+		if is := (CPUDefinition{Name: c.model, Signature: c.own}).IsSoldAs(c.sold); is != c.is {
+			t.Errorf("that %+v is sold as %s is %v", c.sold, c.model, is)
+		}
+	}
+}
+
+func TestCPUIDFeatures_AreNamedByTheirBits(t *testing.T) {
+	for name, words := range map[string]map[CPUIDWord]uint32{
+		"fpu":                {{1, 0, "edx"}: 1},
+		"pbe":                {{1, 0, "edx"}: 1 << 31},
+		"sse4.2 x2apic":      {{1, 0, "ecx"}: 1<<20 | 1<<21},
+		"avx512vl fsgsbase":  {{7, 0, "ebx"}: 1<<31 | 1},
+		"arch-capabilities":  {{7, 0, "edx"}: 1 << 29},
+		"avx-vnni":           {{7, 1, "eax"}: 1 << 4},
+		"xsaves":             {{0xd, 1, "eax"}: 1 << 3},
+		"syscall":            {{0x8000_0001, 0, "edx"}: 1<<11 | 1}, // its bit 0 says again that there is an FPU
+		"lahf-lm perfctr-nb": {{0x8000_0001, 0, "ecx"}: 1<<24 | 1},
+		"invtsc":             {{0x8000_0007, 0, "edx"}: 1 << 8},
+		"amd-no-ssb":         {{0x8000_0008, 0, "ebx"}: 1 << 26},
+		"npt svme-addr-chk":  {{0x8000_000a, 0, "edx"}: 1<<28 | 1},
+		"":                   {{1, 0, "eax"}: 0xffff_ffff, {7, 0, "eax"}: 2}, // numbers, and no features
+	} {
+		if got := strings.Join(CPUIDFeatures(words), " "); got != name {
+			t.Errorf("%v has features %q, want %q", words, got, name)
+		}
+	}
+	for word, names := range cpuidNames {
+		if n := len(strings.Fields(names)); n > 32 {
+			t.Errorf("%+v has %d bits", word, n)
+		}
+	}
+}
+
+// Each feature that QEMU's models have is one that a processor can be found to have.
+func TestCPUIDFeatures_CoverQEMUsModels(t *testing.T) {
+	known := slices.Clone(msrNames)
+	for _, names := range cpuidNames {
+		known = append(known, strings.Fields(names)...)
+	}
+	for _, d := range recordedCPUs(t).CPUDefinitions() {
+		for _, feature := range d.Features {
+			if !slices.Contains(known, feature) {
+				t.Errorf("no bit is known for %s of %s", feature, d.Name)
+			}
+		}
+	}
+}
