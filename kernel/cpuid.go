@@ -12,9 +12,21 @@ const firstExtendedLeaf = 0x8000_0000
 
 // featureLeaves are the leaves that tell features.
 var featureLeaves = []CPUIDLeaf{
-	{Leaf: 1}, {Leaf: 6}, {Leaf: 7}, {Leaf: 7, Part: 1}, {Leaf: 7, Part: 2}, {Leaf: 0xd, Part: 1}, {Leaf: 0xf, Part: 1},
-	{Leaf: 0x12}, {Leaf: 0x12, Part: 1}, {Leaf: 0x14},
-	{Leaf: 0x8000_0001}, {Leaf: 0x8000_0007}, {Leaf: 0x8000_0008}, {Leaf: 0x8000_000a}, {Leaf: 0x8000_0021},
+	{Leaf: 1},
+	{Leaf: 6},
+	{Leaf: 7},
+	{Leaf: 7, Part: 1},
+	{Leaf: 7, Part: 2},
+	{Leaf: 0xd, Part: 1},
+	{Leaf: 0xf, Part: 1},
+	{Leaf: 0x12},
+	{Leaf: 0x12, Part: 1},
+	{Leaf: 0x14},
+	{Leaf: 0x8000_0001},
+	{Leaf: 0x8000_0007},
+	{Leaf: 0x8000_0008},
+	{Leaf: 0x8000_000a},
+	{Leaf: 0x8000_0021},
 }
 
 // featuresByCPUID asks the processor for those of featureLeaves that it has. It

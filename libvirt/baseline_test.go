@@ -61,7 +61,8 @@ func TestBaseline(t *testing.T) {
 		{"one stays what it is, without what no guest is given", 0, []string{haswell}, printedCPU("Haswell", "forbid", "Intel", "+invtsc", "+vmx")},
 		{"what cannot move", baselineMigratable, []string{haswell}, printedCPU("Haswell", "forbid", "Intel", "+vmx")},
 		{
-			"written out", baselineExpand, []string{haswell},
+			"written out", baselineExpand,
+			[]string{haswell},
 			printedCPU("Haswell", "forbid", "Intel", "+avx", "+avx2", "+hle", "+invtsc", "+pclmuldq", "+sse", "+vmx"),
 		},
 		{"the lesser of two", 0, []string{haswell, hostCPU("<model>Broadwell</model><vendor>Intel</vendor>")}, printedCPU("Haswell", "allow", "Intel")},

@@ -9,9 +9,10 @@ import (
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
-// libraryVersion is the libvirt whose protocol and XML this server speaks,
-// counted as libvirt does: 1000000 major + 1000 minor + patch.
-const libraryVersion = 11_003_000
+// libraryVersion is the libvirt that this server says it is, counted as libvirt
+// does: 1000000 major + 1000 minor + patch. Clients use what that release brought
+// without asking, so it is below the first whose news is not built (decision 55).
+const libraryVersion = 10_003_000
 
 // systemURI is the only connection there is.
 const systemURI = "qemu:///system"

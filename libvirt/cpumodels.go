@@ -136,7 +136,9 @@ type known struct {
 }
 
 // isSold says whether the processor's signature is known to be a model's.
-func (k known) isSold(m cpuModel) bool { return k.signature != qemu.Signature{} && m.IsSoldAs(k.signature) }
+func (k known) isSold(m cpuModel) bool {
+	return k.signature != qemu.Signature{} && m.IsSoldAs(k.signature)
+}
 
 // hostProcessorOf is the host's, as CPUID tells it, and KVM of what CPUID does not.
 func hostProcessorOf(facts *host.Facts, caps *qemu.Capabilities) known {
