@@ -240,20 +240,26 @@ func kib(bytes uint64) string { return strconv.FormatUint(bytes>>10, 10) }
 func describeCells(cells []topology.Cell) *markup.Element {
 	all := tag("cells", "num", strconv.Itoa(len(cells)))
 	for _, c := range cells {
-		cell := within(tag("cell", "id", strconv.Itoa(c.ID)), leaf("memory", kib(c.Memory), "unit", "KiB"))
+		cell := tag("cell", "id", strconv.Itoa(c.ID))
+		if c.Memory > 0 {
+			within(cell, leaf("memory", kib(c.Memory), "unit", "KiB"))
+		}
 		for _, p := range c.Pages {
 			within(cell, leaf("pages", strconv.FormatUint(p.Total, 10), "unit", "KiB", "size", kib(p.Size)))
 		}
-		distances := tag("distances")
-		for _, d := range c.Distances {
-			within(distances, tag("sibling", "id", strconv.Itoa(d.Cell), "value", strconv.Itoa(d.Value)))
+		if len(c.Distances) > 0 {
+			distances := tag("distances")
+			for _, d := range c.Distances {
+				within(distances, tag("sibling", "id", strconv.Itoa(d.Cell), "value", strconv.Itoa(d.Value)))
+			}
+			within(cell, distances)
 		}
 		cpus := tag("cpus", "num", strconv.Itoa(len(c.CPUs)))
 		for _, cpu := range c.CPUs {
 			within(cpus, tag("cpu", "id", strconv.Itoa(cpu.ID), "socket_id", strconv.Itoa(cpu.Package), "die_id", strconv.Itoa(cpu.Die),
 				"core_id", strconv.Itoa(cpu.Core), "siblings", cpu.Siblings.String()))
 		}
-		within(all, within(cell, distances, cpus))
+		within(all, within(cell, cpus))
 	}
 	return all
 }

@@ -75,7 +75,7 @@ func (h *handlers) nodeGetCellsFreeMemory(_ context.Context, _ *session, args *x
 func (h *handlers) cellRange(start int32, count uint32) ([]int, error) {
 	ids := h.Host.Facts().Topology.CellIDs()
 	if start < 0 || int(start) > ids.Max() {
-		return nil, fault.New(fault.Invalid, fault.Call, "start cell %d out of range (0-%d)", start, ids.Max())
+		return nil, withCode(codeInternal, fault.New(fault.Invalid, fault.Call, "start cell %d out of range (0-%d)", start, ids.Max()))
 	}
 	var cells []int
 	for id := int(start); id <= ids.Max() && uint32(len(cells)) < count; id++ {

@@ -2,7 +2,9 @@ package libvirt
 
 import (
 	"log/slog"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/kernel/kerneltest"
 	"github.com/lodge-kvm/lodge/store"
+	"github.com/lodge-kvm/lodge/topology"
 )
 
 // onHost gives the server the rooms that know a host.
@@ -103,6 +106,51 @@ func TestVirshOnServer(t *testing.T) {
 		{[]string{"nodedev-dumpxml", "pci_1"}, "Node device not found: no node device with matching name 'pci_1'"},
 		{[]string{"nodedev-info", "pci_0000_41_00_0"}, "Name: pci_0000_41_00_0\nParent: pci_0000_40_01_0\nActive: yes\nPersistent: yes\nAutostart: yes"},
 	})
+}
+
+// A host with cells of memory alone, and processors that are switched off: the line
+// about it is libvirt's for hosts that the product does not tell, and capabilities
+// have the cells.
+func TestVirshOnServer_CellsOfMemoryAlone(t *testing.T) {
+	dir := kerneltest.Dir(t, kerneltest.Server)
+	for file, text := range map[string]string{
+		"cpu/online": "0-3,8-10", "cpu/present": "0-3,8-11", "node/node1/cpulist": "2-3,10", "node/node2/cpulist": "", "node/node3/cpulist": "",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "sys/devices/system", file), []byte(text+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := serve(t, onHost(t, kernel.At(dir)))
+	h.virshSays([]says{
+		{[]string{"nodeinfo"}, "CPU(s): 7\nCPU frequency: 2100 MHz\nCPU socket(s): 1\nCore(s) per socket: 8\n" +
+			"Thread(s) per core: 1\nNUMA cell(s): 1\nMemory size: 268435456 KiB"},
+		{[]string{"nodecpumap"}, "CPUs present: 12\nCPUs online: 7\nCPU map: yyyy----yyy-"},
+		{[]string{"freecell", "3"}, "3: 45088768 KiB"},
+		{[]string{"freecell", "4"}, "internal error: start cell 4 out of range (0-3)"},
+		{[]string{"nodememstats", "2"}, "total : 67108864 KiB"},
+		{[]string{"freepages", "--cellno", "3", "--pagesize", "4"}, "4KiB: 11272192"},
+		{[]string{"sysinfo"}, "Host SMBIOS information is not available"},
+	})
+	inventory, err := host.NewInventory(kernel.At(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cells := printed(t, describeCells(inventory.Facts().Topology.Cells))
+	for _, want := range []string{"<cells num='4'>", "<cpus num='3'>", "<cpus num='0'/>", "<cell id='3'>\n    <memory unit='KiB'>67108864</memory>"} {
+		if !strings.Contains(cells, want) {
+			t.Errorf("%q is missing in\n%s", want, cells)
+		}
+	}
+	if cpu := printed(t, describeProcessor(inventory.Facts(), aQEMU(false))); !strings.Contains(cpu, "<topology sockets='1' dies='1' cores='8' threads='1'/>") {
+		t.Errorf("capabilities tell another shape than nodeinfo:\n%s", cpu)
+	}
+}
+
+// What a cell does not have is not told.
+func TestCellsTold_WithoutMemoryOrDistances(t *testing.T) {
+	if cell := printed(t, describeCells([]topology.Cell{{ID: 5}})); cell != "<cells num='1'>\n  <cell id='5'>\n    <cpus num='0'/>\n  </cell>\n</cells>\n" {
+		t.Errorf("an empty cell is told as\n%s", cell)
+	}
 }
 
 func TestVirshOnLaptop(t *testing.T) {

@@ -144,18 +144,16 @@ type Shape struct {
 // CPUs is how many processors a machine of that shape has.
 func (s Shape) CPUs() int { return s.Cells * s.Packages * s.Cores * s.Threads }
 
-// Shape counts the levels: the most packages in any cell, the most cores in any
-// package of a cell, the most threads in any core. An uneven machine, for which
-// the product is not its number of processors, is told as one cell with one
-// package of so many single-thread cores.
+// Shape counts the levels: all cells, the most packages in any cell, the most cores
+// in any package of a cell, the most threads in any core. A machine whose processors,
+// those switched off included, are not the product is told as one cell with one
+// package of so many single-thread cores. One with cells of memory alone is such a
+// machine. libvirt tells them so, and its clients size their maps of processors by the
+// product.
 func (h *Host) Shape() Shape {
 	type core struct{ pkg, die, core int }
-	var s Shape
+	s := Shape{Cells: len(h.Cells)}
 	for _, cell := range h.Cells {
-		if len(cell.CPUs) == 0 {
-			continue
-		}
-		s.Cells++
 		packages, threads := map[int]int{}, map[core]int{}
 		for _, cpu := range cell.CPUs {
 			at := core{cpu.Package, cpu.Die, cpu.Core}
@@ -168,8 +166,8 @@ func (h *Host) Shape() Shape {
 		}
 		s.Packages = max(s.Packages, len(packages))
 	}
-	if s.CPUs() != h.Online.Len() {
-		return Shape{Cells: 1, Packages: 1, Cores: h.Online.Len(), Threads: 1}
+	if all := h.Online.Union(h.Present).Len(); s.CPUs() != all {
+		return Shape{Cells: 1, Packages: 1, Cores: all, Threads: 1}
 	}
 	return s
 }

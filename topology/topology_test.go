@@ -184,20 +184,33 @@ func smt(cells, cores, threads int) *Host {
 }
 
 func TestShape(t *testing.T) {
-	if diff := cmp.Diff(Shape{4, 1, 8, 2}, smt(4, 8, 2).Shape()); diff != "" {
-		t.Error(diff)
+	without := func(h *Host, cpus ...int) *Host {
+		off := CPUs(cpus...)
+		h.Present, h.Online = h.Online, h.Online.Minus(off)
+		for i := range h.Cells {
+			h.Cells[i].CPUs = slices.DeleteFunc(h.Cells[i].CPUs, func(c CPU) bool { return off.Contains(c.ID) })
+		}
+		return h
 	}
-	memoryOnly := smt(2, 2, 1)
-	memoryOnly.Cells = append(memoryOnly.Cells, Cell{ID: 2, Memory: 1 << 30})
-	if diff := cmp.Diff(Shape{2, 1, 2, 1}, memoryOnly.Shape()); diff != "" {
-		t.Error("a cell without processors counts:", diff)
+	with := func(h *Host, more ...Cell) *Host {
+		h.Cells = append(h.Cells, more...)
+		return h
 	}
-	// One thread is off: the product no longer says how many there are.
-	uneven := smt(2, 4, 2)
-	uneven.Cells[1].CPUs = uneven.Cells[1].CPUs[:7]
-	uneven.Online = Range(0, 14)
-	if diff := cmp.Diff(Shape{1, 1, 15, 1}, uneven.Shape()); diff != "" {
-		t.Error(diff)
+	for name, c := range map[string]struct {
+		host *Host
+		want Shape
+	}{
+		"even":                        {smt(4, 8, 2), Shape{4, 1, 8, 2}},
+		"a thread is off":             {without(smt(2, 4, 2), smt(2, 4, 2).Online.Max()), Shape{2, 1, 4, 2}},
+		"a core is off":               {without(smt(1, 2, 1), 1), Shape{1, 1, 2, 1}}, // two that are not the product
+		"a cell of memory alone":      {with(smt(1, 2, 2), Cell{ID: 1, Memory: 1 << 30}), Shape{1, 1, 4, 1}},
+		"two cells of memory alone":   {with(smt(2, 4, 1), Cell{ID: 2, Memory: 1 << 30}, Cell{ID: 3, Memory: 1 << 30}), Shape{1, 1, 8, 1}},
+		"processors of one core each": {smt(1, 2, 1), Shape{1, 1, 2, 1}},
+		"the kernel knows no present": {&Host{Online: Range(0, 1), Cells: smt(1, 2, 1).Cells}, Shape{1, 1, 2, 1}},
+	} {
+		if diff := cmp.Diff(c.want, c.host.Shape()); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
 	}
 }
 
