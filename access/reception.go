@@ -30,6 +30,9 @@ type Reception struct {
 	allow  []string
 	polkit *polkit.Authority
 	log    *slog.Logger
+	// last: polkit is asked last, about those whom neither these groups nor rules let in.
+	last   bool
+	groups []uint32
 
 	strikes strikes
 
@@ -45,9 +48,17 @@ func NewReception(gate *Gate, authority *polkit.Authority, allow []string, log *
 	return &Reception{gate: gate, polkit: authority, allow: allow, log: log, shaking: map[string]int{}}
 }
 
+// AskLast has polkit decide about those alone who are not members of some groups, and
+// about nobody where there are rules: what a daemon does that was told nothing, so that
+// a policy of the host's adds to those who come in, and keeps nobody out.
+func (r *Reception) AskLast(groups []uint32) { r.last, r.groups = true, groups }
+
 // Asks says whether polkit decides about a client.
 func (r *Reception) Asks(w Who) bool {
-	return r != nil && r.polkit != nil && w.Local && w.Peer.Unknown == nil && !w.Trusted()
+	if r == nil || r.polkit == nil || !w.Local || w.Peer.Unknown != nil || w.Trusted() {
+		return false
+	}
+	return !r.last || !r.gate.Ruled() && w.Peer.Admit(false, r.groups) != nil
 }
 
 // Prove has polkit say whether a client of this host may come in, to look or to do

@@ -1,12 +1,14 @@
 package access
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/lodge-kvm/lodge/polkit"
 	"github.com/lodge-kvm/lodge/socket"
 )
 
@@ -111,5 +113,47 @@ func TestNoAddressTakesAllHandshakes(t *testing.T) {
 	r.end("a")
 	if err := r.begin("b"); err != nil {
 		t.Errorf("where one has ended: %v", err)
+	}
+}
+
+// Polkit that is asked last is not asked about members of the group, nor about anybody
+// where there are rules.
+func TestAsks_LastAboutThoseWhomNothingElseLetsIn(t *testing.T) {
+	ruled := new(Gate)
+	ruled.rules.Store(new(Rules))
+	who := func(uid, gid uint32, groups ...uint32) Who {
+		return LocalWho(socket.Peer{PID: 1, UID: uid, GID: gid, Groups: groups})
+	}
+	for _, c := range []struct {
+		what       string
+		w          Who
+		gate       *Gate
+		last, asks bool
+	}{
+		{"a stranger, first", who(4242, 4242), nil, false, true},
+		{"a member, first", who(4242, 7), nil, false, true},
+		{"a stranger where there are rules, first", who(4242, 4242), ruled, false, true},
+		{"a stranger", who(4242, 4242), nil, true, true},
+		{"a member", who(4242, 7), nil, true, false},
+		{"a member besides", who(4242, 4242, 5, 7), nil, true, false},
+		{"a member of another group", who(4242, 4242, 5), nil, true, true},
+		{"a stranger where there are rules", who(4242, 4242), ruled, true, false},
+		{"root", who(0, 0), nil, true, false},
+		{"somebody whom the kernel does not tell", LocalWho(socket.Peer{Unknown: errors.New("unknown")}), nil, true, false},
+		{"a client of another host", Who{Subject: "CN=a"}, nil, true, false},
+	} {
+		r := NewReception(c.gate, polkit.New(), nil, slog.New(slog.DiscardHandler))
+		if c.last {
+			r.AskLast([]uint32{7})
+		}
+		if asks := r.Asks(c.w); asks != c.asks {
+			t.Errorf("that polkit is asked about %s is %v", c.what, asks)
+		}
+	}
+	if r := NewReception(nil, polkit.New(), nil, slog.New(slog.DiscardHandler)); true {
+		r.AskLast(nil)
+		if !r.Asks(who(4242, 4242)) {
+			t.Error("polkit is not asked where there is no group")
+		}
 	}
 }

@@ -161,6 +161,39 @@ func TestPolkitLetsIn(t *testing.T) {
 	d.virsh(t, "domstate", "web-1")
 }
 
+// TestPolkitIsAskedByDefault: where the host has polkit, a service's own user comes in by
+// the rule that its package brings, and members of the group come in unasked.
+func TestPolkitIsAskedByDefault(t *testing.T) {
+	needs(t, "dbus-daemon")
+	p := polkit(t, map[int32]string{operator: "yes", stranger: "no"})
+	d := start(t, "--group", "games")
+	if err := os.Chmod(d.dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	d.define(t, shape{name: "web-1"})
+	if seen := d.may(t, operator, "list", "--all", "--name"); seen != "web-1" {
+		t.Errorf("the service sees %q", seen)
+	}
+	if asked := p.take(); !slices.Equal(asked, []string{"org.libvirt.unix.manage"}) {
+		t.Errorf("polkit was asked %q", asked)
+	}
+	contains(t, "the refusal", d.mayNot(t, stranger, "list"), "authentication failed", "polkit does not give user 4244 org.libvirt.unix.manage")
+	p.take()
+	for _, socket := range []string{"libvirt-sock", "libvirt-sock-ro"} {
+		member := d.command(t.Context(), "setpriv", "--reuid", strconv.Itoa(stranger), "--regid", "games", "--clear-groups",
+			"env", "HOME=/nonexistent", "virsh", "-q", "-c", "qemu:///system?socket="+d.run+"/"+socket, "list", "--all", "--name")
+		if out, err := member.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "web-1" {
+			t.Errorf("a member of the group sees %q by %s, %v", out, socket, err)
+		}
+	}
+	if asked := p.take(); len(asked) > 0 {
+		t.Errorf("about a member of the group polkit was asked %q", asked)
+	}
+	_ = p.bus.Process.Kill()
+	_ = p.bus.Wait()
+	contains(t, "the refusal", d.mayNot(t, operator, "list"), "authentication failed", "cannot ask polkit")
+}
+
 // asking is a user who would have to type a password.
 const asking = 4245
 

@@ -34,7 +34,6 @@ const (
 	codeNoInterface       code = 57
 	codeNoFilter          code = 62
 	codeInvalidSecret     code = 65
-	codeXMLDetail         code = 35
 	codeNoSecret          code = 66
 	codeConfigUnsupported code = 67
 	codeTimeout           code = 68

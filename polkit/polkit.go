@@ -6,6 +6,7 @@ package polkit
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -78,6 +79,51 @@ func (a *Authority) Check(ctx context.Context, p Process, action string) error {
 		return fault.Wrap(ErrNoAgent, fault.Denied, fault.Call, "user %d has no %s", p.UID, action)
 	}
 	return fault.Wrap(ErrRefused, fault.Denied, fault.Call, "polkit does not give user %d %s", p.UID, action)
+}
+
+// startPatience is how long polkit may take to begin: the bus starts it when it is
+// first asked.
+const startPatience = 5 * time.Second
+
+// Answers says why polkit cannot decide who comes in: no bus, no polkit on it, or one
+// without a policy of the actions.
+func (a *Authority) Answers(ctx context.Context) error {
+	ctx, stop := context.WithTimeoutCause(ctx, startPatience, fault.New(fault.Timeout, fault.Host, "no answer within %v", startPatience))
+	defer stop()
+	bus, err := a.connect(ctx)
+	if err == nil {
+		defer func() { _ = bus.Close() }()
+		err = hasPolicy(ctx, bus)
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot ask polkit who may manage guests")
+}
+
+// description is what polkit tells of an action; its first word is the name.
+type description struct {
+	Action, Text, Message, Vendor, VendorURL, Icon string
+	Any, Inactive, Active                          uint32
+	Annotations                                    map[string]string
+}
+
+// hasPolicy looks for the actions among those that polkit has policies of.
+func hasPolicy(ctx context.Context, bus *dbus.Conn) error {
+	var all []description
+	err := bus.Object(polkitName, polkitPath).CallWithContext(ctx, authority+"EnumerateActions", 0, "").Store(&all)
+	if told, ok := errors.AsType[dbus.Error](err); ok && told.Name == "org.freedesktop.DBus.Error.UnknownMethod" {
+		return nil // it is there, and says of what when it is asked
+	}
+	if err != nil {
+		return err
+	}
+	for _, action := range []string{Manage, Monitor} {
+		if !slices.ContainsFunc(all, func(d description) bool { return d.Action == action }) {
+			return fault.New(fault.NotFound, fault.Host, "it has no policy of %s: put dist/org.libvirt.unix.policy into /usr/share/polkit-1/actions", action)
+		}
+	}
+	return nil
 }
 
 // verdict is polkit's answer.

@@ -244,3 +244,65 @@ func TestProcessesThatAreNotThere(t *testing.T) {
 		}
 	}
 }
+
+// catalogue is a polkit that tells which actions it has policies of, as the real one
+// does.
+type catalogue struct {
+	policy
+
+	actions []string
+}
+
+// EnumerateActions is a method of polkit's on the bus.
+func (c *catalogue) EnumerateActions(string) ([]description, *dbus.Error) {
+	var all []description
+	for _, action := range c.actions {
+		all = append(all, description{Action: action})
+	}
+	return all, nil
+}
+
+// serveActions puts a polkit with policies of some actions on a bus.
+func serveActions(t *testing.T, address string, actions ...string) {
+	t.Helper()
+	conn, err := dbus.Connect(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_, _ = conn.ReleaseName(polkitName)
+		_ = conn.Close()
+	})
+	if err := conn.Export(&catalogue{actions: actions}, polkitPath, strings.TrimSuffix(authority, ".")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.RequestName(polkitName, dbus.NameFlagDoNotQueue); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnswers_WherePolkitHasAPolicyOfTheActions(t *testing.T) {
+	address := bus(t)
+	for _, c := range []struct {
+		name  string
+		serve func(*testing.T)
+		says  string // empty: polkit can decide
+	}{
+		{"no polkit", func(*testing.T) {}, "cannot ask polkit"},
+		{"no policy of them", func(t *testing.T) { serveActions(t, address, "org.example.other") }, "no policy of org.libvirt.unix.manage"},
+		{"a policy of one", func(t *testing.T) { serveActions(t, address, Manage) }, "no policy of org.libvirt.unix.monitor"},
+		{"policies", func(t *testing.T) { serveActions(t, address, "org.example.other", Manage, Monitor) }, ""},
+		{"a polkit that does not tell", func(t *testing.T) { new(policy).serve(t, address) }, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.serve(t)
+			err := at(address, patience).Answers(t.Context())
+			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+				t.Errorf("polkit's answer is %v, want %q", err, c.says)
+			}
+		})
+	}
+	if err := at("unix:path="+t.TempDir()+"/none", patience).Answers(t.Context()); err == nil {
+		t.Error("polkit answers without a bus")
+	}
+}

@@ -44,15 +44,34 @@ func (o *options) rules() string {
 	return defaultAccess
 }
 
-// receive makes what finds out who clients are.
-func (o *options) receive(gate *access.Gate, log *slog.Logger) (*access.Reception, error) {
+// receive makes what finds out who clients are, and says whether everybody on the
+// host may come to the door to be asked.
+func (o *options) receive(ctx context.Context, gate *access.Gate, log *slog.Logger) (r *access.Reception, everybody bool, err error) {
 	switch o.auth {
 	case authGroup:
-		return access.NewReception(gate, nil, o.tlsAllow, log), nil
+		return access.NewReception(gate, nil, o.tlsAllow, log), gate.Ruled(), nil
 	case authPolkit:
-		return access.NewReception(gate, polkit.New(), o.tlsAllow, log), nil
+		return access.NewReception(gate, polkit.New(), o.tlsAllow, log), true, nil
+	case authAuto:
+		if !gate.Ruled() && o.hasPolkit(ctx, log) {
+			r := access.NewReception(gate, polkit.New(), o.tlsAllow, log)
+			r.AskLast(o.groups())
+			return r, true, nil
+		}
+		return access.NewReception(gate, nil, o.tlsAllow, log), gate.Ruled(), nil
 	}
-	return nil, errors.New("--auth is group or polkit")
+	return nil, false, errors.New("--auth is auto, group or polkit")
+}
+
+// hasPolkit finds out whether the host has a polkit with a policy about guests.
+func (o *options) hasPolkit(ctx context.Context, log *slog.Logger) bool {
+	err := polkit.New().Answers(ctx)
+	if err != nil {
+		log.Info("users of this host come in as members of the group alone", "group", o.group, "polkit", err)
+		return false
+	}
+	log.Info("polkit says which users of this host come in besides the group", "group", o.group)
+	return true
 }
 
 // listenAfar adds the listeners for other hosts that are asked for, and gives the

@@ -69,7 +69,7 @@ func command() *cobra.Command {
 	f.StringVar(&o.audit, "audit", "", "`file` that gets the audit's lines beside the log")
 	f.StringVar(&o.isolation, "isolation", "on", "`on` runs each guest's QEMU as a user of its own, in a chamber of its own; off, for debugging, as this daemon")
 	f.StringVar(&o.users, "guest-users", "", "`FIRST-LAST` of the user numbers that guests run as; the default lies in a range that nobody else uses")
-	f.StringVar(&o.auth, "auth", authGroup, "`way` in which users of this host are let in: group, as members of --group, or polkit, by what its policy says of "+polkit.Manage+" and "+polkit.Monitor)
+	f.StringVar(&o.auth, "auth", authAuto, "`way` in which users of this host are let in: group, as members of --group; polkit, by what its policy says of "+polkit.Manage+" and "+polkit.Monitor+"; auto, as members of the group or by polkit, where the host has it")
 	f.StringVar(&o.labels, "security-labels", labelsAuto, "`way` in which guests get labels of SELinux or AppArmor: auto, where the host enforces one; require, or they do not start; off")
 	f.BoolVar(&o.cores, "core-scheduling", false, "let no two guests run on one core of a processor at the same time, against what leaks between its threads; costs processor time")
 	f.StringVar(&o.tls, "tls", "", "`address` that clients of other hosts connect to with certificates, such as :16514; empty: there is none")
@@ -92,6 +92,7 @@ const (
 
 // The ways in which users of this host are let in.
 const (
+	authAuto   = "auto"
 	authGroup  = "group"
 	authPolkit = "polkit"
 )

@@ -57,11 +57,10 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	reception, err := o.receive(gate, log)
+	reception, everybody, err := o.receive(ctx, gate, log)
 	if err != nil {
 		return err
 	}
-	everybody := gate.Ruled() || o.auth == authPolkit // comes to the door
 	listeners, err := o.listen(ctx, everybody)
 	if err != nil {
 		return err
