@@ -89,11 +89,13 @@ const (
 	Store
 	Interface
 	Filter
+	// File is a file, a folder or a device of the host that a definition names.
+	File
 )
 
 var subjectNames = [...]string{
 	"call", "domain", "xml", "xml detail", "config", "device", "network", "pool", "volume", "snapshot",
-	"node device", "secret", "metadata", "agent", "monitor", "host", "store", "interface", "filter",
+	"node device", "secret", "metadata", "agent", "monitor", "host", "store", "interface", "filter", "file",
 }
 
 func (s Subject) String() string {

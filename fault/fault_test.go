@@ -52,7 +52,7 @@ func TestWrapKeepsTheCauseAndNil(t *testing.T) {
 }
 
 func TestEveryKindAndSubjectHasAName(t *testing.T) {
-	if len(kindNames) != int(Failed)+1 || len(subjectNames) != int(Filter)+1 {
+	if len(kindNames) != int(Failed)+1 || len(subjectNames) != int(File)+1 {
 		t.Fatal("a kind or subject has no name")
 	}
 }

@@ -81,7 +81,7 @@ func openFault(err error, path string) error {
 			"as NFS with root_squash does and FUSE without allow_other; export it with no_root_squash, or let everybody use the file (chmod o+rw, and o+x its directories)", path)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		kind = fault.NotFound
+		return fault.Wrap(err, fault.NotFound, fault.File, "cannot open image %s", path)
 	}
 	return fault.Wrap(err, kind, fault.Volume, "cannot open image %s", path)
 }

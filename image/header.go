@@ -217,7 +217,7 @@ func (info *Info) read(r io.ReaderAt) error {
 	case ISO:
 		return nil
 	}
-	return fault.New(fault.Unsupported, fault.Volume, "format %q is not known", info.Format)
+	return fault.New(fault.Unsupported, fault.Config, "format %q is not known", info.Format)
 }
 
 // readLUKS finds a LUKS container in what is otherwise raw. Version 1 says

@@ -175,7 +175,7 @@ func TestPlansThatCannotBe(t *testing.T) {
 		"more than 63 bits":   {Format: Raw, Virtual: 1 << 63},
 		"backing by protocol": {Format: Qcow2, Backing: &Backing{Name: "nbd://h/x", Format: Raw}},
 	} {
-		if err := p.Check(); !fault.Is(err, fault.Invalid) {
+		if err := p.Check(); !fault.Is(err, fault.Invalid) && !fault.Is(err, fault.Unsupported) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -55,7 +55,7 @@ func (p *Plan) Check() error {
 	case p.Virtual > maxVirtual:
 		return invalid("a capacity of %d bytes is more than a disk can have", p.Virtual)
 	case p.Format != Qcow2 && (p.Backing != nil || p.Compat != "" || p.ClusterSize != 0 || p.LazyRefcounts || p.ExtendedL2):
-		return invalid("backing store, compat, cluster size and features are for qcow2, not for %s", p.Format)
+		return fault.New(fault.Unsupported, fault.Config, "backing store, compat, cluster size and features are for qcow2, not for %s", p.Format)
 	case p.Preallocation == Metadata && p.Format != Qcow2:
 		return invalid("metadata can be preallocated in qcow2 only, not in %s", p.Format)
 	case p.Compat != "" && p.Compat != "0.10" && p.Compat != "1.1":
@@ -109,7 +109,7 @@ func (t *Tool) Make(ctx context.Context, f *os.File, p Plan) error {
 	case Qcow2, Qcow, QED, VDI, VMDK, VPC, VHDX, LUKS:
 		return t.makeFormat(ctx, f, p)
 	}
-	return fault.New(fault.Unsupported, fault.Volume, "images of format %q are not made", p.Format)
+	return fault.New(fault.Unsupported, fault.Config, "images of format %q are not made", p.Format)
 }
 
 // setNoCOW sets the file attribute, where there is one; file systems without

@@ -26,6 +26,7 @@ const (
 	codeRPC               code = 39
 	codeNoDomain          code = 42
 	codeNoNetwork         code = 43
+	codeInvalidMAC        code = 44
 	codeAuthFailed        code = 45
 	codeNoPool            code = 49
 	codeNoVolume          code = 50
@@ -68,6 +69,7 @@ var lead = map[code]string{
 	codeOperationDenied:   "operation forbidden",
 	codeNoDomain:          "Domain not found",
 	codeNoNetwork:         "Network not found",
+	codeInvalidMAC:        "invalid MAC address",
 	codeAuthFailed:        "authentication failed",
 	codeAuthCancelled:     "authentication cancelled",
 	codeAuthUnavailable:   "authentication unavailable",
@@ -167,6 +169,7 @@ var notFoundCodes = map[fault.Subject]code{
 	fault.Device:     codeDeviceMissing,
 	fault.Interface:  codeNoInterface,
 	fault.Filter:     codeNoFilter,
+	fault.File:       codeSystem, // no object of libvirt's is missing
 }
 
 // codeOf gives the code for an error, from its kind and subject.
@@ -211,7 +214,7 @@ func codeOf(err error) code {
 		}
 		return codeAgentUnresponsive
 	case fault.NoCapacity, fault.Failed:
-		if subject == fault.Host {
+		if subject == fault.Host || subject == fault.File {
 			return codeSystem
 		}
 		return codeOperationFailed
@@ -249,7 +252,7 @@ func originOf(err error) origin {
 	switch fault.About(err) {
 	case fault.Network:
 		return fromNetwork
-	case fault.Pool, fault.Volume:
+	case fault.Pool, fault.Volume, fault.File:
 		return fromStorage
 	case fault.NodeDevice:
 		return fromNodeDev

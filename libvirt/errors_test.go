@@ -29,6 +29,8 @@ func TestErrorsAsClientsBranchOnThem(t *testing.T) {
 		{fault.New(fault.NotFound, fault.Snapshot, "x"), 72, fromQEMU, "Domain snapshot not found: x"},
 		{fault.New(fault.NotFound, fault.Metadata, "x"), 80, fromQEMU, "metadata not found: x"},
 		{fault.New(fault.NotFound, fault.Device, "x"), 99, fromQEMU, "device not found: x"},
+		{fault.New(fault.NotFound, fault.File, "x"), 38, fromStorage, "x"},
+		{fault.New(fault.Failed, fault.File, "x"), 38, fromStorage, "x"},
 		{fault.New(fault.WrongState, fault.Domain, "x"), 55, fromQEMU, "Requested operation is not valid: x"},
 		{fault.New(fault.Invalid, fault.Call, "x"), 8, fromQEMU, "invalid argument: x"},
 		{fault.New(fault.Invalid, fault.XML, "x"), 27, fromDomain, "XML error: x"},

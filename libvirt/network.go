@@ -301,7 +301,7 @@ func (h *handlers) networkGetDHCPLeases(_ context.Context, _ *session, args *xdr
 	if args.MAC != nil {
 		mac, err := device.ParseMAC(*args.MAC)
 		if err != nil {
-			return nil, fault.New(fault.Invalid, fault.Call, "%v", err)
+			return nil, withCode(codeInvalidMAC, fault.Wrap(err, fault.Invalid, fault.Network, "cannot list the leases of a NIC"))
 		}
 		wanted = mac.String()
 	}

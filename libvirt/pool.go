@@ -318,7 +318,13 @@ func (h *handlers) poolGetAutostart(_ context.Context, _ *session, args *xdr.Wit
 }
 
 func (h *handlers) poolSetAutostart(ctx context.Context, _ *session, args *xdr.StoragePoolSetAutostartArgs) (*void, error) {
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.SetAutostart(ctx, args.Autostart) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error {
+		err := p.SetAutostart(ctx, args.Autostart)
+		if err != nil && !p.View().Persistent {
+			return withCode(codeInternal, err)
+		}
+		return err
+	})
 }
 
 func (h *handlers) poolIsActive(_ context.Context, _ *session, args *xdr.WithPool) (*xdr.WithActive, error) {

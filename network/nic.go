@@ -42,7 +42,7 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 	}
 	p, err := s.resolve(nic)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, ofHost(err)
 	}
 	defer p.unpick()
 	if p.parent != "" {
@@ -64,7 +64,7 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 	}
 	if err != nil {
 		a.Close()
-		return nil, nil, err
+		return nil, nil, ofHost(err)
 	}
 	port := Port{Interface: a.IfName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Isolated: nic.Isolated}
 	if p.parent != "" {
@@ -76,6 +76,15 @@ func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string)
 		port.Index = l.Index
 	}
 	return a, s.plugIn(p, port), nil
+}
+
+// ofHost says of a link that a NIC needs and that is missing that the host lacks it: it is
+// no object that a client could define.
+func ofHost(err error) error {
+	if fault.Is(err, fault.NotFound) && fault.About(err) == fault.Interface {
+		return fault.Wrap(err, fault.NotFound, fault.File, "the host lacks a link")
+	}
+	return err
 }
 
 // plugIn is enter of a NIC that is new.

@@ -110,15 +110,13 @@ var nothing = map[string]markup.Attr{
 // says reports whether an element at the top of a document asks for anything. What
 // libvirt refuses when it is empty is not left out.
 func says(e *markup.Element) bool {
-	if e.Name == "vlan" || e.Name == "virtualport" || len(e.Elements()) > 0 || strings.TrimSpace(e.Text()) != "" {
+	switch e.Name {
+	case "vlan", "virtualport":
 		return true
+	case "forward", "mtu":
+		return len(e.Elements()) > 0 || len(e.Attrs) > 1 || len(e.Attrs) == 1 && e.Attrs[0] != nothing[e.Name]
 	}
-	for _, a := range e.Attrs {
-		if a.Prefix != "xmlns" && a.Name != "xmlns" && a != nothing[e.Name] {
-			return true
-		}
-	}
-	return false
+	return e.Says()
 }
 
 func tree(x *libvirtxml.Network) (*markup.Element, error) {

@@ -55,7 +55,7 @@ func (p *Pool) build(ctx context.Context, d *definition, how Build) error {
 		return c.build(context.WithoutCancel(ctx), how)
 	}
 	if d.kind != FS && (how == KeepExisting || how == Overwrite) {
-		return fault.New(fault.Unsupported, fault.Config, "a pool of type %q has no device to make a file system on", d.kind)
+		return fault.New(fault.WrongState, fault.Pool, "a pool of type %q has no device to make a file system on", d.kind)
 	}
 	if err := tell(ctx, p.lane, func() error { return makeTarget(d) }); err != nil {
 		return err
@@ -91,7 +91,37 @@ func makeTarget(d *definition) error {
 		return err
 	}
 	defer f.Close()
+	if err := setCopyOnWrite(f, d); err != nil {
+		return err
+	}
 	return setPermissions(f, permissions{mode, d.perms.owner, d.perms.group}, fault.Pool)
+}
+
+// noCopyOnWrite is the kernel's FS_NOCOW_FL.
+const noCopyOnWrite = 0x00800000
+
+// setCopyOnWrite says for a folder whether files that are made there are copied on write.
+// Only btrfs is told by that flag.
+func setCopyOnWrite(dir *os.File, d *definition) error {
+	if d.copyOnWrite == "" {
+		return nil
+	}
+	fd := int(dir.Fd())
+	var fsys unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fsys); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.File, "cannot look at the file system of %s", d.target)
+	}
+	if fsys.Type != unix.BTRFS_SUPER_MAGIC {
+		return fault.New(fault.Failed, fault.File, "cannot set whether %s copies on write: it is not on btrfs; leave <cow> out of the pool's <features>", d.target)
+	}
+	flags, err := unix.IoctlGetUint32(fd, unix.FS_IOC_GETFLAGS)
+	if err == nil {
+		if flags |= noCopyOnWrite; d.copyOnWrite == "yes" {
+			flags &^= noCopyOnWrite
+		}
+		err = unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, int(flags))
+	}
+	return fault.Wrap(err, fault.Failed, fault.File, "cannot set whether %s copies on write", d.target)
 }
 
 // removeTarget removes the directory, which has to be empty.
@@ -192,7 +222,7 @@ func (p *Pool) Delete(ctx context.Context) error {
 		if fault.Is(err, fault.Timeout) {
 			kind = fault.Timeout
 		}
-		return fault.Wrap(err, kind, fault.Pool, "cannot remove %s", d.target)
+		return fault.Wrap(err, kind, fault.File, "cannot remove %s", d.target)
 	}
 	p.tell(event.PoolChange{Change: event.Deleted})
 	return nil

@@ -298,14 +298,13 @@ func TestDocumentsOfCarvedPoolsThatAreRefused(t *testing.T) {
 	logical := func(inner string) string { return "<pool type='logical'><name>vg</name>" + inner + "</pool>" }
 	disk := func(inner string) string { return "<pool type='disk'><name>d</name>" + inner + "</pool>" }
 	for doc, want := range map[string]fault.Kind{
-		"<pool type='logical'><name>--config</name></pool>":              fault.Invalid,
-		logical("<source><name>-x</name></source>"):                      fault.Invalid,
-		logical("<source><name>a b</name></source>"):                     fault.Invalid,
-		logical("<source><name>..</name></source>"):                      fault.Invalid,
-		logical("<source><device path='sdb'/></source>"):                 fault.Invalid,
-		logical("<source><format type='lvm1'/></source>"):                fault.Invalid,
-		logical("<target><path>/dev/other</path></target>"):              fault.Unsupported,
-		logical("<source><adapter type='scsi_host' name='x'/></source>"): fault.Unsupported,
+		"<pool type='logical'><name>--config</name></pool>": fault.Invalid,
+		logical("<source><name>-x</name></source>"):         fault.Invalid,
+		logical("<source><name>a b</name></source>"):        fault.Invalid,
+		logical("<source><name>..</name></source>"):         fault.Invalid,
+		logical("<source><device path='sdb'/></source>"):    fault.Invalid,
+		logical("<source><format type='lvm1'/></source>"):   fault.Invalid,
+		logical("<target><path>/dev/other</path></target>"): fault.Unsupported,
 		disk(""): fault.Invalid,
 		disk("<source><device path='-x'/></source>"):                                                  fault.Invalid,
 		disk("<source><device path='/dev/x'/><device path='/dev/y'/></source>"):                       fault.Invalid,

@@ -136,7 +136,7 @@ func (ps *Pools) base(ctx context.Context, b *image.Backing) (image.Info, error)
 	}
 	chain, err := image.OpenChain(ctx, b.Name, format)
 	if err != nil {
-		return image.Info{}, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot use backing store %s", b.Name)
+		return image.Info{}, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot use backing store %s", b.Name)
 	}
 	defer chain.Close()
 	return chain[0].Info, nil

@@ -48,6 +48,8 @@ type definition struct {
 	format   string // fs, netfs: of the file system, "auto" leaves it to mount; logical: lvm2; disk: of the partition table
 	protocol string // netfs: version of the protocol, "" for any
 
+	copyOnWrite string // dir, fs: "yes" or "no" for files made in the target, on btrfs; "" leaves it to the file system
+
 	group   string   // logical: name of the volume group
 	devices []string // logical: what the group is made of; needed to build only
 }
@@ -99,20 +101,36 @@ func parsePool(doc, id string, validate bool) (*definition, error) {
 	if err := d.readSource(root.Child("source")); err != nil {
 		return nil, err
 	}
-	return d, explainLoss(root, d.understood(), &libvirtxml.StoragePool{}, doc, validate, poolStatus)
+	if err := d.readFeatures(root.Child("features")); err != nil {
+		return nil, err
+	}
+	return d, explainLoss(root, d.understood(), &libvirtxml.StoragePool{}, doc, validate, d.unused())
 }
 
-// absent are libvirt's types that are not built, with what it would take.
+// readFeatures takes whether files are copied on write.
+func (d *definition) readFeatures(features *markup.Element) error {
+	switch d.copyOnWrite = attr(features.Child("cow"), "state"); {
+	case d.copyOnWrite == "":
+	case d.copyOnWrite != "yes" && d.copyOnWrite != "no":
+		return fault.New(fault.Invalid, fault.XML, "features: the state of cow is %q, not yes or no", d.copyOnWrite)
+	case d.kind != Dir && d.kind != FS:
+		return fault.New(fault.Unsupported, fault.Config, "features/cow is for pools of type dir and fs, not %s", d.kind)
+	}
+	return nil
+}
+
+// absent are libvirt's types that are not built, with what serves instead. Disks of type
+// network are not built either, so that none of these says so.
 var absent = map[Type]string{
-	"iscsi":        "log in with iscsiadm and use the device as a disk of type block",
-	"iscsi-direct": "give the disk its network source instead",
-	"scsi":         "use the device under /dev/disk as a disk of type block",
-	"mpath":        "use the device under /dev/mapper as a disk of type block",
-	"rbd":          "give the disk its network source instead",
-	"sheepdog":     "it is gone from QEMU",
-	"gluster":      "mount it and define a pool of type dir or netfs",
-	"zfs":          "use the device under /dev/zvol as a disk of type block",
-	"vstorage":     "mount it and define a pool of type dir",
+	"iscsi":        "log in on the host (iscsiadm), and give guests the device under /dev/disk/by-path as a disk of type block, or make a pool of type disk or logical of it",
+	"iscsi-direct": "log in on the host (iscsiadm), and give guests the device under /dev/disk/by-path as a disk of type block, or make a pool of type disk or logical of it",
+	"scsi":         "give guests the device under /dev/disk/by-path as a disk of type block, or make a pool of type disk or logical of it",
+	"mpath":        "give guests the device under /dev/mapper as a disk of type block, or make a pool of type disk or logical of it",
+	"rbd":          "map the image on the host (rbd map), and give guests the device under /dev/rbd as a disk of type block; or mount CephFS and make a pool of type dir there",
+	"sheepdog":     "QEMU has no sheepdog any more; copy the images to a pool of another type",
+	"gluster":      "make a pool of type netfs whose source has the format glusterfs, or mount the volume and make a pool of type dir there",
+	"zfs":          "give guests the device under /dev/zvol as a disk of type block, or make a pool of type dir in a file system of ZFS",
+	"vstorage":     "mount the cluster on the host and make a pool of type dir there",
 }
 
 func checkType(t Type) error {
@@ -148,6 +166,9 @@ func (d *definition) readUUID(text string) error {
 func (d *definition) readTarget(path string) error {
 	if path == "" && d.carver() != nil {
 		return nil
+	}
+	if path != "" && !filepath.IsAbs(path) {
+		path = "/" + path // the folder that libvirt's daemon works in
 	}
 	var err error
 	d.target, err = cleanPath(path)
@@ -232,7 +253,7 @@ func (d *definition) readSource(source *markup.Element) error {
 		d.format = formats[0]
 	}
 	if !slices.Contains(formats, d.format) {
-		return fault.New(fault.Invalid, fault.XML, "source format %q is not one of %s", d.format, strings.Join(formats, ", "))
+		return fault.New(fault.Unsupported, fault.Config, "source format %q is not one of %s", d.format, strings.Join(formats, ", "))
 	}
 	var err error
 	if d.kind == FS {
@@ -246,8 +267,18 @@ func (d *definition) readSource(source *markup.Element) error {
 	if !protocolVersion.MatchString(d.protocol) {
 		return fault.New(fault.Invalid, fault.XML, "protocol version %q is no version", d.protocol)
 	}
-	d.dir, err = cleanPath(attr(source.Child("dir"), "path"))
+	d.dir, err = exportPath(attr(source.Child("dir"), "path"))
 	return fault.Wrap(err, fault.Invalid, fault.XML, "pool %q has no usable source directory", d.name)
+}
+
+// exportPath takes the path of an export, or the name of a share or a volume, which has no slash
+// at its beginning. It is only ever read behind the name of a host.
+func exportPath(path string) (string, error) {
+	if path == "" || filepath.IsAbs(path) {
+		return cleanPath(path)
+	}
+	clean, err := cleanPath("/" + path)
+	return strings.TrimPrefix(clean, "/"), err
 }
 
 // Hosts and versions become arguments of mount.
@@ -270,7 +301,7 @@ func (d *definition) source() string {
 	case d.kind == FS:
 		return d.device
 	case d.format == "cifs":
-		return "//" + d.host + d.dir
+		return "//" + d.host + "/" + strings.TrimPrefix(d.dir, "/")
 	}
 	host := d.host
 	if strings.Contains(host, ":") && !strings.HasPrefix(host, "[") {

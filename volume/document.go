@@ -2,7 +2,9 @@ package volume
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -78,13 +80,21 @@ type space struct {
 func (d *definition) document(s space) *markup.Element {
 	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid),
 		bytesElement("capacity", s.capacity), bytesElement("allocation", s.allocation), bytesElement("available", s.available),
-		d.sourceElement(s.free), element("target", textElement("path", d.target), d.perms.element())))
+		d.featuresElement(), d.sourceElement(s.free), element("target", textElement("path", d.target), d.perms.element())))
 }
 
-// understood gives all that was understood, for comparison.
+// understood gives all that was understood, for comparison. Values do not count there.
 func (d *definition) understood() *markup.Element {
 	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid), d.sourceElement(nil),
-		element("target", textElement("path", d.target), d.perms.understood())))
+		(&definition{copyOnWrite: "no"}).featuresElement(), element("target", textElement("path", d.target), d.perms.understood())))
+}
+
+// featuresElement tells whether files in the pool's folder are copied on write; nil where nothing was said.
+func (d *definition) featuresElement() *markup.Element {
+	if d.copyOnWrite == "" {
+		return nil
+	}
+	return element("features", field{"state", d.copyOnWrite}.on(element("cow")))
 }
 
 func (d *definition) sourceElement(free []extent) *markup.Element {
@@ -151,17 +161,39 @@ func (v *Volume) format() *markup.Element {
 	return typed("format", string(v.Format))
 }
 
-// Paths in documents that tell of a state and ask for nothing, so that a
-// dumped document can be submitted again.
+// Paths in documents that ask for nothing: they tell of a state, so that a dumped
+// document can be submitted again, or libvirt does nothing by them.
 var (
 	poolStatus = map[string]bool{
 		"capacity": true, "allocation": true, "available": true, "source/device/freeExtent": true,
+		"target/permissions/label": true, "source/vendor": true, "source/product": true,
 	}
 	volumeStatus = map[string]bool{
 		"@type": true, "key": true, "physical": true, "source": true,
-		"target/path": true, "target/timestamps": true, "backingStore/permissions": true,
+		"target/path": true, "target/timestamps": true, "target/permissions/label": true,
+		"backingStore/permissions": true, "backingStore/timestamps": true,
 	}
 )
+
+// sourceParts are what a pool's source may hold.
+var sourceParts = []string{"host", "device", "dir", "adapter", "name", "initiator", "format", "auth", "protocol"}
+
+// unused gives poolStatus and what of a source a pool of this type has no use for.
+func (d *definition) unused() map[string]bool {
+	used := map[Type][]string{
+		FS: {"device", "format"}, NetFS: {"host", "dir", "format", "protocol", "auth"}, Logical: {"name", "device", "format"}, Disk: {"device", "format"},
+	}[d.kind]
+	paths := maps.Clone(poolStatus)
+	for _, part := range sourceParts {
+		if !slices.Contains(used, part) {
+			paths["source/"+part] = true
+		}
+	}
+	if d.kind == NetFS {
+		paths["source/host/@port"] = true
+	}
+	return paths
+}
 
 // explainLoss refuses by name what libvirt would know in a document and what
 // was not understood of it. With validate it also refuses what nobody knows.
@@ -181,19 +213,32 @@ func explainLoss(submitted, understood *markup.Element, into libvirtxml.Document
 	if err != nil {
 		return err
 	}
-	if lost := notStatus(markup.Unbuilt(submitted, known, understood), status); len(lost) > 0 {
+	if lost := notStatus(markup.Unbuilt(saying(submitted), known, understood), status); len(lost) > 0 {
 		return fault.New(fault.Unsupported, fault.Config, "not supported: %s", strings.Join(lost, ", "))
 	}
-	if validate {
-		return fault.New(fault.Invalid, fault.XML, "document failed to validate: unknown %s", strings.Join(unread, ", "))
+	if unknown := notStatus(markup.Unknown(submitted, known), status); validate && len(unknown) > 0 {
+		return fault.New(fault.Invalid, fault.XML, "document failed to validate: unknown %s", strings.Join(unknown, ", "))
 	}
 	return nil
 }
 
+// saying gives a document without the elements at its top that say nothing.
+func saying(root *markup.Element) *markup.Element {
+	out := *root
+	out.Children = slices.DeleteFunc(slices.Clone(root.Children), func(n markup.Node) bool {
+		e, ok := n.(*markup.Element)
+		return ok && !e.Says()
+	})
+	return &out
+}
+
+// position is where an element stands among its like, in a path.
+var position = regexp.MustCompile(`\[[0-9]+\]`)
+
 // notStatus leaves out the paths of a status and what is below them.
 func notStatus(paths []string, status map[string]bool) []string {
 	return slices.DeleteFunc(paths, func(path string) bool {
-		for p := path; p != "."; p = filepath.Dir(p) {
+		for p := position.ReplaceAllString(path, ""); p != "."; p = filepath.Dir(p) {
 			if status[p] {
 				return true
 			}

@@ -276,7 +276,7 @@ func (p *Pool) Refresh(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot refresh pool %q", p.name)
+		return fault.Wrap(err, fault.Of(err), fault.About(err), "cannot refresh pool %q", p.name)
 	}
 	if len(p.missing()) > 0 && p.take(ctx) == nil { // or the next refresh does it
 		p.forgetMissing()

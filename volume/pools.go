@@ -205,15 +205,12 @@ func (ps *Pools) ByUUID(uuid string) (*Pool, error) {
 // ByTarget finds the active pool whose volumes are in a directory.
 func (ps *Pools) ByTarget(path string) (*Pool, error) {
 	clean, err := cleanPath(path)
-	if err != nil {
-		return nil, err
-	}
 	for _, p := range ps.List() {
-		if v := p.View(); v.Target == clean && v.Active() {
+		if v := p.View(); err == nil && v.Target == clean && v.Active() {
 			return p, nil
 		}
 	}
-	return nil, fault.New(fault.NotFound, fault.Pool, "no active storage pool with target %s", clean)
+	return nil, fault.New(fault.NotFound, fault.Pool, "no active storage pool with target %q", path)
 }
 
 // ByPath finds a volume of an active pool by its path, which is also its key.

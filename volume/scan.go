@@ -88,7 +88,7 @@ func (p *Pool) readDir(target string, declared map[string]declaration) (reading,
 }
 
 func dirFault(err error, target string) error {
-	return fault.Wrap(err, fileKind(err), fault.Pool, "cannot read directory %s", target)
+	return fault.Wrap(err, fileKind(err), fault.File, "cannot read directory %s", target)
 }
 
 // fileKind is the kind of a fault of a file or a directory.

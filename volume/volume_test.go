@@ -22,6 +22,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/markup"
 	"github.com/lodge-kvm/lodge/mount/mounttest"
 	"github.com/lodge-kvm/lodge/store"
 )
@@ -248,18 +249,19 @@ func TestDocumentsThatAreRefused(t *testing.T) {
 		"<network/>":                             fault.Invalid,
 		pool("<target><path>/x</path></target>"): fault.Invalid,
 		pool("<name>a</name>"):                   fault.Invalid,
-		pool("<name>a/b</name><target><path>/x</path></target>"):                                                                       fault.Invalid,
-		pool("<name>..</name><target><path>/x</path></target>"):                                                                        fault.Invalid,
-		pool("<name>a</name><target><path>x</path></target>"):                                                                          fault.Invalid,
-		pool("<name>a</name><uuid>1</uuid><target><path>/x</path></target>"):                                                           fault.Invalid,
-		pool("<name>a</name><target><path>/x</path><permissions><mode>999</mode></permissions></target>"):                              fault.Invalid,
-		pool("<name>a</name><target><path>/x</path><permissions><label>x</label></permissions></target>"):                              fault.Unsupported,
-		pool("<name>a</name><target><path>/x</path></target><features><cow state='yes'/></features>"):                                  fault.Unsupported,
-		pool("<name>a</name><target><path>/x</path></target><nonsense/>"):                                                              fault.Invalid,
-		"<pool type='rbd'><name>a</name></pool>":                                                                                       fault.Unsupported,
-		"<pool type='cloud'><name>a</name></pool>":                                                                                     fault.Invalid,
-		"<pool type='fs'><name>a</name><target><path>/x</path></target></pool>":                                                        fault.Invalid,
-		"<pool type='fs'><name>a</name><source><device path='/d'/><format type='x'/></source><target><path>/x</path></target></pool>":  fault.Invalid,
+		pool("<name>a/b</name><target><path>/x</path></target>"):                                          fault.Invalid,
+		pool("<name>..</name><target><path>/x</path></target>"):                                           fault.Invalid,
+		pool("<name>a</name><uuid>1</uuid><target><path>/x</path></target>"):                              fault.Invalid,
+		pool("<name>a</name><target><path>/x</path><permissions><mode>999</mode></permissions></target>"): fault.Invalid,
+		pool("<name>a</name><target><path>/x</path></target><features><cow state='maybe'/></features>"):   fault.Invalid,
+		"<pool type='netfs'><name>a</name><source><host name='h'/><dir path='/d'/><auth type='chap' username='u'><secret usage='x'/></auth></source><target><path>/x</path></target></pool>": fault.Unsupported,
+		"<pool type='netfs'><name>a</name><features><cow state='no'/></features><source><host name='h'/><dir path='/d'/></source><target><path>/x</path></target></pool>":                    fault.Unsupported,
+		"<pool type='netfs'><name>a</name><source><host name='h'/><host name='i'/><dir path='/d'/></source><target><path>/x</path></target></pool>":                                          fault.Unsupported,
+		pool("<name>a</name><target><path>/x</path></target><nonsense/>"):                                                                                                                    fault.Invalid,
+		"<pool type='rbd'><name>a</name></pool>":                                fault.Unsupported,
+		"<pool type='cloud'><name>a</name></pool>":                              fault.Invalid,
+		"<pool type='fs'><name>a</name><target><path>/x</path></target></pool>": fault.Invalid,
+		"<pool type='fs'><name>a</name><source><device path='/d'/><format type='x'/></source><target><path>/x</path></target></pool>":  fault.Unsupported,
 		"<pool type='netfs'><name>a</name><source><host name='-o x'/><dir path='/d'/></source><target><path>/x</path></target></pool>": fault.Invalid,
 	} {
 		if _, err := d.Define(t.Context(), doc, true); !fault.Is(err, want) {
@@ -272,6 +274,121 @@ func TestDocumentsThatAreRefused(t *testing.T) {
 	}
 	if len(d.List()) != 1 {
 		t.Errorf("%d pools", len(d.List()))
+	}
+}
+
+// TestPools_WhatLibvirtIgnores: parts of documents that libvirt takes and does nothing by, and how the
+// pool is shown then.
+func TestPools_WhatLibvirtIgnores(t *testing.T) {
+	const device, target = "<device path='/dev/vdz'/>", "<target><path>/x</path></target>"
+	for _, c := range []struct{ kind, inner, shown string }{
+		{"dir", "<source><dir path='/y'/></source>" + target, "<source>\n  </source>"},
+		{"dir", "<source><dir/></source>" + target, "<source>\n  </source>"},
+		{"dir", "<source><device path='/dev/a'/><device path='/dev/b'/><host name='h'/><name>n</name><format type='nfs'/></source>" + target, "<source>\n  </source>"},
+		{"dir", "<source><adapter name='x'/><vendor name='v'/><product name='p'/><initiator><iqn name='q'/></initiator></source>" + target, "<source>\n  </source>"},
+		{"fs", "<source><host name='h'/><dir path='/y'/><name>n</name>" + device + "</source>" + target, device + "\n    <format type='auto'/>"},
+		{"netfs", "<source><host name='h' port='2049'/><dir path='/y'/>" + device + "<name>n</name></source>" + target, "<host name='h'/>\n    <dir path='/y'/>\n    <format type='auto'/>"},
+		{"netfs", "<source><host name='h'/><dir path='share'/><format type='cifs'/></source>" + target, "<dir path='share'/>\n    <format type='cifs'/>"},
+		{"logical", "<source><name>vg</name><product name='thin'/><host name='h'/><dir path='/y'/></source>", "<name>vg</name>\n    <format type='lvm2'/>"},
+		{"disk", "<source>" + device + "<name>n</name><host name='h'/></source>", device + "\n    <format type='unknown'/>"},
+		{"dir", "<target><path>/x</path><permissions><mode>0755</mode><label>system_u:object_r:virt_image_t:s0</label></permissions></target>", "<mode>0755</mode>\n    </permissions>"},
+		{"dir", "<target><path>/x</path><permissions><label>virt_image_t</label></permissions></target>", "<path>/x</path>\n  </target>"},
+		{"dir", "<features><cow state='no'/></features>" + target, "<features>\n    <cow state='no'/>\n  </features>\n  <source>"},
+		{"dir", "<features/>" + target, "</available>\n  <source>"},
+		{"dir", "<features><cow/></features>" + target, "</available>\n  <source>"},
+		{"dir", "<refresh/><description>d</description>" + target, "<path>/x</path>"},
+		{"dir", "<target><path>rel/path</path></target>", "<path>/rel/path</path>"},
+		{"dir", "<target><path>./rel</path></target>", "<path>/rel</path>"},
+	} {
+		doc := "<pool type='" + c.kind + "'><name>a</name>" + c.inner + "</pool>"
+		d, err := parsePool(doc, "", false)
+		if err != nil {
+			t.Errorf("%s: %v", doc, err)
+			continue
+		}
+		shown, err := markup.Format(d.document(space{}))
+		if err != nil || !strings.Contains(shown, c.shown) {
+			t.Errorf("%s: %v, no %q in\n%s", doc, err, c.shown, shown)
+		}
+		if _, err := parsePool(shown, "", true); err != nil {
+			t.Errorf("what is shown is refused: %v\n%s", err, shown)
+		}
+	}
+}
+
+// TestPools_SharesWithoutASlash are mounted by the words that mount takes.
+func TestPools_SharesWithoutASlash(t *testing.T) {
+	for dir, want := range map[string][3]string{ // nfs, cifs, glusterfs
+		"share":     {"h:share", "//h/share", "h:share"},
+		"/share":    {"h:/share", "//h/share", "h:/share"},
+		"share/sub": {"h:share/sub", "//h/share/sub", "h:share/sub"},
+		"a/../b/":   {"h:b", "//h/b", "h:b"},
+		"-o":        {"h:-o", "//h/-o", "h:-o"},
+	} {
+		for i, format := range []string{"nfs", "cifs", "glusterfs"} {
+			d, err := parsePool("<pool type='netfs'><name>a</name><source><host name='h'/><dir path='"+dir+"'/><format type='"+format+"'/></source><target><path>/x</path></target></pool>", "", true)
+			if err != nil || d.source() != want[i] {
+				t.Errorf("%s %s: %v, %v; want %s", format, dir, d, err, want[i])
+			}
+		}
+	}
+}
+
+// TestPools_AbsentTypesSayWhatServes: no hint leads to what is not built either.
+func TestPools_AbsentTypesSayWhatServes(t *testing.T) {
+	for kind := range absent {
+		_, err := parsePool("<pool type='"+string(kind)+"'><name>a</name></pool>", "", false)
+		if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "not built: ") || strings.Contains(err.Error(), "network source") {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+}
+
+// TestPools_CopyOnWriteNeedsBtrfs: on another file system the build says so.
+func TestPools_CopyOnWriteNeedsBtrfs(t *testing.T) {
+	d := newDaemon(t)
+	dir := t.TempDir()
+	var fsys unix.Statfs_t
+	must(t, unix.Statfs(dir, &fsys))
+	if fsys.Type == unix.BTRFS_SUPER_MAGIC {
+		t.Skip("is on btrfs")
+	}
+	p := d.pool("<pool type='dir'><name>a</name><features><cow state='no'/></features><target><path>" + filepath.Join(dir, "p") + "</path></target></pool>")
+	if err := p.Build(t.Context(), MakeTarget); err == nil || !strings.Contains(err.Error(), "not on btrfs") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestVolumes_RawHasNoImageOptions: libvirt ignores them for raw, and clients send them with every
+// volume. Of another format that has none they are refused.
+func TestVolumes_RawHasNoImageOptions(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	for i, part := range []string{
+		"<compat>1.1</compat>", "<compat>0.10</compat>", "<features><lazy_refcounts/></features>", "<features><extended_l2/></features>", "<features/>",
+		"<clusterSize unit='KiB'>128</clusterSize>", "<compat>1.1</compat><clusterSize>65536</clusterSize><features><lazy_refcounts/></features>",
+		"<permissions><owner>0</owner><group>0</group><label>virt_image_t</label></permissions>",
+	} {
+		for _, format := range []string{"<format type='raw'/>", ""} {
+			doc := fmt.Sprintf("<volume><name>%d%d</name><capacity>4096</capacity><target>%s%s</target><backingStore/></volume>", i, len(format), format, part)
+			v, err := p.CreateVolume(t.Context(), doc, CreateOptions{})
+			if err != nil || v.Format != image.Raw || v.Virtual != 4096 {
+				t.Errorf("%s: %v, %v", doc, v, err)
+			}
+		}
+	}
+	for part, want := range map[string]fault.Kind{
+		"<format type='raw'/><compat>new</compat>":                                          fault.Invalid,
+		"<format type='raw'/><features><teleport/></features>":                              fault.Unsupported,
+		"<format type='vmdk'/><compat>1.1</compat>":                                         fault.Unsupported,
+		"<format type='vmdk'/><features><lazy_refcounts/></features>":                       fault.Unsupported,
+		"<format type='vdi'/><clusterSize>65536</clusterSize>":                              fault.Unsupported,
+		"<format type='raw'/></target><backingStore><path>/x</path></backingStore><target>": fault.NotFound,
+	} {
+		doc := "<volume><name>x</name><capacity>4096</capacity><target>" + part + "</target></volume>"
+		if _, err := p.CreateVolume(t.Context(), doc, CreateOptions{}); !fault.Is(err, want) {
+			t.Errorf("%s: %v (%v), want %v", doc, err, fault.Of(err), want)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"math/bits"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -64,8 +65,9 @@ func parseVolume(doc string, validate bool) (*wish, error) {
 	if err := w.encrypt(target.Child("encryption")); err != nil {
 		return nil, err
 	}
-	w.lazy = target.Child("features").Child("lazy_refcounts") != nil
-	w.extended = target.Child("features").Child("extended_l2") != nil
+	if err := w.readFeatures(target.Child("features")); err != nil {
+		return nil, err
+	}
 	w.noCOW = target.Child("nocow") != nil
 	if backing := root.Child("backingStore"); backing != nil && backing.Child("path").Text() != "" {
 		path, err := cleanPath(backing.Child("path").Text())
@@ -77,9 +79,36 @@ func parseVolume(doc string, validate bool) (*wish, error) {
 	return w, explainLoss(root, w.understood(), &libvirtxml.StorageVolume{}, doc, validate, volumeStatus)
 }
 
+// compatVersion is how versions of image formats are written.
+var compatVersion = regexp.MustCompile(`^([0-9]+\.[0-9]+)?$`)
+
+// readFeatures takes the features of an image. A raw one has none, nor a version or clusters:
+// libvirt ignores them there, and clients such as kcli send them with every volume.
+func (w *wish) readFeatures(features *markup.Element) error {
+	if !compatVersion.MatchString(w.compat) {
+		return fault.New(fault.Invalid, fault.XML, "compat %q is no version", w.compat)
+	}
+	if features != nil {
+		for _, e := range features.Elements() {
+			switch e.Name {
+			case "lazy_refcounts":
+				w.lazy = true
+			case "extended_l2":
+				w.extended = true
+			default:
+				return fault.New(fault.Unsupported, fault.Config, "the feature %q of a volume is not supported", e.Name)
+			}
+		}
+	}
+	if w.format == image.Raw {
+		w.compat, w.clusterSize, w.lazy, w.extended = "", 0, false, false
+	}
+	return nil
+}
+
 // understood gives all that was understood, for comparison. Values do not count there.
 func (w *wish) understood() *markup.Element {
-	target := element("target", typed("format", string(w.format)), w.perms.understood(), textElement("compat", w.compat),
+	target := element("target", typed("format", string(w.format)), w.perms.understood(), textElement("compat", "1.1"),
 		bytesElement("clusterSize", w.clusterSize), features(true, true), element("nocow"), allOfEncryption())
 	return element("volume", textElement("name", w.name), bytesElement("capacity", 0), bytesElement("allocation", 0), target,
 		element("backingStore", textElement("path", "/"), typed("format", "")))
