@@ -103,6 +103,7 @@ func (n *Network) View() *View { return n.view.Load() }
 func (n *Network) publish(v View) {
 	v.written = v.size()
 	n.view.Store(&v)
+	n.home.status.notice(n)
 }
 
 // turnWait is how long a verb waits for another on the same network; each is done
@@ -250,6 +251,7 @@ func (n *Network) vanish() {
 	n.settle()
 	n.removeLeases()
 	n.home.forget(n) // at last: from then on another may have its UUID, and files by that
+	n.home.status.notice(n)
 }
 
 // SetAutostart says whether the network starts with the host.

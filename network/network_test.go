@@ -706,7 +706,7 @@ func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 
 // Guests that start side by side get an interface each, and one that is lent whole goes to none twice.
 func TestGuestsThatStartAtOnceShareNoParent(t *testing.T) {
-	s := &Networks{}
+	s := &Networks{status: newStatusWriter("")}
 	n := s.newNetwork("6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a44", "lent")
 	d := &Definition{Forward: Forward{Mode: ForwardPassthrough, Interfaces: []string{"a", "b"}}}
 	first, err := n.pickParent(d)

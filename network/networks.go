@@ -27,9 +27,11 @@ type Config struct {
 	Data     string // folder for what outlives a reboot of the host
 	Run      string // folder for what must not
 	Instance string // tells this daemon's firewall table from others'; "" for the default daemon
-	Store    *store.Store
-	Events   *event.Log
-	Log      *slog.Logger
+	// Status is the folder of what programs on the host find guests by, see statusWriter; empty: one in Data.
+	Status string
+	Store  *store.Store
+	Events *event.Log
+	Log    *slog.Logger
 }
 
 // kind is the record of a definition; its key is the UUID.
@@ -51,6 +53,7 @@ const maxNetworks = 16384
 type Networks struct {
 	Config
 	firewall *link.Firewall
+	status   *statusWriter
 	boot     string // identity of the host's present boot
 
 	// work is what the goroutines that watch services and the firewall live in, until Close.
@@ -80,7 +83,7 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 		table += "_" + c.Instance
 	}
 	s := &Networks{
-		Config: c, firewall: link.NewFirewall(table), boot: bootID(),
+		Config: c, firewall: link.NewFirewall(table), boot: bootID(), status: newStatusWriter(cmp.Or(c.Status, filepath.Join(c.Data, "status"))),
 		byUUID: map[string]*Network{}, byName: map[string]*Network{},
 	}
 	if err := s.load(); err != nil {
@@ -92,6 +95,12 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 		s.workers.Go(func() { s.guard(watch) })
 	} else {
 		c.Log.Warn("firewall rules that another program takes away come back with the next daemon only", "error", err)
+	}
+	s.workers.Go(s.writeStatus)
+	if watch, err := link.WatchFolder(c.Data); err == nil {
+		s.workers.Go(func() { s.watchLeases(watch) })
+	} else {
+		c.Log.Warn("the host's name service learns of guests' addresses when the next guest starts only", "error", err)
 	}
 	if watch, err := link.WatchForwarding(); err == nil {
 		s.workers.Go(func() { s.guardForwarding(watch) })

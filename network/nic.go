@@ -148,6 +148,7 @@ func (s *Networks) enter(p plug, port Port) (release func()) {
 		n.portMu.Lock()
 		n.ports[port.Interface] = port
 		n.portMu.Unlock()
+		s.status.notice(n)
 	}
 	return func() {
 		if n := p.network; n != nil {
@@ -156,6 +157,7 @@ func (s *Networks) enter(p plug, port Port) (release func()) {
 				delete(n.ports, port.Interface)
 			}
 			n.portMu.Unlock()
+			s.status.notice(n)
 		}
 		if port.Parent == "" {
 			return

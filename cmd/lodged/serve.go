@@ -183,7 +183,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	events := event.NewLog()
 	networks, err := network.Open(ctx, network.Config{
 		Data: filepath.Join(o.data, "network"), Run: filepath.Join(o.run, "network"), Instance: o.instance(),
-		Store: records, Events: events, Log: log,
+		Store: records, Events: events, Log: log, Status: o.status(),
 	})
 	if err != nil {
 		return nil, err
@@ -273,6 +273,15 @@ func (o *options) listen(ctx context.Context, everybody bool) ([]libvirt.Listene
 		}
 	}
 	return listeners, nil
+}
+
+// status is where the host's name service and scripts look for the addresses of guests: in
+// libvirt's own folder where the daemon stands in for libvirt, else in one of its own.
+func (o *options) status() string {
+	if o.libvirtSockets {
+		return "/var/lib/libvirt/dnsmasq"
+	}
+	return filepath.Join(o.data, "network", "status")
 }
 
 // gid is the group that the read-write sockets are given to; 0: root alone.
