@@ -1,6 +1,7 @@
 package domainxml
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -83,9 +84,13 @@ var unbuiltValues = map[string]string{
 }
 
 // instead says what serves in place of what is not built, by the beginning of its
-// path below devices or the domain. The longest that fits counts.
+// path below devices or the domain. The longest that fits counts. One value has a word of
+// its own as path=value.
 var instead = map[string]string{
 	"disk/@type":               "use a source of type file, block or volume",
+	"disk/@type=network":       "attach the storage on the host (iscsiadm --login, rbd map, nbd-client, or a mount for gluster, http and ssh) and use a source of type block or file",
+	"disk/@type=nvme":          "leave the drive to the host's nvme driver and use a source of type block (/dev/nvme0n1), or give the guest the device as <hostdev type='pci'>",
+	"disk/@type=dir":           "make an image of the folder and use a source of type file, or share the folder over the network",
 	"disk/driver/@type":        "convert the image: qemu-img convert -O qcow2",
 	"backingStore":             "convert the image: qemu-img convert -O qcow2",
 	"disk/source/reservations": "leave it out",
@@ -178,7 +183,7 @@ func (n *node) oneOf(attr, value string, words []string) {
 		n.invalid(attr, "%q is not one of %s", value, strings.Join(words, ", "))
 		return
 	}
-	advice := instead[plainPath(path)]
+	advice := cmp.Or(instead[plainPath(path)+"="+value], instead[plainPath(path)])
 	if advice == "" {
 		advice = "use " + strings.Join(words, ", ")
 	}
