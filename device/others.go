@@ -139,8 +139,11 @@ type HostDevice struct {
 	// USB names a device by ids, or by Bus and Device where these are not zero.
 	USBVendor, USBProduct uint
 	USBBus, USBDevice     uint
-	StartupPolicy         string
-	GuestReset            string
+	// USBFound says that Bus and Device were found by the ids. The device may have others when
+	// the guest goes on from an image.
+	USBFound      Switch
+	StartupPolicy string
+	GuestReset    string
 }
 
 // Redir is a USB redirection channel.

@@ -151,8 +151,11 @@ func describeHostDevice(n *node, d *device.HostDevice) {
 func describeUSBSource(n *node, d *device.HostDevice) {
 	n.str("startupPolicy", &d.StartupPolicy, "mandatory", "requisite", "optional")
 	n.str("guestReset", &d.GuestReset, "off", "uninitialized", "on")
+	if n.reading() || n.style.Active && n.style.Secure { // as what is kept for the next start has it
+		n.yes("autoAddress", &d.USBFound)
+	}
 	id := func(name string, p *uint) {
-		if n.reading() || *p > 0 {
+		if n.reading() || d.USBVendor > 0 { // a product may be 0
 			n.in(name, func(n *node) { n.hex("id", p, 4) })
 		}
 	}

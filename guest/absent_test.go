@@ -11,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 )
 
@@ -115,4 +116,25 @@ func TestStartupPolicy_Drives(t *testing.T) {
 	events = d.events.Reader()
 	ok(t, start(optional))
 	isEmpty(optional, events)
+}
+
+// TestUSB_MissingDevice: a guest is neither started with a USB device that the host has not, nor given
+// one while it runs; one that is optional is left out at a start.
+func TestUSB_MissingDevice(t *testing.T) {
+	d := newDaemonOf(t, true)
+	usb := func(policy string) string {
+		return "<hostdev mode='subsystem' type='usb'><source" + policy + "><vendor id='0x1234'/><product id='0xbeef'/></source></hostdev>"
+	}
+	for name, policy := range map[string]string{"default": "", "mandatory": " startupPolicy='mandatory'", "requisite": " startupPolicy='requisite'"} {
+		g := d.define(small(name, usb(policy)))
+		refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.NotFound, "no USB device 1234:beef")
+	}
+	g := d.define(small("optional", usb(" startupPolicy='optional'")))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	if text := liveText(t, g); strings.Contains(text, "<hostdev") {
+		t.Errorf("it has the device:\n%s", text)
+	}
+	refused(t, g.Attach(d.ctx(), usb(" startupPolicy='optional'"), guest.Affect{Live: true}), fault.NotFound, "no USB device 1234:beef")
+	refused(t, g.Attach(d.ctx(), "<hostdev mode='subsystem' type='usb'><source><address bus='7' device='9'/></source></hostdev>", guest.Affect{Live: true}),
+		fault.NotFound, "no USB device at bus 7, device 9")
 }

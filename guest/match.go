@@ -74,8 +74,10 @@ func same(d, like device.Device) bool {
 		return l.Type == c.Type && l.Index == c.Index
 	case *device.HostDevice:
 		h := d.(*device.HostDevice)
-		return l.Type == h.Type && l.PCI == h.PCI && l.USBVendor == h.USBVendor && l.USBProduct == h.USBProduct &&
-			(l.USBBus == 0 || l.USBBus == h.USBBus && l.USBDevice == h.USBDevice)
+		if l.USBBus != 0 || l.USBDevice != 0 {
+			return l.Type == h.Type && l.USBBus == h.USBBus && l.USBDevice == h.USBDevice
+		}
+		return l.Type == h.Type && l.PCI == h.PCI && l.USBVendor == h.USBVendor && l.USBProduct == h.USBProduct
 	case *device.Graphics:
 		return l.Type == d.(*device.Graphics).Type
 	case *device.Input:

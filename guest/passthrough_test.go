@@ -37,8 +37,42 @@ func TestHostDevicesThatCannotBePassedThrough(t *testing.T) {
 			t.Errorf("%s: %v", c.address, err)
 		}
 	}
-	if err := passable(cloud, &device.HostDevice{Type: "usb"}); err != nil {
-		t.Error(err)
+}
+
+// TestUSB_FoundByWhatIsSaidOfIt: by ids, by address or by both; the address that was found is noted.
+func TestUSB_FoundByWhatIsSaidOfIt(t *testing.T) {
+	dir := t.TempDir()
+	for name, u := range map[string]string{"1-1": "1 4 1234 0001", "1-2": "1 5 1234 0002", "2-1": "2 3 1234 0002", "2-2": "2 9 abcd 0000"} {
+		f := strings.Fields(u)
+		for i, attr := range []string{"busnum", "devnum", "idVendor", "idProduct"} {
+			kerneltest.Write(t, dir, "sys/bus/usb/devices/"+name+"/"+attr+" = "+f[i]+"\n")
+		}
+	}
+	root := kernel.At(dir)
+	for name, c := range map[string]struct {
+		d        device.HostDevice
+		bus, dev uint
+		says     string // "": it is found
+	}{
+		"by ids":                  {device.HostDevice{USBVendor: 0x1234, USBProduct: 1}, 1, 4, ""},
+		"product 0":               {device.HostDevice{USBVendor: 0xabcd}, 2, 9, ""},
+		"by address":              {device.HostDevice{USBBus: 2, USBDevice: 3}, 2, 3, ""},
+		"by both":                 {device.HostDevice{USBVendor: 0x1234, USBProduct: 2, USBBus: 2, USBDevice: 3}, 2, 3, ""},
+		"it has moved":            {device.HostDevice{USBVendor: 0x1234, USBProduct: 1, USBBus: 1, USBDevice: 77, USBFound: device.On}, 1, 4, ""},
+		"no such ids":             {device.HostDevice{USBVendor: 0x1234, USBProduct: 0xbeef}, 0, 0, "no USB device 1234:beef"},
+		"no such address":         {device.HostDevice{USBBus: 2, USBDevice: 4}, 0, 0, "no USB device at bus 2, device 4"},
+		"another at that address": {device.HostDevice{USBVendor: 0x1234, USBProduct: 1, USBBus: 1, USBDevice: 5}, 0, 0, "no USB device 1234:0001 at bus 1, device 5"},
+		"two of these ids":        {device.HostDevice{USBVendor: 0x1234, USBProduct: 2}, 0, 0, "2 USB devices 1234:0002; say which one by <address bus='1' device='5'/>"},
+	} {
+		err := findUSB(root, &c.d)
+		switch {
+		case c.says != "":
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case err != nil || c.d.USBBus != c.bus || c.d.USBDevice != c.dev:
+			t.Errorf("%s: found at %d:%d: %v", name, c.d.USBBus, c.d.USBDevice, err)
+		}
 	}
 }
 
