@@ -40,6 +40,11 @@ func settleDevice(dev device.Device) {
 	case *device.Char:
 		d.State = ""
 		settleBackend(&d.Backend)
+		settleSocket(&d.Backend, d.Name)
+	case *device.HostDevice:
+		if d.USBFound == device.On {
+			d.USBBus, d.USBDevice, d.USBFound = 0, 0, device.Unset
+		}
 	case *device.Redir:
 		settleBackend(&d.Backend)
 	case *device.Graphics:
@@ -59,7 +64,7 @@ func settleNIC(d *device.NIC) {
 		d.Bridge = ""
 	}
 	for _, prefix := range generated {
-		if strings.HasPrefix(d.Target, prefix) {
+		if d.Managed != device.Off && strings.HasPrefix(d.Target, prefix) {
 			d.Target = ""
 		}
 	}
@@ -82,5 +87,6 @@ func settleGraphics(d *device.Graphics) {
 		if d.Listens[i].Type == "network" {
 			d.Listens[i].Address = ""
 		}
+		settleListen(d.Type, &d.Listens[i])
 	}
 }
