@@ -255,6 +255,10 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 		if err := g.reg.findHostDevice(r.UUID, d); err != nil {
 			return held, err
 		}
+	case *device.VSock:
+		if p.VSock, err = qemu.ClaimVSock(d); err != nil {
+			return held, err
+		}
 	case *device.Memory:
 		if err := g.reserveMemory(p.Definition, d); err != nil {
 			return held, err
