@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 
@@ -89,6 +90,10 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *following, sto
 	if err != nil {
 		return nil, err
 	}
+	first, err := g.planControllers(def, dev, caps)
+	if err != nil {
+		return nil, err
+	}
 	if err := completeDevice(def, dev, caps, true); err != nil {
 		return nil, err
 	}
@@ -109,15 +114,14 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *following, sto
 	}
 	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.ownPath()}
 	return func(ctx context.Context) (settle, error) {
+		for _, c := range first {
+			if settled, err := g.plugController(ctx, r, p, c); err != nil {
+				return settled, err
+			}
+		}
 		held, err := g.plug(ctx, r, p, dev, also)
 		if err != nil {
-			return func() error {
-				r.shorten = r.Surplus
-				if held.cutOff != nil {
-					r.owe(held.cutOff, held.release)
-				}
-				return nil
-			}, err
+			return func() error { r.notPlugged(held); return nil }, err
 		}
 		return func() error {
 			r.shorten = r.Surplus
@@ -128,6 +132,55 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *following, sto
 			return config.store()
 		}, nil
 	}, nil
+}
+
+// planControllers gives the controllers that a device needs and a running guest lacks, complete, and
+// adds them to its definition. They are plugged in before the device.
+func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps *qemu.Capabilities) ([]*device.Controller, error) {
+	d, is := dev.(*device.Disk)
+	if !is || d.Bus != "scsi" && d.Bus != "" {
+		return nil, nil
+	}
+	if err := domainxml.CompleteDevice(dev, def.OS.Machine, completion(caps)); err != nil || d.Bus != "scsi" {
+		return nil, err
+	}
+	missing, err := def.Devices.MissingControllers(d, true)
+	for _, c := range missing {
+		if err := completeDevice(def, c, caps, true); err != nil {
+			return nil, fmt.Errorf("the disk needs a SCSI controller %d, which cannot be plugged in: %w", c.Index, err)
+		}
+		if err := def.Add(c); err != nil {
+			return nil, err
+		}
+		if err := g.admitAlias(c.Alias); err != nil {
+			return nil, err
+		}
+	}
+	return missing, err
+}
+
+// plugController plugs in a controller for a device that follows. It stays when that is refused, as
+// with libvirt.
+func (g *Guest) plugController(ctx context.Context, r *run, p *qemu.Plan, c *device.Controller) (settle, error) {
+	held, err := g.plug(ctx, r, p, c, twin{})
+	if err == nil {
+		err = g.change(ctx, "", func() error {
+			defer r.forgetPlugging()
+			return g.addPlugged(r, c, held)
+		})
+	}
+	if err != nil {
+		return func() error { r.notPlugged(held); return nil }, err
+	}
+	return nil, nil
+}
+
+// notPlugged settles a plug that failed. It runs in the loop.
+func (r *run) notPlugged(held *plugged) {
+	r.shorten = r.Surplus
+	if held.cutOff != nil {
+		r.owe(held.cutOff, held.release)
+	}
 }
 
 // admitPlug refuses a device with which the running guest has more than its client may give it, or
