@@ -170,12 +170,20 @@ func drop(pieces []piece) {
 func (p piece) put(root string) error {
 	at := filepath.Join(root, p.at)
 	if p.copied != nil {
-		return copyInto(p.copied, at)
+		return inTheWay(copyInto(p.copied, at))
 	}
 	if err := mountPoint(at, p.directory); err != nil {
-		return err
+		return inTheWay(err)
 	}
 	return unix.MoveMount(p.tree, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+// inTheWay says why nothing can be shown in a folder of the mould's, which is the host's own.
+func inTheWay(err error) error {
+	if errors.Is(err, unix.EROFS) {
+		return errors.New("programs of guests see the host's own folder there, and nothing else in it; move the file to another folder")
+	}
+	return err
 }
 
 // maxCopy bounds what is copied into a chamber: kernels and initial RAM disks.

@@ -303,10 +303,10 @@ func (m *pciMap) hasConventional() bool {
 
 // full says that no place of a kind is left, and what to do.
 func (m *pciMap) full(need slots) error {
-	what, model := "device", ""
+	what, model, instead := "device", "", ""
 	switch {
 	case need&conventional != 0 && m.board == Q35:
-		what, model = "conventional PCI device (a virtio model is none)", "pcie-to-pci-bridge"
+		what, model, instead = "conventional PCI device", "pcie-to-pci-bridge", "use a virtio model where there is one, or "
 	case need&conventional != 0:
 		model = "pci-bridge"
 	case need&express != 0:
@@ -317,7 +317,7 @@ func (m *pciMap) full(need slots) error {
 		return fault.New(fault.NoCapacity, fault.Device, "no PCI slot is free that takes this kind of controller, and none can be added for it")
 	case m.running:
 		return fault.New(fault.NoCapacity, fault.Device,
-			"no PCI slot is free that takes a %s while the guest runs; add a controller of model %s to its config, and start it again", what, model)
+			"no PCI slot is free that takes a %s while the guest runs; %sadd a controller of model %s to its config, and start it again", what, instead, model)
 	}
 	return fault.New(fault.NoCapacity, fault.Device, "no PCI slot is free for a %s; add a controller of model %s", what, model)
 }

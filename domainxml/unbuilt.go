@@ -159,6 +159,9 @@ func adviceOn(path string) string {
 	return "leave it out"
 }
 
+// ofQEMU are the elements of a domain that have a namespace of their own, and are written with it.
+var ofQEMU = []string{"commandline", "override", "capabilities", "deprecation"}
+
 // errUnbuilt refuses what libvirt knows and Lodge has not built.
 func errUnbuilt(base string, paths []string) error {
 	var advice []string
@@ -167,6 +170,9 @@ func errUnbuilt(base string, paths []string) error {
 		paths[i] = p
 		if a := adviceOn(p); !slices.Contains(advice, a) {
 			advice = append(advice, a)
+		}
+		if root, _, _ := strings.Cut(p, "/"); slices.Contains(ofQEMU, root) {
+			paths[i] = "qemu:" + p
 		}
 	}
 	return fault.New(fault.Unsupported, fault.Config, "not supported: %s; %s",

@@ -91,7 +91,7 @@ func agentChar(def *domain.Definition) (*device.Char, error) {
 	for _, c := range def.Devices.Channels {
 		if c.Name == AgentChannel && c.Backend.Type == "unix" {
 			if c.State != "connected" {
-				return nil, fault.New(fault.Unresponsive, fault.Agent, "Guest agent is not responding: QEMU guest agent is not connected")
+				return nil, fault.New(fault.Unresponsive, fault.Agent, "QEMU guest agent is not connected")
 			}
 			return c, nil
 		}
@@ -152,7 +152,7 @@ func (g *Guest) Agent(ctx context.Context, command string, args, into any, limit
 		return err
 	}
 	if v.State != domain.Running {
-		return fault.New(fault.Unresponsive, fault.Agent, "Guest agent is not responding: the domain is %s", v.State)
+		return fault.New(fault.Unresponsive, fault.Agent, "the domain is %s", v.State)
 	}
 	if limit == 0 {
 		limit = agentLimit

@@ -173,7 +173,7 @@ func (r *Registry) chamberOf(ctx context.Context, def *domain.Definition, u cham
 	c := &chamber.Chamber{
 		User: u, Own: []chamber.Own{{Dir: filepath.Join(dir, ownDir), At: filepath.Join(r.guestDir(def.UUID), ownDir)}},
 		Terminals: hasTerminals(def), Network: needsNetwork(def), Rings: needsRings(def),
-		Limits: chamber.Limits{Threads: maxThreads(def), Locked: max(need(def).Locked, freelyLocked), Open: max(2*need(def).Files, freelyOpen)},
+		Limits: chamber.Limits{Threads: maxThreads(def), Locked: maxLocked(def), Open: max(2*need(def).Files, freelyOpen)},
 	}
 	for _, path := range hostNodes(r, def) {
 		node, err := nodeAt(ctx, path)

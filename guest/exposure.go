@@ -24,6 +24,11 @@ func shownFiles(def *domain.Definition) []string {
 	if needsNetwork(def) {
 		paths = append(paths, namesOfHosts...)
 	}
+	for _, rng := range def.Devices.RNGs {
+		if rng.Backend == "random" && !strings.HasPrefix(rng.Path, "/dev/") {
+			paths = append(paths, rng.Path)
+		}
+	}
 	for _, h := range def.Devices.HostDevices {
 		paths = append(paths, "/sys") // where the device is described, and its resources are
 		if h.Type == "usb" {

@@ -87,8 +87,7 @@ func openNamed(ctx context.Context, path string, mode int) (*os.File, error) {
 	return mount.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, mode, held) }, func(f *os.File) { _ = f.Close() })
 }
 
-// openRead opens what QEMU reads while it makes the machine, by its paths; what is not there QEMU
-// tells of. With a pipe QEMU would wait for its other end, and all that time the start would have
+// openRead opens what QEMU reads while it makes the machine, by its paths. With a pipe QEMU would wait for its other end, and all that time the start would have
 // its place. What it reads it has in memory that is in nobody's books, beside the guest's.
 func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os.File, err error) {
 	files = map[string]*os.File{}
@@ -101,11 +100,8 @@ func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os
 	var all uint64
 	for _, path := range readFiles(def) {
 		f, err := openNamed(ctx, path, unix.O_RDONLY)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
 		if err != nil {
-			return nil, err
+			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read what the guest is started with")
 		}
 		if files[path] == nil {
 			files[path] = f

@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -80,6 +81,9 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *following, sto
 	}
 	if n, ok := dev.(*device.NIC); ok {
 		n.MAC = stored.(*device.NIC).MAC
+		if err := g.reg.Networks.CheckSource(n); err != nil { // which is said before there is a place for it
+			return nil, err
+		}
 	}
 	r := g.run
 	def := r.def.Clone()
@@ -103,6 +107,10 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *following, sto
 	}
 	if err := g.admitPlug(ctx, def, dev); err != nil {
 		return nil, err
+	}
+	if _, isPCI := dev.Common().Address.(device.PCI); isPCI && !qemu.TakesPCI(def) {
+		return nil, fault.New(fault.Unsupported, fault.Config,
+			"cannot plug in %s: a guest of machine type pc takes PCI devices only with <acpi/> among its features; add that to the config, and start it again", deviceName(dev))
 	}
 	also, err := g.newTwin(stored, config)
 	if err != nil {

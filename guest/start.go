@@ -193,7 +193,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 			}
 		}
 	}()
-	if err := within(ctx, startLimit, l.checkHostDevices, l.makeDirectory, l.takeUser, l.takeLabel, l.journal, l.reserve, l.findDisks, l.makeNVRAM, l.openFiles,
+	if err := within(ctx, startLimit, l.checkHost, l.checkHostDevices, l.makeDirectory, l.takeUser, l.takeLabel, l.journal, l.reserve, l.findDisks, l.makeNVRAM, l.openFiles,
 		l.labelFiles, l.attachNICs, l.claimVSock, l.makeGroup, l.startTPMs, l.choosePorts); err != nil {
 		return nil, err
 	}
@@ -489,7 +489,7 @@ func (l *launching) orLastWords(ctx context.Context, err error) error {
 	defer late.Stop()
 	select {
 	case <-l.run.process.Exited():
-		return fault.New(fault.Failed, fault.Monitor, "QEMU ended while it was starting: %s", l.g.reg.lastWords(l.run.def.Name, l.run.process))
+		return l.explain(l.g.reg.lastWords(l.run.def.Name, l.run.process))
 	case <-late.C:
 		return err
 	}

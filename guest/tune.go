@@ -58,6 +58,9 @@ func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) er
 	if err := g.bounded(ctx, after); err != nil {
 		return nil, err
 	}
+	if err := g.reg.checkPins(before, after); err != nil {
+		return nil, err
+	}
 	if cmp.Or(before.NUMA.Mode, "strict") != cmp.Or(after.NUMA.Mode, "strict") {
 		return nil, fault.New(fault.WrongState, fault.Domain, "cannot change the NUMA mode of a running domain; change its config")
 	}

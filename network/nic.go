@@ -27,6 +27,19 @@ type plug struct {
 	existing bool // the tap is there already
 }
 
+// CheckSource says why a NIC cannot be connected, before anything is made for it: there is no such
+// network, or no such link.
+func (s *Networks) CheckSource(nic *device.NIC) error {
+	if nic.Type == "user" {
+		return nil
+	}
+	p, err := s.resolve(nic)
+	if err == nil {
+		p.unpick()
+	}
+	return err
+}
+
 // AttachNIC makes the host's end of a NIC. The files of the attachment are the
 // caller's; release undoes the rest once QEMU has ended, or never got it. A
 // tap ends with its last file by itself. The owner is a name for people.

@@ -4,6 +4,7 @@ import (
 	"os"
 
 	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/domain"
 )
 
 // Step is one command for the monitor of a running guest. Its arguments may
@@ -32,6 +33,12 @@ func Plug(p *Plan, dev device.Device) ([]Step, error) {
 		steps = append(steps, forgetKey(p, d)...)
 	}
 	return append(steps, forget(b.sets)...), nil
+}
+
+// TakesPCI reports whether a guest takes PCI devices while it runs: of machine type pc it learns of
+// them by ACPI, and by nothing else.
+func TakesPCI(d *domain.Definition) bool {
+	return boardOf(d.OS.Machine) != i440fx || d.Features.ACPI
 }
 
 // pluggable makes a device of a kind that can come and go while the guest runs.

@@ -1,0 +1,65 @@
+package guest_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/topology"
+)
+
+// TestHostCheck_NamesWhatTheHostLacks: before anything is made, and by what a user has written.
+func TestHostCheck_NamesWhatTheHostLacks(t *testing.T) {
+	d := newDaemonOf(t, true)
+	for name, c := range map[string]struct{ xml, says string }{
+		"vcpu":     {"<vcpu>2</vcpu><cputune><vcpupin vcpu='1' cpuset='7777'/></cputune>", "vCPU 1 is bound to processors 7777"},
+		"emulator": {"<vcpu>1</vcpu><cputune><emulatorpin cpuset='7777'/></cputune>", "the emulator is bound to processors 7777"},
+		"iothread": {"<vcpu>1</vcpu><iothreads>1</iothreads><cputune><iothreadpin iothread='1' cpuset='7777'/></cputune>", "iothread 1 is bound"},
+		"whole":    {"<vcpu cpuset='7777'>1</vcpu>", "<vcpu cpuset>"},
+		"memory":   {"<vcpu>1</vcpu><numatune><memory mode='strict' nodeset='77'/></numatune>", "bound to NUMA nodes 77"},
+		"limit": {
+			"<vcpu>1</vcpu><memtune><hard_limit unit='MiB'>32</hard_limit></memtune><memoryBacking><locked/></memoryBacking>", "memory of 64 MiB is to be locked",
+		},
+		"kernel": {"<vcpu>1</vcpu>", "/nosuch: no such file"},
+	} {
+		doc := strings.Replace(small(name), "<vcpu>1</vcpu>", c.xml, 1)
+		if name == "kernel" {
+			doc = strings.Replace(doc, "</os>", "<kernel>/nosuch</kernel></os>", 1)
+		}
+		g, err := d.Define(d.ctx(), doc, false)
+		if err == nil {
+			err = g.Start(d.ctx(), guest.StartOptions{})
+		}
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	g := d.define(small("runs"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	refused(t, g.PinVCPU(d.ctx(), 0, topology.Range(7777, 7777), guest.Affect{Live: true}), fault.Invalid, "vCPU 0 is bound to processors 7777")
+	ok(t, g.PinVCPU(d.ctx(), 0, topology.Range(0, 0), guest.Affect{Live: true}))
+	d.want(g, domain.Running, domain.ReasonBooted)
+}
+
+// TestPlug_RefusalsSayWhatHelps: first that there is no such network, and then which slot or model
+// would do.
+func TestPlug_RefusalsSayWhatHelps(t *testing.T) {
+	d := newDaemonOf(t, true)
+	live := guest.Affect{Live: true}
+	q35 := d.define(small("q35"))
+	ok(t, q35.Start(d.ctx(), guest.StartOptions{}))
+	refused(t, q35.Attach(d.ctx(), "<interface type='network'><source network='nosuch'/></interface>", live), fault.NotFound, `no network with name "nosuch"`)
+	refused(t, q35.Attach(d.ctx(), "<interface type='bridge'><source bridge='nosuch'/></interface>", live), fault.NotFound, `no network interface with name "nosuch"`)
+	for _, dev := range []string{"<interface type='user'><model type='rtl8139'/></interface>", "<watchdog model='i6300esb'/>"} {
+		err := q35.Attach(d.ctx(), dev, live)
+		refused(t, err, fault.NoCapacity, "pcie-to-pci-bridge")
+		refused(t, err, fault.NoCapacity, "virtio model")
+	}
+	ok(t, q35.Attach(d.ctx(), "<interface type='user'><model type='virtio'/></interface>", live))
+
+	pc := d.define(strings.NewReplacer("'q35'", "'pc'", "<acpi/>", "").Replace(small("pc")))
+	ok(t, pc.Start(d.ctx(), guest.StartOptions{}))
+	refused(t, pc.Attach(d.ctx(), "<interface type='user'><model type='virtio'/></interface>", live), fault.Unsupported, "only with <acpi/>")
+}
