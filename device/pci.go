@@ -33,7 +33,10 @@ func (s *Set) AssignPCI(b Board) error {
 	if err != nil {
 		return err
 	}
-	if err := m.placeAll(); err != nil {
+	if err := m.placeFixed(); err != nil {
+		return err
+	}
+	if err := m.placeRest(); err != nil {
 		return err
 	}
 	s.markMultifunction()
@@ -47,10 +50,13 @@ func (s *Set) planPCI(b Board) error {
 	if err != nil {
 		return err
 	}
+	if err := m.placeFixed(); err != nil {
+		return err
+	}
 	if err := m.keepSlot(); err != nil {
 		return err
 	}
-	if err := m.placeAll(); err != nil {
+	if err := m.placeRest(); err != nil {
 		return err
 	}
 	if b == Q35 && m.said == 1 && len(m.buses) > 1 {

@@ -16,11 +16,8 @@ const (
 // usbSlots35 are the slots in which a Q35 board has its ICH9 USB controllers.
 var usbSlots35 = []uint{0x1d, otherUSBSlot}
 
-// placeAll gives every device without an address a place, in libvirt's order.
-func (m *pciMap) placeAll() error {
-	if err := m.placeFixed(); err != nil {
-		return err
-	}
+// placeRest gives every device without an address a place, in libvirt's order.
+func (m *pciMap) placeRest() error {
 	for _, d := range placementOrder(m.set) {
 		if err := m.place(d); err != nil {
 			return err

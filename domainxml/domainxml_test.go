@@ -141,7 +141,7 @@ func TestRefusals(t *testing.T) {
 		"clashing drives": {
 			in(`<disk><source file='/a'/><target dev='sda' bus='sata'/></disk><disk><source file='/b'/><target dev='sdc' bus='sata'/>`+
 				`<address type='drive' controller='0' bus='0' target='0' unit='0'/></disk>`, ""),
-			fault.Invalid, fault.XML, "sda and sdc",
+			fault.Unsupported, fault.Config, "sda and sdc",
 		},
 		"no target":         {in("<disk><source file='/a'/></disk>", ""), fault.Invalid, fault.XML, "target"},
 		"empty disk":        {in("<disk><target dev='vda'/></disk>", ""), fault.Invalid, fault.XML, "no source"},

@@ -2,6 +2,7 @@ package domainxml
 
 import (
 	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/fault"
 )
 
 // buses tell the bus of a disk from the beginning of its target's name.
@@ -56,7 +57,7 @@ func (c *completion) drives() error {
 			continue
 		}
 		if other, clash := taken[place{d.Bus, a}]; clash {
-			return invalid("disks %s and %s have the same address: %s", other, d.Target, a)
+			return fault.New(fault.Unsupported, fault.Config, "disks %s and %s have the same address: %s", other, d.Target, a)
 		}
 		taken[place{d.Bus, a}] = d.Target
 		if a.Controller >= maxControllers {

@@ -17,23 +17,28 @@ func (c *completion) devices() error {
 		return invalid("%d devices are more than the %d that a guest can have", len(all), MaxDevices)
 	}
 	s.SortDisks()
+	for _, d := range s.Controllers {
+		completeCompanion(d)
+	}
 	s.SortControllers()
 	for _, dev := range all {
 		if err := c.completeDevice(dev); err != nil {
 			return err
 		}
 	}
-	c.consoles()
 	numberPorts(s.Serials)
 	numberPorts(s.Parallels)
 	numberPorts(s.Consoles)
+	c.consoles()
 	c.inputs()
 	c.audio()
 	c.video()
 	if s.Balloon == nil && c.chipset != isapc {
 		s.Balloon = &device.Balloon{Model: "virtio"}
 	}
-	c.numberControllers()
+	if err := c.numberControllers(); err != nil {
+		return err
+	}
 	c.machineControllers()
 	if err := c.drives(); err != nil {
 		return err
@@ -103,11 +108,15 @@ func completeController(d *device.Controller) {
 	switch d.Type {
 	case "usb":
 		setDefault(&d.Model, "piix3-uhci")
-		if port, ok := companions[d.Model]; ok && !d.HasMaster {
-			d.HasMaster, d.MasterStart = true, port
-		}
+		completeCompanion(d)
 	case "scsi":
 		setDefault(&d.Model, "lsilogic")
+	}
+}
+
+func completeCompanion(d *device.Controller) {
+	if port, ok := companions[d.Model]; ok && d.Type == "usb" && !d.HasMaster {
+		d.HasMaster, d.MasterStart = true, port
 	}
 }
 
@@ -214,14 +223,16 @@ func (c *completion) consoles() {
 			serial := *first
 			serial.Role = device.Serial
 			serial.TargetType, serial.TargetModel = "isa-serial", "isa-serial"
+			serial.Port = 0
 			s.Serials = []*device.Char{&serial}
 		}
 		first.Backend, first.Info = s.Serials[0].Backend, device.Info{Alias: first.Alias}
+		first.Port, first.PortSaid = s.Serials[0].Port, true
 		return
 	}
 	if len(s.Serials) > 0 && s.Serials[0].TargetType == "isa-serial" {
 		s.Consoles = slices.Insert(s.Consoles, 0, &device.Char{
-			Role: device.Console, Backend: s.Serials[0].Backend, TargetType: "serial", PortSaid: true,
+			Role: device.Console, Backend: s.Serials[0].Backend, TargetType: "serial", Port: s.Serials[0].Port, PortSaid: true,
 		})
 	}
 }
@@ -306,8 +317,9 @@ type controllerPlace struct {
 
 // numberControllers gives each controller without an index the first free one of its type. PCI's index 0 is
 // the machine's own. A part of an ICH9 USB controller joins the parts before it, unless they have one of
-// its model.
-func (c *completion) numberControllers() {
+// its model. Two controllers of one index are refused, but for the parts of a USB controller, of which one
+// is the main part.
+func (c *completion) numberControllers() error {
 	type part struct {
 		model string
 		index uint
@@ -340,10 +352,25 @@ func (c *completion) numberControllers() {
 			before = d
 		}
 	}
-	delete(c.there, controllerPlace{"pci", 0})
+	return c.countControllers()
+}
+
+func (c *completion) countControllers() error {
+	c.there = map[controllerPlace]bool{}
+	main, companion := false, false
 	for _, d := range c.d.Devices.Controllers {
-		c.there[controllerPlace{d.Type, d.Index}] = true
+		place := controllerPlace{d.Type, d.Index}
+		if d.Type == "usb" {
+			main, companion = main || !d.HasMaster, companion || d.HasMaster
+		} else if c.there[place] {
+			return invalid("two %s controllers have the index %d", d.Type, d.Index)
+		}
+		c.there[place] = true
 	}
+	if companion && !main {
+		return invalid("the domain has companions of a USB controller and not the controller; add one of model ich9-ehci1")
+	}
+	return nil
 }
 
 func isICH9(d *device.Controller) bool { return d.Type == "usb" && strings.HasPrefix(d.Model, "ich9-") }
