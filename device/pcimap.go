@@ -80,10 +80,26 @@ func (m *pciMap) addBus(c *Controller) error {
 	if m.buses[c.Index] != nil {
 		return fault.New(fault.Invalid, fault.XML, "two PCI controllers have the index %d", c.Index)
 	}
+	root := m.rootModel()
+	switch isRoot := c.Model == "pci-root" || c.Model == "pcie-root"; {
+	case c.Index == 0 && c.Model != root:
+		return fault.New(fault.Invalid, fault.XML, "PCI controller 0 is of model %s on this machine, not %s", root, c.Model)
+	case c.Index != 0 && isRoot:
+		return fault.New(fault.Invalid, fault.XML, "PCI controller %d cannot be of model %s; only index 0 is the root", c.Index, c.Model)
+	case isRoot && c.Address != nil:
+		return fault.New(fault.Unsupported, fault.Config, "PCI controller 0 is the root and can have no address")
+	}
 	bus := newPCIBus(c.Model)
 	bus.hotplug = bus.hotplug && (c.PCI == nil || c.PCI.HotPlug != Off)
 	m.buses[c.Index] = bus
 	return nil
+}
+
+func (m *pciMap) rootModel() string {
+	if m.board == Q35 {
+		return "pcie-root"
+	}
+	return "pci-root"
 }
 
 // usualModel is the model of a bus that a definition uses and does not have.

@@ -52,6 +52,9 @@ func (c *completion) drives() error {
 			return invalid("target %s is given to two disks", d.Target)
 		}
 		targets[d.Target] = true
+		if err := checkDiskAddress(d); err != nil {
+			return err
+		}
 		a, ok := d.Address.(device.Drive)
 		if !ok {
 			continue
@@ -75,6 +78,26 @@ func (c *completion) drives() error {
 		for i := range last + 1 {
 			c.need(bus, uint(i), "")
 		}
+	}
+	return nil
+}
+
+// checkDiskAddress refuses an address of a kind that the bus of a disk does not have.
+func checkDiskAddress(d *device.Disk) error {
+	ok := true
+	switch d.Address.(type) {
+	case nil:
+	case device.Drive:
+		_, ok = device.DriveAt(d.Bus, d.Target)
+	case device.USB:
+		ok = d.Bus == "usb"
+	case device.PCI:
+		ok = d.Bus == "virtio"
+	default:
+		ok = false
+	}
+	if !ok {
+		return fault.New(fault.Unsupported, fault.Config, "disk %s is on bus %s and cannot be at %s", d.Target, d.Bus, d.Address)
 	}
 	return nil
 }

@@ -59,6 +59,22 @@ func understand(doc string, c *Capabilities) (*domain.Definition, error) {
 	return def, settled(def)
 }
 
+// define makes of a document what is stored of it, as the daemon does.
+func define(doc string, c *Capabilities) (string, error) {
+	def, err := domainxml.Parse(doc, domainxml.Options{})
+	if err != nil {
+		return "", err
+	}
+	host := &domainxml.Host{Canonical: c.Canonical, Emulator: c.Binary.Path, Random: zeros{}}
+	if err := domainxml.Complete(def, host); err != nil {
+		return "", err
+	}
+	if err := Complete(def, c); err != nil {
+		return "", err
+	}
+	return domainxml.Format(def, domainxml.Style{Secure: true, Settled: true})
+}
+
 // settled holds that a completed definition has nothing that only a running guest
 // has: who stores it does not look for that again.
 func settled(def *domain.Definition) error {

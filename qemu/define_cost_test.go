@@ -1,0 +1,102 @@
+package qemu
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// crowd is a definition with many devices of one kind.
+type crowd struct {
+	name, machine string
+	device        func(i int) string
+	wrong         string // a device that makes it wrong, at the end
+}
+
+const crowdSize = 1000
+
+func crowds() []crowd {
+	disk := func(prefix, bus string) func(int) string {
+		return func(i int) string {
+			return fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/images/%d'/><target dev='%s%s' bus='%s'/></disk>`,
+				i, prefix, letters(i), bus)
+		}
+	}
+	nic := func(model string) func(int) string {
+		return func(i int) string {
+			return fmt.Sprintf(`<interface type='user'><mac address='52:54:00:00:%02x:%02x'/><model type='%s'/></interface>`, i>>8, i&0xff, model)
+		}
+	}
+	controller := func(attributes string) func(int) string {
+		return func(i int) string { return fmt.Sprintf(`<controller type=%s/>`, fmt.Sprintf(attributes, i+1)) }
+	}
+	channel := func(i int) string {
+		return fmt.Sprintf(`<channel type='unix'><target type='virtio' name='port%d'/></channel>`, i)
+	}
+	tablet := func(int) string { return `<input type='tablet' bus='usb'/>` }
+	return []crowd{
+		{"nothing", "q35", func(int) string { return "" }, ""},
+		{"NICs on pc", "pc", nic("virtio"), ""},
+		{"NICs on pc, one wrong", "pc", nic("virtio"), `<interface type='user'><model type='virtio'/><address type='pci' bus='0' slot='0x1f' function='8'/></interface>`},
+		{"NICs on q35", "q35", nic("virtio"), ""},
+		{"conventional NICs on q35", "q35", nic("e1000"), ""},
+		{"SCSI disks", "pc", disk("sd", "scsi"), ""},
+		{"SCSI disks on q35", "q35", disk("sd", "scsi"), ""},
+		{"SCSI disks, two of a name", "pc", disk("sd", "scsi"), fmt.Sprintf(`<disk device='cdrom'><target dev='sd%s' bus='scsi'/></disk>`, letters(crowdSize-1))},
+		{"virtio disks", "pc", disk("vd", "virtio"), ""},
+		{"SATA disks", "q35", disk("sd", "sata"), ""},
+		{"USB disks", "q35", disk("sd", "usb"), ""},
+		{"channels", "pc", channel, ""},
+		{"channels, one not built", "pc", channel, `<channel type='unix'><target type='guestfwd' address='10.0.2.1' port='4600'/></channel>`},
+		{"tablets", "q35", tablet, ""},
+		{"tablets, one on no bus", "q35", tablet, `<input type='tablet' bus='usb'><address type='usb' bus='7' port='1'/></input>`},
+		{"consoles", "pc", func(int) string { return `<console type='pty'><target type='virtio'/></console>` }, ""},
+		{"RNGs", "pc", func(int) string { return `<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>` }, ""},
+		{"root ports", "q35", controller(`'pci' index='%d' model='pcie-root-port'`), ""},
+		{"bridges", "pc", controller(`'pci' index='%d' model='pci-bridge'`), ""},
+		{"SCSI controllers without index", "pc", func(int) string { return `<controller type='scsi' model='virtio-scsi'/>` }, ""},
+		{"SCSI controllers, last first", "pc", func(i int) string { return fmt.Sprintf(`<controller type='scsi' index='%d' model='virtio-scsi'/>`, crowdSize-i) }, ""},
+		{"USB controllers", "pc", func(int) string { return `<controller type='usb' model='ich9-ehci1'/>` }, ""},
+		{"USB companions", "pc", controller(`'usb' index='%d' model='ich9-uhci1'`), ""},
+		{"virtio-serial controllers", "pc", controller(`'virtio-serial' index='%d'`), ""},
+		{"hubs", "q35", func(int) string { return `<hub type='usb'/>` }, ""},
+		{"memory modules", "q35", func(int) string { return `<memory model='dimm'><target><size unit='MiB'>2</size><node>0</node></target></memory>` }, ""},
+		{"serial ports", "pc", func(int) string { return `<serial type='pty'><target type='pci-serial'/></serial>` }, ""},
+		{"unknown elements", "q35", func(int) string { return `<shiny glow='on'/>` }, ""},
+		{"what is not built", "q35", func(int) string { return `<filesystem type='mount'><source dir='/a'/><target dir='b'/></filesystem>` }, ""},
+	}
+}
+
+func (c crowd) document(n int) string {
+	var all strings.Builder
+	for i := range n {
+		all.WriteString(c.device(i))
+	}
+	all.WriteString(c.wrong)
+	return fmt.Sprintf(shell, "qemu", "", c.machine, all.String())
+}
+
+// letters is the end of the name of a disk: a, b, ... z, aa.
+func letters(i int) string {
+	if i < 26 {
+		return string(rune('a' + i))
+	}
+	return letters(i/26-1) + letters(i%26)
+}
+
+// BenchmarkDefine is the cost of a definition with 1,000 devices, from its document to what is stored.
+func BenchmarkDefine(b *testing.B) {
+	capabilities := testCapabilities(b)
+	for _, c := range crowds() {
+		doc := c.document(crowdSize)
+		b.Run(c.name, func(b *testing.B) {
+			var err error
+			for b.Loop() {
+				_, err = define(doc, capabilities)
+			}
+			if err != nil {
+				b.Logf("%.200v", err)
+			}
+		})
+	}
+}
