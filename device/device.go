@@ -7,6 +7,8 @@
 // own spelling ("virtio", "q35"), the zero value meaning "not said".
 package device
 
+import "slices"
+
 // Info is what every device carries beside its own nature.
 type Info struct {
 	// Alias names the device on QEMU's side ("virtio-disk0"); unique in a guest.
@@ -183,6 +185,7 @@ func (s *Set) All() []Device {
 }
 
 func gather[D Device](all []Device, some []D) []Device {
+	all = slices.Grow(all, len(some))
 	for _, d := range some {
 		all = append(all, d)
 	}

@@ -311,3 +311,23 @@ func checkPlaces(t *rapid.T, s *Set, b Board) {
 		}
 	}
 }
+
+// However many devices there are, all searches together look at each slot once, and once more for each device.
+func TestPCIMap_StepsGrowWithDevices(t *testing.T) {
+	for _, b := range []Board{I440FX, Q35} {
+		for _, models := range [][]string{{"virtio"}, {"e1000"}, {"virtio", "e1000"}} {
+			s := root(b)
+			for i := range 4000 {
+				s.NICs = append(s.NICs, &NIC{Model: models[i%len(models)]})
+			}
+			m, err := newPCIMap(s, b, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = m.placeRest() // refused where a machine has no bus for the next one
+			if most := len(s.NICs) + len(models)*(len(m.buses)+1)*(lastSlot+1); m.steps > most {
+				t.Errorf("%d NICs of %v on board %d take %d steps, more than %d (%v)", len(s.NICs), models, b, m.steps, most, err)
+			}
+		}
+	}
+}

@@ -18,6 +18,8 @@ type pciMap struct {
 	// from is where the search for a kind of slot begins: none before it is free. Places are only ever
 	// taken, so all searches together pass each slot once.
 	from map[slots]PCI
+	// steps counts the slots that searches have looked at.
+	steps int
 	// parts has a place of a part of each ICH9 USB controller, by the controller's index.
 	parts map[uint]PCI
 }
@@ -239,6 +241,7 @@ func (m *pciMap) search(need slots) (PCI, bool) {
 			continue
 		}
 		for at.Slot = max(at.Slot, bus.first); at.Slot <= bus.last; at.Slot++ {
+			m.steps++
 			used := bus.used[at.Slot]
 			if used == 0 || need == forRootPort && bus.shared&(1<<at.Slot) != 0 && used != 0xff {
 				return at, true

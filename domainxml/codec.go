@@ -26,7 +26,13 @@ type pass struct {
 	// has stored is read as it was kept, so that a rule added later loses no guest.
 	strict bool
 	// looked are the elements of a document that something was looked for in.
-	looked map[*markup.Element]bool
+	looked []*markup.Element
+	// spare is a child that had nothing to say, for the next one to be made from: most have nothing.
+	spare *node
+	// attrs is room for attributes, of which owner has the first; those that come after it belong to the
+	// elements that follow.
+	attrs []markup.Attr
+	owner *markup.Element
 }
 
 // node is an element during a pass.
@@ -71,11 +77,17 @@ func (n *node) at(attr string) string {
 
 // invalid says that a value is wrong; attr "" is the element itself.
 func (n *node) invalid(attr, format string, args ...any) {
+	if n.err != nil {
+		return // to name an element costs a search among its siblings
+	}
 	n.fail(fault.New(fault.Invalid, fault.XML, "%s: %s", n.at(attr), fmt.Sprintf(format, args...)))
 }
 
 // refuse says that a value is one that cannot be had.
 func (n *node) refuse(attr, format string, args ...any) {
+	if n.err != nil {
+		return
+	}
 	n.fail(fault.New(fault.Unsupported, fault.Config, "%s: %s", n.at(attr), fmt.Sprintf(format, args...)))
 }
 
@@ -87,7 +99,17 @@ func (n *node) fail(err error) {
 
 // add makes a child while writing; the caller appends it when it has content.
 func (n *node) add(name string) *node {
-	return &node{n.pass, &markup.Element{Space: n.e.Space, Prefix: n.e.Prefix, Name: name}, n}
+	c := n.spare
+	if n.spare = nil; c == nil {
+		both := new(struct {
+			node    node
+			element markup.Element
+		})
+		c, both.node.e = &both.node, &both.element
+	}
+	c.pass, c.parent = n.pass, n
+	c.e.Space, c.e.Prefix, c.e.Name = n.e.Space, n.e.Prefix, name
+	return c
 }
 
 func (n *node) append(c *node) { n.e.Children = append(n.e.Children, c.e) }
@@ -104,14 +126,29 @@ func (n *node) child(name string) *node {
 }
 
 // look notes that an element is one that is built.
-func (p *pass) look(e *markup.Element) {
-	if p.looked != nil {
-		p.looked[e] = true
-	}
-}
+func (p *pass) look(e *markup.Element) { p.looked = append(p.looked, e) }
+
+// attrChunk is how many attributes are made at once.
+const attrChunk = 64
 
 func (n *node) set(attr, value string) {
+	if n.e.Attrs == nil {
+		n.own(n.e)
+	}
 	n.e.Attrs = append(n.e.Attrs, markup.Attr{Name: attr, Value: value})
+}
+
+// own gives an element the room for attributes that the last one has left.
+func (p *pass) own(e *markup.Element) {
+	if p.owner != nil {
+		used := len(p.owner.Attrs)
+		p.owner.Attrs = p.owner.Attrs[:used:used]
+		p.attrs = p.attrs[min(used, len(p.attrs)):]
+	}
+	if len(p.attrs) == 0 {
+		p.attrs = make([]markup.Attr, attrChunk)
+	}
+	e.Attrs, p.owner = p.attrs[:0], e
 }
 
 // ignore takes an attribute or, with attr "", the whole element off the document
@@ -132,7 +169,7 @@ func (n *node) ignore(attr string) {
 func (n *node) in(name string, describe func(*node)) {
 	if n.reading() {
 		if c := n.child(name); c != nil {
-			if describe(c); len(c.e.Attrs) == 0 && len(c.e.Elements()) == 0 && strings.TrimSpace(c.e.Text()) == "" {
+			if describe(c); c.e.IsEmpty() {
 				c.ignore("")
 			}
 		}
@@ -141,7 +178,9 @@ func (n *node) in(name string, describe func(*node)) {
 	c := n.add(name)
 	if describe(c); !c.empty() {
 		n.append(c)
+		return
 	}
+	n.spare = c
 }
 
 // inIf describes a child whose presence says something by itself.

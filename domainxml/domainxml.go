@@ -120,8 +120,8 @@ func FormatDevice(d device.Device, style Style) (string, error) {
 }
 
 // read gives the elements that are built.
-func read[T any](root *markup.Element, value *T, describe func(*node, *T), strict bool) (map[*markup.Element]bool, error) {
-	n := &node{pass: &pass{strict: strict, looked: map[*markup.Element]bool{}}, e: root}
+func read[T any](root *markup.Element, value *T, describe func(*node, *T), strict bool) ([]*markup.Element, error) {
+	n := &node{pass: &pass{strict: strict}, e: root}
 	describe(n, value)
 	return n.looked, n.err
 }
@@ -175,30 +175,22 @@ func throughLibvirt[L any](root *markup.Element) (*markup.Element, error) {
 // explainLoss finds what of a document was not understood, and refuses it when
 // libvirt would have: because it is known there, or because the user
 // wants to hear of anything unknown.
-func explainLoss(submitted, understood *markup.Element, through through, validate bool, looked map[*markup.Element]bool) error {
-	if len(markup.Unknown(submitted, understood)) == 0 {
-		return nil
-	}
-	known, err := through(submitted)
-	if err != nil {
-		return err
-	}
-	isBuilt := func(e *markup.Element) bool { return looked[e] }
-	if lost := markup.UnbuiltParts(submitted, known, understood, isBuilt); len(lost) > 0 {
-		return errUnbuilt(base(submitted), lost)
-	}
-	if !validate {
-		return nil
-	}
-	// What libvirtxml drops and Lodge understands is known all the same.
+func explainLoss(submitted, understood *markup.Element, through through, validate bool, looked []*markup.Element) error {
+	isBuilt := func(e *markup.Element) bool { return slices.Contains(looked, e) }
 	var unknown []string
-	ours := map[string]bool{}
-	for _, path := range markup.Unknown(submitted, understood) {
-		ours[path] = true
-	}
-	for _, path := range markup.Unknown(submitted, known) {
-		if ours[path] {
-			unknown = append(unknown, path)
+	for _, rest := range markup.Rests(submitted, understood, mostLost) {
+		if rest.IsUnderstood() {
+			continue
+		}
+		known, err := through(rest.Submitted)
+		if err != nil {
+			return err
+		}
+		if lost := rest.Unbuilt(known, isBuilt); len(lost) > 0 {
+			return errUnbuilt(base(submitted), lost)
+		}
+		if validate { // what libvirtxml drops and Lodge understands is known all the same
+			unknown = append(unknown, rest.Unknown(known)...)
 		}
 	}
 	if len(unknown) > 0 {
@@ -206,3 +198,6 @@ func explainLoss(submitted, understood *markup.Element, through through, validat
 	}
 	return nil
 }
+
+// mostLost is how many elements that were not understood are looked up and named at once.
+const mostLost = 64

@@ -45,8 +45,8 @@ func (c *completion) drives() error {
 		bus     string
 		address device.Drive
 	}
-	taken := map[place]string{}
-	targets := map[string]bool{}
+	disks := len(c.d.Devices.Disks)
+	taken, targets := make(map[place]string, disks), make(map[string]bool, disks)
 	for _, d := range c.d.Devices.Disks {
 		if targets[d.Target] {
 			return invalid("target %s is given to two disks", d.Target)

@@ -67,11 +67,14 @@ func declinesRNG(metadata string) bool {
 // left for it: no other device moves. It gives nil where there is no such place (the
 // machine has no PCI, or QEMU no such device).
 func withRNG(d *domain.Definition, caps *qemu.Capabilities) *domain.Definition {
-	with, rng := d.Clone(), NewRNG()
-	if err := qemu.CompleteDevice(with, rng, caps, false); err != nil {
+	if !caps.HasDevice("virtio-rng-pci") || !caps.HasObject("rng-random") || d.Devices.ByAlias(givenRNG) != nil {
 		return nil
 	}
-	if _, placed := rng.Address.(device.PCI); !placed || with.Add(rng) != nil || qemu.KeepPort(with) != nil {
+	with, rng := d.Clone(), NewRNG()
+	if with.Add(rng) != nil || qemu.PlaceBesides(with) != nil {
+		return nil
+	}
+	if _, placed := rng.Address.(device.PCI); !placed {
 		return nil
 	}
 	return with

@@ -53,6 +53,8 @@ func Unknown(submitted, known *Element) []string {
 type comparison struct {
 	report func(path string, known, understood bool)
 	built  func(*Element) bool // nil: no element
+	// names are those of elements whose siblings are not all there.
+	names map[*Element]string
 }
 
 // compare walks the submitted tree and reports everything in it with whether
@@ -80,6 +82,9 @@ func (w comparison) compare(submitted, known, understood *Element, path string) 
 		name := c.Name
 		if len(inSubmitted[key]) > 1 {
 			name = fmt.Sprintf("%s[%d]", name, n+1)
+		}
+		if told := w.names[c]; told != "" {
+			name = told
 		}
 		isKnown, isUnderstood := n < len(inKnown[key]), n < len(inUnderstood[key])
 		switch {

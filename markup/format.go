@@ -126,15 +126,21 @@ func (p *printer) root(e *Element) {
 // collectSpaces marks the namespaces that an element or one below it is in.
 // A declaration of a known one that nothing uses is left out by this.
 func collectSpaces(e *Element, used map[string]bool) {
-	used[e.Space] = true
+	if e.Space != "" {
+		used[e.Space] = true
+	}
 	for _, a := range e.Attrs {
-		used[a.Space] = true
+		if a.Space != "" {
+			used[a.Space] = true
+		}
 	}
 	if e.isMetadata() {
 		return
 	}
-	for _, c := range e.Elements() {
-		collectSpaces(c, used)
+	for _, n := range e.Children {
+		if c, ok := n.(*Element); ok {
+			collectSpaces(c, used)
+		}
 	}
 }
 
@@ -183,7 +189,8 @@ func (p *printer) element(e *Element, depth int) {
 	if prefix := p.prefix(e.Space, e.Prefix); prefix != "" {
 		name = prefix + ":" + name
 	}
-	p.out.WriteString("<" + name)
+	p.out.WriteByte('<')
+	p.out.WriteString(name)
 	declared := len(p.scopes)
 	p.attributes(e, depth == 0 && !p.foreign)
 	defer p.leave(declared)
@@ -213,7 +220,9 @@ func (p *printer) element(e *Element, depth int) {
 	if inner != inline {
 		p.indent(depth)
 	}
-	p.out.WriteString("</" + name + ">")
+	p.out.WriteString("</")
+	p.out.WriteString(name)
+	p.out.WriteByte('>')
 	p.newline(depth)
 }
 
@@ -229,6 +238,9 @@ func (e *Element) hasText() bool {
 // prefix gives the prefix to print for a namespace: its usual one, or outside
 // of Lodge's knowledge the one that was written.
 func (p *printer) prefix(space, written string) string {
+	if space == "" {
+		return written
+	}
 	if known := namespaces[space]; known != "" && !p.foreign {
 		return known
 	}
@@ -312,11 +324,16 @@ var (
 )
 
 func (p *printer) attribute(name, value string) {
-	quote, escape := "'", ownAttr
+	quote, escape := byte('\''), ownAttr
 	if p.foreign {
-		quote, escape = `"`, foreignAttr
+		quote, escape = '"', foreignAttr
 	}
-	p.out.WriteString(" " + name + "=" + quote + escape.Replace(value) + quote)
+	p.out.WriteByte(' ')
+	p.out.WriteString(name)
+	p.out.WriteByte('=')
+	p.out.WriteByte(quote)
+	p.out.WriteString(escape.Replace(value))
+	p.out.WriteByte(quote)
 }
 
 func (p *printer) text(s string) {

@@ -78,6 +78,16 @@ func (e *Element) Elements(names ...string) []*Element {
 	return out
 }
 
+// IsEmpty reports whether an element has neither attributes nor elements, nor text but white space.
+func (e *Element) IsEmpty() bool {
+	for _, n := range e.Children {
+		if _, ok := n.(*Element); ok {
+			return false
+		}
+	}
+	return len(e.Attrs) == 0 && e.isBlank()
+}
+
 // Child gives the first child element of a name, or nil.
 func (e *Element) Child(name string) *Element {
 	if e == nil {
@@ -245,6 +255,9 @@ func (r *reader) start(t xml.StartElement, line int) error {
 		r.root = e
 	}
 	r.open = append(r.open, e)
+	if len(t.Attr) > 0 {
+		e.Attrs = make([]Attr, 0, len(t.Attr))
+	}
 	for _, a := range t.Attr {
 		attr := Attr{Prefix: a.Name.Space, Name: a.Name.Local, Value: a.Value}
 		e.Attrs = append(e.Attrs, attr)
@@ -265,7 +278,7 @@ func (r *reader) resolve(e *Element, line int) error {
 	if e.Space, ok = r.lookup(e.Prefix); !ok {
 		return invalid("line %d: prefix of <%s:%s> is not declared", line, e.Prefix, e.Name)
 	}
-	seen := make(map[[2]string]bool, len(e.Attrs))
+	var seen attrNames
 	for i := range e.Attrs {
 		a := &e.Attrs[i]
 		if a.Prefix != "" && a.Prefix != "xmlns" {
@@ -273,13 +286,34 @@ func (r *reader) resolve(e *Element, line int) error {
 				return invalid("line %d: prefix of attribute %s:%s is not declared", line, a.Prefix, a.Name)
 			}
 		}
-		key := [2]string{a.Prefix, a.Name}
-		if seen[key] {
+		if seen.has(e.Attrs[:i], a) {
 			return invalid("line %d: attribute %s of <%s> is given twice", line, a.Name, e.Name)
 		}
-		seen[key] = true
 	}
 	return nil
+}
+
+// attrNames are the names of the attributes of an element, where these are many.
+type attrNames map[[2]string]bool
+
+// fewAttrs is how many attributes are looked through one by one.
+const fewAttrs = 16
+
+// has reports whether an attribute is among those before it, which has was asked about in turn.
+func (s *attrNames) has(before []Attr, a *Attr) bool {
+	if len(before) < fewAttrs {
+		return slices.ContainsFunc(before, func(b Attr) bool { return b.Name == a.Name && b.Prefix == a.Prefix })
+	}
+	if len(before) == fewAttrs {
+		*s = attrNames{}
+		for _, b := range before {
+			(*s)[[2]string{b.Prefix, b.Name}] = true
+		}
+	}
+	key := [2]string{a.Prefix, a.Name}
+	twice := (*s)[key]
+	(*s)[key] = true
+	return twice
 }
 
 func (r *reader) lookup(prefix string) (string, bool) {

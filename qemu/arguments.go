@@ -117,7 +117,7 @@ func (b *builder) word(words ...string) { b.args = append(b.args, words...) }
 
 // flush moves what was collected to the command line.
 func (b *builder) flush() error {
-	if b.rehearsal { // nobody reads them
+	if b.rehearsal {
 		b.parts = nil
 	}
 	for _, p := range b.parts {
@@ -132,6 +132,9 @@ func (b *builder) flush() error {
 }
 
 func (b *builder) part(option string, props properties) {
+	if b.rehearsal {
+		return // nobody reads them
+	}
 	b.parts = append(b.parts, part{option: option, props: props})
 }
 
@@ -148,6 +151,9 @@ func (b *builder) object(typ, id string, rest ...property) error {
 func (b *builder) device(driver string, rest properties) error {
 	if !b.Capabilities.HasDevice(driver) {
 		return unsupported("this QEMU has no device %s", driver)
+	}
+	if b.rehearsal {
+		return nil
 	}
 	b.part("device", append(properties{{"driver", driver}}, rest...))
 	return nil

@@ -61,9 +61,12 @@ func completePlaces(d *domain.Definition, _ *Capabilities) error {
 	return s.AssignUSB()
 }
 
-// KeepPort adds a root port to a complete definition unless one is free, so that a device can be plugged in
-// while the guest runs.
-func KeepPort(d *domain.Definition) error {
+// PlaceBesides gives places to the devices of a complete definition that joined it since. It adds a root
+// port unless one is free, so that a device can still be plugged in while the guest runs.
+func PlaceBesides(d *domain.Definition) error {
+	if err := completePlaces(d, nil); err != nil {
+		return err
+	}
 	if err := d.Devices.KeepPort(boardOf(d.OS.Machine).pci()); err != nil {
 		return err
 	}

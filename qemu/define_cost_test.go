@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // crowd is a definition with many devices of one kind.
@@ -43,6 +46,8 @@ func crowds() []crowd {
 		{"SCSI disks", "pc", disk("sd", "scsi"), ""},
 		{"SCSI disks on q35", "q35", disk("sd", "scsi"), ""},
 		{"SCSI disks, two of a name", "pc", disk("sd", "scsi"), fmt.Sprintf(`<disk device='cdrom'><target dev='sd%s' bus='scsi'/></disk>`, letters(crowdSize-1))},
+		{"SCSI disks, something not built", "pc", disk("sd", "scsi"), `<filesystem type='mount'><source dir='/a'/><target dir='b'/></filesystem>`},
+		{"SCSI disks, something unknown", "pc", disk("sd", "scsi"), `<shiny glow='on'/>`},
 		{"virtio disks", "pc", disk("vd", "virtio"), ""},
 		{"SATA disks", "q35", disk("sd", "sata"), ""},
 		{"USB disks", "q35", disk("sd", "usb"), ""},
@@ -55,12 +60,16 @@ func crowds() []crowd {
 		{"root ports", "q35", controller(`'pci' index='%d' model='pcie-root-port'`), ""},
 		{"bridges", "pc", controller(`'pci' index='%d' model='pci-bridge'`), ""},
 		{"SCSI controllers without index", "pc", func(int) string { return `<controller type='scsi' model='virtio-scsi'/>` }, ""},
-		{"SCSI controllers, last first", "pc", func(i int) string { return fmt.Sprintf(`<controller type='scsi' index='%d' model='virtio-scsi'/>`, crowdSize-i) }, ""},
+		{"SCSI controllers, last first", "pc", func(i int) string {
+			return fmt.Sprintf(`<controller type='scsi' index='%d' model='virtio-scsi'/>`, crowdSize-i)
+		}, ""},
 		{"USB controllers", "pc", func(int) string { return `<controller type='usb' model='ich9-ehci1'/>` }, ""},
 		{"USB companions", "pc", controller(`'usb' index='%d' model='ich9-uhci1'`), ""},
 		{"virtio-serial controllers", "pc", controller(`'virtio-serial' index='%d'`), ""},
 		{"hubs", "q35", func(int) string { return `<hub type='usb'/>` }, ""},
-		{"memory modules", "q35", func(int) string { return `<memory model='dimm'><target><size unit='MiB'>2</size><node>0</node></target></memory>` }, ""},
+		{"memory modules", "q35", func(int) string {
+			return `<memory model='dimm'><target><size unit='MiB'>2</size><node>0</node></target></memory>`
+		}, ""},
 		{"serial ports", "pc", func(int) string { return `<serial type='pty'><target type='pci-serial'/></serial>` }, ""},
 		{"unknown elements", "q35", func(int) string { return `<shiny glow='on'/>` }, ""},
 		{"what is not built", "q35", func(int) string { return `<filesystem type='mount'><source dir='/a'/><target dir='b'/></filesystem>` }, ""},
@@ -84,6 +93,16 @@ func letters(i int) string {
 	return letters(i/26-1) + letters(i%26)
 }
 
+// processorTime is what this process has used, the garbage collector included.
+func processorTime(t testing.TB) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
 // BenchmarkDefine is the cost of a definition with 1,000 devices, from its document to what is stored.
 func BenchmarkDefine(b *testing.B) {
 	capabilities := testCapabilities(b)
@@ -91,12 +110,44 @@ func BenchmarkDefine(b *testing.B) {
 		doc := c.document(crowdSize)
 		b.Run(c.name, func(b *testing.B) {
 			var err error
+			before := processorTime(b)
 			for b.Loop() {
 				_, err = define(doc, capabilities)
 			}
+			spent := processorTime(b) - before
+			b.ReportMetric(float64(spent.Microseconds())/1000/float64(b.N), "cpu-ms/op")
 			if err != nil {
 				b.Logf("%.200v", err)
 			}
 		})
+	}
+}
+
+// Whatever there is much of in a definition, and whether it is taken or refused: four times as much costs
+// about four times as much. The square of it would be sixteen times.
+func TestDefine_CostGrowsWithDevices(t *testing.T) {
+	capabilities := testCapabilities(t)
+	const few, many, tooMuch = 500, 2000, 9
+	for _, c := range crowds() {
+		if c.name == "nothing" {
+			continue
+		}
+		least := map[int]time.Duration{few: time.Hour, many: time.Hour}
+		ratio := func() float64 {
+			for _, n := range []int{few, many} {
+				doc := c.document(n)
+				before := processorTime(t)
+				_, _ = define(doc, capabilities) // many are refused
+				least[n] = min(least[n], processorTime(t)-before)
+			}
+			return float64(least[many]) / float64(least[few])
+		}
+		tries := 0
+		for ratio() > tooMuch {
+			if tries++; tries == 10 { // the host is busy with something else, now and then
+				t.Errorf("%s: %d cost %v, and %d cost %v", c.name, few, least[few], many, least[many])
+				break
+			}
+		}
 	}
 }
