@@ -11,6 +11,7 @@
 # make lab-mini   a tile, the shop, disks and an added processor on emulated guests, counted on both sides
 # make lab-compare  docs/lab/compare.md measured anew: the lab's scenarios at lodged and at libvirt's own daemon
 # make bench   docs/figures.md measured anew, with libvirt's own daemon beside
+# make bench-define  what definitions with 1,000 devices cost, in processor time
 # make vulnerabilities  what is known against the code that Lodge uses; asks Go's database, or VULNDB=URL
 # make generate  the Go code of Lodge's own API, from api/lodge/v1/lodge.proto
 # make format  put the sources into the form that check wants
@@ -52,7 +53,7 @@ TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt o
 # What the lab's loads are tried on. None of them starts a service.
 LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio sysbench
 
-.PHONY: build check format generate lint unit test crash clients soak fuzz vulnerabilities up down bench guest lab-image lab-mini lab-compare
+.PHONY: build check format generate lint unit test crash clients soak fuzz vulnerabilities up down bench bench-define guest lab-image lab-mini lab-compare
 # The lab's agent is static, because it is the first process of the lab's guests.
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/...
@@ -154,6 +155,10 @@ down:
 	@scripts/down $(DATA) $(RUN)
 
 # libvirt's daemon is installed for it, and runs only while it is measured.
-bench: build
+bench: build bench-define
 	@scripts/need $(HOST_PACKAGES) libvirt-daemon libvirt-daemon-driver-qemu tini
 	@scripts/bench $(SAMPLES)
+
+# Without the race detector, which costs ten times as much.
+bench-define:
+	$(GO) test -run '^$$' -bench '^BenchmarkDefine$$' -benchtime 20x ./qemu

@@ -52,7 +52,7 @@ func mortalDoc(more string) string {
 		<memory unit='MiB'>48</memory><vcpu current='1'>2</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os>
 		<cpu><numa><cell id='0' cpus='0-1' memory='48' unit='MiB'/></numa></cpu><features><acpi/><tcg><tb-cache unit='MiB'>256</tb-cache></tcg></features>
 		<cputune><shares>512</shares></cputune>
-		<devices><controller type='usb' model='qemu-xhci'/><controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>
+		<devices><controller type='usb' model='qemu-xhci'/><controller type='pci' index='8' model='pcie-root-port'/>
 		<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>
 		<interface type='network'><mac address='52:54:00:00:c4:01'/><source network='lan'/><model type='virtio'/><link state='up'/></interface>
 		<graphics type='vnc' autoport='yes' passwd='first'/><memballoon model='virtio'/></devices></domain>`, uuidText(mortalUUID), more)

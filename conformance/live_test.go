@@ -24,9 +24,7 @@ const liveDevices = `
     <graphics type='vnc' autoport='yes'/>
     <video><model type='vga'/></video>
     <memballoon model='virtio'><stats period='1'/></memballoon>
-    <controller type='pci' model='pcie-root-port'/>
-    <controller type='pci' model='pcie-root-port'/>
-    <controller type='pci' model='pcie-root-port'/>`
+    <controller type='pci' index='16' model='pcie-root-port'/>`
 
 // blank makes an empty raw disk.
 func (d *daemon) blank(t *testing.T, name string, size int64) string {

@@ -31,7 +31,7 @@ func TestGuestsOutliveTheDaemon(t *testing.T) {
 	d.lan(t, "lan", 1)
 	g := d.boot(t, shape{name: "survivor", devices: `
 		<interface type='network'><source network='lan'/><model type='virtio'/></interface>
-		<controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>`})
+		<controller type='pci' index='9' model='pcie-root-port'/>`})
 	paused := d.define(t, shape{name: "paused"})
 	d.virsh(t, "start", "--paused", "paused")
 	gone := d.define(t, shape{name: "gone"})

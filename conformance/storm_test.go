@@ -229,7 +229,7 @@ func (s *storm) makeGuests(t *testing.T) {
 		g.xml = fmt.Sprintf(`<domain type='qemu'><name>%s</name><uuid>%s</uuid><memory unit='MiB'>48</memory><vcpu>1</vcpu>
 			<os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/><tcg><tb-cache unit='MiB'>32</tb-cache></tcg></features>
 			<devices><serial type='pty'/><controller type='usb' model='qemu-xhci'/>
-			<controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>
+			<controller type='pci' index='8' model='pcie-root-port'/>
 			<interface type='network'><source network='lan'/><model type='virtio'/></interface></devices></domain>`, g.dom.Name, g.uuid())
 		s.guests = append(s.guests, g)
 	}

@@ -75,7 +75,7 @@ func TestEncryptedDisks(t *testing.T) {
 	events := d.events.Reader()
 	root, data, more := d.locked("root", "raw"), d.locked("data", "qcow2"), d.locked("more", "raw")
 	g := d.define(small("vault", lockedDisk(root, "raw", "vda", "virtio", diskKey), lockedDisk(data, "qcow2", "sda", "sata", diskKey),
-		"<graphics type='vnc' port='-1' autoport='yes' passwd='"+passphrase[:8]+"'/>", "<controller type='pci' model='pcie-root-port'/>"))
+		"<graphics type='vnc' port='-1' autoport='yes' passwd='"+passphrase[:8]+"'/>", "<controller type='pci' index='8' model='pcie-root-port'/>"))
 
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	opened := func() {

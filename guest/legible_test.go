@@ -53,7 +53,7 @@ func TestADeviceBringsNoSecondBootOrder(t *testing.T) {
 	const nic = "<interface type='user'><mac address='52:54:00:00:00:0%s'/><model type='virtio'/><boot order='%s'/></interface>"
 	ordered := fmt.Sprintf(nic, "1", "1")
 	elsewhere := d.define(small("elsewhere")) // which boots from its first disk, as nothing else is said
-	g := d.define(small("ordered", ordered, "<controller type='pci' model='pcie-root-port'/>"))
+	g := d.define(small("ordered", ordered, "<controller type='pci' index='8' model='pcie-root-port'/>"))
 	ok(t, elsewhere.Start(d.ctx(), guest.StartOptions{}))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
