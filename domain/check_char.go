@@ -61,7 +61,7 @@ func checkReconnect(b *device.Backend, says func(string, ...any) string) error {
 	switch {
 	case b.Reconnect == device.Unset && b.ReconnectSec == 0:
 		return nil
-	case b.Mode == "bind":
+	case b.Mode != "connect":
 		return unsupported("%s", says("listens in mode bind, and only mode connect can reconnect; leave <reconnect> out"))
 	case b.Reconnect == device.On && b.ReconnectSec == 0:
 		return fault.New(fault.Invalid, fault.Call, "%s", says("reconnects with a timeout of at least 1 second"))

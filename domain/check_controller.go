@@ -87,6 +87,14 @@ var pciModels = map[string]pciModel{
 	"pcie-expander-bus":           {devices: []string{"pxb-pcie"}, bus: true, cell: true},
 }
 
+// onRoot are the controllers that only the machine's own bus takes.
+var onRoot = map[string]bool{"dmi-to-pci-bridge": true, "pci-expander-bus": true, "pcie-expander-bus": true}
+
+func isBelow(a device.Address) bool {
+	at, is := a.(device.PCI)
+	return is && at.Bus != 0
+}
+
 // maxPCIIndex is the highest index of a PCI controller: it is a bus's number.
 const maxPCIIndex = 255
 
@@ -99,6 +107,8 @@ func (c *deviceCheck) pciController(d *device.Controller) error {
 	switch {
 	case root && d.Index != 0:
 		return invalid("PCI controller %d: model %s is the machine's own and has index 0", d.Index, d.Model)
+	case onRoot[d.Model] && isBelow(d.Address):
+		return invalid("PCI controller %d: model %s is at bus 0, not at %s; leave its address out", d.Index, d.Model, d.Address)
 	case root && d.Address != nil:
 		return unsupported("PCI controller 0: model %s has no address; leave it out", d.Model)
 	case !root && d.Index == 0:

@@ -223,6 +223,9 @@ func checkMemory(d *Definition) error {
 	var all topology.CPUSet
 	master := false
 	for _, p := range b.HugePages {
+		if len(d.CPU.Cells) == 0 && p.Nodes.Max() == 0 {
+			p.Nodes = topology.CPUSet{}
+		}
 		switch {
 		case p.Size == 0:
 			return contradiction("memoryBacking/hugepages: a page has a size")

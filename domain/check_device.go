@@ -14,6 +14,9 @@ func (c *deviceCheck) placed(dev device.Device) error {
 	info := dev.Common()
 	bus := busOf(dev)
 	at := kindOf(info.Address)
+	if at, is := info.Address.(device.USB); is && strings.Count(at.Port, ".") >= maxHubs {
+		return invalid("%s: port %s is behind %d hubs; USB has at most %d ports in a row", dev.Kind(), at.Port, strings.Count(at.Port, "."), maxHubs)
+	}
 	switch {
 	case bus == "usb" && c.noUSB:
 		return unsupported("%s on bus usb: the guest has no USB; leave <controller type='usb' model='none'/> out", dev.Kind())
@@ -33,6 +36,9 @@ func (c *deviceCheck) placed(dev device.Device) error {
 	}
 	return nil
 }
+
+// maxHubs is how many numbers the port of a USB device has, one for each hub on the way.
+const maxHubs = 4
 
 // kindOf names the kind of an address as documents do, "" for none.
 func kindOf(a device.Address) string {

@@ -1,6 +1,7 @@
 package domain
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -46,6 +47,8 @@ func checkAutoFirmware(d *Definition) error {
 		return contradiction("%s cannot be said beside os/@firmware, by which the firmware is picked; leave one of them out", name)
 	}
 	switch {
+	case asks(o, "enrolled-keys", device.On) && asks(o, "secure-boot", device.Off):
+		return contradiction("os/firmware asks for enrolled-keys without secure-boot; leave one of them out")
 	case o.Firmware == "efi" && !d.Features.ACPI:
 		return unsupported("UEFI needs ACPI: add <features><acpi/></features>")
 	case o.NVRAM.Path != "" && o.Firmware != "efi":
@@ -54,6 +57,11 @@ func checkAutoFirmware(d *Definition) error {
 		return contradiction("a firmware of kind %s keeps no variables; leave stateless out", o.Firmware)
 	}
 	return checkStateless(o)
+}
+
+// asks says whether a firmware is to have a feature, or not to have it.
+func asks(o *OS, name string, enabled device.Switch) bool {
+	return slices.Contains(o.FirmwareFeatures, FirmwareFeature{name, enabled})
 }
 
 // checkLoader is about a firmware that is given by its path.

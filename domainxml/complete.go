@@ -129,6 +129,13 @@ func (c *completion) identity() error {
 			return err
 		}
 	}
+	if d.UUID == "" && d.SysInfo != nil {
+		for _, e := range d.SysInfo.System {
+			if e.Name == "uuid" {
+				d.UUID = e.Value
+			}
+		}
+	}
 	if d.UUID == "" {
 		var err error
 		d.UUID, err = c.uuid()

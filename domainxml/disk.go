@@ -63,6 +63,11 @@ func encryptionHere(n *node, d *device.Disk, belowDisk bool) {
 func describeEncryption(n *node, e *device.Encryption) {
 	n.need("format", &e.Format, "luks")
 	n.str("engine", &e.Engine, "qemu")
+	for _, name := range []string{"cipher", "ivgen"} {
+		if n.strict && n.child(name) != nil {
+			n.refuse("", "%s stands in the image; leave it out", name)
+		}
+	}
 	n.in("secret", func(n *node) {
 		kind := "passphrase"
 		n.need("type", &kind, "passphrase")
@@ -140,6 +145,9 @@ func describeSource(n *node, kind string, p **device.DiskSource, policy *string)
 		}
 		n.str("pool", &v.Pool)
 		n.str("volume", &v.Volume)
+		if n.e.Attr("mode") == "host" {
+			n.ignore("mode") // as a file or block device of the host, which is all there is
+		}
 		switch {
 		case n.writing:
 		case v.Pool != "" && v.Volume != "":

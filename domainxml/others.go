@@ -111,6 +111,9 @@ func describeInput(n *node, d *device.Input) {
 
 func describeTPM(n *node, d *device.TPM) {
 	n.str("model", &d.Model, "tpm-tis", "tpm-crb")
+	if n.strict && n.child("backend") == nil {
+		n.invalid("", "a TPM needs a <backend>")
+	}
 	n.in("backend", func(n *node) {
 		n.need("type", &d.Type, "emulator", "passthrough")
 		if d.Type == "passthrough" {

@@ -191,7 +191,7 @@ func (b *builder) scsiController(c *device.Controller) (string, properties, erro
 	}
 	suffix, ok := strings.CutPrefix(c.Model, "virtio")
 	if !ok || suffix != "-scsi" && suffix != "-transitional" && suffix != "-non-transitional" {
-		return "", nil, unsupported("SCSI controllers of model %q are not built", c.Model)
+		return "", nil, unsupported("SCSI controllers of model %q are not built; use virtio-scsi or lsilogic", c.Model)
 	}
 	if err := b.iothread(&props, c.IOThread); err != nil {
 		return "", nil, err

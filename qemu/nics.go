@@ -108,7 +108,7 @@ func (b *builder) card(n *device.NIC) (driver string, props properties, err erro
 		}
 		return model, nil, nil
 	}
-	return "", nil, unsupported("interface %s: network cards of model %q are not built", n.MAC, n.Model)
+	return "", nil, unsupported("interface %s: network cards of model %q are not built; use virtio, e1000e, e1000 or rtl8139", n.MAC, n.Model)
 }
 
 func (b *builder) virtioCard(n *device.NIC) (string, properties, error) {

@@ -82,7 +82,7 @@ func (b *builder) watchdogs() error {
 	}
 	action, ok := watchdogActions[all[0].Action]
 	if !ok {
-		return unsupported("watchdog action %q is not built", all[0].Action)
+		return unsupported("watchdog action %q is not built; use reset, shutdown, poweroff, pause, none or inject-nmi", all[0].Action)
 	}
 	b.word("-action", "watchdog="+action)
 	return nil
