@@ -133,8 +133,8 @@ func checkNICOptions(d *device.NIC) error {
 			name string
 			size uint
 		}{{"rx_queue_size", d.RxQueue}, {"tx_queue_size", d.TxQueue}} {
-			if q.size != 0 && bits.OnesCount(q.size) != 1 {
-				return unsupported("interface %s: %s %d is not a power of two; QEMU has 256, 512 and 1024", d.MAC, q.name, q.size)
+			if q.size != 0 && (bits.OnesCount(q.size) != 1 || q.size < 256 || q.size > 1024) {
+				return unsupported("interface %s: %s is 256, 512 or 1024, not %d", d.MAC, q.name, q.size)
 			}
 		}
 		return nil

@@ -11,7 +11,7 @@ import (
 
 func (c *deviceCheck) disk(d *device.Disk) error {
 	for _, rules := range []func(*device.Disk) error{
-		checkTarget, checkBus, checkLUN, checkIdentity, checkMedium, checkBlockSizes, checkThrottle,
+		checkTarget, checkPlace, checkBus, checkLUN, checkIdentity, checkMedium, checkBlockSizes, checkThrottle,
 	} {
 		if err := rules(d); err != nil {
 			return err
@@ -38,6 +38,19 @@ func checkTarget(d *device.Disk) error {
 	return nil
 }
 
+// checkPlace refuses numbers of an address that the bus has not.
+func checkPlace(d *device.Disk) error {
+	at, is := d.Address.(device.Drive)
+	switch {
+	case !is:
+	case at.Target != 0 && d.Bus != "scsi":
+		return unsupported("disk %s: an address on bus %s has target 0, not %d", d.Target, d.Bus, at.Target)
+	case at.Bus != 0 && d.Bus != "ide":
+		return unsupported("disk %s: a controller of bus %s has bus 0 only, not %d", d.Target, d.Bus, at.Bus)
+	}
+	return nil
+}
+
 // checkBus refuses options that only disks of some buses have.
 func checkBus(d *device.Disk) error {
 	ata := d.Bus == "ide" || d.Bus == "sata"
@@ -59,6 +72,8 @@ func checkBus(d *device.Disk) error {
 		return invalid("disk %s: removable is for disks on bus usb, not %s; leave it out", d.Target, d.Bus)
 	case d.IOThread != 0 && d.Bus != "virtio":
 		return unsupported("disk %s: an iothread is for disks on bus virtio, not %s; give it to a virtio-scsi controller", d.Target, d.Bus)
+	case d.Bus == "virtio" && d.QueueSize != 0 && (bits.OnesCount(d.QueueSize) != 1 || d.QueueSize < 2 || d.QueueSize > maxQueueSize):
+		return unsupported("disk %s: queue_size is a power of two from 2 to %d, not %d", d.Target, maxQueueSize, d.QueueSize)
 	case d.Bus == "virtio":
 		return nil
 	}
@@ -67,6 +82,9 @@ func checkBus(d *device.Disk) error {
 	}
 	return nil
 }
+
+// maxQueueSize is how many requests QEMU has in one queue of a virtio device.
+const maxQueueSize = 1024
 
 // virtioOnly names the first option of a disk that only bus virtio has.
 func virtioOnly(d *device.Disk) string {

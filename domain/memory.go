@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/topology"
 )
 
 // maxMemorySlots is how many sockets for memory QEMU's machines have at most.
@@ -42,6 +43,18 @@ func (d *Definition) ModuleMemory() (sum uint64) {
 		sum += m.Size
 	}
 	return sum
+}
+
+// HostNodes are the nodes of the host that the guest's memory is bound to.
+func (d *Definition) HostNodes() topology.CPUSet {
+	nodes := d.NUMA.Nodes
+	for _, c := range d.NUMA.Cells {
+		nodes = nodes.Union(c.Nodes)
+	}
+	for _, m := range d.Devices.Memories {
+		nodes = nodes.Union(m.Nodes)
+	}
+	return nodes
 }
 
 // Any guest's QEMU takes some memory beside the guest's: graphics adapters of common sizes, and

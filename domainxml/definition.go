@@ -299,7 +299,7 @@ func (n *node) said(attr string, p *string) {
 func describeOS(n *node, o *domain.OS) {
 	n.str("firmware", &o.Firmware, "efi", "bios")
 	n.in("type", func(n *node) {
-		n.str("arch", &o.Arch, "x86_64")
+		n.str("arch", &o.Arch, "x86_64", "i686")
 		n.str("machine", &o.Machine)
 		kind := "hvm"
 		n.text(&kind, "hvm")

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 	"strings"
 
@@ -53,7 +54,7 @@ func (r *Registry) understand(ctx context.Context, doc string, validate bool) (u
 	if err != nil {
 		return u, err
 	}
-	caps, err := r.Emulators.Get(ctx, def.Devices.Emulator)
+	caps, err := r.Emulators.Get(ctx, cmp.Or(def.Devices.Emulator, r.Emulators.Serving(def.OS.Arch)))
 	if err != nil {
 		return u, err
 	}

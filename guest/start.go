@@ -299,6 +299,9 @@ func (l *launching) describe() (err error) {
 // reserve enters in the host's books what the guest is about to take.
 func (l *launching) reserve(context.Context) error {
 	ledger, uuid := l.g.reg.Ledger, l.run.UUID
+	if err := ledger.CheckNodes(l.run.def.HostNodes()); err != nil {
+		return err
+	}
 	if err := ledger.Reserve(uuid, demand(l.run.def), l.g.reg.need(l.run.def)); err != nil {
 		return err
 	}

@@ -3,6 +3,8 @@ package host
 import (
 	"context"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -59,6 +61,19 @@ func NewEmulators(s *store.Store, usual string, log *slog.Logger) (*Emulators, e
 
 // Usual is the binary of a guest that names none.
 func (e *Emulators) Usual() string { return e.usual }
+
+// Serving is the binary of a guest of an architecture that names none: beside the usual
+// one there may be one for i686.
+func (e *Emulators) Serving(arch string) string {
+	if arch != "i686" {
+		return e.usual
+	}
+	sibling := filepath.Join(filepath.Dir(e.usual), "qemu-system-i386")
+	if _, err := os.Stat(sibling); err != nil {
+		return e.usual
+	}
+	return sibling
+}
 
 // Get gives what a binary can do, probing it when it is new or has changed. An
 // empty path means the usual one.

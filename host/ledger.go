@@ -29,6 +29,16 @@ func NewLedger(inventory *Inventory) *Ledger {
 	return &Ledger{inventory: inventory, held: map[string]topology.Reservation{}}
 }
 
+// CheckNodes refuses to bind memory to nodes that the host does not have.
+func (l *Ledger) CheckNodes(nodes topology.CPUSet) error {
+	has := l.inventory.Facts().Topology.CellIDs()
+	if missing := nodes.Minus(has); !missing.IsEmpty() {
+		return fault.New(fault.Unsupported, fault.Config,
+			"NUMA node %s is not on this host, which has %s; change the nodesets in numatune and below memory devices", missing, has)
+	}
+	return nil
+}
+
 // Reserve enters what a guest, known by any key of the caller's, is about to
 // take, and holds what it needs besides against the host's limits. NoCapacity says
 // what is missing, with the sums. What is granted is held until Release.

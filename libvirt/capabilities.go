@@ -151,8 +151,18 @@ func (h *handlers) connectGetCapabilities(ctx context.Context, _ *session, _ *vo
 	if err != nil {
 		return nil, err
 	}
+	guests := []*qemu.Capabilities{caps}
+	if also := h.Emulators.Serving("i686"); also != caps.Binary.Path {
+		if c, err := h.Emulators.Get(ctx, also); err == nil { // else it serves no guest
+			guests = append(guests, c)
+		}
+	}
 	doc, err := inTurn(ctx, func() (string, error) {
-		return markup.Format(within(tag("capabilities"), describeHost(h.Host.Facts(), caps, h.Guests.SecurityModels()), describeGuests(caps)))
+		e := within(tag("capabilities"), describeHost(h.Host.Facts(), caps, h.Guests.SecurityModels()))
+		for _, c := range guests {
+			within(e, describeGuests(c))
+		}
+		return markup.Format(e)
 	})
 	return &xdr.ConnectGetCapabilitiesRet{Capabilities: doc}, err
 }
@@ -286,7 +296,11 @@ func describeCaches(caches []topology.Cache) *markup.Element {
 
 // describeGuests tells which guests the binary runs.
 func describeGuests(caps *qemu.Capabilities) *markup.Element {
-	arch := within(tag("arch", "name", caps.Arch), leaf("wordsize", "64"), leaf("emulator", caps.Binary.Path))
+	wordSize := "64"
+	if caps.GuestArch() == "i686" {
+		wordSize = "32"
+	}
+	arch := within(tag("arch", "name", caps.GuestArch()), leaf("wordsize", wordSize), leaf("emulator", caps.Binary.Path))
 	for _, m := range builtMachines(caps) {
 		most := strconv.Itoa(m.MaxCPUs)
 		deprecated := ""

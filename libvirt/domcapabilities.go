@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"os/exec"
@@ -50,11 +51,11 @@ func (h *handlers) connectGetDomainCapabilities(ctx context.Context, s *session,
 // offer finds what a client names of a binary, an architecture, a domain type and
 // a machine type; what it does not name is this host's usual one.
 func (h *handlers) offer(ctx context.Context, s *session, binary, arch, domainType, machine *string) (*offer, error) {
-	caps, err := h.emulator(ctx, s, text(binary))
+	caps, err := h.emulator(ctx, s, cmp.Or(text(binary), h.Emulators.Serving(text(arch))))
 	if err != nil {
 		return nil, err
 	}
-	if arch := text(arch); arch != "" && arch != caps.Arch {
+	if arch := text(arch); arch != "" && !caps.Runs(arch) {
 		return nil, fault.New(fault.Unsupported, fault.Config, "unable to find any emulator to serve '%s' architecture", arch)
 	}
 	o := &offer{caps: caps}
@@ -69,7 +70,7 @@ func (h *handlers) offer(ctx context.Context, s *session, binary, arch, domainTy
 // would be run to be probed, which is not for readers to ask, nor, of any program
 // of the host, for who is held by rules.
 func (h *handlers) emulator(ctx context.Context, s *session, binary string) (*qemu.Capabilities, error) {
-	if binary != "" && binary != h.Emulators.Usual() {
+	if binary != "" && binary != h.Emulators.Usual() && binary != h.Emulators.Serving("i686") {
 		if _, err := h.Emulators.Known(binary); err != nil {
 			if err := s.denyReadOnly("CONNECT_GET_DOMAIN_CAPABILITIES", "the probe of "+binary); err != nil {
 				return nil, err
@@ -84,7 +85,7 @@ func (h *handlers) emulator(ctx context.Context, s *session, binary string) (*qe
 
 func (o *offer) describe() *markup.Element {
 	return within(tag("domainCapabilities"),
-		leaf("path", o.caps.Binary.Path), leaf("domain", o.domainType), leaf("machine", o.machine.Name), leaf("arch", o.caps.Arch),
+		leaf("path", o.caps.Binary.Path), leaf("domain", o.domainType), leaf("machine", o.machine.Name), leaf("arch", o.caps.GuestArch()),
 		tag("vcpu", "max", strconv.Itoa(o.machine.MaxCPUs)),
 		tag("iothreads", "supported", yesNo(o.caps.HasObject("iothread"))),
 		o.describeOS(), o.describeCPU(),

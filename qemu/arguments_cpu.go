@@ -54,7 +54,7 @@ func (b *builder) baseModel() (list, error) {
 		return nil, nil
 	case "host-passthrough":
 		if acc.Name != "kvm" {
-			return nil, unsupported("CPU mode host-passthrough needs domain type kvm; an emulated guest can have maximum")
+			return list{"max"}, b.atStart(unsupported("CPU mode host-passthrough needs domain type kvm; an emulated guest can have maximum"))
 		}
 		if !acc.HostCPU {
 			return nil, unsupported("CPU mode host-passthrough cannot be used on this host: %s", acc.HostCPUReason)

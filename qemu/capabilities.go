@@ -18,7 +18,7 @@ type Capabilities struct {
 	Binary Identity
 	Host   Host
 
-	Arch         string // as QEMU names it, such as x86_64
+	Arch         string // as QEMU names it, such as x86_64 or i386
 	Version      Version
 	Machines     []Machine
 	Accelerators []Accelerator // best first
@@ -204,3 +204,17 @@ var propertyTypes = strings.Fields(`
 	ICH9-LPC PIIX4_PM i6300esb hda-duplex intel-hda
 	memory-backend-ram memory-backend-file memory-backend-memfd memory-backend-epc iothread
 	sev-guest sev-snp-guest tdx-guest throttle-group tls-creds-x509`)
+
+// GuestArch is the architecture of the binary's guests as definitions name it.
+func (c *Capabilities) GuestArch() string {
+	if c.Arch == "i386" {
+		return "i686"
+	}
+	return c.Arch
+}
+
+// Runs says whether the binary runs guests of an architecture. Those of i686 also
+// run on a processor of x86_64.
+func (c *Capabilities) Runs(arch string) bool {
+	return arch == c.GuestArch() || arch == "i686" && c.Arch == "x86_64"
+}

@@ -48,7 +48,7 @@ func (b *builder) char(c *device.Char) error {
 func (b *builder) charProperties(c *device.Char) (driver string, props properties, err error) {
 	switch {
 	case c.Role == device.Serial:
-		return serialProperties(c)
+		return b.serialProperties(c)
 	case c.Role == device.Parallel:
 		return "isa-parallel", properties{{"index", c.Port}}, nil
 	case c.Role == device.Console && c.TargetType == "virtio":
@@ -62,11 +62,14 @@ func (b *builder) charProperties(c *device.Char) (driver string, props propertie
 // isaPorts is how many serial ports of the old kind a machine can have.
 const isaPorts = 4
 
-func serialProperties(c *device.Char) (string, properties, error) {
+func (b *builder) serialProperties(c *device.Char) (string, properties, error) {
 	switch c.TargetType {
 	case "isa-serial":
 		if c.Port >= isaPorts {
-			return "", nil, unsupported("serial port %d: there are %d of target type isa-serial", c.Port, isaPorts)
+			err := b.atStart(unsupported("serial port %d: there are %d of target type isa-serial; use pci-serial for more", c.Port, isaPorts))
+			if err != nil {
+				return "", nil, err
+			}
 		}
 		return "isa-serial", properties{{"index", c.Port}}, nil
 	case "pci-serial", "usb-serial":

@@ -24,8 +24,8 @@ func Complete(d *domain.Definition, c *Capabilities) error {
 }
 
 func completeMachine(d *domain.Definition, c *Capabilities) error {
-	if d.OS.Arch != c.Arch && (d.OS.Arch != "i686" || c.Arch != "x86_64") {
-		return unsupported("%s runs guests of architecture %s, not %s", c.Binary.Path, c.Arch, d.OS.Arch)
+	if !c.Runs(d.OS.Arch) {
+		return unsupported("%s runs guests of architecture %s, not %s", c.Binary.Path, c.GuestArch(), d.OS.Arch)
 	}
 	d.OS.Machine = c.Canonical(d.OS.Machine)
 	if _, ok := c.Machine(d.OS.Machine); !ok || boardOf(d.OS.Machine) == otherBoard {
@@ -85,6 +85,15 @@ func rehearse(d *domain.Definition, c *Capabilities) error {
 	b := newBuilder(&Plan{Definition: d, Capabilities: c})
 	b.rehearsal = true
 	return b.all()
+}
+
+// atStart refuses at the start alone what libvirt, too, lets be defined: the definition
+// may be for another host, or not be finished.
+func (b *builder) atStart(err error) error {
+	if b.rehearsal {
+		return nil
+	}
+	return err
 }
 
 // CheckAliases finds names that QEMU would not take, or that two devices have.

@@ -27,7 +27,7 @@ func (b *builder) disk(d *device.Disk) error {
 		a, present = device.DiskAttachment{Layers: []device.Layer{{Path: d.Source.Path(), Format: cmp.Or(d.Format, "raw")}}}, true
 	}
 	if d.Transient {
-		return unsupported("disk %s: transient disks are not built", d.Target)
+		return unsupported("disk %s: transient disks are not built; leave <transient/> out and put back a copy of the image", d.Target)
 	}
 	if d.Tray == "open" { // with nothing in it
 		present = false
@@ -203,7 +203,7 @@ func cacheProperties(props *properties, mode string) {
 // drive gives the device of a disk: where it sits, and what is in it.
 func (b *builder) drive(d *device.Disk, node string) (driver string, props properties, err error) {
 	if d.Device == "lun" && d.Bus != "scsi" {
-		return "", nil, unsupported("disk %s: device lun is built on bus scsi only", d.Target)
+		return "", nil, unsupported("disk %s: device lun is built on bus scsi only; use that", d.Target)
 	}
 	if d.Bus != "virtio" && (d.IOThread != 0 || d.Queues != 0 || d.QueueSize != 0) {
 		return "", nil, unsupported("disk %s: bus %s has no queues and iothreads of its disks' own", d.Target, d.Bus)
@@ -296,14 +296,20 @@ func (b *builder) ataDisk(d *device.Disk, props *properties) (string, error) {
 	}
 	name := b.controllerName(d.Bus, at.Controller)
 	if d.Bus == "ide" {
-		if at.Bus > 1 || at.Unit > 1 || at.Target != 0 {
-			return "", invalid("disk %s: an IDE controller has two buses of two units", d.Target)
+		if at.Bus > 1 || at.Unit > 1 {
+			err := b.atStart(unsupported("disk %s is at %s, and an IDE controller has buses 0 and 1 with units 0 and 1; change its address, or use bus sata", d.Target, at))
+			if err != nil {
+				return "", err
+			}
 		}
 		props.add("bus", fmt.Sprintf("%s.%d", name, at.Bus))
 		props.add("unit", at.Unit)
 	} else {
-		if at.Bus != 0 || at.Target != 0 || at.Unit > 5 {
-			return "", invalid("disk %s: a SATA controller has one bus of six units", d.Target)
+		if at.Unit > 5 {
+			err := b.atStart(unsupported("disk %s is at %s, and a SATA controller has units 0 to 5; change its address", d.Target, at))
+			if err != nil {
+				return "", err
+			}
 		}
 		props.add("bus", fmt.Sprintf("%s.%d", name, at.Unit))
 	}
@@ -372,7 +378,7 @@ func (b *builder) driveOptions(d *device.Disk, props *properties) {
 	b.bootDisk(d, props)
 	if g := d.BlockIO; g != nil {
 		props.number("logical_block_size", g.LogicalBlock)
-		props.number("physical_block_size", g.PhysicalBlock)
+		props.number("physical_block_size", cmp.Or(g.PhysicalBlock, g.LogicalBlock)) // QEMU takes no smaller one
 		props.number("discard_granularity", g.DiscardGranularity)
 	}
 	if m, ok := cacheModes[d.Cache]; ok && d.Device == "disk" {

@@ -23,7 +23,10 @@ func (b *builder) modules() error {
 func (b *builder) module(m *device.Memory) error {
 	d := b.Definition
 	if !d.Features.ACPI {
-		return unsupported("a memory device needs the feature acpi, by which the guest is told of it")
+		err := b.atStart(unsupported("a memory device needs ACPI, by which the guest is told of it: add <features><acpi/></features>"))
+		if err != nil {
+			return err
+		}
 	}
 	at, ok := m.Address.(device.DIMM)
 	if !ok {

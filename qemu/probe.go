@@ -79,7 +79,7 @@ func (c *Capabilities) examine(ctx context.Context, of subject, acc *Accelerator
 	case acc.Name == "kvm" && c.Host.KVM.Inode == 0:
 		acc.Reason = "this host has no /dev/kvm: its processor or firmware does not virtualize, or the module is not loaded"
 		return nil
-	case c.Arch != "x86_64" || !c.HasDevice("isa-debugcon"):
+	case c.Arch != "x86_64" && c.Arch != "i386" || !c.HasDevice("isa-debugcon"):
 		// An emulator needs nothing of the host; KVM is not believed untried.
 		acc.Usable = acc.Name == "tcg"
 		acc.Reason = fmt.Sprintf("not tried: there is no trial guest for %s", c.Arch)
@@ -103,7 +103,7 @@ func (c *Capabilities) examine(ctx context.Context, of subject, acc *Accelerator
 // try runs the trial guest on the best processor there is, and on a plain one
 // when QEMU does not get that one started.
 func (c *Capabilities) try(ctx context.Context, of subject, acc *Accelerator) error {
-	best := newTrial(acc.Name, hostModelName(acc.Name))
+	best := newTrial(acc.Name, hostModelName(acc.Name), c.Arch == "i386")
 	if err := best.run(ctx, of); err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (c *Capabilities) try(ctx context.Context, of subject, acc *Accelerator) er
 	if best.passed() || best.ran() {
 		return nil
 	}
-	plain := newTrial(acc.Name, "qemu64")
+	plain := newTrial(acc.Name, map[bool]string{false: "qemu64", true: "qemu32"}[c.Arch == "i386"], c.Arch == "i386")
 	if err := plain.run(ctx, of); err != nil {
 		return err
 	}

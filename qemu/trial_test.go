@@ -25,7 +25,7 @@ func qemuBinary(t testing.TB) string {
 }
 
 func TestTrialGuestRunsUnderTCG(t *testing.T) {
-	got := newTrial("tcg", "max")
+	got := newTrial("tcg", "max", false)
 	if err := got.run(t.Context(), subject{binary: qemuBinary(t)}); err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestAProbeNeedsNoPrivileges(t *testing.T) {
 	if strings.Contains(string(status), "Uid:\t0") || !strings.Contains(string(status), "CapEff:\t0000000000000000") {
 		t.Errorf("a QEMU that is looked at has privileges:\n%s", status)
 	}
-	got := newTrial("tcg", "max")
+	got := newTrial("tcg", "max", false)
 	if err := got.run(t.Context(), of); err != nil {
 		t.Fatal(err)
 	}
