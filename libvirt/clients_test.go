@@ -50,7 +50,7 @@ func TestVirsh(t *testing.T) {
 		{[]string{"uri"}, "qemu:///system"},
 		{[]string{"hostname"}, host},
 		{[]string{"-r", "uri"}, "qemu:///system"},
-		{[]string{"iface-begin"}, "error: this function is not supported by the connection driver: INTERFACE_CHANGE_BEGIN"},
+		{[]string{"iface-begin"}, "error: this function is not supported by the connection driver: virsh iface-begin is not built; use the host"},
 		{[]string{"event", "--all", "--timeout", "1"}, "event loop timed out"},
 		{[]string{"net-event", "--event", "lifecycle", "--timeout", "1"}, "event loop timed out"},
 		{[]string{"-k", "1", "-K", "2", "event", "--event", "lifecycle", "--timeout", "4"}, "event loop timed out"},

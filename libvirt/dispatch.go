@@ -197,7 +197,7 @@ func (c *client) route(f *frame) (*route, error) {
 	}
 	r := c.server.table[procedureKey{f.Program, f.Proc}]
 	if r == nil {
-		return nil, withCode(codeNoSupport, fault.New(fault.Unsupported, fault.Call, "%s", p.Name))
+		return nil, errNotBuilt(p)
 	}
 	return r, nil
 }

@@ -89,7 +89,7 @@ func saveParams(call string, params []xdr.TypedParam) (file string, xml *string,
 		case p.Field == "dxml" && p.Value.Kind() == xdr.KindString:
 			xml = &text
 		default:
-			return "", nil, withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "parameter '%s' of %s", p.Field, call))
+			return "", nil, withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "parameter '%s' of %s", p.Field, functionName(call)))
 		}
 	}
 	return file, xml, nil

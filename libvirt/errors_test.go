@@ -80,7 +80,7 @@ func TestErrorTextIsBoundedAndClean(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	err := checkFlags("DOMAIN_GET_STATE", 0x13, 1)
-	if err == nil || codeOf(err) != codeInvalidArg || err.Error() != "unsupported flags (0x12) in function DOMAIN_GET_STATE" {
+	if err == nil || codeOf(err) != codeInvalidArg || err.Error() != "unsupported flags (0x12) in function virDomainGetState" {
 		t.Errorf("got %v", err)
 	}
 	if flags, err := paramFlags("X", paramStringOkay|2, 2); err != nil || flags != 2 {

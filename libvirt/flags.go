@@ -12,7 +12,7 @@ const paramStringOkay = 4
 // would be a promise that is not kept.
 func checkFlags(call string, flags, known uint32) error {
 	if unknown := flags &^ known; unknown != 0 {
-		return fault.New(fault.Invalid, fault.Call, "unsupported flags (0x%x) in function %s", unknown, call)
+		return fault.New(fault.Invalid, fault.Call, "unsupported flags (0x%x) in function %s", unknown, functionName(call))
 	}
 	return nil
 }

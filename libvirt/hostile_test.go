@@ -146,7 +146,7 @@ func TestRefusals(t *testing.T) {
 		{"call with a status", xdr.Header{Program: xdr.ProgramRemote, Version: 1, Proc: 3, Serial: 77, Status: 1}, codeRPC, "a call with status 1 makes no sense"},
 		{
 			"no handler", call(xdr.ProcInterfaceChangeBegin), codeNoSupport,
-			"this function is not supported by the connection driver: INTERFACE_CHANGE_BEGIN",
+			"this function is not supported by the connection driver: virsh iface-begin is not built; use the host's own network configuration",
 		},
 		{"arguments missing", call(xdr.ProcConnectSupportsFeature), codeRPC, ""},
 	} {

@@ -116,7 +116,7 @@ func (s *session) permitArgs(p *xdr.Procedure, args xdr.Message) error {
 }
 
 func errReadOnly(p *xdr.Procedure) error {
-	return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s", p.Name))
+	return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s", functionName(p.Name)))
 }
 
 // denyReadOnly refuses what a flag of a permitted call asks for.
@@ -124,7 +124,7 @@ func (s *session) denyReadOnly(call, what string) error {
 	if s.mayWrite() {
 		return nil
 	}
-	return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s with %s", call, what))
+	return withCode(codeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s with %s", functionName(call), what))
 }
 
 // end lets go what the client left behind.

@@ -1,0 +1,41 @@
+package libvirt
+
+import (
+	"regexp"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/xdr"
+)
+
+// A user who asks for what is not built hears of the command, not of the protocol.
+func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
+	constant := regexp.MustCompile(`[A-Z]{3,}_[A-Z]`)
+	served := newTable()
+	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
+		for p := range xdr.Procedures(program) {
+			if p.Event || served[procedureKey{program, p.Number}] != nil {
+				continue
+			}
+			if _, ok := absenceOf(p.Name); !ok {
+				t.Errorf("nothing is said of %s, which is not built", p.Name)
+			}
+			err := errNotBuilt(p)
+			if codeOf(err) != codeNoSupport || constant.MatchString(err.Error()) {
+				t.Errorf("%s: code %d, %v", p.Name, codeOf(err), err)
+			}
+		}
+	}
+}
+
+func TestFunctionName_IsTheLibrarys(t *testing.T) {
+	for call, want := range map[string]string{
+		"DOMAIN_GET_STATE":            "virDomainGetState",
+		"DOMAIN_CREATE_XML":           "virDomainCreateXML",
+		"CONNECT_GET_CPU_MODEL_NAMES": "virConnectGetCPUModelNames",
+		"NWFILTER_LOOKUP_BY_UUID":     "virNWFilterLookupByUUID",
+	} {
+		if got := functionName(call); got != want {
+			t.Errorf("%s is %s, want %s", call, got, want)
+		}
+	}
+}
