@@ -324,7 +324,7 @@ func describeGuests(caps *qemu.Capabilities) *markup.Element {
 
 // machineFamilies are the machine types that guests can be built on: by full
 // name, or by the start of the names of their versions.
-var machineFamilies = []string{"pc-i440fx-", "pc-q35-", "microvm"}
+var machineFamilies = []string{"pc-i440fx-", "pc-q35-", "microvm", "isapc"}
 
 // builtMachines are QEMU's machine types of these families, the default first,
 // then those with a short name.

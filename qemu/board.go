@@ -14,6 +14,7 @@ const (
 	i440fx
 	q35
 	microvm // no PCI: virtio devices sit on a bus of their own
+	isapc   // no PCI, nothing but what sits on ISA
 )
 
 func boardOf(machine string) board {
@@ -24,6 +25,8 @@ func boardOf(machine string) board {
 		return i440fx
 	case machine == "microvm":
 		return microvm
+	case machine == "isapc":
+		return isapc
 	}
 	return otherBoard
 }

@@ -29,7 +29,7 @@ func completeMachine(d *domain.Definition, c *Capabilities) error {
 	}
 	d.OS.Machine = c.Canonical(d.OS.Machine)
 	if _, ok := c.Machine(d.OS.Machine); !ok || boardOf(d.OS.Machine) == otherBoard {
-		return unsupported("machine type %q cannot be used; there are pc, q35 and microvm in the versions that %s has", d.OS.Machine, c.Binary.Path)
+		return unsupported("machine type %q cannot be used; there are pc, q35, microvm and isapc in the versions that %s has", d.OS.Machine, c.Binary.Path)
 	}
 	if d.Devices.Emulator == "" {
 		d.Devices.Emulator = c.Binary.Path

@@ -227,6 +227,9 @@ func (b *builder) virtio(name, model string, eventIdx, iommu, ats, packed device
 	props.toggle("iommu_platform", iommu)
 	props.toggle("ats", ats)
 	props.toggle("packed", packed)
+	if b.machine == isapc {
+		return "", unsupported("machine type isapc has no PCI bus for a %s; use machine type pc or q35", name)
+	}
 	if b.machine == microvm {
 		if model != "" && model != "virtio" {
 			return "", unsupported("virtio devices of machine type microvm have no model %q", model)

@@ -303,7 +303,7 @@ func (b *builder) virtioVideo(v *device.Video, primary bool, props *properties) 
 		gl = "-gl"
 	}
 	switch {
-	case b.machine == microvm:
+	case b.machine == microvm || b.machine == isapc: // which has no bus for it
 		return "virtio-gpu" + gl + "-device"
 	case primary:
 		return "virtio-vga" + gl
