@@ -61,7 +61,7 @@ func TestMemoryThatAGuestCannotHave(t *testing.T) {
 		"no cells":           {func(d *Definition) { d.CPU.Cells = nil }, fault.Unsupported, "numa node"},
 		"more than slots":    {func(d *Definition) { d.MemorySlots = 1; d.Devices.Memories = append(d.Devices.Memories, module(1, 0)) }, fault.Unsupported, "exceeds slots count '1'"},
 		"no such slot":       {func(d *Definition) { d.Devices.Memories[0].Address = device.DIMM{Slot: 2} }, fault.Unsupported, "slot '2' exceeds"},
-		"no such cell":       {func(d *Definition) { d.Devices.Memories[0].Cell = 1 }, fault.Unsupported, "guest node '1'"},
+		"no such cell":       {func(d *Definition) { d.Devices.Memories[0].Cell = 1 }, fault.Invalid, "guest node '1'"},
 		"of no size":         {func(d *Definition) { d.Devices.Memories[0].Size = 0 }, fault.Invalid, "no size"},
 		"of half a page":     {func(d *Definition) { d.Devices.Memories[0].PageSize = 2 * gib }, fault.Invalid, "pages of 2097152 KiB"},
 		"nothing but memory": {func(*Definition) {}, 0, ""},

@@ -70,6 +70,7 @@ const guestDocument = `<guest>
     <machine canonical='pc-i440fx-7.2' maxCpus='255'>pc</machine>
     <machine maxCpus='288'>pc-q35-7.2</machine>
     <machine canonical='pc-q35-7.2' maxCpus='288'>q35</machine>
+    <machine maxCpus='1'>isapc</machine>
     <machine maxCpus='255' deprecated='yes'>pc-i440fx-7.1</machine>
     <domain type='qemu'/>
     <domain type='kvm'/>

@@ -28,12 +28,11 @@ func TestRefusals(t *testing.T) {
 	top := func(elements string) string { return fmt.Sprintf(shell, "qemu", elements, "q35", "") }
 	on := func(machine, devices string) string { return fmt.Sprintf(shell, "qemu", "", machine, devices) }
 	for doc, names := range map[string]string{
-		on("isapc", ""):     `machine type "isapc"`,
+		on("isapc", `<interface type='user'><mac address='52:54:00:00:00:01'/><model type='virtio'/></interface>`): "isapc has no PCI bus",
 		on("pc-q35-99", ""): `machine type "pc-q35-99"`,
 		on("x-remote", ""):  `machine type "x-remote"`,
 		on("microvm", `<interface type='user'><mac address='52:54:00:00:00:01'/><model type='e1000'/></interface>`): "no PCI bus for a interface",
 		on("microvm", `<input type='mouse' bus='ps2'/>`):                                                            "no ps2 bus",
-		top(`<vcpu current='1'>2</vcpu><cpu mode='host-passthrough'/>`):                                             "host-passthrough needs domain type kvm",
 		top(`<memoryBacking><source type='file'/></memoryBacking>`):                                                 "memory of source file",
 		top(`<vcpu>400</vcpu>`): "takes 288 vcpus, not 400",
 		top(`<cpu mode='custom' match='exact'><model>NoSuchCPU</model></cpu>`):                                                                 `no CPU model "NoSuchCPU"`,
@@ -59,7 +58,6 @@ func TestRefusals(t *testing.T) {
 		on("pc", `<watchdog model='itco' action='reset'/>`):                                                                                    "only machine type q35",
 		q35(`<controller type='usb' model='none'/><input type='tablet' bus='usb'/>`):                                                           "no USB controller",
 		q35(`<controller type='scsi' model='buslogic'/>`):                                                                                      `model "buslogic"`,
-		q35(`<serial type='pty'/><serial type='pty'/><serial type='pty'/><serial type='pty'/><serial type='pty'/>`):                            "serial port 4",
 		q35(`<channel type='unix'><target type='guestfwd' address='10.0.2.1' port='1'/></channel>`):                                            "guestfwd",
 		fmt.Sprintf(shell, "qemu", "<features><hyperv><vendor_id state='on' value='a,b'/></hyperv></features>", "q35", ""):                     "without commas",
 		fmt.Sprintf(shell, "qemu", "<sysinfo type='fwcfg'><entry name='etc/e820'>x</entry></sysinfo>", "q35", ""):                              "begin with opt/",
@@ -71,6 +69,39 @@ func TestRefusals(t *testing.T) {
 		}
 		if kind := fault.Of(err); err != nil && kind != fault.Unsupported && kind != fault.Invalid && kind != fault.NoCapacity {
 			t.Errorf("%v is %s", err, kind)
+		}
+	}
+}
+
+// What libvirt lets be defined and cannot start is defined, and the start says what to do.
+func TestStart_RefusesWhatMayBeDefined(t *testing.T) {
+	c := testCapabilities(t)
+	const numa = `<maxMemory slots='2' unit='MiB'>512</maxMemory><vcpu current='1'>2</vcpu><cpu mode='custom' match='exact'><model>qemu64</model><numa><cell id='0' cpus='0-1' memory='65536' unit='KiB'/></numa></cpu>`
+	for doc, names := range map[string]string{
+		fmt.Sprintf(shell, "qemu", numa, "q35", `<memory model='dimm'><target><size unit='MiB'>64</size><node>0</node></target></memory>`):                                     "<features><acpi/></features>",
+		fmt.Sprintf(shell, "qemu", `<cpu mode='host-passthrough'/>`, "q35", ""):                                                                                                "host-passthrough needs domain type kvm",
+		fmt.Sprintf(shell, "qemu", "", "pc", `<disk type='file' device='cdrom'><target dev='hda' bus='ide'/><address type='drive' controller='0' bus='0' unit='2'/></disk>`):   "units 0 and 1",
+		fmt.Sprintf(shell, "qemu", "", "q35", `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/><address type='drive' controller='0' bus='0' unit='6'/></disk>`): "units 0 to 5",
+		fmt.Sprintf(shell, "qemu", "", "q35", strings.Repeat(`<serial type='pty'/>`, 5)):                                                                                       "use pci-serial",
+	} {
+		def, err := understand(doc, c)
+		if err != nil {
+			t.Errorf("%q cannot be defined: %v", doc, err)
+			continue
+		}
+		AssignAliases(def)
+		if _, err := Arguments(testPlan(def, c, t.TempDir())); !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), names) {
+			t.Errorf("the start is not refused for %q: %v", names, err)
+		}
+	}
+}
+
+// A binary for i686 serves guests of that architecture only, and one for x86_64 both.
+func TestArchitectures(t *testing.T) {
+	for binary, runs := range map[string][2]bool{"i386": {true, false}, "x86_64": {true, true}, "aarch64": {false, false}} {
+		c := &Capabilities{Arch: binary}
+		if got := [2]bool{c.Runs("i686"), c.Runs("x86_64")}; got != runs {
+			t.Errorf("a binary for %s runs i686 and x86_64: %v", binary, got)
 		}
 	}
 }
