@@ -1,0 +1,46 @@
+package conformance
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestDefinitionsThatContradictThemselves are refused by virsh define, create and
+// attach-device alike, in words that say what to change.
+func TestDefinitionsThatContradictThemselves(t *testing.T) {
+	needs(t)
+	d := start(t)
+	guest := func(name, top, devices string) string {
+		return d.file(t, name+".xml", "<domain type='qemu'><name>"+name+"</name><memory unit='MiB'>64</memory>"+top+
+			"<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>"+devices+"</devices></domain>")
+	}
+	const readOnly = "<disk type='file' device='disk'><source file='/nowhere'/><target dev='sda' bus='sata'/><readonly/></disk>"
+	for _, c := range []struct{ name, top, devices, says string }{
+		{"readonly", "", readOnly, "readonly sata disks are not supported; use bus virtio or scsi"},
+		{"tpms", "", strings.Repeat("<tpm model='tpm-tis'><backend type='emulator' version='2.0'/></tpm>", 2), "a guest has one TPM"},
+		{"auto", "<vcpu placement='auto'>1</vcpu>", "", `vcpu/@placement and numatune/memory/@placement "auto" are not built`},
+		{"part", "<features><xen><e820_host state='on'/></xen></features>", "", "not supported: features/xen; leave it out"},
+	} {
+		for _, verb := range []string{"define", "create"} {
+			contains(t, verb+" "+c.name, d.refuse(t, verb, guest(c.name, c.top, c.devices)), c.says)
+		}
+	}
+	contains(t, "a call that is not built", d.refuse(t, "iface-begin"), "virsh iface-begin is not built; use the host's own network configuration")
+
+	// What may be defined for another host is refused at the start.
+	d.virsh(t, "define", guest("passed", "<cpu mode='host-passthrough'/>", ""))
+	contains(t, "the start", d.refuse(t, "start", "passed"), "unsupported configuration", "host-passthrough needs domain type kvm")
+	contains(t, "a plug into its config", d.refuse(t, "attach-device", "passed", d.file(t, "disk.xml", readOnly), "--config"), "readonly sata disks")
+	d.virsh(t, "undefine", "passed")
+}
+
+// TestGuestOfI686 runs on the emulator of its own architecture, which capabilities tell.
+func TestGuestOfI686(t *testing.T) {
+	needs(t)
+	d := start(t)
+	contains(t, "capabilities", d.virsh(t, "capabilities"), "<arch name='i686'>", "<wordsize>32</wordsize>")
+	d.virsh(t, "create", "--paused", d.file(t, "old.xml",
+		"<domain type='qemu'><name>old</name><memory unit='MiB'>64</memory><os><type arch='i686' machine='pc'>hvm</type></os></domain>"))
+	contains(t, "its definition", d.virsh(t, "dumpxml", "old"), "<emulator>/usr/bin/qemu-system-i386</emulator>", "qemu32")
+	d.virsh(t, "destroy", "old")
+}
