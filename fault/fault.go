@@ -72,9 +72,9 @@ type Subject int
 const (
 	Call Subject = iota
 	Domain
-	XML    // a document that does not parse or does not validate
+	XML       // a document that does not parse or does not validate
 	XMLDetail // values of a document that contradict each other
-	Config // a definition that parses and cannot be built
+	Config    // a definition that parses and cannot be built
 	Device
 	Network
 	Pool

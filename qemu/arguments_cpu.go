@@ -127,7 +127,7 @@ func (b *builder) isDisabled(feature string) bool {
 
 // unnamed are features that libvirt knows and QEMU does not: it has them or not
 // with others.
-var unnamed = []string{"cmt", "mbm-total", "mbm-local", "osxsave", "ospke"}
+var unnamed = []string{"cmt", "mbm-total", "mbm-local", "osxsave", "ospke", "pconfig"}
 
 // featureName is QEMU's name for a feature by libvirt's.
 func featureName(name string) string {
@@ -211,7 +211,7 @@ func (b *builder) cpuExtras() (list, error) {
 	case "emulate":
 		words.add("phys-bits", strconv.FormatUint(uint64(cpu.MaxPhysBits), 10))
 	}
-	if err := cacheWords(&words, cpu.Cache); err != nil {
+	if err := cacheWords(&words, &cpu); err != nil {
 		return nil, err
 	}
 	return words, b.hyperV(&words)
@@ -225,19 +225,27 @@ func only(s device.Switch) device.Switch {
 	return device.Unset
 }
 
-func cacheWords(words *list, c *domain.CPUCache) error {
+// cacheWords say which cache the guest sees. Only a processor that is all of the host's
+// can have the host's, and only its model knows the word for it.
+func cacheWords(words *list, cpu *domain.CPU) error {
+	c := cpu.Cache
 	if c == nil {
 		return nil
 	}
+	hosts := cpu.Mode == "host-passthrough" || cpu.Mode == "maximum"
 	switch {
 	case c.Mode == "emulate" && c.Level == 3:
-		words.raw("l3-cache=on", "host-cache-info=off")
+		words.raw("l3-cache=on")
 	case c.Mode == "passthrough" && c.Level < 0:
 		words.raw("host-cache-info=on", "l3-cache=off")
+		return nil
 	case c.Mode == "disable" && c.Level < 0:
-		words.raw("host-cache-info=off", "l3-cache=off")
+		words.raw("l3-cache=off")
 	default:
 		return unsupported("CPU cache mode %q with level %d is not built", c.Mode, c.Level)
+	}
+	if hosts {
+		words.raw("host-cache-info=off")
 	}
 	return nil
 }
