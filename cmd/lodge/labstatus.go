@@ -17,13 +17,13 @@ import (
 // How runs of the lab end, besides what other commands say: they went on to their end,
 // and not all of it was well.
 const (
-	labSkipped client.Status = client.WasCancelled + 1 + iota
-	labFailed
+	labSkipped client.Status = record.StatusSkipped
+	labFailed  client.Status = record.StatusFailed
 )
 
 const labStatuses = `The exit status is 0 when all was done, 1 when the run could not go on, 2 when it
 was called wrongly, 3 when it was interrupted, 4 when it came to its end and
-something was skipped that cannot be done here, 5 when something in it failed: a
+something that was asked for was skipped because it cannot be done here, 5 when something in it failed: a
 guest did not boot, a service died, a client met errors, or the books of a load and
 of its server, or the clocks, do not agree. Bounds that were broken, loads that did
 not become steady, steps left out by --fit, and daemons that block in a storm are
@@ -61,10 +61,7 @@ func stormEnding(c *cobra.Command, run *storm.Run, err error) error {
 	if err != nil {
 		return labError(c, err)
 	}
-	var reasons []string
-	for _, s := range run.Skipped {
-		reasons = append(reasons, s.Reason)
-	}
+	reasons := run.Shortcomings()
 	return labTroubles(len(reasons), 0, reasons)
 }
 

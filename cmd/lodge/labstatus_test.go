@@ -79,6 +79,14 @@ func TestHowARunOfTheLabEnds(t *testing.T) {
 }
 
 func TestHowAStormEnds(t *testing.T) {
+	unasked := &storm.Run{Header: storm.Header{Schema: storm.Schema}, Skipped: []storm.Skipped{{Reason: "nobody to kill", Unasked: true}}}
+	dir := t.TempDir()
+	if err := unasked.Save(filepath.Join(dir, campaign.StormValues)); err != nil {
+		t.Fatal(err)
+	}
+	if got, says := ended(t.Context(), t, dir, nil); got != client.AllDone {
+		t.Errorf("what nobody asked for is skipped: %d, %q", got, says)
+	}
 	for reasons, want := range map[int]client.Status{0: client.AllDone, 1: labSkipped, 9: labSkipped} {
 		dir, run := t.TempDir(), &storm.Run{Header: storm.Header{Schema: storm.Schema}}
 		for i := range reasons {

@@ -27,8 +27,9 @@ type stormFlags struct {
 	values, html                       string
 }
 
-func labStormCommand() *cobra.Command {
-	var s stormFlags
+func labStormCommand() *cobra.Command { return new(stormFlags).command() }
+
+func (s *stormFlags) command() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "storm --target NAME=ADDRESS...",
 		Short: "Do to daemons at once what hosts with hundreds of guests do, and compare them",
@@ -42,7 +43,8 @@ Scenarios:
   define    define and undefine guests
   stats     statistics of all guests, also while a tenth of their QEMUs is stopped
   wedge     calls while a tenth of the QEMUs is stopped and 25 callers hang on them
-  adopt     the daemon is killed and started again (wants --daemon)
+  adopt     the daemon is killed and started again (wants --daemon; without that
+            it is left out of "all" and of --mini)
   save      managed save, and start from it
   connect   connections made and dropped
   same      many clients on one and the same guest
@@ -114,6 +116,7 @@ func (s *stormFlags) complete(c *cobra.Command) error {
 	if s.Targets, err = namedTargets(s.targets, s.daemons); err != nil {
 		return err
 	}
+	s.Log = slog.New(slog.NewTextHandler(c.ErrOrStderr(), nil))
 	if s.Plan, err = s.plan(); err != nil {
 		return err
 	}
@@ -121,13 +124,18 @@ func (s *stormFlags) complete(c *cobra.Command) error {
 		s.Seed = rand.Uint64()
 	}
 	s.Version = version
-	s.Log = slog.New(slog.NewTextHandler(c.ErrOrStderr(), nil))
 	return nil
 }
 
 func (s *stormFlags) plan() (plan []storm.Step, err error) {
+	kills := len(s.daemons) > 0
 	if len(s.steps) == 0 {
-		return storm.Plan(s.scenarios, s.guests, s.disks)
+		if slices.Contains(s.scenarios, "all") {
+			if s.scenarios = storm.Names(kills); !kills {
+				s.Log.Info("adopt is left out: it kills a daemon and starts it again, and --daemon names none")
+			}
+		}
+		plan, err = storm.Plan(s.scenarios, s.guests, s.disks)
 	}
 	for _, text := range s.steps {
 		step, err := storm.ParseStep(text)
@@ -136,7 +144,10 @@ func (s *stormFlags) plan() (plan []storm.Step, err error) {
 		}
 		plan = append(plan, step)
 	}
-	return plan, nil
+	if !kills && slices.ContainsFunc(plan, func(step storm.Step) bool { return step.Scenario == storm.Adopt }) {
+		return nil, unusable(errors.New("adopt kills the daemon and starts it again: name its command with --daemon NAME=COMMAND, or leave adopt out"))
+	}
+	return plan, err
 }
 
 // shrink makes the defaults of flags small.

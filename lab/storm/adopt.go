@@ -16,6 +16,9 @@ import (
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
+// errSpared is why a daemon is not killed.
+var errSpared = fault.New(fault.Unsupported, fault.Host, "the lab has not started this daemon, so it does not kill it")
+
 // adopt kills the daemon while all guests run, and takes the times from the end
 // of the old process until another one answers, until it has told the state of
 // each guest (which may come from a file), and until each has also obeyed: a
@@ -27,7 +30,7 @@ func (t *turn) adopt(ctx context.Context) error {
 		return fault.New(fault.Unsupported, fault.Host, "the daemon is not killed: %s", t.target.unseen)
 	}
 	if t.target.service == nil || t.target.pid == 0 {
-		return fault.New(fault.Unsupported, fault.Host, "the lab has not started this daemon, so it does not kill it")
+		return errSpared
 	}
 	n := t.cell.Guests
 	if err := t.quietly(ctx, 0, n, t.define, t.start); err != nil {

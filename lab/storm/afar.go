@@ -142,7 +142,7 @@ func (t *turn) tellUnseen() {
 	switch t.cell.Scenario {
 	case Start, Thousand, Connect:
 		if t.target.Kind == Daemon && t.target.pid == 0 {
-			t.run.Skipped = append(t.run.Skipped, Skipped{t.cell, "the daemon's own memory, processor time and files are not measured: " + t.target.unseen})
+			t.run.Skipped = append(t.run.Skipped, Skipped{Cell: t.cell, Reason: "the daemon's own memory, processor time and files are not measured: " + t.target.unseen, Unasked: true})
 		}
 	default:
 	}

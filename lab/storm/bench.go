@@ -149,6 +149,12 @@ func (b *bench) turns(ctx context.Context) error {
 	return nil
 }
 
+// restarts tells whether the lab has started any of the daemons: only those are meant to be
+// killed.
+func (b *bench) restarts() bool {
+	return slices.ContainsFunc(b.targets, func(t *target) bool { return t.Start != "" })
+}
+
 // order is that in which the targets have their turns: drawn anew each time.
 func (b *bench) order() []*target {
 	order := slices.Clone(b.targets)
@@ -169,6 +175,6 @@ func (b *bench) one(ctx context.Context, t *target, step Step, cell Cell) {
 	if err == nil || ctx.Err() != nil && !errors.Is(err, errLeft) {
 		return
 	}
-	b.run.Skipped = append(b.run.Skipped, Skipped{cell, err.Error()})
+	b.run.Skipped = append(b.run.Skipped, Skipped{Cell: cell, Reason: err.Error(), Unasked: errors.Is(err, errSpared) && b.restarts()})
 	b.Log.Warn("not finished", "target", t.Name, "scenario", cell.Scenario, "guests", cell.Guests, "disks", cell.Disks, "reason", err)
 }

@@ -18,6 +18,17 @@ const (
 	mostDisks  = 60
 )
 
+// Names are those of all scenarios. One kills daemons: it is among them only where the lab
+// may do that.
+func Names(kills bool) (names []string) {
+	for _, s := range all {
+		if kills || s != Adopt {
+			names = append(names, string(s))
+		}
+	}
+	return names
+}
+
 // Plan makes steps of scenarios' names ("all" is each) and numbers of guests.
 // Disks count where starts or definitions are what is measured. A scenario that
 // needs no guests, or more than are given, has the one step that it can.
@@ -29,10 +40,7 @@ func Plan(scenarios []string, guests, disks []int) ([]Step, error) {
 		return nil, fault.New(fault.Invalid, fault.Call, "numbers of disks are from 0 to %d", mostDisks)
 	}
 	if slices.Contains(scenarios, "all") {
-		scenarios = nil
-		for _, s := range all {
-			scenarios = append(scenarios, string(s))
-		}
+		scenarios = Names(true)
 	}
 	var plan []Step
 	for _, name := range scenarios {

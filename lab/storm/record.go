@@ -222,6 +222,19 @@ type Blocked struct {
 type Skipped struct {
 	Cell
 	Reason string `json:"reason"`
+	// Unasked tells that nobody asked for it by name: it is told, and is no shortcoming
+	// of the run.
+	Unasked bool `json:"unasked,omitempty"`
+}
+
+// Shortcomings are the reasons for which something that was asked for was not measured.
+func (r *Run) Shortcomings() (reasons []string) {
+	for _, s := range r.Skipped {
+		if !s.Unasked {
+			reasons = append(reasons, s.Reason)
+		}
+	}
+	return reasons
 }
 
 // Ending is what is known after the last value.
