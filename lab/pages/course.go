@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -49,7 +50,7 @@ func (f *facts) course(load, step string) (drawing, bool) {
 		l.Series = append(l.Series, s)
 		l.Events = append(l.Events, f.marks(turn, began, points[len(points)-1].X)...)
 	}
-	l.Events = append(f.firsts(step, l.Series), l.Events...)
+	l.Events = append(f.firsts(step, l.Series), gathered(l.Events, len(l.Series))...)
 	return ofLines(l), len(l.Series) > 0
 }
 
@@ -89,11 +90,27 @@ func (f *facts) at(step string) string {
 func (f *facts) marks(turn record.Turn, began time.Time, until float64) (all []plot.Mark) {
 	for _, e := range f.events(record.Change, "") {
 		if at := e.Time.Sub(began).Seconds(); e.Turn == turn && e.Guest != "" && at >= 0 && at <= until {
-			words := e.Text
-			if len(f.run.Plan.InGuests()) > 1 {
-				words += ", " + e.Arm
-			}
-			all = append(all, plot.Mark{At: at, Name: plain(strings.TrimSpace(words))})
+			all = append(all, plot.Mark{At: at, Name: plain(strings.TrimSpace(e.Text))})
+		}
+	}
+	return all
+}
+
+// together is how near to each other the same thing is done in several arms, s, to be
+// drawn as one.
+const together = 3.0
+
+// gathered makes one mark of what was done in all arms about the same time. Marks of one
+// arm stay as they are.
+func gathered(marks []plot.Mark, arms int) (all []plot.Mark) {
+	if arms < 2 {
+		return marks
+	}
+	slices.SortStableFunc(marks, func(a, b plot.Mark) int { return cmp.Compare(a.At, b.At) })
+	for _, m := range marks {
+		same := func(one plot.Mark) bool { return one.Name == m.Name && m.At-one.At < together }
+		if !slices.ContainsFunc(all, same) {
+			all = append(all, m)
 		}
 	}
 	return all

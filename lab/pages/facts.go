@@ -40,7 +40,7 @@ type facts struct {
 	lines   []line
 
 	failedBefore float64         // operations outside of the windows
-	unoffered    map[string]bool // open loads whose record is of the older form
+	unoffered    map[string]bool // open loads whose record does not tell what was offered
 
 	seconds     map[record.Turn][]record.Sample // of time lines, of operations that count
 	telemetry   map[record.Turn][]record.Telemetry
@@ -70,7 +70,7 @@ func load(dir string) (*facts, error) {
 func newFacts(run *record.Run) (*facts, error) {
 	f := &facts{
 		run: run, streams: map[stream]*sums{}, times: map[timed]*hdrhistogram.Histogram{},
-		unoffered: map[string]bool{}, known: map[name]*flow{}, steps: map[string][]stream{}, ops: map[string]map[string]bool{},
+		known: map[name]*flow{}, steps: map[string][]stream{}, ops: map[string]map[string]bool{},
 	}
 	if err := f.gather(); err != nil {
 		return nil, err

@@ -122,6 +122,7 @@ func (f *facts) gather() error {
 		}
 	}
 	f.sort()
+	f.unoffered = f.withoutOffers()
 	for _, h := range f.run.Histograms {
 		if h.Metric == record.MetricService && f.run.Older() {
 			f.unoffered[h.Labels["load"]] = true // only open loads have a time of service
@@ -142,6 +143,21 @@ func (f *facts) gather() error {
 		}
 	}
 	return nil
+}
+
+// withoutOffers are the open loads of which the record does not hold what was offered: an
+// agent of an older image did not tell it.
+func (f *facts) withoutOffers() map[string]bool {
+	lacks := map[string]bool{}
+	for _, l := range f.run.Plan.Loads {
+		lacks[l.Name] = l.Open
+	}
+	for s, sums := range f.streams {
+		if sums.open {
+			delete(lacks, s.load)
+		}
+	}
+	return lacks
 }
 
 // sort puts streams where they are looked for.

@@ -156,6 +156,7 @@ func (f *facts) small(step string) plot.Multiples {
 		m.Kinds = append(m.Kinds, k)
 		m.Events = append(m.Events, f.marks(turn, f.began(turn), f.length(turn))...)
 	}
+	m.Events = gathered(m.Events, len(f.run.Plan.Arms))
 	return m
 }
 

@@ -83,7 +83,7 @@ func (f *facts) addUp() (said []string) {
 				continue
 			}
 			if f.unoffered[load] && len(last.tiles) > 1 {
-				said = append(said, fmt.Sprintf("%s: the record is of an older form and does not hold what was offered, so neither its shares nor how it adds up can be told.", load))
+				said = append(said, fmt.Sprintf("%s: the record does not hold what was offered, because an older lab or an older image of guests made it. So neither its shares nor how it adds up can be told.", load))
 				break
 			}
 			r := stats.MedianRatio(last.rates, first.rates)

@@ -91,4 +91,14 @@ func (c *canvas) legend(keys []key) float64 {
 	return y + 10
 }
 
+// fitted cuts words to a width. The whole of them stands in the picture's legend or table.
+func fitted(words string, room float64) string {
+	letters := []rune(words)
+	most := max(int(room/letter), 1)
+	if len(letters) <= most {
+		return words
+	}
+	return strings.TrimSpace(string(letters[:most-1])) + "…"
+}
+
 func wideAs(words string) float64 { return letter * float64(utf8.RuneCountInString(words)) }

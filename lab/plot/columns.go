@@ -19,6 +19,8 @@ type Columns struct {
 	Groups []Group
 	Marks  []Mark
 	Part   string // what a part is, as "tile": parts are numbered from 1
+
+	noted bool // columns have their values above them
 }
 
 const (
@@ -42,6 +44,7 @@ func (p Columns) SVG() template.HTML {
 		c.stroke(a.left, at, a.right, at, "grid")
 		c.text(a.left-7, at+4, "", "end", axis.format(t))
 	}
+	p.noted = p.notesFit(a)
 	each := (a.right - a.left) / float64(max(len(p.Groups), 1))
 	wide := min(widest, (each-6)/float64(max(len(p.Kinds), 1)))
 	for i, g := range p.Groups {
@@ -62,6 +65,18 @@ func (p Columns) SVG() template.HTML {
 	c.stroke(a.left, a.bottom, a.right, a.bottom, "axis")
 	c.text((a.left+a.right)/2, a.bottom+37, "", "middle", p.Along)
 	return c.svg(p.ID, p.Title, p.About, a.bottom+44)
+}
+
+// notesFit tells whether each column has room for its value above it.
+func (p Columns) notesFit(a area) bool {
+	columns := len(p.Groups) * len(p.Kinds)
+	longest := 0.0
+	for _, g := range p.Groups {
+		for _, bar := range g.Bars {
+			longest = max(longest, wideAs(bar.Note))
+		}
+	}
+	return columns <= manyNote && longest <= min(widest, (a.right-a.left)/float64(max(columns, 1)))
 }
 
 // names writes those of the groups, as many as there is room for.
@@ -109,7 +124,7 @@ func (p Columns) column(c *canvas, a area, axis span, left, wide float64, b Bar,
 		c.put(`<path d="M%.1f %.1fh8M%.1f %.1fV%.1fM%.1f %.1fh8" class="whisker"/>`, middle-4, low, middle, low, high, middle-4, high)
 		top = min(top, high)
 	}
-	if len(p.Groups)*len(p.Kinds) <= manyNote {
+	if p.noted {
 		c.text(middle, top-6, "name", "middle", note)
 	}
 }

@@ -16,7 +16,7 @@ type Lines struct {
 	X, Y   Axis
 	Series []Series
 	Marks  []Mark
-	Events []Mark // what happened at an X: upright, where Marks lie
+	Events []Mark // what happened at an X: upright, with its name above the lines
 }
 
 // Series is one line.
@@ -58,9 +58,12 @@ func (l Lines) SVG() template.HTML {
 		}})
 		longest = max(longest, wideAs(s.Name)*bold)
 	}
-	top := c.legend(keys) + row + 8
-	a := area{left: y.room(58), top: top, right: width - 14 - min(longest, 170), bottom: top + 260}
-	c.text(4, top-13, "", "start", l.Y.Label)
+	named := c.legend(keys) + row + 8
+	a := area{left: y.room(58), right: width - 14 - min(longest, mostLabel)}
+	flags := l.flags(a, x)
+	a.top = named + row*float64(rowsOf(flags))
+	a.bottom = a.top + 260
+	c.text(4, named-13, "", "start", l.Y.Label)
 	l.grid(&c, a, x, y)
 	for _, s := range l.Series {
 		c.put(`<g class="look%d">`, s.Look)
@@ -68,7 +71,7 @@ func (l Lines) SVG() template.HTML {
 		c.put("</g>")
 	}
 	l.marks(&c, a, y)
-	l.events(&c, a, x)
+	raise(&c, flags, a, named)
 	l.labels(&c, a, x, y)
 	return c.svg(l.ID, l.Title, l.About, a.bottom+44)
 }
@@ -185,26 +188,73 @@ func (l Lines) marks(c *canvas, a area, y span) {
 	}
 }
 
-// events are named below each other, so that those of one moment can be read.
-func (l Lines) events(c *canvas, a area, x span) {
-	for i, e := range l.Events {
-		at := a.x(x.at(e.At))
-		c.stroke(at, a.top, at, a.bottom, "mark")
-		c.text(at+5, a.top+12+row*float64(i%8), "name", "start", e.Name)
+// flag names what happened at a moment, above the lines and not on them.
+type flag struct {
+	at, from, to float64 // the moment, and what its name takes, in the picture
+	row          int     // from above
+	anchor, name string
+}
+
+// flags puts names beside each other as long as there is room, and else below.
+func (l Lines) flags(a area, x span) (all []flag) {
+	events := slices.SortedStableFunc(slices.Values(l.Events), func(m, n Mark) int { return cmp.Compare(m.At, n.At) })
+	for _, e := range events {
+		f := flag{at: a.x(x.at(e.At)), anchor: "start", name: fitted(e.Name, width-16)}
+		f.from, f.to = f.at+5, f.at+5+wideAs(f.name)
+		if f.to > width-4 {
+			f.from, f.to, f.anchor = f.at-5-wideAs(f.name), f.at-5, "end"
+		}
+		if f.from < 4 { // it is longer than either side
+			f.from, f.to, f.anchor = 4, 4+wideAs(f.name), "start"
+		}
+		for slices.ContainsFunc(all, f.meets) {
+			f.row++
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// meets tells whether two lie on each other.
+func (f flag) meets(other flag) bool {
+	return f.row == other.row && min(f.at, f.from) < other.to+8 && min(other.at, other.from) < f.to+8
+}
+
+func rowsOf(flags []flag) (rows int) {
+	for _, f := range flags {
+		rows = max(rows, f.row+1)
+	}
+	return rows
+}
+
+// raise draws the lines first, so that names are read where a line goes through them.
+func raise(c *canvas, flags []flag, a area, top float64) {
+	for _, f := range flags {
+		c.stroke(f.at, top+row*float64(f.row)-10, f.at, a.bottom, "mark")
+	}
+	for _, f := range flags {
+		at := f.from
+		if f.anchor == "end" {
+			at = f.to
+		}
+		c.text(at, top+row*float64(f.row), "name", f.anchor, f.name)
 	}
 }
+
+// mostLabel is the room for the names at the ends of lines.
+const mostLabel = 170.0
 
 // labels names each line at its end, and keeps the names apart.
 func (l Lines) labels(c *canvas, a area, x, y span) {
 	type label struct {
-		of   Series
-		x, y float64
+		of Series
+		y  float64
 	}
 	var all []label
 	for _, s := range l.Series {
 		for _, p := range slices.Backward(s.Points) {
 			if x.shows(p.X) && y.shows(p.Y) {
-				all = append(all, label{s, a.x(x.at(p.X)), a.y(y.at(p.Y))})
+				all = append(all, label{s, a.y(y.at(p.Y))})
 				break
 			}
 		}
@@ -221,7 +271,7 @@ func (l Lines) labels(c *canvas, a area, x, y span) {
 		n.y = min(n.y, lowest)
 		lowest = n.y - (row - 2)
 		c.put(`<g class="look%d">`, n.of.Look)
-		c.text(n.x+9, n.y+4, "label", "start", n.of.Name)
+		c.text(a.right+9, n.y+4, "label", "start", fitted(n.of.Name, mostLabel/bold))
 		c.put("</g>")
 	}
 }

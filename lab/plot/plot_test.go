@@ -3,8 +3,10 @@ package plot
 import (
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -289,6 +291,59 @@ func TestLabelsKeepApart(t *testing.T) {
 	for i := range at[1:] {
 		if at[i+1]-at[i] < 13 {
 			t.Errorf("labels at %v", at)
+		}
+	}
+}
+
+// The names of what happened stand above the lines, and not on each other, however many
+// arms did it at once.
+func TestEvents_NamesStandAboveTheLines(t *testing.T) {
+	l := Lines{ID: "a", Series: []Series{{Name: "an arm with a name that is too long for its room at the end", Look: Blue, Points: []Point{{0, 1, 0, 0}, {50, 9, 0, 0}}}}}
+	for _, at := range []float64{10, 25, 25.2, 25.4, 48, 49} {
+		l.Events = append(l.Events, Mark{At: at, Name: fmt.Sprintf("vcpus 2, an arm at %v", at)})
+	}
+	svg := string(l.SVG())
+	type box struct{ left, right, y float64 }
+	var all []box
+	highest := math.Inf(1)
+	for part := range strings.SplitSeq(svg, "<text ") {
+		words, _, _ := strings.Cut(part, "</text>")
+		head, words, _ := strings.Cut(words, ">")
+		var x, y float64
+		if _, err := fmt.Sscanf(head, `x="%f" y="%f"`, &x, &y); err != nil {
+			continue
+		}
+		b := box{x, x + wideAs(words), y}
+		if strings.Contains(head, `"end"`) {
+			b = box{x - wideAs(words), x, y}
+		}
+		switch {
+		case strings.HasPrefix(words, "vcpus"):
+			all = append(all, b)
+		case strings.Contains(head, `class="label"`):
+			if !strings.HasSuffix(words, "…") || b.right > width {
+				t.Errorf("a line is named %q up to %v", words, b.right)
+			}
+		}
+	}
+	for _, found := range regexp.MustCompile(`y1="([0-9.]+)"[^>]*class="grid"`).FindAllStringSubmatch(svg, -1) {
+		y, err := strconv.ParseFloat(found[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		highest = min(highest, y)
+	}
+	if len(all) != len(l.Events) {
+		t.Fatalf("%d names of %d events", len(all), len(l.Events))
+	}
+	for i, one := range all {
+		if one.y > highest || one.left < 0 || one.right > width {
+			t.Errorf("a name lies at %+v, and the lines begin at %v", one, highest)
+		}
+		for _, other := range all[:i] {
+			if one.y == other.y && one.left < other.right && other.left < one.right {
+				t.Errorf("names lie on each other: %+v and %+v", one, other)
+			}
 		}
 	}
 }

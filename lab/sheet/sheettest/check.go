@@ -17,7 +17,7 @@ import (
 const photographs = "LODGE_PHOTOGRAPHS"
 
 // Check opens a page in every view, and fails the test where its pictures, at least
-// so many, cannot be seen, where words are cut off or broken, where the page is wider than its
+// so many, cannot be seen, where words are cut off, broken or on each other, where the page is wider than its
 // window, and where it complains or asks anybody for anything.
 func (b *Browser) Check(t *testing.T, file, name string, pictures int) {
 	t.Helper()
@@ -33,6 +33,9 @@ func (b *Browser) Check(t *testing.T, file, name string, pictures int) {
 		}
 		if len(l.Cut) > 0 {
 			t.Errorf("%s: words reach out of their pictures: %q", where, l.Cut)
+		}
+		if len(l.Collide) > 0 {
+			t.Errorf("%s: words of pictures lie on each other: %q", where, l.Collide)
 		}
 		if len(l.Broken) > 0 {
 			t.Errorf("%s: words of tables are broken: %q", where, l.Broken)

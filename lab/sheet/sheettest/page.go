@@ -122,13 +122,14 @@ type Look struct {
 	Pictures int      //
 	Empty    []string // pictures without marks or without room
 	Cut      []string // words that reach out of their picture
+	Collide  []string // words of a picture that lie on each other
 	Broken   []string // words of tables that go on in another line
 	Ground   string   // colour
 	Ink      string
 }
 
 const look = `(() => {
-	const all = [...document.querySelectorAll("svg.plot")], empty = [], cut = [];
+	const all = [...document.querySelectorAll("svg.plot")], empty = [], cut = [], collide = [];
 	for (const svg of all) {
 		const box = svg.getBoundingClientRect(), name = svg.querySelector("title").textContent;
 		const marks = [...svg.querySelectorAll(".line,.fill,.pale,.dot,.cell,.band")].filter(m => { const b = m.getBBox(); return b.width + b.height > 0; });
@@ -136,6 +137,13 @@ const look = `(() => {
 		for (const words of svg.querySelectorAll("text")) {
 			const b = words.getBoundingClientRect();
 			if (b.left < box.left - 2 || b.right > box.right + 2 || b.top < box.top - 2 || b.bottom > box.bottom + 2) cut.push(name + ": " + words.textContent);
+		}
+		// Slanted words have room around them that is not theirs.
+		const upright = [...svg.querySelectorAll("text:not([transform])")].filter(t => t.textContent.trim()).map(t => ({words: t.textContent, box: t.getBoundingClientRect()}));
+		const slack = 3 * box.width / 720; // letters do not fill their boxes
+		for (let i = 0; i < upright.length; i++) for (let j = i + 1; j < upright.length; j++) {
+			const a = upright[i].box, b = upright[j].box;
+			if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > slack && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1.4 * slack) collide.push(name + ": " + upright[i].words + " on " + upright[j].words);
 		}
 	}
 	const broken = [], range = document.createRange();
@@ -150,7 +158,7 @@ const look = `(() => {
 		}
 	}
 	const body = getComputedStyle(document.body);
-	return {Wide: document.documentElement.scrollWidth - document.documentElement.clientWidth, Pictures: all.length, Empty: empty, Cut: cut, Broken: broken, Ground: body.backgroundColor, Ink: body.color};
+	return {Wide: document.documentElement.scrollWidth - document.documentElement.clientWidth, Pictures: all.length, Empty: empty, Cut: cut, Collide: collide, Broken: broken, Ground: body.backgroundColor, Ink: body.color};
 })()`
 
 // Look looks at the page.
