@@ -7,7 +7,7 @@
 # make fuzz    every fuzz target for DURATION (1h) each, or for TOTAL all together; what they learn is kept in test/corpus, the hours in docs/fuzzing.md
 # make up      a running lodged with a tile of eight booted guests
 # make down    the end of that
-# make lab-image  the guest that the lab's workloads run in (once, about two minutes)
+# make lab-image  the guest that the lab's workloads run in (once, about two minutes), put where `lodge lab run` looks
 # make lab-mini   a tile, the shop, disks and an added processor on emulated guests, counted on both sides
 # make lab-compare  docs/lab/compare.md measured anew: the lab's scenarios at lodged and at libvirt's own daemon
 # make bench   docs/figures.md measured anew, with libvirt's own daemon beside
@@ -68,9 +68,14 @@ guest: bin/lodge-guest
 	@scripts/need xz-utils grub-common grub-pc-bin e2fsprogs
 	$(GO) run ./guestimage/build -cache $(CACHE)/guest -agent $< -disk
 
+# Where `lodge lab run` looks for it, unless --images says otherwise.
+LAB_IMAGES ?= /var/lib/lodge-lab/images
+
 lab-image: build
 	@scripts/need mmdebstrap erofs-utils e2fsprogs debian-archive-keyring
 	$(GO) run ./lab/image/build -cache $(CACHE)/lab -agent bin/lodge-lab-agent
+	@mkdir -p $(LAB_IMAGES) && ln -sfn $(CACHE)/lab/current $(LAB_IMAGES)/current || \
+		echo "$(LAB_IMAGES) cannot be written: give lodge lab run --images $(CACHE)/lab"
 
 lab-mini: lab-image
 	@scripts/need $(HOST_PACKAGES) tini

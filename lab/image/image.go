@@ -62,7 +62,7 @@ const (
 func Find(cache string) (Image, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Join(cache, current))
 	if errors.Is(err, fs.ErrNotExist) {
-		return Image{}, fault.New(fault.NotFound, fault.Host, "there is no guest image of the lab's in %s: make one with lodge lab image, or make lab-image", cache)
+		return Image{}, fault.New(fault.NotFound, fault.Host, "there is no guest image of the lab's in %s: make one with lodge lab image, or with make lab-image in the sources; or name another folder with --images", cache)
 	}
 	if err != nil {
 		return Image{}, fmt.Errorf("cannot find the lab's guest image: %w", err)

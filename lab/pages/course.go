@@ -27,7 +27,7 @@ func (f *facts) course(load, step string) (drawing, bool) {
 	m := f.measure(load)
 	l := plot.Lines{
 		Title: "Course of " + plain(load) + f.at(step),
-		About: "The first repetition, second by second, all tiles together: what ended in each, whenever it was meant to begin. With the warm-up, the end of which is marked, and what was done to guests.",
+		About: "The first repetition, second by second, all tiles together: what ended in each, whenever it was meant to begin. The end of the warm-up and what was done to guests are marked.",
 		X:     plot.Axis{Label: "seconds from the start of the load", Format: tick}, Y: plot.Axis{Label: "done in a second", Format: tick},
 	}
 	times := 1.0
