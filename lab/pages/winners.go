@@ -71,8 +71,10 @@ func (c *contest) clause(loads int) (clause, why string) {
 		return fmt.Sprintf("%s%s and %s are not told apart, and %s does %s", name, c.best(), c.ranking[1], c.best(), last.times("the last, "+c.ranking[end])), ""
 	case last.why != "":
 		return "", "no verdict (" + last.why + ")"
+	case last.settled():
+		return "", "no difference of more than " + percent(stats.Matters)
 	}
-	return "", "no difference worth a word"
+	return fmt.Sprintf("%snot settled: %s does %s, p %.2g", name, c.best(), last.times("the last, "+c.ranking[end]), last.P), ""
 }
 
 // times is a ratio to somebody, with its interval, and in how many places it is one:

@@ -9,7 +9,7 @@ import (
 // The double threshold of a finding.
 const (
 	Surely  = 0.01 // chance of a false alarm below which a difference is believed
-	Matters = 0.10 // part of the smaller by which two must differ to be worth a word
+	Matters = 0.10 // part of the smaller by which two must differ to matter
 )
 
 // Comparison is what may be said of one list of times or sizes beside another.
@@ -36,7 +36,7 @@ func ComparePairs(a, b []float64) Comparison {
 type Finding int
 
 // The findings. Same does not say that two things are equal: it says that no
-// difference worth a word was shown.
+// difference that matters was shown.
 const (
 	Same Finding = iota
 	Less

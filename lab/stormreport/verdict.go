@@ -7,19 +7,44 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/stats"
 	"github.com/lodge-kvm/lodge/lab/storm"
 )
 
 // verdict says in a few sentences what the numbers come to.
 func (f *facts) verdict(outcomes []outcome) []string {
-	all := []string{f.tally(outcomes)}
+	all := append(f.skippedInWords(), f.tally(outcomes))
 	for _, one := range []string{f.startsInWords(), f.stuckInWords(), f.noiseInWords(), f.troubleInWords()} {
 		if one != "" {
 			all = append(all, one)
 		}
 	}
 	return all
+}
+
+// mostReasons are said of many; a table has all of them.
+const mostReasons = 3
+
+// skippedInWords says what was asked for and is missing, before anything that went well.
+func (f *facts) skippedInWords() []string {
+	var reasons []string
+	cases := 0
+	for _, r := range f.runs {
+		for _, one := range r.Shortcomings() {
+			if cases++; !slices.Contains(reasons, one) {
+				reasons = append(reasons, one)
+			}
+		}
+	}
+	if cases == 0 {
+		return nil
+	}
+	words := strings.Join(reasons[:min(len(reasons), mostReasons)], "; ")
+	if more := len(reasons) - mostReasons; more > 0 {
+		words += fmt.Sprintf("; and %d more", more)
+	}
+	return []string{fmt.Sprintf("Something that was asked for was skipped (exit status %d), in %s: %s.", record.StatusSkipped, plural(cases, "turn", "turns"), words)}
 }
 
 func (f *facts) tally(outcomes []outcome) string {
