@@ -76,6 +76,7 @@ func (f *facts) addUp() (said []string) {
 		return nil
 	}
 	var pairs []pair
+	var untold []string
 	for _, load := range f.loadNames() {
 		for _, l := range f.lines {
 			first, last := f.ends(l, load)
@@ -83,7 +84,7 @@ func (f *facts) addUp() (said []string) {
 				continue
 			}
 			if f.unoffered[load] && len(last.tiles) > 1 {
-				said = append(said, fmt.Sprintf("%s: the record does not hold what was offered, because an older lab or an older image of guests made it. So neither its shares nor how it adds up can be told.", load))
+				untold = append(untold, load)
 				break
 			}
 			r := stats.MedianRatio(last.rates, first.rates)
@@ -104,6 +105,9 @@ func (f *facts) addUp() (said []string) {
 			p.what, p.unit = what, "1/s"
 			pairs = append(pairs, f.sane(p, first, last))
 		}
+	}
+	if len(untold) > 0 {
+		said = append(said, fmt.Sprintf("%s: the record does not hold what was offered, because an older lab or an older image of guests made it. So neither shares nor how tiles add up can be told.", strings.Join(untold, ", ")))
 	}
 	return append(said, under("Along "+f.shape.along, findings(weigh(pairs)))...)
 }

@@ -74,7 +74,8 @@ func (c *contest) clause(loads int) (clause, why string) {
 	case last.settled():
 		return "", "no difference of more than " + percent(stats.Matters)
 	}
-	return fmt.Sprintf("%snot settled: %s does %s, p %.2g", name, c.best(), last.times("the last, "+c.ranking[end]), last.P), ""
+	settles := strings.TrimSuffix(last.settles(), ".")
+	return fmt.Sprintf("%snot settled: %s does %s, p %.2g (%s)", name, c.best(), last.times("the last, "+c.ranking[end]), last.P, strings.ToLower(settles[:1])+settles[1:]), ""
 }
 
 // times is a ratio to somebody, with its interval, and in how many places it is one:
