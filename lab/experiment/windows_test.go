@@ -14,7 +14,7 @@ import (
 // second is an interval of an open load: what was offered in it, and what ended in it,
 // of itself and of earlier seconds.
 func openSecond(number int, offered, done int64, late map[int]int64) workload.Interval {
-	ops := func(n int64, took int64) map[string]workload.Count {
+	ops := func(n, took int64) map[string]workload.Count {
 		if n == 0 {
 			return nil
 		}

@@ -111,7 +111,7 @@ func (f *facts) remarks() map[figureName]string {
 const noRatio = "there is no ratio of such figures"
 
 // mainKinds are of figures that are shown of whole loads where no more can be said.
-var mainKinds = []string{"throughput", "p50", "p99", "errors", "boot"}
+var mainKinds = []string{"throughput", "served of offered", "p50", "p99", "errors", "boot"}
 
 // contrast sets the figures of one side beside the same of another, and counts
 // those that one of them lacks. Sides that were measured in one run are beside each

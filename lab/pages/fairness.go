@@ -43,12 +43,12 @@ func atMost(said []string, what string) []string {
 
 // worse says which tiles of a flow got less than the others do in the middle.
 func (f *facts) worse(w *flow) string {
-	got := f.yields(w)
+	got := f.got(w)
 	var tiles []string
 	var mine, theirs float64
 	for _, tile := range slices.SortedFunc(maps.Keys(got), byNumber) {
 		rest := others(got, tile)
-		if rest > 0 && got[tile]/rest < 1-max(unfair, f.luck(w, tile)) {
+		if rest > 0 && got[tile]/rest < 1-max(unfair, f.luck(w, tile, len(got)-1)) {
 			if tiles = append(tiles, tile); len(tiles) == 1 || got[tile] < mine {
 				mine, theirs = got[tile], rest
 			}
@@ -64,7 +64,23 @@ func (f *facts) worse(w *flow) string {
 	if w.open {
 		return fmt.Sprintf("Unfair: %s: %s served less than the others, at least %s of what was offered where the others were served %s.", name, subject, percent(mine), percent(theirs))
 	}
-	return fmt.Sprintf("Unfair: %s: %s given less than the others, at least %s a second where the others did %s.", name, subject, number(mine), number(theirs))
+	words := fmt.Sprintf("Unfair: %s: %s given less than the others, at least %s a second where the others did %s", name, subject, number(mine), number(theirs))
+	if f.unoffered[w.load] {
+		words += "; the record does not hold what each was offered, but chance hardly makes that"
+	}
+	return words + "."
+}
+
+// got is what is compared: yields, or what tiles did where what was offered is not known.
+func (f *facts) got(w *flow) map[string]float64 {
+	if got := f.yields(w); got != nil {
+		return got
+	}
+	all := map[string]float64{}
+	for tile, rates := range w.tiles {
+		all[tile] = stats.Median(rates)
+	}
+	return all
 }
 
 // others is what all tiles but one got, in the middle.
@@ -78,9 +94,10 @@ func others(got map[string]float64, but string) float64 {
 	return stats.Median(all)
 }
 
-// luck is by which part a tile of a closed load may do less by chance alone. An open one
-// is measured by what it was offered, which leaves chance little.
-func (f *facts) luck(w *flow, tile string) float64 {
+// luck is by which part a tile may do less than so many others by chance alone. An open load
+// is measured by what it was offered, which leaves chance little. Older labs offered the
+// same in each repetition: many tell no more than one.
+func (f *facts) luck(w *flow, tile string, others int) float64 {
 	if w.open {
 		return 0
 	}
@@ -95,8 +112,9 @@ func (f *facts) luck(w *flow, tile string) float64 {
 	for _, rate := range w.tiles[tile] {
 		done += rate / sum * w.sum.done
 	}
-	if done < 1 {
-		done = 1
+	rest := (w.sum.done - done) / float64(max(others, 1))
+	if f.unoffered[w.load] {
+		done, rest = done/float64(len(w.turns)), rest/float64(len(w.turns))
 	}
-	return surely * math.Sqrt(1/done)
+	return surely * math.Sqrt(1/max(done, 1)+1/(max(rest, 1)*float64(max(others, 1))))
 }

@@ -70,7 +70,7 @@ func (s *simulated) Boot(_ context.Context, spec experiment.Spec) (experiment.Gu
 		if spec.Tile == 1 {
 			s.turns++
 		}
-		s.tiles, s.slowed = s.tiles+1, spec.Guest.Memory > 128*scenario.MiB
+		s.tiles, s.slowed = s.tiles+1, spec.Memory > 128*scenario.MiB
 	}
 	return &simulatedGuest{s, spec}, nil
 }
@@ -285,12 +285,14 @@ func TestTruth_IsWhatTheReportSays(t *testing.T) {
 	}{
 		{"nothing", truth{}, []string{"All bounds were kept in the measured windows."}, []string{stall, unfair, less, more, "Not all went well"}},
 		{
-			"a stall of 5 s", truth{stalls: true},
+			"a stall of 5 s",
+			truth{stalls: true},
 			[]string{"Stall: nothing of outside ended for 5", "in tile 1 at tiles=", "from second 15"},
 			[]string{unfair, less, more, "nothing of jobs", "more stalls"},
 		},
 		{
-			"a tile that is served half", truth{half: true},
+			"a tile that is served half",
+			truth{half: true},
 			[]string{
 				"Unfair: outside, plain at tiles=2: tile 2 was served less than the others", "where the others were served 100 %",
 				"Unfair: jobs, plain at tiles=2: tile 2 was given less than the others", "Not all went well (exit status 5)", "A bound was broken in",
@@ -298,7 +300,8 @@ func TestTruth_IsWhatTheReportSays(t *testing.T) {
 			[]string{stall, "tile 1 was", "All bounds were kept"},
 		},
 		{
-			"an arm that is 20 % slower", truth{slow: true},
+			"an arm that is 20 % slower",
+			truth{slow: true},
 			[]string{
 				"throughput of jobs at tiles=1, other against plain is less: 0.8", "throughput of jobs at tiles=2, other against plain is less: 0.8",
 				"p99 of outside at tiles=2, other against plain is more: 1.2",
@@ -306,12 +309,14 @@ func TestTruth_IsWhatTheReportSays(t *testing.T) {
 			[]string{stall, unfair, "served of offered of outside at tiles=2, other against plain is"},
 		},
 		{
-			"a warm-up whose backlog is done in the window", truth{backlog: true},
+			"a warm-up whose backlog is done in the window",
+			truth{backlog: true},
 			[]string{"2 tiles were offered", "a second and served 100 % of it"},
 			[]string{stall, unfair, less, more},
 		},
 		{
-			"errors in the warm-up alone", truth{coldErrs: true},
+			"errors in the warm-up alone",
+			truth{coldErrs: true},
 			[]string{"Not all went well (exit status 5)", "outside of the measured windows: not done within the timeout", "None of the ", "operations failed outside of the measured windows"},
 			[]string{stall, unfair, less, more},
 		},

@@ -202,7 +202,7 @@ func (t *Total) take(i Interval) error {
 	if t.Offered+i.Offered > maxCount || t.Served+i.Served > maxCount || t.Failed+i.Failed > maxCount {
 		return fault.New(fault.Invalid, fault.Host, "more than 2^53 arrivals")
 	}
-	t.Arrivals.add(i.Arrivals)
+	t.add(i.Arrivals)
 	for _, name := range slices.Sorted(maps.Keys(i.Ops)) {
 		sum, known := t.Ops[name]
 		if !known && len(t.Ops) == MaxOps {

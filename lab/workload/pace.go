@@ -59,9 +59,9 @@ func (p *paced) Run(ctx context.Context, out func(Interval)) error {
 	if p.Mode == open {
 		m.offered = next.offered
 	}
-	halted, halt := context.WithCancel(context.WithoutCancel(ctx))
-	defer halt()
-	defer context.AfterFunc(ctx, func() { next.halt(); halt() })()
+	halted, halt := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer halt(errOver)
+	defer context.AfterFunc(ctx, func() { next.halt(); halt(errStopped) })()
 	for n := range p.Users {
 		w := p.make(n, p.draw(uint64(n)+1))
 		workers.Go(func() {
