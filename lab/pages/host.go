@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"html/template"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -75,7 +76,25 @@ func (f *facts) told(turn record.Turn, role string, q quantity) []plot.Point {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b plot.Point) int { return cmp.Compare(a.X, b.X) })
-	return thinned(all, f.length(turn), role != "")
+	return parted(thinned(all, f.length(turn), role != ""))
+}
+
+// parted breaks a line where something did not answer for a while: nobody knows what it did
+// then.
+func parted(points []plot.Point) []plot.Point {
+	var gaps []float64
+	for i := 1; i < len(points); i++ {
+		gaps = append(gaps, points[i].X-points[i-1].X)
+	}
+	usual := stats.Median(gaps)
+	var line []plot.Point
+	for i, p := range points {
+		if i > 0 && p.X-points[i-1].X > 2.5*usual {
+			line = append(line, plot.Point{X: points[i-1].X + usual, Y: math.NaN()})
+		}
+		line = append(line, p)
+	}
+	return line
 }
 
 // thinned averages points that are nearer to each other than can be seen, and

@@ -418,3 +418,30 @@ func TestTruth_AStallIsDrawn(t *testing.T) {
 		t.Errorf("of the 5 s of the stall %v are zero", zero)
 	}
 }
+
+// A guest that did not answer for a while has a gap, and no line that leads over it.
+func TestTruth_WhatDidNotAnswerHasAGap(t *testing.T) {
+	f := told(t, truth{}).facts
+	turn := f.run.Plan.Turns[0]
+	began := f.began(turn)
+	var telemetry []record.Telemetry
+	for second := range 30 {
+		if second >= 10 && second < 15 {
+			continue
+		}
+		telemetry = append(telemetry, record.Telemetry{Time: began.Add(time.Duration(second) * time.Second), Turn: turn, Source: "host", Values: map[string]float64{"cpu_busy_cores": 1}})
+	}
+	alone := &facts{run: f.run, beginnings: f.beginnings, telemetry: map[record.Turn][]record.Telemetry{turn: telemetry}}
+	gaps := 0
+	for _, p := range alone.told(turn, "", ofHost[0]) {
+		if math.IsNaN(p.Y) {
+			gaps++
+			if p.X < 10 || p.X >= 15 {
+				t.Errorf("a gap at second %v", p.X)
+			}
+		}
+	}
+	if gaps != 1 {
+		t.Errorf("%d gaps", gaps)
+	}
+}
