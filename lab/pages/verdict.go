@@ -94,15 +94,18 @@ func (f *facts) ended() string {
 // ends: no sentence that follows can hide it.
 func (f *facts) went() (said []string) {
 	told := f.run.Told()
+	status := func(number int) string {
+		if f.run.Outcome != record.Complete { // it ended with another
+			return ""
+		}
+		return fmt.Sprintf(" (exit status %d)", number)
+	}
 	if n := len(told.Failed); n > 0 {
-		said = append(said, fmt.Sprintf("Not all went well (exit status %d): %s: %s.", record.StatusFailed, plural(n, "failure"), someOf(told.Failed)))
+		said = append(said, fmt.Sprintf("Not all went well%s: %s: %s.", status(record.StatusFailed), plural(n, "failure"), someOf(told.Failed)))
+		status = func(int) string { return "" }
 	}
 	if n := len(told.Skipped); n > 0 {
-		status := fmt.Sprintf(" (exit status %d)", record.StatusSkipped)
-		if len(told.Failed) > 0 {
-			status = ""
-		}
-		said = append(said, fmt.Sprintf("Something was skipped that cannot be done here%s: %s: %s.", status, plural(n, "case"), someOf(told.Skipped)))
+		said = append(said, fmt.Sprintf("Something was skipped that cannot be done here%s: %s: %s.", status(record.StatusSkipped), plural(n, "case"), someOf(told.Skipped)))
 	}
 	return said
 }

@@ -5,7 +5,9 @@
 // A file has profiles: sets of variables, of which a run has one. "$name" is a
 // variable's value; "${name}" stands within a text. The variables of the step come
 // on top of the profile's, and those of the arm on top of both. What has a dot, as
-// "${web.address}", is known only once guests run, and left for then.
+// "${web.address}", is known only once guests run, and left for then. A load says by
+// "about" what it does, for those who read its report. It draws from "${load.seed}", and
+// its data from "${tile.seed}": both are others in each repetition.
 //
 // A warm-up is a length, 20s, or a rule, {least: 20s, most: 5m, steady: 5%}: it ends
 // when three windows in a row of every load differ by less than that.
