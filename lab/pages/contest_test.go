@@ -87,7 +87,7 @@ func TestAWinnerIsFoundWithHowMuchItWinsBy(t *testing.T) {
 	has(t, said,
 		"Choice of cache: for random-write writeback wins, with 2.0", " times none (95 % ", "), more in all 6 places",
 		"Choice of bus: for random-write ", " are not told apart, and ", " times the last, ide (95 %",
-		"no difference worth a word for sequential", "Choice of threads: no difference worth a word for random-write, sequential.")
+		"no difference of more than 10.0 % for sequential", "Choice of threads: no difference of more than 10.0 % for random-write, sequential.")
 	if strings.Contains(said, "for sequential none wins") || strings.Contains(said, "for sequential writeback wins") {
 		t.Errorf("a winner of equals:\n%s", said)
 	}

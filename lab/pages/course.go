@@ -30,6 +30,7 @@ func (f *facts) course(load, step string) (drawing, bool) {
 		About: "The first repetition, second by second, all tiles together: what ended in each, whenever it was meant to begin. The end of the warm-up and what was done to guests are marked.",
 		X:     plot.Axis{Label: "seconds from the start of the load", Format: tick}, Y: plot.Axis{Label: "done in a second", Format: tick},
 	}
+	var marks []done
 	times := 1.0
 	if m.op == all && m.times > 1 {
 		times, l.Y.Label = m.times, m.label
@@ -48,9 +49,9 @@ func (f *facts) course(load, step string) (drawing, bool) {
 			s.Name = plain(arm.Name)
 		}
 		l.Series = append(l.Series, s)
-		l.Events = append(l.Events, f.marks(turn, began, points[len(points)-1].X)...)
+		marks = append(marks, f.marks(turn, began, points[len(points)-1].X)...)
 	}
-	l.Events = append(f.firsts(step, l.Series), gathered(l.Events, len(l.Series))...)
+	l.Events = append(f.firsts(step, l.Series), gathered(marks, len(l.Series))...)
 	return ofLines(l), len(l.Series) > 0
 }
 
@@ -86,11 +87,17 @@ func (f *facts) at(step string) string {
 	return " at " + plain(step)
 }
 
-// marks are what was done to guests in a turn, in seconds from a moment.
-func (f *facts) marks(turn record.Turn, began time.Time, until float64) (all []plot.Mark) {
+// done is what was done to a guest of an arm, in seconds from a moment.
+type done struct {
+	at        float64
+	what, arm string
+}
+
+// marks are what was done to guests in a turn.
+func (f *facts) marks(turn record.Turn, began time.Time, until float64) (all []done) {
 	for _, e := range f.events(record.Change, "") {
 		if at := e.Time.Sub(began).Seconds(); e.Turn == turn && e.Guest != "" && at >= 0 && at <= until {
-			all = append(all, plot.Mark{At: at, Name: plain(strings.TrimSpace(e.Text))})
+			all = append(all, done{at, plain(strings.TrimSpace(e.Text)), plain(e.Arm)})
 		}
 	}
 	return all
@@ -100,18 +107,25 @@ func (f *facts) marks(turn record.Turn, began time.Time, until float64) (all []p
 // drawn as one.
 const together = 3.0
 
-// gathered makes one mark of what was done in all arms about the same time. Marks of one
-// arm stay as they are.
-func gathered(marks []plot.Mark, arms int) (all []plot.Mark) {
-	if arms < 2 {
-		return marks
-	}
-	slices.SortStableFunc(marks, func(a, b plot.Mark) int { return cmp.Compare(a.At, b.At) })
-	for _, m := range marks {
-		same := func(one plot.Mark) bool { return one.Name == m.Name && m.At-one.At < together }
-		if !slices.ContainsFunc(all, same) {
-			all = append(all, m)
+// gathered draws what was done about the same time as one. Arms are named unless all of
+// them did it.
+func gathered(marks []done, arms int) (all []plot.Mark) {
+	slices.SortStableFunc(marks, func(a, b done) int { return cmp.Compare(a.at, b.at) })
+	for len(marks) > 0 {
+		first, rest := marks[0], []done{}
+		var who []string
+		for _, m := range marks {
+			if m.what != first.what || m.at-first.at >= together {
+				rest = append(rest, m)
+			} else if !slices.Contains(who, m.arm) {
+				who = append(who, m.arm)
+			}
 		}
+		name := first.what
+		if len(who) < arms {
+			name += ", " + strings.Join(who, ", ")
+		}
+		all, marks = append(all, plot.Mark{At: first.at, Name: name}), rest
 	}
 	return all
 }

@@ -166,6 +166,7 @@ func (f *facts) insides(step string) (drawing, bool) {
 // small begins a picture of small ones.
 func (f *facts) small(step string) plot.Multiples {
 	m := plot.Multiples{X: plot.Axis{Label: "seconds from the start of the load", Format: tick}, Across: 3}
+	var marks []done
 	for i, arm := range f.run.Plan.Arms {
 		turn := record.Turn{Arm: arm.Name, Repetition: 1, Step: step}
 		k := plot.Kind{Name: plain(arm.Name), Look: look(i)}
@@ -173,9 +174,9 @@ func (f *facts) small(step string) plot.Multiples {
 			k.Name = ""
 		}
 		m.Kinds = append(m.Kinds, k)
-		m.Events = append(m.Events, f.marks(turn, f.began(turn), f.length(turn))...)
+		marks = append(marks, f.marks(turn, f.began(turn), f.length(turn))...)
 	}
-	m.Events = gathered(m.Events, len(f.run.Plan.Arms))
+	m.Events = gathered(marks, len(f.run.Plan.InGuests()))
 	return m
 }
 

@@ -166,6 +166,13 @@ func (v *inventor) load(t *testing.T, turn record.Turn, at time.Time, arm int, a
 	seconds := v.plan.Measure.Seconds()
 	tiles := int(number64(axes, "tiles") * number64(axes, "guests"))
 	for tile := 1; tile <= tiles; tile++ {
+		if load.Config["mode"] == "open" {
+			labels := record.Labels{"tile": fmt.Sprint(tile), "guest": load.To, "load": load.Name}
+			offered := math.Round(v.noisy(50 * seconds))
+			for metric, value := range map[string]float64{record.MetricOffered: offered, record.MetricAnswered: math.Round(offered / max(1, float64(tiles)/24))} {
+				v.Samples = append(v.Samples, record.Sample{Time: at, Turn: turn, Window: 1, Metric: metric, Value: value, Unit: "count", Labels: labels})
+			}
+		}
 		for _, op := range ops {
 			labels := record.Labels{"tile": fmt.Sprint(tile), "guest": load.To, "load": load.Name, "op": op}
 			done := math.Round(v.rate(arm, axes, load.Kind) * seconds / float64(len(ops)))

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/lab/plot"
 	"github.com/lodge-kvm/lodge/lab/record"
 )
 
@@ -53,10 +54,19 @@ func TestThePageNeedsNothingFromOutside(t *testing.T) {
 	if strings.Contains(script, "<script") || script == "" {
 		t.Error("the page has other scripts than its own one")
 	}
-	for _, want := range []string{"prefers-color-scheme:dark", "@media print", "vcpus 2, before", ">1 s</text>", ", tile 2: 90<", "Jain&#39;s index"} {
+	for _, want := range []string{"prefers-color-scheme:dark", "@media print", ">vcpus 2</text>", ">1 s</text>", ", tile 2: 90<", "Jain&#39;s index"} {
 		if !strings.Contains(html, want) {
 			t.Errorf("the page has no %s", want)
 		}
+	}
+}
+
+// What all arms did about the same time is named once, and else with those that did it.
+func TestMarks_NameArmsOnlyWhereSomeDidIt(t *testing.T) {
+	all := gathered([]done{{10, "vcpus 2", "a"}, {31, "memory", "b"}, {11, "vcpus 2", "b"}, {10.5, "vcpus 2", "c"}, {30, "memory", "a"}, {50, "memory", "c"}}, 3)
+	want := []plot.Mark{{At: 10, Name: "vcpus 2"}, {At: 30, Name: "memory, a, b"}, {At: 50, Name: "memory, c"}}
+	if !slices.Equal(all, want) {
+		t.Errorf("%+v", all)
 	}
 }
 

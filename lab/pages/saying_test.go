@@ -81,7 +81,7 @@ func dealt(t *testing.T, kind string, deal func() float64) *facts {
 // Each kind of scenario has its own sentences, and what is really more is found.
 func TestEachKindOfRunHasItsVerdict(t *testing.T) {
 	for scenario, want := range map[string][]string{
-		"tile":               {"outside: 32 tiles do 2", "of linear.", "latency.mean of outside below 1 s holds up to tiles=", "Along tiles: No verdict on 6 comparisons of 6: 2 and 2 repetitions, 6 each are wanted."},
+		"tile":               {"outside: 32 tiles were offered 16", " a second and served 75.0 % of it; one was offered 5", "jobs: 32 tiles do 2", "of linear", "latency.mean of outside below 1 s holds up to tiles=", "Along tiles: No verdict on 6 comparisons of 6: 2 and 2 repetitions, 6 each are wanted."},
 		"lamp-scale-up":      {"shop at vcpus=8 does 5.", "what it does at vcpus=1.", "Efficiency of shop at ", "of what the same stack does outside of a guest."},
 		"lamp-consolidation": {"Efficiency of shop at ", "vcpus=2, against bare-metal (guests=1, vcpus=16, users=560): the guests do ", "of what the same stack does outside of a guest."},
 		"block-io":           {"fio random-write lies between ", "bus=ide", "cache=unsafe", "MiB in a second.", "Between steps: No verdict on ", ": 1 and 1 repetitions"},

@@ -57,7 +57,7 @@ func (b Bars) SVG() template.HTML {
 	b.grid(&c, a, axis)
 	for i, g := range b.Groups {
 		at := a.top + each*float64(i) + 7
-		c.text(a.left-9, at+(each-14)/2+4, "name", "end", fitted(g.Name, 220))
+		c.named(a.left-9, at+(each-14)/2+4, "name", "end", g.Name, 250)
 		for j, bar := range g.Bars {
 			c.put(`<g class="look%d">`, b.Kinds[j].Look)
 			bar.draw(&c, a, axis, at+float64(j)*(thick+3), b.Kinds[j], g.Name)

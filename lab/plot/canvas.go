@@ -91,7 +91,17 @@ func (c *canvas) legend(keys []key) float64 {
 	return y + 10
 }
 
-// fitted cuts words to a width. The whole of them stands in the picture's legend or table.
+// named writes a name that is cut to its room. The whole of it is told to a pointer.
+func (c *canvas) named(x, y float64, class, anchor, words string, room float64) {
+	short := fitted(words, room)
+	if short == words {
+		c.text(x, y, class, anchor, words)
+		return
+	}
+	c.put(`<text x="%.1f" y="%.1f" class="%s" text-anchor="%s">%s<title>%s</title></text>`, x, y, class, anchor, html.EscapeString(short), html.EscapeString(words))
+}
+
+// fitted cuts words to a width.
 func fitted(words string, room float64) string {
 	letters := []rune(words)
 	most := max(int(room/letter), 1)

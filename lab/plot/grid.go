@@ -83,7 +83,7 @@ func (g Grid) SVG() template.HTML {
 			}
 		}
 		for _, l := range r.Lines {
-			c.text(left-7, y+gridLine-5.5, "name", "end", fitted(l.Name, 160))
+			c.named(left-7, y+gridLine-5.5, "name", "end", l.Name, 185)
 			for i, b := range l.Bars {
 				b.draw(&c, column(i), axis, y+1, g.Look, fmt.Sprintf("%s=%s", r.Name, l.Name), g.Columns[i])
 			}

@@ -271,7 +271,7 @@ func (l Lines) labels(c *canvas, a area, x, y span) {
 		n.y = min(n.y, lowest)
 		lowest = n.y - (row - 2)
 		c.put(`<g class="look%d">`, n.of.Look)
-		c.text(a.right+9, n.y+4, "label", "start", fitted(n.of.Name, mostLabel/bold))
+		c.named(a.right+9, n.y+4, "label", "start", n.of.Name, mostLabel)
 		c.put("</g>")
 	}
 }
