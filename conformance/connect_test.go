@@ -41,20 +41,6 @@ func TestConnection(t *testing.T) {
 	}
 }
 
-// TestBaselineOfProcessors asks what virt-manager and virt-install ask before
-// they offer the host's processor, and what an administrator asks of a cluster.
-func TestBaselineOfProcessors(t *testing.T) {
-	needs(t)
-	d := start(t)
-	offered := d.file(t, "offered.xml", d.virsh(t, "domcapabilities"))
-	contains(t, "the baseline of what is offered", d.virsh(t, "hypervisor-cpu-baseline", offered, "--features"),
-		"<cpu mode='custom' match='exact'>", "<model fallback='forbid'>", "<feature policy='require' name='sse2'/>")
-	cluster := d.file(t, "cluster.xml", "<cpu><model>Haswell</model></cpu><cpu><model>Skylake-Server</model><vendor>Intel</vendor></cpu>")
-	contains(t, "the baseline of a cluster", d.virsh(t, "cpu-baseline", cluster), "<model fallback='forbid'>Haswell</model>")
-	strangers := d.file(t, "strangers.xml", "<cpu><model>Haswell</model></cpu><cpu><model>EPYC</model></cpu>")
-	contains(t, "the refusal", d.refuse(t, "cpu-baseline", strangers), "CPU vendors do not match")
-}
-
 func TestTheReadOnlySocketChangesNothing(t *testing.T) {
 	needs(t)
 	d := start(t)

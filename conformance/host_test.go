@@ -38,6 +38,14 @@ func comparesItsProcessor(t *testing.T, d *daemon) {
 	}
 	offered := d.file(t, "offered.xml", d.virsh(t, "domcapabilities"))
 	contains(t, "the comparison", d.virsh(t, "hypervisor-cpu-compare", offered), "is identical to the CPU provided by hypervisor")
-	contains(t, "the baseline", d.virsh(t, "hypervisor-cpu-baseline", offered), "<model fallback='forbid'>", "<feature policy='require'")
+	contains(t, "the baseline of what is offered", d.virsh(t, "hypervisor-cpu-baseline", offered, "--features"),
+		"<cpu mode='custom' match='exact'>", "<model fallback='forbid'>", "<feature policy='require' name='sse2'/>")
 	contains(t, "the baseline", d.virsh(t, "hypervisor-cpu-baseline", "--features", file), "<model fallback='forbid'>")
+	host := func(model, vendor string) string {
+		return "<cpu><arch>x86_64</arch><model>" + model + "</model><vendor>" + vendor + "</vendor></cpu>"
+	}
+	cluster := d.file(t, "cluster.xml", host("Haswell", "Intel")+host("Skylake-Server", "Intel"))
+	contains(t, "the baseline of a cluster", d.virsh(t, "cpu-baseline", cluster), "<model fallback='allow'>Haswell</model>", "<vendor>Intel</vendor>")
+	strangers := d.file(t, "strangers.xml", host("Haswell", "Intel")+host("EPYC", "AMD"))
+	contains(t, "the refusal", d.refuse(t, "cpu-baseline", strangers), "CPU vendors do not match")
 }
