@@ -29,6 +29,7 @@ var wallReadings = map[string]string{
 	"libvirt/domain_stats.go":    "as domain_allstats.go",
 	"libvirt/network.go":         "when a lease ends, by dnsmasq's word, shown to a client",
 	"link/lease.go":              "when a lease ends, by dnsmasq's word",
+	"network/status.go":          "as link/lease.go, shown to the host's name service",
 	"qemu/afterstart.go":         "when a password ends, as its user said it: on the wall's clock",
 	"qemu/arguments_machine.go":  "the guest's own clock",
 	"qmp/session.go":             "a deadline long past, to end a read",
