@@ -102,7 +102,7 @@ func TestUnbuiltParts_AreNamedByTheirFullPathWithWhatServesInstead(t *testing.T)
 		in("", "<features><xen><e820_host state='on'/></xen></features>"):                          "not supported: features/xen; leave it out",
 		in("<interface type='user'><vlan><tag id='4'/></vlan></interface>", ""):                    "devices/interface/vlan; use a bridge that is tagged already",
 		in("<filesystem><source dir='/a'/><target dir='b'/></filesystem>", ""):                     "devices/filesystem; share files over the network",
-		in("<disk type='network'><source protocol='nbd' name='x'/><target dev='vda'/></disk>", ""): `devices/disk/@type "network" is not supported; use a source of type file`,
+		in("<disk type='network'><source protocol='nbd' name='x'/><target dev='vda'/></disk>", ""): `devices/disk/@type "network" is not supported; attach the storage on the host (`,
 		in("", "<vcpus><vcpu id='0' enabled='yes'/></vcpus>"):                                      "vcpus; use vcpu/@current",
 		in("<memory model='nvdimm'><target><size>1024</size><node>0</node></target></memory>", ""): `"nvdimm" is not supported; use model dimm`,
 	} {
@@ -111,7 +111,7 @@ func TestUnbuiltParts_AreNamedByTheirFullPathWithWhatServesInstead(t *testing.T)
 		}
 	}
 	_, err := ParseDevice("<disk type='nvme'><source/><target dev='vda'/></disk>", Options{})
-	if err == nil || !strings.HasPrefix(err.Error(), `disk/@type "nvme" is not supported; use a source of type`) {
+	if err == nil || !strings.HasPrefix(err.Error(), `disk/@type "nvme" is not supported; leave the drive to the host's nvme driver`) {
 		t.Errorf("of a device by itself: %v", err)
 	}
 }
