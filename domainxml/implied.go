@@ -36,9 +36,7 @@ func (c *completion) devices() error {
 	if s.Balloon == nil && c.chipset != isapc {
 		s.Balloon = &device.Balloon{Model: "virtio"}
 	}
-	if err := c.numberControllers(); err != nil {
-		return err
-	}
+	c.numberControllers()
 	c.machineControllers()
 	if err := c.drives(); err != nil {
 		return err
@@ -318,9 +316,8 @@ type controllerPlace struct {
 
 // numberControllers gives each controller without an index the first free one of its type. PCI's index 0 is
 // the machine's own. A part of an ICH9 USB controller joins the parts before it, unless they have one of
-// its model. Two controllers of one index are refused, but for the parts of a USB controller, of which one
-// is the main part.
-func (c *completion) numberControllers() error {
+// its model.
+func (c *completion) numberControllers() {
 	type part struct {
 		model string
 		index uint
@@ -353,25 +350,10 @@ func (c *completion) numberControllers() error {
 			before = d
 		}
 	}
-	return c.countControllers()
-}
-
-func (c *completion) countControllers() error {
 	c.there = map[controllerPlace]bool{}
-	main, companion := false, false
 	for _, d := range c.d.Devices.Controllers {
-		place := controllerPlace{d.Type, d.Index}
-		if d.Type == "usb" {
-			main, companion = main || !d.HasMaster, companion || d.HasMaster
-		} else if c.there[place] {
-			return invalid("two %s controllers have the index %d", d.Type, d.Index)
-		}
-		c.there[place] = true
+		c.there[controllerPlace{d.Type, d.Index}] = true
 	}
-	if companion && !main {
-		return invalid("the domain has companions of a USB controller and not the controller; add one of model ich9-ehci1")
-	}
-	return nil
 }
 
 func isICH9(d *device.Controller) bool { return d.Type == "usb" && strings.HasPrefix(d.Model, "ich9-") }

@@ -61,12 +61,15 @@ func understand(doc string, c *Capabilities) (*domain.Definition, error) {
 
 // define makes of a document what is stored of it, as the daemon does.
 func define(doc string, c *Capabilities) (string, error) {
-	def, err := domainxml.Parse(doc, domainxml.Options{})
+	def, err := domainxml.Parse(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return "", err
 	}
 	host := &domainxml.Host{Canonical: c.Canonical, Emulator: c.Binary.Path, Random: zeros{}}
 	if err := domainxml.Complete(def, host); err != nil {
+		return "", err
+	}
+	if err := def.Check(); err != nil {
 		return "", err
 	}
 	if err := Complete(def, c); err != nil {
