@@ -296,7 +296,7 @@ func (m *pciMap) grow(bus uint, need slots) (uint, error) {
 		missing, bus = 2, bus+1
 	}
 	if bus > maxBus {
-		return 0, fault.New(fault.NoCapacity, fault.Device, "the guest needs more than %d PCI buses", maxBus+1)
+		return 0, fault.New(fault.NoCapacity, fault.Device, "the guest needs more than %d PCI buses; put disks on a SCSI controller, or take devices out", maxBus+1)
 	}
 	if first {
 		port := newPCIBus("pcie-root-port")
@@ -332,6 +332,12 @@ func (m *pciMap) full(need slots) error {
 		model = "pcie-root-port"
 	}
 	switch {
+	case need&forBridge != 0:
+		return fault.New(fault.NoCapacity, fault.Device,
+			"the guest's PCI buses have no slot for one more pci-bridge; add controllers of that model to the definition, or take devices out")
+	case need&forRootPort != 0:
+		return fault.New(fault.NoCapacity, fault.Device,
+			"the root bus has no place for one more pcie-root-port; put disks on a SCSI controller, or take devices out")
 	case model == "":
 		return fault.New(fault.NoCapacity, fault.Device, "no PCI slot is free that takes this kind of controller, and none can be added for it")
 	case m.running:
