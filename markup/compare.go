@@ -16,14 +16,8 @@ import (
 // Siblings of one name are matched by position, so both round trips have to
 // keep their order.
 func Unbuilt(submitted, known, understood *Element) []string {
-	return UnbuiltParts(submitted, known, understood, func(*Element) bool { return false })
-}
-
-// UnbuiltParts is Unbuilt where some elements are built as such, and were lost
-// because nothing in them was understood: of those it gives the parts.
-func UnbuiltParts(submitted, known, understood *Element, built func(*Element) bool) []string {
 	var lost []string
-	c := comparison{built: built, report: func(path string, known, understood bool) {
+	c := comparison{report: func(path string, known, understood bool) {
 		if known && !understood {
 			lost = append(lost, path)
 		}

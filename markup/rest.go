@@ -23,7 +23,8 @@ func Rests(submitted, understood *Element, most int) []*Rest {
 	return d.rests
 }
 
-// Unbuilt is UnbuiltParts of the part, of which known is what a round trip through libvirtxml leaves.
+// Unbuilt is Unbuilt of the rest, of which known is what a round trip through libvirtxml leaves. Some elements
+// are built as such, and were lost because nothing in them was understood: of those it gives the parts.
 func (r *Rest) Unbuilt(known *Element, built func(*Element) bool) []string {
 	var lost []string
 	c := comparison{names: r.names, built: built, report: func(path string, known, understood bool) {
