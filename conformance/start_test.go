@@ -65,8 +65,9 @@ func TestStartsAsClientsExpect(t *testing.T) {
 		d.virsh(t, "define", minimal("usb", "q35", usb))
 		contains(t, "the refusal", d.refuse(t, "start", "usb"), "no USB device 1234:beef")
 		contains(t, "the refusal", d.refuse(t, "attach-interface", "lacks", "network", "nosuch"), `Network not found: no network with name "nosuch"`)
-		contains(t, "the refusal", d.refuse(t, "attach-interface", "lacks", "user", "x", "--model", "rtl8139"), "pcie-to-pci-bridge", "virtio model")
-		d.virsh(t, "attach-interface", "lacks", "user", "x", "--model", "virtio")
+		nic := "<interface type='user'><model type='%s'/></interface>"
+		contains(t, "the refusal", d.refuse(t, "attach-device", "lacks", d.file(t, "conventional.xml", fmt.Sprintf(nic, "rtl8139"))), "pcie-to-pci-bridge", "virtio model")
+		d.virsh(t, "attach-device", "lacks", d.file(t, "virtio.xml", fmt.Sprintf(nic, "virtio")))
 	})
 
 	t.Run("a live definition of another host", func(t *testing.T) {

@@ -87,9 +87,9 @@ func TestMemoryThatCannotBePluggedInIsRefused(t *testing.T) {
 	}{
 		{"128", "128", "hard limit of 163840 KiB", fault.NoCapacity},
 		{"128", "512", "exceeds its maxMemory of 524288 KiB", fault.Invalid},
-		{"<node>0", "<node>1", "guest node '1'", fault.Unsupported},
+		{"<node>0", "<node>1", "guest node '1'", fault.Invalid},
 		{"</memory>", "<address type='dimm' slot='9'/></memory>", "slot '9' exceeds", fault.Unsupported},
-		{"</memory>", "<address type='pci' bus='0' slot='9'/></memory>", "cannot be at", fault.Unsupported},
+		{"</memory>", "<address type='pci' bus='0' slot='9'/></memory>", "cannot be at", fault.Invalid},
 	} {
 		refused(t, g.Attach(d.ctx(), strings.Replace(module, c.old, c.fresh, 1), guest.Affect{Live: true}), c.kind, c.says)
 		d.wantMemory(g, 0, 64)

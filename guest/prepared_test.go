@@ -316,7 +316,7 @@ func TestALateDeviceLeavesATrace(t *testing.T) {
 	g := d.define(small("late"))
 	want := cold(t, d, g)
 	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	ok(t, g.Session().Execute(d.ctx(), "device_add", map[string]any{"driver": "virtio-rng-pci", "id": "late", "bus": "pci.4"}, nil))
+	ok(t, g.Session().Execute(d.ctx(), "device_add", map[string]any{"driver": "virtio-rng-pci", "id": "late", "bus": "pci.3"}, nil))
 	ok(t, g.Session().Execute(d.ctx(), "system_reset", nil, nil))
 	const controller = "state of 0000:00:1f.0/ICH9LPC 0"
 	diff := differences(want, hardware(t, d, g))

@@ -78,8 +78,8 @@ type run struct {
 	// removals are the devices that QEMU was asked to remove; the loop's.
 	removals map[string]*removal
 	// dropped are the disks that the guest started without.
-	dropped []event.DomainMediaChange
-	relays  relays
+	dropped  []event.DomainMediaChange
+	relays   relays
 	labels   *labels // what it is called by mandatory access control; nil: nothing
 	consoles consoles
 	pictures pictures
