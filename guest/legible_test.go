@@ -58,7 +58,7 @@ func TestADeviceBringsNoSecondBootOrder(t *testing.T) {
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
 		refused(t, elsewhere.Attach(d.ctx(), ordered, a), fault.Unsupported, "boot order of devices")
-		refused(t, g.Attach(d.ctx(), fmt.Sprintf(nic, "2", "1"), a), fault.Invalid, "boot order 1 is given to two")
+		refused(t, g.Attach(d.ctx(), fmt.Sprintf(nic, "2", "1"), a), fault.Unsupported, "boot order 1 is given to two")
 	}
 	ok(t, g.Attach(d.ctx(), fmt.Sprintf(nic, "3", "2"), guest.Affect{Live: true, Config: true}))
 	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
