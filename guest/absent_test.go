@@ -46,7 +46,7 @@ func TestStartupPolicy_OptionalDiskIsDropped(t *testing.T) {
 	d := newDaemonOf(t, true)
 	d.shelf()
 	broken := filepath.Join(d.dir, "broken.qcow2")
-	ok(t, exec.Command("qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", d.dir+"/nosuch", "-F", "raw", broken, "1M").Run())
+	ok(t, exec.CommandContext(d.ctx(), "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", d.dir+"/nosuch", "-F", "raw", broken, "1M").Run())
 	for name, c := range map[string]struct{ disk, path string }{
 		"file":    {"<disk type='file'><source file='/nosuch.img' startupPolicy='optional'/><target dev='sda' bus='sata'/></disk>", "/nosuch.img"},
 		"block":   {"<disk type='block'><source dev='/dev/nosuch' startupPolicy='optional'/><target dev='sda' bus='virtio'/></disk>", "/dev/nosuch"},
