@@ -24,7 +24,7 @@ type relays struct {
 type relay struct {
 	listener net.Listener
 	path     string
-	end      context.CancelFunc
+	end      context.CancelCauseFunc
 	done     chan struct{} // closed when nothing is passed on any more
 }
 
@@ -44,7 +44,7 @@ func (all *relays) start(r *run, alias, to string, held []string) (path string, 
 	if err != nil {
 		return "", err
 	}
-	ctx, end := context.WithCancel(context.Background())
+	ctx, end := context.WithCancelCause(context.Background())
 	one := &relay{listener: listener, path: path, end: end, done: make(chan struct{})}
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -78,7 +78,7 @@ func (all *relays) stopAll() {
 }
 
 func (one *relay) stop() {
-	one.end()
+	one.end(nil)
 	_ = one.listener.Close()
 	<-one.done
 	_ = os.Remove(one.path) // else it goes with the run directory
