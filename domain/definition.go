@@ -176,6 +176,9 @@ type Loader struct {
 // NVRAM is the firmware's variable store.
 type NVRAM struct {
 	Path, Template, Format string
+	// Type is file or block where the path is said as a disk's source is; empty: it is the element's text.
+	Type      string
+	SecLabels []device.SourceLabel
 }
 
 // Features are the machine's switches.

@@ -36,7 +36,7 @@ type Host struct {
 func Complete(d *domain.Definition, h *Host) error {
 	c := &completion{d: d, host: h, chipset: i440fx}
 	for _, step := range []func() error{
-		c.identity, c.memory, c.processors, c.boot, c.policies, c.devices,
+		c.identity, c.memory, c.processors, c.boot, c.firmware, c.policies, c.devices,
 	} {
 		if err := step(); err != nil {
 			return err

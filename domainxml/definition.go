@@ -307,25 +307,7 @@ func describeOS(n *node, o *domain.OS) {
 			n.invalid("", "a type is missing; it is hvm")
 		}
 	})
-	n.in("firmware", func(n *node) {
-		each(n, "feature", &o.FirmwareFeatures, func(n *node, f *domain.FirmwareFeature) {
-			n.yes("enabled", &f.Enabled)
-			n.str("name", &f.Name, "secure-boot", "enrolled-keys")
-		})
-	})
-	n.in("loader", func(n *node) {
-		n.yes("readonly", &o.Loader.ReadOnly)
-		n.yes("secure", &o.Loader.Secure)
-		n.str("type", &o.Loader.Type, "rom", "pflash")
-		n.yes("stateless", &o.Loader.Stateless)
-		n.str("format", &o.Loader.Format, "raw", "qcow2")
-		n.text(&o.Loader.Path)
-	})
-	n.in("nvram", func(n *node) {
-		n.str("template", &o.NVRAM.Template)
-		n.str("format", &o.NVRAM.Format, "raw", "qcow2")
-		n.text(&o.NVRAM.Path)
-	})
+	describeFirmware(n, o)
 	n.leaf("kernel", &o.Kernel)
 	n.leaf("initrd", &o.Initrd)
 	n.leaf("cmdline", &o.Cmdline)

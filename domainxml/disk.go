@@ -161,8 +161,19 @@ func describeSource(n *node, kind string, p **device.DiskSource, policy *string)
 	}
 	num(n, "index", &s.Index)
 	each(n, "seclabel", &s.SecLabels, describeSourceLabel)
-	if n.reading() && (s.Path() != "" || s.Volume != nil) {
+	switch {
+	case n.writing:
+	case s.Path() != "" || s.Volume != nil:
 		*p = s
+	default:
+		n.dropLabels() // there is nothing to label
+	}
+}
+
+// dropLabels takes an element's labels off the document that is read.
+func (n *node) dropLabels() {
+	for _, e := range n.e.Elements("seclabel") {
+		(&node{n.pass, e, n}).ignore("")
 	}
 }
 

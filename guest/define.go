@@ -227,7 +227,7 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 // nvramFile is where the guest's UEFI variables are; empty: there are none.
 func (g *Guest) nvramFile(ctx context.Context) (string, error) {
 	def := g.View().Inactive
-	if def == nil || def.OS.NVRAM.Path == "" {
+	if def == nil || def.OS.NVRAM.Path == "" || def.OS.NVRAM.Type == "block" { // a disk is no file of the guest's
 		return "", nil
 	}
 	there, err := fileExists(ctx, def.OS.NVRAM.Path)

@@ -23,6 +23,8 @@ type Firmware struct {
 	Format, TemplateFormat string
 	// Flash says that the image goes into flash; otherwise it is plain memory.
 	Flash bool
+	// Stateless flash firmware keeps no variables, and has no template.
+	Stateless bool
 	// Features are the description's words: secure-boot, requires-smm, ...
 	Features []string
 	targets  []firmwareTarget
@@ -33,6 +35,7 @@ type firmwareDescription struct {
 	Interfaces []string `json:"interface-types"`
 	Mapping    struct {
 		Device     string       `json:"device"`
+		Mode       string       `json:"mode"`
 		Filename   string       `json:"filename"`
 		Executable firmwareFile `json:"executable"`
 		Template   firmwareFile `json:"nvram-template"`
@@ -77,9 +80,10 @@ var firmwareDirs = []string{"/usr/share/qemu/firmware", "/etc/qemu/firmware"}
 // Firmwares reads the descriptions of the UEFI images whose files are there, in
 // the order in which they are to be preferred. The error names descriptions that
 // cannot be understood; the others are given all the same.
-func Firmwares() ([]Firmware, error) { return readFirmwares(firmwareDirs) }
+func Firmwares() ([]Firmware, error) { return FirmwaresIn(firmwareDirs...) }
 
-func readFirmwares(dirs []string) ([]Firmware, error) {
+// FirmwaresIn is Firmwares for descriptions in other folders.
+func FirmwaresIn(dirs ...string) ([]Firmware, error) {
 	files := map[string]string{}
 	for _, dir := range dirs {
 		found, err := filepath.Glob(filepath.Join(dir, "*.json"))
@@ -102,6 +106,16 @@ func readFirmwares(dirs []string) ([]Firmware, error) {
 	return list, errors.Join(errs...)
 }
 
+// listedTemplates are the pairs of image and template that libvirt knows without
+// any description of them.
+var listedTemplates = map[string]string{
+	"/usr/share/OVMF/OVMF_CODE.fd":         "/usr/share/OVMF/OVMF_VARS.fd",
+	"/usr/share/OVMF/OVMF_CODE.secboot.fd": "/usr/share/OVMF/OVMF_VARS.fd",
+}
+
+// ListedTemplate gives the template of an image that no description names, or "".
+func ListedTemplate(code string) string { return listedTemplates[code] }
+
 // readFirmware gives nothing for what is no UEFI image, or is not there.
 func readFirmware(file string) (*Firmware, error) {
 	in, err := os.Open(file)
@@ -123,7 +137,14 @@ func readFirmware(file string) (*Firmware, error) {
 	case "flash":
 		f.Flash = true
 		f.Code, f.Format = d.Mapping.Executable.Filename, d.Mapping.Executable.Format
-		f.Template, f.TemplateFormat = d.Mapping.Template.Filename, d.Mapping.Template.Format
+		switch d.Mapping.Mode {
+		case "", "split":
+			f.Template, f.TemplateFormat = d.Mapping.Template.Filename, d.Mapping.Template.Format
+		case "stateless":
+			f.Stateless = true
+		default: // a combined image is written to: each guest needs a copy of its own
+			return nil, nil //nolint:nilnil // it is no error to describe what is not used
+		}
 	case "memory":
 		f.Code, f.Format = d.Mapping.Filename, "raw"
 	}

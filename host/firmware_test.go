@@ -37,9 +37,14 @@ func TestFirmwares(t *testing.T) {
 		"mapping": {"device": "flash", "executable": {"filename": "@/GONE.fd", "format": "raw"}}}`)
 	describe(t, vendor, "20-bios.json", `{"interface-types": ["bios"], "mapping": {"device": "memory", "filename": "@/CODE.fd"}}`)
 	describe(t, vendor, "10-broken.json", `{"interface-types": `)
+	describe(t, vendor, "70-stateless.json", `{"interface-types": ["uefi"], "features": ["amd-sev-es"],
+		"mapping": {"device": "flash", "mode": "stateless", "executable": {"filename": "@/CODE.fd", "format": "raw"}},
+		"targets": [{"architecture": "x86_64", "machines": ["pc-q35-*"]}]}`)
+	describe(t, vendor, "80-combined.json", `{"interface-types": ["uefi"], "features": ["combined"],
+		"mapping": {"device": "flash", "mode": "combined", "executable": {"filename": "@/CODE.fd", "format": "raw"}}}`)
 	describe(t, admin, "40-hidden.json", "")
 
-	list, err := readFirmwares([]string{vendor, admin})
+	list, err := FirmwaresIn(vendor, admin)
 	if err == nil || !strings.Contains(err.Error(), "10-broken.json") {
 		t.Errorf("a description that cannot be understood gives %v", err)
 	}
@@ -47,10 +52,13 @@ func TestFirmwares(t *testing.T) {
 	for _, f := range list {
 		features = append(features, strings.Join(f.Features, " "))
 	}
-	if diff := cmp.Diff([]string{"secure-boot requires-smm", "acpi-s3"}, features); diff != "" {
+	if diff := cmp.Diff([]string{"secure-boot requires-smm", "acpi-s3", "amd-sev-es"}, features); diff != "" {
 		t.Fatal(diff)
 	}
 	secure, plain := list[0], list[1]
+	if !list[2].Stateless || plain.Stateless {
+		t.Error("which firmware keeps no variables is not told")
+	}
 	if !secure.Has("secure-boot") || secure.Suits("x86_64", "pc-i440fx-7.2") || !secure.Suits("x86_64", "pc-q35-7.2") {
 		t.Errorf("the secure one is %+v", secure)
 	}

@@ -115,7 +115,7 @@ func (b *builder) firmware(machine *list) error {
 		b.word("-global", "driver=cfi.pflash01,property=secure,value=on")
 	}
 	readOnly := o.Loader.ReadOnly != device.Off
-	b.flash("libvirt-pflash0", o.Loader.Path, o.Loader.Format, readOnly)
+	b.flash("libvirt-pflash0", "file", o.Loader.Path, o.Loader.Format, readOnly)
 	machine.raw("pflash0=libvirt-pflash0-format")
 	if o.Loader.Stateless == device.On || !readOnly {
 		return nil
@@ -123,16 +123,21 @@ func (b *builder) firmware(machine *list) error {
 	path := o.NVRAM.Path
 	if path == "" {
 		if !b.rehearsal {
-			return invalid("the firmware %s needs a file for its variables and has none", o.Loader.Path)
+			return invalid("os/nvram: the firmware %s needs a file for its variables; add <nvram template='...'/>, "+
+				"or readonly='no' to the loader where its image holds them", o.Loader.Path)
 		}
 		path = o.NVRAM.Template
 	}
-	b.flash("libvirt-pflash1", path, o.NVRAM.Format, false)
+	driver := "file"
+	if o.NVRAM.Type == "block" {
+		driver = "host_device"
+	}
+	b.flash("libvirt-pflash1", driver, path, o.NVRAM.Format, false)
 	machine.raw("pflash1=libvirt-pflash1-format")
 	return nil
 }
 
-func (b *builder) flash(node, path, format string, readOnly bool) {
+func (b *builder) flash(node, driver, path, format string, readOnly bool) {
 	if format == "" {
 		format = "raw"
 	}
@@ -142,7 +147,7 @@ func (b *builder) flash(node, path, format string, readOnly bool) {
 		{"node-name", node + "-format"},
 		{"read-only", readOnly},
 		{"file", properties{
-			{"driver", "file"}, {"filename", path}, {"node-name", node + "-storage"}, {"read-only", readOnly}, {"discard", "unmap"},
+			{"driver", driver}, {"filename", path}, {"node-name", node + "-storage"}, {"read-only", readOnly}, {"discard", "unmap"},
 		}},
 	}
 	if slices.Contains(backed, format) {
