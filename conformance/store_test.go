@@ -97,7 +97,44 @@ func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 	contains(t, "the replaced network", d.virsh(t, "net-info", "default"), foreign, "Autostart:      yes")
 	put("qemu/bad.xml", "<domain")
 	put("qemu/filtered.xml", "<domain type='qemu'><devices><interface type='user'><filterref filter='clean-traffic'/></interface></devices></domain>")
+	d.importFirmware(t)
 	contains(t, "the import of bad files", d.set(t, 1, "import", tree), "qemu/bad.xml", "qemu/filtered.xml", "nwfilter/clean-traffic.xml", "network filters are not built")
+}
+
+// importFirmware imports a guest of libvirt's that asks for UEFI and no more. It has to keep the
+// firmware that libvirt chose at its start, and the Secure Boot keys that lie beside its definition.
+func (d *daemon) importFirmware(t *testing.T) {
+	t.Helper()
+	const template = "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"
+	vars, err := os.ReadFile(template)
+	if err != nil {
+		t.Log("no UEFI guest is imported: ", err)
+		return
+	}
+	copy(vars[len(vars)-4:], "mine") // what its guest has written
+	host := filepath.Join(d.dir, "host")
+	for name, text := range map[string]string{
+		"etc/libvirt/qemu/efi.xml": "<domain type='qemu'><name>efi</name><memory unit='MiB'>64</memory><os firmware='efi'><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features></domain>",
+		"var/lib/libvirt/qemu/nvram/efi_VARS.fd": string(vars),
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(host, name)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(host, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	contains(t, "the import of a UEFI guest", d.set(t, 0, "import", filepath.Join(host, "etc/libvirt")), "defined; its UEFI variables are copied from "+host)
+	xml := d.virsh(t, "dumpxml", "efi")
+	contains(t, "its definition", xml, "/OVMF_CODE_4M.ms.fd<", "secure='yes'", template)
+	d.virsh(t, "start", "efi", "--paused")
+	_, rest, _ := strings.Cut(xml, "<nvram template='"+template+"'>")
+	nvram, _, _ := strings.Cut(rest, "<")
+	if is, err := os.ReadFile(nvram); err != nil || string(is) != string(vars) {
+		t.Errorf("it began with other UEFI variables than it had (%v)", err)
+	}
+	d.virsh(t, "destroy", "efi")
+	d.virsh(t, "undefine", "efi", "--nvram")
 }
 
 // spoil changes bytes in the store's file. No daemon may run.

@@ -6,13 +6,15 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
 // What libvirt keeps of a domain beside its definition lies elsewhere: saved memory, snapshots, the
-// state of a TPM. An import leaves all that where it is, and says so: started without it a guest
-// boots cold on disks that were in use, or finds another TPM than what it sealed its keys with.
+// state of a TPM, UEFI variables. An import takes the variables, leaves all else where it is, and
+// says so: started without it a guest boots cold on disks that were in use, or finds another TPM
+// than what it sealed its keys with.
 
 // lib is where libvirt keeps that, from the root of a host whose tree lies in etcLibvirt.
 const (
@@ -33,11 +35,21 @@ func libOf(root string) string {
 	return filepath.Join("/", host, lib)
 }
 
-// left says what there is of a domain beside its definition; empty: nothing.
-func left(root, doc string) string {
-	folder := libOf(root)
+// beside gives what is taken of what there is of a domain beside its definition, and says
+// what else there is.
+func beside(root, doc string) (v *Variables, note string, err error) {
 	d, err := domainxml.Parse(doc, domainxml.Options{})
-	if folder == "" || err != nil || !isFileName(d.Name) {
+	if err != nil {
+		return nil, "", err
+	}
+	v, note, err = findVariables(root, d)
+	return v, note + left(root, d), err
+}
+
+// left says what is not taken; empty: nothing.
+func left(root string, d *domain.Definition) string {
+	folder := libOf(root)
+	if folder == "" || !isFileName(d.Name) {
 		return ""
 	}
 	var all []string

@@ -27,8 +27,9 @@ import (
 type Host interface {
 	// Known tells whether there is an object of that name (a secret's is its UUID).
 	Known(ctx context.Context, s Sort, name string) (bool, error)
-	// Define makes an object of a document, and says what is true of it besides.
-	Define(ctx context.Context, s Sort, doc string, t Traits) error
+	// Define makes an object of a document, with what is true of it besides. It says what
+	// else was done.
+	Define(ctx context.Context, s Sort, doc string, t Traits) (did string, err error)
 }
 
 // Traits are what a tree says of an object beside its document.
@@ -38,6 +39,8 @@ type Traits struct {
 	Autostart bool
 	Template  bool   // a domain is there to be cloned only
 	Value     []byte // of a secret; nil: none
+	// Variables are a domain's, and are in their place before it can start; nil: none.
+	Variables *Variables
 }
 
 // Options say how a tree is imported.
@@ -218,15 +221,23 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 		did += ", a template"
 	}
 	if r.Sort == Domain {
-		did += left(root, string(doc))
+		note := ""
+		if t.Variables, note, err = beside(root, string(doc)); err != nil {
+			return "", err
+		}
+		did += note
 	}
 	if o.DryRun {
+		if t.Variables != nil {
+			did += "; with its UEFI variables from " + t.Variables.From
+		}
 		return "would be " + did, nil
 	}
 	if t.Value, err = secretValue(root, r); err != nil {
 		return "", err
 	}
-	return did, o.Host.Define(ctx, r.Sort, string(doc), t)
+	more, err := o.Host.Define(ctx, r.Sort, string(doc), t)
+	return did + more, err
 }
 
 // linked tells whether a link of a folder beside a file names it.

@@ -172,8 +172,10 @@ func TestNoDefinitionKeepsAnotherFromAnExport(t *testing.T) {
 // nowhere takes all definitions, and has none.
 type nowhere struct{}
 
-func (nowhere) Known(context.Context, Sort, string) (bool, error)  { return false, nil }
-func (nowhere) Define(context.Context, Sort, string, Traits) error { return nil }
+func (nowhere) Known(context.Context, Sort, string) (bool, error) { return false, nil }
+func (nowhere) Define(context.Context, Sort, string, Traits) (string, error) {
+	return "", nil
+}
 
 // TestAnImportTellsWhatItLeaves has what libvirt keeps of domains beside their definitions.
 func TestAnImportTellsWhatItLeaves(t *testing.T) {

@@ -27,9 +27,10 @@ func importCommand(d *daemonFlags) *cobra.Command {
 /etc/libvirt: that of a host whose guests move to Lodge, or an export. What starts
 with the host still does, and a template stays one; nothing is started now. What is
 there already is left alone, unless --replace is given. Hooks, and network filters
-that a domain refers to, are refused by name. What libvirt keeps of a domain in
-/var/lib/libvirt (a managed save, snapshots, the state of a TPM) is left there, and
-told with what to do before the first start.
+that a domain refers to, are refused by name. The UEFI variables that libvirt keeps
+of a domain are copied. What else it keeps in /var/lib/libvirt (a managed save,
+snapshots, the state of a TPM) is left there, and told with what to do before the
+first start.
 
 Each file's result is shown. The exit status is 0 when every file was taken or left
 alone, 1 when some failed, and 2 when the directory or the daemon cannot be used.`,
@@ -113,26 +114,26 @@ func (h host) Known(ctx context.Context, s tree.Sort, name string) (bool, error)
 	return err == nil, err
 }
 
-func (h host) Define(ctx context.Context, s tree.Sort, doc string, t tree.Traits) error {
+func (h host) Define(ctx context.Context, s tree.Sort, doc string, t tree.Traits) (did string, err error) {
 	switch s {
 	case tree.Domain:
 		return h.defineDomain(ctx, doc, t)
 	case tree.Network:
-		return h.defineNetwork(ctx, doc, t)
+		return "", h.defineNetwork(ctx, doc, t)
 	case tree.Pool:
 		var made xdr.WithPool
 		if err := h.conn.Call(ctx, xdr.ProcStoragePoolDefineXML, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || !t.Autostart {
-			return err
+			return "", err
 		}
-		return h.conn.Call(ctx, xdr.ProcStoragePoolSetAutostart, &xdr.StoragePoolSetAutostartArgs{Pool: made.Pool, Autostart: true}, nil)
+		return "", h.conn.Call(ctx, xdr.ProcStoragePoolSetAutostart, &xdr.StoragePoolSetAutostartArgs{Pool: made.Pool, Autostart: true}, nil)
 	case tree.Secret:
 		var made xdr.WithSecret
 		if err := h.conn.Call(ctx, xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || t.Value == nil {
-			return err
+			return "", err
 		}
-		return h.conn.Call(ctx, xdr.ProcSecretSetValue, &xdr.SecretSetValueArgs{Secret: made.Secret, Value: t.Value}, nil)
+		return "", h.conn.Call(ctx, xdr.ProcSecretSetValue, &xdr.SecretSetValueArgs{Secret: made.Secret, Value: t.Value}, nil)
 	}
-	return fmt.Errorf("no definitions are of sort %q", s)
+	return "", fmt.Errorf("no definitions are of sort %q", s)
 }
 
 // defineNetwork defines one in the place of another of its name, too.
@@ -202,19 +203,54 @@ func (h host) startNetworkWithHost(ctx context.Context, n xdr.Network) error {
 // otherUUID is the code by which a daemon refuses a name that another object has.
 const otherUUID = 9
 
-func (h host) defineDomain(ctx context.Context, doc string, t tree.Traits) error {
+func (h host) defineDomain(ctx context.Context, doc string, t tree.Traits) (did string, err error) {
 	var made xdr.WithDomain
-	err := h.conn.Call(ctx, xdr.ProcDomainDefineXMLFlags, &xdr.WithXMLFlags{XML: doc}, &made)
-	if err == nil && t.Template {
-		if err = h.makeTemplate(ctx, uuid.UUID(made.Domain.UUID).String()); err != nil {
-			err = fmt.Errorf("it is defined, but not as the template that it was, whose start would destroy its thin clones: %w", err)
+	if err := h.conn.Call(ctx, xdr.ProcDomainDefineXMLFlags, &xdr.WithXMLFlags{XML: doc}, &made); err != nil {
+		return "", err
+	}
+	if t.Variables != nil {
+		if did, err = h.placeVariables(ctx, made.Domain, t); err != nil {
+			return "", err
 		}
 	}
-	if err != nil || !t.Autostart {
-		return err
+	if t.Template {
+		if err := h.makeTemplate(ctx, uuid.UUID(made.Domain.UUID).String()); err != nil {
+			return did, fmt.Errorf("it is defined, but not as the template that it was, whose start would destroy its thin clones: %w", err)
+		}
 	}
-	return h.conn.Call(ctx, xdr.ProcDomainSetAutostart, &xdr.WithDomainAutostart{Domain: made.Domain, Autostart: true}, nil)
+	if !t.Autostart {
+		return did, nil
+	}
+	return did, h.conn.Call(ctx, xdr.ProcDomainSetAutostart, &xdr.WithDomainAutostart{Domain: made.Domain, Autostart: true}, nil)
 }
+
+// placeVariables gives a domain that was just defined its UEFI variables. One that was not there
+// before and cannot have them is undefined again: its start would make it new ones.
+func (h host) placeVariables(ctx context.Context, made xdr.Domain, t tree.Traits) (did string, err error) {
+	var is xdr.WithXML
+	err = h.conn.Call(ctx, xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Domain: made, Flags: inactiveXML}, &is)
+	if err == nil {
+		did, err = t.Variables.Place(is.XML)
+	}
+	if err == nil {
+		return did, nil
+	}
+	if t.Replaces != "" {
+		return "", fmt.Errorf("it is replaced, but do not start it: %w", err)
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), replacing)
+	defer stop()
+	if undo := h.conn.Call(ctx, xdr.ProcDomainUndefineFlags, &xdr.WithDomainFlags{Domain: made, Flags: keepNVRAM}, nil); undo != nil {
+		return "", fmt.Errorf("it is defined, but do not start it: %w", errors.Join(err, undo))
+	}
+	return "", err
+}
+
+// Flags of libvirt's: the stored definition's XML, and to keep the UEFI variables.
+const (
+	inactiveXML = 2
+	keepNVRAM   = 8
+)
 
 // makeTemplate keeps a guest from being started.
 func (h host) makeTemplate(ctx context.Context, id string) error {
