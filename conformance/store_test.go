@@ -114,7 +114,7 @@ func (d *daemon) importFirmware(t *testing.T) {
 	copy(vars[len(vars)-4:], "mine") // what its guest has written
 	host := filepath.Join(d.dir, "host")
 	for name, text := range map[string]string{
-		"etc/libvirt/qemu/efi.xml": "<domain type='qemu'><name>efi</name><memory unit='MiB'>64</memory><os firmware='efi'><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features></domain>",
+		"etc/libvirt/qemu/efi.xml":               "<domain type='qemu'><name>efi</name><memory unit='MiB'>64</memory><os firmware='efi'><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features></domain>",
 		"var/lib/libvirt/qemu/nvram/efi_VARS.fd": string(vars),
 	} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(host, name)), 0o700); err != nil {
