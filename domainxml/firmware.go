@@ -46,7 +46,7 @@ func describeNVRAM(n *node, v *domain.NVRAM) {
 		n.str(map[string]string{"file": "file", "block": "dev"}[v.Type], &v.Path)
 		each(n, "seclabel", &v.SecLabels, func(n *node, l *device.SourceLabel) {
 			if describeSourceLabel(n, l); n.reading() && l.Model == "selinux" {
-				n.unsupported("model", l.Model)
+				n.refuse("model", "labels of the model %s are not given to UEFI variables; leave the seclabel out", l.Model)
 			}
 		})
 	})

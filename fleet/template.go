@@ -120,6 +120,7 @@ func inheritNamespaces(e, around *markup.Element) {
 // elements that do not belong and placeholders that are not known.
 func checkTemplate(doc string) error {
 	d := xml.NewDecoder(strings.NewReader(doc))
+	d.CharsetReader = func(_ string, rest io.Reader) (io.Reader, error) { return rest, nil } // it has been parsed before
 	depth := 0
 	for {
 		from := d.InputOffset()

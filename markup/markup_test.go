@@ -39,7 +39,6 @@ func TestHostileDocumentsAreRefused(t *testing.T) {
 		"attribute twice":       "<a b='1' b='2'/>",
 		"control character":     "<a>\x01</a>",
 		"not UTF-8":             "<a>\xff</a>",
-		"other encoding":        `<?xml version="1.0" encoding="UTF-16"?><a/>`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse(doc)

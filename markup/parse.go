@@ -131,9 +131,18 @@ const before = "\ufeff \t\r\n"
 
 // Begins says whether a text begins as a document does. No other is parsed, however blank what stands
 // before its root may be called: who looks for documents among texts finds all.
-func Begins(text string) bool { return strings.HasPrefix(strings.TrimLeft(text, before), "<") }
+func Begins(text string) bool {
+	return strings.HasPrefix(strings.TrimLeft(text, before), "<") || byteOrder(text) != nil
+}
 
 func parse(doc string, maxSize int) (*Element, error) {
+	if len(doc) > maxSize {
+		return nil, invalid("document has %d bytes, more than the %d allowed", len(doc), maxSize)
+	}
+	doc, err := fromUTF16(doc)
+	if err != nil {
+		return nil, err
+	}
 	if err := checkLength(doc, maxSize); err != nil {
 		return nil, err
 	}
@@ -141,14 +150,22 @@ func parse(doc string, maxSize int) (*Element, error) {
 		return nil, invalid("line 1: text outside the root element")
 	}
 	r := &reader{dec: xml.NewDecoder(strings.NewReader(doc)), spaces: map[string][]string{}}
+	var unread error // why the encoding cannot be read
+	r.dec.CharsetReader = func(name string, rest io.Reader) (text io.Reader, err error) {
+		text, unread = charset(doc, name, rest)
+		return text, unread
+	}
 	for {
 		// Raw tokens keep the prefixes; nesting and namespaces are checked here.
 		token, err := r.dec.RawToken()
 		if errors.Is(err, io.EOF) {
 			return r.finish()
 		}
+		if unread != nil {
+			return nil, unread
+		}
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Invalid, fault.XML, "cannot parse document")
+			return nil, invalid("cannot parse document: %s", strings.TrimPrefix(err.Error(), "xml: "))
 		}
 		if err := r.take(token); err != nil {
 			return nil, err

@@ -95,8 +95,12 @@ func (e entries[X, T]) read(u Update) (item T, err error) {
 	if root.Name != e.element {
 		return item, fault.New(fault.Invalid, fault.XML, "section %s takes a <%s>, not a <%s>", u.Section, e.element, root.Name)
 	}
+	text, err := markup.Format(root) // in UTF-8, whatever the client declared
+	if err != nil {
+		return item, err
+	}
 	var x X
-	if err := xml.Unmarshal([]byte(u.XML), &x); err != nil {
+	if err := xml.Unmarshal([]byte(text), &x); err != nil {
 		return item, fault.Wrap(err, fault.Invalid, fault.XML, "cannot read the <%s>", e.element)
 	}
 	r := &reader{}
