@@ -14,7 +14,6 @@
 package domainxml
 
 import (
-	"encoding/xml"
 	"slices"
 	"strings"
 
@@ -157,13 +156,9 @@ func throughLibvirt[L any](root *markup.Element) (*markup.Element, error) {
 		e, ok := n.(*markup.Element)
 		return ok && e.Name == "metadata"
 	})
-	doc, err := markup.Format(&bare)
-	if err != nil {
-		return nil, err
-	}
 	known := new(L)
-	if err := xml.Unmarshal([]byte(doc), known); err != nil {
-		return nil, fault.Wrap(err, fault.Invalid, fault.XML, "cannot read document")
+	if err := bare.Unmarshal(known); err != nil {
+		return nil, err
 	}
 	text, err := markup.Format(known)
 	if err != nil {

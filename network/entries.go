@@ -1,7 +1,6 @@
 package network
 
 import (
-	"encoding/xml"
 	"slices"
 	"strconv"
 	"strings"
@@ -95,13 +94,9 @@ func (e entries[X, T]) read(u Update) (item T, err error) {
 	if root.Name != e.element {
 		return item, fault.New(fault.Invalid, fault.XML, "section %s takes a <%s>, not a <%s>", u.Section, e.element, root.Name)
 	}
-	text, err := markup.Format(root) // in UTF-8, whatever the client declared
-	if err != nil {
-		return item, err
-	}
 	var x X
-	if err := xml.Unmarshal([]byte(text), &x); err != nil {
-		return item, fault.Wrap(err, fault.Invalid, fault.XML, "cannot read the <%s>", e.element)
+	if err := root.Unmarshal(&x); err != nil {
+		return item, err
 	}
 	r := &reader{}
 	if item = e.understand(r, x); r.err == nil && e.check != nil {

@@ -24,8 +24,8 @@ func Parse(doc string, strict bool) (Definition, error) {
 		return Definition{}, fault.New(fault.Invalid, fault.XML, "the document describes a %q, not a network", submitted.Name)
 	}
 	var x libvirtxml.Network
-	if err := x.Unmarshal(doc); err != nil {
-		return Definition{}, fault.Wrap(err, fault.Invalid, fault.XML, "cannot read the network's document")
+	if err := submitted.Unmarshal(&x); err != nil {
+		return Definition{}, err
 	}
 	d, err := understand(&x)
 	if err != nil {

@@ -70,7 +70,7 @@ func Parse(doc string, strict bool) (Definition, error) {
 	if len(d.Description) > maxText || len(d.Usage.ID) > maxUsage {
 		return Definition{}, fault.New(fault.Invalid, fault.XML, "the secret's description is longer than %d bytes, or what it is for than %d", maxText, maxUsage)
 	}
-	return d, refuseUnknown(root, doc, strict)
+	return d, refuseUnknown(root, strict)
 }
 
 func yes(e *markup.Element, name string) (bool, error) {
@@ -99,13 +99,13 @@ func parseUsage(e *markup.Element) (Usage, error) {
 	return u, nil
 }
 
-func refuseUnknown(root *markup.Element, doc string, strict bool) error {
+func refuseUnknown(root *markup.Element, strict bool) error {
 	if !strict {
 		return nil
 	}
 	var x libvirtxml.Secret
-	if err := x.Unmarshal(doc); err != nil {
-		return fault.Wrap(err, fault.Invalid, fault.XML, "cannot read the secret's document")
+	if err := root.Unmarshal(&x); err != nil {
+		return err
 	}
 	text, err := markup.Format(&x)
 	if err != nil {

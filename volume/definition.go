@@ -104,7 +104,7 @@ func parsePool(doc, id string, validate bool) (*definition, error) {
 	if err := d.readFeatures(root.Child("features")); err != nil {
 		return nil, err
 	}
-	return d, explainLoss(root, d.understood(), &libvirtxml.StoragePool{}, doc, validate, d.unused())
+	return d, explainLoss(root, d.understood(), &libvirtxml.StoragePool{}, validate, d.unused())
 }
 
 // readFeatures takes whether files are copied on write.

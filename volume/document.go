@@ -197,13 +197,13 @@ func (d *definition) unused() map[string]bool {
 
 // explainLoss refuses by name what libvirt would know in a document and what
 // was not understood of it. With validate it also refuses what nobody knows.
-func explainLoss(submitted, understood *markup.Element, into libvirtxml.Document, doc string, validate bool, status map[string]bool) error {
+func explainLoss(submitted, understood *markup.Element, into libvirtxml.Document, validate bool, status map[string]bool) error {
 	unread := notStatus(markup.Unknown(submitted, understood), status)
 	if len(unread) == 0 {
 		return nil
 	}
-	if err := into.Unmarshal(doc); err != nil {
-		return fault.Wrap(err, fault.Invalid, fault.XML, "cannot read document")
+	if err := submitted.Unmarshal(into); err != nil {
+		return err
 	}
 	text, err := into.Marshal()
 	if err != nil {

@@ -76,7 +76,7 @@ func parseVolume(doc string, validate bool) (*wish, error) {
 		}
 		w.backing = &image.Backing{Name: path, Format: image.Format(attr(backing.Child("format"), "type"))}
 	}
-	return w, explainLoss(root, w.understood(), &libvirtxml.StorageVolume{}, doc, validate, volumeStatus)
+	return w, explainLoss(root, w.understood(), &libvirtxml.StorageVolume{}, validate, volumeStatus)
 }
 
 // compatVersion is how versions of image formats are written.
