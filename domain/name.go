@@ -8,9 +8,9 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 )
 
-// maxName is the length of a name in bytes. It leaves room for the files that
-// are named after the guest within the 255 that file systems allow.
-const maxName = 200
+// maxName is the length of a name in bytes, as libvirt has it: while it writes a definition
+// its file is called NAME.xml.new, and file systems allow 255.
+const maxName = 247
 
 // CheckName refuses a name that could not be shown, or that would lead a path
 // made from it elsewhere.

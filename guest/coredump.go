@@ -35,7 +35,7 @@ func (g *Guest) dumpCore() {
 		return
 	}
 	r.dumping = true
-	path := filepath.Join(g.reg.coreDir(), g.record.Name+time.Now().UTC().Format(coreTime)+coreSuffix)
+	path := filepath.Join(g.reg.coreDir(), fileStem(g.record.Name)+time.Now().UTC().Format(coreTime)+coreSuffix)
 	name, memory := g.record.Name, r.def.Memory
 	g.reg.loops.Go(func() {
 		err := g.reg.roomForCore(name, memory)
@@ -85,7 +85,7 @@ func (r *Registry) roomForCore(name string, memory uint64) error {
 		if stem := strings.TrimSuffix(filepath.Base(p), coreSuffix); len(stem) > len(coreTime) {
 			c.guest = stem[:len(stem)-len(coreTime)]
 		}
-		if _, err := r.ByName(c.guest); err != nil {
+		if !r.stemTaken(c.guest) {
 			c.guest = ""
 		}
 		if info, err := os.Lstat(p); err == nil {
@@ -93,7 +93,7 @@ func (r *Registry) roomForCore(name string, memory uint64) error {
 		}
 		cores = append(cores, c)
 	}
-	for _, c := range surplus(cores, name) {
+	for _, c := range surplus(cores, fileStem(name)) {
 		removeFile(r.log, c.path)
 	}
 	free, err := freeRoom(r.life, r.coreDir())

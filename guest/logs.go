@@ -70,12 +70,12 @@ const maxLeft = 1024
 
 // logged says whether there is a guest whose log that is, or whose TPM's.
 func (r *Registry) logged(path string) bool {
-	name := strings.TrimSuffix(filepath.Base(path), ".log")
-	_, err := r.ByName(name)
-	if guest, is := strings.CutSuffix(name, tpmLog); err != nil && is {
-		_, err = r.ByName(guest)
+	stem := strings.TrimSuffix(filepath.Base(path), ".log")
+	if r.stemTaken(stem) {
+		return true
 	}
-	return err == nil
+	guest, is := strings.CutSuffix(stem, tpmLog)
+	return is && r.stemTaken(guest)
 }
 
 // dropLogs removes the oldest logs of guests that are no longer there.

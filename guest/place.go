@@ -177,8 +177,8 @@ func (r *Registry) attachNIC(ctx context.Context, def *domain.Definition, n *dev
 	if n.Type == "user" {
 		return nil, nil, nil
 	}
-	if n.Backend == "" && def.Virt != "kvm" {
-		// vhost speeds up what KVM runs; an emulated guest gains nothing by it.
+	if def.Virt != "kvm" {
+		// vhost speeds up what KVM runs; an emulated guest gains nothing by it, and libvirt gives it none.
 		plain := *n
 		plain.Backend = "qemu"
 		n = &plain
@@ -256,7 +256,7 @@ func (r *Registry) openLog(name, purpose, emulator string, c *qemu.Command) (*os
 
 // appendLog opens the guest's log to write at its end.
 func (r *Registry) appendLog(name string) (*os.File, error) {
-	path := filepath.Join(r.logDir(), name+".log")
+	path := filepath.Join(r.logDir(), fileStem(name)+".log")
 	if err := rotate(path); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot rotate the log of domain %q", name)
 	}
@@ -281,7 +281,7 @@ func rotate(path string) error {
 // lastWords gives the end of what QEMU wrote, for an error that must say why it
 // ended.
 func (r *Registry) lastWords(name string, p *qemu.Process) string {
-	words := readTail(filepath.Join(r.logDir(), name+".log"))
+	words := readTail(filepath.Join(r.logDir(), fileStem(name)+".log"))
 	if i := strings.LastIndex(words, ": starting\n"); i >= 0 {
 		words = afterCommand(words[i:])
 	}

@@ -97,7 +97,7 @@ func (r *Registry) startTPM(ctx context.Context, run *run, t *device.TPM, socket
 	// swtpm 0.7 mistakes a log that it is handed for its socket, and opens a pid file
 	// that it is handed once more by its name: in a chamber both are where the guest's
 	// sockets are.
-	seen, log := state, filepath.Join(r.logDir(), run.Name+tpmLog+".log")
+	seen, log := state, filepath.Join(r.logDir(), fileStem(run.Name)+tpmLog+".log")
 	if run.User != nil {
 		seen, log = tpmSeen, filepath.Join(run.ownPath(), t.Alias+".log")
 	}

@@ -282,6 +282,8 @@ func backend(a *device.NICAttachment, nic *device.NIC) error {
 	case nic.Backend == "qemu":
 		a.VHostReason = "the definition asks for QEMU's own back end"
 		return nil
+	case !virtio(nic) && nic.Backend == "vhost":
+		return fault.New(fault.Unsupported, fault.Config, "devices/interface/driver/@name: vhost serves models of virtio, not %s; leave the driver out, or use model virtio", nic.Model)
 	case !virtio(nic):
 		a.VHostReason = fmt.Sprintf("a NIC of model %q cannot use it", nic.Model)
 		return nil
