@@ -14,7 +14,7 @@ var driveUnits = map[string]struct{ buses, units uint }{
 }
 
 // targetPrefixes are the beginnings of the names of disks.
-var targetPrefixes = []string{"fd", "hd", "sd", "vd", "xvd"}
+var targetPrefixes = []string{"fd", "hd", "sd", "vd", "xvd", "ubd"}
 
 // TargetIndex counts the letters of a disk's name: vda is 0, vdz 25, vdaa 26. Digits at the end do not
 // count.

@@ -10,7 +10,8 @@ func describeChar(n *node, d *device.Char) {
 	if n.reading() { // a published definition is only read
 		d.Role = device.CharRole(n.e.Name)
 	}
-	describeBackend(n, &d.Backend, d.Role == device.Console)
+	n.implied("type", "pty")
+	describeBackend(n, &d.Backend, d.Role == device.Console && (n.reading() || d.Port == 0))
 	describeCharTarget(n, d)
 	n.info(&d.Info)
 }

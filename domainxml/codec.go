@@ -151,6 +151,13 @@ func (p *pass) own(e *markup.Element) {
 	e.Attrs, p.owner = p.attrs[:0], e
 }
 
+// implied gives an attribute the value that libvirt takes where a document has none.
+func (n *node) implied(attr, value string) {
+	if n.reading() && !slices.ContainsFunc(n.e.Attrs, func(a markup.Attr) bool { return a.Name == attr }) {
+		n.e.Attrs = append(n.e.Attrs, markup.Attr{Name: attr, Value: value})
+	}
+}
+
 // ignore takes an attribute or, with attr "", the whole element off the document
 // that is read: it is understood, and means nothing to a definition.
 func (n *node) ignore(attr string) {

@@ -18,6 +18,9 @@ func completeDisk(d *device.Disk) error {
 		if d.Device == "floppy" {
 			d.Bus = "fdc"
 		}
+		if d.Bus == "" {
+			return fault.New(fault.Unsupported, fault.Config, "disk target %q without a bus means one of Xen's or of UML's; say bus='virtio', or call it vda", d.Target)
+		}
 	}
 	if d.Source == nil && d.Device != "cdrom" && d.Device != "floppy" {
 		return invalid("disk %s has no source; only a cdrom or floppy drive may be empty", d.Target)

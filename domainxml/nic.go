@@ -1,13 +1,13 @@
 package domainxml
 
 import (
-	"net"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/device"
 )
 
 func describeNIC(n *node, d *device.NIC) {
+	n.implied("type", "user")
 	n.need("type", &d.Type, "network", "bridge", "direct", "user", "ethernet")
 	n.yes("trustGuestRxFilters", &d.TrustGuestRxFilters)
 	n.in("mac", func(n *node) { n.mac("address", &d.MAC) })
@@ -36,9 +36,9 @@ func (n *node) mac(attr string, p *string) {
 	if n.str(attr, p); n.writing || *p == "" {
 		return
 	}
-	mac, err := net.ParseMAC(*p)
-	if err != nil || len(mac) != 6 || !strings.Contains(*p, ":") {
-		n.invalid(attr, "%q is not a MAC address", *p)
+	mac, err := device.ParseMAC(*p)
+	if err != nil {
+		n.invalid(attr, "%v", err)
 		return
 	}
 	if mac[0]&1 == 1 {

@@ -20,6 +20,7 @@ var unbuiltValues = map[string]string{
 	"os/type/@arch":                  "*",
 	"os/loader/@format":              "*",
 	"os/nvram/@format":               "*",
+	"os/nvram/@type":                 "network dir volume nvme vhostuser",
 	"on_poweroff":                    "*",
 	"on_reboot":                      "*",
 	"on_crash":                       "*",

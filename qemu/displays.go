@@ -35,8 +35,8 @@ func (b *builder) graphics() error {
 			return unsupported("only one display of type %s is possible", g.Type)
 		}
 		seen[g.Type] = true
-		if len(g.Listens) > 1 {
-			return unsupported("a display can listen in one place only")
+		if len(g.Listens) > 1 && !b.rehearsal { // libvirt takes the definition, too
+			return unsupported("devices/graphics/listen: the display of type %s has %d places to listen, and QEMU listens in one; keep one", g.Type, len(g.Listens))
 		}
 		var err error
 		switch g.Type {
@@ -159,7 +159,7 @@ func (b *builder) spice(g *device.Graphics) error {
 		return unsupported("this QEMU has no spice: it is built without, or the package with its modules for spice is missing")
 	}
 	if g.TLSPort != 0 {
-		return unsupported("spice over TLS is not built")
+		return noSpiceTLS("@tlsPort")
 	}
 	spice := list{}
 	switch l := listenOf(g); l.Type {
@@ -197,9 +197,13 @@ func (b *builder) spice(g *device.Graphics) error {
 	return nil
 }
 
+func noSpiceTLS(at string) error {
+	return unsupported("devices/graphics/%s: spice over TLS is not built; have the display listen on this host only, without secure channels, and reach it by SSH", at)
+}
+
 func spiceOptions(spice *list, o device.SpiceOptions) error {
 	if o.DefaultMode == "secure" {
-		return unsupported("spice over TLS is not built")
+		return noSpiceTLS("@defaultMode")
 	}
 	for _, c := range o.Channels {
 		switch c.Mode {
@@ -207,7 +211,7 @@ func spiceOptions(spice *list, o device.SpiceOptions) error {
 			spice.add("plaintext-channel", c.Name)
 		case "any", "":
 		default:
-			return unsupported("spice over TLS is not built (channel %s)", c.Name)
+			return noSpiceTLS("channel/@mode of channel " + c.Name)
 		}
 	}
 	if o.DefaultMode == "insecure" {
