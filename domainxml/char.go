@@ -50,6 +50,9 @@ func describeBackend(n *node, b *device.Backend, tty bool) {
 	if tty && b.Type == "pty" {
 		n.str("tty", &b.Path)
 	}
+	if n.reading() {
+		n.dropKeptOwners()
+	}
 	describeBackendSource(n, b)
 	n.in("protocol", func(n *node) {
 		if b.Type == "tcp" {
@@ -62,6 +65,21 @@ func describeBackend(n *node, b *device.Backend, tty bool) {
 		n.str("file", &b.LogFile)
 		n.on("append", &b.LogAppend)
 	})
+}
+
+// dropKeptOwners takes labels off the sources that is read which say that a file's owner and profile stay.
+// Lodge changes neither.
+func (n *node) dropKeptOwners() {
+	for _, e := range n.e.Elements("source") {
+		source := &node{n.pass, e, n}
+		for _, label := range e.Elements("seclabel") {
+			var l device.SourceLabel
+			c := &node{n.pass, label, source}
+			if describeSourceLabel(c, &l); l.Model != "selinux" && l.Relabel == device.Off {
+				c.ignore("")
+			}
+		}
+	}
 }
 
 func describeBackendSource(n *node, b *device.Backend) {

@@ -137,6 +137,9 @@ func (c *completion) identity() error {
 		}
 	}
 	if d.UUID == "" {
+		d.UUID = saidInSysInfo(d)
+	}
+	if d.UUID == "" {
 		var err error
 		d.UUID, err = c.uuid()
 		return err
@@ -147,6 +150,18 @@ func (c *completion) identity() error {
 	}
 	d.UUID = id.String()
 	return nil
+}
+
+// saidInSysInfo gives the UUID that the guest is to see of itself, or "".
+func saidInSysInfo(d *domain.Definition) string {
+	if d.SysInfo != nil {
+		for _, e := range d.SysInfo.System {
+			if e.Name == "uuid" {
+				return e.Value
+			}
+		}
+	}
+	return ""
 }
 
 func (c *completion) memory() error {

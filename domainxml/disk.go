@@ -180,6 +180,10 @@ func (n *node) dropLabels() {
 // describeSourceLabel knows labels for SELinux; AppArmor's and users' are not of files.
 func describeSourceLabel(n *node, l *device.SourceLabel) {
 	n.need("model", &l.Model, "selinux", "apparmor", "dac")
+	if n.reading() && n.e.Attr("labelskip") == "yes" { // libvirt tells so of a running guest
+		n.ignore("labelskip")
+		n.implied("relabel", "no")
+	}
 	n.yes("relabel", &l.Relabel)
 	if l.Model == "selinux" {
 		n.leaf("label", &l.Label)
