@@ -251,7 +251,8 @@ func checkTemplate(o *domain.OS) error {
 		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@type: UEFI variables are not written to a disk; copy the template to %s yourself", o.NVRAM.Path)
 	case o.NVRAM.Template == "":
 		return fault.New(fault.Failed, fault.Config,
-			"no template for the UEFI variables of %s is known on this host; name one (<nvram template='...'>), or put the guest's own into %s", o.Loader.Path, o.NVRAM.Path)
+			"no template in format %s for the UEFI variables of %s is known on this host; name one (<nvram template='...'>), or put the guest's own into %s",
+			cmp.Or(o.NVRAM.Format, "raw"), o.Loader.Path, o.NVRAM.Path)
 	}
 	return nil
 }
