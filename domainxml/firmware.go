@@ -15,8 +15,11 @@ func describeFirmware(n *node, o *domain.OS) {
 		}
 		each(n, "feature", &o.FirmwareFeatures, func(n *node, f *domain.FirmwareFeature) {
 			n.yes("enabled", &f.Enabled)
-			n.need("name", &f.Name, "secure-boot", "enrolled-keys")
-			if n.reading() && f.Enabled == device.Unset {
+			n.str("name", &f.Name, "secure-boot", "enrolled-keys")
+			if n.strict && f.Name == "" {
+				n.invalid("", "attribute name is missing")
+			}
+			if n.strict && f.Enabled == device.Unset {
 				n.invalid("", "attribute enabled is missing")
 			}
 		})

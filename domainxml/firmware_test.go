@@ -35,7 +35,7 @@ func TestFirmware_ContradictionsAreRefused(t *testing.T) {
 		"variables on another host":    {"", flash + "<nvram type='network'><source protocol='iscsi' name='x'/></nvram>", "", fault.Unsupported, `os/nvram/@type "network"`},
 		"variables without a source":   {"", flash + "<nvram type='file'/>", "", fault.Invalid, "os/nvram: the source is missing"},
 	} {
-		_, err := Parse(bootOf(c.attr, c.os, c.features), Options{Host: testHost()})
+		_, err := Parse(bootOf(c.attr, c.os, c.features), Options{Host: testHost(), Submitted: true})
 		if !fault.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -59,5 +59,14 @@ func TestFirmware_SecureLoaderSwitchesSMMOn(t *testing.T) {
 	}
 	if d.Features.SMM != device.On {
 		t.Error("SMM is not on")
+	}
+}
+
+// TestFirmware_WhatIsStoredIsRead: a guest that an earlier version took is not lost for a word that is refused now.
+func TestFirmware_WhatIsStoredIsRead(t *testing.T) {
+	for _, os := range []string{"<firmware><feature name='secure-boot'/></firmware>", "<loader readonly='yes' type='pflash'/>", "<nvram>/vars.fd</nvram>"} {
+		if _, err := Parse(bootOf("", os, ""), Options{}); err != nil {
+			t.Errorf("%s: %v", os, err)
+		}
 	}
 }
