@@ -199,7 +199,9 @@ func findTemplate(def *domain.Definition, all []host.Firmware) error {
 		if o.NVRAM.Path == "" || cmp.Or(o.NVRAM.Format, "raw") == f.TemplateFormat { // else the file has to be there
 			useTemplate(def, &f)
 		}
-		secureFirmware(def, &f)
+		if o.NVRAM.Path == "" { // a guest that has variables already keeps its machine as it is
+			secureFirmware(def, &f)
+		}
 		o.Loader.ReadOnly = device.On
 		return nil
 	}
@@ -219,7 +221,7 @@ func checkNamed(def *domain.Definition, f *host.Firmware) error {
 	case o.NVRAM.Format != "" && o.NVRAM.Format != f.TemplateFormat && o.NVRAM.Path == "":
 		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is %s, not %s; leave the format out, or name a file that has it",
 			f.Template, f.TemplateFormat, o.NVRAM.Format)
-	case f.Has("requires-smm") && def.Features.SMM == device.Off:
+	case f.Has("requires-smm") && def.Features.SMM == device.Off && o.NVRAM.Path == "":
 		return fault.New(fault.Unsupported, fault.Config, "features/smm: the firmware %s needs SMM; take <smm state='off'/> out, or name other firmware", f.Code)
 	}
 	return nil

@@ -179,7 +179,8 @@ func TestFirmware_OfAPathHasItsTemplate(t *testing.T) {
 		"a file of another format": {
 			"pc-q35-7.2", "CODE.fd", func(d *domain.Definition) { d.OS.NVRAM.Format, d.OS.NVRAM.Path = "qcow2", "/srv/vars" }, "", "", device.Unset,
 		},
-		"SMM off": {"pc-q35-7.2", "CODE.secboot.fd", func(d *domain.Definition) { d.Features.SMM = device.Off }, "", "features/smm", device.Unset},
+		"a file of its own": {"pc-q35-7.2", "CODE.secboot.fd", func(d *domain.Definition) { d.OS.NVRAM.Path = "/srv/vars" }, "VARS.fd", "", device.Unset},
+		"SMM off":           {"pc-q35-7.2", "CODE.secboot.fd", func(d *domain.Definition) { d.Features.SMM = device.Off }, "", "features/smm", device.Unset},
 	} {
 		d := efiGuest(c.machine, func(d *domain.Definition) { path(d, c.code) })
 		if c.more != nil {
