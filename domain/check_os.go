@@ -71,7 +71,7 @@ func checkLoader(d *Definition) error {
 	switch {
 	case len(o.FirmwareFeatures) > 0:
 		return contradiction("os/firmware asks for features of a firmware that is picked: say <os firmware='efi'>, or leave it out")
-	case *l == (Loader{}):
+	case *l == (Loader{}) && o.NVRAM.Path == "" && o.NVRAM.Template == "":
 		return nil
 	case l.Path == "":
 		return contradiction("os/loader needs the path of a firmware; or say <os firmware='efi'>, which picks one")

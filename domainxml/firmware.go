@@ -5,7 +5,6 @@ import (
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
-	"github.com/lodge-kvm/lodge/fault"
 )
 
 func describeFirmware(n *node, o *domain.OS) {
@@ -58,47 +57,13 @@ func describeNVRAM(n *node, v *domain.NVRAM) {
 	}
 }
 
-// firmware refuses what contradicts itself about the firmware, whatever the host has.
+// firmware keeps of each feature what is said last, as libvirt does.
 func (c *completion) firmware() error {
-	o := &c.d.OS
-	o.FirmwareFeatures = lastOfEach(o.FirmwareFeatures)
-	enabled := map[string]device.Switch{}
-	for _, f := range o.FirmwareFeatures {
-		enabled[f.Name] = f.Enabled
-	}
-	hasNVRAM := o.NVRAM.Path != "" || o.NVRAM.Template != ""
-	switch {
-	case enabled["enrolled-keys"] == device.On && enabled["secure-boot"] == device.Off:
-		return invalid("os/firmware: enrolled-keys needs secure-boot, which is switched off")
-	case o.Firmware == "" && len(enabled) > 0:
-		return invalid("os/firmware: features choose firmware where os has firmware='efi'; add it")
-	case o.Firmware == "" && o.Loader.Path == "" && (hasNVRAM || o.Loader != (domain.Loader{})):
-		return invalid("os/loader: it has no path; add one, or firmware='efi' to os")
-	case o.Firmware == "bios" && hasNVRAM:
-		return invalid("os/nvram: only firmware of type efi has variables")
-	case o.Loader.Stateless == device.On && hasNVRAM:
-		return invalid("os/nvram: a loader that is stateless has no variables; leave nvram out")
-	case o.Loader.Stateless == device.Off && o.Firmware != "efi" && o.Loader.Type != "pflash":
-		return invalid("os/loader/@stateless: only a loader of type pflash has variables")
-	case o.Firmware == "efi" && o.Loader.Path == "" && o.Loader.ReadOnly == device.Off:
-		return invalid("os/loader/@readonly: firmware that is chosen is shared, and only read; leave it out")
-	case o.Loader.Secure == device.On && c.chipset != q35:
-		return fault.New(fault.Unsupported, fault.Config, "os/loader/@secure: Secure Boot needs a machine of type q35, not %s", o.Machine)
-	case o.Loader.Secure == device.On && o.Loader.Path != "" && c.d.Features.SMM == device.Off:
-		return fault.New(fault.Unsupported, fault.Config, "os/loader/@secure: Secure Boot needs SMM; take <smm state='off'/> out of features")
-	}
-	if o.Loader.Secure == device.On && o.Loader.Path != "" {
-		c.d.Features.SMM = device.On
-	}
-	return nil
-}
-
-// lastOfEach keeps of each feature what is said last, as libvirt does.
-func lastOfEach(features []domain.FirmwareFeature) []domain.FirmwareFeature {
 	var kept []domain.FirmwareFeature
-	for _, f := range features {
+	for _, f := range c.d.OS.FirmwareFeatures {
 		kept = slices.DeleteFunc(kept, func(k domain.FirmwareFeature) bool { return k.Name == f.Name })
 		kept = append(kept, f)
 	}
-	return kept
+	c.d.OS.FirmwareFeatures = kept
+	return nil
 }

@@ -12,30 +12,20 @@ func bootOf(attr, os, features string) string {
 	return "<domain type='qemu'><name>a</name><memory>1024</memory><os" + attr + "><type arch='x86_64' machine='q35'>hvm</type>" + os + "</os><features><acpi/>" + features + "</features></domain>"
 }
 
-func TestFirmware_ContradictionsAreRefused(t *testing.T) {
+func TestFirmware_PartsAreRefusedByName(t *testing.T) {
 	const auto, flash = " firmware='efi'", "<loader readonly='yes' type='pflash'>/code.fd</loader>"
 	for name, c := range map[string]struct {
-		attr, os, features string
-		kind               fault.Kind
-		says               string
+		attr, os string
+		kind     fault.Kind
+		says     string
 	}{
-		"keys without Secure Boot": {
-			auto, "<firmware><feature enabled='yes' name='enrolled-keys'/><feature enabled='no' name='secure-boot'/></firmware>", "", fault.Invalid, "enrolled-keys needs secure-boot",
-		},
-		"a feature without enabled":    {auto, "<firmware><feature name='secure-boot'/></firmware>", "", fault.Invalid, "os/firmware/feature: attribute enabled is missing"},
-		"features without firmware":    {"", "<firmware><feature enabled='yes' name='secure-boot'/></firmware>", "", fault.Invalid, "add it"},
-		"a loader without a path":      {"", "<loader readonly='yes' type='pflash'/>", "", fault.Invalid, "no path"},
-		"variables without a loader":   {"", "<nvram>/vars.fd</nvram>", "", fault.Invalid, "no path"},
-		"variables of a BIOS":          {" firmware='bios'", "<nvram>/vars.fd</nvram>", "", fault.Invalid, "only firmware of type efi"},
-		"variables of a stateless one": {"", strings.Replace(flash, "type", "stateless='yes' type", 1) + "<nvram>/vars.fd</nvram>", "", fault.Invalid, "stateless"},
-		"a ROM with state":             {"", "<loader type='rom' stateless='no'>/code.fd</loader>", "", fault.Invalid, "pflash"},
-		"chosen firmware to write":     {auto, "<loader readonly='no'/>", "", fault.Invalid, "os/loader/@readonly"},
-		"secure without SMM":           {"", strings.Replace(flash, "type", "secure='yes' type", 1), "<smm state='off'/>", fault.Unsupported, "needs SMM"},
-		"variables in a directory":     {"", flash + "<nvram type='dir'><source dir='/d'/></nvram>", "", fault.Unsupported, `os/nvram/@type "dir"`},
-		"variables on another host":    {"", flash + "<nvram type='network'><source protocol='iscsi' name='x'/></nvram>", "", fault.Unsupported, `os/nvram/@type "network"`},
-		"variables without a source":   {"", flash + "<nvram type='file'/>", "", fault.Invalid, "os/nvram: the source is missing"},
+		"a feature without enabled":  {auto, "<firmware><feature name='secure-boot'/></firmware>", fault.Invalid, "os/firmware/feature: attribute enabled is missing"},
+		"variables without a loader": {"", "<nvram>/vars.fd</nvram>", fault.Invalid, "os/loader needs the path"},
+		"variables in a directory":   {"", flash + "<nvram type='dir'><source dir='/d'/></nvram>", fault.Unsupported, `os/nvram/@type "dir"`},
+		"variables on another host":  {"", flash + "<nvram type='network'><source protocol='iscsi' name='x'/></nvram>", fault.Unsupported, `os/nvram/@type "network"`},
+		"variables without a source": {"", flash + "<nvram type='file'/>", fault.Invalid, "os/nvram: the source is missing"},
 	} {
-		_, err := Parse(bootOf(c.attr, c.os, c.features), Options{Host: testHost(), Submitted: true})
+		err := submit(bootOf(c.attr, c.os, ""))
 		if !fault.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -49,16 +39,6 @@ func TestFirmware_TheLastWordOfAFeatureCounts(t *testing.T) {
 	}
 	if f := d.OS.FirmwareFeatures; len(f) != 1 || f[0].Enabled != device.Off {
 		t.Errorf("features are %+v", f)
-	}
-}
-
-func TestFirmware_SecureLoaderSwitchesSMMOn(t *testing.T) {
-	d, err := Parse(bootOf("", "<loader readonly='yes' secure='yes' type='pflash'>/code.fd</loader>", ""), Options{Host: testHost()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d.Features.SMM != device.On {
-		t.Error("SMM is not on")
 	}
 }
 
