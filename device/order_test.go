@@ -18,8 +18,12 @@ func diskNames(s *Set) string {
 
 func TestSortDisks_ByBusAndName(t *testing.T) {
 	s := &Set{Disks: []*Disk{
-		{Bus: "virtio", Target: "vdb"}, {Bus: "sata", Target: "sdaa"}, {Bus: "virtio", Target: "vda"},
-		{Bus: "ide", Target: "hda"}, {Bus: "sata", Target: "sdz"}, {Target: "vdc"},
+		{Bus: "virtio", Target: "vdb"},
+		{Bus: "sata", Target: "sdaa"},
+		{Bus: "virtio", Target: "vda"},
+		{Bus: "ide", Target: "hda"},
+		{Bus: "sata", Target: "sdz"},
+		{Target: "vdc"},
 	}}
 	s.SortDisks()
 	if got, want := diskNames(s), "virtio:vda virtio:vdb sata:sdz sata:sdaa ide:hda :vdc"; got != want {
@@ -49,9 +53,13 @@ func TestAdd_DiskJoinsItsBus(t *testing.T) {
 
 func TestSortControllers_MainPartBeforeCompanions(t *testing.T) {
 	s := &Set{Controllers: []*Controller{
-		{Type: "usb", Index: 1, Model: "ich9-uhci2", HasMaster: true}, {Type: "scsi", Index: 2},
-		{Type: "usb", Index: 1, Model: "ich9-uhci1", HasMaster: true}, {Type: "usb", Index: 1, Model: "ich9-ehci1"},
-		{Type: "usb", Index: 0, Model: "piix3-uhci"}, {Type: "scsi", Index: NoIndex}, {Type: "scsi", Index: 0},
+		{Type: "usb", Index: 1, Model: "ich9-uhci2", HasMaster: true},
+		{Type: "scsi", Index: 2},
+		{Type: "usb", Index: 1, Model: "ich9-uhci1", HasMaster: true},
+		{Type: "usb", Index: 1, Model: "ich9-ehci1"},
+		{Type: "usb", Index: 0, Model: "piix3-uhci"},
+		{Type: "scsi", Index: NoIndex},
+		{Type: "scsi", Index: 0},
 	}}
 	s.SortControllers()
 	var got []string

@@ -59,18 +59,18 @@ func efiGuest(machine string, more func(*domain.Definition)) *domain.Definition 
 func TestFirmware_WhatIsNotAskedForIsNotRefused(t *testing.T) {
 	all, dir := installedFirmware(t)
 	const ms, secboot, plain, none = "CODE.ms.fd", "CODE.secboot.fd", "CODE.fd", ""
-	yes, no, any := device.On, device.Off, device.Unset
+	yes, no, open := device.On, device.Off, device.Unset
 	for _, c := range []struct {
 		secure, enrolled   device.Switch
 		q35, q35NoSMM, old string // by machine, and with SMM switched off
 	}{
-		{any, any, ms, plain, plain},
-		{any, yes, ms, none, none},
-		{any, no, secboot, plain, plain},
-		{yes, any, ms, none, none},
+		{open, open, ms, plain, plain},
+		{open, yes, ms, none, none},
+		{open, no, secboot, plain, plain},
+		{yes, open, ms, none, none},
 		{yes, yes, ms, none, none},
 		{yes, no, secboot, none, none},
-		{no, any, plain, plain, plain},
+		{no, open, plain, plain, plain},
 		{no, no, plain, plain, plain},
 		{no, yes, none, none, none}, // refused before, by name
 	} {
@@ -79,15 +79,15 @@ func TestFirmware_WhatIsNotAskedForIsNotRefused(t *testing.T) {
 			smm     device.Switch
 			want    string
 		}{
-			{"pc-q35-7.2", any, c.q35},
+			{"pc-q35-7.2", open, c.q35},
 			{"pc-q35-7.2", yes, c.q35},
 			{"pc-q35-7.2", no, c.q35NoSMM},
-			{"pc-i440fx-7.2", any, c.old},
+			{"pc-i440fx-7.2", open, c.old},
 		} {
 			d := efiGuest(m.machine, func(d *domain.Definition) {
 				d.Features.SMM = m.smm
 				for name, said := range map[string]device.Switch{"secure-boot": c.secure, "enrolled-keys": c.enrolled} {
-					if said != any {
+					if said != open {
 						d.OS.FirmwareFeatures = append(d.OS.FirmwareFeatures, domain.FirmwareFeature{Name: name, Enabled: said})
 					}
 				}

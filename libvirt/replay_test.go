@@ -79,9 +79,11 @@ func TestReplay_TerraformNetworks(t *testing.T) {
 	some := &libvirtxml.NetworkDnsmasqOptions{Option: []libvirtxml.NetworkDnsmasqOption{{Value: "server=/tt.test/10.17.1.7"}, {Value: "no-hosts"}}}
 	ownBridge := func(name string) *libvirtxml.NetworkBridge { return &libvirtxml.NetworkBridge{Name: name, STP: "on"} }
 	for _, n := range []libvirtxml.Network{
-		{Name: "nat", Forward: &libvirtxml.NetworkForward{Mode: "nat", NAT: nat}, Bridge: ownBridge(""), IPs: []libvirtxml.NetworkIP{terraformIP(1)}, DNS: dns,
+		{
+			Name: "nat", Forward: &libvirtxml.NetworkForward{Mode: "nat", NAT: nat}, Bridge: ownBridge(""), IPs: []libvirtxml.NetworkIP{terraformIP(1)}, DNS: dns,
 			Domain: &libvirtxml.NetworkDomain{Name: "lab.test", LocalOnly: "yes"}, MTU: &libvirtxml.NetworkMTU{Size: 1400}, DnsmasqOptions: some,
-			Routes: []libvirtxml.NetworkRoute{{Address: "10.18.0.0", Prefix: 16, Gateway: "10.17.1.2"}}},
+			Routes: []libvirtxml.NetworkRoute{{Address: "10.18.0.0", Prefix: 16, Gateway: "10.17.1.2"}},
+		},
 		{Name: "plain", Forward: &libvirtxml.NetworkForward{Mode: "nat", NAT: nat}, Bridge: ownBridge("tf-plain"), IPs: []libvirtxml.NetworkIP{terraformIP(2)}, DnsmasqOptions: none},
 		{Name: "none", Bridge: ownBridge(""), IPs: []libvirtxml.NetworkIP{terraformIP(3)}, DNS: &libvirtxml.NetworkDNS{Enable: "yes"}, DnsmasqOptions: none},
 		{Name: "lone", Bridge: ownBridge(""), IPs: []libvirtxml.NetworkIP{}, DnsmasqOptions: none},
