@@ -9,6 +9,7 @@
 # make down    the end of that
 # make lab-image  the guest that the lab's workloads run in (once, about two minutes), put where `lodge lab run` looks
 # make lab-mini   a tile, the shop, disks and an added processor on emulated guests, counted on both sides
+# make nested-host  tests on a host of their own, with systemd, nodes, AppArmor and an IOMMU, in an emulated guest
 # make lab-compare  docs/lab/compare.md measured anew: the lab's scenarios at lodged and at libvirt's own daemon
 # make bench   docs/figures.md measured anew, with libvirt's own daemon beside
 # make bench-define  what definitions with 1,000 devices cost, in processor time
@@ -53,7 +54,7 @@ TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt o
 # What the lab's loads are tried on. None of them starts a service.
 LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio sysbench
 
-.PHONY: build check format generate lint unit test crash clients soak fuzz vulnerabilities up down bench bench-define guest lab-image lab-mini lab-compare
+.PHONY: build check format generate lint unit test crash clients soak fuzz nested-host vulnerabilities up down bench bench-define guest lab-image lab-mini lab-compare
 # The lab's agent is static, because it is the first process of the lab's guests.
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/...
@@ -124,6 +125,13 @@ DURATION ?= 1h
 soak:
 	@scripts/need $(TEST_PACKAGES)
 	LODGE_STORM=$(DURATION) scripts/record soak $(GO) test -race -count=1 -v -timeout 0 -run '^TestStorm$$' ./conformance
+
+# Its programs are static: the host within may have another C library.
+nested-host: guest
+	@scripts/need qemu-system-x86 qemu-utils mmdebstrap e2fsprogs debian-archive-keyring
+	CGO_ENABLED=0 $(GO) build $(STAMP) -o bin/nested/ ./cmd/... ./conformance/nested/agent
+	LODGE_NESTED=$(CACHE)/nested LODGE_NESTED_BIN=$(CURDIR)/bin/nested \
+		$(GO) test -count=1 -v -timeout 20m -run '^TestNested' ./conformance/nested
 
 # FUZZ=markup chooses targets whose PACKAGE.NAME matches; of TOTAL=2h those get the most that had the least.
 fuzz:

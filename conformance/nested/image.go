@@ -1,0 +1,192 @@
+// Package nested boots a whole host in a guest, for tests of what a test host
+// rarely has: systemd with version 2 control groups, several NUMA nodes,
+// AppArmor that enforces, an IOMMU. The guest is emulated, and KVM works in it
+// all the same: QEMU emulates the virtualization of AMD's processors.
+//
+// A test boots a Host once, saves its state, and rewinds to that state in a
+// second. It runs scripts in it as root, each bounded in time.
+//
+// The tests here are those that need such a host. They are started by
+// `make nested-host`. What must not move in: tests that any host can run.
+package nested
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/guestimage"
+)
+
+// suite is the Debian that the host is made of, whatever the machine's own is.
+const suite = "bookworm"
+
+// packages are what the host has beyond what Debian needs to run at all.
+var packages = strings.Fields(`
+	linux-image-cloud-amd64 systemd systemd-sysv dbus udev kmod busybox-static
+	iproute2 iputils-arping iputils-ping e2fsprogs procps pciutils nftables apparmor dnsmasq-base
+	qemu-system-x86 qemu-utils libvirt-clients`)
+
+// drivers are what the kernel needs for its root. ext4 is built in.
+var drivers = []string{"virtio_pci", "virtio_blk", "virtio_console"}
+
+// maxRoot is the size of the root file system; the file is sparse.
+const maxRoot = "4G"
+
+//go:embed image
+var recipe embed.FS
+
+// Image is a Debian that can be booted. Its files must not be written to.
+type Image struct{ Kernel, Initrd, Root string }
+
+// whole is made last in an image's folder.
+const whole = "whole"
+
+// Build makes the image, or finds it in the cache: it is named by what it is made
+// of. It takes about two minutes, downloads 200 MB and needs root. Only one Build
+// may run in a cache at a time.
+func Build(ctx context.Context, cache string) (Image, error) {
+	dir := filepath.Join(cache, "debian-"+digest())
+	image := Image{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd"), Root: filepath.Join(dir, "root.ext4")}
+	if _, err := os.Stat(filepath.Join(dir, whole)); err == nil {
+		return image, nil
+	}
+	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
+		return Image{}, fmt.Errorf("cannot make the nested host's image: %w", err)
+	}
+	tree := filepath.Join(dir, "tree")
+	defer func() { _ = os.RemoveAll(tree) }()
+	for _, step := range []func() error{
+		func() error { return bootstrap(ctx, dir, tree) },
+		func() error { return takeKernel(ctx, tree, image) },
+		func() error {
+			return run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-O", "^has_journal", "-d", tree, image.Root, maxRoot)
+		},
+		func() error { return os.WriteFile(filepath.Join(dir, whole), nil, 0o644) },
+	} {
+		if err := step(); err != nil {
+			return Image{}, fmt.Errorf("cannot make the nested host's image: %w", err)
+		}
+	}
+	return image, nil
+}
+
+// digest names all that an image is made from, but for the versions of its packages.
+func digest() string {
+	sum := sha256.New()
+	fmt.Fprintln(sum, suite, packages, drivers, maxRoot, mmdebstrap("", ""))
+	_ = fs.WalkDir(recipe, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := recipe.ReadFile(path)
+		fmt.Fprintf(sum, "%s %x\n", path, sha256.Sum256(content))
+		return err
+	})
+	return hex.EncodeToString(sum.Sum(nil)[:8])
+}
+
+func mmdebstrap(hook, tree string) []string {
+	argv := []string{"mmdebstrap", "--quiet", "--variant=minbase", "--mode=root", "--format=directory", `--aptopt=APT::Install-Recommends "false"`}
+	for _, unwanted := range []string{"doc", "man", "locale", "info"} {
+		argv = append(argv, "--dpkgopt=path-exclude=/usr/share/"+unwanted+"/*")
+	}
+	return append(argv, "--customize-hook="+hook, "--include="+strings.Join(packages, ","), suite, tree)
+}
+
+// bootstrap installs the packages and then our own files.
+func bootstrap(ctx context.Context, dir, tree string) error {
+	if err := os.CopyFS(dir, recipe); err != nil {
+		return err
+	}
+	hook := filepath.Join(dir, "image/customize")
+	if err := os.Chmod(hook, 0o755); err != nil { // embedded files have no modes
+		return err
+	}
+	return run(ctx, mmdebstrap(hook, tree)...)
+}
+
+// takeKernel moves the kernel out of the tree, and makes the first file system.
+func takeKernel(ctx context.Context, tree string, image Image) error {
+	kernels, err := filepath.Glob(filepath.Join(tree, "boot/vmlinuz-*"))
+	if err != nil || len(kernels) != 1 {
+		return fmt.Errorf("there are %d kernels in the tree and not one", len(kernels))
+	}
+	if err := os.Rename(kernels[0], image.Kernel); err != nil {
+		return err
+	}
+	modules, err := readModules(filepath.Join(tree, "usr/lib/modules"))
+	if err != nil {
+		return err
+	}
+	order, err := guestimage.Arrange(ctx, modules, drivers)
+	if err != nil {
+		return err
+	}
+	busybox, err := os.ReadFile(filepath.Join(tree, "bin/busybox"))
+	if err != nil {
+		return err
+	}
+	initProgram, err := recipe.ReadFile("image/init")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(image.Initrd, initrd(busybox, initProgram, order), 0o644)
+}
+
+// initrd gives the first file system as an archive.
+func initrd(busybox, initProgram []byte, modules []guestimage.Module) []byte {
+	var out bytes.Buffer
+	a := guestimage.NewArchive(&out)
+	for _, dir := range []string{"bin", "dev", "etc", "modules", "new", "proc", "sys"} {
+		a.Dir(dir)
+	}
+	a.Char("dev/console", 0o600, 5, 1)
+	a.File("init", 0o755, initProgram)
+	a.File("bin/busybox", 0o755, busybox)
+	var list strings.Builder
+	for _, m := range modules {
+		a.File("modules/"+m.Name+".ko", 0o644, m.Content)
+		list.WriteString("/modules/" + m.Name + ".ko\n")
+	}
+	a.File("etc/modules", 0o644, []byte(list.String()))
+	_ = a.Close() // a buffer takes all
+	return out.Bytes()
+}
+
+func readModules(dir string) (map[string][]byte, error) {
+	files := map[string][]byte{}
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".ko") {
+			return err
+		}
+		files[path], err = os.ReadFile(path)
+		return err
+	})
+	return files, err
+}
+
+// run runs a tool. Cancelled, it gets time to clean up: mmdebstrap has mounts.
+func run(ctx context.Context, argv ...string) error {
+	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	command.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8",
+		"INITRD=No") // read by the kernel package's scripts
+	command.Cancel = func() error { return command.Process.Signal(unix.SIGTERM) }
+	command.WaitDelay = 30 * time.Second
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot run %s: %w: %s", argv[0], err, out[max(0, len(out)-2000):])
+	}
+	return nil
+}
