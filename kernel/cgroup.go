@@ -41,6 +41,9 @@ var controllers = []Controller{
 //	lodge-a1b2/guest-web/            the QEMU process
 //	lodge-a1b2/guest-web/vcpu0/      a thread of it
 //
+// Where the tree of version 2 has an Owner, the parent group is the one that it
+// grants.
+//
 // In version 1 (and on hosts that mount both) every controller has its own tree
 // and a group is a directory in each; in version 2 there is one tree, and the
 // groups of threads are threaded ones.
@@ -49,9 +52,13 @@ type Cgroups struct {
 	v2   bool
 	// trees are the mount points that hold the parent group: for version 2 all
 	// controllers share one.
-	trees  map[Controller]string
-	parent string
-	absent map[Controller]string
+	trees map[Controller]string
+	// name is the instance's, parent the group of it from where a tree is mounted.
+	name, parent string
+	absent       map[Controller]string
+	// owner is asked for the parent group; nil: the parent is made here.
+	owner     Owner
+	ungranted error
 	// turns are held by those who change groups. The kernel does one at a time in
 	// any case, and whoever waits for it there holds a thread.
 	turns chan struct{}
@@ -67,18 +74,35 @@ func (c *Cgroups) change(do func() error) error {
 	return do()
 }
 
+// Owner owns the tree of version 2 groups, as systemd does where it is the first
+// process.
+type Owner interface {
+	// Grant gives the group that the instance with this name may do with as it
+	// likes, from where the tree is mounted. It is made where it is not there.
+	Grant(name, tree string) (group string, err error)
+	// Release takes it back when nothing is in it any more.
+	Release(name string) error
+}
+
 // OpenCgroups finds the host's control groups and makes the parent group of the
 // instance, "lodge" for the one without a name. Controllers that cannot be used
 // are told by Absent; on a host where none can, groups are names without effect
 // and every limit is absent.
-func OpenCgroups(root Root, instance string) *Cgroups {
+func OpenCgroups(root Root, instance string) *Cgroups { return OpenOwnedCgroups(root, instance, nil) }
+
+// OpenOwnedCgroups is OpenCgroups where the tree of version 2 has an owner, unless
+// that is nil. An owner who grants nothing is told of by Ungranted, and the parent
+// group is made as if there were none. So it is while guests of an earlier daemon
+// have groups there.
+func OpenOwnedCgroups(root Root, instance string, owner Owner) *Cgroups {
 	c := &Cgroups{
-		root: root, parent: "lodge", trees: map[Controller]string{}, absent: map[Controller]string{},
+		root: root, name: "lodge", trees: map[Controller]string{}, absent: map[Controller]string{},
 		turns: make(chan struct{}, mostChanging),
 	}
 	if instance != "" {
-		c.parent += "-" + instance
+		c.name += "-" + instance
 	}
+	c.parent = c.name
 	mounts, err := root.cgroupMounts()
 	// A controller serves one version only. Version 1 wins if it has any, as the
 	// rest of such a host then keeps its limits there.
@@ -91,12 +115,47 @@ func OpenCgroups(root Root, instance string) *Cgroups {
 		c.trees = mounts.v1
 	case mounts.v2 != "":
 		c.v2 = true
+		c.settleParent(mounts.v2, owner)
 		c.openUnified(mounts.v2)
 	}
 	for _, controller := range controllers {
 		c.openTree(controller)
 	}
 	return c
+}
+
+// settleParent asks the owner for the parent group.
+func (c *Cgroups) settleParent(tree string, owner Owner) {
+	if owner == nil || len(c.guestsBelow(tree)) > 0 {
+		return
+	}
+	_ = removeGroup(c.root.path(tree, c.parent)) // an earlier daemon's, which owned it itself
+	group, err := owner.Grant(c.name, c.root.path(tree))
+	if err != nil {
+		c.ungranted = err
+		return
+	}
+	c.owner, c.parent = owner, strings.Trim(group, "/")
+}
+
+// Ungranted says why the tree's owner gave no group, or nil.
+func (c *Cgroups) Ungranted() error { return c.ungranted }
+
+// regrant has the owner make the parent group again, which somebody has removed:
+// systemctl stop does so with all guests in it.
+func (c *Cgroups) regrant() error {
+	if _, err := c.owner.Grant(c.name, c.root.path(c.trees[CPUAccounting])); err != nil {
+		return err
+	}
+	for _, controller := range controllers {
+		if controller == CPUAccounting || !c.Has(controller) {
+			continue
+		}
+		if err := c.enableUnified(c.trees[controller], controller); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // openTree makes the parent group in the controller's tree, or notes why not.
@@ -141,15 +200,18 @@ func (c *Cgroups) openUnified(tree string) {
 	}
 }
 
-// enableUnified lets the groups of guests use a controller.
+// enableUnified lets the groups of guests use a controller. An owner has turned on
+// those that it knows: systemd does not know the one for huge pages.
 func (c *Cgroups) enableUnified(tree string, controller Controller) error {
 	if controller == DeviceController {
 		return tryDevices(c.root.path(tree, c.parent))
 	}
-	if err := enable(c.root.path(tree), controller); err != nil {
-		return err
+	for _, dir := range slices.Backward(upwards(tree, "/"+c.parent)) {
+		if err := enable(c.root.path(dir), controller); err != nil {
+			return err
+		}
 	}
-	return enable(c.root.path(tree, c.parent), controller)
+	return nil
 }
 
 // enable lets the children of a version 2 group use a controller.
@@ -178,8 +240,14 @@ func (c *Cgroups) Has(controller Controller) bool { return c.trees[controller] !
 // Absent gives the controllers that are lacking, each with the reason.
 func (c *Cgroups) Absent() map[Controller]string { return maps.Clone(c.absent) }
 
-// Close removes the parent group. It is Busy while guests have groups.
+// Close removes the parent group, or gives it back. It is Busy while guests have groups.
 func (c *Cgroups) Close() error {
+	if c.owner != nil {
+		if guests := c.Guests(); len(guests) > 0 {
+			return fault.New(fault.Busy, fault.Host, "%d guests have control groups", len(guests))
+		}
+		return c.owner.Release(c.name)
+	}
 	var errs []error
 	for _, tree := range c.distinctTrees() {
 		errs = append(errs, removeGroup(c.root.path(tree, c.parent)))

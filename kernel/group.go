@@ -41,13 +41,21 @@ func (c *Cgroups) Guest(name string) *Group {
 func (c *Cgroups) Guests() []string {
 	names := map[string]bool{}
 	for _, tree := range c.distinctTrees() {
-		for _, dir := range c.root.list(tree, c.parent) {
-			if name, is := strings.CutPrefix(dir, guestPrefix); is {
-				names[strings.NewReplacer("%25", "%", "%2f", "/", "%0a", "\n").Replace(name)] = true
-			}
+		for _, name := range c.guestsBelow(tree) {
+			names[name] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(names))
+}
+
+// guestsBelow gives the names of the guests that have groups in a tree.
+func (c *Cgroups) guestsBelow(tree string) (names []string) {
+	for _, dir := range c.root.list(tree, c.parent) {
+		if name, is := strings.CutPrefix(dir, guestPrefix); is {
+			names = append(names, strings.NewReplacer("%25", "%", "%2f", "/", "%0a", "\n").Replace(name))
+		}
+	}
+	return names
 }
 
 // Threads names a group below a guest's for some of its threads, such as vcpu0,
@@ -98,7 +106,13 @@ func (g *Group) Create() error { return g.cgroups.change(g.create) }
 
 func (g *Group) create() error {
 	for _, dir := range g.dirs() {
-		if err := makeGroup(dir); err != nil {
+		err := makeGroup(dir)
+		if errors.Is(err, fs.ErrNotExist) && g.cgroups.owner != nil && !g.threaded {
+			if err = g.cgroups.regrant(); err == nil {
+				err = makeGroup(dir)
+			}
+		}
+		if err != nil {
 			return g.failed(err, "create")
 		}
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/kernel/systemd"
 	"github.com/lodge-kvm/lodge/libvirt"
 	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/secret"
@@ -155,7 +156,7 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	if err != nil {
 		return nil, err
 	}
-	groups := kernel.OpenCgroups(root, o.instance())
+	groups := openGroups(root, o.instance(), log)
 	opened.add(func() error {
 		if err := groups.Close(); !fault.Is(err, fault.Busy) {
 			return err
@@ -220,6 +221,20 @@ func open(ctx context.Context, o *options, log *slog.Logger, opened *closers) (*
 	}
 	opened.add(func() error { guests.Close(); return nil })
 	return &libvirt.Rooms{Events: events, Guests: guests, Networks: networks, Secrets: secrets, Pools: pools, Host: inventory, Devices: devices, Emulators: emulators}, nil
+}
+
+// openGroups opens the control groups of guests, below a unit of systemd's where
+// that is the first process.
+func openGroups(root kernel.Root, instance string, log *slog.Logger) *kernel.Cgroups {
+	var owner kernel.Owner
+	if found := systemd.Find(); found != nil {
+		owner = found
+	}
+	groups := kernel.OpenOwnedCgroups(root, instance, owner)
+	if err := groups.Ungranted(); err != nil {
+		log.Warn("guests' control groups are made beside systemd's units, where systemd does not know of them", "error", err)
+	}
+	return groups
 }
 
 // warn raises the daemon's own limits, and says which others will stop this host.
