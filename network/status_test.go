@@ -2,6 +2,7 @@ package network
 
 import (
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -109,7 +110,7 @@ func TestStatus_RemovesWhatAKilledDaemonLeft(t *testing.T) {
 	defer s.Close()
 	within(t, "it is removed", func() bool {
 		_, err := os.Lstat(filepath.Join(d.Status, "left0.status"))
-		return os.IsNotExist(err)
+		return errors.Is(err, os.ErrNotExist)
 	})
 	n, err := s.ByName("n")
 	ok(t, err)
