@@ -262,7 +262,7 @@ func TestReplay_NetworksOfOthers(t *testing.T) {
 	for name, doc := range map[string]string{
 		"vagrant-libvirt": `<network ipv6='yes'>
   <name>vagrant-libvirt</name>
-  <bridge name="virbr1" stp="on" delay="0" />
+  <bridge name="virbr71" stp="on" delay="0" />
   <forward mode="nat" />
     <ip address="10.19.1.1" netmask="255.255.255.0">
       <dhcp>
@@ -274,7 +274,7 @@ func TestReplay_NetworksOfOthers(t *testing.T) {
 </network>`,
 		"vagrant-private": `<network ipv6='no'>
   <name>vagrant-private</name>
-  <bridge name="virbr2" stp="on" delay="0" />
+  <bridge name="virbr72" stp="on" delay="0" />
   <domain name="lab.test" localOnly="yes" />
   <mtu size="1400" />
 </network>`,
