@@ -57,7 +57,7 @@ func TestAddresses_GuestsStart(t *testing.T) {
 	}
 	t.Run("disks in order", func(t *testing.T) {
 		d.virsh(t, "define", d.file(t, "ordered.xml", "<domain type='qemu'><name>ordered</name><memory unit='MiB'>32</memory>"+
-			"<os><type arch='x86_64' machine='pc'>hvm</type></os><features><tcg><tb-cache unit='MiB'>16</tb-cache></tcg></features>"+
+			"<os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/><tcg><tb-cache unit='MiB'>16</tb-cache></tcg></features>"+
 			"<devices>"+disk("vdc", "virtio")+disk("sda", "sata")+disk("vdb", "virtio")+"</devices></domain>"))
 		d.virsh(t, "start", "ordered")
 		d.virsh(t, "attach-disk", "ordered", d.blank(t, "vda.raw", 1<<20), "vda", "--targetbus", "virtio", "--live", "--config")
