@@ -158,7 +158,7 @@ func describeUSBSource(n *node, d *device.HostDevice) {
 		n.yes("autoAddress", &d.USBFound)
 	}
 	id := func(name string, p *uint) {
-		if n.reading() || d.USBVendor > 0 { // a product may be 0
+		if n.reading() || d.USBVendor > 0 || *p > 0 { // a product may be 0
 			n.in(name, func(n *node) { n.hex("id", p, 4) })
 		}
 	}

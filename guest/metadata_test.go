@@ -38,10 +38,10 @@ func TestADefinitionStaysOneThatCanBeRead(t *testing.T) {
 func TestNewGuestsHaveNamesThatFit(t *testing.T) {
 	r := bareRegistry(t)
 	nothing := func(*Guest) error { return nil }
-	if _, err := r.claimed(t.Context(), strings.Repeat("x", 200), claimedUUID, nothing); err != nil {
+	if _, err := r.claimed(t.Context(), strings.Repeat("x", 247), claimedUUID, nothing); err != nil {
 		t.Error(err)
 	}
-	for _, name := range []string{strings.Repeat("x", 201), "..", "a\rb", " "} {
+	for _, name := range []string{strings.Repeat("x", 248), "..", "a\rb", " "} {
 		if _, err := r.claimed(t.Context(), name, "c0ffee00-0000-4000-8000-0000000000a7", nothing); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%q: %v", name, err)
 		}
