@@ -53,3 +53,11 @@ func TestGenerated_PathsOfOneRunAreDropped(t *testing.T) {
 		}
 	}
 }
+
+// TestGenerated_UserOfOneRunIsDropped: what Lodge shows of a running guest can be defined again.
+func TestGenerated_UserOfOneRunIsDropped(t *testing.T) {
+	def, err := Parse(in("", "<seclabel type='dynamic' model='dac' relabel='no'><label>+70007:+70007</label></seclabel>"), Options{Host: testHost()})
+	if err != nil || len(def.SecLabels) > 0 {
+		t.Errorf("the definition has labels %v: %v", def, err)
+	}
+}

@@ -1,6 +1,7 @@
 package domainxml
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -13,12 +14,19 @@ func Settle(d *domain.Definition) {
 	for _, dev := range d.Devices.All() {
 		settleDevice(dev)
 	}
+	d.SecLabels = slices.DeleteFunc(d.SecLabels, isOfRun)
 	for i := range d.SecLabels {
 		l := &d.SecLabels[i]
 		if l.ImageLabel = ""; l.Type != "static" { // else it was made for a run
 			l.Label = ""
 		}
 	}
+}
+
+// isOfRun says whether a label tells which user a guest of Lodge's ran as, which is another one at
+// each start. No definition can ask for what it says.
+func isOfRun(l domain.SecLabel) bool {
+	return l.Type == "dynamic" && l.Model == "dac" && l.Relabel == device.Off && l.Label != ""
 }
 
 func settleDevice(dev device.Device) {
