@@ -464,6 +464,7 @@ func (r *Registry) rehold(run *run) {
 	r.reholdLabels(run)
 	r.Ledger.Restore(run.UUID, demand(run.def), r.need(run.def)) // it has it already: nothing can be refused
 	run.hold("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })
+	r.holdDevices(run)
 	for _, n := range run.NICs {
 		release, err := r.readoptNIC(run.def, n)
 		if err != nil {

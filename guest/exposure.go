@@ -9,7 +9,6 @@ import (
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
-	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/qemu"
 )
 
@@ -166,8 +165,7 @@ func needsRings(def *domain.Definition) bool {
 // passedNodes are the nodes by which QEMU reaches a device of the host's.
 func (r *Registry) passedNodes(d *device.HostDevice) []string {
 	if d.Type == "pci" {
-		at := kernel.PCIAddress{Domain: d.PCI.Domain, Bus: d.PCI.Bus, Slot: d.PCI.Slot, Function: d.PCI.Function}
-		found, ok := r.Kernel.PCIDevice(at)
+		found, ok := r.Kernel.PCIDevice(hostAddress(d))
 		if !ok {
 			return nil // the start says so
 		}

@@ -6,17 +6,20 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/lodge-kvm/lodge/device"
+	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
 )
 
 // checkHostDevices refuses, before anything is made, devices of the host that
-// QEMU could not take.
+// QEMU could not take, and notes those that are to be taken from their drivers.
 func (l *launching) checkHostDevices(context.Context) error {
-	for _, d := range slices.Clone(l.run.def.Devices.HostDevices) {
-		err := l.g.reg.findHostDevice(l.run.UUID, d)
+	devices := slices.Clone(l.run.def.Devices.HostDevices)
+	for _, d := range devices {
+		taken, err := l.g.reg.findHostDevice(l.run.UUID, d, devices)
 		if missing := (*absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, true) {
 			l.run.def.Devices.Remove(d)
 			l.run.log.Warn("a guest starts without a USB device of the host", "cause", err)
@@ -25,17 +28,21 @@ func (l *launching) checkHostDevices(context.Context) error {
 		if err != nil {
 			return err
 		}
+		if taken {
+			l.run.Taken = append(l.run.Taken, hostAddress(d))
+		}
 	}
 	return nil
 }
 
-// findHostDevice finds a device of the host for the guest of a UUID, and says why that cannot have it.
-func (r *Registry) findHostDevice(uuid string, d *device.HostDevice) error {
+// findHostDevice finds a device of the host for the guest of a UUID, which has others beside, and says why that
+// cannot have it, and whether it is to be taken from the host's driver.
+func (r *Registry) findHostDevice(uuid string, d *device.HostDevice, beside []*device.HostDevice) (taken bool, err error) {
 	if d.Type != "usb" {
-		return passable(r.Kernel, d)
+		return passable(r.Kernel, d, beside)
 	}
 	if err := findUSB(r.Kernel, d); err != nil {
-		return err
+		return false, err
 	}
 	for _, g := range r.All() {
 		v := g.View()
@@ -44,11 +51,11 @@ func (r *Registry) findHostDevice(uuid string, d *device.HostDevice) error {
 		}
 		for _, other := range v.Active.Devices.HostDevices {
 			if other.Type == "usb" && other.USBBus == d.USBBus && other.USBDevice == d.USBDevice {
-				return fault.New(fault.WrongState, fault.Domain, "USB device %s is in use by domain %q; detach it there first", usbName(d), v.Name)
+				return false, fault.New(fault.WrongState, fault.Domain, "USB device %s is in use by domain %q; detach it there first", usbName(d), v.Name)
 			}
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // findUSB finds a USB device by what is said of it, and notes its address.
@@ -94,24 +101,134 @@ func usbName(d *device.HostDevice) string {
 	return strings.Join(words, " ")
 }
 
-// passable says why a device of the host cannot be given to a guest. Lodge takes
-// no device from the driver that the host runs it with: that is left to whoever
-// knows what else the host does with it.
-func passable(root kernel.Root, d *device.HostDevice) error {
-	at := kernel.PCIAddress{Domain: d.PCI.Domain, Bus: d.PCI.Bus, Slot: d.PCI.Slot, Function: d.PCI.Function}
+// takeHostDevices takes from their drivers the devices that the record says.
+func (l *launching) takeHostDevices(ctx context.Context) error {
+	l.g.reg.holdDevices(l.run)
+	for _, at := range l.run.Taken {
+		if err := l.g.reg.Kernel.TakePCI(ctx, at); err != nil {
+			return err
+		}
+		failpoint.Reach("launch.device")
+	}
+	return nil
+}
+
+// holdDevices has what was taken from the host's drivers given back at the end.
+func (r *Registry) holdDevices(run *run) {
+	for _, at := range run.Taken {
+		run.hold("host device "+at.String(), func(ctx context.Context) error { return r.Kernel.ReturnPCI(ctx, at) })
+	}
+}
+
+func hostAddress(d *device.HostDevice) kernel.PCIAddress {
+	return kernel.PCIAddress{Domain: d.PCI.Domain, Bus: d.PCI.Bus, Slot: d.PCI.Slot, Function: d.PCI.Function}
+}
+
+// passable says why a device of the host cannot be given to a guest beside the
+// others, and whether it is to be taken from the driver that the host runs it
+// with. Only one that is managed is: of others, somebody knows what else the host
+// does with them.
+func passable(root kernel.Root, d *device.HostDevice, beside []*device.HostDevice) (taken bool, err error) {
+	at := hostAddress(d)
+	found, err := passableFunction(root, at)
+	if err != nil {
+		return false, err
+	}
+	if found.Driver != kernel.VFIODriver && d.Managed != device.On {
+		return false, fault.New(fault.Unsupported, fault.Config,
+			"host device %s belongs to the driver %q, and the hostdev has no managed='yes', which takes it away: say so, or run virsh nodedev-detach %s first",
+			at, found.Driver, nodeName(at))
+	}
+	for _, peer := range found.IOMMUPeers {
+		other, there := root.PCIDevice(peer)
+		if peer == at || !there || other.Bridge || other.Driver == "" || other.Driver == kernel.VFIODriver || isTakenWith(beside, peer) {
+			continue
+		}
+		return false, fault.New(fault.Unsupported, fault.Config,
+			"host device %s cannot be passed through: the host uses %s (driver %q) of the same IOMMU group %d; pass that through as well, or run virsh nodedev-detach %s first",
+			at, peer, other.Driver, found.IOMMUGroup, nodeName(peer))
+	}
+	return found.Driver != kernel.VFIODriver, nil
+}
+
+// plugHostDevice is findHostDevice for a device that is plugged into a running
+// guest, which takes none from its driver.
+func (r *Registry) plugHostDevice(uuid string, d *device.HostDevice) error {
+	taken, err := r.findHostDevice(uuid, d, nil)
+	if taken {
+		err = fault.New(fault.Unsupported, fault.Config,
+			"host device %s is taken from its driver only when a guest starts: run virsh nodedev-detach %s first", hostAddress(d), nodeName(hostAddress(d)))
+	}
+	return err
+}
+
+// passableFunction gives a PCI function that the host can hand out at all.
+func passableFunction(root kernel.Root, at kernel.PCIAddress) (kernel.PCIDevice, error) {
 	found, ok := root.PCIDevice(at)
 	switch {
 	case !ok:
-		return fault.New(fault.NotFound, fault.NodeDevice, "host device %s: this host has no such PCI device", at)
+		return found, fault.New(fault.NotFound, fault.NodeDevice, "host device %s: this host has no such PCI device", at)
 	case found.Bridge:
-		return fault.New(fault.Unsupported, fault.Config, "host device %s is a bridge, which cannot be passed through", at)
+		return found, fault.New(fault.Unsupported, fault.Config, "host device %s is a bridge, which cannot be passed through", at)
 	case found.IOMMUGroup < 0:
-		return fault.New(fault.Unsupported, fault.Config,
+		return found, fault.New(fault.Unsupported, fault.Config,
 			"host device %s cannot be passed through: the host has no IOMMU for it; switch it on in the firmware and with intel_iommu=on or amd_iommu=on", at)
-	case found.Driver != "vfio-pci":
-		return fault.New(fault.Unsupported, fault.Config,
-			"host device %s belongs to the driver %q and Lodge does not take it away: bind it to vfio-pci first, as with: driverctl set-override %s vfio-pci",
-			at, found.Driver, at)
+	}
+	return found, nil
+}
+
+// isTakenWith says whether a guest takes a function away with others of its own.
+func isTakenWith(devices []*device.HostDevice, at kernel.PCIAddress) bool {
+	return slices.ContainsFunc(devices, func(d *device.HostDevice) bool {
+		return d.Type == "pci" && d.Managed == device.On && hostAddress(d) == at
+	})
+}
+
+// nodeName is what libvirt calls a PCI function.
+func nodeName(at kernel.PCIAddress) string {
+	return "pci_" + strings.NewReplacer(":", "_", ".", "_").Replace(at.String())
+}
+
+// driverPatience bounds how long a driver may take to let go of a device.
+const driverPatience = 30 * time.Second
+
+// DetachFromHost takes a PCI device from its driver, for guests to have it. It
+// stays so until ReattachToHost or a restart of the host.
+func (r *Registry) DetachFromHost(ctx context.Context, at kernel.PCIAddress) error {
+	if err := r.unusedDevice(at); err != nil {
+		return err
+	}
+	found, err := passableFunction(r.Kernel, at)
+	if err != nil || found.Driver == kernel.VFIODriver {
+		return err
+	}
+	ctx, stop := context.WithTimeout(ctx, driverPatience)
+	defer stop()
+	return r.Kernel.TakePCI(ctx, at)
+}
+
+// ReattachToHost gives a PCI device back to the host's driver.
+func (r *Registry) ReattachToHost(ctx context.Context, at kernel.PCIAddress) error {
+	if err := r.unusedDevice(at); err != nil {
+		return err
+	}
+	ctx, stop := context.WithTimeout(ctx, driverPatience)
+	defer stop()
+	return r.Kernel.ReturnPCI(ctx, at)
+}
+
+// unusedDevice refuses a device that a running guest has.
+func (r *Registry) unusedDevice(at kernel.PCIAddress) error {
+	for _, g := range r.All() {
+		v := g.View()
+		if v.Active == nil {
+			continue
+		}
+		for _, d := range v.Active.Devices.HostDevices {
+			if d.Type == "pci" && hostAddress(d) == at {
+				return fault.New(fault.Busy, fault.NodeDevice, "PCI device %s is in use by domain '%s': detach it there, or end that first", at, v.Name)
+			}
+		}
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ func TestHostDevicesThatCannotBePassedThrough(t *testing.T) {
 			t.Fatal(c.address)
 		}
 		d := &device.HostDevice{Type: "pci", PCI: device.PCI{Domain: at.Domain, Bus: at.Bus, Slot: at.Slot, Function: at.Function}}
-		err := passable(c.host, d)
+		_, err := passable(c.host, d, nil)
 		if c.says == "" && err != nil || c.says != "" && (!fault.Is(err, c.kind) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: %v", c.address, err)
 		}
@@ -72,6 +72,39 @@ func TestUSB_FoundByWhatIsSaidOfIt(t *testing.T) {
 			}
 		case err != nil || c.d.USBBus != c.bus || c.d.USBDevice != c.dev:
 			t.Errorf("%s: found at %d:%d: %v", name, c.d.USBBus, c.d.USBDevice, err)
+		}
+	}
+}
+
+// TestHostDevicesAreTakenWhereTheyAreManaged: and not away from a host that uses
+// another function of the same IOMMU group.
+func TestHostDevicesAreTakenWhereTheyAreManaged(t *testing.T) {
+	dir := t.TempDir()
+	kerneltest.Write(t, dir, `sys/bus/pci/devices/0000:01:00.0/class = 0x020000
+sys/bus/pci/devices/0000:01:00.0/driver -> ../../drivers/e1000e
+sys/bus/pci/devices/0000:01:00.0/iommu_group -> ../../groups/7
+sys/bus/pci/devices/0000:01:00.1/class = 0x020000
+sys/bus/pci/devices/0000:01:00.1/driver -> ../../drivers/e1000e
+sys/bus/pci/devices/0000:01:00.1/iommu_group -> ../../groups/7
+sys/bus/pci/groups/7/devices/0000:01:00.0/x =
+sys/bus/pci/groups/7/devices/0000:01:00.1/x =
+`)
+	one := &device.HostDevice{Type: "pci", Managed: device.On, PCI: device.PCI{Bus: 1}}
+	other := &device.HostDevice{Type: "pci", Managed: device.On, PCI: device.PCI{Bus: 1, Function: 1}}
+	for _, c := range []struct {
+		managed device.Switch
+		beside  []*device.HostDevice
+		says    string // "": it is taken
+	}{
+		{device.On, []*device.HostDevice{one, other}, ""},
+		{device.On, []*device.HostDevice{one}, "0000:01:00.1"},
+		{device.Off, []*device.HostDevice{one, other}, "virsh nodedev-detach pci_0000_01_00_0"},
+	} {
+		d := *one
+		d.Managed = c.managed
+		taken, err := passable(kernel.At(dir), &d, c.beside)
+		if taken != (c.says == "") || c.says == "" && err != nil || c.says != "" && (!fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("managed %v beside %d: taken %v, %v", c.managed, len(c.beside), taken, err)
 		}
 	}
 }

@@ -313,7 +313,7 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 			}
 		}
 	case *device.HostDevice:
-		if err := g.reg.findHostDevice(r.UUID, d); err != nil {
+		if err := g.reg.plugHostDevice(r.UUID, d); err != nil {
 			return held, err
 		}
 	case *device.VSock:

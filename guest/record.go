@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/store"
 )
@@ -90,6 +91,8 @@ type runRecord struct {
 	Updated    bool
 	Messages   []string
 	NICs       []heldNIC
+	// Taken are PCI devices that this run takes from the host's drivers.
+	Taken []kernel.PCIAddress `json:",omitempty"`
 	// Fences are those of the guest: the store has none of a transient one, which may become persistent.
 	Fences map[string][]string `json:",omitempty"`
 	// User is who QEMU runs as, in a chamber; nil: as the daemon, without one.

@@ -193,7 +193,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 			}
 		}
 	}()
-	if err := within(ctx, startLimit, l.checkHost, l.checkHostDevices, l.makeDirectory, l.takeUser, l.takeLabel, l.journal, l.reserve, l.findDisks, l.makeNVRAM, l.openFiles,
+	if err := within(ctx, startLimit, l.checkHost, l.checkHostDevices, l.makeDirectory, l.takeUser, l.takeLabel, l.journal, l.reserve, l.takeHostDevices, l.findDisks, l.makeNVRAM, l.openFiles,
 		l.labelFiles, l.attachNICs, l.claimVSock, l.makeGroup, l.startTPMs, l.choosePorts); err != nil {
 		return nil, err
 	}

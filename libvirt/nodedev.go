@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/host"
+	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -25,6 +26,9 @@ func nodeDeviceCalls(g group) {
 	on(g, xdr.ProcNodeDeviceIsActive, (*handlers).nodeDeviceIsActive)
 	on(g, xdr.ProcNodeDeviceIsPersistent, (*handlers).nodeDeviceIsPersistent)
 	on(g, xdr.ProcNodeDeviceGetAutostart, (*handlers).nodeDeviceGetAutostart)
+	on(g, xdr.ProcNodeDeviceDettach, (*handlers).nodeDeviceDettach)
+	on(g, xdr.ProcNodeDeviceDetachFlags, (*handlers).nodeDeviceDetachFlags)
+	on(g, xdr.ProcNodeDeviceReAttach, (*handlers).nodeDeviceReAttach)
 }
 
 // deviceKinds are the flags by which a list of devices is narrowed. Kinds that
@@ -223,4 +227,42 @@ func (h *handlers) nodeDeviceIsPersistent(_ context.Context, s *session, args *x
 func (h *handlers) nodeDeviceGetAutostart(_ context.Context, s *session, args *xdr.NodeDeviceGetAutostartArgs) (*xdr.NodeDeviceGetAutostartRet, error) {
 	_, err := h.device(s, args.Name)
 	return &xdr.NodeDeviceGetAutostartRet{Autostart: true}, err
+}
+
+func (h *handlers) nodeDeviceDettach(ctx context.Context, s *session, args *xdr.NodeDeviceDettachArgs) (*void, error) {
+	d, err := h.pciDevice(s, args.Name)
+	if err != nil {
+		return nil, err
+	}
+	return nil, h.Guests.DetachFromHost(ctx, d.Address)
+}
+
+func (h *handlers) nodeDeviceDetachFlags(ctx context.Context, s *session, args *xdr.NodeDeviceDetachFlagsArgs) (*void, error) {
+	if err := checkFlags("NODE_DEVICE_DETACH_FLAGS", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	if args.DriverName != nil && *args.DriverName != "vfio" {
+		return nil, fault.New(fault.Unsupported, fault.Config, "virsh nodedev-detach --driver %s: guests have PCI devices by vfio alone; leave the driver out", *args.DriverName)
+	}
+	return h.nodeDeviceDettach(ctx, s, &xdr.NodeDeviceDettachArgs{Name: args.Name})
+}
+
+func (h *handlers) nodeDeviceReAttach(ctx context.Context, s *session, args *xdr.NodeDeviceReAttachArgs) (*void, error) {
+	d, err := h.pciDevice(s, args.Name)
+	if err != nil {
+		return nil, err
+	}
+	return nil, h.Guests.ReattachToHost(ctx, d.Address)
+}
+
+// pciDevice finds a device that must be a PCI function.
+func (h *handlers) pciDevice(s *session, name string) (*kernel.PCIDevice, error) {
+	d, err := h.device(s, name)
+	if err != nil {
+		return nil, err
+	}
+	if d.PCI == nil {
+		return nil, fault.New(fault.Invalid, fault.Call, "device %s is not a PCI device", name)
+	}
+	return d.PCI, nil
 }
