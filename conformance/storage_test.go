@@ -80,4 +80,10 @@ func TestNodeDevices(t *testing.T) {
 	contains(t, "nodedev-list", d.virsh(t, "nodedev-list"), "computer")
 	contains(t, "nodedev-dumpxml", d.virsh(t, "nodedev-dumpxml", "computer"), "<device>", "<name>computer</name>", "<capability type='system'>")
 	contains(t, "nodedev-list --cap net", d.virsh(t, "nodedev-list", "--cap", "net"), "net_lo_")
+	for _, verb := range []string{"nodedev-detach", "nodedev-reattach"} {
+		contains(t, verb, d.refuse(t, verb, "computer"), "not a PCI device")
+	}
+	for _, name := range strings.Fields(d.virsh(t, "nodedev-list", "--cap", "pci")) {
+		contains(t, "the driver", d.refuse(t, "nodedev-detach", name, "--driver", "xen"), "vfio alone")
+	}
 }

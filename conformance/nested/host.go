@@ -19,7 +19,7 @@ import (
 // Bounds on what a host may take.
 const (
 	bootPatience  = 3 * time.Minute
-	statePatience = time.Minute // for saving and rewinding
+	statePatience = 2 * time.Minute // for saving and rewinding
 	// reserve is what an answer may come late, on a machine that is busy.
 	reserve = 20 * time.Second
 )
@@ -115,12 +115,13 @@ func (h *Host) makeDisks(ctx context.Context, o Options) error {
 	}
 	var size int64
 	for name, from := range o.Files {
-		content, err := os.ReadFile(from)
+		info, err := os.Stat(from)
 		if err != nil {
 			return err
 		}
-		size += int64(len(content))
-		if err := os.WriteFile(filepath.Join(tree, name), content, 0o755); err != nil {
+		size += info.Size()
+		to := filepath.Join(tree, name)
+		if err := errors.Join(copyFile(to, from), os.Chmod(to, info.Mode())); err != nil {
 			return err
 		}
 	}

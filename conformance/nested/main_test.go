@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 const ready = "ready"
 
 // readyPatience bounds the start of lodged and its first probe.
-const readyPatience = 2 * time.Minute
+const readyPatience = 5 * time.Minute
 
 // machine is the host for one test.
 type machine struct {
@@ -121,7 +121,7 @@ func bootShared(t *testing.T, cache string) (*Host, error) {
 }
 
 // patience bounds a script of a test that says nothing else.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // run runs a script that must succeed, and gives what it said, trimmed.
 func (m *machine) run(script string) string {

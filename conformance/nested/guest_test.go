@@ -1,0 +1,127 @@
+package nested
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// guest is what tests vary of a guest in the nested host.
+type guest struct {
+	name    string
+	kind    string // "kvm", or empty: emulated twice over, for guests that stay paused
+	memory  int    // MiB; 0: 96
+	vcpus   int    // 0: 1
+	more    string // XML at the level of the domain
+	devices string // XML
+}
+
+func (g guest) xml() string {
+	if g.kind == "" {
+		g.kind = "qemu"
+	}
+	if g.memory == 0 {
+		g.memory = 96
+	}
+	return fmt.Sprintf(`<domain type='%s'>
+  <name>%s</name>
+  <memory unit='MiB'>%d</memory>
+  <vcpu>%d</vcpu>
+  <os>
+    <type arch='x86_64' machine='q35'>hvm</type>
+    <kernel>/srv/lodge/vmlinuz</kernel><initrd>/srv/lodge/initrd</initrd><cmdline>console=ttyS0 quiet</cmdline>
+  </os>
+  <features><acpi/></features>
+  %s
+  <devices>
+    <serial type='file'><source path='/var/log/%s.console'/></serial>
+    <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+    %s
+  </devices>
+</domain>
+`, g.kind, g.name, g.memory, max(g.vcpus, 1), g.more, g.name, g.devices)
+}
+
+// define defines a guest and gives its UUID.
+func (m *machine) define(g guest) (uuid string) {
+	m.t.Helper()
+	path := "/root/" + g.name + ".xml"
+	if err := m.Put(m.t.Context(), path, []byte(g.xml())); err != nil {
+		m.t.Fatal(err)
+	}
+	m.virsh("define", path)
+	return m.virsh("domuuid", g.name)
+}
+
+// paused defines a guest and starts it with its processors stopped.
+func (m *machine) paused(g guest) (uuid string) {
+	m.t.Helper()
+	uuid = m.define(g)
+	m.virsh("start", "--paused", g.name)
+	return uuid
+}
+
+// pid gives the process of a guest's QEMU.
+func (m *machine) pid(uuid string) string {
+	m.t.Helper()
+	return m.run(pidScript(uuid))
+}
+
+// pidScript finds QEMU alone, not the shell that this is said to.
+func pidScript(uuid string) string {
+	return "pgrep --full -- '^/usr/bin/qemu-system.* -uuid " + uuid + "'"
+}
+
+// virsh runs it in the host.
+func (m *machine) virsh(words ...string) string {
+	m.t.Helper()
+	return m.run(virshScript(words))
+}
+
+// refused runs virsh for something that must fail, and gives what it says.
+func (m *machine) refused(words ...string) string {
+	m.t.Helper()
+	return m.run("! " + virshScript(words))
+}
+
+func virshScript(words []string) string {
+	script := "virsh --quiet --connect qemu:///system"
+	for _, w := range words {
+		script += " '" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+	}
+	return script
+}
+
+// boot starts a guest under KVM and waits until its user space answers.
+func (m *machine) boot(g guest) (uuid string) {
+	m.t.Helper()
+	g.kind = "kvm"
+	uuid = m.define(g)
+	m.virsh("start", g.name)
+	m.within(guestPatience, "virsh -q -c qemu:///system qemu-agent-command "+g.name+` '{"execute":"guest-ping"}'`)
+	return uuid
+}
+
+// guestPatience bounds a guest's boot, which takes about 15 s on a machine with nothing else to do.
+const guestPatience = 2 * patience
+
+// within runs a script again and again until it succeeds.
+func (m *machine) within(limit time.Duration, script string) {
+	m.t.Helper()
+	ctx, stop := context.WithTimeout(m.t.Context(), limit)
+	defer stop()
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		_, err := m.Run(ctx, script, patience)
+		if err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			m.t.Fatalf("not within %v: %v\nthe script was:\n%s", limit, err, script)
+		}
+	}
+}
