@@ -314,7 +314,7 @@ func (h *Host) Keep(ctx context.Context, dir string) error {
 	errs := []error{copyFile(filepath.Join(dir, "console"), h.path("console")), copyFile(filepath.Join(dir, "qemu"), h.path("qemu"))}
 	for name, script := range map[string]string{
 		"journal": "journalctl --no-pager --boot", "kernel": "dmesg", "groups": "systemd-cgls --no-pager",
-		"guests": "tail -v -n +1 /var/log/lodge/*/* /run/lodge/guest/*/log 2>&1 || true",
+		"guests": "tail --verbose --lines=200 /var/lib/lodge/guest/log/*.log /var/log/*.console || true",
 	} {
 		out, err := h.Run(ctx, script, filePatience)
 		errs = append(errs, write(name, out))

@@ -55,15 +55,20 @@ type Image struct{ Kernel, Initrd, Root string }
 const whole = "whole"
 
 // Build makes the image, or finds it in the cache: it is named by what it is made
-// of. It takes about two minutes, downloads 200 MB and needs root. Only one Build
-// may run in a cache at a time.
+// of. It takes about two minutes, downloads 200 MB and needs root. Another Build in
+// the same cache is waited for.
 func Build(ctx context.Context, cache string) (Image, error) {
 	dir := filepath.Join(cache, "debian-"+digest())
 	image := Image{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd"), Root: filepath.Join(dir, "root.ext4")}
+	unlock, err := lock(cache)
+	if err != nil {
+		return Image{}, fmt.Errorf("cannot make the nested host's image: %w", err)
+	}
+	defer unlock()
 	if _, err := os.Stat(filepath.Join(dir, whole)); err == nil {
 		return image, nil
 	}
-	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
+	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)); err != nil {
 		return Image{}, fmt.Errorf("cannot make the nested host's image: %w", err)
 	}
 	tree := filepath.Join(dir, "tree")
@@ -81,6 +86,22 @@ func Build(ctx context.Context, cache string) (Image, error) {
 		}
 	}
 	return image, nil
+}
+
+// lock waits until no other Build works in the cache.
+func lock(cache string) (unlock func(), err error) {
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return nil, err
+	}
+	file, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil {
+		file.Close()
+		return nil, err
+	}
+	return func() { file.Close() }, nil
 }
 
 // digest names all that an image is made from, but for the versions of its packages.
