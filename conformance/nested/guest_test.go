@@ -11,7 +11,7 @@ import (
 type guest struct {
 	name    string
 	kind    string // "kvm", or empty: emulated twice over, for guests that stay paused
-	memory  int    // MiB; 0: 96
+	memory  int    // MiB; 0: 160
 	vcpus   int    // 0: 1
 	more    string // XML at the level of the domain
 	devices string // XML
@@ -22,7 +22,7 @@ func (g guest) xml() string {
 		g.kind = "qemu"
 	}
 	if g.memory == 0 {
-		g.memory = 96
+		g.memory = 160
 	}
 	return fmt.Sprintf(`<domain type='%s'>
   <name>%s</name>
@@ -93,14 +93,23 @@ func virshScript(words []string) string {
 	return script
 }
 
-// boot starts a guest under KVM and waits until its user space answers.
-func (m *machine) boot(g guest) (uuid string) {
+// boot starts a guest under KVM and waits until its user space answers. Its console
+// is looked at until then: a client that asks and asks takes the time that it needs.
+func (m *machine) boot(g guest) {
 	m.t.Helper()
 	g.kind = "kvm"
-	uuid = m.define(g)
+	m.define(g)
 	m.virsh("start", g.name)
-	m.within(guestPatience, "virsh -q -c qemu:///system qemu-agent-command "+g.name+` '{"execute":"guest-ping"}'`)
-	return uuid
+	m.awaitBoot(g.name)
+	m.within(patience, "virsh -q -c qemu:///system qemu-agent-command "+g.name+` '{"execute":"guest-ping"}'`)
+}
+
+func (m *machine) awaitBoot(name string) {
+	m.t.Helper()
+	script := "until grep --quiet 'no login needed' /var/log/" + name + ".console; do sleep 1; done"
+	if out, err := m.Run(m.t.Context(), script, guestPatience); err != nil {
+		m.t.Fatalf("guest %s does not boot: %v\n%s", name, err, out)
+	}
 }
 
 // guestPatience bounds a guest's boot, which takes about 15 s on a machine with nothing else to do.
@@ -111,7 +120,7 @@ func (m *machine) within(limit time.Duration, script string) {
 	m.t.Helper()
 	ctx, stop := context.WithTimeout(m.t.Context(), limit)
 	defer stop()
-	tick := time.NewTicker(500 * time.Millisecond)
+	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
 	for {
 		_, err := m.Run(ctx, script, patience)

@@ -9,8 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/lodge-kvm/lodge/guestimage/line"
@@ -84,17 +86,9 @@ func (h *Host) boot(ctx context.Context, o Options) error {
 		return err
 	}
 	defer said.Close()
-	// It outlives the test's context: Close ends it.
-	h.qemu = exec.CommandContext(context.WithoutCancel(ctx), "qemu-system-x86_64", h.arguments(o)...)
-	h.qemu.Stdout, h.qemu.Stderr = said, said
-	if err := h.qemu.Start(); err != nil {
-		h.qemu = nil
+	if err := h.launch(ctx, o, said); err != nil {
 		return err
 	}
-	go func() {
-		_ = h.qemu.Wait() // it is killed
-		close(h.ended)
-	}()
 	if err := h.connect(ctx); err != nil {
 		return err
 	}
@@ -103,6 +97,30 @@ func (h *Host) boot(ctx context.Context, o Options) error {
 	}
 	// "degraded" is a start with a unit that failed: tests see to the units they need.
 	_, err = h.Run(ctx, "systemctl is-system-running --wait || true", bootPatience)
+	return err
+}
+
+// launch starts QEMU, which Close ends, or the kernel with this process. The kernel
+// means the thread that started it, so that is kept until QEMU has ended.
+func (h *Host) launch(ctx context.Context, o Options, said *os.File) error {
+	h.qemu = exec.CommandContext(context.WithoutCancel(ctx), "qemu-system-x86_64", h.arguments(o)...)
+	h.qemu.Stdout, h.qemu.Stderr = said, said
+	h.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := h.qemu.Start()
+		started <- err
+		if err == nil {
+			_ = h.qemu.Wait() // it is killed
+			close(h.ended)
+		}
+	}()
+	err := <-started
+	if err != nil {
+		h.qemu = nil
+	}
 	return err
 }
 
