@@ -24,6 +24,11 @@ func (g guest) xml() string {
 	if g.memory == 0 {
 		g.memory = 160
 	}
+	if g.kind == "kvm" {
+		// With QEMU's own model the guest's kernel waits for ever for a lock that it
+		// has itself: a fault of the emulation below.
+		g.more += "<cpu mode='host-passthrough'/>"
+	}
 	return fmt.Sprintf(`<domain type='%s'>
   <name>%s</name>
   <memory unit='MiB'>%d</memory>

@@ -1,0 +1,61 @@
+package nested
+
+import "testing"
+
+// vlans makes two other hosts, name spaces far10 and far20, at the far end of a
+// trunk. The host's bridge is in VLAN 10 of it.
+const vlans = `
+modprobe 8021q
+for vlan in 10 20; do ip netns add far$vlan; done
+ip link add trunk type veth peer name far
+ip link set trunk up
+ip link set far up
+ip link add link trunk name trunk.10 type vlan id 10
+ip link add bridge10 type bridge
+ip link set trunk.10 master bridge10 up
+ip link set bridge10 up
+for vlan in 10 20; do
+	ip link add link far name far.$vlan type vlan id $vlan
+	ip link set far.$vlan netns far$vlan
+	ip -n far$vlan link set far.$vlan up
+done
+`
+
+// TestNestedVLAN_GuestIsInTheVLANOfItsBridge: a guest on a bridge over a VLAN of a
+// trunk is reached from that VLAN, and not from another.
+func TestNestedVLAN_GuestIsInTheVLANOfItsBridge(t *testing.T) {
+	m := begin(t)
+	m.run(vlans)
+	m.boot(guest{name: "one", devices: `<interface type='bridge'><mac address='52:54:00:00:00:10'/><source bridge='bridge10'/><model type='virtio'/></interface>`})
+	// The guest's own address of its link, made of that of its card.
+	const address = "fe80::5054:ff:fe00:10"
+	m.within(patience, "ip netns exec far10 ping -6 -c 1 -W 2 "+address+"%far.10")
+	m.run("! ip netns exec far20 ping -6 -c 3 -W 2 " + address + "%far.20")
+	m.run("ip netns exec far10 ping -6 -c 1 -W 5 " + address + "%far.10")
+	m.virsh("destroy", "one")
+	if links := m.run("ip -brief link show master bridge10 | cut --delimiter=@ --fields=1"); links != "trunk.10" {
+		t.Errorf("on the bridge there is left %s", links)
+	}
+}
+
+// TestNestedVLAN_GuestIsBehindAFilteringBridge: the same with a bridge that knows
+// VLANs and carries the whole trunk, where the administrator puts the guest's port
+// into one of them.
+func TestNestedVLAN_GuestIsBehindAFilteringBridge(t *testing.T) {
+	m := begin(t)
+	m.run(vlans + `
+ip link set trunk.10 nomaster down
+ip link delete trunk.10
+ip link set bridge10 type bridge vlan_filtering 1 vlan_default_pvid 0
+ip link set trunk master bridge10
+bridge vlan add dev trunk vid 10
+bridge vlan add dev trunk vid 20`)
+	m.define(guest{name: "one", kind: "kvm", devices: `<interface type='bridge'><mac address='52:54:00:00:00:20'/><source bridge='bridge10'/><target dev='port20'/><model type='virtio'/></interface>`})
+	m.virsh("start", "--paused", "one")
+	m.run("bridge vlan add dev port20 vid 20 pvid untagged")
+	m.virsh("resume", "one")
+	m.awaitBoot("one")
+	const address = "fe80::5054:ff:fe00:20"
+	m.within(patience, "ip netns exec far20 ping -6 -c 1 -W 2 "+address+"%far.20")
+	m.run("! ip netns exec far10 ping -6 -c 3 -W 2 " + address + "%far.10")
+}
