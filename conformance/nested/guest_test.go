@@ -34,7 +34,7 @@ func (g guest) xml() string {
   <vcpu>%d</vcpu>
   <os>
     <type arch='x86_64' machine='q35'>hvm</type>
-    <kernel>/srv/lodge/vmlinuz</kernel><initrd>/srv/lodge/initrd</initrd><cmdline>console=ttyS0 quiet</cmdline>
+    <kernel>/srv/lodge/vmlinuz</kernel><initrd>/srv/lodge/initrd</initrd><cmdline>console=ttyS0 quiet no_timer_check</cmdline>
   </os>
   <features><acpi/></features>
   %s

@@ -176,7 +176,7 @@ func (h *Host) arguments(o Options) []string {
 		"-device", "virtserialport,chardev=agent,name="+line.Port,
 		"-device", "virtio-rng-pci", "-serial", "file:"+h.path("console"), "-qmp", "unix:"+h.path("qmp")+",server=on,wait=off",
 		"-kernel", o.Image.Kernel, "-initrd", o.Image.Initrd,
-		"-append", "console=ttyS0 quiet loglevel=4 net.ifnames=0 mitigations=off panic=-1 intel_iommu=on apparmor=1 security=apparmor systemd.show_status=0",
+		"-append", "console=ttyS0 quiet loglevel=4 net.ifnames=0 mitigations=off panic=-1 no_timer_check intel_iommu=on apparmor=1 security=apparmor systemd.show_status=0",
 		"-no-reboot")
 	return append(argv, o.Arguments...)
 }
