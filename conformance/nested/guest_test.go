@@ -128,13 +128,13 @@ func (m *machine) boot(g guest, script string) {
 		m.t.Logf("guest %s hangs while it boots (attempt %d)", g.name, attempt)
 		m.run("virsh --quiet --connect qemu:///system destroy " + g.name + "\n>/var/log/" + g.name + ".console")
 	}
-	m.within(patience, "virsh -q -c qemu:///system qemu-agent-command "+g.name+` '{"execute":"guest-ping"}'`)
+	m.eventually("virsh -q -c qemu:///system qemu-agent-command " + g.name + ` '{"execute":"guest-ping"}'`)
 }
 
-// within runs a script again and again until it succeeds.
-func (m *machine) within(limit time.Duration, script string) {
+// eventually runs a script again and again until it succeeds.
+func (m *machine) eventually(script string) {
 	m.t.Helper()
-	ctx, stop := context.WithTimeout(m.t.Context(), limit)
+	ctx, stop := context.WithTimeout(m.t.Context(), patience)
 	defer stop()
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
@@ -146,7 +146,7 @@ func (m *machine) within(limit time.Duration, script string) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			m.t.Fatalf("not within %v: %v\nthe script was:\n%s", limit, err, script)
+			m.t.Fatalf("not within %v: %v\nthe script was:\n%s", patience, err, script)
 		}
 	}
 }

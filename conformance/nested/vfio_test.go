@@ -24,7 +24,7 @@ func TestNestedVFIO_DeviceGoesToAGuestAndComesBack(t *testing.T) {
 		if got := driver(); got != "vmxnet3" {
 			t.Fatalf("after %s the driver is %s, want vmxnet3", after, got)
 		}
-		m.within(patience, "grep --quiet "+nicMAC+" /sys/class/net/*/address")
+		m.eventually("grep --quiet " + nicMAC + " /sys/class/net/*/address")
 	}
 	isGuests := func(after string) {
 		t.Helper()

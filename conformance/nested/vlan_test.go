@@ -29,7 +29,7 @@ func TestNestedVLAN_GuestIsInTheVLANOfItsBridge(t *testing.T) {
 	m.boot(guest{name: "one", devices: `<interface type='bridge'><mac address='52:54:00:00:00:10'/><source bridge='bridge10'/><model type='virtio'/></interface>`}, "")
 	// The guest's own address of its link, made of that of its card.
 	const address = "fe80::5054:ff:fe00:10"
-	m.within(patience, "ip netns exec far10 ping -6 -c 1 -W 2 "+address+"%far.10")
+	m.eventually("ip netns exec far10 ping -6 -c 1 -W 2 " + address + "%far.10")
 	m.run("! ip netns exec far20 ping -6 -c 3 -W 2 " + address + "%far.20")
 	m.run("ip netns exec far10 ping -6 -c 1 -W 5 " + address + "%far.10")
 	m.virsh("destroy", "one")
@@ -53,6 +53,6 @@ bridge vlan add dev trunk vid 20`)
 	m.boot(guest{name: "one", devices: `<interface type='bridge'><mac address='52:54:00:00:00:20'/><source bridge='bridge10'/><target dev='port20'/><model type='virtio'/></interface>`},
 		"bridge vlan add dev port20 vid 20 pvid untagged")
 	const address = "fe80::5054:ff:fe00:20"
-	m.within(patience, "ip netns exec far20 ping -6 -c 1 -W 2 "+address+"%far.20")
+	m.eventually("ip netns exec far20 ping -6 -c 1 -W 2 " + address + "%far.20")
 	m.run("! ip netns exec far10 ping -6 -c 3 -W 2 " + address + "%far.10")
 }
