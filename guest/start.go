@@ -299,6 +299,9 @@ func (l *launching) describe() (err error) {
 // reserve enters in the host's books what the guest is about to take.
 func (l *launching) reserve(context.Context) error {
 	ledger, uuid := l.g.reg.Ledger, l.run.UUID
+	if err := l.run.def.CheckStart(); err != nil {
+		return err
+	}
 	if err := ledger.CheckNodes(l.run.def.HostNodes()); err != nil {
 		return err
 	}
