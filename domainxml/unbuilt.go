@@ -2,6 +2,7 @@ package domainxml
 
 import (
 	"cmp"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -163,6 +164,9 @@ func adviceOn(path string) string {
 // ofQEMU are the elements of a domain that have a namespace of their own, and are written with it.
 var ofQEMU = []string{"commandline", "override", "capabilities", "deprecation"}
 
+// mostPaths is how many parts one refusal names.
+const mostPaths = 10
+
 // errUnbuilt refuses what libvirt knows and Lodge has not built.
 func errUnbuilt(base string, paths []string) error {
 	var advice []string
@@ -176,8 +180,13 @@ func errUnbuilt(base string, paths []string) error {
 			paths[i] = "qemu:" + p
 		}
 	}
-	return fault.New(fault.Unsupported, fault.Config, "not supported: %s; %s",
-		strings.Join(paths, ", "), strings.Join(advice, ", or "))
+	more := ""
+	if len(paths) > mostPaths {
+		more = fmt.Sprintf(" and %d more", len(paths)-mostPaths)
+		paths = paths[:mostPaths]
+	}
+	return fault.New(fault.Unsupported, fault.Config, "not supported: %s%s; %s",
+		strings.Join(paths, ", "), more, strings.Join(advice, ", or "))
 }
 
 // oneOf refuses a value that is none of the words, where there are words.
