@@ -248,8 +248,8 @@ func checkHostDevice(d *device.HostDevice) error {
 	if d.Type != "usb" {
 		return nil
 	}
-	if (d.USBVendor == 0) != (d.USBProduct == 0) {
-		return invalid("a host device of type usb is named by its vendor and its product; one is missing or 0")
+	if d.USBVendor == 0 && d.USBProduct != 0 {
+		return invalid("a host device of type usb is named by its vendor and its product; the vendor is missing or 0")
 	}
 	return nil
 }

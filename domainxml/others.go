@@ -157,6 +157,13 @@ func describeUSBSource(n *node, d *device.HostDevice) {
 	if n.reading() || n.style.Active && n.style.Secure { // as what is kept for the next start has it
 		n.yes("autoAddress", &d.USBFound)
 	}
+	if n.strict && (n.child("vendor") == nil) != (n.child("product") == nil) {
+		n.invalid("", "a USB device is named by its vendor and its product; one is missing")
+	}
+	if v := n.child("vendor"); n.strict && v != nil {
+		var id uint
+		positive(v, "id", &id)
+	}
 	id := func(name string, p *uint) {
 		if n.reading() || d.USBVendor > 0 || *p > 0 { // a product may be 0
 			n.in(name, func(n *node) { n.hex("id", p, 4) })

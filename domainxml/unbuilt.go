@@ -2,7 +2,6 @@ package domainxml
 
 import (
 	"cmp"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -182,7 +181,7 @@ func errUnbuilt(base string, paths []string) error {
 	}
 	more := ""
 	if len(paths) > mostPaths {
-		more = fmt.Sprintf(" and %d more", len(paths)-mostPaths)
+		more = " and others"
 		paths = paths[:mostPaths]
 	}
 	return fault.New(fault.Unsupported, fault.Config, "not supported: %s%s; %s",
