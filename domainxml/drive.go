@@ -55,6 +55,8 @@ func (c *completion) drives() error {
 			return invalid("target %s is given to two disks", d.Target)
 		}
 		targets[d.Target] = true
+	}
+	for _, d := range c.d.Devices.Disks {
 		if err := checkDiskAddress(d); err != nil {
 			return err
 		}
