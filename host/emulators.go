@@ -152,6 +152,13 @@ func (e *Emulators) probe(ctx context.Context, binary string) (*qemu.Capabilitie
 	if err != nil {
 		return nil, err
 	}
+	if c.Arch == "i386" && binary != e.usual {
+		full, err := e.Get(ctx, e.usual)
+		if err != nil {
+			return nil, err
+		}
+		c.Believe(full)
+	}
 	e.log.Info("probed QEMU", "binary", binary, "version", c.Version)
 	if err := e.store.Put(emulatorKind, binary, c); err != nil {
 		e.log.Warn("cannot keep what was learnt of QEMU; it will be probed again", "binary", binary, "error", err)

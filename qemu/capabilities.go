@@ -218,3 +218,14 @@ func (c *Capabilities) GuestArch() string {
 func (c *Capabilities) Runs(arch string) bool {
 	return arch == c.GuestArch() || arch == "i686" && c.Arch == "x86_64"
 }
+
+// Believe takes over from another binary on this host which of its accelerators do not
+// work. The trial guest for i386 ends early, and a KVM that runs so much may run no more.
+func (c *Capabilities) Believe(other *Capabilities) {
+	for i := range c.Accelerators {
+		acc := &c.Accelerators[i]
+		if judged := other.Accelerator(acc.Name); acc.Usable && !judged.Usable {
+			acc.Usable, acc.Reason, acc.HostCPU, acc.HostCPUReason = false, judged.Reason, false, judged.Reason
+		}
+	}
+}

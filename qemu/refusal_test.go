@@ -115,3 +115,17 @@ func TestRefusesUnusableAccelerator(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// The trial for i686 is a short one: KVM counts for such guests only where the whole
+// trial has passed.
+func TestBelieve_TakesOverWhatDoesNotWork(t *testing.T) {
+	broken := &Capabilities{Accelerators: []Accelerator{{Name: "kvm", Reason: "it interprets"}, {Name: "tcg", Usable: true}}}
+	c := &Capabilities{Arch: "i386", Accelerators: []Accelerator{{Name: "kvm", Usable: true, HostCPU: true}, {Name: "tcg", Usable: true}}}
+	c.Believe(broken)
+	if kvm := c.Accelerator("kvm"); kvm.Usable || kvm.HostCPU || kvm.Reason != "it interprets" {
+		t.Errorf("KVM is %+v", kvm)
+	}
+	if !c.Accelerator("tcg").Usable {
+		t.Error("emulation is not")
+	}
+}
