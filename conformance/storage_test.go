@@ -83,7 +83,7 @@ func TestNodeDevices(t *testing.T) {
 	for _, verb := range []string{"nodedev-detach", "nodedev-reattach"} {
 		contains(t, verb, d.refuse(t, verb, "computer"), "not a PCI device")
 	}
-	for _, name := range strings.FieldsSeq(d.virsh(t, "nodedev-list", "--cap", "pci")) {
+	for name := range strings.FieldsSeq(d.virsh(t, "nodedev-list", "--cap", "pci")) {
 		contains(t, "the driver", d.refuse(t, "nodedev-detach", name, "--driver", "xen"), "vfio alone")
 	}
 }
