@@ -44,7 +44,7 @@ func (a PCI) String() string {
 func (a Drive) String() string {
 	return fmt.Sprintf("drive %d:%d:%d:%d", a.Controller, a.Bus, a.Target, a.Unit)
 }
-func (a USB) String() string { return fmt.Sprintf("usb %d port %s", a.Bus, a.Port) }
+func (at USB) String() string { return fmt.Sprintf("usb %d port %s", at.Bus, at.Port) }
 func (a VirtioSerial) String() string {
 	return fmt.Sprintf("virtio-serial %d:%d:%d", a.Controller, a.Bus, a.Port)
 }

@@ -86,7 +86,7 @@ func TestConnect_NobodyListens(t *testing.T) {
 	for name, says := range map[string]string{"absent": "no such file", "deserted": "start the program that serves it first"} {
 		path := filepath.Join(d.dir, name)
 		if name == "deserted" {
-			ok(t, serve(t, path).UnixListener.Close())
+			ok(t, serve(t, path).Close())
 			f, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 			ok(t, err)
 			_ = unix.Unlink(path)
@@ -115,11 +115,11 @@ func TestConnect_Reconnects(t *testing.T) {
 	line := first.client()
 	ok(t, g.Resume(d.ctx()))
 	hears(t, line)
-	ok(t, errors.Join(line.Close(), first.UnixListener.Close()))
+	ok(t, errors.Join(line.Close(), first.Close()))
 	second := serve(t, path)
 	second.client()
 
-	d.reopen(func() { ok(t, second.UnixListener.Close()) })
+	d.reopen(func() { ok(t, second.Close()) })
 	g = d.again(g)
 	serve(t, path).client()
 

@@ -69,13 +69,13 @@ func (r baselineRequest) answer(docs []string) (*xdr.WithCPU, error) {
 	for _, doc := range docs {
 		p, err := readProcessor(doc, r.kind)
 		if err != nil {
-			return nil, withOrigin(fromCPU, err)
+			return nil, ofCPU(err)
 		}
 		all = append(all, p)
 	}
 	e, err := r.baseline(all)
 	if err != nil {
-		return nil, withOrigin(fromCPU, err)
+		return nil, ofCPU(err)
 	}
 	doc, err := markup.Format(e)
 	return &xdr.WithCPU{CPU: doc}, err

@@ -90,7 +90,7 @@ func (h *handlers) connectGetCPUModelNames(ctx context.Context, _ *session, args
 	if err != nil {
 		return nil, err
 	}
-	if args.Arch != caps.Arch && !(isX86(args.Arch) && isX86(caps.Arch)) {
+	if args.Arch != caps.Arch && (!isX86(args.Arch) || !isX86(caps.Arch)) {
 		return nil, fault.New(fault.Invalid, fault.Call, "cannot find processor models for architecture '%s': this host runs %s", args.Arch, caps.Arch)
 	}
 	_, acc, err := accelerator(caps, "")

@@ -58,18 +58,18 @@ func (h *handlers) connectCompareHypervisorCPU(ctx context.Context, s *session, 
 func (c catalogue) compareDocument(here known, doc string, flags uint32) (*xdr.WithResult, error) {
 	if flags&compareValidate != 0 {
 		if err := validProcessor(doc); err != nil {
-			return nil, withOrigin(fromCPU, err)
+			return nil, ofCPU(err)
 		}
 	}
 	p, err := readProcessor(doc, anyProcessor)
 	if err != nil {
-		return nil, withOrigin(fromCPU, err)
+		return nil, ofCPU(err)
 	}
 	result, why, err := c.compare(here, p)
 	if err == nil && result == cpuIncompatible && flags&compareFail != 0 {
 		err = withCode(codeCPUIncompatible, fault.New(fault.Unsupported, fault.Config, "%s", why))
 	}
-	return &xdr.WithResult{Result: int32(result)}, withOrigin(fromCPU, err)
+	return &xdr.WithResult{Result: int32(result)}, ofCPU(err)
 }
 
 // compare says what this host has of a described processor, and why it is

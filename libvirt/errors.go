@@ -140,12 +140,12 @@ type originError struct {
 
 func (e originError) Unwrap() error { return e.error }
 
-// withOrigin fixes the part of libvirt that err came from; nil stays nil.
-func withOrigin(o origin, err error) error {
+// ofCPU says that err came from libvirt's processor driver; nil stays nil.
+func ofCPU(err error) error {
 	if err == nil {
 		return nil
 	}
-	return originError{o, err}
+	return originError{fromCPU, err}
 }
 
 // withCode fixes the code that a client gets for err.

@@ -12,12 +12,12 @@ func TestRests_NameWhatTheWholeDocumentDoes(t *testing.T) {
 	var submitted, known, understood strings.Builder
 	for i := range 300 {
 		inner, theirs, ours := "<a/>", "<a/>", "<a/>"
-		switch {
-		case i%50 == 7:
+		switch i % 50 {
+		case 7:
 			inner, theirs = `<a/><b x='1'/>`, `<a/><b x='1'/>`
-		case i%50 == 9:
+		case 9:
 			inner = `<a/><c/>`
-		case i%50 == 11:
+		case 11:
 			inner, theirs = `<a y='1'>text</a>`, `<a y='1'/>`
 		}
 		fmt.Fprintf(&submitted, "<d n='%d'>%s</d>", i, inner)
@@ -86,10 +86,7 @@ func knownOf(part, s, k *Element) *Element {
 			continue
 		}
 		whole, theirs := s.siblings()[sibling{"", e.Name}], k.siblings()[sibling{"", e.Name}]
-		at := slices.Index(whole, e)
-		if at < 0 { // a copy: there is one of its name
-			at = 0
-		}
+		at := max(slices.Index(whole, e), 0) // of a copy: there is one of its name
 		switch {
 		case at >= len(theirs):
 		case e == whole[at]:

@@ -60,22 +60,23 @@ func understand(doc string, c *Capabilities) (*domain.Definition, error) {
 }
 
 // define makes of a document what is stored of it, as the daemon does.
-func define(doc string, c *Capabilities) (string, error) {
+func define(doc string, c *Capabilities) error {
 	def, err := domainxml.Parse(doc, domainxml.Options{Submitted: true})
 	if err != nil {
-		return "", err
+		return err
 	}
 	host := &domainxml.Host{Canonical: c.Canonical, Emulator: c.Binary.Path, Random: zeros{}}
 	if err := domainxml.Complete(def, host); err != nil {
-		return "", err
+		return err
 	}
 	if err := def.Check(); err != nil {
-		return "", err
+		return err
 	}
 	if err := Complete(def, c); err != nil {
-		return "", err
+		return err
 	}
-	return domainxml.Format(def, domainxml.Style{Secure: true, Settled: true})
+	_, err = domainxml.Format(def, domainxml.Style{Secure: true, Settled: true})
+	return err
 }
 
 // settled holds that a completed definition has nothing that only a running guest

@@ -39,7 +39,7 @@ func TestCPUDefinitions_AreWhatClientsKnow(t *testing.T) {
 		if !slices.IsSorted(features) {
 			t.Errorf("the features of %s are not sorted: %q", name, features)
 		}
-		for _, feature := range strings.Fields(want) {
+		for feature := range strings.FieldsSeq(want) {
 			if absent := strings.TrimPrefix(feature, "-"); has(features, absent) == (absent != feature) {
 				t.Errorf("%s: %s, and it has %q", name, feature, features)
 			}
