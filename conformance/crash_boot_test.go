@@ -39,6 +39,7 @@ func (c *crash) bootFile() string { return filepath.Join(c.dir, "commands", "boo
 // daemon goes on: all guests run, each once. What its user has destroyed by then
 // stays off for the rest of that boot.
 func (c *crash) boots() {
+	died := false
 	for i, a := range []failpoint.Armed{
 		{Point: "autostart.listed"},
 		{Point: "autostart.noted"},
@@ -49,6 +50,7 @@ func (c *crash) boots() {
 		if !c.drawn("boot", a) {
 			continue
 		}
+		died = true
 		what := fmt.Sprintf("a boot's autostart, killed at %s", a.Point)
 		c.signal(c.t, "KILL")
 		c.must(os.WriteFile(c.bootFile(), fmt.Appendf(nil, "%d\n", i+1), 0o644)) //nolint:gosec // as the kernel's is
@@ -70,6 +72,9 @@ func (c *crash) boots() {
 		for n := range markedGuests {
 			c.must(c.l.DomainDestroy(markedGuest(n)))
 		}
+	}
+	if !died { // the guests of the first boot run, and no user has destroyed one
+		return
 	}
 	c.signal(c.t, "KILL")
 	c.begin()

@@ -46,16 +46,20 @@ var (
 	mortalGuest = libvirt.Domain{Name: "mortal", UUID: mortalUUID, ID: -1}
 )
 
+// rootAndPorts names each PCI controller of the guest, so that a change of its definition
+// moves none.
+var rootAndPorts = "<controller type='pci' model='pcie-root'/>" + strings.Repeat("<controller type='pci' model='pcie-root-port'/>", 8)
+
 // mortalDoc is its definition.
 func mortalDoc(more string) string {
 	return fmt.Sprintf(`<domain type='qemu'><name>mortal</name><uuid>%s</uuid>%s<maxMemory slots='2' unit='MiB'>512</maxMemory>
 		<memory unit='MiB'>48</memory><vcpu current='1'>2</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os>
 		<cpu><numa><cell id='0' cpus='0-1' memory='48' unit='MiB'/></numa></cpu><features><acpi/><tcg><tb-cache unit='MiB'>256</tb-cache></tcg></features>
 		<cputune><shares>512</shares></cputune>
-		<devices><controller type='usb' model='qemu-xhci'/><controller type='pci' index='8' model='pcie-root-port'/>
+		<devices><controller type='usb' model='qemu-xhci'/>%s<controller type='sata'/>
 		<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>
 		<interface type='network'><mac address='52:54:00:00:c4:01'/><source network='lan'/><model type='virtio'/><link state='up'/></interface>
-		<graphics type='vnc' autoport='yes' passwd='first'/><memballoon model='virtio'/></devices></domain>`, uuidText(mortalUUID), more)
+		<graphics type='vnc' autoport='yes' passwd='first'/><memballoon model='virtio'/></devices></domain>`, uuidText(mortalUUID), more, rootAndPorts)
 }
 
 func (c *crash) must(err error) {
