@@ -51,9 +51,7 @@ func TestWhatAGuestDoesToItself(t *testing.T) {
 		detail         string
 	}{
 		{"", powerOff, domain.ShutOff, domain.ReasonShutdown, event.Stopped, event.DetailShutdown},
-		{"<on_poweroff>preserve</on_poweroff>", powerOff, domain.Paused, domain.ReasonShuttingDown, event.Shutdown, event.DetailGuestAsked},
 		{"<on_reboot>destroy</on_reboot>", resets, domain.ShutOff, domain.ReasonShutdown, event.Stopped, event.DetailShutdown},
-		{"<on_reboot>preserve</on_reboot>", resets, domain.Paused, domain.ReasonShuttingDown, event.Shutdown, event.DetailGuestAsked},
 		{"", panics, domain.ShutOff, domain.ReasonCrashed, event.Crashed, event.DetailPanicked},
 		{"<on_crash>preserve</on_crash>", panics, domain.Paused, domain.ReasonPanicked, event.Crashed, event.DetailPanicked},
 		{"<on_crash>coredump-destroy</on_crash>", panics, domain.ShutOff, domain.ReasonCrashed, event.Crashed, event.DetailPanicked},
@@ -181,35 +179,34 @@ func (d *daemon) alone(monitor, human string) {
 	s.Close()
 }
 
-// A guest that is kept after its own reset, or power-off, cannot go on, and says so; a reset
-// boots it anew, also after it was saved like that.
-func TestAGuestThatIsKeptBootsAnewWithAReset(t *testing.T) {
+// A guest that is kept after its panic cannot be resumed, and says so. A reset boots it,
+// as often as it is asked for, in the same process.
+func TestPreserve_ResetBootsTheGuest(t *testing.T) {
 	d := newDaemon(t)
-	for name, c := range map[string]struct{ policy, does string }{
-		"reset": {"<on_reboot>preserve</on_reboot>", resets}, "off": {"<on_poweroff>preserve</on_poweroff>", powerOff},
-		"panicked": {"<on_crash>preserve</on_crash>", panics},
-	} {
-		g := d.bear("kept-"+name, c.policy)
+	g := d.bear("kept", "<on_crash>preserve</on_crash>")
+	d.awaitFirmware(g)
+	d.poke(g, panics)
+	d.settle(g, domain.Paused)
+	refused(t, g.Resume(d.ctx()), fault.WrongState, "reset")
+	pid := d.pid(g.Name())
+	for range 2 { // the firmware resets once more by itself
+		events := d.events.Reader()
+		ok(t, g.Reset(d.ctx()))
+		restarted(t, events)
 		d.awaitFirmware(g)
-		d.poke(g, c.does)
-		d.settle(g, domain.Paused)
-		refused(t, g.Resume(d.ctx()), fault.WrongState, "reset")
-		if c.does != panics {
-			ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{Then: domain.Running}))
-			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-			d.want(g, domain.Paused, domain.ReasonShuttingDown)
-			refused(t, g.Resume(d.ctx()), fault.WrongState, "reset")
-		}
-		pid := d.pid(g.Name())
-		for range 2 { // nor does one that runs end with that, whose firmware resets once more by itself
-			events := d.events.Reader()
-			ok(t, g.Reset(d.ctx()))
-			restarted(t, events)
-			d.awaitFirmware(g)
-			d.want(g, domain.Running, domain.ReasonUnpaused)
-		}
-		if now := d.pid(g.Name()); now != pid {
-			t.Errorf("%s: it was process %d and is %d", name, pid, now)
-		}
+		d.want(g, domain.Running, domain.ReasonUnpaused)
 	}
+	if now := d.pid(g.Name()); now != pid {
+		t.Errorf("it was process %d and is %d", pid, now)
+	}
+}
+
+// libvirt's driver for QEMU preserves a guest after a panic alone.
+func TestSetPolicy_PreserveIsForCrashesAlone(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("policies"))
+	for _, on := range []guest.Happening{guest.PoweredOff, guest.Rebooted} {
+		refused(t, g.SetPolicy(d.ctx(), on, "preserve", guest.Affect{Config: true}), fault.Unsupported, "preserve")
+	}
+	ok(t, g.SetPolicy(d.ctx(), guest.Crashed, "preserve", guest.Affect{Config: true}))
 }

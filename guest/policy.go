@@ -19,18 +19,18 @@ const (
 	Crashed    Happening = "crash"
 )
 
-// actions are the policies that are carried out as they are called; those of a crash
-// may dump the guest's memory before.
+// actions follow each happening. After a crash the guest may be preserved, too, or
+// its memory be dumped first.
 var (
-	actions = []string{"destroy", "restart", "preserve"}
-	dumping = []string{"coredump-destroy", "coredump-restart"}
+	actions      = []string{"destroy", "restart"}
+	crashActions = []string{"preserve", "coredump-destroy", "coredump-restart"}
 )
 
 // SetPolicy says what becomes of the guest when it turns itself off, reboots or
-// crashes: destroy, restart or preserve, and for a crash coredump-destroy or
+// crashes: destroy or restart, and for a crash also preserve, coredump-destroy or
 // coredump-restart.
 func (g *Guest) SetPolicy(ctx context.Context, on Happening, action string, a Affect) error {
-	if !slices.Contains(actions, action) && (on != Crashed || !slices.Contains(dumping, action)) {
+	if !slices.Contains(actions, action) && (on != Crashed || !slices.Contains(crashActions, action)) {
 		return fault.New(fault.Unsupported, fault.Call, "a guest's %s cannot be followed by %s", on, action)
 	}
 	set := func(d *domain.Definition) error {

@@ -239,9 +239,9 @@ func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
 // Such a guest has ended by its own doing before the next daemon came, and is kept as it ended.
 func TestARestoreThatWasCutOffIsNotGoneOnWithAfterItsEnd(t *testing.T) {
 	d := newDaemon(t)
-	g := d.bear("ended", "<on_poweroff>preserve</on_poweroff>")
+	g := d.bear("ended", "<on_crash>preserve</on_crash>")
 	d.awaitFirmware(g)
-	d.poke(g, powerOff)
+	d.poke(g, panics)
 	d.settle(g, domain.Paused)
 	d.reopen(func() {
 		r := record(t, g)
@@ -250,7 +250,7 @@ func TestARestoreThatWasCutOffIsNotGoneOnWithAfterItsEnd(t *testing.T) {
 	})
 	g = d.again(g)
 	eventually(t, "the restore is done with", func() bool { return record(t, g)["Resuming"] == nil })
-	d.want(g, domain.Paused, domain.ReasonShuttingDown)
+	d.want(g, domain.Paused, domain.ReasonPanicked)
 }
 
 // A running guest loses a device, just when the store takes no changes any more: whoever asked for
