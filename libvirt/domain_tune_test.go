@@ -192,7 +192,7 @@ func TestProcessorTimeOnEachProcessor(t *testing.T) {
 const aTile = `<domain type='qemu'><name>tile</name><memory>65536</memory><vcpu current='1'>2</vcpu><iothreads>1</iothreads>
 <os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
 <devices><serial type='pty'/><memballoon model='virtio'><stats period='1'/></memballoon>
-<controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>
+<controller type='pci' index='8' model='pcie-root-port'/>
 <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='DIR/top.qcow2'/><target dev='vda' bus='virtio'/></disk>
 <disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk></devices></domain>`
 
