@@ -17,7 +17,7 @@
 # make generate  the Go code of Lodge's own API, from api/lodge/v1/lodge.proto
 # make format  put the sources into the form that check wants
 #
-# crash, clients and soak write result, commit and date to docs/runs.
+# crash, clients, soak and nested-host write result, commit and date to docs/runs.
 # Each installs the Debian packages that it misses, and says so. A second time
 # none of them needs a network.
 
@@ -131,7 +131,7 @@ nested-host: guest
 	@scripts/need qemu-system-x86 qemu-utils mmdebstrap e2fsprogs debian-archive-keyring
 	CGO_ENABLED=0 $(GO) build $(STAMP) -o bin/nested/ ./cmd/... ./conformance/nested/agent
 	LODGE_NESTED=$(CACHE)/nested LODGE_NESTED_BIN=$(CURDIR)/bin/nested \
-		$(GO) test -count=1 -v -timeout 20m -run '^TestNested' ./conformance/nested
+		scripts/record nested-host $(GO) test -count=1 -v -timeout 30m -run '^TestNested' ./conformance/nested
 
 # FUZZ=markup chooses targets whose PACKAGE.NAME matches; of TOTAL=2h those get the most that had the least.
 fuzz:
