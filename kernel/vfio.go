@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -17,20 +18,32 @@ import (
 const VFIODriver = "vfio-pci"
 
 // TakePCI takes a PCI function from the driver that the host runs it with, and
-// binds it to vfio-pci. It is given back as it was when that fails.
+// binds it to vfio-pci. It is given back when that fails, or when ctx ends first.
+// A function that vfio-pci already has stays as it is.
 func (r Root) TakePCI(ctx context.Context, address PCIAddress) error {
-	return finished(ctx, func() error {
+	bound := false
+	take := func() error {
 		if err := r.loadVFIO(ctx); err != nil {
 			return err
 		}
-		err := r.rebind(address, VFIODriver)
-		if err == nil && r.link(pciDir, address.String(), "driver") != VFIODriver {
+		driver := func() string { return r.link(pciDir, address.String(), "driver") }
+		if driver() == VFIODriver {
+			return nil
+		}
+		err := r.rebind(ctx, address, VFIODriver)
+		if err == nil && driver() != VFIODriver {
 			err = errors.New("the kernel does not bind it to " + VFIODriver)
 		}
 		if err != nil {
-			err = errors.Join(err, r.rebind(address, ""))
+			err = errors.Join(err, r.rebind(context.WithoutCancel(ctx), address, ""))
 		}
+		bound = err == nil
 		return fault.Wrap(err, fault.Failed, fault.NodeDevice, "cannot take PCI device %s from its driver", address)
+	}
+	return r.changeDriver(ctx, address, take, func() {
+		if bound {
+			_ = r.rebind(context.WithoutCancel(ctx), address, "") // the caller was told that it failed
+		}
 	})
 }
 
@@ -38,25 +51,49 @@ func (r Root) TakePCI(ctx context.Context, address PCIAddress) error {
 // the kernel has for it. One that another driver has stays with that, and one that
 // is gone is fine.
 func (r Root) ReturnPCI(ctx context.Context, address PCIAddress) error {
-	return finished(ctx, func() error {
+	return r.changeDriver(ctx, address, func() error {
 		device, there := r.PCIDevice(address)
 		if !there || device.Driver != VFIODriver && device.Driver != "" {
 			return nil
 		}
-		return fault.Wrap(r.rebind(address, ""), fault.Failed, fault.NodeDevice, "cannot give PCI device %s back to its driver", address)
-	})
+		err := r.rebind(context.WithoutCancel(ctx), address, "")
+		return fault.Wrap(err, fault.Failed, fault.NodeDevice, "cannot give PCI device %s back to its driver", address)
+	}, func() {})
 }
 
-// finished does something by which the kernel may hang: a driver that does not let
-// go of its device. It is waited for until ctx ends.
-func finished(ctx context.Context, do func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- do() }()
+// function is a PCI function of a host.
+type function struct {
+	root    Root
+	address PCIAddress
+}
+
+// driverChanges holds each function whose driver is being changed: one change at a time.
+var driverChanges sync.Map
+
+// changeDriver changes the driver of a function. A driver that does not let go can
+// make the kernel hang: the change is waited for until ctx ends. It then goes on, and
+// is undone when it is over. Until then the function is busy.
+func (r Root) changeDriver(ctx context.Context, address PCIAddress, do func() error, undo func()) error {
+	f := function{r, address}
+	if _, busy := driverChanges.LoadOrStore(f, true); busy {
+		return fault.New(fault.Busy, fault.NodeDevice, "the driver of PCI device %s is just being changed; try again when that is over", address)
+	}
+	done := make(chan error) // unbuffered: either the caller has the outcome, or it is undone
+	go func() {
+		err := do()
+		select {
+		case done <- err:
+		case <-ctx.Done():
+			undo()
+			driverChanges.Delete(f)
+		}
+	}()
 	select {
 	case err := <-done:
+		driverChanges.Delete(f)
 		return err
 	case <-ctx.Done():
-		return fault.Wrap(context.Cause(ctx), fault.Timeout, fault.Host, "the kernel has not changed the driver of a PCI device yet")
+		return fault.Wrap(context.Cause(ctx), fault.Timeout, fault.Host, "the kernel has not changed the driver of PCI device %s yet", address)
 	}
 }
 
@@ -73,9 +110,10 @@ func (r Root) loadVFIO(ctx context.Context) error {
 	return nil
 }
 
-// rebind has a function leave its driver, and the kernel look for one anew: this
-// one, or for "" the one that it finds by itself.
-func (r Root) rebind(address PCIAddress, driver string) error {
+// rebind has a function leave its driver, and the kernel look for another: this
+// one, or for "" the one that it finds by itself. When ctx ends meanwhile the
+// function is left without a driver.
+func (r Root) rebind(ctx context.Context, address PCIAddress, driver string) error {
 	dir := path.Join(pciDir, address.String())
 	if err := r.tell(driver+"\n", dir, "driver_override"); err != nil {
 		return err
@@ -83,6 +121,9 @@ func (r Root) rebind(address PCIAddress, driver string) error {
 	// The driver may have let go by itself.
 	if err := r.tell(address.String(), dir, "driver/unbind"); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENODEV) {
 		return err
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	err := r.tell(address.String(), "sys/bus/pci/drivers_probe")
 	if driver == "" && errors.Is(err, unix.EINVAL) { // there is no driver for it

@@ -1,10 +1,15 @@
 package kernel_test
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/kernel/kerneltest"
 )
@@ -59,5 +64,65 @@ func TestPCI_OnlyWhatVFIOHasIsGivenBack(t *testing.T) {
 	root, _, _ := cardTree(t, "vfio-pci")
 	if err := root.ReturnPCI(deadline(t), kernel.PCIAddress{Bus: 2}); err != nil {
 		t.Errorf("a card that is gone: %v", err)
+	}
+}
+
+// TestPCI_DeviceThatVFIOHasIsNotUnbound: another guest may use it.
+func TestPCI_DeviceThatVFIOHasIsNotUnbound(t *testing.T) {
+	root, card, file := cardTree(t, "vfio-pci")
+	if err := root.TakePCI(deadline(t), card); err != nil {
+		t.Error(err)
+	}
+	if got := file("drivers/vfio-pci/unbind") + file("drivers_probe"); got != "\n\n" {
+		t.Errorf("the kernel is told %q", got)
+	}
+}
+
+// TestPCI_DeviceOfATakeThatTimedOutGoesBack: a driver lets go only after the caller
+// has given up. The device is busy until then, and is never bound to vfio-pci.
+func TestPCI_DeviceOfATakeThatTimedOutGoesBack(t *testing.T) {
+	dir := t.TempDir()
+	kerneltest.Write(t, dir, `sys/bus/pci/devices/0000:01:00.0/class = 0x020000
+sys/bus/pci/devices/0000:01:00.0/driver -> ../../drivers/slow
+sys/bus/pci/drivers/slow/x =
+sys/bus/pci/drivers/vfio-pci/bind =
+`)
+	pipe := func(name string) string {
+		name = filepath.Join(dir, "sys/bus/pci", name)
+		if err := unix.Mkfifo(name, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	override, unbind, probe := pipe("devices/0000:01:00.0/driver_override"), pipe("drivers/slow/unbind"), pipe("drivers_probe")
+	told := func(name string) string { // each write waits for its reader
+		t.Helper()
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	root, card := kernel.At(dir), kernel.PCIAddress{Bus: 1}
+	ctx, stop := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() { failed <- root.TakePCI(ctx, card) }()
+	if got := told(override); got != "vfio-pci\n" {
+		t.Errorf("the driver that is asked for is %q", got)
+	}
+	stop()
+	if err := <-failed; !errors.Is(err, context.Canceled) {
+		t.Errorf("a take that is cut off: %v", err)
+	}
+	if err := root.ReturnPCI(deadline(t), card); !fault.Is(err, fault.Busy) {
+		t.Errorf("a second change of its driver: %v", err)
+	}
+	told(unbind)
+	if got := told(override); got != "\n" {
+		t.Errorf("the driver that is asked for after that is %q", got)
+	}
+	told(unbind)
+	if got := told(probe); got != card.String() {
+		t.Errorf("the kernel looks for a driver of %q", got)
 	}
 }
