@@ -459,12 +459,15 @@ func (r *Registry) clear(ctx context.Context, dir string) error {
 // rehold rebuilds the releases of an adopted guest from its record, in the order
 // in which a start acquires them.
 func (r *Registry) rehold(run *run) {
+	r.reholdClaims(run) // dropped last: a later daemon finds no record then that names them
 	r.holdUser(run)
 	run.hold("run directory", run.removeDir)
 	r.reholdLabels(run)
 	r.Ledger.Restore(run.UUID, demand(run.def), r.need(run.def)) // it has it already: nothing can be refused
 	run.hold("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })
-	r.holdDevices(run)
+	for _, at := range run.Taken {
+		r.holdDevice(run, at)
+	}
 	for _, n := range run.NICs {
 		release, err := r.readoptNIC(run.def, n)
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -25,6 +26,10 @@ type leaving struct {
 	Steps []undoing
 	NIC   *heldNIC
 	Image uint // the number of the images that QEMU is to let go; 0: none
+	// Device is a PCI device of the host; nil: it was none. Taken says that the host's
+	// driver gets it back.
+	Device *kernel.PCIAddress `json:",omitempty"`
+	Taken  bool               `json:",omitempty"`
 	// For names what was labelled, or allowed, for it.
 	For string `json:",omitempty"`
 
@@ -84,6 +89,12 @@ func newUndoing(step *qemu.Step) (undoing, error) {
 func (r *run) newLeaving(alias string, after []qemu.Step) (*leaving, error) {
 	l := &leaving{Alias: alias}
 	nic, release := r.takeNIC(alias)
+	if at := pciFunction(r.def.Devices.ByAlias(alias)); at != nil {
+		l.Device, release = at, r.takeRelease(deviceHold(*at))
+		if i := slices.Index(r.Taken, *at); i >= 0 {
+			r.Taken, l.Taken = append(r.Taken[:i:i], r.Taken[i+1:]...), true
+		}
+	}
 	if dev := r.def.Devices.ByAlias(alias); dev != nil && r.labels != nil {
 		l.For = ownerOf(dev)
 	}
@@ -241,14 +252,17 @@ func (g *Guest) cleaned(r *run, l *leaving) {
 	if i := slices.Index(r.Leaving, l); g.run == r && i >= 0 {
 		r.Leaving = slices.Delete(r.Leaving, i, i+1)
 		g.keepRun()
+		if l.Device != nil { // only now: a later daemon would give it back once more
+			r.dropClaimAt(*l.Device)
+		}
 		failpoint.Reach("unplug.cleaned")
 	}
 }
 
-// reholdLeaving finds the interfaces again that devices left behind.
+// reholdLeaving finds the interfaces and PCI devices again that devices left behind.
 func (r *Registry) reholdLeaving(run *run) {
 	for _, l := range run.Leaving {
-		l.giveBack = once(alsoLabels(run, l.For, nil))
+		l.giveBack = once(alsoLabels(run, l.For, r.reholdLeft(run, l)))
 		if l.NIC == nil {
 			continue
 		}
@@ -257,6 +271,22 @@ func (r *Registry) reholdLeaving(run *run) {
 			l.giveBack = once(alsoLabels(run, l.For, func(context.Context) error { release(); return nil }))
 		}
 	}
+}
+
+// reholdLeft claims the PCI device that a device left behind. The release gives it back to the
+// host's driver; nil: that is not to be done.
+func (r *Registry) reholdLeft(run *run, l *leaving) func(context.Context) error {
+	if l.Device == nil {
+		return nil
+	}
+	if err := r.holdClaim(run, *l.Device); err != nil {
+		run.log.Info("a device that was unplugged has been plugged in since", "cause", err)
+		return nil
+	}
+	if !l.Taken {
+		return nil
+	}
+	return r.returning(run, *l.Device)
 }
 
 // holdLeaving has the end of the guest give back what its devices left behind.

@@ -15,10 +15,16 @@ import (
 )
 
 // checkHostDevices refuses, before anything is made, devices of the host that
-// QEMU could not take, and notes those that are to be taken from their drivers.
+// QEMU could not take, or that another guest has. It notes those that are to be taken
+// from their drivers.
 func (l *launching) checkHostDevices(context.Context) error {
 	devices := slices.Clone(l.run.def.Devices.HostDevices)
 	for _, d := range devices {
+		if at := pciFunction(d); at != nil {
+			if err := l.g.reg.holdClaim(l.run, *at); err != nil {
+				return err
+			}
+		}
 		taken, err := l.g.reg.findHostDevice(l.run.UUID, d, devices)
 		if missing := (*absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, true) {
 			l.run.def.Devices.Remove(d)
@@ -103,21 +109,14 @@ func usbName(d *device.HostDevice) string {
 
 // takeHostDevices takes from their drivers the devices that the record says.
 func (l *launching) takeHostDevices(ctx context.Context) error {
-	l.g.reg.holdDevices(l.run)
 	for _, at := range l.run.Taken {
+		l.g.reg.holdDevice(l.run, at)
 		if err := l.g.reg.Kernel.TakePCI(ctx, at); err != nil {
 			return err
 		}
 		failpoint.Reach("launch.device")
 	}
 	return nil
-}
-
-// holdDevices has what was taken from the host's drivers given back at the end.
-func (r *Registry) holdDevices(run *run) {
-	for _, at := range run.Taken {
-		run.hold("host device "+at.String(), func(ctx context.Context) error { return r.Kernel.ReturnPCI(ctx, at) })
-	}
 }
 
 func hostAddress(d *device.HostDevice) kernel.PCIAddress {
@@ -195,40 +194,28 @@ const driverPatience = 30 * time.Second
 // DetachFromHost takes a PCI device from its driver, for guests to have it. It
 // stays so until ReattachToHost or a restart of the host.
 func (r *Registry) DetachFromHost(ctx context.Context, at kernel.PCIAddress) error {
-	if err := r.unusedDevice(at); err != nil {
-		return err
-	}
-	found, err := passableFunction(r.Kernel, at)
-	if err != nil || found.Driver == kernel.VFIODriver {
-		return err
-	}
-	ctx, stop := context.WithTimeout(ctx, driverPatience)
-	defer stop()
-	return r.Kernel.TakePCI(ctx, at)
+	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error {
+		found, err := passableFunction(r.Kernel, at)
+		if err != nil || found.Driver == kernel.VFIODriver {
+			return err
+		}
+		return r.Kernel.TakePCI(ctx, at)
+	})
 }
 
 // ReattachToHost gives a PCI device back to the host's driver.
 func (r *Registry) ReattachToHost(ctx context.Context, at kernel.PCIAddress) error {
-	if err := r.unusedDevice(at); err != nil {
-		return err
-	}
-	ctx, stop := context.WithTimeout(ctx, driverPatience)
-	defer stop()
-	return r.Kernel.ReturnPCI(ctx, at)
+	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error { return r.Kernel.ReturnPCI(ctx, at) })
 }
 
-// unusedDevice refuses a device that a running guest has.
-func (r *Registry) unusedDevice(at kernel.PCIAddress) error {
-	for _, g := range r.All() {
-		v := g.View()
-		if v.Active == nil {
-			continue
-		}
-		for _, d := range v.Active.Devices.HostDevices {
-			if d.Type == "pci" && hostAddress(d) == at {
-				return fault.New(fault.Busy, fault.NodeDevice, "PCI device %s is in use by domain '%s': detach it there, or end that first", at, v.Name)
-			}
-		}
+// withUnusedDevice does something to a device that no guest has, and that none gets meanwhile.
+func (r *Registry) withUnusedDevice(ctx context.Context, at kernel.PCIAddress, do func(context.Context) error) error {
+	nobody := &run{}
+	if err := r.devices.take(at, nobody); err != nil {
+		return err
 	}
-	return nil
+	defer r.devices.drop(at, nobody)
+	ctx, stop := context.WithTimeout(ctx, driverPatience)
+	defer stop()
+	return do(ctx)
 }

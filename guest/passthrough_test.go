@@ -1,6 +1,10 @@
 package guest
 
 import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -106,6 +110,118 @@ sys/bus/pci/groups/7/devices/0000:01:00.1/x =
 		if taken != (c.says == "") || c.says == "" && err != nil || c.says != "" && (!fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("managed %v beside %d: taken %v, %v", c.managed, len(c.beside), taken, err)
 		}
+	}
+}
+
+// cardHost is a host whose one card vfio-pci has, and tells whether that was to let go of it.
+func cardHost(t *testing.T) (r *Registry, unbound func() bool) {
+	t.Helper()
+	dir := t.TempDir()
+	kerneltest.Write(t, dir, `sys/bus/pci/devices/0000:01:00.0/class = 0x020000
+sys/bus/pci/devices/0000:01:00.0/driver_override = vfio-pci
+sys/bus/pci/devices/0000:01:00.0/driver -> ../../drivers/vfio-pci
+sys/bus/pci/devices/0000:01:00.0/iommu_group -> ../../groups/7
+sys/bus/pci/groups/7/devices/0000:01:00.0/x =
+sys/bus/pci/drivers/vfio-pci/unbind =
+sys/bus/pci/drivers_probe =
+`)
+	r = newRegistry(Config{Kernel: kernel.At(dir), Log: slog.New(slog.DiscardHandler)})
+	return r, func() bool {
+		text, err := os.ReadFile(filepath.Join(dir, "sys/bus/pci/drivers/vfio-pci/unbind"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(text)) != ""
+	}
+}
+
+// cardRun is a run of a guest with that card.
+func cardRun(r *Registry, name string) *launching {
+	card := &device.HostDevice{Type: "pci", Managed: device.On, PCI: device.PCI{Bus: 1}}
+	card.Alias = "hostdev0"
+	run := newRun(runRecord{Name: name, UUID: name}, "", r.Kernel, slog.New(slog.DiscardHandler))
+	run.def = &domain.Definition{Devices: device.Set{HostDevices: []*device.HostDevice{card}}}
+	return &launching{g: &Guest{reg: r}, run: run}
+}
+
+// TestHostDevice_TwoGuestsThatStartAtOnce: the second is refused, and its end takes nothing away.
+// Neither do nodedev-detach and -reattach. Once the first has ended the device is free.
+func TestHostDevice_TwoGuestsThatStartAtOnce(t *testing.T) {
+	r, unbound := cardHost(t)
+	ctx, at := t.Context(), kernel.PCIAddress{Bus: 1}
+	first, second := cardRun(r, "first"), cardRun(r, "second")
+	if err := first.checkHostDevices(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for who, do := range map[string]func() error{
+		"a second guest": func() error { return second.checkHostDevices(ctx) },
+		"detach":         func() error { return r.DetachFromHost(ctx, at) },
+		"reattach":       func() error { return r.ReattachToHost(ctx, at) },
+	} {
+		if err := do(); !fault.Is(err, fault.Busy) || !strings.Contains(err.Error(), "domain 'first'") {
+			t.Errorf("%s: %v", who, err)
+		}
+	}
+	if err := second.run.releaseAll(ctx); err != nil || unbound() {
+		t.Errorf("the end of the second takes the device from the first: %v", err)
+	}
+	if err := first.run.releaseAll(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := second.checkHostDevices(ctx); err != nil {
+		t.Errorf("after the first: %v", err)
+	}
+}
+
+// TestHostDevice_UnpluggedGoesBackToTheHost: at once, and not when its guest ends: another may
+// have it then.
+func TestHostDevice_UnpluggedGoesBackToTheHost(t *testing.T) {
+	for _, after := range []string{"this daemon", "the next daemon"} {
+		r, unbound := cardHost(t)
+		ctx, at := t.Context(), kernel.PCIAddress{Bus: 1}
+		run := cardRun(r, "first").run
+		run.Taken = []kernel.PCIAddress{at}
+		r.reholdClaims(run)
+		r.holdDevice(run, at)
+		left, err := run.newLeaving("hostdev0", nil)
+		if err != nil || len(run.Taken) != 0 || !left.Taken {
+			t.Fatalf("%v: the record says that %v are taken", err, run.Taken)
+		}
+		run.def.Devices.HostDevices = nil
+		if after == "the next daemon" {
+			r.devices = deviceClaims{}
+			run.releases, run.Leaving = nil, []*leaving{{Device: left.Device, Taken: left.Taken}}
+			left = run.Leaving[0]
+			r.reholdLeaving(run)
+		}
+		if err := cardRun(r, "second").checkHostDevices(ctx); !fault.Is(err, fault.Busy) {
+			t.Errorf("%s: another guest gets it before the host does: %v", after, err)
+		}
+		if err := left.giveBack(ctx); err != nil || !unbound() {
+			t.Errorf("%s: the host does not get it back: %v", after, err)
+		}
+		run.dropClaimAt(at)
+		if err := cardRun(r, "second").checkHostDevices(ctx); err != nil {
+			t.Errorf("%s: no other guest gets it: %v", after, err)
+		}
+	}
+}
+
+// TestHostDevice_GivenBackLateIsLeftToItsNextGuest: what could not be given back is tried again
+// without a claim.
+func TestHostDevice_GivenBackLateIsLeftToItsNextGuest(t *testing.T) {
+	r, unbound := cardHost(t)
+	late := r.returning(cardRun(r, "first").run, kernel.PCIAddress{Bus: 1})
+	second := cardRun(r, "second")
+	if err := second.checkHostDevices(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := late(context.Background()); err != nil || unbound() {
+		t.Errorf("it is taken from its next guest: %v", err)
+	}
+	_ = second.run.releaseAll(t.Context())
+	if err := late(context.Background()); err != nil || !unbound() {
+		t.Errorf("the host does not get it back: %v", err)
 	}
 }
 

@@ -187,7 +187,7 @@ func (g *Guest) plugController(ctx context.Context, r *run, p *qemu.Plan, c *dev
 func (r *run) notPlugged(held *plugged) {
 	r.shorten = r.Surplus
 	if held.cutOff != nil {
-		r.owe(held.cutOff, held.release)
+		r.owe(held.cutOff, held.what, held.release)
 	}
 }
 
@@ -313,6 +313,13 @@ func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Devic
 			}
 		}
 	case *device.HostDevice:
+		if at := pciFunction(d); at != nil {
+			release, err := g.reg.claimDevice(*at, r)
+			if err != nil {
+				return held, err
+			}
+			held.what, held.release = claimOf(*at), release
+		}
 		if err := g.reg.plugHostDevice(r.UUID, d); err != nil {
 			return held, err
 		}

@@ -80,10 +80,10 @@ func (r *run) forgetPlugging() {
 
 // owe keeps a plug that was cut off until QEMU can be asked about it. Should the
 // guest end before, the host gets back what it gave to the device.
-func (r *run) owe(p *plugging, release func(context.Context) error) {
+func (r *run) owe(p *plugging, what string, release func(context.Context) error) {
 	r.plugging = p
 	if release != nil {
-		r.hold(p.NIC.what(), release)
+		r.hold(what, release)
 	}
 }
 
@@ -110,10 +110,15 @@ func (r *Registry) oweAgain(run *run) {
 		run.plugging = p
 		return
 	}
-	run.owe(p, nil)
+	run.owe(p, "", nil)
 	run.relayAgain(withFences(r.life, run.Fences), dev)
 	if m, is := dev.(*device.Memory); is { // QEMU may have it, which nobody is asked for
 		r.Ledger.Add(run.UUID, moduleDemand(run.def, m))
+	}
+	if at := pciFunction(dev); at != nil {
+		if err := r.holdClaim(run, *at); err != nil {
+			run.log.Error("a device that was being plugged in is not the guest's", "error", err)
+		}
 	}
 	nic, is := dev.(*device.NIC)
 	if !is || p.NIC == nil {
@@ -165,6 +170,7 @@ func (g *Guest) finishPlug(ctx context.Context, r *run, s *qmp.Session, def *dom
 	return func() error {
 		r.forgetPlugging()
 		g.returnMemory(r.def, dev)
+		r.dropClaim(dev)
 		if p.NIC == nil {
 			return nil
 		}

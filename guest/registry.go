@@ -80,6 +80,7 @@ type Registry struct {
 	traits  *traits
 	dues    dues
 	lent    lendings
+	devices deviceClaims
 	headers turns[fileID] // at the headers of saved images
 	// removing is of those who remove what a guest leaves behind, by UUID: the next one
 	// with it is made when they are done.

@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/qemu"
 )
 
@@ -178,6 +179,23 @@ func (r *run) takeNIC(alias string) (*heldNIC, func(context.Context) error) {
 		return &n, r.takeRelease(n.what())
 	}
 	return nil, nil
+}
+
+// dropClaim lets others have a PCI device of the host that the guest has not got, or no longer
+// has. It runs in the loop.
+func (r *run) dropClaim(dev device.Device) {
+	if at := pciFunction(dev); at != nil {
+		r.dropClaimAt(*at)
+	}
+}
+
+func (r *run) dropClaimAt(at kernel.PCIAddress) {
+	if r.noticed { // the end of the guest drops it
+		return
+	}
+	if drop := r.takeRelease(claimOf(at)); drop != nil {
+		_ = drop(context.Background()) // never fails
+	}
 }
 
 // takeRelease gives a release to the caller, who is to do it.
