@@ -104,13 +104,13 @@ sys/bus/pci/drivers/vfio-pci/bind =
 		return string(text)
 	}
 	root, card := kernel.At(dir), kernel.PCIAddress{Bus: 1}
-	ctx, stop := context.WithCancel(t.Context())
+	ctx, stop := context.WithCancelCause(t.Context())
 	failed := make(chan error, 1)
 	go func() { failed <- root.TakePCI(ctx, card) }()
 	if got := told(override); got != "vfio-pci\n" {
 		t.Errorf("the driver that is asked for is %q", got)
 	}
-	stop()
+	stop(nil)
 	if err := <-failed; !errors.Is(err, context.Canceled) {
 		t.Errorf("a take that is cut off: %v", err)
 	}
