@@ -200,7 +200,8 @@ func TestHostDevice_UnpluggedGoesBackToTheHost(t *testing.T) {
 		if err := left.giveBack(ctx); err != nil || !unbound() {
 			t.Errorf("%s: the host does not get it back: %v", after, err)
 		}
-		run.dropClaimAt(at)
+		run.dir, run.Leaving = t.TempDir(), []*leaving{left}
+		(&Guest{reg: r, run: run, log: run.log}).cleaned(run, left)
 		if err := cardRun(r, "second").checkHostDevices(ctx); err != nil {
 			t.Errorf("%s: no other guest gets it: %v", after, err)
 		}
