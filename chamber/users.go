@@ -91,6 +91,25 @@ func (u *Users) reserve() {
 	}
 }
 
+// surveyed is by whom a number is held that Survey found in use.
+const surveyed = "a program of an earlier daemon"
+
+// Hold takes the number that by had of an earlier daemon, also when no process runs as it
+// any more. It returns false if another holder has it: then by must not free it. Numbers
+// outside the range are nobody's to hold.
+func (u *Users) Hold(user User, by string) bool {
+	if !u.Has(user.UID) {
+		return true
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if holder, taken := u.taken[user.UID]; taken && holder != surveyed && holder != by {
+		return false
+	}
+	u.taken[user.UID] = by
+	return true
+}
+
 // Has says whether a number is one of those that are given out.
 func (u *Users) Has(id uint32) bool { return id >= u.first && id <= u.last }
 
@@ -159,7 +178,7 @@ func (u *Users) Survey(files []string) error {
 		of := info.Sys().(*syscall.Stat_t)
 		for _, id := range []uint32{of.Uid, of.Gid} {
 			if _, taken := u.taken[id]; !taken && u.Has(id) {
-				u.taken[id] = path
+				u.taken[id] = surveyed
 			}
 		}
 	}

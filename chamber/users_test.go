@@ -97,6 +97,46 @@ func TestANumberIsFreeWhenNothingRunsAsIt(t *testing.T) {
 	}
 }
 
+// A daemon that finds a user in a record holds it for that guest, although nothing runs as it.
+func TestHold_ARecordedUserIsNotTakenByAnother(t *testing.T) {
+	const first = 0x7fff0040
+	users, err := NewUsers(first, first+2) // the last one is the daemon's own
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !users.Hold(User{first, first}, "one") || !users.Hold(User{first, first}, "one") {
+		t.Error("a guest cannot hold the user that it had")
+	}
+	if users.Hold(User{first, first}, "other") {
+		t.Error("two guests hold one user")
+	}
+	if u, err := users.Take("other"); err != nil || u.UID != first+1 {
+		t.Errorf("another guest is given %v, %v", u, err)
+	}
+	if u, err := users.Take("third"); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("a third guest is given %v, %v", u, err)
+	}
+}
+
+// What Survey finds in use belongs to the guest whose record names it.
+func TestHold_TakesOverWhatSurveyFound(t *testing.T) {
+	uid := uint32(0x7fff0050)
+	users, err := NewUsers(uid, uid+2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := t.TempDir()
+	if err := os.Chown(own, int(uid), int(uid)); err != nil {
+		t.Skipf("cannot give a directory to user %d: %v", uid, err)
+	}
+	if err := users.Survey([]string{own}); err != nil {
+		t.Fatal(err)
+	}
+	if !users.Hold(User{uid, uid}, "one") || users.Hold(User{uid, uid}, "other") {
+		t.Error("not only the guest that the record names holds the user")
+	}
+}
+
 // While a program runs none of the daemon's threads can be signalled by its user: a signal
 // to one would be one to the daemon.
 func TestNoThreadOfTheDaemonIsThePrograms(t *testing.T) {

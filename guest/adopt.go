@@ -469,7 +469,7 @@ func (r *Registry) rehold(run *run) {
 		r.holdDevice(run, at)
 	}
 	for _, n := range run.NICs {
-		release, err := r.readoptNIC(run.def, n)
+		release, err := r.readoptNIC(run, n)
 		if err != nil {
 			run.log.Info("an interface of an adopted guest is not there", "interface", n.IfName, "cause", err)
 			continue

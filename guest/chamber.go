@@ -110,11 +110,42 @@ func (r *Registry) surveyUsers() error {
 	if r.Quarters == nil {
 		return nil
 	}
+	if err := r.holdRecordedUsers(); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot find out which users guests run as")
+	}
 	left, err := filepath.Glob(filepath.Join(r.RunDir, "*", ownDir))
 	if err == nil {
 		err = r.Quarters.Users.Survey(left)
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot find out which users guests run as")
+}
+
+// holdRecordedUsers holds the users that run records name: their programs may have ended,
+// and the guest still frees the user later. A record that cannot be read is reported when
+// its guest is adopted. A guest's own user goes before that of a user network, which
+// another guest may have been given since.
+func (r *Registry) holdRecordedUsers() error {
+	dirs, err := filepath.Glob(filepath.Join(r.RunDir, "*"))
+	if err != nil {
+		return err
+	}
+	networks := map[string][]chamber.User{}
+	for _, dir := range dirs {
+		rec, err := readRunRecord(dir)
+		if rec == nil || err != nil {
+			continue
+		}
+		if rec.User != nil {
+			r.Quarters.Users.Hold(*rec.User, rec.UUID)
+		}
+		networks[rec.UUID] = append(networks[rec.UUID], userNetworks(rec, dir)...)
+	}
+	for guest, users := range networks {
+		for _, user := range users {
+			r.Quarters.Users.Hold(user, guest)
+		}
+	}
+	return nil
 }
 
 // holdUser gives the guest's user back when all else has been: see rehold, too.

@@ -267,8 +267,8 @@ func (r *Registry) reholdLeaving(run *run) {
 			continue
 		}
 		// Its network has forgotten it: only the link may be there.
-		if release, err := r.Networks.AdoptNIC(&device.NIC{Type: "ethernet"}, l.NIC.IfName, run.Name); err == nil {
-			l.giveBack = once(alsoLabels(run, l.For, func(context.Context) error { release(); return nil }))
+		if release, err := r.readopt(run, &device.NIC{Type: "ethernet"}, l.NIC); err == nil {
+			l.giveBack = once(alsoLabels(run, l.For, release))
 		}
 	}
 }

@@ -191,19 +191,19 @@ func (r *Registry) attachNIC(ctx context.Context, def *domain.Definition, n *dev
 }
 
 // readoptNIC finds the interface of an adopted guest again.
-func (r *Registry) readoptNIC(def *domain.Definition, held heldNIC) (func(context.Context) error, error) {
-	n, ok := def.Devices.ByAlias(held.Alias).(*device.NIC)
+func (r *Registry) readoptNIC(run *run, held heldNIC) (func(context.Context) error, error) {
+	n, ok := run.def.Devices.ByAlias(held.Alias).(*device.NIC)
 	if !ok {
 		return nil, fault.New(fault.NotFound, fault.Device, "the guest has no interface %s", held.Alias)
 	}
-	return r.readopt(n, &held, def.Name)
+	return r.readopt(run, n, &held)
 }
 
-func (r *Registry) readopt(n *device.NIC, held *heldNIC, name string) (func(context.Context) error, error) {
+func (r *Registry) readopt(run *run, n *device.NIC, held *heldNIC) (func(context.Context) error, error) {
 	if held.User != nil {
-		return r.endUserNetwork(*held.User), nil
+		return r.endUserNetwork(*held.User, run.UUID, run.log), nil
 	}
-	release, err := r.Networks.AdoptNIC(n, held.IfName, name)
+	release, err := r.Networks.AdoptNIC(n, held.IfName, run.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -124,7 +124,7 @@ func (r *Registry) oweAgain(run *run) {
 	if !is || p.NIC == nil {
 		return
 	}
-	if release, err := r.readopt(nic, p.NIC, run.Name); err == nil { // or it went with its last file
+	if release, err := r.readopt(run, nic, p.NIC); err == nil { // or it went with its last file
 		run.hold(p.NIC.what(), release)
 	}
 }

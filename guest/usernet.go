@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"log/slog"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +32,11 @@ func (r *Registry) serveUserNetwork(ctx context.Context, run *run, p *qemu.Plan,
 		return err
 	}
 	held.nic = &heldNIC{Alias: n.Alias, User: &user}
-	held.what, held.release = held.nic.what(), r.endUserNetwork(user)
+	serving, end := context.WithCancelCause(r.life)
+	held.what, held.release = held.nic.what(), func(context.Context) error {
+		end(nil)
+		return r.Quarters.Users.Free(user)
+	}
 	if err := run.noteNIC(n, held, held.nic, also); err != nil {
 		return err
 	}
@@ -42,7 +47,14 @@ func (r *Registry) serveUserNetwork(ctx context.Context, run *run, p *qemu.Plan,
 	near, far := os.NewFile(uintptr(ends[0]), "wire"), os.NewFile(uintptr(ends[1]), "wire")
 	defer far.Close()
 	p.NICs[n.Alias] = &device.NICAttachment{Wire: near}
-	if err := r.launchUserNetwork(ctx, run, p.Definition.Devices.Emulator, user, far); err != nil {
+	process, err := r.launchUserNetwork(ctx, run, p.Definition.Devices.Emulator, user, far)
+	if err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot serve interface %s of type user", n.MAC)
+	}
+	log := run.log.With("interface", n.MAC)
+	r.loops.Go(func() { r.watchUserNetwork(serving, process, log) })
+	r.makeVictim(run.Name, process.PID, victim(0))
+	if err := r.Cgroups.Guest(run.UUID).AddProcess(process.PID); err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot serve interface %s of type user", n.MAC)
 	}
 	failpoint.Reach("plug.usernet")
@@ -52,12 +64,12 @@ func (r *Registry) serveUserNetwork(ctx context.Context, run *run, p *qemu.Plan,
 // What bounds the program: it has a few threads, and a file for each connection of the guest's.
 const userNetworkThreads, userNetworkFiles = 16, 4096
 
-// launchUserNetwork runs the program, in the guest's control group.
-func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator string, user chamber.User, wire *os.File) error {
+// launchUserNetwork runs the program.
+func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator string, user chamber.User, wire *os.File) (*qemu.Process, error) {
 	args := qemu.UserNetwork()
 	log, err := r.openLog(run.Name, "serving a user network", emulator, &qemu.Command{Args: args})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer log.Close()
 	place := &chamber.Chamber{
@@ -71,26 +83,57 @@ func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator str
 			place.Shown = append(place.Shown, chamber.Shown{Path: path, File: f})
 		}
 	}
-	process, err := qemu.Launch(ctx, qemu.Spec{
+	return qemu.Launch(ctx, qemu.Spec{
 		Binary: emulator, Args: args, Env: environment("/"), Dir: "/", Files: []*os.File{wire}, Log: log, House: r.Quarters.House, Chamber: place,
 	})
-	if err != nil {
-		return err
-	}
-	r.loops.Go(func() { // it is ended by its user
-		select {
-		case <-process.Exited():
-		case <-r.life.Done():
-			process.Release()
-		}
-	})
-	r.makeVictim(run.Name, process.PID, victim(0))
-	return r.Cgroups.Guest(run.UUID).AddProcess(process.PID)
 }
 
-// endUserNetwork ends the program, which nothing else runs as, and gives its user back.
-func (r *Registry) endUserNetwork(user chamber.User) func(context.Context) error {
+// watchUserNetwork waits until the program ends, or the daemon. It reports a program that
+// ends while it is still needed: nothing else tells that the interface is dead.
+func (r *Registry) watchUserNetwork(serving context.Context, process *qemu.Process, log *slog.Logger) {
+	select {
+	case <-process.Exited():
+		if serving.Err() == nil {
+			log.Error("the program that serves an interface of type user has ended; unplug the interface and plug it in again", "exit", process.Exit().String())
+		}
+	case <-r.life.Done():
+		process.Release()
+	}
+}
+
+// endUserNetwork ends what serves an interface of an adopted guest, and gives its user back,
+// unless another guest has been given that user since.
+func (r *Registry) endUserNetwork(user chamber.User, guest string, log *slog.Logger) func(context.Context) error {
+	if r.Quarters == nil { // the guest's control group ends it
+		return func(context.Context) error { return nil }
+	}
+	if !r.Quarters.Users.Hold(user, guest) {
+		log.Error("the user of an interface of type user is now another guest's; it is not freed", "user", user.UID)
+		return func(context.Context) error { return nil }
+	}
 	return func(context.Context) error { return r.Quarters.Users.Free(user) }
+}
+
+// userNetworks are the users of the programs that serve interfaces of type user to the guest
+// whose run record lies in the directory.
+func userNetworks(rec *runRecord, dir string) (users []chamber.User) {
+	add := func(n *heldNIC) {
+		if n != nil && n.User != nil {
+			users = append(users, *n.User)
+		}
+	}
+	for i := range rec.NICs {
+		add(&rec.NICs[i])
+	}
+	for _, l := range rec.Leaving {
+		if l != nil {
+			add(l.NIC)
+		}
+	}
+	if p, err := readPlugging(dir); err == nil && p != nil {
+		add(p.NIC)
+	}
+	return users
 }
 
 // namesOfHosts are where the host keeps them.
