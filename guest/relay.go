@@ -84,7 +84,8 @@ func (one *relay) stop() {
 	_ = os.Remove(one.path) // else it goes with the run directory
 }
 
-// serve takes one client at a time: QEMU has no more for one device.
+// serve takes one client at a time: QEMU has no more for one device. A QEMU that connects and
+// ends again and again gets one short exchange in each acceptPause.
 func (one *relay) serve(ctx context.Context, connect func() (net.Conn, error)) {
 	defer close(one.done)
 	for {
@@ -96,14 +97,19 @@ func (one *relay) serve(ctx context.Context, connect func() (net.Conn, error)) {
 			pause(ctx, acceptPause)
 			continue
 		}
-		if server, err := connect(); err == nil {
+		begun := time.Now()
+		server, err := connect()
+		if err == nil {
 			exchange(ctx, client, server)
 		}
 		_ = client.Close() // QEMU tries again
+		if err != nil || time.Since(begun) < acceptPause {
+			pause(ctx, acceptPause)
+		}
 	}
 }
 
-// acceptPause is the time between two tries to let QEMU in.
+// acceptPause is the time between two tries to let QEMU in, where one has failed or was short.
 const acceptPause = time.Second
 
 // pause waits, but no longer than ctx lasts.
