@@ -80,6 +80,9 @@ type Owner interface {
 	// Grant gives the group that the instance with this name may do with as it
 	// likes, from where the tree is mounted. It is made where it is not there.
 	Grant(name, tree string) (group string, err error)
+	// Granted gives the group that Grant gave to an earlier daemon, without asking anybody;
+	// "": it is not there.
+	Granted(name, tree string) (group string)
 	// Release takes it back when nothing is in it any more.
 	Release(name string) error
 }
@@ -91,9 +94,10 @@ type Owner interface {
 func OpenCgroups(root Root, instance string) *Cgroups { return OpenOwnedCgroups(root, instance, nil) }
 
 // OpenOwnedCgroups is OpenCgroups where the tree of version 2 has an owner, unless
-// that is nil. An owner who grants nothing is told of by Ungranted, and the parent
-// group is made as if there were none. So it is while guests of an earlier daemon
-// have groups there.
+// that is nil. An owner who grants nothing is told of by Ungranted. The parent group
+// is then the one that was granted to an earlier daemon, if guests have groups there,
+// and else it is made as if there were no owner. So it is while guests of an earlier
+// daemon have groups there.
 func OpenOwnedCgroups(root Root, instance string, owner Owner) *Cgroups {
 	c := &Cgroups{
 		root: root, name: "lodge", trees: map[Controller]string{}, absent: map[Controller]string{},
@@ -126,19 +130,22 @@ func OpenOwnedCgroups(root Root, instance string, owner Owner) *Cgroups {
 
 // settleParent asks the owner for the parent group.
 func (c *Cgroups) settleParent(tree string, owner Owner) {
-	if owner == nil || len(c.guestsBelow(tree)) > 0 {
+	if owner == nil || len(c.guestsBelow(tree, c.parent)) > 0 {
 		return
 	}
 	_ = removeGroup(c.root.path(tree, c.parent)) // an earlier daemon's, which owned it itself
 	group, err := owner.Grant(c.name, c.root.path(tree))
-	if err != nil {
+	if err != nil { // it may be out of reach, and its group still there
 		c.ungranted = err
-		return
+		group = owner.Granted(c.name, c.root.path(tree))
+		if group == "" || len(c.guestsBelow(tree, group)) == 0 {
+			return
+		}
 	}
 	c.owner, c.parent = owner, strings.Trim(group, "/")
 }
 
-// Ungranted says why the tree's owner gave no group, or nil.
+// Ungranted says why the tree's owner gave no group when it was asked, or nil.
 func (c *Cgroups) Ungranted() error { return c.ungranted }
 
 // regrant has the owner make the parent group again, which somebody has removed:

@@ -41,16 +41,16 @@ func (c *Cgroups) Guest(name string) *Group {
 func (c *Cgroups) Guests() []string {
 	names := map[string]bool{}
 	for _, tree := range c.distinctTrees() {
-		for _, name := range c.guestsBelow(tree) {
+		for _, name := range c.guestsBelow(tree, c.parent) {
 			names[name] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(names))
 }
 
-// guestsBelow gives the names of the guests that have groups in a tree.
-func (c *Cgroups) guestsBelow(tree string) (names []string) {
-	for _, dir := range c.root.list(tree, c.parent) {
+// guestsBelow gives the names of the guests that have groups below one of a tree.
+func (c *Cgroups) guestsBelow(tree, parent string) (names []string) {
+	for _, dir := range c.root.list(tree, parent) {
 		if name, is := strings.CutPrefix(dir, guestPrefix); is {
 			names = append(names, strings.NewReplacer("%25", "%", "%2f", "/", "%0a", "\n").Replace(name))
 		}

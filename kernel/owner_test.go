@@ -28,6 +28,14 @@ func (o *owner) Grant(name, tree string) (string, error) {
 	return group, os.MkdirAll(filepath.Join(tree, group), 0o755)
 }
 
+func (o *owner) Granted(name, tree string) string {
+	group := "/slice/" + name + ".unit"
+	if _, err := os.Stat(filepath.Join(tree, group)); err != nil {
+		return ""
+	}
+	return group
+}
+
 func (o *owner) Release(name string) error {
 	o.released = append(o.released, name)
 	return nil
@@ -93,6 +101,33 @@ func TestOwnedGroups_GuestsOfAnEarlierDaemonKeepTheirPlace(t *testing.T) {
 	kernel.OpenOwnedCgroups(root, "", o)
 	if _, err := os.Stat(tree + "/lodge"); err == nil || o.granted != 1 {
 		t.Errorf("once they have ended, the earlier group is there (%v), granted %d times", err, o.granted)
+	}
+}
+
+// TestOwnedGroups_GuestsKeepTheirGroupsWhenTheOwnerIsOutOfReach: a daemon that starts while the bus
+// is away finds the guests where an earlier daemon put them, and puts new ones there.
+func TestOwnedGroups_GuestsKeepTheirGroupsWhenTheOwnerIsOutOfReach(t *testing.T) {
+	root, tree := ownedTree(t)
+	o := &owner{}
+	if err := kernel.OpenOwnedCgroups(root, "a1", o).Guest("web").Create(); err != nil {
+		t.Fatal(err)
+	}
+	o.err = errors.New("no bus")
+	c := kernel.OpenOwnedCgroups(root, "a1", o)
+	if names := c.Guests(); len(names) != 1 || names[0] != "web" || c.Ungranted() == nil {
+		t.Errorf("guests are %v, and the owner's answer is %v", names, c.Ungranted())
+	}
+	if err := c.Guest("db").Create(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(tree + "/slice/lodge-a1.unit/guest-db"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(tree + "/lodge-a1"); err == nil {
+		t.Error("a group was made beside the owner's")
+	}
+	if err := c.Close(); !fault.Is(err, fault.Busy) {
+		t.Errorf("closing with guests gives %v", err)
 	}
 }
 

@@ -232,7 +232,7 @@ func openGroups(root kernel.Root, instance string, log *slog.Logger) *kernel.Cgr
 	}
 	groups := kernel.OpenOwnedCgroups(root, instance, owner)
 	if err := groups.Ungranted(); err != nil {
-		log.Warn("guests' control groups are made beside systemd's units, where systemd does not know of them", "error", err)
+		log.Warn("systemd grants no control group for guests; they stay in its unit if any runs there, else their groups are made beside its units", "error", err)
 	}
 	return groups
 }

@@ -98,6 +98,15 @@ func (g *Groups) Grant(name, tree string) (group string, err error) {
 	return group, err
 }
 
+// Granted gives the control group that Grant gave before, without the bus; "": it is not there.
+func (g *Groups) Granted(name, tree string) (group string) {
+	group = "/" + slice + "/" + unitOf(name)
+	if !exists(tree, group) {
+		return ""
+	}
+	return group
+}
+
 func exists(tree, group string) bool {
 	_, err := os.Stat(filepath.Join(tree, group))
 	return group != "" && err == nil
