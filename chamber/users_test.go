@@ -104,8 +104,10 @@ func TestHold_ARecordedUserIsNotTakenByAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !users.Hold(User{first, first}, "one") || !users.Hold(User{first, first}, "one") {
-		t.Error("a guest cannot hold the user that it had")
+	for range 2 { // a guest and its interface may each ask
+		if !users.Hold(User{first, first}, "one") {
+			t.Error("a guest cannot hold the user that it had")
+		}
 	}
 	if users.Hold(User{first, first}, "other") {
 		t.Error("two guests hold one user")
