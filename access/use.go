@@ -58,10 +58,10 @@ func own(in, e *markup.Element) []use {
 	return found
 }
 
-// isPath says whether a name stands for a path: by itself, or because it says where the
-// data of a disk come from, or what is typed.
+// isPath says whether a name stands for a path: by itself, or because it names a source. Only the
+// source of an interface is a link by that name.
 func isPath(names []string, name string, in, e *markup.Element) bool {
-	return slices.Contains(names, name) || (name == "dev" || name == "dir") && e.Name == "source" && (isDisk(in) || in != nil && in.Name == "input")
+	return slices.Contains(names, name) || (name == "dev" || name == "dir") && e.Name == "source" && (in == nil || in.Name != "interface")
 }
 
 func isDisk(e *markup.Element) bool {
@@ -92,7 +92,7 @@ func role(in, e *markup.Element) string {
 	case e.Name == "gl", in != nil && isNode(in, e):
 		as += " node"
 	case e.Name == "source" && in != nil && in.Name != "interface": // of a character device
-		as += " " + in.Attr("type") + " " + cmp.Or(e.Attr("mode"), "bind") + " " + cmp.Or(e.Attr("append"), "off")
+		as += " " + in.Attr("type") + " " + cmp.Or(e.Attr("mode"), "connect") + " " + cmp.Or(e.Attr("append"), "off")
 	}
 	return as
 }

@@ -124,6 +124,8 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 		{"the host's graphics adapter", "", "<graphics type='spice'><gl enable='yes' rendernode='/dev/dri/renderD128'/></graphics>", false},
 		{"the host's graphics adapter, unsaid", "", "<graphics type='spice'><gl enable='yes'/></graphics>", false},
 		{"variables that begin nowhere", "<loader type='pflash' readonly='yes'>/usr/share/OVMF/OVMF_CODE.fd</loader><nvram template='etc/shadow'>/srv/build/vars</nvram>", "", false},
+		{"variables on a device by a relative path", "<loader type='pflash' readonly='yes'>/usr/share/OVMF/OVMF_CODE.fd</loader><nvram type='block'><source dev='dev/vda1'/></nvram>", "", false},
+		{"variables on a device of its own places", "<loader type='pflash' readonly='yes'>/usr/share/OVMF/OVMF_CODE.fd</loader><nvram type='block'><source dev='/srv/build/vars'/></nvram>", "", true},
 		{"firmware that begins nowhere", "<loader type='pflash' readonly='yes'>etc/shadow</loader>", "", false},
 		{"a kernel that begins nowhere", "<kernel>etc/shadow</kernel>", "", false},
 		{"a log that begins nowhere", "", "<serial type='pty'><log file='etc/passwd'/></serial>", false},

@@ -20,10 +20,24 @@ func checkOS(d *Definition) error {
 	case o.BIOSSerial == device.On && len(d.Devices.Serials) == 0:
 		return invalid("os/bios/@useserial needs a serial port: add <serial type='pty'/>")
 	}
+	if err := checkFirmwarePaths(o); err != nil {
+		return err
+	}
 	if o.Firmware != "" {
 		return checkAutoFirmware(d)
 	}
 	return checkLoader(d)
+}
+
+// checkFirmwarePaths refuses relative paths. The daemon's own directory is no place to look them up
+// in, and who may use a path is decided by its whole text.
+func checkFirmwarePaths(o *OS) error {
+	for _, p := range []struct{ name, path string }{{"os/loader", o.Loader.Path}, {"os/nvram", o.NVRAM.Path}, {"os/nvram/@template", o.NVRAM.Template}} {
+		if p.path != "" && !strings.HasPrefix(p.path, "/") {
+			return unsupported("%s needs an absolute path, and %q is relative; begin it with /", p.name, p.path)
+		}
+	}
+	return nil
 }
 
 // checkAutoFirmware is about a firmware that Lodge picks.

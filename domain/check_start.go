@@ -12,6 +12,9 @@ func (d *Definition) CheckStart() error {
 	if d.OS.Initrd != "" && d.OS.Kernel == "" {
 		return unsupported("os/initrd needs an os/kernel; add one, or leave it out")
 	}
+	if err := checkFirmwarePaths(&d.OS); err != nil { // one may be older than the rule
+		return err
+	}
 	for _, c := range d.CPU.Cells {
 		if c.Memory == 0 {
 			return unsupported("cpu/numa/cell %d has no memory; give it some", c.ID)

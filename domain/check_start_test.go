@@ -19,6 +19,9 @@ func TestCheckStart_SaysWhatToChange(t *testing.T) {
 	channel := func() *device.Char { return &device.Char{Role: device.Channel, Name: "a.b"} }
 	for says, d := range map[string]*Definition{
 		"initrd needs an os/kernel":          {OS: OS{Initrd: "/i"}},
+		"os/loader needs an absolute path":   {OS: OS{Loader: Loader{Path: "etc/shadow"}}},
+		"os/nvram needs an absolute path":    {OS: OS{NVRAM: NVRAM{Type: "block", Path: "dev/vda1"}}},
+		"@template needs an absolute path":   {OS: OS{NVRAM: NVRAM{Template: "etc/shadow"}}},
 		"cell 0 has no memory":               {CPU: CPU{Cells: []Cell{{}}}},
 		"rotation_rate is at most 65535":     disk(func(d *device.Disk) { d.RotationRate = 70000 }),
 		"total_bytes_sec_max needs":          disk(func(d *device.Disk) { d.Tune.TotalBytesMax = 5 }),

@@ -37,7 +37,7 @@ func fileExists(ctx context.Context, path string) (bool, error) {
 	held := heldTo(ctx, path)
 	return mount.Do(ctx, path, func() (bool, error) {
 		err := image.At(path, held, func(at string, _ int) error { _, err := os.Lstat(at); return err })
-		if fault.Is(err, fault.Denied) {
+		if fault.Is(err, fault.Denied) || fault.Is(err, fault.Invalid) {
 			return false, err
 		}
 		return err == nil, nil

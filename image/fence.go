@@ -51,6 +51,9 @@ func (l *Layer) within(folders []string) error {
 // who may write there could put in another's place at any time. Elsewhere links lead as room way
 // has it. do must open it with nofollow, and be done with at when it returns.
 func At(path string, folders []string, do func(at string, nofollow int) error) error {
+	if !strings.HasPrefix(path, "/") {
+		return relative(path)
+	}
 	if !LiesIn(path, folders) {
 		return way.At(path, do)
 	}
@@ -59,10 +62,18 @@ func At(path string, folders []string, do func(at string, nofollow int) error) e
 
 // Beside is At of the name itself, which may be made, replaced or removed: a link is not followed.
 func Beside(path string, folders []string, do func(at string) error) error {
+	if !strings.HasPrefix(path, "/") {
+		return relative(path)
+	}
 	if !LiesIn(path, folders) {
 		return way.Beside(path, do)
 	}
 	return withoutLinks(path, folders, do)
+}
+
+// relative refuses a path that would lead past the folders: they hold absolute ones.
+func relative(path string) error {
+	return fault.New(fault.Invalid, fault.Volume, "%q is a relative path; begin it with /", path)
 }
 
 // LiesIn says whether a path lies below one of the folders.
