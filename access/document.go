@@ -80,11 +80,24 @@ func (g *Gate) domain(w Who, verb Verb, doc string) (Object, error) {
 	if err := cmp.Or(rules.claims(w, marks, had...), g.Rank(w, marks.Priority, had...), g.weigh(w, def, had...)); err != nil {
 		return wanted, err
 	}
-	root, err := understood(def)
-	if err != nil {
+	if err := (walker{places}).definition(def); err != nil {
 		return wanted, err
 	}
-	return wanted, walker{places}.walk(nil, root)
+	// A socket without a mode connects in a new definition and listens in that of a saved image. Only
+	// the call knows which this is, so both have to be allowed. What cannot be read so is refused by the call.
+	if fresh, err := domainxml.Parse(doc, domainxml.Options{Submitted: true}); err == nil {
+		return wanted, walker{places}.definition(fresh)
+	}
+	return wanted, nil
+}
+
+// definition checks a definition as it is understood.
+func (w walker) definition(def *domain.Definition) error {
+	root, err := understood(def)
+	if err != nil {
+		return err
+	}
+	return w.walk(nil, root)
 }
 
 // owner checks what has the name or the UUID already that a document gives. Of one that

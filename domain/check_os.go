@@ -1,6 +1,7 @@
 package domain
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -20,7 +21,7 @@ func checkOS(d *Definition) error {
 	case o.BIOSSerial == device.On && len(d.Devices.Serials) == 0:
 		return invalid("os/bios/@useserial needs a serial port: add <serial type='pty'/>")
 	}
-	if err := checkFirmwarePaths(o); err != nil {
+	if err := checkVariablePaths(o); err != nil {
 		return err
 	}
 	if o.Firmware != "" {
@@ -29,15 +30,17 @@ func checkOS(d *Definition) error {
 	return checkLoader(d)
 }
 
-// checkFirmwarePaths refuses relative paths. The daemon's own directory is no place to look them up
-// in, and who may use a path is decided by its whole text.
-func checkFirmwarePaths(o *OS) error {
-	for _, p := range []struct{ name, path string }{{"os/loader", o.Loader.Path}, {"os/nvram", o.NVRAM.Path}, {"os/nvram/@template", o.NVRAM.Template}} {
-		if p.path != "" && !strings.HasPrefix(p.path, "/") {
-			return unsupported("%s needs an absolute path, and %q is relative; begin it with /", p.name, p.path)
-		}
+// checkVariablePaths refuses relative paths of UEFI variables. Who may use a file is decided by its
+// absolute path.
+func checkVariablePaths(o *OS) error {
+	return cmp.Or(checkAbsolute("os/nvram", o.NVRAM.Path), checkAbsolute("os/nvram/@template", o.NVRAM.Template))
+}
+
+func checkAbsolute(name, path string) error {
+	if path == "" || strings.HasPrefix(path, "/") {
+		return nil
 	}
-	return nil
+	return unsupported("%s needs an absolute path, and %q is relative; begin it with /", name, path)
 }
 
 // checkAutoFirmware is about a firmware that Lodge picks.

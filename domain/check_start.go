@@ -1,6 +1,7 @@
 package domain
 
 import (
+	"cmp"
 	"math"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -12,7 +13,7 @@ func (d *Definition) CheckStart() error {
 	if d.OS.Initrd != "" && d.OS.Kernel == "" {
 		return unsupported("os/initrd needs an os/kernel; add one, or leave it out")
 	}
-	if err := checkFirmwarePaths(&d.OS); err != nil { // one may be older than the rule
+	if err := cmp.Or(checkAbsolute("os/loader", d.OS.Loader.Path), checkVariablePaths(&d.OS)); err != nil { // a stored one may be older than the rule
 		return err
 	}
 	for _, c := range d.CPU.Cells {

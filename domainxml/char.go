@@ -54,6 +54,9 @@ func describeBackend(n *node, b *device.Backend, tty bool) {
 		n.dropKeptOwners()
 	}
 	describeBackendSource(n, b)
+	if n.reading() && (b.Type == "tcp" || b.Type == "unix" && b.Path != "") {
+		b.Mode = cmp.Or(b.Mode, unsaidMode(n.strict))
+	}
 	n.in("protocol", func(n *node) {
 		if b.Type == "tcp" {
 			n.str("type", &b.Protocol, "raw", "telnet")
@@ -65,6 +68,15 @@ func describeBackend(n *node, b *device.Backend, tty bool) {
 		n.str("file", &b.LogFile)
 		n.on("append", &b.LogAppend)
 	})
+}
+
+// unsaidMode is what a socket does that says no mode. Lodge had them listen once, and
+// what it stored then is read as it was meant.
+func unsaidMode(submitted bool) string {
+	if submitted {
+		return "connect"
+	}
+	return "bind"
 }
 
 // dropKeptOwners takes labels off the sources that is read which say that a file's owner and profile stay.
@@ -110,18 +122,12 @@ func describeBackendSource(n *node, b *device.Backend) {
 				b.Mode = "" // a path will be made at start, which says the same
 				n.ignore("")
 			}
-			if n.reading() && b.Path != "" {
-				b.Mode = cmp.Or(b.Mode, "connect")
-			}
 		})
 	case "tcp":
 		n.in("source", func(n *node) {
 			n.str("mode", &b.Mode, "bind", "connect")
 			n.str("host", &b.Host)
 			n.str("service", &b.Service)
-			if n.reading() {
-				b.Mode = cmp.Or(b.Mode, "connect")
-			}
 			describeReconnect(n, b)
 		})
 	case "spiceport":

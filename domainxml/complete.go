@@ -129,13 +129,6 @@ func (c *completion) identity() error {
 			return err
 		}
 	}
-	if d.UUID == "" && d.SysInfo != nil {
-		for _, e := range d.SysInfo.System {
-			if e.Name == "uuid" {
-				d.UUID = e.Value
-			}
-		}
-	}
 	if d.UUID == "" {
 		d.UUID = saidInSysInfo(d)
 	}

@@ -43,7 +43,7 @@ func describeDisk(n *node, d *device.Disk) {
 	n.leaf("vendor", &d.Vendor)
 	n.leaf("product", &d.Product)
 	n.info(&d.Info)
-	if n.reading() && d.StartupPolicy == "requisite" && d.Device != "cdrom" && d.Device != "floppy" {
+	if n.strict && d.StartupPolicy == "requisite" && d.Device != "cdrom" && d.Device != "floppy" {
 		n.invalid("source", "startupPolicy requisite is for CD-ROM and floppy drives; say optional or mandatory")
 	}
 }

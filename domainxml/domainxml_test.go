@@ -57,7 +57,7 @@ func TestDefine(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			def, err := Parse(string(doc), Options{Host: testHost()})
+			def, err := Parse(string(doc), Options{Submitted: true, Host: testHost()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +110,6 @@ func TestRefusals(t *testing.T) {
 		subject fault.Subject
 		text    string
 	}{
-		"requisite disk":       {in(`<disk type='file'><source file='/a' startupPolicy='requisite'/><target dev='vda'/></disk>`, ""), fault.Invalid, fault.XML, "requisite"},
 		"not XML":              {"domain", fault.Invalid, fault.XML, "text outside"},
 		"other document":       {"<network/>", fault.Invalid, fault.XML, "<domain>"},
 		"no name":              {"<domain type='kvm'/>", fault.Invalid, fault.XML, "no name"},

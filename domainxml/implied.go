@@ -157,10 +157,6 @@ func completeChar(d *device.Char) error {
 	}
 	if d.Backend.Type == "tcp" {
 		setDefault(&d.Backend.Protocol, "raw")
-		setDefault(&d.Backend.Mode, "connect")
-	}
-	if d.Backend.Type == "unix" && d.Backend.Path != "" {
-		setDefault(&d.Backend.Mode, "connect")
 	}
 	return nil
 }

@@ -72,7 +72,7 @@ func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabi
 // that the running and the stored device share nothing but the MAC address that
 // was made up for a NIC.
 func (g *Guest) planPlug(ctx context.Context, doc string, config *following, stored device.Device) (work, error) {
-	dev, err := domainxml.ParseDevice(doc, domainxml.Options{})
+	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return nil, err
 	}
