@@ -192,6 +192,25 @@ func TestASeedTellsCloudInitOfANewInstance(t *testing.T) {
 	refused(t, err, fault.Invalid, "too long")
 }
 
+func TestClone_VariablesOnADeviceBecomeAFile(t *testing.T) {
+	h := newHerd(t)
+	for name, text := range map[string]string{"code.fd": "code", "golden_VARS.fd": "of golden"} {
+		ok(t, os.WriteFile(filepath.Join(h.dir, name), []byte(text), 0o600))
+	}
+	uefi := strings.ReplaceAll("<loader readonly='yes' type='pflash'>DIR/code.fd</loader><nvram type='block'><source dev='DIR/golden_VARS.fd'>"+
+		"<seclabel model='dac' relabel='no'/></source></nvram></os>", "DIR", h.dir)
+	h.define(strings.Replace(small("golden"), "</os>", uefi, 1))
+	_, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
+	ok(t, err)
+	v := h.view("one").Inactive.OS.NVRAM
+	if text, err := os.ReadFile(v.Path); err != nil || string(text) != "of golden" || v.Type != "" || len(v.SecLabels) > 0 {
+		t.Errorf("%+v holds %q, %v", v, text, err)
+	}
+	ok(t, os.Truncate(filepath.Join(h.dir, "golden_VARS.fd"), 64<<20+1))
+	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}})
+	refused(t, err, fault.Invalid, "more than the 64 MiB")
+}
+
 func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
 	h := newHerd(t)
 	for name, text := range map[string]string{"code.fd": "code", "vars.fd": "fresh", "golden_VARS.fd": "of golden"} {

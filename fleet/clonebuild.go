@@ -39,11 +39,12 @@ func (c *cloning) build(ctx context.Context, b *building, d *domain.Definition) 
 	if c.addsRNG() {
 		d.Devices.RNGs = []*device.RNG{guest.NewRNG()}
 	}
-	if from := d.OS.NVRAM.Path; from != "" {
-		var err error
-		if d.OS.NVRAM.Path, err = c.fleet.guests.CopyNVRAM(ctx, from, d.UUID); err != nil {
+	if v := &d.OS.NVRAM; v.Path != "" {
+		path, err := c.fleet.guests.CopyNVRAM(ctx, v.Path, d.UUID)
+		if err != nil {
 			return err
 		}
+		v.Path, v.Type, v.SecLabels = path, "", nil // a file of the daemon's, whatever the original has
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err

@@ -1,8 +1,10 @@
 package guest
 
 import (
-	"context"
 	"errors"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/event"
@@ -15,13 +17,14 @@ type absence struct{ cause error }
 func (a *absence) Error() string { return a.cause.Error() }
 func (a *absence) Unwrap() error { return a.cause }
 
-// absent makes a failure to find something an absence. What may not be used, or does not answer, is
-// not absent.
+// absent makes a failure to find something an absence. What is there and cannot be used, as a damaged
+// image, is not absent: its guest must not run without its data.
 func absent(err error) error {
-	if fault.Is(err, fault.Denied) || fault.Is(err, fault.Timeout) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
+	inactivePool := fault.Is(err, fault.WrongState) && fault.About(err) == fault.Pool
+	if fault.Is(err, fault.NotFound) || inactivePool || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return &absence{err}
 	}
-	return &absence{err}
+	return err
 }
 
 // mayLack reports whether a start may go on without what a device of a startup policy is made of. A

@@ -40,8 +40,8 @@ func liveText(t *testing.T, g *guest.Guest) string {
 	return text
 }
 
-// TestStartupPolicy_OptionalDiskIsDropped: whatever keeps an optional disk from being used, the
-// guest starts without it, and says so.
+// TestStartupPolicy_OptionalDiskIsDropped: where the file, volume, pool or a layer of an optional disk
+// is missing, the guest starts without it, and says so.
 func TestStartupPolicy_OptionalDiskIsDropped(t *testing.T) {
 	d := newDaemonOf(t, true)
 	d.shelf()
@@ -72,6 +72,17 @@ func TestStartupPolicy_OptionalDiskIsDropped(t *testing.T) {
 				t.Errorf("to the next daemon it has the disk:\n%s", text)
 			}
 		})
+	}
+}
+
+// TestStartupPolicy_DamagedDiskIsNotDropped: a guest does not boot without data that are there.
+func TestStartupPolicy_DamagedDiskIsNotDropped(t *testing.T) {
+	d := newDaemonOf(t, true)
+	damaged := filepath.Join(d.dir, "damaged.qcow2")
+	ok(t, os.WriteFile(damaged, append([]byte("QFI\xfb"), make([]byte, 1<<16)...), 0o600))
+	g := d.define(small("damaged", "<disk type='file'><driver type='qcow2'/><source file='"+damaged+"' startupPolicy='optional'/><target dev='sda' bus='sata'/></disk>"))
+	if err := g.Start(d.ctx(), guest.StartOptions{}); err == nil || !strings.Contains(err.Error(), damaged) {
+		t.Errorf("it starts without its disk: %v", err)
 	}
 }
 

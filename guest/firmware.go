@@ -313,7 +313,11 @@ func readTemplate(ctx context.Context, from string) ([]byte, error) {
 			return nil, err
 		}
 		defer in.Close()
-		return io.ReadAll(io.LimitReader(in, maxTemplate))
+		text, err := io.ReadAll(io.LimitReader(in, maxTemplate+1))
+		if len(text) > maxTemplate {
+			return nil, fault.New(fault.Invalid, fault.Config, "%s has more than the %d MiB that UEFI variables may have; name a smaller one", from, maxTemplate>>20)
+		}
+		return text, err
 	}, nil)
 }
 
