@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/lodge-kvm/lodge/xdr"
@@ -22,6 +23,24 @@ func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
 			err := errNotBuilt(p)
 			if codeOf(err) != codeNoSupport || constant.MatchString(err.Error()) {
 				t.Errorf("%s: code %d, %v", p.Name, codeOf(err), err)
+			}
+		}
+	}
+}
+
+// What is built is not told to be absent.
+func TestAbsences_NameNoCallThatIsServed(t *testing.T) {
+	served := map[string]bool{}
+	table := newTable()
+	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
+		for p := range xdr.Procedures(program) {
+			served[p.Name] = served[p.Name] || table[procedureKey{program, p.Number}] != nil
+		}
+	}
+	for _, a := range absences {
+		for call := range strings.FieldsSeq(a.calls) {
+			if served[call] {
+				t.Errorf("%s is served, and %q is listed as not built", call, a.command)
 			}
 		}
 	}
