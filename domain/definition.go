@@ -49,6 +49,7 @@ type Definition struct {
 	SysInfo  *SysInfo
 
 	OnPoweroff, OnReboot, OnCrash string // destroy, restart, preserve, rename-restart, coredump-*
+	OnLockFailure                 string // poweroff, restart, pause, ignore; kept only
 	SuspendToMem, SuspendToDisk   device.Switch
 
 	Devices device.Set

@@ -45,7 +45,11 @@ func describeDomain(n *node, d *domain.Definition) {
 	n.ioThreads(&d.IOThreads)
 	n.in("cputune", func(n *node) { describeCPUTune(n, &d.Tune) })
 	n.in("numatune", func(n *node) { describeNUMATune(n, &d.NUMA) })
-	n.in("resource", func(n *node) { n.leaf("partition", &d.Partition) })
+	n.in("resource", func(n *node) {
+		if n.leaf("partition", &d.Partition); n.strict && d.Partition == "" && n.e.Child("fibrechannel") == nil {
+			n.invalid("", "it names no <partition>; leave it out")
+		}
+	})
 	describeSysInfo(n, &d.SysInfo)
 	n.in("os", func(n *node) { describeOS(n, &d.OS) })
 	n.in("features", func(n *node) { describeFeatures(n, &d.Features) })
@@ -54,6 +58,8 @@ func describeDomain(n *node, d *domain.Definition) {
 	n.leaf("on_poweroff", &d.OnPoweroff, "destroy", "restart", "preserve", "rename-restart")
 	n.leaf("on_reboot", &d.OnReboot, "destroy", "restart", "preserve", "rename-restart")
 	n.leaf("on_crash", &d.OnCrash, "destroy", "restart", "preserve", "rename-restart", "coredump-destroy", "coredump-restart")
+	n.lockFailure(&d.OnLockFailure)
+	n.checkLaunchSecurity()
 	n.in("pm", func(n *node) {
 		n.in("suspend-to-mem", func(n *node) { n.yes("enabled", &d.SuspendToMem) })
 		n.in("suspend-to-disk", func(n *node) { n.yes("enabled", &d.SuspendToDisk) })
@@ -62,6 +68,30 @@ func describeDomain(n *node, d *domain.Definition) {
 	n.inIf("devices", &present, func(n *node) { describeDevices(n, &d.Devices) })
 	each(n, "seclabel", &d.SecLabels, describeSecLabel)
 	describeQEMU(n, d)
+}
+
+// lockFailure describes what follows when the lock on a disk is lost. Lodge loses none; the words are kept.
+func (n *node) lockFailure(p *string) {
+	kept := []string{"poweroff", "restart", "pause", "ignore"}
+	n.in("on_lockfailure", func(n *node) {
+		if n.strict {
+			n.text(p, append(kept, "default")...)
+		} else {
+			n.text(p)
+		}
+	})
+	if n.reading() && !slices.Contains(kept, *p) {
+		*p = "" // what libvirt does by itself, or what an earlier Lodge took
+	}
+}
+
+// checkLaunchSecurity refuses one without a type, which libvirt does not know. The others are not built.
+func (n *node) checkLaunchSecurity() {
+	if e := n.e.Child("launchSecurity"); e != nil && n.strict {
+		c := &node{n.pass, e, n}
+		c.present("type")
+		c.oneOf("type", e.Attr("type"), []string{"sev", "s390-pv"})
+	}
 }
 
 // genID describes a bare <genid/> as "auto".
@@ -280,11 +310,21 @@ func describeQEMU(n *node, d *domain.Definition) {
 		}
 		return
 	}
-	for _, e := range n.e.Elements("commandline") {
-		if e.Space == qemuSpace {
-			describe(&node{n.pass, e, n})
+	for _, e := range n.e.Elements(ofQEMU...) {
+		switch c := (&node{n.pass, e, n}); {
+		case e.Space != qemuSpace:
+		case isBare(e):
+			c.ignore("")
+		case e.Name == "commandline":
+			describe(c)
 		}
 	}
+}
+
+// isBare reports that an element says nothing but its namespace.
+func isBare(e *markup.Element) bool {
+	spaces := func(a markup.Attr) bool { return a.Prefix == "xmlns" || a.Prefix == "" && a.Name == "xmlns" }
+	return (&markup.Element{Attrs: slices.DeleteFunc(slices.Clone(e.Attrs), spaces), Children: e.Children}).IsEmpty()
 }
 
 // said is str for an attribute that is written even when it is empty.
@@ -408,6 +448,9 @@ func describeClock(n *node, c *domain.Clock) {
 }
 
 func describeFeatures(n *node, f *domain.Features) {
+	n.known("acpi", "apic", "pae", "hap", "viridian", "privnet", "hyperv", "kvm", "pvspinlock", "capabilities", "pmu",
+		"vmport", "gic", "smm", "ioapic", "hpt", "vmcoreinfo", "htm", "nested-hv", "msrs", "ccf-assist", "xen", "cfpc",
+		"sbbc", "ibs", "tcg")
 	n.flag("acpi", &f.ACPI)
 	n.inIf("apic", &f.APIC, func(n *node) { n.on("eoi", &f.APICEOI) })
 	n.flag("pae", &f.PAE)
@@ -416,6 +459,7 @@ func describeFeatures(n *node, f *domain.Features) {
 	n.flag("privnet", &f.PrivNet)
 	object(n, "hyperv", &f.HyperV, describeHyperV)
 	n.inIf("kvm", &f.KVMSet, func(n *node) {
+		n.known("hidden", "hint-dedicated", "poll-control", "pv-ipi", "dirty-ring")
 		n.state("hidden", &f.KVMHidden)
 		n.state("hint-dedicated", &f.KVMHintDedicated)
 		n.state("poll-control", &f.KVMPollControl)
@@ -429,7 +473,22 @@ func describeFeatures(n *node, f *domain.Features) {
 	n.in("tcg", func(n *node) { n.leafBytes("tb-cache", &f.TCGTBCache) })
 }
 
+// known refuses a child that libvirt has no such feature for. What is stored is not held to it.
+func (n *node) known(features ...string) {
+	if !n.strict {
+		return
+	}
+	for _, e := range n.e.Elements() {
+		if !slices.Contains(features, e.Name) {
+			n.refuse("", "there is no feature %q; leave it out", e.Name)
+			return
+		}
+	}
+}
+
 func describeHyperV(n *node, h *domain.HyperV) {
+	n.known("relaxed", "vapic", "spinlocks", "vpindex", "runtime", "synic", "stimer", "reset", "vendor_id",
+		"frequencies", "reenlightenment", "tlbflush", "ipi", "evmcs", "avic")
 	n.str("mode", &h.Mode, "custom", "passthrough")
 	n.state("relaxed", &h.Relaxed)
 	n.state("vapic", &h.VAPIC)

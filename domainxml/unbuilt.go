@@ -24,6 +24,7 @@ var unbuiltValues = map[string]string{
 	"on_poweroff":                    "*",
 	"on_reboot":                      "*",
 	"on_crash":                       "*",
+	"on_lockfailure":                 "*",
 	"cpu/@mode":                      "*",
 	"cpu/feature/@policy":            "*",
 	"numatune/memory/@mode":          "*",
