@@ -77,7 +77,9 @@ func (s *Set) seatChar(d *Char, mayAdd bool) error {
 	if err != nil {
 		return err
 	}
-	if !mayAdd { // QEMU has given ports to the consoles
+	if mayAdd {
+		m.reserveForConsoles(&with)
+	} else { // QEMU has given ports to the consoles
 		if _, err := m.consolePorts(s); err != nil {
 			return err
 		}

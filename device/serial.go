@@ -19,6 +19,7 @@ func (s *Set) AssignSerial() error {
 	if err != nil {
 		return err
 	}
+	m.reserveForConsoles(s)
 	return m.assignAll(s)
 }
 
@@ -33,6 +34,21 @@ func (m *serialMap) assignAll(s *Set) (err error) {
 	}
 	s.Controllers = append(s.Controllers, m.added...)
 	return nil
+}
+
+// reserveForConsoles takes a port of controller 0 for each console whose address has port 0. The console
+// stays at port 0; libvirt leaves that other port out when it gives channels theirs.
+func (m *serialMap) reserveForConsoles(s *Set) {
+	bus := m.byIdx[0]
+	for _, c := range s.Consoles {
+		at, said := c.Address.(VirtioSerial)
+		if bus == nil || !isPort(c) || !said || at.Port != 0 {
+			continue
+		}
+		if port, ok := bus.free(); ok {
+			bus.taken[port] = true
+		}
+	}
 }
 
 // ConsolePorts gives the ports of the virtio consoles that say none: port 0 where it is free, or else the
