@@ -148,6 +148,15 @@ func ofCPU(err error) error {
 	return originError{fromCPU, err}
 }
 
+// ofStorage says that an error of a pool's config came from libvirt's storage driver; others keep
+// their own origin.
+func ofStorage(err error) error {
+	if fault.About(err) != fault.Config {
+		return err
+	}
+	return originError{fromStorage, err}
+}
+
 // withCode fixes the code that a client gets for err.
 func withCode(c code, err error) error { return codedError{c, err} }
 
@@ -170,6 +179,7 @@ var notFoundCodes = map[fault.Subject]code{
 	fault.Interface:  codeNoInterface,
 	fault.Filter:     codeNoFilter,
 	fault.File:       codeSystem, // no object of libvirt's is missing
+	fault.Host:       codeSystem, // a file or a program, as above
 }
 
 // codeOf gives the code for an error, from its kind and subject.

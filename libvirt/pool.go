@@ -209,7 +209,8 @@ func (h *handlers) poolCreateXML(ctx context.Context, _ *session, args *xdr.With
 	if err != nil {
 		return nil, err
 	}
-	return poolReply(h.Pools.Create(ctx, args.XML, false, build))
+	p, err := h.Pools.Create(ctx, args.XML, false, build)
+	return poolReply(p, ofStorage(err))
 }
 
 func (h *handlers) poolCreate(ctx context.Context, _ *session, args *xdr.WithPoolFlags) (*void, error) {
@@ -220,7 +221,7 @@ func (h *handlers) poolCreate(ctx context.Context, _ *session, args *xdr.WithPoo
 	if err != nil {
 		return nil, err
 	}
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Start(ctx, build) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return ofStorage(p.Start(ctx, build)) })
 }
 
 // buildOf reads the flags of creating a pool, of which two exclude each other.

@@ -349,20 +349,25 @@ func realDevice(ctx context.Context, path string) (string, error) {
 	if fault.Is(err, fault.Timeout) {
 		return "", err
 	}
-	if err != nil {
-		kind := fault.Failed
-		if errors.Is(err, fs.ErrNotExist) {
-			kind = fault.NotFound
-		}
-		return "", fault.Wrap(err, kind, fault.Pool, "cannot find the device %s", path)
+	if errors.Is(err, fs.ErrNotExist) { // not found would say that the pool is missing
+		return "", fault.New(fault.Invalid, fault.Pool, "source/device/@path: device path %s does not exist on this host; attach the device, or correct the path", path)
 	}
-	return node, nil
+	return node, fault.Wrap(err, fault.Failed, fault.Pool, "cannot find the device %s", path)
 }
 
 // noRoom tells the want of room, which LVM tells in words only, from other failures.
 func noRoom(err error) error {
 	if err != nil && strings.Contains(err.Error(), "insufficient free space") {
 		return fault.Wrap(err, fault.NoCapacity, fault.Pool, "no room is left")
+	}
+	return err
+}
+
+// noGroup tells a volume group that the host does not have, which LVM tells in words only,
+// from other failures.
+func noGroup(err error, name string) error {
+	if err != nil && strings.Contains(err.Error(), fmt.Sprintf("Volume group %q not found", name)) {
+		return fault.New(fault.Invalid, fault.Config, "source/name: this host has no volume group %s; build the pool to make it, or correct the name", name)
 	}
 	return err
 }

@@ -445,6 +445,30 @@ func TestReportsOfLVM(t *testing.T) {
 	}
 }
 
+// TestStart_MissingSourceIsNoMissingPool: clients take not found to mean that no such pool is defined.
+func TestStart_MissingSourceIsNoMissingPool(t *testing.T) {
+	fakeTools(t, map[string]string{"vgchange": `echo '  Volume group "lvtest" not found' >&2; exit 5`})
+	d := newDaemon(t)
+	for says, c := range map[string]struct {
+		doc   string
+		about fault.Subject
+	}{
+		"device path /dev/nosuch does not exist": {diskXML("disk", "/dev/nosuch", "dos"), fault.Pool},
+		"this host has no volume group lvtest":   {logicalXML(), fault.Config},
+	} {
+		p := d.pool(c.doc)
+		err := p.Start(t.Context(), NoBuild)
+		if !fault.Is(err, fault.Invalid) || fault.About(err) != c.about || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v (%v, %v), want %q", err, fault.Of(err), fault.About(err), says)
+		}
+		must(t, p.Undefine(t.Context()))
+		_, err = d.Create(t.Context(), c.doc, false, NoBuild)
+		if !fault.Is(err, fault.Invalid) || fault.About(err) != c.about {
+			t.Errorf("create: %v (%v, %v), want %q", err, fault.Of(err), fault.About(err), says)
+		}
+	}
+}
+
 func TestCallsOfLVM(t *testing.T) {
 	const fail = "echo '  Volume group \"lvtest\" has insufficient free space (5 extents): 100 required.' >&2; exit 5"
 	closed := filepath.Join(t.TempDir(), "closed")

@@ -61,7 +61,7 @@ func (g group) run(ctx context.Context, tool string, args ...string) (string, er
 		return "", err
 	}
 	out, err := run(ctx, toolTime, tool, args...)
-	return out, noRoom(err)
+	return out, noGroup(noRoom(err), g.group)
 }
 
 // build makes the group of its devices. What fails takes the marks away again
@@ -128,7 +128,7 @@ func (g group) destroy(ctx context.Context) error {
 func (g group) attach(ctx context.Context) (fresh bool, err error) {
 	nodes, _ := os.ReadDir(g.target) // a group of which no volume is active has none
 	_, err = g.run(ctx, "vgchange", "--activate", "y", g.group)
-	return err == nil && len(nodes) == 0, fault.Wrap(err, fault.Of(err), fault.Pool, "cannot activate volume group %s", g.group)
+	return err == nil && len(nodes) == 0, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot activate volume group %s", g.group)
 }
 
 func (g group) detach(ctx context.Context) error {
