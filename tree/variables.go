@@ -41,8 +41,11 @@ func findVariables(root string, d *domain.Definition) (v *Variables, note string
 	if o.NVRAM.Path != "" {
 		return namedVariables(folder, o.NVRAM.Path)
 	}
-	if folder == "" || !isFileName(d.Name) {
+	if !isFileName(d.Name) {
 		return nil, "", nil
+	}
+	if folder == "" {
+		return nil, unknownVariables(d.Name), nil
 	}
 	v, err = readVariables(folder, filepath.Join("qemu/nvram", d.Name+"_VARS.fd"))
 	return v, "", err
@@ -50,6 +53,17 @@ func findVariables(root string, d *domain.Definition) (v *Variables, note string
 
 // own is where libvirt keeps variables on every host.
 const own = "/" + lib + "/qemu/nvram"
+
+// unknownVariables says that a tree outside of etc/libvirt does not tell where its host keeps the
+// variables. Those of this host may be another domain's, so they are named and not copied.
+func unknownVariables(name string) string {
+	file := name + "_VARS.fd"
+	note := fmt.Sprintf("; its UEFI variables are not taken, because the tree does not lie in %s: before it starts, copy %s from its host to the path in its <nvram>", etcLibvirt, file)
+	if here := filepath.Join(own, file); there(here) {
+		note += fmt.Sprintf("; this host has %s", here)
+	}
+	return note
+}
 
 // namedVariables are those in a file that the definition names. It stays where it is.
 func namedVariables(folder, path string) (v *Variables, note string, err error) {

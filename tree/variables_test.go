@@ -124,3 +124,21 @@ func TestAnImportTellsOfNamedUEFIVariables(t *testing.T) {
 		}
 	}
 }
+
+// TestImport_TellsOfUEFIVariablesOutsideOfEtcLibvirt: nothing says where the host of such a tree keeps
+// them, and without them the guest loses its keys.
+func TestImport_TellsOfUEFIVariablesOutsideOfEtcLibvirt(t *testing.T) {
+	root := t.TempDir()
+	ok(t, os.MkdirAll(filepath.Join(root, "qemu"), 0o755))
+	for name, firmware := range map[string]string{"efi": " firmware='efi'", "bios": ""} {
+		doc := "<domain type='qemu'><name>" + name + "</name><memory>1024</memory><os" + firmware + "><type arch='x86_64' machine='q35'>hvm</type></os></domain>"
+		ok(t, os.WriteFile(filepath.Join(root, "qemu", name+".xml"), []byte(doc), 0o600))
+	}
+	for _, dry := range []bool{true, false} {
+		ok(t, Import(t.Context(), root, Options{Host: firmwareHost{}, DryRun: dry}, func(r Result) {
+			if told := strings.Contains(r.Did, "copy efi_VARS.fd from its host"); r.Err != nil || told != (r.Name == "efi") {
+				t.Errorf("of %s it says %q, %v", r.Name, r.Did, r.Err)
+			}
+		}))
+	}
+}
