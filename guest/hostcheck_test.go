@@ -1,6 +1,8 @@
 package guest_test
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -62,4 +64,8 @@ func TestPlug_RefusalsSayWhatHelps(t *testing.T) {
 	pc := d.define(strings.NewReplacer("'q35'", "'pc'", "<acpi/>", "").Replace(small("pc")))
 	ok(t, pc.Start(d.ctx(), guest.StartOptions{}))
 	refused(t, pc.Attach(d.ctx(), "<interface type='user'><model type='virtio'/></interface>", live), fault.Unsupported, "only with <acpi/>")
+	path := filepath.Join(d.dir, "sda.raw")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	disk := "<disk type='file'><source file='" + path + "'/><target dev='sda' bus='scsi'/></disk>" // which brings a controller
+	refused(t, pc.Attach(d.ctx(), disk, live), fault.Unsupported, "cannot plug in controller scsi0: a guest of machine type pc takes PCI devices only with <acpi/>")
 }

@@ -108,9 +108,8 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *following, sto
 	if err := g.admitPlug(ctx, def, dev); err != nil {
 		return nil, err
 	}
-	if _, isPCI := dev.Common().Address.(device.PCI); isPCI && !qemu.TakesPCI(def) {
-		return nil, fault.New(fault.Unsupported, fault.Config,
-			"cannot plug in %s: a guest of machine type pc takes PCI devices only with <acpi/> among its features; add that to the config, and start it again", deviceName(dev))
+	if err := checkTakesPCI(def, dev); err != nil {
+		return nil, err
 	}
 	also, err := g.newTwin(stored, config)
 	if err != nil {
@@ -142,6 +141,15 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *following, sto
 	}, nil
 }
 
+// checkTakesPCI refuses a PCI device that a running guest would never hear of.
+func checkTakesPCI(def *domain.Definition, dev device.Device) error {
+	if _, isPCI := dev.Common().Address.(device.PCI); !isPCI || qemu.TakesPCI(def) {
+		return nil
+	}
+	return fault.New(fault.Unsupported, fault.Config,
+		"cannot plug in %s: a guest of machine type pc takes PCI devices only with <acpi/> among its features; add that to the config, and start it again", deviceName(dev))
+}
+
 // planControllers gives the controllers that a device needs and a running guest lacks, complete, and
 // adds them to its definition. They are plugged in before the device.
 func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps *qemu.Capabilities) ([]*device.Controller, error) {
@@ -156,6 +164,9 @@ func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps 
 	for _, c := range missing {
 		if err := completeDevice(def, c, caps, true); err != nil {
 			return nil, fmt.Errorf("the disk needs a SCSI controller %d, which cannot be plugged in: %w", c.Index, err)
+		}
+		if err := checkTakesPCI(def, c); err != nil {
+			return nil, err
 		}
 		if err := def.Add(c); err != nil {
 			return nil, err
