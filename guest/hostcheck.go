@@ -70,7 +70,7 @@ func (r *Registry) checkPins(before, def *domain.Definition) error {
 	}
 	for _, b := range processors {
 		if b.to.Intersect(host.Online).IsEmpty() {
-			return fault.New(fault.Invalid, fault.Config, "%s is bound to processors %s, and this host has %s", b.what, b.to, host.Online)
+			return fault.New(fault.Invalid, fault.Config, "%s is bound to processors %s; this host has only processors %s", b.what, b.to, host.Online)
 		}
 	}
 	var there topology.CPUSet
@@ -79,7 +79,7 @@ func (r *Registry) checkPins(before, def *domain.Definition) error {
 	}
 	for _, b := range cells {
 		if lacking := b.to.Minus(there); !lacking.IsEmpty() {
-			return fault.New(fault.Invalid, fault.Config, "%s is bound to NUMA nodes %s, and this host has %s", b.what, b.to, there)
+			return fault.New(fault.Invalid, fault.Config, "%s is bound to NUMA nodes %s; this host has only NUMA nodes %s", b.what, b.to, there)
 		}
 	}
 	return nil

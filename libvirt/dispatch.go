@@ -179,6 +179,9 @@ func checkType[T any](p *xdr.Procedure, what string, make func() xdr.Message) {
 func (c *client) route(f *frame) (*route, error) {
 	switch f.Program {
 	case xdr.ProgramRemote, xdr.ProgramQEMU:
+	case xdr.ProgramLXC:
+		return nil, withCode(codeNoSupport, fault.New(fault.Unsupported, fault.Call,
+			"virsh lxc-enter-namespace is for containers, and Lodge runs virtual machines; use virsh console"))
 	default:
 		return nil, rpcFault("cannot find program %d version %d", uint32(f.Program), f.Version)
 	}

@@ -46,6 +46,20 @@ func TestAbsences_NameNoCallThatIsServed(t *testing.T) {
 	}
 }
 
+// One call may stand behind more than one command: all of them are named.
+func TestUnbuiltCalls_NameTheRightCommand(t *testing.T) {
+	for call, want := range map[string]string{
+		"DOMAIN_BLOCK_REBASE":        "virsh blockcopy or blockpull --base", // virsh blockcopy --dest without --xml
+		"DOMAIN_BLOCK_PULL":          "virsh blockpull",
+		"DOMAIN_BLOCK_COPY":          "virsh blockcopy",
+		"DOMAIN_SEND_PROCESS_SIGNAL": "virsh send-process-signal",
+	} {
+		if a, _ := absenceOf(call); a.command != want {
+			t.Errorf("%s is %q, want %q", call, a.command, want)
+		}
+	}
+}
+
 func TestFunctionName_IsTheLibrarys(t *testing.T) {
 	for call, want := range map[string]string{
 		"DOMAIN_GET_STATE":            "virDomainGetState",

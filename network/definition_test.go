@@ -92,17 +92,17 @@ func dhcp(inner string) string {
 // refusedParts are what no network may hold, and the words why.
 var refusedParts = map[string]string{
 	"<forward mode='nat'/>": "has no address",
-	"<forward mode='hostdev'><interface dev='eth0'/></forward>":                                        `forward mode "hostdev" is not supported`,
+	"<forward mode='hostdev'><interface dev='eth0'/></forward>":                                        `network/forward/@mode "hostdev" is not supported`,
 	"<forward mode='magic'/>":                                                                          `"magic" is not supported`,
 	"<forward mode='bridge'/>":                                                                         "neither a bridge nor an interface",
 	"<forward mode='private'/><bridge name='br0'/>":                                                    "uses no bridge",
 	"<forward mode='bridge'/><bridge name='br0'/><mac address='52:54:00:0:0:1'/>":                      "no bridge to give",
 	"<forward mode='bridge'/><bridge name='br0'/><ip address='10.0.0.1' prefix='24'/>":                 "come from outside",
-	someNAT + "<bandwidth><inbound average='1000'/></bandwidth>":                                       "not supported: bandwidth",
-	someNAT + "<vlan><tag id='42'/></vlan>":                                                            "not supported: vlan",
-	someNAT + "<portgroup name='a'><vlan><tag id='42'/></vlan></portgroup>":                            "not supported: portgroup/vlan",
-	someNAT + "<virtualport type='openvswitch'/>":                                                      "not supported: virtualport",
-	someNAT + "<bridge name='a' zone='x'/>":                                                            "not supported: bridge/@zone",
+	someNAT + "<bandwidth><inbound average='1000'/></bandwidth>":                                       "not supported: network/bandwidth; limit each guest by interface/bandwidth",
+	someNAT + "<vlan><tag id='42'/></vlan>":                                                            "not supported: network/vlan",
+	someNAT + "<portgroup name='a'><vlan><tag id='42'/></vlan></portgroup>":                            "not supported: network/portgroup/vlan",
+	someNAT + "<virtualport type='openvswitch'/>":                                                      "not supported: network/virtualport",
+	someNAT + "<bridge name='a' zone='x'/>":                                                            "not supported: network/bridge/@zone",
 	someNAT + "<bridge macTableManager='libvirt'/>":                                                    "macTableManager",
 	someNAT + "<bridge name='a-name-that-is-too-long'/>":                                               "longer than 15",
 	someNAT + "<bridge name='br0,eth0'/>":                                                              "commas",
@@ -342,7 +342,7 @@ func TestDefinition_SaysNothing(t *testing.T) {
 		}
 	}
 	for part, want := range map[string]string{
-		"<options xmlns='" + dnsmasq + "'><option/></options>": "has no value", "<vlan/>": "not supported: vlan", "<virtualport/>": "not supported: virtualport",
+		"<options xmlns='" + dnsmasq + "'><option/></options>": "has no value", "<vlan/>": "not supported: network/vlan", "<virtualport/>": "not supported: network/virtualport",
 	} {
 		if _, err := Parse("<network><name>n</name>"+part+"</network>", false); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", part, err, want)

@@ -140,7 +140,7 @@ func (r *reader) forward(x *libvirtxml.NetworkForward) Forward {
 	case ForwardNAT, ForwardRoute, ForwardOpen, ForwardBridge, ForwardPrivate, ForwardVEPA, ForwardPassthrough:
 	default:
 		if r.err == nil {
-			r.err = fault.New(fault.Unsupported, fault.Config, "forward mode %q is not supported", x.Mode)
+			r.err = fault.New(fault.Unsupported, fault.Config, "network/forward/@mode %q is not supported; use nat, route, open, bridge, private, vepa or passthrough", x.Mode)
 		}
 	}
 	for _, i := range x.Interfaces {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -77,7 +78,7 @@ func (d *Definition) refuseLost(submitted *markup.Element, x *libvirtxml.Network
 		return err
 	}
 	if lost := markup.Unbuilt(saying(submitted), known, understood); len(lost) > 0 {
-		return fault.New(fault.Unsupported, fault.Config, "network %q uses what is not supported: %s", d.Name, strings.Join(lost, ", "))
+		return errUnbuilt(d.Name, lost)
 	}
 	if !strict {
 		return nil
@@ -88,6 +89,31 @@ func (d *Definition) refuseLost(submitted *markup.Element, x *libvirtxml.Network
 		}
 	}
 	return nil
+}
+
+// instead says what serves in place of what is not built, by the last element of its path that is here.
+var instead = map[string]string{
+	"bandwidth":           "limit each guest by interface/bandwidth, or with virsh domiftune",
+	"virtualport":         "use a Linux bridge",
+	"vlan":                "use a bridge that is tagged already",
+	"trustGuestRxFilters": "leave it out",
+}
+
+// mostLost is how many parts one refusal names.
+const mostLost = 10
+
+// errUnbuilt refuses what libvirt knows and Lodge has not built: by its path, with what to do.
+func errUnbuilt(name string, lost []string) error {
+	advice := "leave it out"
+	for word := range strings.FieldsFuncSeq(lost[0], func(r rune) bool { return strings.ContainsRune("/@[]", r) }) {
+		advice = cmp.Or(instead[word], advice)
+	}
+	more := ""
+	if len(lost) > mostLost {
+		lost, more = lost[:mostLost], " and others"
+	}
+	return fault.New(fault.Unsupported, fault.Config, "network %q uses what is not supported: network/%s%s; %s",
+		name, strings.Join(lost, ", network/"), more, advice)
 }
 
 // saying gives a document without the elements that say nothing, which clients write who

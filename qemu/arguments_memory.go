@@ -121,7 +121,7 @@ func (b *builder) memoryBackend(id string, size uint64, from ram) error {
 			}
 		}
 	case backing.Source == "file":
-		return unsupported("memory of source file is not built; use memfd")
+		return unsupported("memoryBacking/source/@type file is not built; use memfd")
 	}
 	if from.shared || kind != "memory-backend-ram" {
 		props.add("share", from.shared)

@@ -33,7 +33,7 @@ func TestRefusals(t *testing.T) {
 		on("x-remote", ""):  `machine type "x-remote"`,
 		on("microvm", `<interface type='user'><mac address='52:54:00:00:00:01'/><model type='e1000'/></interface>`): "no PCI bus for a interface",
 		on("microvm", `<input type='mouse' bus='ps2'/>`):                                                            "no ps2 bus",
-		top(`<memoryBacking><source type='file'/></memoryBacking>`):                                                 "memory of source file",
+		top(`<memoryBacking><source type='file'/></memoryBacking>`):                                                 "memoryBacking/source/@type file",
 		top(`<vcpu>400</vcpu>`): "takes 288 vcpus, not 400",
 		top(`<cpu mode='custom' match='exact'><model>NoSuchCPU</model></cpu>`):                                                                 `no CPU model "NoSuchCPU"`,
 		top(`<cpu mode='custom' match='strict'><model>qemu64</model></cpu>`):                                                                   `CPU match "strict"`,
