@@ -45,6 +45,21 @@ func TestHostCheck_NamesWhatTheHostLacks(t *testing.T) {
 	d.want(g, domain.Running, domain.ReasonBooted)
 }
 
+// TestDisplay_ListensOnItsNetworkOnly: where there is no such network, or it is inactive, a guest does not
+// start, rather than listen elsewhere.
+func TestDisplay_ListensOnItsNetworkOnly(t *testing.T) {
+	d := newDaemonOf(t, true)
+	doc := func(name, net string) string {
+		return strings.Replace(small(name), "</devices>", "<graphics type='vnc'><listen type='network' network='"+net+"'/></graphics></devices>", 1)
+	}
+	missing := d.define(doc("missing", "nonesuch"))
+	refused(t, missing.Start(d.ctx(), guest.StartOptions{}), fault.NotFound, `no network with name "nonesuch"`)
+	_, err := d.Networks.Define(d.ctx(), "<network><name>idle</name><ip address='10.213.7.1' prefix='24'/></network>", false)
+	ok(t, err)
+	idle := d.define(doc("idle", "idle"))
+	refused(t, idle.Start(d.ctx(), guest.StartOptions{}), fault.WrongState, `network "idle" is not active`)
+}
+
 // TestPlug_RefusalsSayWhatHelps: first that there is no such network, and then which slot or model
 // would do.
 func TestPlug_RefusalsSayWhatHelps(t *testing.T) {

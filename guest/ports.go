@@ -83,6 +83,12 @@ func (l *launching) choosePorts(ctx context.Context) error {
 		if at.Type == "socket" || at.Type == "none" {
 			continue
 		}
+		if at.Type == "network" && at.Network != "" {
+			var err error
+			if at.Address, err = l.g.reg.Networks.DisplayAddress(at.Network); err != nil {
+				return err
+			}
+		}
 		if at.Address == "" {
 			at.Address = "127.0.0.1"
 		}
