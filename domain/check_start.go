@@ -16,6 +16,9 @@ func (d *Definition) CheckStart() error {
 	if err := cmp.Or(checkAbsolute("os/loader", d.OS.Loader.Path), checkVariablePaths(&d.OS)); err != nil { // a stored one may be older than the rule
 		return err
 	}
+	if m := d.MemTune; m.SwapHardLimit != 0 && m.SwapHardLimit < m.HardLimit {
+		return unsupported("memtune/swap_hard_limit bounds memory and swap together: it is at least hard_limit, %d KiB, not %d KiB", m.HardLimit>>10, m.SwapHardLimit>>10)
+	}
 	for _, c := range d.CPU.Cells {
 		if c.Memory == 0 {
 			return unsupported("cpu/numa/cell %d has no memory; give it some", c.ID)

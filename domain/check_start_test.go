@@ -22,6 +22,7 @@ func TestCheckStart_SaysWhatToChange(t *testing.T) {
 		"os/loader needs an absolute path":   {OS: OS{Loader: Loader{Path: "etc/shadow"}}},
 		"os/nvram needs an absolute path":    {OS: OS{NVRAM: NVRAM{Type: "block", Path: "dev/vda1"}}},
 		"@template needs an absolute path":   {OS: OS{NVRAM: NVRAM{Template: "etc/shadow"}}},
+		"at least hard_limit, 2 KiB":         {MemTune: MemTune{HardLimit: 2048, SwapHardLimit: 1024}},
 		"cell 0 has no memory":               {CPU: CPU{Cells: []Cell{{}}}},
 		"rotation_rate is at most 65535":     disk(func(d *device.Disk) { d.RotationRate = 70000 }),
 		"total_bytes_sec_max needs":          disk(func(d *device.Disk) { d.Tune.TotalBytesMax = 5 }),
