@@ -46,8 +46,14 @@ func shownFiles(def *domain.Definition) []string {
 	return slices.DeleteFunc(slices.Compact(paths), func(p string) bool { return p == "" || ofTheHost(p) || slices.Contains(read, p) })
 }
 
-// readFiles are those that QEMU reads to the end while it makes the machine, and nobody writes.
+// readFiles are those that QEMU reads to the end while it makes the machine, and nobody writes. Those
+// that belong to the host's programs every guest may read anyway.
 func readFiles(def *domain.Definition) []string {
+	return slices.DeleteFunc(bootFiles(def), ofTheHost)
+}
+
+// bootFiles are all that a definition has QEMU read while it makes the machine.
+func bootFiles(def *domain.Definition) []string {
 	paths := []string{def.OS.Kernel, def.OS.Initrd, def.OS.DTB}
 	if def.OS.Loader.Type != "pflash" {
 		paths = append(paths, def.OS.Loader.Path)
@@ -62,7 +68,7 @@ func readFiles(def *domain.Definition) []string {
 			paths = append(paths, rom.File)
 		}
 	}
-	return slices.DeleteFunc(paths, func(p string) bool { return p == "" || ofTheHost(p) })
+	return slices.DeleteFunc(paths, func(p string) bool { return p == "" })
 }
 
 // backends are the host's ends of all character devices.

@@ -45,6 +45,9 @@ func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device
 // openFiles opens what QEMU is handed beside disks: its firmware, and what
 // character devices write to or listen on; and it looks whether what QEMU opens can be read.
 func (l *launching) openFiles(ctx context.Context) error {
+	if err := checkHostFiles(ctx, l.run.def); err != nil {
+		return err
+	}
 	read, err := openRead(ctx, l.run.def) // so that none waits for its turn in vain
 	if err != nil {
 		return err
@@ -85,6 +88,24 @@ func (l *launching) openFiles(ctx context.Context) error {
 func openNamed(ctx context.Context, path string, mode int) (*os.File, error) {
 	held := heldTo(ctx, path)
 	return mount.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, mode, held) }, func(f *os.File) { _ = f.Close() })
+}
+
+// checkHostFiles refuses a guest that boots from a file of the host's programs which is missing.
+// These files are not opened for QEMU.
+func checkHostFiles(ctx context.Context, def *domain.Definition) error {
+	for _, path := range bootFiles(def) {
+		if !ofTheHost(path) {
+			continue
+		}
+		f, err := openNamed(ctx, path, unix.O_RDONLY)
+		if errors.Is(err, os.ErrNotExist) {
+			return fault.Wrap(err, fault.NotFound, fault.Host, "cannot read what the guest is started with")
+		}
+		if err == nil {
+			_ = f.Close()
+		}
+	}
+	return nil
 }
 
 // openRead opens what QEMU reads while it makes the machine, by its paths. With a pipe QEMU would wait for its other end, and all that time the start would have

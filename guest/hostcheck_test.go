@@ -58,6 +58,30 @@ func TestDisplay_ListensOnItsNetworkOnly(t *testing.T) {
 	ok(t, err)
 	idle := d.define(doc("idle", "idle"))
 	refused(t, idle.Start(d.ctx(), guest.StartOptions{}), fault.WrongState, `network "idle" is not active`)
+// TestStart_NamesTheMissingFile: a file that the host lacks is its fault, which clients get as a
+// system error.
+func TestStart_NamesTheMissingFile(t *testing.T) {
+	d := newDaemonOf(t, true)
+	code := filepath.Join(d.dir, "code.fd")
+	ok(t, os.WriteFile(code, make([]byte, 1<<20), 0o600))
+	for name, boot := range map[string]string{
+		"kernel":      "<kernel>/nosuch</kernel>",
+		"host-kernel": "<kernel>/usr/nosuch</kernel>",
+		"initrd":      "<kernel>" + code + "</kernel><initrd>/nosuch</initrd>",
+		"rom":         "<loader type='rom'>/nosuch</loader>",
+		"host-rom":    "<loader type='rom'>/usr/nosuch</loader>",
+		"template":    "<loader readonly='yes' type='pflash'>" + code + "</loader><nvram template='/nosuch'>" + d.dir + "/vars.fd</nvram>",
+	} {
+		g := d.define(strings.Replace(small(name), "</os>", boot+"</os>", 1))
+		err := g.Start(d.ctx(), guest.StartOptions{})
+		if !fault.Is(err, fault.NotFound) || fault.About(err) != fault.Host || !strings.Contains(err.Error(), "/nosuch: no such file") {
+			t.Errorf("%s: %v (%v, %v)", name, err, fault.Of(err), fault.About(err))
+		}
+	}
+	_, err := d.Define(d.ctx(), strings.Replace(small("emulator"), "<devices>", "<devices><emulator>/nosuch</emulator>", 1), false)
+	if !fault.Is(err, fault.NotFound) || fault.About(err) != fault.Host {
+		t.Errorf("emulator: %v", err)
+	}
 }
 
 // TestPlug_RefusalsSayWhatHelps: first that there is no such network, and then which slot or model
