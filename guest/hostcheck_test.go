@@ -58,6 +58,8 @@ func TestDisplay_ListensOnItsNetworkOnly(t *testing.T) {
 	ok(t, err)
 	idle := d.define(doc("idle", "idle"))
 	refused(t, idle.Start(d.ctx(), guest.StartOptions{}), fault.WrongState, `network "idle" is not active`)
+}
+
 // TestStart_NamesTheMissingFile: a file that the host lacks is its fault, which clients get as a
 // system error.
 func TestStart_NamesTheMissingFile(t *testing.T) {

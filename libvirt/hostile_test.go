@@ -141,7 +141,7 @@ func TestRefusals(t *testing.T) {
 		{"negative procedure", call(-1), codeRPC, "unknown procedure: -1"},
 		{"event as call", call(xdr.ProcDomainEventCallbackLifecycle), codeRPC, "unknown procedure: 318"},
 		{"unknown program", xdr.Header{Program: 0x1234, Version: 1, Serial: 77}, codeRPC, "cannot find program 4660 version 1"},
-		{"program for containers", xdr.Header{Program: xdr.ProgramLXC, Version: 1, Serial: 77}, codeNoSupport, "virsh lxc-enter-namespace"},
+		{"program for containers", xdr.Header{Program: xdr.ProgramLXC, Version: 1, Serial: 77}, codeNoSupport, "this function is not supported by the connection driver: virsh lxc-enter-namespace is for containers, and Lodge runs virtual machines; use virsh console"},
 		{"other version", xdr.Header{Program: xdr.ProgramRemote, Version: 2, Proc: 3, Serial: 77}, codeRPC, "cannot find program 536903814 version 2"},
 		{"program of another daemon", xdr.Header{Program: xdr.ProgramAdmin, Version: 1, Serial: 77}, codeRPC, "cannot find program 110102160 version 1"},
 		{"call with a status", xdr.Header{Program: xdr.ProgramRemote, Version: 1, Proc: 3, Serial: 77, Status: 1}, codeRPC, "a call with status 1 makes no sense"},
