@@ -10,7 +10,7 @@ import (
 // guest is what tests vary of a guest in the nested host.
 type guest struct {
 	name    string
-	kind    string // "kvm", or empty: emulated twice over, for guests that stay paused
+	kind    string // "kvm", or empty: emulated twice over, which takes a minute to boot
 	memory  int    // MiB; 0: 160
 	vcpus   int    // 0: 1
 	more    string // XML at the level of the domain
@@ -97,33 +97,37 @@ func virshScript(words []string) string {
 	return script
 }
 
-// attempts is how often boot starts a guest, each time for attemptPatience. QEMU 7.2,
-// which emulates the host, may deliver an interrupt that the guest has masked: the
-// guest's kernel then waits for ever for a lock that it has itself. The busier the
-// machine, the more often.
+// attempts is how often boot starts a guest under KVM, each time for attemptPatience.
+// QEMU 7.2, which emulates the host, may deliver an interrupt that the guest has
+// masked: the guest's kernel then waits for a lock that it holds itself. The busier
+// the machine, the more often. A guest that is emulated boots the first time.
 const (
-	attempts        = 5
-	attemptPatience = 100 * time.Second
+	attempts         = 5
+	attemptPatience  = 100 * time.Second
+	emulatedPatience = 4 * time.Minute
 )
 
-// boot starts a guest under KVM and waits until its user space answers. Before its
-// processors run, a script may set up what it needs. Its console is looked at
-// until then: a client that asks and asks takes the time that the guest needs.
+// boot starts a guest and waits until its user space answers. Before its
+// processors run, a script may set up what it needs. The wait reads its console: a
+// client that keeps asking would take the time that the guest needs.
 func (m *machine) boot(g guest, script string) {
 	m.t.Helper()
-	g.kind = "kvm"
 	m.define(g)
+	tries, wait := attempts, attemptPatience
+	if g.kind != "kvm" {
+		tries, wait = 1, emulatedPatience
+	}
 	await := "until grep --quiet 'no login needed' /var/log/" + g.name + ".console; do sleep 1; done"
 	for attempt := 1; ; attempt++ {
 		m.virsh("start", "--paused", g.name)
 		m.run(script)
 		m.virsh("resume", g.name)
-		_, err := m.Run(m.t.Context(), await, attemptPatience)
+		_, err := m.Run(m.t.Context(), await, wait)
 		if err == nil {
 			break
 		}
-		if attempt == attempts {
-			m.t.Fatalf("guest %s does not boot, %d times: %v", g.name, attempts, err)
+		if attempt == tries {
+			m.t.Fatalf("guest %s does not boot, %d times: %v", g.name, tries, err)
 		}
 		m.t.Logf("guest %s hangs while it boots (attempt %d)", g.name, attempt)
 		m.run("virsh --quiet --connect qemu:///system destroy " + g.name + "\n>/var/log/" + g.name + ".console")

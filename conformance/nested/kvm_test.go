@@ -10,7 +10,7 @@ import (
 // of /dev/kvm for each.
 func TestNestedKVM_GuestBootsAndQEMUIsProbedOnce(t *testing.T) {
 	m := begin(t)
-	m.boot(guest{name: "one"}, "")
+	m.boot(guest{name: "one", kind: "kvm"}, "")
 	if got := m.virsh("qemu-monitor-command", "one", "--hmp", "info kvm"); !strings.Contains(got, "kvm support: enabled") {
 		t.Errorf("QEMU says %q", got)
 	}
