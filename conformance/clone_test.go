@@ -110,7 +110,7 @@ func TestANewGuestHasRandomNumbers(t *testing.T) {
 	d.virsh(t, "undefine", "fresh")
 	d.virsh(t, "undefine", "bare")
 	d.set(t, 0, "import", tree)
-	if after := d.virsh(t, "dumpxml", "fresh") + d.virsh(t, "dumpxml", "bare"); after != before {
+	if after := d.virsh(t, "dumpxml", "fresh") + d.virsh(t, "dumpxml", "bare"); !sameLines(after, before) {
 		t.Errorf("imported again, the guests are\n%s\nthey were\n%s", after, before)
 	}
 	if why := d.set(t, 0, "why", "bare"); why != "" {
