@@ -76,6 +76,11 @@ func (n *Network) adopt(ctx context.Context, d *Definition, r running) error {
 		if r.Boot == n.home.boot {
 			n.home.Log.Warn("a network was found half made or half gone and is ended", "network", n.name)
 		}
+		if d.Managed() {
+			if err := n.home.status.remove(d.Bridge.Name); err != nil {
+				n.home.Log.Warn("the host's name service has addresses of a network that has ended", "network", n.name, "error", err)
+			}
+		}
 		return n.down(ctx, d)
 	}
 	// Guests are on its bridge: a network that lacks something is adopted too.

@@ -112,6 +112,7 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 		return nil, err
 	}
 	s.dropLeases()
+	s.dropStatus()
 	s.autostartOnce(ctx)
 	return s, nil
 }
@@ -121,6 +122,29 @@ func (s *Networks) dropHalfWritten() {
 	found, _ := filepath.Glob(filepath.Join(s.Run, "*.new")) // fails for a pattern that is wrong only
 	for _, path := range found {
 		_ = os.Remove(path) // it is written over the next time
+	}
+}
+
+// dropStatus removes the status files of networks that do not run: a daemon that was
+// killed may have left some. In a folder that is not the daemon's own, files may be of
+// another program's networks, and adopt has removed those of its own.
+func (s *Networks) dropStatus() {
+	if s.Status != "" {
+		return
+	}
+	running := map[string]bool{}
+	for _, n := range s.List() {
+		if v := n.View(); v != nil && v.Live != nil && v.Live.Managed() {
+			running[v.Live.Bridge.Name] = true
+		}
+	}
+	for _, suffix := range []string{statusSuffix, macsSuffix} {
+		found, _ := filepath.Glob(filepath.Join(s.status.folder, "*"+suffix)) // as above
+		for _, path := range found {
+			if !running[strings.TrimSuffix(filepath.Base(path), suffix)] {
+				_ = os.Remove(path) // the next daemon tries again
+			}
+		}
 	}
 }
 

@@ -155,3 +155,19 @@ func TestStatus_NameServiceFindsGuests(t *testing.T) {
 		t.Errorf("nobody is found: %s", got)
 	}
 }
+
+// No record tells of a transient network whose daemon was killed as it ended.
+func TestStatus_RemovesFilesOfANetworkThatIsGone(t *testing.T) {
+	d := newDaemon(t)
+	s := d.open(t)
+	folder := s.status.folder
+	s.Close()
+	ok(t, os.MkdirAll(folder, 0o755))
+	for _, name := range []string{"gone0.status", "gone0.macs"} {
+		ok(t, os.WriteFile(filepath.Join(folder, name), []byte("[]\n"), 0o600))
+	}
+	d.open(t).Close()
+	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
