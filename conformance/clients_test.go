@@ -138,6 +138,7 @@ func (d *daemon) install(t *testing.T, name string, args ...string) *guest {
 }
 
 func TestVirtInstallImportsADiskAndVirtCloneCopiesIt(t *testing.T) {
+	onlyInClients(t)
 	needs(t, "virt-install", "virt-clone", "virt-xml")
 	d := start(t)
 	g := d.install(t, "imported", "--disk", "path="+d.image(t, "imported.raw")+",format=raw,bus=virtio")

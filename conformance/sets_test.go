@@ -310,6 +310,7 @@ func (w *interruptAt) Write(p []byte) (int, error) {
 // TestAStuckGuestIsShownAndHoldsNobody stops one QEMU: lists and tables tell of
 // it, at once, and everybody else goes on.
 func TestAStuckGuestIsShownAndHoldsNobody(t *testing.T) {
+	onlyInClients(t)
 	needs(t)
 	d := start(t)
 	d.defineSet(t)
