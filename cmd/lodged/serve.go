@@ -296,7 +296,7 @@ func (o *options) status() string {
 	if o.libvirtSockets {
 		return "/var/lib/libvirt/dnsmasq"
 	}
-	return filepath.Join(o.data, "network", "status")
+	return "" // the networks' own
 }
 
 // gid is the group that the read-write sockets are given to; 0: root alone.
