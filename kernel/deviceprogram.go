@@ -78,6 +78,10 @@ func deviceProgram(nodes []DeviceNode) []instruction {
 	return p
 }
 
+// mostLoads bounds the tries to load a program. The kernel gives its check up with
+// EAGAIN when a signal is pending, and Go's run time sends its threads signals.
+const mostLoads = 32
+
 // loadDeviceProgram has the kernel check a program, and gives its descriptor.
 func loadDeviceProgram(p []instruction) (*os.File, error) {
 	license := []byte("Apache-2.0\x00")
@@ -91,7 +95,10 @@ func loadDeviceProgram(p []instruction) (*os.File, error) {
 		kind: unix.BPF_PROG_TYPE_CGROUP_DEVICE, count: uint32(len(p)),
 		instructions: uint64(uintptr(unsafe.Pointer(&p[0]))), license: uint64(uintptr(unsafe.Pointer(&license[0]))),
 	}
-	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&load)), unsafe.Sizeof(load))
+	fd, errno := uintptr(0), unix.EAGAIN
+	for tries := 0; errno == unix.EAGAIN && tries < mostLoads; tries++ {
+		fd, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&load)), unsafe.Sizeof(load))
+	}
 	runtime.KeepAlive(p)
 	runtime.KeepAlive(license)
 	if errno != 0 {
