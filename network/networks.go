@@ -119,9 +119,14 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 
 // dropHalfWritten removes what a daemon that was killed was just writing.
 func (s *Networks) dropHalfWritten() {
-	found, _ := filepath.Glob(filepath.Join(s.Run, "*.new")) // fails for a pattern that is wrong only
-	for _, path := range found {
-		_ = os.Remove(path) // it is written over the next time
+	for _, half := range []string{
+		filepath.Join(s.Run, "*.new"),
+		filepath.Join(s.status.folder, "*"+statusSuffix+".new-*"), filepath.Join(s.status.folder, "*"+macsSuffix+".new-*"),
+	} {
+		found, _ := filepath.Glob(half) // fails for a pattern that is wrong only
+		for _, path := range found {
+			_ = os.Remove(path)
+		}
 	}
 }
 

@@ -163,7 +163,7 @@ func TestStatus_RemovesFilesOfANetworkThatIsGone(t *testing.T) {
 	folder := s.status.folder
 	s.Close()
 	ok(t, os.MkdirAll(folder, 0o755))
-	for _, name := range []string{"gone0.status", "gone0.macs"} {
+	for _, name := range []string{"gone0.status", "gone0.macs", "kept0.macs.new-1", "kept0.status.new-2"} {
 		ok(t, os.WriteFile(filepath.Join(folder, name), []byte("[]\n"), 0o600))
 	}
 	d.open(t).Close()
