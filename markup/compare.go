@@ -51,6 +51,18 @@ type comparison struct {
 	names map[*Element]string
 }
 
+// place gives an element's position among its siblings of one name, and how a path
+// names it: by its number, too, where there are several. It counts in position.
+func (e *Element) place(siblings map[sibling][]*Element, position map[sibling]int) (key sibling, n int, name string) {
+	key, name = sibling{e.Space, e.Name}, e.Name
+	n = position[key]
+	position[key]++
+	if len(siblings[key]) > 1 {
+		name = fmt.Sprintf("%s[%d]", name, n+1)
+	}
+	return key, n, name
+}
+
 // compare walks the submitted tree and reports everything in it with whether
 // the other two have it. It goes below an element only where all three do, or
 // where the element is built and something below it may not be.
@@ -70,13 +82,7 @@ func (w comparison) compare(submitted, known, understood *Element, path string) 
 	inSubmitted, inKnown, inUnderstood := submitted.siblings(), known.siblings(), understood.siblings()
 	position := map[sibling]int{}
 	for _, c := range submitted.Elements() {
-		key := sibling{c.Space, c.Name}
-		n := position[key]
-		position[key]++
-		name := c.Name
-		if len(inSubmitted[key]) > 1 {
-			name = fmt.Sprintf("%s[%d]", name, n+1)
-		}
+		key, n, name := c.place(inSubmitted, position)
 		if told := w.names[c]; told != "" {
 			name = told
 		}

@@ -1,7 +1,5 @@
 package markup
 
-import "fmt"
-
 // Rest is what a second tree lacks of a document, with the elements around it. What both have is left out,
 // so that finding out about a little that is lost costs little, however long the document is.
 type Rest struct {
@@ -90,13 +88,7 @@ func (d *division) walk(submitted, understood *Element, name string) {
 	inSubmitted, twins := submitted.siblings(), understood.siblings()
 	position := map[sibling]int{}
 	for _, c := range submitted.Elements() {
-		key := sibling{c.Space, c.Name}
-		n := position[key]
-		position[key]++
-		name := c.Name
-		if len(inSubmitted[key]) > 1 {
-			name = fmt.Sprintf("%s[%d]", name, n+1)
-		}
+		key, n, name := c.place(inSubmitted, position)
 		var twin *Element
 		if n < len(twins[key]) {
 			twin = twins[key][n]
