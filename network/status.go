@@ -106,10 +106,12 @@ func (s *Networks) watchLeases(watch *link.FolderWatch) {
 	}
 }
 
-// write makes a network's files what they should be: there are some while it runs.
+// write makes a network's files what they should be: there are some while it runs. News
+// of a network that has gone may come behind those of its successor, which counts.
 func (w *statusWriter) write(n *Network) error {
 	bridge, old := "", w.written[n.uuid]
-	if now, err := n.home.ByUUID(n.uuid); err == nil && now == n {
+	if now, err := n.home.ByUUID(n.uuid); err == nil {
+		n = now
 		switch v := n.View(); {
 		case v.Live != nil && v.Live.Managed():
 			bridge = v.Live.Bridge.Name

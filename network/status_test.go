@@ -171,3 +171,25 @@ func TestStatus_RemovesFilesOfANetworkThatIsGone(t *testing.T) {
 		t.Errorf("left: %v, %v", left, err)
 	}
 }
+
+// TestStatus_LateNewsOfAnEndedNetwork: a network that was ended and made again at once keeps its files, whichever
+// of the two is heard of last.
+func TestStatus_LateNewsOfAnEndedNetwork(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "nft")
+	d := newDaemon(t)
+	s := d.open(t)
+	doc := strings.Replace(natNetwork("net92", 92), "<name>", "<uuid>6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a92</uuid><name>", 1)
+	ended, err := s.Create(t.Context(), doc, false)
+	ok(t, err)
+	ok(t, ended.Destroy(t.Context()))
+	again, err := s.Create(t.Context(), doc, false)
+	ok(t, err)
+	bridge, err := again.BridgeName()
+	ok(t, err)
+	w := newStatusWriter(t.TempDir())
+	ok(t, w.write(again))
+	ok(t, w.write(ended))
+	if _, err := os.Stat(filepath.Join(w.folder, bridge+".status")); err != nil {
+		t.Error(err)
+	}
+}
