@@ -463,7 +463,14 @@ func takenHost(f testing.TB, root string) Config {
 	if err != nil {
 		f.Fatal(err)
 	}
-	emulators, err := host.NewEmulators(s, takenEmulator, slog.New(slog.DiscardHandler))
+	// What is probed here has a store of its own: the one that writes it down may take the next
+	// change along, and would send to a test's bubble from outside.
+	probes, err := store.Open(filepath.Join(root, "probes"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = probes.Close() })
+	emulators, err := host.NewEmulators(probes, takenEmulator, slog.New(slog.DiscardHandler))
 	if err != nil {
 		f.Fatal(err)
 	}
