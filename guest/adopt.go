@@ -13,10 +13,12 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/qemu"
 )
 
@@ -257,12 +259,17 @@ func (r *adopting) adopt(dir string) error {
 		return err
 	}
 	r.dropHalfWritten(dir)
+	records, err := operation.Files{Dir: dir}.Read()
+	if err == nil {
+		err = r.giveOperations(run, records)
+	}
+	if err != nil {
+		return err
+	}
 	r.rehold(run)
-	r.oweAgain(run)
-	run.changingAgain()
+	run.ops.Rehold()
 	run.amendingAgain()
 	run.shorten = run.Surplus
-	r.reholdLeaving(run)
 	if process == nil {
 		r.bury(run, rec, started)
 		return nil
@@ -273,8 +280,8 @@ func (r *adopting) adopt(dir string) error {
 
 // dropHalfWritten removes what a daemon that was killed was just writing.
 func (r *Registry) dropHalfWritten(dir string) {
-	for _, name := range []string{runRecordFile, pluggingFile, changingFile, amendingFile, madeFileName} {
-		removeFile(r.log, filepath.Join(dir, name)+halfWritten)
+	for _, name := range []string{runRecordFile, amendingFile, madeFileName} {
+		removeFile(r.log, filepath.Join(dir, name)+atomicfile.Half)
 	}
 }
 
@@ -286,6 +293,7 @@ func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 		run.log.Error("a QEMU may go on to write into its run directory", "error", err)
 	}
 	g := r.adopted(rec)
+	run.guest = g
 	g.run, g.state, g.since = run, rec.State, rec.Since
 	g.findRunning(rec, run.def)
 	if g.inactive == nil && rec.State.Persistent { // a daemon to come may know it again
@@ -402,11 +410,11 @@ func killAndWait(p *qemu.Process) error {
 func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
-	run.holdLeaving()
 	run.holdSaving(rec.State.EndFor, r.forgetHalf)
 	r.mu.RLock()
 	g := r.byUUID[rec.UUID]
 	r.mu.RUnlock()
+	run.guest, run.alone = g, true
 	if g != nil && started && rec.revives(rec.State) {
 		r.noteCrash(rec.UUID) // the autostart takes it up
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
@@ -60,7 +61,7 @@ func (a *amending) write(r *run, after, config *domain.Definition) (err error) {
 }
 
 func readAmending(dir string) (*amending, error) {
-	a, err := readJSON[amending](filepath.Join(dir, amendingFile))
+	a, err := atomicfile.ReadJSON[amending](filepath.Join(dir, amendingFile))
 	if a == nil && err == nil {
 		return nil, nil
 	}

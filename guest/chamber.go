@@ -295,7 +295,7 @@ func (r *Registry) hasNodes(dev device.Device) bool {
 // own: no plug is under way then whose node would be refused.
 func (g *Guest) shortenNodes() {
 	r := g.run
-	if r == nil || !r.shorten || r.User == nil || r.plugging != nil || g.job != nil || g.over || r.ending() {
+	if r == nil || !r.shorten || r.User == nil || r.ops.Has(attachKind.Name) || g.job != nil || g.over || r.ending() {
 		return
 	}
 	r.shorten = false

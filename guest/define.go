@@ -3,6 +3,7 @@ package guest
 import (
 	"cmp"
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -165,7 +166,7 @@ func (g *Guest) redefine(def *domain.Definition) error {
 // redefineAfter is redefine where the running guest has a change that is to be stored too, and once.
 func (g *Guest) redefineAfter(change string, def *domain.Definition) error {
 	before := g.record.Followed
-	g.record.Followed = change
+	g.record.Followed = append(slices.Clip(before), change)
 	err := g.redefine(def)
 	if err != nil {
 		g.record.Followed = before
@@ -174,7 +175,9 @@ func (g *Guest) redefineAfter(change string, def *domain.Definition) error {
 }
 
 // hasFollowed says that the stored definition has.
-func (g *Guest) hasFollowed(change string) bool { return change != "" && g.record.Followed == change }
+func (g *Guest) hasFollowed(change string) bool {
+	return change != "" && slices.Contains(g.record.Followed, change)
+}
 
 func policy(d *domain.Definition) lifecycle.Policy {
 	return lifecycle.Policy{OnPoweroff: d.OnPoweroff, OnReboot: d.OnReboot, OnCrash: d.OnCrash}

@@ -68,6 +68,17 @@ func (r *Registry) holdClaim(run *run, at kernel.PCIAddress) error {
 	return err
 }
 
+// dropClaimAt lets others have a PCI device of the host that the guest no longer has. It
+// runs in the loop.
+func (r *run) dropClaimAt(at kernel.PCIAddress) {
+	if r.noticed { // the end of the guest drops it
+		return
+	}
+	if drop := r.takeRelease(claimOf(at)); drop != nil {
+		_ = drop(context.Background()) // never fails
+	}
+}
+
 // holdDevice has a device that was taken from the host's driver given back at the end.
 func (r *Registry) holdDevice(run *run, at kernel.PCIAddress) {
 	run.hold(deviceHold(at), r.returning(run, at))

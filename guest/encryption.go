@@ -74,7 +74,12 @@ func (l *launching) unlock(ctx context.Context, s *qmp.Session, d *device.Disk) 
 	if err != nil {
 		return err
 	}
-	return explainKey(d, runSteps(ctx, s, steps))
+	for _, step := range steps {
+		if err := execute(ctx, s, step); err != nil { // the start fails with it
+			return explainKey(d, err)
+		}
+	}
+	return nil
 }
 
 // explainKey says in our own words that a passphrase does not open a disk.

@@ -33,7 +33,7 @@ func (g *Guest) handleEvent(e qmp.Event, more bool) {
 // event that does not parse is logged by decode and changes nothing.
 var qemuEvents = map[string]func(*Guest, json.RawMessage){
 	"STOP":         func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Stopped{}) },
-	"RESUME":       func(g *Guest, _ json.RawMessage) { g.hasRoomAgain(); g.advance(lifecycle.Resumed{}); g.cleanAgain() },
+	"RESUME":       func(g *Guest, _ json.RawMessage) { g.hasRoomAgain(); g.advance(lifecycle.Resumed{}); g.run.ops.Again() },
 	"SUSPEND":      func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Slept{}) },
 	"WAKEUP":       func(g *Guest, _ json.RawMessage) { g.advance(lifecycle.Woke{}) },
 	"RESET":        (*Guest).onReset,
@@ -170,7 +170,7 @@ func (g *Guest) onDeviceDeleted(data json.RawMessage) {
 func (g *Guest) onUnplugRefused(data json.RawMessage) {
 	var e struct{ Device string }
 	if g.decode("DEVICE_UNPLUG_GUEST_ERROR", data, &e) && g.run.def.Devices.ByAlias(e.Device) != nil {
-		g.removalRefused(e.Device)
+		g.detachRefused(e.Device)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 )
@@ -127,7 +128,7 @@ func FuzzJournals(f *testing.F) {
 		read func(dir string) (any, error)
 	}{
 		{runRecordFile, func(dir string) (any, error) { return readRunRecord(dir) }},
-		{madeFileName, func(dir string) (any, error) { return readJSON[madeFile](filepath.Join(dir, madeFileName)) }},
+		{madeFileName, func(dir string) (any, error) { return atomicfile.ReadJSON[madeFile](filepath.Join(dir, madeFileName)) }},
 		{changingFile, func(dir string) (any, error) { return readChanging(dir) }},
 		{pluggingFile, func(dir string) (any, error) { return readPlugging(dir) }},
 		{amendingFile, func(dir string) (any, error) { return readAmending(dir) }},
@@ -147,7 +148,7 @@ func FuzzJournals(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if err := writeJSON(path, value); err != nil {
+		if err := atomicfile.WriteJSON(path, value); err != nil {
 			t.Fatalf("what was read cannot be written: %v", err)
 		}
 		again, err := j.read(dir)

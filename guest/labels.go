@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
@@ -133,7 +134,7 @@ func (l *labels) keep() error {
 }
 
 func writeThrough(path string, text []byte) error {
-	f, err := os.OpenFile(path+halfWritten, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	f, err := os.OpenFile(path+atomicfile.Half, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
@@ -142,7 +143,7 @@ func writeThrough(path string, text []byte) error {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(path+halfWritten, path)
+		err = os.Rename(path+atomicfile.Half, path)
 	}
 	if err != nil {
 		return err

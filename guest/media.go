@@ -2,113 +2,166 @@ package guest
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
-	"github.com/lodge-kvm/lodge/failpoint"
-	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
-// changing is a change of medium under way, as it lies in the run directory until
-// it is done or undone. When the daemon is killed in between, or QEMU does not
-// answer, QEMU alone knows how far it came.
-type changing struct {
-	Live  string   // the drive's XML with the new medium
-	Saved string   // the same in the stored definition; empty: that stays as it is
-	Fence []string // the folders that the stored medium is held to
-	// Change is what the store says when it has followed.
-	Change string
-	Node   string    // the drive has this once the change is made; empty: nothing
-	Old    uint      // the number of the images that QEMU is to let go then; 0: none
-	Undo   []undoing // in the order in which the steps were to be made
-	Rest   []undoing // the steps that follow when the drive has the node
+// mediaKind exchanges the medium of a drive. QEMU's drive decides: it reads the new
+// node, or it does not.
+var mediaKind = operation.Kind[*run]{
+	Name: "media", Version: 1, Class: operation.Change,
+	Steps: []string{"label", "open", "insert", "close", "define", "forget"}, Undo: []string{"label", "open"},
+	Bind: func(r *run) operation.Work { return &mediaChange{r: r} },
+}
 
+// mediaChange is the payload.
+type mediaChange struct {
+	Live  string    // the drive's XML with the new medium
+	Saved string    `json:",omitempty"` // the same in the stored definition; empty: that stays
+	Node  string    `json:",omitempty"` // the drive reads this once it is done; empty: nothing
+	Old   uint      `json:",omitempty"` // the number of the images that QEMU is to let go then; 0: none
+	Undo  []undoing `json:",omitempty"` // in the order in which the steps were to be made
+	Rest  []undoing `json:",omitempty"` // follow when the drive has the node
+
+	r           *run
+	op          *operation.Operation
 	live, saved *device.Disk // what Live and Saved say; saved may be nil
-	kept        bool         // QEMU has not let go of the images yet
+	plan        *qemu.Plan   // of the daemon that began it
+	steps       []qemu.Step  // the same; the decisive one is at insert
+	insert      int
 }
 
-const changingFile = "changing.json"
-
-// newChanging plans the journal of a change. It runs in the loop.
-func (g *Guest) newChanging(live *device.Disk, config *following) (*changing, error) {
-	c := &changing{live: live}
-	if live.Source != nil {
-		live.Source.Index = 0 // whatever the client said
+// Steps implements operation.Work.
+func (m *mediaChange) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "label", Effect: operation.Boot, Do: m.label, Undo: m.unlabel},
+		{Name: "open", Effect: operation.Process, Do: m.open, Undo: m.takeBack},
+		{Name: "insert", Effect: operation.Process, Decisive: true, Do: m.exchange, Probe: m.probe},
+		{Name: "close", Effect: operation.Process, Do: m.close},
+		{Name: "define", Effect: operation.Process, Do: m.define},
+		{Name: "forget", Effect: operation.Process, Do: m.forget},
 	}
-	g.run.numberNode(g.run.def, live)
-	if config == nil {
-		return c, nil
-	}
-	saved, err := findLike(&config.to.Devices, live)
-	if err != nil {
-		return nil, err
-	}
-	c.saved = saved.(*device.Disk)
-	c.Fence, c.Change = g.record.Fences[sourceOf(c.saved)], config.change
-	return c, nil
 }
 
-// note completes the journal by what is about to be done.
-func (c *changing) note(before *device.Disk, steps []qemu.Step) (err error) {
-	if c.Live, err = domainxml.FormatDevice(c.live, domainxml.Style{Active: true, Secure: true}); err != nil {
+// Opened implements operation.Opener.
+func (m *mediaChange) Opened(op *operation.Operation) (err error) {
+	m.op = op
+	if m.live != nil {
+		return nil
+	}
+	if m.live, err = parseDrive(m.Live); err != nil {
 		return err
 	}
-	if c.saved != nil {
-		if c.Saved, err = domainxml.FormatDevice(c.saved, domainxml.Style{Secure: true}); err != nil {
+	if m.Saved != "" {
+		m.saved, err = parseDrive(m.Saved)
+	}
+	return err
+}
+
+// Rehold keeps the number of the new medium's node from being given once more.
+func (m *mediaChange) Rehold() { m.r.notesNode(m.live) }
+
+// planMedia plans the exchange of the medium of a drive, in the running guest and,
+// if there is one, in config.
+func (g *Guest) planMedia(before, after *device.Disk, config *following, force bool) (work, error) {
+	r, def := g.run, g.run.def
+	m := &mediaChange{r: r, live: after}
+	if after.Source != nil {
+		after.Source.Index = 0 // whatever the client said
+	}
+	r.numberNode(def, after)
+	if config != nil {
+		saved, err := findLike(&config.to.Devices, after)
+		if err != nil {
+			return nil, err
+		}
+		m.saved = saved.(*device.Disk)
+	}
+	with := def.Clone()
+	if err := updateIn(&with.Devices, after); err != nil {
+		return nil, err
+	}
+	if _, err := r.text(with); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) (settle, error) {
+		return nil, g.changeMedia(ctx, m, def, before, force)
+	}, nil
+}
+
+// changeMedia exchanges the medium of a drive. A guest that locked its tray is
+// overruled by force only.
+func (g *Guest) changeMedia(ctx context.Context, m *mediaChange, def *domain.Definition, before *device.Disk, force bool) error {
+	if _, err := m.r.monitor(); err != nil {
+		return err
+	}
+	caps, err := g.reg.Emulators.Get(ctx, def.Devices.Emulator)
+	if err != nil {
+		return err
+	}
+	m.plan = &qemu.Plan{Definition: def, Capabilities: caps, Dir: m.r.ownPath(), Disks: map[string]device.DiskAttachment{}}
+	defer closePlan(m.plan)
+	a, present, err := g.reg.findDisk(ctx, m.r, m.live)
+	if err != nil {
+		return err
+	}
+	if present {
+		m.plan.Disks[m.live.Alias] = a
+	}
+	if m.steps, err = qemu.ChangeMedia(m.plan, before, m.live, force); err != nil {
+		return err
+	}
+	if err := m.note(before); err != nil {
+		return err
+	}
+	return m.r.perform(ctx, mediaKind.Name, m, "disk/"+m.live.Target)
+}
+
+// note completes the payload by what is about to be done.
+func (m *mediaChange) note(before *device.Disk) (err error) {
+	if m.Live, err = domainxml.FormatDevice(m.live, domainxml.Style{Active: true, Secure: true}); err != nil {
+		return err
+	}
+	if m.saved != nil {
+		if m.Saved, err = domainxml.FormatDevice(m.saved, domainxml.Style{Secure: true}); err != nil {
 			return err
 		}
 	}
 	if before.Source != nil {
-		c.Old = before.Source.Index
+		m.Old = before.Source.Index
 	}
 	decides := "blockdev-remove-medium"
-	if c.live.Source != nil {
-		c.Node, decides = qemu.TopNode(c.live), "blockdev-insert-medium"
+	if m.live.Source != nil {
+		m.Node, decides = qemu.TopNode(m.live), "blockdev-insert-medium"
 	}
-	done := false
-	for i := range steps {
-		switch {
-		case done:
-			u, err := newUndoing(&steps[i])
-			if err != nil {
-				return err
-			}
-			c.Rest = append(c.Rest, u)
-		case steps[i].Undo != nil:
-			u, err := newUndoing(steps[i].Undo)
-			if err != nil {
-				return err
-			}
-			c.Undo = append(c.Undo, u)
+	m.insert = slices.IndexFunc(m.steps, func(s qemu.Step) bool { return s.Command == decides })
+	for i := range m.steps {
+		step := &m.steps[i]
+		if i <= m.insert {
+			step = step.Undo
 		}
-		done = done || steps[i].Command == decides
+		if step == nil {
+			continue
+		}
+		u, err := newUndoing(step)
+		if err != nil {
+			return err
+		}
+		if i <= m.insert {
+			m.Undo = append(m.Undo, u)
+		} else {
+			m.Rest = append(m.Rest, u)
+		}
 	}
 	return nil
-}
-
-func readChanging(dir string) (*changing, error) {
-	c, err := readJSON[changing](filepath.Join(dir, changingFile))
-	if c == nil && err == nil {
-		return nil, nil
-	}
-	if err == nil {
-		c.live, err = parseDrive(c.Live)
-	}
-	if err == nil && c.Saved != "" {
-		c.saved, err = parseDrive(c.Saved)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("cannot read which medium was being changed: %w", err)
-	}
-	return c, nil
 }
 
 func parseDrive(doc string) (*device.Disk, error) {
@@ -123,177 +176,99 @@ func parseDrive(doc string) (*device.Disk, error) {
 	return disk, nil
 }
 
-// changingAgain finds the change again that an earlier daemon began.
-func (r *run) changingAgain() {
-	c, err := readChanging(r.dir)
-	if err != nil {
-		r.log.Error("a medium that was being changed is left as it is", "error", err)
-	}
-	if r.changing = c; c != nil {
-		r.notesNode(c.live)
-	}
+func (m *mediaChange) label(ctx context.Context) error {
+	return m.r.labels.admit(ctx, m.plan, m.live, nil)
 }
 
-// forgetChanging notes that no medium is half changed any more.
-func (r *run) forgetChanging() {
-	r.changing = nil
-	r.done(changingFile)
+func (m *mediaChange) unlabel(ctx context.Context) error {
+	return m.r.labels.giveBack(ctx, ownerOf(m.live))
 }
 
-// planMedia plans the exchange of the medium of a drive, in the running guest and,
-// if there is one, in config.
-func (g *Guest) planMedia(before, after *device.Disk, config *following, force bool) (work, error) {
-	r, def := g.run, g.run.def
-	c, err := g.newChanging(after, config)
+// open has QEMU make the new medium's node and take the old one out.
+func (m *mediaChange) open(ctx context.Context) error { return m.r.tell(ctx, m.steps[:m.insert]) }
+
+func (m *mediaChange) exchange(ctx context.Context) error {
+	return m.r.tell(ctx, m.steps[m.insert:m.insert+1])
+}
+
+func (m *mediaChange) takeBack(ctx context.Context) error { return m.r.takeBack(ctx, m.Undo) }
+
+// probe asks which node the drive reads.
+func (m *mediaChange) probe(ctx context.Context, _ operation.Gone) (operation.Verdict, error) {
+	s, err := m.r.monitor()
 	if err != nil {
-		return nil, err
+		return operation.Never, err
 	}
-	with := def.Clone()
-	if err := updateIn(&with.Devices, c.live); err != nil {
-		return nil, err
+	node, err := mediumIn(ctx, s, m.live.Alias)
+	if err != nil || node != m.Node {
+		return operation.Never, err
 	}
-	if _, err := r.text(with); err != nil {
-		return nil, err
+	return operation.Happened, nil
+}
+
+// close has QEMU let go of the old medium's node, and closes the tray. What QEMU
+// refuses was done before.
+func (m *mediaChange) close(ctx context.Context) error {
+	s, err := m.r.monitor()
+	if err != nil {
+		return err
 	}
-	return func(ctx context.Context) (settle, error) {
-		err := g.changeMedia(ctx, r, def, c, before, force)
-		switch {
-		case err == nil:
-			return func() error { return g.mediumChanged(r, c) }, nil
-		case c.Live != "" && unanswered(err): // it was begun, and goes on when QEMU answers again
-			return func() error { r.changing = c; return nil }, err
+	for _, u := range m.Rest {
+		if err := insist(ctx, s, u); noAnswer(err) {
+			return err
+		} else if err != nil {
+			m.r.log.Debug("nothing is left to do of a change of medium", "command", u.Command, "cause", err)
 		}
-		return nil, err
-	}, nil
-}
-
-// changeMedia exchanges the medium of a drive. A guest that locked its tray is
-// overruled by force only.
-func (g *Guest) changeMedia(ctx context.Context, r *run, def *domain.Definition, c *changing, before *device.Disk, force bool) error {
-	s, err := r.monitor()
-	if err != nil {
-		return err
 	}
-	caps, err := g.reg.Emulators.Get(ctx, def.Devices.Emulator)
-	if err != nil {
-		return err
-	}
-	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.ownPath(), Disks: map[string]device.DiskAttachment{}}
-	defer closePlan(p)
-	a, present, err := g.reg.findDisk(ctx, r, c.live)
-	if err != nil {
-		return err
-	}
-	if present {
-		p.Disks[c.live.Alias] = a
-	}
-	steps, err := qemu.ChangeMedia(p, before, c.live, force)
-	if err != nil {
-		return err
-	}
-	if err := r.labels.admit(ctx, p, c.live, nil); err != nil {
-		return errors.Join(err, r.labels.giveBack(ctx, ownerOf(c.live)))
-	}
-	if err := c.note(before, steps); err != nil {
-		return err
-	}
-	if err := r.begin(changingFile, c); err != nil {
-		c.Live = "" // nothing was begun
-		return errors.Join(err, r.labels.giveBack(ctx, ownerOf(c.live)))
-	}
-	if err := runSteps(ctx, s, steps); err != nil {
-		if unanswered(err) {
-			s.Close() // a new session asks how far it came
-		} else {
-			removeFile(g.log, filepath.Join(r.dir, changingFile))
-			err = errors.Join(err, r.labels.giveBack(ctx, ownerOf(c.live)))
-		}
-		return err
-	}
-	failpoint.Reach("media.changed")
-	c.letGo(ctx, s, g, r)
 	return nil
 }
 
-// letGo has QEMU forget the images of the medium that was in the drive.
-func (c *changing) letGo(ctx context.Context, s *qmp.Session, g *Guest, r *run) {
-	if c.Old == 0 {
-		return
-	}
-	kept, err := forgetImages(ctx, s, c.Old)
-	if err != nil { // the guest has its new medium
-		g.log.Warn("QEMU does not let go yet of the image of a medium", "disk", c.live.Target, "error", err)
-	}
-	if c.kept = kept || err != nil; c.kept {
-		return
-	}
-	if err := r.labels.giveBack(ctx, imageOwner(c.Old)); err != nil {
-		g.log.Warn("the image of a medium may keep the guest's label", "disk", c.live.Target, "error", err)
-	}
+// define makes the new medium part of the running guest and, where that was asked
+// for, of its stored definition.
+func (m *mediaChange) define(ctx context.Context) error {
+	return m.r.inLoop(ctx, func(g *Guest) error {
+		var old *device.DiskSource
+		if disk, is := m.r.def.Devices.ByAlias(m.live.Alias).(*device.Disk); is {
+			old = disk.Source
+		}
+		var err error
+		g.setActive(func(d *domain.Definition) { err = updateIn(&d.Devices, m.live) })
+		if err != nil {
+			return operation.Final(err)
+		}
+		g.keepActive()
+		g.announce(event.DomainMediaChange{OldPath: old.Path(), NewPath: m.live.Source.Path(), Alias: m.live.Alias, Reason: "updated"})
+		if m.saved == nil {
+			return nil
+		}
+		return g.followOnce(ctx, m.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+			return config, updateIn(&config.Devices, m.saved)
+		})
+	})
 }
 
-// mediumChanged makes the new medium part of the running guest and, where that was
-// asked for, of its stored definition. It runs in the loop.
-func (g *Guest) mediumChanged(r *run, c *changing) error {
-	var old *device.DiskSource
-	if disk, is := r.def.Devices.ByAlias(c.live.Alias).(*device.Disk); is {
-		old = disk.Source
+// forget has QEMU close the images of the old medium. One that is paused closes them
+// when it runs.
+func (m *mediaChange) forget(ctx context.Context) error {
+	if m.Old == 0 {
+		return nil
 	}
-	var err error
-	g.setActive(func(d *domain.Definition) { err = updateIn(&d.Devices, c.live) })
-	if c.kept { // one that is paused closes it when it runs
-		left := &leaving{Image: c.Old, For: imageOwner(c.Old)}
-		left.giveBack = once(alsoLabels(r, left.For, nil))
-		r.Leaving = append(r.Leaving, left)
+	s, err := m.r.monitor()
+	var kept bool
+	if err == nil {
+		kept, err = forgetImages(ctx, s, m.Old)
 	}
-	g.keepActive()
-	failpoint.Reach("media.kept")
-	if err == nil && c.saved != nil && g.inactive != nil && !g.hasFollowed(c.Change) {
-		config := g.inactive.Clone()
-		if err = updateIn(&config.Devices, c.saved); err == nil {
-			g.fence(c.fenced(context.Background()), config)
-			err = g.redefineAfter(c.Change, config)
+	if err == nil && !kept {
+		if err := m.r.labels.giveBack(ctx, imageOwner(m.Old)); err != nil {
+			m.r.log.Warn("the image of a medium may keep the guest's label", "disk", m.live.Target, "error", err)
 		}
+		return nil
 	}
-	r.forgetChanging()
-	g.announce(event.DomainMediaChange{OldPath: old.Path(), NewPath: c.live.Source.Path(), Alias: c.live.Alias, Reason: "updated"})
+	rest, err := m.r.ops.Follow(cleanupKind.Name, &cleanup{r: m.r, Image: m.Old, For: imageOwner(m.Old)}, operation.Record{})
+	if err == nil {
+		m.r.ops.Wake(rest)
+	}
 	return err
-}
-
-// fenced holds what is stored to what its client was held to.
-func (c *changing) fenced(ctx context.Context) context.Context {
-	if c.Fence == nil {
-		return ctx
-	}
-	return image.WithFence(ctx, c.Fence)
-}
-
-// finishChange ends a change that was cut off: if the drive has what it was to get
-// the rest is done, and else it gets back what it had. It runs beside the loop.
-func (g *Guest) finishChange(ctx context.Context, r *run, s *qmp.Session, c *changing) (settle, error) {
-	node, err := mediumIn(ctx, s, c.live.Alias)
-	if err != nil {
-		return nil, err
-	}
-	if node != c.Node {
-		takeBack(ctx, s, c.Undo, g.log)
-		if err := r.labels.giveBack(ctx, ownerOf(c.live)); err != nil {
-			g.log.Warn("the image of a medium may keep the guest's label", "disk", c.live.Target, "error", err)
-		}
-		return func() error { r.forgetChanging(); return nil }, nil
-	}
-	for _, u := range c.Rest {
-		if err := insist(ctx, s, u); unanswered(err) {
-			return nil, err
-		} else if err != nil { // it was done before
-			g.log.Debug("nothing is left to do of a change of medium", "command", u.Command, "cause", err)
-		}
-	}
-	c.letGo(ctx, s, g, r)
-	return func() error {
-		g.log.Info("a medium that was being changed is the guest's", "disk", c.live.Target)
-		return g.mediumChanged(r, c)
-	}, nil
 }
 
 // mediumIn asks which node a drive reads; empty: it has nothing in it.

@@ -4,14 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
-	"slices"
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
-	"github.com/lodge-kvm/lodge/event"
-	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
@@ -102,18 +98,14 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *following, sto
 		return nil, err
 	}
 	r.numberNode(def, dev)
-	if err := g.admitAlias(dev.Common().Alias); err != nil {
-		return nil, err
-	}
 	if err := g.admitPlug(ctx, def, dev); err != nil {
 		return nil, err
 	}
 	if err := checkTakesPCI(def, dev); err != nil {
 		return nil, err
 	}
-	also, err := g.newTwin(stored, config)
-	if err != nil {
-		return nil, err
+	if config == nil {
+		stored = nil
 	}
 	if g.reg.hasNodes(dev) { // whatever becomes of it, the list of what may be opened is made anew
 		r.Surplus = true
@@ -121,23 +113,14 @@ func (g *Guest) planPlug(ctx context.Context, doc string, config *following, sto
 	}
 	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.ownPath()}
 	return func(ctx context.Context) (settle, error) {
+		// A controller stays when the device that it is for is refused, as with libvirt.
 		for _, c := range first {
-			if settled, err := g.plugController(ctx, r, p, c); err != nil {
-				return settled, err
+			if err := g.attachDevice(ctx, r, p, c, nil); err != nil {
+				return nil, err
 			}
 		}
-		held, err := g.plug(ctx, r, p, dev, also)
-		if err != nil {
-			return func() error { r.notPlugged(held); return nil }, err
-		}
-		return func() error {
-			r.shorten = r.Surplus
-			defer r.forgetPlugging()
-			if err := g.addPlugged(r, dev, held); err != nil {
-				return err
-			}
-			return config.store()
-		}, nil
+		err := g.attachDevice(ctx, r, p, dev, stored)
+		return func() error { r.shorten = r.Surplus; return nil }, err
 	}, nil
 }
 
@@ -171,35 +154,8 @@ func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps 
 		if err := def.Add(c); err != nil {
 			return nil, err
 		}
-		if err := g.admitAlias(c.Alias); err != nil {
-			return nil, err
-		}
 	}
 	return missing, err
-}
-
-// plugController plugs in a controller for a device that follows. It stays when that is refused, as
-// with libvirt.
-func (g *Guest) plugController(ctx context.Context, r *run, p *qemu.Plan, c *device.Controller) (settle, error) {
-	held, err := g.plug(ctx, r, p, c, twin{})
-	if err == nil {
-		err = g.change(ctx, "", func() error {
-			defer r.forgetPlugging()
-			return g.addPlugged(r, c, held)
-		})
-	}
-	if err != nil {
-		return func() error { r.notPlugged(held); return nil }, err
-	}
-	return nil, nil
-}
-
-// notPlugged settles a plug that failed. It runs in the loop.
-func (r *run) notPlugged(held *plugged) {
-	r.shorten = r.Surplus
-	if held.cutOff != nil {
-		r.owe(held.cutOff, held.what, held.release)
-	}
 }
 
 // admitPlug refuses a device with which the running guest has more than its client may give it, or
@@ -236,158 +192,6 @@ func (r *run) notesNode(dev device.Device) {
 	}
 }
 
-// addPlugged makes a plugged device part of the running guest.
-func (g *Guest) addPlugged(r *run, dev device.Device, held *plugged) error {
-	var err error
-	g.setActive(func(d *domain.Definition) { err = d.Add(dev) })
-	if err != nil {
-		return err
-	}
-	if held.release != nil {
-		r.hold(held.what, held.release)
-	}
-	if held.nic != nil {
-		r.NICs = append(r.NICs, *held.nic)
-	}
-	g.dropParting(dev.Common().Alias) // of one that has gone, and that the store did not let go
-	g.keepActive()
-	failpoint.Reach("plug.kept")
-	g.announce(event.DomainDeviceAdded{Alias: dev.Common().Alias})
-	return nil
-}
-
-// plugged is what the host gave to a plugged device.
-type plugged struct {
-	what    string
-	release func(context.Context) error
-	nic     *heldNIC
-	noted   bool // in the journal
-	// cutOff is the plug, when the monitor was lost in the middle of it.
-	cutOff *plugging
-}
-
-// takeBackPlug takes back what a plug that failed has taken, last of all that it was begun.
-func (g *Guest) takeBackPlug(ctx context.Context, r *run, dev device.Device, held *plugged) {
-	ctx = context.WithoutCancel(ctx)
-	r.relays.stop(dev.Common().Alias)
-	if err := r.labels.giveBack(ctx, ownerOf(dev)); err != nil {
-		g.log.Error("what a failed plug labelled may keep its label", "error", err)
-	}
-	if held.release != nil {
-		if err := held.release(ctx); err != nil {
-			g.log.Error("cannot release what a failed plug held", "what", held.what, "error", err)
-		}
-	}
-	if held.noted {
-		removeFile(g.log, filepath.Join(r.dir, pluggingFile))
-	}
-}
-
-// plug gives a device what it needs of the host and tells QEMU of it. A failure
-// undoes what was done. Also is what follows in the stored definition.
-func (g *Guest) plug(ctx context.Context, r *run, p *qemu.Plan, dev device.Device, also twin) (_ *plugged, err error) {
-	p.Disks, p.NICs = map[string]device.DiskAttachment{}, map[string]*device.NICAttachment{}
-	held := &plugged{}
-	defer closePlan(p)
-	defer func() {
-		if err != nil && held.cutOff == nil {
-			g.takeBackPlug(ctx, r, dev, held)
-		}
-	}()
-	switch d := dev.(type) {
-	case *device.Disk:
-		a, present, err := g.reg.findDisk(ctx, r, d)
-		if err != nil {
-			return held, err
-		}
-		if present {
-			p.Disks[d.Alias] = a
-		}
-		forget, err := g.reg.giveKey(p, d)
-		if err != nil {
-			return held, err
-		}
-		defer forget()
-	case *device.NIC:
-		a, release, err := g.reg.attachNIC(r.notingNIC(ctx, d, held, also), p.Definition, d)
-		if err != nil {
-			return held, err
-		}
-		if a != nil {
-			failpoint.Reach("plug.nic")
-			p.NICs[d.Alias], d.Target = a, a.IfName
-			held.what, held.release = "interface "+a.IfName, release
-			held.nic = &heldNIC{Alias: d.Alias, IfName: a.IfName, Bridge: a.Bridge}
-		} else if g.reg.lacksNetwork(r) {
-			if err := g.reg.serveUserNetwork(ctx, r, p, d, held, also); err != nil {
-				return held, err
-			}
-		}
-	case *device.HostDevice:
-		if at := pciFunction(d); at != nil {
-			release, err := g.reg.claimDevice(*at, r)
-			if err != nil {
-				return held, err
-			}
-			held.what, held.release = claimOf(*at), release
-		}
-		if err := g.reg.plugHostDevice(r.UUID, d); err != nil {
-			return held, err
-		}
-	case *device.VSock:
-		if p.VSock, err = qemu.ClaimVSock(d); err != nil {
-			return held, err
-		}
-	case *device.Memory:
-		if err := g.reserveMemory(p.Definition, d); err != nil {
-			return held, err
-		}
-		defer func() {
-			if err != nil && held.cutOff == nil {
-				g.returnMemory(p.Definition, d)
-			}
-		}()
-	}
-	if err := g.reg.admit(ctx, r, p, dev); err != nil {
-		return held, err
-	}
-	defer g.endTerminals(r)
-	steps, err := qemu.Plug(p, dev)
-	if err != nil {
-		return held, err
-	}
-	return held, g.takeSteps(ctx, r, dev, held, steps, also)
-}
-
-// takeSteps has QEMU make a device. A plug that is cut off by the loss of the
-// monitor, or by the end of the daemon, can be finished or undone later.
-func (g *Guest) takeSteps(ctx context.Context, r *run, dev device.Device, held *plugged, steps []qemu.Step, also twin) error {
-	s, err := r.monitor()
-	if err != nil {
-		return err
-	}
-	p, err := newPlugging(dev, held.nic, steps, also)
-	if err != nil {
-		return err
-	}
-	if err := r.begin(pluggingFile, p); err != nil {
-		return err
-	}
-	held.noted = true
-	err = runSteps(ctx, s, steps)
-	if err == nil {
-		failpoint.Reach("plug.made")
-		if err = settlePlugged(ctx, s, dev); err != nil && !unanswered(err) {
-			undo(ctx, s, steps)
-		}
-	}
-	if unanswered(err) {
-		held.cutOff = p
-		s.Close() // a new session asks how far it came
-	}
-	return explainKey(dev, err)
-}
-
 // settlePlugged tells QEMU of a device that it has, or asks it, what cannot be said when it
 // is made, as is done for all devices after a start.
 func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error {
@@ -412,38 +216,8 @@ func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error
 	return nil
 }
 
-// runSteps runs steps in order; when QEMU refuses one it undoes those before it.
-// One that QEMU does not answer may still be carried out: nothing is undone then, and
-// the caller's journal says what is to be.
-func runSteps(ctx context.Context, s *qmp.Session, steps []qemu.Step) error {
-	for i, step := range steps {
-		err := failpoint.Err("plug.step")
-		if err == nil {
-			err = execute(ctx, s, step)
-		}
-		if err != nil {
-			if !unanswered(err) {
-				undo(ctx, s, steps[:i])
-			}
-			return err
-		}
-	}
-	return nil
-}
-
 // unanswered reports whether it is not known what QEMU made of a command.
 func unanswered(err error) bool {
 	var refused *qmp.Error
 	return err != nil && !errors.As(err, &refused)
-}
-
-// undo takes steps back, last first, whatever becomes of each.
-func undo(ctx context.Context, s *qmp.Session, steps []qemu.Step) {
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), modifyLimit)
-	defer stop()
-	for _, step := range slices.Backward(steps) {
-		if u := step.Undo; u != nil {
-			_ = execute(ctx, s, *u) // QEMU may have lost what is taken back
-		}
-	}
 }

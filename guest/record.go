@@ -1,18 +1,14 @@
 package guest
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
-	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/store"
@@ -33,9 +29,9 @@ type record struct {
 	// AutostartOnce is Autostart for the next start of the host only.
 	AutostartOnce bool
 	ManagedSave   bool
-	// Followed is the change of the running guest that the definition has followed last: what a journal
-	// says of it is done then, whatever was stored since.
-	Followed string `json:",omitempty"`
+	// Followed are the operations on the running guest that the definition has followed, of those that
+	// are open: for it they are done, whatever was stored since.
+	Followed []string `json:",omitempty"`
 	// Template says that the guest is there to be cloned, and is not started.
 	Template bool `json:",omitempty"`
 	// Fences are the folders out of which an image and what lies below it must not
@@ -101,10 +97,6 @@ type runRecord struct {
 	Isolation []string `json:",omitempty"`
 	// Saving is a save or a dump under way; nil otherwise.
 	Saving *saving
-	// Leaving is what stays of devices that the guest has let go.
-	Leaving []*leaving
-	// Parting are devices that the guest was asked to let go, and has not yet.
-	Parting []parting `json:",omitempty"`
 	// Surplus says that the guest's control group may let it open nodes of devices
 	// that it has let go, or never came to have.
 	Surplus bool `json:",omitempty"`
@@ -152,67 +144,15 @@ const runRecordFile = "run.json"
 // writeRunRecord replaces the record in one step, so that a daemon killed at
 // any moment leaves either the old or the new one.
 func writeRunRecord(dir string, r *runRecord) error {
-	if err := writeJSON(filepath.Join(dir, runRecordFile), r); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(dir, runRecordFile), r); err != nil {
 		return fmt.Errorf("cannot write the run record of %q: %w", r.Name, err)
 	}
 	return nil
 }
 
-// halfWritten is the end of the name of a file that is to take another's place.
-const halfWritten = ".new"
-
-// writeJSON replaces a file in one step.
-func writeJSON(path string, value any) error {
-	if err := writeHalf(path, value); err != nil {
-		return err
-	}
-	return writeWhole(path)
-}
-
-// writeHalf writes what is to take a file's place, which takes all the room that there has to be.
-func writeHalf(path string, value any) error {
-	var text bytes.Buffer
-	e := json.NewEncoder(&text)
-	e.SetEscapeHTML(false) // most of it is XML
-	if err := e.Encode(value); err != nil {
-		return err
-	}
-	if err := os.WriteFile(path+halfWritten, text.Bytes(), 0o600); err != nil {
-		_ = os.Remove(path + halfWritten) // or the next try writes over it
-		return err
-	}
-	failpoint.Reach("journal.write")
-	return nil
-}
-
-// writeWhole puts what was half written in its place.
-func writeWhole(path string) error {
-	if err := os.Rename(path+halfWritten, path); err != nil {
-		return err
-	}
-	failpoint.Reach("journal.written")
-	return nil
-}
-
-// readJSON reads what writeJSON wrote; nil when it never did.
-func readJSON[T any](path string) (*T, error) {
-	data, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	value := new(T)
-	if err := json.Unmarshal(data, value); err != nil {
-		return nil, fmt.Errorf("%s is damaged: %w", path, err)
-	}
-	return value, nil
-}
-
 // readRunRecord reads the record of a run directory; nil when there is none.
 func readRunRecord(dir string) (*runRecord, error) {
-	return readJSON[runRecord](filepath.Join(dir, runRecordFile))
+	return atomicfile.ReadJSON[runRecord](filepath.Join(dir, runRecordFile))
 }
 
 // keepRun brings the running guest's record up to date. Where that cannot be done, because

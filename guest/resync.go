@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -25,8 +24,8 @@ type contact struct {
 // waits for monitors; one that is reached later is handed to the loop.
 func (r *adopting) reattach(g *Guest, run *run) {
 	reached := make(chan *contact, 1)
-	def, plugging := run.def, run.plugging != nil || len(run.Parting) > 0 // the loop may change them before QEMU answers
-	go func() { reached <- run.reach(r.life, def, plugging) }()
+	def := run.def // the loop may change it before QEMU answers
+	go func() { reached <- run.reach(r.life, def) }()
 	select {
 	case c := <-reached:
 		if c == nil {
@@ -35,7 +34,7 @@ func (r *adopting) reattach(g *Guest, run *run) {
 		}
 		run.connect(c.session)
 		g.meet(c.found, g.state.Phase)
-		run.behind = run.Saving != nil || run.Resuming || run.plugging != nil || run.changing != nil || run.amending != nil || len(run.Leaving) > 0 // to be ended beside the loop
+		run.behind = run.Saving != nil || run.Resuming || len(run.ops.Operations()) > 0 || run.amending != nil // to be ended beside the loop
 		r.reached <- struct{}{}
 	case <-r.patience.Done():
 		g.log.Warn("the monitor of an adopted guest does not answer yet", "pid", run.PID)
@@ -46,14 +45,14 @@ func (r *adopting) reattach(g *Guest, run *run) {
 }
 
 // reach greets QEMU and asks what was missed; nil when that cannot be done.
-func (r *run) reach(ctx context.Context, def *domain.Definition, plugging bool) *contact {
+func (r *run) reach(ctx context.Context, def *domain.Definition) *contact {
 	s := r.tryDial(ctx)
 	if s == nil {
 		return nil
 	}
 	ctx, stop := context.WithTimeout(ctx, lastRetry)
 	defer stop()
-	found, err := inquire(ctx, s, def, plugging)
+	found, err := inquire(ctx, s, def)
 	if err != nil {
 		r.log.Debug("QEMU does not say what was missed", "error", err)
 		s.Close()
@@ -99,25 +98,25 @@ type inquiry struct {
 	full []string
 }
 
-// inquire asks QEMU what may have changed of a guest with that definition, which
-// may be getting a device besides. It asks all at once, because QEMU answers in
+// inquire asks QEMU what may have changed of a guest with that definition. It asks all at once, because QEMU answers in
 // order and one turn of its main loop costs more than the answers do.
-func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition, plugging bool) (*inquiry, error) {
+func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition) (*inquiry, error) {
 	var status struct{ Status string }
 	var chardevs []struct {
 		Label        string
 		FrontendOpen bool `json:"frontend-open"`
 	}
-	var objects []struct{ Name string }
 	var balloon struct{ Actual uint64 }
+	var devices map[string]bool
 	var asking errgroup.Group
 	asking.Go(func() error { return s.Execute(ctx, "query-status", nil, &status) })
 	if len(def.Devices.Channels) > 0 {
 		asking.Go(func() error { return s.Execute(ctx, "query-chardev", nil, &chardevs) })
 	}
-	if plugging || hasUnpluggable(&def.Devices) {
-		asking.Go(func() error {
-			return s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects)
+	if hasUnpluggable(&def.Devices) {
+		asking.Go(func() (err error) {
+			devices, err = devicesOf(ctx, s)
+			return err
 		})
 	}
 	var vcpus uint
@@ -138,7 +137,7 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition, pluggi
 	if err := asking.Wait(); err != nil {
 		return nil, err
 	}
-	found := &inquiry{status: status.Status, channels: map[string]bool{}, devices: map[string]bool{}, balloon: balloon.Actual, vcpus: vcpus}
+	found := &inquiry{status: status.Status, channels: map[string]bool{}, devices: devices, balloon: balloon.Actual, vcpus: vcpus}
 	if phase, reason := activePhase(status.Status); phase == domain.Paused && reason == domain.ReasonIOError {
 		full, err := fullDisks(ctx, s, &def.Devices)
 		if err != nil {
@@ -148,9 +147,6 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition, pluggi
 	}
 	for _, c := range chardevs {
 		found.channels[c.Label] = c.FrontendOpen
-	}
-	for _, o := range objects {
-		found.devices[o.Name] = true
 	}
 	return found, nil
 }
@@ -215,16 +211,12 @@ func (g *Guest) meet(found *inquiry, was domain.State) {
 	}
 }
 
-// missing gives the devices that the guest has let go while nobody listened: of
-// those that can be unplugged, or that it was asked for, the ones that are no longer
-// there.
+// missing gives the devices that the guest has let go while nobody listened, of
+// those that it can let go by itself.
 func missing(r *run, present map[string]bool) (aliases []string) {
 	for _, dev := range r.def.Devices.All() {
 		alias := dev.Common().Alias
-		if !unpluggable(dev) && !r.asked(alias) {
-			continue
-		}
-		if alias != "" && !present[alias] {
+		if unpluggable(dev) && alias != "" && !present[alias] {
 			aliases = append(aliases, alias)
 		}
 	}
@@ -358,8 +350,8 @@ func goOnOnce(ctx context.Context, s *qmp.Session) error {
 }
 
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
-	def, save, plug, change, amend, left := r.def, r.Saving, r.plugging, r.changing, r.amending, slices.Clone(r.Leaving)
-	parting, resuming, was := len(r.Parting) > 0, r.Resuming, g.state.Phase
+	def, save, amend := r.def, r.Saving, r.amending
+	resuming, was := r.Resuming, g.state.Phase
 	return func(ctx context.Context) (settle, error) {
 		if save != nil {
 			if err := save.giveUp(ctx, s, r.dir, g.log); err != nil {
@@ -372,23 +364,15 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 				return nil, err
 			}
 		}
-		left = slices.DeleteFunc(left, func(l *leaving) bool { return !l.cleanUp(ctx, s, g.log) })
-		found, err := inquire(ctx, s, def, plug != nil || parting)
+		if err := r.ops.Recover(ctx); err != nil {
+			return nil, err
+		}
+		found, err := inquire(ctx, s, def)
 		if err != nil {
 			return nil, err
 		}
 		nothing := func() error { return nil }
-		plugged, changed, amended := nothing, nothing, nothing
-		if plug != nil {
-			if plugged, err = g.finishPlug(ctx, r, s, def, plug, found.devices); err != nil {
-				return nil, err
-			}
-		}
-		if change != nil {
-			if changed, err = g.finishChange(ctx, r, s, change); err != nil {
-				return nil, err
-			}
-		}
+		amended := nothing
 		if amend != nil {
 			if amended, err = g.finishAmending(ctx, r, s, def, amend); err != nil {
 				return nil, err
@@ -399,11 +383,8 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 				r.Saving, r.Resuming = nil, false
 				g.keepRun()
 			}
-			for _, l := range left {
-				g.cleaned(r, l)
-			}
 			g.meet(found, was)
-			return errors.Join(plugged(), changed(), amended())
+			return amended()
 		}, nil
 	}
 }

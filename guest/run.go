@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 )
@@ -27,6 +28,13 @@ import (
 // read from anywhere.
 type run struct {
 	runRecord
+	reg *Registry
+	// guest is whose run it is; nil: the definition has gone, or it is not adopted yet.
+	guest *Guest
+	// alone says that no loop of the guest's runs yet.
+	alone bool
+	// ops are the operations that are under way.
+	ops     *operation.Set[*run]
 	log     *slog.Logger
 	kernel  kernel.Root
 	dir     string
@@ -65,18 +73,12 @@ type run struct {
 	releases []release
 	// withheld are those that failed, in their order; who has them done gives them to holdOn.
 	withheld []release
-	// plugging is a plug that was cut off and of which QEMU is to be asked.
-	plugging *plugging
-	// changing is the same of a change of medium.
-	changing *changing
 	// amending is the same of a change in place.
 	amending *amending
 	// shorten says that the list of nodes that the guest may open is to lose some.
 	shorten bool
 	// dumping says that the memory is being dumped because the guest has panicked.
 	dumping bool
-	// removals are the devices that QEMU was asked to remove; the loop's.
-	removals map[string]*removal
 	// dropped are the disks that the guest started without.
 	dropped  []event.DomainMediaChange
 	relays   relays
@@ -106,7 +108,7 @@ type release struct {
 }
 
 func newRun(rec runRecord, dir string, root kernel.Root, log *slog.Logger) *run {
-	return &run{runRecord: rec, dir: dir, kernel: root, log: log, ends: make(chan struct{}), kill: make(chan struct{}), back: make(chan *qmp.Session), removals: map[string]*removal{}}
+	return &run{runRecord: rec, dir: dir, kernel: root, log: log, ends: make(chan struct{}), kill: make(chan struct{}), back: make(chan *qmp.Session)}
 }
 
 // monitorSocket is where a QEMU serves its monitor, in its directory.
@@ -120,6 +122,29 @@ func (r *run) hold(what string, do func(context.Context) error) {
 	r.releases = append(r.releases, release{what, do})
 }
 
+// takeNIC gives the release of a NIC's interface to the caller.
+func (r *run) takeNIC(alias string) (*heldNIC, func(context.Context) error) {
+	for i, n := range r.NICs {
+		if n.Alias != alias {
+			continue
+		}
+		r.NICs = append(r.NICs[:i:i], r.NICs[i+1:]...)
+		return &n, r.takeRelease(n.what())
+	}
+	return nil, nil
+}
+
+// takeRelease gives a release to the caller, who is to do it.
+func (r *run) takeRelease(what string) func(context.Context) error {
+	for i, held := range r.releases {
+		if held.what == what {
+			r.releases = append(r.releases[:i:i], r.releases[i+1:]...)
+			return held.do
+		}
+	}
+	return nil
+}
+
 // last is the definition by which is given back what the guest held.
 func (r *run) last() *domain.Definition {
 	if r.ended == nil { // it never became the loop's
@@ -131,6 +156,11 @@ func (r *run) last() *domain.Definition {
 // releaseAll gives everything back, going on after failures.
 func (r *run) releaseAll(ctx context.Context) error {
 	var failed []error
+	if err := r.endOperations(ctx); err != nil {
+		r.log.Error("an operation of a guest that has ended is not settled", "error", err)
+		failed = append(failed, err)
+		r.withheld = append(r.withheld, release{"operations", r.endOperations})
+	}
 	for len(r.releases) > 0 {
 		last := r.releases[len(r.releases)-1]
 		r.releases = r.releases[:len(r.releases)-1]

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/mount"
@@ -85,7 +86,7 @@ func (s *saving) giveUp(ctx context.Context, session *qmp.Session, dir string, l
 // completion nobody was told: the guest lives on, and must not do so twice. It does
 // not wait for a file system that hangs.
 func (s *saving) discard(ctx context.Context, dir string, log *slog.Logger) {
-	made, err := readJSON[madeFile](filepath.Join(dir, madeFileName))
+	made, err := atomicfile.ReadJSON[madeFile](filepath.Join(dir, madeFileName))
 	if err == nil {
 		err = mount.Run(ctx, s.Path, func() error {
 			err := way.Beside(s.Path, func(at string) error {
@@ -138,7 +139,7 @@ func (s *saving) remember(dir string) func(f *os.File) error {
 		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 			return err
 		}
-		return writeJSON(filepath.Join(dir, madeFileName), madeFile{Path: s.Path, Device: st.Dev, Inode: st.Ino})
+		return atomicfile.WriteJSON(filepath.Join(dir, madeFileName), madeFile{Path: s.Path, Device: st.Dev, Inode: st.Ino})
 	}
 }
 

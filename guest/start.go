@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
@@ -183,6 +184,10 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 		AutoDestroy: o.AutoDestroy && o.Owner != nil, FromManaged: from != nil && from.managed,
 	}, g.reg.guestDir(def.UUID), g.reg.Kernel, g.log)}
 	l.run.def = def
+	l.run.guest = g
+	if err := g.reg.giveOperations(l.run, nil); err != nil {
+		return nil, err
+	}
 	defer func() {
 		l.closeFiles()
 		if err != nil {
@@ -557,7 +562,7 @@ func (l *launching) load(ctx context.Context) error {
 func (l *launching) pledge(context.Context) error {
 	l.run.Resuming = l.from != nil && !l.opts.Paused && !l.run.kept
 	l.run.State, _ = lifecycle.Step(lifecycle.State{Policy: policy(l.run.def)}, begun(l.run, l.from != nil, l.opts))
-	return fault.Wrap(writeHalf(filepath.Join(l.run.dir, runRecordFile), &l.run.runRecord), fault.Failed, fault.Host, "cannot write down that it runs")
+	return fault.Wrap(atomicfile.WriteHalf(filepath.Join(l.run.dir, runRecordFile), &l.run.runRecord), fault.Failed, fault.Host, "cannot write down that it runs")
 }
 
 // begun is what a start comes to.
@@ -573,7 +578,7 @@ func begun(r *run, restored bool, o StartOptions) lifecycle.Started {
 func (l *launching) goOn(ctx context.Context) error {
 	record := filepath.Join(l.run.dir, runRecordFile)
 	if l.from != nil {
-		if err := writeWhole(record); err != nil {
+		if err := atomicfile.Replace(record); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down that it runs")
 		}
 	}
@@ -593,7 +598,7 @@ func (l *launching) goOn(ctx context.Context) error {
 	if l.from != nil {
 		return nil
 	}
-	if err := writeWhole(record); err != nil { // the loop tries again
+	if err := atomicfile.Replace(record); err != nil { // the loop tries again
 		l.g.log.Error("a guest runs, and that cannot be written down", "error", err)
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/fault"
 )
 
@@ -56,6 +57,7 @@ func (g *Guest) writeLate() {
 // written notes that the run record says all there is.
 func (r *run) written() {
 	u := r.behindhand.Swap(nil)
+	r.ops.Written()
 	if u == nil {
 		return
 	}
@@ -67,14 +69,23 @@ func (r *run) written() {
 // begin writes the journal of a change that is about to be made. That of one which was cut off stays
 // until QEMU has said how far it came.
 func (r *run) begin(name string, journal any) error {
-	if r.plugging != nil || r.changing != nil || r.amending != nil {
+	if len(r.ops.Operations()) > 0 || r.amending != nil {
 		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was cut off, and is finished when its QEMU answers; try again then", r.Name)
 	}
-	if u := r.behindhand.Load(); u != nil {
-		return fault.Wrap(u.cause, fault.Failed, fault.Host, "what was changed of domain %q before is not written down yet, see to the room in %s and try again", r.Name, filepath.Dir(r.dir))
+	if err := r.unwrittenCause(); err != nil {
+		return err
 	}
-	err := writeJSON(filepath.Join(r.dir, name), journal)
+	err := atomicfile.WriteJSON(filepath.Join(r.dir, name), journal)
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down what is to be changed of domain %q", r.Name)
+}
+
+// unwrittenCause is why the run record does not say all yet; nil: it does.
+func (r *run) unwrittenCause() error {
+	u := r.behindhand.Load()
+	if u == nil {
+		return nil
+	}
+	return fault.Wrap(u.cause, fault.Failed, fault.Host, "what was changed of domain %q before is not written down yet, see to the room in %s and try again", r.Name, filepath.Dir(r.dir))
 }
 
 // done removes the journal of a change, once the run record tells of it.

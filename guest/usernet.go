@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"os"
 
@@ -9,8 +10,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/device"
-	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/qemu"
 )
 
@@ -26,18 +27,19 @@ func (r *Registry) lacksNetwork(run *run) bool {
 
 // serveUserNetwork starts the program that serves a NIC which is being plugged in. It is noted
 // before: the next daemon may have to end it.
-func (r *Registry) serveUserNetwork(ctx context.Context, run *run, p *qemu.Plan, n *device.NIC, held *plugged, also twin) error {
+func (r *Registry) serveUserNetwork(ctx context.Context, a *attach, n *device.NIC) error {
+	run, p := a.r, a.plan
 	user, err := r.Quarters.Users.Take(run.UUID)
 	if err != nil {
 		return err
 	}
-	held.nic = &heldNIC{Alias: n.Alias, User: &user}
+	a.NIC = &heldNIC{Alias: n.Alias, User: &user}
 	serving, end := context.WithCancelCause(r.life)
-	held.what, held.release = held.nic.what(), func(context.Context) error {
+	a.what, a.release = a.NIC.what(), func(context.Context) error {
 		end(nil)
 		return r.Quarters.Users.Free(user)
 	}
-	if err := run.noteNIC(n, held, held.nic, also); err != nil {
+	if err := a.op.Save(); err != nil {
 		return err
 	}
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -57,7 +59,6 @@ func (r *Registry) serveUserNetwork(ctx context.Context, run *run, p *qemu.Plan,
 	if err := r.Cgroups.Guest(run.UUID).AddProcess(process.PID); err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot serve interface %s of type user", n.MAC)
 	}
-	failpoint.Reach("plug.usernet")
 	return nil
 }
 
@@ -125,13 +126,15 @@ func userNetworks(rec *runRecord, dir string) (users []chamber.User) {
 	for i := range rec.NICs {
 		add(&rec.NICs[i])
 	}
-	for _, l := range rec.Leaving {
-		if l != nil {
-			add(l.NIC)
-		}
+	records, err := operation.Files{Dir: dir}.Read()
+	if err != nil {
+		return users // the guest is not adopted
 	}
-	if p, err := readPlugging(dir); err == nil && p != nil {
-		add(p.NIC)
+	for _, r := range records {
+		var held struct{ NIC *heldNIC } // so does each payload call it
+		if json.Unmarshal(r.Payload, &held) == nil {
+			add(held.NIC)
+		}
 	}
 	return users
 }

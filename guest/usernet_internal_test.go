@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/qemu"
@@ -37,7 +38,7 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 	if err := writeRunRecord(dir, rec); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeJSON(filepath.Join(dir, pluggingFile), &plugging{NIC: served(1)}); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(dir, pluggingFile), &plugging{NIC: served(1)}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.surveyUsers(); err != nil {

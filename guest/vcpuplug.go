@@ -103,7 +103,7 @@ func unplugVCPUs(ctx context.Context, s *qmp.Session, slots []slot, n uint) (uin
 const slotInterval = 20 * time.Millisecond
 
 func awaitVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
-	patience, cancel := context.WithTimeout(ctx, unplugPatience)
+	patience, cancel := context.WithTimeout(ctx, detachPatience)
 	defer cancel()
 	again := time.NewTicker(slotInterval)
 	defer again.Stop()

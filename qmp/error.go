@@ -49,3 +49,10 @@ func refused(e *Error, command string) error {
 	}
 	return fault.Wrap(e, fault.Failed, fault.Monitor, "QEMU refused %s", command)
 }
+
+// NoAnswer is the error of a command that QEMU did not answer: it may still carry
+// it out, or may have.
+type NoAnswer struct{ error }
+
+// Unwrap gives what kept the answer away.
+func (e *NoAnswer) Unwrap() error { return e.error }

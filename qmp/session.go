@@ -165,6 +165,16 @@ func (s *Session) ExecuteFD(ctx context.Context, file *os.File, command string, 
 }
 
 func (s *Session) execute(ctx context.Context, command string, args, into any, file *os.File) error {
+	err := s.carry(ctx, command, args, into, file)
+	var refused *Error
+	if err == nil || errors.As(err, &refused) {
+		return err
+	}
+	return &NoAnswer{err}
+}
+
+// carry sends a command and waits for what becomes of it.
+func (s *Session) carry(ctx context.Context, command string, args, into any, file *os.File) error {
 	ctx, cancel := withPatience(ctx)
 	defer cancel()
 	id, c, err := s.register(command)

@@ -17,9 +17,9 @@ import (
 
 var form = regexp.MustCompile(`^[a-z0-9-]+(\.[a-z0-9-]+)+$`)
 
-// Names gives the names of all points below the root of a checkout, in order. A
-// name that is not a literal, has another form or stands at two places is an
-// error.
+// Names gives the names of all points below the root of a checkout, in order: those
+// in calls, and those of the steps that an operation.Kind names. A name that is
+// not a literal, has another form or stands at two places is an error.
 func Names(root string) ([]string, error) {
 	at := map[string]token.Position{}
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -27,7 +27,7 @@ func Names(root string) ([]string, error) {
 		case err != nil:
 			return err
 		case entry.IsDir():
-			if base := entry.Name(); path != root && (strings.HasPrefix(base, ".") || base == "testdata" || base == "failpoint") {
+			if base := entry.Name(); path != root && (strings.HasPrefix(base, ".") || base == "testdata" || base == "failpoint" || base == "operation") {
 				return fs.SkipDir
 			}
 			return nil
@@ -54,7 +54,22 @@ func scan(path string, at map[string]token.Position) (err error) {
 	if err != nil {
 		return err
 	}
+	add := func(name string, position token.Position) {
+		if other, twice := at[name]; twice {
+			err = fmt.Errorf("%v: the fail point %s stands at %v already", position, name, other)
+		}
+		if !form.MatchString(name) {
+			err = fmt.Errorf("%v: %q is no name of a fail point: they are area.step", position, name)
+		}
+		at[name] = position
+	}
 	ast.Inspect(file, func(n ast.Node) bool {
+		if kind, is := n.(*ast.CompositeLit); is && isKind(kind.Type) {
+			for _, name := range stepsOf(kind) {
+				add(name, files.Position(kind.Pos()))
+			}
+			return err == nil
+		}
 		call, ok := n.(*ast.CallExpr)
 		if !ok || err != nil || !isPoint(call.Fun) {
 			return err == nil
@@ -66,13 +81,7 @@ func scan(path string, at map[string]token.Position) (err error) {
 			return false
 		}
 		name, _ := strconv.Unquote(literal.Value)
-		if other, twice := at[name]; twice {
-			err = fmt.Errorf("%v: the fail point %s stands at %v already", position, name, other)
-		}
-		if !form.MatchString(name) {
-			err = fmt.Errorf("%v: %q is no name of a fail point: they are area.step", position, name)
-		}
-		at[name] = position
+		add(name, position)
 		return err == nil
 	})
 	return err
@@ -86,4 +95,55 @@ func isPoint(f ast.Expr) bool {
 	}
 	room, ok := s.X.(*ast.Ident)
 	return ok && room.Name == "failpoint" && (s.Sel.Name == "Reach" || s.Sel.Name == "Err")
+}
+
+// isKind reports whether a literal is of type operation.Kind.
+func isKind(t ast.Expr) bool {
+	generic, ok := t.(*ast.IndexExpr)
+	if !ok {
+		return false
+	}
+	s, ok := generic.X.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	room, ok := s.X.(*ast.Ident)
+	return ok && room.Name == "operation" && s.Sel.Name == "Kind"
+}
+
+// stepsOf gives the points of the steps of a kind: before and after each is done, and
+// before and after each is taken back that can be.
+func stepsOf(kind *ast.CompositeLit) (points []string) {
+	var name string
+	lists := map[string][]string{}
+	for _, field := range kind.Elts {
+		pair, ok := field.(*ast.KeyValueExpr)
+		if !ok {
+			continue
+		}
+		key, ok := pair.Key.(*ast.Ident)
+		if !ok {
+			continue
+		}
+		switch value := pair.Value.(type) {
+		case *ast.BasicLit:
+			if key.Name == "Name" {
+				name, _ = strconv.Unquote(value.Value)
+			}
+		case *ast.CompositeLit:
+			for _, e := range value.Elts {
+				if literal, ok := e.(*ast.BasicLit); ok {
+					step, _ := strconv.Unquote(literal.Value)
+					lists[key.Name] = append(lists[key.Name], step)
+				}
+			}
+		}
+	}
+	for _, step := range lists["Steps"] {
+		points = append(points, name+"."+step, name+"."+step+".done")
+	}
+	for _, step := range lists["Undo"] {
+		points = append(points, name+"."+step+".undo", name+"."+step+".undone")
+	}
+	return points
 }

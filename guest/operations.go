@@ -1,0 +1,126 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/image"
+	"github.com/lodge-kvm/lodge/operation"
+	"github.com/lodge-kvm/lodge/qmp"
+)
+
+// What changes a running guest in several steps is an operation: see package
+// operation. One file per kind has its payload and its steps; this one joins the
+// runner to the guest. Nothing else recovers what was cut off: adoption,
+// reconnection and the end of QEMU know no kind.
+
+// guestOperations are the kinds of a running guest.
+var guestOperations = operation.Kinds[*run]{
+	attachKind, cleanupKind, detachKind, mediaKind,
+}
+
+// noAnswer reports whether QEMU may still carry out what it was told.
+func noAnswer(err error) bool {
+	var silent *qmp.NoAnswer
+	return errors.As(err, &silent) || fault.Is(err, fault.Unresponsive)
+}
+
+// giveOperations gives a run its operations: those of its records, or none.
+func (r *Registry) giveOperations(to *run, records []operation.Record) (err error) {
+	to.reg = r
+	to.ops, err = operation.Open(operation.Config[*run]{
+		Owner: to, Name: to.UUID, Kinds: guestOperations,
+		Files: operation.Files{Dir: to.dir}, Stored: operation.Stored{Store: r.store},
+		Boot: r.Boot, Log: to.log, Life: r.life,
+		Unanswered: noAnswer, Behind: to.unwrittenCause, Scope: scopeOf,
+	}, records)
+	return err
+}
+
+// scopeOf holds the steps of an operation to the folders of the client that asked.
+func scopeOf(ctx context.Context, r operation.Record) context.Context {
+	if r.Folders == nil {
+		return ctx
+	}
+	return image.WithFence(ctx, r.Folders)
+}
+
+// perform begins an operation and does its steps, beside the loop. A session on
+// which QEMU does not answer is given up, so that the next one can ask.
+func (r *run) perform(ctx context.Context, kind string, w operation.Work, objects ...string) error {
+	op, err := r.beginOperation(ctx, kind, w, objects...)
+	if err != nil {
+		return err
+	}
+	return r.advance(ctx, op)
+}
+
+func (r *run) beginOperation(ctx context.Context, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
+	op, err := r.ops.Begin(kind, w, operation.Record{Folders: image.FenceOf(ctx), Objects: objects})
+	var conflict *operation.Conflict
+	if errors.As(err, &conflict) {
+		return nil, r.explainConflict(conflict)
+	}
+	return op, err
+}
+
+// advance does the steps of an operation that are next.
+func (r *run) advance(ctx context.Context, op *operation.Operation) error {
+	err := op.Run(ctx)
+	if s := r.session.Load(); s != nil && op.Status().State == operation.Unanswered {
+		s.Close()
+	}
+	return err
+}
+
+func (r *run) explainConflict(c *operation.Conflict) error {
+	switch c.With.State {
+	case operation.Unanswered:
+		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was cut off, and is finished when its QEMU answers; try again then", r.Name)
+	case operation.Owed:
+		return fault.New(fault.Busy, fault.Domain, "a part of an earlier operation (%s) on domain %q is still to be done, and is tried again (lodge queue shows it): %v", c.With.Kind, r.Name, c.With.Cause)
+	}
+	return fault.New(fault.WrongState, fault.Domain, "domain %q has a %s under way; end it or wait for it first", r.Name, c.With.Kind)
+}
+
+// inLoop has the guest's loop do something for an operation. Where there is no loop
+// yet, or none any more, its caller is alone with the guest.
+func (r *run) inLoop(ctx context.Context, do func(*Guest) error) error {
+	if r.guest == nil || r.alone {
+		return do(r.guest)
+	}
+	return r.guest.change(ctx, "", func() error { return do(r.guest) })
+}
+
+// endOperations settles what was under way when QEMU ended.
+func (r *run) endOperations(ctx context.Context) error {
+	if r.ops == nil {
+		return nil
+	}
+	return r.ops.End(ctx, operation.TheProcess)
+}
+
+// followOnce changes the stored definition as an operation did the running one. What
+// others have stored meanwhile stays, and what it has followed already is not done
+// again. It runs in the loop. A change that the definition does not take any more
+// is final; a store that takes no changes is not.
+func (g *Guest) followOnce(ctx context.Context, id string, change func(config *domain.Definition) (*domain.Definition, error)) error {
+	if g == nil || g.inactive == nil || slices.Contains(g.record.Followed, id) {
+		return nil
+	}
+	config, err := change(g.inactive.Clone())
+	if err != nil {
+		return operation.Final(err)
+	}
+	g.fence(ctx, config)
+	before := g.record.Followed
+	g.record.Followed = append(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return !g.run.ops.Remembers(id) }), id)
+	if err := g.redefine(config); err != nil {
+		g.record.Followed = before
+		return err
+	}
+	return nil
+}

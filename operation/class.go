@@ -1,0 +1,70 @@
+package operation
+
+import "slices"
+
+// Class says what an operation is like to others of the same owner.
+type Class int
+
+// Classes. A read has no operation, nor has what is let pass at any time: suspend,
+// resume, the abort of a job, the end of the guest.
+const (
+	// Change is done in seconds, and one at a time.
+	Change Class = iota
+	// DiskJob copies in QEMU while the guest runs: commit, pull, copy.
+	DiskJob
+	// Move takes the guest's memory somewhere: save, dump, migration.
+	Move
+	// Backup gives out the disks as they were at one moment.
+	Backup
+	// Unplug waits for the guest to let a device go.
+	Unplug
+)
+
+var classNames = [...]string{"change", "disk job", "move", "backup", "unplug"}
+
+func (c Class) String() string { return classNames[c] }
+
+// Admission is what becomes of a new operation while another one is open.
+type Admission int
+
+// Admissions.
+const (
+	// Go: both may be open.
+	Go Admission = iota
+	// Wait: the new one waits until the open one has ended.
+	Wait
+	// Refuse: the new one makes no sense now; libvirt answers 55, operation invalid.
+	Refuse
+)
+
+// admissions has a row for each class that is open, and a column for each that is
+// new: first where they share an object, then where they do not.
+var admissions = [2][5][5]Admission{
+	{ // the same object
+		//         change  disk job move   backup  unplug
+		Change:  {Wait, Wait, Wait, Wait, Wait},
+		DiskJob: {Refuse, Refuse, Refuse, Refuse, Refuse},
+		Move:    {Wait, Wait, Wait, Wait, Wait},
+		Backup:  {Refuse, Refuse, Refuse, Refuse, Refuse},
+		Unplug:  {Go, Refuse, Go, Go, Go},
+	},
+	{ // other objects
+		Change:  {Wait, Wait, Wait, Wait, Wait},
+		DiskJob: {Go, Go, Refuse, Go, Go},
+		Move:    {Wait, Wait, Wait, Wait, Wait},
+		Backup:  {Go, Go, Refuse, Refuse, Go},
+		Unplug:  {Go, Go, Go, Go, Go},
+	},
+}
+
+// Admit says whether a new operation may begin beside an open one of the same owner.
+func Admit(open Class, openObjects []string, next Class, objects []string) Admission {
+	if share(openObjects, objects) {
+		return admissions[0][open][next]
+	}
+	return admissions[1][open][next]
+}
+
+func share(a, b []string) bool {
+	return slices.ContainsFunc(a, func(object string) bool { return slices.Contains(b, object) })
+}

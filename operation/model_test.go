@@ -1,0 +1,467 @@
+package operation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// The model: a world of effects that steps make and take back, a daemon that is cut
+// off anywhere, and a world in which the process and the boot end. Whatever
+// happens, at the end an operation is done as a whole or not at all.
+
+// plan is the payload of an operation of the model.
+type plan struct {
+	Name     string
+	Lives    []Lifetime
+	Decisive int // len(Lives): none is
+	Probed   bool
+	Waits    int // the step that waits; -1: none does
+
+	w *world
+}
+
+func (p *plan) effect(i int) string { return fmt.Sprintf("%s.%d", p.Name, i) }
+
+func (p *plan) Steps() (all []Step) {
+	for i, life := range p.Lives {
+		s := Step{
+			Name: fmt.Sprint(i), Effect: life, Decisive: i == p.Decisive, Waits: i == p.Waits,
+			Do:   func(context.Context) error { return p.w.do(p, i) },
+			Undo: func(context.Context) error { return p.w.undo(p, i) },
+		}
+		if s.Decisive && p.Probed {
+			s.Probe = func(_ context.Context, gone Gone) (Verdict, error) { return p.w.probe(p, gone) }
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// cut is the panic by which the daemon of the model is killed.
+type cut struct{}
+
+// answer is what becomes of a step.
+type answer int
+
+const (
+	obeys answer = iota
+	refuses
+	silentAndDone    // no answer comes, and it was carried out
+	silentAndIgnored // no answer comes, and it was not
+)
+
+var (
+	errRefused = errors.New("refused")
+	errSilent  = errors.New("no answer")
+)
+
+// world is what outlives the daemon.
+type world struct {
+	effects map[string]Lifetime
+	records map[string]Record
+	boot    string
+	process bool
+	// event lets steps that wait end.
+	event bool
+	// next is how the next steps end; empty: they obey.
+	next []answer
+	// die is after how many points the daemon is cut off; 0: never.
+	die int
+}
+
+func newWorld() *world {
+	return &world{effects: map[string]Lifetime{}, records: map[string]Record{}, boot: "1", process: true}
+}
+
+func (w *world) point() {
+	if w.die > 0 {
+		if w.die--; w.die == 0 {
+			panic(cut{})
+		}
+	}
+}
+
+func (w *world) answer() answer {
+	if len(w.next) == 0 {
+		return obeys
+	}
+	a := w.next[0]
+	w.next = w.next[1:]
+	return a
+}
+
+func (w *world) do(p *plan, i int) error {
+	w.point()
+	if p.Lives[i] == Process && !w.process {
+		return errSilent
+	}
+	if i == p.Waits && !w.event {
+		return ErrWaiting
+	}
+	switch a := w.answer(); {
+	case a == refuses:
+		return errRefused
+	case a == silentAndIgnored && p.Lives[i] == Process:
+		return errSilent
+	case a == silentAndDone && p.Lives[i] == Process:
+		w.effects[p.effect(i)] = p.Lives[i]
+		return errSilent
+	}
+	w.effects[p.effect(i)] = p.Lives[i]
+	w.point()
+	return nil
+}
+
+func (w *world) undo(p *plan, i int) error {
+	w.point()
+	if p.Lives[i] == Process && !w.process {
+		return errSilent
+	}
+	if a := w.answer(); a != obeys {
+		return errSilent
+	}
+	delete(w.effects, p.effect(i))
+	w.point()
+	return nil
+}
+
+func (w *world) probe(p *plan, gone Gone) (Verdict, error) {
+	w.point()
+	if gone == Nothing && !w.process || w.answer() == silentAndIgnored {
+		return Never, errSilent
+	}
+	if _, made := w.effects[p.effect(p.Decisive)]; made {
+		return Happened, nil
+	}
+	for i := range max(p.Waits, 0) {
+		if _, made := w.effects[p.effect(i)]; !made {
+			return Never, nil
+		}
+	}
+	if p.Waits >= 0 && w.process {
+		return NotYet, nil
+	}
+	return Never, nil
+}
+
+// Write and Remove make the world its own journal.
+func (w *world) Write(r Record) error {
+	w.point()
+	w.records[r.ID] = r
+	w.point()
+	return nil
+}
+
+func (w *world) Remove(r Record) error {
+	w.point()
+	delete(w.records, r.ID)
+	w.point()
+	return nil
+}
+
+// lose ends the process, or the boot.
+func (w *world) lose(gone Gone) {
+	w.process = gone == Nothing
+	maps.DeleteFunc(w.effects, func(_ string, l Lifetime) bool { return !l.outlives(gone) })
+	if gone == TheBoot {
+		w.boot += "+"
+	}
+}
+
+// daemon is one life of the daemon.
+type daemon struct {
+	*Set[*world]
+	w *world
+}
+
+func (w *world) daemon(t failer) *daemon {
+	life, end := context.WithCancel(context.Background())
+	end() // what is owed is tried by the model alone
+	var records []Record
+	for _, id := range slices.Sorted(maps.Keys(w.records)) {
+		records = append(records, w.records[id])
+	}
+	s, err := Open(Config[*world]{
+		Owner: w, Kinds: Kinds[*world]{{Name: "plan", Version: 1, Bind: func(w *world) Work { return &plan{w: w} }}},
+		Stored: w, Boot: w.boot, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Life: life,
+		Unanswered: func(err error) bool { return errors.Is(err, errSilent) },
+	}, records)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	return &daemon{s, w}
+}
+
+type failer interface{ Fatalf(string, ...any) }
+
+// lives reports whether the daemon was not cut off in what it did.
+func lives(do func()) (alive bool) {
+	defer func() {
+		if r := recover(); r != nil {
+			if _, is := r.(cut); !is {
+				panic(r)
+			}
+			alive = false
+		}
+	}()
+	do()
+	return true
+}
+
+// settle does for a daemon what its owner would.
+func (d *daemon) settle() {
+	ctx := context.Background()
+	if d.w.process {
+		_ = d.Recover(ctx)
+	} else {
+		_ = d.End(ctx, TheProcess)
+	}
+	for _, op := range d.Operations() {
+		op.retryOnce(ctx)
+	}
+}
+
+// told is what the client of an operation heard.
+type told struct {
+	p        *plan
+	answered bool
+	err      error
+}
+
+func (d *daemon) begin(c *told) {
+	op, err := d.Begin("plan", c.p, Record{})
+	if err == nil {
+		err = op.Run(context.Background())
+		if op.Status().State == Waiting {
+			return
+		}
+	}
+	c.answered, c.err = true, err
+}
+
+// judge says what is wrong with the world when all operations have ended.
+func (w *world) judge(c *told, begunIn string) string {
+	_, decided := w.effects[c.p.effect(c.p.Decisive)]
+	var there, missing []int
+	for i, life := range c.p.Lives {
+		_, made := w.effects[c.p.effect(i)]
+		switch {
+		case made:
+			there = append(there, i)
+		case w.outlived(life, begunIn):
+			missing = append(missing, i)
+		}
+	}
+	switch {
+	case len(there) > 0 && len(missing) > 0:
+		return fmt.Sprintf("steps %v are made and %v are not (decided: %v)", there, missing, decided)
+	case c.answered && c.err == nil && len(missing) > 0:
+		return fmt.Sprintf("its client was told that it is done, and steps %v are not", missing)
+	case c.answered && errors.Is(c.err, errRefused) && !errors.Is(c.err, errSilent) && len(there) > 0 && !c.mayBeDone():
+		return fmt.Sprintf("its client was told that it is refused, and steps %v are made", there)
+	}
+	return ""
+}
+
+// mayBeDone says that a refusal may have come behind the decisive step: it is tried again then.
+func (c *told) mayBeDone() bool { return c.p.Decisive < len(c.p.Lives)-1 || c.p.Decisive == 0 }
+
+func (w *world) outlived(l Lifetime, begunIn string) bool {
+	switch {
+	case w.boot != begunIn:
+		return l.outlives(TheBoot)
+	case !w.process:
+		return l.outlives(TheProcess)
+	}
+	return true
+}
+
+// lifetimes draws those of n steps. The decisive one lasts as long as those behind it.
+func consistent(p *plan) bool {
+	if p.Waits > p.Decisive || p.Waits >= 0 && (p.Decisive >= len(p.Lives) || !p.Probed) {
+		return false
+	}
+	if p.Probed && p.Decisive >= len(p.Lives) {
+		return false
+	}
+	if p.Decisive < len(p.Lives) {
+		return !slices.ContainsFunc(p.Lives[p.Decisive:], func(l Lifetime) bool { return l > p.Lives[p.Decisive] })
+	}
+	return true
+}
+
+func TestModel_DoneAsAWholeOrNotAtAll(t *testing.T) {
+	plans := shortPlans(4)
+	for range 40 { // rapid's own number of tries is for slower properties
+		rapid.Check(t, func(t *rapid.T) { doneOrNot(t, plans) })
+	}
+}
+
+func doneOrNot(t *rapid.T, plans []plan) {
+	w := newWorld()
+	var clients []*told
+	for i := range rapid.IntRange(1, 3).Draw(t, "operations") {
+		p := rapid.SampledFrom(plans).Draw(t, "plan")
+		p.w, p.Name = w, fmt.Sprint("op", i)
+		clients = append(clients, &told{p: &p})
+	}
+	d := w.daemon(t)
+	begun := 0
+	for range rapid.IntRange(1, 12).Draw(t, "moves") {
+		w.next = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) answer { return answer(rapid.IntRange(0, 3).Draw(t, "a")) }), 0, 6).Draw(t, "answers")
+		w.die = rapid.IntRange(0, 20).Draw(t, "die")
+		alive := true
+		switch move := rapid.IntRange(0, 6).Draw(t, "move"); {
+		case move <= 1 && begun < len(clients) && w.process && w.boot == "1":
+			begun++
+			alive = lives(func() { d.begin(clients[begun-1]) })
+		case move == 2:
+			w.event = true
+			alive = lives(func() {
+				for _, op := range d.Operations() {
+					_ = op.Run(context.Background())
+				}
+			})
+		case move == 3:
+			alive = lives(d.settle)
+		case move == 4:
+			alive = lives(func() {
+				for _, op := range d.Operations() {
+					_, _ = op.Abort(context.Background(), errRefused)
+				}
+			})
+		case move == 5:
+			w.lose(TheProcess)
+		case move == 6 && begun > 0:
+			w.lose(TheBoot)
+			alive = false
+		}
+		if !alive {
+			d = w.daemon(t)
+		}
+	}
+	// The world heals: all that is open ends.
+	w.die, w.next, w.event = 0, nil, true
+	d = w.daemon(t)
+	for range 4 {
+		d.settle()
+		for _, op := range d.Operations() {
+			_ = op.Run(context.Background())
+		}
+	}
+	if len(w.records) > 0 || len(d.Operations()) > 0 {
+		t.Fatalf("%d operations are open still, %d records are left", len(d.Operations()), len(w.records))
+	}
+	for _, c := range clients {
+		if wrong := w.judge(c, "1"); wrong != "" {
+			t.Fatalf("%s %+v: %s", c.p.Name, *c.p, wrong)
+		}
+	}
+}
+
+// TestModel_EveryCut goes through all short operations, and cuts each off at every
+// point, and once more at every point of its recovery.
+func TestModel_EveryCut(t *testing.T) {
+	cuts := 0
+	for _, p := range shortPlans(3) {
+		for first := 1; first < 40; first++ {
+			for second := 0; second < 20; second++ {
+				for _, gone := range []Gone{Nothing, TheProcess, TheBoot} {
+					wrong, died := cutTwice(t, p, first, second, gone)
+					if wrong != "" {
+						t.Fatalf("%+v, cut at %d, in its recovery at %d, gone %d: %s", p, first, second, gone, wrong)
+					}
+					cuts++
+					if !died {
+						first, second = 40, 20
+						break
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d cuts of %d operations", cuts, len(shortPlans(3)))
+}
+
+func shortPlans(longest int) (all []plan) {
+	for n := 1; n <= longest; n++ {
+		for code := range pow(3, n) {
+			lives := make([]Lifetime, n)
+			for i := range lives {
+				lives[i] = Lifetime(code / pow(3, i) % 3)
+			}
+			for decisive := range n + 1 {
+				for waits := -1; waits <= decisive && waits < n; waits++ {
+					for _, probed := range []bool{false, true} {
+						p := plan{Name: "op", Lives: lives, Decisive: decisive, Probed: probed, Waits: waits}
+						if consistent(&p) {
+							all = append(all, p)
+						}
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+func pow(base, n int) int {
+	r := 1
+	for range n {
+		r *= base
+	}
+	return r
+}
+
+func cutTwice(t *testing.T, p plan, first, second int, gone Gone) (wrong string, died bool) {
+	w := newWorld()
+	w.event, w.die, p.w = true, first, w
+	c := &told{p: &p}
+	died = !lives(func() { w.daemon(t).begin(c) })
+	w.lose(gone)
+	w.die, w.event = second, false
+	d := w.daemon(t)
+	if !lives(d.settle) {
+		w.die = 0
+		d = w.daemon(t)
+		d.settle()
+	}
+	for i := range p.Lives { // what waits has done nothing of what follows
+		if _, made := w.effects[p.effect(i)]; made && len(w.records) > 0 && i > p.Waits {
+			return fmt.Sprintf("it waits at step %d, and step %d is made", p.Waits, i), died
+		}
+	}
+	w.event, w.die = true, 0
+	d.settle()
+	if len(w.records) > 0 {
+		return "a record is left", died
+	}
+	return w.judge(c, "1"), died
+}
+
+func TestRecordsKeepThePayload(t *testing.T) {
+	w := newWorld()
+	d := w.daemon(t)
+	p := &plan{w: w, Name: "op", Lives: []Lifetime{Process, Process}, Decisive: 1, Probed: true, Waits: 0}
+	if _, err := d.Begin("plan", p, Record{Client: "alice", Objects: []string{"disk/vda"}}); err != nil {
+		t.Fatal(err)
+	}
+	again := w.daemon(t).Operations()
+	if len(again) != 1 || again[0].Status().State != Unanswered || !slices.Equal(again[0].Objects(), []string{"disk/vda"}) {
+		t.Fatalf("the next daemon has %+v", again)
+	}
+	got, _ := json.Marshal(again[0].Work())
+	want, _ := json.Marshal(p)
+	if string(got) != string(want) {
+		t.Errorf("its payload is %s, want %s", got, want)
+	}
+}

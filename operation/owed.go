@@ -1,0 +1,77 @@
+package operation
+
+import (
+	"context"
+	"time"
+)
+
+// Pauses between two tries of what is owed: short at first, since most of what
+// keeps a step from being done passes in a moment.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = time.Minute
+	tryLimit   = 30 * time.Second
+)
+
+// owe has a step tried again, with growing pauses, until it is done or the daemon ends.
+func (op *Operation) owe(step string, cause error) error {
+	first := op.Status().State != Owed
+	op.become(Owed, step, cause)
+	if first {
+		op.set.log().Warn("a step of an operation cannot be done now, and is tried again", "kind", op.rec.Kind, "step", step, "error", cause)
+	}
+	if !op.retrying {
+		op.retrying = true
+		op.set.goRetry(op.retry)
+	}
+	return cause
+}
+
+func (op *Operation) retry() {
+	ctx := op.set.life()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-op.nudge:
+			pause = firstPause
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+		timer.Stop()
+		if op.retryOnce(ctx) {
+			return
+		}
+	}
+}
+
+// retryOnce reports whether nothing is owed any more.
+func (op *Operation) retryOnce(ctx context.Context) (done bool) {
+	op.advancing.Lock()
+	defer op.advancing.Unlock()
+	if op.Status().State == Owed {
+		ctx, stop := context.WithTimeout(ctx, tryLimit)
+		defer stop()
+		_ = op.advance(ctx) // its state says what became of it
+	}
+	if op.Status().State == Owed {
+		return false
+	}
+	op.retrying = false
+	return true
+}
+
+// again has a try not wait any longer.
+func (op *Operation) wakeRetry() {
+	select {
+	case op.nudge <- struct{}{}:
+	default:
+	}
+}
+
+func (op *Operation) again() {
+	if op.Status().State == Owed {
+		op.wakeRetry()
+	}
+}
