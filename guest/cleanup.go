@@ -20,8 +20,8 @@ import (
 // and on the host. It always goes forward. A guest that is paused keeps images busy,
 // so that it may be owed for hours.
 var cleanupKind = operation.Kind[*run]{
-	Name: "cleanup", Version: 1, Class: operation.Unplug,
-	Steps: []string{"objects", "release"},
+	Name: "cleanup", Version: 1, Class: operation.Cleanup,
+	Steps: []string{"objects", "images", "release"},
 	Bind:  func(r *run) operation.Work { return &cleanup{r: r} },
 }
 
@@ -41,6 +41,7 @@ type cleanup struct {
 	Socket string `json:",omitempty"`
 
 	r       *run
+	op      *operation.Operation
 	release func(context.Context) error // of its NIC or PCI device; nil: there is nothing
 }
 
@@ -48,8 +49,15 @@ type cleanup struct {
 func (c *cleanup) Steps() []operation.Step {
 	return []operation.Step{
 		{Name: "objects", Effect: operation.Boot, Decisive: true, Do: c.removeObjects},
+		{Name: "images", Effect: operation.Boot, Do: c.closeImages},
 		{Name: "release", Effect: operation.Boot, Do: c.giveBack},
 	}
+}
+
+// Opened implements operation.Opener.
+func (c *cleanup) Opened(op *operation.Operation) error {
+	c.op = op
+	return nil
 }
 
 // newCleanup takes what is left of a device out of the running guest. It runs in the loop.
@@ -130,8 +138,18 @@ func (c *cleanup) removeObjects(ctx context.Context) error {
 			c.r.log.Debug("nothing is left behind a device", "command", u.Command, "cause", err)
 		}
 	}
-	if c.Image == 0 {
+	c.op.Free("alias/" + c.Alias)
+	return nil
+}
+
+// closeImages has QEMU close the images of a disk. It does not while the guest is paused.
+func (c *cleanup) closeImages(ctx context.Context) error {
+	if c.Image == 0 || c.r.gone() || c.r.process == nil {
 		return nil
+	}
+	s, err := c.r.monitor()
+	if err != nil {
+		return err
 	}
 	kept, err := forgetImages(ctx, s, c.Image)
 	if kept {
@@ -165,9 +183,12 @@ func (c *cleanup) giveBack(ctx context.Context) (err error) {
 // Ended implements operation.Ender: others may have the PCI device only now, since the
 // next daemon gives back what a record names.
 func (c *cleanup) Ended() {
-	if c.Device != nil {
-		_ = c.r.inLoop(c.r.reg.life, func(*Guest) error { c.r.dropClaimAt(*c.Device); return nil })
+	if c.Device == nil {
+		return
 	}
+	c.r.reg.loops.Go(func() { // else the guest has gone, or the daemon stops
+		_ = c.r.inLoop(c.r.reg.life, func(*Guest) error { c.r.dropClaimAt(*c.Device); return nil })
+	})
 }
 
 // undoing is a command that takes something away which QEMU may have.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
@@ -79,16 +80,13 @@ func (g *Guest) Waiting() (n int) {
 	return n
 }
 
-// Cleaning is how many clean up behind devices of the guest.
-func (g *Guest) Cleaning() (n int) {
-	_ = g.change(g.reg.life, "", func() error {
-		for _, l := range g.run.Leaving {
-			if l.cleaning {
-				n++
-			}
+// Owed is how many operations of the guest are tried again.
+func (g *Guest) Owed() (n int) {
+	for _, op := range g.live.Load().ops.Operations() {
+		if op.Status().State == operation.Owed {
+			n++
 		}
-		return nil
-	})
+	}
 	return n
 }
 

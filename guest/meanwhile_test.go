@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/operation"
 )
 
 // What a guest, its agent and its QEMU do while the daemon is at something else of that guest's.
@@ -161,15 +162,25 @@ func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
 		if _, err := g.reg.Emulators.Known(takenEmulator); err != nil {
 			t.Skip("no QEMU: ", err)
 		}
+		var left *operation.Operation
 		g.now(func() {
-			g.run.Leaving = append(g.run.Leaving, &leaving{Alias: "net1", Steps: []undoing{{"netdev_del", json.RawMessage(`{"id":"hostnet1"}`)}}})
+			rest := &cleanup{r: g.run, Alias: "net1", Objects: []undoing{{"netdev_del", json.RawMessage(`{"id":"hostnet1"}`)}}}
+			op, err := g.run.ops.Follow(cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
+			if err != nil {
+				t.Error(err)
+			}
+			left = op
 		})
-		plug := requests["plug-net"]
-		if err := plug(context.Background(), g); !fault.Is(err, fault.Busy) {
-			t.Errorf("one is plugged in: %v", err)
-		}
+		plugged := make(chan error, 1)
+		go func() { plugged <- requests["plug-net"](context.Background(), g) }()
 		synctest.Wait()
-		if err := plug(context.Background(), g); err != nil {
+		if has := g.View().Active.Devices.ByAlias("net1") != nil; has {
+			t.Error("one is plugged in")
+		}
+		if err := left.Run(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if err := <-plugged; err != nil {
 			t.Errorf("QEMU has let go, and none is plugged in: %v", err)
 		}
 	})

@@ -10,6 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/operation"
+	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/store"
 )
 
@@ -49,25 +51,29 @@ func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 		t.Errorf("a start that is cut off leaves %+v", rec)
 	}
 
-	nic := device.NIC{Info: def.Devices.NICs[0].Info, Type: "direct", HostDev: "lo", DirectMode: "bridge", MAC: "52:54:00:01:09:02"}
-	held := &plugged{}
-	if _, _, err := g.reg.attachNIC(r.notingNIC(t.Context(), &nic, held, twin{}), def, &nic); err == nil {
-		t.Fatal("the loopback has a macvtap")
+	if err := g.reg.giveOperations(r, nil); err != nil {
+		t.Fatal(err)
 	}
-	p := readPluggingOf(t, r)
-	if p == nil || p.NIC == nil || !strings.HasPrefix(p.NIC.IfName, "macvtap") || len(p.Undo) != 0 {
-		t.Errorf("a plug that is cut off leaves %+v", p)
+	nic := &device.NIC{Info: def.Devices.NICs[0].Info, Type: "direct", HostDev: "lo", DirectMode: "bridge", MAC: "52:54:00:01:09:02"}
+	a := &attach{r: r, dev: nic, plan: &qemu.Plan{Definition: def}}
+	if err := a.describe(); err != nil {
+		t.Fatal(err)
 	}
-	if g.takeBackPlug(t.Context(), r, &nic, held); readPluggingOf(t, r) != nil {
-		t.Error("a plug that failed is left to the next daemon")
-	}
-}
-
-func readPluggingOf(t *testing.T, r *run) *plugging {
-	t.Helper()
-	p, err := readPlugging(r.dir)
+	op, err := r.beginOperation(t.Context(), attachKind.Name, a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p
+	if err := a.connect(t.Context(), nic); err == nil {
+		t.Fatal("the loopback has a macvtap")
+	}
+	noted, err := operation.Files{Dir: r.dir}.Read()
+	if err != nil || len(noted) != 1 || !strings.Contains(string(noted[0].Payload), `"IfName":"macvtap`) {
+		t.Errorf("a plug that is cut off leaves %+v (%v)", noted, err)
+	}
+	if err := op.Run(t.Context()); err == nil {
+		t.Error("it is plugged in")
+	}
+	if noted, err := (operation.Files{Dir: r.dir}).Read(); err != nil || len(noted) > 0 {
+		t.Errorf("a plug that failed is left to the next daemon: %+v (%v)", noted, err)
+	}
 }

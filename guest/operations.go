@@ -59,12 +59,21 @@ func (r *run) perform(ctx context.Context, kind string, w operation.Work, object
 }
 
 func (r *run) beginOperation(ctx context.Context, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
-	op, err := r.ops.Begin(kind, w, operation.Record{Folders: image.FenceOf(ctx), Objects: objects})
-	var conflict *operation.Conflict
-	if errors.As(err, &conflict) {
-		return nil, r.explainConflict(conflict)
+	for {
+		op, err := r.ops.Begin(kind, w, operation.Record{Folders: image.FenceOf(ctx), Objects: objects})
+		var conflict *operation.Conflict
+		if !errors.As(err, &conflict) {
+			return op, err
+		}
+		if conflict.Admission != operation.Wait || conflict.With.State != operation.Running {
+			return nil, r.explainConflict(conflict)
+		}
+		select { // such as for what is left of a device that has just gone
+		case <-conflict.Moved():
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
-	return op, err
 }
 
 // advance does the steps of an operation that are next.
@@ -77,11 +86,11 @@ func (r *run) advance(ctx context.Context, op *operation.Operation) error {
 }
 
 func (r *run) explainConflict(c *operation.Conflict) error {
-	switch c.With.State {
-	case operation.Unanswered:
+	switch {
+	case c.With.State == operation.Unanswered:
 		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was cut off, and is finished when its QEMU answers; try again then", r.Name)
-	case operation.Owed:
-		return fault.New(fault.Busy, fault.Domain, "a part of an earlier operation (%s) on domain %q is still to be done, and is tried again (lodge queue shows it): %v", c.With.Kind, r.Name, c.With.Cause)
+	case c.Admission == operation.Wait:
+		return fault.New(fault.Busy, fault.Domain, "a part of an earlier operation (%s) on domain %q is still to be done; try again when it is: %v", c.With.Kind, r.Name, c.With.Cause)
 	}
 	return fault.New(fault.WrongState, fault.Domain, "domain %q has a %s under way; end it or wait for it first", r.Name, c.With.Kind)
 }

@@ -25,8 +25,6 @@ import (
 // change: nobody would know any more what its QEMU may have.
 func TestAChangeThatWasCutOffIsNotForgottenForTheNext(t *testing.T) {
 	for name, cutOff := range map[string]func(*run){
-		pluggingFile: func(r *run) { r.plugging = &plugging{} },
-		changingFile: func(r *run) { r.changing = &changing{} },
 		amendingFile: func(r *run) { r.amending = &amending{} },
 	} {
 		r := newRun(runRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))

@@ -141,6 +141,7 @@ func cardRun(r *Registry, name string) *launching {
 	card.Alias = "hostdev0"
 	run := newRun(runRecord{Name: name, UUID: name}, "", r.Kernel, slog.New(slog.DiscardHandler))
 	run.def = &domain.Definition{Devices: device.Set{HostDevices: []*device.HostDevice{card}}}
+	run.reg = r
 	return &launching{g: &Guest{reg: r}, run: run}
 }
 
@@ -183,16 +184,15 @@ func TestHostDevice_UnpluggedGoesBackToTheHost(t *testing.T) {
 		run.Taken = []kernel.PCIAddress{at}
 		r.reholdClaims(run)
 		r.holdDevice(run, at)
-		left, err := run.newLeaving("hostdev0", nil)
-		if err != nil || len(run.Taken) != 0 || !left.Taken {
-			t.Fatalf("%v: the record says that %v are taken", err, run.Taken)
+		left := run.newCleanup(run.def.Devices.ByAlias("hostdev0"))
+		if len(run.Taken) != 0 || !left.Taken {
+			t.Fatalf("the record says that %v are taken", run.Taken)
 		}
 		run.def.Devices.HostDevices = nil
 		if after == "the next daemon" {
 			r.devices = deviceClaims{}
-			run.releases, run.Leaving = nil, []*leaving{{Device: left.Device, Taken: left.Taken}}
-			left = run.Leaving[0]
-			r.reholdLeaving(run)
+			run.releases, left = nil, &cleanup{r: run, Device: left.Device, Taken: left.Taken}
+			left.Rehold()
 		}
 		if err := cardRun(r, "second").checkHostDevices(ctx); !fault.Is(err, fault.Busy) {
 			t.Errorf("%s: another guest gets it before the host does: %v", after, err)
@@ -200,8 +200,8 @@ func TestHostDevice_UnpluggedGoesBackToTheHost(t *testing.T) {
 		if err := left.giveBack(ctx); err != nil || !unbound() {
 			t.Errorf("%s: the host does not get it back: %v", after, err)
 		}
-		run.dir, run.Leaving = t.TempDir(), []*leaving{left}
-		(&Guest{reg: r, run: run, log: run.log}).cleaned(run, left)
+		left.Ended()
+		r.loops.Wait()
 		if err := cardRun(r, "second").checkHostDevices(ctx); err != nil {
 			t.Errorf("%s: no other guest gets it: %v", after, err)
 		}

@@ -67,6 +67,28 @@ func writeRecord(t *testing.T, g *guest.Guest, r map[string]any) {
 	ok(t, os.WriteFile(filepath.Join(g.RunDir(), "run.json"), data, 0o600))
 }
 
+// operations are the records of the operations that are open on a running guest.
+func operations(t *testing.T, g *guest.Guest) []string {
+	t.Helper()
+	records, err := filepath.Glob(filepath.Join(g.RunDir(), "operation-*"))
+	ok(t, err)
+	return records
+}
+
+// noOperation waits until no operation is open on a running guest.
+func noOperation(t *testing.T, g *guest.Guest) {
+	t.Helper()
+	eventually(t, "no operation is open", func() bool { return len(operations(t, g)) == 0 })
+}
+
+// cutOff leaves the record of an operation that a daemon did not live to end.
+func cutOff(t *testing.T, g *guest.Guest, kind string, payload map[string]any) {
+	t.Helper()
+	record, err := json.Marshal(map[string]any{"ID": kind, "Kind": kind, "Version": 1, "Owner": g.UUID(), "Payload": payload})
+	ok(t, err)
+	ok(t, os.WriteFile(filepath.Join(g.RunDir(), "operation-"+kind+".json"), record, 0o600))
+}
+
 // stored changes what the store keeps of a guest. The daemon must not run.
 func (d *daemon) stored(g *guest.Guest, change func(map[string]any)) {
 	d.t.Helper()
@@ -749,13 +771,11 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 				}
 				xml, err := domainxml.FormatDevice(disk, domainxml.Style{Active: true, Secure: true})
 				ok(t, err)
-				journal, err := json.Marshal(map[string]any{"Device": xml, "Undo": []map[string]any{
+				cutOff(t, g, "attach", map[string]any{"Device": xml, "Undo": []map[string]any{
 					{"Command": "blockdev-del", "Args": map[string]any{"node-name": "libvirt-1-storage"}},
 					{"Command": "blockdev-del", "Args": map[string]any{"node-name": "libvirt-1-format"}},
 					{"Command": "device_del", "Args": map[string]any{"id": disk.Alias}},
 				}})
-				ok(t, err)
-				ok(t, os.WriteFile(filepath.Join(g.RunDir(), "plugging.json"), journal, 0o600))
 				if c.undone {
 					s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
 					ok(t, err)
@@ -769,7 +789,7 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 				}
 			})
 			g = d.again(g)
-			eventually(t, "the plug ended", func() bool { return gone(filepath.Join(g.RunDir(), "plugging.json")) })
+			noOperation(t, g)
 			if n := len(g.View().Active.Devices.Disks); n != c.shown {
 				t.Errorf("%d disks are shown, want %d", n, c.shown)
 			}
@@ -804,12 +824,10 @@ func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
 		writeRecord(t, g, before)
 		xml, err := domainxml.FormatDevice(disk, domainxml.Style{Active: true, Secure: true})
 		ok(t, err)
-		journal, err := json.Marshal(map[string]any{"Device": xml})
-		ok(t, err)
-		ok(t, os.WriteFile(filepath.Join(g.RunDir(), "plugging.json"), journal, 0o600))
+		cutOff(t, g, "attach", map[string]any{"Device": xml})
 	})
 	g = d.again(g)
-	eventually(t, "the plug ended", func() bool { return gone(filepath.Join(g.RunDir(), "plugging.json")) })
+	noOperation(t, g)
 	if disks := g.View().Active.Devices.Disks; len(disks) != 1 || disks[0].Tune != nil {
 		t.Errorf("its disks are %+v", disks)
 	}
@@ -829,17 +847,15 @@ func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
 		ok(t, err)
 		ok(t, s.Execute(d.ctx(), "blockdev-add", map[string]any{"driver": "file", "filename": path, "node-name": "libvirt-1-storage"}, nil))
 		s.Close()
-		r := record(t, g)
-		r["Leaving"] = []any{map[string]any{"Steps": []any{
+		cutOff(t, g, "cleanup", map[string]any{"Objects": []any{
 			map[string]any{"Command": "blockdev-del", "Args": map[string]any{"node-name": "libvirt-1-storage"}},
-		}}}
-		writeRecord(t, g, r)
+		}})
 	})
 	g = d.again(g)
-	eventually(t, "it is noted that nothing is left", func() bool { l, _ := record(t, g)["Leaving"].([]any); return len(l) == 0 })
+	noOperation(t, g)
 	ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
 	ok(t, g.Detach(d.ctx(), stick, guest.Affect{Live: true}))
-	eventually(t, "nor of the other", func() bool { l, _ := record(t, g)["Leaving"].([]any); return len(l) == 0 })
+	noOperation(t, g)
 }
 
 func TestAPausedGuestIsSavedAfterADump(t *testing.T) {

@@ -90,7 +90,7 @@ func (g *Guest) endAgain() {
 type inquiry struct {
 	status   string
 	channels map[string]bool // virtio-serial ports by id: open in the guest
-	devices  map[string]bool // aliases that QEMU still has
+	devices  map[string]bool // aliases that QEMU still has; nil: was not asked
 	balloon  uint64
 	vcpus    uint // 0: was not asked
 	// full are the images of disks whose guest is stopped because they lie where there
@@ -214,6 +214,9 @@ func (g *Guest) meet(found *inquiry, was domain.State) {
 // missing gives the devices that the guest has let go while nobody listened, of
 // those that it can let go by itself.
 func missing(r *run, present map[string]bool) (aliases []string) {
+	if present == nil {
+		return nil
+	}
 	for _, dev := range r.def.Devices.All() {
 		alias := dev.Common().Alias
 		if unpluggable(dev) && alias != "" && !present[alias] {
@@ -365,6 +368,9 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 			}
 		}
 		if err := r.ops.Recover(ctx); err != nil {
+			return nil, err
+		}
+		if err := g.change(ctx, "", func() error { def = r.def; return nil }); err != nil {
 			return nil, err
 		}
 		found, err := inquire(ctx, s, def)

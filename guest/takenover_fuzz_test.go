@@ -524,6 +524,10 @@ func takeOver(t *testing.T, root string, c Config) *taken {
 	r.hold("run directory", func(ctx context.Context) error { g.returned["dir"]++; return r.removeDir(ctx) })
 	r.hold("reservation", func(context.Context) error { c.Ledger.Release(takenUUID); return nil })
 	r.hold("interface vnet0", func(context.Context) error { g.returned["nic"]++; return nil })
+	r.guest = g.Guest
+	if err := reg.giveOperations(r, nil); err != nil {
+		t.Fatal(err)
+	}
 	g.run, g.Guest.run = r, r
 	g.state = lifecycle.State{Phase: domain.Running, Reason: domain.ReasonBooted}
 	reg.byName["a"], reg.byUUID[takenUUID] = g.Guest, g.Guest
@@ -718,10 +722,9 @@ func (g *taken) look() {
 func (g *taken) demands() (all topology.Reservation) {
 	_ = g.change(context.Background(), "", func() error {
 		all = demand(g.run.def)
-		if p := g.run.plugging; p != nil {
-			dev, err := domainxml.ParseDevice(p.Device, domainxml.Options{Active: true})
-			if m, is := dev.(*device.Memory); is && err == nil && g.run.def.Devices.ByAlias(m.Alias) == nil {
-				all = all.Plus(moduleDemand(g.run.def, m))
+		for _, op := range g.run.ops.Operations() {
+			if a, is := op.Work().(*attach); is && a.reserved != nil && !a.defined {
+				all = all.Plus(*a.reserved)
 			}
 		}
 		return nil

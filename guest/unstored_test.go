@@ -282,28 +282,3 @@ func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
 	find()
 	ok(t, g.Detach(d.ctx(), stick, guest.Affect{Config: true}))
 }
-
-// What was left noted of such a device is not of one that has its alias later.
-func TestALaterDeviceIsNotTakenForTheOneThatHasGone(t *testing.T) {
-	d := newDaemon(t)
-	path := filepath.Join(d.dir, "stick.raw")
-	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
-	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
-	g := d.define(small("kept", `<controller type='usb' model='qemu-xhci'/>`))
-	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true, Config: true}))
-	alias := g.View().Active.Devices.Disks[0].Alias
-	ok(t, g.Detach(d.ctx(), stick, guest.Affect{Live: true}))
-	d.reopen(func() {
-		r := record(t, g)
-		r["Parting"] = []any{map[string]any{"Alias": alias, "Twin": map[string]any{"Device": stick}}}
-		writeRecord(t, g, r)
-	})
-	g = d.again(g)
-	ok(t, g.Attach(d.ctx(), stick, guest.Affect{Live: true}))
-	ok(t, g.Session().Execute(d.ctx(), "device_del", map[string]any{"id": alias}, nil)) // as a guest ejects it
-	eventually(t, "the stick has gone", func() bool { return len(g.View().Active.Devices.Disks) == 0 })
-	if n := len(g.View().Inactive.Devices.Disks); n != 1 {
-		t.Errorf("%d disks are stored", n)
-	}
-}

@@ -3,6 +3,7 @@ package guest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -10,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/chamber"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/qemu"
 )
 
@@ -34,12 +35,18 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	rec := &runRecord{Name: "one", UUID: claimedUUID, NICs: []heldNIC{*served(0)}, Leaving: []*leaving{nil, {NIC: served(2)}}}
+	rec := &runRecord{Name: "one", UUID: claimedUUID, NICs: []heldNIC{*served(0)}}
 	if err := writeRunRecord(dir, rec); err != nil {
 		t.Fatal(err)
 	}
-	if err := atomicfile.WriteJSON(filepath.Join(dir, pluggingFile), &plugging{NIC: served(1)}); err != nil {
-		t.Fatal(err)
+	for kind, payload := range map[string]any{attachKind.Name: &attach{NIC: served(1)}, cleanupKind.Name: &cleanup{NIC: served(2)}} {
+		text, err := json.Marshal(payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := (operation.Files{Dir: dir}).Write(operation.Record{ID: kind, Kind: kind, Version: 1, Payload: text}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := r.surveyUsers(); err != nil {
 		t.Fatal(err)

@@ -18,9 +18,11 @@ const (
 	Backup
 	// Unplug waits for the guest to let a device go.
 	Unplug
+	// Cleanup takes away what is left of something. Only what it works on is not free yet.
+	Cleanup
 )
 
-var classNames = [...]string{"change", "disk job", "move", "backup", "unplug"}
+var classNames = [...]string{"change", "disk job", "move", "backup", "unplug", "cleanup"}
 
 func (c Class) String() string { return classNames[c] }
 
@@ -39,21 +41,23 @@ const (
 
 // admissions has a row for each class that is open, and a column for each that is
 // new: first where they share an object, then where they do not.
-var admissions = [2][5][5]Admission{
+var admissions = [2][6][6]Admission{
 	{ // the same object
-		//         change  disk job move   backup  unplug
-		Change:  {Wait, Wait, Wait, Wait, Wait},
-		DiskJob: {Refuse, Refuse, Refuse, Refuse, Refuse},
-		Move:    {Wait, Wait, Wait, Wait, Wait},
-		Backup:  {Refuse, Refuse, Refuse, Refuse, Refuse},
-		Unplug:  {Go, Refuse, Go, Go, Go},
+		//       change  disk job move    backup  unplug  cleanup
+		Change:  {Wait, Wait, Wait, Wait, Wait, Go},
+		DiskJob: {Refuse, Refuse, Refuse, Refuse, Refuse, Go},
+		Move:    {Wait, Wait, Wait, Wait, Wait, Go},
+		Backup:  {Refuse, Refuse, Refuse, Refuse, Refuse, Go},
+		Unplug:  {Go, Refuse, Go, Go, Go, Go},
+		Cleanup: {Wait, Wait, Wait, Wait, Wait, Go},
 	},
 	{ // other objects
-		Change:  {Wait, Wait, Wait, Wait, Wait},
-		DiskJob: {Go, Go, Refuse, Go, Go},
-		Move:    {Wait, Wait, Wait, Wait, Wait},
-		Backup:  {Go, Go, Refuse, Refuse, Go},
-		Unplug:  {Go, Go, Go, Go, Go},
+		Change:  {Wait, Wait, Wait, Wait, Wait, Go},
+		DiskJob: {Go, Go, Refuse, Go, Go, Go},
+		Move:    {Wait, Wait, Wait, Wait, Wait, Go},
+		Backup:  {Go, Go, Refuse, Refuse, Go, Go},
+		Unplug:  {Go, Go, Go, Go, Go, Go},
+		Cleanup: {Go, Go, Go, Go, Go, Go},
 	},
 }
 

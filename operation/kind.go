@@ -17,7 +17,8 @@ type Work interface {
 // error says that the payload makes no sense.
 type Opener interface{ Opened(*Operation) error }
 
-// Ender is a Work that is told when the record of its operation has gone.
+// Ender is a Work that is told when the record of its operation has gone. It may be
+// told in the owner's loop, and waits for nothing.
 type Ender interface{ Ended() }
 
 // Rehold is a Work that holds something of the host while it is open. The next

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"slices"
@@ -184,15 +183,15 @@ type daemon struct {
 }
 
 func (w *world) daemon(t failer) *daemon {
-	life, end := context.WithCancel(context.Background())
-	end() // what is owed is tried by the model alone
+	life, end := context.WithCancelCause(context.Background())
+	end(nil) // what is owed is tried by the model alone
 	var records []Record
 	for _, id := range slices.Sorted(maps.Keys(w.records)) {
 		records = append(records, w.records[id])
 	}
 	s, err := Open(Config[*world]{
 		Owner: w, Kinds: Kinds[*world]{{Name: "plan", Version: 1, Bind: func(w *world) Work { return &plan{w: w} }}},
-		Stored: w, Boot: w.boot, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Life: life,
+		Stored: w, Boot: w.boot, Log: slog.New(slog.DiscardHandler), Life: life,
 		Unanswered: func(err error) bool { return errors.Is(err, errSilent) },
 	}, records)
 	if err != nil {
@@ -374,7 +373,7 @@ func TestModel_EveryCut(t *testing.T) {
 	cuts := 0
 	for _, p := range shortPlans(3) {
 		for first := 1; first < 40; first++ {
-			for second := 0; second < 20; second++ {
+			for second := 0; second < 20; second += max(1, 2*len(p.Lives)-3) {
 				for _, gone := range []Gone{Nothing, TheProcess, TheBoot} {
 					wrong, died := cutTwice(t, p, first, second, gone)
 					if wrong != "" {

@@ -50,21 +50,23 @@ type Operation struct {
 	alive     Gone // what had gone when it was last advanced
 	failed    []error
 
-	mu     sync.Mutex
-	state  State
-	step   string // that it is at
-	cause  error  // why it is owed, or unanswered
-	result error  // that its client was, or is to be, told
-	since  time.Time
-	moved  chan struct{} // closed when it is no longer running or waiting
-	nudge  chan struct{} // holds one; a try of what is owed does not wait any longer
+	mu      sync.Mutex
+	state   State
+	objects []string // that it has not freed
+	step    string   // that it is at
+	cause   error    // why it is owed, or unanswered
+	result  error    // that its client was, or is to be, told
+	since   time.Time
+	moved   chan struct{} // closed when it is no longer running or waiting
+	nudge   chan struct{} // holds one; a try of what is owed does not wait any longer
 
 	retrying  bool // what is owed has its goroutine; advancing is held
+	told      bool // it was logged that it is owed; advancing is held
 	unwritten bool // its record could not be written; advancing is held
 }
 
 func newOperation(set settings, r Record, class Class, w Work) (*Operation, error) {
-	op := &Operation{set: set, rec: r, class: class, work: w, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
+	op := &Operation{set: set, rec: r, class: class, work: w, objects: r.Objects, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
 	if o, is := w.(Opener); is {
 		if err := o.Opened(op); err != nil {
 			return nil, err
@@ -90,8 +92,20 @@ func (op *Operation) Kind() string { return op.rec.Kind }
 // Work is what it does.
 func (op *Operation) Work() Work { return op.work }
 
-// Objects are what it works on.
-func (op *Operation) Objects() []string { return op.rec.Objects }
+// Objects are what it works on, and has not freed.
+func (op *Operation) Objects() []string {
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	return op.objects
+}
+
+// Free says that the operation is done with an object: it is in nobody's way there any
+// more. The next daemon has that to learn again.
+func (op *Operation) Free(object string) {
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	op.objects = slices.DeleteFunc(slices.Clone(op.objects), func(o string) bool { return o == object })
+}
 
 // Status is how far an operation is.
 type Status struct {
@@ -109,7 +123,7 @@ type Status struct {
 func (op *Operation) Status() Status {
 	op.mu.Lock()
 	defer op.mu.Unlock()
-	return Status{op.rec.Kind, op.rec.ID, op.rec.Objects, op.state, op.step, op.rec.Began, op.since, op.cause}
+	return Status{op.rec.Kind, op.rec.ID, op.objects, op.state, op.step, op.rec.Began, op.since, op.cause}
 }
 
 // Err is what an operation that has ended, or is owed, could not do; nil: nothing.

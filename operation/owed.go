@@ -15,9 +15,9 @@ const (
 
 // owe has a step tried again, with growing pauses, until it is done or the daemon ends.
 func (op *Operation) owe(step string, cause error) error {
-	first := op.Status().State != Owed
 	op.become(Owed, step, cause)
-	if first {
+	if !op.told {
+		op.told = true
 		op.set.log().Warn("a step of an operation cannot be done now, and is tried again", "kind", op.rec.Kind, "step", step, "error", cause)
 	}
 	if !op.retrying {
@@ -40,7 +40,7 @@ func (op *Operation) retry() {
 			return
 		}
 		timer.Stop()
-		if op.retryOnce(ctx) {
+		if ctx.Err() != nil || op.retryOnce(ctx) {
 			return
 		}
 	}

@@ -108,14 +108,15 @@ func (s *Set[O]) Begin(kind string, w Work, asked Record) (*Operation, error) {
 	return op, nil
 }
 
-// Follow begins an operation for something that has happened by itself. It is begun
-// whatever is in its way, and also where its record cannot be written: that is made up
-// for as soon as the owner's own can be.
+// Follow begins an operation for something that has happened by itself, and that goes
+// forward from its first step. It is begun whatever is in its way, and also where its
+// record cannot be written: that is made up for as soon as the owner's own can be.
 func (s *Set[O]) Follow(kind string, w Work, asked Record) (*Operation, error) {
 	op, err := s.prepare(kind, w, asked)
 	if err != nil {
 		return nil, err
 	}
+	op.decided = true
 	if err := op.write(); err != nil {
 		s.Log.Error("what follows cannot be written down for the next daemon; that is tried again", "kind", kind, "error", err)
 		op.unwritten = true
@@ -169,7 +170,7 @@ func (s *Set[O]) Has(kind string) bool {
 // Find gives the open operation of a kind that works on an object; nil: there is none.
 func (s *Set[O]) Find(kind, object string) *Operation {
 	for _, op := range s.Operations() {
-		if op.rec.Kind == kind && slices.Contains(op.rec.Objects, object) {
+		if op.rec.Kind == kind && slices.Contains(op.Objects(), object) {
 			return op
 		}
 	}
@@ -180,7 +181,11 @@ func (s *Set[O]) Find(kind, object string) *Operation {
 type Conflict struct {
 	Admission Admission
 	With      Status
+	op        *Operation
 }
+
+// Moved is closed when the other one is no longer running, nor waiting.
+func (c *Conflict) Moved() <-chan struct{} { return c.op.moved }
 
 func (c *Conflict) Error() string {
 	return fmt.Sprintf("operation %s of kind %s is in the way", c.With.ID, c.With.Kind)
@@ -191,12 +196,12 @@ func (s *Set[O]) conflict(next *Operation) error {
 	var worst Conflict
 	for _, op := range s.Operations() {
 		status := op.Status()
-		verdict := Admit(op.class, op.rec.Objects, next.class, next.rec.Objects)
-		if status.State == Owed && !share(op.rec.Objects, next.rec.Objects) {
+		verdict := Admit(op.class, status.Objects, next.class, next.rec.Objects)
+		if status.State == Owed && !share(status.Objects, next.rec.Objects) {
 			verdict = Go // it has done what others might see, and is in the way of its own objects only
 		}
 		if verdict > worst.Admission {
-			worst = Conflict{verdict, status}
+			worst = Conflict{verdict, status, op}
 		}
 	}
 	if worst.Admission == Go {
