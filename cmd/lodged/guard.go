@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -14,35 +13,10 @@ import (
 	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api"
 	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/libvirt"
 	"github.com/lodge-kvm/lodge/polkit"
 	"github.com/lodge-kvm/lodge/socket"
 )
-
-// guard opens what says who may do what, and what notes who did.
-func (o *options) guard(rooms *libvirt.Rooms, all *fleet.Fleet, log *slog.Logger, opened *closers) (*access.Gate, *access.Audit, error) {
-	audit, err := access.OpenAudit(o.audit, log)
-	if err != nil {
-		return nil, nil, err
-	}
-	opened.add(audit.Close)
-	gate, err := access.New(access.Config{
-		File: o.rules(), Guests: rooms.Guests, Fleet: all, Pools: rooms.Pools, Networks: rooms.Networks, Secrets: rooms.Secrets, Log: log,
-	})
-	return gate, audit, err
-}
-
-// rules is the file of rules; empty: there is none.
-func (o *options) rules() string {
-	if o.access != "" || o.run != defaultRun {
-		return o.access
-	}
-	if _, err := os.Lstat(defaultAccess); errors.Is(err, fs.ErrNotExist) {
-		return ""
-	}
-	return defaultAccess
-}
 
 // receive makes what finds out who clients are, and says whether everybody on the
 // host may come to the door to be asked.

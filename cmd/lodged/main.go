@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/lodge-kvm/lodge/daemon"
 	"github.com/lodge-kvm/lodge/polkit"
 )
 
@@ -60,17 +61,17 @@ func command() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&o.data, "data", defaultData, "`directory` of what must survive a reboot")
-	f.StringVar(&o.run, "run", defaultRun, "`directory` of sockets and of what a reboot ends")
-	f.StringVar(&o.emulator, "emulator", "/usr/bin/qemu-system-x86_64", "QEMU `binary` of guests that name none")
+	f.StringVar(&o.run, "run", daemon.DefaultRun, "`directory` of sockets and of what a reboot ends")
+	f.StringVar(&o.emulator, "emulator", daemon.DefaultEmulator, "QEMU `binary` of guests that name none")
 	f.StringVar(&o.group, "group", "libvirt", "`name` of the group that may use the read-write socket; ignored where it does not exist")
 	f.BoolVar(&o.libvirtSockets, "libvirt-sockets", false, "also listen where stock clients look: /run/libvirt/{libvirt,virtqemud}-sock and their -ro twins")
 	f.IntVar(&o.prepared, "prepared", defaultPrepared, "`number` of QEMU processes that may wait for guests which are started often; 0: none")
-	f.StringVar(&o.access, "access", "", "`file` of rules that say who may do what (default: "+defaultAccess+", where it is there, for the daemon in "+defaultRun+")")
+	f.StringVar(&o.access, "access", "", "`file` of rules that say who may do what (default: "+daemon.DefaultAccess+", where it is there, for the daemon in "+daemon.DefaultRun+")")
 	f.StringVar(&o.audit, "audit", "", "`file` that gets the audit's lines beside the log")
 	f.StringVar(&o.isolation, "isolation", "on", "`on` runs each guest's QEMU as a user of its own, in a chamber of its own; off, for debugging, as this daemon")
 	f.StringVar(&o.users, "guest-users", "", "`FIRST-LAST` of the user numbers that guests run as; the default lies in a range that nobody else uses")
 	f.StringVar(&o.auth, "auth", authAuto, "`way` in which users of this host are let in: group, as members of --group; polkit, by what its policy says of "+polkit.Manage+" and "+polkit.Monitor+"; auto, as members of the group or by polkit, where the host has it")
-	f.StringVar(&o.labels, "security-labels", labelsAuto, "`way` in which guests get labels of SELinux or AppArmor: auto, where the host enforces one; require, or they do not start; off")
+	f.StringVar(&o.labels, "security-labels", "auto", "`way` in which guests get labels of SELinux or AppArmor: auto, where the host enforces one; require, or they do not start; off")
 	f.BoolVar(&o.cores, "core-scheduling", false, "let no two guests run on one core of a processor at the same time, against what leaks between its threads; costs processor time")
 	f.StringVar(&o.tls, "tls", "", "`address` that clients of other hosts connect to with certificates, such as :16514; empty: there is none")
 	f.StringVar(&o.apiTLS, "api-tls", "", "`address` like that of --tls for clients of Lodge's own API, such as :16515; empty: there is none")
@@ -82,13 +83,8 @@ func command() *cobra.Command {
 	return c
 }
 
-// The main daemon's directories. Other instances name their own.
-const (
-	defaultData = "/var/lib/lodge"
-	defaultRun  = "/run/lodge"
-	// defaultAccess is for the main daemon alone: others are for tests, or name theirs.
-	defaultAccess = "/etc/lodge/access.yaml"
-)
+// defaultData is the main daemon's. Other instances name their own.
+const defaultData = "/var/lib/lodge"
 
 // The ways in which users of this host are let in.
 const (
@@ -119,4 +115,27 @@ func (o *options) logger() (*slog.Logger, error) {
 		return nil, errors.New("--log-level is debug, info, warn or error")
 	}
 	return slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: level})), nil
+}
+
+// labelWays are the values of --security-labels.
+var labelWays = map[string]daemon.Labels{"auto": daemon.LabelsAuto, "require": daemon.LabelsRequired, "off": daemon.LabelsOff}
+
+// config says how the rooms are opened.
+func (o *options) config(log *slog.Logger) (daemon.Config, error) {
+	labels, known := labelWays[o.labels]
+	isolated := o.isolation == "on"
+	switch {
+	case !known:
+		return daemon.Config{}, errors.New("--security-labels is auto, require or off")
+	case !isolated && o.isolation != "off":
+		return daemon.Config{}, errors.New("--isolation is on or off")
+	case !isolated && o.cores:
+		return daemon.Config{}, errors.New("--core-scheduling needs --isolation=on")
+	case !isolated && labels == daemon.LabelsRequired:
+		return daemon.Config{}, errors.New("--security-labels=require needs --isolation=on")
+	}
+	return daemon.Config{
+		Data: o.data, Run: o.run, Log: log, Emulator: o.emulator, Prepared: o.prepared, StayFull: !o.resumeOnRoom, GiveRNG: o.rng,
+		Status: o.status(), Access: o.access, Audit: o.audit, Isolated: isolated, Users: o.users, Cores: o.cores, Labels: labels,
+	}, nil
 }
