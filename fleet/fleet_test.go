@@ -6,8 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,13 +14,9 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
-	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
-	"github.com/lodge-kvm/lodge/kernel"
-	"github.com/lodge-kvm/lodge/network"
-	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
 )
 
@@ -36,6 +30,10 @@ type herd struct {
 	pools  *volume.Pools
 	starts *host.Starts
 }
+
+// OpenDaemon opens a whole daemon in a directory and gives its fleet. The external tests set it: package daemon
+// imports this one, whose tests therefore cannot import it.
+var OpenDaemon func(t testing.TB, dir string, log *slog.Logger) (f *Fleet, closeDaemon func())
 
 // newHerd makes a fleet without guests; those that it gets end with the test.
 func newHerd(t testing.TB) *herd {
@@ -52,39 +50,13 @@ func newHerd(t testing.TB) *herd {
 	// Socket paths are bounded, and t.TempDir can be long.
 	dir, err := os.MkdirTemp("", "lodge-fleet-") //nolint:usetesting // for that reason
 	ok(t, err)
-	log := slog.New(slog.NewTextHandler(testLog{t}, nil))
-	data, err := store.Open(filepath.Join(dir, "data"))
-	ok(t, err)
-	var root kernel.Root
-	inventory, err := host.NewInventory(root)
-	ok(t, err)
-	emulators, err := host.NewEmulators(data, emulator, log)
-	ok(t, err)
-	events, instance := event.NewLog(), filepath.Base(dir)
-	groups := kernel.OpenCgroups(root, instance)
-	nets, err := network.Open(t.Context(), network.Config{
-		Data: filepath.Join(dir, "data/network"), Run: filepath.Join(dir, "run/network"), Instance: instance, Store: data, Events: events, Log: log,
-	})
-	ok(t, err)
-	pools, err := volume.Open(volume.Options{Store: data, Events: events, Log: log})
-	ok(t, err)
-	starts := host.NewStarts(root, runtime.NumCPU(), log)
-	guests, err := guest.Open(guest.Config{
-		DataDir: filepath.Join(dir, "data/guest"), RunDir: filepath.Join(dir, "run/guest"), Instance: instance, Log: log,
-		Store: data, Events: events, Emulators: emulators, Ledger: host.NewLedger(inventory), Starts: starts, Networks: nets, Pools: pools, Cgroups: groups, Kernel: root,
-	})
-	ok(t, err)
-	h := &herd{Fleet: New(Config{Guests: guests, Pools: pools, Events: events, Log: log, Images: filepath.Join(dir, "images")}), t: t, dir: dir, pools: pools, starts: starts}
+	f, closeDaemon := OpenDaemon(t, dir, slog.New(slog.NewTextHandler(testLog{t}, nil)))
+	h := &herd{Fleet: f, t: t, dir: dir, pools: f.pools, starts: f.guests.Starts}
 	t.Cleanup(func() {
 		h.destroyAll()
-		guests.Close()
-		pools.Close()
-		nets.Close()
-		if err := data.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := groups.Close(); err != nil {
-			t.Errorf("control groups are left: %v", err)
+		closeDaemon()
+		if left := f.guests.Cgroups.Guests(); len(left) > 0 {
+			t.Errorf("control groups are left: %v", left)
 		}
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)

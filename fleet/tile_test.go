@@ -56,7 +56,7 @@ func TestTiles_FreshDaemonMakesTheDefaultPool(t *testing.T) {
 		}
 	})
 	ok(t, err)
-	for _, want := range []string{filepath.Join(h.dir, "images"), ""} { // the second time there is nothing to do
+	for _, want := range []string{filepath.Join(h.dir, "data/images"), ""} { // the second time there is nothing to do
 		folder, err := h.MakePool(t.Context(), tt)
 		if err != nil || folder != want {
 			t.Errorf("made %q, %v; want %q", folder, err, want)
@@ -68,7 +68,7 @@ func TestTiles_FreshDaemonMakesTheDefaultPool(t *testing.T) {
 	}
 	p, err := h.pools.ByName(DefaultPool)
 	ok(t, err)
-	if v := p.View(); !v.Persistent || !v.Autostart || !v.Active() || v.Target != filepath.Join(h.dir, "images") {
+	if v := p.View(); !v.Persistent || !v.Autostart || !v.Active() || v.Target != filepath.Join(h.dir, "data/images") {
 		t.Errorf("the pool is %+v", v)
 	}
 	other := template(t, strings.ReplaceAll(twoGuests, "'default'", "'fast disks'"))
