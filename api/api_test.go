@@ -21,14 +21,11 @@ import (
 
 	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/daemon"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fleet"
-	"github.com/lodge-kvm/lodge/guest"
-	"github.com/lodge-kvm/lodge/kernel"
-	"github.com/lodge-kvm/lodge/network"
 	"github.com/lodge-kvm/lodge/socket"
 	"github.com/lodge-kvm/lodge/store"
-	"github.com/lodge-kvm/lodge/volume"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -65,25 +62,15 @@ func serve(t testing.TB, guests int, change ...func(*limits)) *house {
 		name, uuid, xml := document(i)
 		ok(t, records.Put(store.Kind{Name: "domain", Version: 1}, uuid, guestRecord{Name: name, XML: xml}))
 	}
-	h := &house{t: t, events: event.NewLog(), path: filepath.Join(dir, "lodge.sock")}
-	pools, err := volume.Open(volume.Options{Store: records, Events: h.events, Log: log})
-	ok(t, err)
-	registry, err := guest.Open(guest.Config{
-		DataDir: filepath.Join(dir, "guest"), RunDir: filepath.Join(dir, "run"), Log: log, Store: records, Events: h.events, Pools: pools,
-		Cgroups: kernel.OpenCgroups(kernel.At(dir), ""),
-	})
+	ok(t, records.Close())
+	d, err := daemon.Open(t.Context(), daemon.Config{Data: filepath.Join(dir, "data"), Run: filepath.Join(dir, "run"), Log: log})
 	ok(t, err)
 	l := defaultLimits()
 	for _, c := range change {
 		c(&l)
 	}
-	all := fleet.New(fleet.Config{Guests: registry, Pools: pools, Events: h.events, Log: log})
-	gate, err := access.New(access.Config{Guests: registry, Fleet: all, Pools: pools, Networks: &network.Networks{}, Log: log})
-	ok(t, err)
-	h.server = newServer(Config{
-		Fleet: all, Gate: gate,
-		Guests: registry, Events: h.events, Log: log, Version: "test",
-	}, l)
+	h := &house{t: t, events: d.Events, path: filepath.Join(dir, "lodge.sock")}
+	h.server = newServer(Config{Fleet: d.Fleet, Gate: d.Gate, Guests: d.Guests, Events: d.Events, Log: log, Version: "test"}, l)
 	listener, err := socket.Listen(t.Context(), socket.Place{Path: h.path})
 	ok(t, err)
 	ctx, stop := context.WithCancelCause(context.Background())
@@ -98,9 +85,7 @@ func serve(t testing.TB, guests int, change ...func(*limits)) *house {
 		case <-time.After(patience):
 			t.Error("Serve does not end")
 		}
-		registry.Close()
-		pools.Close()
-		ok(t, records.Close())
+		d.Close()
 	})
 	return h
 }
