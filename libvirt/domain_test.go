@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -14,15 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lodge-kvm/lodge/daemon"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
-	"github.com/lodge-kvm/lodge/host"
-	"github.com/lodge-kvm/lodge/kernel"
-	"github.com/lodge-kvm/lodge/network"
-	"github.com/lodge-kvm/lodge/store"
-	"github.com/lodge-kvm/lodge/volume"
 	"github.com/lodge-kvm/lodge/xdr"
 )
 
@@ -45,61 +40,34 @@ func withGuests(t *testing.T) *house {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+	d, err := daemon.Open(t.Context(), daemon.Config{Data: filepath.Join(dir, "data"), Run: filepath.Join(dir, "run"), Emulator: binary})
+	if err != nil {
+		t.Fatal(err)
 	}
-	log, events := slog.New(slog.DiscardHandler), event.NewLog()
-	kept, err := store.Open(filepath.Join(dir, "data"))
-	must(err)
-	t.Cleanup(func() { _ = kept.Close() })
-	var root kernel.Root
-	inventory, err := host.NewInventory(root)
-	must(err)
-	emulators, err := host.NewEmulators(kept, binary, log)
-	must(err)
-	instance := filepath.Base(dir)
-	nets, err := network.Open(t.Context(), network.Config{
-		Data: filepath.Join(dir, "data/network"), Run: filepath.Join(dir, "run/network"),
-		Instance: instance, Store: kept, Events: events, Log: log,
-	})
-	must(err)
-	t.Cleanup(nets.Close)
-	pools, err := volume.Open(volume.Options{Store: kept, Events: events, Log: log})
-	must(err)
-	t.Cleanup(pools.Close)
-	groups := kernel.OpenCgroups(root, instance)
 	t.Cleanup(func() {
-		if err := groups.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	guests, err := guest.Open(guest.Config{
-		DataDir: filepath.Join(dir, "data/guest"), RunDir: filepath.Join(dir, "run/guest"), Instance: instance,
-		Log: log, Store: kept, Events: events, Emulators: emulators, Ledger: host.NewLedger(inventory),
-		Networks: nets, Pools: pools, Cgroups: groups, Kernel: root,
-	})
-	must(err)
-	t.Cleanup(guests.Close)
-	t.Cleanup(func() {
-		for _, g := range guests.All() {
+		for _, g := range d.Guests.All() {
 			if g.View().Active != nil {
 				if err := g.Destroy(context.WithoutCancel(t.Context()), false); err != nil {
 					t.Logf("ending %s: %v", g.Name(), err)
 				}
 			}
 		}
-	})
-	h := serve(t, func(s *Server) {
-		s.handlers.Rooms = Rooms{
-			Guests: guests, Networks: nets, Pools: pools, Events: events,
-			Host: inventory, Devices: host.NewDevices(root), Emulators: emulators,
+		d.Close()
+		if left := d.Groups.Guests(); len(left) > 0 {
+			t.Errorf("control groups are left: %v", left)
 		}
 	})
-	h.events = events
+	h := serve(t, func(s *Server) { s.handlers.Rooms = roomsOf(d) })
+	h.events = d.Events
 	return h
+}
+
+// roomsOf are the rooms that a daemon has for clients of libvirt.
+func roomsOf(d *daemon.Daemon) Rooms {
+	return Rooms{
+		Guests: d.Guests, Pools: d.Pools, Networks: d.Networks, Secrets: d.Secrets, Events: d.Events,
+		Host: d.Host, Devices: d.Devices, Emulators: d.Emulators,
+	}
 }
 
 // aGuest is a small guest that runs its firmware and finds nothing to boot.

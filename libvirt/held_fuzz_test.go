@@ -20,19 +20,14 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/access"
+	"github.com/lodge-kvm/lodge/daemon"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
-	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/fleet"
 	"github.com/lodge-kvm/lodge/guest"
-	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/kernel/kerneltest"
-	"github.com/lodge-kvm/lodge/network"
-	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/socket"
-	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
 	"github.com/lodge-kvm/lodge/xdr"
 )
@@ -134,50 +129,29 @@ func newHeldHouse(f testing.TB) *heldHouse {
 	}
 	dir := f.TempDir()
 	h := &heldHouse{dir: dir, bugs: &bugs{}, written: map[*domain.Definition]string{}}
-	log, events := slog.New(h.bugs), event.NewLog()
-	kept, err := store.Open(filepath.Join(dir, "data"))
-	must(err)
-	f.Cleanup(func() { _ = kept.Close() })
-	root := kernel.At(dir)
+	log := slog.New(h.bugs)
 	// The host has no memory: no guest starts.
 	kerneltest.Write(f, dir, "proc/cpuinfo = processor : 0\nproc/meminfo = MemTotal: 1 kB\nsys/devices/system/cpu/online = 0\nsys/devices/system/node/online = 0\n"+
 		"sys/devices/system/node/node0/cpulist = 0\nsys/devices/system/node/node0/meminfo = Node 0 MemTotal: 1 kB\nsys/devices/system/node/node0/distance = 10\n")
-	inventory, err := host.NewInventory(root)
-	must(err)
-	emulators, err := host.NewEmulators(kept, binary, log)
-	must(err)
-	secrets, err := secret.Open(secret.Config{Store: kept, Key: filepath.Join(dir, "key"), Events: events, Log: log})
-	must(err)
-	pools, err := volume.Open(volume.Options{Store: kept, Events: events, Log: log, Secrets: secrets})
-	must(err)
-	f.Cleanup(pools.Close)
-	nets := &network.Networks{}
-	guests, err := guest.Open(guest.Config{
-		DataDir: filepath.Join(dir, "guest"), RunDir: filepath.Join(dir, "run"), Log: log, Store: kept, Events: events, Emulators: emulators,
-		Ledger: host.NewLedger(inventory), Networks: nets, Pools: pools, Secrets: secrets, Cgroups: kernel.OpenCgroups(root, ""), Kernel: root,
-	})
-	must(err)
-	f.Cleanup(guests.Close)
-	all := fleet.New(fleet.Config{Guests: guests, Pools: pools, Events: events, Log: log})
 	rules := filepath.Join(dir, "access.yaml")
 	must(os.WriteFile(rules, fmt.Appendf(nil, "version: 1\nrules: [{name: some, who: \"user:1002\", "+
 		"may: [read, start, stop, save, define, change, console, agent, volumes, pools], guests: \"mine*\", pools: \"mine*\", images: %q}]\n", filepath.Join(dir, "mine")), 0o600))
-	gate, err := access.New(access.Config{File: rules, Guests: guests, Fleet: all, Pools: pools, Networks: nets, Secrets: secrets, Log: log})
+	d, err := daemon.Open(f.Context(), daemon.Config{
+		Data: filepath.Join(dir, "data"), Run: filepath.Join(dir, "run"), Log: log, Emulator: binary, Access: rules, Kernel: kernel.At(dir),
+	})
 	must(err)
-	h.rooms = Rooms{
-		Guests: guests, Networks: nets, Pools: pools, Secrets: secrets, Events: events,
-		Host: inventory, Devices: host.NewDevices(root), Emulators: emulators,
-	}
-	h.server = New(Config{Rooms: h.rooms, Log: log, Gate: gate})
+	f.Cleanup(d.Close)
+	h.rooms = roomsOf(d)
+	h.server = New(Config{Rooms: h.rooms, Log: log, Gate: d.Gate})
 	must(os.Mkdir(filepath.Join(dir, "theirs"), 0o700))
 	for _, name := range []string{"a.img", hidden + ".img"} {
 		must(os.WriteFile(filepath.Join(dir, "theirs", name), []byte(hidden), 0o600))
 	}
 	h.startPool(f, fmt.Sprintf(poolXML, filepath.Join(dir, "theirs")))
-	_, err = secrets.Define(secretXML, true)
+	_, err = d.Secrets.Define(secretXML, true)
 	must(err)
-	must(secrets.SetValue(secretUUID, []byte(hidden)))
-	_, err = guests.Define(f.Context(), otherXML, false)
+	must(d.Secrets.SetValue(secretUUID, []byte(hidden)))
+	_, err = d.Guests.Define(f.Context(), otherXML, false)
 	must(err)
 	h.change(f)
 	h.restore(f)
