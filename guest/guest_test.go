@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"log/slog"
 	"os"
@@ -17,16 +16,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/chamber"
+	whole "github.com/lodge-kvm/lodge/daemon"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
-	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
-	"github.com/lodge-kvm/lodge/label"
-	"github.com/lodge-kvm/lodge/network"
-	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
 )
@@ -38,9 +33,9 @@ type daemon struct {
 	*guest.Registry
 	t      *testing.T
 	dir    string
+	whole  *whole.Daemon
 	events *event.Log
 	store  *store.Store
-	nets   *network.Networks
 	pools  *volume.Pools
 	groups *kernel.Cgroups
 	// prepared is how many QEMUs may wait for guests.
@@ -87,8 +82,8 @@ func newDaemonOf(t *testing.T, isolated bool) *daemon {
 	t.Cleanup(func() {
 		d.destroyAll()
 		d.close()
-		if err := d.groups.Close(); err != nil {
-			t.Errorf("control groups are left: %v", err)
+		if left := d.groups.Guests(); len(left) > 0 {
+			t.Errorf("control groups are left: %v", left)
 		}
 		if left, err := filepath.Glob(filepath.Join(dir, "run/guest/*")); err != nil || len(left) > 0 {
 			t.Errorf("run directories are left: %v (%v)", left, err)
@@ -102,84 +97,30 @@ func newDaemonOf(t *testing.T, isolated bool) *daemon {
 
 func (d *daemon) open() {
 	d.t.Helper()
-	log := slog.New(slog.NewTextHandler(testLog{d.t, d.heard}, nil))
-	must := func(err error) {
-		d.t.Helper()
-		if err != nil {
-			d.t.Fatal(err)
-		}
+	c := whole.Config{
+		Data: filepath.Join(d.dir, "data"), Run: filepath.Join(d.dir, "run"),
+		Log:      slog.New(slog.NewTextHandler(testLog{d.t, d.heard}, nil)),
+		Prepared: d.prepared, Boot: d.boot, GiveRNG: d.gives, Isolated: d.isolated,
+	}
+	if d.enforces != "" {
+		c.Security = kernel.At(d.enforces)
+	}
+	if d.required {
+		c.Labels = whole.LabelsRequired
 	}
 	var err error
-	d.store, err = store.Open(filepath.Join(d.dir, "data"))
-	must(err)
-	d.events = event.NewLog()
-	var root kernel.Root
-	inventory, err := host.NewInventory(root)
-	must(err)
-	instance := filepath.Base(d.dir)
-	d.groups = kernel.OpenCgroups(root, instance)
-	quarters := d.quarters()
-	emulators, err := host.NewEmulators(d.store, emulator, log)
-	must(err)
-	emulators.Quarters = quarters
-	d.nets, err = network.Open(d.t.Context(), network.Config{
-		Data: filepath.Join(d.dir, "data/network"), Run: filepath.Join(d.dir, "run/network"),
-		Instance: instance, Store: d.store, Events: d.events, Log: log,
-	})
-	must(err)
-	d.pools, err = volume.Open(volume.Options{Store: d.store, Events: d.events, Log: log, Quarters: quarters})
-	must(err)
-	secrets, err := secret.Open(secret.Config{Store: d.store, Key: filepath.Join(d.dir, "data/secret.key"), Events: d.events, Log: log})
-	must(err)
-	labels, without := d.findLabels()
-	d.Registry, err = guest.Open(guest.Config{
-		Quarters: quarters,
-		DataDir:  filepath.Join(d.dir, "data/guest"), RunDir: filepath.Join(d.dir, "run/guest"), Instance: instance,
-		Log: log, Store: d.store, Events: d.events, Emulators: emulators, Ledger: host.NewLedger(inventory),
-		Networks: d.nets, Pools: d.pools, Secrets: secrets, Cgroups: d.groups, Kernel: root,
-		Prepared: d.prepared, Boot: d.boot, GiveRNG: d.gives, Labels: labels, NoLabels: without, LabelsRequired: d.required,
-	})
-	must(err)
-}
-
-// findLabels finds what the recorded host enforces.
-func (d *daemon) findLabels() (*label.Host, error) {
-	if d.enforces == "" {
-		return label.Find(kernel.Root{}, "")
+	d.whole, err = whole.Open(d.t.Context(), c)
+	if d.isolated && fault.Is(err, fault.Unsupported) {
+		d.t.Skipf("no chambers here: %v", err)
 	}
-	return label.Find(kernel.At(d.enforces), filepath.Base(d.dir))
-}
-
-// quarters makes chambers where they are asked for; numbers of users differ from test
-// to test, as their directories do.
-func (d *daemon) quarters() *chamber.Quarters {
-	d.t.Helper()
-	if !d.isolated {
-		return nil
-	}
-	users, err := chamber.ParseUsers(chamber.DefaultUsers(1 + crc32.ChecksumIEEE([]byte(d.dir))>>8))
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	house, err := chamber.Open("")
-	if err != nil {
-		d.t.Skipf("no chambers here: %v", err)
-	}
-	d.t.Cleanup(func() { _ = house.Close() })
-	return &chamber.Quarters{House: house, Users: users}
+	d.Registry, d.events, d.store, d.pools, d.groups = d.whole.Guests, d.whole.Events, d.whole.Store, d.whole.Pools, d.whole.Groups
 }
 
 // close ends the daemon and leaves its guests running.
-func (d *daemon) close() {
-	d.t.Helper()
-	d.Close()
-	d.Secrets.Close()
-	d.pools.Close()
-	d.nets.Close()
-	if err := d.store.Close(); err != nil {
-		d.t.Error(err)
-	}
-}
+func (d *daemon) close() { d.whole.Close() }
 
 func (d *daemon) destroyAll() {
 	for _, g := range d.All() {
@@ -201,6 +142,9 @@ type testLog struct {
 
 func (l testLog) Write(p []byte) (int, error) {
 	l.t.Log(strings.TrimSpace(string(p)))
+	if strings.Contains(string(p), "cannot close cleanly") {
+		l.t.Fail()
+	}
 	select {
 	case l.heard <- string(p):
 	default:

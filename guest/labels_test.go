@@ -112,7 +112,7 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 		t.Helper()
 		for path, context := range map[string]string{
 			disk: own, bare: own, both: shared, medium: content, d.LogPath("one"): own, filepath.Join(one.RunDir(), "own"): own,
-			d.within(one, "dev/null"): own, d.within(one, "etc"): "",
+			d.within(one, "dev/null"): own, d.within(one, "etc"): content,
 		} {
 			wantContext(t, when, path, regexp.QuoteMeta(context))
 		}
@@ -340,7 +340,7 @@ func TestLabelsThatAreRequired(t *testing.T) {
 	d := newDaemonOf(t, true)
 	d.required = true
 	d.reopen(func() {})
-	if d.findLabelsNow() {
+	if d.Labels != nil {
 		t.Skip("this host has labels")
 	}
 	g := d.define(small("g"))
@@ -354,8 +354,6 @@ func TestLabelsThatAreRequired(t *testing.T) {
 	none := d.define(strings.Replace(small("none"), "<devices>", "<seclabel type='none' model='selinux'/><devices>", 1))
 	refused(t, none.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "none")
 }
-
-func (d *daemon) findLabelsNow() bool { h, _ := d.findLabels(); return h != nil }
 
 // newParser puts a parser of profiles into the way, which notes what it was to load.
 func newParser(t *testing.T) (loaded func() string) {
@@ -388,7 +386,7 @@ func TestGuestsHaveProfiles(t *testing.T) {
 	g := d.define(small("g", `<controller type='usb' model='qemu-xhci'/>`, fileDisk(disk, "disk", "vda", "virtio", ""),
 		fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"), `<graphics type='vnc'/>`))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	name := "lodge-" + filepath.Base(d.dir) + "-" + g.UUID()
+	name := "lodge-" + d.Instance + "-" + g.UUID()
 	if said := d.told("proc/thread-self/attr/apparmor/exec"); said != "exec "+name {
 		t.Errorf("QEMU enters %q", said)
 	}

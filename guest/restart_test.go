@@ -741,8 +741,7 @@ func TestADestroyIsCompleteWhenTheDaemonStops(t *testing.T) {
 		}
 		d.reopen(func() {})
 		eventually(t, "no control group", func() bool {
-			groups, _ := filepath.Glob("/sys/fs/cgroup/*/*" + filepath.Base(d.dir) + "/guest-*")
-			return len(groups) == 0
+			return len(d.groups.Guests()) == 0
 		})
 	}
 	for _, g := range d.All() { // the last one's end may only be noticed by now
