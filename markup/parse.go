@@ -15,7 +15,7 @@ import (
 // and below what would hurt: size is the limit of a string on the wire.
 const (
 	MaxSize  = 4 << 20
-	MaxDepth = 200
+	MaxDepth = 256 // a chain of 200 images, each within the one above, and what is around them
 	MaxNodes = 200_000
 	MaxAttrs = 200_000
 )
