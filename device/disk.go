@@ -11,8 +11,8 @@ type Disk struct {
 	Source *DiskSource
 	// Format of Source ("raw", "qcow2"); never guessed from the bytes of a raw disk.
 	Format string
-	// Backing is the chain below Source when the definition says it; the last
-	// element may be a Terminator. Empty with BackingSaid false: as the image says.
+	// Backing is the chain below Source. That of a running guest is as it was found, and ends in a
+	// Terminator. Otherwise it is what the definition says, and BackingSaid tells that it says one.
 	Backing     []BackingLayer
 	BackingSaid bool
 
@@ -92,6 +92,56 @@ type BackingLayer struct {
 	Source     *DiskSource // nil: the chain ends here by decision of the definition
 	Format     string
 	Terminator bool
+}
+
+// Images gives the sources of a disk's chain, the top one first; none for an empty drive.
+func (d *Disk) Images() []*DiskSource {
+	if d.Source == nil {
+		return nil
+	}
+	all := make([]*DiskSource, 1, 1+len(d.Backing))
+	all[0] = d.Source
+	for _, l := range d.Backing {
+		if l.Source != nil {
+			all = append(all, l.Source)
+		}
+	}
+	return all
+}
+
+// Nodes gives the numbers of the block nodes of a disk's images, the top one's first.
+func (d *Disk) Nodes() []uint {
+	images := d.Images()
+	all := make([]uint, len(images))
+	for i, s := range images {
+		all[i] = s.Index
+	}
+	return all
+}
+
+// Number gives a number to each image that has none, from the top down.
+func (d *Disk) Number(next func() uint) {
+	for _, s := range d.Images() {
+		if s.Index == 0 {
+			s.Index = next()
+		}
+	}
+}
+
+// SetChain makes what was found on the host the chain below the disk's source. Its images have no numbers yet.
+func (d *Disk) SetChain(found DiskAttachment) {
+	if d.Source == nil || len(found.Layers) == 0 {
+		return
+	}
+	d.Backing = make([]BackingLayer, 0, len(found.Layers))
+	for _, l := range found.Layers[1:] {
+		source := &DiskSource{File: l.Path}
+		if l.Block {
+			source = &DiskSource{Block: l.Path}
+		}
+		d.Backing = append(d.Backing, BackingLayer{Source: source, Format: l.Format})
+	}
+	d.Backing = append(d.Backing, BackingLayer{Terminator: true})
 }
 
 // IOTune bounds a disk's throughput. Bytes and operations are per second,

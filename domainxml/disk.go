@@ -200,7 +200,7 @@ func describeSourceLabel(n *node, l *device.SourceLabel) {
 // ends the chain.
 func describeBackingStore(n *node, d *device.Disk) {
 	if n.writing {
-		if d.BackingSaid {
+		if d.BackingSaid || n.style.Active {
 			writeBacking(n, d.Backing)
 		}
 		return
@@ -216,7 +216,7 @@ func describeBackingStore(n *node, d *device.Disk) {
 			setDefault(&kind, "file")
 			var index uint
 			num(c, "index", &index)
-			c.in("format", func(n *node) { n.str("type", &layer.Format, "raw", "qcow2") })
+			c.in("format", func(n *node) { n.choice("type", &layer.Format, "raw", "qcow2") }) // headers name others, too
 			c.in("source", func(n *node) { describeSource(n, kind, &layer.Source, nil) })
 			if layer.Source != nil {
 				layer.Source.Index = index

@@ -254,6 +254,51 @@ func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 	same(t, def, before)
 }
 
+// The chain of a running guest is shown with its numbers, and no definition has it that does not say it.
+func TestActiveShowsChains(t *testing.T) {
+	images := func(said bool) *device.Disk {
+		return &device.Disk{
+			Info: device.Info{Alias: "virtio-disk0"}, Device: "disk", Format: "qcow2", Target: "vda", Bus: "virtio",
+			Source: &device.DiskSource{File: "/a", Index: 1},
+			Backing: []device.BackingLayer{
+				{Source: &device.DiskSource{File: "/b", Index: 2}, Format: "vmdk"},
+				{Source: &device.DiskSource{Block: "/dev/c", Index: 3}, Format: "raw"},
+				{Terminator: true},
+			},
+			BackingSaid: said,
+		}
+	}
+	const chain = `  <source file='/a' index='1'/>
+  <backingStore type='file' index='2'>
+    <format type='vmdk'/>
+    <source file='/b'/>
+    <backingStore type='block' index='3'>
+      <format type='raw'/>
+      <source dev='/dev/c'/>
+      <backingStore/>
+    </backingStore>
+  </backingStore>
+`
+	text, err := FormatDevice(images(false), Style{Active: true})
+	if err != nil || !strings.Contains(text, chain) {
+		t.Fatalf("%v, no\n%s in\n%s", err, chain, text)
+	}
+	again, err := ParseDevice(text, Options{Active: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(images(true), again); diff != "" { // who reads it cannot tell who said it
+		t.Errorf("read back (-want +got):\n%s", diff)
+	}
+	for _, said := range []bool{false, true} {
+		def := &domain.Definition{Virt: "kvm", Name: "a", Memory: 1 << 30, Devices: device.Set{Disks: []*device.Disk{images(said)}}}
+		text, err := Format(def, Style{})
+		if err != nil || strings.Contains(text, "index=") || strings.Contains(text, "<backingStore type='block'>") != said {
+			t.Errorf("said is %v: %v\n%s", said, err, text)
+		}
+	}
+}
+
 func TestDevicesByThemselves(t *testing.T) {
 	for _, doc := range []string{
 		"<disk type='file' device='disk'>\n  <driver name='qemu' type='qcow2'/>\n  <source file='/a'/>\n  <target dev='vdb' bus='virtio'/>\n</disk>\n",

@@ -35,13 +35,11 @@ func settleDevice(dev device.Device) {
 	}
 	switch d := dev.(type) {
 	case *device.Disk:
-		if d.Source != nil {
-			d.Source.Index = 0
+		if !d.BackingSaid { // it was found when the guest was started
+			d.Backing = nil
 		}
-		for _, layer := range d.Backing {
-			if layer.Source != nil {
-				layer.Source.Index = 0
-			}
+		for _, image := range d.Images() {
+			image.Index = 0
 		}
 	case *device.NIC:
 		settleNIC(d)

@@ -123,6 +123,7 @@ func (g *Guest) attachDevice(ctx context.Context, r *run, p *qemu.Plan, dev, sav
 		}
 		if present {
 			p.Disks[d.Alias] = found
+			r.showChain(d, found)
 		}
 		forget, err := g.reg.giveKey(p, d)
 		if err != nil {

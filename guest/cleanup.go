@@ -30,7 +30,7 @@ type cleanup struct {
 	Alias   string    `json:",omitempty"` // of the device; empty: an image of a drive is all there is
 	Objects []undoing `json:",omitempty"` // the commands that remove what is behind it
 	NIC     *heldNIC  `json:",omitempty"`
-	Image   uint      `json:",omitempty"` // the number of the images that QEMU is to let go; 0: none
+	Images  []uint    `json:",omitempty"` // the numbers of those that QEMU is to let go
 	// Device is a PCI device of the host; nil: it was none. Taken says that the host's
 	// driver gets it back.
 	Device *kernel.PCIAddress `json:",omitempty"`
@@ -76,8 +76,8 @@ func (r *run) newCleanup(dev device.Device) *cleanup {
 	if b := backendOf(dev); b != nil && b.Type == "unix" && b.Mode != "connect" && r.User != nil {
 		c.Socket = b.Path
 	}
-	if d, is := dev.(*device.Disk); is && d.Source != nil {
-		c.Image = d.Source.Index
+	if d, is := dev.(*device.Disk); is {
+		c.Images = d.Nodes()
 	}
 	_, after, err := qemu.Unplug(dev)
 	for i := range after {
@@ -144,14 +144,14 @@ func (c *cleanup) removeObjects(ctx context.Context) error {
 
 // closeImages has QEMU close the images of a disk. It does not while the guest is paused.
 func (c *cleanup) closeImages(ctx context.Context) error {
-	if c.Image == 0 || c.r.gone() || c.r.process == nil {
+	if len(c.Images) == 0 || c.r.gone() || c.r.process == nil {
 		return nil
 	}
 	s, err := c.r.monitor()
 	if err != nil {
 		return err
 	}
-	kept, err := forgetImages(ctx, s, c.Image)
+	kept, err := forgetImages(ctx, s, c.Images)
 	if kept {
 		return errors.New("QEMU closes the images of a paused guest when it runs")
 	}
@@ -204,11 +204,11 @@ func newUndoing(step *qemu.Step) (undoing, error) {
 
 // forgetImages has QEMU let go of images that were handed to it and that nothing in
 // it uses any more. Kept says that it has not: one that is paused does not close them.
-func forgetImages(ctx context.Context, s *qmp.Session, index uint) (kept bool, err error) {
+func forgetImages(ctx context.Context, s *qmp.Session, numbers []uint) (kept bool, err error) {
 	sets := func() (steps []qemu.Step, err error) {
 		var held []qemu.FileSet
 		err = s.Execute(ctx, "query-fdsets", nil, &held)
-		return qemu.ForgetImages(held, index), err
+		return qemu.ForgetImages(held, numbers), err
 	}
 	steps, err := sets()
 	if len(steps) == 0 || err != nil {

@@ -25,7 +25,7 @@ func (l *labels) confine(ctx context.Context, place *chamber.Chamber, p *qemu.Pl
 	return l.inTurn(ctx, func() error {
 		l.Profile = &label.Profile{Name: l.Process, Peer: l.host.Own, Network: place.Network || len(p.Listeners) > 0}
 		for alias, a := range p.Disks {
-			l.allow(ownerOf(p.Definition.Devices.ByAlias(alias)), nil, imagesOf(a))
+			l.allowImages(p.Definition.Devices.ByAlias(alias), a)
 		}
 		l.allow("", place.Reach(), handed)
 		return l.load(ctx)
@@ -69,9 +69,25 @@ func (l *labels) admit(ctx context.Context, p *qemu.Plan, dev device.Device, pla
 		if place != nil {
 			reach = place.Reach()
 		}
-		l.allow(ownerOf(dev), reach, handedBy(p))
+		if d, is := dev.(*device.Disk); is {
+			l.allowImages(d, p.Disks[d.Alias])
+		} else {
+			l.allow(ownerOf(dev), reach, handedBy(p))
+		}
 		return l.load(ctx)
 	})
+}
+
+// allowImages allows what a disk has been handed, each image for itself: a job may take one away.
+func (l *labels) allowImages(dev device.Device, a device.DiskAttachment) {
+	d, is := dev.(*device.Disk)
+	if !is {
+		return
+	}
+	numbers := d.Nodes()
+	for i, layer := range a.Layers {
+		l.allow(imageOwner(numbers[i]), nil, []*os.File{layer.File})
+	}
 }
 
 // allow adds rules to the profile. What is allowed for nobody in particular is not
@@ -165,8 +181,8 @@ func (l *labels) forbid(ctx context.Context, by string) error {
 	if l.Profile == nil || l.host == nil || by == "" {
 		return nil
 	}
-	n := len(l.Profile.Rules)
-	l.Profile.Rules = slices.DeleteFunc(l.Profile.Rules, func(r label.Rule) bool { return r.For == by })
+	n, all := len(l.Profile.Rules), owners(by)
+	l.Profile.Rules = slices.DeleteFunc(l.Profile.Rules, func(r label.Rule) bool { return slices.Contains(all, r.For) })
 	if len(l.Profile.Rules) == n {
 		return nil
 	}

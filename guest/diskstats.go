@@ -70,6 +70,7 @@ func disksOf(def *domain.Definition, counters []blockStats, blocks []blockInfo) 
 			st.Index = d.Source.Index
 		}
 		st.count(counters)
+		st.name(d.Images())
 		for _, b := range blocks {
 			if belongsTo(b.QDev, d.Alias) && b.Inserted != nil {
 				st.measure(&b.Inserted.Image)
@@ -118,8 +119,14 @@ func (d *DiskStats) measure(image *blockImage) {
 		}
 		below := &d.Backing[i]
 		below.Capacity, below.Physical = image.VirtualSize, image.ActualSize
-		if len(image.Filename) <= maxPath {
-			below.Path = image.Filename
+	}
+}
+
+// name says which images lie below the top one: QEMU knows only numbers of files that it was handed.
+func (d *DiskStats) name(images []*device.DiskSource) {
+	for i := range d.Backing {
+		if i+1 < len(images) {
+			d.Backing[i].Path, d.Backing[i].Index = images[i+1].Path(), images[i+1].Index
 		}
 	}
 }

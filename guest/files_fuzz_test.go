@@ -117,7 +117,7 @@ func FuzzJournals(f *testing.F) {
 	})
 	add(1, madeFile{Path: "/s", Device: 1, Inode: 2})
 	for kind, payload := range map[string]any{
-		mediaKind.Name:   mediaChange{Live: drive, Saved: drive, Node: "n", Old: 1, Undo: steps, Rest: steps},
+		mediaKind.Name:   mediaChange{Live: drive, Saved: drive, Node: "n", Old: []uint{1, 2}, Undo: steps, Rest: steps},
 		attachKind.Name:  attach{Device: drive, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}, Undo: steps},
 		detachKind.Name:  detach{Alias: "net1", Saved: drive},
 		cleanupKind.Name: cleanup{Alias: "net1", Objects: steps, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}},

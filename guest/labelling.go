@@ -159,6 +159,7 @@ func (l *labels) diskWants(d *device.Disk, a device.DiskAttachment) []loan {
 		return nil
 	}
 	var all []loan
+	numbers := d.Nodes()
 	for i, layer := range a.Layers {
 		need := l.Content
 		switch {
@@ -177,25 +178,31 @@ func (l *labels) diskWants(d *device.Disk, a device.DiskAttachment) []loan {
 				}
 			}
 		}
-		all = append(all, loan{layer.File, need, imageOwner(d.Source.Index)})
+		all = append(all, loan{layer.File, need, imageOwner(numbers[i])})
 	}
 	return all
 }
 
-// imageOwner names the images of a disk, which may outlive the disk by the medium
-// that comes after them.
-func imageOwner(index uint) string { return fmt.Sprintf("image %d", index) }
+// imageOwner names images of disks, by their numbers: they may outlive a disk by the medium that comes after
+// them, and a job may take one of them away.
+func imageOwner(numbers ...uint) string {
+	names := make([]string, len(numbers))
+	for i, n := range numbers {
+		names[i] = fmt.Sprintf("image %d", n)
+	}
+	return strings.Join(names, ",")
+}
 
 // ownerOf names what a device needs of the host, for as long as it is the guest's.
 func ownerOf(dev device.Device) string {
 	if d, is := dev.(*device.Disk); is {
-		if d.Source == nil {
-			return ""
-		}
-		return imageOwner(d.Source.Index)
+		return imageOwner(d.Nodes()...)
 	}
 	return dev.Common().Alias
 }
+
+// owners are the names that one stands for.
+func owners(by string) []string { return strings.Split(by, ",") }
 
 // labelFiles labels what the guest is about to be handed, or shown.
 func (l *launching) labelFiles(ctx context.Context) error {

@@ -303,8 +303,8 @@ func (l *labels) giveBack(ctx context.Context, by string) error {
 		return nil
 	}
 	return l.inTurn(ctx, func() error {
-		n := len(l.Files)
-		err := l.putBack(ctx, func(f lent) bool { return f.For == by })
+		n, all := len(l.Files), owners(by)
+		err := l.putBack(ctx, func(f lent) bool { return slices.Contains(all, f.For) })
 		if len(l.Files) != n {
 			err = errors.Join(err, l.keep())
 		}

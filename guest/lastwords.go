@@ -3,6 +3,7 @@ package guest
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/device"
@@ -69,7 +70,7 @@ func called(def *domain.Definition, id string) string {
 		}
 	}
 	for _, d := range def.Devices.Disks {
-		if d.Source != nil && strings.HasPrefix(id, fmt.Sprintf("libvirt-%d-", d.Source.Index)) {
+		if slices.ContainsFunc(d.Nodes(), func(number uint) bool { return strings.HasPrefix(id, fmt.Sprintf("libvirt-%d-", number)) }) {
 			return deviceName(d)
 		}
 	}

@@ -189,7 +189,7 @@ func updateDisk(old, d *device.Disk) error {
 		return fault.New(fault.Unsupported, fault.Config, "cannot make drive %s another one in place, nor a read-only one; detach it and attach the new one", old.Target)
 	}
 	old.Source, old.Format = d.Source, d.Format
-	old.Backing, old.BackingSaid = nil, false
+	old.Backing, old.BackingSaid = d.Backing, d.BackingSaid
 	if d.StartupPolicy != "" {
 		old.StartupPolicy = d.StartupPolicy
 	}

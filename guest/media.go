@@ -27,7 +27,7 @@ type mediaChange struct {
 	Live  string    // the drive's XML with the new medium
 	Saved string    `json:",omitempty"` // the same in the stored definition; empty: that stays
 	Node  string    `json:",omitempty"` // the drive reads this once it is done; empty: nothing
-	Old   uint      `json:",omitempty"` // the number of the images that QEMU is to let go then; 0: none
+	Old   []uint    `json:",omitempty"` // the numbers of the images that QEMU is to let go then
 	Undo  []undoing `json:",omitempty"` // in the order in which the steps were to be made
 	Rest  []undoing `json:",omitempty"` // follow when the drive has the node
 
@@ -115,6 +115,7 @@ func (g *Guest) changeMedia(ctx context.Context, m *mediaChange, def *domain.Def
 	}
 	if present {
 		m.plan.Disks[m.live.Alias] = a
+		m.r.showChain(m.live, a)
 	}
 	if m.steps, err = qemu.ChangeMedia(m.plan, before, m.live, force); err != nil {
 		return err
@@ -135,9 +136,7 @@ func (m *mediaChange) note(before *device.Disk) (err error) {
 			return err
 		}
 	}
-	if before.Source != nil {
-		m.Old = before.Source.Index
-	}
+	m.Old = before.Nodes()
 	decides := "blockdev-remove-medium"
 	if m.live.Source != nil {
 		m.Node, decides = qemu.TopNode(m.live), "blockdev-insert-medium"
@@ -250,7 +249,7 @@ func (m *mediaChange) define(ctx context.Context) error {
 // forget has QEMU close the images of the old medium. One that is paused closes them
 // when it runs.
 func (m *mediaChange) forget(ctx context.Context) error {
-	if m.Old == 0 {
+	if len(m.Old) == 0 {
 		return nil
 	}
 	s, err := m.r.monitor()
@@ -259,12 +258,12 @@ func (m *mediaChange) forget(ctx context.Context) error {
 		kept, err = forgetImages(ctx, s, m.Old)
 	}
 	if err == nil && !kept {
-		if err := m.r.labels.giveBack(ctx, imageOwner(m.Old)); err != nil {
+		if err := m.r.labels.giveBack(ctx, imageOwner(m.Old...)); err != nil {
 			m.r.log.Warn("the image of a medium may keep the guest's label", "disk", m.live.Target, "error", err)
 		}
 		return nil
 	}
-	rest, err := m.r.ops.Follow(cleanupKind.Name, &cleanup{r: m.r, Image: m.Old, For: imageOwner(m.Old)}, operation.Record{})
+	rest, err := m.r.ops.Follow(cleanupKind.Name, &cleanup{r: m.r, Images: m.Old, For: imageOwner(m.Old...)}, operation.Record{})
 	if err == nil {
 		m.r.ops.Wake(rest)
 	}

@@ -179,16 +179,15 @@ func (r *run) numberNode(def *domain.Definition, dev device.Device) {
 		r.notesNode(d)
 	}
 	if d, ok := dev.(*device.Disk); ok && d.Source != nil {
-		r.LastNode = max(r.LastNode+1, d.Source.Index)
-		d.Source.Index = r.LastNode
+		d.Source.Index = r.nodes.next()
 	}
 }
 
 // notesNode keeps the number of a disk that a journal names from being given once more: its daemon may not
 // have lived to write down that it had, and QEMU may not let go of the node.
 func (r *run) notesNode(dev device.Device) {
-	if d, ok := dev.(*device.Disk); ok && d.Source != nil {
-		r.LastNode = max(r.LastNode, d.Source.Index)
+	if d, ok := dev.(*device.Disk); ok {
+		r.nodes.note(d)
 	}
 }
 

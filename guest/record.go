@@ -169,7 +169,7 @@ func (g *Guest) journal() error {
 	if r == nil {
 		return nil
 	}
-	r.State, r.Since, r.Fences = g.state, g.since, g.record.Fences
+	r.State, r.Since, r.Fences, r.LastNode = g.state, g.since, g.record.Fences, r.nodes.newest()
 	if err := writeRunRecord(r.dir, &r.runRecord); err != nil {
 		return err
 	}

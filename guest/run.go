@@ -70,6 +70,7 @@ type run struct {
 	// lost is when the monitor was lost; nil: it is there.
 	lost atomic.Pointer[time.Time]
 
+	nodes    nodes
 	releases []release
 	// withheld are those that failed, in their order; who has them done gives them to holdOn.
 	withheld []release
@@ -108,7 +109,7 @@ type release struct {
 }
 
 func newRun(rec runRecord, dir string, root kernel.Root, log *slog.Logger) *run {
-	return &run{runRecord: rec, dir: dir, kernel: root, log: log, ends: make(chan struct{}), kill: make(chan struct{}), back: make(chan *qmp.Session)}
+	return &run{runRecord: rec, nodes: nodes{last: rec.LastNode}, dir: dir, kernel: root, log: log, ends: make(chan struct{}), kill: make(chan struct{}), back: make(chan *qmp.Session)}
 }
 
 // monitorSocket is where a QEMU serves its monitor, in its directory.

@@ -115,6 +115,7 @@ type DiskStats struct {
 type LayerStats struct {
 	Path                           string
 	Allocation, Capacity, Physical uint64
+	Index                          uint // the number of its block node
 }
 
 // NICStats counts one interface's traffic, from the guest's point of view. One that

@@ -458,6 +458,9 @@ func (p *statsParams) disks(v *guest.View, st *guest.Stats, backing bool, atRest
 		}
 		for _, below := range s.Backing {
 			names := next(d.Target, below.Path)
+			if below.Index > 0 {
+				p.add(names[blockBackingIndex], xdr.Uint(uint32(below.Index)))
+			}
 			p.sizes(names, below.Allocation, below.Capacity, below.Physical)
 		}
 	}

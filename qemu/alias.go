@@ -30,21 +30,37 @@ func AssignAliases(d *domain.Definition) {
 	if len(s.Consoles) > 0 && mirrorsSerial(s, s.Consoles[0]) {
 		s.Consoles[0].Alias = s.Serials[0].Alias
 	}
-	next := highestNode(s)
-	for _, disk := range slices.Backward(s.Disks) {
-		if disk.Source != nil && disk.Source.Index == 0 {
-			next++
-			disk.Source.Index = next
+	next := after(highestNode(s))
+	for _, d := range slices.Backward(s.Disks) {
+		d.Number(next)
+	}
+}
+
+// ShowChains gives the disks of a guest that starts the chains that were found for them, and numbers all
+// images as libvirt does: from the last disk to the first, and in each from the top down. An empty drive
+// uses up a number.
+func ShowChains(s *device.Set, found map[string]device.DiskAttachment) {
+	next := after(0)
+	for _, d := range slices.Backward(s.Disks) {
+		if d.Source == nil {
+			next()
+		}
+		d.SetChain(found[d.Alias])
+		for _, image := range d.Images() {
+			image.Index = next()
 		}
 	}
 }
 
+// after counts on from a number.
+func after(last uint) (next func() uint) {
+	return func() uint { last++; return last }
+}
+
 func highestNode(s *device.Set) uint {
 	highest := uint(0)
-	for _, other := range s.Disks {
-		if other.Source != nil {
-			highest = max(highest, other.Source.Index)
-		}
+	for _, d := range s.Disks {
+		highest = max(highest, slices.Max(append(d.Nodes(), 0)))
 	}
 	return highest
 }

@@ -33,7 +33,7 @@ func (b *builder) disk(d *device.Disk) error {
 		present = false
 	}
 	if present {
-		make := b.node
+		make := b.nodes
 		if d.Encryption != nil && !b.live { // its passphrase is for the monitor only
 			make = b.standIn
 		}
@@ -68,22 +68,20 @@ var formats = []string{"luks", "raw", "qcow2", "qcow", "qed", "vmdk", "vdi", "vh
 // said too: QEMU must not follow what stands in an image.
 var backed = []string{"qcow2", "qcow", "qed", "vmdk"}
 
-// node makes the block node of a disk with its whole chain inside, so that it
-// comes and goes as one, and gives its name.
-func (b *builder) node(d *device.Disk, a device.DiskAttachment) (string, error) {
-	if len(a.Layers) == 0 {
-		return "", invalid("disk %s has no image", d.Target)
+// nodes makes the block nodes of a disk, one for each image, the lowest first. It gives the name of the
+// node that the device is to have. Each node is the monitor's own, so that a job can put one in the
+// place of another.
+func (b *builder) nodes(d *device.Disk, a device.DiskAttachment) (string, error) {
+	numbers := d.Nodes()
+	if len(a.Layers) == 0 || len(numbers) < len(a.Layers) {
+		return "", invalid("disk %s has %d images, of which %d are numbered", d.Target, len(a.Layers), len(numbers))
 	}
 	if err := b.key(d); err != nil {
 		return "", err
 	}
-	index := uint(0)
-	if d.Source != nil {
-		index = d.Source.Index
-	}
 	var below any
 	for i, l := range slices.Backward(a.Layers) {
-		layer, err := b.layer(d, l, layerSet(index, i), nodeBase(index, i), i > 0 || d.ReadOnly)
+		layer, err := b.layer(d, l, numbers[i], i > 0 || d.ReadOnly)
 		if err != nil {
 			return "", err
 		}
@@ -92,31 +90,46 @@ func (b *builder) node(d *device.Disk, a device.DiskAttachment) (string, error) 
 		} else if below != nil {
 			return "", invalid("disk %s: an image of format %s cannot have another below it", d.Target, l.Format)
 		}
-		below = layer
+		if i == 0 {
+			layer = append(layer, keyOf(d, l.Format)...)
+		}
+		b.part("blockdev", layer)
+		below = FormatNode(numbers[i])
 	}
-	top := below.(properties)
-	top = append(top, keyOf(d, a.Layers[0].Format)...)
 	if d.CopyOnRead == device.On {
-		top = properties{{"driver", "copy-on-read"}, {"node-name", TopNode(d)}, {"file", top}, {"discard", "unmap"}}
+		b.part("blockdev", properties{{"driver", "copy-on-read"}, {"node-name", TopNode(d)}, {"file", below}, {"discard", "unmap"}})
 	}
-	b.part("blockdev", top)
 	return TopNode(d), nil
 }
 
-// nodeBase is the beginning of the names of a layer's nodes.
-func nodeBase(index uint, depth int) string {
-	if depth == 0 {
-		return fmt.Sprintf("libvirt-%d", index)
+// removeNodes gives the steps that take away the block nodes of a disk, from the top down: QEMU keeps
+// a node that another lies on.
+func removeNodes(d *device.Disk) []Step {
+	var steps []Step
+	if d.CopyOnRead == device.On && d.Source != nil {
+		steps = append(steps, removal("blockdev", TopNode(d)))
 	}
-	return fmt.Sprintf("libvirt-%d-%d", index, depth)
+	for _, number := range d.Nodes() {
+		steps = append(steps, removal("blockdev", FormatNode(number)))
+	}
+	return steps
 }
+
+// FormatNode is the name of the node of the image with that number, as its format has it.
+func FormatNode(number uint) string { return nodeBase(number) + "-format" }
+
+// storageNode is the name of the node of the file or device that holds an image.
+func storageNode(number uint) string { return nodeBase(number) + "-storage" }
+
+// nodeBase is the beginning of the names of what QEMU has for an image.
+func nodeBase(number uint) string { return fmt.Sprintf("libvirt-%d", number) }
 
 // TopNode is the name of the node that a disk's device reads and writes.
 func TopNode(d *device.Disk) string {
 	if d.CopyOnRead == device.On {
 		return "libvirt-CoR-" + d.Target
 	}
-	return nodeBase(d.Source.Index, 0) + "-format"
+	return FormatNode(d.Source.Index)
 }
 
 // cacheMode is what libvirt's words for caching mean.
@@ -128,16 +141,23 @@ var cacheModes = map[string]cacheMode{
 }
 
 // layer describes one image of a chain: its format, and the file or device
-// that holds it.
-func (b *builder) layer(d *device.Disk, l device.Layer, set uint, base string, readOnly bool) (properties, error) {
+// that holds it, which is opened again with it when it becomes writable.
+func (b *builder) layer(d *device.Disk, l device.Layer, number uint, readOnly bool) (properties, error) {
 	if !slices.Contains(formats, l.Format) {
 		return nil, unsupported("disk %s: images of format %q are not built", d.Target, l.Format)
 	}
-	storage, err := b.storage(d, l, set, base)
+	storage, err := b.storage(d, l, number)
 	if err != nil {
 		return nil, err
 	}
-	props := properties{{"driver", l.Format}, {"node-name", base + "-format"}, {"read-only", readOnly}}
+	props := formatProperties(d, l.Format, number, readOnly)
+	props.add("file", storage)
+	return props, nil
+}
+
+// formatProperties are those of an image's format, whatever holds the image.
+func formatProperties(d *device.Disk, format string, number uint, readOnly bool) properties {
+	props := properties{{"driver", format}, {"node-name", FormatNode(number)}, {"read-only", readOnly}}
 	if d.Discard == "unmap" {
 		props.add("discard", "unmap")
 	}
@@ -150,20 +170,19 @@ func (b *builder) layer(d *device.Disk, l device.Layer, set uint, base string, r
 		}
 	}
 	cacheProperties(&props, d.Cache)
-	props.add("file", storage)
-	return props, nil
+	return props
 }
 
-func (b *builder) storage(d *device.Disk, l device.Layer, set uint, base string) (properties, error) {
+func (b *builder) storage(d *device.Disk, l device.Layer, number uint) (properties, error) {
 	driver := "file"
 	if l.Block {
 		driver = "host_device"
 	}
 	path := l.Path
 	if l.File != nil {
-		path = b.handOver(l.File, set)
+		path = b.handOver(l.File, number)
 	}
-	props := properties{{"driver", driver}, {"filename", path}, {"node-name", base + "-storage"}}
+	props := properties{{"driver", driver}, {"filename", path}, {"node-name", storageNode(number)}}
 	switch d.IO {
 	case "", "threads":
 		props.text("aio", d.IO)

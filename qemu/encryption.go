@@ -20,10 +20,10 @@ func (b *builder) standIn(d *device.Disk, a device.DiskAttachment) (string, erro
 	return standInName(d), nil
 }
 
-func standInName(d *device.Disk) string { return nodeBase(d.Source.Index, 0) + "-void" }
+func standInName(d *device.Disk) string { return nodeBase(d.Source.Index) + "-void" }
 
 // keyName is what QEMU calls the passphrase of a disk.
-func keyName(d *device.Disk) string { return nodeBase(d.Source.Index, 0) + "-key" }
+func keyName(d *device.Disk) string { return nodeBase(d.Source.Index) + "-key" }
 
 // encryptable refuses encryption where it is not built.
 func (b *builder) encryptable(d *device.Disk) error {
@@ -78,7 +78,7 @@ func forgetKey(p *Plan, d *device.Disk) []Step {
 func Unlock(p *Plan, d *device.Disk) ([]Step, error) {
 	b := newBuilder(p)
 	b.live = true
-	top, err := b.node(d, p.Disks[d.Alias])
+	top, err := b.nodes(d, p.Disks[d.Alias])
 	if err != nil {
 		return nil, err
 	}

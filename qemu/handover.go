@@ -4,16 +4,14 @@ import (
 	"fmt"
 	"hash/crc32"
 	"os"
+	"slices"
 
 	"github.com/lodge-kvm/lodge/device"
 )
 
 // A QEMU that may open nothing of the host's is handed its files. What it can only
 // be told as a path is then a set of descriptors, which it opens as /dev/fdset/N.
-
-// layerSet numbers the set of one layer of a disk. Numbers of nodes are used once
-// in the life of a guest, and chains have at most 200 layers.
-func layerSet(index uint, depth int) uint { return index<<8 | uint(depth) }
+// The set of an image has the number of the image's node, which is used once in the life of a guest.
 
 // pathSet numbers the set of another file, above those of disks; the number must
 // be the same whenever the guest is made, and below 2^31.
@@ -57,13 +55,13 @@ type FileSet struct {
 	ID uint `json:"fdset-id"`
 }
 
-// ForgetImages gives the steps by which QEMU lets go of the images with a disk's
-// number that it was handed when it started, once nothing in it uses them. A start
+// ForgetImages gives the steps by which QEMU lets go of the images with these
+// numbers that it was handed when it started, once nothing in it uses them. A start
 // does not do that by itself: it would cost a command for each image.
-func ForgetImages(held []FileSet, index uint) []Step {
+func ForgetImages(held []FileSet, numbers []uint) []Step {
 	var sets []uint
 	for _, set := range held {
-		if set.ID < layerSet(index+1, 0) && set.ID >= layerSet(index, 0) {
+		if slices.Contains(numbers, set.ID) {
 			sets = append(sets, set.ID)
 		}
 	}

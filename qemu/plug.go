@@ -97,7 +97,7 @@ func unplugged(dev device.Device) ([]Step, error) {
 		case d.Source == nil:
 			return nil, nil
 		}
-		after := []Step{removal("blockdev", TopNode(d))}
+		after := removeNodes(d)
 		if d.Encryption != nil {
 			after = append(after, removal("object", keyName(d))) // if it is still there
 		}
@@ -145,10 +145,10 @@ func cannotPlug(dev device.Device) error {
 }
 
 // ChangeMedia gives the steps that exchange the medium in a drive for CDs or
-// floppies; after has no source when the drive is to be empty. The new medium's
-// node is numbered, unless after has a number already. A guest that has locked its
+// floppies; medium has no source when the drive is to be empty. The new medium's
+// nodes are numbered, unless they have numbers already. A guest that has locked its
 // tray is overruled with force only.
-func ChangeMedia(p *Plan, before, after *device.Disk, force bool) ([]Step, error) {
+func ChangeMedia(p *Plan, before, medium *device.Disk, force bool) ([]Step, error) {
 	if before.Device != "cdrom" && before.Device != "floppy" {
 		return nil, unsupported("disk %s is a %s, whose source cannot be exchanged while the domain runs", before.Target, before.Device)
 	}
@@ -159,24 +159,22 @@ func ChangeMedia(p *Plan, before, after *device.Disk, force bool) ([]Step, error
 	}
 	if before.Source != nil && before.Source.Index != 0 {
 		steps[1].Undo = insertion(before)
-		steps = append(steps, removal("blockdev", TopNode(before)))
+		steps = append(steps, removeNodes(before)...)
 	}
-	a, present := p.Disks[after.Alias]
-	if present && after.Source != nil {
+	a, present := p.Disks[medium.Alias]
+	if present && medium.Source != nil {
 		b := newBuilder(p)
 		b.live = true
-		if after.Source.Index == 0 {
-			after.Source.Index = highestNode(&p.Definition.Devices) + 1
-		}
-		if _, err := b.node(after, a); err != nil {
+		medium.Number(after(highestNode(&p.Definition.Devices)))
+		if _, err := b.nodes(medium, a); err != nil {
 			return nil, err
 		}
 		for _, part := range b.parts {
 			steps = append(steps, part.step())
 		}
-		steps = append(append(steps, *insertion(after)), forget(b.sets)...)
+		steps = append(append(steps, *insertion(medium)), forget(b.sets)...)
 	}
-	if after.Tray != "open" {
+	if medium.Tray != "open" {
 		steps = append(steps, Step{Command: "blockdev-close-tray", Args: properties{id}})
 	}
 	return inOrder(steps), nil
