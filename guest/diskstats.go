@@ -80,10 +80,6 @@ func disksOf(def *domain.Definition, counters []blockStats, blocks []blockInfo) 
 	return disks
 }
 
-// maxPath bounds what a sample keeps of QEMU's words, in bytes, as the kernel
-// bounds its paths.
-const maxPath = 4096
-
 // recount is sampleDisks without the sizes, which are those of the last sample.
 // QEMU answers from its own memory.
 func recount(ctx context.Context, s *qmp.Session, st *Stats) error {
@@ -163,7 +159,6 @@ type blockInfo struct {
 
 // blockImage is an image as QEMU has it open, with those below it.
 type blockImage struct {
-	Filename    string
 	VirtualSize uint64      `json:"virtual-size"`
 	ActualSize  uint64      `json:"actual-size"`
 	Backing     *blockImage `json:"backing-image"`

@@ -260,7 +260,7 @@ func FuzzDiskAnswers(f *testing.F) {
 				t.Fatalf("disks %+v", disks)
 			}
 			for _, l := range disks[0].Backing {
-				if len(l.Path) > maxPath {
+				if l.Path != "" { // no definition says it
 					t.Fatalf("a path of %d bytes", len(l.Path))
 				}
 			}
