@@ -50,11 +50,6 @@ func forget(sets []uint) []Step {
 	return steps
 }
 
-// FileSet is a set of files that QEMU holds, as it tells on query-fdsets.
-type FileSet struct {
-	ID uint `json:"fdset-id"`
-}
-
 // ForgetImages gives the steps by which QEMU lets go of the images with these
 // numbers that it was handed when it started, once nothing in it uses them. A start
 // does not do that by itself: it would cost a command for each image.
