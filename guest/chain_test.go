@@ -2,14 +2,18 @@ package guest_test
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/qemu"
 )
 
 // chain makes qcow2 images that lie on each other, and gives the path of the topmost. Each has a megabyte of its
@@ -30,12 +34,13 @@ func (d *daemon) chain(names ...string) string {
 	return path
 }
 
-func (d *daemon) run(name string, args ...string) {
+func (d *daemon) run(name string, args ...string) string {
 	d.t.Helper()
 	out, err := exec.CommandContext(d.t.Context(), name, args...).CombinedOutput()
 	if err != nil {
 		d.t.Fatalf("%s %v: %v: %s", name, args, err, out)
 	}
+	return string(out)
 }
 
 func qcow2Disk(path, target string) string {
@@ -145,4 +150,143 @@ func TestChain_IsShownWhileTheGuestRuns(t *testing.T) {
 	d.wantChain(g, "plugged again", "vdb", "11:plugged 12:under")
 	ok(t, g.Update(d.ctx(), strings.Replace(drive(""), "<source file=''/>", "", 1), guest.Affect{Live: true}, false))
 	d.wantChain(g, "without a medium", "sda", "")
+}
+
+// jobs are QEMU's, with their status and why they failed.
+func (d *daemon) jobs(g *guest.Guest) (all []struct{ ID, Status, Error string }) {
+	d.t.Helper()
+	d.qmp(g, &all, "query-jobs", nil)
+	return all
+}
+
+// awaitJob waits for a job of QEMU's to be in a status, of which its events tell.
+func (d *daemon) awaitJob(g *guest.Guest, status string) {
+	d.t.Helper()
+	for ctx := d.ctx(); ctx.Err() == nil; {
+		if all := d.jobs(g); len(all) == 1 && all[0].Status == status {
+			return
+		}
+	}
+	d.t.Fatalf("no job is %s: %+v", status, d.jobs(g))
+}
+
+// opened lists how QEMU has an image open.
+func (d *daemon) opened(g *guest.Guest, path string) (ways []string) {
+	d.t.Helper()
+	fds := fmt.Sprintf("/proc/%d/fd", g.View().PID)
+	entries, err := os.ReadDir(fds)
+	ok(d.t, err)
+	for _, e := range entries {
+		if at, err := os.Readlink(filepath.Join(fds, e.Name())); err != nil || at != path {
+			continue
+		}
+		info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", g.View().PID, e.Name()))
+		ok(d.t, err)
+		var pos, flags int
+		_, err = fmt.Sscanf(string(info), "pos:\t%d\nflags:\t%o", &pos, &flags)
+		ok(d.t, err)
+		ways = append(ways, map[int]string{unix.O_RDONLY: "ro", unix.O_RDWR: "rw"}[flags&unix.O_ACCMODE])
+	}
+	slices.Sort(ways)
+	return slices.Compact(ways)
+}
+
+// An image that QEMU reads is lent to it to write, whether its disk was there from the start or was plugged in; a
+// job writes there then, and is refused before. When it is taken back QEMU cannot write there any more.
+func TestLendToWrite(t *testing.T) {
+	d := newDaemonOf(t, true)
+	d.chain("top", "mid", "base")
+	d.chain("top2", "mid2", "base2")
+	at := func(name string) string { return filepath.Join(d.dir, name) }
+	g := d.define(lets("a", qcow2Disk(at("top"), "vda")))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Attach(d.ctx(), qcow2Disk(at("top2"), "vdb"), guest.Affect{Live: true}))
+	for _, c := range []struct {
+		target, suffix string
+		top            uint
+	}{{"vda", "", 1}, {"vdb", "2", 4}} {
+		mid, base := c.top+1, c.top+2
+		commit := map[string]any{
+			"job-id": "j", "device": qemu.FormatNode(c.top), "top-node": qemu.FormatNode(mid), "base-node": qemu.FormatNode(base),
+			"backing-file": at("base" + c.suffix), "auto-finalize": false, "auto-dismiss": false,
+		}
+		if err := g.Session().Execute(d.ctx(), "block-commit", commit, nil); err == nil {
+			t.Fatal("QEMU writes to what it was not lent")
+		}
+		for range 2 { // as a daemon would that was killed after it had lent it
+			ok(t, g.LendToWrite(d.ctx(), c.target, 2))
+		}
+		d.qmp(g, nil, "block-commit", commit)
+		d.awaitJob(g, "pending")
+		if d.noted(at("top"+c.suffix)) != "" && d.noted(at("base"+c.suffix)) == "" { // else no file here keeps notes
+			t.Errorf("%s: of what the base lies on nothing is noted", c.target)
+		}
+		if ways := d.opened(g, at("base"+c.suffix)); !slices.Contains(ways, "rw") {
+			t.Errorf("%s: amid the job the base is open %v", c.target, ways)
+		}
+		d.qmp(g, nil, "job-finalize", map[string]any{"id": "j"})
+		d.awaitJob(g, "concluded")
+		if all := d.jobs(g); all[0].Error != "" {
+			t.Errorf("%s: %s", c.target, all[0].Error)
+		}
+		d.qmp(g, nil, "job-dismiss", map[string]any{"id": "j"})
+		for range 2 {
+			kept, err := g.TakeBackToRead(d.ctx(), base, at("base"+c.suffix), "qcow2")
+			if err != nil || kept {
+				t.Errorf("%s: taken back: %v, kept is %v", c.target, err, kept)
+			}
+		}
+		if ways := d.opened(g, at("base"+c.suffix)); !slices.Equal(ways, []string{"ro"}) {
+			t.Errorf("%s: after the job the base is open %v", c.target, ways)
+		}
+		if out := d.run("qemu-io", "-U", "-r", "-f", "qcow2", "-c", "read -P 2 1M 1M", at("base"+c.suffix)); strings.Contains(out, "verification failed") {
+			t.Errorf("%s: the base has not what was committed: %s", c.target, out)
+		}
+		if out := d.run("qemu-img", "info", "-U", at("top"+c.suffix)); !strings.Contains(out, "backing file: "+at("base"+c.suffix)+"\n") || !strings.Contains(out, "backing file format: qcow2") {
+			t.Errorf("%s: the top lies on\n%s", c.target, out)
+		}
+	}
+}
+
+// A job that was to put an image in the place of the top one and is cancelled leaves it open to write, until it is
+// taken back.
+func TestLendToWrite_CancelledJob(t *testing.T) {
+	d := newDaemonOf(t, true)
+	top, base := d.chain("top", "mid", "base"), filepath.Join(d.dir, "mid")
+	g := d.define(small("a", strings.Replace(qcow2Disk(top, "vda"), "type='qcow2'", "type='qcow2' cache='none' discard='unmap'", 1)))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	for range 2 {
+		ok(t, g.LendToWrite(d.ctx(), "vda", 1))
+		d.qmp(g, nil, "block-commit", map[string]any{
+			"job-id": "j", "device": "libvirt-1-format", "top-node": "libvirt-1-format", "base-node": "libvirt-2-format", "auto-dismiss": false,
+		})
+		d.awaitJob(g, "ready")
+		d.qmp(g, nil, "job-cancel", map[string]any{"id": "j"})
+		d.awaitJob(g, "concluded")
+		d.qmp(g, nil, "job-dismiss", map[string]any{"id": "j"})
+		if ways := d.opened(g, base); !slices.Contains(ways, "rw") {
+			t.Errorf("QEMU has the base open %v by itself", ways)
+		}
+		for range 2 {
+			if kept, err := g.TakeBackToRead(d.ctx(), 2, base, "qcow2"); err != nil || kept {
+				t.Errorf("taken back: %v, kept is %v", err, kept)
+			}
+		}
+		if ways := d.opened(g, base); !slices.Equal(ways, []string{"ro"}) {
+			t.Errorf("taken back, the base is open %v", ways)
+		}
+	}
+	if mark := d.noted(base); mark != "" {
+		t.Errorf("of the base is noted still %q", mark)
+	}
+}
+
+// noted is what is noted of an image that a QEMU has to write.
+func (d *daemon) noted(path string) string {
+	text := make([]byte, 256)
+	n, err := unix.Getxattr(path, "trusted.lodge.backing", text)
+	if err != nil {
+		return ""
+	}
+	return string(text[:n])
 }

@@ -206,8 +206,7 @@ func newUndoing(step *qemu.Step) (undoing, error) {
 // it uses any more. Kept says that it has not: one that is paused does not close them.
 func forgetImages(ctx context.Context, s *qmp.Session, numbers []uint) (kept bool, err error) {
 	sets := func() (steps []qemu.Step, err error) {
-		var held []qemu.FileSet
-		err = s.Execute(ctx, "query-fdsets", nil, &held)
+		held, err := fileSets(ctx, s)
 		return qemu.ForgetImages(held, numbers), err
 	}
 	steps, err := sets()

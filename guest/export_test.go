@@ -98,3 +98,14 @@ func (r *Registry) IsDue(uuid string) bool {
 	_, is := r.isDue(uuid)
 	return is
 }
+
+// LendToWrite lends QEMU an image of a disk to write, by its place in the chain.
+func (g *Guest) LendToWrite(ctx context.Context, target string, place int) error {
+	r := g.live.Load()
+	return g.lendToWrite(ctx, r, findDiskByName(g.View().Active, target), place)
+}
+
+// TakeBackToRead takes it back.
+func (g *Guest) TakeBackToRead(ctx context.Context, number uint, path, format string) (kept bool, err error) {
+	return g.takeBackToRead(ctx, g.live.Load(), written{number, path, format})
+}

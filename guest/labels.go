@@ -56,6 +56,8 @@ type lent struct {
 	Path          string
 	Before, After string
 	For           string // the device that it is for; empty: the guest
+	// Other is another label that the guest has given it, for another use; empty: none.
+	Other string `json:",omitempty"`
 }
 
 func (r *Registry) labelDir() string { return filepath.Join(r.DataDir, "labels") }
@@ -376,7 +378,7 @@ func (f lent) putBack() error {
 	defer file.Close()
 	restore := func(one *os.File) error {
 		now, err := kernel.FileLabel(one)
-		if err == nil && now == f.After {
+		if err == nil && (now == f.After || f.Other != "" && now == f.Other) {
 			err = kernel.SetFileLabel(one, f.Before)
 		}
 		if fault.Is(err, fault.Unsupported) {

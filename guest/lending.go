@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"strings"
 	"sync"
 
 	"github.com/lodge-kvm/lodge/fault"
@@ -78,6 +79,26 @@ func (b *lendings) lend(ctx context.Context, id fileID, user, label string, now 
 	}
 	f.users[user] = true
 	return f.before, nil
+}
+
+// relabel has a file used by another label, which do gives it. Nobody uses it meanwhile but who has names
+// that begin so.
+func (b *lendings) relabel(ctx context.Context, id fileID, ours, label string, do func() error) error {
+	f, leave, err := b.enter(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	for user := range f.users {
+		if !strings.HasPrefix(user, ours) {
+			return fault.New(fault.Busy, fault.Domain, "another guest that runs uses it as %s, and it would have to be %s", f.after, label)
+		}
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	f.after = label
+	return nil
 }
 
 // restore notes what an earlier daemon had lent.

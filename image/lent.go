@@ -346,6 +346,29 @@ func TakeBack(path string, declared Format) (changed bool, err error) {
 	return false, forget(f, file, mark)
 }
 
+// Rebased notes what lies below an image now that a QEMU which has it to write was told to put there. It refuses
+// a header that says something else.
+func Rebased(f *os.File, declared Format, below Backing) error {
+	file, end, err := turnOf(f)
+	if err != nil {
+		return err
+	}
+	defer end()
+	info, err := Inspect(f, declared)
+	if err != nil {
+		return err
+	}
+	told := Info{Backing: &below}
+	if info.below() != told.below() {
+		return fault.New(fault.Denied, fault.Volume, "the header of %s names %q as the layer below, and was to name %q", f.Name(), info.below(), told.below())
+	}
+	if _, _, noted := lentAs(f); !noted {
+		return nil
+	}
+	outlive(file)
+	return note(f, told.below())
+}
+
 // Believe forgets what was noted of a file that a client has written, and that nobody has to write
 // any more, if its header leads to nothing but what ctx holds it to. Where ctx holds it to nothing the
 // bytes are still those of whoever wrote what was copied, a guest perhaps.

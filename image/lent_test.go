@@ -366,3 +366,57 @@ func TestAHeaderOfAUsersFileSystemStaysThere(t *testing.T) {
 		}
 	}
 }
+
+// A QEMU that was told to put an image onto another layer is believed in that, and in nothing else.
+func TestRebased(t *testing.T) {
+	tool(t)
+	dir := t.TempDir()
+	base, mid, top := filepath.Join(dir, "base"), filepath.Join(dir, "mid"), filepath.Join(dir, "top")
+	if err := os.WriteFile(base, make([]byte, mib), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setxattr(base, lentMarks[0], nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", mid)
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", mid, "-F", "qcow2", top)
+	chain, err := OpenChain(t.Context(), top, Qcow2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer chain.Close()
+	if err := chain[0].Lend(); err != nil {
+		t.Fatal(err)
+	}
+	rebased := func(to Backing) error { return Rebased(chain[0].File, Qcow2, to) }
+	onto := Backing{Name: base, Format: Raw}
+	if err := rebased(onto); !fault.Is(err, fault.Denied) {
+		t.Errorf("before it was: %v", err)
+	}
+	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", base, "-F", "raw", top)
+	if _, err := OpenChain(t.Context(), top, Qcow2); !fault.Is(err, fault.Denied) {
+		t.Errorf("before it is noted: %v", err)
+	}
+	if err := rebased(Backing{Name: mid, Format: Qcow2}); !fault.Is(err, fault.Denied) {
+		t.Errorf("onto another than it was told: %v", err)
+	}
+	for range 2 {
+		if err := rebased(onto); err != nil {
+			t.Error(err)
+		}
+	}
+	now, err := OpenChain(t.Context(), top, Qcow2)
+	if err != nil || len(now) != 2 {
+		t.Errorf("%d layers: %v", len(now), err)
+	}
+	now.Close()
+	if changed, err := TakeBack(top, Qcow2); err != nil || changed {
+		t.Errorf("changed is %v: %v", changed, err)
+	}
+	if err := rebased(onto); err != nil { // nobody has it to write any more
+		t.Error(err)
+	}
+	if _, _, noted := lentAs(chain[0].File); noted {
+		t.Error("something is noted of an image that nobody has")
+	}
+}
