@@ -12,8 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/domainxml"
+	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/volume"
 )
 
 // chain makes qcow2 images that lie on each other, and gives the path of the topmost. Each has a megabyte of its
@@ -289,4 +291,32 @@ func (d *daemon) noted(path string) string {
 		return ""
 	}
 	return string(text[:n])
+}
+
+// What others have of a disk's images is not changed: a guest that is defined, a template, a volume that lies on it,
+// another disk of the guest's own.
+func TestCheckSoleUser(t *testing.T) {
+	d := newDaemonOf(t, true)
+	top := d.chain("top", "mid", "base")
+	at := func(name string) string { return filepath.Join(d.dir, name) }
+	g := d.define(small("a", qcow2Disk(top, "vda")))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
+
+	d.run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", at("mid"), at("other"))
+	b := d.define(small("b", qcow2Disk(at("other"), "vda")))
+	refused(t, g.CheckSoleUser(d.ctx(), "vda", 1, 2), fault.WrongState, `cannot change `+at("mid")+`: disk vda of domain "b" uses it`)
+	refused(t, g.CheckSoleUser(d.ctx(), "vda", 2, 2), fault.WrongState, `cannot change `+at("base"))
+	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 0))
+	ok(t, b.Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
+
+	pool, err := d.pools.Define(d.ctx(), "<pool type='dir'><name>p</name><target><path>"+at("pool")+"</path></target></pool>", false)
+	ok(t, err)
+	ok(t, pool.Start(d.ctx(), volume.MakeTarget))
+	_, err = pool.CreateVolume(d.ctx(), "<volume><name>thin</name><target><format type='qcow2'/></target><backingStore><path>"+at("base")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
+	ok(t, err)
+	refused(t, g.CheckSoleUser(d.ctx(), "vda", 1, 2), fault.WrongState, `volume "thin" of pool "p" lies on it`)
+	ok(t, pool.DeleteVolume(d.ctx(), "thin"))
+	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
 }

@@ -109,3 +109,18 @@ func (g *Guest) LendToWrite(ctx context.Context, target string, place int) error
 func (g *Guest) TakeBackToRead(ctx context.Context, number uint, path, format string) (kept bool, err error) {
 	return g.takeBackToRead(ctx, g.live.Load(), written{number, path, format})
 }
+
+// CheckSoleUser refuses what others have of the images of a disk, from one place in its chain to another.
+func (g *Guest) CheckSoleUser(ctx context.Context, target string, from, to int) error {
+	d := findDiskByName(g.View().Active, target)
+	chain, err := g.reg.openShown(ctx, g.live.Load(), g.View().fences, d)
+	if err != nil {
+		return err
+	}
+	defer chain.Close()
+	above := ""
+	if from > 0 {
+		above = chain[from-1].Path
+	}
+	return g.checkSoleUser(ctx, d, chain[from:to+1], above)
+}

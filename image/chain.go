@@ -112,6 +112,28 @@ func (c Chain) Close() {
 	closeRead(files...)
 }
 
+// Has says whether a layer is one of the chain's, under whatever name.
+func (c Chain) Has(l Layer) bool {
+	return slices.ContainsFunc(c, func(one Layer) bool { return one.id == l.id })
+}
+
+// NameBelow gives the name by which the header of one layer may call a lower one: its path or, if relative is
+// asked for, a name from where the layer is. There is none where a header on the way has a path.
+func (c Chain) NameBelow(above, below int, relative bool) (string, error) {
+	if !relative {
+		return c[below].Path, nil
+	}
+	name := ""
+	for _, l := range c[above:below] {
+		next := strings.TrimPrefix(l.Backing.Name, "file:")
+		if filepath.IsAbs(next) {
+			return "", fault.New(fault.WrongState, fault.Volume, "can't keep relative backing relationship: the header of %s has a path, %s", l.Path, next)
+		}
+		name = filepath.Join(filepath.Dir(name), next)
+	}
+	return name, nil
+}
+
 // closeTime is how long a caller waits for the closing of files that were opened
 // to read. Some file systems ask their server even for that.
 const closeTime = time.Second

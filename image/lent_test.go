@@ -420,3 +420,33 @@ func TestRebased(t *testing.T) {
 		t.Error("something is noted of an image that nobody has")
 	}
 }
+
+// The header of a layer calls a lower one by its path, or by a name that holds wherever the layers are moved together.
+func TestNameBelow(t *testing.T) {
+	layer := func(path, below string) Layer {
+		l := Layer{Path: path}
+		if below != "" {
+			l.Backing = &Backing{Name: below}
+		}
+		return l
+	}
+	chain := Chain{layer("/a/top", "b/two"), layer("/a/b/two", "file:../one"), layer("/a/one", "/base"), layer("/base", "")}
+	for _, c := range []struct {
+		above, below int
+		relative     bool
+		want         string
+	}{
+		{0, 3, false, "/base"},
+		{1, 2, false, "/a/one"},
+		{0, 2, true, "one"},
+		{1, 2, true, "../one"},
+		{0, 1, true, "b/two"},
+	} {
+		if got, err := chain.NameBelow(c.above, c.below, c.relative); err != nil || got != c.want {
+			t.Errorf("%+v: %q, %v", c, got, err)
+		}
+	}
+	if _, err := chain.NameBelow(0, 3, true); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "can't keep relative backing relationship") {
+		t.Errorf("with a path on the way: %v", err)
+	}
+}
