@@ -16,6 +16,9 @@ type Disk struct {
 	Backing     []BackingLayer
 	BackingSaid bool
 
+	// Mirror is what a job is about to put in the place of Source; nil: there is no such job.
+	Mirror *Mirror
+
 	// Encryption says that the image is encrypted and what opens it; nil: neither.
 	Encryption *Encryption
 
@@ -92,6 +95,14 @@ type BackingLayer struct {
 	Source     *DiskSource // nil: the chain ends here by decision of the definition
 	Format     string
 	Terminator bool
+}
+
+// Mirror is the image that a block job of a running guest has the guest write in the end.
+type Mirror struct {
+	Job    string // active-commit
+	Ready  string // yes, abort, pivot; empty: it still copies
+	Source *DiskSource
+	Format string
 }
 
 // Images gives the sources of a disk's chain, the top one first; none for an empty drive.

@@ -27,6 +27,7 @@ func describeDisk(n *node, d *device.Disk) {
 		num(n, "physical_block_size", &b.PhysicalBlock)
 		num(n, "discard_granularity", &b.DiscardGranularity)
 	})
+	describeMirror(n, d)
 	n.in("target", func(n *node) {
 		n.str("dev", &d.Target)
 		n.str("bus", &d.Bus, "virtio", "scsi", "sata", "ide", "usb", "fdc")
@@ -224,6 +225,27 @@ func describeBackingStore(n *node, d *device.Disk) {
 		}
 		d.Backing = append(d.Backing, layer)
 	}
+}
+
+// describeMirror is of running guests only. libvirt takes it from nobody, either.
+func describeMirror(n *node, d *device.Disk) {
+	if n.strict {
+		if c := n.child("mirror"); c != nil {
+			c.ignore("")
+		}
+		return
+	}
+	if n.writing && !n.style.Active {
+		return
+	}
+	object(n, "mirror", &d.Mirror, func(n *node, m *device.Mirror) {
+		kind := sourceKind(m.Source)
+		n.str("type", &kind)
+		n.str("job", &m.Job)
+		n.str("ready", &m.Ready)
+		n.in("format", func(n *node) { n.str("type", &m.Format) })
+		n.in("source", func(n *node) { describeSource(n, kind, &m.Source, nil) })
+	})
 }
 
 func writeBacking(n *node, layers []device.BackingLayer) {

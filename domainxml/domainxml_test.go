@@ -146,7 +146,6 @@ func TestRefusals(t *testing.T) {
 		"empty disk":        {in("<disk><target dev='vda'/></disk>", ""), fault.Invalid, fault.XML, "no source"},
 		"boot twice":        {in(`<disk><source file='/a'/><target dev='vda'/><boot order='1'/></disk><interface type='user'><boot order='1'/></interface>`, ""), fault.Unsupported, fault.Config, "order 1"},
 		"network disk":      {in(disk+"<disk type='network'><source protocol='nbd' name='x'/><target dev='vdb'/></disk>", ""), fault.Unsupported, fault.Config, "devices/disk[2]/@type"},
-		"disk mirror":       {in(disk+"<disk><source file='/b'/><mirror type='file' job='copy'><source file='/c'/></mirror><target dev='vdb'/></disk>", ""), fault.Unsupported, fault.Config, "devices/disk[2]/mirror"},
 		"page per vq":       {in("<interface type='user'><driver name='qemu' page_per_vq='on'/></interface>", ""), fault.Unsupported, fault.Config, "devices/interface/driver/@page_per_vq"},
 		"shared memory":     {in("<shmem name='x'><model type='ivshmem-plain'/></shmem>", ""), fault.Unsupported, fault.Config, "devices/shmem"},
 		"several at once":   {in("<iommu model='intel'/><filesystem type='mount'><source dir='/a'/><target dir='b'/></filesystem>", ""), fault.Unsupported, fault.Config, "devices/iommu, devices/filesystem"},
@@ -254,7 +253,8 @@ func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 	same(t, def, before)
 }
 
-// The chain of a running guest is shown with its numbers, and no definition has it that does not say it.
+// The chain of a running guest is shown with its numbers, and no definition has it that does not say it. A job
+// that is about to change the chain is shown, too, and taken from nobody.
 func TestActiveShowsChains(t *testing.T) {
 	images := func(said bool) *device.Disk {
 		return &device.Disk{
@@ -266,6 +266,7 @@ func TestActiveShowsChains(t *testing.T) {
 				{Terminator: true},
 			},
 			BackingSaid: said,
+			Mirror:      &device.Mirror{Job: "active-commit", Ready: "yes", Format: "raw", Source: &device.DiskSource{Block: "/dev/c", Index: 3}},
 		}
 	}
 	const chain = `  <source file='/a' index='1'/>
@@ -278,6 +279,10 @@ func TestActiveShowsChains(t *testing.T) {
       <backingStore/>
     </backingStore>
   </backingStore>
+  <mirror type='block' job='active-commit' ready='yes'>
+    <format type='raw'/>
+    <source dev='/dev/c' index='3'/>
+  </mirror>
 `
 	text, err := FormatDevice(images(false), Style{Active: true})
 	if err != nil || !strings.Contains(text, chain) {
@@ -293,9 +298,13 @@ func TestActiveShowsChains(t *testing.T) {
 	for _, said := range []bool{false, true} {
 		def := &domain.Definition{Virt: "kvm", Name: "a", Memory: 1 << 30, Devices: device.Set{Disks: []*device.Disk{images(said)}}}
 		text, err := Format(def, Style{})
-		if err != nil || strings.Contains(text, "index=") || strings.Contains(text, "<backingStore type='block'>") != said {
+		if err != nil || strings.Contains(text, "index=") || strings.Contains(text, "mirror") || strings.Contains(text, "<backingStore type='block'>") != said {
 			t.Errorf("said is %v: %v\n%s", said, err, text)
 		}
+	}
+	d, err := ParseDevice(strings.Replace(text, "vmdk", "raw", 1), Options{Submitted: true})
+	if err != nil || d.(*device.Disk).Mirror != nil {
+		t.Errorf("a client may say that a job runs, or not give what it was shown: %v", err)
 	}
 }
 

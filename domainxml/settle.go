@@ -38,6 +38,7 @@ func settleDevice(dev device.Device) {
 		if !d.BackingSaid { // it was found when the guest was started
 			d.Backing = nil
 		}
+		d.Mirror = nil
 		for _, image := range d.Images() {
 			image.Index = 0
 		}
