@@ -15,8 +15,10 @@ type Commit struct {
 	Speed uint64
 }
 
-// Start gives the step that begins the job. It copies, and changes nothing of the chain before it is told to
-// complete, where the device has Top, or to finalize. Its end stays known until it is dismissed.
+// Start gives the step that begins the job. It copies until it is pending: where the device has Top it is ready
+// first, and then told to complete. A job that is pending has written all, and no longer lets the device write
+// above the base; it changes the chain when it is told to finalize, and nothing when it is cancelled. Its end
+// stays known until it is dismissed.
 func (c Commit) Start() Step {
 	props := properties{
 		{"job-id", c.Job},
@@ -29,7 +31,7 @@ func (c Commit) Start() Step {
 	if c.Speed > 0 {
 		props.add("speed", c.Speed)
 	}
-	props.add("auto-finalize", c.Backing == "")
+	props.add("auto-finalize", false)
 	props.add("auto-dismiss", false)
 	return Step{Command: "block-commit", Args: props}
 }
@@ -45,7 +47,7 @@ func SetJobSpeed(job string, speed uint64) Step {
 // CancelJob gives the step that ends a job without its effect. The job ends some time after it.
 func CancelJob(job string) Step { return jobStep("job-cancel", job) }
 
-// CompleteJob gives the step that has a job which is ready put the lower image in the place of the upper one.
+// CompleteJob gives the step that has a job which is ready become pending.
 func CompleteJob(job string) Step { return jobStep("job-complete", job) }
 
 // FinalizeJob gives the step that has a job which is pending change the chain.

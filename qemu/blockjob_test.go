@@ -26,7 +26,7 @@ func TestCommit_Steps(t *testing.T) {
 		"active": {
 			Commit{Job: "commit-vda", Device: "libvirt-1-format", Top: 1, Base: 3}.Start(),
 			`block-commit {"job-id":"commit-vda","device":"libvirt-1-format","top-node":"libvirt-1-format","base-node":"libvirt-3-format",` +
-				`"filter-node-name":"libvirt-1-filter","auto-finalize":true,"auto-dismiss":false}`,
+				`"filter-node-name":"libvirt-1-filter","auto-finalize":false,"auto-dismiss":false}`,
 		},
 		"below, bounded": {
 			Commit{Job: "commit-vda", Device: "libvirt-CoR-vda", Top: 2, Base: 3, Backing: "base.qcow2", Speed: 1 << 20}.Start(),
