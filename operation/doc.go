@@ -28,7 +28,8 @@
 //
 // A decisive step without a Probe decides by the record. The first step decides
 // when the record is written, the last one when it is removed, and one in between
-// when the runner notes it there.
+// when the runner notes it there. Where a record that decides by its removal cannot be
+// removed, the operation goes back. Any other is owed until its record is gone.
 //
 // A step says how long its effect lasts: as long as the process, as the boot, or
 // for good. When the process or the boot has ended, only what is left is undone

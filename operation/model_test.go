@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -61,6 +62,7 @@ const (
 var (
 	errRefused = errors.New("refused")
 	errSilent  = errors.New("no answer")
+	errJammed  = errors.New("the record stays")
 )
 
 // world is what outlives the daemon.
@@ -75,6 +77,8 @@ type world struct {
 	next []answer
 	// die is after how many points the daemon is cut off; 0: never.
 	die int
+	// jam is how many records cannot be removed.
+	jam int
 }
 
 func newWorld() *world {
@@ -162,6 +166,10 @@ func (w *world) Write(r Record) error {
 
 func (w *world) Remove(r Record) error {
 	w.point()
+	if w.jam > 0 {
+		w.jam--
+		return errJammed
+	}
 	delete(w.records, r.ID)
 	w.point()
 	return nil
@@ -318,6 +326,7 @@ func doneOrNot(t *rapid.T, plans []plan) {
 	for range rapid.IntRange(1, 12).Draw(t, "moves") {
 		w.next = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) answer { return answer(rapid.IntRange(0, 3).Draw(t, "a")) }), 0, 6).Draw(t, "answers")
 		w.die = rapid.IntRange(0, 20).Draw(t, "die")
+		w.jam = max(0, rapid.IntRange(-4, 2).Draw(t, "jam"))
 		alive := true
 		switch move := rapid.IntRange(0, 6).Draw(t, "move"); {
 		case move <= 1 && begun < len(clients) && w.process && w.boot == "1":
@@ -349,7 +358,7 @@ func doneOrNot(t *rapid.T, plans []plan) {
 		}
 	}
 	// The world heals: all that is open ends.
-	w.die, w.next, w.event = 0, nil, true
+	w.die, w.jam, w.next, w.event = 0, 0, nil, true
 	d = w.daemon(t)
 	for range 4 {
 		d.settle()
@@ -389,6 +398,30 @@ func TestModel_EveryCut(t *testing.T) {
 		}
 	}
 	t.Logf("%d cuts of %d operations", cuts, len(shortPlans(3)))
+}
+
+// TestModel_RecordStays: an operation that its client is told is done is not taken
+// back by the next daemon, for a record that could not be removed.
+func TestModel_RecordStays(t *testing.T) {
+	for _, p := range shortPlans(3) {
+		for jam := 1; jam <= 3; jam++ {
+			w := newWorld()
+			w.event, w.jam, p.w = true, jam, w
+			c := &told{p: &p}
+			d := w.daemon(t)
+			d.begin(c)
+			if len(w.records) > 0 && d.Operations()[0].Status().State != Owed {
+				t.Fatalf("%+v: the record is there, and nobody tries again", p)
+			}
+			w.daemon(t).settle()
+			if w.jam = 0; len(w.records) > 0 {
+				w.daemon(t).settle()
+			}
+			if wrong := w.judge(c, "1"); wrong != "" || len(w.records) > 0 {
+				t.Fatalf("%+v: %d records are left; %s", p, len(w.records), wrong)
+			}
+		}
+	}
 }
 
 func shortPlans(longest int) (all []plan) {
@@ -463,4 +496,82 @@ func TestRecordsKeepThePayload(t *testing.T) {
 	if string(got) != string(want) {
 		t.Errorf("its payload is %s, want %s", got, want)
 	}
+}
+
+// apart is a daemon whose owner has many things.
+func (w *world) apart(t failer) *daemon {
+	d := w.daemon(t)
+	d.Apart = true
+	return d
+}
+
+// owedOf gives an operation on two objects that cannot be taken back now.
+func (d *daemon) owedOf(t *testing.T, objects ...string) *Operation {
+	t.Helper()
+	op, err := d.Begin("plan", &plan{w: d.w, Name: "old", Lives: []Lifetime{Lasting, Lasting}, Decisive: 2, Waits: -1}, Record{Objects: objects})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.w.next = []answer{obeys, refuses, obeys, refuses}
+	if err := op.Run(t.Context()); !errors.Is(err, errRefused) || op.Status().State != Owed {
+		t.Fatalf("it is %v: %v", op.Status().State, err)
+	}
+	return op
+}
+
+func TestApart_OwedLeavesItsObjects(t *testing.T) {
+	w := newWorld()
+	d := w.apart(t)
+	old := d.owedOf(t, "volume/a", "volume/b")
+	next := func(objects ...string) error {
+		_, err := d.Begin("plan", &plan{w: w, Name: "new", Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: objects})
+		return err
+	}
+	if err := next("volume/b", "volume/c"); err != nil {
+		t.Fatal(err)
+	}
+	if got := old.Objects(); !slices.Equal(got, []string{"volume/a"}) || !slices.Equal(w.records[old.ID()].Objects, got) || old.Has("volume/b") {
+		t.Errorf("it has %v, and its record says %v", got, w.records[old.ID()].Objects)
+	}
+	if err := next("volume/d"); err != nil {
+		t.Errorf("another object: %v", err)
+	}
+	var conflict *Conflict
+	if err := next("volume/c"); !errors.As(err, &conflict) || conflict.With.State != Running {
+		t.Errorf("an object that is worked on: %v", err)
+	}
+}
+
+// TestBegin_OneOfMany: of those who begin at once, one has the object.
+func TestBegin_OneOfMany(t *testing.T) {
+	d := newWorld().apart(t)
+	d.Stored = &lockedJournal{Journal: d.w}
+	begun := make(chan error)
+	for i := range 8 {
+		go func() {
+			_, err := d.Begin("plan", &plan{w: d.w, Name: fmt.Sprint(i), Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: []string{"volume/a"}})
+			begun <- err
+		}()
+	}
+	n := 0
+	for range 8 {
+		if <-begun == nil {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d have it", n)
+	}
+}
+
+// lockedJournal is a journal that several may use at once.
+type lockedJournal struct {
+	Journal
+	mu sync.Mutex
+}
+
+func (l *lockedJournal) Write(r Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Journal.Write(r)
 }

@@ -50,15 +50,14 @@ type Operation struct {
 	alive     Gone // what had gone when it was last advanced
 	failed    []error
 
-	mu      sync.Mutex
-	state   State
-	objects []string // that it has not freed
-	step    string   // that it is at
-	cause   error    // why it is owed, or unanswered
-	result  error    // that its client was, or is to be, told
-	since   time.Time
-	moved   chan struct{} // closed when it is no longer running or waiting
-	nudge   chan struct{} // holds one; a try of what is owed does not wait any longer
+	mu     sync.Mutex
+	state  State
+	step   string // that it is at
+	cause  error  // why it is owed, or unanswered
+	result error  // that its client was, or is to be, told
+	since  time.Time
+	moved  chan struct{} // closed when it is no longer running or waiting
+	nudge  chan struct{} // holds one; a try of what is owed does not wait any longer
 
 	retrying  bool // what is owed has its goroutine; advancing is held
 	told      bool // it was logged that it is owed; advancing is held
@@ -66,7 +65,7 @@ type Operation struct {
 }
 
 func newOperation(set settings, r Record, class Class, w Work) (*Operation, error) {
-	op := &Operation{set: set, rec: r, class: class, work: w, objects: r.Objects, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
+	op := &Operation{set: set, rec: r, class: class, work: w, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
 	if o, is := w.(Opener); is {
 		if err := o.Opened(op); err != nil {
 			return nil, err
@@ -92,20 +91,21 @@ func (op *Operation) Kind() string { return op.rec.Kind }
 // Work is what it does.
 func (op *Operation) Work() Work { return op.work }
 
-// Objects are what it works on, and has not freed.
+// Objects are what it works on.
 func (op *Operation) Objects() []string {
 	op.mu.Lock()
 	defer op.mu.Unlock()
-	return op.objects
+	return op.rec.Objects
 }
 
 // Free says that the operation is done with an object: it is in nobody's way there any
-// more. The next daemon has that to learn again.
+// more. The next daemon may have that to learn again.
 func (op *Operation) Free(object string) {
-	op.mu.Lock()
-	defer op.mu.Unlock()
-	op.objects = slices.DeleteFunc(slices.Clone(op.objects), func(o string) bool { return o == object })
+	op.setObjects(slices.DeleteFunc(slices.Clone(op.Objects()), func(o string) bool { return o == object }))
 }
+
+// Has reports whether it works on an object. One that is owed may have left it to another.
+func (op *Operation) Has(object string) bool { return slices.Contains(op.Objects(), object) }
 
 // Status is how far an operation is.
 type Status struct {
@@ -123,7 +123,7 @@ type Status struct {
 func (op *Operation) Status() Status {
 	op.mu.Lock()
 	defer op.mu.Unlock()
-	return Status{op.rec.Kind, op.rec.ID, op.objects, op.state, op.step, op.rec.Began, op.since, op.cause}
+	return Status{op.rec.Kind, op.rec.ID, op.rec.Objects, op.state, op.step, op.rec.Began, op.since, op.cause}
 }
 
 // Err is what an operation that has ended, or is owed, could not do; nil: nothing.
@@ -262,7 +262,7 @@ func (op *Operation) forward(ctx context.Context) error {
 			}
 		}
 	}
-	return op.finish()
+	return op.finish(ctx)
 }
 
 // stopped settles a step that was not done. Done says that the next step follows all the same.
@@ -310,6 +310,12 @@ func (op *Operation) decide() error {
 	return err
 }
 
+// endsByRemoval reports whether the next daemon takes back what is done as long as the record is there.
+func (op *Operation) endsByRemoval() bool {
+	last := len(op.steps) - 1
+	return !op.backward && !op.rec.Decided && (op.decides > last || op.decides == last && op.steps[last].Probe == nil)
+}
+
 // goBack undoes what was made before and in step from, for a reason.
 func (op *Operation) goBack(ctx context.Context, from int, cause error) error {
 	op.failed = append(op.failed, cause)
@@ -328,7 +334,7 @@ func (op *Operation) back(ctx context.Context) error {
 			return errors.Join(errors.Join(op.failed...), op.owe(op.name(op.next), err))
 		}
 	}
-	return op.finish()
+	return op.finish(ctx)
 }
 
 // undo takes one step back, if its effect is there.
@@ -346,9 +352,26 @@ func (op *Operation) undo(ctx context.Context, s *Step) error {
 	return fmt.Errorf("cannot take %s back: %w", s.Name, err)
 }
 
-func (op *Operation) finish() error {
+// finish ends an operation. One that is done, and whose record decides by its removal,
+// goes back where that stays.
+func (op *Operation) finish(ctx context.Context) error {
 	err := errors.Join(op.failed...)
-	op.set.finish(op)
+	if e := op.set.finish(op); e != nil {
+		e = fmt.Errorf("cannot remove the record of the operation %s: %w", op.rec.Kind, e)
+		switch {
+		case op.backward:
+			return errors.Join(err, op.owe("", e))
+		case op.endsByRemoval():
+			op.decided = false
+			return op.goBack(ctx, len(op.steps)-1, e)
+		}
+		op.rec.Decided = true
+		if op.write() != nil {
+			op.rec.Decided = false // then only a Probe tells
+		}
+		_ = op.owe("", e) // what was asked for is done
+		return err
+	}
 	op.mu.Lock()
 	op.result = err
 	op.mu.Unlock()

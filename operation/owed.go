@@ -2,6 +2,7 @@ package operation
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -36,8 +37,6 @@ func (op *Operation) retry() {
 		case <-op.nudge:
 			pause = firstPause
 		case <-ctx.Done():
-			timer.Stop()
-			return
 		}
 		timer.Stop()
 		if ctx.Err() != nil || op.retryOnce(ctx) {
@@ -62,7 +61,32 @@ func (op *Operation) retryOnce(ctx context.Context) (done bool) {
 	return true
 }
 
-// again has a try not wait any longer.
+// leave takes objects out of an operation that is owed, for a new one. One that is just
+// tried again keeps them.
+func (op *Operation) leave(objects []string) error {
+	if op.Status().State != Owed || !share(op.Objects(), objects) || !op.advancing.TryLock() {
+		return nil
+	}
+	defer op.advancing.Unlock()
+	if op.Status().State != Owed {
+		return nil
+	}
+	before := op.Objects()
+	op.setObjects(slices.DeleteFunc(slices.Clone(before), func(object string) bool { return slices.Contains(objects, object) }))
+	err := op.write()
+	if err != nil {
+		op.setObjects(before)
+	}
+	return err
+}
+
+func (op *Operation) setObjects(objects []string) {
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	op.rec.Objects = objects
+}
+
+// wakeRetry has a try not wait any longer.
 func (op *Operation) wakeRetry() {
 	select {
 	case op.nudge <- struct{}{}:

@@ -29,6 +29,9 @@ type Config[O any] struct {
 	Log  *slog.Logger
 	// Unanswered reports whether an error means that a step may still be carried out. Nil: none does.
 	Unanswered func(error) bool
+	// Apart says that the owner has many things. Operations are in each other's way only
+	// where they share an object, and one that is owed leaves its objects to a new one.
+	Apart bool
 	// Behind is why the owner's own record does not say yet all that is so. Nothing
 	// is begun then, and records stay. Nil: it always does.
 	Behind func() error
@@ -98,13 +101,22 @@ func (s *Set[O]) Begin(kind string, w Work, asked Record) (*Operation, error) {
 	if err != nil {
 		return nil, err
 	}
-	if with := s.conflict(op); with != nil {
-		return nil, with
+	if s.Apart {
+		for _, open := range s.Operations() {
+			if err := open.leave(op.rec.Objects); err != nil {
+				return nil, err
+			}
+		}
+	}
+	op.advancing.Lock()
+	defer op.advancing.Unlock()
+	if err := s.claim(op); err != nil {
+		return nil, err
 	}
 	if err := op.write(); err != nil {
+		s.drop(op)
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot write down what is about to be done (%s)", kind)
 	}
-	s.add(op)
 	return op, nil
 }
 
@@ -133,6 +145,23 @@ func (s *Set[O]) prepare(kind string, w Work, asked Record) (*Operation, error) 
 	r := asked
 	r.ID, r.Kind, r.Version, r.Owner, r.Boot, r.Began = uuid.NewString(), kind, k.Version, s.Name, s.Boot, time.Now()
 	return newOperation(s, r, k.Class, w)
+}
+
+// claim adds a new operation, unless another one is in the way.
+func (s *Set[O]) claim(op *Operation) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.conflictLocked(op); err != nil {
+		return err
+	}
+	s.open = append(s.open, op)
+	return nil
+}
+
+func (s *Set[O]) drop(op *Operation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open = slices.DeleteFunc(s.open, func(o *Operation) bool { return o == op })
 }
 
 func (s *Set[O]) add(op *Operation) {
@@ -170,7 +199,7 @@ func (s *Set[O]) Has(kind string) bool {
 // Find gives the open operation of a kind that works on an object; nil: there is none.
 func (s *Set[O]) Find(kind, object string) *Operation {
 	for _, op := range s.Operations() {
-		if op.rec.Kind == kind && slices.Contains(op.Objects(), object) {
+		if op.rec.Kind == kind && op.Has(object) {
 			return op
 		}
 	}
@@ -191,13 +220,13 @@ func (c *Conflict) Error() string {
 	return fmt.Sprintf("operation %s of kind %s is in the way", c.With.ID, c.With.Kind)
 }
 
-// conflict gives what is in the way of a new operation; nil: nothing is.
-func (s *Set[O]) conflict(next *Operation) error {
+// conflictLocked gives what is in the way of a new operation; nil: nothing is.
+func (s *Set[O]) conflictLocked(next *Operation) error {
 	var worst Conflict
-	for _, op := range s.Operations() {
+	for _, op := range s.open {
 		status := op.Status()
 		verdict := Admit(op.class, status.Objects, next.class, next.rec.Objects)
-		if status.State == Owed && !share(status.Objects, next.rec.Objects) {
+		if (s.Apart || status.State == Owed) && !share(status.Objects, next.rec.Objects) {
 			verdict = Go // it has done what others might see, and is in the way of its own objects only
 		}
 		if verdict > worst.Admission {
@@ -246,26 +275,34 @@ func (s *Set[O]) Written() {
 	s.ended = nil
 	s.mu.Unlock()
 	for _, op := range done {
-		s.remove(op)
+		if err := s.remove(op); err != nil {
+			s.Log.Error("cannot remove the record of an operation that has ended", "kind", op.rec.Kind, "id", op.rec.ID, "error", err)
+			s.stays(op)
+		}
 	}
 	for _, op := range open {
 		op.writeLate()
 	}
 }
 
-// remove forgets the record of an operation that has ended. One that stays is tried
-// again; the next daemon would repeat its steps, and each may be.
-func (s *Set[O]) remove(op *Operation) {
+// stays has the record of an operation that has ended removed later. The next daemon
+// would repeat its steps, and each may be.
+func (s *Set[O]) stays(op *Operation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = append(s.ended, op)
+}
+
+// remove forgets the record of an operation that has ended.
+func (s *Set[O]) remove(op *Operation) error {
 	if err := op.journal().Remove(op.rec); err != nil {
-		s.Log.Error("cannot remove the record of an operation that has ended", "kind", op.rec.Kind, "id", op.rec.ID, "error", err)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.ended = append(s.ended, op)
-		return
+		return err
 	}
+	s.drop(op)
 	if w, is := op.work.(Ender); is {
 		w.Ended()
 	}
+	return nil
 }
 
 // Wake continues an operation that waits, beside its caller.
@@ -290,7 +327,7 @@ type settings interface {
 	unanswered(error) bool
 	scope(context.Context, Record) context.Context
 	life() context.Context
-	finish(*Operation)
+	finish(*Operation) error
 	goRetry(func())
 }
 
@@ -308,18 +345,22 @@ func (s *Set[O]) scope(ctx context.Context, r Record) context.Context {
 
 func (s *Set[O]) goRetry(f func()) { s.retries.Go(f) }
 
-// finish takes an operation out. Its record stays while the owner's own is behind.
-func (s *Set[O]) finish(op *Operation) {
-	behind := s.Behind != nil && s.Behind() != nil
-	s.mu.Lock()
-	s.open = slices.DeleteFunc(s.open, func(o *Operation) bool { return o == op })
-	if behind {
-		s.ended = append(s.ended, op)
+// finish takes an operation out, with its record. While the owner's own record is
+// behind, that of the operation stays.
+func (s *Set[O]) finish(op *Operation) error {
+	if s.Behind == nil {
+		return s.remove(op)
 	}
-	s.mu.Unlock()
-	if !behind {
-		s.remove(op)
+	behind := s.Behind()
+	switch {
+	case behind == nil:
+		return s.remove(op)
+	case op.endsByRemoval():
+		return behind
 	}
+	s.drop(op)
+	s.stays(op)
+	return nil
 }
 
 func marshal(w Work) (json.RawMessage, error) { return json.Marshal(w) }
