@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -292,18 +291,4 @@ func (l *labels) lendDir(ctx context.Context, dir, by string) error {
 	defer f.Close()
 	_, err = l.lend(ctx, []loan{{f, l.Own, by}})
 	return err
-}
-
-// alsoLabels has the release of a device give its labels back.
-func alsoLabels(r *run, by string, release func(context.Context) error) func(context.Context) error {
-	if r.labels == nil || by == "" {
-		return release
-	}
-	return func(ctx context.Context) error {
-		err := r.labels.giveBack(ctx, by)
-		if release != nil {
-			err = errors.Join(err, release(ctx))
-		}
-		return err
-	}
 }
