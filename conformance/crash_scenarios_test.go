@@ -19,7 +19,6 @@ var excused = map[string]string{
 	"prepare.claimed":   "as prepare.directory",
 	"prepare.entered":   "as prepare.directory",
 	"launch.device":     "machines that run tests have no PCI device to give away; the nested host has one",
-	"plug.usernet":      "what it makes ends with the guest, and is noted before: see guest.TestUserNetwork",
 }
 
 // scenarios are the deeds that the matrix kills the daemon in.
@@ -29,7 +28,7 @@ func scenarios() []*scenario {
 		{name: "devices", prepare: (*crash).machine, deeds: deviceDeeds()},
 		{name: "halves", prepare: (*crash).halves, deeds: halvesDeeds()},
 		{name: "growth", prepare: (*crash).machine, deeds: growthDeeds()},
-		{name: "media", prepare: (*crash).drive, deeds: mediaDeeds(), every: "plug.step"},
+		{name: "media", prepare: (*crash).drive, deeds: mediaDeeds(), every: "media.open"},
 		{name: "books", prepare: (*crash).probe, deeds: secretDeeds(), act: (*crash).books},
 		{name: "boots", prepare: (*crash).marked, act: (*crash).boots},
 		{name: "crashes", prepare: (*crash).lan1, act: (*crash).crashes},

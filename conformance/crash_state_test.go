@@ -16,6 +16,9 @@ import (
 
 	"github.com/digitalocean/go-libvirt"
 	"go.etcd.io/bbolt"
+
+	"github.com/lodge-kvm/lodge/atomicfile"
+	"github.com/lodge-kvm/lodge/operation"
 )
 
 // state is all that can be seen of a daemon and of what it made, but for what
@@ -253,6 +256,16 @@ func (c *crash) sayVolumes(p libvirt.StoragePool, say func(string, ...any)) erro
 	return nil
 }
 
+// isOwedImage reports whether a file is the record of a cleanup behind a disk: QEMU closes
+// the disk's images when its guest runs, and the guests of the matrix are paused.
+func isOwedImage(path string) bool {
+	if !strings.HasPrefix(filepath.Base(path), "operation-") {
+		return false
+	}
+	r, err := atomicfile.ReadJSON[operation.Record](path)
+	return err == nil && r != nil && r.Kind == "cleanup" && strings.Contains(string(r.Payload), `"Images":`)
+}
+
 // sayFiles lists the files of the test's world: the daemon's own, and those that
 // it was asked to make.
 func (c *crash) sayFiles(say func(string, ...any)) error {
@@ -271,6 +284,8 @@ func (c *crash) sayFiles(say func(string, ...any)) error {
 			return fs.SkipDir
 		case c.knowsGuest(anyUUID.FindString(name)) && (strings.HasPrefix(name, "data/guest/nvram/") || strings.HasPrefix(name, "data/guest/tpm/")) && !strings.HasSuffix(name, ".partial"):
 			return nil // they stay for the guest's next start
+		case isOwedImage(path):
+			return nil
 		case strings.HasSuffix(name, ".leases") && c.knowsNetwork(strings.TrimSuffix(filepath.Base(name), ".leases")):
 			return nil // it stays for the network's next start
 		case name == "pid" || strings.HasPrefix(name, "data/lodge.db"):

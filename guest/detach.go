@@ -30,7 +30,8 @@ type detach struct {
 	r       *run
 	op      *operation.Operation
 	saved   device.Device
-	request qemu.Step // of the daemon that began it
+	request qemu.Step
+	asked   bool // by this daemon
 	// refused says that the guest keeps the device; the loop's word.
 	refused chan struct{}
 }
@@ -53,10 +54,35 @@ func (d *detach) Opened(op *operation.Operation) (err error) {
 	return err
 }
 
-func (d *detach) ask(ctx context.Context) error { return d.r.tell(ctx, []qemu.Step{d.request}) }
+func (d *detach) ask(ctx context.Context) error {
+	d.asked = true
+	return d.r.tell(ctx, []qemu.Step{d.request})
+}
+
+// askAgain asks in place of a daemon that may not have lived to. That QEMU refuses says
+// that it did.
+func (d *detach) askAgain(ctx context.Context) error {
+	var dev device.Device
+	err := d.r.inLoop(ctx, func(*Guest) error { dev = d.r.def.Devices.ByAlias(d.Alias); return nil })
+	if dev == nil || err != nil {
+		return err
+	}
+	if d.request, _, err = qemu.Unplug(dev); err != nil {
+		return err
+	}
+	if err := d.ask(ctx); noAnswer(err) {
+		return err
+	}
+	return nil
+}
 
 // gone looks whether the guest has let go, as far as the loop has heard.
 func (d *detach) gone(ctx context.Context) error {
+	if !d.asked {
+		if err := d.askAgain(ctx); err != nil {
+			return err
+		}
+	}
 	select {
 	case <-d.refused:
 		return fault.New(fault.Failed, fault.Device, "the guest refuses to let device %s go", d.Alias)

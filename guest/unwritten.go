@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/operation"
 )
 
 // A run directory that has no room, or cannot be written to, keeps nobody from what a guest does
@@ -69,7 +70,7 @@ func (r *run) written() {
 // begin writes the journal of a change that is about to be made. That of one which was cut off stays
 // until QEMU has said how far it came.
 func (r *run) begin(name string, journal any) error {
-	if len(r.ops.Operations()) > 0 || r.amending != nil {
+	if r.ops.Admits(operation.Change) != nil || r.amending != nil {
 		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was cut off, and is finished when its QEMU answers; try again then", r.Name)
 	}
 	if err := r.unwrittenCause(); err != nil {

@@ -220,6 +220,16 @@ func (c *Conflict) Error() string {
 	return fmt.Sprintf("operation %s of kind %s is in the way", c.With.ID, c.With.Kind)
 }
 
+// Admits refuses what may not be done beside the operations that are open, as Begin does.
+func (s *Set[O]) Admits(class Class, objects ...string) error {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conflictLocked(&Operation{class: class, rec: Record{Objects: objects}})
+}
+
 // conflictLocked gives what is in the way of a new operation; nil: nothing is.
 func (s *Set[O]) conflictLocked(next *Operation) error {
 	var worst Conflict
