@@ -82,6 +82,29 @@ func (s *Networks) writeStatus() {
 	}
 }
 
+// dropStatus removes the status files of networks that do not run: a daemon that was
+// killed may have left some. In a folder that is not the daemon's own, files may be of
+// another program's networks, and adopt has removed those of its own.
+func (s *Networks) dropStatus() {
+	if s.Status != "" {
+		return
+	}
+	running := map[string]bool{}
+	for _, n := range s.List() {
+		if v := n.View(); v != nil && v.Live != nil && v.Live.Managed() {
+			running[v.Live.Bridge.Name] = true
+		}
+	}
+	for _, suffix := range []string{statusSuffix, macsSuffix} {
+		found, _ := filepath.Glob(filepath.Join(s.status.folder, "*"+suffix)) // fails for a pattern that is wrong only
+		for _, path := range found {
+			if !running[strings.TrimSuffix(filepath.Base(path), suffix)] {
+				_ = os.Remove(path) // the next daemon tries again
+			}
+		}
+	}
+}
+
 // watchLeases notices leases that dnsmasq writes.
 func (s *Networks) watchLeases(watch *link.FolderWatch) {
 	defer watch.Close()
