@@ -45,8 +45,14 @@ func (op *Operation) retry() {
 	}
 }
 
-// retryOnce reports whether nothing is owed any more.
+// retryOnce reports whether nothing is owed any more. The turn comes before advancing, as it
+// does for an owner that has its turn and calls Run.
 func (op *Operation) retryOnce(ctx context.Context) (done bool) {
+	_ = op.set.inTurn(ctx, func() error { done = op.tryOwed(ctx); return nil }) // without a turn, the next try has one
+	return done
+}
+
+func (op *Operation) tryOwed(ctx context.Context) (done bool) {
 	op.advancing.Lock()
 	defer op.advancing.Unlock()
 	if op.Status().State == Owed {

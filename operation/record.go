@@ -62,14 +62,15 @@ func (f Files) Remove(r Record) error {
 	return nil
 }
 
-// Read gives the records, the oldest first. It removes what a daemon that was killed
-// was just writing.
+// Read gives the records, the oldest first, and with an error those that can be read. It
+// removes what a daemon that was killed was just writing.
 func (f Files) Read() ([]Record, error) {
 	entries, err := os.ReadDir(f.Dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	var all []Record
+	var failed []error
 	for _, e := range entries {
 		name, isRecord := strings.CutPrefix(e.Name(), filePrefix)
 		if !isRecord {
@@ -77,21 +78,17 @@ func (f Files) Read() ([]Record, error) {
 		}
 		path := filepath.Join(f.Dir, e.Name())
 		if !strings.HasSuffix(name, fileSuffix) {
-			if err := os.Remove(path); err != nil {
-				return nil, err
-			}
+			failed = append(failed, os.Remove(path))
 			continue
 		}
 		r, err := atomicfile.ReadJSON[Record](path)
-		if err != nil {
-			return nil, err
-		}
+		failed = append(failed, err)
 		if r != nil {
 			all = append(all, *r)
 		}
 	}
 	oldestFirst(all)
-	return all, nil
+	return all, errors.Join(failed...)
 }
 
 // Stored is a journal in the daemon's store, which outlives a boot. What Write

@@ -37,6 +37,10 @@ type Config[O any] struct {
 	Behind func() error
 	// Scope gives steps the rights of who asked, for they may run under another daemon. Nil: ctx has them.
 	Scope func(context.Context, Record) context.Context
+	// Turn has what the runner does beside its callers (what is owed, what is woken) wait
+	// until the owner has time for it, and then do it. An error says that it had none: what is
+	// owed is tried later. Nil: such steps need no turn.
+	Turn func(ctx context.Context, do func() error) error
 	// Life ends with the daemon. What is owed is not tried after it.
 	Life context.Context
 }
@@ -317,7 +321,7 @@ func (s *Set[O]) remove(op *Operation) error {
 
 // Wake continues an operation that waits, beside its caller.
 func (s *Set[O]) Wake(op *Operation) {
-	s.retries.Go(func() { _ = op.Run(s.Life) }) // its state says what became of it
+	s.retries.Go(func() { _ = s.inTurn(s.Life, func() error { return op.Run(s.Life) }) }) // its state says what became of it
 }
 
 // Again tries at once what is owed.
@@ -339,6 +343,7 @@ type settings interface {
 	life() context.Context
 	finish(*Operation) error
 	goRetry(func())
+	inTurn(ctx context.Context, do func() error) error
 }
 
 func (s *Set[O]) journals() (files, stored Journal) { return s.Files, s.Stored }
@@ -354,6 +359,13 @@ func (s *Set[O]) scope(ctx context.Context, r Record) context.Context {
 }
 
 func (s *Set[O]) goRetry(f func()) { s.retries.Go(f) }
+
+func (s *Set[O]) inTurn(ctx context.Context, do func() error) error {
+	if s.Turn == nil {
+		return do()
+	}
+	return s.Turn(ctx, do)
+}
 
 // finish takes an operation out, with its record. While the owner's own record is
 // behind, that of the operation stays.

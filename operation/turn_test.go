@@ -1,0 +1,87 @@
+package operation
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// debt is a payload whose only step cannot be done before something is paid.
+type debt struct{ d *debtor }
+
+type debtor struct{ paid, done bool }
+
+func (w *debt) Steps() []Step {
+	return []Step{{Name: "pay", Effect: Boot, Decisive: true, Do: func(context.Context) error {
+		if !w.d.paid {
+			return errors.New("it is not paid yet")
+		}
+		w.d.done = true
+		return nil
+	}}}
+}
+
+// TestOwed_IsTriedInTheOwnersTurnOnly: while the owner is busy nothing that is owed is
+// tried, and it is soon after.
+func TestOwed_IsTriedInTheOwnersTurnOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		life, end := context.WithCancelCause(t.Context())
+		turn, owner := make(chan struct{}, 1), &debtor{}
+		turn <- struct{}{}
+		s := New(Config[*debtor]{
+			Owner: owner, Kinds: Kinds[*debtor]{{Name: "debt", Version: 1, Bind: func(d *debtor) Work { return &debt{d} }}},
+			Files: Files{Dir: t.TempDir()}, Log: slog.New(slog.DiscardHandler), Life: life,
+			Turn: func(ctx context.Context, do func() error) error {
+				select {
+				case <-turn:
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				}
+				defer func() { turn <- struct{}{} }()
+				return do()
+			},
+		})
+		<-turn
+		op, err := s.Follow("debt", &debt{owner}, Record{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := op.Run(t.Context()); err == nil || op.Status().State != Owed {
+			t.Fatalf("it is %v: %v", op.Status().State, err)
+		}
+		owner.paid = true
+		<-time.After(10 * lastPause) // of the bubble
+		if owner.done {
+			t.Fatal("it was tried while its owner was busy")
+		}
+		turn <- struct{}{}
+		<-time.After(2 * lastPause)
+		<-turn
+		if !owner.done || op.Status().State != Ended {
+			t.Errorf("it is not done after the turn, and is %v", op.Status().State)
+		}
+		end(nil)
+		s.Close()
+	})
+}
+
+// TestFiles_ADamagedRecordHidesNoOther: what can be read is given, with an error.
+func TestFiles_ADamagedRecordHidesNoOther(t *testing.T) {
+	f := Files{Dir: t.TempDir()}
+	for _, id := range []string{"a", "c"} {
+		if err := f.Write(Record{ID: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(f.Dir, filePrefix+"b"+fileSuffix), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := f.Read(); err == nil || len(all) != 2 {
+		t.Errorf("it gives %d records and the error %v", len(all), err)
+	}
+}
