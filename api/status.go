@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/guest"
 )
 
 // Status tells what the daemon itself uses, so that whoever keeps asking sees
@@ -68,7 +69,8 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 	return answer, nil
 }
 
-// StartQueue tells which starts wait, and for what.
+// StartQueue tells which starts wait, and for what, and which operations on guests are
+// open.
 func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (*lodgev1.StartQueueResponse, error) {
 	now := s.Starts.State()
 	answer := &lodgev1.StartQueueResponse{
@@ -83,5 +85,22 @@ func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (
 			Name: w.Name, Position: uint32(w.Position), Since: timestamppb.New(w.Since), Reason: w.Reason,
 		})
 	}
+	for _, o := range s.Guests.Operations() {
+		if !s.seesUUID(ctx, o.UUID) {
+			continue
+		}
+		answer.Operations = append(answer.Operations, operationOf(o))
+	}
 	return answer, nil
+}
+
+func operationOf(o guest.OpenOperation) *lodgev1.Operation {
+	m := &lodgev1.Operation{
+		Id: o.ID, Name: o.Name, Uuid: o.UUID, Kind: o.Kind, Objects: o.Objects, State: o.State.String(), Step: o.Step,
+		Began: timestamppb.New(o.Began), Since: timestamppb.New(o.Since),
+	}
+	if o.Cause != nil {
+		m.Reason = o.Cause.Error()
+	}
+	return m
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -531,5 +532,9 @@ func TestTheQueueIsShown(t *testing.T) {
 		Running: 3, Limit: 4, Stuck: 1, Settling: 2, Promised: 3 << 30, Why: "processor pressure",
 		Waiting: []*lodgev1.Waiting{{Name: "web-9", Position: 1, Since: timestamppb.New(noon), Reason: "memory"}},
 	}
-	golden(t, "queue", queueSummary(q)+"\n"+strings.Join(queueTable(q, noon.Add(time.Second)).lines(), "\n")+"\n")
+	q.Operations = []*lodgev1.Operation{
+		{Name: "db", Kind: "cleanup", State: "owed", Step: "images", Since: timestamppb.New(noon.Add(-time.Hour)), Reason: "QEMU closes the images of a paused guest when it runs"},
+		{Name: "web-1", Kind: "detach", Objects: []string{"alias/net0"}, State: "waiting", Step: "gone", Since: timestamppb.New(noon)},
+	}
+	golden(t, "queue", queueSummary(q)+"\n"+strings.Join(slices.Concat(queueTable(q, noon.Add(time.Second)).lines(), operationTable(q, noon.Add(time.Second)).lines()), "\n")+"\n")
 }

@@ -23,7 +23,10 @@ func (c *Client) ShowQueue(ctx context.Context, asJSON bool, out io.Writer) erro
 	if len(q.GetWaiting()) == 0 {
 		return nil
 	}
-	return Failed(queueTable(q, time.Now()).write(out))
+	if err := queueTable(q, time.Now()).write(out); err != nil || len(q.GetOperations()) == 0 {
+		return Failed(err)
+	}
+	return Failed(operationTable(q, time.Now()).write(out))
 }
 
 func queueSummary(q *lodgev1.StartQueueResponse) string {
@@ -42,6 +45,15 @@ func queueSummary(q *lodgev1.StartQueueResponse) string {
 		text += ": " + Clean(q.GetWhy())
 	}
 	return text
+}
+
+// operationTable shows what is done to guests, and for how long it has been at its step.
+func operationTable(q *lodgev1.StartQueueResponse, now time.Time) *table {
+	t := &table{titles: []string{"NAME", "OPERATION", "STATE", "STEP", "AGE ", "REASON"}}
+	for _, o := range q.GetOperations() {
+		t.add(o.GetName(), strings.Join(append([]string{o.GetKind()}, o.GetObjects()...), " "), o.GetState(), o.GetStep(), ago(o.GetSince(), now), o.GetReason())
+	}
+	return t
 }
 
 func queueTable(q *lodgev1.StartQueueResponse, now time.Time) *table {

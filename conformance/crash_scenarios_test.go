@@ -21,6 +21,9 @@ var excused = map[string]string{
 	"launch.device":     "machines that run tests have no PCI device to give away; the nested host has one",
 }
 
+// operationKinds are the kinds of operations, in whose recovery the next daemon dies too.
+var operationKinds = []string{"attach", "cleanup", "detach", "media"}
+
 // scenarios are the deeds that the matrix kills the daemon in.
 func scenarios() []*scenario {
 	return []*scenario{

@@ -59,7 +59,8 @@ type crash struct {
 
 // tally counts deaths by point.
 type tally struct {
-	draw crashDraw
+	draw   crashDraw
+	points []string // of the whole source
 
 	mu     sync.Mutex
 	deaths map[string]int
@@ -70,6 +71,18 @@ func (s *tally) note(point string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.deaths[point]++
+}
+
+// deathsIn are those at points of a kind of operation.
+func (s *tally) deathsIn(kind string) (points []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for point, n := range s.deaths {
+		if strings.HasPrefix(point, kind+".") {
+			points = append(points, slices.Repeat([]string{point}, n)...)
+		}
+	}
+	return points
 }
 
 // TestCrashMatrix kills the daemon at each fail point that each deed of each
@@ -85,7 +98,7 @@ func TestCrashMatrix(t *testing.T) {
 		t.Fatal(err)
 	}
 	mortal(t, false)
-	total := &tally{draw: drawDeaths(t), deaths: map[string]int{}}
+	total := &tally{draw: drawDeaths(t), points: names, deaths: map[string]int{}}
 	all := scenarios()
 	t.Run("scenarios", func(t *testing.T) {
 		for _, s := range all {
@@ -107,6 +120,11 @@ func TestCrashMatrix(t *testing.T) {
 	t.Logf("record: %d deaths at %d points in %d scenarios, %s", n, len(total.deaths), len(all), verdict)
 	if t.Failed() || !total.draw.all || total.whole < len(all) { // some lack what they need, or are not asked for
 		return
+	}
+	for _, kind := range operationKinds {
+		if total.deaths["recovery of "+kind] == 0 {
+			t.Errorf("no daemon dies as it settles an operation of kind %s", kind)
+		}
 	}
 	for _, name := range names {
 		_, died := total.deaths[name]
@@ -183,7 +201,7 @@ func (c *crash) through(d deed, every string) {
 	after := c.settled()
 	path := c.reached()
 	c.goBack(d, before, after)
-	for _, a := range ends(path, every) {
+	for _, a := range slices.Concat(ends(path, every), undone(path, c.tally.points)) {
 		if c.drawn(d.name, a) {
 			c.die(d, a, before, after)
 		}
@@ -215,6 +233,19 @@ func ends(path []string, every string) (all []failpoint.Armed) {
 	return all
 }
 
+// undone gives where to die as what an operation made is taken back: before and after
+// each step that can be, which is refused.
+func undone(path, points []string) (all []failpoint.Armed) {
+	for _, step := range slices.Compact(slices.Sorted(slices.Values(path))) {
+		for _, end := range []string{step + ".undo", step + ".undone"} {
+			if slices.Contains(points, end) {
+				all = append(all, failpoint.Armed{Point: end, Action: failpoint.Kill, Nth: 1, Fails: step})
+			}
+		}
+	}
+	return all
+}
+
 func (c *crash) goBack(d deed, before, after string) {
 	if d.back == nil {
 		if before != after {
@@ -229,6 +260,9 @@ func (c *crash) goBack(d deed, before, after string) {
 		c.t.Fatalf("%s, taken back: %s", d.name, wrong)
 	}
 }
+
+// recoveryTime is how long the daemon that is to die in its recovery may live.
+const recoveryTime = 200 * time.Millisecond
 
 // lateDeath is how long after an answer a point may be reached that lies beside
 // the road to it.
@@ -260,7 +294,7 @@ func (c *crash) die(d deed, a failpoint.Armed, before, after string) {
 		return
 	}
 	c.tally.note(a.Point)
-	c.ask(failpoint.Armed{})
+	c.dieInRecovery(a)
 	c.begin()
 	may := []string{before, after}
 	if err == nil {
@@ -277,6 +311,28 @@ func (c *crash) die(d deed, a failpoint.Armed, before, after string) {
 	if now, err := c.state(); err != nil || now != before {
 		c.goBack(d, before, after)
 	}
+}
+
+// dieInRecovery has the next daemon killed, too, as it settles an operation that was cut
+// off: at the first, second or third point of it, by the death that came before.
+func (c *crash) dieInRecovery(a failpoint.Armed) {
+	kind, _, _ := strings.Cut(a.Point, ".")
+	if !slices.Contains(operationKinds, kind) {
+		c.ask(failpoint.Armed{})
+		return
+	}
+	second := failpoint.Armed{Point: kind + ".*", Action: failpoint.Kill, Nth: 1 + len(c.tally.deathsIn(kind))%3}
+	c.ask(second)
+	if c.tryLaunch(c.t, "--prepared", "0") {
+		select {
+		case <-c.ended:
+		case <-time.After(recoveryTime): // there was less to do
+			c.signal(c.t, "KILL")
+			<-c.ended
+		}
+	}
+	c.tally.note("recovery of " + kind)
+	c.ask(failpoint.Armed{})
 }
 
 // attempt does a deed in which the daemon may die. Not every client notices.

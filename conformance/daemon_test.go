@@ -61,6 +61,14 @@ func start(t *testing.T, flags ...string) *daemon {
 // launch starts the daemon and waits until it takes clients.
 func (d *daemon) launch(t *testing.T, flags ...string) {
 	t.Helper()
+	if !d.tryLaunch(t, flags...) {
+		t.Fatal("the daemon ended instead of taking clients")
+	}
+}
+
+// tryLaunch is launch of a daemon that may end before it takes clients.
+func (d *daemon) tryLaunch(t *testing.T, flags ...string) (ready bool) {
+	t.Helper()
 	pidFile := filepath.Join(d.dir, "pid")
 	lodged, env := program(t, "lodged"), os.Environ()
 	if d.commands != "" {
@@ -76,16 +84,16 @@ func (d *daemon) launch(t *testing.T, flags ...string) {
 	if err := d.process.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ready := make(chan struct{})
+	isReady := make(chan struct{})
 	d.ended = make(chan struct{})
-	go d.follow(bufio.NewScanner(stderr), ready)
+	go d.follow(bufio.NewScanner(stderr), isReady)
 	select {
-	case <-ready:
+	case <-isReady:
 	case <-d.ended:
 		select {
-		case <-ready: // it died soon after
+		case <-isReady: // it died soon after
 		default:
-			t.Fatal("the daemon ended instead of taking clients")
+			return false
 		}
 	case <-time.After(patience):
 		t.Fatal("the daemon does not say that it is ready")
@@ -95,6 +103,7 @@ func (d *daemon) launch(t *testing.T, flags ...string) {
 		t.Fatal(err)
 	}
 	d.pid = strings.TrimSpace(string(pid))
+	return true
 }
 
 // follow keeps what the daemon says, and notices when it is ready and when it

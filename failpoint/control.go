@@ -20,11 +20,14 @@ const (
 
 // Armed is what a test asks of one point.
 type Armed struct {
+	// Point is the name of one, or what the names of several begin with, and a star.
 	Point  string
 	Action Action
 	// Nth is when it happens: at the Nth time that the point is reached since this
 	// was asked. It happens once, but for Fail and Wait from the Nth time on.
 	Nth int
+	// Fails is another point, which fails meanwhile; empty: none does.
+	Fails string
 }
 
 // Action is what happens at a point.
@@ -42,7 +45,7 @@ const (
 func Arm(dir string, a Armed) error {
 	path := filepath.Join(dir, armedFile)
 	// The time tells one request from an equal one before.
-	text := fmt.Sprintf("%s %s %d %d\n", a.Point, a.Action, max(a.Nth, 1), time.Now().UnixNano())
+	text := fmt.Sprintf("%s %s %d %d %s\n", a.Point, a.Action, max(a.Nth, 1), time.Now().UnixNano(), a.Fails)
 	if a.Point == "" {
 		text = ""
 	}
@@ -71,6 +74,7 @@ type control struct {
 
 	mu    sync.Mutex // held over files of the test's, which lie in memory
 	asked string     // what the file held
+	fails string     // the point that fails besides
 	count int        // how often the point was reached since
 }
 
@@ -86,7 +90,7 @@ func (c *control) reach(name string) error {
 	case Fail:
 		return fmt.Errorf("the fail point %s is armed", name)
 	case Wait:
-		for armed, _, _ := c.armed(); armed == name; armed, _, _ = c.armed() {
+		for armed, _, _ := c.armed(); isAsked(armed, name); armed, _, _ = c.armed() {
 			<-time.After(waitPoll)
 		}
 	}
@@ -104,13 +108,22 @@ func (c *control) note(name string) Action {
 	_, _ = f.WriteString(name + "\n")
 	_ = f.Close()
 	point, action, nth := c.armed()
-	if point != name {
+	if c.fails != "" && name == c.fails {
+		return Fail
+	}
+	if !isAsked(point, name) {
 		return ""
 	}
 	if c.count++; c.count < nth || action == Kill && c.count > nth {
 		return ""
 	}
 	return action
+}
+
+// isAsked reports whether the name of a point is one of those that a test asks for.
+func isAsked(point, name string) bool {
+	begin, some := strings.CutSuffix(point, "*")
+	return point == name || some && strings.HasPrefix(name, begin)
 }
 
 // armed reads what the test asks for.
@@ -120,7 +133,9 @@ func (c *control) armed() (point string, a Action, nth int) {
 		return "", "", 0
 	}
 	words := strings.Fields(string(text))
-	if len(words) != 4 {
+	if c.fails = ""; len(words) == 5 {
+		c.fails = words[4]
+	} else if len(words) != 4 {
 		return "", "", 0
 	}
 	if string(text) != c.asked {

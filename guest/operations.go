@@ -40,6 +40,27 @@ func (r *Registry) giveOperations(to *run, records []operation.Record) (err erro
 	return err
 }
 
+// OpenOperation is an operation on a guest that is not at its end.
+type OpenOperation struct {
+	operation.Status
+
+	Name, UUID string // of the guest
+}
+
+// Operations are those of all running guests.
+func (r *Registry) Operations() (all []OpenOperation) {
+	for _, g := range r.All() {
+		run := g.live.Load()
+		if run == nil {
+			continue
+		}
+		for _, op := range run.ops.Operations() {
+			all = append(all, OpenOperation{op.Status(), g.Name(), g.uuid})
+		}
+	}
+	return all
+}
+
 // scopeOf holds the steps of an operation to the folders of the client that asked.
 func scopeOf(ctx context.Context, r operation.Record) context.Context {
 	if r.Folders == nil {

@@ -2654,13 +2654,14 @@ func (*StartQueueRequest) Descriptor() ([]byte, []int) {
 
 type StartQueueResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Waiting       []*Waiting             `protobuf:"bytes,1,rep,name=waiting,proto3" json:"waiting,omitempty"`    // in the order in which they will go
-	Running       uint32                 `protobuf:"varint,2,opt,name=running,proto3" json:"running,omitempty"`   // launches under way
-	Limit         uint32                 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`       // as many may be
-	Stuck         uint32                 `protobuf:"varint,4,opt,name=stuck,proto3" json:"stuck,omitempty"`       // launches that take so long that they no longer count
-	Settling      uint32                 `protobuf:"varint,5,opt,name=settling,proto3" json:"settling,omitempty"` // guests that started and may still come to touch their memory
-	Promised      uint64                 `protobuf:"varint,6,opt,name=promised,proto3" json:"promised,omitempty"` // that memory, with that of the launches
-	Why           string                 `protobuf:"bytes,7,opt,name=why,proto3" json:"why,omitempty"`            // what sets the limit, or what the first in the queue waits for
+	Waiting       []*Waiting             `protobuf:"bytes,1,rep,name=waiting,proto3" json:"waiting,omitempty"`       // in the order in which they will go
+	Running       uint32                 `protobuf:"varint,2,opt,name=running,proto3" json:"running,omitempty"`      // launches under way
+	Limit         uint32                 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`          // as many may be
+	Stuck         uint32                 `protobuf:"varint,4,opt,name=stuck,proto3" json:"stuck,omitempty"`          // launches that take so long that they no longer count
+	Settling      uint32                 `protobuf:"varint,5,opt,name=settling,proto3" json:"settling,omitempty"`    // guests that started and may still come to touch their memory
+	Promised      uint64                 `protobuf:"varint,6,opt,name=promised,proto3" json:"promised,omitempty"`    // that memory, with that of the launches
+	Why           string                 `protobuf:"bytes,7,opt,name=why,proto3" json:"why,omitempty"`               // what sets the limit, or what the first in the queue waits for
+	Operations    []*Operation           `protobuf:"bytes,8,rep,name=operations,proto3" json:"operations,omitempty"` // on guests, that are open; the oldest of a guest first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2744,6 +2745,130 @@ func (x *StartQueueResponse) GetWhy() string {
 	return ""
 }
 
+func (x *StartQueueResponse) GetOperations() []*Operation {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
+// Operation is something that is done to a guest in several steps, and is not at its end.
+type Operation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // of the guest
+	Uuid          string                 `protobuf:"bytes,3,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	Kind          string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`       // attach, detach, cleanup and so on
+	Objects       []string               `protobuf:"bytes,5,rep,name=objects,proto3" json:"objects,omitempty"` // that it is in the way of, such as disk/vda
+	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`     // running, waiting, unanswered or owed
+	Step          string                 `protobuf:"bytes,7,opt,name=step,proto3" json:"step,omitempty"`
+	Began         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=began,proto3" json:"began,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=since,proto3" json:"since,omitempty"`    // it is in this state
+	Reason        string                 `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"` // why it is owed or unanswered
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Operation) Reset() {
+	*x = Operation{}
+	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Operation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Operation) ProtoMessage() {}
+
+func (x *Operation) ProtoReflect() protoreflect.Message {
+	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Operation.ProtoReflect.Descriptor instead.
+func (*Operation) Descriptor() ([]byte, []int) {
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Operation) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Operation) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Operation) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *Operation) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Operation) GetObjects() []string {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+func (x *Operation) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Operation) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *Operation) GetBegan() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Began
+	}
+	return nil
+}
+
+func (x *Operation) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Operation) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type Waiting struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2756,7 +2881,7 @@ type Waiting struct {
 
 func (x *Waiting) Reset() {
 	*x = Waiting{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2768,7 +2893,7 @@ func (x *Waiting) String() string {
 func (*Waiting) ProtoMessage() {}
 
 func (x *Waiting) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2781,7 +2906,7 @@ func (x *Waiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
 func (*Waiting) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{34}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Waiting) GetName() string {
@@ -2821,7 +2946,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2833,7 +2958,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2846,7 +2971,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{35}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StatusRequest) GetCollect() bool {
@@ -2882,7 +3007,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[36]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2894,7 +3019,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[36]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2907,7 +3032,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{36}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -3048,7 +3173,7 @@ type Isolation struct {
 
 func (x *Isolation) Reset() {
 	*x = Isolation{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3060,7 +3185,7 @@ func (x *Isolation) String() string {
 func (*Isolation) ProtoMessage() {}
 
 func (x *Isolation) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3073,7 +3198,7 @@ func (x *Isolation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Isolation.ProtoReflect.Descriptor instead.
 func (*Isolation) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{37}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Isolation) GetOn() bool {
@@ -3110,7 +3235,7 @@ type PreparedGuest struct {
 
 func (x *PreparedGuest) Reset() {
 	*x = PreparedGuest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[38]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3122,7 +3247,7 @@ func (x *PreparedGuest) String() string {
 func (*PreparedGuest) ProtoMessage() {}
 
 func (x *PreparedGuest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[38]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3135,7 +3260,7 @@ func (x *PreparedGuest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreparedGuest.ProtoReflect.Descriptor instead.
 func (*PreparedGuest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{38}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PreparedGuest) GetName() string {
@@ -3414,7 +3539,7 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x19\n" +
 	"\x03Gap\x12\x12\n" +
 	"\x04lost\x18\x01 \x01(\x04R\x04lost\"\x13\n" +
-	"\x11StartQueueRequest\"\xd1\x01\n" +
+	"\x11StartQueueRequest\"\x86\x02\n" +
 	"\x12StartQueueResponse\x12+\n" +
 	"\awaiting\x18\x01 \x03(\v2\x11.lodge.v1.WaitingR\awaiting\x12\x18\n" +
 	"\arunning\x18\x02 \x01(\rR\arunning\x12\x14\n" +
@@ -3422,7 +3547,22 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x05stuck\x18\x04 \x01(\rR\x05stuck\x12\x1a\n" +
 	"\bsettling\x18\x05 \x01(\rR\bsettling\x12\x1a\n" +
 	"\bpromised\x18\x06 \x01(\x04R\bpromised\x12\x10\n" +
-	"\x03why\x18\a \x01(\tR\x03why\"\x83\x01\n" +
+	"\x03why\x18\a \x01(\tR\x03why\x123\n" +
+	"\n" +
+	"operations\x18\b \x03(\v2\x13.lodge.v1.OperationR\n" +
+	"operations\"\x97\x02\n" +
+	"\tOperation\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x18\n" +
+	"\aobjects\x18\x05 \x03(\tR\aobjects\x12\x14\n" +
+	"\x05state\x18\x06 \x01(\tR\x05state\x12\x12\n" +
+	"\x04step\x18\a \x01(\tR\x04step\x120\n" +
+	"\x05began\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x120\n" +
+	"\x05since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06reason\x18\n" +
+	" \x01(\tR\x06reason\"\x83\x01\n" +
 	"\aWaiting\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\rR\bposition\x120\n" +
@@ -3490,7 +3630,7 @@ func file_lodge_v1_lodge_proto_rawDescGZIP() []byte {
 	return file_lodge_v1_lodge_proto_rawDescData
 }
 
-var file_lodge_v1_lodge_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_lodge_v1_lodge_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_lodge_v1_lodge_proto_goTypes = []any{
 	(*Fault)(nil),                 // 0: lodge.v1.Fault
 	(*ListGuestsRequest)(nil),     // 1: lodge.v1.ListGuestsRequest
@@ -3526,99 +3666,103 @@ var file_lodge_v1_lodge_proto_goTypes = []any{
 	(*Gap)(nil),                   // 31: lodge.v1.Gap
 	(*StartQueueRequest)(nil),     // 32: lodge.v1.StartQueueRequest
 	(*StartQueueResponse)(nil),    // 33: lodge.v1.StartQueueResponse
-	(*Waiting)(nil),               // 34: lodge.v1.Waiting
-	(*StatusRequest)(nil),         // 35: lodge.v1.StatusRequest
-	(*StatusResponse)(nil),        // 36: lodge.v1.StatusResponse
-	(*Isolation)(nil),             // 37: lodge.v1.Isolation
-	(*PreparedGuest)(nil),         // 38: lodge.v1.PreparedGuest
-	nil,                           // 39: lodge.v1.Guest.LabelsEntry
-	nil,                           // 40: lodge.v1.Sample.GuestMemoryEntry
-	nil,                           // 41: lodge.v1.GuestStats.LabelsEntry
-	nil,                           // 42: lodge.v1.Options.SettingsEntry
-	nil,                           // 43: lodge.v1.Event.FieldsEntry
-	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
+	(*Operation)(nil),             // 34: lodge.v1.Operation
+	(*Waiting)(nil),               // 35: lodge.v1.Waiting
+	(*StatusRequest)(nil),         // 36: lodge.v1.StatusRequest
+	(*StatusResponse)(nil),        // 37: lodge.v1.StatusResponse
+	(*Isolation)(nil),             // 38: lodge.v1.Isolation
+	(*PreparedGuest)(nil),         // 39: lodge.v1.PreparedGuest
+	nil,                           // 40: lodge.v1.Guest.LabelsEntry
+	nil,                           // 41: lodge.v1.Sample.GuestMemoryEntry
+	nil,                           // 42: lodge.v1.GuestStats.LabelsEntry
+	nil,                           // 43: lodge.v1.Options.SettingsEntry
+	nil,                           // 44: lodge.v1.Event.FieldsEntry
+	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
 }
 var file_lodge_v1_lodge_proto_depIdxs = []int32{
 	3,  // 0: lodge.v1.ListGuestsResponse.guests:type_name -> lodge.v1.Guest
-	44, // 1: lodge.v1.Guest.since:type_name -> google.protobuf.Timestamp
-	39, // 2: lodge.v1.Guest.labels:type_name -> lodge.v1.Guest.LabelsEntry
+	45, // 1: lodge.v1.Guest.since:type_name -> google.protobuf.Timestamp
+	40, // 2: lodge.v1.Guest.labels:type_name -> lodge.v1.Guest.LabelsEntry
 	5,  // 3: lodge.v1.Guest.sample:type_name -> lodge.v1.Sample
 	4,  // 4: lodge.v1.Guest.wait:type_name -> lodge.v1.Wait
-	44, // 5: lodge.v1.Wait.since:type_name -> google.protobuf.Timestamp
-	44, // 6: lodge.v1.Sample.at:type_name -> google.protobuf.Timestamp
-	45, // 7: lodge.v1.Sample.age:type_name -> google.protobuf.Duration
-	45, // 8: lodge.v1.Sample.cpu:type_name -> google.protobuf.Duration
-	45, // 9: lodge.v1.Sample.cpu_user:type_name -> google.protobuf.Duration
-	45, // 10: lodge.v1.Sample.cpu_system:type_name -> google.protobuf.Duration
+	45, // 5: lodge.v1.Wait.since:type_name -> google.protobuf.Timestamp
+	45, // 6: lodge.v1.Sample.at:type_name -> google.protobuf.Timestamp
+	46, // 7: lodge.v1.Sample.age:type_name -> google.protobuf.Duration
+	46, // 8: lodge.v1.Sample.cpu:type_name -> google.protobuf.Duration
+	46, // 9: lodge.v1.Sample.cpu_user:type_name -> google.protobuf.Duration
+	46, // 10: lodge.v1.Sample.cpu_system:type_name -> google.protobuf.Duration
 	6,  // 11: lodge.v1.Sample.disks:type_name -> lodge.v1.Disk
 	7,  // 12: lodge.v1.Sample.interfaces:type_name -> lodge.v1.Interface
 	8,  // 13: lodge.v1.Sample.vcpus:type_name -> lodge.v1.VCPU
-	40, // 14: lodge.v1.Sample.guest_memory:type_name -> lodge.v1.Sample.GuestMemoryEntry
-	45, // 15: lodge.v1.Disk.read_time:type_name -> google.protobuf.Duration
-	45, // 16: lodge.v1.Disk.write_time:type_name -> google.protobuf.Duration
-	45, // 17: lodge.v1.Disk.flush_time:type_name -> google.protobuf.Duration
-	45, // 18: lodge.v1.VCPU.time:type_name -> google.protobuf.Duration
-	45, // 19: lodge.v1.VCPU.waiting:type_name -> google.protobuf.Duration
-	45, // 20: lodge.v1.StatsRequest.fresh_within:type_name -> google.protobuf.Duration
+	41, // 14: lodge.v1.Sample.guest_memory:type_name -> lodge.v1.Sample.GuestMemoryEntry
+	46, // 15: lodge.v1.Disk.read_time:type_name -> google.protobuf.Duration
+	46, // 16: lodge.v1.Disk.write_time:type_name -> google.protobuf.Duration
+	46, // 17: lodge.v1.Disk.flush_time:type_name -> google.protobuf.Duration
+	46, // 18: lodge.v1.VCPU.time:type_name -> google.protobuf.Duration
+	46, // 19: lodge.v1.VCPU.waiting:type_name -> google.protobuf.Duration
+	46, // 20: lodge.v1.StatsRequest.fresh_within:type_name -> google.protobuf.Duration
 	11, // 21: lodge.v1.StatsResponse.guests:type_name -> lodge.v1.GuestStats
 	5,  // 22: lodge.v1.GuestStats.sample:type_name -> lodge.v1.Sample
-	41, // 23: lodge.v1.GuestStats.labels:type_name -> lodge.v1.GuestStats.LabelsEntry
-	45, // 24: lodge.v1.ActRequest.timeout:type_name -> google.protobuf.Duration
+	42, // 23: lodge.v1.GuestStats.labels:type_name -> lodge.v1.GuestStats.LabelsEntry
+	46, // 24: lodge.v1.ActRequest.timeout:type_name -> google.protobuf.Duration
 	13, // 25: lodge.v1.ActRequest.options:type_name -> lodge.v1.Options
-	45, // 26: lodge.v1.Options.grace:type_name -> google.protobuf.Duration
-	42, // 27: lodge.v1.Options.settings:type_name -> lodge.v1.Options.SettingsEntry
+	46, // 26: lodge.v1.Options.grace:type_name -> google.protobuf.Duration
+	43, // 27: lodge.v1.Options.settings:type_name -> lodge.v1.Options.SettingsEntry
 	15, // 28: lodge.v1.Step.plan:type_name -> lodge.v1.Plan
 	16, // 29: lodge.v1.Step.result:type_name -> lodge.v1.Result
 	17, // 30: lodge.v1.Step.summary:type_name -> lodge.v1.Summary
 	0,  // 31: lodge.v1.Result.fault:type_name -> lodge.v1.Fault
-	45, // 32: lodge.v1.Result.queued:type_name -> google.protobuf.Duration
-	45, // 33: lodge.v1.Result.took:type_name -> google.protobuf.Duration
-	45, // 34: lodge.v1.Summary.took:type_name -> google.protobuf.Duration
+	46, // 32: lodge.v1.Result.queued:type_name -> google.protobuf.Duration
+	46, // 33: lodge.v1.Result.took:type_name -> google.protobuf.Duration
+	46, // 34: lodge.v1.Summary.took:type_name -> google.protobuf.Duration
 	22, // 35: lodge.v1.ListTilesResponse.tiles:type_name -> lodge.v1.Tile
 	26, // 36: lodge.v1.CloneGuestsRequest.seed:type_name -> lodge.v1.Seed
 	28, // 37: lodge.v1.WatchRequest.after:type_name -> lodge.v1.Cursor
 	28, // 38: lodge.v1.WatchResponse.begin:type_name -> lodge.v1.Cursor
 	30, // 39: lodge.v1.WatchResponse.event:type_name -> lodge.v1.Event
 	31, // 40: lodge.v1.WatchResponse.gap:type_name -> lodge.v1.Gap
-	44, // 41: lodge.v1.Event.time:type_name -> google.protobuf.Timestamp
-	43, // 42: lodge.v1.Event.fields:type_name -> lodge.v1.Event.FieldsEntry
-	34, // 43: lodge.v1.StartQueueResponse.waiting:type_name -> lodge.v1.Waiting
-	44, // 44: lodge.v1.Waiting.since:type_name -> google.protobuf.Timestamp
-	44, // 45: lodge.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	45, // 46: lodge.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	45, // 47: lodge.v1.StatusResponse.cpu:type_name -> google.protobuf.Duration
-	28, // 48: lodge.v1.StatusResponse.events:type_name -> lodge.v1.Cursor
-	38, // 49: lodge.v1.StatusResponse.prepared:type_name -> lodge.v1.PreparedGuest
-	37, // 50: lodge.v1.StatusResponse.isolation:type_name -> lodge.v1.Isolation
-	44, // 51: lodge.v1.PreparedGuest.since:type_name -> google.protobuf.Timestamp
-	1,  // 52: lodge.v1.Lodge.ListGuests:input_type -> lodge.v1.ListGuestsRequest
-	9,  // 53: lodge.v1.Lodge.Stats:input_type -> lodge.v1.StatsRequest
-	12, // 54: lodge.v1.Lodge.Act:input_type -> lodge.v1.ActRequest
-	18, // 55: lodge.v1.Lodge.Cancel:input_type -> lodge.v1.CancelRequest
-	20, // 56: lodge.v1.Lodge.ListTiles:input_type -> lodge.v1.ListTilesRequest
-	23, // 57: lodge.v1.Lodge.CreateTiles:input_type -> lodge.v1.CreateTilesRequest
-	24, // 58: lodge.v1.Lodge.RemoveTiles:input_type -> lodge.v1.RemoveTilesRequest
-	25, // 59: lodge.v1.Lodge.CloneGuests:input_type -> lodge.v1.CloneGuestsRequest
-	27, // 60: lodge.v1.Lodge.Watch:input_type -> lodge.v1.WatchRequest
-	32, // 61: lodge.v1.Lodge.StartQueue:input_type -> lodge.v1.StartQueueRequest
-	35, // 62: lodge.v1.Lodge.Status:input_type -> lodge.v1.StatusRequest
-	2,  // 63: lodge.v1.Lodge.ListGuests:output_type -> lodge.v1.ListGuestsResponse
-	10, // 64: lodge.v1.Lodge.Stats:output_type -> lodge.v1.StatsResponse
-	14, // 65: lodge.v1.Lodge.Act:output_type -> lodge.v1.Step
-	19, // 66: lodge.v1.Lodge.Cancel:output_type -> lodge.v1.CancelResponse
-	21, // 67: lodge.v1.Lodge.ListTiles:output_type -> lodge.v1.ListTilesResponse
-	14, // 68: lodge.v1.Lodge.CreateTiles:output_type -> lodge.v1.Step
-	14, // 69: lodge.v1.Lodge.RemoveTiles:output_type -> lodge.v1.Step
-	14, // 70: lodge.v1.Lodge.CloneGuests:output_type -> lodge.v1.Step
-	29, // 71: lodge.v1.Lodge.Watch:output_type -> lodge.v1.WatchResponse
-	33, // 72: lodge.v1.Lodge.StartQueue:output_type -> lodge.v1.StartQueueResponse
-	36, // 73: lodge.v1.Lodge.Status:output_type -> lodge.v1.StatusResponse
-	63, // [63:74] is the sub-list for method output_type
-	52, // [52:63] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	45, // 41: lodge.v1.Event.time:type_name -> google.protobuf.Timestamp
+	44, // 42: lodge.v1.Event.fields:type_name -> lodge.v1.Event.FieldsEntry
+	35, // 43: lodge.v1.StartQueueResponse.waiting:type_name -> lodge.v1.Waiting
+	34, // 44: lodge.v1.StartQueueResponse.operations:type_name -> lodge.v1.Operation
+	45, // 45: lodge.v1.Operation.began:type_name -> google.protobuf.Timestamp
+	45, // 46: lodge.v1.Operation.since:type_name -> google.protobuf.Timestamp
+	45, // 47: lodge.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	45, // 48: lodge.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	46, // 49: lodge.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	46, // 50: lodge.v1.StatusResponse.cpu:type_name -> google.protobuf.Duration
+	28, // 51: lodge.v1.StatusResponse.events:type_name -> lodge.v1.Cursor
+	39, // 52: lodge.v1.StatusResponse.prepared:type_name -> lodge.v1.PreparedGuest
+	38, // 53: lodge.v1.StatusResponse.isolation:type_name -> lodge.v1.Isolation
+	45, // 54: lodge.v1.PreparedGuest.since:type_name -> google.protobuf.Timestamp
+	1,  // 55: lodge.v1.Lodge.ListGuests:input_type -> lodge.v1.ListGuestsRequest
+	9,  // 56: lodge.v1.Lodge.Stats:input_type -> lodge.v1.StatsRequest
+	12, // 57: lodge.v1.Lodge.Act:input_type -> lodge.v1.ActRequest
+	18, // 58: lodge.v1.Lodge.Cancel:input_type -> lodge.v1.CancelRequest
+	20, // 59: lodge.v1.Lodge.ListTiles:input_type -> lodge.v1.ListTilesRequest
+	23, // 60: lodge.v1.Lodge.CreateTiles:input_type -> lodge.v1.CreateTilesRequest
+	24, // 61: lodge.v1.Lodge.RemoveTiles:input_type -> lodge.v1.RemoveTilesRequest
+	25, // 62: lodge.v1.Lodge.CloneGuests:input_type -> lodge.v1.CloneGuestsRequest
+	27, // 63: lodge.v1.Lodge.Watch:input_type -> lodge.v1.WatchRequest
+	32, // 64: lodge.v1.Lodge.StartQueue:input_type -> lodge.v1.StartQueueRequest
+	36, // 65: lodge.v1.Lodge.Status:input_type -> lodge.v1.StatusRequest
+	2,  // 66: lodge.v1.Lodge.ListGuests:output_type -> lodge.v1.ListGuestsResponse
+	10, // 67: lodge.v1.Lodge.Stats:output_type -> lodge.v1.StatsResponse
+	14, // 68: lodge.v1.Lodge.Act:output_type -> lodge.v1.Step
+	19, // 69: lodge.v1.Lodge.Cancel:output_type -> lodge.v1.CancelResponse
+	21, // 70: lodge.v1.Lodge.ListTiles:output_type -> lodge.v1.ListTilesResponse
+	14, // 71: lodge.v1.Lodge.CreateTiles:output_type -> lodge.v1.Step
+	14, // 72: lodge.v1.Lodge.RemoveTiles:output_type -> lodge.v1.Step
+	14, // 73: lodge.v1.Lodge.CloneGuests:output_type -> lodge.v1.Step
+	29, // 74: lodge.v1.Lodge.Watch:output_type -> lodge.v1.WatchResponse
+	33, // 75: lodge.v1.Lodge.StartQueue:output_type -> lodge.v1.StartQueueResponse
+	37, // 76: lodge.v1.Lodge.Status:output_type -> lodge.v1.StatusResponse
+	66, // [66:77] is the sub-list for method output_type
+	55, // [55:66] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_lodge_v1_lodge_proto_init() }
@@ -3642,7 +3786,7 @@ func file_lodge_v1_lodge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lodge_v1_lodge_proto_rawDesc), len(file_lodge_v1_lodge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   44,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -171,7 +171,7 @@ func queueCommand(d *daemonFlags) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "queue",
-		Short: "Show which starts wait, and for what",
+		Short: "Show which starts wait and which operations are open, and for what",
 		Args:  wants(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			daemon := d.dial()
