@@ -7,8 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -327,7 +329,9 @@ func (c *crash) dieInRecovery(a failpoint.Armed) {
 		select {
 		case <-c.ended:
 		case <-time.After(recoveryTime): // there was less to do
-			c.signal(c.t, "KILL")
+			if pid, err := strconv.Atoi(c.pid); err == nil {
+				_ = syscall.Kill(pid, syscall.SIGKILL) // it may just have died
+			}
 			<-c.ended
 		}
 	}

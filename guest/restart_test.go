@@ -975,3 +975,18 @@ func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
 		t.Error("another's file is removed")
 	}
 }
+
+// A daemon that was killed while it changed a medium has noted that the tray is open. The next one
+// learns from QEMU whether it is, or the next medium would be left in an open tray.
+func TestAdoption_LearnsWhetherATrayIsOpen(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("tray", `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.reopen(func() {
+		r := record(t, g)
+		r["XML"] = strings.Replace(r["XML"].(string), "<target dev='sda' bus='sata'", "<target dev='sda' bus='sata' tray='open'", 1)
+		writeRecord(t, g, r)
+	})
+	g = d.again(g)
+	eventually(t, "the tray is closed", func() bool { return g.View().Active.Devices.Disks[0].Tray == "closed" })
+}

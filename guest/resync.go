@@ -93,6 +93,7 @@ type inquiry struct {
 	devices  map[string]bool // aliases that QEMU still has; nil: was not asked
 	balloon  uint64
 	vcpus    uint // 0: was not asked
+	drives   []blockInfo // nil: was not asked, for the guest has no drive with a tray
 	// full are the images of disks whose guest is stopped because they lie where there
 	// is no room.
 	full []string
@@ -107,8 +108,12 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition) (*inqu
 		FrontendOpen bool `json:"frontend-open"`
 	}
 	var balloon struct{ Actual uint64 }
+	var drives []blockInfo
 	var devices map[string]bool
 	var asking errgroup.Group
+	if hasTrays(&def.Devices) {
+		asking.Go(func() error { return s.Execute(ctx, "query-block", nil, &drives) })
+	}
 	asking.Go(func() error { return s.Execute(ctx, "query-status", nil, &status) })
 	if len(def.Devices.Channels) > 0 {
 		asking.Go(func() error { return s.Execute(ctx, "query-chardev", nil, &chardevs) })
@@ -137,7 +142,7 @@ func inquire(ctx context.Context, s *qmp.Session, def *domain.Definition) (*inqu
 	if err := asking.Wait(); err != nil {
 		return nil, err
 	}
-	found := &inquiry{status: status.Status, channels: map[string]bool{}, devices: devices, balloon: balloon.Actual, vcpus: vcpus}
+	found := &inquiry{status: status.Status, channels: map[string]bool{}, devices: devices, drives: drives, balloon: balloon.Actual, vcpus: vcpus}
 	if phase, reason := activePhase(status.Status); phase == domain.Paused && reason == domain.ReasonIOError {
 		full, err := fullDisks(ctx, s, &def.Devices)
 		if err != nil {
@@ -177,6 +182,9 @@ func (g *Guest) meet(found *inquiry, was domain.State) {
 				}
 			}
 		}
+		for _, drive := range found.drives {
+			setTray(&d.Devices, drive)
+		}
 		if found.vcpus > 0 && found.vcpus <= d.VCPUs.Max {
 			d.VCPUs.Current = found.vcpus
 		}
@@ -208,6 +216,20 @@ func (g *Guest) meet(found *inquiry, was domain.State) {
 		// it is let run next
 	case phase != g.state.Phase && g.state.Phase == was:
 		g.advance(lifecycle.Found{Phase: phase, Reason: reason})
+	}
+}
+
+func hasTrays(s *device.Set) bool {
+	return slices.ContainsFunc(s.Disks, func(d *device.Disk) bool { return d.Device == "cdrom" || d.Device == "floppy" })
+}
+
+// setTray notes whether the tray of a drive is open: a daemon that was killed while it
+// changed the medium noted that it is, and did not live to hear that it was closed.
+func setTray(s *device.Set, drive blockInfo) {
+	for _, d := range s.Disks {
+		if belongsTo(drive.QDev, d.Alias) && (d.Tray == "open") != drive.TrayOpen {
+			d.Tray = map[bool]string{true: "open", false: "closed"}[drive.TrayOpen]
+		}
 	}
 }
 
