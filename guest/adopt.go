@@ -268,7 +268,6 @@ func (r *adopting) adopt(dir string) error {
 	}
 	r.rehold(run)
 	run.ops.Rehold()
-	run.amendingAgain()
 	run.shorten = run.Surplus
 	if process == nil {
 		r.bury(run, rec, started)
@@ -280,7 +279,7 @@ func (r *adopting) adopt(dir string) error {
 
 // dropHalfWritten removes what a daemon that was killed was just writing.
 func (r *Registry) dropHalfWritten(dir string) {
-	for _, name := range []string{runRecordFile, amendingFile, madeFileName} {
+	for _, name := range []string{runRecordFile, madeFileName} {
 		removeFile(r.log, filepath.Join(dir, name)+atomicfile.Half)
 	}
 }

@@ -3,7 +3,6 @@ package guest
 import (
 	"cmp"
 	"context"
-	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -161,22 +160,6 @@ func (g *Guest) redefine(def *domain.Definition) error {
 	g.markUpdated()
 	g.publish()
 	return nil
-}
-
-// redefineAfter is redefine where the running guest has a change that is to be stored too, and once.
-func (g *Guest) redefineAfter(change string, def *domain.Definition) error {
-	before := g.record.Followed
-	g.record.Followed = append(slices.Clip(before), change)
-	err := g.redefine(def)
-	if err != nil {
-		g.record.Followed = before
-	}
-	return err
-}
-
-// hasFollowed says that the stored definition has.
-func (g *Guest) hasFollowed(change string) bool {
-	return change != "" && slices.Contains(g.record.Followed, change)
 }
 
 func policy(d *domain.Definition) lifecycle.Policy {

@@ -163,7 +163,7 @@ func (g *Guest) detach(ctx context.Context, a Affect, find func(*device.Set) (de
 		}
 		config.Remove(stored)
 		return config, nil
-	}, func(config *following) (work, error) {
+	}, func(config *domain.Definition) (work, error) {
 		dev, err := find(&g.run.def.Devices)
 		if err != nil {
 			return nil, err

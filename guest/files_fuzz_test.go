@@ -120,6 +120,7 @@ func FuzzJournals(f *testing.F) {
 		mediaKind.Name:   mediaChange{Live: drive, Saved: drive, Node: "n", Old: []uint{1, 2}, Undo: steps, Rest: steps},
 		attachKind.Name:  attach{Device: drive, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}, Undo: steps},
 		detachKind.Name:  detach{Alias: "net1", Saved: drive},
+		updateKind.Name:  update{OfActive: machine, Active: machine, OfConfig: machine, Config: machine, VCPUs: 1, Balloon: new(uint64)},
 		cleanupKind.Name: cleanup{Alias: "net1", Objects: steps, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}},
 	} {
 		text, err := json.Marshal(payload)
@@ -128,9 +129,8 @@ func FuzzJournals(f *testing.F) {
 		}
 		add(2, operation.Record{ID: "a", Kind: kind, Version: 1, Owner: "u", Folders: []string{"/a"}, Payload: text})
 	}
-	add(3, amending{Active: machine, Config: machine, VCPUs: 1, Balloon: 1 << 20})
-	add(4, map[string]any{"Label": "s", "Files": []any{map[string]any{"Path": "/a", "Was": "system_u:object_r:x_t:s0"}}})
-	for which := range uint8(5) {
+	add(3, map[string]any{"Label": "s", "Files": []any{map[string]any{"Path": "/a", "Was": "system_u:object_r:x_t:s0"}}})
+	for which := range uint8(4) {
 		f.Add(which, []byte("null"))
 		f.Add(which, []byte(`{"Kind":"media","Version":1,"Payload":{"Undo":[null],"Live":"<disk/>","NIC":{}}}`))
 	}
@@ -142,7 +142,6 @@ func FuzzJournals(f *testing.F) {
 		{runRecordFile, func(dir string) (any, error) { return readRunRecord(dir) }},
 		{madeFileName, func(dir string) (any, error) { return atomicfile.ReadJSON[madeFile](filepath.Join(dir, madeFileName)) }},
 		{"operation-a.json", func(dir string) (any, error) { return readOperation(r, dir) }},
-		{amendingFile, func(dir string) (any, error) { return readAmending(dir) }},
 		{"labels.json", func(dir string) (any, error) {
 			l, err := r.readLabels(takenUUID, filepath.Join(dir, "labels.json"))
 			return l.labelled, err

@@ -71,7 +71,7 @@ func (m *mediaChange) Rehold() { m.r.notesNode(m.live) }
 
 // planMedia plans the exchange of the medium of a drive, in the running guest and,
 // if there is one, in config.
-func (g *Guest) planMedia(before, after *device.Disk, config *following, force bool) (work, error) {
+func (g *Guest) planMedia(before, after *device.Disk, config *domain.Definition, force bool) (work, error) {
 	r, def := g.run, g.run.def
 	m := &mediaChange{r: r, live: after}
 	if after.Source != nil {
@@ -79,7 +79,7 @@ func (g *Guest) planMedia(before, after *device.Disk, config *following, force b
 	}
 	r.numberNode(def, after)
 	if config != nil {
-		saved, err := findLike(&config.to.Devices, after)
+		saved, err := findLike(&config.Devices, after)
 		if err != nil {
 			return nil, err
 		}

@@ -6,7 +6,6 @@ import (
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/qmp"
 )
 
 // SetMemory changes how much memory the guest has, in bytes, up to its maximum:
@@ -19,14 +18,14 @@ func (g *Guest) SetMemory(ctx context.Context, bytes uint64, a Affect) error {
 		config := g.inactive.Clone()
 		config.CurrentMemory = bytes
 		return config, nil
-	}, func(config *following) (work, error) {
+	}, func(config *domain.Definition) (work, error) {
 		return g.planMemory(bytes, config)
 	})
 }
 
 // planMemory plans to have the balloon ask the guest. That it follows is told by
 // QEMU: without a stored half nothing can be half done.
-func (g *Guest) planMemory(bytes uint64, config *following) (work, error) {
+func (g *Guest) planMemory(bytes uint64, config *domain.Definition) (work, error) {
 	r := g.run
 	if bytes > r.def.Memory {
 		return nil, tooMuch(bytes, r.def.Memory)
@@ -34,18 +33,13 @@ func (g *Guest) planMemory(bytes uint64, config *following) (work, error) {
 	if b := r.def.Devices.Balloon; b == nil || b.Model == "none" {
 		return nil, fault.New(fault.WrongState, fault.Domain, "cannot change the memory of a running domain that has no balloon device")
 	}
-	ask := func(ctx context.Context, s *qmp.Session) error {
-		return s.Execute(ctx, "balloon", map[string]any{"value": bytes}, nil)
-	}
 	if config != nil {
-		return g.amend(r, &amending{Balloon: bytes}, r.def, config, func(ctx context.Context, s *qmp.Session) (func(), error) {
-			return nil, ask(ctx, s)
-		}), nil
+		return g.update(&update{Balloon: &bytes}, r.def, config)
 	}
 	return func(ctx context.Context) (settle, error) {
 		s, err := r.monitor()
 		if err == nil {
-			err = ask(ctx, s)
+			err = s.Execute(ctx, "balloon", map[string]any{"value": bytes}, nil)
 		}
 		return nil, err
 	}, nil

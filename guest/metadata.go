@@ -30,56 +30,62 @@ func (g *Guest) SetMetadata(ctx context.Context, kind MetadataKind, value *strin
 // ChangeMetadata is SetMetadata to a value that depends on the guest's definition as it is then: the
 // stored one, if there is any. It is asked in the guest's loop, and must not wait for anything.
 func (g *Guest) ChangeMetadata(ctx context.Context, kind MetadataKind, to func(*domain.Definition) (*string, error), key, uri string, a Affect) error {
-	set := func() error {
+	set := func() (work, error) {
 		a, err := g.resolve(a)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		value, err := to(g.current())
 		if err != nil {
-			return err
+			return nil, err
 		}
 		changed := func(d *domain.Definition) (*domain.Definition, error) {
 			d = d.Clone()
 			return d, setMetadata(d, kind, value, key, uri)
 		}
-		if err := g.setWords(ctx, a, changed); err != nil {
-			return err
-		}
-		g.announce(event.DomainMetadata{Kind: string(kind), URI: uri})
-		return nil
+		return g.setWords(ctx, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
 	}
 	if a.Live || !a.Config { // it has its turn like work: no other change is half done, and no save has the words that were
-		return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) { return nil, set() })
+		return g.perform(ctx, "", domain.JobModify, modifyLimit, set)
 	}
-	return g.change(ctx, "", set)
+	return g.change(ctx, "", func() error { _, err := set(); return err })
 }
 
-// setWords changes what only Lodge knows of a guest. It runs in the loop.
-func (g *Guest) setWords(ctx context.Context, a Affect, changed func(*domain.Definition) (*domain.Definition, error)) (err error) {
+// setWords changes what only Lodge knows of a guest, and says so. It runs in the loop.
+func (g *Guest) setWords(ctx context.Context, a Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ work, err error) {
 	var config, after *domain.Definition
 	if a.Config {
 		if config, err = changed(g.inactive); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if a.Live {
 		if after, err = changed(g.run.def); err != nil {
-			return err
+			return nil, err
 		}
 		if _, err := g.run.text(after); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := g.bounded(ctx, cmp.Or(config, after)); err != nil { // labels are of what is stored, if anything is
-		return err
+		return nil, err
 	}
 	switch {
 	case a.Live && a.Config:
-		return g.amendNow(after, config)
+		return g.update(&update{Words: &said}, after, config)
 	case a.Config:
-		return g.redefine(config)
+		err = g.redefine(config)
+	default:
+		err = g.setActiveWords(after)
 	}
+	if err == nil {
+		g.announce(said)
+	}
+	return nil, err
+}
+
+// setActiveWords changes the running definition alone.
+func (g *Guest) setActiveWords(after *domain.Definition) error {
 	before, text := g.run.def, g.run.XML
 	g.run.def = after
 	if err := g.journalActive(); err != nil {

@@ -3,11 +3,11 @@ package guest
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,27 +18,24 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/lifecycle"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
-// The journal of a change that was cut off, of which QEMU has still to be asked, is not written over by the next
-// change: nobody would know any more what its QEMU may have.
-func TestAChangeThatWasCutOffIsNotForgottenForTheNext(t *testing.T) {
-	for name, cutOff := range map[string]func(*run){
-		amendingFile: func(r *run) { r.amending = &amending{} },
-	} {
-		r := newRun(runRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
-		journal := filepath.Join(r.dir, name)
-		if err := r.begin(name, "first"); err != nil {
-			t.Fatal(err)
-		}
-		cutOff(r)
-		if err := r.begin(name, "next"); !fault.Is(err, fault.Busy) {
-			t.Errorf("%s: the next one is begun: %v", name, err)
-		}
-		if text, err := os.ReadFile(journal); err != nil || string(text) != "\"first\"\n" {
-			t.Errorf("%s says %q, %v", name, text, err)
-		}
+// Nothing else is changed in place while nobody knows how far a change came: both records would say how the guest
+// is to be.
+func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
+	r := newRun(runRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
+	payload, err := json.Marshal(update{OfActive: machine, Active: machine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cutOff := operation.Record{ID: "a", Kind: updateKind.Name, Version: updateKind.Version, Objects: []string{"settings"}, Payload: payload}
+	if err := bareRegistry(t).giveOperations(r, []operation.Record{cutOff}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.perform(t.Context(), updateKind.Name, &update{r: r, active: &domain.Definition{}}, "settings"); !fault.Is(err, fault.Busy) {
+		t.Errorf("the next one is begun: %v", err)
 	}
 }
 

@@ -21,7 +21,7 @@ func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
 	}
 	return g.edit(ctx, a, func() (*domain.Definition, error) {
 		return g.withDevice(dev)
-	}, func(config *following) (work, error) {
+	}, func(config *domain.Definition) (work, error) {
 		return g.planPlug(ctx, doc, config, dev)
 	})
 }
@@ -67,7 +67,7 @@ func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabi
 // planPlug plans plugging a device into the running guest. It is read anew, so
 // that the running and the stored device share nothing but the MAC address that
 // was made up for a NIC.
-func (g *Guest) planPlug(ctx context.Context, doc string, config *following, stored device.Device) (work, error) {
+func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definition, stored device.Device) (work, error) {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return nil, err

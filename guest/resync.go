@@ -34,7 +34,7 @@ func (r *adopting) reattach(g *Guest, run *run) {
 		}
 		run.connect(c.session)
 		g.meet(c.found, g.state.Phase)
-		run.behind = run.Saving != nil || run.Resuming || len(run.ops.Operations()) > 0 || run.amending != nil // to be ended beside the loop
+		run.behind = run.Saving != nil || run.Resuming || len(run.ops.Operations()) > 0 // to be ended beside the loop
 		r.reached <- struct{}{}
 	case <-r.patience.Done():
 		g.log.Warn("the monitor of an adopted guest does not answer yet", "pid", run.PID)
@@ -375,7 +375,7 @@ func goOnOnce(ctx context.Context, s *qmp.Session) error {
 }
 
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
-	def, save, amend := r.def, r.Saving, r.amending
+	def, save := r.def, r.Saving
 	resuming, was := r.Resuming, g.state.Phase
 	return func(ctx context.Context) (settle, error) {
 		if save != nil {
@@ -399,20 +399,13 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 		if err != nil {
 			return nil, err
 		}
-		nothing := func() error { return nil }
-		amended := nothing
-		if amend != nil {
-			if amended, err = g.finishAmending(ctx, r, s, def, amend); err != nil {
-				return nil, err
-			}
-		}
 		return func() error {
 			if save != nil || resuming {
 				r.Saving, r.Resuming = nil, false
 				g.keepRun()
 			}
 			g.meet(found, was)
-			return amended()
+			return nil
 		}, nil
 	}
 }

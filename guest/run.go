@@ -51,8 +51,8 @@ type run struct {
 	// spent says that the store has been told that the image which it came from is used up, ran that it
 	// ran, by QEMU's own word, though its start failed.
 	spent, ran bool
-	// behindhand is what the run record does not say yet; nil: it says all.
-	behindhand atomic.Pointer[unwritten]
+	// behindhand is why the run record does not say yet all that is so; nil: it does.
+	behindhand atomic.Pointer[error]
 	// unstored is why the store does not say yet what the directory does; nil: it does.
 	unstored atomic.Pointer[error]
 	noticed  bool // the loop knows that the process has ended
@@ -74,8 +74,6 @@ type run struct {
 	releases []release
 	// withheld are those that failed, in their order; who has them done gives them to holdOn.
 	withheld []release
-	// amending is the same of a change in place.
-	amending *amending
 	// shorten says that the list of nodes that the guest may open is to lose some.
 	shorten bool
 	// dumping says that the memory is being dumped because the guest has panicked.

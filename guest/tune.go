@@ -23,7 +23,7 @@ import (
 func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definition) error) error {
 	return g.edit(ctx, a, func() (*domain.Definition, error) {
 		return tuned(g.inactive, change)
-	}, func(config *following) (work, error) {
+	}, func(config *domain.Definition) (work, error) {
 		return g.planTune(ctx, change, config)
 	})
 }
@@ -48,9 +48,8 @@ func sameRates(a, b *device.NIC) bool {
 	return reflect.DeepEqual(a.Inbound, b.Inbound) && reflect.DeepEqual(a.Outbound, b.Outbound)
 }
 
-func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) error, config *following) (work, error) {
-	r := g.run
-	before := r.def
+func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
+	before := g.run.def
 	after, err := tuned(before, change)
 	if err != nil {
 		return nil, err
@@ -64,31 +63,14 @@ func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) er
 	if cmp.Or(before.NUMA.Mode, "strict") != cmp.Or(after.NUMA.Mode, "strict") {
 		return nil, fault.New(fault.WrongState, fault.Domain, "cannot change the NUMA mode of a running domain; change its config")
 	}
-	return g.amend(r, &amending{}, after, config, func(ctx context.Context, s *qmp.Session) (func(), error) {
-		if err := g.reg.retune(ctx, r, before, after); err != nil {
-			if !outOfTouch(ctx, s) { // else it is made once more
-				g.retuneBack(ctx, r, before, after)
-			}
-			return nil, err
-		}
-		return func() {
-			g.setActive(func(d *domain.Definition) {
-				if err := change(d); err != nil {
-					g.log.Error("cannot note a changed setting", "error", err)
-				}
-			})
-			if changed := settings(before, after); len(changed) > 0 {
-				g.announce(event.DomainTunable{Settings: changed})
-			}
-		}, nil
-	}), nil
+	return g.update(&update{}, after, config)
 }
 
 // retuneBack takes back what was put into effect of a change before a part of it was refused.
-func (g *Guest) retuneBack(ctx context.Context, r *run, before, after *domain.Definition) {
-	err := g.reg.retune(ctx, r, after, before)
+func (r *run) retuneBack(ctx context.Context, before, after *domain.Definition) {
+	err := r.reg.retune(ctx, r, after, before)
 	if err != nil && !fault.Is(err, fault.WrongState) { // which says that the host has not what was to be limited
-		g.log.Warn("a part of a change that was refused stays in force until the guest ends", "error", err)
+		r.log.Warn("a part of a change that was refused stays in force until the guest ends", "error", err)
 	}
 }
 

@@ -30,7 +30,7 @@ func (g *Guest) SetVCPUs(ctx context.Context, n uint, o VCPUOptions) error {
 	}
 	return g.edit(ctx, o.Affect, func() (*domain.Definition, error) {
 		return withVCPUs(g.inactive, n, o.Maximum)
-	}, func(config *following) (work, error) {
+	}, func(config *domain.Definition) (work, error) {
 		if o.Maximum {
 			return nil, fault.New(fault.WrongState, fault.Domain, "the maximum of vCPUs of a running domain cannot be changed; change its config")
 		}
@@ -54,29 +54,18 @@ func withVCPUs(d *domain.Definition, n uint, maximum bool) (*domain.Definition, 
 	return d, nil
 }
 
-func (g *Guest) planVCPUs(n uint, config *following) (work, error) {
-	r, def := g.run, g.run.def
-	if n > r.def.VCPUs.Max {
-		return nil, fault.New(fault.Invalid, fault.Call, "%d vCPUs are more than the domain's maximum of %d", n, r.def.VCPUs.Max)
+func (g *Guest) planVCPUs(n uint, config *domain.Definition) (work, error) {
+	def := g.run.def
+	if n > def.VCPUs.Max {
+		return nil, fault.New(fault.Invalid, fault.Call, "%d vCPUs are more than the domain's maximum of %d", n, def.VCPUs.Max)
 	}
-	if n < r.def.VCPUs.Current && r.def.Virt != "kvm" {
+	if n < def.VCPUs.Current && def.Virt != "kvm" {
 		return nil, fault.New(fault.Unsupported, fault.Domain,
 			"cannot unplug vCPUs of a running domain that is emulated: QEMU's TCG damages its own memory on that and ends soon after; change the config")
 	}
 	after := def.Clone()
 	after.VCPUs.Current = n
-	return g.amend(r, &amending{VCPUs: def.VCPUs.Current}, after, config, func(ctx context.Context, s *qmp.Session) (func(), error) {
-		have, err := plugVCPUs(ctx, s, n)
-		if have == 0 {
-			return nil, err // nothing was done
-		}
-		if err == nil && have > def.VCPUs.Current {
-			err = g.reg.settleVCPUs(ctx, s, r, def)
-		}
-		return func() { // QEMU might say that it has more
-			g.setActive(func(d *domain.Definition) { d.VCPUs.Current = min(have, d.VCPUs.Max) })
-		}, err
-	}), nil
+	return g.update(&update{VCPUs: def.VCPUs.Current}, after, config)
 }
 
 // queryVCPUs lists the processors of a running guest, by index. QEMU is not believed
