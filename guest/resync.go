@@ -92,7 +92,7 @@ type inquiry struct {
 	channels map[string]bool // virtio-serial ports by id: open in the guest
 	devices  map[string]bool // aliases that QEMU still has; nil: was not asked
 	balloon  uint64
-	vcpus    uint // 0: was not asked
+	vcpus    uint        // 0: was not asked
 	drives   []blockInfo // nil: was not asked, for the guest has no drive with a tray
 	// full are the images of disks whose guest is stopped because they lie where there
 	// is no room.
