@@ -22,7 +22,7 @@ var excused = map[string]string{
 }
 
 // operationKinds are the kinds of operations, in whose recovery the next daemon dies too.
-var operationKinds = []string{"attach", "cleanup", "detach", "media"}
+var operationKinds = []string{"attach", "cleanup", "detach", "media", "update"}
 
 // scenarios are the deeds that the matrix kills the daemon in.
 func scenarios() []*scenario {

@@ -7,10 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -329,9 +327,7 @@ func (c *crash) dieInRecovery(a failpoint.Armed) {
 		select {
 		case <-c.ended:
 		case <-time.After(recoveryTime): // there was less to do
-			if pid, err := strconv.Atoi(c.pid); err == nil {
-				_ = syscall.Kill(pid, syscall.SIGKILL) // it may just have died
-			}
+			_ = c.command(c.t.Context(), "kill", "-KILL", c.pid).Run() // it may just have died
 			<-c.ended
 		}
 	}

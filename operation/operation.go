@@ -320,6 +320,12 @@ func (op *Operation) endsByRemoval() bool {
 func (op *Operation) goBack(ctx context.Context, from int, cause error) error {
 	op.failed = append(op.failed, cause)
 	op.next, op.backward = min(from, len(op.steps)-1), true
+	if slices.ContainsFunc(op.steps, func(s Step) bool { return s.Waits }) {
+		op.rec.Back = true
+		if err := op.write(); err != nil {
+			op.set.log().Warn("cannot write down that an operation goes back", "kind", op.rec.Kind, "error", err)
+		}
+	}
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer stop()
 	return op.back(ctx)
@@ -438,7 +444,7 @@ func (op *Operation) side(ctx context.Context) (Verdict, error) {
 	if op.rec.Decided {
 		return Happened, nil
 	}
-	if op.decides == len(op.steps) {
+	if op.rec.Back || op.decides == len(op.steps) {
 		return Never, nil
 	}
 	s := &op.steps[op.decides]

@@ -31,7 +31,9 @@ type Record struct {
 	// Objects are what it works on, such as disk/vda.
 	Objects []string `json:",omitempty"`
 	// Decided says that it goes forward, where no Probe can tell.
-	Decided bool            `json:",omitempty"`
+	Decided bool `json:",omitempty"`
+	// Back says that it goes back, where Probe could say that it waits on.
+	Back    bool            `json:",omitempty"`
 	Payload json.RawMessage `json:",omitempty"`
 }
 
