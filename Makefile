@@ -101,14 +101,13 @@ unit:
 # A test that fails is run once more by itself, and both results are told: on a
 # host that is busy with guests something else may have held it up. More than eight
 # failures are not tried again. What the race detector said stands in the output.
-# Three packages at once: they wait for guests more than they compute.
 test: lint build guest lab-image $(RUNNER)
 	@scripts/need $(TEST_PACKAGES)
 	-@scripts/unpack $(CACHE)/sshd openssh-server netcat-openbsd # without them a test skips
 	@mkdir -p $(CACHE)/test
 	@status=0; $(RUNNER) --format pkgname-and-test-fails --hide-summary skipped --packages ./... \
 		--rerun-fails=1 --rerun-fails-max-failures=8 --rerun-fails-run-root-test \
-		--rerun-fails-report $(CACHE)/test/again -- -race -shuffle=on -p 3 -timeout 40m || status=$$?; \
+		--rerun-fails-report $(CACHE)/test/again -- -race -shuffle=on -timeout 40m || status=$$?; \
 	if [ -s $(CACHE)/test/again ]; then echo "tests that failed, and were run again:"; cat $(CACHE)/test/again; fi; exit $$status
 
 # These take no test a second time.
