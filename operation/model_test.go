@@ -77,6 +77,8 @@ type world struct {
 	next []answer
 	// die is after how many points the daemon is cut off; 0: never.
 	die int
+	// undone are the effects that were taken back, in that order.
+	undone []string
 	// jam is how many records cannot be removed.
 	jam int
 }
@@ -133,6 +135,7 @@ func (w *world) undo(p *plan, i int) error {
 		return errSilent
 	}
 	delete(w.effects, p.effect(i))
+	w.undone = append(w.undone, p.effect(i))
 	w.point()
 	return nil
 }
@@ -539,6 +542,24 @@ func TestApart_OwedLeavesItsObjects(t *testing.T) {
 	var conflict *Conflict
 	if err := next("volume/c"); !errors.As(err, &conflict) || conflict.With.State != Running {
 		t.Errorf("an object that is worked on: %v", err)
+	}
+}
+
+// TestApart_RecoversNewestFirst: what was made later may lie upon what was made before.
+func TestApart_RecoversNewestFirst(t *testing.T) {
+	w := newWorld()
+	d := w.apart(t)
+	for i := range 3 {
+		p := &plan{w: w, Name: fmt.Sprint(i), Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}
+		if _, err := d.Begin("plan", p, Record{Objects: []string{p.Name}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, op := range d.Operations() {
+		op.become(Unanswered, "", nil)
+	}
+	if err := d.Recover(t.Context()); err != nil || !slices.Equal(w.undone, []string{"2.0", "1.0", "0.0"}) {
+		t.Errorf("they were undone in the order %v, %v", w.undone, err)
 	}
 }
 

@@ -258,7 +258,11 @@ func (s *Set[O]) conflictLocked(next *Operation) error {
 // error says that no answer came for one.
 func (s *Set[O]) Recover(ctx context.Context) error {
 	var all []error
-	for _, op := range s.Operations() {
+	open := s.Operations()
+	if s.Apart { // what goes back may lie upon what was made before
+		slices.Reverse(open)
+	}
+	for _, op := range open {
 		if op.recover(ctx); op.Status().State == Unanswered {
 			all = append(all, fmt.Errorf("it is not known how far operation %s came: %w", op.rec.Kind, op.Status().Cause))
 		}
