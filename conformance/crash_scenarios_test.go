@@ -466,12 +466,15 @@ func (c *crash) disks() {
 	_, err := c.l.StoragePoolCreateXML(poolDoc(c, "disks", 3), libvirt.StoragePoolCreateWithBuild)
 	c.must(err)
 	c.probe()
-	c.file(c.t, "tile.xml", `<tile>
+	const doc = `<tile>
   <volume pool='disks'><name>{name}-{tile}.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>
   <volume pool='disks'><name>{name}-{tile}.raw</name><capacity unit='MiB'>1</capacity><allocation>0</allocation></volume>
   <domain type='qemu'><name>{name}-{tile}-a</name><memory unit='MiB'>48</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>
   <domain type='qemu'><name>{name}-{tile}-b</name><memory unit='MiB'>48</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>
-</tile>`)
+</tile>`
+	c.file(c.t, "tile.xml", doc)
+	last := strings.LastIndex(doc, "q35")
+	c.file(c.t, "broken.xml", doc[:last]+"no-such-machine"+doc[last+len("q35"):])
 }
 
 // command runs a command of lodge.
@@ -491,7 +494,7 @@ func tile(args ...string) func(c *crash) error {
 	return func(c *crash) error {
 		whole := append([]string{"tile"}, args...)
 		for i := range whole {
-			whole[i] = strings.ReplaceAll(whole[i], "TEMPLATE", filepath.Join(c.dir, "tile.xml"))
+			whole[i] = strings.NewReplacer("TEMPLATE", filepath.Join(c.dir, "tile.xml"), "BROKEN", filepath.Join(c.dir, "broken.xml")).Replace(whole[i])
 		}
 		return command(whole...)(c)
 	}
@@ -499,10 +502,28 @@ func tile(args ...string) func(c *crash) error {
 
 func tileDeeds() []deed {
 	create, remove := tile("create", "set", "--template", "TEMPLATE", "--count", "1"), tile("remove", "set")
-	return []deed{{"create a tile", create, remove}, {"remove a tile", remove, create}}
+	return []deed{
+		{"create a tile", create, remove},
+		{"remove a tile", remove, create},
+		{"create a tile that cannot be", refusedFor("no-such-machine", tile("create", "set", "--template", "BROKEN", "--count", "1")), nil},
+	}
 }
 
-// golden makes a guest with a disk, for clones.
+// refusedFor does what is to fail for a reason.
+func refusedFor(reason string, do func(c *crash) error) func(c *crash) error {
+	return func(c *crash) error {
+		switch err := do(c); {
+		case err == nil:
+			return fmt.Errorf("it was done, and was to fail for %q", reason)
+		case strings.Contains(err.Error(), reason):
+			return nil
+		default:
+			return err
+		}
+	}
+}
+
+// golden makes a guest with a disk, for clones, and one that has no target left for a seed.
 func (c *crash) golden() {
 	c.disks()
 	pool := libvirt.StoragePool{Name: "disks", UUID: libvirt.UUID{0xc6, 15: 3}}
@@ -510,6 +531,15 @@ func (c *crash) golden() {
 	c.must(err)
 	_, err = c.l.DomainDefineXML(`<domain type='qemu'><name>golden</name><memory unit='MiB'>48</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os>
 		<devices><disk type='volume' device='disk'><driver name='qemu' type='raw'/><source pool='disks' volume='golden.raw'/><target dev='vda' bus='virtio'/></disk></devices></domain>`)
+	c.must(err)
+	_, err = c.l.StorageVolCreateXML(pool, "<volume><name>full.raw</name><capacity unit='KiB'>64</capacity></volume>", 0)
+	c.must(err)
+	drives := "<disk type='volume' device='disk'><driver name='qemu' type='raw'/><source pool='disks' volume='full.raw'/><target dev='sda' bus='sata'/></disk>"
+	for letter := 'b'; letter <= 'z'; letter++ {
+		drives += fmt.Sprintf("<disk type='file' device='cdrom'><target dev='sd%c' bus='sata'/></disk>", letter)
+	}
+	_, err = c.l.DomainDefineXML(`<domain type='qemu'><name>full</name><memory unit='MiB'>48</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os>
+		<devices>` + drives + `</devices></domain>`)
 	c.must(err)
 }
 
@@ -536,5 +566,6 @@ func cloneDeeds() []deed {
 	return []deed{
 		{"clone a guest", command("clone", "golden", "one", "--seed"), unclone("one", "one-vda.raw", "one-seed.iso")},
 		{"clone a guest thinly", command("clone", "--thin", "golden", "thin"), unthin},
+		{"clone a guest that cannot be", refusedFor("sdz", command("clone", "--thin", "full", "two", "--seed")), nil},
 	}
 }

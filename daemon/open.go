@@ -190,9 +190,10 @@ func (d *Daemon) openGuests(context.Context) (err error) {
 }
 
 func (d *Daemon) openFleet(ctx context.Context) error {
-	d.Fleet = fleet.New(fleet.Config{
+	d.Fleet = fleet.Open(fleet.Config{
 		Guests: d.Guests, Pools: d.Pools, Events: d.Events, Log: d.log, Images: filepath.Join(d.config.Data, "images"),
 	})
+	d.onClose(func() error { d.Fleet.Close(); return nil })
 	ctx, stop := context.WithTimeoutCause(ctx, recoverPatience, errServing)
 	defer stop()
 	d.Fleet.Recover(ctx)

@@ -3,7 +3,6 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/domain"
-	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/image"
@@ -69,32 +67,32 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 		return Summary{}, err
 	}
 	c.fences = g.Fences()
-	places := arrange(q.Names, nil, anyhow)
-	if q.Thin && !g.View().Template {
-		c.template = g
+	if !q.Thin || q.DryRun || g.View().Template {
+		return c.all(ctx, plan, report), nil
 	}
-	ids := make([]string, len(q.Names))
+	return f.thinly(ctx, g, func(ctx context.Context) Summary {
+		defer release()
+		return c.all(ctx, plan, report)
+	})
+}
+
+// all makes the clones, several at once.
+func (c *cloning) all(ctx context.Context, plan func(Plan), report func(Result)) Summary {
+	names := c.q.Names
+	ids := make([]string, len(names))
 	s := &schedule{
-		log: f.log, places: places, names: q.Names, parallel: clonesAtOnce, keepGoing: true,
+		log: c.fleet.log, places: arrange(names, nil, anyhow), names: names, parallel: clonesAtOnce, keepGoing: true,
 		do: func(ctx context.Context, i int) Result {
 			ids[i] = uuid.NewString()
-			return c.clone(ctx, q.Names[i], ids[i])
+			return c.clone(ctx, names[i], ids[i])
 		},
 	}
-	sum := s.tell(ctx, plan, func(i int, r Result) {
-		if r.Name = q.Names[i]; r.Outcome == Done {
+	return s.tell(ctx, plan, func(i int, r Result) {
+		if r.Name = names[i]; r.Outcome == Done {
 			r.UUID = ids[i]
 		}
 		report(r)
 	})
-	if c.template != nil && !q.DryRun && sum.Done == 0 {
-		release()
-		err = f.release(context.WithoutCancel(ctx), g, nil)
-	}
-	if fault.Is(err, fault.Busy) { // another call's clones lie above it, or are about to
-		err = nil
-	}
-	return sum, err
 }
 
 func (q *CloneRequest) check() error {
@@ -124,9 +122,7 @@ type cloning struct {
 	disks  []original
 	// seeds is the pool of the seeds.
 	seeds *volume.Pool
-	// template is the source, where it becomes one; nil: it is one already, or not to be.
-	template *guest.Guest
-	note     string
+	note  string
 }
 
 // original is a disk of which every clone gets its own.
@@ -254,8 +250,6 @@ func (c *cloning) addsRNG() bool {
 
 // clone makes one clone, or leaves nothing of it.
 func (c *cloning) clone(ctx context.Context, name, id string) Result {
-	c.fleet.making.RLock()
-	defer c.fleet.making.RUnlock()
 	d := c.source.Clone()
 	err := renew(d, name, id, c.fleet.newMAC)
 	if err == nil {
@@ -267,37 +261,8 @@ func (c *cloning) clone(ctx context.Context, name, id string) Result {
 	case c.q.DryRun:
 		return Result{Outcome: Would, Note: c.note}
 	}
-	u := unfinished{Volumes: c.volumes(name)}
-	if c.template != nil {
-		u.Template = c.template.UUID()
-	}
-	if err := c.fleet.begun(cloneKind, id, u); err != nil {
-		return Result{Outcome: Failed, Error: err}
-	}
-	failpoint.Reach("clone.begun")
-	b := &building{fleet: c.fleet}
-	if c.template != nil {
-		err = c.template.MakeTemplate(ctx)
-	}
-	if err == nil {
-		err = c.build(ctx, b, d)
-	}
-	if err == nil {
-		// What is noted as unfinished a later try removes.
-		if err = c.fleet.ended(cloneKind, id); err == nil {
-			return Result{Outcome: Done, Note: c.note}
-		}
-	}
-	outcome := Failed
-	if ctx.Err() != nil {
-		outcome = Cancelled
-	}
-	ctx = context.WithoutCancel(ctx)
-	undone := c.fleet.takenBack(cloneKind, id, u, errors.Join(b.undo(ctx), c.fleet.guests.DropNVRAM(ctx, id)))
-	if undone != nil {
-		return Result{Outcome: Failed, Error: errors.Join(err, fmt.Errorf("what was made of the clone is still there: %w", undone))}
-	}
-	return Result{Outcome: outcome, Error: err}
+	w := newCloneCreation(c, name, d)
+	return c.fleet.perform(ctx, cloneKind.Name, w, &w.parts, c.note)
 }
 
 // copyName is that of a clone's own volume.

@@ -354,20 +354,23 @@ func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	defer release()
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Seed: &Seed{}})
 	ok(t, err)
-	id, d := uuid.NewString(), def.Clone()
-	ok(t, renew(d, "one", id, h.newMAC))
-	ok(t, h.begun(cloneKind, id, unfinished{Volumes: c.volumes("one")}))
-	ok(t, c.build(t.Context(), &building{fleet: h.Fleet}, d))
+	c.cutOff(h, "one")
 	if len(files(t, dir)) == len(before) || len(h.chosen("one")) != 1 {
 		t.Fatal("nothing was made")
 	}
 	h.Recover(t.Context())
 	h.wants("guests", h.chosen("all"), "golden")
 	h.wants("files", files(t, dir), before...)
-	var left unfinished
-	if err := h.store.Get(cloneKind, id, &left); !fault.Is(err, fault.NotFound) {
-		t.Errorf("the note of it is still there: %v", err)
-	}
+	h.tidied()
+}
+
+// cutOff makes a clone but for the end of it.
+func (c *cloning) cutOff(h *herd, name string) {
+	h.t.Helper()
+	id, d := uuid.NewString(), c.source.Clone()
+	ok(h.t, renew(d, name, id, h.newMAC))
+	w := newCloneCreation(c, name, d)
+	h.cutOff(cloneKind.Name, w, &w.parts)
 }
 
 // With the only thin clone of a guest, which was cut off, goes what keeps that guest from being started.
@@ -379,11 +382,10 @@ func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 	ok(t, err)
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
 	ok(t, err)
-	id, d := uuid.NewString(), def.Clone()
-	ok(t, renew(d, "one", id, h.newMAC))
-	ok(t, h.begun(cloneKind, id, unfinished{Volumes: c.volumes("one"), Template: g.UUID()}))
+	_, err = h.begin(templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
+	ok(t, err)
 	ok(t, g.MakeTemplate(t.Context()))
-	ok(t, c.build(t.Context(), &building{fleet: h.Fleet}, d))
+	c.cutOff(h, "one")
 	release() // with its daemon
 	h.Recover(t.Context())
 	h.wants("guests", h.chosen("all"), "golden")
@@ -402,14 +404,17 @@ func TestAGuestStaysATemplateForClonesThatNobodySees(t *testing.T) {
 	other, err := h.pools.Define(t.Context(), "<pool type='dir'><name>other</name><target><path>"+dir+"</path></target></pool>", false)
 	ok(t, err)
 	ok(t, other.Start(t.Context(), volume.NoBuild))
-	ok(t, h.begun(cloneKind, uuid.NewString(), unfinished{Volumes: []VolumeName{{Pool: "default", Name: "one-vda.qcow2"}}, Template: g.UUID()}))
+	_, err = h.begin(templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
+	ok(t, err)
 	ok(t, g.MakeTemplate(t.Context()))
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true, Pool: "other"})
 	ok(t, err)
 	ok(t, other.Stop(t.Context()))
+	h.nextDaemon()
 	h.Recover(t.Context())
-	if !g.View().Template || len(h.left()) > 0 {
-		t.Errorf("it is a template: %v, and there is left: %+v", g.View().Template, h.left())
+	h.left(0)
+	if !g.View().Template {
+		t.Error("it is a template no more")
 	}
 	ok(t, other.Start(t.Context(), volume.NoBuild))
 	refused(t, h.release(t.Context(), g, nil), fault.Busy, `"two"`)

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -14,56 +15,102 @@ import (
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/markup"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/volume"
 )
 
-// build makes the volumes of a clone, its seed and its UEFI variables, and then the
-// guest, which nobody can start before.
-func (c *cloning) build(ctx context.Context, b *building, d *domain.Definition) error {
-	fences := maps.Clone(c.fences)
-	for _, o := range c.disks {
-		disk := d.Devices.Disks[o.at]
+// cloneKind makes a clone. It is made when its record has gone: until then a daemon
+// that finds the record takes it back.
+var cloneKind = operation.Kind[*Fleet]{
+	Name: "clone", Version: 1,
+	Steps: []string{"volumes", "variables", "guest"}, Undo: []string{"volumes", "variables", "guest"},
+	Bind: func(f *Fleet) operation.Work { return &cloneCreation{parts: parts{fleet: f}} },
+}
+
+// cloneCreation is the payload.
+type cloneCreation struct {
+	parts
+
+	// What follows is of the daemon that began it.
+	cloning *cloning
+	d       *domain.Definition // of the clone
+	fences  guest.Fences       // of its files
+}
+
+func newCloneCreation(c *cloning, name string, d *domain.Definition) *cloneCreation {
+	return &cloneCreation{parts: parts{fleet: c.fleet, Guests: []string{d.UUID}, Volumes: c.volumes(name)}, cloning: c, d: d}
+}
+
+// Steps implements operation.Work.
+func (w *cloneCreation) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "volumes", Effect: operation.Lasting, Do: w.makeVolumes, Undo: w.deleteVolumes},
+		{Name: "variables", Effect: operation.Lasting, Do: w.copyVariables, Undo: w.dropVariables},
+		{Name: "guest", Effect: operation.Lasting, Do: w.define, Undo: w.undefine},
+	}
+}
+
+// makeVolumes makes the clone's disks and its seed.
+func (w *cloneCreation) makeVolumes(ctx context.Context) error {
+	c := w.cloning
+	w.fences = maps.Clone(c.fences)
+	for i, o := range c.disks {
+		disk := w.d.Devices.Disks[o.at]
 		was := *disk
-		made, err := c.copyDisk(fences.On(ctx, disk), b, o, d.Name, disk)
+		made, err := c.copyDisk(w.fences.On(ctx, disk), o, w.d.Name, disk)
 		if err != nil {
-			return err
+			return errors.Join(err, w.onlyFirst(i))
 		}
-		fences.Like(&was, disk, filepath.Dir(made.Path))
+		w.fences.Like(&was, disk, filepath.Dir(made.Path))
 	}
-	ctx = fences.In(ctx)
-	if c.q.Seed != nil {
-		if err := c.makeSeed(ctx, b, d); err != nil {
-			return err
-		}
+	if c.q.Seed == nil {
+		return nil
 	}
-	if c.addsRNG() {
-		d.Devices.RNGs = []*device.RNG{guest.NewRNG()}
+	if err := c.makeSeed(w.fences.In(ctx), w.d); err != nil {
+		return errors.Join(err, w.onlyFirst(len(c.disks)))
 	}
-	if v := &d.OS.NVRAM; v.Path != "" {
-		path, err := c.fleet.guests.CopyNVRAM(ctx, v.Path, d.UUID)
-		if err != nil {
-			return err
-		}
-		v.Path, v.Type, v.SecLabels = path, "", nil // a file of the daemon's, whatever the original has
+	return nil
+}
+
+// copyVariables gives the clone UEFI variables of its own: a file of the daemon's,
+// whatever the source has.
+func (w *cloneCreation) copyVariables(ctx context.Context) (err error) {
+	v := &w.d.OS.NVRAM
+	if v.Path == "" {
+		return nil
+	}
+	v.Path, err = w.fleet.guests.CopyNVRAM(w.fences.In(ctx), v.Path, w.d.UUID)
+	v.Type, v.SecLabels = "", nil
+	return err
+}
+
+func (w *cloneCreation) dropVariables(ctx context.Context) error {
+	if w.Kept != "" {
+		return nil
+	}
+	return w.fleet.guests.DropNVRAM(ctx, w.Guests[0])
+}
+
+// define makes the guest, which nobody can start before.
+func (w *cloneCreation) define(ctx context.Context) error {
+	if w.cloning.addsRNG() {
+		w.d.Devices.RNGs = []*device.RNG{guest.NewRNG()}
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	doc, err := domainxml.Format(d, domainxml.Style{Secure: true})
+	doc, err := domainxml.Format(w.d, domainxml.Style{Secure: true})
 	if err != nil {
 		return err
 	}
-	g, err := c.fleet.guests.Define(context.WithoutCancel(ctx), doc, false)
-	if err != nil {
-		return fmt.Errorf("cannot define domain %q: %w", d.Name, err)
+	if _, err = w.fleet.guests.Define(context.WithoutCancel(w.fences.In(ctx)), doc, false); err != nil {
+		return fmt.Errorf("cannot define domain %q: %w", w.d.Name, err)
 	}
-	failpoint.Reach("clone.guest")
-	b.guests = append(b.guests, g)
 	return nil
 }
 
 // copyDisk makes a clone's own volume of a disk, and puts it in the disk's place.
-func (c *cloning) copyDisk(ctx context.Context, b *building, o original, clone string, disk *device.Disk) (made *volume.Volume, err error) {
+func (c *cloning) copyDisk(ctx context.Context, o original, clone string, disk *device.Disk) (made *volume.Volume, err error) {
 	name := o.copyName(clone, disk.Target)
 	doc, err := c.copyDocument(o, name.Name)
 	if err != nil {
@@ -78,7 +125,6 @@ func (c *cloning) copyDisk(ctx context.Context, b *building, o original, clone s
 		return nil, fmt.Errorf("cannot copy disk %s: %w", disk.Target, err)
 	}
 	failpoint.Reach("clone.volume")
-	b.volumes = append(b.volumes, name)
 	disk.Format, disk.Backing, disk.BackingSaid = format(made), nil, false
 	point(disk, made, disk.Source.Volume != nil)
 	return made, nil
@@ -120,7 +166,7 @@ func (c *cloning) copyDocument(o original, name string) (string, error) {
 }
 
 // makeSeed makes a clone's seed and gives it a drive for that.
-func (c *cloning) makeSeed(ctx context.Context, b *building, d *domain.Definition) error {
+func (c *cloning) makeSeed(ctx context.Context, d *domain.Definition) error {
 	disc, err := c.q.Seed.disc(d.Name, d.UUID, time.Now())
 	if err != nil {
 		return err
@@ -131,7 +177,6 @@ func (c *cloning) makeSeed(ctx context.Context, b *building, d *domain.Definitio
 		return fmt.Errorf("cannot make the seed: %w", err)
 	}
 	failpoint.Reach("clone.seed")
-	b.volumes = append(b.volumes, name)
 	point(seedDrive(d), made, true)
 	return nil
 }

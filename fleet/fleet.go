@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"context"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
 )
@@ -39,13 +41,12 @@ type Fleet struct {
 	// read keeps the marks that were read, by the guest's UUID.
 	mu   sync.Mutex
 	read map[string]readOnce
-	// leftovers are notes of tiles and clones that were not finished.
-	leftovers []leftover
-	untidy    chan struct{} // holds one: there are some to try again
 	// busy are the tiles that are being made or removed (alone), and how many calls clone guests of others, by name.
 	busy map[string]int
-	// making is held by those who make or remove tiles or clones, and alone by who removes what is left.
-	making sync.RWMutex
+
+	ops    *operation.Set[*Fleet]
+	barred error // why no tiles or clones are made or removed; nil: they are
+	stop   context.CancelCauseFunc
 }
 
 // readOnce is what was read of one guest's metadata. The text is that of the
@@ -56,12 +57,15 @@ type readOnce struct {
 	problem  string
 }
 
-// New makes a fleet of a registry's guests. It starts nothing by itself.
-func New(c Config) *Fleet {
-	return &Fleet{
+// Open makes a fleet of a registry's guests. What an earlier daemon did not finish waits
+// for Recover.
+func Open(c Config) *Fleet {
+	f := &Fleet{
 		guests: c.Guests, pools: c.Pools, store: c.Guests.Store, events: c.Events, log: c.Log, images: c.Images,
-		poolTurn: make(chan struct{}, 1), read: map[string]readOnce{}, busy: map[string]int{}, untidy: make(chan struct{}, 1),
+		poolTurn: make(chan struct{}, 1), read: map[string]readOnce{}, busy: map[string]int{},
 	}
+	f.openOperations()
+	return f
 }
 
 // Member is a guest as part of a set, as of one moment.

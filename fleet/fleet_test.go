@@ -54,6 +54,7 @@ func newHerd(t testing.TB) *herd {
 	h := &herd{Fleet: f, t: t, dir: dir, pools: f.pools, starts: f.guests.Starts}
 	t.Cleanup(func() {
 		h.destroyAll()
+		h.Close()
 		closeDaemon()
 		if left := f.guests.Cgroups.Guests(); len(left) > 0 {
 			t.Errorf("control groups are left: %v", left)

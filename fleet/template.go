@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/uuid"
+
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/markup"
@@ -203,10 +205,11 @@ type volumeDocument struct {
 	doc string
 }
 
-type domainDocument struct{ name, doc string }
+type domainDocument struct{ name, uuid, doc string }
 
 // expand gives the documents of one tile. Each domain is marked with the tile and
-// with all of its volumes, so that any of them tells what belongs together.
+// with all of its volumes, so that any of them tells what belongs together, and has its
+// UUID, by which it is told from another of its name.
 func (t *TileTemplate) expand(set string, number int) (*tileDocuments, error) {
 	fill := strings.NewReplacer(setPlaceholder, set, tilePlaceholder, strconv.Itoa(number))
 	tile := &tileDocuments{name: tileName(set, number)}
@@ -243,10 +246,11 @@ func expandVolume(e *markup.Element) (volumeDocument, error) {
 }
 
 func expandDomain(e *markup.Element, tile string, volumes []VolumeName) (domainDocument, error) {
-	d := domainDocument{name: e.Child("name").Text()}
+	d := domainDocument{name: e.Child("name").Text(), uuid: uuid.NewString()}
 	if err := domain.CheckName(d.name); err != nil {
 		return d, err
 	}
+	e.Children = append(e.Children, &markup.Element{Name: "uuid", Children: []markup.Node{markup.Text(d.uuid)}})
 	metadata := e.Child("metadata")
 	if metadata == nil {
 		metadata = &markup.Element{Name: "metadata"}

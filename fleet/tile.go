@@ -3,15 +3,12 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/domainxml"
-	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/guest"
 )
 
 // Bounds of work on tiles. Each tile is made one thing after another.
@@ -102,11 +99,7 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 			return Result{Outcome: Failed, Error: err}
 		}
 		defer leave()
-		var there []string
-		for _, m := range f.tileNow(set, first+i).members {
-			there = append(there, m.View.Name)
-		}
-		return f.createTile(ctx, docs, there, dry)
+		return f.createTile(ctx, docs, f.tileNow(set, first+i).members, dry)
 	})
 }
 
@@ -128,9 +121,7 @@ func (f *Fleet) beginTile(name string) (leave func(), err error) {
 	case busy > 0:
 		return nil, fault.New(fault.Busy, fault.Domain, "a guest of tile %s is being cloned; try again when that has ended", name)
 	}
-	f.making.RLock()
 	return func() {
-		f.making.RUnlock()
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		delete(f.busy, name)
@@ -185,23 +176,16 @@ func (f *Fleet) forTiles(ctx context.Context, names []string, report func(Result
 }
 
 // createTile makes one tile. There are the guests that it has already.
-func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []string, dry bool) Result {
+func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []Member, dry bool) Result {
 	if len(there) > 0 {
+		if slices.ContainsFunc(there, func(m Member) bool { return f.worksOn(guestObject(m.View.UUID)) }) {
+			return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
+				"tile %s is there still: its making or removal was cut off; remove it first", docs.name)}
+		}
 		for _, d := range docs.domains {
-			if !slices.Contains(there, d.name) {
+			if !slices.ContainsFunc(there, func(m Member) bool { return m.View.Name == d.name }) {
 				return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
 					"tile %s is there already, and without domain %q: remove it first", docs.name, d.name)}
-			}
-		}
-		if f.isLeft(tileKind, docs.name) { // its guests come last, and go last: it was all but made, or removed
-			for _, v := range docs.volumes {
-				if f.vacant(v.VolumeName) == nil {
-					return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
-						"tile %s is there still, and without volume %s: its removal was cut off; remove it first", docs.name, v.VolumeName)}
-				}
-			}
-			if err := f.ended(tileKind, docs.name); err != nil {
-				return Result{Outcome: Failed, Error: err}
 			}
 		}
 		return Result{Outcome: Unchanged}
@@ -213,34 +197,8 @@ func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []str
 	if dry {
 		return Result{Outcome: Would, Note: note}
 	}
-	b := &building{fleet: f}
-	if err := f.tileBegun(docs.name, unfinished{Volumes: docs.names()}); err != nil {
-		return Result{Outcome: Failed, Error: err}
-	}
-	if err := b.conclude(ctx, docs, b.build(ctx, docs)); err != nil {
-		return *err
-	}
-	return Result{Outcome: Done, Note: note}
-}
-
-// conclude forgets the note of a tile that is made; where it is not, or the note stays, by which a
-// later try removes the tile, it takes back what was made, and gives what came of it.
-func (b *building) conclude(ctx context.Context, docs *tileDocuments, err error) *Result {
-	f := b.fleet
-	if err == nil {
-		if err = f.ended(tileKind, docs.name); err == nil {
-			return nil
-		}
-	}
-	outcome := Failed
-	if ctx.Err() != nil {
-		outcome = Cancelled
-	}
-	undone := f.takenBack(tileKind, docs.name, unfinished{Volumes: docs.names()}, b.undo(context.WithoutCancel(ctx)))
-	if undone != nil {
-		return &Result{Outcome: Failed, Error: errors.Join(err, fmt.Errorf("what was made of the tile is still there: %w", undone))}
-	}
-	return &Result{Outcome: outcome, Error: err}
+	w := newTileCreation(f, docs)
+	return f.perform(ctx, tileCreateKind.Name, w, &w.parts, note)
 }
 
 // checkRoom refuses a tile before anything of it is made.
@@ -278,55 +236,6 @@ func (d domainDocument) check(tile string) error {
 	return err
 }
 
-// building is a tile being made, with what there is of it so far.
-type building struct {
-	fleet   *Fleet
-	volumes []VolumeName
-	guests  []*guest.Guest
-}
-
-// build makes the volumes in the template's order, so that one may lie above
-// another, and then the guests.
-func (b *building) build(ctx context.Context, docs *tileDocuments) error {
-	for _, v := range docs.volumes {
-		if err := b.fleet.createVolume(ctx, v); err != nil {
-			return fmt.Errorf("cannot create volume %s: %w", v.VolumeName, err)
-		}
-		failpoint.Reach("tile.volume")
-		b.volumes = append(b.volumes, v.VolumeName)
-	}
-	for _, d := range docs.domains {
-		if err := context.Cause(ctx); err != nil {
-			return err
-		}
-		g, err := b.fleet.guests.Define(context.WithoutCancel(ctx), d.doc, false)
-		if err != nil {
-			return fmt.Errorf("cannot define domain %q: %w", d.name, err)
-		}
-		failpoint.Reach("tile.guest")
-		b.guests = append(b.guests, g)
-	}
-	return nil
-}
-
-// undo takes back what was made, the last first. No guest that stays, as somebody has started it,
-// loses its volumes.
-func (b *building) undo(ctx context.Context) error {
-	var failures []error
-	for _, g := range slices.Backward(b.guests) {
-		if err := g.Undefine(ctx, guest.UndefineOptions{NVRAM: true, TPM: true}); err != nil && !fault.Is(err, fault.NotFound) {
-			failures = append(failures, err)
-		}
-	}
-	if err := errors.Join(failures...); err != nil {
-		return err
-	}
-	for _, v := range slices.Backward(b.volumes) {
-		failures = append(failures, b.fleet.deleteVolume(ctx, v))
-	}
-	return errors.Join(failures...)
-}
-
 // RemoveTiles ends and undefines the guests of tiles, and deletes the volumes that
 // CreateTiles made for them. Tiles are named by SET, SET/NUMBER or a glob of that;
 // results are one for each.
@@ -353,63 +262,15 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		if t.Guests == 0 {
 			return Result{Outcome: Unchanged}
 		}
-		if err := f.checkUnused(ctx, t, f.users()); err != nil {
+		if err := f.checkUnused(ctx, t.Name(), t.Volumes, f.users()); err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
-		note := fmt.Sprintf("%d guests, %d volumes", t.Guests, len(t.Volumes))
+		w, note := newTileRemoval(f, t), fmt.Sprintf("%d guests, %d volumes", t.Guests, len(t.Volumes))
 		if dry {
 			return Result{Outcome: Would, Note: note}
 		}
-		u := unfinished{Volumes: t.Volumes, Removing: true}
-		if err := f.tileBegun(t.Name(), u); err != nil {
-			return Result{Outcome: Failed, Error: err}
-		}
-		ctx = context.WithoutCancel(ctx)
-		if err = endAll(ctx, t.members); err == nil { // which takes its time, and others use that
-			err = f.checkUnused(ctx, t, f.users())
-		}
-		if err == nil {
-			err = f.removeTile(ctx, t)
-		}
-		if err = errors.Join(err, f.endedOrLeft(tileKind, t.Name(), u)); err != nil {
-			return Result{Outcome: Failed, Error: err}
-		}
-		return Result{Outcome: Done, Note: note}
+		return f.perform(context.WithoutCancel(ctx), tileRemoveKind.Name, w, &w.parts, note)
 	})
-}
-
-// endAll ends the guests of a tile.
-func endAll(ctx context.Context, members []Member) error {
-	var failures []error
-	for _, m := range members {
-		// One that is shut off may wait for its start.
-		failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
-	}
-	return errors.Join(failures...)
-}
-
-// removeTile deletes the volumes, then forgets the guests, which have ended: as long as a volume is left
-// somebody knows whose it was, and the same can be asked again.
-func (f *Fleet) removeTile(ctx context.Context, t TileState) error {
-	for _, v := range slices.Backward(t.Volumes) {
-		if err := f.deleteVolume(ctx, v); err != nil {
-			return err
-		}
-		failpoint.Reach("tile.emptied")
-	}
-	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
-	var failures []error
-	for _, m := range t.members {
-		if !m.Guest.View().Persistent {
-			continue
-		}
-		failures = append(failures, unless(m.Guest.Undefine(ctx, all), fault.NotFound))
-		failpoint.Reach("tile.forgotten")
-		if m.Guest.View().State.Active() { // somebody started it meanwhile
-			failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
-		}
-	}
-	return errors.Join(failures...)
 }
 
 // unless drops an error that says that nothing was left to do.

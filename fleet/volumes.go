@@ -27,6 +27,9 @@ func (f *Fleet) vacant(v VolumeName) error {
 			v.Name, fault.Word(v.Pool))
 	}
 	switch _, err := p.Volume(v.Name); {
+	case err == nil && f.worksOn(volumeObject(v)):
+		f.ops.Again()
+		return fault.New(fault.Busy, fault.Volume, "volume %s is of a tile or a clone that is being made or removed; try again when that has ended", v)
 	case err == nil:
 		return fault.New(fault.Exists, fault.Volume, "pool %q has a volume %q already; delete or rename that first", v.Pool, v.Name)
 	case !fault.Is(err, fault.NotFound):
@@ -82,17 +85,17 @@ func (f *Fleet) users() map[string][]user {
 
 // checkUnused refuses to delete volumes that guests outside of the tile have come
 // to use, or that have come to lie below others.
-func (f *Fleet) checkUnused(ctx context.Context, t TileState, users map[string][]user) error {
-	for _, v := range t.Volumes {
+func (f *Fleet) checkUnused(ctx context.Context, tile string, volumes []VolumeName, users map[string][]user) error {
+	for _, v := range volumes {
 		for _, u := range f.usersOf(v, users) {
-			if u.tile != t.Name() {
+			if u.tile != tile {
 				return fault.New(fault.WrongState, fault.Volume,
-					"domain %q, which is not of tile %s, uses its volume %s; take the disk from it first", u.name, t.Name(), v)
+					"domain %q, which is not of tile %s, uses its volume %s; take the disk from it first", u.name, tile, v)
 			}
 		}
-		if above, is := f.overlying(ctx, v, t.Volumes); is {
+		if above, is := f.overlying(ctx, v, volumes); is {
 			return fault.New(fault.WrongState, fault.Volume,
-				"volume %s, which is not of tile %s, lies above its volume %s, as the disk of a thin clone does; remove that first", above, t.Name(), v)
+				"volume %s, which is not of tile %s, lies above its volume %s, as the disk of a thin clone does; remove that first", above, tile, v)
 		}
 	}
 	return nil

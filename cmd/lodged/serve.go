@@ -70,7 +70,6 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	served.Go(func() error { heed(ctx, hangUps, log, d.Gate, d.Audit, certificates); return nil })
 	served.Go(func() error { return server.Serve(ctx, listeners...) })
 	served.Go(func() error { return sets.Serve(ctx, own...) })
-	served.Go(func() error { d.Fleet.Tidy(ctx); return nil })
 	_, _ = fmt.Fprintln(said, "ready")
 	if _, err := notify.SdNotify(false, notify.SdNotifyReady); err != nil {
 		log.Warn("cannot tell systemd that the daemon is ready", "error", err)
