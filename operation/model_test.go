@@ -407,9 +407,12 @@ func TestModel_EveryCut(t *testing.T) {
 // back by the next daemon, for a record that could not be removed.
 func TestModel_RecordStays(t *testing.T) {
 	for _, p := range shortPlans(3) {
-		for jam := 1; jam <= 3; jam++ {
+		for jam := range 6 {
 			w := newWorld()
-			w.event, w.jam, p.w = true, jam, w
+			w.event, w.jam, p.w = true, 1+jam/2, w
+			if jam%2 == 1 {
+				w.next = []answer{refuses}
+			}
 			c := &told{p: &p}
 			d := w.daemon(t)
 			d.begin(c)
