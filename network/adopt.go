@@ -2,9 +2,7 @@ package network
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link"
+	"github.com/lodge-kvm/lodge/operation"
 )
 
 const (
@@ -20,172 +19,150 @@ const (
 	adoptWait   = 20 * time.Second // for one of them
 )
 
-// adoptAll takes over what an earlier daemon left running, each network within
-// its own time: none holds up the others.
-func (s *Networks) adoptAll(ctx context.Context) error {
-	found, err := filepath.Glob(filepath.Join(s.Run, "*"+runningSuffix))
+// adoptAll takes over what an earlier daemon left running, or half made, each network
+// within its own time: none holds up the others.
+func (s *Networks) adoptAll(ctx context.Context) {
+	records, err := operation.Files{Dir: s.Run}.Read()
 	if err != nil {
-		return fault.Wrap(err, fault.Internal, fault.Network, "cannot look for running networks")
+		s.Log.Error("cannot read what an earlier daemon was cut off in", "error", err)
+	}
+	all := map[string][]operation.Record{}
+	for _, r := range records {
+		all[r.Owner] = append(all[r.Owner], r)
+	}
+	found, _ := filepath.Glob(filepath.Join(s.Run, "*"+runningSuffix)) // fails for a pattern that is wrong only
+	for _, path := range found {
+		id := strings.TrimSuffix(filepath.Base(path), runningSuffix)
+		all[id] = append(all[id], nil...) // one that runs has an entry, also without records
 	}
 	var group errgroup.Group
 	group.SetLimit(adoptAtOnce)
-	for _, path := range found {
+	for id, records := range all {
 		group.Go(func() error {
-			if err := s.adoptFile(ctx, path); err != nil {
-				s.Log.Error("cannot adopt a network", "uuid", strings.TrimSuffix(filepath.Base(path), runningSuffix), "error", err)
+			if err := s.adoptOne(ctx, id, records); err != nil {
+				s.Log.Error("cannot adopt a network", "uuid", id, "error", err)
 			}
 			return nil
 		})
 	}
-	return group.Wait()
+	_ = group.Wait() // each failure has been logged
 }
 
-func (s *Networks) adoptFile(ctx context.Context, path string) error {
+// adoptOne settles first what was cut off: that changes what there is to be adopted.
+func (s *Networks) adoptOne(ctx context.Context, id string, records []operation.Record) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait,
 		fault.New(fault.Timeout, fault.Network, "not adopted within %v", adoptWait))
 	defer cancel()
-	body, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	var r running
-	if err := json.Unmarshal(body, &r); err != nil {
-		return err
-	}
-	d, err := Parse(r.Definition, false)
-	if err != nil {
-		return err
-	}
-	n, err := s.claim(&d)
+	n, err := s.found(id)
 	if err != nil {
 		return err
 	}
 	return n.change(ctx, func() error {
-		defer func() {
-			if n.View() == nil {
-				n.vanish()
-			}
-		}()
-		return n.adopt(ctx, &d, r)
+		if err := n.reopen(ctx, records); err != nil {
+			return err
+		}
+		r, err := n.readRunning()
+		if r == nil || n.ops.Has(startKind.Name) || n.ops.Has(stopKind.Name) {
+			return err
+		}
+		return n.adopt(ctx, r)
 	})
 }
 
+// found gives the network that something was found of. One that is neither defined nor recorded
+// to run is nobody's: only what is left of it is removed.
+func (s *Networks) found(id string) (*Network, error) {
+	if n, err := s.ByUUID(id); err == nil {
+		return n, nil
+	}
+	n := s.newNetwork(id, id)
+	r, err := n.readRunning()
+	if r == nil {
+		return n, err
+	}
+	return s.claim(r.Definition)
+}
+
 // adopt runs with the turn.
-func (n *Network) adopt(ctx context.Context, d *Definition, r running) error {
-	if !r.Ready || r.Boot != n.home.boot || !stillThere(d) {
+func (n *Network) adopt(ctx context.Context, r *running) error {
+	d := r.Definition
+	if r.Boot != n.home.boot || !stillThere(d) {
 		if r.Boot == n.home.boot {
-			n.home.Log.Warn("a network was found half made or half gone and is ended", "network", n.name)
-		}
-		if d.Managed() {
-			if err := n.home.status.remove(d.Bridge.Name); err != nil {
-				n.home.Log.Warn("the host's name service has addresses of a network that has ended", "network", n.name, "error", err)
-			}
+			n.home.Log.Warn("a network was found half gone and is ended", "network", n.name)
 		}
 		return n.down(ctx, d)
 	}
 	// Guests are on its bridge: a network that lacks something is adopted too.
-	if err := errors.Join(forward(d), n.resume(ctx, d, r)); err != nil {
-		n.home.Log.Error("a running network is adopted without all that belongs to it; that is tried again", "network", n.name, "error", err)
-		n.mendLater()
-	}
+	err := errors.Join(forward(d), n.resume(ctx, d, r.Service))
 	v := View{}
 	if now := n.View(); now != nil {
 		v = *now
 	}
-	if err := n.keepPending(&v, r.Keep); err != nil {
-		n.home.Log.Error("cannot store a change of a network that its daemon did not live to store; that is tried again", "network", n.name, "error", err)
-		n.mendLater()
-	}
 	v.Live = d
 	v.chosenBridge = v.chosenBridge || r.ChosenBridge
 	n.publish(v)
-	err := n.remark(v)
-	n.astray = n.astray || n.keep != nil
-	return err
-}
-
-// keepPending stores what the last daemon was about to store. What cannot be yet stays in the running file.
-func (n *Network) keepPending(v *View, r *record) error {
-	if r == nil {
+	if err = errors.Join(err, n.mark(d, v.chosenBridge)); err == nil {
 		return nil
 	}
-	d, err := Parse(r.Definition, false)
-	if err != nil {
-		return err
-	}
-	v.Config, v.submitted, v.Autostart, v.chosenBridge = &d, r.Submitted, r.Autostart, r.ChosenBridge
-	n.keep = r
-	return n.storeKeep()
-}
-
-func (n *Network) storeKeep() error {
-	if n.keep == nil {
-		return nil
-	}
-	err := n.home.Store.Put(kind, n.uuid, n.keep)
+	n.home.Log.Error("a running network is adopted without all that belongs to it; that is tried again", "network", n.name, "error", err)
+	op, err := n.ops.Follow(mendKind.Name, &mend{n}, operation.Record{})
 	if err == nil {
-		n.keep = nil
+		_ = op.Run(ctx) // what cannot be made yet is owed
 	}
 	return err
 }
 
-// mendLater has what a running network lacks be made when it can be. It runs with the turn.
-func (n *Network) mendLater() {
-	if !n.lacking {
-		n.lacking = true
-		n.home.workers.Go(n.resumeLate)
-	}
+// mendKind makes what a running network lacks when it can be.
+var mendKind = operation.Kind[*Network]{
+	Name: "network-mend", Version: 1, Class: operation.Change,
+	Steps: []string{"resume"},
+	Bind:  func(n *Network) operation.Work { return &mend{n} },
 }
 
-// resumeLate makes what a running network lacks, until all is there, or the network was ended.
-func (n *Network) resumeLate() {
-	err := n.home.untilDone(func() error { return n.change(n.home.work, n.resumeRest) }, longestWait)
-	if err != nil && n.home.work.Err() == nil {
-		n.home.Log.Debug("a network went before it had all that belongs to it", "network", n.name, "error", err)
-	}
+type mend struct{ n *Network }
+
+// Steps implements operation.Work.
+func (m *mend) Steps() []operation.Step {
+	return []operation.Step{{Name: "resume", Effect: operation.Process, Decisive: true, Do: m.resume}}
 }
 
-// resumeRest tries that once. It runs with the turn.
-func (n *Network) resumeRest() error {
+func (m *mend) resume(ctx context.Context) error {
+	n := m.n
 	v := n.View()
-	if !n.lacking || v == nil || v.Live == nil {
-		n.lacking = false
-		return nil
+	if v == nil || v.Live == nil {
+		return nil // it is not adopted yet, and what it lacks then is found again
 	}
-	ctx, cancel := context.WithTimeoutCause(n.home.work, adoptWait, fault.New(fault.Timeout, fault.Network, "not there within %v", adoptWait))
+	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait, fault.New(fault.Timeout, fault.Network, "not there within %v", adoptWait))
 	defer cancel()
-	if err := errors.Join(forward(v.Live), n.resume(ctx, v.Live, running{}), n.storeKeep()); err != nil {
+	if err := errors.Join(forward(v.Live), n.resume(ctx, v.Live, nil)); err != nil {
 		return err
 	}
-	if err := n.mark(v.Live, true, v.chosenBridge); err != nil {
+	if err := n.mark(v.Live, v.chosenBridge); err != nil {
 		return err
 	}
-	n.lacking = false
 	n.home.Log.Info("a running network has all that belongs to it again", "network", n.name)
 	return nil
 }
 
-// resume makes sure that everything a network consists of is there.
-func (n *Network) resume(ctx context.Context, d *Definition, r running) error {
-	var refused error
-	if rules, some := d.rules(); some {
-		refused = n.home.firewall.Apply(rules)
-	}
+// resume makes sure that everything a network consists of is there. Was is the process that
+// served it; nil: any dnsmasq with its files.
+func (n *Network) resume(ctx context.Context, d *Definition, was *link.Process) error {
+	refused := n.applyRules(d)
 	if n.service != nil { // another try needs not see to it
 		return refused
 	}
-	return errors.Join(refused, n.resumeService(ctx, d, r))
+	return errors.Join(refused, n.resumeService(ctx, d, was))
 }
 
 // resumeService makes sure that a network's dnsmasq serves it.
-func (n *Network) resumeService(ctx context.Context, d *Definition, r running) error {
+func (n *Network) resumeService(ctx context.Context, d *Definition, was *link.Process) error {
 	content, needed := d.service()
-	service, err := link.AdoptDnsmasq(n.files(), r.Service)
+	service, err := link.AdoptDnsmasq(n.files(), was)
 	if err != nil {
 		service, err = link.AdoptDnsmasq(n.files(), nil) // one that was started just before a kill
 	}
 	if err != nil {
-		if r.Service != nil {
+		if was != nil {
 			n.home.Log.Warn("the dnsmasq of a network has ended; a new one is started", "network", n.name, "reason", err)
 		}
 		return n.serve(ctx, d)
@@ -209,6 +186,6 @@ func stillThere(d *Definition) bool {
 	if !d.Managed() {
 		return admitLinks(d) == nil
 	}
-	l, err := link.ByName(d.Bridge.Name)
-	return err == nil && l.Kind == "bridge" && l.MAC.String() == d.MAC
+	own, _ := ownBridge(d) // without an answer it is not known to be
+	return own
 }

@@ -69,11 +69,12 @@ func (s *Networks) startWithHost(ctx context.Context, n *Network) {
 	first := sync.OnceFunc(func() { close(tried) })
 	s.workers.Go(func() {
 		defer first()
-		try := func() error { defer first(); return n.startDue(s.work) }
+		try := func() (struct{}, error) { defer first(); return struct{}{}, n.startDue(s.work) }
 		told := func(err error, pause time.Duration) {
 			s.Log.Warn("cannot start a network with the host; that is tried again", "network", n.name, "error", err, "pause", pause)
 		}
-		err := s.untilDone(try, rarest, backoff.WithNotify(told), backoff.WithMaxElapsedTime(autostarting))
+		pauses := &backoff.ExponentialBackOff{InitialInterval: firstWait, Multiplier: 2, MaxInterval: rarest}
+		_, err := backoff.Retry(s.work, try, backoff.WithBackOff(pauses), backoff.WithNotify(told), backoff.WithMaxElapsedTime(autostarting))
 		if err != nil && s.work.Err() == nil && !fault.Is(err, fault.Aborted) {
 			s.Log.Error("cannot start a network with the host; that is given up", "network", n.name, "error", err)
 			_ = n.change(s.work, func() error { n.settle(); return nil }) // else it has gone, or the daemon ends
@@ -106,20 +107,5 @@ func (n *Network) startDue(ctx context.Context) error {
 	if errors.Is(err, errGone) || errors.Is(err, settled) {
 		return backoff.Permanent(settled)
 	}
-	return err
-}
-
-// untilDone tries something until it is done or there is no sense in it (backoff.Permanent, a network that
-// has gone), later after each try, and at last once in longest. It ends with Close.
-func (s *Networks) untilDone(try func() error, longest time.Duration, more ...backoff.RetryOption) error {
-	pauses := &backoff.ExponentialBackOff{InitialInterval: firstWait, Multiplier: 2, MaxInterval: longest}
-	more = append([]backoff.RetryOption{backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(0)}, more...)
-	_, err := backoff.Retry(s.work, func() (struct{}, error) {
-		err := try()
-		if errors.Is(err, errGone) {
-			err = backoff.Permanent(err)
-		}
-		return struct{}{}, err
-	}, more...)
 	return err
 }

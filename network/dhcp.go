@@ -53,11 +53,15 @@ func (n *Network) stopService(ctx context.Context) error {
 		}
 	}
 	n.service = nil // tells keepServing that this end is wanted
-	if err := service.Stop(ctx); err != nil {
-		n.service = service
-		return err
+	err := service.Stop(ctx)
+	if err != nil {
+		select {
+		case <-service.Ended(): // some of its files are there
+		default:
+			n.service = service
+		}
 	}
-	return nil
+	return err
 }
 
 // keepServing starts a new dnsmasq when one ends that was not told to. It ends
@@ -125,7 +129,7 @@ func (n *Network) replaceService(old *link.Dnsmasq) (done bool) {
 		done = true
 		old.Release()
 		log.Warn("dnsmasq had ended by itself and was started again", "pid", n.service.Process().PID)
-		return n.mark(v.Live, true, v.chosenBridge)
+		return n.mark(v.Live, v.chosenBridge)
 	})
 	switch {
 	case err == nil:

@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link"
+	"github.com/lodge-kvm/lodge/operation"
 )
 
 // Network is one network. Verbs that change it take turns; everything else
@@ -25,10 +27,10 @@ type Network struct {
 	gone bool // undefined and out of the registry; guarded by turn
 	due  bool // this boot has still to start it; guarded by turn
 
-	service *link.Dnsmasq // of a running network that serves; guarded by turn
-	lacking bool          // it runs without something that belongs to it, see mendLater; guarded by turn
-	keep    *record       // see running.Keep; guarded by turn
-	astray  bool          // the running file may say what is not so any more, see unsay; guarded by turn
+	service  *link.Dnsmasq // of a running network that serves; guarded by turn
+	followed []string      // operations whose change is stored; guarded by turn
+	// ops are those that are open. Their steps are done with the turn.
+	ops *operation.Set[*Network]
 
 	// What nobody else is given until a verb is done; guarded by home.mu.
 	reserved string      // the name of a bridge, see reserve; "" for none
@@ -87,6 +89,7 @@ var errGone = errors.New("the network is gone")
 func (s *Networks) newNetwork(uuid, name string) *Network {
 	n := &Network{home: s, uuid: uuid, name: name, turn: make(chan struct{}, 1), ports: map[string]Port{}, picked: map[string]int{}}
 	n.turn <- struct{}{}
+	n.ops = operation.New(n.operations())
 	return n
 }
 
@@ -110,8 +113,23 @@ func (n *Network) publish(v View) {
 // or given up in about half of it.
 const turnWait = 30 * time.Second
 
-// change waits for the turn and does something with it.
+// change does something with the turn, unless the network has gone. One that this leaves
+// without a view has.
 func (n *Network) change(ctx context.Context, do func() error) error {
+	return n.inTurn(ctx, func() error {
+		if n.gone {
+			return fault.Wrap(errGone, fault.NotFound, fault.Network, "no network with name %q", n.name)
+		}
+		err := do()
+		if n.View() == nil { // it did not come to be
+			n.vanish()
+		}
+		return err
+	})
+}
+
+// inTurn waits for the turn and does something with it.
+func (n *Network) inTurn(ctx context.Context, do func() error) error {
 	bounded, stop := context.WithTimeoutCause(ctx, turnWait, fault.New(fault.Timeout, fault.Network, "an earlier request is not done after %v", turnWait))
 	defer stop()
 	select {
@@ -125,9 +143,6 @@ func (n *Network) change(ctx context.Context, do func() error) error {
 		n.home.mu.Unlock()
 		n.turn <- struct{}{}
 	}()
-	if n.gone {
-		return fault.Wrap(errGone, fault.NotFound, fault.Network, "no network with name %q", n.name)
-	}
 	return do()
 }
 
@@ -169,10 +184,17 @@ func (n *Network) save(v View) error {
 	if err != nil {
 		return err
 	}
-	if err := n.unsay(); err != nil {
+	return n.keep(*r)
+}
+
+// keep stores a record, with the operations that it has followed: these and those before. It runs with the turn.
+func (n *Network) keep(r record, more ...string) error {
+	r.Followed = append(slices.DeleteFunc(slices.Clone(n.followed), func(id string) bool { return !n.ops.Remembers(id) }), more...)
+	if err := n.home.Store.Put(kind, n.uuid, r); err != nil {
 		return err
 	}
-	return n.home.Store.Put(kind, n.uuid, r)
+	n.followed = r.Followed
+	return nil
 }
 
 // record is what the store keeps of a persistent network.
@@ -227,9 +249,6 @@ func (n *Network) Undefine(ctx context.Context) error {
 		if !v.Persistent() {
 			return fault.New(fault.WrongState, fault.Network, "network %q is transient; there is nothing to undefine", n.name)
 		}
-		if err := n.unsay(); err != nil {
-			return err
-		}
 		if err := n.home.Store.Delete(kind, n.uuid); err != nil {
 			return err
 		}
@@ -283,12 +302,18 @@ func (n *Network) Start(ctx context.Context) error {
 
 // start runs with the turn.
 func (n *Network) start(ctx context.Context, d *Definition, chosen bool) error {
+	if n.ops.Behind != nil {
+		return n.ops.Behind()
+	}
+	if err := n.ops.End(ctx, operation.Nothing); err != nil {
+		return fault.Wrap(err, fault.Busy, fault.Network, "network %q has not ended wholly yet, which is tried again", n.name)
+	}
 	d, err := n.rename(d, chosen)
 	if err != nil {
 		return err
 	}
 	if err := n.up(ctx, d, chosen); err != nil {
-		return fault.Wrap(err, startKind(err), fault.Network, "cannot start network %q", n.name)
+		return fault.Wrap(err, startFault(err), fault.Network, "cannot start network %q", n.name)
 	}
 	v := View{}
 	if now := n.View(); now != nil {
@@ -304,9 +329,9 @@ func (n *Network) start(ctx context.Context, d *Definition, chosen bool) error {
 	return nil
 }
 
-// startKind says of what kind a failed start is: what is missing or in the way
+// startFault says of what kind a failed start is: what is missing or in the way
 // is not the network itself.
-func startKind(err error) fault.Kind {
+func startFault(err error) fault.Kind {
 	switch kind := fault.Of(err); kind {
 	case fault.NotFound, fault.Exists, fault.Invalid:
 		return fault.Failed
@@ -357,15 +382,9 @@ func (n *Network) Destroy(ctx context.Context) error {
 		if !v.Active() {
 			return fault.New(fault.WrongState, fault.Network, "network %q is not active", n.name)
 		}
-		ending, stop := toItsEnd(ctx) // else it would be left half ended
-		defer stop()
-		if err := n.down(ending, v.Live); err != nil {
-			if stillThere(v.Live) {
-				n.mendLater() // it runs on, with all that belongs to it
-				return fault.Wrap(err, fault.Of(err), fault.Network, "cannot end network %q", n.name)
-			}
-			n.service = nil
-			n.home.Log.Error("a network has ended and left something behind; the next daemon removes that", "network", n.name, "error", err)
+		err := n.down(ctx, v.Live)
+		if err != nil && !n.ops.Has(stopKind.Name) { // it was not begun
+			return err
 		}
 		v.Live = nil
 		if v.Persistent() {
@@ -374,6 +393,6 @@ func (n *Network) Destroy(ctx context.Context) error {
 			n.vanish()
 		}
 		n.tell(event.Stopped)
-		return nil
+		return err
 	})
 }

@@ -3,7 +3,6 @@ package network
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,11 +22,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodge-kvm/lodge/atomicfile"
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/event"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/link"
 	"github.com/lodge-kvm/lodge/link/linktest"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/store"
 )
 
@@ -292,8 +293,10 @@ func TestDestroyedNetworkLeavesNothing(t *testing.T) {
 	}
 	left, err := filepath.Glob(filepath.Join(d.Run, n.UUID()+"*"))
 	ok(t, err)
-	if len(left) > 0 {
-		t.Errorf("files are left: %v", left)
+	records, err := operation.Files{Dir: d.Run}.Read()
+	ok(t, err)
+	if len(left)+len(records) > 0 {
+		t.Errorf("files are left: %v, and records: %v", left, records)
 	}
 }
 
@@ -332,7 +335,8 @@ func TestHalfMadeNetworkIsUndoneByTheNextDaemon(t *testing.T) {
 	n := started(t, s, natNetwork("net6", 6))
 	bridge, err := n.BridgeName()
 	ok(t, err)
-	ok(t, n.mark(n.View().Live, false, true)) // as if it had died before the end of start
+	cutOff(t, n, startKind.Name, &start{links{n: n, Definition: n.View().Live}})
+	ok(t, os.Remove(n.runningFile())) // as if it had died before the end of start
 	s.Close()
 	s = d.open(t)
 	t.Cleanup(func() { endAll(t, s) })
@@ -345,6 +349,14 @@ func TestHalfMadeNetworkIsUndoneByTheNextDaemon(t *testing.T) {
 		t.Errorf("its bridge: %v", err)
 	}
 	ok(t, n.Start(t.Context()))
+}
+
+// cutOff begins an operation that nobody continues.
+func cutOff(t *testing.T, n *Network, kind string, w operation.Work) *operation.Operation {
+	t.Helper()
+	op, err := n.ops.Begin(kind, w, operation.Record{})
+	ok(t, err)
+	return op
 }
 
 func TestDnsmasqThatDiesIsReplaced(t *testing.T) {
@@ -615,7 +627,7 @@ func TestAServiceThatCannotBeRevertedComesBack(t *testing.T) {
 }
 
 // A change that is refused while the run directory cannot be written is not left to the next daemon
-// as one that was made.
+// as one that was made; nor is one of what runs alone that cannot be recorded.
 func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
@@ -624,17 +636,19 @@ func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
 	newer := store.Kind{Name: kind.Name, Version: kind.Version + 1} // which no older daemon writes over
 	ok(t, s.Store.Put(newer, n.UUID(), "of a newer daemon"))
 	add := Update{Command: AddLast, Section: SectionDNSSRV, Scope: Scope{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
-	if err := n.Update(t.Context(), add); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
-		t.Fatalf("a change that is not stored, and cannot be unsaid: %v", err)
+	if err := n.Update(t.Context(), add); err == nil {
+		t.Fatal("a change that is not stored is made")
 	}
-	ok(t, os.Remove(inTheWay))
+	add.Scope.Config = false
+	if err := n.Update(t.Context(), add); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
+		t.Fatalf("a change that is not recorded: %v", err)
+	}
+	ok(t, os.RemoveAll(inTheWay))
 	servedAgain(t, n)
-	text, err := os.ReadFile(n.runningFile())
+	left, err := os.ReadFile(n.runningFile())
 	ok(t, err)
-	var left running
-	ok(t, json.Unmarshal(text, &left))
-	if left.Keep != nil || strings.Contains(left.Definition, "<srv") {
-		t.Errorf("the next daemon is left %s", text)
+	if strings.Contains(string(left), "<srv") || len(n.View().Live.DNS.SRVs) > 0 {
+		t.Errorf("it runs as %+v, and the next daemon is left %s", n.View().Live, left)
 	}
 }
 
@@ -642,8 +656,8 @@ func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
 // what it gives is removed.
 func markIsRefused(t *testing.T, n *Network) (inTheWay string) {
 	t.Helper()
-	inTheWay = n.runningFile() + ".new"
-	dnsmasqFirst(t, "mkdir -p '"+inTheWay+"'; exec")
+	inTheWay = n.runningFile() + atomicfile.Half
+	dnsmasqFirst(t, "mkdir -p '"+inTheWay+"/x'; exec")
 	return inTheWay
 }
 
@@ -706,7 +720,7 @@ func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 
 // Guests that start side by side get an interface each, and one that is lent whole goes to none twice.
 func TestGuestsThatStartAtOnceShareNoParent(t *testing.T) {
-	s := &Networks{status: newStatusWriter("")}
+	s := &Networks{Config: Config{Log: slog.New(slog.DiscardHandler)}, status: newStatusWriter("")}
 	n := s.newNetwork("6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a44", "lent")
 	d := &Definition{Forward: Forward{Mode: ForwardPassthrough, Interfaces: []string{"a", "b"}}}
 	first, err := n.pickParent(d)
@@ -997,7 +1011,7 @@ func TestANetworkRunsWithItsGuests(t *testing.T) {
 	defer release()
 	defer a.Close()
 	ok(t, n.Destroy(t.Context()))
-	mark, made := n.runningFile()+".new", filepath.Join(t.TempDir(), "made")
+	mark, made := n.runningFile()+atomicfile.Half, filepath.Join(t.TempDir(), "made")
 	ok(t, syscall.Mkfifo(made, 0o600))
 	dnsmasqFirst(t, "mkfifo '"+mark+"' && echo > '"+made+"'; exec") // writing the mark that it runs waits until that is read
 	began := make(chan error, 1)
@@ -1101,7 +1115,7 @@ func TestANetworkEndsWithoutRoomForItsMark(t *testing.T) {
 	d := newDaemon(t)
 	s := d.open(t)
 	n := started(t, s, `<network><name>full</name><bridge name='br-full' stp='off'/><ip address='198.51.100.1' prefix='24'/></network>`)
-	ok(t, os.Mkdir(n.runningFile()+".new", 0o700)) // which no file can be made in place of
+	n.ops.Files = journal{write: func() error { return errors.New("no room") }}
 	ok(t, n.Destroy(t.Context()))
 	if _, err := link.ByName("br-full"); !fault.Is(err, fault.NotFound) || n.View().Active() {
 		t.Errorf("it has ended, and its bridge is there (%v), or it is active: %v", err, n.View().Active())
@@ -1191,9 +1205,15 @@ func TestANetworkThatLacksItsServiceIsServedLater(t *testing.T) {
 
 // lacks reports whether there still is something to be made.
 func (n *Network) lacks() (so bool) {
-	_ = n.change(n.home.work, func() error { so = n.lacking; return nil }) // has gone: lacks nothing
+	_ = n.change(n.home.work, func() error { so = len(n.ops.Operations()) > 0; return nil }) // has gone: lacks nothing
 	return so
 }
+
+// journal stands for a directory in which records cannot be written, or not yet.
+type journal struct{ write func() error }
+
+func (j journal) Write(operation.Record) error  { return j.write() }
+func (j journal) Remove(operation.Record) error { return nil }
 
 // Two networks that are defined, or started, side by side never get the same bridge, whoever chose its name.
 func TestNoTwoNetworksGetOneBridge(t *testing.T) {
@@ -1257,21 +1277,18 @@ func TestAFailedStartLeavesTheRulesOfOthers(t *testing.T) {
 	d := newDaemon(t)
 	s := d.open(t)
 	defer endAll(t, s)
-	more := "<description>" + strings.Repeat("x", 128<<10) + "</description>" // than a pipe holds
-	n, err := s.Define(t.Context(), `<network><name>late</name>`+more+`<bridge name='br-late' stp='off'/></network>`, false)
+	n, err := s.Define(t.Context(), `<network><name>late</name><bridge name='br-late' stp='off'/></network>`, false)
 	ok(t, err)
-	mark := n.runningFile() + ".new"
-	ok(t, syscall.Mkfifo(mark, 0o600)) // writing the mark waits until it is read
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	n.ops.Files = journal{write: func() error { close(begun); <-goOn; return nil }}
 	started := make(chan error, 1)
 	go func() { started <- n.Start(t.Context()) }()
-	f, err := os.Open(mark)
-	ok(t, err)
+	<-begun
 	ok(t, link.CreateBridge(link.Bridge{Name: "br-late"}))
 	defer func() { ok(t, link.Remove("br-late")) }()
 	ok(t, s.firewall.Apply(link.ForwardRules{Bridge: "br-late"}))
 	defer func() { ok(t, s.firewall.Remove("br-late")) }()
-	_, err = io.ReadAll(f)
-	ok(t, errors.Join(err, f.Close()))
+	close(goOn)
 	if err := <-started; err == nil || !strings.Contains(err.Error(), "already there") {
 		t.Fatalf("started: %v", err)
 	}
@@ -1283,7 +1300,8 @@ func TestAFailedStartLeavesTheRulesOfOthers(t *testing.T) {
 	}
 }
 
-// A change that is stored, and of which the mark still says that it is to be, is not stored again over later ones.
+// A change that is stored, and that cannot be recorded of what runs, is not stored over later ones, and comes to
+// be in what runs all the same.
 func TestAChangeIsNotStoredOverLaterOnes(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
@@ -1292,27 +1310,23 @@ func TestAChangeIsNotStoredOverLaterOnes(t *testing.T) {
 	inTheWay := markIsRefused(t, n)
 	add := Update{Command: AddLast, Section: SectionDNSSRV, Scope: Scope{Live: true, Config: true}, XML: "<srv service='x' protocol='tcp' target='y' port='1'/>"}
 	if err := n.Update(t.Context(), add); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
-		t.Fatalf("a change that cannot be unsaid: %v", err)
+		t.Fatalf("a change that cannot be recorded: %v", err)
 	}
-	define := func() error {
-		_, err := s.Define(t.Context(), strings.Replace(natNetwork("net37", 37), "<name>", "<uuid>"+n.UUID()+"</uuid><title>later</title><name>", 1), true)
-		return err
+	if err := n.Update(t.Context(), add); !fault.Is(err, fault.Busy) && !fault.Is(err, fault.WrongState) {
+		t.Errorf("the same once more: %v", err)
 	}
-	for what, do := range map[string]func() error{"defined": define, "undefined": func() error { return n.Undefine(t.Context()) }} {
-		if err := do(); err == nil || !strings.Contains(err.Error(), "cannot record what runs") {
-			t.Errorf("it is %s: %v", what, err)
-		}
-	}
-	ok(t, os.Remove(inTheWay))
-	ok(t, define())
+	_, err := s.Define(t.Context(), strings.Replace(natNetwork("net37", 37), "<name>", "<uuid>"+n.UUID()+"</uuid><title>later</title><name>", 1), true)
+	ok(t, err)
 	s.Close()
+	ok(t, os.RemoveAll(inTheWay))
 	s = d.open(t)
 	defer endAll(t, s)
-	n, err := s.ByName("net37")
+	n, err = s.ByName("net37")
 	ok(t, err)
-	if v := n.View(); v.Config == nil || v.Config.Title != "later" || len(v.Config.DNS.SRVs) > 0 {
-		t.Errorf("it is kept as %+v", v.Config)
+	if v := n.View(); v.Config == nil || v.Config.Title != "later" || len(v.Config.DNS.SRVs) > 0 || len(v.Live.DNS.SRVs) != 1 {
+		t.Errorf("it is kept as %+v, and runs as %+v", v.Config, v.Live)
 	}
+	servedAgain(t, n)
 }
 
 // Of two networks that start side by side with the same addresses one is refused, as it is after the other.
@@ -1372,8 +1386,102 @@ func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
 	ok(t, os.MkdirAll(filepath.Join(n.runningFile(), "x"), 0o700)) // which is not removed as a file is
 	ok(t, n.Destroy(t.Context()))
 	hasEnded()
+	if err := n.Start(t.Context()); !fault.Is(err, fault.Busy) {
+		t.Errorf("it starts before the rest of it has gone: %v", err)
+	}
 	ok(t, os.RemoveAll(n.runningFile()))
 	ok(t, n.Start(t.Context()))
+}
+
+// What is left of a network that has gone is removed as soon as it can be, by the next daemon too. Until then no
+// network gets its UUID or the name of its bridge.
+func TestAnEnd_WhatIsLeftIsRemovedLater(t *testing.T) {
+	linktest.Need(t, "dnsmasq", "nft")
+	d := newDaemon(t)
+	s := d.open(t)
+	const id = "6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a54"
+	doc := strings.Replace(natNetwork("net54", 54), "<bridge", "<uuid>"+id+"</uuid><bridge name='br-left'", 1)
+	n, err := s.Create(t.Context(), doc, true)
+	ok(t, err)
+	inTheWay := n.files().Hosts
+	end := func() {
+		t.Helper()
+		ok(t, os.Remove(inTheWay))
+		ok(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700)) // which is not removed as a file is
+		ok(t, n.Destroy(t.Context()))
+		if _, err := s.ByUUID(id); !fault.Is(err, fault.NotFound) {
+			t.Errorf("it is there: %v", err)
+		}
+	}
+	end()
+	if _, err := s.Create(t.Context(), doc, true); !fault.Is(err, fault.Busy) {
+		t.Errorf("another of its UUID: %v", err)
+	}
+	if _, err := s.Define(t.Context(), "<network><name>other</name><bridge name='br-left'/></network>", true); !fault.Is(err, fault.Invalid) {
+		t.Errorf("another of its bridge: %v", err)
+	}
+	ok(t, os.RemoveAll(inTheWay))
+	within(t, "another can be made", func() bool {
+		n, err = s.Create(t.Context(), doc, true)
+		return err == nil
+	})
+	end()
+	s.Close()
+	s = d.open(t)
+	defer s.Close()
+	if _, err := s.Create(t.Context(), doc, true); !fault.Is(err, fault.Busy) {
+		t.Errorf("another of its UUID under the next daemon: %v", err)
+	}
+	ok(t, os.RemoveAll(inTheWay))
+	within(t, "nothing is left", func() bool {
+		left, err := filepath.Glob(filepath.Join(d.Run, "*"+id+"*"))
+		records, unread := operation.Files{Dir: d.Run}.Read()
+		return len(left)+len(records) == 0 && err == nil && unread == nil
+	})
+}
+
+// An operation that a later daemon has begun is left to that, and its network as it is.
+func TestAnOperationOfALaterDaemonIsLeftToIt(t *testing.T) {
+	linktest.Need(t, "dnsmasq")
+	d := newDaemon(t)
+	s := d.open(t)
+	n := started(t, s, natNetwork("net55", 55))
+	files := operation.Files{Dir: d.Run}
+	record := operation.Record{ID: "later", Kind: "network-mirror", Version: 1, Owner: n.UUID()}
+	ok(t, files.Write(record))
+	s.Close()
+	s = d.open(t)
+	n, err := s.ByName("net55")
+	ok(t, err)
+	if err := n.Start(t.Context()); !errors.Is(err, operation.ErrUnknown) {
+		t.Errorf("it is started: %v", err)
+	}
+	s.Close()
+	ok(t, files.Remove(record))
+	s = d.open(t)
+	defer endAll(t, s)
+	if n, err = s.ByName("net55"); err != nil || !n.View().Active() {
+		t.Errorf("the later daemon finds it ended: %v", err)
+	}
+}
+
+// Each kind says which steps it has, by which the crash matrix knows its fail points.
+func TestKinds_NameTheirSteps(t *testing.T) {
+	n := networks(t).newNetwork("u", "n")
+	d, err := Parse(natNetwork("net56", 56), true)
+	ok(t, err)
+	for _, managed := range []bool{true, false} {
+		if !managed {
+			d.Forward.Mode = ForwardBridge
+		}
+		made := links{n: n, Definition: &d}
+		for _, w := range []struct {
+			operation.Kind[*Network]
+			work operation.Work
+		}{{startKind, &start{made}}, {stopKind, &stop{made}}, {updateKind, &updating{}}, {updateKind, &updating{Saved: &record{}}}, {mendKind, &mend{}}} {
+			ok(t, w.Check(w.work))
+		}
+	}
 }
 
 // isToldToEnd says whether a process that is stopped has SIGTERM waiting for it, or is gone.
@@ -1469,43 +1577,73 @@ func TestLeasesStayWhileRecordsMayBeLost(t *testing.T) {
 	ok(t, d.Store.Close())
 }
 
-// A change that its daemon did not live to store, and that the next one cannot store yet, is stored when it can be.
-func TestAChangeThatWasCutOffIsStoredLater(t *testing.T) {
+// A change that is cut off is in what runs and in what is stored, or in neither; also where the next daemon
+// cannot record it at once.
+func TestAChangeThatWasCutOffIsInBothOrNone(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
 	s := d.open(t)
 	n := started(t, s, `<network><name>net44</name><domain name='before.lan'/><ip address='192.168.144.1' netmask='255.255.255.0'/></network>`)
-	changed := *n.View()
-	config := *changed.Config
-	config.Domain.Name = "after.lan"
-	changed.Config = &config
-	var err error
-	n.keep, err = changed.record()
-	ok(t, err)
-	ok(t, n.mark(n.View().Live, true, false)) // and is killed
-	s.Close()
-	file := store.Path(filepath.Join(d.dir, "store"))
-	text, err := os.ReadFile(file)
-	ok(t, err)
-	ok(t, os.Rename(file, file+".away"))
-	ok(t, os.WriteFile(file, text, 0o600))
-	s = d.open(t)
-	t.Cleanup(func() { endAll(t, s) })
-	n, err = s.ByName("net44")
-	ok(t, err)
-	left, err := os.ReadFile(n.runningFile())
-	ok(t, err)
-	if n.View().Config.Domain.Name != "after.lan" || !strings.Contains(string(left), "keep") {
-		t.Errorf("%+v; the next daemon is left %s", n.View().Config.Domain, left)
+	domains := func() [3]string {
+		t.Helper()
+		var kept record
+		ok(t, d.Store.Get(kind, n.uuid, &kept))
+		stored, err := Parse(kept.Definition, false)
+		ok(t, err)
+		v := n.View()
+		return [3]string{v.Live.Domain.Name, v.Config.Domain.Name, stored.Domain.Name}
 	}
-	ok(t, os.Rename(file+".away", file))
+	cut := func(to string, isStored bool) {
+		t.Helper()
+		after := *n.View()
+		live, config := *after.Live, *after.Config
+		live.Domain.Name, config.Domain.Name = to, to
+		after.Live, after.Config = &live, &config
+		u := &updating{n: n, before: n.View().Live, Live: &live, config: &config}
+		var err error
+		u.Saved, err = after.record()
+		ok(t, err)
+		ok(t, n.change(t.Context(), func() error {
+			cutOff(t, n, updateKind.Name, u)
+			err := u.reconfigure(t.Context())
+			if err == nil && isStored {
+				err = u.store(t.Context())
+			}
+			return err
+		}))
+		s.Close()
+	}
+	adopted := func() {
+		t.Helper()
+		s = d.open(t)
+		var err error
+		n, err = s.ByName("net44")
+		ok(t, err)
+	}
+	cut("never.lan", false)
+	adopted()
+	if got := domains(); got != [3]string{"before.lan", "before.lan", "before.lan"} {
+		t.Errorf("before it was stored: %v", got)
+	}
 	servedAgain(t, n)
-	var kept record
-	ok(t, d.Store.Get(kind, n.uuid, &kept))
-	left, err = os.ReadFile(n.runningFile())
-	ok(t, err)
-	if !strings.Contains(kept.Definition, "after.lan") || strings.Contains(string(left), "keep") {
-		t.Errorf("stored: %s; the next daemon is left %s", kept.Definition, left)
+	cut("after.lan", true)
+	adopted()
+	if got := domains(); got != [3]string{"after.lan", "after.lan", "after.lan"} {
+		t.Errorf("after it was stored: %v", got)
+	}
+	servedAgain(t, n)
+	cut("late.lan", true)
+	inTheWay := n.runningFile() + atomicfile.Half
+	ok(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
+	adopted()
+	t.Cleanup(func() { endAll(t, s) })
+	if got := domains(); got[1] != "late.lan" || got[2] != "late.lan" || !n.lacks() {
+		t.Errorf("when it cannot be recorded: %v; something is owed: %v", got, n.lacks())
+	}
+	ok(t, os.RemoveAll(inTheWay))
+	servedAgain(t, n)
+	if got := domains(); got != [3]string{"late.lan", "late.lan", "late.lan"} {
+		t.Errorf("when it can be recorded: %v", got)
 	}
 }
 

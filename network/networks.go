@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unicode"
 
 	"github.com/google/uuid"
@@ -43,6 +42,8 @@ type record struct {
 	Definition   string `json:"definition"` // as understood, in the same format
 	Autostart    bool   `json:"autostart"`
 	ChosenBridge bool   `json:"chosenBridge"` // the bridge's name is Lodge's choice and may change
+	// Followed are the operations whose change the definition has.
+	Followed []string `json:"followed,omitempty"`
 }
 
 // maxNetworks bounds how many networks there may be: the longest list that
@@ -66,6 +67,8 @@ type Networks struct {
 	mu     sync.RWMutex // guards the maps, and is never held over anything slow
 	byUUID map[string]*Network
 	byName map[string]*Network
+	// left are networks that have gone and of which something is still to be removed, by UUID.
+	left map[string]*Network
 }
 
 // Open reads the definitions, adopts what an earlier daemon left running, and
@@ -84,12 +87,13 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 	}
 	s := &Networks{
 		Config: c, firewall: link.NewFirewall(table), boot: bootID(), status: newStatusWriter(cmp.Or(c.Status, filepath.Join(c.Data, "status"))),
-		byUUID: map[string]*Network{}, byName: map[string]*Network{},
-	}
-	if err := s.load(); err != nil {
-		return nil, err
+		byUUID: map[string]*Network{}, byName: map[string]*Network{}, left: map[string]*Network{},
 	}
 	s.work, s.endWork = context.WithCancelCause(context.WithoutCancel(ctx))
+	if err := s.load(); err != nil {
+		s.Close()
+		return nil, err
+	}
 	s.dropHalfWritten()
 	if watch, err := s.firewall.Watch(); err == nil { // before the first rule is made
 		s.workers.Go(func() { s.guard(watch) })
@@ -107,10 +111,7 @@ func Open(ctx context.Context, c Config) (*Networks, error) {
 	} else {
 		c.Log.Warn("when the host's forwarding is turned off, it is on again with the next daemon only", "error", err)
 	}
-	if err := s.adoptAll(ctx); err != nil {
-		s.Close()
-		return nil, err
-	}
+	s.adoptAll(ctx)
 	s.dropLeases()
 	s.dropStatus()
 	s.autostartOnce(ctx)
@@ -159,6 +160,14 @@ func bootID() string {
 func (s *Networks) Close() {
 	s.endWork(fault.New(fault.Aborted, fault.Network, "the daemon is ending"))
 	s.workers.Wait()
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, n := range s.byUUID {
+		n.ops.Close()
+	}
+	for _, n := range s.left {
+		n.ops.Close()
+	}
 }
 
 func (s *Networks) load() error {
@@ -175,6 +184,7 @@ func (s *Networks) load() error {
 			return nil
 		}
 		n := s.newNetwork(d.UUID, d.Name)
+		n.followed = r.Followed
 		n.publish(View{Config: &d, Autostart: r.Autostart, submitted: r.Submitted, chosenBridge: r.ChosenBridge})
 		s.byUUID[n.uuid], s.byName[n.name] = n, n
 		return nil
@@ -261,13 +271,10 @@ func (s *Networks) withNetwork(ctx context.Context, d Definition, do func(n *Net
 		err = n.change(ctx, func() error {
 			complete := d
 			chosen, err := s.complete(n, &complete, taken)
-			if err == nil {
-				err = do(n, &complete, chosen)
+			if err != nil {
+				return err
 			}
-			if n.View() == nil {
-				n.vanish()
-			}
-			return err
+			return do(n, &complete, chosen)
 		})
 		if errors.Is(err, errGone) && ctx.Err() == nil {
 			continue // somebody undefined it in between
@@ -304,6 +311,8 @@ func (s *Networks) claim(d *Definition) (*Network, error) {
 		return nil, fault.New(fault.Exists, fault.Network, "network %q is already defined with UUID %s", n.name, n.uuid)
 	case n != nil:
 		return n, nil
+	case s.left[d.UUID] != nil:
+		return nil, fault.New(fault.Busy, fault.Network, "of a network with UUID %s that has gone something cannot be removed yet; that is tried again", d.UUID)
 	case byName != nil:
 		return nil, fault.New(fault.Exists, fault.Network, "network %q already exists with UUID %s", d.Name, byName.uuid)
 	case strings.ContainsFunc(d.Name, unicode.IsControl): // one that is there may have such a name of old
@@ -319,6 +328,9 @@ func (s *Networks) claim(d *Definition) (*Network, error) {
 func (s *Networks) forget(n *Network) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(n.ops.Operations()) > 0 {
+		s.left[n.uuid] = n
+	}
 	if s.byUUID[n.uuid] == n {
 		delete(s.byUUID, n.uuid)
 		delete(s.byName, n.name)
@@ -384,6 +396,7 @@ func (s *Networks) bridges(except *Network) map[string]bool {
 			continue
 		}
 		used[n.reserved] = true
+		n.addLeft(used)
 		v := n.View()
 		if v == nil {
 			continue
@@ -394,8 +407,8 @@ func (s *Networks) bridges(except *Network) map[string]bool {
 			}
 		}
 	}
+	for _, n := range s.left {
+		n.addLeft(used)
+	}
 	return used
 }
-
-// closeGrace bounds what is undone after its request has been given up.
-const closeGrace = 10 * time.Second

@@ -3,7 +3,6 @@ package network
 import (
 	"cmp"
 	"context"
-	"errors"
 	"net/netip"
 	"slices"
 
@@ -11,6 +10,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/device"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/operation"
 )
 
 // Section is a part of a definition that can be changed by itself.
@@ -66,6 +66,9 @@ func (n *Network) Update(ctx context.Context, u Update) error {
 // it can be made to all.
 func (n *Network) edit(ctx context.Context, s Scope, change func(Definition) (Definition, error)) error {
 	return n.change(ctx, func() error {
+		if err := n.ops.End(ctx, operation.Nothing); n.ops.Has(updateKind.Name) {
+			return fault.Wrap(err, fault.Busy, fault.Network, "an earlier change of network %q is not done or taken back wholly yet, which is tried again", n.name)
+		}
 		v := *n.View()
 		live, config := s.Live, s.Config
 		if !live && !config {
@@ -108,70 +111,127 @@ func (n *Network) replace(ctx context.Context, before, after View) (err error) {
 		n.publish(after)
 		return nil
 	}
+	u := &updating{Live: after.Live, n: n, before: before.Live, config: after.Config}
+	if _, err := u.Live.kept(); err != nil {
+		return err
+	}
 	if after.Config != before.Config {
-		if n.keep, err = after.record(); err != nil {
+		if u.Saved, err = after.record(); err != nil {
 			return err
 		}
 	}
-	// First it is noted: a daemon that is killed from here on leaves it to the next.
-	err = n.mark(after.Live, true, after.chosenBridge)
-	if err == nil {
-		err = n.reconfigure(ctx, before.Live, after.Live)
-		if err == nil && n.keep != nil {
-			err = n.home.Store.Put(kind, n.uuid, n.keep)
-		}
-		if err != nil {
-			err = errors.Join(err, n.revert(ctx, after.Live, before.Live))
-		}
-	}
-	n.keep = nil
-	if err != nil {
-		return errors.Join(err, n.remark(before))
-	}
-	n.publish(after)
-	return n.remark(after)
+	return n.perform(ctx, updateKind.Name, u)
 }
 
-// remark notes what came of a change: until that is done the next daemon would take it for one that
-// was cut off.
-func (n *Network) remark(v View) error {
-	err := n.mark(v.Live, true, v.chosenBridge)
-	if err != nil {
-		n.astray = true
-		n.mendLater()
-	}
-	return err
+// updateKind changes what runs, and what is stored with it, or neither. The store decides:
+// its record has followed the operation, or it has not. A change of what runs alone is
+// decided by the record of what runs.
+var updateKind = operation.Kind[*Network]{
+	Name: "network-update", Version: 1, Class: operation.Change,
+	Steps: []string{"service", "store", "run"}, Undo: []string{"service"},
+	Bind: func(n *Network) operation.Work { return &updating{n: n} },
 }
 
-// unsay notes that before anything else is stored, where it could not be yet: what the next daemon takes
-// for cut off it would store over that.
-func (n *Network) unsay() error {
-	if v := n.View(); n.astray && v.Active() {
-		n.keep = nil // what is stored next has it
-		return n.mark(v.Live, true, v.chosenBridge)
+// updating is the payload.
+type updating struct {
+	Live  *Definition // that is to run
+	Saved *record     `json:",omitempty"` // what is to be stored; nil: that stays
+
+	n            *Network
+	id           string
+	before       *Definition // of the daemon that began it
+	config       *Definition // the same, of what is stored
+	reconfigured bool        // what runs follows Live
+}
+
+// Steps implements operation.Work.
+func (u *updating) Steps() []operation.Step {
+	service := operation.Step{Name: "service", Effect: operation.Process, Do: u.reconfigure, Undo: u.revert}
+	run := operation.Step{Name: "run", Effect: operation.Process, Do: u.run}
+	if u.Saved == nil {
+		run.Decisive, run.Probe = true, u.recorded
+		return []operation.Step{service, run}
 	}
+	return []operation.Step{service, {Name: "store", Effect: operation.Process, Decisive: true, Do: u.store, Probe: u.stored}, run}
+}
+
+// Opened implements operation.Opener.
+func (u *updating) Opened(op *operation.Operation) error {
+	u.id = op.ID()
 	return nil
 }
 
-// revert makes a running network what it was, however far a change of it had come, and
-// also when its request has been given up: guests are on it.
-func (n *Network) revert(ctx context.Context, from, to *Definition) (err error) {
-	defer func() {
-		if err != nil {
-			n.mendLater()
-		}
-	}()
-	undo, cancel := toItsEnd(ctx)
-	defer cancel()
-	if n.service != nil {
-		return n.reconfigure(undo, from, to)
+func (u *updating) reconfigure(ctx context.Context) error {
+	err := u.n.reconfigure(ctx, u.n.View().Live, u.Live)
+	u.reconfigured = err == nil
+	return err
+}
+
+// revert makes a running network what it was, however far a change of it had come. One that is
+// adopted will follow what is recorded, where the change is not yet.
+func (u *updating) revert(ctx context.Context) error {
+	n := u.n
+	if u.before == nil {
+		return nil
 	}
-	if rules, some := to.rules(); some {
-		if err := n.home.firewall.Apply(rules); err != nil {
+	if n.service != nil {
+		return n.reconfigure(ctx, u.Live, u.before)
+	}
+	if err := n.applyRules(u.before); err != nil {
+		return err
+	}
+	return n.serve(ctx, u.before)
+}
+
+func (u *updating) store(context.Context) error {
+	if err := u.n.keep(*u.Saved, u.id); err != nil {
+		return err
+	}
+	v := *u.n.View()
+	v.Config = u.config
+	u.n.publish(v)
+	return nil
+}
+
+func (u *updating) stored(context.Context, operation.Gone) (operation.Verdict, error) {
+	if slices.Contains(u.n.followed, u.id) {
+		return operation.Happened, nil
+	}
+	return operation.Never, nil
+}
+
+func (u *updating) recorded(context.Context, operation.Gone) (operation.Verdict, error) {
+	r, err := u.n.readRunning()
+	if r == nil || r.Followed != u.id {
+		return operation.Never, err
+	}
+	return operation.Happened, nil
+}
+
+// run records what runs now, and has the view say it. Before a network is adopted that is all: it follows the record.
+func (u *updating) run(ctx context.Context) error {
+	n := u.n
+	now := n.View()
+	if now == nil || now.Live == nil {
+		r, err := n.readRunning()
+		if r == nil {
+			return err // it has ended
+		}
+		r.Definition, r.Followed = u.Live, u.id
+		return n.writeRunning(*r)
+	}
+	if !u.reconfigured {
+		if err := u.reconfigure(ctx); err != nil {
 			return err
 		}
 	}
-	return n.serve(undo, to)
+	err := n.writeRunning(running{Boot: n.home.boot, Definition: u.Live, ChosenBridge: now.chosenBridge, Followed: u.id})
+	if err == nil || u.Saved != nil { // it is decided
+		v := *now
+		v.Live = u.Live
+		n.publish(v)
+	}
+	return err
 }
 
 // reconfigure makes a running network follow a changed definition.

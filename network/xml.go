@@ -181,6 +181,18 @@ func (d *Definition) kept() (string, error) {
 	return doc, fault.Wrap(err, fault.Invalid, fault.Network, "the definition of network %q would be one that nobody can read", d.Name)
 }
 
+// MarshalText makes a definition a text in what is written for the next daemon.
+func (d *Definition) MarshalText() ([]byte, error) {
+	doc, err := d.kept()
+	return []byte(doc), err
+}
+
+// UnmarshalText reads it.
+func (d *Definition) UnmarshalText(doc []byte) (err error) {
+	*d, err = Parse(string(doc), false)
+	return err
+}
+
 // libvirtOrder is the order in which libvirt prints the attributes and the
 // elements of some elements, where that of libvirtxml is another.
 var libvirtOrder = map[string][]string{
