@@ -3,6 +3,7 @@ package conformance
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,10 +20,13 @@ var excused = map[string]string{
 	"prepare.claimed":   "as prepare.directory",
 	"prepare.entered":   "as prepare.directory",
 	"launch.device":     "machines that run tests have no PCI device to give away; the nested host has one",
+	// Networks that are adopted have what they need here.
+	"network-mend.resume":      "a running network lacks something where a daemon comes without dnsmasq or a firewall only",
+	"network-mend.resume.done": "as network-mend.resume",
 }
 
 // operationKinds are the kinds of operations, in whose recovery the next daemon dies too.
-var operationKinds = []string{"attach", "cleanup", "detach", "media", "update"}
+var operationKinds = []string{"attach", "cleanup", "detach", "media", "network-start", "network-stop", "network-update", "update"}
 
 // scenarios are the deeds that the matrix kills the daemon in.
 func scenarios() []*scenario {
@@ -343,6 +347,17 @@ func firmwareDeeds() []deed {
 	}
 }
 
+// refused is something that the daemon refuses.
+func refused(do func(c *crash) error) func(c *crash) error {
+	return func(c *crash) error {
+		err := do(c)
+		if _, is := errors.AsType[libvirt.Error](err); is {
+			return nil
+		}
+		return errors.Join(err, errors.New("it is not refused"))
+	}
+}
+
 func networkDeeds() []deed {
 	doc := func(name, bridge string, n int) string {
 		return fmt.Sprintf(`<network><name>%s</name><uuid>%s</uuid><forward mode='nat'/><bridge name='%s'/><mac address='52:54:00:00:c4:%02d'/>
@@ -362,6 +377,7 @@ func networkDeeds() []deed {
 				`<host mac='52:54:00:00:c4:09' ip='10.79.1.50'/>`, libvirt.NetworkUpdateAffectLive|libvirt.NetworkUpdateAffectConfig)
 		}
 	}
+	tooLong := "<srv service='x' protocol='tcp' target='" + strings.Repeat("x", 70) + "' port='1'/>" // dnsmasq takes no such name
 	create := func(c *crash) error { _, err := c.l.NetworkCreateXML(doc("passing", "br-passing", 2)); return err }
 	end := func(c *crash) error { return c.l.NetworkDestroy(passing) }
 	return []deed{
@@ -369,6 +385,14 @@ func networkDeeds() []deed {
 		{"start a network", start, stop},
 		{"mark a network for autostart", auto(1), auto(0)},
 		{"reserve an address", reserve(libvirt.NetworkUpdateCommandAddLast), reserve(libvirt.NetworkUpdateCommandDelete)},
+		{"change a network to what dnsmasq refuses", refused(func(c *crash) error {
+			return c.l.NetworkUpdateCompat(kept, libvirt.NetworkUpdateCommandAddLast, libvirt.NetworkSectionDNSSrv, -1, tooLong,
+				libvirt.NetworkUpdateAffectLive|libvirt.NetworkUpdateAffectConfig)
+		}), nil},
+		{"create a network that dnsmasq refuses", refused(func(c *crash) error {
+			_, err := c.l.NetworkCreateXML(strings.Replace(doc("passing", "br-passing", 2), "<ip", "<dns>"+tooLong+"</dns><ip", 1))
+			return err
+		}), nil},
 		{"create a transient network", create, end},
 		{"destroy a transient network", end, create},
 		{"destroy a network", stop, start},
