@@ -88,6 +88,9 @@ func (op *Operation) ID() string { return op.rec.ID }
 // Kind is the name of its kind.
 func (op *Operation) Kind() string { return op.rec.Kind }
 
+// Decided reports whether its record says that it goes forward. It is for Rehold and Opened.
+func (op *Operation) Decided() bool { return op.rec.Decided }
+
 // Work is what it does.
 func (op *Operation) Work() Work { return op.work }
 

@@ -200,6 +200,11 @@ func (s *Set[O]) Has(kind string) bool {
 	return slices.ContainsFunc(s.Operations(), func(op *Operation) bool { return op.rec.Kind == kind })
 }
 
+// HasClass reports whether an operation of a class is open.
+func (s *Set[O]) HasClass(c Class) bool {
+	return slices.ContainsFunc(s.Operations(), func(op *Operation) bool { return op.class == c })
+}
+
 // Find gives the open operation of a kind that works on an object; nil: there is none.
 func (s *Set[O]) Find(kind, object string) *Operation {
 	for _, op := range s.Operations() {
