@@ -136,7 +136,7 @@ func (r *Registry) sweepSaved() {
 // that have none by their records, and are not writing one. The loops do not run yet.
 func (r *Registry) sweepDropped() {
 	for _, g := range r.byUUID {
-		writing := g.run != nil && g.run.Saving != nil || g.quarantine != ""
+		writing := g.run != nil && g.run.ops.Has(saveKind.Name) || g.quarantine != ""
 		if g.record.ManagedSave || writing {
 			continue
 		}
@@ -268,6 +268,7 @@ func (r *adopting) adopt(dir string) error {
 	}
 	r.rehold(run)
 	run.ops.Rehold()
+	rec.State = run.State // what is open may have changed it
 	run.shorten = run.Surplus
 	if process == nil {
 		r.bury(run, rec, started)
@@ -279,9 +280,7 @@ func (r *adopting) adopt(dir string) error {
 
 // dropHalfWritten removes what a daemon that was killed was just writing.
 func (r *Registry) dropHalfWritten(dir string) {
-	for _, name := range []string{runRecordFile, madeFileName} {
-		removeFile(r.log, filepath.Join(dir, name)+atomicfile.Half)
-	}
+	removeFile(r.log, filepath.Join(dir, runRecordFile)+atomicfile.Half)
 }
 
 // takeUp makes a guest that runs on this daemon's own.
@@ -299,7 +298,7 @@ func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
 		run.KeepTPM, run.MadeNVRAM = true, false
 	}
 	g.state.Persistent = g.inactive != nil // what is stored counts
-	g.settleManaged(run, rec)
+	g.settleManaged(run)
 	g.live.Store(run)
 	if len(run.NoRoom) > 0 && !r.StayFull {
 		r.rooms.wait(g, run.NoRoom)
@@ -409,7 +408,6 @@ func killAndWait(p *qemu.Process) error {
 func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	ctx, stop := context.WithTimeout(r.life, releaseLimit)
 	defer stop()
-	run.holdSaving(rec.State.EndFor, r.forgetHalf)
 	r.mu.RLock()
 	g := r.byUUID[rec.UUID]
 	r.mu.RUnlock()
@@ -421,7 +419,8 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 		g = r.lostWith(rec, run.def)
 	}
 	if g != nil && started {
-		g.settleManaged(run, rec) // it may need what is released now
+		run.guest = g
+		g.settleManaged(run) // it may need what is released now
 	}
 	_ = run.releaseAll(ctx) // each failure has been logged
 	r.giveBackLater(run)

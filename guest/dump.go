@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/image"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/mount"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/qmp"
 )
 
@@ -46,34 +47,87 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) 
 	if o.in != nil && o.in != r { // that has ended, and the guest was started again
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has ended meanwhile", g.record.Name)
 	}
-	if err := g.beginSaving(&saving{Path: path, WasRunning: g.state.Phase == domain.Running, followed: true}); err != nil {
+	if err := r.admitMove(); err != nil {
 		return nil, err
 	}
-	g.advance(lifecycle.Pausing{Reason: domain.ReasonDump})
-	return func(ctx context.Context) (settle, error) {
-		s, err := r.monitor()
-		if err == nil {
-			err = dumpTo(ctx, s, def, path, o, p, func(f *os.File) { g.noteHalf(path, f) }, r.labels)
-			g.reg.forgetHalf(g.uuid)
-		}
-		if err == nil && o.Reset {
-			err = s.Execute(ctx, "system_reset", nil, nil)
-		}
-		if err != nil || !o.Crash {
-			return g.notSaved(ctx, s, r), err
-		}
-		return func() error {
-			g.advance(lifecycle.Ending{Reason: domain.ReasonCrashed})
-			r.end(endNow)
-			return nil
-		}, nil
-	}, nil
+	d := &dump{memoryImage: memoryImage{Path: path, WasRunning: g.state.Phase == domain.Running, r: r, progress: p}, options: o, def: def}
+	return func(ctx context.Context) (settle, error) { return nil, r.perform(ctx, dumpKind.Name, d, memoryObject) }, nil
 }
 
-// dumpTo writes a dump.
-func dumpTo(ctx context.Context, s *qmp.Session, def *domain.Definition, path string, o DumpOptions, p *progress, made func(*os.File), labels *labels) error {
+// dumpKind writes what the guest holds to a file. Whatever becomes of it, the guest does
+// afterwards what it did before.
+var dumpKind = operation.Kind[*run]{
+	Name: "dump", Version: 1, Class: operation.Move,
+	Steps: []string{"file", "write", "leave"}, Undo: []string{"file", "write"},
+	Bind: func(r *run) operation.Work { return &dump{memoryImage: memoryImage{r: r}} },
+}
+
+// dump is the payload.
+type dump struct {
+	memoryImage
+
+	options DumpOptions
+	def     *domain.Definition
+}
+
+// Steps implements operation.Work.
+func (d *dump) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "file", Effect: operation.Boot, Do: d.makeFile, Undo: d.removeHalf},
+		{Name: "write", Effect: operation.Process, Do: d.write, Undo: d.resumeGuest},
+		{Name: "leave", Effect: operation.Process, Do: d.leave},
+	}
+}
+
+func (d *dump) makeFile(ctx context.Context) error {
+	if err := d.create(ctx); err != nil {
+		return err
+	}
+	d.r.guest.noteHalf(d.Path, d.file)
+	return nil
+}
+
+// removeHalf removes the file, unless it is complete.
+func (d *dump) removeHalf(ctx context.Context) error { return d.discard(ctx, false) }
+
+// leave leaves the guest as its user wants it after the dump, which is complete.
+func (d *dump) leave(ctx context.Context) error {
+	if d.options.Crash && !d.options.Reset {
+		return d.crash(ctx)
+	}
+	s, err := d.r.monitor()
+	if err == nil && d.options.Reset {
+		err = s.Execute(ctx, "system_reset", nil, nil)
+	}
+	switch {
+	case err != nil:
+		return err
+	case d.options.Crash:
+		return d.crash(ctx)
+	}
+	return d.restore(ctx, s)
+}
+
+func (d *dump) crash(ctx context.Context) error {
+	return d.r.inLoop(ctx, func(g *Guest) error {
+		g.advance(lifecycle.Ending{Reason: domain.ReasonCrashed})
+		d.r.end(endNow)
+		return nil
+	})
+}
+
+// write has QEMU write the dump.
+func (d *dump) write(ctx context.Context) error {
+	path, o, p, labels := d.Path, d.options, d.progress, d.r.labels
+	defer d.r.reg.forgetHalf(d.r.UUID) // the file is complete, or has gone
+	s, err := d.r.monitor()
+	if err == nil {
+		err = d.r.inLoop(ctx, func(g *Guest) error { g.advance(lifecycle.Pausing{Reason: domain.ReasonDump}); return nil })
+	}
+	if err != nil {
+		return err
+	}
 	fill := func(f *os.File) (err error) {
-		made(f)
 		if err := mount.Outlast(ctx, path, func() error { return image.Distrust(f) }); err != nil { // it is QEMU that says what is in it
 			return err
 		}
@@ -87,7 +141,7 @@ func dumpTo(ctx context.Context, s *qmp.Session, def *domain.Definition, path st
 				return err
 			}
 		}
-		switch most := mostState(def); {
+		switch most := mostState(d.def); {
 		case o.Memory != "": // for which QEMU halts it
 			err = dumpMemory(ctx, s, f, most, o.Memory, p, labels)
 		case o.Live: // it writes meanwhile
@@ -100,7 +154,7 @@ func dumpTo(ctx context.Context, s *qmp.Session, def *domain.Definition, path st
 		}
 		return nil
 	}
-	return writeImage(ctx, path, fill, func(f *os.File) error {
+	return fillImage(ctx, d.file, path, fill, func(f *os.File) error {
 		if err := f.Sync(); err != nil {
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", f.Name())
 		}

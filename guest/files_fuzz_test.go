@@ -113,24 +113,25 @@ func FuzzJournals(f *testing.F) {
 	steps := []undoing{{Command: "device_del", Args: json.RawMessage(`{"id":"net1"}`)}}
 	add(0, runRecord{
 		Name: "a", UUID: "u", ID: 3, XML: machine, PID: 7, Messages: []string{"m"}, NICs: []heldNIC{{Alias: "net0", IfName: "vnet0", Bridge: "br0"}},
-		Saving: &saving{Path: "/s"}, NoRoom: []string{"vda"},
+		NoRoom: []string{"vda"},
 	})
-	add(1, madeFile{Path: "/s", Device: 1, Inode: 2})
 	for kind, payload := range map[string]any{
 		mediaKind.Name:   mediaChange{Live: drive, Saved: drive, Node: "n", Old: []uint{1, 2}, Undo: steps, Rest: steps},
 		attachKind.Name:  attach{Device: drive, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}, Undo: steps},
 		detachKind.Name:  detach{Alias: "net1", Saved: drive},
 		updateKind.Name:  update{OfActive: machine, Active: machine, OfConfig: machine, Config: machine, VCPUs: 1, Balloon: new(uint64)},
+		saveKind.Name:    save{memoryImage: memoryImage{Path: "/s", WasRunning: true, Made: &madeFile{Path: "/s", Device: 1, Inode: 2}}, Managed: true},
+		dumpKind.Name:    dump{memoryImage: memoryImage{Path: "/s"}},
 		cleanupKind.Name: cleanup{Alias: "net1", Objects: steps, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}},
 	} {
 		text, err := json.Marshal(payload)
 		if err != nil {
 			f.Fatal(err)
 		}
-		add(2, operation.Record{ID: "a", Kind: kind, Version: 1, Owner: "u", Folders: []string{"/a"}, Payload: text})
+		add(1, operation.Record{ID: "a", Kind: kind, Version: 1, Owner: "u", Folders: []string{"/a"}, Payload: text})
 	}
-	add(3, map[string]any{"Label": "s", "Files": []any{map[string]any{"Path": "/a", "Was": "system_u:object_r:x_t:s0"}}})
-	for which := range uint8(4) {
+	add(2, map[string]any{"Label": "s", "Files": []any{map[string]any{"Path": "/a", "Was": "system_u:object_r:x_t:s0"}}})
+	for which := range uint8(3) {
 		f.Add(which, []byte("null"))
 		f.Add(which, []byte(`{"Kind":"media","Version":1,"Payload":{"Undo":[null],"Live":"<disk/>","NIC":{}}}`))
 	}
@@ -140,7 +141,6 @@ func FuzzJournals(f *testing.F) {
 		read func(dir string) (any, error)
 	}{
 		{runRecordFile, func(dir string) (any, error) { return readRunRecord(dir) }},
-		{madeFileName, func(dir string) (any, error) { return atomicfile.ReadJSON[madeFile](filepath.Join(dir, madeFileName)) }},
 		{"operation-a.json", func(dir string) (any, error) { return readOperation(r, dir) }},
 		{"labels.json", func(dir string) (any, error) {
 			l, err := r.readLabels(takenUUID, filepath.Join(dir, "labels.json"))

@@ -19,7 +19,7 @@ import (
 
 // guestOperations are the kinds of a running guest.
 var guestOperations = operation.Kinds[*run]{
-	attachKind, cleanupKind, detachKind, mediaKind, updateKind,
+	attachKind, cleanupKind, detachKind, dumpKind, mediaKind, saveKind, updateKind,
 }
 
 // noAnswer reports whether QEMU may still carry out what it was told.

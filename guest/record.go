@@ -95,8 +95,6 @@ type runRecord struct {
 	User *chamber.User `json:",omitempty"`
 	// Isolation names what QEMU was kept within when it was launched.
 	Isolation []string `json:",omitempty"`
-	// Saving is a save or a dump under way; nil otherwise.
-	Saving *saving
 	// Surplus says that the guest's control group may let it open nodes of devices
 	// that it has let go, or never came to have.
 	Surplus bool `json:",omitempty"`

@@ -84,7 +84,22 @@ func noOperation(t *testing.T, g *guest.Guest) {
 // cutOff leaves the record of an operation that a daemon did not live to end.
 func cutOff(t *testing.T, g *guest.Guest, kind string, payload map[string]any) {
 	t.Helper()
-	record, err := json.Marshal(map[string]any{"ID": kind, "Kind": kind, "Version": 1, "Owner": g.UUID(), "Payload": payload})
+	leaveRecord(t, g, kind, false, payload)
+}
+
+// completeSave leaves the record of a managed save that is complete.
+func completeSave(t *testing.T, g *guest.Guest) {
+	t.Helper()
+	leaveRecord(t, g, "save", true, map[string]any{"Path": g.ManagedSavePath(), "WasRunning": true, "Managed": true})
+}
+
+func leaveRecord(t *testing.T, g *guest.Guest, kind string, decided bool, payload map[string]any) {
+	t.Helper()
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	ok(t, err)
+	record, err := json.Marshal(map[string]any{
+		"ID": kind, "Kind": kind, "Version": 1, "Owner": g.UUID(), "Boot": strings.TrimSpace(string(boot)), "Decided": decided, "Payload": payload,
+	})
 	ok(t, err)
 	ok(t, os.WriteFile(filepath.Join(g.RunDir(), "operation-"+kind+".json"), record, 0o600))
 }
@@ -387,14 +402,12 @@ func TestAnInterruptedSaveIsGivenUp(t *testing.T) {
 	d.settle(g, domain.Paused)
 	path := filepath.Join(d.dir, "image")
 	d.reopen(func() {
-		r := record(t, g)
-		r["Saving"] = map[string]any{"Path": path, "WasRunning": true}
-		writeRecord(t, g, r)
+		cutOff(t, g, "save", map[string]any{"Path": path, "WasRunning": true})
 		ok(t, os.WriteFile(path+".partial", nil, 0o600))
 	})
 	d.settle(d.again(g), domain.Running)
 	eventually(t, "the half image gone", func() bool { return gone(path + ".partial") })
-	eventually(t, "the save forgotten", func() bool { return record(t, g)["Saving"] == nil })
+	noOperation(t, g)
 }
 
 func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
@@ -405,7 +418,7 @@ func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
 	path := filepath.Join(d.dir, "image")
 	d.reopen(func() {
 		r := record(t, g)
-		r["Saving"] = map[string]any{"Path": path, "WasRunning": true}
+		cutOff(t, g, "save", map[string]any{"Path": path, "WasRunning": true})
 		r["State"].(map[string]any)["EndFor"] = string(domain.ReasonDestroyed)
 		writeRecord(t, g, r)
 		ok(t, os.WriteFile(path+".partial", nil, 0o600))
@@ -440,9 +453,8 @@ func TestACompletedManagedSaveIsNotLost(t *testing.T) {
 	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
 	d.reopen(func() { // killed when the image was complete, before that was stored
 		d.stored(g, func(r map[string]any) { r["ManagedSave"] = false })
-		r["State"].(map[string]any)["EndFor"] = string(domain.ReasonSaved)
-		r["Saving"] = map[string]any{"Path": g.ManagedSavePath(), "WasRunning": true, "Managed": true}
 		writeRecord(t, g, r)
+		completeSave(t, g)
 	})
 	g = d.again(g)
 	d.want(g, domain.ShutOff, domain.ReasonSaved)

@@ -34,7 +34,7 @@ func (r *adopting) reattach(g *Guest, run *run) {
 		}
 		run.connect(c.session)
 		g.meet(c.found, g.state.Phase)
-		run.behind = run.Saving != nil || run.Resuming || len(run.ops.Operations()) > 0 // to be ended beside the loop
+		run.behind = run.Resuming || len(run.ops.Operations()) > 0 // to be ended beside the loop
 		r.reached <- struct{}{}
 	case <-r.patience.Done():
 		g.log.Warn("the monitor of an adopted guest does not answer yet", "pid", run.PID)
@@ -375,15 +375,9 @@ func goOnOnce(ctx context.Context, s *qmp.Session) error {
 }
 
 func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
-	def, save := r.def, r.Saving
+	def := r.def
 	resuming, was := r.Resuming, g.state.Phase
 	return func(ctx context.Context) (settle, error) {
-		if save != nil {
-			if err := save.giveUp(ctx, s, r.dir, g.log); err != nil {
-				return nil, err
-			}
-			g.reg.forgetHalf(g.uuid)
-		}
 		if resuming { // its daemon did not live to, or to write down that it did
 			if err := goOnOnce(ctx, s); err != nil {
 				return nil, err
@@ -400,8 +394,8 @@ func (g *Guest) planRejoin(r *run, s *qmp.Session) work {
 			return nil, err
 		}
 		return func() error {
-			if save != nil || resuming {
-				r.Saving, r.Resuming = nil, false
+			if resuming {
+				r.Resuming = false
 				g.keepRun()
 			}
 			g.meet(found, was)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -12,8 +11,6 @@ import (
 	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
-	"github.com/lodge-kvm/lodge/mount"
-	"github.com/lodge-kvm/lodge/qmp"
 )
 
 // SaveOptions say how a guest is saved to a file, or restored from one.
@@ -59,150 +56,15 @@ func (g *Guest) planSave(path string, o SaveOptions, managed bool, p *progress) 
 			return nil, err
 		}
 	}
-	r, def, was := g.run, g.run.def, g.state.Phase
-	if _, err := newSaveHeader(def, r.dir, o, was); err != nil { // its processors need not be stopped for that
+	r, was := g.run, g.state.Phase
+	if _, err := newSaveHeader(r.def, r.dir, o, was); err != nil { // its processors need not be stopped for that
 		return nil, err
 	}
-	if err := g.beginSaving(&saving{Path: path, WasRunning: was == domain.Running, Managed: managed, followed: true}); err != nil {
+	if err := r.admitMove(); err != nil {
 		return nil, err
 	}
-	g.advance(lifecycle.Pausing{Reason: domain.ReasonSave})
-	g.advance(lifecycle.Resuming{Reason: domain.ReasonSaveCanceled}) // should it fail
-	failpoint.Reach("save.planned")
-	return func(ctx context.Context) (settle, error) {
-		s, err := r.monitor()
-		if err == nil {
-			remember := r.Saving.remember(r.dir)
-			header := func() (*saveHeader, error) { return g.stoppedHeader(ctx, r, s, o, was) }
-			err = saveTo(ctx, s, path, header, o.BypassCache, p, func(f *os.File) error {
-				if !managed { // those are found
-					g.noteHalf(path, f)
-				}
-				return remember(f)
-			}, r.labels)
-			if !managed {
-				g.reg.forgetHalf(g.uuid)
-			}
-			if err == nil { // last: the next daemon goes on from there
-				err = g.journalSaved(ctx, r)
-			}
-		}
-		if err != nil {
-			return g.notSaved(ctx, s, r), err
-		}
-		return func() error { return g.saved(r, managed) }, nil
-	}, nil
-}
-
-// stoppedHeader makes the header, beside the loop, when the processors have stopped: until then the guest may let go
-// of a device that it was asked for, and an image that has it in its definition, and not in its state, fits no machine.
-func (g *Guest) stoppedHeader(ctx context.Context, r *run, s *qmp.Session, o SaveOptions, was domain.State) (*saveHeader, error) {
-	var def *domain.Definition
-	err := g.change(ctx, "", func() error {
-		g.catchUp()
-		def = r.def
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	header, err := newSaveHeader(def, r.dir, o, was)
-	if err != nil {
-		return nil, err
-	}
-	return header, header.countQueues(ctx, s, def)
-}
-
-// journalSaved writes down, beside the loop, that the guest's image is complete, and it is to end.
-// Where that cannot be done the image goes: the next daemon would find it half made, and remove it.
-func (g *Guest) journalSaved(ctx context.Context, r *run) error {
-	// It is waited for whatever ends the save: written down when nobody looks any more it would be said of an image that goes.
-	err := g.change(context.WithoutCancel(ctx), "", func() error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		saved := r.runRecord
-		saved.State, saved.Since = g.state, g.since
-		saved.State.EndFor = domain.ReasonSaved
-		return writeRunRecord(r.dir, &saved)
-	})
-	if err != nil {
-		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
-		defer stop()
-		r.Saving.discard(ctx, r.dir, g.log)
-	}
-	return err
-}
-
-// notSaved lets a guest go on after its save, or a dump, and gives what settles
-// that. It is part of the work, and not of its settling: it must happen even
-// when the daemon stops. Where it cannot be done now it is owed.
-func (g *Guest) notSaved(ctx context.Context, s *qmp.Session, r *run) settle {
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), modifyLimit)
-	defer stop()
-	err := r.Saving.goOn(ctx, s)
-	if err != nil {
-		g.log.Error("the guest cannot go on after its save or dump", "error", err)
-	}
-	if unanswered(err) {
-		s.Close() // a new session ends it
-		return func() error { return nil }
-	}
-	return func() error {
-		r.Saving = nil
-		removeFile(g.log, filepath.Join(r.dir, madeFileName))
-		g.keepRun()
-		return nil
-	}
-}
-
-// saved settles a guest whose image is complete. It runs in the loop. What the
-// next daemon reads first is written first: see settleManaged.
-func (g *Guest) saved(r *run, managed bool) error {
-	g.advance(lifecycle.Ending{Reason: domain.ReasonSaved})
-	failpoint.Reach("save.ending")
-	var err error
-	if managed {
-		g.record.ManagedSave = true
-		if err = g.keep(); err != nil {
-			g.keepLater(r, err)
-		}
-	}
-	failpoint.Reach("save.kept")
-	r.end(endNow)
-	return err
-}
-
-// saveTo stops the processors and writes an image.
-func saveTo(ctx context.Context, s *qmp.Session, path string, header func() (*saveHeader, error), bypass bool, p *progress, made func(*os.File) error, labels *labels) (err error) {
-	var h *saveHeader
-	fill := func(f *os.File) (err error) {
-		if err := made(f); err != nil {
-			return err
-		}
-		if err := halt(ctx, s); err != nil {
-			return err
-		}
-		if h, err = header(); err != nil {
-			return err
-		}
-		if err := mount.Outlast(ctx, path, func() error { return h.write(f) }); err != nil {
-			return fault.Wrap(withoutName(err), fault.Of(err), fault.Host, "cannot save to %s", path)
-		}
-		if err := migrateTo(ctx, s, f, mostState(h.def), p, labels); err != nil {
-			return fmt.Errorf("cannot save to %s: %w", path, err)
-		}
-		return nil
-	}
-	return writeImage(ctx, path, fill, func(f *os.File) error {
-		if err := h.complete(f); err != nil {
-			return fault.Wrap(withoutName(err), fault.Failed, fault.Host, "cannot save to %s", path)
-		}
-		if bypass {
-			return uncache(f)
-		}
-		return nil
-	})
+	s := &save{memoryImage: memoryImage{Path: path, WasRunning: was == domain.Running, r: r, progress: p}, Managed: managed, options: o, was: was}
+	return func(ctx context.Context) (settle, error) { return nil, r.perform(ctx, saveKind.Name, s, memoryObject) }, nil
 }
 
 // RemoveManagedSave discards the image that the next start would continue from.

@@ -196,13 +196,19 @@ func ours(path string) bool {
 // there when it is complete, so that a half-written one is never taken for whole.
 // Whoever is told to end does not wait for a file system that hangs.
 func writeImage(ctx context.Context, path string, fill, complete func(*os.File) error) error {
-	beside, held := partial(path), heldTo(ctx, path)
-	f, err := createImage(ctx, beside, held)
+	f, err := createImage(ctx, partial(path), heldTo(ctx, path))
 	if err != nil {
 		return err
 	}
+	return fillImage(ctx, f, path, fill, complete)
+}
+
+// fillImage is writeImage with a file that lies beside the image's place already. It closes the file.
+func fillImage(ctx context.Context, f *os.File, path string, fill, complete func(*os.File) error) error {
+	beside, held := partial(path), heldTo(ctx, path)
 	failpoint.Reach("image.created")
-	if err = fill(f); err == nil {
+	err := fill(f)
+	if err == nil {
 		failpoint.Reach("image.filled")
 		err = mount.Outlast(ctx, beside, func() error { return complete(f) })
 	}

@@ -106,7 +106,6 @@ func (g *Guest) beginRelease() {
 	r := g.run
 	r.noticed, r.ended = true, r.def
 	g.live.Store(nil)
-	r.holdSaving(g.state.EndFor, g.reg.forgetHalf)
 	crashed := g.inactive != nil && r.revives(g.state)
 	g.startInternal(domain.JobDestroy, 0, func(ctx context.Context) (settle, error) {
 		// Whoever stops must not keep the host from getting back what is its own.

@@ -30,6 +30,7 @@ import (
 	"github.com/lodge-kvm/lodge/kernel"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/markup"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/qemu"
 	"github.com/lodge-kvm/lodge/qmp"
 	"github.com/lodge-kvm/lodge/store"
@@ -643,7 +644,9 @@ func (g *taken) play(line string) {
 		}
 	case word == "save": // an earlier daemon began one
 		_ = g.change(context.Background(), "", func() error {
-			g.run.Saving = &saving{Path: filepath.Join(g.run.dir, "image"), WasRunning: true}
+			if !g.run.ops.HasClass(operation.Move) {
+				cutOffSave(g.Guest)
+			}
 			return nil
 		})
 	case word == "wait":

@@ -97,9 +97,8 @@ func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
 		left := record(t, g)
 		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
 		d.settle(g, domain.ShutOff)
-		left["State"].(map[string]any)["EndFor"] = domain.ReasonSaved
-		left["Saving"] = map[string]any{"Path": g.ManagedSavePath(), "Managed": true}
 		writeRecord(t, g, left)
+		completeSave(t, g)
 		return g
 	}
 	gone, bare := saved("gone"), saved("bare")

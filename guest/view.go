@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/domain"
+	"github.com/lodge-kvm/lodge/operation"
 )
 
 // View is what is known of a guest at one moment. Views are immutable: whoever
@@ -91,7 +92,7 @@ func (g *Guest) publish() {
 		v.PID, v.Active, v.Updated, v.Messages = g.run.PID, g.run.def, g.run.Updated, g.run.Messages
 		v.StuckSince, v.StuckOn = g.run.stuck()
 		v.Isolation = g.run.Isolation
-		v.owed = g.run.Saving != nil || g.run.Resuming || g.state.Restarting || g.state.Dumping || len(g.run.NoRoom) > 0
+		v.owed = g.run.ops.HasClass(operation.Move) || g.run.Resuming || g.state.Restarting || g.state.Dumping || len(g.run.NoRoom) > 0
 	}
 	if g.revival.words != "" {
 		v.Messages = append([]string{g.revival.words}, v.Messages...)

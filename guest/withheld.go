@@ -10,6 +10,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/operation"
 )
 
 // What the host does not take back when a guest has ended (a run directory on a file system that
@@ -30,14 +31,26 @@ func (g *Guest) outdate(persistent bool) error {
 	case rec == nil && g.quarantine != "":
 		return nil // nor does the next daemon read it
 	case rec != nil && g.quarantine == "":
-		rec.Saving, rec.FromManaged = nil, false
+		rec.FromManaged = false
 		rec.KeepTPM, rec.MadeNVRAM = true, false // what of them was to go has gone
 	}
 	if rec != nil {
 		rec.State.Persistent = persistent
-		err = writeRunRecord(dir, rec)
+		err = errors.Join(forgetSaves(dir), writeRunRecord(dir, rec))
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write down what becomes of domain %q", g.record.Name)
+}
+
+// forgetSaves removes the records of saves that are complete: what they made has been removed since.
+func forgetSaves(dir string) error {
+	files := operation.Files{Dir: dir}
+	all, err := files.Read()
+	for _, r := range all {
+		if r.Kind == saveKind.Name && r.Decided {
+			err = errors.Join(err, files.Remove(r))
+		}
+	}
+	return err
 }
 
 // lastTry is the longest pause between two tries.
