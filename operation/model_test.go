@@ -599,3 +599,28 @@ func (l *lockedJournal) Write(r Record) error {
 	defer l.mu.Unlock()
 	return l.Journal.Write(r)
 }
+
+// TestAdmits: what is no operation itself is judged as one of its class would be, and leaves nothing.
+func TestAdmits(t *testing.T) {
+	d := newWorld().daemon(t)
+	d.Kinds = Kinds[*world]{{Name: "plan", Version: 1, Class: DiskJob, Bind: d.Kinds[0].Bind}}
+	if err := d.Admits(Move); err != nil {
+		t.Errorf("nothing is open: %v", err)
+	}
+	if _, err := d.Begin("plan", &plan{w: d.w, Name: "job", Lives: []Lifetime{Lasting}, Decisive: 1, Waits: -1}, Record{Objects: []string{"disk/a"}}); err != nil {
+		t.Fatal(err)
+	}
+	var conflict *Conflict
+	if err := d.Admits(Move); !errors.As(err, &conflict) || conflict.Admission != Refuse {
+		t.Errorf("a move beside a disk job: %v", err)
+	}
+	if err := d.Admits(Change, "disk/b"); err != nil {
+		t.Errorf("another disk: %v", err)
+	}
+	if err := d.Admits(Change, "disk/a"); !errors.As(err, &conflict) || conflict.Admission != Refuse {
+		t.Errorf("that disk: %v", err)
+	}
+	if n := len(d.Operations()); n != 1 {
+		t.Errorf("%d are open", n)
+	}
+}
