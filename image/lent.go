@@ -227,7 +227,7 @@ func (l *Layer) checkLent() error {
 		return nil
 	}
 	mark, below, noted := lentAs(l.File)
-	if !noted || below == l.below() {
+	if !noted || agrees(below, l.below()) {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Volume, "the header of %s was changed while a guest, or a client that rules hold, had it to write: it names %q (format %q) as the layer below, and had %q before; "+
@@ -331,19 +331,41 @@ func TakeBack(path string, declared Format) (changed bool, err error) {
 		return false, nil
 	}
 	if !declared.IsLayered() { // its bytes are the guest's, and none is no harm
-		if said := headers(f); len(said) > 0 && said[0].below() != below || isSaved(f) {
+		if said := headers(f); len(said) > 0 && !agrees(below, said[0].below()) || isSaved(f) {
 			return false, nil
 		}
 		return false, forget(f, file, mark)
 	}
 	info, err := Inspect(f, declared)
-	if err != nil || info.below() != below {
+	if err != nil || !agrees(below, info.below()) {
 		return true, err
 	}
 	if isDevice(f) {
 		return false, nil
 	}
 	return false, forget(f, file, mark)
+}
+
+// either stands between what a header may say before and after it is changed.
+const either = "\x00"
+
+// agrees reports whether a header says what was noted of it.
+func agrees(noted, below string) bool { return slices.Contains(strings.Split(noted, either), below) }
+
+// Rebasing notes of an image that its header names one layer now and is about to name another: whoever is cut off
+// between finds it to be right either way. An image of which nothing is noted is let be.
+func Rebasing(f *os.File, was, will Backing) error {
+	file, end, err := turnOf(f)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if _, _, noted := lentAs(f); !noted {
+		return nil
+	}
+	outlive(file)
+	before, after := Info{Backing: &was}, Info{Backing: &will}
+	return note(f, before.below()+either+after.below())
 }
 
 // Rebased notes what lies below an image now that a QEMU which has it to write was told to put there. It refuses

@@ -390,6 +390,30 @@ func TestRebased(t *testing.T) {
 	}
 	rebased := func(to Backing) error { return Rebased(chain[0].File, Qcow2, to) }
 	onto := Backing{Name: base, Format: Raw}
+	for range 2 { // whoever is cut off is believed either way, and in nothing else
+		if err := Rebasing(chain[0].File, Backing{Name: mid, Format: Qcow2}, onto); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, to := range []string{base, mid} {
+		qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", to, "-F", map[string]string{base: "raw", mid: "qcow2"}[to], top)
+		now, err := OpenChain(t.Context(), top, Qcow2)
+		if err != nil {
+			t.Errorf("amid a change, on %s: %v", to, err)
+		}
+		now.Close()
+	}
+	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", top+"-other", "-F", "raw", top)
+	if err := os.WriteFile(top+"-other", make([]byte, mib), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenChain(t.Context(), top, Qcow2); !fault.Is(err, fault.Denied) {
+		t.Errorf("amid a change, on neither: %v", err)
+	}
+	qemuImg(t, "rebase", "-u", "-f", "qcow2", "-b", mid, "-F", "qcow2", top)
+	if err := Rebased(chain[0].File, Qcow2, Backing{Name: mid, Format: Qcow2}); err != nil {
+		t.Errorf("taken back: %v", err)
+	}
 	if err := rebased(onto); !fault.Is(err, fault.Denied) {
 		t.Errorf("before it was: %v", err)
 	}
