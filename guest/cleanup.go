@@ -31,6 +31,7 @@ type cleanup struct {
 	Objects []undoing `json:",omitempty"` // the commands that remove what is behind it
 	NIC     *heldNIC  `json:",omitempty"`
 	Images  []uint    `json:",omitempty"` // the numbers of those that QEMU is to let go
+	Lent    []written `json:",omitempty"` // those that QEMU had to write, and has not any more
 	// Device is a PCI device of the host; nil: it was none. Taken says that the host's
 	// driver gets it back.
 	Device *kernel.PCIAddress `json:",omitempty"`
@@ -144,14 +145,22 @@ func (c *cleanup) removeObjects(ctx context.Context) error {
 
 // closeImages has QEMU close the images of a disk. It does not while the guest is paused.
 func (c *cleanup) closeImages(ctx context.Context) error {
-	if len(c.Images) == 0 || c.r.gone() || c.r.process == nil {
+	if len(c.Images)+len(c.Lent) == 0 || c.r.gone() || c.r.process == nil {
 		return nil
 	}
 	s, err := c.r.monitor()
 	if err != nil {
 		return err
 	}
-	kept, err := forgetImages(ctx, s, c.Images)
+	kept := false
+	if len(c.Images) > 0 {
+		kept, err = forgetImages(ctx, s, c.Images)
+	}
+	for _, w := range c.Lent {
+		if err == nil && !kept {
+			kept, err = takeBackFiles(ctx, s, w.Number)
+		}
+	}
 	if kept {
 		return errors.New("QEMU closes the images of a paused guest when it runs")
 	}
@@ -165,8 +174,11 @@ func (c *cleanup) closeImages(ctx context.Context) error {
 // giveBack gives the host back what was held for the device.
 func (c *cleanup) giveBack(ctx context.Context) (err error) {
 	c.r.relays.stop(c.Alias)
+	for _, w := range c.Lent {
+		err = errors.Join(err, forgetNote(ctx, w))
+	}
 	if c.Socket != "" {
-		err = removeSocket(ctx, c.Socket, qemu.RemoveDeserted)
+		err = errors.Join(err, removeSocket(ctx, c.Socket, qemu.RemoveDeserted))
 	}
 	if c.For != "" {
 		err = errors.Join(err, c.r.labels.giveBack(ctx, c.For))

@@ -201,7 +201,11 @@ func (g *Guest) planDetach(dev, stored device.Device, async bool) (work, error) 
 		if earlier := r.ops.Find(detachKind.Name, object); earlier != nil { // the guest is asked once more
 			_, _ = earlier.Abort(ctx, fault.New(fault.Aborted, fault.Device, "the device %s was asked for once more", d.Alias))
 		}
-		err := r.perform(ctx, detachKind.Name, d, object)
+		objects := []string{object}
+		if disk, is := dev.(*device.Disk); is {
+			objects = append(objects, "disk/"+disk.Target)
+		}
+		err := r.perform(ctx, detachKind.Name, d, objects...)
 		if err != nil || d.op.Status().State == operation.Unanswered {
 			return nil, err
 		}

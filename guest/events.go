@@ -49,6 +49,7 @@ var qemuEvents = map[string]func(*Guest, json.RawMessage){
 	"DEVICE_UNPLUG_GUEST_ERROR": (*Guest).onUnplugRefused,
 	"DEVICE_TRAY_MOVED":         (*Guest).onTray,
 	"VSERPORT_CHANGE":           (*Guest).onChannel,
+	"JOB_STATUS_CHANGE":         (*Guest).onJobStatus,
 	"VNC_CONNECTED":             onDisplay("connect"),
 	"VNC_INITIALIZED":           onDisplay("initialize"),
 	"VNC_DISCONNECTED":          onDisplay("disconnect"),

@@ -19,7 +19,7 @@ import (
 
 // guestOperations are the kinds of a running guest.
 var guestOperations = operation.Kinds[*run]{
-	attachKind, cleanupKind, detachKind, dumpKind, mediaKind, saveKind, updateKind,
+	attachKind, blockCommitKind, cleanupKind, detachKind, dumpKind, mediaKind, saveKind, updateKind,
 }
 
 // noAnswer reports whether QEMU may still carry out what it was told.
@@ -106,6 +106,15 @@ func (r *run) advance(ctx context.Context, op *operation.Operation) error {
 	return err
 }
 
+// admits refuses something that is no operation itself and that one is in the way of.
+func (r *run) admits(class operation.Class, objects ...string) error {
+	var conflict *operation.Conflict
+	if err := r.ops.Admits(class, objects...); errors.As(err, &conflict) && conflict.Admission == operation.Refuse {
+		return r.explainConflict(conflict)
+	}
+	return nil
+}
+
 func (r *run) explainConflict(c *operation.Conflict) error {
 	switch {
 	case c.With.State == operation.Unanswered:
@@ -147,7 +156,7 @@ func (g *Guest) followOnce(ctx context.Context, id string, change func(config *d
 	}
 	g.fence(ctx, config)
 	before := g.record.Followed
-	g.record.Followed = append(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return !g.run.ops.Remembers(id) }), id)
+	g.record.Followed = append(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return g.run != nil && !g.run.ops.Remembers(id) }), id)
 	if err := g.redefine(config); err != nil {
 		g.record.Followed = before
 		return err

@@ -33,6 +33,17 @@ func (l *labels) takeBackToRead(ctx context.Context, number uint, f *os.File) er
 	return l.giveBack(ctx, toWrite(number))
 }
 
+// keepWritable has what lendToWrite gave stay for as long as the guest has the image.
+func (l *labels) keepWritable(ctx context.Context, number uint, f *os.File) error {
+	if l == nil {
+		return nil
+	}
+	if err := l.permit(ctx, imageOwner(number), f); err != nil {
+		return err
+	}
+	return l.giveBack(ctx, toWrite(number))
+}
+
 // toWrite names what is lent of an image to write it.
 func toWrite(number uint) string { return imageOwner(number) + " to write" }
 

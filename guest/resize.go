@@ -5,6 +5,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/operation"
 )
 
 // sector is what sizes of disks are rounded up to.
@@ -24,6 +25,9 @@ func (g *Guest) ResizeDisk(ctx context.Context, disk string, size uint64) error 
 			return nil, noDisk(disk)
 		case d.ReadOnly:
 			return nil, fault.New(fault.WrongState, fault.Device, "cannot resize disk %s: it is read-only", d.Target)
+		}
+		if err := r.admits(operation.Change, "disk/"+d.Target); err != nil {
+			return nil, err
 		}
 		return func(ctx context.Context) (settle, error) {
 			s, err := r.monitor()

@@ -60,6 +60,16 @@ func jobStep(command, job string) Step {
 	return Step{Command: command, Args: properties{{"id", job}}}
 }
 
+// RemoveImages gives the steps that take away the nodes of images that a job has taken out of a chain, given from the
+// top down.
+func RemoveImages(numbers []uint) []Step {
+	steps := make([]Step, len(numbers))
+	for i, number := range numbers {
+		steps[i] = removal("blockdev", FormatNode(number))
+	}
+	return steps
+}
+
 // Job is what QEMU tells of a job on query-jobs.
 type Job struct {
 	ID     string    `json:"id"`
