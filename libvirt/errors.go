@@ -43,6 +43,8 @@ const (
 	codeAborted           code = 78
 	codeAuthCancelled     code = 79
 	codeNoMetadata        code = 80
+	codeOverflow          code = 82
+	codeBlockCopyActive   code = 83
 	codeUnsupported       code = 84
 	codeAgentUnresponsive code = 86
 	codeBusy              code = 87
@@ -88,6 +90,8 @@ var lead = map[code]string{
 	codeAborted:           "operation aborted",
 	codeNoMetadata:        "metadata not found",
 	codeUnsupported:       "Operation not supported",
+	codeOverflow:          "numerical overflow",
+	codeBlockCopyActive:   "block copy still active",
 	codeAgentUnresponsive: "Guest agent is not responding",
 	codeBusy:              "resource busy",
 	codeAccessDenied:      "access denied",

@@ -33,6 +33,7 @@ func newTable() table {
 	domainIOThreadCalls(remote)
 	domainTuneCalls(remote)
 	domainIOTuneCalls(remote)
+	domainBlockJobCalls(remote)
 	domainInterfaceTuneCalls(remote)
 	domainStatsCalls(remote)
 	domainAddressCalls(remote)
