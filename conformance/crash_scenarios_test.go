@@ -23,10 +23,15 @@ var excused = map[string]string{
 	// Networks that are adopted have what they need here.
 	"network-mend.resume":      "a running network lacks something where a daemon comes without dnsmasq or a firewall only",
 	"network-mend.resume.done": "as network-mend.resume",
+
+	"blockcommit.pause.undo":   "nothing goes back from there but what was cut off, under the next daemon",
+	"blockcommit.pause.undone": "as blockcommit.pause.undo",
+	"blockcommit.note.undo":    "as blockcommit.pause.undo",
+	"blockcommit.note.undone":  "as blockcommit.pause.undo",
 }
 
 // operationKinds are the kinds of operations, in whose recovery the next daemon dies too.
-var operationKinds = []string{"attach", "cleanup", "detach", "media", "network-start", "network-stop", "network-update", "update"}
+var operationKinds = []string{"attach", "blockcommit", "cleanup", "detach", "dump", "media", "network-start", "network-stop", "network-update", "save", "update"}
 
 // scenarios are the deeds that the matrix kills the daemon in.
 func scenarios() []*scenario {
@@ -36,6 +41,7 @@ func scenarios() []*scenario {
 		{name: "halves", prepare: (*crash).halves, deeds: halvesDeeds()},
 		{name: "growth", prepare: (*crash).machine, deeds: growthDeeds()},
 		{name: "media", prepare: (*crash).drive, deeds: mediaDeeds(), every: "media.open"},
+		{name: "commit", needs: []string{"qemu-img", "qemu-io"}, prepare: (*crash).layered, deeds: commitDeeds(), act: (*crash).wholeChains},
 		{name: "books", prepare: (*crash).probe, deeds: secretDeeds(), act: (*crash).books},
 		{name: "boots", prepare: (*crash).marked, act: (*crash).boots},
 		{name: "crashes", prepare: (*crash).lan1, act: (*crash).crashes},

@@ -53,6 +53,7 @@ var passing = replacements{
 	{regexp.MustCompile(`libvirt-\d+-`), "libvirt-*-"},
 	{regexp.MustCompile(` tray='\w+'`), ""}, // known once the drive was used
 	{regexp.MustCompile(`/dev/pts/\d+`), "/dev/pts/*"},
+	{regexp.MustCompile(`operation-[0-9a-f-]{36}`), "operation-*"},
 	{regexp.MustCompile(`\+\d+:\+\d+`), "+*:+*"}, // each start has a user of its own
 }
 

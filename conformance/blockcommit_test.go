@@ -1,0 +1,120 @@
+package conformance
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// images makes qcow2 images of 16 MiB that lie on each other, the lowest first. Each has a megabyte of its own.
+func (d *daemon) images(t *testing.T, names ...string) (top string) {
+	t.Helper()
+	below := ""
+	for i, name := range names {
+		args := []string{"create", "-q", "-f", "qcow2"}
+		if below != "" {
+			args = append(args, "-F", "qcow2", "-b", below)
+		}
+		path := filepath.Join(d.dir, name)
+		imageTool(t, "qemu-img", append(args, path, "16M")...)
+		imageTool(t, "qemu-io", "-f", "qcow2", "-c", fmt.Sprintf("write -q -P %d %dM 1M", i+1, i), path)
+		below = path
+	}
+	return below
+}
+
+func imageTool(t *testing.T, name string, args ...string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v: %s", name, args, err, out)
+	}
+}
+
+// layeredGuest runs a guest whose disk vda lies on three images. Like is a copy of what it reads.
+func (d *daemon) layeredGuest(t *testing.T) (g *guest, like string) {
+	t.Helper()
+	top := d.images(t, "low", "mid", "top")
+	like = filepath.Join(d.dir, "like")
+	imageTool(t, "qemu-img", "convert", "-O", "qcow2", top, like)
+	g = d.define(t, shape{name: "layered", devices: fmt.Sprintf(
+		"<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='%s'/><target dev='vda' bus='virtio'/></disk>", top)})
+	d.virsh(t, "start", "layered")
+	return g, like
+}
+
+// endsWith shuts the guest off and compares what its disk holds.
+func (g *guest) endsWith(t *testing.T, image, like string) {
+	t.Helper()
+	g.d.virsh(t, "destroy", "layered")
+	imageTool(t, "qemu-img", "compare", filepath.Join(g.d.dir, image), like)
+	g.d.virsh(t, "start", "--paused", "layered") // the headers are believed
+	g.d.virsh(t, "destroy", "layered")
+}
+
+// virsh commits, tells of the progress, pivots, aborts and bounds the speed, as with libvirt.
+func TestBlockCommit_Virsh(t *testing.T) {
+	needs(t, "qemu-img", "qemu-io")
+	d := start(t)
+	g, like := d.layeredGuest(t)
+	if said := d.virsh(t, "blockjob", "layered", "vda"); strings.Contains(said, "Commit") {
+		t.Errorf("without a job virsh says %s", said)
+	}
+	contains(t, "deletion", d.refuse(t, "blockcommit", "layered", "vda", "--active", "--delete"), "--delete is not built")
+	contains(t, "without --active", d.refuse(t, "blockcommit", "layered", "vda"), "requires active flag")
+
+	contains(t, "begun", d.virsh(t, "blockcommit", "layered", "vda", "--active", "--wait", "--verbose"), "[100 %]")
+	contains(t, "progress", d.virsh(t, "blockjob", "layered", "vda"), "Active Block Commit: [100 %]")
+	d.virsh(t, "blockjob", "layered", "vda", "--bandwidth", "7")
+	contains(t, "speed", d.virsh(t, "blockjob", "layered", "vda", "--info"), "(7.000 MiB/s)")
+	contains(t, "xml", d.virsh(t, "dumpxml", "layered"), "<mirror type='file' job='active-commit' ready='yes'>")
+	for _, refused := range [][]string{
+		{"save", "layered", filepath.Join(d.dir, "saved")},
+		{"dump", "layered", filepath.Join(d.dir, "dumped")},
+		{"blockcommit", "layered", "vda", "--active"},
+		{"detach-disk", "layered", "vda", "--live"},
+		{"blockresize", "layered", "vda", "32M"},
+	} {
+		contains(t, refused[0], d.refuse(t, refused...), "Requested operation is not valid")
+	}
+	d.virsh(t, "setmem", "layered", "150M", "--live") // other changes go
+	d.virsh(t, "blockjob", "layered", "vda", "--abort")
+	if said := d.virsh(t, "blockjob", "layered", "vda"); strings.Contains(said, "Commit") {
+		t.Errorf("without a job virsh says %s", said)
+	}
+	contains(t, "no job", d.refuse(t, "blockjob", "layered", "vda", "--pivot"), "does not have an active block job")
+
+	low, mid := filepath.Join(d.dir, "low"), filepath.Join(d.dir, "mid")
+	contains(t, "below", d.virsh(t, "blockcommit", "layered", "vda", "--base", low, "--top", mid, "--wait", "--verbose"), "[100 %]")
+	if xml := d.virsh(t, "dumpxml", "layered"); strings.Contains(xml, mid) || !strings.Contains(xml, low) {
+		t.Errorf("after the commit it is shown as\n%s", xml)
+	}
+	contains(t, "pivot", d.virsh(t, "blockcommit", "layered", "vda", "--active", "--wait", "--verbose", "--pivot"), "[100 %]")
+	for _, flags := range [][]string{{}, {"--inactive"}} {
+		if xml := d.virsh(t, append([]string{"dumpxml", "layered"}, flags...)...); strings.Contains(xml, "/top'") || !strings.Contains(xml, low) {
+			t.Errorf("after the pivot %v shows\n%s", flags, xml)
+		}
+	}
+	g.endsWith(t, "low", like)
+}
+
+// Clients of the library are told by the path and by the target.
+func TestBlockCommit_Events(t *testing.T) {
+	needs(t, "qemu-img", "qemu-io", "python3")
+	d := start(t)
+	g, like := d.layeredGuest(t)
+	const ready = "by-path top 4 ready|by-target vda 4 ready|info 4|"
+	d.tellsOfCommit(t, "abort", ready+"by-path top 4 canceled|by-target vda 4 canceled|info {}")
+	d.tellsOfCommit(t, "pivot", ready+"by-path low 4 completed|by-target vda 4 completed|info {}")
+	g.endsWith(t, "low", like)
+}
+
+func (d *daemon) tellsOfCommit(t *testing.T, how, want string) {
+	t.Helper()
+	out, err := d.command(t.Context(), "/usr/bin/python3", script(t, "blockcommit.py"), d.uri(), "layered", how).CombinedOutput()
+	if got := strings.ReplaceAll(strings.TrimSpace(string(out)), "\n", "|"); err != nil || got != want {
+		t.Errorf("%s: %v\n%s\nwant\n%s", how, err, got, want)
+	}
+}
