@@ -108,5 +108,6 @@ func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 		if c.made(g.View().Inactive) {
 			t.Errorf("%s: the change is made once more", kind)
 		}
+		eventually(t, "QEMU has been asked what was missed", func() bool { return g.Job().Kind == domain.JobNone })
 	}
 }
