@@ -48,9 +48,6 @@ func Open(c Config) (*Registry, error) {
 	}
 	r.sweepSaved()
 	r.sweepPrepared()
-	if err := r.finishRemovals(); err != nil {
-		return nil, err
-	}
 	if err := r.sweepHalf(); err != nil {
 		return nil, err
 	}
@@ -62,6 +59,9 @@ func Open(c Config) (*Registry, error) {
 	}
 	r.loadLabels()
 	if err := r.adoptAll(); err != nil {
+		return nil, err
+	}
+	if err := r.recoverUndefinitions(); err != nil {
 		return nil, err
 	}
 	if err := r.store.Settle(); err != nil {

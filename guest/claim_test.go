@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/mount/mounttest"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/store"
 )
 
@@ -111,11 +113,9 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 	if err := os.Mkdir(dead, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.store.Put(removals, claimedUUID, goods{NVRAM: filepath.Join(dead, "vars")}); err != nil {
-		t.Fatal(err)
-	}
+	r.leaveUndefined(t, undefinition{UUID: claimedUUID, NVRAM: filepath.Join(dead, "vars")})
 	release, visits := mounttest.Hang(t, dead), mounttest.Visits(t, dead)
-	if err := r.finishRemovals(); err != nil {
+	if err := r.recoverUndefinitions(); err != nil {
 		t.Fatal(err)
 	}
 	for late := time.After(time.Minute); visits() == 0; { // the removal has not come so far
@@ -243,9 +243,47 @@ func nailed(t *testing.T) string {
 	return vars
 }
 
-func (r *Registry) removalKept(uuid string) bool {
-	var what goods
-	return r.store.Get(removals, uuid, &what) == nil
+// leaveUndefined leaves what a daemon that was killed did not come to.
+func (r *Registry) leaveUndefined(t *testing.T, u undefinition) {
+	t.Helper()
+	payload, err := json.Marshal(&u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := operation.Record{
+		ID: "left", Kind: undefineKind.Name, Version: undefineKind.Version, Owner: undefinitionsOwner + u.UUID,
+		Objects: []string{uuidObject(u.UUID)}, Payload: payload,
+	}
+	if err := (operation.Stored{Store: r.store}).Write(rec); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// undefinitionsLeft counts what the next daemon would find.
+func (r *Registry) undefinitionsLeft(t *testing.T) (n int) {
+	t.Helper()
+	all, err := operation.Stored{Store: r.store}.ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for owner, its := range all {
+		if strings.HasPrefix(owner, undefinitionsOwner) {
+			n += len(its.Records)
+		}
+	}
+	return n
+}
+
+// awaitUndefined waits until the next daemon would find nothing.
+func (r *Registry) awaitUndefined(t *testing.T) {
+	t.Helper()
+	for late := time.After(time.Minute); r.undefinitionsLeft(t) > 0; {
+		select {
+		case <-late:
+			t.Fatal("an undefinition is still open")
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
@@ -258,7 +296,7 @@ func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 	if g, err := r.ByUUID(claimedUUID); err == nil {
 		t.Errorf("%s is still there", g.Name())
 	}
-	if r.removalKept(claimedUUID) {
+	if r.undefinitionsLeft(t) > 0 {
 		t.Error("the next daemon would remove what has been told as left")
 	}
 }
@@ -274,56 +312,67 @@ func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
 	ctx, leave := context.WithCancelCause(t.Context())
 	leaving := WithJudge(ctx, func(string) error { leave(nil); return nil })
 	_ = g.Undefine(leaving, UndefineOptions{NVRAM: true}) // which has nobody to answer to
+	r.awaitUndefined(t)
 	if _, err := os.Stat(vars); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the variables are left: %v", err)
 	}
-	if g, err := r.ByUUID(claimedUUID); err == nil || r.removalKept(claimedUUID) {
-		t.Errorf("%s is still there, or to go: %v", g.Name(), err)
+	if g, err := r.ByUUID(claimedUUID); err == nil {
+		t.Errorf("%s is still there", g.Name())
 	}
 }
 
-// What a daemon that was killed could not remove is tried by each next one until it is
-// gone, or another guest has it.
-func TestVariablesThatCannotBeRemovedYetAreRemovedLater(t *testing.T) {
-	for _, taken := range []bool{false, true} {
-		r := bareRegistry(t)
-		vars := nailed(t)
-		if err := r.store.Put(removals, claimedUUID, goods{NVRAM: vars, Held: []string{filepath.Dir(vars)}}); err != nil {
-			t.Fatal(err)
-		}
-		r.finishRemoval(claimedUUID, goods{NVRAM: vars})
-		if !r.removalKept(claimedUUID) {
-			t.Fatal("what could not be removed is forgotten")
-		}
-		if err := os.Remove(filepath.Join(vars, "nail")); err != nil {
-			t.Fatal(err)
-		}
-		if taken {
-			guestOf(t, r, "11111111-2222-3333-4444-555555555555", vars)
-		}
-		r.finishRemoval(claimedUUID, goods{NVRAM: vars})
-		if _, err := os.Stat(vars); (err == nil) != taken {
-			t.Errorf("another guest has the variables: %v; they are left: %v", taken, err == nil)
-		}
-		if r.removalKept(claimedUUID) {
-			t.Error("what is done is not forgotten")
-		}
+// What a daemon that was killed could not remove the next one removes as soon as it can,
+// unless another guest has it, or it is a new guest's of that UUID.
+func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
+	const otherUUID = "11111111-2222-3333-4444-555555555555"
+	for name, owner := range map[string]string{"nobody has them": "", "another guest has them": otherUUID, "its successor has them": claimedUUID} {
+		t.Run(name, func(t *testing.T) {
+			r := bareRegistry(t)
+			vars := nailed(t)
+			r.leaveUndefined(t, undefinition{UUID: claimedUUID, NVRAM: vars, Held: []string{filepath.Dir(vars)}})
+			if err := r.recoverUndefinitions(); err != nil {
+				t.Fatal(err)
+			}
+			leave, err := r.removing.take(t.Context(), claimedUUID) // the first try has been made
+			if err != nil {
+				t.Fatal(err)
+			}
+			leave()
+			if r.undefinitionsLeft(t) == 0 {
+				t.Fatal("what could not be removed is forgotten")
+			}
+			if owner != "" {
+				guestOf(t, r, owner, vars)
+			}
+			if err := os.Remove(filepath.Join(vars, "nail")); err != nil {
+				t.Fatal(err)
+			}
+			r.awaitUndefined(t)
+			if _, err := os.Stat(vars); (err == nil) != (owner != "") {
+				t.Errorf("the variables are left: %v", err == nil)
+			}
+		})
 	}
 }
 
-// What an undefinition that the store refused has left noted is not done after one that keeps the variables.
-func TestVariablesThatAreKeptStayUnderTheNextDaemon(t *testing.T) {
+// What an earlier undefinition, which is not settled, would have removed stays when a
+// later one keeps it.
+func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 	r := bareRegistry(t)
-	const uuid = "22222222-3333-4444-5555-666666666666"
-	vars := filepath.Join(t.TempDir(), "vars")
-	if err := r.store.Put(removals, uuid, goods{NVRAM: vars}); err != nil {
+	vars := nailed(t)
+	r.leaveUndefined(t, undefinition{UUID: claimedUUID, NVRAM: vars})
+	if err := r.recoverUndefinitions(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := guestOf(t, r, uuid, vars).noteRemoval(UndefineOptions{KeepNVRAM: true}, vars, nil); err != nil {
+	if err := guestOf(t, r, claimedUUID, vars).Undefine(t.Context(), UndefineOptions{KeepNVRAM: true}); err != nil {
 		t.Fatal(err)
 	}
-	if r.removalKept(uuid) {
-		t.Error("they are to be removed still")
+	if err := os.Remove(filepath.Join(vars, "nail")); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitUndefined(t)
+	if _, err := os.Stat(vars); err != nil {
+		t.Errorf("the variables have gone: %v", err)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"github.com/lodge-kvm/lodge/domain"
 	"github.com/lodge-kvm/lodge/domainxml"
 	"github.com/lodge-kvm/lodge/event"
-	"github.com/lodge-kvm/lodge/failpoint"
 	"github.com/lodge-kvm/lodge/fault"
 	"github.com/lodge-kvm/lodge/lifecycle"
 	"github.com/lodge-kvm/lodge/markup"
@@ -185,29 +184,11 @@ func (g *Guest) Undefine(ctx context.Context, o UndefineOptions) error {
 		return fault.Wrap(err, fault.Of(err), fault.Domain, "cannot undefine domain %q yet", g.Name())
 	}
 	defer leave()
-	// The user says where the variables are: the caller waits for that file
-	// system, and not the loop.
-	nvram, err := g.nvramFile(ctx)
+	u, err := g.newUndefinition(ctx, o)
 	if err != nil {
 		return err
 	}
-	held := heldTo(withFences(ctx, g.View().fences), nvram)
-	what, err := g.noteRemoval(o, nvram, held)
-	if err != nil {
-		return err
-	}
-	err = g.undefine(ctx, o, nvram)
-	if err == nil && what.NVRAM != "" {
-		err = g.reg.dropVariables(ctx, g.uuid, what)
-		err = fault.Wrap(err, failure(err), fault.Domain, "domain %q is undefined, but its UEFI variables are left, remove %s yourself", g.Name(), nvram)
-	}
-	if ctx.Err() != nil { // nobody is told that something is left, and the loop may be at it still
-		_ = g.change(context.WithoutCancel(ctx), "", func() error { return nil })
-		g.reg.finishRemoval(g.uuid, what)
-		return err
-	}
-	g.reg.forgetRemoval(g.uuid, what)
-	return err
+	return g.reg.undefine(ctx, u)
 }
 
 // nvramFile is where the guest's UEFI variables are; empty: there are none.
@@ -221,11 +202,6 @@ func (g *Guest) nvramFile(ctx context.Context) (string, error) {
 		return "", err
 	}
 	return def.OS.NVRAM.Path, nil
-}
-
-func (g *Guest) undefine(ctx context.Context, o UndefineOptions, nvram string) error {
-	// It has its turn like work: a start or a save under way is of the definition.
-	return g.perform(ctx, lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) { return nil, g.dropDefinition(o, nvram) })
 }
 
 // dropDefinition takes the definition away. It runs in the loop.
@@ -244,13 +220,9 @@ func (g *Guest) dropDefinition(o UndefineOptions, nvram string) error {
 		tighten()
 		return err
 	}
-	failpoint.Reach("undefine.forgotten")
 	if g.record.ManagedSave {
 		g.record.ManagedSave = false
 		g.removeManagedSave()
-	}
-	if g.run == nil && g.quarantine == "" && (o.TPM || !o.KeepTPM && !keepsTPM(inactive)) { // else it has its TPM to the end
-		g.reg.dropTPM(g.uuid, g.log)
 	}
 	if g.run == nil {
 		g.giveUpRevival() // the next guest of its UUID has not crashed

@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/lodge-kvm/lodge/domain"
@@ -47,8 +48,17 @@ type OpenOperation struct {
 	Name, UUID string // of the guest
 }
 
-// Operations are those of all running guests.
+// Operations are those of all running guests, and those that remove what undefined ones left.
 func (r *Registry) Operations() (all []OpenOperation) {
+	r.mu.RLock()
+	left := slices.Collect(maps.Values(r.undefinitions))
+	r.mu.RUnlock()
+	for _, set := range left {
+		for _, op := range set.Operations() {
+			u := op.Work().(*undefinition)
+			all = append(all, OpenOperation{op.Status(), u.Name, u.UUID})
+		}
+	}
 	for _, g := range r.All() {
 		run := g.live.Load()
 		if run == nil {

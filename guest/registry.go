@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/label"
 	"github.com/lodge-kvm/lodge/link"
 	"github.com/lodge-kvm/lodge/network"
+	"github.com/lodge-kvm/lodge/operation"
 	"github.com/lodge-kvm/lodge/secret"
 	"github.com/lodge-kvm/lodge/store"
 	"github.com/lodge-kvm/lodge/volume"
@@ -85,6 +86,8 @@ type Registry struct {
 	// removing is of those who remove what a guest leaves behind, by UUID: the next one
 	// with it is made when they are done.
 	removing turns[string]
+	// undefinitions are those that are under way or owed, by UUID; mu guards them.
+	undefinitions map[string]*operation.Set[*Registry]
 	// leftLabels are those that an earlier daemon left, by guest, until all are adopted.
 	leftLabels map[string]*labels
 
@@ -99,6 +102,7 @@ func newRegistry(c Config) *Registry {
 	r := &Registry{
 		Config: c, log: c.Log, store: c.Store, events: c.Events,
 		byName: map[string]*Guest{}, byUUID: map[string]*Guest{}, byID: map[int]*Guest{},
+		undefinitions: map[string]*operation.Set[*Registry]{},
 	}
 	r.life, r.stop = context.WithCancelCause(context.Background())
 	r.sampler = newSampler(r.gauges)
@@ -116,6 +120,14 @@ func newRegistry(c Config) *Registry {
 func (r *Registry) Close() {
 	r.stop(fault.New(fault.Aborted, fault.Host, "the daemon is stopping"))
 	r.loops.Wait()
+	for _, set := range r.undefinitions {
+		set.Close()
+	}
+	for _, g := range r.byUUID {
+		if g.run != nil && g.run.ops != nil {
+			g.run.ops.Close()
+		}
+	}
 	r.meter.Close()
 }
 
