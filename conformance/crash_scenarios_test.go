@@ -23,11 +23,6 @@ var excused = map[string]string{
 	// Networks that are adopted have what they need here.
 	"network-mend.resume":      "a running network lacks something where a daemon comes without dnsmasq or a firewall only",
 	"network-mend.resume.done": "as network-mend.resume",
-
-	"blockcommit.pause.undo":   "nothing goes back from there but what was cut off, under the next daemon",
-	"blockcommit.pause.undone": "as blockcommit.pause.undo",
-	"blockcommit.note.undo":    "as blockcommit.pause.undo",
-	"blockcommit.note.undone":  "as blockcommit.pause.undo",
 }
 
 // operationKinds are the kinds of operations, in whose recovery the next daemon dies too.
@@ -41,7 +36,7 @@ func scenarios() []*scenario {
 		{name: "halves", prepare: (*crash).halves, deeds: halvesDeeds()},
 		{name: "growth", prepare: (*crash).machine, deeds: growthDeeds()},
 		{name: "media", prepare: (*crash).drive, deeds: mediaDeeds(), every: "media.open"},
-		{name: "commit", needs: []string{"qemu-img", "qemu-io"}, prepare: (*crash).layered, deeds: commitDeeds(), act: (*crash).wholeChains},
+		{name: "commit", needs: []string{"qemu-img", "qemu-io"}, prepare: (*crash).layered, deeds: commitDeeds(), act: (*crash).wholeChains, refused: map[string]func(*crash) error{"pivot": endCommit(0)}},
 		{name: "books", prepare: (*crash).probe, deeds: secretDeeds(), act: (*crash).books},
 		{name: "boots", prepare: (*crash).marked, act: (*crash).boots},
 		{name: "crashes", prepare: (*crash).lan1, act: (*crash).crashes},

@@ -35,6 +35,9 @@ type scenario struct {
 	needs   []string
 	prepare func(c *crash)
 	deeds   []deed
+	// refused leaves what is left when a deed, by its name, is refused at one of its steps. Of any other
+	// deed that is what was there before.
+	refused map[string]func(c *crash) error
 	// every is a point at which the daemon dies each time that it is reached, and not
 	// at the first and the last only.
 	every string
@@ -159,7 +162,7 @@ func (s *scenario) run(t *testing.T, total *tally) {
 		s.prepare(c)
 	}
 	for _, d := range s.deeds {
-		c.through(d, s.every)
+		c.through(d, s)
 	}
 	if s.act != nil {
 		s.act(c)
@@ -191,7 +194,7 @@ func (c *crash) reached() []string {
 }
 
 // through kills the daemon everywhere in a deed, and then does it.
-func (c *crash) through(d deed, every string) {
+func (c *crash) through(d deed, s *scenario) {
 	t := c.t
 	before := c.settled()
 	c.reached()
@@ -201,9 +204,15 @@ func (c *crash) through(d deed, every string) {
 	after := c.settled()
 	path := c.reached()
 	c.goBack(d, before, after)
-	for _, a := range slices.Concat(ends(path, every), undone(path, c.tally.points)) {
+	left := before
+	if refuse := s.refused[d.name]; refuse != nil {
+		c.must(refuse(c))
+		left = c.settled()
+		c.goBack(d, before, left)
+	}
+	for _, a := range slices.Concat(ends(path, s.every), undone(path, c.tally.points)) {
 		if c.drawn(d.name, a) {
-			c.die(d, a, before, after)
+			c.die(d, a, before, after, left)
 		}
 	}
 	if err := d.do(c); err != nil {
@@ -269,7 +278,7 @@ const recoveryTime = 200 * time.Millisecond
 const lateDeath = 2 * time.Second
 
 // die has the daemon killed at one point of a deed, starts another, and judges.
-func (c *crash) die(d deed, a failpoint.Armed, before, after string) {
+func (c *crash) die(d deed, a failpoint.Armed, before, after, left string) {
 	t, what := c.t, fmt.Sprintf("%s, killed at %s (time %d)", d.name, a.Point, a.Nth)
 	pids := c.pids()
 	c.ask(a)
@@ -299,6 +308,8 @@ func (c *crash) die(d deed, a failpoint.Armed, before, after string) {
 	may := []string{before, after}
 	if err == nil {
 		may = may[1:] // it was answered
+	} else if a.Fails != "" {
+		may = append(may, left)
 	}
 	if wrong := c.becomes(may...); wrong != "" {
 		t.Fatalf("%s: %s", what, wrong)
