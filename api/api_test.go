@@ -70,7 +70,7 @@ func serve(t testing.TB, guests int, change ...func(*limits)) *house {
 		c(&l)
 	}
 	h := &house{t: t, events: d.Events, path: filepath.Join(dir, "lodge.sock")}
-	h.server = newServer(Config{Fleet: d.Fleet, Gate: d.Gate, Guests: d.Guests, Events: d.Events, Log: log, Version: "test"}, l)
+	h.server = newServer(Config{Fleet: d.Fleet, Gate: d.Gate, Guests: d.Guests, Networks: d.Networks, Events: d.Events, Log: log, Version: "test"}, l)
 	listener, err := socket.Listen(t.Context(), socket.Place{Path: h.path})
 	ok(t, err)
 	ctx, stop := context.WithCancelCause(context.Background())

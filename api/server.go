@@ -22,16 +22,19 @@ import (
 	"github.com/lodge-kvm/lodge/guest"
 	"github.com/lodge-kvm/lodge/host"
 	"github.com/lodge-kvm/lodge/kernel"
+	"github.com/lodge-kvm/lodge/network"
 )
 
 // Config says what to serve, and to whom.
 type Config struct {
-	Fleet  *fleet.Fleet
-	Guests *guest.Registry
-	Events *event.Log
-	Starts *host.Starts
-	Kernel kernel.Root
-	Log    *slog.Logger
+	Fleet *fleet.Fleet
+	// Networks are those whose operations the queue shows.
+	Networks *network.Networks
+	Guests   *guest.Registry
+	Events   *event.Log
+	Starts   *host.Starts
+	Kernel   kernel.Root
+	Log      *slog.Logger
 	// Groups may use the API, besides root and the daemon's own user.
 	Groups  []uint32
 	Version string

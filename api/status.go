@@ -13,7 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/access"
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/guest"
+	"github.com/lodge-kvm/lodge/operation"
 )
 
 // Status tells what the daemon itself uses, so that whoever keeps asking sees
@@ -69,8 +69,7 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 	return answer, nil
 }
 
-// StartQueue tells which starts wait, and for what, and which operations on guests are
-// open.
+// StartQueue tells which starts wait, and for what, and which operations are open.
 func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (*lodgev1.StartQueueResponse, error) {
 	now := s.Starts.State()
 	answer := &lodgev1.StartQueueResponse{
@@ -85,16 +84,33 @@ func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (
 			Name: w.Name, Position: uint32(w.Position), Since: timestamppb.New(w.Since), Reason: w.Reason,
 		})
 	}
-	for _, o := range s.Guests.Operations() {
-		if !s.seesUUID(ctx, o.UUID) {
-			continue
-		}
+	for _, o := range s.operations(ctx) {
 		answer.Operations = append(answer.Operations, operationOf(o))
 	}
 	return answer, nil
 }
 
-func operationOf(o guest.OpenOperation) *lodgev1.Operation {
+// operations gives the open operations that the client may see. Those on tiles and clones are shown to
+// clients that may see everything.
+func (s *Server) operations(ctx context.Context) (all []operation.Listed) {
+	who := caller(ctx)
+	for _, o := range s.Guests.Operations() {
+		if s.seesUUID(ctx, o.UUID) {
+			all = append(all, o)
+		}
+	}
+	for _, o := range s.Networks.Operations() {
+		if !s.Gate.Held(who) || s.Gate.May(who, access.Read, s.Gate.NetworkByUUID(o.UUID)) {
+			all = append(all, o)
+		}
+	}
+	if !s.Gate.Held(who) {
+		all = append(all, s.Fleet.Operations()...)
+	}
+	return all
+}
+
+func operationOf(o operation.Listed) *lodgev1.Operation {
 	m := &lodgev1.Operation{
 		Id: o.ID, Name: o.Name, Uuid: o.UUID, Kind: o.Kind, Objects: o.Objects, State: o.State.String(), Step: o.Step,
 		Began: timestamppb.New(o.Began), Since: timestamppb.New(o.Since),

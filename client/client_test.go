@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -536,5 +535,10 @@ func TestTheQueueIsShown(t *testing.T) {
 		{Name: "db", Kind: "cleanup", State: "owed", Step: "images", Since: timestamppb.New(noon.Add(-time.Hour)), Reason: "QEMU closes the images of a paused guest when it runs"},
 		{Name: "web-1", Kind: "detach", Objects: []string{"alias/net0"}, State: "waiting", Step: "gone", Since: timestamppb.New(noon)},
 	}
-	golden(t, "queue", queueSummary(q)+"\n"+strings.Join(slices.Concat(queueTable(q, noon.Add(time.Second)).lines(), operationTable(q, noon.Add(time.Second)).lines()), "\n")+"\n")
+	var whole, calm bytes.Buffer
+	ok(t, writeQueue(&whole, q, noon.Add(time.Second)))
+	golden(t, "queue", whole.String())
+	q.Waiting = nil // operations are shown where no start waits, too
+	ok(t, writeQueue(&calm, q, noon.Add(time.Second)))
+	golden(t, "queue-calm", calm.String())
 }

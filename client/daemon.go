@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/api/lodgev1"
 )
 
-// ShowQueue shows which starts wait, and for what.
+// ShowQueue shows which starts wait, which operations are open, and for what.
 func (c *Client) ShowQueue(ctx context.Context, asJSON bool, out io.Writer) error {
 	q, err := c.StartQueue(ctx, &lodgev1.StartQueueRequest{})
 	if err != nil {
@@ -19,14 +19,22 @@ func (c *Client) ShowQueue(ctx context.Context, asJSON bool, out io.Writer) erro
 	if asJSON {
 		return Failed(printJSON(out, q))
 	}
-	fmt.Fprintln(out, queueSummary(q))
-	if len(q.GetWaiting()) == 0 {
+	return Failed(writeQueue(out, q, time.Now()))
+}
+
+func writeQueue(out io.Writer, q *lodgev1.StartQueueResponse, now time.Time) error {
+	if _, err := fmt.Fprintln(out, queueSummary(q)); err != nil {
+		return err
+	}
+	if len(q.GetWaiting()) > 0 {
+		if err := queueTable(q, now).write(out); err != nil {
+			return err
+		}
+	}
+	if len(q.GetOperations()) == 0 {
 		return nil
 	}
-	if err := queueTable(q, time.Now()).write(out); err != nil || len(q.GetOperations()) == 0 {
-		return Failed(err)
-	}
-	return Failed(operationTable(q, time.Now()).write(out))
+	return operationTable(q, now).write(out)
 }
 
 func queueSummary(q *lodgev1.StartQueueResponse) string {
@@ -47,7 +55,7 @@ func queueSummary(q *lodgev1.StartQueueResponse) string {
 	return text
 }
 
-// operationTable shows what is done to guests, and for how long it has been at its step.
+// operationTable shows what is done in several steps, and for how long it has been at its step.
 func operationTable(q *lodgev1.StartQueueResponse, now time.Time) *table {
 	t := &table{titles: []string{"NAME", "OPERATION", "STATE", "STEP", "AGE ", "REASON"}}
 	for _, o := range q.GetOperations() {

@@ -54,6 +54,14 @@ func (f *Fleet) Close() {
 	f.ops.Close()
 }
 
+// Operations are those that are open.
+func (f *Fleet) Operations() (all []operation.Listed) {
+	for _, op := range f.ops.Operations() {
+		all = append(all, operation.Listed{Status: op.Status()})
+	}
+	return all
+}
+
 // worksOn reports whether an operation works on an object, or has left it and removes it later.
 func (f *Fleet) worksOn(object string) bool {
 	for _, op := range f.ops.Operations() {

@@ -41,22 +41,15 @@ func (r *Registry) giveOperations(to *run, records []operation.Record) (err erro
 	return err
 }
 
-// OpenOperation is an operation on a guest that is not at its end.
-type OpenOperation struct {
-	operation.Status
-
-	Name, UUID string // of the guest
-}
-
 // Operations are those of all running guests, and those that remove what undefined ones left.
-func (r *Registry) Operations() (all []OpenOperation) {
+func (r *Registry) Operations() (all []operation.Listed) {
 	r.mu.RLock()
 	left := slices.Collect(maps.Values(r.undefinitions))
 	r.mu.RUnlock()
 	for _, set := range left {
 		for _, op := range set.Operations() {
 			u := op.Work().(*undefinition)
-			all = append(all, OpenOperation{op.Status(), u.Name, u.UUID})
+			all = append(all, operation.Listed{Status: op.Status(), Name: u.Name, UUID: u.UUID})
 		}
 	}
 	for _, g := range r.All() {
@@ -65,7 +58,7 @@ func (r *Registry) Operations() (all []OpenOperation) {
 			continue
 		}
 		for _, op := range run.ops.Operations() {
-			all = append(all, OpenOperation{op.Status(), g.Name(), g.uuid})
+			all = append(all, operation.Listed{Status: op.Status(), Name: g.Name(), UUID: g.uuid})
 		}
 	}
 	return all

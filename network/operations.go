@@ -2,6 +2,8 @@ package network
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"github.com/lodge-kvm/lodge/operation"
 )
@@ -19,6 +21,18 @@ func (n *Network) operations() operation.Config[*Network] {
 		Owner: n, Name: n.uuid, Kinds: kinds, Files: operation.Files{Dir: n.home.Run},
 		Log: n.home.Log.With("network", n.name), Turn: n.inTurn, Life: n.home.work,
 	}
+}
+
+// Operations are those that are open.
+func (s *Networks) Operations() (all []operation.Listed) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, n := range slices.Concat(slices.Collect(maps.Values(s.byUUID)), slices.Collect(maps.Values(s.left))) {
+		for _, op := range n.ops.Operations() {
+			all = append(all, operation.Listed{Status: op.Status(), Name: n.name, UUID: n.uuid})
+		}
+	}
+	return all
 }
 
 // perform does an operation. It runs with the turn.

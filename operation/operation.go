@@ -122,6 +122,13 @@ type Status struct {
 	Cause   error     // why it is owed; nil: it is not
 }
 
+// Listed is an operation with whose it is.
+type Listed struct {
+	Status
+
+	Name, UUID string // of the guest or network; both are empty for one on tiles or clones
+}
+
 // Status tells how far it is.
 func (op *Operation) Status() Status {
 	op.mu.Lock()

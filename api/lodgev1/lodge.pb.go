@@ -2661,7 +2661,7 @@ type StartQueueResponse struct {
 	Settling      uint32                 `protobuf:"varint,5,opt,name=settling,proto3" json:"settling,omitempty"`    // guests that started and may still come to touch their memory
 	Promised      uint64                 `protobuf:"varint,6,opt,name=promised,proto3" json:"promised,omitempty"`    // that memory, with that of the launches
 	Why           string                 `protobuf:"bytes,7,opt,name=why,proto3" json:"why,omitempty"`               // what sets the limit, or what the first in the queue waits for
-	Operations    []*Operation           `protobuf:"bytes,8,rep,name=operations,proto3" json:"operations,omitempty"` // on guests, that are open; the oldest of a guest first
+	Operations    []*Operation           `protobuf:"bytes,8,rep,name=operations,proto3" json:"operations,omitempty"` // that are open; the oldest of a guest first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2752,13 +2752,13 @@ func (x *StartQueueResponse) GetOperations() []*Operation {
 	return nil
 }
 
-// Operation is something that is done to a guest in several steps, and is not at its end.
+// Operation is something that is done to guests or a network in several steps, and is not at its end.
 type Operation struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // of the guest
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // of the guest or network; empty for one on tiles or clones
 	Uuid          string                 `protobuf:"bytes,3,opt,name=uuid,proto3" json:"uuid,omitempty"`
-	Kind          string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`       // attach, detach, cleanup and so on
+	Kind          string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`       // attach, network-start, tile-create and so on
 	Objects       []string               `protobuf:"bytes,5,rep,name=objects,proto3" json:"objects,omitempty"` // that it is in the way of, such as disk/vda
 	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`     // running, waiting, unanswered or owed
 	Step          string                 `protobuf:"bytes,7,opt,name=step,proto3" json:"step,omitempty"`

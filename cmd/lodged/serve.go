@@ -63,7 +63,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 		Log: log, Groups: o.groups(), Gate: d.Gate, Reception: reception, Audit: d.Audit,
 	})
 	sets := api.New(api.Config{
-		Fleet: d.Fleet, Guests: d.Guests, Events: d.Events, Starts: d.Guests.Starts,
+		Fleet: d.Fleet, Guests: d.Guests, Networks: d.Networks, Events: d.Events, Starts: d.Guests.Starts,
 		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Gate: d.Gate, Reception: reception, Audit: d.Audit,
 	})
 	served, ctx := errgroup.WithContext(ctx)
