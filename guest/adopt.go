@@ -136,7 +136,7 @@ func (r *Registry) sweepSaved() {
 // that have none by their records, and are not writing one. The loops do not run yet.
 func (r *Registry) sweepDropped() {
 	for _, g := range r.byUUID {
-		writing := g.run != nil && g.run.ops.Has(saveKind.Name) || g.quarantine != ""
+		writing := g.run != nil && g.run.ops.HasClass(operation.Move) || g.quarantine != ""
 		if g.record.ManagedSave || writing {
 			continue
 		}
