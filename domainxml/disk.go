@@ -229,13 +229,14 @@ func describeBackingStore(n *node, d *device.Disk) {
 
 // describeMirror is of running guests only. libvirt takes it from nobody, either.
 func describeMirror(n *node, d *device.Disk) {
-	if n.strict {
-		if c := n.child("mirror"); c != nil {
+	if n.writing {
+		if d.Mirror == nil || !n.style.Active {
+			return
+		}
+	} else if c := n.child("mirror"); c == nil || n.strict {
+		if c != nil {
 			c.ignore("")
 		}
-		return
-	}
-	if n.writing && !n.style.Active {
 		return
 	}
 	object(n, "mirror", &d.Mirror, func(n *node, m *device.Mirror) {

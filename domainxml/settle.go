@@ -39,8 +39,13 @@ func settleDevice(dev device.Device) {
 			d.Backing = nil
 		}
 		d.Mirror = nil
-		for _, image := range d.Images() {
-			image.Index = 0
+		if d.Source != nil {
+			d.Source.Index = 0
+		}
+		for _, layer := range d.Backing {
+			if layer.Source != nil {
+				layer.Source.Index = 0
+			}
 		}
 	case *device.NIC:
 		settleNIC(d)
