@@ -62,12 +62,12 @@ build:
 
 # The agent is static, because it is the first process of a guest with nothing
 # else in it.
-bin/lodge-guest: $(wildcard guestimage/agent/*.go guestimage/early/*.go guestimage/line/*.go)
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o $@ ./guestimage/agent
+bin/lodge-guest: $(wildcard internal/testguest/agent/*.go internal/testguest/early/*.go internal/testguest/line/*.go)
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o $@ ./internal/testguest/agent
 
 guest: bin/lodge-guest
 	@scripts/need xz-utils grub-common grub-pc-bin e2fsprogs
-	$(GO) run ./guestimage/build -cache $(CACHE)/guest -agent $< -disk
+	$(GO) run ./internal/testguest/build -cache $(CACHE)/guest -agent $< -disk
 
 # Where `lodge lab run` looks for it, unless --images says otherwise.
 LAB_IMAGES ?= /var/lib/lodge-lab/images
@@ -133,7 +133,7 @@ nested-host: guest
 	LODGE_NESTED=$(CACHE)/nested LODGE_NESTED_BIN=$(CURDIR)/bin/nested \
 		scripts/record nested-host $(GO) test -count=1 -v -timeout 30m -run '^TestNested' ./conformance/nested
 
-# FUZZ=markup chooses targets whose PACKAGE.NAME matches; of TOTAL=2h those get the most that had the least.
+# FUZZ=xmltree chooses targets whose PACKAGE.NAME matches; of TOTAL=2h those get the most that had the least.
 fuzz:
 	@scripts/fuzz $(if $(TOTAL),-total $(TOTAL),$(DURATION)) $(FUZZ)
 
@@ -174,4 +174,4 @@ bench: build bench-define
 
 # Without the race detector, which costs ten times as much.
 bench-define:
-	$(GO) test -run '^$$' -bench '^BenchmarkDefine$$' -benchtime 20x ./qemu
+	$(GO) test -run '^$$' -bench '^BenchmarkDefine$$' -benchtime 20x ./internal/mechanism/qemu

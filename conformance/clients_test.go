@@ -11,8 +11,8 @@ import (
 
 	"github.com/digitalocean/go-libvirt"
 
-	"github.com/lodge-kvm/lodge/guestimage"
-	"github.com/lodge-kvm/lodge/guestimage/guestimagetest"
+	"github.com/lodge-kvm/lodge/internal/testguest"
+	"github.com/lodge-kvm/lodge/internal/testguest/guestimagetest"
 )
 
 func needsPython(t *testing.T, d *daemon) {
@@ -164,7 +164,7 @@ func TestVirtInstallBootsAKernel(t *testing.T) {
 	d := start(t)
 	image := guestimagetest.Find(t)
 	began := time.Now()
-	g := d.install(t, "kernel", "--disk", "none", "--boot", "kernel="+image.Kernel+",initrd="+image.Initrd+",kernel_args="+guestimage.Arguments+" lodge.name=kernel")
+	g := d.install(t, "kernel", "--disk", "none", "--boot", "kernel="+image.Kernel+",initrd="+image.Initrd+",kernel_args="+testguest.Arguments+" lodge.name=kernel")
 	if host := g.up(t).Hostname; host != "kernel" {
 		t.Errorf("the guest calls itself %q", host)
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/guestimage/line"
+	"github.com/lodge-kvm/lodge/internal/testguest/line"
 )
 
 var (

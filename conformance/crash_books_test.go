@@ -11,7 +11,7 @@ import (
 
 	"github.com/digitalocean/go-libvirt"
 
-	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 )
 
 var mortalSecret = libvirt.Secret{UUID: libvirt.UUID{0xc8, 15: 1}}

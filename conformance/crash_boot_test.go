@@ -9,7 +9,7 @@ import (
 
 	"github.com/digitalocean/go-libvirt"
 
-	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 )
 
 // The guests that start with the host.

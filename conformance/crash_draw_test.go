@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 )
 
 // crashVariable says which deaths of the crash matrix a run goes through: "all",

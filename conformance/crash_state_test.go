@@ -17,8 +17,8 @@ import (
 	"github.com/digitalocean/go-libvirt"
 	"go.etcd.io/bbolt"
 
-	"github.com/lodge-kvm/lodge/atomicfile"
-	"github.com/lodge-kvm/lodge/operation"
+	"github.com/lodge-kvm/lodge/internal/base/atomicfile"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 )
 
 // state is all that can be seen of a daemon and of what it made, but for what

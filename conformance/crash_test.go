@@ -14,8 +14,8 @@ import (
 
 	"github.com/digitalocean/go-libvirt"
 
-	"github.com/lodge-kvm/lodge/failpoint"
-	"github.com/lodge-kvm/lodge/failpoint/failpointtest"
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/failpoint/failpointtest"
 )
 
 // deed is something that a client asks for, and how it is taken back. What was

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 )
 
 // daemon is one lodged in a world of its own.

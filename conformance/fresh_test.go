@@ -50,7 +50,7 @@ func TestFreshDaemon(t *testing.T) {
 	contains(t, "the bridge", d.output(t, "ip", "-o", "addr", "show", "virbr0"), "192.168.122.1/24")
 
 	// The first tile of README, and the pool that it needs.
-	contains(t, "the first tile", d.set(t, 0, "tile", "create", "shop", "--template", "../dist/tile.xml", "--count", "1"), "made pool default in "+filepath.Join(d.data, "images"))
+	contains(t, "the first tile", d.set(t, 0, "tile", "create", "shop", "--template", "../packaging/tile.xml", "--count", "1"), "made pool default in "+filepath.Join(d.data, "images"))
 	contains(t, "the pool", strings.Join(strings.Fields(d.virsh(t, "pool-list", "--details")), " "), "default running yes yes")
 	d.set(t, 0, "tile", "remove", "shop")
 

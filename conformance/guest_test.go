@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/guestimage"
-	"github.com/lodge-kvm/lodge/guestimage/guestimagetest"
-	"github.com/lodge-kvm/lodge/guestimage/line"
+	"github.com/lodge-kvm/lodge/internal/testguest"
+	"github.com/lodge-kvm/lodge/internal/testguest/guestimagetest"
+	"github.com/lodge-kvm/lodge/internal/testguest/line"
 )
 
 // guest is a domain with Lodge's test image in it.
@@ -69,7 +69,7 @@ func (s shape) xml(t *testing.T, d *daemon) (*guest, string) {
     %s
   </devices>
 </domain>
-`, d.kind(t), s.name, s.memory, s.vcpus, image.Kernel, image.Initrd, guestimage.Arguments, s.name, s.kernel, d.translation(t, cache), s.more, g.port, line.Port, s.devices)
+`, d.kind(t), s.name, s.memory, s.vcpus, image.Kernel, image.Initrd, testguest.Arguments, s.name, s.kernel, d.translation(t, cache), s.more, g.port, line.Port, s.devices)
 }
 
 var kindPattern = regexp.MustCompile(`<domain type='(\w+)'`)

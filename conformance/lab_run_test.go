@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/guestimage/guestimagetest"
+	"github.com/lodge-kvm/lodge/internal/testguest/guestimagetest"
 )
 
 // labPatience bounds one scenario: a tile is eight emulated guests.

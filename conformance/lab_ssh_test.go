@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/guestimage/guestimagetest"
+	"github.com/lodge-kvm/lodge/internal/testguest/guestimagetest"
 )
 
 // Who comes in by ssh, and where: an account that may use the daemon, and is not root.

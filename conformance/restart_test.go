@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/guestimage/line"
+	"github.com/lodge-kvm/lodge/internal/testguest/line"
 )
 
 // emulators gives the process numbers of the QEMUs in the daemon's world.

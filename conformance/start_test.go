@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/guestimage/guestimagetest"
+	"github.com/lodge-kvm/lodge/internal/testguest/guestimagetest"
 )
 
 // TestStartsAsClientsExpect: what clients send that start guests and plug devices into them, and

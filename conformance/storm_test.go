@@ -20,8 +20,8 @@ import (
 
 	"github.com/digitalocean/go-libvirt"
 
-	"github.com/lodge-kvm/lodge/failpoint"
-	"github.com/lodge-kvm/lodge/failpoint/failpointtest"
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/failpoint/failpointtest"
 )
 
 // The storm lasts so long unless a longer time is given; the seed repeats what

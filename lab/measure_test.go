@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // daemon remembers domains and starts none. It is asked by one client at a time.

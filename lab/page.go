@@ -7,7 +7,7 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // A page keeps its own words around the marks; between them is what the lab

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lodge-kvm/lodge/api/lodgev1"
-	"github.com/lodge-kvm/lodge/client"
+	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
 func cloneCommand(d *daemonFlags) *cobra.Command {
@@ -36,7 +36,7 @@ makes new SSH host keys and a new machine ID, and fresh random bytes.`,
 			if err := seed.read(c.InOrStdin(), request); err != nil {
 				return unusable(err)
 			}
-			return f.follow(c, "clone", "guest", func(ctx context.Context, d *client.Client) (*connect.ServerStreamForClient[lodgev1.Step], error) {
+			return f.follow(c, "clone", "guest", func(ctx context.Context, d *cli.Client) (*connect.ServerStreamForClient[lodgev1.Step], error) {
 				return d.CloneGuests(ctx, request)
 			})
 		},

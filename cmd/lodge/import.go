@@ -11,14 +11,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lodge-kvm/lodge/api/lodgev1"
-	"github.com/lodge-kvm/lodge/client"
+	"github.com/lodge-kvm/lodge/internal/cli"
+	"github.com/lodge-kvm/lodge/internal/edge/importer"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/tree"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 func importCommand(d *daemonFlags) *cobra.Command {
-	var o tree.Options
+	var o importer.Options
 	var address string
 	c := &cobra.Command{
 		Use:   "import DIR",
@@ -39,7 +39,7 @@ alone, 1 when some failed, and 2 when the directory or the daemon cannot be used
 			if address == "" && d.host != "" {
 				return unusable(errors.New("import works on the host that it is run on; log in there"))
 			}
-			var own *client.Client
+			var own *cli.Client
 			if address == "" {
 				address = filepath.Join(filepath.Dir(d.socket), "libvirt-sock")
 				own = d.dial()
@@ -64,9 +64,9 @@ alone, 1 when some failed, and 2 when the directory or the daemon cannot be used
 	return c
 }
 
-func importTree(c *cobra.Command, dir string, o tree.Options) error {
+func importTree(c *cobra.Command, dir string, o importer.Options) error {
 	failed, all := 0, 0
-	err := tree.Import(c.Context(), dir, o, func(r tree.Result) {
+	err := importer.Import(c.Context(), dir, o, func(r importer.Result) {
 		all++
 		if r.Err != nil {
 			failed++
@@ -77,7 +77,7 @@ func importTree(c *cobra.Command, dir string, o tree.Options) error {
 		return unusable(err)
 	}
 	if failed > 0 {
-		return &client.Ending{Status: client.SomeFailed, Text: fmt.Sprintf("%d of %d files were not taken", failed, all)}
+		return &cli.Ending{Status: cli.SomeFailed, Text: fmt.Sprintf("%d of %d files were not taken", failed, all)}
 	}
 	return nil
 }
@@ -86,22 +86,22 @@ func importTree(c *cobra.Command, dir string, o tree.Options) error {
 // nil: it may be another's.
 type host struct {
 	conn *remote.Conn
-	own  *client.Client
+	own  *cli.Client
 }
 
 // The codes by which a daemon says that there is no such object.
 var absent = map[int32]bool{42: true, 43: true, 49: true, 66: true}
 
-func (h host) Known(ctx context.Context, s tree.Sort, name string) (bool, error) {
+func (h host) Known(ctx context.Context, s importer.Sort, name string) (bool, error) {
 	var err error
 	switch s {
-	case tree.Domain:
+	case importer.Domain:
 		err = h.conn.Call(ctx, xdr.ProcDomainLookupByName, &xdr.WithName{Name: name}, &xdr.WithDomain{})
-	case tree.Network:
+	case importer.Network:
 		err = h.conn.Call(ctx, xdr.ProcNetworkLookupByName, &xdr.WithName{Name: name}, &xdr.WithNetwork{})
-	case tree.Pool:
+	case importer.Pool:
 		err = h.conn.Call(ctx, xdr.ProcStoragePoolLookupByName, &xdr.WithName{Name: name}, &xdr.WithPool{})
-	case tree.Secret:
+	case importer.Secret:
 		id, wrong := uuid.Parse(name)
 		if wrong != nil {
 			return false, nil // it has none yet
@@ -114,19 +114,19 @@ func (h host) Known(ctx context.Context, s tree.Sort, name string) (bool, error)
 	return err == nil, err
 }
 
-func (h host) Define(ctx context.Context, s tree.Sort, doc string, t tree.Traits) (did string, err error) {
+func (h host) Define(ctx context.Context, s importer.Sort, doc string, t importer.Traits) (did string, err error) {
 	switch s {
-	case tree.Domain:
+	case importer.Domain:
 		return h.defineDomain(ctx, doc, t)
-	case tree.Network:
+	case importer.Network:
 		return "", h.defineNetwork(ctx, doc, t)
-	case tree.Pool:
+	case importer.Pool:
 		var made xdr.WithPool
 		if err := h.conn.Call(ctx, xdr.ProcStoragePoolDefineXML, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || !t.Autostart {
 			return "", err
 		}
 		return "", h.conn.Call(ctx, xdr.ProcStoragePoolSetAutostart, &xdr.StoragePoolSetAutostartArgs{Pool: made.Pool, Autostart: true}, nil)
-	case tree.Secret:
+	case importer.Secret:
 		var made xdr.WithSecret
 		if err := h.conn.Call(ctx, xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{XML: doc}, &made); err != nil || t.Value == nil {
 			return "", err
@@ -137,7 +137,7 @@ func (h host) Define(ctx context.Context, s tree.Sort, doc string, t tree.Traits
 }
 
 // defineNetwork defines one in the place of another of its name, too.
-func (h host) defineNetwork(ctx context.Context, doc string, t tree.Traits) error {
+func (h host) defineNetwork(ctx context.Context, doc string, t importer.Traits) error {
 	made, err := h.addNetwork(ctx, doc)
 	if refusal, ok := errors.AsType[*remote.Error](err); ok && refusal.Code == otherUUID && t.Replaces != "" {
 		made, err = h.replaceNetwork(ctx, t.Replaces, doc, err)
@@ -203,7 +203,7 @@ func (h host) startNetworkWithHost(ctx context.Context, n xdr.Network) error {
 // otherUUID is the code by which a daemon refuses a name that another object has.
 const otherUUID = 9
 
-func (h host) defineDomain(ctx context.Context, doc string, t tree.Traits) (did string, err error) {
+func (h host) defineDomain(ctx context.Context, doc string, t importer.Traits) (did string, err error) {
 	var made xdr.WithDomain
 	if err := h.conn.Call(ctx, xdr.ProcDomainDefineXMLFlags, &xdr.WithXMLFlags{XML: doc}, &made); err != nil {
 		return "", err
@@ -226,7 +226,7 @@ func (h host) defineDomain(ctx context.Context, doc string, t tree.Traits) (did 
 
 // placeVariables gives a domain that was just defined its UEFI variables. One that was not there
 // before and cannot have them is undefined again: its start would make it new ones.
-func (h host) placeVariables(ctx context.Context, made xdr.Domain, t tree.Traits) (did string, err error) {
+func (h host) placeVariables(ctx context.Context, made xdr.Domain, t importer.Traits) (did string, err error) {
 	var is xdr.WithXML
 	err = h.conn.Call(ctx, xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Domain: made, Flags: inactiveXML}, &is)
 	if err == nil {

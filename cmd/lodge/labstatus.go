@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodge-kvm/lodge/client"
+	"github.com/lodge-kvm/lodge/internal/cli"
 	"github.com/lodge-kvm/lodge/lab/campaign"
 	"github.com/lodge-kvm/lodge/lab/pages"
 	"github.com/lodge-kvm/lodge/lab/record"
@@ -17,8 +17,8 @@ import (
 // How runs of the lab end, besides what other commands say: they went on to their end,
 // and not all of it was well.
 const (
-	labSkipped client.Status = record.StatusSkipped
-	labFailed  client.Status = record.StatusFailed
+	labSkipped cli.Status = record.StatusSkipped
+	labFailed  cli.Status = record.StatusFailed
 )
 
 const labStatuses = `The exit status is 0 when all was done, 1 when the run could not go on, 2 when it
@@ -51,7 +51,7 @@ func labEnding(c *cobra.Command, dir string, err error) error {
 // labError is that of a run that did not come to its end.
 func labError(c *cobra.Command, err error) error {
 	if err != nil && c.Context().Err() != nil {
-		return &client.Ending{Status: client.WasCancelled, Text: err.Error()}
+		return &cli.Ending{Status: cli.WasCancelled, Text: err.Error()}
 	}
 	return err
 }
@@ -83,5 +83,5 @@ func labTroubles(skipped, failed int, reasons []string) error {
 	if len(reasons) > mostReasons {
 		text += "; and more, see lodge lab report"
 	}
-	return &client.Ending{Status: status, Text: text}
+	return &cli.Ending{Status: status, Text: text}
 }

@@ -9,14 +9,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/client"
+	"github.com/lodge-kvm/lodge/internal/cli"
 	"github.com/lodge-kvm/lodge/lab/campaign"
 	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/storm"
 )
 
 // ending is the status of a run that has told these events, and what is said of it.
-func ending(t *testing.T, events ...record.Event) (client.Status, string) {
+func ending(t *testing.T, events ...record.Event) (cli.Status, string) {
 	t.Helper()
 	dir, turn := t.TempDir(), record.Turn{Arm: "plain", Repetition: 1, Step: "all"}
 	w, err := record.Create(dir, record.Header{ID: "lab-x", Plan: record.Plan{Turns: []record.Turn{turn}}})
@@ -33,13 +33,13 @@ func ending(t *testing.T, events ...record.Event) (client.Status, string) {
 	return ended(t.Context(), t, dir, nil)
 }
 
-func ended(ctx context.Context, t *testing.T, dir string, failure error) (client.Status, string) {
+func ended(ctx context.Context, t *testing.T, dir string, failure error) (cli.Status, string) {
 	t.Helper()
 	c := labRunCommand()
 	c.SetContext(ctx)
 	err := labEnding(c, dir, failure)
 	if err == nil {
-		return client.AllDone, ""
+		return cli.AllDone, ""
 	}
 	return status(err), err.Error()
 }
@@ -50,16 +50,16 @@ func TestHowARunOfTheLabEnds(t *testing.T) {
 	for _, c := range []struct {
 		what   string
 		events []record.Event
-		want   client.Status
+		want   cli.Status
 		says   string
 	}{
-		{"well", []record.Event{{Kind: record.Change}, {Kind: record.Note}, {Kind: record.Window}}, client.AllDone, ""},
-		{"results", []record.Event{{Kind: record.Bad, What: record.WhatBound}, {Kind: record.Bad, What: record.WhatWarmup}}, client.AllDone, ""},
+		{"well", []record.Event{{Kind: record.Change}, {Kind: record.Note}, {Kind: record.Window}}, cli.AllDone, ""},
+		{"results", []record.Event{{Kind: record.Bad, What: record.WhatBound}, {Kind: record.Bad, What: record.WhatWarmup}}, cli.AllDone, ""},
 		{"skipped", []record.Event{skipped}, labSkipped, "1 skipped: guests: no huge pages"},
 		{"failed", []record.Event{skipped, failed}, labFailed, "1 failed, 1 skipped: boot of lab-x-t1-web: no answer; guests: no huge pages"},
 		{"books", []record.Event{{Kind: record.Bad, What: "books", Text: "5 and 4"}}, labFailed, "books: 5 and 4"},
 		{"many", []record.Event{failed, failed, failed, failed}, labFailed, "4 failed: "},
-		{"done again", []record.Event{failed, {Kind: record.Begin}}, client.AllDone, ""},
+		{"done again", []record.Event{failed, {Kind: record.Begin}}, cli.AllDone, ""},
 	} {
 		if got, says := ending(t, c.events...); got != c.want || !strings.Contains(says, c.says) || strings.Count(says, "no answer") > mostReasons {
 			t.Errorf("%s: %d, %q", c.what, got, says)
@@ -67,10 +67,10 @@ func TestHowARunOfTheLabEnds(t *testing.T) {
 	}
 	stopped, stop := context.WithCancelCause(t.Context())
 	stop(errors.New("interrupt"))
-	if got, says := ended(stopped, t, t.TempDir(), context.Cause(stopped)); got != client.WasCancelled || says != "interrupt" {
+	if got, says := ended(stopped, t, t.TempDir(), context.Cause(stopped)); got != cli.WasCancelled || says != "interrupt" {
 		t.Errorf("interrupted: %d, %q", got, says)
 	}
-	if got, _ := ended(t.Context(), t, t.TempDir(), errors.New("no daemon")); got != client.SomeFailed {
+	if got, _ := ended(t.Context(), t, t.TempDir(), errors.New("no daemon")); got != cli.SomeFailed {
 		t.Errorf("one that could not go on: %d", got)
 	}
 	if labSkipped != 4 || labFailed != 5 { // as the help says
@@ -84,10 +84,10 @@ func TestHowAStormEnds(t *testing.T) {
 	if err := unasked.Save(filepath.Join(dir, campaign.StormValues)); err != nil {
 		t.Fatal(err)
 	}
-	if got, says := ended(t.Context(), t, dir, nil); got != client.AllDone {
+	if got, says := ended(t.Context(), t, dir, nil); got != cli.AllDone {
 		t.Errorf("what nobody asked for is skipped: %d, %q", got, says)
 	}
-	for reasons, want := range map[int]client.Status{0: client.AllDone, 1: labSkipped, 9: labSkipped} {
+	for reasons, want := range map[int]cli.Status{0: cli.AllDone, 1: labSkipped, 9: labSkipped} {
 		dir, run := t.TempDir(), &storm.Run{Header: storm.Header{Schema: storm.Schema}}
 		for i := range reasons {
 			run.Skipped = append(run.Skipped, storm.Skipped{Reason: fmt.Sprintf("reason %d", i)})

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/lodge-kvm/lodge/client"
+	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
 // daemonFlags say which daemon is meant.
@@ -26,11 +26,11 @@ func (d *daemonFlags) add(c *cobra.Command) {
 	c.PersistentFlags().StringVar(&d.pki, "pki", "", "`directory` of cacert.pem, clientcert.pem and clientkey.pem for --host (default: ~/.pki/libvirt, or what /etc/pki has for libvirt's clients)")
 }
 
-func (d *daemonFlags) dial() *client.Client {
+func (d *daemonFlags) dial() *cli.Client {
 	if d.host != "" {
-		return client.DialHost(d.host, client.CertificatesBelow(d.pki))
+		return cli.DialHost(d.host, cli.CertificatesBelow(d.pki))
 	}
-	return client.Dial(d.socket)
+	return cli.Dial(d.socket)
 }
 
 // lookCommands are those that change nothing.
@@ -50,7 +50,7 @@ func psCommand(d *daemonFlags) *cobra.Command {
 			return daemon.List(c.Context(), args, form, c.OutOrStdout())
 		},
 	}
-	c.Flags().StringVarP(&form, "output", "o", client.Narrow, "`form`: table, wide, or json (one line a guest)")
+	c.Flags().StringVarP(&form, "output", "o", cli.Narrow, "`form`: table, wide, or json (one line a guest)")
 	return c
 }
 
@@ -103,7 +103,7 @@ marked stale.
 		RunE: func(c *cobra.Command, args []string) error {
 			daemon := d.dial()
 			defer daemon.Close()
-			top := &client.Top{Client: daemon, Selectors: args, Every: every, By: by, Out: c.OutOrStdout()}
+			top := &cli.Top{Client: daemon, Selectors: args, Every: every, By: by, Out: c.OutOrStdout()}
 			if once || width(c.OutOrStdout()) == 0 {
 				return top.Once(c.Context())
 			}
@@ -117,7 +117,7 @@ marked stale.
 }
 
 // live runs the table on the terminal, which gives each key as it is pressed.
-func live(ctx context.Context, top *client.Top) error {
+func live(ctx context.Context, top *cli.Top) error {
 	stdin := int(os.Stdin.Fd())
 	pressed := make(chan byte)
 	if before, err := term.MakeRaw(stdin); err == nil {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodge-kvm/lodge/client"
+	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
 // version is stamped by the build.
@@ -35,11 +35,11 @@ func main() {
 }
 
 // status is what the caller is told where a command did not go well.
-func status(err error) client.Status {
-	if ending, ok := errors.AsType[*client.Ending](err); ok {
+func status(err error) cli.Status {
+	if ending, ok := errors.AsType[*cli.Ending](err); ok {
 		return ending.Status
 	}
-	return client.SomeFailed
+	return cli.SomeFailed
 }
 
 // unusable makes an error that of a command which was called wrongly.
@@ -47,7 +47,7 @@ func unusable(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &client.Ending{Status: client.Unusable, Text: err.Error()}
+	return &cli.Ending{Status: cli.Unusable, Text: err.Error()}
 }
 
 // wants checks how many arguments a command was given, and says how it is called.

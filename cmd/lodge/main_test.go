@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/client"
-	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/internal/cli"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 )
 
 // lodge runs the command line and gives what it prints.
@@ -108,7 +108,7 @@ func TestWhatIsAskedWronglyHasAStatusOfItsOwn(t *testing.T) {
 		{[]string{"nonsense"}, "nonsense"},
 	} {
 		out, err := lodge(t, c.args...)
-		if err == nil || !strings.Contains(err.Error(), c.want) || status(err) != client.Unusable {
+		if err == nil || !strings.Contains(err.Error(), c.want) || status(err) != cli.Unusable {
 			t.Errorf("lodge %s: %v\n%s", strings.Join(c.args, " "), err, out)
 		}
 	}

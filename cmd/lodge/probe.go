@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodge-kvm/lodge/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 )
 
 func probeCommand() *cobra.Command {

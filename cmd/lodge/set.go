@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/lodge-kvm/lodge/api/lodgev1"
-	"github.com/lodge-kvm/lodge/client"
+	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
 // setFlags are those of every command that works on a set.
@@ -173,18 +173,18 @@ func (f *setFlags) act(c *cobra.Command, verb string) error {
 	if f.grace != 0 {
 		f.options.Grace = durationpb.New(f.grace)
 	}
-	return f.follow(c, verb, "guest", func(ctx context.Context, d *client.Client) (*connect.ServerStreamForClient[lodgev1.Step], error) {
+	return f.follow(c, verb, "guest", func(ctx context.Context, d *cli.Client) (*connect.ServerStreamForClient[lodgev1.Step], error) {
 		return d.Act(ctx, &f.request)
 	})
 }
 
-func (f *setFlags) follow(c *cobra.Command, verb, what string, open func(context.Context, *client.Client) (*connect.ServerStreamForClient[lodgev1.Step], error)) error {
+func (f *setFlags) follow(c *cobra.Command, verb, what string, open func(context.Context, *cli.Client) (*connect.ServerStreamForClient[lodgev1.Step], error)) error {
 	d := f.daemon.dial()
 	defer d.Close()
 	interrupts := make(chan os.Signal, 2)
 	signal.Notify(interrupts, syscall.SIGINT, syscall.SIGTERM)
 	defer signal.Stop(interrupts)
-	set := &client.Set{
+	set := &cli.Set{
 		Client: d, Verb: verb, What: what, JSON: f.json, Quiet: f.quiet,
 		Out: c.OutOrStdout(), Err: c.ErrOrStderr(), Width: width(c.ErrOrStderr()), Interrupts: interrupts,
 	}

@@ -9,9 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodge-kvm/lodge/client"
-	"github.com/lodge-kvm/lodge/store"
-	"github.com/lodge-kvm/lodge/tree"
+	"github.com/lodge-kvm/lodge/internal/cli"
+	"github.com/lodge-kvm/lodge/internal/edge/importer"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
 func storeCommand() *cobra.Command {
@@ -74,13 +74,13 @@ func showReport(w io.Writer, r *store.Report) error {
 		fmt.Fprintf(w, "  %-10s %d\n", kind, r.Records[kind])
 	}
 	for _, p := range r.Problems {
-		fmt.Fprintln(w, "bad:", client.Clean(p.String()))
+		fmt.Fprintln(w, "bad:", cli.Clean(p.String()))
 	}
 	if r.Unread != nil {
 		fmt.Fprintln(w, "a part cannot be read:", r.Unread)
 	}
 	if !r.Whole() {
-		return &client.Ending{Status: client.SomeFailed, Text: "the store is damaged; lodge store repair keeps what can be read"}
+		return &cli.Ending{Status: cli.SomeFailed, Text: "the store is damaged; lodge store repair keeps what can be read"}
 	}
 	fmt.Fprintln(w, "nothing is wrong")
 	return nil
@@ -101,7 +101,7 @@ func repair(w io.Writer, data string) error {
 
 func export(w io.Writer, data, dir string) error {
 	failed := 0
-	r, err := tree.Export(data, dir, func(r tree.Result) {
+	r, err := importer.Export(data, dir, func(r importer.Result) {
 		if r.Err != nil {
 			failed++
 		}
@@ -113,16 +113,16 @@ func export(w io.Writer, data, dir string) error {
 	case !r.Whole():
 		return showReport(w, r)
 	case failed > 0:
-		return &client.Ending{Status: client.SomeFailed, Text: fmt.Sprintf("%d definitions could not be written", failed)}
+		return &cli.Ending{Status: cli.SomeFailed, Text: fmt.Sprintf("%d definitions could not be written", failed)}
 	}
 	return nil
 }
 
-func showResult(w io.Writer, r tree.Result) {
-	name, file := client.Clean(r.Name), client.Clean(r.File) // of a tree that may be anybody's
+func showResult(w io.Writer, r importer.Result) {
+	name, file := cli.Clean(r.Name), cli.Clean(r.File) // of a tree that may be anybody's
 	if r.Err != nil {
-		fmt.Fprintf(w, "%-8s %-24s failed: %s (%s)\n", r.Sort, name, client.Clean(r.Err.Error()), file)
+		fmt.Fprintf(w, "%-8s %-24s failed: %s (%s)\n", r.Sort, name, cli.Clean(r.Err.Error()), file)
 		return
 	}
-	fmt.Fprintf(w, "%-8s %-24s %s (%s)\n", r.Sort, name, client.Clean(r.Did), file)
+	fmt.Fprintf(w, "%-8s %-24s %s (%s)\n", r.Sort, name, cli.Clean(r.Did), file)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lodge-kvm/lodge/api/lodgev1"
-	"github.com/lodge-kvm/lodge/client"
+	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
 func tileCommand(d *daemonFlags) *cobra.Command {
@@ -46,7 +46,7 @@ Each is made whole or not at all.`,
 				return unusable(fmt.Errorf("cannot read the template: %w", err))
 			}
 			request.Set, request.Template, request.DryRun = args[0], document, f.request.DryRun
-			return f.follow(c, "create", "tile", func(ctx context.Context, d *client.Client) (*connect.ServerStreamForClient[lodgev1.Step], error) {
+			return f.follow(c, "create", "tile", func(ctx context.Context, d *cli.Client) (*connect.ServerStreamForClient[lodgev1.Step], error) {
 				return d.CreateTiles(ctx, request)
 			})
 		},
@@ -75,7 +75,7 @@ them. TILE is SET, SET/NUMBER, or a glob of that.`,
 		Args: wants(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			request := &lodgev1.RemoveTilesRequest{Tiles: args[0], DryRun: f.request.DryRun}
-			return f.follow(c, "remove", "tile", func(ctx context.Context, d *client.Client) (*connect.ServerStreamForClient[lodgev1.Step], error) {
+			return f.follow(c, "remove", "tile", func(ctx context.Context, d *cli.Client) (*connect.ServerStreamForClient[lodgev1.Step], error) {
 				return d.RemoveTiles(ctx, request)
 			})
 		},

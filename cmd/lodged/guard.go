@@ -10,29 +10,29 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/lodge-kvm/lodge/access"
-	"github.com/lodge-kvm/lodge/api"
-	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/libvirt"
-	"github.com/lodge-kvm/lodge/polkit"
-	"github.com/lodge-kvm/lodge/socket"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/edge/api"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt"
+	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
+	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 )
 
 // receive makes what finds out who clients are, and says whether everybody on the
 // host may come to the door to be asked.
-func (o *options) receive(ctx context.Context, gate *access.Gate, log *slog.Logger) (r *access.Reception, everybody bool, err error) {
+func (o *options) receive(ctx context.Context, gate *authz.Gate, log *slog.Logger) (r *authz.Reception, everybody bool, err error) {
 	switch o.auth {
 	case authGroup:
-		return access.NewReception(gate, nil, o.tlsAllow, log), gate.Ruled(), nil
+		return authz.NewReception(gate, nil, o.tlsAllow, log), gate.Ruled(), nil
 	case authPolkit:
-		return access.NewReception(gate, polkit.New(), o.tlsAllow, log), true, nil
+		return authz.NewReception(gate, polkit.New(), o.tlsAllow, log), true, nil
 	case authAuto:
 		if !gate.Ruled() && o.hasPolkit(ctx, log) {
-			r := access.NewReception(gate, polkit.New(), o.tlsAllow, log)
+			r := authz.NewReception(gate, polkit.New(), o.tlsAllow, log)
 			r.AskLast(o.groups())
 			return r, true, nil
 		}
-		return access.NewReception(gate, nil, o.tlsAllow, log), gate.Ruled(), nil
+		return authz.NewReception(gate, nil, o.tlsAllow, log), gate.Ruled(), nil
 	}
 	return nil, false, errors.New("--auth is auto, group or polkit")
 }
@@ -50,11 +50,11 @@ func (o *options) hasPolkit(ctx context.Context, log *slog.Logger) bool {
 
 // listenAfar adds the listeners for other hosts that are asked for, and gives the
 // certificates that they go by.
-func (o *options) listenAfar(ctx context.Context, foreign *[]libvirt.Listener, own *[]api.Listener) (*socket.Certificates, error) {
+func (o *options) listenAfar(ctx context.Context, foreign *[]libvirt.Listener, own *[]api.Listener) (*listener.Certificates, error) {
 	if o.tls == "" && o.apiTLS == "" {
 		return nil, nil
 	}
-	certificates, err := socket.OpenCertificates(o.pki)
+	certificates, err := listener.OpenCertificates(o.pki)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func listenForHangUps() <-chan os.Signal {
 
 // heed reads what an administrator may have changed when SIGHUP comes. What is
 // wrong then leaves what was.
-func heed(ctx context.Context, hangUps <-chan os.Signal, log *slog.Logger, gate *access.Gate, audit *access.Audit, certificates *socket.Certificates) {
+func heed(ctx context.Context, hangUps <-chan os.Signal, log *slog.Logger, gate *authz.Gate, audit *authz.Audit, certificates *listener.Certificates) {
 	for {
 		select {
 		case <-hangUps:

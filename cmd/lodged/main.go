@@ -16,8 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodge-kvm/lodge/daemon"
-	"github.com/lodge-kvm/lodge/polkit"
+	"github.com/lodge-kvm/lodge/internal/daemon"
+	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 )
 
 // version is stamped by the build.

@@ -13,12 +13,12 @@ import (
 	notify "github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/lodge-kvm/lodge/api"
-	"github.com/lodge-kvm/lodge/daemon"
-	"github.com/lodge-kvm/lodge/failpoint"
-	"github.com/lodge-kvm/lodge/kernel"
-	"github.com/lodge-kvm/lodge/libvirt"
-	"github.com/lodge-kvm/lodge/socket"
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/daemon"
+	"github.com/lodge-kvm/lodge/internal/edge/api"
+	"github.com/lodge-kvm/lodge/internal/edge/libvirt"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
 
 // serve opens the rooms, takes clients until ctx ends, and closes the rooms.
@@ -46,7 +46,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	l, err := socket.Listen(ctx, socket.Place{Path: filepath.Join(o.run, "lodge.sock"), GID: o.gid(), Everybody: everybody})
+	l, err := listener.Listen(ctx, listener.Place{Path: filepath.Join(o.run, "lodge.sock"), GID: o.gid(), Everybody: everybody})
 	if err != nil {
 		return err
 	}
@@ -107,8 +107,8 @@ func (o *options) listen(ctx context.Context, everybody bool) ([]libvirt.Listene
 	gid := o.gid()
 	var listeners []libvirt.Listener
 	for _, name := range names {
-		for _, p := range []socket.Place{{Path: name, GID: gid, Everybody: everybody}, {Path: name + "-ro", Everybody: true}} {
-			l, err := socket.Listen(ctx, p)
+		for _, p := range []listener.Place{{Path: name, GID: gid, Everybody: everybody}, {Path: name + "-ro", Everybody: true}} {
+			l, err := listener.Listen(ctx, p)
 			if err != nil {
 				return nil, err
 			}

@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/lodge-kvm/lodge/guestimage/line"
+	"github.com/lodge-kvm/lodge/internal/testguest/line"
 )
 
 // Bounds on what a host may take.

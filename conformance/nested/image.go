@@ -27,7 +27,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/lodge-kvm/lodge/guestimage"
+	"github.com/lodge-kvm/lodge/internal/testguest"
 )
 
 // suite is the Debian that the host is made of, whatever the machine's own is.
@@ -152,7 +152,7 @@ func takeKernel(ctx context.Context, tree string, image Image) error {
 	if err != nil {
 		return err
 	}
-	order, err := guestimage.Arrange(ctx, modules, drivers)
+	order, err := testguest.Arrange(ctx, modules, drivers)
 	if err != nil {
 		return err
 	}
@@ -168,9 +168,9 @@ func takeKernel(ctx context.Context, tree string, image Image) error {
 }
 
 // initrd gives the first file system as an archive.
-func initrd(busybox, initProgram []byte, modules []guestimage.Module) []byte {
+func initrd(busybox, initProgram []byte, modules []testguest.Module) []byte {
 	var out bytes.Buffer
-	a := guestimage.NewArchive(&out)
+	a := testguest.NewArchive(&out)
 	for _, dir := range []string{"bin", "dev", "etc", "modules", "new", "proc", "sys"} {
 		a.Dir(dir)
 	}

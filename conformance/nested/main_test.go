@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/guestimage/guestimagetest"
+	"github.com/lodge-kvm/lodge/internal/testguest/guestimagetest"
 )
 
 // Set by make nested-host: the folder for the image and for the logs of failed
@@ -97,7 +97,7 @@ func bootShared(t *testing.T, cache string) (*Host, error) {
 		Image: image,
 		Files: map[string]string{
 			"agent": filepath.Join(bin, "agent"), "lodged": filepath.Join(bin, "lodged"), "lodge": filepath.Join(bin, "lodge"),
-			"lodged.service": "../../dist/lodged.service", "vmlinuz": guest.Kernel, "initrd": guest.Initrd,
+			"lodged.service": "../../packaging/lodged.service", "vmlinuz": guest.Kernel, "initrd": guest.Initrd,
 		},
 		Arguments: []string{
 			"-device", "pcie-root-port,id=port1,chassis=11", "-netdev", "hubport,id=net1,hubid=1",

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"io"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/wire"
 	"github.com/lodge-kvm/lodge/lab/workload"
 )

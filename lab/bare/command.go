@@ -18,7 +18,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // Command is a command line of QEMU that can be run any number of times, one at

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 var monitorArgs = []string{

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 func TestFilesThatWereHandedOverAreOpenedByTheirPath(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // Process is a QEMU that Run has started. End it.

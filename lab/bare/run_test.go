@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // machineless is a QEMU that is up at once, because it has no machine.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // recorded is what fio 3.33 said, with a note before the JSON.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // said is a document of fio's of a job that writes.

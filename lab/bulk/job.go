@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // Job is one cell of the block matrix, as fio does it.

@@ -3,7 +3,7 @@ package campaign
 import (
 	"context"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/target"
 )
 

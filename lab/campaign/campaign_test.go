@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/experiment"
 	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/storm"
 	"github.com/lodge-kvm/lodge/lab/target/targettest"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 const small = `schema: lodge.lab/1

@@ -6,7 +6,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/histogram"
 	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/workload"

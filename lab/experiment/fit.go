@@ -3,7 +3,7 @@ package experiment
 import (
 	"fmt"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/tuning"
 	"github.com/lodge-kvm/lodge/lab/workload"

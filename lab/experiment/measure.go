@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/workload"

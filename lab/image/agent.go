@@ -8,7 +8,7 @@ import (
 	"os"
 	"strconv"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // The bounds of what is read of a first file system.

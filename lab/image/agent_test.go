@@ -8,12 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/guestimage"
+	"github.com/lodge-kvm/lodge/internal/testguest"
 )
 
 func TestTheAgentOfAnImageIsFoundInIt(t *testing.T) {
 	var out bytes.Buffer
-	a := guestimage.NewArchive(&out)
+	a := testguest.NewArchive(&out)
 	a.Dir("dev")
 	a.File("etc", 0o644, []byte("four5"))
 	a.File("init", 0o755, []byte("the agent"))

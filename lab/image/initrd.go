@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/guestimage"
+	"github.com/lodge-kvm/lodge/internal/testguest"
 )
 
 // drivers are what a guest needs before it has its /usr, and for what may be
@@ -41,12 +41,12 @@ func initrd(ctx context.Context, path, modules string, drivers []string, agent [
 	if err != nil {
 		return fmt.Errorf("cannot read the kernel's modules: %w", err)
 	}
-	order, err := guestimage.Arrange(ctx, files, drivers)
+	order, err := testguest.Arrange(ctx, files, drivers)
 	if err != nil {
 		return err
 	}
 	var out bytes.Buffer
-	a := guestimage.NewArchive(&out)
+	a := testguest.NewArchive(&out)
 	for _, dir := range []string{"dev", "etc", "lib", "lib/modules", "new", "proc", "run", "sys", "tmp"} {
 		a.Dir(dir)
 	}

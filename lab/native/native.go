@@ -28,7 +28,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/image"
 	"github.com/lodge-kvm/lodge/lab/pair"
 	"github.com/lodge-kvm/lodge/lab/session"

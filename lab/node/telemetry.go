@@ -3,7 +3,7 @@ package node
 import (
 	"context"
 
-	"github.com/lodge-kvm/lodge/xdr"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
 // all means the whole host, and not one processor or cell of it.

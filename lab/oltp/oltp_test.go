@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 func TestSizesThatCannotBeAreRefused(t *testing.T) {

@@ -3,7 +3,7 @@ package oltp
 import (
 	"math/rand/v2"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // Size says how large the supplier is, and whose.

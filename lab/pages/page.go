@@ -5,7 +5,7 @@ import (
 	_ "embed"
 	"os"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab"
 	"github.com/lodge-kvm/lodge/lab/sheet"
 )

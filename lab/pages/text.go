@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // Output names where a report goes besides the terminal. What is empty is left out.

@@ -10,9 +10,9 @@ import (
 	"encoding/xml"
 	"errors"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/node"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // document is what is written and read of a pool's definition.

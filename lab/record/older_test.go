@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 func TestBoundsOfOlderLabsAreRead(t *testing.T) {

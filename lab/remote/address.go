@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // System is the name of the host's daemon, as every client asks for it.

@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // netcatVariable has the test program be nc: it is not installed everywhere.

@@ -17,8 +17,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/xdr"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
 // Conn is a connection, safe for concurrent use. Replies may come in any order;

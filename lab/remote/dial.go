@@ -8,8 +8,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/xdr"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
 // The ways to prove who one is, by their numbers on the wire.

@@ -13,7 +13,7 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/pair"
 )
 

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/lodge-kvm/lodge/fault"
-	"github.com/lodge-kvm/lodge/xdr"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
 // maxUnread bounds what a stream has received and nobody has read. The protocol

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // opened gives a stream, the daemon's end of its connection and the call that

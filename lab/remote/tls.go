@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // papers are the files by which a host and its client know each other.

@@ -4,7 +4,7 @@ import (
 	"embed"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 //go:embed shipped/*.yaml

@@ -15,7 +15,7 @@ import (
 	"math/rand/v2"
 	"sync"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/wire"
 )
 

@@ -19,7 +19,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/agent"
 	"github.com/lodge-kvm/lodge/lab/pair"
 	"github.com/lodge-kvm/lodge/lab/session"

@@ -18,7 +18,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab"
 	"github.com/lodge-kvm/lodge/lab/plot"
 )

@@ -7,7 +7,7 @@ import (
 	"net"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/mariadb"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/mariadb"
 )
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // Manner is how customers behave.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // silence is how long a guest may answer nothing. Emulated ones on a full host take

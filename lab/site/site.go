@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/experiment"
 	"github.com/lodge-kvm/lodge/lab/image"
 	"github.com/lodge-kvm/lodge/lab/machine"

@@ -10,7 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/experiment"
 	"github.com/lodge-kvm/lodge/lab/image"
 	"github.com/lodge-kvm/lodge/lab/remote"
@@ -18,7 +19,6 @@ import (
 	"github.com/lodge-kvm/lodge/lab/target"
 	"github.com/lodge-kvm/lodge/lab/target/targettest"
 	"github.com/lodge-kvm/lodge/lab/workload"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // begin makes a site at a daemon, with its guests' files below a directory.

@@ -8,7 +8,7 @@ import (
 	"maps"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/experiment"
 	"github.com/lodge-kvm/lodge/lab/mariadb"
 	"github.com/lodge-kvm/lodge/lab/scenario"

@@ -5,11 +5,11 @@ import (
 	"path"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/node"
 	"github.com/lodge-kvm/lodge/lab/pool"
 	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // checkAddresses refuses what cannot be reached, and what needs QEMU's processes

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // Flags of libvirt's calls.

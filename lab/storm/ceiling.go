@@ -5,7 +5,7 @@ import (
 	"context"
 	"syscall"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/bare"
 )
 

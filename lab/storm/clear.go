@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/bare"
 	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // errLeft says that something of a turn could not be taken away.

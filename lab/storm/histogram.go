@@ -3,7 +3,7 @@ package storm
 import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/lab/histogram"
 )
 

@@ -5,8 +5,8 @@ import (
 	"math/rand/v2"
 	"sync"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // acts are what clients do to one and the same guest.

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // service is a daemon's command that the lab has started and will end.

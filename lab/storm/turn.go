@@ -7,10 +7,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/bare"
 	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // turn is one scenario with one target, once.

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"path"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/node"
 	"github.com/lodge-kvm/lodge/lab/pool"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // Away says whether the daemon is reached by something else than a socket of this

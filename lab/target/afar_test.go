@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/target/targettest"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // anImage is one whose root is a hole but for its end, which is how it was sent.

@@ -14,12 +14,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/image"
 	"github.com/lodge-kvm/lodge/lab/pool"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/scenario"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // imageStore is where the images of the lab's guests are kept at a daemon that is

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/scenario"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // Lacks says what guests want that the daemon's host does not have, as a Skipped: nodes

@@ -5,10 +5,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/target/targettest"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // The daemon's host has two nodes with a hundred huge pages each.

@@ -7,12 +7,12 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/target/targettest"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // mover is a daemon that takes part in migrations. Every phase wants the cookie

@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/image"
 	"github.com/lodge-kvm/lodge/lab/pool"
 	"github.com/lodge-kvm/lodge/lab/scenario"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // Image is what guests boot: files that the daemon can read.

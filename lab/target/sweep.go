@@ -5,10 +5,10 @@ import (
 	"errors"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/node"
 	"github.com/lodge-kvm/lodge/lab/pool"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // Sweep takes away every guest, pool and network whose name begins with a run's,

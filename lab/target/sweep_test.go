@@ -7,11 +7,11 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
 	"github.com/lodge-kvm/lodge/lab/scenario"
 	"github.com/lodge-kvm/lodge/lab/target/targettest"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // mute is a daemon that lists three guests and then answers nothing.

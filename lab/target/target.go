@@ -8,12 +8,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/machine"
 	"github.com/lodge-kvm/lodge/lab/node"
 	"github.com/lodge-kvm/lodge/lab/record"
 	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // patience bounds each call: a daemon may have to find out first what its QEMU

@@ -17,7 +17,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // Change is one file of the kernel's that was given another value.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 const nf = "proc/sys/net/bridge/bridge-nf-call-iptables"

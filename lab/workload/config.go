@@ -8,7 +8,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // Duration is a time.Duration that JSON writes as text: "250ms".

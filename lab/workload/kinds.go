@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // kinds are the loads there are: what makes each of its configuration.

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 func TestEchoesComeBack(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/lodge-kvm/lodge/fault"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
 // maxComplaint is how much of what a program says on its standard error is kept.

@@ -204,7 +204,7 @@ func TestTargetsAreFound(t *testing.T) {
 		}
 		found[one.String()] = true
 	}
-	for _, want := range []string{"markup.FuzzParse", "lab/wire.FuzzReader", "xdr.FuzzCall", "xdr.FuzzEvent"} {
+	for _, want := range []string{"xmltree.FuzzParse", "lab/wire.FuzzReader", "xdr.FuzzCall", "xdr.FuzzEvent"} {
 		if !found[want] {
 			t.Errorf("%s is not found", want)
 		}

@@ -46,7 +46,7 @@ func TestTheValuesOfATargetAreKnown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	dropped, err := target{"guest", "FuzzTakenOver"}.dropStrange(folder)
+	dropped, err := target{"internal/guest", "FuzzTakenOver"}.dropStrange(folder)
 	if left, _ := os.ReadDir(folder); err != nil || dropped != 2 || len(left) != 1 || left[0].Name() != "0" {
 		t.Errorf("%d are dropped, %v are left (%v)", dropped, left, err)
 	}

@@ -23,12 +23,13 @@ type target struct {
 	Name    string
 }
 
-func (t target) String() string { return t.Package + "." + t.Name }
+// levels is what a folder below internal has in front of the room that it belongs to.
+var levels = regexp.MustCompile(`^internal/((edge|control|host|mechanism|format|decision|word|base)/)?`)
+
+func (t target) String() string { return levels.ReplaceAllString(t.Package, "") + "." + t.Name }
 
 // archive is the name of the file that keeps its inputs.
-func (t target) archive() string {
-	return strings.ReplaceAll(t.Package, "/", "-") + "." + t.Name + ".tar.gz"
-}
+func (t target) archive() string { return strings.ReplaceAll(t.String(), "/", "-") + ".tar.gz" }
 
 var declared = regexp.MustCompile(`(?m)^func (Fuzz\w*)\(`)
 

@@ -15,26 +15,26 @@ import (
 // what it is then must not bound a wait, or say which of two came first, since the
 // wall's clock is set while the daemon runs. Each says what it is for.
 var wallReadings = map[string]string{
-	"agent/agent.go":             "a deadline long past, to end a read",
-	"cmd/lodge/labrun.go":        "a directory's name",
-	"failpoint/control.go":       "tells one request of a test from another",
-	"guest/coredump.go":          "a file's name",
-	"guest/inside.go":            "the guest's own clock",
-	"guest/measure.go":           "when the guest's balloon said something, by the guest's word",
-	"guest/place.go":             "a line in a log",
-	"guest/revival.go":           "words for an administrator",
-	"image/cd.go":                "the date on a CD",
-	"libvirt/domain_agent.go":    "the guest's own clock",
-	"libvirt/domain_allstats.go": "when the guest's balloon said something, shown to a client",
-	"libvirt/domain_stats.go":    "as domain_allstats.go",
-	"libvirt/network.go":         "when a lease ends, by dnsmasq's word, shown to a client",
-	"link/lease.go":              "when a lease ends, by dnsmasq's word",
-	"network/status.go":          "as link/lease.go, shown to the host's name service",
-	"qemu/afterstart.go":         "when a password ends, as its user said it: on the wall's clock",
-	"qemu/arguments_machine.go":  "the guest's own clock",
-	"qmp/session.go":             "a deadline long past, to end a read",
-	"qmp/message.go":             "when QEMU says that an event was",
-	"store/open.go":              "a file's name",
+	"internal/mechanism/agent/agent.go":            "a deadline long past, to end a read",
+	"cmd/lodge/labrun.go":                          "a directory's name",
+	"internal/base/failpoint/control.go":           "tells one request of a test from another",
+	"internal/guest/coredump.go":                   "a file's name",
+	"internal/guest/inside.go":                     "the guest's own clock",
+	"internal/guest/measure.go":                    "when the guest's balloon said something, by the guest's word",
+	"internal/guest/place.go":                      "a line in a log",
+	"internal/guest/revival.go":                    "words for an administrator",
+	"internal/mechanism/image/cd.go":               "the date on a CD",
+	"internal/edge/libvirt/domain_agent.go":        "the guest's own clock",
+	"internal/edge/libvirt/domain_allstats.go":     "when the guest's balloon said something, shown to a client",
+	"internal/edge/libvirt/domain_stats.go":        "as domain_allstats.go",
+	"internal/edge/libvirt/network.go":             "when a lease ends, by dnsmasq's word, shown to a client",
+	"internal/mechanism/hostnet/lease.go":          "when a lease ends, by dnsmasq's word",
+	"internal/host/network/status.go":              "as hostnet/lease.go, shown to the host's name service",
+	"internal/mechanism/qemu/afterstart.go":        "when a password ends, as its user said it: on the wall's clock",
+	"internal/mechanism/qemu/arguments_machine.go": "the guest's own clock",
+	"internal/mechanism/qmp/session.go":            "a deadline long past, to end a read",
+	"internal/mechanism/qmp/message.go":            "when QEMU says that an event was",
+	"internal/mechanism/store/open.go":             "a file's name",
 }
 
 // TestNoWaitIsByTheWallClock: a step of the wall's clock, a day ahead or a year back,
@@ -49,10 +49,10 @@ func TestNoWaitIsByTheWallClock(t *testing.T) {
 			return err
 		}
 		name, _ := filepath.Rel(root, path)
-		top, _, _ := strings.Cut(name, "/")
+		top, _ := roomOf(name)
 		r, isRoom := rooms[top]
 		switch {
-		case entry.IsDir() && name != "." && (strings.HasPrefix(entry.Name(), ".") || strings.HasSuffix(name, "test") || !isRoom && name != "cmd" && !strings.HasPrefix(name, "cmd/") || r.level == tools && name != "cmd"):
+		case entry.IsDir() && name != "." && (strings.HasPrefix(entry.Name(), ".") || strings.HasSuffix(name, "test") || isRoom && r.level == tools):
 			return fs.SkipDir
 		case entry.IsDir(), !strings.HasSuffix(name, ".go"), strings.HasSuffix(name, "_test.go"), strings.HasSuffix(name, ".pb.go"), !isRoom:
 			return nil

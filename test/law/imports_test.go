@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -53,8 +54,22 @@ func list(t *testing.T) []listed {
 // belongs to.
 func within(path string) (inside, room string, ours bool) {
 	inside, ours = strings.CutPrefix(path, module)
-	room, _, _ = strings.Cut(inside, "/")
+	room, _ = roomOf(inside)
 	return inside, room, ours
+}
+
+// roomOf gives the room of a folder of the project, and the level that its path says: internal/LEVEL/ROOM, or
+// internal/ROOM, or, outside of internal, the first folder. Such a path says no level.
+func roomOf(folder string) (room, level string) {
+	rest, is := strings.CutPrefix(folder, "internal/")
+	if is {
+		first, below, deeper := strings.Cut(rest, "/")
+		if deeper && slices.Contains([]string{"edge", "control", "host", "mechanism", "format", "decision", "word", "base"}, first) {
+			level, rest = first, below
+		}
+	}
+	room, _, _ = strings.Cut(rest, "/")
+	return room, level
 }
 
 // isFake tells the packages that hold a room's fake.
@@ -68,6 +83,9 @@ func TestImportsGoDown(t *testing.T) {
 			continue // the module's root
 		}
 		from, known := rooms[name]
+		if _, level := roomOf(inside); level != "" && level != from.folder {
+			t.Errorf("%s lies in %s, and docs/design.md has it in %s", inside, level, from.folder)
+		}
 		if !known {
 			t.Errorf("%s is in no room of docs/design.md: give it a place in the table, or another name", inside)
 			continue

@@ -70,9 +70,13 @@ func TestEveryPromiseIsHeld(t *testing.T) {
 
 func exists(t *testing.T, folder, name string) bool {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(root, folder, "*_test.go"))
-	if err != nil {
-		t.Fatal(err)
+	var files []string
+	for _, at := range []string{folder, "internal/" + folder, "internal/*/" + folder} {
+		found, err := filepath.Glob(filepath.Join(root, at, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found...)
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)

@@ -18,8 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/lodge-kvm/lodge/guestimage/early"
-	"github.com/lodge-kvm/lodge/guestimage/line"
+	"github.com/lodge-kvm/lodge/internal/testguest/early"
+	"github.com/lodge-kvm/lodge/internal/testguest/line"
 )
 
 func main() {

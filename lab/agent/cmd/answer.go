@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/lodge-kvm/lodge/guestimage/early"
+	"github.com/lodge-kvm/lodge/internal/testguest/early"
 	"github.com/lodge-kvm/lodge/lab/agent"
 	"github.com/lodge-kvm/lodge/lab/wire"
 )

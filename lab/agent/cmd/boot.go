@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodge-kvm/lodge/guestimage/early"
+	"github.com/lodge-kvm/lodge/internal/testguest/early"
 )
 
 // appears bounds the wait for a device that the host promised.

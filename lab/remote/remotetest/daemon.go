@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // Answer is what a test says to a call: a result, which may be nil, or an error,

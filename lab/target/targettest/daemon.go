@@ -15,11 +15,11 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/agent"
 	"github.com/lodge-kvm/lodge/lab/pair"
 	"github.com/lodge-kvm/lodge/lab/remote"
 	"github.com/lodge-kvm/lodge/lab/remote/remotetest"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // Daemon has what it was given and asked for. Set its fields before it is called.

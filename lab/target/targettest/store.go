@@ -9,8 +9,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/lab/remote"
-	"github.com/lodge-kvm/lodge/xdr"
 )
 
 // content is what a volume holds.

@@ -1,0 +1,168 @@
+package fairqueue
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// wait brings work to a queue and gives when it is done.
+func wait(ctx context.Context, q *Queue, work func()) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- Do(With(ctx, q), func() error { work(); return nil }) }()
+	return done
+}
+
+func TestWhoBringsMuchWaitsBehindHimself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ts := New(1)
+		much, little, other := ts.Party().Queue(), ts.Party().Queue(), ts.Party().Queue()
+		block := make(chan struct{})
+		var mu sync.Mutex
+		var order []string
+		note := func(who string) func() {
+			return func() { mu.Lock(); defer mu.Unlock(); order = append(order, who) }
+		}
+		var all []<-chan error
+		all = append(all, wait(t.Context(), much, func() { <-block }))
+		synctest.Wait()
+		for range 5 {
+			all = append(all, wait(t.Context(), much, note("much")))
+		}
+		synctest.Wait()
+		all = append(all, wait(t.Context(), little, note("little")))
+		synctest.Wait()
+		for range 2 {
+			all = append(all, wait(t.Context(), other, note("other")))
+		}
+		synctest.Wait()
+		close(block)
+		for _, done := range all {
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want := []string{"much", "little", "other", "much", "other", "much", "much", "much"}; !slices.Equal(order, want) {
+			t.Errorf("the order is %v", order)
+		}
+	})
+}
+
+// TestManyQueuesOfOneTakeNoMoreTurns: who comes by many ways waits behind himself as who brings much by one.
+func TestManyQueuesOfOneTakeNoMoreTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ts := New(1)
+		crowd := ts.Party()
+		block := make(chan struct{})
+		all := []<-chan error{wait(t.Context(), ts.Party().Queue(), func() { <-block })}
+		synctest.Wait()
+		var order []string // one has the place at a time
+		bring := func(q *Queue, who string) {
+			all = append(all, wait(t.Context(), q, func() { order = append(order, who) }))
+			synctest.Wait()
+		}
+		first := crowd.Queue()
+		bring(first, "crowd 1")
+		bring(first, "crowd 1")
+		for range 3 {
+			bring(crowd.Queue(), "crowd")
+		}
+		little := ts.Party().Queue()
+		for range 2 {
+			bring(little, "little")
+		}
+		close(block)
+		for _, done := range all {
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want := []string{"crowd 1", "little", "crowd", "little", "crowd", "crowd", "crowd 1"}; !slices.Equal(order, want) {
+			t.Errorf("the order is %v", order)
+		}
+		if ts.free != 1 || len(ts.waiting) != 0 || len(crowd.waiting) != 0 {
+			t.Errorf("%+v %+v", ts, crowd)
+		}
+	})
+}
+
+func TestWhoGivesUpKeepsNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ts := New(1)
+		q := ts.Party().Queue()
+		block := make(chan struct{})
+		first := wait(t.Context(), q, func() { <-block })
+		synctest.Wait()
+		ctx, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		if err := <-wait(ctx, ts.Party().Queue(), func() { t.Error("it is done all the same") }); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		close(block)
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		if ts.free != 1 || len(ts.waiting) != 0 {
+			t.Errorf("%+v", ts)
+		}
+	})
+}
+
+func TestWorkThatBreaksGivesItsPlaceBack(t *testing.T) {
+	ts := New(1)
+	func() {
+		defer func() { _ = recover() }()
+		_ = Do(With(t.Context(), ts.Party().Queue()), func() error { panic("a bug") })
+	}()
+	if ts.free != 1 {
+		t.Error("the place is lost")
+	}
+}
+
+func TestWithoutAQueueNobodyWaits(t *testing.T) {
+	want := errors.New("its own")
+	if err := Do(t.Context(), func() error { return want }); !errors.Is(err, want) {
+		t.Error(err)
+	}
+}
+
+// TestPlacesAreNeverOversold lets many come, give up and go.
+func TestPlacesAreNeverOversold(t *testing.T) {
+	const places = 3
+	ts := New(places)
+	var inside, most atomic.Int32
+	var all sync.WaitGroup
+	party := ts.Party()
+	for i := range 20 {
+		q := ts.Party().Queue()
+		if i%2 == 0 {
+			q = party.Queue()
+		}
+		for range 20 {
+			all.Go(func() {
+				ctx, stop := context.WithTimeout(t.Context(), time.Duration(rand.IntN(3000))*time.Microsecond)
+				defer stop()
+				_ = Do(With(ctx, q), func() error {
+					n := inside.Add(1)
+					for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+					}
+					for range 1000 * rand.IntN(100) {
+						_ = n
+					}
+					inside.Add(-1)
+					return nil
+				})
+			})
+		}
+	}
+	all.Wait()
+	if most.Load() > places || ts.free != places || len(ts.waiting) != 0 {
+		t.Errorf("%d were inside at once, %d places are free, %d queues wait", most.Load(), ts.free, len(ts.waiting))
+	}
+}

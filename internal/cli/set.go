@@ -1,0 +1,202 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+)
+
+// Set follows one verb through a set of guests and shows what becomes of each.
+type Set struct {
+	Client *Client
+	// Verb is what is done, for the summary.
+	Verb string
+	// What is being worked on, for the text when there is nothing: "guest", "tile".
+	What string
+	JSON bool
+	// Quiet shows only what did not go well.
+	Quiet    bool
+	Out, Err io.Writer
+	// Width is that of the terminal behind Err; 0: it is none.
+	Width int
+	// Interrupts are the user's: the first keeps what has not begun from
+	// beginning, the second leaves at once.
+	Interrupts <-chan os.Signal
+}
+
+// redraw is how often the progress bar moves at most.
+const redraw = 100 * time.Millisecond
+
+// Open begins a set.
+type Open func(context.Context) (*connect.ServerStreamForClient[lodgev1.Step], error)
+
+// Follow begins a set and follows it to its end. The error is an *Ending, or nil
+// where all guests are as they should be.
+func (s *Set) Follow(ctx context.Context, open Open) error {
+	ctx, leave := context.WithCancelCause(context.WithoutCancel(ctx)) // interrupts are heeded here
+	f := &following{Set: s, bar: bar{to: s.Err, width: s.Width, began: time.Now()}, cancelled: make(chan error, 1)}
+	defer f.bar.clear()
+	steps, ended := make(chan *lodgev1.Step), make(chan error, 1)
+	go func() { ended <- receive(ctx, open, steps) }()
+	defer leave(nil)
+	tick := time.NewTicker(redraw)
+	defer tick.Stop()
+	for {
+		select {
+		case step := <-steps:
+			if err := f.step(step); err != nil {
+				return Failed(err)
+			}
+		case <-tick.C:
+			f.bar.draw()
+		case <-s.Interrupts:
+			if err := f.interrupt(ctx); err != nil {
+				return err
+			}
+		case err := <-f.cancelled:
+			f.cannotCancel(err)
+		case err := <-ended:
+			if err != nil {
+				return Failed(err)
+			}
+			return f.ending()
+		}
+	}
+}
+
+// receive begins a set and hands its steps on to its end, or that of ctx.
+func receive(ctx context.Context, open Open, steps chan<- *lodgev1.Step) error {
+	stream, err := open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stream.Close() }()
+	for stream.Receive() {
+		select {
+		case steps <- stream.Msg():
+		case <-ctx.Done():
+		}
+	}
+	return stream.Err()
+}
+
+// following is a set on its way.
+type following struct {
+	*Set
+	bar         bar
+	plan        *lodgev1.Plan
+	summary     *lodgev1.Summary
+	interrupted bool
+	cancelled   chan error // what came of cancelling; room for one
+}
+
+func (f *following) step(step *lodgev1.Step) error {
+	switch s := step.GetStep().(type) {
+	case *lodgev1.Step_Plan:
+		f.plan = s.Plan
+		f.bar.total = int(s.Plan.GetTotal())
+	case *lodgev1.Step_Result:
+		f.bar.ended++
+		if o := s.Result.GetOutcome(); o == "failed" || o == "skipped" {
+			f.bar.failed++
+		}
+	case *lodgev1.Step_Summary:
+		f.summary = s.Summary
+	}
+	f.bar.clear()
+	if f.JSON {
+		return printJSON(f.Out, step)
+	}
+	return f.show(step.GetResult())
+}
+
+// show prints a result; nil is none.
+func (f *following) show(r *lodgev1.Result) error {
+	bad := r.GetOutcome() == "failed" || r.GetOutcome() == "skipped" || r.GetOutcome() == "cancelled"
+	if r == nil || f.Quiet && !bad {
+		return nil
+	}
+	took := span(r.GetTook().AsDuration())
+	if r.GetOutcome() == "would" {
+		took = fmt.Sprintf("wave %d", r.GetWave())
+	}
+	more := r.GetNote()
+	if text := r.GetFault().GetText(); text != "" {
+		more = strings.TrimPrefix(more+": "+text, ": ")
+	}
+	line := fmt.Sprintf("%-24s %-10s %8s  %s", Clean(r.GetName()), Clean(r.GetOutcome()), took, sentence(more))
+	_, err := fmt.Fprintln(f.Out, strings.TrimRight(line, " "))
+	return err
+}
+
+// interrupt cancels what has not begun, and the second time leaves.
+func (f *following) interrupt(ctx context.Context) error {
+	f.bar.clear()
+	if f.interrupted || f.plan.GetRun() == "" {
+		return &Ending{Status: WasCancelled, Text: "left at once: the daemon finishes what has begun, and begins nothing more"}
+	}
+	f.interrupted = true
+	f.bar.note = "cancelled"
+	fmt.Fprintln(f.Err, "cancelling: what has begun goes on to its end, and nothing else begins (interrupt again to leave at once)")
+	go func() { // ends with ctx at the latest; meanwhile results and interrupts go on
+		_, err := f.Client.Cancel(ctx, &lodgev1.CancelRequest{Run: f.plan.GetRun()})
+		f.cancelled <- err
+	}()
+	return nil
+}
+
+// cannotCancel says so, if there was an error.
+func (f *following) cannotCancel(err error) {
+	if err == nil {
+		return
+	}
+	f.bar.clear()
+	text, _ := reason(err)
+	fmt.Fprintln(f.Err, "cannot cancel:", text)
+}
+
+// ending says how it went.
+func (f *following) ending() error {
+	s := f.summary
+	if f.bar.ended == 0 {
+		return unusable("no %s is selected: nothing to %s", f.What, f.Verb)
+	}
+	if !f.JSON {
+		fmt.Fprintf(f.Err, "%s: %s in %s\n", f.Verb, tally(s), span(s.GetTook().AsDuration()))
+	}
+	switch {
+	case s.GetCancelled() > 0:
+		return &Ending{Status: WasCancelled}
+	case s.GetFailed()+s.GetSkipped() > 0:
+		return &Ending{Status: SomeFailed}
+	}
+	return nil
+}
+
+// tally tells the outcomes that there are.
+func tally(s *lodgev1.Summary) string {
+	var parts []string
+	for _, o := range []struct {
+		count uint32
+		name  string
+	}{
+		{s.GetDone(), "done"},
+		{s.GetUnchanged(), "unchanged"},
+		{s.GetWould(), "would be done"},
+		{s.GetFailed(), "failed"},
+		{s.GetSkipped(), "skipped"},
+		{s.GetCancelled(), "cancelled"},
+	} {
+		if o.count > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", o.count, o.name))
+		}
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,105 @@
+package authz
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// freeParts lists what a client that rules hold may say in a definition as he likes, for all
+// that the gate says of one element. Lines that begin with # are for people.
+const freeParts = "testdata/free.txt"
+
+// Every attribute and text that a definition can have is judged by the gate, or listed as one that concerns its guest
+// alone: whoever builds another one finds out here that it is let through. The documents
+// of domainxml, of which a test sees that each attribute is understood, are what a definition can have.
+func TestWhatNobodyJudgesConcernsTheGuestAlone(t *testing.T) {
+	docs, err := filepath.Glob("../../format/domainxml/testdata/define/*.xml")
+	if err != nil || len(docs) == 0 {
+		t.Fatal(docs, err)
+	}
+	docs = slices.DeleteFunc(docs, func(doc string) bool { return filepath.Base(doc) == "unknown-ignored.xml" })
+	all := func(string) bool { return true }
+	held := walker{places{pools: []string{"*"}, joins: all, mingles: all, opens: func(use) bool { return false }, calls: all}}
+	found := map[string]bool{}
+	for _, doc := range docs {
+		text, err := os.ReadFile(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		root, err := xmltree.Parse(string(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		held.listFree(nil, root, "", found)
+	}
+	var free []string
+	for part := range found {
+		free = append(free, part)
+	}
+	slices.Sort(free)
+	kept, err := os.ReadFile(freeParts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(kept)), "\n"), func(line string) bool { return strings.HasPrefix(line, "#") })
+	for _, part := range free {
+		if !slices.Contains(listed, part) {
+			t.Errorf("%s is judged by nobody: have the gate judge it or, if it concerns its guest alone, list it in %s", part, freeParts)
+		}
+	}
+	for _, part := range listed {
+		if !slices.Contains(free, part) {
+			t.Errorf("%s is judged, or no part of a definition: it is to go from %s", part, freeParts)
+		}
+	}
+}
+
+// listFree finds the attributes and texts below an element for which a word passes that stands
+// for nothing of the client's. What is judged, and would hide what else is there, it takes out of the
+// document: paths, where displays listen, and what interfaces are on.
+func (w walker) listFree(in, e *xmltree.Element, up string, found map[string]bool) {
+	for i, a := range e.Attrs {
+		switch {
+		case strings.HasPrefix(a.Value, "/") || e.Name == "graphics" && a.Name == "listen":
+			e.Attrs[i].Value = ""
+		case e.Name == "interface" && a.Name == "type":
+			e.Attrs[i].Value = "network"
+		}
+	}
+	text := strings.TrimSpace(e.Text())
+	if strings.HasPrefix(text, "/") {
+		e.Children = nil
+	}
+	if e.Name == "metadata" || w.judge(in, e) != nil {
+		return
+	}
+	at := strings.TrimPrefix(up+"/"+e.Name, "/")
+	passes := func() bool { return w.judge(in, e) == nil }
+	for i := range e.Attrs {
+		if e.Attrs[i].Prefix == "xmlns" {
+			continue
+		}
+		value := e.Attrs[i].Value
+		if e.Attrs[i].Value = "word"; passes() {
+			found[at+"/@"+e.Attrs[i].Name] = true
+		}
+		e.Attrs[i].Value = value
+	}
+	children := e.Children
+	if text != "" {
+		if e.Children = []xmltree.Node{xmltree.Text("word")}; passes() {
+			found[at] = true
+		}
+		e.Children = children
+	} else if len(e.Attrs)+len(children) == 0 { // to be there says something
+		found[at] = true
+	}
+	for _, child := range e.Elements() {
+		w.listFree(e, child, at, found)
+	}
+}

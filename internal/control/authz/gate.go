@@ -1,0 +1,244 @@
+package authz
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/network"
+	"github.com/lodge-kvm/lodge/internal/host/secret"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// Config is what a gate works with. All of it is needed but File and Secrets.
+type Config struct {
+	// File is the file of rules; empty: there are none.
+	File     string
+	Guests   *guest.Registry
+	Fleet    *fleet.Fleet
+	Pools    *volume.Pools
+	Networks *network.Networks
+	// Secrets are those that rules may give to be used; nil: there are none.
+	Secrets *secret.Book
+	Log     *slog.Logger
+}
+
+// Gate decides by the rules as they are now. A nil gate has none.
+type Gate struct {
+	Config
+	rules atomic.Pointer[Rules] // nil: whoever was let in may do everything
+
+	mu      sync.Mutex
+	changed chan struct{} // closed, and replaced, when the rules change
+
+	shares shares
+	// routeInto is network.RouteInto, or a test's.
+	routeInto func(p netip.Prefix, but string) (device string, err error)
+}
+
+// New makes a gate, and refuses rules that are wrong.
+func New(c Config) (*Gate, error) {
+	g := &Gate{Config: c, changed: make(chan struct{}), routeInto: network.RouteInto}
+	g.shares.there = g.alike
+	if c.File == "" {
+		return g, nil
+	}
+	return g, g.Reload()
+}
+
+// Reload reads the rules again. Wrong ones change nothing.
+func (g *Gate) Reload() error {
+	if g == nil || g.File == "" {
+		return nil
+	}
+	r, err := ReadRules(g.File)
+	if err != nil {
+		return err
+	}
+	failpoint.Reach("access.read")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.rules.Store(r)
+	close(g.changed)
+	g.changed = make(chan struct{})
+	g.Log.Info("the rules of access are in force", "file", g.File, "rules", len(r.list))
+	return nil
+}
+
+// Changed closes when the rules are next changed: what was allowed for longer
+// than one call has to be asked for again. Nil never closes.
+func (g *Gate) Changed() <-chan struct{} {
+	if g == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.changed
+}
+
+// Ruled says whether there are rules, so that they and no socket's group decide.
+func (g *Gate) Ruled() bool { return g != nil && g.rules.Load() != nil }
+
+// Admit lets in whom some rule is about.
+func (g *Gate) Admit(w Who) error {
+	if !g.Ruled() || g.rules.Load().Knows(w) {
+		return nil
+	}
+	return fault.New(fault.Denied, fault.Call, "%s may not come in: no rule of %s is about this client", w, g.File)
+}
+
+// Welcome lets in a client of another host: one that some rule is about, or, where
+// there are no rules, one whose subject a glob matches; without globs, any.
+func (g *Gate) Welcome(w Who, allow []string) error {
+	if g.Ruled() {
+		return g.Admit(w)
+	}
+	if len(allow) == 0 || slices.ContainsFunc(allow, func(glob string) bool { return fleet.Matches(glob, w.Subject) }) {
+		return nil
+	}
+	return fault.New(fault.Denied, fault.Call, "no --tls-allow lets %s in", w)
+}
+
+// Check says whether a client may do something, and if not what is missing.
+func (g *Gate) Check(w Who, v Verb, o Object) error {
+	if !g.Ruled() || v == Open {
+		return nil
+	}
+	return g.rules.Load().Check(w, v, o)
+}
+
+// May is Check as a question, for lists.
+func (g *Gate) May(w Who, v Verb, o Object) bool {
+	if !g.Ruled() || w.Trusted() {
+		return true
+	}
+	_, yes := g.rules.Load().Allows(w, v, o)
+	return yes
+}
+
+// Rule names the rule that allows something; empty: none was needed.
+func (g *Gate) Rule(w Who, v Verb, o Object) string {
+	if !g.Ruled() {
+		return ""
+	}
+	rule, _ := g.rules.Load().Allows(w, v, o)
+	return rule
+}
+
+// Held says whether rules hold the client, so that its documents have to be looked at.
+func (g *Gate) Held(w Who) bool { return g.Ruled() && !w.Trusted() }
+
+// Guest is a guest as rules see it.
+func (g *Gate) Guest(of *guest.Guest) Object { return Of(g.Fleet.Of(of)) }
+
+// Of is a guest of a set as rules see it. The labels of one whose first definition is under way,
+// or whose marks cannot be read, nobody knows.
+func Of(m fleet.Member) Object {
+	return Object{Kind: Guest, Name: m.View.Name, member: m, unmarked: m.View.Current() == nil || m.Problem != ""}
+}
+
+// GuestByUUID is Guest; of one that is not there nothing is known but the UUID,
+// and only rules for everything reach it.
+func (g *Gate) GuestByUUID(uuid string) Object {
+	if found, err := g.Guests.ByUUID(uuid); err == nil {
+		return g.Guest(found)
+	}
+	return Object{Kind: Everything, Name: uuid}
+}
+
+// GuestByName is GuestByUUID for a name.
+func (g *Gate) GuestByName(name string) Object {
+	if found, err := g.Guests.ByName(name); err == nil {
+		return g.Guest(found)
+	}
+	return Object{Kind: Everything, Name: name}
+}
+
+// Fence bounds what a call may open by the places that the rules give: a header
+// may lead a disk to other files than its definition names.
+func (g *Gate) Fence(ctx context.Context, w Who, v Verb, o Object) context.Context {
+	if !g.Held(w) {
+		return ctx
+	}
+	p := g.rules.Load().placesFor(g, w, v, o)
+	if p.Anywhere {
+		return ctx
+	}
+	return image.WithFence(ctx, p.Where)
+}
+
+// Anew is an object as it is now.
+func (g *Gate) Anew(o Object) Object {
+	if o.Kind != Guest || o.member.View == nil {
+		return o
+	}
+	return g.GuestByUUID(o.member.View.UUID)
+}
+
+// Hears says whether a client may be told what happened to a guest that was called so then: it
+// has to see the guest as it is, and one of that name. Of a guest that has left only that tells.
+func (g *Gate) Hears(w Who, name, uuid string) bool {
+	now := g.GuestByUUID(uuid)
+	if now.Kind != Guest {
+		return g.May(w, Read, Left(name, uuid))
+	}
+	return g.May(w, Read, now) && (now.Name == name || g.May(w, Read, g.Renamed(uuid, name)))
+}
+
+// Renamed is a guest as it would be under another name.
+func (g *Gate) Renamed(uuid, name string) Object {
+	was := g.GuestByUUID(uuid)
+	o := NewGuest(name, uuid, was.member.Labels)
+	o.unmarked = was.unmarked
+	return o
+}
+
+// Mark checks that a client may give a guest other marks, as a document under a prefix of its
+// own: it has to define what they make of it. Ones that cannot be read are none.
+func (g *Gate) Mark(w Who, uuid, key, doc string) error {
+	if !g.Held(w) {
+		return nil
+	}
+	metadata, err := xmltree.SetMetadataElement("", fleet.Namespace, key, doc) // as they will be kept
+	if err != nil {
+		return err
+	}
+	o := g.GuestByUUID(uuid)
+	marks, unread := fleet.ReadMarks(metadata) // none with an error
+	made, rules := NewGuest(o.Name, uuid, marks.Labels), g.rules.Load()
+	made.unmarked = unread != nil
+	if err := rules.Check(w, Define, made); err != nil {
+		return err
+	}
+	return cmp.Or(rules.claims(w, marks, o), g.Rank(w, marks.Priority, o))
+}
+
+// PoolByUUID is a pool as rules see it; one that is not there only rules for
+// everything reach.
+func (g *Gate) PoolByUUID(uuid string) Object {
+	if p, err := g.Pools.ByUUID(uuid); err == nil {
+		return Object{Kind: Pool, Name: p.Name()}
+	}
+	return Object{Kind: Everything, Name: uuid}
+}
+
+// NetworkByUUID is PoolByUUID for a network.
+func (g *Gate) NetworkByUUID(uuid string) Object {
+	if n, err := g.Networks.ByUUID(uuid); err == nil {
+		return Object{Kind: Network, Name: n.Name()}
+	}
+	return Object{Kind: Everything, Name: uuid}
+}
+
+// Whole checks that a client may do something whatever the files are that it reaches.
+func (g *Gate) Whole(w Who, v Verb, what string) error { return g.beyond(w, v, what) }

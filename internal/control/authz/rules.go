@@ -1,0 +1,380 @@
+package authz
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
+)
+
+// Bounds of a file of rules.
+const (
+	maxFile  = 1 << 20 // bytes
+	maxRules = 1000
+	maxItems = 1000 // of one list
+)
+
+// Rules are a file of rules, understood. They are never changed.
+type Rules struct {
+	path string
+	list []*rule
+}
+
+// rule lets some clients do some things. There are no rules that forbid: what
+// no rule allows is refused.
+type rule struct {
+	name string
+	who  []principal
+	may  verbSet
+	// some says that the rule holds for the objects named here alone; else it
+	// holds for everything.
+	some     bool
+	guests   []fleet.Selector
+	pools    []string // globs
+	networks []string // globs
+	// anywhere says that definitions may name any file of the host; else images are
+	// the places in which they may lie.
+	anywhere bool
+	images   []string
+	// secrets are those that definitions may use, by globs for their UUIDs and for what
+	// they are for.
+	secrets []string
+	// most is what the objects that the rule is about may take, all together.
+	most share
+}
+
+// ReadRules reads a file of rules. An error says the line and what is wrong with it.
+func ReadRules(path string) (*Rules, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Config, "cannot read the rules")
+	}
+	defer func() { _ = f.Close() }()
+	if err := checkOwner(f); err != nil {
+		return nil, err
+	}
+	if err := checkFolders(path); err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Config, "cannot read the rules")
+	}
+	return ParseRules(path, text)
+}
+
+// checkFolders refuses rules that somebody could put others in the place of: in a folder
+// above them, or above the link that leads to them.
+func checkFolders(path string) error {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Config, "cannot look at %s", path)
+	}
+	for _, at := range []string{path, real} {
+		at, err := filepath.Abs(at)
+		for at != "/" && err == nil {
+			at = filepath.Dir(at)
+			var st unix.Stat_t
+			if err = unix.Stat(at, &st); err == nil && st.Mode&unix.S_ISVTX != 0 {
+				st.Mode &^= 0o022 // there others replace what is theirs alone
+			}
+			if err == nil && !oursAlone(st.Uid, st.Mode) {
+				return fault.New(fault.Denied, fault.Config, "others than root can replace %s, since they can write to %s; chown root it and chmod go-w", path, at)
+			}
+		}
+		if err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Config, "cannot look at %s", at)
+		}
+	}
+	return nil
+}
+
+// oursAlone says whether nobody writes to a file or folder but root and the daemon's user.
+func oursAlone(uid, mode uint32) bool {
+	return safepath.Ours(uid) && mode&0o022 == 0
+}
+
+// checkOwner refuses rules that anybody but root and the daemon's user could write.
+func checkOwner(f *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Config, "cannot look at %s", f.Name())
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return fault.New(fault.Invalid, fault.Config, "%s is no file", f.Name())
+	case !oursAlone(st.Uid, st.Mode):
+		return fault.New(fault.Denied, fault.Config, "%s can be written by others than root; chown root it and chmod go-w", f.Name())
+	}
+	return nil
+}
+
+// ParseRules understands the text of a file of rules.
+func ParseRules(path string, text []byte) (*Rules, error) {
+	r := &Rules{path: path}
+	if err := r.parse(text); err != nil {
+		return nil, fault.Wrap(err, fault.Invalid, fault.Config, "%s", path)
+	}
+	return r, nil
+}
+
+func wrong(at *yaml.Node, format string, args ...any) error {
+	return fmt.Errorf("line %d: %s", at.Line, fmt.Sprintf(format, args...))
+}
+
+func (r *Rules) parse(text []byte) error {
+	if len(text) > maxFile {
+		return fmt.Errorf("more than %d bytes are no file of rules", maxFile)
+	}
+	var doc yaml.Node
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	if err := decoder.Decode(&doc); err != nil {
+		return fmt.Errorf("cannot be read: %w", err)
+	}
+	if err := decoder.Decode(new(yaml.Node)); err != io.EOF { //nolint:errorlint // the decoder gives it bare
+		return fmt.Errorf("there is more than one document")
+	}
+	top, err := fields(doc.Content[0], "the file", "version", "rules")
+	if err != nil {
+		return err
+	}
+	if v := top["version"]; v == nil || v.Value != "1" {
+		return wrong(doc.Content[0], "the file says no \"version: 1\", the only one there is")
+	}
+	if top["rules"] == nil || top["rules"].Kind != yaml.SequenceNode {
+		return wrong(doc.Content[0], "the file has no list of rules")
+	}
+	if n := len(top["rules"].Content); n > maxRules {
+		return wrong(top["rules"], "%d rules are too many; at most %d", n, maxRules)
+	}
+	for _, node := range top["rules"].Content {
+		one, err := parseRule(node)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(r.list, func(other *rule) bool { return other.name == one.name }) {
+			return wrong(node, "there are two rules %q", one.name)
+		}
+		r.list = append(r.list, one)
+	}
+	return nil
+}
+
+// fields gives the values of a mapping, and refuses any other key than these.
+func fields(node *yaml.Node, what string, known ...string) (map[string]*yaml.Node, error) {
+	if node.Kind != yaml.MappingNode {
+		return nil, wrong(node, "%s is a list of \"name: value\" lines", what)
+	}
+	found := map[string]*yaml.Node{}
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		key := node.Content[i]
+		switch {
+		case !slices.Contains(known, key.Value):
+			return nil, wrong(key, "%s has no %q; it has %s", what, key.Value, strings.Join(known, ", "))
+		case found[key.Value] != nil:
+			return nil, wrong(key, "%q comes twice", key.Value)
+		}
+		found[key.Value] = node.Content[i+1]
+	}
+	return found, nil
+}
+
+// items gives the words of a list; one word may stand without one.
+func items(node *yaml.Node, what string) ([]*yaml.Node, error) {
+	list := []*yaml.Node{node}
+	if node.Kind == yaml.SequenceNode {
+		list = node.Content
+	}
+	switch {
+	case len(list) == 0:
+		return nil, wrong(node, "%q is empty; leave it out, or say what it is", what)
+	case len(list) > maxItems:
+		return nil, wrong(node, "%d items under %q are too many; at most %d", len(list), what, maxItems)
+	}
+	for _, item := range list {
+		if item.Kind != yaml.ScalarNode || item.Value == "" || item.Tag == "!!null" {
+			return nil, wrong(item, "what stands under %q is no word", what)
+		}
+	}
+	return list, nil
+}
+
+// parts understand what stands under each key of a rule.
+var parts = []struct {
+	key  string
+	take func(*rule, *yaml.Node) error
+}{
+	{"who", (*rule).takeWho},
+	{"may", (*rule).takeMay},
+	{"guests", (*rule).takeGuests},
+	{"pools", func(r *rule, n *yaml.Node) error { r.some, r.pools = true, append(r.pools, n.Value); return nil }},
+	{"networks", func(r *rule, n *yaml.Node) error { r.some, r.networks = true, append(r.networks, n.Value); return nil }},
+	{"images", (*rule).takeImages},
+	{"secrets", func(r *rule, n *yaml.Node) error { r.secrets = append(r.secrets, n.Value); return nil }},
+}
+
+func parseRule(node *yaml.Node) (*rule, error) {
+	known := []string{"name", atMost}
+	for _, p := range parts {
+		known = append(known, p.key)
+	}
+	given, err := fields(node, "a rule", known...)
+	if err != nil {
+		return nil, err
+	}
+	if given["name"] == nil || given["name"].Kind != yaml.ScalarNode || given["name"].Value == "" {
+		return nil, wrong(node, "a rule has no name, by which errors and the audit call it")
+	}
+	r := &rule{name: given["name"].Value}
+	for _, p := range parts {
+		if given[p.key] == nil {
+			continue
+		}
+		list, err := items(given[p.key], p.key)
+		if err != nil {
+			return nil, err
+		}
+		for _, item := range list {
+			if err := p.take(r, item); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if given[atMost] != nil {
+		if r.most, err = parseMost(given[atMost]); err != nil {
+			return nil, err
+		}
+	}
+	err = r.check(node, given["images"] != nil)
+	if r.some && r.most.definitions == 0 {
+		r.most.definitions = usualDefinitions
+	}
+	return r, err
+}
+
+func (r *rule) check(node *yaml.Node, saysImages bool) error {
+	switch {
+	case len(r.who) == 0:
+		return wrong(node, "rule %q does not say \"who\"; \"everyone\" is a word for it", r.name)
+	case r.may == 0:
+		return wrong(node, "rule %q does not say what they \"may\" do: %s", r.name, givableVerbs())
+	case !r.some:
+		r.anywhere = r.anywhere || !saysImages
+	}
+	if r.anywhere && len(r.secrets) > 0 {
+		return wrong(node, "rule %q names \"secrets\", and lets definitions use any file of the host, and any secret with that; say \"images\", as folders or pools, too", r.name)
+	}
+	if err := r.most.check(r, node); err != nil {
+		return err
+	}
+	for _, v := range whole {
+		if r.some && r.may.has(v) {
+			return wrong(node, "rule %q gives %q, which reaches beyond the guests, pools and networks that it names; put it into a rule without them", r.name, v)
+		}
+	}
+	return nil
+}
+
+func (r *rule) takeMay(node *yaml.Node) error {
+	if node.Value == everything {
+		r.may = 1<<verbs - 1
+		return nil
+	}
+	v, known := ParseVerb(node.Value)
+	if !known {
+		return wrong(node, "%q is nothing that one may do; there are %s", node.Value, givableVerbs())
+	}
+	r.may |= 1 << v
+	return nil
+}
+
+func (r *rule) takeGuests(node *yaml.Node) error {
+	s, err := fleet.ParseSelector(node.Value)
+	if err != nil {
+		return wrong(node, "%v", err)
+	}
+	if s.Fleeting() {
+		return wrong(node, "guests are known here by name, uuid, label and tile, which they have before they are made; %q asks for more", node.Value)
+	}
+	r.some, r.guests = true, append(r.guests, s)
+	return nil
+}
+
+func (r *rule) takeImages(node *yaml.Node) error {
+	switch place := node.Value; {
+	case place == "any":
+		r.anywhere = true
+	case strings.HasPrefix(place, "pool:") && len(place) > len("pool:"):
+		r.images = append(r.images, place)
+	case filepath.IsAbs(place) && filepath.Clean(place) == place && place != "/":
+		r.images = append(r.images, place)
+	default:
+		return wrong(node, "%q is no place of images; say /a/folder, pool:NAME or any", place)
+	}
+	return nil
+}
+
+func (r *rule) takeWho(node *yaml.Node) error {
+	kind, value, _ := strings.Cut(node.Value, ":")
+	p := principal{text: node.Value}
+	switch {
+	case node.Value == "everyone":
+		p.is = func(Who) bool { return true }
+	case kind == "user" && value != "":
+		id, err := number(value, func() (string, error) {
+			u, err := user.Lookup(value)
+			if err != nil {
+				return "", err
+			}
+			return u.Uid, nil
+		})
+		if err != nil {
+			return wrong(node, "there is no user %q on this host", value)
+		}
+		p.is = isUser(id)
+	case kind == "group" && value != "":
+		id, err := number(value, func() (string, error) {
+			g, err := user.LookupGroup(value)
+			if err != nil {
+				return "", err
+			}
+			return g.Gid, nil
+		})
+		if err != nil {
+			return wrong(node, "there is no group %q on this host", value)
+		}
+		p.is = isMember(id)
+	case kind == "dn" && value != "":
+		p.is = func(w Who) bool { return w.Subject != "" && fleet.Matches(value, w.Subject) }
+	default:
+		return wrong(node, "%q is nobody; say user:NAME, group:NAME, dn:GLOB or everyone", node.Value)
+	}
+	r.who = append(r.who, p)
+	return nil
+}
+
+// number reads an id, or looks its name up.
+func number(value string, lookup func() (string, error)) (uint32, error) {
+	id, err := strconv.ParseUint(value, 10, 32)
+	if err == nil {
+		return uint32(id), nil
+	}
+	found, err := lookup()
+	if err != nil {
+		return 0, err
+	}
+	id, err = strconv.ParseUint(found, 10, 32)
+	return uint32(id), err
+}

@@ -1,0 +1,271 @@
+package authz
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+const shared = `
+version: 1
+rules:
+  - name: builders
+    who: user:1002
+    may: [read, define, change]
+    guests: build-*
+    at most: {guests: 3, memory: 4GiB, vcpus: 8, interfaces: 10}
+  - name: testers
+    who: user:1002
+    may: [read, define]
+    guests: test-*
+    at most: {guests: 1}
+  - name: owners
+    who: user:1004
+    may: networks
+    networks: n-*
+  - name: administrators
+    who: user:1005
+    may: all
+  - name: makers
+    who: user:1003
+    may: [read, define]
+    guests: build-*
+`
+
+// sized is a definition of a guest that takes so much.
+func sized(name string, memory uint64, vcpus uint) *domain.Definition {
+	return &domain.Definition{Name: name, Memory: memory, VCPUs: domain.VCPUs{Max: vcpus, Current: 1}}
+}
+
+func isThere(def *domain.Definition) fleet.Member {
+	return fleet.Member{View: &guest.View{Name: def.Name, UUID: "uuid of " + def.Name, Persistent: true, Inactive: def}}
+}
+
+func threaded(def *domain.Definition, threads uint) *domain.Definition {
+	def.IOThreads = threads
+	return def
+}
+
+// plugged gives a guest interfaces of so many queues.
+func plugged(def *domain.Definition, queues ...uint) *domain.Definition {
+	for _, n := range queues {
+		def.Devices.NICs = append(def.Devices.NICs, &device.NIC{Queues: n})
+	}
+	return def
+}
+
+// drawn gives a guest a graphics adapter of so many KiB.
+func drawn(def *domain.Definition, ram, vram uint) *domain.Definition {
+	def.Devices.Videos = []*device.Video{{Model: "qxl", RAM: ram, VRAM64: vram}}
+	return def
+}
+
+// writtenOf gives the bytes of a definition, which are those of its description here.
+func writtenOf(def *domain.Definition) uint64 { return uint64(len(def.Description)) }
+
+// sharing gives a gate with these guests.
+func sharing(t *testing.T, there ...*domain.Definition) *Gate {
+	t.Helper()
+	rules, err := ParseRules("access.yaml", []byte(shared))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Gate{Config: Config{Guests: &guest.Registry{}}}
+	g.rules.Store(rules)
+	g.shares.there = func(like Object) (all []claim) {
+		for _, def := range there {
+			all = append(all, claim{Of(isThere(def)), "uuid of " + def.Name, shareOf(writtenOf(def), def)})
+		}
+		return all
+	}
+	return g
+}
+
+// wants asks for one guest in a call of its own, which goes on until the test ends.
+func wants(t *testing.T, g *Gate, uid uint32, v Verb, def *domain.Definition) error {
+	taking := &taking{gate: g, who: user1(uid), verb: v}
+	t.Cleanup(taking.end)
+	return taking.guest("uuid of "+def.Name, def, writtenOf(def))
+}
+
+// What a rule gives at most is for all guests that it is about together, whoever made them.
+func TestARuleBoundsItsGuests(t *testing.T) {
+	const gib = 1 << 30
+	there := []*domain.Definition{sized("build-1", 2*gib, 4), plugged(sized("build-2", gib, 2), 0, 4), sized("db-1", 64*gib, 64)}
+	for _, c := range []struct {
+		what string
+		def  *domain.Definition
+		uid  uint32
+		verb Verb
+		full string // empty: there is room
+	}{
+		{"one more", sized("build-3", gib, 2), 1002, Define, ""},
+		{"one that is too large", sized("build-3", 2*gib, 2), 1002, Define, "at most 4 GiB of memory together; this one takes 2 GiB of memory and the others have 3 GiB of memory"},
+		{"one of too many processors", sized("build-3", gib, 3), 1002, Define, "at most 8 vCPUs together; this one takes 3 vCPUs and the others have 6 vCPUs"},
+		{"one without end", sized("build-3", 1<<63, 2), 1002, Define, "at most 4 GiB"},
+		{"one of threads alone", threaded(sized("build-3", gib, 1), 3), 1002, Define, "at most 8 vCPUs together; this one takes 3 vCPUs"},
+		{"one of graphics, as many have", drawn(sized("build-3", gib, 2), 128<<10, 64<<10), 1002, Define, ""},
+		{"one of graphics alone", drawn(sized("build-3", 1024, 1), 512<<10, 1<<20), 1002, Define, "at most 4 GiB"},
+		{"one of more graphics than there are", drawn(sized("build-3", 1024, 1), 1<<63, 1<<63), 1002, Define, "at most 4 GiB"},
+		{"one of as many interfaces as are left", plugged(sized("build-3", gib, 1), 1, 0, 3), 1002, Define, ""},
+		{"one of too many interfaces", plugged(sized("build-3", gib, 1), 0, 0, 0, 0, 0, 0), 1002, Define, "at most 10 interfaces together; this one takes 6 interfaces and the others have 5 interfaces"},
+		{"one of too many queues", plugged(sized("build-3", gib, 1), 1<<63, 1<<63), 1002, Define, "at most 10 interfaces"},
+		{"one that grows within the bound", sized("build-2", 2*gib, 2), 1002, Change, ""},
+		{"one that grows beyond it", sized("build-2", 2*gib+1024, 2), 1002, Change, "the others have 2 GiB"},
+		{"one of another rule", sized("test-1", 64*gib, 64), 1002, Define, ""},
+		{"who has a rule without bounds", sized("build-9", 64*gib, 64), 1003, Define, ""},
+		{"a right that no rule gives", sized("db-2", gib, 1), 1002, Define, ""}, // which is refused elsewhere
+	} {
+		err := wants(t, sharing(t, there...), c.uid, c.verb, c.def)
+		switch {
+		case c.full == "" && err != nil:
+			t.Errorf("%s: %v", c.what, err)
+		case c.full != "" && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), c.full) || !strings.Contains(err.Error(), `rule "builders"`)):
+			t.Errorf("%s: got %v, want something with %q", c.what, err, c.full)
+		}
+	}
+	there = append(there, sized("build-3", 1024, 1))
+	if err := wants(t, sharing(t, there...), 1002, Define, sized("build-4", 1024, 1)); err == nil || !strings.Contains(err.Error(), "at most 3 guests together; this one takes 1 guest and the others have 3 guests") {
+		t.Errorf("a fourth: %v", err)
+	}
+}
+
+// Definitions are bounded by the bytes that are kept of them, also by a rule that says nothing
+// of that: the daemon has all of them in its memory.
+func TestARuleBoundsTheBytesOfDefinitions(t *testing.T) {
+	long := func(name string, bytes int) *domain.Definition {
+		def := sized(name, 1024, 1)
+		def.Description = strings.Repeat("x", bytes)
+		return def
+	}
+	const mib = 1 << 20
+	g := sharing(t, long("build-1", 60*mib), long("other", 60*mib))
+	for bytes, full := range map[int]bool{4 * mib: false, 4*mib + 1: true} {
+		err := wants(t, g, 1003, Define, long("build-2", bytes))
+		if full != fault.Is(err, fault.NoCapacity) || full && !strings.Contains(err.Error(), "at most 64 MiB of definitions together") {
+			t.Errorf("%d bytes more: %v", bytes, err)
+		}
+	}
+	rules, err := ParseRules("access.yaml", []byte(strings.Replace(shared, "guests: 3,", "definitions: 61MiB,", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.rules.Store(rules)
+	if err := wants(t, g, 1002, Define, long("build-2", 2*mib)); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("more than the rule says: %v", err)
+	}
+	if err := wants(t, g, 1005, Define, long("build-2", 65*mib)); err != nil {
+		t.Errorf("who may do everything: %v", err)
+	}
+	g.shares.there = func(Object) []claim { return []claim{claimOf(Object{Kind: Network, Name: "n-1", written: 60 * mib})} }
+	ctx, done := g.Bound(t.Context(), user1(1004), Networks)
+	defer done()
+	if err := g.Make(ctx, Networks, Object{Kind: Network, Name: "n-2", written: 8 * mib}); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("a network: %v", err)
+	}
+}
+
+// Networks, pools and volumes are counted by themselves, and volumes in all pools of the rule.
+func TestARuleBoundsItsNetworksPoolsAndVolumes(t *testing.T) {
+	rules, err := ParseRules("access.yaml", []byte(`
+version: 1
+rules:
+  - {name: owners, who: "user:1003", may: [networks, pools, volumes], networks: "n-*", pools: "p-*", at most: {networks: 2, pools: 2, volumes: 3}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	network, pool := func(name string) Object { return Object{Kind: Network, Name: name} }, func(name string) Object { return Object{Kind: Pool, Name: name} }
+	of := func(pool, name string) Object { return Object{Kind: Pool, Name: pool, Part: name} }
+	g := &Gate{Config: Config{Guests: &guest.Registry{}}}
+	g.rules.Store(rules)
+	g.shares.there = func(like Object) (all []claim) {
+		for _, o := range []Object{network("n-1"), network("other"), pool("p-1"), pool("other"), of("p-1", "a"), of("p-2", "b"), of("other", "c")} {
+			if o.Kind == like.Kind && (o.Part == "") == (like.Part == "") {
+				all = append(all, claimOf(o))
+			}
+		}
+		return all
+	}
+	ctx, done := g.Bound(t.Context(), user1(1003), Networks)
+	defer done()
+	for _, c := range []struct {
+		verb   Verb
+		object Object
+		full   string
+	}{
+		{Networks, network("n-1"), ""}, // is there
+		{Networks, network("n-2"), ""},
+		{Networks, network("n-3"), "at most 2 networks together; this one takes 1 network and the others have 2 networks"},
+		{Pools, pool("p-2"), ""},
+		{Pools, pool("p-3"), "at most 2 pools together"},
+	} {
+		if err := g.Make(ctx, c.verb, c.object); c.full == "" && err != nil || c.full != "" && (!fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), c.full)) {
+			t.Errorf("%s: got %v, want %q", c.object, err, c.full)
+		}
+	}
+	taking := &taking{gate: g, who: user1(1003)}
+	defer taking.end()
+	if err := taking.volume("p-2", "c"); err != nil {
+		t.Errorf("a third volume: %v", err)
+	}
+	if err := taking.volume("p-1", "c"); !fault.Is(err, fault.NoCapacity) || !strings.Contains(err.Error(), "at most 3 volumes together") {
+		t.Errorf("a fourth volume: %v", err)
+	}
+}
+
+// A guest that has more than its rule gives now, as after the bound was lowered, may start
+// and become smaller, and not larger.
+func TestWhatAGuestHasItKeeps(t *testing.T) {
+	const gib = 1 << 30
+	g := sharing(t, sized("build-1", 8*gib, 4))
+	for _, has := range []uint64{8 * gib, 6 * gib} {
+		if err := wants(t, g, 1002, Define, sized("build-1", has, 4)); err != nil {
+			t.Errorf("%d GiB: %v", has/gib, err)
+		}
+	}
+	if err := wants(t, g, 1002, Define, sized("build-1", 9*gib, 4)); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("growing: %v", err)
+	}
+}
+
+// Calls at the same time count each other's guests, which are not there yet; what a call
+// took without making it is free again when it ends.
+func TestNoTwoSlipUnderABound(t *testing.T) {
+	g := sharing(t)
+	var calls sync.WaitGroup
+	var made atomic.Int32
+	for i := range 32 {
+		calls.Go(func() {
+			if wants(t, g, 1002, Define, sized(fmt.Sprint("build-", i), 1024, 1)) == nil {
+				made.Add(1)
+			}
+		})
+	}
+	calls.Wait()
+	if made.Load() != 3 {
+		t.Errorf("%d guests at once, of at most 3", made.Load())
+	}
+	one := &taking{gate: sharing(t), who: user1(1002), verb: Define}
+	if err := one.guest("a", sized("test-1", 1, 1), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err == nil {
+		t.Error("two guests of at most one")
+	}
+	one.end()
+	if err := wants(t, one.gate, 1002, Define, sized("test-2", 1, 1)); err != nil {
+		t.Errorf("a call that has ended still counts: %v", err)
+	}
+	if err := one.guest("a", sized("test-1", 1, 1), 0); !fault.Is(err, fault.Aborted) {
+		t.Errorf("a call that has ended takes more: %v", err)
+	}
+}

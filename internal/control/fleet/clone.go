@@ -1,0 +1,300 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// CloneRequest says which guest is to be cloned, and how.
+type CloneRequest struct {
+	Source string
+	// Names are those of the clones.
+	Names []string
+	// Thin puts the clones' disks above those of the source, which becomes a
+	// template: it is not started any more.
+	Thin bool
+	// Pool is where the new volumes go; empty: each beside the one it is of.
+	Pool string
+	// Seed gives each clone a CD for cloud-init; nil: none.
+	Seed *Seed
+	// NoRNG leaves a guest without a source of random numbers as it is.
+	NoRNG  bool
+	DryRun bool
+}
+
+// Bounds of cloning. Copies are bounded by the disks.
+const (
+	clonesAtOnce = 8
+	maxClones    = 4096
+)
+
+// Clone makes guests that are like another one in all but what tells them apart.
+// Each is made whole or not at all. It reports as Run does; the end of ctx ends,
+// and undoes, the clones that are being made.
+func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), report func(Result)) (Summary, error) {
+	if err := q.check(); err != nil {
+		return Summary{}, err
+	}
+	g, err := f.guests.ByName(q.Source)
+	if err != nil {
+		return Summary{}, err
+	}
+	def, release, err := g.KeepStill(ctx)
+	if err != nil {
+		return Summary{}, err
+	}
+	defer release()
+	leave, err := f.keepTile(f.Of(g))
+	if err != nil {
+		return Summary{}, err
+	}
+	defer leave()
+	c, err := f.cloningOf(def, q)
+	if err != nil {
+		return Summary{}, err
+	}
+	c.fences = g.Fences()
+	if !q.Thin || q.DryRun || g.View().Template {
+		return c.all(ctx, plan, report), nil
+	}
+	return f.thinly(ctx, g, func(ctx context.Context) Summary {
+		defer release()
+		return c.all(ctx, plan, report)
+	})
+}
+
+// all makes the clones, several at once.
+func (c *cloning) all(ctx context.Context, plan func(Plan), report func(Result)) Summary {
+	names := c.q.Names
+	ids := make([]string, len(names))
+	s := &schedule{
+		log: c.fleet.log, places: arrange(names, nil, anyhow), names: names, parallel: clonesAtOnce, keepGoing: true,
+		do: func(ctx context.Context, i int) Result {
+			ids[i] = uuid.NewString()
+			return c.clone(ctx, names[i], ids[i])
+		},
+	}
+	return s.tell(ctx, plan, func(i int, r Result) {
+		if r.Name = names[i]; r.Outcome == Done {
+			r.UUID = ids[i]
+		}
+		report(r)
+	})
+}
+
+func (q *CloneRequest) check() error {
+	if len(q.Names) == 0 || len(q.Names) > maxClones {
+		return fault.New(fault.Invalid, fault.Call, "from 1 to %d clones can be made in one call, not %d", maxClones, len(q.Names))
+	}
+	seen := map[string]bool{}
+	for _, name := range q.Names {
+		if err := domain.CheckName(name); err != nil {
+			return err
+		}
+		if seen[name] {
+			return fault.New(fault.Invalid, fault.Call, "the name %q is there twice", name)
+		}
+		seen[name] = true
+	}
+	return q.Seed.check()
+}
+
+// cloning is one guest being cloned.
+type cloning struct {
+	fleet  *Fleet
+	q      CloneRequest
+	source *domain.Definition
+	// fences are what the source's files are held to.
+	fences guest.Fences
+	disks  []original
+	// seeds is the pool of the seeds.
+	seeds *volume.Pool
+	note  string
+}
+
+// original is a disk of which every clone gets its own.
+type original struct {
+	at   int // among the disks of the definition
+	from *volume.Pool
+	of   *volume.Volume
+	into *volume.Pool
+	ext  string // of the new volume's name
+}
+
+// cloningOf finds, before anything is made, all that keeps a guest from being cloned.
+func (f *Fleet) cloningOf(d *domain.Definition, q CloneRequest) (*cloning, error) {
+	if err := uncloneable(d); err != nil {
+		return nil, err
+	}
+	c := &cloning{fleet: f, q: q, source: d}
+	for i, disk := range d.Devices.Disks {
+		if disk.Source == nil || disk.Device == "cdrom" || disk.ReadOnly || disk.Shareable {
+			continue // shared, as its definition allows
+		}
+		o, err := c.original(disk)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Of(err), fault.About(err), "domain %q cannot be cloned: disk %s", d.Name, disk.Target)
+		}
+		o.at = i
+		c.disks = append(c.disks, o)
+	}
+	if err := c.findSeeds(); err != nil {
+		return nil, err
+	}
+	c.note = c.describe()
+	return c, nil
+}
+
+// original finds the volume that a disk is, and where copies of it go.
+func (c *cloning) original(disk *device.Disk) (o original, err error) {
+	switch {
+	case disk.Device == "lun":
+		return o, fault.New(fault.Unsupported, fault.Domain, "is a LUN of the host's, which no second guest can have")
+	case disk.Encryption != nil:
+		return o, fault.New(fault.Unsupported, fault.Domain, "is encrypted, and its copies would need secrets of their own, which is not built; copy the volume (virsh vol-create-from) and define the guest by yourself")
+	}
+	if v := disk.Source.Volume; v != nil {
+		if o.from, err = c.fleet.pools.ByName(v.Pool); err == nil {
+			o.of, err = o.from.Volume(v.Volume)
+		}
+	} else if o.from, o.of, err = c.fleet.pools.ByPath(disk.Source.Path()); err != nil {
+		err = fault.New(fault.NotFound, fault.Volume, "%s is in no active pool; make one of its folder (virsh pool-create-as NAME dir --target %s)",
+			disk.Source.Path(), fault.Word(filepath.Dir(disk.Source.Path())))
+	}
+	if err != nil {
+		return o, err
+	}
+	// What a guest wrote into a raw disk must not decide what is read.
+	if declared := cmp.Or(disk.Format, "raw"); declared != format(o.of) {
+		return o, fault.New(fault.Invalid, fault.Volume, "is %s by the guest's definition and %s by pool %q; correct the one that is wrong", declared, o.of.Format, o.from.Name())
+	}
+	o.into, o.ext = o.from, filepath.Ext(o.of.Name)
+	if c.q.Pool != "" {
+		if o.into, err = c.fleet.pools.ByName(c.q.Pool); err != nil {
+			return o, err
+		}
+	}
+	if c.q.Thin {
+		o.ext = ".qcow2"
+		if t := o.into.View().Type; t == volume.Logical || t == volume.Disk {
+			return o, fault.New(fault.Unsupported, fault.Pool, "cannot have thin clones in pool %q, whose volumes are block devices; name a pool of files (--pool)", o.into.Name())
+		}
+	}
+	return o, nil
+}
+
+// format is that of a volume as a disk has it.
+func format(v *volume.Volume) string {
+	if v.Format == image.ISO {
+		return string(image.Raw)
+	}
+	return string(v.Format)
+}
+
+// findSeeds settles in which pool seeds are made.
+func (c *cloning) findSeeds() (err error) {
+	switch {
+	case c.q.Seed == nil:
+	case c.q.Pool != "":
+		c.seeds, err = c.fleet.pools.ByName(c.q.Pool)
+	case len(c.disks) > 0:
+		c.seeds = c.disks[0].into
+	default:
+		if c.seeds, err = c.fleet.pools.ByName("default"); err != nil {
+			err = fault.New(fault.Invalid, fault.Pool, "the guest has no disk beside which its seed could lie, and no pool is called default; name one (--pool)")
+		}
+	}
+	return err
+}
+
+// describe says what clones get, and what they do not.
+func (c *cloning) describe() string {
+	var words []string
+	how := "copied"
+	if c.q.Thin {
+		how = "thin"
+	}
+	if n := len(c.disks); n > 0 {
+		words = append(words, fmt.Sprintf("%d disks %s", n, how))
+	}
+	if c.q.Seed != nil {
+		words = append(words, "a seed")
+	}
+	if c.addsRNG() {
+		words = append(words, "a virtio-rng")
+	}
+	if slices.ContainsFunc(c.source.Devices.TPMs, func(t *device.TPM) bool { return t.Type == "emulator" }) {
+		words = append(words, "an empty TPM")
+	}
+	return strings.Join(words, ", ")
+}
+
+// addsRNG says whether clones get a source of random numbers that the guest itself
+// does not have: they need one more than it did, to part from each other.
+func (c *cloning) addsRNG() bool {
+	return !c.q.NoRNG && len(c.source.Devices.RNGs) == 0 && c.source.OS.Machine != "isapc"
+}
+
+// clone makes one clone, or leaves nothing of it.
+func (c *cloning) clone(ctx context.Context, name, id string) Result {
+	d := c.source.Clone()
+	err := renew(d, name, id, c.fleet.newMAC)
+	if err == nil {
+		err = c.checkRoom(name)
+	}
+	switch {
+	case err != nil:
+		return Result{Outcome: Failed, Error: err}
+	case c.q.DryRun:
+		return Result{Outcome: Would, Note: c.note}
+	}
+	w := newCloneCreation(c, name, d)
+	return c.fleet.perform(ctx, cloneKind.Name, w, &w.parts, c.note)
+}
+
+// copyName is that of a clone's own volume.
+func (o *original) copyName(clone, target string) VolumeName {
+	return VolumeName{Pool: o.into.Name(), Name: clone + "-" + target + o.ext}
+}
+
+func (c *cloning) seedName(clone string) VolumeName {
+	return VolumeName{Pool: c.seeds.Name(), Name: clone + "-seed.iso"}
+}
+
+// volumes are those of a clone that is to be.
+func (c *cloning) volumes(name string) []VolumeName {
+	var all []VolumeName
+	for _, o := range c.disks {
+		all = append(all, o.copyName(name, c.source.Devices.Disks[o.at].Target))
+	}
+	if c.seeds != nil {
+		all = append(all, c.seedName(name))
+	}
+	return all
+}
+
+// checkRoom refuses a clone before anything of it is made.
+func (c *cloning) checkRoom(name string) error {
+	if _, err := c.fleet.guests.ByName(name); err == nil {
+		return fault.New(fault.Exists, fault.Domain, "domain %q is there already", name)
+	}
+	for _, v := range c.volumes(name) {
+		if err := c.fleet.vacant(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,182 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// cloneKind makes a clone. It is made when its record has gone: until then a daemon
+// that finds the record takes it back.
+var cloneKind = operation.Kind[*Fleet]{
+	Name: "clone", Version: 1,
+	Steps: []string{"volumes", "variables", "guest"}, Undo: []string{"volumes", "variables", "guest"},
+	Bind: func(f *Fleet) operation.Work { return &cloneCreation{parts: parts{fleet: f}} },
+}
+
+// cloneCreation is the payload.
+type cloneCreation struct {
+	parts
+
+	// What follows is of the daemon that began it.
+	cloning *cloning
+	d       *domain.Definition // of the clone
+	fences  guest.Fences       // of its files
+}
+
+func newCloneCreation(c *cloning, name string, d *domain.Definition) *cloneCreation {
+	return &cloneCreation{parts: parts{fleet: c.fleet, Guests: []string{d.UUID}, Volumes: c.volumes(name)}, cloning: c, d: d}
+}
+
+// Steps implements operation.Work.
+func (w *cloneCreation) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "volumes", Effect: operation.Lasting, Do: w.makeVolumes, Undo: w.deleteVolumes},
+		{Name: "variables", Effect: operation.Lasting, Do: w.copyVariables, Undo: w.dropVariables},
+		{Name: "guest", Effect: operation.Lasting, Do: w.define, Undo: w.undefine},
+	}
+}
+
+// makeVolumes makes the clone's disks and its seed.
+func (w *cloneCreation) makeVolumes(ctx context.Context) error {
+	c := w.cloning
+	w.fences = maps.Clone(c.fences)
+	for i, o := range c.disks {
+		disk := w.d.Devices.Disks[o.at]
+		was := *disk
+		made, err := c.copyDisk(w.fences.On(ctx, disk), o, w.d.Name, disk)
+		if err != nil {
+			return errors.Join(err, w.onlyFirst(i))
+		}
+		w.fences.Like(&was, disk, filepath.Dir(made.Path))
+	}
+	if c.q.Seed == nil {
+		return nil
+	}
+	if err := c.makeSeed(w.fences.In(ctx), w.d); err != nil {
+		return errors.Join(err, w.onlyFirst(len(c.disks)))
+	}
+	return nil
+}
+
+// copyVariables gives the clone UEFI variables of its own: a file of the daemon's,
+// whatever the source has.
+func (w *cloneCreation) copyVariables(ctx context.Context) (err error) {
+	v := &w.d.OS.NVRAM
+	if v.Path == "" {
+		return nil
+	}
+	v.Path, err = w.fleet.guests.CopyNVRAM(w.fences.In(ctx), v.Path, w.d.UUID)
+	v.Type, v.SecLabels = "", nil
+	return err
+}
+
+func (w *cloneCreation) dropVariables(ctx context.Context) error {
+	if w.Kept != "" {
+		return nil
+	}
+	return w.fleet.guests.DropNVRAM(ctx, w.Guests[0])
+}
+
+// define makes the guest, which nobody can start before.
+func (w *cloneCreation) define(ctx context.Context) error {
+	if w.cloning.addsRNG() {
+		w.d.Devices.RNGs = []*device.RNG{guest.NewRNG()}
+	}
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	doc, err := domainxml.Format(w.d, domainxml.Style{Secure: true})
+	if err != nil {
+		return err
+	}
+	if _, err = w.fleet.guests.Define(context.WithoutCancel(w.fences.In(ctx)), doc, false); err != nil {
+		return fmt.Errorf("cannot define domain %q: %w", w.d.Name, err)
+	}
+	return nil
+}
+
+// copyDisk makes a clone's own volume of a disk, and puts it in the disk's place.
+func (c *cloning) copyDisk(ctx context.Context, o original, clone string, disk *device.Disk) (made *volume.Volume, err error) {
+	name := o.copyName(clone, disk.Target)
+	doc, err := c.copyDocument(o, name.Name)
+	if err != nil {
+		return nil, err
+	}
+	if c.q.Thin {
+		made, err = o.into.CreateVolume(ctx, doc, volume.CreateOptions{})
+	} else {
+		made, err = o.into.CloneVolume(ctx, doc, o.from, o.of.Name, volume.CreateOptions{})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot copy disk %s: %w", disk.Target, err)
+	}
+	failpoint.Reach("clone.volume")
+	disk.Format, disk.Backing, disk.BackingSaid = format(made), nil, false
+	point(disk, made, disk.Source.Volume != nil)
+	return made, nil
+}
+
+// point has a disk lead to a volume, by its pool or by its path.
+func point(disk *device.Disk, v *volume.Volume, byPool bool) {
+	switch {
+	case byPool:
+		disk.Source = &device.DiskSource{Volume: &device.VolumeRef{Pool: v.Pool, Volume: v.Name}}
+	case v.Kind == volume.Block:
+		disk.Source = &device.DiskSource{Block: v.Path}
+	default:
+		disk.Source = &device.DiskSource{File: v.Path}
+	}
+}
+
+// copyDocument is what a clone's volume is asked for by. A copy takes no more space
+// than its data do; a thin one takes next to none.
+func (c *cloning) copyDocument(o original, name string) (string, error) {
+	text := func(name, value string) *xmltree.Element {
+		return &xmltree.Element{Name: name, Children: []xmltree.Node{xmltree.Text(value)}}
+	}
+	typed := func(format image.Format) *xmltree.Element {
+		return &xmltree.Element{Name: "format", Attrs: []xmltree.Attr{{Name: "type", Value: string(format)}}}
+	}
+	of := o.of.Format
+	if c.q.Thin {
+		of = image.Qcow2
+	}
+	doc := &xmltree.Element{Name: "volume", Children: []xmltree.Node{
+		text("name", name), text("capacity", fmt.Sprint(o.of.Virtual)), text("allocation", "0"),
+		&xmltree.Element{Name: "target", Children: []xmltree.Node{typed(of)}},
+	}}
+	if c.q.Thin {
+		doc.Children = append(doc.Children, &xmltree.Element{Name: "backingStore", Children: []xmltree.Node{text("path", o.of.Path), typed(o.of.Format)}})
+	}
+	return xmltree.Format(doc)
+}
+
+// makeSeed makes a clone's seed and gives it a drive for that.
+func (c *cloning) makeSeed(ctx context.Context, d *domain.Definition) error {
+	disc, err := c.q.Seed.disc(d.Name, d.UUID, time.Now())
+	if err != nil {
+		return err
+	}
+	name := c.seedName(d.Name)
+	made, err := c.seeds.FillVolume(ctx, name.Name, disc)
+	if err != nil {
+		return fmt.Errorf("cannot make the seed: %w", err)
+	}
+	failpoint.Reach("clone.seed")
+	point(seedDrive(d), made, true)
+	return nil
+}

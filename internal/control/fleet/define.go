@@ -1,0 +1,120 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// maxDocuments bounds one request's definitions.
+const maxDocuments = 65536
+
+// define defines a guest of each document. Two documents for one name are
+// refused before anything is done.
+func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report func(Result)) (Summary, error) {
+	if len(q.Documents) > maxDocuments {
+		return Summary{}, fault.New(fault.Invalid, fault.Call, "%d documents are too many for one request; at most %d", len(q.Documents), maxDocuments)
+	}
+	names, uuids := make([]string, len(q.Documents)), make([]string, len(q.Documents))
+	seen := map[string]int{}
+	for i, doc := range q.Documents {
+		root, err := xmltree.Parse(doc)
+		if err != nil || root.Child("name").Text() == "" {
+			names[i] = fmt.Sprintf("document %d", i+1) // its turn says what is wrong with it
+			continue
+		}
+		names[i], uuids[i] = root.Child("name").Text(), root.Child("uuid").Text()
+		if before, twice := seen[names[i]]; twice {
+			return Summary{}, fault.New(fault.Invalid, fault.XML, "documents %d and %d both define domain %q", before+1, i+1, names[i])
+		}
+		seen[names[i]] = i
+	}
+	places := arrange(names, nil, anyhow)
+	s := &schedule{
+		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing,
+		do: func(ctx context.Context, i int) Result {
+			r, uuid := f.defineOne(ctx, q, names[i], q.Documents[i])
+			if uuid != "" {
+				uuids[i] = uuid
+			}
+			return r
+		},
+	}
+	return s.tell(ctx, plan, func(i int, r Result) {
+		r.Name, r.UUID = names[i], uuids[i]
+		report(r)
+	}), nil
+}
+
+// defineOne gives the UUID too, which the document need not say.
+func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Result, string) {
+	if q.AdmitDocument != nil {
+		var err error
+		if ctx, err = q.AdmitDocument(ctx, doc); err != nil {
+			return Result{Outcome: Failed, Error: err}, ""
+		}
+	}
+	if q.DryRun {
+		def, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate, Submitted: true})
+		if err == nil {
+			err = f.guests.Allows(ctx, def, doc)
+		}
+		if err != nil {
+			return Result{Outcome: Failed, Error: err}, ""
+		}
+		return Result{Outcome: Would}, ""
+	}
+	ctx = context.WithoutCancel(ctx)
+	if q.Timeout > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, q.Timeout, fault.New(fault.Timeout, fault.Domain, "define of domain %q did not end within %v", name, q.Timeout))
+		defer stop()
+	}
+	var before *guest.View
+	if g, err := f.guests.ByName(name); err == nil {
+		before = g.View()
+	}
+	g, err := f.guests.Define(ctx, doc, q.Options.Validate)
+	if err != nil {
+		return Result{Outcome: Failed, Error: err}, ""
+	}
+	r := Result{Outcome: Done}
+	if before != nil && alike(before.Inactive, g.View().Inactive) {
+		r.Outcome = Unchanged
+	}
+	notes := f.guests.Clashes(g.View(), q.seesGuest(f))
+	if before == nil {
+		for _, d := range g.View().Decisions() {
+			notes = append(notes, d.String())
+		}
+	}
+	r.Note = strings.Join(notes, "; ")
+	return r, g.UUID()
+}
+
+// seesGuest says whether the request may be about a guest.
+func (q *Request) seesGuest(f *Fleet) func(*guest.Guest) bool {
+	if q.Sees == nil {
+		return nil
+	}
+	return func(g *guest.Guest) bool { return q.Sees(f.Of(g)) }
+}
+
+// alike compares definitions as their documents show them.
+func alike(a, b *domain.Definition) bool {
+	if a == nil || b == nil {
+		return false
+	}
+	was, err := domainxml.Format(a, domainxml.Style{Secure: true})
+	if err != nil {
+		return false
+	}
+	is, err := domainxml.Format(b, domainxml.Style{Secure: true})
+	return err == nil && was == is
+}

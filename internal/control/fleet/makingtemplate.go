@@ -1,0 +1,79 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+)
+
+// templateKind makes a guest a template for thin clones, and no more than a guest again
+// where no clone comes about.
+var templateKind = operation.Kind[*Fleet]{
+	Name: "template", Version: 1,
+	Steps: []string{"make", "clone"}, Undo: []string{"make"},
+	Bind: func(f *Fleet) operation.Work { return &makingTemplate{fleet: f} },
+}
+
+// makingTemplate is the payload.
+type makingTemplate struct {
+	Source string // its UUID
+
+	fleet *Fleet
+	// What follows is of the daemon that began it.
+	source *guest.Guest
+	clone  func(context.Context) error
+}
+
+// Steps implements operation.Work.
+func (m *makingTemplate) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "make", Effect: operation.Lasting, Do: func(ctx context.Context) error { return m.source.MakeTemplate(ctx) }, Undo: m.undo},
+		{Name: "clone", Effect: operation.Lasting, Do: func(ctx context.Context) error { return m.clone(ctx) }},
+	}
+}
+
+// undo has the source be a template no more, unless clones lie above it: those of another
+// call, or ones that are about to. In a daemon that did not begin it they may also lie in
+// pools that are away. Of those nobody knows here, and it stays one until a user says otherwise.
+func (m *makingTemplate) undo(ctx context.Context) error {
+	g, err := m.fleet.guests.ByUUID(m.Source)
+	if err != nil {
+		return nil //nolint:nilerr // it has gone
+	}
+	away := func(p *volume.Pool) bool {
+		v := p.View()
+		return v.State != volume.Running || v.Taken.IsZero()
+	}
+	if m.source == nil && slices.ContainsFunc(m.fleet.pools.List(), away) {
+		return nil
+	}
+	return unless(m.fleet.release(ctx, g, nil), fault.Busy)
+}
+
+// errNoClone has a source be a template no more.
+var errNoClone = errors.New("no clone was made")
+
+// thinly makes thin clones of a guest that is no template yet. The guest is not kept still
+// any more when they are made.
+func (f *Fleet) thinly(ctx context.Context, g *guest.Guest, all func(context.Context) Summary) (sum Summary, _ error) {
+	m := &makingTemplate{Source: g.UUID(), fleet: f, source: g, clone: func(ctx context.Context) error {
+		if sum = all(ctx); sum.Done == 0 {
+			return errNoClone
+		}
+		return nil
+	}}
+	op, err := f.begin(templateKind.Name, m, nil)
+	if err != nil {
+		return sum, err
+	}
+	err = op.Run(ctx)
+	if errors.Is(err, errNoClone) && op.Status().State == operation.Ended { // each was told why
+		err = nil
+	}
+	return sum, err
+}

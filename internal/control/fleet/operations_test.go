@@ -1,0 +1,466 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard/mounttest"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+func TestKinds_NameTheirSteps(t *testing.T) {
+	ok(t, tileCreateKind.Check(tileCreateKind.Bind(nil)))
+	ok(t, tileRemoveKind.Check(tileRemoveKind.Bind(nil)))
+	ok(t, cloneKind.Check(cloneKind.Bind(nil)))
+	ok(t, templateKind.Check(templateKind.Bind(nil)))
+}
+
+// misplace puts another file in the place of the store's, so that it takes no changes until find.
+func (h *herd) misplace() (find func()) {
+	h.t.Helper()
+	path := store.Path(filepath.Join(h.dir, "data"))
+	text, err := os.ReadFile(path)
+	ok(h.t, err)
+	ok(h.t, os.Rename(path, path+".away"))
+	ok(h.t, os.WriteFile(path, text, 0o600))
+	return func() { h.t.Helper(); ok(h.t, os.Rename(path+".away", path)) }
+}
+
+// nextDaemon leaves the fleet as a daemon that ends, and gives the herd that of the next one.
+func (h *herd) nextDaemon() {
+	h.Close()
+	h.Fleet = Open(Config{Guests: h.guests, Pools: h.pools, Events: h.events, Log: h.log, Images: h.images})
+}
+
+// begun begins an operation of which nothing is done before its daemon ends.
+func (h *herd) begun(kind string, w operation.Work, p *parts) {
+	h.t.Helper()
+	_, err := h.begin(kind, w, p.objects())
+	ok(h.t, err)
+	h.nextDaemon()
+}
+
+// cutOff does all of an operation but for its end.
+func (h *herd) cutOff(kind string, w operation.Work, p *parts) {
+	h.t.Helper()
+	_, err := h.begin(kind, w, p.objects())
+	ok(h.t, err)
+	for _, s := range w.Steps() {
+		ok(h.t, s.Do(h.t.Context()))
+	}
+	h.nextDaemon()
+}
+
+// halfMade makes a tile but for the end of it, where its record is removed.
+func (h *herd) halfMade(doc string) {
+	h.t.Helper()
+	w := newTileCreation(h.Fleet, h.docs(doc))
+	h.cutOff(tileCreateKind.Name, w, &w.parts)
+}
+
+func (h *herd) docs(doc string) *tileDocuments {
+	h.t.Helper()
+	docs, err := template(h.t.(*testing.T), doc).expand("lab", 1)
+	ok(h.t, err)
+	return docs
+}
+
+// oldClone begins a clone that was to have volumes, in a daemon that ends.
+func (h *herd) oldClone(guest string, volumes ...string) {
+	h.t.Helper()
+	w := &cloneCreation{parts: parts{fleet: h.Fleet, Guests: []string{guest}}}
+	for _, name := range volumes {
+		pool, name, _ := strings.Cut(name, "/")
+		w.Volumes = append(w.Volumes, VolumeName{Pool: pool, Name: name})
+	}
+	h.begun(cloneKind.Name, w, &w.parts)
+}
+
+// left wants a number of operations to be open.
+func (h *herd) left(n int) {
+	h.t.Helper()
+	if all := h.ops.Operations(); len(all) != n {
+		h.t.Fatalf("%d operations are open, want %d", len(all), n)
+	}
+}
+
+// tidied waits until nothing is left to do.
+func (h *herd) tidied() {
+	h.t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for late := time.After(time.Minute); len(h.ops.Operations()) > 0; {
+		h.ops.Again()
+		select {
+		case <-late:
+			h.t.Fatalf("there is left: %+v", h.ops.Operations()[0].Status())
+		case <-tick.C:
+		}
+	}
+	h.nextDaemon()
+	h.left(0)
+}
+
+// altered is a tile's creation with other steps.
+type altered struct {
+	*tileCreation
+	alter func([]operation.Step) []operation.Step
+}
+
+func (a *altered) Steps() []operation.Step { return a.alter(a.tileCreation.Steps()) }
+
+// A tile whose record cannot be removed is not said to be made: the next daemon removes it.
+func TestATileThatCannotBeNotedIsNotMade(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	var find func()
+	w := newTileCreation(h.Fleet, h.docs(twoGuests))
+	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+		return append(steps, operation.Step{Name: "misplace", Do: func(context.Context) error {
+			find = h.misplace()
+			return nil
+		}})
+	}}, &w.parts, "")
+	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), "removed as soon as it can be") {
+		t.Errorf("its client is told %+v", r)
+	}
+	h.left(1)
+	find()
+	h.tidied()
+	h.wants("files", files(t, dir))
+	h.wants("guests", h.chosen("all"))
+}
+
+// The volumes of a tile that was cut off, whose pool is away when the daemon begins, are
+// removed when that is there. Its guests go at once.
+func TestWhatIsLeftIsTidiedUp(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	h.halfMade(twoGuests)
+	before := files(t, dir)
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	ok(t, p.Stop(t.Context()))
+	h.Recover(t.Context())
+	h.wants("guests", h.chosen("all"))
+	h.wants("files of the pool that is away", files(t, dir), before...)
+	h.left(1)
+	ok(t, p.Start(t.Context(), volume.NoBuild))
+	h.tidied()
+	h.wants("files", files(t, dir))
+}
+
+// Somebody has come to use what was left of a tile or a clone: it stays, with its disks. A tile that
+// was being removed is removed all the same.
+func TestWhatIsLeftAndUsedStays(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	h.halfMade(twoGuests)
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	_, err = p.FillVolume(t.Context(), "one.raw", make([]byte, 1<<20))
+	ok(t, err)
+	h.define(strings.Replace(small("one"), "<serial type='pty'/>", "<disk type='volume' device='disk'><driver name='qemu' type='raw'/>"+
+		"<source pool='default' volume='one.raw'/><target dev='vda' bus='virtio'/></disk>", 1))
+	one, err := h.guests.ByName("one")
+	ok(t, err)
+	h.oldClone(one.UUID(), "default/one.raw")
+	before := files(t, dir)
+	h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-a", "one")
+	h.Recover(t.Context())
+	h.wants("files", files(t, dir), before...)
+	h.wants("running", h.chosen("state=paused"), "lab-1-a", "one")
+	h.wants("guests", h.chosen("all"), "lab-1-a", "lab-1-b", "one")
+	h.tidied()
+
+	w := newTileRemoval(h.Fleet, h.tileNow("lab", 1))
+	h.begun(tileRemoveKind.Name, w, &w.parts)
+	h.Recover(t.Context())
+	h.wants("files without the tile", files(t, dir), "one.raw")
+	h.wants("guests without the tile", h.chosen("all"), "one")
+	h.tidied()
+}
+
+// occupy has a guest answer nobody until it is let go.
+func (h *herd) occupy(name string) (letGo func()) {
+	h.t.Helper()
+	g, err := h.guests.ByName(name)
+	ok(h.t, err)
+	busy, free, over := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		over <- g.ChangeMetadata(h.t.Context(), guest.Title, func(*domain.Definition) (*string, error) {
+			close(busy)
+			<-free
+			return nil, nil
+		}, "", "", guest.Affect{Config: true})
+	}()
+	<-busy
+	return func() {
+		h.t.Helper()
+		close(free)
+		ok(h.t, <-over)
+	}
+}
+
+// Nor is what was left removed when a guest of it has run: what was written by it is somebody's, who may have shut it
+// down before its turn comes.
+func TestWhatIsLeftAndWasUsedStays(t *testing.T) {
+	for name, ended := range map[string]bool{"seen as it runs": false, "seen when it has ended": true} {
+		t.Run(name, func(t *testing.T) {
+			h := newHerd(t)
+			dir := h.withPool()
+			h.halfMade(twoGuests)
+			before := files(t, dir)
+			letGo := h.occupy("lab-1-a")
+			recovered := make(chan struct{})
+			go func() {
+				defer close(recovered)
+				h.Recover(t.Context())
+			}()
+			h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-b") // which has its disks elsewhere
+			if ended {
+				h.run(Request{Verb: Destroy}, "lab-1-b")
+			}
+			letGo()
+			<-recovered
+			h.tidied()
+			h.wants("files", files(t, dir), before...)
+			h.wants("guests", h.chosen("all"), "lab-1-a", "lab-1-b")
+		})
+	}
+}
+
+// A guest of a tile that cannot be made whole, which somebody has started meanwhile, stays with its disks.
+func TestATileThatFailsStaysForWhoRunsIt(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	w := newTileCreation(h.Fleet, h.docs(twoGuests))
+	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+		return append(steps, operation.Step{Name: "use", Do: func(context.Context) error {
+			h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-a")
+			return errors.New("no room for more")
+		}})
+	}}, &w.parts, "")
+	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), `no room for more; what was made stays, for somebody has it by now: domain "lab-1-a"`) {
+		t.Errorf("its client is told %+v", r)
+	}
+	h.tidied()
+	h.wants("files", files(t, dir), "lab-1-top.qcow2", "lab-1.qcow2")
+	h.wants("guests", h.chosen("all"), "lab-1-a", "lab-1-b")
+}
+
+// What somebody has cloned of what was left has its disks below it: they stay for the clone, with what these lie above.
+func TestWhatLiesBelowACloneOfWhatIsLeftStays(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	const base = "<volume pool='default'><name>{name}-{tile}.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target>"
+	h.halfMade(strings.Replace(twoGuests, base, strings.Replace(base, ".qcow2", "-below.qcow2", 1)+"</volume>"+
+		base+"<backingStore><path>"+dir+"/{name}-{tile}-below.qcow2</path><format type='qcow2'/></backingStore>", 1))
+	got, err := h.clone(CloneRequest{Source: "lab-1-a", Names: []string{"one"}, Thin: true})
+	ok(t, err)
+	h.wants("clone", got, "one done")
+	h.Recover(t.Context())
+	h.tidied()
+	h.wants("files", files(t, dir), "lab-1-below.qcow2", "lab-1.qcow2", "one-vda.qcow2")
+	h.wants("guests", h.chosen("all"), "one")
+}
+
+// A daemon that begins serves others before it is done with all that is left, and continues with that then.
+func TestNobodyWaitsForAllThatIsLeft(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	h.halfMade(twoGuests)
+	release := mounttest.Hang(t, dir)
+	late := errors.New("others are to be served")
+	ctx, stop := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, late)
+	defer stop()
+	began := time.Now()
+	h.Recover(ctx)
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("it was waited for for %v", took)
+	}
+	h.left(1)
+	release()
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	ok(t, p.Refresh(t.Context()))
+	h.tidied()
+	h.wants("files left", files(t, dir))
+	h.wants("guests left", h.chosen("all"))
+}
+
+// A tile whose removal was cut off is not taken for a whole one.
+func TestATileThatIsHalfRemovedIsNotThere(t *testing.T) {
+	h := newHerd(t)
+	h.withPool()
+	tt := template(t, twoGuests)
+	_, err := h.create(tt, 1, 1)
+	ok(t, err)
+	w := newTileRemoval(h.Fleet, h.tileNow("lab", 1))
+	h.begun(tileRemoveKind.Name, w, &w.parts)
+	got, err := h.create(tt, 1, 1)
+	h.wants("half removed", got, "lab/1 failed")
+	refused(t, err, fault.Exists, "removal was cut off")
+}
+
+// A tile that could not be taken back is removed by who asks for that.
+func TestRemoveTiles_TakesOverWhatIsOwed(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	w := newTileCreation(h.Fleet, h.docs(twoGuests))
+	undone := make(chan error, 1)
+	r := h.perform(t.Context(), tileCreateKind.Name, &altered{w, func(steps []operation.Step) []operation.Step {
+		return append(steps, operation.Step{
+			Name: "fail", Do: func(context.Context) error { return errors.New("it fails") },
+			Undo: func(context.Context) error {
+				select {
+				case err := <-undone:
+					return err
+				default:
+					return errors.New("not now")
+				}
+			},
+		})
+	}}, &w.parts, "")
+	if r.Outcome != Failed || !strings.Contains(r.Error.Error(), "not now; what is left is removed as soon as it can be") {
+		t.Errorf("its client is told %+v", r)
+	}
+	h.left(1)
+	got, err := h.remove("lab/1")
+	ok(t, err)
+	h.wants("remove", got, "lab/1 done")
+	h.wants("files", files(t, dir))
+	h.wants("guests", h.chosen("all"))
+	_, err = h.create(template(t, twoGuests), 1, 1)
+	ok(t, err)
+	undone <- nil
+	h.tidied()
+	h.wants("files of the new one", files(t, dir), "lab-1-top.qcow2", "lab-1.qcow2")
+	h.wants("its guests", h.chosen("all"), "lab-1-a", "lab-1-b")
+}
+
+// A removal that was asked for is done once its pool is there.
+func TestRemoveTiles_PoolIsAway(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	_, err := h.create(template(t, twoGuests), 1, 1)
+	ok(t, err)
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	ok(t, p.Stop(t.Context()))
+	got, err := h.remove("lab/1")
+	h.wants("remove", got, "lab/1 failed")
+	if err == nil || !strings.Contains(err.Error(), "cannot delete volume default/lab-1") || !strings.Contains(err.Error(), "removed as soon as it can be") {
+		t.Errorf("got %v", err)
+	}
+	h.left(1)
+	ok(t, p.Start(t.Context(), volume.NoBuild))
+	h.tidied()
+	h.wants("files", files(t, dir))
+	h.wants("guests", h.chosen("all"))
+}
+
+// Of a record that cannot be read nobody knows what it is of: nothing else is begun beside it.
+func TestARecordOfALaterDaemonKeepsOthersOff(t *testing.T) {
+	h := newHerd(t)
+	h.withPool()
+	ok(t, operation.Stored{Store: h.store}.Write(operation.Record{ID: uuid.NewString(), Owner: operationsName, Kind: "of a later daemon"}))
+	h.nextDaemon()
+	h.Recover(t.Context())
+	got, err := h.create(template(t, oneGuest), 1, 1)
+	h.wants("create", got, "lab/1 failed")
+	refused(t, err, fault.Failed, "start that version again")
+}
+
+// A volume that nobody can see yet, because its pool is still being read, is not taken for gone.
+func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	_, err = p.FillVolume(t.Context(), "half", []byte("made"))
+	ok(t, err)
+	h.oldClone(uuid.NewString(), "default/half")
+	h.pools.Close()
+	release := mounttest.Hang(t, dir)
+	h.pools, err = volume.Open(volume.Options{Store: h.store, Events: h.events, Log: h.log})
+	ok(t, err)
+	t.Cleanup(h.pools.Close)
+	h.nextDaemon()
+	h.Recover(t.Context())
+	h.left(1)
+	release()
+	ok(t, h.pools.Settle(t.Context()))
+	p, err = h.pools.ByName("default")
+	ok(t, err)
+	if !p.View().Active() { // its file system has failed
+		ok(t, p.Start(t.Context(), volume.NoBuild))
+	}
+	h.tidied()
+	h.wants("files", files(t, dir))
+}
+
+// What could not be removed, for want of a pool, say, is not removed when it is another's.
+func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
+	h := newHerd(t)
+	dir := h.withPool()
+	p, err := h.pools.ByName("default")
+	ok(t, err)
+	h.define(small("golden"))
+	h.oldClone(uuid.NewString(), "default/one-seed.iso", "default/other", "gone/one")
+	h.oldClone(uuid.NewString(), "default/lab-1.qcow2", "gone/lab")
+	h.Recover(t.Context())
+	h.left(2)
+	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one"}, Seed: &Seed{}})
+	ok(t, err)
+	h.wants("clone", got, "one done")
+	h.run(Request{Verb: Undefine}, "one") // nobody has the volume now, and it stays
+	_, err = h.create(template(t, twoGuests), 1, 1)
+	ok(t, err)
+	before := files(t, dir)
+	if !slices.Contains(before, "one-seed.iso") {
+		t.Fatalf("there are %v", before)
+	}
+	h.nextDaemon()
+	h.Recover(t.Context())
+	h.wants("files", files(t, dir), before...)
+
+	// Nor where it was made in another way, once a guest has it.
+	_, err = p.FillVolume(t.Context(), "other", []byte("another's"))
+	ok(t, err)
+	h.define(strings.Replace(small("another"), "<serial type='pty'/>", "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='"+
+		filepath.Join(dir, "other")+"'/><target dev='vda' bus='virtio'/></disk>", 1))
+	before = files(t, dir)
+	h.nextDaemon()
+	h.Recover(t.Context())
+	h.left(2)
+	h.wants("files", files(t, dir), before...)
+}
+
+// Whose volume is there still is told that it is about to go.
+func TestCreateTiles_VolumeIsAboutToGo(t *testing.T) {
+	h := newHerd(t)
+	h.withPool()
+	h.halfMade(oneGuest)
+	g, err := h.guests.ByName("lab-1")
+	ok(t, err)
+	ok(t, g.Undefine(t.Context(), guest.UndefineOptions{}))
+	_, err = h.create(template(t, oneGuest), 1, 1)
+	refused(t, err, fault.Busy, "volume default/lab-1.raw is of a tile or a clone that is being made or removed")
+	h.Recover(t.Context())
+	_, err = h.create(template(t, oneGuest), 1, 1)
+	ok(t, err)
+}

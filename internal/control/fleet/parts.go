@@ -1,0 +1,161 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// parts are the guests and volumes that an operation makes or removes.
+type parts struct {
+	Guests  []string // their UUIDs
+	Volumes []VolumeName
+	// Kept says why all that was made stays; empty: it does not.
+	Kept string `json:",omitempty"`
+
+	fleet *Fleet
+	op    *operation.Operation
+}
+
+// Opened implements operation.Opener.
+func (p *parts) Opened(op *operation.Operation) error {
+	p.op = op
+	return nil
+}
+
+func guestObject(uuid string) string      { return "guest/" + uuid }
+func volumeObject(name VolumeName) string { return "volume/" + name.String() }
+
+func (p *parts) objects() (all []string) {
+	for _, uuid := range p.Guests {
+		all = append(all, guestObject(uuid))
+	}
+	for _, v := range p.Volumes {
+		all = append(all, volumeObject(v))
+	}
+	return all
+}
+
+// members gives the guests that there are of it.
+func (p *parts) members() (all []Member) {
+	for _, uuid := range p.Guests {
+		if g, err := p.fleet.guests.ByUUID(uuid); err == nil && p.op.Has(guestObject(uuid)) {
+			all = append(all, p.fleet.Of(g))
+		}
+	}
+	return all
+}
+
+// onlyFirst says that no more than the first volumes were made. The others may be
+// somebody else's.
+func (p *parts) onlyFirst(n int) error {
+	p.Volumes = p.Volumes[:n]
+	return p.op.Save()
+}
+
+// undefine takes back the guests. Where somebody has run one, all of it is theirs.
+func (p *parts) undefine(ctx context.Context) error {
+	if p.Kept != "" {
+		return nil
+	}
+	members := p.members()
+	for _, m := range members {
+		release, err := keepUnused(ctx, m)
+		switch {
+		case fault.Is(err, fault.WrongState):
+			p.Kept = fmt.Sprintf("domain %q: %v", m.View.Name, err)
+			p.fleet.log.Warn("what was not finished is somebody's by now, and stays", "kind", p.op.Kind(), "domain", m.View.Name, "cause", err)
+			return p.op.Save()
+		case fault.Is(err, fault.NotFound):
+			continue
+		case err != nil:
+			return err
+		}
+		defer release()
+	}
+	return undefineAll(ctx, members)
+}
+
+// keepUnused keeps a guest from being started. It refuses one that runs, or has since
+// this daemon knows it.
+func keepUnused(ctx context.Context, m Member) (release func(), err error) {
+	if err := unused(m); err != nil {
+		return nil, err // for one that is stuck nobody waits
+	}
+	if _, release, err = m.Guest.KeepStill(ctx); err != nil {
+		return nil, err
+	}
+	if err := unused(m); err != nil { // it ran just now
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
+func unused(m Member) error {
+	switch v := m.Guest.View(); {
+	case v.State.Active():
+		return fault.New(fault.WrongState, fault.Domain, "it runs")
+	case v.Reason != domain.ReasonUnknown:
+		return fault.New(fault.WrongState, fault.Domain, "it has run")
+	}
+	return nil
+}
+
+// undefineAll undefines guests with all that belongs to them, the last first.
+func undefineAll(ctx context.Context, members []Member) error {
+	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
+	var failures []error
+	for _, m := range slices.Backward(members) {
+		if !m.Guest.View().Persistent {
+			continue
+		}
+		failures = append(failures, unless(m.Guest.Undefine(ctx, all), fault.NotFound))
+		failpoint.Reach("fleet.undefined")
+		if m.Guest.View().State.Active() { // somebody started it meanwhile
+			failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
+		}
+	}
+	return errors.Join(failures...)
+}
+
+// deleteVolumes deletes the volumes, the last first, when the guests have gone.
+func (p *parts) deleteVolumes(ctx context.Context) error {
+	var failures []error
+	for _, v := range p.unclaimed(ctx) {
+		failures = append(failures, p.fleet.deleteVolume(ctx, v))
+		failpoint.Reach("fleet.deleted")
+	}
+	return errors.Join(failures...)
+}
+
+// unclaimed gives the volumes that are not another's by now, the last first: the record
+// may be older than a guest that has one as its disk, a volume that lies above one, or
+// another operation that makes one of that name. What stays keeps what it lies above,
+// which was made before it.
+func (p *parts) unclaimed(ctx context.Context) (free []VolumeName) {
+	if p.Kept != "" {
+		return nil
+	}
+	log, users := p.fleet.log.With("kind", p.op.Kind()), p.fleet.users()
+	for _, v := range slices.Backward(p.Volumes) {
+		if !p.op.Has(volumeObject(v)) {
+			continue
+		}
+		if who := p.fleet.usersOf(v, users); len(who) > 0 {
+			log.Error("a volume that was to be removed is the disk of another guest by now, and stays", "volume", v.String(), "domain", who[0].name)
+		} else if above, is := p.fleet.overlying(ctx, v, free); is {
+			log.Error("a volume that was to be removed lies below another by now, and stays", "volume", v.String(), "above", above.String())
+		} else {
+			free = append(free, v)
+		}
+	}
+	return free
+}

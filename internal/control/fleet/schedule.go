@@ -1,0 +1,161 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// schedule goes through a set in its order. One goroutine, the caller's, decides;
+// as many as the bound work.
+type schedule struct {
+	log      *slog.Logger
+	places   []place
+	names    []string
+	parallel int
+	// keepGoing begins others after a failure.
+	keepGoing bool
+	// strict skips what comes after something that failed.
+	strict bool
+
+	do     func(ctx context.Context, i int) Result
+	report func(i int, r Result)
+
+	began   time.Time
+	left    []int // how many everybody still waits for
+	over    []bool
+	inGroup []int // how many of each group are not over
+	group   int   // the group whose turn it is
+	ready   []int
+	undone  int
+}
+
+// finished is the end of somebody's turn.
+type finished struct {
+	i      int
+	result Result
+}
+
+// run gives everybody a turn, or a reason why there is none.
+func (s *schedule) run(ctx context.Context) {
+	s.prepare()
+	ended := make(chan finished, s.parallel)
+	running, cancelled := 0, ctx.Done()
+	var stopped error
+	for s.undone > 0 {
+		for stopped == nil && running < s.parallel && len(s.ready) > 0 {
+			if ctx.Err() != nil {
+				stopped, cancelled = context.Cause(ctx), nil
+				break
+			}
+			i := s.ready[0]
+			s.ready = s.ready[1:]
+			running++
+			go func() { ended <- finished{i, s.turn(ctx, i)} }()
+		}
+		if running == 0 {
+			s.abandon(stopped)
+			return
+		}
+		select {
+		case e := <-ended:
+			running--
+			if e.result.Outcome == Failed && !s.keepGoing && stopped == nil {
+				stopped = fault.New(fault.Aborted, fault.Call, "stopped after the failure of %s", s.names[e.i])
+			}
+			s.settle(e.i, e.result)
+		case <-cancelled:
+			stopped, cancelled = context.Cause(ctx), nil
+		}
+	}
+}
+
+func (s *schedule) prepare() {
+	s.began, s.undone = time.Now(), len(s.places)
+	s.left, s.over = make([]int, len(s.places)), make([]bool, len(s.places))
+	for i, p := range s.places {
+		s.left[i] = len(p.before)
+		for len(s.inGroup) <= p.group {
+			s.inGroup = append(s.inGroup, 0)
+		}
+		s.inGroup[p.group]++
+	}
+	s.openGroup()
+}
+
+// openGroup makes those ready who wait for their group alone.
+func (s *schedule) openGroup() {
+	for s.group < len(s.inGroup) && s.inGroup[s.group] == 0 {
+		s.group++
+	}
+	for i, p := range s.places {
+		if p.group == s.group && s.left[i] == 0 && !s.over[i] {
+			s.ready = append(s.ready, i)
+		}
+	}
+}
+
+func (s *schedule) turn(ctx context.Context, i int) Result {
+	began := time.Now()
+	r := s.contain(ctx, i)
+	r.Queued, r.Took = began.Sub(s.began), time.Since(began)
+	return r
+}
+
+// contain keeps a bug that one guest's data bring out from the others.
+func (s *schedule) contain(ctx context.Context, i int) (r Result) {
+	defer func() {
+		if bug := recover(); bug != nil {
+			s.log.Error("bug in work on a set", "name", s.names[i], "panic", bug, "stack", string(debug.Stack()))
+			r = Result{Outcome: Failed, Error: fault.New(fault.Internal, fault.Domain, "the turn of %s broke: %v; the daemon's log has more", s.names[i], bug)}
+		}
+	}()
+	return s.do(ctx, i)
+}
+
+// settle tells of an end and lets those go on who waited for it, or skips them.
+func (s *schedule) settle(i int, r Result) {
+	group := s.group
+	s.end(i, r)
+	for next := []finished{{i, r}}; len(next) > 0; next = next[1:] {
+		failed := next[0].result.Outcome == Failed || next[0].result.Outcome == Skipped
+		for _, j := range s.places[next[0].i].behind {
+			switch s.left[j]--; {
+			case s.over[j]:
+			case s.strict && failed:
+				skipped := Result{
+					Outcome: Skipped, Queued: time.Since(s.began),
+					Note: fmt.Sprintf("its turn comes after that of %s, which was not done", s.names[next[0].i]),
+				}
+				s.end(j, skipped)
+				next = append(next, finished{j, skipped})
+			case s.left[j] == 0 && s.places[j].group == group:
+				s.ready = append(s.ready, j)
+			}
+		}
+	}
+	if s.undone > 0 && s.inGroup[s.group] == 0 {
+		s.openGroup()
+	}
+}
+
+func (s *schedule) end(i int, r Result) {
+	s.over[i] = true
+	s.undone--
+	s.inGroup[s.places[i].group]--
+	r.Wave = s.places[i].wave
+	s.report(i, r)
+}
+
+// abandon tells of all that were not begun.
+func (s *schedule) abandon(why error) {
+	for i := range s.places {
+		if !s.over[i] {
+			s.end(i, Result{Outcome: Cancelled, Error: why, Queued: time.Since(s.began)})
+		}
+	}
+}

@@ -1,0 +1,201 @@
+package fleet
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// settings are what verb set is to make of a guest; nil stands for what was not
+// said.
+type settings struct {
+	memory             *uint64 // bytes
+	vcpus              *uint
+	autostart          *bool
+	template           *bool
+	title, description *string
+	// What follows goes into the marks.
+	priority *int
+	after    *[]string
+	labels   map[string]string // an empty value takes the label away
+}
+
+const allowedSettings = "memory, vcpus, autostart, template, title, description, priority, after and label.NAME"
+
+const labelKey = "label."
+
+// parseSettings understands settings as a user writes them.
+func parseSettings(said map[string]string) (*settings, error) {
+	if len(said) == 0 {
+		return nil, fault.New(fault.Invalid, fault.Call, "say what to set: %s", allowedSettings)
+	}
+	s := &settings{labels: map[string]string{}}
+	for _, key := range slices.Sorted(maps.Keys(said)) {
+		if err := s.understand(key, said[key]); err != nil {
+			return nil, fault.Wrap(err, fault.Invalid, fault.Call, "cannot set %s", key)
+		}
+	}
+	return s, nil
+}
+
+func (s *settings) understand(key, value string) (err error) {
+	switch key {
+	case "memory":
+		s.memory, err = parsed(ParseSize(value))
+	case "vcpus":
+		var n uint64
+		if n, err = strconv.ParseUint(value, 10, 12); err != nil || n == 0 {
+			return wrongSetting("%q is not from 1 to 4095", value)
+		}
+		s.vcpus = new(uint(n))
+	case "autostart":
+		s.autostart, err = parsed(parseYes(value))
+	case "template":
+		s.template, err = parsed(parseYes(value))
+	case "title":
+		s.title, err = &value, new(domain.Definition).SetTitle(value)
+	case "description":
+		s.description = &value
+	case "priority":
+		s.priority, err = parsed(parsePriority(cmp.Or(value, "0")))
+	case "after":
+		s.after, err = parsed(parseAfter(value))
+	default:
+		name, isLabel := strings.CutPrefix(key, labelKey)
+		switch {
+		case !isLabel:
+			return wrongSetting("no such setting; there are %s", allowedSettings)
+		case name == tileLabel:
+			return wrongSetting("guests become part of a tile only when the tile is created")
+		}
+		s.labels[name] = value
+		err = checkLabel(name, value)
+	}
+	return err
+}
+
+func wrongSetting(format string, args ...any) error {
+	return fault.New(fault.Invalid, fault.Call, format, args...)
+}
+
+func parsed[T any](value T, err error) (*T, error) { return &value, err }
+
+func parseYes(text string) (bool, error) {
+	if text != "yes" && text != "no" {
+		return false, wrongSetting("%q is neither yes nor no", text)
+	}
+	return text == "yes", nil
+}
+
+// units are what sizes are counted in.
+var units = map[string]uint64{
+	"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+	"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40,
+}
+
+// ParseSize reads a size with its unit, as bytes.
+func ParseSize(text string) (uint64, error) {
+	digits := strings.TrimRight(text, "KMGTiB ")
+	unit, known := units[strings.TrimSpace(text[len(digits):])]
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if !known || err != nil || n == 0 || n > math.MaxInt64/unit {
+		return 0, wrongSetting("%q is no size; write a number and KiB, MiB, GiB or TiB, as in 512MiB", text)
+	}
+	return n * unit, nil
+}
+
+// parseAfter reads names joined by commas.
+func parseAfter(text string) ([]string, error) {
+	var names []string
+	for name := range strings.SplitSeq(text, ",") {
+		if name = strings.TrimSpace(name); name == "" || slices.Contains(names, name) {
+			continue
+		}
+		if err := domain.CheckName(name); err != nil {
+			return nil, err
+		}
+		names = append(names, name)
+	}
+	if len(names) > maxAfter {
+		return nil, wrongSetting("%d names are too many; at most %d", len(names), maxAfter)
+	}
+	return names, nil
+}
+
+// on gives the marks of a guest with the settings made, and whether that changes
+// them.
+func (s *settings) on(name string, m *Marks) (*Marks, bool, error) {
+	after := m.clone()
+	if s.priority != nil {
+		after.Priority = *s.priority
+	}
+	if s.after != nil {
+		after.After = slices.Clone(*s.after)
+	}
+	for label, value := range s.labels {
+		if value == "" {
+			delete(after.Labels, label)
+		} else {
+			after.Labels[label] = value
+		}
+	}
+	if slices.Contains(after.After, name) {
+		return nil, false, fault.New(fault.Invalid, fault.Metadata, "domain %q cannot come after itself", name)
+	}
+	same := after.Priority == m.Priority && slices.Equal(after.After, m.After) && maps.Equal(after.Labels, m.Labels)
+	return after, !same, after.check()
+}
+
+// change is one setting that a guest does not have yet.
+type change struct {
+	what string
+	// make makes it; the note says what it still waits for.
+	make func(t *tuning) (note string, err error)
+}
+
+// changes gives what has to be done to a guest, in order.
+func (s *settings) changes(v *guest.View, m *Marks) ([]change, error) {
+	var changes []change
+	add := func(what string, differs bool, do func(*tuning) (string, error)) {
+		if differs {
+			changes = append(changes, change{what, do})
+		}
+	}
+	_, differ, err := s.on(v.Name, m)
+	if err != nil {
+		return nil, err
+	}
+	d := v.Current()
+	if d == nil {
+		return nil, fault.New(fault.NotFound, fault.Domain, "domain %q is no longer there", v.Name)
+	}
+	add("memory", s.memory != nil && anyDiffers(v, *s.memory, func(d *domain.Definition) uint64 { return d.CurrentMemory }) ||
+		s.memory != nil && v.Inactive != nil && v.Inactive.Memory != *s.memory, (*tuning).memory)
+	add("vcpus", s.vcpus != nil && anyDiffers(v, *s.vcpus, func(d *domain.Definition) uint { return d.VCPUs.Current }), (*tuning).vcpus)
+	add("autostart", s.autostart != nil && v.Autostart != *s.autostart, (*tuning).autostart)
+	add("template", s.template != nil && v.Template != *s.template, (*tuning).template)
+	add("title", s.title != nil && anyDiffers(v, *s.title, func(d *domain.Definition) string { return d.Title }), (*tuning).title)
+	add("description", s.description != nil && anyDiffers(v, *s.description, func(d *domain.Definition) string { return d.Description }), (*tuning).description)
+	add("labels, priority or order", differ, (*tuning).marks) // last: by them rules may give the guest to others
+	return changes, nil
+}
+
+// anyDiffers looks at what runs and at what the next start makes.
+func anyDiffers[T comparable](v *guest.View, want T, get func(*domain.Definition) T) bool {
+	return v.Active != nil && get(v.Active) != want || v.Inactive != nil && get(v.Inactive) != want
+}
+
+func describe(changes []change) string {
+	words := make([]string, len(changes))
+	for i, c := range changes {
+		words[i] = c.what
+	}
+	return strings.Join(words, ", ")
+}

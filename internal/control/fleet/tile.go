@@ -1,0 +1,282 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+)
+
+// Bounds of work on tiles. Each tile is made one thing after another.
+const (
+	tilesAtOnce = 8
+	maxTiles    = 65536
+)
+
+// TileState is a tile as it is now.
+type TileState struct {
+	Set    string
+	Number int
+	// Guests of the tile, and those of them that have a process.
+	Guests, Running int
+	Volumes         []VolumeName
+
+	members []Member
+}
+
+// Name gives SET/NUMBER.
+func (t TileState) Name() string { return tileName(t.Set, t.Number) }
+
+// Tiles gives the tiles there are, by set and number.
+func (f *Fleet) Tiles() []TileState {
+	byName := map[string]*TileState{}
+	for _, m := range f.All() {
+		name, tiled := m.Labels[tileLabel]
+		if !tiled {
+			continue
+		}
+		t := byName[name]
+		if t == nil {
+			set, number, err := parseTile(name)
+			if err != nil {
+				continue // checked when the marks were read
+			}
+			t = &TileState{Set: set, Number: number}
+			byName[name] = t
+		}
+		t.add(m)
+	}
+	tiles := make([]TileState, 0, len(byName))
+	for _, t := range byName {
+		tiles = append(tiles, *t)
+	}
+	slices.SortFunc(tiles, func(a, b TileState) int {
+		return cmp.Or(cmp.Compare(a.Set, b.Set), cmp.Compare(a.Number, b.Number))
+	})
+	return tiles
+}
+
+func (t *TileState) add(m Member) {
+	t.members = append(t.members, m)
+	t.Guests++
+	if m.View.State.Active() {
+		t.Running++
+	}
+	for _, v := range m.Marks.Volumes {
+		if !slices.Contains(t.Volumes, v) {
+			t.Volumes = append(t.Volumes, v)
+		}
+	}
+}
+
+// CreateTiles makes the tiles first, first+1, ... of a set, count in all. Each is
+// made whole or not at all; one that is there already, with all guests of the
+// template, is unchanged. Results are one for each tile, by its name SET/NUMBER.
+// The end of ctx ends, and undoes, the tiles that are being made.
+func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, first, count int, dry bool, report func(Result)) (Summary, error) {
+	if err := checkTileSet(set); err != nil {
+		return Summary{}, err
+	}
+	if first < 0 || count < 1 || count > maxTiles || first > maxTiles {
+		return Summary{}, fault.New(fault.Invalid, fault.Call, "from 1 to %d tiles can be made, numbered from 0 to %d on; not %d from %d on",
+			maxTiles, maxTiles, count, first)
+	}
+	names := make([]string, count)
+	for i := range names {
+		names[i] = tileName(set, first+i)
+	}
+	return f.forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
+		docs, err := t.expand(set, first+i)
+		if err != nil {
+			return Result{Outcome: Failed, Error: err}
+		}
+		leave, err := f.beginTile(names[i])
+		if err != nil {
+			return Result{Outcome: Failed, Error: err}
+		}
+		defer leave()
+		return f.createTile(ctx, docs, f.tileNow(set, first+i).members, dry)
+	})
+}
+
+// alone stands for a tile's being made or removed.
+const alone = -1
+
+// beginTile has one at a time make or remove a tile: what it is of is told by names, which the next
+// tile of its name has, too.
+func (f *Fleet) beginTile(name string) (leave func(), err error) {
+	f.mu.Lock()
+	busy := f.busy[name]
+	if busy == 0 {
+		f.busy[name] = alone
+	}
+	f.mu.Unlock()
+	switch {
+	case busy == alone:
+		return nil, busyTile(name)
+	case busy > 0:
+		return nil, fault.New(fault.Busy, fault.Domain, "a guest of tile %s is being cloned; try again when that has ended", name)
+	}
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.busy, name)
+	}, nil
+}
+
+func busyTile(name string) error {
+	return fault.New(fault.Busy, fault.Domain, "tile %s is being made or removed by another call; try again when that has ended", name)
+}
+
+// keepTile keeps the tile of a guest that is to be cloned, if it has one, from being made or removed until leave is
+// called: the disks of thin clones would lose what lies below them.
+func (f *Fleet) keepTile(m Member) (leave func(), err error) {
+	name, is := m.Labels[tileLabel]
+	if !is {
+		return func() {}, nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.busy[name] == alone {
+		return nil, busyTile(name)
+	}
+	f.busy[name]++
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.busy[name]--; f.busy[name] == 0 {
+			delete(f.busy, name)
+		}
+	}, nil
+}
+
+// tileNow gives a tile as it is by now; one that is not there has no guests.
+func (f *Fleet) tileNow(set string, number int) TileState {
+	t := TileState{Set: set, Number: number}
+	for _, m := range f.All() {
+		if m.Labels[tileLabel] == t.Name() {
+			t.add(m)
+		}
+	}
+	return t
+}
+
+// forTiles does something to each of many tiles.
+func (f *Fleet) forTiles(ctx context.Context, names []string, report func(Result), do func(context.Context, int) Result) (Summary, error) {
+	places := arrange(names, nil, anyhow)
+	s := &schedule{log: f.log, places: places, names: names, parallel: tilesAtOnce, keepGoing: true, do: do}
+	return s.tell(ctx, func(Plan) {}, func(i int, r Result) {
+		r.Name = names[i]
+		report(r)
+	}), nil
+}
+
+// createTile makes one tile. There are the guests that it has already.
+func (f *Fleet) createTile(ctx context.Context, docs *tileDocuments, there []Member, dry bool) Result {
+	if len(there) > 0 {
+		if slices.ContainsFunc(there, func(m Member) bool { return f.worksOn(guestObject(m.View.UUID)) }) {
+			return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
+				"tile %s is there still: its making or removal was cut off; remove it first", docs.name)}
+		}
+		for _, d := range docs.domains {
+			if !slices.ContainsFunc(there, func(m Member) bool { return m.View.Name == d.name }) {
+				return Result{Outcome: Failed, Error: fault.New(fault.Exists, fault.Domain,
+					"tile %s is there already, and without domain %q: remove it first", docs.name, d.name)}
+			}
+		}
+		return Result{Outcome: Unchanged}
+	}
+	if err := f.checkRoom(docs, dry); err != nil {
+		return Result{Outcome: Failed, Error: err}
+	}
+	note := fmt.Sprintf("%d guests, %d volumes", len(docs.domains), len(docs.volumes))
+	if dry {
+		return Result{Outcome: Would, Note: note}
+	}
+	w := newTileCreation(f, docs)
+	return f.perform(ctx, tileCreateKind.Name, w, &w.parts, note)
+}
+
+// checkRoom refuses a tile before anything of it is made.
+func (f *Fleet) checkRoom(docs *tileDocuments, dry bool) error {
+	for _, v := range docs.volumes {
+		if dry && f.lacksPool(v.Pool) {
+			continue // MakePool will make it
+		}
+		if err := f.vacant(v.VolumeName); err != nil {
+			return err
+		}
+	}
+	for _, d := range docs.domains {
+		if _, err := f.guests.ByName(d.name); err == nil {
+			return fault.New(fault.Exists, fault.Domain, "domain %q is there already and belongs to no such tile", d.name)
+		}
+		if err := d.check(docs.name); err != nil {
+			return fault.Wrap(err, fault.Of(err), fault.About(err), "domain %q of the template", d.name)
+		}
+	}
+	return nil
+}
+
+// check looks whether the document will be understood as the guest that it was
+// marked to be.
+func (d domainDocument) check(tile string) error {
+	def, err := domainxml.Parse(d.doc, domainxml.Options{})
+	if err != nil {
+		return err
+	}
+	m, err := ReadMarks(def.Metadata)
+	if err == nil && (def.Name != d.name || m.Labels[tileLabel] != tile) {
+		return fault.New(fault.Invalid, fault.XML, "it has more than one <name> or <metadata>")
+	}
+	return err
+}
+
+// RemoveTiles ends and undefines the guests of tiles, and deletes the volumes that
+// CreateTiles made for them. Tiles are named by SET, SET/NUMBER or a glob of that;
+// results are one for each.
+func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report func(Result)) (Summary, error) {
+	wanted, err := parseTerm(byTile + "=" + strings.TrimSpace(tiles))
+	if err != nil {
+		return Summary{}, fault.Wrap(err, fault.Invalid, fault.Call, "%q", tiles)
+	}
+	chosen := slices.DeleteFunc(f.Tiles(), func(t TileState) bool { return !wanted.value.matches(t.Name()) })
+	if len(chosen) == 0 && glob(tiles).literal() {
+		return Summary{}, fault.New(fault.NotFound, fault.Domain, "no tile %s", tiles)
+	}
+	names := make([]string, len(chosen))
+	for i, t := range chosen {
+		names[i] = t.Name()
+	}
+	return f.forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
+		leave, err := f.beginTile(names[i])
+		if err != nil {
+			return Result{Outcome: Failed, Error: err}
+		}
+		defer leave()
+		t := f.tileNow(chosen[i].Set, chosen[i].Number) // its turn may have come late
+		if t.Guests == 0 {
+			return Result{Outcome: Unchanged}
+		}
+		if err := f.checkUnused(ctx, t.Name(), t.Volumes, f.users()); err != nil {
+			return Result{Outcome: Failed, Error: err}
+		}
+		w, note := newTileRemoval(f, t), fmt.Sprintf("%d guests, %d volumes", t.Guests, len(t.Volumes))
+		if dry {
+			return Result{Outcome: Would, Note: note}
+		}
+		return f.perform(context.WithoutCancel(ctx), tileRemoveKind.Name, w, &w.parts, note)
+	})
+}
+
+// unless drops an error that says that nothing was left to do.
+func unless(err error, kind fault.Kind) error {
+	if fault.Is(err, kind) || fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,136 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+)
+
+// tileCreateKind makes a tile. It is made when its record has gone: until then a
+// daemon that finds the record takes it back.
+var tileCreateKind = operation.Kind[*Fleet]{
+	Name: "tile-create", Version: 1,
+	Steps: []string{"volumes", "guests"}, Undo: []string{"volumes", "guests"},
+	Bind: func(f *Fleet) operation.Work { return &tileCreation{parts: parts{fleet: f}} },
+}
+
+// tileCreation is the payload.
+type tileCreation struct {
+	parts
+	docs *tileDocuments // of the daemon that began it
+}
+
+func newTileCreation(f *Fleet, docs *tileDocuments) *tileCreation {
+	t := &tileCreation{parts: parts{fleet: f}, docs: docs}
+	for _, v := range docs.volumes {
+		t.Volumes = append(t.Volumes, v.VolumeName)
+	}
+	for _, d := range docs.domains {
+		t.Guests = append(t.Guests, d.uuid)
+	}
+	return t
+}
+
+// Steps implements operation.Work.
+func (t *tileCreation) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "volumes", Effect: operation.Lasting, Do: t.createVolumes, Undo: t.deleteVolumes},
+		{Name: "guests", Effect: operation.Lasting, Do: t.define, Undo: t.undefine},
+	}
+}
+
+// createVolumes makes the volumes in the template's order, so that one may lie above another.
+func (t *tileCreation) createVolumes(ctx context.Context) error {
+	for i, v := range t.docs.volumes {
+		if err := t.fleet.createVolume(ctx, v); err != nil {
+			return errors.Join(fmt.Errorf("cannot create volume %s: %w", v.VolumeName, err), t.onlyFirst(i))
+		}
+		failpoint.Reach("tile.volume")
+	}
+	return nil
+}
+
+func (t *tileCreation) define(ctx context.Context) error {
+	for _, d := range t.docs.domains {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if _, err := t.fleet.guests.Define(context.WithoutCancel(ctx), d.doc, false); err != nil {
+			return fmt.Errorf("cannot define domain %q: %w", d.name, err)
+		}
+		failpoint.Reach("tile.guest")
+	}
+	return nil
+}
+
+// tileRemoveKind removes a tile. What was begun is finished.
+var tileRemoveKind = operation.Kind[*Fleet]{
+	Name: "tile-remove", Version: 1,
+	Steps: []string{"end", "undefine", "delete"},
+	Bind:  func(f *Fleet) operation.Work { return &tileRemoval{parts: parts{fleet: f}} },
+}
+
+// tileRemoval is the payload.
+type tileRemoval struct {
+	parts
+	Tile string // SET/NUMBER
+
+	refused bool // it stays as it is
+}
+
+func newTileRemoval(f *Fleet, tile TileState) *tileRemoval {
+	t := &tileRemoval{parts: parts{fleet: f, Volumes: tile.Volumes}, Tile: tile.Name()}
+	for _, m := range tile.members {
+		t.Guests = append(t.Guests, m.View.UUID)
+	}
+	return t
+}
+
+// Steps implements operation.Work.
+func (t *tileRemoval) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "end", Effect: operation.Lasting, Decisive: true, Do: t.end},
+		{Name: "undefine", Effect: operation.Lasting, Do: t.unlessRefused(t.undefineEnded)},
+		{Name: "delete", Effect: operation.Lasting, Do: t.unlessRefused(t.deleteVolumes)},
+	}
+}
+
+// end ends the guests. A tile whose guest does not end, or a volume of which is
+// another's by now, stays: nothing of it has been removed.
+func (t *tileRemoval) end(ctx context.Context) error {
+	members := t.members()
+	if len(members) < len(t.Guests) {
+		return nil // some are undefined
+	}
+	err := endAll(ctx, members)
+	if err == nil { // which takes its time, and others use that
+		err = t.fleet.checkUnused(ctx, t.Tile, t.Volumes, t.fleet.users())
+	}
+	t.refused = err != nil
+	return operation.Final(err)
+}
+
+func (t *tileRemoval) unlessRefused(do func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if t.refused {
+			return nil
+		}
+		return do(ctx)
+	}
+}
+
+func (t *tileRemoval) undefineEnded(ctx context.Context) error { return undefineAll(ctx, t.members()) }
+
+// endAll ends the guests of a tile.
+func endAll(ctx context.Context, members []Member) error {
+	var failures []error
+	for _, m := range members {
+		// One that is shut off may wait for its start.
+		failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
+	}
+	return errors.Join(failures...)
+}

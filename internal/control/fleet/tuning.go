@@ -1,0 +1,174 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// tuning is one guest being set.
+type tuning struct {
+	ctx   context.Context
+	fleet *Fleet
+	g     *guest.Guest
+	want  *settings
+	sees  func(Member) bool // nil: every guest
+}
+
+// set makes a guest what the settings say, as far as it is not that already.
+func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings, sees func(Member) bool) Result {
+	m := f.Of(g)
+	if m.Problem != "" {
+		return Result{Error: unreadable(m)}
+	}
+	changes, err := s.changes(m.View, m.Marks)
+	if err != nil {
+		return Result{Error: err}
+	}
+	if len(changes) == 0 {
+		return Result{Outcome: Unchanged}
+	}
+	t := &tuning{ctx: ctx, fleet: f, g: g, want: s, sees: sees}
+	var notes []string
+	for i, c := range changes {
+		note, err := c.make(t)
+		if err != nil {
+			err = fmt.Errorf("cannot set %s of domain %q: %w", c.what, m.View.Name, err)
+			if i > 0 {
+				notes = append(notes, "set before that: "+describe(changes[:i]))
+			}
+			return Result{Error: err, Note: strings.Join(notes, "; ")}
+		}
+		if note != "" {
+			notes = append(notes, note)
+		}
+	}
+	return Result{Note: strings.Join(notes, "; ")}
+}
+
+// everywhere is what runs and what the next start makes, whichever there is.
+func everywhere(v *guest.View) guest.Affect {
+	return guest.Affect{Live: v.Active != nil, Config: v.Inactive != nil}
+}
+
+// describeWith changes one of a guest's descriptions, wherever there is one. A
+// guest that starts or ends meanwhile is asked once more.
+func (t *tuning) describeWith(kind guest.MetadataKind, text func(*domain.Definition) (string, error), uri string) error {
+	to := func(d *domain.Definition) (*string, error) {
+		value, err := text(d)
+		if value == "" {
+			return nil, err
+		}
+		return &value, err
+	}
+	err := t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, everywhere(t.g.View()))
+	if fault.Is(err, fault.WrongState) {
+		err = t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, everywhere(t.g.View()))
+	}
+	return err
+}
+
+// always is a text whatever the definition is.
+func always(text string) func(*domain.Definition) (string, error) {
+	return func(*domain.Definition) (string, error) { return text, nil }
+}
+
+func (t *tuning) title() (string, error) {
+	return "", t.describeWith(guest.Title, always(*t.want.title), "")
+}
+
+func (t *tuning) description() (string, error) {
+	return "", t.describeWith(guest.Description, always(*t.want.description), "")
+}
+
+// marks changes those that the guest has by then: others may have changed them, or defined it anew.
+func (t *tuning) marks() (string, error) {
+	return "", t.describeWith(guest.Element, func(d *domain.Definition) (string, error) {
+		now, err := ReadMarks(d.Metadata)
+		if err != nil {
+			return "", unreadable(Member{View: &guest.View{Name: d.Name}, Problem: err.Error()})
+		}
+		marks, _, err := t.want.on(d.Name, now)
+		if err != nil {
+			return "", err
+		}
+		return marks.document()
+	}, Namespace)
+}
+
+func (t *tuning) autostart() (string, error) {
+	return "", t.g.SetAutostart(t.ctx, *t.want.autostart)
+}
+
+func (t *tuning) template() (string, error) {
+	if !*t.want.template {
+		return "", t.fleet.release(t.ctx, t.g, t.sees)
+	}
+	return "", t.g.MakeTemplate(t.ctx)
+}
+
+// memory sets the memory and its maximum in the definition, and what a running
+// guest has of it as far as its own maximum goes.
+func (t *tuning) memory() (string, error) {
+	want, v := *t.want.memory, t.g.View()
+	if d := v.Inactive; d != nil {
+		config := guest.Affect{Config: true}
+		if d.Memory != want {
+			if err := t.g.SetMaxMemory(t.ctx, want, config); err != nil {
+				return "", err
+			}
+		}
+		if d.CurrentMemory != want {
+			if err := t.g.SetMemory(t.ctx, want, config); err != nil {
+				return "", err
+			}
+		}
+	}
+	d := v.Active
+	switch {
+	case d == nil || d.CurrentMemory == want:
+		return "", nil
+	case want > d.Memory || d.Devices.Balloon == nil || d.Devices.Balloon.Model == "none":
+		return t.atNextStart(v, "memory")
+	}
+	return "", t.g.SetMemory(t.ctx, want, guest.Affect{Live: true})
+}
+
+// vcpus sets the count and, where it is higher than that, the maximum.
+func (t *tuning) vcpus() (string, error) {
+	want, v := *t.want.vcpus, t.g.View()
+	if d := v.Inactive; d != nil {
+		config := guest.Affect{Config: true}
+		if d.VCPUs.Max < want {
+			if err := t.g.SetVCPUs(t.ctx, want, guest.VCPUOptions{Affect: config, Maximum: true}); err != nil {
+				return "", err
+			}
+		}
+		if d.VCPUs.Current != want {
+			if err := t.g.SetVCPUs(t.ctx, want, guest.VCPUOptions{Affect: config}); err != nil {
+				return "", err
+			}
+		}
+	}
+	d := v.Active
+	switch {
+	case d == nil || d.VCPUs.Current == want:
+		return "", nil
+	case want > d.VCPUs.Max || want < d.VCPUs.Current && d.Virt != "kvm":
+		return t.atNextStart(v, "vcpus")
+	}
+	return "", t.g.SetVCPUs(t.ctx, want, guest.VCPUOptions{Affect: guest.Affect{Live: true}})
+}
+
+// atNextStart says that a running guest cannot follow yet; one that will never
+// start again cannot at all.
+func (t *tuning) atNextStart(v *guest.View, what string) (string, error) {
+	if v.Inactive == nil {
+		return "", fault.New(fault.WrongState, fault.Domain, "domain %q is transient and cannot take it while it runs", v.Name)
+	}
+	return what + " of the running guest changes with its next start", nil
+}

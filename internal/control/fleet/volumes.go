@@ -1,0 +1,135 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+func (f *Fleet) createVolume(ctx context.Context, v volumeDocument) error {
+	p, err := f.pools.ByName(v.Pool)
+	if err != nil {
+		return err
+	}
+	_, err = p.CreateVolume(ctx, v.doc, volume.CreateOptions{})
+	return err
+}
+
+// vacant refuses the name of a volume that is there already.
+func (f *Fleet) vacant(v VolumeName) error {
+	p, err := f.pools.ByName(v.Pool)
+	if err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.About(err), "volume %q needs a pool; make it with: virsh pool-create-as %s dir --target FOLDER --build",
+			v.Name, fault.Word(v.Pool))
+	}
+	switch _, err := p.Volume(v.Name); {
+	case err == nil && f.worksOn(volumeObject(v)):
+		f.ops.Again()
+		return fault.New(fault.Busy, fault.Volume, "volume %s is of a tile or a clone that is being made or removed; try again when that has ended", v)
+	case err == nil:
+		return fault.New(fault.Exists, fault.Volume, "pool %q has a volume %q already; delete or rename that first", v.Pool, v.Name)
+	case !fault.Is(err, fault.NotFound):
+		return err
+	}
+	return nil
+}
+
+// deleteVolume deletes a volume that was made for a tile. One that has gone
+// already is no failure; a pool that has, or has not been read yet, is one, for nobody
+// knows then whether the volume has.
+func (f *Fleet) deleteVolume(ctx context.Context, v VolumeName) error {
+	p, err := f.pools.ByName(v.Pool)
+	if err == nil {
+		known := !p.View().Taken.IsZero()
+		if err = p.DeleteVolume(ctx, v.Name); known && fault.Is(err, fault.NotFound) {
+			return nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("cannot delete volume %s: %w", v, err)
+	}
+	return nil
+}
+
+// user is a guest whose disk a volume is.
+type user struct{ name, tile string }
+
+// users tells which guests have which volumes as their disks, by POOL/NAME or by
+// path, as their definitions say.
+func (f *Fleet) users() map[string][]user {
+	users := map[string][]user{}
+	for _, m := range f.All() {
+		who := user{m.View.Name, m.Labels[tileLabel]}
+		for _, d := range []*domain.Definition{m.View.Active, m.View.Inactive} {
+			if d == nil {
+				continue
+			}
+			for _, disk := range d.Devices.Disks {
+				switch s := disk.Source; {
+				case s == nil:
+				case s.Volume != nil:
+					key := VolumeName{s.Volume.Pool, s.Volume.Volume}.String()
+					users[key] = append(users[key], who)
+				default:
+					users[s.Path()] = append(users[s.Path()], who)
+				}
+			}
+		}
+	}
+	return users
+}
+
+// checkUnused refuses to delete volumes that guests outside of the tile have come
+// to use, or that have come to lie below others.
+func (f *Fleet) checkUnused(ctx context.Context, tile string, volumes []VolumeName, users map[string][]user) error {
+	for _, v := range volumes {
+		for _, u := range f.usersOf(v, users) {
+			if u.tile != tile {
+				return fault.New(fault.WrongState, fault.Volume,
+					"domain %q, which is not of tile %s, uses its volume %s; take the disk from it first", u.name, tile, v)
+			}
+		}
+		if above, is := f.overlying(ctx, v, volumes); is {
+			return fault.New(fault.WrongState, fault.Volume,
+				"volume %s, which is not of tile %s, lies above its volume %s, as the disk of a thin clone does; remove that first", above, tile, v)
+		}
+	}
+	return nil
+}
+
+// overlying finds a volume that lies above another, as the disk of a thin clone does, and is none of these.
+func (f *Fleet) overlying(ctx context.Context, v VolumeName, but []VolumeName) (name VolumeName, is bool) {
+	path := f.pathOfVolume(v)
+	if path == "" {
+		return name, false
+	}
+	for _, above := range f.pools.Above(ctx, path) {
+		if name = (VolumeName{above.Pool, above.Name}); !slices.Contains(but, name) {
+			return name, true
+		}
+	}
+	return VolumeName{}, false
+}
+
+// pathOfVolume is where a volume lies; empty: that is not known, or it is not there.
+func (f *Fleet) pathOfVolume(v VolumeName) string {
+	if p, err := f.pools.ByName(v.Pool); err == nil {
+		if found, err := p.Volume(v.Name); err == nil {
+			return found.Path
+		}
+	}
+	return ""
+}
+
+// usersOf gives those of a volume.
+func (f *Fleet) usersOf(v VolumeName, users map[string][]user) []user {
+	who := users[v.String()]
+	if path := f.pathOfVolume(v); path != "" {
+		who = slices.Concat(who, users[path])
+	}
+	return who
+}

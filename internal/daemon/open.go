@@ -1,0 +1,224 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/network"
+	"github.com/lodge-kvm/lodge/internal/host/resources"
+	"github.com/lodge-kvm/lodge/internal/host/secret"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/systemd"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// settlePatience is how long the daemon's readiness waits for pools, so that a
+// client that comes at once finds their volumes.
+const settlePatience = 2 * time.Second
+
+// recoverPatience is how long clients wait for what an earlier daemon has left of tiles and clones to be removed:
+// file systems that hang are gone on with beside them, and a tile whose guest does not end by then stays.
+const recoverPatience = 10 * time.Second
+
+var errServing = errors.New("clients are to be served first; it is gone on with then")
+
+// manyGuests is how many guests a host should have room for; what stops it
+// before that is said when the daemon starts.
+const manyGuests = 1000
+
+// openStore takes both directories, so that no other daemon has them.
+func (d *Daemon) openStore(context.Context) error {
+	run, err := settleRun(d.config.Run)
+	if err != nil {
+		return err
+	}
+	d.Run, d.Instance = run, instance(run)
+	if !sameDirectory(run, d.config.Data) { // else the store holds it
+		lock, err := store.Hold(run, "run")
+		if err != nil {
+			return err
+		}
+		d.onClose(lock.Close)
+	}
+	d.Store, err = store.OpenLogged(d.config.Data, d.log)
+	if err != nil {
+		return err
+	}
+	d.onClose(d.Store.Close)
+	return nil
+}
+
+func (d *Daemon) openHost(context.Context) (err error) {
+	root := d.config.Kernel
+	if d.Host, err = resources.NewInventory(root); err != nil {
+		return err
+	}
+	d.openGroups()
+	if err := d.isolate(); err != nil {
+		return err
+	}
+	limits := resources.NewLimits(root, d.Groups, d.log)
+	d.warn(limits)
+	d.ledger = resources.NewLedger(d.Host)
+	d.ledger.Limits = limits
+	if d.Emulators, err = resources.NewEmulators(d.Store, d.config.Emulator, d.log); err != nil {
+		return err
+	}
+	d.Emulators.Quarters = d.quarters
+	d.Devices = resources.NewDevices(root)
+	return nil
+}
+
+// openGroups opens the control groups of guests, below a unit of systemd's where
+// that is the first process.
+func (d *Daemon) openGroups() {
+	var owner kernel.Owner
+	if found := systemd.Find(); found != nil {
+		owner = found
+	}
+	d.Groups = kernel.OpenOwnedCgroups(d.config.Kernel, d.Instance, owner)
+	if err := d.Groups.Ungranted(); err != nil {
+		d.log.Warn("systemd grants no control group for guests; they stay in its unit if any runs there, else their groups are made beside its units", "error", err)
+	}
+	d.onClose(func() error {
+		if err := d.Groups.Close(); !fault.Is(err, fault.Busy) {
+			return err
+		}
+		return nil // guests outlive the daemon, and so do their groups
+	})
+}
+
+// warn raises the daemon's own limits, and says which others will stop this host.
+func (d *Daemon) warn(limits *resources.Limits) {
+	warnings, err := limits.Prepare(manyGuests)
+	if err != nil {
+		d.log.Warn("cannot check the host's limits", "error", err)
+	}
+	for _, w := range warnings {
+		d.log.Warn("this host will run into a limit", "limit", w)
+	}
+}
+
+func (d *Daemon) openNetworks(ctx context.Context) (err error) {
+	d.Events = event.NewLog()
+	d.Networks, err = network.Open(ctx, network.Config{
+		Data: filepath.Join(d.config.Data, "network"), Run: filepath.Join(d.Run, "network"), Instance: d.Instance,
+		Store: d.Store, Events: d.Events, Log: d.log, Status: d.config.Status,
+	})
+	if err != nil {
+		return err
+	}
+	d.onClose(func() error { d.Networks.Close(); return nil })
+	if err := d.seed(ctx); err != nil {
+		d.log.Warn("cannot define the default network; clients that expect it will say so", "error", err)
+	}
+	return nil
+}
+
+// seeds are the records of what a fresh data directory was given.
+var seeds = store.Kind{Name: "seed", Version: 1}
+
+// seed defines, once in the life of a data directory, the network that every
+// libvirt client expects to find. A user who removes it does not get it back.
+func (d *Daemon) seed(ctx context.Context) error {
+	var given bool
+	err := d.Store.Get(seeds, "default network", &given)
+	if !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	doc, err := network.DefaultNetwork()
+	if err != nil {
+		return err
+	}
+	if _, err := d.Networks.Define(ctx, doc, false); err != nil && !fault.Is(err, fault.Exists) {
+		return err
+	}
+	return d.Store.Put(seeds, "default network", true)
+}
+
+func (d *Daemon) openSecrets(context.Context) (err error) {
+	d.Secrets, err = secret.Open(secret.Config{Store: d.Store, Key: filepath.Join(d.config.Data, "secret.key"), Events: d.Events, Log: d.log})
+	if err != nil {
+		return err
+	}
+	d.onClose(func() error { d.Secrets.Close(); return nil })
+	return nil
+}
+
+func (d *Daemon) openPools(ctx context.Context) (err error) {
+	d.Pools, err = volume.Open(volume.Options{
+		Store: d.Store, Events: d.Events, Log: d.log, Secrets: d.Secrets, Boot: d.config.Boot, Quarters: d.quarters,
+	})
+	if err != nil {
+		return err
+	}
+	d.onClose(func() error { d.Pools.Close(); return nil })
+	ctx, stop := context.WithTimeout(ctx, settlePatience)
+	defer stop()
+	if err := d.Pools.Settle(ctx); err != nil {
+		d.log.Warn("some pools are still being read; their volumes appear when that is done", "error", err)
+	}
+	return nil
+}
+
+func (d *Daemon) openGuests(context.Context) (err error) {
+	c := d.config
+	d.Guests, err = guest.Open(guest.Config{
+		DataDir: filepath.Join(c.Data, "guest"), RunDir: filepath.Join(d.Run, "guest"), Instance: d.Instance,
+		Log: d.log, Store: d.Store, Events: d.Events, Emulators: d.Emulators, Ledger: d.ledger,
+		Starts:   resources.NewStarts(c.Kernel, runtime.NumCPU(), d.log),
+		Networks: d.Networks, Pools: d.Pools, Secrets: d.Secrets, Cgroups: d.Groups, Kernel: c.Kernel, Boot: c.Boot,
+		Prepared: max(c.Prepared, 0), Quarters: d.quarters, StayFull: c.StayFull, GiveRNG: c.GiveRNG,
+		Labels: d.labels, NoLabels: d.noLabels, LabelsRequired: c.Labels == LabelsRequired,
+	})
+	if err != nil {
+		return err
+	}
+	d.onClose(func() error { d.Guests.Close(); return nil })
+	return nil
+}
+
+func (d *Daemon) openFleet(ctx context.Context) error {
+	d.Fleet = fleet.Open(fleet.Config{
+		Guests: d.Guests, Pools: d.Pools, Events: d.Events, Log: d.log, Images: filepath.Join(d.config.Data, "images"),
+	})
+	d.onClose(func() error { d.Fleet.Close(); return nil })
+	ctx, stop := context.WithTimeoutCause(ctx, recoverPatience, errServing)
+	defer stop()
+	d.Fleet.Recover(ctx)
+	return nil
+}
+
+// openAccess opens what says who may do what, and what notes who did.
+func (d *Daemon) openAccess(context.Context) (err error) {
+	if d.Audit, err = authz.OpenAudit(d.config.Audit, d.log); err != nil {
+		return err
+	}
+	d.onClose(d.Audit.Close)
+	d.Gate, err = authz.New(authz.Config{
+		File: d.rules(), Guests: d.Guests, Fleet: d.Fleet, Pools: d.Pools, Networks: d.Networks, Secrets: d.Secrets, Log: d.log,
+	})
+	return err
+}
+
+// rules is the file of rules; empty: there is none.
+func (d *Daemon) rules() string {
+	if d.config.Access != "" || d.Run != DefaultRun {
+		return d.config.Access
+	}
+	if _, err := os.Lstat(DefaultAccess); errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return DefaultAccess
+}

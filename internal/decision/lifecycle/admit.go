@@ -1,0 +1,116 @@
+package lifecycle
+
+import (
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// Verb is something that a client may ask of a guest.
+type Verb string
+
+// The verbs whose admission depends on the guest's state.
+const (
+	Start     Verb = "start"
+	Restore   Verb = "restore"
+	Suspend   Verb = "suspend"
+	Resume    Verb = "resume"
+	Shut      Verb = "shut down"
+	Reboot    Verb = "reboot"
+	Reset     Verb = "reset"
+	Destroy   Verb = "destroy"
+	Save      Verb = "save"
+	Dump      Verb = "dump"
+	Wake      Verb = "wake up"
+	Change    Verb = "change" // anything done to a running guest
+	Rename    Verb = "rename"
+	Autostart Verb = "mark for autostart"
+	Undefine  Verb = "undefine"
+	Managed   Verb = "save under management"
+)
+
+// Admit says whether a guest in state s may be asked for v; the error is for
+// the client.
+func Admit(s State, v Verb) error {
+	active := s.Phase.Active()
+	switch v {
+	case Start, Restore:
+		if active {
+			return wrong("the domain is already running")
+		}
+	case Rename:
+		if active {
+			return wrong("cannot rename a running domain; shut it down first")
+		}
+	case Undefine, Autostart:
+		if !s.Persistent {
+			return wrong("cannot %s a transient domain", v)
+		}
+	case Suspend:
+		return admitSuspend(s)
+	case Resume:
+		return admitResume(s)
+	case Managed:
+		if !s.Persistent {
+			return wrong("cannot do managed save for a transient domain")
+		}
+		return admitMoving(s, v)
+	case Save, Dump, Shut, Reboot, Reset, Change:
+		return admitMoving(s, v)
+	case Wake:
+		if s.Phase != domain.PMSuspended {
+			return wrong("the domain is not suspended by its guest")
+		}
+	case Destroy:
+		if !active {
+			return wrong("domain is not running")
+		}
+	}
+	return nil
+}
+
+func admitSuspend(s State) error {
+	switch {
+	case !s.Phase.Active():
+		return wrong("domain is not running")
+	case s.Phase == domain.PMSuspended:
+		return wrong("the guest is suspended by itself; wake it first")
+	}
+	return nil
+}
+
+func admitResume(s State) error {
+	switch {
+	case !s.Phase.Active():
+		return wrong("domain is not running")
+	case s.Phase == domain.Running || s.Phase == domain.Blocked:
+		return wrong("domain is already running")
+	case s.Phase == domain.PMSuspended:
+		return wrong("the guest is suspended by itself; wake it instead")
+	case s.Phase == domain.Paused && s.Reason == domain.ReasonPanicked:
+		return wrong("the guest has panicked; reset or destroy it")
+	case s.Kept():
+		return wrong("the guest has turned itself off or reset, and is kept as it was then: it cannot go on; reset it, which boots it anew, or destroy it")
+	}
+	return nil
+}
+
+// Kept reports whether the guest ended by its own doing and is preserved for whoever looks into
+// it.
+func (s State) Kept() bool {
+	return s.Phase == domain.Paused && (s.Reason == domain.ReasonShuttingDown || s.Reason == domain.ReasonPanicked)
+}
+
+// admitMoving admits what needs a process that is still there to talk to.
+func admitMoving(s State, v Verb) error {
+	switch {
+	case !s.Phase.Active():
+		return wrong("domain is not running")
+	case s.EndFor != "":
+		return wrong("cannot %s: the domain is being ended", v)
+	}
+	return nil
+}
+
+func wrong(format string, args ...any) error {
+	return fault.New(fault.WrongState, fault.Domain, format, args...)
+}

@@ -1,0 +1,26 @@
+package api
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+)
+
+// CloneGuests makes guests that are like another one.
+func (s *Server) CloneGuests(ctx context.Context, r *lodgev1.CloneGuestsRequest, stream *connect.ServerStream[lodgev1.Step]) error {
+	request := fleet.CloneRequest{
+		Source: r.GetSource(), Names: r.GetNames(), Thin: r.GetThin(), Pool: r.GetPool(), NoRNG: r.GetNoRng(), DryRun: r.GetDryRun(),
+	}
+	if seed := r.GetSeed(); seed != nil {
+		request.Seed = &fleet.Seed{UserData: seed.GetUserData(), NetworkConfig: seed.GetNetworkConfig()}
+	}
+	ctx, done := s.Gate.Bound(ctx, caller(ctx), authz.Define)
+	defer done()
+	return s.stream(ctx, stream, authz.Entry{Call: "CloneGuests", Verb: authz.Define, Object: authz.Object{Name: "clones of " + r.GetSource()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+		return s.Fleet.Clone(ctx, request, t.plan, s.audited(ctx, "CloneGuests", authz.Define, t.result))
+	})
+}

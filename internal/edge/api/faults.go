@@ -1,0 +1,74 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// codes are what kinds of fault are called on the wire.
+var codes = map[fault.Kind]connect.Code{
+	fault.Internal:     connect.CodeInternal,
+	fault.NotFound:     connect.CodeNotFound,
+	fault.Exists:       connect.CodeAlreadyExists,
+	fault.Busy:         connect.CodeUnavailable,
+	fault.Invalid:      connect.CodeInvalidArgument,
+	fault.WrongState:   connect.CodeFailedPrecondition,
+	fault.NoCapacity:   connect.CodeResourceExhausted,
+	fault.Unsupported:  connect.CodeUnimplemented,
+	fault.Timeout:      connect.CodeDeadlineExceeded,
+	fault.Denied:       connect.CodePermissionDenied,
+	fault.Aborted:      connect.CodeCanceled,
+	fault.Unresponsive: connect.CodeUnavailable,
+	fault.Failed:       connect.CodeUnknown,
+}
+
+// toFault gives an error as messages carry it; nil stays nil.
+func toFault(err error) *lodgev1.Fault {
+	if err == nil {
+		return nil
+	}
+	return &lodgev1.Fault{Kind: fault.Of(err).String(), Subject: fault.About(err).String(), Text: legible(err.Error())}
+}
+
+// legible makes text that came from files, QEMU or the kernel fit for a message:
+// one byte that is no UTF-8 would keep the whole message from being sent.
+func legible(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
+
+// wire gives an error as the protocols carry it, with the fault as its detail.
+// What the protocols found wrong by themselves stays as it is.
+func wire(err error) error {
+	_, theirs := errors.AsType[*connect.Error](err)
+	_, ours := errors.AsType[*fault.Error](err)
+	if err == nil || theirs && !ours {
+		return err
+	}
+	e := connect.NewError(codes[fault.Of(err)], err)
+	if detail, bad := connect.NewErrorDetail(toFault(err)); bad == nil {
+		e.AddDetail(detail)
+	}
+	return e
+}
+
+// faults puts every handler's error into the protocols' terms.
+type faults struct{}
+
+func (faults) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+		response, err := next(ctx, r)
+		return response, wire(err)
+	}
+}
+
+func (faults) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+func (faults) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error { return wire(next(ctx, conn)) }
+}

@@ -1,0 +1,141 @@
+package api
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/resources"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// Bounds of one request. Each guest is compared with every byte of its selectors.
+const (
+	maxSelectors     = 4096
+	maxSelectorBytes = 128 << 10
+)
+
+// selectors reads those of a request.
+func selectors(texts []string) ([]fleet.Selector, error) {
+	if len(texts) > maxSelectors {
+		return nil, fault.New(fault.Invalid, fault.Call, "%d selectors are too many; at most %d", len(texts), maxSelectors)
+	}
+	read, size := make([]fleet.Selector, 0, len(texts)), 0
+	for _, text := range texts {
+		if size += len(text); size > maxSelectorBytes {
+			return nil, fault.New(fault.Invalid, fault.Call, "selectors of more than %d bytes are too long; choose by glob, label or tile", maxSelectorBytes)
+		}
+		s, err := fleet.ParseSelector(text)
+		if err != nil {
+			return nil, err
+		}
+		read = append(read, s)
+	}
+	return read, nil
+}
+
+// choose gives the guests that a request to look means: all, unless it says less.
+func (s *Server) choose(ctx context.Context, texts []string) ([]fleet.Member, error) {
+	if len(texts) == 0 {
+		texts = []string{"all"}
+	}
+	read, err := selectors(texts)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(s.Fleet.Select(read), func(m fleet.Member) bool { return !s.sees(ctx, m) }), nil
+}
+
+// ListGuests tells what is known now.
+func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (*lodgev1.ListGuestsResponse, error) {
+	members, err := s.choose(ctx, r.GetSelect())
+	if err != nil {
+		return nil, err
+	}
+	s.Guests.Refresh()
+	now := time.Now()
+	queue := map[string]resources.Waiting{}
+	for _, w := range s.Starts.Queue() {
+		queue[w.Guest] = w
+	}
+	answer := &lodgev1.ListGuestsResponse{Guests: make([]*lodgev1.Guest, 0, len(members))}
+	for _, m := range members {
+		g := toGuest(m)
+		for _, clash := range s.Guests.Clashes(m.View, func(other *guest.Guest) bool { return s.sees(ctx, s.Fleet.Of(other)) }) {
+			g.Messages = append(g.Messages, legible(clash))
+		}
+		sample := m.Guest.Sample()
+		g.Sample = toSample(sample, now, false)
+		g.Wait = waits(m, sample, queue[m.View.UUID])
+		answer.Guests = append(answer.Guests, g)
+	}
+	return answer, nil
+}
+
+// toGuest translates what is known without asking anybody.
+func toGuest(m fleet.Member) *lodgev1.Guest {
+	v := m.View
+	g := &lodgev1.Guest{
+		Name: v.Name, Uuid: v.UUID, Id: int32(max(v.ID, 0)), State: v.State.String(), Reason: string(v.Reason), Since: timestamppb.New(v.Since),
+		Persistent: v.Persistent, Autostart: v.Autostart, ManagedSave: v.ManagedSave, Pid: int32(v.PID),
+		Labels: m.Labels, Tile: m.Labels[tileLabel], Template: v.Template,
+	}
+	g.Isolation = v.Isolation
+	if m.Problem != "" {
+		g.Messages = append(g.Messages, legible(m.Problem))
+	}
+	for _, message := range v.Messages {
+		g.Messages = append(g.Messages, legible(message))
+	}
+	for _, d := range v.Decisions() {
+		g.Decisions = append(g.Decisions, legible(d.String()))
+	}
+	if d := v.Current(); d != nil {
+		g.Memory, g.MemoryMax, g.Vcpus = memory(d), d.Memory, uint32(vcpus(d))
+	}
+	return g
+}
+
+// tileLabel is the label that makes a guest part of a tile.
+const tileLabel = "tile"
+
+// memory is what the guest may use now.
+func memory(d *domain.Definition) uint64 {
+	if d.CurrentMemory != 0 {
+		return d.CurrentMemory
+	}
+	return d.Memory
+}
+
+func vcpus(d *domain.Definition) uint {
+	if d.VCPUs.Current != 0 {
+		return d.VCPUs.Current
+	}
+	return d.VCPUs.Max
+}
+
+// waits tells what a guest waits for, the deepest reason first; nil: nothing.
+func waits(m fleet.Member, sample *guest.Stats, queued resources.Waiting) *lodgev1.Wait {
+	job := m.Guest.Job()
+	switch {
+	case queued.Guest != "":
+		return waitFor("its start: "+queued.Reason, queued.Since)
+	case !m.View.StuckSince.IsZero():
+		return waitFor(m.View.StuckOn, m.View.StuckSince)
+	case sample != nil && sample.Stale != nil:
+		return waitFor("QEMU: "+sample.Stale.Error(), sample.StaleSince)
+	case job.Kind != domain.JobNone:
+		return waitFor("the end of its "+string(job.Kind)+" job", job.Started)
+	}
+	return nil
+}
+
+func waitFor(what string, since time.Time) *lodgev1.Wait {
+	return &lodgev1.Wait{What: legible(what), Since: timestamppb.New(since)}
+}

@@ -1,0 +1,226 @@
+package api
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+)
+
+// rights are what each call of the API takes. Read is of anything: lists show what
+// the client may see. One that is missing is refused.
+var rights = map[string]struct {
+	verbs []authz.Verb
+	whole bool // for everything, not for some objects
+}{
+	lodgev1.LodgeListGuestsProcedure:  {verbs: []authz.Verb{authz.Read}},
+	lodgev1.LodgeStatsProcedure:       {verbs: []authz.Verb{authz.Read}},
+	lodgev1.LodgeActProcedure:         {verbs: []authz.Verb{authz.Open}}, // each guest is asked for by its own verb
+	lodgev1.LodgeCancelProcedure:      {verbs: []authz.Verb{authz.Open}}, // whoever knows the number of a set
+	lodgev1.LodgeListTilesProcedure:   {verbs: []authz.Verb{authz.Read}, whole: true},
+	lodgev1.LodgeCreateTilesProcedure: {verbs: []authz.Verb{authz.Define, authz.Volumes}, whole: true},
+	lodgev1.LodgeRemoveTilesProcedure: {verbs: []authz.Verb{authz.Stop, authz.Define, authz.Volumes}, whole: true},
+	lodgev1.LodgeCloneGuestsProcedure: {verbs: []authz.Verb{authz.Define, authz.Volumes}, whole: true},
+	lodgev1.LodgeWatchProcedure:       {verbs: []authz.Verb{authz.Read}},
+	lodgev1.LodgeStartQueueProcedure:  {verbs: []authz.Verb{authz.Read}},
+	lodgev1.LodgeStatusProcedure:      {verbs: []authz.Verb{authz.Read}},
+}
+
+// verbs are what the verbs of sets take.
+var verbs = map[fleet.Verb]authz.Verb{
+	fleet.Start: authz.Start, fleet.Resume: authz.Start, fleet.Restore: authz.Start,
+	fleet.Shutdown: authz.Stop, fleet.Destroy: authz.Stop, fleet.Suspend: authz.Stop, fleet.Reboot: authz.Stop, fleet.Reset: authz.Stop,
+	fleet.Save: authz.Save, fleet.Define: authz.Define, fleet.Undefine: authz.Define, fleet.Set: authz.Change,
+}
+
+// whoKey is where a call's context keeps who calls, once it was let in.
+type whoKey struct{}
+
+func caller(ctx context.Context) authz.Who {
+	who, _ := ctx.Value(whoKey{}).(authz.Who)
+	return who
+}
+
+// admit says whether a client may make a call. This is the one place where a call
+// as such is judged; sets ask for each of their guests besides.
+func (s *Server) admit(ctx context.Context, c *client, path string) (err error) {
+	who := c.who
+	switch {
+	case !who.Local: // its certificate has let it in
+	case s.Reception.Asks(who):
+		err = c.prove(ctx, s.Reception)
+	default:
+		err = who.Peer.Admit(s.Gate.Ruled(), s.Groups)
+	}
+	if err == nil {
+		err = s.Gate.Admit(who)
+	}
+	if err == nil {
+		c.meet()
+	}
+	if err == nil && s.Gate.Held(who) {
+		err = s.judge(who, path)
+	}
+	if err != nil {
+		s.Audit.Note(authz.Entry{Who: who, API: "lodge", Call: path, Err: err})
+	}
+	return err
+}
+
+func (s *Server) judge(who authz.Who, path string) error {
+	right, known := rights[path]
+	if !known {
+		return fault.New(fault.Denied, fault.Call, "nobody has said yet what right %q takes", path)
+	}
+	for _, verb := range right.verbs {
+		if err := s.Gate.Check(who, verb, authz.Object{}); err != nil {
+			return err
+		}
+		if right.whole {
+			if err := s.Gate.Whole(who, verb, "tiles and clones"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Server) sees(ctx context.Context, m fleet.Member) bool {
+	who := caller(ctx)
+	return !s.Gate.Held(who) || s.Gate.May(who, authz.Read, authz.Of(m))
+}
+
+func (s *Server) seesUUID(ctx context.Context, uuid string) bool {
+	who := caller(ctx)
+	return !s.Gate.Held(who) || s.Gate.May(who, authz.Read, s.Gate.GuestByUUID(uuid))
+}
+
+// seesEvent says whether the client may see what an event is about.
+func (s *Server) seesEvent(ctx context.Context, e *lodgev1.Event) bool {
+	who := caller(ctx)
+	if !s.Gate.Held(who) {
+		return true
+	}
+	o := authz.Object{Name: e.GetName()}
+	switch e.GetObject() {
+	case objectGuest:
+		return s.Gate.Hears(who, e.GetName(), e.GetUuid())
+	case objectNetwork:
+		o.Kind = authz.Network
+	case objectPool:
+		o.Kind = authz.Pool
+	case objectSecret, objectNodeDevice: // links of others' guests are among these
+		o.Kind = authz.Everything
+	}
+	return s.Gate.May(who, authz.Read, o)
+}
+
+// hold bounds a set by what its client may do to each guest, until done.
+func (s *Server) hold(ctx context.Context, q *fleet.Request) (_ context.Context, done func()) {
+	who := caller(ctx)
+	if !s.Gate.Held(who) {
+		return ctx, func() {}
+	}
+	q.Sees = func(m fleet.Member) bool { return s.sees(ctx, m) }
+	q.Admit = func(m fleet.Member) error { return s.mayDo(who, q, m) }
+	q.AdmitDocument = func(ctx context.Context, doc string) (context.Context, error) {
+		judge := func() (authz.Object, error) { return s.Gate.Document(who, authz.Define, authz.Object{}, doc) }
+		made, err := judge()
+		ctx = s.Gate.Again(ctx, made, func(string) error { _, err := judge(); return err })
+		return s.Gate.Fence(ctx, who, authz.Define, made), err
+	}
+	verbs := takes(q)
+	bound, done := s.Gate.Bound(ctx, who, verbs[0], verbs[1:]...)
+	return s.Gate.Again(bound, authz.Object{}, func(uuid string) error { return s.admits(q, uuid) }), done
+}
+
+// takes are the verbs that a set takes; the first is the one by which it is known. A setting
+// is of the machine or of its definition, and one call may have both; a start may lose what was saved.
+func takes(q *fleet.Request) []authz.Verb {
+	machine, definition := false, false
+	for name := range q.Options.Settings {
+		if name == "memory" || name == "vcpus" {
+			machine = true
+		} else {
+			definition = true
+		}
+	}
+	switch {
+	case q.Verb == fleet.Start && q.Options.ForceBoot:
+		return []authz.Verb{authz.Start, authz.Save}
+	case q.Verb != fleet.Set || !definition:
+		return []authz.Verb{verbs[q.Verb]}
+	case machine:
+		return []authz.Verb{authz.Define, authz.Change}
+	}
+	return []authz.Verb{authz.Define}
+}
+
+// mayDo asks for one guest of a set. What a guest is called by decides who may do
+// what with it, so that who changes labels has to define what comes of it.
+func (s *Server) mayDo(who authz.Who, q *fleet.Request, m fleet.Member) error {
+	all, o := takes(q), authz.Of(m)
+	o.Found = "with the UUID " + m.View.UUID // it may not be called as the client knows it
+	for _, verb := range all {
+		if err := s.Gate.Check(who, verb, o); err != nil {
+			return err
+		}
+	}
+	if q.Verb != fleet.Set || all[0] != authz.Define {
+		return nil
+	}
+	if priority, err := strconv.Atoi(q.Options.Settings["priority"]); err == nil { // else it is refused, or none
+		if err := s.Gate.Rank(who, priority, authz.Of(m)); err != nil {
+			return err
+		}
+	}
+	labels := fleet.Labels{}
+	maps.Copy(labels, m.Labels)
+	for name, value := range q.Options.Settings {
+		label, is := strings.CutPrefix(name, "label.")
+		switch {
+		case is && value == "":
+			delete(labels, label)
+		case is:
+			labels[label] = value
+		}
+	}
+	return s.Gate.Check(who, authz.Define, authz.NewGuest(m.View.Name, m.View.UUID, labels))
+}
+
+// admits is mayDo for a guest that is known by its UUID, as it is now.
+func (s *Server) admits(q *fleet.Request, uuid string) error {
+	g, err := s.Guests.ByUUID(uuid)
+	if err != nil {
+		return err
+	}
+	return q.Admit(s.Fleet.Of(g))
+}
+
+// untouched are the outcomes of guests to whom nothing was done, unless something was refused.
+var untouched = []fleet.Outcome{fleet.Would, fleet.Unchanged, fleet.Skipped}
+
+// audited notes what came of each guest of a set, and tells it.
+func (s *Server) audited(ctx context.Context, call string, verb authz.Verb, tell func(fleet.Result)) func(fleet.Result) {
+	who := caller(ctx)
+	return func(r fleet.Result) {
+		if r.Error != nil || !slices.Contains(untouched, r.Outcome) {
+			e := authz.Entry{Who: who, API: "lodge", Call: call, Verb: verb, Object: authz.Left(r.Name, r.UUID), Err: r.Error, Took: max(r.Took, time.Duration(0))}
+			if s.Gate.Held(who) && r.Error == nil {
+				if o := s.Gate.GuestByUUID(r.UUID); o.Kind == authz.Guest {
+					e.Object = o // of one that has left only the name tells
+				}
+				e.Rule = s.Gate.Rule(who, verb, e.Object)
+			}
+			s.Audit.Note(e)
+		}
+		tell(r)
+	}
+}

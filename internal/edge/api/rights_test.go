@@ -1,0 +1,365 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
+	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
+)
+
+// TestEveryCallHasItsRight asks for a place in the table of rights for every call of the API.
+func TestEveryCallHasItsRight(t *testing.T) {
+	methods := lodgev1.File_lodge_v1_lodge_proto.Services().ByName("Lodge").Methods()
+	for i := range methods.Len() {
+		path := "/lodge.v1.Lodge/" + string(methods.Get(i).Name())
+		if right, known := rights[path]; !known || len(right.verbs) == 0 {
+			t.Errorf("nobody has said what right %s takes", path)
+		}
+	}
+	if len(rights) != methods.Len() {
+		t.Errorf("there are %d rights and %d calls", len(rights), methods.Len())
+	}
+}
+
+// held has rules that give a user of the host one guest of several, and gives a context in
+// which he calls.
+func (h *house) held(rules string) context.Context {
+	h.t.Helper()
+	file := filepath.Join(h.t.TempDir(), "access.yaml")
+	ok(h.t, os.WriteFile(file, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", "+rules+"}]\n"), 0o600))
+	h.server.Gate.File = file // nobody calls yet
+	ok(h.t, h.server.Gate.Reload())
+	return context.WithValue(h.context(), whoKey{}, authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
+}
+
+// TestNobodyIsToldOfWhatIsNotTheirs has a client that may see one guest ask for others, by
+// what it can see of them.
+func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
+	h := serve(t, 3)
+	ctx := h.held("may: [read, start], guests: web-0")
+	for _, c := range []struct {
+		object, name string
+		want         bool
+	}{
+		{objectGuest, "web-0", true},
+		{objectGuest, "web-1", false},
+		{objectNetwork, "default", false},
+		{objectPool, "default", false},
+		{objectSecret, "s", false},
+		{objectNodeDevice, "net_vnet7_fe_54_00_11_22_33", false},
+	} {
+		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: c.object, Name: c.name}); told != c.want {
+			t.Errorf("an event of %s %s is told: %v", c.object, c.name, told)
+		}
+	}
+	g, err := h.server.Guests.ByName("web-0")
+	ok(t, err)
+	for name, want := range map[string]bool{"web-0": true, "payroll": false} { // as it was called then
+		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: objectGuest, Name: name, Uuid: g.UUID()}); told != want {
+			t.Errorf("what happened to web-0 when it was called %s is told: %v", name, told)
+		}
+	}
+	status, err := h.server.Status(ctx, &lodgev1.StatusRequest{})
+	ok(t, err)
+	if status.GetGuests() != 1 {
+		t.Errorf("%d guests are counted", status.GetGuests())
+	}
+	if _, err := h.server.Status(ctx, &lodgev1.StatusRequest{Collect: true}); !fault.Is(err, fault.Denied) {
+		t.Errorf("the daemon is held up for a client that may only look: %v", err)
+	}
+	said := map[string]string{}
+	for _, name := range []string{"web-1", "nobody"} {
+		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{name}})
+		ok(t, err)
+		ctx, done := h.server.hold(ctx, &q)
+		defer done()
+		_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(fleet.Result) { t.Errorf("%s has a result", name) })
+		if !fault.Is(err, fault.NotFound) {
+			t.Fatalf("%s: %v", name, err)
+		}
+		said[strings.ReplaceAll(err.Error(), name, "NAME")] = name
+	}
+	if len(said) != 1 {
+		t.Errorf("one that is there is told from one that is not: %q", said)
+	}
+}
+
+// TestAStartThatLosesWhatWasSavedTakesItsRight: who may only start a guest discards no saved image.
+func TestAStartThatLosesWhatWasSavedTakesItsRight(t *testing.T) {
+	h := serve(t, 1)
+	for may, want := range map[string]bool{"read, start": false, "read, start, save": true} {
+		ctx := h.held("may: [" + may + "], guests: web-0")
+		q, err := toRequest(&lodgev1.ActRequest{Verb: "start", Select: []string{"web-0"}, DryRun: true, Options: &lodgev1.Options{ForceBoot: true}})
+		ok(t, err)
+		ctx, done := h.server.hold(ctx, &q)
+		defer done()
+		_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+			if denied := fault.Is(r.Error, fault.Denied); denied == want {
+				t.Errorf("with %s it is denied: %v", may, r.Error)
+			}
+		})
+		ok(t, err)
+	}
+}
+
+// TestTheAuditTellsOfNothingThatWasNotDone has a set that leaves some of its guests as they are.
+func TestTheAuditTellsOfNothingThatWasNotDone(t *testing.T) {
+	h := serve(t, 0)
+	path := filepath.Join(t.TempDir(), "audit")
+	audit, err := authz.OpenAudit(path, h.server.Log)
+	ok(t, err)
+	h.server.Audit = audit // nobody calls yet
+	note := h.server.audited(h.context(), "Act", authz.Start, func(fleet.Result) {})
+	for _, outcome := range []fleet.Outcome{fleet.Done, fleet.Unchanged, fleet.Failed, fleet.Skipped, fleet.Cancelled, fleet.Would} {
+		r := fleet.Result{Name: string(outcome), Outcome: outcome}
+		if outcome == fleet.Failed || outcome == fleet.Cancelled {
+			r.Error = fault.New(fault.Denied, fault.Call, "no")
+		}
+		note(r)
+	}
+	ok(t, audit.Close())
+	text, err := os.ReadFile(path)
+	ok(t, err)
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	for i, words := range []string{"object=\"domain 'done'\" result=ok", "object=\"domain 'failed'\" result=denied", "object=\"domain 'cancelled'\" result=denied"} {
+		if len(lines) != 3 || !strings.Contains(lines[i], words) {
+			t.Fatalf("the audit has %q", lines)
+		}
+	}
+}
+
+// TestATurnThatComesLateIsAskedForAnew changes a label while a guest waits for its turn.
+func TestATurnThatComesLateIsAskedForAnew(t *testing.T) {
+	h := serve(t, 2)
+	set := func(ctx context.Context, q fleet.Request) {
+		_, err := h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) { ok(t, r.Error) })
+		ok(t, err)
+	}
+	request := func(choose, label string) fleet.Request {
+		q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{choose}, Parallel: 1, Options: &lodgev1.Options{Settings: map[string]string{label: "yes"}}})
+		ok(t, err)
+		return q
+	}
+	var asked []string
+	q := request("web-*", "label.seen")
+	q.Admit = func(m fleet.Member) error {
+		asked = append(asked, m.View.Name+" "+m.Labels["locked"])
+		if m.View.Name == "web-0" {
+			set(h.context(), request("web-1", "label.locked"))
+		}
+		return nil
+	}
+	set(h.context(), q)
+	if !slices.Equal(asked, []string{"web-0 ", "web-1 yes"}) {
+		t.Errorf("it is asked for %q", asked)
+	}
+}
+
+// giveAway has others label a guest as theirs.
+func (h *house) giveAway(name string) {
+	h.t.Helper()
+	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{name}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra"}}})
+	ok(h.t, err)
+	_, err = h.server.Fleet.Run(h.context(), q, func(fleet.Plan) {}, func(r fleet.Result) { ok(h.t, r.Error) })
+	ok(h.t, err)
+}
+
+// TestAGuestsTurnIsAskedForAnew has others label a guest after a call of a client that is held was
+// let in, and before its guest comes to it.
+func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
+	h := serve(t, 1)
+	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"")
+	ctx, done := h.server.Gate.Bound(ctx, caller(ctx), authz.Define)
+	defer done()
+	g, err := h.server.Guests.ByName("web-0")
+	ok(t, err)
+	ok(t, g.SetAutostart(ctx, true))
+	h.giveAway("web-0")
+	if err := g.SetAutostart(ctx, false); !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), "web-0") {
+		t.Errorf("it is done to a guest of others: %v", err)
+	}
+	ok(t, g.SetAutostart(h.context(), false))
+}
+
+// TestAGuestsTurnIsAskedForAllItTakes: where others leave a client one of the rights that its call takes, that is not enough.
+func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
+	h := serve(t, 1)
+	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"}, {name: others, who: \"user:1002\", may: start, guests: web-0")
+	ctx, done := h.server.Gate.Bound(ctx, caller(ctx), authz.Start, authz.Define)
+	defer done()
+	g, err := h.server.Guests.ByName("web-0")
+	ok(t, err)
+	ok(t, g.SetAutostart(ctx, true))
+	h.giveAway("web-0")
+	if err := g.SetAutostart(ctx, false); !fault.Is(err, fault.Denied) {
+		t.Errorf("it is done to a guest of others: %v", err)
+	}
+}
+
+// TestWhoGivesAGuestAwayHasAllElseDoneBefore: labels by which a client may change a guest no more are the last that it sets.
+func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
+	h := serve(t, 1)
+	ctx := h.held("may: [read, define], guests: web-0}, {name: own, who: \"user:1002\", may: change, guests: \"!label=team:infra\"")
+	q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": "infra", "memory": "32MiB"}}})
+	ok(t, err)
+	ctx, done := h.server.hold(ctx, &q)
+	defer done()
+	_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+		if r.Outcome != fleet.Done {
+			t.Errorf("it is %s: %v (%s)", r.Outcome, r.Error, r.Note)
+		}
+	})
+	ok(t, err)
+}
+
+// TestALabelIsJudgedByTheNameOfItsTurn renames a guest after a call that labels it was let in: of the new
+// name it is nobody's to give.
+func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
+	h := serve(t, 1)
+	g, err := h.server.Guests.ByName("web-0")
+	ok(t, err)
+	ctx := h.held("may: [read, define], guests: [web-0, \"yours,!label=team\"]")
+	for _, c := range []struct {
+		name string
+		want bool
+	}{{"web-0", true}, {"yours", false}} {
+		q, err := toRequest(&lodgev1.ActRequest{Verb: "set", Select: []string{"web-0"}, Options: &lodgev1.Options{Settings: map[string]string{"label.team": c.name}}})
+		ok(t, err)
+		ctx, done := h.server.hold(ctx, &q)
+		defer done()
+		admit, renamed := q.Admit, c.name == "web-0"
+		q.Admit = func(m fleet.Member) error {
+			err := admit(m)
+			if !renamed {
+				renamed = true
+				ok(t, g.Rename(h.context(), c.name))
+			}
+			return err
+		}
+		_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+			if denied := fault.Is(r.Error, fault.Denied); denied == c.want || r.Error != nil && !denied {
+				t.Errorf("with the name %s: %v", c.name, r.Error)
+			}
+		})
+		ok(t, err)
+	}
+}
+
+// TestANewNameIsNotToldByARefusal renames a guest before its turn to what the client may not see.
+func TestANewNameIsNotToldByARefusal(t *testing.T) {
+	h := serve(t, 1)
+	g, err := h.server.Guests.ByName("web-0")
+	ok(t, err)
+	q, err := toRequest(&lodgev1.ActRequest{Verb: "destroy", Select: []string{"web-*"}})
+	ok(t, err)
+	ctx, done := h.server.hold(h.held("may: [read, stop], guests: web-0"), &q)
+	defer done()
+	sees := q.Sees
+	q.Sees = func(m fleet.Member) bool {
+		seen := sees(m)
+		ok(t, g.Rename(h.context(), "payroll"))
+		return seen
+	}
+	_, err = h.server.Fleet.Run(ctx, q, func(fleet.Plan) {}, func(r fleet.Result) {
+		if !fault.Is(r.Error, fault.Denied) || strings.Contains(r.Error.Error(), "payroll") {
+			t.Errorf("it is refused so: %v", r.Error)
+		}
+	})
+	ok(t, err)
+}
+
+// TestPolkitIsAskedAboutWhoCame has a client's process end before it calls: by then its number may be that
+// of another one, to which polkit gives more.
+func TestPolkitIsAskedAboutWhoCame(t *testing.T) {
+	h := serve(t, 0)
+	r := authz.NewReception(h.server.Gate, polkit.New(), nil, h.server.Log)
+	process := exec.CommandContext(h.context(), "sleep", "1000")
+	ok(t, process.Start())
+	c := &client{who: authz.LocalWho(listener.Peer{PID: int32(process.Process.Pid), UID: 1002}), proof: make(chan struct{}, 1)}
+	c.find(r)
+	ok(t, process.Process.Kill())
+	_ = process.Wait() // it was killed
+	if err := c.prove(h.context(), r); err == nil || strings.Contains(err.Error(), "cannot look at process") {
+		t.Errorf("whoever has its number is asked about: %v", err)
+	}
+	if c.process.Started == 0 {
+		t.Error("it is not known when it was started")
+	}
+}
+
+// TestStrangersTakeNoPlaces opens connections by which nobody calls.
+func TestStrangersTakeNoPlaces(t *testing.T) {
+	h := serve(t, 0, func(l *limits) { l.strangersEach = 2 })
+	dial := func() net.Conn {
+		conn, err := new(net.Dialer).DialContext(h.context(), "unix", h.path)
+		ok(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	watch, err := h.client().Watch(h.context(), &lodgev1.WatchRequest{})
+	ok(t, err)
+	defer func() { _ = watch.Close() }()
+	next(t, watch) // it has called, and is no stranger
+	dial()
+	dial()
+	h.until(func() bool { return h.server.strangers.count() == 2 }, "strangers are not counted")
+	third := dial()
+	ok(t, third.SetReadDeadline(time.Now().Add(patience)))
+	if _, err := third.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("a third one: %v", err)
+	}
+	if n := h.server.conns.count(); n != 3 {
+		t.Errorf("%d connections are counted", n)
+	}
+}
+
+// TestNobodyTakesAllPlaces has one client take what there is of sets and of long answers.
+func TestNobodyTakesAllPlaces(t *testing.T) {
+	h := serve(t, 1, func(l *limits) { l.setsEach, l.looksEach = 1, 1 })
+	exhausted := func(what string, err error) {
+		t.Helper()
+		if connect.CodeOf(err) != connect.CodeResourceExhausted {
+			t.Errorf("%s too many: %v", what, err)
+		}
+	}
+	end := make(chan struct{})
+	stream := h.hold(h.context(), func(_ context.Context, to *telling) (fleet.Summary, error) {
+		to.plan(fleet.Plan{Total: 1})
+		<-end
+		return fleet.Summary{}, nil
+	})
+	second, err := h.client().Act(h.context(), &lodgev1.ActRequest{Verb: "set", Select: []string{"all"}, Options: &lodgev1.Options{Settings: map[string]string{"title": "x"}}})
+	ok(t, err)
+	defer func() { _ = second.Close() }()
+	for second.Receive() {
+	}
+	exhausted("a set", second.Err())
+	close(end)
+	take(t, stream)
+	h.until(func() bool { return h.server.running.count() == 0 }, "a place is not given back")
+
+	me := authz.Owner{PID: int32(os.Getpid())}
+	h.server.looking.take(me, 1)
+	_, err = h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{})
+	exhausted("a list", err)
+	h.server.looking.leave(me, 1)
+	_, err = h.client().ListGuests(h.context(), &lodgev1.ListGuestsRequest{})
+	ok(t, err)
+	h.until(func() bool { return h.server.looking.count() == 0 }, "a place is not given back")
+}

@@ -1,0 +1,198 @@
+package api
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/network"
+	"github.com/lodge-kvm/lodge/internal/host/resources"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// Config says what to serve, and to whom.
+type Config struct {
+	Fleet *fleet.Fleet
+	// Networks are those whose operations the queue shows.
+	Networks *network.Networks
+	Guests   *guest.Registry
+	Events   *event.Log
+	Starts   *resources.Starts
+	Kernel   kernel.Root
+	Log      *slog.Logger
+	// Groups may use the API, besides root and the daemon's own user.
+	Groups  []uint32
+	Version string
+	// LibvirtClients counts the connections of the other edge.
+	LibvirtClients func() int
+	// Gate decides who may do what; nil: whoever was let in may do everything.
+	Gate *authz.Gate
+	// Reception finds out who clients are, beyond what the kernel tells; nil: nobody comes from
+	// other hosts, and polkit is not asked.
+	Reception *authz.Reception
+	// Audit takes what was done and refused; nil: nobody does.
+	Audit *authz.Audit
+}
+
+// Server serves the API.
+type Server struct {
+	Config
+	started time.Time
+	// life names this life of the daemon, in which events are numbered.
+	life   string
+	limits limits
+
+	conns     *places // connections, by who answers for them
+	strangers *places // those by which no call was let in yet, likewise, and so on
+	calls     *places // calls under way
+	looking   *places // calls that tell of all guests
+	intake    *places // bytes of requests
+	running   *places // sets
+	sets      sets
+	work      sync.WaitGroup // the calls
+}
+
+// New makes a server; Serve runs it.
+func New(c Config) *Server { return newServer(c, defaultLimits()) }
+
+func newServer(c Config, l limits) *Server {
+	return &Server{
+		Config: c, started: time.Now(), life: uuid.NewString(), limits: l,
+		conns: newPlaces(l.conns, l.connsEach), strangers: newPlaces(l.strangers, l.strangersEach),
+		calls: newPlaces(l.calls, l.callsEach), looking: newPlaces(l.looks, l.looksEach),
+		intake: newPlaces(l.intake, l.intakeEach), running: newPlaces(l.sets, l.setsEach), sets: sets{cancel: map[string]context.CancelCauseFunc{}},
+	}
+}
+
+// Serve takes clients from the listeners until ctx ends. Sets under way then begin nothing more,
+// and what has begun has a moment to end. It closes the listeners.
+func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
+	calls, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil)
+	server := s.http(calls)
+	served := make(chan error, len(listeners))
+	var heeding sync.WaitGroup
+	defer heeding.Wait() // stop has ended it
+	for _, l := range listeners {
+		d := s.door(l)
+		heeding.Go(func() { d.heed(calls, s.Gate) })
+		go func() {
+			err := server.Serve(s.entrance(d, l))
+			served <- fault.Wrap(err, fault.Failed, fault.Host, "cannot take clients on %s", l.Addr())
+		}()
+	}
+	var failure error
+	select {
+	case <-ctx.Done():
+	case failure = <-served:
+	}
+	stop(fault.New(fault.Aborted, fault.Host, "the daemon is stopping"))
+	return errors.Join(failure, s.hangUp(server))
+}
+
+func (s *Server) door(l Listener) *door {
+	return &door{Listener: l.Listener, conns: s.conns, strangers: s.strangers, reception: s.Reception, log: s.Log}
+}
+
+// entrance is a listener within its bounds.
+func (s *Server) entrance(d *door, l Listener) net.Listener {
+	if l.Certificates == nil {
+		return d
+	}
+	return s.hall(l, d)
+}
+
+// hangUp lets the calls in flight end, and gives up on those that do not.
+func (s *Server) hangUp(server *http.Server) error {
+	late, stop := context.WithTimeout(context.Background(), s.limits.grace)
+	defer stop()
+	if server.Shutdown(late) != nil {
+		_ = server.Close()
+	}
+	ended := make(chan struct{})
+	go func() { // ends with the calls
+		s.work.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(s.limits.grace):
+		return fault.New(fault.Timeout, fault.Call, "%d calls of the API did not end within %v", s.calls.count(), 2*s.limits.grace)
+	}
+}
+
+// http is the server below the API, with every bound that it offers.
+func (s *Server) http(calls context.Context) *http.Server {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler:           s.handler(),
+		Protocols:         &protocols,
+		ReadHeaderTimeout: s.limits.handshake,
+		IdleTimeout:       s.limits.idle,
+		MaxHeaderBytes:    64 << 10,
+		HTTP2: &http.HTTP2Config{ // without pings: the kernel tells when a client's process has ended
+			MaxConcurrentStreams:          s.limits.streams,
+			MaxReceiveBufferPerConnection: 1 << 20,
+			MaxReceiveBufferPerStream:     256 << 10,
+			WriteByteTimeout:              s.limits.patience,
+		},
+		BaseContext: func(net.Listener) context.Context { return calls },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if secure, is := c.(*tls.Conn); is {
+				c = secure.NetConn()
+			}
+			return context.WithValue(ctx, clientKey{}, c.(*client)) // who calls is asked at each call
+		},
+		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
+	}
+}
+
+// handler is the API behind its bounds.
+func (s *Server) handler() http.Handler {
+	options := []connect.HandlerOption{
+		connect.WithConditionalHandlerOptions(s.bounds),
+		connect.WithCompression("gzip", nil, nil), // a socket on the same host gains nothing, and could be bombed
+		connect.WithInterceptors(faults{}),
+		connect.WithRecover(func(_ context.Context, spec connect.Spec, _ http.Header, what any) error {
+			s.Log.Error("a call of the API broke", "call", spec.Procedure, "panic", what)
+			return fault.New(fault.Internal, fault.Call, "%s broke: %v", spec.Procedure, what)
+		}),
+	}
+	options = append(options, codecs()...)
+	path, api := lodgev1.NewLodgeHandler(s, options...)
+	mux := http.NewServeMux()
+	mux.Handle(path, api)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, fmt.Sprintf("there is no %q; calls are %s and others of api/lodge/v1/lodge.proto", r.URL.Path, lodgev1.LodgeListGuestsProcedure), http.StatusNotFound)
+	})
+	return &bounded{Server: s, next: mux, refuse: connect.NewErrorWriter(options...)}
+}
+
+// bounds are those on the messages of a call.
+func (s *Server) bounds(call connect.Spec) []connect.HandlerOption {
+	most := s.limits.message
+	switch call.Procedure {
+	case lodgev1.LodgeActProcedure, lodgev1.LodgeCreateTilesProcedure, lodgev1.LodgeCloneGuestsProcedure:
+		most = s.limits.documents
+	}
+	return []connect.HandlerOption{connect.WithReadMaxBytes(most)}
+}

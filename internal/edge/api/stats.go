@@ -1,0 +1,148 @@
+package api
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/guest"
+)
+
+// Stats gives samples: the newest, at once, or fresh ones within a time.
+func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.StatsResponse, error) {
+	members, err := s.choose(ctx, r.GetSelect())
+	if err != nil {
+		return nil, err
+	}
+	running := members[:0]
+	for _, m := range members {
+		if m.View.Active != nil {
+			running = append(running, m)
+		}
+	}
+	s.Guests.Refresh()
+	samples, reasons, err := s.samples(ctx, running, r.GetFreshWithin())
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	answer := &lodgev1.StatsResponse{Guests: make([]*lodgev1.GuestStats, 0, len(running))}
+	for i, m := range running {
+		st := &lodgev1.GuestStats{
+			Name: m.View.Name, Uuid: m.View.UUID, State: m.View.State.String(), Labels: m.Labels, Tile: m.Labels[tileLabel],
+			Memory: memory(m.View.Active), Vcpus: uint32(vcpus(m.View.Active)),
+			Sample: toSample(samples[i], now, r.GetDevices()),
+		}
+		if st.Sample == nil {
+			st.Missing = "none has been taken yet"
+			if reasons[i] != nil {
+				st.Missing = legible(reasons[i].Error())
+			}
+		}
+		answer.Guests = append(answer.Guests, st)
+	}
+	return answer, nil
+}
+
+// samples gives one for each guest, or nil with the reason. Fresh ones are asked
+// for from all guests at once, so that those who do not answer take the others
+// nothing of the time there is.
+func (s *Server) samples(ctx context.Context, of []fleet.Member, freshWithin *durationpb.Duration) ([]*guest.Stats, []error, error) {
+	samples, reasons := make([]*guest.Stats, len(of)), make([]error, len(of))
+	if freshWithin == nil {
+		for i, m := range of {
+			samples[i] = m.Guest.Sample()
+		}
+		return samples, reasons, nil
+	}
+	limit := freshWithin.AsDuration()
+	if limit <= 0 || limit > s.limits.fresh {
+		return nil, nil, fault.New(fault.Invalid, fault.Call, "fresh samples are waited for from 1ns to %v, not %v", s.limits.fresh, limit)
+	}
+	ctx, stop := within(ctx, limit, "no fresh sample")
+	defer stop()
+	var asked sync.WaitGroup
+	for i, m := range of {
+		asked.Go(func() { samples[i], reasons[i] = m.Guest.Stats(ctx, 0) })
+	}
+	asked.Wait()
+	return samples, reasons, nil
+}
+
+// toSample translates a sample; nil stays nil.
+func toSample(st *guest.Stats, now time.Time, devices bool) *lodgev1.Sample {
+	if st == nil {
+		return nil
+	}
+	sample := &lodgev1.Sample{
+		At: timestamppb.New(st.At), Age: durationpb.New(now.Sub(st.At)),
+		Cpu: durationpb.New(st.CPU), CpuUser: durationpb.New(st.User), CpuSystem: durationpb.New(st.System),
+		Resident: st.Resident, Balloon: st.Balloon.Current,
+	}
+	if st.Stale != nil {
+		sample.Stale = legible(st.Stale.Error())
+	}
+	for i := range st.Disks {
+		d := &st.Disks[i]
+		sample.DiskReadBytes += d.ReadBytes
+		sample.DiskWriteBytes += d.WriteBytes
+		sample.DiskReadOps += d.ReadOps
+		sample.DiskWriteOps += d.WriteOps
+	}
+	for i := range st.NICs {
+		sample.NetReceiveBytes += st.NICs[i].RxBytes
+		sample.NetTransmitBytes += st.NICs[i].TxBytes
+	}
+	if devices {
+		addDevices(sample, st)
+	}
+	return sample
+}
+
+// figures are what a guest's own figures are called on the wire.
+var figures = map[guest.BalloonFigure]string{
+	guest.SwappedIn: "swapped in", guest.SwappedOut: "swapped out", guest.MajorFaults: "major faults", guest.MinorFaults: "minor faults",
+	guest.FreeMemory: "free", guest.TotalMemory: "total", guest.AvailableMemory: "available", guest.DiskCaches: "disk caches",
+	guest.HugePagesGiven: "huge pages given", guest.HugePagesRefused: "huge pages refused",
+}
+
+func addDevices(sample *lodgev1.Sample, st *guest.Stats) {
+	for figure, name := range figures {
+		if value, known := st.Balloon.Figure(figure); known {
+			if sample.GuestMemory == nil {
+				sample.GuestMemory = map[string]uint64{}
+			}
+			sample.GuestMemory[name] = value
+		}
+	}
+	for _, d := range st.Disks {
+		sample.Disks = append(sample.Disks, &lodgev1.Disk{
+			Target: d.Target, Path: d.Path,
+			ReadOps: d.ReadOps, ReadBytes: d.ReadBytes, ReadTime: durationpb.New(d.ReadTime),
+			WriteOps: d.WriteOps, WriteBytes: d.WriteBytes, WriteTime: durationpb.New(d.WriteTime),
+			FlushOps: d.FlushOps, FlushTime: durationpb.New(d.FlushTime),
+			Capacity: d.Capacity, Physical: d.Physical, Allocation: d.Allocation,
+		})
+	}
+	for _, n := range st.NICs {
+		if n.IfName == "" {
+			continue // not counted
+		}
+		sample.Interfaces = append(sample.Interfaces, &lodgev1.Interface{
+			Name: n.IfName, Mac: n.MAC,
+			ReceiveBytes: n.RxBytes, ReceivePackets: n.RxPackets, ReceiveErrors: n.RxErrors, ReceiveDropped: n.RxDropped,
+			TransmitBytes: n.TxBytes, TransmitPackets: n.TxPackets, TransmitErrors: n.TxErrors, TransmitDropped: n.TxDropped,
+		})
+	}
+	for _, v := range st.VCPUs {
+		sample.Vcpus = append(sample.Vcpus, &lodgev1.VCPU{
+			Index: uint32(v.Index), Time: durationpb.New(v.Time), Waiting: durationpb.New(v.Waiting),
+		})
+	}
+}

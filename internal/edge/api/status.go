@@ -1,0 +1,122 @@
+package api
+
+import (
+	"context"
+	"os"
+	"runtime/debug"
+	"runtime/metrics"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+)
+
+// Status tells what the daemon itself uses, so that whoever keeps asking sees
+// what it does not give back.
+func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1.StatusResponse, error) {
+	if who := caller(ctx); r.GetCollect() {
+		if err := s.Gate.Check(who, authz.Host, authz.Object{Kind: authz.Everything}); err != nil { // it holds everybody up
+			s.Audit.Note(authz.Entry{Who: who, API: "lodge", Call: "Status", Verb: authz.Host, Err: err})
+			return nil, err
+		}
+		debug.FreeOSMemory()
+	}
+	self, err := s.Kernel.Process(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot count descriptors")
+	}
+	used := []metrics.Sample{{Name: "/sched/goroutines:goroutines"}, {Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(used)
+	answer := &lodgev1.StatusResponse{
+		Version: s.Version, Started: timestamppb.New(s.started), Uptime: durationpb.New(time.Since(s.started)), Pid: int32(os.Getpid()),
+		Goroutines: uint32(used[0].Value.Uint64()), Heap: used[1].Value.Uint64(), Threads: uint32(self.Threads),
+		Descriptors: uint32(len(descriptors) - 1), // without the one that counted
+		Resident:    self.Resident, Cpu: durationpb.New(self.User + self.System),
+		ApiClients: uint32(s.conns.count()), Sets: uint32(s.sets.count()), Events: &lodgev1.Cursor{Life: s.life, Seq: s.Events.Newest()},
+	}
+	isolation := s.Guests.Isolation()
+	answer.Isolation = &lodgev1.Isolation{On: isolation.On, InForce: isolation.InForce, Lacking: isolation.Lacking}
+	if s.LibvirtClients != nil {
+		answer.LibvirtClients = uint32(s.LibvirtClients())
+	}
+	held := s.Gate.Held(caller(ctx))
+	for _, g := range s.Guests.All() {
+		if held && !s.sees(ctx, s.Fleet.Of(g)) {
+			continue
+		}
+		answer.Guests++
+		if g.View().Active != nil {
+			answer.Active++
+		}
+	}
+	for _, p := range s.Guests.Prepared() {
+		if !s.seesUUID(ctx, p.UUID) {
+			continue
+		}
+		answer.Prepared = append(answer.Prepared, &lodgev1.PreparedGuest{
+			Name: p.Name, Uuid: p.UUID, Pid: int32(p.PID), Since: timestamppb.New(p.Since), Memory: p.Memory,
+		})
+	}
+	return answer, nil
+}
+
+// StartQueue tells which starts wait, and for what, and which operations are open.
+func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (*lodgev1.StartQueueResponse, error) {
+	now := s.Starts.State()
+	answer := &lodgev1.StartQueueResponse{
+		Running: uint32(now.Running), Limit: uint32(now.Limit), Stuck: uint32(now.Stuck), Settling: uint32(now.Settling),
+		Promised: now.Promised, Why: now.Why,
+	}
+	for _, w := range s.Starts.Queue() {
+		if !s.seesUUID(ctx, w.Guest) {
+			continue
+		}
+		answer.Waiting = append(answer.Waiting, &lodgev1.Waiting{
+			Name: w.Name, Position: uint32(w.Position), Since: timestamppb.New(w.Since), Reason: w.Reason,
+		})
+	}
+	for _, o := range s.operations(ctx) {
+		answer.Operations = append(answer.Operations, operationOf(o))
+	}
+	return answer, nil
+}
+
+// operations gives the open operations that the client may see. Those on tiles and clones are shown to
+// clients that may see everything.
+func (s *Server) operations(ctx context.Context) (all []operation.Listed) {
+	who := caller(ctx)
+	for _, o := range s.Guests.Operations() {
+		if s.seesUUID(ctx, o.UUID) {
+			all = append(all, o)
+		}
+	}
+	for _, o := range s.Networks.Operations() {
+		if !s.Gate.Held(who) || s.Gate.May(who, authz.Read, s.Gate.NetworkByUUID(o.UUID)) {
+			all = append(all, o)
+		}
+	}
+	if !s.Gate.Held(who) {
+		all = append(all, s.Fleet.Operations()...)
+	}
+	return all
+}
+
+func operationOf(o operation.Listed) *lodgev1.Operation {
+	m := &lodgev1.Operation{
+		Id: o.ID, Name: o.Name, Uuid: o.UUID, Kind: o.Kind, Objects: o.Objects, State: o.State.String(), Step: o.Step,
+		Began: timestamppb.New(o.Began), Since: timestamppb.New(o.Since),
+	}
+	if o.Cause != nil {
+		m.Reason = o.Cause.Error()
+	}
+	return m
+}

@@ -1,0 +1,80 @@
+package api
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+)
+
+// ListTiles tells of the tiles there are.
+func (s *Server) ListTiles(context.Context, *lodgev1.ListTilesRequest) (*lodgev1.ListTilesResponse, error) {
+	answer := &lodgev1.ListTilesResponse{}
+	for _, t := range s.Fleet.Tiles() {
+		tile := &lodgev1.Tile{Set: t.Set, Number: uint32(t.Number), Guests: uint32(t.Guests), Running: uint32(t.Running)}
+		for _, v := range t.Volumes {
+			tile.Volumes = append(tile.Volumes, v.String())
+		}
+		answer.Tiles = append(answer.Tiles, tile)
+	}
+	return answer, nil
+}
+
+// maxTiles bounds the numbers of tiles that one call may ask for.
+const maxTiles = 1 << 20
+
+// CreateTiles makes tiles.
+func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest, stream *connect.ServerStream[lodgev1.Step]) error {
+	template, err := fleet.ParseTile([]byte(r.GetTemplate()))
+	if err != nil {
+		return err
+	}
+	if r.GetCount() > maxTiles || r.GetFirst() > maxTiles {
+		return fault.New(fault.Invalid, fault.Call, "tiles are numbered to %d", 2*maxTiles)
+	}
+	ctx, done := s.Gate.Bound(ctx, caller(ctx), authz.Define)
+	defer done()
+	return s.stream(ctx, stream, authz.Entry{Call: "CreateTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles of " + r.GetSet()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+		t.plan(fleet.Plan{Total: int(r.GetCount())})
+		tell := s.audited(ctx, "CreateTiles", authz.Define, t.result)
+		made, err := s.makePool(ctx, template, r.GetDryRun())
+		if err != nil {
+			return fleet.Summary{}, err
+		}
+		return s.Fleet.CreateTiles(ctx, template, r.GetSet(), int(r.GetFirst()), int(r.GetCount()), r.GetDryRun(), func(r fleet.Result) {
+			if r.Outcome == fleet.Done {
+				r.Note += made
+			}
+			tell(r)
+		})
+	})
+}
+
+// makePool makes the pool that a template needs, for a client that no rules hold, and gives what
+// to note of that. Others are told which pool is missing.
+func (s *Server) makePool(ctx context.Context, template *fleet.TileTemplate, dry bool) (note string, err error) {
+	if dry || s.Gate.Held(caller(ctx)) {
+		return "", nil
+	}
+	folder, err := s.Fleet.MakePool(ctx, template)
+	if folder == "" && err == nil {
+		return "", nil
+	}
+	s.Audit.Note(authz.Entry{
+		Who: caller(ctx), API: "lodge", Call: "CreateTiles", Verb: authz.Pools, Err: err,
+		Object: authz.Object{Kind: authz.Pool, Name: fleet.DefaultPool},
+	})
+	return "; made pool " + fleet.DefaultPool + " in " + folder, err
+}
+
+// RemoveTiles removes tiles.
+func (s *Server) RemoveTiles(ctx context.Context, r *lodgev1.RemoveTilesRequest, stream *connect.ServerStream[lodgev1.Step]) error {
+	return s.stream(ctx, stream, authz.Entry{Call: "RemoveTiles", Verb: authz.Define, Object: authz.Object{Name: "tiles " + r.GetTiles()}}, func(ctx context.Context, t *telling) (fleet.Summary, error) {
+		t.plan(fleet.Plan{})
+		return s.Fleet.RemoveTiles(ctx, r.GetTiles(), r.GetDryRun(), s.audited(ctx, "RemoveTiles", authz.Define, t.result))
+	})
+}

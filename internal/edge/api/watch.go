@@ -1,0 +1,105 @@
+package api
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/lodge-kvm/lodge/api/lodgev1"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// Watch follows the log of events from a cursor of the client's own. It reads on
+// when the client has taken what it got, so that a slow one falls behind, loses
+// the oldest events, is told how many, and holds nobody up.
+func (s *Server) Watch(ctx context.Context, r *lodgev1.WatchRequest, stream *connect.ServerStream[lodgev1.WatchResponse]) error {
+	chosen, err := selectors(r.GetSelect())
+	if err != nil {
+		return err
+	}
+	reader, restarted := s.follow(r.GetAfter())
+	begin := &lodgev1.WatchResponse{What: &lodgev1.WatchResponse_Begin{Begin: &lodgev1.Cursor{Life: s.life, Seq: reader.Position()}}}
+	if err := stream.Send(begin); err != nil {
+		return err
+	}
+	if restarted {
+		if err := stream.Send(gap(0)); err != nil {
+			return err
+		}
+	}
+	watched := watched{guests: s.Guests, fleet: s.Fleet, chosen: chosen, known: map[string]bool{}}
+	for {
+		e, lost, err := reader.Next(ctx)
+		if err != nil {
+			return err
+		}
+		if lost > 0 {
+			if err := stream.Send(gap(lost)); err != nil {
+				return err
+			}
+		}
+		if err := s.Gate.Admit(caller(ctx)); err != nil {
+			return err // the rules have changed
+		}
+		if told := toEvent(e); watched.wants(told) && s.seesEvent(ctx, told) {
+			if err := stream.Send(&lodgev1.WatchResponse{What: &lodgev1.WatchResponse_Event{Event: told}}); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// follow gives a reader behind the cursor. One of an earlier life says nothing
+// here: all that this life has is told, and that something is missing.
+func (s *Server) follow(after *lodgev1.Cursor) (r *event.Reader, restarted bool) {
+	switch {
+	case after == nil:
+		return s.Events.Reader(), false
+	case after.GetLife() != s.life:
+		return s.Events.ReaderAfter(0), true
+	}
+	return s.Events.ReaderAfter(after.GetSeq()), false
+}
+
+func gap(lost uint64) *lodgev1.WatchResponse {
+	return &lodgev1.WatchResponse{What: &lodgev1.WatchResponse_Gap{Gap: &lodgev1.Gap{Lost: lost}}}
+}
+
+// watched tells which events a client wants.
+type watched struct {
+	guests *guest.Registry
+	fleet  *fleet.Fleet
+	chosen []fleet.Selector // none: everything
+	known  map[string]bool  // chosen guests that are there, by UUID
+}
+
+// wants asks the guest's present view. The event that tells of a guest's leaving
+// comes when there is none any more: it is wanted if the ones before were.
+func (w *watched) wants(e *lodgev1.Event) bool {
+	if len(w.chosen) == 0 {
+		return true
+	}
+	if e.GetObject() != objectGuest {
+		return false
+	}
+	g, err := w.guests.ByUUID(e.GetUuid())
+	if err != nil {
+		wanted := w.known[e.GetUuid()] || w.fleet.Chooses(w.chosen, fleet.Member{View: &guest.View{Name: e.GetName(), UUID: e.GetUuid()}})
+		delete(w.known, e.GetUuid())
+		return wanted
+	}
+	if w.fleet.Chooses(w.chosen, w.fleet.Of(g)) {
+		w.known[e.GetUuid()] = true
+	}
+	return w.known[e.GetUuid()]
+}
+
+// toEvent translates an event.
+func toEvent(e event.Event) *lodgev1.Event {
+	told := describe(e.Payload)
+	told.Seq, told.Time, told.Name, told.Uuid = e.Seq, timestamppb.New(e.Time), legible(e.Source.Name), e.Source.UUID
+	return told
+}

@@ -1,0 +1,75 @@
+package importer
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// What libvirt keeps of a domain beside its definition lies elsewhere: saved memory, snapshots, the
+// state of a TPM, UEFI variables. An import takes the variables, leaves all else where it is, and
+// says so: started without it a guest boots cold on disks that were in use, or finds another TPM
+// than what it sealed its keys with.
+
+// lib is where libvirt keeps that, from the root of a host whose tree lies in etcLibvirt.
+const (
+	etcLibvirt = "/etc/libvirt"
+	lib        = "var/lib/libvirt"
+)
+
+// libOf gives the folder beside a tree; empty: the tree is no host's.
+func libOf(root string) string {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return ""
+	}
+	host, is := strings.CutSuffix(root, etcLibvirt)
+	if !is {
+		return ""
+	}
+	return filepath.Join("/", host, lib)
+}
+
+// beside gives what is taken of what there is of a domain beside its definition, and says
+// what else there is.
+func beside(root, doc string) (v *Variables, note string, err error) {
+	d, err := domainxml.Parse(doc, domainxml.Options{})
+	if err != nil {
+		return nil, "", err
+	}
+	v, note, err = findVariables(root, d)
+	return v, note + left(root, d), err
+}
+
+// left says what is not taken; empty: nothing.
+func left(root string, d *domain.Definition) string {
+	folder := libOf(root)
+	if folder == "" || !isFileName(d.Name) {
+		return ""
+	}
+	var all []string
+	if save := filepath.Join(folder, "qemu/save", d.Name+".save"); there(save) {
+		all = append(all, fmt.Sprintf("its managed save: virsh restore %s continues from it, and a start boots cold", fault.Word(save)))
+	}
+	snapshots := filepath.Join("qemu/snapshot", d.Name)
+	if files, _ := filesIn(folder, snapshots); len(files) > 0 { // of what cannot be read nothing is told
+		all = append(all, fmt.Sprintf("its %d snapshots in %s: those inside of its images stay there, and qemu-img knows them", len(files), filepath.Join(folder, snapshots)))
+	}
+	if state := filepath.Join(folder, "swtpm", d.UUID); d.UUID != "" && len(d.Devices.TPMs) > 0 && there(state) {
+		all = append(all, fmt.Sprintf("the state of its TPM: before it starts copy what lies in %s/tpm2 (or tpm1.2) into guest/tpm/%s of the data directory, or it has another TPM", state, d.UUID))
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return "; not taken: " + strings.Join(all, "; ")
+}
+
+func there(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}

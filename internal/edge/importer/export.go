@@ -1,0 +1,175 @@
+package importer
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/network"
+	"github.com/lodge-kvm/lodge/internal/host/secret"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+)
+
+// Result is what became of one definition.
+type Result struct {
+	Sort Sort
+	Name string
+	// File lies below the tree's root.
+	File string
+	// Did is what was done, in a word or a few; Err is why not.
+	Did string
+	Err error
+}
+
+// kept says how the records of a sort are read.
+var kept = map[string]struct {
+	sort Sort
+	read func(id string, version int, body []byte) (store.Document, error)
+}{
+	guest.RecordKind.Name:   {Domain, guest.Document},
+	network.RecordKind.Name: {Network, network.Document},
+	volume.RecordKind.Name:  {Pool, volume.Document},
+	secret.RecordKind.Name:  {Secret, secret.Document},
+}
+
+// Export writes every definition of a data directory's store into a tree below
+// dir, which is made and must hold nothing. A daemon may run meanwhile. The report says what
+// is wrong with the store; a record that is damaged is left out and named there. One that cannot
+// be written keeps no other from being: its result tells.
+func Export(data, dir string, tell func(Result)) (*store.Report, error) {
+	root, err := empty(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }()
+	var volumes volume.Declared
+	if _, err := store.Visit(data, func(kind, key string, version int, body []byte) error {
+		volumes.Take(kind, key, version, body)
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	return store.Visit(data, func(kind, key string, version int, body []byte) error {
+		k, known := kept[kind]
+		if !known {
+			return nil
+		}
+		d, err := k.read(key, version, body)
+		if err == nil && d.XML == "" {
+			return nil // of a pool that ends with its daemon
+		}
+		if err == nil && k.sort == Domain { // no volume's format goes along with its pool
+			d.XML = guest.WithFormats(d.XML, volumes.Format)
+		}
+		r := Result{Sort: k.sort, Name: d.Name, Did: "written"}
+		if d.Fenced {
+			r.Did = "written, but not to which folders the rules held its images: after an import have its owner define it again before it starts"
+		}
+		if err == nil {
+			r.File, err = write(root, k.sort, d)
+		}
+		if r.Name == "" {
+			r.Name = key
+		}
+		r.Err = err
+		tell(r)
+		return nil
+	})
+}
+
+// empty makes a directory, or refuses one that holds something, or that belongs to somebody
+// else, who could read and change what is written there.
+func empty(dir string) (*os.Root, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make %s", dir)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot open %s", dir)
+	}
+	info, err := root.Stat(".")
+	if err == nil {
+		if st := info.Sys().(*syscall.Stat_t); st.Uid != uint32(os.Geteuid()) || st.Mode&0o022 != 0 {
+			err = fault.New(fault.Denied, fault.Host, "%s can be written by others; name a new directory", dir)
+		}
+	}
+	var entries []fs.DirEntry
+	if err == nil {
+		entries, err = fs.ReadDir(root.FS(), ".")
+	}
+	if err == nil && len(entries) > 0 {
+		err = fault.New(fault.Exists, fault.Host, "%s is not empty; name a directory that is, or a new one", dir)
+	}
+	if err != nil {
+		return nil, errors.Join(fault.Wrap(err, fault.Of(err), fault.Host, "cannot export"), root.Close())
+	}
+	return root, nil
+}
+
+// write writes one document and the links that say what is true of it besides.
+// Definitions may hold passwords of displays: the files are their owner's alone.
+func write(root *os.Root, sort Sort, d store.Document) (string, error) {
+	name := d.Name
+	if !isFileName(name) || uuid.Validate(name) == nil { // which may be another's, whose name is of no file
+		name = d.UUID
+	}
+	if !isFileName(name) { // the key of a damaged record, or somebody's trap
+		return "", fault.New(fault.Invalid, fault.Store, "neither its name %q nor its UUID %q can be that of a file", d.Name, d.UUID)
+	}
+	name += suffix
+	folder := folderOf(sort)
+	file := filepath.Join(folder, name)
+	err := root.MkdirAll(folder, 0o700)
+	if err == nil {
+		err = writeNew(root, file, strings.TrimRight(d.XML, "\n")+"\n")
+	}
+	for in, is := range map[string]bool{autostart: d.Autostart, template: d.Template} {
+		if in = filepath.Join(folder, in); err == nil && is {
+			err = errors.Join(root.MkdirAll(in, 0o700), root.Symlink("../"+name, filepath.Join(in, name)))
+		}
+	}
+	return file, fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", filepath.Join(root.Name(), file))
+}
+
+func writeNew(root *os.Root, file, text string) error {
+	f, err := root.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}
+
+// suffix ends the names of documents, maxFileName bounds those of files, in bytes.
+const (
+	suffix      = ".xml"
+	maxFileName = 255
+)
+
+// isFileName says whether a name stays in its folder, shows there, and has room for its suffix.
+func isFileName(name string) bool {
+	return name != "" && !strings.ContainsAny(name, "/\x00") && !strings.HasPrefix(name, ".") && len(name)+len(suffix) <= maxFileName
+}
+
+// The folders of links: to what starts with the host, and to what is a template.
+const (
+	autostart = "autostart"
+	template  = "template"
+)
+
+func folderOf(sort Sort) string {
+	for _, p := range places {
+		if p.sort == sort {
+			return p.folder
+		}
+	}
+	return string(sort)
+}

@@ -1,0 +1,308 @@
+package importer
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/host/network"
+	"github.com/lodge-kvm/lodge/internal/host/secret"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// Host is the daemon that definitions go to.
+type Host interface {
+	// Known tells whether there is an object of that name (a secret's is its UUID).
+	Known(ctx context.Context, s Sort, name string) (bool, error)
+	// Define makes an object of a document, with what is true of it besides. It says what
+	// else was done.
+	Define(ctx context.Context, s Sort, doc string, t Traits) (did string, err error)
+}
+
+// Traits are what a tree says of an object beside its document.
+type Traits struct {
+	// Replaces is the name of an object that is there already; empty: there is none.
+	Replaces  string
+	Autostart bool
+	Template  bool   // a domain is there to be cloned only
+	Value     []byte // of a secret; nil: none
+	// Variables are a domain's, and are in their place before it can start; nil: none.
+	Variables *Variables
+}
+
+// Options say how a tree is imported.
+type Options struct {
+	// Host is where to; nil: nowhere, every file is only understood.
+	Host Host
+	// DryRun asks the host what it has and changes nothing.
+	DryRun bool
+	// Replace gives objects that are there already the tree's definition.
+	Replace bool
+}
+
+// maxFile bounds a document, in bytes: clients cannot send longer ones.
+const maxFile = 4 << 20
+
+// Import defines what a tree holds, and tells of each file what became of it. One
+// that fails keeps no other from being imported. The error is of the tree as such.
+func Import(ctx context.Context, root string, o Options, tell func(Result)) error {
+	found := false
+	for _, p := range places {
+		files, err := filesIn(root, p.folder)
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			found = true
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			r := Result{Sort: p.sort, File: file}
+			r.Did, r.Err = o.take(ctx, root, &r)
+			tell(r)
+		}
+	}
+	for _, refuse := range []func(string, func(Result)) (bool, error){refuseFilters, refuseHooks} {
+		refused, err := refuse(root, tell)
+		if err != nil {
+			return err
+		}
+		found = found || refused
+	}
+	if !found {
+		return fault.New(fault.NotFound, fault.Host, "no definitions are below %s: it has neither qemu/*.xml, qemu/networks, storage nor secrets; is it an /etc/libvirt tree?", root)
+	}
+	return nil
+}
+
+// filesIn lists the documents of a folder, below root; none where there is none.
+func filesIn(root, folder string) ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(root, folder))
+	if errors.Is(err, fs.ErrNotExist) && folder != "" {
+		if _, err := os.Stat(root); err != nil {
+			return nil, fault.Wrap(err, fault.NotFound, fault.Host, "cannot read the tree")
+		}
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the tree")
+	}
+	var files []string
+	for _, e := range entries {
+		if !e.IsDir() && strings.HasSuffix(e.Name(), ".xml") && !strings.HasPrefix(e.Name(), ".") {
+			files = append(files, filepath.Join(folder, e.Name()))
+		}
+	}
+	return files, nil
+}
+
+// refuseFilters names the network filters that domains refer to. The others, such as those
+// that every libvirt brings along, nobody misses.
+func refuseFilters(root string, tell func(Result)) (bool, error) {
+	entries, err := entriesOf(root, filters)
+	if err != nil || len(entries) == 0 {
+		return false, err
+	}
+	needed, err := filtersOf(root)
+	if err != nil {
+		return false, err
+	}
+	others := 0
+	for _, e := range entries {
+		if !needed[strings.TrimSuffix(e.Name(), ".xml")] {
+			others++
+			continue
+		}
+		tell(refused(filters, e, "network filters are not built: guests that refer to one are refused, too; filter on the bridge with nftables instead"))
+	}
+	if others > 0 {
+		tell(Result{Sort: filters, File: filters, Did: fmt.Sprintf("left out: %d that no domain here refers to; Lodge has no network filters", others)})
+	}
+	return true, nil
+}
+
+// filtersOf gives the names of the network filters that the domains of a tree refer to.
+func filtersOf(root string) (map[string]bool, error) {
+	files, err := filesIn(root, folderOf(Domain))
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for _, file := range files {
+		doc, err := readFile(root, file)
+		if err != nil {
+			continue // its own result tells
+		}
+		d, err := xmltree.Parse(string(doc))
+		if err != nil {
+			continue // as above
+		}
+		for _, devices := range d.Elements("devices") {
+			for _, nic := range devices.Elements("interface") {
+				for _, ref := range nic.Elements("filterref") {
+					names[ref.Attr("filter")] = true
+				}
+			}
+		}
+	}
+	return names, nil
+}
+
+// refuseHooks names programs that Lodge does not run.
+func refuseHooks(root string, tell func(Result)) (bool, error) {
+	entries, err := entriesOf(root, hooks)
+	for _, e := range entries {
+		tell(refused(hooks, e, "hooks are not run: follow the daemon's events (lodge events --json) instead"))
+	}
+	return len(entries) > 0, err
+}
+
+// The folders, and sorts, of what Lodge does not have.
+const (
+	filters = "nwfilter"
+	hooks   = "hooks"
+)
+
+func refused(folder string, e fs.DirEntry, why string) Result {
+	return Result{Sort: Sort(folder), Name: e.Name(), File: filepath.Join(folder, e.Name()), Err: fault.New(fault.Unsupported, fault.Call, "%s", why)}
+}
+
+// entriesOf lists a folder below root; nothing where there is none.
+func entriesOf(root, folder string) ([]fs.DirEntry, error) {
+	entries, err := os.ReadDir(filepath.Join(root, folder))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return entries, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the tree")
+}
+
+// take imports one file, and says what was done.
+func (o Options) take(ctx context.Context, root string, r *Result) (string, error) {
+	doc, err := readFile(root, r.File)
+	if err != nil {
+		return "", err
+	}
+	if r.Name, err = understand(r.Sort, string(doc)); err != nil {
+		r.Name = strings.TrimSuffix(filepath.Base(r.File), ".xml") // as libvirt names it
+		return "", err
+	}
+	if o.Host == nil {
+		return "understood", nil
+	}
+	known, err := o.Host.Known(ctx, r.Sort, r.Name)
+	if err != nil {
+		return "", err
+	}
+	if known && !o.Replace {
+		return "left alone: it is there already; --replace gives it this definition", nil
+	}
+	t := Traits{Autostart: linked(root, autostart, r.File), Template: r.Sort == Domain && linked(root, template, r.File)}
+	did := "defined"
+	if known {
+		did, t.Replaces = "replaced", r.Name
+	}
+	if t.Autostart {
+		did += ", starts with the host"
+	}
+	if t.Template {
+		did += ", a template"
+	}
+	if r.Sort == Domain {
+		note := ""
+		if t.Variables, note, err = beside(root, string(doc)); err != nil {
+			return "", err
+		}
+		did += note
+	}
+	if o.DryRun {
+		if t.Variables != nil {
+			did += "; with its UEFI variables from " + t.Variables.From
+		}
+		return "would be " + did, nil
+	}
+	if t.Value, err = secretValue(root, r); err != nil {
+		return "", err
+	}
+	more, err := o.Host.Define(ctx, r.Sort, string(doc), t)
+	return did + more, err
+}
+
+// linked tells whether a link of a folder beside a file names it.
+func linked(root, folder, file string) bool {
+	_, err := os.Lstat(filepath.Join(root, filepath.Dir(file), folder, filepath.Base(file)))
+	return err == nil
+}
+
+// understand checks a document and gives the object's name.
+func understand(s Sort, doc string) (string, error) {
+	switch s {
+	case Domain:
+		d, err := domainxml.Parse(doc, domainxml.Options{})
+		if err != nil {
+			return "", err
+		}
+		return d.Name, cmp.Or(domainxml.CheckName(d), domain.CheckName(d.Name))
+	case Network:
+		d, err := network.Parse(doc, false)
+		return d.Name, err
+	case Pool:
+		return volume.Check(doc)
+	case Secret:
+		d, err := secret.Parse(doc, false)
+		return d.UUID, err
+	}
+	return "", fault.New(fault.Internal, fault.Call, "no definitions are of sort %q", s)
+}
+
+// secretValue reads the value that libvirt keeps beside a secret's definition.
+func secretValue(root string, r *Result) ([]byte, error) {
+	if r.Sort != Secret {
+		return nil, nil
+	}
+	file := strings.TrimSuffix(r.File, ".xml") + ".base64"
+	text, err := readFile(root, file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	value, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(text)))
+	return value, fault.Wrap(err, fault.Invalid, fault.Secret, "cannot read the value in %s", file)
+}
+
+// readFile reads a file of bounded length. No link leads out of the tree, which may be
+// anybody's, to what only its importer may read, and nothing in it is waited for.
+func readFile(root, file string) ([]byte, error) {
+	tree, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = tree.Close() }()
+	f, err := tree.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(err, fault.New(fault.Invalid, fault.Host, "it is no file"))
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fault.New(fault.Invalid, fault.XML, "it is longer than %d bytes", maxFile)
+	}
+	return data, err
+}

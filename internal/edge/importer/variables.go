@@ -1,0 +1,182 @@
+package importer
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// A guest's UEFI variables are its boot entries and its Secure Boot keys. Without them it may
+// not boot, or boot with Secure Boot off. libvirt keeps them in a file of its own that is named
+// after the domain, and its definition need not say so. An import takes that file along.
+
+// Variables are the UEFI variables of a domain as libvirt has them.
+type Variables struct {
+	From string // the file
+	Data []byte
+}
+
+// maxVariables bounds a file of UEFI variables, in bytes.
+const maxVariables = 64 << 20
+
+// findVariables reads the UEFI variables that are to be copied for a domain, and says what else
+// there is to know of them. Nil: there is nothing to copy.
+func findVariables(root string, d *domain.Definition) (v *Variables, note string, err error) {
+	o := &d.OS
+	isUEFI := o.Firmware == "efi" || o.Loader.Type == "pflash"
+	if !isUEFI || o.Loader.Stateless == device.On || o.Loader.ReadOnly == device.Off || o.NVRAM.Type == "block" {
+		return nil, "", nil
+	}
+	folder := libOf(root)
+	if o.NVRAM.Path != "" {
+		return namedVariables(folder, o.NVRAM.Path)
+	}
+	if !isFileName(d.Name) {
+		return nil, "", nil
+	}
+	if folder == "" {
+		return nil, unknownVariables(d.Name), nil
+	}
+	v, err = readVariables(folder, filepath.Join("qemu/nvram", d.Name+"_VARS.fd"))
+	return v, "", err
+}
+
+// own is where libvirt keeps variables on every host.
+const own = "/" + lib + "/qemu/nvram"
+
+// unknownVariables says that a tree outside of etc/libvirt does not tell where its host keeps the
+// variables. Those of this host may be another domain's, so they are named and not copied.
+func unknownVariables(name string) string {
+	file := name + "_VARS.fd"
+	note := fmt.Sprintf("; its UEFI variables are not taken, because the tree does not lie in %s: before it starts, copy %s from its host to the path in its <nvram>", etcLibvirt, file)
+	if here := filepath.Join(own, file); there(here) {
+		note += fmt.Sprintf("; this host has %s", here)
+	}
+	return note
+}
+
+// namedVariables are those in a file that the definition names. It stays where it is.
+func namedVariables(folder, path string) (v *Variables, note string, err error) {
+	switch _, err := os.Lstat(path); {
+	case err == nil && filepath.Dir(path) == own:
+		return nil, fmt.Sprintf("; its UEFI variables stay in %s: do not remove them with libvirt", path), nil
+	case err == nil:
+		return nil, "", nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, "", unreadable(path, err)
+	}
+	if folder != "" && filepath.Dir(path) == own { // nowhere else is anything written for a tree that may be anybody's
+		if v, err = readVariables(folder, filepath.Join("qemu/nvram", filepath.Base(path))); v != nil || err != nil {
+			return v, "", err
+		}
+	}
+	return nil, fmt.Sprintf("; its UEFI variables are not in %s: copy them there before it starts, or it has neither its boot entries nor its keys", path), nil
+}
+
+// openBelow opens a file for reading. No link leads out of the folder, unless it is this host's own.
+func openBelow(folder, file string) (*os.File, error) {
+	const how = os.O_RDONLY | unix.O_NONBLOCK
+	if folder == "/"+lib {
+		return os.OpenFile(filepath.Join(folder, file), how, 0)
+	}
+	root, err := os.OpenRoot(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }()
+	return root.OpenFile(file, how, 0)
+}
+
+// readVariables gives nil where there is no such file.
+func readVariables(folder, file string) (*Variables, error) {
+	path := filepath.Join(folder, file)
+	f, err := openBelow(folder, file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // a domain that has not run yet has none
+	}
+	if err != nil {
+		return nil, unreadable(path, err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it is no file")
+	}
+	if err == nil && info.Size() > maxVariables {
+		err = fmt.Errorf("it is longer than %d bytes", maxVariables)
+	}
+	if err != nil {
+		return nil, unreadable(path, err)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxVariables))
+	if err != nil {
+		return nil, unreadable(path, err)
+	}
+	return &Variables{path, data}, nil
+}
+
+func unreadable(path string, err error) error {
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot read the domain's UEFI variables in %s; import as root", path)
+}
+
+// Place writes the variables to where a definition, as the daemon completed it, has them, and
+// says what was done. Variables that are there already stay.
+func (v *Variables) Place(doc string) (did string, err error) {
+	d, err := domainxml.Parse(doc, domainxml.Options{})
+	if err != nil {
+		return "", err
+	}
+	to, template := d.OS.NVRAM.Path, d.OS.NVRAM.Template
+	if to == "" {
+		return "", fault.New(fault.Unsupported, fault.Config, "the firmware %q that is chosen here keeps no UEFI variables, and those in %s would be lost", d.OS.Loader.Path, v.From)
+	}
+	if info, err := os.Stat(template); template != "" && err == nil && info.Size() != int64(len(v.Data)) {
+		return "", fault.New(fault.Unsupported, fault.Config, "its UEFI variables in %s have %d bytes, and those of the firmware %s have %d: "+
+			"name the firmware that it ran with (<loader> in os)", v.From, len(v.Data), d.OS.Loader.Path, info.Size())
+	}
+	switch err := writeOnce(to, v.Data); {
+	case errors.Is(err, fs.ErrExist):
+		return fmt.Sprintf("; its UEFI variables in %s were there already and stay, libvirt's are in %s", to, v.From), nil
+	case err != nil:
+		return "", fault.Wrap(err, fault.Failed, fault.Host, "cannot copy its UEFI variables from %s to %s", v.From, to)
+	}
+	return fmt.Sprintf("; its UEFI variables are copied from %s to %s", v.From, to), nil
+}
+
+// writeOnce makes a file that is whole or not there, and replaces none. It is its owner's alone.
+func writeOnce(path string, data []byte) (err error) {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".import-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := os.Link(f.Name(), path); err != nil {
+		return err
+	}
+	folder, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(folder.Sync(), folder.Close())
+}

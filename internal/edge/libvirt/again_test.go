@@ -1,0 +1,106 @@
+package libvirt
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
+)
+
+// admitted gives the context of a call of the client that rules hold, which is let in now, and whose turn
+// comes later.
+func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) context.Context {
+	t.Helper()
+	near, far := net.Pipe()
+	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+	s := newClient(h.server, far, false).session
+	s.identity = authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002})
+	ctx, c, err := s.allow(t.Context(), xdr.Lookup(xdr.ProgramRemote, number), args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.done)
+	return ctx
+}
+
+// TestWhatACallNamesIsJudgedWhenItsTurnComes has others take from a guest what they had given it, after
+// calls that name it were let in.
+func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
+	h := newHeldHouse(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	define := func(ctx context.Context, doc string) error {
+		_, err := h.rooms.Guests.Define(ctx, doc, false)
+		return err
+	}
+	disk := "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/given/a.img'/><target dev='vdb' bus='virtio'/></disk>"
+	with := strings.Replace(mineXML, "</devices>", disk+"</devices>", 1)
+	must(define(t.Context(), with))
+	defines := h.admitted(t, xdr.ProcDomainDefineXML, &xdr.DomainDefineXMLArgs{XML: with})
+	g, err := h.rooms.Guests.ByName("mine")
+	must(err)
+	id, err := parseUUID(mineUUID)
+	must(err)
+	attaches := h.admitted(t, xdr.ProcDomainAttachDeviceFlags, &xdr.DomainAttachDeviceFlagsArgs{
+		Domain: xdr.Domain{Name: "mine", UUID: id}, XML: disk, Flags: affectConfig,
+	})
+	must(define(defines, with)) // it is there
+	must(define(t.Context(), mineXML))
+	if err := define(defines, with); !fault.Is(err, fault.Denied) {
+		t.Errorf("a disk that was taken away is defined: %v", err)
+	}
+	if err := g.Attach(attaches, disk, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
+		t.Errorf("a disk that was taken away is attached: %v", err)
+	}
+	must(g.Undefine(t.Context(), guest.UndefineOptions{}))
+	if err := define(defines, with); !fault.Is(err, fault.WrongState) {
+		t.Errorf("a guest that was taken away is defined: %v", err)
+	}
+	must(define(h.admitted(t, xdr.ProcDomainDefineXML, &xdr.DomainDefineXMLArgs{XML: mineXML}), mineXML))
+}
+
+// TestANameAndALabelAreJudgedTogether has one client give a guest at once a name and a label that it may each
+// give, and not both.
+func TestANameAndALabelAreJudgedTogether(t *testing.T) {
+	h := newHeldHouse(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.WriteFile(h.server.gate.File, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], guests: [mine, \"yours,!label=team\"]}]\n"), 0o600))
+	must(h.server.gate.Reload())
+	g, err := h.rooms.Guests.ByName("mine")
+	must(err)
+	id, err := parseUUID(mineUUID)
+	must(err)
+	mine, name, uri, key := xdr.Domain{Name: "mine", UUID: id}, "yours", fleet.Namespace, "lodge"
+	marks := fmt.Sprintf("<guest xmlns=%q><label name='team' value='infra'/></guest>", uri)
+	renames := h.admitted(t, xdr.ProcDomainRename, &xdr.DomainRenameArgs{Domain: mine, NewName: &name})
+	labels := h.admitted(t, xdr.ProcDomainSetMetadata, &xdr.DomainSetMetadataArgs{
+		Domain: mine, Type: 2, Metadata: &marks, Key: &key, URI: &uri, Flags: affectConfig,
+	})
+	must(g.SetMetadata(labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}))
+	if err := g.Rename(renames, name); !fault.Is(err, fault.Denied) {
+		t.Errorf("a guest with a label has the name: %v", err)
+	}
+	must(g.SetMetadata(t.Context(), guest.Element, nil, key, uri, guest.Affect{Config: true}))
+	must(g.Rename(renames, name))
+	if err := g.SetMetadata(labels, guest.Element, &marks, key, uri, guest.Affect{Config: true}); !fault.Is(err, fault.Denied) {
+		t.Errorf("a guest of the name has the label: %v", err)
+	}
+}

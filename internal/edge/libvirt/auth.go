@@ -1,0 +1,117 @@
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
+)
+
+// The ways to authenticate that Lodge has, by libvirt's numbers.
+const (
+	authNone   = 0 // the client is in
+	authPolkit = 2
+)
+
+// farewell is the time that a client which polkit has refused has to hear of it.
+const farewell = 5 * time.Second
+
+// authCalls are the calls before authentication. Who connects over a unix socket is
+// known to the kernel, and over another from its certificate: what may be left
+// is that polkit agrees.
+func authCalls(g group) {
+	on(g, xdr.ProcAuthList, (*handlers).authList)
+	on(g, xdr.ProcAuthPolkit, (*handlers).authPolkit)
+}
+
+// authList is every client's first call. A peer that may not come in gets the
+// reason, and its connection ends when the time for authentication is over.
+func (h *handlers) authList(_ context.Context, s *session, _ *void) (*xdr.AuthListRet, error) {
+	if !s.authenticated() && s.client.server.reception.Asks(s.who()) {
+		return &xdr.AuthListRet{Types: []int32{authPolkit}}, nil
+	}
+	if err := s.letIn(); err != nil {
+		return nil, err
+	}
+	return &xdr.AuthListRet{Types: []int32{authNone}}, nil
+}
+
+func (h *handlers) authPolkit(ctx context.Context, s *session, _ *void) (*xdr.AuthPolkitRet, error) {
+	if !s.client.server.reception.Asks(s.who()) {
+		return nil, withCode(codeNoSupport, fault.New(fault.Unsupported, fault.Call, "AUTH_POLKIT: polkit does not decide about this client"))
+	}
+	if err := s.prove(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.letIn(); err != nil {
+		return nil, err
+	}
+	return &xdr.AuthPolkitRet{Complete: true}, nil
+}
+
+func (s *session) letIn() error {
+	err := s.admit()
+	if err == nil {
+		s.client.server.known(s.client)
+	}
+	return err
+}
+
+// prove has polkit say whether the client may come in, once on a connection: who was
+// refused may connect again, as often as there are strikes.
+func (s *session) prove(ctx context.Context) error {
+	c := s.client
+	s.mu.Lock()
+	asked := s.asked
+	s.asked = true
+	s.mu.Unlock()
+	if asked {
+		return withCode(codeAuthFailed, fault.New(fault.WrongState, fault.Call, "polkit is asked once on a connection; connect anew"))
+	}
+	// Whoever types a password gets the time for it.
+	c.greeting.Reset(polkit.Patience + c.server.limits.handshake)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(c.life, func() { stop(context.Cause(c.life)) })()
+	err := c.lost
+	if err == nil {
+		err = c.server.reception.Prove(ctx, s.who(), c.process, !s.mayWrite())
+	}
+	if err != nil {
+		c.greeting.Reset(farewell)
+		s.refuse("AUTH_POLKIT", err)
+		return withCode(polkitCode(err), err)
+	}
+	s.mu.Lock()
+	s.proved = true
+	s.mu.Unlock()
+	c.server.audit.Note(authz.Entry{Who: s.who(), API: "libvirt", Call: "AUTH_POLKIT", Login: true})
+	return nil
+}
+
+// refuse notes that the client was not let in, once on a connection.
+func (s *session) refuse(call string, err error) {
+	s.mu.Lock()
+	rejected := s.rejected
+	s.rejected = true
+	s.mu.Unlock()
+	if !rejected {
+		s.client.server.audit.Note(authz.Entry{Who: s.who(), API: "libvirt", Call: call, Err: err})
+	}
+}
+
+// polkitCode tells a client whether it would help to bring an agent, as virsh then
+// does and comes back.
+func polkitCode(err error) code {
+	switch {
+	case errors.Is(err, polkit.ErrNoAgent):
+		return codeAuthUnavailable
+	case errors.Is(err, polkit.ErrDismissed):
+		return codeAuthCancelled
+	}
+	return codeAuthFailed
+}

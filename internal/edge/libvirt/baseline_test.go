@@ -1,0 +1,149 @@
+package libvirt
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+)
+
+// processors are models as QEMU writes them out, with its names.
+var processors = catalogueOf(&qemu.Capabilities{Accelerators: []qemu.Accelerator{{
+	Name: "tcg", Usable: true,
+	Models: []qemu.CPUModel{
+		{Name: "Broadwell", Usable: true, Features: []string{"avx", "avx2", "hle", "kvm-asyncpf", "pclmulqdq", "rtm", "sse"}},
+		{Name: "EPYC", Usable: true, Features: []string{"avx", "avx2", "sha-ni", "sse"}},
+		{Name: "Haswell", Usable: true, Features: []string{"avx", "avx2", "hle", "hypervisor", "pclmulqdq", "sse"}},
+		{Name: "Nehalem", Usable: true, Features: []string{"sse"}},
+		{Name: "SandyBridge", Features: []string{"avx", "pclmulqdq", "sse"}},
+		{Name: "kvm64", Usable: true, Features: []string{"sse"}},
+		{Name: "Haswell-v1", Usable: true},
+	},
+	Features: []string{
+		"avx", "avx2", "hle", "hypervisor", "invtsc", "kvm-asyncpf", "pclmulqdq", "rtm", "sha-ni", "sse", "svm", "vmx",
+	},
+}}})
+
+// hostCPU describes a host's processor as capabilities do.
+func hostCPU(inner string) string { return "<cpu><arch>x86_64</arch>" + inner + "</cpu>" }
+
+func features(names ...string) (text string) {
+	for _, name := range names {
+		text += "<feature name='" + name + "'/>"
+	}
+	return text
+}
+
+// printedCPU is a processor as a definition has it: the model, and features with +
+// or -.
+func printedCPU(model, fallback, vendor string, features ...string) string {
+	text := "<cpu mode='custom' match='exact'>\n  <model fallback='" + fallback + "'>" + model + "</model>\n"
+	if vendor != "" {
+		text += "  <vendor>" + vendor + "</vendor>\n"
+	}
+	for _, feature := range features {
+		policy := map[byte]string{'+': "require", '-': "disable"}[feature[0]]
+		text += "  <feature policy='" + policy + "' name='" + feature[1:] + "'/>\n"
+	}
+	return text + "</cpu>\n"
+}
+
+func TestBaseline(t *testing.T) {
+	haswell := hostCPU("<model>Haswell</model><vendor>Intel</vendor>" + features("vmx", "invtsc", "osxsave"))
+	for _, c := range []struct {
+		name  string
+		flags uint32
+		cpus  []string
+		want  string
+	}{
+		{"one stays what it is, without what no guest is given", 0, []string{haswell}, printedCPU("Haswell", "forbid", "Intel", "+invtsc", "+vmx")},
+		{"what cannot move", baselineMigratable, []string{haswell}, printedCPU("Haswell", "forbid", "Intel", "+vmx")},
+		{
+			"written out", baselineExpand,
+			[]string{haswell},
+			printedCPU("Haswell", "forbid", "Intel", "+avx", "+avx2", "+hle", "+invtsc", "+pclmuldq", "+sse", "+vmx"),
+		},
+		{"the lesser of two", 0, []string{haswell, hostCPU("<model>Broadwell</model><vendor>Intel</vendor>")}, printedCPU("Haswell", "allow", "Intel")},
+		{"no vendor where one has none", 0, []string{haswell, hostCPU("<model>Broadwell</model>")}, printedCPU("Haswell", "allow", "")},
+		{"twice the same", 0, []string{haswell, haswell}, printedCPU("Haswell", "forbid", "Intel", "+invtsc", "+vmx")},
+		{"neither of two", 0, []string{hostCPU("<model>EPYC</model>"), hostCPU("<model>kvm64</model>" + features("avx"))}, printedCPU("kvm64", "allow", "", "+avx")},
+		{"nobody's processor", 0, []string{hostCPU("<model>kvm64</model>")}, printedCPU("kvm64", "forbid", "")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ret, err := baselineRequest{processors, hostProcessor, nil, c.flags}.answer(c.cpus)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, ret.CPU); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// A hypervisor's baseline is of guests' descriptions too, and has nothing that the
+// hypervisor cannot give.
+func TestBaseline_OfTheHypervisor(t *testing.T) {
+	request := baselineRequest{processors, anyProcessor, setOf([]string{"avx", "pclmulqdq", "sse", "vmx"}), 0}
+	for _, c := range []struct{ cpu, want string }{
+		{
+			`<cpu><model fallback='forbid'>SandyBridge</model><feature policy='require' name='vmx'/><feature policy='disable' name='avx'/></cpu>`,
+			printedCPU("SandyBridge", "forbid", "", "+vmx", "-avx"),
+		},
+		{`<cpu><model>Haswell</model><vendor>Intel</vendor></cpu>`, printedCPU("Haswell", "forbid", "Intel", "-avx2", "-hle")},
+		{hostCPU("<model>kvm64</model>" + features("vmx", "svm")), printedCPU("kvm64", "forbid", "", "+vmx")},
+	} {
+		ret, err := request.answer([]string{c.cpu})
+		if err != nil {
+			t.Errorf("%s: %v", c.cpu, err)
+			continue
+		}
+		if diff := cmp.Diff(c.want, ret.CPU); diff != "" {
+			t.Errorf("%s: %s", c.cpu, diff)
+		}
+	}
+}
+
+func TestNoBaseline(t *testing.T) {
+	for _, c := range []struct {
+		kind processorKind
+		cpus []string
+		code code
+		says string
+	}{
+		{hostProcessor, nil, codeInvalidArg, "no CPUs"},
+		{hostProcessor, []string{hostCPU("<model>z80</model>")}, codeInternal, "unknown CPU model z80"},
+		{hostProcessor, []string{hostCPU("<model>kvm64</model>" + features("fast"))}, codeInternal, "unknown CPU feature fast"},
+		{hostProcessor, []string{"<cpu><model>kvm64</model></cpu>"}, codeXML, "missing CPU architecture"},
+		{hostProcessor, []string{"<cpu><arch>ppc64</arch><model>POWER8</model></cpu>"}, codeUnsupported, "ppc64"},
+		{hostProcessor, []string{hostCPU("<model>EPYC</model><vendor>Acme</vendor>")}, codeOperationFailed, "unknown CPU vendor Acme"},
+		{
+			hostProcessor,
+			[]string{hostCPU("<model>EPYC</model><vendor>AMD</vendor>"), hostCPU("<model>Haswell</model>")},
+			codeOperationFailed, "AMD and Intel",
+		},
+		{
+			hostProcessor,
+			[]string{hostCPU("<model>kvm64</model>"), hostCPU("<model>Haswell</model><vendor>AMD</vendor>")},
+			codeOperationFailed, "vendor Intel of model Haswell differs from vendor AMD",
+		},
+		{anyProcessor, []string{"<cpu mode='host-passthrough'/>"}, codeInvalidArg, "no CPU model specified at index 0"},
+		{
+			anyProcessor,
+			[]string{"<cpu><model>kvm64</model><feature policy='disable' name='sse'/></cpu>"},
+			codeOperationFailed, "CPUs are incompatible",
+		},
+	} {
+		_, err := baselineRequest{processors, c.kind, nil, 0}.answer(c.cpus)
+		if err == nil {
+			t.Errorf("%q has a baseline", c.cpus)
+			continue
+		}
+		told := netError(err)
+		if told.Code != int32(c.code) || told.Domain != int32(fromCPU) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q is refused with %d/%d: %v", c.cpus, told.Code, told.Domain, err)
+		}
+	}
+}

@@ -1,0 +1,340 @@
+package libvirt
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
+	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
+)
+
+// Why a connection ended without anybody having done wrong.
+var (
+	errClosed   = errors.New("the client closed the connection")
+	errStopping = errors.New("the daemon stops")
+	errCrowd    = errors.New("its owner has too many connections")
+)
+
+// client is one connection. Its goroutines, all ended before serve returns:
+//
+//	read loop    takes packets; answers keepalive and hands on the rest
+//	write loop   the only writer; sends what is in out, in order
+//	work         one for each call, stream and subscription to events
+//
+// A call that was begun runs to its end although the connection ends: half a
+// start is worse than one whose answer nobody reads. Streams end with it.
+type client struct {
+	server  *Server
+	conn    net.Conn
+	log     *slog.Logger
+	session *session
+	owner   authz.Owner // who answers for it
+
+	// life ends with the connection, and its cause says why. reading ends
+	// before it when the daemon stops: calls in flight may still be answered.
+	life     context.Context
+	end      context.CancelCauseFunc
+	reading  context.Context
+	stopRead context.CancelCauseFunc
+	calls    context.Context // of its calls, which do not end with it; has its turns
+
+	tls     *tls.Conn              // conn, of a client from another host; nil: a unix socket's
+	proof   *listener.Certificates // those that its certificate was found good by
+	out     chan *outgoing
+	work    sync.WaitGroup
+	running chan struct{} // a place for each ordinary call that may run at a time
+	intake  *intake
+	alive   *keepalive
+	streams *streams
+
+	// What is set before the first call: until when the client must be in, and of one that
+	// polkit decides about the process, or why it is not known.
+	greeting *time.Timer
+	process  polkit.Process
+	lost     error
+
+	strange bool // not authenticated yet; guarded by the server
+}
+
+func newClient(s *Server, conn net.Conn, readOnly bool) *client {
+	p := listener.PeerOf(conn)
+	c := &client{
+		server:  s,
+		conn:    conn,
+		log:     s.log.With("pid", p.PID, "uid", p.UID),
+		out:     make(chan *outgoing, s.limits.queue),
+		running: make(chan struct{}, s.limits.running),
+		intake:  newIntake(s.limits.calls, s.limits.intake(readOnly)),
+		alive:   newKeepalive(),
+		streams: newStreams(s.limits.streams),
+	}
+	// Not a child of the daemon's context: the daemon hangs up first, and
+	// ends the connection only when the calls in flight were answered.
+	c.life, c.end = context.WithCancelCause(context.Background())
+	c.reading, c.stopRead = context.WithCancelCause(c.life)
+	c.calls = s.calls
+	c.session = newSession(c, p, readOnly)
+	return c
+}
+
+// serve runs the connection to its end. Calls that outlive it hold serve up,
+// so that the bound on connections bounds them too.
+func (c *client) serve() {
+	if !c.secure() {
+		return
+	}
+	if c.tls != nil {
+		defer c.proof.Watch(c.tls, c.expel)()
+	}
+	closing := context.AfterFunc(c.life, func() { _ = c.conn.Close() })
+	if c.server.reception.Asks(c.session.who()) {
+		c.process, c.lost = polkit.Find(c.session.peer.PID, c.session.peer.UID)
+	}
+	c.greeting = time.AfterFunc(c.server.limits.handshake, func() {
+		if !c.session.authenticated() {
+			c.end(fault.New(fault.Timeout, fault.Call, "no authentication in time"))
+		}
+	})
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		c.writeLoop()
+	}()
+
+	err := c.readLoop()
+	if c.reading.Err() != nil && c.life.Err() == nil {
+		c.finishCalls()
+	}
+	c.end(err)
+	c.greeting.Stop()
+	<-written
+	c.drain()
+	c.work.Wait()
+	c.drain()
+	c.alive.stop()
+	if closing() {
+		_ = c.conn.Close()
+	}
+	c.session.end()
+	c.log.Debug("client gone", "cause", context.Cause(c.life))
+}
+
+// drain drops what is queued and will not be sent.
+func (c *client) drain() {
+	for {
+		select {
+		case o := <-c.out:
+			o.finish()
+		default:
+			return
+		}
+	}
+}
+
+// hangUp ends the reading of calls, from any goroutine.
+func (c *client) hangUp() {
+	c.stopRead(errStopping)
+	_ = c.conn.SetReadDeadline(time.Now())
+}
+
+// finishCalls waits for the calls in flight and sends what is queued.
+func (c *client) finishCalls() {
+	c.streams.endAll(errStopping)
+	idle := make(chan struct{})
+	go func() { // ends with the calls, which serve waits for too
+		c.work.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+		c.send(&outgoing{last: true})
+		<-c.life.Done()
+	case <-c.life.Done():
+	}
+}
+
+// readLoop takes packets until the connection or the daemon ends, and gives the reason.
+func (c *client) readLoop() error {
+	for {
+		f, err := c.readFrame()
+		if err != nil {
+			if ended := context.Cause(c.reading); ended != nil {
+				return ended
+			}
+			return err
+		}
+		if err := c.take(f); err != nil {
+			f.closeFiles()
+			c.letGo(f)
+			return err
+		}
+	}
+}
+
+func (c *client) readFrame() (*frame, error) {
+	n, err := readLength(c.conn)
+	if err != nil {
+		return nil, err
+	}
+	if limit := c.session.frameLimit(); n > limit {
+		return nil, fault.New(fault.Invalid, fault.Call, "packet of %d bytes is over this connection's limit of %d", n, limit)
+	}
+	f, err := c.readRest(n)
+	if err != nil {
+		return nil, err
+	}
+	c.alive.heard()
+	if err := f.readFiles(c.conn); err != nil {
+		c.letGo(f)
+		return nil, err
+	}
+	return f, nil
+}
+
+// readRest takes what follows the length word.
+func (c *client) readRest(n int) (*frame, error) {
+	var r io.Reader = c.conn
+	if n > growth {
+		p := patient{c.conn, c.server.limits.patience, c.reading}
+		defer p.done()
+		r = p
+	}
+	var held frame
+	f, err := readBody(r, n, func(more int) { c.hold(&held, more) })
+	if err != nil {
+		c.letGo(&held)
+		return nil, err
+	}
+	f.held = held.held
+	return f, nil
+}
+
+// take hands one packet on. An error ends the connection.
+func (c *client) take(f *frame) error {
+	if f.Program == xdr.ProgramKeepalive {
+		f.closeFiles()
+		c.letGo(f)
+		c.alive.take(f)
+		return nil
+	}
+	switch f.Type {
+	case xdr.TypeCall, xdr.TypeCallWithFDs:
+		return c.call(f)
+	case xdr.TypeStream, xdr.TypeStreamHole:
+		c.letGo(f) // the stream counts what it holds
+		return c.streamPacket(f)
+	case xdr.TypeReply, xdr.TypeReplyWithFDs, xdr.TypeMessage:
+	}
+	return fault.New(fault.Invalid, fault.Call, "a client does not send packets of type %d", f.Type)
+}
+
+// call admits a call and gives it a goroutine, or answers why not. It waits,
+// and so nothing is read, while the client has too much in flight.
+func (c *client) call(f *frame) error {
+	r, err := c.route(f)
+	if err != nil {
+		f.closeFiles()
+		c.letGo(f)
+		c.replyError(f.Header, err, nil)
+		return nil
+	}
+	size := len(f.payload)
+	if err := c.whileNotReading(c.intake.freed, func() bool { return c.intake.take(size) }); err != nil {
+		return err
+	}
+	c.work.Go(func() { c.answer(r, f) })
+	return nil
+}
+
+// whileNotReading waits until ready says yes, asking again at each change. All
+// that time the client cannot be heard, so it is told that it still is.
+func (c *client) whileNotReading(change <-chan struct{}, ready func() bool) error {
+	if ready() {
+		return nil
+	}
+	c.alive.pause()
+	defer c.alive.heard()
+	tick := time.NewTicker(pongInterval)
+	defer tick.Stop()
+	for !ready() {
+		select {
+		case <-change:
+		case <-tick.C:
+			c.alive.reassure()
+		case <-c.reading.Done():
+			return context.Cause(c.reading)
+		}
+	}
+	return nil
+}
+
+// writeLoop sends until the connection ends. A client that takes nothing for
+// too long is given up: it holds replies, and nobody else waits for it.
+func (c *client) writeLoop() {
+	for {
+		var o *outgoing
+		select {
+		case o = <-c.out:
+		case <-c.alive.owed:
+			o = c.alive.packet(xdr.ProcKeepalivePong)
+		case <-c.alive.due:
+			o = c.alive.packet(xdr.ProcKeepalivePing)
+		case <-c.life.Done():
+			return
+		}
+		err := o.write(c.conn, c.server.limits.patience)
+		o.finish()
+		switch {
+		case err != nil:
+			c.end(fault.Wrap(err, fault.Failed, fault.Call, "cannot write to the client"))
+			return
+		case o.last:
+			c.end(errClosed)
+			return
+		}
+	}
+}
+
+// send queues a packet behind all others, waiting for room. It gives false when the
+// connection ended first; the packet is then dropped.
+func (c *client) send(o *outgoing) bool {
+	c.count(o)
+	select {
+	case c.out <- o:
+		return true
+	case <-c.life.Done():
+		o.finish()
+		return false
+	}
+}
+
+// count counts a packet until it was sent or dropped.
+func (c *client) count(o *outgoing) {
+	size, done := len(o.packet), o.done
+	c.server.memory.take(c, size)
+	o.done = func() {
+		c.server.memory.give(c, size)
+		if done != nil {
+			done()
+		}
+	}
+}
+
+// replyError answers a call that failed.
+func (c *client) replyError(h xdr.Header, err error, done func()) {
+	h.Type, h.Status = xdr.TypeReply, xdr.StatusError
+	packet, encodeErr := xdr.AppendPacket(nil, h, netError(err), 0)
+	if encodeErr != nil { // cannot be: the text is bounded
+		c.end(encodeErr)
+	}
+	c.send(&outgoing{packet: packet, done: done})
+}

@@ -1,0 +1,57 @@
+package libvirt
+
+import (
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+)
+
+// clientFloors are the versions below which clients refuse a server, or say that it
+// is too old.
+var clientFloors = map[string]uint64{
+	"Nova's next minimum":             10_000_000,
+	"virtnbdbackup's incremental one": 7_006_000,
+	"virt-manager's undefine":         8_009_000,
+}
+
+// clientGates are the versions from which clients use something without asking
+// whether it is there, and whether it is.
+var clientGates = []struct {
+	what    string
+	version uint64
+	built   func() bool
+}{
+	{"an interface of model igb", 9_003_000, func() bool { return takes("<interface type='user'><model type='igb'/></interface>") }},
+	{"undefine that keeps the TPM's state", 8_009_000, func() bool { return undefineFlags&undefineKeepTPM != 0 }},
+	{"a sound card of model virtio", 10_004_000, func() bool { return takes("<sound model='virtio'/>") }},
+	// Whoever builds backups asks here for the flag instead of the call.
+	{"a backup that outlives the guest's shutdown", 11_010_000, func() bool {
+		return newTable()[procedureKey{xdr.ProgramRemote, xdr.ProcDomainBackupBegin}] != nil
+	}},
+}
+
+// takes says whether a definition with a device is understood.
+func takes(device string) bool {
+	_, err := domainxml.Parse("<domain type='qemu'><name>a</name><memory>65536</memory><os><type arch='x86_64' machine='q35'>hvm</type></os><devices>"+
+		device+"</devices></domain>", domainxml.Options{Host: &domainxml.Host{}})
+	return !fault.Is(err, fault.Unsupported) && !fault.Is(err, fault.Invalid)
+}
+
+// TestLibraryVersion_FollowsWhatIsBuilt: a number that is too high has clients send
+// what is refused, and with one that is too low they go away (decision 55).
+func TestLibraryVersion_FollowsWhatIsBuilt(t *testing.T) {
+	for client, floor := range clientFloors {
+		if libraryVersion < floor {
+			t.Errorf("the daemon says that it is libvirt %d, and %s is %d", libraryVersion, client, floor)
+		}
+	}
+	for _, gate := range clientGates {
+		if built := gate.built(); !built && libraryVersion >= gate.version {
+			t.Errorf("the daemon says that it is libvirt %d, and %s, which is not built, came with %d", libraryVersion, gate.what, gate.version)
+		} else if built && libraryVersion < gate.version {
+			t.Logf("%s is built: the version may be raised to %d", gate.what, gate.version)
+		}
+	}
+}

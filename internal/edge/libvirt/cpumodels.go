@@ -1,0 +1,235 @@
+package libvirt
+
+import (
+	"maps"
+	"slices"
+	"sync/atomic"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/resources"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+)
+
+// featureSet are features by libvirt's names.
+type featureSet map[string]bool
+
+func setOf(qemuNames []string) featureSet {
+	set := featureSet{}
+	for _, name := range cpuFeatures(qemuNames) {
+		set[name] = true
+	}
+	return set
+}
+
+// cpuModel is a processor model that descriptions name.
+type cpuModel struct {
+	qemu.CPUDefinition
+
+	vendor   string // "unknown" for nobody's
+	features featureSet
+}
+
+// catalogue are the models and features that descriptions may name.
+type catalogue struct {
+	models   []cpuModel
+	features featureSet
+}
+
+// lastCatalogue is the one that was made last, and what of: it takes as long to make
+// as to answer a hundred calls, and QEMU is probed seldom.
+var lastCatalogue atomic.Pointer[struct {
+	of        *qemu.Capabilities
+	catalogue catalogue
+}]
+
+// catalogueOf gives what a QEMU's models are. A feature that QEMU has no name for is
+// told of no processor: clients may not know it either.
+func catalogueOf(caps *qemu.Capabilities) catalogue {
+	if last := lastCatalogue.Load(); last != nil && last.of == caps {
+		return last.catalogue
+	}
+	c := catalogue{features: setOf(qemu.HostFeatures)}
+	for _, acc := range caps.Accelerators {
+		maps.Copy(c.features, setOf(acc.Features))
+	}
+	for _, d := range caps.CPUDefinitions() {
+		m := cpuModel{d, modelVendor(d.Name), setOf(d.Features)}
+		c.models = append(c.models, m)
+		maps.Copy(c.features, m.features)
+	}
+	lastCatalogue.Store(&struct {
+		of        *qemu.Capabilities
+		catalogue catalogue
+	}{caps, c})
+	return c
+}
+
+func (c catalogue) model(name string) (cpuModel, error) {
+	i := slices.IndexFunc(c.models, func(m cpuModel) bool { return m.Name == name })
+	if i < 0 {
+		return cpuModel{}, withCode(codeInternal, fault.New(fault.Invalid, fault.Config, "unknown CPU model %s", name))
+	}
+	return c.models[i], nil
+}
+
+// modelFeatures are those of a model, none of no model.
+func (c catalogue) modelFeatures(name string) (featureSet, error) {
+	if name == "" {
+		return featureSet{}, nil
+	}
+	m, err := c.model(name)
+	return maps.Clone(m.features), err
+}
+
+// named gives the features that a description names with one of some policies.
+func (c catalogue) named(p processor, policies ...string) (featureSet, error) {
+	set := featureSet{}
+	for _, f := range p.features {
+		if !c.features[f.name] {
+			return nil, withCode(codeInternal, fault.New(fault.Invalid, fault.Config, "unknown CPU feature %s", f.name))
+		}
+		if slices.Contains(policies, f.policy) {
+			set[f.name] = true
+		}
+	}
+	return set, nil
+}
+
+// all gives the features of a described processor.
+func (c catalogue) all(p processor) (featureSet, error) {
+	set, err := c.modelFeatures(p.model)
+	if err != nil {
+		return nil, err
+	}
+	more, err := c.named(p, "require", "force")
+	if err != nil {
+		return nil, err
+	}
+	less, err := c.named(p, "disable", "forbid")
+	maps.Copy(set, more)
+	remove(set, less)
+	return set, err
+}
+
+func remove(set, some featureSet) {
+	maps.DeleteFunc(set, func(name string, _ bool) bool { return some[name] })
+}
+
+// lacking gives, sorted, what is in one set and not in another.
+func lacking(all, some featureSet) []string {
+	var names []string
+	for name := range all {
+		if !some[name] {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// known is a processor whose features are all known.
+type known struct {
+	vendor    string // libvirt's word, or ""
+	signature qemu.Signature
+	features  featureSet
+}
+
+// isSold says whether the processor's signature is known to be a model's.
+func (k known) isSold(m cpuModel) bool {
+	return k.signature != qemu.Signature{} && m.IsSoldAs(k.signature)
+}
+
+// hostProcessorOf is the host's, as CPUID tells it, and KVM of what CPUID does not.
+func hostProcessorOf(facts *resources.Facts, caps *qemu.Capabilities) known {
+	cpu, c := facts.CPU, catalogueOf(caps)
+	k := known{
+		vendor: cpuVendors[cpu.Vendor], signature: qemu.Signature{Family: cpu.Family, Model: cpu.ModelNumber, Stepping: cpu.Stepping},
+		features: setOf(qemu.CPUIDFeatures(cpuidWords(cpu.CPUID))),
+	}
+	if kvm := caps.Accelerator("kvm"); kvm.Usable {
+		maps.Copy(k.features, setOf(qemu.FeaturesInMSRs(kvm.HostModel.Features)))
+	}
+	maps.DeleteFunc(k.features, func(name string, _ bool) bool { return !c.features[name] })
+	if k.vendor == "Intel" && hasBrokenTSX(k.signature) {
+		remove(k.features, featureSet{"hle": true, "rtm": true})
+	}
+	return k
+}
+
+// hasBrokenTSX: the maker took transactions back from these by microcode, and some
+// firmware still shows them.
+func hasBrokenTSX(s qemu.Signature) bool {
+	return s.Family == 6 && (slices.Contains([]int{60, 69, 70}, s.Model) || s.Model == 63 && s.Stepping < 4)
+}
+
+func cpuidWords(leaves []kernel.CPUIDLeaf) map[qemu.CPUIDWord]uint32 {
+	words := map[qemu.CPUIDWord]uint32{}
+	for _, l := range leaves {
+		for register, value := range map[string]uint32{"eax": l.EAX, "ebx": l.EBX, "ecx": l.ECX, "edx": l.EDX} {
+			words[qemu.CPUIDWord{Leaf: l.Leaf, Part: l.Part, Register: register}] = value
+		}
+	}
+	return words
+}
+
+// hypervisorProcessorOf is the best that an accelerator gives a guest.
+func hypervisorProcessorOf(acc qemu.Accelerator) known {
+	m := acc.HostModel
+	return known{vendor: cpuVendors[m.Vendor], signature: m.Signature, features: setOf(m.Features)}
+}
+
+// hostModel tells what host-model stands for with an accelerator: a model, and what
+// the accelerator gives beyond that and what it does not. There is none without a
+// model that runs. Where QEMU's model is another than clients know it, both are told
+// apart, so that a guest started by this has what one with host-model has.
+func (c catalogue) hostModel(acc qemu.Accelerator) (m cpuModel, require, disable []string, found bool) {
+	m, err := c.model(acc.HostModel.Base)
+	given := hypervisorProcessorOf(acc).features
+	more, less := setOf(acc.HostModel.Added), setOf(acc.HostModel.Removed)
+	for _, name := range lacking(given, m.features) {
+		more[name] = true
+	}
+	for _, name := range lacking(m.features, given) {
+		less[name] = true
+	}
+	return m, lacking(more, nil), lacking(less, nil), err == nil
+}
+
+// nearest finds the model that says best what a processor is. A host is at least
+// what its model is; of a guest's model features may be taken away. A model with
+// the processor's signature comes first, then the one that takes the fewest words;
+// of equals one that is preferred.
+func (c catalogue) nearest(p known, ofHost bool, preferred []string) (cpuModel, bool) {
+	var best cpuModel
+	bestCost, bestLess, found := 0, 0, false
+	for _, m := range c.models {
+		missing := len(lacking(m.features, p.features))
+		if m.vendor != "unknown" && p.vendor != "" && m.vendor != p.vendor || ofHost && missing > 0 {
+			continue
+		}
+		isPreferred := slices.Contains(preferred, m.Name)
+		if isPreferred && len(preferred) == 1 {
+			return m, true
+		}
+		less := costOfLess(missing)
+		cost := len(lacking(p.features, m.features)) + missing/2 + less
+		if found {
+			mine, bests := p.isSold(m), p.isSold(best)
+			better := cost < bestCost || cost == bestCost && (less < bestLess || isPreferred && less == bestLess)
+			if bests && !mine || bests == mine && !better {
+				continue
+			}
+		}
+		best, bestCost, bestLess, found = m, cost, less, true
+	}
+	return best, found
+}
+
+// costOfLess is what it counts that a model has so many features that a processor
+// lacks: half of them, and more for each, so that a lesser model with more words is
+// preferred. libvirt counts so.
+func costOfLess(missing int) int {
+	n := (missing + 1) / 2
+	return n * (n + 3) / 2
+}

@@ -1,0 +1,129 @@
+package libvirt
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// guest finds the guest that a call is about. Its UUID alone counts: name and
+// ID may have changed since the client learnt them.
+func (h *handlers) guest(d xdr.Domain) (*guest.Guest, error) {
+	return h.Guests.ByUUID(formatUUID(d.UUID))
+}
+
+// view finds a guest's present view.
+func (h *handlers) view(d xdr.Domain) (*guest.View, error) {
+	g, err := h.guest(d)
+	if err != nil {
+		return nil, err
+	}
+	return g.View(), nil
+}
+
+// active finds the view of a guest that must have a process.
+func (h *handlers) active(d xdr.Domain) (*guest.Guest, *guest.View, error) {
+	g, err := h.guest(d)
+	if err != nil {
+		return nil, nil, err
+	}
+	v := g.View()
+	if v.Active == nil {
+		return nil, nil, errNotRunning()
+	}
+	return g, v, nil
+}
+
+func errNotRunning() error {
+	return fault.New(fault.WrongState, fault.Domain, "domain is not running")
+}
+
+// wireDomain names a guest on the wire.
+func wireDomain(v *guest.View) (xdr.Domain, error) {
+	id, err := parseUUID(v.UUID)
+	return xdr.Domain{Name: v.Name, UUID: id, ID: int32(v.ID)}, err
+}
+
+// reference is the result of calls that give a domain.
+func reference(g *guest.Guest, err error) (*xdr.WithDomain, error) {
+	if err != nil {
+		return nil, err
+	}
+	d, err := wireDomain(g.View())
+	return &xdr.WithDomain{Domain: d}, err
+}
+
+// Which definition a call affects; neither: the running one, or the only one.
+const (
+	affectLive   = 1
+	affectConfig = 2
+	affectBoth   = affectLive | affectConfig
+)
+
+func affect(flags uint32) guest.Affect {
+	return guest.Affect{Live: flags&affectLive != 0, Config: flags&affectConfig != 0}
+}
+
+// definition gives the definition that a reader's flags mean.
+func definition(v *guest.View, flags uint32) (*domain.Definition, error) {
+	switch {
+	case flags&affectBoth == affectBoth:
+		return nil, fault.New(fault.Invalid, fault.Call, "a reader asks for the live or for the config definition, not for both")
+	case flags&affectLive != 0 && v.Active == nil:
+		return nil, errNotRunning()
+	case flags&affectConfig != 0 && v.Inactive == nil:
+		return nil, fault.New(fault.WrongState, fault.Domain, "transient domains do not have any persistent config")
+	case flags&affectConfig != 0:
+		return v.Inactive, nil
+	}
+	if v.Current() == nil && v.Quarantined {
+		return nil, fault.New(fault.WrongState, fault.Domain, "no definition of domain '%s' is known: %s", v.Name, v.Messages[0])
+	}
+	if v.Current() == nil {
+		return nil, fault.New(fault.NotFound, fault.Domain, "domain '%s' is gone", v.Name)
+	}
+	return v.Current(), nil
+}
+
+// asValidation gives the error of a document that was to be validated the code
+// on which clients offer to go on without that. One that is not XML at all
+// keeps its own.
+func asValidation(doc string, validate bool, err error) error {
+	if !validate || !fault.Is(err, fault.Invalid) || fault.About(err) != fault.XML {
+		return err
+	}
+	if _, broken := xmltree.Parse(doc); broken != nil {
+		return err
+	}
+	return withCode(codeXMLSchema, err)
+}
+
+// domainCall is a call that does one thing to a guest, without flags.
+func domainCall(do func(*guest.Guest, context.Context) error) func(*handlers, context.Context, *session, *xdr.WithDomain) (*void, error) {
+	return func(h *handlers, ctx context.Context, _ *session, args *xdr.WithDomain) (*void, error) {
+		g, err := h.guest(args.Domain)
+		if err != nil {
+			return nil, err
+		}
+		return nil, do(g, ctx)
+	}
+}
+
+// flaggedCall is a call that does one thing to a guest and knows these flags.
+func flaggedCall(call string, known uint32, do func(ctx context.Context, g *guest.Guest, flags uint32) error,
+) func(*handlers, context.Context, *session, *xdr.WithDomainFlags) (*void, error) {
+	return func(h *handlers, ctx context.Context, _ *session, args *xdr.WithDomainFlags) (*void, error) {
+		if err := checkFlags(call, args.Flags, known); err != nil {
+			return nil, err
+		}
+		g, err := h.guest(args.Domain)
+		if err != nil {
+			return nil, err
+		}
+		return nil, do(ctx, g, args.Flags)
+	}
+}

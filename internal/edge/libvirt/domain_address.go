@@ -1,0 +1,74 @@
+package libvirt
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+)
+
+// domainAddressCalls tell under what names and addresses a domain is reached.
+func domainAddressCalls(g group) {
+	on(g, xdr.ProcDomainInterfaceAddresses, (*handlers).domainInterfaceAddresses)
+	on(g, xdr.ProcDomainGetHostname, (*handlers).domainGetHostname)
+}
+
+// addressSources are who knows a guest's addresses, by libvirt's number.
+var addressSources = []guest.AddressSource{guest.ByLease, guest.ByAgent, guest.ByARP}
+
+func (h *handlers) domainInterfaceAddresses(ctx context.Context, _ *session, args *xdr.DomainInterfaceAddressesArgs) (*xdr.DomainInterfaceAddressesRet, error) {
+	if err := checkFlags("DOMAIN_INTERFACE_ADDRESSES", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	if args.Source >= uint32(len(addressSources)) {
+		return nil, withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "unknown IP address data source %d", args.Source))
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	found, err := g.Addresses(ctx, addressSources[args.Source])
+	if err != nil {
+		return nil, err
+	}
+	ret := new(xdr.DomainInterfaceAddressesRet)
+	for _, i := range found[:min(len(found), xdr.MaxDomainInterfaces)] {
+		wire := xdr.DomainInterface{Name: i.Name, HWAddress: optional(i.MAC)}
+		for _, a := range i.Addresses[:min(len(i.Addresses), xdr.MaxDomainIPAddresses)] {
+			address := xdr.DomainIPAddress{Address: a.IP, Prefix: uint32(a.Prefix)}
+			if a.IPv6 {
+				address.Type = 1
+			}
+			wire.Addresses = append(wire.Addresses, address)
+		}
+		ret.Interfaces = append(ret.Interfaces, wire)
+	}
+	return ret, nil
+}
+
+// Who is asked for a domain's name; the agent where nothing is said.
+const (
+	hostnameLease = 1
+	hostnameAgent = 2
+)
+
+func (h *handlers) domainGetHostname(ctx context.Context, _ *session, args *xdr.DomainGetHostnameArgs) (*xdr.DomainGetHostnameRet, error) {
+	if err := checkFlags("DOMAIN_GET_HOSTNAME", args.Flags, hostnameLease|hostnameAgent); err != nil {
+		return nil, err
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	ret := new(xdr.DomainGetHostnameRet)
+	switch args.Flags {
+	case hostnameLease | hostnameAgent:
+		return nil, fault.New(fault.Invalid, fault.Call, "a name is asked of the leases or of the agent, not of both")
+	case hostnameLease:
+		ret.Hostname, err = g.LeaseHostname()
+	default:
+		ret.Hostname, err = g.AgentHostname(ctx)
+	}
+	return ret, err
+}

@@ -1,0 +1,502 @@
+package libvirt
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+)
+
+// Groups of statistics of all domains.
+const (
+	statsState     = 1
+	statsCPU       = 2
+	statsBalloon   = 4
+	statsVCPU      = 8
+	statsInterface = 16
+	statsBlock     = 32
+	statsIOThread  = 128
+	statsMemory    = 256 // of memory bandwidth monitors, of which no domain has any
+	statsGroups    = statsState | statsCPU | statsBalloon | statsVCPU | statsInterface | statsBlock | statsIOThread | statsMemory
+)
+
+// Flags of statistics of all domains, beside the filters of lists.
+const (
+	statsNoWait  = 1 << 29 // what needs QEMU may be left out when it is busy
+	statsBacking = 1 << 30 // backing images too, where there are figures for them
+	statsEnforce = 1 << 31 // refuse groups that are not built
+)
+
+const (
+	// fewNamed is how many domains a call may name for fresh samples of them to be
+	// taken. A call about more, or about all, is answered from what the sampler has.
+	fewNamed = 8
+	// namedPatience is how long those are waited for, all together.
+	namedPatience = time.Second
+)
+
+// connectGetAllDomainStats tells what domains use, from samples: it waits for no
+// guest and touches no disk, unless the client names a few domains and lets it.
+func (h *handlers) connectGetAllDomainStats(ctx context.Context, _ *session, args *xdr.ConnectGetAllDomainStatsArgs) (*xdr.ConnectGetAllDomainStatsRet, func(), error) {
+	const known = statsFilters | statsNoWait | statsBacking | statsEnforce
+	if err := checkFlags("CONNECT_GET_ALL_DOMAIN_STATS", args.Flags, known); err != nil {
+		return nil, nil, err
+	}
+	if unknown := args.Stats &^ statsGroups; unknown != 0 && args.Flags&statsEnforce != 0 {
+		return nil, nil, withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "Stats types bits 0x%x are not supported by this daemon", unknown))
+	}
+	guests, err := h.statsSubjects(args)
+	if err != nil {
+		return nil, nil, err
+	}
+	wanted := statsRequest{groups: args.Stats, backing: args.Flags&statsBacking != 0}
+	if wanted.groups == 0 {
+		wanted.groups = statsGroups
+	}
+	if n := len(args.Domains); n > 0 && n <= fewNamed && args.Flags&statsNoWait == 0 {
+		wanted.refresh(ctx, guests)
+	} else {
+		h.Guests.Refresh()
+	}
+	p := statsRoom.Get().(*statsParams)
+	done := func() {
+		p.list = p.list[:0]
+		statsRoom.Put(p)
+	}
+	ret := &xdr.ConnectGetAllDomainStatsRet{Stats: make([]xdr.DomainStatsRecord, 0, len(guests))}
+	for _, g := range guests {
+		record, err := wanted.record(p, g)
+		if err != nil {
+			return nil, nil, err
+		}
+		ret.Stats = append(ret.Stats, record)
+	}
+	fit(ret.Stats, xdr.MaxPayload-statsSlack)
+	return ret, done, nil
+}
+
+// statsSlack is what an answer has beside its records, in bytes, and more.
+const statsSlack = 1 << 10
+
+// fit leaves out of the largest records what an answer of so many bytes has no room for: a definition may
+// be megabytes of paths, and whoever has such guests takes nothing of what is told of others'.
+func fit(records []xdr.DomainStatsRecord, room int) {
+	sizes := make([]int, len(records))
+	whole := 0
+	for i := range records {
+		sizes[i] = records[i].Size()
+		whole += sizes[i]
+	}
+	if whole <= room {
+		return
+	}
+	most := 0
+	slices.Sort(sizes)
+	for i, size := range sizes {
+		if most = room / (len(sizes) - i); size > most {
+			break
+		}
+		room -= size
+	}
+	for i := range records {
+		r := &records[i]
+		for size := r.Size(); size > most && len(r.Params) > 0; {
+			last := len(r.Params) - 1
+			size -= r.Params[last].Size()
+			r.Params = r.Params[:last]
+		}
+	}
+}
+
+// statsSubjects gives the guests that a call asks about: those named, or all
+// that pass its filters.
+func (h *handlers) statsSubjects(args *xdr.ConnectGetAllDomainStatsArgs) ([]*guest.Guest, error) {
+	var all []*guest.Guest
+	if len(args.Domains) == 0 {
+		all = h.Guests.All()
+	}
+	for _, d := range args.Domains {
+		g, err := h.guest(d)
+		if fault.Is(err, fault.NotFound) {
+			continue // gone since the client listed it
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, g)
+	}
+	chosen := all[:0]
+	for _, g := range all {
+		if v := g.View(); v.Current() != nil && matches(v, args.Flags&statsFilters) {
+			chosen = append(chosen, g)
+		}
+	}
+	return chosen[:min(len(chosen), xdr.MaxDomainList)], nil
+}
+
+// statsRequest is what one call wants to know of each guest.
+type statsRequest struct {
+	groups  uint32
+	backing bool
+	// atRest are the sizes of the images of guests that do not run, where they
+	// were looked up.
+	atRest map[*guest.Guest]map[string]guest.BlockInfo
+}
+
+// refresh has new samples taken of a few guests, and waits for them as long as
+// its patience lasts; and looks up the sizes of the images of those that do not
+// run.
+func (r *statsRequest) refresh(ctx context.Context, guests []*guest.Guest) {
+	if r.groups&^statsState == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, namedPatience)
+	defer cancel()
+	sizes := make([]map[string]guest.BlockInfo, len(guests))
+	var all sync.WaitGroup
+	for i, g := range guests {
+		all.Go(func() {
+			switch v := g.View(); {
+			case v.Active != nil:
+				_, _ = g.Stats(ctx, statsAge) // what came of it is in the guest's sample
+			case r.groups&statsBlock != 0:
+				sizes[i] = sizesAtRest(ctx, g, v)
+			}
+		})
+	}
+	all.Wait()
+	r.atRest = map[*guest.Guest]map[string]guest.BlockInfo{}
+	for i, g := range guests {
+		r.atRest[g] = sizes[i]
+	}
+}
+
+// sizesAtRest tells the sizes of the images of a guest that does not run, as
+// far as they are found in time.
+func sizesAtRest(ctx context.Context, g *guest.Guest, v *guest.View) map[string]guest.BlockInfo {
+	if v.Current() == nil {
+		return nil
+	}
+	sizes := map[string]guest.BlockInfo{}
+	for _, d := range v.Current().Devices.Disks {
+		if d.Source == nil || ctx.Err() != nil {
+			continue
+		}
+		if info, err := g.BlockInfo(ctx, d.Target); err == nil {
+			sizes[d.Target] = info
+		}
+	}
+	return sizes
+}
+
+// record tells of one guest. What is not known of it is missing.
+func (r *statsRequest) record(p *statsParams, g *guest.Guest) (xdr.DomainStatsRecord, error) {
+	v := g.View()
+	d, err := wireDomain(v)
+	if err != nil || v.Current() == nil { // it has gone meanwhile
+		return xdr.DomainStatsRecord{Domain: d}, err
+	}
+	st := new(guest.Stats)
+	if v.Active != nil && r.groups&^statsState != 0 {
+		if sample := g.Sample(); sample != nil {
+			st = sample
+		}
+	}
+	return xdr.DomainStatsRecord{Domain: d, Params: r.figures(p, v, st, r.atRest[g])}, nil
+}
+
+// figures lists the groups that are wanted, from a sample that may be empty. Its
+// names are those that libvirt documents and no others: clients take them apart.
+// How old a sample is, Lodge's own API tells.
+func (r *statsRequest) figures(p *statsParams, v *guest.View, st *guest.Stats, atRest map[string]guest.BlockInfo) []xdr.TypedParam {
+	begin := len(p.list)
+	p.most = begin + xdr.MaxDomainStatsParams
+	for _, part := range statsParts {
+		if r.groups&part.group != 0 {
+			part.add(p, v, st)
+		}
+	}
+	if r.groups&statsBlock != 0 {
+		p.disks(v, st, r.backing, atRest)
+	}
+	return p.list[begin:len(p.list):len(p.list)]
+}
+
+// statsParts are the groups that need nothing but a view and a sample.
+var statsParts = []struct {
+	group uint32
+	add   func(*statsParams, *guest.View, *guest.Stats)
+}{
+	{statsState, (*statsParams).state},
+	{statsCPU, (*statsParams).cpu},
+	{statsBalloon, (*statsParams).balloon},
+	{statsVCPU, (*statsParams).vcpus},
+	{statsInterface, (*statsParams).interfaces},
+	{statsIOThread, (*statsParams).iothreads},
+}
+
+// figureNames are the names of the figures of numbered things, such as
+// "net.0.rx.bytes". Those of the first things are made once: a call for a
+// thousand guests needs a hundred thousand of them.
+type figureNames struct {
+	prefix   string
+	suffixes []string
+	made     [][]string
+}
+
+const namesMade = 32
+
+func newFigureNames(prefix string, suffixes ...string) *figureNames {
+	n := &figureNames{prefix: prefix, suffixes: suffixes, made: make([][]string, namesMade)}
+	for i := range n.made {
+		n.made[i] = n.make(uint(i))
+	}
+	return n
+}
+
+func (n *figureNames) make(i uint) []string {
+	prefix := n.prefix + strconv.FormatUint(uint64(i), 10) + "."
+	names := make([]string, len(n.suffixes))
+	for at, suffix := range n.suffixes {
+		names[at] = prefix + suffix
+	}
+	return names
+}
+
+// of gives the names for the thing of that number, in the order of the suffixes.
+func (n *figureNames) of(i uint) []string {
+	if i < uint(len(n.made)) {
+		return n.made[i]
+	}
+	return n.make(i)
+}
+
+// statsParams are the parameters of all guests of one call, one guest's behind
+// the other's.
+type statsParams struct{ paramList }
+
+// statsRoom keeps the room that calls have used for those that come after: it is
+// megabytes for some hundred guests, and free once the reply is encoded.
+var statsRoom = sync.Pool{New: func() any { return new(statsParams) }}
+
+func (p *statsParams) state(v *guest.View, _ *guest.Stats) {
+	p.add("state.state", xdr.Int(int32(v.State)))
+	p.add("state.reason", xdr.Int(stateReasons[v.State][v.Reason]))
+}
+
+func (p *statsParams) cpu(_ *guest.View, st *guest.Stats) {
+	if st.At.IsZero() {
+		return
+	}
+	p.number("cpu.time", uint64(st.CPU))
+	p.number("cpu.user", uint64(st.User))
+	p.number("cpu.system", uint64(st.System))
+}
+
+func (p *statsParams) balloon(v *guest.View, st *guest.Stats) {
+	p.number("balloon.current", v.Current().CurrentMemory/1024)
+	p.number("balloon.maximum", v.Current().Memory/1024)
+	for _, f := range balloonFigures {
+		if value, ok := st.Balloon.Figure(f.figure); ok {
+			p.number(f.name, value/f.unit)
+		}
+	}
+	if !st.Balloon.Updated.IsZero() {
+		p.number("balloon.last-update", uint64(st.Balloon.Updated.Unix()))
+	}
+	if !st.At.IsZero() {
+		p.number("balloon.rss", st.Resident/1024)
+	}
+}
+
+// The figures of one processor. Two of libvirt's names are for the time that a
+// processor was ready to run and waited: one asks the scheduler's statistics,
+// the other its delays.
+const (
+	vcpuState = iota
+	vcpuTime
+	vcpuWait
+	vcpuDelay
+)
+
+var vcpuNames = newFigureNames("vcpu.", "state", "time", "wait", "delay")
+
+func (p *statsParams) vcpus(v *guest.View, st *guest.Stats) {
+	def := v.Current()
+	p.add("vcpu.current", xdr.Uint(uint32(def.VCPUs.Current)))
+	p.add("vcpu.maximum", xdr.Uint(uint32(def.VCPUs.Max)))
+	for _, c := range st.VCPUs {
+		names := vcpuNames.of(c.Index)
+		p.add(names[vcpuState], xdr.Int(vcpuRunning))
+		p.number(names[vcpuTime], uint64(c.Time))
+		p.number(names[vcpuWait], uint64(c.Waiting))
+		p.number(names[vcpuDelay], uint64(c.Waiting))
+	}
+}
+
+// The figures of one interface.
+const (
+	netName = iota
+	netRxBytes
+	netRxPackets
+	netRxErrors
+	netRxDropped
+	netTxBytes
+	netTxPackets
+	netTxErrors
+	netTxDropped
+)
+
+var netNames = newFigureNames("net.", "name", "rx.bytes", "rx.pkts", "rx.errs", "rx.drop", "tx.bytes", "tx.pkts", "tx.errs", "tx.drop")
+
+func (p *statsParams) interfaces(v *guest.View, st *guest.Stats) {
+	if v.Active == nil {
+		return
+	}
+	p.count("net.count", len(v.Active.Devices.NICs))
+	for i := range st.NICs {
+		n, names := &st.NICs[i], netNames.of(uint(i))
+		if n.IfName == "" { // libvirt tells nothing of it either, and numbers it all the same
+			continue
+		}
+		p.add(names[netName], xdr.String(n.IfName))
+		p.number(names[netRxBytes], n.RxBytes)
+		p.number(names[netRxPackets], n.RxPackets)
+		p.number(names[netRxErrors], n.RxErrors)
+		p.number(names[netRxDropped], n.RxDropped)
+		p.number(names[netTxBytes], n.TxBytes)
+		p.number(names[netTxPackets], n.TxPackets)
+		p.number(names[netTxErrors], n.TxErrors)
+		p.number(names[netTxDropped], n.TxDropped)
+	}
+}
+
+// The figures of one iothread.
+const (
+	iothreadMax = iota
+	iothreadGrow
+	iothreadShrink
+)
+
+var iothreadNames = newFigureNames("iothread.", "poll-max-ns", "poll-grow", "poll-shrink")
+
+func (p *statsParams) iothreads(_ *guest.View, st *guest.Stats) {
+	if len(st.IOThreads) == 0 {
+		return
+	}
+	p.count("iothread.count", len(st.IOThreads))
+	for _, t := range st.IOThreads {
+		names := iothreadNames.of(t.ID)
+		p.number(names[iothreadMax], t.PollMax)
+		p.add(names[iothreadGrow], xdr.Uint(uint32(t.PollGrow)))
+		p.add(names[iothreadShrink], xdr.Uint(uint32(t.PollShrink)))
+	}
+}
+
+// The figures of one image of a disk.
+const (
+	blockName = iota
+	blockPath
+	blockBackingIndex
+	blockReadOps
+	blockReadBytes
+	blockReadTime
+	blockWriteOps
+	blockWriteBytes
+	blockWriteTime
+	blockFlushOps
+	blockFlushTime
+	blockAllocation
+	blockCapacity
+	blockPhysical
+)
+
+var blockNames = newFigureNames("block.", "name", "path", "backingIndex", "rd.reqs", "rd.bytes", "rd.times",
+	"wr.reqs", "wr.bytes", "wr.times", "fl.reqs", "fl.times", "allocation", "capacity", "physical")
+
+// disks tells of every disk, and of the images below each if they are wanted.
+func (p *statsParams) disks(v *guest.View, st *guest.Stats, backing bool, atRest map[string]guest.BlockInfo) {
+	disks := v.Current().Devices.Disks
+	count := len(disks)
+	for i, d := range disks {
+		if s := sampled(st, d.Target, i); backing && s != nil {
+			count += len(s.Backing)
+		}
+	}
+	p.count("block.count", count)
+	number := uint(0)
+	next := func(target, path string) (names []string) {
+		names = blockNames.of(number)
+		number++
+		p.add(names[blockName], xdr.String(target))
+		p.text(names[blockPath], path)
+		return names
+	}
+	for i, d := range disks {
+		names := next(d.Target, d.Source.Path())
+		if info, ok := atRest[d.Target]; ok {
+			p.sizes(names, info.Allocation, info.Capacity, info.Physical)
+		}
+		s := sampled(st, d.Target, i)
+		if s == nil {
+			continue
+		}
+		if s.Index > 0 {
+			p.add(names[blockBackingIndex], xdr.Uint(uint32(s.Index)))
+		}
+		p.traffic(names, s)
+		if d.Source != nil {
+			p.sizes(names, s.Allocation, s.Capacity, s.Physical)
+		}
+		if !backing {
+			continue
+		}
+		for _, below := range s.Backing {
+			names := next(d.Target, below.Path)
+			if below.Index > 0 {
+				p.add(names[blockBackingIndex], xdr.Uint(uint32(below.Index)))
+			}
+			p.sizes(names, below.Allocation, below.Capacity, below.Physical)
+		}
+	}
+}
+
+// sampled finds the sample of a disk, which is where the disk is in its
+// definition unless one was plugged or unplugged since.
+func sampled(st *guest.Stats, target string, likely int) *guest.DiskStats {
+	if likely < len(st.Disks) && st.Disks[likely].Target == target {
+		return &st.Disks[likely]
+	}
+	for i := range st.Disks {
+		if st.Disks[i].Target == target {
+			return &st.Disks[i]
+		}
+	}
+	return nil
+}
+
+func (p *statsParams) traffic(names []string, s *guest.DiskStats) {
+	p.number(names[blockReadOps], s.ReadOps)
+	p.number(names[blockReadBytes], s.ReadBytes)
+	p.number(names[blockReadTime], uint64(s.ReadTime))
+	p.number(names[blockWriteOps], s.WriteOps)
+	p.number(names[blockWriteBytes], s.WriteBytes)
+	p.number(names[blockWriteTime], uint64(s.WriteTime))
+	p.number(names[blockFlushOps], s.FlushOps)
+	p.number(names[blockFlushTime], uint64(s.FlushTime))
+}
+
+func (p *statsParams) sizes(names []string, allocation, capacity, physical uint64) {
+	p.number(names[blockAllocation], allocation)
+	if capacity > 0 {
+		p.number(names[blockCapacity], capacity)
+	}
+	if physical > 0 {
+		p.number(names[blockPhysical], physical)
+	}
+}

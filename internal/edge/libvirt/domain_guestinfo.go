@@ -1,0 +1,154 @@
+package libvirt
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+)
+
+// guestInfo is one sort of what an agent tells: its bit, and what asks for it.
+type guestInfo struct {
+	bit  uint32
+	tell func(context.Context, *guest.Guest, *paramList) error
+}
+
+var guestInfos = []guestInfo{
+	{1, tellUsers},
+	{2, tellOS},
+	{4, tellTimezone},
+	{8, tellHostname},
+	{16, tellFileSystems},
+	{64, tellInterfaces},
+}
+
+// domainGetGuestInfo tells what was asked for. Asked for nothing in particular,
+// it tells what the agent can, and leaves out what it cannot.
+func (h *handlers) domainGetGuestInfo(ctx context.Context, _ *session, args *xdr.DomainGetGuestInfoArgs) (*xdr.DomainGetGuestInfoRet, error) {
+	if _, err := paramFlags("DOMAIN_GET_GUEST_INFO", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	known := uint32(0)
+	for _, i := range guestInfos {
+		known |= i.bit
+	}
+	if unknown := args.Types &^ known; unknown != 0 {
+		return nil, fault.New(fault.Invalid, fault.Call, "guest information types 0x%x are not supported", unknown)
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	p := &paramList{most: xdr.MaxDomainGuestInfoParams}
+	for _, i := range guestInfos {
+		if args.Types != 0 && args.Types&i.bit == 0 {
+			continue
+		}
+		err := i.tell(ctx, g, p)
+		if args.Types == 0 && fault.Is(err, fault.Unsupported) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return &xdr.DomainGetGuestInfoRet{Params: p.list}, nil
+}
+
+func tellUsers(ctx context.Context, g *guest.Guest, p *paramList) error {
+	users, err := g.Users(ctx)
+	if err != nil {
+		return err
+	}
+	p.count("user.count", len(users))
+	for i, u := range users {
+		prefix := fmt.Sprintf("user.%d.", i)
+		p.add(prefix+"name", xdr.String(u.Name))
+		p.text(prefix+"domain", u.Domain)
+		p.number(prefix+"login-time", uint64(max(0, u.Login*1000)))
+	}
+	return nil
+}
+
+func tellOS(ctx context.Context, g *guest.Guest, p *paramList) error {
+	info, err := g.OSInfo(ctx)
+	if err != nil {
+		return err
+	}
+	for _, field := range []string{"id", "name", "pretty-name", "version", "version-id", "machine", "variant", "variant-id", "kernel-release", "kernel-version"} {
+		p.text("os."+field, info[field])
+	}
+	return nil
+}
+
+func tellTimezone(ctx context.Context, g *guest.Guest, p *paramList) error {
+	name, ahead, err := g.Timezone(ctx)
+	if err != nil {
+		return err
+	}
+	p.text("timezone.name", name)
+	p.add("timezone.offset", xdr.Int(int32(ahead.Seconds())))
+	return nil
+}
+
+func tellHostname(ctx context.Context, g *guest.Guest, p *paramList) error {
+	name, err := g.AgentHostname(ctx)
+	p.text("hostname", name)
+	return err
+}
+
+func tellFileSystems(ctx context.Context, g *guest.Guest, p *paramList) error {
+	found, err := g.FileSystems(ctx)
+	if err != nil {
+		return err
+	}
+	p.count("fs.count", len(found))
+	for i, f := range found {
+		prefix := fmt.Sprintf("fs.%d.", i)
+		p.add(prefix+"name", xdr.String(f.Name))
+		p.add(prefix+"mountpoint", xdr.String(f.MountPoint))
+		p.add(prefix+"fstype", xdr.String(f.Type))
+		if f.Total != nil {
+			p.number(prefix+"total-bytes", *f.Total)
+		}
+		if f.Used != nil {
+			p.number(prefix+"used-bytes", *f.Used)
+		}
+		p.count(prefix+"disk.count", len(f.Disks))
+		for j, d := range f.Disks {
+			disk := fmt.Sprintf("%sdisk.%d.", prefix, j)
+			p.text(disk+"alias", d.Target)
+			p.text(disk+"serial", d.Serial)
+			p.text(disk+"device", d.Device)
+		}
+	}
+	return nil
+}
+
+func tellInterfaces(ctx context.Context, g *guest.Guest, p *paramList) error {
+	found, err := g.Addresses(ctx, guest.ByAgent)
+	if err != nil {
+		return err
+	}
+	p.count("if.count", len(found))
+	for i, f := range found {
+		prefix := fmt.Sprintf("if.%d.", i)
+		p.add(prefix+"name", xdr.String(f.Name))
+		p.text(prefix+"hwaddr", f.MAC)
+		if len(f.Addresses) > 0 {
+			p.count(prefix+"addr.count", len(f.Addresses))
+		}
+		for j, a := range f.Addresses {
+			address, kind := fmt.Sprintf("%saddr.%d.", prefix, j), "ipv4"
+			if a.IPv6 {
+				kind = "ipv6"
+			}
+			p.add(address+"type", xdr.String(kind))
+			p.add(address+"addr", xdr.String(a.IP))
+			p.add(address+"prefix", xdr.Uint(uint32(a.Prefix)))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,47 @@
+package libvirt
+
+import (
+	"context"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+)
+
+// domainKeyCalls press keys in a domain.
+func domainKeyCalls(g group) {
+	on(g, xdr.ProcDomainSendKey, (*handlers).domainSendKey)
+}
+
+// codesets are how keys may be numbered, by libvirt's number. Those of other
+// systems and keyboards are not built.
+var codesets = map[uint32]func(uint32) (guest.Key, error){
+	0: guest.LinuxKey,
+	9: guest.ScanKey, // "qnum"
+}
+
+func (h *handlers) domainSendKey(ctx context.Context, _ *session, args *xdr.DomainSendKeyArgs) (*void, error) {
+	if err := checkFlags("DOMAIN_SEND_KEY", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	find := codesets[args.Codeset]
+	if find == nil {
+		return nil, withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "codeset %d; say keys as codeset linux or qnum", args.Codeset))
+	}
+	if len(args.KeyCodes) == 0 {
+		return nil, fault.New(fault.Invalid, fault.Call, "no keys are given")
+	}
+	keys := make([]guest.Key, len(args.KeyCodes))
+	for i, code := range args.KeyCodes {
+		var err error
+		if keys[i], err = find(code); err != nil {
+			return nil, err
+		}
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return nil, g.SendKeys(ctx, keys, time.Duration(args.HoldTime)*time.Millisecond)
+}

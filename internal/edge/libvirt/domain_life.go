@@ -1,0 +1,234 @@
+package libvirt
+
+import (
+	"context"
+	"os"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+)
+
+// domainLifeCalls define, start, stop and forget domains.
+func domainLifeCalls(g group) {
+	on(g, xdr.ProcDomainDefineXML, (*handlers).domainDefineXML)
+	on(g, xdr.ProcDomainDefineXMLFlags, (*handlers).domainDefineXMLFlags)
+	on(g, xdr.ProcDomainCreate, (*handlers).domainCreate)
+	on(g, xdr.ProcDomainCreateWithFlags, (*handlers).domainCreateWithFlags)
+	on(g, xdr.ProcDomainCreateXML, (*handlers).domainCreateXML)
+	onFilesIn(g, xdr.ProcDomainCreateWithFiles, (*handlers).domainCreateWithFiles)
+	onFilesIn(g, xdr.ProcDomainCreateXMLWithFiles, (*handlers).domainCreateXMLWithFiles)
+	on(g, xdr.ProcDomainSuspend, domainCall((*guest.Guest).Suspend))
+	on(g, xdr.ProcDomainResume, domainCall((*guest.Guest).Resume))
+	on(g, xdr.ProcDomainShutdown, domainCall(func(g *guest.Guest, ctx context.Context) error {
+		return g.Shutdown(ctx, guest.ShutdownDefault)
+	}))
+	on(g, xdr.ProcDomainShutdownFlags, flaggedCall("DOMAIN_SHUTDOWN_FLAGS", byACPI|byAgent, func(ctx context.Context, g *guest.Guest, flags uint32) error {
+		return g.Shutdown(ctx, shutdownMode(flags))
+	}))
+	on(g, xdr.ProcDomainReboot, flaggedCall("DOMAIN_REBOOT", byACPI|byAgent, func(ctx context.Context, g *guest.Guest, flags uint32) error {
+		return g.Reboot(ctx, shutdownMode(flags))
+	}))
+	on(g, xdr.ProcDomainReset, flaggedCall("DOMAIN_RESET", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
+		return g.Reset(ctx)
+	}))
+	on(g, xdr.ProcDomainDestroy, domainCall(func(g *guest.Guest, ctx context.Context) error {
+		return g.Destroy(ctx, false)
+	}))
+	on(g, xdr.ProcDomainDestroyFlags, flaggedCall("DOMAIN_DESTROY_FLAGS", destroyGraceful, func(ctx context.Context, g *guest.Guest, flags uint32) error {
+		return g.Destroy(ctx, flags&destroyGraceful != 0)
+	}))
+	on(g, xdr.ProcDomainUndefine, domainCall(func(g *guest.Guest, ctx context.Context) error {
+		return g.Undefine(ctx, guest.UndefineOptions{})
+	}))
+	on(g, xdr.ProcDomainUndefineFlags, flaggedCall("DOMAIN_UNDEFINE_FLAGS", undefineFlags, undefine))
+	on(g, xdr.ProcDomainInjectNMI, flaggedCall("DOMAIN_INJECT_NMI", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
+		return g.InjectNMI(ctx)
+	}))
+	on(g, xdr.ProcDomainPMWakeup, flaggedCall("DOMAIN_PM_WAKEUP", 0, func(ctx context.Context, g *guest.Guest, _ uint32) error {
+		return g.Wake(ctx)
+	}))
+	on(g, xdr.ProcDomainRename, (*handlers).domainRename)
+	on(g, xdr.ProcDomainGetAutostart, (*handlers).domainGetAutostart)
+	on(g, xdr.ProcDomainSetAutostart, (*handlers).domainSetAutostart)
+	on(g, xdr.ProcDomainGetAutostartOnce, (*handlers).domainGetAutostartOnce)
+	on(g, xdr.ProcDomainSetAutostartOnce, (*handlers).domainSetAutostartOnce)
+}
+
+const defineValidate = 1
+
+func (h *handlers) domainDefineXML(ctx context.Context, _ *session, args *xdr.DomainDefineXMLArgs) (*xdr.DomainDefineXMLRet, error) {
+	return reference(h.Guests.Define(ctx, args.XML, false))
+}
+
+func (h *handlers) domainDefineXMLFlags(ctx context.Context, _ *session, args *xdr.DomainDefineXMLFlagsArgs) (*xdr.DomainDefineXMLFlagsRet, error) {
+	if err := checkFlags("DOMAIN_DEFINE_XML_FLAGS", args.Flags, defineValidate); err != nil {
+		return nil, err
+	}
+	validate := args.Flags&defineValidate != 0
+	g, err := h.Guests.Define(ctx, args.XML, validate)
+	return reference(g, asValidation(args.XML, validate, err))
+}
+
+// Flags of starting a domain.
+const (
+	startPaused      = 1
+	startAutoDestroy = 2
+	startBypassCache = 4
+	startForceBoot   = 8
+	startValidate    = 16
+	startResetNVRAM  = 32
+)
+
+// startOptions reads the flags of a start. What is destroyed with its client is
+// destroyed when the session's connection ends, if the rules let it end the guest then.
+func startOptions(s *session, flags uint32) guest.StartOptions {
+	return guest.StartOptions{
+		Paused: flags&startPaused != 0, AutoDestroy: flags&startAutoDestroy != 0, Owner: s.gone, OwnerMay: s.mayStop,
+		BypassCache: flags&startBypassCache != 0, ForceBoot: flags&startForceBoot != 0,
+		Validate: flags&startValidate != 0, ResetNVRAM: flags&startResetNVRAM != 0,
+	}
+}
+
+func (h *handlers) domainCreate(ctx context.Context, s *session, args *xdr.DomainCreateArgs) (*void, error) {
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return nil, g.Start(ctx, startOptions(s, 0))
+}
+
+func (h *handlers) domainCreateWithFlags(ctx context.Context, s *session, args *xdr.DomainCreateWithFlagsArgs) (*xdr.DomainCreateWithFlagsRet, error) {
+	const known = startPaused | startAutoDestroy | startBypassCache | startForceBoot | startResetNVRAM
+	if err := checkFlags("DOMAIN_CREATE_WITH_FLAGS", args.Flags, known); err != nil {
+		return nil, err
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return reference(g, g.Start(ctx, startOptions(s, args.Flags)))
+}
+
+func (h *handlers) domainCreateXML(ctx context.Context, s *session, args *xdr.DomainCreateXMLArgs) (*xdr.DomainCreateXMLRet, error) {
+	const known = startPaused | startAutoDestroy | startValidate | startResetNVRAM
+	if err := checkFlags("DOMAIN_CREATE_XML", args.Flags, known); err != nil {
+		return nil, err
+	}
+	o := startOptions(s, args.Flags)
+	g, err := h.Guests.Create(ctx, args.XML, o)
+	return reference(g, asValidation(args.XML, o.Validate, err))
+}
+
+// refuseFiles refuses descriptors that came for a guest: they are for the first
+// process of a container, which a machine does not have.
+func refuseFiles(files []*os.File) error {
+	if len(files) == 0 {
+		return nil
+	}
+	return withCode(codeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "descriptors cannot be passed to a QEMU guest"))
+}
+
+func (h *handlers) domainCreateWithFiles(ctx context.Context, s *session, args *xdr.DomainCreateWithFilesArgs, files []*os.File) (*xdr.DomainCreateWithFilesRet, error) {
+	if err := refuseFiles(files); err != nil {
+		return nil, err
+	}
+	return h.domainCreateWithFlags(ctx, s, args)
+}
+
+func (h *handlers) domainCreateXMLWithFiles(ctx context.Context, s *session, args *xdr.DomainCreateXMLWithFilesArgs, files []*os.File) (*xdr.DomainCreateXMLWithFilesRet, error) {
+	if err := refuseFiles(files); err != nil {
+		return nil, err
+	}
+	return h.domainCreateXML(ctx, s, args)
+}
+
+// Ways to ask a guest to go down.
+const (
+	byACPI  = 1
+	byAgent = 2
+)
+
+func shutdownMode(flags uint32) guest.ShutdownMode {
+	switch flags {
+	case byACPI:
+		return guest.ShutdownACPI
+	case byAgent:
+		return guest.ShutdownAgent
+	}
+	return guest.ShutdownDefault
+}
+
+const destroyGraceful = 1
+
+// What goes with a definition, and what stays.
+const (
+	undefineManagedSave = 1
+	undefineSnapshots   = 2
+	undefineNVRAM       = 4
+	undefineKeepNVRAM   = 8
+	undefineCheckpoints = 16
+	undefineTPM         = 32
+	undefineKeepTPM     = 64
+	undefineFlags       = 127
+)
+
+func undefine(ctx context.Context, g *guest.Guest, flags uint32) error {
+	if flags&(undefineNVRAM|undefineKeepNVRAM) == undefineNVRAM|undefineKeepNVRAM {
+		return fault.New(fault.Invalid, fault.Call, "flags to remove and to keep the nvram exclude each other")
+	}
+	if flags&(undefineTPM|undefineKeepTPM) == undefineTPM|undefineKeepTPM {
+		return fault.New(fault.Invalid, fault.Call, "flags to remove and to keep the TPM's state exclude each other")
+	}
+	return g.Undefine(ctx, guest.UndefineOptions{
+		ManagedSave: flags&undefineManagedSave != 0, Snapshots: flags&undefineSnapshots != 0,
+		Checkpoints: flags&undefineCheckpoints != 0, NVRAM: flags&undefineNVRAM != 0, KeepNVRAM: flags&undefineKeepNVRAM != 0,
+		TPM: flags&undefineTPM != 0, KeepTPM: flags&undefineKeepTPM != 0,
+	})
+}
+
+func (h *handlers) domainRename(ctx context.Context, _ *session, args *xdr.DomainRenameArgs) (*xdr.DomainRenameRet, error) {
+	if err := checkFlags("DOMAIN_RENAME", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	if args.NewName == nil {
+		return nil, fault.New(fault.Invalid, fault.Call, "a domain cannot be without a name")
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.DomainRenameRet{}, g.Rename(ctx, *args.NewName)
+}
+
+func (h *handlers) domainGetAutostart(_ context.Context, _ *session, args *xdr.DomainGetAutostartArgs) (*xdr.DomainGetAutostartRet, error) {
+	v, err := h.view(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.DomainGetAutostartRet{Autostart: v.Autostart}, nil
+}
+
+func (h *handlers) domainSetAutostart(ctx context.Context, _ *session, args *xdr.DomainSetAutostartArgs) (*void, error) {
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return nil, g.SetAutostart(ctx, args.Autostart)
+}
+
+func (h *handlers) domainGetAutostartOnce(_ context.Context, _ *session, args *xdr.DomainGetAutostartOnceArgs) (*xdr.DomainGetAutostartOnceRet, error) {
+	v, err := h.view(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return &xdr.DomainGetAutostartOnceRet{Autostart: v.AutostartOnce}, nil
+}
+
+func (h *handlers) domainSetAutostartOnce(ctx context.Context, _ *session, args *xdr.DomainSetAutostartOnceArgs) (*void, error) {
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return nil, g.SetAutostartOnce(ctx, args.Autostart)
+}

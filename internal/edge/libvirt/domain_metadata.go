@@ -1,0 +1,56 @@
+package libvirt
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+)
+
+// domainMetadataCalls read and change what users note about a domain.
+func domainMetadataCalls(g group) {
+	on(g, xdr.ProcDomainGetMetadata, (*handlers).domainGetMetadata)
+	on(g, xdr.ProcDomainSetMetadata, (*handlers).domainSetMetadata)
+}
+
+// metadataSorts are the sorts of metadata, by libvirt's number.
+var metadataSorts = []guest.MetadataKind{guest.Description, guest.Title, guest.Element}
+
+func metadataSort(number int32) (guest.MetadataKind, error) {
+	if number < 0 || int(number) >= len(metadataSorts) {
+		return "", fault.New(fault.Invalid, fault.Call, "unknown metadata type %d", number)
+	}
+	return metadataSorts[number], nil
+}
+
+func (h *handlers) domainGetMetadata(_ context.Context, _ *session, args *xdr.DomainGetMetadataArgs) (*xdr.DomainGetMetadataRet, error) {
+	if err := checkFlags("DOMAIN_GET_METADATA", args.Flags, affectBoth); err != nil {
+		return nil, err
+	}
+	kind, err := metadataSort(args.Type)
+	if err != nil {
+		return nil, err
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	text, err := g.Metadata(kind, given(args.URI), affect(args.Flags))
+	return &xdr.DomainGetMetadataRet{Metadata: text}, err
+}
+
+func (h *handlers) domainSetMetadata(ctx context.Context, _ *session, args *xdr.DomainSetMetadataArgs) (*void, error) {
+	if err := checkFlags("DOMAIN_SET_METADATA", args.Flags, affectBoth); err != nil {
+		return nil, err
+	}
+	kind, err := metadataSort(args.Type)
+	if err != nil {
+		return nil, err
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return nil, g.SetMetadata(ctx, kind, args.Metadata, given(args.Key), given(args.URI), affect(args.Flags))
+}

@@ -1,0 +1,34 @@
+package libvirt
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+)
+
+// domainPolicyCalls say what becomes of a domain that ends or crashes by itself.
+func domainPolicyCalls(g group) {
+	on(g, xdr.ProcDomainSetLifecycleAction, (*handlers).domainSetLifecycleAction)
+}
+
+// What a domain does, and what may follow, by libvirt's numbers.
+var (
+	lifecycleTypes   = []guest.Happening{guest.PoweredOff, guest.Rebooted, guest.Crashed}
+	lifecycleActions = []string{"destroy", "restart", "rename-restart", "preserve", "coredump-destroy", "coredump-restart"}
+)
+
+func (h *handlers) domainSetLifecycleAction(ctx context.Context, _ *session, args *xdr.DomainSetLifecycleActionArgs) (*void, error) {
+	if err := checkFlags("DOMAIN_SET_LIFECYCLE_ACTION", args.Flags, affectBoth); err != nil {
+		return nil, err
+	}
+	if args.Type >= uint32(len(lifecycleTypes)) || args.Action >= uint32(len(lifecycleActions)) {
+		return nil, fault.New(fault.Invalid, fault.Call, "there is no lifecycle type %d with action %d", args.Type, args.Action)
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return nil, g.SetPolicy(ctx, lifecycleTypes[args.Type], lifecycleActions[args.Action], affect(args.Flags))
+}

@@ -1,0 +1,338 @@
+package libvirt
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/daemon"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// withGuests gives the server all the rooms, as lodged has them. Guests end
+// with the test.
+func withGuests(t *testing.T) *house {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts QEMU: not among the short tests")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("guests need root for their control groups")
+	}
+	binary, err := exec.LookPath("qemu-system-x86_64")
+	if err != nil {
+		t.Skip("qemu-system-x86_64 is not installed")
+	}
+	dir, err := os.MkdirTemp("", "lodge-") //nolint:usetesting // the paths of sockets are bounded, and t.TempDir can be long
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	d, err := daemon.Open(t.Context(), daemon.Config{Data: filepath.Join(dir, "data"), Run: filepath.Join(dir, "run"), Emulator: binary})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, g := range d.Guests.All() {
+			if g.View().Active != nil {
+				if err := g.Destroy(context.WithoutCancel(t.Context()), false); err != nil {
+					t.Logf("ending %s: %v", g.Name(), err)
+				}
+			}
+		}
+		d.Close()
+		if left := d.Groups.Guests(); len(left) > 0 {
+			t.Errorf("control groups are left: %v", left)
+		}
+	})
+	h := serve(t, func(s *Server) { s.handlers.Rooms = roomsOf(d) })
+	h.events = d.Events
+	return h
+}
+
+// roomsOf are the rooms that a daemon has for clients of libvirt.
+func roomsOf(d *daemon.Daemon) Rooms {
+	return Rooms{
+		Guests: d.Guests, Pools: d.Pools, Networks: d.Networks, Secrets: d.Secrets, Events: d.Events,
+		Host: d.Host, Devices: d.Devices, Emulators: d.Emulators,
+	}
+}
+
+// aGuest is a small guest that runs its firmware and finds nothing to boot.
+func aGuest(name string) string {
+	return fmt.Sprintf(`<domain type='qemu'><name>%s</name><uuid>%s</uuid><memory>65536</memory><vcpu current='1'>2</vcpu>
+<os><type arch='x86_64' machine='pc'>hvm</type></os>
+<devices><serial type='pty'/><console type='pty'/><video><model type='vga'/></video>
+<disk type='file' device='cdrom'><target dev='hda' bus='ide'/></disk></devices></domain>`, name, webUUID)
+}
+
+// TestVirshDomains drives the commands about domains of the distribution's
+// client through a guest's life.
+func TestVirshDomains(t *testing.T) {
+	h := withGuests(t)
+	saved := filepath.Join(t.TempDir(), "web.save")
+	picture := filepath.Join(t.TempDir(), "screen.ppm")
+	doc := document(t, aGuest("web"))
+	for _, c := range []struct {
+		command string
+		want    string
+	}{
+		{"list --all", "Id Name State\n"},
+		{"define --validate " + doc, "Domain 'web' defined from"},
+		{"list --all", "- web shut off"},
+		{"domuuid web", webUUID},
+		{"domname " + webUUID, "web"},
+		{"domid web", "-"},
+		{"domstate web --reason", "shut off (unknown)"},
+		{"dominfo web", "Max memory: 65536 KiB"},
+		{"dominfo web", "Persistent: yes\nAutostart: disable\n"},
+		{"dominfo web", "Managed save: no"},
+		{"autostart web", "marked as autostarted"},
+		{"list --all --autostart --name", "web"},
+		{"list --all --no-autostart --name", ""},
+		{"autostart web --disable", "unmarked"},
+		{"desc web --title --config tile --new-desc", ""},
+		{"desc web --config the web server", "description updated"},
+		{"desc web", "the web server"},
+		{"metadata web urn:lodge:test --key t --set <role>front</role>", "Metadata modified"},
+		{"metadata web urn:lodge:test", "front"},
+		{"metadata web urn:other", ""}, // an error by some versions, nothing by others
+		{"dumpxml web", "<name>web</name>"},
+		{"vcpucount web", "maximum config 2"},
+		{"setvcpus web 2 --config", ""},
+		{"vcpucount web --config --current", "2"},
+		{"setvcpus web 1 --config", ""},
+		{"vcpupin web 0 0 --config", ""},
+		{"vcpupin web", "0 0"},
+		{"emulatorpin web", "*:"},
+		{"setmaxmem web 131072 --config", ""},
+		{"setmem web 65536 --config", ""},
+		{"dommemstat web", "domain is not running"},
+		{"domstats web", "vcpu.maximum=2"},
+		{"domcontrol web", "domain is not running"},
+		{"destroy web", "domain is not running"},
+		{"start web --paused", "Domain 'web' started"},
+		{"start web", "already"},
+		{"domstate web --reason", "paused"},
+		{"list", "1 web paused"},
+		{"resume web", "resumed"},
+		{"domstate web --reason", "running (unpaused)"},
+		{"suspend web", "suspended"},
+		{"domstate web --reason", "paused (user)"},
+		{"resume web", "resumed"},
+		{"dominfo web", "State: running"},
+		{"domcontrol web", "ok"},
+		{"vcpuinfo web", "State: running"},
+		{"vcpupin web 0 0 --live", ""},
+		{"domstats web --state --cpu-total --balloon --vcpu --block", "state.state=1"},
+		{"domstats --nowait", "block.0.name=hda"},
+		{"domblklist web", "hda"},
+		{"domblkstat web hda --human", "number of read operations"},
+		{"dommemstat web", "actual"},
+		{"domjobinfo web", "Job type: None"},
+		{"domdisplay web", ""},
+		{"ttyconsole web", "/dev/pts/"},
+		{"qemu-monitor-command web --hmp info status", "running"},
+		{`qemu-monitor-command web {"execute":"query-status"}`, `"running":true`},
+		{"qemu-agent-command web {\"execute\":\"guest-ping\"}", "agent is not configured"},
+		{"inject-nmi web", ""},
+		{"screenshot web " + picture, "Screenshot saved to"},
+		{"reset web", "was reset"},
+		{"snapshot-list web", ""},
+		{"managedsave web", "saved by libvirt"},
+		{"list --all --with-managed-save --name", "web"},
+		{"domstate web --reason", "shut off (saved)"},
+		{"undefine web", "managed save image exists"},
+		{"start web", "started"},
+		{"domstate web --reason", "running (restored)"},
+		{"save web " + saved, "saved to"},
+		{"save-image-dumpxml " + saved, "<name>web</name>"},
+		{"restore " + saved, "Domain restored"},
+		{"domjobabort web", "no job is active"},
+		{"domrename web other", "cannot rename a running domain"},
+		{"destroy web --graceful", "destroyed"},
+		{"domrename web other", "successfully renamed"},
+		{"undefine other", "has been undefined"},
+		{"dominfo other", "failed to get domain 'other'"},
+		{"create " + doc + " --paused", "Domain 'web' created"},
+		{"list --transient --name", "web"},
+		{"define " + doc, "defined"},
+		{"list --persistent --name", "web"},
+		{"destroy web", "destroyed"},
+		{"start web --autodestroy", "started"},
+	} {
+		out, err := h.virsh(strings.Split(c.command, " ")...)
+		if !strings.Contains(squeeze(out), c.want) {
+			t.Errorf("virsh %s: %v\n%s\nwant: %s", c.command, err, out, c.want)
+		}
+	}
+	if b, err := os.ReadFile(picture); err != nil || !bytes.HasPrefix(b, []byte("P6")) {
+		t.Errorf("the picture begins with %q, %v", b[:min(len(b), 10)], err)
+	}
+}
+
+// TestAutoDestroy: a guest that was started for its client goes when that does.
+func TestAutoDestroy(t *testing.T) {
+	h := withGuests(t)
+	watcher, owner := h.open(""), h.open("")
+	watcher.watch(eventLifecycle, nil)
+	ret := new(xdr.DomainCreateXMLRet)
+	owner.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: aGuest("web"), Flags: startAutoDestroy | startPaused}, ret)
+	_ = owner.conn.Close()
+	for {
+		var e xdr.DomainEventCallbackLifecycleMsg
+		watcher.event(xdr.ProcDomainEventCallbackLifecycle, &e)
+		if e.Msg.Event == domainChanges[event.Stopped] {
+			break
+		}
+	}
+	w := h.open("")
+	for asked := time.Now(); ; { // it is forgotten right after the event
+		w.send(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain})
+		if w.next().Status == xdr.StatusError {
+			break
+		}
+		if time.Since(asked) > patience {
+			t.Fatal("the guest is still known")
+		}
+	}
+	w.refused(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain}, codeNoDomain)
+}
+
+// TestGuestConsole: what the firmware writes comes out of the console, and the
+// stream ends with the guest.
+func TestGuestConsole(t *testing.T) {
+	h := withGuests(t)
+	w := h.open("")
+	ret := new(xdr.DomainCreateXMLRet)
+	doc := strings.Replace(aGuest("web"), "</type>", "</type><bios useserial='yes'/>", 1)
+	w.must(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{XML: doc, Flags: startPaused}, ret)
+	st := w.openStream(xdr.ProcDomainOpenConsole, &xdr.DomainOpenConsoleArgs{Domain: ret.Domain})
+	w.must(xdr.ProcDomainResume, &xdr.DomainResumeArgs{Domain: ret.Domain}, nil)
+	var screen []byte
+	for !bytes.Contains(screen, []byte("BIOS")) {
+		w.deadline()
+		screen = append(screen, w.expect(st, xdr.StatusContinue)...)
+	}
+	other := h.open("")
+	other.must(xdr.ProcDomainDestroy, &xdr.DomainDestroyArgs{Domain: ret.Domain}, nil)
+	for len(w.expect(st, xdr.StatusContinue)) > 0 { // until the end of data
+	}
+	w.data(st, xdr.StatusOK, nil)
+	w.expect(st, xdr.StatusOK)
+}
+
+// TestFilters holds the flags of lists to what they say.
+func TestFilters(t *testing.T) {
+	running := &guest.View{ID: 1, State: domain.Running, Active: new(domain.Definition)}
+	off := &guest.View{ID: -1, State: domain.ShutOff, Persistent: true, Autostart: true, ManagedSave: true, Inactive: new(domain.Definition)}
+	crashed := &guest.View{ID: -1, State: domain.Crashed, Persistent: true, Inactive: new(domain.Definition)}
+	for _, c := range []struct {
+		flags uint32
+		want  [3]bool
+	}{
+		{0, [3]bool{true, true, true}},
+		{1, [3]bool{true, false, false}},
+		{2, [3]bool{false, true, true}},
+		{1 | 2, [3]bool{true, true, true}},
+		{4, [3]bool{false, true, true}},
+		{8, [3]bool{true, false, false}},
+		{16, [3]bool{true, false, false}},
+		{64 | 128, [3]bool{false, true, true}},
+		{1 | 64, [3]bool{false, false, false}},
+		{2 | 256, [3]bool{false, true, false}},
+		{512 | 2048, [3]bool{true, false, true}},
+		{4096, [3]bool{false, false, false}},
+		{8192, [3]bool{true, true, true}},
+	} {
+		got := [3]bool{matches(running, c.flags), matches(off, c.flags), matches(crashed, c.flags)}
+		if got != c.want {
+			t.Errorf("flags %#x: %v, want %v", c.flags, got, c.want)
+		}
+	}
+}
+
+func TestJobTypes(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		job  domain.Progress
+		want int32
+	}{
+		{domain.Progress{}, jobNone},
+		{domain.Progress{Kind: domain.JobModify, Started: now}, jobNone},
+		{domain.Progress{Kind: domain.JobSave, Started: now}, jobUnbounded},
+		{domain.Progress{Kind: domain.JobSave, Started: now, Ended: now}, jobCompleted},
+		{domain.Progress{Kind: domain.JobSave, Started: now, Ended: now, Err: "disk"}, jobFailed},
+		{domain.Progress{Kind: domain.JobSave, Started: now, Ended: now, Err: "abort", Cancelled: true}, jobCancelled},
+	} {
+		if got := jobType(movesMemory(c.job)); got != c.want {
+			t.Errorf("%+v: %d, want %d", c.job, got, c.want)
+		}
+	}
+}
+
+// TestJoin: a line and a stream end each other, whichever ends first.
+func TestJoin(t *testing.T) {
+	far := make(chan io.ReadWriteCloser, 1)
+	h := serve(t, func(s *Server) {
+		console(func(ctx context.Context, st *stream) error {
+			near, other := net.Pipe()
+			far <- other
+			return join(near)(ctx, st)
+		})(s)
+	})
+	w := h.open("")
+	st := w.openStream(xdr.ProcDomainOpenConsole, new(xdr.DomainOpenConsoleArgs))
+	line := <-far
+	w.data(st, xdr.StatusContinue, []byte("hello"))
+	typed := make([]byte, 5)
+	if _, err := io.ReadFull(line, typed); err != nil || string(typed) != "hello" {
+		t.Fatalf("%q, %v", typed, err)
+	}
+	if _, err := line.Write([]byte("login:")); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.expect(st, xdr.StatusContinue); string(got) != "login:" {
+		t.Fatalf("got %q", got)
+	}
+	_ = line.Close()
+	if got := w.expect(st, xdr.StatusContinue); len(got) != 0 {
+		t.Fatalf("got %q, want the end of data", got)
+	}
+	w.data(st, xdr.StatusOK, nil)
+	w.expect(st, xdr.StatusOK)
+
+	for _, status := range []xdr.Status{xdr.StatusOK, xdr.StatusError} {
+		st = w.openStream(xdr.ProcDomainOpenConsole, new(xdr.DomainOpenConsoleArgs))
+		line = <-far
+		w.data(st, status, nil)
+		w.expect(st, xdr.StatusOK)
+		if _, err := line.Read(typed); err == nil {
+			t.Fatal("the line outlives its stream")
+		}
+	}
+}
+
+// One that cannot be adopted and of which no definition is known is in lists, and clients ask for what these have.
+func TestAGuestWithoutADefinitionHasAState(t *testing.T) {
+	v := &guest.View{State: domain.ShutOff, Quarantined: true, Messages: []string{"why"}}
+	if info, err := infoOf(v); err != nil || *info != (xdr.DomainGetInfoRet{State: byte(domain.ShutOff)}) {
+		t.Errorf("it is %+v, %v", info, err)
+	}
+	v.Quarantined = false
+	if _, err := infoOf(v); !fault.Is(err, fault.NotFound) {
+		t.Errorf("one that has left: %v", err)
+	}
+}

@@ -1,0 +1,288 @@
+package libvirt
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/host/resources"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// offer is what guests of one domain type on one machine type may have: what
+// definitions can say, as far as this QEMU and this host have it.
+type offer struct {
+	caps       *qemu.Capabilities
+	domainType string
+	acc        qemu.Accelerator
+	machine    qemu.Machine
+	firmwares  []resources.Firmware
+	// vfio says that PCI devices can be passed through, and swtpm that there is a
+	// software TPM.
+	vfio, swtpm bool
+}
+
+func (h *handlers) connectGetDomainCapabilities(ctx context.Context, s *session, args *xdr.ConnectGetDomainCapabilitiesArgs) (*xdr.ConnectGetDomainCapabilitiesRet, error) {
+	if err := checkFlags("CONNECT_GET_DOMAIN_CAPABILITIES", args.Flags, 0); err != nil {
+		return nil, err
+	}
+	o, err := h.offer(ctx, s, args.EmulatorBinary, args.Arch, args.VirtType, args.Machine)
+	if err != nil {
+		return nil, err
+	}
+	// A description of firmware that cannot be understood hides that firmware only.
+	firmwares, _ := resources.Firmwares()
+	o.firmwares = slices.DeleteFunc(firmwares, func(f resources.Firmware) bool { return !f.Suits(o.caps.Arch, o.machine.Name) })
+	_, err = os.Stat("/dev/vfio/vfio")
+	o.vfio = err == nil && h.Host.Facts().IOMMU && o.caps.HasDevice("vfio-pci")
+	_, err = exec.LookPath("swtpm")
+	o.swtpm = err == nil
+	doc, err := inTurn(ctx, func() (string, error) { return xmltree.Format(o.describe()) })
+	return &xdr.ConnectGetDomainCapabilitiesRet{Capabilities: doc}, err
+}
+
+// offer finds what a client names of a binary, an architecture, a domain type and
+// a machine type; what it does not name is this host's usual one.
+func (h *handlers) offer(ctx context.Context, s *session, binary, arch, domainType, machine *string) (*offer, error) {
+	caps, err := h.emulator(ctx, s, cmp.Or(text(binary), h.Emulators.Serving(text(arch))))
+	if err != nil {
+		return nil, err
+	}
+	if arch := text(arch); arch != "" && !caps.Runs(arch) {
+		return nil, fault.New(fault.Unsupported, fault.Config, "unable to find any emulator to serve '%s' architecture", arch)
+	}
+	o := &offer{caps: caps}
+	if o.domainType, o.acc, err = accelerator(caps, text(domainType)); err != nil {
+		return nil, err
+	}
+	o.machine, err = pickMachine(caps, text(machine))
+	return o, err
+}
+
+// emulator finds the binary that a client names. One that nobody has used yet
+// would be run to be probed, which is not for readers to ask, nor, of any program
+// of the host, for who is held by rules.
+func (h *handlers) emulator(ctx context.Context, s *session, binary string) (*qemu.Capabilities, error) {
+	if binary != "" && binary != h.Emulators.Usual() && binary != h.Emulators.Serving("i686") {
+		if _, err := h.Emulators.Known(binary); err != nil {
+			if err := s.denyReadOnly("CONNECT_GET_DOMAIN_CAPABILITIES", "the probe of "+binary); err != nil {
+				return nil, err
+			}
+			if err := s.gate().Program(s.who(), binary); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return h.Emulators.Get(ctx, binary)
+}
+
+func (o *offer) describe() *xmltree.Element {
+	return within(tag("domainCapabilities"),
+		leaf("path", o.caps.Binary.Path), leaf("domain", o.domainType), leaf("machine", o.machine.Name), leaf("arch", o.caps.GuestArch()),
+		tag("vcpu", "max", strconv.Itoa(o.machine.MaxCPUs)),
+		tag("iothreads", "supported", yesNo(o.caps.HasObject("iothread"))),
+		o.describeOS(), o.describeCPU(),
+		offered("memoryBacking", enum("sourceType", "file", "anonymous", o.object("memory-backend-memfd", "memfd"))),
+		o.describeDevices(), o.describeFeatures())
+}
+
+// enum lists values, leaving out empty ones, which stand for what is not there.
+func enum(name string, values ...string) *xmltree.Element {
+	e := tag("enum", "name", name)
+	for _, v := range values {
+		within(e, leaf("value", v))
+	}
+	return e
+}
+
+// offered is an element that is supported if its first list has any value, and
+// says nothing more when it is not.
+func offered(name string, enums ...*xmltree.Element) *xmltree.Element {
+	if len(enums[0].Children) == 0 {
+		return tag(name, "supported", "no")
+	}
+	e := tag(name, "supported", "yes")
+	for _, list := range enums {
+		within(e, list)
+	}
+	return e
+}
+
+// device gives the value if QEMU has any of the devices, or "".
+func (o *offer) device(value string, types ...string) string {
+	if slices.ContainsFunc(types, o.caps.HasDevice) {
+		return value
+	}
+	return ""
+}
+
+// object gives the value if QEMU has the object type, or "".
+func (o *offer) object(typ, value string) string {
+	if o.caps.HasObject(typ) {
+		return value
+	}
+	return ""
+}
+
+// option gives the value if QEMU's command line has the option, or "".
+func (o *offer) option(option, value string) string {
+	if o.caps.HasOption(option, "") {
+		return value
+	}
+	return ""
+}
+
+// chipset says whether the machine type is one of a family.
+func (o *offer) chipset(family string) bool { return strings.HasPrefix(o.machine.Name, family) }
+
+// when gives the value if the condition holds, or "".
+func when(condition bool, value string) string {
+	if condition {
+		return value
+	}
+	return ""
+}
+
+func (o *offer) describeOS() *xmltree.Element {
+	flash := slices.ContainsFunc(o.firmwares, func(f resources.Firmware) bool { return f.Flash })
+	secure := slices.ContainsFunc(o.firmwares, func(f resources.Firmware) bool { return f.Has("secure-boot") })
+	loader := tag("loader", "supported", "yes")
+	var images []string
+	for _, f := range o.firmwares {
+		if !slices.Contains(images, f.Code) {
+			images = append(images, f.Code)
+			within(loader, leaf("value", f.Code))
+		}
+	}
+	within(loader, enum("type", "rom", "pflash"), enum("readonly", "yes", "no"), enum("secure", when(secure, "yes"), "no"))
+	return within(tag("os", "supported", "yes"), enum("firmware", when(flash, "efi")), loader)
+}
+
+// mode is one way to say which processor a guest sees.
+func mode(name string, supported bool, nodes ...xmltree.Node) *xmltree.Element {
+	e := tag("mode", "name", name, "supported", yesNo(supported))
+	if supported {
+		within(e, nodes...)
+	}
+	return e
+}
+
+func (o *offer) describeCPU() *xmltree.Element {
+	_, maximum := o.acc.Model("max")
+	custom := mode("custom", true)
+	for _, m := range namedModels(o.acc) {
+		within(custom, leaf("model", m.Name, "usable", yesNo(m.Usable), "vendor", modelVendor(m.Name), "deprecated", when(m.Deprecated, "yes")))
+		if blocking := cpuFeatures(m.Missing); len(blocking) > 0 {
+			blockers := tag("blockers", "model", m.Name)
+			for _, name := range blocking {
+				within(blockers, tag("feature", "name", name))
+			}
+			within(custom, blockers)
+		}
+	}
+	return within(tag("cpu"),
+		mode("host-passthrough", o.acc.HostCPU, enum("hostPassthroughMigratable", "on", "off")),
+		mode("maximum", maximum, enum("maximumMigratable", "on", "off")),
+		o.describeHostModel(), custom)
+}
+
+// describeHostModel tells what host-model stands for: the named model that is
+// nearest to what the accelerator gives, and how that differs.
+func (o *offer) describeHostModel() *xmltree.Element {
+	m, require, disable, found := catalogueOf(o.caps).hostModel(o.acc)
+	e := mode("host-model", found, leaf("model", m.Name, "fallback", "forbid"), leaf("vendor", cpuVendors[o.acc.HostModel.Vendor]))
+	if !found {
+		return e
+	}
+	for _, name := range require {
+		within(e, tag("feature", "policy", "require", "name", name))
+	}
+	for _, name := range disable {
+		within(e, tag("feature", "policy", "disable", "name", name))
+	}
+	return e
+}
+
+// modelVendors gives the maker of the processor models whose names start so;
+// the first that fits counts.
+var modelVendors = []struct{ prefix, vendor string }{
+	{"486", "unknown"},
+	{"pentium", "unknown"},
+	{"qemu", "unknown"},
+	{"kvm", "unknown"},
+	{"Dhyana", "Hygon"},
+	{"EPYC", "AMD"},
+	{"Opteron", "AMD"},
+	{"athlon", "AMD"},
+	{"phenom", "AMD"},
+	{"YongFeng", "Zhaoxin"},
+	{"", "Intel"},
+}
+
+func modelVendor(model string) string {
+	i := slices.IndexFunc(modelVendors, func(v struct{ prefix, vendor string }) bool { return strings.HasPrefix(model, v.prefix) })
+	return modelVendors[i].vendor
+}
+
+func (o *offer) describeDevices() *xmltree.Element {
+	pc, q35 := o.chipset("pc-i440fx-"), o.chipset("pc-q35-")
+	virtio := []string{"virtio", when(pc || q35, "virtio-transitional"), when(pc || q35, "virtio-non-transitional")}
+	software := o.swtpm && slices.Contains(o.caps.TPMBackends, "emulator")
+	return within(tag("devices"),
+		offered("disk",
+			enum("diskDevice", "disk", "cdrom", when(pc || q35, "floppy"), "lun"),
+			enum("bus", when(pc, "ide"), when(pc || q35, "fdc"), o.device("scsi", "virtio-scsi-pci"), o.device("virtio", "virtio-blk-pci"),
+				o.device("usb", "usb-storage"), o.device("sata", "ich9-ahci")),
+			enum("model", virtio...)),
+		offered("graphics", enum("type", o.option("vnc", "vnc"), o.option("spice", "spice"))),
+		offered("video", enum("modelType",
+			o.device("vga", "VGA"), o.device("cirrus", "cirrus-vga"), o.device("vmvga", "vmware-svga"), o.device("qxl", "qxl-vga"),
+			o.device("virtio", "virtio-vga", "virtio-gpu-pci"), "none", o.device("bochs", "bochs-display"), o.device("ramfb", "ramfb"))),
+		offered("hostdev",
+			enum("mode", "subsystem"), enum("startupPolicy", "default", "mandatory", "requisite", "optional"),
+			enum("subsysType", o.device("usb", "usb-host"), when(o.vfio, "pci")),
+			enum("capsType"), enum("pciBackend", when(o.vfio, "vfio"))),
+		offered("rng",
+			enum("model", virtio...), enum("backendModel",
+				o.object("rng-random", "random"), o.object("rng-egd", "egd"), o.object("rng-builtin", "builtin"))),
+		tag("filesystem", "supported", "no"),
+		offered("tpm",
+			enum("model", o.tpm("tpm-tis"), o.tpm("tpm-crb")),
+			enum("backendModel", when(slices.Contains(o.caps.TPMBackends, "passthrough"), "passthrough"), when(software, "emulator")),
+			enum("backendVersion", when(software, "1.2"), when(software, "2.0"))),
+		offered("redirdev", enum("bus", o.device("usb", "usb-redir"))),
+		offered("channel", enum("type", "pty", "unix", when(slices.Contains(o.caps.Chardevs, "spicevmc"), "spicevmc"))))
+}
+
+func (o *offer) tpm(model string) string {
+	return when(slices.Contains(o.caps.TPMModels, model), model)
+}
+
+// enlightenments are the Hyper-V features that KVM gives and definitions name.
+var enlightenments = []string{
+	"relaxed", "vapic", "spinlocks", "vpindex", "runtime", "synic", "stimer", "reset", "vendor_id", "frequencies", "tlbflush", "ipi",
+}
+
+func (o *offer) describeFeatures() *xmltree.Element {
+	supported := func(name string, yes bool) *xmltree.Element { return tag(name, "supported", yesNo(yes)) }
+	hyperv := enum("features")
+	if o.domainType == "kvm" {
+		hyperv = enum("features", enlightenments...)
+	}
+	return within(tag("features"),
+		supported("gic", false),
+		supported("vmcoreinfo", o.caps.HasDevice("vmcoreinfo")),
+		supported("genid", o.caps.HasDevice("vmgenid")),
+		supported("backingStoreInput", true),
+		supported("backup", false),
+		supported("sev", false),
+		supported("sgx", false),
+		offered("hyperv", hyperv))
+}

@@ -1,0 +1,102 @@
+package libvirt
+
+import (
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+var (
+	networkChanges = map[event.Change]int32{event.Defined: 0, event.Undefined: 1, event.Started: 2, event.Stopped: 3}
+	poolChanges    = map[event.Change]int32{
+		event.Defined: 0, event.Undefined: 1, event.Started: 2, event.Stopped: 3, event.Created: 4, event.Deleted: 5,
+	}
+	secretChanges     = map[event.Change]int32{event.Defined: 0, event.Undefined: 1}
+	nodeDeviceChanges = map[event.Change]int32{event.Created: 0, event.Deleted: 1, event.Defined: 2, event.Undefined: 3}
+)
+
+// notices gives an event of the log in the forms that clients know it in. One
+// whose object cannot be named on the wire gives none.
+func notices(e event.Event) []notice {
+	var found []notice
+	if p, ok := e.Payload.(event.NodeDeviceChange); ok {
+		found = nodeDeviceNotices(e.Source.Name, p)
+		return about(e.Source.Name, e.Source.Name, found)
+	}
+	id, err := parseUUID(e.Source.UUID)
+	if err != nil {
+		return nil
+	}
+	switch p := e.Payload.(type) {
+	case event.NetworkChange, event.NetworkMetadata:
+		found = networkNotices(xdr.Network{Name: e.Source.Name, UUID: id}, p)
+	case event.PoolChange, event.PoolRefresh:
+		found = poolNotices(xdr.StoragePool{Name: e.Source.Name, UUID: id}, p)
+	case event.SecretChange, event.SecretValue:
+		found = secretNotices(id, p)
+	default:
+		found = domainNotices(xdr.Domain{Name: e.Source.Name, UUID: id, ID: int32(e.Source.ID)}, p)
+	}
+	return about(strings.ToLower(e.Source.UUID), e.Source.Name, found)
+}
+
+// about says which object the notices are of.
+func about(object, name string, found []notice) []notice {
+	for i := range found {
+		found[i].object, found[i].name = object, name
+	}
+	return found
+}
+
+func networkNotices(n xdr.Network, p event.Payload) []notice {
+	switch p := p.(type) {
+	case event.NetworkChange:
+		return []notice{{topic: topic{ofNetwork, 0}, proc: xdr.ProcNetworkEventLifecycle, message: func(c int32) xdr.Message {
+			return &xdr.NetworkEventLifecycleMsg{CallbackID: c, Network: n, Event: networkChanges[p.Change]}
+		}}}
+	case event.NetworkMetadata:
+		return []notice{{topic: topic{ofNetwork, 1}, proc: xdr.ProcNetworkEventCallbackMetadataChange, message: func(c int32) xdr.Message {
+			return &xdr.NetworkEventCallbackMetadataChangeMsg{
+				CallbackID: c, Network: n, Type: metadataKinds[p.Kind], NamespaceURI: optional(p.URI),
+			}
+		}}}
+	}
+	return nil
+}
+
+func poolNotices(pool xdr.StoragePool, p event.Payload) []notice {
+	switch p := p.(type) {
+	case event.PoolChange:
+		return []notice{{topic: topic{ofPool, 0}, proc: xdr.ProcStoragePoolEventLifecycle, message: func(c int32) xdr.Message {
+			return &xdr.StoragePoolEventLifecycleMsg{CallbackID: c, Pool: pool, Event: poolChanges[p.Change]}
+		}}}
+	case event.PoolRefresh:
+		return []notice{{topic: topic{ofPool, 1}, proc: xdr.ProcStoragePoolEventRefresh, message: func(c int32) xdr.Message {
+			return &xdr.StoragePoolEventRefreshMsg{CallbackID: c, Pool: pool}
+		}}}
+	}
+	return nil
+}
+
+func secretNotices(id xdr.UUID, p event.Payload) []notice {
+	switch p := p.(type) {
+	case event.SecretChange:
+		s := xdr.Secret{UUID: id, UsageType: secretUsages[p.Usage], UsageID: p.For}
+		return []notice{{topic: topic{ofSecret, 0}, proc: xdr.ProcSecretEventLifecycle, message: func(c int32) xdr.Message {
+			return &xdr.SecretEventLifecycleMsg{CallbackID: c, Secret: s, Event: secretChanges[p.Change]}
+		}}}
+	case event.SecretValue:
+		s := xdr.Secret{UUID: id, UsageType: secretUsages[p.Usage], UsageID: p.For}
+		return []notice{{topic: topic{ofSecret, 1}, proc: xdr.ProcSecretEventValueChanged, message: func(c int32) xdr.Message {
+			return &xdr.SecretEventValueChangedMsg{CallbackID: c, Secret: s}
+		}}}
+	}
+	return nil
+}
+
+func nodeDeviceNotices(name string, p event.NodeDeviceChange) []notice {
+	return []notice{{topic: topic{ofNodeDevice, 0}, proc: xdr.ProcNodeDeviceEventLifecycle, message: func(c int32) xdr.Message {
+		return &xdr.NodeDeviceEventLifecycleMsg{CallbackID: c, Device: xdr.NodeDevice{Name: name}, Event: nodeDeviceChanges[p.Change]}
+	}}}
+}

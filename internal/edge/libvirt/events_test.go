@@ -1,0 +1,213 @@
+package libvirt
+
+import (
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+const (
+	webUUID = "11111111-2222-3333-4444-555555555555"
+	dbUUID  = "aaaaaaaa-2222-3333-4444-555555555555"
+)
+
+var (
+	web = event.Source{Name: "web", UUID: webUUID, ID: 7}
+	db  = event.Source{Name: "db", UUID: dbUUID, ID: -1}
+)
+
+func mustUUID(t *testing.T, text string) xdr.UUID {
+	t.Helper()
+	id, err := parseUUID(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// watch registers a callback for an event of domains.
+func (w *wire) watch(id int32, d *xdr.Domain) int32 {
+	w.t.Helper()
+	ret := new(xdr.WithCallbackID)
+	w.must(xdr.ProcConnectDomainEventCallbackRegisterAny, &xdr.ConnectDomainEventCallbackRegisterAnyArgs{EventID: id, Domain: d}, ret)
+	return ret.CallbackID
+}
+
+// event takes one message and decodes it.
+func (w *wire) event(proc int32, msg xdr.Message) {
+	w.t.Helper()
+	p := w.next()
+	if p.Type != xdr.TypeMessage || p.Serial != 0 || p.Proc != proc {
+		w.t.Fatalf("got %+v, want event %d", p.Header, proc)
+	}
+	r := xdr.NewReader(p.payload)
+	if err := msg.Decode(r); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := r.End(); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func TestEventsReachWhoAskedForThem(t *testing.T) {
+	h := serve(t)
+	w := h.open("")
+	all := w.watch(eventLifecycle, nil)
+	one := w.watch(eventLifecycle, &xdr.Domain{Name: "web", UUID: mustUUID(t, webUUID)})
+	h.events.Append(db, event.DomainChange{Change: event.Stopped, Detail: event.DetailDestroyed})
+	h.events.Append(web, event.DomainReboot{}) // nobody asked
+	h.events.Append(web, event.DomainChange{Change: event.Started, Detail: event.DetailBooted})
+	for _, want := range []xdr.DomainEventCallbackLifecycleMsg{
+		{CallbackID: all, Msg: xdr.DomainEventLifecycleMsg{Domain: xdr.Domain{Name: "db", UUID: mustUUID(t, dbUUID), ID: -1}, Event: 5, Detail: 1}},
+		{CallbackID: all, Msg: xdr.DomainEventLifecycleMsg{Domain: xdr.Domain{Name: "web", UUID: mustUUID(t, webUUID), ID: 7}, Event: 2}},
+		{CallbackID: one, Msg: xdr.DomainEventLifecycleMsg{Domain: xdr.Domain{Name: "web", UUID: mustUUID(t, webUUID), ID: 7}, Event: 2}},
+	} {
+		var got xdr.DomainEventCallbackLifecycleMsg
+		w.event(xdr.ProcDomainEventCallbackLifecycle, &got)
+		if got != want {
+			t.Fatalf("got %+v, want %+v", got, want)
+		}
+	}
+	w.must(xdr.ProcConnectDomainEventCallbackDeregisterAny, &xdr.WithCallbackID{CallbackID: all}, nil)
+	w.refused(xdr.ProcConnectDomainEventCallbackDeregisterAny, &xdr.WithCallbackID{CallbackID: all}, codeInvalidArg)
+	w.refused(xdr.ProcConnectNetworkEventDeregisterAny, &xdr.WithCallbackID{CallbackID: one}, codeInvalidArg)
+	h.events.Append(web, event.DomainChange{Change: event.Crashed, Detail: event.DetailPanicked})
+	var last xdr.DomainEventCallbackLifecycleMsg
+	w.event(xdr.ProcDomainEventCallbackLifecycle, &last)
+	if last.CallbackID != one || last.Msg.Event != 8 {
+		t.Fatalf("got %+v", last)
+	}
+}
+
+func TestEveryEventCanBeRegistered(t *testing.T) {
+	h := serve(t)
+	w := h.open("-ro")
+	for id := range eventIDs[ofDomain] {
+		w.watch(id, nil)
+	}
+	w.refused(xdr.ProcConnectDomainEventCallbackRegisterAny, &xdr.ConnectDomainEventCallbackRegisterAnyArgs{EventID: 28}, codeInvalidArg)
+	w.refused(xdr.ProcConnectDomainEventCallbackRegisterAny, &xdr.ConnectDomainEventCallbackRegisterAnyArgs{EventID: -1}, codeInvalidArg)
+	for id := range int32(2) {
+		w.must(xdr.ProcConnectNetworkEventRegisterAny, &xdr.ConnectNetworkEventRegisterAnyArgs{EventID: id}, new(xdr.WithCallbackID))
+		w.must(xdr.ProcConnectStoragePoolEventRegisterAny, &xdr.ConnectStoragePoolEventRegisterAnyArgs{EventID: id}, new(xdr.WithCallbackID))
+		w.must(xdr.ProcConnectNodeDeviceEventRegisterAny, &xdr.ConnectNodeDeviceEventRegisterAnyArgs{EventID: id}, new(xdr.WithCallbackID))
+		w.must(xdr.ProcConnectSecretEventRegisterAny, &xdr.ConnectSecretEventRegisterAnyArgs{EventID: id}, new(xdr.WithCallbackID))
+	}
+	w.must(xdr.ProcConnectRegisterCloseCallback, nil, nil)
+	w.refused(xdr.ProcConnectRegisterCloseCallback, nil, codeInternal)
+	w.must(xdr.ProcConnectUnregisterCloseCallback, nil, nil)
+}
+
+// TestEveryPayloadHasItsMessage: each payload goes to the topics and messages
+// that libvirt's clients expect, and fits the protocol.
+func TestEveryPayloadHasItsMessage(t *testing.T) {
+	const domain, network, pool, node = ofDomain, ofNetwork, ofPool, ofNodeDevice
+	type want struct {
+		topic topic
+		proc  int32
+	}
+	for _, c := range []struct {
+		payload event.Payload
+		want    []want
+	}{
+		{event.DomainChange{Change: event.Shutdown, Detail: event.DetailFinished}, []want{{topic{domain, 0}, 318}}},
+		{event.DomainReboot{}, []want{{topic{domain, 1}, 319}}},
+		{event.DomainRTC{Offset: -5}, []want{{topic{domain, 2}, 320}}},
+		{event.DomainWatchdog{Action: "reset"}, []want{{topic{domain, 3}, 321}}},
+		{event.DomainIOError{Action: "pause", Reason: "enospc"}, []want{{topic{domain, 4}, 322}, {topic{domain, 6}, 324}}},
+		{event.DomainGraphics{Phase: "connect", SASLUser: "me"}, []want{{topic{domain, 5}, 323}}},
+		{event.DomainBlockJob{Kind: "copy", Status: "ready"}, []want{{topic{domain, 8}, 326}, {topic{domain, 16}, 339}}},
+		{event.DomainMediaChange{OldPath: "/a.iso", Reason: "missing on start"}, []want{{topic{domain, 9}, 327}}},
+		{event.DomainTray{Open: true}, []want{{topic{domain, 10}, 328}}},
+		{event.DomainPMWakeup{}, []want{{topic{domain, 11}, 329}}},
+		{event.DomainPMSuspend{To: "memory"}, []want{{topic{domain, 12}, 330}}},
+		{event.DomainBalloon{Actual: 1 << 30}, []want{{topic{domain, 13}, 331}}},
+		{event.DomainPMSuspend{To: "disk"}, []want{{topic{domain, 14}, 332}}},
+		{event.DomainDeviceRemoved{Alias: "net0"}, []want{{topic{domain, 15}, 333}}},
+		{event.DomainTunable{Settings: []event.Setting{{Name: "a", Value: uint64(1)}, {Name: "b", Value: "x"}}}, []want{{topic{domain, 17}, 346}}},
+		{event.DomainAgent{Connected: true, Reason: "channel"}, []want{{topic{domain, 18}, 348}}},
+		{event.DomainDeviceAdded{Alias: "net0"}, []want{{topic{domain, 19}, 354}}},
+		{event.DomainJob{Kind: "save", Success: true}, []want{{topic{domain, 21}, 363}}},
+		{event.DomainDeviceRemovalFailed{Alias: "net0"}, []want{{topic{domain, 22}, 367}}},
+		{event.DomainMetadata{Kind: "element", URI: "urn:x"}, []want{{topic{domain, 23}, 379}}},
+		{event.DomainBlockThreshold{Device: "vda"}, []want{{topic{domain, 24}, 385}}},
+		{event.DomainMemoryFailure{Recipient: "guest"}, []want{{topic{domain, 25}, 423}}},
+		{event.NetworkChange{Change: event.Started}, []want{{topic{network, 0}, 315}}},
+		{event.NetworkMetadata{Kind: "title"}, []want{{topic{network, 1}, 446}}},
+		{event.PoolChange{Change: event.Created}, []want{{topic{pool, 0}, 370}}},
+		{event.PoolRefresh{}, []want{{topic{pool, 1}, 373}}},
+		{event.NodeDeviceChange{Change: event.Deleted}, []want{{topic{node, 0}, 376}}},
+		{event.SecretChange{Change: event.Undefined, Usage: "volume", For: "/a"}, []want{{topic{ofSecret, 0}, 382}}},
+		{event.SecretValue{Usage: "tls", For: "a"}, []want{{topic{ofSecret, 1}, 383}}},
+	} {
+		got := notices(event.Event{Source: web, Payload: c.payload})
+		if len(got) != len(c.want) {
+			t.Errorf("%T: %d notices, want %d", c.payload, len(got), len(c.want))
+			continue
+		}
+		for i, n := range got {
+			if n.topic != c.want[i].topic || n.proc != c.want[i].proc {
+				t.Errorf("%T: topic %v proc %d, want %v", c.payload, n.topic, n.proc, c.want[i])
+			}
+			checkMessage(t, n)
+		}
+	}
+}
+
+// checkMessage encodes a notice, and decodes it as the procedure table says.
+func checkMessage(t *testing.T, n notice) {
+	t.Helper()
+	b, err := n.message(5).Append(nil)
+	if err != nil {
+		t.Errorf("event %d: %v", n.proc, err)
+		return
+	}
+	r := xdr.NewReader(b)
+	if err := xdr.Lookup(xdr.ProgramRemote, n.proc).NewArgs().Decode(r); err != nil {
+		t.Errorf("event %d: %v", n.proc, err)
+	} else if err := r.End(); err != nil {
+		t.Errorf("event %d: %v", n.proc, err)
+	}
+}
+
+// TestEveryChangeHasItsNumber holds the words of room event against libvirt's numbers.
+func TestEveryChangeHasItsNumber(t *testing.T) {
+	for change, details := range domainDetails {
+		if _, ok := domainChanges[change]; !ok {
+			t.Errorf("change %q has no number", change)
+		}
+		seen := map[int32]string{}
+		for word, number := range details {
+			if other, twice := seen[number]; twice {
+				t.Errorf("%s: %q and %q are both %d", change, word, other, number)
+			}
+			seen[number] = word
+		}
+	}
+	if len(domainDetails) != len(domainChanges) {
+		t.Error("a change has no details")
+	}
+}
+
+// TestSlowReaderOfEvents: a client that falls behind loses the oldest, and
+// gets what follows; the writer never waits.
+func TestSlowReaderOfEvents(t *testing.T) {
+	h := serve(t)
+	w := h.open("")
+	w.watch(eventRTC, nil)
+	const storm = 8 * event.Capacity
+	for i := range storm {
+		h.events.Append(web, event.DomainRTC{Offset: int64(i)})
+	}
+	last := int64(-1)
+	for last != storm-1 {
+		var got xdr.DomainEventCallbackRTCChangeMsg
+		w.event(xdr.ProcDomainEventCallbackRTCChange, &got)
+		if got.Msg.Offset <= last {
+			t.Fatalf("event %d after %d", got.Msg.Offset, last)
+		}
+		last = got.Msg.Offset
+	}
+	w.works()
+}

@@ -1,0 +1,349 @@
+package libvirt
+
+import (
+	"context"
+	"io"
+	"net"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+)
+
+// heavy makes a call cost a processor for a while, and counts.
+type heavy struct{ inside, most, done atomic.Int32 }
+
+func (h *heavy) install(s *Server) {
+	delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcConnectGetCapabilities})
+	on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(_ *handlers, ctx context.Context, _ *session, _ *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+		doc, err := inTurn(ctx, func() (string, error) {
+			if n := h.inside.Add(1); n > h.most.Load() {
+				h.most.Store(n) // a lower bound of the truth
+			}
+			for end := time.Now().Add(2 * time.Millisecond); time.Now().Before(end); {
+			}
+			h.inside.Add(-1)
+			h.done.Add(1)
+			return "<capabilities/>", nil
+		})
+		return &xdr.ConnectGetCapabilitiesRet{Capabilities: doc}, err
+	})
+}
+
+// TestHeavyClientDelaysNoOther counts the calls of one client that are done while
+// another waits for one: those before it, and never all of them.
+func TestHeavyClientDelaysNoOther(t *testing.T) {
+	var work heavy
+	h := serve(t, func(s *Server) { work.install(s); s.limits.running = 256 })
+	much, little := h.open(""), h.open("")
+	const calls = 256
+	for range calls {
+		much.send(xdr.ProcConnectGetCapabilities, nil)
+	}
+	left := calls
+	// Its answer shows that those before it were read: urgent calls do not wait behind them.
+	for marker := much.send(xdr.ProcConnectGetType, nil); much.next().Serial != marker.Serial; left-- {
+	}
+	for name, ask := range map[string]func(){
+		"cheap": func() { little.must(xdr.ProcConnectGetHostname, nil, new(xdr.ConnectGetHostnameRet)) },
+		"heavy": func() { little.must(xdr.ProcConnectGetCapabilities, nil, new(xdr.ConnectGetCapabilitiesRet)) },
+	} {
+		before := work.done.Load()
+		ask()
+		if n := work.done.Load() - before; n > calls/8 {
+			t.Errorf("%d calls of another client are done before one %s call", n, name)
+		}
+	}
+	for range left {
+		if p := much.next(); p.Status != xdr.StatusOK {
+			t.Fatalf("%+v", p.Header)
+		}
+	}
+	if most := int(work.most.Load()); most >= runtime.GOMAXPROCS(0) && most > 1 {
+		t.Errorf("%d are at work at once, with %d processors", most, runtime.GOMAXPROCS(0))
+	}
+}
+
+// held gives what the clients hold together.
+func (m *memory) now() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.total
+}
+
+func (m *memory) holders() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.held) + len(m.of)
+}
+
+// eventually waits for what the server does by itself.
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !so(); runtime.Gosched() {
+		if time.Now().After(end) {
+			t.Fatal("never:", what)
+		}
+	}
+}
+
+// TestManyWhoDoNotRead: their answers are bounded all together, and at the bound
+// those who hold most go.
+func TestManyWhoDoNotRead(t *testing.T) {
+	const size, limit, crowd, running = 64 << 10, 2 << 20, 20, 2
+	var most atomic.Int64
+	h := serve(t, func(s *Server) {
+		s.memory.limit, s.limits.running = limit, running
+		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcConnectGetCapabilities})
+		on(group{s.table, xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(*handlers, context.Context, *session, *void) (*xdr.ConnectGetCapabilitiesRet, error) {
+			most.Store(max(most.Load(), int64(s.memory.now())))
+			return &xdr.ConnectGetCapabilitiesRet{Capabilities: strings.Repeat("x", size)}, nil
+		})
+	})
+	bystander := h.open("")
+	var deaf []*wire
+	for range crowd {
+		w := h.open("")
+		deaf = append(deaf, w)
+		for range 100 {
+			b, err := xdr.AppendPacket(nil, w.header(xdr.ProcConnectGetCapabilities), nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.conn.Write(b); err != nil {
+				break // it was given up
+			}
+		}
+		bystander.works()
+	}
+	if slack := int64(limit + crowd*running*2*size); most.Load() > slack {
+		t.Errorf("%d bytes are held, more than %d", most.Load(), slack)
+	}
+	for _, w := range deaf {
+		_ = w.conn.Close()
+	}
+	bystander.works()
+	eventually(t, "all is given back", func() bool { return h.server.memory.now() == 0 && h.server.memory.holders() == 0 })
+}
+
+// TestWhatStreamsHoldIsCounted: what streams have not taken yet is bounded with all else
+// that clients hold, and given back when they take it, fail or go.
+func TestWhatStreamsHoldIsCounted(t *testing.T) {
+	const size, limit = 1 << 20, 16 << 20
+	goOn := make(chan struct{})
+	h := serve(t, func(s *Server) { s.memory.limit = limit }, upload(func(ctx context.Context, st *stream) error {
+		select {
+		case <-goOn:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		_, err := io.Copy(io.Discard, struct{ io.Reader }{st})
+		return err
+	}))
+	bystander, greedy := h.open(""), h.open("")
+	var all []xdr.Header
+	for range limit / size {
+		all = append(all, greedy.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs)))
+	}
+	for _, st := range slices.Repeat(all, streamQueue) {
+		st.Status = xdr.StatusContinue
+		b, err := xdr.AppendRaw(nil, st, make([]byte, size))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := greedy.conn.Write(b); err != nil {
+			break // it was given up
+		}
+	}
+	greedy.closed()
+	bystander.works()
+	eventually(t, "all is given back", func() bool { return h.server.memory.now() == 0 })
+	st := bystander.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
+	for range streamQueue {
+		bystander.data(st, xdr.StatusContinue, make([]byte, size))
+	}
+	eventually(t, "what waits is counted", func() bool { return h.server.memory.now() >= streamQueue*size })
+	close(goOn)
+	eventually(t, "what was taken is given back", func() bool { return h.server.memory.now() == 0 })
+	bystander.data(st, xdr.StatusOK, nil)
+	bystander.expect(st, xdr.StatusOK)
+}
+
+// TestLongPacketHasToGoOn: whoever begins one and stops is given up.
+func TestLongPacketHasToGoOn(t *testing.T) {
+	h := serve(t, func(s *Server) { s.limits.patience = 100 * time.Millisecond })
+	bystander, slow := h.open(""), h.open("")
+	slow.write(raw(xdr.MaxPacket, call(xdr.ProcConnectGetType), make([]byte, 100<<10)))
+	slow.closed()
+	bystander.works() // whose idle connection has no deadline
+	eventually(t, "its part is given back", func() bool { return h.server.memory.now() == 0 })
+}
+
+func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
+	h := serve(t, func(s *Server) { s.limits.each = 3 })
+	first, second, third := h.open(""), h.open(""), h.open("-ro")
+	more := h.dial("")
+	more.closed()
+	for _, w := range []*wire{first, second, third} {
+		w.works()
+	}
+	_ = first.conn.Close()
+	eventually(t, "one more is let in", func() bool {
+		w := h.dial("")
+		defer w.conn.Close()
+		w.serial++
+		b, err := xdr.AppendPacket(nil, call(xdr.ProcAuthList), nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.conn.Write(b); err != nil {
+			return false
+		}
+		_, err = w.read()
+		return err == nil
+	})
+}
+
+// TestStrangersAreBounded has more who do not authenticate than one user may have.
+func TestStrangersAreBounded(t *testing.T) {
+	h := serve(t, func(s *Server) { s.limits.strangers = 2 })
+	var in []*client
+	for range 3 {
+		near, far := net.Pipe()
+		defer func() { _, _ = near.Close(), far.Close() }()
+		if c := newClient(h.server, near, false); h.server.add(c) {
+			in = append(in, c)
+		}
+	}
+	if len(in) != 2 {
+		t.Fatalf("%d strangers of one user are let in", len(in))
+	}
+	h.server.known(in[0])
+	near, far := net.Pipe()
+	defer func() { _, _ = near.Close(), far.Close() }()
+	one := newClient(h.server, near, false)
+	if !h.server.add(one) {
+		t.Error("nobody is let in where one has authenticated")
+	}
+	for _, c := range append(in, one) {
+		h.server.remove(c)
+	}
+	if len(h.server.strangers) != 0 || len(h.server.owners) != 0 || len(h.server.parties) != 0 {
+		t.Errorf("strangers %v, owners %v and parties %v stay", h.server.strangers, h.server.owners, h.server.parties)
+	}
+}
+
+// TestOtherHostsAnswerForThemselves: what one host has of connections, memory and turns is not another's.
+func TestOtherHostsAnswerForThemselves(t *testing.T) {
+	h := serve(t, func(s *Server) { s.limits.strangers = 1 })
+	come := func(address string) (*client, bool) {
+		near, far := net.Pipe()
+		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+		c := newClient(h.server, near, false)
+		c.session.identity = authz.Who{Address: address} // as fromAfar has it
+		return c, h.server.add(c)
+	}
+	one, in := come("192.0.2.1:1000")
+	other, alsoIn := come("192.0.2.2:1000")
+	if _, again := come("192.0.2.1:1001"); !in || !alsoIn || again {
+		t.Fatalf("let in are the first connection: %v, that of another host: %v, the second one: %v", in, alsoIn, again)
+	}
+	h.server.memory.take(one, 10)
+	if n := h.server.memory.of[other.owner]; n != 0 {
+		t.Errorf("%d bytes of one host are another's", n)
+	}
+	h.server.memory.give(one, 10)
+	h.server.remove(one)
+	h.server.remove(other)
+}
+
+// TestConnectStorm: thousands come and go, in the middle of anything, and nobody is
+// refused who stays.
+func TestConnectStorm(t *testing.T) {
+	h := serve(t)
+	bystander := h.open("")
+	var crowd sync.WaitGroup
+	for i := range 8 {
+		crowd.Go(func() {
+			for j := range 250 {
+				w := h.dial([]string{"", "-ro"}[j%2])
+				switch (i + j) % 4 {
+				case 0: // gone before a word
+				case 1:
+					w.write(raw(28, call(xdr.ProcAuthList), nil)[:j%28])
+				case 2:
+					w.must(xdr.ProcAuthList, nil, nil)
+				case 3:
+					w.must(xdr.ProcAuthList, nil, nil)
+					w.must(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{Flags: uint32(j % 2)}, nil)
+					w.works()
+				}
+				_ = w.conn.Close()
+			}
+		})
+	}
+	for range 100 {
+		bystander.works()
+	}
+	crowd.Wait()
+	bystander.works()
+	eventually(t, "all are gone", func() bool {
+		h.server.mu.Lock()
+		defer h.server.mu.Unlock()
+		return len(h.server.clients) == 1 && len(h.server.owners) == 1
+	})
+}
+
+// TestOfManyTheOwnerOfMostIsGivenUp: who spreads over many connections what it holds takes none
+// from others by it, of whose each may hold more.
+func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
+	connected := func(uid uint32) *client {
+		c := &client{owner: authz.Owner{UID: uid}}
+		c.life, c.end = context.WithCancelCause(t.Context())
+		return c
+	}
+	m := newMemory(1000)
+	sound := connected(1)
+	m.take(sound, 300)
+	var many []*client
+	for range 10 {
+		many = append(many, connected(2))
+		m.take(many[len(many)-1], 71)
+	}
+	if sound.life.Err() != nil {
+		t.Error("the one with most on one connection is given up")
+	}
+	if !slices.ContainsFunc(many, func(c *client) bool { return c.life.Err() != nil }) {
+		t.Error("nobody is given up")
+	}
+	m.give(sound, 300)
+	for _, c := range many {
+		m.give(c, 71)
+	}
+	if len(m.held)+len(m.of)+m.total != 0 {
+		t.Errorf("%d bytes are left: %v %v", m.total, m.held, m.of)
+	}
+}
+
+// TestCallbacksAreCounted: they are memory of the daemon's, of which each connection may have some.
+func TestCallbacksAreCounted(t *testing.T) {
+	h := serve(t)
+	w := h.open("")
+	eventually(t, "nothing is held", func() bool { return h.server.memory.now() == 0 })
+	const some = 10
+	var last int32
+	for range some {
+		last = w.watch(0, nil)
+	}
+	eventually(t, "callbacks are held", func() bool { return h.server.memory.now() == some*subscriptionSize })
+	w.must(xdr.ProcConnectDomainEventCallbackDeregisterAny, &xdr.WithCallbackID{CallbackID: last}, nil)
+	eventually(t, "one less is held", func() bool { return h.server.memory.now() == (some-1)*subscriptionSize })
+	_ = w.conn.Close()
+	eventually(t, "all is given back", func() bool { return h.server.memory.now() == 0 })
+}

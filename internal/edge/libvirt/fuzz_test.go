@@ -1,0 +1,106 @@
+package libvirt
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"testing"
+	"testing/synctest"
+
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// FuzzConnection feeds a session that is open, or a stranger's, with the calls of the
+// connection and an echoing stream, whatever a client may send. The connection may end;
+// it must do so by itself, and leave nothing behind. What is sent back is packets, and
+// nobody opens anything who was not let in.
+func FuzzConnection(f *testing.F) {
+	add := func(headers ...xdr.Header) {
+		var b []byte
+		for _, h := range headers {
+			b = append(b, raw(32, h, []byte{0, 0, 0, 1})...)
+		}
+		f.Add(b, false)
+		f.Add(b, true)
+	}
+	add(call(xdr.ProcAuthList), call(xdr.ProcConnectOpen))
+	add(call(xdr.ProcConnectGetType), call(xdr.ProcConnectSupportsFeature), call(xdr.ProcConnectOpen))
+	add(withType(call(xdr.ProcConnectGetURI), xdr.TypeCallWithFDs))
+	add(xdr.Header{Program: xdr.ProgramKeepalive, Version: 1, Proc: 1, Type: xdr.TypeMessage}, call(9999))
+	base := withType(call(xdr.ProcDomainOpenConsole), xdr.TypeStream)
+	data, end := base, base
+	data.Status, end.Status = xdr.StatusContinue, xdr.StatusOK
+	open := append(make([]byte, 0, 64), raw(60, call(xdr.ProcDomainOpenConsole), make([]byte, 32))...)
+	open = append(open, raw(32, data, []byte("echo"))...)
+	f.Add(append(open, raw(28, end, nil)...), false)
+	f.Add(raw(0xffffffff, call(1), nil), false)
+
+	f.Fuzz(func(t *testing.T, input []byte, stranger bool) {
+		synctest.Test(t, func(t *testing.T) {
+			said, s := converse(input, stranger)
+			if s.opened && !s.admitted {
+				t.Fatal("a stranger has opened a connection")
+			}
+			for said.Len() > 0 {
+				n, err := readLength(said)
+				if err != nil || n > said.Len() {
+					t.Fatalf("a client is sent a packet of %d bytes, of which %d come: %v", n, said.Len(), err)
+				}
+				h, err := xdr.ParseHeader(said.Next(n))
+				if err != nil || h.Type == xdr.TypeCall || h.Type == xdr.TypeCallWithFDs {
+					t.Fatalf("a client is sent %+v, %v", h, err)
+				}
+			}
+		})
+	})
+}
+
+// TestTheFuzzedConnectionAnswers: what FuzzConnection tries is not turned away at the door.
+func TestTheFuzzedConnectionAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		if said, _ := converse(raw(28, call(xdr.ProcConnectGetType), nil), false); !bytes.Contains(said.Bytes(), []byte("QEMU")) {
+			t.Errorf("a client that was let in is told %q", said.Bytes())
+		}
+	})
+}
+
+// converse has a client say something and go when nothing more comes of it. It gives
+// what the client was sent, and its session.
+func converse(input []byte, stranger bool) (*bytes.Buffer, *session) {
+	s := New(Config{Rooms: Rooms{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
+	s.table = table{}
+	g := group{s.table, xdr.ProgramRemote}
+	authCalls(g)
+	connectCalls(g)
+	eventCalls(g)
+	console(func(_ context.Context, st *stream) error {
+		_, err := io.Copy(st, st)
+		return err
+	})(s)
+
+	near, far := net.Pipe()
+	c := newClient(s, far, false)
+	if !stranger {
+		c.session.admitted, c.session.opened, c.session.uri = true, true, systemURI
+	}
+	served := make(chan struct{})
+	go func() {
+		c.serve()
+		close(served)
+	}()
+	said := new(bytes.Buffer)
+	drained := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(said, near)
+		close(drained)
+	}()
+	_, _ = near.Write(input)
+	synctest.Wait()
+	_ = near.Close()
+	<-served
+	<-drained
+	return said, c.session
+}

@@ -1,0 +1,412 @@
+package libvirt
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/daemon"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
+	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+const (
+	mineUUID   = "00000000-0000-4000-8000-000000000001"
+	theirUUID  = "77777777-7777-4777-8777-777777777777"
+	poolUUID   = "77777777-7777-4777-8777-777777777778"
+	secretUUID = "77777777-7777-4777-8777-777777777779"
+
+	minePoolUUID = "00000000-0000-4000-8000-000000000003"
+	// hidden is in all that others have, and nothing that the client says has it.
+	hidden = "hidden77"
+
+	mineXML = `<domain type='qemu'><name>mine</name><uuid>` + mineUUID + `</uuid><memory unit='MiB'>16</memory><vcpu current='1'>2</vcpu>` +
+		`<os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os><devices><disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>` +
+		`<serial type='pty'/><graphics type='vnc'/></devices></domain>`
+	theirXML = `<domain type='qemu'><name>theirs</name><uuid>` + theirUUID + `</uuid><title>%s</title><description>` + hidden + `</description>` +
+		`<memory unit='MiB'>16</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os><devices>` +
+		`<disk type='file'><driver name='qemu' type='raw'/><source file='/` + hidden + `/a.img'/><target dev='vda' bus='virtio'/></disk>` +
+		`<interface type='network'><mac address='52:54:00:77:77:77'/><source network='` + hidden + `'/></interface></devices></domain>`
+	otherXML  = `<domain type='qemu'><name>` + hidden + `</name><memory unit='MiB'>16</memory><os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os></domain>`
+	minePool  = `<pool type='dir'><name>mine</name><uuid>` + minePoolUUID + `</uuid><target><path>%s</path></target></pool>`
+	poolXML   = `<pool type='dir'><name>theirs</name><uuid>` + poolUUID + `</uuid><target><path>%s</path></target></pool>`
+	secretXML = `<secret><uuid>` + secretUUID + `</uuid><description>` + hidden + `</description><usage type='volume'><volume>/` + hidden + `</volume></usage></secret>`
+)
+
+// heldHouse is a server with a client that is held to guests of its own, and with
+// objects of others.
+type heldHouse struct {
+	dir          string // "mine" in it is the client's, "theirs" another's
+	server       *Server
+	rooms        Rooms
+	mine, theirs string // as they were made
+	changes      int    // of their guest
+	written      map[*domain.Definition]string
+	bugs         *bugs
+}
+
+// bugs keeps what handlers and loops of guests say of themselves where they broke.
+type bugs struct {
+	slog.Handler
+	mu   sync.Mutex
+	told string
+}
+
+func (*bugs) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelError }
+func (b *bugs) WithAttrs([]slog.Attr) slog.Handler         { return b }
+
+func (b *bugs) Handle(_ context.Context, r slog.Record) error {
+	if !strings.HasPrefix(r.Message, "bug in") {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.told += r.Message
+	r.Attrs(func(a slog.Attr) bool { b.told += "\n" + a.String(); return true })
+	return nil
+}
+
+// FuzzHeld has a client whose rules hold it to guests and pools named mine* make calls of every kind,
+// whose arguments are drawn from words like those below, beside a guest, a pool and a
+// secret of others, which change meanwhile. Each call is answered, and none breaks a
+// handler. Nothing that the client is sent, in answers, errors or events, tells of what
+// others have but in the client's own words, and at the end others have what they had.
+func FuzzHeld(f *testing.F) {
+	h := newHeldHouse(f)
+	words := make([]string, 0, len(heldWords))
+	for _, w := range heldWords {
+		words = append(words, strings.ReplaceAll(w, "$DIR", h.dir))
+	}
+	seedHeld(f, h.server.table)
+	f.Fuzz(func(t *testing.T, input []byte, others string) {
+		if strings.Contains(others, hidden) || strings.Contains(others, "<volume") { // no volume fills the disk here
+			return
+		}
+		d := &draw{input: input, words: slices.Concat(words, strings.Split(others, "\n"))}
+		h.visit(t, d)
+		if h.bugs.told != "" {
+			t.Fatal(h.bugs.told)
+		}
+		if now := h.look(t, false); now != h.theirs {
+			t.Fatalf("others had\n%s\nand have\n%s", h.theirs, now)
+		}
+		h.restore(t)
+	})
+}
+
+func newHeldHouse(f testing.TB) *heldHouse {
+	must := func(err error) {
+		f.Helper()
+		if err != nil {
+			f.Fatal(err)
+		}
+	}
+	binary, err := exec.LookPath("qemu-system-x86_64")
+	if err != nil {
+		f.Skip("qemu-system-x86_64 is not installed")
+	}
+	dir := f.TempDir()
+	h := &heldHouse{dir: dir, bugs: &bugs{}, written: map[*domain.Definition]string{}}
+	log := slog.New(h.bugs)
+	// The host has no memory: no guest starts.
+	kerneltest.Write(f, dir, "proc/cpuinfo = processor : 0\nproc/meminfo = MemTotal: 1 kB\nsys/devices/system/cpu/online = 0\nsys/devices/system/node/online = 0\n"+
+		"sys/devices/system/node/node0/cpulist = 0\nsys/devices/system/node/node0/meminfo = Node 0 MemTotal: 1 kB\nsys/devices/system/node/node0/distance = 10\n")
+	rules := filepath.Join(dir, "access.yaml")
+	must(os.WriteFile(rules, fmt.Appendf(nil, "version: 1\nrules: [{name: some, who: \"user:1002\", "+
+		"may: [read, start, stop, save, define, change, console, agent, volumes, pools], guests: \"mine*\", pools: \"mine*\", images: %q}]\n", filepath.Join(dir, "mine")), 0o600))
+	d, err := daemon.Open(f.Context(), daemon.Config{
+		Data: filepath.Join(dir, "data"), Run: filepath.Join(dir, "run"), Log: log, Emulator: binary, Access: rules, Kernel: kernel.At(dir),
+	})
+	must(err)
+	f.Cleanup(d.Close)
+	h.rooms = roomsOf(d)
+	h.server = New(Config{Rooms: h.rooms, Log: log, Gate: d.Gate})
+	must(os.Mkdir(filepath.Join(dir, "theirs"), 0o700))
+	for _, name := range []string{"a.img", hidden + ".img"} {
+		must(os.WriteFile(filepath.Join(dir, "theirs", name), []byte(hidden), 0o600))
+	}
+	h.startPool(f, fmt.Sprintf(poolXML, filepath.Join(dir, "theirs")))
+	_, err = d.Secrets.Define(secretXML, true)
+	must(err)
+	must(d.Secrets.SetValue(secretUUID, []byte(hidden)))
+	_, err = d.Guests.Define(f.Context(), otherXML, false)
+	must(err)
+	h.change(f)
+	h.restore(f)
+	return h
+}
+
+// change has others change their guest, of which events tell.
+func (h *heldHouse) change(t testing.TB) {
+	h.changes++
+	if _, err := h.rooms.Guests.Define(context.Background(), fmt.Sprintf(theirXML, fmt.Sprint(hidden, h.changes%9)), false); err != nil {
+		t.Fatal(err)
+	}
+	h.theirs = h.look(t, false)
+}
+
+// look describes the client's guests, or all that others have.
+func (h *heldHouse) look(t testing.TB, mine bool) string {
+	var said []string
+	for _, g := range h.rooms.Guests.All() {
+		v := g.View()
+		if strings.HasPrefix(v.Name, "mine") != mine {
+			continue
+		}
+		said = append(said, fmt.Sprintf("%s %v %v %v %s", v.Name, v.State, v.Autostart, v.ManagedSave, h.format(t, v.Inactive)))
+	}
+	for _, p := range h.rooms.Pools.List() {
+		if strings.HasPrefix(p.Name(), "mine") == mine {
+			text, err := p.XML(true)
+			said = append(said, fmt.Sprintf("%s %v %v %s %v", p.Name(), p.View().State, p.View().Autostart, text, err))
+		}
+	}
+	slices.Sort(said)
+	if mine {
+		said = append(said, files(t, filepath.Join(h.dir, "mine"))...)
+	} else {
+		said = append(said, files(t, filepath.Join(h.dir, "theirs"))...)
+		for _, s := range h.rooms.Secrets.List() {
+			value, err := h.rooms.Secrets.Value(s.UUID)
+			said = append(said, fmt.Sprintf("%+v %s %v", s, value, err))
+		}
+	}
+	return strings.Join(said, "\n")
+}
+
+// format writes a definition, which does not change while it is the one of a guest.
+func (h *heldHouse) format(t testing.TB, def *domain.Definition) string {
+	if text, known := h.written[def]; known {
+		return text
+	}
+	text, err := domainxml.Format(def, domainxml.Style{Secure: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.written) > 99 {
+		clear(h.written)
+	}
+	h.written[def] = text
+	return text
+}
+
+// files tells of all below a folder, with what is in small ones.
+func files(t testing.TB, folder string) (all []string) {
+	err := filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		about, err := e.Info()
+		if err != nil {
+			return err
+		}
+		var content []byte
+		if about.Mode().IsRegular() && about.Size() < 1<<16 {
+			if content, err = os.ReadFile(path); err != nil {
+				return err
+			}
+		}
+		all = append(all, fmt.Sprintf("%s %v %q", path, about.Mode(), content))
+		return nil
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func (h *heldHouse) startPool(t testing.TB, doc string) {
+	p, err := h.rooms.Pools.Define(context.Background(), doc, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(context.Background(), volume.NoBuild); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// restore gives the client what it began with.
+func (h *heldHouse) restore(t testing.TB) {
+	if now := h.look(t, true); now != "" && now == h.mine {
+		return
+	}
+	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
+	for _, g := range h.rooms.Guests.All() {
+		if strings.HasPrefix(g.Name(), "mine") {
+			if err := g.Undefine(context.Background(), all); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, p := range h.rooms.Pools.List() {
+		if strings.HasPrefix(p.Name(), "mine") {
+			_ = p.Stop(context.Background()) // if it is running; it was all that there is of a transient one
+			if err := p.Undefine(context.Background()); err != nil && !fault.Is(err, fault.NotFound) {
+				t.Fatal(err)
+			}
+		}
+	}
+	folder := filepath.Join(h.dir, "mine")
+	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(filepath.Join(folder, "pool"), 0o700),
+		os.WriteFile(filepath.Join(folder, "pool/v"), make([]byte, 1024), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	h.startPool(t, fmt.Sprintf(minePool, filepath.Join(folder, "pool")))
+	if _, err := h.rooms.Guests.Define(context.Background(), mineXML, false); err != nil {
+		t.Fatal(err)
+	}
+	h.mine = h.look(t, true)
+}
+
+// visit has the client come, make the calls that are drawn, and go.
+func (h *heldHouse) visit(t *testing.T, d *draw) {
+	near, far := net.Pipe()
+	c := newClient(h.server, far, false)
+	c.session.identity = authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002})
+	c.session.admitted, c.session.opened, c.session.uri = true, true, systemURI
+	events := h.rooms.Events.Reader()
+	served := make(chan struct{})
+	go func() {
+		c.serve()
+		close(served)
+	}()
+	v := &visitor{t: t, conn: near, packets: make(chan []byte, 64)}
+	go v.listen()
+	for serial := uint32(1); serial <= 24 && len(d.input) > 0; serial++ {
+		number := d.number(maxDrawn)
+		if number == 0 {
+			h.change(t)
+			continue
+		}
+		program := xdr.ProgramRemote
+		if number > firstOfQEMU {
+			program, number = xdr.ProgramQEMU, number-firstOfQEMU
+		}
+		p := xdr.Lookup(program, int32(number))
+		if p == nil || p.Event || isAuth(p) {
+			continue
+		}
+		if !v.call(p, serial, d) {
+			break
+		}
+	}
+	_ = near.Close()
+	<-served
+	for packet := range v.packets { // until the connection has ended
+		v.check(packet)
+	}
+	for events.Position() < h.rooms.Events.Newest() { // whether it has asked for them, and was there when they came, or not
+		e, _, err := events.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range notices(e) {
+			if c.session.seesNotice(n) {
+				told, _ := n.message(1).Append(nil)
+				v.check(told)
+			}
+		}
+	}
+}
+
+// What the numbers drawn for calls mean: those of libvirt's program, behind them those of
+// QEMU's; 0 is a change by others.
+const (
+	firstOfQEMU = 500
+	maxDrawn    = firstOfQEMU + 12
+)
+
+// visitor is the client's end of a connection.
+type visitor struct {
+	t       *testing.T
+	conn    net.Conn
+	said    []byte
+	packets chan []byte // that it is sent; closed when the connection has ended
+}
+
+func (v *visitor) listen() {
+	defer close(v.packets)
+	for {
+		n, err := readLength(v.conn)
+		if err != nil {
+			return
+		}
+		packet := make([]byte, n)
+		if _, err := io.ReadFull(v.conn, packet); err != nil {
+			return
+		}
+		v.packets <- packet
+	}
+}
+
+// call makes one, and waits for its answer; false: the connection has ended.
+func (v *visitor) call(p *xdr.Procedure, serial uint32, d *draw) bool {
+	var args xdr.Message
+	if p.NewArgs != nil {
+		args = p.NewArgs()
+		d.fill(reflect.ValueOf(args).Elem())
+	}
+	if r, is := args.(*xdr.StorageVolResizeArgs); is {
+		r.Capacity %= 1 << 20
+	}
+	header := xdr.Header{Program: p.Program, Version: xdr.Version, Proc: p.Number, Serial: serial}
+	packet, err := xdr.AppendPacket(nil, header, args, 0)
+	if err != nil {
+		return true // beyond a bound
+	}
+	v.said = append(v.said, packet...)
+	if _, err := v.conn.Write(packet); err != nil {
+		return false
+	}
+	for {
+		select {
+		case packet, more := <-v.packets:
+			v.check(packet)
+			head, err := xdr.ParseHeader(packet)
+			if !more || err == nil && head.Serial == serial && (head.Type == xdr.TypeReply || head.Type == xdr.TypeReplyWithFDs) {
+				return more
+			}
+		case <-time.After(patience):
+			v.t.Fatalf("%s has no answer", p.Name)
+		}
+	}
+}
+
+// check looks for what others have in what the client is told.
+func (v *visitor) check(told []byte) {
+	if at := bytes.Index(told, []byte(hidden)); at >= 0 {
+		v.t.Fatalf("the client is told %q", told[max(0, at-200):min(len(told), at+200)])
+	}
+	for _, word := range []string{"theirs", theirUUID, poolUUID, secretUUID} {
+		raw := []byte(word)
+		if u, err := parseUUID(word); err == nil {
+			raw = u[:]
+		}
+		known := bytes.Contains(v.said, []byte(word)) || bytes.Contains(v.said, raw)
+		if !known && (bytes.Contains(told, []byte(word)) || bytes.Contains(told, raw)) {
+			v.t.Fatalf("the client, which did not know it, is told %q", word)
+		}
+	}
+}

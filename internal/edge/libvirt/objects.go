@@ -1,0 +1,256 @@
+package libvirt
+
+import (
+	"reflect"
+	"strings"
+	"sync"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/network"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// sorts are the parts of messages that name an object, with how rules see it.
+var sorts = map[reflect.Type]func(*session, any) authz.Object{
+	reflect.TypeFor[xdr.Domain](): func(s *session, v any) authz.Object {
+		d := v.(xdr.Domain)
+		return called(d.Name, d.UUID, s.gate().GuestByUUID)
+	},
+	reflect.TypeFor[xdr.StoragePool](): func(s *session, v any) authz.Object {
+		p := v.(xdr.StoragePool)
+		return called(p.Name, p.UUID, s.gate().PoolByUUID)
+	},
+	reflect.TypeFor[xdr.StorageVol](): func(_ *session, v any) authz.Object {
+		named := v.(xdr.StorageVol)
+		return authz.Object{Kind: authz.Pool, Name: named.Pool, Part: named.Name}
+	},
+	reflect.TypeFor[xdr.Network](): func(s *session, v any) authz.Object {
+		n := v.(xdr.Network)
+		return called(n.Name, n.UUID, s.gate().NetworkByUUID)
+	},
+	reflect.TypeFor[xdr.Secret](): func(_ *session, v any) authz.Object {
+		return authz.Object{Kind: authz.Everything, Name: "secret '" + formatUUID(v.(xdr.Secret).UUID) + "'"}
+	},
+	reflect.TypeFor[xdr.NWFilter](): func(_ *session, v any) authz.Object {
+		return authz.Object{Kind: authz.Everything, Name: "filter '" + v.(xdr.NWFilter).Name + "'"}
+	},
+	reflect.TypeFor[xdr.NWFilterBinding](): func(_ *session, v any) authz.Object {
+		return authz.Object{Kind: authz.Everything, Name: "filter binding '" + v.(xdr.NWFilterBinding).PortDevice + "'"}
+	},
+}
+
+// called is the object of a UUID, which a client calls by a name that may be another.
+func called(name string, id xdr.UUID, find func(uuid string) authz.Object) authz.Object {
+	uuid := formatUUID(id)
+	o := find(uuid)
+	switch {
+	case o.Kind == authz.Everything:
+		o.Name = name // nothing but what the client says is known of it
+	case o.Name != name:
+		o.Found = "with the UUID " + uuid
+	}
+	return o
+}
+
+// naming says which types name objects somewhere in them; by reflect.Type.
+var naming sync.Map
+
+// names says whether a value of the type can name an object.
+func names(t reflect.Type) bool {
+	if known, ok := naming.Load(t); ok {
+		return known.(bool)
+	}
+	found := sorts[t] != nil
+	if !found {
+		switch t.Kind() {
+		case reflect.Pointer, reflect.Slice:
+			found = names(t.Elem())
+		case reflect.Struct:
+			for field := range t.Fields() {
+				found = found || names(field.Type)
+			}
+		}
+	}
+	naming.Store(t, found)
+	return found
+}
+
+// objects gives what a message names.
+func (s *session) objects(m xdr.Message) []authz.Object {
+	if m == nil || reflect.ValueOf(m).IsNil() {
+		return nil
+	}
+	var found []authz.Object
+	s.collect(reflect.ValueOf(m).Elem(), &found)
+	return found
+}
+
+func (s *session) collect(v reflect.Value, found *[]authz.Object) {
+	if !names(v.Type()) {
+		return
+	}
+	if sort := sorts[v.Type()]; sort != nil {
+		*found = append(*found, sort(s, v.Interface()))
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			s.collect(v.Elem(), found)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			s.collect(v.Index(i), found)
+		}
+	case reflect.Struct:
+		for _, field := range v.Fields() {
+			s.collect(field, found)
+		}
+	}
+}
+
+// veil takes out of lists in a result what the client may not see, and refuses a
+// result that is itself such a thing.
+func (c *permission) veil(m xdr.Message) error {
+	v := reflect.ValueOf(m)
+	if v.IsNil() || !names(v.Type()) {
+		return nil
+	}
+	v = v.Elem()
+	for _, field := range v.Fields() {
+		if field.Kind() == reflect.Slice && names(field.Type()) {
+			c.s.thin(v, field)
+			continue
+		}
+		var found []authz.Object
+		c.s.collect(field, &found)
+		for _, o := range found {
+			if !c.names(o.Name) {
+				o.Found = "that it asks for"
+			}
+			if err := c.s.gate().Check(c.s.who(), authz.Read, o); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// names says whether the client itself says a name in the call.
+func (c *permission) names(name string) bool {
+	return c.args != nil && !eachText(reflect.ValueOf(c.args).Elem(), "", func(_, text string) bool { return text != name })
+}
+
+// thin leaves in a list what the client may see, and counts it anew.
+func (s *session) thin(of, list reflect.Value) {
+	kept := reflect.MakeSlice(list.Type(), 0, list.Len())
+	for i := range list.Len() {
+		var found []authz.Object
+		s.collect(list.Index(i), &found)
+		seen := true
+		for _, o := range found {
+			seen = seen && s.sees(o)
+		}
+		if seen {
+			kept = reflect.Append(kept, list.Index(i))
+		}
+	}
+	before := list.Len()
+	list.Set(kept)
+	count := of.FieldByName("Count")
+	switch {
+	case !count.IsValid():
+	case count.CanUint() && count.Uint() == uint64(before):
+		count.SetUint(uint64(kept.Len()))
+	case count.CanInt() && count.Int() == int64(before):
+		count.SetInt(int64(kept.Len()))
+	}
+}
+
+func (s *session) sees(o authz.Object) bool { return s.gate().May(s.who(), authz.Read, o) }
+
+// eachText visits the texts of a message, but for those by which objects are named,
+// until visit has enough.
+func eachText(v reflect.Value, field string, visit func(field, text string) bool) bool {
+	if sorts[v.Type()] != nil {
+		return true
+	}
+	if p, is := reflect.TypeAssert[xdr.TypedParam](v); is { // "dxml" is a document by its place
+		return visit(p.Field, p.Value.Text())
+	}
+	switch v.Kind() {
+	case reflect.String:
+		return visit(field, v.String())
+	case reflect.Pointer, reflect.Interface:
+		return v.IsNil() || eachText(v.Elem(), field, visit)
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return true
+		}
+		for i := range v.Len() {
+			if !eachText(v.Index(i), field, visit) {
+				return false
+			}
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); f.IsExported() && !eachText(v.Field(i), f.Name, visit) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// isDocument says whether a text is XML, by its place or by its looks.
+func isDocument(field, text string) bool {
+	return text != "" && strings.Contains(strings.ToUpper(field), "XML") || xmltree.Begins(text)
+}
+
+func (s *session) seesGuest(g *guest.Guest) bool {
+	return !s.gate().Held(s.who()) || s.sees(s.gate().Guest(g))
+}
+
+func (s *session) seesPool(p *volume.Pool) bool {
+	return s.sees(authz.Object{Kind: authz.Pool, Name: p.Name()})
+}
+
+func (s *session) seesNetwork(n *network.Network) bool {
+	return s.sees(authz.Object{Kind: authz.Network, Name: n.Name()})
+}
+
+// seesNotice says whether the client may see what an event is about.
+func (s *session) seesNotice(n notice) bool {
+	if !s.gate().Held(s.who()) {
+		return true
+	}
+	switch n.topic.family {
+	case ofDomain:
+		return s.gate().Hears(s.who(), n.name, n.object)
+	case ofNetwork:
+		return s.sees(authz.Object{Kind: authz.Network, Name: n.name})
+	case ofPool:
+		return s.sees(authz.Object{Kind: authz.Pool, Name: n.name})
+	case ofNodeDevice: // a link that has gone is not to be told from others'
+		return !strings.HasPrefix(n.object, "net_") || s.sees(authz.Object{Kind: authz.Everything})
+	case ofSecret:
+		return s.sees(authz.Object{Kind: authz.Everything})
+	}
+	return false
+}
+
+// recheck ends what the rules, which have changed, no longer allow.
+func (c *client) recheck() {
+	if !c.session.authenticated() {
+		return
+	}
+	if err := c.server.gate.Admit(c.session.who()); err != nil {
+		c.end(fault.Wrap(err, fault.Denied, fault.Call, "the rules have changed"))
+		return
+	}
+	c.streams.endDenied("")
+}

@@ -1,0 +1,38 @@
+package libvirt
+
+import (
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+)
+
+// paramList is a list of named values under construction, up to a bound.
+type paramList struct {
+	list []xdr.TypedParam
+	most int
+}
+
+func (p *paramList) add(name string, v xdr.TypedValue) {
+	if len(p.list) < p.most {
+		p.list = append(p.list, xdr.TypedParam{Field: name, Value: v})
+	}
+}
+
+func (p *paramList) number(name string, v uint64) { p.add(name, xdr.Uint64(v)) }
+
+func (p *paramList) count(name string, n int) { p.add(name, xdr.Uint(uint32(n))) }
+
+// text leaves out what is not known.
+func (p *paramList) text(name, v string) {
+	if v != "" {
+		p.add(name, xdr.String(v))
+	}
+}
+
+// twoPhase serves getters of typed parameters, which clients call twice: with
+// room for none they are told how many there are, then they come with room.
+func twoPhase(params []xdr.TypedParam, room int32) ([]xdr.TypedParam, int32, error) {
+	if room == 0 {
+		return nil, int32(len(params)), nil
+	}
+	err := atMost(&params, room)
+	return params, int32(len(params)), err
+}

@@ -1,0 +1,323 @@
+package libvirt
+
+import (
+	"context"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+)
+
+// permission is a call under way, as rules and audit see it.
+type permission struct {
+	s       *session
+	proc    *xdr.Procedure
+	right   right
+	args    xdr.Message
+	objects []authz.Object
+	began   time.Time
+	done    func() // lets go what the call took of its client's share
+}
+
+// allow asks the rules for one call, and gives the context that it runs in. This is
+// the one place where they are asked: before any handler.
+func (s *session) allow(ctx context.Context, p *xdr.Procedure, args xdr.Message) (context.Context, *permission, error) {
+	r, known := callRights[procedureKey{p.Program, p.Number}]
+	if !known {
+		return ctx, nil, fault.New(fault.Denied, fault.Call, "nobody has said yet what right %s takes", p.Name)
+	}
+	c := &permission{s: s, proc: p, right: r, args: args, began: time.Now(), done: func() {}}
+	gate, who := s.gate(), s.who()
+	if !who.Trusted() {
+		ctx = volume.For(ctx, who.String())
+	}
+	changes := r.last() > authz.Read
+	if !gate.Held(who) {
+		if changes && gate != nil && s.client.server.audit != nil {
+			c.objects = s.objects(args)
+		}
+		return ctx, c, nil
+	}
+	verbs := c.takes(args)
+	ctx, c.done = gate.Bound(ctx, who, r.last(), verbs...)
+	c.objects = s.objects(args)
+	on := authz.Object{}
+	if len(c.objects) > 0 {
+		on = c.objects[0]
+	}
+	if err := c.check(args, verbs); err != nil {
+		return ctx, c, err
+	}
+	if !r.looksAtTexts(p) {
+		return gate.Again(ctx, on, func(string) error { return s.becomes(args) }), c, nil
+	}
+	ctx, err := c.allowTexts(ctx, on)
+	return ctx, c, err
+}
+
+// allowTexts asks for what the call says beside the object that it is on.
+func (c *permission) allowTexts(ctx context.Context, on authz.Object) (context.Context, error) {
+	s, gate, who, verb := c.s, c.s.gate(), c.s.who(), c.right.last()
+	made, err := s.texts(c.proc, verb, on, c.args)
+	named := on
+	if made.Name != "" {
+		on = made
+	}
+	if len(c.objects) == 0 && made.Name != "" {
+		c.objects = []authz.Object{made}
+	}
+	for i := 0; err == nil && i < len(c.right.verbs); i++ { // the last is not the only one
+		err = gate.Check(who, c.right.verbs[i], on)
+	}
+	if err == nil {
+		err = gate.Make(ctx, verb, made)
+	}
+	if err != nil {
+		return ctx, err
+	}
+	ctx = gate.Again(ctx, made, func(string) error {
+		if err := s.becomes(c.args); err != nil {
+			return err
+		}
+		_, err := s.texts(c.proc, verb, gate.Anew(named), c.args)
+		return err
+	})
+	if verb != authz.Start { // what a guest has is held to who gave it, and not to who starts it
+		ctx = gate.Fence(ctx, who, s.brings(c.proc, verb, c.args), on)
+	}
+	return ctx, nil
+}
+
+// takes are the verbs that the call takes of its objects, by what it is and by what its arguments hide.
+func (c *permission) takes(args xdr.Message) []authz.Verb {
+	return append(slices.Clone(c.right.verbs), c.s.hidden(c.proc, args)...)
+}
+
+// check asks for every verb of the call on every object of it.
+func (c *permission) check(args xdr.Message, verbs []authz.Verb) error {
+	gate, who := c.s.gate(), c.s.who()
+	objects := c.objects
+	if c.right.everything {
+		objects = []authz.Object{{Kind: authz.Everything}}
+	}
+	if len(objects) == 0 {
+		objects = []authz.Object{{}}
+	}
+	for _, verb := range verbs {
+		for _, o := range objects {
+			if err := gate.Check(who, verb, o); err != nil {
+				return err
+			}
+		}
+	}
+	if err := c.s.becomes(args); err != nil {
+		return err
+	}
+	if c.right.anywhere {
+		return gate.Whole(who, c.right.last(), c.proc.Name)
+	}
+	return nil
+}
+
+// hidden are the verbs that a call takes for some of what it may say.
+func (s *session) hidden(p *xdr.Procedure, args xdr.Message) []authz.Verb {
+	secure := func(flags uint32) []authz.Verb {
+		if flags&(xmlSecure|xmlMigratable) != 0 {
+			return []authz.Verb{authz.Define}
+		}
+		return nil
+	}
+	switch a := args.(type) {
+	case *xdr.DomainSetVCPUsFlagsArgs:
+		if a.Flags&vcpuGuest != 0 {
+			return []authz.Verb{authz.Agent}
+		}
+	case *xdr.DomainSaveFlagsArgs: // what it brings is the guest's definition from its next start on
+		if a.DestXML != nil {
+			return []authz.Verb{authz.Define}
+		}
+	case *xdr.DomainSaveParamsArgs:
+		if slices.ContainsFunc(a.Params, func(p xdr.TypedParam) bool { return p.Field == "dxml" }) {
+			return []authz.Verb{authz.Define}
+		}
+	case *xdr.WithXMLFlags:
+		if p.Program == xdr.ProgramRemote && (p.Number == xdr.ProcDomainCreateXML || p.Number == xdr.ProcDomainCreateXMLWithFiles) {
+			return startLoses(a.Flags & startAutoDestroy)
+		}
+	case *xdr.WithDomainFlags:
+		switch {
+		case p.Program != xdr.ProgramRemote:
+		case p.Number == xdr.ProcDomainGetXMLDesc || p.Number == xdr.ProcDomainManagedSaveGetXMLDesc:
+			return secure(a.Flags)
+		case p.Number == xdr.ProcDomainCreateWithFlags || p.Number == xdr.ProcDomainCreateWithFiles:
+			return startLoses(a.Flags)
+		}
+	case *xdr.DomainCoreDumpArgs:
+		return dumpEnds(a.Flags)
+	case *xdr.DomainCoreDumpWithFormatArgs:
+		return dumpEnds(a.Flags)
+	case *xdr.WithSnapshotFlags:
+		if p.Number == xdr.ProcDomainSnapshotGetXMLDesc {
+			return secure(a.Flags)
+		}
+	case *xdr.WithCheckpointFlags:
+		if p.Number == xdr.ProcDomainCheckpointGetXMLDesc {
+			return secure(a.Flags)
+		}
+	}
+	switch p.Number {
+	case xdr.ProcDomainGetVCPUsFlags, xdr.ProcDomainInterfaceAddresses: // may ask the guest's agent
+		if p.Program == xdr.ProgramRemote && p.RefusesReadOnly(args) {
+			return []authz.Verb{authz.Agent}
+		}
+	}
+	return nil
+}
+
+// startLoses are the verbs for what a start does not leave as it was: the saved image, the UEFI
+// variables, and the guest, which ends with its client.
+func startLoses(flags uint32) (verbs []authz.Verb) {
+	if flags&startAutoDestroy != 0 {
+		verbs = append(verbs, authz.Stop)
+	}
+	if flags&startForceBoot != 0 {
+		verbs = append(verbs, authz.Save)
+	}
+	if flags&startResetNVRAM != 0 {
+		verbs = append(verbs, authz.Define)
+	}
+	return verbs
+}
+
+// dumpEnds is the verb for what follows a dump.
+func dumpEnds(flags uint32) []authz.Verb {
+	if flags&(dumpCrash|dumpReset) != 0 {
+		return []authz.Verb{authz.Stop}
+	}
+	return nil
+}
+
+// becomes checks what a call makes of its guest, in the eyes of rules: a name and
+// labels decide who may do what with it.
+func (s *session) becomes(args xdr.Message) error {
+	gate, who := s.gate(), s.who()
+	switch a := args.(type) {
+	case *xdr.DomainRenameArgs:
+		if a.NewName != nil {
+			return gate.Check(who, authz.Define, gate.Renamed(formatUUID(a.Domain.UUID), *a.NewName))
+		}
+	case *xdr.DomainSetMetadataArgs:
+		if orEmpty(a.URI) == fleet.Namespace {
+			return gate.Mark(who, formatUUID(a.Domain.UUID), orEmpty(a.Key), orEmpty(a.Metadata))
+		}
+	}
+	return nil
+}
+
+// end hides from the client what it may not see of a result, and notes what came
+// of the call.
+func (c *permission) end(ret xdr.Message, failure error) error {
+	if c == nil {
+		return failure
+	}
+	came, verb := failure, c.right.last() // of the call, whoever may see what it gives
+	if failure == nil && ret != nil && c.s.gate().Held(c.s.who()) {
+		failure = c.veil(ret)
+	}
+	if verb <= authz.Read { // which does nothing but give
+		came = failure
+	}
+	audit := c.s.client.server.audit
+	if audit == nil || isAuth(c.proc) { // logins are noted where they are judged
+		return failure
+	}
+	if came != nil && !fault.Is(came, fault.Denied) && verb <= authz.Read {
+		return failure // a question that had no answer
+	}
+	e := authz.Entry{
+		Who: c.s.who(), API: "libvirt", Call: c.proc.Name, Verb: verb, Object: c.about(ret, came), Err: came, Took: time.Since(c.began),
+	}
+	if came == nil {
+		e.Rule = c.s.gate().Rule(e.Who, e.Verb, e.Object)
+	}
+	audit.Note(e)
+	return failure
+}
+
+// refused notes a call that somebody who may only look was refused, whatever the rules are.
+func (s *session) refused(p *xdr.Procedure, err error) error {
+	if s.authenticated() && fault.Is(err, fault.Denied) {
+		verb := callRights[procedureKey{p.Program, p.Number}].last()
+		s.client.server.audit.Note(authz.Entry{Who: s.who(), API: "libvirt", Call: p.Name, Verb: verb, Err: err})
+	}
+	return err
+}
+
+// still says whether what the call opened may go on.
+func (c *permission) still() error {
+	gate, who := c.s.gate(), c.s.who()
+	if !gate.Held(who) {
+		return nil
+	}
+	for _, verb := range c.right.verbs {
+		for _, o := range c.objects {
+			if err := gate.Check(who, verb, gate.Anew(o)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// mayStop says whether the client may end a guest now.
+func (s *session) mayStop(uuid string) error {
+	gate, who := s.gate(), s.who()
+	if !gate.Held(who) {
+		return nil
+	}
+	return gate.Check(who, authz.Stop, gate.GuestByUUID(uuid))
+}
+
+func (s *session) gate() *authz.Gate { return s.client.server.gate }
+
+func (s *session) who() authz.Who {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.identity
+}
+
+// brings is the verb by whose places the files of a call's documents are judged and held: that of
+// the call, but for a definition in one that else has none.
+func (s *session) brings(p *xdr.Procedure, verb authz.Verb, args xdr.Message) authz.Verb {
+	if slices.Contains(s.hidden(p, args), authz.Define) {
+		return authz.Define
+	}
+	return verb
+}
+
+// texts judges the documents and the paths among a call's arguments, and gives the
+// guest that a document would make.
+func (s *session) texts(p *xdr.Procedure, verb authz.Verb, on authz.Object, args xdr.Message) (made authz.Object, err error) {
+	if args == nil {
+		return made, nil
+	}
+	gate, who, brings := s.gate(), s.who(), s.brings(p, verb, args)
+	eachText(reflect.ValueOf(args).Elem(), "", func(field, text string) bool {
+		var named authz.Object
+		switch {
+		case isDocument(field, text):
+			if named, err = gate.Document(who, brings, on, text); named.Name != "" {
+				made = named
+			}
+		case len(text) > 0 && text[0] == '/':
+			err = gate.Path(who, verb, on, text, p.Program == xdr.ProgramRemote && slices.Contains(writing, p.Number))
+		}
+		return err == nil
+	})
+	return made, err
+}

@@ -1,0 +1,105 @@
+package libvirt
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+)
+
+// right is what a call asks for.
+type right struct {
+	verbs    []authz.Verb // all of them
+	anywhere bool         // and that files may lie wherever they do
+	// everything says that only rules for everything give it.
+	everything bool
+}
+
+// last is the verb that goes furthest, by which documents and files are judged.
+func (r right) last() authz.Verb { return r.verbs[len(r.verbs)-1] }
+
+//go:embed verbs.table
+var rightsText string
+
+// callRights are those of every call. One that is missing is refused.
+var callRights = readRights(rightsText)
+
+func readRights(text string) map[procedureKey]right {
+	found := map[procedureKey]right{}
+	named := map[string]procedureKey{}
+	var now right
+	for line := range strings.Lines(text) {
+		if line, _, _ = strings.Cut(line, "#"); strings.TrimSpace(line) == "" {
+			continue
+		}
+		if name, is := strings.CutPrefix(line, "program "); is {
+			named = callsOf(strings.TrimSpace(name))
+			continue
+		}
+		if head, rest, is := strings.Cut(line, ":"); is {
+			now, line = readRight(head), rest
+		}
+		for name := range strings.FieldsSeq(line) {
+			key, known := named[name]
+			if _, twice := found[key]; !known || twice {
+				panic(fmt.Sprintf("verbs.table: %s is no call, or stands there twice", name))
+			}
+			found[key] = now
+		}
+	}
+	return found
+}
+
+func readRight(head string) right {
+	var r right
+	for word := range strings.FieldsSeq(head) {
+		verb, known := authz.ParseVerb(word)
+		switch {
+		case word == "everything":
+			r.everything = true
+		case word == "anywhere":
+			r.anywhere = true
+		case word == "open":
+			r.verbs = append(r.verbs, authz.Open)
+		case known:
+			r.verbs = append(r.verbs, verb)
+		default:
+			panic("verbs.table: there is no verb " + word)
+		}
+	}
+	return r
+}
+
+func callsOf(program string) map[string]procedureKey {
+	programs := map[string]xdr.Program{"remote": xdr.ProgramRemote, "qemu": xdr.ProgramQEMU}
+	calls := map[string]procedureKey{}
+	for p := range xdr.Procedures(programs[program]) {
+		if !p.Event {
+			calls[p.Name] = procedureKey{p.Program, p.Number}
+		}
+	}
+	return calls
+}
+
+// inGuest are calls whose texts are of the guest, or say nothing of the host.
+var inGuest = []int32{
+	xdr.ProcDomainSetMetadata, xdr.ProcNetworkSetMetadata, xdr.ProcDomainFSTrim, xdr.ProcDomainFSFreeze, xdr.ProcDomainFSThaw,
+}
+
+// writing are calls that write to the file which they name, whatever is there.
+var writing = []int32{
+	xdr.ProcDomainSave, xdr.ProcDomainSaveFlags, xdr.ProcDomainSaveParams, xdr.ProcDomainCoreDump, xdr.ProcDomainCoreDumpWithFormat,
+}
+
+// looksAtTexts says whether a call's texts can name files of the host, or bring documents.
+func (r right) looksAtTexts(p *xdr.Procedure) bool {
+	switch r.last() {
+	case authz.Start, authz.Define, authz.Change, authz.Save, authz.Migrate, authz.Volumes, authz.Pools, authz.Networks:
+		return p.Program != xdr.ProgramRemote || !slices.Contains(inGuest, p.Number)
+	case authz.Open, authz.Read, authz.Stop, authz.Console, authz.Agent, authz.Filters, authz.Secrets, authz.Host, authz.Monitor:
+	}
+	return false
+}

@@ -1,0 +1,156 @@
+package libvirt
+
+import (
+	"bytes"
+	"log/slog"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+)
+
+// TestEveryCallHasItsRight asks for a place in verbs.table for every call of both
+// programs, and that none which a read-only connection is refused passes as reading.
+func TestEveryCallHasItsRight(t *testing.T) {
+	// Questions that libvirt refuses to readers, because they start programs or
+	// ask the guest for them.
+	harmless := map[string]bool{
+		"CONNECT_GET_DOMAIN_CAPABILITIES": true, "CONNECT_COMPARE_HYPERVISOR_CPU": true, "CONNECT_BASELINE_HYPERVISOR_CPU": true,
+		"DOMAIN_MIGRATE_GET_MAX_SPEED": true, "DOMAIN_GET_LAUNCH_SECURITY_INFO": true,
+		"DOMAIN_GET_VCPUS_FLAGS": true, "DOMAIN_INTERFACE_ADDRESSES": true, // with more for what asks the agent
+	}
+	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
+		for p := range xdr.Procedures(program) {
+			if p.Event {
+				continue
+			}
+			r, known := callRights[procedureKey{p.Program, p.Number}]
+			if !known || len(r.verbs) == 0 {
+				t.Errorf("%s stands nowhere in verbs.table", p.Name)
+				continue
+			}
+			if reads := r.last() <= authz.Read; reads && p.RefusedReadOnly && !harmless[p.Name] {
+				t.Errorf("%s is refused on a read-only connection, and takes no more than %q", p.Name, r.last())
+			}
+		}
+	}
+}
+
+// TestDocumentsAreFoundAmongTexts: one that is taken for none is judged by no rule.
+func TestDocumentsAreFoundAmongTexts(t *testing.T) {
+	for _, text := range []string{"<domain/>", "\ufeff\n<domain/>", "\u00a0<domain/>", "&#32;<domain/>"} {
+		found := false
+		brought := &xdr.DomainSaveParamsArgs{Params: []xdr.TypedParam{{Field: "dxml", Value: xdr.String(text)}}}
+		eachText(reflect.ValueOf(brought).Elem(), "", func(field, text string) bool {
+			found = isDocument(field, text)
+			return !found
+		})
+		if !found {
+			t.Errorf("%q is not judged", text)
+		}
+	}
+}
+
+// TestEveryChangeIsOfSomething: rules for some objects give a call where it is about one of them.
+// One that names none, in an argument or a document, would be given by a rule about any other.
+func TestEveryChangeIsOfSomething(t *testing.T) {
+	for key, route := range newTable() {
+		r, p := callRights[key], route.proc
+		whole := slices.Contains([]authz.Verb{authz.Filters, authz.Secrets, authz.Host, authz.Monitor}, r.last()) // never given for some
+		if r.last() <= authz.Read || whole || r.everything || r.anywhere {
+			continue
+		}
+		args, document := reflect.TypeOf(blank(p)).Elem(), false
+		for field := range args.Fields() {
+			document = document || field.Name == "XML"
+		}
+		if !names(args) && !document {
+			t.Errorf("%s takes %q, and says of nothing that rules know", p.Name, r.last())
+		}
+	}
+}
+
+// TestARefusalToAReaderIsInTheAudit has somebody on a read-only socket try to change something.
+func TestARefusalToAReaderIsInTheAudit(t *testing.T) {
+	var log bytes.Buffer
+	audit, err := authz.OpenAudit("", slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := serve(t, func(s *Server) { s.audit = audit })
+	h.open("-ro").refused(xdr.ProcDomainCreateXML, &xdr.DomainCreateXMLArgs{}, codeOperationDenied)
+	if err := audit.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(log.String(), "call=DOMAIN_CREATE_XML verb=define result=denied") {
+		t.Errorf("the audit has %q", log.String())
+	}
+}
+
+// TestADefinitionThatIsSavedTakesItsRight: a call that saves a guest defines it, too, where it brings
+// a definition.
+func TestADefinitionThatIsSavedTakesItsRight(t *testing.T) {
+	text := "<domain/>"
+	for _, c := range []struct {
+		number int32
+		args   xdr.Message
+		want   bool
+	}{
+		{xdr.ProcDomainSaveFlags, &xdr.DomainSaveFlagsArgs{To: "/x"}, false},
+		{xdr.ProcDomainSaveFlags, &xdr.DomainSaveFlagsArgs{To: "/x", DestXML: &text}, true},
+		{xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Params: []xdr.TypedParam{{Field: "file", Value: xdr.String("/x")}}}, false},
+		{xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Params: []xdr.TypedParam{{Field: "dxml", Value: xdr.String(text)}}}, true},
+	} {
+		p := &xdr.Procedure{Program: xdr.ProgramRemote, Number: c.number}
+		if got := slices.Contains((&session{}).hidden(p, c.args), authz.Define); got != c.want {
+			t.Errorf("%+v takes it: %v", c.args, got)
+		}
+		// What the definition names is held to where definitions may name it.
+		if got := (&session{}).brings(p, authz.Save, c.args) == authz.Define; got != c.want {
+			t.Errorf("%+v is held to the places of define: %v", c.args, got)
+		}
+	}
+	if r := callRights[procedureKey{xdr.ProgramRemote, xdr.ProcDomainManagedSaveDefineXML}]; !slices.Contains(r.verbs, authz.Define) {
+		t.Errorf("a managed save is given another definition by %q", r.verbs)
+	}
+}
+
+// TestWhatACallLosesTakesItsRight: a flag has a call do, or tell, more than its verb says.
+func TestWhatACallLosesTakesItsRight(t *testing.T) {
+	for _, c := range []struct {
+		number int32
+		args   xdr.Message
+		want   []authz.Verb
+	}{
+		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startPaused | startBypassCache}, nil},
+		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startForceBoot}, []authz.Verb{authz.Save}},
+		{xdr.ProcDomainCreateWithFiles, &xdr.WithDomainFlags{Flags: startForceBoot | startResetNVRAM}, []authz.Verb{authz.Save, authz.Define}},
+		{xdr.ProcDomainCreateWithFlags, &xdr.WithDomainFlags{Flags: startAutoDestroy}, []authz.Verb{authz.Stop}},
+		{xdr.ProcDomainCreateXML, &xdr.WithXMLFlags{Flags: startAutoDestroy}, []authz.Verb{authz.Stop}},
+		{xdr.ProcDomainCreateXMLWithFiles, &xdr.WithXMLFlags{Flags: startAutoDestroy}, []authz.Verb{authz.Stop}},
+		{xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{Flags: startAutoDestroy}, nil},
+		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{}, nil},
+		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: xmlSecure}, []authz.Verb{authz.Define}},
+		{xdr.ProcDomainGetXMLDesc, &xdr.WithDomainFlags{Flags: xmlMigratable}, []authz.Verb{authz.Define}},
+		{xdr.ProcDomainManagedSaveGetXMLDesc, &xdr.WithDomainFlags{Flags: xmlSecure}, []authz.Verb{authz.Define}},
+		{xdr.ProcDomainSnapshotGetXMLDesc, &xdr.WithSnapshotFlags{Flags: xmlSecure}, []authz.Verb{authz.Define}},
+		{xdr.ProcDomainCheckpointGetXMLDesc, &xdr.WithCheckpointFlags{Flags: xmlSecure}, []authz.Verb{authz.Define}},
+		{xdr.ProcDomainSetVCPUsFlags, &xdr.DomainSetVCPUsFlagsArgs{Flags: vcpuGuest}, []authz.Verb{authz.Agent}},
+		{xdr.ProcDomainGetVCPUsFlags, &xdr.DomainGetVCPUsFlagsArgs{Flags: vcpuGuest}, []authz.Verb{authz.Agent}},
+		{xdr.ProcDomainGetVCPUsFlags, &xdr.DomainGetVCPUsFlagsArgs{}, nil},
+		{xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{Source: 1}, []authz.Verb{authz.Agent}},
+		{xdr.ProcDomainInterfaceAddresses, &xdr.DomainInterfaceAddressesArgs{}, nil},
+		{xdr.ProcDomainManagedSave, &xdr.WithDomainFlags{Flags: startForceBoot}, nil}, // another flag, of another call
+		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: dumpLive | dumpMemoryOnly}, nil},
+		{xdr.ProcDomainCoreDump, &xdr.DomainCoreDumpArgs{Flags: dumpCrash}, []authz.Verb{authz.Stop}},
+		{xdr.ProcDomainCoreDumpWithFormat, &xdr.DomainCoreDumpWithFormatArgs{Flags: dumpReset}, []authz.Verb{authz.Stop}},
+	} {
+		p := &xdr.Procedure{Program: xdr.ProgramRemote, Number: c.number}
+		if got := (&session{}).hidden(p, c.args); !slices.Equal(got, c.want) {
+			t.Errorf("call %d with %+v takes %v besides, and not %v", c.number, c.args, got, c.want)
+		}
+	}
+}

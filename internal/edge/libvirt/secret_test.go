@@ -1,0 +1,152 @@
+package libvirt
+
+import (
+	"encoding/base64"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/host/secret"
+	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+)
+
+const (
+	openUUID    = "11111111-2222-3333-4444-000000000001"
+	privateUUID = "11111111-2222-3333-4444-000000000002"
+)
+
+func withSecrets(t *testing.T) *house {
+	t.Helper()
+	dir := t.TempDir()
+	kept, err := store.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = kept.Close() })
+	return serve(t, func(s *Server) {
+		book, err := secret.Open(secret.Config{
+			Store: kept, Key: filepath.Join(dir, "key"), Events: s.handlers.Events, Log: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(book.Close)
+		s.handlers.Secrets = book
+	})
+}
+
+// TestVirshSecrets drives the distribution's client through the life of secrets.
+func TestVirshSecrets(t *testing.T) {
+	h := withSecrets(t)
+	shown := document(t, `<secret><uuid>`+openUUID+`</uuid><description>a disk</description><usage type='volume'><volume>/a</volume></usage></secret>`)
+	hidden := document(t, `<secret private='yes' ephemeral='yes'><uuid>`+privateUUID+`</uuid><usage type='tls'><name>ca</name></usage></secret>`)
+	value := base64.StdEncoding.EncodeToString([]byte("open sesame"))
+	for _, c := range []struct {
+		command string
+		want    string
+	}{
+		{"secret-list", "UUID Usage"},
+		{"secret-define --validate " + shown, "Secret " + openUUID + " created"},
+		{"secret-define " + hidden, "Secret " + privateUUID + " created"},
+		{"secret-list", openUUID + " volume /a"},
+		{"secret-list --private", privateUUID + " tls ca"},
+		{"secret-list --no-ephemeral", openUUID + " volume /a"},
+		{"secret-dumpxml " + openUUID, "<secret ephemeral='no' private='no'> <uuid>" + openUUID + "</uuid> <description>a disk</description> <usage type='volume'> <volume>/a</volume>"},
+		{"secret-get-value " + openUUID, "error: Secret not found: secret '" + openUUID + "' does not have a value"},
+		{"secret-set-value " + openUUID + " --base64 " + value, "Secret value set"},
+		{"secret-set-value " + privateUUID + " --base64 " + value, "Secret value set"},
+		{"secret-get-value " + openUUID, value},
+		{"secret-get-value --plain " + openUUID, "open sesame"},
+		{"secret-get-value " + privateUUID, "error: Invalid secret: secret is private"},
+		{"-r secret-get-value " + openUUID, "error: operation forbidden"},
+		{"-r secret-set-value " + openUUID + " --base64 " + value, "error: operation forbidden"},
+		{"-r secret-list", openUUID},
+		{"secret-undefine " + openUUID, "Secret " + openUUID + " deleted"},
+		{"secret-dumpxml " + openUUID, "error: Secret not found: no secret with matching uuid '" + openUUID + "'"},
+	} {
+		out, _ := h.virsh(strings.Split(c.command, " ")...)
+		if got := strings.Join(strings.Fields(out), " "); !strings.Contains(got, c.want) {
+			t.Errorf("%s: got %q, want %q", c.command, got, c.want)
+		}
+	}
+}
+
+func TestSecretsAreFoundAndTold(t *testing.T) {
+	h := withSecrets(t)
+	w := h.open("")
+	watch := func(event int32) (callback int32) {
+		ret := new(xdr.WithCallbackID)
+		w.must(xdr.ProcConnectSecretEventRegisterAny, &xdr.ConnectSecretEventRegisterAnyArgs{EventID: event}, ret)
+		return ret.CallbackID
+	}
+	life, values := watch(0), watch(1)
+	made := new(xdr.WithSecret)
+	var told xdr.SecretEventLifecycleMsg
+	w.both(w.send(xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{XML: `<secret><usage type='ceph'><name>pool</name></usage></secret>`}), made, xdr.ProcSecretEventLifecycle, &told)
+	if told.CallbackID != life || told.Event != 0 || told.Secret != made.Secret {
+		t.Errorf("defined: %+v, want %+v", told, made.Secret)
+	}
+	found := new(xdr.WithSecret)
+	w.must(xdr.ProcSecretLookupByUsage, &xdr.SecretLookupByUsageArgs{UsageType: 2, UsageID: "pool"}, found)
+	if found.Secret != made.Secret {
+		t.Errorf("found %+v, want %+v", found.Secret, made.Secret)
+	}
+	w.refused(xdr.ProcSecretLookupByUsage, &xdr.SecretLookupByUsageArgs{UsageType: 1, UsageID: "pool"}, codeNoSecret)
+	w.refused(xdr.ProcSecretLookupByUsage, &xdr.SecretLookupByUsageArgs{UsageType: 9}, codeInvalidArg)
+	w.refused(xdr.ProcSecretSetValue, &xdr.SecretSetValueArgs{Secret: made.Secret, Value: []byte("a"), Flags: 1}, codeInvalidArg)
+	var changed xdr.SecretEventValueChangedMsg
+	w.both(w.send(xdr.ProcSecretSetValue, &xdr.SecretSetValueArgs{Secret: made.Secret, Value: []byte("a")}), new(void), xdr.ProcSecretEventValueChanged, &changed)
+	if changed.CallbackID != values || changed.Secret != made.Secret {
+		t.Errorf("changed: %+v", changed)
+	}
+}
+
+// both takes the reply to a call and the event that it causes, in either order.
+func (w *wire) both(h xdr.Header, ret xdr.Message, event int32, told xdr.Message) {
+	w.t.Helper()
+	for range 2 {
+		p, into := w.next(), ret
+		if p.Type == xdr.TypeMessage && p.Proc == event {
+			into = told
+		} else if p.Type != xdr.TypeReply || p.Status != xdr.StatusOK || p.Serial != h.Serial {
+			w.t.Fatalf("got %+v", p.Header)
+		}
+		if err := into.Decode(xdr.NewReader(p.payload)); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// TestHowManySecretsThereAreIsASecretToo: a client that rules hold to some guests is told of no
+// secret, also where it asks for their number alone.
+func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
+	h := withSecrets(t)
+	if _, err := h.server.handlers.Secrets.Define(`<secret><uuid>`+openUUID+`</uuid></secret>`, true); err != nil {
+		t.Fatal(err)
+	}
+	count := func(rules string) uint32 {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "access.yaml")
+		if err := os.WriteFile(file, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read]"+rules+"}]\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		gate, err := authz.New(authz.Config{File: file, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &session{client: &client{server: &Server{gate: gate}}, identity: authz.LocalWho(listener.Peer{UID: 1002})}
+		ret, err := h.server.handlers.connectListAllSecrets(t.Context(), s, &xdr.WithNeedResultsFlags{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ret.Count
+	}
+	if all, some := count(""), count(", guests: mine"); all != 1 || some != 0 {
+		t.Errorf("who may see everything is told of %d secrets, who may see some guests of %d", all, some)
+	}
+}

@@ -1,0 +1,321 @@
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/control/authz"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+)
+
+// streamQueue is how many packets from the client wait in a stream. Beyond
+// that nothing is read from the client.
+const streamQueue = 2
+
+var (
+	errAborted  = errors.New("the client aborted the stream")
+	errFinished = errors.New("the client finished the stream")
+)
+
+// stream carries bytes beside a call. It belongs to the call that opened it,
+// and is known by that call's number and serial. Packets of both sides:
+//
+//	CONTINUE data    data, or in a packet of its own type the length of a hole
+//	CONTINUE empty   from the server: no more data, and the stream stays open
+//	OK empty         from the client: finished; answered by OK empty or by ERROR
+//	ERROR            from the client, empty: aborted; answered by OK empty
+//	                 from the server, with the error: the stream is over
+//
+// Nothing is granted in advance. The server has one packet outstanding, and
+// when a stream takes nothing of what came in, it stops reading from the client.
+type stream struct {
+	client *client
+	proc   *xdr.Procedure
+	header xdr.Header // of each packet to the client, but for the status
+	life   context.Context
+	end    context.CancelCauseFunc
+
+	in       chan piece    // packets from the client, never closed
+	took     chan struct{} // a token when something was taken from in, or life ended
+	finished chan struct{} // closed when the client has sent all
+	rest     piece         // of the packet that is being read; the reader's alone
+	held     held          // what of the client's is in in and rest
+	idle     time.Duration // that the reader waits for a packet, and its own; 0: for ever
+
+	// Guarded by the lock of the client's streams.
+	hungUp   bool // the client finished or aborted, and waits for an answer
+	aborted  bool
+	released bool           // takes no place among those whose bodies run
+	of       []authz.Object // what it is of
+	still    func() error   // whether it may go on; nil: nobody has to be asked
+	over     bool           // the body has returned, and the client was told what there is to tell
+}
+
+func newStream(c *client, proc *xdr.Procedure, h xdr.Header) *stream {
+	h.Type = xdr.TypeStream
+	st := &stream{
+		client: c, proc: proc, header: h,
+		in: make(chan piece, streamQueue), took: make(chan struct{}, 1), finished: make(chan struct{}),
+	}
+	st.life, st.end = context.WithCancelCause(c.life)
+	st.held.client = c
+	context.AfterFunc(st.life, func() { st.held.end(); mark(st.took) })
+	return st
+}
+
+// piece is what one packet carries: data or, in a sparse stream, the length of
+// a hole.
+type piece struct {
+	data []byte
+	size int // bytes that the client is counted for it
+	hole int64
+}
+
+// held counts what a client has given to a stream that has not taken it yet.
+type held struct {
+	client *client
+
+	mu    sync.Mutex
+	bytes int
+	over  bool // the stream is, and nothing is counted any more
+}
+
+func (h *held) add(n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.over {
+		h.bytes += n
+		h.client.server.memory.take(h.client, n)
+	}
+}
+
+func (h *held) remove(n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.over {
+		h.bytes -= n
+		h.client.server.memory.give(h.client, n)
+	}
+}
+
+func (h *held) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.over {
+		h.over = true
+		h.client.server.memory.give(h.client, h.bytes)
+	}
+}
+
+func (p piece) empty() bool { return len(p.data) == 0 && p.hole == 0 }
+
+// Read takes what the client sent; io.EOF when it has sent all. It is for
+// streams without holes.
+func (st *stream) Read(p []byte) (int, error) {
+	hole, err := st.next()
+	if err != nil {
+		return 0, err
+	}
+	if hole > 0 {
+		return 0, fault.New(fault.Invalid, fault.Call, "a hole came in a stream that was not opened as sparse")
+	}
+	n := copy(p, st.rest.data)
+	if st.rest.data = st.rest.data[n:]; len(st.rest.data) == 0 {
+		st.held.remove(st.rest.size)
+	}
+	return n, nil
+}
+
+// next waits until there is something to read: a hole, which it takes and
+// whose length it gives, or data for Read, which it leaves.
+func (st *stream) next() (hole int64, err error) {
+	for st.rest.empty() {
+		select {
+		case st.rest = <-st.in: // what came before the end comes before the end
+			mark(st.took)
+			continue
+		default:
+		}
+		var late <-chan time.Time
+		if st.idle > 0 {
+			late = time.After(st.idle)
+		}
+		select {
+		case st.rest = <-st.in:
+			mark(st.took)
+		case <-late:
+			return 0, fault.New(fault.Timeout, fault.Call, "nothing more came for %v", st.idle)
+		case <-st.finished:
+			if len(st.in) == 0 {
+				return 0, io.EOF
+			}
+		case <-st.life.Done():
+			return 0, context.Cause(st.life)
+		}
+	}
+	hole, st.rest.hole = st.rest.hole, 0
+	return hole, nil
+}
+
+// Write sends to the client, and returns when the socket has taken it.
+func (st *stream) Write(p []byte) (int, error) {
+	for sent := 0; sent < len(p); {
+		chunk := p[sent:min(len(p), sent+xdr.StreamData)]
+		if err := st.writeChunk(chunk); err != nil {
+			return sent, err
+		}
+		sent += len(chunk)
+	}
+	return len(p), nil
+}
+
+func (st *stream) writeChunk(chunk []byte) error {
+	if err := context.Cause(st.life); err != nil {
+		return err
+	}
+	taken := make(chan struct{})
+	st.send(xdr.StatusContinue, chunk, func() { close(taken) })
+	return st.await(taken)
+}
+
+// writeHole sends the length of a hole, in a sparse stream.
+func (st *stream) writeHole(n int64) error {
+	if err := context.Cause(st.life); err != nil {
+		return err
+	}
+	h := st.header
+	h.Type, h.Status = xdr.TypeStreamHole, xdr.StatusContinue
+	packet, err := xdr.AppendPacket(nil, h, &xdr.StreamHole{Length: n}, 0)
+	if err != nil {
+		return err
+	}
+	taken := make(chan struct{})
+	st.client.send(&outgoing{packet: packet, done: func() { close(taken) }})
+	return st.await(taken)
+}
+
+// await waits until the socket has taken a packet.
+func (st *stream) await(taken <-chan struct{}) error {
+	select {
+	case <-taken:
+		return nil
+	case <-st.life.Done():
+		return context.Cause(st.life)
+	}
+}
+
+func (st *stream) send(status xdr.Status, payload []byte, done func()) {
+	h := st.header
+	h.Status = status
+	packet, err := xdr.AppendRaw(nil, h, payload)
+	if err != nil { // cannot be: chunks are bounded
+		st.client.end(err)
+	}
+	st.client.send(&outgoing{packet: packet, done: done})
+}
+
+func (st *stream) sendError(err error) {
+	h := st.header
+	h.Status = xdr.StatusError
+	packet, encodeErr := xdr.AppendPacket(nil, h, netError(err), 0)
+	if encodeErr != nil { // cannot be: the text is bounded
+		st.client.end(encodeErr)
+	}
+	st.client.send(&outgoing{packet: packet})
+}
+
+// run moves the data, then tells the client how it went.
+func (st *stream) run(body streamBody) {
+	set := st.client.streams
+	err := body(st.life, st)
+	st.end(errFinished)
+	set.release(st)
+	if err == nil && st.proc.Stream != xdr.StreamUp && set.waiting(st) {
+		st.send(xdr.StatusContinue, nil, nil)
+	}
+	switch set.conclude(st, err) {
+	case concludeOK:
+		st.send(xdr.StatusOK, nil, nil)
+	case concludeError:
+		st.sendError(err)
+	case concludeLater:
+	}
+}
+
+// hangUp takes the client's last word. It is answered when the body has ended,
+// or at once when it already has.
+func (st *stream) hangUp(aborted bool) {
+	over, first := st.client.streams.hangUp(st, aborted)
+	if !first {
+		return
+	}
+	close(st.finished)
+	switch {
+	case over:
+		st.send(xdr.StatusOK, nil, nil)
+	case aborted:
+		st.end(errAborted)
+	case st.proc.Stream == xdr.StreamDown:
+		st.end(errFinished)
+	}
+}
+
+// streamPacket hands a packet to its stream. It waits, and so nothing is read,
+// while the stream has enough. Packets of streams that are over are dropped.
+func (c *client) streamPacket(f *frame) error {
+	st := c.streams.find(f)
+	if st == nil {
+		return nil
+	}
+	switch {
+	case f.Type == xdr.TypeStreamHole:
+		return c.deliverHole(st, f.payload)
+	case f.Status == xdr.StatusOK:
+		st.hangUp(false)
+	case f.Status == xdr.StatusError:
+		st.hangUp(true)
+	case f.Status == xdr.StatusContinue && len(f.payload) > 0:
+		return c.deliver(st, piece{data: f.payload, size: len(f.payload)})
+	}
+	return nil
+}
+
+// deliverHole queues a hole. One that is none ends the stream.
+func (c *client) deliverHole(st *stream, payload []byte) error {
+	var hole xdr.StreamHole
+	r := xdr.NewReader(payload)
+	if err := hole.Decode(r); err != nil || hole.Length <= 0 || hole.Flags != 0 {
+		st.end(fault.New(fault.Invalid, fault.Call, "a hole of %d bytes, flags 0x%x, is none", hole.Length, hole.Flags))
+		return nil
+	}
+	return c.deliver(st, piece{hole: hole.Length})
+}
+
+// deliver queues data for the stream's body. A body that takes nothing for too
+// long loses its stream, so that the client's other calls go on.
+func (c *client) deliver(st *stream, p piece) error {
+	if st.proc.Stream == xdr.StreamDown || !c.streams.waiting(st) {
+		return nil
+	}
+	st.held.add(p.size)
+	patience := c.server.limits.stall
+	stalled := time.AfterFunc(patience, func() {
+		st.end(fault.New(fault.Timeout, fault.Call, "the stream took nothing for %v", patience))
+	})
+	defer stalled.Stop()
+	return c.whileNotReading(st.took, func() bool {
+		if st.life.Err() != nil {
+			return true // dropped
+		}
+		select {
+		case st.in <- p:
+			return true
+		default:
+			return false
+		}
+	})
+}

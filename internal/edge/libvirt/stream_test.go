@@ -1,0 +1,412 @@
+package libvirt
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+)
+
+// streamer serves a call that opens a stream with body.
+func streamer[A any, PA message[A]](number int32, body streamBody) func(*Server) {
+	return func(s *Server) {
+		delete(s.table, procedureKey{xdr.ProgramRemote, number})
+		onStream(group{s.table, xdr.ProgramRemote}, number, func(*handlers, context.Context, *session, PA) (*void, streamBody, error) {
+			return nil, body, nil
+		})
+	}
+}
+
+func upload(body streamBody) func(*Server) {
+	return streamer[xdr.StorageVolUploadArgs](xdr.ProcStorageVolUpload, body)
+}
+
+func download(body streamBody) func(*Server) {
+	return streamer[xdr.StorageVolDownloadArgs](xdr.ProcStorageVolDownload, body)
+}
+
+func console(body streamBody) func(*Server) {
+	return streamer[xdr.DomainOpenConsoleArgs](xdr.ProcDomainOpenConsole, body)
+}
+
+// openStream makes the call and takes its reply.
+func (w *wire) openStream(proc int32, args xdr.Message) xdr.Header {
+	w.t.Helper()
+	h := w.send(proc, args)
+	w.result(h, nil)
+	h.Type = xdr.TypeStream
+	return h
+}
+
+func (w *wire) data(h xdr.Header, status xdr.Status, payload []byte) {
+	w.t.Helper()
+	h.Status = status
+	b, err := xdr.AppendRaw(nil, h, payload)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.write(b)
+}
+
+// expect takes one stream packet.
+func (w *wire) expect(h xdr.Header, status xdr.Status) []byte {
+	w.t.Helper()
+	p := w.next()
+	if p.Type != xdr.TypeStream || p.Serial != h.Serial || p.Proc != h.Proc || p.Status != status {
+		w.t.Fatalf("got %+v with %d bytes, want a stream packet of serial %d with status %d", p.Header, len(p.payload), h.Serial, status)
+	}
+	return p.payload
+}
+
+func TestUpload(t *testing.T) {
+	got := make(chan []byte, 1)
+	h := serve(t, upload(func(_ context.Context, st *stream) error {
+		b, err := io.ReadAll(st)
+		got <- b
+		return err
+	}))
+	w := h.open("")
+	st := w.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
+	want := bytes.Repeat([]byte("0123456789"), 1<<20)
+	for rest := want; len(rest) > 0; {
+		n := min(len(rest), 3<<20)
+		w.data(st, xdr.StatusContinue, rest[:n])
+		rest = rest[n:]
+	}
+	w.data(st, xdr.StatusOK, nil)
+	w.expect(st, xdr.StatusOK)
+	if !bytes.Equal(<-got, want) {
+		t.Fatal("what arrived differs from what was sent")
+	}
+	w.works()
+}
+
+func TestUploadThatFailsAtTheEndIsToldToTheClient(t *testing.T) {
+	h := serve(t, upload(func(_ context.Context, st *stream) error {
+		_, err := io.Copy(io.Discard, st)
+		return errors.Join(err, fault.New(fault.Failed, fault.Volume, "cannot flush"))
+	}))
+	w := h.open("")
+	st := w.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
+	w.data(st, xdr.StatusContinue, []byte("x"))
+	w.data(st, xdr.StatusOK, nil)
+	e := new(xdr.NetError)
+	if err := e.Decode(xdr.NewReader(w.expect(st, xdr.StatusError))); err != nil || code(e.Code) != codeOperationFailed {
+		t.Fatalf("error %+v, %v", e, err)
+	}
+	w.data(st, xdr.StatusContinue, []byte("late")) // dropped
+	w.works()
+}
+
+// TestSlowUpload: the server stops reading when a stream takes nothing, the
+// client is told that it lives, and in the end only the stream is lost.
+func TestSlowUpload(t *testing.T) {
+	h := serve(t, func(s *Server) { s.limits.stall = 1500 * time.Millisecond }, upload(func(ctx context.Context, _ *stream) error {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}))
+	w := h.open("")
+	st := w.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
+	w.sendPacket(xdr.Header{Program: xdr.ProgramKeepalive, Version: 1, Proc: xdr.ProcKeepalivePing, Type: xdr.TypeMessage}, nil)
+	for range streamQueue + 1 {
+		w.data(st, xdr.StatusContinue, make([]byte, 1<<20))
+	}
+	for pongs := 0; ; {
+		p := w.next()
+		if p.Program == xdr.ProgramKeepalive {
+			pongs++
+			continue
+		}
+		if p.Status != xdr.StatusError || p.Serial != st.Serial || pongs < 2 {
+			t.Fatalf("after %d pongs got %+v, want the stream's error after two", pongs, p.Header)
+		}
+		break
+	}
+	w.works()
+}
+
+// TestAnUploadThatStandsStill: a client that sends nothing more loses its upload, and with it
+// its place at the volume.
+func TestAnUploadThatStandsStill(t *testing.T) {
+	h := serve(t, withPools(t), func(s *Server) { s.limits.idle = 200 * time.Millisecond })
+	pools, dir := h.server.handlers.Pools, t.TempDir()
+	p, err := pools.Define(t.Context(), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", false)
+	if err == nil {
+		err = p.Start(t.Context(), volume.NoBuild)
+	}
+	if err == nil {
+		_, err = p.CreateVolume(t.Context(), "<volume><name>disk</name><capacity>1048576</capacity></volume>", volume.CreateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := h.open("")
+	st := w.openStream(xdr.ProcStorageVolUpload, &xdr.StorageVolUploadArgs{Volume: xdr.StorageVol{Pool: "a", Name: "disk"}})
+	w.data(st, xdr.StatusContinue, []byte("some"))
+	e := new(xdr.NetError)
+	if err := e.Decode(xdr.NewReader(w.expect(st, xdr.StatusError))); err != nil || code(e.Code) != codeTimeout {
+		t.Fatalf("error %+v, %v", e, err)
+	}
+	w.works()
+	if err := p.DeleteVolume(t.Context(), "disk"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDownload(t *testing.T) {
+	want := bytes.Repeat([]byte("abc"), 1<<20)
+	h := serve(t, download(func(_ context.Context, st *stream) error {
+		_, err := io.Copy(st, bytes.NewReader(want))
+		return err
+	}))
+	w := h.open("")
+	st := w.openStream(xdr.ProcStorageVolDownload, new(xdr.StorageVolDownloadArgs))
+	var got []byte
+	for {
+		p := w.expect(st, xdr.StatusContinue)
+		if len(p) == 0 {
+			break
+		}
+		got = append(got, p...)
+	}
+	if !bytes.Equal(got, want) {
+		t.Fatal("what arrived differs from what was sent")
+	}
+	w.data(st, xdr.StatusOK, nil)
+	w.expect(st, xdr.StatusOK)
+	w.works()
+}
+
+func TestAbort(t *testing.T) {
+	ended := make(chan struct{}, 1)
+	h := serve(t, download(func(_ context.Context, st *stream) error {
+		for {
+			if _, err := st.Write(make([]byte, 1000)); err != nil {
+				ended <- struct{}{}
+				return err
+			}
+		}
+	}))
+	for _, status := range []xdr.Status{xdr.StatusError, xdr.StatusOK} {
+		w := h.open("")
+		st := w.openStream(xdr.ProcStorageVolDownload, new(xdr.StorageVolDownloadArgs))
+		w.expect(st, xdr.StatusContinue)
+		w.data(st, status, nil)
+		for p := w.next(); p.Status != xdr.StatusOK; p = w.next() {
+			if p.Status != xdr.StatusContinue {
+				t.Fatalf("got %+v", p.Header)
+			}
+		}
+		<-ended
+		w.works()
+	}
+	gone := h.open("")
+	gone.openStream(xdr.ProcStorageVolDownload, new(xdr.StorageVolDownloadArgs))
+	_ = gone.conn.Close()
+	<-ended
+}
+
+func TestConsole(t *testing.T) {
+	h := serve(t, console(func(_ context.Context, st *stream) error {
+		_, err := io.Copy(st, st) // an echo
+		return err
+	}))
+	w := h.open("")
+	st := w.openStream(xdr.ProcDomainOpenConsole, new(xdr.DomainOpenConsoleArgs))
+	for _, text := range []string{"login", "root"} {
+		w.data(st, xdr.StatusContinue, []byte(text))
+		if got := w.expect(st, xdr.StatusContinue); string(got) != text {
+			t.Fatalf("echo %q of %q", got, text)
+		}
+	}
+	hole := st
+	hole.Type = xdr.TypeStreamHole
+	w.data(st, xdr.StatusOK, nil)
+	w.expect(st, xdr.StatusOK)
+	st = w.openStream(xdr.ProcDomainOpenConsole, new(xdr.DomainOpenConsoleArgs))
+	hole.Serial = st.Serial
+	w.sendPacket(hole, &xdr.StreamHole{Length: 1})
+	w.expect(st, xdr.StatusError)
+	w.works()
+}
+
+func TestStreamsAreBounded(t *testing.T) {
+	h := serve(t, func(s *Server) { s.limits.streams = 3 }, upload(func(_ context.Context, st *stream) error {
+		_, err := io.Copy(io.Discard, st)
+		return err
+	}), download(func(context.Context, *stream) error { return nil }))
+	w := h.open("")
+	for range 2 * lingering { // ended and never finished: they take no place
+		st := w.openStream(xdr.ProcStorageVolDownload, new(xdr.StorageVolDownloadArgs))
+		w.expect(st, xdr.StatusContinue)
+	}
+	var open []xdr.Header
+	for range 3 {
+		open = append(open, w.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs)))
+	}
+	w.refused(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs), codeOperationFailed)
+	w.data(open[0], xdr.StatusOK, nil)
+	w.expect(open[0], xdr.StatusOK)
+	w.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
+}
+
+// TestDescriptors sends files both ways.
+func TestDescriptors(t *testing.T) {
+	h := serve(t, func(s *Server) {
+		remote := group{s.table, xdr.ProgramRemote}
+		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcDomainCreateWithFiles})
+		delete(s.table, procedureKey{xdr.ProgramRemote, xdr.ProcDomainOpenGraphicsFD})
+		onFilesIn(remote, xdr.ProcDomainCreateWithFiles, func(
+			_ *handlers, _ context.Context, _ *session, args *xdr.DomainCreateWithFilesArgs, files []*os.File,
+		) (*xdr.DomainCreateWithFilesRet, error) {
+			for _, f := range files {
+				b, err := io.ReadAll(f)
+				if err != nil {
+					return nil, err
+				}
+				args.Domain.Name += string(b)
+			}
+			return &xdr.DomainCreateWithFilesRet{Domain: args.Domain}, nil
+		})
+		onFilesOut(remote, xdr.ProcDomainOpenGraphicsFD, func(
+			*handlers, context.Context, *session, *xdr.DomainOpenGraphicsFDArgs,
+		) (*void, []*os.File, error) {
+			r, out, err := os.Pipe()
+			if err != nil {
+				return nil, nil, err
+			}
+			_, err = out.WriteString("picture")
+			return nil, []*os.File{r}, errors.Join(err, out.Close())
+		})
+	})
+	w := h.open("")
+	for range 3 { // what follows a packet with files must be found
+		w.sendFiles(t, "one", "two")
+		w.works()
+		w.receiveFile(t)
+		w.works()
+	}
+}
+
+func (w *wire) sendFiles(t *testing.T, contents ...string) {
+	t.Helper()
+	h := w.header(xdr.ProcDomainCreateWithFiles)
+	h.Type = xdr.TypeCallWithFDs
+	b, err := xdr.AppendPacket(nil, h, &xdr.DomainCreateWithFilesArgs{Domain: xdr.Domain{Name: "web:"}}, len(contents))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.write(b)
+	want := "web:"
+	for _, c := range contents {
+		r, out, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.WriteString(c); err != nil {
+			t.Fatal(err)
+		}
+		if err := sendFile(w.conn, r); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = r.Close(), out.Close()
+		want += c
+	}
+	ret := new(xdr.DomainCreateWithFilesRet)
+	w.result(h, ret)
+	if ret.Domain.Name != want {
+		t.Fatalf("got %q, want %q", ret.Domain.Name, want)
+	}
+}
+
+func (w *wire) receiveFile(t *testing.T) {
+	t.Helper()
+	w.send(xdr.ProcDomainOpenGraphicsFD, new(xdr.DomainOpenGraphicsFDArgs))
+	p := w.next()
+	if p.Type != xdr.TypeReplyWithFDs || !bytes.Equal(p.payload, []byte{0, 0, 0, 1}) {
+		t.Fatalf("got %+v %x", p.Header, p.payload)
+	}
+	f, err := receiveFile(w.conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(f)
+	if err != nil || string(b) != "picture" {
+		t.Fatalf("got %q, %v", b, err)
+	}
+	_ = f.Close()
+}
+
+// TestNoDescriptorLeaks: files that come with calls that do not want them, or
+// with nothing at all, are closed.
+func TestNoDescriptorLeaks(t *testing.T) {
+	h := serve(t)
+	w := h.open("")
+	r, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Close() }()
+	for _, proc := range []int32{xdr.ProcConnectGetType, xdr.ProcInterfaceChangeBegin} {
+		header := call(proc)
+		header.Type = xdr.TypeCallWithFDs
+		w.write(raw(32, header, []byte{0, 0, 0, 1}))
+		if err := sendFile(w.conn, out); err != nil {
+			t.Fatal(err)
+		}
+		w.next()
+	}
+	packet := raw(28, call(xdr.ProcConnectGetType), nil) // with a stowaway
+	if _, _, err := w.conn.WriteMsgUnix(packet, rights(t, out), nil); err != nil {
+		t.Fatal(err)
+	}
+	w.next()
+	_ = out.Close()
+	if err := r.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) { // ends when nobody holds the other side
+		t.Fatalf("the other side is still held: %v", err)
+	}
+}
+
+func rights(t *testing.T, f *os.File) []byte {
+	t.Helper()
+	raw, err := f.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b []byte
+	if err := raw.Control(func(fd uintptr) { b = unix.UnixRights(int(fd)) }); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestAStreamThatIsForbiddenAsItBeginsEnds: the rules may have changed since its call was allowed, and who
+// looks through the open streams for that has not met it.
+func TestAStreamThatIsForbiddenAsItBeginsEnds(t *testing.T) {
+	c := &client{life: t.Context(), server: &Server{memory: newMemory(maxHeld)}, streams: newStreams(1)}
+	st, err := c.streams.open(c, &xdr.Procedure{Stream: xdr.StreamBoth}, xdr.Header{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.streams.guard(st, nil, func() error { return nil })
+	if err := context.Cause(st.life); err != nil {
+		t.Errorf("one that is allowed has ended: %v", err)
+	}
+	forbidden := errors.New("forbidden")
+	c.streams.guard(st, nil, func() error { return forbidden })
+	if err := context.Cause(st.life); !errors.Is(err, forbidden) {
+		t.Errorf("one that is forbidden: %v", err)
+	}
+}

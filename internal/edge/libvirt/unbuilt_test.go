@@ -1,0 +1,74 @@
+package libvirt
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/format/xdr"
+)
+
+// A user who asks for what is not built hears of the command, not of the protocol.
+func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
+	constant := regexp.MustCompile(`[A-Z]{3,}_[A-Z]`)
+	served := newTable()
+	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
+		for p := range xdr.Procedures(program) {
+			if p.Event || served[procedureKey{program, p.Number}] != nil {
+				continue
+			}
+			if _, ok := absenceOf(p.Name); !ok {
+				t.Errorf("nothing is said of %s, which is not built", p.Name)
+			}
+			err := errNotBuilt(p)
+			if codeOf(err) != codeNoSupport || constant.MatchString(err.Error()) {
+				t.Errorf("%s: code %d, %v", p.Name, codeOf(err), err)
+			}
+		}
+	}
+}
+
+// What is built is not told to be absent.
+func TestAbsences_NameNoCallThatIsServed(t *testing.T) {
+	served := map[string]bool{}
+	table := newTable()
+	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
+		for p := range xdr.Procedures(program) {
+			served[p.Name] = served[p.Name] || table[procedureKey{program, p.Number}] != nil
+		}
+	}
+	for _, a := range absences {
+		for call := range strings.FieldsSeq(a.calls) {
+			if served[call] {
+				t.Errorf("%s is served, and %q is listed as not built", call, a.command)
+			}
+		}
+	}
+}
+
+// One call may stand behind more than one command: all of them are named.
+func TestUnbuiltCalls_NameTheRightCommand(t *testing.T) {
+	for call, want := range map[string]string{
+		"DOMAIN_BLOCK_REBASE":        "virsh blockcopy or blockpull --base", // virsh blockcopy --dest without --xml
+		"DOMAIN_BLOCK_PULL":          "virsh blockpull",
+		"DOMAIN_BLOCK_COPY":          "virsh blockcopy",
+		"DOMAIN_SEND_PROCESS_SIGNAL": "virsh send-process-signal",
+	} {
+		if a, _ := absenceOf(call); a.command != want {
+			t.Errorf("%s is %q, want %q", call, a.command, want)
+		}
+	}
+}
+
+func TestFunctionName_IsTheLibrarys(t *testing.T) {
+	for call, want := range map[string]string{
+		"DOMAIN_GET_STATE":            "virDomainGetState",
+		"DOMAIN_CREATE_XML":           "virDomainCreateXML",
+		"CONNECT_GET_CPU_MODEL_NAMES": "virConnectGetCPUModelNames",
+		"NWFILTER_LOOKUP_BY_UUID":     "virNWFilterLookupByUUID",
+	} {
+		if got := functionName(call); got != want {
+			t.Errorf("%s is %s, want %s", call, got, want)
+		}
+	}
+}

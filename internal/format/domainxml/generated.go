@@ -1,0 +1,67 @@
+package domainxml
+
+import (
+	"regexp"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// A definition that was dumped of a running guest names sockets that its host made for that run
+// alone. The next start makes others. They are known by their paths: libvirt's lie in folders of its
+// own, whose layout changed over the years, and Lodge's in a guest's run directory.
+
+// libvirtDirs are where libvirt keeps what it makes for runs of guests.
+var libvirtDirs = []string{"/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvirt/qemu/"}
+
+var (
+	// channelFolder is what libvirt has between the folder of channels and a channel's name: a guest's
+	// name with a dot, or a folder of a guest's.
+	channelFolder = regexp.MustCompile(`^channel/(target/)?([^/]+\.|domain-[^/]+/|[0-9]+-[^/]+/)$`)
+	// runFolder is the end of a folder that libvirt made for a guest, wherever it is.
+	runFolder = regexp.MustCompile(`/domain-[^/]+/$`)
+	// ownSocket is one that Lodge made in a guest's run directory.
+	ownSocket = regexp.MustCompile(`/guest/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/(own/)?[^/]+\.sock$`)
+)
+
+func inLibvirtDir(path string) (below string, is bool) {
+	for _, dir := range libvirtDirs {
+		if below, is = strings.CutPrefix(path, dir); is {
+			return below, true
+		}
+	}
+	return "", false
+}
+
+// isGeneratedChannel says whether a channel's socket was given its path by a host.
+func isGeneratedChannel(path, name string) bool {
+	folder, is := strings.CutSuffix(path, name)
+	if !is || name == "" {
+		return false
+	}
+	below, libvirts := inLibvirtDir(folder)
+	return libvirts && channelFolder.MatchString(below) || runFolder.MatchString(folder)
+}
+
+// settleSocket has the next start choose where a socket is that a host chose for this run.
+func settleSocket(b *device.Backend, name string) {
+	if b.Type == "unix" && b.Mode != "connect" && (isGeneratedChannel(b.Path, name) || ownSocket.MatchString(b.Path)) {
+		b.Path, b.Mode = "", ""
+	}
+}
+
+// settleListen does so for a display. That of VNC goes back to an address, as libvirt has it: it may
+// be a socket by its host's settings alone.
+func settleListen(kind string, l *device.Listen) {
+	if l.Type != "socket" {
+		return
+	}
+	if _, libvirts := inLibvirtDir(l.Socket); libvirts {
+		l.Socket = ""
+		if kind == "vnc" {
+			l.Type = "address"
+		}
+	} else if ownSocket.MatchString(l.Socket) {
+		l.Socket = ""
+	}
+}

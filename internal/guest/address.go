@@ -1,0 +1,126 @@
+package guest
+
+import (
+	"context"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// AddressSource is who is asked for a guest's addresses.
+type AddressSource int
+
+// The sources: DHCP leases of Lodge's own networks, the guest's agent, and what
+// the host has seen on its links.
+const (
+	ByLease AddressSource = iota
+	ByAgent
+	ByARP
+)
+
+// Interface is one interface of a guest with its addresses.
+type Interface struct {
+	Name, MAC string
+	Addresses []Address
+}
+
+// Address is an IP address with the length of its prefix.
+type Address struct {
+	IP     string
+	Prefix uint
+	IPv6   bool
+}
+
+// Addresses tells the addresses of a running guest, as the source knows them.
+func (g *Guest) Addresses(ctx context.Context, source AddressSource) ([]Interface, error) {
+	v := g.View()
+	if v.Active == nil {
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	}
+	switch source {
+	case ByLease:
+		return g.reg.leasedAddresses(v.Active)
+	case ByAgent:
+		return g.agentAddresses(ctx)
+	case ByARP:
+		return seenAddresses(v.Active)
+	}
+	return nil, fault.New(fault.Invalid, fault.Call, "unknown data source %d", source)
+}
+
+func (r *Registry) leasedAddresses(def *domain.Definition) ([]Interface, error) {
+	var all []Interface
+	for _, n := range def.Devices.NICs {
+		if n.Type != "network" {
+			continue
+		}
+		net, err := r.Networks.ByName(n.Network)
+		if err != nil {
+			continue // it has gone since
+		}
+		leases, err := net.Leases(n.MAC)
+		if err != nil {
+			return nil, err
+		}
+		i := Interface{Name: n.Target, MAC: n.MAC}
+		for _, l := range leases {
+			i.Addresses = append(i.Addresses, Address{IP: l.Address.String(), Prefix: uint(l.Bits), IPv6: l.Address.Is6()})
+		}
+		if len(i.Addresses) > 0 {
+			all = append(all, i)
+		}
+	}
+	return all, nil
+}
+
+func seenAddresses(def *domain.Definition) ([]Interface, error) {
+	neighbours, err := hostnet.Neighbours()
+	if err != nil {
+		return nil, err
+	}
+	var all []Interface
+	for _, n := range def.Devices.NICs {
+		i := Interface{Name: n.Target, MAC: n.MAC}
+		for _, seen := range neighbours {
+			if strings.EqualFold(seen.MAC.String(), n.MAC) {
+				i.Addresses = append(i.Addresses, Address{IP: seen.Address.String(), IPv6: seen.Address.Is6()})
+			}
+		}
+		if len(i.Addresses) > 0 {
+			all = append(all, i)
+		}
+	}
+	return all, nil
+}
+
+// maxInterfaces bounds what is believed of an agent.
+const maxInterfaces = 1024
+
+func (g *Guest) agentAddresses(ctx context.Context) ([]Interface, error) {
+	var answer []struct {
+		Name      string
+		MAC       string `json:"hardware-address"`
+		Addresses []struct {
+			Type   string `json:"ip-address-type"`
+			IP     string `json:"ip-address"`
+			Prefix uint
+		} `json:"ip-addresses"`
+	}
+	if err := g.Agent(ctx, "guest-network-get-interfaces", nil, &answer, 0); err != nil {
+		return nil, err
+	}
+	if len(answer) > maxInterfaces {
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d interfaces, which is not believed", len(answer))
+	}
+	all := make([]Interface, 0, len(answer))
+	for _, a := range answer {
+		i := Interface{Name: told(a.Name), MAC: told(a.MAC)}
+		for _, ip := range a.Addresses[:min(len(a.Addresses), maxInterfaces)] {
+			i.Addresses = append(i.Addresses, Address{IP: told(ip.IP), Prefix: ip.Prefix, IPv6: ip.Type == "ipv6"})
+		}
+		all = append(all, i)
+	}
+	return all, nil
+}

@@ -1,0 +1,383 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/host/network"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/topology"
+)
+
+// attachKind plugs a device into a running guest. QEMU decides: it has a device of
+// that alias, or it does not.
+var attachKind = operation.Kind[*run]{
+	Name: "attach", Version: 1, Class: operation.Change,
+	Steps: []string{"hold", "make", "plug", "settle", "define"}, Undo: []string{"hold", "make", "plug"},
+	Bind: func(r *run) operation.Work { return &attach{r: r} },
+}
+
+// attach is the payload.
+type attach struct {
+	Device string    // its XML, complete
+	Saved  string    `json:",omitempty"` // the device of the stored definition; empty: it gets none
+	NIC    *heldNIC  `json:",omitempty"` // what is made for it on the host
+	Undo   []undoing `json:",omitempty"` // in the order in which the steps were to be made
+
+	r     *run
+	op    *operation.Operation
+	dev   device.Device
+	saved device.Device
+	plan  *qemu.Plan  // of the daemon that began it
+	steps []qemu.Step // the same
+
+	what    string // what release gives back
+	release func(context.Context) error
+	// reserved is what the host's books have of a module's memory; nil: nothing.
+	reserved *topology.Reservation
+	// defined says that the running guest has the device, with all that is held for it.
+	defined bool
+}
+
+// Steps implements operation.Work.
+func (a *attach) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "hold", Effect: operation.Boot, Do: a.hold, Undo: a.giveBack},
+		{Name: "make", Effect: operation.Process, Do: a.make, Undo: a.takeBack},
+		{Name: "plug", Effect: operation.Process, Decisive: true, Do: a.plug, Undo: a.takeBack, Probe: a.probe},
+		{Name: "settle", Effect: operation.Process, Do: a.settle},
+		{Name: "define", Effect: operation.Process, Do: a.define},
+	}
+}
+
+// Opened implements operation.Opener.
+func (a *attach) Opened(op *operation.Operation) (err error) {
+	a.op = op
+	if a.dev != nil {
+		return nil
+	}
+	if a.dev, err = domainxml.ParseDevice(a.Device, domainxml.Options{Active: true}); err != nil {
+		return err
+	}
+	if a.Saved != "" {
+		a.saved, err = domainxml.ParseDevice(a.Saved, domainxml.Options{Active: true})
+	}
+	return err
+}
+
+// Rehold implements operation.Rehold: QEMU may have the device, and is asked later.
+func (a *attach) Rehold() {
+	r := a.r
+	r.notesNode(a.dev)
+	if r.def.Devices.ByAlias(a.alias()) != nil { // its resources are the guest's
+		a.defined = true
+		return
+	}
+	r.relayAgain(withFences(r.reg.life, r.Fences), a.dev)
+	if m, is := a.dev.(*device.Memory); is {
+		demand := moduleDemand(r.def, m)
+		r.reg.Ledger.Add(r.UUID, demand)
+		a.reserved = &demand
+	}
+	if at := pciFunction(a.dev); at != nil {
+		release, err := r.reg.claimDevice(*at, r)
+		if err != nil {
+			r.log.Error("a device that was being plugged in is not the guest's", "error", err)
+		} else {
+			a.what, a.release = claimOf(*at), release
+		}
+	}
+	if nic, is := a.dev.(*device.NIC); is && a.NIC != nil {
+		if release, err := r.reg.readopt(r, nic, a.NIC); err == nil { // or it went with its last file
+			a.what, a.release = a.NIC.what(), release
+		}
+	}
+}
+
+func (a *attach) alias() string { return a.dev.Common().Alias }
+
+// attachDevice plugs a device in, beside the loop. Saved is the device that the
+// stored definition gets with it; nil: none.
+func (g *Guest) attachDevice(ctx context.Context, r *run, p *qemu.Plan, dev, saved device.Device) (err error) {
+	if _, err := r.monitor(); err != nil {
+		return err
+	}
+	a := &attach{r: r, dev: dev, saved: saved, plan: p}
+	p.Disks, p.NICs = map[string]device.DiskAttachment{}, map[string]*device.NICAttachment{}
+	defer closePlan(p)
+	objects := []string{"alias/" + a.alias()}
+	switch d := dev.(type) {
+	case *device.Disk:
+		objects = append(objects, "disk/"+d.Target)
+		found, present, err := g.reg.findDisk(ctx, r, d)
+		if err != nil {
+			return err
+		}
+		if present {
+			p.Disks[d.Alias] = found
+			r.showChain(d, found)
+		}
+		forget, err := g.reg.giveKey(p, d)
+		if err != nil {
+			return err
+		}
+		defer forget()
+	case *device.VSock:
+		if p.VSock, err = qemu.ClaimVSock(d); err != nil {
+			return err
+		}
+	}
+	if err := a.describe(); err != nil {
+		return err
+	}
+	return explainKey(dev, r.perform(ctx, attachKind.Name, a, objects...))
+}
+
+// describe writes the devices into the payload.
+func (a *attach) describe() (err error) {
+	if a.Device, err = domainxml.FormatDevice(a.dev, domainxml.Style{Active: true, Secure: true}); err != nil || a.saved == nil {
+		return err
+	}
+	a.Saved, err = domainxml.FormatDevice(a.saved, domainxml.Style{Secure: true})
+	return err
+}
+
+// hold takes what the device needs of the host, and plans its steps.
+func (a *attach) hold(ctx context.Context) (err error) {
+	r := a.r
+	switch d := a.dev.(type) {
+	case *device.NIC:
+		err = a.connect(ctx, d)
+	case *device.HostDevice:
+		if at := pciFunction(d); at != nil {
+			a.what = claimOf(*at)
+			a.release, err = r.reg.claimDevice(*at, r)
+		}
+		if err == nil {
+			err = r.reg.plugHostDevice(r.UUID, d)
+		}
+	case *device.Memory:
+		if err = r.guest.reserveMemory(a.plan.Definition, d); err == nil {
+			demand := moduleDemand(a.plan.Definition, d)
+			a.reserved = &demand
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if err := r.reg.admit(ctx, r, a.plan, a.dev); err != nil {
+		return err
+	}
+	if a.steps, err = qemu.Plug(a.plan, a.dev); err != nil {
+		return err
+	}
+	for _, step := range a.steps {
+		if step.Undo == nil {
+			continue
+		}
+		u, err := newUndoing(step.Undo)
+		if err != nil {
+			return err
+		}
+		a.Undo = append(a.Undo, u)
+	}
+	if err := a.describe(); err != nil {
+		return err
+	}
+	return a.op.Save()
+}
+
+// connect gives a NIC its interface on the host. It is noted before it is made, where
+// it would outlive a daemon that is killed.
+func (a *attach) connect(ctx context.Context, n *device.NIC) error {
+	r := a.r
+	noting := network.WithNote(ctx, func(ifName string) error {
+		a.NIC = &heldNIC{Alias: n.Alias, IfName: ifName}
+		return a.op.Save()
+	})
+	made, release, err := r.reg.attachNIC(noting, a.plan.Definition, n)
+	if err != nil {
+		return err
+	}
+	if made == nil {
+		if r.reg.lacksNetwork(r) {
+			return r.reg.serveUserNetwork(ctx, a, n)
+		}
+		return nil
+	}
+	a.plan.NICs[n.Alias], n.Target = made, made.IfName
+	a.NIC = &heldNIC{Alias: n.Alias, IfName: made.IfName, Bridge: made.Bridge}
+	a.what, a.release = a.NIC.what(), release
+	return nil
+}
+
+// giveBack gives the host back what was held.
+func (a *attach) giveBack(ctx context.Context) error {
+	if a.defined {
+		return nil
+	}
+	a.r.relays.stop(a.alias())
+	err := a.r.labels.giveBack(ctx, ownerOf(a.dev))
+	if a.release != nil {
+		if e := a.release(ctx); e != nil {
+			return errors.Join(err, fmt.Errorf("cannot release the %s: %w", a.what, e))
+		}
+		a.release = nil
+	}
+	if a.reserved != nil {
+		a.r.reg.Ledger.Reduce(a.r.UUID, *a.reserved)
+		a.reserved = nil
+	}
+	return err
+}
+
+// make has QEMU make what is behind the device.
+func (a *attach) make(ctx context.Context) error { return a.r.tell(ctx, a.steps[:a.decides()]) }
+
+// decides is which step makes the device itself.
+func (a *attach) decides() int {
+	for i := len(a.steps) - 1; i > 0; i-- {
+		if a.steps[i].Command == "device_add" {
+			return i
+		}
+	}
+	return 0
+}
+
+// plug has QEMU make the device. One that refuses its limits is not the guest's.
+func (a *attach) plug(ctx context.Context) error {
+	defer a.r.guest.endTerminals(a.r)
+	if err := a.r.tell(ctx, a.steps[a.decides():]); err != nil {
+		return err
+	}
+	return a.tune(ctx)
+}
+
+func (a *attach) takeBack(ctx context.Context) error { return a.r.takeBack(ctx, a.Undo) }
+
+func (a *attach) probe(ctx context.Context, _ operation.Gone) (operation.Verdict, error) {
+	there, err := a.r.hasDevice(ctx, a.alias())
+	if err != nil || !there {
+		return operation.Never, err
+	}
+	return operation.Happened, nil
+}
+
+// settle tells QEMU what cannot be said when a device is made. A device that was cut
+// off is the guest's, with its limits or without.
+func (a *attach) settle(ctx context.Context) error {
+	if a.steps != nil { // plug has
+		return nil
+	}
+	err := a.tune(ctx)
+	if err == nil || noAnswer(err) {
+		return err
+	}
+	a.r.log.Warn("a device that was being plugged in is the guest's without its limits, which QEMU refuses", "alias", a.alias(), "error", err)
+	if d, is := a.dev.(*device.Disk); is {
+		d.Tune = nil
+	}
+	return nil
+}
+
+func (a *attach) tune(ctx context.Context) error {
+	s, err := a.r.monitor()
+	if err != nil {
+		return err
+	}
+	return settlePlugged(ctx, s, a.dev)
+}
+
+// define makes the device part of the running guest and, where that was asked for,
+// of its stored definition.
+func (a *attach) define(ctx context.Context) error {
+	return a.r.inLoop(ctx, func(g *Guest) error {
+		if a.r.def.Devices.ByAlias(a.alias()) == nil {
+			if err := g.addAttached(a); err != nil {
+				return operation.Final(err)
+			}
+		}
+		a.defined = true
+		if a.saved == nil {
+			return nil
+		}
+		return g.followOnce(ctx, a.op.ID(), func(*domain.Definition) (*domain.Definition, error) { return g.withDevice(a.saved) })
+	})
+}
+
+// addAttached makes a device part of the running guest, with what it holds.
+func (g *Guest) addAttached(a *attach) error {
+	var err error
+	g.setActive(func(d *domain.Definition) { err = d.Add(a.dev) })
+	if err != nil {
+		return err
+	}
+	if a.release != nil {
+		a.r.hold(a.what, a.release)
+	}
+	if a.NIC != nil {
+		a.r.NICs = append(a.r.NICs, *a.NIC)
+	}
+	g.keepActive()
+	g.announce(event.DomainDeviceAdded{Alias: a.alias()})
+	return nil
+}
+
+// tell has QEMU carry out steps, until one is refused or not answered.
+func (r *run) tell(ctx context.Context, steps []qemu.Step) error {
+	s, err := r.monitor()
+	for i := range steps {
+		if err == nil {
+			err = execute(ctx, s, steps[i])
+		}
+	}
+	return err
+}
+
+// takeBack undoes, last first, whatever QEMU has made of steps. What it refuses it has
+// not made.
+func (r *run) takeBack(ctx context.Context, steps []undoing) error {
+	s, err := r.monitor()
+	if err != nil {
+		return err
+	}
+	for _, u := range slices.Backward(steps) {
+		if err := s.Execute(ctx, u.Command, u.Args, nil); noAnswer(err) {
+			return err
+		} else if err != nil {
+			r.log.Debug("nothing to take back of a device", "command", u.Command, "error", err)
+		}
+	}
+	return nil
+}
+
+// hasDevice asks QEMU whether it has a device of an alias.
+func (r *run) hasDevice(ctx context.Context, alias string) (bool, error) {
+	s, err := r.monitor()
+	if err != nil {
+		return false, err
+	}
+	present, err := devicesOf(ctx, s)
+	return present[alias], err
+}
+
+// devicesOf asks QEMU which devices with an alias it has.
+func devicesOf(ctx context.Context, s *qmp.Session) (map[string]bool, error) {
+	var objects []struct{ Name string }
+	if err := s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects); err != nil {
+		return nil, err
+	}
+	present := map[string]bool{}
+	for _, o := range objects {
+		present[o.Name] = true
+	}
+	return present, nil
+}

@@ -1,0 +1,132 @@
+package guest_test
+
+import (
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// A daemon was killed amid the autostart of a boot: the next one starts those that
+// are left, and not what has run before: neither what was destroyed, nor what ended
+// by itself while no daemon looked, nor what is not marked any more.
+func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
+	d := newDaemon(t)
+	d.boot = "first"
+	byName := map[string]*guest.Guest{}
+	for _, name := range []string{"left", "ended", "done", "unmarked"} {
+		byName[name] = d.define(small(name))
+		ok(t, byName[name].SetAutostart(d.ctx(), true))
+	}
+	ok(t, byName["ended"].Start(d.ctx(), guest.StartOptions{}))
+	ok(t, byName["unmarked"].SetAutostart(d.ctx(), false))
+	pid := d.pid("ended")
+	d.reopen(func() {
+		ok(t, syscall.Kill(pid, syscall.SIGKILL))
+		_, err := syscall.Wait4(pid, nil, 0, nil)
+		ok(t, err)
+		s, err := store.Open(filepath.Join(d.dir, "data"))
+		ok(t, err)
+		for _, name := range []string{"left", "ended", "unmarked"} {
+			ok(t, s.Put(store.Kind{Name: "autostart", Version: 1}, byName[name].UUID(), map[string]any{"Boot": "first"}))
+		}
+		ok(t, s.Put(store.Kind{Name: "boot", Version: 1}, "autostarted", "first"))
+		ok(t, s.Close())
+	})
+	d.Autostart(d.ctx())
+	left := d.again(byName["left"])
+	d.settle(left, domain.Running)
+	ok(t, left.Destroy(d.ctx(), false))
+	for range 2 { // this daemon has nothing more to start, and the next one neither
+		d.Autostart(d.ctx())
+		for name, g := range byName {
+			g = d.again(g)
+			if v := g.View(); v.State.Active() || g.Job().Kind != domain.JobNone {
+				t.Errorf("%s is %s", name, v.State)
+			}
+		}
+		d.reopen(func() {})
+	}
+	d.boot = "second"
+	d.reopen(func() {})
+	d.Autostart(d.ctx())
+	for _, name := range []string{"left", "ended", "done"} {
+		d.settle(d.again(byName[name]), domain.Running)
+	}
+	d.want(d.again(byName["unmarked"]), domain.ShutOff, domain.ReasonUnknown)
+}
+
+// A note of the last boot's autostart that is damaged has that of this boot not be made twice, and keeps no later
+// boot from its own.
+func TestADamagedNoteOfAnAutostartHoldsForOneBoot(t *testing.T) {
+	d := newDaemon(t)
+	d.boot = "first"
+	g := d.define(small("marked"))
+	ok(t, g.SetAutostart(d.ctx(), true))
+	ok(t, d.store.Put(store.Kind{Name: "boot", Version: 1}, "autostarted", []int{1}))
+	for _, boot := range []string{"first", "second"} {
+		d.boot = boot
+		d.reopen(func() {})
+		if d.Autostart(d.ctx()); boot == "first" {
+			d.want(d.again(g), domain.ShutOff, domain.ReasonUnknown)
+		}
+	}
+	d.settle(d.again(g), domain.Running)
+}
+
+func TestAnAutostartThatFailsIsTold(t *testing.T) {
+	d := newDaemon(t)
+	d.boot, d.heard = "first", make(chan string, 1000)
+	d.reopen(func() {})
+	pool, disk := d.shelf()
+	ok(t, d.define(small("without-its-pool", disk)).SetAutostart(d.ctx(), true))
+	ok(t, pool.Stop(d.ctx()))
+	d.Autostart(d.ctx())
+	d.logged("cannot start a guest that is marked for autostart", "without-its-pool", "is not active")
+}
+
+// What a guest needs may come later than the daemon when the host boots: its start is tried
+// again, also by the next daemon, until its user gives that up, by any of the ways there are.
+func TestAnAutostartWaitsForWhatTheGuestNeeds(t *testing.T) {
+	d := newDaemon(t)
+	d.boot = "first"
+	d.reopen(func() {})
+	pool, disk := d.shelf()
+	const waits = "could not be started"
+	byName := map[string]*guest.Guest{}
+	for _, name := range []string{"patient", "destroyed", "undefined", "unmarked"} {
+		byName[name] = d.define(small(name, disk))
+		ok(t, byName[name].SetAutostart(d.ctx(), true))
+	}
+	ok(t, pool.Stop(d.ctx()))
+	d.Autostart(d.ctx())
+	for name, g := range byName {
+		if words := waiting(t, g, waits); !strings.Contains(words, `pool "shelf" is not active`) || !strings.Contains(words, "virsh destroy "+name) {
+			t.Errorf("%s says: %s", name, words)
+		}
+	}
+	ok(t, byName["destroyed"].Destroy(d.ctx(), false))
+	ok(t, byName["undefined"].Undefine(d.ctx(), guest.UndefineOptions{}))
+	ok(t, byName["unmarked"].SetAutostart(d.ctx(), false))
+	d.reopen(func() {})
+	d.Autostart(d.ctx())
+	patient := d.again(byName["patient"])
+	waiting(t, patient, waits)
+	pool, err := d.pools.ByName("shelf")
+	ok(t, err)
+	ok(t, pool.Start(d.ctx(), volume.NoBuild))
+	d.settle(patient, domain.Running)
+	if words := patient.View().Messages; len(words) > 0 {
+		t.Errorf("it runs, and says: %q", words)
+	}
+	for _, name := range []string{"destroyed", "unmarked"} {
+		if v := d.again(byName[name]).View(); v.State.Active() || len(v.Messages) > 0 {
+			t.Errorf("%s is %s, and says: %q", name, v.State, v.Messages)
+		}
+	}
+}

@@ -1,0 +1,591 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// blockCommitKind writes what some images of a disk hold into one below them.
+//
+// Where the guest writes the uppermost of them, the base takes its place. From then on the guest writes to the base
+// only, so the stored definition must name it first: the job waits (pending) with both images equal and the guest
+// stopped, the definition is stored, and then QEMU changes its chain. The stored definition decides.
+//
+// Otherwise the image above them is given another name of what lies below it. QEMU decides, and once it has ended the
+// header of that image tells.
+var blockCommitKind = operation.Kind[*run]{
+	Name: "blockcommit", Version: 1, Class: operation.DiskJob,
+	Steps: []string{"lend", "start", "copy", "pause", "complete", "store", "note", "finalize", "resume", "define", "dismiss", "forget"},
+	Undo:  []string{"lend", "start", "pause", "note"},
+	Bind:  func(r *run) operation.Work { return &blockCommit{r: r} },
+}
+
+// blockCommit is the payload.
+type blockCommit struct {
+	diskJob
+	Active bool      // the base takes the place of the image that the guest writes
+	Speed  uint64    `json:",omitempty"` // bytes a second; 0: as much as goes
+	Base   written   // the image that is written
+	Block  bool      `json:",omitempty"` // the base is a block device
+	Gone   []written // the images that go, from the top down
+	Above  *written  `json:",omitempty"` // lies on the uppermost of them; nil: the guest's device does
+	Lent   []written // the images that QEMU is lent to write
+	// Was and Will are what the header of Above names below it before and after.
+	Was, Will image.Backing
+	// Ran says that the guest ran when it was stopped for the change.
+	Ran bool `json:",omitempty"`
+	// Stored is the disk of the stored definition before it followed; nil: that has another disk there.
+	Stored *storedImage `json:",omitempty"`
+	// Failed is why QEMU did not change its chain although it was to; empty: it did not fail.
+	Failed string `json:",omitempty"`
+
+	r    *run
+	op   *operation.Operation
+	disk *device.Disk // of the daemon that began it
+	span span         // the same
+}
+
+// Steps implements operation.Work.
+func (c *blockCommit) Steps() []operation.Step {
+	begin := []operation.Step{
+		{Name: "lend", Effect: operation.Boot, Do: c.lend, Undo: c.takeBack},
+		{Name: "start", Effect: operation.Process, Do: c.start, Undo: c.cancel},
+		{Name: "copy", Effect: operation.Process, Waits: true, Do: c.copied},
+	}
+	rest := []operation.Step{
+		{Name: "define", Effect: operation.Boot, Do: c.define},
+		{Name: "dismiss", Effect: operation.Process, Do: c.dismiss},
+		{Name: "forget", Effect: operation.Boot, Do: c.forget},
+	}
+	if c.Active {
+		return slices.Concat(begin, []operation.Step{
+			{Name: "pause", Effect: operation.Process, Do: c.pause, Undo: c.unpause},
+			{Name: "complete", Effect: operation.Process, Do: c.complete},
+			{Name: "store", Effect: operation.Boot, Decisive: true, Do: c.store, Probe: c.probe},
+			{Name: "finalize", Effect: operation.Process, Do: c.pivot},
+			{Name: "resume", Effect: operation.Process, Do: c.resume},
+		}, rest)
+	}
+	return slices.Concat(begin, []operation.Step{
+		{Name: "note", Effect: operation.Boot, Do: c.note, Undo: c.unnote},
+		{Name: "finalize", Effect: operation.Boot, Decisive: true, Do: c.finalize, Probe: c.probe},
+	}, rest)
+}
+
+// Opened implements operation.Opener.
+func (c *blockCommit) Opened(op *operation.Operation) error {
+	c.op = op
+	if len(c.Gone) == 0 || c.Active == (c.Above != nil) {
+		return errors.New("it names no images that go, or not the one above them")
+	}
+	return nil
+}
+
+// Ended implements operation.Ender.
+func (c *blockCommit) Ended() {
+	path := c.Path
+	if c.completed && c.Active {
+		path = c.Base.Path
+	}
+	c.tellEnd(c.r, path)
+}
+
+// BlockCommit begins to write what some images of a running guest's disk hold into one below them. Where the guest
+// writes the uppermost of them it goes on until EndBlockJob.
+func (g *Guest) BlockCommit(ctx context.Context, disk string, o CommitOptions) error {
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+		r, err := g.runningDisks()
+		if err != nil {
+			return nil, err
+		}
+		d := findDiskByName(r.def, disk)
+		if d == nil {
+			return nil, refusedCall("disk '%s' not found in domain", disk)
+		}
+		if d.CopyOnRead == device.On {
+			return nil, fault.New(fault.Unsupported, fault.Call, "a commit of a disk that copies on read is not built (disk %s)", d.Target)
+		}
+		s, err := findCommit(d, o)
+		if err != nil {
+			return nil, err
+		}
+		c := newBlockCommit(r, d, s, o)
+		return func(ctx context.Context) (settle, error) {
+			if err := g.admitCommit(ctx, c, o.Relative); err != nil {
+				return nil, err
+			}
+			return nil, r.perform(ctx, blockCommitKind.Name, c, c.objects()...)
+		}, nil
+	})
+}
+
+func newBlockCommit(r *run, d *device.Disk, s span, o CommitOptions) *blockCommit {
+	images := d.Images()
+	at := func(place int) written {
+		return written{Number: images[place].Index, Path: images[place].Path(), Format: formatAt(d, place)}
+	}
+	c := &blockCommit{
+		diskJob: diskJob{Target: d.Target, Job: "commit-" + d.Target + "-" + qemu.FormatNode(images[s.top].Index), Path: d.Source.Path(), Kind: "commit"},
+		Active:  s.isActive(), Speed: o.Speed, Base: at(s.base), Block: images[s.base].Block != "", r: r, disk: d, span: s,
+	}
+	for place := s.top; place < s.base; place++ {
+		c.Gone = append(c.Gone, at(place))
+	}
+	c.Lent = []written{c.Base}
+	if c.Active {
+		c.Kind = "active-commit"
+		return c
+	}
+	above := at(s.top - 1)
+	if c.Above = &above; s.top > 1 { // else the guest writes it
+		c.Lent = append(c.Lent, above)
+	}
+	return c
+}
+
+func (c *blockCommit) objects() []string {
+	all := []string{"disk/" + c.Target}
+	for _, w := range c.Lent {
+		all = append(all, imageObject(w.Number))
+	}
+	return all
+}
+
+// admitCommit refuses to change images that others have, and finds what the header above them is to say.
+func (g *Guest) admitCommit(ctx context.Context, c *blockCommit, relative bool) error {
+	chain, err := g.reg.openShown(ctx, c.r, g.View().fences, c.disk)
+	if err != nil {
+		return err
+	}
+	defer chain.Close()
+	above := ""
+	if c.Above != nil {
+		above = c.Above.Path
+		if c.Was, c.Will, err = renamed(chain, c.span, relative); err != nil {
+			return err
+		}
+	}
+	return g.checkSoleUser(ctx, c.disk, chain[c.span.top:c.span.base+1], above)
+}
+
+// renamed gives what the header above the images that go says now, and what it is to say.
+func renamed(chain image.Chain, s span, relative bool) (was, will image.Backing, err error) {
+	if chain[s.top-1].Backing == nil {
+		return was, will, fault.New(fault.WrongState, fault.Volume, "%s lies on nothing", chain[s.top-1].Path)
+	}
+	was, will = *chain[s.top-1].Backing, image.Backing{Name: chain[s.base].Path, Format: chain[s.base].Format}
+	if relative {
+		if will.Name, err = relativeName(chain, s); err != nil {
+			return was, will, err
+		}
+	}
+	return was, will, nil
+}
+
+// lend lets QEMU write the images that it only reads.
+func (c *blockCommit) lend(ctx context.Context) error {
+	for _, w := range c.Lent {
+		place := slices.Index(c.disk.Nodes(), w.Number)
+		if err := c.r.guest.lendToWrite(ctx, c.r, c.disk, place); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeBack takes back what lend gave.
+func (c *blockCommit) takeBack(ctx context.Context) error {
+	return c.r.takeBackImages(ctx, c.Lent)
+}
+
+func (c *blockCommit) start(ctx context.Context) error {
+	job := qemu.Commit{
+		Job: c.Job, Device: qemu.TopNode(c.disk), Top: c.Gone[0].Number, Base: c.Base.Number, Backing: c.Will.Name, Speed: c.Speed,
+	}
+	if err := c.r.tell(ctx, []qemu.Step{job.Start()}); err != nil {
+		return err
+	}
+	return c.showMirror(ctx, "")
+}
+
+// cancel ends the job without its effect.
+func (c *blockCommit) cancel(ctx context.Context) error {
+	if err := c.r.cancelJob(ctx, c.Job); err != nil {
+		return err
+	}
+	return c.showMirror(ctx, noMirror)
+}
+
+// noMirror has showMirror take away what it showed.
+const noMirror = "none"
+
+// showMirror shows the base as what is about to take the place of the image that the guest writes.
+func (c *blockCommit) showMirror(ctx context.Context, ready string) error {
+	if !c.Active {
+		return nil
+	}
+	return c.r.inLoop(ctx, func(g *Guest) error {
+		g.setActive(func(def *domain.Definition) {
+			d := findDiskByName(def, c.Target)
+			if d == nil {
+				return
+			}
+			if d.Mirror = nil; ready != noMirror {
+				d.Mirror = &device.Mirror{Job: "active-commit", Ready: ready, Source: c.newSource(), Format: c.Base.Format}
+			}
+		})
+		return nil
+	})
+}
+
+// newSource is the base as the source of a disk.
+func (c *blockCommit) newSource() *device.DiskSource {
+	if c.Block {
+		return &device.DiskSource{Block: c.Base.Path, Index: c.Base.Number}
+	}
+	return &device.DiskSource{File: c.Base.Path, Index: c.Base.Number}
+}
+
+// copied looks whether all is copied and, where a client has to say so, whether it has.
+func (c *blockCommit) copied(ctx context.Context) error {
+	job, err := c.r.findJob(ctx, c.Job)
+	switch {
+	case err != nil:
+		return err
+	case job == nil:
+		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' has gone: QEMU does not know it any more", c.Target)
+	case job.Status == qemu.JobConcluded:
+		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' failed: %s", c.Target, told(job.Error))
+	case job.Status == qemu.JobPending: // an earlier daemon told it to complete
+		return nil
+	case c.Active && job.Status == qemu.JobReady:
+		if c.pivotAsked.Load() {
+			return nil
+		}
+		if err := c.showMirror(ctx, "yes"); err != nil {
+			return err
+		}
+		c.tellReady(c.r)
+		return operation.ErrWaiting
+	}
+	if err := c.showMirror(ctx, ""); err != nil {
+		return err
+	}
+	return operation.ErrWaiting
+}
+
+// pause stops the guest for the change.
+func (c *blockCommit) pause(ctx context.Context) error {
+	s, err := c.r.monitor()
+	if err != nil {
+		return err
+	}
+	var now struct{ Status string }
+	if err := s.Execute(ctx, "query-status", nil, &now); err != nil || now.Status != "running" {
+		return err // what a client paused stays so
+	}
+	c.Ran = true
+	if err := c.op.Save(); err != nil {
+		return err
+	}
+	return s.Execute(ctx, "stop", nil, nil)
+}
+
+// resume lets the guest run if it did.
+func (c *blockCommit) resume(ctx context.Context) error {
+	if !c.Ran {
+		return nil
+	}
+	s, err := c.r.monitor()
+	if err != nil {
+		return err
+	}
+	return goOnOnce(ctx, s)
+}
+
+// unpause is resume of a commit that waits on. A client may pause the guest next, and that stays so.
+func (c *blockCommit) unpause(ctx context.Context) error {
+	if err := c.resume(ctx); err != nil || !c.Ran {
+		return err
+	}
+	c.Ran = false
+	return c.op.Save()
+}
+
+// complete has the job come so far that only the change of the chain is left.
+func (c *blockCommit) complete(ctx context.Context) error {
+	job, err := c.r.completeJob(ctx, c.Job)
+	if err == nil && (job == nil || job.Status != qemu.JobPending) {
+		err = c.broken(job)
+	}
+	return err
+}
+
+func (c *blockCommit) broken(job *qemu.Job) error {
+	why := "QEMU does not know it any more"
+	if job != nil {
+		why = told(job.Error)
+	}
+	return fault.New(fault.Failed, fault.Device, "block job '%s' failed while pivoting: %s", c.Job, why)
+}
+
+// store has the stored definition name the base, through to the disk.
+func (c *blockCommit) store(ctx context.Context) error {
+	return c.r.inLoop(ctx, func(g *Guest) error {
+		return g.followOnce(ctx, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+			d := findDiskByName(config, c.Target)
+			if d == nil || d.Source == nil {
+				return config, nil
+			}
+			if path, _, err := g.reg.source(d); err != nil || path != c.Gone[0].Path { // it is another by now
+				return config, nil
+			}
+			if c.Stored == nil {
+				c.Stored = &storedImage{d.Source, d.Format, d.Backing, d.BackingSaid}
+				if err := c.op.Save(); err != nil {
+					return nil, err
+				}
+			}
+			source := c.newSource()
+			source.Index, source.SecLabels = 0, d.Source.SecLabels
+			d.Source, d.Format = source, c.Base.Format
+			d.Backing, d.BackingSaid = belowImage(d.Backing, c.Base.Path)
+			return config, nil
+		})
+	})
+}
+
+// storedImage is what a definition says of a disk's image.
+type storedImage struct {
+	Source      *device.DiskSource
+	Format      string
+	Backing     []device.BackingLayer
+	BackingSaid bool
+}
+
+// belowImage gives what a definition says to lie below an image. Said false: it says nothing of that image.
+func belowImage(layers []device.BackingLayer, path string) (below []device.BackingLayer, said bool) {
+	i := slices.IndexFunc(layers, func(l device.BackingLayer) bool { return l.Source.Path() == path })
+	if i < 0 {
+		return nil, false
+	}
+	return layers[i+1:], true
+}
+
+// probe finds out on which side of its decisive step a commit is.
+func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation.Verdict, error) {
+	var followed, shown bool
+	err := c.r.inLoop(ctx, func(g *Guest) error {
+		followed = c.Active && g != nil && slices.Contains(g.record.Followed, c.op.ID())
+		d := findDiskByName(c.r.def, c.Target)
+		shown = d != nil && !slices.Contains(d.Nodes(), c.Gone[0].Number)
+		return nil
+	})
+	switch {
+	case err != nil:
+		return operation.Never, err
+	case followed || shown:
+		return operation.Happened, nil
+	case gone != operation.Nothing && c.Active:
+		return operation.Never, nil
+	case gone != operation.Nothing:
+		return c.inHeader(ctx)
+	}
+	job, err := c.r.findJob(ctx, c.Job)
+	switch {
+	case err != nil || job == nil:
+		return operation.Never, err
+	case job.Status != qemu.JobConcluded:
+		return operation.NotYet, nil
+	case job.Error == "":
+		return operation.Happened, nil
+	}
+	return operation.Never, nil
+}
+
+// finalize has QEMU change its chain.
+func (c *blockCommit) finalize(ctx context.Context) error {
+	job, err := c.r.finalizeJob(ctx, c.Job)
+	if err == nil && job != nil && job.Error != "" {
+		err = c.broken(job)
+	}
+	return err
+}
+
+// pivot has QEMU put the base into the place of the image that the guest writes. Where it does not, the stored
+// definition is put back before the guest runs again.
+func (c *blockCommit) pivot(ctx context.Context) error {
+	job, err := c.r.completeJob(ctx, c.Job)
+	if err == nil {
+		job, err = c.r.finalizeJob(ctx, c.Job)
+	}
+	if err != nil || job == nil || job.Error == "" {
+		return err
+	}
+	c.Failed = job.Error
+	if err := c.op.Save(); err != nil {
+		return err
+	}
+	if err := c.unstore(ctx); err != nil {
+		return err
+	}
+	return operation.Final(c.broken(job))
+}
+
+func (c *blockCommit) unstore(ctx context.Context) error {
+	return c.r.inLoop(ctx, func(g *Guest) error {
+		if g == nil || g.inactive == nil || c.Stored == nil {
+			return nil
+		}
+		config := g.inactive.Clone()
+		d := findDiskByName(config, c.Target)
+		if d == nil || d.Source.Path() != c.Base.Path {
+			return nil
+		}
+		d.Source, d.Format, d.Backing, d.BackingSaid = c.Stored.Source, c.Stored.Format, c.Stored.Backing, c.Stored.BackingSaid
+		return g.redefine(config)
+	})
+}
+
+// define shows the shortened chain, in the stored definition too where that says one.
+func (c *blockCommit) define(ctx context.Context) error {
+	if c.Failed != "" {
+		return c.showMirror(ctx, noMirror)
+	}
+	if !c.r.isOver() && c.Active && c.r.labels != nil {
+		f, err := openNamed(ctx, c.Base.Path, unix.O_RDWR)
+		if err != nil {
+			return err
+		}
+		err = c.r.labels.keepWritable(ctx, c.Base.Number, f)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
+	return c.r.inLoop(ctx, func(g *Guest) error {
+		if g == nil {
+			return nil
+		}
+		if g.run == c.r && !c.r.isOver() {
+			g.setActive(func(def *domain.Definition) { c.shorten(findDiskByName(def, c.Target)) })
+			g.keepActive()
+		}
+		c.completed = true
+		if c.Active { // it has followed
+			return nil
+		}
+		return c.shortenStored(ctx, g)
+	})
+}
+
+// shortenStored takes the images that went out of the chain that the stored definition says, if it says one.
+func (c *blockCommit) shortenStored(ctx context.Context, g *Guest) error {
+	if g.inactive == nil {
+		return nil
+	}
+	d := findDiskByName(g.inactive, c.Target)
+	if d == nil || d.Source == nil || !d.BackingSaid {
+		return nil
+	}
+	return g.followOnce(ctx, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+		d := findDiskByName(config, c.Target)
+		d.Backing = slices.DeleteFunc(slices.Clone(d.Backing), func(l device.BackingLayer) bool {
+			return l.Source != nil && slices.ContainsFunc(c.Gone, func(w written) bool { return w.Path == l.Source.Path() })
+		})
+		return config, nil
+	})
+}
+
+// shorten takes the images that went out of a running guest's disk.
+func (c *blockCommit) shorten(d *device.Disk) {
+	if d == nil {
+		return
+	}
+	d.Mirror = nil
+	numbers := d.Nodes()
+	s := span{slices.Index(numbers, c.Gone[0].Number), slices.Index(numbers, c.Base.Number)}
+	if s.top < 0 || s.base <= s.top {
+		return // it has been
+	}
+	labels := d.Source.SecLabels
+	committed(d, s)
+	d.Source.SecLabels = labels
+}
+
+// forget has QEMU let go of the images that went, and takes back what it was lent.
+func (c *blockCommit) forget(ctx context.Context) error {
+	if c.Failed != "" {
+		return c.takeBack(ctx)
+	}
+	if c.Above != nil {
+		if err := c.renote(ctx); err != nil {
+			return err
+		}
+	}
+	lent := c.Lent
+	if c.Active && !c.r.isOver() { // the guest writes it from now on; QEMU needs its set no more
+		lent = nil
+		if err := c.r.emptySet(ctx, c.Base); err != nil {
+			return err
+		}
+	}
+	if err := c.r.dropImages(ctx, c.Gone); err != nil {
+		return err
+	}
+	return c.r.takeBackImages(ctx, lent)
+}
+
+// dismiss has QEMU forget the job, which keeps the images that went.
+func (c *blockCommit) dismiss(ctx context.Context) error { return c.r.dismissJob(ctx, c.Job) }
+
+// note has the image above be believed whichever of both its header names: QEMU is about to change it.
+func (c *blockCommit) note(ctx context.Context) error {
+	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebasing(f, c.Was, c.Will) })
+}
+
+func (c *blockCommit) unnote(ctx context.Context) error {
+	return onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Was) })
+}
+
+func (c *blockCommit) renote(ctx context.Context) error {
+	err := onImage(ctx, *c.Above, func(f *os.File) error { return image.Rebased(f, image.Format(c.Above.Format), c.Will) })
+	if fault.Is(err, fault.Denied) { // somebody has written another name there, and the note keeps that from use
+		return operation.Final(err)
+	}
+	return err
+}
+
+// inHeader reads in the header of the image above which of both it names.
+func (c *blockCommit) inHeader(ctx context.Context) (verdict operation.Verdict, err error) {
+	err = onImage(ctx, *c.Above, func(f *os.File) error {
+		info, err := image.Inspect(f, image.Format(c.Above.Format))
+		if err == nil && info.Backing != nil && info.Backing.Name == c.Will.Name {
+			verdict = operation.Happened
+		}
+		return err
+	})
+	return verdict, err
+}
+
+// onImage does something with an image, which is open to read.
+func onImage(ctx context.Context, w written, do func(*os.File) error) error {
+	f, err := openNamed(ctx, w.Path, unix.O_RDONLY)
+	if err != nil {
+		return fmt.Errorf("cannot look at %s: %w", w.Path, err)
+	}
+	defer f.Close()
+	return fsguard.Run(ctx, w.Path, func() error { return do(f) })
+}

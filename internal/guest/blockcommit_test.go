@@ -1,0 +1,224 @@
+package guest_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// committing has a guest run on three images, top, mid and base.
+func (d *daemon) committing() *guest.Guest {
+	d.t.Helper()
+	g := d.define(small("a", qcow2Disk(d.chain("top", "mid", "base"), "vda")))
+	ok(d.t, g.Start(d.ctx(), guest.StartOptions{}))
+	return g
+}
+
+// writes has the guest's device write a megabyte of a pattern, and flush it.
+func (d *daemon) writes(g *guest.Guest, pattern, at int) {
+	d.t.Helper()
+	for _, command := range []string{fmt.Sprintf("write -P %d %dM 1M", pattern, at), "flush"} {
+		var said string
+		d.qmp(g, &said, "human-monitor-command", map[string]any{
+			"command-line": fmt.Sprintf(`qemu-io -d /machine/peripheral/virtio-disk0/virtio-backend "%s"`, command),
+		})
+		if strings.Contains(strings.ToLower(said), "error") || strings.Contains(said, "failed") {
+			d.t.Fatalf("cannot write as the guest: %s", said)
+		}
+	}
+}
+
+// holds compares what an image holds: the pattern of each of its first megabytes.
+func (d *daemon) holds(name string, patterns ...int) {
+	d.t.Helper()
+	for at, pattern := range patterns {
+		out := d.run("qemu-io", "-U", "-r", "-f", "qcow2", "-c", fmt.Sprintf("read -P %d %dM 1M", pattern, at), filepath.Join(d.dir, name))
+		if strings.Contains(out, "verification failed") {
+			d.t.Errorf("%s does not hold %d at %d MiB: %s", name, pattern, at, out)
+		}
+	}
+}
+
+// isReady waits until clients see that the commit is ready.
+func (d *daemon) isReady(g *guest.Guest) {
+	d.t.Helper()
+	eventually(d.t, "a commit that is ready", func() bool {
+		return strings.Contains(d.shown(g, "vda"), "<mirror type='file' job='active-commit' ready='yes'>")
+	})
+	b, found, err := g.BlockJob(d.ctx(), "vda")
+	if err != nil || !found || b.Kind != "active-commit" || b.Done != b.Total {
+		d.t.Errorf("the job is told as %+v, %v, %v", b, found, err)
+	}
+}
+
+// noJobLeft checks that nothing of a job is left.
+func (d *daemon) noJobLeft(g *guest.Guest) {
+	d.t.Helper()
+	eventually(d.t, "no job", func() bool { _, found, err := g.BlockJob(d.ctx(), "vda"); return err == nil && !found })
+	if all := d.jobs(g); len(all) > 0 {
+		d.t.Errorf("QEMU still has %+v", all)
+	}
+	noOperation(d.t, g)
+	if text := d.shown(g, "vda"); strings.Contains(text, "<mirror") {
+		d.t.Errorf("a mirror is still shown:\n%s", text)
+	}
+}
+
+// startsAgain checks that the guest starts on a chain, whatever a QEMU wrote into the headers.
+func (d *daemon) startsAgain(g *guest.Guest, chain string) {
+	d.t.Helper()
+	ok(d.t, g.Destroy(d.ctx(), false))
+	ok(d.t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.wantChain(g, "started again", "vda", chain)
+}
+
+var activeCommit = guest.CommitOptions{Active: true}
+
+func TestBlockCommit_Pivot(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.committing()
+	ok(t, g.BlockCommit(d.ctx(), "vda", activeCommit))
+	d.isReady(g)
+	d.writes(g, 9, 3)
+	ok(t, g.EndBlockJob(d.ctx(), "vda", true, false))
+	d.noJobLeft(g)
+	d.wantChain(g, "after the pivot", "vda", "3:base")
+	d.want(g, domain.Running, domain.ReasonUnpaused)
+	if path := g.View().Inactive.Devices.Disks[0].Source.Path(); filepath.Base(path) != "base" {
+		t.Errorf("the stored definition has %s", path)
+	}
+	if got := strings.Join(d.nodes(g), " "); got != "libvirt-3-format libvirt-3-storage" {
+		t.Errorf("QEMU has %s", got)
+	}
+	d.writes(g, 8, 4)
+	for _, name := range []string{"top", "mid"} {
+		if ways := d.opened(g, filepath.Join(d.dir, name)); len(ways) > 0 {
+			t.Errorf("%s is still open %v", name, ways)
+		}
+		if mark := d.noted(filepath.Join(d.dir, name)); mark != "" {
+			t.Errorf("of %s is noted still %q", name, mark)
+		}
+	}
+	d.startsAgain(g, "1:base")
+	ok(t, g.Destroy(d.ctx(), false))
+	d.holds("base", 1, 2, 3, 9, 8)
+}
+
+func TestBlockCommit_Aborted(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.committing()
+	for range 2 {
+		ok(t, g.BlockCommit(d.ctx(), "vda", activeCommit))
+		d.isReady(g)
+		refused(t, g.BlockCommit(d.ctx(), "vda", activeCommit), fault.WrongState, "blockcommit")
+		refused(t, g.Save(d.ctx(), filepath.Join(d.dir, "saved"), guest.SaveOptions{}), fault.WrongState, "blockcommit")
+		refused(t, g.Detach(d.ctx(), qcow2Disk("/x", "vda"), guest.Affect{Live: true}), fault.WrongState, "blockcommit")
+		ok(t, g.EndBlockJob(d.ctx(), "vda", false, false))
+		d.noJobLeft(g)
+		d.wantChain(g, "after the abort", "vda", "1:top 2:mid 3:base")
+		if ways := d.opened(g, filepath.Join(d.dir, "base")); len(ways) != 1 || ways[0] != "ro" {
+			t.Errorf("the base is open %v", ways)
+		}
+	}
+	refused(t, g.EndBlockJob(d.ctx(), "vda", true, false), fault.Invalid, "does not have an active block job")
+	d.writes(g, 9, 3)
+	d.startsAgain(g, "1:top 2:mid 3:base")
+	ok(t, g.Destroy(d.ctx(), false))
+	d.holds("top", 1, 2, 3, 9)
+}
+
+func TestBlockCommit_BelowTheTop(t *testing.T) {
+	for _, c := range []struct {
+		name, top, chain, again string
+		relative                bool
+	}{
+		{"right below", "b", "1:a 4:d", "1:a 2:d", false},
+		{"further down", "c", "1:a 2:b 4:d", "1:a 2:b 3:d", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDaemonOf(t, true)
+			g := d.define(small("a", qcow2Disk(d.chain("a", "b", "c", "d"), "vda")))
+			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+			ok(t, g.BlockCommit(d.ctx(), "vda", guest.CommitOptions{Top: filepath.Join(d.dir, c.top), Base: filepath.Join(d.dir, "d")}))
+			d.noJobLeft(g)
+			d.wantChain(g, "after it", "vda", c.chain)
+			if ways := d.opened(g, filepath.Join(d.dir, "d")); len(ways) != 1 || ways[0] != "ro" {
+				t.Errorf("the base is open %v", ways)
+			}
+			d.startsAgain(g, c.again)
+			ok(t, g.Destroy(d.ctx(), false))
+			d.holds("a", 1, 2, 3, 4)
+		})
+	}
+}
+
+// The next daemon finds a commit that is ready, shows it, and ends it as its client asks.
+func TestBlockCommit_NextDaemon(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.committing()
+	ok(t, g.BlockCommit(d.ctx(), "vda", activeCommit))
+	d.isReady(g)
+	d.reopen(func() {})
+	g = d.again(g)
+	d.isReady(g)
+	ok(t, g.EndBlockJob(d.ctx(), "vda", true, false))
+	d.noJobLeft(g)
+	d.wantChain(g, "after the pivot", "vda", "3:base")
+}
+
+// A guest whose QEMU is killed starts on a chain that holds all that was written.
+func TestBlockCommit_QEMUKilled(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		pivot bool
+		chain string
+	}{{"ready", false, "1:top 2:mid 3:base"}, {"after the pivot", true, "1:base"}} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDaemonOf(t, true)
+			g := d.committing()
+			ok(t, g.BlockCommit(d.ctx(), "vda", activeCommit))
+			d.isReady(g)
+			d.writes(g, 9, 3)
+			if c.pivot {
+				ok(t, g.EndBlockJob(d.ctx(), "vda", true, false))
+			}
+			ok(t, syscall.Kill(g.View().PID, syscall.SIGKILL))
+			d.settle(g, domain.ShutOff)
+			ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+			d.wantChain(g, "started again", "vda", c.chain)
+			ok(t, g.Destroy(d.ctx(), false))
+			d.holds(strings.Split(strings.Fields(c.chain)[0], ":")[1], 1, 2, 3, 9)
+		})
+	}
+}
+
+// A guest that is paused stays so, and what QEMU keeps of the images until it runs is taken from it then.
+func TestBlockCommit_Paused(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.committing()
+	ok(t, g.Suspend(d.ctx()))
+	ok(t, g.BlockCommit(d.ctx(), "vda", activeCommit))
+	d.isReady(g)
+	ok(t, g.EndBlockJob(d.ctx(), "vda", false, false))
+	refused(t, g.BlockCommit(d.ctx(), "vda", activeCommit), fault.Busy, "closes the images of a paused guest when it runs")
+	ok(t, g.Resume(d.ctx()))
+	eventually(t, "no operation", func() bool { return len(operations(t, g)) == 0 })
+	if ways := d.opened(g, filepath.Join(d.dir, "base")); len(ways) != 1 || ways[0] != "ro" {
+		t.Errorf("the base is open %v", ways)
+	}
+	ok(t, g.Suspend(d.ctx()))
+	ok(t, g.BlockCommit(d.ctx(), "vda", activeCommit))
+	d.isReady(g)
+	ok(t, g.EndBlockJob(d.ctx(), "vda", true, false))
+	d.want(g, domain.Paused, domain.ReasonUser)
+	d.wantChain(g, "after the pivot", "vda", "3:base")
+	ok(t, g.Resume(d.ctx()))
+	eventually(t, "the images closed", func() bool { return len(d.opened(g, filepath.Join(d.dir, "top"))) == 0 })
+	eventually(t, "no operation", func() bool { return len(operations(t, g)) == 0 })
+}

@@ -1,0 +1,559 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard/mounttest"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+const claimedUUID = "c0ffee00-0000-4000-8000-0000000000a6"
+
+func bareRegistry(t *testing.T) *Registry {
+	t.Helper()
+	records, err := store.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = records.Close() })
+	r := newRegistry(Config{Store: records, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler), RunDir: t.TempDir()})
+	t.Cleanup(func() { r.stop(nil); r.loops.Wait() })
+	return r
+}
+
+func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
+	r, asked := bareRegistry(t), 0
+	var first *Guest
+	g, err := r.claimed(t.Context(), "passing", claimedUUID, func(g *Guest) error {
+		if asked++; asked == 1 {
+			first = g
+			if err := g.change(t.Context(), "", func() error { g.forget(); return nil }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return g.change(t.Context(), "", func() error { return nil })
+	})
+	if err != nil || asked != 2 || g == first {
+		t.Errorf("asked %d times, it answers %v", asked, err)
+	}
+	if found, err := r.ByUUID(claimedUUID); err != nil || found != g {
+		t.Errorf("it is not the one that is there: %v", err)
+	}
+}
+
+// A request that waits for its guest's turn is judged anew when that has come, and what it has begun
+// goes on.
+func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
+	r := bareRegistry(t)
+	g := guestOf(t, r, claimedUUID, "")
+	var denied atomic.Bool
+	held := WithJudge(t.Context(), func(uuid string) error {
+		if uuid != claimedUUID || denied.Load() {
+			return fault.New(fault.Denied, fault.Call, "no")
+		}
+		return nil
+	})
+	ask := func(do work) <-chan error {
+		answer := make(chan error, 1)
+		go func() {
+			answer <- g.perform(held, "", domain.JobModify, modifyLimit, func() (work, error) { return do, nil })
+		}()
+		return answer
+	}
+	begun, end := make(chan struct{}), make(chan struct{})
+	first := ask(func(ctx context.Context) (settle, error) {
+		close(begun)
+		<-end
+		return nil, g.change(ctx, "", func() error { return nil })
+	})
+	<-begun
+	second := ask(func(context.Context) (settle, error) {
+		t.Error("what is not allowed any more is begun")
+		return nil, nil
+	})
+	for late, waits := time.After(time.Minute), 0; waits == 0; {
+		select {
+		case <-late:
+			t.Fatal("the second one does not wait")
+		case <-time.After(time.Millisecond):
+		}
+		if err := g.change(t.Context(), "", func() error { waits = len(g.waiting); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	denied.Store(true)
+	close(end)
+	if err := <-first; err != nil {
+		t.Errorf("what has begun: %v", err)
+	}
+	if err := <-second; !fault.Is(err, fault.Denied) {
+		t.Errorf("what waited: %v", err)
+	}
+}
+
+// The files of a guest that was undefined go before the next one of its UUID can make its
+// own in their place.
+func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
+	r := bareRegistry(t)
+	dead := filepath.Join(t.TempDir(), "dead")
+	if err := os.Mkdir(dead, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r.leaveUndefined(t, undefinition{UUID: claimedUUID, NVRAM: filepath.Join(dead, "vars")})
+	release, visits := mounttest.Hang(t, dead), mounttest.Visits(t, dead)
+	if err := r.recoverUndefinitions(); err != nil {
+		t.Fatal(err)
+	}
+	for late := time.After(time.Minute); visits() == 0; { // the removal has not come so far
+		select {
+		case <-late:
+			t.Fatal("nobody removes the files of the last guest")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	nothing := func(*Guest) error { return nil }
+	hurried, stop := context.WithCancelCause(t.Context())
+	stop(nil)
+	if _, err := r.claimed(hurried, "next", claimedUUID, nothing); err == nil {
+		t.Error("the next guest is there before the files of the last have gone")
+	}
+	release()
+	if _, err := r.claimed(t.Context(), "next", claimedUUID, nothing); err != nil {
+		t.Error(err)
+	}
+}
+
+// A guest that crashed and was undefined before it was started again leaves no start to the
+// next one of its UUID.
+func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
+	r := bareRegistry(t)
+	r.noteCrash(claimedUUID)
+	g, err := r.claimed(t.Context(), "crashed", claimedUUID, func(g *Guest) error {
+		return g.change(t.Context(), "", func() error {
+			g.state.Persistent = true
+			return g.redefine(&domain.Definition{Name: "crashed", UUID: claimedUUID})
+		})
+	})
+	if err == nil {
+		err = g.Undefine(t.Context(), UndefineOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d due
+	if err := r.store.Get(dueKind, claimedUUID, &d); !fault.Is(err, fault.NotFound) || len(r.dues.left) > 0 {
+		t.Errorf("it is still to be started: %+v, %v", d, err)
+	}
+}
+
+// A start that fails when its guest was about to go on from its managed save image says at once that it did not: what it
+// has taken is given back after that, which may take longer than its daemon lives.
+func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
+	r := bareRegistry(t)
+	g := guestOf(t, r, claimedUUID, "")
+	run := newRun(runRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.log)
+	run.spent = true
+	var rec record
+	run.hold("what takes long", func(context.Context) error { return r.store.Get(domains, claimedUUID, &rec) })
+	l := &launching{g: g, run: run, from: &savedImage{managed: true}}
+	l.unwind(t.Context())
+	if !rec.ManagedSave {
+		t.Error("the store does not know it while the rest is given back")
+	}
+	if err := g.RemoveManagedSave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_ = g.change(t.Context(), "", func() error {
+		if g.settleImage(run); g.record.ManagedSave {
+			t.Error("an image that was removed meanwhile is there again")
+		}
+		return nil
+	})
+}
+
+// A start from a managed save image that ends with its daemon undoes itself before that: the image is the guest's again.
+func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
+	r := bareRegistry(t)
+	g := guestOf(t, r, claimedUUID, "")
+	run := newRun(runRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.log)
+	run.spent = true
+	var undone bool
+	run.hold("something", func(context.Context) error { undone = true; return nil })
+	begun := make(chan struct{})
+	go func() {
+		_ = g.perform(context.WithoutCancel(t.Context()), "", domain.JobStart, 0, func() (work, error) {
+			return func(ctx context.Context) (settle, error) {
+				close(begun)
+				<-ctx.Done()
+				(&launching{g: g, run: run, from: &savedImage{managed: true}}).unwind(ctx)
+				return nil, context.Cause(ctx)
+			}, nil
+		})
+	}()
+	<-begun
+	r.stop(nil)
+	<-g.ended
+	if !undone {
+		t.Error("the daemon has ended before the start was undone")
+	}
+	var rec record
+	if err := r.store.Get(domains, claimedUUID, &rec); err != nil || !rec.ManagedSave {
+		t.Errorf("the image is nobody's: %v", err)
+	}
+}
+
+// guestOf is a guest that is defined with a file of UEFI variables.
+func guestOf(t *testing.T, r *Registry, uuid, vars string) *Guest {
+	t.Helper()
+	g, err := r.claimed(t.Context(), "of "+uuid, uuid, func(g *Guest) error {
+		return g.change(t.Context(), "", func() error {
+			g.state.Persistent = true
+			d := &domain.Definition{Name: "of " + uuid, UUID: uuid}
+			d.OS.NVRAM.Path = vars
+			return g.redefine(d)
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// nailed stands for variables that nobody can remove, not even root.
+func nailed(t *testing.T) string {
+	t.Helper()
+	vars := filepath.Join(t.TempDir(), "vars")
+	if err := os.MkdirAll(filepath.Join(vars, "nail"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return vars
+}
+
+// leaveUndefined leaves what a daemon that was killed did not come to.
+func (r *Registry) leaveUndefined(t *testing.T, u undefinition) {
+	t.Helper()
+	payload, err := json.Marshal(&u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := operation.Record{
+		ID: "left", Kind: undefineKind.Name, Version: undefineKind.Version, Owner: undefinitionsOwner + u.UUID,
+		Objects: []string{uuidObject(u.UUID)}, Payload: payload,
+	}
+	if err := (operation.Stored{Store: r.store}).Write(rec); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// undefinitionsLeft counts what the next daemon would find.
+func (r *Registry) undefinitionsLeft(t *testing.T) (n int) {
+	t.Helper()
+	all, err := operation.Stored{Store: r.store}.ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for owner, its := range all {
+		if strings.HasPrefix(owner, undefinitionsOwner) {
+			n += len(its.Records)
+		}
+	}
+	return n
+}
+
+// awaitUndefined waits until the next daemon would find nothing.
+func (r *Registry) awaitUndefined(t *testing.T) {
+	t.Helper()
+	for late := time.After(time.Minute); r.undefinitionsLeft(t) > 0; {
+		select {
+		case <-late:
+			t.Fatal("an undefinition is still open")
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
+	r := bareRegistry(t)
+	vars := nailed(t)
+	err := guestOf(t, r, claimedUUID, vars).Undefine(t.Context(), UndefineOptions{NVRAM: true})
+	if err == nil || !strings.Contains(err.Error(), "is undefined, but its UEFI variables are left") || !strings.Contains(err.Error(), "remove "+vars+":") {
+		t.Errorf("the answer is %v", err)
+	}
+	if g, err := r.ByUUID(claimedUUID); err == nil {
+		t.Errorf("%s is still there", g.Name())
+	}
+	if r.undefinitionsLeft(t) > 0 {
+		t.Error("the next daemon would remove what has been told as left")
+	}
+}
+
+// A client that goes just as its guest is undefined takes the variables along, as it asked.
+func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
+	r := bareRegistry(t)
+	vars := filepath.Join(t.TempDir(), "vars")
+	if err := os.WriteFile(vars, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g := guestOf(t, r, claimedUUID, vars)
+	ctx, leave := context.WithCancelCause(t.Context())
+	leaving := WithJudge(ctx, func(string) error { leave(nil); return nil })
+	_ = g.Undefine(leaving, UndefineOptions{NVRAM: true}) // which has nobody to answer to
+	r.awaitUndefined(t)
+	if _, err := os.Stat(vars); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the variables are left: %v", err)
+	}
+	if g, err := r.ByUUID(claimedUUID); err == nil {
+		t.Errorf("%s is still there", g.Name())
+	}
+}
+
+// What a daemon that was killed could not remove the next one removes as soon as it can,
+// unless another guest has it, or it is a new guest's of that UUID.
+func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
+	const otherUUID = "11111111-2222-3333-4444-555555555555"
+	for name, owner := range map[string]string{"nobody has them": "", "another guest has them": otherUUID, "its successor has them": claimedUUID} {
+		t.Run(name, func(t *testing.T) {
+			r := bareRegistry(t)
+			vars := nailed(t)
+			r.leaveUndefined(t, undefinition{UUID: claimedUUID, NVRAM: vars, Held: []string{filepath.Dir(vars)}})
+			if err := r.recoverUndefinitions(); err != nil {
+				t.Fatal(err)
+			}
+			leave, err := r.removing.take(t.Context(), claimedUUID) // the first try has been made
+			if err != nil {
+				t.Fatal(err)
+			}
+			leave()
+			if r.undefinitionsLeft(t) == 0 {
+				t.Fatal("what could not be removed is forgotten")
+			}
+			if owner != "" {
+				guestOf(t, r, owner, vars)
+			}
+			if err := os.Remove(filepath.Join(vars, "nail")); err != nil {
+				t.Fatal(err)
+			}
+			r.awaitUndefined(t)
+			if _, err := os.Stat(vars); (err == nil) != (owner != "") {
+				t.Errorf("the variables are left: %v", err == nil)
+			}
+		})
+	}
+}
+
+// What an earlier undefinition, which is not settled, would have removed stays when a
+// later one keeps it.
+func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
+	r := bareRegistry(t)
+	vars := nailed(t)
+	r.leaveUndefined(t, undefinition{UUID: claimedUUID, NVRAM: vars})
+	if err := r.recoverUndefinitions(); err != nil {
+		t.Fatal(err)
+	}
+	if err := guestOf(t, r, claimedUUID, vars).Undefine(t.Context(), UndefineOptions{KeepNVRAM: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(vars, "nail")); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitUndefined(t)
+	if _, err := os.Stat(vars); err != nil {
+		t.Errorf("the variables have gone: %v", err)
+	}
+}
+
+// A half-made file of a start that was cut off goes from where it was made, and not from
+// where a client who is held to folders has made a link lead meanwhile.
+func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
+	r := bareRegistry(t)
+	folder, others := t.TempDir(), t.TempDir()
+	vars := filepath.Join(folder, "way", "vars")
+	for _, dir := range []string{filepath.Dir(vars), others} {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(partial(filepath.Join(dir, "vars")), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g := guestOf(t, r, claimedUUID, vars)
+	g.record.Fences = map[string][]string{vars: {folder}}
+	g.publish()
+	cutOff := func() {
+		rec := &runRecord{UUID: claimedUUID}
+		run := newRun(*rec, t.TempDir(), r.Kernel, r.log)
+		run.def = g.inactive.Clone()
+		run.def.OS.NVRAM.Template = "/template"
+		r.bury(run, rec, false)
+	}
+	cutOff()
+	if _, err := os.Lstat(partial(vars)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a half-made file stays: %v", err)
+	}
+	if err := errors.Join(os.Remove(filepath.Dir(vars)), os.Symlink(others, filepath.Dir(vars))); err != nil {
+		t.Fatal(err)
+	}
+	cutOff()
+	if _, err := os.Lstat(partial(filepath.Join(others, "vars"))); err != nil {
+		t.Errorf("another's file was removed: %v", err)
+	}
+}
+
+// For whoever has gone before his turn nothing is done: what is done instead would come before it.
+func TestNothingIsDoneForWhoHasGone(t *testing.T) {
+	r := bareRegistry(t)
+	g, err := r.claimed(t.Context(), "busy", claimedUUID, func(*Guest) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, hold, holder := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		holder <- g.change(t.Context(), "", func() error { close(held); <-hold; return nil })
+	}()
+	<-held
+	ctx, leave := context.WithCancelCause(t.Context())
+	done, gone := false, make(chan error, 1)
+	go func() { gone <- g.change(ctx, "", func() error { done = true; return nil }) }()
+	for late := time.After(time.Minute); len(g.mailbox) == 0; {
+		select {
+		case <-late:
+			t.Fatal("the request never comes")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	leave(errors.New("the client has gone"))
+	if err := <-gone; err == nil {
+		t.Error("it is done already")
+	}
+	close(hold)
+	if err := errors.Join(<-holder, g.change(t.Context(), "", func() error { return nil })); err != nil {
+		t.Error(err)
+	}
+	if done {
+		t.Error("it is done when nobody waits for it")
+	}
+}
+
+// Until the store has one of them both names of a guest that is being renamed are its own.
+func TestNobodyTakesANameAmidARename(t *testing.T) {
+	r := bareRegistry(t)
+	g, err := r.claim("from", claimedUUID, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.addName(g, "to"); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"from", "to"} {
+		if _, err := r.claim(name, "c0ffee00-0000-4000-8000-0000000000a7", true); !fault.Is(err, fault.Exists) {
+			t.Errorf("another is given the name %q: %v", name, err)
+		}
+	}
+	r.dropName("to")
+	if _, err := r.ByName("to"); !fault.Is(err, fault.NotFound) {
+		t.Errorf("the name is taken: %v", err)
+	}
+}
+
+// What QEMU has told since it was asked counts for more than its answer.
+func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
+	r := bareRegistry(t)
+	g := newGuest(r, "asked", claimedUUID)
+	g.run = newRun(runRecord{Name: "asked", UUID: claimedUUID}, t.TempDir(), r.Kernel, g.log)
+	g.run.def = &domain.Definition{Name: "asked", UUID: claimedUUID}
+	g.state = lifecycle.State{Phase: domain.Paused, Reason: domain.ReasonIOError}
+	g.meet(&inquiry{status: "running"}, domain.Running)
+	if g.state.Phase != domain.Paused || g.state.Reason != domain.ReasonIOError {
+		t.Errorf("a guest that was paused since is said to be %s (%s)", g.state.Phase, g.state.Reason)
+	}
+	g.meet(&inquiry{status: "running"}, domain.Paused)
+	if g.state.Phase != domain.Running {
+		t.Errorf("a guest that runs is said to be %s", g.state.Phase)
+	}
+}
+
+// Whoever destroys a transient guest that is being started is told that it has gone, as he asked.
+func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
+	r := bareRegistry(t)
+	g, err := r.claim("starting", claimedUUID, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun, started := make(chan struct{}), make(chan error, 1)
+	go func() {
+		started <- g.perform(t.Context(), lifecycle.Start, domain.JobStart, 0, func() (work, error) {
+			return func(ctx context.Context) (settle, error) {
+				close(begun)
+				<-ctx.Done()
+				return nil, context.Cause(ctx)
+			}, nil
+		})
+	}()
+	<-begun
+	if err := g.Destroy(t.Context(), false); err != nil {
+		t.Errorf("who destroys it is told: %v", err)
+	}
+	if err := <-started; !fault.Is(err, fault.Aborted) {
+		t.Errorf("who starts it is told: %v", err)
+	}
+	if _, err := r.ByUUID(claimedUUID); !fault.Is(err, fault.NotFound) {
+		t.Errorf("it is still there: %v", err)
+	}
+}
+
+// What waits for its turn with a guest that is forgotten first is not begun: the next guest of its UUID may be there.
+func TestNothingIsBegunOfAGuestThatIsForgotten(t *testing.T) {
+	g, begun := newGuest(bareRegistry(t), "forgotten", claimedUUID), 0
+	for range 2 {
+		g.waiting = append(g.waiting, &task{ctx: t.Context(), kind: domain.JobModify, reply: make(chan error, 1), plan: func() (work, error) {
+			begun++
+			g.forgetIfNothing()
+			return nil, nil
+		}})
+	}
+	if g.continueAfter(); begun != 1 || len(g.waiting) != 1 {
+		t.Errorf("%d are begun, and %d wait", begun, len(g.waiting))
+	}
+}
+
+// endsLate is a context that has ended when it is asked for the second time, once what was asked is answered.
+type endsLate struct {
+	context.Context
+
+	asked    int
+	answered chan struct{}
+}
+
+func (c *endsLate) Done() <-chan struct{} {
+	if c.asked++; c.asked == 1 {
+		return nil
+	}
+	<-c.answered
+	return c.answered
+}
+
+// Who asked for what is done is told that it is, and takes back nothing, whatever has ended just then.
+func TestWhatIsDoneIsNoFailure(t *testing.T) {
+	g := newGuest(bareRegistry(t), "asked", claimedUUID)
+	for range 64 { // which of the two is seen is chance
+		ctx := &endsLate{t.Context(), 0, make(chan struct{})}
+		go func() {
+			(<-g.mailbox).answer(nil)
+			close(ctx.answered)
+		}()
+		if err := g.change(ctx, "", func() error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,258 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// cleanupKind takes away what stays of a device that the guest has let go: in QEMU,
+// and on the host. It always goes forward. A guest that is paused keeps images busy,
+// so that it may be owed for hours.
+var cleanupKind = operation.Kind[*run]{
+	Name: "cleanup", Version: 1, Class: operation.Cleanup,
+	Steps: []string{"objects", "images", "release"},
+	Bind:  func(r *run) operation.Work { return &cleanup{r: r} },
+}
+
+// cleanup is the payload.
+type cleanup struct {
+	Alias   string    `json:",omitempty"` // of the device; empty: an image of a drive is all there is
+	Objects []undoing `json:",omitempty"` // the commands that remove what is behind it
+	NIC     *heldNIC  `json:",omitempty"`
+	Images  []uint    `json:",omitempty"` // the numbers of those that QEMU is to let go
+	Lent    []written `json:",omitempty"` // those that QEMU had to write, and has not any more
+	// Device is a PCI device of the host; nil: it was none. Taken says that the host's
+	// driver gets it back.
+	Device *kernel.PCIAddress `json:",omitempty"`
+	Taken  bool               `json:",omitempty"`
+	// For names what was labelled, or allowed, for it.
+	For string `json:",omitempty"`
+	// Socket is where it listened; empty: nowhere.
+	Socket string `json:",omitempty"`
+
+	r       *run
+	op      *operation.Operation
+	release func(context.Context) error // of its NIC or PCI device; nil: there is nothing
+}
+
+// Steps implements operation.Work.
+func (c *cleanup) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "objects", Effect: operation.Boot, Decisive: true, Do: c.removeObjects},
+		{Name: "images", Effect: operation.Boot, Do: c.closeImages},
+		{Name: "release", Effect: operation.Boot, Do: c.giveBack},
+	}
+}
+
+// Opened implements operation.Opener.
+func (c *cleanup) Opened(op *operation.Operation) error {
+	c.op = op
+	return nil
+}
+
+// newCleanup takes what is left of a device out of the running guest. It runs in the loop.
+func (r *run) newCleanup(dev device.Device) *cleanup {
+	c := &cleanup{r: r, Alias: dev.Common().Alias}
+	c.NIC, c.release = r.takeNIC(c.Alias)
+	if at := pciFunction(dev); at != nil {
+		c.Device, c.release = at, r.takeRelease(deviceHold(*at))
+		if i := slices.Index(r.Taken, *at); i >= 0 {
+			r.Taken, c.Taken = append(r.Taken[:i:i], r.Taken[i+1:]...), true
+		}
+	}
+	if r.labels != nil {
+		c.For = ownerOf(dev)
+	}
+	if b := backendOf(dev); b != nil && b.Type == "unix" && b.Mode != "connect" && r.User != nil {
+		c.Socket = b.Path
+	}
+	if d, is := dev.(*device.Disk); is {
+		c.Images = d.Nodes()
+	}
+	_, after, err := qemu.Unplug(dev)
+	for i := range after {
+		u, e := newUndoing(&after[i])
+		if err = errors.Join(err, e); e == nil {
+			c.Objects = append(c.Objects, u)
+		}
+	}
+	if err != nil {
+		r.log.Error("cannot clean up all behind a removed device", "alias", c.Alias, "error", err)
+	}
+	return c
+}
+
+// objects are in the way of a new device of the same alias: what is removed by name
+// would be taken from that. Images have numbers of their own.
+func (c *cleanup) objects() []string {
+	if c.Alias == "" {
+		return nil
+	}
+	return []string{"alias/" + c.Alias}
+}
+
+// Rehold implements operation.Rehold.
+func (c *cleanup) Rehold() {
+	r := c.r
+	if c.NIC != nil {
+		// Its network has forgotten it: only the link may be there.
+		if release, err := r.reg.readopt(r, &device.NIC{Type: "ethernet"}, c.NIC); err == nil {
+			c.release = release
+		}
+	}
+	if c.Device == nil {
+		return
+	}
+	if err := r.reg.holdClaim(r, *c.Device); err != nil {
+		r.log.Info("a device that was unplugged has been plugged in since", "cause", err)
+	} else if c.Taken {
+		c.release = r.reg.returning(r, *c.Device)
+	}
+}
+
+// removeObjects has QEMU let go of what was behind the device. QEMU that has ended
+// has.
+func (c *cleanup) removeObjects(ctx context.Context) error {
+	if c.r.gone() || c.r.process == nil {
+		return nil
+	}
+	s, err := c.r.monitor()
+	if err != nil {
+		return err
+	}
+	for _, u := range c.Objects {
+		switch err := insist(ctx, s, u); {
+		case inUse(err) || noAnswer(err):
+			return err
+		case err != nil: // it went before
+			c.r.log.Debug("nothing is left behind a device", "command", u.Command, "cause", err)
+		}
+	}
+	c.op.Free("alias/" + c.Alias)
+	return nil
+}
+
+// closeImages has QEMU close the images of a disk. It does not while the guest is paused.
+func (c *cleanup) closeImages(ctx context.Context) error {
+	if len(c.Images)+len(c.Lent) == 0 || c.r.gone() || c.r.process == nil {
+		return nil
+	}
+	s, err := c.r.monitor()
+	if err != nil {
+		return err
+	}
+	kept := false
+	if len(c.Images) > 0 {
+		kept, err = forgetImages(ctx, s, c.Images)
+	}
+	for _, w := range c.Lent {
+		if err == nil && !kept {
+			kept, err = takeBackFiles(ctx, s, w.Number)
+		}
+	}
+	if kept {
+		return errors.New("QEMU closes the images of a paused guest when it runs")
+	}
+	if err != nil && !noAnswer(err) { // nor can it later
+		c.r.log.Warn("QEMU does not let go of the images of a disk", "alias", c.Alias, "error", err)
+		return nil
+	}
+	return err
+}
+
+// giveBack gives the host back what was held for the device.
+func (c *cleanup) giveBack(ctx context.Context) (err error) {
+	c.r.relays.stop(c.Alias)
+	for _, w := range c.Lent {
+		err = errors.Join(err, forgetNote(ctx, w))
+	}
+	if c.Socket != "" {
+		err = errors.Join(err, removeSocket(ctx, c.Socket, qemu.RemoveDeserted))
+	}
+	if c.For != "" {
+		err = errors.Join(err, c.r.labels.giveBack(ctx, c.For))
+	}
+	if c.release != nil {
+		err = errors.Join(err, c.release(ctx))
+	}
+	if err == nil {
+		c.release = nil
+	}
+	return err
+}
+
+// Ended implements operation.Ender: others may have the PCI device only now, since the
+// next daemon gives back what a record names.
+func (c *cleanup) Ended() {
+	if c.Device == nil {
+		return
+	}
+	c.r.reg.loops.Go(func() { // else the guest has gone, or the daemon stops
+		_ = c.r.inLoop(c.r.reg.life, func(*Guest) error { c.r.dropClaimAt(*c.Device); return nil })
+	})
+}
+
+// undoing is a command that takes something away which QEMU may have.
+type undoing struct {
+	Command string
+	Args    json.RawMessage
+}
+
+func newUndoing(step *qemu.Step) (undoing, error) {
+	args, err := json.Marshal(step.Args)
+	return undoing{step.Command, args}, fault.Wrap(err, fault.Internal, fault.Device, "cannot note how a device is undone")
+}
+
+// forgetImages has QEMU let go of images that were handed to it and that nothing in
+// it uses any more. Kept says that it has not: one that is paused does not close them.
+func forgetImages(ctx context.Context, s *qmp.Session, numbers []uint) (kept bool, err error) {
+	sets := func() (steps []qemu.Step, err error) {
+		held, err := fileSets(ctx, s)
+		return qemu.ForgetImages(held, numbers), err
+	}
+	steps, err := sets()
+	if len(steps) == 0 || err != nil {
+		return false, err
+	}
+	for _, step := range steps {
+		if err := execute(ctx, s, step); err != nil {
+			return false, err
+		}
+	}
+	steps, err = sets()
+	return len(steps) > 0, err
+}
+
+// insist repeats a command for a little while: QEMU lets go of what was behind a
+// device somewhat later than of the device.
+func insist(ctx context.Context, s *qmp.Session, u undoing) error {
+	for wait := firstLook; ; wait *= 2 {
+		err := s.Execute(ctx, u.Command, u.Args, nil)
+		if !inUse(err) || wait > time.Second {
+			return err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// inUse reports whether QEMU refused to remove what it still uses; it has no
+// class of error for that.
+func inUse(err error) bool {
+	var refused *qmp.Error
+	return errors.As(err, &refused) && (strings.Contains(refused.Desc, "in use") || strings.Contains(refused.Desc, "busy"))
+}

@@ -1,0 +1,199 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/mechanism/seclabel"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// confine makes the profile of a QEMU that starts: of its chamber, and of what it is
+// handed.
+func (l *labels) confine(ctx context.Context, place *sandbox.Chamber, p *qemu.Plan, handed []*os.File) error {
+	if l == nil || l.host == nil || !l.host.Made(l.Guest, l.uuid) {
+		return nil
+	}
+	return l.inTurn(ctx, func() error {
+		l.Profile = &seclabel.Profile{Name: l.Process, Peer: l.host.Own, Network: place.Network || len(p.Listeners) > 0}
+		for alias, a := range p.Disks {
+			l.allowImages(p.Definition.Devices.ByAlias(alias), a)
+		}
+		l.allow("", place.Reach(), handed)
+		return l.load(ctx)
+	})
+}
+
+// load has the kernel know the profile as it is now. It is the caller's turn.
+func (l *labels) load(ctx context.Context) error {
+	if err := l.keep(); err != nil { // first: else nobody would unload it
+		return err
+	}
+	return l.host.Load(ctx, *l.Profile)
+}
+
+// admit lets the guest have what a device needs: labels for its images, and rules for
+// what it is shown and handed. Place is nil where the chamber has all.
+func (l *labels) admit(ctx context.Context, p *qemu.Plan, dev device.Device, place *sandbox.Chamber) error {
+	if l == nil || l.host == nil {
+		return nil
+	}
+	if d, is := dev.(*device.Disk); is {
+		if _, err := l.lend(ctx, l.diskWants(d, p.Disks[d.Alias])); err != nil {
+			return err
+		}
+	} else if l.Model == seclabel.SELinux {
+		var outputs []loan
+		for path, f := range p.Files {
+			if !ofTheHost(path) {
+				outputs = append(outputs, loan{f, l.Image, ownerOf(dev)})
+			}
+		}
+		if _, err := l.lend(ctx, outputs); err != nil {
+			return err
+		}
+	}
+	if l.Profile == nil {
+		return nil
+	}
+	return l.inTurn(ctx, func() error {
+		var reach []sandbox.Access
+		if place != nil {
+			reach = place.Reach()
+		}
+		if d, is := dev.(*device.Disk); is {
+			l.allowImages(d, p.Disks[d.Alias])
+		} else {
+			l.allow(ownerOf(dev), reach, handedBy(p))
+		}
+		return l.load(ctx)
+	})
+}
+
+// allowImages allows what a disk has been handed, each image for itself: a job may take one away.
+func (l *labels) allowImages(dev device.Device, a device.DiskAttachment) {
+	d, is := dev.(*device.Disk)
+	if !is {
+		return
+	}
+	numbers := d.Nodes()
+	for i, layer := range a.Layers {
+		l.allow(imageOwner(numbers[i]), nil, []*os.File{layer.File})
+	}
+}
+
+// allow adds rules to the profile. What is allowed for nobody in particular is not
+// said again.
+func (l *labels) allow(by string, reach []sandbox.Access, handed []*os.File) {
+	add := func(rule seclabel.Rule) {
+		general := rule
+		general.For = ""
+		if !slices.Contains(l.Profile.Rules, rule) && !slices.Contains(l.Profile.Rules, general) {
+			l.Profile.Rules = append(l.Profile.Rules, rule)
+		}
+	}
+	for _, a := range reach {
+		rule := seclabel.Rule{Path: a.Path, Tree: a.Tree, May: "r", For: by}
+		if a.Execute {
+			rule.May = "rm"
+		}
+		if a.Write {
+			rule.May = "rwk"
+		}
+		add(rule)
+	}
+	for _, f := range handed {
+		if rule, is := ruleFor(f); is {
+			rule.For = by
+			add(rule)
+		}
+	}
+}
+
+// ruleFor is what a profile says of an open file: its path as the kernel has it, and how
+// it was opened. What has no path needs no rule.
+func ruleFor(f *os.File) (seclabel.Rule, bool) {
+	if f == nil {
+		return seclabel.Rule{}, false
+	}
+	var path string
+	var how int
+	err := withDescriptor(f, func(fd int) (err error) {
+		if how, err = unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err == nil {
+			path, err = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+		}
+		return err
+	})
+	if err != nil || strings.HasSuffix(path, " (deleted)") {
+		return seclabel.Rule{}, false
+	}
+	if strings.HasPrefix(path, "socket:") { // one that listens has a place
+		path = f.Name()
+		return seclabel.Rule{Path: path, May: "rw"}, filepath.IsAbs(path)
+	}
+	if !filepath.IsAbs(path) {
+		return seclabel.Rule{}, false
+	}
+	switch how & unix.O_ACCMODE {
+	case unix.O_RDONLY:
+		return seclabel.Rule{Path: path, May: "rk"}, true
+	case unix.O_WRONLY:
+		return seclabel.Rule{Path: path, May: "w"}, true
+	}
+	return seclabel.Rule{Path: path, May: "rwk"}, true
+}
+
+func imagesOf(a device.DiskAttachment) []*os.File {
+	var all []*os.File
+	for _, layer := range a.Layers {
+		all = append(all, layer.File)
+	}
+	return all
+}
+
+// handedBy is all that a plan hands over.
+func handedBy(p *qemu.Plan) []*os.File {
+	var all []*os.File
+	for _, a := range p.Disks {
+		all = append(all, imagesOf(a)...)
+	}
+	for _, n := range p.NICs {
+		all = append(append(all, n.Tap...), n.VHost...)
+	}
+	for _, files := range []map[string]*os.File{p.Files, p.Sockets} {
+		for _, f := range files {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// forbid takes back what AppArmor allowed for a device. It is the caller's turn.
+func (l *labels) forbid(ctx context.Context, by string) error {
+	if l.Profile == nil || l.host == nil || by == "" {
+		return nil
+	}
+	n, all := len(l.Profile.Rules), owners(by)
+	l.Profile.Rules = slices.DeleteFunc(l.Profile.Rules, func(r seclabel.Rule) bool { return slices.Contains(all, r.For) })
+	if len(l.Profile.Rules) == n {
+		return nil
+	}
+	return l.load(ctx)
+}
+
+// unload takes the guest's profile out of the kernel.
+func (l *labels) unload() error {
+	if err := l.root.RemoveProfile(l.Profile.Name); err != nil {
+		return err
+	}
+	l.Profile = nil
+	return nil
+}

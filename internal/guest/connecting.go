@@ -1,0 +1,126 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// A character device in mode connect is a client of a socket that somebody else serves, often as
+// root. A guest's QEMU runs as a user of its own, who may not open that socket. So the daemon
+// connects, and QEMU is handed the connection. QEMU cannot connect again by that: where it is to,
+// it connects to a relay of the daemon's.
+
+// connectFor connects the character device of an alias to the socket that its definition names.
+func (r *run) connectFor(ctx context.Context, p *qemu.Plan, alias string, b *device.Backend) error {
+	if p.Sockets[alias] != nil || p.Relays[alias] != "" {
+		return nil // the first console is the first serial port
+	}
+	held := heldTo(ctx, b.Path)
+	if b.Reconnects() {
+		path, err := r.relays.start(r, alias, b.Path, held)
+		if err != nil {
+			return fault.Wrap(err, failure(err), fault.Host, "cannot make a relay to the socket %s", b.Path)
+		}
+		if p.Relays == nil {
+			p.Relays = map[string]string{}
+		}
+		p.Relays[alias] = path
+		return nil
+	}
+	conn, err := connectHeld(ctx, b.Path, held)
+	if err != nil {
+		return fault.Wrap(err, failure(err), fault.Host, "cannot connect to the socket %s", b.Path)
+	}
+	defer conn.Close()
+	f, err := copyOf(conn, b.Path)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot hand over the socket %s", b.Path)
+	}
+	if p.Sockets == nil {
+		p.Sockets = map[string]*os.File{}
+	}
+	p.Sockets[alias] = f
+	return nil
+}
+
+// connectHeld connects to a socket that lies where whoever named it is held to.
+func connectHeld(ctx context.Context, path string, held []string) (*net.UnixConn, error) {
+	return fsguard.Do(ctx, path, func() (conn *net.UnixConn, err error) {
+		err = image.At(path, held, func(at string, nofollow int) error {
+			socket, err := openSocket(at, nofollow)
+			if err != nil {
+				return err
+			}
+			defer socket.Close()
+			conn, err = connectTo(ctx, socket)
+			return err
+		})
+		return conn, err
+	}, func(conn *net.UnixConn) { _ = conn.Close() })
+}
+
+// copyOf gives a connection as a file that has the socket's path for its name, as the rules of
+// AppArmor know it.
+func copyOf(conn *net.UnixConn, path string) (f *os.File, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	failed := raw.Control(func(fd uintptr) {
+		var copied int
+		if copied, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			f = os.NewFile(uintptr(copied), path)
+		}
+	})
+	return f, errors.Join(failed, err)
+}
+
+// openSocket opens a socket to be named.
+func openSocket(at string, nofollow int) (*os.File, error) {
+	f, err := os.OpenFile(at, unix.O_PATH|nofollow, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+	case info.Mode().Type() == os.ModeSymlink:
+		err = unix.ELOOP
+	case info.Mode().Type() != os.ModeSocket:
+		err = errors.New("it is no socket")
+	default:
+		return f, nil
+	}
+	return nil, errors.Join(err, f.Close())
+}
+
+// connectTo connects to an open socket. A path in place of the file could lead elsewhere by then.
+func connectTo(ctx context.Context, socket *os.File) (*net.UnixConn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", socket.Fd()))
+	if err == nil {
+		return conn.(*net.UnixConn), nil
+	}
+	var number syscall.Errno
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case errors.As(err, &number):
+		err = number // Go's words would name the descriptor
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		err = errors.New("nobody listens there; start the program that serves it first")
+	}
+	return nil, err
+}

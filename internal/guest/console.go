@@ -1,0 +1,478 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// ConsoleOptions say how a console is shared.
+type ConsoleOptions struct {
+	// Force ends the sessions of others.
+	Force bool
+	// Safe wants the console alone: it fails when others have it, and keeps others
+	// out.
+	Safe bool
+}
+
+// OpenConsole opens a serial or paravirtual console: the first one, or that of
+// an alias. Several may have it at once; each sees all output and may type.
+func (g *Guest) OpenConsole(ctx context.Context, alias string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	return g.openChar(ctx, alias, o, func(s *device.Set) []*device.Char {
+		return append(append(append([]*device.Char{}, s.Serials...), s.Consoles...), s.Parallels...)
+	})
+}
+
+// OpenChannel opens the host's end of a channel: the first one, or that of an
+// alias or name. That of the guest's agent is none of them: who speaks there has the guest do
+// what he likes, as root, and takes the line from the daemon.
+func (g *Guest) OpenChannel(ctx context.Context, name string, o ConsoleOptions) (io.ReadWriteCloser, error) {
+	return g.openChar(ctx, name, o, func(s *device.Set) []*device.Char { return s.Channels })
+}
+
+func (g *Guest) openChar(ctx context.Context, name string, o ConsoleOptions, of func(*device.Set) []*device.Char) (io.ReadWriteCloser, error) {
+	r, v := g.live.Load(), g.View()
+	if r == nil || v.Active == nil {
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	}
+	c := pickChar(of(&v.Active.Devices), name)
+	if c == nil {
+		return nil, fault.New(fault.NotFound, fault.Device, "cannot find console device '%s'", name)
+	}
+	if IsAgents(c.Name) {
+		return nil, fault.New(fault.Unsupported, fault.Device, "channel %s is that of the guest's agent, to whom the daemon speaks for all: send the agent commands (virsh qemu-agent-command), or name another channel", c.Alias)
+	}
+	return r.consoles.open(ctx, c, o, r.openBackend)
+}
+
+// pickChar finds a character device by alias or name, or the first one.
+func pickChar(all []*device.Char, name string) *device.Char {
+	for _, c := range all {
+		if name == "" || c.Alias == name || c.Name == name {
+			return c
+		}
+	}
+	return nil
+}
+
+// consoles are the back ends of a running guest that clients have open, by alias.
+type consoles struct {
+	mu      sync.Mutex
+	byAlias map[string]*console
+}
+
+// console is one open back end. One goroutine reads it and gives what it reads
+// to every session; another writes what they type, of which a guest may take nothing.
+type console struct {
+	back  io.ReadWriteCloser
+	typed chan typed
+	gone  chan struct{} // closed when there is nothing more to read
+
+	mu       sync.Mutex
+	sessions map[*session]bool
+	alone    bool
+	ended    bool
+}
+
+// session is one client's part in a console.
+type session struct {
+	of  *console
+	out *io.PipeReader
+	in  *io.PipeWriter
+	// queue holds output that the client has not read; beyond it the oldest is lost,
+	// so that a client that does not read delays nobody.
+	queue chan []byte
+	end   sync.Once
+	left  chan struct{} // closed when its client has left
+	leave sync.Once
+}
+
+// typed is what a session types.
+type typed struct {
+	text []byte
+	done chan error // room for the one answer
+}
+
+// sessionQueue bounds the pieces of output that wait for a slow client.
+const sessionQueue = 256
+
+func (cs *consoles) open(
+	ctx context.Context, c *device.Char, o ConsoleOptions, openBackend func(context.Context, *device.Char) (io.ReadWriteCloser, error),
+) (io.ReadWriteCloser, error) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	con := cs.byAlias[c.Alias]
+	if con != nil && !o.Force && con.isFull() {
+		return nil, fault.New(fault.NoCapacity, fault.Domain, "%d have %s %s open; end one, or force them out", maxSessions, c.Role, c.Alias)
+	}
+	if con != nil && !con.admit(o) {
+		return nil, fault.New(fault.WrongState, fault.Domain, "Active console session exists for this domain")
+	}
+	if con == nil || con.isOver() {
+		back, err := openBackend(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		con = &console{back: back, sessions: map[*session]bool{}, typed: make(chan typed), gone: make(chan struct{})}
+		if cs.byAlias == nil {
+			cs.byAlias = map[string]*console{}
+		}
+		cs.byAlias[c.Alias] = con
+		go con.distribute()
+		go con.typeOn()
+	}
+	return con.join(o), nil
+}
+
+func (c *console) isOver() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended
+}
+
+// maxSessions bounds those of one console: each takes some of the daemon's memory for as long as
+// its client likes.
+const maxSessions = 64
+
+func (c *console) isFull() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.sessions) >= maxSessions
+}
+
+// admit decides whether one more may come, and sends the others away where the
+// newcomer forces it.
+func (c *console) admit(o ConsoleOptions) bool {
+	c.mu.Lock()
+	others := make([]*session, 0, len(c.sessions))
+	for s := range c.sessions {
+		others = append(others, s)
+	}
+	alone := c.alone
+	c.mu.Unlock()
+	if len(others) == 0 {
+		return true
+	}
+	if o.Force {
+		for _, s := range others {
+			_ = s.Close()
+		}
+		return true
+	}
+	return !o.Safe && !alone
+}
+
+func (c *console) join(o ConsoleOptions) *session {
+	s := &session{of: c, queue: make(chan []byte, sessionQueue), left: make(chan struct{})}
+	s.out, s.in = io.Pipe()
+	c.mu.Lock()
+	c.sessions[s] = true
+	c.alone = o.Safe
+	ended := c.ended
+	c.mu.Unlock()
+	if ended {
+		_ = s.Close()
+	}
+	go s.deliver()
+	return s
+}
+
+// distribute reads the back end until it ends, or until the last session has
+// left and closed it.
+func (c *console) distribute() {
+	buffer := make([]byte, 16<<10)
+	for {
+		n, err := c.back.Read(buffer)
+		if n > 0 {
+			c.give(append([]byte(nil), buffer[:n]...))
+		}
+		if err != nil {
+			break
+		}
+	}
+	c.mu.Lock()
+	c.ended = true
+	all := c.sessions
+	c.sessions = map[*session]bool{}
+	c.mu.Unlock()
+	_ = c.back.Close()
+	close(c.gone)
+	for s := range all {
+		s.finish()
+	}
+}
+
+// typeOn writes what is typed until the back end has ended.
+func (c *console) typeOn() {
+	for {
+		select {
+		case t := <-c.typed:
+			_, err := c.back.Write(t.text)
+			t.done <- err
+		case <-c.gone:
+			return
+		}
+	}
+}
+
+func (c *console) give(piece []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s := range c.sessions {
+		for !s.offer(piece) {
+			select {
+			case <-s.queue: // the oldest makes room
+			default:
+			}
+		}
+	}
+}
+
+func (s *session) offer(piece []byte) bool {
+	select {
+	case s.queue <- piece:
+		return true
+	default:
+		return false
+	}
+}
+
+// deliver moves a session's queue to its reader.
+func (s *session) deliver() {
+	for piece := range s.queue {
+		if _, err := s.in.Write(piece); err != nil {
+			return
+		}
+	}
+	_ = s.in.Close() // end of the console
+}
+
+// Read gives the guest's output.
+func (s *session) Read(p []byte) (int, error) { return s.out.Read(p) }
+
+// Write types into the console. It ends with the session, though the guest may not have taken all of it yet: others
+// may have the console for as long as they like.
+func (s *session) Write(p []byte) (int, error) {
+	t := typed{bytes.Clone(p), make(chan error, 1)}
+	select {
+	case s.of.typed <- t:
+	case <-s.left:
+		return 0, io.ErrClosedPipe
+	case <-s.of.gone:
+		return 0, io.ErrClosedPipe
+	}
+	select {
+	case err := <-t.done:
+		if err != nil {
+			return 0, err
+		}
+		return len(p), nil
+	case <-s.left:
+		return 0, io.ErrClosedPipe
+	}
+}
+
+// Close ends the session; the console goes with the last one.
+func (s *session) Close() error {
+	s.leave.Do(func() { close(s.left) })
+	s.of.mu.Lock()
+	present := s.of.sessions[s]
+	delete(s.of.sessions, s)
+	last := present && len(s.of.sessions) == 0
+	s.of.ended = s.of.ended || last
+	s.of.mu.Unlock()
+	s.finish()
+	_ = s.out.Close()
+	if last {
+		return s.of.back.Close()
+	}
+	return nil
+}
+
+// finish ends the session's output; a reader that is behind still gets what was
+// queued, unless it has gone.
+func (s *session) finish() {
+	s.end.Do(func() { close(s.queue) })
+}
+
+// openBackend opens the host's end of a character device.
+func (r *run) openBackend(ctx context.Context, c *device.Char) (io.ReadWriteCloser, error) {
+	b := c.Backend
+	open := func(do func() (io.ReadWriteCloser, error)) (io.ReadWriteCloser, error) {
+		return fsguard.Do(ctx, b.Path, do, func(b io.ReadWriteCloser) { _ = b.Close() })
+	}
+	switch {
+	case b.Type == "pty" && b.Path != "":
+		return open(func() (io.ReadWriteCloser, error) { return r.openPTY(b.Path) })
+	case b.Type == "dev" && b.Path != "":
+		return open(func() (io.ReadWriteCloser, error) { return openTerminal(b.Path) })
+	case b.Listens():
+		return open(func() (io.ReadWriteCloser, error) {
+			conn, err := r.dial(ctx, b.Path)
+			return conn, fault.Wrap(err, fault.Of(err), fault.Device, "cannot open %s %s", c.Role, c.Alias)
+		})
+	}
+	return nil, fault.New(fault.Unsupported, fault.Device, "character device %s is not using a PTY or a UNIX socket", c.Alias)
+}
+
+// dial connects to a socket of the guest's. Those in QEMU's own directory may have become
+// links to anybody's, to whom the daemon is root: only QEMU's user is believed there.
+func (r *run) dial(ctx context.Context, path string) (net.Conn, error) {
+	conn, err := connect(ctx, path)
+	if err != nil {
+		return nil, fault.Wrap(err, failure(err), fault.Device, "cannot connect to %s", path)
+	}
+	if r.User == nil || filepath.Dir(path) != r.ownPath() {
+		return conn, nil
+	}
+	if peer := listener.PeerOf(conn); peer.Unknown != nil || peer.UID != r.User.UID {
+		_ = conn.Close()
+		return nil, fault.New(fault.Denied, fault.Device, "%s leads to a socket that is not the guest's: its QEMU has put something else in its place", path)
+	}
+	return conn, nil
+}
+
+// connect connects to the socket that a path leads to: whoever may write to its folder could lead
+// the daemon to any other by a link, and speak there as root.
+func connect(ctx context.Context, path string) (net.Conn, error) {
+	at, err := safepath.Follow(path)
+	if err != nil {
+		return nil, err
+	}
+	defer at.Close()
+	return connectTo(ctx, at)
+}
+
+// ptyMajors are the device numbers of the host's ends of pseudo-terminals: the first, and
+// the one behind the last.
+const firstPTYMajor, endPTYMajor = 136, 144
+
+// openPTY opens the pty of a character device. Which one that is QEMU has said, and is
+// not believed: it has to be one that QEMU's user has made, and not another terminal, or
+// a device that does something when it is opened.
+func (r *run) openPTY(path string) (io.ReadWriteCloser, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Device, "cannot open %s", path)
+	}
+	defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Device, "cannot open %s", path)
+	}
+	major := unix.Major(st.Rdev)
+	isPTY := st.Mode&unix.S_IFMT == unix.S_IFCHR && major >= firstPTYMajor && major < endPTYMajor
+	if !isPTY || r.User != nil && st.Uid != r.User.UID {
+		return nil, fault.New(fault.Denied, fault.Device, "%s is no pseudo-terminal of this guest's, as its QEMU says", path)
+	}
+	return openTTY(fmt.Sprintf("/proc/self/fd/%d", fd))
+}
+
+// openTerminal opens the terminal that a path of the definition leads to, where whoever may write
+// to its folder could put a link to another's.
+func openTerminal(path string) (io.ReadWriteCloser, error) {
+	at, err := safepath.Follow(path)
+	if err != nil {
+		return nil, fault.Wrap(err, failure(err), fault.Device, "cannot open %s", path)
+	}
+	defer at.Close()
+	return openTTY(fmt.Sprintf("/proc/self/fd/%d", at.Fd()))
+}
+
+// openTTY opens a terminal without making it the daemon's own, in the mode
+// that lets Close end a Read.
+func openTTY(path string) (io.ReadWriteCloser, error) {
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Device, "cannot open %s", path)
+	}
+	if err := makeRaw(fd); err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// makeRaw keeps the line discipline from changing what guest and client say.
+func makeRaw(fd int) error {
+	t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Device, "cannot set up the console")
+	}
+	t.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
+	t.Oflag &^= unix.OPOST
+	t.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
+	t.Cflag = t.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
+	return fault.Wrap(unix.IoctlSetTermios(fd, unix.TCSETS, t), fault.Failed, fault.Device, "cannot set up the console")
+}
+
+// readBack learns what QEMU chose by itself: the ptys of character devices.
+func (l *launching) readBack(ctx context.Context) error {
+	ptys, err := findPTYs(ctx, l.run.session.Load())
+	if err != nil {
+		return err
+	}
+	setPTYs(l.run.def, ptys)
+	return l.describe()
+}
+
+// findPTYs asks QEMU which ptys it made, by the names of its character devices.
+func findPTYs(ctx context.Context, s *qmp.Session) (map[string]string, error) {
+	var chardevs []struct{ Label, Filename string }
+	if err := s.Execute(ctx, "query-chardev", nil, &chardevs); err != nil {
+		return nil, err
+	}
+	ptys := map[string]string{}
+	for _, c := range chardevs {
+		if path, ok := strings.CutPrefix(c.Filename, "pty:"); ok && isPTY(path) { // QEMU might say anything
+			ptys[c.Label] = path
+		}
+	}
+	return ptys, nil
+}
+
+// isPTY says whether a path is one that the kernel gives pseudo-terminals: another, which clients would be shown and
+// the daemon look at, leads wherever QEMU likes, to a server that is mounted for that.
+func isPTY(path string) bool {
+	number, is := strings.CutPrefix(path, "/dev/pts/")
+	_, err := strconv.ParseUint(number, 10, 31)
+	return is && err == nil
+}
+
+// setPTY notes the pty of a character device, if it has one.
+func setPTY(c *device.Char, ptys map[string]string) {
+	if path := ptys["char"+c.Alias]; path != "" && c.Backend.Type == "pty" {
+		c.Backend.Path = path
+	}
+}
+
+// setPTYs notes the ptys in the definition. A console that shows the first
+// serial port shares its pty.
+func setPTYs(def *domain.Definition, ptys map[string]string) {
+	for _, group := range [][]*device.Char{def.Devices.Serials, def.Devices.Parallels, def.Devices.Consoles, def.Devices.Channels} {
+		for _, c := range group {
+			setPTY(c, ptys)
+		}
+	}
+	if len(def.Devices.Consoles) > 0 && len(def.Devices.Serials) > 0 && def.Devices.Consoles[0].TargetType == "serial" {
+		first := def.Devices.Consoles[0]
+		first.Backend, first.Alias = def.Devices.Serials[0].Backend, def.Devices.Serials[0].Alias
+	}
+}

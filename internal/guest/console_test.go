@@ -1,0 +1,142 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// TestAConsoleIsNotOpenedWithoutBound: each session takes memory for as long as its client likes.
+func TestAConsoleIsNotOpenedWithoutBound(t *testing.T) {
+	var all consoles
+	back := func(ctx context.Context, _ *device.Char) (io.ReadWriteCloser, error) {
+		ours, theirs := net.Pipe()
+		t.Cleanup(func() { _ = theirs.Close() })
+		return ours, ctx.Err()
+	}
+	open := func(o ConsoleOptions) (io.Closer, error) { return all.open(t.Context(), &device.Char{}, o, back) }
+	for range maxSessions {
+		s, err := open(ConsoleOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+	}
+	if _, err := open(ConsoleOptions{}); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("one more: %v", err)
+	}
+	s, err := open(ConsoleOptions{Force: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = s.Close()
+}
+
+// TestWhoLeavesAConsoleIsNotHeld: a guest may take nothing of what is typed, and others have the console for as long as they like.
+func TestWhoLeavesAConsoleIsNotHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, guests := net.Pipe() // which nobody reads
+		defer guests.Close()
+		var all consoles
+		open := func() io.ReadWriteCloser {
+			s, err := all.open(t.Context(), &device.Char{}, ConsoleOptions{}, func(context.Context, *device.Char) (io.ReadWriteCloser, error) { return ours, nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		stays := open()
+		left := make(chan error, 2)
+		for n := range cap(left) {
+			leaves := open()
+			go func() {
+				_, err := leaves.Write([]byte("much"))
+				left <- err
+			}()
+			synctest.Wait()
+			_ = leaves.Close()
+			synctest.Wait()
+			if len(left) == n {
+				t.Fatal("it is held")
+			}
+		}
+		told := make([]byte, 4)
+		go func() { _, _ = stays.Write([]byte("more")) }()
+		for _, want := range []string{"much", "more"} {
+			if _, err := io.ReadFull(guests, told); err != nil || string(told) != want {
+				t.Errorf("the guest takes %q, %v; want %q", told, err, want)
+			}
+		}
+		_ = stays.Close()
+	})
+}
+
+// TestAUsersLinkLeadsToNoOthersTerminal: in whose folder the terminal of a guest of root's lies has
+// the daemon, who is root, open no other by a link.
+func TestAUsersLinkLeadsToNoOthersTerminal(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a link of another's")
+	}
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer terminal.Close()
+	number, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "tty")
+	if err := os.Symlink(fmt.Sprintf("/dev/pts/%d", number), link); err != nil {
+		t.Fatal(err)
+	}
+	open := func() error {
+		c, err := (&run{}).openBackend(t.Context(), &device.Char{Backend: device.Backend{Type: "dev", Path: link}})
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	}
+	if err := open(); err != nil {
+		t.Errorf("by a link of root's: %v", err)
+	}
+	if err := os.Lchown(link, 4242, 4242); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(); !fault.Is(err, fault.Denied) {
+		t.Errorf("by a link of a user's: %v", err)
+	}
+}
+
+// TestPicturesThatNobodyReadsAreBounded: they are memory of the host's.
+func TestPicturesThatNobodyReadsAreBounded(t *testing.T) {
+	var p pictures
+	if !p.take(2 * maxPicture) {
+		t.Error("one alone is not taken")
+	}
+	if p.take(1) {
+		t.Error("another is taken beside it")
+	}
+	p.give(2 * maxPicture)
+	for range 2 {
+		if !p.take(maxPicture / 2) {
+			t.Error("what there is room for is not taken")
+		}
+	}
+	if p.take(1) {
+		t.Error("more is taken than there is room for")
+	}
+}

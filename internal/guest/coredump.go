@@ -1,0 +1,129 @@
+package guest
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// A guest whose definition asks for it leaves its memory in the data directory when
+// it panics (on_crash coredump-*). Guests decide how often that is: so many of each are
+// kept, the newest, and of all together, and none is begun that would fill the file system.
+const keepCores, keepAllCores = 4, 32
+
+// core is a dump of a guest's memory.
+type core struct {
+	path, guest string // "": of one that is no longer there
+	at          time.Time
+}
+
+// coreTime is how a dump's name, behind that of its guest, tells when it began.
+const coreTime, coreSuffix = "-20060102-150405", ".core"
+
+// dumpCore dumps the memory of the guest, which has panicked, and lets its policy go
+// on, whether that succeeds or not. It runs in the loop, or before that.
+func (g *Guest) dumpCore() {
+	r := g.run
+	if r.dumping {
+		return
+	}
+	r.dumping = true
+	path := filepath.Join(g.reg.coreDir(), fileStem(g.record.Name)+time.Now().UTC().Format(coreTime)+coreSuffix)
+	name, memory := g.record.Name, r.def.Memory
+	g.reg.loops.Go(func() {
+		err := g.reg.roomForCore(name, memory)
+		if err == nil {
+			err = g.Dump(g.reg.life, path, DumpOptions{Memory: "elf", in: r})
+		}
+		if g.reg.life.Err() != nil {
+			return // the next daemon begins again
+		}
+		if err != nil {
+			g.log.Error("cannot dump the memory of a guest that has panicked", "error", err)
+		} else {
+			g.log.Warn("the guest has panicked; its memory was dumped", "path", path)
+		}
+		_ = UntilDone(g.reg.life, lastTry, func() error { // or the daemon stops
+			err := g.perform(g.reg.life, "", domain.JobModify, modifyLimit, func() (work, error) {
+				g.dumped(r)
+				return nil, nil
+			})
+			if fault.Is(err, fault.Timeout) || fault.Is(err, fault.Busy) {
+				return err
+			}
+			return nil // or it has ended
+		})
+	})
+}
+
+// dumped has a guest that has panicked go on, in its turn: restarted while it is saved it would run on disks that its
+// image does not fit any more. It runs in the loop.
+func (g *Guest) dumped(r *run) {
+	r.dumping = false
+	if g.run == r {
+		g.advance(lifecycle.Dumped{})
+	}
+}
+
+// roomForCore removes dumps that leave no place for another one of the guest, and tells
+// whether that has room with as much left as it takes.
+func (r *Registry) roomForCore(name string, memory uint64) error {
+	paths, err := filepath.Glob(filepath.Join(r.coreDir(), "*"+coreSuffix))
+	if err != nil {
+		return err // only for a pattern that is wrong
+	}
+	var cores []core
+	for _, p := range paths {
+		c := core{path: p}
+		if stem := strings.TrimSuffix(filepath.Base(p), coreSuffix); len(stem) > len(coreTime) {
+			c.guest = stem[:len(stem)-len(coreTime)]
+		}
+		if !r.stemTaken(c.guest) {
+			c.guest = ""
+		}
+		if info, err := os.Lstat(p); err == nil {
+			c.at = info.ModTime()
+		}
+		cores = append(cores, c)
+	}
+	for _, c := range surplus(cores, fileStem(name)) {
+		removeFile(r.log, c.path)
+	}
+	free, err := freeRoom(r.life, r.coreDir())
+	if err != nil {
+		return err
+	}
+	if free < 2*memory {
+		return fault.New(fault.NoCapacity, fault.Host, "%s has %d MiB left, too few for a dump of %d MiB", r.coreDir(), free>>20, memory>>20)
+	}
+	return nil
+}
+
+// surplus gives the dumps that are one too many when a guest has another: the oldest of its own
+// and, of all together, the oldest of whoever has most. Guests that are gone count as one, or
+// whoever may define guests would push out those of others by ever new ones.
+func surplus(cores []core, next string) (gone []core) {
+	slices.SortFunc(cores, func(a, b core) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.path, b.path)) })
+	has := map[string]int{next: 1}
+	for _, c := range cores {
+		has[c.guest]++
+	}
+	for has[next] > keepCores || len(cores) >= keepAllCores {
+		from := next
+		if has[next] <= keepCores {
+			from = slices.MaxFunc(cores, func(a, b core) int { return cmp.Compare(has[a.guest], has[b.guest]) }).guest
+		}
+		i := slices.IndexFunc(cores, func(c core) bool { return c.guest == from })
+		gone = append(gone, cores[i])
+		cores = slices.Delete(cores, i, i+1)
+		has[from]--
+	}
+	return gone
+}

@@ -1,0 +1,121 @@
+package guest
+
+import (
+	"context"
+	"sync"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// deviceClaims says which run has each PCI device of the host, so that no two take the same
+// one. A run claims a device before it looks at its driver, and drops the claim after its record
+// no longer names the device. The zero value is ready.
+type deviceClaims struct {
+	mu   sync.Mutex
+	held map[kernel.PCIAddress]*run
+}
+
+// take refuses a device that is claimed, also by the same run.
+func (c *deviceClaims) take(at kernel.PCIAddress, by *run) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch other := c.held[at]; {
+	case other != nil && other.Name == "":
+		return fault.New(fault.Busy, fault.NodeDevice, "the driver of PCI device %s is just being changed; try again when that is over", at)
+	case other != nil:
+		return fault.New(fault.Busy, fault.NodeDevice, "PCI device %s is in use by domain '%s': detach it there, or end that first", at, other.Name)
+	case c.held == nil:
+		c.held = map[kernel.PCIAddress]*run{}
+	}
+	c.held[at] = by
+	return nil
+}
+
+func (c *deviceClaims) has(at kernel.PCIAddress, by *run) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.held[at] == by
+}
+
+// drop ends a claim; one that the run does not have is fine.
+func (c *deviceClaims) drop(at kernel.PCIAddress, by *run) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held[at] == by {
+		delete(c.held, at)
+	}
+}
+
+func claimOf(at kernel.PCIAddress) string    { return "claim of host device " + at.String() }
+func deviceHold(at kernel.PCIAddress) string { return "host device " + at.String() }
+
+// claimDevice claims a PCI device for a run. The release drops the claim.
+func (r *Registry) claimDevice(at kernel.PCIAddress, by *run) (release func(context.Context) error, err error) {
+	if err := r.devices.take(at, by); err != nil {
+		return nil, err
+	}
+	return func(context.Context) error { r.devices.drop(at, by); return nil }, nil
+}
+
+// holdClaim claims a PCI device until the run has ended.
+func (r *Registry) holdClaim(run *run, at kernel.PCIAddress) error {
+	release, err := r.claimDevice(at, run)
+	if err == nil {
+		run.hold(claimOf(at), release)
+	}
+	return err
+}
+
+// dropClaimAt lets others have a PCI device of the host that the guest no longer has. It
+// runs in the loop.
+func (r *run) dropClaimAt(at kernel.PCIAddress) {
+	if r.noticed { // the end of the guest drops it
+		return
+	}
+	if drop := r.takeRelease(claimOf(at)); drop != nil {
+		_ = drop(context.Background()) // never fails
+	}
+}
+
+// holdDevice has a device that was taken from the host's driver given back at the end.
+func (r *Registry) holdDevice(run *run, at kernel.PCIAddress) {
+	run.hold(deviceHold(at), r.returning(run, at))
+}
+
+// returning gives a device back to the host's driver, unless another run has claimed it: a
+// try that comes late has no claim any more.
+func (r *Registry) returning(run *run, at kernel.PCIAddress) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if !r.devices.has(at, run) {
+			if r.devices.take(at, run) != nil {
+				return nil
+			}
+			defer r.devices.drop(at, run)
+		}
+		return r.Kernel.ReturnPCI(ctx, at)
+	}
+}
+
+// reholdClaims claims the devices of an adopted guest.
+func (r *Registry) reholdClaims(run *run) {
+	for _, d := range run.def.Devices.HostDevices {
+		if d.Type != "pci" {
+			continue
+		}
+		if err := r.holdClaim(run, hostAddress(d)); err != nil {
+			run.log.Error("an adopted guest has a device that is not its own", "error", err)
+		}
+	}
+}
+
+// pciFunction is the address of a PCI device of the host; nil: the device is none.
+func pciFunction(dev device.Device) *kernel.PCIAddress {
+	d, is := dev.(*device.HostDevice)
+	if !is || d.Type != "pci" {
+		return nil
+	}
+	at := hostAddress(d)
+	return &at
+}

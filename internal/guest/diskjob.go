@@ -1,0 +1,452 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// What QEMU does by itself with the images of a disk is a job of QEMU's and an operation of the guest. QEMU's events
+// name the job, and wake its operation.
+
+// diskJob is the part of a payload that each such operation has.
+type diskJob struct {
+	Target string // of the disk
+	Job    string // its name in QEMU
+	Path   string // of the image that the guest writes when it begins
+	Kind   string // commit, active-commit
+
+	pivotAsked, cancelAsked atomic.Bool // a client wants that
+	ready                   bool        // clients were told; its operation's
+	completed               bool        // it had its effect; its operation's
+}
+
+// copying is the step of each such operation that waits: for QEMU, and then perhaps for a client.
+const copying = "copy"
+
+// diskJobber is the work of an operation that is a job of QEMU's, too.
+type diskJobber interface{ job() *diskJob }
+
+func (j *diskJob) job() *diskJob { return j }
+
+func (j *diskJob) tell(r *run, path, status string) {
+	r.reg.events.Append(event.Source{Name: r.Name, UUID: r.UUID, ID: r.ID},
+		event.DomainBlockJob{Path: path, Target: j.Target, Kind: j.Kind, Status: status})
+}
+
+// tellReady tells clients once that a job is ready.
+func (j *diskJob) tellReady(r *run) {
+	if !j.ready {
+		j.ready = true
+		j.tell(r, j.Path, "ready")
+	}
+}
+
+// tellEnd tells clients how a job ended. That a guest ended tells enough by itself.
+func (j *diskJob) tellEnd(r *run, path string) {
+	if r.isOver() {
+		return
+	}
+	end := "failed"
+	switch {
+	case j.completed:
+		end = "completed"
+	case j.cancelAsked.Load():
+		end = "canceled"
+	}
+	j.tell(r, path, end)
+}
+
+// isOver reports whether QEMU has ended, or was never found.
+func (r *run) isOver() bool { return r.process == nil || r.gone() }
+
+// diskJobs are the jobs that are under way.
+func (r *run) diskJobs(which func(*diskJob) bool) (*operation.Operation, *diskJob) {
+	for _, op := range r.ops.Operations() {
+		if w, is := op.Work().(diskJobber); is && which(w.job()) {
+			return op, w.job()
+		}
+	}
+	return nil, nil
+}
+
+// onJobStatus wakes the operation whose job is in another status. It runs in the loop.
+func (g *Guest) onJobStatus(data json.RawMessage) {
+	var e qemu.JobEvent
+	if !g.decode("JOB_STATUS_CHANGE", data, &e) {
+		return
+	}
+	if op, _ := g.run.diskJobs(func(j *diskJob) bool { return j.Job == e.ID }); op != nil {
+		g.run.ops.Wake(op) // one that is just about to wait looks once more
+	}
+}
+
+// runningDisks gives the run of a guest whose disks can be worked on. It runs in the loop.
+func (g *Guest) runningDisks() (*run, error) {
+	if g.run == nil {
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	}
+	_, err := g.run.monitor()
+	return g.run, err
+}
+
+// jobOn finds the job on a disk that a client names.
+func (g *Guest) jobOn(ctx context.Context, disk string) (r *run, op *operation.Operation, j *diskJob, err error) {
+	err = g.change(ctx, "", func() (err error) {
+		if r, err = g.runningDisks(); err != nil {
+			return err
+		}
+		d := findDiskByName(r.def, disk)
+		if d == nil {
+			return refusedCall("disk '%s' not found in domain", disk)
+		}
+		op, j = r.diskJobs(func(j *diskJob) bool { return j.Target == d.Target })
+		return nil
+	})
+	return r, op, j, err
+}
+
+func noJob(disk string) error { return refusedCall("disk %s does not have an active block job", disk) }
+
+// EndBlockJob ends the job on a disk: with its effect (pivot), or without. Async does not wait for that.
+func (g *Guest) EndBlockJob(ctx context.Context, disk string, pivot, async bool) error {
+	if async {
+		if err := g.checkEnd(ctx, disk, pivot); err != nil {
+			return err
+		}
+		g.reg.loops.Go(func() { // clients are told by an event
+			if err := g.endBlockJob(g.reg.life, disk, pivot); err != nil {
+				g.log.Warn("a block job is not ended as a client asked", "disk", disk, "error", err)
+			}
+		})
+		return nil
+	}
+	return g.endBlockJob(ctx, disk, pivot)
+}
+
+// checkEnd refuses to end what cannot be ended now.
+func (g *Guest) checkEnd(ctx context.Context, disk string, pivot bool) error {
+	r, op, j, err := g.jobOn(ctx, disk)
+	switch {
+	case err != nil:
+		return err
+	case op == nil:
+		return noJob(disk)
+	case op.Status().State == operation.Owed || op.Status().Step != copying:
+		return fault.New(fault.WrongState, fault.Domain, "block job on disk '%s' is still being ended", j.Target)
+	case !pivot:
+		return nil
+	case j.Kind != "active-commit":
+		return fault.New(fault.WrongState, fault.Domain, "job type '%s' does not support pivot", j.Kind)
+	}
+	job, err := r.findJob(ctx, j.Job)
+	if err == nil && (job == nil || job.Status != qemu.JobReady) {
+		err = fault.New(fault.Busy, fault.Device, "block job '%s' not ready for pivot yet", j.Job)
+	}
+	return err
+}
+
+func (g *Guest) endBlockJob(ctx context.Context, disk string, pivot bool) error {
+	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
+		if pivot && g.inactive != nil { // else the base would be the guest's, and no definition could say so
+			if err := g.keepAhead(); err != nil {
+				return nil, err
+			}
+		}
+		return func(ctx context.Context) (settle, error) {
+			if err := g.checkEnd(ctx, disk, pivot); err != nil {
+				return nil, err
+			}
+			r, op, j, err := g.jobOn(ctx, disk)
+			switch {
+			case err != nil:
+				return nil, err
+			case op == nil:
+				return nil, noJob(disk)
+			case pivot:
+				j.pivotAsked.Store(true)
+				return nil, r.advance(ctx, op)
+			}
+			return nil, abortJob(ctx, op, j)
+		}, nil
+	})
+}
+
+// abortJob ends a job without its effect.
+func abortJob(ctx context.Context, op *operation.Operation, j *diskJob) error {
+	j.cancelAsked.Store(true)
+	aborted := fault.New(fault.Aborted, fault.Device, "the block job on disk '%s' was aborted by a client", j.Target)
+	could, err := op.Abort(ctx, aborted)
+	switch {
+	case !could:
+		return fault.New(fault.WrongState, fault.Domain, "block job on disk '%s' is still being ended", j.Target)
+	case op.Status().State == operation.Ended:
+		return nil
+	}
+	return err
+}
+
+// BlockJob is what clients are told of a job on a disk.
+type BlockJob struct {
+	Kind        string // commit, active-commit
+	Speed       uint64 // bytes a second at most; 0: unbounded
+	Done, Total uint64 // bytes; equal only when it is ready
+}
+
+// BlockJob tells of the job on a disk of a running guest. Found false: there is none.
+func (g *Guest) BlockJob(ctx context.Context, disk string) (b BlockJob, found bool, err error) {
+	r, op, j, err := g.jobOn(ctx, disk)
+	if err != nil || op == nil {
+		return b, false, err
+	}
+	s, err := r.monitor()
+	if err != nil {
+		return b, false, err
+	}
+	var jobs []qemu.BlockJob
+	if err := s.Execute(ctx, "query-block-jobs", nil, &jobs); err != nil {
+		return b, false, err
+	}
+	b = BlockJob{Kind: j.Kind, Total: 1}
+	if i := slices.IndexFunc(jobs, func(one qemu.BlockJob) bool { return one.Device == j.Job }); i >= 0 {
+		one := jobs[i]
+		b.Speed, b.Done, b.Total = one.Speed, one.Offset, one.Len
+		switch {
+		case b.Total == 0: // QEMU has not begun, or there was nothing to do
+			b.Total = 1
+			if one.Ready {
+				b.Done = 1
+			}
+		case b.Done == b.Total && !one.Ready: // clients take equal figures for ready
+			b.Done--
+		}
+	}
+	return b, true, nil
+}
+
+// SetBlockJobSpeed bounds the job on a disk, in bytes a second; 0: not at all.
+func (g *Guest) SetBlockJobSpeed(ctx context.Context, disk string, speed uint64) error {
+	r, op, j, err := g.jobOn(ctx, disk)
+	if err != nil {
+		return err
+	}
+	if op == nil {
+		return noJob(disk)
+	}
+	return r.tell(ctx, []qemu.Step{qemu.SetJobSpeed(j.Job, speed)})
+}
+
+// findJob asks QEMU for a job; nil: it has none of that name.
+func (r *run) findJob(ctx context.Context, name string) (*qemu.Job, error) {
+	s, err := r.monitor()
+	if err != nil {
+		return nil, err
+	}
+	var jobs []qemu.Job
+	if err := s.Execute(ctx, "query-jobs", nil, &jobs); err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(jobs, func(j qemu.Job) bool { return j.ID == name }); i >= 0 {
+		return &jobs[i], nil
+	}
+	return nil, nil
+}
+
+// awaitJob waits for a job to be in one of the statuses, or to go.
+func (r *run) awaitJob(ctx context.Context, name string, statuses ...qemu.JobStatus) (*qemu.Job, error) {
+	for wait := firstLook; ; wait = min(2*wait, lastLook) {
+		job, err := r.findJob(ctx, name)
+		if err != nil || job == nil || slices.Contains(statuses, job.Status) {
+			return job, err
+		}
+		pause := time.NewTimer(wait)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, fault.Wrap(context.Cause(ctx), fault.Unresponsive, fault.Monitor, "QEMU's job %s stays %s", name, job.Status)
+		}
+	}
+}
+
+// completeJob has a job that is ready become pending. It gives what became of it.
+func (r *run) completeJob(ctx context.Context, name string) (*qemu.Job, error) {
+	job, err := r.findJob(ctx, name)
+	if err != nil || job == nil {
+		return job, err
+	}
+	if job.Status == qemu.JobReady {
+		if err := r.tell(ctx, []qemu.Step{qemu.CompleteJob(name)}); err != nil {
+			return nil, err
+		}
+	}
+	return r.awaitJob(ctx, name, qemu.JobPending, qemu.JobConcluded)
+}
+
+// finalizeJob has a job that is pending change the chain. It gives what became of it.
+func (r *run) finalizeJob(ctx context.Context, name string) (*qemu.Job, error) {
+	job, err := r.findJob(ctx, name)
+	if err != nil || job == nil {
+		return job, err
+	}
+	if job.Status == qemu.JobPending {
+		if err := r.tell(ctx, []qemu.Step{qemu.FinalizeJob(name)}); err != nil {
+			return nil, err
+		}
+	}
+	return r.awaitJob(ctx, name, qemu.JobConcluded)
+}
+
+// cancelJob ends a job without its effect, and has QEMU forget it.
+func (r *run) cancelJob(ctx context.Context, name string) error {
+	job, err := r.findJob(ctx, name)
+	if err != nil || job == nil {
+		return err
+	}
+	if job.Status != qemu.JobConcluded {
+		if err := r.tell(ctx, []qemu.Step{qemu.CancelJob(name)}); noAnswer(err) {
+			return err
+		} else if err != nil { // it is ending
+			r.log.Debug("a job cannot be cancelled", "job", name, "cause", err)
+		}
+	}
+	if _, err := r.awaitJob(ctx, name, qemu.JobConcluded); err != nil {
+		return err
+	}
+	return r.dismissJob(ctx, name)
+}
+
+// dismissJob has QEMU forget a job that has ended.
+func (r *run) dismissJob(ctx context.Context, name string) error {
+	job, err := r.findJob(ctx, name)
+	if err != nil || job == nil {
+		return err
+	}
+	return r.tell(ctx, []qemu.Step{qemu.DismissJob(name)})
+}
+
+// imageObject names an image among what operations work on. QEMU cannot be lent one that it has still to close.
+func imageObject(number uint) string { return fmt.Sprintf("image/%d", number) }
+
+// takeBackImages takes back what QEMU was lent to write. What it keeps open until its guest runs is taken by a cleanup.
+func (r *run) takeBackImages(ctx context.Context, all []written) error {
+	for _, w := range all {
+		if r.guest == nil || r.isOver() { // its labels go with the guest
+			if err := forgetNote(ctx, w); err != nil {
+				return err
+			}
+			continue
+		}
+		kept, err := r.guest.takeBackToRead(ctx, r, w)
+		if err == nil && kept {
+			err = r.cleanUpLater(w)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// emptySet has QEMU let go of the descriptors that it was lent of an image that the guest writes from now on.
+func (r *run) emptySet(ctx context.Context, w written) error {
+	s, err := r.monitor()
+	if err != nil {
+		return err
+	}
+	kept, err := takeBackFiles(ctx, s, w.Number)
+	if err == nil && kept {
+		err = r.cleanUpLater(w)
+	}
+	return err
+}
+
+// cleanUpLater has QEMU let go of what it was lent of an image, when its guest runs.
+func (r *run) cleanUpLater(w written) error {
+	return r.follow(&cleanup{r: r, Lent: []written{w}}, imageObject(w.Number))
+}
+
+func (r *run) follow(c *cleanup, objects ...string) error {
+	op, err := r.ops.Follow(cleanupKind.Name, c, operation.Record{Objects: objects})
+	if err == nil {
+		r.ops.Wake(op)
+	}
+	return err
+}
+
+// dropImages has QEMU let go of images that a job has taken out of a chain, from the top down.
+func (r *run) dropImages(ctx context.Context, all []written) error {
+	numbers := make([]uint, len(all))
+	for i, w := range all {
+		numbers[i] = w.Number
+	}
+	if !r.isOver() {
+		s, err := r.monitor()
+		if err != nil {
+			return err
+		}
+		for _, step := range qemu.RemoveImages(numbers) {
+			u, err := newUndoing(&step)
+			if err != nil {
+				return err
+			}
+			switch err := insist(ctx, s, u); {
+			case inUse(err) || noAnswer(err):
+				return err
+			case err != nil: // it went before
+				r.log.Debug("nothing is left of an image", "command", u.Command, "cause", err)
+			}
+		}
+		kept, err := forgetImages(ctx, s, numbers)
+		if err != nil {
+			return err
+		}
+		if by := imageOwner(numbers...); kept {
+			if err := r.follow(&cleanup{r: r, Images: numbers, Lent: all, For: by}); err != nil {
+				return err
+			}
+		} else if err := r.labels.giveBack(ctx, by); err != nil {
+			r.log.Warn("an image that a job took out of a chain may keep the guest's label", "error", err)
+		}
+	}
+	for _, w := range all {
+		if err := forgetNote(ctx, w); err != nil {
+			r.log.Warn("what is noted of an image stays", "path", w.Path, "error", err)
+		}
+	}
+	return nil
+}
+
+// forgetNote forgets what was noted of an image that a QEMU had to write.
+func forgetNote(ctx context.Context, w written) error {
+	_, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.TakeBack(w.Path, image.Format(w.Format)) }, nil)
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
+}
+
+// relativeName gives the name of the base from the image above those that go, where each header names what lies below
+// it from where it lies itself.
+func relativeName(chain image.Chain, s span) (string, error) {
+	name := ""
+	for _, l := range chain[s.top-1 : s.base] {
+		if l.Backing == nil || filepath.IsAbs(l.Backing.Name) {
+			return "", fault.New(fault.WrongState, fault.Domain, "can't keep relative backing relationship: %s names what lies below it by its whole path", l.Path)
+		}
+		name = filepath.Join(filepath.Dir(name), l.Backing.Name)
+	}
+	return name, nil
+}

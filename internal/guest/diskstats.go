@@ -1,0 +1,294 @@
+package guest
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// blockStats is QEMU's answer to query-blockstats, as far as Lodge reads it.
+type blockStats struct {
+	Device string
+	QDev   string
+	Stats  struct {
+		RdOps   uint64 `json:"rd_operations"`
+		RdBytes uint64 `json:"rd_bytes"`
+		RdTime  int64  `json:"rd_total_time_ns"`
+		WrOps   uint64 `json:"wr_operations"`
+		WrBytes uint64 `json:"wr_bytes"`
+		WrTime  int64  `json:"wr_total_time_ns"`
+		FlOps   uint64 `json:"flush_operations"`
+		FlTime  int64  `json:"flush_total_time_ns"`
+		Highest uint64 `json:"wr_highest_offset"`
+	}
+	// Parent is the file or device that holds the image: its offsets are the host's.
+	Parent  *blockStats
+	Backing *blockStats
+}
+
+// highest is how far into its file or device an image was written.
+func (c *blockStats) highest() uint64 {
+	if c.Parent != nil {
+		return c.Parent.Stats.Highest
+	}
+	return c.Stats.Highest
+}
+
+// sampleDisks counts the traffic of the guest's disks and asks for the sizes of
+// their images, for which QEMU asks the file system.
+func sampleDisks(ctx context.Context, s *qmp.Session, def *domain.Definition) ([]DiskStats, error) {
+	if len(def.Devices.Disks) == 0 {
+		return nil, nil
+	}
+	var counters []blockStats
+	if err := s.Execute(ctx, "query-blockstats", nil, &counters); err != nil {
+		return nil, err
+	}
+	var blocks []blockInfo
+	if err := s.Execute(ctx, "query-block", nil, &blocks); err != nil {
+		return nil, err
+	}
+	return disksOf(def, counters, blocks), nil
+}
+
+// disksOf makes the sample of the definition's disks from QEMU's answers, which
+// may hold anything.
+func disksOf(def *domain.Definition, counters []blockStats, blocks []blockInfo) []DiskStats {
+	disks := make([]DiskStats, len(def.Devices.Disks))
+	for i, d := range def.Devices.Disks {
+		st := &disks[i]
+		*st = DiskStats{Target: d.Target, Alias: d.Alias, Path: d.Source.Path()}
+		if d.Source != nil {
+			st.Index = d.Source.Index
+		}
+		st.count(counters)
+		st.name(d.Images())
+		for _, b := range blocks {
+			if belongsTo(b.QDev, d.Alias) && b.Inserted != nil {
+				st.measure(&b.Inserted.Image)
+			}
+		}
+	}
+	return disks
+}
+
+// recount is sampleDisks without the sizes, which are those of the last sample.
+// QEMU answers from its own memory.
+func recount(ctx context.Context, s *qmp.Session, st *Stats) error {
+	if len(st.Disks) == 0 {
+		return nil
+	}
+	var counters []blockStats
+	if err := s.Execute(ctx, "query-blockstats", nil, &counters); err != nil {
+		return err
+	}
+	st.Disks = slices.Clone(st.Disks)
+	for i := range st.Disks {
+		st.Disks[i].count(counters)
+	}
+	return nil
+}
+
+// count enters the traffic of one disk.
+func (d *DiskStats) count(all []blockStats) {
+	for i := range all {
+		if c := &all[i]; belongsTo(c.QDev, d.Alias) {
+			c.into(d)
+		}
+	}
+}
+
+// measure enters the sizes of a disk's image and of those below it.
+func (d *DiskStats) measure(image *blockImage) {
+	d.Capacity, d.Physical = image.VirtualSize, image.ActualSize
+	for i := range d.Backing {
+		if image = image.Backing; image == nil {
+			return
+		}
+		below := &d.Backing[i]
+		below.Capacity, below.Physical = image.VirtualSize, image.ActualSize
+	}
+}
+
+// name says which images lie below the top one: QEMU knows only numbers of files that it was handed.
+func (d *DiskStats) name(images []*device.DiskSource) {
+	for i := range d.Backing {
+		if i+1 < len(images) {
+			d.Backing[i].Path, d.Backing[i].Index = images[i+1].Path(), images[i+1].Index
+		}
+	}
+}
+
+func (c *blockStats) into(st *DiskStats) {
+	s := c.Stats
+	st.ReadOps, st.ReadBytes, st.ReadTime = s.RdOps, s.RdBytes, time.Duration(s.RdTime)
+	st.WriteOps, st.WriteBytes, st.WriteTime = s.WrOps, s.WrBytes, time.Duration(s.WrTime)
+	st.FlushOps, st.FlushTime, st.Allocation = s.FlOps, time.Duration(s.FlTime), c.highest()
+	var layers []LayerStats
+	for i, below := 0, c.Backing; below != nil && i < image.MaxDepth; i, below = i+1, below.Backing {
+		layer := LayerStats{}
+		if i < len(st.Backing) {
+			layer = st.Backing[i] // with the sizes known so far
+		}
+		layer.Allocation = below.highest()
+		layers = append(layers, layer)
+	}
+	st.Backing = layers
+}
+
+// blockInfo is QEMU's answer to query-block, as far as Lodge reads it.
+type blockInfo struct {
+	QDev     string
+	Locked   bool
+	TrayOpen bool   `json:"tray_open"`
+	IOStatus string `json:"io-status"`
+	Inserted *struct {
+		File     string
+		NodeName string `json:"node-name"`
+		Image    blockImage
+	}
+}
+
+// blockImage is an image as QEMU has it open, with those below it.
+type blockImage struct {
+	VirtualSize uint64      `json:"virtual-size"`
+	ActualSize  uint64      `json:"actual-size"`
+	Backing     *blockImage `json:"backing-image"`
+}
+
+// belongsTo reports whether QEMU's id or path of a block device is that of the
+// device with this alias: some show the path of their back end, or of the disk
+// inside them.
+func belongsTo(qdev, alias string) bool {
+	if alias == "" {
+		return false
+	}
+	path := "/machine/peripheral/" + alias
+	return qdev == alias || qdev == path || strings.HasPrefix(qdev, path+"/")
+}
+
+// BlockInfo is the sizes of one disk, in bytes.
+type BlockInfo struct{ Capacity, Allocation, Physical uint64 }
+
+// BlockInfo tells the sizes of the disk with that target or path.
+func (g *Guest) BlockInfo(ctx context.Context, disk string) (BlockInfo, error) {
+	v := g.View()
+	d := findDiskByName(v.Current(), disk)
+	if d == nil {
+		return BlockInfo{}, noDisk(disk)
+	}
+	if d.Source == nil {
+		return BlockInfo{}, fault.New(fault.WrongState, fault.Device, "disk %s has no medium", d.Target)
+	}
+	info, err := g.reg.imageSizes(ctx, d)
+	if err != nil || v.Active == nil {
+		return info, err
+	}
+	st, err := g.Stats(ctx, time.Second)
+	if err != nil {
+		return info, nil // the sizes on the host are known all the same
+	}
+	for _, s := range st.Disks {
+		if s.Target == d.Target && s.Allocation > 0 && d.Format != "raw" {
+			info.Allocation = s.Allocation
+		}
+	}
+	return info, nil
+}
+
+func noDisk(name string) error {
+	return fault.New(fault.Invalid, fault.Call, "invalid path '%s' not assigned to domain", name)
+}
+
+// findDiskByName finds a disk by its target or by the path of its source.
+func findDiskByName(def *domain.Definition, name string) *device.Disk {
+	if def == nil {
+		return nil
+	}
+	for _, d := range def.Devices.Disks {
+		if name != "" && (d.Target == name || d.Source.Path() == name) {
+			return d
+		}
+	}
+	return nil
+}
+
+// imageSizes asks the image itself.
+func (r *Registry) imageSizes(ctx context.Context, d *device.Disk) (BlockInfo, error) {
+	ctx, stop := context.WithTimeout(ctx, queryLimit)
+	defer stop()
+	path, format, err := r.source(d)
+	if err != nil {
+		return BlockInfo{}, err
+	}
+	chain, err := image.OpenChain(ctx, path, format)
+	if err != nil {
+		return BlockInfo{}, err
+	}
+	defer chain.Close()
+	top := chain[0]
+	return BlockInfo{Capacity: top.Virtual, Allocation: top.Allocated, Physical: top.Physical}, nil
+}
+
+// DiskErrors tells which disks of a running guest have failed, and how: "no
+// space" or "unspecified".
+func (g *Guest) DiskErrors(ctx context.Context) (map[string]string, error) {
+	r := g.live.Load()
+	s, err := r.monitor()
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithTimeout(ctx, queryLimit)
+	defer stop()
+	var blocks []blockInfo
+	if err := s.Execute(ctx, "query-block", nil, &blocks); err != nil {
+		return nil, err
+	}
+	failed := map[string]string{}
+	def := g.View().Active
+	if def == nil {
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	}
+	for _, d := range def.Devices.Disks {
+		for _, b := range blocks {
+			if !belongsTo(b.QDev, d.Alias) {
+				continue
+			}
+			switch b.IOStatus {
+			case "nospace":
+				failed[d.Target] = "no space"
+			case "failed":
+				failed[d.Target] = "unspecified"
+			}
+		}
+	}
+	return failed, nil
+}
+
+// diskByDevice finds a disk by QEMU's name for its device.
+func (r *run) diskByDevice(qdev string) (path, alias string) {
+	for _, d := range r.def.Devices.Disks {
+		if belongsTo(qdev, d.Alias) {
+			return d.Source.Path(), d.Alias
+		}
+	}
+	return "", ""
+}
+
+// diskByNode finds a disk by the block node that its device reads and writes.
+func (r *run) diskByNode(node string) (path, alias string) {
+	for _, d := range r.def.Devices.Disks {
+		if d.Source != nil && qemu.TopNode(d) == node {
+			return d.Source.Path(), d.Alias
+		}
+	}
+	return "", ""
+}

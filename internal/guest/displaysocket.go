@@ -1,0 +1,84 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// placeDisplays lets displays make their sockets where the user wants them: what
+// QEMU takes for that directory is one of its own, and a link leads there.
+func (r *Registry) placeDisplays(ctx context.Context, def *domain.Definition, c *sandbox.Chamber) error {
+	own := c.Own[0]
+	for _, path := range displaySockets(def, own.At) {
+		dir := filepath.Join(own.Dir, fmt.Sprintf("display%d", len(c.Own)))
+		err := os.Mkdir(dir, 0o700)
+		if err == nil {
+			err = os.Lchown(dir, int(c.User.UID), int(c.User.GID))
+		}
+		if err == nil {
+			err = linkSocket(ctx, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
+		}
+		if err != nil {
+			return fault.Wrap(err, failure(err), fault.Host, "cannot make a place for the display's socket %s", path)
+		}
+		c.Own = append(c.Own, sandbox.Own{Dir: dir, At: filepath.Dir(path)})
+	}
+	return nil
+}
+
+// displaySockets are the sockets of displays that do not lie in the guest's own
+// directory.
+func displaySockets(def *domain.Definition, own string) []string {
+	var paths []string
+	for _, g := range def.Devices.Graphics {
+		if len(g.Listens) > 0 && g.Listens[0].Type == "socket" && g.Listens[0].Socket != "" && filepath.Dir(g.Listens[0].Socket) != own {
+			paths = append(paths, g.Listens[0].Socket)
+		}
+	}
+	return paths
+}
+
+// linkSocket makes a link at path, where whoever named it is held to. It replaces what
+// an earlier run left, and nothing else.
+func linkSocket(ctx context.Context, to, path, runDir string) error {
+	held := heldTo(ctx, path)
+	return fsguard.Run(ctx, path, func() error {
+		return image.Beside(path, held, func(at string) error {
+			if err := qemu.RemoveDeserted(at); err != nil {
+				return err
+			}
+			if err := unlinkSocket(at, runDir); err != nil {
+				return err
+			}
+			return os.Symlink(to, at)
+		})
+	})
+}
+
+// unlinkSocket removes a link of a run's. It looks into one folder and removes there,
+// although another may come to be called so meanwhile.
+func unlinkSocket(path, runDir string) error {
+	folder, err := os.OpenRoot(filepath.Dir(path))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = folder.Close() }()
+	if to, err := folder.Readlink(filepath.Base(path)); err == nil && strings.HasPrefix(to, runDir+"/") {
+		return folder.Remove(filepath.Base(path))
+	}
+	return nil
+}

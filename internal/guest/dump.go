@@ -1,0 +1,225 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// DumpOptions say what of a guest is dumped, and what becomes of the guest.
+type DumpOptions struct {
+	// Memory is the format of a dump of memory and registers alone, for debuggers,
+	// by QEMU's name. Empty: all of the machine, as it would migrate.
+	Memory string
+	// Live lets the guest run as long as possible.
+	Live bool
+	// Crash ends the guest after the dump; Reset resets it.
+	Crash, Reset bool
+	BypassCache  bool
+
+	in *run // of which it is; nil: whichever the guest is in
+}
+
+// Dump writes what the guest holds to a file, for those who look into what went
+// wrong. Unless the options say otherwise, the guest goes on afterwards.
+func (g *Guest) Dump(ctx context.Context, path string, o DumpOptions) error {
+	if err := checkPlace("dump", path); err != nil {
+		return err
+	}
+	return g.moveMemory(ctx, lifecycle.Dump, domain.JobDump, func(p *progress) (work, error) {
+		return g.planDump(path, o, p)
+	})
+}
+
+func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) {
+	r, def := g.run, g.run.def
+	if o.in != nil && o.in != r { // that has ended, and the guest was started again
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has ended meanwhile", g.record.Name)
+	}
+	if err := r.admitMove(); err != nil {
+		return nil, err
+	}
+	d := &dump{memoryImage: memoryImage{Path: path, WasRunning: g.state.Phase == domain.Running, r: r, progress: p}, options: o, def: def}
+	return func(ctx context.Context) (settle, error) { return nil, r.perform(ctx, dumpKind.Name, d, memoryObject) }, nil
+}
+
+// dumpKind writes what the guest holds to a file. Whatever becomes of it, the guest does
+// afterwards what it did before.
+var dumpKind = operation.Kind[*run]{
+	Name: "dump", Version: 1, Class: operation.Move,
+	Steps: []string{"file", "write", "leave"}, Undo: []string{"file", "write"},
+	Bind: func(r *run) operation.Work { return &dump{memoryImage: memoryImage{r: r}} },
+}
+
+// dump is the payload.
+type dump struct {
+	memoryImage
+
+	options DumpOptions
+	def     *domain.Definition
+}
+
+// Steps implements operation.Work.
+func (d *dump) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "file", Effect: operation.Boot, Do: d.makeFile, Undo: d.removeHalf},
+		{Name: "write", Effect: operation.Process, Do: d.write, Undo: d.resumeGuest},
+		{Name: "leave", Effect: operation.Process, Do: d.leave},
+	}
+}
+
+func (d *dump) makeFile(ctx context.Context) error {
+	if err := d.create(ctx); err != nil {
+		return err
+	}
+	d.r.guest.noteHalf(d.Path, d.file)
+	return nil
+}
+
+// removeHalf removes the file, unless it is complete.
+func (d *dump) removeHalf(ctx context.Context) error { return d.discard(ctx, false) }
+
+// leave leaves the guest as its user wants it after the dump, which is complete.
+func (d *dump) leave(ctx context.Context) error {
+	if d.options.Crash && !d.options.Reset {
+		return d.crash(ctx)
+	}
+	s, err := d.r.monitor()
+	if err == nil && d.options.Reset {
+		err = s.Execute(ctx, "system_reset", nil, nil)
+	}
+	switch {
+	case err != nil:
+		return err
+	case d.options.Crash:
+		return d.crash(ctx)
+	}
+	return d.restore(ctx, s)
+}
+
+func (d *dump) crash(ctx context.Context) error {
+	return d.r.inLoop(ctx, func(g *Guest) error {
+		g.advance(lifecycle.Ending{Reason: domain.ReasonCrashed})
+		d.r.end(endNow)
+		return nil
+	})
+}
+
+// write has QEMU write the dump.
+func (d *dump) write(ctx context.Context) error {
+	path, o, p, labels := d.Path, d.options, d.progress, d.r.labels
+	defer d.r.reg.forgetHalf(d.r.UUID) // the file is complete, or has gone
+	s, err := d.r.monitor()
+	if err == nil {
+		err = d.r.inLoop(ctx, func(g *Guest) error { g.advance(lifecycle.Pausing{Reason: domain.ReasonDump}); return nil })
+	}
+	if err != nil {
+		return err
+	}
+	fill := func(f *os.File) (err error) {
+		if err := fsguard.Outlast(ctx, path, func() error { return image.Distrust(f) }); err != nil { // it is QEMU that says what is in it
+			return err
+		}
+		back, err := labels.lendImage(ctx, f)
+		if err != nil {
+			return err
+		}
+		defer back()
+		if !o.Live {
+			if err := halt(ctx, s); err != nil {
+				return err
+			}
+		}
+		switch most := mostState(d.def); {
+		case o.Memory != "": // for which QEMU halts it
+			err = dumpMemory(ctx, s, f, most, o.Memory, p, labels)
+		case o.Live: // it writes meanwhile
+			err = migrateTo(ctx, s, f, math.MaxInt64, p, labels)
+		default:
+			err = migrateTo(ctx, s, f, most, p, labels)
+		}
+		if err != nil {
+			return fmt.Errorf("cannot dump to %s: %w", path, err)
+		}
+		return nil
+	}
+	return fillImage(ctx, d.file, path, fill, func(f *os.File) error {
+		if err := f.Sync(); err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", f.Name())
+		}
+		if o.BypassCache {
+			return uncache(f)
+		}
+		return nil
+	})
+}
+
+// dumpMemory has QEMU dump the guest's memory, with so many bytes at most, and waits until it has. QEMU is
+// given the file itself only for formats in which it writes here and there.
+func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, most int64, format string, p *progress, labels *labels) error {
+	if strings.HasPrefix(format, "kdump-raw-") {
+		if err := beginDump(ctx, s, f, format); err != nil {
+			return err
+		}
+		return followDump(ctx, s, p)
+	}
+	t, qemus, err := transferTo(f, most, labels)
+	if err != nil {
+		return err
+	}
+	err = beginDump(ctx, s, qemus, format)
+	_ = qemus.Close() // QEMU has its own, or none
+	if err == nil {
+		err = followDump(ctx, s, p)
+	}
+	return t.end(ctx, err)
+}
+
+func beginDump(ctx context.Context, s *qmp.Session, to *os.File, format string) error {
+	if err := s.ExecuteFD(ctx, to, "getfd", map[string]any{"fdname": "lodge-dump"}, nil); err != nil {
+		return err
+	}
+	args := map[string]any{"paging": false, "protocol": "fd:lodge-dump", "format": format, "detach": true}
+	err := s.Execute(ctx, "dump-guest-memory", args, nil)
+	if err != nil {
+		_ = s.Execute(context.WithoutCancel(ctx), "closefd", map[string]any{"fdname": "lodge-dump"}, nil) // QEMU may have taken it
+	}
+	return err
+}
+
+// followDump waits until QEMU has dumped the guest's memory. QEMU cannot be stopped in that: when ctx ends, the
+// end is waited for all the same, and the dump is not kept.
+func followDump(ctx context.Context, s *qmp.Session, p *progress) error {
+	asking := context.WithoutCancel(ctx)
+	for wait := firstLook; ; wait = min(2*wait, lastLook) {
+		var d struct {
+			Status           string
+			Completed, Total uint64
+		}
+		if err := s.Execute(asking, "query-dump", nil, &d); err != nil {
+			return err
+		}
+		p.now.Store(&domain.Progress{MemTotal: d.Total, MemProcessed: d.Completed, MemRemaining: d.Total - min(d.Completed, d.Total)})
+		switch d.Status {
+		case "completed":
+			return context.Cause(ctx)
+		case "failed":
+			return fault.New(fault.Failed, fault.Domain, "QEMU could not dump the guest's memory")
+		}
+		select {
+		case <-time.After(wait):
+		case <-s.Done():
+		}
+	}
+}

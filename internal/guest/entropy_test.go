@@ -1,0 +1,169 @@
+package guest_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// newGenerous makes a daemon that gives new guests a source of random numbers.
+func newGenerous(t *testing.T) *daemon {
+	t.Helper()
+	d := newDaemon(t)
+	d.close()
+	d.gives = true
+	d.open()
+	return d
+}
+
+func (d *daemon) wantRNGs(g *guest.Guest, want int) {
+	d.t.Helper()
+	v := g.View()
+	if got := len(v.Current().Devices.RNGs); got != want {
+		d.t.Errorf("%s has %d sources of random numbers, want %d", v.Name, got, want)
+	}
+	if told := v.Decisions(); len(told) != want {
+		d.t.Errorf("%s: %d decisions are told: %v", v.Name, len(told), told)
+	}
+}
+
+func inactive(t *testing.T, g *guest.Guest) string {
+	t.Helper()
+	text, err := domainxml.Format(g.View().Inactive, domainxml.Style{Secure: true})
+	ok(t, err)
+	return text
+}
+
+func without(t *testing.T, doc string) string {
+	t.Helper()
+	before, rest, found := strings.Cut(doc, "<rng ")
+	_, after, _ := strings.Cut(rest, "</rng>")
+	if !found {
+		t.Fatalf("no <rng> is in\n%s", doc)
+	}
+	return before + after
+}
+
+// TestANewMachineGetsRandomNumbers: it is told why and how to undo it, nothing else
+// of the machine differs, it starts so, and a guest keeps it while its user says the
+// same as before.
+func TestANewMachineGetsRandomNumbers(t *testing.T) {
+	d := newGenerous(t)
+	for _, machine := range []string{"q35", "pc"} {
+		doc := strings.Replace(small("new-"+machine, "<controller type='scsi' model='virtio-scsi'/>"), "'q35'", "'"+machine+"'", 1)
+		g := d.define(doc)
+		d.wantRNGs(g, 1)
+		rng := g.View().Inactive.Devices.RNGs[0]
+		if _, placed := rng.Address.(device.PCI); !placed || rng.Model != "virtio" || rng.Backend != "random" || rng.Path != "/dev/urandom" {
+			t.Errorf("%s: the source is %+v", machine, rng)
+		}
+		told := g.View().Decisions()[0].String()
+		for _, word := range []string{"virtio-rng", "/dev/urandom", "named no <rng>", machine, "virsh detach-device-alias new-" + machine + " " + rng.Alias + " --config"} {
+			if !strings.Contains(told, word) {
+				t.Errorf("what is told does not say %q: %s", word, told)
+			}
+		}
+		id := strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1)
+		d.define(id)
+		d.wantRNGs(g, 1)
+		d.define(inactive(t, g))
+		d.wantRNGs(g, 1)
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		d.want(g, domain.Running, domain.ReasonBooted)
+		d.wantRNGs(g, 1)
+		ok(t, g.Destroy(d.ctx(), false))
+		// The others are where they would be without.
+		bare := d.define(strings.NewReplacer("new-"+machine, "bare-"+machine, "<vcpu>", declines+"<vcpu>").Replace(doc))
+		for n, dev := range bare.View().Inactive.Devices.All() {
+			if with := g.View().Inactive.Devices.All()[n]; with.Kind() == dev.Kind() && with.Common().Address != dev.Common().Address {
+				t.Errorf("%s: the %s is at %v, and at %v without a source", machine, dev.Kind(), with.Common().Address, dev.Common().Address)
+			}
+			if dev.Kind() == "rng" {
+				break
+			}
+		}
+	}
+	transient, err := d.Create(d.ctx(), small("transient"), guest.StartOptions{Paused: true})
+	ok(t, err)
+	d.wantRNGs(transient, 1)
+	ok(t, transient.Destroy(d.ctx(), false))
+}
+
+const declines = `<metadata><l:guest xmlns:l='` + guest.MarksNamespace + `' rng='no'/></metadata>`
+
+// TestRandomNumbersThatAreTakenOutStayOut, whichever way they went.
+func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
+	d := newGenerous(t)
+	for name, remove := range map[string]func(*guest.Guest){
+		"alias": func(g *guest.Guest) { ok(t, g.DetachAlias(d.ctx(), "ua-lodge-rng", guest.Affect{Config: true})) },
+		"device": func(g *guest.Guest) {
+			ok(t, g.Detach(d.ctx(), "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>", guest.Affect{Config: true}))
+		},
+		"edit": func(g *guest.Guest) { d.define(without(t, inactive(t, g))) },
+	} {
+		doc := small(name)
+		g := d.define(doc)
+		d.wantRNGs(g, 1)
+		remove(g)
+		d.wantRNGs(g, 0)
+		d.define(strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
+		d.wantRNGs(g, 0)
+		run, err := d.Create(d.ctx(), strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1), guest.StartOptions{Paused: true})
+		ok(t, err)
+		d.wantRNGs(run, 0)
+		ok(t, run.Destroy(d.ctx(), false))
+		edited := inactive(t, g)
+		ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
+		d.wantRNGs(d.define(edited), 0)
+	}
+}
+
+// TestMachinesThatAreNotNewKeepTheirHardware, nor is anything given that was
+// declined, is there, or has no place.
+func TestMachinesThatAreNotNewKeepTheirHardware(t *testing.T) {
+	d := newGenerous(t)
+	own := d.define(small("own", "<rng model='virtio'><backend model='random'>/dev/random</backend></rng>"))
+	if rngs := own.View().Inactive.Devices.RNGs; len(rngs) != 1 || rngs[0].Path != "/dev/random" || len(own.View().Decisions()) > 0 {
+		t.Errorf("a source of the user's own becomes %+v, told as %v", rngs, own.View().Decisions())
+	}
+	for name, doc := range map[string]string{
+		"declined":   strings.Replace(small("declined"), "<vcpu>", declines+"<vcpu>", 1),
+		"microvm":    `<domain type='qemu'><name>microvm</name><memory unit='MiB'>64</memory><os><type machine='microvm'>hvm</type></os></domain>`,
+		"an address": small("placed", "<memballoon model='virtio'><address type='pci' bus='0' slot='5'/></memballoon>"),
+		"a root":     small("rooted", "<controller type='pci' index='0' model='pcie-root'/>"),
+	} {
+		g := d.define(doc)
+		if len(g.View().Inactive.Devices.RNGs) > 0 {
+			t.Errorf("%s: a source was given", name)
+		}
+	}
+	// A daemon of before, or one that is told not to, gave none: its guests stay so,
+	// run or not, whatever the next one would do.
+	d.close()
+	d.gives = false
+	d.open()
+	old := d.define(small("old"))
+	_, err := d.Create(d.ctx(), small("runs"), guest.StartOptions{Paused: true})
+	ok(t, err)
+	saved := inactive(t, old)
+	d.close()
+	d.gives = true
+	d.open()
+	for _, name := range []string{"old", "runs"} {
+		g, err := d.ByName(name)
+		ok(t, err)
+		d.wantRNGs(g, 0)
+		d.define(strings.Replace(small(name), "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
+		if len(g.View().Inactive.Devices.RNGs) > 0 {
+			t.Errorf("%s is given a source when it is defined again", name)
+		}
+	}
+	again, err := d.ByName("old")
+	ok(t, err)
+	ok(t, again.Undefine(d.ctx(), guest.UndefineOptions{}))
+	d.wantRNGs(d.define(saved), 0)
+}

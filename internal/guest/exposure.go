@@ -1,0 +1,189 @@
+package guest
+
+import (
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// shownFiles are the paths that QEMU opens by itself, beside what it reads at once.
+func shownFiles(def *domain.Definition) []string {
+	var paths []string
+	for _, b := range backends(def) {
+		if b.Type == "pipe" {
+			paths = append(paths, b.Path, b.Path+".in", b.Path+".out")
+		}
+	}
+	if needsNetwork(def) {
+		paths = append(paths, namesOfHosts...)
+	}
+	for _, rng := range def.Devices.RNGs {
+		if rng.Backend == "random" && !strings.HasPrefix(rng.Path, "/dev/") {
+			paths = append(paths, rng.Path)
+		}
+	}
+	for _, h := range def.Devices.HostDevices {
+		paths = append(paths, "/sys") // where the device is described, and its resources are
+		if h.Type == "usb" {
+			paths = append(paths, "/run/udev")
+		}
+	}
+	for _, arg := range def.QEMUArgs { // the user's own, of which nothing is known but what is a path
+		for word := range strings.FieldsFuncSeq(arg, func(c rune) bool { return c == '=' || c == ',' }) {
+			if filepath.IsAbs(word) && !strings.HasPrefix(word, "/dev/") {
+				paths = append(paths, word)
+			}
+		}
+	}
+	slices.Sort(paths)
+	read := readFiles(def)
+	return slices.DeleteFunc(slices.Compact(paths), func(p string) bool { return p == "" || ofTheHost(p) || slices.Contains(read, p) })
+}
+
+// readFiles are those that QEMU reads to the end while it makes the machine, and nobody writes. Those
+// that belong to the host's programs every guest may read anyway.
+func readFiles(def *domain.Definition) []string {
+	return slices.DeleteFunc(bootFiles(def), ofTheHost)
+}
+
+// bootFiles are all that a definition has QEMU read while it makes the machine.
+func bootFiles(def *domain.Definition) []string {
+	paths := []string{def.OS.Kernel, def.OS.Initrd, def.OS.DTB}
+	if def.OS.Loader.Type != "pflash" {
+		paths = append(paths, def.OS.Loader.Path)
+	}
+	if s := def.SysInfo; s != nil {
+		for _, e := range s.FWCfg {
+			paths = append(paths, e.File)
+		}
+	}
+	for _, dev := range def.Devices.All() {
+		if rom := dev.Common().ROM; rom != nil && filepath.IsAbs(rom.File) { // others QEMU has
+			paths = append(paths, rom.File)
+		}
+	}
+	return slices.DeleteFunc(paths, func(p string) bool { return p == "" })
+}
+
+// backends are the host's ends of all character devices.
+func backends(def *domain.Definition) []*device.Backend {
+	var all []*device.Backend
+	for _, dev := range def.Devices.All() {
+		if b := backendOf(dev); b != nil {
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+func backendOf(dev device.Device) *device.Backend {
+	switch d := dev.(type) {
+	case *device.Char:
+		return &d.Backend
+	case *device.Redir:
+		return &d.Backend
+	case *device.RNG:
+		return d.Char
+	}
+	return nil
+}
+
+// hostNodes are the devices of the host that a guest uses by itself.
+func hostNodes(r *Registry, def *domain.Definition) []string {
+	var nodes []string
+	if def.Virt == "kvm" {
+		nodes = append(nodes, "/dev/kvm")
+	}
+	for _, dev := range def.Devices.All() {
+		nodes = append(nodes, r.nodesOf(dev)...)
+	}
+	return nodes
+}
+
+// nodesOf are the device nodes behind one device.
+func (r *Registry) nodesOf(dev device.Device) []string {
+	if b := backendOf(dev); b != nil && b.Type == "dev" {
+		return []string{b.Path}
+	}
+	switch d := dev.(type) {
+	case *device.RNG:
+		if d.Backend == "random" && strings.HasPrefix(d.Path, "/dev/") {
+			return []string{d.Path}
+		}
+	case *device.Input:
+		if d.Source != "" {
+			return []string{d.Source}
+		}
+	case *device.TPM:
+		if d.Type == "passthrough" {
+			return []string{cmp.Or(d.Path, "/dev/tpm0")}
+		}
+	case *device.Graphics:
+		if d.GL == device.On {
+			return r.renderNode(d)
+		}
+	case *device.HostDevice:
+		return r.passedNodes(d)
+	}
+	return nil
+}
+
+// renderNode is the graphics adapter by which a display draws: the one that is named,
+// or the host's first. On a host without one QEMU says so.
+func (r *Registry) renderNode(d *device.Graphics) []string {
+	if d.RenderNode != "" {
+		return []string{d.RenderNode}
+	}
+	for _, adapter := range r.Kernel.DRMDevices() {
+		if adapter.Kind == "render" {
+			return []string{adapter.Node}
+		}
+	}
+	return nil
+}
+
+func hasTerminals(def *domain.Definition) bool {
+	return slices.ContainsFunc(backends(def), func(b *device.Backend) bool { return b.Type == "pty" })
+}
+
+// needsNetwork reports whether a guest's QEMU talks to the host's network by
+// itself. Interfaces on taps and displays of VNC do not: their descriptors are handed over.
+func needsNetwork(def *domain.Definition) bool {
+	return len(def.QEMUArgs) > 0 ||
+		slices.ContainsFunc(def.Devices.NICs, func(n *device.NIC) bool { return n.Type == "user" }) ||
+		slices.ContainsFunc(backends(def), func(b *device.Backend) bool { return b.Type == "tcp" || b.Type == "udp" }) ||
+		slices.ContainsFunc(def.Devices.Graphics, func(g *device.Graphics) bool {
+			return g.WebSocket != 0 || qemu.DisplayHasPort(g) && !qemu.DisplayIsHanded(g)
+		})
+}
+
+// needsRings reports whether a guest's QEMU uses io_uring.
+func needsRings(def *domain.Definition) bool {
+	return len(def.QEMUArgs) > 0 || slices.ContainsFunc(def.Devices.Disks, func(d *device.Disk) bool { return d.IO == "io_uring" })
+}
+
+// passedNodes are the nodes by which QEMU reaches a device of the host's.
+func (r *Registry) passedNodes(d *device.HostDevice) []string {
+	if d.Type == "pci" {
+		found, ok := r.Kernel.PCIDevice(hostAddress(d))
+		if !ok {
+			return nil // the start says so
+		}
+		return []string{"/dev/vfio/vfio", fmt.Sprintf("/dev/vfio/%d", found.IOMMUGroup)}
+	}
+	var nodes []string
+	for _, u := range r.Kernel.USBDevices() {
+		byPlace := d.USBBus != 0 && uint(u.Bus) == d.USBBus && uint(u.Device) == d.USBDevice
+		byName := d.USBBus == 0 && uint(u.Vendor) == d.USBVendor && uint(u.Product) == d.USBProduct
+		if byPlace || byName {
+			nodes = append(nodes, fmt.Sprintf("/dev/bus/usb/%03d/%03d", u.Bus, u.Device))
+		}
+	}
+	return nodes
+}

@@ -1,0 +1,337 @@
+package guest
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/resources"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// chooseFirmware settles which image a definition boots from, where it asks for
+// UEFI in general, and where the guest keeps its variables. It is called when
+// a guest is defined: the choice is part of the definition from then on, so that
+// a firmware package installed later does not change a guest.
+func (r *Registry) chooseFirmware(def *domain.Definition) error {
+	o := &def.OS
+	if o.Loader.Path == "" && o.Firmware == "efi" || keepsVariables(o) && o.NVRAM.Template == "" {
+		all, unread := resources.Firmwares() // a description that cannot be read hides that firmware only
+		if err := settleFirmware(def, all); err != nil {
+			return errors.Join(err, unread)
+		}
+	}
+	if keepsVariables(o) && o.NVRAM.Path == "" && (o.NVRAM.Template != "" || o.Loader.ReadOnly == device.On) {
+		o.NVRAM.Path = r.nvramPath(def.UUID)
+	}
+	return nil
+}
+
+// settleFirmware takes one of the host's images, or finds what belongs to the one that is named.
+func settleFirmware(def *domain.Definition, all []resources.Firmware) error {
+	if def.OS.Loader.Path == "" {
+		return pickFirmware(def, all)
+	}
+	return findTemplate(def, all)
+}
+
+// keepsVariables says whether the firmware has its variables in a file of their own.
+func keepsVariables(o *domain.OS) bool {
+	return o.Loader.Type == "pflash" && o.Loader.Stateless != device.On && o.Loader.ReadOnly != device.Off
+}
+
+// pickFirmware takes the first of the host's images, by the names of their
+// descriptions, that fits what the definition asks for, as libvirt does. What is
+// not asked for is left to that order.
+func pickFirmware(def *domain.Definition, all []resources.Firmware) error {
+	asked := askedOfFirmware(def)
+	for _, f := range all {
+		if asked.fits(&f) {
+			takeFirmware(def, &f)
+			return nil
+		}
+	}
+	return fault.New(fault.Unsupported, fault.Config,
+		"this host has no UEFI firmware for machine %s%s; ask for less, or install firmware that has it (package ovmf)", def.OS.Machine, asked)
+}
+
+// askedFirmware is what a definition asks of firmware that is picked for it.
+type askedFirmware struct {
+	arch, machine string
+	features      []domain.FirmwareFeature // each said "yes" or "no"
+	kind          string                   // rom, pflash; empty: either
+	code, vars    string                   // formats; empty: as the other, or raw
+	secure        device.Switch
+	smm           device.Switch
+	stateless     bool
+	sleepToMem    bool
+	sleepToDisk   bool
+}
+
+func askedOfFirmware(def *domain.Definition) *askedFirmware {
+	o := &def.OS
+	return &askedFirmware{
+		arch: o.Arch, machine: o.Machine, features: o.FirmwareFeatures, kind: o.Loader.Type,
+		code: o.Loader.Format, vars: o.NVRAM.Format, secure: o.Loader.Secure,
+		smm: def.Features.SMM, stateless: o.Loader.Stateless == device.On,
+		sleepToMem: def.SuspendToMem == device.On, sleepToDisk: def.SuspendToDisk == device.On,
+	}
+}
+
+func (a *askedFirmware) fits(f *resources.Firmware) bool {
+	for _, feature := range a.features {
+		if f.Has(feature.Name) != (feature.Enabled == device.On) {
+			return false
+		}
+	}
+	needsSMM := f.Has("requires-smm")
+	switch {
+	case !f.Suits(a.arch, a.machine),
+		a.sleepToMem && !f.Has("acpi-s3"), a.sleepToDisk && !f.Has("acpi-s4"),
+		a.secure == device.On && !needsSMM, a.secure == device.Off && needsSMM,
+		a.smm == device.Off && needsSMM:
+		return false
+	case !f.Flash:
+		return a.kind != "pflash" && a.code == "" && a.vars == "" && !a.stateless
+	}
+	code, vars := cmp.Or(a.code, a.vars, "raw"), cmp.Or(a.vars, a.code, "raw")
+	return a.kind != "rom" && f.Format == code && f.Stateless == a.stateless && (f.Stateless || f.TemplateFormat == vars)
+}
+
+// String names what was asked for, by its place in the definition.
+func (a *askedFirmware) String() string {
+	var all []string
+	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	for _, f := range a.features {
+		add("feature %s=%q", f.Name, yesNo[f.Enabled])
+	}
+	if a.kind != "" {
+		add("os/loader/@type=%q", a.kind)
+	}
+	if a.code != "" {
+		add("os/loader/@format=%q", a.code)
+	}
+	if a.vars != "" {
+		add("os/nvram/@format=%q", a.vars)
+	}
+	if a.secure != device.Unset {
+		add("os/loader/@secure=%q", yesNo[a.secure])
+	}
+	if a.smm == device.Off {
+		add("features/smm off")
+	}
+	if a.stateless {
+		add("os/loader/@stateless=%q", "yes")
+	}
+	if a.sleepToMem {
+		add("pm/suspend-to-mem")
+	}
+	if a.sleepToDisk {
+		add("pm/suspend-to-disk")
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return " with " + strings.Join(all, ", ")
+}
+
+var yesNo = map[device.Switch]string{device.On: "yes", device.Off: "no"}
+
+func takeFirmware(def *domain.Definition, f *resources.Firmware) {
+	o := &def.OS
+	o.Loader.Path, o.Loader.Type = f.Code, "rom"
+	if f.Flash {
+		o.Loader.Type, o.Loader.ReadOnly = "pflash", device.On
+		setFormat(&o.Loader.Format, f.Format)
+	}
+	useTemplate(def, f)
+	secureFirmware(def, f)
+}
+
+// useTemplate has the guest's variables begin as the firmware's own template.
+func useTemplate(def *domain.Definition, f *resources.Firmware) {
+	n := &def.OS.NVRAM
+	if n.Template != "" || f.Template == "" {
+		return
+	}
+	n.Template = f.Template
+	setFormat(&n.Format, f.TemplateFormat)
+}
+
+// setFormat notes the format of a file unless it is the one that is meant anyway.
+func setFormat(format *string, is string) {
+	if *format == "" && is != "raw" {
+		*format = is
+	}
+}
+
+// secureFirmware switches on what Secure Boot needs of the machine.
+func secureFirmware(def *domain.Definition, f *resources.Firmware) {
+	if f.Has("requires-smm") && def.OS.Loader.Secure != device.Off {
+		def.Features.SMM, def.OS.Loader.Secure = device.On, device.On
+	}
+}
+
+// findTemplate finds the variables that belong to firmware that is given by its
+// path: those in the first description of that image that fits, or else those
+// in libvirt's own list. Firmware that nobody knows is left as it is.
+func findTemplate(def *domain.Definition, all []resources.Firmware) error {
+	o := &def.OS
+	for _, f := range all {
+		if !f.Flash || f.Code != o.Loader.Path || !f.Suits(o.Arch, o.Machine) || f.Stateless || o.Loader.Secure == device.On && !f.Has("requires-smm") {
+			continue
+		}
+		if err := checkNamed(def, &f); err != nil {
+			return err
+		}
+		setFormat(&o.Loader.Format, f.Format)
+		if o.NVRAM.Path == "" || cmp.Or(o.NVRAM.Format, "raw") == f.TemplateFormat { // else the file has to be there
+			useTemplate(def, &f)
+		}
+		if o.NVRAM.Path == "" { // a guest that has variables already keeps its machine as it is
+			secureFirmware(def, &f)
+		}
+		o.Loader.ReadOnly = device.On
+		return nil
+	}
+	if o.NVRAM.Template = resources.ListedTemplate(o.Loader.Path); o.NVRAM.Template != "" {
+		o.Loader.ReadOnly = device.On
+	}
+	return nil
+}
+
+// checkNamed refuses firmware that is given by its path and is not what the
+// definition says of it.
+func checkNamed(def *domain.Definition, f *resources.Firmware) error {
+	o := &def.OS
+	switch {
+	case o.Loader.Format != "" && o.Loader.Format != f.Format:
+		return fault.New(fault.Unsupported, fault.Config, "os/loader/@format: the firmware %s is %s, not %s; leave the format out", f.Code, f.Format, o.Loader.Format)
+	case o.NVRAM.Format != "" && o.NVRAM.Format != f.TemplateFormat && o.NVRAM.Path == "":
+		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is %s, not %s; leave the format out, or name a file that has it",
+			f.Template, f.TemplateFormat, o.NVRAM.Format)
+	case f.Has("requires-smm") && def.Features.SMM == device.Off && o.NVRAM.Path == "":
+		return fault.New(fault.Unsupported, fault.Config, "features/smm: the firmware %s needs SMM; take <smm state='off'/> out, or name other firmware", f.Code)
+	}
+	return nil
+}
+
+// makeNVRAM gives a guest its variable store, from the template, at its first
+// start, or anew where that is asked for. It stays when the guest ends, unless it was transient.
+func (l *launching) makeNVRAM(ctx context.Context) error {
+	o := l.run.def.OS
+	if o.NVRAM.Path == "" || !keepsVariables(&o) {
+		return nil
+	}
+	there, err := fileExists(ctx, o.NVRAM.Path)
+	if err != nil || there && !l.opts.ResetNVRAM {
+		return err
+	}
+	if err := checkTemplate(&o); err != nil {
+		return err
+	}
+	err = copyTemplate(ctx, &o.NVRAM)
+	l.run.MadeNVRAM = err == nil && !there
+	return fault.Wrap(err, failure(err), fault.Host, "cannot make the guest's UEFI variables")
+}
+
+// checkTemplate refuses to make variables of nothing, or in the place of a disk.
+func checkTemplate(o *domain.OS) error {
+	switch {
+	case o.NVRAM.Type == "block":
+		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@type: UEFI variables are not written to a disk; copy the template to %s yourself", o.NVRAM.Path)
+	case o.NVRAM.Template == "":
+		return fault.New(fault.Failed, fault.Config,
+			"no template in format %s for the UEFI variables of %s is known on this host; name one (<nvram template='...'>), or put the guest's own into %s",
+			cmp.Or(o.NVRAM.Format, "raw"), o.Loader.Path, o.NVRAM.Path)
+	}
+	return nil
+}
+
+// dropHalfNVRAM removes what a start that was cut off had written of a variable
+// store.
+func dropHalfNVRAM(ctx context.Context, r *run) {
+	path := r.def.OS.NVRAM.Path
+	if path == "" || r.def.OS.NVRAM.Template == "" {
+		return
+	}
+	held := heldTo(ctx, path)
+	if err := fsguard.Run(ctx, path, func() error { return removeNamed(partial(path), held) }); err != nil {
+		r.log.Warn("a half-made file of UEFI variables may stay", "path", partial(path), "error", err)
+	}
+}
+
+// failure is the kind of an error where Lodge knows it, and else of what the host
+// refused.
+func failure(err error) fault.Kind {
+	if k := fault.Of(err); k != fault.Internal {
+		return k
+	}
+	return fault.Failed
+}
+
+// maxTemplate bounds a template of UEFI variables, in bytes.
+const maxTemplate = 64 << 20
+
+// copyTemplate makes variables of their template, which has to have their format.
+func copyTemplate(ctx context.Context, n *domain.NVRAM) error {
+	text, err := readTemplate(ctx, n.Template)
+	if err != nil {
+		return err
+	}
+	if n.Format == "qcow2" && !bytes.HasPrefix(text, []byte("QFI\xfb")) {
+		return fault.New(fault.Unsupported, fault.Config, "os/nvram/@format: the template %s is not qcow2; leave the format out, or name a template that is", n.Template)
+	}
+	return writeVariables(ctx, n.Path, text)
+}
+
+// copyFile copies a small file into its place in one step.
+func copyFile(ctx context.Context, from, to string) error {
+	text, err := readTemplate(ctx, from)
+	if err != nil {
+		return err
+	}
+	return writeVariables(ctx, to, text)
+}
+
+func readTemplate(ctx context.Context, from string) ([]byte, error) {
+	held := heldTo(ctx, from)
+	return fsguard.Do(ctx, from, func() ([]byte, error) {
+		in, err := image.OpenHeld(from, unix.O_RDONLY, held)
+		if err != nil {
+			return nil, err
+		}
+		defer in.Close()
+		text, err := io.ReadAll(io.LimitReader(in, maxTemplate+1))
+		if len(text) > maxTemplate {
+			return nil, fault.New(fault.Invalid, fault.Config, "%s has more than the %d MiB that UEFI variables may have; name a smaller one", from, maxTemplate>>20)
+		}
+		return text, err
+	}, nil)
+}
+
+// writeVariables puts a small file into its place in one step. A disk that is busy
+// may take long to write it out.
+func writeVariables(ctx context.Context, to string, text []byte) error {
+	fill := func(f *os.File) error {
+		return fsguard.Outlast(ctx, to, func() error {
+			if err := image.Distrust(f); err != nil { // to may be the disk of another, to whom it is an image
+				return err
+			}
+			_, err := f.Write(text)
+			return err
+		})
+	}
+	return writeImage(ctx, to, fill, (*os.File).Sync)
+}

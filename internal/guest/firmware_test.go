@@ -1,0 +1,52 @@
+package guest_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+)
+
+// TestFirmwareLeadsNowhere: what a guest has for firmware, or for its variables, is an image whose header names a file
+// below it, or in its place. QEMU opened that by itself, by any way that it knows, and the guest read it.
+func TestFirmwareLeadsNowhere(t *testing.T) {
+	for _, isolated := range []bool{true, false} {
+		t.Run(fmt.Sprintf("isolated=%v", isolated), func(t *testing.T) { testFirmware(t, isolated) })
+	}
+}
+
+func testFirmware(t *testing.T, isolated bool) {
+	d := newDaemonOf(t, isolated)
+	dir := t.TempDir()
+	secret, whole, above, beside := filepath.Join(dir, "secret"), filepath.Join(dir, "whole"), filepath.Join(dir, "above"), filepath.Join(dir, "beside")
+	ok(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
+	tool(t, "create", "-q", "-f", "qcow2", whole, "1M")
+	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", above)
+	tool(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+secret, beside, "1M")
+	define := func(code, vars string) *guest.Guest {
+		t.Helper()
+		return d.define(strings.NewReplacer("</name>", "</name><uuid>00000000-1111-4222-8333-44444444f1a5</uuid>", "</os>",
+			"<loader readonly='yes' type='pflash' format='qcow2'>"+code+"</loader><nvram format='qcow2'>"+vars+"</nvram></os>").Replace(small("flashed")))
+	}
+	const says = "its header names another file"
+	for _, leads := range []string{above, beside} {
+		refused(t, define(leads, whole).Start(d.ctx(), guest.StartOptions{}), fault.Unsupported, says)
+		refused(t, define(whole, leads).Start(d.ctx(), guest.StartOptions{}), fault.Unsupported, says)
+	}
+	vars := filepath.Join(dir, "vars")
+	tool(t, "create", "-q", "-f", "qcow2", vars, "1M")
+	ok(t, define(whole, vars).Start(d.ctx(), guest.StartOptions{Paused: true}))
+}
+
+// TestAnOptionROMIsSeen: a device's ROM in a file of the user's own is read by a QEMU that sees little of the host.
+func TestAnOptionROMIsSeen(t *testing.T) {
+	d := newDaemonOf(t, true)
+	rom := filepath.Join(t.TempDir(), "rom")
+	ok(t, os.WriteFile(rom, make([]byte, 4<<10), 0o600))
+	g := d.define(small("read", "<interface type='user'><model type='virtio'/><rom file='"+rom+"'/></interface>"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+}

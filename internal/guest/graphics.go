@@ -1,0 +1,45 @@
+package guest
+
+import (
+	"context"
+	"os"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// displayClient is what QEMU knows the socket of a new client as, until the
+// display has taken it.
+const displayClient = "lodge-display"
+
+// OpenGraphics gives a connected socket to one of the displays of a running
+// guest, counted from 0: whoever holds its other end is a new client there. The
+// socket stays the caller's to close.
+func (g *Guest) OpenGraphics(ctx context.Context, index uint, skipAuth bool, client *os.File) error {
+	return g.perform(ctx, lifecycle.Change, domain.JobModify, modifyLimit, func() (work, error) {
+		r := g.run
+		displays := r.def.Devices.Graphics
+		if index >= uint(len(displays)) {
+			return nil, fault.New(fault.Invalid, fault.Call, "the domain has %d graphics, and none with index %d", len(displays), index)
+		}
+		protocol := displays[index].Type
+		if protocol != "vnc" && protocol != "spice" {
+			return nil, fault.New(fault.Unsupported, fault.Config, "graphics of type %s take no clients by socket", protocol)
+		}
+		return func(ctx context.Context) (settle, error) {
+			s, err := r.monitor()
+			if err != nil {
+				return nil, err
+			}
+			if err := s.ExecuteFD(ctx, client, "getfd", map[string]any{"fdname": displayClient}, nil); err != nil {
+				return nil, err
+			}
+			err = s.Execute(ctx, "add_client", map[string]any{"protocol": protocol, "fdname": displayClient, "skipauth": skipAuth}, nil)
+			if err != nil { // QEMU still has the socket; its refusal counts, and not that of this
+				_ = s.Execute(ctx, "closefd", map[string]any{"fdname": displayClient}, nil)
+			}
+			return nil, err
+		}, nil
+	})
+}

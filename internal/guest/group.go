@@ -1,0 +1,268 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/topology"
+)
+
+// makeGroup makes the guest's control group with the limits of its definition.
+func (l *launching) makeGroup(ctx context.Context) error {
+	group := l.g.reg.Cgroups.Guest(l.run.UUID)
+	run := l.run
+	run.hold("sockets", func(ctx context.Context) error { return removeSockets(ctx, run) })
+	run.hold("control group", group.Clear) // it may be made in part
+	if err := group.Create(); err != nil {
+		return err
+	}
+	if err := failpoint.Err("launch.group"); err != nil {
+		return err
+	}
+	absent, err := group.Apply(limits(l.run.def))
+	if err != nil {
+		return err
+	}
+	l.run.warnAbsent(absent)
+	return l.boundQEMU(ctx, group)
+}
+
+// boundQEMU holds back a QEMU that multiplies, or that takes huge pages or opens devices other than its own.
+// Where the kernel has no controller for the first, the process's own limit, which is that of its user, does; for
+// the last, its chamber, where there are no others.
+func (l *launching) boundQEMU(ctx context.Context, group *kernel.Group) error {
+	if l.run.User == nil {
+		return nil
+	}
+	most := maxThreads(l.run.def)
+	if _, err := group.Apply(kernel.Limits{PIDs: &most}); err != nil {
+		return err
+	}
+	if err := l.g.reg.boundHugePages(l.run.UUID, l.run.def, nil); err != nil {
+		return err
+	}
+	return l.g.reg.allowDevices(ctx, l.run.UUID, l.run.def)
+}
+
+// boundHugePages has a guest take the host's huge pages that its definition, with these modules of memory, says,
+// and no others: whoever asks the kernel for them has all that are free, which no limit of memory counts.
+func (r *Registry) boundHugePages(uuid string, def *domain.Definition, plugged []*device.Memory) error {
+	if !r.Cgroups.Has(kernel.HugePages) {
+		return nil
+	}
+	for _, size := range r.Kernel.HugePageSizes() {
+		most := map[uint64]uint64{size: mostHugePages(def, plugged, size)}
+		_, err := r.Cgroups.Guest(uuid).Apply(kernel.Limits{HugePages: most})
+		if err != nil && !errors.Is(err, unix.EBUSY) { // it has more yet of a module that is going
+			return err
+		}
+	}
+	return nil
+}
+
+// mostHugePages is what a guest's memory may take in pages of this size, in bytes: all of it. Each part of it has
+// pages of its own.
+func mostHugePages(def *domain.Definition, plugged []*device.Memory, size uint64) (most uint64) {
+	if len(def.QEMUArgs) > 0 { // which may say anything
+		return kernel.Unlimited
+	}
+	if def.Backing.HasHugePages {
+		most = def.Memory - min(def.ModuleMemory(), def.Memory) + size*uint64(1+len(def.CPU.Cells))
+	}
+	for _, m := range slices.Concat(def.Devices.Memories, plugged) {
+		if def.Backing.HasHugePages || m.PageSize > topology.BasePage {
+			most += m.Size + size
+		}
+	}
+	return most
+}
+
+// warnAbsent tells the administrator of limits that this host cannot hold.
+func (r *run) warnAbsent(limits []string) {
+	for _, limit := range limits {
+		message := fmt.Sprintf("this host cannot hold the limit %s", limit)
+		if !slices.Contains(r.Messages, message) {
+			r.Messages = append(r.Messages, message)
+		}
+	}
+}
+
+// limits are what the definition says of the group as a whole.
+func limits(d *domain.Definition) kernel.Limits {
+	var l kernel.Limits
+	set := func(to **uint64, value uint64) {
+		if value != 0 {
+			*to = &value
+		}
+	}
+	set(&l.CPUShares, d.Tune.Shares)
+	set(&l.CPUPeriod, d.Tune.GlobalPeriod)
+	if q := d.Tune.GlobalQuota; q > 0 {
+		set(&l.CPUQuota, uint64(q))
+	}
+	set(&l.MemoryHard, d.MemTune.HardLimit)
+	set(&l.MemorySoft, d.MemTune.SoftLimit)
+	set(&l.MemorySwap, d.MemTune.SwapHardLimit)
+	set(&l.BlockWeight, uint64(d.Blkio.Weight))
+	if d.NUMA.Mode == "strict" && !d.NUMA.Nodes.IsEmpty() {
+		l.Cells = &d.NUMA.Nodes
+	}
+	return l
+}
+
+// joinGroup puts the new process into its group.
+func (l *launching) joinGroup(context.Context) error {
+	if err := l.g.reg.Cgroups.Guest(l.run.UUID).AddProcess(l.run.PID); err != nil {
+		return err
+	}
+	failpoint.Reach("launch.joined")
+	return nil
+}
+
+// launch launches a guest's QEMU: in a chamber, where it has a user.
+func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *sandbox.User, finish func(*sandbox.Chamber) error) (*qemu.Process, error) {
+	spec := qemu.Spec{Binary: def.Devices.Emulator, Args: c.Args, Files: c.Files, Log: log}
+	if u == nil {
+		spec.Env, spec.Dir = overruled(os.Environ(), c.Env), dir
+		return qemu.Launch(ctx, spec)
+	}
+	place, err := r.chamberOf(ctx, def, *u, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer closeShown(place)
+	place.Program = def.Devices.Emulator
+	if err := finish(place); err != nil {
+		return nil, err
+	}
+	own := place.Own[0].At
+	spec.House, spec.Chamber, spec.Dir = r.Quarters.House, place, own
+	spec.Env = overruled(environment(own), c.Env)
+	return qemu.Launch(ctx, spec)
+}
+
+// vcpuThread is one processor of a running guest and its thread on the host.
+type vcpuThread struct {
+	Index  uint
+	Thread int
+}
+
+// pinThreads binds the guest's threads as its definition says: processors one by
+// one where they are pinned, and everything else where the guest as a whole is.
+func (r *Registry) pinThreads(ctx context.Context, run *run) error {
+	t := run.def.Tune
+	whole := run.def.VCPUs.CPUs
+	if len(t.VCPUPins) == 0 && t.EmulatorPin.IsEmpty() && len(t.IOThreadPins) == 0 && whole.IsEmpty() {
+		return nil
+	}
+	s, err := run.monitor()
+	if err != nil {
+		return err
+	}
+	vcpus, err := r.queryVCPUs(ctx, s, run.PID)
+	if err != nil {
+		return err
+	}
+	emulator := t.EmulatorPin
+	if emulator.IsEmpty() {
+		emulator = whole
+	}
+	if err := setAffinity(run.PID, emulator); err != nil {
+		return err
+	}
+	for _, v := range vcpus {
+		pin, ok := t.VCPUPins[v.Index]
+		if !ok {
+			pin = whole
+		}
+		if err := setAffinity(v.Thread, pin); err != nil {
+			return err
+		}
+	}
+	if len(t.IOThreadPins) == 0 {
+		return nil
+	}
+	threads, err := r.queryIOThreads(ctx, s, run.PID)
+	if err != nil {
+		return err
+	}
+	for id, tid := range threads {
+		if err := setAffinity(tid, t.IOThreadPins[id]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// repin binds the threads whose binding differs between two definitions.
+func (r *Registry) repin(ctx context.Context, s *qmp.Session, run *run, before, after *domain.CPUTune) error {
+	moved := map[string]topology.CPUSet{}
+	for index, to := range rebound(before.VCPUPins, after.VCPUPins) {
+		moved["vcpu"+strconv.FormatUint(uint64(index), 10)] = to
+	}
+	for id, to := range rebound(before.IOThreadPins, after.IOThreadPins) {
+		moved["iothread"+strconv.FormatUint(uint64(id), 10)] = to
+	}
+	if !after.EmulatorPin.Equal(before.EmulatorPin) {
+		moved[emulatorThreads] = after.EmulatorPin
+	}
+	if len(moved) == 0 {
+		return nil
+	}
+	threads, err := r.threads(ctx, s, run)
+	if err != nil {
+		return err
+	}
+	for name, to := range moved {
+		if len(threads[name]) == 0 {
+			return fault.New(fault.Invalid, fault.Call, "the running domain has no %s", name)
+		}
+		for _, tid := range threads[name] {
+			if err := setAffinity(tid, orAnywhere(to)); err != nil && !errors.Is(err, unix.ESRCH) { // a worker may end at any time
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// rebound gives where each goes that is to be bound otherwise; the empty set: anywhere.
+func rebound(before, after map[uint]topology.CPUSet) map[uint]topology.CPUSet {
+	moved := map[uint]topology.CPUSet{}
+	for n, was := range before {
+		if to, bound := after[n]; !bound || !to.Equal(was) {
+			moved[n] = to
+		}
+	}
+	for n, to := range after {
+		if _, was := before[n]; !was {
+			moved[n] = to
+		}
+	}
+	return moved
+}
+
+// setAffinity binds one thread; an empty set leaves it alone.
+func setAffinity(tid int, to topology.CPUSet) error {
+	if to.IsEmpty() {
+		return nil
+	}
+	if err := kernel.SetAffinity(tid, to); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot bind thread %d to processors %s", tid, to)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+)
+
+// halfImages is the kind of record that says, by the guest's UUID, which file a save or a dump
+// is writing. It holds the guest's memory, its place is the user's, and when the host goes down
+// what the run directory says of it is lost.
+var halfImages = store.Kind{Name: "image", Version: 1}
+
+type halfImage struct {
+	madeFile // Path is that of the image when it is complete
+
+	Owner uint32
+	Boot  string
+}
+
+// noteHalf notes the file of an image of the guest's memory that is about to be written. A store
+// that cannot be written keeps nobody from saving a guest.
+func (g *Guest) noteHalf(path string, f *os.File) {
+	var st unix.Stat_t
+	err := unix.Fstat(int(f.Fd()), &st)
+	if err == nil {
+		err = g.reg.store.Put(halfImages, g.uuid, halfImage{madeFile{path, st.Dev, st.Ino}, st.Uid, g.reg.Boot})
+	}
+	if err != nil {
+		g.log.Warn("what is left of an image when the host goes down now will stay", "path", partial(path), "error", err)
+	}
+}
+
+func (r *Registry) forgetHalf(uuid string) {
+	var noted halfImage
+	if fault.Is(r.store.Get(halfImages, uuid, &noted), fault.NotFound) {
+		return
+	}
+	if err := r.store.Delete(halfImages, uuid); err != nil {
+		r.log.Error("cannot forget the image that was written of a guest", "uuid", uuid, "error", err)
+	}
+}
+
+// sweepHalf removes the images that an earlier boot of the host left half written. Of this boot
+// the run directories tell.
+func (r *Registry) sweepHalf() error {
+	all := map[string]halfImage{}
+	err := r.store.Each(halfImages, func(uuid string, decode func(any) error) error {
+		var h halfImage
+		if err := decode(&h); err != nil {
+			r.log.Error("cannot read which image of a guest was left half written", "uuid", uuid, "error", err)
+			return nil
+		}
+		if r.Boot != "" && h.Boot != r.Boot {
+			all[uuid] = h
+		}
+		return nil
+	})
+	for uuid, h := range all {
+		r.loops.Go(func() { // a file system may hang
+			ctx, stop := context.WithTimeout(r.life, modifyLimit)
+			defer stop()
+			if err := fsguard.Run(ctx, h.Path, h.remove); err != nil {
+				r.log.Warn("what an earlier boot of the host left of an image stays for now", "path", partial(h.Path), "error", err)
+				return
+			}
+			var now halfImage
+			if r.store.Get(halfImages, uuid, &now) == nil && now == h { // else another is being written
+				r.forgetHalf(uuid)
+			}
+		})
+	}
+	return err
+}
+
+// remove removes the file, if it is that one still. It fails where its file system is not
+// mounted yet.
+func (h halfImage) remove() error {
+	err := safepath.Beside(h.Path, func(at string) error {
+		var folder, st unix.Stat_t
+		if err := unix.Stat(filepath.Dir(at), &folder); err != nil {
+			return err
+		}
+		if folder.Dev != h.Device {
+			return errors.New("its file system is not mounted")
+		}
+		if err := unix.Lstat(partial(at), &st); err != nil {
+			return err
+		}
+		if st.Dev != h.Device || st.Ino != h.Inode || st.Uid != h.Owner || st.Mode&unix.S_IFMT != unix.S_IFREG {
+			return nil
+		}
+		return os.Remove(partial(at))
+	})
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}

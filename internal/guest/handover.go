@@ -1,0 +1,296 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// openLayers opens the images of a disk as QEMU is to use them, which then are the
+// attachment's.
+func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device.DiskAttachment, err error) {
+	defer func() {
+		if err != nil {
+			a.Close()
+		}
+	}()
+	for i, l := range chain {
+		mode := unix.O_RDONLY
+		if i == 0 && !readOnly {
+			mode = unix.O_RDWR
+		}
+		f, err := fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.HandOut(mode) },
+			func(f *os.File) { _ = f.Close() })
+		if err != nil {
+			return a, err
+		}
+		a.Layers = append(a.Layers, device.Layer{Path: l.Path, Format: string(l.Format), Block: l.Device, File: f})
+	}
+	return a, nil
+}
+
+// openFiles opens what QEMU is handed beside disks: its firmware, and what
+// character devices write to or listen on; and it looks whether what QEMU opens can be read.
+func (l *launching) openFiles(ctx context.Context) error {
+	if err := checkHostFiles(ctx, l.run.def); err != nil {
+		return err
+	}
+	read, err := openRead(ctx, l.run.def) // so that none waits for its turn in vain
+	if err != nil {
+		return err
+	}
+	defer closeAll(maps.Values(read)) // opened to be looked at
+	o := l.run.def.OS
+	if o.Loader.Type != "pflash" { // then it is read as it is
+		o.Loader.Format, o.NVRAM.Format = "", ""
+	}
+	if l.run.User == nil {
+		for _, file := range [][2]string{{o.Loader.Path, o.Loader.Format}, {o.NVRAM.Path, o.NVRAM.Format}} {
+			if err := openInto(ctx, read, file[0], file[1], unix.O_RDONLY); err != nil && !errors.Is(err, os.ErrNotExist) { // which QEMU says
+				return err
+			}
+		}
+		return nil
+	}
+	l.run.holdRelays()
+	l.plan.Files = map[string]*os.File{}
+	if o.Loader.Type == "pflash" {
+		code := unix.O_RDONLY
+		if o.Loader.ReadOnly == device.Off {
+			code = unix.O_RDWR
+		}
+		if err := openInto(ctx, l.plan.Files, o.Loader.Path, o.Loader.Format, code); err != nil {
+			return err
+		}
+		if o.NVRAM.Path != "" && o.Loader.Stateless != device.On {
+			if err := openInto(ctx, l.plan.Files, o.NVRAM.Path, o.NVRAM.Format, unix.O_RDWR); err != nil {
+				return err
+			}
+		}
+	}
+	return l.g.reg.openBackends(ctx, l.run, &l.plan, l.run.def.Devices.All())
+}
+
+// openNamed opens a file or a disk that a definition names.
+func openNamed(ctx context.Context, path string, mode int) (*os.File, error) {
+	held := heldTo(ctx, path)
+	return fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, mode, held) }, func(f *os.File) { _ = f.Close() })
+}
+
+// checkHostFiles refuses a guest that boots from a file of the host's programs which is missing.
+// These files are not opened for QEMU.
+func checkHostFiles(ctx context.Context, def *domain.Definition) error {
+	for _, path := range bootFiles(def) {
+		if !ofTheHost(path) {
+			continue
+		}
+		f, err := openNamed(ctx, path, unix.O_RDONLY)
+		if errors.Is(err, os.ErrNotExist) {
+			return fault.Wrap(err, fault.NotFound, fault.Host, "cannot read what the guest is started with")
+		}
+		if err == nil {
+			_ = f.Close()
+		}
+	}
+	return nil
+}
+
+// openRead opens what QEMU reads while it makes the machine, by its paths. With a pipe QEMU would wait for its other end, and all that time the start would have
+// its place. What it reads it has in memory that is in nobody's books, beside the guest's.
+func openRead(ctx context.Context, def *domain.Definition) (files map[string]*os.File, err error) {
+	files = map[string]*os.File{}
+	defer func() {
+		if err != nil {
+			closeAll(maps.Values(files))
+		}
+	}()
+	most := max(def.Memory, leastRead)
+	var all uint64
+	for _, path := range readFiles(def) {
+		f, err := openNamed(ctx, path, unix.O_RDONLY)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read what the guest is started with")
+		}
+		if files[path] == nil {
+			files[path] = f
+		} else { // once more for each time that it is read
+			defer f.Close()
+		}
+		size, err := f.Seek(0, io.SeekEnd)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot find the size of %s", path)
+		}
+		if all += uint64(size); all > most || all < uint64(size) {
+			return nil, fault.New(fault.Invalid, fault.Config, "cannot have QEMU read %s: what the guest boots from and is told by files may have %d MiB together, as its memory has; "+
+				"make the files smaller, or give the guest more memory", path, most>>20)
+		}
+	}
+	return files, nil
+}
+
+// leastRead is what QEMU may read, in bytes, for a guest of little memory.
+const leastRead = 64 << 20
+
+// openInto opens a file of the firmware's.
+func openInto(ctx context.Context, files map[string]*os.File, path, format string, mode int) error {
+	if path == "" {
+		return nil
+	}
+	if files[path] == nil {
+		f, err := openNamed(ctx, path, mode)
+		if err != nil {
+			return err
+		}
+		files[path] = f
+	}
+	return fsguard.Run(ctx, path, func() error {
+		if mode == unix.O_RDWR {
+			if err := image.Distrust(files[path]); err != nil {
+				return err
+			}
+		}
+		return standsAlone(files[path], format)
+	})
+}
+
+// standsAlone refuses firmware, or its variables, in an image whose header leads elsewhere: to any file
+// that QEMU has, or to whatever listens on the host's network where it has that.
+func standsAlone(f *os.File, format string) error {
+	if format != string(image.Qcow2) {
+		return nil
+	}
+	err := image.Claim(f)
+	var info image.Info
+	if err == nil {
+		info, err = image.Inspect(f, image.Qcow2)
+	}
+	if err == nil && (info.Backing != nil || info.External) {
+		err = fault.New(fault.Unsupported, fault.Config, "its header names another file, which is not followed for firmware; make one image of both (qemu-img convert)")
+	}
+	return fault.Wrap(err, fault.Of(err), fault.Config, "cannot use the firmware %s", f.Name())
+}
+
+// openBackends opens the host's ends of character devices that are files, or sockets
+// on which they listen. Those that were given no place lie beside the directory that
+// QEMU may write to.
+func (r *Registry) openBackends(ctx context.Context, run *run, p *qemu.Plan, all []device.Device) error {
+	for _, dev := range all {
+		b := backendOf(dev)
+		if b == nil {
+			continue
+		}
+		if b.Type == "file" {
+			if err := openOutput(ctx, p, b.Path, b.Append.Or(false)); err != nil {
+				return err
+			}
+		}
+		if b.LogFile != "" {
+			if err := openOutput(ctx, p, b.LogFile, b.LogAppend.Or(false)); err != nil {
+				return err
+			}
+		}
+		alias := dev.Common().Alias
+		if _, is := dev.(*device.RNG); !is { // which has one place to ask
+			if err := qemu.PlaceSocket(run.dir, alias, b); err != nil {
+				return err
+			}
+		}
+		if b.Listens() && filepath.Dir(b.Path) != run.ownPath() {
+			if err := listenFor(ctx, run.labels, p, alias, b.Path); err != nil {
+				return err
+			}
+		}
+		if b.Connects() {
+			if err := run.connectFor(ctx, p, alias, b); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// openOutput opens a file that a character device writes to.
+func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) error {
+	if p.Files[path] != nil {
+		return nil
+	}
+	how := os.O_WRONLY | os.O_CREATE | os.O_TRUNC
+	if extend {
+		how = os.O_WRONLY | os.O_CREATE | os.O_APPEND
+	}
+	held := heldTo(ctx, path)
+	f, err := fsguard.Do(ctx, path, func() (f *os.File, err error) {
+		err = image.At(path, held, func(at string, nofollow int) error {
+			f, err = os.OpenFile(at, how|nofollow|unix.O_NONBLOCK, 0o600)
+			return err
+		})
+		if err == nil {
+			err = image.Distrust(f) // it may be the disk of another, to whom it is an image
+		}
+		return f, err
+	}, func(f *os.File) { _ = f.Close() })
+	if err != nil {
+		return fault.Wrap(err, failure(err), fault.Host, "cannot open %s for a character device", path)
+	}
+	if p.Files == nil {
+		p.Files = map[string]*os.File{}
+	}
+	p.Files[path] = f
+	return nil
+}
+
+// listenFor makes the socket of a character device. It is removed with the guest.
+func listenFor(ctx context.Context, labels *labels, p *qemu.Plan, alias, path string) error {
+	if p.Sockets[alias] != nil {
+		return nil // the first console is the first serial port
+	}
+	held := heldTo(ctx, path)
+	listen := func() (f *os.File, err error) {
+		err = image.Beside(path, held, func(at string) error {
+			return labels.sockets(func() (err error) { f, err = qemu.ListenMonitor(at); return err })
+		})
+		return f, err
+	}
+	f, err := fsguard.Do(ctx, path, listen, func(f *os.File) { _ = f.Close() })
+	if err != nil {
+		return fault.Wrap(err, failure(err), fault.Host, "cannot make the socket %s", path)
+	}
+	if p.Sockets == nil {
+		p.Sockets = map[string]*os.File{}
+	}
+	p.Sockets[alias] = f
+	return nil
+}
+
+// closePlan closes the daemon's copies of what QEMU has been handed.
+func closePlan(p *qemu.Plan) {
+	for _, a := range p.NICs {
+		a.Close()
+	}
+	for _, a := range p.Disks {
+		a.Close()
+	}
+	closeAll(maps.Values(p.Files))
+	closeAll(maps.Values(p.Sockets))
+	for _, files := range p.Listeners {
+		closeAll(slices.Values(files))
+	}
+	p.Files, p.Sockets, p.Listeners = nil, nil, nil
+	if p.VSock != nil {
+		_ = p.VSock.Close() // nothing was written
+		p.VSock = nil
+	}
+}

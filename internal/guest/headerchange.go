@@ -1,0 +1,246 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+)
+
+// headerChanges is the kind of record that keeps a change of a saved image's header while
+// it is under way, by the image's real path. The header stands before gigabytes that
+// are not written anew, and so is changed in place: a daemon that is killed amid would
+// leave a guest that nobody can restore. The record lies in the store and not beside
+// the image, whose folder may be somebody else's, full, or read-only.
+var headerChanges = store.Kind{Name: "header", Version: 1}
+
+// headerChange is the beginning of an image up to the last byte that changes.
+type headerChange struct{ Before, After []byte }
+
+// headerBlock is what a disk writes whole or not at all, in bytes.
+const headerBlock = 512
+
+// saveChanging is the magic of an image while its header is neither the old one nor the
+// new one, so that nobody, here or elsewhere, takes such a header for one: also not
+// where the image was moved away, or copied, and of what was noted nothing is known.
+const saveChanging = "LodgeSaveChanges"
+
+func newHeaderChange(before, after []byte) headerChange {
+	n := len(before)
+	for n > 0 && before[n-1] == after[n-1] {
+		n--
+	}
+	return headerChange{before[:n], after[:n]}
+}
+
+// amid reports whether each block is the old one or the new one: the change was cut off
+// there, and not before it nor behind it.
+func (c headerChange) amid(now []byte) bool {
+	if len(c.After) != len(c.Before) || len(now) != len(c.Before) || bytes.Equal(now, c.Before) || bytes.Equal(now, c.After) {
+		return false
+	}
+	if isChanging(now) {
+		now = append([]byte(saveMagic), now[len(saveMagic):]...)
+	}
+	for at := 0; at < len(now); at += headerBlock {
+		end := min(at+headerBlock, len(now))
+		if block := now[at:end]; !bytes.Equal(block, c.Before[at:end]) && !bytes.Equal(block, c.After[at:end]) {
+			return false
+		}
+	}
+	return true
+}
+
+func isChanging(header []byte) bool { return bytes.HasPrefix(header, []byte(saveChanging)) }
+
+// writeHeader puts the beginning of an image in its place, and out to the disk: the first
+// block, with the magic, last.
+func writeHeader(f *os.File, header []byte) error {
+	blocks := slices.Collect(slices.Chunk(header, headerBlock))
+	if len(blocks) > 1 {
+		if err := writeSynced(f, 0, []byte(saveChanging)); err != nil {
+			return err
+		}
+		if err := writeSynced(f, headerBlock, blocks[1:]...); err != nil {
+			return err
+		}
+	}
+	return writeSynced(f, 0, blocks[:min(1, len(blocks))]...)
+}
+
+func writeSynced(f *os.File, at int64, blocks ...[]byte) error {
+	for _, block := range blocks {
+		if err := failpoint.Err("header.block"); err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(block, at); err != nil {
+			return err
+		}
+		at += int64(len(block))
+	}
+	return f.Sync()
+}
+
+// changeHeader changes the header of an image, or leaves it as it was. Where neither
+// can be done, as on a disk that fails, whoever opens the image next tries again.
+func (r *Registry) changeHeader(f *os.File, path string, c headerChange) error {
+	if err := r.store.Put(headerChanges, path, c); err != nil {
+		return err
+	}
+	failpoint.Reach("header.noted")
+	if err := writeHeader(f, c.After); err != nil {
+		if e := writeHeader(f, c.Before); e != nil {
+			return errors.Join(err, fmt.Errorf("the old one cannot be put back yet: %w", e))
+		}
+		r.forgetHeader(path)
+		return err
+	}
+	failpoint.Reach("header.written")
+	r.forgetHeader(path)
+	return nil
+}
+
+// settleHeader ends a change of an image's header that was cut off: one that is partly
+// the new one becomes the old one again. Another image that lies there now stays as it is.
+func (r *Registry) settleHeader(f *os.File, path string) error {
+	var c headerChange
+	err := r.store.Get(headerChanges, path, &c)
+	if fault.Is(err, fault.NotFound) {
+		return r.settleMoved(f, path)
+	}
+	if err != nil {
+		return err
+	}
+	amid, err := c.cutOff(f)
+	if err == nil && amid {
+		err = r.undoHeader(f, path, c)
+	} else if err == nil {
+		err = f.Sync() // a whole one may not be on the disk yet
+	}
+	if err != nil {
+		return err
+	}
+	r.forgetHeader(path)
+	if !amid {
+		return r.settleMoved(f, path) // one that was moved here
+	}
+	return nil
+}
+
+// settleMoved does so for an image that came here by another name than is noted: it is
+// known by what it holds.
+func (r *Registry) settleMoved(f *os.File, path string) error {
+	magic := make([]byte, len(saveChanging))
+	if _, err := f.ReadAt(magic, 0); err != nil || !isChanging(magic) {
+		return nil // whoever reads on says what is wrong with it
+	}
+	noted := map[string]headerChange{}
+	err := r.store.Each(headerChanges, func(from string, decode func(any) error) error {
+		var c headerChange
+		if err := decode(&c); err == nil {
+			noted[from] = c
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for from, c := range noted {
+		amid, err := c.cutOff(f)
+		if err != nil || !amid {
+			continue
+		}
+		if err := r.undoHeader(f, path, c); err != nil {
+			return err
+		}
+		ctx, stop := context.WithTimeout(r.life, closeTime)
+		defer stop()
+		if there, err := fileExists(ctx, from); err == nil && !there { // it was moved and not copied
+			r.forgetHeader(from)
+		}
+		return nil
+	}
+	return nil
+}
+
+// cutOff reports whether the change stopped amid an image.
+func (c headerChange) cutOff(f *os.File) (bool, error) {
+	now := make([]byte, len(c.Before))
+	if n, err := f.ReadAt(now, 0); errors.Is(err, io.EOF) {
+		now = now[:n]
+	} else if err != nil {
+		return false, err
+	}
+	return c.amid(now), nil
+}
+
+func (r *Registry) undoHeader(f *os.File, path string, c headerChange) error {
+	w, err := image.Reopen(int(f.Fd()), path, unix.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	if err := writeHeader(w, c.Before); err != nil {
+		return fmt.Errorf("its header was being changed, and the old one cannot be put back: %w", err)
+	}
+	r.log.Info("the change of a saved image's header was cut off, and is undone", "image", path)
+	return nil
+}
+
+// settleHeaders does so for what the last daemon did not come to. An image that cannot be
+// read yet, because its file system is not mounted, say, is left to who reads it.
+func (r *Registry) settleHeaders() error {
+	own, _ := filepath.EvalSymlinks(r.saveDir()) // it was made before
+	var paths []string
+	err := r.store.Each(headerChanges, func(path string, _ func(any) error) error { paths = append(paths, path); return nil })
+	for _, path := range paths {
+		r.loops.Go(func() { // a file system may hang
+			ctx, stop := context.WithTimeout(r.life, modifyLimit)
+			defer stop()
+			i, err := r.openSaved(ctx, path, SaveOptions{})
+			switch {
+			case err == nil:
+				i.close()
+			case errors.Is(err, os.ErrNotExist) && filepath.Dir(path) == own:
+				r.forgetHeader(path)
+			default:
+				r.log.Warn("the header of a saved image was being changed, and cannot be looked at yet", "image", path, "error", err)
+			}
+		})
+	}
+	return err
+}
+
+// forgetHeader forgets a change that is done, or whose image is gone.
+func (r *Registry) forgetHeader(path string) {
+	var noted any
+	if fault.Is(r.store.Get(headerChanges, path, &noted), fault.NotFound) {
+		return
+	}
+	if err := r.store.Delete(headerChanges, path); err != nil {
+		r.log.Error("cannot forget the change of a saved image's header", "image", path, "error", err)
+	}
+}
+
+// headerTurn waits for the turn at the header of an open image, and gives its real path:
+// whoever reads amid a change would read neither the old one nor the new one. It is the
+// file's, by whatever name that goes, or comes to go.
+func (r *Registry) headerTurn(ctx context.Context, f *os.File) (path string, leave func(), err error) {
+	path, id, err := whereIs(f)
+	if err != nil {
+		return "", nil, err
+	}
+	leave, err = r.headers.take(ctx, id)
+	return path, leave, fault.Wrap(err, fault.Of(err), fault.Host, "the header of %s is being changed", path)
+}

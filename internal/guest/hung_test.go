@@ -1,0 +1,51 @@
+package guest_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard/mounttest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// promptly fails when something takes longer than no waiting explains.
+func promptly(t *testing.T, what string, do func()) {
+	t.Helper()
+	begun := time.Now()
+	do()
+	if d := time.Since(begun); d > 5*time.Second {
+		t.Errorf("%s took %v", what, d)
+	}
+}
+
+func TestADeadFileSystemHoldsNoGuest(t *testing.T) {
+	d := newDaemon(t)
+	dead := filepath.Join(d.dir, "dead")
+	ok(t, os.Mkdir(dead, 0o700))
+	mounttest.Hang(t, dead)
+	visits := mounttest.Visits(t, dead)
+	path := filepath.Join(dead, "file")
+
+	disk := d.define(small("disk", `<disk type='file'><driver type='raw'/><source file='`+path+`'/><target dev='vda' bus='virtio'/></disk>`))
+	started := make(chan error, 1)
+	go func() { started <- disk.Start(d.ctx(), guest.StartOptions{}) }()
+	eventually(t, "the start has come to its disk", func() bool { return visits() > 0 })
+	promptly(t, "ending a start that waits for its disk", func() { ok(t, disk.Destroy(d.ctx(), false)) })
+	refused(t, <-started, fault.Aborted, dead)
+
+	saver := d.define(small("saver"))
+	ok(t, saver.Start(d.ctx(), guest.StartOptions{}))
+	saved := make(chan error, 1)
+	go func() { saved <- saver.Save(d.ctx(), path, guest.SaveOptions{}) }()
+	eventually(t, "the save has begun", func() bool { return saver.Job().Kind == domain.JobSave })
+	promptly(t, "a destroy in a save", func() { ok(t, saver.Destroy(d.ctx(), false)) })
+	if err := <-saved; err == nil || !strings.Contains(err.Error(), "destroyed") {
+		t.Errorf("the save ends with %v", err)
+	}
+	promptly(t, "the next start", func() { ok(t, saver.Start(d.ctx(), guest.StartOptions{})) })
+}

@@ -1,0 +1,53 @@
+package guest_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// A saved image, which may come from anywhere, is of the guest of its UUID, however that is spelt. One that
+// names none is of nobody: folders are called by it, and without it that of all guests was cleared away.
+func TestAnImageIsOfTheGuestOfItsUUID(t *testing.T) {
+	d := newDaemon(t)
+	g, other := d.define(small("saved")), d.define(small("other"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
+	path := filepath.Join(d.dir, "image")
+	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	d.settle(g, domain.ShutOff)
+	ok(t, g.Rename(d.ctx(), "renamed"))
+	spelt := "<uuid>" + g.UUID() + "</uuid>"
+	respell := func(to string) {
+		image, err := os.ReadFile(path)
+		ok(t, err)
+		from := []byte(spelt)
+		if spelt = to; !bytes.Contains(image, from) || len(from) != len(to) {
+			t.Fatalf("cannot put %q in the place of %q", to, from)
+		}
+		ok(t, os.WriteFile(path, bytes.Replace(image, from, []byte(to), 1), 0o600))
+	}
+
+	respell(strings.Repeat(" ", len(spelt)))
+	_, err := d.Restore(d.ctx(), path, guest.SaveOptions{})
+	if _, e := os.Stat(other.RunDir()); e != nil {
+		t.Errorf("another guest has lost its run directory: %v", e)
+	}
+	refused(t, err, fault.Failed, "names no UUID")
+
+	respell("<uuid>" + strings.ToUpper(g.UUID()) + "</uuid>")
+	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
+	refused(t, err, fault.Exists, "already defined with uuid")
+	ok(t, g.Rename(d.ctx(), "saved"))
+	again, err := d.Restore(d.ctx(), path, guest.SaveOptions{})
+	ok(t, err)
+	if again != g || len(d.All()) != 2 {
+		t.Errorf("%s is restored as %s: there are %d guests", g.UUID(), again.UUID(), len(d.All()))
+	}
+}

@@ -1,0 +1,307 @@
+package guest
+
+import (
+	"context"
+	"encoding/base64"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// freezeLimit is how long freezing and trimming may take: they wait for the
+// guest's disks.
+const freezeLimit = 60 * time.Second
+
+// maxInside bounds the lists that an agent is believed, and maxTold its texts, in
+// bytes: longer ones are cut.
+const (
+	maxInside = 1024
+	maxTold   = 4096
+)
+
+// told is what is passed on of a text that an agent tells: nothing that steers the terminal of
+// whoever asks.
+func told(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(text[:min(len(text), maxTold)], "?"))
+}
+
+// Freeze has the guest hold back writes to the file systems at these mount
+// points, or to all, and tells how many it froze.
+func (g *Guest) Freeze(ctx context.Context, mountPoints []string) (frozen int, err error) {
+	if len(mountPoints) == 0 {
+		err = g.Agent(ctx, "guest-fsfreeze-freeze", nil, &frozen, freezeLimit)
+		return frozen, err
+	}
+	err = g.Agent(ctx, "guest-fsfreeze-freeze-list", map[string]any{"mountpoints": mountPoints}, &frozen, freezeLimit)
+	return frozen, err
+}
+
+// Thaw lets the guest write again, and tells how many file systems it thawed.
+func (g *Guest) Thaw(ctx context.Context) (thawed int, err error) {
+	err = g.Agent(ctx, "guest-fsfreeze-thaw", nil, &thawed, freezeLimit)
+	return thawed, err
+}
+
+// Trim has the guest tell its disks what its file systems do not use, in
+// extents of at least that many bytes.
+func (g *Guest) Trim(ctx context.Context, minimum uint64) error {
+	return g.Agent(ctx, "guest-fstrim", map[string]any{"minimum": minimum}, nil, freezeLimit)
+}
+
+// Time tells the guest's time.
+func (g *Guest) Time(ctx context.Context) (time.Time, error) {
+	var nanoseconds int64
+	err := g.Agent(ctx, "guest-get-time", nil, &nanoseconds, 0)
+	return time.Unix(0, nanoseconds), err
+}
+
+// SetTime sets the guest's time; nil sets it from its own hardware clock.
+func (g *Guest) SetTime(ctx context.Context, to *time.Time) error {
+	if to == nil {
+		return g.Agent(ctx, "guest-set-time", nil, nil, 0)
+	}
+	return g.Agent(ctx, "guest-set-time", map[string]any{"time": to.UnixNano()}, nil, 0)
+}
+
+// SetPassword sets the password of a user in the guest. Crypted says that it is
+// a hash already.
+func (g *Guest) SetPassword(ctx context.Context, user, password string, crypted bool) error {
+	return g.Agent(ctx, "guest-set-user-password", map[string]any{
+		"username": user, "password": base64.StdEncoding.EncodeToString([]byte(password)), "crypted": crypted,
+	}, nil, 0)
+}
+
+// AgentHostname asks the agent for the guest's name.
+func (g *Guest) AgentHostname(ctx context.Context) (string, error) {
+	var answer struct {
+		Name string `json:"host-name"`
+	}
+	err := g.Agent(ctx, "guest-get-host-name", nil, &answer, 0)
+	return told(answer.Name), err
+}
+
+// LeaseHostname is the name under which the guest asked for an address.
+func (g *Guest) LeaseHostname() (string, error) {
+	v := g.View()
+	if v.Active == nil {
+		return "", fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	}
+	for _, n := range v.Active.Devices.NICs {
+		if n.Type != "network" {
+			continue
+		}
+		net, err := g.reg.Networks.ByName(n.Network)
+		if err != nil {
+			continue // it has gone since
+		}
+		leases, err := net.Leases(n.MAC)
+		if err != nil {
+			return "", err
+		}
+		for _, l := range leases {
+			if l.Hostname != "" {
+				return l.Hostname, nil
+			}
+		}
+	}
+	return "", fault.New(fault.NotFound, fault.Call, "no hostname found for domain %s: no lease of it has one", v.Name)
+}
+
+// AgentVCPU is a processor as the guest knows it.
+type AgentVCPU struct {
+	ID         uint `json:"logical-id"`
+	Online     bool `json:"online"`
+	CanOffline bool `json:"can-offline"`
+}
+
+// AgentVCPUs tells of the processors that the guest sees.
+func (g *Guest) AgentVCPUs(ctx context.Context) ([]AgentVCPU, error) {
+	var all []AgentVCPU
+	if err := g.Agent(ctx, "guest-get-vcpus", nil, &all, 0); err != nil {
+		return nil, err
+	}
+	if len(all) > maxVCPUs {
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d processors, which is not believed", len(all))
+	}
+	for _, c := range all {
+		if c.ID >= maxVCPUs {
+			return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of processor %d, which is not believed", c.ID)
+		}
+	}
+	return all, nil
+}
+
+// SetAgentVCPUs has the guest use that many of the processors that it sees.
+func (g *Guest) SetAgentVCPUs(ctx context.Context, n uint) error {
+	all, err := g.AgentVCPUs(ctx)
+	if err != nil {
+		return err
+	}
+	var change []AgentVCPU
+	online := uint(0)
+	for _, c := range all {
+		if c.Online {
+			online++
+		}
+	}
+	for i := 0; i < len(all) && online < n; i++ {
+		if !all[i].Online {
+			change = append(change, AgentVCPU{ID: all[i].ID, Online: true})
+			online++
+		}
+	}
+	for i := len(all) - 1; i >= 0 && online > n; i-- {
+		if all[i].Online && all[i].CanOffline {
+			change = append(change, AgentVCPU{ID: all[i].ID})
+			online--
+		}
+	}
+	if online != n {
+		return fault.New(fault.Invalid, fault.Call, "the guest cannot use %d processors: it sees %d, of which it must keep %d", n, len(all), online)
+	}
+	if len(change) == 0 {
+		return nil
+	}
+	set := make([]map[string]any, len(change))
+	for i, c := range change {
+		set[i] = map[string]any{"logical-id": c.ID, "online": c.Online}
+	}
+	var done uint
+	if err := g.Agent(ctx, "guest-set-vcpus", map[string]any{"vcpus": set}, &done, 0); err != nil {
+		return err
+	}
+	if done < uint(len(change)) {
+		return fault.New(fault.Failed, fault.Agent, "the guest changed %d of %d processors", done, len(change))
+	}
+	return nil
+}
+
+// FileSystem is a file system that is mounted in the guest.
+type FileSystem struct {
+	Name, MountPoint, Type string
+	Total, Used            *uint64 // bytes; nil where the agent does not tell
+	Disks                  []FileSystemDisk
+}
+
+// FileSystemDisk is a disk below a file system.
+type FileSystemDisk struct {
+	Target         string // of the definition; empty for one that is not in it
+	Serial, Device string // as the guest knows them
+}
+
+// agentDisk is where a disk sits, as an agent tells it.
+type agentDisk struct {
+	BusType string `json:"bus-type"`
+	Bus     uint   `json:"bus"`
+	Unit    uint   `json:"unit"`
+	Target  uint   `json:"target"`
+	PCI     struct {
+		Domain, Bus, Slot, Function int64
+	} `json:"pci-controller"`
+	Serial, Dev string
+}
+
+// FileSystems tells what is mounted in the guest.
+func (g *Guest) FileSystems(ctx context.Context) ([]FileSystem, error) {
+	var answer []struct {
+		Name, MountPoint, Type string
+		Total                  *uint64 `json:"total-bytes"`
+		Used                   *uint64 `json:"used-bytes"`
+		Disk                   []agentDisk
+	}
+	if err := g.Agent(ctx, "guest-get-fsinfo", nil, &answer, 0); err != nil {
+		return nil, err
+	}
+	if len(answer) > maxInside {
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells of %d file systems, which is not believed", len(answer))
+	}
+	def := g.View().Current()
+	all := make([]FileSystem, 0, len(answer))
+	for _, a := range answer {
+		f := FileSystem{Name: told(a.Name), MountPoint: told(a.MountPoint), Type: told(a.Type), Total: a.Total, Used: a.Used}
+		for _, d := range a.Disk[:min(len(a.Disk), maxInside)] {
+			f.Disks = append(f.Disks, FileSystemDisk{Target: d.target(def), Serial: told(d.Serial), Device: told(d.Dev)})
+		}
+		all = append(all, f)
+	}
+	return all, nil
+}
+
+// target gives the name in the definition of the disk that an agent means; nil: the guest has left meanwhile.
+func (a agentDisk) target(def *domain.Definition) string {
+	if def == nil {
+		return ""
+	}
+	for _, d := range def.Devices.Disks {
+		switch at := d.Address.(type) {
+		case device.PCI:
+			if int64(at.Domain) == a.PCI.Domain && int64(at.Bus) == a.PCI.Bus && int64(at.Slot) == a.PCI.Slot && int64(at.Function) == a.PCI.Function {
+				return d.Target
+			}
+		case device.Drive:
+			if strings.EqualFold(a.BusType, d.Bus) && at.Bus == a.Bus && at.Target == a.Target && at.Unit == a.Unit {
+				return d.Target
+			}
+		}
+	}
+	return ""
+}
+
+// User is somebody who is logged in.
+type User struct {
+	Name   string  `json:"user"`
+	Domain string  `json:"domain"`
+	Login  float64 `json:"login-time"` // seconds since 1970
+}
+
+// Users tells who is logged in.
+func (g *Guest) Users(ctx context.Context) ([]User, error) {
+	var all []User
+	err := g.Agent(ctx, "guest-get-users", nil, &all, 0)
+	all = all[:min(len(all), maxInside)]
+	for i := range all {
+		all[i].Name, all[i].Domain = told(all[i].Name), told(all[i].Domain)
+	}
+	return all, err
+}
+
+// OSInfo tells of the guest's operating system, by the agent's own names.
+func (g *Guest) OSInfo(ctx context.Context) (map[string]string, error) {
+	var info map[string]string
+	if err := g.Agent(ctx, "guest-get-osinfo", nil, &info, 0); err != nil {
+		return nil, err
+	}
+	if len(info) > maxInside {
+		return nil, fault.New(fault.Failed, fault.Agent, "the agent tells %d things of its system, which is not believed", len(info))
+	}
+	words := map[string]string{}
+	for name, text := range info {
+		words[told(name)] = told(text)
+	}
+	return words, nil
+}
+
+// Timezone is the guest's: its name, which may be empty, and what it is ahead
+// of UTC.
+func (g *Guest) Timezone(ctx context.Context) (name string, ahead time.Duration, err error) {
+	var answer struct {
+		Zone   string
+		Offset int64
+	}
+	if err = g.Agent(ctx, "guest-get-timezone", nil, &answer, 0); err != nil {
+		return "", 0, err
+	}
+	if day := int64(24 * 60 * 60); answer.Offset > day || answer.Offset < -day {
+		return "", 0, fault.New(fault.Failed, fault.Agent, "the agent tells of a clock %d seconds ahead, which is not believed", answer.Offset)
+	}
+	return told(answer.Zone), time.Duration(answer.Offset) * time.Second, nil
+}

@@ -1,0 +1,35 @@
+package guest
+
+import (
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// findNIC finds an interface by its MAC address or by its name on the host.
+func findNIC(def *domain.Definition, name string) *device.NIC {
+	for _, n := range def.Devices.NICs {
+		if name != "" && (n.Target == name || n.MAC == name) {
+			return n
+		}
+	}
+	return nil
+}
+
+// InterfaceStats counts the traffic of a running guest's interface, named by
+// its MAC address or by its name on the host. The kernel counts: QEMU is not asked.
+func (g *Guest) InterfaceStats(name string) (NICStats, error) {
+	v := g.View()
+	if v.Active == nil {
+		return NICStats{}, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	}
+	n := findNIC(v.Active, name)
+	if n == nil {
+		return NICStats{}, fault.New(fault.Invalid, fault.Call, "invalid path, '%s' is not a known interface", name)
+	}
+	st, found := g.reg.nicStats(n, counted{})
+	if !found {
+		return NICStats{}, fault.New(fault.Unsupported, fault.Interface, "the host does not count the traffic of interface %s of type %s", name, n.Type)
+	}
+	return st, nil
+}

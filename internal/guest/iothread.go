@@ -1,0 +1,122 @@
+package guest
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/topology"
+)
+
+// IOThread is one of a running guest's threads for its disks.
+type IOThread struct {
+	ID       uint
+	Affinity topology.CPUSet
+}
+
+// IOThreadStats is how an iothread polls before it sleeps. Times are in
+// nanoseconds; growth and shrinking are factors, 0 being QEMU's own.
+type IOThreadStats struct {
+	ID                            uint
+	PollMax, PollGrow, PollShrink uint64
+}
+
+// ioThread is QEMU's answer to query-iothreads, as far as Lodge reads it.
+type ioThread struct {
+	ID         string `json:"id"`
+	Thread     int    `json:"thread-id"`
+	PollMax    uint64 `json:"poll-max-ns"`
+	PollGrow   uint64 `json:"poll-grow"`
+	PollShrink uint64 `json:"poll-shrink"`
+}
+
+// number is the ID in the definition of an iothread; ok is false for one that
+// is not of the definition.
+func (t ioThread) number() (id uint, ok bool) {
+	n, err := strconv.ParseUint(strings.TrimPrefix(t.ID, "iothread"), 10, 32)
+	return uint(n), err == nil
+}
+
+// maxIOThreads is more than anybody gives a guest.
+const maxIOThreads = 4096
+
+// queryIOThreads maps the IDs of iothreads to their threads on the host, which are
+// QEMU's own.
+func (r *Registry) queryIOThreads(ctx context.Context, s *qmp.Session, pid int) (map[uint]int, error) {
+	var answer []ioThread
+	if err := s.Execute(ctx, "query-iothreads", nil, &answer); err != nil {
+		return nil, err
+	}
+	threads := map[uint]int{}
+	for _, t := range answer {
+		if id, ok := t.number(); ok && len(threads) < maxIOThreads && r.Kernel.HasThread(pid, t.Thread) {
+			threads[id] = t.Thread
+		}
+	}
+	return threads, nil
+}
+
+func sampleIOThreads(ctx context.Context, s *qmp.Session, def *domain.Definition) ([]IOThreadStats, error) {
+	if def.IOThreads == 0 {
+		return nil, nil
+	}
+	var answer []ioThread
+	if err := s.Execute(ctx, "query-iothreads", nil, &answer); err != nil {
+		return nil, err
+	}
+	var all []IOThreadStats
+	for _, t := range answer {
+		if id, ok := t.number(); ok {
+			all = append(all, IOThreadStats{id, t.PollMax, t.PollGrow, t.PollShrink})
+		}
+	}
+	slices.SortFunc(all, func(a, b IOThreadStats) int { return cmp.Compare(a.ID, b.ID) })
+	return slices.Clone(all[:min(len(all), int(def.IOThreads))]), nil // QEMU might say anything
+}
+
+// IOThreads tells where the iothreads of a running guest may run.
+func (g *Guest) IOThreads(ctx context.Context) ([]IOThread, error) {
+	r := g.live.Load()
+	s, err := r.monitor()
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithTimeout(ctx, queryLimit)
+	defer stop()
+	threads, err := g.reg.queryIOThreads(ctx, s, r.PID)
+	if err != nil {
+		return nil, err
+	}
+	var all []IOThread
+	for id, tid := range threads {
+		bound, err := kernel.Affinity(tid)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot read where iothread %d may run", id)
+		}
+		all = append(all, IOThread{id, bound})
+	}
+	slices.SortFunc(all, func(a, b IOThread) int { return cmp.Compare(a.ID, b.ID) })
+	return all, nil
+}
+
+// PinIOThread binds an iothread of the guest to processors of the host; an
+// empty set lets it go.
+func (g *Guest) PinIOThread(ctx context.Context, id uint, to topology.CPUSet, a Affect) error {
+	def, err := g.definition(a)
+	if err != nil {
+		return err
+	}
+	if id == 0 || id > def.IOThreads {
+		return fault.New(fault.Invalid, fault.Call, "the domain has no iothread %d", id)
+	}
+	return g.Tune(ctx, a, func(d *domain.Definition) error {
+		setPin(&d.Tune.IOThreadPins, id, to)
+		return nil
+	})
+}

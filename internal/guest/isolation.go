@@ -1,0 +1,122 @@
+package guest
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// Isolation is what keeps guests' QEMUs from the host and from each other.
+type Isolation struct {
+	On      bool
+	InForce []string // for guests that start now
+	Lacking []string // what this host does not have of it, with the reason
+}
+
+// Isolation tells how guests are isolated that start now. What it means for one
+// that runs is in its view.
+func (r *Registry) Isolation() Isolation {
+	if r.Quarters == nil {
+		return Isolation{Lacking: []string{"all: the daemon was started with --isolation=off"}}
+	}
+	i := Isolation{On: true, InForce: r.barriers(&domain.Definition{})}
+	if r.Labels != nil {
+		i.InForce = append(i.InForce, r.labelBarrier())
+	} else if r.NoLabels != nil {
+		i.Lacking = append(i.Lacking, fmt.Sprintf("labels (%v)", r.NoLabels))
+	}
+	i.Lacking = append(i.Lacking, r.Quarters.House.Absent()...)
+	absent := r.Cgroups.Absent()
+	for _, c := range []kernel.Controller{kernel.DeviceController, kernel.PIDsController, kernel.HugePages} {
+		if why, is := absent[c]; is {
+			i.Lacking = append(i.Lacking, fmt.Sprintf("the control groups' %s (%s)", c, why))
+		}
+	}
+	return i
+}
+
+// The barriers by which QEMU is kept from calls of the kernel's that lead out of its chamber.
+const callBarrier, ringBarrier = "calls", "io_uring"
+
+// barriers names what a guest's QEMU is kept within that starts now.
+func (r *Registry) barriers(def *domain.Definition) []string {
+	all := []string{"user", "root", "capabilities"}
+	if !needsNetwork(def) && r.Quarters.House.ParsNetwork() {
+		all = append(all, "network")
+	}
+	if r.Cgroups.Has(kernel.DeviceController) {
+		all = append(all, "devices")
+	}
+	if r.Cgroups.Has(kernel.PIDsController) {
+		all = append(all, "threads")
+	}
+	if r.Quarters.House.SiftsCalls() {
+		all = append(all, callBarrier)
+		if !needsRings(def) {
+			all = append(all, ringBarrier)
+		}
+	}
+	if r.Quarters.House.SharesNoCore() {
+		all = append(all, "cores")
+	}
+	return all
+}
+
+// label shows in the definition of a guest that starts which user it runs as, as
+// libvirt's driver dac does. Files are not relabelled: they are handed over.
+func (r *run) label() {
+	if slices.ContainsFunc(r.def.SecLabels, func(l domain.SecLabel) bool { return l.Model == dac && l.Type != "dynamic" }) {
+		return
+	}
+	others := slices.DeleteFunc(slices.Clone(r.def.SecLabels), func(l domain.SecLabel) bool { return l.Model == dac })
+	r.def.SecLabels = append(others, domain.SecLabel{
+		Type: "dynamic", Model: dac, Relabel: device.Off, Label: fmt.Sprintf("+%d:+%d", r.User.UID, r.User.GID),
+	})
+}
+
+// dac is the name of the security model that tells users apart.
+const dac = "dac"
+
+// SecurityModel is one way in which guests are told apart.
+type SecurityModel struct {
+	Name, DOI string
+	// Base are what labels of guests are made from, by their types; may be none.
+	Base map[string]string
+}
+
+// SecurityModels are those of guests that start now, the one first that its
+// administrator asked for by a policy.
+func (r *Registry) SecurityModels() []SecurityModel {
+	if r.Quarters == nil {
+		return nil
+	}
+	models := []SecurityModel{{Name: dac, DOI: "0"}}
+	if r.Labels != nil {
+		models = append([]SecurityModel{{Name: r.Labels.Model, DOI: r.Labels.DOI(), Base: r.Labels.Base()}}, models...)
+	}
+	return models
+}
+
+// SecurityLabel is who a running guest's QEMU is to the kernel, by one model.
+type SecurityLabel struct {
+	Model, Label string
+	Enforcing    bool
+}
+
+// SecurityLabels are those of a guest, in the order of the models; none: it does not run,
+// or nothing tells it from the daemon.
+func (r *Registry) SecurityLabels(v *View) []SecurityLabel {
+	if v.Active == nil {
+		return nil
+	}
+	var all []SecurityLabel
+	for _, l := range v.Active.SecLabels {
+		if l.Label != "" && l.Type != "none" {
+			all = append(all, SecurityLabel{l.Model, l.Label, l.Model == dac || r.Labels != nil && r.Labels.Enforcing})
+		}
+	}
+	return all
+}

@@ -1,0 +1,294 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/seclabel"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// labelOf finds what a definition says of the host's model; nil: nothing.
+func (r *Registry) labelOf(def *domain.Definition) *domain.SecLabel {
+	for i := range def.SecLabels {
+		if l := &def.SecLabels[i]; l.Model == r.Labels.Model || l.Model == "" && l.Type == "none" {
+			return l
+		}
+	}
+	return nil
+}
+
+// checkLabels sees whether a guest could have the labels that its definition asks for.
+func (r *Registry) checkLabels(def *domain.Definition) error {
+	for _, l := range def.SecLabels {
+		mandatory := l.Model == seclabel.SELinux || l.Model == seclabel.AppArmor
+		switch {
+		case !mandatory || l.Type == "none":
+		case l.Type == "static" && (r.Labels == nil || r.Labels.Model != l.Model):
+			return fault.New(fault.Unsupported, fault.Config, "seclabel/label of model %s is not supported: this host does not label guests by %s", l.Model, l.Model)
+		case l.Type == "static" && l.Label == "":
+			return fault.New(fault.Invalid, fault.Config, "a seclabel of type static has a <label>")
+		case l.Type != "static" && l.Relabel == device.Off:
+			return fault.New(fault.Unsupported, fault.Config, "seclabel/@relabel \"no\" of type dynamic is not supported: files need the label that is made for a run")
+		}
+	}
+	for _, d := range def.Devices.Disks {
+		if err := r.checkSourceLabel(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSourceLabel sees whether the source of a disk could have the label that its
+// definition gives it.
+func (r *Registry) checkSourceLabel(d *device.Disk) error {
+	if d.Source == nil {
+		return nil
+	}
+	for _, l := range d.Source.SecLabels {
+		if l.Label == "" {
+			continue
+		}
+		if r.Labels == nil || r.Labels.Model != l.Model {
+			return fault.New(fault.Unsupported, fault.Config, "disk/source/seclabel/label of disk %s is not supported: this host does not label guests by %s", d.Target, l.Model)
+		}
+		if _, err := seclabel.ParseContext(l.Label); err != nil {
+			return fmt.Errorf("cannot label disk %s: %w", d.Target, err)
+		}
+	}
+	return nil
+}
+
+// wishOf is what a guest that starts is to be called; false: nothing.
+func (r *Registry) wishOf(def *domain.Definition) (w seclabel.Wish, on bool, err error) {
+	if r.LabelsRequired && r.NoLabels != nil {
+		return w, false, fault.New(fault.Unsupported, fault.Host, "guests need labels here (--security-labels=require), and this host has none for them: %v", r.NoLabels)
+	}
+	if err := r.checkLabels(def); err != nil || r.Labels == nil {
+		return w, false, err
+	}
+	w = seclabel.Wish{UUID: def.UUID, Emulated: def.Virt != "kvm"}
+	said := r.labelOf(def)
+	if said == nil {
+		return w, true, nil
+	}
+	if said.Type == "none" {
+		if r.LabelsRequired {
+			return w, false, fault.New(fault.Denied, fault.Config, "guests need labels here (--security-labels=require), and the definition says <seclabel type='none'>")
+		}
+		return w, false, nil
+	}
+	w.Base = said.BaseLabel
+	if said.Type == "static" {
+		w.Label, w.Leave = said.Label, said.Relabel != device.On
+	}
+	return w, true, nil
+}
+
+// takeLabel gives the guest a label of its own where the host enforces them.
+func (l *launching) takeLabel(context.Context) error {
+	r := l.g.reg
+	w, on, err := r.wishOf(l.run.def)
+	if err != nil || !on {
+		return err
+	}
+	named, err := r.Labels.Name(w)
+	if err != nil {
+		return err
+	}
+	labels := r.newLabels(l.run.UUID, named, l.run.log)
+	l.run.labels = labels
+	l.run.hold("label", labels.end)
+	l.run.showLabels(named)
+	l.run.Isolation = append(l.run.Isolation, r.labelBarrier())
+	if named.Own == "" {
+		return nil
+	}
+	own, err := os.Open(l.run.ownPath())
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot label the guest's own directory")
+	}
+	defer own.Close()
+	return kernel.SetFileLabel(own, named.Own) // it goes with the guest
+}
+
+// labelBarrier names the model in what isolates guests.
+func (r *Registry) labelBarrier() string {
+	if r.Labels.Enforcing {
+		return r.Labels.Model
+	}
+	return r.Labels.Model + "-permissive"
+}
+
+// showLabels shows in the definition of a guest that starts what it is called.
+func (r *run) showLabels(g seclabel.Guest) {
+	shown := domain.SecLabel{Type: "dynamic", Model: g.Model, Relabel: device.On}
+	i := slices.IndexFunc(r.def.SecLabels, func(l domain.SecLabel) bool { return l.Model == g.Model })
+	if i >= 0 {
+		if said := r.def.SecLabels[i]; said.Type != "" {
+			shown = said
+			if shown.Type == "dynamic" {
+				shown.Relabel = device.On
+			}
+		}
+		r.def.SecLabels = slices.Delete(slices.Clone(r.def.SecLabels), i, i+1)
+	}
+	shown.Label, shown.ImageLabel = g.Process, g.Image
+	if g.Model == seclabel.AppArmor {
+		shown.ImageLabel = g.Process
+	}
+	if shown.Type == "static" && shown.Relabel != device.On {
+		shown.ImageLabel = ""
+	}
+	r.def.SecLabels = append([]domain.SecLabel{shown}, r.def.SecLabels...)
+}
+
+// diskWants are the labels that the images of a disk need. What a guest writes alone is
+// its own; what several write is at the lowest level; and what none writes is content.
+func (l *labels) diskWants(d *device.Disk, a device.DiskAttachment) []loan {
+	if l == nil || l.Model != seclabel.SELinux {
+		return nil
+	}
+	var all []loan
+	numbers := d.Nodes()
+	for i, layer := range a.Layers {
+		need := l.Content
+		switch {
+		case i > 0 || d.ReadOnly:
+		case d.Shareable:
+			need = l.Shared
+		default:
+			need = l.Image
+		}
+		if i == 0 {
+			for _, said := range d.Source.SecLabels {
+				if said.Model == l.Model && said.Relabel == device.Off {
+					need = ""
+				} else if said.Model == l.Model && said.Label != "" {
+					need = said.Label
+				}
+			}
+		}
+		all = append(all, loan{layer.File, need, imageOwner(numbers[i])})
+	}
+	return all
+}
+
+// imageOwner names images of disks, by their numbers: they may outlive a disk by the medium that comes after
+// them, and a job may take one of them away.
+func imageOwner(numbers ...uint) string {
+	names := make([]string, len(numbers))
+	for i, n := range numbers {
+		names[i] = fmt.Sprintf("image %d", n)
+	}
+	return strings.Join(names, ",")
+}
+
+// ownerOf names what a device needs of the host, for as long as it is the guest's.
+func ownerOf(dev device.Device) string {
+	if d, is := dev.(*device.Disk); is {
+		return imageOwner(d.Nodes()...)
+	}
+	return dev.Common().Alias
+}
+
+// owners are the names that one stands for.
+func owners(by string) []string { return strings.Split(by, ",") }
+
+// labelFiles labels what the guest is about to be handed, or shown.
+func (l *launching) labelFiles(ctx context.Context) error {
+	labels := l.run.labels
+	if labels == nil || labels.Model != seclabel.SELinux {
+		return nil
+	}
+	var all []loan
+	for _, d := range l.run.def.Devices.Disks {
+		all = append(all, labels.diskWants(d, l.plan.Disks[d.Alias])...)
+	}
+	code := l.run.def.OS.Loader
+	for path, f := range l.plan.Files {
+		need := labels.Image
+		if path == code.Path && code.ReadOnly != device.Off {
+			need = labels.Content
+		}
+		if !ofTheHost(path) {
+			all = append(all, loan{f, need, ""})
+		}
+	}
+	if l.from != nil {
+		all = append(all, loan{l.from.file, labels.Content, ""})
+	}
+	for _, path := range readFiles(l.run.def) {
+		f, err := openNamed(ctx, path, os.O_RDONLY)
+		if err != nil {
+			continue // who shows it says so
+		}
+		defer f.Close()
+		all = append(all, loan{f, labels.Content, ""})
+	}
+	if log, err := l.g.reg.appendLog(l.run.def.Name); err == nil { // else it starts without
+		defer log.Close()
+		all = append(all, loan{log, labels.Own, ""})
+	}
+	remarks, err := labels.lend(ctx, all)
+	l.run.Messages = append(l.run.Messages, remarks...)
+	return err
+}
+
+// ofTheHost reports whether a file belongs to the host's programs, which every guest
+// may read by the policy, and which are not relabelled.
+func ofTheHost(path string) bool { return strings.HasPrefix(filepath.Clean(path), "/usr/") }
+
+// lendImage labels a file that QEMU writes or reads while the guest's memory moves, and
+// gives the way to give it back.
+func (l *labels) lendImage(ctx context.Context, f *os.File) (func(), error) {
+	if l == nil || l.host == nil {
+		return func() {}, nil
+	}
+	const by = "memory"
+	back := func() {
+		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), modifyLimit)
+		defer stop()
+		if err := l.giveBack(ctx, by); err != nil {
+			l.log.Error("a file may keep the guest's label", "path", f.Name(), "error", err)
+		}
+	}
+	if _, err := l.lend(ctx, []loan{{f, l.Image, by}}); err != nil {
+		back()
+		return nil, err
+	}
+	if l.Profile == nil {
+		return back, nil
+	}
+	err := l.inTurn(ctx, func() error {
+		l.allow(by, nil, []*os.File{f})
+		return l.load(ctx)
+	})
+	if err != nil {
+		back()
+		return nil, err
+	}
+	return back, nil
+}
+
+// lendDir labels a directory of the daemon's own, and the files in it.
+func (l *labels) lendDir(ctx context.Context, dir, by string) error {
+	if l == nil || l.Model != seclabel.SELinux {
+		return nil
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot label a directory of the guest's")
+	}
+	defer f.Close()
+	_, err = l.lend(ctx, []loan{{f, l.Own, by}})
+	return err
+}

@@ -1,0 +1,61 @@
+package guest
+
+import (
+	"log/slog"
+	"os"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+)
+
+// leftKind is the kind of record that says, by UUID, what the guest was called whose secrets
+// stayed when it was forgotten: the state of its TPM, or its UEFI variables.
+var leftKind = store.Kind{Name: "left", Version: 1}
+
+// left says whether there are secrets of a guest of that UUID.
+func (r *Registry) left(uuid string) bool {
+	for _, path := range []string{r.tpmState(uuid), r.nvramPath(uuid)} {
+		if _, err := os.Lstat(path); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// noteLeft notes whose secrets stay of a guest that is forgotten.
+func (r *Registry) noteLeft(uuid, name string, log *slog.Logger) {
+	if !r.left(uuid) {
+		return
+	}
+	if err := r.store.Put(leftKind, uuid, name); err != nil {
+		log.Error("cannot note whose TPM's state or UEFI variables stay", "error", err)
+	}
+}
+
+// forgetLeft forgets whose they were where none are there any more. Mostly there is no note, and
+// nothing is written.
+func (r *Registry) forgetLeft(uuid string) {
+	var of string
+	if r.left(uuid) || fault.Is(r.store.Get(leftKind, uuid, &of), fault.NotFound) {
+		return
+	}
+	if err := r.store.Delete(leftKind, uuid); err != nil {
+		r.log.Error("cannot forget whose TPM's state or UEFI variables stayed", "uuid", uuid, "error", err)
+	}
+}
+
+// checkHeir refuses a new guest that would find what one of another name left: whoever may
+// give his guests a UUID may not be who may have those secrets. Names are what rules go by.
+func (r *Registry) checkHeir(name, uuid string) error {
+	var of string
+	if !r.left(uuid) {
+		return nil
+	}
+	if err := r.store.Get(leftKind, uuid, &of); fault.Is(err, fault.NotFound) || err == nil && of == name {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	return fault.New(fault.Exists, fault.Domain, "cannot give domain %q the UUID %s: the TPM's state or the UEFI variables of an earlier guest of that UUID are kept, which had another name; "+
+		"give it that name, or another UUID", name, uuid)
+}

@@ -1,0 +1,65 @@
+package guest_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+)
+
+// What a guest leaves of its secrets is for one of its name alone: whoever may choose a UUID
+// for his guests would else choose that of another's, and have them.
+func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
+	d := newDaemon(t)
+	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00077"
+	doc := func(name string) string {
+		return strings.Replace(small(name), "<name>", "<uuid>"+uuid+"</uuid><name>", 1)
+	}
+	variables := filepath.Join(d.dir, "data/guest/nvram", uuid+"_VARS.fd")
+	keep := guest.UndefineOptions{KeepNVRAM: true, KeepTPM: true}
+	g := d.define(doc("second"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	image := filepath.Join(d.dir, "image")
+	ok(t, g.Save(d.ctx(), image, guest.SaveOptions{}))
+	ok(t, g.Rename(d.ctx(), "first"))
+	ok(t, os.MkdirAll(filepath.Dir(variables), 0o700))
+	ok(t, os.WriteFile(variables, []byte("secret"), 0o600))
+	ok(t, g.Undefine(d.ctx(), keep))
+	d.reopen(func() {})
+	for range 2 {
+		_, err := d.Define(d.ctx(), doc("second"), false)
+		refused(t, err, fault.Exists, "another name")
+		_, err = d.Create(d.ctx(), doc("second"), guest.StartOptions{})
+		refused(t, err, fault.Exists, "another name")
+		_, err = d.Restore(d.ctx(), image, guest.SaveOptions{})
+		refused(t, err, fault.Exists, "another name")
+		ok(t, d.define(doc("first")).Undefine(d.ctx(), keep))
+	}
+	ok(t, os.Remove(variables))
+	d.define(doc("second"))
+}
+
+// Nor does one of another name have them that is defined just as the guest goes.
+func TestSecretsThatAreJustLeftAreForAGuestOfTheName(t *testing.T) {
+	d := newDaemon(t)
+	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00078"
+	doc := func(name string) string {
+		return strings.Replace(small(name), "<name>", "<uuid>"+uuid+"</uuid><name>", 1)
+	}
+	variables := filepath.Join(d.dir, "data/guest/nvram", uuid+"_VARS.fd")
+	for range 20 {
+		g := d.define(doc("first"))
+		ok(t, os.WriteFile(variables, []byte("secret"), 0o600))
+		gone := make(chan error, 1)
+		go func() { gone <- g.Undefine(d.ctx(), guest.UndefineOptions{KeepNVRAM: true, KeepTPM: true}) }()
+		for told := false; !told; {
+			_, err := d.Define(d.ctx(), doc("second"), false)
+			refused(t, err, fault.Exists, "")
+			told = strings.Contains(err.Error(), "another name")
+		}
+		ok(t, <-gone)
+	}
+}

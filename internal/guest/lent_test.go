@@ -1,0 +1,210 @@
+package guest_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// overwritten puts the first cluster of an image, where its header is, into another of its size, as
+// whoever has that open to write can.
+func overwritten(t *testing.T, path, by string) {
+	t.Helper()
+	const cluster = 64 << 10
+	from, err := os.Open(by)
+	ok(t, err)
+	defer from.Close()
+	to, err := os.OpenFile(path, os.O_WRONLY, 0)
+	ok(t, err)
+	_, err = io.CopyN(to, from, cluster)
+	ok(t, err)
+	ok(t, to.Close())
+}
+
+// TestAHeaderThatQEMUChangedLeadsNowhere: a QEMU that was taken over writes into its own image
+// that a file of others lies below. Neither it nor another guest is given that, by this daemon or
+// the next; who changes an image while no QEMU has it is believed.
+func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
+	d := newDaemonOf(t, true)
+	dir := t.TempDir()
+	secret, image, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "image"), filepath.Join(dir, "forged")
+	ok(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
+	if err := unix.Setxattr(secret, "trusted.lodge", []byte("yes"), 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	tool(t, "create", "-q", "-f", "qcow2", image, "1M")
+	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
+	g := d.define(small("taken", diskOf("qcow2", image, "")))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	overwritten(t, image, forged)
+	d.crash(g)
+	const says = "was changed while a guest, or a client that rules hold, had it to write"
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, says)
+	d.reopen(func() {})
+	g = d.again(g)
+	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, says)
+	other := d.define(small("other"))
+	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
+	refused(t, other.Attach(d.ctx(), diskOf("qcow2", image, ""), guest.Affect{Live: true}), fault.Denied, says)
+
+	tool(t, "rebase", "-u", "-f", "qcow2", "-b", "", image)
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.reopen(func() {}) // which sees the end
+	g = d.again(g)
+	ok(t, g.Destroy(d.ctx(), false))
+	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
+	tool(t, "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", image)
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+
+	pid := d.pid("taken")
+	d.reopen(func() { ok(t, unix.Kill(pid, unix.SIGKILL)) }) // nobody sees the end
+	d.settle(d.again(g), domain.ShutOff)
+	eventually(t, "the note to be gone", func() bool {
+		_, err := unix.Getxattr(image, "trusted.lodge.backing", nil)
+		return errors.Is(err, unix.ENODATA)
+	})
+}
+
+// TestWhatAGuestWritesIsNoImageOfOthers: a guest writes a header into its raw disk, and to its
+// console. The guest to whom that file is an image is not led elsewhere by it.
+func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
+	d := newDaemonOf(t, true)
+	dir := t.TempDir()
+	secret, disk, said, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "disk"), filepath.Join(dir, "said"), filepath.Join(dir, "forged")
+	ok(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
+	if err := unix.Setxattr(secret, "trusted.lodge", []byte("yes"), 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	tool(t, "create", "-q", "-f", "qcow2", disk, "1M")
+	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
+	g := d.define(small("writer", diskOf("raw", disk, "")+"<serial type='file'><source path='"+said+"'/></serial>"))
+	for _, path := range []string{disk, said} {
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		overwritten(t, path, forged)
+		ok(t, g.Destroy(d.ctx(), false))
+		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
+		reader := d.define(small("reader-"+filepath.Base(path), diskOf("qcow2", path, "")))
+		refused(t, reader.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "was changed while a guest")
+	}
+}
+
+// TestVariablesThatAreCopiedAreNoImageOfOthers: the template of a guest's UEFI variables has a header, and
+// is copied to where the guest has them. The guest to whom that file is an image is not led elsewhere by it.
+func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
+	const code, blank = "/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"
+	text, err := os.ReadFile(blank)
+	if err != nil {
+		t.Skip("needs UEFI firmware:", err)
+	}
+	d := newDaemonOf(t, true)
+	dir := t.TempDir()
+	secret, template, vars, forged := filepath.Join(dir, "secret"), filepath.Join(dir, "template"), filepath.Join(dir, "vars"), filepath.Join(dir, "forged")
+	ok(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
+	if err := unix.Setxattr(secret, "trusted.lodge", []byte("yes"), 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	tool(t, "create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", forged)
+	ok(t, os.WriteFile(template, text, 0o600))
+	overwritten(t, template, forged)
+	g := d.define(strings.Replace(small("copier"), "</os>",
+		"<loader readonly='yes' type='pflash'>"+code+"</loader><nvram template='"+template+"'>"+vars+"</nvram></os>", 1))
+	reader := d.define(small("reader", diskOf("qcow2", vars, "")))
+	for _, again := range []bool{false, true} {
+		ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true, ResetNVRAM: again}))
+		ok(t, g.Destroy(d.ctx(), false))
+		d.want(g, domain.ShutOff, domain.ReasonDestroyed)
+		refused(t, reader.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "was changed while a guest")
+	}
+}
+
+// TestASavedImageThatAGuestHasWrittenIsNotRestored: what stands in a saved image before the guest's state is
+// a definition that is believed. Another guest has the file for a disk, and may have written another there.
+func TestASavedImageThatAGuestHasWrittenIsNotRestored(t *testing.T) {
+	d := newDaemonOf(t, true)
+	path := filepath.Join(t.TempDir(), "image")
+	ok(t, os.WriteFile(path, nil, 0o600))
+	if err := unix.Setxattr(path, "trusted.lodge", []byte("yes"), 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	g := d.define(small("saved"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	d.settle(g, domain.ShutOff)
+	writer := d.define(small("writer", diskOf("raw", path, "")))
+	ok(t, writer.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, writer.Destroy(d.ctx(), false))
+	d.want(writer, domain.ShutOff, domain.ReasonDestroyed)
+	_, err := d.Restore(d.ctx(), path, guest.SaveOptions{})
+	refused(t, err, fault.Denied, "has written to "+path)
+	ok(t, unix.Removexattr(path, "trusted.lodge.backing"))
+	_, err = d.Restore(d.ctx(), path, guest.SaveOptions{})
+	ok(t, err)
+	d.want(g, domain.Paused, domain.ReasonUser)
+}
+
+// TestADiskThatSomebodyKeptIsNoOthers: a QEMU that was taken over keeps a disk open that it was to let go of, without
+// the locks by which another would see that, or passes it on. The next guest is refused the disk until that
+// has ended.
+func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
+	d := newDaemonOf(t, true)
+	path := filepath.Join(t.TempDir(), "disk")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	kept, err := os.OpenFile(path, os.O_RDWR, 0)
+	ok(t, err)
+	g := d.define(small("next", diskOf("raw", path, "")))
+	refused(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}), fault.Busy, "has "+path+" open to write")
+	sharer := d.define(small("sharer", diskOf("raw", path, "<shareable/>")))
+	ok(t, sharer.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, sharer.Destroy(d.ctx(), false))
+	ok(t, kept.Close())
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+}
+
+// TestADiskOfAPausedGuestIsLetGoWhenItRuns: QEMU closes nothing that it was told to forget while its guest is paused.
+// The guest may have the disk again all the same, and another one when the first runs.
+func TestADiskOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
+	d := newDaemonOf(t, true)
+	path := filepath.Join(t.TempDir(), "disk")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	stick := strings.NewReplacer("'vda'", "'sda'", "'virtio'", "'usb'").Replace(diskOf("raw", path, ""))
+	const hub = "<controller type='usb' model='qemu-xhci'/>"
+	first, other := d.define(small("first", hub)), d.define(small("other", diskOf("raw", path, "")))
+	ok(t, first.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	for range 2 {
+		ok(t, first.Attach(d.ctx(), stick, guest.Affect{Live: true}))
+		ok(t, first.Detach(d.ctx(), stick, guest.Affect{Live: true}))
+	}
+	ok(t, first.Resume(d.ctx()))
+	eventually(t, "the other guest has the disk", func() bool { return other.Start(d.ctx(), guest.StartOptions{Paused: true}) == nil })
+}
+
+// TestAMediumOfAPausedGuestIsLetGoWhenItRuns: so it is of the medium that a drive had, which is nobody's then.
+func TestAMediumOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
+	d := newDaemonOf(t, true)
+	path := filepath.Join(t.TempDir(), "medium")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	drive := func(source string) string {
+		return "<disk type='file' device='cdrom'><driver name='qemu' type='raw'/>" + source + "<target dev='sda' bus='sata'/><readonly/></disk>"
+	}
+	g := d.define(small("reader", drive("<source file='"+path+"'/>")))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Update(d.ctx(), drive(""), guest.Affect{Live: true}, false))
+	open := func() bool { return kernel.Root{}.HasOpen(g.View().PID, path) }
+	if !open() {
+		t.Skip("this QEMU closes it at once")
+	}
+	d.reopen(func() {})
+	g = d.again(g)
+	ok(t, g.Resume(d.ctx()))
+	eventually(t, "it is closed", func() bool { return !open() })
+}

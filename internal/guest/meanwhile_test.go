@@ -1,0 +1,253 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// What a guest, its agent and its QEMU do while the daemon is at something else of that guest's.
+
+// meanwhile has something looked at of a guest that runs.
+func meanwhile(t *testing.T, look func(*testing.T, *taken)) {
+	t.Helper()
+	root := t.TempDir()
+	c := takenHost(t, root)
+	synctest.Test(t, func(t *testing.T) {
+		g := takeOver(t, root, c)
+		look(t, g)
+		g.end()
+	})
+}
+
+// now looks at what is the loop's.
+func (g *taken) now(look func()) {
+	_ = g.change(context.Background(), "", func() error { look(); return nil })
+}
+
+// busy keeps the guest's turn until it is told to end.
+func (g *taken) busy(kind domain.JobKind) (end func()) {
+	over, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		err := g.moveMemory(context.Background(), lifecycle.Change, kind, func(*progress) (work, error) {
+			return func(context.Context) (settle, error) { <-over; return nil, nil }, nil
+		})
+		if err != nil {
+			g.t.Error(err)
+		}
+	}()
+	synctest.Wait()
+	return func() { close(over); <-done }
+}
+
+// says has its QEMU say something, and waits until it is heard.
+func (g *taken) says(event, data string) {
+	g.play(`{"event":"` + event + `","data":` + data + `,"timestamp":{"seconds":1,"microseconds":1}}`)
+	synctest.Wait()
+}
+
+// A guest that its user suspends stays so also where a disk that is full has paused it by then: it does not go on when
+// there is room.
+func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		end := g.busy(domain.JobDump)
+		suspended := make(chan error, 1)
+		go func() { suspended <- g.Suspend(context.Background()) }()
+		synctest.Wait()
+		g.says("BLOCK_IO_ERROR", `{"device":"","node-name":"libvirt-1-format","action":"stop","nospace":true}`)
+		g.says("STOP", "{}")
+		end()
+		if err := <-suspended; err != nil {
+			t.Fatal(err)
+		}
+		g.goOnWithRoom(t.Context())
+		g.now(func() {
+			if g.state.ResumeFor != "" || len(g.run.NoRoom) > 0 {
+				t.Errorf("it is let go on (%q), or waits for room: %q", g.state.ResumeFor, g.run.NoRoom)
+			}
+		})
+	})
+}
+
+// A guest that is being restarted, and runs then, is not said to be suspended.
+func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		g.now(func() { g.state.Rebooting = true })
+		g.says("SHUTDOWN", `{"guest":true,"reason":"guest-shutdown"}`) // and is told to go on
+		if err := g.Suspend(context.Background()); !fault.Is(err, fault.Busy) {
+			t.Errorf("its user is told: %v", err)
+		}
+		g.says("RESUME", "{}")
+		if err := g.Suspend(context.Background()); err != nil {
+			t.Errorf("after that: %v", err)
+		}
+	})
+}
+
+// Nor is one that has panicked, and is restarted when that has been dumped.
+func TestAGuestThatHasPanickedAndIsRestartedIsNotSuspended(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		g.now(func() { g.state.Policy.OnCrash = "coredump-restart" })
+		end := g.busy(domain.JobModify) // the dump waits, and what follows it
+		g.says("GUEST_PANICKED", `{"action":"pause"}`)
+		suspended := make(chan error, 1)
+		go func() { suspended <- g.Suspend(context.Background()) }()
+		synctest.Wait()
+		end()
+		if err := <-suspended; !fault.Is(err, fault.Busy) {
+			t.Errorf("its user is told: %v", err)
+		}
+	})
+}
+
+// Who waits for the guest's agent in vain, as another's command takes its time, leaves that its answer.
+func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		g.play("guest-fsfreeze-freeze ") // it does not answer
+		g.attend()
+		line, frozen := g.run.agent.keep(nil), make(chan error, 1)
+		go func() {
+			_, err := g.Freeze(context.Background(), nil)
+			frozen <- err
+		}()
+		synctest.Wait()
+		if _, err := g.AgentHostname(context.Background()); !fault.Is(err, fault.Busy) {
+			t.Errorf("another is told: %v", err)
+		}
+		if len(frozen) > 0 || g.run.agent.keep(nil) != line {
+			t.Error("the command that was under way has lost its agent")
+		}
+		if err := <-frozen; !fault.Is(err, fault.Unresponsive) {
+			t.Errorf("it ended with: %v", err)
+		}
+	})
+}
+
+// A guest that has panicked is not restarted amid a save, however long that takes: it would change its disks behind the
+// image.
+func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		g.now(func() { g.state.Policy.OnCrash = "coredump-restart" })
+		end := g.busy(domain.JobSave)
+		g.says("GUEST_PANICKED", `{"action":"pause"}`)
+		pass(time.Hour)
+		g.now(func() {
+			if !g.state.Dumping || g.state.Restarting {
+				t.Error("it is restarted")
+			}
+		})
+		end()
+		pass(2 * lastTry)
+		g.now(func() {
+			if g.state.Dumping || !g.state.Restarting {
+				t.Error("it is not restarted after that")
+			}
+		})
+	})
+}
+
+// No device is plugged in under the name of one of which QEMU has not let go yet: what is tried again would take what is
+// behind the new one.
+func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		if _, err := g.reg.Emulators.Known(takenEmulator); err != nil {
+			t.Skip("no QEMU: ", err)
+		}
+		var left *operation.Operation
+		g.now(func() {
+			rest := &cleanup{r: g.run, Alias: "net1", Objects: []undoing{{"netdev_del", json.RawMessage(`{"id":"hostnet1"}`)}}}
+			op, err := g.run.ops.Follow(cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
+			if err != nil {
+				t.Error(err)
+			}
+			left = op
+		})
+		plugged := make(chan error, 1)
+		go func() { plugged <- requests["plug-net"](context.Background(), g) }()
+		synctest.Wait()
+		if has := g.View().Active.Devices.ByAlias("net1") != nil; has {
+			t.Error("one is plugged in")
+		}
+		if err := left.Run(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if err := <-plugged; err != nil {
+			t.Errorf("QEMU has let go, and none is plugged in: %v", err)
+		}
+	})
+}
+
+// crashed is a guest that is to be started again after a crash.
+func (r *Registry) crashed(name string) *Guest {
+	g := newGuest(r, name, claimedUUID)
+	g.inactive = &domain.Definition{OnCrash: "restart"}
+	r.Boot = "this"
+	r.noteCrash(g.uuid)
+	r.run(g)
+	return g
+}
+
+// A guest that is to be started again after a crash is that also where something else is done to it as its daemon begins.
+func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
+	r := bareRegistry(t)
+	g := r.crashed("crashed")
+	over, done := make(chan struct{}), make(chan error, 1)
+	begun := make(chan struct{})
+	go func() {
+		done <- g.perform(t.Context(), "", domain.JobModify, modifyLimit, func() (work, error) {
+			return func(context.Context) (settle, error) { close(begun); <-over; return nil, nil }, nil
+		})
+	}()
+	<-begun
+	g.autostart(t.Context())
+	waits := false
+	_ = g.change(t.Context(), "", func() error {
+		waits = g.revival.cancel != nil
+		g.giveUpRevival()
+		return nil
+	})
+	close(over)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if !waits {
+		t.Error("it is not started again")
+	}
+}
+
+// A guest that is destroyed just as its start fails by itself is not started once more.
+func TestAStartThatFailsAsItIsGivenUpIsNotTriedAgain(t *testing.T) {
+	r := bareRegistry(t)
+	g := r.crashed("failing")
+	begun, over, started, destroyed := make(chan struct{}), make(chan struct{}), make(chan error, 1), make(chan error, 1)
+	go func() {
+		started <- g.perform(t.Context(), "", domain.JobStart, 0, func() (work, error) {
+			g.startAgain("it crashed")
+			return func(context.Context) (settle, error) { close(begun); <-over; return nil, errWithheld }, nil
+		})
+	}()
+	<-begun
+	go func() { destroyed <- g.Destroy(t.Context(), false) }()
+	for asked := 0; asked == 0; {
+		_ = g.change(t.Context(), "", func() error { asked = len(g.destroyers); return nil })
+	}
+	close(over)
+	if err := <-started; !errors.Is(err, errWithheld) {
+		t.Fatal(err)
+	}
+	if err := <-destroyed; err != nil {
+		t.Fatal(err)
+	}
+	if _, due := r.isDue(g.uuid); due || g.View().Due {
+		t.Error("it was destroyed, and is to be started again")
+	}
+}

@@ -1,0 +1,98 @@
+package guest
+
+import (
+	"context"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// SetMemory changes how much memory the guest has, in bytes, up to its maximum:
+// through the balloon while it runs. The guest follows in its own time.
+func (g *Guest) SetMemory(ctx context.Context, bytes uint64, a Affect) error {
+	return g.edit(ctx, a, func() (*domain.Definition, error) {
+		if bytes > g.inactive.Memory {
+			return nil, tooMuch(bytes, g.inactive.Memory)
+		}
+		config := g.inactive.Clone()
+		config.CurrentMemory = bytes
+		return config, nil
+	}, func(config *domain.Definition) (work, error) {
+		return g.planMemory(bytes, config)
+	})
+}
+
+// planMemory plans to have the balloon ask the guest. That it follows is told by
+// QEMU: without a stored half nothing can be half done.
+func (g *Guest) planMemory(bytes uint64, config *domain.Definition) (work, error) {
+	r := g.run
+	if bytes > r.def.Memory {
+		return nil, tooMuch(bytes, r.def.Memory)
+	}
+	if b := r.def.Devices.Balloon; b == nil || b.Model == "none" {
+		return nil, fault.New(fault.WrongState, fault.Domain, "cannot change the memory of a running domain that has no balloon device")
+	}
+	if config != nil {
+		return g.update(&update{Balloon: &bytes}, r.def, config)
+	}
+	return func(ctx context.Context) (settle, error) {
+		s, err := r.monitor()
+		if err == nil {
+			err = s.Execute(ctx, "balloon", map[string]any{"value": bytes}, nil)
+		}
+		return nil, err
+	}, nil
+}
+
+func tooMuch(want, most uint64) error {
+	return fault.New(fault.Invalid, fault.Call, "cannot set memory of %d KiB: more than the domain's maximum of %d KiB", want>>10, most>>10)
+}
+
+// SetMaxMemory changes the memory that the next start gives the guest, in
+// bytes. That of a running guest is fixed.
+func (g *Guest) SetMaxMemory(ctx context.Context, bytes uint64, a Affect) error {
+	return g.change(ctx, "", func() error {
+		a, err := g.resolve(a)
+		if err != nil {
+			return err
+		}
+		if a.Live {
+			return fault.New(fault.WrongState, fault.Domain, "cannot resize the maximum memory on an active domain")
+		}
+		if len(g.inactive.CPU.Cells) > 0 {
+			return fault.New(fault.Unsupported, fault.Config, "the memory of a domain with NUMA cells is theirs; change the cells")
+		}
+		def := g.inactive.Clone()
+		def.Memory = bytes
+		def.CurrentMemory = min(def.CurrentMemory, bytes)
+		if err := g.bounded(ctx, def); err != nil {
+			return err
+		}
+		return g.redefine(def)
+	})
+}
+
+// SetStatsPeriod says how often the guest reports on its memory, in seconds; 0
+// stops it.
+func (g *Guest) SetStatsPeriod(ctx context.Context, seconds uint, a Affect) error {
+	return g.Tune(ctx, a, func(d *domain.Definition) error {
+		if b := d.Devices.Balloon; b == nil || b.Model == "none" {
+			return errNoBalloon()
+		}
+		d.Devices.Balloon.StatsPeriod = seconds
+		return nil
+	})
+}
+
+func errNoBalloon() error {
+	return fault.New(fault.WrongState, fault.Domain, "the domain has no balloon device")
+}
+
+// balloonPath is where QEMU's object tree has the balloon.
+func balloonPath(b *device.Balloon) (string, error) {
+	if b == nil || b.Model == "none" || b.Alias == "" {
+		return "", errNoBalloon()
+	}
+	return "/machine/peripheral/" + b.Alias, nil
+}

@@ -1,0 +1,67 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// How messages begin, so that their readers can tell the sorts apart. A guest is
+// tainted by what makes its behaviour hard to account for.
+const (
+	tainted    = "tainted: "
+	deprecated = "deprecated configuration: "
+)
+
+// What taints a running guest. The texts are libvirt's, which scripts look for.
+const (
+	monitorCommanded = tainted + "custom monitor control commands issued"
+	agentCommanded   = tainted + "custom guest agent control commands issued"
+)
+
+// Deprecates reports whether a message is about what will not be there for ever.
+func Deprecates(message string) bool { return strings.HasPrefix(message, deprecated) }
+
+// remarks are what an administrator should know of a definition that starts.
+func remarks(def *domain.Definition, c *qemu.Capabilities) []string {
+	var texts []string
+	if len(def.QEMUArgs)+len(def.QEMUEnv) > 0 {
+		texts = append(texts, tainted+"custom configuration parameters specified")
+	}
+	if def.CPU.Mode == "host-passthrough" {
+		texts = append(texts, tainted+"use of host cpu passthrough")
+	}
+	if m, known := c.Machine(def.OS.Machine); known && m.Deprecated {
+		texts = append(texts, fmt.Sprintf("%smachine type '%s'", deprecated, m.Name))
+	}
+	for _, a := range c.Accelerators {
+		if m, known := a.Model(def.CPU.Model); known && m.Deprecated {
+			texts = append(texts, fmt.Sprintf("%sCPU model '%s'", deprecated, def.CPU.Model))
+			break
+		}
+	}
+	return append(texts, exposed(def)...)
+}
+
+// remark keeps a message about a running guest, once.
+func (g *Guest) remark(ctx context.Context, r *run, message string) {
+	if slices.Contains(g.View().Messages, message) {
+		return
+	}
+	err := g.change(context.WithoutCancel(ctx), "", func() error {
+		if g.run != r || slices.Contains(r.Messages, message) {
+			return nil
+		}
+		r.Messages = append(slices.Clip(r.Messages), message) // views have the old ones
+		g.keepRun()
+		g.publish()
+		return nil
+	})
+	if err != nil {
+		g.log.Info("a guest has ended before a message about it was kept", "message", message, "error", err)
+	}
+}

@@ -1,0 +1,166 @@
+package guest
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// MetadataKind is which of a guest's descriptions is meant.
+type MetadataKind string
+
+// The kinds: the description, the title, or an element of the user's own,
+// known by the URI of its namespace.
+const (
+	Description MetadataKind = "description"
+	Title       MetadataKind = "title"
+	Element     MetadataKind = "element"
+)
+
+// SetMetadata changes or, with a nil value, removes a description. Key is the
+// prefix under which an element is shown.
+func (g *Guest) SetMetadata(ctx context.Context, kind MetadataKind, value *string, key, uri string, a Affect) error {
+	return g.ChangeMetadata(ctx, kind, func(*domain.Definition) (*string, error) { return value, nil }, key, uri, a)
+}
+
+// ChangeMetadata is SetMetadata to a value that depends on the guest's definition as it is then: the
+// stored one, if there is any. It is asked in the guest's loop, and must not wait for anything.
+func (g *Guest) ChangeMetadata(ctx context.Context, kind MetadataKind, to func(*domain.Definition) (*string, error), key, uri string, a Affect) error {
+	set := func() (work, error) {
+		a, err := g.resolve(a)
+		if err != nil {
+			return nil, err
+		}
+		value, err := to(g.current())
+		if err != nil {
+			return nil, err
+		}
+		changed := func(d *domain.Definition) (*domain.Definition, error) {
+			d = d.Clone()
+			return d, setMetadata(d, kind, value, key, uri)
+		}
+		return g.setWords(ctx, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
+	}
+	if a.Live || !a.Config { // it has its turn like work: no other change is half done, and no save has the words that were
+		return g.perform(ctx, "", domain.JobModify, modifyLimit, set)
+	}
+	return g.change(ctx, "", func() error { _, err := set(); return err })
+}
+
+// setWords changes what only Lodge knows of a guest, and says so. It runs in the loop.
+func (g *Guest) setWords(ctx context.Context, a Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ work, err error) {
+	var config, after *domain.Definition
+	if a.Config {
+		if config, err = changed(g.inactive); err != nil {
+			return nil, err
+		}
+	}
+	if a.Live {
+		if after, err = changed(g.run.def); err != nil {
+			return nil, err
+		}
+		if _, err := g.run.text(after); err != nil {
+			return nil, err
+		}
+	}
+	if err := g.bounded(ctx, cmp.Or(config, after)); err != nil { // labels are of what is stored, if anything is
+		return nil, err
+	}
+	switch {
+	case a.Live && a.Config:
+		return g.update(&update{Words: &said}, after, config)
+	case a.Config:
+		err = g.redefine(config)
+	default:
+		err = g.setActiveWords(after)
+	}
+	if err == nil {
+		g.announce(said)
+	}
+	return nil, err
+}
+
+// setActiveWords changes the running definition alone.
+func (g *Guest) setActiveWords(after *domain.Definition) error {
+	before, text := g.run.def, g.run.XML
+	g.run.def = after
+	if err := g.journalActive(); err != nil {
+		g.run.def, g.run.XML = before, text
+		return err
+	}
+	g.publish()
+	return nil
+}
+
+func setMetadata(d *domain.Definition, kind MetadataKind, value *string, key, uri string) error {
+	text := ""
+	if value != nil {
+		text = *value
+	}
+	if err := xmltree.CheckText(text + key + uri); err != nil {
+		return fault.Wrap(err, fault.Invalid, fault.Metadata, "cannot set a domain's %s", kind)
+	}
+	switch kind {
+	case Description:
+		d.Description = text
+	case Title:
+		return d.SetTitle(text)
+	case Element:
+		changed, err := xmltree.SetMetadataElement(d.Metadata, uri, key, text)
+		if err != nil {
+			return err
+		}
+		d.Metadata = changed
+	}
+	return nil
+}
+
+// Metadata reads a description.
+func (g *Guest) Metadata(kind MetadataKind, uri string, a Affect) (string, error) {
+	def, err := g.definition(a)
+	if err != nil {
+		return "", err
+	}
+	text := ""
+	switch kind {
+	case Description:
+		text = def.Description
+	case Title:
+		text = def.Title
+	case Element:
+		if text, _, err = xmltree.MetadataElement(def.Metadata, uri); err != nil {
+			return "", err
+		}
+	}
+	if text == "" {
+		return "", fault.New(fault.NotFound, fault.Metadata, "no domain %s%s", kind, ofURI(uri))
+	}
+	return text, nil
+}
+
+func ofURI(uri string) string {
+	if uri == "" {
+		return ""
+	}
+	return " for namespace " + uri
+}
+
+// definition gives the definition that a reader means.
+func (g *Guest) definition(a Affect) (*domain.Definition, error) {
+	v := g.View()
+	switch {
+	case a.Live && v.Active == nil:
+		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
+	case a.Config && v.Inactive == nil:
+		return nil, fault.New(fault.WrongState, fault.Domain, "transient domains do not have any persistent config")
+	case a.Config:
+		return v.Inactive, nil
+	case v.Current() == nil: // its first definition is under way
+		return nil, errGone(v.Name)
+	}
+	return v.Current(), nil
+}

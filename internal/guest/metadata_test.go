@@ -1,0 +1,60 @@
+package guest
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// TestWordsThatNoDocumentHolds are refused before they spoil the record of a guest,
+// which no later daemon could read.
+func TestWordsThatNoDocumentHolds(t *testing.T) {
+	for _, text := range []string{"\x01", "\xff", "\uFFFE"} {
+		for _, kind := range []MetadataKind{Description, Title} {
+			d := &domain.Definition{Description: "a", Title: "b"}
+			if err := setMetadata(d, kind, &text, "", ""); !fault.Is(err, fault.Invalid) || d.Description != "a" || d.Title != "b" {
+				t.Errorf("the %s %q: %v, %+v", kind, text, err, d)
+			}
+		}
+	}
+}
+
+// TestADefinitionStaysOneThatCanBeRead has words that are longer once they are written down.
+func TestADefinitionStaysOneThatCanBeRead(t *testing.T) {
+	r := &Registry{byName: map[string]*Guest{}, byUUID: map[string]*Guest{}}
+	g := &Guest{reg: r, inactive: &domain.Definition{}}
+	quotes := strings.Repeat(`"`, xmltree.MaxSize/5) // each of which takes six bytes in a document
+	if err := g.redefine(&domain.Definition{Description: quotes}); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a definition of more than %d bytes is kept: %v", xmltree.MaxSize, err)
+	}
+}
+
+// A new guest has a name by which its log can be called, and with which lists of as many guests as there may be
+// fit into an answer.
+func TestNewGuestsHaveNamesThatFit(t *testing.T) {
+	r := bareRegistry(t)
+	nothing := func(*Guest) error { return nil }
+	if _, err := r.claimed(t.Context(), strings.Repeat("x", 247), claimedUUID, nothing); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{strings.Repeat("x", 248), "..", "a\rb", " "} {
+		if _, err := r.claimed(t.Context(), name, "c0ffee00-0000-4000-8000-0000000000a7", nothing); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+// TestThereAreNoMoreGuestsThanClientsTake fills the list.
+func TestThereAreNoMoreGuestsThanClientsTake(t *testing.T) {
+	r := &Registry{byName: map[string]*Guest{}, byUUID: map[string]*Guest{}}
+	for i := range maxGuests {
+		r.byUUID[strconv.Itoa(i)] = nil
+	}
+	if _, err := r.claim("one-more", "u", true); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("one more: %v", err)
+	}
+}

@@ -1,0 +1,57 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+)
+
+// monitorLimit bounds a command that a user gives to QEMU directly.
+const monitorLimit = 60 * time.Second
+
+// MonitorCommand gives QEMU a command of the user's own and returns its answer:
+// QMP as JSON, or a line for the human monitor. The guest is tainted by it,
+// because Lodge cannot know what the command changed.
+func (g *Guest) MonitorCommand(ctx context.Context, command string, human bool) (string, error) {
+	r := g.live.Load()
+	s, err := r.monitor()
+	if err != nil {
+		return "", err
+	}
+	g.remark(ctx, r, monitorCommanded)
+	ctx, stop := context.WithTimeout(ctx, monitorLimit)
+	defer stop()
+	if human {
+		var text string
+		err := s.Execute(ctx, "human-monitor-command", map[string]any{"command-line": command}, &text)
+		return text, err
+	}
+	var c struct {
+		Execute   string          `json:"execute"`
+		Arguments json.RawMessage `json:"arguments"`
+	}
+	if err := json.Unmarshal([]byte(command), &c); err != nil || c.Execute == "" {
+		return "", fault.New(fault.Invalid, fault.Call, `a monitor command is JSON such as {"execute":"query-status"}, or a line with --hmp`)
+	}
+	var args any
+	if len(c.Arguments) > 0 {
+		args = c.Arguments
+	}
+	var answer json.RawMessage
+	whole := map[string]any{}
+	var refused *qmp.Error
+	switch err := s.Execute(ctx, c.Execute, args, &answer); {
+	case errors.As(err, &refused): // an answer too, and the user's to read
+		whole["error"] = refused
+	case err != nil:
+		return "", err
+	default:
+		whole["return"] = answer
+	}
+	out, err := json.Marshal(whole)
+	return string(out), err
+}

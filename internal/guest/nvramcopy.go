@@ -1,0 +1,44 @@
+package guest
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// nvramPath is where the UEFI variables of a guest are, unless it says otherwise.
+func (r *Registry) nvramPath(uuid string) string { return filepath.Join(r.nvramDir(), uuid+"_VARS.fd") }
+
+// CopyNVRAM gives a guest that is about to be defined a copy of another one's UEFI
+// variables, and says where. Where there are none yet, the guest makes its own.
+func (r *Registry) CopyNVRAM(ctx context.Context, from, uuid string) (path string, err error) {
+	path = r.nvramPath(uuid)
+	there, err := fileExists(ctx, from)
+	if err != nil || !there {
+		return path, err
+	}
+	err = copyFile(ctx, from, path)
+	return path, fault.Wrap(err, failure(err), fault.Host, "cannot copy the UEFI variables")
+}
+
+// dropMadeNVRAM removes the UEFI variables that a run made in the daemon's own place for them.
+func (r *Registry) dropMadeNVRAM(rec *runRecord, def *domain.Definition, log *slog.Logger) {
+	if rec.MadeNVRAM && def.OS.NVRAM.Path == r.nvramPath(rec.UUID) {
+		removeFile(log, def.OS.NVRAM.Path)
+		r.forgetLeft(rec.UUID)
+	}
+}
+
+// DropNVRAM removes what CopyNVRAM made, or half made.
+func (r *Registry) DropNVRAM(ctx context.Context, uuid string) error {
+	path := r.nvramPath(uuid)
+	return fsguard.Run(ctx, path, func() error {
+		removeFile(r.log, path)
+		removeFile(r.log, partial(path))
+		return nil
+	})
+}

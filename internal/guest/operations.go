@@ -1,0 +1,168 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// What changes a running guest in several steps is an operation: see package
+// operation. One file per kind has its payload and its steps; this one joins the
+// runner to the guest. Nothing else recovers what was cut off: adoption,
+// reconnection and the end of QEMU know no kind.
+
+// guestOperations are the kinds of a running guest.
+var guestOperations = operation.Kinds[*run]{
+	attachKind, blockCommitKind, cleanupKind, detachKind, dumpKind, mediaKind, saveKind, updateKind,
+}
+
+// noAnswer reports whether QEMU may still carry out what it was told.
+func noAnswer(err error) bool {
+	var silent *qmp.NoAnswer
+	return errors.As(err, &silent) || fault.Is(err, fault.Unresponsive)
+}
+
+// giveOperations gives a run its operations: those of its records, or none.
+func (r *Registry) giveOperations(to *run, records []operation.Record) (err error) {
+	to.reg = r
+	to.ops, err = operation.Open(operation.Config[*run]{
+		Owner: to, Name: to.UUID, Kinds: guestOperations,
+		Files: operation.Files{Dir: to.dir}, Stored: operation.Stored{Store: r.store},
+		Boot: r.Boot, Log: to.log, Life: r.life,
+		Unanswered: noAnswer, Behind: to.unwrittenCause, Scope: scopeOf,
+	}, records)
+	return err
+}
+
+// Operations are those of all running guests, and those that remove what undefined ones left.
+func (r *Registry) Operations() (all []operation.Listed) {
+	r.mu.RLock()
+	left := slices.Collect(maps.Values(r.undefinitions))
+	r.mu.RUnlock()
+	for _, set := range left {
+		for _, op := range set.Operations() {
+			u := op.Work().(*undefinition)
+			all = append(all, operation.Listed{Status: op.Status(), Name: u.Name, UUID: u.UUID})
+		}
+	}
+	for _, g := range r.All() {
+		run := g.live.Load()
+		if run == nil {
+			continue
+		}
+		for _, op := range run.ops.Operations() {
+			all = append(all, operation.Listed{Status: op.Status(), Name: g.Name(), UUID: g.uuid})
+		}
+	}
+	return all
+}
+
+// scopeOf holds the steps of an operation to the folders of the client that asked.
+func scopeOf(ctx context.Context, r operation.Record) context.Context {
+	if r.Folders == nil {
+		return ctx
+	}
+	return image.WithFence(ctx, r.Folders)
+}
+
+// perform begins an operation and does its steps, beside the loop. A session on
+// which QEMU does not answer is given up, so that the next one can ask.
+func (r *run) perform(ctx context.Context, kind string, w operation.Work, objects ...string) error {
+	op, err := r.beginOperation(ctx, kind, w, objects...)
+	if err != nil {
+		return err
+	}
+	return r.advance(ctx, op)
+}
+
+func (r *run) beginOperation(ctx context.Context, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
+	for {
+		op, err := r.ops.Begin(kind, w, operation.Record{Folders: image.FenceOf(ctx), Objects: objects})
+		var conflict *operation.Conflict
+		if !errors.As(err, &conflict) {
+			return op, err
+		}
+		if conflict.Admission != operation.Wait || conflict.With.State != operation.Running {
+			return nil, r.explainConflict(conflict)
+		}
+		select { // such as for what is left of a device that has just gone
+		case <-conflict.Moved():
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// advance does the steps of an operation that are next.
+func (r *run) advance(ctx context.Context, op *operation.Operation) error {
+	err := op.Run(ctx)
+	if s := r.session.Load(); s != nil && op.Status().State == operation.Unanswered {
+		s.Close()
+	}
+	return err
+}
+
+// admits refuses something that is no operation itself and that one is in the way of.
+func (r *run) admits(class operation.Class, objects ...string) error {
+	var conflict *operation.Conflict
+	if err := r.ops.Admits(class, objects...); errors.As(err, &conflict) && conflict.Admission == operation.Refuse {
+		return r.explainConflict(conflict)
+	}
+	return nil
+}
+
+func (r *run) explainConflict(c *operation.Conflict) error {
+	switch {
+	case c.With.State == operation.Unanswered:
+		return fault.New(fault.Busy, fault.Domain, "a change of domain %q was cut off, and is finished when its QEMU answers; try again then", r.Name)
+	case c.Admission == operation.Wait:
+		return fault.New(fault.Busy, fault.Domain, "a part of an earlier operation (%s) on domain %q is still to be done; try again when it is: %v", c.With.Kind, r.Name, c.With.Cause)
+	}
+	return fault.New(fault.WrongState, fault.Domain, "domain %q has a %s under way; end it or wait for it first", r.Name, c.With.Kind)
+}
+
+// inLoop has the guest's loop do something for an operation. Where there is no loop
+// yet, or none any more, its caller is alone with the guest.
+func (r *run) inLoop(ctx context.Context, do func(*Guest) error) error {
+	if r.guest == nil || r.alone {
+		return do(r.guest)
+	}
+	return r.guest.change(ctx, "", func() error { return do(r.guest) })
+}
+
+// endOperations settles what was under way when QEMU ended.
+func (r *run) endOperations(ctx context.Context) error {
+	if r.ops == nil {
+		return nil
+	}
+	return r.ops.End(ctx, operation.TheProcess)
+}
+
+// followOnce changes the stored definition as an operation did the running one. What
+// others have stored meanwhile stays, and what it has followed already is not done
+// again. It runs in the loop. A change that the definition does not take any more
+// is final; a store that takes no changes is not.
+func (g *Guest) followOnce(ctx context.Context, id string, change func(config *domain.Definition) (*domain.Definition, error)) error {
+	if g == nil || g.inactive == nil || slices.Contains(g.record.Followed, id) {
+		return nil
+	}
+	config, err := change(g.inactive.Clone())
+	if err != nil {
+		return operation.Final(err)
+	}
+	g.fence(ctx, config)
+	before := g.record.Followed
+	g.record.Followed = append(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return g.run != nil && !g.run.ops.Remembers(id) }), id)
+	if err := g.redefine(config); err != nil {
+		g.record.Followed = before
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,159 @@
+package guest
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// Nothing else is changed in place while nobody knows how far a change came: both records would say how the guest
+// is to be.
+func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
+	r := newRun(runRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
+	payload, err := json.Marshal(update{OfActive: machine, Active: machine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cutOff := operation.Record{ID: "a", Kind: updateKind.Name, Version: updateKind.Version, Objects: []string{"settings"}, Payload: payload}
+	if err := bareRegistry(t).giveOperations(r, []operation.Record{cutOff}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.perform(t.Context(), updateKind.Name, &update{r: r, active: &domain.Definition{}}, "settings"); !fault.Is(err, fault.Busy) {
+		t.Errorf("the next one is begun: %v", err)
+	}
+}
+
+// A reset that QEMU does not answer, as on a host whose storage hangs for a while, is made once more by a new
+// session: the guest is said to run, and nobody else would let it.
+func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, qemus := net.Pipe()
+		go func() {
+			fmt.Fprintln(qemus, `{"QMP":{}}`)
+			for lines := bufio.NewScanner(qemus); lines.Scan(); {
+				if strings.Contains(lines.Text(), "qmp_capabilities") {
+					fmt.Fprintln(qemus, `{"return":{},"id":1}`)
+				}
+			}
+		}()
+		log := slog.New(slog.DiscardHandler)
+		s, err := qmp.New(t.Context(), ours, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		r := newRun(runRecord{Name: "stopped"}, t.TempDir(), kernel.Root{}, log)
+		r.connect(s)
+		g := &Guest{reg: &Registry{life: t.Context()}, log: log, run: r}
+		g.restartMachine()
+		late := time.After(time.Hour)
+		select {
+		case <-s.Done():
+		case <-late:
+			t.Error("the session stays, and the guest stopped")
+		}
+	})
+}
+
+// A save that is aborted when its image is complete is complete or none: its record says
+// that it goes forward exactly where its client is told that it was done.
+func TestSave_AbortedAtCompletion(t *testing.T) {
+	ctx, abort := context.WithCancelCause(t.Context())
+	s := &save{}
+	if err := s.complete(ctx); err != nil {
+		t.Errorf("it is not complete before: %v", err)
+	}
+	aborted := errors.New("aborted")
+	abort(aborted)
+	if err := s.complete(ctx); !errors.Is(err, aborted) {
+		t.Errorf("it is complete after it was aborted: %v", err)
+	}
+}
+
+// A managed save image is removed in its guest's turn: amid a start from there, or the end of the save, it would be
+// there again.
+func TestAnImageIsRemovedInItsGuestsTurn(t *testing.T) {
+	meanwhile(t, func(t *testing.T, g *taken) {
+		g.now(func() { g.record.ManagedSave = true })
+		end := g.busy(domain.JobStart)
+		removed := make(chan error, 1)
+		go func() { removed <- g.RemoveManagedSave(context.Background()) }()
+		synctest.Wait()
+		g.now(func() {
+			if !g.record.ManagedSave {
+				t.Error("it is removed before")
+			}
+		})
+		end()
+		if err := <-removed; err != nil || g.View().ManagedSave {
+			t.Errorf("it is there still: %v", err)
+		}
+	})
+}
+
+// A guest that what was cut off is to let run is not said to stay paused: who suspends it then has to wait for
+// that, or the guest would run after all.
+func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
+	root := t.TempDir()
+	reg := takenHost(t, root)
+	for name, owe := range map[string]func(*Guest){
+		"a save":    func(g *Guest) { cutOffSave(g) },
+		"a restore": func(g *Guest) { g.run.Resuming = true },
+		"a restart": func(g *Guest) { g.state.Restarting = true },
+		"a panic":   func(g *Guest) { g.state.Dumping = true },
+		"room":      func(g *Guest) { g.run.NoRoom = []string{"/a"} },
+		"nothing":   func(*Guest) {},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			g := takeOver(t, root, reg)
+			_ = g.change(t.Context(), "", func() error {
+				owe(g.Guest)
+				g.advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonUser})
+				return nil
+			})
+			if v := g.View(); v.State != domain.Paused || v.IsPaused() != (name == "nothing") {
+				t.Errorf("with %s owed it is %s, and stays so: %v", name, v.State, v.IsPaused())
+			}
+			g.end()
+		})
+	}
+}
+
+// A guest to which others give other UEFI variables, as it is about to be undefined with those it has, keeps both.
+func TestAnUndefineTakesNoOtherVariables(t *testing.T) {
+	g := &Guest{inactive: &domain.Definition{}}
+	g.inactive.OS.NVRAM.Path = "/now"
+	if err := g.admitUndefine(UndefineOptions{NVRAM: true}, "/before"); !fault.Is(err, fault.WrongState) {
+		t.Errorf("it goes with those that it had: %v", err)
+	}
+	if err := g.admitUndefine(UndefineOptions{NVRAM: true}, "/now"); err != nil {
+		t.Errorf("it does not go with those that it has: %v", err)
+	}
+}
+
+// cutOffSave has a guest owe what an earlier daemon's save left. It runs in the loop.
+func cutOffSave(g *Guest) {
+	payload, err := json.Marshal(save{memoryImage: memoryImage{Path: filepath.Join(g.run.dir, "image"), WasRunning: true}})
+	if err == nil {
+		err = g.reg.giveOperations(g.run, []operation.Record{{ID: "s", Kind: saveKind.Name, Version: 1, Boot: g.reg.Boot, Payload: payload}})
+	}
+	if err != nil {
+		panic(err)
+	}
+}

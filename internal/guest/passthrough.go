@@ -1,0 +1,221 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// checkHostDevices refuses, before anything is made, devices of the host that
+// QEMU could not take, or that another guest has. It notes those that are to be taken
+// from their drivers.
+func (l *launching) checkHostDevices(context.Context) error {
+	devices := slices.Clone(l.run.def.Devices.HostDevices)
+	for _, d := range devices {
+		if at := pciFunction(d); at != nil {
+			if err := l.g.reg.holdClaim(l.run, *at); err != nil {
+				return err
+			}
+		}
+		taken, err := l.g.reg.findHostDevice(l.run.UUID, d, devices)
+		if missing := (*absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, true) {
+			l.run.def.Devices.Remove(d)
+			l.run.log.Warn("a guest starts without a USB device of the host", "cause", err)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if taken {
+			l.run.Taken = append(l.run.Taken, hostAddress(d))
+		}
+	}
+	return nil
+}
+
+// findHostDevice finds a device of the host for the guest of a UUID, which has others beside, and says why that
+// cannot have it, and whether it is to be taken from the host's driver.
+func (r *Registry) findHostDevice(uuid string, d *device.HostDevice, beside []*device.HostDevice) (taken bool, err error) {
+	if d.Type != "usb" {
+		return passable(r.Kernel, d, beside)
+	}
+	if err := findUSB(r.Kernel, d); err != nil {
+		return false, err
+	}
+	for _, g := range r.All() {
+		v := g.View()
+		if v.UUID == uuid || v.Active == nil {
+			continue
+		}
+		for _, other := range v.Active.Devices.HostDevices {
+			if other.Type == "usb" && other.USBBus == d.USBBus && other.USBDevice == d.USBDevice {
+				return false, fault.New(fault.WrongState, fault.Domain, "USB device %s is in use by domain %q; detach it there first", usbName(d), v.Name)
+			}
+		}
+	}
+	return false, nil
+}
+
+// findUSB finds a USB device by what is said of it, and notes its address.
+func findUSB(root kernel.Root, d *device.HostDevice) error {
+	var found, moved []kernel.USBDevice
+	for _, u := range root.USBDevices() {
+		alike := d.USBVendor == 0 || uint(u.Vendor) == d.USBVendor && uint(u.Product) == d.USBProduct
+		there := d.USBBus == 0 && d.USBDevice == 0 || uint(u.Bus) == d.USBBus && uint(u.Device) == d.USBDevice
+		switch {
+		case alike && there:
+			found = append(found, u)
+		case alike && d.USBFound == device.On:
+			moved = append(moved, u)
+		}
+	}
+	if len(found) == 0 {
+		found = moved
+	}
+	switch len(found) {
+	case 0:
+		return absent(fault.New(fault.NotFound, fault.NodeDevice, "this host has no USB device %s", usbName(d)))
+	case 1:
+	default:
+		return fault.New(fault.Failed, fault.NodeDevice, "this host has %d USB devices %s; say which one by <address bus='%d' device='%d'/> in its source",
+			len(found), usbName(d), found[0].Bus, found[0].Device)
+	}
+	bus, number := uint(found[0].Bus), uint(found[0].Device)
+	if bus != d.USBBus || number != d.USBDevice {
+		d.USBBus, d.USBDevice, d.USBFound = bus, number, device.On
+	}
+	return nil
+}
+
+// usbName is what messages call a USB device: by its ids where they are said, by its address else.
+func usbName(d *device.HostDevice) string {
+	var words []string
+	if d.USBVendor != 0 {
+		words = append(words, fmt.Sprintf("%04x:%04x", d.USBVendor, d.USBProduct))
+	}
+	if d.USBBus != 0 || d.USBDevice != 0 {
+		words = append(words, fmt.Sprintf("at bus %d, device %d", d.USBBus, d.USBDevice))
+	}
+	return strings.Join(words, " ")
+}
+
+// takeHostDevices takes from their drivers the devices that the record says.
+func (l *launching) takeHostDevices(ctx context.Context) error {
+	for _, at := range l.run.Taken {
+		l.g.reg.holdDevice(l.run, at)
+		if err := l.g.reg.Kernel.TakePCI(ctx, at); err != nil {
+			return err
+		}
+		failpoint.Reach("launch.device")
+	}
+	return nil
+}
+
+func hostAddress(d *device.HostDevice) kernel.PCIAddress {
+	return kernel.PCIAddress{Domain: d.PCI.Domain, Bus: d.PCI.Bus, Slot: d.PCI.Slot, Function: d.PCI.Function}
+}
+
+// passable says why a device of the host cannot be given to a guest beside the
+// others, and whether it is to be taken from the driver that the host runs it
+// with. Only one that is managed is: of others, somebody knows what else the host
+// does with them.
+func passable(root kernel.Root, d *device.HostDevice, beside []*device.HostDevice) (taken bool, err error) {
+	at := hostAddress(d)
+	found, err := passableFunction(root, at)
+	if err != nil {
+		return false, err
+	}
+	if found.Driver != kernel.VFIODriver && d.Managed != device.On {
+		return false, fault.New(fault.Unsupported, fault.Config,
+			"host device %s belongs to the driver %q, and the hostdev has no managed='yes', which takes it away: say so, or run virsh nodedev-detach %s first",
+			at, found.Driver, nodeName(at))
+	}
+	for _, peer := range found.IOMMUPeers {
+		other, there := root.PCIDevice(peer)
+		if peer == at || !there || other.Bridge || other.Driver == "" || other.Driver == kernel.VFIODriver || isTakenWith(beside, peer) {
+			continue
+		}
+		return false, fault.New(fault.Unsupported, fault.Config,
+			"host device %s cannot be passed through: the host uses %s (driver %q) of the same IOMMU group %d; pass that through as well, or run virsh nodedev-detach %s first",
+			at, peer, other.Driver, found.IOMMUGroup, nodeName(peer))
+	}
+	return found.Driver != kernel.VFIODriver, nil
+}
+
+// plugHostDevice is findHostDevice for a device that is plugged into a running
+// guest, which takes none from its driver.
+func (r *Registry) plugHostDevice(uuid string, d *device.HostDevice) error {
+	taken, err := r.findHostDevice(uuid, d, nil)
+	if taken {
+		err = fault.New(fault.Unsupported, fault.Config,
+			"host device %s is taken from its driver only when a guest starts: run virsh nodedev-detach %s first", hostAddress(d), nodeName(hostAddress(d)))
+	}
+	return err
+}
+
+// passableFunction gives a PCI function that the host can hand out at all.
+func passableFunction(root kernel.Root, at kernel.PCIAddress) (kernel.PCIDevice, error) {
+	found, ok := root.PCIDevice(at)
+	switch {
+	case !ok:
+		return found, fault.New(fault.NotFound, fault.NodeDevice, "host device %s: this host has no such PCI device", at)
+	case found.Bridge:
+		return found, fault.New(fault.Unsupported, fault.Config, "host device %s is a bridge, which cannot be passed through", at)
+	case found.IOMMUGroup < 0:
+		return found, fault.New(fault.Unsupported, fault.Config,
+			"host device %s cannot be passed through: the host has no IOMMU for it; switch it on in the firmware and with intel_iommu=on or amd_iommu=on", at)
+	}
+	return found, nil
+}
+
+// isTakenWith says whether a guest takes a function away with others of its own.
+func isTakenWith(devices []*device.HostDevice, at kernel.PCIAddress) bool {
+	return slices.ContainsFunc(devices, func(d *device.HostDevice) bool {
+		return d.Type == "pci" && d.Managed == device.On && hostAddress(d) == at
+	})
+}
+
+// nodeName is what libvirt calls a PCI function.
+func nodeName(at kernel.PCIAddress) string {
+	return "pci_" + strings.NewReplacer(":", "_", ".", "_").Replace(at.String())
+}
+
+// driverPatience bounds how long a driver may take to let go of a device.
+const driverPatience = 30 * time.Second
+
+// DetachFromHost takes a PCI device from its driver, for guests to have it. It
+// stays so until ReattachToHost or a restart of the host.
+func (r *Registry) DetachFromHost(ctx context.Context, at kernel.PCIAddress) error {
+	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error {
+		found, err := passableFunction(r.Kernel, at)
+		if err != nil || found.Driver == kernel.VFIODriver {
+			return err
+		}
+		return r.Kernel.TakePCI(ctx, at)
+	})
+}
+
+// ReattachToHost gives a PCI device back to the host's driver.
+func (r *Registry) ReattachToHost(ctx context.Context, at kernel.PCIAddress) error {
+	return r.withUnusedDevice(ctx, at, func(ctx context.Context) error { return r.Kernel.ReturnPCI(ctx, at) })
+}
+
+// withUnusedDevice does something to a device that no guest has, and that none gets meanwhile.
+func (r *Registry) withUnusedDevice(ctx context.Context, at kernel.PCIAddress, do func(context.Context) error) error {
+	nobody := &run{}
+	if err := r.devices.take(at, nobody); err != nil {
+		return err
+	}
+	defer r.devices.drop(at, nobody)
+	ctx, stop := context.WithTimeout(ctx, driverPatience)
+	defer stop()
+	return do(ctx)
+}

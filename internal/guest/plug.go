@@ -1,0 +1,222 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// Attach adds a device, given as libvirt's XML of it.
+func (g *Guest) Attach(ctx context.Context, doc string, a Affect) error {
+	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
+	if err != nil {
+		return err
+	}
+	return g.edit(ctx, a, func() (*domain.Definition, error) {
+		return g.withDevice(dev)
+	}, func(config *domain.Definition) (work, error) {
+		return g.planPlug(ctx, doc, config, dev)
+	})
+}
+
+// withDevice gives the inactive definition with one more device.
+func (g *Guest) withDevice(dev device.Device) (*domain.Definition, error) {
+	def := g.inactive.Clone()
+	if err := checkClash(&def.Devices, dev); err != nil {
+		return nil, err
+	}
+	caps, err := g.reg.Emulators.Known(def.Devices.Emulator)
+	if err != nil {
+		return nil, err
+	}
+	if err := completeDevice(def, dev, caps, false); err != nil {
+		return nil, err
+	}
+	return def, def.Add(dev)
+}
+
+// completeDevice gives one more device of a definition what it did not say: its
+// own defaults, and its place among the others.
+func completeDevice(def *domain.Definition, dev device.Device, caps *qemu.Capabilities, live bool) error {
+	if err := domainxml.CompleteDevice(dev, def.OS.Machine, completion(caps)); err != nil {
+		return err
+	}
+	if err := def.CheckDevice(dev); err != nil {
+		return err
+	}
+	if dev.Common().BootOrder > 0 {
+		with := def.Clone()
+		err := with.Add(dev)
+		if err == nil {
+			_, err = domainxml.CheckBoot(with)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return qemu.CompleteDevice(def, dev, caps, live)
+}
+
+// planPlug plans plugging a device into the running guest. It is read anew, so
+// that the running and the stored device share nothing but the MAC address that
+// was made up for a NIC.
+func (g *Guest) planPlug(ctx context.Context, doc string, config *domain.Definition, stored device.Device) (work, error) {
+	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
+	if err != nil {
+		return nil, err
+	}
+	if err := g.fenceLive(ctx, dev); err != nil {
+		return nil, err
+	}
+	if n, ok := dev.(*device.NIC); ok {
+		n.MAC = stored.(*device.NIC).MAC
+		if err := g.reg.Networks.CheckSource(n); err != nil { // which is said before there is a place for it
+			return nil, err
+		}
+	}
+	r := g.run
+	def := r.def.Clone()
+	if err := checkClash(&def.Devices, dev); err != nil {
+		return nil, err
+	}
+	caps, err := g.reg.Emulators.Known(def.Devices.Emulator)
+	if err != nil {
+		return nil, err
+	}
+	first, err := g.planControllers(def, dev, caps)
+	if err != nil {
+		return nil, err
+	}
+	if err := completeDevice(def, dev, caps, true); err != nil {
+		return nil, err
+	}
+	r.numberNode(def, dev)
+	if err := g.admitPlug(ctx, def, dev); err != nil {
+		return nil, err
+	}
+	if err := checkTakesPCI(def, dev); err != nil {
+		return nil, err
+	}
+	if config == nil {
+		stored = nil
+	}
+	if g.reg.hasNodes(dev) { // whatever becomes of it, the list of what may be opened is made anew
+		r.Surplus = true
+		g.keepRun()
+	}
+	p := &qemu.Plan{Definition: def, Capabilities: caps, Dir: r.ownPath()}
+	return func(ctx context.Context) (settle, error) {
+		// A controller stays when the device that it is for is refused, as with libvirt.
+		for _, c := range first {
+			if err := g.attachDevice(ctx, r, p, c, nil); err != nil {
+				return nil, err
+			}
+		}
+		err := g.attachDevice(ctx, r, p, dev, stored)
+		return func() error { r.shorten = r.Surplus; return nil }, err
+	}, nil
+}
+
+// checkTakesPCI refuses a PCI device that a running guest would never hear of.
+func checkTakesPCI(def *domain.Definition, dev device.Device) error {
+	if _, isPCI := dev.Common().Address.(device.PCI); !isPCI || qemu.TakesPCI(def) {
+		return nil
+	}
+	return fault.New(fault.Unsupported, fault.Config,
+		"cannot plug in %s: a guest of machine type pc takes PCI devices only with <acpi/> among its features; add that to the config, and start it again", deviceName(dev))
+}
+
+// planControllers gives the controllers that a device needs and a running guest lacks, complete, and
+// adds them to its definition. They are plugged in before the device.
+func (g *Guest) planControllers(def *domain.Definition, dev device.Device, caps *qemu.Capabilities) ([]*device.Controller, error) {
+	d, is := dev.(*device.Disk)
+	if !is || d.Bus != "scsi" && d.Bus != "" {
+		return nil, nil
+	}
+	if err := domainxml.CompleteDevice(dev, def.OS.Machine, completion(caps)); err != nil || d.Bus != "scsi" {
+		return nil, err
+	}
+	missing, err := def.Devices.MissingControllers(d, true)
+	for _, c := range missing {
+		if err := completeDevice(def, c, caps, true); err != nil {
+			return nil, fmt.Errorf("the disk needs a SCSI controller %d, which cannot be plugged in: %w", c.Index, err)
+		}
+		if err := checkTakesPCI(def, c); err != nil {
+			return nil, err
+		}
+		if err := def.Add(c); err != nil {
+			return nil, err
+		}
+	}
+	return missing, err
+}
+
+// admitPlug refuses a device with which the running guest has more than its client may give it, or
+// no later daemon would read its definition.
+func (g *Guest) admitPlug(ctx context.Context, def *domain.Definition, dev device.Device) error {
+	with := def.Clone()
+	err := with.Add(dev)
+	if err == nil {
+		err = g.bounded(ctx, with)
+	}
+	if err == nil {
+		_, err = g.run.text(with)
+	}
+	return err
+}
+
+// numberNode gives the block node of a disk a number that no other of this run
+// ever had: QEMU may still use that of a disk which the guest has let go.
+func (r *run) numberNode(def *domain.Definition, dev device.Device) {
+	for _, d := range def.Devices.Disks {
+		r.notesNode(d)
+	}
+	if d, ok := dev.(*device.Disk); ok && d.Source != nil {
+		d.Source.Index = r.nodes.next()
+	}
+}
+
+// notesNode keeps the number of a disk that a journal names from being given once more: its daemon may not
+// have lived to write down that it had, and QEMU may not let go of the node.
+func (r *run) notesNode(dev device.Device) {
+	if d, ok := dev.(*device.Disk); ok {
+		r.nodes.note(d)
+	}
+}
+
+// settlePlugged tells QEMU of a device that it has, or asks it, what cannot be said when it
+// is made, as is done for all devices after a start.
+func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error {
+	switch d := dev.(type) {
+	case *device.Disk:
+		if d.Tune != nil {
+			return execute(ctx, s, qemu.Throttle(d))
+		}
+	case *device.Memory:
+		return findModules(ctx, s, []*device.Memory{d})
+	case *device.Char:
+		if d.Backend.Type == "pty" {
+			ptys, err := findPTYs(ctx, s)
+			setPTY(d, ptys)
+			return err
+		}
+	case *device.NIC:
+		if d.Link == "down" {
+			return s.Execute(ctx, "set_link", map[string]any{"name": d.Alias, "up": false}, nil)
+		}
+	}
+	return nil
+}
+
+// unanswered reports whether it is not known what QEMU made of a command.
+func unanswered(err error) bool {
+	var refused *qmp.Error
+	return err != nil && !errors.As(err, &refused)
+}

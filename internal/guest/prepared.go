@@ -1,0 +1,362 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// prepared is a QEMU that was started for a guest before anybody asked, with the
+// very arguments that its start would give it now. It waits with its processors
+// stopped, in a directory of its own, and in the guest's control group: moving a
+// process from one group to another takes the kernel longer than all the rest of
+// a prepared start.
+type prepared struct {
+	reg        *Registry
+	uuid, name string
+	def        *domain.Definition // as it was read, to see that it changed
+	command    *qemu.Command
+	binary     qemu.Identity
+	read       map[string]fileIdentity // what QEMU read while it made the machine
+	process    *qemu.Process
+	group      *kernel.Group
+	dir        string
+	user       *sandbox.User // nil: it runs as the daemon
+	made       time.Time
+	memory     uint64 // bytes that it holds alone
+}
+
+// fileIdentity tells a file from what it was before, without reading it.
+type fileIdentity struct {
+	Device, Inode         uint64
+	Size, ModTime, Change int64
+}
+
+// preparedDir holds the directories of prepared QEMUs.
+func (r *Registry) preparedDir() string { return filepath.Join(r.RunDir, ".prepared") }
+
+// prepare starts a QEMU for a guest and waits until its machine is made. On
+// failure nothing of it is left.
+func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prepared, err error) {
+	p := &prepared{
+		uuid: def.UUID, name: def.Name, def: def, made: time.Now(),
+		dir: filepath.Join(r.preparedDir(), def.UUID), group: r.Cgroups.Guest(def.UUID),
+	}
+	p.reg = r
+	if g, err := r.ByUUID(def.UUID); err == nil {
+		ctx = withFences(ctx, g.View().fences)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.end(ctx))
+		}
+	}()
+	if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		return nil, err
+	}
+	if r.Quarters != nil {
+		user, err := r.Quarters.Users.Take(def.UUID)
+		if err != nil {
+			return nil, err
+		}
+		p.user = &user
+		if err := makeOwn(p.dir, user); err != nil {
+			return nil, err
+		}
+	}
+	if p.read, err = identities(ctx, qemu.ReadAtStart(def, def.Devices.Emulator)); err != nil {
+		return nil, err
+	}
+	failpoint.Reach("prepare.directory")
+	if err := p.launch(ctx, r); err != nil {
+		return nil, err
+	}
+	failpoint.Reach("prepare.launched")
+	s, err := qmp.Dial(ctx, p.monitorPath(), r.log)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	if err := s.Execute(ctx, "query-status", nil, nil); err != nil { // answered once the machine is made
+		return nil, err
+	}
+	m, err := r.Kernel.ProcessMemory(p.process.PID)
+	p.memory = m.Anonymous
+	return p, err
+}
+
+func (p *prepared) monitorPath() string { return filepath.Join(p.dir, monitorSocket) }
+
+// launch runs QEMU as a start would.
+func (p *prepared) launch(ctx context.Context, r *Registry) error {
+	capabilities, err := r.Emulators.Get(ctx, p.def.Devices.Emulator)
+	if err != nil {
+		return err
+	}
+	p.binary = capabilities.Binary
+	def := p.def.Clone()
+	qemu.AssignAliases(def)
+	monitor, err := qemu.ListenMonitor(p.monitorPath())
+	if err != nil {
+		return err
+	}
+	defer monitor.Close()
+	if p.command, err = qemu.Arguments(&qemu.Plan{Definition: def, Capabilities: capabilities, Dir: filepath.Join(r.guestDir(def.UUID), ownDir), Monitor: monitor}); err != nil {
+		return err
+	}
+	if err := p.group.Create(); err != nil {
+		return err
+	}
+	logFile, err := r.openLog(p.name, "preparing", p.def.Devices.Emulator, p.command)
+	if err != nil {
+		return err
+	}
+	defer logFile.Close()
+	p.process, err = r.launch(ctx, def, p.command, logFile, p.dir, p.user, func(*sandbox.Chamber) error { return nil })
+	if err != nil {
+		return err
+	}
+	r.makeVictim(p.name, p.process.PID, waitingVictim)
+	return p.group.AddProcess(p.process.PID)
+}
+
+// alive reports whether the process still waits.
+func (p *prepared) alive() bool {
+	select {
+	case <-p.process.Exited():
+		return false
+	default:
+		return true
+	}
+}
+
+// kill ends the process, if it has not ended by itself.
+func (p *prepared) kill() error {
+	if p.process == nil || !p.alive() {
+		return nil
+	}
+	if err := killAndWait(p.process); err != nil && p.alive() {
+		return err
+	}
+	return nil
+}
+
+// end ends the process and takes its things away.
+func (p *prepared) end(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
+	defer stop()
+	if err := errors.Join(p.kill(), p.group.Clear(ctx), removeTree(p.dir)); err != nil {
+		return err // the user's number is not used again while anything of it may be left
+	}
+	if p.user != nil {
+		return p.reg.Quarters.Users.Free(*p.user)
+	}
+	return nil
+}
+
+// differs says why the start that command belongs to would make another machine
+// than the one that waits; nil: it would not.
+func (p *prepared) differs(ctx context.Context, def *domain.Definition, command *qemu.Command, binary qemu.Identity) error {
+	switch {
+	case !p.alive():
+		return errors.New("it has ended")
+	case time.Since(p.made) > keepPrepared:
+		return errors.New("it is too old")
+	case p.binary != binary:
+		return errors.New("the binary has changed")
+	case !p.command.Same(command):
+		return errors.New("the arguments have changed")
+	}
+	now, err := identities(ctx, qemu.ReadAtStart(def, def.Devices.Emulator))
+	if err != nil {
+		return err
+	}
+	for path, before := range p.read {
+		if now[path] != before {
+			return fmt.Errorf("%s has changed", path)
+		}
+	}
+	return nil
+}
+
+// identities looks at files; one that is not there has the zero identity.
+func identities(ctx context.Context, paths []string) (map[string]fileIdentity, error) {
+	all := make(map[string]fileIdentity, len(paths))
+	for _, path := range paths {
+		id, err := fsguard.Do(ctx, path, func() (fileIdentity, error) {
+			var s unix.Stat_t
+			if err := unix.Stat(path, &s); err != nil {
+				return fileIdentity{}, nil //nolint:nilerr // QEMU says what it misses
+			}
+			return fileIdentity{s.Dev, s.Ino, s.Size, s.Mtim.Nano(), s.Ctim.Nano()}, nil
+		}, nil)
+		if err != nil {
+			return nil, err
+		}
+		all[path] = id
+	}
+	return all, nil
+}
+
+// enterPrepared makes the directory of the QEMU that waits for this guest, if one
+// does, the guest's own: with the socket of its monitor in it and QEMU at work
+// there, as after a launch. The run record goes in before, so that a restarted
+// daemon finds the process either way.
+func (l *launching) enterPrepared(ctx context.Context) (entered bool, err error) {
+	p, err := l.g.reg.pool.take(ctx, l.run.UUID)
+	if p == nil || err != nil {
+		return false, err
+	}
+	if l.from != nil {
+		return false, p.end(ctx) // it waits for no saved image
+	}
+	l.run.User = p.user
+	if err = l.describe(); err == nil {
+		err = writeRunRecord(p.dir, &l.run.runRecord)
+		failpoint.Reach("prepare.claimed")
+	}
+	if err == nil {
+		err = os.Rename(p.dir, l.run.dir)
+	}
+	if err != nil {
+		l.run.User = nil
+		return false, errors.Join(fault.Wrap(err, fault.Failed, fault.Host, "cannot take over what was prepared"), p.end(ctx))
+	}
+	failpoint.Reach("prepare.entered")
+	p.dir, l.prepared = l.run.dir, p
+	l.run.hold("control group", p.group.Clear) // also where the start fails before it makes one
+	return true, nil
+}
+
+// resume makes the prepared process the guest's, in whose group it is, if it is what this start would
+// make; nil: QEMU is to be launched.
+func (l *launching) resume(ctx context.Context) (*qemu.Process, error) {
+	p := l.prepared
+	if p == nil {
+		return nil, nil
+	}
+	command, err := qemu.Arguments(&l.plan)
+	if err != nil {
+		return nil, err
+	}
+	l.prepared = nil
+	cause := p.differs(ctx, l.run.def, command, l.plan.Capabilities.Binary)
+	if cause == nil {
+		cause = l.greet(ctx)
+	}
+	if cause == nil {
+		cause = l.g.reg.noteResumed(p)
+	}
+	if cause == nil {
+		return p.process, nil
+	}
+	if s := l.run.session.Swap(nil); s != nil {
+		s.Close()
+	}
+	l.g.log.Info("what was prepared cannot be used: the guest starts cold", "cause", cause)
+	return nil, p.kill()
+}
+
+// greetLimit bounds the wait for what has nothing else to do than to answer.
+const greetLimit = 3 * time.Second
+
+// greet connects to the monitor of a QEMU that waits, if that answers.
+func (l *launching) greet(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, greetLimit)
+	defer stop()
+	s, err := qmp.Dial(ctx, l.run.monitorPath(), l.g.log)
+	if err != nil {
+		return err
+	}
+	l.run.connect(s)
+	return nil
+}
+
+// noteResumed says in the guest's log where the process came from.
+func (r *Registry) noteResumed(p *prepared) error {
+	f, err := r.appendLog(p.name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = fmt.Fprintf(f, "%s: starting\nprocess %d, which was prepared at %s\n", logTime(time.Now()), p.process.PID, logTime(p.made))
+	return err
+}
+
+// sweepPrepared ends what an earlier daemon had prepared and did not live to end.
+func (r *Registry) sweepPrepared() {
+	ctx, stop := context.WithTimeout(r.life, releaseLimit)
+	defer stop()
+	entries, err := os.ReadDir(r.preparedDir())
+	if err != nil {
+		return // there is none
+	}
+	defer removeFile(r.log, r.preparedDir())
+	for _, e := range entries {
+		dir := filepath.Join(r.preparedDir(), e.Name())
+		if err := r.sweepOne(ctx, dir); err != nil {
+			r.log.Error("cannot end a QEMU that an earlier daemon had prepared", "dir", dir, "error", err)
+		}
+	}
+}
+
+func (r *Registry) sweepOne(ctx context.Context, dir string) error {
+	pid, err := r.emulatorIn(dir)
+	if err != nil {
+		return err
+	}
+	if pid != 0 {
+		if err := r.endPrepared(pid); err != nil {
+			return err
+		}
+	}
+	return errors.Join(r.Cgroups.Guest(filepath.Base(dir)).Clear(ctx), removeTree(dir))
+}
+
+func (r *Registry) endPrepared(pid int) error {
+	at, err := r.Kernel.Process(pid)
+	if err != nil {
+		return err
+	}
+	process, err := qemu.Adopt(pid, at.Start)
+	if err == nil {
+		err = killAndWait(process)
+	}
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
+}
+
+// endedWaiting ends a guest's QEMU whose directories somebody has removed, if it only waits:
+// a start that takes it over makes its directory the guest's.
+func (r *Registry) endedWaiting(pid int, uuid string) bool {
+	dir := filepath.Join(string(filepath.Separator), filepath.Base(r.RunDir), filepath.Base(r.preparedDir()), uuid)
+	if !r.Kernel.Uses(pid, dir) && !r.Kernel.Uses(pid, filepath.Join(dir, ownDir)) {
+		return false
+	}
+	ctx, stop := context.WithTimeout(r.life, releaseLimit)
+	defer stop()
+	err := r.endPrepared(pid)
+	if err == nil {
+		err = r.Cgroups.Guest(uuid).Clear(ctx)
+	}
+	if err != nil {
+		r.log.Error("cannot end a QEMU that an earlier daemon had prepared", "uuid", uuid, "pid", pid, "error", err)
+	}
+	return err == nil
+}

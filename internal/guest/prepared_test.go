@@ -1,0 +1,374 @@
+package guest_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+)
+
+// preparing makes a daemon that may prepare guests.
+func preparing(t *testing.T) *daemon {
+	t.Helper()
+	d := newDaemon(t)
+	d.reopen(func() { d.prepared = 2 })
+	return d
+}
+
+// hardware is everything that tells one machine from another, by what it is: its
+// devices with all properties, its PCI functions, its memory map, and the state of
+// every device as a migration would carry it. Clocks show the time and are left
+// out.
+func hardware(t *testing.T, d *daemon, g *guest.Guest) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	s := g.Session()
+	for _, what := range []string{"info qtree", "info qom-tree", "info pci", "info mtree", "info chardev"} {
+		var text string
+		ok(t, s.Execute(d.ctx(), "human-monitor-command", map[string]any{"command-line": what}, &text))
+		lines := strings.Split(text, "\n")
+		if what == "info mtree" || what == "info chardev" {
+			slices.Sort(lines) // in the order of addresses inside QEMU, or with a terminal's number
+		}
+		all[what] = strings.Join(slices.DeleteFunc(lines, func(l string) bool { return strings.Contains(l, "filename=") }), "\n")
+	}
+	f, err := os.Create(filepath.Join(t.TempDir(), "state"))
+	ok(t, err)
+	defer f.Close()
+	ok(t, s.ExecuteFD(d.ctx(), f, "getfd", map[string]any{"fdname": "state"}, nil))
+	ok(t, s.Execute(d.ctx(), "migrate", map[string]any{"uri": "fd:state"}, nil))
+	eventually(t, "the state is written", func() bool {
+		var m struct{ Status string }
+		ok(t, s.Execute(d.ctx(), "query-migrate", nil, &m))
+		return m.Status == "completed"
+	})
+	stream, err := os.ReadFile(f.Name())
+	ok(t, err)
+	for name, state := range devices(t, stream) {
+		if !strings.HasPrefix(name, "mc146818rtc ") {
+			all["state of "+name] = state
+		}
+	}
+	return all
+}
+
+// devices finds the state of each device in a migration stream. The description
+// at the end tells their names, and each begins and ends with its section's number.
+func devices(t *testing.T, stream []byte) map[string]string {
+	t.Helper()
+	at := bytes.LastIndex(stream, []byte(`{"page_size"`))
+	if at < 0 {
+		t.Fatal("the stream has no description")
+	}
+	var described struct {
+		Devices []struct {
+			Name     string
+			Instance uint32 `json:"instance_id"`
+		}
+	}
+	ok(t, json.NewDecoder(bytes.NewReader(stream[at:])).Decode(&described))
+	all := map[string]string{}
+	for _, d := range described.Devices {
+		name := append([]byte{byte(len(d.Name))}, d.Name...)
+		name = binary.BigEndian.AppendUint32(name, d.Instance)
+		at := bytes.Index(stream, name)
+		if at < 5 {
+			t.Fatalf("the stream has no %s", d.Name)
+		}
+		end := bytes.Index(stream[at:], append([]byte{0x7e}, stream[at-4:at]...))
+		if end < 0 {
+			t.Fatalf("the state of %s does not end", d.Name)
+		}
+		all[fmt.Sprintf("%s %d", d.Name, d.Instance)] = string(stream[at : at+end])
+	}
+	if len(all) < 10 {
+		t.Fatalf("only %d devices in the stream", len(all))
+	}
+	return all
+}
+
+// differences names what is not the same in two machines.
+func differences(a, b map[string]string) []string {
+	var names []string
+	for name := range a {
+		if a[name] != b[name] {
+			names = append(names, name)
+		}
+	}
+	for name := range b {
+		if _, there := a[name]; !there {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// cold starts a guest without anything prepared and shows its hardware.
+func cold(t *testing.T, d *daemon, g *guest.Guest) map[string]string {
+	t.Helper()
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	defer func() { ok(t, g.Destroy(d.ctx(), false)) }()
+	return hardware(t, d, g)
+}
+
+// all that can be prepared, on one machine.
+const preparable = `<controller type='usb' model='qemu-xhci'/><controller type='scsi' model='virtio-scsi'/><controller type='virtio-serial'/>
+	<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>
+	<interface type='user'><mac address='52:54:00:12:34:56'/><model type='virtio'/></interface>
+	<input type='tablet' bus='usb'/><input type='keyboard' bus='usb'/><sound model='ich9'/><audio id='1' type='none'/>
+	<video><model type='vga'/></video><watchdog model='i6300esb' action='reset'/><memballoon model='virtio'/>
+	<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng><panic model='isa'/>`
+
+func TestAPreparedStartMakesTheSameMachine(t *testing.T) {
+	d := preparing(t)
+	for name, doc := range map[string]string{
+		"bare": small("bare"),
+		"full": small("full", preparable),
+		"pc":   strings.Replace(small("pc", "<memballoon model='virtio'/><video><model type='cirrus'/></video>"), "machine='q35'", "machine='pc'", 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := d.define(doc)
+			want := cold(t, d, g)
+			ok(t, g.Prepare(d.ctx()))
+			waiting := d.Prepared()
+			if len(waiting) != 1 || waiting[0].Memory == 0 {
+				t.Fatalf("prepared %+v", waiting)
+			}
+			ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			if pid := g.View().PID; pid != waiting[0].PID {
+				t.Fatalf("process %d runs and %d was prepared", pid, waiting[0].PID)
+			}
+			if diff := differences(want, hardware(t, d, g)); len(diff) > 0 {
+				t.Errorf("a prepared start differs from a cold one in %q", diff)
+			}
+			ok(t, g.Destroy(d.ctx(), false))
+			if left := d.Prepared(); len(left) > 0 {
+				t.Errorf("still prepared: %+v", left)
+			}
+		})
+	}
+}
+
+// The comparison sees a device more, and one property of one device.
+func TestTheComparisonSeesADevice(t *testing.T) {
+	d := preparing(t)
+	const nic = "<interface type='user'><mac address='52:54:00:12:34:%s'/><model type='virtio'/></interface>"
+	one := cold(t, d, d.define(small("one", fmt.Sprintf(nic, "56"))))
+	if diff := differences(one, cold(t, d, d.define(small("two", fmt.Sprintf(nic, "57"))))); !slices.Contains(diff, "info qtree") || len(diff) < 2 {
+		t.Errorf("another MAC address differs only in %q", diff)
+	}
+	if diff := differences(one, cold(t, d, d.define(small("three", fmt.Sprintf(nic, "56"), "<watchdog model='i6300esb'/>")))); len(diff) < 4 {
+		t.Errorf("a device more differs only in %q", diff)
+	}
+}
+
+func TestWhatChangedIsStartedCold(t *testing.T) {
+	d := preparing(t)
+	firmware := filepath.Join(t.TempDir(), "bios.bin")
+	image, err := os.ReadFile("/usr/share/seabios/bios-256k.bin")
+	if err != nil {
+		t.Skipf("no firmware to copy: %v", err)
+	}
+	ok(t, os.WriteFile(firmware, image, 0o600))
+	doc := strings.Replace(small("changing"), "</type>", "</type><loader type='rom'>"+firmware+"</loader>", 1)
+	g := d.define(doc)
+	uuid := "<uuid>" + g.UUID() + "</uuid><name>"
+	for what, change := range map[string]func(){
+		"the definition": func() { d.define(strings.Replace(strings.Replace(doc, "64<", "65<", 1), "<name>", uuid, 1)) },
+		"the firmware":   func() { ok(t, os.Chtimes(firmware, time.Now(), time.Now())) },
+		"it died": func() {
+			pid := d.Prepared()[0].PID
+			ok(t, syscall.Kill(pid, syscall.SIGKILL))
+			eventually(t, "it is gone", func() bool { return syscall.Kill(pid, 0) != nil })
+		},
+	} {
+		ok(t, g.Prepare(d.ctx()))
+		pid := d.Prepared()[0].PID
+		change()
+		ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+		if g.View().PID == pid {
+			t.Errorf("%s changed, and the prepared process was used", what)
+		}
+		eventually(t, "the prepared process ends", func() bool { return syscall.Kill(pid, 0) != nil })
+		ok(t, g.Destroy(d.ctx(), false))
+	}
+}
+
+func TestAGuestStartedOftenIsPrepared(t *testing.T) {
+	d := preparing(t)
+	d.define(small("seldom"))
+	often := d.define(small("often"))
+	disk := d.define(small("disk", `<disk type='file' device='disk'><source file='`+image(t)+`'/><target dev='vda' bus='virtio'/></disk>`))
+	for range 2 {
+		if next := d.Next(); next != "" {
+			t.Errorf("%s would be prepared", next)
+		}
+		for _, g := range []*guest.Guest{often, disk} {
+			ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			ok(t, g.Destroy(d.ctx(), false))
+		}
+	}
+	if next := d.Next(); next != "often" && len(d.Prepared()) == 0 {
+		t.Errorf("%q would be prepared, want the guest that is started often", next)
+	}
+	ok(t, often.Undefine(d.ctx(), guest.UndefineOptions{}))
+	d.Trim(d.ctx())
+	if left := d.Prepared(); len(left) > 0 {
+		t.Errorf("prepared for nobody: %+v", left)
+	}
+}
+
+// A start that fails before it makes its control group leaves neither the process
+// that waited for it nor that process's group.
+func TestAFailedStartEndsWhatWasPrepared(t *testing.T) {
+	d := preparing(t)
+	g := d.define(small("failing"))
+	ok(t, g.Prepare(d.ctx()))
+	pid := d.Prepared()[0].PID
+	d.define(strings.Replace(small("failing", `<disk type='file' device='disk'><source file='`+filepath.Join(t.TempDir(), "none")+`'/><target dev='vda' bus='virtio'/></disk>`),
+		"<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1))
+	if err := g.Start(d.ctx(), guest.StartOptions{Paused: true}); err == nil || !strings.Contains(err.Error(), "disk vda") {
+		t.Fatalf("a start without its disk: %v", err)
+	}
+	if syscall.Kill(pid, 0) == nil {
+		t.Error("the prepared process lives on")
+	}
+	if dir := d.groups.Guest(g.UUID()).Path(kernel.CPUController); dir != "" && !gone(dir) {
+		t.Errorf("control group %s is left", dir)
+	}
+}
+
+// image makes an empty disk image.
+func image(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "disk.raw")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	return path
+}
+
+func TestWhatWasPreparedEndsWithItsDaemon(t *testing.T) {
+	d := preparing(t)
+	g := d.define(small("waiting"))
+	ok(t, g.Prepare(d.ctx()))
+	pid := d.Prepared()[0].PID
+	d.reopen(func() {
+		if err := syscall.Kill(pid, 0); err == nil {
+			t.Error("a prepared process outlives its daemon")
+		}
+		if dir := filepath.Join(d.dir, "run/guest/.prepared"); !gone(dir) {
+			t.Errorf("%s is left", dir)
+		}
+	})
+	g = d.again(g)
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+}
+
+// A saved image is loaded into a QEMU that was told to wait for one.
+func TestASavedGuestDoesNotContinueInWhatWasPrepared(t *testing.T) {
+	d := preparing(t)
+	g := d.define(small("saved"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.Prepare(d.ctx()))
+	pid := d.Prepared()[0].PID
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	if g.View().PID == pid || syscall.Kill(pid, 0) == nil || len(d.Prepared()) > 0 {
+		t.Errorf("process %d runs; prepared were %d and now %+v", g.View().PID, pid, d.Prepared())
+	}
+}
+
+// A daemon that is killed leaves what it had prepared to the next one to end.
+func TestTheNextDaemonEndsWhatWasPrepared(t *testing.T) {
+	d := preparing(t)
+	g := d.define(small("orphan"))
+	ok(t, g.Prepare(d.ctx()))
+	pid := d.Prepared()[0].PID
+	g.ForgetPrepared() // as a daemon that is killed does
+	d.reopen(func() {
+		if err := syscall.Kill(pid, 0); err != nil {
+			t.Fatalf("the process ended by itself: %v", err)
+		}
+	})
+	eventually(t, "the process ends", func() bool { return syscall.Kill(pid, 0) != nil })
+	if dir := filepath.Join(d.dir, "run/guest/.prepared"); !gone(dir) {
+		t.Errorf("%s is left", dir)
+	}
+	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{Paused: true}))
+}
+
+// Why disks and interfaces on PCI are not given to a prepared machine late: the
+// ACPI controller remembers, also after a reset, that they came while it was there.
+func TestALateDeviceLeavesATrace(t *testing.T) {
+	d := preparing(t)
+	g := d.define(small("late"))
+	want := cold(t, d, g)
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, g.Session().Execute(d.ctx(), "device_add", map[string]any{"driver": "virtio-rng-pci", "id": "late", "bus": "pci.3"}, nil))
+	ok(t, g.Session().Execute(d.ctx(), "system_reset", nil, nil))
+	const controller = "state of 0000:00:1f.0/ICH9LPC 0"
+	diff := differences(want, hardware(t, d, g))
+	if want[controller] == "" {
+		t.Fatalf("no %s to compare", controller)
+	}
+	if !slices.Contains(diff, controller) {
+		t.Skipf("this QEMU leaves no trace in %s, only in %q: see what decision 15 would then allow", controller, diff)
+	}
+}
+
+// So it is where somebody has cleared the run directory as well: what only waits is not taken
+// for a guest that runs.
+func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
+	for _, isolated := range []bool{true, false} {
+		t.Run(fmt.Sprintf("isolated %v", isolated), func(t *testing.T) {
+			d := newDaemonOf(t, isolated)
+			d.reopen(func() { d.prepared = 2 })
+			waits, runs := d.define(small("waits")), d.define(small("runs"))
+			ok(t, runs.Prepare(d.ctx()))
+			ok(t, runs.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			running := runs.View().PID
+			ok(t, waits.Prepare(d.ctx()))
+			pid := d.Prepared()[0].PID
+			waits.ForgetPrepared()
+			d.reopen(func() { ok(t, os.RemoveAll(filepath.Join(d.dir, "run/guest"))) })
+			eventually(t, "the process ends", func() bool { return syscall.Kill(pid, 0) != nil })
+			waits = d.again(waits)
+			ok(t, waits.Start(d.ctx(), guest.StartOptions{Paused: true}))
+			ok(t, syscall.Kill(running, 0))
+			if err := d.again(runs).Start(d.ctx(), guest.StartOptions{}); !fault.Is(err, fault.Busy) {
+				t.Errorf("a guest that runs without its directory is started again: %v", err)
+			}
+			ok(t, syscall.Kill(running, syscall.SIGKILL))
+			reap(t, running)
+			eventually(t, "it is known that it has ended", func() bool { return !d.again(runs).View().Quarantined })
+			ok(t, d.again(runs).Start(d.ctx(), guest.StartOptions{Paused: true}))
+		})
+	}
+}
+
+// A QEMU that waits and does not hear holds its guest's start up for a moment only.
+func TestWhatWasPreparedAndIsStoppedIsNotUsed(t *testing.T) {
+	d := preparing(t)
+	g := d.define(small("stopped"))
+	ok(t, g.Prepare(d.ctx()))
+	pid := d.Prepared()[0].PID
+	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
+	ctx, stop := context.WithTimeout(d.ctx(), 30*time.Second)
+	defer stop()
+	ok(t, g.Start(ctx, guest.StartOptions{Paused: true}))
+	if g.View().PID == pid || syscall.Kill(pid, 0) == nil {
+		t.Errorf("process %d, which was stopped, is used or lives on", pid)
+	}
+}

@@ -1,0 +1,162 @@
+package guest
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// relays pass on what a guest's QEMU and sockets of the host's say to each other. QEMU connects
+// to a relay as often as it likes, and each time the daemon connects to the socket. The next
+// daemon makes the relays again; a connection ends with the daemon that it came by.
+type relays struct {
+	mu sync.Mutex
+	by map[string]*relay // alias of the device
+}
+
+type relay struct {
+	listener net.Listener
+	path     string
+	end      context.CancelCauseFunc
+	done     chan struct{} // closed when nothing is passed on any more
+}
+
+// start begins to relay for a device, and gives the socket that its QEMU is to connect to.
+func (all *relays) start(r *run, alias, to string, held []string) (path string, err error) {
+	all.stop(alias)
+	path = filepath.Join(r.ownPath(), alias+".relay")
+	var f *os.File
+	if err := r.labels.sockets(func() (err error) { f, err = qemu.ListenMonitor(path); return err }); err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if err := os.Lchown(path, int(r.User.UID), int(r.User.GID)); err != nil {
+		return "", err
+	}
+	listener, err := net.FileListener(f)
+	if err != nil {
+		return "", err
+	}
+	ctx, end := context.WithCancelCause(context.Background())
+	one := &relay{listener: listener, path: path, end: end, done: make(chan struct{})}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if all.by == nil {
+		all.by = map[string]*relay{}
+	}
+	all.by[alias] = one
+	go one.serve(ctx, func() (net.Conn, error) { return connectHeld(ctx, to, held) })
+	return path, nil
+}
+
+// stop ends the relay of a device, if it has one.
+func (all *relays) stop(alias string) {
+	all.mu.Lock()
+	one := all.by[alias]
+	delete(all.by, alias)
+	all.mu.Unlock()
+	if one != nil {
+		one.stop()
+	}
+}
+
+func (all *relays) stopAll() {
+	all.mu.Lock()
+	by := all.by
+	all.by = nil
+	all.mu.Unlock()
+	for _, one := range by {
+		one.stop()
+	}
+}
+
+func (one *relay) stop() {
+	one.end(nil)
+	_ = one.listener.Close()
+	<-one.done
+	_ = os.Remove(one.path) // else it goes with the run directory
+}
+
+// serve takes one client at a time: QEMU has no more for one device. A QEMU that connects and
+// ends again and again gets one short exchange in each acceptPause.
+func (one *relay) serve(ctx context.Context, connect func() (net.Conn, error)) {
+	defer close(one.done)
+	for {
+		client, err := one.listener.Accept()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil: // the daemon may have no more files open just now
+			pause(ctx, acceptPause)
+			continue
+		}
+		begun := time.Now()
+		server, err := connect()
+		if err == nil {
+			exchange(ctx, client, server)
+		}
+		_ = client.Close() // QEMU tries again
+		if err != nil || time.Since(begun) < acceptPause {
+			pause(ctx, acceptPause)
+		}
+	}
+}
+
+// acceptPause is the time between two tries to let QEMU in, where one has failed or was short.
+const acceptPause = time.Second
+
+// pause waits, but no longer than ctx lasts.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// exchange passes on what two say to each other until one of them ends, or ctx does.
+func exchange(ctx context.Context, a, b net.Conn) {
+	closeBoth := func() { _, _ = a.Close(), b.Close() }
+	defer context.AfterFunc(ctx, closeBoth)()
+	var both sync.WaitGroup
+	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
+		both.Go(func() {
+			_, _ = io.Copy(way[0], way[1]) // that it ended is all there is to know
+			closeBoth()
+		})
+	}
+	both.Wait()
+}
+
+// holdRelays ends the guest's relays when all is given back.
+func (r *run) holdRelays() {
+	r.hold("relays", func(context.Context) error { r.relays.stopAll(); return nil })
+}
+
+// relayAgain makes the relays of an adopted guest.
+func (r *Registry) relayAgain(run *run) {
+	if run.User == nil {
+		return
+	}
+	run.holdRelays()
+	for _, dev := range run.def.Devices.All() {
+		run.relayAgain(withFences(r.life, run.Fences), dev)
+	}
+}
+
+// relayAgain makes the relay of one device, if it has one.
+func (r *run) relayAgain(ctx context.Context, dev device.Device) {
+	b, alias := backendOf(dev), dev.Common().Alias
+	if r.User == nil || b == nil || !b.Connects() || !b.Reconnects() {
+		return
+	}
+	if err := r.connectFor(ctx, &qemu.Plan{}, alias, b); err != nil {
+		r.log.Error("a character device does not connect again", "alias", alias, "error", err)
+	}
+}

@@ -1,0 +1,188 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// A guest whose QEMU ends by itself, or is killed by somebody else, is started again
+// where its on_crash says so: at once the first time, and then later and later. That
+// it is to be started is noted with the guests that this boot has still to start
+// before anything of the ended process is taken away, so that a daemon that is
+// killed meanwhile leaves it to the next one. A start with the host that fails, for want
+// of a pool or a network, say, is tried again in the same way.
+
+// Pauses before the starts: the first is made at once.
+const (
+	firstPause = time.Second
+	lastPause  = 5 * time.Minute
+	// steadyRun is how long a guest lives without a crash that is a first one again.
+	steadyRun = 2 * lastPause
+	// mostAutostarts is how often a start with the host is tried: for about an hour.
+	mostAutostarts = 20
+)
+
+// pauseBefore is how long the start waits that follows the nth crash in a row.
+func pauseBefore(n int) time.Duration {
+	pause := time.Duration(0)
+	for ; n > 1 && pause < lastPause; n-- {
+		pause = max(firstPause, 2*pause)
+	}
+	return min(pause, lastPause)
+}
+
+// revival is what is known of a guest's crashes, and the start that waits.
+type revival struct {
+	boot    bool // it is a start with the host that waits, and no crash was before
+	crashes int  // without a steady run in between; or starts with the host that failed
+	last    time.Time
+	cause   string // how the last process ended
+	words   string // for an administrator; empty: there was none
+	cancel  func() // nil: no start waits
+}
+
+// stop has no start wait any more.
+func (v *revival) stop() {
+	if v.cancel != nil {
+		v.cancel()
+		v.cancel = nil
+	}
+}
+
+// noteCrash notes, beside the loop, that a guest is to be started again.
+func (r *Registry) noteCrash(uuid string) {
+	d := due{Boot: r.Boot, Crashed: true}
+	r.dues.mu.Lock()
+	r.dues.left[uuid] = d
+	r.dues.mu.Unlock()
+	if err := r.store.Put(dueKind, uuid, d); err != nil {
+		r.log.Error("cannot note that a crashed guest is to be started again", "uuid", uuid, "error", err)
+	}
+	failpoint.Reach("revive.noted")
+}
+
+// startAgain has the guest started when its pause is over. It runs in the loop.
+func (g *Guest) startAgain(why string) {
+	v := &g.revival
+	v.stop()
+	if time.Since(v.last) > steadyRun {
+		v.crashes = 0
+	}
+	v.crashes++
+	v.last = time.Now()
+	pause := pauseBefore(v.crashes)
+	v.words = fmt.Sprintf("%s (crash %d in a row, at %s); on_crash asks for a restart, which is tried after %v; virsh destroy %s gives that up",
+		why, v.crashes, v.last.UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.record.Name))
+	g.log.Warn("a guest that crashed is to be started again", "cause", why, "crashes", v.crashes, "pause", pause)
+	g.startAfter(pause)
+}
+
+// startAfter has the guest started after a pause. It runs in the loop.
+func (g *Guest) startAfter(pause time.Duration) {
+	v := &g.revival
+	ctx, cancel := context.WithCancelCause(g.reg.life)
+	v.cancel = func() { cancel(errors.New("it is started or given up")) }
+	g.publish()
+	go g.reviveAfter(ctx, pause)
+}
+
+// reviveAfter starts the guest after a pause, unless ctx ends: somebody else has
+// started it, or gave that up.
+func (g *Guest) reviveAfter(ctx context.Context, pause time.Duration) {
+	wait := time.NewTimer(pause)
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+	case <-ctx.Done():
+		return
+	case <-g.ended:
+		return
+	}
+	failpoint.Reach("revive.start")
+	err := g.perform(ctx, lifecycle.Start, domain.JobStart, 0, func() (work, error) {
+		if ctx.Err() != nil || !g.toRevive() {
+			return nil, fault.New(fault.Aborted, fault.Domain, "it is not to be started again any more")
+		}
+		return g.planAnyStart(StartOptions{})
+	})
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	_ = g.change(ctx, "", func() error { // else it has gone
+		if ctx.Err() == nil {
+			g.notRevived(err)
+		}
+		return nil
+	})
+}
+
+// toRevive says whether the guest that waits is still to be started. It runs in the loop.
+func (g *Guest) toRevive() bool {
+	if g.revival.boot {
+		d, is := g.reg.isDue(g.uuid)
+		return is && g.inactive != nil && (d.Once || g.record.Autostart)
+	}
+	return g.inactive != nil && lifecycle.Revives(g.inactive.OnCrash)
+}
+
+// notRevived settles what becomes of a guest whose start failed. It runs in the loop.
+func (g *Guest) notRevived(err error) {
+	if fault.Is(err, fault.Aborted) || g.run != nil {
+		g.giveUpRevival()
+		return
+	}
+	if g.revival.boot {
+		g.autostartAgain(err)
+		return
+	}
+	g.startAgain(err.Error())
+}
+
+// autostartAgain has a guest started once more with the host, which failed. It runs in the loop.
+func (g *Guest) autostartAgain(err error) {
+	v := &g.revival
+	v.stop()
+	*v = revival{boot: true, crashes: v.crashes + 1}
+	const said = "cannot start a guest that is marked for autostart"
+	if v.crashes >= mostAutostarts {
+		g.reg.hasRun(g.uuid)
+		v.words = fmt.Sprintf("it was to start with the host and could not be started (%v); that was tried %d times and is given up; start it yourself", err, v.crashes)
+		g.log.Error(said+"; that is given up", "error", err, "tries", v.crashes)
+		g.publish()
+		return
+	}
+	pause := pauseBefore(v.crashes + 1)
+	v.words = fmt.Sprintf("it is to start with the host and could not be started (%v; try %d, at %s); that is tried again after %v; virsh destroy %s gives that up",
+		err, v.crashes, time.Now().UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.record.Name))
+	g.log.Error(said, "error", err, "tries", v.crashes, "pause", pause)
+	g.startAfter(pause)
+}
+
+// giveUpRevival leaves a guest shut off that waited to be started. It runs in the loop.
+func (g *Guest) giveUpRevival() {
+	g.revival.stop()
+	g.revival = revival{}
+	g.reg.hasRun(g.uuid)
+	g.publish()
+}
+
+// revived notes that the guest runs again.
+func (g *Guest) revived() {
+	v := &g.revival
+	if v.boot {
+		v.stop()
+		*v = revival{}
+	}
+	if v.cancel == nil {
+		return
+	}
+	v.stop()
+	v.words = fmt.Sprintf("started again after its QEMU had ended by itself (crash %d in a row, at %s)", v.crashes, v.last.UTC().Format(time.TimeOnly+" MST"))
+}

@@ -1,0 +1,211 @@
+package guest
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// A guest that writes where the host has no room left is paused by QEMU, and the
+// write is kept. Lodge looks, for all such guests of one folder together, whether
+// there is room again, and lets them go on: nobody has to sit beside a full disk.
+
+const (
+	roomTick = time.Second // while anybody waits
+	// enoughRoom in bytes is worth a try. A guest that needs more pauses again, and
+	// its folder is then left alone twice as long as before, up to longestRest.
+	enoughRoom  = 1 << 20
+	longestRest = time.Minute
+)
+
+// rooms are the guests that wait for room.
+type rooms struct {
+	*Registry
+	came chan struct{} // holds one: somebody waits
+
+	mu      sync.Mutex
+	waiting map[*Guest][]string // the folders that are full
+	rests   map[string]*rest    // of folders whose guests were let go on
+}
+
+// rest is how long a folder is left alone.
+type rest struct {
+	until time.Time
+	long  time.Duration
+}
+
+func newRooms(r *Registry) *rooms {
+	return &rooms{Registry: r, came: make(chan struct{}, 1), waiting: map[*Guest][]string{}, rests: map[string]*rest{}}
+}
+
+// wait enters a guest. It runs in the guest's loop, or before that.
+func (w *rooms) wait(g *Guest, paths []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var folders []string
+	for _, p := range paths {
+		folders = append(folders, filepath.Dir(p))
+	}
+	slices.Sort(folders)
+	w.waiting[g] = slices.Compact(folders)
+	select {
+	case w.came <- struct{}{}:
+	default:
+	}
+}
+
+func (w *rooms) leave(g *Guest) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.waiting, g)
+}
+
+// run looks for room while anybody waits for it.
+func (w *rooms) run(ctx context.Context) {
+	for {
+		select {
+		case <-w.came:
+		case <-ctx.Done():
+			return
+		}
+		tick := time.NewTicker(roomTick)
+		for w.look(ctx) {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			}
+		}
+		tick.Stop()
+	}
+}
+
+// look lets those go on who have room again, and tells whether anybody still waits.
+func (w *rooms) look(ctx context.Context) bool {
+	w.mu.Lock()
+	wanted := map[string]bool{}
+	for _, folders := range w.waiting {
+		for _, f := range folders {
+			if r := w.rests[f]; r == nil || time.Now().After(r.until) {
+				wanted[f] = true
+			}
+		}
+	}
+	w.mu.Unlock()
+	for f := range wanted {
+		wanted[f] = hasRoom(ctx, f)
+	}
+	w.mu.Lock()
+	var ready []*Guest
+	for g, folders := range w.waiting {
+		if !slices.ContainsFunc(folders, func(f string) bool { return !wanted[f] }) {
+			ready = append(ready, g)
+			w.tire(folders)
+			delete(w.waiting, g)
+		}
+	}
+	left := len(w.waiting) > 0
+	w.mu.Unlock()
+	for _, g := range ready {
+		w.loops.Go(func() { g.goOnWithRoom(ctx) })
+	}
+	return left
+}
+
+// tire has folders left alone longer each time that guests come back for them.
+func (w *rooms) tire(folders []string) {
+	for _, f := range folders {
+		r := w.rests[f]
+		if r == nil || time.Since(r.until) > 10*longestRest {
+			r = &rest{long: roomTick}
+			w.rests[f] = r
+		}
+		if now := time.Now(); now.After(r.until) {
+			r.long = min(2*r.long, longestRest)
+			r.until = now.Add(r.long)
+		}
+	}
+}
+
+// hasRoom asks a folder's file system. One that does not answer has none.
+func hasRoom(ctx context.Context, folder string) bool {
+	free, err := freeRoom(ctx, folder)
+	return err == nil && free >= enoughRoom
+}
+
+// freeRoom is what a folder's file system has left, in bytes.
+func freeRoom(ctx context.Context, folder string) (uint64, error) {
+	return fsguard.Do(ctx, folder, func() (uint64, error) {
+		var s unix.Statfs_t
+		err := unix.Statfs(folder, &s)
+		return s.Bavail * uint64(s.Bsize), err
+	}, nil)
+}
+
+// lacksRoom notes that the guest is about to be paused because a disk is full. It
+// runs in the loop.
+func (g *Guest) lacksRoom(path string) {
+	if g.reg.StayFull || g.state.Phase != domain.Running || !filepath.IsAbs(path) {
+		return // paused by somebody, or on nothing that has a file system
+	}
+	if !slices.Contains(g.run.NoRoom, path) {
+		g.run.NoRoom = append(slices.Clip(g.run.NoRoom), path)
+		if g.run.full.passes() {
+			g.log.Warn("a disk of the guest is full where it lies on the host; the guest is paused, and goes on by itself when there is room", "path", path)
+		}
+	}
+	g.reg.rooms.wait(g, g.run.NoRoom)
+}
+
+// hasRoomAgain forgets that: the guest goes on, has ended, or is paused by a user.
+func (g *Guest) hasRoomAgain() {
+	g.reg.rooms.leave(g)
+	if g.run != nil && len(g.run.NoRoom) > 0 {
+		g.run.NoRoom = nil
+		g.keepRun()
+	}
+}
+
+// goOnWithRoom resumes a guest that still waits for room and for nothing else.
+func (g *Guest) goOnWithRoom(ctx context.Context) {
+	errNotNow := fault.New(fault.WrongState, fault.Domain, "the guest does not wait for room any more")
+	err := g.perform(ctx, lifecycle.Resume, domain.JobModify, modifyLimit, func() (work, error) {
+		r := g.run
+		if r == nil || len(r.NoRoom) == 0 || g.state.Phase != domain.Paused || g.state.Reason != domain.ReasonIOError {
+			return nil, errNotNow
+		}
+		g.advance(lifecycle.Resuming{Reason: domain.ReasonUnpaused})
+		return func(ctx context.Context) (settle, error) {
+			s, err := r.monitor()
+			if err != nil {
+				return nil, err
+			}
+			return nil, s.Execute(ctx, "cont", nil, nil)
+		}, nil
+	})
+	switch {
+	case err == nil:
+		g.log.Info("there is room again for the guest's disks; it goes on")
+	case fault.Is(err, fault.WrongState):
+	default:
+		g.log.Warn("there is room again for the guest's disks, and it cannot be resumed yet", "error", err)
+		if v := g.View(); v.State == domain.Paused {
+			_ = g.change(ctx, "", func() error { // or it has ended
+				if g.run != nil && len(g.run.NoRoom) > 0 {
+					g.reg.rooms.wait(g, g.run.NoRoom)
+				}
+				return nil
+			})
+		}
+	}
+}

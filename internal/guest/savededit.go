@@ -1,0 +1,223 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// RedefineSaved replaces the definition in a saved image, and, unless Then is
+// NoState, what the guest does after its restore. The machine must stay the same.
+func (r *Registry) RedefineSaved(ctx context.Context, path string, o SaveOptions) error {
+	ctx, stop := context.WithTimeoutCause(ctx, modifyLimit, fault.New(fault.Timeout, fault.Host, "%v is the limit", modifyLimit))
+	defer stop()
+	f, err := fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenAs(path, os.O_RDWR) }, func(f *os.File) { _ = f.Close() })
+	if err != nil {
+		return err
+	}
+	return fsguard.Outlast(ctx, path, func() error {
+		defer f.Close()
+		return r.redefineImage(ctx, f, o)
+	})
+}
+
+// redefineImage does it, as long as writing it out takes.
+func (r *Registry) redefineImage(ctx context.Context, f *os.File, o SaveOptions) error {
+	path, leave, err := r.headerTurn(ctx, f)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err = r.settleHeader(f, path); err == nil {
+		_, err = readSaved(f, o)
+	}
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Config, "cannot redefine the saved image %s", f.Name())
+	}
+	change, err := planHeader(f, o)
+	if err == nil {
+		err = r.changeHeader(f, path, change)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot rewrite the header of %s", f.Name())
+}
+
+// planHeader gives what changes in a sound header: the stream behind it stays where
+// it is, and so does libvirt's cookie, if there is one.
+func planHeader(f *os.File, o SaveOptions) (c headerChange, err error) {
+	head := make([]byte, saveHeaderLen)
+	if _, err := f.ReadAt(head, 0); err != nil {
+		return c, err
+	}
+	word := func(i int) []byte { return head[16+4*i : 20+4*i] }
+	length := binary.NativeEndian.Uint32(word(1))
+	if length > maxSaveXML {
+		return c, errors.New("somebody has changed it meanwhile")
+	}
+	before := make([]byte, saveHeaderLen+length)
+	if _, err := f.ReadAt(before, 0); err != nil {
+		return c, err
+	}
+	old := before[saveHeaderLen:]
+	text, _, _ := bytes.Cut(old, []byte{0})
+	if o.XML != "" {
+		text = []byte(o.XML)
+	}
+	data := append(slices.Clone(text), 0)
+	if at := binary.NativeEndian.Uint32(word(4)); at != 0 && int(at) < len(old) {
+		cookie, _, _ := bytes.Cut(old[at:], []byte{0})
+		binary.NativeEndian.PutUint32(word(4), uint32(len(data)))
+		data = append(append(data, cookie...), 0)
+	}
+	if len(data) > len(old) {
+		return c, fault.New(fault.Invalid, fault.XML, "the new definition is %d bytes too long for the image", len(data)-len(old))
+	}
+	if o.Then != domain.NoState {
+		binary.NativeEndian.PutUint32(word(2), boolWord(o.Then == domain.Running))
+	}
+	after := make([]byte, len(before))
+	copy(after[copy(after, head):], data)
+	return newHeaderChange(before, after), nil
+}
+
+// ManagedSavedXML reads the definition in the guest's managed save image.
+func (g *Guest) ManagedSavedXML(ctx context.Context, secure bool) (string, error) {
+	if !g.View().ManagedSave {
+		return "", errNoManagedSave()
+	}
+	return g.reg.SavedXML(ctx, g.managedSavePath(), secure)
+}
+
+// RedefineManagedSave is RedefineSaved for the guest's managed save image.
+func (g *Guest) RedefineManagedSave(ctx context.Context, o SaveOptions) error {
+	return g.perform(ctx, lifecycle.Start, domain.JobModify, modifyLimit, func() (work, error) {
+		if !g.record.ManagedSave {
+			return nil, errNoManagedSave()
+		}
+		if err := g.fenceSaved(ctx, o.XML); err != nil {
+			return nil, err
+		}
+		path := g.managedSavePath()
+		return func(ctx context.Context) (settle, error) { return nil, g.reg.RedefineSaved(ctx, path, o) }, nil
+	})
+}
+
+// fenceSaved notes the folders for the disks of a definition that the image is to have, and asks for
+// it as for one that is defined: others may start it.
+func (g *Guest) fenceSaved(ctx context.Context, doc string) error {
+	if doc == "" || image.FenceOf(ctx) == nil && ctx.Value(boundKey{}) == nil {
+		return nil
+	}
+	def, err := domainxml.Parse(doc, domainxml.Options{})
+	if err != nil {
+		return err
+	}
+	whole, err := completed(def)
+	if err == nil {
+		err = askBound(ctx, g.uuid, whole, doc)
+	}
+	if err != nil {
+		return err
+	}
+	return g.fenceRun(ctx, def)
+}
+
+func errNoManagedSave() error {
+	return fault.New(fault.WrongState, fault.Domain, "the domain does not have a managed save image")
+}
+
+// completed gives a definition as it would have been defined, and refuses one that could not have
+// been. What comes with a saved image is used as it is said, but its bounds have to hold, or its
+// start would take all the memory that there is, and so have the names of its devices, from which
+// those of files are made.
+func completed(def *domain.Definition) (*domain.Definition, error) {
+	whole := def.Clone()
+	if err := domainxml.Complete(whole, &domainxml.Host{}); err != nil {
+		return nil, err
+	}
+	qemu.AssignAliases(whole)
+	return whole, qemu.CheckAliases(&whole.Devices)
+}
+
+// redefined gives the definition that is to take the place of that of a saved
+// machine.
+func redefined(saved *domain.Definition, doc string) (*domain.Definition, error) {
+	was, err := completed(saved)
+	if err != nil {
+		return nil, err
+	}
+	def, err := domainxml.Parse(doc, domainxml.Options{})
+	if err != nil {
+		return nil, err
+	}
+	whole, err := completed(def)
+	if err != nil {
+		return nil, err
+	}
+	for _, differs := range []struct {
+		what          string
+		before, after any
+	}{
+		{"name", saved.Name, def.Name},
+		{"uuid", saved.UUID, def.UUID},
+		{"architecture", saved.OS.Arch, def.OS.Arch},
+		{"machine", saved.OS.Machine, def.OS.Machine},
+		{"memory", saved.Memory, def.Memory},
+		{"memory of cells and modules together", was.Memory, whole.Memory},
+		{"maxMemory", saved.MaxMemory, def.MaxMemory},
+		{"memory slots", saved.MemorySlots, def.MemorySlots},
+		{"vCPUs", saved.VCPUs.Current, def.VCPUs.Current},
+		{"maximum of vCPUs", saved.VCPUs.Max, def.VCPUs.Max},
+	} {
+		if before, after := fmt.Sprint(differs.before), fmt.Sprint(differs.after); before != after {
+			return nil, fault.New(fault.Invalid, fault.Config,
+				"the saved machine cannot be changed: its %s must stay %s, and the new definition has %s", differs.what, before, after)
+		}
+	}
+	before, after := machineDevices(saved), machineDevices(def)
+	if lost := without(before, after); len(lost) > 0 {
+		return nil, fault.New(fault.Invalid, fault.Config,
+			"the saved machine cannot be changed: it has %s, and the new definition has not; begin from the image's own definition", strings.Join(lost, ", "))
+	}
+	if added := without(after, before); len(added) > 0 {
+		return nil, fault.New(fault.Invalid, fault.Config, "the saved machine cannot be changed: it has no %s", strings.Join(added, ", "))
+	}
+	keepQueues(def, saved)
+	return def, nil
+}
+
+// without gives those of all that are not among some.
+func without(all, some []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(name string) bool { return slices.Contains(some, name) })
+}
+
+// machineDevices names the devices that a machine's saved state speaks of, with
+// their places.
+func machineDevices(def *domain.Definition) []string {
+	var names []string
+	for _, d := range def.Devices.All() {
+		switch d.(type) {
+		case *device.Graphics, *device.Audio:
+			continue // of the host's side
+		}
+		name := d.Kind()
+		if at := d.Common().Address; at != nil {
+			name += " at " + at.String()
+		}
+		names = append(names, name)
+	}
+	return names
+}

@@ -1,0 +1,97 @@
+package guest_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// A definition that comes with a save is held to what one has to keep to that is defined: the name
+// of a device leads to no other's files, and a start takes no more than the machine had.
+func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
+	d := newDaemonOf(t, true)
+	cell := "<cpu><numa><cell id='0' cpus='0' memory='65536'/></numa></cpu>"
+	g := d.define(strings.Replace(small("saved", "<controller type='virtio-serial'/>",
+		"<channel type='unix'><target type='virtio' name='org.test.0'/></channel>"), "<devices>", cell+"<devices>", 1))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	own, err := domainxml.Format(g.View().Active, domainxml.Style{Secure: true})
+	ok(t, err)
+	trap := filepath.Join(d.dir, "trap")
+	channel := own[strings.Index(own, "<channel"):strings.Index(own, "</channel>")]
+	wrong := map[string]string{
+		"alias": strings.Replace(own, channel, "<channel type='unix'><target type='virtio' name='org.test.0'/>"+
+			"<alias name='ua-x/"+strings.Repeat("../", 16)+trap[1:]+"'/>"+channel[strings.Index(channel, "<address"):], 1),
+		"iothreads": strings.Replace(own, "<os>", "<iothreads>18446744073709551615</iothreads><os>", 1),
+		"cells":     strings.Replace(own, "memory='65536' unit='KiB'", "memory='1' unit='TiB'", 1),
+		"alias vnc": strings.Replace(own, "</devices>", strings.Repeat("<graphics type='vnc' autoport='yes'/>", 2)+"</devices>", 1),
+	}
+	for word, doc := range wrong {
+		if doc == own {
+			t.Fatalf("%s: nothing was changed in\n%s", word, own)
+		}
+		refused(t, g.ManagedSave(d.ctx(), guest.SaveOptions{XML: doc}), fault.Invalid, word)
+		d.want(g, domain.Running, domain.ReasonBooted)
+	}
+	client := guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+		if def.IOThreads > 0 {
+			return fault.New(fault.NoCapacity, fault.Call, "no more threads")
+		}
+		return nil
+	})
+	more := guest.SaveOptions{XML: strings.Replace(own, "<os>", "<iothreads>9</iothreads><os>", 1)}
+	refused(t, g.ManagedSave(client, more), fault.NoCapacity, "no more threads")
+	ok(t, g.ManagedSave(client, guest.SaveOptions{XML: own}))
+	d.settle(g, domain.ShutOff)
+	refused(t, g.RedefineManagedSave(client, more), fault.NoCapacity, "no more threads")
+	for word, doc := range wrong {
+		refused(t, g.RedefineManagedSave(d.ctx(), guest.SaveOptions{XML: doc}), fault.Failed, word)
+	}
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.want(g, domain.Running, domain.ReasonRestored)
+	if _, err := os.Stat(trap + ".sock"); err == nil {
+		t.Error("the name of a device led to a socket elsewhere")
+	}
+}
+
+// A start from a saved image is asked for as what it is to be would have been defined. Nobody gives
+// a guest the weights by its start that it was saved with, and that its own image has.
+func TestAStartFromASavedImageIsBoundAsWhatItTakes(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.define(small("kept", "<video><model type='vga'/></video>"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Tune(d.ctx(), guest.Affect{Live: true}, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }))
+	own, err := domainxml.Format(g.View().Active, domainxml.Style{Secure: true})
+	ok(t, err)
+	bare := strings.Replace(own, " vram='16384'", "", 1)
+	if bare == own {
+		t.Fatalf("there is no memory of graphics in\n%s", own)
+	}
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{XML: bare}))
+	d.settle(g, domain.ShutOff)
+	asked := new(domain.Definition)
+	client := guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+		asked = def
+		if def.Tune.Shares > 1024 {
+			return fault.New(fault.Denied, fault.Call, "too heavy")
+		}
+		return nil
+	})
+	ok(t, g.Start(client, guest.StartOptions{}))
+	if v := asked.Devices.Videos; len(v) != 1 || v[0].VRAM != 16<<10 {
+		t.Errorf("asked for was %+v", v)
+	}
+	if shares := g.View().Active.Tune.Shares; shares != 2048 {
+		t.Errorf("it weighs %d", shares)
+	}
+	path := filepath.Join(d.dir, "image")
+	ok(t, g.Save(d.ctx(), path, guest.SaveOptions{}))
+	d.settle(g, domain.ShutOff)
+	_, err = d.Restore(client, path, guest.SaveOptions{})
+	refused(t, err, fault.Denied, "too heavy")
+}

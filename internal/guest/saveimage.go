@@ -1,0 +1,401 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// A saved image is a header, the definition as XML, and QEMU's migration stream.
+// The layout is libvirt's, version 2, so that either reads the other's images:
+//
+//	offset 0   magic, 16 bytes
+//	       16  version, length of the data, was running, compression, offset of
+//	           the cookie in the data: u32 each, in the host's byte order
+//	       36  56 bytes unused
+//	       92  data: the XML with its NUL, the cookie if any, zeros
+//	       92 + length: the stream
+const (
+	saveMagic     = "LibvirtQemudSave"
+	savePartial   = "LibvirtQemudPart"
+	saveVersion   = 2
+	saveHeaderLen = 92
+	// saveAlign is where the stream begins: on a multiple, for direct I/O.
+	saveAlign = 64 << 10
+	// maxSaveXML bounds the data that is read from an image, which may be hostile.
+	maxSaveXML = 16 << 20
+)
+
+// checkPlace refuses places where no image can be put, or where the next daemon would not find one to
+// take it back: the journals of that are JSON, in which bytes that are no text become others.
+func checkPlace(verb, path string) error {
+	switch {
+	case !filepath.IsAbs(path) || !utf8.ValidString(path):
+		return fault.New(fault.Invalid, fault.Call, "cannot %s to %q: the path must be absolute, and UTF-8", verb, path)
+	case image.InDev(filepath.Clean(path)): // it would take the place of the device, in the host's memory
+		return fault.New(fault.Unsupported, fault.Call, "cannot %s to %q: images are files, and /dev is for devices and lies in memory; choose another place", verb, path)
+	}
+	return nil
+}
+
+// saveHeader is what stands before the stream.
+type saveHeader struct {
+	def     *domain.Definition // what xml tells
+	xml     string
+	running bool
+}
+
+// newSaveHeader makes the header of an image of a guest that was in phase was, with its run in
+// a directory.
+func newSaveHeader(def *domain.Definition, dir string, o SaveOptions, was domain.State) (*saveHeader, error) {
+	if o.XML != "" {
+		changed, err := redefined(def, o.XML)
+		if err != nil {
+			return nil, err
+		}
+		def = changed
+	}
+	running := was == domain.Running || was == domain.Blocked
+	if o.Then != domain.NoState {
+		running = o.Then == domain.Running
+	}
+	h := &saveHeader{def: unplaced(def, dir), running: running}
+	return h, h.format()
+}
+
+func (h *saveHeader) format() (err error) {
+	if h.xml, err = domainxml.Format(h.def, domainxml.Style{Secure: true}); err == nil {
+		_, err = parseSaved(h.xml)
+	}
+	return fault.Wrap(err, fault.Of(err), fault.Domain, "domain %q could not be restored from its image", h.def.Name)
+}
+
+// unplaced is a definition without the places of sockets that were chosen for a run, in its
+// directory: the next run has its own, and they are no client's to name.
+func unplaced(def *domain.Definition, dir string) *domain.Definition {
+	def = def.Clone()
+	for _, b := range backends(def) {
+		if strings.HasPrefix(b.Path, dir+"/") {
+			b.Path, b.Mode = "", ""
+		}
+	}
+	for _, d := range def.Devices.Graphics {
+		for i := range d.Listens {
+			if strings.HasPrefix(d.Listens[i].Socket, dir+"/") {
+				d.Listens[i].Socket = ""
+			}
+		}
+	}
+	return def
+}
+
+// write writes the header as that of an incomplete image, and leaves the file at
+// the place where the stream begins.
+func (h *saveHeader) write(f *os.File) error {
+	length := (saveHeaderLen+len(h.xml)+1+saveAlign-1)/saveAlign*saveAlign - saveHeaderLen
+	b := make([]byte, saveHeaderLen+length)
+	copy(b, savePartial)
+	for i, v := range []uint32{saveVersion, uint32(length), boolWord(h.running), 0, 0} {
+		binary.NativeEndian.PutUint32(b[16+4*i:], v)
+	}
+	copy(b[saveHeaderLen:], h.xml)
+	_, err := f.Write(b)
+	return err
+}
+
+// complete marks the image as whole, once everything else is on disk.
+func (h *saveHeader) complete(f *os.File) error {
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if _, err := f.WriteAt([]byte(saveMagic), 0); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+func boolWord(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// createImage makes the file of an image, readable by its owner only: guest
+// memory holds secrets. It takes nobody else's file for it, nor follows a link:
+// what lies there is left by a daemon that was killed, or a trap. Held are the folders that
+// whoever named the image's final place is held to.
+func createImage(ctx context.Context, path string, held []string) (*os.File, error) {
+	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
+		err = image.Beside(path, held, func(at string) error {
+			how := 0
+			if !ours(at) {
+				_ = unix.Unlink(at) // what stays is met next
+				how = os.O_CREATE | os.O_EXCL
+			}
+			if f, err = os.OpenFile(at, how|os.O_RDWR|unix.O_NOFOLLOW, 0o600); err == nil {
+				err = empty(f, at)
+			}
+			return err
+		})
+		if err != nil && f != nil {
+			_, f = f.Close(), nil // and stays: it is another's
+		}
+		return f, fault.Wrap(err, failure(err), fault.Host, "cannot make the image file %s", path)
+	}, func(f *os.File) { _ = errors.Join(remove(path, held), f.Close()) })
+}
+
+// empty makes a file that is to be an image empty, and this writer's alone until it is closed, by QEMU
+// too: the image of one guest would be written into another's. At is where it lies, if nobody has just
+// completed it.
+func empty(f *os.File, at string) error {
+	var s, there unix.Stat_t
+	busy := errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) // not all file systems know it
+	if err := unix.Fstat(int(f.Fd()), &s); err != nil {
+		return err
+	}
+	if err := unix.Lstat(at, &there); busy || err != nil || there.Dev != s.Dev || there.Ino != s.Ino {
+		return fault.New(fault.Busy, fault.Host, "another image is written to the same place just now; wait for that, or choose another place")
+	}
+	if s.Mode&unix.S_IFMT != unix.S_IFREG { // a pipe
+		return nil
+	}
+	return f.Truncate(0)
+}
+
+// remove removes a file that a client who is held to folders has named.
+func remove(path string, held []string) error {
+	return image.Beside(path, held, os.Remove)
+}
+
+// ours reports whether a file is the daemon's and nobody else can open it.
+func ours(path string) bool {
+	var s unix.Stat_t
+	err := unix.Lstat(path, &s)
+	return err == nil && int(s.Uid) == os.Geteuid() && s.Nlink == 1 && s.Mode&0o077 == 0
+}
+
+// writeImage writes an image beside its final place, in two steps, and moves it
+// there when it is complete, so that a half-written one is never taken for whole.
+// Whoever is told to end does not wait for a file system that hangs.
+func writeImage(ctx context.Context, path string, fill, complete func(*os.File) error) error {
+	f, err := createImage(ctx, partial(path), heldTo(ctx, path))
+	if err != nil {
+		return err
+	}
+	return fillImage(ctx, f, path, fill, complete)
+}
+
+// fillImage is writeImage with a file that lies beside the image's place already. It closes the file.
+func fillImage(ctx context.Context, f *os.File, path string, fill, complete func(*os.File) error) error {
+	beside, held := partial(path), heldTo(ctx, path)
+	failpoint.Reach("image.created")
+	err := fill(f)
+	if err == nil {
+		failpoint.Reach("image.filled")
+		err = fsguard.Outlast(ctx, beside, func() error { return complete(f) })
+	}
+	if err == nil {
+		failpoint.Reach("image.complete")
+		err = placeImage(ctx, path, held)
+		failpoint.Reach("image.placed")
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+	defer stop()
+	_ = fsguard.Outlast(ctx, beside, func() error {
+		if err != nil {
+			return errors.Join(remove(beside, held), f.Close())
+		}
+		return f.Close() // everything was written out before
+	})
+	return err
+}
+
+// placeImage moves a complete image to its place, where a host that loses its power right
+// after finds it: the guest is about to end.
+func placeImage(ctx context.Context, path string, held []string) error {
+	var folder *os.File
+	err := fsguard.Run(ctx, path, func() error {
+		return image.Beside(path, held, func(at string) error {
+			if err := os.Rename(partial(at), at); err != nil {
+				return err
+			}
+			folder, _ = os.Open(filepath.Dir(at)) // one that may not be read is left to its file system
+			return nil
+		})
+	})
+	if err != nil || folder == nil {
+		return err
+	}
+	err = fsguard.Outlast(ctx, path, func() error {
+		defer func() { _ = folder.Close() }()
+		return folder.Sync()
+	})
+	if errors.Is(err, unix.EINVAL) {
+		return nil // folders are not written out there
+	}
+	if err != nil {
+		return errors.Join(err, remove(path, held))
+	}
+	return nil
+}
+
+// closeTime is how long a file system is waited for with what is of no more use.
+const closeTime = 2 * time.Second
+
+// uncache tells the kernel that an image's pages will not be wanted again. QEMU
+// moves its stream in unaligned pieces, so that O_DIRECT cannot be used instead.
+func uncache(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var refused error
+	err = raw.Control(func(fd uintptr) { refused = unix.Fadvise(int(fd), 0, 0, unix.FADV_DONTNEED) })
+	return fault.Wrap(errors.Join(err, refused), fault.Failed, fault.Host, "cannot keep the image out of the page cache")
+}
+
+// savedImage is an opened image; its file stands where the stream begins.
+type savedImage struct {
+	file    *os.File
+	def     *domain.Definition
+	xml     string
+	running bool
+	bypass  bool
+	managed bool // it is the guest's managed save
+}
+
+// touch changes what the image's file system has of it, and nothing else.
+func (i *savedImage) touch() error {
+	return unix.Futimes(int(i.file.Fd()), nil)
+}
+
+// close lets the image go. That its pages stay cached is no reason to fail a
+// restore that is done.
+func (i *savedImage) close() {
+	if i.bypass {
+		_ = uncache(i.file)
+	}
+	_ = i.file.Close()
+}
+
+// paused says whether the restored guest stays stopped.
+func (i *savedImage) paused(then domain.State) bool {
+	if then == domain.NoState {
+		return !i.running
+	}
+	return then == domain.Paused
+}
+
+// openSaved opens an image and reads its definition.
+func (r *Registry) openSaved(ctx context.Context, path string, o SaveOptions) (*savedImage, error) {
+	return fsguard.Do(ctx, path, func() (*savedImage, error) { return r.openSavedNow(ctx, path, o) }, (*savedImage).close)
+}
+
+func (r *Registry) openSavedNow(ctx context.Context, path string, o SaveOptions) (i *savedImage, err error) {
+	f, err := image.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := image.CheckOwn(f); err != nil { // its definition is anybody's
+		_ = f.Close() // opened to be looked at
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+			err = fault.Wrap(err, fault.Failed, fault.Config, "cannot read the saved image %s", path)
+		}
+	}()
+	real, leave, err := r.headerTurn(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	if err := r.settleHeader(f, real); err != nil {
+		return nil, err
+	}
+	return readSaved(f, o)
+}
+
+func readSaved(f *os.File, o SaveOptions) (*savedImage, error) {
+	head := make([]byte, saveHeaderLen)
+	if _, err := io.ReadFull(f, head); err != nil {
+		return nil, err
+	}
+	switch magic := string(head[:16]); magic {
+	case saveMagic:
+	case savePartial:
+		return nil, errors.New("it was not completed: its writer failed or was killed")
+	case saveChanging:
+		return nil, errors.New("a change of its definition was cut off, and nothing is noted here of what it was before; " +
+			"have the daemon read it that was changing it, which mends it, or take another copy of the image")
+	default:
+		return nil, errors.New("it is not a saved domain")
+	}
+	word := func(i int) uint32 { return binary.NativeEndian.Uint32(head[16+4*i:]) }
+	version, length, running, compressed := word(0), word(1), word(2), word(3)
+	switch {
+	case version != saveVersion:
+		return nil, fault.New(fault.Unsupported, fault.Config, "its layout is version %d, and %d is known", version, saveVersion)
+	case compressed != 0:
+		return nil, fault.New(fault.Unsupported, fault.Config, "it is compressed, which is not supported")
+	case length == 0 || length > maxSaveXML:
+		return nil, errors.New("its header is damaged")
+	}
+	data := make([]byte, length)
+	if _, err := io.ReadFull(f, data); err != nil {
+		return nil, err
+	}
+	text, _, _ := bytes.Cut(data, []byte{0})
+	i := &savedImage{file: f, xml: string(text), running: running != 0, bypass: o.BypassCache}
+	var err error
+	if i.def, err = parseSaved(i.xml); err != nil || o.XML == "" {
+		return i, err
+	}
+	i.xml = o.XML
+	i.def, err = redefined(i.def, o.XML)
+	return i, err
+}
+
+// parseSaved understands the definition in an image, and refuses one from which no guest is restored.
+func parseSaved(text string) (*domain.Definition, error) {
+	def, err := domainxml.Parse(text, domainxml.Options{})
+	if err != nil {
+		return nil, err
+	}
+	if def.UUID == "" { // all that a guest has lies in folders that are called so
+		return nil, fault.New(fault.Invalid, fault.XML, "the definition in it names no UUID")
+	}
+	_, err = completed(def)
+	return def, err
+}
+
+// load gives the stream to a QEMU that waits for it, and waits until it has
+// taken all of it.
+func (i *savedImage) load(ctx context.Context, s *qmp.Session) error {
+	if err := s.ExecuteFD(ctx, i.file, "getfd", map[string]any{"fdname": "lodge-restore"}, nil); err != nil {
+		return err
+	}
+	if err := s.Execute(ctx, "migrate-incoming", map[string]any{"uri": "fd:lodge-restore"}, nil); err != nil {
+		return err
+	}
+	return followMigration(ctx, s, &progress{})
+}

@@ -1,0 +1,124 @@
+package guest
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// Of two that write an image to the same place one is refused, and changes nothing of the other's; what a daemon
+// that was killed has left there is in nobody's way.
+func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "image")
+	write := func(text string, meanwhile func() error) error {
+		return writeImage(t.Context(), path, func(f *os.File) error {
+			_, err := f.WriteString(text)
+			return errors.Join(err, meanwhile())
+		}, (*os.File).Sync)
+	}
+	if err := os.WriteFile(partial(path), []byte("what is longer and was left"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := write("first", func() error {
+		if err := write("second", func() error { return nil }); !fault.Is(err, fault.Busy) {
+			t.Errorf("the second: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	is := func(want string) {
+		t.Helper()
+		if text, err := os.ReadFile(path); err != nil || string(text) != want {
+			t.Errorf("the image is %q: %v", text, err)
+		}
+	}
+	is("first")
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := os.WriteFile(partial(path), []byte("of another yet"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := empty(f, partial(path)); !fault.Is(err, fault.Busy) { // opened just before it was completed
+		t.Errorf("what was completed meanwhile: %v", err)
+	}
+	if err := errors.Join(f.Close(), write("next", func() error { is("first"); return nil })); err != nil {
+		t.Fatal(err)
+	}
+	is("next")
+	if _, err := os.Lstat(partial(path)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what was half made: %v", err)
+	}
+}
+
+// The next daemon takes back what was not completed by paths in JSON, which has no bytes that are no text.
+func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
+	for _, path := range []string{"relative", "/srv/a\xff", "/srv/\xc3/a"} {
+		if err := new(Guest).Save(t.Context(), path, SaveOptions{}); !fault.Is(err, fault.Invalid) {
+			t.Errorf("a save to %q: %v", path, err)
+		}
+		if err := new(Guest).Dump(t.Context(), path, DumpOptions{}); !fault.Is(err, fault.Invalid) {
+			t.Errorf("a dump to %q: %v", path, err)
+		}
+	}
+}
+
+// No image takes the place of a device of the host's, in memory.
+func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
+	g := guestOf(t, bareRegistry(t), claimedUUID, "")
+	for _, path := range []string{"/dev/null", "//dev/vg/lv", "/tmp/../dev/vda", "/dev/./nothing"} {
+		for verb, err := range map[string]error{"save": g.Save(t.Context(), path, SaveOptions{}), "dump": g.Dump(t.Context(), path, DumpOptions{})} {
+			if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "cannot "+verb+" to") {
+				t.Errorf("%s to %s: %v", verb, path, err)
+			}
+		}
+	}
+	if err := g.Save(t.Context(), "/dev/shm/image", SaveOptions{}); !fault.Is(err, fault.WrongState) {
+		t.Errorf("a file in memory that is meant so: %v", err)
+	}
+}
+
+// A journal of labels that is longer than the next daemon reads is none.
+func TestAJournalOfLabelsIsBounded(t *testing.T) {
+	l := &labels{path: filepath.Join(t.TempDir(), "journal")}
+	l.Files = []lent{{Path: strings.Repeat("x", maxJournal)}}
+	if err := l.keep(); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("a journal is kept that nobody reads: %v", err)
+	}
+}
+
+// An image is written of no guest that could not be restored from it: the guest is told so while it runs.
+func TestAGuestThatCouldNotBeRestoredIsNotSaved(t *testing.T) {
+	whole := title("first")
+	for name, doc := range map[string]string{
+		"two orders to boot in": strings.NewReplacer("</os>", "<boot dev='hd'/></os>",
+			"</domain>", "<devices><interface type='user'><boot order='1'/></interface></devices></domain>").Replace(whole),
+		"two devices of one name": strings.Replace(whole, "</domain>", "<devices>"+
+			strings.Repeat("<interface type='user'><alias name='ua-x'/></interface>", 2)+"</devices></domain>", 1),
+	} {
+		def, err := domainxml.Parse(doc, domainxml.Options{Active: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := newSaveHeader(def, "/run", SaveOptions{}, domain.Running); err == nil || !strings.Contains(err.Error(), "could not be restored") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	def, err := domainxml.Parse(whole, domainxml.Options{Active: true})
+	if err == nil {
+		_, err = newSaveHeader(def, "/run", SaveOptions{}, domain.Running)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,335 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// saveKind writes the guest's memory to a file and ends the guest. Until the image is
+// complete the guest is let run again; from then on it ends, whatever happens.
+var saveKind = operation.Kind[*run]{
+	Name: "save", Version: 1, Class: operation.Move,
+	Steps: []string{"file", "write", "complete", "end", "flag"}, Undo: []string{"file", "write"},
+	Bind: func(r *run) operation.Work { return &save{memoryImage: memoryImage{r: r}} },
+}
+
+// memoryObject keeps a second save or dump from being begun while the first is owed.
+const memoryObject = "memory"
+
+// memoryImage is what a save and a dump have in common. Its exported fields are payload.
+type memoryImage struct {
+	Path       string
+	WasRunning bool
+	Made       *madeFile `json:",omitempty"` // nil: the file was not made, or nobody could note it
+
+	r        *run
+	op       *operation.Operation
+	progress *progress // nil: an earlier daemon began it
+	file     *os.File  // that is being written
+}
+
+// save is the payload.
+type save struct {
+	memoryImage
+	// Managed says that Path is where the guest's next start looks.
+	Managed bool `json:",omitempty"`
+
+	options SaveOptions
+	was     domain.State
+	flagged bool // the guest's record says so, in memory at least
+}
+
+// Steps implements operation.Work.
+func (s *save) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "file", Effect: operation.Boot, Do: s.makeFile, Undo: s.removeFile},
+		{Name: "write", Effect: operation.Process, Do: s.write, Undo: s.resumeGuest},
+		{Name: "complete", Effect: operation.Boot, Decisive: true, Do: s.complete},
+		{Name: "end", Effect: operation.Process, Do: s.end},
+		{Name: "flag", Effect: operation.Boot, Do: s.flag},
+	}
+}
+
+// Opened implements operation.Opener.
+func (m *memoryImage) Opened(op *operation.Operation) error {
+	m.op = op
+	return nil
+}
+
+// Ended implements operation.Ender: a guest that is paused may stay so from now on.
+func (m *memoryImage) Ended() {
+	g := m.r.guest
+	if g == nil || m.r.alone {
+		return
+	}
+	m.r.reg.loops.Go(func() { // else the guest has gone, or the daemon stops
+		_ = g.change(m.r.reg.life, "", func() error { g.publish(); return nil })
+	})
+}
+
+// Rehold implements operation.Rehold: a guest whose image is complete ends, whether its
+// QEMU answers or not, and is not one that has crashed.
+func (s *save) Rehold() {
+	if s.op.Decided() {
+		s.r.State.EndFor, s.r.FromManaged = domain.ReasonSaved, false
+	}
+}
+
+// admitMove refuses a save or a dump that cannot be begun now.
+func (r *run) admitMove() error {
+	if r.ops.HasClass(operation.Move) {
+		return fault.New(fault.Busy, fault.Domain, "a save or a dump of domain %q was cut off, and is ended when its QEMU answers; try again then", r.Name)
+	}
+	_, err := r.monitor()
+	return err
+}
+
+func partial(path string) string { return path + ".partial" }
+
+// makeFile makes the file and notes it, so that any daemon finds it again.
+func (s *save) makeFile(ctx context.Context) error {
+	if err := s.create(ctx); err != nil {
+		return err
+	}
+	if !s.Managed { // those are found
+		s.r.guest.noteHalf(s.Path, s.file)
+	}
+	return nil
+}
+
+func (m *memoryImage) create(ctx context.Context) (err error) {
+	if m.file, err = createImage(ctx, partial(m.Path), heldTo(ctx, m.Path)); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(m.file.Fd()), &st); err != nil {
+		return err
+	}
+	m.Made = &madeFile{Path: m.Path, Device: st.Dev, Inode: st.Ino}
+	return m.op.Save()
+}
+
+// removeFile removes the image: the guest lives on, and must not do so twice.
+func (s *save) removeFile(ctx context.Context) error { return s.discard(ctx, true) }
+
+// discard removes what was written. It does not wait for a file system that hangs.
+func (m *memoryImage) discard(ctx context.Context, whole bool) error {
+	if m.file != nil {
+		_ = m.file.Close() // it is of no more use, or closed already
+	}
+	if m.Made == nil && m.progress != nil { // what lies there is another's
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, closeTime)
+	defer stop()
+	err := fsguard.Run(ctx, m.Path, func() error {
+		return safepath.Beside(m.Path, func(at string) error {
+			if m.Made == nil || m.Made.is(partial(at)) {
+				removeFile(m.r.log, partial(at))
+			}
+			if whole && m.Made != nil && m.Made.is(at) {
+				removeFile(m.r.log, at)
+			}
+			return nil
+		})
+	})
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("cannot remove the image %s, which is of no more use: %w", m.Path, err)
+	}
+	m.r.reg.forgetHalf(m.r.UUID)
+	return nil
+}
+
+// write stops the processors and has QEMU write.
+func (s *save) write(ctx context.Context) error {
+	r := s.r
+	defer r.reg.forgetHalf(r.UUID) // the file is complete, or has gone
+	session, err := r.monitor()
+	if err != nil {
+		return err
+	}
+	err = r.inLoop(ctx, func(g *Guest) error {
+		g.advance(lifecycle.Pausing{Reason: domain.ReasonSave})
+		g.advance(lifecycle.Resuming{Reason: domain.ReasonSaveCanceled}) // should it fail
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	var h *saveHeader
+	fill := func(f *os.File) (err error) {
+		if err := halt(ctx, session); err != nil {
+			return err
+		}
+		if h, err = s.stoppedHeader(ctx, session); err != nil {
+			return err
+		}
+		if err := fsguard.Outlast(ctx, s.Path, func() error { return h.write(f) }); err != nil {
+			return fault.Wrap(withoutName(err), fault.Of(err), fault.Host, "cannot save to %s", s.Path)
+		}
+		if err := migrateTo(ctx, session, f, mostState(h.def), s.progress, r.labels); err != nil {
+			return fmt.Errorf("cannot save to %s: %w", s.Path, err)
+		}
+		return nil
+	}
+	return fillImage(ctx, s.file, s.Path, fill, func(f *os.File) error {
+		if err := h.complete(f); err != nil {
+			return fault.Wrap(withoutName(err), fault.Failed, fault.Host, "cannot save to %s", s.Path)
+		}
+		if s.options.BypassCache {
+			return uncache(f)
+		}
+		return nil
+	})
+}
+
+// stoppedHeader makes the header when the processors have stopped. Until then the guest may let go of a device that
+// it was asked for. An image with it in the definition, and not in the state, fits no machine.
+func (s *save) stoppedHeader(ctx context.Context, session *qmp.Session) (*saveHeader, error) {
+	var def *domain.Definition
+	err := s.r.inLoop(ctx, func(g *Guest) error {
+		g.catchUp()
+		def = s.r.def
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	header, err := newSaveHeader(def, s.r.dir, s.options, s.was)
+	if err != nil {
+		return nil, err
+	}
+	return header, header.countQueues(ctx, session, def)
+}
+
+// resumeGuest ends what QEMU is writing and lets a guest that ran run again. One that was
+// paused may have run for a moment (see halt), and is stopped.
+func (m *memoryImage) resumeGuest(ctx context.Context) error {
+	s, err := m.r.monitor()
+	if err != nil {
+		return err
+	}
+	err = s.Execute(ctx, "migrate_cancel", nil, nil)
+	if err == nil {
+		err = awaitNoMigration(ctx, s)
+	}
+	if err == nil {
+		err = m.restore(ctx, s)
+	}
+	if unanswered(err) {
+		s.Close() // a new session does it once more
+	}
+	return err
+}
+
+// restore lets the processors do what they did before. What QEMU refuses it refuses later, too.
+func (m *memoryImage) restore(ctx context.Context, s *qmp.Session) error {
+	command := "stop"
+	if m.WasRunning {
+		command = "cont"
+	}
+	err := s.Execute(ctx, command, nil, nil)
+	if err != nil && !unanswered(err) {
+		m.r.log.Error("the guest cannot run again after its save or dump", "error", err)
+		return nil
+	}
+	return err
+}
+
+// complete is the last moment at which a save can be aborted.
+func (s *save) complete(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// end has the guest end. It came from no other image any more: see settleManaged.
+func (s *save) end(ctx context.Context) error {
+	return s.r.inLoop(context.WithoutCancel(ctx), func(g *Guest) error {
+		s.r.FromManaged = false
+		g.advance(lifecycle.Ending{Reason: domain.ReasonSaved})
+		s.r.end(endNow)
+		return nil
+	})
+}
+
+// flag has the guest's next start find the image. Where the store does not take that yet, the
+// run directory stays until it does.
+func (s *save) flag(ctx context.Context) error {
+	if !s.Managed {
+		return nil
+	}
+	return s.r.inLoop(context.WithoutCancel(ctx), func(g *Guest) error {
+		if g == nil || g.inactive == nil {
+			return nil
+		}
+		if s.flagged { // its user may have removed the image since
+			if cause := s.r.unstored.Load(); cause != nil {
+				return *cause
+			}
+			return nil
+		}
+		s.flagged, g.record.ManagedSave = true, true
+		err := g.keep()
+		if err != nil {
+			g.keepLater(s.r, err)
+		}
+		return err
+	})
+}
+
+// madeFile is the file that a save or a dump writes, as a daemon finds it again: once it has
+// its final name another file's place looks the same.
+type madeFile struct {
+	Path          string
+	Device, Inode uint64
+}
+
+// is reports whether it lies there.
+func (m *madeFile) is(at string) bool {
+	var st unix.Stat_t
+	err := unix.Lstat(at, &st)
+	return err == nil && m.Device == st.Dev && m.Inode == st.Ino
+}
+
+// awaitNoMigration waits until QEMU moves nothing any more: until then it may
+// stop the processors again.
+func awaitNoMigration(ctx context.Context, session *qmp.Session) error {
+	for wait := firstLook; ; wait = min(2*wait, lastLook) {
+		var m migration
+		if err := session.Execute(ctx, "query-migrate", nil, &m); err != nil {
+			return err
+		}
+		switch m.Status {
+		case "", "none", "completed", "cancelled", "failed":
+			return nil
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// settleManaged removes the managed save image from which a guest of an earlier daemon came: to
+// restore it a second time would damage the guest's disks.
+func (g *Guest) settleManaged(r *run) {
+	if g.inactive != nil && r.FromManaged && g.record.ManagedSave {
+		g.useUpManagedSave(r)
+	}
+}

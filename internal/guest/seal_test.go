@@ -1,0 +1,180 @@
+package guest_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+)
+
+// sealed checks that a guest's own directories are root's, and that their users reach what
+// lies there and nothing more.
+func sealed(t *testing.T, when string, dirs ...string) {
+	t.Helper()
+	for _, dir := range dirs {
+		var st unix.Stat_t
+		ok(t, unix.Stat(dir, &st))
+		if st.Uid != 0 || st.Gid == 0 || st.Mode != unix.S_IFDIR|0o710 {
+			t.Errorf("%s: %s is user %d's and group %d's, of mode %o", when, dir, st.Uid, st.Gid, st.Mode)
+		}
+	}
+}
+
+const plugged = "<channel type='unix'><target type='virtio' name='org.test.1'/></channel>"
+
+// TestAGuestIsSealedAndServed: what QEMU made before the guest ran is used, what needs more
+// is handed over, and a guest whose daemon left it open is sealed by the next.
+func TestAGuestIsSealedAndServed(t *testing.T) {
+	d := newDaemonOf(t, true)
+	display := filepath.Join(d.dir, "screens", "vnc.sock")
+	ok(t, os.Mkdir(filepath.Dir(display), 0o755))
+	devices := []string{
+		"<channel type='unix'><target type='virtio' name='org.test.0'/></channel>", "<video><model type='vga'/></video>",
+		"<graphics type='vnc'><listen type='socket' socket='" + display + "'/></graphics>",
+	}
+	if _, err := exec.LookPath("swtpm"); err == nil {
+		devices = append(devices, "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>")
+	}
+	serial := "<serial type='unix'><source mode='bind' path='" + filepath.Join(d.dir, "serial.sock") + "'/></serial>" // a console, too
+	g := d.define(strings.Replace(small("sealed", devices...), "<serial type='pty'/>", serial, 1))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	own := filepath.Join(g.RunDir(), "own")
+	dirs := []string{own, filepath.Join(own, "display1")}
+	ok(t, g.Attach(d.ctx(), plugged, guest.Affect{Live: true}))
+	sealed(t, "started", dirs...)
+	d.serves(g, "started", display)
+
+	d.reopen(func() {
+		for _, dir := range dirs { // as a daemon left it that knew no better
+			ok(t, os.Chown(dir, int(userOf(t, g)), int(userOf(t, g))))
+			ok(t, os.Chmod(dir, 0o700))
+		}
+	})
+	g = d.again(g)
+	sealed(t, "adopted", dirs...)
+	d.serves(g, "adopted", display)
+
+	ok(t, g.Detach(d.ctx(), plugged, guest.Affect{Live: true}))
+	eventually(t, "the channel goes", func() bool { return len(g.View().Active.Devices.Channels) == 1 })
+	ok(t, g.Attach(d.ctx(), plugged, guest.Affect{Live: true}))
+	d.serves(g, "plugged again", display)
+	log, err := os.ReadFile(d.LogPath("sealed"))
+	ok(t, err)
+	ok(t, g.Destroy(d.ctx(), false))
+	if after, err := os.ReadFile(d.LogPath("sealed")); err != nil || bytes.Contains(after[len(log):], []byte("Permission denied")) {
+		t.Errorf("at its end QEMU says (%v)\n%s", err, after[len(log):])
+	}
+}
+
+// serves has the guest's picture taken, and its channels and display reached.
+func (d *daemon) serves(g *guest.Guest, when, display string) {
+	d.t.Helper()
+	mime, picture, err := g.Screenshot(d.ctx(), 0)
+	ok(d.t, err)
+	data, err := io.ReadAll(picture)
+	ok(d.t, err)
+	ok(d.t, picture.Close())
+	var wide, high, most int
+	if n, err := fmt.Sscanf(string(data[:min(len(data), 20)]), "P6\n%d %d\n%d\n", &wide, &high, &most); n != 3 || len(data) < 3*wide*high {
+		d.t.Errorf("%s: a picture of type %s with %d bytes begins with %q (%v)", when, mime, len(data), data[:min(len(data), 20)], err)
+	}
+	var sets []any
+	ok(d.t, g.Session().Execute(d.ctx(), "query-fdsets", nil, &sets))
+	if len(sets) > 0 {
+		d.t.Errorf("%s: QEMU keeps %v", when, sets)
+	}
+	for _, c := range g.View().Active.Devices.Channels {
+		line, err := g.OpenChannel(d.ctx(), c.Name, guest.ConsoleOptions{})
+		if err != nil {
+			d.t.Errorf("%s: channel %s at %s: %v", when, c.Name, c.Backend.Path, err)
+			continue
+		}
+		ok(d.t, line.Close())
+	}
+	console, err := g.OpenConsole(d.ctx(), "", guest.ConsoleOptions{})
+	ok(d.t, err)
+	ok(d.t, console.Close())
+	conn, err := new(net.Dialer).DialContext(d.ctx(), "unix", display)
+	ok(d.t, err)
+	defer conn.Close()
+	greeting := make([]byte, 4)
+	if _, err := io.ReadFull(conn, greeting); err != nil || string(greeting) != "RFB " {
+		d.t.Errorf("%s: the display says %q, %v", when, greeting, err)
+	}
+}
+
+// TestASealedGuestIsFoundWithoutItsRecord: neither its QEMU nor its user's number is lost
+// with its run record, whoever it runs as.
+func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
+	d := newDaemonOf(t, true)
+	named := "<seclabel type='static' model='dac' relabel='no'><label>+107:+36</label></seclabel></domain>"
+	guests := []*guest.Guest{d.define(small("lost")), d.define(strings.Replace(small("named"), "</domain>", named, 1))}
+	records := map[string][]byte{}
+	for _, g := range guests {
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		path := filepath.Join(g.RunDir(), "run.json")
+		whole, err := os.ReadFile(path)
+		ok(t, err)
+		records[path] = whole
+	}
+	id := userOf(t, guests[0])
+	d.reopen(func() {
+		for path := range records {
+			ok(t, os.WriteFile(path, []byte("{"), 0o600))
+		}
+	})
+	for _, g := range guests {
+		refused(t, d.again(g).Start(d.ctx(), guest.StartOptions{}), fault.Busy, "lives on")
+	}
+	other := d.define(small("other"))
+	ok(t, other.Start(d.ctx(), guest.StartOptions{}))
+	if userOf(t, other) == id {
+		t.Errorf("another guest runs as user %d, too", id)
+	}
+	d.reopen(func() {
+		for path, whole := range records {
+			ok(t, os.WriteFile(path, whole, 0o600))
+		}
+	})
+	for _, g := range guests {
+		if d.again(g).View().PID == 0 {
+			t.Errorf("%s is not taken up again", g.View().Name)
+		}
+	}
+}
+
+// TestATerminalIsPluggedIntoASealedGuest: QEMU is let make the one, and no other, nor by the node that lies among
+// the terminals themselves.
+func TestATerminalIsPluggedIntoASealedGuest(t *testing.T) {
+	d := newDaemonOf(t, true)
+	channel := strings.Replace(plugged, "test.1", "test.0", 1)
+	for _, first := range []string{"<serial type='pty'/>", ""} { // it has terminals from the start, or comes to have them
+		g := d.define(strings.Replace(small(fmt.Sprintf("sealed-%d", len(first)), channel), "<serial type='pty'/>", first, 1))
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		ok(t, g.Attach(d.ctx(), "<channel type='pty'><target type='virtio' name='org.test.1'/></channel>", guest.Affect{Live: true}))
+		line, err := g.OpenChannel(d.ctx(), "org.test.1", guest.ConsoleOptions{})
+		ok(t, err)
+		ok(t, line.Close())
+		dev := fmt.Sprintf("/proc/%d/root/dev", g.View().PID)
+		if _, err := os.Stat(dev + "/ptmx"); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("QEMU may make more terminals: %v", err)
+		}
+		var maker, null unix.Stat_t
+		ok(t, unix.Stat(dev+"/pts/ptmx", &maker))
+		ok(t, unix.Stat(dev+"/null", &null))
+		if maker.Rdev != null.Rdev {
+			t.Errorf("QEMU may make more terminals where the host lets everybody, by device %x", maker.Rdev)
+		}
+	}
+}

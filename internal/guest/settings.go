@@ -1,0 +1,60 @@
+package guest
+
+import (
+	"reflect"
+
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// takeSettings has a definition take over what differs between two others. What
+// somebody else has changed in it meanwhile stays.
+func takeSettings(d, of, from *domain.Definition) {
+	take(&d.Title, of.Title, from.Title)
+	take(&d.Description, of.Description, from.Description)
+	take(&d.Metadata, of.Metadata, from.Metadata)
+	take(&d.OnPoweroff, of.OnPoweroff, from.OnPoweroff)
+	take(&d.OnReboot, of.OnReboot, from.OnReboot)
+	take(&d.OnCrash, of.OnCrash, from.OnCrash)
+	take(&d.Tune, of.Tune, from.Tune)
+	take(&d.NUMA, of.NUMA, from.NUMA)
+	take(&d.Blkio, of.Blkio, from.Blkio)
+	take(&d.MemTune, of.MemTune, from.MemTune)
+	take(&d.CurrentMemory, of.CurrentMemory, from.CurrentMemory)
+	d.CurrentMemory = min(d.CurrentMemory, d.Memory)
+	take(&d.VCPUs.Current, of.VCPUs.Current, from.VCPUs.Current)
+	d.VCPUs.Current = min(d.VCPUs.Current, d.VCPUs.Max)
+	for _, f := range from.Devices.All() {
+		was, _ := findLike(&of.Devices, f)
+		if now, err := findLike(&d.Devices, f); err == nil && was != nil { // it may be there no more
+			takeDevice(now, was, f)
+		}
+	}
+}
+
+func take[T any](to *T, of, from T) {
+	if reflect.DeepEqual(*to, of) {
+		*to = from
+	}
+}
+
+// takeDevice is takeSettings for a device. The three are of one kind.
+func takeDevice(d, of, from device.Device) {
+	switch d := d.(type) {
+	case *device.Disk:
+		take(&d.Tune, of.(*device.Disk).Tune, from.(*device.Disk).Tune)
+	case *device.NIC:
+		of, from := of.(*device.NIC), from.(*device.NIC)
+		take(&d.Link, of.Link, from.Link)
+		take(&d.Inbound, of.Inbound, from.Inbound)
+		take(&d.Outbound, of.Outbound, from.Outbound)
+	case *device.Graphics:
+		of, from := of.(*device.Graphics), from.(*device.Graphics)
+		take(&d.Password, of.Password, from.Password)
+		take(&d.HasPassword, of.HasPassword, from.HasPassword)
+		take(&d.PasswordValidTo, of.PasswordValidTo, from.PasswordValidTo)
+		take(&d.Connected, of.Connected, from.Connected)
+	case *device.Balloon:
+		take(&d.StatsPeriod, of.(*device.Balloon).StatsPeriod, from.(*device.Balloon).StatsPeriod)
+	}
+}

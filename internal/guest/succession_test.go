@@ -1,0 +1,101 @@
+package guest_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+const successor = "c0ffee00-0000-4000-8000-0000000000a5"
+
+func succeeding() string {
+	return strings.Replace(small("passing"), "<name>", "<uuid>"+successor+"</uuid><name>", 1)
+}
+
+// A transient guest that ends makes room for the next of its name, who is not told that
+// there is none.
+func TestATransientGuestMakesRoomForTheNext(t *testing.T) {
+	d := newDaemon(t)
+	paused := guest.StartOptions{Paused: true}
+	g, err := d.Create(d.ctx(), succeeding(), paused)
+	ok(t, err)
+	for range 4 {
+		ended := make(chan error, 1)
+		go func() { ended <- g.Destroy(d.ctx(), false) }()
+		next, err := d.Create(d.ctx(), succeeding(), paused)
+		for fault.Is(err, fault.WrongState) { // it came before the end
+			next, err = d.Create(d.ctx(), succeeding(), paused)
+		}
+		ok(t, err)
+		ok(t, <-ended)
+		if found, err := d.ByUUID(successor); err != nil || found != next || found.View().Active == nil {
+			t.Fatalf("the next one is not there: %v, %v", found, err)
+		}
+		g = next
+	}
+}
+
+// Whoever defines a guest while the last of its name ends has it, be it the one or another.
+func TestADefinitionOutlivesTheEndOfATransientGuest(t *testing.T) {
+	d := newDaemon(t)
+	for range 4 {
+		g, err := d.Create(d.ctx(), succeeding(), guest.StartOptions{Paused: true})
+		ok(t, err)
+		ended := make(chan error, 1)
+		go func() { ended <- g.Destroy(d.ctx(), false) }()
+		for waiting := true; waiting; {
+			select {
+			case err := <-ended:
+				ok(t, err)
+				waiting = false
+			default:
+			}
+			defined, err := d.Define(d.ctx(), succeeding(), false)
+			ok(t, err)
+			if found, err := d.ByUUID(successor); err != nil || found != defined || !found.View().Persistent {
+				t.Fatalf("what was defined is not there: %v, %v", found, err)
+			}
+			ok(t, defined.Undefine(d.ctx(), guest.UndefineOptions{}))
+		}
+		if found, err := d.ByUUID(successor); !fault.Is(err, fault.NotFound) {
+			t.Fatalf("something is left: %+v, %v", found.View(), err)
+		}
+	}
+}
+
+// Who ends a guest with its client ends the run of that client, and not the next.
+func TestAClientThatGoesTakesItsOwnRunAlong(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("run"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	destroy := g.DestroyerOfThisRun()
+	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, destroy(d.ctx()))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	ok(t, destroy(d.ctx()))
+	d.want(g, domain.Paused, domain.ReasonUser)
+	destroy = g.DestroyerOfThisRun()
+	ok(t, destroy(d.ctx()))
+	d.want(g, domain.ShutOff, domain.ReasonDestroyed)
+}
+
+// A dump for a panic is of the run that panicked: the next one is not held up for it.
+func TestADumpOfARunIsNotOfTheNext(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("panicked"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	dump, path := g.DumperOfThisRun(), filepath.Join(d.dir, "core")
+	ok(t, g.Destroy(d.ctx(), false))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	refused(t, dump(d.ctx(), path), fault.WrongState, "has ended")
+	if _, err := os.Lstat(path); err == nil {
+		t.Error("the next run is dumped")
+	}
+	dump = g.DumperOfThisRun()
+	ok(t, dump(d.ctx(), path))
+}

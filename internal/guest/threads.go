@@ -1,0 +1,151 @@
+package guest
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// emulatorThreads is the name of the group of all threads of a guest that are
+// neither its processors nor its iothreads.
+const emulatorThreads = "emulator"
+
+// threads are the threads of a running guest, by what each group of them is
+// called: vcpu0, iothread1, emulator.
+func (r *Registry) threads(ctx context.Context, s *qmp.Session, run *run) (map[string][]int, error) {
+	vcpus, err := r.queryVCPUs(ctx, s, run.PID)
+	if err != nil {
+		return nil, err
+	}
+	iothreads, err := r.queryIOThreads(ctx, s, run.PID)
+	if err != nil {
+		return nil, err
+	}
+	all, err := r.Kernel.ThreadIDs(run.PID)
+	if err != nil {
+		return nil, err
+	}
+	known, named := map[string][]int{}, map[int]bool{}
+	note := func(name string, tid int) {
+		known[name] = append(known[name], tid)
+		named[tid] = true
+	}
+	for _, v := range vcpus {
+		note("vcpu"+strconv.FormatUint(uint64(v.Index), 10), v.Thread)
+	}
+	for id, tid := range iothreads {
+		note("iothread"+strconv.FormatUint(uint64(id), 10), tid)
+	}
+	for _, tid := range all {
+		if !named[tid] {
+			known[emulatorThreads] = append(known[emulatorThreads], tid)
+		}
+	}
+	return known, nil
+}
+
+// share is the processor time that a thread may use in each period, both in
+// microseconds; 0 is unset.
+type share struct {
+	period uint64
+	quota  int64
+}
+
+// shareOf is what a definition gives to each group of threads of one name.
+func shareOf(t *domain.CPUTune, name string) share {
+	switch name[0] {
+	case 'v':
+		return share{t.Period, t.Quota}
+	case 'i':
+		return share{t.IOThreadPeriod, t.IOThreadQuota}
+	}
+	return share{t.EmulatorPeriod, t.EmulatorQuota}
+}
+
+// limitThreads holds a guest's threads to the shares of its definition, each in
+// a group of its own that is made when it is first needed. Absent are limits
+// that the host cannot hold.
+func (r *Registry) limitThreads(ctx context.Context, s *qmp.Session, run *run, before, after *domain.CPUTune) (absent []string, err error) {
+	different := false
+	for _, name := range []string{"vcpu", "iothread", emulatorThreads} {
+		different = different || shareOf(before, name) != shareOf(after, name)
+	}
+	if !different {
+		return nil, nil
+	}
+	threads, err := r.threads(ctx, s, run)
+	if err != nil {
+		return nil, err
+	}
+	for name, tids := range threads {
+		was, is := shareOf(before, name), shareOf(after, name)
+		if was == is {
+			continue
+		}
+		group := r.Cgroups.Guest(run.UUID).Threads(name)
+		if err := group.Create(); err != nil {
+			return nil, err
+		}
+		missing, err := group.Apply(is.limits())
+		if err != nil {
+			return nil, err
+		}
+		absent = append(absent, missing...)
+		for _, tid := range tids {
+			if err := confine(group, tid); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return absent, nil
+}
+
+func (s share) limits() kernel.Limits {
+	period, quota := s.period, uint64(kernel.Unlimited)
+	if period == 0 {
+		period = defaultPeriod
+	}
+	if s.quota > 0 {
+		quota = uint64(s.quota)
+	}
+	return kernel.Limits{CPUPeriod: &period, CPUQuota: &quota}
+}
+
+// confine moves a thread into a group and leaves its binding to processors as
+// it was, which the kernel widens to the group's on that way.
+func confine(group *kernel.Group, tid int) error {
+	bound, err := kernel.Affinity(tid)
+	if err != nil {
+		return nil // it has ended meanwhile
+	}
+	if err := group.AddThread(tid); err != nil {
+		return err
+	}
+	return setAffinity(tid, bound)
+}
+
+// settleVCPUs gives processors that were plugged just now what those from the
+// start have: their share, and their binding instead of that of the thread
+// which made them.
+func (r *Registry) settleVCPUs(ctx context.Context, s *qmp.Session, run *run, def *domain.Definition) error {
+	if _, err := r.limitThreads(ctx, s, run, &domain.CPUTune{}, &def.Tune); err != nil {
+		return err
+	}
+	vcpus, err := r.queryVCPUs(ctx, s, run.PID)
+	if err != nil {
+		return err
+	}
+	for _, v := range vcpus {
+		to, pinned := def.Tune.VCPUPins[v.Index]
+		if !pinned {
+			to = def.VCPUs.CPUs
+		}
+		if err := setAffinity(v.Thread, orAnywhere(to)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,242 @@
+package guest
+
+import (
+	"cmp"
+	"context"
+	"reflect"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/network"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// Tune changes how a guest shares the host with others: the weights and limits
+// of its control group and of its threads, where its memory is, and how much its
+// disks and interfaces may move. Change is made to a copy of each definition
+// concerned, more than once, in the guest's loop: it must not wait. What then
+// differs is put into effect on the running guest.
+func (g *Guest) Tune(ctx context.Context, a Affect, change func(*domain.Definition) error) error {
+	return g.edit(ctx, a, func() (*domain.Definition, error) {
+		return tuned(g.inactive, change)
+	}, func(config *domain.Definition) (work, error) {
+		return g.planTune(ctx, change, config)
+	})
+}
+
+// tuned gives a changed copy of a definition, or why it cannot be so.
+func tuned(d *domain.Definition, change func(*domain.Definition) error) (*domain.Definition, error) {
+	after := d.Clone()
+	if err := change(after); err != nil {
+		return nil, err
+	}
+	for i, n := range after.Devices.NICs {
+		if !sameRates(d.Devices.NICs[i], n) {
+			if err := network.CheckBandwidth(n); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return after, nil
+}
+
+func sameRates(a, b *device.NIC) bool {
+	return reflect.DeepEqual(a.Inbound, b.Inbound) && reflect.DeepEqual(a.Outbound, b.Outbound)
+}
+
+func (g *Guest) planTune(ctx context.Context, change func(*domain.Definition) error, config *domain.Definition) (work, error) {
+	before := g.run.def
+	after, err := tuned(before, change)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.bounded(ctx, after); err != nil {
+		return nil, err
+	}
+	if err := g.reg.checkPins(before, after); err != nil {
+		return nil, err
+	}
+	if cmp.Or(before.NUMA.Mode, "strict") != cmp.Or(after.NUMA.Mode, "strict") {
+		return nil, fault.New(fault.WrongState, fault.Domain, "cannot change the NUMA mode of a running domain; change its config")
+	}
+	return g.update(&update{}, after, config)
+}
+
+// retuneBack takes back what was put into effect of a change before a part of it was refused.
+func (r *run) retuneBack(ctx context.Context, before, after *domain.Definition) {
+	err := r.reg.retune(ctx, r, after, before)
+	if err != nil && !fault.Is(err, fault.WrongState) { // which says that the host has not what was to be limited
+		r.log.Warn("a part of a change that was refused stays in force until the guest ends", "error", err)
+	}
+}
+
+// retune puts into effect what differs between two definitions.
+func (r *Registry) retune(ctx context.Context, run *run, before, after *domain.Definition) error {
+	absent, err := r.Cgroups.Guest(run.UUID).Apply(r.changedLimits(limits(before), limits(after)))
+	if err != nil {
+		return err
+	}
+	if len(absent) > 0 {
+		return fault.New(fault.WrongState, fault.Host, "this host cannot hold the limit %s: it has no control group for that", absent[0])
+	}
+	s, err := run.monitor()
+	if err != nil {
+		return err
+	}
+	absent, err = r.limitThreads(ctx, s, run, &before.Tune, &after.Tune)
+	if err != nil {
+		return err
+	}
+	if len(absent) > 0 {
+		return fault.New(fault.WrongState, fault.Host, "this host cannot hold the limit %s: it has no control group for that", absent[0])
+	}
+	for i, d := range after.Devices.Disks {
+		if !reflect.DeepEqual(before.Devices.Disks[i].Tune, d.Tune) {
+			if err := execute(ctx, s, qemu.Throttle(d)); err != nil {
+				return err
+			}
+		}
+	}
+	for i, n := range after.Devices.NICs {
+		if !sameRates(before.Devices.NICs[i], n) {
+			if err := network.SetBandwidth(n, n.Target); err != nil {
+				return err
+			}
+		}
+	}
+	if err := r.repin(ctx, s, run, &before.Tune, &after.Tune); err != nil {
+		return err
+	}
+	return adjustMachine(ctx, s, before, after)
+}
+
+// adjustMachine tells QEMU of settings that are its own.
+func adjustMachine(ctx context.Context, s *qmp.Session, before, after *domain.Definition) error {
+	if b := after.Devices.Balloon; b != nil && before.Devices.Balloon != nil && b.StatsPeriod != before.Devices.Balloon.StatsPeriod {
+		path, err := balloonPath(b)
+		if err != nil {
+			return err
+		}
+		args := map[string]any{"path": path, "property": "guest-stats-polling-interval", "value": b.StatsPeriod}
+		if err := s.Execute(ctx, "qom-set", args, nil); err != nil {
+			return err
+		}
+	}
+	if after.OnReboot == before.OnReboot {
+		return nil
+	}
+	// Lodge follows the other policies itself; QEMU has to turn a reboot into an end.
+	reboot := map[string]string{"destroy": "shutdown", "restart": "reset", "preserve": "shutdown"}[cmp.Or(after.OnReboot, "restart")]
+	return s.Execute(ctx, "set-action", map[string]any{"reboot": reboot}, nil)
+}
+
+// The kernel's own values of what is not limited.
+const (
+	defaultPeriod   = 100000 // microseconds
+	defaultSharesV1 = 1024
+	defaultSharesV2 = 100
+	defaultWeightV1 = 500
+	defaultWeightV2 = 100
+)
+
+// UsualWeights are those of a guest whose definition names none: of processors, and of disk I/O.
+func (r *Registry) UsualWeights() (shares, weight uint64) {
+	if r.Cgroups.Version() == 2 {
+		return defaultSharesV2, defaultWeightV2
+	}
+	return defaultSharesV1, defaultWeightV1
+}
+
+// changedLimits gives what differs. A limit that is no longer set becomes the
+// kernel's own value.
+func (r *Registry) changedLimits(before, after kernel.Limits) kernel.Limits {
+	shares, weight := r.UsualWeights()
+	changed := kernel.Limits{
+		CPUShares:   moved(before.CPUShares, after.CPUShares, shares),
+		CPUPeriod:   moved(before.CPUPeriod, after.CPUPeriod, defaultPeriod),
+		CPUQuota:    moved(before.CPUQuota, after.CPUQuota, kernel.Unlimited),
+		MemoryHard:  moved(before.MemoryHard, after.MemoryHard, kernel.Unlimited),
+		MemorySoft:  moved(before.MemorySoft, after.MemorySoft, kernel.Unlimited),
+		MemorySwap:  moved(before.MemorySwap, after.MemorySwap, kernel.Unlimited),
+		BlockWeight: moved(before.BlockWeight, after.BlockWeight, weight),
+	}
+	if after.Cells != nil && (before.Cells == nil || !after.Cells.Equal(*before.Cells)) {
+		changed.Cells = after.Cells
+	}
+	return changed
+}
+
+// moved gives the new value of a limit that differs, or none where it was taken away.
+func moved(before, after *uint64, none uint64) *uint64 {
+	switch {
+	case before == nil && after == nil, before != nil && after != nil && *before == *after:
+		return nil
+	case after == nil:
+		return &none
+	}
+	return after
+}
+
+// findBlock asks QEMU what it has for a disk.
+func findBlock(ctx context.Context, s *qmp.Session, d *device.Disk) (*blockInfo, error) {
+	var blocks []blockInfo
+	if err := s.Execute(ctx, "query-block", nil, &blocks); err != nil {
+		return nil, err
+	}
+	for i := range blocks {
+		if belongsTo(blocks[i].QDev, d.Alias) {
+			return &blocks[i], nil
+		}
+	}
+	return nil, fault.New(fault.NotFound, fault.Device, "QEMU has no disk %s", d.Target)
+}
+
+// settings names what differs between two definitions, by libvirt's names.
+func settings(before, after *domain.Definition) []event.Setting {
+	var changed []event.Setting
+	unsigned := func(name string, was, is uint64) {
+		if was != is {
+			changed = append(changed, event.Setting{Name: "cputune." + name, Value: is})
+		}
+	}
+	signed := func(name string, was, is int64) {
+		if was != is {
+			changed = append(changed, event.Setting{Name: "cputune." + name, Value: is})
+		}
+	}
+	was, is := &before.Tune, &after.Tune
+	unsigned("cpu_shares", was.Shares, is.Shares)
+	unsigned("vcpu_period", was.Period, is.Period)
+	signed("vcpu_quota", was.Quota, is.Quota)
+	unsigned("emulator_period", was.EmulatorPeriod, is.EmulatorPeriod)
+	signed("emulator_quota", was.EmulatorQuota, is.EmulatorQuota)
+	unsigned("global_period", was.GlobalPeriod, is.GlobalPeriod)
+	signed("global_quota", was.GlobalQuota, is.GlobalQuota)
+	unsigned("iothread_period", was.IOThreadPeriod, is.IOThreadPeriod)
+	signed("iothread_quota", was.IOThreadQuota, is.IOThreadQuota)
+	for i, d := range after.Devices.Disks {
+		if old := before.Devices.Disks[i].Tune; !reflect.DeepEqual(old, d.Tune) {
+			changed = append(changed, diskSettings(d)...)
+		}
+	}
+	return changed
+}
+
+func diskSettings(d *device.Disk) []event.Setting {
+	t := d.Tune
+	if t == nil {
+		t = &device.IOTune{}
+	}
+	said := []event.Setting{{Name: "blkdeviotune.disk", Value: d.Alias}}
+	for _, f := range t.Fields() {
+		said = append(said, event.Setting{Name: "blkdeviotune." + f.Name, Value: *f.Value})
+	}
+	if t.Group != "" {
+		said = append(said, event.Setting{Name: "blkdeviotune.group_name", Value: t.Group})
+	}
+	return said
+}

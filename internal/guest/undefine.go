@@ -1,0 +1,241 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// undefineKind takes back a definition and then removes what goes with it. Whether the
+// store still has the definition decides: a guest that is still defined keeps everything.
+var undefineKind = operation.Kind[*Registry]{
+	Name: "undefine", Version: 1,
+	Steps: []string{"forget", "variables", "tpm"},
+	Bind:  func(r *Registry) operation.Work { return &undefinition{reg: r} },
+}
+
+// undefinition is the payload.
+type undefinition struct {
+	Name, UUID string
+	// NVRAM is the file of the guest's UEFI variables; empty: it stays. Held are the
+	// folders that the client who named it is held to.
+	NVRAM string   `json:",omitempty"`
+	Held  []string `json:",omitempty"`
+	// TPM says that the state of its TPM goes, too.
+	TPM bool `json:",omitempty"`
+
+	reg *Registry
+	op  *operation.Operation
+
+	// What follows is of the daemon that began it.
+	guest   *Guest
+	options UndefineOptions
+	found   string // the file of UEFI variables that there was; empty: none
+	tried   bool   // the client was told whether the variables could be removed
+}
+
+// Opened implements operation.Opener.
+func (u *undefinition) Opened(op *operation.Operation) error {
+	u.op = op
+	return nil
+}
+
+// Ended implements operation.Ender.
+func (u *undefinition) Ended() { u.reg.dropUndefinitions(u.UUID) }
+
+// Steps implements operation.Work.
+func (u *undefinition) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "forget", Effect: operation.Lasting, Decisive: true, Do: u.forget, Probe: u.forgotten},
+		{Name: "variables", Effect: operation.Lasting, Do: u.removeVariables},
+		{Name: "tpm", Effect: operation.Lasting, Do: u.removeTPM},
+	}
+}
+
+func uuidObject(uuid string) string { return "uuid/" + uuid }
+
+// newUndefinition gives what undefining the guest does, and removes.
+func (g *Guest) newUndefinition(ctx context.Context, o UndefineOptions) (*undefinition, error) {
+	u := &undefinition{Name: g.Name(), UUID: g.uuid, reg: g.reg, guest: g, options: o}
+	// The user says where the variables are: the caller waits for that file
+	// system, and not the loop.
+	var err error
+	if u.found, err = g.nvramFile(ctx); err != nil {
+		return nil, err
+	}
+	if o.NVRAM && u.found != "" {
+		u.NVRAM, u.Held = u.found, heldTo(withFences(ctx, g.View().fences), u.found)
+	}
+	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !keepsTPM(def)) {
+		_, err := os.Stat(g.reg.tpmState(g.uuid))
+		u.TPM = err == nil
+	}
+	return u, nil
+}
+
+// forget takes the definition away. It has its turn like work: a start or a save under way
+// is of the definition.
+func (u *undefinition) forget(ctx context.Context) error {
+	g := u.guest
+	err := g.perform(ctx, lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) {
+		return nil, g.dropDefinition(u.options, u.found)
+	})
+	if err != nil && ctx.Err() != nil { // the loop may be at it still
+		_ = g.change(context.WithoutCancel(ctx), "", func() error { return nil })
+		if found, _ := u.forgotten(ctx, operation.Nothing); found == operation.Happened {
+			return nil
+		}
+	}
+	return err
+}
+
+// forgotten implements Probe.
+func (u *undefinition) forgotten(context.Context, operation.Gone) (operation.Verdict, error) {
+	var kept any
+	if fault.Is(u.reg.store.Get(domains, u.UUID, &kept), fault.NotFound) {
+		return operation.Happened, nil
+	}
+	return operation.Never, nil
+}
+
+// another reports whether there is another guest of the UUID by now, or another
+// undefinition is about it. What is left is that one's.
+func (u *undefinition) another() bool {
+	if !u.op.Has(uuidObject(u.UUID)) {
+		return true
+	}
+	found, _ := u.forgotten(context.Background(), operation.Nothing)
+	return found != operation.Happened
+}
+
+// removeVariables removes the file of the UEFI variables, unless another guest has it, too: by a
+// definition that was copied, or as it has been defined since. A client is told when that
+// cannot be done. For one that has gone, and after a restart, it is tried again.
+func (u *undefinition) removeVariables(ctx context.Context) error {
+	if u.NVRAM == "" || u.another() {
+		return nil
+	}
+	if u.reg.traits.others(u.UUID, trait{nvramTrait, u.NVRAM}) {
+		u.reg.log.Warn("the UEFI variables of an undefined guest are another's, too, and stay", "uuid", u.UUID, "path", u.NVRAM)
+		return nil
+	}
+	err := fsguard.Run(ctx, u.NVRAM, func() error { return removeNamed(u.NVRAM, u.Held) })
+	asked := u.guest != nil && !u.tried && ctx.Err() == nil
+	u.tried = true
+	if asked {
+		return operation.Final(fault.Wrap(err, failure(err), fault.Domain,
+			"domain %q is undefined, but its UEFI variables are left, remove %s yourself", u.Name, u.NVRAM))
+	}
+	return err
+}
+
+// removeTPM removes the TPM's state, and the note about what is left where nothing is. A
+// guest that runs on has its TPM to its end.
+func (u *undefinition) removeTPM(context.Context) error {
+	if u.another() {
+		return nil
+	}
+	g, gone := u.reg.ByUUID(u.UUID)
+	if u.TPM && (gone != nil || g.live.Load() == nil && !g.View().Quarantined) {
+		u.reg.dropTPM(u.UUID, u.reg.log)
+	}
+	u.reg.forgetLeft(u.UUID)
+	return nil
+}
+
+// undefine does an undefinition whose turn it is. Where nothing has to be removed behind the definition,
+// there is nothing to write down.
+func (r *Registry) undefine(ctx context.Context, u *undefinition) error {
+	r.mu.RLock()
+	set := r.undefinitions[u.UUID]
+	r.mu.RUnlock()
+	if set == nil && u.NVRAM == "" && !u.TPM {
+		return u.forget(ctx)
+	}
+	if set == nil {
+		var err error
+		if set, err = r.openUndefinitions(u.UUID, nil); err != nil {
+			return err
+		}
+	}
+	op, err := set.Begin(undefineKind.Name, u, operation.Record{Objects: []string{uuidObject(u.UUID)}})
+	if err != nil {
+		r.dropUndefinitions(u.UUID)
+		return err
+	}
+	return op.Run(ctx)
+}
+
+// undefinitionsOwner is the owner of undefinitions in their records, with the UUID behind it.
+const undefinitionsOwner = "undefine-"
+
+// openUndefinitions gives a UUID its undefinitions: those of records, or none.
+func (r *Registry) openUndefinitions(uuid string, records []operation.Record) (*operation.Set[*Registry], error) {
+	set, err := operation.Open(operation.Config[*Registry]{
+		Owner: r, Name: undefinitionsOwner + uuid, Kinds: operation.Kinds[*Registry]{undefineKind},
+		Stored: operation.Stored{Store: r.store}, Apart: true, Log: r.log.With("uuid", uuid), Life: r.life,
+		Turn: func(ctx context.Context, do func() error) error {
+			leave, err := r.removing.take(ctx, uuid)
+			if err != nil {
+				return err
+			}
+			defer leave()
+			return do()
+		},
+	}, records)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.undefinitions[uuid] = set
+	return set, nil
+}
+
+// dropUndefinitions forgets a set that has no operation any more.
+func (r *Registry) dropUndefinitions(uuid string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if set := r.undefinitions[uuid]; set != nil && len(set.Operations()) == 0 {
+		delete(r.undefinitions, uuid)
+	}
+}
+
+// recoverUndefinitions removes what the last daemon did not come to. No guest of such a
+// UUID is made meanwhile.
+func (r *Registry) recoverUndefinitions() error {
+	all, err := operation.Stored{Store: r.store}.ReadAll()
+	for owner, its := range all {
+		uuid, is := strings.CutPrefix(owner, undefinitionsOwner)
+		if !is {
+			continue
+		}
+		set, e := r.openUndefinitions(uuid, its.Records)
+		if e = errors.Join(its.Damaged, e); e != nil {
+			r.log.Error("it is not known which files of an undefined guest were to be removed", "uuid", uuid, "error", e)
+		}
+		if set == nil {
+			continue
+		}
+		leave, e := r.removing.take(r.life, uuid) // nobody has it yet
+		if e != nil {
+			return e
+		}
+		r.loops.Go(func() { // a file system may hang
+			defer leave()
+			ctx, stop := context.WithTimeout(r.life, modifyLimit)
+			defer stop()
+			if err := set.Recover(ctx); err != nil {
+				r.log.Error("an undefinition was cut off and cannot be settled", "uuid", uuid, "error", err)
+			}
+		})
+	}
+	return err
+}

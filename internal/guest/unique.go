@@ -1,0 +1,232 @@
+package guest
+
+import (
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// trait is something that no two guests should have: what it is, and which.
+type trait struct{ what, value string }
+
+// traits finds the guests that share what only one should have. It is kept up by
+// the guests' loops, each for its own guest, so that a question costs what the one
+// guest has, however many there are.
+type traits struct {
+	mu sync.Mutex
+	of map[string][]trait // by UUID
+	by map[trait][]string // UUIDs
+}
+
+func newTraits() *traits { return &traits{of: map[string][]trait{}, by: map[trait][]string{}} }
+
+// set says what a guest has now; nil: nothing.
+func (t *traits) set(uuid string, now []trait) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, one := range t.of[uuid] {
+		if t.by[one] = slices.DeleteFunc(t.by[one], func(u string) bool { return u == uuid }); len(t.by[one]) == 0 {
+			delete(t.by, one)
+		}
+	}
+	delete(t.of, uuid)
+	if len(now) > 0 {
+		t.of[uuid] = now
+	}
+	for _, one := range now {
+		t.by[one] = append(t.by[one], uuid)
+	}
+}
+
+// taken says whether any guest has it.
+func (t *traits) taken(one trait) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.by[one]) > 0
+}
+
+// others says whether a guest beside one has it.
+func (t *traits) others(uuid string, one trait) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(t.by[one], func(u string) bool { return u != uuid })
+}
+
+// shared is a trait that a guest has in common with others.
+type shared struct {
+	trait
+	with []string // UUIDs, at most maxNamed
+	more int      // others besides
+}
+
+// maxNamed bounds the guests that one message names.
+const maxNamed = 3
+
+func (t *traits) shared(uuid string) []shared {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []shared
+	for _, one := range t.of[uuid] {
+		others := len(t.by[one]) - 1
+		if others == 0 {
+			continue
+		}
+		s := shared{trait: one, more: max(0, others-maxNamed)}
+		for _, other := range t.by[one] {
+			if other != uuid && len(s.with) < maxNamed {
+				s.with = append(s.with, other)
+			}
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// Clashes says, as messages for an administrator, what a guest shares with others
+// that only one should have, and what of its own it has twice. Guests that the
+// reader must not see are not named; sees is nil for who sees all.
+func (r *Registry) Clashes(v *View, sees func(*Guest) bool) []string {
+	var texts []string
+	for _, s := range r.traits.shared(v.UUID) {
+		var names []string
+		others := s.more
+		for _, uuid := range s.with {
+			other, err := r.ByUUID(uuid)
+			switch {
+			case err != nil: // it has left meanwhile
+			case sees == nil || sees(other):
+				names = append(names, fmt.Sprintf("%q", other.Name()))
+			default:
+				others++
+			}
+		}
+		slices.Sort(names)
+		if others > 0 {
+			names = append(names, fmt.Sprintf("%d more", others))
+		}
+		if len(names) > 0 {
+			texts = append(texts, fmt.Sprintf("%sshares %s %s with domain %s", tainted, s.what, s.value, strings.Join(names, ", ")))
+		}
+	}
+	if d := v.Current(); d != nil {
+		texts = append(texts, twins(d)...)
+	}
+	return texts
+}
+
+// Advice gives all that an administrator should know of a guest: what its view
+// says, and what it shares with others.
+func (r *Registry) Advice(v *View, sees func(*Guest) bool) []string {
+	return append(slices.Clip(v.Messages), r.Clashes(v, sees)...)
+}
+
+// MACTaken says whether any guest has a MAC address.
+func (r *Registry) MACTaken(mac string) bool { return r.traits.taken(trait{macTrait, mac}) }
+
+const (
+	macTrait   = "MAC address"
+	nvramTrait = "UEFI variables"
+)
+
+// traitsOf gives what a guest has by its definitions, each once.
+func (r *Registry) traitsOf(definitions ...*domain.Definition) []trait {
+	var all []trait
+	for _, d := range definitions {
+		if d != nil {
+			all = append(all, r.identity(d)...)
+			all = append(all, r.possessions(d)...)
+		}
+	}
+	slices.SortFunc(all, func(a, b trait) int { return cmp.Or(cmp.Compare(a.what, b.what), cmp.Compare(a.value, b.value)) })
+	return slices.DeleteFunc(slices.Compact(all), func(t trait) bool { return t.value == "" })
+}
+
+// identity is what tells guests from each other.
+func (r *Registry) identity(d *domain.Definition) []trait {
+	var all []trait
+	for _, n := range d.Devices.NICs {
+		all = append(all, trait{macTrait, n.MAC})
+	}
+	if d.GenID != "auto" {
+		all = append(all, trait{"generation ID", d.GenID})
+	}
+	if v := d.Devices.VSock; v != nil && v.Auto != device.On && v.CID != 0 {
+		all = append(all, trait{"vsock CID", fmt.Sprint(v.CID)})
+	}
+	if s := d.SysInfo; s != nil {
+		for _, group := range append([][]domain.SysInfoEntry{s.System, s.Chassis}, s.BaseBoards...) {
+			for _, e := range group {
+				if e.Name == "serial" || e.Name == "uuid" {
+					all = append(all, trait{"SMBIOS " + e.Name, e.Value})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// possessions are what only one guest can use at a time.
+func (r *Registry) possessions(d *domain.Definition) []trait {
+	all := []trait{{nvramTrait, d.OS.NVRAM.Path}}
+	for _, disk := range d.Devices.Disks {
+		if !disk.ReadOnly && !disk.Shareable && disk.Device != "cdrom" {
+			all = append(all, trait{"writable disk", r.placeOf(disk.Source)})
+		}
+	}
+	for _, g := range d.Devices.Graphics {
+		if g.AutoPort != device.On && g.Port > 0 {
+			all = append(all, trait{g.Type + " port", fmt.Sprint(g.Port)})
+		}
+	}
+	return all
+}
+
+// placeOf is the path of what is behind a disk, also of a volume that is not there
+// now. It looks at views only.
+func (r *Registry) placeOf(s *device.DiskSource) string {
+	if s == nil || s.Volume == nil {
+		return s.Path()
+	}
+	if p, err := r.Pools.ByName(s.Volume.Pool); err == nil {
+		if target := p.View().Target; target != "" {
+			return filepath.Join(target, s.Volume.Volume)
+		}
+	}
+	return s.Volume.Pool + "/" + s.Volume.Volume
+}
+
+// twins says which disks of one guest have the same serial, by which a guest tells
+// its disks apart.
+func twins(d *domain.Definition) []string {
+	var texts []string
+	bySerial := map[string]string{}
+	for _, disk := range d.Devices.Disks {
+		if disk.Serial == "" {
+			continue
+		}
+		if before, twice := bySerial[disk.Serial]; twice {
+			texts = append(texts, fmt.Sprintf("%sdisks %s and %s have the same serial %s", tainted, before, disk.Target, disk.Serial))
+		}
+		bySerial[disk.Serial] = disk.Target
+	}
+	return texts
+}
+
+// noteTraits brings the index up to date when the guest's definitions are others
+// than last time. It runs in the loop, or before there is one.
+func (g *Guest) noteTraits() {
+	var active *domain.Definition
+	if g.run != nil {
+		active = g.run.def
+	}
+	if now := [2]*domain.Definition{g.inactive, active}; now != g.noted {
+		g.noted = now
+		g.reg.traits.set(g.uuid, g.reg.traitsOf(now[:]...))
+	}
+}

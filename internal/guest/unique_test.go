@@ -1,0 +1,108 @@
+package guest
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// crowd is a registry with guests that have no loops.
+func crowd(definitions ...*domain.Definition) *Registry {
+	r := newRegistry(Config{})
+	for _, d := range definitions {
+		r.seat(d)
+	}
+	return r
+}
+
+func (r *Registry) seat(d *domain.Definition) {
+	g := &Guest{reg: r, uuid: d.UUID}
+	g.record.Name, g.inactive = d.Name, d
+	g.publish()
+	r.byUUID[d.UUID] = g
+}
+
+func (r *Registry) clashes(uuid string) []string { return r.Clashes(r.byUUID[uuid].View(), nil) }
+
+func TestGuestsThatShareWhatMustBeUnique(t *testing.T) {
+	path := &device.DiskSource{File: "/images/a"}
+	for says, change := range map[string]func(*domain.Definition){
+		"MAC address 52:54:00:00:00:01": func(d *domain.Definition) { d.Devices.NICs = []*device.NIC{{MAC: "52:54:00:00:00:01"}} },
+		"generation ID x":               func(d *domain.Definition) { d.GenID = "x" },
+		"vsock CID 7":                   func(d *domain.Definition) { d.Devices.VSock = &device.VSock{CID: 7, Auto: device.Off} },
+		"SMBIOS serial S": func(d *domain.Definition) {
+			d.SysInfo = &domain.SysInfo{Chassis: []domain.SysInfoEntry{{Name: "serial", Value: "S"}}}
+		},
+		"UEFI variables /vars":    func(d *domain.Definition) { d.OS.NVRAM.Path = "/vars" },
+		"writable disk /images/a": func(d *domain.Definition) { d.Devices.Disks = []*device.Disk{{Device: "disk", Source: path}} },
+		"vnc port 5900":           func(d *domain.Definition) { d.Devices.Graphics = []*device.Graphics{{Type: "vnc", Port: 5900}} },
+		"": func(d *domain.Definition) { // all that may be shared
+			d.GenID, d.Devices.VSock = "auto", &device.VSock{CID: 7, Auto: device.On}
+			d.Devices.Disks = []*device.Disk{{Device: "disk", Source: path, Shareable: true}, {Device: "disk", Source: path, ReadOnly: true}, {Device: "cdrom", Source: path}}
+			d.Devices.Graphics = []*device.Graphics{{Type: "vnc", Port: 5900, AutoPort: device.On}, {Type: "vnc", Port: -1}}
+			d.SysInfo = &domain.SysInfo{System: []domain.SysInfoEntry{{Name: "manufacturer", Value: "S"}}}
+		},
+	} {
+		a, b := &domain.Definition{Name: "a", UUID: "1"}, &domain.Definition{Name: "b", UUID: "2"}
+		change(a)
+		r := crowd(a)
+		if got := r.clashes("1"); len(got) > 0 {
+			t.Errorf("%s: alone, it %q", says, got)
+		}
+		change(b)
+		r.seat(b)
+		var want []string
+		if says != "" {
+			want = []string{`tainted: shares ` + says + ` with domain "b"`}
+		}
+		if got := r.clashes("1"); !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		if got := r.Clashes(r.byUUID["1"].View(), func(*Guest) bool { return false }); says != "" && got[0] != `tainted: shares `+says+` with domain 1 more` {
+			t.Errorf("who may not see the other one reads %q", got)
+		}
+		// The other one goes, or is defined anew.
+		g := r.byUUID["2"]
+		g.inactive = &domain.Definition{Name: "b", UUID: "2"}
+		g.publish()
+		if got := r.clashes("1"); len(got) > 0 {
+			t.Errorf("%s: after the other one was changed, it %q", says, got)
+		}
+	}
+}
+
+func TestTwoDisksOfOneSerial(t *testing.T) {
+	r := crowd(&domain.Definition{Name: "a", UUID: "1", Devices: device.Set{Disks: []*device.Disk{
+		{Target: "vda", Serial: "x"}, {Target: "vdb", Serial: "x"}, {Target: "vdc"}, {Target: "vdd"},
+	}}})
+	if got, want := r.clashes("1"), []string{"tainted: disks vda and vdb have the same serial x"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestAThousandTwins has every guest share with every other: a message stays short,
+// and asking all of them is nothing that grows with the square of their number.
+func TestAThousandTwins(t *testing.T) {
+	const many = 1000
+	r := crowd()
+	for i := range many {
+		r.seat(&domain.Definition{Name: fmt.Sprintf("g%03d", i), UUID: fmt.Sprint(i), Devices: device.Set{NICs: []*device.NIC{{MAC: "52:54:00:00:00:01"}}}})
+	}
+	began := time.Now()
+	for i := range many {
+		got := r.clashes(fmt.Sprint(i))
+		if len(got) != 1 || len(got[0]) > 120 {
+			t.Fatalf("guest %d: %q", i, got)
+		}
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("asking %d guests took %v", many, took)
+	}
+	if got, want := r.clashes("7")[0], `tainted: shares MAC address 52:54:00:00:00:01 with domain "g000", "g001", "g002", 996 more`; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,283 @@
+package guest_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// misplace puts another file in the place of the store's, so that it takes no changes until find.
+func (d *daemon) misplace() (find func()) {
+	d.t.Helper()
+	path := store.Path(filepath.Join(d.dir, "data"))
+	text, err := os.ReadFile(path)
+	ok(d.t, err)
+	ok(d.t, os.Rename(path, path+".away"))
+	ok(d.t, os.WriteFile(path, text, 0o600))
+	return func() { d.t.Helper(); ok(d.t, os.Rename(path+".away", path)) }
+}
+
+// savedUnstored has a guest saved while the store refuses to say so.
+func (d *daemon) savedUnstored(name string) (g *guest.Guest, find func()) {
+	d.t.Helper()
+	g = d.define(small(name))
+	ok(d.t, g.Start(d.ctx(), guest.StartOptions{}))
+	pid := d.pid(name)
+	ok(d.t, syscall.Kill(pid, syscall.SIGSTOP))
+	saved := make(chan error, 1)
+	go func() { saved <- g.ManagedSave(context.WithoutCancel(d.ctx()), guest.SaveOptions{}) }()
+	eventually(d.t, "a save under way", func() bool { return g.Job().Kind == domain.JobSave })
+	find = d.misplace()
+	ok(d.t, syscall.Kill(pid, syscall.SIGCONT))
+	if err := <-saved; err == nil {
+		d.t.Error("nobody is told that the store does not know")
+	}
+	d.settle(g, domain.ShutOff)
+	return g, find
+}
+
+// The memory of a guest is kept, also where the store takes no change just when it was saved.
+func TestAManagedSaveThatIsStoredLate(t *testing.T) {
+	d := newDaemon(t)
+	g, find := d.savedUnstored("next")
+	d.reopen(find)
+	g = d.again(g)
+	if !g.View().ManagedSave {
+		t.Fatal("the next daemon does not know that the guest is saved")
+	}
+	d.reopen(func() {})
+	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+	d.want(d.again(g), domain.Running, domain.ReasonRestored)
+
+	g, find = d.savedUnstored("same")
+	if err := g.Start(d.ctx(), guest.StartOptions{}); err == nil {
+		t.Error("a start takes away what tells of the image")
+	}
+	find()
+	eventually(t, "what tells of the image is removed when the store does", func() bool { return gone(g.RunDir()) })
+	d.reopen(func() {})
+	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+	d.want(d.again(g), domain.Running, domain.ReasonRestored)
+}
+
+// A guest that has gone on from its image is not said to have one, whenever the store takes that.
+func TestAManagedSaveThatIsUsedUpLate(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("used"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	find := d.misplace()
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Destroy(d.ctx(), false))
+	if err := g.Start(d.ctx(), guest.StartOptions{}); err == nil {
+		t.Error("a start takes away what tells that the image is used up")
+	}
+	d.reopen(find)
+	ok(t, d.again(g).Start(d.ctx(), guest.StartOptions{}))
+	d.want(d.again(g), domain.Running, domain.ReasonBooted)
+}
+
+// What a run has left that the host did not take back yet brings back nothing: neither a guest that
+// was undefined since, nor an image that was removed.
+func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
+	d := newDaemon(t)
+	saved := func(name string) *guest.Guest {
+		g := d.define(small(name))
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		left := record(t, g)
+		ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+		d.settle(g, domain.ShutOff)
+		writeRecord(t, g, left)
+		completeSave(t, g)
+		return g
+	}
+	gone, bare := saved("gone"), saved("bare")
+	ok(t, gone.Undefine(d.ctx(), guest.UndefineOptions{ManagedSave: true}))
+	ok(t, bare.RemoveManagedSave(d.ctx()))
+	d.reopen(func() {})
+	if _, err := d.ByUUID(gone.UUID()); err == nil {
+		t.Error("a guest that was undefined is back")
+	}
+	if d.again(bare).View().ManagedSave {
+		t.Error("an image that was removed is said to be there")
+	}
+	ok(t, d.again(bare).Start(d.ctx(), guest.StartOptions{}))
+	d.want(d.again(bare), domain.Running, domain.ReasonBooted)
+}
+
+// A guest that its user has started and ended is not started with the host again by the next
+// daemon, also where the store did not take that it ran at first.
+func TestAStartThatIsStruckOffLate(t *testing.T) {
+	d := newDaemon(t)
+	d.boot = "first"
+	d.reopen(func() {})
+	pool, disk := d.shelf()
+	g := d.define(small("seen-to", disk))
+	ok(t, g.SetAutostart(d.ctx(), true))
+	ok(t, pool.Stop(d.ctx()))
+	d.Autostart(d.ctx())
+	due := func() bool {
+		var noted any
+		return d.store.Get(store.Kind{Name: "autostart", Version: 1}, g.UUID(), &noted) == nil
+	}
+	eventually(t, "a start that waits", func() bool { return strings.Contains(strings.Join(g.View().Messages, " "), "could not be started") })
+	ok(t, pool.Start(d.ctx(), volume.NoBuild))
+	find := d.misplace()
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Destroy(d.ctx(), false))
+	if !due() {
+		t.Error("the store takes changes")
+	}
+	find()
+	eventually(t, "it is struck off", func() bool { return !due() })
+}
+
+// A rename that the store refuses is none to those who listen either.
+func TestARenameThatIsRefusedIsNotAnnounced(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("before"))
+	events := d.events.Reader()
+	find := d.misplace()
+	if err := g.Rename(d.ctx(), "after"); err == nil {
+		t.Error("it is renamed")
+	}
+	find()
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	e, _, err := events.Next(d.ctx())
+	ok(t, err)
+	if c, is := e.Payload.(event.DomainChange); e.Source.Name != "before" || is && c.Change == event.Undefined {
+		t.Errorf("the first event is %+v", e)
+	}
+}
+
+// An undefine that the store refuses leaves the running guest as it was, with the marks that it was started with.
+func TestAnUndefineThatIsRefusedChangesNoMarks(t *testing.T) {
+	d := newDaemon(t)
+	of := func(team, more string) string {
+		return strings.Replace(small("given"), "<os>", more+"<metadata><l:guest xmlns:l='"+guest.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
+	}
+	g := d.define(of("a", ""))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	d.define(of("b", "<uuid>"+g.UUID()+"</uuid>"))
+	find := d.misplace()
+	if err := g.Undefine(d.ctx(), guest.UndefineOptions{}); err == nil {
+		t.Error("it is undefined")
+	}
+	find()
+	for range 2 {
+		if v := g.View(); !v.Persistent || !strings.Contains(v.Active.Metadata, `value="a"`) || !strings.Contains(v.Inactive.Metadata, `value="b"`) {
+			t.Errorf("it runs with %s, and has %v", v.Active.Metadata, v.Inactive)
+		}
+		d.reopen(func() {})
+		g = d.again(g)
+	}
+}
+
+// A guest that is saved runs from nothing else: gone on from later its image would damage the disks.
+func TestASavedGuestRunsFromNothingElse(t *testing.T) {
+	d := newDaemon(t)
+	doc := small("twice")
+	g := d.define(doc)
+	doc = strings.Replace(doc, "</name>", "</name><uuid>"+g.UUID()+"</uuid>", 1)
+	image := filepath.Join(d.dir, "image")
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.Save(d.ctx(), image, guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	_, err := d.Create(d.ctx(), doc, guest.StartOptions{})
+	refused(t, err, fault.WrongState, "managed save image")
+	_, err = d.Restore(d.ctx(), image, guest.SaveOptions{})
+	refused(t, err, fault.WrongState, "managed save image")
+	ok(t, g.RemoveManagedSave(d.ctx()))
+	_, err = d.Restore(d.ctx(), image, guest.SaveOptions{})
+	ok(t, err)
+	ok(t, g.Destroy(d.ctx(), false))
+	_, err = d.Create(d.ctx(), doc, guest.StartOptions{})
+	ok(t, err)
+}
+
+// A daemon is killed as it lets a guest run that came from its image: the guest runs under the next
+// one, and does not go on from the image again.
+func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("resumes"))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{}))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
+	d.reopen(func() {
+		r := record(t, g)
+		r["Resuming"] = true
+		r["State"].(map[string]any)["Phase"], r["State"].(map[string]any)["Reason"] = domain.Running, domain.ReasonRestored
+		writeRecord(t, g, r)
+		d.stored(g, func(r map[string]any) { r["ManagedSave"] = true })
+	})
+	g = d.again(g)
+	eventually(t, "the guest runs", func() bool {
+		answer, err := g.MonitorCommand(d.ctx(), `{"execute":"query-status"}`, false)
+		return err == nil && strings.Contains(answer, `"running": true`) || strings.Contains(answer, `"running":true`)
+	})
+	d.want(g, domain.Running, domain.ReasonRestored)
+	if g.View().ManagedSave {
+		t.Error("it has its image still")
+	}
+	ok(t, g.Suspend(d.ctx()))
+	d.reopen(func() {})
+	d.want(d.again(g), domain.Paused, domain.ReasonUser)
+}
+
+// Such a guest has ended by its own doing before the next daemon came, and is kept as it ended.
+func TestARestoreThatWasCutOffIsNotGoneOnWithAfterItsEnd(t *testing.T) {
+	d := newDaemon(t)
+	g := d.bear("ended", "<on_crash>preserve</on_crash>")
+	d.awaitFirmware(g)
+	d.poke(g, panics)
+	d.settle(g, domain.Paused)
+	d.reopen(func() {
+		r := record(t, g)
+		r["Resuming"] = true
+		writeRecord(t, g, r)
+	})
+	g = d.again(g)
+	eventually(t, "the restore is done with", func() bool { return record(t, g)["Resuming"] == nil })
+	d.want(g, domain.Paused, domain.ReasonPanicked)
+}
+
+// A running guest loses a device, just when the store takes no changes any more: whoever asked for
+// that in its definition, too, is told. Processors it is not given then.
+func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
+	d := newDaemon(t)
+	path := filepath.Join(d.dir, "stick.raw")
+	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	stick := `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='` + path + `'/><target dev='sda' bus='usb'/></disk>`
+	g := d.define(strings.Replace(small("kept", `<controller type='usb' model='qemu-xhci'/>`, stick), "<vcpu>1", "<vcpu current='1'>2", 1))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	both := guest.Affect{Live: true, Config: true}
+	pid := d.pid("kept")
+	ok(t, syscall.Kill(pid, syscall.SIGSTOP))
+	told := make(chan error, 1)
+	go func() { told <- g.Detach(context.WithoutCancel(d.ctx()), stick, both) }()
+	eventually(t, "a detach under way", func() bool { return g.Job().Kind == domain.JobModify })
+	find := d.misplace()
+	ok(t, syscall.Kill(pid, syscall.SIGCONT))
+	if err := <-told; err == nil {
+		t.Error("its client is told that it is done")
+	}
+	if v := g.View(); len(v.Active.Devices.Disks) != 0 || len(v.Inactive.Devices.Disks) != 1 {
+		t.Errorf("it runs with %d disks and is stored with %d", len(v.Active.Devices.Disks), len(v.Inactive.Devices.Disks))
+	}
+	if err := g.SetVCPUs(d.ctx(), 2, guest.VCPUOptions{Affect: both}); err == nil || g.View().Active.VCPUs.Current != 1 {
+		t.Errorf("%v, and it has %d processors", err, g.View().Active.VCPUs.Current)
+	}
+	find()
+	ok(t, g.Detach(d.ctx(), stick, guest.Affect{Config: true}))
+}

@@ -1,0 +1,113 @@
+package guest_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+var both = guest.Affect{Live: true, Config: true}
+
+// A change that is cut off, and gone on with later, takes back nothing that was changed, and answered, meanwhile.
+func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
+	d := newDaemon(t)
+	const memory = 32 << 20
+	for name, goOn := range map[string]func(pid int){
+		"same": func(pid int) { ok(t, syscall.Kill(pid, syscall.SIGCONT)) },
+		"next": func(pid int) { d.reopen(func() { ok(t, syscall.Kill(pid, syscall.SIGCONT)) }) },
+	} {
+		g := d.define(small(name))
+		ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+		pid := d.pid(name)
+		underWay := func() bool {
+			records, err := filepath.Glob(filepath.Join(g.RunDir(), "operation-*.json"))
+			return err == nil && len(records) > 0
+		}
+		ok(t, syscall.Kill(pid, syscall.SIGSTOP))
+		done := make(chan error, 1)
+		go func() { done <- g.SetMemory(d.ctx(), memory, both) }()
+		eventually(t, "it is under way", underWay)
+		g.LoseMonitor()
+		if err := <-done; err == nil {
+			t.Fatal("it is done without a monitor")
+		}
+		d.define(strings.Replace(small(name), "<name>", "<uuid>"+g.UUID()+"</uuid><title>stored</title><on_crash>restart</on_crash><name>", 1))
+		title := "running"
+		ok(t, g.SetMetadata(d.ctx(), guest.Title, &title, "", "", guest.Affect{Live: true}))
+		goOn(pid)
+		eventually(t, "it has ended", func() bool { return !underWay() })
+		v := d.again(g).View()
+		if v.Inactive.Title != "stored" || v.Inactive.OnCrash != "restart" || v.Active.Title != title {
+			t.Errorf("%s: what is stored is called %q, and what runs %q", name, v.Inactive.Title, v.Active.Title)
+		}
+		if v.Inactive.CurrentMemory != memory {
+			t.Errorf("%s: the change is not stored", name)
+		}
+	}
+}
+
+// What was changed, and then changed again, stays so, also where the journal of the first change lies there still.
+func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
+	d := newDaemon(t)
+	config := guest.Affect{Config: true}
+	source := func(name string) string {
+		path := filepath.Join(d.dir, name)
+		ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+		return `<driver name='qemu' type='raw'/><source file='` + path + `'/>`
+	}
+	stick := `<disk type='file' device='disk'>` + source("stick.raw") + `<target dev='sdb' bus='usb'/></disk>`
+	drive := func(source string) string {
+		return `<disk type='file' device='cdrom'>` + source + `<target dev='sda' bus='sata'/><readonly/></disk>`
+	}
+	g := d.define(small("left", `<controller type='usb' model='qemu-xhci'/>`, drive("")))
+	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
+	for kind, c := range map[string]struct {
+		change, back func() error
+		made         func(*domain.Definition) bool
+	}{
+		"update": {
+			func() error { return g.SetMemory(d.ctx(), 32<<20, both) },
+			func() error { return g.SetMemory(d.ctx(), 64<<20, config) },
+			func(def *domain.Definition) bool { return def.CurrentMemory == 32<<20 },
+		},
+		"attach": {
+			func() error { return g.Attach(d.ctx(), stick, both) },
+			func() error { return g.Detach(d.ctx(), stick, config) },
+			func(def *domain.Definition) bool { return len(def.Devices.Disks) == 2 },
+		},
+		"media": {
+			func() error { return g.Update(d.ctx(), drive(source("medium.iso")), both, false) },
+			func() error { return g.Update(d.ctx(), drive(""), config, false) },
+			func(def *domain.Definition) bool { return def.Devices.Disks[0].Source.Path() != "" },
+		},
+	} {
+		var at string
+		var text []byte
+		ok(t, d.whileStopped(g, c.change, func() {
+			eventually(t, "it is noted", func() bool {
+				noted, _ := filepath.Glob(filepath.Join(g.RunDir(), "operation-*.json"))
+				if len(noted) == 1 {
+					at = noted[0]
+					text, _ = os.ReadFile(at)
+				}
+				return len(text) > 0
+			})
+		}))
+		if !c.made(g.View().Inactive) {
+			t.Errorf("%s: the change is not stored", kind)
+		}
+		ok(t, c.back())
+		d.reopen(func() { ok(t, os.WriteFile(at, text, 0o600)) })
+		g = d.again(g)
+		eventually(t, "the journal is read", func() bool { return gone(at) })
+		if c.made(g.View().Inactive) {
+			t.Errorf("%s: the change is made once more", kind)
+		}
+		eventually(t, "QEMU has been asked what was missed", func() bool { return g.Job().Kind == domain.JobNone })
+	}
+}

@@ -1,0 +1,125 @@
+package guest
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+)
+
+// slot is a place for a processor, as QEMU names it.
+type slot struct {
+	Type  string
+	Props map[string]any
+	Path  string `json:"qom-path"` // empty: nothing is there
+}
+
+// querySlots lists the places for processors in the order in which they are filled.
+func querySlots(ctx context.Context, s *qmp.Session) ([]slot, error) {
+	var slots []slot
+	if err := s.Execute(ctx, "query-hotpluggable-cpus", nil, &slots); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(slots, func(a, b slot) int {
+		return cmp.Or(compareProp(a, b, "socket-id"), compareProp(a, b, "die-id"), compareProp(a, b, "core-id"), compareProp(a, b, "thread-id"))
+	})
+	return slots, nil
+}
+
+func compareProp(a, b slot, name string) int {
+	x, _ := a.Props[name].(float64)
+	y, _ := b.Props[name].(float64)
+	return cmp.Compare(x, y)
+}
+
+func filled(slots []slot) (n uint) {
+	for _, sl := range slots {
+		if sl.Path != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// plugVCPUs plugs or unplugs processors until there are n, and says how many
+// there are then, also on failure; 0 says that this is not known.
+func plugVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
+	slots, err := querySlots(ctx, s)
+	if err != nil {
+		return 0, err
+	}
+	if have := filled(slots); have > n {
+		return unplugVCPUs(ctx, s, slots, n)
+	}
+	have := filled(slots)
+	for i := 0; i < len(slots) && have < n; i++ {
+		if slots[i].Path != "" {
+			continue
+		}
+		args := map[string]any{"driver": slots[i].Type, "id": "vcpu" + strconv.Itoa(i)}
+		maps.Copy(args, slots[i].Props)
+		if err := failpoint.Err("vcpu.plug"); err != nil {
+			return have, err
+		}
+		if err := s.Execute(ctx, "device_add", args, nil); err != nil {
+			return have, err
+		}
+		failpoint.Reach("vcpu.plugged")
+		have++
+	}
+	return have, nil
+}
+
+// unplugVCPUs asks the guest to let processors go until n are left, and waits
+// a little for it to do so.
+func unplugVCPUs(ctx context.Context, s *qmp.Session, slots []slot, n uint) (uint, error) {
+	have := filled(slots)
+	asked := have
+	for i := len(slots) - 1; i > 0 && asked > n; i-- {
+		id, hot := strings.CutPrefix(slots[i].Path, "/machine/peripheral/")
+		if !hot {
+			continue // what the machine was made with cannot be taken away
+		}
+		if err := s.Execute(ctx, "device_del", map[string]any{"id": id}, nil); err != nil {
+			return have, err
+		}
+		asked--
+	}
+	if asked != n {
+		return have, fault.New(fault.Unsupported, fault.Domain, "the guest was started with %d vCPUs, which cannot be unplugged", asked)
+	}
+	return awaitVCPUs(ctx, s, n)
+}
+
+// slotInterval is how often QEMU is asked whether the guest has let go. Its event
+// of that goes to the guest's loop, beside which this work runs.
+const slotInterval = 20 * time.Millisecond
+
+func awaitVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
+	patience, cancel := context.WithTimeout(ctx, detachPatience)
+	defer cancel()
+	again := time.NewTicker(slotInterval)
+	defer again.Stop()
+	for {
+		slots, err := querySlots(ctx, s)
+		if err != nil {
+			return 0, err
+		}
+		have := filled(slots)
+		if have <= n {
+			return have, nil
+		}
+		select {
+		case <-again.C:
+		case <-patience.Done():
+			return have, fault.New(fault.Timeout, fault.Domain, "the guest was asked to let go of vCPUs and still has %d instead of %d", have, n)
+		}
+	}
+}

@@ -1,0 +1,191 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// A job may write to an image below the top one, which QEMU has open to read. It is lent that image to write
+// for as long as the job takes: what its header says is noted as for every image that a QEMU writes, its label
+// or the guest's profile lets QEMU write, and QEMU is handed another descriptor. All of it may be repeated.
+
+// openShown opens the chain of a disk of a running guest, and refuses one that is not the chain that the
+// guest's definition shows, or has other files than those that QEMU has open.
+func (r *Registry) openShown(ctx context.Context, run *run, fences map[string][]string, d *device.Disk) (image.Chain, error) {
+	path, format, err := r.source(d)
+	if err != nil {
+		return nil, err
+	}
+	chain, err := image.OpenChain(fenced(ctx, fences, d), path, format)
+	if err == nil {
+		if err = r.isShown(chain, run, d); err != nil {
+			chain.Close()
+		}
+	}
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot use the images of disk %s", d.Target)
+	}
+	return chain, nil
+}
+
+func (r *Registry) isShown(chain image.Chain, run *run, d *device.Disk) error {
+	images := d.Images()
+	if len(chain) != len(images) {
+		return fault.New(fault.WrongState, fault.Volume, "their headers make a chain of %d, and the guest runs on %d; put back what they said (qemu-img rebase -u)", len(chain), len(images))
+	}
+	for i, l := range chain {
+		if i > 0 && l.Path != images[i].Path() {
+			return fault.New(fault.WrongState, fault.Volume, "%s lies where the guest has %s; put back what the header above says (qemu-img rebase -u)", l.Path, images[i].Path())
+		}
+		at, _, err := whereIs(l.File)
+		if err != nil {
+			return err
+		}
+		if !r.Kernel.HasOpen(run.PID, at) {
+			return fault.New(fault.WrongState, fault.Volume, "%s is another file than the one that QEMU (process %d) has open; put that back", l.Path, run.PID)
+		}
+	}
+	return nil
+}
+
+// lendToWrite lets a running QEMU write to one image of a disk, by its place in the chain: 1 is the one below
+// the top. Of an error that QEMU did not answer nobody knows what came of it.
+func (g *Guest) lendToWrite(ctx context.Context, r *run, d *device.Disk, place int) error {
+	chain, err := g.reg.openShown(ctx, r, g.View().fences, d)
+	if err != nil {
+		return err
+	}
+	defer chain.Close()
+	s, err := r.monitor()
+	if err != nil {
+		return err
+	}
+	held, err := fileSets(ctx, s)
+	if err != nil {
+		return err
+	}
+	l, number := &chain[place], d.Nodes()[place]
+	if !qemu.IsLent(held, number) { // else its QEMU is who may write there
+		if err := fsguard.Run(ctx, l.Path, func() error { return image.CheckAlone(l.File) }); err != nil {
+			return err
+		}
+	}
+	write, err := handOut(ctx, l, unix.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer write.Close() // QEMU has its own, or none
+	if err := fsguard.Run(ctx, l.Path, l.Lend); err != nil {
+		return err
+	}
+	if err := r.labels.lendToWrite(ctx, number, write); err != nil || r.User == nil { // then QEMU opens the path
+		return err
+	}
+	read, err := handOut(ctx, l, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer read.Close()
+	return executeAll(ctx, s, qemu.Lend(held, number, write, read))
+}
+
+func handOut(ctx context.Context, l *image.Layer, mode int) (*os.File, error) {
+	return fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.HandOut(mode) }, func(f *os.File) { _ = f.Close() })
+}
+
+// executeAll does steps until QEMU refuses one, or does not answer.
+func executeAll(ctx context.Context, s *qmp.Session, steps []qemu.Step) error {
+	for _, step := range steps {
+		if err := execute(ctx, s, step); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// written is an image that QEMU was lent to write.
+type written struct {
+	Number uint // of its node
+	Path   string
+	Format string
+}
+
+// takeBackToRead takes back what lendToWrite gave, once the job has ended. QEMU is asked for nothing when it
+// has ended. Kept says that QEMU closes the image only when its guest runs; the rest is done then, too.
+func (g *Guest) takeBackToRead(ctx context.Context, r *run, w written) (kept bool, err error) {
+	if r != nil && !r.gone() && r.User != nil {
+		s, err := r.monitor()
+		if err != nil {
+			return false, err
+		}
+		if err := g.readAgain(ctx, s, w.Number); err != nil {
+			return false, err
+		}
+		if kept, err = takeBackFiles(ctx, s, w.Number); err != nil {
+			return false, err
+		}
+	}
+	f, err := openNamed(ctx, w.Path, unix.O_RDONLY)
+	if errors.Is(err, os.ErrNotExist) {
+		return kept, nil
+	}
+	if err != nil {
+		return kept, err
+	}
+	defer f.Close()
+	if r != nil {
+		if err := r.labels.takeBackToRead(ctx, w.Number, f); err != nil {
+			return kept, err
+		}
+	}
+	changed, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.TakeBack(w.Path, image.Format(w.Format)) }, nil)
+	if changed {
+		g.log.Error("a QEMU, or somebody while it ran, has changed what the header of an image names below it; the image is not used so", "path", w.Path)
+	}
+	return kept, err
+}
+
+// readAgain has QEMU open an image to read only, if it is one below the top of a disk.
+func (g *Guest) readAgain(ctx context.Context, s *qmp.Session, number uint) error {
+	def := g.View().Active
+	if def == nil {
+		return nil
+	}
+	for _, d := range def.Devices.Disks {
+		if step, is := qemu.ReadAgain(d, number); is {
+			return execute(ctx, s, step)
+		}
+	}
+	return nil
+}
+
+// takeBackFiles has QEMU let go of the descriptors of an image that it was lent. Kept says that it has not:
+// one that is paused does not close them.
+func takeBackFiles(ctx context.Context, s *qmp.Session, number uint) (kept bool, err error) {
+	held, err := fileSets(ctx, s)
+	if err != nil {
+		return false, err
+	}
+	steps := qemu.TakeBack(held, number)
+	if err := executeAll(ctx, s, steps); err != nil || len(steps) == 0 {
+		return false, err
+	}
+	held, err = fileSets(ctx, s)
+	return len(qemu.TakeBack(held, number)) > 0, err
+}
+
+// fileSets asks QEMU which files it holds for its block nodes.
+func fileSets(ctx context.Context, s *qmp.Session) (held []qemu.FileSet, err error) {
+	err = s.Execute(ctx, "query-fdsets", nil, &held)
+	return held, err
+}

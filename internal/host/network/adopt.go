@@ -1,0 +1,191 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+)
+
+const (
+	adoptAtOnce = 8                // networks adopted side by side
+	adoptWait   = 20 * time.Second // for one of them
+)
+
+// adoptAll takes over what an earlier daemon left running, or half made, each network
+// within its own time: none holds up the others.
+func (s *Networks) adoptAll(ctx context.Context) {
+	records, err := operation.Files{Dir: s.Run}.Read()
+	if err != nil {
+		s.Log.Error("cannot read what an earlier daemon was cut off in", "error", err)
+	}
+	all := map[string][]operation.Record{}
+	for _, r := range records {
+		all[r.Owner] = append(all[r.Owner], r)
+	}
+	found, _ := filepath.Glob(filepath.Join(s.Run, "*"+runningSuffix)) // fails for a pattern that is wrong only
+	for _, path := range found {
+		id := strings.TrimSuffix(filepath.Base(path), runningSuffix)
+		all[id] = append(all[id], nil...) // one that runs has an entry, also without records
+	}
+	var group errgroup.Group
+	group.SetLimit(adoptAtOnce)
+	for id, records := range all {
+		group.Go(func() error {
+			if err := s.adoptOne(ctx, id, records); err != nil {
+				s.Log.Error("cannot adopt a network", "uuid", id, "error", err)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // each failure has been logged
+}
+
+// adoptOne settles first what was cut off: that changes what there is to be adopted.
+func (s *Networks) adoptOne(ctx context.Context, id string, records []operation.Record) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait,
+		fault.New(fault.Timeout, fault.Network, "not adopted within %v", adoptWait))
+	defer cancel()
+	n, err := s.found(id)
+	if err != nil {
+		return err
+	}
+	return n.change(ctx, func() error {
+		if err := n.reopen(ctx, records); err != nil {
+			return err
+		}
+		r, err := n.readRunning()
+		if r == nil || n.ops.Has(startKind.Name) || n.ops.Has(stopKind.Name) {
+			return err
+		}
+		return n.adopt(ctx, r)
+	})
+}
+
+// found gives the network that something was found of. One that is neither defined nor recorded
+// to run is nobody's: only what is left of it is removed.
+func (s *Networks) found(id string) (*Network, error) {
+	if n, err := s.ByUUID(id); err == nil {
+		return n, nil
+	}
+	n := s.newNetwork(id, id)
+	r, err := n.readRunning()
+	if r == nil {
+		return n, err
+	}
+	return s.claim(r.Definition)
+}
+
+// adopt runs with the turn.
+func (n *Network) adopt(ctx context.Context, r *running) error {
+	d := r.Definition
+	if r.Boot != n.home.boot || !stillThere(d) {
+		if r.Boot == n.home.boot {
+			n.home.Log.Warn("a network was found half gone and is ended", "network", n.name)
+		}
+		return n.down(ctx, d)
+	}
+	// Guests are on its bridge: a network that lacks something is adopted too.
+	err := errors.Join(forward(d), n.resume(ctx, d, r.Service))
+	v := View{}
+	if now := n.View(); now != nil {
+		v = *now
+	}
+	v.Live = d
+	v.chosenBridge = v.chosenBridge || r.ChosenBridge
+	n.publish(v)
+	if err = errors.Join(err, n.mark(d, v.chosenBridge)); err == nil {
+		return nil
+	}
+	n.home.Log.Error("a running network is adopted without all that belongs to it; that is tried again", "network", n.name, "error", err)
+	op, err := n.ops.Follow(mendKind.Name, &mend{n}, operation.Record{})
+	if err == nil {
+		_ = op.Run(ctx) // what cannot be made yet is owed
+	}
+	return err
+}
+
+// mendKind makes what a running network lacks when it can be.
+var mendKind = operation.Kind[*Network]{
+	Name: "network-mend", Version: 1, Class: operation.Change,
+	Steps: []string{"resume"},
+	Bind:  func(n *Network) operation.Work { return &mend{n} },
+}
+
+type mend struct{ n *Network }
+
+// Steps implements operation.Work.
+func (m *mend) Steps() []operation.Step {
+	return []operation.Step{{Name: "resume", Effect: operation.Process, Decisive: true, Do: m.resume}}
+}
+
+func (m *mend) resume(ctx context.Context) error {
+	n := m.n
+	v := n.View()
+	if v == nil || v.Live == nil {
+		return nil // it is not adopted yet, and what it lacks then is found again
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, adoptWait, fault.New(fault.Timeout, fault.Network, "not there within %v", adoptWait))
+	defer cancel()
+	if err := errors.Join(forward(v.Live), n.resume(ctx, v.Live, nil)); err != nil {
+		return err
+	}
+	if err := n.mark(v.Live, v.chosenBridge); err != nil {
+		return err
+	}
+	n.home.Log.Info("a running network has all that belongs to it again", "network", n.name)
+	return nil
+}
+
+// resume makes sure that everything a network consists of is there. Was is the process that
+// served it; nil: any dnsmasq with its files.
+func (n *Network) resume(ctx context.Context, d *Definition, was *hostnet.Process) error {
+	refused := n.applyRules(d)
+	if n.service != nil { // another try needs not see to it
+		return refused
+	}
+	return errors.Join(refused, n.resumeService(ctx, d, was))
+}
+
+// resumeService makes sure that a network's dnsmasq serves it.
+func (n *Network) resumeService(ctx context.Context, d *Definition, was *hostnet.Process) error {
+	content, needed := d.service()
+	service, err := hostnet.AdoptDnsmasq(n.files(), was)
+	if err != nil {
+		service, err = hostnet.AdoptDnsmasq(n.files(), nil) // one that was started just before a kill
+	}
+	if err != nil {
+		if was != nil {
+			n.home.Log.Warn("the dnsmasq of a network has ended; a new one is started", "network", n.name, "reason", err)
+		}
+		return n.serve(ctx, d)
+	}
+	switch configured, hosts := service.Has(content); {
+	case needed && configured && hosts:
+		n.watch(service)
+		return nil
+	case needed && configured:
+		n.watch(service)
+		return service.Reload(content)
+	}
+	if err := service.Stop(ctx); err != nil {
+		return err
+	}
+	return n.serve(ctx, d)
+}
+
+// stillThere reports whether the links of a network exist as they were made.
+func stillThere(d *Definition) bool {
+	if !d.Managed() {
+		return admitLinks(d) == nil
+	}
+	own, _ := ownBridge(d) // without an answer it is not known to be
+	return own
+}

@@ -1,0 +1,98 @@
+package network
+
+import (
+	"os"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
+	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+const lateBridge = "lodge-late"
+
+// lateNetwork is a network that is to be started with its host, which has just booted and has not
+// made the bridge yet that the network's guests are to be on.
+func lateNetwork(t *testing.T) *Network {
+	t.Helper()
+	_, n := lateNetworkOf(t)
+	return n
+}
+
+func lateNetworkOf(t *testing.T) (*daemon, *Network) {
+	t.Helper()
+	d := newDaemon(t)
+	s := d.open(t)
+	n, err := s.Define(t.Context(), `<network><name>late</name><forward mode='bridge'/><bridge name='`+lateBridge+`'/></network>`, false)
+	ok(t, err)
+	ok(t, n.SetAutostart(t.Context(), true))
+	s.Close()
+	ok(t, os.RemoveAll(d.Run)) // as a boot does
+	s = d.open(t)
+	t.Cleanup(func() { endAll(t, s) })
+	n, err = s.ByName("late")
+	ok(t, err)
+	if n.View().Active() {
+		t.Fatal("a network without its bridge is active")
+	}
+	return d, n
+}
+
+func makeLateBridge(t *testing.T) {
+	t.Helper()
+	ok(t, hostnet.CreateBridge(hostnet.Bridge{Name: lateBridge}))
+	t.Cleanup(func() { ok(t, hostnet.Remove(lateBridge)) })
+}
+
+func TestANetworkWhoseBridgeComesLateIsStarted(t *testing.T) {
+	linktest.Need(t)
+	awaitStarted(t, lateNetwork(t))
+}
+
+// The next daemon of that boot goes on with it, and starts no other that was ended.
+func TestTheNextDaemonStartsANetworkWhoseBridgeComesLate(t *testing.T) {
+	linktest.Need(t)
+	d, n := lateNetworkOf(t)
+	n.home.Close()
+	s := d.open(t)
+	n, err := s.ByName("late")
+	ok(t, err)
+	awaitStarted(t, n)
+	ok(t, n.Destroy(t.Context()))
+	s.Close()
+	n, err = d.open(t).ByName("late")
+	ok(t, err)
+	if n.due || n.View().Active() {
+		t.Error("a network that its user has ended is started again")
+	}
+}
+
+func awaitStarted(t *testing.T, n *Network) {
+	t.Helper()
+	makeLateBridge(t)
+	for r := n.home.Events.ReaderAfter(0); ; {
+		e, _, err := r.Next(t.Context())
+		ok(t, err)
+		if e.Payload == (event.NetworkChange{Change: event.Started}) {
+			return
+		}
+	}
+}
+
+func TestANetworkThatItsUserSawToIsNotStartedLate(t *testing.T) {
+	linktest.Need(t)
+	unmarked, forgotten, ended := lateNetwork(t), lateNetwork(t), lateNetwork(t)
+	ok(t, unmarked.SetAutostart(t.Context(), false))
+	ok(t, forgotten.Undefine(t.Context()))
+	makeLateBridge(t)
+	if err := ended.Start(t.Context()); err != nil && !ended.View().Active() { // else it was just tried again
+		t.Fatal(err)
+	}
+	ok(t, ended.Destroy(t.Context()))
+	for what, n := range map[string]*Network{"not marked any more": unmarked, "forgotten": forgotten, "started and ended": ended} {
+		if err := n.startDue(t.Context()); !fault.Is(err, fault.Aborted) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

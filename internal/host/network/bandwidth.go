@@ -1,0 +1,56 @@
+package network
+
+import (
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// CheckBandwidth refuses bounds of a NIC that are not built: what a guest sends
+// can only be dropped on the host, not held back, and a floor is a promise that
+// all of a network's other guests would have to be held to.
+func CheckBandwidth(nic *device.NIC) error {
+	in := nic.Inbound
+	switch {
+	case nic.Outbound != nil:
+		return unbuilt(nic, "a bound of outbound traffic")
+	case in == nil:
+		return nil
+	case nic.Type == "user" || nic.Type == "direct":
+		return unbuilt(nic, "a bound of traffic on interfaces of type "+nic.Type)
+	case in.Floor != 0:
+		return unbuilt(nic, "a floor of inbound traffic")
+	case in.Average == 0 || in.Average >= 1<<22 || in.Peak >= 1<<22 || in.Burst >= 1<<22:
+		return fault.New(fault.Invalid, fault.Config, "interface %s: an inbound average is needed, and all bounds below %d KiB", nic.MAC, uint64(1)<<22)
+	}
+	return nil
+}
+
+func unbuilt(nic *device.NIC, what string) error {
+	return fault.New(fault.Unsupported, fault.Config, "interface %s: %s is not supported; inbound average, peak and burst are", nic.MAC, what)
+}
+
+// onLink refuses bounds of a NIC that its network puts on a link of the host: what the host holds back there is
+// what the guest sends.
+func onLink(nic *device.NIC) error {
+	if nic.Inbound == nil {
+		return nil
+	}
+	return unbuilt(nic, "a bound of traffic on a network that forwards to interfaces of the host directly")
+}
+
+// SetBandwidth holds the host's end of a NIC to its bounds.
+func SetBandwidth(nic *device.NIC, ifName string) error {
+	if err := CheckBandwidth(nic); err != nil {
+		return err
+	}
+	if nic.Inbound == nil {
+		return hostnet.SetShape(ifName, nil)
+	}
+	if l, err := hostnet.ByName(ifName); err == nil && l.Kind == "macvtap" {
+		return onLink(nic)
+	}
+	return hostnet.SetShape(ifName, &hostnet.Shape{
+		Rate: nic.Inbound.Average << 10, Peak: nic.Inbound.Peak << 10, Burst: nic.Inbound.Burst << 10,
+	})
+}

@@ -1,0 +1,435 @@
+package network
+
+import (
+	"encoding/binary"
+	"math"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// Bounds on what a definition may ask for.
+const (
+	maxRange = 65536 // addresses in one DHCP range
+	maxMTU   = 65535
+	maxIPs   = 256
+	// maxWays bounds the ways out of a network, each of which is a rule of the
+	// firewall or two: from each of its subnets by each of its interfaces.
+	maxWays = 4096
+)
+
+// check refuses a definition that could never run, whatever the host has.
+func (d *Definition) check() error {
+	for _, check := range []func() error{
+		d.checkNames, d.checkBridge, d.checkForward, d.checkAddresses, d.checkDNS, d.checkRoutes, d.checkPortGroups, d.checkServed,
+	} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// invalid is about a value that is wrong by itself: libvirt's code for a wrong document.
+func invalid(format string, args ...any) error {
+	return fault.New(fault.Invalid, fault.XML, format, args...)
+}
+
+// unsuitable is about values that are right each and cannot be together.
+func unsuitable(format string, args ...any) error {
+	return fault.New(fault.Invalid, fault.Config, format, args...)
+}
+
+func (d *Definition) checkNames() error {
+	if strings.TrimSpace(d.Name) == "" {
+		return fault.New(fault.Invalid, fault.XML, "the network has no name")
+	}
+	if strings.ContainsAny(d.Name, "/\n") || len(d.Name) > 255 {
+		return fault.New(fault.Invalid, fault.XML, "the name %q of a network holds a slash or a line end, or is too long", d.Name)
+	}
+	if d.UUID != "" {
+		id, err := uuid.Parse(d.UUID)
+		if err != nil {
+			return fault.New(fault.Invalid, fault.XML, "%q is no UUID", d.UUID)
+		}
+		d.UUID = id.String()
+	}
+	if strings.Contains(d.Title, "\n") {
+		return fault.New(fault.Invalid, fault.XML, "the title of network %q holds a line end", d.Name)
+	}
+	return nil
+}
+
+func (d *Definition) checkBridge() error {
+	if name := d.Bridge.Name; name != "" {
+		if d.Managed() && isBridgeRow(name) {
+			name = strings.Replace(name, "%d", "0", 1)
+		}
+		if err := hostnet.CheckName(name); err != nil {
+			return invalid("%v", err)
+		}
+		if strings.ContainsAny(d.Bridge.Name, `,*"\`) { // by which dnsmasq would serve on others, too
+			return invalid("the bridge of network %q is called %q: leave out commas, asterisks, quotes and backslashes", d.Name, d.Bridge.Name)
+		}
+	}
+	if d.MTU != 0 && (d.MTU < 68 || d.MTU > maxMTU) {
+		return invalid("an MTU of %d bytes is outside of 68 to %d", d.MTU, maxMTU)
+	}
+	if d.MAC == "" {
+		return nil
+	}
+	if !d.Managed() {
+		return unsuitable("network %q has forward mode %q and so no bridge to give the MAC address %s to", d.Name, d.Forward.Mode, d.MAC)
+	}
+	return checkMAC(d.MAC)
+}
+
+func checkMAC(s string) error {
+	mac, err := device.ParseMAC(s)
+	if err != nil {
+		return invalid("%v", err)
+	}
+	if mac[0]&1 != 0 {
+		return invalid("the MAC address %s is for groups, not for one", s)
+	}
+	return nil
+}
+
+func (d *Definition) checkForward() error {
+	seen := map[string]bool{}
+	for _, name := range d.Forward.Interfaces {
+		if err := hostnet.CheckName(name); err != nil {
+			return invalid("%v", err)
+		}
+		if seen[name] {
+			return invalid("network %q names interface %q twice", d.Name, name)
+		}
+		seen[name] = true
+	}
+	if ways := max(len(d.IPs)+len(d.Routes), 1) * max(len(seen), 1); ways > maxWays {
+		return unsuitable("network %q has %d ways out, by each of its interfaces from each of its addresses and routes, and may have %d", d.Name, ways, maxWays)
+	}
+	switch d.Forward.Mode {
+	case ForwardNone:
+	case ForwardNAT, ForwardRoute:
+		if len(d.IPs) == 0 {
+			return invalid("network %q forwards by %s and has no address; give it an <ip>", d.Name, d.Forward.Mode)
+		}
+	case ForwardOpen:
+		if len(d.IPs) == 0 {
+			return invalid("network %q is open and has no address; give it an <ip>", d.Name)
+		}
+		if len(d.Forward.Interfaces) > 0 {
+			return invalid("network %q is open, which leaves no interface to forward to", d.Name)
+		}
+	case ForwardBridge, ForwardPrivate, ForwardVEPA, ForwardPassthrough:
+		return d.checkUnmanaged()
+	}
+	return nil
+}
+
+func (d *Definition) checkUnmanaged() error {
+	if len(d.IPs)+len(d.Routes) > 0 || d.DNS.describe() != nil || d.Domain != (Domain{}) {
+		return unsuitable("network %q has forward mode %q: addresses, routes, names and DHCP come from outside and cannot be defined", d.Name, d.Forward.Mode)
+	}
+	hasBridge, hasLinks := d.Bridge.Name != "", len(d.Forward.Interfaces) > 0
+	switch {
+	case hasBridge && hasLinks:
+		return invalid("network %q names both a bridge and interfaces to forward to; give one", d.Name)
+	case hasBridge && d.Forward.Mode != ForwardBridge:
+		return invalid("network %q has forward mode %q, which uses no bridge; name an interface", d.Name, d.Forward.Mode)
+	case !hasBridge && !hasLinks:
+		return invalid("network %q has forward mode %q and names neither a bridge nor an interface", d.Name, d.Forward.Mode)
+	}
+	return nil
+}
+
+func (d *Definition) checkAddresses() error {
+	if len(d.IPs) > maxIPs {
+		return unsuitable("network %q has %d addresses and may have %d", d.Name, len(d.IPs), maxIPs)
+	}
+	served := map[bool]bool{} // is IPv4 -> DHCP has been seen
+	for i, ip := range d.IPs {
+		if err := checkHostAddress(ip); err != nil {
+			return err
+		}
+		for _, other := range d.IPs[:i] {
+			if ip.Prefix().Overlaps(other.Prefix()) {
+				return unsuitable("the addresses %s and %s of network %q overlap", other.Prefix(), ip.Prefix(), d.Name)
+			}
+		}
+		if ip.TFTPRoot != "" && (!strings.HasPrefix(ip.TFTPRoot, "/") || !plain(ip.TFTPRoot)) {
+			return invalid("the TFTP root %q is no absolute path", ip.TFTPRoot)
+		}
+		if ip.DHCP == nil {
+			continue
+		}
+		if served[ip.Address.Is4()] {
+			return unsuitable("network %q serves DHCP on more than one address of a family", d.Name)
+		}
+		served[ip.Address.Is4()] = true
+		if err := ip.checkDHCP(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkHostAddress(ip IP) error {
+	p := ip.Prefix()
+	if !p.IsValid() || ip.Bits == 0 {
+		return invalid("a prefix of %d bits does not go with address %s", ip.Bits, ip.Address)
+	}
+	if ip.Address.IsUnspecified() || ip.Address.IsMulticast() || ip.Address.IsLoopback() {
+		return invalid("the host cannot have the address %s", ip.Address)
+	}
+	if ip.Address.Is4() && ip.Bits < 31 && (ip.Address == p.Masked().Addr() || ip.Address == last(p)) {
+		return invalid("the address %s is the first or the last of its network, which a host cannot have", p)
+	}
+	return nil
+}
+
+// last is the highest address of a prefix, the broadcast address in IPv4.
+func last(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < p.Addr().BitLen(); i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+func (ip IP) checkDHCP() error {
+	for _, r := range ip.DHCP.Ranges {
+		if err := ip.checkRange(r); err != nil {
+			return err
+		}
+	}
+	sorted := slices.SortedFunc(slices.Values(ip.DHCP.Ranges), func(a, b Range) int { return a.First.Compare(b.First) })
+	for i := 1; i < len(sorted); i++ {
+		if before, r := sorted[i-1], sorted[i]; !before.Last.Less(r.First) {
+			return unsuitable("the DHCP ranges %s to %s and %s to %s overlap", before.First, before.Last, r.First, r.Last)
+		}
+	}
+	known := map[any]bool{}
+	for _, h := range ip.DHCP.Hosts {
+		if err := ip.checkHost(h); err != nil {
+			return err
+		}
+		// Neither is written like another, and what is not given is nobody's.
+		for _, is := range []any{"MAC " + h.MAC, "ID " + h.ID, h.Address} {
+			if known[is] && is != "MAC " && is != "ID " && is != (netip.Addr{}) {
+				return invalid("two DHCP hosts share a MAC address, an ID or an address (%s %s)", h.MAC+h.ID, text(h.Address))
+			}
+			known[is] = true
+		}
+	}
+	b := ip.DHCP.Bootp
+	if b == nil {
+		return nil
+	}
+	if ip.Address.Is6() {
+		return invalid("<bootp> is for IPv4 only")
+	}
+	if b.File == "" || !listItem(b.File) || !listItem(b.Server) {
+		return invalid("<bootp> needs a file, and neither file nor server may hold a comma or a blank")
+	}
+	return nil
+}
+
+func (ip IP) checkRange(r Range) error {
+	p := ip.Prefix()
+	if !r.First.IsValid() || !r.Last.IsValid() {
+		return invalid("a DHCP range needs a start and an end")
+	}
+	if !p.Contains(r.First) || !p.Contains(r.Last) {
+		return invalid("the DHCP range %s to %s is not within %s", r.First, r.Last, p.Masked())
+	}
+	if r.Last.Less(r.First) {
+		return invalid("the DHCP range %s to %s ends before it starts", r.First, r.Last)
+	}
+	if ip.Address.Is4() && ip.Bits < 31 && (r.First == p.Masked().Addr() || r.Last == last(p)) {
+		return invalid("the DHCP range %s to %s holds the first or the last address of %s", r.First, r.Last, p.Masked())
+	}
+	if beyond(r) >= maxRange {
+		return unsuitable("the DHCP range %s to %s holds more than %d addresses", r.First, r.Last, maxRange)
+	}
+	return nil
+}
+
+// beyond counts the addresses of a range behind its first, up to 64 bits.
+func beyond(r Range) uint64 {
+	first, last := r.First.As16(), r.Last.As16()
+	low, borrow := bits.Sub64(binary.BigEndian.Uint64(last[8:]), binary.BigEndian.Uint64(first[8:]), 0)
+	if high, _ := bits.Sub64(binary.BigEndian.Uint64(last[:]), binary.BigEndian.Uint64(first[:]), borrow); high > 0 {
+		return math.MaxUint64
+	}
+	return low
+}
+
+func (ip IP) checkHost(h Host) error {
+	if h.MAC == "" && h.Name == "" && h.ID == "" {
+		return invalid("a DHCP host needs a MAC address, a name or an ID to be known by")
+	}
+	if h.MAC != "" {
+		if err := checkMAC(h.MAC); err != nil {
+			return err
+		}
+	}
+	if h.Name != "" && !hostName(h.Name) {
+		return invalid("%q is no name for a DHCP host", h.Name)
+	}
+	if h.ID != "" && !listItem(h.ID) {
+		return invalid("%q is no DHCP client ID", h.ID)
+	}
+	switch {
+	case ip.Address.Is4() && h.ID != "":
+		return invalid("DHCP host %q: IDs are for IPv6; use the MAC address", h.ID)
+	case ip.Address.Is6() && h.MAC != "":
+		return invalid("DHCP host %s: IPv6 knows hosts by ID or name, not by MAC address", h.MAC)
+	case !h.Address.IsValid():
+		if h.Name == "" {
+			return invalid("DHCP host %s%s has neither an address nor a name to be given", h.MAC, h.ID)
+		}
+	case !ip.Prefix().Contains(h.Address) || h.Address == ip.Address:
+		return invalid("the address %s of a DHCP host is not within %s, or is the host's own", h.Address, ip.Prefix().Masked())
+	}
+	return nil
+}
+
+func (d *Definition) checkDNS() error {
+	if d.Domain.Name != "" && !hostName(d.Domain.Name) || d.Domain.Name == "" && d.Domain.LocalOnly != device.Unset {
+		return invalid("%q is no name for a DNS domain", d.Domain.Name)
+	}
+	for _, f := range d.DNS.Forwarders {
+		if f.Domain == "" && !f.Address.IsValid() || f.Domain != "" && !hostName(f.Domain) {
+			return invalid("a DNS forwarder needs a domain or an address")
+		}
+	}
+	for _, t := range d.DNS.TXTs {
+		if t.Name == "" || !listItem(t.Name) || !plain(t.Value) {
+			return invalid("the DNS text record %q has no name, or holds a blank in it or a line end", t.Name)
+		}
+	}
+	named := map[netip.Addr]bool{}
+	for _, h := range d.DNS.Hosts {
+		if err := checkNameHost(h); err != nil {
+			return err
+		}
+		if named[h.Address] {
+			return invalid("two DNS hosts have the address %s; give one all the names", h.Address)
+		}
+		named[h.Address] = true
+	}
+	for _, s := range d.DNS.SRVs {
+		if err := s.check(); err != nil {
+			return err
+		}
+	}
+	for _, o := range d.Options {
+		if !plain(o) {
+			return invalid("a dnsmasq option holds a line end")
+		}
+	}
+	return nil
+}
+
+func checkNameHost(h NameHost) error {
+	if !h.Address.IsValid() || len(h.Names) == 0 {
+		return invalid("a DNS host needs an address and a name")
+	}
+	for _, n := range h.Names {
+		if !hostName(n) {
+			return invalid("%q is no name for a DNS host", n)
+		}
+	}
+	return nil
+}
+
+func (s SRV) check() error {
+	if s.Service == "" || s.Protocol == "" {
+		return invalid("a DNS service record needs a service and a protocol")
+	}
+	for _, name := range []string{s.Service, s.Protocol, s.Domain, s.Target} {
+		if name != "" && !hostName(name) {
+			return invalid("%q is no name for a DNS service record", name)
+		}
+	}
+	if s.Target == "" && (s.Port != 0 || s.Priority != 0 || s.Weight != 0) {
+		return invalid("the DNS service record %q needs a target to have a port, a priority or a weight", s.Service)
+	}
+	if s.Port > 65535 || s.Priority > 65535 || s.Weight > 65535 {
+		return invalid("a number of the DNS service record %q is above 65535", s.Service)
+	}
+	return nil
+}
+
+func (d *Definition) checkRoutes() error {
+	for _, r := range d.Routes {
+		if !r.Destination.IsValid() || r.Destination != r.Destination.Masked() {
+			return invalid("the route %s has bits beyond its prefix", r.Destination)
+		}
+		near := false
+		for _, ip := range d.IPs {
+			near = near || ip.Prefix().Contains(r.Gateway)
+		}
+		if !near {
+			return unsuitable("the gateway %s of the route to %s is in none of the networks of %q", r.Gateway, r.Destination, d.Name)
+		}
+	}
+	return nil
+}
+
+func (d *Definition) checkPortGroups() error {
+	seen, defaults := map[string]bool{}, 0
+	for _, g := range d.PortGroups {
+		if g.Name == "" {
+			return invalid("a port group of network %q has no name", d.Name)
+		}
+		if seen[g.Name] {
+			return unsuitable("two port groups of network %q have the name %q", d.Name, g.Name)
+		}
+		seen[g.Name] = true
+		if g.Default == device.On {
+			defaults++
+		}
+	}
+	if defaults > 1 {
+		return unsuitable("network %q has more than one default port group", d.Name)
+	}
+	return nil
+}
+
+// checkServed refuses texts that dnsmasq would read otherwise than they are written.
+func (d *Definition) checkServed() error {
+	content, _ := d.service()
+	return content.Check()
+}
+
+// plain reports whether a text can stand on one line of a configuration.
+func plain(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
+}
+
+// listItem reports whether a text can be one of a comma-separated list.
+func listItem(s string) bool { return plain(s) && !strings.ContainsAny(s, ", \"") }
+
+// hostName reports whether a text is made of what DNS names are made of.
+func hostName(s string) bool {
+	return s != "" && len(s) <= 253 && strings.IndexFunc(s, notInName) < 0
+}
+
+func notInName(r rune) bool {
+	switch {
+	case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '_', r == '.', r > 0x9f:
+		return false
+	}
+	return true
+}

@@ -1,0 +1,181 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+)
+
+// How long to wait before a dnsmasq that keeps ending is started again. One
+// that had lived for longer than the longest is started again at once.
+const (
+	firstWait   = time.Second
+	longestWait = time.Minute
+)
+
+// serve starts a network's dnsmasq if it needs one. It runs with the turn.
+func (n *Network) serve(ctx context.Context, d *Definition) error {
+	content, needed := d.service()
+	if !needed {
+		return nil
+	}
+	if err := new(kernel.Root).RoomForInotify(); err != nil {
+		return err
+	}
+	// Leases are kept there. Where somebody has removed it, it is made again; what else is wrong, dnsmasq says.
+	_ = os.Mkdir(n.home.Data, 0o755)
+	service, err := hostnet.StartDnsmasq(ctx, n.files(), content)
+	if err != nil {
+		return err
+	}
+	n.watch(service)
+	return nil
+}
+
+// watch makes a service the network's own and keeps it alive.
+func (n *Network) watch(service *hostnet.Dnsmasq) {
+	n.service = service
+	n.home.workers.Go(func() { n.keepServing(service) })
+}
+
+// stopService ends the dnsmasq, also one that a daemon before this one left
+// without a record. It runs with the turn.
+func (n *Network) stopService(ctx context.Context) error {
+	service := n.service
+	if service == nil {
+		if service, _ = hostnet.AdoptDnsmasq(n.files(), nil); service == nil {
+			return n.files().Clear(ctx)
+		}
+	}
+	n.service = nil // tells keepServing that this end is wanted
+	err := service.Stop(ctx)
+	if err != nil {
+		select {
+		case <-service.Ended(): // some of its files are there
+		default:
+			n.service = service
+		}
+	}
+	return err
+}
+
+// keepServing starts a new dnsmasq when one ends that was not told to. It ends
+// when the network stops serving, has another service, or the daemon closes.
+func (n *Network) keepServing(service *hostnet.Dnsmasq) {
+	wait := firstWait
+	for began := time.Now(); ; {
+		select {
+		case <-service.Ended():
+		case <-n.home.work.Done():
+			service.Release()
+			return
+		}
+		if n.isOver(service) {
+			return
+		}
+		if time.Since(began) > longestWait {
+			wait = 0
+		}
+		if !n.home.pause(wait) {
+			service.Release()
+			return
+		}
+		began = time.Now()
+		if n.replaceService(service) {
+			return
+		}
+		wait = min(max(2*wait, firstWait), longestWait)
+	}
+}
+
+// isOver reports whether a service has ended because it was told to.
+func (n *Network) isOver(service *hostnet.Dnsmasq) (over bool) {
+	err := n.change(n.home.work, func() error {
+		over = n.service != service
+		return nil
+	})
+	return over || errors.Is(err, errGone)
+}
+
+// pause waits, and reports whether there is still something to do.
+func (s *Networks) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-s.work.Done():
+		return false
+	}
+}
+
+// replaceService starts a new dnsmasq in place of one that has ended. It
+// reports whether the old one needs no more care.
+func (n *Network) replaceService(old *hostnet.Dnsmasq) (done bool) {
+	log := n.home.Log.With("network", n.name)
+	err := n.change(n.home.work, func() error {
+		v := n.View()
+		if done = n.service != old || v == nil || v.Live == nil; done { // of a start that failed, and could not end it
+			return nil
+		}
+		if err := n.serve(n.home.work, v.Live); err != nil {
+			return err
+		}
+		done = true
+		old.Release()
+		log.Warn("dnsmasq had ended by itself and was started again", "pid", n.service.Process().PID)
+		return n.mark(v.Live, v.chosenBridge)
+	})
+	switch {
+	case err == nil:
+	case errors.Is(err, errGone): // ended and undefined meanwhile
+		return true
+	case done:
+		log.Error("cannot record the new dnsmasq", "error", err)
+	default:
+		log.Error("dnsmasq has ended by itself and cannot be started again yet; guests get no address", "error", err)
+	}
+	return done
+}
+
+// Lease is an address that a guest was given by a network.
+type Lease struct {
+	hostnet.Lease
+	Bits   int    // of the network's prefix
+	Bridge string // the interface that it was given on
+}
+
+// Leases gives the addresses that a network has given out and that have not
+// run out; with a MAC given, those of that NIC. They are read from the file
+// that dnsmasq writes.
+func (n *Network) Leases(mac string) ([]Lease, error) {
+	d := n.View().current()
+	all, err := hostnet.ReadLeases(n.files().Leases)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	var out []Lease
+	for _, l := range all {
+		if mac != "" && l.MAC != mac || !l.Expiry.IsZero() && l.Expiry.Before(now) {
+			continue
+		}
+		out = append(out, Lease{Lease: l, Bits: d.bitsFor(l.Address), Bridge: d.Bridge.Name})
+	}
+	return out, nil
+}
+
+// bitsFor gives the prefix length of the network that an address is in.
+func (d *Definition) bitsFor(a netip.Addr) int {
+	for _, ip := range d.IPs {
+		if ip.Prefix().Contains(a) {
+			return ip.Bits
+		}
+	}
+	return a.BitLen()
+}

@@ -1,0 +1,16 @@
+package network
+
+import "github.com/lodge-kvm/lodge/internal/mechanism/store"
+
+// RecordKind is the kind of record that keeps a network's definition.
+var RecordKind = kind
+
+// Document gives what a network's record defines.
+func Document(uuid string, version int, body []byte) (store.Document, error) {
+	var r record
+	if err := kind.Decode(uuid, version, body, &r); err != nil {
+		return store.Document{}, err
+	}
+	d, err := Parse(r.Definition, false)
+	return store.Document{Name: d.Name, UUID: uuid, XML: r.Definition, Autostart: r.Autostart}, err
+}

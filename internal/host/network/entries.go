@@ -1,0 +1,258 @@
+package network
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// entries say how those of one section are read and told apart. X is libvirtxml's
+// word for one, T Lodge's.
+type entries[X, T any] struct {
+	element    string
+	understand func(*reader, X) T
+	check      func(given T) error // of what the section's place allows; nil: anything
+	// clash gives what an entry that is there has in common with one to be added, so
+	// that both cannot be; "" for nothing.
+	clash func(there, given T) string
+	// modified and deleted say whether an entry is the one that is meant.
+	modified, deleted func(there, given T) bool
+	show              func(T) string // as its element
+}
+
+// apply changes a list by an update. The list given stays as it is.
+func (e entries[X, T]) apply(u Update, network string, list []T) ([]T, error) {
+	item, err := e.read(u)
+	if err != nil {
+		return nil, err
+	}
+	list = slices.Clone(list)
+	switch u.Command {
+	case AddFirst, AddLast:
+		for _, there := range list {
+			if what := e.clash(there, item); what != "" {
+				return nil, fault.New(fault.WrongState, fault.Network, "in network %q an entry with %s is there already: %s", network, what, e.show(there))
+			}
+		}
+		if u.Command == AddFirst {
+			return append([]T{item}, list...), nil
+		}
+		return append(list, item), nil
+	case Modify, Delete:
+		at, err := e.find(u, network, list, item)
+		if err != nil {
+			return nil, err
+		}
+		if u.Command == Modify {
+			list[at] = item
+			return list, nil
+		}
+		return slices.Delete(list, at, at+1), nil
+	}
+	return nil, fault.New(fault.Unsupported, fault.Network, "%q is no command for a section of a network", u.Command)
+}
+
+// maxShown bounds how many entries a refusal shows.
+const maxShown = 5
+
+// find gives the place of the one entry that an update means.
+func (e entries[X, T]) find(u Update, network string, list []T, item T) (int, error) {
+	means := e.modified
+	if u.Command == Delete {
+		means = e.deleted
+	}
+	var at []int
+	var shown []string
+	for i, there := range list {
+		if means(there, item) {
+			if at = append(at, i); len(shown) < maxShown {
+				shown = append(shown, e.show(there))
+			}
+		}
+	}
+	switch len(at) {
+	case 0:
+		return 0, fault.New(fault.WrongState, fault.Network, "network %q has no entry in section %s like %s", network, u.Section, e.show(item))
+	case 1:
+		return at[0], nil
+	}
+	return 0, fault.New(fault.WrongState, fault.Network, "network %q has %d entries in section %s like %s: %s; say more of the one that is meant",
+		network, len(at), u.Section, e.show(item), strings.Join(shown, ", "))
+}
+
+// read reads the entry of an update.
+func (e entries[X, T]) read(u Update) (item T, err error) {
+	root, err := xmltree.Parse(u.XML)
+	if err != nil {
+		return item, err
+	}
+	if root.Name != e.element {
+		return item, fault.New(fault.Invalid, fault.XML, "section %s takes a <%s>, not a <%s>", u.Section, e.element, root.Name)
+	}
+	var x X
+	if err := root.Unmarshal(&x); err != nil {
+		return item, err
+	}
+	r := &reader{}
+	if item = e.understand(r, x); r.err == nil && e.check != nil {
+		r.err = e.check(item)
+	}
+	return item, r.err
+}
+
+// agree reports whether a given field, if it is given, is what is there.
+func agree[T comparable](there, given T) bool {
+	var none T
+	return given == none || there == given
+}
+
+// shared reports whether a field is given on both sides and the same.
+func shared[T comparable](a, b T) bool {
+	var none T
+	return a != none && a == b
+}
+
+var hosts = entries[libvirtxml.NetworkDHCPHost, Host]{
+	element: "host", understand: (*reader).dhcpHost,
+	clash: func(a, b Host) string {
+		switch {
+		case shared(a.MAC, b.MAC):
+			return "the MAC address " + b.MAC
+		case shared(a.ID, b.ID):
+			return "the ID " + b.ID
+		case shared(a.Address, b.Address):
+			return "the address " + text(b.Address)
+		case shared(a.Name, b.Name):
+			return "the name " + b.Name
+		}
+		return ""
+	},
+	// As clients of libvirt expect: one thing in common finds the entry whose rest is new.
+	modified: func(a, b Host) bool {
+		return shared(a.MAC, b.MAC) || shared(a.ID, b.ID) || shared(a.Address, b.Address) || shared(a.Name, b.Name)
+	},
+	deleted: func(a, b Host) bool {
+		return agree(a.MAC, b.MAC) && agree(a.ID, b.ID) && agree(a.Name, b.Name) && agree(a.Address, b.Address)
+	},
+	show: func(h Host) string {
+		return tag("host", "mac", h.MAC, "id", h.ID, "name", h.Name, "ip", text(h.Address))
+	},
+}
+
+var ranges = entries[libvirtxml.NetworkDHCPRange, Range]{
+	element: "range", understand: (*reader).dhcpRange,
+	clash: func(a, b Range) string {
+		if a.First == b.First && a.Last == b.Last {
+			return "this start and end"
+		}
+		return ""
+	},
+	modified: sameRange, deleted: sameRange,
+	show: func(r Range) string { return tag("range", "start", text(r.First), "end", text(r.Last)) },
+}
+
+func sameRange(a, b Range) bool { return a.First == b.First && a.Last == b.Last }
+
+var interfaces = entries[libvirtxml.NetworkForwardInterface, string]{
+	element: "interface", understand: (*reader).forwardInterface,
+	clash: func(a, b string) string {
+		if a == b {
+			return "the name " + b
+		}
+		return ""
+	},
+	modified: func(a, b string) bool { return a == b }, deleted: func(a, b string) bool { return a == b },
+	show: func(dev string) string { return tag("interface", "dev", dev) },
+}
+
+var portGroups = entries[libvirtxml.NetworkPortGroup, PortGroup]{
+	element: "portgroup", understand: (*reader).portGroup,
+	clash: func(a, b PortGroup) string {
+		if a.Name == b.Name {
+			return "the name " + b.Name
+		}
+		return ""
+	},
+	modified: samePortGroup, deleted: samePortGroup,
+	show: func(g PortGroup) string { return tag("portgroup", "name", g.Name, "default", word(g.Default)) },
+}
+
+func samePortGroup(a, b PortGroup) bool { return a.Name == b.Name }
+
+var nameHosts = entries[libvirtxml.NetworkDNSHost, NameHost]{
+	element: "host", understand: (*reader).nameHost,
+	// One name may have several addresses.
+	clash: func(a, b NameHost) string {
+		if a.Address == b.Address {
+			return "the address " + text(b.Address)
+		}
+		return ""
+	},
+	modified: sameNameHost, deleted: sameNameHost,
+	show: func(h NameHost) string {
+		return strings.TrimSuffix(tag("host", "ip", text(h.Address)), "/>") + "><hostname>" + strings.Join(h.Names, "</hostname><hostname>") + "</hostname></host>"
+	},
+}
+
+func sameNameHost(a, b NameHost) bool {
+	if b.Address.IsValid() {
+		return a.Address == b.Address
+	}
+	return slices.ContainsFunc(a.Names, func(s string) bool { return slices.Contains(b.Names, s) })
+}
+
+var txts = entries[libvirtxml.NetworkDNSTXT, TXT]{
+	element: "txt", understand: func(_ *reader, x libvirtxml.NetworkDNSTXT) TXT { return TXT{x.Name, x.Value} },
+	clash: func(a, b TXT) string {
+		if a.Name == b.Name {
+			return "the name " + b.Name
+		}
+		return ""
+	},
+	modified: sameTXT, deleted: sameTXT,
+	show: func(t TXT) string { return tag("txt", "name", t.Name, "value", t.Value) },
+}
+
+func sameTXT(a, b TXT) bool { return a.Name == b.Name }
+
+var srvs = entries[libvirtxml.NetworkDNSSRV, SRV]{
+	element: "srv", understand: func(_ *reader, x libvirtxml.NetworkDNSSRV) SRV { return srv(x) },
+	clash: func(a, b SRV) string {
+		if a.Service == b.Service && a.Protocol == b.Protocol && a.Domain == b.Domain && a.Target == b.Target {
+			return "this service, protocol, domain and target"
+		}
+		return ""
+	},
+	modified: sameSRV, deleted: sameSRV,
+	show: func(s SRV) string {
+		return tag("srv", "service", s.Service, "protocol", s.Protocol, "domain", s.Domain, "target", s.Target, "port", number(s.Port))
+	},
+}
+
+func sameSRV(a, b SRV) bool {
+	return a.Service == b.Service && a.Protocol == b.Protocol && agree(a.Domain, b.Domain) && agree(a.Target, b.Target)
+}
+
+func number(n uint) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatUint(uint64(n), 10)
+}
+
+// tag writes an element as a user would, with the attributes that have values, for errors.
+func tag(name string, attrs ...string) string {
+	var b strings.Builder
+	b.WriteString("<" + name)
+	for i := 0; i < len(attrs); i += 2 {
+		if attrs[i+1] != "" {
+			b.WriteString(" " + attrs[i] + "='" + attrs[i+1] + "'")
+		}
+	}
+	return b.String() + "/>"
+}

@@ -1,0 +1,109 @@
+package network
+
+import (
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
+)
+
+const (
+	firstRest   = time.Second     // between two looks at the firewall
+	longestRest = 5 * time.Minute // where another program takes the rules away again and again
+)
+
+// guard puts the networks' firewall rules back when another program, such as a
+// firewall's service that loads its own, has taken them away. It ends with the daemon.
+func (s *Networks) guard(w *hostnet.FirewallWatch) {
+	defer w.Close()
+	for r := (rests{}); ; {
+		by, err := w.Next(s.work)
+		if s.work.Err() != nil {
+			return
+		}
+		if err != nil {
+			s.Log.Warn("losses of firewall rules may go unnoticed for a while", "error", err)
+		}
+		for done := false; !done; {
+			done = s.restoreRules(by)
+			if !s.pause(r.after(time.Now())) {
+				return
+			}
+		}
+	}
+}
+
+// restoreRules puts back what is lacking. It reports whether all is there.
+func (s *Networks) restoreRules(by string) bool {
+	lacking, err := s.firewall.Restore()
+	switch {
+	case err != nil:
+		s.Log.Error("another program has taken firewall rules of networks away, and they cannot be put back yet", "program", by, "error", err)
+	case len(lacking) > 0:
+		s.Log.Warn("another program has taken firewall rules of networks away; they are put back",
+			"program", by, "networks", len(lacking), "bridges", strings.Join(lacking[:min(len(lacking), 8)], " "))
+	}
+	return err == nil
+}
+
+// guardForwarding lets the host route again for running networks when somebody has turned
+// that off, as a service does that loads the kernel's settings anew. It ends with the daemon.
+func (s *Networks) guardForwarding(w *hostnet.ForwardingWatch) {
+	defer w.Close()
+	for r := (rests{}); ; {
+		err := w.Next(s.work)
+		if s.work.Err() != nil {
+			return
+		}
+		if err != nil {
+			s.Log.Warn("it may go unnoticed for a while when the host's forwarding is turned off", "error", err)
+		}
+		for done := false; !done; {
+			done = s.restoreForwarding()
+			if !s.pause(r.after(time.Now())) {
+				return
+			}
+		}
+	}
+}
+
+// restoreForwarding turns on what running networks need. It reports whether all is on.
+func (s *Networks) restoreForwarding() bool {
+	four, six, need := false, false, []string{}
+	for _, n := range s.List() {
+		v := n.View()
+		if v == nil || !v.Active() {
+			continue
+		}
+		if a, b := v.Live.forwards(); a || b {
+			four, six, need = four || a, six || b, append(need, n.name)
+		}
+	}
+	off, err := hostnet.Forward(four, six)
+	first := strings.Join(need[:min(len(need), 8)], " ")
+	switch {
+	case err != nil:
+		s.Log.Error("somebody has turned off the host's forwarding, and it cannot be turned on yet; guests reach nothing", "settings", off, "networks", first, "error", err)
+	case len(off) > 0:
+		s.Log.Warn("somebody has turned off the host's forwarding, which running networks need; it is on again. To have it off, end those networks",
+			"settings", off, "networks", len(need), "first", first)
+	}
+	return err == nil
+}
+
+// rests say how long to leave the firewall alone after each look: longer each time where the
+// next is due at once, so that a program that always takes the rules away and this daemon do
+// not keep each other busy.
+type rests struct {
+	last  time.Duration
+	until time.Time
+}
+
+func (r *rests) after(look time.Time) time.Duration {
+	if look.Sub(r.until) > r.last {
+		r.last = 0
+	}
+	r.last = min(max(2*r.last, firstRest), longestRest)
+	r.until = look.Add(r.last)
+	return r.last
+}

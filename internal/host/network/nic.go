@@ -1,0 +1,385 @@
+package network
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// plug is where a NIC goes, once its type and its network's mode are resolved.
+type plug struct {
+	network  *Network // nil for one that is on no network of ours
+	bridge   string   // the tap's bridge; "" for a tap of its own
+	parent   string   // the macvtap's link; "" for a tap
+	mode     hostnet.MacvtapMode
+	mtu      int
+	isolated bool
+	existing bool // the tap is there already
+}
+
+// CheckSource says why a NIC cannot be connected, before anything is made for it: there is no such
+// network, or no such link.
+func (s *Networks) CheckSource(nic *device.NIC) error {
+	if nic.Type == "user" {
+		return nil
+	}
+	p, err := s.resolve(nic)
+	if err == nil {
+		p.unpick()
+	}
+	return err
+}
+
+// AttachNIC makes the host's end of a NIC. The files of the attachment are the
+// caller's; release undoes the rest once QEMU has ended, or never got it. A
+// tap ends with its last file by itself. The owner is a name for people.
+func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string) (_ *device.NICAttachment, release func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, context.Cause(ctx)
+	}
+	if err := CheckBandwidth(nic); err != nil {
+		return nil, nil, err
+	}
+	if nic.Type == "user" {
+		return &device.NICAttachment{MTU: nic.MTU}, func() {}, nil
+	}
+	p, err := s.resolve(nic)
+	if err != nil {
+		return nil, nil, ofHost(err)
+	}
+	defer p.unpick()
+	if p.parent != "" {
+		if err := onLink(nic); err != nil {
+			return nil, nil, err
+		}
+	}
+	a := &device.NICAttachment{Bridge: p.bridge, MTU: uint(p.mtu)}
+	if err := backend(a, nic); err != nil {
+		return nil, nil, err
+	}
+	if p.parent != "" {
+		err = s.openMacvtap(ctx, a, nic, p)
+	} else {
+		err = s.openTap(a, nic, p)
+	}
+	if err == nil && nic.Inbound != nil {
+		err = SetBandwidth(nic, a.IfName)
+	}
+	if err != nil {
+		a.Close()
+		return nil, nil, ofHost(err)
+	}
+	port := Port{Interface: a.IfName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Isolated: nic.Isolated}
+	if p.parent != "" {
+		l, err := hostnet.ByName(a.IfName)
+		if err != nil {
+			a.Close()
+			return nil, nil, errors.Join(err, hostnet.Remove(a.IfName))
+		}
+		port.Index = l.Index
+	}
+	return a, s.plugIn(p, port), nil
+}
+
+// ofHost says of a link that a NIC needs and that is missing that the host lacks it: it is
+// no object that a client could define.
+func ofHost(err error) error {
+	if fault.Is(err, fault.NotFound) && fault.About(err) == fault.Interface {
+		return fault.Wrap(err, fault.NotFound, fault.File, "the host lacks a link")
+	}
+	return err
+}
+
+// plugIn is enter of a NIC that is new.
+func (s *Networks) plugIn(p plug, port Port) (release func()) {
+	release = s.enter(p, port)
+	if p.network != nil {
+		p.network.plugLate(port)
+	}
+	return release
+}
+
+// AdoptNIC enters the NIC of a guest that a daemon before this one started,
+// and gives the release that AttachNIC gave then.
+func (s *Networks) AdoptNIC(nic *device.NIC, ifName, owner string) (release func(), err error) {
+	if nic.Type == "user" || ifName == "" {
+		return func() {}, nil
+	}
+	all, err := hostnet.All()
+	if err != nil {
+		return nil, err
+	}
+	p, index := plug{}, 0
+	for _, l := range all {
+		if l.Name == ifName && mayBe(l, nic, all) {
+			p.parent, index = parentOf(l, all), l.Index
+		}
+	}
+	if index == 0 {
+		return nil, fault.New(fault.NotFound, fault.Interface, "no network interface with name %q", ifName)
+	}
+	if nic.Type == "network" {
+		p.network, _ = s.ByName(nic.Network) // it may have gone, and the link has not
+	}
+	return s.enter(p, Port{Interface: ifName, MAC: nic.MAC, Owner: owner, Parent: p.parent, Index: index, Isolated: nic.Isolated}), nil
+}
+
+// mayBe says whether a link is that of a NIC: a macvtap has its address, or that of its own parent, which
+// is lent whole, until it is given.
+func mayBe(l hostnet.Link, nic *device.NIC, all []hostnet.Link) bool {
+	mac, err := net.ParseMAC(nic.MAC)
+	return l.Kind != "macvtap" || err != nil || bytes.Equal(l.MAC, mac) ||
+		slices.ContainsFunc(all, func(p hostnet.Link) bool { return p.Index == l.Parent && bytes.Equal(p.MAC, l.MAC) })
+}
+
+// parentOf names the link that a macvtap is on; "" for any other kind.
+func parentOf(l hostnet.Link, all []hostnet.Link) string {
+	if l.Kind != "macvtap" {
+		return ""
+	}
+	for _, p := range all {
+		if p.Index == l.Parent {
+			return p.Name
+		}
+	}
+	return "?" // it has moved to another namespace
+}
+
+// enter counts a NIC among its network's and gives what undoes it all.
+func (s *Networks) enter(p plug, port Port) (release func()) {
+	if n := p.network; n != nil {
+		n.portMu.Lock()
+		n.ports[port.Interface] = port
+		n.portMu.Unlock()
+		s.status.notice(n)
+	}
+	return func() {
+		if n := p.network; n != nil {
+			n.portMu.Lock()
+			if n.ports[port.Interface] == port { // and not of one that has the name by now
+				delete(n.ports, port.Interface)
+			}
+			n.portMu.Unlock()
+			s.status.notice(n)
+		}
+		if port.Parent == "" {
+			return
+		}
+		if err := hostnet.RemoveSame(port.Interface, port.Index); err != nil {
+			s.Log.Error("cannot remove the macvtap of a guest", "interface", port.Interface, "owner", port.Owner, "error", err)
+		}
+	}
+}
+
+// Ports gives the NICs that are plugged in, by interface.
+func (n *Network) Ports() []Port {
+	n.portMu.Lock()
+	defer n.portMu.Unlock()
+	return slices.SortedFunc(maps.Values(n.ports), func(a, b Port) int { return strings.Compare(a.Interface, b.Interface) })
+}
+
+func (s *Networks) resolve(nic *device.NIC) (plug, error) {
+	switch nic.Type {
+	case "network":
+		return s.resolveNetwork(nic)
+	case "bridge":
+		return plug{bridge: nic.Bridge, mtu: int(nic.MTU), isolated: nic.Isolated == device.On}, checkIsBridge(nic.Bridge)
+	case "direct":
+		mode, err := macvtapMode(nic.DirectMode)
+		return plug{parent: nic.HostDev, mode: mode, mtu: int(nic.MTU)}, err
+	case "ethernet":
+		return plug{mtu: int(nic.MTU), existing: nic.Managed == device.Off}, nil
+	}
+	return plug{}, fault.New(fault.Unsupported, fault.Config, "a NIC of type %q is not supported", nic.Type)
+}
+
+func (s *Networks) resolveNetwork(nic *device.NIC) (plug, error) {
+	n, err := s.ByName(nic.Network)
+	if err != nil {
+		return plug{}, err
+	}
+	d := n.View().Live
+	if d == nil {
+		return plug{}, fault.New(fault.WrongState, fault.Network, "network %q is not active; start it", n.name)
+	}
+	if nic.PortGroup != "" && !slices.ContainsFunc(d.PortGroups, func(g PortGroup) bool { return g.Name == nic.PortGroup }) {
+		return plug{}, fault.New(fault.Invalid, fault.Config, "network %q has no port group %q", n.name, nic.PortGroup)
+	}
+	if d.Managed() && !stillThere(d) {
+		return plug{}, fault.New(fault.WrongState, fault.Network,
+			"the bridge %q of network %q is there no more, somebody has removed it; end the network and start it again", d.Bridge.Name, n.name)
+	}
+	p := plug{network: n, bridge: d.Bridge.Name, mtu: cmp.Or(int(nic.MTU), d.MTU)}
+	p.isolated = d.isolates(nic.Isolated)
+	if d.direct() {
+		p.bridge = ""
+		if p.mode, err = macvtapMode(string(d.Forward.Mode)); err == nil {
+			p.parent, err = n.pickParent(d)
+		}
+	}
+	return p, err
+}
+
+// isolates says whether a NIC is kept from the others of the network, by what it says itself, or by
+// what the network does.
+func (d *Definition) isolates(own device.Switch) bool {
+	return own == device.On || own == device.Unset && d.Isolated == device.On
+}
+
+func macvtapMode(word string) (hostnet.MacvtapMode, error) {
+	switch word {
+	case "", "vepa":
+		return hostnet.VEPA, nil
+	case "bridge":
+		return hostnet.BridgeMode, nil
+	case "private":
+		return hostnet.Private, nil
+	case "passthrough":
+		return hostnet.Passthrough, nil
+	}
+	return 0, fault.New(fault.Invalid, fault.Config, "%q is no mode of a direct NIC", word)
+}
+
+// pickParent chooses the link of a network that has the fewest guests; one
+// that is lent whole must have none. It counts there until unpick.
+func (n *Network) pickParent(d *Definition) (string, error) {
+	n.portMu.Lock()
+	defer n.portMu.Unlock()
+	used := maps.Clone(n.picked)
+	for _, p := range n.ports {
+		used[p.Parent]++
+	}
+	best := slices.MinFunc(d.Forward.Interfaces, func(a, b string) int { return cmp.Compare(used[a], used[b]) })
+	if d.Forward.Mode == ForwardPassthrough && used[best] > 0 {
+		return "", fault.New(fault.NoCapacity, fault.Network, "all %d interfaces of network %q are in use", len(d.Forward.Interfaces), n.name)
+	}
+	n.picked[best]++
+	return best, nil
+}
+
+// unpick ends that: the NIC is a port, or comes to nothing.
+func (p plug) unpick() {
+	if n := p.network; n != nil && p.parent != "" {
+		n.portMu.Lock()
+		n.picked[p.parent]--
+		n.portMu.Unlock()
+	}
+}
+
+// backend opens the kernel's back end for a NIC that can use it.
+func backend(a *device.NICAttachment, nic *device.NIC) error {
+	switch {
+	case nic.Backend == "qemu":
+		a.VHostReason = "the definition asks for QEMU's own back end"
+		return nil
+	case !virtio(nic) && nic.Backend == "vhost":
+		return fault.New(fault.Unsupported, fault.Config, "devices/interface/driver/@name: vhost serves models of virtio, not %s; leave the driver out, or use model virtio", nic.Model)
+	case !virtio(nic):
+		a.VHostReason = fmt.Sprintf("a NIC of model %q cannot use it", nic.Model)
+		return nil
+	}
+	files, err := hostnet.OpenVHost(max(int(nic.Queues), 1))
+	if err != nil && nic.Backend == "vhost" {
+		return err
+	}
+	if err != nil {
+		a.VHostReason = err.Error()
+		return nil
+	}
+	a.VHost = files
+	return nil
+}
+
+func virtio(nic *device.NIC) bool { return strings.HasPrefix(nic.Model, "virtio") }
+
+func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p plug) error {
+	t := hostnet.Tap{
+		Queues: int(nic.Queues), VNetHeader: virtio(nic), MTU: p.mtu, Bridge: p.bridge, Isolated: p.isolated,
+		Up: nic.Link != "down", Existing: p.existing,
+	}
+	if p.existing && nic.Target == "" {
+		return unsuitable("a NIC that brings its own tap needs the name of it as target")
+	}
+	if mac, err := net.ParseMAC(nic.MAC); err == nil && len(mac) == 6 && !p.existing {
+		// Above all others, so that the bridge never takes it for its own.
+		mac[0] = 0xfe
+		t.MAC = mac
+	}
+	return named(nic.Target, "vnet%d", s.taps.Add, func(name string) (err error) {
+		t.Name, a.IfName = name, name
+		a.Tap, err = hostnet.OpenTap(t)
+		return err
+	})
+}
+
+// noteKey is where a context keeps who notes what outlives the daemon.
+type noteKey struct{}
+
+// WithNote has note told the name of a macvtap before it is made: unlike a tap it does not end with the last
+// who has it open, and whoever takes a NIC back that a daemon was killed in making knows it by that. Of
+// several names the last one counts.
+func WithNote(ctx context.Context, note func(ifName string) error) context.Context {
+	return context.WithValue(ctx, noteKey{}, note)
+}
+
+// noted notes a name that nobody else has.
+func noted(ctx context.Context, ifName string) error {
+	note, _ := ctx.Value(noteKey{}).(func(string) error)
+	if note == nil {
+		return nil
+	}
+	if _, err := hostnet.ByName(ifName); err == nil {
+		return fault.New(fault.Exists, fault.Interface, "a network interface with name %q is already there", ifName)
+	} else if !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	return note(ifName)
+}
+
+func (s *Networks) openMacvtap(ctx context.Context, a *device.NICAttachment, nic *device.NIC, p plug) error {
+	mac, err := net.ParseMAC(nic.MAC)
+	if err != nil {
+		return unsuitable("%q is no MAC address", nic.MAC)
+	}
+	m := hostnet.Macvtap{
+		Parent: p.parent, Mode: p.mode, MAC: mac, MTU: p.mtu,
+		Queues: int(nic.Queues), VNetHeader: virtio(nic), Up: nic.Link != "down",
+	}
+	return named(nic.Target, "macvtap%d", s.macvtaps.Add, func(name string) (err error) {
+		if err := noted(ctx, name); err != nil {
+			return err
+		}
+		m.Name, a.IfName = name, name
+		a.Tap, err = hostnet.OpenMacvtap(m)
+		return err
+	})
+}
+
+// maxNames bounds the search for a free name, above the links that one host
+// can have in use.
+const maxNames = 1 << 16
+
+// named does something with the name given, or with names of a row until one
+// is free. Numbers count up, so that a name does not pass at once from one
+// guest to the next.
+func named(given, row string, next func(uint64) uint64, do func(name string) error) error {
+	if given != "" {
+		return do(given)
+	}
+	for range maxNames {
+		if err := do(fmt.Sprintf(row, next(1)-1)); !fault.Is(err, fault.Exists) {
+			return err
+		}
+	}
+	return fault.New(fault.NoCapacity, fault.Interface, "no name like %q is free", row)
+}

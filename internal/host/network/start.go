@@ -1,0 +1,161 @@
+package network
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+)
+
+// startKind makes what a network consists of, or nothing.
+var startKind = operation.Kind[*Network]{
+	Name: "network-start", Version: 1, Class: operation.Change,
+	Steps: []string{"bridge", "addresses", "rules", "service", "run"}, Undo: []string{"bridge", "rules", "service"},
+	Bind: func(n *Network) operation.Work { return &start{links{n: n}} },
+}
+
+type start struct{ links }
+
+// Steps implements operation.Work.
+func (s *start) Steps() []operation.Step {
+	run := operation.Step{Name: "run", Effect: operation.Boot, Decisive: true, Do: s.run, Probe: s.runs}
+	if !s.Definition.Managed() {
+		return []operation.Step{run}
+	}
+	return []operation.Step{
+		{Name: "bridge", Effect: operation.Boot, Do: s.makeBridge, Undo: s.removeBridge},
+		{Name: "addresses", Effect: operation.Boot, Do: s.address},
+		{Name: "rules", Effect: operation.Boot, Do: s.makeRules, Undo: s.removeRules},
+		{Name: "service", Effect: operation.Boot, Do: s.serve, Undo: s.endService},
+		run,
+	}
+}
+
+// up makes what a network consists of, or nothing. It runs with the turn.
+func (n *Network) up(ctx context.Context, d *Definition, chosen bool) error {
+	if err := n.admit(d); err != nil {
+		return err
+	}
+	return n.perform(ctx, startKind.Name, &start{links{Definition: d, n: n, chosen: chosen}})
+}
+
+// admit refuses early what the host has no room for.
+func (n *Network) admit(d *Definition) error {
+	if !d.Managed() {
+		return admitLinks(d)
+	}
+	switch l, err := hostnet.ByName(d.Bridge.Name); {
+	case err == nil && l.Kind == "bridge" && l.MAC.String() == d.MAC:
+		return fault.New(fault.Exists, fault.Network,
+			"the bridge %q of an earlier run of it is there, of which no record is left; end the dnsmasq that serves there, remove it (ip link delete %s), and start it again", d.Bridge.Name, fault.Word(d.Bridge.Name))
+	case !fault.Is(err, fault.NotFound):
+		return fault.New(fault.Exists, fault.Network, "the bridge name %q is taken by another interface of the host", d.Bridge.Name)
+	}
+	if err := n.home.claimAddresses(n, d); err != nil { // before the routes, which have those of whom has done so before
+		return err
+	}
+	routes, err := hostnet.Routes()
+	if err != nil {
+		return err
+	}
+	bridges := n.othersBridges() // from which not even a part may be taken
+	for _, ip := range d.IPs {
+		device := overlap(ip.Prefix(), routes, func(device string) bool { return bridges[device] })
+		if r := clash(ip.Prefix(), routes); r != nil {
+			device = r.Device
+		}
+		if device != "" {
+			return inUse(ip, device)
+		}
+	}
+	return nil
+}
+
+func inUse(ip IP, device string) error {
+	return fault.New(fault.Busy, fault.Network, "the addresses %s are already in use on the host's interface %q; choose others", ip.Prefix().Masked(), device)
+}
+
+// admitLinks checks that the host has what an unmanaged network refers to.
+func admitLinks(d *Definition) error {
+	if d.direct() {
+		for _, name := range d.Forward.Interfaces {
+			if _, err := hostnet.ByName(name); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return checkIsBridge(d.Bridge.Name)
+}
+
+func checkIsBridge(name string) error {
+	l, err := hostnet.ByName(name)
+	if err == nil && l.Kind != "bridge" {
+		return fault.New(fault.Invalid, fault.Config, "the host's interface %q is no bridge", name)
+	}
+	return err
+}
+
+func (s *start) makeBridge(context.Context) error {
+	d := s.Definition
+	mac, err := net.ParseMAC(d.MAC)
+	if err != nil {
+		return fault.Wrap(err, fault.Internal, fault.Network, "the bridge has no address")
+	}
+	return hostnet.CreateBridge(hostnet.Bridge{
+		Name: d.Bridge.Name, MAC: mac, MTU: d.MTU, STP: d.Bridge.STP, Delay: time.Duration(d.Bridge.Delay) * time.Second,
+	})
+}
+
+func (s *start) address(context.Context) error {
+	if err := address(s.Definition); err != nil {
+		return err
+	}
+	if err := hostnet.SetUp(s.bridge()); err != nil {
+		return err
+	}
+	for _, r := range s.Definition.Routes {
+		if err := hostnet.AddRoute(s.bridge(), r.Destination, r.Gateway, r.Metric); err != nil {
+			return err
+		}
+	}
+	return forward(s.Definition)
+}
+
+func (s *start) makeRules(context.Context) error { return s.n.applyRules(s.Definition) }
+
+func (s *start) serve(ctx context.Context) error { return s.n.serve(ctx, s.Definition) }
+
+// run records that the network runs. Its guests are on its bridge before the next daemon
+// would take it for whole.
+func (s *start) run(context.Context) error {
+	s.n.plugAgain(s.Definition)
+	return s.n.mark(s.Definition, s.chosen)
+}
+
+func (s *start) runs(context.Context, operation.Gone) (operation.Verdict, error) {
+	r, err := s.n.readRunning()
+	if r == nil {
+		return operation.Never, err
+	}
+	return operation.Happened, nil
+}
+
+func address(d *Definition) error {
+	six := d.IPv6.Or(false)
+	for _, ip := range d.IPs {
+		six = six || ip.Address.Is6()
+	}
+	if err := hostnet.QuietIPv6(d.Bridge.Name, six); err != nil {
+		return err
+	}
+	for _, ip := range d.IPs {
+		if err := hostnet.AddAddress(d.Bridge.Name, ip.Prefix()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

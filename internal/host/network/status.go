@@ -1,0 +1,243 @@
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
+)
+
+// Programs on the host find guests by two files for each bridge: BRIDGE.status has the leases
+// and BRIDGE.macs the guests' addresses, both in libvirt's JSON. The host's name service
+// (libnss-libvirt) reads them in libvirt's own folder, and so do scripts.
+const (
+	statusSuffix = ".status"
+	macsSuffix   = ".macs"
+)
+
+// statusPause is how long news are gathered: leases and guests come in bursts.
+const statusPause = 100 * time.Millisecond
+
+// statusWriter writes the files of all networks. One goroutine does that, so that the last
+// state is what stays, and no verb waits for it.
+type statusWriter struct {
+	folder string
+	wake   chan struct{} // holds one: there is news
+
+	mu  sync.Mutex
+	due map[*Network]bool
+
+	written map[string]string // by UUID, the bridge that there are files of; of the goroutine
+}
+
+func newStatusWriter(folder string) *statusWriter {
+	return &statusWriter{folder: folder, wake: make(chan struct{}, 1), due: map[*Network]bool{}, written: map[string]string{}}
+}
+
+// notice has the files of a network written anew.
+func (w *statusWriter) notice(n *Network) {
+	w.mu.Lock()
+	w.due[n] = true
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (w *statusWriter) takeDue() map[*Network]bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	due := w.due
+	w.due = map[*Network]bool{}
+	return due
+}
+
+// writeStatus keeps the files up to date until the daemon ends.
+func (s *Networks) writeStatus() {
+	w := s.status
+	if err := os.MkdirAll(w.folder, 0o755); err != nil {
+		s.Log.Warn("the host's name service does not find guests", "error", err)
+		return
+	}
+	for ended := false; !ended; {
+		select {
+		case <-w.wake:
+			ended = !s.pause(statusPause)
+		case <-s.work.Done():
+			ended = true
+		}
+		for n := range w.takeDue() {
+			if err := w.write(n); err != nil {
+				s.Log.Warn("the host's name service has old addresses of guests", "network", n.name, "error", err)
+			}
+		}
+	}
+}
+
+// dropStatus removes the status files of networks that do not run: a daemon that was
+// killed may have left some. In a folder that is not the daemon's own, files may be of
+// another program's networks, and adopt has removed those of its own.
+func (s *Networks) dropStatus() {
+	if s.Status != "" {
+		return
+	}
+	running := map[string]bool{}
+	for _, n := range s.List() {
+		if v := n.View(); v != nil && v.Live != nil && v.Live.Managed() {
+			running[v.Live.Bridge.Name] = true
+		}
+	}
+	for _, suffix := range []string{statusSuffix, macsSuffix} {
+		found, _ := filepath.Glob(filepath.Join(s.status.folder, "*"+suffix)) // fails for a pattern that is wrong only
+		for _, path := range found {
+			if !running[strings.TrimSuffix(filepath.Base(path), suffix)] {
+				_ = os.Remove(path) // the next daemon tries again
+			}
+		}
+	}
+}
+
+// watchLeases notices leases that dnsmasq writes.
+func (s *Networks) watchLeases(watch *hostnet.FolderWatch) {
+	defer watch.Close()
+	stop := context.AfterFunc(s.work, watch.Close)
+	defer stop()
+	for {
+		names, all, err := watch.Next()
+		if err != nil {
+			return
+		}
+		if all {
+			for _, n := range s.List() {
+				s.status.notice(n)
+			}
+		}
+		for _, name := range names {
+			id, is := strings.CutSuffix(name, ".leases")
+			if n, err := s.ByUUID(id); is && err == nil {
+				s.status.notice(n)
+			}
+		}
+	}
+}
+
+// write makes a network's files what they should be: there are some while it runs. News
+// of a network that has gone may come behind those of its successor, which counts.
+func (w *statusWriter) write(n *Network) error {
+	bridge, old := "", w.written[n.uuid]
+	if now, err := n.home.ByUUID(n.uuid); err == nil {
+		n = now
+		switch v := n.View(); {
+		case v.Live != nil && v.Live.Managed():
+			bridge = v.Live.Bridge.Name
+		case old == "" && v.Config != nil && v.Config.Managed():
+			old = v.Config.Bridge.Name // a daemon that was killed may have left some
+		}
+	}
+	var errs []error
+	if old != "" && old != bridge {
+		errs = append(errs, w.remove(old))
+		delete(w.written, n.uuid)
+	}
+	if bridge == "" {
+		return errors.Join(errs...)
+	}
+	w.written[n.uuid] = bridge
+	leases, err := hostnet.ReadLeases(n.files().Leases)
+	if err == nil {
+		err = w.replace(bridge+statusSuffix, statusOf(leases))
+	}
+	return errors.Join(append(errs, err, w.replace(bridge+macsSuffix, macsOf(n.Ports())))...)
+}
+
+// remove removes the files of a bridge.
+func (w *statusWriter) remove(bridge string) error {
+	var errs []error
+	for _, suffix := range []string{statusSuffix, macsSuffix} {
+		if err := os.Remove(filepath.Join(w.folder, bridge+suffix)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// replace writes a file as a whole: a reader sees the old one or the new. The folder may
+// belong to a user, whose links are not followed.
+func (w *statusWriter) replace(name string, content any) error {
+	body, err := json.MarshalIndent(content, "", "  ")
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(w.folder, name+".new-*")
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", name)
+	}
+	_, err = f.Write(append(body, '\n'))
+	if err == nil {
+		err = f.Chmod(0o644)
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), filepath.Join(w.folder, name))
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write %s", name)
+}
+
+// leaseStatus is one lease, with libvirt's words.
+type leaseStatus struct {
+	IAID     string `json:"iaid,omitempty"`
+	Address  string `json:"ip-address"`
+	MAC      string `json:"mac-address"`
+	Hostname string `json:"hostname,omitempty"`
+	ClientID string `json:"client-id,omitempty"`
+	Expiry   int64  `json:"expiry-time"` // seconds since 1970; 0 for one without end
+}
+
+// statusOf leaves out leases whose client tells no MAC address, as libvirt does: readers take a
+// file with such a lease for broken.
+func statusOf(leases []hostnet.Lease) []leaseStatus {
+	status := []leaseStatus{}
+	for _, l := range leases {
+		if l.MAC == "" {
+			continue
+		}
+		s := leaseStatus{IAID: l.IAID, Address: l.Address.String(), MAC: l.MAC, Hostname: l.Hostname, ClientID: l.ClientID}
+		if !l.Expiry.IsZero() {
+			s.Expiry = l.Expiry.Unix()
+		}
+		status = append(status, s)
+	}
+	return status
+}
+
+// guestMACs are the addresses of one guest on a network.
+type guestMACs struct {
+	Guest string   `json:"domain"`
+	MACs  []string `json:"macs"`
+}
+
+// macsOf groups ports by guest, in the order of their interfaces.
+func macsOf(ports []Port) []guestMACs {
+	guests := []guestMACs{}
+	at := map[string]int{}
+	for _, p := range ports {
+		i, there := at[p.Owner]
+		if !there {
+			i = len(guests)
+			at[p.Owner] = i
+			guests = append(guests, guestMACs{Guest: p.Owner})
+		}
+		guests[i].MACs = append(guests[i].MACs, p.MAC)
+	}
+	return guests
+}

@@ -1,0 +1,225 @@
+package network
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// Parse understands a network's document. What the format knows and Lodge has
+// not built is refused by its path; with strict set, so is what the format does
+// not know. The result is checked but not completed: UUID, bridge name and MAC
+// may be empty.
+func Parse(doc string, strict bool) (Definition, error) {
+	submitted, err := xmltree.Parse(doc)
+	if err != nil {
+		return Definition{}, err
+	}
+	if submitted.Name != "network" {
+		return Definition{}, fault.New(fault.Invalid, fault.XML, "the document describes a %q, not a network", submitted.Name)
+	}
+	var x libvirtxml.Network
+	if err := submitted.Unmarshal(&x); err != nil {
+		return Definition{}, err
+	}
+	d, err := understand(&x)
+	if err != nil {
+		return Definition{}, err
+	}
+	d.takeTexts(submitted)
+	if err := checkOptions(submitted); err != nil {
+		return Definition{}, err
+	}
+	if err := d.refuseLost(submitted, &x, strict); err != nil {
+		return Definition{}, err
+	}
+	return d, d.check()
+}
+
+// takeTexts takes what libvirtxml has no words for, or would not keep whole.
+func (d *Definition) takeTexts(submitted *xmltree.Element) {
+	for _, e := range submitted.Elements("title", "description", "metadata") {
+		switch e.Name {
+		case "title":
+			d.Title = e.Text()
+		case "description":
+			d.Description = e.Text()
+		case "metadata":
+			d.Metadata = xmltree.FormatInner(e)
+		}
+	}
+}
+
+// checkOptions refuses an option for dnsmasq without a value; an empty value is one.
+func checkOptions(submitted *xmltree.Element) error {
+	for _, options := range submitted.Elements("options") {
+		for _, o := range options.Elements("option") {
+			if !slices.ContainsFunc(o.Attrs, func(a xmltree.Attr) bool { return a.Name == "value" }) {
+				return fault.New(fault.Invalid, fault.XML, "an <option> for dnsmasq has no value")
+			}
+		}
+	}
+	return nil
+}
+
+func (d *Definition) refuseLost(submitted *xmltree.Element, x *libvirtxml.Network, strict bool) error {
+	known, err := tree(x)
+	if err != nil {
+		return err
+	}
+	understood, err := tree(d.describe())
+	if err != nil {
+		return err
+	}
+	if lost := xmltree.Unbuilt(saying(submitted), known, understood); len(lost) > 0 {
+		return errUnbuilt(d.Name, lost)
+	}
+	if !strict {
+		return nil
+	}
+	for _, path := range xmltree.Unknown(submitted, known) {
+		if path != "title" && path != "description" && path != "@connections" {
+			return fault.New(fault.Invalid, fault.XML, "the network's document holds an unknown element or attribute: %s", path)
+		}
+	}
+	return nil
+}
+
+// instead says what serves in place of what is not built, by the last element of its path that is here.
+var instead = map[string]string{
+	"bandwidth":           "limit each guest by interface/bandwidth, or with virsh domiftune",
+	"virtualport":         "use a Linux bridge",
+	"vlan":                "use a bridge that is tagged already",
+	"trustGuestRxFilters": "leave it out",
+}
+
+// mostLost is how many parts one refusal names.
+const mostLost = 10
+
+// errUnbuilt refuses what libvirt knows and Lodge has not built: by its path, with what to do.
+func errUnbuilt(name string, lost []string) error {
+	advice := "leave it out"
+	for word := range strings.FieldsFuncSeq(lost[0], func(r rune) bool { return strings.ContainsRune("/@[]", r) }) {
+		advice = cmp.Or(instead[word], advice)
+	}
+	more := ""
+	if len(lost) > mostLost {
+		lost, more = lost[:mostLost], " and others"
+	}
+	return fault.New(fault.Unsupported, fault.Config, "network %q uses what is not supported: network/%s%s; %s",
+		name, strings.Join(lost, ", network/"), more, advice)
+}
+
+// saying gives a document without the elements that say nothing, which clients write who
+// print every part of their own model.
+func saying(root *xmltree.Element) *xmltree.Element {
+	out := *root
+	out.Children = slices.DeleteFunc(slices.Clone(root.Children), func(n xmltree.Node) bool {
+		e, ok := n.(*xmltree.Element)
+		return ok && !says(e)
+	})
+	return &out
+}
+
+// nothing are the attributes by which an element asks for what there is without it.
+var nothing = map[string]xmltree.Attr{
+	"forward": {Name: "mode", Value: string(forwardIsolated)},
+	"mtu":     {Name: "size", Value: "0"},
+}
+
+// says reports whether an element at the top of a document asks for anything. What
+// libvirt refuses when it is empty is not left out.
+func says(e *xmltree.Element) bool {
+	switch e.Name {
+	case "vlan", "virtualport":
+		return true
+	case "forward", "mtu":
+		return len(e.Elements()) > 0 || len(e.Attrs) > 1 || len(e.Attrs) == 1 && e.Attrs[0] != nothing[e.Name]
+	}
+	return e.Says()
+}
+
+func tree(x *libvirtxml.Network) (*xmltree.Element, error) {
+	text, err := xmltree.Format(x)
+	if err != nil {
+		return nil, err
+	}
+	return xmltree.Parse(text)
+}
+
+// XML is the document of a definition, as libvirt prints it, with the number
+// of NICs that are attached.
+func (d *Definition) XML(connections int) (string, error) {
+	root, err := tree(d.describe())
+	if err != nil {
+		return "", err
+	}
+	arrange(root)
+	if connections > 0 {
+		root.Attrs = append(root.Attrs, xmltree.Attr{Name: "connections", Value: strconv.Itoa(connections)})
+	}
+	var texts []xmltree.Node
+	for _, t := range [][2]string{{"title", d.Title}, {"description", d.Description}} {
+		if t[1] != "" {
+			texts = append(texts, &xmltree.Element{Name: t[0], Children: []xmltree.Node{xmltree.Text(t[1])}})
+		}
+	}
+	at := len(root.Elements("name", "uuid"))
+	root.Children = append(root.Children[:at:at], append(texts, root.Children[at:]...)...)
+	return xmltree.Format(root)
+}
+
+// kept is XML for the next daemon: what that could not read is refused. Words may be longer in writing.
+func (d *Definition) kept() (string, error) {
+	doc, err := d.XML(0)
+	return doc, fault.Wrap(err, fault.Invalid, fault.Network, "the definition of network %q would be one that nobody can read", d.Name)
+}
+
+// MarshalText makes a definition a text in what is written for the next daemon.
+func (d *Definition) MarshalText() ([]byte, error) {
+	doc, err := d.kept()
+	return []byte(doc), err
+}
+
+// UnmarshalText reads it.
+func (d *Definition) UnmarshalText(doc []byte) (err error) {
+	*d, err = Parse(string(doc), false)
+	return err
+}
+
+// libvirtOrder is the order in which libvirt prints the attributes and the
+// elements of some elements, where that of libvirtxml is another.
+var libvirtOrder = map[string][]string{
+	"forward":   {"dev", "mode"},
+	"ip":        {"family", "address", "netmask", "prefix", "localPtr", "tftp", "dhcp"},
+	"dns":       {"enable", "forwardPlainNames", "forwarder", "txt", "srv", "host"},
+	"srv":       {"service", "protocol", "domain", "target", "port", "priority", "weight"},
+	"portgroup": {"name", "default"},
+}
+
+func arrange(e *xmltree.Element) {
+	if order, ok := libvirtOrder[e.Name]; ok {
+		slices.SortStableFunc(e.Attrs, func(a, b xmltree.Attr) int {
+			return slices.Index(order, a.Name) - slices.Index(order, b.Name)
+		})
+		slices.SortStableFunc(e.Children, func(a, b xmltree.Node) int { return place(order, a) - place(order, b) })
+	}
+	for _, c := range e.Elements() {
+		if c.Name != "metadata" {
+			arrange(c)
+		}
+	}
+}
+
+func place(order []string, n xmltree.Node) int {
+	if e, ok := n.(*xmltree.Element); ok {
+		return slices.Index(order, e.Name)
+	}
+	return -1
+}

@@ -1,0 +1,189 @@
+// Package resources knows the machine that guests run on: what it is (Inventory),
+// which devices it has (Devices), and who holds which part of its memory and
+// processors (Ledger).
+//
+// Descriptions are snapshots that carry their time; a reader gets the last one
+// at once and never waits for another reader. Counters that change all the time
+// (free memory, processor times) are read when asked: they cost one small file.
+//
+// What belongs here: the host as guests and clients see it, and the books of
+// what guests hold. What does not: reading the kernel's files (room kernel), the
+// choice of a place for a guest (room placement), documents (the edges).
+package resources
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/word/topology"
+)
+
+// Facts describe the host at one moment. They are shared: do not change them.
+type Facts struct {
+	// Read is when the facts were read; time.Since(Read) is their age.
+	Read time.Time
+	// Arch is the architecture in the words of uname.
+	Arch string
+	// UUID names the machine: the firmware's, or else that of the installation, or
+	// else, as in a fresh container, that of this boot, or else the zero UUID.
+	UUID     uuid.UUID
+	Topology topology.Host
+	CPU      kernel.Processor
+	// Memory is the RAM that the kernel has to give, in bytes.
+	Memory uint64
+	// Firmware is nil on a machine without SMBIOS.
+	Firmware *kernel.DMI
+	// IOMMU says that devices can be passed to guests.
+	IOMMU bool
+}
+
+// factsAge is how old facts may be before a reader has them read anew.
+// Processors come and go rarely.
+const factsAge = 10 * time.Second
+
+// Inventory tells what the host is.
+type Inventory struct {
+	root  kernel.Root
+	facts snapshot[Facts]
+}
+
+// NewInventory reads the host for the first time.
+func NewInventory(root kernel.Root) (*Inventory, error) {
+	inv := &Inventory{root: root}
+	inv.facts.age, inv.facts.read = factsAge, inv.readFacts
+	return inv, inv.facts.refresh()
+}
+
+// Facts gives the last description, and has it read anew when it is old. A
+// reader that cannot be served anew, because another one is at it or because the
+// kernel refuses, gets the old one with its time.
+func (inv *Inventory) Facts() *Facts { return inv.facts.get() }
+
+// Refresh reads the description anew.
+func (inv *Inventory) Refresh() error { return inv.facts.refresh() }
+
+func (inv *Inventory) readFacts() (*Facts, error) {
+	facts := &Facts{Read: time.Now(), Arch: kernel.Arch(), IOMMU: inv.root.IOMMU()}
+	h, err := inv.root.Topology()
+	if err != nil {
+		return nil, err
+	}
+	facts.Topology = *h
+	if facts.CPU, err = inv.root.Processor(); err != nil {
+		return nil, err
+	}
+	memory, err := inv.root.Memory()
+	if err != nil {
+		return nil, err
+	}
+	facts.Memory = memory.Total
+	if firmware, err := inv.root.DMI(); err == nil {
+		facts.Firmware = &firmware
+	}
+	facts.UUID = hostUUID(facts.Firmware, inv.root.MachineID(), inv.root.BootID())
+	return facts, nil
+}
+
+// hostUUID prefers the firmware's UUID, unless the maker left it blank, which
+// shows as one digit all over.
+func hostUUID(firmware *kernel.DMI, others ...string) uuid.UUID {
+	if firmware != nil {
+		if id, err := uuid.Parse(firmware.UUID); err == nil && !blank(id) {
+			return id
+		}
+	}
+	for _, other := range others {
+		if id, err := uuid.Parse(other); err == nil {
+			return id
+		}
+	}
+	return uuid.UUID{}
+}
+
+func blank(id uuid.UUID) bool {
+	for _, b := range id {
+		if b != id[0] || b>>4 != b&0xf {
+			return false
+		}
+	}
+	return true
+}
+
+// Memory is the host's use of memory now.
+func (inv *Inventory) Memory() (kernel.Memory, error) { return inv.root.Memory() }
+
+// CellMemory is one cell's use of memory now.
+func (inv *Inventory) CellMemory(cell int) (kernel.Memory, error) {
+	if _, ok := inv.Facts().Topology.Cell(cell); !ok {
+		return kernel.Memory{}, fault.New(fault.Invalid, fault.Host, "this host has no cell %d; its cells are %s", cell, inv.Facts().Topology.CellIDs())
+	}
+	memory, err := inv.root.NodeMemory(cell)
+	if fault.Is(err, fault.NotFound) {
+		return inv.root.Memory() // a kernel without nodes has everything in cell 0
+	}
+	return memory, err
+}
+
+// Pages is one cell's pools of pages now, by ascending size.
+func (inv *Inventory) Pages(cell int) ([]topology.PagePool, error) {
+	pools, err := inv.root.Pages(cell)
+	if _, ok := inv.Facts().Topology.Cell(cell); ok && fault.Is(err, fault.NotFound) {
+		return inv.root.HostPages()
+	}
+	return pools, err
+}
+
+// CPUTimes is what the processors did since boot.
+func (inv *Inventory) CPUTimes() (kernel.CPUTimes, error) { return inv.root.CPUTimes() }
+
+// snapshot keeps the last value that read gave. It is for values that are cheap
+// to share and a little slow to read.
+type snapshot[T any] struct {
+	age  time.Duration
+	read func() (*T, error)
+
+	last    atomic.Pointer[T]
+	at      atomic.Pointer[time.Time] // when last was stored
+	reading sync.Mutex                // held by the one who reads
+}
+
+// get gives the last value, read anew by this caller when it is old and nobody
+// else is at it. Who needs the first waits for it.
+func (s *snapshot[T]) get() *T {
+	if s.last.Load() == nil {
+		s.reading.Lock() // until whoever began has it
+		defer s.reading.Unlock()
+		if s.last.Load() == nil {
+			_ = s.store()
+		}
+		return s.last.Load()
+	}
+	if time.Since(*s.at.Load()) > s.age && s.reading.TryLock() {
+		defer s.reading.Unlock()
+		_ = s.store() // the old value serves on, and carries its time
+	}
+	return s.last.Load()
+}
+
+// refresh reads a value, after whoever is at it.
+func (s *snapshot[T]) refresh() error {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	return s.store()
+}
+
+func (s *snapshot[T]) store() error {
+	value, err := s.read()
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	s.at.Store(&now)
+	s.last.Store(value)
+	return nil
+}

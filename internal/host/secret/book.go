@@ -1,0 +1,374 @@
+package secret
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// MaxValue bounds a value, in bytes: the longest that clients can send.
+const MaxValue = 65536
+
+// maxSecrets bounds how many there may be: the longest list that clients take.
+const maxSecrets = 16384
+
+// Config says where the secrets live and whom they tell.
+type Config struct {
+	Store  *store.Store
+	Key    string // file of the key; made, with mode 0600, when it is first needed
+	Events *event.Log
+	Log    *slog.Logger
+}
+
+// kind is the record of a secret; its key is the UUID.
+var kind = store.Kind{Name: "secret", Version: 1}
+
+// record is what the store keeps of a secret that may be on disk.
+type record struct {
+	Definition Definition `json:"definition"`
+	Sealed     []byte     `json:"sealed,omitempty"`
+}
+
+// Book is all secrets of a daemon. Its methods may be called concurrently.
+type Book struct {
+	Config
+
+	passing *key // seals what is ephemeral
+
+	// changing lets one change happen at a time. It is held over the store, which
+	// mu is not.
+	changing sync.Mutex
+	lasting  *key // seals what is on disk; nil until it is needed, guarded by changing
+
+	mu  sync.RWMutex
+	all map[string]record // by UUID; records are replaced, never changed
+}
+
+// Open reads the secrets. One whose record is damaged is logged and left out: it
+// must not keep the daemon from serving the guests that run.
+func Open(c Config) (*Book, error) {
+	b := &Book{Config: c, all: map[string]record{}}
+	var err error
+	if b.passing, err = passingKey(); err != nil {
+		return nil, err
+	}
+	err = c.Store.Each(kind, func(id string, decode func(any) error) error {
+		var r record
+		if err := decode(&r); err != nil || r.Definition.UUID != id {
+			c.Log.Error("cannot read a secret; it is left out", "uuid", id, "error", err)
+			return nil
+		}
+		b.all[id] = r
+		return nil
+	})
+	if err != nil {
+		c.Log.Error("cannot read the secrets; none is known", "error", err)
+	}
+	return b, nil
+}
+
+// Close forgets the keys: what is asked for a value after that is told that there is none
+// any more, such as work on a file system that hangs.
+func (b *Book) Close() {
+	b.changing.Lock()
+	defer b.changing.Unlock()
+	b.passing.close()
+	if b.lasting != nil {
+		b.lasting.close()
+	}
+}
+
+// List gives the secrets there are, by UUID.
+func (b *Book) List() []Definition {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	all := make([]Definition, 0, len(b.all))
+	for _, r := range b.all {
+		all = append(all, r.Definition)
+	}
+	slices.SortFunc(all, func(x, y Definition) int { return cmp.Compare(x.UUID, y.UUID) })
+	return all
+}
+
+// ByUUID gives the secret with a UUID (lower case, with dashes).
+func (b *Book) ByUUID(id string) (Definition, error) {
+	r, err := b.record(id)
+	return r.Definition, err
+}
+
+func (b *Book) record(id string) (record, error) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	r, ok := b.all[id]
+	if !ok {
+		return record{}, fault.New(fault.NotFound, fault.Secret, "no secret with matching uuid '%s'", id)
+	}
+	return r, nil
+}
+
+// ByUsage gives the secret that is for something.
+func (b *Book) ByUsage(u Usage) (Definition, error) {
+	if r, ok := b.using(u); ok {
+		return r.Definition, nil
+	}
+	return Definition{}, fault.New(fault.NotFound, fault.Secret, "no secret with matching usage '%s'", u)
+}
+
+func (b *Book) using(u Usage) (record, bool) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	for _, r := range b.all {
+		if u.Type != "" && r.Definition.Usage == u {
+			return r, true
+		}
+	}
+	return record{}, false
+}
+
+// Define makes a secret, or gives one that is there another definition. What it
+// is for stays, and what was private stays so. Its value stays, too.
+func (b *Book) Define(doc string, strict bool) (Definition, error) {
+	d, err := Parse(doc, strict)
+	if err != nil {
+		return Definition{}, err
+	}
+	b.changing.Lock()
+	defer b.changing.Unlock()
+	before, err := b.predecessor(&d)
+	if err != nil {
+		return Definition{}, err
+	}
+	next := record{Definition: d, Sealed: before.Sealed}
+	if before.Sealed != nil && before.Definition.Ephemeral != d.Ephemeral {
+		if next.Sealed, err = b.reseal(before, d); err != nil {
+			return Definition{}, err
+		}
+	}
+	if err := b.keep(next); err != nil {
+		return Definition{}, err
+	}
+	b.tell(d, event.SecretChange{Change: event.Defined})
+	return d, nil
+}
+
+// predecessor finds what a definition replaces, and names a new one.
+func (b *Book) predecessor(d *Definition) (record, error) {
+	other, used := b.using(d.Usage)
+	if d.UUID == "" && !used {
+		d.UUID = uuid.NewString()
+	}
+	if used && other.Definition.UUID != d.UUID {
+		return record{}, fault.New(fault.Exists, fault.Secret, "a secret with UUID %s is already defined for use with %s", other.Definition.UUID, d.Usage)
+	}
+	before, err := b.record(d.UUID)
+	switch {
+	case err != nil && len(b.List()) >= maxSecrets:
+		return record{}, fault.New(fault.NoCapacity, fault.Secret, "there are %d secrets already; undefine one", maxSecrets)
+	case err != nil:
+		return record{}, nil
+	case before.Definition.Usage != d.Usage:
+		return record{}, fault.New(fault.Exists, fault.Secret, "a secret with UUID %s is already defined for use with %s", d.UUID, before.Definition.Usage)
+	case before.Definition.Private && !d.Private:
+		return record{}, fault.New(fault.Denied, fault.Secret, "cannot change private flag on existing secret: who could not read its value could then; undefine it first")
+	}
+	return before, nil
+}
+
+// reseal seals the value of a secret that goes to disk, or from there to memory.
+func (b *Book) reseal(before record, d Definition) ([]byte, error) {
+	value, err := b.unseal(before)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(value)
+	return b.seal(d, value)
+}
+
+// keep enters a record, and on disk if it may be there.
+func (b *Book) keep(r record) error {
+	d := r.Definition
+	if d.Ephemeral {
+		if err := b.Store.Delete(kind, d.UUID); err != nil {
+			return err
+		}
+	} else if err := b.Store.Put(kind, d.UUID, r); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.all[d.UUID] = r
+	return nil
+}
+
+// Undefine forgets a secret and its value.
+func (b *Book) Undefine(id string) error {
+	b.changing.Lock()
+	defer b.changing.Unlock()
+	r, err := b.record(id)
+	if err != nil {
+		return err
+	}
+	if err := b.Store.Delete(kind, id); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	delete(b.all, id)
+	b.mu.Unlock()
+	b.tell(r.Definition, event.SecretChange{Change: event.Undefined})
+	return nil
+}
+
+// SetValue gives a secret its value. The slice stays the caller's, who clears it.
+func (b *Book) SetValue(id string, value []byte) error {
+	if len(value) > MaxValue {
+		return fault.New(fault.Invalid, fault.Secret, "a secret has at most %d bytes", MaxValue)
+	}
+	b.changing.Lock()
+	defer b.changing.Unlock()
+	r, err := b.record(id)
+	if err != nil {
+		return err
+	}
+	if r.Sealed, err = b.seal(r.Definition, value); err != nil {
+		return err
+	}
+	if err := b.keep(r); err != nil {
+		return err
+	}
+	b.tell(r.Definition, event.SecretValue{})
+	return nil
+}
+
+// Value gives a secret's value to the daemon itself, for a guest or an image. It
+// is the caller's, who clears it after use.
+func (b *Book) Value(id string) ([]byte, error) {
+	b.changing.Lock()
+	defer b.changing.Unlock()
+	r, err := b.record(id)
+	if err != nil {
+		return nil, err
+	}
+	return b.unseal(r)
+}
+
+// Show gives a secret's value to a client, unless it is private.
+func (b *Book) Show(id string) ([]byte, error) {
+	d, err := b.ByUUID(id)
+	if err != nil {
+		return nil, err
+	}
+	if d.Private {
+		return nil, fault.New(fault.Denied, fault.Secret, "secret is private")
+	}
+	return b.Value(id)
+}
+
+func (b *Book) seal(d Definition, value []byte) ([]byte, error) {
+	k := b.passing
+	if !d.Ephemeral {
+		var err error
+		if k, err = b.lastingKey(true); err != nil {
+			return nil, err
+		}
+	}
+	sealed, err := k.seal(d.UUID, value)
+	return sealed, fault.Wrap(err, fault.Failed, fault.Secret, "cannot seal the value of secret %s", d.UUID)
+}
+
+func (b *Book) unseal(r record) ([]byte, error) {
+	d := r.Definition
+	if r.Sealed == nil {
+		return nil, fault.New(fault.NotFound, fault.Secret, "secret '%s' does not have a value", d.UUID)
+	}
+	k := b.passing
+	if !d.Ephemeral {
+		var err error
+		if k, err = b.lastingKey(false); err != nil {
+			return nil, err
+		}
+	}
+	value, err := k.open(d.UUID, r.Sealed)
+	return value, fault.Wrap(err, fault.Failed, fault.Secret, "cannot open the value of secret %s: it is damaged, or the key in %s is another than that which sealed it; set the value anew", d.UUID, b.Key)
+}
+
+// lastingKey gives the key of what is on disk, to seal something by it or to open what was. To seal it
+// has to be there for the next daemon: it is made when there is none, but not in the place of one that
+// has sealed something.
+func (b *Book) lastingKey(seals bool) (*key, error) {
+	if b.lasting != nil {
+		return b.lasting, b.stays(seals)
+	}
+	k, err := readKey(b.Key)
+	if errors.Is(err, os.ErrNotExist) && seals {
+		if id := b.sealed(); id != "" {
+			return nil, fault.New(fault.Failed, fault.Secret, "the key in %s has gone, by which the value of secret %s and perhaps of others is sealed: put it back from a backup, or undefine the secrets that have values", b.Key, id)
+		}
+		k, err = makeKey(b.Key)
+	}
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Secret, "cannot use the key of secrets")
+	}
+	b.lasting = k
+	return k, nil
+}
+
+// stays sees to it that the next daemon finds the key that this one uses: somebody may have removed
+// its file, or put another there. What was sealed before can be opened for as long as this one runs.
+func (b *Book) stays(seals bool) error {
+	if b.lasting.page == nil { // the daemon is ending
+		return nil
+	}
+	there, err := readKey(b.Key)
+	if errors.Is(err, os.ErrNotExist) {
+		if err = b.lasting.write(b.Key); err == nil {
+			b.Log.Error("somebody has removed the key of secrets; it is written anew", "file", b.Key)
+		}
+	} else if err == nil {
+		if !bytes.Equal(there.page[:keySize], b.lasting.page[:keySize]) {
+			err = fault.New(fault.Failed, fault.Secret, "%s is another key than the one that this daemon began with; start the daemon anew to use it, or remove it to keep this daemon's", b.Key)
+		}
+		there.close()
+	}
+	if err == nil {
+		return nil
+	}
+	if seals {
+		return fault.Wrap(err, fault.Failed, fault.Secret, "cannot keep the key of secrets")
+	}
+	b.Log.Error("the next daemon will not have the key of secrets", "error", err)
+	return nil
+}
+
+// sealed gives a secret whose value the lasting key seals; empty: there is none.
+func (b *Book) sealed() string {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	for id, r := range b.all {
+		if r.Sealed != nil && !r.Definition.Ephemeral {
+			return id
+		}
+	}
+	return ""
+}
+
+func (b *Book) tell(d Definition, p event.Payload) {
+	switch change := p.(type) {
+	case event.SecretChange:
+		change.Usage, change.For = d.Usage.Type, d.Usage.ID
+		p = change
+	case event.SecretValue:
+		change.Usage, change.For = d.Usage.Type, d.Usage.ID
+		p = change
+	}
+	b.Events.Append(event.Source{Name: d.UUID, UUID: d.UUID, ID: -1}, p)
+}

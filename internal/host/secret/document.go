@@ -1,0 +1,16 @@
+package secret
+
+import "github.com/lodge-kvm/lodge/internal/mechanism/store"
+
+// RecordKind is the kind of record that keeps a secret.
+var RecordKind = kind
+
+// Document gives what a secret's record defines. Its value stays where it is.
+func Document(uuid string, version int, body []byte) (store.Document, error) {
+	var r record
+	if err := kind.Decode(uuid, version, body, &r); err != nil {
+		return store.Document{}, err
+	}
+	text, err := r.Definition.XML()
+	return store.Document{Name: uuid, UUID: uuid, XML: text}, err
+}

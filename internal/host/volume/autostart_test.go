@@ -1,0 +1,72 @@
+package volume
+
+import (
+	"os"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// latePool is a pool that is to be started with its host, which has just booted, and whose folder
+// is not there yet.
+func latePool(t *testing.T) (d *daemon, p *Pool, folder string) {
+	d = newDaemon(t)
+	p = d.dirPool("late")
+	must(t, p.SetAutostart(t.Context(), true))
+	folder = p.View().Target
+	must(t, p.Stop(t.Context()))
+	must(t, os.Remove(folder))
+	d.boot = "boot-2"
+	d.restart()
+	p, err := d.ByName("late")
+	must(t, err)
+	return d, p, folder
+}
+
+// started waits for a pool's start.
+func (d *daemon) started(p *Pool) {
+	d.t.Helper()
+	for r := d.log.ReaderAfter(0); ; {
+		e, _, err := r.Next(d.t.Context())
+		must(d.t, err)
+		if e.Payload == (event.PoolChange{Change: event.Started}) && e.Source.Name == p.Name() {
+			return
+		}
+	}
+}
+
+func TestAPoolWhoseStorageComesLateIsStarted(t *testing.T) {
+	d, p, folder := latePool(t)
+	if p.View().State != Inactive {
+		t.Fatalf("state %v of a pool without a folder", p.View().State)
+	}
+	must(t, p.SetAutostart(t.Context(), true)) // writes its record
+	d.restart()                                // the next daemon goes on
+	p, err := d.ByName("late")
+	must(t, err)
+	must(t, os.Mkdir(folder, 0o700))
+	d.started(p)
+}
+
+func TestAPoolThatItsUserSawToIsNotStartedLate(t *testing.T) {
+	for what, do := range map[string]func(p *Pool){
+		"started and stopped": func(p *Pool) {
+			if err := p.Start(t.Context(), NoBuild); err != nil {
+				wantKind(t, err, fault.WrongState) // it was just tried again
+			}
+			must(t, p.Stop(t.Context()))
+		},
+		"not marked any more": func(p *Pool) { must(t, p.SetAutostart(t.Context(), false)) },
+		"forgotten":           func(p *Pool) { must(t, p.Undefine(t.Context())) },
+	} {
+		_, p, folder := latePool(t)
+		if what == "started and stopped" {
+			must(t, os.Mkdir(folder, 0o700))
+		}
+		do(p)
+		if err := p.startDue(t.Context()); !fault.Is(err, fault.Aborted) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

@@ -1,0 +1,256 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+)
+
+// A volume above another one is resized, and copied larger, with what lies below it: neither
+// does the tool find that by itself, nor does more of it come to be seen in the volume.
+func TestAVolumeAboveAnotherIsResized(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("needs qemu-img")
+	}
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	base := d.volume(p, volXML("base", "raw", 4*mib, ""))
+	above := func(name string, size uint64) string {
+		return volXML(name, "qcow2", size, "<backingStore><path>"+base.Path+"</path><format type='raw'/></backingStore>")
+	}
+	d.volume(p, above("top", 2*mib))
+	must(t, p.ResizeVolume(t.Context(), "top", 3*mib, ResizeOptions{}))
+	_, err := p.CloneVolume(t.Context(), above("copy", 5*mib), p, "top", CreateOptions{})
+	must(t, err)
+	for name, want := range map[string]uint64{"top": 3 * mib, "copy": 5 * mib} {
+		v, err := p.FreshVolume(t.Context(), name)
+		must(t, err)
+		if v.Virtual != want || v.Backing == nil || v.Backing.Name != base.Path {
+			t.Errorf("%s is %+v", name, v)
+		}
+		// What base has behind their old ends is zeros in them by now, and not base's.
+		said, err := exec.CommandContext(t.Context(), "qemu-img", "map", "--output=json", "-f", "qcow2", v.Path).CombinedOutput()
+		if must(t, err); !strings.Contains(string(said), fmt.Sprintf(`"start": %d,`, 2*mib)) {
+			t.Errorf("%s begins no new part at its old end: %s", name, said)
+		}
+	}
+}
+
+// A volume whose header a QEMU has changed while it had that is neither copied, byte by byte or
+// as a guest would read it, nor resized.
+func TestAVolumeWithAChangedHeaderIsNotCopied(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("needs qemu-img")
+	}
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	other := d.volume(p, volXML("other", "raw", mib, ""))
+	top := d.volume(p, volXML("top", "qcow2", mib, ""))
+	if err := unix.Setxattr(other.Path, "trusted.lodge", nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	chain, err := image.OpenChain(t.Context(), top.Path, image.Qcow2)
+	must(t, err)
+	err = chain[0].Lend()
+	chain.Close()
+	must(t, err)
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "rebase", "-u", "-f", "qcow2", "-b", other.Path, "-F", "raw", top.Path).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	must(t, p.Refresh(t.Context()))
+	same := volXML("same", "qcow2", mib, "<backingStore><path>"+other.Path+"</path><format type='raw'/></backingStore>")
+	for what, doc := range map[string]string{"byte by byte": same, "as a guest reads it": volXML("flat", "raw", mib, "")} {
+		if _, err := p.CloneVolume(t.Context(), doc, p, "top", CreateOptions{}); !fault.Is(err, fault.Denied) {
+			t.Errorf("copied %s: %v", what, err)
+		}
+	}
+	wantKind(t, p.ResizeVolume(t.Context(), "top", 2*mib, ResizeOptions{}), fault.Denied)
+}
+
+// forgery gives a folder with a file of others in it, and where a header that leads there is to be made
+// by qemu-img.
+func forgery(t *testing.T) (dir, secret, forged string) {
+	t.Helper()
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("needs qemu-img")
+	}
+	dir = t.TempDir()
+	secret = filepath.Join(dir, "secret")
+	must(t, os.WriteFile(secret, make([]byte, mib), 0o600))
+	if err := unix.Setxattr(secret, "trusted.lodge", nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	return dir, secret, filepath.Join(dir, "forged")
+}
+
+// A client that is held to folders uploads an image whose header names a file of others, and has
+// its bytes copied: neither leads anybody there who has the volume as a disk.
+func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
+	dir, secret, forged := forgery(t)
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that has it as qcow2
+	held := func(folders ...string) context.Context { return image.WithFence(t.Context(), folders) }
+	upload := func(ctx context.Context, base string, end func(*Upload) error) {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", base, "-F", "raw", forged, "1M").CombinedOutput()
+		if err != nil {
+			t.Fatal(err, string(out))
+		}
+		b, err := os.ReadFile(forged)
+		must(t, err)
+		u, err := p.Upload(ctx, "disk", 0, 0)
+		must(t, err)
+		_, err = u.Write(b)
+		must(t, err)
+		must(t, end(u))
+	}
+	opens := func(path string, want bool) {
+		t.Helper()
+		chain, err := image.OpenChain(t.Context(), path, image.Qcow2)
+		chain.Close()
+		if want && err != nil || !want && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	abort := func(u *Upload) error { u.Abort(); return nil }
+	upload(held(), secret, abort)
+	opens(disk.Path, false)
+	upload(held(), secret, (*Upload).Close)
+	opens(disk.Path, false)
+	copied, err := p.CloneVolume(held(), volXML("copy", "raw", mib, ""), p, "disk", CreateOptions{})
+	must(t, err)
+	opens(copied.Path, false)
+	upload(held(dir), secret, (*Upload).Close)
+	opens(disk.Path, true)
+	beside := d.volume(p, volXML("beside", "raw", mib, "")).Path
+	up, err := filepath.Rel(filepath.Dir(disk.Path), secret)
+	must(t, err)
+	upload(held(dir), up, (*Upload).Close) // which leads elsewhere from where the file is moved to
+	opens(disk.Path, false)
+	upload(held(filepath.Dir(disk.Path)), filepath.Base(beside), (*Upload).Close)
+	opens(disk.Path, true)
+	upload(t.Context(), secret, (*Upload).Close) // by whom nobody holds
+	opens(disk.Path, true)
+	copied, err = p.CloneVolume(t.Context(), volXML("bytes", "raw", mib, ""), p, "disk", CreateOptions{}) // which may be a guest's
+	must(t, err)
+	opens(copied.Path, false)
+}
+
+// A client that is held to folders uploads an image whose header names one of its own by a long path, so that
+// what is noted of it next is long, and then one that names a file of others.
+func TestALongNameIsNoWayRoundANote(t *testing.T) {
+	_, secret, forged := forgery(t)
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that has it as qcow2
+	d.volume(p, volXML("base", "raw", mib, ""))
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", forged, "1M").CombinedOutput()
+	if err != nil {
+		t.Fatal(err, string(out))
+	}
+	header, err := os.ReadFile(forged)
+	must(t, err)
+	own := filepath.Dir(disk.Path)
+	named := func(path string) []byte {
+		return []byte("# Disk DescriptorFile\nparentFileNameHint=\"" + path + "\"\n")
+	}
+	for _, upload := range []struct {
+		name string
+		b    []byte
+	}{
+		{"base", append([]byte("COWD"), make([]byte, 60)...)},
+		{"disk", named(own + strings.Repeat("/.", 1500) + "/base")},
+		{"disk", named(own + strings.Repeat("/.", 1500) + "/base")},
+		{"disk", header},
+	} {
+		u, err := p.Upload(image.WithFence(t.Context(), []string{own}), upload.name, 0, 0)
+		must(t, err)
+		_, err = u.Write(upload.b)
+		must(t, err)
+		must(t, u.Close())
+	}
+	chain, err := image.OpenChain(t.Context(), disk.Path, image.Qcow2)
+	chain.Close()
+	wantKind(t, err, fault.Denied)
+}
+
+// What a client that is held to folders uploads is no guest that was saved, whose definition whoever restores it
+// believes; what is nothing of that kind is as nobody's.
+func TestAnUploadIsNoSavedGuest(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	path := d.volume(p, volXML("disk", "raw", mib, "")).Path
+	if err := unix.Setxattr(path, "trusted.lodge", nil, 0); err != nil {
+		t.Skip("needs a file system with trusted attributes:", err)
+	}
+	for text, want := range map[string]bool{"LibvirtQemudSave": false, "LodgeSaveChanges": false, "Libvirt": true} {
+		u, err := p.Upload(image.WithFence(t.Context(), nil), "disk", 0, 0)
+		must(t, err)
+		_, err = u.Write(append([]byte(text), 0))
+		must(t, err)
+		must(t, u.Close())
+		f, err := os.Open(path)
+		must(t, err)
+		if err := image.CheckOwn(f); want && err != nil || !want && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", text, err)
+		}
+		must(t, f.Close())
+	}
+}
+
+// The copy of a volume is root's, and leads to nothing where whoever has the volume may not go, nor to what
+// its header has come to name since it was looked at.
+func TestACopyLeadsNobodyElsewhere(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil || os.Geteuid() != 0 {
+		t.Skip("needs qemu-img, and root: it gives a volume to another user")
+	}
+	const user = 4242
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	secret := filepath.Join(t.TempDir(), "secret")
+	must(t, os.WriteFile(secret, make([]byte, mib), 0o600))
+	top := d.volume(p, volXML("top", "qcow2", mib, ""))
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", top.Path).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	copied := func(doc string) error { return second(p.CloneVolume(t.Context(), doc, p, "top", CreateOptions{})) }
+	wantKind(t, copied(volXML("late", "qcow2", mib, "")), fault.Busy)
+	must(t, p.Refresh(t.Context()))
+	above := "<backingStore><path>" + secret + "</path><format type='raw'/></backingStore>"
+	must(t, copied(volXML("own", "qcow2", mib, above)))
+	must(t, os.Chown(top.Path, user, user))
+	wantKind(t, copied(volXML("theirs", "qcow2", mib, above)), fault.Denied)
+}
+
+// A client that is held to folders makes no volume that is root's and that it may write by its path: what
+// it wrote there would be believed.
+func TestAHeldClientsVolumesAreWrittenByTheirOwners(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	d.volume(p, volXML("disk", "raw", mib, ""))
+	held := image.WithFence(t.Context(), nil)
+	for mode, want := range map[string]bool{"0600": true, "0644": true, "0620": false, "0602": false, "0666": false} {
+		doc := strings.Replace(volXML(mode, "raw", mib, ""), "</target>", "<permissions><mode>"+mode+"</mode></permissions></target>", 1)
+		for what, err := range map[string]error{
+			"made":   second(p.CreateVolume(held, doc, CreateOptions{})),
+			"copied": second(p.CloneVolume(held, strings.Replace(doc, mode, mode+"-copy", 1), p, "disk", CreateOptions{})),
+		} {
+			if want && err != nil || !want && !fault.Is(err, fault.Denied) {
+				t.Errorf("one of mode %s is %s: %v", mode, what, err)
+			}
+		}
+		must(t, second(p.CreateVolume(t.Context(), strings.Replace(doc, mode, mode+"-free", 1), CreateOptions{})))
+	}
+}

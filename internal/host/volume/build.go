@@ -1,0 +1,229 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// Build says how much of a pool's storage is made.
+type Build int
+
+// The ways to build. Directories are made by all of them but NoBuild; a file
+// system is made on a pool's device by the last two only. Volume groups and
+// partition tables are made by all of them too, and MakeTarget is KeepExisting.
+const (
+	NoBuild Build = iota
+	MakeTarget
+	KeepExisting // refuses a device that holds something
+	Overwrite
+)
+
+// defaultTargetMode lets guests' processes reach their images and not list them.
+const defaultTargetMode = 0o711
+
+// Build makes the storage of an inactive pool.
+func (p *Pool) Build(ctx context.Context, how Build) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	d, err := p.idle("build")
+	if err != nil {
+		return err
+	}
+	if err := p.build(ctx, d, how); err != nil {
+		return err
+	}
+	p.tell(event.PoolChange{Change: event.Created})
+	return nil
+}
+
+func (p *Pool) build(ctx context.Context, d *definition, how Build) error {
+	p.setBuilding(true)
+	defer p.setBuilding(false)
+	if c := d.carver(); c != nil {
+		return c.build(context.WithoutCancel(ctx), how)
+	}
+	if d.kind != FS && (how == KeepExisting || how == Overwrite) {
+		return fault.New(fault.WrongState, fault.Pool, "a pool of type %q has no device to make a file system on", d.kind)
+	}
+	if err := tell(ctx, p.lane, func() error { return makeTarget(d) }); err != nil {
+		return err
+	}
+	failpoint.Reach("pool.built")
+	if how == KeepExisting || how == Overwrite {
+		return makeFileSystem(ctx, d, how)
+	}
+	return nil
+}
+
+func (p *Pool) setBuilding(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.building = on
+	p.publish()
+}
+
+// makeTarget makes the directory with those above it. One that is there
+// already only gets the permissions that were asked for.
+func makeTarget(d *definition) error {
+	dir, made, err := makeDir(d.target, defaultTargetMode)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	mode := d.perms.mode
+	if made && mode < 0 {
+		mode = defaultTargetMode
+	}
+	f, err := list(dir, d.target, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := setCopyOnWrite(f, d); err != nil {
+		return err
+	}
+	return setPermissions(f, permissions{mode, d.perms.owner, d.perms.group}, fault.Pool)
+}
+
+// noCopyOnWrite is the kernel's FS_NOCOW_FL.
+const noCopyOnWrite = 0x00800000
+
+// setCopyOnWrite says for a folder whether files that are made there are copied on write.
+// Only btrfs is told by that flag.
+func setCopyOnWrite(dir *os.File, d *definition) error {
+	if d.copyOnWrite == "" {
+		return nil
+	}
+	fd := int(dir.Fd())
+	var fsys unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fsys); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.File, "cannot look at the file system of %s", d.target)
+	}
+	if fsys.Type != unix.BTRFS_SUPER_MAGIC {
+		return fault.New(fault.Failed, fault.File, "cannot set whether %s copies on write: it is not on btrfs; leave <cow> out of the pool's <features>", d.target)
+	}
+	flags, err := unix.IoctlGetUint32(fd, unix.FS_IOC_GETFLAGS)
+	if err == nil {
+		if flags |= noCopyOnWrite; d.copyOnWrite == "yes" {
+			flags &^= noCopyOnWrite
+		}
+		err = unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, int(flags))
+	}
+	return fault.Wrap(err, fault.Failed, fault.File, "cannot set whether %s copies on write", d.target)
+}
+
+// removeTarget removes the directory, which has to be empty.
+func removeTarget(target string) error {
+	above, err := openDir(filepath.Dir(target))
+	if err != nil {
+		return err
+	}
+	defer above.Close()
+	return unix.Unlinkat(int(above.Fd()), filepath.Base(target), unix.AT_REMOVEDIR)
+}
+
+// setPermissions gives an open file its owner, and then its mode, because a
+// change of owner clears bits of it.
+func setPermissions(f *os.File, p permissions, s fault.Subject) error {
+	if p.owner >= 0 || p.group >= 0 {
+		if err := f.Chown(p.owner, p.group); err != nil {
+			return fault.Wrap(err, fault.Failed, s, "cannot give %s to %d:%d", f.Name(), p.owner, p.group)
+		}
+	}
+	if p.mode >= 0 {
+		if err := unix.Fchmod(int(f.Fd()), uint32(p.mode)); err != nil {
+			return fault.Wrap(err, fault.Failed, s, "cannot set mode %04o of %s", p.mode, f.Name())
+		}
+	}
+	return nil
+}
+
+// keep refuses a volume that others than its owner may write, of a client that is held to folders: what
+// is written there by its path, a header that leads elsewhere say, would count as the owner's, who is root.
+func (p permissions) keep(ctx context.Context) error {
+	if p.mode < 0 || p.mode&0o022 == 0 || image.FenceOf(ctx) == nil {
+		return nil
+	}
+	return fault.New(fault.Denied, fault.Volume, "mode %04o would let others than the volume's owner write to it past the daemon, and this client's images are held to places; take 'write' from group and others", p.mode)
+}
+
+// makeFileSystem formats the pool's device.
+func makeFileSystem(ctx context.Context, d *definition, how Build) error {
+	if d.format == "auto" {
+		return fault.New(fault.Invalid, fault.Config, "name a source format to make a file system on %s", d.device)
+	}
+	tool := "mkfs." + d.format
+	if err := needTool(tool, ""); err != nil {
+		return err
+	}
+	held, err := blank(ctx, d.device, how)
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	var force []string
+	switch d.format {
+	case "ext2", "ext3", "ext4":
+		force = []string{"-F"}
+	case "xfs":
+		force = []string{"-f"}
+	}
+	_, err = run(ctx, mkfsTime, tool, append(force, d.device)...)
+	return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot make a file system on %s", d.device)
+}
+
+// contentOf says what a device holds, or "".
+func contentOf(ctx context.Context, device string) (string, error) {
+	out, err := run(ctx, mountTime, "blkid", "-p", "-o", "value", "-s", "TYPE", "-s", "PTTYPE", device)
+	var exit *exitError
+	if errors.As(err, &exit) && exit.code == 2 { // nothing that it knows
+		return "", nil
+	}
+	return strings.Join(strings.Fields(out), ", "), err
+}
+
+// Delete removes the storage of an inactive pool: its directory or its volume
+// group, which has to be empty.
+func (p *Pool) Delete(ctx context.Context) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	d, err := p.idle("delete")
+	if err != nil {
+		return err
+	}
+	if c := d.carver(); c != nil {
+		if err := c.destroy(context.WithoutCancel(ctx)); err != nil {
+			return fault.Wrap(err, fault.Of(err), fault.Pool, "cannot delete the storage of pool %q", p.name)
+		}
+		p.tell(event.PoolChange{Change: event.Deleted})
+		return nil
+	}
+	if d.kind != Dir {
+		return fault.New(fault.Unsupported, fault.Config, "the storage of a pool of type %q is not deleted", d.kind)
+	}
+	err = tell(ctx, p.lane, func() error { return removeTarget(d.target) })
+	failpoint.Reach("pool.deleted")
+	if err != nil {
+		kind := fault.Failed
+		if fault.Is(err, fault.Timeout) {
+			kind = fault.Timeout
+		}
+		return fault.Wrap(err, kind, fault.File, "cannot remove %s", d.target)
+	}
+	p.tell(event.PoolChange{Change: event.Deleted})
+	return nil
+}

@@ -1,0 +1,276 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+)
+
+// ResizeOptions change how a volume is resized.
+type ResizeOptions struct {
+	Allocate bool // take the space that is added
+	Delta    bool // the size is a difference
+	Shrink   bool // allow to lose what lies beyond the new end
+}
+
+// ResizeVolume changes the capacity of a volume, in bytes.
+func (p *Pool) ResizeVolume(ctx context.Context, name string, size uint64, o ResizeOptions) error {
+	return p.change(ctx, name, "resize", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
+		target, err := o.settle(v, size)
+		if err != nil {
+			return err
+		}
+		if image.InUse(f) != image.Unused {
+			return fault.New(fault.Busy, fault.Volume, "a guest has it open; resize the guest's disk instead (virsh blockresize)")
+		}
+		if c := p.carver(); c != nil {
+			release, err := image.HoldToWrite(f) // a guest that begins now would have it end amid its data
+			if err != nil {
+				return err
+			}
+			defer release()
+			return tell(context.WithoutCancel(ctx), p.lane, func() error { return c.resize(p.steady(), v, target) })
+		}
+		grown := image.Thin
+		if o.Allocate {
+			grown = image.Falloc
+			if view := p.View(); target > v.Virtual && target-v.Virtual > view.Available {
+				return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes more and the pool has %d", target-v.Virtual, view.Available)
+			}
+		}
+		key, err := p.passphrase(ctx, v)
+		if err != nil {
+			return err
+		}
+		defer clear(key)
+		chain, err := p.pools.below(ctx, v)
+		if err != nil {
+			return err
+		}
+		defer chain.Close()
+		return p.pools.images.Resize(ctx, f, v.Format, image.Growth{Size: target, Grown: grown, Shrink: o.Shrink, Passphrase: key, Below: chain})
+	})
+}
+
+// below opens what lies below a volume, if anything does.
+func (ps *Pools) below(ctx context.Context, v *Volume) (image.Chain, error) {
+	if v.Backing == nil {
+		return nil, nil
+	}
+	chain, err := image.OpenChain(ctx, v.Path, v.Format)
+	if err != nil {
+		return nil, err
+	}
+	if err := ps.believe(v, chain); err != nil {
+		chain.Close()
+		return nil, err
+	}
+	chain[:1].Close()
+	return chain[1:], nil
+}
+
+// settle gives the capacity that is asked for.
+func (o ResizeOptions) settle(v *Volume, size uint64) (uint64, error) {
+	target := size
+	switch {
+	case o.Delta && o.Shrink:
+		target = v.Virtual - min(size, v.Virtual)
+	case o.Delta:
+		if size > 1<<63-1-min(v.Virtual, 1<<63-1) {
+			return 0, fault.New(fault.Invalid, fault.Volume, "a capacity of %d and %d bytes is more than a disk can have", v.Virtual, size)
+		}
+		target = v.Virtual + size
+	}
+	if target < v.Virtual && !o.Shrink {
+		return 0, fault.New(fault.Invalid, fault.Volume, "cannot shrink it from %d to %d bytes unless told to shrink: the data beyond are lost", v.Virtual, target)
+	}
+	return target, nil
+}
+
+// WipeVolume overwrites all data of a volume with zeros or, with trim, gives
+// the blocks back to the storage. A qcow2 image is an empty one after that;
+// encrypted images, and those of other formats than raw and qcow2, are left as zeros.
+func (p *Pool) WipeVolume(ctx context.Context, name string, trim bool) error {
+	return p.change(ctx, name, "wipe", func(ctx context.Context, j *job, v *Volume, f *os.File) error {
+		if err := unused(f); err != nil {
+			return err
+		}
+		if v.Format != image.Qcow2 || v.Kind != File || v.locked() {
+			return erase(ctx, f, trim, j)
+		}
+		// What is erased tells no more what it was: that is noted before, in the file too, which says
+		// the same after a loss of power.
+		marked := markHalf(f)
+		if err := f.Sync(); err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot sync volume %q", name)
+		}
+		d := declaration{Format: v.Format, Inode: v.inode, Marked: marked, Remake: &image.Plan{
+			Format: v.Format, Virtual: v.Virtual, Compat: v.Compat, ClusterSize: v.ClusterSize,
+			LazyRefcounts: v.LazyRefcounts, ExtendedL2: v.ExtendedL2,
+		}}
+		if err := p.declare(name, d); err != nil {
+			return err
+		}
+		err := p.empty(ctx, f, *d.Remake, func() error { return erase(ctx, f, trim, j) })
+		if err != nil && p.pools.life.Err() != nil {
+			return err // the next daemon goes on with it
+		}
+		// The note is for a daemon that ends: of a wipe that failed its client is told, and
+		// may have other data in the volume by the time that a note would be followed.
+		d.Remake, d.Marked = nil, false
+		err = errors.Join(err, p.declare(name, d))
+		unmarkHalf(filepath.Dir(v.Path), name)
+		return err
+	})
+}
+
+// empty makes an image anew whose data are erased before.
+func (p *Pool) empty(ctx context.Context, f *os.File, plan image.Plan, erase func() error) error {
+	if err := erase(); err != nil {
+		return err
+	}
+	failpoint.Reach("volume.wiped")
+	if err := f.Truncate(0); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot truncate")
+	}
+	failpoint.Reach("volume.truncated")
+	return p.pools.images.Make(ctx, f, plan)
+}
+
+func erase(ctx context.Context, f *os.File, trim bool, j *job) error {
+	if err := image.Erase(ctx, f, trim, j.progress); err != nil {
+		return err
+	}
+	return fault.Wrap(f.Sync(), fault.Failed, fault.Volume, "cannot sync")
+}
+
+// change runs work on a volume that nobody else works on, with its file open
+// to write, and reads the volume again.
+func (p *Pool) change(ctx context.Context, name, verb string, work func(context.Context, *job, *Volume, *os.File) error) error {
+	v, err := p.Volume(name)
+	if err != nil {
+		return err
+	}
+	if v.Kind == Directory {
+		return fault.New(fault.Unsupported, fault.Volume, "cannot %s volume %q: it is a directory", verb, name)
+	}
+	j, err := p.begin(ctx, name, verb, true)
+	if err != nil {
+		return err
+	}
+	err = p.beside(ctx, name, func(ctx context.Context) error {
+		f, v, err := p.open(ctx, name, unix.O_RDWR)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := failpoint.Err("volume.change"); err != nil {
+			return err
+		}
+		if err := work(ctx, j, v, f); err != nil {
+			return err
+		}
+		failpoint.Reach("volume.changed")
+		return p.reread(ctx, name)
+	})
+	if err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.About(err), "cannot %s volume %q of pool %q", verb, name, p.name)
+	}
+	return nil
+}
+
+// open opens a volume's file to change it, and looks at it again.
+func (p *Pool) open(ctx context.Context, name string, mode int) (*os.File, *Volume, error) {
+	d, err := p.active()
+	if err != nil {
+		return nil, nil, err
+	}
+	f, err := ask(ctx, p.lane, answerTime, func() (*os.File, error) {
+		if d.carver() != nil { // a link to it is the kernel's own
+			return image.OpenAs(filepath.Join(d.target, name), mode)
+		}
+		if err := p.look(d, name); err != nil {
+			return nil, err
+		}
+		return openFile(d.target, name, mode)
+	}, func(f *os.File) { _ = f.Close() })
+	if err != nil {
+		return nil, nil, err
+	}
+	v, err := p.Volume(name)
+	if err != nil {
+		_ = f.Close() // nothing was written
+		return nil, nil, err
+	}
+	return f, v, nil
+}
+
+// DeleteVolume removes a volume.
+func (p *Pool) DeleteVolume(ctx context.Context, name string) error {
+	d, err := p.active()
+	if err != nil {
+		return err
+	}
+	v, err := p.Volume(name)
+	if err != nil {
+		return err
+	}
+	if _, err := p.begin(ctx, name, "delete", true); err != nil {
+		return err
+	}
+	err = p.beside(ctx, name, func(ctx context.Context) error {
+		if c := d.carver(); c != nil {
+			return p.uncut(d, c, v)
+		}
+		err := tell(ctx, p.lane, func() error {
+			if err := removeFile(d.target, name); err != nil && !fault.Is(err, fault.NotFound) {
+				return err
+			}
+			failpoint.Reach("volume.removed")
+			p.hide(d, name)
+			return p.remeasure(d)
+		})
+		if err == nil {
+			p.undeclare(name)
+		}
+		return err
+	})
+	if err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.Volume, "cannot delete volume %q of pool %q", name, p.name)
+	}
+	return nil
+}
+
+// FreshVolume gives a volume as it is now if the file system answers at once,
+// else as it was.
+func (p *Pool) FreshVolume(ctx context.Context, name string) (*Volume, error) {
+	if _, err := p.Volume(name); err != nil {
+		return nil, err
+	}
+	d, err := p.active()
+	if err != nil {
+		return nil, err
+	}
+	if d.carver() != nil || p.lane.stuck() > patience || p.isChanging(name) {
+		return p.Volume(name)
+	}
+	err = glance(ctx, p.lane, func() error { return p.look(d, name) })
+	if fault.Is(err, fault.NotFound) {
+		return nil, err
+	}
+	return p.Volume(name)
+}
+
+func (p *Pool) isChanging(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	j := p.jobs[name]
+	return j != nil && j.exclusive
+}

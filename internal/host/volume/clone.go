@@ -1,0 +1,188 @@
+package volume
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+)
+
+// CloneVolume makes a volume as a document describes it, with the data of a
+// volume of this or of another pool.
+func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source string, o CreateOptions) (*Volume, error) {
+	w, err := parseVolume(doc, o.Validate)
+	if err != nil {
+		return nil, err
+	}
+	origin, err := from.Volume(source)
+	if err != nil {
+		return nil, err
+	}
+	if origin.Kind == Directory {
+		return nil, fault.New(fault.Unsupported, fault.Volume, "volume %q is a directory and cannot be cloned", source)
+	}
+	if _, err := from.begin(ctx, source, "copying", false); err != nil {
+		return nil, err
+	}
+	return p.make(ctx, w, func() { from.end(source, clientOf(ctx)) }, func(ctx context.Context, j *job) (*draft, error) {
+		if w.capacity == nil || *w.capacity < origin.Virtual {
+			w.capacity = &origin.Virtual
+		}
+		if p.carver() != nil {
+			return p.drawCarvedCopy(w, from, origin, o, j)
+		}
+		if w.isLike(origin) {
+			return p.drawCopy(w, from, origin, o, j), nil
+		}
+		return p.drawConversion(ctx, w, from, origin, o, j)
+	})
+}
+
+// isLike says whether a copy of the origin's bytes is what is wished for.
+func (w *wish) isLike(origin *Volume) bool {
+	isRaw := func(f image.Format) bool { return f == image.Raw || f == image.ISO }
+	switch {
+	case origin.Problem != "" || origin.External:
+		return false
+	case origin.locked() || w.encryption != nil: // a copy has keys of its own
+		return false
+	case w.format != origin.Format && (!isRaw(w.format) || !isRaw(origin.Format)):
+		return false
+	case w.compat != "" && w.compat != origin.Compat, w.clusterSize != 0 && w.clusterSize != origin.ClusterSize:
+		return false
+	case w.lazy && !origin.LazyRefcounts, w.extended && !origin.ExtendedL2:
+		return false
+	case w.backing == nil || origin.Backing == nil:
+		return w.backing == nil && origin.Backing == nil
+	}
+	return w.backing.Name == origin.backingPath && filepath.IsAbs(origin.Backing.Name) &&
+		(w.backing.Format == "" || w.backing.Format == origin.Backing.Format)
+}
+
+// drawCopy drafts a copy of bytes, which keeps format, options and backing
+// store. The copy is root's: it leads where whoever has the origin may go, and to nothing that was
+// not there when it was asked for.
+func (p *Pool) drawCopy(w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) *draft {
+	d := &draft{plan: image.Plan{Format: w.format, Virtual: *w.capacity, NoCOW: w.noCOW}, space: origin.Allocated, copies: true}
+	isRaw := w.format == image.Raw || w.format == image.ISO
+	if isRaw {
+		d.allocate(w.allocation, false)
+	}
+	if o.Reflink {
+		d.space = 0
+	}
+	d.fill = func(ctx context.Context, f *os.File) error {
+		chain, err := p.pools.below(ctx, origin)
+		if err != nil {
+			return err
+		}
+		defer chain.Close()
+		source, err := from.openUnwritten(ctx, origin)
+		if err != nil {
+			return err
+		}
+		defer source.Close()
+		if err := image.CheckLent(source, origin.Format); err != nil {
+			return err
+		}
+		if isRaw && !o.Reflink {
+			if err := p.pools.images.Make(ctx, f, d.plan); err != nil {
+				return err
+			}
+		}
+		if o.Reflink {
+			err = image.Reflink(source, f)
+		} else {
+			err = image.CopyBytes(ctx, source, f, j.progress)
+		}
+		if err == nil {
+			err = origin.LikeIn(f)
+		}
+		if err != nil || *w.capacity == origin.Virtual {
+			return err
+		}
+		return p.pools.images.Resize(ctx, f, w.format, image.Growth{Size: *w.capacity, Below: chain})
+	}
+	return d
+}
+
+// drawConversion drafts a copy of what a guest would read, with all layers of
+// the origin in one.
+func (p *Pool) drawConversion(ctx context.Context, w *wish, from *Pool, origin *Volume, o CreateOptions, j *job) (*draft, error) {
+	switch {
+	case o.Reflink:
+		return nil, fault.New(fault.Unsupported, fault.Volume, "a copy in another format or without its backing store cannot share blocks; copy without reflink")
+	case w.backing != nil:
+		return nil, fault.New(fault.Unsupported, fault.Config, "not supported: backingStore of a copy whose format, options or backing store are not those of its source; leave it out to get a full copy")
+	}
+	if origin.locked() && w.encryption == nil {
+		return nil, fault.New(fault.Invalid, fault.Volume, "volume %q is encrypted and the copy would not be; say in <encryption> with which secret the copy is encrypted", origin.Name)
+	}
+	d, err := p.draw(ctx, w, o)
+	if err != nil {
+		return nil, err
+	}
+	d.copies = true
+	d.fill = func(ctx context.Context, f *os.File) error {
+		source, err := from.openUnwritten(ctx, origin)
+		if err != nil {
+			return err
+		}
+		_ = source.Close() // opened to read
+		chain, err := image.OpenChain(ctx, origin.Path, origin.Format)
+		if err != nil {
+			return err
+		}
+		defer chain.Close()
+		if err := p.pools.believe(origin, chain); err != nil {
+			return err
+		}
+		c := image.Copy{From: chain, Into: f, Format: w.format, Progress: j.progress}
+		if c.FromKey, err = from.passphrase(ctx, origin); err != nil {
+			return err
+		}
+		defer clear(c.FromKey)
+		if err := p.makeLocked(ctx, f, d.plan, w.encryption); err != nil {
+			return err
+		}
+		if c.IntoKey, err = p.pools.value(w.encryption); err != nil {
+			return err
+		}
+		defer clear(c.IntoKey)
+		return p.pools.images.Convert(ctx, c)
+	}
+	return d, nil
+}
+
+// believe refuses what lies below an image by nothing but bytes that a guest may have
+// written, unless that is a volume too: copies of files of the host are nobody's disks.
+func (ps *Pools) believe(v *Volume, chain image.Chain) error {
+	if v.claims == "" {
+		return nil
+	}
+	for _, l := range chain[1:] {
+		if _, _, err := ps.ByPath(l.Path); err != nil {
+			return fault.New(fault.Denied, fault.Volume, "volume %q looks like %s above %q, which lies in no running pool and which a guest could have written there; "+
+				"if it is right, start a pool with the folder of that file", v.Name, v.Format, l.Path)
+		}
+	}
+	return nil
+}
+
+// openUnwritten opens a volume to read, unless a guest writes to it: a copy of
+// that would be one of no moment.
+func (p *Pool) openUnwritten(ctx context.Context, v *Volume) (*os.File, error) {
+	return ask(ctx, p.lane, answerTime, func() (*os.File, error) {
+		f, err := p.openToRead(ctx, v)
+		if err != nil {
+			return nil, err
+		}
+		if image.InUse(f) == image.Written {
+			_ = f.Close() // opened to read
+			return nil, fault.New(fault.Busy, fault.Volume, "a guest has %q open to write; stop the guest first", v.Name)
+		}
+		return f, nil
+	}, func(f *os.File) { _ = f.Close() })
+}

@@ -1,0 +1,402 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+)
+
+// CreateOptions change how a volume is made.
+type CreateOptions struct {
+	// Validate refuses what no version of the document's format knows.
+	Validate bool
+	// Metadata lays out the tables of a qcow2 image in advance, and all its
+	// space where the allocation asked for is the capacity.
+	Metadata bool
+	// Reflink makes a copy share the blocks of its source, or fails.
+	Reflink bool
+}
+
+// draft is a volume that is about to be made.
+type draft struct {
+	plan image.Plan
+	// space is what will be taken at once, in bytes.
+	space uint64
+	// fill writes the new volume's file, which is empty.
+	fill func(ctx context.Context, f *os.File) error
+	// copies says that it brings data along, which are on disk when the volume is said to be made:
+	// what they were copied from may be removed then.
+	copies bool
+}
+
+// believed closes a file that was written. What its header, if it has one now, leads to beyond what
+// ctx lets be opened stays noted.
+func believed(ctx context.Context, f *os.File) error {
+	again, err := image.Reopen(int(f.Fd()), f.Name(), os.O_RDONLY)
+	if err = errors.Join(fault.Wrap(f.Close(), fault.Failed, fault.Volume, "cannot finish writing"), err); again == nil {
+		return err
+	}
+	defer again.Close()
+	if err == nil {
+		_ = image.Believe(ctx, again)
+	}
+	return err
+}
+
+// written fills the file. Bytes without a header are another's word: what they may be to whom the
+// volume is an image leads nowhere that ctx does not.
+func (d *draft) written(ctx context.Context, f *os.File) error {
+	if !d.plan.Format.IsLayered() {
+		if err := image.Distrust(f); err != nil {
+			return err
+		}
+	}
+	return d.fill(ctx, f)
+}
+
+// CreateVolume makes a volume as a document describes it.
+func (p *Pool) CreateVolume(ctx context.Context, doc string, o CreateOptions) (*Volume, error) {
+	w, err := parseVolume(doc, o.Validate)
+	if err != nil {
+		return nil, err
+	}
+	if o.Reflink {
+		return nil, fault.New(fault.Invalid, fault.Volume, "a new volume has no source to share blocks with")
+	}
+	return p.make(ctx, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
+		if p.carver() != nil {
+			return drawCarved(w, o)
+		}
+		d, err := p.draw(ctx, w, o)
+		if err != nil {
+			return nil, err
+		}
+		d.fill = func(ctx context.Context, f *os.File) error { return p.makeLocked(ctx, f, d.plan, w.encryption) }
+		return d, nil
+	})
+}
+
+// draw makes a draft of a wish, looking at the backing store that it names.
+func (p *Pool) draw(ctx context.Context, w *wish, o CreateOptions) (*draft, error) {
+	d := &draft{plan: image.Plan{
+		Format: w.format, NoCOW: w.noCOW,
+		Compat: w.compat, ClusterSize: w.clusterSize, LazyRefcounts: w.lazy, ExtendedL2: w.extended,
+	}}
+	if w.backing != nil {
+		below, err := p.pools.base(ctx, w.backing)
+		if err != nil {
+			return nil, err
+		}
+		d.plan.Backing = &image.Backing{Name: w.backing.Name, Format: below.Format}
+		d.plan.Virtual = below.Virtual
+	}
+	if w.capacity != nil {
+		d.plan.Virtual = *w.capacity
+	} else if w.backing == nil {
+		return nil, fault.New(fault.Invalid, fault.XML, "volume %q has no capacity", w.name)
+	}
+	d.allocate(w.allocation, o.Metadata)
+	return d, p.pools.locked(d.plan, w.encryption, func(plan image.Plan) error { return plan.Check() })
+}
+
+// allocate settles what space is taken at once. A raw volume takes what its
+// allocation says, and all where that is not given; one with a format takes
+// none unless told to.
+func (d *draft) allocate(allocation *uint64, metadata bool) {
+	whole := allocation == nil || *allocation >= d.plan.Virtual
+	isRaw := d.plan.Format == image.Raw || d.plan.Format == image.ISO || d.plan.Format == image.LUKS
+	switch {
+	case isRaw && whole:
+		d.plan.Preallocation, d.space = image.Falloc, d.plan.Virtual
+	case isRaw:
+		d.plan.Reserved, d.space = *allocation, *allocation
+	case metadata && whole && allocation != nil:
+		d.plan.Preallocation, d.space = image.Falloc, d.plan.Virtual
+	case metadata:
+		d.plan.Preallocation = image.Metadata
+	}
+}
+
+// base looks at a backing store with all below it. Its format is the declared
+// one, else that of the volume it is, else raw if it looks like nothing else.
+func (ps *Pools) base(ctx context.Context, b *image.Backing) (image.Info, error) {
+	format := b.Format
+	if format == "" {
+		if _, v, err := ps.ByPath(b.Name); err == nil {
+			if format, err = v.as("", "<format type='%s'/> in <backingStore>"); err != nil {
+				return image.Info{}, err
+			}
+		}
+	}
+	chain, err := image.OpenChain(ctx, b.Name, format)
+	if err != nil {
+		return image.Info{}, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot use backing store %s", b.Name)
+	}
+	defer chain.Close()
+	return chain[0].Info, nil
+}
+
+// make makes a volume's file: it takes the name, has it filled, gives it its
+// owner and shows it. What fails half way is removed again. After is called
+// once, when nothing is done any more.
+func (p *Pool) make(ctx context.Context, w *wish, after func(), draw func(context.Context, *job) (*draft, error)) (*Volume, error) {
+	if _, err := p.Volume(w.name); err == nil {
+		after()
+		return nil, fault.New(fault.Exists, fault.Volume, "volume %q exists already in pool %q", w.name, p.name)
+	}
+	if err := errors.Join(allowed(ctx, p.name, w.name), w.perms.keep(ctx)); err != nil {
+		after()
+		return nil, err
+	}
+	j, err := p.begin(ctx, w.name, "creation", true)
+	if err != nil {
+		after()
+		return nil, err
+	}
+	err = p.beside(ctx, w.name, func(ctx context.Context) error {
+		defer after()
+		d, err := draw(ctx, j)
+		if err != nil {
+			return err
+		}
+		return p.lay(ctx, w, d)
+	})
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Of(err), fault.About(err), "cannot create volume %q in pool %q", w.name, p.name)
+	}
+	return p.Volume(w.name)
+}
+
+// lay makes the file of a volume that is drawn.
+func (p *Pool) lay(ctx context.Context, w *wish, d *draft) error {
+	used, err := p.active()
+	if err != nil {
+		return err
+	}
+	if c := used.carver(); c != nil {
+		return p.cut(ctx, used, c, w, d.fill)
+	}
+	if view := p.View(); d.space > view.Available {
+		return fault.New(fault.NoCapacity, fault.Pool, "it takes %d bytes and the pool has %d; ask for a smaller allocation to make it thin", d.space, view.Available)
+	}
+	f, inode, err := p.reserve(ctx, w.name, d.plan)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err = d.written(ctx, f); err == nil {
+		failpoint.Reach("volume.filled")
+		if d.copies {
+			err = fault.Wrap(f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", w.name)
+		}
+	}
+	if err == nil {
+		err = setPermissions(f, w.perms, fault.Volume)
+	}
+	if err == nil { // a file server may refuse what was written no earlier than now
+		err = believed(ctx, f)
+	}
+	if err == nil {
+		err = p.complete(ctx, w.name, declaration{Format: d.plan.Format, Inode: inode, Encryption: w.encryption})
+	}
+	if err != nil {
+		p.discard(w.name, inode)
+	}
+	return err
+}
+
+// reserve makes the file of a volume to be and shows the volume, so that its
+// progress can be seen. The file has its name once it is noted as half made.
+func (p *Pool) reserve(ctx context.Context, name string, plan image.Plan) (*os.File, uint64, error) {
+	type made struct {
+		f      *os.File
+		inode  uint64
+		marked bool
+	}
+	d, err := p.active()
+	if err != nil {
+		return nil, 0, err
+	}
+	m, err := ask(ctx, p.lane, answerTime, func() (made, error) {
+		if err := d.mounted(); err != nil {
+			return made{}, err
+		}
+		f, inode, err := makeFile(d.target, name)
+		return made{f, inode, err == nil && markHalf(f)}, err
+	}, func(m made) {
+		_ = m.f.Close() // nothing was written
+		_ = removeInode(d.target, name, m.inode)
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	failpoint.Reach("volume.made")
+	err = p.declare(name, declaration{Format: plan.Format, Inode: m.inode, Building: true, Marked: m.marked})
+	if err == nil {
+		failpoint.Reach("volume.declared")
+		err = tell(ctx, p.lane, func() error { return p.christen(d, name, m.f, m.inode, plan) })
+	}
+	if err != nil {
+		_ = m.f.Close() // nothing was written
+		p.discard(name, m.inode)
+		return nil, 0, err
+	}
+	failpoint.Reach("volume.named")
+	return m.f, m.inode, nil
+}
+
+// christen gives a volume's file its name, in the lane, and shows the volume.
+func (p *Pool) christen(d *definition, name string, f *os.File, inode uint64, plan image.Plan) error {
+	if err := nameFile(f, d.target, name); err != nil {
+		return err
+	}
+	v, err := readVolumeIn(p.name, d.target, name, declaration{Format: image.Raw, Inode: inode})
+	if err == nil && v != nil {
+		v.Format, v.Virtual = plan.Format, plan.Virtual
+		p.show(d, v)
+	}
+	return nil
+}
+
+// complete records a volume as made and reads it.
+func (p *Pool) complete(ctx context.Context, name string, d declaration) error {
+	if err := p.declare(name, d); err != nil {
+		return err
+	}
+	used, err := p.active()
+	if err != nil {
+		return err
+	}
+	return tell(ctx, p.lane, func() error {
+		unmarkHalf(used.target, name)
+		return p.look(used, name)
+	})
+}
+
+// discard removes a volume that was not completed.
+func (p *Pool) discard(name string, inode uint64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.pools.life), closeTime)
+	defer cancel()
+	d, err := p.active()
+	if err == nil {
+		err = tell(ctx, p.lane, func() error {
+			if isLent(d.target, name, inode) {
+				return errors.Join(fault.New(fault.Busy, fault.Volume, "a guest has it open"), p.leaveTo(d.target, name), p.look(d, name))
+			}
+			p.hide(d, name)
+			return removeInode(d.target, name, inode)
+		})
+	}
+	if fault.Is(err, fault.Busy) {
+		p.pools.log.Warn("a volume that was not made to its end stays, for a guest has it", "pool", p.name, "volume", name, "error", err)
+		return
+	}
+	if err != nil {
+		// Its record says that it is half made: the next start of the pool removes it.
+		p.pools.log.Warn("cannot remove half-made volume", "pool", p.name, "volume", name, "error", err)
+		return
+	}
+	p.undeclare(name)
+}
+
+// isLent says whether a guest has begun with a file that is being made, between two steps of that.
+func isLent(target, name string, inode uint64) bool {
+	f, err := openFile(target, name, unix.O_RDONLY)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	return unix.Fstat(int(f.Fd()), &st) == nil && st.Ino == inode && image.InUse(f) != image.Unused
+}
+
+// leaveTo leaves such a file to the guest, whose disk it is: it does not say any more that it is half made, whatever its record does.
+func (p *Pool) leaveTo(target, name string) error {
+	unmarkHalf(target, name)
+	p.mu.Lock()
+	d := p.declared[name]
+	p.mu.Unlock()
+	d.Building = false
+	return p.declare(name, d)
+}
+
+// show and hide change one volume of the view of a pool that is still the same.
+func (p *Pool) show(d *definition, v *Volume) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used == d {
+		p.volumes = with(p.volumes, v)
+		p.publish()
+	}
+}
+
+func (p *Pool) hide(d *definition, name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used == d {
+		p.volumes = without(p.volumes, name)
+		p.publish()
+	}
+}
+
+// reread looks at one volume and at the pool's sizes again.
+func (p *Pool) reread(ctx context.Context, name string) error {
+	d, err := p.active()
+	if err != nil {
+		return err
+	}
+	return tell(ctx, p.lane, func() error { return p.look(d, name) })
+}
+
+// look is reread in the lane.
+func (p *Pool) look(d *definition, name string) error {
+	if c := d.carver(); c != nil {
+		return p.surveyOne(c, d, name)
+	}
+	p.mu.Lock()
+	declared := p.declared[name]
+	p.mu.Unlock()
+	v, err := readVolumeIn(p.name, d.target, name, declared)
+	if err != nil {
+		return err
+	}
+	if v == nil {
+		p.hide(d, name)
+		return fault.New(fault.NotFound, fault.Volume, "no volume %q in pool %q", name, p.name)
+	}
+	p.show(d, v)
+	return p.remeasure(d)
+}
+
+// remeasure takes the sizes of the pool's file system, in the lane. Those of
+// block devices change with their volumes only.
+func (p *Pool) remeasure(d *definition) error {
+	if d.carver() != nil {
+		return nil
+	}
+	if err := d.mounted(); err != nil {
+		return err
+	}
+	dir, err := openDir(d.target)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	s, perms, err := measure(dir)
+	if err != nil {
+		return dirFault(err, d.target)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used == d {
+		p.space, p.perms = s, perms
+		p.publish()
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+package volume
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+)
+
+// Declared gathers from the records of a store in which formats volumes were made, for who
+// takes definitions elsewhere. What a guest has written into a raw volume may look like another
+// format, and there nobody knows better.
+type Declared struct {
+	pools map[string]*definition // by name
+	uuids map[string]string      // of those
+	made  map[string]declaration // by the key of the record
+}
+
+// Take takes a record of whatever kind in.
+func (d *Declared) Take(kind, key string, version int, body []byte) {
+	switch kind {
+	case poolKind.Name:
+		var r poolRecord
+		if poolKind.Decode(key, version, body, &r) != nil {
+			return // whoever exports it says so
+		}
+		if def, err := parsePool(r.Saved, key, false); err == nil {
+			if d.pools == nil {
+				d.pools, d.uuids = map[string]*definition{}, map[string]string{}
+			}
+			d.pools[def.name], d.uuids[def.name] = def, key
+		}
+	case volumeKind.Name:
+		var made declaration
+		if volumeKind.Decode(key, version, body, &made) == nil {
+			if d.made == nil {
+				d.made = map[string]declaration{}
+			}
+			d.made[key] = made
+		}
+	}
+}
+
+// Format gives the one in which a volume was made, as a guest's definition calls it; "" where
+// that is not known, or the file is another one by now.
+func (d *Declared) Format(pool, volume string) string {
+	def := d.pools[pool]
+	made, known := d.made[d.uuids[pool]+"/"+volume]
+	if def == nil || !known || made.Format != image.Raw && made.Format != image.Qcow2 || volume == ".." || strings.ContainsAny(volume, "/\x00") {
+		return ""
+	}
+	path := filepath.Join(def.target, volume)
+	info, err := fsguard.Do(context.Background(), path, func() (os.FileInfo, error) { return os.Lstat(path) }, nil)
+	if err != nil {
+		return ""
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || st.Ino != made.Inode {
+		return ""
+	}
+	return string(made.Format)
+}

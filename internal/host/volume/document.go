@@ -1,0 +1,309 @@
+package volume
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"libvirt.org/go/libvirtxml"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// element makes an element with children in order; nil ones are left out.
+func element(name string, children ...*xmltree.Element) *xmltree.Element {
+	e := &xmltree.Element{Name: name}
+	for _, c := range children {
+		if c != nil {
+			e.Children = append(e.Children, c)
+		}
+	}
+	return e
+}
+
+func textElement(name, text string) *xmltree.Element {
+	return &xmltree.Element{Name: name, Children: []xmltree.Node{xmltree.Text(text)}}
+}
+
+func (f field) on(e *xmltree.Element) *xmltree.Element {
+	e.Attrs = append(e.Attrs, xmltree.Attr{Name: f.name, Value: f.value})
+	return e
+}
+
+// field is an attribute to be.
+type field struct{ name, value string }
+
+func bytesElement(name string, n uint64) *xmltree.Element {
+	return field{"unit", "bytes"}.on(textElement(name, strconv.FormatUint(n, 10)))
+}
+
+func typed(name, kind string) *xmltree.Element {
+	return field{"type", kind}.on(element(name))
+}
+
+func (p permissions) element() *xmltree.Element {
+	if p == noPermissions {
+		return nil
+	}
+	e := element("permissions")
+	if p.mode >= 0 {
+		e.Children = append(e.Children, textElement("mode", fmt.Sprintf("0%o", p.mode)))
+	}
+	if p.owner >= 0 {
+		e.Children = append(e.Children, textElement("owner", strconv.Itoa(p.owner)))
+	}
+	if p.group >= 0 {
+		e.Children = append(e.Children, textElement("group", strconv.Itoa(p.group)))
+	}
+	return e
+}
+
+// understood gives all three, for comparison with what was submitted.
+func (p permissions) understood() *xmltree.Element {
+	return element("permissions", textElement("mode", "0"), textElement("owner", "0"), textElement("group", "0"))
+}
+
+// space is how much a pool holds, in bytes.
+type space struct {
+	capacity, allocation, available uint64
+	free                            []extent // disk: where there is room for partitions
+}
+
+// document gives the definition in libvirt's order.
+func (d *definition) document(s space) *xmltree.Element {
+	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid),
+		bytesElement("capacity", s.capacity), bytesElement("allocation", s.allocation), bytesElement("available", s.available),
+		d.featuresElement(), d.sourceElement(s.free), element("target", textElement("path", d.target), d.perms.element())))
+}
+
+// understood gives all that was understood, for comparison. Values do not count there.
+func (d *definition) understood() *xmltree.Element {
+	return field{"type", string(d.kind)}.on(element("pool", textElement("name", d.name), textElement("uuid", d.uuid), d.sourceElement(nil),
+		(&definition{copyOnWrite: "no"}).featuresElement(), element("target", textElement("path", d.target), d.perms.understood())))
+}
+
+// featuresElement tells whether files in the pool's folder are copied on write; nil where nothing was said.
+func (d *definition) featuresElement() *xmltree.Element {
+	if d.copyOnWrite == "" {
+		return nil
+	}
+	return element("features", field{"state", d.copyOnWrite}.on(element("cow")))
+}
+
+func (d *definition) sourceElement(free []extent) *xmltree.Element {
+	source := element("source")
+	switch d.kind {
+	case FS:
+		source = element("source", field{"path", d.device}.on(element("device")), typed("format", d.format))
+	case NetFS:
+		source = element("source", field{"name", d.host}.on(element("host")), field{"path", d.dir}.on(element("dir")), typed("format", d.format))
+		if d.protocol != "" {
+			source.Children = append(source.Children, field{"ver", d.protocol}.on(element("protocol")))
+		}
+	case Logical:
+		for _, device := range d.devices {
+			source.Children = append(source.Children, field{"path", device}.on(element("device")))
+		}
+		source.Children = append(source.Children, textElement("name", d.group), typed("format", d.format))
+	case Disk:
+		device := field{"path", d.device}.on(element("device"))
+		for _, e := range free {
+			device.Children = append(device.Children, e.element("freeExtent"))
+		}
+		source = element("source", device, typed("format", d.format))
+	case Dir:
+		// libvirt prints an empty source on two lines.
+		source.Children = []xmltree.Node{xmltree.Text("\n  ")}
+	}
+	return source
+}
+
+func (e extent) element(name string) *xmltree.Element {
+	return field{"end", strconv.FormatUint(e.end, 10)}.on(field{"start", strconv.FormatUint(e.start, 10)}.on(element(name)))
+}
+
+// source tells where a volume lies that is cut out of block devices; nil of a file.
+func (v *Volume) source() *xmltree.Element {
+	if len(v.extents) == 0 {
+		return nil
+	}
+	source := element("source")
+	var device *xmltree.Element
+	for _, e := range v.extents {
+		if device == nil || device.Attr("path") != e.device {
+			device = field{"path", e.device}.on(element("device"))
+			source.Children = append(source.Children, device)
+		}
+		device.Children = append(device.Children, e.element("extent"))
+	}
+	return source
+}
+
+// format tells the format of an image or the usage of a partition; nil of a
+// logical volume, which has none.
+func (v *Volume) format() *xmltree.Element {
+	switch {
+	case v.usage != "":
+		return typed("format", v.usage)
+	case v.extents != nil:
+		return nil
+	}
+	if v.Format == image.LUKS {
+		return typed("format", string(image.Raw))
+	}
+	return typed("format", string(v.Format))
+}
+
+// Paths in documents that ask for nothing: they tell of a state, so that a dumped
+// document can be submitted again, or libvirt does nothing by them.
+var (
+	poolStatus = map[string]bool{
+		"capacity": true, "allocation": true, "available": true, "source/device/freeExtent": true,
+		"target/permissions/label": true, "source/vendor": true, "source/product": true,
+	}
+	volumeStatus = map[string]bool{
+		"@type": true, "key": true, "physical": true, "source": true,
+		"target/path": true, "target/timestamps": true, "target/permissions/label": true,
+		"backingStore/permissions": true, "backingStore/timestamps": true,
+	}
+)
+
+// sourceParts are what a pool's source may hold.
+var sourceParts = []string{"host", "device", "dir", "adapter", "name", "initiator", "format", "auth", "protocol"}
+
+// unused gives poolStatus and what of a source a pool of this type has no use for.
+func (d *definition) unused() map[string]bool {
+	used := map[Type][]string{
+		FS: {"device", "format"}, NetFS: {"host", "dir", "format", "protocol", "auth"}, Logical: {"name", "device", "format"}, Disk: {"device", "format"},
+	}[d.kind]
+	paths := maps.Clone(poolStatus)
+	for _, part := range sourceParts {
+		if !slices.Contains(used, part) {
+			paths["source/"+part] = true
+		}
+	}
+	if d.kind == NetFS {
+		paths["source/host/@port"] = true
+	}
+	return paths
+}
+
+// explainLoss refuses by name what libvirt would know in a document and what
+// was not understood of it. With validate it also refuses what nobody knows.
+func explainLoss(submitted, understood *xmltree.Element, into libvirtxml.Document, validate bool, status map[string]bool) error {
+	unread := notStatus(xmltree.Unknown(submitted, understood), status)
+	if len(unread) == 0 {
+		return nil
+	}
+	if err := submitted.Unmarshal(into); err != nil {
+		return err
+	}
+	text, err := into.Marshal()
+	if err != nil {
+		return fault.Wrap(err, fault.Internal, fault.XML, "cannot compare document")
+	}
+	known, err := xmltree.Parse(text)
+	if err != nil {
+		return err
+	}
+	if lost := notStatus(xmltree.Unbuilt(saying(submitted), known, understood), status); len(lost) > 0 {
+		return fault.New(fault.Unsupported, fault.Config, "not supported: %s", strings.Join(lost, ", "))
+	}
+	if unknown := notStatus(xmltree.Unknown(submitted, known), status); validate && len(unknown) > 0 {
+		return fault.New(fault.Invalid, fault.XML, "document failed to validate: unknown %s", strings.Join(unknown, ", "))
+	}
+	return nil
+}
+
+// saying gives a document without the elements at its top that say nothing.
+func saying(root *xmltree.Element) *xmltree.Element {
+	out := *root
+	out.Children = slices.DeleteFunc(slices.Clone(root.Children), func(n xmltree.Node) bool {
+		e, ok := n.(*xmltree.Element)
+		return ok && !e.Says()
+	})
+	return &out
+}
+
+// position is where an element stands among its like, in a path.
+var position = regexp.MustCompile(`\[[0-9]+\]`)
+
+// notStatus leaves out the paths of a status and what is below them.
+func notStatus(paths []string, status map[string]bool) []string {
+	return slices.DeleteFunc(paths, func(path string) bool {
+		for p := position.ReplaceAllString(path, ""); p != "."; p = filepath.Dir(p) {
+			if status[p] {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// document gives a volume in libvirt's order.
+func (v *Volume) document() *xmltree.Element {
+	target := element("target", textElement("path", v.Path), v.format(), v.perms.element(), v.times(), v.encryptionElement())
+	if v.Compat != "" {
+		target.Children = append(target.Children, textElement("compat", v.Compat))
+	}
+	if v.ClusterSize != 0 {
+		target.Children = append(target.Children, field{"unit", "B"}.on(textElement("clusterSize", strconv.FormatUint(v.ClusterSize, 10))))
+	}
+	if v.Compat == "1.1" {
+		target.Children = append(target.Children, features(v.LazyRefcounts, v.ExtendedL2))
+	}
+	root := field{"type", string(v.Kind)}.on(element("volume",
+		textElement("name", v.Name), textElement("key", v.Key()), v.source(),
+		bytesElement("capacity", v.Virtual), bytesElement("allocation", v.Allocated), bytesElement("physical", v.Physical), target))
+	if v.Backing != nil {
+		root.Children = append(root.Children, v.backing())
+	}
+	return root
+}
+
+func features(lazy, extended bool) *xmltree.Element {
+	e := element("features")
+	if lazy {
+		e.Children = append(e.Children, element("lazy_refcounts"))
+	}
+	if extended {
+		e.Children = append(e.Children, element("extended_l2"))
+	}
+	return e
+}
+
+// backing tells of the layer below what the header says of it. A format that
+// is not declared is not shown, because nobody is to believe it.
+func (v *Volume) backing() *xmltree.Element {
+	path := v.Backing.Name
+	if v.backingPath != "" {
+		path = v.backingPath
+	}
+	e := element("backingStore", textElement("path", path))
+	if v.Backing.Format != "" {
+		e.Children = append(e.Children, typed("format", string(v.Backing.Format)))
+	}
+	return e
+}
+
+func (v *Volume) times() *xmltree.Element {
+	e := element("timestamps")
+	for _, t := range []struct {
+		name string
+		at   unix.StatxTimestamp
+	}{{"atime", v.atime}, {"mtime", v.mtime}, {"ctime", v.ctime}, {"btime", v.btime}} {
+		text := strconv.FormatInt(t.at.Sec, 10)
+		if t.at.Nsec != 0 {
+			text = fmt.Sprintf("%d.%09d", t.at.Sec, t.at.Nsec)
+		}
+		e.Children = append(e.Children, textElement(t.name, text))
+	}
+	return e
+}

@@ -1,0 +1,157 @@
+package volume
+
+import (
+	"context"
+	"os"
+	"strconv"
+
+	"github.com/google/uuid"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/secret"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// encryption is how a volume was asked to be encrypted.
+type encryption struct {
+	Secret string `json:"secret"` // UUID
+	// What is empty was left to QEMU.
+	Cipher string `json:"cipher,omitempty"`
+	Bits   uint   `json:"bits,omitempty"`
+	Mode   string `json:"mode,omitempty"`
+	Hash   string `json:"hash,omitempty"`
+	IV     string `json:"iv,omitempty"`
+	IVHash string `json:"ivHash,omitempty"`
+}
+
+// encrypt reads how a volume is to be encrypted. LUKS is the only way: the older
+// one of qcow protects little.
+func (w *wish) encrypt(e *xmltree.Element) error {
+	if e == nil {
+		return nil
+	}
+	if format := e.Attr("format"); format != "luks" {
+		return fault.New(fault.Unsupported, fault.Config, "volumes are encrypted in the format luks, not %q", format)
+	}
+	key, cipher, iv := e.Child("secret"), e.Child("cipher"), e.Child("ivgen")
+	id, err := uuid.Parse(key.Attr("uuid"))
+	if key.Attr("type") != "passphrase" || err != nil {
+		return fault.New(fault.Invalid, fault.XML, "an encrypted volume names its secret: <secret type='passphrase' uuid='…'/> (virsh secret-define, secret-set-value)")
+	}
+	w.encryption = &encryption{
+		Secret: id.String(), Cipher: cipher.Attr("name"), Mode: cipher.Attr("mode"), Hash: cipher.Attr("hash"),
+		IV: iv.Attr("name"), IVHash: iv.Attr("hash"),
+	}
+	if size := cipher.Attr("size"); size != "" {
+		bits, err := strconv.ParseUint(size, 10, 16)
+		if err != nil {
+			return fault.New(fault.Invalid, fault.XML, "a cipher's size of %q is no number of bits", size)
+		}
+		w.encryption.Bits = uint(bits)
+	}
+	if w.format == image.Raw {
+		w.format = image.LUKS
+	}
+	return nil
+}
+
+// allOfEncryption is all that is understood of an encryption, for comparison.
+func allOfEncryption() *xmltree.Element {
+	full := &encryption{Secret: "x", Cipher: "x", Bits: 1, Mode: "x", Hash: "x", IV: "x", IVHash: "x"}
+	return full.element()
+}
+
+func (e *encryption) element() *xmltree.Element {
+	root := typed("encryption", "luks")
+	root.Attrs[0].Name = "format"
+	if e == nil {
+		return root
+	}
+	root.Children = append(root.Children, field{"uuid", e.Secret}.on(typed("secret", "passphrase")))
+	add := func(name string, fields ...field) {
+		child := element(name)
+		for _, f := range fields {
+			if f.value != "" {
+				f.on(child)
+			}
+		}
+		if len(child.Attrs) > 0 {
+			root.Children = append(root.Children, child)
+		}
+	}
+	bits := ""
+	if e.Bits != 0 {
+		bits = strconv.FormatUint(uint64(e.Bits), 10)
+	}
+	add("cipher", field{"name", e.Cipher}, field{"size", bits}, field{"mode", e.Mode}, field{"hash", e.Hash})
+	add("ivgen", field{"name", e.IV}, field{"hash", e.IVHash})
+	return root
+}
+
+// encryptionElement tells how a volume is encrypted, and with which secret if it
+// was made here.
+func (v *Volume) encryptionElement() *xmltree.Element {
+	if !v.Encrypted || v.Old {
+		return nil
+	}
+	return v.encryption.element()
+}
+
+// locked reports whether a volume is read and written with a passphrase. Raw ones
+// that look encrypted are not: that is their guest's own doing.
+func (v *Volume) locked() bool { return v.Encrypted && v.Format != image.Raw }
+
+// value gives the passphrase of an encryption, which the caller clears; nil of none.
+func (ps *Pools) value(e *encryption) ([]byte, error) {
+	if e == nil {
+		return nil, nil
+	}
+	if ps.secrets == nil {
+		return nil, fault.New(fault.Unsupported, fault.Config, "there are no secrets here to encrypt volumes with")
+	}
+	return ps.secrets.Value(e.Secret)
+}
+
+// locked does something with a plan whose lock has its passphrase for as long.
+func (ps *Pools) locked(plan image.Plan, e *encryption, do func(image.Plan) error) error {
+	value, err := ps.value(e)
+	if err != nil {
+		return err
+	}
+	if e != nil {
+		defer clear(value)
+		plan.Lock = &image.Lock{
+			Passphrase: value, Cipher: e.Cipher, Bits: e.Bits, Mode: e.Mode, Hash: e.Hash, IV: e.IV, IVHash: e.IVHash, Unlock: ps.unlock,
+		}
+	}
+	return do(plan)
+}
+
+// makeLocked lays an image out, encrypted if it is to be.
+func (p *Pool) makeLocked(ctx context.Context, f *os.File, plan image.Plan, e *encryption) error {
+	return p.pools.locked(plan, e, func(plan image.Plan) error { return p.pools.images.Make(ctx, f, plan) })
+}
+
+// passphrase gives what opens a volume, which the caller clears; nil of one that
+// is not encrypted. A volume that was not made here is looked for among the uses
+// of secrets.
+func (p *Pool) passphrase(ctx context.Context, v *Volume) ([]byte, error) {
+	if !v.locked() {
+		return nil, nil
+	}
+	e := v.encryption
+	if e == nil && p.pools.secrets != nil {
+		d, err := p.pools.secrets.ByUsage(secret.Usage{Type: "volume", ID: v.Path})
+		if err != nil {
+			return nil, fault.Wrap(err, fault.NotFound, fault.Secret, "volume %q is encrypted, and nobody said with which secret; define one for the use volume %s", v.Name, v.Path)
+		}
+		e = &encryption{Secret: d.UUID}
+	}
+	if e != nil {
+		if err := mayOpen(ctx, p.name, e.Secret); err != nil {
+			return nil, err
+		}
+	}
+	return p.pools.value(e)
+}

@@ -1,0 +1,32 @@
+package volume
+
+import (
+	"context"
+	"os"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+)
+
+// FillVolume makes a raw volume of bytes that are in memory already.
+func (p *Pool) FillVolume(ctx context.Context, name string, content []byte) (*Volume, error) {
+	if err := checkName(fault.Volume, name); err != nil {
+		return nil, err
+	}
+	size := uint64(len(content))
+	w := &wish{name: name, capacity: &size, format: image.Raw, perms: noPermissions}
+	return p.make(ctx, w, func() {}, func(ctx context.Context, _ *job) (*draft, error) {
+		d := &draft{plan: image.Plan{Format: image.Raw, Virtual: size}, space: size, copies: true}
+		if p.carver() != nil {
+			var err error
+			if d, err = drawCarved(w, CreateOptions{}); err != nil {
+				return nil, err
+			}
+		}
+		d.fill = func(_ context.Context, f *os.File) error {
+			_, err := f.WriteAt(content, 0)
+			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot write volume %q", name)
+		}
+		return d, nil
+	})
+}

@@ -1,0 +1,65 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
+)
+
+// openDir opens a pool's directory to name files below it.
+func openDir(target string) (*os.File, error) {
+	dir, err := safepath.Follow(target)
+	if err != nil {
+		return nil, dirFault(err, target)
+	}
+	defer dir.Close()
+	return list(dir, target, unix.O_PATH)
+}
+
+// realDir is the path by which a pool's directory is reached without links.
+func realDir(target string) (string, error) {
+	dir, err := openDir(target)
+	if err != nil {
+		return "", err
+	}
+	defer dir.Close()
+	return os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
+}
+
+// makeDir is openDir of one that it makes, with those above it, if it is not there.
+func makeDir(target string, mode uint32) (dir *os.File, made bool, err error) {
+	if dir, err = openDir(target); !fault.Is(err, fault.NotFound) {
+		return dir, false, err
+	}
+	above, _, err := makeDir(filepath.Dir(target), 0o755)
+	if err != nil {
+		return nil, false, err
+	}
+	defer above.Close()
+	err = unix.Mkdirat(int(above.Fd()), filepath.Base(target), mode)
+	if made = err == nil; made || errors.Is(err, fs.ErrExist) { // by somebody else meanwhile
+		dir, err = safepath.OpenAt(above, filepath.Base(target), unix.O_DIRECTORY)
+	}
+	return dir, made, fault.Wrap(err, fault.Failed, fault.Pool, "cannot make directory %s", target)
+}
+
+func isLink(f *os.File) bool {
+	var st unix.Stat_t
+	return unix.Fstat(int(f.Fd()), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK
+}
+
+// list opens an open directory in another way, such as to read what is in it.
+func list(dir *os.File, target string, mode int) (*os.File, error) {
+	fd, err := unix.Openat(int(dir.Fd()), ".", mode|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, dirFault(err, target)
+	}
+	return os.NewFile(uintptr(fd), target), nil
+}

@@ -1,0 +1,172 @@
+package volume
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+)
+
+// An earlier store, of a backup, says of volumes that they are being made, or wiped, which were
+// completed since.
+func TestAVolumeThatIsNotHalfMadeStays(t *testing.T) {
+	needQemuImg(t)
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	made, wiped, half := d.volume(p, volXML("made", "raw", mib, "")), d.volume(p, volXML("wiped", "qcow2", mib, "")), d.volume(p, volXML("half", "raw", mib, ""))
+	f, err := os.OpenFile(half.Path, os.O_RDWR, 0)
+	must(t, err)
+	if !markHalf(f) {
+		t.Skip("this file system keeps no attributes")
+	}
+	must(t, f.Close())
+	if isMarked, err := isHalf(p.View().Target, "made"); err != nil || isMarked {
+		t.Fatalf("a volume that was made says that it is not (%v)", err)
+	}
+	must(t, os.WriteFile(wiped.Path, []byte("a guest's"), 0o600))
+	must(t, p.declare("made", declaration{Format: image.Raw, Inode: made.inode, Building: true, Marked: true}))
+	must(t, p.declare("half", declaration{Format: image.Raw, Inode: half.inode, Building: true, Marked: true}))
+	must(t, p.declare("wiped", declaration{Format: image.Qcow2, Inode: wiped.inode, Remake: &image.Plan{Format: image.Qcow2, Virtual: mib}, Marked: true}))
+	// Of another file of that name an earlier daemon knows nothing, also where files cannot say what they are.
+	others := []*Volume{d.volume(p, volXML("others-half", "raw", mib, "")), d.volume(p, volXML("others-wiped", "raw", mib, ""))}
+	for _, v := range others {
+		must(t, os.WriteFile(v.Path, []byte("another's"), 0o600))
+	}
+	must(t, p.declare("others-half", declaration{Format: image.Raw, Inode: others[0].inode + 1, Building: true}))
+	must(t, p.declare("others-wiped", declaration{Format: image.Raw, Inode: others[1].inode + 2, Remake: &image.Plan{Format: image.Raw, Virtual: mib}}))
+	d.restart()
+	for _, v := range others {
+		if text, err := os.ReadFile(v.Path); err != nil || string(text) != "another's" {
+			t.Errorf("%s is now %q (%v)", v.Name, text, err)
+		}
+	}
+	p, err = d.ByName("p")
+	must(t, err)
+	if _, err := p.Volume("made"); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(wiped.Path); err != nil || string(text) != "a guest's" {
+		t.Errorf("what was wiped once has now %q (%v)", text, err)
+	}
+	if _, err := p.Volume("half"); !fault.Is(err, fault.NotFound) {
+		t.Errorf("a volume that is half made stays: %v", err)
+	}
+	if name := p.declared["made"]; name.Building || name.Marked {
+		t.Errorf("it is still said to be half made: %+v", name)
+	}
+}
+
+// What is being wiped says so, and no more afterwards.
+func TestAWipedVolumeIsWhole(t *testing.T) {
+	needQemuImg(t)
+	d := newDaemon(t)
+	p := d.dirPool("p")
+	v := d.volume(p, volXML("v", "qcow2", mib, ""))
+	must(t, p.WipeVolume(t.Context(), "v", false))
+	for _, mark := range halfMarks {
+		if _, err := unix.Getxattr(v.Path, mark, nil); err == nil {
+			t.Errorf("it has %s", mark)
+		}
+	}
+}
+
+// What this daemon is just making is not taken for what an earlier one has left: a pool that is slow to be brought
+// back takes clients before it has been read.
+func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
+	d := newDaemon(t)
+	p := d.dirPool("a")
+	_, err := p.begin(t.Context(), "disk", "creation", true)
+	must(t, err)
+	f, inode, err := p.reserve(t.Context(), "disk", image.Plan{Format: image.Raw, Virtual: mib})
+	must(t, err)
+	defer f.Close()
+	must(t, p.readopt(t.Context()))
+	must(t, p.complete(t.Context(), "disk", declaration{Format: image.Raw, Inode: inode}))
+	p.end("disk", "")
+	must(t, p.Refresh(t.Context()))
+	if names := dirNames(t, p); names != "disk" {
+		t.Errorf("there is %q", names)
+	}
+	left, _, err := p.reserve(t.Context(), "left", image.Plan{Format: image.Raw, Virtual: mib})
+	must(t, err)
+	must(t, left.Close())
+	must(t, p.readopt(t.Context()))
+	if names := dirNames(t, p); names != "disk" {
+		t.Errorf("what was left stays: %q", names)
+	}
+}
+
+// A pool that is started before what is mounted on its folder, when the host boots for instance, does not forget what
+// is known of its volumes: what a guest has written would be taken for what it looks like.
+func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
+	d, disk := newDaemon(t), t.TempDir()
+	p := d.pool(dirXML("p", t.TempDir()))
+	target := p.View().Target
+	bind := func() {
+		if err := unix.Mount(disk, target, "", unix.MS_BIND, ""); err != nil {
+			t.Skip("cannot mount here:", err)
+		}
+	}
+	bind()
+	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) }) // when the test has not
+	must(t, p.Start(t.Context(), NoBuild))
+	v := d.volume(p, volXML("disk", "raw", mib, ""))
+	half, _, err := p.reserve(t.Context(), "half", image.Plan{Format: image.Raw, Virtual: mib}) // and its daemon is killed
+	must(t, err)
+	must(t, half.Close())
+	must(t, os.WriteFile(v.Path, append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, mib)...), 0o600))
+	must(t, p.Stop(t.Context()))
+	must(t, unix.Unmount(target, 0))
+
+	d.restart()
+	p, err = d.ByName("p")
+	must(t, err)
+	must(t, p.Start(t.Context(), NoBuild))
+	must(t, p.Refresh(t.Context()))
+	must(t, p.Stop(t.Context()))
+	bind()
+	must(t, p.Start(t.Context(), NoBuild))
+	if v, err := p.Volume("disk"); err != nil || v.Format != image.Raw {
+		t.Errorf("it is %+v now, %v", v, err)
+	}
+	if names := dirNames(t, p); names != "disk" {
+		t.Errorf("what is half made stays: %q", names)
+	}
+	must(t, os.Remove(v.Path))
+	must(t, p.Refresh(t.Context()))
+	if len(p.declared) != 0 {
+		t.Errorf("one that is gone is known still: %+v", p.declared)
+	}
+	must(t, p.Stop(t.Context()))
+	must(t, unix.Unmount(target, 0))
+}
+
+// A guest that has begun with a volume just before its making failed, at its very end for instance, keeps its disk, also
+// where the store does not take that.
+func TestAGuestsDiskIsNotRemovedForHalfMade(t *testing.T) {
+	for _, refused := range []bool{false, true} {
+		d := newDaemon(t)
+		p := d.dirPool("p")
+		f, inode, err := p.reserve(t.Context(), "disk", image.Plan{Format: image.Raw, Virtual: mib})
+		must(t, err)
+		must(t, f.Close())
+		end := openAsGuest(t, f.Name())
+		takesAgain := func() {}
+		if refused {
+			takesAgain = d.refuseChanges()
+		}
+		p.discard("disk", inode)
+		takesAgain()
+		d.restart()
+		end()
+		d.restart()
+		p, err = d.ByName("p")
+		must(t, err)
+		if v, err := p.Volume("disk"); err != nil || v.Format != image.Raw || dirNames(t, p) != "disk" {
+			t.Errorf("where the store refuses: %v; there is %q (%v)", refused, dirNames(t, p), err)
+		}
+	}
+}

@@ -1,0 +1,186 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
+)
+
+// What changes a pool's files goes through here: by names below the open
+// directory, which have no slash, and never through a link.
+
+// makeFile makes a new file and gives its inode. It has no name yet, which must be free,
+// so that it goes with a daemon that is killed before it has noted whose it is; nameFile
+// gives it one. Where the file system has no such files it has its name at once.
+func makeFile(target, name string) (*os.File, uint64, error) {
+	dir, err := openDir(target)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer dir.Close()
+	var st unix.Stat_t
+	switch err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); {
+	case err == nil: // one perhaps that cannot be read now: what is declared of that stays
+		return nil, 0, taken(target, name)
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, 0, nameFault(err, target, name)
+	}
+	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDWR|unix.O_TMPFILE|unix.O_CLOEXEC, defaultMode)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
+		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, defaultMode)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil, 0, taken(target, name)
+	}
+	if err != nil {
+		return nil, 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot make %q in %s", name, target)
+	}
+	if err := unix.Fstat(fd, &st); err != nil {
+		_ = unix.Close(fd) // nothing was written
+		return nil, 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot stat %q", name)
+	}
+	return os.NewFile(uintptr(fd), filepath.Join(target, name)), st.Ino, nil
+}
+
+// nameFile gives a file of makeFile its name, which must be free.
+func nameFile(f *os.File, target, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Nlink > 0 { // it has it
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot stat %q", name)
+	}
+	dir, err := openDir(target)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), int(dir.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+	if errors.Is(err, fs.ErrExist) {
+		return taken(target, name)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Volume, "cannot name %q in %s", name, target)
+}
+
+func taken(target, name string) error {
+	return fault.New(fault.Exists, fault.Volume, "%s has a file named %q already", target, name)
+}
+
+// openFile opens a volume's file to change it. A link is refused, wherever it
+// leads: what it leads to is another volume, or none of this pool's.
+func openFile(target, name string, mode int) (*os.File, error) {
+	dir, err := openDir(target)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, nameFault(err, target, name)
+	}
+	defer unix.Close(fd) //nolint:errcheck // an O_PATH descriptor has nothing to lose
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, nameFault(err, target, name)
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		return nil, fault.New(fault.Invalid, fault.Volume, "%q is a link, and nothing is changed through links; change the file that it leads to", name)
+	}
+	return image.Reopen(fd, filepath.Join(target, name), mode)
+}
+
+// openToRead opens a volume of the pool to read. A link of root's in a directory may lead anywhere,
+// and is followed for whoever may read anything: not for a client that is held to folders.
+func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
+	if p.carver() != nil {
+		return image.Open(v.Path)
+	}
+	target := filepath.Dir(v.Path)
+	dir, err := openDir(target)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	f, err := safepath.OpenAt(dir, v.Name, 0)
+	if err == nil && isLink(f) {
+		_ = f.Close() // opened to be named
+		if image.FenceOf(ctx) != nil {
+			return nil, fault.New(fault.Denied, fault.Volume, "%s is a link, and none is followed for who is held to folders", v.Path)
+		}
+		f, err = safepath.Follow(v.Path)
+	}
+	if err != nil {
+		return nil, nameFault(err, target, v.Name)
+	}
+	defer f.Close()
+	return image.Reopen(int(f.Fd()), v.Path, unix.O_RDONLY)
+}
+
+// removeFile removes a volume: a file, an empty directory, or a link itself.
+func removeFile(target, name string) error {
+	dir, err := openDir(target)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if f, err := openFile(target, name, unix.O_RDONLY); err == nil {
+		defer f.Close()
+		if image.HoldToRemove(f) != nil {
+			return fault.New(fault.Busy, fault.Volume, "a guest has %q open to write; stop the guest first", name)
+		}
+	}
+	err = unix.Unlinkat(int(dir.Fd()), name, 0)
+	if errors.Is(err, unix.EISDIR) {
+		err = unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
+	}
+	if err != nil {
+		return nameFault(err, target, name)
+	}
+	return syncDir(dir, target)
+}
+
+// syncDir has a folder on disk without what was removed from it: what was known of that is forgotten then, and a
+// guest's bytes that come back, as the host has lost its power, would be taken for whatever they look like.
+func syncDir(dir *os.File, target string) error {
+	f, err := list(dir, target, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // some file systems cannot, and need not
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot sync directory %s", target)
+	}
+	return nil
+}
+
+// removeInode removes a name if it is still the file with that inode.
+func removeInode(target, name string, inode uint64) error {
+	dir, err := openDir(target)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	var st unix.Stat_t
+	err = unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && st.Ino != inode:
+		return nil
+	case err != nil:
+		return nameFault(err, target, name)
+	}
+	if err := unix.Unlinkat(int(dir.Fd()), name, 0); err != nil {
+		return err
+	}
+	return syncDir(dir, target)
+}
+
+func nameFault(err error, target, name string) error {
+	return fault.Wrap(err, fileKind(err), fault.Volume, "cannot use %q in %s", name, target)
+}

@@ -1,0 +1,203 @@
+package volume
+
+import (
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// Bounds of the volumes of one pool that are worked on at a time. A transfer takes as long as
+// its client does, so that one client has not all places, nor all transfers together.
+const (
+	maxJobs      = 32
+	maxTransfers = 24
+	maxJobsEach  = 8 // by one client
+)
+
+// The verbs of transfers.
+const (
+	uploading   = "upload"
+	downloading = "download"
+)
+
+// clientKey is where a context keeps the client that its work on volumes is for.
+type clientKey struct{}
+
+// For has the work that is begun under ctx count as a client's, by a name of its own. Without
+// one it is the daemon's, or that of somebody who need not be bounded.
+func For(ctx context.Context, client string) context.Context {
+	return context.WithValue(ctx, clientKey{}, client)
+}
+
+func clientOf(ctx context.Context) string {
+	client, _ := ctx.Value(clientKey{}).(string)
+	return client
+}
+
+// job marks a volume as worked on: by one who changes it, or by several who
+// read it.
+type job struct {
+	verb      string
+	exclusive bool
+	users     map[string]int // how often by each client; more than one time in all only of readers
+	begun     time.Time
+	share     atomic.Uint64 // bits of a float64, 0 to 1
+}
+
+func (j *job) progress(share float64) { j.share.Store(math.Float64bits(share)) }
+
+// Job is work on a volume that goes on now.
+type Job struct {
+	Volume, Verb string
+	Begun        time.Time
+	// Done is the share that is done, 0 to 1, where that is known.
+	Done float64
+}
+
+// Jobs gives the work that goes on in the pool, by volume.
+func (p *Pool) Jobs() []Job {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []Job
+	for _, name := range slices.Sorted(maps.Keys(p.jobs)) {
+		j := p.jobs[name]
+		out = append(out, Job{Volume: name, Verb: j.verb, Begun: j.begun, Done: math.Float64frombits(j.share.Load())})
+	}
+	return out
+}
+
+// begin marks a volume of the active pool for the client of ctx. Every begin has its end.
+func (p *Pool) begin(ctx context.Context, name, verb string, exclusive bool) (*job, error) {
+	client := clientOf(ctx)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pools.life.Err() != nil {
+		return nil, context.Cause(p.pools.life)
+	}
+	if p.used == nil || p.leaving {
+		return nil, p.inactive()
+	}
+	j := p.jobs[name]
+	switch {
+	case j != nil && (exclusive || j.exclusive):
+		return nil, fault.New(fault.Busy, fault.Volume, "cannot %s volume %q: %s of it goes on since %s", verb, name, j.verb, j.begun.Format(time.TimeOnly))
+	case client != "" && p.jobsOf(client) >= maxJobsEach:
+		return nil, fault.New(fault.Busy, fault.Pool, "%d volumes of pool %q are worked on for this client already, the most for one; wait for one to be done, or end a transfer", maxJobsEach, p.name)
+	case j != nil:
+		j.users[client]++
+		return j, nil
+	case len(p.jobs) >= maxJobs || isTransfer(verb) && p.transfers() >= maxTransfers:
+		return nil, fault.New(fault.Busy, fault.Pool, "%d volumes of pool %q are worked on already, of %d at a time, %d of them uploaded or downloaded, of %d; try again later",
+			len(p.jobs), p.name, maxJobs, p.transfers(), maxTransfers)
+	}
+	j = &job{verb: verb, exclusive: exclusive, users: map[string]int{client: 1}, begun: time.Now()}
+	p.jobs[name] = j
+	return j, nil
+}
+
+func isTransfer(verb string) bool { return verb == uploading || verb == downloading }
+
+// transfers counts the volumes that are uploaded or downloaded, with the lock held.
+func (p *Pool) transfers() (n int) {
+	for _, j := range p.jobs {
+		if isTransfer(j.verb) {
+			n++
+		}
+	}
+	return n
+}
+
+// jobsOf counts a client's work, with the lock held.
+func (p *Pool) jobsOf(client string) (n int) {
+	for _, j := range p.jobs {
+		n += j.users[client]
+	}
+	return n
+}
+
+// end takes back a mark that was made for a client.
+func (p *Pool) end(name, client string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	j := p.jobs[name]
+	if j.users[client]--; j.users[client] == 0 {
+		delete(j.users, client)
+	}
+	if len(j.users) == 0 {
+		delete(p.jobs, name)
+	}
+}
+
+// leave lets no further work on volumes begin, and refuses while some goes on.
+func (p *Pool) leave() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, j := range p.jobs {
+		return fault.New(fault.Busy, fault.Pool, "cannot stop pool %q: %s of volume %q goes on", p.name, j.verb, name)
+	}
+	p.leaving = true
+	return nil
+}
+
+// beside runs work on a marked volume in a goroutine of its own, which removes
+// the mark, and waits for it. The caller is let go when ctx ends, or when the
+// pool's file system stops answering; the work is told to end then, and its
+// mark stays until it has.
+func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stopping := context.AfterFunc(p.pools.life, func() { cancel(context.Cause(p.pools.life)) })
+	defer stopping()
+	done := make(chan error, 1)
+	p.pools.work.Go(func() {
+		_, err := contained(func() (struct{}, error) { return struct{}{}, work(ctx) })
+		p.end(name, clientOf(ctx))
+		done <- err
+	})
+	// Work that was told to end does so at once, unless it is stuck.
+	watch := time.NewTicker(answerTime / 3)
+	defer watch.Stop()
+	var asked chan error // whether the file system answers; nil: nobody has asked
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-watch.C:
+			if asked == nil {
+				asked = make(chan error, 1)
+				go func(answer chan<- error) { answer <- p.answers(ctx) }(asked) // ends with ctx
+			}
+		case err := <-asked:
+			if asked = nil; fault.Is(err, fault.Timeout) {
+				cancel(err)
+				return p.lastWord(done, err)
+			}
+		case <-ctx.Done():
+			return p.lastWord(done, context.Cause(ctx))
+		}
+	}
+}
+
+// lastWord gives work that was told to end a moment to clean up.
+func (p *Pool) lastWord(done <-chan error, cause error) error {
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(closeTime):
+		return cause
+	}
+}
+
+// answers finds whether the pool's file system answers at all.
+func (p *Pool) answers(ctx context.Context) error {
+	d, err := p.active()
+	if err != nil {
+		return err
+	}
+	return tell(ctx, p.lane, func() error { return p.remeasure(d) })
+}

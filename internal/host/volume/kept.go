@@ -1,0 +1,32 @@
+package volume
+
+import (
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// RecordKind is the kind of record that keeps a pool.
+var RecordKind = poolKind
+
+// Document gives what a pool's record defines for good.
+func Document(uuid string, version int, body []byte) (store.Document, error) {
+	var r poolRecord
+	if err := poolKind.Decode(uuid, version, body, &r); err != nil || r.Saved == "" {
+		return store.Document{}, err
+	}
+	d, err := parsePool(r.Saved, uuid, false)
+	if err != nil {
+		return store.Document{}, err
+	}
+	text, err := xmltree.Format(d.document(space{}))
+	return store.Document{Name: d.name, UUID: uuid, XML: text, Autostart: r.Autostart}, err
+}
+
+// Check says whether a pool's document can be understood, and gives its name.
+func Check(doc string) (name string, err error) {
+	d, err := parsePool(doc, "", false)
+	if err != nil {
+		return "", err
+	}
+	return d.name, nil
+}

@@ -1,0 +1,384 @@
+package volume
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// Pool is one pool. Its verbs come one after another; its view and volumes can
+// be read at any time.
+type Pool struct {
+	pools      *Pools
+	name, uuid string
+	lane       *lane
+	// turn holds one token; who has it may start, stop, define and so on.
+	turn chan struct{}
+
+	// adopting says that the pool is being brought back after Open.
+	adopting atomic.Bool
+
+	claimed string // see Pools.hold; guarded by the lock of pools
+
+	// published is replaced whole, with mu held.
+	published atomic.Pointer[View]
+
+	mu       sync.Mutex  // guards what follows and is never held across anything slow
+	saved    *definition // nil for a transient pool
+	savedDoc string      // as submitted
+	used     *definition // what an active pool was started with; nil for an inactive one
+	usedDoc  string
+	building bool
+	leaving  bool // it is being stopped, and no work on its volumes begins
+	// autostart is of persistent pools only.
+	autostart bool
+	due       bool // this boot has still to start it
+	reading
+	taken    time.Time
+	stale    string
+	declared map[string]declaration // by volume
+	home     uint64                 // the inode of the folder in which those were last seen; 0: that is not known
+	jobs     map[string]*job        // by volume
+	gone     bool
+}
+
+// Name gives the pool's name, which never changes.
+func (p *Pool) Name() string { return p.name }
+
+// UUID gives the pool's UUID, which never changes.
+func (p *Pool) UUID() string { return p.uuid }
+
+// take waits for the pool's turn and checks that the pool is still there.
+func (p *Pool) take(ctx context.Context) error {
+	limit := time.NewTimer(answerTime)
+	defer limit.Stop()
+	select {
+	case <-p.turn:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-limit.C:
+		return fault.New(fault.Busy, fault.Pool, "pool %q is still busy with an earlier request", p.name)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.gone {
+		p.release()
+		return fault.New(fault.NotFound, fault.Pool, "no storage pool with uuid %s", p.uuid)
+	}
+	return nil
+}
+
+func (p *Pool) release() { p.turn <- struct{}{} }
+
+// publish makes the view from what is known, with mu held.
+func (p *Pool) publish() {
+	d := p.used
+	if d == nil {
+		d = p.saved
+	}
+	if d == nil {
+		gone := *p.published.Load() // a transient pool that was stopped
+		gone.State, gone.Volumes, gone.Stale = Inactive, nil, ""
+		p.published.Store(&gone)
+		return
+	}
+	v := &View{
+		Name: p.name, UUID: p.uuid, Type: d.kind, Target: d.target, place: d.place(),
+		Persistent: p.saved != nil, Autostart: p.autostart, Stale: p.stale,
+	}
+	if p.saved != nil {
+		v.next = p.saved.place()
+	}
+	switch {
+	case p.used != nil:
+		v.State = Running
+		v.Capacity, v.Allocation, v.Available = p.space.capacity, p.space.allocation, p.space.available
+		v.Volumes, v.Taken = p.volumes, p.taken
+		if p.stale != "" && !p.taken.IsZero() {
+			v.State = Inaccessible
+		}
+	case p.building:
+		v.State = Building
+	}
+	p.published.Store(v)
+}
+
+// active gives the definition that an active pool runs with.
+func (p *Pool) active() (*definition, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used == nil {
+		return nil, p.inactive()
+	}
+	return p.used, nil
+}
+
+// idle gives the saved definition of a pool that is not active.
+func (p *Pool) idle(doing string) (*definition, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used != nil {
+		return nil, fault.New(fault.WrongState, fault.Pool, "cannot %s pool %q while it is active; stop it first", doing, p.name)
+	}
+	return p.saved, nil
+}
+
+func (p *Pool) tell(payload event.Payload) {
+	p.pools.events.Append(event.Source{Name: p.name, UUID: p.uuid, ID: -1}, payload)
+}
+
+// XML gives the pool's document: of the pool as it runs, or, with inactive or
+// for a pool that does not run, as it is defined.
+func (p *Pool) XML(inactive bool) (string, error) {
+	p.mu.Lock()
+	d, s := p.used, p.space
+	if d == nil || inactive && p.saved != nil {
+		d, s = p.saved, space{}
+	} else {
+		shown := *d
+		if p.perms != noPermissions && !p.taken.IsZero() {
+			shown.perms = p.perms
+		}
+		d = &shown
+	}
+	p.mu.Unlock()
+	if d == nil {
+		return "", fault.New(fault.NotFound, fault.Pool, "no storage pool with uuid %s", p.uuid)
+	}
+	return xmltree.Format(d.document(s))
+}
+
+// Start starts an inactive pool, making its storage first when told to.
+func (p *Pool) Start(ctx context.Context, build Build) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	p.mu.Lock()
+	d, doc := p.saved, p.savedDoc
+	p.mu.Unlock()
+	return p.start(ctx, d, doc, build)
+}
+
+// start starts the pool with a definition, with its turn taken.
+func (p *Pool) start(ctx context.Context, d *definition, doc string, build Build) (err error) {
+	if _, err := p.idle("start"); err != nil {
+		return fault.New(fault.WrongState, fault.Pool, "pool %q is already active", p.name)
+	}
+	if build != NoBuild {
+		if err := p.build(ctx, d, build); err != nil {
+			return err
+		}
+	}
+	fresh, err := p.attach(ctx, d)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil && fresh {
+			p.detachBestEffort(d)
+		}
+	}()
+	failpoint.Reach("pool.attached")
+	r, err := ask(ctx, p.lane, answerTime, func() (reading, error) { return p.readAnew(d) }, nil)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	due := p.due
+	p.used, p.usedDoc, p.due = d, doc, false
+	p.install(r)
+	p.mu.Unlock()
+	if err = p.save(); err != nil {
+		p.mu.Lock()
+		p.used, p.usedDoc, p.due = nil, "", due
+		p.publish()
+		p.mu.Unlock()
+		return err
+	}
+	p.forgetMissing()
+	p.tell(event.PoolChange{Change: event.Started})
+	return nil
+}
+
+// readAnew reads the pool, in its lane, after clearing away what a daemon that
+// was killed had left half made.
+func (p *Pool) readAnew(d *definition) (reading, error) {
+	p.mu.Lock()
+	declared, home := maps.Clone(p.declared), p.home
+	p.mu.Unlock()
+	if d.carver() == nil && isHome(d.target, home) {
+		p.sweep(d.target, declared)
+	}
+	return p.read(d, declared)
+}
+
+// isHome says whether a pool's folder may be that in which what is known of its volumes was last seen.
+func isHome(target string, home uint64) bool {
+	dir, err := openDir(target)
+	if err != nil {
+		return false
+	}
+	defer dir.Close()
+	var st unix.Stat_t
+	return home == 0 || unix.Fstat(int(dir.Fd()), &st) == nil && st.Ino == home
+}
+
+// install takes over what was read, with mu held. Volumes that somebody works
+// on stay as they were: their headers may be half written.
+func (p *Pool) install(r reading) {
+	for name, j := range p.jobs {
+		if i, ok := find(p.volumes, name); ok && j.exclusive {
+			r.volumes = with(r.volumes, p.volumes[i])
+		}
+	}
+	p.reading, p.taken, p.stale = r, time.Now(), ""
+	if p.home == 0 || len(p.declared) == 0 || slices.ContainsFunc(r.volumes, func(v *Volume) bool {
+		d, known := p.declared[v.Name]
+		return known && d.Inode == v.inode
+	}) {
+		p.home = r.folder
+	}
+	p.publish()
+}
+
+// Refresh reads the pool's volumes again.
+func (p *Pool) Refresh(ctx context.Context) error {
+	d, err := p.active()
+	if err != nil {
+		return err
+	}
+	err = tell(ctx, p.lane, func() error {
+		p.mu.Lock()
+		declared := maps.Clone(p.declared)
+		p.mu.Unlock()
+		r, err := p.read(d, declared)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		switch {
+		case p.used != d: // stopped in the meantime
+		case err != nil:
+			p.stale = err.Error()
+			p.publish()
+		default:
+			p.install(r)
+		}
+		return err
+	})
+	if err != nil {
+		return fault.Wrap(err, fault.Of(err), fault.About(err), "cannot refresh pool %q", p.name)
+	}
+	if len(p.missing()) > 0 && p.take(ctx) == nil { // or the next refresh does it
+		p.forgetMissing()
+		p.release()
+	}
+	p.tell(event.PoolRefresh{})
+	return nil
+}
+
+// Fresh brings the sizes of a pool up to date, if its file system answers at
+// once, and gives the view.
+func (p *Pool) Fresh(ctx context.Context) View {
+	d, err := p.active()
+	if err != nil || p.lane.stuck() > patience {
+		return p.View()
+	}
+	if err := glance(ctx, p.lane, func() error { return p.remeasure(d) }); err != nil {
+		p.pools.log.Debug("pool is not fresh", "pool", p.name, "error", err)
+	}
+	return p.View()
+}
+
+// Stop ends the use of an active pool; a transient one is gone with that. Data stay.
+func (p *Pool) Stop(ctx context.Context) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	d, err := p.active()
+	if err != nil {
+		return err
+	}
+	if err := p.save(); err != nil { // nor would the store take then that it is stopped
+		return err
+	}
+	if err := p.leave(); err != nil {
+		return err
+	}
+	err = p.detach(ctx, d)
+	if err == nil {
+		failpoint.Reach("pool.detached")
+		err = p.saveStopped()
+	}
+	if err != nil {
+		// LVM has taken away all that nobody has open.
+		if _, again := p.attach(context.WithoutCancel(ctx), d); again != nil {
+			p.pools.log.Warn("a pool that cannot be stopped lacks some of its volumes", "pool", p.name, "error", again)
+		}
+		p.mu.Lock()
+		p.leaving = false
+		p.mu.Unlock()
+		return err
+	}
+	p.mu.Lock()
+	p.used, p.usedDoc, p.reading, p.taken, p.stale, p.leaving = nil, "", reading{}, time.Time{}, "", false
+	transient := p.saved == nil
+	p.publish()
+	p.mu.Unlock()
+	if transient {
+		p.vanish()
+	}
+	p.tell(event.PoolChange{Change: event.Stopped})
+	return nil
+}
+
+// Undefine forgets an inactive pool. Data stay.
+func (p *Pool) Undefine(ctx context.Context) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	if _, err := p.idle("undefine"); err != nil {
+		return err
+	}
+	if err := p.forget(); err != nil {
+		return err
+	}
+	p.tell(event.PoolChange{Change: event.Undefined})
+	return nil
+}
+
+// SetAutostart says whether the pool is started when the host has booted.
+func (p *Pool) SetAutostart(ctx context.Context, on bool) error {
+	if err := p.take(ctx); err != nil {
+		return err
+	}
+	defer p.release()
+	p.mu.Lock()
+	if p.saved == nil {
+		p.mu.Unlock()
+		return fault.New(fault.Invalid, fault.Pool, "pool %q is transient and cannot be started by itself; define it first", p.name)
+	}
+	before := p.autostart
+	p.autostart = on
+	p.publish()
+	p.mu.Unlock()
+	if err := p.save(); err != nil {
+		p.mu.Lock()
+		p.autostart = before
+		p.publish()
+		p.mu.Unlock()
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,431 @@
+package volume
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/host/secret"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// Options say where pools keep their records and tell of their changes.
+type Options struct {
+	Store  *store.Store
+	Events *event.Log
+	Log    *slog.Logger
+	// Secrets are what encrypted volumes are opened with; nil: none are made.
+	Secrets *secret.Book
+	// Boot identifies this boot of the host (/proc/sys/kernel/random/boot_id).
+	// Pools that were active stay so while it is the same; after a boot those
+	// with autostart are started.
+	Boot string
+	// Quarters are where qemu-img runs; nil: as the daemon does.
+	Quarters *sandbox.Quarters
+}
+
+// Pools are all pools of a daemon.
+type Pools struct {
+	store   *store.Store
+	events  *event.Log
+	log     *slog.Logger
+	boot    string
+	secrets *secret.Book
+	images  *image.Tool   // nil where there is no qemu-img
+	unlock  time.Duration // of encrypted volumes; 0: QEMU's choice
+
+	// life ends with Close; jobs and adoptions run below it.
+	life    context.Context
+	end     context.CancelCauseFunc
+	work    sync.WaitGroup
+	adopted sync.WaitGroup
+
+	mu     sync.Mutex // guards the maps and is never held across anything slow
+	byName map[string]*Pool
+	byUUID map[string]*Pool
+}
+
+var errStopping = errors.New("the daemon stops")
+
+// Open reads the records of all pools and begins, beside and in parallel, to
+// bring back those that were active. It does not wait for them; Settle does.
+func Open(o Options) (*Pools, error) {
+	images, err := image.FindTool(o.Quarters, o.Log)
+	if err != nil {
+		o.Log.Warn("only raw volumes can be made", "error", err)
+	}
+	ps := &Pools{
+		store: o.Store, events: o.Events, log: o.Log, boot: o.Boot, images: images, secrets: o.Secrets,
+		byName: map[string]*Pool{}, byUUID: map[string]*Pool{},
+	}
+	ps.life, ps.end = context.WithCancelCause(context.Background())
+	declared, err := ps.loadDeclarations()
+	if err != nil {
+		return nil, err
+	}
+	records, err := ps.loadRecords()
+	if err != nil {
+		return nil, err
+	}
+	for id, r := range records {
+		p, err := ps.restore(id, r, declared[id])
+		if err != nil {
+			// Kept in the store for a lodged that can read it.
+			o.Log.Error("cannot restore pool", "uuid", id, "error", err)
+			continue
+		}
+		if p != nil {
+			ps.adopt(p, r)
+		} else {
+			ps.forgetDeclared(id, declared[id])
+		}
+	}
+	for id, volumes := range declared {
+		if ps.isForgotten(id) {
+			ps.forgetDeclared(id, volumes)
+		}
+	}
+	return ps, nil
+}
+
+// isForgotten says whether there is no pool of that UUID any more: its record may be one that this daemon
+// cannot read, or that the store has lost.
+func (ps *Pools) isForgotten(id string) bool {
+	var kept any
+	return ps.store.Sound() && fault.Is(ps.store.Get(poolKind, id, &kept), fault.NotFound)
+}
+
+// Settle waits until every pool that was active has been read once, cannot be,
+// or does not answer: for a file system that is silent for silentTime nobody waits.
+func (ps *Pools) Settle(ctx context.Context) error {
+	tick := time.NewTicker(settleTick)
+	defer tick.Stop()
+	for {
+		silent, reading := ps.adopting()
+		if reading == 0 {
+			if silent > 0 {
+				return fault.New(fault.Timeout, fault.Pool, "the file systems of %d pools do not answer", silent)
+			}
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Bounds of the wait for pools.
+const (
+	settleTick = 5 * time.Millisecond
+	silentTime = 200 * time.Millisecond
+)
+
+// adopting counts the pools that are being brought back: those whose file systems
+// do not answer, and the others.
+func (ps *Pools) adopting() (silent, reading int) {
+	for _, p := range ps.List() {
+		switch {
+		case !p.adopting.Load():
+		case p.lane.stuck() > silentTime:
+			silent++
+		default:
+			reading++
+		}
+	}
+	return silent, reading
+}
+
+// closeTime is how long Close waits for what is stuck in a file system.
+const closeTime = 5 * time.Second
+
+// Close ends all jobs. Pools stay as they are: mounted and, at the next Open, active.
+func (ps *Pools) Close() {
+	ps.end(errStopping)
+	ended := make(chan struct{})
+	go func() { // ends with the work, or with the process
+		ps.work.Wait()
+		ps.adopted.Wait()
+		for _, p := range ps.List() {
+			p.lane.stop()
+			<-p.lane.done
+		}
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(closeTime):
+		ps.log.Warn("storage work does not end: its file system does not answer")
+	}
+}
+
+// List gives all pools by name.
+func (ps *Pools) List() []*Pool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	out := make([]*Pool, 0, len(ps.byUUID))
+	for _, p := range ps.byUUID {
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b *Pool) int { return strings.Compare(a.name, b.name) })
+	return out
+}
+
+// ByName finds a pool.
+func (ps *Pools) ByName(name string) (*Pool, error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p := ps.byName[name]; p != nil {
+		return p, nil
+	}
+	return nil, fault.New(fault.NotFound, fault.Pool, "no storage pool with name %q", name)
+}
+
+// ByUUID finds a pool by its UUID in lower case.
+func (ps *Pools) ByUUID(uuid string) (*Pool, error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p := ps.byUUID[uuid]; p != nil {
+		return p, nil
+	}
+	return nil, fault.New(fault.NotFound, fault.Pool, "no storage pool with uuid %s", uuid)
+}
+
+// ByTarget finds the active pool whose volumes are in a directory.
+func (ps *Pools) ByTarget(path string) (*Pool, error) {
+	clean, err := cleanPath(path)
+	for _, p := range ps.List() {
+		if v := p.View(); err == nil && v.Target == clean && v.Active() {
+			return p, nil
+		}
+	}
+	return nil, fault.New(fault.NotFound, fault.Pool, "no active storage pool with target %q", path)
+}
+
+// ByPath finds a volume of an active pool by its path, which is also its key.
+func (ps *Pools) ByPath(path string) (*Pool, *Volume, error) {
+	clean, err := cleanPath(path)
+	if err == nil {
+		dir, name := filepath.Dir(clean), filepath.Base(clean)
+		for _, p := range ps.List() {
+			view := p.View()
+			if !view.Active() || view.Target != dir {
+				continue
+			}
+			if i, ok := find(view.Volumes, name); ok {
+				return p, view.Volumes[i], nil
+			}
+		}
+	}
+	return nil, nil, fault.New(fault.NotFound, fault.Volume, "no storage volume with path %q", path)
+}
+
+// Above gives the volumes of running pools that lie on an image, as they are now.
+func (ps *Pools) Above(ctx context.Context, path string) (found []*Volume) {
+	for _, p := range ps.List() {
+		for _, v := range p.View().Volumes {
+			if v.Backing == nil || v.backingPath != path {
+				continue
+			}
+			if now, err := p.FreshVolume(ctx, v.Name); err == nil && now.Backing != nil && now.backingPath == path {
+				found = append(found, now)
+			}
+		}
+	}
+	return found
+}
+
+// Resolve gives the path and format of a volume that a guest names by its pool, in the
+// format that its definition declares if it does. The pool has to be active; it is not started
+// for this. Nobody has declared the format of a volume that was not made here: its bytes, which
+// may be a guest's, do not lead to other files. The path is given then, too.
+func (ps *Pools) Resolve(pool, volume string, declared image.Format) (path string, format image.Format, err error) {
+	p, err := ps.ByName(pool)
+	if err != nil {
+		return "", "", err
+	}
+	v, err := p.Volume(volume)
+	if err != nil {
+		return "", "", err
+	}
+	if v.Kind == Directory {
+		return "", "", fault.New(fault.Unsupported, fault.Volume, "volume %q of pool %q is a directory and no disk", volume, pool)
+	}
+	format, err = v.as(declared, "<driver type='%s'/> in the disk's definition")
+	return v.Path, format, err
+}
+
+// as is the format in which a volume is read that may be declared somewhere, as in what say
+// has: what it looks like, unless that alone has it lie above something.
+func (v *Volume) as(declared image.Format, say string) (image.Format, error) {
+	if declared == "" && v.claims != "" {
+		return "", fault.New(fault.Denied, fault.Volume, "volume %q of pool %q looks like %s above %s, which a guest could have written there; if it is, say so: "+
+			say, v.Name, v.Pool, v.Format, v.claims, v.Format)
+	}
+	return cmp.Or(declared, v.Format), nil
+}
+
+// Define keeps a definition. That of an active pool comes into force when the
+// pool is started the next time.
+func (ps *Pools) Define(ctx context.Context, doc string, validate bool) (*Pool, error) {
+	d, err := parsePool(doc, "", validate)
+	if err != nil {
+		return nil, err
+	}
+	p, release, err := ps.claim(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	p.mu.Lock()
+	old, oldDoc := p.saved, p.savedDoc
+	p.saved, p.savedDoc = d, doc
+	p.publish()
+	p.mu.Unlock()
+	if err := p.save(); err != nil {
+		p.mu.Lock()
+		p.saved, p.savedDoc = old, oldDoc
+		p.publish()
+		p.mu.Unlock()
+		p.dropIfNothing()
+		return nil, err
+	}
+	p.tell(event.PoolChange{Change: event.Defined})
+	return p, nil
+}
+
+// Create starts a pool that is forgotten once it is stopped, unless it is
+// defined too.
+func (ps *Pools) Create(ctx context.Context, doc string, validate bool, build Build) (*Pool, error) {
+	d, err := parsePool(doc, "", validate)
+	if err != nil {
+		return nil, err
+	}
+	p, release, err := ps.claim(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := p.start(ctx, d, doc, build); err != nil {
+		p.dropIfNothing()
+		return nil, err
+	}
+	return p, nil
+}
+
+// claim finds the pool that a definition is for, or makes one, and takes it
+// for a verb. Release gives it free.
+func (ps *Pools) claim(ctx context.Context, d *definition) (*Pool, func(), error) {
+	for {
+		ps.mu.Lock()
+		p, fresh, err := ps.match(d)
+		if fresh {
+			p = ps.insert(d.name, d.uuid, nil)
+			p.published.Store(&View{Name: d.name, UUID: d.uuid, Type: d.kind, Target: d.target, place: d.place()})
+			<-p.turn // nobody else can have it yet
+		}
+		ps.mu.Unlock()
+		if err == nil && !fresh {
+			err = p.take(ctx)
+		}
+		switch {
+		case fault.Is(err, fault.NotFound):
+			continue // somebody has forgotten it meanwhile
+		case err != nil:
+			return nil, nil, err
+		}
+		if err := ps.hold(p, d); err != nil {
+			p.release()
+			return nil, nil, err
+		}
+		return p, func() { ps.letGo(p); p.release() }, nil
+	}
+}
+
+// hold keeps others from the place of a definition until its pool's view says it, or nothing came of it.
+// They may have come there while the pool's turn was waited for.
+func (ps *Pools) hold(p *Pool, d *definition) error {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	_, _, err := ps.match(d)
+	if err == nil {
+		p.claimed = d.place()
+	}
+	return err
+}
+
+func (ps *Pools) letGo(p *Pool) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p.claimed = ""
+}
+
+// maxPools bounds how many pools there may be: the longest list that clients take.
+const maxPools = 16384
+
+// match finds the pool of a definition's name and UUID. Fresh means that there
+// is none, and that nothing stands in the way of one.
+func (ps *Pools) match(d *definition) (p *Pool, fresh bool, err error) {
+	if ps.life.Err() != nil {
+		return nil, false, context.Cause(ps.life)
+	}
+	named, identified := ps.byName[d.name], ps.byUUID[d.uuid]
+	switch {
+	case named != nil && named != identified:
+		return nil, false, fault.New(fault.Exists, fault.Pool, "pool %q already exists with uuid %s", d.name, named.uuid)
+	case identified != nil && named == nil:
+		return nil, false, fault.New(fault.Exists, fault.Pool, "uuid %s is that of another pool", d.uuid)
+	case named == nil && len(ps.byUUID) >= maxPools:
+		return nil, false, fault.New(fault.NoCapacity, fault.Pool, "there are %d pools already; undefine one", maxPools)
+	}
+	for _, other := range ps.byUUID {
+		if other != named && slices.Contains(other.places(), d.place()) {
+			return nil, false, fault.New(fault.Exists, fault.Pool, "the target %s is that of another pool", d.place()) // perhaps not for this client to know
+		}
+	}
+	return named, named == nil, nil
+}
+
+// places are where a pool has its volumes, will have them when it is next started, or is just about to.
+// The map's lock is held.
+func (p *Pool) places() []string {
+	v := p.published.Load()
+	return []string{v.place, v.next, p.claimed}
+}
+
+// insert adds a pool, with the map's lock held.
+func (ps *Pools) insert(name, id string, declared map[string]declaration) *Pool {
+	p := &Pool{
+		pools: ps, name: name, uuid: id, lane: newLane(), turn: make(chan struct{}, 1),
+		declared: declared, jobs: map[string]*job{},
+	}
+	if p.declared == nil {
+		p.declared = map[string]declaration{}
+	}
+	p.turn <- struct{}{}
+	ps.byName[name], ps.byUUID[id] = p, p
+	return p
+}
+
+// remove takes a pool out of all lists. Its verb is taken.
+func (ps *Pools) remove(p *Pool) {
+	ps.mu.Lock()
+	delete(ps.byName, p.name)
+	delete(ps.byUUID, p.uuid)
+	ps.mu.Unlock()
+	p.mu.Lock()
+	p.gone = true
+	p.mu.Unlock()
+	p.lane.stop()
+}

@@ -1,0 +1,123 @@
+package volume
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// FindSources gives, as a document, what pools of a type could be made of.
+// Spec is a document that narrows it down; for netfs it names the host, and
+// for logical it is not needed.
+func FindSources(ctx context.Context, t Type, spec string) (string, error) {
+	if err := checkType(t); err != nil {
+		return "", err
+	}
+	if t == Logical {
+		return findGroups(ctx)
+	}
+	if t != NetFS {
+		return "", fault.New(fault.Unsupported, fault.Call, "pools of type %q have no sources to be found", t)
+	}
+	root, err := xmltree.Parse(spec)
+	if err != nil {
+		return "", err
+	}
+	host := attr(root.Child("host"), "name")
+	if !hostName.MatchString(host) {
+		return "", fault.New(fault.Invalid, fault.XML, "the source has no usable host: %q", host)
+	}
+	if err := needTool("showmount", "nfs-common"); err != nil {
+		return "", err
+	}
+	out, err := run(ctx, answerTime, "showmount", "--no-headers", "--exports", host)
+	if err != nil {
+		return "", fault.Wrap(err, fault.Of(err), fault.Pool, "cannot list the exports of %s", host)
+	}
+	return xmltree.Format(exports(host, out))
+}
+
+// exports makes the document of what showmount printed: a path and who may
+// mount it on each line.
+func exports(host, list string) *xmltree.Element {
+	sources := element("sources")
+	for line := range strings.Lines(list) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || strings.ContainsFunc(fields[0], isUnprintable) || xmltree.CheckText(fields[0]) != nil || !strings.HasPrefix(fields[0], "/") {
+			continue
+		}
+		sources.Children = append(sources.Children, element("source",
+			field{"name", host}.on(element("host")), field{"path", fields[0]}.on(element("dir")), typed("format", "nfs")))
+	}
+	return sources
+}
+
+// Capabilities gives the document that tells which types and formats of pools
+// and volumes there are.
+func Capabilities() (string, error) {
+	root := element("storagepoolCapabilities")
+	for _, t := range []struct {
+		name    Type
+		formats []string
+	}{{Dir, nil}, {FS, fsFormats}, {NetFS, netFSFormats}} {
+		pool := poolSupport(t.name, "yes")
+		if t.formats != nil {
+			pool.Children = append(pool.Children, element("poolOptions", typed("defaultFormat", t.formats[0]), values("sourceFormatType", t.formats)))
+		}
+		pool.Children = append(pool.Children, element("volOptions", typed("defaultFormat", string(image.Raw)), values("targetFormatType", image.Formats())))
+		root.Children = append(root.Children, pool)
+	}
+	root.Children = append(root.Children, carvedSupport(Logical, "vgs", []string{"lvm2"}), carvedSupport(Disk, "sfdisk", append([]string{"unknown"}, diskFormats...)))
+	for _, t := range slices.Sorted(maps.Keys(absent)) {
+		root.Children = append(root.Children, poolSupport(t, "no"))
+	}
+	return xmltree.Format(root)
+}
+
+// carvedSupport tells of a type whose tool is on this host or not.
+func carvedSupport(t Type, tool string, formats []string) *xmltree.Element {
+	if needTool(tool, "") != nil {
+		return poolSupport(t, "no")
+	}
+	pool := poolSupport(t, "yes")
+	pool.Children = append(pool.Children, element("poolOptions", typed("defaultFormat", formats[0]), values("sourceFormatType", formats)))
+	if t == Disk {
+		pool.Children = append(pool.Children, element("volOptions", typed("defaultFormat", "none"), values("targetFormatType", usageNames())))
+	}
+	return pool
+}
+
+// findGroups gives the volume groups of the host.
+func findGroups(ctx context.Context) (string, error) {
+	groups, err := groupMembers(ctx)
+	if err != nil {
+		return "", fault.Wrap(err, fault.Of(err), fault.Pool, "cannot list the volume groups")
+	}
+	sources := element("sources")
+	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		source := element("source")
+		for _, device := range groups[name] {
+			source.Children = append(source.Children, field{"path", device}.on(element("device")))
+		}
+		source.Children = append(source.Children, textElement("name", name), typed("format", "lvm2"))
+		sources.Children = append(sources.Children, source)
+	}
+	return xmltree.Format(sources)
+}
+
+func poolSupport(t Type, supported string) *xmltree.Element {
+	return field{"supported", supported}.on(typed("pool", string(t)))
+}
+
+func values[S ~string](name string, of []S) *xmltree.Element {
+	e := field{"name", name}.on(element("enum"))
+	for _, v := range of {
+		e.Children = append(e.Children, textElement("value", string(v)))
+	}
+	return e
+}

@@ -1,0 +1,260 @@
+package volume
+
+import (
+	"context"
+	"io"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/event"
+)
+
+// Upload takes the bytes of a volume. It belongs to one goroutine, which has
+// to end it by Close or Abort.
+type Upload struct {
+	pool *Pool
+	name string
+	// client is whom it counts for.
+	client string
+	f      *os.File
+	fence  []string // the folders that the client is held to; nil: none
+	at     int64
+	end    int64 // where it has to stop; -1 for nowhere
+	once   sync.Once
+}
+
+// noEnd is a transfer's end where no length was given.
+const noEnd = -1
+
+// Upload begins to overwrite a volume from an offset on. With a length other
+// than 0, more bytes than that are refused.
+func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (*Upload, error) {
+	at, end, err := transferRange(offset, length)
+	if err != nil {
+		return nil, err
+	}
+	v, err := p.Volume(name)
+	if err != nil {
+		return nil, err
+	}
+	if v.Kind == Directory {
+		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot upload to volume %q: it is a directory", name)
+	}
+	if _, err := p.begin(ctx, name, uploading, true); err != nil {
+		return nil, err
+	}
+	f, _, err := p.open(ctx, name, unix.O_RDWR)
+	if err == nil {
+		if err = p.holdNow(ctx, f); err == nil {
+			err = p.keepData(name)
+		}
+		if err == nil && image.FenceOf(ctx) != nil { // the volume may be the disk of a guest that nobody holds
+			err = tell(ctx, p.lane, func() error { return image.Distrust(f) })
+		}
+		if err != nil {
+			_ = f.Close() // nothing was written
+		}
+	}
+	if err != nil {
+		p.end(name, clientOf(ctx))
+		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot upload to volume %q of pool %q", name, p.name)
+	}
+	return &Upload{pool: p, name: name, client: clientOf(ctx), f: f, fence: image.FenceOf(ctx), at: at, end: end}, nil
+}
+
+// holdNow keeps guests from a file until it is closed. Some file systems ask their server.
+func (p *Pool) holdNow(ctx context.Context, f *os.File) error {
+	return tell(ctx, p.lane, func() error { _, err := image.HoldToWrite(f); return err })
+}
+
+// unused refuses a file that a guest has open.
+func unused(f *os.File) error {
+	if image.InUse(f) != image.Unused {
+		return fault.New(fault.Busy, fault.Volume, "a guest has it open; stop the guest first")
+	}
+	return nil
+}
+
+func transferRange(offset, length uint64) (at, end int64, err error) {
+	const most = 1<<63 - 1
+	if offset > most || length > most-offset {
+		return 0, 0, fault.New(fault.Invalid, fault.Volume, "offset %d and length %d reach beyond any volume", offset, length)
+	}
+	if length == 0 {
+		return int64(offset), noEnd, nil
+	}
+	return int64(offset), int64(offset + length), nil
+}
+
+// room checks that n more bytes are within the length.
+func (u *Upload) room(n int64) error {
+	if limit := u.limit(); n < 0 || n > limit-u.at {
+		return fault.New(fault.Invalid, fault.Volume, "more bytes came for volume %q than the length that was given", u.name)
+	}
+	return nil
+}
+
+func (u *Upload) limit() int64 {
+	if u.end == noEnd {
+		return 1<<63 - 1
+	}
+	return u.end
+}
+
+// Write writes the next bytes.
+func (u *Upload) Write(b []byte) (int, error) {
+	if err := u.room(int64(len(b))); err != nil {
+		return 0, err
+	}
+	failpoint.Reach("volume.upload")
+	n, err := u.f.WriteAt(b, u.at)
+	u.at += int64(n)
+	if err != nil {
+		return n, fault.Wrap(err, fault.Failed, fault.Volume, "cannot write volume %q", u.name)
+	}
+	return n, nil
+}
+
+// Hole leaves out n bytes, which read as zeros afterwards.
+func (u *Upload) Hole(n int64) error {
+	if err := u.room(n); err != nil {
+		return err
+	}
+	size, err := u.f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot find the end of volume %q", u.name)
+	}
+	if inside := min(n, size-u.at); inside > 0 {
+		if err := unix.Fallocate(int(u.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, u.at, inside); err != nil {
+			// Not a file that can have holes: zeros do the same.
+			if err := image.Zero(u.pool.pools.life, u.f, u.at, u.at+inside); err != nil {
+				return err
+			}
+		}
+	}
+	u.at += n
+	if u.at > size {
+		if err := u.f.Truncate(u.at); err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot extend volume %q", u.name)
+		}
+	}
+	return nil
+}
+
+// Close ends the upload. Nil means that all bytes are on disk.
+func (u *Upload) Close() error {
+	err := fault.Wrap(u.f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", u.name)
+	if err == nil && u.fence != nil {
+		err = believed(image.WithFence(u.pool.pools.life, u.fence), u.f)
+	}
+	failpoint.Reach("volume.uploaded")
+	u.finish()
+	return err
+}
+
+// Abort ends the upload where it is.
+func (u *Upload) Abort() { u.finish() }
+
+func (u *Upload) finish() {
+	u.once.Do(func() {
+		p := u.pool
+		_ = u.f.Close() // Close has synced
+		if err := p.reread(p.pools.life, u.name); err != nil {
+			p.pools.log.Warn("cannot read volume after upload", "pool", p.name, "volume", u.name, "error", err)
+		}
+		p.end(u.name, u.client)
+		p.tell(event.PoolRefresh{})
+	})
+}
+
+// Download gives the bytes of a volume. It belongs to one goroutine, which has
+// to Close it.
+type Download struct {
+	pool    *Pool
+	name    string
+	client  string // whom it counts for
+	f       *os.File
+	at, end int64
+	once    sync.Once
+}
+
+// Download begins to read a volume from an offset on, up to its end or for
+// length bytes where that is not 0.
+func (p *Pool) Download(ctx context.Context, name string, offset, length uint64) (*Download, error) {
+	at, end, err := transferRange(offset, length)
+	if err != nil {
+		return nil, err
+	}
+	v, err := p.Volume(name)
+	if err != nil {
+		return nil, err
+	}
+	if v.Kind == Directory {
+		return nil, fault.New(fault.Unsupported, fault.Volume, "cannot download volume %q: it is a directory", name)
+	}
+	if _, err := p.begin(ctx, name, downloading, false); err != nil {
+		return nil, err
+	}
+	type opened struct {
+		f    *os.File
+		size int64
+	}
+	o, err := ask(ctx, p.lane, answerTime, func() (opened, error) {
+		f, err := p.openToRead(ctx, v)
+		if err != nil {
+			return opened{}, err
+		}
+		size, err := f.Seek(0, io.SeekEnd)
+		return opened{f, size}, err
+	}, func(o opened) { _ = o.f.Close() })
+	if err != nil {
+		p.end(name, clientOf(ctx))
+		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot download volume %q of pool %q", name, p.name)
+	}
+	if end == noEnd || end > o.size {
+		end = o.size
+	}
+	return &Download{pool: p, name: name, client: clientOf(ctx), f: o.f, at: at, end: max(at, end)}, nil
+}
+
+// Read reads the next bytes, holes as zeros, and io.EOF at the end.
+func (d *Download) Read(b []byte) (int, error) {
+	if d.at >= d.end {
+		return 0, io.EOF
+	}
+	n, err := d.f.ReadAt(b[:min(int64(len(b)), d.end-d.at)], d.at)
+	d.at += int64(n)
+	switch {
+	case n > 0:
+		return n, nil
+	case err == io.EOF:
+		return 0, err
+	}
+	return 0, fault.Wrap(err, fault.Failed, fault.Volume, "cannot read volume %q", d.name)
+}
+
+// Section tells what comes next: a hole or data, and how many bytes of it. At
+// the end it gives io.EOF.
+func (d *Download) Section() (hole bool, n int64, err error) {
+	if d.at >= d.end {
+		return false, 0, io.EOF
+	}
+	data, end, err := image.Extent(d.f, d.at, d.end)
+	return !data, end - d.at, err
+}
+
+// Skip leaves out n bytes, which Section has told to be a hole.
+func (d *Download) Skip(n int64) { d.at = min(d.at+n, d.end) }
+
+// Close ends the download.
+func (d *Download) Close() {
+	d.once.Do(func() {
+		_ = d.f.Close() // opened to read
+		d.pool.end(d.name, d.client)
+	})
+}

@@ -1,0 +1,148 @@
+package volume
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// State is what a pool does.
+type State int
+
+// The states. Building comes only while Build runs; Inaccessible is a pool
+// that is meant to be active and whose file system does not answer.
+const (
+	Inactive State = iota
+	Building
+	Running
+	Inaccessible
+)
+
+// View is a pool as of one moment. It is immutable.
+type View struct {
+	Name, UUID string
+	Type       Type
+	Target     string
+	State      State
+	Persistent bool
+	Autostart  bool
+	// Capacity, Allocation and Available are of the file system, the volume
+	// group or the disk, in bytes.
+	Capacity, Allocation, Available uint64
+	// Volumes by name.
+	Volumes []*Volume
+	// Taken is when the volumes were last read; zero before the first time.
+	Taken time.Time
+	// Stale says why the view may be out of date, or is "".
+	Stale string
+
+	place string
+	next  string // the place by the saved definition; "" of a transient pool
+}
+
+// Active says whether the pool is started, answering or not.
+func (v View) Active() bool { return v.State == Running || v.State == Inaccessible }
+
+// Kind is what sort of thing a volume is.
+type Kind string
+
+// The kinds.
+const (
+	File      Kind = "file"
+	Block     Kind = "block"
+	Directory Kind = "dir"
+)
+
+// Volume is a volume as of one moment. It is immutable.
+type Volume struct {
+	Name string
+	// Pool is the name of its pool.
+	Pool string
+	Path string
+	Kind Kind
+	// Info is of the image's header. Of a header that is broken only the format
+	// and the sizes on disk are set, and Problem says what is wrong with it.
+	image.Info
+	Problem string
+
+	claims                     string // what it lies above by its header alone, undeclared; empty: nothing
+	perms                      permissions
+	inode                      uint64
+	atime, mtime, ctime, btime unix.StatxTimestamp
+	backingPath                string
+	encryption                 *encryption // as declared; nil of what was encrypted elsewhere
+	extents                    []extent    // where it lies; nil of what is not cut out of block devices
+	usage                      string      // what a partition is marked to be for
+}
+
+// Key gives what identifies the volume on this host: its path.
+func (v *Volume) Key() string { return v.Path }
+
+// XML gives the volume's document.
+func (v *Volume) XML() (string, error) { return xmltree.Format(v.document()) }
+
+// find gives the place of a name among sorted volumes.
+func find(volumes []*Volume, name string) (int, bool) {
+	return slices.BinarySearchFunc(volumes, name, func(v *Volume, name string) int { return strings.Compare(v.Name, name) })
+}
+
+// with and without give a changed copy, because views share the slice.
+func with(volumes []*Volume, v *Volume) []*Volume {
+	i, ok := find(volumes, v.Name)
+	if ok {
+		volumes = slices.Clone(volumes)
+		volumes[i] = v
+		return volumes
+	}
+	return slices.Insert(slices.Clip(volumes), i, v)
+}
+
+func without(volumes []*Volume, name string) []*Volume {
+	i, ok := find(volumes, name)
+	if !ok {
+		return volumes
+	}
+	return slices.Delete(slices.Clone(volumes), i, i+1)
+}
+
+// View gives the pool as it is known now. It never waits.
+func (p *Pool) View() View {
+	v := *p.published.Load()
+	if d := p.lane.stuck(); d > patience && v.Active() {
+		v.State = Inaccessible
+		v.Stale = fmt.Sprintf("its file system has not answered for %v", d.Round(time.Second))
+	}
+	return v
+}
+
+// Volume gives a volume of an active pool as it is known now.
+func (p *Pool) Volume(name string) (*Volume, error) {
+	view := p.View()
+	if !view.Active() {
+		return nil, p.inactive()
+	}
+	if i, ok := find(view.Volumes, name); ok {
+		return view.Volumes[i], nil
+	}
+	return nil, fault.New(fault.NotFound, fault.Volume, "no volume %q in pool %q", name, p.name)
+}
+
+// Volumes gives the volumes of an active pool as they are known now, by name.
+func (p *Pool) Volumes() ([]*Volume, error) {
+	view := p.View()
+	if !view.Active() {
+		return nil, p.inactive()
+	}
+	return view.Volumes, nil
+}
+
+func (p *Pool) inactive() error {
+	return fault.New(fault.WrongState, fault.Pool, "pool %q is not active; start it first", p.name)
+}

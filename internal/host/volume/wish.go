@@ -1,0 +1,157 @@
+package volume
+
+import (
+	"math/bits"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/xmltree"
+)
+
+// wish is what was understood of a document that asks for a volume.
+type wish struct {
+	name                 string
+	capacity, allocation *uint64 // bytes; nil where the document has none
+	format               image.Format
+	perms                permissions
+	compat               string
+	clusterSize          uint64
+	lazy, extended       bool
+	noCOW                bool
+	backing              *image.Backing
+	encryption           *encryption
+}
+
+// defaultMode of a volume's file: it holds a guest's data.
+const defaultMode = 0o600
+
+func parseVolume(doc string, validate bool) (*wish, error) {
+	root, err := xmltree.Parse(doc)
+	if err != nil {
+		return nil, err
+	}
+	if root.Name != "volume" {
+		return nil, fault.New(fault.Invalid, fault.XML, "the root is <%s>, not <volume>", root.Name)
+	}
+	target := root.Child("target")
+	w := &wish{name: root.Child("name").Text(), format: image.Format(attr(target.Child("format"), "type")), compat: target.Child("compat").Text()}
+	if err := checkName(fault.Volume, w.name); err != nil {
+		return nil, err
+	}
+	if w.format == "" {
+		w.format = image.Raw
+	}
+	if w.capacity, err = readSize(root.Child("capacity")); err != nil {
+		return nil, err
+	}
+	if w.allocation, err = readSize(root.Child("allocation")); err != nil {
+		return nil, err
+	}
+	if w.perms, err = readPermissions(target.Child("permissions")); err != nil {
+		return nil, err
+	}
+	cluster, err := readSize(target.Child("clusterSize"))
+	if err != nil {
+		return nil, err
+	}
+	if cluster != nil {
+		w.clusterSize = *cluster
+	}
+	if err := w.encrypt(target.Child("encryption")); err != nil {
+		return nil, err
+	}
+	if err := w.readFeatures(target.Child("features")); err != nil {
+		return nil, err
+	}
+	w.noCOW = target.Child("nocow") != nil
+	if backing := root.Child("backingStore"); backing != nil && backing.Child("path").Text() != "" {
+		path, err := cleanPath(backing.Child("path").Text())
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Invalid, fault.XML, "volume %q has no usable backing store", w.name)
+		}
+		w.backing = &image.Backing{Name: path, Format: image.Format(attr(backing.Child("format"), "type"))}
+	}
+	return w, explainLoss(root, w.understood(), &libvirtxml.StorageVolume{}, validate, volumeStatus)
+}
+
+// compatVersion is how versions of image formats are written.
+var compatVersion = regexp.MustCompile(`^([0-9]+\.[0-9]+)?$`)
+
+// readFeatures takes the features of an image. A raw one has none, nor a version or clusters:
+// libvirt ignores them there, and clients such as kcli send them with every volume.
+func (w *wish) readFeatures(features *xmltree.Element) error {
+	if !compatVersion.MatchString(w.compat) {
+		return fault.New(fault.Invalid, fault.XML, "compat %q is no version", w.compat)
+	}
+	if features != nil {
+		for _, e := range features.Elements() {
+			switch e.Name {
+			case "lazy_refcounts":
+				w.lazy = true
+			case "extended_l2":
+				w.extended = true
+			default:
+				return fault.New(fault.Unsupported, fault.Config, "the feature %q of a volume is not supported", e.Name)
+			}
+		}
+	}
+	if w.format == image.Raw {
+		w.compat, w.clusterSize, w.lazy, w.extended = "", 0, false, false
+	}
+	return nil
+}
+
+// understood gives all that was understood, for comparison. Values do not count there.
+func (w *wish) understood() *xmltree.Element {
+	target := element("target", typed("format", string(w.format)), w.perms.understood(), textElement("compat", "1.1"),
+		bytesElement("clusterSize", w.clusterSize), features(true, true), element("nocow"), allOfEncryption())
+	return element("volume", textElement("name", w.name), bytesElement("capacity", 0), bytesElement("allocation", 0), target,
+		element("backingStore", textElement("path", "/"), typed("format", "")))
+}
+
+// prefixes of the units of sizes, in rising order.
+const prefixes = "kmgtpe"
+
+// readSize takes a size with its unit: bytes, K or KiB (1024), KB (1000) and so on.
+func readSize(e *xmltree.Element) (*uint64, error) {
+	text := strings.TrimSpace(e.Text())
+	if text == "" {
+		return nil, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, fault.XML, "%s %q is no number of bytes", e.Name, text)
+	}
+	factor, err := unitFactor(e.Attr("unit"))
+	if err != nil {
+		return nil, err
+	}
+	over, bytes := bits.Mul64(n, factor)
+	if over != 0 || bytes > 1<<63-1 {
+		return nil, fault.New(fault.Invalid, fault.XML, "%s of %s %s is more than a disk can have", e.Name, text, e.Attr("unit"))
+	}
+	return &bytes, nil
+}
+
+func unitFactor(unit string) (uint64, error) {
+	u := strings.ToLower(unit)
+	switch u {
+	case "", "b", "byte", "bytes":
+		return 1, nil
+	}
+	power := strings.IndexByte(prefixes, u[0]) + 1
+	base := map[string]uint64{"": 1024, "ib": 1024, "b": 1000}[u[1:]]
+	if power == 0 || base == 0 {
+		return 0, fault.New(fault.Invalid, fault.XML, "unit %q is not known", unit)
+	}
+	factor := uint64(1)
+	for range power {
+		factor *= base
+	}
+	return factor, nil
+}

@@ -1,0 +1,30 @@
+package hostnet
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// FuzzCounters reads the kernel's answers about an interface, each as long as it is.
+func FuzzCounters(f *testing.F) {
+	answer := make([]byte, headerSize+statsSize+attrSize+8*counters)
+	native := binary.NativeEndian
+	native.PutUint16(answer[4:], newStats)
+	native.PutUint16(answer[headerSize+statsSize:], attrSize+8*counters)
+	native.PutUint16(answer[headerSize+statsSize+2:], stats64)
+	f.Add(answer)
+	f.Add(answer[:headerSize+statsSize+attrSize])
+	refusal := make([]byte, headerSize+4)
+	native.PutUint16(refusal[4:], unix.NLMSG_ERROR)
+	f.Add(refusal)
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		if len(answer) < headerSize {
+			return // whoever receives looks at that
+		}
+		if c, err := parseCounters(answer, 1); err != nil && c != (Counters{}) {
+			t.Fatalf("counters %+v beside %v", c, err)
+		}
+	})
+}

@@ -1,0 +1,90 @@
+package hostnet
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// Forward lets the host route between its links, IPv4, IPv6 or both, and tells which of
+// the kernel's settings said that it shall not. They are never turned off again: others may
+// have come to count on them.
+func Forward(four, six bool) (off []string, err error) {
+	if four && !isSet(routesIPv4, "1") {
+		off = append(off, dotted(routesIPv4))
+		err = writeSetting(routesIPv4, "1")
+	}
+	if six && !isSet(routesIPv6, "1") {
+		off = append(off, dotted(routesIPv6))
+		e := admitIPv6()
+		if e == nil {
+			e = writeSetting(routesIPv6, "1")
+		}
+		err = errors.Join(err, e)
+	}
+	return off, err
+}
+
+// The settings by which the host routes.
+const (
+	routesIPv4 = "net/ipv4/ip_forward"
+	routesIPv6 = "net/ipv6/conf/all/forwarding"
+)
+
+// admitIPv6 refuses to have a host route IPv6 that would be cut off by that: the kernel
+// drops the default routes that routers told it of, and listens to them no more, but on links
+// whose accept_ra is 2.
+func admitIPv6() error {
+	links, err := learntRouters()
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		if accepts := filepath.Join("net/ipv6/conf", l, "accept_ra"); isSet(accepts, "1") {
+			return fault.New(fault.WrongState, fault.Host,
+				"if it forwarded IPv6, the host would lose its default route on %s, which a router there advertises; have it kept (sysctl -w %s) and try again", l, fault.Word(accepts+"=2"))
+		}
+	}
+	return nil
+}
+
+// QuietIPv6 sets what a bridge with addresses of ours does with IPv6: it never
+// learns addresses or routes from guests, and without an IPv6 address of its
+// own the host stays out of IPv6 there altogether. A kernel without IPv6 has
+// nothing to set.
+func QuietIPv6(bridge string, hasAddress bool) error {
+	dir := filepath.Join("net/ipv6/conf", bridge)
+	if _, err := os.Stat(filepath.Join("/proc/sys", dir)); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	disable := "1"
+	if hasAddress {
+		disable = "0"
+	}
+	return errors.Join(
+		writeSetting(filepath.Join(dir, "accept_ra"), "0"),
+		writeSetting(filepath.Join(dir, "autoconf"), "0"),
+		writeSetting(filepath.Join(dir, "disable_ipv6"), disable),
+	)
+}
+
+// writeSetting sets one kernel setting unless it is so already, which spares
+// writing where /proc/sys is read-only and all is well.
+func writeSetting(name, value string) error {
+	if isSet(name, value) {
+		return nil
+	}
+	err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0o644)
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot set the kernel setting %s to %s", dotted(name), value)
+}
+
+func isSet(name, value string) bool {
+	now, err := os.ReadFile(filepath.Join("/proc/sys", name))
+	return err == nil && strings.TrimSpace(string(now)) == value
+}
+
+// dotted is how sysctl writes a setting's name.
+func dotted(name string) string { return strings.ReplaceAll(name, "/", ".") }

@@ -1,0 +1,81 @@
+package hostnet
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// ForwardingWatch hears when the host is told to route between its links no more.
+type ForwardingWatch struct{ conn *netlink.Conn }
+
+// WatchForwarding begins to hear. What was before is found by Forward alone.
+func WatchForwarding() (*ForwardingWatch, error) {
+	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
+	for _, group := range []uint32{unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF} {
+		if err == nil {
+			if err = conn.JoinGroup(group); err != nil {
+				_ = conn.Close()
+			}
+		}
+	}
+	return &ForwardingWatch{conn}, fault.Wrap(err, fault.Failed, fault.Host, "cannot listen to changes of the host's forwarding")
+}
+
+// Close ends it.
+func (w *ForwardingWatch) Close() { _ = w.conn.Close() }
+
+// Next waits until forwarding is turned off for the whole host, or may have been: the kernel
+// had more to tell than it could keep.
+func (w *ForwardingWatch) Next(ctx context.Context) error {
+	defer context.AfterFunc(ctx, func() { _ = w.conn.SetReadDeadline(time.Now()) })()
+	for ctx.Err() == nil {
+		told, err := w.conn.Receive()
+		if errors.Is(err, unix.ENOBUFS) {
+			return nil
+		}
+		if err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot hear of changes of the host's forwarding")
+		}
+		if slices.ContainsFunc(told, turnsOff) {
+			return nil
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// What the kernel's messages of settings hold, by its linux/netconf.h.
+const (
+	netconfHeader     = 4 // the family, and three bytes that say nothing
+	netconfInterface  = 1
+	netconfForwarding = 2
+	netconfAll        = -1 // as an interface: the host as a whole
+)
+
+// turnsOff reads one message. Each link has such a setting of its own, which is its
+// administrator's.
+func turnsOff(m netlink.Message) bool {
+	if m.Header.Type != unix.RTM_NEWNETCONF || len(m.Data) < netconfHeader {
+		return false
+	}
+	attributes, err := netlink.NewAttributeDecoder(m.Data[netconfHeader:])
+	if err != nil {
+		return false
+	}
+	whole, off := false, false
+	for attributes.Next() {
+		switch attributes.Type() {
+		case netconfInterface:
+			whole = attributes.Int32() == netconfAll
+		case netconfForwarding:
+			off = attributes.Int32() == 0
+		}
+	}
+	return attributes.Err() == nil && whole && off
+}

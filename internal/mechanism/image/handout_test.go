@@ -1,0 +1,118 @@
+package image
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// TestWhatIsHandedOutIsAsItWasLookedAt: who changes the header of an image between the daemon's look at it and QEMU's own has
+// QEMU open what it names; from the moment that it is handed out on the image is seen to be in use, which uploads heed.
+func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
+	f := empty(t, "image")
+	err := tool(t).Make(t.Context(), f, Plan{Format: Qcow2, Virtual: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain, err := OpenChain(t.Context(), f.Name(), Qcow2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer chain.Close()
+	out, err := chain[0].HandOut(unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if InUse(f) != Written {
+		t.Error("nobody sees that it is handed out to be written")
+	}
+	if err := out.Close(); err != nil || InUse(f) != Unused {
+		t.Errorf("it is in use when nobody has it: %v", err)
+	}
+	if _, err := f.WriteAt([]byte{incompatExternalData}, 79); err != nil { // its data lie elsewhere
+		t.Fatal(err)
+	}
+	var back *os.File
+	if back, err = chain[0].HandOut(unix.O_RDWR); !fault.Is(err, fault.Busy) || back != nil {
+		t.Errorf("it is handed out with another header: %v", err)
+	}
+}
+
+// A file that was handed to a QEMU which never came to use it, and is paused and so keeps it, does not keep the same QEMU from
+// the file when it is handed over once more: none of the bytes that QEMU looks at says that somebody writes. Nor does one that QEMU uses.
+func TestWhatIsHandedOutIsNotInItsOwnWay(t *testing.T) {
+	f := empty(t, "image")
+	chain, err := OpenChain(t.Context(), f.Name(), Raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer chain.Close()
+	handOut := func() *os.File {
+		out, err := chain[0].HandOut(unix.O_RDWR)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = out.Close() }) // nothing was written
+		if held(out, lockHeld+permWrite, 1) || held(out, lockDenied, permCount) {
+			t.Error("QEMU would find a writer")
+		}
+		return out
+	}
+	handOut()
+	if err := show(handOut(), lockDenied+permWrite); err != nil { // QEMU has come to use it
+		t.Fatal(err)
+	}
+	if _, err := chain[0].HandOut(unix.O_RDWR); err != nil {
+		t.Error("it is not handed to who has it: ", err)
+	}
+}
+
+// TestNobodyIsHandedWhatIsRemoved: of who removes an image and who has QEMU write to it one comes first, and the other is told.
+func TestNobodyIsHandedWhatIsRemoved(t *testing.T) {
+	f := empty(t, "image")
+	if err := f.Truncate(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	chain, err := OpenChain(t.Context(), f.Name(), Raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer chain.Close()
+	out, err := chain[0].HandOut(unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := HoldToRemove(f); !fault.Is(err, fault.Busy) {
+		t.Errorf("what is handed out may be removed: %v", err)
+	}
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := HoldToRemove(f); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := chain[0].HandOut(unix.O_RDWR); !fault.Is(err, fault.Busy) {
+		t.Errorf("it is handed out as it is removed: %v", err)
+	}
+	out, err = chain[0].HandOut(unix.O_RDONLY)
+	if err != nil {
+		t.Errorf("nobody would write: %v", err)
+	}
+	_ = out.Close() // opened to read
+	// What is removed while it is open has such a name on NFS, until it is closed.
+	asNFS := filepath.Join(filepath.Dir(f.Name()), ".nfs0001")
+	if err := errors.Join(f.Close(), os.Rename(f.Name(), asNFS)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := chain[0].HandOut(unix.O_RDWR); !fault.Is(err, fault.NotFound) {
+			t.Errorf("it is handed out when it is gone: %v", err)
+		}
+		_ = os.Remove(asNFS)
+	}
+}

@@ -1,0 +1,236 @@
+package image
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+	"syscall"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// Format is the name of an image format, as libvirt's documents have it.
+type Format string
+
+// The formats that are told apart. LUKS containers count as raw and encrypted
+// where nobody declares them.
+const (
+	Raw   Format = "raw"
+	ISO   Format = "iso"
+	Qcow  Format = "qcow"
+	Qcow2 Format = "qcow2"
+	QED   Format = "qed"
+	VDI   Format = "vdi"
+	VMDK  Format = "vmdk"
+	VPC   Format = "vpc"
+	VHDX  Format = "vhdx"
+)
+
+// Formats gives every format that is told apart, in the order of documents.
+func Formats() []Format { return []Format{Raw, ISO, VPC, VDI, VHDX, Qcow, Qcow2, QED, VMDK} }
+
+// maxVirtual is more than any image may claim to hold: what a file offset of
+// 63 bits can address.
+const maxVirtual = 1<<63 - 1
+
+// Info is what is known of one image without looking below it.
+type Info struct {
+	Format Format
+	// Virtual is the size that a guest sees, in bytes.
+	Virtual uint64
+	// Allocated is what the image takes on disk now, Physical where its file
+	// ends; both in bytes and equal for a block device.
+	Allocated, Physical uint64
+	// Backing is the layer below, or nil.
+	Backing   *Backing
+	Encrypted bool
+	// Old is set when the encryption is one of qcow's own, which protects little
+	// and is not opened.
+	Old bool
+	// What follows is of qcow2 only.
+	Compat        string // 0.10 or 1.1
+	ClusterSize   uint64 // bytes
+	LazyRefcounts bool
+	ExtendedL2    bool
+	// External is set when the data lies in another file that the header names.
+	External bool
+}
+
+// Backing is what a header says of the layer below, unchecked.
+type Backing struct {
+	Name string
+	// Format is empty where the header declares none.
+	Format Format
+}
+
+// file is what headers are read from.
+type file interface {
+	io.ReaderAt
+	io.Seeker
+	Stat() (os.FileInfo, error)
+}
+
+// Inspect reads an open image. With a format declared it is read as that and
+// as nothing else; with "" the header is probed first. The sizes on disk are
+// set even where the header is broken and an error comes back.
+func Inspect(f file, declared Format) (Info, error) {
+	info := Info{Format: declared}
+	if err := info.measure(f); err != nil {
+		return info, err
+	}
+	if declared == "" {
+		probed, err := Probe(f)
+		if err != nil {
+			return info, err
+		}
+		info.Format = probed
+	}
+	info.Virtual = info.Physical
+	if info.Format == ISO || info.Format == Raw && declared != "" {
+		return info, nil
+	}
+	if err := info.read(f); err != nil {
+		return info, fault.Wrap(err, fault.Invalid, fault.Volume, "cannot read %s header", info.Format)
+	}
+	if info.Virtual > maxVirtual {
+		return info, fault.New(fault.Invalid, fault.Volume, "%s header claims %d bytes, more than a disk can have", info.Format, info.Virtual)
+	}
+	return info, nil
+}
+
+// measure takes the sizes on disk, in the way that fits a file or a device.
+func (info *Info) measure(f file) error {
+	st, err := f.Stat()
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Volume, "cannot stat image")
+	}
+	info.Physical = uint64(st.Size())
+	info.Allocated = info.Physical
+	switch mode := st.Mode(); {
+	case mode.IsRegular():
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+			info.Allocated = uint64(sys.Blocks) * 512
+		}
+	case mode&os.ModeDevice != 0 && mode&os.ModeCharDevice == 0:
+		end, err := f.Seek(0, io.SeekEnd)
+		if err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Volume, "cannot find the size of block device")
+		}
+		info.Physical, info.Allocated = uint64(end), uint64(end)
+	default:
+		return fault.New(fault.Invalid, fault.Volume, "neither a file nor a block device")
+	}
+	return nil
+}
+
+// magics are what formats start with, all within the first headBytes.
+var magics = []struct {
+	at     int
+	magic  string
+	format Format
+}{
+	{0, "QFI\xfb\x00\x00\x00\x01", Qcow},
+	{0, "QFI\xfb\x00\x00\x00\x02", Qcow2},
+	{0, "QFI\xfb\x00\x00\x00\x03", Qcow2},
+	{0, "QED\x00", QED},
+	{0x40, "\x7f\x10\xda\xbe", VDI},
+	{0, "KDMV", VMDK},
+	{0, "COWD", VMDK},
+	{0, "# Disk DescriptorFile", VMDK},
+	{0, "vhdxfile", VHDX},
+	{0, "conectix", VPC},
+}
+
+const headBytes = 0x44
+
+// A CD says what it is behind the 16 sectors that are left to the system.
+const (
+	isoMagic   = "CD001"
+	isoMagicAt = 32769
+)
+
+// Probe finds the format of an image by its magic, raw where there is none.
+// It is for images whose format nobody declared: the answer is the word of
+// whoever wrote the image.
+func Probe(r io.ReaderAt) (Format, error) {
+	head, err := window(r, 0, headBytes)
+	if err != nil {
+		return "", err
+	}
+	for _, m := range magics {
+		if len(head) >= m.at && bytes.HasPrefix(head[m.at:], []byte(m.magic)) {
+			return m.format, nil
+		}
+	}
+	volume, err := window(r, isoMagicAt, len(isoMagic))
+	if string(volume) == isoMagic {
+		return ISO, err
+	}
+	return Raw, err
+}
+
+// window reads up to n bytes at an offset; an image that ends earlier gives
+// fewer and no error.
+func window(r io.ReaderAt, at int64, n int) ([]byte, error) {
+	buf := make([]byte, n)
+	got, err := r.ReadAt(buf, at)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, fault.Wrap(err, fault.Failed, fault.Volume, "cannot read image")
+	}
+	return buf[:got], nil
+}
+
+// whole reads exactly n bytes at an offset that came from a header.
+func whole(r io.ReaderAt, at uint64, n int) ([]byte, error) {
+	if at > maxVirtual {
+		return nil, errors.New("an offset lies outside of the image")
+	}
+	buf, err := window(r, int64(at), n)
+	if err == nil && len(buf) < n {
+		err = errors.New("the image ends inside of its header")
+	}
+	return buf, err
+}
+
+func (info *Info) read(r io.ReaderAt) error {
+	switch info.Format {
+	case Raw:
+		return info.readLUKS(r)
+	case Qcow:
+		return info.readQcow(r)
+	case Qcow2:
+		return info.readQcow2(r)
+	case QED:
+		return info.readQED(r)
+	case VDI:
+		return info.readVDI(r)
+	case VMDK:
+		return info.readVMDK(r)
+	case VPC:
+		return info.readVPC(r)
+	case VHDX:
+		return info.readVHDX(r)
+	case LUKS:
+		return info.readContainer(r)
+	case ISO:
+		return nil
+	}
+	return fault.New(fault.Unsupported, fault.Config, "format %q is not known", info.Format)
+}
+
+// readLUKS finds a LUKS container in what is otherwise raw. Version 1 says
+// where its data starts; what is before it does not count for the guest.
+func (info *Info) readLUKS(r io.ReaderAt) error {
+	head, err := window(r, 0, 108)
+	if err != nil || len(head) < 108 || string(head[:6]) != luksMagic {
+		return err
+	}
+	info.Encrypted = true
+	if binary.BigEndian.Uint16(head[6:]) == 1 {
+		payload := uint64(binary.BigEndian.Uint32(head[104:])) * 512
+		info.Virtual -= min(payload, info.Virtual)
+	}
+	return nil
+}

@@ -1,0 +1,337 @@
+package kernel
+
+import (
+	"cmp"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/mountinfo"
+)
+
+// Controller is one of the kernel's resource controllers that guests use.
+type Controller string
+
+// The controllers. CPUAccounting is a controller of its own in version 1 and
+// comes with every group in version 2, where devices are the matter of a program
+// for each group.
+const (
+	CPUController     Controller = "cpu"
+	CPUAccounting     Controller = "cpuacct"
+	CPUSetController  Controller = "cpuset"
+	MemoryController  Controller = "memory"
+	BlockIOController Controller = "io"
+	PIDsController    Controller = "pids"
+	DeviceController  Controller = "devices"
+	HugePages         Controller = "hugetlb"
+)
+
+var controllers = []Controller{
+	CPUController, CPUAccounting, CPUSetController, MemoryController, BlockIOController, PIDsController, DeviceController, HugePages,
+}
+
+// Cgroups is one instance's share of the host's control groups: a parent group
+// named for the instance, below which each guest has a group of its own:
+//
+//	lodge-a1b2/guest-web/            the QEMU process
+//	lodge-a1b2/guest-web/vcpu0/      a thread of it
+//
+// Where the tree of version 2 has an Owner, the parent group is the one that it
+// grants.
+//
+// In version 1 (and on hosts that mount both) every controller has its own tree
+// and a group is a directory in each; in version 2 there is one tree, and the
+// groups of threads are threaded ones.
+type Cgroups struct {
+	root Root
+	v2   bool
+	// trees are the mount points that hold the parent group: for version 2 all
+	// controllers share one.
+	trees map[Controller]string
+	// name is the instance's, parent the group of it from where a tree is mounted.
+	name, parent string
+	absent       map[Controller]string
+	// owner is asked for the parent group; nil: the parent is made here.
+	owner     Owner
+	ungranted error
+	// turns are held by those who change groups. The kernel does one at a time in
+	// any case, and whoever waits for it there holds a thread.
+	turns chan struct{}
+}
+
+// mostChanging is how many change groups at a time.
+const mostChanging = 2
+
+// change changes a group when it is its turn.
+func (c *Cgroups) change(do func() error) error {
+	c.turns <- struct{}{}
+	defer func() { <-c.turns }()
+	return do()
+}
+
+// Owner owns the tree of version 2 groups, as systemd does where it is the first
+// process.
+type Owner interface {
+	// Grant gives the group that the instance with this name may do with as it
+	// likes, from where the tree is mounted. It is made where it is not there.
+	Grant(name, tree string) (group string, err error)
+	// Granted gives the group that Grant gave to an earlier daemon, without asking anybody;
+	// "": it is not there.
+	Granted(name, tree string) (group string)
+	// Release takes it back when nothing is in it any more.
+	Release(name string) error
+}
+
+// OpenCgroups finds the host's control groups and makes the parent group of the
+// instance, "lodge" for the one without a name. Controllers that cannot be used
+// are told by Absent; on a host where none can, groups are names without effect
+// and every limit is absent.
+func OpenCgroups(root Root, instance string) *Cgroups { return OpenOwnedCgroups(root, instance, nil) }
+
+// OpenOwnedCgroups is OpenCgroups where the tree of version 2 has an owner, unless
+// that is nil. An owner who grants nothing is told of by Ungranted. The parent group
+// is then the one that was granted to an earlier daemon, if guests have groups there,
+// and else it is made as if there were no owner. So it is while guests of an earlier
+// daemon have groups there.
+func OpenOwnedCgroups(root Root, instance string, owner Owner) *Cgroups {
+	c := &Cgroups{
+		root: root, name: "lodge", trees: map[Controller]string{}, absent: map[Controller]string{},
+		turns: make(chan struct{}, mostChanging),
+	}
+	if instance != "" {
+		c.name += "-" + instance
+	}
+	c.parent = c.name
+	mounts, err := root.cgroupMounts()
+	// A controller serves one version only. Version 1 wins if it has any, as the
+	// rest of such a host then keeps its limits there.
+	switch {
+	case err != nil:
+		for _, controller := range controllers {
+			c.absent[controller] = err.Error()
+		}
+	case len(mounts.v1) > 0:
+		c.trees = mounts.v1
+	case mounts.v2 != "":
+		c.v2 = true
+		c.settleParent(mounts.v2, owner)
+		c.openUnified(mounts.v2)
+	}
+	for _, controller := range controllers {
+		c.openTree(controller)
+	}
+	return c
+}
+
+// settleParent asks the owner for the parent group.
+func (c *Cgroups) settleParent(tree string, owner Owner) {
+	if owner == nil || len(c.guestsBelow(tree, c.parent)) > 0 {
+		return
+	}
+	_ = removeGroup(c.root.path(tree, c.parent)) // an earlier daemon's, which owned it itself
+	group, err := owner.Grant(c.name, c.root.path(tree))
+	if err != nil { // it may be out of reach, and its group still there
+		c.ungranted = err
+		group = owner.Granted(c.name, c.root.path(tree))
+		if group == "" || len(c.guestsBelow(tree, group)) == 0 {
+			return
+		}
+	}
+	c.owner, c.parent = owner, strings.Trim(group, "/")
+}
+
+// Ungranted says why the tree's owner gave no group when it was asked, or nil.
+func (c *Cgroups) Ungranted() error { return c.ungranted }
+
+// regrant has the owner make the parent group again, which somebody has removed:
+// systemctl stop does so with all guests in it.
+func (c *Cgroups) regrant() error {
+	if _, err := c.owner.Grant(c.name, c.root.path(c.trees[CPUAccounting])); err != nil {
+		return err
+	}
+	for _, controller := range controllers {
+		if controller == CPUAccounting || !c.Has(controller) {
+			continue
+		}
+		if err := c.enableUnified(c.trees[controller], controller); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openTree makes the parent group in the controller's tree, or notes why not.
+func (c *Cgroups) openTree(controller Controller) {
+	tree, mounted := c.trees[controller]
+	if !mounted {
+		if c.absent[controller] == "" {
+			c.absent[controller] = "not mounted"
+		}
+		return
+	}
+	if err := makeGroup(c.root.path(tree, c.parent)); err != nil {
+		delete(c.trees, controller)
+		c.absent[controller] = err.Error()
+	} else if controller == CPUSetController && !c.v2 {
+		if err := fillCPUSet(c.root.path(tree), c.root.path(tree, c.parent)); err != nil {
+			delete(c.trees, controller)
+			c.absent[controller] = err.Error()
+		}
+	}
+}
+
+// openUnified turns on every controller that the tree offers for the parent
+// group and for the groups of guests below it.
+func (c *Cgroups) openUnified(tree string) {
+	if err := makeGroup(c.root.path(tree, c.parent)); err != nil {
+		for _, controller := range controllers {
+			c.absent[controller] = err.Error()
+		}
+		return
+	}
+	for _, controller := range controllers {
+		if controller == CPUAccounting {
+			c.trees[controller] = tree
+			continue
+		}
+		if err := c.enableUnified(tree, controller); err != nil {
+			c.absent[controller] = err.Error()
+			continue
+		}
+		c.trees[controller] = tree
+	}
+}
+
+// enableUnified lets the groups of guests use a controller. An owner has turned on
+// those that it knows: systemd does not know the one for huge pages.
+func (c *Cgroups) enableUnified(tree string, controller Controller) error {
+	if controller == DeviceController {
+		return tryDevices(c.root.path(tree, c.parent))
+	}
+	for _, dir := range slices.Backward(upwards(tree, "/"+c.parent)) {
+		if err := enable(c.root.path(dir), controller); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enable lets the children of a version 2 group use a controller.
+func enable(group string, controller Controller) error {
+	on, err := os.ReadFile(filepath.Join(group, "cgroup.subtree_control"))
+	if err != nil || slices.Contains(strings.Fields(string(on)), string(controller)) {
+		return err
+	}
+	return writeKnob(group, "cgroup.subtree_control", "+"+string(controller))
+}
+
+// Version is 1 or 2, or 0 on a host without usable control groups.
+func (c *Cgroups) Version() int {
+	switch {
+	case len(c.trees) == 0:
+		return 0
+	case c.v2:
+		return 2
+	}
+	return 1
+}
+
+// Has says whether guests can be given limits by the controller.
+func (c *Cgroups) Has(controller Controller) bool { return c.trees[controller] != "" }
+
+// Absent gives the controllers that are lacking, each with the reason.
+func (c *Cgroups) Absent() map[Controller]string { return maps.Clone(c.absent) }
+
+// Close removes the parent group, or gives it back. It is Busy while guests have groups.
+func (c *Cgroups) Close() error {
+	if c.owner != nil {
+		if guests := c.Guests(); len(guests) > 0 {
+			return fault.New(fault.Busy, fault.Host, "%d guests have control groups", len(guests))
+		}
+		return c.owner.Release(c.name)
+	}
+	var errs []error
+	for _, tree := range c.distinctTrees() {
+		errs = append(errs, removeGroup(c.root.path(tree, c.parent)))
+	}
+	return errors.Join(errs...)
+}
+
+// distinctTrees gives each tree once, however many controllers share it.
+func (c *Cgroups) distinctTrees() []string {
+	return slices.Compact(slices.Sorted(maps.Values(c.trees)))
+}
+
+type cgroupMounts struct {
+	v1 map[Controller]string
+	v2 string
+}
+
+// cgroupMounts reads where control groups are mounted first (a container's root
+// may show them once more, and go).
+func (r Root) cgroupMounts() (cgroupMounts, error) {
+	text, err := r.read("proc/self/mountinfo")
+	if err != nil {
+		return cgroupMounts{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot tell where control groups are mounted")
+	}
+	mounts := cgroupMounts{v1: map[Controller]string{}}
+	for mount := range mountinfo.Parse(text) {
+		switch mount.Type {
+		case "cgroup2":
+			mounts.v2 = cmp.Or(mounts.v2, mount.Point)
+		case "cgroup":
+			for option := range strings.SplitSeq(mount.Options, ",") {
+				if option == "blkio" {
+					option = string(BlockIOController)
+				}
+				if c := Controller(option); slices.Contains(controllers, c) {
+					mounts.v1[c] = cmp.Or(mounts.v1[c], mount.Point)
+				}
+			}
+		}
+	}
+	return mounts, nil
+}
+
+func makeGroup(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// removeGroup removes one directory; one that is not there is fine.
+func removeGroup(dir string) error {
+	err := os.Remove(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return fault.Wrap(err, fault.Busy, fault.Host, "cannot remove control group %q", filepath.Base(dir))
+}
+
+// fillCPUSet gives a new version 1 group the processors and nodes of its
+// parent: it starts with none, and takes no process then.
+func fillCPUSet(parent, group string) error {
+	for _, knob := range []string{"cpuset.cpus", "cpuset.mems"} {
+		own, err := readHead(filepath.Join(group, knob), maxFile)
+		if err != nil {
+			return err
+		}
+		if strings.TrimSpace(string(own)) != "" { // and the next may be empty: a daemon was killed between the two
+			continue
+		}
+		inherited, err := readHead(filepath.Join(parent, knob), maxFile)
+		if err != nil {
+			return err
+		}
+		if err := writeKnob(group, knob, strings.TrimSpace(string(inherited))); err != nil {
+			return err
+		}
+	}
+	return nil
+}

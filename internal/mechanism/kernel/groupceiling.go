@@ -1,0 +1,90 @@
+package kernel
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/format/mountinfo"
+)
+
+// OwnGroups gives the control groups that hold this process for a controller,
+// innermost first, up to where their tree is mounted. What they bound, systemd's
+// TasksMax for one, bounds what is started from here.
+func (r Root) OwnGroups(controller string) []string {
+	text, err := r.read("proc/self/cgroup") // lines "id:controllers:path"
+	if err != nil {
+		return nil
+	}
+	var unified, own string
+	for line := range strings.Lines(text) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		switch {
+		case len(parts) < 3:
+		case parts[1] == "":
+			unified = parts[2]
+		case slices.Contains(strings.Split(parts[1], ","), controller):
+			own = parts[2]
+		}
+	}
+	if own == "" {
+		controller, own = "", unified
+	}
+	mount, top := r.groupMount(controller)
+	if mount == "" || own == "" {
+		return nil
+	}
+	// A container may be shown a part of the tree only, which begins at top.
+	if rest, within := strings.CutPrefix(own, strings.TrimSuffix(top, "/")); within {
+		own = rest
+	}
+	return upwards(mount, path.Clean("/"+own))
+}
+
+// upwards gives a group below a mount and all above it, the mount last.
+func upwards(mount, group string) (dirs []string) {
+	for ; group != "/"; group = path.Dir(group) {
+		dirs = append(dirs, mount+group)
+	}
+	return append(dirs, mount)
+}
+
+// groupMount finds where the tree of a version 1 controller is mounted first, or
+// the tree of version 2 for "", and which group is shown there.
+func (r Root) groupMount(controller string) (point, top string) {
+	text, err := r.read("proc/self/mountinfo")
+	if err != nil {
+		return "", ""
+	}
+	for mount := range mountinfo.Parse(text) {
+		unified := controller == "" && mount.Type == "cgroup2"
+		if unified || controller != "" && mount.Type == "cgroup" && slices.Contains(strings.Split(mount.Options, ","), controller) {
+			return mount.Point, mount.Root
+		}
+	}
+	return "", ""
+}
+
+// Groups gives the group above all guests' groups and those above it, for a
+// controller, innermost first; none where guests have no groups of it.
+func (c *Cgroups) Groups(controller Controller) []string {
+	tree := c.trees[controller]
+	if tree == "" {
+		return nil
+	}
+	return upwards(tree, "/"+c.parent)
+}
+
+// GroupCeilings reads which of these groups bound something, in the file limit,
+// and how much of it is used. Groups without a bound are left out; the name of a
+// ceiling is the path of its file.
+func (r Root) GroupCeilings(dirs []string, limit, used string) (all []Ceiling) {
+	for _, dir := range dirs {
+		most, ok := parseCount(r.attr(dir, limit))
+		if !ok || most == Unlimited {
+			continue
+		}
+		all = append(all, Ceiling{Name: path.Join(dir, limit), Max: most, Used: r.size(dir, used)})
+	}
+	return all
+}

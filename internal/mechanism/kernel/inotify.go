@@ -1,0 +1,37 @@
+package kernel
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+const inotifyInstances = "fs.inotify.max_user_instances"
+
+// RoomForInotify refuses where this user can have no further inotify instance,
+// which every dnsmasq needs. The kernel does not tell how many there are, so one
+// is made, and given back.
+func (r Root) RoomForInotify() error {
+	return r.roomForInotify(func() error {
+		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+		if err == nil {
+			err = unix.Close(fd)
+		}
+		return err
+	})
+}
+
+func (r Root) roomForInotify(try func() error) error {
+	err := try()
+	if !errors.Is(err, unix.EMFILE) {
+		return fault.Wrap(err, fault.Failed, fault.Host, "cannot try whether there is room for inotify")
+	}
+	limit, unread := r.sysctl(sysctlFile(inotifyInstances))
+	if unread != nil { // it is the daemon that can open no more files
+		return fault.Wrap(err, fault.NoCapacity, fault.Host, "cannot try whether there is room for inotify")
+	}
+	return fault.New(fault.NoCapacity, fault.Host, "1 of %s is needed, which is %d and of which all are in use; raise it with: sysctl -w %s=%d",
+		inotifyInstances, limit, inotifyInstances, max(2*limit, 1024))
+}

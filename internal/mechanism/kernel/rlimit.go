@@ -1,0 +1,86 @@
+package kernel
+
+import (
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// ProcessLimit is one of the kernel's bounds on this process, which those that it
+// starts inherit.
+type ProcessLimit struct {
+	which int
+	// Name is what prlimit(1) calls it.
+	Name string
+}
+
+// The bounds that stop a host with many guests.
+var (
+	OpenFiles    = ProcessLimit{unix.RLIMIT_NOFILE, "nofile"}
+	LockedMemory = ProcessLimit{unix.RLIMIT_MEMLOCK, "memlock"} // in bytes
+)
+
+// Get gives the bound that counts, and how high this process may raise it without
+// privileges.
+func (l ProcessLimit) Get() (soft, hard uint64, err error) {
+	var now unix.Rlimit
+	err = unix.Getrlimit(l.which, &now)
+	return now.Cur, now.Max, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the limit %s", l.Name)
+}
+
+// Set makes n the bound that counts, for this process and for what it starts from
+// now on, and lifts the other one when it is below. Denied says that this process
+// may not.
+//
+// Before the first call for OpenFiles, processes are started with the bound that
+// this one was started with: Go raises its own and puts it back for them.
+func (l ProcessLimit) Set(n uint64) error {
+	_, hard, err := l.Get()
+	if err != nil {
+		return err
+	}
+	err = unix.Setrlimit(l.which, &unix.Rlimit{Cur: n, Max: max(n, hard)})
+	return fault.Wrap(err, fault.Denied, fault.Host, "cannot set the limit %s to %d", l.Name, n)
+}
+
+// MayLock says whether this process, and with it what it starts, may lock memory
+// without bound: LockedMemory holds nobody back who has the capability.
+func (r Root) MayLock() bool {
+	text, err := r.read("proc/self/status")
+	if err != nil {
+		return false
+	}
+	may := false
+	keyed(text, ":", func(key, value string) {
+		if key == "CapEff" {
+			capabilities, err := strconv.ParseUint(value, 16, 64)
+			may = err == nil && capabilities&(1<<unix.CAP_IPC_LOCK) != 0
+		}
+	})
+	return may
+}
+
+// OpenFileCount counts the open files of this process.
+func (r Root) OpenFileCount() uint64 {
+	// Kernels since 6.2 give the number as the directory's size.
+	if info, err := os.Stat(r.path("proc/self/fd")); r.isLive() && err == nil && info.Size() > 0 {
+		return uint64(info.Size())
+	}
+	return uint64(len(r.list("proc/self/fd")))
+}
+
+// Sysctl reads the first number of a setting below /proc/sys, by its name with
+// dots; NotFound where the kernel does not have it.
+func (r Root) Sysctl(name string) (uint64, error) { return r.sysctl(sysctlFile(name)) }
+
+// BridgePorts counts the ports of a bridge, or gives 0 where there is none.
+func (r Root) BridgePorts(bridge string) uint64 {
+	if bridge == "" || strings.Contains(bridge, "/") {
+		return 0
+	}
+	return uint64(len(r.list("sys/class/net", bridge, "brif")))
+}

@@ -1,0 +1,121 @@
+package listener
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// watchPause is after how long at most a certificate's end is looked for anew: the host's clock
+// may have been set meanwhile.
+const watchPause = time.Hour
+
+// watches are the connections whose clients' certificates have to stay good.
+type watches struct {
+	mu   sync.Mutex
+	open map[*watch]bool
+}
+
+type watch struct {
+	certificates *Certificates
+	shown        []*x509.Certificate // by the client, its own first
+	gone         func(error)
+	timer        *time.Timer // guarded by the lock of the watches
+}
+
+// Watch calls gone once, in any goroutine, when the certificate of a client that has shaken
+// hands ends, was taken back, or is of nobody any more whom Reload found trusted. The
+// watch itself ends with that, or with stop.
+func (c *Certificates) Watch(secure *tls.Conn, gone func(error)) (stop func()) {
+	w := &watch{certificates: c, shown: secure.ConnectionState().PeerCertificates, gone: gone}
+	c.watches.mu.Lock()
+	if c.watches.open == nil {
+		c.watches.open = map[*watch]bool{}
+	}
+	c.watches.open[w] = true
+	c.watches.mu.Unlock()
+	w.look() // the certificates may have been read anew since the handshake
+	return w.stop
+}
+
+// lookAll looks at every connection, by certificates that were read anew.
+func (c *Certificates) lookAll() {
+	c.watches.mu.Lock()
+	all := make([]*watch, 0, len(c.watches.open))
+	for w := range c.watches.open {
+		all = append(all, w)
+	}
+	c.watches.mu.Unlock()
+	for _, w := range all {
+		w.look()
+	}
+}
+
+// look judges a client's certificate, and has it judged again when it ends.
+func (w *watch) look() {
+	ends, err := w.certificates.now.Load().judge(w.shown)
+	if err != nil {
+		if w.end() {
+			w.gone(err)
+		}
+		return
+	}
+	after := min(max(time.Until(ends), 0)+time.Millisecond, watchPause)
+	at := &w.certificates.watches
+	at.mu.Lock()
+	defer at.mu.Unlock()
+	switch {
+	case !at.open[w]: // stopped meanwhile
+	case w.timer == nil:
+		w.timer = time.AfterFunc(after, w.look)
+	default:
+		w.timer.Reset(after)
+	}
+}
+
+func (w *watch) stop() { w.end() }
+
+// end ends the watch, and reports whether it was on.
+func (w *watch) end() bool {
+	at := &w.certificates.watches
+	at.mu.Lock()
+	defer at.mu.Unlock()
+	was := at.open[w]
+	delete(at.open, w)
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	return was
+}
+
+// judge says until when a client's certificates let it in, or why they do no more. A list
+// that is out of date since keeps out whoever comes, and ends nobody who is in: it did not
+// name them.
+func (t *trust) judge(shown []*x509.Certificate) (until time.Time, err error) {
+	between := x509.NewCertPool()
+	for _, one := range shown[1:] {
+		between.AddCert(one)
+	}
+	chains, err := shown[0].Verify(x509.VerifyOptions{Roots: t.roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	if err == nil {
+		err = t.revoked.taken(chains)
+	}
+	if err != nil {
+		return until, fault.Wrap(err, fault.Denied, fault.Call, "the client's certificate is good no more")
+	}
+	for _, chain := range chains { // one of them is enough, each as long as all that is in it
+		ends := chain[0].NotAfter
+		for _, one := range chain[1:] {
+			if one.NotAfter.Before(ends) {
+				ends = one.NotAfter
+			}
+		}
+		if ends.After(until) {
+			until = ends
+		}
+	}
+	return until, nil
+}

@@ -1,0 +1,478 @@
+package operation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// State says what an open operation is doing.
+type State int
+
+// States.
+const (
+	// Running: a step is being done, or is next.
+	Running State = iota
+	// Waiting: a step waits for the guest, for QEMU or for a client.
+	Waiting
+	// Unanswered: nobody knows how far it came until Recover has asked.
+	Unanswered
+	// Owed: what follows cannot be done now, and is tried again.
+	Owed
+	// Ended: nothing is left to do.
+	Ended
+)
+
+var stateNames = [...]string{"running", "waiting", "unanswered", "owed", "ended"}
+
+func (s State) String() string { return stateNames[s] }
+
+// Operation is one that is open. Whoever advances it holds advancing; what others
+// read of it meanwhile is behind mu.
+type Operation struct {
+	set     settings
+	class   Class
+	work    Work
+	steps   []Step
+	decides int // the decisive step; len(steps): the removal of the record decides
+
+	advancing sync.Mutex
+	rec       Record
+	next      int  // the step that is done or undone next
+	backward  bool // next is undone
+	decided   bool // it goes forward, whatever becomes of a step
+	alive     Gone // what had gone when it was last advanced
+	failed    []error
+
+	mu     sync.Mutex
+	state  State
+	step   string // that it is at
+	cause  error  // why it is owed, or unanswered
+	result error  // that its client was, or is to be, told
+	since  time.Time
+	moved  chan struct{} // closed when it is no longer running or waiting
+	nudge  chan struct{} // holds one; a try of what is owed does not wait any longer
+
+	retrying  bool // what is owed has its goroutine; advancing is held
+	told      bool // it was logged that it is owed; advancing is held
+	unwritten bool // its record could not be written; advancing is held
+}
+
+func newOperation(set settings, r Record, class Class, w Work) (*Operation, error) {
+	op := &Operation{set: set, rec: r, class: class, work: w, since: r.Began, moved: make(chan struct{}), nudge: make(chan struct{}, 1)}
+	if o, is := w.(Opener); is {
+		if err := o.Opened(op); err != nil {
+			return nil, err
+		}
+	}
+	op.steps = w.Steps()
+	op.decides = slices.IndexFunc(op.steps, func(s Step) bool { return s.Decisive })
+	if op.decides < 0 {
+		op.decides = len(op.steps)
+	}
+	if op.decides == 0 && op.steps[0].Probe == nil {
+		op.rec.Decided = true
+	}
+	return op, nil
+}
+
+// ID names the operation, in the records that have followed it too.
+func (op *Operation) ID() string { return op.rec.ID }
+
+// Kind is the name of its kind.
+func (op *Operation) Kind() string { return op.rec.Kind }
+
+// Decided reports whether its record says that it goes forward. It is for Rehold and Opened.
+func (op *Operation) Decided() bool { return op.rec.Decided }
+
+// Work is what it does.
+func (op *Operation) Work() Work { return op.work }
+
+// Objects are what it works on.
+func (op *Operation) Objects() []string {
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	return op.rec.Objects
+}
+
+// Free says that the operation is done with an object: it is in nobody's way there any
+// more. The next daemon may have that to learn again.
+func (op *Operation) Free(object string) {
+	op.setObjects(slices.DeleteFunc(slices.Clone(op.Objects()), func(o string) bool { return o == object }))
+}
+
+// Has reports whether it works on an object. One that is owed may have left it to another.
+func (op *Operation) Has(object string) bool { return slices.Contains(op.Objects(), object) }
+
+// Status is how far an operation is.
+type Status struct {
+	Kind    string
+	ID      string
+	Objects []string
+	State   State
+	Step    string
+	Began   time.Time
+	Since   time.Time // it is in this state
+	Cause   error     // why it is owed; nil: it is not
+}
+
+// Listed is an operation with whose it is.
+type Listed struct {
+	Status
+
+	Name, UUID string // of the guest or network; both are empty for one on tiles or clones
+}
+
+// Status tells how far it is.
+func (op *Operation) Status() Status {
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	return Status{op.rec.Kind, op.rec.ID, op.rec.Objects, op.state, op.step, op.rec.Began, op.since, op.cause}
+}
+
+// Err is what an operation that has ended, or is owed, could not do; nil: nothing.
+func (op *Operation) Err() error {
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	return op.result
+}
+
+// Moved is closed when the operation has ended, is owed or unanswered: those who
+// wait for what it waits for need wait no more.
+func (op *Operation) Moved() <-chan struct{} { return op.moved }
+
+func (op *Operation) become(s State, step string, cause error) {
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	if s != op.state {
+		op.since = time.Now()
+	}
+	op.state, op.step, op.cause = s, step, cause
+	if s > Waiting {
+		select {
+		case <-op.moved:
+		default:
+			close(op.moved)
+		}
+	}
+}
+
+func (op *Operation) name(i int) string {
+	if i < 0 || i >= len(op.steps) {
+		return ""
+	}
+	return op.steps[i].Name
+}
+
+// gone says what has ended since the operation was begun, by the boot alone.
+func (op *Operation) gone(boot string) Gone {
+	if boot != "" && op.rec.Boot != boot {
+		return TheBoot
+	}
+	return Nothing
+}
+
+// lasting reports whether the record must outlive the boot.
+func (op *Operation) lasting() bool {
+	return slices.ContainsFunc(op.steps, func(s Step) bool { return s.Effect == Lasting })
+}
+
+func (op *Operation) journal() Journal {
+	files, stored := op.set.journals()
+	if files == nil || op.lasting() {
+		return stored
+	}
+	return files
+}
+
+// write keeps the record as it is.
+func (op *Operation) write() (err error) {
+	if op.rec.Payload, err = marshal(op.work); err != nil {
+		return err
+	}
+	return op.journal().Write(op.rec)
+}
+
+// Save keeps a payload that a step has changed, before that step has any effect.
+func (op *Operation) Save() error { return op.write() }
+
+// writeLate writes a record that could not be.
+func (op *Operation) writeLate() {
+	if !op.advancing.TryLock() {
+		return // its next step is soon done; the next time it is
+	}
+	defer op.advancing.Unlock()
+	if op.unwritten && op.Status().State != Ended {
+		op.unwritten = op.write() != nil
+	}
+}
+
+// Run does the steps that are next, until it has ended, waits, or cannot continue.
+// It gives what was refused, or kept from being done. One that waits gives nil.
+func (op *Operation) Run(ctx context.Context) error {
+	op.advancing.Lock()
+	defer op.advancing.Unlock()
+	defer op.cutOff()
+	switch op.Status().State {
+	case Running, Waiting:
+		return op.advance(ctx)
+	case Unanswered:
+		return fault.New(fault.Busy, fault.Domain, "the operation %s was cut off, and is finished when it is known how far it came", op.rec.Kind)
+	case Owed:
+		return op.Status().Cause
+	}
+	return errors.Join(op.failed...)
+}
+
+// cutOff notes of an operation whose step has panicked that nobody knows how far it came.
+func (op *Operation) cutOff() {
+	if s := op.Status(); s.State == Running {
+		op.become(Unanswered, s.Step, nil)
+	}
+}
+
+// Abort undoes an operation that is not decided yet. It reports whether it could.
+func (op *Operation) Abort(ctx context.Context, cause error) (bool, error) {
+	op.advancing.Lock()
+	defer op.advancing.Unlock()
+	if s := op.Status().State; s != Waiting || op.decided {
+		return false, nil
+	}
+	return true, op.goBack(ctx, op.next, cause)
+}
+
+// advance continues in the direction that the operation has.
+func (op *Operation) advance(ctx context.Context) error {
+	if op.backward {
+		return op.back(ctx)
+	}
+	return op.forward(ctx)
+}
+
+func (op *Operation) forward(ctx context.Context) error {
+	for ; op.next < len(op.steps); op.next++ {
+		s := &op.steps[op.next]
+		if !s.Effect.outlives(op.alive) {
+			continue
+		}
+		op.become(Running, s.Name, nil)
+		err := op.do(ctx, s)
+		if err == nil && op.next == op.decides {
+			err = op.decide()
+		}
+		if err != nil {
+			if done, err := op.stopped(ctx, s, err); !done {
+				return err
+			}
+		}
+	}
+	return op.finish(ctx)
+}
+
+// stopped settles a step that was not done. Done says that the next step follows all the same.
+func (op *Operation) stopped(ctx context.Context, s *Step, err error) (done bool, _ error) {
+	switch {
+	case s.Waits && errors.Is(err, ErrWaiting):
+		op.become(Waiting, s.Name, nil)
+		return false, nil
+	case !op.decided && op.set.unanswered(err):
+		op.become(Unanswered, s.Name, err)
+		return false, err
+	case !op.decided:
+		return false, op.goBack(ctx, op.next, err)
+	case isFinal(err):
+		op.set.log().Warn("a step of an operation cannot be done", "kind", op.rec.Kind, "step", s.Name, "error", err)
+		op.failed = append(op.failed, err)
+		return true, nil
+	}
+	return false, op.owe(s.Name, err)
+}
+
+func (op *Operation) do(ctx context.Context, s *Step) error {
+	if s.Do == nil {
+		return nil
+	}
+	if err := failpoint.Err(op.rec.Kind + "." + s.Name); err != nil {
+		return err
+	}
+	err := s.Do(op.set.scope(ctx, op.rec))
+	if err == nil {
+		failpoint.Reach(op.rec.Kind + "." + s.Name + ".done")
+	}
+	return err
+}
+
+// decide notes that the operation goes forward from now on, where nothing else tells.
+func (op *Operation) decide() error {
+	if op.rec.Decided || op.steps[op.decides].Probe != nil || op.decides == len(op.steps)-1 {
+		op.decided = true
+		return nil
+	}
+	op.rec.Decided = true
+	err := op.write()
+	op.decided, op.rec.Decided = err == nil, err == nil
+	return err
+}
+
+// endsByRemoval reports whether the next daemon takes back what is done as long as the record is there.
+func (op *Operation) endsByRemoval() bool {
+	last := len(op.steps) - 1
+	return !op.backward && !op.rec.Decided && (op.decides > last || op.decides == last && op.steps[last].Probe == nil)
+}
+
+// goBack undoes what was made before and in step from, for a reason.
+func (op *Operation) goBack(ctx context.Context, from int, cause error) error {
+	op.failed = append(op.failed, cause)
+	op.next, op.backward = min(from, len(op.steps)-1), true
+	if slices.ContainsFunc(op.steps, func(s Step) bool { return s.Waits }) {
+		op.rec.Back = true
+		if err := op.write(); err != nil {
+			op.set.log().Warn("cannot write down that an operation goes back", "kind", op.rec.Kind, "error", err)
+		}
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer stop()
+	return op.back(ctx)
+}
+
+// undoLimit bounds what is undone at once for a caller. What takes longer is owed.
+const undoLimit = 30 * time.Second
+
+func (op *Operation) back(ctx context.Context) error {
+	for ; op.next >= 0; op.next-- {
+		if err := op.undo(ctx, &op.steps[op.next]); err != nil {
+			return errors.Join(errors.Join(op.failed...), op.owe(op.name(op.next), err))
+		}
+	}
+	return op.finish(ctx)
+}
+
+// undo takes one step back, if its effect is there.
+func (op *Operation) undo(ctx context.Context, s *Step) error {
+	if s.Undo == nil || !s.Effect.outlives(op.alive) {
+		return nil
+	}
+	op.become(Running, s.Name, nil)
+	failpoint.Reach(op.rec.Kind + "." + s.Name + ".undo")
+	err := s.Undo(op.set.scope(ctx, op.rec))
+	if err == nil || isFinal(err) {
+		failpoint.Reach(op.rec.Kind + "." + s.Name + ".undone")
+		return nil
+	}
+	return fmt.Errorf("cannot take %s back: %w", s.Name, err)
+}
+
+// finish ends an operation. One that is done, and whose record decides by its removal,
+// goes back where that stays.
+func (op *Operation) finish(ctx context.Context) error {
+	err := errors.Join(op.failed...)
+	if e := op.set.finish(op); e != nil {
+		e = fmt.Errorf("cannot remove the record of the operation %s: %w", op.rec.Kind, e)
+		switch {
+		case op.backward:
+			return errors.Join(err, op.owe("", e))
+		case op.endsByRemoval():
+			op.decided = false
+			return op.goBack(ctx, len(op.steps)-1, e)
+		}
+		op.rec.Decided = true
+		if op.write() != nil {
+			op.rec.Decided = false // then only a Probe tells
+		}
+		_ = op.owe("", e) // what was asked for is done
+		return err
+	}
+	op.mu.Lock()
+	op.result = err
+	op.mu.Unlock()
+	op.become(Ended, "", nil)
+	return err
+}
+
+// recover asks how far an operation came that was cut off, and continues by that.
+func (op *Operation) recover(ctx context.Context) {
+	if !op.advancing.TryLock() {
+		return // it is being advanced, and will learn of it by itself
+	}
+	defer op.advancing.Unlock()
+	defer op.cutOff()
+	switch op.Status().State {
+	case Unanswered, Waiting:
+		op.probe(ctx, Nothing)
+	case Owed:
+		op.wakeRetry()
+	}
+}
+
+// end settles an operation where the process, or the boot, has gone.
+func (op *Operation) end(ctx context.Context, gone Gone) {
+	op.advancing.Lock()
+	defer op.advancing.Unlock()
+	defer op.cutOff()
+	switch op.Status().State {
+	case Ended:
+	case Owed:
+		op.alive = gone
+		_ = op.advance(ctx) // its state says what became of it
+	default:
+		op.probe(ctx, gone)
+	}
+}
+
+// probe finds out the side that is true and continues on it.
+func (op *Operation) probe(ctx context.Context, gone Gone) {
+	op.alive = gone
+	verdict, err := op.side(ctx)
+	if err != nil {
+		op.become(Unanswered, op.name(op.decides), err)
+		return
+	}
+	op.set.log().Info("an operation that was cut off is settled", "kind", op.rec.Kind, "id", op.rec.ID, "found", verdict.String())
+	switch verdict {
+	case Happened:
+		op.decided = true
+		op.next = op.decides + 1
+		if op.steps[op.decides].Probe == nil {
+			op.next = op.decides
+		}
+		_ = op.forward(ctx)
+	case NotYet:
+		op.waitOn(ctx)
+	default:
+		op.next, op.backward = min(op.decides, len(op.steps)-1), true
+		_ = op.back(ctx)
+	}
+}
+
+func (op *Operation) side(ctx context.Context) (Verdict, error) {
+	if op.rec.Decided {
+		return Happened, nil
+	}
+	if op.rec.Back || op.decides == len(op.steps) {
+		return Never, nil
+	}
+	s := &op.steps[op.decides]
+	if s.Probe == nil || !s.Effect.outlives(op.alive) {
+		return Never, nil
+	}
+	return s.Probe(op.set.scope(ctx, op.rec), op.alive)
+}
+
+// waitOn undoes what was done since the first step that waits, and continues there.
+func (op *Operation) waitOn(ctx context.Context) {
+	first := slices.IndexFunc(op.steps, func(s Step) bool { return s.Waits })
+	for i := op.decides - 1; i > first; i-- {
+		if err := op.undo(ctx, &op.steps[i]); err != nil {
+			op.become(Unanswered, op.name(i), err)
+			return
+		}
+	}
+	op.next = max(first, 0)
+	_ = op.forward(ctx)
+}

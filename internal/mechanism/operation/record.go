@@ -1,0 +1,140 @@
+package operation
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/atomicfile"
+	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+)
+
+// Record is an operation as it is kept for the next daemon.
+type Record struct {
+	ID      string
+	Kind    string
+	Version int
+	// Owner is whose operation it is: the UUID of a guest, say.
+	Owner string
+	// Boot is the boot of the host in which it was begun.
+	Boot  string
+	Began time.Time
+	// Client names who asked; empty: the daemon itself.
+	Client string `json:",omitempty"`
+	// Folders are those that the client is held to; nil: it may use all.
+	Folders []string `json:",omitempty"`
+	// Objects are what it works on, such as disk/vda.
+	Objects []string `json:",omitempty"`
+	// Decided says that it goes forward, where no Probe can tell.
+	Decided bool `json:",omitempty"`
+	// Back says that it goes back, where Probe could say that it waits on.
+	Back    bool            `json:",omitempty"`
+	Payload json.RawMessage `json:",omitempty"`
+}
+
+// Journal keeps records.
+type Journal interface {
+	// Write keeps a record in place of the one with its ID.
+	Write(Record) error
+	// Remove forgets a record. One that is not there is no error.
+	Remove(Record) error
+}
+
+// Files is a journal in a directory that does not outlive a boot of the host.
+// Nothing is synced.
+type Files struct{ Dir string }
+
+const filePrefix, fileSuffix = "operation-", ".json"
+
+func (f Files) path(id string) string { return filepath.Join(f.Dir, filePrefix+id+fileSuffix) }
+
+// Write implements Journal.
+func (f Files) Write(r Record) error { return atomicfile.WriteJSON(f.path(r.ID), r) }
+
+// Remove implements Journal.
+func (f Files) Remove(r Record) error {
+	if err := os.Remove(f.path(r.ID)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Read gives the records, the oldest first, and with an error those that can be read. It
+// removes what a daemon that was killed was just writing.
+func (f Files) Read() ([]Record, error) {
+	entries, err := os.ReadDir(f.Dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	var all []Record
+	var failed []error
+	for _, e := range entries {
+		name, isRecord := strings.CutPrefix(e.Name(), filePrefix)
+		if !isRecord {
+			continue
+		}
+		path := filepath.Join(f.Dir, e.Name())
+		if !strings.HasSuffix(name, fileSuffix) {
+			failed = append(failed, os.Remove(path))
+			continue
+		}
+		r, err := atomicfile.ReadJSON[Record](path)
+		failed = append(failed, err)
+		if r != nil {
+			all = append(all, *r)
+		}
+	}
+	oldestFirst(all)
+	return all, errors.Join(failed...)
+}
+
+// Stored is a journal in the daemon's store, which outlives a boot. What Write
+// and Remove did is on disk when they return.
+type Stored struct{ Store *store.Store }
+
+var kept = store.Kind{Name: "operation", Version: 1}
+
+func (r Record) key() string { return r.Owner + "/" + r.ID }
+
+// Write implements Journal.
+func (s Stored) Write(r Record) error { return s.Store.Put(kept, r.key(), r) }
+
+// Remove implements Journal.
+func (s Stored) Remove(r Record) error { return s.Store.Delete(kept, r.key()) }
+
+// Owned are the records of one owner, the oldest first. Damaged says that there are
+// others which cannot be read.
+type Owned struct {
+	Records []Record
+	Damaged error
+}
+
+// ReadAll gives all records by their owner.
+func (s Stored) ReadAll() (map[string]Owned, error) {
+	all := map[string]Owned{}
+	err := s.Store.Each(kept, func(key string, decode func(any) error) error {
+		owner, id, _ := strings.Cut(key, "/")
+		var r Record
+		o := all[owner]
+		if err := decode(&r); err != nil {
+			o.Damaged = fmt.Errorf("the record of operation %s is damaged: %w", id, err)
+		} else {
+			o.Records = append(o.Records, r)
+		}
+		all[owner] = o
+		return nil
+	})
+	for _, o := range all {
+		oldestFirst(o.Records)
+	}
+	return all, err
+}
+
+func oldestFirst(all []Record) {
+	slices.SortStableFunc(all, func(a, b Record) int { return a.Began.Compare(b.Began) })
+}

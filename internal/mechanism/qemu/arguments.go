@@ -1,0 +1,231 @@
+package qemu
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// Plan is all that the arguments of a guest's QEMU are made from.
+type Plan struct {
+	// Definition is complete, has its aliases, and ports for its displays.
+	Definition   *domain.Definition
+	Capabilities *Capabilities
+
+	Disks      map[string]device.DiskAttachment // by alias; none for an empty drive
+	Keys       map[string][]byte                // by alias: passphrases of encrypted disks, for what is added to a running QEMU
+	NICs       map[string]*device.NICAttachment // by alias; none for type user
+	TPMSockets map[string]string                // by alias: where swtpm listens
+	VSock      *os.File                         // claimed by ClaimVSock, when there is a vsock
+	// Files are open for QEMU, which then opens none of these paths: firmware and
+	// its variables, and what character devices write to.
+	Files map[string]*os.File
+	// Sockets are those of character devices, by alias: they listen, or are connected.
+	Sockets map[string]*os.File
+	// Relays are the paths of sockets, by alias, that QEMU connects to in place of the one that
+	// the definition names.
+	Relays map[string]string
+	// Listeners are the sockets of displays, by alias: AfterStart hands them over.
+	Listeners map[string][]*os.File
+
+	Dir      string    // private to this run of the guest: the sockets that QEMU makes
+	Monitor  *os.File  // listens for the monitor
+	Incoming bool      // wait for a saved or migrating guest
+	Now      time.Time // what a clock of variable offset counts from; zero: the time
+}
+
+// Command is what to run. Files[i] becomes descriptor 3+i, and stays the
+// caller's.
+type Command struct {
+	Args, Env []string
+	Files     []*os.File
+}
+
+// firstFile is the number of the first descriptor after the standard ones.
+const firstFile = 3
+
+// builder collects what a guest consists of.
+type builder struct {
+	*Plan
+	machine board
+	// live is a guest that runs: files are handed over by name.
+	live bool
+	// rehearsal tries whether there are arguments at all, without what a start
+	// brings: attachments, ports, sockets.
+	rehearsal bool
+
+	args  []string
+	env   []string
+	files []*os.File
+	sets  []uint
+	parts []part
+	boot  bootOrder
+	// seats are the controllers that others sit on.
+	seats map[seat]*device.Controller
+	// consolePorts are the ports of the virtio consoles that say none.
+	consolePorts map[*device.Char]device.VirtioSerial
+}
+
+func newBuilder(p *Plan) *builder {
+	b := &builder{Plan: p, machine: boardOf(p.Definition.OS.Machine)}
+	b.boot = newBootOrder(p.Definition)
+	b.seats = seatsOf(&p.Definition.Devices)
+	return b
+}
+
+// Arguments makes the command line of a guest's QEMU. It writes into the
+// definition where the sockets are that it chose for channels, and else reads
+// nothing and changes nothing.
+func Arguments(p *Plan) (*Command, error) {
+	b := newBuilder(p)
+	if err := b.all(); err != nil {
+		return nil, err
+	}
+	return &Command{Args: b.args, Env: b.env, Files: b.files}, nil
+}
+
+// all goes through a definition in the order in which libvirt names things:
+// what others refer to comes first.
+func (b *builder) all() error {
+	for _, step := range []func() error{
+		b.process, b.board, b.processor, b.memory, b.identity, b.control, b.clock, b.power, b.starting, b.modules,
+		b.controllers, b.disks, b.nics, b.chars, b.tpms, b.inputs, b.audios, b.graphics, b.videos, b.sounds,
+		b.redirs, b.hostDevices, b.watchdogs, b.balloon, b.rngs, b.panics, b.vsock, b.last,
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+		if err := b.flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// option adds a word and its value.
+func (b *builder) option(name string, value fmt.Stringer) {
+	b.args = append(b.args, "-"+name, value.String())
+}
+
+func (b *builder) word(words ...string) { b.args = append(b.args, words...) }
+
+// flush moves what was collected to the command line.
+func (b *builder) flush() error {
+	if b.rehearsal {
+		b.parts = nil
+	}
+	for _, p := range b.parts {
+		argument, err := p.argument()
+		if err != nil {
+			return fault.Wrap(err, fault.Internal, fault.Config, "cannot write -%s", p.option)
+		}
+		b.word("-"+p.option, argument)
+	}
+	b.parts = nil
+	return nil
+}
+
+func (b *builder) part(option string, props properties) {
+	if b.rehearsal {
+		return // nobody reads them
+	}
+	b.parts = append(b.parts, part{option: option, props: props})
+}
+
+// object makes an object of QEMU's that is no device.
+func (b *builder) object(typ, id string, rest ...property) error {
+	if !b.Capabilities.HasObject(typ) {
+		return unsupported("this QEMU has no object %s", typ)
+	}
+	b.part("object", append(properties{{"qom-type", typ}, {"id", id}}, rest...))
+	return nil
+}
+
+// device makes a device, if the binary has it.
+func (b *builder) device(driver string, rest properties) error {
+	if !b.Capabilities.HasDevice(driver) {
+		return unsupported("this QEMU has no device %s", driver)
+	}
+	if b.rehearsal {
+		return nil
+	}
+	b.part("device", append(properties{{"driver", driver}}, rest...))
+	return nil
+}
+
+// pass hands a file over and gives what QEMU is to call it.
+func (b *builder) pass(f *os.File, name string) string {
+	if b.live {
+		b.parts = append(b.parts, part{option: "getfd", props: properties{{"fdname", name}}, file: f})
+		return name
+	}
+	b.files = append(b.files, f)
+	return strconv.Itoa(firstFile + len(b.files) - 1)
+}
+
+// socketIn gives a path for a socket of the guest's own.
+func socketIn(dir, name string) (string, error) {
+	path := filepath.Join(dir, name)
+	if len(path) > maxSocketPath {
+		return "", fault.New(fault.Invalid, fault.Config,
+			"the socket %s has a path of %d bytes and sockets allow %d; use a shorter run directory or alias", path, len(path), maxSocketPath)
+	}
+	return path, nil
+}
+
+func unsupported(format string, args ...any) error {
+	return fault.New(fault.Unsupported, fault.Config, format, args...)
+}
+
+func invalid(format string, args ...any) error {
+	return fault.New(fault.Invalid, fault.Config, format, args...)
+}
+
+// process is what concerns the program rather than the machine.
+func (b *builder) process() error {
+	d := b.Definition
+	name := list{}
+	name.add("guest", d.Name)
+	name.raw("debug-threads=on")
+	b.option("name", name)
+	b.word("-S", "-no-user-config", "-nodefaults", "-display", "none")
+	if b.Capabilities.HasOption("sandbox", "spawn") {
+		b.word("-sandbox", forbidden)
+	}
+	return nil
+}
+
+// forbidden is what QEMU is to forbid itself.
+const forbidden = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+
+// control is the monitor.
+func (b *builder) control() error {
+	fd := strconv.Itoa(firstFile)
+	if b.Monitor != nil {
+		fd = b.pass(b.Monitor, "monitor")
+	}
+	b.word("-chardev", "socket,id=charmonitor,fd="+fd+",server=on,wait=off",
+		"-mon", "chardev=charmonitor,id=monitor,mode=control")
+	return nil
+}
+
+// last is what must come after everything else: the user's own additions
+// overrule it.
+func (b *builder) last() error {
+	d := b.Definition
+	if b.Incoming {
+		b.word("-incoming", "defer")
+	}
+	b.word("-msg", "timestamp=on")
+	b.word(d.QEMUArgs...)
+	for _, e := range d.QEMUEnv {
+		b.env = append(b.env, e.Name+"="+e.Value)
+	}
+	return nil
+}

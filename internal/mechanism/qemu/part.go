@@ -1,0 +1,189 @@
+package qemu
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// property is one member of an object, and properties an object that keeps the
+// order of its members: what a person reads in a log or in ps begins with what
+// matters.
+type property struct {
+	name  string
+	value any
+}
+
+type properties []property
+
+// MarshalJSON writes the object. Whatever a value holds stays inside its
+// quotes.
+func (p properties) MarshalJSON() ([]byte, error) { return p.appendTo(nil) }
+
+func (p properties) appendTo(b []byte) ([]byte, error) {
+	b = append(b, '{')
+	for i, member := range p {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		var err error
+		if b, err = appendJSON(b, member.name); err != nil {
+			return nil, err
+		}
+		b = append(b, ':')
+		if b, err = appendJSON(b, member.value); err != nil {
+			return nil, err
+		}
+	}
+	return append(b, '}'), nil
+}
+
+// appendJSON writes a value without the escapes that only browsers need. What
+// nearly every argument consists of does not take the general way, which costs
+// several times as much.
+func appendJSON(b []byte, value any) ([]byte, error) {
+	switch v := value.(type) {
+	case properties:
+		return v.appendTo(b)
+	case bool:
+		return strconv.AppendBool(b, v), nil
+	case string:
+		if plain(v) {
+			b = append(b, '"')
+			b = append(b, v...)
+			return append(b, '"'), nil
+		}
+	case int:
+		return strconv.AppendInt(b, int64(v), 10), nil
+	case uint:
+		return strconv.AppendUint(b, uint64(v), 10), nil
+	case uint64:
+		return strconv.AppendUint(b, v, 10), nil
+	}
+	w := bytes.NewBuffer(b)
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(value); err != nil {
+		return nil, err
+	}
+	return w.Bytes()[:w.Len()-1], nil // without the line end
+}
+
+// plain reports whether a string stands between quotes as it is.
+func plain(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
+}
+
+func (p *properties) add(name string, value any) {
+	*p = append(*p, property{name, value})
+}
+
+// text adds a string that was said.
+func (p *properties) text(name, value string) {
+	if value != "" {
+		p.add(name, value)
+	}
+}
+
+// number adds a number that was said.
+func (p *properties) number(name string, value uint) {
+	if value != 0 {
+		p.add(name, value)
+	}
+}
+
+// toggle adds a boolean that was said.
+func (p *properties) toggle(name string, s device.Switch) {
+	if s != device.Unset {
+		p.add(name, s == device.On)
+	}
+}
+
+func (p properties) get(name string) any {
+	for _, member := range p {
+		if member.name == name {
+			return member.value
+		}
+	}
+	return nil
+}
+
+// part is one thing that QEMU is told to make, on its command line or through
+// its monitor.
+type part struct {
+	option string // as on the command line: device, blockdev, netdev, object, chardev, …
+	props  properties
+	back   *chardev // of a chardev
+	text   string   // the argument, where it is no object
+	file   *os.File // of a getfd
+}
+
+// making says how a kind of part is made and unmade through the monitor.
+var making = map[string]struct{ add, remove, key string }{
+	"device":   {"device_add", "device_del", "id"},
+	"blockdev": {"blockdev-add", "blockdev-del", "node-name"},
+	"netdev":   {"netdev_add", "netdev_del", "id"},
+	"object":   {"object-add", "object-del", "id"},
+	"chardev":  {"chardev-add", "chardev-remove", "id"},
+	"getfd":    {"getfd", "closefd", "fdname"},
+	"add-fd":   {"add-fd", "remove-fd", "fdset-id"},
+}
+
+// argument is the part on the command line.
+func (p part) argument() (string, error) {
+	if p.text != "" {
+		return p.text, nil
+	}
+	if p.option == "chardev" {
+		return p.back.argument(), nil
+	}
+	text, err := p.props.appendTo(nil)
+	return string(text), err
+}
+
+// step is the part in the monitor.
+func (p part) step() Step {
+	m := making[p.option]
+	props := p.props
+	if p.back != nil {
+		props = p.back.arguments()
+	}
+	undo := removal(p.option, props.get(m.key))
+	return Step{Command: m.add, Args: props, File: p.file, Undo: &undo}
+}
+
+// removal is the step that takes a part away.
+func removal(option string, name any) Step {
+	m := making[option]
+	return Step{Command: m.remove, Args: properties{{m.key, name}}}
+}
+
+// list joins options in the old style, in which a comma ends a value unless it
+// is doubled.
+type list []string
+
+func (l *list) add(name, value string) { *l = append(*l, name+"="+escape(value)) }
+
+func (l *list) text(name, value string) {
+	if value != "" {
+		l.add(name, value)
+	}
+}
+
+func (l *list) onOff(name string, s device.Switch) { l.text(name, s.String()) }
+
+// raw adds words of our own.
+func (l *list) raw(words ...string) { *l = append(*l, words...) }
+
+func (l list) String() string { return strings.Join(l, ",") }
+
+func escape(value string) string { return strings.ReplaceAll(value, ",", ",,") }

@@ -1,0 +1,202 @@
+package qemu
+
+import (
+	"os"
+
+	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// Step is one command for the monitor of a running guest. Its arguments may
+// hold passwords and are never logged.
+type Step struct {
+	Command string
+	Args    any
+	File    *os.File // sent with the command
+	Undo    *Step    // takes the step back
+}
+
+// Plug gives the steps that add a device to a running guest. The plan's Disks
+// and NICs hold what the host found for it. A socket that the device listens on
+// is chosen where none is said, and noted in the device.
+func Plug(p *Plan, dev device.Device) ([]Step, error) {
+	b := newBuilder(p)
+	b.live = true
+	if err := b.pluggable(dev); err != nil {
+		return nil, err
+	}
+	steps := make([]Step, len(b.parts))
+	for i, part := range b.parts {
+		steps[i] = part.step()
+	}
+	if d, ok := dev.(*device.Disk); ok {
+		steps = append(steps, forgetKey(p, d)...)
+	}
+	return append(steps, forget(b.sets)...), nil
+}
+
+// TakesPCI reports whether a guest takes PCI devices while it runs: of machine type pc it learns of
+// them by ACPI, and by nothing else.
+func TakesPCI(d *domain.Definition) bool {
+	return boardOf(d.OS.Machine) != i440fx || d.Features.ACPI
+}
+
+// pluggable makes a device of a kind that can come and go while the guest runs.
+func (b *builder) pluggable(dev device.Device) error {
+	if _, err := unplugged(dev); err != nil {
+		return err
+	}
+	switch d := dev.(type) {
+	case *device.Disk:
+		return b.disk(d)
+	case *device.NIC:
+		return b.nic(d)
+	case *device.Controller:
+		return b.controller(d)
+	case *device.Char:
+		return b.char(d)
+	case *device.HostDevice:
+		return b.hostDevice(d)
+	case *device.Input:
+		return b.input(d)
+	case *device.RNG:
+		return b.rng(d)
+	case *device.Redir:
+		return b.redir(d)
+	case *device.Watchdog:
+		return b.watchdog(d)
+	case *device.Balloon:
+		return b.balloonOf(d)
+	case *device.VSock:
+		return b.vsockOf(d)
+	case *device.Memory:
+		return b.module(d)
+	}
+	return cannotPlug(dev)
+}
+
+// Unplug gives the step that asks the guest to let a device go, and those that
+// follow when QEMU has told that it did.
+func Unplug(dev device.Device) (request Step, after []Step, err error) {
+	after, err = unplugged(dev)
+	return removal("device", dev.Common().Alias), after, err
+}
+
+// unplugged gives the steps that remove what was behind a device, or why it
+// cannot come and go.
+func unplugged(dev device.Device) ([]Step, error) {
+	alias := dev.Common().Alias
+	chardev := removal("chardev", "char"+alias)
+	switch d := dev.(type) {
+	case *device.Disk:
+		switch {
+		case d.Device != "disk" && d.Device != "lun":
+			return nil, unsupported("%s drives cannot be plugged, only their media exchanged", d.Device)
+		case d.Bus != "virtio" && d.Bus != "scsi" && d.Bus != "usb":
+			return nil, unsupported("disks on bus %s cannot be plugged into a running domain", d.Bus)
+		case d.Source == nil:
+			return nil, nil
+		}
+		after := removeNodes(d)
+		if d.Encryption != nil {
+			after = append(after, removal("object", keyName(d))) // if it is still there
+		}
+		return after, nil
+	case *device.NIC:
+		return []Step{removal("netdev", "host"+alias)}, nil
+	case *device.Controller:
+		if d.Type != "scsi" && d.Type != "virtio-serial" {
+			return nil, unsupported("controllers of type %s cannot be plugged into a running domain", d.Type)
+		}
+		return nil, nil
+	case *device.Char:
+		if d.Role == device.Console || d.Role == device.Parallel || d.TargetType == "isa-serial" {
+			return nil, unsupported("%ss of target type %s cannot be plugged into a running domain", d.Role, d.TargetType)
+		}
+		return append([]Step{chardev}, forgetBackend(&d.Backend)...), nil
+	case *device.Input:
+		if d.Bus == "ps2" || d.Type == "evdev" {
+			return nil, unsupported("input devices on bus %s cannot be plugged into a running domain", d.Bus)
+		}
+		return nil, nil
+	case *device.RNG:
+		after := []Step{removal("object", "obj"+alias)}
+		if d.Backend == "egd" {
+			after = append(after, chardev)
+		}
+		return after, nil
+	case *device.Watchdog:
+		if d.Model != "i6300esb" {
+			return nil, unsupported("watchdogs of model %s cannot be plugged into a running domain", d.Model)
+		}
+		return nil, nil
+	case *device.HostDevice, *device.Balloon, *device.VSock:
+		return nil, nil
+	case *device.Memory:
+		return []Step{removal("object", "mem"+alias)}, nil
+	case *device.Redir: // takes its host's end along
+		return nil, nil
+	}
+	return nil, cannotPlug(dev)
+}
+
+func cannotPlug(dev device.Device) error {
+	return unsupported("a %s cannot be plugged into a running domain, or out of it", dev.Kind())
+}
+
+// ChangeMedia gives the steps that exchange the medium in a drive for CDs or
+// floppies; medium has no source when the drive is to be empty. The new medium's
+// nodes are numbered, unless they have numbers already. A guest that has locked its
+// tray is overruled with force only.
+func ChangeMedia(p *Plan, before, medium *device.Disk, force bool) ([]Step, error) {
+	if before.Device != "cdrom" && before.Device != "floppy" {
+		return nil, unsupported("disk %s is a %s, whose source cannot be exchanged while the domain runs", before.Target, before.Device)
+	}
+	id := property{"id", backendOf(before)}
+	steps := []Step{
+		{Command: "blockdev-open-tray", Args: properties{id, {"force", force}}, Undo: &Step{Command: "blockdev-close-tray", Args: properties{id}}},
+		{Command: "blockdev-remove-medium", Args: properties{id}},
+	}
+	if before.Source != nil && before.Source.Index != 0 {
+		steps[1].Undo = insertion(before)
+		steps = append(steps, removeNodes(before)...)
+	}
+	a, present := p.Disks[medium.Alias]
+	if present && medium.Source != nil {
+		b := newBuilder(p)
+		b.live = true
+		medium.Number(after(highestNode(&p.Definition.Devices)))
+		if _, err := b.nodes(medium, a); err != nil {
+			return nil, err
+		}
+		for _, part := range b.parts {
+			steps = append(steps, part.step())
+		}
+		steps = append(append(steps, *insertion(medium)), forget(b.sets)...)
+	}
+	if medium.Tray != "open" {
+		steps = append(steps, Step{Command: "blockdev-close-tray", Args: properties{id}})
+	}
+	return inOrder(steps), nil
+}
+
+func insertion(d *device.Disk) *Step {
+	return &Step{Command: "blockdev-insert-medium", Args: properties{{"id", backendOf(d)}, {"node-name", TopNode(d)}}}
+}
+
+// inOrder moves what makes things before what takes things away: when the new
+// medium cannot be opened the old one is still there.
+func inOrder(steps []Step) []Step {
+	var first, rest, last []Step
+	for _, s := range steps {
+		switch s.Command {
+		case "add-fd", "blockdev-add":
+			first = append(first, s)
+		case "blockdev-del", "remove-fd":
+			last = append(last, s)
+		default:
+			rest = append(rest, s)
+		}
+	}
+	return append(append(first, rest...), last...)
+}

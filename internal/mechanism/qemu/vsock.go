@@ -1,0 +1,58 @@
+package qemu
+
+import (
+	"errors"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/device"
+)
+
+// Context ids of guests: those below are the hypervisor's and the host's.
+const (
+	firstCID = 3
+	lastCID  = 1 << 16
+)
+
+// setGuestCID is the kernel's VHOST_VSOCK_SET_GUEST_CID.
+const setGuestCID = 0x4008af60
+
+// ClaimVSock takes a context id for a vsock: the one that it says, or the first
+// that is free, which is then noted in it. The id is the guest's for as long as
+// somebody has the file open, which the caller closes.
+func ClaimVSock(v *device.VSock) (*os.File, error) {
+	const path = "/dev/vhost-vsock"
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, unsupported("a vsock needs %s; load the kernel module vhost_vsock", path)
+	}
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make a vsock")
+	}
+	if err = claim(f, v); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func claim(f *os.File, v *device.VSock) error {
+	first, last := v.CID, v.CID
+	if v.Auto == device.On {
+		first, last = firstCID, lastCID
+	}
+	for cid := uint64(first); cid <= uint64(last); cid++ {
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), setGuestCID, uintptr(unsafe.Pointer(&cid)))
+		switch {
+		case errno == 0:
+			v.CID = uint(cid)
+			return nil
+		case !errors.Is(errno, unix.EADDRINUSE):
+			return fault.Wrap(errno, fault.Failed, fault.Host, "cannot take vsock context id %d", cid)
+		}
+	}
+	return fault.New(fault.Busy, fault.Device, "vsock context id %d is another guest's", last)
+}

@@ -1,0 +1,72 @@
+package sandbox
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// Access is what a program can do with a path in its chamber, as the kernel names it:
+// from the root of the chamber's mount namespace.
+type Access struct {
+	Path string
+	// Tree says that it is a directory, and all that lies in it.
+	Tree           bool
+	Write, Execute bool
+}
+
+// Reach is all that a program has in its chamber, for those who tell a second guard
+// what the first one lets pass. What it is handed open is not among it.
+func (c *Chamber) Reach() []Access {
+	var all []Access
+	within := func(path string) string { return room + filepath.Clean("/"+path) }
+	tree := func(path string) bool { info, err := os.Stat(path); return err == nil && info.IsDir() }
+	for _, path := range append(slices.Clone(programs), installation(c.Program)...) {
+		all = append(all, Access{Path: within(path), Tree: tree(path), Execute: true})
+	}
+	for _, path := range append(slices.Clone(settings), places...) {
+		all = append(all, Access{Path: within(path), Tree: tree(path)})
+	}
+	for _, path := range Nodes() {
+		all = append(all, Access{Path: within(path), Write: true})
+	}
+	for _, d := range c.Devices {
+		all = append(all, Access{Path: within(d.Path), Write: true})
+	}
+	if c.Terminals {
+		all = append(all, Access{Path: within(ptmx), Write: true}, Access{Path: within("/dev/pts"), Tree: true, Write: true})
+	}
+	for _, o := range c.Own {
+		all = append(all, Access{Path: within(o.At), Tree: true, Write: true})
+	}
+	for _, s := range c.Shown {
+		all = append(all, s.access(within(s.Path)))
+	}
+	return all
+}
+
+// access is what can be done with something that is shown: sockets and pipes are
+// written to.
+func (s Shown) access(at string) Access {
+	a := Access{Path: at}
+	if info, err := s.File.Stat(); err == nil {
+		a.Tree = info.IsDir()
+		a.Write = info.Mode()&(os.ModeSocket|os.ModeNamedPipe) != 0
+	}
+	return a
+}
+
+// installation are the paths of a program that lies where programs usually do not.
+func installation(program string) []string {
+	real, err := filepath.EvalSymlinks(program)
+	if program == "" || err != nil {
+		return nil
+	}
+	var all []string
+	for _, path := range slices.Compact([]string{program, real}) {
+		if !shownAnyway(path) {
+			all = append(all, installed(path))
+		}
+	}
+	return all
+}

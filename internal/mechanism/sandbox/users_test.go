@@ -1,0 +1,196 @@
+package sandbox
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// asleep runs a program as a user, which ends by a signal alone.
+func asleep(t *testing.T, uid uint32) (ended chan struct{}) {
+	t.Helper()
+	c := exec.CommandContext(t.Context(), "sleep", "600")
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	if err := c.Start(); err != nil {
+		t.Skipf("cannot run a program as user %d: %v", uid, err)
+	}
+	ended = make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = c.Wait() // how it ended is the test's to say
+	}()
+	return ended
+}
+
+// What the daemon was started with, open as whoever starts it has left it, is not for those that it starts.
+func TestNoProgramHasWhatTheDaemonWasStartedWith(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root makes chambers")
+	}
+	fd, err := unix.Open("/", unix.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // it was opened to be looked at
+	house, err := Open("")
+	if err != nil {
+		t.Skip(err)
+	}
+	defer func() { _ = house.Close() }()
+	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("programs have it open: flags %#x, %v", flags, err)
+	}
+}
+
+// Whoever has a number next meets nothing that the one before has left; and nobody else is
+// ended for that.
+func TestANumberIsFreeWhenNothingRunsAsIt(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root runs programs as others")
+	}
+	const first = 0x7fff0000
+	users, err := NewUsers(first, first+3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, err := users.Take("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := users.Take("other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, others, foreign := asleep(t, one.UID), asleep(t, other.UID), asleep(t, first+9)
+	if err := users.Free(one); err != nil {
+		t.Fatal(err)
+	}
+	<-left
+	if err := users.Free(User{first + 9, first + 9}); err != nil { // of a definition's own label
+		t.Fatal(err)
+	}
+	for what, ended := range map[string]chan struct{}{"another guest's": others, "a user's of the host": foreign} {
+		select {
+		case <-ended:
+			t.Errorf("%s process was ended too", what)
+		default:
+		}
+	}
+	seen := map[uint32]bool{other.UID: true}
+	for range 2 { // of four, one is the daemon's own, and one is taken
+		u, err := users.Take("more")
+		if err != nil || seen[u.UID] {
+			t.Fatalf("got %v, %v", u, err)
+		}
+		seen[u.UID] = true
+	}
+	if u, err := users.Take("too many"); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("got %v, %v", u, err)
+	}
+}
+
+// A daemon that finds a user in a record holds it for that guest, although nothing runs as it.
+func TestHold_ARecordedUserIsNotTakenByAnother(t *testing.T) {
+	const first = 0x7fff0040
+	users, err := NewUsers(first, first+2) // the last one is the daemon's own
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // a guest and its interface may each ask
+		if !users.Hold(User{first, first}, "one") {
+			t.Error("a guest cannot hold the user that it had")
+		}
+	}
+	if users.Hold(User{first, first}, "other") {
+		t.Error("two guests hold one user")
+	}
+	if u, err := users.Take("other"); err != nil || u.UID != first+1 {
+		t.Errorf("another guest is given %v, %v", u, err)
+	}
+	if u, err := users.Take("third"); !fault.Is(err, fault.NoCapacity) {
+		t.Errorf("a third guest is given %v, %v", u, err)
+	}
+}
+
+// What Survey finds in use belongs to the guest whose record names it.
+func TestHold_TakesOverWhatSurveyFound(t *testing.T) {
+	uid := uint32(0x7fff0050)
+	users, err := NewUsers(uid, uid+2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := t.TempDir()
+	if err := os.Chown(own, int(uid), int(uid)); err != nil {
+		t.Skipf("cannot give a directory to user %d: %v", uid, err)
+	}
+	if err := users.Survey([]string{own}); err != nil {
+		t.Fatal(err)
+	}
+	if !users.Hold(User{uid, uid}, "one") || users.Hold(User{uid, uid}, "other") {
+		t.Error("not only the guest that the record names holds the user")
+	}
+}
+
+// While a program runs none of the daemon's threads can be signalled by its user: a signal
+// to one would be one to the daemon.
+func TestNoThreadOfTheDaemonIsThePrograms(t *testing.T) {
+	house, err := Open("")
+	if err != nil {
+		t.Skipf("no chambers here: %v", err)
+	}
+	defer func() { _ = house.Close() }()
+	const id = 0x7fff0020
+	c := &Chamber{User: User{id, id}, Program: "/bin/sleep", Limits: Limits{Threads: 8, Open: 9}}
+	program := exec.CommandContext(t.Context(), "sleep", "600")
+	program.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
+	stay := make(chan struct{})
+	defer close(stay)
+	if err := house.Run(c, func() (int, <-chan struct{}, error) {
+		if err := program.Start(); err != nil {
+			return 0, nil, err
+		}
+		return program.Process.Pid, stay, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = program.Process.Kill()
+		_ = program.Wait()
+	}()
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", program.Process.Pid))
+	if err != nil || !regexp.MustCompile(`(?s)Max processes +8 .*Max open files +9 +9 `).Match(limits) {
+		t.Errorf("it is bounded by\n%s, %v", limits, err)
+	}
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, thread := range threads {
+		status, err := os.ReadFile("/proc/self/task/" + thread.Name() + "/status")
+		if err != nil {
+			continue // it has ended
+		}
+		if usedBy(string(status), id) {
+			t.Errorf("thread %s has the program's user:\n%s", thread.Name(), status)
+		}
+	}
+}
+
+// usedBy says whether a thread has a user's number as its real or its saved one.
+func usedBy(status string, uid int) bool {
+	for line := range strings.Lines(status) {
+		var r, e, s int
+		if n, _ := fmt.Sscanf(line, "Uid:\t%d\t%d\t%d", &r, &e, &s); n == 3 {
+			return r == uid || s == uid
+		}
+	}
+	return false
+}

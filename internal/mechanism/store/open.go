@@ -1,0 +1,436 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/failpoint"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+const (
+	// lockWait is how long Open waits for another daemon on the same data
+	// directory to let go. A daemon that is being replaced needs a moment to end.
+	lockWait = 5 * time.Second
+	lockTick = 20 * time.Millisecond
+	// reopenAfter is how soon a file that could not be opened is tried again.
+	reopenAfter = time.Second
+	// asideMark is between the name of the file and the time at which it was put
+	// aside.
+	asideMark = ".damaged-"
+)
+
+// Open is OpenLogged with the process's own log.
+func Open(dir string) (*Store, error) { return OpenLogged(dir, slog.Default()) }
+
+// OpenLogged opens the store of a data directory, making it when it is not there. A
+// directory that another daemon holds is Busy, and a file of a newer format
+// Unsupported. Everything else that is wrong is logged, shown by Health and mended
+// as far as it can be; what cannot be kept is refused when it comes.
+func OpenLogged(dir string, log *slog.Logger) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot make data directory %s", dir)
+	}
+	lock, err := Hold(dir, "data")
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{dir: dir, path: Path(dir), lock: lock, log: log, known: contents{}, doubt: map[id]bool{}}
+	s.idle.L = &s.mu
+	s.now.Store(&opened{})
+	err = s.attach()
+	if fault.Is(err, fault.Busy) || fault.Is(err, fault.Unsupported) {
+		return nil, errors.Join(err, lock.Close())
+	}
+	s.say(err)
+	return s, nil
+}
+
+// Hold takes a directory for this process alone, until the file that it gives is
+// closed; name is that of the flag by which a daemon is given another one. The lock is
+// on the directory, which is there and can be opened whatever became of its files.
+func Hold(dir, name string) (*os.File, error) { return hold(dir, name, lockWait) }
+
+// own refuses a directory in which others could put something in the place of what is
+// kept there.
+func own(dir *os.File, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Store, "cannot look at %s directory %s", name, dir.Name())
+	}
+	if st.Uid != 0 && st.Uid != uint32(os.Geteuid()) || st.Mode&unix.S_IWOTH != 0 {
+		return fault.New(fault.Denied, fault.Store, "cannot use %s: others than root can write it; chown root it and chmod o-w, or give another --%s", dir.Name(), name)
+	}
+	return nil
+}
+
+func hold(dir, name string, wait time.Duration) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Failed, fault.Store, "cannot open %s directory %s", name, dir)
+	}
+	if err := own(f, name); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	ctx, stop := context.WithTimeout(context.Background(), wait)
+	defer stop()
+	tick := time.NewTicker(lockTick)
+	defer tick.Stop()
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return f, nil // held; or a file system without such locks, where bbolt's own has to do
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			f.Close()
+			return nil, fault.New(fault.Busy, fault.Store, "cannot use %s: another lodged uses this %s directory; stop it or give another --%[2]s", dir, name)
+		}
+	}
+}
+
+// reopened sees to it that the file is open. One that just could not be opened is
+// not tried again at once: it is looked through each time.
+func (s *Store) reopened() error {
+	if s.now.Load().db != nil {
+		if err := s.inPlace(); err != nil || s.now.Load().db != nil {
+			return err
+		}
+	}
+	if s.failed != nil && time.Since(s.tried) < reopenAfter {
+		return s.failed
+	}
+	return s.attach()
+}
+
+// attach opens the file. When that fails what can be read of it is what there is, or
+// what was known of it when it was open.
+func (s *Store) attach() error {
+	all, err := s.admit()
+	if err == nil {
+		err = s.openFile(all)
+	}
+	s.tried = time.Now()
+	if err == nil || s.ours {
+		return s.explain(err)
+	}
+	all, report, failed := gather(s.path)
+	s.whole.Store(failed == nil && report.Whole())
+	if failed == nil {
+		s.name(report)
+		s.remember(all)
+	}
+	return s.explain(err)
+}
+
+// remember takes records for all that there are.
+func (s *Store) remember(all contents) {
+	for name, r := range all { // each for itself: what was read lies in pages
+		r.body, r.damaged = bytes.Clone(r.body), bytes.Clone(r.damaged)
+		all[name] = r
+	}
+	s.memory.Lock()
+	defer s.memory.Unlock()
+	s.known = all
+}
+
+// admit looks the file through, makes it one that bbolt may be given, and gives what is
+// in it then.
+func (s *Store) admit() (contents, error) {
+	found := contents{}
+	r, err := inspect(s.path, func(name id, rec sealed) { found[name] = rec })
+	empty := missing(err) || err == nil && r.Size == 0
+	switch {
+	case empty && s.ours:
+		err := s.rewrite(s.known, false)
+		if err == nil {
+			s.log.Error("the store's file was gone or empty; all records go on in a new one", "file", s.path, "records", len(s.known))
+		}
+		return s.known, err
+	case empty:
+		return s.begin()
+	case err != nil:
+		return nil, err
+	case r.Format > presentFormat:
+		return nil, newer(s.path, r.Format)
+	case r.Unread != nil:
+		return nil, fault.Wrap(r.Unread, fault.Failed, fault.Store, "a part of %s cannot be read; it is left as it is", s.path)
+	}
+	s.serial = max(s.serial, r.serial)
+	if s.ours {
+		return s.known, s.restore(found, r)
+	}
+	_, lost := found[unsettled]
+	s.whole.Store(r.Whole() && !lost)
+	if !r.Broken && !r.oneHead && len(r.lost) == 0 {
+		s.name(r)
+		return found, nil
+	}
+	all, r, err := gather(s.path)
+	if err != nil {
+		return nil, err
+	}
+	s.serial = max(s.serial, r.serial)
+	s.name(r)
+	if !r.Broken {
+		return found, nil // a head that a crash tore is written over by the next change
+	}
+	return all, s.rewrite(all, !r.Whole())
+}
+
+// restore sees to it that the file holds what is known. What it lacks or has beside that,
+// other than by a change whose caller was told that it failed, is somebody else's doing.
+func (s *Store) restore(found contents, r *Report) error {
+	differs := func(name id) bool {
+		a, there := found[name]
+		b, known := s.known[name]
+		return !s.doubt[name] && (there != known || a.version != b.version || !bytes.Equal(a.body, b.body) || !bytes.Equal(a.damaged, b.damaged))
+	}
+	damaged := r.Broken
+	for _, all := range []contents{found, s.known} {
+		for name := range all {
+			damaged = damaged || differs(name)
+		}
+	}
+	if !damaged && len(s.doubt) == 0 {
+		return nil
+	}
+	s.name(r)
+	return s.rewrite(s.known, damaged)
+}
+
+// begin makes a file where there is none, and there may have been one.
+func (s *Store) begin() (contents, error) {
+	s.whole.Store(false)
+	all := contents{unsettled: {version: formatKind.Version, body: []byte("true")}}
+	err := s.rewrite(all, false)
+	if entries, _ := os.ReadDir(s.dir); err == nil && slices.ContainsFunc(entries, foreign) { // else it is new
+		s.log.Error("the data directory is not empty and has no store: if a daemon has used it, all records are lost but those of guests that run or are saved; if the store is elsewhere, stop the daemon and put it there", "file", s.path)
+	}
+	return all, err
+}
+
+// foreign tells what neither a store leaves in its directory nor a new file system.
+func foreign(e os.DirEntry) bool {
+	return e.Name() != "lost+found" && !strings.HasPrefix(e.Name(), filepath.Base(Path("")))
+}
+
+// name says which records are bad, each by its name.
+func (s *Store) name(r *Report) {
+	for _, p := range r.Problems {
+		s.log.Error("the store is damaged", "file", r.Path, "problem", p.String())
+	}
+}
+
+// rewrite makes a new file of records and puts it in the place of the present one,
+// which when it is damaged stays beside it. At every moment one of the two is there.
+func (s *Store) rewrite(all contents, damaged bool) error {
+	fresh := s.path + ".new"
+	if err := os.Remove(fresh); err != nil && !missing(err) {
+		return err
+	}
+	if err := s.fill(fresh, all); err != nil {
+		_ = os.Remove(fresh) // or at the next try
+		return err
+	}
+	if damaged {
+		aside, err := putAside(s.path)
+		if err != nil {
+			return err
+		}
+		failpoint.Reach("store.aside")
+		s.log.Error("the damaged file was put aside; all records that could be read, or that this daemon has, go on in a new one", "file", aside, "records", len(all))
+	}
+	failpoint.Reach("store.filled")
+	if err := os.Rename(fresh, s.path); err != nil {
+		return err
+	}
+	failpoint.Reach("store.rewritten")
+	clear(s.doubt)
+	return syncDir(s.dir)
+}
+
+// fill writes records into a new file.
+func (s *Store) fill(path string, all contents) error {
+	s.serial++
+	_, err := guarded(func() error {
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, FreelistType: bbolt.FreelistMapType})
+		if err != nil {
+			return err
+		}
+		err = db.Update(func(tx *bbolt.Tx) error {
+			for _, name := range all.sorted() {
+				b, err := tx.CreateBucketIfNotExists([]byte(name.kind))
+				if err != nil {
+					return err
+				}
+				b.FillPercent = 0.9 // they come in order
+				if err := b.Put([]byte(name.key), all.sealed(name)); err != nil {
+					return err
+				}
+			}
+			return s.mark(tx)
+		})
+		return errors.Join(err, db.Close())
+	})
+	return err
+}
+
+// mark writes the file's format.
+func (s *Store) mark(tx *bbolt.Tx) error {
+	b, err := tx.CreateBucketIfNotExists([]byte(formatKind.Name))
+	if err != nil {
+		return err
+	}
+	return b.Put([]byte(formatKey), seal(formatKind.Name, formatKey, formatKind.Version, s.serial, []byte(strconv.Itoa(presentFormat))))
+}
+
+// putAside gives a damaged file a second name, under which it stays.
+func putAside(path string) (string, error) {
+	aside := path + asideMark + time.Now().UTC().Format("20060102T150405.000000000Z")
+	return aside, os.Link(path, aside)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// openFile gives a file that was looked through, and holds these records, to bbolt.
+func (s *Store) openFile(all contents) error {
+	var file *os.File
+	options := &bbolt.Options{
+		Timeout: lockWait, FreelistType: bbolt.FreelistMapType,
+		// The list of free pages is written too: to find it again after a write that
+		// failed, bbolt walks the tree where no guard reaches.
+		OpenFile: func(name string, flag int, mode os.FileMode) (f *os.File, err error) {
+			file, err = os.OpenFile(name, flag, mode)
+			return file, err
+		},
+	}
+	var db *bbolt.DB
+	panicked, err := guarded(func() (err error) { db, err = bbolt.Open(s.path, 0o600, options); return err })
+	if panicked && file != nil {
+		_ = unix.Flock(int(file.Fd()), unix.LOCK_UN) // or it stays locked against ourselves
+	}
+	if errors.Is(err, berrors.ErrTimeout) {
+		return fault.New(fault.Busy, fault.Store, "cannot open %s: another program uses it", s.path)
+	}
+	if err != nil {
+		return err
+	}
+	s.now.Store(&opened{db: db, file: file})
+	if !s.ours {
+		s.remember(all)
+		s.ours = true
+	}
+	if err := s.migrate(); err != nil {
+		s.log.Warn("records of an earlier format stay as they are for now", "error", s.explain(err))
+	}
+	s.note()
+	return nil
+}
+
+// migrate brings a file of format 1 to the present one.
+func (s *Store) migrate() error {
+	_, err := guarded(func() error {
+		db := s.now.Load().db
+		if err := db.View(func(tx *bbolt.Tx) error {
+			if b := tx.Bucket([]byte(formatKind.Name)); b != nil && b.Get([]byte(formatKey)) != nil {
+				return errPresent
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		s.serial++
+		return db.Update(func(tx *bbolt.Tx) error { return errors.Join(s.sealAll(tx), s.mark(tx)) })
+	})
+	if errors.Is(err, errPresent) {
+		return nil
+	}
+	return err
+}
+
+var errPresent = errors.New("the format is the present one")
+
+// sealAll gives each bare record its first line.
+func (s *Store) sealAll(tx *bbolt.Tx) error {
+	return tx.ForEach(func(kind []byte, b *bbolt.Bucket) error {
+		bare := contents{}
+		err := b.ForEach(func(key, value []byte) error {
+			if r, err := unsealAs(string(kind), string(key), value); err == nil && r.bare {
+				r.serial = s.serial
+				bare[id{string(kind), string(key)}] = r
+			}
+			return nil
+		})
+		for name := range bare {
+			err = errors.Join(err, b.Put([]byte(name.key), bare.sealed(name)))
+		}
+		return err
+	})
+}
+
+// detach lets go of the open file. After a panic bbolt may hold locks of its own
+// for ever; then it is left lying, but for the file's lock.
+func (s *Store) detach(panicked bool) {
+	v := s.now.Load()
+	if v.db == nil {
+		return
+	}
+	if panicked {
+		_ = unix.Flock(int(v.file.Fd()), unix.LOCK_UN)
+	} else if err := v.db.Close(); err != nil {
+		s.log.Warn("cannot close the store's file cleanly", "error", err)
+	}
+	s.now.Store(&opened{})
+}
+
+// full tells that there is no room.
+func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// harmless tells a write that failed before anything that counts was changed. Not
+// so where the file could not be synchronised: nobody knows what is on disk then.
+func harmless(err error) bool {
+	var write *fs.PathError
+	return errors.As(err, &write) && write.Op == "write" && full(write.Err)
+}
+
+// explain says what is wrong with the disk, and what to do.
+func (s *Store) explain(err error) error {
+	dir := filepath.Dir(s.path)
+	switch {
+	case err == nil || fault.Is(err, fault.Busy) || fault.Is(err, fault.Unsupported):
+		return err
+	case full(err):
+		return fault.Wrap(err, fault.NoCapacity, fault.Store, "the file system of %s is full; make room there and try again", dir)
+	case errors.Is(err, unix.EROFS):
+		return fault.Wrap(err, fault.Failed, fault.Store, "the file system of %s is read-only; find out why (dmesg), make it writable and try again", dir)
+	case errors.Is(err, unix.EIO):
+		return fault.Wrap(err, fault.Failed, fault.Store, "the disk of %s fails; see to it (dmesg), then try again or run lodge store repair", dir)
+	}
+	return fault.Wrap(err, fault.Failed, fault.Store, "%s cannot be used; lodge store check says more", s.path)
+}
+
+func newer(path string, format int) error {
+	return fault.New(fault.Unsupported, fault.Store,
+		"cannot use %s: it has format %d and this Lodge knows up to %d; run the newer one that wrote it", path, format, presentFormat)
+}

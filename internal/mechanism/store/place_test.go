@@ -1,0 +1,104 @@
+package store
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// A file that has no name any more takes writes as well as ever: what is acknowledged must
+// be in one that the next daemon finds.
+func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
+	dir := t.TempDir()
+	s := reopen(t, dir)
+	must(t, s.Put(guests, "before", guest{Name: "before"}))
+	must(t, os.Remove(Path(dir)))
+	must(t, s.Put(guests, "after", guest{Name: "after"}))
+	must(t, s.Put(guests, "later", guest{Name: "later"}))
+	must(t, s.Close())
+	checkKept(t, dir, "before", "after", "later")
+}
+
+// Nobody but the user knows whether a backup that was put in place of the file counts, or
+// what the daemon has.
+func TestAFileThatIsReplacedWhileItIsOpen(t *testing.T) {
+	dir := t.TempDir()
+	s := reopen(t, dir)
+	must(t, s.Put(guests, "old", guest{Name: "old"}))
+	backup, err := os.ReadFile(Path(dir))
+	must(t, err)
+	must(t, s.Put(guests, "before", guest{Name: "before"}))
+	must(t, os.Rename(Path(dir), filepath.Join(dir, "away")))
+	must(t, os.WriteFile(Path(dir), backup, 0o600))
+	if err := s.Put(guests, "after", guest{}); !fault.Is(err, fault.Failed) || !strings.Contains(err.Error(), "start the daemon anew") {
+		t.Errorf("beside another file a change gave %v", err)
+	}
+	var g guest
+	must(t, s.Get(guests, "before", &g))
+	if now, err := os.ReadFile(Path(dir)); err != nil || string(now) != string(backup) {
+		t.Errorf("the other file was written to (%v)", err)
+	}
+	must(t, os.Remove(Path(dir)))
+	must(t, s.Put(guests, "after", guest{Name: "after"}))
+	must(t, s.Close())
+	checkKept(t, dir, "old", "before", "after")
+}
+
+// The file system of the directory is unmounted lazily, or somebody moved the directory away.
+func TestADirectoryThatIsNotThereAnyMore(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	s := reopen(t, dir)
+	must(t, s.Put(guests, "before", guest{Name: "before"}))
+	must(t, os.Rename(dir, dir+".away"))
+	for range 2 { // there is none, and there is another
+		if err := s.Put(guests, "after", guest{}); !fault.Is(err, fault.Failed) || !strings.Contains(err.Error(), "bring it back") {
+			t.Errorf("without its directory a change gave %v", err)
+		}
+		must(t, os.MkdirAll(dir, 0o700))
+	}
+	must(t, os.Remove(dir))
+	must(t, os.Rename(dir+".away", dir))
+	must(t, s.Put(guests, "after", guest{Name: "after"}))
+	must(t, s.Close())
+	checkKept(t, dir, "before", "after")
+}
+
+// A daemon may be killed before it has looked elsewhere for what is lost: the next one, for
+// which there is a file, must not take it for all there was.
+func TestAFileThatIsMadeAnewIsNotSound(t *testing.T) {
+	dir := t.TempDir()
+	s := reopen(t, dir)
+	must(t, s.Put(guests, "before", guest{Name: "before"}))
+	must(t, s.Settle())
+	must(t, s.Close())
+	must(t, os.Remove(Path(dir)))
+	for at, sound := range []bool{false, false, true} {
+		s := reopen(t, dir)
+		if s.Sound() != sound {
+			t.Errorf("at opening %d the store is sound: %v", at+1, s.Sound())
+		}
+		if at == 1 {
+			must(t, s.Settle())
+		}
+		must(t, s.Close())
+	}
+}
+
+// Only a directory in which there is something is said to have lost its store.
+func TestANewDirectoryIsCalledThat(t *testing.T) {
+	for name, told := range map[string]bool{"lost+found": false, "guest": true} {
+		dir := t.TempDir()
+		must(t, os.Mkdir(filepath.Join(dir, name), 0o700))
+		var log strings.Builder
+		s, err := OpenLogged(dir, slog.New(slog.NewTextHandler(&log, nil)))
+		must(t, err)
+		must(t, s.Close())
+		if strings.Contains(log.String(), "has no store") != told {
+			t.Errorf("beside %s it says %q", name, log.String())
+		}
+	}
+}

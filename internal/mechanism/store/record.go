@@ -1,0 +1,144 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"strconv"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+)
+
+// A record in the file is one line that says what it is, and its JSON:
+//
+//	lodge/2 CHECKSUM LENGTH SERIAL VERSION "KIND" "KEY"\n
+//	{...}
+//
+// The checksum (CRC-32C, eight hex digits) covers everything after it, LENGTH is
+// that of the JSON, and SERIAL counts the store's transactions: the line tells a
+// record from bytes that are none wherever in a damaged file they lie, and the
+// later of two copies from the earlier. Before format 2 a record was bare JSON,
+// {"version":N,"record":...}; such a one is read, and rewritten when the file is
+// opened.
+const sealMark = "lodge/2 "
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sealed is a record as it was read, its checksum proven where it has one.
+type sealed struct {
+	kind, key string
+	version   int
+	serial    uint64
+	body      []byte
+	bare      bool   // of format 1, without a checksum
+	damaged   []byte // as it lies in the file, where it cannot be read; the rest is empty then
+}
+
+func seal(kind, key string, version int, serial uint64, body []byte) []byte {
+	rest := append([]byte(about(kind, key, version, serial, len(body))+"\n"), body...)
+	out := make([]byte, 0, len(sealMark)+8+len(rest))
+	out = fmt.Appendf(out, "%s%08x", sealMark, crc32.Checksum(rest, castagnoli))
+	return append(out, rest...)
+}
+
+// about is what the line says behind its checksum.
+func about(kind, key string, version int, serial uint64, length int) string {
+	return fmt.Sprintf(" %d %d %d %s %s", length, serial, version, strconv.Quote(kind), strconv.Quote(key))
+}
+
+// take is about read, as it is written and in no other way: what a client has put into a record of its own,
+// where no quotation mark stands by itself, would else be another's to who searches a damaged file.
+func (r *sealed) take(line string) (length int, ok bool) {
+	_, err := fmt.Sscanf(line, " %d %d %d %q %q", &length, &r.serial, &r.version, &r.kind, &r.key)
+	return length, err == nil && length >= 0 && line == about(r.kind, r.key, r.version, r.serial, length)
+}
+
+// unseal reads a record, which is all of data.
+func unseal(data []byte) (sealed, error) {
+	var r sealed
+	if bytes.HasPrefix(data, []byte("{")) {
+		return unsealBare(data)
+	}
+	if !bytes.HasPrefix(data, []byte(sealMark)) || len(data) < len(sealMark)+8 {
+		return r, errDamaged("it does not begin like a record")
+	}
+	sum, err := strconv.ParseUint(string(data[len(sealMark):len(sealMark)+8]), 16, 32)
+	rest := data[len(sealMark)+8:]
+	end := bytes.IndexByte(rest, '\n')
+	if err != nil || end < 0 {
+		return r, errDamaged("its first line is broken")
+	}
+	length, ok := r.take(string(rest[:end]))
+	if !ok {
+		return r, errDamaged("its first line is broken")
+	}
+	if length != len(rest)-end-1 {
+		return r, errDamaged("its length is not what it says")
+	}
+	if crc32.Checksum(rest, castagnoli) != uint32(sum) {
+		return r, errDamaged("its checksum does not fit")
+	}
+	r.body = rest[end+1:]
+	return r, nil
+}
+
+func unsealBare(data []byte) (sealed, error) {
+	var e struct {
+		Version *int            `json:"version"`
+		Record  json.RawMessage `json:"record"`
+	}
+	if err := json.Unmarshal(data, &e); err != nil || e.Version == nil || e.Record == nil {
+		return sealed{}, errDamaged("it is no whole JSON")
+	}
+	return sealed{version: *e.Version, body: e.Record, bare: true}, nil
+}
+
+// unsealAs reads a record that lies under a kind and a key, and is no other's.
+func unsealAs(kind, key string, data []byte) (sealed, error) {
+	r, err := unseal(data)
+	if err == nil && !r.bare && (r.kind != kind || r.key != key) {
+		err = errDamaged(fmt.Sprintf("it is that of %s %q", r.kind, r.key))
+	}
+	r.kind, r.key = kind, key
+	return r, err
+}
+
+func errDamaged(how string) error {
+	return fault.New(fault.Failed, fault.Store, "the record is damaged: %s", how)
+}
+
+// decode opens a record and brings it into the value that into points to.
+func (k Kind) decode(key string, data []byte, into any) error {
+	r, err := unsealAs(k.Name, key, data)
+	if err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Store, "cannot read %s %q", k.Name, key)
+	}
+	return k.Decode(key, r.version, r.body, into)
+}
+
+// Decode brings the JSON of a record, as Visit gives it, into the value that into
+// points to, through the layouts that it has had.
+func (k Kind) Decode(key string, version int, body json.RawMessage, into any) (err error) {
+	if err := k.admit(key, version); err != nil {
+		return err
+	}
+	for v := version; v < k.Version && k.Older != nil; v++ {
+		if body, err = k.Older(v, body); err != nil {
+			return fault.Wrap(err, fault.Failed, fault.Store, "cannot bring %s %q from layout %d to %d", k.Name, key, v, v+1)
+		}
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fault.Wrap(err, fault.Failed, fault.Store, "cannot read %s %q: the record is damaged", k.Name, key)
+	}
+	return nil
+}
+
+// admit refuses what a newer daemon has written.
+func (k Kind) admit(key string, version int) error {
+	if version <= k.Version {
+		return nil
+	}
+	return fault.New(fault.Unsupported, fault.Store,
+		"cannot use %s %q: it has layout %d and this lodged knows up to %d; run a newer lodged", k.Name, key, version, k.Version)
+}

@@ -1,8 +1,0 @@
-package label
-
-import "github.com/lodge-kvm/lodge/kernel"
-
-// At is a host whose AppArmor has this parser.
-func At(root kernel.Root, parser string) *Host {
-	return &Host{Model: AppArmor, Root: root, parser: parser, prefix: "lodge-"}
-}
