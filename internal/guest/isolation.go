@@ -53,7 +53,7 @@ func (r *Registry) barriers(def *domain.Definition) []string {
 	if r.Cgroups.Has(kernel.PIDsController) {
 		all = append(all, "threads")
 	}
-	if r.Quarters.House.SiftsCalls() {
+	if r.Quarters.House.HasSeccomp() {
 		all = append(all, callBarrier)
 		if !needsRings(def) {
 			all = append(all, ringBarrier)

@@ -88,10 +88,10 @@ func (h *House) enter(c *Chamber, pieces []piece) error {
 	if err := c.Limits.lower(); err != nil {
 		return err
 	}
-	if err := forsake(c.Keep); err != nil || !h.sifts {
+	if err := forsake(c.Keep); err != nil || !h.hasSeccomp {
 		return err
 	}
-	if err := sift(c.Rings); err != nil {
+	if err := installSeccomp(c.Rings); err != nil {
 		return fmt.Errorf("cannot keep calls of the kernel's from it: %w", err)
 	}
 	return nil

@@ -15,11 +15,11 @@ import (
 
 // House makes chambers.
 type House struct {
-	mould  *os.File // the mount namespace that chambers are copies of
-	spaces int      // the namespaces beside it that this kernel has
-	absent []string
-	cores  bool // each program shares its cores with nobody else's
-	sifts  bool // programs are kept from calls that lead out of a chamber
+	mould      *os.File // the mount namespace that chambers are copies of
+	spaces     int      // the namespaces beside it that this kernel has
+	absent     []string
+	cores      bool // each program shares its cores with nobody else's
+	hasSeccomp bool // programs are kept from calls that lead out of a chamber
 }
 
 // room is where a chamber's root is in its mount namespace.
@@ -84,9 +84,9 @@ func Open(label string) (*House, error) {
 		}
 		err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 		if err == nil {
-			err = sift(false)
+			err = installSeccomp(false)
 		}
-		if h.sifts = err == nil; !h.sifts {
+		if h.hasSeccomp = err == nil; !h.hasSeccomp {
 			h.absent = append(h.absent, fmt.Sprintf("a filter of calls (%v)", err))
 		}
 		return nil, nil
@@ -101,9 +101,9 @@ func Open(label string) (*House, error) {
 // host's.
 func (h *House) ParsNetwork() bool { return h.spaces&unix.CLONE_NEWNET != 0 }
 
-// SiftsCalls reports whether programs are kept from calls of the kernel's that lead out of
+// HasSeccomp reports whether programs are kept from calls of the kernel's that lead out of
 // a chamber.
-func (h *House) SiftsCalls() bool { return h.sifts }
+func (h *House) HasSeccomp() bool { return h.hasSeccomp }
 
 // ShareNoCore has the kernel run threads of different programs never at the same
 // time on one core: what leaks between the threads of a core then leaks to nobody.

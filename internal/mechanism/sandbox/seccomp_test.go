@@ -39,10 +39,10 @@ func TestAVSockStaysItsGuests(t *testing.T) {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return nil, err
 		}
-		if err := sift(false); err != nil {
+		if err := installSeccomp(false); err != nil {
 			return nil, fmt.Errorf("%w: %w", errNoFilter, err)
 		}
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(null), setGuestCID, 0); errno != 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(null), vhostVsockSetGuestCID, 0); errno != 0 {
 			return nil, fmt.Errorf("it is refused: %w", errno)
 		}
 		if _, err := unix.IoctlGetTermios(null, unix.TCGETS); !errors.Is(err, unix.ENOTTY) {
@@ -84,7 +84,7 @@ func TestAChildIsItsProgramsOwn(t *testing.T) {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return nil, err
 		}
-		if err := sift(false); err != nil {
+		if err := installSeccomp(false); err != nil {
 			return nil, fmt.Errorf("%w: %w", errNoFilter, err)
 		}
 		for _, flag := range []uintptr{unix.CLONE_PARENT, unix.CLONE_NEWUSER} {
@@ -112,7 +112,7 @@ func TestSocketsAreOfKnownProtocols(t *testing.T) {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return nil, err
 		}
-		if err := sift(false); err != nil {
+		if err := installSeccomp(false); err != nil {
 			return nil, fmt.Errorf("%w: %w", errNoFilter, err)
 		}
 		for _, s := range []struct {
@@ -181,7 +181,7 @@ func misuseTap() error {
 		err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	}
 	if err == nil {
-		err = sift(false)
+		err = installSeccomp(false)
 	}
 	if err != nil {
 		return err

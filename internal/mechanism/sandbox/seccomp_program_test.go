@@ -29,12 +29,12 @@ func verdict(t *testing.T, program []unix.SockFilter, c call) uint32 {
 		switch i.Code {
 		case unix.BPF_LD | unix.BPF_W | unix.BPF_ABS:
 			switch i.K {
-			case callNumber:
+			case offsetNumber:
 				a = c.number
-			case callArchitecture:
+			case offsetArchitecture:
 				a = c.architecture
 			default:
-				a = uint32(c.arguments[(i.K-firstArgument)/8])
+				a = uint32(c.arguments[(i.K-offsetArgument0)/8])
 			}
 		case unix.BPF_ALU | unix.BPF_AND | unix.BPF_K:
 			a &= i.K
@@ -82,14 +82,14 @@ func TestWhatAFilterSays(t *testing.T) {
 		{"a terminal", unix.SYS_IOCTL, 0, unix.TCGETS, allowed},
 		{"a tap that stays", unix.SYS_IOCTL, 0, unix.TUNSETPERSIST, forbidden},
 		{"a loop device", unix.SYS_IOCTL, 0, unix.LOOP_SET_STATUS64, forbidden},
-		{"a vsock", unix.SYS_IOCTL, 0, setGuestCID, unix.SECCOMP_RET_ERRNO},
+		{"a vsock", unix.SYS_IOCTL, 0, vhostVsockSetGuestCID, unix.SECCOMP_RET_ERRNO},
 	} {
 		asked := call{number: c.number, architecture: ours, arguments: [6]uint64{c.first, c.second}}
-		if got := verdict(t, callFilter(ours, false), asked); got != c.want {
+		if got := verdict(t, seccompProgram(ours, false), asked); got != c.want {
 			t.Errorf("%s: %#x, want %#x", c.what, got, c.want)
 		}
 	}
-	if got := verdict(t, callFilter(ours, true), call{number: unix.SYS_IO_URING_SETUP, architecture: ours}); got != allowed {
+	if got := verdict(t, seccompProgram(ours, true), call{number: unix.SYS_IO_URING_SETUP, architecture: ours}); got != allowed {
 		t.Errorf("rings for who has them: %#x", got)
 	}
 }
@@ -100,7 +100,7 @@ func TestOtherDoorsToTheKernelAreShut(t *testing.T) {
 	const absent = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
 	for _, rings := range []bool{false, true} {
 		for name, architecture := range architectures {
-			program := callFilter(architecture, rings)
+			program := seccompProgram(architecture, rings)
 			for number := range uint32(512) {
 				for what, c := range map[string]call{
 					"as a program of 32 bits":      {number: number, architecture: unix.AUDIT_ARCH_I386},
