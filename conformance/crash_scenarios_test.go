@@ -26,7 +26,7 @@ var excused = map[string]string{
 }
 
 // operationKinds are the kinds of operations, in whose recovery the next daemon dies too.
-var operationKinds = []string{"attach", "blockcommit", "cleanup", "clone", "detach", "dump", "media", "network-start", "network-stop", "network-update", "save", "template", "tile-create", "tile-remove", "undefine", "update"}
+var operationKinds = []string{"attach", "blockcommit", "cleanup", "clone", "detach", "dump", "iothread", "media", "network-start", "network-stop", "network-update", "save", "template", "tile-create", "tile-remove", "undefine", "update"}
 
 // scenarios are the deeds that the matrix kills the daemon in.
 func scenarios() []*scenario {
