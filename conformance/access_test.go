@@ -127,6 +127,7 @@ func (d *daemon) mayNot(t *testing.T, uid int, args ...string) string {
 
 // TestRulesHoldClients has users with rights to some guests try to see, to do and
 // to hear more, by libvirt's protocol and by Lodge's API.
+// Promise: A1, A4, A5
 func TestRulesHoldClients(t *testing.T) {
 	needs(t)
 	d, change := ruled(t, accessRules)
@@ -268,6 +269,7 @@ func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
 
 // TestADefinitionIsNoWayRoundTheRules has a user who may define guests try to
 // get at files of the host through their disks.
+// Promise: A3
 func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, accessRules)
@@ -330,6 +332,7 @@ func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
 }
 
 // What a client did is in the audit as done, also where its rules do not show what came of it.
+// Promise: A5
 func TestWhatIsDoneUnseenIsInTheAudit(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, "version: 1\nrules:\n  - {name: blind, who: user:4242, may: [define], guests: made-*}\n")
@@ -348,6 +351,7 @@ func (d *daemon) raw(t *testing.T, path string) string {
 
 // What the daemon tells a client of the client's own guest, running or saved, the client can
 // hand back: places that were chosen for a run are no files of others, nor is its user.
+// Promise: A1
 func TestADefinitionThatWasToldGoesBack(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, "version: 1\nrules:\n  - {name: savers, who: user:4243, may: [read, start, define, save], guests: build-*, images: /nowhere}\n"+

@@ -8,6 +8,7 @@ import (
 
 // TestAddresses_GuestsStart defines guests whose devices need a place that is easily got wrong, finds them
 // where libvirt puts them, and has QEMU start them there.
+// Promise: G9
 func TestAddresses_GuestsStart(t *testing.T) {
 	needs(t)
 	d := start(t)

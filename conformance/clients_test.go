@@ -32,6 +32,7 @@ func script(t *testing.T, name string) string {
 	return path
 }
 
+// Promise: G1
 func TestPython(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -61,6 +62,7 @@ func TestPythonHearsEventsInOrder(t *testing.T) {
 	}
 }
 
+// Promise: G1
 func TestGoLibvirt(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -137,6 +139,7 @@ func (d *daemon) install(t *testing.T, name string, args ...string) *guest {
 	return g
 }
 
+// Promise: G1
 func TestVirtInstallImportsADiskAndVirtCloneCopiesIt(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "virt-install", "virt-clone", "virt-xml")

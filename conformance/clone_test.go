@@ -17,6 +17,7 @@ var (
 
 // TestClonesHaveIdentitiesOfTheirOwn clones a guest, boots two clones and asks them
 // who they are, also by the seed that their cloud-init would find.
+// Promise: H1, H3, H6
 func TestClonesHaveIdentitiesOfTheirOwn(t *testing.T) {
 	needs(t, "blkid")
 	d := start(t)
@@ -87,6 +88,7 @@ func (d *daemon) whoIs(t *testing.T, name string) []string {
 
 // TestANewGuestHasRandomNumbers, by a definition that says nothing of them, and says
 // why; an export that is imported again is as it was, with them or without.
+// Promise: H7
 func TestANewGuestHasRandomNumbers(t *testing.T) {
 	onlyInClients(t)
 	needs(t)

@@ -6,6 +6,7 @@ import (
 	"testing"
 )
 
+// Promise: G1
 func TestConnection(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -41,6 +42,7 @@ func TestConnection(t *testing.T) {
 	}
 }
 
+// Promise: G4
 func TestTheReadOnlySocketChangesNothing(t *testing.T) {
 	needs(t)
 	d := start(t)

@@ -94,6 +94,7 @@ func (s *tally) deathsIn(kind string) (points []string) {
 // networks, pools, volumes, and every file, record, link, control group, mount and
 // process besides. What had been answered must be so. A run draws one death in ten;
 // `make crash` goes through all.
+// Promise: F1, F6, F7, F10, F11, F14, H2
 func TestCrashMatrix(t *testing.T) {
 	needs(t, "dnsmasq", "nft")
 	names, err := failpointtest.Names("..")

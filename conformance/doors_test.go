@@ -11,6 +11,7 @@ import (
 
 // TestTheGroupLetsIn has users come to both APIs' sockets: members of the group, by
 // their own group or by a further one, others, and others who only look.
+// Promise: A20
 func TestTheGroupLetsIn(t *testing.T) {
 	needs(t)
 	d := start(t, "--group", "games") // Debian has it anywhere
@@ -64,6 +65,7 @@ func (d *daemon) hasSocket(t *testing.T, path string) (found bool) {
 
 // TestNothingListensUnlessAsked looks at all sockets that take anything from anybody in
 // a world where nothing but a daemon with its defaults and its guests is.
+// Promise: A21
 func TestNothingListensUnlessAsked(t *testing.T) {
 	needs(t)
 	d := start(t)

@@ -8,6 +8,7 @@ import (
 )
 
 // TestDocumentsOfForeignClients defines what other clients write, as they write it.
+// Promise: G12
 func TestDocumentsOfForeignClients(t *testing.T) {
 	needs(t)
 	d := start(t)

@@ -22,6 +22,7 @@ rules:
 
 // TestStalledDownloadsLeavePlaces has a client begin downloads of all of a pool's volumes,
 // by several connections, and read nothing: others work on the pool as before.
+// Promise: A15
 func TestStalledDownloadsLeavePlaces(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, greedyRules)

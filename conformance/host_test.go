@@ -7,6 +7,7 @@ import (
 
 // TestHostDescribesItself has one daemon read by clients that ask what the host is
 // and what it does.
+// Promise: G12
 func TestHostDescribesItself(t *testing.T) {
 	needs(t)
 	d := start(t)

@@ -21,6 +21,7 @@ func (d *daemon) virtInstall(t *testing.T, name string, args ...string) []string
 
 // TestVirtInstallTakesWhatPeopleType starts guests with virt-install's options
 // for the devices and ways to boot that its manual shows.
+// Promise: G1
 func TestVirtInstallTakesWhatPeopleType(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "virt-install")

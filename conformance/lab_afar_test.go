@@ -78,6 +78,7 @@ func (w *world) lab(t *testing.T, args ...string) string {
 
 // TestLabAtAnotherHost runs a scenario whole at a daemon that is reached by TLS and
 // shares no file with the lab.
+// Promise: L72, L73
 func TestLabAtAnotherHost(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq", "ip")

@@ -210,6 +210,7 @@ func (w *world) letIn(t *testing.T, near *world, server string) {
 // libvirt's helper. Before that the lab is killed twice, and takes away what it has left.
 // A storm on guests with disks comes in by nc, and what is kept of the lab goes by TLS.
 // Nothing is left there.
+// Promise: L70, L71, L72
 func TestLabAtStockLibvirtBySSH(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq", "ip", "iptables", "libvirtd", "virtlogd", "virt-ssh-helper", "tini", "ssh", "ssh-keygen")

@@ -11,6 +11,7 @@ import (
 
 // The lab's own storms, small, against a daemon and the bare command line: every
 // scenario is gone through, nothing blocks, and nothing of it is left.
+// Promise: L1
 func TestLabStorms(t *testing.T) {
 	needs(t)
 	d := start(t)

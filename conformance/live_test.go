@@ -266,6 +266,7 @@ func liveLettingGo(t *testing.T, g *guest) {
 
 // TestMemoryIsAddedToARunningGuest plugs a module into a guest that puts it to use,
 // and takes it out again, asking the guest.
+// Promise: G7
 func TestMemoryIsAddedToARunningGuest(t *testing.T) {
 	needs(t)
 	d := start(t)

@@ -122,6 +122,7 @@ func (p *policy) take() []string {
 
 // TestPolkitLetsIn has users come in by both APIs as polkit says, which takes its time
 // about one of them, and in the end is gone.
+// Promise: A7
 func TestPolkitLetsIn(t *testing.T) {
 	needs(t, "dbus-daemon")
 	p := polkit(t, map[int32]string{operator: "yes", builder: "yes", stranger: "no", asking: "who"})
@@ -163,6 +164,7 @@ func TestPolkitLetsIn(t *testing.T) {
 
 // TestPolkitIsAskedByDefault: where the host has polkit, a service's own user comes in by
 // the rule that its package brings, and members of the group come in unasked.
+// Promise: A20
 func TestPolkitIsAskedByDefault(t *testing.T) {
 	needs(t, "dbus-daemon")
 	p := polkit(t, map[int32]string{operator: "yes", stranger: "no"})

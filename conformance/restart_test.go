@@ -25,6 +25,7 @@ func (d *daemon) emulators() map[int]bool {
 
 // TestGuestsOutliveTheDaemon kills it at its work and starts another: guests run
 // on, with all that the first one knew of them.
+// Promise: G2
 func TestGuestsOutliveTheDaemon(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -80,6 +81,7 @@ func TestGuestsOutliveTheDaemon(t *testing.T) {
 
 // TestOrderlyStopLeavesGuestsRunning is the same for a daemon that is told to
 // stop, several times in a row.
+// Promise: G2
 func TestOrderlyStopLeavesGuestsRunning(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
@@ -99,6 +101,7 @@ func TestOrderlyStopLeavesGuestsRunning(t *testing.T) {
 
 // TestARunDirectoryHasManyNames starts the next daemon by a link to the run directory of
 // the last: it is the same one, with all that belongs to its guests and networks.
+// Promise: G2
 func TestARunDirectoryHasManyNames(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -124,6 +127,7 @@ func TestARunDirectoryHasManyNames(t *testing.T) {
 }
 
 // TestDefinitionsSurviveAKill kills the daemon right after it has answered.
+// Promise: G3
 func TestDefinitionsSurviveAKill(t *testing.T) {
 	needs(t)
 	d := start(t)

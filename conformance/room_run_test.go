@@ -24,6 +24,7 @@ func (d *daemon) fillUp(t *testing.T, dir string, pages int) {
 
 // TestARunDirectoryWithoutRoom fills /run, with ever more room that is left: a guest that is said
 // to run runs under the next daemon, too, and what was answered is so there.
+// Promise: F30
 func TestARunDirectoryWithoutRoom(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -76,6 +77,7 @@ func TestARunDirectoryWithoutRoom(t *testing.T) {
 
 // TestARunDirectoryThatIsReadOnly for a while keeps guests from being started and changed, in
 // words, and from nothing else; what it kept back is made up for.
+// Promise: F30
 func TestARunDirectoryThatIsReadOnly(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -109,6 +111,7 @@ func TestARunDirectoryThatIsReadOnly(t *testing.T) {
 
 // TestAManagedSaveIsUsedOnce has no room in the store, or a file system that is read-only, when a
 // guest goes on from its managed save: from the same image it never does so again.
+// Promise: F31
 func TestAManagedSaveIsUsedOnce(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -141,6 +144,7 @@ func TestAManagedSaveIsUsedOnce(t *testing.T) {
 
 // TestAManagedSaveOnADiskThatFails has the file system of the image become read-only by an error,
 // as ext4 does: of some kernels it looks writable then, and nothing can be removed.
+// Promise: F31
 func TestAManagedSaveOnADiskThatFails(t *testing.T) {
 	needs(t, "mkfs.ext4", "losetup")
 	d := start(t)
@@ -164,6 +168,7 @@ func TestAManagedSaveOnADiskThatFails(t *testing.T) {
 
 // TestABootWhoseDiskIsReadOnly has the store's file system read-only when the host boots: what
 // starts with the host does when that is over.
+// Promise: F7
 func TestABootWhoseDiskIsReadOnly(t *testing.T) {
 	onlyInClients(t)
 	needs(t)

@@ -14,6 +14,7 @@ import (
 // having lost nothing, while the other, paused by its user meanwhile, does not. The
 // daemon is replaced in between, and while none runs a third is paused, which goes
 // on too.
+// Promise: S11
 func TestGuestsGoOnWhenThereIsRoomAgain(t *testing.T) {
 	onlyInClients(t)
 	needs(t)

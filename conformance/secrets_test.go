@@ -20,6 +20,7 @@ const (
 
 // TestSecretsAreNowhereToBeRead starts a guest with an encrypted disk and a display with
 // a password, under a daemon that logs all it can, and looks for their secrets.
+// Promise: K8
 func TestSecretsAreNowhereToBeRead(t *testing.T) {
 	needs(t, "qemu-img", "pgrep")
 	audit := filepath.Join(t.TempDir(), "audit")

@@ -105,6 +105,7 @@ func (d *daemon) defineSet(t *testing.T) {
 }
 
 // TestASetOfGuests leads real guests through their life by the commands of lodge.
+// Promise: W8
 func TestASetOfGuests(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -239,6 +240,7 @@ func (d *daemon) watch(t *testing.T, selector string) (wait func(n int, what str
 
 // TestAnInterruptCancelsWhatHasNotBegun interrupts lodge while two guests of
 // eight, whose firmware does not heed that, are asked to shut down.
+// Promise: W8
 func TestAnInterruptCancelsWhatHasNotBegun(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
@@ -336,6 +338,7 @@ func TestAStuckGuestIsShownAndHoldsNobody(t *testing.T) {
 
 // TestTiles makes two tiles of a server and its client, with a disk that the
 // daemon makes, runs them, and has everything removed.
+// Promise: W8
 func TestTiles(t *testing.T) {
 	needs(t)
 	d := start(t)

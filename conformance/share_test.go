@@ -43,6 +43,7 @@ func plainDomain(name string, memory, vcpus int) string {
 
 // TestRulesBoundWhatClientsMake has a client make more guests, and larger ones, than its
 // rules give, in every way there is, by both APIs.
+// Promise: A12
 func TestRulesBoundWhatClientsMake(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, shareRules)

@@ -12,6 +12,7 @@ import (
 
 // TestStartsAsClientsExpect: what clients send that start guests and plug devices into them, and
 // what they are told.
+// Promise: G12
 func TestStartsAsClientsExpect(t *testing.T) {
 	needs(t)
 	image := guestimagetest.Find(t)

@@ -19,6 +19,7 @@ func (d *daemon) spin(t *testing.T, name string) string {
 
 // TestAStoreIsCheckedExportedRepairedAndImported goes the whole way of an
 // administrator whose store is damaged under running guests.
+// Promise: S10
 func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -155,6 +156,7 @@ func (d *daemon) spoil(t *testing.T, from, to string) {
 
 // TestADaemonWhoseDiskIsFull: it serves what runs, starts what is there, refuses what it cannot keep, in
 // words, is replaced by another, and goes on by itself once there is room.
+// Promise: S7
 func TestADaemonWhoseDiskIsFull(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -194,6 +196,7 @@ func TestADaemonWhoseDiskIsFull(t *testing.T) {
 
 // TestEveryBookMayBeDamaged overwrites every file that the daemon keeps, under
 // a guest that runs: the next daemon comes up, says so, and leaves the guest be.
+// Promise: S8
 func TestEveryBookMayBeDamaged(t *testing.T) {
 	needs(t)
 	d := start(t)

@@ -177,6 +177,7 @@ func plugNIC(l *libvirt.Libvirt, g *stormGuest) error {
 	return err
 }
 
+// Promise: W5
 func TestStorm(t *testing.T) {
 	needs(t, "dnsmasq", "nft")
 	seed, lasts := stormSettings(t)

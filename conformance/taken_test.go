@@ -15,6 +15,7 @@ import (
 // its bridge and its control groups. The guest is shown and
 // measured, what needs the missing is refused or done without, and nothing of it is
 // in the way of its end or of the next start.
+// Promise: F9, F23
 func TestWhatOthersTakeAway(t *testing.T) {
 	needs(t, "dnsmasq", "nft", "ip")
 	d := start(t)
@@ -81,6 +82,7 @@ func removeGroup(t *testing.T, group string) {
 
 // TestTwoDaemonsOnOneRunDirectory starts a second daemon with data of its own in the
 // run directory of the first: it refuses, and touches nothing of the first one's.
+// Promise: S6
 func TestTwoDaemonsOnOneRunDirectory(t *testing.T) {
 	needs(t)
 	d := start(t)

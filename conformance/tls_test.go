@@ -158,6 +158,7 @@ func (d *daemon) visitor(t *testing.T, name string, args ...string) (goes func(w
 
 // TestClientsOfOtherHosts has virsh come in with certificates, as it does from
 // another host: good ones, others', ones that were taken back, and none at all.
+// Promise: A6, A13
 func TestClientsOfOtherHosts(t *testing.T) {
 	needs(t)
 	stranger := newAuthority(t, "Somebody else")
@@ -201,6 +202,7 @@ func TestClientsOfOtherHosts(t *testing.T) {
 
 // TestTheAPIForOtherHosts has lodge come in with certificates, which are held to the
 // same rules as virsh's.
+// Promise: A8, A9, A13
 func TestTheAPIForOtherHosts(t *testing.T) {
 	needs(t)
 	other := newAuthority(t, "Somebody else")

@@ -57,6 +57,7 @@ type hung struct {
 // silence is what a call on a stuck guest says of its wait.
 const silence = `(did not answer|has not answered) \S+ (within|for) \d`
 
+// Promise: W1
 func TestWedge(t *testing.T) {
 	needs(t, "dnsmasq", "nft", "qemu-img")
 	w := &wedge{stop: stoppableTool(t)}

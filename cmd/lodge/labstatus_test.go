@@ -44,6 +44,7 @@ func ended(ctx context.Context, t *testing.T, dir string, failure error) (cli.St
 	return status(err), err.Error()
 }
 
+// Promise: L34
 func TestHowARunOfTheLabEnds(t *testing.T) {
 	skipped := record.Event{Kind: record.Skipped, What: "guests", Text: "no huge pages"}
 	failed := record.Event{Kind: record.Failed, What: "boot", Guest: "lab-x-t1-web", Text: "no answer"}
@@ -78,6 +79,7 @@ func TestHowARunOfTheLabEnds(t *testing.T) {
 	}
 }
 
+// Promise: L58
 func TestHowAStormEnds(t *testing.T) {
 	unasked := &storm.Run{Header: storm.Header{Schema: storm.Schema}, Skipped: []storm.Skipped{{Reason: "nobody to kill", Unasked: true}}}
 	dir := t.TempDir()

@@ -34,6 +34,7 @@ func TestAStormThatMakesNoSenseIsRefused(t *testing.T) {
 
 // What is skipped counts against a storm only if it was asked for: adopt is none of "all"
 // where no daemon may be killed.
+// Promise: L58
 func TestStorm_MiniAsksForNothingThatCannotBeDone(t *testing.T) {
 	for args, adopts := range map[string]bool{
 		"--mini --target a=/s":                              false,

@@ -14,6 +14,7 @@ import (
 )
 
 // A log that nobody takes holds nobody up, and what is lost of it is counted.
+// Promise: F34
 func TestALogThatNobodyTakesHoldsNobodyUp(t *testing.T) {
 	from, to := io.Pipe()
 	l := newLines(to)
@@ -41,6 +42,7 @@ func TestALogThatNobodyTakesHoldsNobodyUp(t *testing.T) {
 }
 
 // A reader of the log that ends does not take the daemon along.
+// Promise: F34
 func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
 	if os.Getenv("LODGED_SPEAKS") != "" {
 		outliveReader()
@@ -65,6 +67,7 @@ func TestAReaderThatEndsDoesNotEndTheDaemon(t *testing.T) {
 
 // TestNoLineIsLongerThanAJournalTakesForOne: what is behind that would be a line of its own, as one of
 // the audit.
+// Promise: A5
 func TestNoLineIsLongerThanAJournalTakesForOne(t *testing.T) {
 	from, to := io.Pipe()
 	l := newLines(to)

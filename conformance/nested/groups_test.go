@@ -30,6 +30,7 @@ const beside = `find /sys/fs/cgroup -mindepth 1 -maxdepth 1 -type d ! -name '*.s
 // TestNestedGroups_SystemdOwnsTheTree: guests are in a delegated unit with the limits
 // that they ask for. Neither a reload of systemd, nor systemd executed anew, nor a
 // restart of the daemon changes their processes, groups or limits.
+// Promise: G13
 func TestNestedGroups_SystemdOwnsTheTree(t *testing.T) {
 	m := begin(t)
 	uuids := map[string]string{}

@@ -8,6 +8,7 @@ import (
 // TestNestedKVM_GuestBootsAndQEMUIsProbedOnce: a guest boots under KVM, and the
 // machines that KVM makes are no reason to probe QEMU again: udev handles an event
 // of /dev/kvm for each.
+// Promise: G15
 func TestNestedKVM_GuestBootsAndQEMUIsProbedOnce(t *testing.T) {
 	m := begin(t)
 	m.boot(guest{name: "one", kind: "kvm"}, "")

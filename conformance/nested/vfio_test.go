@@ -10,6 +10,7 @@ import (
 // driver when its guest starts, and is the host's again when the guest ends, also
 // where the daemon was restarted meanwhile. virsh nodedev-detach and
 // nodedev-reattach do so by hand.
+// Promise: G14
 func TestNestedVFIO_DeviceGoesToAGuestAndComesBack(t *testing.T) {
 	m := begin(t)
 	link := m.run("basename $(dirname $(grep --files-with-matches " + nicMAC + " /sys/class/net/*/address))")

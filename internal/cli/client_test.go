@@ -467,6 +467,7 @@ func TestWhatAnErrorSaysDoesNotSteerTheTerminal(t *testing.T) {
 }
 
 // TestNothingOfADaemonSteersTheTerminal has a daemon, or a guest behind it, that tries.
+// Promise: X10
 func TestNothingOfADaemonSteersTheTerminal(t *testing.T) {
 	const bad = "\x1b]0;x\x07\u009b2J"
 	d := &daemon{guests: []*lodgev1.Guest{{Name: bad, State: bad, Uuid: bad, Messages: []string{bad + "\n" + bad}, Decisions: []string{bad}, Labels: map[string]string{bad: bad}}}}
@@ -485,6 +486,7 @@ func TestNothingOfADaemonSteersTheTerminal(t *testing.T) {
 }
 
 // TestNoDaemonSendsItsClientsToOthers has one answer with another address.
+// Promise: X10
 func TestNoDaemonSendsItsClientsToOthers(t *testing.T) {
 	path, followed := filepath.Join(t.TempDir(), "sock"), false
 	var config net.ListenConfig

@@ -15,6 +15,7 @@ import (
 // A daemon was killed amid the autostart of a boot: the next one starts those that
 // are left, and not what has run before: neither what was destroyed, nor what ended
 // by itself while no daemon looked, nor what is not marked any more.
+// Promise: F7
 func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
@@ -63,6 +64,7 @@ func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 
 // A note of the last boot's autostart that is damaged has that of this boot not be made twice, and keeps no later
 // boot from its own.
+// Promise: F7
 func TestADamagedNoteOfAnAutostartHoldsForOneBoot(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
@@ -79,6 +81,7 @@ func TestADamagedNoteOfAnAutostartHoldsForOneBoot(t *testing.T) {
 	d.settle(d.again(g), domain.Running)
 }
 
+// Promise: F7
 func TestAnAutostartThatFailsIsTold(t *testing.T) {
 	d := newDaemon(t)
 	d.boot, d.heard = "first", make(chan string, 1000)
@@ -92,6 +95,7 @@ func TestAnAutostartThatFailsIsTold(t *testing.T) {
 
 // What a guest needs may come later than the daemon when the host boots: its start is tried
 // again, also by the next daemon, until its user gives that up, by any of the ways there are.
+// Promise: F7
 func TestAnAutostartWaitsForWhatTheGuestNeeds(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"

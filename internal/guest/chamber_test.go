@@ -12,6 +12,7 @@ import (
 
 // TestWhatIsShownIsWhatWasLookedAt: however often something else takes the place of a
 // file, nothing but a file is opened to be read: to open a device can do harm.
+// Promise: I5
 func TestWhatIsShownIsWhatWasLookedAt(t *testing.T) {
 	dir := t.TempDir()
 	path, other := filepath.Join(dir, "path"), filepath.Join(dir, "other")
@@ -60,6 +61,7 @@ func TestWhatIsShownIsWhatWasLookedAt(t *testing.T) {
 }
 
 // What a QEMU has made in its directory is bounded: whoever looks through it has an end.
+// Promise: I11
 func TestADirectoryThatIsFullIsNotSealed(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root gives files away")

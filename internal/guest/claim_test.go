@@ -57,6 +57,7 @@ func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 
 // A request that waits for its guest's turn is judged anew when that has come, and what it has begun
 // goes on.
+// Promise: A1
 func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
@@ -107,6 +108,7 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 
 // The files of a guest that was undefined go before the next one of its UUID can make its
 // own in their place.
+// Promise: F24
 func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 	r := bareRegistry(t)
 	dead := filepath.Join(t.TempDir(), "dead")
@@ -162,6 +164,7 @@ func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 
 // A start that fails when its guest was about to go on from its managed save image says at once that it did not: what it
 // has taken is given back after that, which may take longer than its daemon lives.
+// Promise: F31
 func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
@@ -186,6 +189,7 @@ func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 }
 
 // A start from a managed save image that ends with its daemon undoes itself before that: the image is the guest's again.
+// Promise: F31
 func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
@@ -286,6 +290,7 @@ func (r *Registry) awaitUndefined(t *testing.T) {
 	}
 }
 
+// Promise: F24
 func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 	r := bareRegistry(t)
 	vars := nailed(t)
@@ -302,6 +307,7 @@ func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 }
 
 // A client that goes just as its guest is undefined takes the variables along, as it asked.
+// Promise: F24
 func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
 	r := bareRegistry(t)
 	vars := filepath.Join(t.TempDir(), "vars")
@@ -323,6 +329,7 @@ func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
 
 // What a daemon that was killed could not remove the next one removes as soon as it can,
 // unless another guest has it, or it is a new guest's of that UUID.
+// Promise: F24
 func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
 	const otherUUID = "11111111-2222-3333-4444-555555555555"
 	for name, owner := range map[string]string{"nobody has them": "", "another guest has them": otherUUID, "its successor has them": claimedUUID} {
@@ -357,6 +364,7 @@ func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
 
 // What an earlier undefinition, which is not settled, would have removed stays when a
 // later one keeps it.
+// Promise: F24
 func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 	r := bareRegistry(t)
 	vars := nailed(t)
@@ -378,6 +386,7 @@ func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 
 // A half-made file of a start that was cut off goes from where it was made, and not from
 // where a client who is held to folders has made a link lead meanwhile.
+// Promise: A3
 func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
 	r := bareRegistry(t)
 	folder, others := t.TempDir(), t.TempDir()
@@ -513,6 +522,7 @@ func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 }
 
 // What waits for its turn with a guest that is forgotten first is not begun: the next guest of its UUID may be there.
+// Promise: F36
 func TestNothingIsBegunOfAGuestThatIsForgotten(t *testing.T) {
 	g, begun := newGuest(bareRegistry(t), "forgotten", claimedUUID), 0
 	for range 2 {
@@ -544,6 +554,7 @@ func (c *endsLate) Done() <-chan struct{} {
 }
 
 // Who asked for what is done is told that it is, and takes back nothing, whatever has ended just then.
+// Promise: F36
 func TestWhatIsDoneIsNoFailure(t *testing.T) {
 	g := newGuest(bareRegistry(t), "asked", claimedUUID)
 	for range 64 { // which of the two is seen is chance

@@ -43,6 +43,7 @@ func TestAConsoleIsNotOpenedWithoutBound(t *testing.T) {
 }
 
 // TestWhoLeavesAConsoleIsNotHeld: a guest may take nothing of what is typed, and others have the console for as long as they like.
+// Promise: A15
 func TestWhoLeavesAConsoleIsNotHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, guests := net.Pipe() // which nobody reads

@@ -28,6 +28,7 @@ func userOf(t *testing.T, g *guest.Guest) uint32 {
 // A QEMU that its guest has taken over names terminals that are not its guest's, and puts
 // links in the place of its sockets: the daemon, who may open anything, opens neither for
 // whoever wants to see the guest's console.
+// Promise: I1
 func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 	d := newDaemonOf(t, true)
 	// Earlier daemons had QEMU make its sockets in its own directory, and had it stay open.
@@ -92,6 +93,7 @@ func TestAQEMUCannotLeadTheDaemonElsewhere(t *testing.T) {
 // Whoever may write to the folder of a guest's socket leads the daemon, who would be root
 // there, to no other socket by a link, and has it remove none: neither in the socket's place
 // nor in that of a folder above it.
+// Promise: A3, X11
 func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 	d := newDaemonOf(t, true)
 	const user = 4242
@@ -146,6 +148,7 @@ func TestAFolderCannotLeadTheDaemonElsewhere(t *testing.T) {
 // Whoever has a folder in which a guest's files lie puts links to what is not theirs in their
 // places: neither disk, log, socket nor saved image leads there, also for a client that no rules
 // hold.
+// Promise: X11
 func TestAUsersLinkLeadsNoGuestElsewhere(t *testing.T) {
 	d := newDaemonOf(t, true)
 	const user = 4242
@@ -189,6 +192,7 @@ func TestAUsersLinkLeadsNoGuestElsewhere(t *testing.T) {
 
 // What a guest leaves running outside of its control group ends with it: the next guest
 // that runs as the same user would be in its hands.
+// Promise: I1
 func TestNothingRunsAsTheUserOfAGuestThatEnded(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("parent"))
@@ -218,6 +222,7 @@ func TestNoGuestRunsAsAnotherOnesUser(t *testing.T) {
 
 // Whoever may open the guest's consoles and channels does not speak to its agent by that, which does
 // as root what it is told.
+// Promise: A1
 func TestTheAgentsChannelIsNobodysToOpen(t *testing.T) {
 	d := newDaemonOf(t, true)
 	channel := "<channel type='unix'><target type='virtio' name='%s'/></channel>"

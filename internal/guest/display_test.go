@@ -66,6 +66,7 @@ func serves(t *testing.T, when, port string, want byte) {
 
 // TestADisplayNeedsNoNetworkOfTheHosts: a VNC display listens where its definition says,
 // also under the next daemon and after a restore, and its QEMU has no network.
+// Promise: I1
 func TestADisplayNeedsNoNetworkOfTheHosts(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("shown", `<graphics type='vnc' port='-1' autoport='yes' passwd='secret' keymap='de' sharePolicy='force-shared'/><video><model type='vga'/></video>`))
@@ -106,6 +107,7 @@ func TestADisplayNeedsNoNetworkOfTheHosts(t *testing.T) {
 }
 
 // TestWhereDisplaysListen: on all addresses that a name has, and on no other.
+// Promise: A10
 func TestWhereDisplaysListen(t *testing.T) {
 	d := newDaemonOf(t, true)
 	hasIPv6 := false
@@ -135,6 +137,7 @@ func TestWhereDisplaysListen(t *testing.T) {
 
 // TestDisplaysThatNeedTheHostsNetwork: what QEMU listens on by itself, it listens on in
 // the host's network, and that is told.
+// Promise: I1
 func TestDisplaysThatNeedTheHostsNetwork(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("web", fmt.Sprintf(`<graphics type='vnc' autoport='yes' websocket='%s'/>`, freePort(t))))

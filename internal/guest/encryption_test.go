@@ -68,6 +68,7 @@ func (d *daemon) blocks(g *guest.Guest) string {
 	return blocks + objects
 }
 
+// Promise: K5
 func TestEncryptedDisks(t *testing.T) {
 	d := newDaemon(t)
 	d.secret(diskKey, passphrase)
@@ -170,6 +171,7 @@ func xmlOf(d *daemon, g *guest.Guest, secure bool) string {
 
 // TestDisksThatCannotBeOpened are refused before anything of the guest runs, each
 // for its own reason.
+// Promise: K6
 func TestDisksThatCannotBeOpened(t *testing.T) {
 	d := newDaemon(t)
 	d.secret(wrongKey, "another")

@@ -51,6 +51,7 @@ func without(t *testing.T, doc string) string {
 // TestANewMachineGetsRandomNumbers: it is told why and how to undo it, nothing else
 // of the machine differs, it starts so, and a guest keeps it while its user says the
 // same as before.
+// Promise: H7
 func TestANewMachineGetsRandomNumbers(t *testing.T) {
 	d := newGenerous(t)
 	for _, machine := range []string{"q35", "pc"} {
@@ -96,6 +97,7 @@ func TestANewMachineGetsRandomNumbers(t *testing.T) {
 const declines = `<metadata><l:guest xmlns:l='` + guest.MarksNamespace + `' rng='no'/></metadata>`
 
 // TestRandomNumbersThatAreTakenOutStayOut, whichever way they went.
+// Promise: H7
 func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
 	d := newGenerous(t)
 	for name, remove := range map[string]func(*guest.Guest){
@@ -124,6 +126,7 @@ func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
 
 // TestMachinesThatAreNotNewKeepTheirHardware, nor is anything given that was
 // declined, is there, or has no place.
+// Promise: H7
 func TestMachinesThatAreNotNewKeepTheirHardware(t *testing.T) {
 	d := newGenerous(t)
 	own := d.define(small("own", "<rng model='virtio'><backend model='random'>/dev/random</backend></rng>"))

@@ -276,6 +276,7 @@ func multiplies() error {
 	return nil
 }
 
+// Promise: I1
 func TestAQEMUThatWasTakenOverReachesNothing(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
 		t.Run(fmt.Sprintf("isolated=%v", isolated), func(t *testing.T) { testEscape(t, isolated, false) })

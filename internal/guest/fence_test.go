@@ -49,6 +49,7 @@ func again(doc string, g *guest.Guest) string {
 
 // A client may go on to use what its guest was given by others, and not in another way: a
 // raw disk has in it whatever the guest wrote.
+// Promise: A3
 func TestAnotherFormatIsAnotherDisk(t *testing.T) {
 	d := newDaemon(t)
 	_, secret, client := d.fencedIn()
@@ -72,6 +73,7 @@ func TestAnotherFormatIsAnotherDisk(t *testing.T) {
 }
 
 // A change that the running guest does not take leaves the stored disk where it was held.
+// Promise: A3
 func TestAChangeThatFailsLeavesTheFence(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
@@ -95,6 +97,7 @@ func TestAChangeThatFailsLeavesTheFence(t *testing.T) {
 
 // A disk that was plugged into the running guest alone comes back with its saved image,
 // whoever starts that.
+// Promise: A3
 func TestASavedGuestKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
@@ -113,6 +116,7 @@ func TestASavedGuestKeepsTheFence(t *testing.T) {
 }
 
 // So does one of a definition by which the guest ran once.
+// Promise: A3
 func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
@@ -147,6 +151,7 @@ func TestAGuestThatRanOtherwiseKeepsTheFence(t *testing.T) {
 }
 
 // So does one that comes while the guest is defined anew.
+// Promise: A3
 func TestAGuestThatIsRedefinedAmidKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
@@ -169,6 +174,7 @@ func TestAGuestThatIsRedefinedAmidKeepsTheFence(t *testing.T) {
 }
 
 // So does one of a guest whose definition the store has lost.
+// Promise: A3
 func TestAGuestThatIsFoundKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
@@ -185,6 +191,7 @@ func TestAGuestThatIsFoundKeepsTheFence(t *testing.T) {
 }
 
 // So does one of a definition that came along with the save.
+// Promise: A3
 func TestAGuestThatIsSavedOtherwiseKeepsTheFence(t *testing.T) {
 	d := newDaemon(t)
 	folder, secret, client := d.fencedIn()
@@ -201,6 +208,7 @@ func TestAGuestThatIsSavedOtherwiseKeepsTheFence(t *testing.T) {
 }
 
 // So does what a character device writes to, which the daemon empties as root.
+// Promise: A3
 func TestASavedGuestKeepsTheFenceOfItsFiles(t *testing.T) {
 	d := newDaemonOf(t, true)
 	folder, precious, client := d.fencedIn()
@@ -224,6 +232,7 @@ func TestASavedGuestKeepsTheFenceOfItsFiles(t *testing.T) {
 
 // What a client names that may write a folder is opened there and nowhere else, although
 // it becomes a link, or a folder above it does: by the daemon, who may write everywhere.
+// Promise: A3
 func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 	d := newDaemonOf(t, true)
 	folder, _, client := d.fencedIn()
@@ -276,6 +285,7 @@ func TestNoLinkIsFollowedForAClientThatIsHeld(t *testing.T) {
 
 // A file that one client has named is opened where that one is held to, although another names it too
 // that is held to other folders, which the file does not lie in.
+// Promise: A3
 func TestWhoNamesAFileAgainLiftsNoFence(t *testing.T) {
 	d := newDaemonOf(t, true)
 	folder, _, client := d.fencedIn()
@@ -311,6 +321,7 @@ func TestWhoNamesAFileAgainLiftsNoFence(t *testing.T) {
 
 // A socket is made where the client that named it is held to, although a folder above it
 // becomes a link: the daemon who makes it may write everywhere.
+// Promise: A3
 func TestNoSocketIsMadeBehindALink(t *testing.T) {
 	for what, device := range map[string]string{
 		"port":    "<serial type='unix'><source mode='bind' path='PATH'/></serial>",
@@ -382,6 +393,7 @@ func TestNoStartWaitsForTheOtherEndOfAPipe(t *testing.T) {
 }
 
 // What bounds a client is asked of what the client makes of the running guest, too.
+// Promise: A12
 func TestARunningGuestIsTunedWithinItsBound(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("weighed"))
@@ -448,6 +460,7 @@ func TestNoLinkTellsWhatIsThere(t *testing.T) {
 
 // Whoever has the folder in which a device of a guest's is named leads the guest to no other of
 // the host's.
+// Promise: X11
 func TestNoLinkLeadsToAnothersDevice(t *testing.T) {
 	d := newDaemonOf(t, true)
 	folder := filepath.Join(d.dir, "alice")

@@ -13,6 +13,7 @@ import (
 
 // TestFirmwareLeadsNowhere: what a guest has for firmware, or for its variables, is an image whose header names a file
 // below it, or in its place. QEMU opened that by itself, by any way that it knows, and the guest read it.
+// Promise: A3
 func TestFirmwareLeadsNowhere(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
 		t.Run(fmt.Sprintf("isolated=%v", isolated), func(t *testing.T) { testFirmware(t, isolated) })

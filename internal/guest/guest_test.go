@@ -363,6 +363,7 @@ func (d *daemon) pid(name string) int {
 	return pid
 }
 
+// Promise: W1, W2
 func TestAStuckGuestDelaysNobodyAndCanBeDestroyed(t *testing.T) {
 	d := newDaemon(t)
 	stuck, healthy := d.define(small("stuck")), d.define(small("healthy"))
@@ -391,6 +392,7 @@ func TestAStuckGuestDelaysNobodyAndCanBeDestroyed(t *testing.T) {
 	d.want(stuck, domain.ShutOff, domain.ReasonDestroyed)
 }
 
+// Promise: F3
 func TestAQEMUThatIsKilledIsACrash(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("killed"))
@@ -528,6 +530,7 @@ func readUntil(t *testing.T, r io.Reader, wanted string) {
 
 // TestAGenerationIsOfWhatIsRestored: a guest learns that it may have gone on before from where
 // it is, and is not told so when it is only started anew.
+// Promise: H8
 func TestAGenerationIsOfWhatIsRestored(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(strings.Replace(small("generations"), "<memory", "<genid/><memory", 1))

@@ -131,6 +131,7 @@ var alike = strings.ReplaceAll(title("other"), "long ", "LONG ")
 // TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused moves or copies an image whose change was
 // cut off away before the next daemon starts: it is mended where it is met, and where nothing is
 // known of what it was it is refused, in words, whatever half of the new definition it has.
+// Promise: F14
 func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 	s := newImageShelf(t)
 	c, _ := s.begun(alike)
@@ -168,6 +169,7 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 }
 
 // A change that is under way goes on in the file that it began in, wherever that is moved to.
+// Promise: F14
 func TestAnImageThatIsMovedWhileItIsChangedIsLeftAlone(t *testing.T) {
 	s := newImageShelf(t)
 	c, f := s.begun(alike)
@@ -190,6 +192,7 @@ func TestAnImageThatIsMovedWhileItIsChangedIsLeftAlone(t *testing.T) {
 }
 
 // A copy is mended, and the image that it was copied from, too.
+// Promise: F14
 func TestACopyOfAnImageAmidAChangeIsMended(t *testing.T) {
 	s := newImageShelf(t)
 	c, f := s.begun(alike)
@@ -208,6 +211,7 @@ func TestACopyOfAnImageAmidAChangeIsMended(t *testing.T) {
 	}
 }
 
+// Promise: F14
 func TestAHeaderThatIsCutOffIsTheOldOneOrTheNewOne(t *testing.T) {
 	s := newImageShelf(t)
 	c, _ := s.begun(title("the second one"))
@@ -244,6 +248,7 @@ func TestAHeaderThatIsCutOffIsTheOldOneOrTheNewOne(t *testing.T) {
 	}
 }
 
+// Promise: F14
 func TestAChangeThatFailsLeavesTheOldHeader(t *testing.T) {
 	s := newImageShelf(t)
 	c, _ := s.begun(title("second"))
@@ -269,6 +274,7 @@ func TestAChangeThatFailsLeavesTheOldHeader(t *testing.T) {
 	}
 }
 
+// Promise: F14
 func TestAnImageThatTookTheOthersPlaceStaysAsItIs(t *testing.T) {
 	s := newImageShelf(t)
 	s.begun(title("second"))
@@ -358,6 +364,7 @@ func TestAHeaderThatIsTooLongForItsPlaceIsRefused(t *testing.T) {
 }
 
 // An image whose definition nobody could have defined is not gone on from, whoever wrote it.
+// Promise: A3
 func TestAnImageWithoutBoundsIsNotRead(t *testing.T) {
 	s := newImageShelf(t)
 	for word, part := range map[string]string{

@@ -23,6 +23,7 @@ func promptly(t *testing.T, what string, do func()) {
 	}
 }
 
+// Promise: W1
 func TestADeadFileSystemHoldsNoGuest(t *testing.T) {
 	d := newDaemon(t)
 	dead := filepath.Join(d.dir, "dead")

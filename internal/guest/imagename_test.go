@@ -14,6 +14,7 @@ import (
 
 // A saved image, which may come from anywhere, is of the guest of its UUID, however that is spelt. One that
 // names none is of nobody: folders are called by it, and without it that of all guests was cleared away.
+// Promise: X9
 func TestAnImageIsOfTheGuestOfItsUUID(t *testing.T) {
 	d := newDaemon(t)
 	g, other := d.define(small("saved")), d.define(small("other"))

@@ -49,6 +49,7 @@ func (d *daemon) doesIn(group *kernel.Group, cmd *exec.Cmd) string {
 
 // TestAGuestOpensNoDeviceButItsOwn: whatever a QEMU that was taken over comes by, and
 // be it root, the kernel lets it open the devices of its chamber alone.
+// Promise: I2
 func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	d := newDaemonOf(t, true)
 	if !d.groups.Has(kernel.DeviceController) {
@@ -107,6 +108,7 @@ const hugePage = 2 << 20
 
 // TestAGuestTakesNoHugePagesButItsOwn: a QEMU that was taken over has of the host's huge pages what its guest's memory
 // may be made of, and what is plugged in, and leaves the others to others.
+// Promise: I2
 func TestAGuestTakesNoHugePagesButItsOwn(t *testing.T) {
 	d := newDaemonOf(t, true)
 	if !d.groups.Has(kernel.HugePages) {
@@ -153,6 +155,7 @@ func labelsOf(d *daemon, v *guest.View) string {
 
 // TestIsolationIsTold: what keeps a guest apart is in its definition as it runs and in
 // what is shown of it, and is the truth.
+// Promise: I6
 func TestIsolationIsTold(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("told", ""))
@@ -188,6 +191,7 @@ func TestIsolationIsTold(t *testing.T) {
 
 // TestGuestsShareNoCore: each guest has a cookie of its own, by which the kernel tells
 // whose threads may run on one core at the same time.
+// Promise: I7
 func TestGuestsShareNoCore(t *testing.T) {
 	d := newDaemonOf(t, true)
 	if err := d.Quarters.House.ShareNoCore(); err != nil {
@@ -211,6 +215,7 @@ func TestGuestsShareNoCore(t *testing.T) {
 
 // TestRingsAreForGuestsThatBeganWithThem: by io_uring QEMU makes sockets that nobody sees,
 // so a guest that needs none has none.
+// Promise: I1
 func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 	d := newDaemonOf(t, true)
 	if err := makesRing(); err != nil {
@@ -232,6 +237,7 @@ func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 
 // TestNoCoreOfAGuest: a QEMU that crashes leaves its memory in no file, and to no program
 // that the host may have for cores, to which a limit of 0 says nothing.
+// Promise: K7
 func TestNoCoreOfAGuest(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("crashes"))

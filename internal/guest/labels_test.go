@@ -89,6 +89,7 @@ const (
 // TestGuestsAndTheirFilesAreLabelled: each QEMU gets a pair of its own, what it writes
 // has the same, what it reads can be read by all; the next daemon goes on with that; at
 // the end everything is as it was.
+// Promise: I8
 func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
 	disk, both := d.labelled("disk.raw", pooled), d.labelled("both.raw", pooled)
@@ -171,6 +172,7 @@ func settled(t *testing.T, d *daemon, g *guest.Guest) {
 
 // TestLabelsOfGuestsThatNoDaemonSawEnd: by the end of QEMU while no daemon ran, by a
 // reboot, and by the end of the daemon amid a start.
+// Promise: I8
 func TestLabelsOfGuestsThatNoDaemonSawEnd(t *testing.T) {
 	for what, meanwhile := range map[string]func(d *daemon, run string){
 		"QEMU ended": func(*daemon, string) {},
@@ -220,6 +222,7 @@ func kill(t *testing.T, pid int) {
 }
 
 // TestPluggedFilesAreLabelled: when a device goes, its files are given back.
+// Promise: I8
 func TestPluggedFilesAreLabelled(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
 	g := d.define(small("g", `<controller type='usb' model='qemu-xhci'/>`, `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`))
@@ -309,6 +312,7 @@ func TestWhatADefinitionSaysOfLabels(t *testing.T) {
 }
 
 // TestFileSystemsWithoutLabels: as NFS, they are told of, and guests start.
+// Promise: I8
 func TestFileSystemsWithoutLabels(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
 	at := filepath.Join(d.dir, "plain")
@@ -336,6 +340,7 @@ func TestFileSystemsWithoutLabels(t *testing.T) {
 }
 
 // TestLabelsThatAreRequired: a host without them starts no guest.
+// Promise: I10
 func TestLabelsThatAreRequired(t *testing.T) {
 	d := newDaemonOf(t, true)
 	d.required = true
@@ -378,6 +383,7 @@ func newParser(t *testing.T) (loaded func() string) {
 
 // TestGuestsHaveProfiles: each QEMU enters a profile that allows what it needs and
 // nothing of another guest's; it grows and shrinks with the guest, and goes with it.
+// Promise: I9
 func TestGuestsHaveProfiles(t *testing.T) {
 	parser, err := exec.LookPath("apparmor_parser") // AppArmor's own
 	profile := newParser(t)

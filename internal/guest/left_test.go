@@ -12,6 +12,7 @@ import (
 
 // What a guest leaves of its secrets is for one of its name alone: whoever may choose a UUID
 // for his guests would else choose that of another's, and have them.
+// Promise: A3
 func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 	d := newDaemon(t)
 	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00077"
@@ -43,6 +44,7 @@ func TestSecretsThatStayAreForAGuestOfTheName(t *testing.T) {
 }
 
 // Nor does one of another name have them that is defined just as the guest goes.
+// Promise: A3
 func TestSecretsThatAreJustLeftAreForAGuestOfTheName(t *testing.T) {
 	d := newDaemon(t)
 	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00078"

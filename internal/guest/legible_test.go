@@ -14,6 +14,7 @@ import (
 
 // TestWhatNoDaemonCouldReadIsRefused has a guest be given what is within all bounds by itself, and
 // makes of the whole one that the next daemon could not read: the guest would be in no list then.
+// Promise: G3
 func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("whole"))
@@ -48,6 +49,7 @@ func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
 }
 
 // A device that is attached brings no second order in which to boot: such a guest was saved, and not restored.
+// Promise: F31
 func TestADeviceBringsNoSecondBootOrder(t *testing.T) {
 	d := newDaemon(t)
 	const nic = "<interface type='user'><mac address='52:54:00:00:00:0%s'/><model type='virtio'/><boot order='%s'/></interface>"

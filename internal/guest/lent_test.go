@@ -34,6 +34,7 @@ func overwritten(t *testing.T, path, by string) {
 // TestAHeaderThatQEMUChangedLeadsNowhere: a QEMU that was taken over writes into its own image
 // that a file of others lies below. Neither it nor another guest is given that, by this daemon or
 // the next; who changes an image while no QEMU has it is believed.
+// Promise: X2
 func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 	d := newDaemonOf(t, true)
 	dir := t.TempDir()
@@ -77,6 +78,7 @@ func TestAHeaderThatQEMUChangedLeadsNowhere(t *testing.T) {
 
 // TestWhatAGuestWritesIsNoImageOfOthers: a guest writes a header into its raw disk, and to its
 // console. The guest to whom that file is an image is not led elsewhere by it.
+// Promise: X2
 func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
 	d := newDaemonOf(t, true)
 	dir := t.TempDir()
@@ -100,6 +102,7 @@ func TestWhatAGuestWritesIsNoImageOfOthers(t *testing.T) {
 
 // TestVariablesThatAreCopiedAreNoImageOfOthers: the template of a guest's UEFI variables has a header, and
 // is copied to where the guest has them. The guest to whom that file is an image is not led elsewhere by it.
+// Promise: X2
 func TestVariablesThatAreCopiedAreNoImageOfOthers(t *testing.T) {
 	const code, blank = "/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"
 	text, err := os.ReadFile(blank)
@@ -155,6 +158,7 @@ func TestASavedImageThatAGuestHasWrittenIsNotRestored(t *testing.T) {
 // TestADiskThatSomebodyKeptIsNoOthers: a QEMU that was taken over keeps a disk open that it was to let go of, without
 // the locks by which another would see that, or passes it on. The next guest is refused the disk until that
 // has ended.
+// Promise: I1
 func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
 	d := newDaemonOf(t, true)
 	path := filepath.Join(t.TempDir(), "disk")
@@ -172,6 +176,7 @@ func TestADiskThatSomebodyKeptIsNoOthers(t *testing.T) {
 
 // TestADiskOfAPausedGuestIsLetGoWhenItRuns: QEMU closes nothing that it was told to forget while its guest is paused.
 // The guest may have the disk again all the same, and another one when the first runs.
+// Promise: I1
 func TestADiskOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 	d := newDaemonOf(t, true)
 	path := filepath.Join(t.TempDir(), "disk")
@@ -189,6 +194,7 @@ func TestADiskOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 }
 
 // TestAMediumOfAPausedGuestIsLetGoWhenItRuns: so it is of the medium that a drive had, which is nobody's then.
+// Promise: I1
 func TestAMediumOfAPausedGuestIsLetGoWhenItRuns(t *testing.T) {
 	d := newDaemonOf(t, true)
 	path := filepath.Join(t.TempDir(), "medium")

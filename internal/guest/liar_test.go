@@ -248,6 +248,7 @@ func lies(t *testing.T, g *guest.Guest, manner, at string) {
 // Whatever a QEMU says on its monitor, or does not say, the daemon serves all others
 // meanwhile; the guest is shown, comes back where its QEMU does, and ends with all
 // that it holds when it is destroyed. The next daemon is no worse off.
+// Promise: F4
 func TestAQEMUThatLiesHarmsNobodyElse(t *testing.T) {
 	d := newDaemon(t)
 	program := copyOfTest(t, d.dir, liarName)
@@ -301,6 +302,7 @@ func TestAQEMUThatLiesHarmsNobodyElse(t *testing.T) {
 
 // The monitor is lost amid a change of medium: what the guest is shown to have is
 // what its drive has, and nothing else is left.
+// Promise: F6
 func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "medium.iso")
@@ -350,6 +352,7 @@ func TestAChangeOfMediumThatIsCutOffIsFinishedOrUndone(t *testing.T) {
 
 // The monitor is lost just as a guest is let run that came from its managed save image, and the start
 // fails: where the guest ran it does not go on from the image once more, on disks that have changed.
+// Promise: F31
 func TestAnImageIsUsedUpByAStartThatFailsLate(t *testing.T) {
 	d := newDaemon(t)
 	program := copyOfTest(t, d.dir, liarName)
@@ -369,6 +372,7 @@ func TestAnImageIsUsedUpByAStartThatFailsLate(t *testing.T) {
 
 // The store says that a managed save image is used up before the guest runs: a host that goes down just
 // then takes along all else that tells so. Where the guest does not come to run it is not.
+// Promise: F31
 func TestAnImageIsUsedUpBeforeTheGuestRuns(t *testing.T) {
 	d := newDaemon(t)
 	g := d.liar(copyOfTest(t, d.dir, liarName), "hang")
@@ -396,6 +400,7 @@ func TestAnImageIsUsedUpBeforeTheGuestRuns(t *testing.T) {
 
 // A guest that lets go of a device when its save has begun, and before its processors stop, is restored without that: the
 // state in the image has none.
+// Promise: F31
 func TestADeviceThatGoesAsItsGuestIsSavedIsNotInTheImage(t *testing.T) {
 	d := newDaemon(t)
 	var disks []string
@@ -415,6 +420,7 @@ func TestADeviceThatGoesAsItsGuestIsSavedIsNotInTheImage(t *testing.T) {
 }
 
 // No word of a QEMU's, however long, is kept for every client.
+// Promise: F4
 func TestWordsOfAQEMUAreCut(t *testing.T) {
 	d := newDaemon(t)
 	g := d.liar(copyOfTest(t, d.dir, liarName), "wordy")
@@ -436,6 +442,7 @@ func TestWordsOfAQEMUAreCut(t *testing.T) {
 
 // What a QEMU says many times is done once, and told once: it does not fill the log, of which a journal keeps so many
 // lines a second, nor have the daemon clean up behind one device by thousands.
+// Promise: F4
 func TestWhatAQEMUSaysAgainAndAgainIsDoneOnce(t *testing.T) {
 	d := newDaemon(t)
 	d.heard = make(chan string, 10_000)
@@ -474,6 +481,7 @@ func TestWhatAQEMUSaysAgainAndAgainIsDoneOnce(t *testing.T) {
 }
 
 // A QEMU that calls another process's thread its own gains nothing over it.
+// Promise: I1
 func TestAQEMUHasNoThreadsOfOthers(t *testing.T) {
 	d := newDaemon(t)
 	g := d.liar(copyOfTest(t, d.dir, liarName), "thief")

@@ -10,6 +10,7 @@ import (
 
 // A guest may bring its QEMU to write without end: the log stays bounded, its end
 // is kept, and what is written next follows.
+// Promise: S13
 func TestALogThatGrowsIsCut(t *testing.T) {
 	d := newDaemon(t)
 	path := d.LogPath("talker")
@@ -35,6 +36,7 @@ func TestALogThatGrowsIsCut(t *testing.T) {
 
 // Logs stay when their guests have gone, and so might fill the disk as well: the newest are
 // kept, and those of guests that are there.
+// Promise: S13
 func TestLogsOfGuestsThatHaveGoneAreBounded(t *testing.T) {
 	d := newDaemon(t)
 	d.define(small("there"))

@@ -15,6 +15,7 @@ import (
 
 // The store's file is destroyed, to the last byte: what runs goes on and is
 // persistent, and no saved guest is lost.
+// Promise: S9
 func TestGuestsOfAStoreThatIsLost(t *testing.T) {
 	d := newDaemon(t)
 	runs, saved, idle := d.define(small("runs")), d.define(small("saved")), d.define(small("idle"))
@@ -62,6 +63,7 @@ func (d *daemon) wantKept(runs, saved *guest.Guest) {
 
 // The store's file is gone, as where its directory was not mounted, or somebody moved it: no
 // saved image goes with it.
+// Promise: S9
 func TestGuestsOfAStoreThatIsGone(t *testing.T) {
 	d := newDaemon(t)
 	runs, saved := d.define(small("runs")), d.define(small("saved"))
@@ -79,6 +81,7 @@ func TestGuestsOfAStoreThatIsGone(t *testing.T) {
 }
 
 // Somebody has tidied up in the data directory.
+// Promise: F26
 func TestFoldersThatAreGoneAreMadeAgain(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("swept"))
@@ -101,6 +104,7 @@ func TestFoldersThatAreGoneAreMadeAgain(t *testing.T) {
 
 // An earlier store takes the place of the present one, as a backup does: guests that run, and one
 // that ended meanwhile, were defined later, and nobody has undefined them.
+// Promise: S9
 func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 	d := newDaemon(t)
 	path := store.Path(filepath.Join(d.dir, "data"))
@@ -138,6 +142,7 @@ func TestGuestsOfAStoreOfYesterday(t *testing.T) {
 
 // In the store that came back another guest has the name of one that runs: who comes to know that
 // one again finds the state of its TPM, and nobody else does.
+// Promise: S9
 func TestAGuestWhoseNameIsTakenKeepsItsSecrets(t *testing.T) {
 	d := newDaemon(t)
 	path := store.Path(filepath.Join(d.dir, "data"))

@@ -57,6 +57,7 @@ func (g *taken) says(event, data string) {
 
 // A guest that its user suspends stays so also where a disk that is full has paused it by then: it does not go on when
 // there is room.
+// Promise: S11
 func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		end := g.busy(domain.JobDump)
@@ -79,6 +80,7 @@ func TestAGuestThatIsSuspendedAsADiskIsFullStaysSo(t *testing.T) {
 }
 
 // A guest that is being restarted, and runs then, is not said to be suspended.
+// Promise: F36
 func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.state.Rebooting = true })
@@ -94,6 +96,7 @@ func TestAGuestThatIsRestartedIsNotSuspended(t *testing.T) {
 }
 
 // Nor is one that has panicked, and is restarted when that has been dumped.
+// Promise: F36
 func TestAGuestThatHasPanickedAndIsRestartedIsNotSuspended(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.state.Policy.OnCrash = "coredump-restart" })
@@ -110,6 +113,7 @@ func TestAGuestThatHasPanickedAndIsRestartedIsNotSuspended(t *testing.T) {
 }
 
 // Who waits for the guest's agent in vain, as another's command takes its time, leaves that its answer.
+// Promise: F36
 func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.play("guest-fsfreeze-freeze ") // it does not answer
@@ -134,6 +138,7 @@ func TestWhoWaitsForTheAgentEndsNoCommand(t *testing.T) {
 
 // A guest that has panicked is not restarted amid a save, however long that takes: it would change its disks behind the
 // image.
+// Promise: F31
 func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.state.Policy.OnCrash = "coredump-restart" })
@@ -157,6 +162,7 @@ func TestAPanicIsNotFollowedAmidASave(t *testing.T) {
 
 // No device is plugged in under the name of one of which QEMU has not let go yet: what is tried again would take what is
 // behind the new one.
+// Promise: F36
 func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		if _, err := g.reg.Emulators.Known(takenEmulator); err != nil {
@@ -197,6 +203,7 @@ func (r *Registry) crashed(name string) *Guest {
 }
 
 // A guest that is to be started again after a crash is that also where something else is done to it as its daemon begins.
+// Promise: F36
 func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
 	r := bareRegistry(t)
 	g := r.crashed("crashed")
@@ -225,6 +232,7 @@ func TestACrashIsNotForgottenForOtherWork(t *testing.T) {
 }
 
 // A guest that is destroyed just as its start fails by itself is not started once more.
+// Promise: F36
 func TestAStartThatFailsAsItIsGivenUpIsNotTriedAgain(t *testing.T) {
 	r := bareRegistry(t)
 	g := r.crashed("failing")

@@ -13,6 +13,7 @@ func displays(kind, address string, password bool) []*device.Graphics {
 	return []*device.Graphics{{Type: "vnc", Listens: []device.Listen{{Type: kind, Address: address}}, HasPassword: password}}
 }
 
+// Promise: A10
 func TestRemarks(t *testing.T) {
 	caps := &qemu.Capabilities{
 		Machines:     []qemu.Machine{{Name: "pc-i440fx-1.4", Deprecated: true}, {Name: "pc-i440fx-7.2", Alias: "pc"}},

@@ -12,6 +12,7 @@ import (
 
 // TestWordsThatNoDocumentHolds are refused before they spoil the record of a guest,
 // which no later daemon could read.
+// Promise: X9
 func TestWordsThatNoDocumentHolds(t *testing.T) {
 	for _, text := range []string{"\x01", "\xff", "\uFFFE"} {
 		for _, kind := range []MetadataKind{Description, Title} {
@@ -24,6 +25,7 @@ func TestWordsThatNoDocumentHolds(t *testing.T) {
 }
 
 // TestADefinitionStaysOneThatCanBeRead has words that are longer once they are written down.
+// Promise: X9
 func TestADefinitionStaysOneThatCanBeRead(t *testing.T) {
 	r := &Registry{byName: map[string]*Guest{}, byUUID: map[string]*Guest{}}
 	g := &Guest{reg: r, inactive: &domain.Definition{}}
@@ -35,6 +37,7 @@ func TestADefinitionStaysOneThatCanBeRead(t *testing.T) {
 
 // A new guest has a name by which its log can be called, and with which lists of as many guests as there may be
 // fit into an answer.
+// Promise: X9
 func TestNewGuestsHaveNamesThatFit(t *testing.T) {
 	r := bareRegistry(t)
 	nothing := func(*Guest) error { return nil }
@@ -49,6 +52,7 @@ func TestNewGuestsHaveNamesThatFit(t *testing.T) {
 }
 
 // TestThereAreNoMoreGuestsThanClientsTake fills the list.
+// Promise: X9
 func TestThereAreNoMoreGuestsThanClientsTake(t *testing.T) {
 	r := &Registry{byName: map[string]*Guest{}, byUUID: map[string]*Guest{}}
 	for i := range maxGuests {

@@ -36,6 +36,7 @@ func (d *daemon) wantMemory(g *guest.Guest, modules int, size uint64) {
 	}
 }
 
+// Promise: G7
 func TestMemoryIsPluggedIn(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(growing("growing", strings.Replace(module, "128", "64", 1)))
@@ -97,6 +98,7 @@ func TestMemoryThatCannotBePluggedInIsRefused(t *testing.T) {
 }
 
 // A module whose plug was cut off is the guest's, or nobody's, and the books say so.
+// Promise: G7
 func TestAModuleWhosePlugWasCutOff(t *testing.T) {
 	for name, c := range map[string]struct {
 		made    bool

@@ -17,6 +17,7 @@ import (
 
 // A daemon that is killed as it makes a macvtap leaves its name to the next one, which removes it. The
 // loopback has none: what is made here fails in any case.
+// Promise: F1
 func TestAMacvtapThatIsJustMadeIsKnownToTheNextDaemon(t *testing.T) {
 	records, err := store.Open(t.TempDir())
 	if err != nil {

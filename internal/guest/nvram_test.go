@@ -14,6 +14,7 @@ import (
 
 // The UEFI variables that a guest made go with it when it ends and nobody knows of it any
 // more; those that were there before it, or are asked for again, stay.
+// Promise: F24
 func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 	const code = "/usr/share/OVMF/OVMF_CODE_4M.fd"
 	if _, err := os.Stat(code); err != nil {
@@ -91,6 +92,7 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 
 // The UEFI variables that two guests have, as one was made of the other's definition by hand, stay when one is
 // undefined with its own, and go with the last.
+// Promise: F36
 func TestTheVariablesOfAnotherGuestStay(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(t.TempDir(), "vars")

@@ -11,6 +11,7 @@ import (
 
 // Where nobody can look for a guest's QEMU, because no more files can be opened, say, the guest is
 // not taken for one that has ended.
+// Promise: G5
 func TestAGuestThatCannotBeLookedForIsLeftAlone(t *testing.T) {
 	const uuid = "5f0f2a0e-6d53-4a35-b1a6-0a1f3ad0c0de"
 	host := t.TempDir() // which has no /proc
@@ -33,6 +34,7 @@ func TestAGuestThatCannotBeLookedForIsLeftAlone(t *testing.T) {
 }
 
 // A guest whose user has another's UUID in what he adds to QEMU's command is not taken for the other.
+// Promise: G5
 func TestAGuestIsKnownByItsOwnUUID(t *testing.T) {
 	const own, other = "5f0f2a0e-6d53-4a35-b1a6-0a1f3ad0c0de", "c0ffee00-0000-4000-8000-0000000000a6"
 	command := []string{"qemu", "-name", "guest=one,debug-threads=on", "-uuid", own, "-device", "x", "-uuid", other, other}

@@ -24,6 +24,7 @@ import (
 
 // Nothing else is changed in place while nobody knows how far a change came: both records would say how the guest
 // is to be.
+// Promise: F36
 func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
 	r := newRun(runRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
 	payload, err := json.Marshal(update{OfActive: machine, Active: machine})
@@ -41,6 +42,7 @@ func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
 
 // A reset that QEMU does not answer, as on a host whose storage hangs for a while, is made once more by a new
 // session: the guest is said to run, and nobody else would let it.
+// Promise: F8
 func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, qemus := net.Pipe()
@@ -73,6 +75,7 @@ func TestARestartThatIsNotAnsweredGivesUpItsSession(t *testing.T) {
 
 // A save that is aborted when its image is complete is complete or none: its record says
 // that it goes forward exactly where its client is told that it was done.
+// Promise: F36
 func TestSave_AbortedAtCompletion(t *testing.T) {
 	ctx, abort := context.WithCancelCause(t.Context())
 	s := &save{}
@@ -88,6 +91,7 @@ func TestSave_AbortedAtCompletion(t *testing.T) {
 
 // A managed save image is removed in its guest's turn: amid a start from there, or the end of the save, it would be
 // there again.
+// Promise: F31
 func TestAnImageIsRemovedInItsGuestsTurn(t *testing.T) {
 	meanwhile(t, func(t *testing.T, g *taken) {
 		g.now(func() { g.record.ManagedSave = true })
@@ -109,6 +113,7 @@ func TestAnImageIsRemovedInItsGuestsTurn(t *testing.T) {
 
 // A guest that what was cut off is to let run is not said to stay paused: who suspends it then has to wait for
 // that, or the guest would run after all.
+// Promise: F36
 func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
 	root := t.TempDir()
 	reg := takenHost(t, root)
@@ -136,6 +141,7 @@ func TestAGuestThatIsToBeLetRunDoesNotStayPaused(t *testing.T) {
 }
 
 // A guest to which others give other UEFI variables, as it is about to be undefined with those it has, keeps both.
+// Promise: F36
 func TestAnUndefineTakesNoOtherVariables(t *testing.T) {
 	g := &Guest{inactive: &domain.Definition{}}
 	g.inactive.OS.NVRAM.Path = "/now"

@@ -41,6 +41,7 @@ func (d *daemon) bear(name, policies string) *guest.Guest {
 
 // Power-off, reset and panic that come from the guest are followed as its definition
 // says, with the state, the reason and the events that say what happened.
+// Promise: F8
 func TestWhatAGuestDoesToItself(t *testing.T) {
 	d := newDaemon(t)
 	for _, c := range []struct {
@@ -91,6 +92,7 @@ func TestWhatAGuestDoesToItself(t *testing.T) {
 
 // A guest whose definition says that it goes on after a panic, a power-off or a
 // reset does, in the same process.
+// Promise: F8
 func TestAGuestThatGoesOnAfterItsOwnEnd(t *testing.T) {
 	d := newDaemon(t)
 	for name, policies := range map[string]string{
@@ -120,6 +122,7 @@ func TestAGuestThatGoesOnAfterItsOwnEnd(t *testing.T) {
 }
 
 // A panic that no daemon saw is followed by the next one.
+// Promise: F8
 func TestAPanicWithoutADaemonIsFollowedByTheNext(t *testing.T) {
 	d := newDaemon(t)
 	g := d.bear("unseen", "<on_crash>coredump-destroy</on_crash>")
@@ -134,6 +137,7 @@ func TestAPanicWithoutADaemonIsFollowedByTheNext(t *testing.T) {
 }
 
 // A policy that is not built is refused by name.
+// Promise: F8
 func TestAPolicyThatIsNotBuiltIsRefused(t *testing.T) {
 	d := newDaemon(t)
 	_, err := d.Define(d.ctx(), strings.Replace(small("renamed"), "<devices>", "<on_crash>rename-restart</on_crash><devices>", 1), false)
@@ -181,6 +185,7 @@ func (d *daemon) alone(monitor, human string) {
 
 // A guest that is kept after its panic cannot be resumed, and says so. A reset boots it,
 // as often as it is asked for, in the same process.
+// Promise: F8
 func TestPreserve_ResetBootsTheGuest(t *testing.T) {
 	d := newDaemon(t)
 	g := d.bear("kept", "<on_crash>preserve</on_crash>")
@@ -202,6 +207,7 @@ func TestPreserve_ResetBootsTheGuest(t *testing.T) {
 }
 
 // libvirt's driver for QEMU preserves a guest after a panic alone.
+// Promise: F8
 func TestSetPolicy_PreserveIsForCrashesAlone(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("policies"))

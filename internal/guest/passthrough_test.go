@@ -147,6 +147,7 @@ func cardRun(r *Registry, name string) *launching {
 
 // TestHostDevice_TwoGuestsThatStartAtOnce: the second is refused, and its end takes nothing away.
 // Neither do nodedev-detach and -reattach. Once the first has ended the device is free.
+// Promise: G14
 func TestHostDevice_TwoGuestsThatStartAtOnce(t *testing.T) {
 	r, unbound := cardHost(t)
 	ctx, at := t.Context(), kernel.PCIAddress{Bus: 1}
@@ -176,6 +177,7 @@ func TestHostDevice_TwoGuestsThatStartAtOnce(t *testing.T) {
 
 // TestHostDevice_UnpluggedGoesBackToTheHost: at once, and not when its guest ends: another may
 // have it then.
+// Promise: G14
 func TestHostDevice_UnpluggedGoesBackToTheHost(t *testing.T) {
 	for _, after := range []string{"this daemon", "the next daemon"} {
 		r, unbound := cardHost(t)
@@ -228,6 +230,7 @@ func TestHostDevice_GivenBackLateIsLeftToItsNextGuest(t *testing.T) {
 
 // TestADisplayThatDrawsHasItsAdapter: the one it names or the host's first, and none
 // where it does not draw by one.
+// Promise: I2
 func TestADisplayThatDrawsHasItsAdapter(t *testing.T) {
 	laptop, cloud := kerneltest.Host(t, kerneltest.Laptop), kernel.At(t.TempDir())
 	for _, c := range []struct {

@@ -330,6 +330,7 @@ func TestALateDeviceLeavesATrace(t *testing.T) {
 
 // So it is where somebody has cleared the run directory as well: what only waits is not taken
 // for a guest that runs.
+// Promise: F28
 func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
 		t.Run(fmt.Sprintf("isolated %v", isolated), func(t *testing.T) {
@@ -359,6 +360,7 @@ func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
 }
 
 // A QEMU that waits and does not hear holds its guest's start up for a moment only.
+// Promise: F28
 func TestWhatWasPreparedAndIsStoppedIsNotUsed(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("stopped"))

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
+// Promise: G8
 func TestAGuestWithMoreProcessorsThanAtItsStartIsRestored(t *testing.T) {
 	d := newDaemon(t)
 	disk := func(name string) string {

@@ -163,6 +163,7 @@ func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
 
 // Rules of access know a guest by its labels: one that others have been given while it ran stays theirs when
 // it is undefined, under the next daemon, too.
+// Promise: A1
 func TestAnUndefinedGuestKeepsItsMarks(t *testing.T) {
 	d := newDaemon(t)
 	of := func(team string) string {
@@ -201,6 +202,7 @@ func TestAGuestDefinedWhileItRanStaysDefined(t *testing.T) {
 	ok(t, g.Undefine(d.ctx(), guest.UndefineOptions{}))
 }
 
+// Promise: G5
 func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 	for name, damage := range map[string]string{"empty": "", "torn": `{"Name":"qu`, "another's": `{}`} {
 		t.Run(name, func(t *testing.T) {
@@ -229,6 +231,7 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 }
 
 // One of which the store has nothing is shown all the same, and nobody else is given its name.
+// Promise: G5
 func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 	for damage, called := range map[string]string{`{"Name":"tr`: "", `{"Name":"transient","UUID":"%s","XML":"<domain"}`: "transient"} {
 		t.Run(called, func(t *testing.T) {
@@ -272,6 +275,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 }
 
 // One that is undefined then is transient for the daemon that can adopt it.
+// Promise: F31
 func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("quarantined"))
@@ -306,6 +310,7 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 }
 
 // Somebody has cleared the host's /run: what is known of a running guest is its group alone.
+// Promise: G5
 func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 	d := newDaemon(t)
 	if d.Cgroups.Version() == 0 {
@@ -371,6 +376,7 @@ func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 	ok(t, d.store.Get(domains, g.UUID(), &kept)) // for whoever can mend it
 }
 
+// Promise: G6
 func TestAnInterruptedStartIsTakenBack(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("begun"))
@@ -476,6 +482,7 @@ func TestAnOwnedGuestEndsWithItsDaemon(t *testing.T) {
 
 // A guest that others have been given does not end with the client that started it, nor with that one's
 // daemon.
+// Promise: A1
 func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 	d := newDaemon(t)
 	d.heard = make(chan string, 1000)
@@ -501,6 +508,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 	d.want(d.again(theirs), domain.Running, domain.ReasonBooted)
 }
 
+// Promise: G6
 func TestAnEndThatWasBegunIsCompleted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("ending"))
@@ -672,6 +680,7 @@ func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
 	}
 }
 
+// Promise: F5
 func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("cut"))
@@ -724,6 +733,7 @@ func TestAGuestIsDestroyedInASave(t *testing.T) {
 	}
 }
 
+// Promise: F3
 func TestQEMUKilledInASave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("slain"))
@@ -761,6 +771,7 @@ func TestADestroyIsCompleteWhenTheDaemonStops(t *testing.T) {
 	}
 }
 
+// Promise: G6
 func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")
@@ -818,6 +829,7 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 
 // A device is the guest's also where QEMU refuses what was still to be said of it when its plug was cut off: the
 // guest keeps its monitor.
+// Promise: G6
 func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")
@@ -924,6 +936,7 @@ func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
 	}
 }
 
+// Promise: F5
 func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
 	d := newDaemon(t)
 	stuck, healthy := d.define(small("stuck")), d.define(small("healthy"))
@@ -942,6 +955,7 @@ func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
 
 // A host that goes down amid a save loses what its run directory says of the image. The next
 // daemon removes what was left of it, and nothing else that may lie there by then.
+// Promise: F29
 func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"

@@ -35,6 +35,7 @@ func waiting(t *testing.T, g *guest.Guest, said string) (words string) {
 
 // A guest whose on_crash asks for a restart is started again when somebody kills its
 // QEMU, later after each crash, and says so; until its user destroys it.
+// Promise: F11
 func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 	d := newDaemon(t)
 	for _, policy := range []string{"restart", "coredump-restart"} {
@@ -71,6 +72,7 @@ func TestAGuestWhoseQEMUIsKilledIsStartedAgain(t *testing.T) {
 }
 
 // What a guest needs may be away for a while when it crashes: it is not given up for that.
+// Promise: F11
 func TestARestartAfterACrashWaitsForWhatTheGuestNeeds(t *testing.T) {
 	d := newDaemon(t)
 	pool, disk := d.shelf()
@@ -84,6 +86,7 @@ func TestARestartAfterACrashWaitsForWhatTheGuestNeeds(t *testing.T) {
 }
 
 // A guest that was to end with its client is not started again when it crashes: it would end with nobody.
+// Promise: F36
 func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
@@ -109,6 +112,7 @@ func TestAGuestOfAClientIsNotStartedAgain(t *testing.T) {
 }
 
 // The next daemon starts what crashed while there was none, or waited to be started.
+// Promise: F11
 func TestACrashWithoutADaemonIsFollowedByARestart(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
@@ -141,6 +145,7 @@ func TestACrashWithoutADaemonIsFollowedByARestart(t *testing.T) {
 	}
 }
 
+// Promise: F11
 func TestPausesBeforeRestartsGrow(t *testing.T) {
 	for n, want := range map[int]time.Duration{
 		1: 0, 2: time.Second, 3: 2 * time.Second, 4: 4 * time.Second, 10: 256 * time.Second, 11: 5 * time.Minute, 1 << 20: 5 * time.Minute,

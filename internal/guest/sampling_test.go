@@ -227,6 +227,7 @@ func TestCostsAreLearntDespiteNoise(t *testing.T) {
 // TestStuckGuestsDelayNoSample: a tenth of the guests stops to answer. They are
 // marked with the reason and the time; the others are sampled as before; and when
 // they answer again all is well.
+// Promise: W3
 func TestStuckGuestsDelayNoSample(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 250, 0)
@@ -286,6 +287,7 @@ func TestAGuestThatNeverAnsweredShowsWhatTheKernelKnows(t *testing.T) {
 // TestManyWaitForOneQuestion: callers with a deadline share one question to a
 // stuck guest, and get the old sample; once it is known to be stuck nobody
 // begins to wait.
+// Promise: W3
 func TestManyWaitForOneQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})

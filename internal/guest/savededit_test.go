@@ -14,6 +14,7 @@ import (
 
 // A definition that comes with a save is held to what one has to keep to that is defined: the name
 // of a device leads to no other's files, and a start takes no more than the machine had.
+// Promise: A3
 func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 	d := newDaemonOf(t, true)
 	cell := "<cpu><numa><cell id='0' cpus='0' memory='65536'/></numa></cpu>"

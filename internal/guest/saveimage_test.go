@@ -62,6 +62,7 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 }
 
 // The next daemon takes back what was not completed by paths in JSON, which has no bytes that are no text.
+// Promise: F29
 func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
 	for _, path := range []string{"relative", "/srv/a\xff", "/srv/\xc3/a"} {
 		if err := new(Guest).Save(t.Context(), path, SaveOptions{}); !fault.Is(err, fault.Invalid) {
@@ -89,6 +90,7 @@ func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
 }
 
 // A journal of labels that is longer than the next daemon reads is none.
+// Promise: I8
 func TestAJournalOfLabelsIsBounded(t *testing.T) {
 	l := &labels{path: filepath.Join(t.TempDir(), "journal")}
 	l.Files = []lent{{Path: strings.Repeat("x", maxJournal)}}
@@ -98,6 +100,7 @@ func TestAJournalOfLabelsIsBounded(t *testing.T) {
 }
 
 // An image is written of no guest that could not be restored from it: the guest is told so while it runs.
+// Promise: F31
 func TestAGuestThatCouldNotBeRestoredIsNotSaved(t *testing.T) {
 	whole := title("first")
 	for name, doc := range map[string]string{

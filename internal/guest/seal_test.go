@@ -35,6 +35,7 @@ const plugged = "<channel type='unix'><target type='virtio' name='org.test.1'/><
 
 // TestAGuestIsSealedAndServed: what QEMU made before the guest ran is used, what needs more
 // is handed over, and a guest whose daemon left it open is sealed by the next.
+// Promise: I11
 func TestAGuestIsSealedAndServed(t *testing.T) {
 	d := newDaemonOf(t, true)
 	display := filepath.Join(d.dir, "screens", "vnc.sock")
@@ -116,6 +117,7 @@ func (d *daemon) serves(g *guest.Guest, when, display string) {
 
 // TestASealedGuestIsFoundWithoutItsRecord: neither its QEMU nor its user's number is lost
 // with its run record, whoever it runs as.
+// Promise: I11
 func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 	d := newDaemonOf(t, true)
 	named := "<seclabel type='static' model='dac' relabel='no'><label>+107:+36</label></seclabel></domain>"
@@ -156,6 +158,7 @@ func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 
 // TestATerminalIsPluggedIntoASealedGuest: QEMU is let make the one, and no other, nor by the node that lies among
 // the terminals themselves.
+// Promise: I11
 func TestATerminalIsPluggedIntoASealedGuest(t *testing.T) {
 	d := newDaemonOf(t, true)
 	channel := strings.Replace(plugged, "test.1", "test.0", 1)

@@ -136,6 +136,7 @@ func bindsTo(at string) error {
 // TestAQEMUThatWasTakenOverMakesNothing: when the guest runs there is no place on the
 // host where a QEMU could make anything, in directories that it made before and holds
 // open as little as in its own; before, it could.
+// Promise: I11
 func TestAQEMUThatWasTakenOverMakesNothing(t *testing.T) {
 	d := newDaemonOf(t, true)
 	const uuid = "4b1d6a2e-9f0c-4c57-8c1a-1e5ca9e00003"

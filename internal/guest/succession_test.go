@@ -85,6 +85,7 @@ func TestAClientThatGoesTakesItsOwnRunAlong(t *testing.T) {
 }
 
 // A dump for a panic is of the run that panicked: the next one is not held up for it.
+// Promise: F36
 func TestADumpOfARunIsNotOfTheNext(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("panicked"))

@@ -233,6 +233,7 @@ func (g *taken) medium() string { return "<source file='" + filepath.Join(g.dir,
 // Every request has an answer, and none is that of a bug. The guest is never thought to
 // have ended while its process lives, and what is known of it can be read by clients and
 // by the next daemon. At its end all that it held is given back, once.
+// Promise: F4, X6
 func FuzzTakenOver(f *testing.F) {
 	var known []string
 	for _, life := range lives {
@@ -785,6 +786,7 @@ func (g *taken) end() {
 
 // A QEMU that names a terminal in megabytes has none: no daemon would read that again. Nor has one that names another
 // place than the kernel's: clients would be shown it, and the daemon look there.
+// Promise: I1
 func TestATerminalOfMegabytesIsNone(t *testing.T) {
 	for _, path := range []string{strings.Repeat("/x", xmltree.MaxSize/2), "/net/elsewhere/1", "/dev/pts/../sda", "/dev/pts/ptmx", "/dev/pts/"} {
 		testTerminal(t, path)

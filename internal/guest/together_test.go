@@ -31,6 +31,7 @@ func (d *daemon) whileStopped(g *guest.Guest, do func() error, beside func()) er
 
 // What is stored of a guest while a change of the running one and of its definition is under way stays stored: the
 // change is made to what is there then.
+// Promise: F36
 func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("busy", `<controller type='usb' model='qemu-xhci'/>`))
@@ -65,6 +66,7 @@ func TestAChangeUnderWayUndoesNoOther(t *testing.T) {
 
 // A save that was cut off by the loss of the monitor lets the guest go on when its QEMU answers again, also
 // where somebody has tried once more meanwhile.
+// Promise: F36
 func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("again"))
@@ -85,6 +87,7 @@ func TestATryAfterASaveThatWasCutOffLeavesNoGuestPaused(t *testing.T) {
 }
 
 // A start that was asked for by a document waits while its guest is renamed: it is not of that guest any more.
+// Promise: F36
 func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("from"))
@@ -110,6 +113,7 @@ func TestAGuestThatIsRenamedIsNotStartedByItsOldName(t *testing.T) {
 }
 
 // Who suspends a guest that is paused for a dump just then finds it suspended when the dump has ended.
+// Promise: F36
 func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("dumped"))
@@ -127,6 +131,7 @@ func TestAGuestThatIsSuspendedInADumpStaysSo(t *testing.T) {
 }
 
 // A picture whose client has gone while QEMU makes it does not count for ever among those that are not read.
+// Promise: F36
 func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("pictured", `<video><model type='vga'/></video>`))
@@ -149,6 +154,7 @@ func TestAPictureThatNobodyWaitsForIsNotCounted(t *testing.T) {
 
 // No save is begun while there is no monitor: begun then and going on by the next one, it would be made of what is known
 // of the guest, and not of what QEMU has of a change that was cut off.
+// Promise: F36
 func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("unreached"))
@@ -166,6 +172,7 @@ func TestNoSaveIsBegunWithoutAMonitor(t *testing.T) {
 }
 
 // What is said of a guest while it is being saved is not said to be so and then gone with the image.
+// Promise: F36
 func TestWordsAreNotLostByASave(t *testing.T) {
 	d := newDaemon(t)
 	g, title := d.define(small("named")), "told"

@@ -20,6 +20,7 @@ import (
 
 // TestTheTPMHasNoPrivileges: the emulator of a guest's TPM has no capability, and
 // no way to gain one, and serves the guest all the same.
+// Promise: I20
 func TestTheTPMHasNoPrivileges(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
@@ -97,6 +98,7 @@ func stateOf(t *testing.T, d *daemon, uuid string) os.FileInfo {
 
 // The state of a TPM holds secrets: it goes with a guest that was undefined as it ran, or
 // never was defined, when that ends, for the next of its UUID must not find it.
+// Promise: K9
 func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
@@ -158,6 +160,7 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 
 // Whoever's TPM is gone is told, also by a daemon that was not there when it went; the guest
 // runs on, and has it again after its next start.
+// Promise: F27
 func TestAnEndOfTheTPMIsTold(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
@@ -193,6 +196,7 @@ func TestAnEndOfTheTPMIsTold(t *testing.T) {
 }
 
 // A TPM emulator that goes with its guest, which takes its time, has not ended by itself.
+// Promise: F27
 func TestAnEndOfTheTPMWithItsGuestIsNotTold(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")

@@ -170,6 +170,7 @@ var errNotGiven = errors.New("nothing is given")
 
 // TestATPMThatWasTakenOverReachesNothing: a guest's TPM emulator that the guest has taken over is as far from all else
 // as its QEMU, and neither gets anywhere by what the other one hands it.
+// Promise: I1, I20
 func TestATPMThatWasTakenOverReachesNothing(t *testing.T) {
 	if _, err := os.Stat(tpm); err != nil {
 		t.Skip("needs swtpm")

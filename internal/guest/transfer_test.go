@@ -14,6 +14,7 @@ import (
 // TestQEMUHasNoSavedImage: the definition that a restore believes stands in the image, and a QEMU
 // that was taken over would write another there. So QEMU never has the file, and what it writes
 // comes behind the definition.
+// Promise: I1
 func TestQEMUHasNoSavedImage(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(wordy("saved"))

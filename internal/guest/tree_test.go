@@ -12,6 +12,7 @@ import (
 // TestFoldersInEachOtherAreRemoved: what a TPM's emulator, or a QEMU, that was taken over has nested deeper
 // than the daemon may open files goes with the rest, and takes none of those from it; what is beside the
 // folder stays, also where a link leads there.
+// Promise: I20
 func TestFoldersInEachOtherAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	state, beside := filepath.Join(dir, "state"), filepath.Join(dir, "beside")

@@ -115,6 +115,7 @@ func TestDisksAsAnAgentKnowsThem(t *testing.T) {
 	}
 }
 
+// Promise: X10
 func TestWhatAGuestTellsIsCut(t *testing.T) {
 	if got := told("a\x00b\xff\x1b\u009b\n"); got != "ab?" {
 		t.Errorf("got %q", got)

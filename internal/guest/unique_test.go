@@ -28,6 +28,7 @@ func (r *Registry) seat(d *domain.Definition) {
 
 func (r *Registry) clashes(uuid string) []string { return r.Clashes(r.byUUID[uuid].View(), nil) }
 
+// Promise: H6
 func TestGuestsThatShareWhatMustBeUnique(t *testing.T) {
 	path := &device.DiskSource{File: "/images/a"}
 	for says, change := range map[string]func(*domain.Definition){
@@ -86,6 +87,7 @@ func TestTwoDisksOfOneSerial(t *testing.T) {
 
 // TestAThousandTwins has every guest share with every other: a message stays short,
 // and asking all of them is nothing that grows with the square of their number.
+// Promise: H6
 func TestAThousandTwins(t *testing.T) {
 	const many = 1000
 	r := crowd()

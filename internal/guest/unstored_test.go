@@ -47,6 +47,7 @@ func (d *daemon) savedUnstored(name string) (g *guest.Guest, find func()) {
 }
 
 // The memory of a guest is kept, also where the store takes no change just when it was saved.
+// Promise: F31
 func TestAManagedSaveThatIsStoredLate(t *testing.T) {
 	d := newDaemon(t)
 	g, find := d.savedUnstored("next")
@@ -71,6 +72,7 @@ func TestAManagedSaveThatIsStoredLate(t *testing.T) {
 }
 
 // A guest that has gone on from its image is not said to have one, whenever the store takes that.
+// Promise: F31
 func TestAManagedSaveThatIsUsedUpLate(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("used"))
@@ -89,6 +91,7 @@ func TestAManagedSaveThatIsUsedUpLate(t *testing.T) {
 
 // What a run has left that the host did not take back yet brings back nothing: neither a guest that
 // was undefined since, nor an image that was removed.
+// Promise: F31
 func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
 	d := newDaemon(t)
 	saved := func(name string) *guest.Guest {
@@ -117,6 +120,7 @@ func TestWhatARunHasLeftBringsNothingBack(t *testing.T) {
 
 // A guest that its user has started and ended is not started with the host again by the next
 // daemon, also where the store did not take that it ran at first.
+// Promise: F7
 func TestAStartThatIsStruckOffLate(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
@@ -161,6 +165,7 @@ func TestARenameThatIsRefusedIsNotAnnounced(t *testing.T) {
 }
 
 // An undefine that the store refuses leaves the running guest as it was, with the marks that it was started with.
+// Promise: A1
 func TestAnUndefineThatIsRefusedChangesNoMarks(t *testing.T) {
 	d := newDaemon(t)
 	of := func(team, more string) string {
@@ -184,6 +189,7 @@ func TestAnUndefineThatIsRefusedChangesNoMarks(t *testing.T) {
 }
 
 // A guest that is saved runs from nothing else: gone on from later its image would damage the disks.
+// Promise: F31
 func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 	d := newDaemon(t)
 	doc := small("twice")
@@ -208,6 +214,7 @@ func TestASavedGuestRunsFromNothingElse(t *testing.T) {
 
 // A daemon is killed as it lets a guest run that came from its image: the guest runs under the next
 // one, and does not go on from the image again.
+// Promise: F31
 func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("resumes"))
@@ -236,6 +243,7 @@ func TestARestoreThatWasCutOffAtItsEndGoesOn(t *testing.T) {
 }
 
 // Such a guest has ended by its own doing before the next daemon came, and is kept as it ended.
+// Promise: F31
 func TestARestoreThatWasCutOffIsNotGoneOnWithAfterItsEnd(t *testing.T) {
 	d := newDaemon(t)
 	g := d.bear("ended", "<on_crash>preserve</on_crash>")
@@ -254,6 +262,7 @@ func TestARestoreThatWasCutOffIsNotGoneOnWithAfterItsEnd(t *testing.T) {
 
 // A running guest loses a device, just when the store takes no changes any more: whoever asked for
 // that in its definition, too, is told. Processors it is not given then.
+// Promise: F10
 func TestAChangeThatTheStoreRefusesIsTold(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")

@@ -14,6 +14,7 @@ import (
 var both = guest.Affect{Live: true, Config: true}
 
 // A change that is cut off, and gone on with later, takes back nothing that was changed, and answered, meanwhile.
+// Promise: F36
 func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 	d := newDaemon(t)
 	const memory = 32 << 20
@@ -52,6 +53,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 }
 
 // What was changed, and then changed again, stays so, also where the journal of the first change lies there still.
+// Promise: F36
 func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
 	d := newDaemon(t)
 	config := guest.Affect{Config: true}

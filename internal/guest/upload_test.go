@@ -10,6 +10,7 @@ import (
 
 // TestNobodyUploadsToADiskThatBegins: a guest does not begin with an image that is being uploaded, whose header may come to
 // name a file for its data after it was looked at: QEMU opens that by itself.
+// Promise: X2
 func TestNobodyUploadsToADiskThatBegins(t *testing.T) {
 	d := newDaemonOf(t, true)
 	p, err := d.pools.Define(d.ctx(), "<pool type='dir'><name>p</name><target><path>"+t.TempDir()+"</path></target></pool>", false)

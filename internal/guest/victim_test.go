@@ -11,6 +11,7 @@ import (
 )
 
 // The kernel ends guests of less importance first when memory runs out.
+// Promise: S12
 func TestGuestsAreVictimsByTheirPriority(t *testing.T) {
 	d := newDaemon(t)
 	last := -1000

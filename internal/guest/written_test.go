@@ -12,6 +12,7 @@ import (
 )
 
 // A guest is not started, nor plugged a disk, on what the daemon itself writes to just now, and is when that is done.
+// Promise: F20
 func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(t.TempDir(), "disk")
@@ -37,6 +38,7 @@ func TestNoGuestIsOnADiskThatIsWritten(t *testing.T) {
 }
 
 // The floppy that a drive has is put into it anew, as virsh change-media does that is given the same file.
+// Promise: F20
 func TestAFloppyIsPutInAnew(t *testing.T) {
 	d := newDaemonOf(t, true)
 	path := filepath.Join(d.dir, "floppy")

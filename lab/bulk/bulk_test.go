@@ -33,6 +33,7 @@ func TestRecordedResultsAreReadToTheLastRequest(t *testing.T) {
 	}
 }
 
+// Promise: L6
 func TestHostileResultsAreRefused(t *testing.T) {
 	good := string(recorded(t))
 	for name, text := range map[string]string{

@@ -61,6 +61,7 @@ func TestACourseIsWhatDocumentsDifferBy(t *testing.T) {
 	}
 }
 
+// Promise: L51
 func TestHostileCoursesAreRefused(t *testing.T) {
 	good := said(1000, 8192, map[int]int64{5000: 2})
 	for name, text := range map[string]string{
@@ -89,6 +90,7 @@ func TestHostileCoursesAreRefused(t *testing.T) {
 
 // fio 3.33 wrote with four threads for three seconds, and was asked each
 // second what it had done.
+// Promise: L51
 func TestARecordedCourseAddsUpToItsResult(t *testing.T) {
 	text, err := os.ReadFile("testdata/fio-3.33-course.txt")
 	if err != nil {

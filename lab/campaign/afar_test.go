@@ -33,6 +33,7 @@ func TestARunAtAnotherHost(t *testing.T) {
 	}
 }
 
+// Promise: L74
 func TestDaemonsOfARunAreOnOneHost(t *testing.T) {
 	here, there := &targettest.Daemon{}, &targettest.Daemon{Hostname: "another"}
 	for name, c := range map[string]struct {

@@ -90,6 +90,7 @@ func count(r *record.Run, kind record.Kind) (n int) {
 
 // A daemon that is named twice and another one are measured in turns, and nothing
 // is left at either.
+// Promise: L42
 func TestARunFromItsBeginningToItsEnd(t *testing.T) {
 	one, other := &targettest.Daemon{}, &targettest.Daemon{}
 	first := at(t, "first", one)
@@ -137,6 +138,7 @@ func TestARunFromItsBeginningToItsEnd(t *testing.T) {
 	}
 }
 
+// Promise: L42
 func TestWhatCannotBeRunIsRefusedBeforeAnythingIsMade(t *testing.T) {
 	for what, c := range map[string]struct {
 		change func(*Options)
@@ -194,6 +196,7 @@ func leavings() *targettest.Daemon {
 	}
 }
 
+// Promise: L42
 func TestCleanTakesBackWhatAKilledRunHasLeft(t *testing.T) {
 	d := leavings()
 	o := options(t, at(t, "a", d))
@@ -287,6 +290,7 @@ func TestAKilledRunGoesOn(t *testing.T) {
 	}
 }
 
+// Promise: L42
 func TestARunThatIsToldToStopLeavesNothing(t *testing.T) {
 	d := &targettest.Daemon{}
 	o := options(t, at(t, "a", d))
@@ -305,6 +309,7 @@ var besideText = strings.Replace(small, "steps:", "arms: [{name: guest}, {name: 
 
 // A daemon of another host has nothing to stand beside it outside of a guest: that is
 // said, once for each turn, and its guests are measured.
+// Promise: L46
 func TestOfAnotherHostNothingIsRunOutsideOfAGuest(t *testing.T) {
 	d := &targettest.Daemon{}
 	o := options(t, at(t, "far", d))
@@ -329,6 +334,7 @@ func TestOfAnotherHostNothingIsRunOutsideOfAGuest(t *testing.T) {
 }
 
 // What a killed run leaves outside of guests is control groups and files.
+// Promise: L46
 func TestCleanTakesBackWhatWasOutsideOfGuests(t *testing.T) {
 	var groups []string
 	for _, tree := range []string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup"} {

@@ -44,6 +44,7 @@ load:
 // Loads from the host run beside guests that the lab does not reach, one guest for
 // each tile, and the record says so once; the settings of this host are not touched,
 // and the telemetry is what the daemon tells.
+// Promise: L73, L74
 func TestLoadsFromTheHostRunBesideGuestsThatAreNotReached(t *testing.T) {
 	b := newBenchOf(t, farText)
 	far := &farFake{fake: b.site, unreached: errors.New("no way there")}
@@ -89,6 +90,7 @@ func TestLoadsFromTheHostRunBesideGuestsThatAreNotReached(t *testing.T) {
 	}
 }
 
+// Promise: L73
 func TestALoadFromTheHostStaysThereWhereGuestsAnswer(t *testing.T) {
 	b := newBenchOf(t, strings.Replace(farText, "kind: web", "kind: none-of-these", 1))
 	far := &farFake{fake: b.site}
@@ -108,6 +110,7 @@ func TestALoadFromTheHostStaysThereWhereGuestsAnswer(t *testing.T) {
 	}
 }
 
+// Promise: L73
 func TestGuestsForLoadsFromTheHostMustFit(t *testing.T) {
 	room := Room{Memory: reserve + 2*(128+120)*scenario.MiB, Disk: scenario.TiB, Processors: 8}
 	if _, err := Fit(newBenchOf(t, farText).plan, room, false); err != nil {

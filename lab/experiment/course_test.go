@@ -14,6 +14,7 @@ import (
 
 // A load that does ten pieces of work a second stands still for two seconds amid a
 // migration, in which one operation waits for a second and a half.
+// Promise: L31
 func TestWhatAnEventCosts(t *testing.T) {
 	load, plan := scenario.Load{Name: "orders"}, &scenario.Plan{Warmup: scenario.Warmup{Least: 2 * time.Second}, Measure: 30 * time.Second, Windows: 1}
 	s := &stream{load: load, tally: newTally(plan, newWarming(plan.Warmup), load)}
@@ -56,6 +57,7 @@ func TestWhatAnEventCosts(t *testing.T) {
 	}
 }
 
+// Promise: L31
 func TestEventsAreToldWithWhatTheyMeant(t *testing.T) {
 	b := newBench(t)
 	for _, row := range b.plan.Setups {

@@ -99,6 +99,7 @@ func TestARunIsMeasuredWindowByWindow(t *testing.T) {
 	}
 }
 
+// Promise: L22
 func TestErrorsAreNoThroughputAndBooksMustAgree(t *testing.T) {
 	b := newBench(t)
 	b.site.errors = 3
@@ -129,6 +130,7 @@ func TestErrorsAreNoThroughputAndBooksMustAgree(t *testing.T) {
 	}
 }
 
+// Promise: L21
 func TestAGuestThatDoesNotBootIsSaidAndTheRunGoesOn(t *testing.T) {
 	b := newBench(t)
 	b.site.boot = func(s Spec) error {
@@ -150,6 +152,7 @@ func TestAGuestThatDoesNotBootIsSaidAndTheRunGoesOn(t *testing.T) {
 	}
 }
 
+// Promise: L21
 func TestAServiceThatDiesIsSaid(t *testing.T) {
 	b := newBench(t)
 	b.site.errors = 7 // what it was asked after its death
@@ -179,6 +182,7 @@ func TestAServiceThatDiesIsSaid(t *testing.T) {
 	}
 }
 
+// Promise: L21
 func TestAGuestThatIsLostIsSaidOnce(t *testing.T) {
 	b := newBench(t)
 	b.site.dead = func(name string) error {
@@ -198,6 +202,7 @@ func TestAGuestThatIsLostIsSaidOnce(t *testing.T) {
 }
 
 // What a daemon that died could not do is no result.
+// Promise: L21
 func TestATurnThatLosesItsDaemonIsDoneAgain(t *testing.T) {
 	b := newBench(t)
 	boots := 0
@@ -235,6 +240,7 @@ func TestATurnThatLosesItsDaemonIsDoneAgain(t *testing.T) {
 }
 
 // A daemon that does not answer is not waited for as often as it has guests.
+// Promise: L42
 func TestADaemonThatDoesNotAnswerIsNotAskedForEachGuest(t *testing.T) {
 	b := newBenchOf(t, strings.Replace(text, "[{tiles: 1}, {tiles: 2}]", "[{tiles: 8}]", 1))
 	asked := 0
@@ -263,6 +269,7 @@ func TestWhatASiteDoesNotDoIsSkipped(t *testing.T) {
 }
 
 // What can be known to be missing is told before anything is made or changed for it.
+// Promise: L33
 func TestWhatAHostLacksIsSkippedBeforeAnythingIsMade(t *testing.T) {
 	b := newBench(t)
 	b.site.lacks = func(guests []scenario.Guest) error {
@@ -289,6 +296,7 @@ func TestWhatAHostLacksIsSkippedBeforeAnythingIsMade(t *testing.T) {
 	}
 }
 
+// Promise: L36
 func TestSettingsAreOtherOnlyInTheirArm(t *testing.T) {
 	b := newBench(t)
 	seen := map[string]bool{}
@@ -315,6 +323,7 @@ func TestAStepMayNameADevice(t *testing.T) {
 
 // A device that comes with a guest's disk is on the host only once the guest is: its
 // settings are those of the turn too, and are put back.
+// Promise: L53
 func TestSettingsOfWhatComesWithAGuestArePutBack(t *testing.T) {
 	b := newBench(t)
 	late := filepath.Join(b.root, filepath.Dir(setting), "bridge-nf-call-arptables")
@@ -352,6 +361,7 @@ func TestSettingsOfWhatComesWithAGuestArePutBack(t *testing.T) {
 }
 
 // What this host lacks of a setting is told, and so is that it was found as wanted.
+// Promise: L36
 func TestWhatATuningDoesNotChangeIsTold(t *testing.T) {
 	b := newBench(t)
 	if err := os.Remove(b.root + "/proc/sys/net/bridge/bridge-nf-call-ip6tables"); err != nil {
@@ -382,6 +392,7 @@ func TestWhatATuningDoesNotChangeIsTold(t *testing.T) {
 
 // A run is killed while its loads go: what is on the disk at that moment is all
 // that is left.
+// Promise: L36
 func TestAKilledRunIsCleanedUpAndGoesOn(t *testing.T) {
 	b := newBench(t)
 	b.site.hold, b.site.held = make(chan struct{}), make(chan struct{}, 100)
@@ -505,6 +516,7 @@ func TestEventsAreDoneOnEveryTile(t *testing.T) {
 	}
 }
 
+// Promise: L16
 func TestGuestsAreAskedWhatTheyHaveCounted(t *testing.T) {
 	b := newBench(t)
 	b.plan.Steps, b.plan.Repetitions = b.plan.Steps[:1], 1
@@ -535,6 +547,7 @@ func TestGuestsAreAskedWhatTheyHaveCounted(t *testing.T) {
 
 // Tiles with one seed would have the same data and come in step. Repetitions with one
 // seed would all have the same chance.
+// Promise: L44
 func TestSeeds_DifferByTileAndRepetition(t *testing.T) {
 	seeds := func(seed uint64) map[string]bool {
 		b := newBench(t)

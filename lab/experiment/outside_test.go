@@ -43,6 +43,7 @@ func (b *bench) doBeside(t *testing.T, outside Site, targets ...string) *record.
 
 // However many daemons there are, what is outside of guests is done once, in its turn,
 // with its own values, and elsewhere.
+// Promise: L46
 func TestAnArmOutsideOfAGuestTakesItsTurnsOnce(t *testing.T) {
 	b := newBench(t)
 	outside := b.beside(t)
@@ -72,6 +73,7 @@ func TestAnArmOutsideOfAGuestTakesItsTurnsOnce(t *testing.T) {
 }
 
 // A host on which nothing can be run outside of a guest says so, and measures guests.
+// Promise: L46
 func TestAnArmThatCannotBeOutsideIsSkipped(t *testing.T) {
 	b := newBench(t)
 	outside := b.beside(t)

@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/lab/workload"
 )
 
+// Promise: L32
 func TestWhenALoadIsSteady(t *testing.T) {
 	exact := func(values ...float64) (all []reading) {
 		for _, v := range values {
@@ -80,6 +81,7 @@ var rule = scenario.Warmup{Least: 6 * time.Second, Most: 20 * time.Second, Stead
 
 // Two loads on two tiles each: the windows begin for all at once, when the slowest is
 // steady, and behind what the fastest has told already.
+// Promise: L32
 func TestAllLoadsOfATurnAreWarmTogether(t *testing.T) {
 	w := newWarming(rule)
 	var loads []*warmed
@@ -145,6 +147,7 @@ var untilSteady = strings.NewReplacer(
 	"arms: [{name: before, set: {nf: as-found}}, {name: after, set: {nf: \"off\"}}]", "arms: [{name: before, set: {nf: as-found}}]",
 ).Replace(text)
 
+// Promise: L32
 func TestARunWarmsUpUntilItIsSteady(t *testing.T) {
 	b := newBenchOf(t, untilSteady)
 	b.site.does = func(second int) int64 { return int64(min(10+90*second, 1000)) } // cold for eleven seconds
@@ -173,6 +176,7 @@ func TestARunWarmsUpUntilItIsSteady(t *testing.T) {
 	}
 }
 
+// Promise: L32
 func TestARunThatNeverBecomesSteadySaysSo(t *testing.T) {
 	b := newBenchOf(t, untilSteady)
 	b.site.does = func(second int) int64 { return 1000 + 500*int64(second/2%2) }

@@ -34,6 +34,7 @@ func openSecond(number int, offered, done int64, late map[int]int64) workload.In
 
 // A server stalls through the last two seconds of the warm-up and through the last two
 // of the window, and works both backlogs off a second later.
+// Promise: L54
 func TestWindows_BacklogCountsWhereItWasOffered(t *testing.T) {
 	plan := &scenario.Plan{Warmup: scenario.Warmup{Least: 3 * time.Second}, Measure: 5 * time.Second, Windows: 1}
 	tally := newTally(plan, newWarming(plan.Warmup), scenario.Load{Name: "web"})
@@ -80,6 +81,7 @@ func TestWindows_BacklogCountsWhereItWasOffered(t *testing.T) {
 
 // A load that is told when to stop goes on until all that was offered in its windows
 // has come to its end.
+// Promise: L54
 func TestWindows_NoLoadIsStoppedBeforeItsSlowestArrivals(t *testing.T) {
 	plan := &scenario.Plan{Warmup: rule, Measure: 4 * time.Second, Windows: 1}
 	w := newWarming(rule)
@@ -131,6 +133,7 @@ func TestWindows_WhatIsCutOffIsNoError(t *testing.T) {
 }
 
 // Every operation of a load has a value for every second, in which nothing ended too.
+// Promise: L55
 func TestTimeLine_HasZeros(t *testing.T) {
 	b := newBench(t)
 	b.site.does = func(second int) int64 {

@@ -16,6 +16,7 @@ import (
 )
 
 // Of a hundred operations two have failed: the slowest percent is among them.
+// Promise: L54
 func TestQuantile_FailedOperationsAreTheLongest(t *testing.T) {
 	h := New()
 	for took := range int64(98) {
@@ -82,6 +83,7 @@ func TestThreeDigitsAreKept(t *testing.T) {
 	}
 }
 
+// Promise: L6
 func TestHostileTextsAreRefused(t *testing.T) {
 	huge, err := Encode(hdrhistogram.New(1, 1<<62, 5)) // 100 MB of counts in 60 bytes
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/lab/image/imagetest"
 )
 
+// Promise: L9
 func TestTheGuestIsWhatItsImageSays(t *testing.T) {
 	i := imagetest.Find(t)
 	for _, name := range []string{"nginx-light", "mariadb-server", "fio", "sysbench", "stress-ng"} {
@@ -76,6 +77,7 @@ func TestTheGuestIsWhatItsImageSays(t *testing.T) {
 }
 
 // The generic kernel sees what the one for clouds does not, and is the same Debian's.
+// Promise: L52
 func TestTheGenericKernelSeesSATA(t *testing.T) {
 	g := imagetest.BootGeneric(t, "sata", 256)
 	for _, c := range []struct{ what, argv, want string }{

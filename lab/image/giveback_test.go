@@ -10,6 +10,7 @@ import (
 )
 
 // A daemon may give an image's files to whom its QEMU runs as, and be killed.
+// Promise: L43
 func TestAnImageIsGivenBackAsItWas(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "usr.erofs")

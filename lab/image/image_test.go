@@ -67,6 +67,7 @@ func agent(t *testing.T, h How, content string) {
 	}
 }
 
+// Promise: L8
 func TestAnImageIsMadeOnceForWhatItIsMadeOf(t *testing.T) {
 	h := cached(t)
 	first, err := Build(t.Context(), h)
@@ -95,6 +96,7 @@ func TestAnImageIsMadeOnceForWhatItIsMadeOf(t *testing.T) {
 	}
 }
 
+// Promise: L8
 func TestAHalfMadeImageIsNeverFound(t *testing.T) {
 	h := cached(t)
 	if _, err := Find(h.Cache); !fault.Is(err, fault.NotFound) || !strings.Contains(err.Error(), "make lab-image") {

@@ -27,6 +27,7 @@ func tree(t *testing.T, files map[string]string) string {
 
 // Both versions of control groups, as files that a kernel has shown: what a place may
 // hold, and what it takes.
+// Promise: L46
 func TestAPlaceIsBoundedAndCountedUnderBothVersions(t *testing.T) {
 	for name, files := range map[string]map[string]string{
 		"2": {

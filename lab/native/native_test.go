@@ -84,6 +84,7 @@ func left(t *testing.T, how native.How) []string {
 	return append(append(append(found, groups...), more...), files...)
 }
 
+// Promise: L10
 func TestServicesRunOutsideOfAGuestAndLeaveNothing(t *testing.T) {
 	p, how := start(t)
 	for _, c := range []struct{ what, script, want string }{
@@ -196,6 +197,7 @@ func TestHoldAPlace(t *testing.T) {
 
 // What a lab that is killed leaves of a place is a control group, which Sweep takes
 // away, and the root in its folder.
+// Promise: L46
 func TestOfAKilledLabSweepTakesTheRest(t *testing.T) {
 	dir := t.TempDir()
 	how := held(t, dir)

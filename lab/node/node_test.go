@@ -42,6 +42,7 @@ func (d daemon) Call(_ context.Context, proc int32, args, ret xdr.Message) error
 	return nil
 }
 
+// Promise: L71
 func TestFactsOfAnotherHost(t *testing.T) {
 	const named = `<sysinfo type='smbios'><bios><entry name='version'>1</entry></bios><processor><entry name='family'>Xeon</entry><entry name='version'>A  Processor 3000 </entry></processor></sysinfo>`
 	for _, c := range []struct {
@@ -71,6 +72,7 @@ func TestFactsOfAnotherHost(t *testing.T) {
 	}
 }
 
+// Promise: L74
 func TestWhatAnotherHostHasCounted(t *testing.T) {
 	got, err := node.Counters(t.Context(), daemon{})
 	want := map[string]float64{

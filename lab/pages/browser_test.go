@@ -11,6 +11,7 @@ import (
 
 // Pages of every kind of run are what they are meant to be in a real browser, and
 // give their pictures away.
+// Promise: L13, L15, L60
 func TestABrowserShowsEveryKindOfRun(t *testing.T) {
 	browser := sheettest.Start(t)
 	for _, k := range kindsOfRuns {
@@ -28,6 +29,7 @@ func TestABrowserShowsEveryKindOfRun(t *testing.T) {
 }
 
 // So are those of the runs that are kept in docs/lab, whichever they are.
+// Promise: L60, L37
 func TestABrowserShowsEveryKeptRun(t *testing.T) {
 	kept, err := filepath.Glob("../../docs/lab/*/run.json")
 	check(t, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/lab/stats"
 )
 
+// Promise: L14
 func TestOtherWorkIsNotCompared(t *testing.T) {
 	a := newSynthetic(1)
 	b := a
@@ -71,6 +72,7 @@ func row(t *testing.T, out, title, begins string) string {
 	return ""
 }
 
+// Promise: L14
 func TestAKnownDifferenceIsFoundWithItsSize(t *testing.T) {
 	a := newSynthetic(8)
 	b := a
@@ -94,6 +96,7 @@ func TestAKnownDifferenceIsFoundWithItsSize(t *testing.T) {
 	}
 }
 
+// Promise: L40
 func TestEveryFigureStandsBesideItsOtherHalf(t *testing.T) {
 	a := newSynthetic(2)
 	a.more = func(w *record.Writer, turn record.Turn) {
@@ -132,6 +135,7 @@ func TestEveryFigureStandsBesideItsOtherHalf(t *testing.T) {
 	has(t, compared(t, Comparing{}, a, b), "20 figures measured on one side only: outage of web at tiles=1, before: not at B;")
 }
 
+// Promise: L40, L41
 func TestTargetsOfARunStandBesideEachOther(t *testing.T) {
 	// Each repetition is slower than the last, for all alike: pairs stand that.
 	three := newTrio(12, func(target string, repetition int) float64 {
@@ -172,6 +176,7 @@ func TestTargetsOfARunStandBesideEachOther(t *testing.T) {
 	}
 }
 
+// Promise: L41
 func TestDisagreeingBooksGiveNoVerdict(t *testing.T) {
 	three := newTrio(8, func(target string, _ int) float64 {
 		return map[string]float64{"first": 1000, "again": 1000, "other": 2000}[target]
@@ -193,6 +198,7 @@ func TestDisagreeingBooksGiveNoVerdict(t *testing.T) {
 	}
 }
 
+// Promise: L41
 func TestAcrossHostsThereAreRatiosOnly(t *testing.T) {
 	a := newSynthetic(8)
 	b := a
@@ -222,6 +228,7 @@ func TestAComparisonGoesIntoAPage(t *testing.T) {
 
 // Where nothing can be decided the reason is said once, and the main figures are
 // enough, until somebody asks for all.
+// Promise: L38
 func TestWhatIsUndecidedIsShort(t *testing.T) {
 	three := newTrio(2, func(string, int) float64 { return 1000 })
 	three.more = func(w *record.Writer, turn record.Turn) {
@@ -249,6 +256,7 @@ func TestWhatIsUndecidedIsShort(t *testing.T) {
 	has(t, short, "first", "other", "quotient")
 }
 
+// Promise: L41
 func TestTooManyFiguresAreNotToldFromLuck(t *testing.T) {
 	var pairs []pair
 	for i := range 10 {
@@ -289,6 +297,7 @@ func TestTheWholeOfALoadIsAskedBeforeItsParts(t *testing.T) {
 	}
 }
 
+// Promise: L14
 func TestADifferenceBelowTheNoiseIsNone(t *testing.T) {
 	// Chance alone hardly parts the two so, and yet halves of one side differ more.
 	var a, b []float64
@@ -307,6 +316,7 @@ func TestADifferenceBelowTheNoiseIsNone(t *testing.T) {
 	}
 }
 
+// Promise: L14
 func TestTheSameAgainstItselfIsNeverNews(t *testing.T) {
 	for try := range uint64(100) {
 		draws, loud := rand.New(rand.NewPCG(try, 100)), 0.02+0.003*float64(try)
@@ -329,6 +339,7 @@ func TestTheSameAgainstItselfIsNeverNews(t *testing.T) {
 }
 
 // What is kept in docs/lab can be compared again by anybody.
+// Promise: L37
 func TestKeptRunsAreStillCompared(t *testing.T) {
 	kept, err := filepath.Glob("../../docs/lab/*/run.json")
 	check(t, err)

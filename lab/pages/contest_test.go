@@ -80,6 +80,7 @@ func noisy() func(float64) float64 {
 	return func(x float64) float64 { return x * math.Exp(0.02*draws.NormFloat64()) }
 }
 
+// Promise: L50
 func TestAWinnerIsFoundWithHowMuchItWinsBy(t *testing.T) {
 	loud := noisy()
 	f := disks(t, 4, someDisks, func(axes map[string]string, _ int) float64 { return loud(speed(axes)) })
@@ -115,6 +116,7 @@ func TestAWinnerIsFoundWithHowMuchItWinsBy(t *testing.T) {
 
 // A choice that is refused in some places is held against the others where it was
 // not; one that was measured nowhere beside them stands aside.
+// Promise: L50
 func TestChoicesAreComparedOnlyWhereAllWereMeasured(t *testing.T) {
 	axes := map[string][]string{"work": {"random-write"}, "io": {"threads", "native", "io_uring"}, "cache": {"none", "writeback"}, "bus": {"virtio", "scsi"}}
 	f := disks(t, 8, axes, func(axes map[string]string, repetition int) float64 {
@@ -155,6 +157,7 @@ func TestChoicesAreComparedOnlyWhereAllWereMeasured(t *testing.T) {
 	has(t, alone.text(), "measured nowhere beside the others")
 }
 
+// Promise: L50
 func TestFewPairsAndDoubtsNameNoWinner(t *testing.T) {
 	f := disks(t, 1, someDisks, func(axes map[string]string, _ int) float64 { return speed(axes) })
 	said := strings.Join(f.winners(), "\n")
@@ -195,6 +198,7 @@ func far(axes map[string]string) float64 {
 
 // What one choice does more in each place is found, however far the places are from
 // each other, and is told with the places where it is another matter.
+// Promise: L50
 func TestWhatPartsPlacesIsNoNoise(t *testing.T) {
 	axes := map[string][]string{"bus": {"virtio", "ide"}, "cache": {"none", "writeback"}, "threads": {"1", "8"}, "work": {"a"}}
 	draws := rand.New(rand.NewPCG(6, 7))
@@ -254,6 +258,7 @@ func TestAPlaceMeasuredOnceStandsAside(t *testing.T) {
 
 // Values that one thing took, dealt out to all places, however far these are from
 // each other: nobody wins.
+// Promise: L50
 func TestNobodyWinsAgainstItself(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "stats", "testdata", "recorded.json"))
 	check(t, err)
@@ -275,6 +280,7 @@ func TestNobodyWinsAgainstItself(t *testing.T) {
 
 // The pairs of a run that is kept, whose sides are dealt out anew: what is told then
 // is a false alarm, and those are as rare as they are said to be.
+// Promise: L50
 func TestPairsOfAKeptRunThatChangeSidesNameNoWinner(t *testing.T) {
 	f, err := load("../../docs/lab/block-choices")
 	check(t, err)

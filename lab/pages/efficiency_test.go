@@ -22,6 +22,7 @@ func newNative(parts ...float64) synthetic {
 	return s
 }
 
+// Promise: L47
 func TestEfficiencyIsOfTheSameRepetitions(t *testing.T) {
 	out := shown(t, newNative(0.8, 0.9, 1.1).keep(t))
 	has(t, out,
@@ -51,6 +52,7 @@ func TestThePageShowsEfficiency(t *testing.T) {
 
 // One instance on bare metal in the place of two guests is named with what it has, and
 // no tile of it is missing.
+// Promise: L46
 func TestGuestsAgainstOneInstanceOutsideOfThem(t *testing.T) {
 	s := newNative(0.5, 0.5)
 	s.instead = map[string]string{"tiles": "1"}
@@ -71,6 +73,7 @@ func TestGuestsAgainstOneInstanceOutsideOfThem(t *testing.T) {
 	}
 }
 
+// Promise: L47
 func TestWhatIsNotToBeBelievedIsNoEfficiency(t *testing.T) {
 	s := newNative(0.5, 0.5)
 	s.more = func(w *record.Writer, turn record.Turn) {
@@ -85,6 +88,7 @@ func TestWhatIsNotToBeBelievedIsNoEfficiency(t *testing.T) {
 	}
 }
 
+// Promise: L47
 func TestARunThatCannotBeOutsideSaysWhy(t *testing.T) {
 	run, err := record.Load(newNative(0.5).keep(t))
 	check(t, err)
@@ -100,6 +104,7 @@ func TestARunThatCannotBeOutsideSaysWhy(t *testing.T) {
 
 // What ran outside of a guest is on no side of a comparison of daemons, and between
 // two runs tells of the host.
+// Promise: L47
 func TestWhatIsOutsideOfGuestsIsNoDaemons(t *testing.T) {
 	trio := newTrio(2, func(string, int) float64 { return 50 })
 	trio.arms, trio.native = [2]string{"", "native"}, true

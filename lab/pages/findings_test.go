@@ -23,6 +23,7 @@ func around(draws *rand.Rand, centre, noise float64) []float64 {
 // One arm stands at about 73 % and chance may have made that: what was seen is told, how
 // sure it is, and what would settle it. What is the same is told to be so only as far as
 // its interval reaches.
+// Promise: L56
 func TestFindings_WhatIsNotSettledIsTold(t *testing.T) {
 	draws := rand.New(rand.NewPCG(3, 9))
 	quiet := pair{what: "throughput of the same", family: "throughput", a: around(draws, 100, 0.01), b: around(draws, 100, 0.01)}
@@ -62,6 +63,7 @@ func TestFindings_WhatIsNotSettledIsTold(t *testing.T) {
 
 // Every word that a report uses without saying what it means is explained in it, and no
 // word that it does not use.
+// Promise: L57
 func TestLegend_ExplainsWhatTheReportUses(t *testing.T) {
 	text := told(t, truth{half: true}).text
 	report, words, _ := strings.Cut(text, "\nWords\n")
@@ -89,6 +91,7 @@ func TestLegend_ExplainsWhatTheReportUses(t *testing.T) {
 
 // A record of an older lab has no account of what its open loads were offered: neither
 // shares nor linearity are made of what they did instead. Closed loads have both.
+// Promise: L59
 func TestOlder_SaysWhatItCannotTell(t *testing.T) {
 	s := newSynthetic(2)
 	run, err := record.Load(s.keep(t))

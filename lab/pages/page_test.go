@@ -38,6 +38,7 @@ func lively(t *testing.T) string {
 	return s.keep(t)
 }
 
+// Promise: L13
 func TestThePageNeedsNothingFromOutside(t *testing.T) {
 	html := paged(t, lively(t))
 	written, script, _ := strings.Cut(html, "<script>") // which a browser is asked about, in another test
@@ -97,6 +98,7 @@ func TestPicturesShowWhatIsKnown(t *testing.T) {
 	}
 }
 
+// Promise: L13
 func TestHostileNamesStayWords(t *testing.T) {
 	const evil = `<script>alert(1)</script>"'&</title></style><img src=x onerror=alert(1)>`
 	s := newSynthetic(1)
@@ -119,6 +121,7 @@ func TestHostileNamesStayWords(t *testing.T) {
 }
 
 // Each scenario that ships has the pictures that it is about.
+// Promise: L15
 func TestEveryKindOfRunHasItsPictures(t *testing.T) {
 	for scenario, want := range map[string][]string{
 		"tile":               {"Throughput of outside", "Response of outside by tiles", "The host at tiles=32", "The guests at tiles=32"},
@@ -150,6 +153,7 @@ func TestEveryKindOfRunHasItsPictures(t *testing.T) {
 	}
 }
 
+// Promise: L15
 func TestPicturesAreKeptAsFiles(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pictures")
 	check(t, Report(lively(t), &strings.Builder{}, Output{SVG: dir}))

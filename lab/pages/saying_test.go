@@ -15,6 +15,7 @@ import (
 // Values that one thing took on a host, dealt out to arms, tiles, processors and the
 // times before and after something was done: nothing parts them, and whatever a run
 // has, its verdict says so.
+// Promise: L17
 func TestNothingIsSaidOfAThingBesideItself(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "stats", "testdata", "recorded.json"))
 	check(t, err)
@@ -79,6 +80,7 @@ func dealt(t *testing.T, kind string, deal func() float64) *facts {
 }
 
 // Each kind of scenario has its own sentences, and what is really more is found.
+// Promise: L17
 func TestEachKindOfRunHasItsVerdict(t *testing.T) {
 	for scenario, want := range map[string][]string{
 		"tile":               {"outside: 32 tiles were offered 16", " a second and served 75.0 % of it; one was offered 5", "jobs: 32 tiles do 2", "of linear", "latency.mean of outside below 1 s holds up to tiles=", "Along tiles: No verdict on 6 comparisons of 6: 2 and 2 repetitions, 6 each are wanted."},

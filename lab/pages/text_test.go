@@ -21,6 +21,7 @@ func shown(t *testing.T, dir string) string {
 	return out.String()
 }
 
+// Promise: L11
 func TestTheReportIsTheOneThatIsKnown(t *testing.T) {
 	s := newSynthetic(2)
 	s.more = func(w *record.Writer, turn record.Turn) {
@@ -46,6 +47,7 @@ func TestTheReportIsTheOneThatIsKnown(t *testing.T) {
 	}
 }
 
+// Promise: L11
 func TestSumsAreThoseOfTheRecord(t *testing.T) {
 	f, err := load(newSynthetic(3).keep(t))
 	check(t, err)
@@ -66,6 +68,7 @@ func TestSumsAreThoseOfTheRecord(t *testing.T) {
 }
 
 // What was measured before the loads were steady carries that wherever it is shown.
+// Promise: L32
 func TestFiguresOfRestlessLoadsAreMarked(t *testing.T) {
 	s := newSynthetic(2)
 	s.steady = &record.Steady{Most: 60, Within: 0.05, Window: 10}
@@ -103,6 +106,7 @@ func TestFiguresOfRestlessLoadsAreMarked(t *testing.T) {
 	}
 }
 
+// Promise: L11
 func TestALoadThatEndsEarlyIsNotTheFaster(t *testing.T) {
 	s := &sums{seconds: map[int]float64{1: 10}, ops: map[string]*tally{all: {done: 1000}}}
 	if got := s.rate(all, record.Plan{Windows: 2, Measure: 10}); got != 50 {
@@ -114,6 +118,7 @@ func TestALoadThatEndsEarlyIsNotTheFaster(t *testing.T) {
 	}
 }
 
+// Promise: L12
 func TestEmulationIsNoPerformance(t *testing.T) {
 	s := newSynthetic(1)
 	if out := shown(t, s.keep(t)); strings.Contains(out, "Mechanism") {
@@ -130,6 +135,7 @@ func TestEmulationIsNoPerformance(t *testing.T) {
 	}
 }
 
+// Promise: L12
 func TestFewRepetitionsGiveNoVerdict(t *testing.T) {
 	s := newSynthetic(5)
 	if out := shown(t, s.keep(t)); !strings.Contains(out, "No verdict on 4 comparisons of 4: 5 and 5 repetitions, 6 each are wanted.") || strings.Contains(out, " is more:") {
@@ -145,6 +151,7 @@ func TestFewRepetitionsGiveNoVerdict(t *testing.T) {
 	}
 }
 
+// Promise: L13
 func TestWordsOfARecordSteerNoTerminal(t *testing.T) {
 	s := newSynthetic(1)
 	s.arms[1] = "evil\x1b[2J\nThe run is perfect"

@@ -275,6 +275,7 @@ func live(t *testing.T, what truth) lived {
 }
 
 // What really happened in a run is what its report says, and nothing else.
+// Promise: L55, L57
 func TestTruth_IsWhatTheReportSays(t *testing.T) {
 	const stall, unfair, less, more = "Stall: ", "Unfair: ", " is less: ", " is more: "
 	for _, c := range []struct {
@@ -343,6 +344,7 @@ func TestTruth_IsWhatTheReportSays(t *testing.T) {
 
 // Chance offers one tile more than another. Both are served all of it: they are treated
 // alike, and two do as well as one.
+// Promise: L55
 func TestTruth_ChanceIsNotUnfair(t *testing.T) {
 	run := told(t, truth{})
 	f := run.facts
@@ -372,6 +374,7 @@ func TestTruth_ChanceIsNotUnfair(t *testing.T) {
 }
 
 // What a warm-up leaves behind is no throughput of the window that follows.
+// Promise: L54
 func TestTruth_NoLoadDoesMoreThanItIsOffered(t *testing.T) {
 	f := told(t, truth{backlog: true}).facts
 	for _, w := range f.flows {
@@ -390,6 +393,7 @@ func TestTruth_NoLoadDoesMoreThanItIsOffered(t *testing.T) {
 }
 
 // A stall is zeros on the line that is drawn, and not a line between what is beside it.
+// Promise: L55
 func TestTruth_AStallIsDrawn(t *testing.T) {
 	f := told(t, truth{stalls: true}).facts
 	zeros := map[record.Turn]int{}

@@ -139,6 +139,7 @@ func TestPartsAreStacked(t *testing.T) {
 
 // A picture that stands alone has its style in it and knows no variables: few
 // programs but browsers do.
+// Promise: L15
 func TestAPictureStandsAlone(t *testing.T) {
 	for name, svg := range map[string]string{"lines": Alone(curves().SVG()), "bars": Alone(blocks().SVG()), "columns": Alone(stacks().SVG()), "matrix": Alone(field().SVG()), "multiples": Alone(panels().SVG()), "grid": Alone(contest().SVG())} {
 		elements, _ := parsed(t, svg)
@@ -297,6 +298,7 @@ func TestLabelsKeepApart(t *testing.T) {
 
 // The names of what happened stand above the lines, and not on each other, however many
 // arms did it at once.
+// Promise: L60
 func TestEvents_NamesStandAboveTheLines(t *testing.T) {
 	l := Lines{ID: "a", Series: []Series{{Name: "an arm with a name that is too long for its room at the end", Look: Blue, Points: []Point{{0, 1, 0, 0}, {50, 9, 0, 0}}}}}
 	for _, at := range []float64{10, 25, 25.2, 25.4, 48, 49} {

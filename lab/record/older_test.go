@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
+// Promise: L16
 func TestBoundsOfOlderLabsAreRead(t *testing.T) {
 	second, three := 1.0, 3.0
 	tight := Bound{Metric: "latency.p99", Labels: Labels{"load": "web"}, Below: &second}
@@ -44,6 +45,7 @@ func TestBoundsOfOlderLabsAreRead(t *testing.T) {
 
 // A run of the older form is read. It is not gone on with, and not compared with a run
 // that counts otherwise.
+// Promise: L59
 func TestOlder_IsReadAndNotMixedWithTheNew(t *testing.T) {
 	w := create(t)
 	sample(t, w, first, 7)

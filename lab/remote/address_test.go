@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/lab/remote"
 )
 
+// Promise: L70
 func TestAddresses(t *testing.T) {
 	for _, c := range []struct {
 		address          string
@@ -33,6 +34,7 @@ func TestAddresses(t *testing.T) {
 
 // What is not built is refused by the name that the user gave it, before anything is
 // connected to.
+// Promise: L70
 func TestAddressesThatAreRefused(t *testing.T) {
 	for address, want := range map[string]struct {
 		kind fault.Kind

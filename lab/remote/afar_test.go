@@ -74,6 +74,7 @@ func program(t *testing.T, dir, name, text string) string {
 }
 
 // A program in the place of ssh runs at once what it was to run at the other host.
+// Promise: L70
 func TestOverSSH(t *testing.T) {
 	dir := t.TempDir()
 	self, err := os.Executable()
@@ -111,6 +112,7 @@ func TestOverSSH(t *testing.T) {
 	}
 }
 
+// Promise: L70
 func TestWhySSHFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		does  string
@@ -145,6 +147,7 @@ func TestWhySSHFails(t *testing.T) {
 	}
 }
 
+// Promise: L70
 func TestOverTLS(t *testing.T) {
 	ca, stranger := remotetest.NewAuthority(t), remotetest.NewAuthority(t)
 	soon, past := time.Now().Add(time.Hour), time.Now().Add(-time.Minute)
@@ -191,6 +194,7 @@ func TestOverTLS(t *testing.T) {
 }
 
 // A host that takes a connection and says nothing is given up.
+// Promise: L70
 func TestAHostThatIsSilentIsGivenUp(t *testing.T) {
 	held := make(chan struct{})
 	defer close(held)
@@ -205,6 +209,7 @@ func TestAHostThatIsSilentIsGivenUp(t *testing.T) {
 	}
 }
 
+// Promise: L70
 func TestOverTCP(t *testing.T) {
 	var wants atomic.Int32
 	socket := remotetest.Listen(t, func(proc int32, _ xdr.Message) (xdr.Message, error) {

@@ -248,6 +248,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+// Promise: L45
 func TestWhatADiskLiesOn(t *testing.T) {
 	guest := func(count int, disk string) string {
 		return fmt.Sprintf("schema: lodge.lab/1\nname: x\nprofiles: {mini: {a: 1}}\nmeasure: 1s\nguests:\n  - {role: disk, count: %d, memory: 128MiB, disks: [{name: data, size: 1GiB, %s}]}\n", count, disk)
@@ -336,6 +337,7 @@ func TestAnArmOutsideOfAGuest(t *testing.T) {
 
 // An arm may have its own of what steps say: one instance that has as many processors,
 // memory and users as all guests of a step together, as the paper's on bare metal.
+// Promise: L46
 func TestAnArmHasItsOwnAtEveryStep(t *testing.T) {
 	s, err := Shipped("lamp-consolidation")
 	if err != nil {

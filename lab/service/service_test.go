@@ -86,6 +86,7 @@ func web(t *testing.T, s *session.Session, server service.Service, base string) 
 	}
 }
 
+// Promise: L7
 func TestEveryServiceServesAndCounts(t *testing.T) {
 	g := imagetest.Boot(t, "services", 512, 80)
 	base := "http://" + g.Forward[80]

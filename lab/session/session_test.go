@@ -272,6 +272,7 @@ func TestASlowReaderHoldsUpOnlyItself(t *testing.T) {
 
 // A port is one stream for all the guest's life: the next host gets a whole
 // session, and what the one before it had called is ended.
+// Promise: L9
 func TestANewHostMayComeInTheMiddleOfAFrame(t *testing.T) {
 	host, guest := line(t)
 	serve(t, guest, &agent.Agent{})

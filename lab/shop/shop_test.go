@@ -29,6 +29,7 @@ func TestSizesAreAsProportioned(t *testing.T) {
 }
 
 // Page sharing would flatter a host whose guests hold the same data.
+// Promise: L5
 func TestNoTwoSeedsShareARow(t *testing.T) {
 	seen := map[string]uint64{}
 	for seed := range uint64(4) {
@@ -111,6 +112,7 @@ func honest(page string, form url.Values) (int, string) {
 }
 
 // A visit counts only when every page is right: what a page says is known before.
+// Promise: L3
 func TestVisitsEndAtTheFirstPageThatIsWrong(t *testing.T) {
 	noted, ordered, err := visit(honest)
 	if err != nil || !ordered || fmt.Sprint(noted) != "[login browse purchase]" {

@@ -33,6 +33,7 @@ func says(t *testing.T, word string) string {
 }
 
 // Another machine that has a guest's address here is not taken for the guest.
+// Promise: L73
 func TestOnlyTheGuestItselfIsReached(t *testing.T) {
 	if err := knock(t.Context(), says(t, "the word"), "the word"); err != nil {
 		t.Error(err)

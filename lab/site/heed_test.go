@@ -32,6 +32,7 @@ func (p port) Read(into []byte) (int, error) {
 
 // A load in a guest that hangs would never end by itself: the run goes on all the
 // same.
+// Promise: L21
 func TestAGuestThatHangsHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()

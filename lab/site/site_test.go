@@ -150,6 +150,7 @@ func TestASiteThatCannotOpenLeavesNothing(t *testing.T) {
 	}
 }
 
+// Promise: L42
 func TestCleanTakesTheRunsFilesAndNoOthers(t *testing.T) {
 	d := &targettest.Daemon{Domains: []xdr.Domain{{Name: "lab-x-t1-web"}, {Name: "mine"}}}
 	s, dir := begin(t, d)

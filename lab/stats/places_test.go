@@ -81,6 +81,7 @@ func found(quotients [][]float64) Finding {
 	return Comparison{Ratio: Ratio{Value: math.Exp(p.mean)}, P: p.chance()}.Find(max(Matters, NoiseInPlaces(quotients)))
 }
 
+// Promise: L50
 func TestNoVerdictOnEqualsInPlaces(t *testing.T) {
 	draws := rand.New(rand.NewPCG(13, 14))
 	for _, c := range []struct{ places, repetitions int }{{4, 2}, {8, 3}, {2, 8}} {
@@ -98,6 +99,7 @@ func TestNoVerdictOnEqualsInPlaces(t *testing.T) {
 }
 
 // The values that one thing took on a host, dealt out to two in four places.
+// Promise: L50
 func TestNoVerdictOnAThingBesideItselfInPlaces(t *testing.T) {
 	draws := rand.New(rand.NewPCG(17, 18))
 	recordings, alarms := recorded(t), 0
@@ -118,6 +120,7 @@ func TestNoVerdictOnAThingBesideItselfInPlaces(t *testing.T) {
 	}
 }
 
+// Promise: L50
 func TestVerdictOnWhatDiffersInPlaces(t *testing.T) {
 	draws := rand.New(rand.NewPCG(15, 16))
 	held, missed := 0, 0

@@ -7,6 +7,7 @@ import (
 )
 
 // A difference that so many repetitions are said to find is found by them, as a rule.
+// Promise: L56
 func TestWanted_IsEnoughAndNotMuchMore(t *testing.T) {
 	draws := rand.New(rand.NewPCG(4, 2))
 	sample := func(n int, centre, noise float64) []float64 {

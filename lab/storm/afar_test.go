@@ -17,6 +17,7 @@ func (f *fake) afar() Target {
 
 // What wants the daemon's process is said not to be measured, and the rest is; the
 // facts are those of the daemon's host, and the guests' disks are volumes there.
+// Promise: L71
 func TestADaemonOfAnotherHost(t *testing.T) {
 	f := newFake(t, "far")
 	o := options(t, []Step{{Start, 2, 0}, {Start, 2, 1}, {Define, 2, 1}, {Adopt, 2, 0}}, f.afar())
@@ -68,6 +69,7 @@ func TestADaemonOfAnotherHost(t *testing.T) {
 	}
 }
 
+// Promise: L71
 func TestAnotherHostMustCarryItsGuests(t *testing.T) {
 	f := newFake(t, "far")
 	f.memory = 2 << 30
@@ -78,6 +80,7 @@ func TestAnotherHostMustCarryItsGuests(t *testing.T) {
 	f.leftAlone()
 }
 
+// Promise: L71
 func TestWhatAnotherHostCannotBeAskedIsRefusedFirst(t *testing.T) {
 	f := newFake(t, "far")
 	f.before = func(proc int32, _ string) error { t.Errorf("it was asked %d", proc); return nil }
@@ -92,6 +95,7 @@ func TestWhatAnotherHostCannotBeAskedIsRefusedFirst(t *testing.T) {
 	}
 }
 
+// Promise: L71
 func TestHostsAreNotMixed(t *testing.T) {
 	a, b := newFake(t, "a"), newFake(t, "b")
 	b.host = "there"

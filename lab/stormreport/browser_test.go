@@ -10,6 +10,7 @@ import (
 
 // Pages of storms, an invented one with all that there can be and one that was
 // measured, are what they are meant to be in a real browser.
+// Promise: L13
 func TestABrowserShowsThePage(t *testing.T) {
 	browser := sheettest.Start(t)
 	for name, c := range map[string]struct {

@@ -58,6 +58,7 @@ func sends(d *targettest.Daemon) (n int) {
 
 // Guests at a daemon that is away boot an image that is sent once, and their files are
 // there; of a run the image alone is left, until that is dropped.
+// Promise: L72
 func TestTheImageIsSentOnceAndKept(t *testing.T) {
 	image, sent := anImage(t)
 	d := &targettest.Daemon{}
@@ -123,6 +124,7 @@ func TestTheImageIsSentOnceAndKept(t *testing.T) {
 
 // What a killed run has left is taken away after the host was booted, too: its pool is
 // gone then.
+// Promise: L72
 func TestCleanAfar(t *testing.T) {
 	d := &targettest.Daemon{Domains: []xdr.Domain{{Name: "lab-abc-t1-db"}, {Name: "mine"}}, Pools: []xdr.StoragePool{{Name: "default"}}}
 	if err := connectTo(t, d.ListenAfar(t)).CleanAfar(t.Context(), "lab-abc", 2, "/srv/lab"); err != nil {
@@ -140,6 +142,7 @@ func TestCleanAfar(t *testing.T) {
 
 // Wherever the lab is killed, cleaning takes all away that it has left: calls that are
 // refused stand for those that it did not come to.
+// Promise: L72
 func TestCleanAfarAfterAKillAtEachStep(t *testing.T) {
 	image, _ := anImage(t)
 	for what, never := range map[string][]int32{
@@ -173,6 +176,7 @@ func TestCleanAfarAfterAKillAtEachStep(t *testing.T) {
 	}
 }
 
+// Promise: L74
 func TestWhatIsNotSeenAfarIsSkipped(t *testing.T) {
 	image, _ := anImage(t)
 	d := &targettest.Daemon{}

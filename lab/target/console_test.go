@@ -8,6 +8,7 @@ import (
 	"testing"
 )
 
+// Promise: L21
 func TestTheEndOfAConsole(t *testing.T) {
 	g := &Guest{at: &Target{}, console: filepath.Join(t.TempDir(), "x.console")}
 	if got := g.Console(t.Context()); len(got) != 0 {

@@ -12,6 +12,7 @@ import (
 )
 
 // The daemon's host has two nodes with a hundred huge pages each.
+// Promise: L33
 func TestWhatGuestsWantAndAHostLacksIsKnownBeforehand(t *testing.T) {
 	db := func(change func(*scenario.Guest)) scenario.Guest {
 		g := scenario.Guest{Role: "db", Count: 1, Memory: 100 * scenario.MiB}

@@ -114,6 +114,7 @@ func movers(t *testing.T, from, to *mover) (*Guest, *Target) {
 	return g, there
 }
 
+// Promise: L30
 func TestAGuestIsMovedInFivePhases(t *testing.T) {
 	from, to := &mover{}, &mover{}
 	g, there := movers(t, from, to)
@@ -138,6 +139,7 @@ func TestAGuestIsMovedInFivePhases(t *testing.T) {
 	}
 }
 
+// Promise: L30
 func TestAMoveThatFailsLeavesTheGuest(t *testing.T) {
 	for name, c := range map[string]struct {
 		fails       int32
@@ -171,6 +173,7 @@ func TestAMoveThatFailsLeavesTheGuest(t *testing.T) {
 	}
 }
 
+// Promise: L30
 func TestADaemonThatDoesNotMigrateIsToldBeforehand(t *testing.T) {
 	from, to := &mover{}, &mover{fails: xdr.ProcConnectSupportsFeature}
 	g, there := movers(t, from, to)

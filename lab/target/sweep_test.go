@@ -25,6 +25,7 @@ func (m *mute) Call(_ context.Context, proc int32, _, ret xdr.Message) error {
 	return fault.New(fault.Timeout, fault.Call, "no answer")
 }
 
+// Promise: L42
 func TestSweepWaitsOnceForADaemonThatDoesNotAnswer(t *testing.T) {
 	m := &mute{}
 	if err := sweep(t.Context(), m, "lab-abc", true); !fault.Is(err, fault.Timeout) || m.calls != 2 {
@@ -47,6 +48,7 @@ func (l *late) answer(proc int32, args xdr.Message) (xdr.Message, error) {
 	return l.Answer(proc, args)
 }
 
+// Promise: L42
 func TestAGuestThatComesUpTooLateIsDestroyed(t *testing.T) {
 	l := &late{}
 	s := open(t, connectTo(t, remotetest.Listen(t, l.answer)))

@@ -143,6 +143,7 @@ func TestAnIDEDiskWantsTheOlderMachine(t *testing.T) {
 
 // A guest with a disk on SATA boots the kernel that has a driver for it, and so does
 // one that is told to; the others boot the faster one.
+// Promise: L52
 func TestASATADiskWantsTheGenericKernel(t *testing.T) {
 	s := open(t, connect(t, &targettest.Daemon{}))
 	s.image.Generic = image.Kernel{Kernel: "/image/vmlinuz-generic", Initrd: "/image/initrd-generic"}
@@ -173,6 +174,7 @@ func TestASATADiskWantsTheGenericKernel(t *testing.T) {
 	}
 }
 
+// Promise: L45
 func TestADeviceInUseIsNotTaken(t *testing.T) {
 	s := open(t, connect(t, &targettest.Daemon{}))
 	for store, want := range map[string]string{"/dev/null": "no block device", "/dev/none-of-these": "not there"} {
@@ -219,6 +221,7 @@ func TestAddressesDiffer(t *testing.T) {
 
 // Two daemons of one host, or one that is measured twice, have the run's guests in
 // turns: what belongs to one is not the other's.
+// Promise: L43
 func TestTargetsOfARunShareNothing(t *testing.T) {
 	d := &targettest.Daemon{}
 	target := connect(t, d)

@@ -6,6 +6,7 @@ import (
 	"time"
 )
 
+// Promise: L16
 func TestAGuestsCountersBecomeWhatHappened(t *testing.T) {
 	var g Guest
 	at := time.Unix(1000, 0)

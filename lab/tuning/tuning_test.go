@@ -86,6 +86,7 @@ func TestWhatSomebodyElseChangedMeanwhileIsLeft(t *testing.T) {
 	}
 }
 
+// Promise: L53
 func TestOnlyDevicesThatOfferASchedulerGetIt(t *testing.T) {
 	for value, scheduler := range map[string]string{"deadline": "mq-deadline", "kyber": "kyber"} {
 		// loop0 has no choices: the kernel would refuse it anything else.
@@ -118,6 +119,7 @@ func TestWhatAHostDoesNotHaveIsSaid(t *testing.T) {
 }
 
 // What can be changed is; what is not there, and what nobody may write, is told.
+// Promise: L36
 func TestWhatIsLackingOfATuningIsTold(t *testing.T) {
 	h := host(t)
 	changes, lacking, err := h.Plan("network", "many-guests")

@@ -50,6 +50,7 @@ func byIntent(t *testing.T, all []Interval) map[time.Time]Total {
 
 // A server stalls from the fourth interval to the ninth. What it works off then counts
 // for the intervals of the stall, in which as much was offered as ever.
+// Promise: L54
 func TestArrivals_BacklogBelongsToTheTimeThatMadeIt(t *testing.T) {
 	const length = 1030 * time.Millisecond // no arrival comes as an interval ends
 	synctest.Test(t, func(t *testing.T) {
@@ -92,6 +93,7 @@ func TestArrivals_BacklogBelongsToTheTimeThatMadeIt(t *testing.T) {
 
 // Whatever a server does and whenever a load is stopped: every arrival that was
 // offered is served or failed.
+// Promise: L54
 func TestArrivals_EachIsServedOrFailed(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		pace := Pace{

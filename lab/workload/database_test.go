@@ -34,6 +34,7 @@ func do(t *testing.T, kind string, config any) Total {
 	return run(t, load)
 }
 
+// Promise: L4
 func TestDatabases(t *testing.T) {
 	server := mariadbtest.Start(t)
 	for name, test := range map[string]func(*testing.T, mariadb.Server){

@@ -21,6 +21,7 @@ func empty(t *testing.T, dir string) {
 }
 
 // fio itself does each profile, and what it says is read to the last request.
+// Promise: L51
 func TestBulkJobsInAFolder(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs fio for some seconds: not in -short")

@@ -69,6 +69,7 @@ func TestTheSumIsOfWhatAServerCounts(t *testing.T) {
 	}
 }
 
+// Promise: L6
 func TestIntervalsThatCannotBeAreRefused(t *testing.T) {
 	one, err := json.Marshal(counted(time.Second))
 	if err != nil {

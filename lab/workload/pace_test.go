@@ -72,6 +72,7 @@ func expect(arrivals, hands int, gap, takes, timeout time.Duration) (latency, se
 
 // A server that is too slow shows in full: every arrival that was meant to be is
 // counted, as done with the whole time since it was meant to start, or as an error.
+// Promise: L2
 func TestSlowServersCannotHide(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		hands := rapid.IntRange(1, 4).Draw(r, "hands")

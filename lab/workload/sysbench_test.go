@@ -36,6 +36,7 @@ func TestSysbenchIsReadToTheLastTransaction(t *testing.T) {
 	}
 }
 
+// Promise: L6
 func TestHostileSysbenchIsRefused(t *testing.T) {
 	good := sysbenchSaid(t)
 	for name, text := range map[string]string{
@@ -151,6 +152,7 @@ func read(t testing.TB, text string) (told []Interval, err error) {
 }
 
 // Seconds are told as they come, and with the last what the report has beyond them.
+// Promise: L51
 func TestSysbenchIsToldSecondBySecond(t *testing.T) {
 	told, err := read(t, course(t,
 		"[ 1s ] thds: 2 tps: 200.41 qps: 4027.10 (r/w/o: 2823.17/801.11/402.82) lat (ms,95%): 16.12 err/s: 8.02 reconn/s: 0.00",
@@ -189,6 +191,7 @@ func TestSysbenchIsToldSecondBySecond(t *testing.T) {
 	}
 }
 
+// Promise: L51
 func TestHostileSecondsOfSysbenchAreRefused(t *testing.T) {
 	if told, err := read(t, course(t, "[ 1s ] thds: 2 tps: 9000.00 qps: 1", "[ 2s ] thds: 2 tps: 9000.00 qps: 1")); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "report 425") {
 		t.Errorf("more than its report has: %v, %v", err, told)

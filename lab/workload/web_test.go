@@ -75,6 +75,7 @@ func web(pace Pace, requests ...Request) *Web {
 
 // A server that stalls for ten seconds and is quick before and after: each arrival
 // in the stall waited for its end.
+// Promise: L2
 func TestStalledWebServersShowInFull(t *testing.T) {
 	pace := Pace{Mode: open, Arrivals: even, Rate: 2, Users: 64, Duration: Duration(30 * time.Second)}
 	var begin time.Time
@@ -109,6 +110,7 @@ func TestStalledWebServersShowInFull(t *testing.T) {
 	})
 }
 
+// Promise: L3
 func TestWrongPagesAreErrorsAndNotThroughput(t *testing.T) {
 	size := 5
 	pace := Pace{Mode: open, Arrivals: even, Rate: 100, Duration: Duration(time.Second)}

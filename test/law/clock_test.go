@@ -41,6 +41,7 @@ var wallReadings = map[string]string{
 // moves no deadline, age or order. Go's times carry a monotonic reading, by which
 // time.Since, Until, Sub, Before, After, Compare, timers and contexts go, until it is
 // taken off: wherever a room does that is listed, with what it is for.
+// Promise: F12
 func TestNoWaitIsByTheWallClock(t *testing.T) {
 	rooms := readRooms(t)
 	found := map[string][]string{}

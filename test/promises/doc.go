@@ -1,2 +1,2 @@
-// Package promises holds SPECIFICATION.md to the tests that it names.
+// Package promises holds SPECIFICATION.md to the tests that say which promises they hold.
 package promises

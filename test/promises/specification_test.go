@@ -1,91 +1,113 @@
 package promises
 
 import (
-	"bytes"
+	"flag"
+	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
 
 const root = "../.."
 
-// line is one promise: its number, its words, and the tests that hold it.
-type line struct {
-	number, words string
-	tests         []string
-}
+var update = flag.Bool("update", false, "count the tests of each promise into SPECIFICATION.md")
 
-// held names a test: `folder.TestName`.
-var held = regexp.MustCompile("`([a-z0-9/]+)\\.(Test|Fuzz)([A-Za-z0-9_]+)`")
+var (
+	// row is a promise in the table: number, words, count of tests, figure.
+	row = regexp.MustCompile(`^\| ((?:~~)?[A-Z][0-9]+(?:~~)?) \| (.*) \| ([0-9]*) \| (.*) ?\|\n$`)
+	// holds is what stands above a test that holds promises.
+	holds = regexp.MustCompile(`(?m)^// Promise: ([A-Z0-9, ]+)\nfunc ((?:Test|Fuzz)\w+)\(`)
+	said  = regexp.MustCompile(`(?m)^// Promise:`)
+)
 
-var number = regexp.MustCompile(`^(~~)?[A-Z][0-9]+(~~)?$`)
-
-func specification(t *testing.T) []line {
+// heldBy gives the tests that say that they hold a promise, by its number.
+func heldBy(t *testing.T) map[string][]string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "SPECIFICATION.md"))
+	tests := map[string][]string{}
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && path != root && (strings.HasPrefix(entry.Name(), ".") || entry.Name() == "testdata"):
+			return fs.SkipDir
+		case entry.IsDir(), !strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		found := holds.FindAllStringSubmatch(string(text), -1)
+		if all := said.FindAll(text, -1); len(all) != len(found) {
+			t.Errorf("%s: of %d lines with promises %d stand right above a test", path, len(all), len(found))
+		}
+		folder, _ := filepath.Rel(root, filepath.Dir(path))
+		for _, m := range found {
+			for number := range strings.SplitSeq(m[1], ", ") {
+				tests[number] = append(tests[number], folder+"."+m[2])
+			}
+		}
+		return nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var lines []line
-	for row := range strings.Lines(string(text)) {
-		cells := strings.Split(row, "|")
-		if len(cells) < 5 || !number.MatchString(strings.TrimSpace(cells[1])) {
+	return tests
+}
+
+// TestEveryPromiseIsHeld: a promise is held by a test, no number is given twice, and a test
+// names only promises that there are. The table has the counts.
+func TestEveryPromiseIsHeld(t *testing.T) {
+	tests, page := heldBy(t), filepath.Join(root, "SPECIFICATION.md")
+	before, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var after strings.Builder
+	given := map[string]bool{}
+	for line := range strings.Lines(string(before)) {
+		m := row.FindStringSubmatch(line)
+		if m == nil {
+			after.WriteString(line)
 			continue
 		}
-		l := line{number: strings.TrimSpace(cells[1]), words: strings.TrimSpace(cells[2])}
-		for _, m := range held.FindAllStringSubmatch(cells[3], -1) {
-			l.tests = append(l.tests, m[1]+"."+m[2]+m[3])
+		number := strings.Trim(m[1], "~")
+		if given[number] {
+			t.Errorf("%s is given twice", number)
 		}
-		lines = append(lines, l)
+		given[number] = true
+		held := tests[number]
+		t.Logf("%s: %s", number, strings.Join(held, " "))
+		count := ""
+		switch struck := m[1] != number; {
+		case len(held) > 0:
+			count = strconv.Itoa(len(held))
+		case !struck:
+			t.Errorf("%s (%s) is held by no test", number, m[2])
+		}
+		fmt.Fprintf(&after, "| %s | %s | %s | %s |\n", m[1], m[2], count, strings.TrimSpace(m[4]))
 	}
-	return lines
-}
-
-// TestEveryPromiseIsHeld: a promise names tests, each of which there is, and no
-// number is given twice.
-func TestEveryPromiseIsHeld(t *testing.T) {
-	lines := specification(t)
-	if len(lines) < 10 {
-		t.Fatalf("only %d promises are found: has the form of the table changed?", len(lines))
+	if len(given) < 10 {
+		t.Fatalf("only %d promises are found: has the form of the table changed?", len(given))
 	}
-	given := map[string]bool{}
-	for _, l := range lines {
-		if given[l.number] {
-			t.Errorf("%s is given twice", l.number)
-		}
-		given[l.number] = true
-		if len(l.tests) == 0 && !strings.HasPrefix(l.number, "~~") {
-			t.Errorf("%s (%s) is held by no test", l.number, l.words)
-		}
-		for _, test := range l.tests {
-			folder, name, _ := strings.Cut(test, ".")
-			if !exists(t, folder, name) {
-				t.Errorf("%s names %s, which is not in %s", l.number, name, folder)
-			}
+	for _, number := range slices.Sorted(maps.Keys(tests)) {
+		if !given[number] {
+			t.Errorf("%s hold %s, which is no promise", tests[number], number)
 		}
 	}
-}
-
-func exists(t *testing.T, folder, name string) bool {
-	t.Helper()
-	var files []string
-	for _, at := range []string{folder, "internal/" + folder, "internal/*/" + folder} {
-		found, err := filepath.Glob(filepath.Join(root, at, "*_test.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, found...)
+	if after.String() == string(before) {
+		return
 	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if bytes.Contains(text, []byte("\nfunc "+name+"(")) {
-			return true
-		}
+	if !*update {
+		t.Fatal("SPECIFICATION.md has other counts of tests: run go test ./test/promises -update")
 	}
-	return false
+	if err := os.WriteFile(page, []byte(after.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
 }

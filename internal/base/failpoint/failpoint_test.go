@@ -101,6 +101,7 @@ func TestAPointWaitsUntilItIsDisarmed(t *testing.T) {
 }
 
 // A shipped daemon's points are empty, whatever its environment says.
+// Promise: F2
 func TestPointsAreEmptyUnlessBuiltIn(t *testing.T) {
 	if Built {
 		t.Skip("built with the tag failpoints")

@@ -55,6 +55,7 @@ func TestWhoBringsMuchWaitsBehindHimself(t *testing.T) {
 }
 
 // TestManyQueuesOfOneTakeNoMoreTurns: who comes by many ways waits behind himself as who brings much by one.
+// Promise: W4
 func TestManyQueuesOfOneTakeNoMoreTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ts := New(1)

@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
+// Promise: A5
 func TestTheAuditIsOneLineForEachChange(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	var log bytes.Buffer
@@ -59,6 +60,7 @@ func TestTheAuditIsOneLineForEachChange(t *testing.T) {
 }
 
 // TestRefusalsPushNothingOutOfTheAudit has a client that is refused without end.
+// Promise: A5
 func TestRefusalsPushNothingOutOfTheAudit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
@@ -106,6 +108,7 @@ func TestRefusalsPushNothingOutOfTheAudit(t *testing.T) {
 	})
 }
 
+// Promise: A5
 func TestTheAuditGoesOnInANewFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	a, err := OpenAudit(path, slog.New(slog.DiscardHandler))

@@ -57,6 +57,7 @@ var bounds = []string{
 // FuzzDocument hands in whatever documents for a client that is held to some places. What
 // is let through names, as it is understood, nothing of the host beyond them: found by
 // looking at every word of what was understood.
+// Promise: A3
 func FuzzDocument(f *testing.F) {
 	const head, tail = "<domain type='qemu'><name>build-1</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type>", "</domain>"
 	for _, part := range bounds {

@@ -17,6 +17,7 @@ const freeParts = "testdata/free.txt"
 // Every attribute and text that a definition can have is judged by the gate, or listed as one that concerns its guest
 // alone: whoever builds another one finds out here that it is let through. The documents
 // of domainxml, of which a test sees that each attribute is understood, are what a definition can have.
+// Promise: A3
 func TestWhatNobodyJudgesConcernsTheGuestAlone(t *testing.T) {
 	docs, err := filepath.Glob("../../format/domainxml/testdata/define/*.xml")
 	if err != nil || len(docs) == 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 )
 
+// Promise: A9
 func TestWhoFailsTooOftenWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s strikes
@@ -41,6 +42,7 @@ func TestWhoFailsTooOftenWaits(t *testing.T) {
 	})
 }
 
+// Promise: A9
 func TestTheStruckAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s strikes
@@ -92,6 +94,7 @@ func TestWhoAnswersForAConnection(t *testing.T) {
 	}
 }
 
+// Promise: A9
 func TestNoAddressTakesAllHandshakes(t *testing.T) {
 	r := NewReception(nil, nil, nil, slog.New(slog.DiscardHandler))
 	for range maxShakingEach {
@@ -118,6 +121,7 @@ func TestNoAddressTakesAllHandshakes(t *testing.T) {
 
 // Polkit that is asked last is not asked about members of the group, nor about anybody
 // where there are rules.
+// Promise: A20
 func TestAsks_LastAboutThoseWhomNothingElseLetsIn(t *testing.T) {
 	ruled := new(Gate)
 	ruled.rules.Store(new(Rules))

@@ -40,6 +40,7 @@ func user1(uid uint32, groups ...uint32) Who {
 	return LocalWho(listener.Peer{PID: 7, UID: uid, GID: uid, Groups: groups})
 }
 
+// Promise: A1
 func TestRulesSayWhoMayDoWhat(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(example))
 	if err != nil {
@@ -91,6 +92,7 @@ func TestRulesSayWhoMayDoWhat(t *testing.T) {
 	}
 }
 
+// Promise: A1
 func TestARefusalSaysWhatIsMissing(t *testing.T) {
 	r, err := ParseRules("/etc/lodge/access.yaml", []byte(example))
 	if err != nil {
@@ -120,6 +122,7 @@ func TestPlacesOfImages(t *testing.T) {
 	}
 }
 
+// Promise: A4
 func TestWrongRulesAreRefused(t *testing.T) {
 	rule := func(lines string) string {
 		return "version: 1\nrules:\n  - name: x\n    " + strings.ReplaceAll(lines, "\n", "\n    ")
@@ -165,6 +168,7 @@ func TestWrongRulesAreRefused(t *testing.T) {
 	}
 }
 
+// Promise: A4
 func TestRulesThatOthersCouldWriteAreRefused(t *testing.T) {
 	above := t.TempDir()
 	folder := filepath.Join(above, "lodge")
@@ -234,6 +238,7 @@ func FuzzParseRules(f *testing.F) {
 
 // A guest whose labels are not known is no guest without labels: rules that ask for their absence
 // are not about it, nor about links, which have none.
+// Promise: A1
 func TestLabelsThatAreNotKnownAreNotAbsent(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(`version: 1
 rules:

@@ -97,6 +97,7 @@ func wants(t *testing.T, g *Gate, uid uint32, v Verb, def *domain.Definition) er
 }
 
 // What a rule gives at most is for all guests that it is about together, whoever made them.
+// Promise: A12
 func TestARuleBoundsItsGuests(t *testing.T) {
 	const gib = 1 << 30
 	there := []*domain.Definition{sized("build-1", 2*gib, 4), plugged(sized("build-2", gib, 2), 0, 4), sized("db-1", 64*gib, 64)}
@@ -140,6 +141,7 @@ func TestARuleBoundsItsGuests(t *testing.T) {
 
 // Definitions are bounded by the bytes that are kept of them, also by a rule that says nothing
 // of that: the daemon has all of them in its memory.
+// Promise: A12
 func TestARuleBoundsTheBytesOfDefinitions(t *testing.T) {
 	long := func(name string, bytes int) *domain.Definition {
 		def := sized(name, 1024, 1)
@@ -174,6 +176,7 @@ func TestARuleBoundsTheBytesOfDefinitions(t *testing.T) {
 }
 
 // Networks, pools and volumes are counted by themselves, and volumes in all pools of the rule.
+// Promise: A12
 func TestARuleBoundsItsNetworksPoolsAndVolumes(t *testing.T) {
 	rules, err := ParseRules("access.yaml", []byte(`
 version: 1
@@ -224,6 +227,7 @@ rules:
 
 // A guest that has more than its rule gives now, as after the bound was lowered, may start
 // and become smaller, and not larger.
+// Promise: A12
 func TestWhatAGuestHasItKeeps(t *testing.T) {
 	const gib = 1 << 30
 	g := sharing(t, sized("build-1", 8*gib, 4))
@@ -239,6 +243,7 @@ func TestWhatAGuestHasItKeeps(t *testing.T) {
 
 // Calls at the same time count each other's guests, which are not there yet; what a call
 // took without making it is free again when it ends.
+// Promise: A12
 func TestNoTwoSlipUnderABound(t *testing.T) {
 	g := sharing(t)
 	var calls sync.WaitGroup

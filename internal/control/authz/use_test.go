@@ -57,6 +57,7 @@ func builder(t *testing.T) (*Gate, Who, Object) {
 // What a guest of a client's uses already it may go on to use, but in no other way: what
 // it reads with others must not be written, nor what it wrote be read as a header. What
 // all guests of a host read belongs to the host.
+// Promise: A3
 func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 	g, who, on := builder(t)
 	places := g.rules.Load().placesFor(g, who, Define, on)
@@ -169,6 +170,7 @@ func TestPathsAreGivenForWhatTheyAreUsedAs(t *testing.T) {
 }
 
 // A call that writes to a file which it names does so in the places of the client alone.
+// Promise: A3
 func TestACallWritesNowhereElse(t *testing.T) {
 	g, who, on := builder(t)
 	for path, want := range map[string][2]bool{ // to name, to write
@@ -190,6 +192,7 @@ func TestACallWritesNowhereElse(t *testing.T) {
 }
 
 // To look at what the host can do is not to have it run programs.
+// Promise: A1
 func TestNoProgramIsRunForWhoeverLooks(t *testing.T) {
 	g, who, _ := builder(t)
 	for path, want := range map[string]bool{
@@ -210,6 +213,7 @@ func TestNoProgramIsRunForWhoeverLooks(t *testing.T) {
 }
 
 // Who makes networks puts guests on no link of the host's, and serves none of its files.
+// Promise: A3
 func TestANetworkIsNoWayToTheHost(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(`
 version: 1
@@ -272,6 +276,7 @@ rules:
 
 // A secret is a key: whoever may have it used opens with it what others have locked. It
 // takes a rule that names it, by itself or by what it is for, unless the guest has it already.
+// Promise: A11
 func TestADefinitionNamesNoSecretOfOthers(t *testing.T) {
 	records, err := store.Open(t.TempDir())
 	if err != nil {
@@ -364,6 +369,7 @@ rules:
 }
 
 // Volumes that a guest's marks name are deleted with its tile: who names them has rights to them.
+// Promise: A3
 func TestMarksClaimNoVolumesOfOthers(t *testing.T) {
 	g, who, _ := builder(t)
 	g.Config = Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}
@@ -402,6 +408,7 @@ func TestMarksClaimNoVolumesOfOthers(t *testing.T) {
 
 // Marks are judged as they are kept, whatever prefix a client has for them: no other makes them
 // look like none.
+// Promise: A3
 func TestMarksAreJudgedUnderThePrefixTheyAreKeptBy(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], images: /srv/build}]\n"))
 	if err != nil {
@@ -441,6 +448,7 @@ func TestMarksAreJudgedUnderThePrefixTheyAreKeptBy(t *testing.T) {
 }
 
 // Whoever gives the UUID of what is another's is not told whose it is, unless he may see it.
+// Promise: A1
 func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules:\n  - {name: poolers, who: \"user:1002\", may: [read, pools, networks], pools: mine, networks: mine}\n  - {name: lookers, who: \"user:1002\", may: read, pools: seen}\n"))
 	if err != nil {
@@ -499,6 +507,7 @@ func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 
 // Who makes pools and volumes has them in his places, of directories alone: others take what is
 // the host's, its devices, its volume groups and what other hosts serve.
+// Promise: A3
 func TestAPoolIsNoWayToTheHost(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: poolers, who: \"user:1002\", may: [read, pools, volumes], pools: mine, images: /srv/mine}]\n"))
 	if err != nil {
@@ -545,6 +554,7 @@ func TestAPoolIsNoWayToTheHost(t *testing.T) {
 }
 
 // A rule about all guests but one knows that one however a document spells its UUID.
+// Promise: A1
 func TestAUUIDIsTheSameHoweverItIsSpelt(t *testing.T) {
 	const id = "11111111-2222-3333-4444-55555555abcd"
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: most, who: \"user:1002\", may: [read, define], guests: \"!uuid="+id+"\"}]\n"))
@@ -566,6 +576,7 @@ func TestAUUIDIsTheSameHoweverItIsSpelt(t *testing.T) {
 
 // No client that is held puts its guests before those of others: not in what it defines, nor
 // in marks that it sets. What others gave a guest the guest keeps.
+// Promise: A3
 func TestAPriorityOverOthersIsNotGiven(t *testing.T) {
 	g, who, on := builder(t)
 	g.Config = Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}

@@ -79,6 +79,7 @@ func (h *herd) document(name string) string {
 	return doc
 }
 
+// Promise: H1
 func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
@@ -145,6 +146,7 @@ func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
 	}
 }
 
+// Promise: H3
 func TestASeedTellsCloudInitOfANewInstance(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -248,6 +250,7 @@ func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
 	h.wants("files", files(t, filepath.Dir(path)), before...)
 }
 
+// Promise: H5
 func TestThinClonesMakeATemplate(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
@@ -306,6 +309,7 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	}
 }
 
+// Promise: H2
 func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
@@ -343,6 +347,7 @@ func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 	h.wants("guests", h.chosen("all"), "golden")
 }
 
+// Promise: H2
 func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -395,6 +400,7 @@ func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 }
 
 // It stays one where a pool is away in which another may be: started it would destroy that.
+// Promise: H5
 func TestAGuestStaysATemplateForClonesThatNobodySees(t *testing.T) {
 	h := newHerd(t)
 	h.goldenGuest()
@@ -427,6 +433,7 @@ func toClone(t *testing.T, h *herd) *guest.Guest {
 	return g
 }
 
+// Promise: H4
 func TestWhatCannotBeClonedIsNamed(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -466,6 +473,7 @@ func TestWhatCannotBeClonedIsNamed(t *testing.T) {
 	}
 }
 
+// Promise: H5
 func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
@@ -516,6 +524,7 @@ func TestHostNames(t *testing.T) {
 }
 
 // What a guest boots from it has a driver for, and its cloud-init looks at all that it sees.
+// Promise: H3
 func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
 	for _, c := range []struct{ machine, bus, target, device, at string }{
 		{"pc-q35-7.2", "virtio", "vda", "disk", "virtio vdb"},
@@ -540,6 +549,7 @@ func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
 // A clone's disks are held as those of the guest that it is of, whoever makes it: whoever may
 // write to their folder leads neither elsewhere. Nor does what such a disk leads to come into
 // a copy.
+// Promise: A3
 func TestACloneKeepsTheFence(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()

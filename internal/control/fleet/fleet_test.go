@@ -187,6 +187,7 @@ func (h *herd) view(name string) *guest.View {
 	return g.View()
 }
 
+// Promise: A14
 func TestASetIsDefinedChosenSetAndUndefined(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("web-1", marked(5, `<x:label name='app' value='shop'/><x:after guest='db'/>`)), small("web-2"), small("db", marked(0)))

@@ -117,6 +117,7 @@ func FuzzReadMarks(f *testing.F) {
 }
 
 // Of what each part may be all together may be more than is read.
+// Promise: H2
 func TestMarksThatWouldNotBeReadAreNotWritten(t *testing.T) {
 	long := &Marks{Labels: Labels{}}
 	for i := range maxVolumes {

@@ -123,6 +123,7 @@ type altered struct {
 func (a *altered) Steps() []operation.Step { return a.alter(a.tileCreation.Steps()) }
 
 // A tile whose record cannot be removed is not said to be made: the next daemon removes it.
+// Promise: F35, H2
 func TestATileThatCannotBeNotedIsNotMade(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -146,6 +147,7 @@ func TestATileThatCannotBeNotedIsNotMade(t *testing.T) {
 
 // The volumes of a tile that was cut off, whose pool is away when the daemon begins, are
 // removed when that is there. Its guests go at once.
+// Promise: F35
 func TestWhatIsLeftIsTidiedUp(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -165,6 +167,7 @@ func TestWhatIsLeftIsTidiedUp(t *testing.T) {
 
 // Somebody has come to use what was left of a tile or a clone: it stays, with its disks. A tile that
 // was being removed is removed all the same.
+// Promise: F35
 func TestWhatIsLeftAndUsedStays(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -217,6 +220,7 @@ func (h *herd) occupy(name string) (letGo func()) {
 
 // Nor is what was left removed when a guest of it has run: what was written by it is somebody's, who may have shut it
 // down before its turn comes.
+// Promise: F35
 func TestWhatIsLeftAndWasUsedStays(t *testing.T) {
 	for name, ended := range map[string]bool{"seen as it runs": false, "seen when it has ended": true} {
 		t.Run(name, func(t *testing.T) {
@@ -244,6 +248,7 @@ func TestWhatIsLeftAndWasUsedStays(t *testing.T) {
 }
 
 // A guest of a tile that cannot be made whole, which somebody has started meanwhile, stays with its disks.
+// Promise: F35
 func TestATileThatFailsStaysForWhoRunsIt(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -263,6 +268,7 @@ func TestATileThatFailsStaysForWhoRunsIt(t *testing.T) {
 }
 
 // What somebody has cloned of what was left has its disks below it: they stay for the clone, with what these lie above.
+// Promise: F35
 func TestWhatLiesBelowACloneOfWhatIsLeftStays(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -279,6 +285,7 @@ func TestWhatLiesBelowACloneOfWhatIsLeftStays(t *testing.T) {
 }
 
 // A daemon that begins serves others before it is done with all that is left, and continues with that then.
+// Promise: F35
 func TestNobodyWaitsForAllThatIsLeft(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -303,6 +310,7 @@ func TestNobodyWaitsForAllThatIsLeft(t *testing.T) {
 }
 
 // A tile whose removal was cut off is not taken for a whole one.
+// Promise: H2
 func TestATileThatIsHalfRemovedIsNotThere(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
@@ -317,6 +325,7 @@ func TestATileThatIsHalfRemovedIsNotThere(t *testing.T) {
 }
 
 // A tile that could not be taken back is removed by who asks for that.
+// Promise: F35
 func TestRemoveTiles_TakesOverWhatIsOwed(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -353,6 +362,7 @@ func TestRemoveTiles_TakesOverWhatIsOwed(t *testing.T) {
 }
 
 // A removal that was asked for is done once its pool is there.
+// Promise: F35
 func TestRemoveTiles_PoolIsAway(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -374,6 +384,7 @@ func TestRemoveTiles_PoolIsAway(t *testing.T) {
 }
 
 // Of a record that cannot be read nobody knows what it is of: nothing else is begun beside it.
+// Promise: F35
 func TestARecordOfALaterDaemonKeepsOthersOff(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
@@ -386,6 +397,7 @@ func TestARecordOfALaterDaemonKeepsOthersOff(t *testing.T) {
 }
 
 // A volume that nobody can see yet, because its pool is still being read, is not taken for gone.
+// Promise: H2
 func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -414,6 +426,7 @@ func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
 }
 
 // What could not be removed, for want of a pool, say, is not removed when it is another's.
+// Promise: H2
 func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()

@@ -73,6 +73,7 @@ func TestGuestsComeInWaves(t *testing.T) {
 
 // A circle is told to those who are in it. All others keep their order, also among those who
 // come after it.
+// Promise: A14
 func TestACircleIsOfThoseInIt(t *testing.T) {
 	for _, c := range []struct{ guests, waves, in, says string }{
 		{"a<a b<c c", "a c | b", "a", "a after a;"},
@@ -100,6 +101,7 @@ func TestACircleIsOfThoseInIt(t *testing.T) {
 }
 
 // A circle of as many guests as there may be is found in no time, and told in few words.
+// Promise: A14
 func TestALargeCircle(t *testing.T) {
 	names, marks := make([]string, 16384), make([]*Marks, 16384)
 	for i := range names {

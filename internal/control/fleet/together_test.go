@@ -20,6 +20,7 @@ const oneGuest = `<tile>
   <domain type='qemu'><name>{name}-{tile}</name><memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>
 </tile>`
 
+// Promise: F36
 func TestATileIsMadeOrRemovedByOneAtATime(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -56,6 +57,7 @@ func TestATileIsMadeOrRemovedByOneAtATime(t *testing.T) {
 
 // A tile that was removed and made anew before its turn comes in a call that removes many goes whole: its
 // guests do not stay without their volumes.
+// Promise: F36
 func TestATileIsRemovedAsItIsWhenItsTurnComes(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -81,6 +83,7 @@ func TestATileIsRemovedAsItIsWhenItsTurnComes(t *testing.T) {
 }
 
 // A volume that a guest comes to use while those of its tile are ended stays, and so does that guest's disk.
+// Promise: F36
 func TestATileWhoseVolumeIsTakenWhileItEndsStays(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
@@ -139,6 +142,7 @@ func (a *asking) Done() <-chan struct{} {
 
 // Labels are changed as they are when that comes to be done, after others: who takes a label away while
 // somebody else waits to give one does not find it again.
+// Promise: F36
 func TestLabelsThatOthersTookAwayDoNotComeBack(t *testing.T) {
 	h := newHerd(t)
 	doc := func(label string) string {
@@ -171,6 +175,7 @@ func TestLabelsThatOthersTookAwayDoNotComeBack(t *testing.T) {
 
 // A guest that has crashed and waits to be started again is not taken for one that is off: who shuts it down, or
 // destroys it, does not find it running later.
+// Promise: F36
 func TestAGuestThatWaitsToBeStartedAgainIsTurnedOff(t *testing.T) {
 	h := newHerd(t)
 	for _, verb := range []Verb{Shutdown, Destroy} {

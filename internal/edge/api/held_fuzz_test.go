@@ -17,6 +17,7 @@ import (
 // FuzzHeld has a client that is held to one guest ask for whatever, as a trial, where
 // there is nothing else and where there are other guests: it is told the same, but for that
 // a UUID is another's, and not whose.
+// Promise: A1
 func FuzzHeld(f *testing.F) {
 	_, _, mine := document(0)
 	_, _, theirs := document(1)

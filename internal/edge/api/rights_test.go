@@ -24,6 +24,7 @@ import (
 )
 
 // TestEveryCallHasItsRight asks for a place in the table of rights for every call of the API.
+// Promise: A2
 func TestEveryCallHasItsRight(t *testing.T) {
 	methods := lodgev1.File_lodge_v1_lodge_proto.Services().ByName("Lodge").Methods()
 	for i := range methods.Len() {
@@ -50,6 +51,7 @@ func (h *house) held(rules string) context.Context {
 
 // TestNobodyIsToldOfWhatIsNotTheirs has a client that may see one guest ask for others, by
 // what it can see of them.
+// Promise: A1
 func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 	h := serve(t, 3)
 	ctx := h.held("may: [read, start], guests: web-0")
@@ -101,6 +103,7 @@ func TestNobodyIsToldOfWhatIsNotTheirs(t *testing.T) {
 }
 
 // TestAStartThatLosesWhatWasSavedTakesItsRight: who may only start a guest discards no saved image.
+// Promise: A1
 func TestAStartThatLosesWhatWasSavedTakesItsRight(t *testing.T) {
 	h := serve(t, 1)
 	for may, want := range map[string]bool{"read, start": false, "read, start, save": true} {
@@ -119,6 +122,7 @@ func TestAStartThatLosesWhatWasSavedTakesItsRight(t *testing.T) {
 }
 
 // TestTheAuditTellsOfNothingThatWasNotDone has a set that leaves some of its guests as they are.
+// Promise: A5
 func TestTheAuditTellsOfNothingThatWasNotDone(t *testing.T) {
 	h := serve(t, 0)
 	path := filepath.Join(t.TempDir(), "audit")
@@ -145,6 +149,7 @@ func TestTheAuditTellsOfNothingThatWasNotDone(t *testing.T) {
 }
 
 // TestATurnThatComesLateIsAskedForAnew changes a label while a guest waits for its turn.
+// Promise: A1
 func TestATurnThatComesLateIsAskedForAnew(t *testing.T) {
 	h := serve(t, 2)
 	set := func(ctx context.Context, q fleet.Request) {
@@ -182,6 +187,7 @@ func (h *house) giveAway(name string) {
 
 // TestAGuestsTurnIsAskedForAnew has others label a guest after a call of a client that is held was
 // let in, and before its guest comes to it.
+// Promise: A1
 func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"")
@@ -198,6 +204,7 @@ func TestAGuestsTurnIsAskedForAnew(t *testing.T) {
 }
 
 // TestAGuestsTurnIsAskedForAllItTakes: where others leave a client one of the rights that its call takes, that is not enough.
+// Promise: A1
 func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"}, {name: others, who: \"user:1002\", may: start, guests: web-0")
@@ -213,6 +220,7 @@ func TestAGuestsTurnIsAskedForAllItTakes(t *testing.T) {
 }
 
 // TestWhoGivesAGuestAwayHasAllElseDoneBefore: labels by which a client may change a guest no more are the last that it sets.
+// Promise: A1
 func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: web-0}, {name: own, who: \"user:1002\", may: change, guests: \"!label=team:infra\"")
@@ -230,6 +238,7 @@ func TestWhoGivesAGuestAwayHasAllElseDoneBefore(t *testing.T) {
 
 // TestALabelIsJudgedByTheNameOfItsTurn renames a guest after a call that labels it was let in: of the new
 // name it is nobody's to give.
+// Promise: A1
 func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
 	h := serve(t, 1)
 	g, err := h.server.Guests.ByName("web-0")
@@ -262,6 +271,7 @@ func TestALabelIsJudgedByTheNameOfItsTurn(t *testing.T) {
 }
 
 // TestANewNameIsNotToldByARefusal renames a guest before its turn to what the client may not see.
+// Promise: A1
 func TestANewNameIsNotToldByARefusal(t *testing.T) {
 	h := serve(t, 1)
 	g, err := h.server.Guests.ByName("web-0")
@@ -286,6 +296,7 @@ func TestANewNameIsNotToldByARefusal(t *testing.T) {
 
 // TestPolkitIsAskedAboutWhoCame has a client's process end before it calls: by then its number may be that
 // of another one, to which polkit gives more.
+// Promise: A7
 func TestPolkitIsAskedAboutWhoCame(t *testing.T) {
 	h := serve(t, 0)
 	r := authz.NewReception(h.server.Gate, polkit.New(), nil, h.server.Log)
@@ -304,6 +315,7 @@ func TestPolkitIsAskedAboutWhoCame(t *testing.T) {
 }
 
 // TestStrangersTakeNoPlaces opens connections by which nobody calls.
+// Promise: A9
 func TestStrangersTakeNoPlaces(t *testing.T) {
 	h := serve(t, 0, func(l *limits) { l.strangersEach = 2 })
 	dial := func() net.Conn {
@@ -330,6 +342,7 @@ func TestStrangersTakeNoPlaces(t *testing.T) {
 }
 
 // TestNobodyTakesAllPlaces has one client take what there is of sets and of long answers.
+// Promise: A9
 func TestNobodyTakesAllPlaces(t *testing.T) {
 	h := serve(t, 1, func(l *limits) { l.setsEach, l.looksEach = 1, 1 })
 	exhausted := func(what string, err error) {

@@ -15,6 +15,7 @@ import (
 
 // TestMessagesOfEmptyWordsAreRefused sends as many empty words as the bytes of a message
 // allow: understood, they would be thirty times as large.
+// Promise: X8
 func TestMessagesOfEmptyWordsAreRefused(t *testing.T) {
 	const size = 32 << 20
 	word := protowire.AppendString(protowire.AppendTag(nil, 8, protowire.BytesType), "") // a document
@@ -69,6 +70,7 @@ func TestWhatClientsSendIsUnderstood(t *testing.T) {
 
 // FuzzCount: what is understood of a message in one form consists of no more words than
 // allowed, and is understood the same in both.
+// Promise: X8
 func FuzzCount(f *testing.F) {
 	for _, text := range []string{`{"verb":"start","select":["a\"]"]}`, `{"options":{"settings":{"a":"b","c":""},"nvram":true},"parallel":-1}`, `{"verb":"\u00e9\ud83d","odd":[[{}]]}`} {
 		f.Add([]byte(text))

@@ -13,6 +13,7 @@ import (
 
 // FuzzRecords exports one record of a store: of any kind, name and content. Nothing
 // is written but one document in the folder of its kind, and a link beside it.
+// Promise: X9
 func FuzzRecords(f *testing.F) {
 	const uuid = "11111111-2222-3333-4444-555555555555"
 	f.Add("domain", uuid, 1, []byte(`{"Name":"a","XML":"<domain/>","Autostart":true,"Template":true}`))

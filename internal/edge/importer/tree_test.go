@@ -25,6 +25,7 @@ func ok(t *testing.T, err error) {
 
 // TestATreeLeadsNowhereElse imports one that somebody made who would like its importer to
 // read his files, or to wait for ever.
+// Promise: X10
 func TestATreeLeadsNowhereElse(t *testing.T) {
 	outer := t.TempDir()
 	root, outside := filepath.Join(outer, "tree"), filepath.Join(outer, "outside.xml")
@@ -46,6 +47,7 @@ func TestATreeLeadsNowhereElse(t *testing.T) {
 }
 
 // TestFiltersThatNobodyUsesFailNoImport has the filters in the tree that libvirt brings along.
+// Promise: S10
 func TestFiltersThatNobodyUsesFailNoImport(t *testing.T) {
 	root := t.TempDir()
 	const domain = "<domain type='qemu'><name>NAME</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os><devices>NIC</devices></domain>"
@@ -80,6 +82,7 @@ func TestFiltersThatNobodyUsesFailNoImport(t *testing.T) {
 
 // TestNobodyElseGetsAnExport has somebody wait for one, in a directory of his own or with
 // links that lead elsewhere.
+// Promise: X10
 func TestNobodyElseGetsAnExport(t *testing.T) {
 	outer := t.TempDir()
 	open := filepath.Join(outer, "open")
@@ -122,6 +125,7 @@ func TestNobodyElseGetsAnExport(t *testing.T) {
 }
 
 // TestAnExportTellsOfFences: what no document can tell of a guest is told by whoever exports.
+// Promise: S10
 func TestAnExportTellsOfFences(t *testing.T) {
 	data := filepath.Join(t.TempDir(), "data")
 	s, err := store.Open(data)
@@ -139,6 +143,7 @@ func TestAnExportTellsOfFences(t *testing.T) {
 }
 
 // TestNoDefinitionKeepsAnotherFromAnExport: whatever some are called, or hold, all others are there.
+// Promise: S10
 func TestNoDefinitionKeepsAnotherFromAnExport(t *testing.T) {
 	const a, b = "11111111-2222-3333-4444-555555555555", "22222222-2222-3333-4444-555555555555"
 	data, dir := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "tree")
@@ -178,6 +183,7 @@ func (nowhere) Define(context.Context, Sort, string, Traits) (string, error) {
 }
 
 // TestAnImportTellsWhatItLeaves has what libvirt keeps of domains beside their definitions.
+// Promise: S10
 func TestAnImportTellsWhatItLeaves(t *testing.T) {
 	host := t.TempDir()
 	put := func(file, text string) {

@@ -34,6 +34,7 @@ func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) conte
 
 // TestWhatACallNamesIsJudgedWhenItsTurnComes has others take from a guest what they had given it, after
 // calls that name it were let in.
+// Promise: A1
 func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 	h := newHeldHouse(t)
 	must := func(err error) {
@@ -74,6 +75,7 @@ func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 
 // TestANameAndALabelAreJudgedTogether has one client give a guest at once a name and a label that it may each
 // give, and not both.
+// Promise: A1
 func TestANameAndALabelAreJudgedTogether(t *testing.T) {
 	h := newHeldHouse(t)
 	must := func(err error) {

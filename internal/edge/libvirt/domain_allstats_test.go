@@ -232,6 +232,7 @@ func domainOf(t *testing.T, uuid string) xdr.Domain {
 }
 
 // What definitions have of paths beyond an answer is left out, of those guests alone.
+// Promise: X4
 func TestStatisticsFitIntoAnAnswer(t *testing.T) {
 	path := xdr.String("/" + strings.Repeat("x", 1<<20))
 	ret := &xdr.ConnectGetAllDomainStatsRet{}

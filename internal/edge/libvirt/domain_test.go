@@ -326,6 +326,7 @@ func TestJoin(t *testing.T) {
 }
 
 // One that cannot be adopted and of which no definition is known is in lists, and clients ask for what these have.
+// Promise: G5
 func TestAGuestWithoutADefinitionHasAState(t *testing.T) {
 	v := &guest.View{State: domain.ShutOff, Quarantined: true, Messages: []string{"why"}}
 	if info, err := infoOf(v); err != nil || *info != (xdr.DomainGetInfoRet{State: byte(domain.ShutOff)}) {

@@ -71,6 +71,7 @@ func TestEveryKindHasACode(t *testing.T) {
 	}
 }
 
+// Promise: X10
 func TestErrorTextIsBoundedAndClean(t *testing.T) {
 	e := netError(fault.New(fault.Failed, fault.Domain, "%s", strings.Repeat("\xff\x00ä", maxErrorText)))
 	if len(*e.Message) > 2*maxErrorText || !utf8.ValidString(*e.Message) || strings.Contains(*e.Message, "\x00") {

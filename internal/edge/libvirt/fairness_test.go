@@ -38,6 +38,7 @@ func (h *heavy) install(s *Server) {
 
 // TestHeavyClientDelaysNoOther counts the calls of one client that are done while
 // another waits for one: those before it, and never all of them.
+// Promise: W4
 func TestHeavyClientDelaysNoOther(t *testing.T) {
 	var work heavy
 	h := serve(t, func(s *Server) { work.install(s); s.limits.running = 256 })
@@ -95,6 +96,7 @@ func eventually(t *testing.T, what string, so func() bool) {
 
 // TestManyWhoDoNotRead: their answers are bounded all together, and at the bound
 // those who hold most go.
+// Promise: W4
 func TestManyWhoDoNotRead(t *testing.T) {
 	const size, limit, crowd, running = 64 << 10, 2 << 20, 20, 2
 	var most atomic.Int64
@@ -134,6 +136,7 @@ func TestManyWhoDoNotRead(t *testing.T) {
 
 // TestWhatStreamsHoldIsCounted: what streams have not taken yet is bounded with all else
 // that clients hold, and given back when they take it, fail or go.
+// Promise: X4
 func TestWhatStreamsHoldIsCounted(t *testing.T) {
 	const size, limit = 1 << 20, 16 << 20
 	goOn := make(chan struct{})
@@ -211,6 +214,7 @@ func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
 }
 
 // TestStrangersAreBounded has more who do not authenticate than one user may have.
+// Promise: A9
 func TestStrangersAreBounded(t *testing.T) {
 	h := serve(t, func(s *Server) { s.limits.strangers = 2 })
 	var in []*client
@@ -240,6 +244,7 @@ func TestStrangersAreBounded(t *testing.T) {
 }
 
 // TestOtherHostsAnswerForThemselves: what one host has of connections, memory and turns is not another's.
+// Promise: W4
 func TestOtherHostsAnswerForThemselves(t *testing.T) {
 	h := serve(t, func(s *Server) { s.limits.strangers = 1 })
 	come := func(address string) (*client, bool) {
@@ -265,6 +270,7 @@ func TestOtherHostsAnswerForThemselves(t *testing.T) {
 
 // TestConnectStorm: thousands come and go, in the middle of anything, and nobody is
 // refused who stays.
+// Promise: W4
 func TestConnectStorm(t *testing.T) {
 	h := serve(t)
 	bystander := h.open("")

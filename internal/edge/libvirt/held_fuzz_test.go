@@ -93,6 +93,7 @@ func (b *bugs) Handle(_ context.Context, r slog.Record) error {
 // secret of others, which change meanwhile. Each call is answered, and none breaks a
 // handler. Nothing that the client is sent, in answers, errors or events, tells of what
 // others have but in the client's own words, and at the end others have what they had.
+// Promise: A1
 func FuzzHeld(f *testing.F) {
 	h := newHeldHouse(f)
 	words := make([]string, 0, len(heldWords))

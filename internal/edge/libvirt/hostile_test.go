@@ -26,6 +26,7 @@ func call(proc int32) xdr.Header {
 }
 
 // TestBrokenPackets: each ends its connection, and no other.
+// Promise: X1, X4
 func TestBrokenPackets(t *testing.T) {
 	h := serve(t)
 	bystander := h.open("")
@@ -63,6 +64,7 @@ func TestBrokenPackets(t *testing.T) {
 }
 
 // TestDescriptorsThatWereNotAnnouncedAreClosed: a client leaves none behind in the daemon, which has them for all.
+// Promise: X1
 func TestDescriptorsThatWereNotAnnouncedAreClosed(t *testing.T) {
 	h := serve(t)
 	for _, count := range []int{2, xdr.MaxFDs + 1} {
@@ -87,6 +89,7 @@ func TestDescriptorsThatWereNotAnnouncedAreClosed(t *testing.T) {
 }
 
 // TestABoundOfBytesInFlight: one call always gets on, more only as there is room.
+// Promise: X4
 func TestABoundOfBytesInFlight(t *testing.T) {
 	in := newIntake(3, 100)
 	for _, c := range []struct {
@@ -111,6 +114,7 @@ func withType(h xdr.Header, t xdr.Type) xdr.Header {
 }
 
 // TestHalfPackets: a client that stops in the middle holds up nobody.
+// Promise: X1
 func TestHalfPackets(t *testing.T) {
 	h := serve(t)
 	whole := raw(28, call(xdr.ProcConnectGetType), nil)
@@ -187,6 +191,7 @@ func TestBeforeAuthentication(t *testing.T) {
 	w.works()
 }
 
+// Promise: X1
 func TestAuthenticationHasADeadline(t *testing.T) {
 	h := serve(t, func(s *Server) { s.limits.handshake = 50 * time.Millisecond })
 	silent, busy, done := h.dial(""), h.dial(""), h.open("")
@@ -226,6 +231,7 @@ func TestReadOnly(t *testing.T) {
 
 // TestNeverReading: a client that takes no replies is closed, having held a
 // bounded number of calls; others go on.
+// Promise: W4
 func TestNeverReading(t *testing.T) {
 	h := serve(t, func(s *Server) { s.limits.patience = 300 * time.Millisecond })
 	bystander, deaf := h.open(""), h.open("")

@@ -199,6 +199,7 @@ func TestReplay_TerraformStorage(t *testing.T) {
 }
 
 // TestReplay_VagrantVolumes: a pool of Vagrant's, and what it makes of a box, with a label for SELinux.
+// Promise: G12
 func TestReplay_VagrantVolumes(t *testing.T) {
 	s := storageShell(t)
 	s.words["POOL"] = document(t, s.fillText(`<pool type='dir'>
@@ -253,6 +254,7 @@ func (s *shell) fillText(text string) string {
 }
 
 // TestReplay_NetworksOfOthers: Vagrant, minikube, kcli and Cockpit.
+// Promise: G12
 func TestReplay_NetworksOfOthers(t *testing.T) {
 	if !linktest.Alone(t) {
 		return

@@ -14,6 +14,7 @@ import (
 
 // TestEveryCallHasItsRight asks for a place in verbs.table for every call of both
 // programs, and that none which a read-only connection is refused passes as reading.
+// Promise: A2
 func TestEveryCallHasItsRight(t *testing.T) {
 	// Questions that libvirt refuses to readers, because they start programs or
 	// ask the guest for them.
@@ -40,6 +41,7 @@ func TestEveryCallHasItsRight(t *testing.T) {
 }
 
 // TestDocumentsAreFoundAmongTexts: one that is taken for none is judged by no rule.
+// Promise: A1
 func TestDocumentsAreFoundAmongTexts(t *testing.T) {
 	for _, text := range []string{"<domain/>", "\ufeff\n<domain/>", "\u00a0<domain/>", "&#32;<domain/>"} {
 		found := false
@@ -56,6 +58,7 @@ func TestDocumentsAreFoundAmongTexts(t *testing.T) {
 
 // TestEveryChangeIsOfSomething: rules for some objects give a call where it is about one of them.
 // One that names none, in an argument or a document, would be given by a rule about any other.
+// Promise: A2
 func TestEveryChangeIsOfSomething(t *testing.T) {
 	for key, route := range newTable() {
 		r, p := callRights[key], route.proc
@@ -74,6 +77,7 @@ func TestEveryChangeIsOfSomething(t *testing.T) {
 }
 
 // TestARefusalToAReaderIsInTheAudit has somebody on a read-only socket try to change something.
+// Promise: A5
 func TestARefusalToAReaderIsInTheAudit(t *testing.T) {
 	var log bytes.Buffer
 	audit, err := authz.OpenAudit("", slog.New(slog.NewTextHandler(&log, nil)))
@@ -119,6 +123,7 @@ func TestADefinitionThatIsSavedTakesItsRight(t *testing.T) {
 }
 
 // TestWhatACallLosesTakesItsRight: a flag has a call do, or tell, more than its verb says.
+// Promise: A1
 func TestWhatACallLosesTakesItsRight(t *testing.T) {
 	for _, c := range []struct {
 		number int32

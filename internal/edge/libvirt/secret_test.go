@@ -41,6 +41,7 @@ func withSecrets(t *testing.T) *house {
 }
 
 // TestVirshSecrets drives the distribution's client through the life of secrets.
+// Promise: K2
 func TestVirshSecrets(t *testing.T) {
 	h := withSecrets(t)
 	shown := document(t, `<secret><uuid>`+openUUID+`</uuid><description>a disk</description><usage type='volume'><volume>/a</volume></usage></secret>`)

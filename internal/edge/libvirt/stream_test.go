@@ -136,6 +136,7 @@ func TestSlowUpload(t *testing.T) {
 
 // TestAnUploadThatStandsStill: a client that sends nothing more loses its upload, and with it
 // its place at the volume.
+// Promise: A15
 func TestAnUploadThatStandsStill(t *testing.T) {
 	h := serve(t, withPools(t), func(s *Server) { s.limits.idle = 200 * time.Millisecond })
 	pools, dir := h.server.handlers.Pools, t.TempDir()
@@ -394,6 +395,7 @@ func rights(t *testing.T, f *os.File) []byte {
 
 // TestAStreamThatIsForbiddenAsItBeginsEnds: the rules may have changed since its call was allowed, and who
 // looks through the open streams for that has not met it.
+// Promise: A4
 func TestAStreamThatIsForbiddenAsItBeginsEnds(t *testing.T) {
 	c := &client{life: t.Context(), server: &Server{memory: newMemory(maxHeld)}, streams: newStreams(1)}
 	st, err := c.streams.open(c, &xdr.Procedure{Stream: xdr.StreamBoth}, xdr.Header{})

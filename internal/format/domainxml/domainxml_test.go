@@ -200,6 +200,7 @@ func TestPasswordsAreWrittenOnlyWhenAskedFor(t *testing.T) {
 	}
 }
 
+// Promise: I6
 func TestActiveShowsWhatRunsAndReadsItBack(t *testing.T) {
 	def := &domain.Definition{
 		Virt: "kvm", Name: "a", Memory: 1 << 30, VCPUs: domain.VCPUs{Max: 1, Current: 1},

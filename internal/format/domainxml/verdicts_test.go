@@ -68,6 +68,7 @@ func codes(err error) string {
 // constant is how the protocol names a call, which no user knows.
 var constant = regexp.MustCompile(`[A-Z]{3,}_[A-Z]`)
 
+// Promise: G10
 func TestDefinitions_AreTakenAndRefusedAsByLibvirt(t *testing.T) {
 	for _, v := range verdicts(t) {
 		err := submit(v.doc)
@@ -81,6 +82,7 @@ func TestDefinitions_AreTakenAndRefusedAsByLibvirt(t *testing.T) {
 }
 
 // What was taken by an earlier Lodge is still read: rules are for what is submitted.
+// Promise: G10
 func TestStoredDefinitions_AreReadThoughRulesWereAddedSince(t *testing.T) {
 	for _, v := range verdicts(t) {
 		def, err := Parse(v.doc, Options{})

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
+// Promise: X4
 func TestHostilePayloadsAreRefusedByFieldAndBound(t *testing.T) {
 	tests := map[string]struct {
 		into xdr.Message

@@ -45,12 +45,14 @@ func makeLateBridge(t *testing.T) {
 	t.Cleanup(func() { ok(t, hostnet.Remove(lateBridge)) })
 }
 
+// Promise: F7
 func TestANetworkWhoseBridgeComesLateIsStarted(t *testing.T) {
 	linktest.Need(t)
 	awaitStarted(t, lateNetwork(t))
 }
 
 // The next daemon of that boot goes on with it, and starts no other that was ended.
+// Promise: F7
 func TestTheNextDaemonStartsANetworkWhoseBridgeComesLate(t *testing.T) {
 	linktest.Need(t)
 	d, n := lateNetworkOf(t)
@@ -80,6 +82,7 @@ func awaitStarted(t *testing.T, n *Network) {
 	}
 }
 
+// Promise: F7
 func TestANetworkThatItsUserSawToIsNotStartedLate(t *testing.T) {
 	linktest.Need(t)
 	unmarked, forgotten, ended := lateNetwork(t), lateNetwork(t), lateNetwork(t)

@@ -215,6 +215,7 @@ func TestNoTextBecomesAnOptionOfDnsmasq(t *testing.T) {
 
 // What fits into a document costs seconds to check at most, and no definition makes more
 // rules than a firewall bears.
+// Promise: X14
 func TestLargeDefinitionsAreChecked(t *testing.T) {
 	six := IP{Address: netip.MustParseAddr("fd00::1"), Bits: 64, DHCP: &DHCP{}}
 	for i := range uint32(50_000) {
@@ -472,6 +473,7 @@ func TestClash(t *testing.T) {
 
 // What is part of a route's addresses, or has them as a part, would be taken from there; links'
 // own addresses are everywhere.
+// Promise: A3
 func TestOverlap(t *testing.T) {
 	routes := []hostnet.Route{
 		{Destination: netip.MustParsePrefix("10.0.0.0/8"), Device: "vpn"},
@@ -557,6 +559,7 @@ func FuzzParse(f *testing.F) {
 
 // TestAnEscapedDescriptionStaysReadable has words that are longer once they are written down: the next
 // daemon would know nothing of the network.
+// Promise: G3
 func TestAnEscapedDescriptionStaysReadable(t *testing.T) {
 	d := Definition{Name: "words", Description: strings.Repeat("'", xmltree.MaxSize/5)}
 	if doc, err := d.kept(); !fault.Is(err, fault.Invalid) {

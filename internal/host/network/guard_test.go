@@ -62,6 +62,7 @@ func nft(t *testing.T, words ...string) string {
 
 // TestFirewallThatIsFlushedIsPutBack has another program flush the host's rules, twice: those
 // of running networks are back, those of one that was ended are not, and the log has a line each time.
+// Promise: F23
 func TestFirewallThatIsFlushedIsPutBack(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d, log := newDaemon(t), newLogLines()
@@ -91,6 +92,7 @@ func TestFirewallThatIsFlushedIsPutBack(t *testing.T) {
 
 // TestForwardingThatIsTurnedOffIsOnAgain has somebody load the kernel's settings anew, twice: the
 // host routes for running networks again, the next daemon's first look included, and for none that was ended.
+// Promise: F25
 func TestForwardingThatIsTurnedOffIsOnAgain(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d, log := newDaemon(t), newLogLines()
@@ -132,6 +134,7 @@ func TestForwardingThatIsTurnedOffIsOnAgain(t *testing.T) {
 
 // TestIPv6IsNotRoutedWhereTheHostWouldLoseItsRouter has the host's default route from a router's
 // advertisements: the kernel would drop it, and a network is refused until it does not.
+// Promise: F25
 func TestIPv6IsNotRoutedWhereTheHostWouldLoseItsRouter(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft", "ip")
 	const forwarding, accepts = "/proc/sys/net/ipv6/conf/all/forwarding", "/proc/sys/net/ipv6/conf/uplink/accept_ra"
@@ -161,6 +164,7 @@ func TestIPv6IsNotRoutedWhereTheHostWouldLoseItsRouter(t *testing.T) {
 
 // TestRestsGrowWhereTheyDoNotHelp: a program that takes the rules away whenever they are back is
 // answered more and more seldom, and one that has ceased to at once again.
+// Promise: F23
 func TestRestsGrowWhereTheyDoNotHelp(t *testing.T) {
 	var r rests
 	now := time.Unix(0, 0)

@@ -140,6 +140,7 @@ func lease(t *testing.T, g *linktest.Guest, more ...string) string {
 
 // TestNoGuestIsEverybodysProxy: a guest is found by the name that it gives itself, but not by
 // the one at which browsers look for a proxy.
+// Promise: X6
 func TestNoGuestIsEverybodysProxy(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "busybox", "nft")
 	s := networks(t)
@@ -571,6 +572,7 @@ func TestUpdateReachesTheRunningService(t *testing.T) {
 
 // A change that dnsmasq or the store refuses is made neither to what runs nor to what is
 // kept: guests go on to be served as they were.
+// Promise: F21
 func TestAChangeThatFailsLeavesTheServiceAsItWas(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
@@ -613,6 +615,7 @@ func TestAChangeThatFailsLeavesTheServiceAsItWas(t *testing.T) {
 
 // A change that fails because dnsmasq cannot be run leaves nobody to serve the guests, for as long
 // as that is so.
+// Promise: F32
 func TestAServiceThatCannotBeRevertedComesBack(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	n := started(t, networks(t), natNetwork("net35", 35))
@@ -628,6 +631,7 @@ func TestAServiceThatCannotBeRevertedComesBack(t *testing.T) {
 
 // A change that is refused while the run directory cannot be written is not left to the next daemon
 // as one that was made; nor is one of what runs alone that cannot be recorded.
+// Promise: F21
 func TestARefusedChangeIsNotLeftInItsMark(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
@@ -692,6 +696,7 @@ func servedAgain(t *testing.T, n *Network) {
 
 // A macvtap that somebody has removed, and whose name another guest's has by now, is not
 // removed once more.
+// Promise: F9
 func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
@@ -719,6 +724,7 @@ func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 }
 
 // Guests that start side by side get an interface each, and one that is lent whole goes to none twice.
+// Promise: F36
 func TestGuestsThatStartAtOnceShareNoParent(t *testing.T) {
 	s := &Networks{Config: Config{Log: slog.New(slog.DiscardHandler)}, status: newStatusWriter("")}
 	n := s.newNetwork("6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a44", "lent")
@@ -744,6 +750,7 @@ func TestGuestsThatStartAtOnceShareNoParent(t *testing.T) {
 
 // A macvtap does not end with the daemon that is killed in making it: whoever takes it back knows its name
 // before it is there, and only a name that is nobody's.
+// Promise: F1
 func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
@@ -780,6 +787,7 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 }
 
 // A bound of what comes in would hold back what a guest on a link of the host sends, and where it fails leave a macvtap.
+// Promise: F22
 func TestABoundOfANICOnALinkIsRefused(t *testing.T) {
 	linktest.Need(t)
 	s := networks(t)
@@ -795,6 +803,7 @@ func TestABoundOfANICOnALinkIsRefused(t *testing.T) {
 }
 
 // What has the name of a NIC that a daemon was killed in making is that NIC by its address alone.
+// Promise: F9
 func TestANICThatIsTakenBackIsKnownByItsAddress(t *testing.T) {
 	mac := func(text string) net.HardwareAddr {
 		a, err := net.ParseMAC(text)
@@ -834,6 +843,7 @@ func TestAMacvtapWhoseNetworkHasGoneIsRemoved(t *testing.T) {
 }
 
 // A bridge that somebody has made in the place of a network's own is not taken for it.
+// Promise: F9
 func TestNoGuestIsPutOnAnothersBridge(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
@@ -853,6 +863,7 @@ func TestNoGuestIsPutOnAnothersBridge(t *testing.T) {
 }
 
 // What cannot be made leaves no file, no thread and no link.
+// Promise: F22
 func TestWhatFailsLeavesNothing(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
@@ -1027,6 +1038,7 @@ func TestANetworkRunsWithItsGuests(t *testing.T) {
 
 // A guest that is kept from the others of its network is so too when the network has been started again, and
 // when another daemon has come meanwhile.
+// Promise: I22
 func TestGuestsArePluggedInAgainApart(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
@@ -1110,6 +1122,7 @@ func TestDefinitionsRun(t *testing.T) {
 
 // A /run that is full keeps no network from being ended: it was left without its bridge, and
 // called active.
+// Promise: F26
 func TestANetworkEndsWithoutRoomForItsMark(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
@@ -1131,6 +1144,7 @@ func TestANetworkEndsWithoutRoomForItsMark(t *testing.T) {
 	ok(t, n.Destroy(t.Context()))
 }
 
+// Promise: F26
 func TestANetworkStartsAlsoWhereTheFolderOfLeasesIsGone(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
@@ -1142,6 +1156,7 @@ func TestANetworkStartsAlsoWhereTheFolderOfLeasesIsGone(t *testing.T) {
 
 // No change of a network takes it beyond what its client may have of definitions, in what is
 // kept or in what runs, and one that is refused changes nothing.
+// Promise: A12
 func TestAChangeOfANetworkIsBounded(t *testing.T) {
 	s := networks(t)
 	kept := started(t, s, natNetwork("kept", 71))
@@ -1182,6 +1197,7 @@ func TestAChangeOfANetworkIsBounded(t *testing.T) {
 }
 
 // A network whose dnsmasq cannot be run when a daemon takes it over is served as soon as that can.
+// Promise: F32
 func TestANetworkThatLacksItsServiceIsServedLater(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
@@ -1357,6 +1373,7 @@ func TestNoTwoNetworksGetTheSameAddresses(t *testing.T) {
 
 // A network whose end is given up, by a client that goes say, has ended all the same; and so has one of which
 // something is left.
+// Promise: F26
 func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	s := networks(t)
@@ -1395,6 +1412,7 @@ func TestANetworkIsNotLeftHalfEnded(t *testing.T) {
 
 // What is left of a network that has gone is removed as soon as it can be, by the next daemon too. Until then no
 // network gets its UUID or the name of its bridge.
+// Promise: F26
 func TestAnEnd_WhatIsLeftIsRemovedLater(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
 	d := newDaemon(t)
@@ -1519,6 +1537,7 @@ func TestNoNICIsForgottenByItsNameAlone(t *testing.T) {
 
 // A client that goes just as a dnsmasq puts itself in the background, before that has written who it is, leaves
 // none: it would have served the next network of that name with what this one said.
+// Promise: F26
 func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
@@ -1556,6 +1575,7 @@ func TestAClientThatGoesLeavesNoDnsmasq(t *testing.T) {
 }
 
 // The leases of a network whose definition the store may have lost stay, as its guests' addresses do.
+// Promise: S9
 func TestLeasesStayWhileRecordsMayBeLost(t *testing.T) {
 	d := newDaemon(t)
 	ok(t, os.MkdirAll(d.Data, 0o700))
@@ -1579,6 +1599,7 @@ func TestLeasesStayWhileRecordsMayBeLost(t *testing.T) {
 
 // A change that is cut off is in what runs and in what is stored, or in neither; also where the next daemon
 // cannot record it at once.
+// Promise: F32
 func TestAChangeThatWasCutOffIsInBothOrNone(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	d := newDaemon(t)
@@ -1649,6 +1670,7 @@ func TestAChangeThatWasCutOffIsInBothOrNone(t *testing.T) {
 
 // A guest whose NIC was put on the bridge just before its network was ended and started again, and was not yet known
 // to be there, is plugged in again too.
+// Promise: F36
 func TestAGuestThatStartsWhileItsNetworkIsStartedAgainIsPluggedIn(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)

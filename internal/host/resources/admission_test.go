@@ -189,6 +189,7 @@ func (m *machine) storm(t *testing.T, count int, l simulated) time.Duration {
 
 // Where starts only compute, the queue must leave no processor idle, and more at
 // once than keep the processors busy are of no use.
+// Promise: W6
 func TestStormOnABusyProcessor(t *testing.T) {
 	for _, processors := range []int{1, 2, 16} {
 		synctest.Test(t, func(t *testing.T) {
@@ -262,6 +263,7 @@ func TestMemoryPressureCutsTheLimit(t *testing.T) {
 
 // The first starts of a daemon come at once, as when the host boots: none is admitted before
 // somebody has looked what memory there is.
+// Promise: W6
 func TestNobodyIsAdmittedBlind(t *testing.T) {
 	m := newMachine(4)
 	s := m.starts(t)
@@ -294,6 +296,7 @@ func TestNobodyIsAdmittedBlind(t *testing.T) {
 
 // A boot storm takes the memory that is there: guests wait while others touch
 // theirs, and those for which nothing is left are refused with the sums.
+// Promise: W6
 func TestBootStormIsPacedByMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
@@ -431,6 +434,7 @@ func TestHungLaunchesDoNotHoldPlaces(t *testing.T) {
 	})
 }
 
+// Promise: W6
 func TestTheQueueIsInOrderAndVisible(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)

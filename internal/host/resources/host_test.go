@@ -157,6 +157,7 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 }
 
 // What a running guest gets besides is held against the host like the rest.
+// Promise: G7
 func TestARunningGuestTakesMoreAndGivesItBack(t *testing.T) {
 	ledger := resources.NewLedger(inventory(t, kerneltest.Host(t, kerneltest.Server)))
 	pages := func(count uint64) topology.Reservation {

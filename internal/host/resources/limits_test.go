@@ -77,6 +77,7 @@ func limitsOf(dir string) *Limits {
 	return NewLimits(root, kernel.OpenCgroups(root, ""), slog.New(slog.DiscardHandler))
 }
 
+// Promise: W7
 func TestTheGuestThatWouldHitALimitIsRefusedWithTheRemedy(t *testing.T) {
 	pages := func(count uint64) []topology.PageDemand {
 		return []topology.PageDemand{{Size: 2 << 20, Cell: topology.AnyCell, Count: count}}

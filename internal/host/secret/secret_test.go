@@ -75,6 +75,7 @@ func (s *shelf) holds(id string) {
 	}
 }
 
+// Promise: K1
 func TestValuesOutliveTheDaemonUnlessEphemeral(t *testing.T) {
 	s := open(t)
 	lasting, passing := s.define("private='yes'", "/a"), s.define("ephemeral='yes'", "/b")
@@ -103,6 +104,7 @@ func TestNoValueIsGivenAfterTheEnd(t *testing.T) {
 
 // TestNoValueIsOnDiskInTheClear: neither the value nor, of an ephemeral secret,
 // anything at all is in any file, and the key is root's alone.
+// Promise: K1
 func TestNoValueIsOnDiskInTheClear(t *testing.T) {
 	s := open(t)
 	s.define("", "/a")
@@ -150,6 +152,7 @@ func TestASecretThatChangesItsPlaceKeepsItsValue(t *testing.T) {
 	}
 }
 
+// Promise: K2
 func TestWhatIsRefused(t *testing.T) {
 	s := open(t)
 	private := s.define("private='yes'", "/a")
@@ -186,6 +189,7 @@ func TestWhatIsRefused(t *testing.T) {
 
 // TestDamageIsSaid: a key that is lost, cut or readable by others, and a record
 // that is damaged, cost the values and not the daemon.
+// Promise: K3
 func TestDamageIsSaid(t *testing.T) {
 	for name, damage := range map[string]func(key string) error{
 		"lost":   os.Remove,
@@ -220,6 +224,7 @@ func TestDamageIsSaid(t *testing.T) {
 
 // TestAKeyThatIsRemovedStays: the key is put back while there is somebody who has it, and none takes
 // the place of one that has sealed values.
+// Promise: K3
 func TestAKeyThatIsRemovedStays(t *testing.T) {
 	s := open(t)
 	id := s.define("", "/a")
@@ -263,6 +268,7 @@ func TestAKeyThatIsRemovedStays(t *testing.T) {
 	s.holds(s.define("", "/b"))
 }
 
+// Promise: K3
 func TestADamagedRecordIsLeftOut(t *testing.T) {
 	s := open(t)
 	id := s.define("", "/a")
@@ -309,6 +315,7 @@ func TestDocumentIsPrintedAsItWasRead(t *testing.T) {
 }
 
 // What secrets are for is in each list of them.
+// Promise: X9
 func TestWhatASecretIsForIsShort(t *testing.T) {
 	doc := func(length int) string {
 		return "<secret><usage type='volume'><volume>" + strings.Repeat("x", length) + "</volume></usage></secret>"

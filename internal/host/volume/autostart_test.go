@@ -36,6 +36,7 @@ func (d *daemon) started(p *Pool) {
 	}
 }
 
+// Promise: F7
 func TestAPoolWhoseStorageComesLateIsStarted(t *testing.T) {
 	d, p, folder := latePool(t)
 	if p.View().State != Inactive {
@@ -49,6 +50,7 @@ func TestAPoolWhoseStorageComesLateIsStarted(t *testing.T) {
 	d.started(p)
 }
 
+// Promise: F7
 func TestAPoolThatItsUserSawToIsNotStartedLate(t *testing.T) {
 	for what, do := range map[string]func(p *Pool){
 		"started and stopped": func(p *Pool) {

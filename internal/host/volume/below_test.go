@@ -47,6 +47,7 @@ func TestAVolumeAboveAnotherIsResized(t *testing.T) {
 
 // A volume whose header a QEMU has changed while it had that is neither copied, byte by byte or
 // as a guest would read it, nor resized.
+// Promise: X2
 func TestAVolumeWithAChangedHeaderIsNotCopied(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		t.Skip("needs qemu-img")
@@ -95,6 +96,7 @@ func forgery(t *testing.T) (dir, secret, forged string) {
 
 // A client that is held to folders uploads an image whose header names a file of others, and has
 // its bytes copied: neither leads anybody there who has the volume as a disk.
+// Promise: X2
 func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 	dir, secret, forged := forgery(t)
 	d := newDaemon(t)
@@ -211,6 +213,7 @@ func TestAnUploadIsNoSavedGuest(t *testing.T) {
 
 // The copy of a volume is root's, and leads to nothing where whoever has the volume may not go, nor to what
 // its header has come to name since it was looked at.
+// Promise: X2
 func TestACopyLeadsNobodyElsewhere(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil || os.Geteuid() != 0 {
 		t.Skip("needs qemu-img, and root: it gives a volume to another user")
@@ -236,6 +239,7 @@ func TestACopyLeadsNobodyElsewhere(t *testing.T) {
 
 // A client that is held to folders makes no volume that is root's and that it may write by its path: what
 // it wrote there would be believed.
+// Promise: A3
 func TestAHeldClientsVolumesAreWrittenByTheirOwners(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")

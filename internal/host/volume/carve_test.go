@@ -192,6 +192,7 @@ func readVolumeBytes(t *testing.T, p *Pool, name string) []byte {
 	return got
 }
 
+// Promise: F20
 func TestDisksInUseAreLeftAlone(t *testing.T) {
 	device := partitionDisk(t)
 	needTools(t, "mkfs.ext4")
@@ -250,6 +251,7 @@ func takes(t *testing.T, device string) error {
 }
 
 // No guest begins with a device while a pool is built on it, or its size is changed.
+// Promise: F20
 func TestNoGuestHasWhatToolsChange(t *testing.T) {
 	name, dir, device, _ := fakeGroup(t)
 	begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go")
@@ -612,6 +614,7 @@ func fakeGroup(t *testing.T) (name, dir, device string, calls func() []string) {
 }
 
 // A copy on a block device has no beginning before all else is there: one that is cut off is taken for no disk.
+// Promise: F33
 func TestACopyOnADeviceBeginsLast(t *testing.T) {
 	needQemuImg(t)
 	name, _, device, _ := fakeGroup(t)
@@ -643,6 +646,7 @@ func TestACopyOnADeviceBeginsLast(t *testing.T) {
 }
 
 // A tool that takes so long that nobody waits for it any more makes no volume that nobody fills.
+// Promise: F33
 func TestNoVolumeIsMadeTooLate(t *testing.T) {
 	name, dir, device, _ := fakeGroup(t)
 	slow := filepath.Join(t.TempDir(), "slow")

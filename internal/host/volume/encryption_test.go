@@ -77,6 +77,7 @@ func mark(t *testing.T, path, word string) {
 
 // TestEncryptedVolumes makes, resizes and copies them, through the hands that a
 // client has, and reads them with QEMU's own tools.
+// Promise: K4
 func TestEncryptedVolumes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes keys for seconds")
@@ -147,6 +148,7 @@ func TestEncryptionsThatAreRefused(t *testing.T) {
 // TestPassphrasesAreNoArguments: the tool that makes and opens encrypted images is
 // told where the passphrase is, and not the passphrase, and the tool's words are
 // not those of an attacker.
+// Promise: K4
 func TestPassphrasesAreNoArguments(t *testing.T) {
 	d := newDaemon(t)
 	d.withSecrets()

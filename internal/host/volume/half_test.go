@@ -12,6 +12,7 @@ import (
 
 // An earlier store, of a backup, says of volumes that they are being made, or wiped, which were
 // completed since.
+// Promise: F33
 func TestAVolumeThatIsNotHalfMadeStays(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
@@ -75,6 +76,7 @@ func TestAWipedVolumeIsWhole(t *testing.T) {
 
 // What this daemon is just making is not taken for what an earlier one has left: a pool that is slow to be brought
 // back takes clients before it has been read.
+// Promise: F33
 func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -101,6 +103,7 @@ func TestAVolumeThatIsBeingMadeStays(t *testing.T) {
 
 // A pool that is started before what is mounted on its folder, when the host boots for instance, does not forget what
 // is known of its volumes: what a guest has written would be taken for what it looks like.
+// Promise: X2
 func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
 	d, disk := newDaemon(t), t.TempDir()
 	p := d.pool(dirXML("p", t.TempDir()))
@@ -146,6 +149,7 @@ func TestVolumesOfAFolderThatIsNotMountedYetStay(t *testing.T) {
 
 // A guest that has begun with a volume just before its making failed, at its very end for instance, keeps its disk, also
 // where the store does not take that.
+// Promise: F33
 func TestAGuestsDiskIsNotRemovedForHalfMade(t *testing.T) {
 	for _, refused := range []bool{false, true} {
 		d := newDaemon(t)

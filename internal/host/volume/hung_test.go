@@ -126,6 +126,7 @@ func TestHungFileSystemDoesNotDelayTheStart(t *testing.T) {
 }
 
 // A bug in work on one pool costs its caller, not the daemon.
+// Promise: W1
 func TestWorkThatBreaksCostsItsCallerAlone(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -163,6 +164,7 @@ func TestLaneIsBounded(t *testing.T) {
 
 // What gets on is waited for, however long it takes; what does not is given up. A refresh of a
 // large pool had ended the copies that went on in it.
+// Promise: W1
 func TestWhatGetsOnIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ps := &Pools{}
@@ -251,6 +253,7 @@ func loopDevice(t *testing.T) string {
 	return device
 }
 
+// Promise: F20
 func TestFileSystemPool(t *testing.T) {
 	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
 		t.Skip("needs mkfs.ext4")
@@ -300,6 +303,7 @@ func TestFileSystemPool(t *testing.T) {
 
 // A file system is mounted where links of root's lead, is found there again, and is unmounted;
 // where a link of a user's leads nothing is mounted.
+// Promise: X5
 func TestAFileSystemBehindLinks(t *testing.T) {
 	needTools(t, "mkfs.ext4")
 	device := loopDevice(t)
@@ -398,6 +402,7 @@ func mountedPool(t *testing.T, d *daemon) (p *Pool, target string) {
 	return p, target
 }
 
+// Promise: F20
 func TestNothingIsMadeInAPoolThatStops(t *testing.T) {
 	d, dir := newDaemon(t), t.TempDir()
 	p, target := mountedPool(t, d)
@@ -417,6 +422,7 @@ func TestNothingIsMadeInAPoolThatStops(t *testing.T) {
 
 // Whoever unmounts a pool's file system by hand finds nothing made in its place, and no
 // volume forgotten.
+// Promise: F9
 func TestAFileSystemThatSomebodyUnmounts(t *testing.T) {
 	d := newDaemon(t)
 	p, target := mountedPool(t, d)
@@ -434,6 +440,7 @@ func TestAFileSystemThatSomebodyUnmounts(t *testing.T) {
 	must(t, p.Stop(t.Context()))
 }
 
+// Promise: W1
 func TestAPoolWhoseDeviceHangs(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")

@@ -16,6 +16,7 @@ import (
 // Whoever has a folder of his own in which pools lie puts a link there: in the place of a
 // pool's directory, above it, as a volume, before the pool starts or after. Nothing is
 // made, changed, removed or told through it, by whomever it is asked.
+// Promise: X5, X11
 func TestAUsersLinkLeadsNoPoolElsewhere(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes links of another user's")
@@ -86,6 +87,7 @@ func second[T any](_ T, err error) error { return err }
 
 // Links of root's on the way to a pool are followed, one after the other, and those that
 // go round are not for ever.
+// Promise: X5
 func TestRootsLinksLeadToPools(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: others' links are not followed")

@@ -22,6 +22,7 @@ func unsynced(t *testing.T, path string) uint64 {
 }
 
 // A copy that is said to be made is on disk: what it is of may be removed then.
+// Promise: F33
 func TestACopyIsOnDisk(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)

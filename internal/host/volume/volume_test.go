@@ -392,6 +392,7 @@ func TestVolumes_RawHasNoImageOptions(t *testing.T) {
 	}
 }
 
+// Promise: X5
 func TestVolumesThatAreRefused(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -497,6 +498,7 @@ func TestVolumesAreWhatWasAskedFor(t *testing.T) {
 	}
 }
 
+// Promise: X5
 func TestWhatLiesInADirectory(t *testing.T) {
 	d := newDaemon(t)
 	dir, outside := t.TempDir(), t.TempDir()
@@ -541,6 +543,7 @@ func TestWhatLiesInADirectory(t *testing.T) {
 	}
 }
 
+// Promise: X2
 func TestDeclaredRawStaysRaw(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
@@ -722,6 +725,7 @@ func TestTransfers(t *testing.T) {
 
 // A client that begins transfers and lets them stand takes a part of a pool's places, whatever
 // connections it has, and all transfers together leave places for other work.
+// Promise: A15
 func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -858,6 +862,7 @@ func TestVolumeInUseByQEMU(t *testing.T) {
 }
 
 // What a guest is about to have, which waits for its turn to be started, is not taken from below it.
+// Promise: F20
 func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -875,6 +880,7 @@ func TestAVolumeThatAGuestIsAboutToWriteStays(t *testing.T) {
 }
 
 // No guest is started on a disk that is uploaded.
+// Promise: F20
 func TestNoGuestHasWhatIsUploaded(t *testing.T) {
 	qemu, err := exec.LookPath("qemu-io")
 	if err != nil {
@@ -957,6 +963,7 @@ func TestVolumesMadeAtOnce(t *testing.T) {
 
 // TestNamesOfVolumesLeadNowhere has every call that takes a name be given ways out of
 // the pool.
+// Promise: X5
 func TestNamesOfVolumesLeadNowhere(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -989,6 +996,7 @@ func TestNamesOfVolumesLeadNowhere(t *testing.T) {
 
 // A link in a pool's directory leads whoever may read anything, and nobody who is held to
 // folders, whose the directory may be.
+// Promise: A3
 func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -1017,6 +1025,7 @@ func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
 
 // A wipe that failed was told of: what its user puts into the volume afterwards stays,
 // also when a later daemon comes upon it.
+// Promise: F20
 func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
@@ -1051,6 +1060,7 @@ func TestAWipeThatFailsIsNotDoneLater(t *testing.T) {
 
 // What was declared of a volume is kept for as long as nobody has seen that the volume is
 // gone: without it the next look would believe what its guest has written.
+// Promise: X2
 func TestWhatWasNotLookedAtIsNotForgotten(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")
@@ -1097,6 +1107,7 @@ func openFiles(t *testing.T) int {
 	return len(all)
 }
 
+// Promise: F22
 func TestWhatFailsLeavesNothing(t *testing.T) {
 	needQemuImg(t)
 	d := newDaemon(t)
@@ -1194,6 +1205,7 @@ func TestAPoolIsNotStoppedWhereThatCannotBeStored(t *testing.T) {
 }
 
 // Nor where the store refuses it only when the pool's storage has been let go.
+// Promise: F20
 func TestAPoolWhoseStopIsRefusedLateIsWhole(t *testing.T) {
 	d := newDaemon(t)
 	name := fmt.Sprintf("lodge-late-%d", os.Getpid())
@@ -1271,6 +1283,7 @@ func TestAnUnreadVolumeKeepsWhatItIs(t *testing.T) {
 }
 
 // There are no more pools than a list takes: one more had it fail for everybody.
+// Promise: X9
 func TestThereAreNoMorePoolsThanClientsTake(t *testing.T) {
 	ps := &Pools{life: t.Context(), byName: map[string]*Pool{}, byUUID: map[string]*Pool{}}
 	other := &Pool{}
@@ -1286,6 +1299,7 @@ func TestThereAreNoMorePoolsThanClientsTake(t *testing.T) {
 
 // What was declared of volumes stays while their pool's record cannot be read, by an older daemon say: the one that
 // can read it would believe what guests have written.
+// Promise: S3
 func TestVolumesOfAPoolThatCannotBeReadStay(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("a")

@@ -229,6 +229,7 @@ func TestCancelledIsAborted(t *testing.T) {
 	}
 }
 
+// Promise: X6
 func TestHostileGuests(t *testing.T) {
 	forever := func(text string) func(*guest) {
 		return func(g *guest) {
@@ -322,6 +323,7 @@ func TestRealAgent(t *testing.T) {
 	}
 }
 
+// Promise: X6
 func FuzzReader(f *testing.F) {
 	f.Add([]byte("rubbish\xff{\"return\": 7}\n{\"return\": {}}\n"))
 	f.Add([]byte("\xff\xff\n\n\xff{"))
@@ -369,6 +371,7 @@ func (*attendant) Close() error                    { return nil }
 
 // FuzzAnswers has an agent answer whatever: it is an answer word for word, a refusal or
 // a failure of the call, and nothing of it answers the next one.
+// Promise: X6
 func FuzzAnswers(f *testing.F) {
 	for _, answer := range []string{
 		`{"return": {"a": [1, null]}}`, `{"error": {"class": "CommandNotFound", "desc": "no"}}`, `{"error": {}, "return": 1}`, "{}", `{"return": null}`, "\n \r\n{\"return\": 1}\n{\"return\": 2}",

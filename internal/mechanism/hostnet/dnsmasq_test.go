@@ -41,6 +41,7 @@ func waitEnded(t *testing.T, d *Dnsmasq) {
 	}
 }
 
+// Promise: I20
 func TestDnsmasqIsAdoptedAndStopped(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	f, c := service(t, "dbr0", "10.8.0")

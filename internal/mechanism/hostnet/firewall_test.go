@@ -103,6 +103,7 @@ func chains(t *testing.T) string {
 
 // TestWhatAnotherProgramTakesOfTheFirewall takes the table and each kind of its parts away:
 // it is heard, put back as it was, and nobody's own rules go with it.
+// Promise: F23
 func TestWhatAnotherProgramTakesOfTheFirewall(t *testing.T) {
 	linktest.Need(t, "nft")
 	f := twoBridges(t)
@@ -152,6 +153,7 @@ func TestWhatAnotherProgramTakesOfTheFirewall(t *testing.T) {
 
 // TestOwnAndForeignChangesAreNoLoss: neither what this program does to its table, nor what
 // others add to it or do to their own, is taken for a loss.
+// Promise: F23
 func TestOwnAndForeignChangesAreNoLoss(t *testing.T) {
 	linktest.Need(t, "nft")
 	f := twoBridges(t)
@@ -175,6 +177,7 @@ func TestOwnAndForeignChangesAreNoLoss(t *testing.T) {
 
 // TestNotificationsThatAreLostAreALoss: where the kernel could not keep them, something may
 // have been taken.
+// Promise: F23
 func TestNotificationsThatAreLostAreALoss(t *testing.T) {
 	linktest.Need(t, "nft")
 	f := twoBridges(t)

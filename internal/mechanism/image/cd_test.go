@@ -54,6 +54,7 @@ func fromUCS2(b []byte) string {
 	return string(utf16.Decode(units))
 }
 
+// Promise: H3
 func TestACDIsReadByEverybody(t *testing.T) {
 	want := map[string]string{"user-data": "#cloud-config\n", "meta-data": strings.Repeat("x", 5000), "empty": ""}
 	var files []CDFile

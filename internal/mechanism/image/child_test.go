@@ -27,6 +27,7 @@ func script(t *testing.T, text string) *Tool {
 
 // TestToolReachesNothing: whoever makes qemu-img do what they like, by an image that
 // it reads, has the images that it was handed and nothing else of the host.
+// Promise: I3
 func TestToolReachesNothing(t *testing.T) {
 	if quarters() == nil {
 		t.Skip("no chambers can be made here")
@@ -85,6 +86,7 @@ exit 0
 }
 
 // TestToolLeavesNothingRunning: what it started goes with it.
+// Promise: I3
 func TestToolLeavesNothingRunning(t *testing.T) {
 	if quarters() == nil {
 		t.Skip("no chambers can be made here")

@@ -13,6 +13,7 @@ import (
 
 // TestWhatIsHandedOutIsAsItWasLookedAt: who changes the header of an image between the daemon's look at it and QEMU's own has
 // QEMU open what it names; from the moment that it is handed out on the image is seen to be in use, which uploads heed.
+// Promise: X2
 func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
 	f := empty(t, "image")
 	err := tool(t).Make(t.Context(), f, Plan{Format: Qcow2, Virtual: 1 << 20})
@@ -45,6 +46,7 @@ func TestWhatIsHandedOutIsAsItWasLookedAt(t *testing.T) {
 
 // A file that was handed to a QEMU which never came to use it, and is paused and so keeps it, does not keep the same QEMU from
 // the file when it is handed over once more: none of the bytes that QEMU looks at says that somebody writes. Nor does one that QEMU uses.
+// Promise: F20
 func TestWhatIsHandedOutIsNotInItsOwnWay(t *testing.T) {
 	f := empty(t, "image")
 	chain, err := OpenChain(t.Context(), f.Name(), Raw)
@@ -73,6 +75,7 @@ func TestWhatIsHandedOutIsNotInItsOwnWay(t *testing.T) {
 }
 
 // TestNobodyIsHandedWhatIsRemoved: of who removes an image and who has QEMU write to it one comes first, and the other is told.
+// Promise: F20
 func TestNobodyIsHandedWhatIsRemoved(t *testing.T) {
 	f := empty(t, "image")
 	if err := f.Truncate(1 << 20); err != nil {

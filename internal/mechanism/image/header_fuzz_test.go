@@ -57,6 +57,7 @@ func (m *memory) Sys() any                       { return nil }
 // FuzzHeader inspects an image, as every format and as what it says it is: nothing is
 // read from before its beginning, what is believed of it is within bounds, and what is
 // declared raw is that.
+// Promise: X7
 func FuzzHeader(f *testing.F) {
 	header := func(size int, magic string, fields map[int]any) []byte {
 		h := make([]byte, size)

@@ -10,6 +10,7 @@ import (
 
 // Who gives up waiting for a file system that hangs closes the file: its number is not another file's while what
 // he waited for still goes on with it.
+// Promise: X2
 func TestAFileIsHeldWhileItIsNoted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)

@@ -181,6 +181,7 @@ func TestPlansThatCannotBe(t *testing.T) {
 	}
 }
 
+// Promise: X2
 func TestRawThatLooksLikeQcow2StaysRaw(t *testing.T) {
 	tool := tool(t)
 	dir := t.TempDir()
@@ -265,6 +266,7 @@ func TestChainOfDeclaredLayersIsCopied(t *testing.T) {
 }
 
 // A copy whose first bytes come last is like its source, and as long as they have not come it begins with zeros.
+// Promise: F33
 func TestACopyThatIsCutOffBeginsWithZeros(t *testing.T) {
 	whole := tool(t)
 	top := filepath.Join(t.TempDir(), "top")
@@ -316,6 +318,7 @@ func TestACopyThatIsCutOffBeginsWithZeros(t *testing.T) {
 	}
 }
 
+// Promise: X2
 func TestChainsThatAreRefused(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
@@ -406,6 +409,7 @@ func patchOutFormat(t *testing.T, from, to string) {
 	}
 }
 
+// Promise: X2, X7
 func TestHostileHeadersGiveErrorsAndNoMore(t *testing.T) {
 	qcow2 := func(change func(h []byte)) []byte {
 		h := make([]byte, 512)
@@ -515,6 +519,7 @@ func TestCancelledCopyEndsItsProcess(t *testing.T) {
 	}
 }
 
+// Promise: X7
 func TestChildIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	script := filepath.Join(dir, "tell")

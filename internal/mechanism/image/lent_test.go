@@ -18,6 +18,7 @@ import (
 // What was noted of an image that a QEMU had holds until it was looked at again: a header that
 // was changed leads nowhere, one that lost its layer does no harm, and one that is as it was is
 // forgotten, so that others may change it then.
+// Promise: X2
 func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
@@ -81,6 +82,7 @@ func TestAHeaderThatChangesWhileItIsLent(t *testing.T) {
 
 // NFS and SMB refuse a lease of what their server has promised them nothing of, as if somebody had the file to write:
 // a guest's disk there is no less its own.
+// Promise: I1
 func TestADiskOnAServerIsAlone(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "disk")) // who has it to write
 	if err != nil {
@@ -116,6 +118,7 @@ func TestADiskOnAServerIsAlone(t *testing.T) {
 }
 
 // Of a block device nobody can tell who has it to write still: what was noted of it stays.
+// Promise: X2
 func TestAHeaderOnADeviceStaysNoted(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
@@ -193,6 +196,7 @@ func TestANoteThatCannotBeReadIsOne(t *testing.T) {
 
 // A header that a guest writes into a disk without one, or somebody into a file byte by byte, leads
 // nowhere to whom the file is an image; one that leads where its writer may is believed.
+// Promise: X2
 func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
@@ -293,6 +297,7 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 
 // What the header of a user's image names is opened if the user may read it, by its modes and those
 // of the folders on its way; what root's names, anyway.
+// Promise: X11
 func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
 	tool(t)
 	if os.Getuid() != 0 {
@@ -357,6 +362,7 @@ func TestAUsersHeaderLeadsWhereTheUserMay(t *testing.T) {
 
 // The header of an image on a file system that says itself whose that is leads to nothing that
 // does not lie there.
+// Promise: X11
 func TestAHeaderOfAUsersFileSystemStaysThere(t *testing.T) {
 	top := &Layer{Path: "/media/alice/top", claims: true, id: [2]uint64{7, 1}}
 	for device, want := range map[uint64]bool{7: true, 8: false} {

@@ -15,6 +15,7 @@ import (
 
 // QEMU is kept from a file that the daemon writes itself, and from writing to one that it copies, for as
 // long as that takes; and what QEMU has the daemon neither writes nor copies.
+// Promise: F20
 func TestNoGuestHasWhatTheDaemonWritesOrCopies(t *testing.T) {
 	qemu, err := exec.LookPath("qemu-io")
 	if err != nil {
@@ -78,6 +79,7 @@ func TestNoGuestHasWhatTheDaemonWritesOrCopies(t *testing.T) {
 }
 
 // SMB keeps who has locked bytes for himself from writing there: what he writes to is not marked there.
+// Promise: F20
 func TestNobodyIsKeptFromWritingByHisOwnMark(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "disk")
 	f, err := os.Create(path)

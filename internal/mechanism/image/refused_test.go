@@ -50,6 +50,7 @@ func refusedAsRoot(t *testing.T, do func()) {
 // An image that its file system keeps from root, as NFS with root_squash does, is not
 // opened, and whoever wanted it learns why and what to do: by the daemon, in a folder, and
 // by qemu-img that was handed it.
+// Promise: F13
 func TestAFileSystemThatRefusesRootIsTold(t *testing.T) {
 	tool, err := FindTool(nil, slog.New(slog.DiscardHandler))
 	if err != nil {

@@ -245,6 +245,7 @@ func withHugePages(t *testing.T) int {
 
 // TestHugePagesOfAGroup: what is in a group takes as many of the host's huge pages as it says, which no limit of
 // memory counts, and is promised no others.
+// Promise: I2
 func TestHugePagesOfAGroup(t *testing.T) {
 	for version, open := range map[int]func(*testing.T) *kernel.Cgroups{
 		1: func(t *testing.T) *kernel.Cgroups { t.Helper(); return openLive(t, kernel.Root{}) }, 2: openUnified,
@@ -400,6 +401,7 @@ func killWithin(tree string) {
 
 // The kernel lists as 0 who is in a group and in no name space of this process: to a
 // signal that would be everybody in the daemon's own group of processes.
+// Promise: I1, I21
 func TestWhatCannotBeNamedIsNotKilled(t *testing.T) {
 	_, dir := unified(t)
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0\n"), 0o600); err != nil {
@@ -415,6 +417,7 @@ func TestWhatCannotBeNamedIsNotKilled(t *testing.T) {
 }
 
 // A process that was listed, and is no more, has ended: who has its number by then lives on.
+// Promise: I21
 func TestWhoIsNoLongerInTheGroupIsNotKilled(t *testing.T) {
 	c, dir := unified(t)
 	pid := stayer(t)
@@ -441,6 +444,7 @@ func TestWhoIsNoLongerInTheGroupIsNotKilled(t *testing.T) {
 }
 
 // A daemon that was killed between the two halves of a new cpuset leaves the second to the next one.
+// Promise: F1
 func TestACPUSetThatWasHalfFilledIsFilled(t *testing.T) {
 	dir := t.TempDir()
 	kerneltest.Write(t, dir, `proc/self/mountinfo = 30 23 0:26 / /c rw - cgroup cgroup rw,cpuset

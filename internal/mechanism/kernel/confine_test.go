@@ -14,6 +14,7 @@ import (
 
 // TestConfinedProgramsHaveWhatIsNamed: a program that root starts has the
 // capabilities that were kept and no other, and the daemon keeps all of its own.
+// Promise: I20
 func TestConfinedProgramsHaveWhatIsNamed(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root has capabilities to give up")
@@ -43,6 +44,7 @@ func TestConfinedProgramsHaveWhatIsNamed(t *testing.T) {
 
 // TestConfinedProgramsHaveNoKeysOfOthers: what the daemon's starter put into its session
 // is not for programs that talk to guests.
+// Promise: I20
 func TestConfinedProgramsHaveNoKeysOfOthers(t *testing.T) {
 	session := func() int {
 		id, err := unix.KeyctlGetKeyringID(unix.KEY_SPEC_SESSION_KEYRING, false)

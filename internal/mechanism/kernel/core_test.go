@@ -12,6 +12,7 @@ import (
 // TestNoCoreOfTheDaemonAndWhatItStarts: after ForbidCore a process, and what it
 // starts, has the limit at which the kernel neither writes a core nor hands one to
 // a program. It runs in a process of its own, for the limit cannot be lifted again.
+// Promise: K7
 func TestNoCoreOfTheDaemonAndWhatItStarts(t *testing.T) {
 	const variable = "LODGE_TEST_FORBID_CORE"
 	if os.Getenv(variable) != "" {

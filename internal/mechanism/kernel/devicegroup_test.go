@@ -84,9 +84,11 @@ func testDevices(t *testing.T, c *kernel.Cgroups) {
 	}
 }
 
+// Promise: I2
 func TestDevicesOfAGroup(t *testing.T) { testDevices(t, openLive(t, kernel.Root{})) }
 
 // The daemon's own group may have a list, as in a container: guests get what is theirs of it.
+// Promise: I2
 func TestDevicesOfAGroupBelowAList(t *testing.T) {
 	c := openLive(t, kernel.Root{})
 	at := c.Guest("devices").Path(kernel.DeviceController)
@@ -103,10 +105,12 @@ func TestDevicesOfAGroupBelowAList(t *testing.T) {
 	testDevices(t, c)
 }
 
+// Promise: I2
 func TestDevicesOfAGroupUnified(t *testing.T) { testDevices(t, openUnified(t)) }
 
 // What is written to a version 1 group, and in which order: what stays allowed is
 // refused at no moment.
+// Promise: I2
 func TestDeviceListOfVersionOne(t *testing.T) {
 	dir := t.TempDir()
 	kerneltest.Write(t, dir, `proc/self/mountinfo = 30 23 0:26 / /d rw - cgroup cgroup rw,devices

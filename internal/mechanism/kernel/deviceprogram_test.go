@@ -40,6 +40,7 @@ func run(p []instruction, about [3]uint32) (answer uint64, err error) {
 }
 
 // A program allows what its list does, for every way of access, and never more.
+// Promise: I2
 func TestDeviceProgramSaysWhatItsListSays(t *testing.T) {
 	for _, nodes := range [][]DeviceNode{
 		nil,

@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 )
 
+// Promise: S12
 func TestVictimsOfShortMemoryAreOrdered(t *testing.T) {
 	dir := t.TempDir()
 	kerneltest.Write(t, dir, "proc/42/oom_score_adj = 0\n")

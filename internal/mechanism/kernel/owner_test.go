@@ -106,6 +106,7 @@ func TestOwnedGroups_GuestsOfAnEarlierDaemonKeepTheirPlace(t *testing.T) {
 
 // TestOwnedGroups_GuestsKeepTheirGroupsWhenTheOwnerIsOutOfReach: a daemon that starts while the bus
 // is away finds the guests where an earlier daemon put them, and puts new ones there.
+// Promise: G13
 func TestOwnedGroups_GuestsKeepTheirGroupsWhenTheOwnerIsOutOfReach(t *testing.T) {
 	root, tree := ownedTree(t)
 	o := &owner{}

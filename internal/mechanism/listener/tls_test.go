@@ -108,6 +108,7 @@ func speak(config *tls.Config) func(net.Conn) {
 	}
 }
 
+// Promise: A6
 func TestWhoShakesHands(t *testing.T) {
 	folder, key, self := pki(t)
 	c, err := OpenCertificates(folder)
@@ -152,6 +153,7 @@ func TestWhoShakesHands(t *testing.T) {
 }
 
 // A key that everybody can read is nobody's.
+// Promise: K8
 func TestTheHostsKeyIsNotEverybodys(t *testing.T) {
 	folder, _, _ := pki(t)
 	c, err := OpenCertificates(folder)
@@ -170,6 +172,7 @@ func TestTheHostsKeyIsNotEverybodys(t *testing.T) {
 }
 
 // TestASilentClientIsGivenUp has one that never begins.
+// Promise: A6
 func TestASilentClientIsGivenUp(t *testing.T) {
 	folder, _, _ := pki(t)
 	c, err := OpenCertificates(folder)
@@ -184,6 +187,7 @@ func TestASilentClientIsGivenUp(t *testing.T) {
 	}
 }
 
+// Promise: A6
 func TestListsOfWhatWasTakenBack(t *testing.T) {
 	folder, key, self := pki(t)
 	c, err := OpenCertificates(folder)

@@ -79,6 +79,7 @@ func (h *hosted) enter(t *testing.T, serial int64, ends time.Time) (gone chan er
 }
 
 // A client that is in goes when its certificate is good no more, and only then.
+// Promise: A13
 func TestAClientGoesWithItsCertificate(t *testing.T) {
 	far := time.Now().Add(time.Hour)
 	for _, c := range []struct {
@@ -127,6 +128,7 @@ func TestAClientGoesWithItsCertificate(t *testing.T) {
 }
 
 // A certificate lets in no longer than what its authority's, or one between, does.
+// Promise: A13
 func TestACertificateEndsWithItsAuthority(t *testing.T) {
 	h := host(t)
 	far := h.self.NotAfter.Add(24 * time.Hour)

@@ -128,6 +128,7 @@ func self(t *testing.T) Process {
 	return p
 }
 
+// Promise: A7
 func TestThePolicyDecides(t *testing.T) {
 	address, p := bus(t), self(t)
 	for _, c := range []struct {
@@ -167,6 +168,7 @@ func TestThePolicyDecides(t *testing.T) {
 
 // TestWithoutAnAnswerNobodyComesIn has a bus that is not there, one that says nothing, one
 // without polkit, and a polkit that hangs.
+// Promise: A7
 func TestWithoutAnAnswerNobodyComesIn(t *testing.T) {
 	p := self(t)
 	silent, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(t.TempDir(), "bus"))
@@ -208,6 +210,7 @@ func TestWithoutAnAnswerNobodyComesIn(t *testing.T) {
 }
 
 // TestOneUserAsksNotForAll holds as many questions as one user may have.
+// Promise: A7
 func TestOneUserAsksNotForAll(t *testing.T) {
 	address, p := bus(t), self(t)
 	slow := &policy{answer: verdict{Authorized: true}, hold: make(chan struct{})}

@@ -12,6 +12,7 @@ import (
 )
 
 // Where devices sit is an ABI: guests see it, and migration and saved images need it. It is libvirt's.
+// Promise: G9
 func TestAddressing(t *testing.T) {
 	c := testCapabilities(t)
 	datadriven.RunTest(t, "testdata/addressing", func(t *testing.T, d *datadriven.TestData) string {

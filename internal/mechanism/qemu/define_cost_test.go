@@ -125,6 +125,7 @@ func BenchmarkDefine(b *testing.B) {
 
 // Whatever there is much of in a definition, and whether it is taken or refused: four times as much costs
 // about four times as much. The square of it would be sixteen times.
+// Promise: G11
 func TestDefine_CostGrowsWithDevices(t *testing.T) {
 	capabilities := testCapabilities(t)
 	const few, many, tooMuch = 500, 2000, 9

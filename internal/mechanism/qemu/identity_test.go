@@ -26,6 +26,7 @@ func furnishedHost(t *testing.T) hostSources {
 
 // TestMatches_RightsOfTheKVMDeviceSetAnew: udev does that whenever KVM makes or
 // ends a machine, and what was probed holds all the same.
+// Promise: G15
 func TestMatches_RightsOfTheKVMDeviceSetAnew(t *testing.T) {
 	host := furnishedHost(t)
 	defer func(s hostSources) { sources = s }(sources)

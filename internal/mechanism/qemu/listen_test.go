@@ -96,6 +96,7 @@ func socketAddress(at netip.AddrPort) unix.Sockaddr {
 
 // TestTheSocketOfADisplayListensNowhereElse: what it has accepted can be made to listen on all
 // addresses of the host, and lets nobody in there but who calls the one that it is for.
+// Promise: I1
 func TestTheSocketOfADisplayListensNowhereElse(t *testing.T) {
 	for _, c := range []struct{ display, all, other string }{{"127.0.0.1", "0.0.0.0", "127.0.0.2"}, {"::1", "::", "127.0.0.1"}, {"0.0.0.0", "0.0.0.0", "127.0.0.2"}} {
 		listening, port := displayAt(t, c.display)
@@ -132,6 +133,7 @@ func TestTheSocketOfADisplayListensNowhereElse(t *testing.T) {
 // TestTheSocketOfADisplayLeadsNowhere: whoever has the socket of a display, or what it has
 // accepted, serves clients with it, and reaches no service of the host's; with sockets
 // that are not kept from it he does.
+// Promise: I1
 func TestTheSocketOfADisplayLeadsNowhere(t *testing.T) {
 	for _, address := range []string{"127.0.0.1", "::1"} {
 		for _, kept := range []bool{true, false} {

@@ -22,6 +22,7 @@ const shell = `<domain type='%s'>
 const disk = `<disk type='file' device='%s'><driver name='qemu' type='%s' %s/><source file='/images/a'/><target dev='%s' bus='%s'/></disk>`
 
 // What cannot be built is refused when it is defined, and named.
+// Promise: A3, A21
 func TestRefusals(t *testing.T) {
 	c := testCapabilities(t)
 	q35 := func(devices string) string { return fmt.Sprintf(shell, "qemu", "", "q35", devices) }

@@ -122,6 +122,7 @@ func TestTrialCodeIsItsSource(t *testing.T) {
 
 // TestAProbeNeedsNoPrivileges: a QEMU is looked at as a user of its own, in a
 // chamber, and what is found out is the same.
+// Promise: I4
 func TestAProbeNeedsNoPrivileges(t *testing.T) {
 	house, err := sandbox.Open("")
 	if err != nil {

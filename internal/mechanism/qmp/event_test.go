@@ -70,6 +70,7 @@ func TestAFullQueueShedsTelemetryFirst(t *testing.T) {
 	}
 }
 
+// Promise: F4
 func TestTooManyLifecycleEventsLeaveAResync(t *testing.T) {
 	q := newEventQueue()
 	for range maxQueuedEvents {
@@ -81,6 +82,7 @@ func TestTooManyLifecycleEventsLeaveAResync(t *testing.T) {
 	}
 }
 
+// Promise: F4
 func TestHugeEventsAreBoundedInBytes(t *testing.T) {
 	q := newEventQueue()
 	big := json.RawMessage(make([]byte, maxQueuedBytes/2))
@@ -98,6 +100,7 @@ func TestHugeEventsAreBoundedInBytes(t *testing.T) {
 	}
 }
 
+// Promise: F4
 func TestEventsArePassedOnAtAPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, out, stop := newEventQueue(), make(chan Event), make(chan struct{})
@@ -114,6 +117,7 @@ func TestEventsArePassedOnAtAPace(t *testing.T) {
 	})
 }
 
+// Promise: F4
 func TestHugeNamesOfEventsAreBounded(t *testing.T) {
 	q := newEventQueue()
 	huge := strings.Repeat("X", maxQueuedBytes/2)

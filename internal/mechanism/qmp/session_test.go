@@ -223,6 +223,7 @@ func TestLossEndsEveryWaitWithItsReason(t *testing.T) {
 	}
 }
 
+// Promise: F4
 func TestWhatIsNoQMPEndsTheSession(t *testing.T) {
 	for name, line := range map[string]string{
 		"no JSON":                "hello\n",
@@ -254,6 +255,7 @@ func TestStrayAnswersAreIgnored(t *testing.T) {
 	}
 }
 
+// Promise: F4
 func TestAnswersOfMegabytes(t *testing.T) {
 	m := qmptest.New(t)
 	var cpus []object
@@ -307,6 +309,7 @@ func TestAnIdleConsumerOfEventsHoldsNothingUp(t *testing.T) {
 // A QEMU that talks without end is taken in at a pace: no more of its events go on than
 // the log of events bears, the last of them says that some are lost, and it is still
 // heard.
+// Promise: F4
 func TestAFloodIsTakenInAtAPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
@@ -390,6 +393,7 @@ func TestFilesNeedASocket(t *testing.T) {
 }
 
 // TestANoncharacterCostsNobodyTheSession: QEMU's answer to it would be nobody's.
+// Promise: F5
 func TestANoncharacterCostsNobodyTheSession(t *testing.T) {
 	m := qmptest.New(t)
 	s := open(t, m)

@@ -117,6 +117,7 @@ func (c *claim) attributes(node uint64) []byte {
 
 // A user's own file system says of the user's links that they are root's, or another's: they lead
 // to what lies there, and nowhere else.
+// Promise: X11
 func TestALinkIsNotRootsBecauseItsFileSystemSaysSo(t *testing.T) {
 	f := newField(t)
 	c := &claim{links: []string{"0", "../../root/file", f.path("root/fresh"), f.path("bob/file")}}
@@ -136,6 +137,7 @@ func TestALinkIsNotRootsBecauseItsFileSystemSaysSo(t *testing.T) {
 }
 
 // So does one that a user has brought along, such as a stick: it was made where the user is root.
+// Promise: X11
 func TestALinkIsNotRootsOnWhatAUserHasBrought(t *testing.T) {
 	f := newField(t)
 	before := brought

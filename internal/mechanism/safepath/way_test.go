@@ -48,6 +48,7 @@ func (f *field) link(uid int, name, to string) {
 
 // A link of root's leads anywhere, and any other to what its owner has: whoever has a folder on
 // the way leads the daemon to nothing that is not theirs.
+// Promise: X11
 func TestALinkLeadsToWhatItsOwnerHas(t *testing.T) {
 	f := newField(t)
 	f.link(0, "everybody", "bob")
@@ -108,6 +109,7 @@ func TestALinkLeadsToWhatItsOwnerHas(t *testing.T) {
 
 // A link that comes into the place of a file after it was looked at is not followed; nor is one
 // in whose place something is made.
+// Promise: X11
 func TestALinkThatComesLaterIsNotFollowed(t *testing.T) {
 	f := newField(t)
 	err := At(f.path("alice/file"), func(at string, nofollow int) error {

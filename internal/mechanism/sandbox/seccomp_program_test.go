@@ -55,6 +55,7 @@ func verdict(t *testing.T, program []unix.SockFilter, c call) uint32 {
 }
 
 // TestWhatAFilterSays of calls that this kernel may not have, nor this host what they are about.
+// Promise: I1
 func TestWhatAFilterSays(t *testing.T) {
 	ours, known := architectures[runtime.GOARCH]
 	if !known {
@@ -96,6 +97,7 @@ func TestWhatAFilterSays(t *testing.T) {
 
 // TestOtherDoorsToTheKernelAreShut: calls by numbers that are not the architecture's are refused whatever they are, also
 // where the kernel that runs this has no such door.
+// Promise: I1
 func TestOtherDoorsToTheKernelAreShut(t *testing.T) {
 	const absent = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
 	for _, rings := range []bool{false, true} {

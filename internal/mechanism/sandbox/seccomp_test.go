@@ -13,6 +13,7 @@ import (
 
 // TestATapStaysWhatItWasMade: a tap that a program was handed goes with the program, and
 // keeps its address, which a bridge could take for its own.
+// Promise: I11
 func TestATapStaysWhatItWasMade(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root makes taps")
@@ -29,6 +30,7 @@ func TestATapStaysWhatItWasMade(t *testing.T) {
 // TestAVSockStaysItsGuests: a program that has a guest's vsock open makes it no other guest's, and
 // is told what QEMU wants to hear. Nor does it make of a loop device another part of its file, reserve a disk, load
 // programs into the kernel, count there, or change what is noted with a file.
+// Promise: I11
 func TestAVSockStaysItsGuests(t *testing.T) {
 	err := apart(func() (<-chan struct{}, error) {
 		null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -79,6 +81,7 @@ func TestAVSockStaysItsGuests(t *testing.T) {
 
 // TestAChildIsItsProgramsOwn: what a program starts is the program's to look after, and not the daemon's, and is in no
 // user namespace of its own.
+// Promise: I1
 func TestAChildIsItsProgramsOwn(t *testing.T) {
 	err := apart(func() (<-chan struct{}, error) {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -107,6 +110,7 @@ func TestAChildIsItsProgramsOwn(t *testing.T) {
 }
 
 // TestSocketsAreOfKnownProtocols: a program makes the sockets that programs here make, and has the kernel fetch no others.
+// Promise: I1
 func TestSocketsAreOfKnownProtocols(t *testing.T) {
 	err := apart(func() (<-chan struct{}, error) {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {

@@ -31,6 +31,7 @@ func asleep(t *testing.T, uid uint32) (ended chan struct{}) {
 }
 
 // What the daemon was started with, open as whoever starts it has left it, is not for those that it starts.
+// Promise: I1
 func TestNoProgramHasWhatTheDaemonWasStartedWith(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root makes chambers")
@@ -141,6 +142,7 @@ func TestHold_TakesOverWhatSurveyFound(t *testing.T) {
 
 // While a program runs none of the daemon's threads can be signalled by its user: a signal
 // to one would be one to the daemon.
+// Promise: I3
 func TestNoThreadOfTheDaemonIsThePrograms(t *testing.T) {
 	house, err := Open("")
 	if err != nil {

@@ -41,6 +41,7 @@ func name(t *testing.T, h *seclabel.Host, w seclabel.Wish) seclabel.Guest {
 
 // TestNoTwoGuestsHaveAPair: whoever asks at the same time, and whatever other processes
 // of the host have.
+// Promise: I8
 func TestNoTwoGuestsHaveAPair(t *testing.T) {
 	h := find(t, kerneltest.SELinux)
 	const guests = 3000
@@ -126,6 +127,7 @@ func TestWhatADefinitionMayName(t *testing.T) {
 	}
 }
 
+// Promise: I10
 func TestHostsThatCannotLabel(t *testing.T) {
 	for why, change := range map[string]func(dir string) error{
 		"nnp_transition": func(dir string) error {

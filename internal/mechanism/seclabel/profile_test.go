@@ -83,6 +83,7 @@ func of(path string, tree bool) seclabel.Profile {
 	return seclabel.Profile{Name: "lodge-x", Peer: "unconfined", Rules: []seclabel.Rule{{Path: path, Tree: tree, May: "rw"}}}
 }
 
+// Promise: I9
 func TestNoPathBreaksOutOfAProfile(t *testing.T) {
 	for _, path := range hostile {
 		if text, err := of(path, false).Text(); err == nil {
@@ -117,6 +118,7 @@ func TestNoPathBreaksOutOfAProfile(t *testing.T) {
 	}
 }
 
+// Promise: I9
 func FuzzNoPathBreaksOutOfAProfile(f *testing.F) {
 	for _, path := range append(hostile, plain...) {
 		f.Add(path)
@@ -128,6 +130,7 @@ func FuzzNoPathBreaksOutOfAProfile(f *testing.F) {
 }
 
 // TestTheParserTakesProfiles has AppArmor's own parser compile them, without a kernel.
+// Promise: I9
 func TestTheParserTakesProfiles(t *testing.T) {
 	parser, err := exec.LookPath("apparmor_parser")
 	if err != nil {

@@ -73,6 +73,7 @@ func damage(t *testing.T, dir string, change func(file []byte) []byte) {
 	must(t, os.WriteFile(Path(dir), change(file), 0o600))
 }
 
+// Promise: S3
 func TestOneDamagedRecordLosesOnlyItself(t *testing.T) {
 	dir := filled(t)
 	damage(t, dir, func(file []byte) []byte {
@@ -97,6 +98,7 @@ func TestOneDamagedRecordLosesOnlyItself(t *testing.T) {
 
 // A record that lies in another's place, by a page of the file that was written to the wrong block for
 // instance, is no record of that.
+// Promise: S3
 func TestARecordInAnothersPlaceIsNotItsOwn(t *testing.T) {
 	sealed := seal("guest", "a", 1, 1, []byte("{}"))
 	for _, c := range []struct {
@@ -111,6 +113,7 @@ func TestARecordInAnothersPlaceIsNotItsOwn(t *testing.T) {
 
 // Whatever is wrong with the file: the store opens, what it gives is what was
 // written, it takes changes, and the damaged file is kept.
+// Promise: S2
 func TestAnyDamageLeavesAStoreThatWorks(t *testing.T) {
 	pristine, err := os.ReadFile(Path(filled(t)))
 	must(t, err)
@@ -178,6 +181,7 @@ func checkWorks(t *testing.T, dir string, seed uint64, file []byte) {
 }
 
 // A record whose bytes are whole, and whose place says wrongly where they end, is found again.
+// Promise: S3
 func TestARecordWhosePlaceIsDamagedIsFoundAgain(t *testing.T) {
 	dir := filled(t)
 	damage(t, dir, func(file []byte) []byte {
@@ -201,6 +205,7 @@ func TestARecordWhosePlaceIsDamagedIsFoundAgain(t *testing.T) {
 
 // A page that the tree does not lead to any more gives its records back: their
 // first lines tell them from rubbish wherever they lie.
+// Promise: S3
 func TestRecordsOfALostPageAreFoundAgain(t *testing.T) {
 	dir := filled(t)
 	s := reopen(t, dir)
@@ -226,6 +231,7 @@ func TestRecordsOfALostPageAreFoundAgain(t *testing.T) {
 
 // TestNoRecordIsForgedInAnother has a client that may write one of its own put another's into that, as later
 // than any: a file of which one head is damaged is searched for what was written last.
+// Promise: S3
 func TestNoRecordIsForgedInAnother(t *testing.T) {
 	for head := range 2 {
 		dir := t.TempDir()
@@ -249,6 +255,7 @@ func TestNoRecordIsForgedInAnother(t *testing.T) {
 }
 
 // A crash in the middle of a transaction leaves some of its pages, in any order.
+// Promise: S4
 func TestATornTransactionLosesNothing(t *testing.T) {
 	dir := filled(t)
 	before, err := os.ReadFile(Path(dir))
@@ -283,6 +290,7 @@ func TestATornTransactionLosesNothing(t *testing.T) {
 
 // Somebody shortens the file under a daemon, or writes to it: that ends neither a reader nor a
 // writer, and no record is lost, whether another change follows or the daemon stops.
+// Promise: S15
 func TestAFileThatIsCutWhileItIsOpen(t *testing.T) {
 	cut := func(length int) func([]byte) []byte { return func(file []byte) []byte { return file[:length] } }
 	for what, spoil := range map[string]func([]byte) []byte{
@@ -331,6 +339,7 @@ func TestAFileThatIsCutWhileItIsOpen(t *testing.T) {
 
 // Another store is copied over the file under a daemon: which of the two counts only the user knows,
 // and neither is lost.
+// Promise: S15
 func TestAFileThatIsWrittenOverWhileItIsOpen(t *testing.T) {
 	dir := filled(t)
 	backup, err := os.ReadFile(Path(dir))
@@ -354,6 +363,7 @@ func TestAFileThatIsWrittenOverWhileItIsOpen(t *testing.T) {
 	}
 }
 
+// Promise: S5
 func TestFormatsOfOldAreBroughtUpAndNewOnesRefused(t *testing.T) {
 	dir := t.TempDir()
 	db, err := bbolt.Open(Path(dir), 0o600, &bbolt.Options{NoFreelistSync: true})
@@ -396,6 +406,7 @@ func TestFormatsOfOldAreBroughtUpAndNewOnesRefused(t *testing.T) {
 	}
 }
 
+// Promise: S6
 func TestTwoDaemonsOnOneDirectory(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
@@ -412,6 +423,7 @@ func TestTwoDaemonsOnOneDirectory(t *testing.T) {
 // FuzzOpenFile writes bytes over a place of a store's file, and may then make the sums
 // of both heads right again, as whoever means harm would. What the store gives is what
 // was put into it, and it takes more.
+// Promise: S2
 func FuzzOpenFile(f *testing.F) {
 	dir, log := f.TempDir(), slog.New(slog.DiscardHandler)
 	s, err := OpenLogged(dir, log)

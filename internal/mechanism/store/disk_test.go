@@ -68,6 +68,7 @@ func soon(t *testing.T, change func() error) {
 	}
 }
 
+// Promise: S7
 func TestAChangeForWhichRoomWasKeptIsTaken(t *testing.T) {
 	dir := small(t, "4m")
 	s, err := OpenLogged(dir, quiet)
@@ -97,6 +98,7 @@ func TestAChangeForWhichRoomWasKeptIsTaken(t *testing.T) {
 	must(t, s.Close())
 }
 
+// Promise: S1
 func TestAFullDiskRefusesChangesUntilThereIsRoom(t *testing.T) {
 	dir := small(t, "2m")
 	s, err := OpenLogged(dir, quiet)
@@ -147,6 +149,7 @@ func checkKept(t *testing.T, dir string, keys ...string) {
 	must(t, s.Close())
 }
 
+// Promise: S1
 func TestAStoreThatIsMadeOnAFullDisk(t *testing.T) {
 	dir := small(t, "1m")
 	free := stuff(t, dir)
@@ -164,6 +167,7 @@ func TestAStoreThatIsMadeOnAFullDisk(t *testing.T) {
 	checkKept(t, dir, "first")
 }
 
+// Promise: S1
 func TestAReadOnlyDiskIsServedFrom(t *testing.T) {
 	dir := small(t, "2m")
 	s, err := OpenLogged(dir, quiet)
@@ -190,6 +194,7 @@ func TestAReadOnlyDiskIsServedFrom(t *testing.T) {
 
 // A disk that cannot write fails at the synchronisation, when the writes were
 // taken: what is on it then nobody knows.
+// Promise: S1
 func TestADiskThatFailsLosesNothingAcknowledged(t *testing.T) {
 	below := small(t, "12m")
 	img := filepath.Join(below, "disk")

@@ -12,6 +12,7 @@ import (
 
 // A file that has no name any more takes writes as well as ever: what is acknowledged must
 // be in one that the next daemon finds.
+// Promise: S14
 func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
@@ -25,6 +26,7 @@ func TestAFileThatIsRemovedWhileItIsOpen(t *testing.T) {
 
 // Nobody but the user knows whether a backup that was put in place of the file counts, or
 // what the daemon has.
+// Promise: S14
 func TestAFileThatIsReplacedWhileItIsOpen(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
@@ -49,6 +51,7 @@ func TestAFileThatIsReplacedWhileItIsOpen(t *testing.T) {
 }
 
 // The file system of the directory is unmounted lazily, or somebody moved the directory away.
+// Promise: S14
 func TestADirectoryThatIsNotThereAnyMore(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	s := reopen(t, dir)
@@ -69,6 +72,7 @@ func TestADirectoryThatIsNotThereAnyMore(t *testing.T) {
 
 // A daemon may be killed before it has looked elsewhere for what is lost: the next one, for
 // which there is a file, must not take it for all there was.
+// Promise: S9
 func TestAFileThatIsMadeAnewIsNotSound(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
@@ -89,6 +93,7 @@ func TestAFileThatIsMadeAnewIsNotSound(t *testing.T) {
 }
 
 // Only a directory in which there is something is said to have lost its store.
+// Promise: S9
 func TestANewDirectoryIsCalledThat(t *testing.T) {
 	for name, told := range map[string]bool{"lost+found": false, "guest": true} {
 		dir := t.TempDir()

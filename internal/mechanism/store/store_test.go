@@ -93,6 +93,7 @@ func TestARefusedRecordKeepsNoOtherOut(t *testing.T) {
 	}
 }
 
+// Promise: S5
 func TestNewerRecordIsRefusedNotGuessed(t *testing.T) {
 	s := reopen(t, t.TempDir())
 	defer closeStore(t, s)
@@ -137,6 +138,7 @@ func closeStore(t *testing.T, s *Store) {
 }
 
 // TestOthersPutNothingInTheStoresPlace has a directory that others may write, or own.
+// Promise: X10
 func TestOthersPutNothingInTheStoresPlace(t *testing.T) {
 	open := t.TempDir()
 	if err := os.Chmod(open, 0o777|os.ModeSticky); err != nil { //nolint:gosec // which is what is tried
@@ -158,6 +160,7 @@ func TestOthersPutNothingInTheStoresPlace(t *testing.T) {
 }
 
 // A change that failed for its caller, and is in the file, is not there when that is opened anew.
+// Promise: S15
 func TestWhatFailedIsTakenBack(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)

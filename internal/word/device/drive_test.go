@@ -3,6 +3,7 @@ package device
 import "testing"
 
 // The places are libvirt's. A SCSI bus has seven units, also where the controller could have more.
+// Promise: G9
 func TestDriveAt_TargetsAreLibvirts(t *testing.T) {
 	for _, c := range []struct {
 		bus, target string

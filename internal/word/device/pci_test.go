@@ -313,6 +313,7 @@ func checkPlaces(t *rapid.T, s *Set, b Board) {
 }
 
 // However many devices there are, all searches together look at each slot once, and once more for each device.
+// Promise: G11
 func TestPCIMap_StepsGrowWithDevices(t *testing.T) {
 	for _, b := range []Board{I440FX, Q35} {
 		for _, models := range [][]string{{"virtio"}, {"e1000"}, {"virtio", "e1000"}} {

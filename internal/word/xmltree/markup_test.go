@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
+// Promise: X3
 func TestHostileDocumentsAreRefused(t *testing.T) {
 	for name, doc := range map[string]string{
 		"empty":                 "",
@@ -227,6 +228,7 @@ func TestUnbuiltNamesWhatWasNotUnderstood(t *testing.T) {
 }
 
 // TestWhatNoDocumentHolds: what would be written is what can be read, or is refused.
+// Promise: X9
 func TestWhatNoDocumentHolds(t *testing.T) {
 	for _, text := range []string{"\x00", "a\x01", "\x1f", "\xff", "\uFFFE", "\uFFFF"} {
 		for _, e := range []*Element{{Name: "a", Children: []Node{Text(text)}}, {Name: "a", Attrs: []Attr{{Name: "b", Value: text}}}} {
@@ -241,6 +243,7 @@ func TestWhatNoDocumentHolds(t *testing.T) {
 }
 
 // What a comment holds that no document can is read as the sign for that, so that the rest can be written again.
+// Promise: X9
 func TestACommentThatNoDocumentHolds(t *testing.T) {
 	root, err := Parse("<a><metadata><!--\x86\x01\uFFFE\u00e9--></metadata></a>")
 	if err != nil {
@@ -256,6 +259,7 @@ func TestACommentThatNoDocumentHolds(t *testing.T) {
 // elements in the namespace of the first of them: each stands for what it was declared
 // as last by an element that is still open. Searched for, they take ten seconds of a
 // processor.
+// Promise: X3
 func TestManyPrefixesAreFoundEach(t *testing.T) {
 	var doc strings.Builder
 	doc.WriteString("<domain><metadata><a")
@@ -331,6 +335,7 @@ func TestWhatIsWrittenCanBeRead(t *testing.T) {
 	}
 }
 
+// Promise: X3
 func FuzzParse(f *testing.F) {
 	f.Add(`<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg value='1'/></domain>`)
 	f.Add(`<a><metadata><!-- c --><b:c xmlns:b="u" b:d="&#10;">mixed <b:e/> text</b:c></metadata> </a>`)

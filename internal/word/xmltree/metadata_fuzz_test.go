@@ -5,6 +5,7 @@ import "testing"
 // FuzzMetadata sets an element of a user's own in a <metadata> of whatever text: what
 // is got is what was set, setting that again changes nothing, and the elements of
 // other namespaces stay.
+// Promise: X9
 func FuzzMetadata(f *testing.F) {
 	f.Add("", "http://a.example/1", "x", `<app><role kind="web"/></app>`)
 	f.Add(`<y:other xmlns:y="http://b.example/1">1 &lt; 2</y:other><x:app xmlns:x="http://a.example/1"/>`, "http://a.example/1", "x", `<app xmlns="urn:z" xmlns:q="urn:q" q:a="1"><q:b/></app>`)

@@ -39,6 +39,7 @@ func TestMetadataElementIsGotAsItWasSet(t *testing.T) {
 	}
 }
 
+// Promise: X9
 func TestMetadataElementRefusesNonsense(t *testing.T) {
 	for _, c := range [][3]string{{"", "x", "<a/>"}, {"u", "", "<a/>"}, {"u", "x", "<a>"}, {"u", "x", "<a xmlns='v'/>"}, {"u", "xml", "<a/>"}, {"u", "x><y", "<a/>"}, {"u", "x y", "<a/>"}, {"u", "1", "<a/>"}, {"\xff", "x", "<a/>"}, {"\x00", "x", "<a/>"}} {
 		if _, err := SetMetadataElement("", c[0], c[1], c[2]); err == nil {
