@@ -3,7 +3,6 @@ package guest
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
@@ -43,10 +42,7 @@ func (r *Registry) giveOperations(to *run, records []operation.Record) (err erro
 
 // Operations are those of all running guests, and those that remove what undefined ones left.
 func (r *Registry) Operations() (all []operation.Listed) {
-	r.mu.RLock()
-	left := slices.Collect(maps.Values(r.undefinitions))
-	r.mu.RUnlock()
-	for _, set := range left {
+	for _, set := range r.undefinitionSets() {
 		for _, op := range set.Operations() {
 			u := op.Work().(*undefinition)
 			all = append(all, operation.Listed{Status: op.Status(), Name: u.Name, UUID: u.UUID})

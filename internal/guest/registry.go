@@ -120,7 +120,7 @@ func newRegistry(c Config) *Registry {
 func (r *Registry) Close() {
 	r.stop(fault.New(fault.Aborted, fault.Host, "the daemon is stopping"))
 	r.loops.Wait()
-	for _, set := range r.undefinitions {
+	for _, set := range r.undefinitionSets() {
 		set.Close()
 	}
 	for _, g := range r.byUUID {

@@ -3,7 +3,9 @@ package guest
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
@@ -197,6 +199,13 @@ func (r *Registry) openUndefinitions(uuid string, records []operation.Record) (*
 	defer r.mu.Unlock()
 	r.undefinitions[uuid] = set
 	return set, nil
+}
+
+// undefinitionSets are those that there are now. What is tried again forgets its own.
+func (r *Registry) undefinitionSets() []*operation.Set[*Registry] {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.Collect(maps.Values(r.undefinitions))
 }
 
 // dropUndefinitions forgets a set that has no operation any more.
