@@ -73,12 +73,12 @@ func TestBlockCommit_Virsh(t *testing.T) {
 	for _, refused := range [][]string{
 		{"save", "layered", filepath.Join(d.dir, "saved")},
 		{"dump", "layered", filepath.Join(d.dir, "dumped")},
-		{"blockcommit", "layered", "vda", "--active"},
 		{"detach-disk", "layered", "vda", "--live"},
 		{"blockresize", "layered", "vda", "32M"},
 	} {
 		contains(t, refused[0], d.refuse(t, refused...), "Requested operation is not valid")
 	}
+	contains(t, "a second one", d.refuse(t, "blockcommit", "layered", "vda", "--active"), "block copy still active: disk 'vda' already in active block job")
 	d.virsh(t, "setmem", "layered", "150M", "--live") // other changes go
 	d.virsh(t, "blockjob", "layered", "vda", "--abort")
 	if said := d.virsh(t, "blockjob", "layered", "vda"); strings.Contains(said, "Commit") {

@@ -115,6 +115,9 @@ func (g *Guest) BlockCommit(ctx context.Context, disk string, o CommitOptions) e
 		if d == nil {
 			return nil, refusedCall("disk '%s' not found in domain", disk)
 		}
+		if op, _ := r.diskJobs(func(j *diskJob) bool { return j.Target == d.Target }); op != nil && op.Status().State < operation.Unanswered {
+			return nil, fault.New(fault.Busy, fault.Device, "disk '%s' already in active block job", d.Target)
+		}
 		if d.CopyOnRead == device.On {
 			return nil, fault.New(fault.Unsupported, fault.Call, "a commit of a disk that copies on read is not built (disk %s)", d.Target)
 		}

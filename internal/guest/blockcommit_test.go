@@ -116,7 +116,7 @@ func TestBlockCommit_Aborted(t *testing.T) {
 	for range 2 {
 		ok(t, g.BlockCommit(d.ctx(), "vda", activeCommit))
 		d.isReady(g)
-		refused(t, g.BlockCommit(d.ctx(), "vda", activeCommit), fault.WrongState, "blockcommit")
+		refused(t, g.BlockCommit(d.ctx(), "vda", activeCommit), fault.Busy, "disk 'vda' already in active block job")
 		refused(t, g.Save(d.ctx(), filepath.Join(d.dir, "saved"), guest.SaveOptions{}), fault.WrongState, "blockcommit")
 		refused(t, g.Detach(d.ctx(), qcow2Disk("/x", "vda"), guest.Affect{Live: true}), fault.WrongState, "blockcommit")
 		ok(t, g.EndBlockJob(d.ctx(), "vda", false, false))

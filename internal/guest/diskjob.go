@@ -123,7 +123,7 @@ func noJob(disk string) error { return refusedCall("disk %s does not have an act
 // EndBlockJob ends the job on a disk: with its effect (pivot), or without. Async does not wait for that.
 func (g *Guest) EndBlockJob(ctx context.Context, disk string, pivot, async bool) error {
 	if async {
-		if err := g.checkEnd(ctx, disk, pivot); err != nil {
+		if _, _, _, err := g.endable(ctx, disk, pivot); err != nil {
 			return err
 		}
 		g.reg.loops.Go(func() { // clients are told by an event
@@ -136,26 +136,22 @@ func (g *Guest) EndBlockJob(ctx context.Context, disk string, pivot, async bool)
 	return g.endBlockJob(ctx, disk, pivot)
 }
 
-// checkEnd refuses to end what cannot be ended now.
-func (g *Guest) checkEnd(ctx context.Context, disk string, pivot bool) error {
+// endable finds the job on a disk, and refuses one that cannot be ended now.
+func (g *Guest) endable(ctx context.Context, disk string, pivot bool) (*run, *operation.Operation, *diskJob, error) {
 	r, op, j, err := g.jobOn(ctx, disk)
 	switch {
 	case err != nil:
-		return err
 	case op == nil:
-		return noJob(disk)
+		err = noJob(disk)
 	case op.Status().State == operation.Owed || op.Status().Step != copying:
-		return fault.New(fault.WrongState, fault.Domain, "block job on disk '%s' is still being ended", j.Target)
-	case !pivot:
-		return nil
-	case j.Kind != "active-commit":
-		return fault.New(fault.WrongState, fault.Domain, "job type '%s' does not support pivot", j.Kind)
+		err = fault.New(fault.WrongState, fault.Domain, "block job on disk '%s' is still being ended", j.Target)
+	case pivot: // a job for which there is no pivot is never ready for one
+		var job *qemu.Job
+		if job, err = r.findJob(ctx, j.Job); err == nil && (job == nil || job.Status != qemu.JobReady) {
+			err = fault.New(fault.Busy, fault.Device, "block job '%s' not ready for pivot yet", j.Job)
+		}
 	}
-	job, err := r.findJob(ctx, j.Job)
-	if err == nil && (job == nil || job.Status != qemu.JobReady) {
-		err = fault.New(fault.Busy, fault.Device, "block job '%s' not ready for pivot yet", j.Job)
-	}
-	return err
+	return r, op, j, err
 }
 
 func (g *Guest) endBlockJob(ctx context.Context, disk string, pivot bool) error {
@@ -166,16 +162,11 @@ func (g *Guest) endBlockJob(ctx context.Context, disk string, pivot bool) error 
 			}
 		}
 		return func(ctx context.Context) (settle, error) {
-			if err := g.checkEnd(ctx, disk, pivot); err != nil {
+			r, op, j, err := g.endable(ctx, disk, pivot)
+			if err != nil {
 				return nil, err
 			}
-			r, op, j, err := g.jobOn(ctx, disk)
-			switch {
-			case err != nil:
-				return nil, err
-			case op == nil:
-				return nil, noJob(disk)
-			case pivot:
+			if pivot {
 				j.pivotAsked.Store(true)
 				return nil, r.advance(ctx, op)
 			}
