@@ -409,8 +409,12 @@ func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation
 	}
 	job, err := c.r.findJob(ctx, c.Job)
 	switch {
-	case err != nil || job == nil:
+	case err != nil:
 		return operation.Never, err
+	case job == nil && c.Active:
+		return operation.Never, nil
+	case job == nil: // it has not begun, or was dismissed by a daemon that could not write down how the chain is
+		return c.inHeader(ctx)
 	case job.Status != qemu.JobConcluded:
 		return operation.NotYet, nil
 	case job.Error == "":
@@ -583,9 +587,12 @@ func (c *blockCommit) inHeader(ctx context.Context) (verdict operation.Verdict, 
 	return verdict, err
 }
 
-// onImage does something with an image, which is open to read.
+// onImage does something with an image, which is open to read. One that somebody has removed needs nothing.
 func onImage(ctx context.Context, w written, do func(*os.File) error) error {
 	f, err := openNamed(ctx, w.Path, unix.O_RDONLY)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("cannot look at %s: %w", w.Path, err)
 	}

@@ -2,6 +2,7 @@ package guest_test
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
@@ -221,4 +223,69 @@ func TestBlockCommit_Paused(t *testing.T) {
 	ok(t, g.Resume(d.ctx()))
 	eventually(t, "the images closed", func() bool { return len(d.opened(g, filepath.Join(d.dir, "top"))) == 0 })
 	eventually(t, "no operation", func() bool { return len(operations(t, g)) == 0 })
+	if mark := d.noted(filepath.Join(d.dir, "top")); mark != "" {
+		t.Errorf("of the image that went is noted still %q", mark)
+	}
+}
+
+// slowCommit begins to commit b into d, below the a that the guest writes. It does not end by itself.
+func (d *daemon) slowCommit() *guest.Guest {
+	d.t.Helper()
+	g := d.define(small("a", qcow2Disk(d.chain("a", "b", "c", "d"), "vda")))
+	ok(d.t, g.Start(d.ctx(), guest.StartOptions{}))
+	ok(d.t, g.BlockCommit(d.ctx(), "vda", guest.CommitOptions{Top: filepath.Join(d.dir, "b"), Base: filepath.Join(d.dir, "d"), Speed: 1}))
+	return g
+}
+
+// libvirt says of each job that is not ready that it is not, also of one that never is.
+func TestBlockCommit_NoPivotBelowTheTop(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.slowCommit()
+	refused(t, g.EndBlockJob(d.ctx(), "vda", true, false), fault.Busy, "not ready for pivot yet")
+	refused(t, g.EndBlockJob(d.ctx(), "vda", true, true), fault.Busy, "not ready for pivot yet")
+	ok(t, g.EndBlockJob(d.ctx(), "vda", false, false))
+	d.noJobLeft(g)
+}
+
+// What a guest held is given back also when somebody has removed its images.
+func TestBlockCommit_ImageRemoved(t *testing.T) {
+	d := newDaemonOf(t, true)
+	d.reopen(func() { d.heard = make(chan string, 10_000) })
+	g := d.slowCommit()
+	ok(t, os.Remove(filepath.Join(d.dir, "a")))
+	ok(t, g.Destroy(d.ctx(), false))
+	for len(d.heard) > 0 {
+		if line := <-d.heard; strings.Contains(line, "is not settled") {
+			t.Error(line)
+		}
+	}
+}
+
+// A daemon that could not write down how the chain is leaves a commit whose job QEMU has forgotten. The header tells.
+func TestBlockCommit_JobForgotten(t *testing.T) {
+	d := newDaemonOf(t, true)
+	g := d.slowCommit()
+	d.close()
+	s, err := qmp.Dial(d.ctx(), filepath.Join(g.RunDir(), "monitor.sock"), quiet())
+	ok(t, err)
+	forget := func() bool {
+		var jobs []struct{ ID, Status string }
+		ok(t, s.Execute(d.ctx(), "query-jobs", nil, &jobs))
+		for _, j := range jobs {
+			switch j.Status {
+			case "pending":
+				ok(t, s.Execute(d.ctx(), "job-finalize", map[string]any{"id": j.ID}, nil))
+			case "concluded":
+				ok(t, s.Execute(d.ctx(), "job-dismiss", map[string]any{"id": j.ID}, nil))
+			}
+		}
+		return len(jobs) == 0
+	}
+	ok(t, s.Execute(d.ctx(), "block-job-set-speed", map[string]any{"device": "commit-vda-libvirt-2-format", "speed": 0}, nil))
+	eventually(t, "no job", forget)
+	s.Close()
+	d.open()
+	g = d.again(g)
+	d.noJobLeft(g)
+	d.wantChain(g, "after it", "vda", "1:a 4:d")
 }
