@@ -124,28 +124,35 @@ func (c *cleanup) Rehold() {
 // removeObjects has QEMU let go of what was behind the device. QEMU that has ended
 // has.
 func (c *cleanup) removeObjects(ctx context.Context) error {
-	if c.r.gone() || c.r.process == nil {
+	if c.r.isOver() {
 		return nil
 	}
 	s, err := c.r.monitor()
-	if err != nil {
-		return err
+	if err == nil {
+		err = c.r.removeAll(ctx, s, c.Objects)
 	}
-	for _, u := range c.Objects {
+	if err == nil {
+		c.op.Free("alias/" + c.Alias)
+	}
+	return err
+}
+
+// removeAll has QEMU remove what nothing uses any more. What is in use still is removed later.
+func (r *run) removeAll(ctx context.Context, s *qmp.Session, all []undoing) error {
+	for _, u := range all {
 		switch err := insist(ctx, s, u); {
 		case inUse(err) || noAnswer(err):
 			return err
 		case err != nil: // it went before
-			c.r.log.Debug("nothing is left behind a device", "command", u.Command, "cause", err)
+			r.log.Debug("nothing is left to remove", "command", u.Command, "cause", err)
 		}
 	}
-	c.op.Free("alias/" + c.Alias)
 	return nil
 }
 
 // closeImages has QEMU close the images of a disk. It does not while the guest is paused.
 func (c *cleanup) closeImages(ctx context.Context) error {
-	if len(c.Images)+len(c.Lent) == 0 || c.r.gone() || c.r.process == nil {
+	if len(c.Images)+len(c.Lent) == 0 || c.r.isOver() {
 		return nil
 	}
 	s, err := c.r.monitor()

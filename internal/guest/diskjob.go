@@ -274,30 +274,24 @@ func (r *run) awaitJob(ctx context.Context, name string, statuses ...qemu.JobSta
 
 // completeJob has a job that is ready become pending. It gives what became of it.
 func (r *run) completeJob(ctx context.Context, name string) (*qemu.Job, error) {
-	job, err := r.findJob(ctx, name)
-	if err != nil || job == nil {
-		return job, err
-	}
-	if job.Status == qemu.JobReady {
-		if err := r.tell(ctx, []qemu.Step{qemu.CompleteJob(name)}); err != nil {
-			return nil, err
-		}
-	}
-	return r.awaitJob(ctx, name, qemu.JobPending, qemu.JobConcluded)
+	return r.advanceJob(ctx, name, qemu.JobReady, qemu.CompleteJob(name), qemu.JobPending, qemu.JobConcluded)
 }
 
 // finalizeJob has a job that is pending change the chain. It gives what became of it.
 func (r *run) finalizeJob(ctx context.Context, name string) (*qemu.Job, error) {
+	return r.advanceJob(ctx, name, qemu.JobPending, qemu.FinalizeJob(name), qemu.JobConcluded)
+}
+
+// advanceJob takes a step with a job that is in a status, and waits until it is in one of others.
+func (r *run) advanceJob(ctx context.Context, name string, in qemu.JobStatus, step qemu.Step, until ...qemu.JobStatus) (*qemu.Job, error) {
 	job, err := r.findJob(ctx, name)
+	if err == nil && job != nil && job.Status == in {
+		err = r.tell(ctx, []qemu.Step{step})
+	}
 	if err != nil || job == nil {
-		return job, err
+		return nil, err
 	}
-	if job.Status == qemu.JobPending {
-		if err := r.tell(ctx, []qemu.Step{qemu.FinalizeJob(name)}); err != nil {
-			return nil, err
-		}
-	}
-	return r.awaitJob(ctx, name, qemu.JobConcluded)
+	return r.awaitJob(ctx, name, until...)
 }
 
 // cancelJob ends a job without its effect, and has QEMU forget it.
@@ -369,8 +363,12 @@ func (r *run) cleanUpLater(w written) error {
 	return r.follow(&cleanup{r: r, Lent: []written{w}}, imageObject(w.Number))
 }
 
-func (r *run) follow(c *cleanup, objects ...string) error {
-	op, err := r.ops.Follow(cleanupKind.Name, c, operation.Record{Objects: objects})
+// follow begins a cleanup, unless the same was begun in an earlier try.
+func (r *run) follow(c *cleanup, object string) error {
+	if r.ops.Find(cleanupKind.Name, object) != nil {
+		return nil
+	}
+	op, err := r.ops.Follow(cleanupKind.Name, c, operation.Record{Objects: []string{object}})
 	if err == nil {
 		r.ops.Wake(op)
 	}
@@ -379,37 +377,10 @@ func (r *run) follow(c *cleanup, objects ...string) error {
 
 // dropImages has QEMU let go of images that a job has taken out of a chain, from the top down.
 func (r *run) dropImages(ctx context.Context, all []written) error {
-	numbers := make([]uint, len(all))
-	for i, w := range all {
-		numbers[i] = w.Number
-	}
 	if !r.isOver() {
-		s, err := r.monitor()
-		if err != nil {
+		kept, err := r.closeDropped(ctx, all)
+		if err != nil || kept {
 			return err
-		}
-		for _, step := range qemu.RemoveImages(numbers) {
-			u, err := newUndoing(&step)
-			if err != nil {
-				return err
-			}
-			switch err := insist(ctx, s, u); {
-			case inUse(err) || noAnswer(err):
-				return err
-			case err != nil: // it went before
-				r.log.Debug("nothing is left of an image", "command", u.Command, "cause", err)
-			}
-		}
-		kept, err := forgetImages(ctx, s, numbers)
-		if err != nil {
-			return err
-		}
-		if by := imageOwner(numbers...); kept {
-			if err := r.follow(&cleanup{r: r, Images: numbers, Lent: all, For: by}); err != nil {
-				return err
-			}
-		} else if err := r.labels.giveBack(ctx, by); err != nil {
-			r.log.Warn("an image that a job took out of a chain may keep the guest's label", "error", err)
 		}
 	}
 	for _, w := range all {
@@ -418,6 +389,34 @@ func (r *run) dropImages(ctx context.Context, all []written) error {
 		}
 	}
 	return nil
+}
+
+// closeDropped has QEMU close images and takes their labels back. Kept says that a cleanup does that, and the rest.
+func (r *run) closeDropped(ctx context.Context, all []written) (kept bool, err error) {
+	s, err := r.monitor()
+	if err != nil {
+		return false, err
+	}
+	numbers, nodes := make([]uint, len(all)), make([]undoing, len(all))
+	for i, w := range all {
+		numbers[i] = w.Number
+		if nodes[i], err = newUndoing(qemu.RemoveImage(w.Number)); err != nil {
+			return false, err
+		}
+	}
+	if err := r.removeAll(ctx, s, nodes); err != nil {
+		return false, err
+	}
+	by := imageOwner(numbers...)
+	if kept, err = forgetImages(ctx, s, numbers); kept {
+		return true, r.follow(&cleanup{r: r, Images: numbers, Lent: all, For: by}, by)
+	} else if err != nil {
+		return false, err
+	}
+	if err := r.labels.giveBack(ctx, by); err != nil {
+		r.log.Warn("an image that a job took out of a chain may keep the guest's label", "error", err)
+	}
+	return false, nil
 }
 
 // forgetNote forgets what was noted of an image that a QEMU had to write.

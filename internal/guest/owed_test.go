@@ -163,3 +163,20 @@ func cutOffSave(g *Guest) {
 		panic(err)
 	}
 }
+
+// A step that is tried again and again leaves one cleanup.
+func TestCleanup_IsBegunOnce(t *testing.T) {
+	r := newRun(runRecord{Name: "owing"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
+	if err := bareRegistry(t).giveOperations(r, nil); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		c := &cleanup{r: r, release: func(context.Context) error { return errors.New("not now") }}
+		if err := r.follow(c, imageObject(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all := r.ops.Operations(); len(all) != 1 {
+		t.Errorf("%d cleanups are open", len(all))
+	}
+}

@@ -60,14 +60,11 @@ func jobStep(command, job string) Step {
 	return Step{Command: command, Args: properties{{"id", job}}}
 }
 
-// RemoveImages gives the steps that take away the nodes of images that a job has taken out of a chain, given from the
-// top down.
-func RemoveImages(numbers []uint) []Step {
-	steps := make([]Step, len(numbers))
-	for i, number := range numbers {
-		steps[i] = removal("blockdev", FormatNode(number))
-	}
-	return steps
+// RemoveImage gives the step that takes away the node of an image that a job has taken out of a chain. Those above it
+// go first.
+func RemoveImage(number uint) *Step {
+	step := removal("blockdev", FormatNode(number))
+	return &step
 }
 
 // Job is what QEMU tells of a job on query-jobs.
