@@ -189,13 +189,9 @@ func renamed(chain image.Chain, s span, relative bool) (was, will image.Backing,
 	if chain[s.top-1].Backing == nil {
 		return was, will, fault.New(fault.WrongState, fault.Volume, "%s lies on nothing", chain[s.top-1].Path)
 	}
-	was, will = *chain[s.top-1].Backing, image.Backing{Name: chain[s.base].Path, Format: chain[s.base].Format}
-	if relative {
-		if will.Name, err = relativeName(chain, s); err != nil {
-			return was, will, err
-		}
-	}
-	return was, will, nil
+	was, will.Format = *chain[s.top-1].Backing, chain[s.base].Format
+	will.Name, err = chain.NameBelow(s.top-1, s.base, relative)
+	return was, will, err
 }
 
 // lend lets QEMU write the images that it only reads.

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
@@ -107,5 +108,18 @@ func TestCommitted(t *testing.T) {
 		if diff := cmp.Diff(c.nodes, d.Nodes()); diff != "" || !d.Backing[len(d.Backing)-1].Terminator {
 			t.Errorf("%s: numbers (-want +got):\n%s, and it ends in %+v", name, diff, d.Backing[len(d.Backing)-1])
 		}
+	}
+}
+
+// A name in a header may begin with the way in which QEMU opens a file.
+func TestRenamed_KeepsNamesRelative(t *testing.T) {
+	chain := image.Chain{{Path: "/i/top"}, {Path: "/i/mid"}, {Path: "/i/low/base"}}
+	chain[0].Backing, chain[1].Backing = &image.Backing{Name: "file:mid"}, &image.Backing{Name: "file:low/base"}
+	if _, will, err := renamed(chain, span{1, 2}, true); err != nil || will.Name != "low/base" {
+		t.Errorf("the base is called %q: %v", will.Name, err)
+	}
+	chain[1].Backing.Name = "file:/i/low/base"
+	if _, will, err := renamed(chain, span{1, 2}, true); !fault.Is(err, fault.WrongState) {
+		t.Errorf("below a whole path the base is called %q: %v", will.Name, err)
 	}
 }

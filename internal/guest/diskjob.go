@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -426,17 +425,4 @@ func forgetNote(ctx context.Context, w written) error {
 		return nil
 	}
 	return err
-}
-
-// relativeName gives the name of the base from the image above those that go, where each header names what lies below
-// it from where it lies itself.
-func relativeName(chain image.Chain, s span) (string, error) {
-	name := ""
-	for _, l := range chain[s.top-1 : s.base] {
-		if l.Backing == nil || filepath.IsAbs(l.Backing.Name) {
-			return "", fault.New(fault.WrongState, fault.Domain, "can't keep relative backing relationship: %s names what lies below it by its whole path", l.Path)
-		}
-		name = filepath.Join(filepath.Dir(name), l.Backing.Name)
-	}
-	return name, nil
 }

@@ -125,9 +125,12 @@ func (c Chain) NameBelow(above, below int, relative bool) (string, error) {
 	}
 	name := ""
 	for _, l := range c[above:below] {
-		next := strings.TrimPrefix(l.Backing.Name, "file:")
-		if filepath.IsAbs(next) {
-			return "", fault.New(fault.WrongState, fault.Volume, "can't keep relative backing relationship: the header of %s has a path, %s", l.Path, next)
+		next := ""
+		if l.Backing != nil {
+			next = strings.TrimPrefix(l.Backing.Name, "file:")
+		}
+		if next == "" || filepath.IsAbs(next) {
+			return "", fault.New(fault.WrongState, fault.Domain, "can't keep relative backing relationship: the header of %s has a whole path, or none (%q)", l.Path, next)
 		}
 		name = filepath.Join(filepath.Dir(name), next)
 	}

@@ -476,7 +476,9 @@ func TestNameBelow(t *testing.T) {
 			t.Errorf("%+v: %q, %v", c, got, err)
 		}
 	}
-	if _, err := chain.NameBelow(0, 3, true); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "can't keep relative backing relationship") {
-		t.Errorf("with a path on the way: %v", err)
+	for _, wrong := range []Chain{chain, {layer("/a", "file:/b"), layer("/b", "")}, {layer("/a", ""), layer("/b", "")}} {
+		if _, err := wrong.NameBelow(0, len(wrong)-1, true); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "can't keep relative backing relationship") {
+			t.Errorf("with a path on the way, or no name: %v", err)
+		}
 	}
 }
