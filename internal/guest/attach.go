@@ -334,12 +334,10 @@ func (g *Guest) addAttached(a *attach) error {
 // tell has QEMU carry out steps, until one is refused or not answered.
 func (r *run) tell(ctx context.Context, steps []qemu.Step) error {
 	s, err := r.monitor()
-	for i := range steps {
-		if err == nil {
-			err = execute(ctx, s, steps[i])
-		}
+	if err != nil {
+		return err
 	}
-	return err
+	return executeAll(ctx, s, steps)
 }
 
 // takeBack undoes, last first, whatever QEMU has made of steps. What it refuses it has

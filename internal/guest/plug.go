@@ -183,7 +183,7 @@ func (r *run) numberNode(def *domain.Definition, dev device.Device) {
 	}
 }
 
-// notesNode keeps the number of a disk that a journal names from being given once more: its daemon may not
+// notesNode keeps the number of a disk that the record of an operation names from being given once more: its daemon may not
 // have lived to write down that it had, and QEMU may not let go of the node.
 func (r *run) notesNode(dev device.Device) {
 	if d, ok := dev.(*device.Disk); ok {

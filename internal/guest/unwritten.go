@@ -9,7 +9,7 @@ import (
 
 // A run directory that has no room, or cannot be written to, keeps nobody from what a guest does
 // by itself, nor from ending it. The run record then says less than what is so: it is written
-// as soon as that can be done, the journals of what was changed meanwhile stay until then, as
+// as soon as that can be done, the records of operations that ended meanwhile stay until then, as
 // they tell the next daemon the same, and nothing else is begun that needs one.
 
 // writeAgain is how long after a failure a run record is tried again.

@@ -128,9 +128,6 @@ func change(name, what string, do func(netlink.Link) error) error {
 // SetUp brings a link up.
 func SetUp(name string) error { return change(name, "bring up", netlink.LinkSetUp) }
 
-// SetDown takes a link down.
-func SetDown(name string) error { return change(name, "take down", netlink.LinkSetDown) }
-
 // SetMTU sets the largest packet of a link in bytes.
 func SetMTU(name string, bytes int) error {
 	return change(name, "set the MTU of", func(l netlink.Link) error { return netlink.LinkSetMTU(l, bytes) })

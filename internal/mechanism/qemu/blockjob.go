@@ -80,7 +80,6 @@ type JobStatus string
 
 // Statuses of jobs that matter here.
 const (
-	JobRunning   JobStatus = "running"
 	JobReady     JobStatus = "ready"     // both images have the same, and stay so
 	JobPending   JobStatus = "pending"   // all is done but the change of the chain
 	JobConcluded JobStatus = "concluded" // it has ended, one way or the other

@@ -44,11 +44,6 @@ type Version struct {
 	Package             string
 }
 
-// AtLeast compares versions.
-func (v Version) AtLeast(major, minor int) bool {
-	return v.Major > major || v.Major == major && v.Minor >= minor
-}
-
 // Machine is a machine type.
 type Machine struct {
 	Name           string

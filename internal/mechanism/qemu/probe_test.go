@@ -93,7 +93,7 @@ func TestCapabilitiesOfRecordedAnswers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Arch != "x86_64" || c.Version.Major != 7 || c.Version.Minor != 2 || !c.Version.AtLeast(7, 2) || c.Version.AtLeast(8, 0) {
+	if c.Arch != "x86_64" || c.Version.Major != 7 || c.Version.Minor != 2 {
 		t.Errorf("%s %+v", c.Arch, c.Version)
 	}
 	q35, ok := c.Machine("q35")
