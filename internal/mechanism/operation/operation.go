@@ -208,7 +208,13 @@ func (op *Operation) writeLate() {
 		return // its next step is soon done; the next time it is
 	}
 	defer op.advancing.Unlock()
-	if op.unwritten && op.Status().State != Ended {
+	if op.Status().State != Ended {
+		op.writeAgain()
+	}
+}
+
+func (op *Operation) writeAgain() {
+	if op.unwritten {
 		op.unwritten = op.write() != nil
 	}
 }

@@ -58,6 +58,7 @@ func (op *Operation) tryOwed(ctx context.Context) (done bool) {
 	if op.Status().State == Owed {
 		ctx, stop := context.WithTimeout(ctx, tryLimit)
 		defer stop()
+		op.writeAgain()
 		_ = op.advance(ctx) // its state says what became of it
 	}
 	if op.Status().State == Owed {

@@ -126,7 +126,7 @@ func (s *Set[O]) Begin(kind string, w Work, asked Record) (*Operation, error) {
 
 // Follow begins an operation for something that has happened by itself, and that goes
 // forward from its first step. It is begun whatever is in its way, and also where its
-// record cannot be written: that is made up for as soon as the owner's own can be.
+// record cannot be written: that is made up for when the owner's own can be, or a step is tried again.
 func (s *Set[O]) Follow(kind string, w Work, asked Record) (*Operation, error) {
 	op, err := s.prepare(kind, w, asked)
 	if err != nil {

@@ -70,6 +70,34 @@ func TestOwed_IsTriedInTheOwnersTurnOnly(t *testing.T) {
 	})
 }
 
+// TestFollow_IsWrittenDownWithATry: what happened while there was no room is told to the next daemon once there is.
+func TestFollow_IsWrittenDownWithATry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		life, end := context.WithCancelCause(t.Context())
+		files, owner := Files{Dir: filepath.Join(t.TempDir(), "full")}, &debtor{}
+		s := New(Config[*debtor]{
+			Owner: owner, Kinds: Kinds[*debtor]{{Name: "debt", Version: 1, Bind: func(d *debtor) Work { return &debt{d} }}},
+			Files: files, Log: slog.New(slog.DiscardHandler), Life: life,
+		})
+		op, err := s.Follow("debt", &debt{owner}, Record{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := op.Run(t.Context()); err == nil {
+			t.Fatal("it is done")
+		}
+		if err := os.Mkdir(files.Dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(2 * lastPause) // of the bubble
+		if all, err := files.Read(); err != nil || len(all) != 1 {
+			t.Errorf("%d records: %v", len(all), err)
+		}
+		end(nil)
+		s.Close()
+	})
+}
+
 // TestFiles_ADamagedRecordHidesNoOther: what can be read is given, with an error.
 func TestFiles_ADamagedRecordHidesNoOther(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
