@@ -62,7 +62,7 @@ func (f *Fleet) Operations() (all []operation.Listed) {
 	return all
 }
 
-// worksOn reports whether an operation works on an object, or has left it and removes it later.
+// worksOn reports whether an operation works on an object.
 func (f *Fleet) worksOn(object string) bool {
 	for _, op := range f.ops.Operations() {
 		if op.Has(object) {
