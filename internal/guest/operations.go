@@ -35,7 +35,7 @@ func (r *Registry) giveOperations(to *run, records []operation.Record) (err erro
 		Owner: to, Name: to.UUID, Kinds: guestOperations,
 		Files: operation.Files{Dir: to.dir}, Stored: operation.Stored{Store: r.store},
 		Boot: r.Boot, Log: to.log, Life: r.life,
-		Unanswered: noAnswer, Behind: to.unwrittenCause, Scope: scopeOf,
+		Unanswered: noAnswer, Behind: to.unwrittenCause, Scope: scopeOf, Turn: to.unlessEnded,
 	}, records)
 	return err
 }
@@ -133,11 +133,22 @@ func (r *run) inLoop(ctx context.Context, do func(*Guest) error) error {
 	return r.guest.change(ctx, "", func() error { return do(r.guest) })
 }
 
+// unlessEnded does something for an operation of a guest that runs. When the guest has ended,
+// what is owed is tried with all that the guest held (see giveBackLater), and not beside the
+// guest's next run: by then a file of the same name may be another save's.
+func (r *run) unlessEnded(_ context.Context, do func() error) error {
+	if r.settling.Load() {
+		return errWithheld
+	}
+	return do()
+}
+
 // endOperations settles what was under way when QEMU ended.
 func (r *run) endOperations(ctx context.Context) error {
 	if r.ops == nil {
 		return nil
 	}
+	r.settling.Store(true)
 	return r.ops.End(ctx, operation.TheProcess)
 }
 

@@ -40,6 +40,26 @@ func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
 	}
 }
 
+// What is owed when a guest has ended is tried with all that it held, and not by itself: the guest may
+// run again by then, and have saved to the same place.
+func TestOwed_IsNotTriedBesideTheNextRun(t *testing.T) {
+	r := newRun(runRecord{Name: "ended"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
+	if err := bareRegistry(t).giveOperations(r, nil); err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	try := func() error { tried++; return nil }
+	if err := r.ops.Turn(t.Context(), try); err != nil || tried != 1 {
+		t.Errorf("while it runs: tried %d times, %v", tried, err)
+	}
+	if err := r.endOperations(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.ops.Turn(t.Context(), try); err == nil || tried != 1 {
+		t.Errorf("when it has ended: tried %d times, %v", tried, err)
+	}
+}
+
 // A reset that QEMU does not answer, as on a host whose storage hangs for a while, is made once more by a new
 // session: the guest is said to run, and nobody else would let it.
 // Promise: F8

@@ -55,6 +55,8 @@ type run struct {
 	behindhand atomic.Pointer[error]
 	// unstored is why the store does not say yet what the directory does; nil: it does.
 	unstored atomic.Pointer[error]
+	// settling says that the guest has ended, and its operations are settled as what it held is given back.
+	settling atomic.Bool
 	noticed  bool // the loop knows that the process has ended
 	behind   bool // events were missed: QEMU is to be asked for its state
 	garbled  bool // QEMU sent an event that does not parse, and it was logged
