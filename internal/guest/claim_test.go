@@ -25,7 +25,14 @@ const claimedUUID = "c0ffee00-0000-4000-8000-0000000000a6"
 
 func bareRegistry(t *testing.T) *Registry {
 	t.Helper()
-	records, err := store.Open(t.TempDir())
+	dir := t.TempDir()
+	records, err := store.Open(dir)
+	if err == nil {
+		err = errors.Join(records.Settle(), records.Close())
+	}
+	if err == nil {
+		records, err = store.Open(dir) // one that is new might have lost something
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -101,7 +101,8 @@ func (u *undefinition) forget(ctx context.Context) error {
 // forgotten implements Probe.
 func (u *undefinition) forgotten(context.Context, operation.Gone) (operation.Verdict, error) {
 	var kept any
-	if fault.Is(u.reg.store.Get(domains, u.UUID, &kept), fault.NotFound) {
+	lost := u.guest == nil && !u.reg.store.Sound() // then the definition may be, and everything stays
+	if fault.Is(u.reg.store.Get(domains, u.UUID, &kept), fault.NotFound) && !lost {
 		return operation.Happened, nil
 	}
 	return operation.Never, nil

@@ -23,7 +23,7 @@ func TestTheCodeIsMadeFromTheMessages(t *testing.T) {
 	for _, name := range []string{"lodge.pb.go", "lodge.connect.go"} {
 		made, err := os.ReadFile(filepath.Join(dir, "api/lodgev1", name))
 		ok(t, err)
-		kept, err := os.ReadFile(filepath.Join("lodgev1", name))
+		kept, err := os.ReadFile(filepath.Join("../../../api/lodgev1", name))
 		ok(t, err)
 		if !bytes.Equal(withoutVersions(made), withoutVersions(kept)) {
 			t.Errorf("api/lodgev1/%s is not what api/lodge/v1/lodge.proto says: run make generate", name)
