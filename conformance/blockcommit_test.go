@@ -1,11 +1,14 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/digitalocean/go-libvirt"
 )
 
 // images makes qcow2 images of 16 MiB that lie on each other, the lowest first. Each has a megabyte of its own.
@@ -72,11 +75,19 @@ func TestBlockCommit_Virsh(t *testing.T) {
 	contains(t, "xml", d.virsh(t, "dumpxml", "layered"), "<mirror type='file' job='active-commit' ready='yes'>")
 	for _, refused := range [][]string{
 		{"save", "layered", filepath.Join(d.dir, "saved")},
-		{"dump", "layered", filepath.Join(d.dir, "dumped")},
 		{"detach-disk", "layered", "vda", "--live"},
 		{"blockresize", "layered", "vda", "32M"},
 	} {
 		contains(t, refused[0], d.refuse(t, refused...), "Requested operation is not valid")
+	}
+	// virsh 9.0 may wait for the progress of a dump that was refused at once.
+	l := d.connect(t)
+	guest, err := l.DomainLookupByName("layered")
+	if err == nil {
+		err = l.DomainCoreDump(guest, filepath.Join(d.dir, "dumped"), 0)
+	}
+	if refused, is := errors.AsType[libvirt.Error](err); !is || refused.Code != uint32(libvirt.ErrOperationInvalid) {
+		t.Errorf("dump: %v", err)
 	}
 	contains(t, "a second one", d.refuse(t, "blockcommit", "layered", "vda", "--active"), "block copy still active: disk 'vda' already in active block job")
 	d.virsh(t, "setmem", "layered", "150M", "--live") // other changes go
