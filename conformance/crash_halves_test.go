@@ -132,13 +132,8 @@ func halvesDeeds() []deed {
 }
 
 // growthDeeds are of what a guest has of processors and memory.
-func addIOThread(c *crash) error {
-	return c.l.DomainAddIothread(mortalGuest, 1, libvirt.DomainAffectLive|libvirt.DomainAffectConfig)
-}
-
 func growthDeeds() []deed {
 	return []deed{
-		{"add an iothread for good", forGood(addIOThread), startedFrom},
 		{"plug in memory for good", forGood(attach(module, both)), startedFrom},
 		{"add a processor for good", forGood(processors(2, both)), startedFrom},
 		{"shrink the guest", balloon(100), balloon(176)},
