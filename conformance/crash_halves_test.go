@@ -106,6 +106,12 @@ func processors(n, where uint32) func(c *crash) error {
 	return func(c *crash) error { return c.l.DomainSetVcpusFlags(mortalGuest, n, where) }
 }
 
+func addIOThread(id, where uint32) func(c *crash) error {
+	return func(c *crash) error {
+		return c.l.DomainAddIothread(mortalGuest, id, libvirt.DomainModificationImpact(where))
+	}
+}
+
 func halvesDeeds() []deed {
 	display := func(password string) func(c *crash) error {
 		return func(c *crash) error {
@@ -131,9 +137,11 @@ func halvesDeeds() []deed {
 	}
 }
 
-// growthDeeds are of what a guest has of processors and memory.
+// growthDeeds are of what a guest has of threads, processors and memory. The processor is
+// plugged in after all that a restart takes back: a restart makes it one from the start.
 func growthDeeds() []deed {
 	return []deed{
+		{"add an iothread for good", forGood(addIOThread(1, both)), startedFrom},
 		{"plug in memory for good", forGood(attach(module, both)), startedFrom},
 		{"add a processor for good", forGood(processors(2, both)), startedFrom},
 		{"shrink the guest", balloon(100), balloon(176)},

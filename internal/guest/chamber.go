@@ -328,13 +328,15 @@ const freelyLocked = 64 << 20
 // more than a part of those that the host can have.
 const freelyOpen = 1 << 16
 
-// spareThreads are those that QEMU makes for disks, displays and jobs: its pool of
-// workers has 64, for each of its loops.
-const spareThreads = 192
+// workers are those in the pool that each of QEMU's loops has: its main one, and each iothread.
+const workers = 64
+
+// spareThreads are those that QEMU makes for disks, displays and jobs.
+const spareThreads = 3 * workers
 
 // maxThreads bounds the threads of a guest's QEMU.
 func maxThreads(def *domain.Definition) uint64 {
-	return need(def).Threads + spareThreads + 64*uint64(def.IOThreads)
+	return need(def).Threads + spareThreads + workers*uint64(def.IOThreads)
 }
 
 // openToShow opens a file that lies where whoever named it is held to.

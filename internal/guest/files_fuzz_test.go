@@ -116,13 +116,14 @@ func FuzzJournals(f *testing.F) {
 		NoRoom: []string{"vda"},
 	})
 	for kind, payload := range map[string]any{
-		mediaKind.Name:   mediaChange{Live: drive, Saved: drive, Node: "n", Old: []uint{1, 2}, Undo: steps, Rest: steps},
-		attachKind.Name:  attach{Device: drive, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}, Undo: steps},
-		detachKind.Name:  detach{Alias: "net1", Saved: drive},
-		updateKind.Name:  update{OfActive: machine, Active: machine, OfConfig: machine, Config: machine, VCPUs: 1, Balloon: new(uint64)},
-		saveKind.Name:    save{memoryImage: memoryImage{Path: "/s", WasRunning: true, Made: &madeFile{Path: "/s", Device: 1, Inode: 2}}, Managed: true},
-		dumpKind.Name:    dump{memoryImage: memoryImage{Path: "/s"}},
-		cleanupKind.Name: cleanup{Alias: "net1", Objects: steps, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}},
+		mediaKind.Name:    mediaChange{Live: drive, Saved: drive, Node: "n", Old: []uint{1, 2}, Undo: steps, Rest: steps},
+		attachKind.Name:   attach{Device: drive, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}, Undo: steps},
+		detachKind.Name:   detach{Alias: "net1", Saved: drive},
+		updateKind.Name:   update{OfActive: machine, Active: machine, OfConfig: machine, Config: machine, VCPUs: 1, Balloon: new(uint64)},
+		saveKind.Name:     save{memoryImage: memoryImage{Path: "/s", WasRunning: true, Made: &madeFile{Path: "/s", Device: 1, Inode: 2}}, Managed: true},
+		dumpKind.Name:     dump{memoryImage: memoryImage{Path: "/s"}},
+		iothreadKind.Name: iothreadAddition{ID: 1, Config: true},
+		cleanupKind.Name:  cleanup{Alias: "net1", Objects: steps, NIC: &heldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}},
 	} {
 		text, err := json.Marshal(payload)
 		if err != nil {

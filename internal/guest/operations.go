@@ -19,7 +19,7 @@ import (
 
 // guestOperations are the kinds of a running guest.
 var guestOperations = operation.Kinds[*run]{
-	attachKind, blockCommitKind, cleanupKind, detachKind, dumpKind, mediaKind, saveKind, updateKind,
+	attachKind, blockCommitKind, cleanupKind, detachKind, dumpKind, iothreadKind, mediaKind, saveKind, updateKind,
 }
 
 // noAnswer reports whether QEMU may still carry out what it was told.

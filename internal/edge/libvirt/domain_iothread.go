@@ -7,10 +7,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// domainIOThreadCalls tell and change where the threads for disks run.
+// domainIOThreadCalls tell of the threads for disks, add them and change where they run.
 func domainIOThreadCalls(g group) {
 	on(g, xdr.ProcDomainGetIOThreadInfo, (*handlers).domainGetIOThreadInfo)
 	on(g, xdr.ProcDomainPinIOThread, (*handlers).domainPinIOThread)
+	on(g, xdr.ProcDomainAddIOThread, (*handlers).domainAddIOThread)
 }
 
 func (h *handlers) domainGetIOThreadInfo(ctx context.Context, _ *session, args *xdr.DomainGetIOThreadInfoArgs) (*xdr.DomainGetIOThreadInfoRet, error) {
@@ -60,4 +61,15 @@ func (h *handlers) domainPinIOThread(ctx context.Context, _ *session, args *xdr.
 		return nil, err
 	}
 	return nil, g.PinIOThread(ctx, uint(args.IOThreadID), to, affect(args.Flags))
+}
+
+func (h *handlers) domainAddIOThread(ctx context.Context, _ *session, args *xdr.DomainAddIOThreadArgs) (*void, error) {
+	if err := checkFlags("DOMAIN_ADD_IOTHREAD", args.Flags, affectBoth); err != nil {
+		return nil, err
+	}
+	g, err := h.guest(args.Domain)
+	if err != nil {
+		return nil, err
+	}
+	return nil, g.AddIOThread(ctx, uint(args.IOThreadID), affect(args.Flags))
 }

@@ -62,7 +62,6 @@ var absences = []absence{
 	{"virsh node-memory-tune", "use /sys/kernel/mm/ksm on the host", "NODE_SET_MEMORY_PARAMETERS NODE_GET_MEMORY_PARAMETERS"},
 	{"virsh allocpages", "use /sys/kernel/mm/hugepages on the host", "NODE_ALLOC_PAGES"},
 	{"virsh send-process-signal", "end the process from within the guest", "DOMAIN_SEND_PROCESS_SIGNAL"},
-	{"virsh iothreadadd", "change <iothreads> with virsh edit and start the guest again", "DOMAIN_ADD_IOTHREAD"},
 	{"virsh iothreaddel", "change <iothreads> with virsh edit and start the guest again", "DOMAIN_DEL_IOTHREAD"},
 	{"virsh iothreadset", "leave QEMU's own settings", "DOMAIN_SET_IOTHREAD_PARAMS"},
 	{"virsh perf", "use perf on the host", "DOMAIN_GET_PERF_EVENTS DOMAIN_SET_PERF_EVENTS"},

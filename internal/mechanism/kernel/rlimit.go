@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"os"
 	"strconv"
 	"strings"
@@ -62,6 +63,46 @@ func (r Root) MayLock() bool {
 		}
 	})
 	return may
+}
+
+// AllowThreads raises the bound of the threads of a process that runs, whose user has no
+// other, and gives the bound that it has then. It stays where this process may not raise
+// it: that takes CAP_SYS_RESOURCE on the host. It is not raised above this process's own.
+func (r Root) AllowThreads(pid int, most uint64) (allowed uint64, err error) {
+	var own unix.Rlimit
+	if allowed, err = r.threadLimit(pid); err != nil {
+		return 0, err
+	}
+	err = unix.Getrlimit(unix.RLIMIT_NPROC, &own)
+	if most = min(most, own.Max); err == nil && most > allowed {
+		if err = unix.Prlimit(pid, unix.RLIMIT_NPROC, &unix.Rlimit{Cur: most, Max: most}, nil); err == nil {
+			allowed = most
+		}
+	}
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		return 0, fault.Wrap(err, fault.Failed, fault.Host, "cannot allow process %d to have %d threads", pid, most)
+	}
+	return allowed, nil
+}
+
+// threadLimit reads the bound. Prlimit tells it to the same user only.
+func (r Root) threadLimit(pid int) (uint64, error) {
+	text, err := r.read("proc", strconv.Itoa(pid), "limits")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(text) {
+		if soft, is := strings.CutPrefix(line, "Max processes"); is {
+			fields := strings.Fields(soft)
+			if len(fields) > 0 && fields[0] == "unlimited" {
+				return unix.RLIM_INFINITY, nil
+			}
+			if len(fields) > 0 {
+				return strconv.ParseUint(fields[0], 10, 64)
+			}
+		}
+	}
+	return 0, fault.New(fault.Failed, fault.Host, "the kernel does not say how many threads process %d may have", pid)
 }
 
 // OpenFileCount counts the open files of this process.

@@ -1,0 +1,199 @@
+package guest
+
+import (
+	"context"
+	"slices"
+	"strconv"
+
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
+	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+)
+
+// iothreadKind adds an iothread to a running guest. The record decides, once the new
+// thread has its limits and may run where it should: until then it is taken back.
+var iothreadKind = operation.Kind[*run]{
+	Name: "iothread", Version: 1, Class: operation.Change,
+	Steps: []string{"add", "settle", "define"}, Undo: []string{"add"},
+	Bind: func(r *run) operation.Work { return &iothreadAddition{r: r} },
+}
+
+// iothreadAddition is the payload.
+type iothreadAddition struct {
+	ID     uint // of the new iothread
+	Config bool `json:",omitempty"` // the stored definition gets it, too
+
+	r  *run
+	op *operation.Operation
+}
+
+// Steps implements operation.Work.
+func (a *iothreadAddition) Steps() []operation.Step {
+	return []operation.Step{
+		{Name: "add", Effect: operation.Process, Do: a.add, Undo: a.remove},
+		{Name: "settle", Effect: operation.Process, Decisive: true, Do: a.settle},
+		{Name: "define", Effect: operation.Process, Do: a.define},
+	}
+}
+
+// Opened implements operation.Opener.
+func (a *iothreadAddition) Opened(op *operation.Operation) error {
+	a.op = op
+	if a.ID == 0 || a.ID > domainxml.MaxIOThreads {
+		return fault.New(fault.Invalid, fault.Domain, "an iothread cannot have the ID %d", a.ID)
+	}
+	return nil
+}
+
+// AddIOThread adds a thread for disks, with the ID that follows those of the domain.
+func (g *Guest) AddIOThread(ctx context.Context, id uint, a Affect) error {
+	return g.edit(ctx, a, func() (*domain.Definition, error) {
+		return withIOThread(g.inactive, id)
+	}, func(config *domain.Definition) (work, error) {
+		r := g.run
+		after, err := withIOThread(r.def, id)
+		if err != nil {
+			return nil, err
+		}
+		if err := g.bounded(ctx, after); err != nil {
+			return nil, err
+		}
+		return func(ctx context.Context) (settle, error) {
+			if _, err := r.monitor(); err != nil {
+				return nil, err
+			}
+			w := &iothreadAddition{ID: id, Config: config != nil, r: r}
+			return nil, r.perform(ctx, iothreadKind.Name, w, w.name())
+		}, nil
+	})
+}
+
+// withIOThread gives a copy of a definition that has one iothread more.
+func withIOThread(d *domain.Definition, id uint) (*domain.Definition, error) {
+	switch next := d.IOThreads + 1; {
+	case id == 0:
+		return nil, fault.New(fault.Invalid, fault.Call, "0 is not the ID of an iothread; the domain's next one is %d", next)
+	case id < next:
+		return nil, fault.New(fault.Invalid, fault.Call, "the domain has an iothread %d already; its next one is %d", id, next)
+	case next > domainxml.MaxIOThreads:
+		return nil, fault.New(fault.Invalid, fault.Call, "a domain has at most %d iothreads", domainxml.MaxIOThreads)
+	case id > next:
+		return nil, fault.New(fault.Unsupported, fault.Domain, "cannot add iothread %d: iothreads are numbered without gaps; add %d", id, next)
+	}
+	d = d.Clone()
+	d.IOThreads = id
+	return d, nil
+}
+
+// name is that of the thread's object in QEMU and of its control group.
+func (a *iothreadAddition) name() string { return "iothread" + strconv.FormatUint(uint64(a.ID), 10) }
+
+// add has QEMU make the thread, once QEMU may have that many.
+func (a *iothreadAddition) add(ctx context.Context) error {
+	s, err := a.r.monitor()
+	if err != nil {
+		return err
+	}
+	if there, err := a.isThere(ctx, s); there || err != nil {
+		return err
+	}
+	if err := a.allowThreads(ctx); err != nil {
+		return err
+	}
+	return s.Execute(ctx, "object-add", map[string]any{"qom-type": "iothread", "id": a.name()}, nil)
+}
+
+func (a *iothreadAddition) isThere(ctx context.Context, s *qmp.Session) (bool, error) {
+	var threads []ioThread
+	if err := s.Execute(ctx, "query-iothreads", nil, &threads); err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(threads, func(t ioThread) bool { return t.ID == a.name() }), nil
+}
+
+// allowThreads raises the bound of QEMU's threads: an iothread has workers of its own, and
+// a QEMU that gets no thread ends. The bound stays where the iothread is then refused.
+func (a *iothreadAddition) allowThreads(ctx context.Context) error {
+	r := a.r
+	if r.User == nil {
+		return nil
+	}
+	var after *domain.Definition
+	if err := r.inLoop(ctx, func(*Guest) error { after = r.def.Clone(); return nil }); err != nil {
+		return err
+	}
+	after.IOThreads = a.ID
+	most := maxThreads(after)
+	if _, err := r.reg.Cgroups.Guest(r.UUID).Apply(kernel.Limits{PIDs: &most}); err != nil {
+		return err
+	}
+	allowed, err := r.reg.Kernel.AllowThreads(r.PID, most)
+	if err != nil {
+		return err
+	}
+	if least := need(after).Threads + workers*uint64(1+after.IOThreads); allowed < least {
+		return fault.New(fault.NoCapacity, fault.Host, "the guest's QEMU may have %d threads and might need %d with iothread %d, and this daemon may not raise that; "+
+			"add it to the config and start the guest again", allowed, least, a.ID)
+	}
+	return nil
+}
+
+// remove takes the thread back. No disk has it yet.
+func (a *iothreadAddition) remove(ctx context.Context) error {
+	s, err := a.r.monitor()
+	if err != nil {
+		return err
+	}
+	if there, err := a.isThere(ctx, s); err != nil {
+		return err
+	} else if there {
+		if err := s.Execute(ctx, "object-del", map[string]any{"id": a.name()}, nil); err != nil {
+			return err
+		}
+	}
+	return a.r.reg.Cgroups.Guest(a.r.UUID).Threads(a.name()).Remove(ctx)
+}
+
+// settle gives the thread what those from the start have: their share, and their binding
+// instead of that of the thread which made it.
+func (a *iothreadAddition) settle(ctx context.Context) error {
+	r := a.r
+	s, err := r.monitor()
+	if err != nil {
+		return err
+	}
+	var def *domain.Definition
+	if err := r.inLoop(ctx, func(*Guest) error { def = r.def; return nil }); err != nil {
+		return err
+	}
+	limited := &domain.CPUTune{IOThreadPeriod: def.Tune.IOThreadPeriod, IOThreadQuota: def.Tune.IOThreadQuota}
+	if _, err := r.reg.limitThreads(ctx, s, r, &domain.CPUTune{}, limited); err != nil { // what the host cannot hold was said at the start
+		return err
+	}
+	threads, err := r.reg.queryIOThreads(ctx, s, r.PID)
+	if err != nil {
+		return err
+	}
+	thread, is := threads[a.ID]
+	if !is {
+		return fault.New(fault.Failed, fault.Domain, "QEMU has no %s after it has added it", a.name())
+	}
+	return setAffinity(thread, orAnywhere(def.VCPUs.CPUs))
+}
+
+// define has the running definition take the thread and, where that was asked for, the stored one.
+func (a *iothreadAddition) define(ctx context.Context) error {
+	return a.r.inLoop(ctx, func(g *Guest) error {
+		g.setActive(func(d *domain.Definition) { d.IOThreads = max(d.IOThreads, a.ID) })
+		g.keepActive()
+		if !a.Config {
+			return nil
+		}
+		return g.followOnce(ctx, a.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
+			return withIOThread(config, a.ID)
+		})
+	})
+}
