@@ -36,6 +36,40 @@
 // or done. A record with a lasting step lies in the store, any other in the run
 // directory.
 //
+// # How to add a kind
+//
+// The smallest model is guest/iothreadadd.go: one thing is made in QEMU, and both
+// definitions follow. guest/media.go has a Probe, a label on the host and a rest to
+// clean up. For a guest:
+//
+//  1. Write one file with the Kind literal, the payload and Steps. Add the literal to
+//     guestOperations (guest/operations.go). The payload says what was asked for, and
+//     what Undo needs. It is JSON; fields that are not exported do not last.
+//  2. Choose the decisive step. If QEMU can be asked whether it did it, and nothing
+//     after it can be refused, mark that step and give it a Probe (media). If a later
+//     step may be refused, give the earlier ones an Undo and mark the last one that
+//     may be refused, without a Probe (iothread). If no step can be taken back, mark
+//     the first one: the record decides (update).
+//  3. Each Do may be repeated: ask QEMU before you make something. Each Undo may be
+//     called without its Do: what is not there is no error.
+//  4. After the decisive step an error means "owed", and is tried again. Wrap it in
+//     Final when trying again cannot help.
+//  5. The client's call runs edit (guest/edit.go). Its plan runs in the guest's loop
+//     and refuses what can be refused. The function that the plan returns runs beside
+//     the loop; it calls perform. Steps run beside the loop, too: they read and change
+//     the definitions in inLoop. They change the running one with setActive and
+//     keepActive, then the stored one with followOnce, which needs the operation's ID.
+//     Opened gives you the operation.
+//  6. Objects are names that other operations compare: "disk/sda", "iothread2". A
+//     Change waits for an open Change whatever the objects are (class.go).
+//  7. Tests do not find these by themselves. Add the kind to operationKinds and a deed
+//     that reaches all its steps to a scenario (conformance/crash_scenarios_test.go, or
+//     the file of that row), and the payload to FuzzJournals (guest/files_fuzz_test.go).
+//     Each step in Undo is refused and killed without more from you. A deed that is
+//     taken back by a restart stands before those whose effect a restart changes.
+//
+// The lists of other owners are in network/operations.go and fleet/operations.go.
+//
 // What belongs here: records, steps, recovery, and which operations may be open
 // together. What does not: what any kind does (guest, fleet, network), and when
 // an owner has time for it (its loop).
