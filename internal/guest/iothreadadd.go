@@ -5,12 +5,12 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/lodge-kvm/lodge/internal/word/domain"
-	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
 // iothreadKind adds an iothread to a running guest. The record decides, once the new
