@@ -60,7 +60,7 @@ type Set[O any] struct {
 func New[O any](c Config[O]) *Set[O] { return &Set[O]{Config: c} }
 
 // ErrUnknown is in the error of Open for a record that this daemon cannot read.
-var ErrUnknown = errors.New("a later daemon began an operation that this one does not know; start that version again, or see docs/operations.md")
+var ErrUnknown = errors.New("a later daemon began an operation that this one does not know; start that version again")
 
 // Open makes the set of an owner with the operations that its records tell of. They
 // are unanswered until Recover or End. An error keeps the owner from being used.
