@@ -169,8 +169,7 @@ func (a *iothreadAddition) settle(ctx context.Context) error {
 	if err := r.inLoop(ctx, func(*Guest) error { def = r.def; return nil }); err != nil {
 		return err
 	}
-	limited := &domain.CPUTune{IOThreadPeriod: def.Tune.IOThreadPeriod, IOThreadQuota: def.Tune.IOThreadQuota}
-	if _, err := r.reg.limitThreads(ctx, s, r, &domain.CPUTune{}, limited); err != nil { // what the host cannot hold was said at the start
+	if _, err := r.reg.limitThreads(ctx, s, r, &domain.CPUTune{}, &def.Tune); err != nil { // what the host cannot hold was said at the start
 		return err
 	}
 	threads, err := r.reg.queryIOThreads(ctx, s, r.PID)
@@ -193,7 +192,8 @@ func (a *iothreadAddition) define(ctx context.Context) error {
 			return nil
 		}
 		return g.followOnce(ctx, a.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
-			return withIOThread(config, a.ID)
+			config.IOThreads = max(config.IOThreads, a.ID) // somebody may have stored it meanwhile
+			return config, nil
 		})
 	})
 }

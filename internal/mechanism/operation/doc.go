@@ -38,7 +38,7 @@
 //
 // # How to add a kind
 //
-// The smallest model is guest/iothreadadd.go: one thing is made in QEMU, and both
+// The smallest model is internal/guest/iothreadadd.go: one thing is made in QEMU, and both
 // definitions follow. guest/media.go has a Probe, a label on the host and a rest to
 // clean up. For a guest:
 //
@@ -50,7 +50,8 @@
 //     step may be refused, give the earlier ones an Undo and mark the last one that
 //     may be refused, without a Probe (iothread). If no step can be taken back, mark
 //     the first one: the record decides (update).
-//  3. Each Do may be repeated: ask QEMU before you make something. Each Undo may be
+//  3. Each Do may be repeated, but for a decisive step whose Probe has found it made:
+//     ask QEMU before you make something. Each Undo may be
 //     called without its Do: what is not there is no error.
 //  4. After the decisive step an error means "owed", and is tried again. Wrap it in
 //     Final when trying again cannot help.
