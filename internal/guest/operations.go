@@ -134,10 +134,10 @@ func (r *run) inLoop(ctx context.Context, do func(*Guest) error) error {
 }
 
 // unlessEnded does something for an operation of a guest that runs. When the guest has ended,
-// what is owed is tried with all that the guest held (see giveBackLater), and not beside the
-// guest's next run: by then a file of the same name may be another save's.
+// what a save or a dump owes is tried with all that the guest held (see giveBackLater), and not
+// beside the guest's next run: by then a file of the same name may be another save's.
 func (r *run) unlessEnded(_ context.Context, do func() error) error {
-	if r.settling.Load() {
+	if r.settling.Load() && r.ops.HasClass(operation.Move) {
 		return errWithheld
 	}
 	return do()

@@ -40,23 +40,27 @@ func TestUpdate_WaitsForOneThatWasCutOff(t *testing.T) {
 	}
 }
 
-// What is owed when a guest has ended is tried with all that it held, and not by itself: the guest may
-// run again by then, and have saved to the same place.
+// What a save owes when its guest has ended is tried with all that the guest held, and not by itself: the
+// guest may run again by then, and have saved to the same place. Anything else is tried as before.
 func TestOwed_IsNotTriedBesideTheNextRun(t *testing.T) {
-	r := newRun(runRecord{Name: "ended"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
-	if err := bareRegistry(t).giveOperations(r, nil); err != nil {
-		t.Fatal(err)
-	}
-	tried := 0
-	try := func() error { tried++; return nil }
-	if err := r.ops.Turn(t.Context(), try); err != nil || tried != 1 {
-		t.Errorf("while it runs: tried %d times, %v", tried, err)
-	}
-	if err := r.endOperations(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.ops.Turn(t.Context(), try); err == nil || tried != 1 {
-		t.Errorf("when it has ended: tried %d times, %v", tried, err)
+	for kind, work := range map[string]operation.Work{saveKind.Name: &save{}, cleanupKind.Name: &cleanup{}} {
+		payload, err := json.Marshal(work)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := newRun(runRecord{Name: "ended"}, t.TempDir(), kernel.Root{}, slog.New(slog.DiscardHandler))
+		if err := bareRegistry(t).giveOperations(r, []operation.Record{{ID: "a", Kind: kind, Version: 1, Payload: payload}}); err != nil {
+			t.Fatal(err)
+		}
+		tried := 0
+		try := func() error { tried++; return nil }
+		if err := r.ops.Turn(t.Context(), try); err != nil || tried != 1 {
+			t.Errorf("%s, while it runs: tried %d times, %v", kind, tried, err)
+		}
+		r.settling.Store(true)
+		if err := r.ops.Turn(t.Context(), try); (err != nil) != (kind == saveKind.Name) {
+			t.Errorf("%s, when it has ended: tried %d times, %v", kind, tried, err)
+		}
 	}
 }
 

@@ -48,7 +48,9 @@ func (op *Operation) retry() {
 // retryOnce reports whether nothing is owed any more. The turn comes before advancing, as it
 // does for an owner that has its turn and calls Run.
 func (op *Operation) retryOnce(ctx context.Context) (done bool) {
-	_ = op.set.inTurn(ctx, func() error { done = op.tryOwed(ctx); return nil }) // without a turn, the next try has one
+	if err := op.set.inTurn(ctx, func() error { done = op.tryOwed(ctx); return nil }); err != nil {
+		return op.Status().State == Ended // else the next try has a turn
+	}
 	return done
 }
 

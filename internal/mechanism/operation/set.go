@@ -119,6 +119,7 @@ func (s *Set[O]) Begin(kind string, w Work, asked Record) (*Operation, error) {
 	}
 	if err := op.write(); err != nil {
 		s.drop(op)
+		op.become(Ended, "", nil) // for those who wait for it
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot write down what is about to be done (%s)", kind)
 	}
 	return op, nil
