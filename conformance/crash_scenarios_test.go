@@ -25,9 +25,6 @@ var excused = map[string]string{
 	"network-mend.resume.done": "as network-mend.resume",
 }
 
-// operationKinds are the kinds of operations, in whose recovery the next daemon dies too.
-var operationKinds = []string{"attach", "blockcommit", "cleanup", "clone", "detach", "dump", "iothread", "media", "network-start", "network-stop", "network-update", "save", "template", "tile-create", "tile-remove", "undefine", "update"}
-
 // scenarios are the deeds that the matrix kills the daemon in.
 func scenarios() []*scenario {
 	return []*scenario{

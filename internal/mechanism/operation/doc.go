@@ -63,11 +63,11 @@
 //     Opened gives you the operation.
 //  6. Objects are names that other operations compare: "disk/sda", "iothread2". A
 //     Change waits for an open Change whatever the objects are (class.go).
-//  7. Tests do not find these by themselves. Add the kind to operationKinds and a deed
-//     that reaches all its steps to a scenario (conformance/crash_scenarios_test.go, or
-//     the file of that row), and the payload to FuzzJournals (guest/files_fuzz_test.go).
-//     Each step in Undo is refused and killed without more from you. A deed that is
-//     taken back by a restart stands before those whose effect a restart changes.
+//  7. The crash matrix finds kinds and steps by the literals, kills at each, and refuses
+//     and kills each step in Undo. It needs a deed that reaches all steps
+//     (conformance/crash_scenarios_test.go, or the file of that row). A deed that is
+//     taken back by a restart stands before those whose effect a restart changes. Add
+//     the payload to FuzzJournals (internal/guest/files_fuzz_test.go).
 //
 // The lists of other owners are in network/operations.go and fleet/operations.go.
 //
