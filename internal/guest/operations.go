@@ -49,12 +49,8 @@ func (r *Registry) Operations() (all []operation.Listed) {
 		}
 	}
 	for _, g := range r.All() {
-		run := g.live.Load()
-		if run == nil {
-			continue
-		}
-		for _, op := range run.ops.Operations() {
-			all = append(all, operation.Listed{Status: op.Status(), Name: g.Name(), UUID: g.uuid})
+		if run := g.live.Load(); run != nil {
+			all = append(all, run.ops.List(g.Name(), g.uuid)...)
 		}
 	}
 	return all

@@ -55,12 +55,7 @@ func (f *Fleet) Close() {
 }
 
 // Operations are those that are open.
-func (f *Fleet) Operations() (all []operation.Listed) {
-	for _, op := range f.ops.Operations() {
-		all = append(all, operation.Listed{Status: op.Status()})
-	}
-	return all
-}
+func (f *Fleet) Operations() []operation.Listed { return f.ops.List("", "") }
 
 // worksOn reports whether an operation works on an object.
 func (f *Fleet) worksOn(object string) bool {

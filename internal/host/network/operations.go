@@ -28,9 +28,7 @@ func (s *Networks) Operations() (all []operation.Listed) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, n := range slices.Concat(slices.Collect(maps.Values(s.byUUID)), slices.Collect(maps.Values(s.left))) {
-		for _, op := range n.ops.Operations() {
-			all = append(all, operation.Listed{Status: op.Status(), Name: n.name, UUID: n.uuid})
-		}
+		all = append(all, n.ops.List(n.name, n.uuid)...)
 	}
 	return all
 }

@@ -185,6 +185,14 @@ func (s *Set[O]) Operations() []*Operation {
 	return slices.Clone(s.open)
 }
 
+// List gives those that are open, with the name and the UUID of their owner.
+func (s *Set[O]) List(name, uuid string) (all []Listed) {
+	for _, op := range s.Operations() {
+		all = append(all, Listed{op.Status(), name, uuid})
+	}
+	return all
+}
+
 // Remembers reports whether the next daemon may find a record of the operation of an ID.
 func (s *Set[O]) Remembers(id string) bool {
 	if s == nil {
