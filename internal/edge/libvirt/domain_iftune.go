@@ -49,15 +49,7 @@ func findInterface(d *domain.Definition, name string) (*device.NIC, error) {
 
 // domainGetInterfaceParameters tells the bounds of one interface.
 func (h *handlers) domainGetInterfaceParameters(_ context.Context, _ *session, args *xdr.DomainGetInterfaceParametersArgs) (*xdr.DomainGetInterfaceParametersRet, error) {
-	flags, err := paramFlags("DOMAIN_GET_INTERFACE_PARAMETERS", args.Flags, affectBoth)
-	if err != nil {
-		return nil, err
-	}
-	v, err := h.view(args.Domain)
-	if err != nil {
-		return nil, err
-	}
-	def, err := definition(v, flags)
+	def, err := h.paramDefinition("DOMAIN_GET_INTERFACE_PARAMETERS", args.Domain, args.Flags)
 	if err != nil {
 		return nil, err
 	}

@@ -35,15 +35,7 @@ func findDisk(d *domain.Definition, name string) (*device.Disk, error) {
 // domainGetBlockIOTune tells the bounds of one disk; no disk asks what
 // parameters there are.
 func (h *handlers) domainGetBlockIOTune(_ context.Context, _ *session, args *xdr.DomainGetBlockIOTuneArgs) (*xdr.DomainGetBlockIOTuneRet, error) {
-	flags, err := paramFlags("DOMAIN_GET_BLOCK_IO_TUNE", args.Flags, affectBoth)
-	if err != nil {
-		return nil, err
-	}
-	v, err := h.view(args.Domain)
-	if err != nil {
-		return nil, err
-	}
-	def, err := definition(v, flags)
+	def, err := h.paramDefinition("DOMAIN_GET_BLOCK_IO_TUNE", args.Domain, args.Flags)
 	if err != nil {
 		return nil, err
 	}

@@ -250,6 +250,19 @@ func signed(v xdr.TypedValue) (int64, error) {
 	return 0, fault.New(fault.Invalid, fault.Call, "the %s %s is not a whole number", v.Kind(), v)
 }
 
+// paramDefinition gives the definition of which a call asks for parameters.
+func (h *handlers) paramDefinition(call string, d xdr.Domain, flags uint32) (*domain.Definition, error) {
+	flags, err := paramFlags(call, flags, affectBoth)
+	if err != nil {
+		return nil, err
+	}
+	v, err := h.view(d)
+	if err != nil {
+		return nil, err
+	}
+	return definition(v, flags)
+}
+
 // tuning reads the settings of a domain that a table names.
 func (h *handlers) tuning(d xdr.Domain, call string, flags uint32, table []tunable) ([]xdr.TypedParam, error) {
 	flags, err := paramFlags(call, flags, affectBoth)
