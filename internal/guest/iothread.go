@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -43,9 +44,6 @@ func (t ioThread) number() (id uint, ok bool) {
 	return uint(n), err == nil
 }
 
-// maxIOThreads is more than anybody gives a guest.
-const maxIOThreads = 4096
-
 // queryIOThreads maps the IDs of iothreads to their threads on the host, which are
 // QEMU's own.
 func (r *Registry) queryIOThreads(ctx context.Context, s *qmp.Session, pid int) (map[uint]int, error) {
@@ -55,7 +53,7 @@ func (r *Registry) queryIOThreads(ctx context.Context, s *qmp.Session, pid int) 
 	}
 	threads := map[uint]int{}
 	for _, t := range answer {
-		if id, ok := t.number(); ok && len(threads) < maxIOThreads && r.Kernel.HasThread(pid, t.Thread) {
+		if id, ok := t.number(); ok && len(threads) < domainxml.MaxIOThreads && r.Kernel.HasThread(pid, t.Thread) {
 			threads[id] = t.Thread
 		}
 	}
