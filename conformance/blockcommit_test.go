@@ -36,7 +36,7 @@ func imageTool(t *testing.T, name string, args ...string) {
 	}
 }
 
-// layeredGuest runs a guest whose disk vda lies on three images. Like is a copy of what it reads.
+// layeredGuest runs a guest whose disk vda has a chain of three images. Like is a flat copy of the disk.
 func (d *daemon) layeredGuest(t *testing.T) (g *guest, like string) {
 	t.Helper()
 	top := d.images(t, "low", "mid", "top")

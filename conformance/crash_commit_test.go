@@ -11,7 +11,7 @@ import (
 	"github.com/digitalocean/go-libvirt"
 )
 
-// The disks of the guest whose images are committed: one that the guest writes, one below.
+// Disks and their images, the top one last. The top image of vdb is committed, and one below the top of vdc.
 var committed = map[string][]string{"vdb": {"b1", "b2", "b3"}, "vdc": {"c1", "c2", "c3", "c4"}}
 
 // layered has the guest run with disks that lie on several images.
@@ -20,7 +20,7 @@ func (c *crash) layered() {
 	c.must(c.lay())
 }
 
-// lay makes the images anew, and the guest.
+// lay recreates the images and the guest.
 func (c *crash) lay() error {
 	disks := ""
 	for _, target := range []string{"vdb", "vdc"} {
@@ -57,7 +57,7 @@ func laid(c *crash) error {
 	return c.lay()
 }
 
-// commitAll has what the guest writes committed into the lowest image, until it is ready.
+// commitAll commits the active image of vdb into the base, and waits until the job is ready.
 func commitAll(c *crash) error {
 	if err := c.l.DomainBlockCommit(mortalGuest, "vdb", nil, nil, 0, libvirt.DomainBlockCommitActive); err != nil {
 		return err
@@ -74,7 +74,7 @@ func commitAll(c *crash) error {
 	return errors.New("it is never ready")
 }
 
-// commitBelow has images below that which the guest writes committed, to its end.
+// commitBelow commits images below the active one of vdc, and waits for the end.
 func commitBelow(c *crash) error {
 	at := func(name string) libvirt.OptString { return libvirt.OptString{filepath.Join(c.dir, name)} }
 	if err := c.l.DomainBlockCommit(mortalGuest, "vdc", at("c4"), at("c3"), 0, 0); err != nil {

@@ -20,7 +20,7 @@ var excused = map[string]string{
 	"prepare.claimed":   "as prepare.directory",
 	"prepare.entered":   "as prepare.directory",
 	"launch.device":     "machines that run tests have no PCI device to give away; the nested host has one",
-	// Networks that are adopted have what they need here.
+	// Adopted networks lack nothing on hosts that run tests.
 	"network-mend.resume":      "a running network lacks something where a daemon comes without dnsmasq or a firewall only",
 	"network-mend.resume.done": "as network-mend.resume",
 }
@@ -531,7 +531,7 @@ func tileDeeds() []deed {
 	}
 }
 
-// refusedFor does what is to fail for a reason.
+// refusedFor expects a command to fail with a reason in its output.
 func refusedFor(reason string, do func(c *crash) error) func(c *crash) error {
 	return func(c *crash) error {
 		switch err := do(c); {

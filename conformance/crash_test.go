@@ -35,8 +35,8 @@ type scenario struct {
 	needs   []string
 	prepare func(c *crash)
 	deeds   []deed
-	// refused leaves what is left when a deed, by its name, is refused at one of its steps. Of any other
-	// deed that is what was there before.
+	// refused brings about the state after a deed, by its name, was refused at one of its steps. For other
+	// deeds that is the state before.
 	refused map[string]func(c *crash) error
 	// every is a point at which the daemon dies each time that it is reached, and not
 	// at the first and the last only.

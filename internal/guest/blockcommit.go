@@ -18,14 +18,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// blockCommitKind writes what some images of a disk hold into one below them.
+// blockCommitKind commits images of a disk into their base.
 //
-// Where the guest writes the uppermost of them, the base takes its place. From then on the guest writes to the base
-// only, so the stored definition must name it first: the job waits (pending) with both images equal and the guest
-// stopped, the definition is stored, and then QEMU changes its chain. The stored definition decides.
+// An active commit ends with a pivot: the guest then writes to the base only, so the stored definition must name the
+// base before. The job waits (pending) with both images equal and the guest stopped, the definition is stored, and
+// then QEMU changes its chain. The stored definition decides.
 //
-// Otherwise the image above them is given another name of what lies below it. QEMU decides, and once it has ended the
-// header of that image tells.
+// Any other commit changes the backing file name of the image above. QEMU decides; after its end that header does.
 var blockCommitKind = operation.Kind[*run]{
 	Name: "blockcommit", Version: 1, Class: operation.DiskJob,
 	Steps: []string{"lend", "start", "copy", "pause", "complete", "store", "note", "finalize", "resume", "define", "dismiss", "forget"},
@@ -42,7 +41,7 @@ type blockCommit struct {
 	Block  bool      `json:",omitempty"` // the base is a block device
 	Gone   []written // the images that go, from the top down
 	Above  *written  `json:",omitempty"` // lies on the uppermost of them; nil: the guest's device does
-	Lent   []written // the images that QEMU is lent to write
+	Lent   []written // the images that QEMU may write for the job
 	// Was and Will are what the header of Above names below it before and after.
 	Was, Will image.Backing
 	// Ran says that the guest ran when it was stopped for the change.
@@ -55,7 +54,7 @@ type blockCommit struct {
 	r    *run
 	op   *operation.Operation
 	disk *device.Disk // of the daemon that began it
-	span span         // the same
+	span span         // likewise
 }
 
 // Steps implements operation.Work.
@@ -103,8 +102,8 @@ func (c *blockCommit) Ended() {
 	c.tellEnd(c.r, path)
 }
 
-// BlockCommit begins to write what some images of a running guest's disk hold into one below them. Where the guest
-// writes the uppermost of them it goes on until EndBlockJob.
+// BlockCommit begins a commit of images of a running guest's disk into their base. An active commit runs until
+// EndBlockJob.
 func (g *Guest) BlockCommit(ctx context.Context, disk string, o CommitOptions) error {
 	return g.perform(ctx, "", domain.JobModify, modifyLimit, func() (work, error) {
 		r, err := g.runningDisks()
@@ -167,7 +166,7 @@ func (c *blockCommit) objects() []string {
 	return all
 }
 
-// admitCommit refuses to change images that others have, and finds what the header above them is to say.
+// admitCommit refuses images that have other users, and finds the new backing file name of the image above.
 func (g *Guest) admitCommit(ctx context.Context, c *blockCommit, relative bool) error {
 	chain, err := g.reg.openShown(ctx, c.r, g.View().fences, c.disk)
 	if err != nil {
@@ -184,7 +183,7 @@ func (g *Guest) admitCommit(ctx context.Context, c *blockCommit, relative bool) 
 	return g.checkSoleUser(ctx, c.disk, chain[c.span.top:c.span.base+1], above)
 }
 
-// renamed gives what the header above the images that go says now, and what it is to say.
+// renamed gives the backing file name of the image above, before and after the commit.
 func renamed(chain image.Chain, s span, relative bool) (was, will image.Backing, err error) {
 	if chain[s.top-1].Backing == nil {
 		return was, will, fault.New(fault.WrongState, fault.Volume, "%s lies on nothing", chain[s.top-1].Path)
@@ -194,7 +193,7 @@ func renamed(chain image.Chain, s span, relative bool) (was, will image.Backing,
 	return was, will, err
 }
 
-// lend lets QEMU write the images that it only reads.
+// lend gives QEMU write access to images that it has open to read.
 func (c *blockCommit) lend(ctx context.Context) error {
 	for _, w := range c.Lent {
 		place := slices.Index(c.disk.Nodes(), w.Number)
@@ -205,7 +204,7 @@ func (c *blockCommit) lend(ctx context.Context) error {
 	return nil
 }
 
-// takeBack takes back what lend gave.
+// takeBack takes that access back.
 func (c *blockCommit) takeBack(ctx context.Context) error {
 	return c.r.takeBackImages(ctx, c.Lent)
 }
@@ -228,10 +227,10 @@ func (c *blockCommit) cancel(ctx context.Context) error {
 	return c.showMirror(ctx, noMirror)
 }
 
-// noMirror has showMirror take away what it showed.
+// noMirror has showMirror remove the mirror.
 const noMirror = "none"
 
-// showMirror shows the base as what is about to take the place of the image that the guest writes.
+// showMirror shows the base as the mirror of the active image in the live definition.
 func (c *blockCommit) showMirror(ctx context.Context, ready string) error {
 	if !c.Active {
 		return nil
@@ -258,7 +257,7 @@ func (c *blockCommit) newSource() *device.DiskSource {
 	return &device.DiskSource{File: c.Base.Path, Index: c.Base.Number}
 }
 
-// copied looks whether all is copied and, where a client has to say so, whether it has.
+// copied checks whether all is copied and, for an active commit, whether a client has asked to pivot.
 func (c *blockCommit) copied(ctx context.Context) error {
 	job, err := c.r.findJob(ctx, c.Job)
 	switch {
@@ -315,7 +314,7 @@ func (c *blockCommit) resume(ctx context.Context) error {
 	return goOnOnce(ctx, s)
 }
 
-// unpause is resume of a commit that waits on. A client may pause the guest next, and that stays so.
+// unpause resumes the guest of a commit that waits again, once: a client may pause it afterwards.
 func (c *blockCommit) unpause(ctx context.Context) error {
 	if err := c.resume(ctx); err != nil || !c.Ran {
 		return err
@@ -324,7 +323,7 @@ func (c *blockCommit) unpause(ctx context.Context) error {
 	return c.op.Save()
 }
 
-// complete has the job come so far that only the change of the chain is left.
+// complete brings the job to pending: only the change of the chain is left.
 func (c *blockCommit) complete(ctx context.Context) error {
 	job, err := c.r.completeJob(ctx, c.Job)
 	if err == nil && (job == nil || job.Status != qemu.JobPending) {

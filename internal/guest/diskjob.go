@@ -17,8 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// What QEMU does by itself with the images of a disk is a job of QEMU's and an operation of the guest. QEMU's events
-// name the job, and wake its operation.
+// A block job is a job in QEMU and an operation of the guest. QEMU's events name the job, and wake the operation.
 
 // diskJob is the part of a payload that each such operation has.
 type diskJob struct {
@@ -32,7 +31,7 @@ type diskJob struct {
 	completed               bool        // it had its effect; its operation's
 }
 
-// copying is the step of each such operation that waits: for QEMU, and then perhaps for a client.
+// copying is the step that waits: for QEMU, and then for a client's pivot.
 const copying = "copy"
 
 // diskJobber is the work of an operation that is a job of QEMU's, too.
@@ -81,7 +80,7 @@ func (r *run) diskJobs(which func(*diskJob) bool) (*operation.Operation, *diskJo
 	return nil, nil
 }
 
-// onJobStatus wakes the operation whose job is in another status. It runs in the loop.
+// onJobStatus wakes the operation of a job whose status has changed. It runs in the loop.
 func (g *Guest) onJobStatus(data json.RawMessage) {
 	var e qemu.JobEvent
 	if !g.decode("JOB_STATUS_CHANGE", data, &e) {

@@ -54,8 +54,8 @@ func (g *Guest) planDump(path string, o DumpOptions, p *progress) (work, error) 
 	return func(ctx context.Context) (settle, error) { return nil, r.perform(ctx, dumpKind.Name, d, memoryObject) }, nil
 }
 
-// dumpKind writes what the guest holds to a file. Whatever becomes of it, the guest does
-// afterwards what it did before.
+// dumpKind writes the guest's memory to a file. The guest then continues as before,
+// also when the dump fails.
 var dumpKind = operation.Kind[*run]{
 	Name: "dump", Version: 1, Class: operation.Move,
 	Steps: []string{"file", "write", "leave"}, Undo: []string{"file", "write"},
@@ -90,7 +90,7 @@ func (d *dump) makeFile(ctx context.Context) error {
 // removeHalf removes the file, unless it is complete.
 func (d *dump) removeHalf(ctx context.Context) error { return d.discard(ctx, false) }
 
-// leave leaves the guest as its user wants it after the dump, which is complete.
+// leave crashes, resets or resumes the guest after a complete dump, by the options.
 func (d *dump) leave(ctx context.Context) error {
 	if d.options.Crash && !d.options.Reset {
 		return d.crash(ctx)

@@ -18,8 +18,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// saveKind writes the guest's memory to a file and ends the guest. Until the image is
-// complete the guest is let run again; from then on it ends, whatever happens.
+// saveKind writes the guest's memory to a file and ends the guest. An error before the image is
+// complete resumes the guest. After that the guest ends in any case.
 var saveKind = operation.Kind[*run]{
 	Name: "save", Version: 1, Class: operation.Move,
 	Steps: []string{"file", "write", "complete", "end", "flag"}, Undo: []string{"file", "write"},
@@ -33,12 +33,12 @@ const memoryObject = "memory"
 type memoryImage struct {
 	Path       string
 	WasRunning bool
-	Made       *madeFile `json:",omitempty"` // nil: the file was not made, or nobody could note it
+	Made       *madeFile `json:",omitempty"` // nil: the file was not made, or could not be recorded
 
 	r        *run
 	op       *operation.Operation
 	progress *progress // nil: an earlier daemon began it
-	file     *os.File  // that is being written
+	file     *os.File  // the open image
 }
 
 // save is the payload.
@@ -88,7 +88,7 @@ func (s *save) Rehold() {
 	}
 }
 
-// admitMove refuses a save or a dump that cannot be begun now.
+// admitMove refuses a save or dump while another one is open.
 func (r *run) admitMove() error {
 	if r.ops.HasClass(operation.Move) {
 		return fault.New(fault.Busy, fault.Domain, "a save or a dump of domain %q was cut off, and is ended when its QEMU answers; try again then", r.Name)
@@ -99,12 +99,12 @@ func (r *run) admitMove() error {
 
 func partial(path string) string { return path + ".partial" }
 
-// makeFile makes the file and notes it, so that any daemon finds it again.
+// makeFile creates the file and records it, so that a later daemon finds it.
 func (s *save) makeFile(ctx context.Context) error {
 	if err := s.create(ctx); err != nil {
 		return err
 	}
-	if !s.Managed { // those are found
+	if !s.Managed { // a sweep finds those
 		s.r.guest.noteHalf(s.Path, s.file)
 	}
 	return nil
@@ -122,15 +122,16 @@ func (m *memoryImage) create(ctx context.Context) (err error) {
 	return m.op.Save()
 }
 
-// removeFile removes the image: the guest lives on, and must not do so twice.
+// removeFile removes the image. The guest runs, and a restore would run it twice.
 func (s *save) removeFile(ctx context.Context) error { return s.discard(ctx, true) }
 
-// discard removes what was written. It does not wait for a file system that hangs.
+// discard removes the half file and, with whole, the complete one. It waits for a hanging file system
+// for closeTime at most.
 func (m *memoryImage) discard(ctx context.Context, whole bool) error {
 	if m.file != nil {
-		_ = m.file.Close() // it is of no more use, or closed already
+		_ = m.file.Close() // it may be closed already
 	}
-	if m.Made == nil && m.progress != nil { // what lies there is another's
+	if m.Made == nil && m.progress != nil { // the file there is another's
 		return nil
 	}
 	ctx, stop := context.WithTimeout(ctx, closeTime)
@@ -235,7 +236,8 @@ func (m *memoryImage) resumeGuest(ctx context.Context) error {
 	return err
 }
 
-// restore lets the processors do what they did before. What QEMU refuses it refuses later, too.
+// restore resumes or stops the processors, as before the save. QEMU would refuse it later, too, so a
+// refusal is logged only.
 func (m *memoryImage) restore(ctx context.Context, s *qmp.Session) error {
 	command := "stop"
 	if m.WasRunning {
@@ -292,14 +294,14 @@ func (s *save) flag(ctx context.Context) error {
 	})
 }
 
-// madeFile is the file that a save or a dump writes, as a daemon finds it again: once it has
-// its final name another file's place looks the same.
+// madeFile identifies the file that a save or dump writes. Its name does not: another file may
+// take it.
 type madeFile struct {
 	Path          string
 	Device, Inode uint64
 }
 
-// is reports whether it lies there.
+// is reports whether the file at a path is this one.
 func (m *madeFile) is(at string) bool {
 	var st unix.Stat_t
 	err := unix.Lstat(at, &st)

@@ -15,8 +15,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// undefineKind takes back a definition and then removes what goes with it. Whether the
-// store still has the definition decides: a guest that is still defined keeps everything.
+// undefineKind removes a definition, and then the files that go with it. The store decides:
+// a guest that it still has keeps everything.
 var undefineKind = operation.Kind[*Registry]{
 	Name: "undefine", Version: 1,
 	Steps: []string{"forget", "variables", "tpm"},
@@ -36,10 +36,10 @@ type undefinition struct {
 	reg *Registry
 	op  *operation.Operation
 
-	// What follows is of the daemon that began it.
+	// The following fields are set in the daemon that began it only.
 	guest   *Guest
 	options UndefineOptions
-	found   string // the file of UEFI variables that there was; empty: none
+	found   string // the file of UEFI variables; empty: none
 	tried   bool   // the client was told whether the variables could be removed
 }
 
@@ -63,11 +63,11 @@ func (u *undefinition) Steps() []operation.Step {
 
 func uuidObject(uuid string) string { return "uuid/" + uuid }
 
-// newUndefinition gives what undefining the guest does, and removes.
+// newUndefinition makes the operation, and finds the files to remove.
 func (g *Guest) newUndefinition(ctx context.Context, o UndefineOptions) (*undefinition, error) {
 	u := &undefinition{Name: g.Name(), UUID: g.uuid, reg: g.reg, guest: g, options: o}
-	// The user says where the variables are: the caller waits for that file
-	// system, and not the loop.
+	// A user chose where the variables are. Their file system may hang: the caller
+	// waits for it, and not the loop.
 	var err error
 	if u.found, err = g.nvramFile(ctx); err != nil {
 		return nil, err
@@ -82,14 +82,14 @@ func (g *Guest) newUndefinition(ctx context.Context, o UndefineOptions) (*undefi
 	return u, nil
 }
 
-// forget takes the definition away. It has its turn like work: a start or a save under way
-// is of the definition.
+// forget removes the definition. It waits for its turn, as a start or a save under way
+// needs the definition.
 func (u *undefinition) forget(ctx context.Context) error {
 	g := u.guest
 	err := g.perform(ctx, lifecycle.Undefine, domain.JobModify, modifyLimit, func() (work, error) {
 		return nil, g.dropDefinition(u.options, u.found)
 	})
-	if err != nil && ctx.Err() != nil { // the loop may be at it still
+	if err != nil && ctx.Err() != nil { // the loop may still do it
 		_ = g.change(context.WithoutCancel(ctx), "", func() error { return nil })
 		if found, _ := u.forgotten(ctx, operation.Nothing); found == operation.Happened {
 			return nil
@@ -101,15 +101,15 @@ func (u *undefinition) forget(ctx context.Context) error {
 // forgotten implements Probe.
 func (u *undefinition) forgotten(context.Context, operation.Gone) (operation.Verdict, error) {
 	var kept any
-	lost := u.guest == nil && !u.reg.store.Sound() // then the definition may be, and everything stays
+	lost := u.guest == nil && !u.reg.store.Sound() // then the definition may be lost, too, and all files stay
 	if fault.Is(u.reg.store.Get(domains, u.UUID, &kept), fault.NotFound) && !lost {
 		return operation.Happened, nil
 	}
 	return operation.Never, nil
 }
 
-// another reports whether there is another guest of the UUID by now, or another
-// undefinition is about it. What is left is that one's.
+// another reports whether the UUID has a new guest by now, or another undefinition.
+// The files belong to that one then.
 func (u *undefinition) another() bool {
 	if !u.op.Has(uuidObject(u.UUID)) {
 		return true
@@ -118,9 +118,8 @@ func (u *undefinition) another() bool {
 	return found != operation.Happened
 }
 
-// removeVariables removes the file of the UEFI variables, unless another guest has it, too: by a
-// definition that was copied, or as it has been defined since. A client is told when that
-// cannot be done. For one that has gone, and after a restart, it is tried again.
+// removeVariables removes the file of the UEFI variables, unless another guest uses it. A
+// failure is reported to the client. Without a client, or after a restart, it is tried again.
 func (u *undefinition) removeVariables(ctx context.Context) error {
 	if u.NVRAM == "" || u.another() {
 		return nil
@@ -139,8 +138,8 @@ func (u *undefinition) removeVariables(ctx context.Context) error {
 	return err
 }
 
-// removeTPM removes the TPM's state, and the note about what is left where nothing is. A
-// guest that runs on has its TPM to its end.
+// removeTPM removes the TPM's state, and the note about left files if there are none. A
+// guest that still runs keeps its TPM until it ends.
 func (u *undefinition) removeTPM(context.Context) error {
 	if u.another() {
 		return nil
@@ -153,8 +152,8 @@ func (u *undefinition) removeTPM(context.Context) error {
 	return nil
 }
 
-// undefine does an undefinition whose turn it is. Where nothing has to be removed behind the definition,
-// there is nothing to write down.
+// undefine runs an undefinition. The caller has the turn of the UUID. Without files to remove no record
+// is written.
 func (r *Registry) undefine(ctx context.Context, u *undefinition) error {
 	r.mu.RLock()
 	set := r.undefinitions[u.UUID]
@@ -202,14 +201,14 @@ func (r *Registry) openUndefinitions(uuid string, records []operation.Record) (*
 	return set, nil
 }
 
-// undefinitionSets are those that there are now. What is tried again forgets its own.
+// undefinitionSets are the open sets. A retry that succeeds removes its own.
 func (r *Registry) undefinitionSets() []*operation.Set[*Registry] {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return slices.Collect(maps.Values(r.undefinitions))
 }
 
-// dropUndefinitions forgets a set that has no operation any more.
+// dropUndefinitions forgets a set without operations.
 func (r *Registry) dropUndefinitions(uuid string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -218,8 +217,8 @@ func (r *Registry) dropUndefinitions(uuid string) {
 	}
 }
 
-// recoverUndefinitions removes what the last daemon did not come to. No guest of such a
-// UUID is made meanwhile.
+// recoverUndefinitions completes undefinitions that an earlier daemon began. No guest with
+// such a UUID is made meanwhile.
 func (r *Registry) recoverUndefinitions() error {
 	all, err := operation.Stored{Store: r.store}.ReadAll()
 	for owner, its := range all {
@@ -229,7 +228,7 @@ func (r *Registry) recoverUndefinitions() error {
 		}
 		set, e := r.openUndefinitions(uuid, its.Records)
 		if e = errors.Join(its.Damaged, e); e != nil {
-			r.log.Error("it is not known which files of an undefined guest were to be removed", "uuid", uuid, "error", e)
+			r.log.Error("cannot read which files of an undefined guest to remove", "uuid", uuid, "error", e)
 		}
 		if set == nil {
 			continue
@@ -243,7 +242,7 @@ func (r *Registry) recoverUndefinitions() error {
 			ctx, stop := context.WithTimeout(r.life, modifyLimit)
 			defer stop()
 			if err := set.Recover(ctx); err != nil {
-				r.log.Error("an undefinition was cut off and cannot be settled", "uuid", uuid, "error", err)
+				r.log.Error("cannot settle an interrupted undefinition", "uuid", uuid, "error", err)
 			}
 		})
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 )
 
-// templateKind makes a guest a template for thin clones, and no more than a guest again
-// where no clone comes about.
+// templateKind makes a guest a template for thin clones, and undoes that if no clone
+// is made.
 var templateKind = operation.Kind[*Fleet]{
 	Name: "template", Version: 1,
 	Steps: []string{"make", "clone"}, Undo: []string{"make"},
@@ -24,7 +24,7 @@ type makingTemplate struct {
 	Source string // its UUID
 
 	fleet *Fleet
-	// What follows is of the daemon that began it.
+	// The following fields are set in the daemon that began it only.
 	source *guest.Guest
 	clone  func(context.Context) error
 }
@@ -37,9 +37,9 @@ func (m *makingTemplate) Steps() []operation.Step {
 	}
 }
 
-// undo has the source be a template no more, unless clones lie above it: those of another
-// call, or ones that are about to. In a daemon that did not begin it they may also lie in
-// pools that are away. Of those nobody knows here, and it stays one until a user says otherwise.
+// undo makes the source a plain guest again, unless another call has made thin clones of it, or
+// does so now. After a restart pools may be inactive, and their clones unknown: the source then stays a
+// template until a user changes that.
 func (m *makingTemplate) undo(ctx context.Context) error {
 	g, err := m.fleet.guests.ByUUID(m.Source)
 	if err != nil {
@@ -55,11 +55,11 @@ func (m *makingTemplate) undo(ctx context.Context) error {
 	return unless(m.fleet.release(ctx, g, nil), fault.Busy)
 }
 
-// errNoClone has a source be a template no more.
+// errNoClone undoes the template.
 var errNoClone = errors.New("no clone was made")
 
-// thinly makes thin clones of a guest that is no template yet. The guest is not kept still
-// any more when they are made.
+// thinly makes thin clones of a guest that is not a template yet. The callback releases the guest,
+// which the caller had kept from starting.
 func (f *Fleet) thinly(ctx context.Context, g *guest.Guest, all func(context.Context) Summary) (sum Summary, _ error) {
 	m := &makingTemplate{Source: g.UUID(), fleet: f, source: g, clone: func(ctx context.Context) error {
 		if sum = all(ctx); sum.Done == 0 {

@@ -9,17 +9,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 )
 
-// Tiles and clones are made and removed by operations: see package operation. A daemon
-// that is killed leaves a record, by which the next one removes what was not finished:
-// there is a whole tile or clone, or none.
+// Tiles and clones are made and removed by operations: see package operation. After a kill the
+// next daemon removes an unfinished tile or clone by its record.
 
 // operationsName is the fleet's in the records of its operations.
 const operationsName = "fleet"
 
 var fleetKinds = operation.Kinds[*Fleet]{tileCreateKind, tileRemoveKind, cloneKind, templateKind}
 
-// openOperations gives the fleet its operations. Where their records cannot be read, no
-// other is begun: it could take for its own what one of them is of.
+// openOperations gives the fleet its operations. If their records cannot be read, no new operation
+// begins: it might use the volumes of an unread one.
 func (f *Fleet) openOperations() {
 	stored := operation.Stored{Store: f.store}
 	life, stop := context.WithCancelCause(context.Background())
@@ -39,16 +38,15 @@ func (f *Fleet) openOperations() {
 	}
 }
 
-// Recover removes what an earlier daemon left of tiles and clones that it did not
-// live to finish. It is called before anybody is served. What cannot be removed by
-// the end of ctx is tried again until Close.
+// Recover removes unfinished tiles and clones of earlier daemons. It is called before clients
+// are served. What cannot be removed by the end of ctx is tried again until Close.
 func (f *Fleet) Recover(ctx context.Context) {
 	if err := f.ops.Recover(ctx); err != nil {
 		f.log.Error("a tile or a clone was cut off and cannot be settled", "error", err)
 	}
 }
 
-// Close ends the tries to remove what is left. The next daemon continues them.
+// Close ends the retries. The next daemon continues them.
 func (f *Fleet) Close() {
 	f.stop(nil)
 	f.ops.Close()

@@ -53,14 +53,14 @@ func (p *parts) members() (all []Member) {
 	return all
 }
 
-// onlyFirst says that no more than the first volumes were made. The others may be
-// somebody else's.
+// onlyFirst records that only the first n volumes were made. The others may have
+// another owner.
 func (p *parts) onlyFirst(n int) error {
 	p.Volumes = p.Volumes[:n]
 	return p.op.Save()
 }
 
-// undefine takes back the guests. Where somebody has run one, all of it is theirs.
+// undefine removes the guests. If a user has run one of them, everything stays.
 func (p *parts) undefine(ctx context.Context) error {
 	if p.Kept != "" {
 		return nil
@@ -83,11 +83,11 @@ func (p *parts) undefine(ctx context.Context) error {
 	return undefineAll(ctx, members)
 }
 
-// keepUnused keeps a guest from being started. It refuses one that runs, or has since
-// this daemon knows it.
+// keepUnused keeps a guest from being started. It refuses a guest that runs, or has run
+// under this daemon.
 func keepUnused(ctx context.Context, m Member) (release func(), err error) {
 	if err := unused(m); err != nil {
-		return nil, err // for one that is stuck nobody waits
+		return nil, err // without waiting for a stuck guest
 	}
 	if _, release, err = m.Guest.KeepStill(ctx); err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func undefineAll(ctx context.Context, members []Member) error {
 		}
 		failures = append(failures, unless(m.Guest.Undefine(ctx, all), fault.NotFound))
 		failpoint.Reach("fleet.undefined")
-		if m.Guest.View().State.Active() { // somebody started it meanwhile
+		if m.Guest.View().State.Active() { // a user started it meanwhile
 			failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
 		}
 	}
@@ -136,10 +136,9 @@ func (p *parts) deleteVolumes(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-// unclaimed gives the volumes that are not another's by now, the last first: the record
-// may be older than a guest that has one as its disk, a volume that lies above one, or
-// another operation that makes one of that name. What stays keeps what it lies above,
-// which was made before it.
+// unclaimed gives the volumes that have no other user by now, the last first. Since the record
+// was written a guest may use one as its disk, a volume may have one as its backing store, or
+// another operation may make one of that name. A volume that stays keeps its backing volumes.
 func (p *parts) unclaimed(ctx context.Context) (free []VolumeName) {
 	if p.Kept != "" {
 		return nil

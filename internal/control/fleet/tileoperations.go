@@ -79,7 +79,7 @@ type tileRemoval struct {
 	parts
 	Tile string // SET/NUMBER
 
-	refused bool // it stays as it is
+	refused bool // the tile stays
 }
 
 func newTileRemoval(f *Fleet, tile TileState) *tileRemoval {
@@ -99,8 +99,8 @@ func (t *tileRemoval) Steps() []operation.Step {
 	}
 }
 
-// end ends the guests. A tile whose guest does not end, or a volume of which is
-// another's by now, stays: nothing of it has been removed.
+// end ends the guests. The tile stays whole if a guest does not end, or a volume has
+// another user by now.
 func (t *tileRemoval) end(ctx context.Context) error {
 	members := t.members()
 	if len(members) < len(t.Guests) {
