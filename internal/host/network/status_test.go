@@ -176,8 +176,7 @@ func TestStatus_RemovesFilesOfANetworkThatIsGone(t *testing.T) {
 // of the two is heard of last.
 func TestStatus_LateNewsOfAnEndedNetwork(t *testing.T) {
 	linktest.Need(t, "dnsmasq", "nft")
-	d := newDaemon(t)
-	s := d.open(t)
+	s := networks(t)
 	doc := strings.Replace(natNetwork("net92", 92), "<name>", "<uuid>6f2c1c5e-9a3b-4a39-8d0d-0a1f6d4f1a92</uuid><name>", 1)
 	ended, err := s.Create(t.Context(), doc, false)
 	ok(t, err)
