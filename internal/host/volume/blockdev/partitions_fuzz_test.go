@@ -1,4 +1,4 @@
-package volume
+package blockdev
 
 import "testing"
 
@@ -12,34 +12,34 @@ func FuzzTable(f *testing.F) {
 		if size > 1<<60 {
 			return // no disk
 		}
-		table, err := parseTable(text, size)
+		table, err := ParseTable(text, size)
 		if err != nil {
 			return
 		}
 		last := uint64(0)
-		apart := func(e extent) {
+		apart := func(e Extent) {
 			for _, p := range table.Partitions {
-				if from, to := p.Start*table.SectorSize, (p.Start+p.Size)*table.SectorSize; e.start < to && from < e.end {
-					t.Fatalf("free from %d to %d, with a partition from %d to %d", e.start, e.end, from, to)
+				if from, to := p.Start*table.SectorSize, (p.Start+p.Size)*table.SectorSize; e.Start < to && from < e.End {
+					t.Fatalf("free from %d to %d, with a partition from %d to %d", e.Start, e.End, from, to)
 				}
 			}
 		}
-		for _, e := range table.free() {
-			if e.start < last || e.start >= e.end || e.end > size || e.start%align != 0 || e.end%align != 0 {
-				t.Fatalf("free from %d to %d, after %d, of %d", e.start, e.end, last, size)
+		for _, e := range table.Free() {
+			if e.Start < last || e.Start >= e.End || e.End > size || e.Start%Align != 0 || e.End%Align != 0 {
+				t.Fatalf("free from %d to %d, after %d, of %d", e.Start, e.End, last, size)
 			}
-			last = e.end
+			last = e.End
 			apart(e)
 		}
-		if e, err := table.place(wanted); err == nil {
-			if e.end-e.start < wanted || e.end > size {
-				t.Fatalf("%d bytes go from %d to %d of %d", wanted, e.start, e.end, size)
+		if e, err := table.Allocate(wanted); err == nil {
+			if e.End-e.Start < wanted || e.End > size {
+				t.Fatalf("%d bytes go from %d to %d of %d", wanted, e.Start, e.End, size)
 			}
 			apart(e)
 		}
-		if n, err := table.next(); err == nil {
+		if n, err := table.NextNumber(); err == nil {
 			for _, p := range table.Partitions {
-				if p.number() == n {
+				if p.Number() == n {
 					t.Fatalf("the next partition gets number %d of %s", n, p.Node)
 				}
 			}
