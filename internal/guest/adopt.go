@@ -92,8 +92,8 @@ func (r *Registry) furnish() error {
 	return nil
 }
 
-// load reads the persistent definitions. One that can no longer be read is
-// reported and left in the store; it must not keep the others from being served.
+// load reads the persistent definitions. A definition that cannot be read is logged and left in the store,
+// and the other guests are still served.
 func (r *Registry) load() error {
 	return r.store.Each(domains, func(uuid string, decode func(any) error) error {
 		var rec record

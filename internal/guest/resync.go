@@ -203,7 +203,7 @@ func (g *Guest) meet(found *inquiry, was domain.State) {
 	case g.state.Restarting:
 		g.restartMachine() // the restart was begun and not finished
 	case phase == domain.ShuttingDown && g.state.Phase == domain.Paused && g.state.Reason == domain.ReasonShuttingDown:
-		// it is kept as it ended
+		// the guest stays as it ended
 	case phase == domain.ShuttingDown && g.state.Phase != domain.ShuttingDown:
 		g.advance(lifecycle.PoweredDown{}) // it shut down while no daemon ran
 	case phase == domain.ShuttingDown:
@@ -211,7 +211,7 @@ func (g *Guest) meet(found *inquiry, was domain.State) {
 	case reason == domain.ReasonPanicked && g.state.Phase == domain.Running:
 		g.advance(lifecycle.Panicked{})
 	case g.run.Resuming && phase == domain.Paused && reason == domain.ReasonUnknown:
-		// it is let run next
+		// its vCPUs are resumed next
 	case phase != g.state.Phase && g.state.Phase == was:
 		g.advance(lifecycle.Found{Phase: phase, Reason: reason})
 	}

@@ -315,7 +315,7 @@ func (r *Registry) openSavedNow(ctx context.Context, path string, o SaveOptions)
 		return nil, err
 	}
 	if err := image.CheckOwn(f); err != nil { // its definition is anybody's
-		_ = f.Close() // opened to be looked at
+		_ = f.Close() // opened for reading only
 		return nil, err
 	}
 	defer func() {
