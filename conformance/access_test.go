@@ -125,10 +125,10 @@ func (d *daemon) mayNot(t *testing.T, uid int, args ...string) string {
 	return out
 }
 
-// TestRulesHoldClients has users with rights to some guests try to see, to do and
+// TestRules_HoldClients has users with rights to some guests try to see, to do and
 // to hear more, by libvirt's protocol and by Lodge's API.
 // Promise: A1, A4, A5
-func TestRulesHoldClients(t *testing.T) {
+func TestRules_HoldClients(t *testing.T) {
 	needs(t)
 	d, change := ruled(t, accessRules)
 	for _, name := range []string{"web-1", "db-1"} {
@@ -267,10 +267,10 @@ func (d *daemon) endsWithRules(t *testing.T, change func(string)) {
 	until("console ended 88")
 }
 
-// TestADefinitionIsNoWayRoundTheRules has a user who may define guests try to
+// TestRules_DefinitionsCannotBypass has a user who may define guests try to
 // get at files of the host through their disks.
 // Promise: A3
-func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
+func TestRules_DefinitionsCannotBypass(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, accessRules)
 	images := filepath.Join(d.dir, "images")
@@ -333,7 +333,7 @@ func TestADefinitionIsNoWayRoundTheRules(t *testing.T) {
 
 // What a client did is in the audit as done, also where its rules do not show what came of it.
 // Promise: A5
-func TestWhatIsDoneUnseenIsInTheAudit(t *testing.T) {
+func TestAudit_ResultHiddenFromClient(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, "version: 1\nrules:\n  - {name: blind, who: user:4242, may: [define], guests: made-*}\n")
 	doc := d.file(t, "made.xml", "<domain type='qemu'><name>made-1</name><memory unit='MiB'>32</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
@@ -352,7 +352,7 @@ func (d *daemon) raw(t *testing.T, path string) string {
 // What the daemon tells a client of the client's own guest, running or saved, the client can
 // hand back: places that were chosen for a run are no files of others, nor is its user.
 // Promise: A1
-func TestADefinitionThatWasToldGoesBack(t *testing.T) {
+func TestRules_OwnDefinitionRedefined(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, "version: 1\nrules:\n  - {name: savers, who: user:4243, may: [read, start, define, save], guests: build-*, images: /nowhere}\n"+
 		"  - {name: nightly, who: user:4242, may: [read, start, save], guests: build-*, images: @DIR@}\n")

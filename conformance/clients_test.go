@@ -41,7 +41,7 @@ func TestPython(t *testing.T) {
 	contains(t, "the survey", d.output(t, "/usr/bin/python3", script(t, "survey.py"), d.uri(), "snake"), "surveyed snake")
 }
 
-func TestPythonHearsEventsInOrder(t *testing.T) {
+func TestPython_EventOrder(t *testing.T) {
 	needs(t)
 	d := start(t)
 	needsPython(t, d)
@@ -140,7 +140,7 @@ func (d *daemon) install(t *testing.T, name string, args ...string) *guest {
 }
 
 // Promise: G1
-func TestVirtInstallImportsADiskAndVirtCloneCopiesIt(t *testing.T) {
+func TestVirtInstall_ImportThenVirtClone(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "virt-install", "virt-clone", "virt-xml")
 	d := start(t)
@@ -162,7 +162,7 @@ func TestVirtInstallImportsADiskAndVirtCloneCopiesIt(t *testing.T) {
 	copied.up(t)
 }
 
-func TestVirtInstallBootsAKernel(t *testing.T) {
+func TestVirtInstall_BootsKernel(t *testing.T) {
 	needs(t, "virt-install")
 	d := start(t)
 	image := guestimagetest.Find(t)

@@ -15,10 +15,10 @@ var (
 	uuidOf     = regexp.MustCompile(`<uuid>([^<]+)</uuid>`)
 )
 
-// TestClonesHaveIdentitiesOfTheirOwn clones a guest, boots two clones and asks them
+// TestClone_OwnIdentity clones a guest, boots two clones and asks them
 // who they are, also by the seed that their cloud-init would find.
 // Promise: H1, H3, H6
-func TestClonesHaveIdentitiesOfTheirOwn(t *testing.T) {
+func TestClone_OwnIdentity(t *testing.T) {
 	needs(t, "blkid")
 	d := start(t)
 	seeds := filepath.Join(d.dir, "seeds")
@@ -86,10 +86,10 @@ func (d *daemon) whoIs(t *testing.T, name string) []string {
 	return []string{uuid[1], mac[1], random[:min(len(random), 64)]}
 }
 
-// TestANewGuestHasRandomNumbers, by a definition that says nothing of them, and says
+// TestDefine_AddsRNG, by a definition that says nothing of them, and says
 // why; an export that is imported again is as it was, with them or without.
 // Promise: H7
-func TestANewGuestHasRandomNumbers(t *testing.T) {
+func TestDefine_AddsRNG(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
 	d := start(t)

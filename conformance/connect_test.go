@@ -43,7 +43,7 @@ func TestConnection(t *testing.T) {
 }
 
 // Promise: G4
-func TestTheReadOnlySocketChangesNothing(t *testing.T) {
+func TestReadOnlySocket_RefusesChanges(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.define(t, shape{name: "safe"})
@@ -60,7 +60,7 @@ func TestTheReadOnlySocketChangesNothing(t *testing.T) {
 	}
 }
 
-func TestStockSocketNames(t *testing.T) {
+func TestSocket_StockNames(t *testing.T) {
 	needs(t)
 	d := start(t, "--libvirt-sockets")
 	contains(t, "virsh without a socket in its URI", d.output(t, "virsh", "-c", "qemu:///system", "uri"), "qemu:///system")

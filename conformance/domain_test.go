@@ -15,7 +15,7 @@ func contains(t *testing.T, what, text string, pieces ...string) {
 	}
 }
 
-func TestLifeOfADomain(t *testing.T) {
+func TestDomain_Lifecycle(t *testing.T) {
 	needs(t)
 	d := start(t)
 	g := d.define(t, shape{name: "life"})

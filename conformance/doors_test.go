@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// TestTheGroupLetsIn has users come to both APIs' sockets: members of the group, by
+// TestSocket_GroupMayConnect has users come to both APIs' sockets: members of the group, by
 // their own group or by a further one, others, and others who only look.
 // Promise: A20
-func TestTheGroupLetsIn(t *testing.T) {
+func TestSocket_GroupMayConnect(t *testing.T) {
 	needs(t)
 	d := start(t, "--group", "games") // Debian has it anywhere
 	if err := os.Chmod(d.dir, 0o711); err != nil {
@@ -63,10 +63,10 @@ func (d *daemon) hasSocket(t *testing.T, path string) (found bool) {
 	return found
 }
 
-// TestNothingListensUnlessAsked looks at all sockets that take anything from anybody in
+// TestDefaults_NoNetworkListener looks at all sockets that take anything from anybody in
 // a world where nothing but a daemon with its defaults and its guests is.
 // Promise: A21
-func TestNothingListensUnlessAsked(t *testing.T) {
+func TestDefaults_NoNetworkListener(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.define(t, shape{name: "plain"})

@@ -21,7 +21,7 @@ rules:
 // A user who has pools in a folder of the user's own, where the user puts links, comes by no
 // other file of the host; and whoever copies an encrypted volume has a right to its key.
 // Promise: A11
-func TestPoolsOfAUsersOwnKeepToTheirFolder(t *testing.T) {
+func TestRules_PoolsStayInFolder(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "qemu-img")
 	d, _ := ruled(t, folderRules)

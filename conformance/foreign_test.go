@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestDocumentsOfForeignClients defines what other clients write, as they write it.
+// TestDefine_XMLOfOtherClients defines what other clients write, as they write it.
 // Promise: G12
-func TestDocumentsOfForeignClients(t *testing.T) {
+func TestDefine_XMLOfOtherClients(t *testing.T) {
 	needs(t)
 	d := start(t)
 	if err := os.WriteFile(filepath.Join(d.dir, "disk.raw"), make([]byte, 1<<20), 0o600); err != nil {

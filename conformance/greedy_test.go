@@ -20,10 +20,10 @@ rules:
     images: "pool:shared"
 `
 
-// TestStalledDownloadsLeavePlaces has a client begin downloads of all of a pool's volumes,
+// TestDownload_StalledClientsBlockNoOther has a client begin downloads of all of a pool's volumes,
 // by several connections, and read nothing: others work on the pool as before.
 // Promise: A15
-func TestStalledDownloadsLeavePlaces(t *testing.T) {
+func TestDownload_StalledClientsBlockNoOther(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, greedyRules)
 	const volumes = 40

@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// TestHostDescribesItself has one daemon read by clients that ask what the host is
+// TestHost_Capabilities has one daemon read by clients that ask what the host is
 // and what it does.
 // Promise: G12
-func TestHostDescribesItself(t *testing.T) {
+func TestHost_Capabilities(t *testing.T) {
 	needs(t)
 	d := start(t)
 	t.Run("exporters", func(t *testing.T) { readByExporters(t, d) })

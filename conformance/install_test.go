@@ -19,10 +19,10 @@ func (d *daemon) virtInstall(t *testing.T, name string, args ...string) []string
 	return all
 }
 
-// TestVirtInstallTakesWhatPeopleType starts guests with virt-install's options
+// TestVirtInstall_Options starts guests with virt-install's options
 // for the devices and ways to boot that its manual shows.
 // Promise: G1
-func TestVirtInstallTakesWhatPeopleType(t *testing.T) {
+func TestVirtInstall_Options(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "virt-install")
 	d := start(t)
@@ -71,9 +71,9 @@ func TestVirtInstallTakesWhatPeopleType(t *testing.T) {
 	}
 }
 
-// TestVirtXMLChangesARunningGuest plugs, changes and unplugs in a running guest
+// TestVirtXML_RunningGuest plugs, changes and unplugs in a running guest
 // and its definition at once, as virt-xml and virt-manager do.
-func TestVirtXMLChangesARunningGuest(t *testing.T) {
+func TestVirtXML_RunningGuest(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "virt-xml")
 	d := start(t)

@@ -76,10 +76,10 @@ func (w *world) lab(t *testing.T, args ...string) string {
 	return string(said)
 }
 
-// TestLabAtAnotherHost runs a scenario whole at a daemon that is reached by TLS and
+// TestLab_RemoteHostByTLS runs a scenario whole at a daemon that is reached by TLS and
 // shares no file with the lab.
 // Promise: L72, L73
-func TestLabAtAnotherHost(t *testing.T) {
+func TestLab_RemoteHostByTLS(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq", "ip")
 	images := labImages(t)

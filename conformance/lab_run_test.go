@@ -114,12 +114,12 @@ func labLines(t *testing.T, path string) (all []labLine) {
 	return all
 }
 
-// TestLabScenarios runs a tile, the shop, a slice of the disk matrix and processors
+// TestLab_Scenarios runs a tile, the shop, a slice of the disk matrix and processors
 // added under load on guests of the lab's own, in their smallest size, and holds what
 // the loads count against what the servers do; of the shop also outside of a guest, for
 // its efficiency. How fast it was is no matter.
 // Promise: L20, L46
-func TestLabScenarios(t *testing.T) {
+func TestLab_Scenarios(t *testing.T) {
 	needs(t, "dnsmasq")
 	images := labImages(t)
 	d := start(t)
@@ -299,11 +299,11 @@ func brokenImage(t *testing.T, images, dir string) {
 	}
 }
 
-// TestLabSaysWhyAGuestDoesNotBoot breaks the guests' /usr: the run tells what their
+// TestLab_GuestDoesNotBoot breaks the guests' /usr: the run tells what their
 // console said last, leaves out what cannot be measured, and comes to its end with
 // nothing counted and nothing left.
 // Promise: L21, L34
-func TestLabSaysWhyAGuestDoesNotBoot(t *testing.T) {
+func TestLab_GuestDoesNotBoot(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq")
 	images := labImages(t)
@@ -354,11 +354,11 @@ load:
 
 var labAddress = regexp.MustCompile(`lab\.net=[0-9a-f:]+@([0-9.]+)/`)
 
-// TestLabGoesOnWhereAServiceDies ends the database while its clients work: the service
+// TestLab_ServiceDies ends the database while its clients work: the service
 // that died and the errors that its clients met are told, none of them is throughput,
 // and the web server beside it is measured to the end.
 // Promise: L35
-func TestLabGoesOnWhereAServiceDies(t *testing.T) {
+func TestLab_ServiceDies(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq", "mariadb")
 	images := labImages(t)

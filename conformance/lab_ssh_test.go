@@ -205,13 +205,13 @@ func (w *world) letIn(t *testing.T, near *world, server string) {
 		"env", "LD_LIBRARY_PATH="+strings.Join(libraries, ":"), server, "-D", "-e", "-f", filepath.Join(w.dir, "sshd_config"))
 }
 
-// TestLabAtStockLibvirtBySSH runs a scenario whole at libvirt's own daemon of another
+// TestLab_StockLibvirtBySSH runs a scenario whole at libvirt's own daemon of another
 // host, as its users reach that: by OpenSSH, as an account with a key, and there by
 // libvirt's helper. Before that the lab is killed twice, and takes away what it has left.
 // A storm on guests with disks comes in by nc, and what is kept of the lab goes by TLS.
 // Nothing is left there.
 // Promise: L70, L71, L72
-func TestLabAtStockLibvirtBySSH(t *testing.T) {
+func TestLab_StockLibvirtBySSH(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq", "ip", "iptables", "libvirtd", "virtlogd", "virt-ssh-helper", "tini", "ssh", "ssh-keygen")
 	images, server, netcat := labImages(t), unpacked(t, "sshd"), unpacked(t, "nc.openbsd")

@@ -12,7 +12,7 @@ import (
 // The lab's own storms, small, against a daemon and the bare command line: every
 // scenario is gone through, nothing blocks, and nothing of it is left.
 // Promise: L1
-func TestLabStorms(t *testing.T) {
+func TestLab_Storms(t *testing.T) {
 	needs(t)
 	d := start(t)
 	values := filepath.Join(t.TempDir(), "storm.ndjson")

@@ -264,10 +264,10 @@ func liveLettingGo(t *testing.T, g *guest) {
 	}
 }
 
-// TestMemoryIsAddedToARunningGuest plugs a module into a guest that puts it to use,
+// TestMemory_PlugAndUnplug plugs a module into a guest that puts it to use,
 // and takes it out again, asking the guest.
 // Promise: G7
-func TestMemoryIsAddedToARunningGuest(t *testing.T) {
+func TestMemory_PlugAndUnplug(t *testing.T) {
 	needs(t)
 	d := start(t)
 	g := d.boot(t, shape{

@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// TestWhatPeopleDefineStarts starts guests of many makes, without running them:
+// TestStart_MachineKinds starts guests of many makes, without running them:
 // QEMU itself has to accept what is made of each definition, and libvirt's own
 // names have to come back in the XML.
-func TestWhatPeopleDefineStarts(t *testing.T) {
+func TestStart_MachineKinds(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.lan(t, "lan", 1)

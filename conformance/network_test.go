@@ -55,7 +55,7 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
-func TestIsolatedNetworkHasNoWayOut(t *testing.T) {
+func TestNetwork_Isolated(t *testing.T) {
 	onlyInClients(t)
 	needs(t, "dnsmasq", "nft")
 	d := start(t)

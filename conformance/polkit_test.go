@@ -120,10 +120,10 @@ func (p *policy) take() []string {
 	return asked
 }
 
-// TestPolkitLetsIn has users come in by both APIs as polkit says, which takes its time
+// TestPolkit_Decides has users come in by both APIs as polkit says, which takes its time
 // about one of them, and in the end is gone.
 // Promise: A7
-func TestPolkitLetsIn(t *testing.T) {
+func TestPolkit_Decides(t *testing.T) {
 	needs(t, "dbus-daemon")
 	p := polkit(t, map[int32]string{operator: "yes", builder: "yes", stranger: "no", asking: "who"})
 	d := start(t, "--auth", "polkit")
@@ -162,10 +162,10 @@ func TestPolkitLetsIn(t *testing.T) {
 	d.virsh(t, "domstate", "web-1")
 }
 
-// TestPolkitIsAskedByDefault: where the host has polkit, a service's own user comes in by
+// TestPolkit_AskedByDefault: where the host has polkit, a service's own user comes in by
 // the rule that its package brings, and members of the group come in unasked.
 // Promise: A20
-func TestPolkitIsAskedByDefault(t *testing.T) {
+func TestPolkit_AskedByDefault(t *testing.T) {
 	needs(t, "dbus-daemon")
 	p := polkit(t, map[int32]string{operator: "yes", stranger: "no"})
 	d := start(t, "--group", "games")

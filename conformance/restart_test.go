@@ -23,10 +23,10 @@ func (d *daemon) emulators() map[int]bool {
 	return found
 }
 
-// TestGuestsOutliveTheDaemon kills it at its work and starts another: guests run
+// TestDaemonKilled_GuestsKeepRunning kills it at its work and starts another: guests run
 // on, with all that the first one knew of them.
 // Promise: G2
-func TestGuestsOutliveTheDaemon(t *testing.T) {
+func TestDaemonKilled_GuestsKeepRunning(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.lan(t, "lan", 1)
@@ -79,10 +79,10 @@ func TestGuestsOutliveTheDaemon(t *testing.T) {
 	eventually(t, "shut off", func() bool { return g.state(t) == "shut off (shutdown)" })
 }
 
-// TestOrderlyStopLeavesGuestsRunning is the same for a daemon that is told to
+// TestDaemonStopped_GuestsKeepRunning is the same for a daemon that is told to
 // stop, several times in a row.
 // Promise: G2
-func TestOrderlyStopLeavesGuestsRunning(t *testing.T) {
+func TestDaemonStopped_GuestsKeepRunning(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
 	d := start(t)
@@ -99,10 +99,10 @@ func TestOrderlyStopLeavesGuestsRunning(t *testing.T) {
 	d.virsh(t, "destroy", "steady")
 }
 
-// TestARunDirectoryHasManyNames starts the next daemon by a link to the run directory of
+// TestRunDirectory_ReachedByLink starts the next daemon by a link to the run directory of
 // the last: it is the same one, with all that belongs to its guests and networks.
 // Promise: G2
-func TestARunDirectoryHasManyNames(t *testing.T) {
+func TestRunDirectory_ReachedByLink(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.lan(t, "lan", 1)
@@ -126,9 +126,9 @@ func TestARunDirectoryHasManyNames(t *testing.T) {
 	}
 }
 
-// TestDefinitionsSurviveAKill kills the daemon right after it has answered.
+// TestDaemonKilled_DefinitionsKept kills the daemon right after it has answered.
 // Promise: G3
-func TestDefinitionsSurviveAKill(t *testing.T) {
+func TestDaemonKilled_DefinitionsKept(t *testing.T) {
 	needs(t)
 	d := start(t)
 	for i := range 5 {

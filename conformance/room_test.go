@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// TestGuestsGoOnWhenThereIsRoomAgain fills the file system below the disks of two
+// TestENOSPC_GuestsResume fills the file system below the disks of two
 // guests: both are paused with the reason, and with room the one goes on by itself,
 // having lost nothing, while the other, paused by its user meanwhile, does not. The
 // daemon is replaced in between, and while none runs a third is paused, which goes
 // on too.
 // Promise: S11
-func TestGuestsGoOnWhenThereIsRoomAgain(t *testing.T) {
+func TestENOSPC_GuestsResume(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
 	d := start(t)

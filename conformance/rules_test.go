@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestDefinitionsThatContradictThemselves are refused by virsh define, create and
+// TestDefinition_Contradictory are refused by virsh define, create and
 // attach-device alike, in words that say what to change.
-func TestDefinitionsThatContradictThemselves(t *testing.T) {
+func TestDefinition_Contradictory(t *testing.T) {
 	needs(t)
 	d := start(t)
 	guest := func(name, top, devices string) string {
@@ -34,8 +34,8 @@ func TestDefinitionsThatContradictThemselves(t *testing.T) {
 	d.virsh(t, "undefine", "passed")
 }
 
-// TestGuestOfI686 runs on the emulator of its own architecture, which capabilities tell.
-func TestGuestOfI686(t *testing.T) {
+// TestStart_I686Guest runs on the emulator of its own architecture, which capabilities tell.
+func TestStart_I686Guest(t *testing.T) {
 	needs(t)
 	d := start(t)
 	contains(t, "capabilities", d.virsh(t, "capabilities"), "<arch name='i686'>", "<wordsize>32</wordsize>")

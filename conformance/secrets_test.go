@@ -18,10 +18,10 @@ const (
 	displaySecret = "vnc-pw-7"
 )
 
-// TestSecretsAreNowhereToBeRead starts a guest with an encrypted disk and a display with
+// TestSecrets_NotInFilesOrLogs starts a guest with an encrypted disk and a display with
 // a password, under a daemon that logs all it can, and looks for their secrets.
 // Promise: K8
-func TestSecretsAreNowhereToBeRead(t *testing.T) {
+func TestSecrets_NotInFilesOrLogs(t *testing.T) {
 	needs(t, "qemu-img", "pgrep")
 	audit := filepath.Join(t.TempDir(), "audit")
 	d := start(t, "--log-level", "debug", "--audit", audit)

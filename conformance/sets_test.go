@@ -104,9 +104,9 @@ func (d *daemon) defineSet(t *testing.T) {
 	d.set(t, 0, "define", dir)
 }
 
-// TestASetOfGuests leads real guests through their life by the commands of lodge.
+// TestLodge_SetLifecycle leads real guests through their life by the commands of lodge.
 // Promise: W8
-func TestASetOfGuests(t *testing.T) {
+func TestLodge_SetLifecycle(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.set(t, 2, "start", "set-*") // nobody is there
@@ -238,10 +238,10 @@ func (d *daemon) watch(t *testing.T, selector string) (wait func(n int, what str
 	}
 }
 
-// TestAnInterruptCancelsWhatHasNotBegun interrupts lodge while two guests of
+// TestLodge_InterruptCancelsPending interrupts lodge while two guests of
 // eight, whose firmware does not heed that, are asked to shut down.
 // Promise: W8
-func TestAnInterruptCancelsWhatHasNotBegun(t *testing.T) {
+func TestLodge_InterruptCancelsPending(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
 	d := start(t)
@@ -309,9 +309,9 @@ func (w *interruptAt) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-// TestAStuckGuestIsShownAndHoldsNobody stops one QEMU: lists and tables tell of
+// TestLodge_StuckGuestBlocksNoOther stops one QEMU: lists and tables tell of
 // it, at once, and everybody else goes on.
-func TestAStuckGuestIsShownAndHoldsNobody(t *testing.T) {
+func TestLodge_StuckGuestBlocksNoOther(t *testing.T) {
 	onlyInClients(t)
 	needs(t)
 	d := start(t)

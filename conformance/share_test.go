@@ -41,10 +41,10 @@ func plainDomain(name string, memory, vcpus int) string {
   <cpu><numa><cell id='0' cpus='0-%d' memory='%d' unit='MiB'/></numa></cpu></domain>`, name, uuid.NewSHA1(uuid.Nil, []byte(name)), memory, vcpus, vcpus-1, memory)
 }
 
-// TestRulesBoundWhatClientsMake has a client make more guests, and larger ones, than its
+// TestRules_QuotaEnforced has a client make more guests, and larger ones, than its
 // rules give, in every way there is, by both APIs.
 // Promise: A12
-func TestRulesBoundWhatClientsMake(t *testing.T) {
+func TestRules_QuotaEnforced(t *testing.T) {
 	needs(t)
 	d, _ := ruled(t, shareRules)
 	file := func(text string) string {

@@ -17,10 +17,10 @@ func (d *daemon) spin(t *testing.T, name string) string {
 	return d.file(t, name+".xml", fmt.Sprintf(`<domain type='qemu'><name>%s</name><memory unit='MiB'>32</memory><os><type>hvm</type></os></domain>`, name))
 }
 
-// TestAStoreIsCheckedExportedRepairedAndImported goes the whole way of an
+// TestStore_CheckExportRepairImport goes the whole way of an
 // administrator whose store is damaged under running guests.
 // Promise: S10
-func TestAStoreIsCheckedExportedRepairedAndImported(t *testing.T) {
+func TestStore_CheckExportRepairImport(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.virsh(t, "define", d.spin(t, "runs"))
@@ -154,10 +154,10 @@ func (d *daemon) spoil(t *testing.T, from, to string) {
 	}
 }
 
-// TestADaemonWhoseDiskIsFull: it serves what runs, starts what is there, refuses what it cannot keep, in
+// TestStore_DiskFull: it serves what runs, starts what is there, refuses what it cannot keep, in
 // words, is replaced by another, and goes on by itself once there is room.
 // Promise: S7
-func TestADaemonWhoseDiskIsFull(t *testing.T) {
+func TestStore_DiskFull(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.launchOn(t, d.data, "mode=0700,size=4m")
@@ -194,10 +194,10 @@ func TestADaemonWhoseDiskIsFull(t *testing.T) {
 	contains(t, "what was acknowledged", d.virsh(t, "list", "--all", "--name"), "runs", "taken")
 }
 
-// TestEveryBookMayBeDamaged overwrites every file that the daemon keeps, under
+// TestDaemon_EachFileDamaged overwrites every file that the daemon keeps, under
 // a guest that runs: the next daemon comes up, says so, and leaves the guest be.
 // Promise: S8
-func TestEveryBookMayBeDamaged(t *testing.T) {
+func TestDaemon_EachFileDamaged(t *testing.T) {
 	needs(t)
 	d := start(t)
 	d.virsh(t, "define", d.spin(t, "runs"))

@@ -10,13 +10,13 @@ import (
 	"testing"
 )
 
-// TestWhatOthersTakeAway has somebody else remove what a running guest is made of
+// TestHostObjects_RemovedByOthers has somebody else remove what a running guest is made of
 // on the host: its network's firewall rules, which are back at once, and then its link,
 // its bridge and its control groups. The guest is shown and
 // measured, what needs the missing is refused or done without, and nothing of it is
 // in the way of its end or of the next start.
 // Promise: F9, F23
-func TestWhatOthersTakeAway(t *testing.T) {
+func TestHostObjects_RemovedByOthers(t *testing.T) {
 	needs(t, "dnsmasq", "nft", "ip")
 	d := start(t)
 	d.lan(t, "lan", 1)
@@ -80,10 +80,10 @@ func removeGroup(t *testing.T, group string) {
 	}
 }
 
-// TestTwoDaemonsOnOneRunDirectory starts a second daemon with data of its own in the
+// TestRunDirectory_SecondDaemonRefused starts a second daemon with data of its own in the
 // run directory of the first: it refuses, and touches nothing of the first one's.
 // Promise: S6
-func TestTwoDaemonsOnOneRunDirectory(t *testing.T) {
+func TestRunDirectory_SecondDaemonRefused(t *testing.T) {
 	needs(t)
 	d := start(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -156,10 +156,10 @@ func (d *daemon) visitor(t *testing.T, name string, args ...string) (goes func(w
 	}
 }
 
-// TestClientsOfOtherHosts has virsh come in with certificates, as it does from
+// TestTLS_Virsh has virsh come in with certificates, as it does from
 // another host: good ones, others', ones that were taken back, and none at all.
 // Promise: A6, A13
-func TestClientsOfOtherHosts(t *testing.T) {
+func TestTLS_Virsh(t *testing.T) {
 	needs(t)
 	stranger := newAuthority(t, "Somebody else")
 	d, ca, pki := startAfar(t, "--tls", "127.0.0.1:16514")
@@ -200,10 +200,10 @@ func TestClientsOfOtherHosts(t *testing.T) {
 	d.virsh(t, "list")
 }
 
-// TestTheAPIForOtherHosts has lodge come in with certificates, which are held to the
+// TestTLS_LodgeAPI has lodge come in with certificates, which are held to the
 // same rules as virsh's.
 // Promise: A8, A9, A13
-func TestTheAPIForOtherHosts(t *testing.T) {
+func TestTLS_LodgeAPI(t *testing.T) {
 	needs(t)
 	other := newAuthority(t, "Somebody else")
 	d, ca, pki := startAfar(t, "--api-tls", "127.0.0.1:16515")

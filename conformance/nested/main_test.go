@@ -134,10 +134,10 @@ func (m *machine) run(script string) string {
 	return strings.TrimSpace(out)
 }
 
-// TestNestedHostIsAsTheTestsNeedIt: KVM works, and there are version 2 control
+// TestNestedHost_MeetsRequirements: KVM works, and there are version 2 control
 // groups alone, several nodes, an IOMMU and AppArmor. Otherwise the other tests
 // would pass and say little.
-func TestNestedHostIsAsTheTestsNeedIt(t *testing.T) {
+func TestNestedHost_MeetsRequirements(t *testing.T) {
 	m := begin(t)
 	if said := m.run("lodge probe"); !strings.Contains(said, "a trial guest ran with -accel kvm") {
 		t.Errorf("KVM does not work:\n%s", said)

@@ -35,9 +35,9 @@ func pagesOn(maps string) map[int]int {
 	return found
 }
 
-// TestNestedNodes_MemoryLiesWhereItIsBound: by the kernel's word, the memory of a
+// TestNestedNodes_MemoryOnBoundNode: by the kernel's word, the memory of a
 // guest that is bound to a node lies there and nowhere else, whole or by its cells.
-func TestNestedNodes_MemoryLiesWhereItIsBound(t *testing.T) {
+func TestNestedNodes_MemoryOnBoundNode(t *testing.T) {
 	m := begin(t)
 	const mib = 64
 	immediate := "<memoryBacking><allocation mode='immediate'/></memoryBacking>"

@@ -21,9 +21,9 @@ for vlan in 10 20; do
 done
 `
 
-// TestNestedVLAN_GuestIsInTheVLANOfItsBridge: a guest on a bridge over a VLAN of a
+// TestNestedVLAN_BridgeOverVLAN: a guest on a bridge over a VLAN of a
 // trunk is reached from that VLAN, and not from another.
-func TestNestedVLAN_GuestIsInTheVLANOfItsBridge(t *testing.T) {
+func TestNestedVLAN_BridgeOverVLAN(t *testing.T) {
 	m := begin(t)
 	m.run(vlans)
 	m.boot(guest{name: "one", devices: `<interface type='bridge'><mac address='52:54:00:00:00:10'/><source bridge='bridge10'/><model type='virtio'/></interface>`}, "")
@@ -38,10 +38,10 @@ func TestNestedVLAN_GuestIsInTheVLANOfItsBridge(t *testing.T) {
 	}
 }
 
-// TestNestedVLAN_GuestIsBehindAFilteringBridge: the same with a bridge that knows
+// TestNestedVLAN_FilteringBridge: the same with a bridge that knows
 // VLANs and carries the whole trunk, where the administrator puts the guest's port
 // into one of them.
-func TestNestedVLAN_GuestIsBehindAFilteringBridge(t *testing.T) {
+func TestNestedVLAN_FilteringBridge(t *testing.T) {
 	m := begin(t)
 	m.run(vlans + `
 ip link set trunk.10 nomaster down

@@ -37,12 +37,12 @@ var wallReadings = map[string]string{
 	"internal/mechanism/store/open.go":             "a file's name",
 }
 
-// TestNoWaitIsByTheWallClock: a step of the wall's clock, a day ahead or a year back,
+// TestClock_NoWaitByWallClock: a step of the wall's clock, a day ahead or a year back,
 // moves no deadline, age or order. Go's times carry a monotonic reading, by which
 // time.Since, Until, Sub, Before, After, Compare, timers and contexts go, until it is
 // taken off: wherever a room does that is listed, with what it is for.
 // Promise: F12
-func TestNoWaitIsByTheWallClock(t *testing.T) {
+func TestClock_NoWaitByWallClock(t *testing.T) {
 	rooms := readRooms(t)
 	found := map[string][]string{}
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {

@@ -75,7 +75,7 @@ func roomOf(folder string) (room, level string) {
 // isFake tells the packages that hold a room's fake.
 func isFake(inside string) bool { return strings.HasSuffix(inside, "test") }
 
-func TestImportsGoDown(t *testing.T) {
+func TestImports_GoDown(t *testing.T) {
 	rooms := readRooms(t)
 	for _, p := range list(t) {
 		inside, name, ours := within(p.ImportPath)

@@ -92,7 +92,7 @@ func readRooms(t *testing.T) map[string]room {
 	return rooms
 }
 
-func TestTheTableIsRead(t *testing.T) {
+func TestDesignTable_Parsed(t *testing.T) {
 	rooms := readRooms(t)
 	for name, level := range map[string]int{
 		"fault": 0, "domain": 1, "lifecycle": 2, "xdr": 3, "store": 4, "network": 5, "guest": 6, "fleet": 7, "libvirt": 8,
