@@ -53,7 +53,7 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-// A maker that leaves the UUID blank does not make all its machines one.
+// A maker that leaves the UUID blank does not give all its machines the same UUID.
 func TestBlankFirmwareUUID(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.Laptop)
 	write(t, dir, "sys/class/dmi/id/product_uuid", "ffffffff-ffff-ffff-ffff-ffffffffffff\n")
@@ -63,7 +63,7 @@ func TestBlankFirmwareUUID(t *testing.T) {
 	}
 }
 
-// A machine that nothing names, such as a fresh container, still has a name.
+// A machine without any identity, such as a fresh container, still gets a UUID.
 func TestUnnamedMachine(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.Server)
 	kerneltest.Write(t, dir, "proc/sys/kernel/random/boot_id = 4cd6a2c1-9a0e-4f42-8f6d-2a1d9f8a3c11\n")
@@ -79,8 +79,8 @@ func write(t *testing.T, dir, path, content string) {
 	}
 }
 
-// A description is shared while it is fresh, read anew when it is old, and
-// served with its old time when the kernel refuses.
+// A description is shared while fresh, read again when old, and served with its old time if the kernel
+// refuses.
 func TestFactsAge(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.Laptop)
 	synctest.Test(t, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestFactsAge(t *testing.T) {
 		if inv.Facts() != first {
 			t.Error("fresh facts are read again")
 		}
-		<-time.After(time.Minute) // by the clock of the bubble
+		<-time.After(time.Minute) // on the bubble's clock
 		second := inv.Facts()
 		if second.Topology.Online.Len() != 4 || !second.Read.After(first.Read) {
 			t.Errorf("after a minute processors %s are online", second.Topology.Online)
@@ -121,8 +121,8 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 		{"huge", "257 GiB of memory and this host has 256 GiB", topology.Reservation{Memory: 257 << 30}},
 		{"plain", "already holds", topology.Reservation{Memory: 1 << 30}},
 		{"first", "", pages(small, 0, 200)},
-		// 250 are free on the host by the kernel's count, which the first guest has
-		// not touched; 312 of 512 are not held.
+		// By the kernel's count 250 pages are free, because the first guest has not touched its own; 312 of
+		// 512 are not reserved.
 		{"second", "251 huge pages of 2 MiB and this host has 250 left (512 in all, 250 free, 200 held by other guests)", pages(small, topology.AnyCell, 251)},
 		{"second", "cell 2 has 0 left", pages(small, 2, 1)},
 		{"third", "", pages(large, 1, 3)},
@@ -131,8 +131,8 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 		{"fifth", "no huge pages of 16 MiB", pages(16<<20, 0, 1)},
 		{"fifth", "cell 9", pages(small, 9, 1)},
 		{"own", "", topology.Reservation{CPUs: topology.CPUs(0, 8)}},
-		{"other", "of which guest \"own\" has 8", topology.Reservation{CPUs: topology.CPUs(8, 9)}},
-		{"other", "20 are not online", topology.Reservation{CPUs: topology.CPUs(9, 20)}},
+		{"other", "and guest \"own\" has 8", topology.Reservation{CPUs: topology.CPUs(8, 9)}},
+		{"other", "20 are offline", topology.Reservation{CPUs: topology.CPUs(9, 20)}},
 		{"other", "", topology.Reservation{CPUs: topology.CPUs(9)}},
 	} {
 		err := ledger.Reserve(step.guest, step.want, resources.Need{})
@@ -150,13 +150,14 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 	if err := ledger.Reserve("late", pages(large, 1, 3), resources.Need{}); err != nil {
 		t.Errorf("what was released cannot be had: %v", err)
 	}
-	ledger.Restore("adopted", topology.Reservation{CPUs: topology.CPUs(9)}, resources.Need{}) // granted by the daemon before
+	ledger.Restore("adopted", topology.Reservation{CPUs: topology.CPUs(9)}, resources.Need{}) // reserved by an earlier daemon
 	if held := ledger.Held(); len(held) != 8 {
 		t.Errorf("the books have %d guests", len(held))
 	}
 }
 
-// What a running guest gets besides is held against the host like the rest.
+// Additions to a running guest are checked against the host like its start.
+//
 // Promise: G7
 func TestARunningGuestTakesMoreAndGivesItBack(t *testing.T) {
 	ledger := resources.NewLedger(inventory(t, kerneltest.Host(t, kerneltest.Server)))
@@ -201,7 +202,7 @@ func TestARunningGuestTakesMoreAndGivesItBack(t *testing.T) {
 	}
 }
 
-// However many ask at once, no page is promised twice.
+// Concurrent reservations never promise a page twice.
 func TestLedgerNeverOversells(t *testing.T) {
 	ledger := resources.NewLedger(inventory(t, kerneltest.Host(t, kerneltest.Server)))
 	var asking sync.WaitGroup
