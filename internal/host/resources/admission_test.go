@@ -190,7 +190,7 @@ func (m *machine) storm(t *testing.T, count int, l simulated) time.Duration {
 // the processors busy.
 //
 // Promise: W6
-func TestStormOnABusyProcessor(t *testing.T) {
+func TestStarts_StormOnBusyProcessor(t *testing.T) {
 	for _, processors := range []int{1, 2, 16} {
 		synctest.Test(t, func(t *testing.T) {
 			m := newMachine(processors)
@@ -206,7 +206,7 @@ func TestStormOnABusyProcessor(t *testing.T) {
 }
 
 // Where starts mostly sleep, far more of them than processors must overlap.
-func TestStormThatSleeps(t *testing.T) {
+func TestStarts_StormOfSleepers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		took := m.storm(t, 1000, simulated{sleep: 50 * time.Millisecond, work: 2 * time.Millisecond})
@@ -218,7 +218,7 @@ func TestStormThatSleeps(t *testing.T) {
 
 // Where everything waits for one lock, more launches at once finish no sooner, however idle the processors
 // are.
-func TestStormBehindOneLock(t *testing.T) {
+func TestStarts_StormBehindOneLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		took := m.storm(t, 400, simulated{work: time.Millisecond, serial: 10 * time.Millisecond})
@@ -232,7 +232,7 @@ func TestStormBehindOneLock(t *testing.T) {
 }
 
 // Lack of memory lowers the limit to one; afterwards it recovers.
-func TestMemoryPressureCutsTheLimit(t *testing.T) {
+func TestStarts_MemoryPressureLowersLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -265,7 +265,7 @@ func TestMemoryPressureCutsTheLimit(t *testing.T) {
 // been read.
 //
 // Promise: W6
-func TestNobodyIsAdmittedBlind(t *testing.T) {
+func TestStarts_FirstReadPrecedesAdmission(t *testing.T) {
 	m := newMachine(4)
 	s := m.starts(t)
 	read := s.read
@@ -299,7 +299,7 @@ func TestNobodyIsAdmittedBlind(t *testing.T) {
 // any left are refused with the sums.
 //
 // Promise: W6
-func TestBootStormIsPacedByMemory(t *testing.T) {
+func TestStarts_BootStormPacedByMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -341,7 +341,7 @@ func TestBootStormIsPacedByMemory(t *testing.T) {
 	})
 }
 
-func TestTheGuestThatCannotFitIsRefusedAtOnce(t *testing.T) {
+func TestStarts_ImpossibleGuestRefusedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s, began := m.starts(t), time.Now()
@@ -366,7 +366,7 @@ func TestTheGuestThatCannotFitIsRefusedAtOnce(t *testing.T) {
 }
 
 // If guests of a kind took little memory, the next of that kind is expected to take little.
-func TestGuestsAreJudgedByTheirLikes(t *testing.T) {
+func TestStarts_ExpectsMemoryOfSameKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
@@ -404,7 +404,7 @@ func TestGuestsAreJudgedByTheirLikes(t *testing.T) {
 }
 
 // Launches that hang stop counting after some seconds, and are reported.
-func TestHungLaunchesDoNotHoldPlaces(t *testing.T) {
+func TestStarts_HungLaunchReleasesSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
@@ -437,7 +437,7 @@ func TestHungLaunchesDoNotHoldPlaces(t *testing.T) {
 }
 
 // Promise: W6
-func TestTheQueueIsInOrderAndVisible(t *testing.T) {
+func TestStarts_QueueOrderedAndVisible(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		s := m.starts(t)
@@ -501,7 +501,7 @@ func TestTheQueueIsInOrderAndVisible(t *testing.T) {
 
 var errDestroyed = errors.New("destroyed meanwhile")
 
-func TestTheQueueIsBounded(t *testing.T) {
+func TestStarts_QueueBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		s := m.starts(t)
@@ -523,7 +523,7 @@ func TestTheQueueIsBounded(t *testing.T) {
 }
 
 // A nil queue, and a host that reports nothing, delay no start.
-func TestAdmissionWithoutKnowledge(t *testing.T) {
+func TestStarts_HostWithoutFigures(t *testing.T) {
 	var none *Starts
 	if release, err := none.Admit(t.Context(), StartRequest{Memory: 1 << 60}); err != nil {
 		t.Error(err)
@@ -546,7 +546,7 @@ func TestAdmissionWithoutKnowledge(t *testing.T) {
 }
 
 // Without pressure figures, waits for memory are used in their place; without those, nothing is.
-func TestSignsOfKernelsWithAndWithoutPressure(t *testing.T) {
+func TestSignReader_WithAndWithoutPressure(t *testing.T) {
 	const pressure = "some avg10=1.00 avg60=0.50 avg300=0.10 total=%d\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=%d\n"
 	told := map[string]string{
 		"proc/loadavg": "0 0 0 9/1000 1", "proc/pressure/cpu": fmt.Sprintf(pressure, 7000, 0), "proc/pressure/memory": fmt.Sprintf(pressure, 3000, 2000),
@@ -602,7 +602,7 @@ func (m *machine) boot(ctx context.Context, s *Starts, q StartRequest, touches u
 }
 
 // A start that stops waiting for memory leaves no state that could refuse the next one.
-func TestWhoStopsWaitingForMemoryTakesTheWaitAlong(t *testing.T) {
+func TestStarts_CancelledWaitLeavesNoState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
@@ -647,7 +647,7 @@ func TestWhoStopsWaitingForMemoryTakesTheWaitAlong(t *testing.T) {
 
 // A large guest waits for memory and is not passed at first. It does not block small guests for long, and is
 // refused in the end. The next large guest gets the full time again.
-func TestALargeGuestAndSmallOnes(t *testing.T) {
+func TestStarts_LargeGuestAmongSmallOnes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		s := m.starts(t)
@@ -701,7 +701,7 @@ func TestALargeGuestAndSmallOnes(t *testing.T) {
 }
 
 // Waiting starts learn how much the first guests took, even if those took it slowly.
-func TestASlowBootStormGoesOn(t *testing.T) {
+func TestStarts_SlowBootStormContinues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -718,7 +718,7 @@ func TestASlowBootStormGoesOn(t *testing.T) {
 }
 
 // All guests that started at once are looked at, and their memory predicts that of the next.
-func TestEveryGuestIsLookedAtBeforeItTeaches(t *testing.T) {
+func TestStarts_EverySettlingGuestIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		s := m.starts(t)
@@ -743,7 +743,7 @@ func TestEveryGuestIsLookedAtBeforeItTeaches(t *testing.T) {
 }
 
 // Lower priorities start first, but a start that has waited long enough precedes them.
-func TestNobodyIsPassedForEver(t *testing.T) {
+func TestStarts_PriorityWithoutStarvation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		s := m.starts(t)
@@ -785,7 +785,7 @@ func TestNobodyIsPassedForEver(t *testing.T) {
 
 // A figure that could not be read once, for instance for lack of descriptors, is read again and does not count
 // as lack of memory.
-func TestASignThatFailedOnceIsReadAgain(t *testing.T) {
+func TestSignReader_RetriesFailedFile(t *testing.T) {
 	const pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
 	dir := tree(t, roomy, map[string]string{"proc/pressure/cpu": pressure, "proc/pressure/memory/not-a-file": "", "proc/vmstat": "allocstall_normal 40\n"})
 	r, p, at := &signReader{root: kernel.At(dir)}, newPace(2), time.Now()
@@ -812,7 +812,7 @@ func TestASignThatFailedOnceIsReadAgain(t *testing.T) {
 }
 
 // Memory promised to a launch that hangs may come back, so others wait for it.
-func TestMemoryOfAHungLaunchIsWaitedFor(t *testing.T) {
+func TestStarts_WaitsForMemoryOfHungLaunch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newMachine(2).starts(t)
 		release, err := s.Admit(t.Context(), StartRequest{Memory: 12 * gib})

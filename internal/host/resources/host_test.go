@@ -54,7 +54,7 @@ func TestFacts(t *testing.T) {
 }
 
 // A maker that leaves the UUID blank does not give all its machines the same UUID.
-func TestBlankFirmwareUUID(t *testing.T) {
+func TestInventory_BlankFirmwareUUID(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.Laptop)
 	write(t, dir, "sys/class/dmi/id/product_uuid", "ffffffff-ffff-ffff-ffff-ffffffffffff\n")
 	kerneltest.Write(t, dir, "etc/machine-id = b08dfa6083e7567a1921a715000001fb\n")
@@ -64,7 +64,7 @@ func TestBlankFirmwareUUID(t *testing.T) {
 }
 
 // A machine without any identity, such as a fresh container, still gets a UUID.
-func TestUnnamedMachine(t *testing.T) {
+func TestInventory_UnnamedMachine(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.Server)
 	kerneltest.Write(t, dir, "proc/sys/kernel/random/boot_id = 4cd6a2c1-9a0e-4f42-8f6d-2a1d9f8a3c11\n")
 	if id := inventory(t, kernel.At(dir)).Facts().UUID.String(); id != "4cd6a2c1-9a0e-4f42-8f6d-2a1d9f8a3c11" {
@@ -106,7 +106,7 @@ func TestFactsAge(t *testing.T) {
 	})
 }
 
-func TestLedgerRefusesTheImpossible(t *testing.T) {
+func TestLedger_RefusesImpossible(t *testing.T) {
 	ledger := resources.NewLedger(inventory(t, kerneltest.Host(t, kerneltest.Server)))
 	pages := func(size uint64, cell int, count uint64) topology.Reservation {
 		return topology.Reservation{Pages: []topology.PageDemand{{Size: size, Cell: cell, Count: count}}}
@@ -159,7 +159,7 @@ func TestLedgerRefusesTheImpossible(t *testing.T) {
 // Additions to a running guest are checked against the host like its start.
 //
 // Promise: G7
-func TestARunningGuestTakesMoreAndGivesItBack(t *testing.T) {
+func TestLedger_ExtendAndReduce(t *testing.T) {
 	ledger := resources.NewLedger(inventory(t, kerneltest.Host(t, kerneltest.Server)))
 	pages := func(count uint64) topology.Reservation {
 		return topology.Reservation{Pages: []topology.PageDemand{{Size: 1 << 30, Cell: 1, Count: count}}}
@@ -203,7 +203,7 @@ func TestARunningGuestTakesMoreAndGivesItBack(t *testing.T) {
 }
 
 // Concurrent reservations never promise a page twice.
-func TestLedgerNeverOversells(t *testing.T) {
+func TestLedger_ConcurrentReservationsNeverOversell(t *testing.T) {
 	ledger := resources.NewLedger(inventory(t, kerneltest.Host(t, kerneltest.Server)))
 	var asking sync.WaitGroup
 	for i := range 20 {

@@ -76,7 +76,7 @@ func limitsOf(dir string) *Limits {
 }
 
 // Promise: W7
-func TestTheGuestThatWouldHitALimitIsRefusedWithTheRemedy(t *testing.T) {
+func TestLimits_RefusalNamesRemedy(t *testing.T) {
 	pages := func(count uint64) []topology.PageDemand {
 		return []topology.PageDemand{{Size: 2 << 20, Cell: topology.AnyCell, Count: count}}
 	}
@@ -140,7 +140,7 @@ func TestTheGuestThatWouldHitALimitIsRefusedWithTheRemedy(t *testing.T) {
 }
 
 // The last port of a bridge is granted once, however many ask at the same time.
-func TestBridgePortsAreCounted(t *testing.T) {
+func TestLimits_BridgePorts(t *testing.T) {
 	ports := map[string]string{}
 	for i := range maxBridgePorts - 2 {
 		ports[fmt.Sprintf("sys/class/net/br0/brif/tap%d", i)] = ""
@@ -161,7 +161,7 @@ func TestBridgePortsAreCounted(t *testing.T) {
 
 // Concurrent starts together never get more than there is, and are refused nothing that is available, wherever
 // the kernel begins to count them.
-func TestWhatWasGrantedCountsUntilItIsTaken(t *testing.T) {
+func TestLimits_GrantCountsUntilTaken(t *testing.T) {
 	dir := tree(t, roomy, map[string]string{"proc/sys/fs/aio-nr": "2048"})
 	synctest.Test(t, func(t *testing.T) {
 		l := limitsOf(dir)
@@ -202,7 +202,7 @@ func TestWhatWasGrantedCountsUntilItIsTaken(t *testing.T) {
 }
 
 // Many starts at once share one reading of the limits.
-func TestLimitsAreReadTenTimesASecondAtMost(t *testing.T) {
+func TestLimits_ReadTenTimesASecondAtMost(t *testing.T) {
 	dir := tree(t, roomy)
 	synctest.Test(t, func(t *testing.T) {
 		l := limitsOf(dir)
@@ -220,7 +220,7 @@ func TestLimitsAreReadTenTimesASecondAtMost(t *testing.T) {
 	})
 }
 
-func TestLimitsThatWillBiteAreToldBefore(t *testing.T) {
+func TestLimits_PrepareWarns(t *testing.T) {
 	warnings, err := limitsOf(tree(t, roomy, unified)).Prepare(1000)
 	if err != nil {
 		t.Fatal(err)
@@ -241,7 +241,7 @@ func TestLimitsThatWillBiteAreToldBefore(t *testing.T) {
 }
 
 // After Prepare the daemon's own limits suffice, or a warning says what to do.
-func TestTheDaemonRaisesItsOwnLimits(t *testing.T) {
+func TestLimits_DaemonRaisesOwnLimits(t *testing.T) {
 	before, hard, err := kernel.OpenFiles.Get()
 	if err != nil {
 		t.Fatal(err)
@@ -270,7 +270,7 @@ func TestTheDaemonRaisesItsOwnLimits(t *testing.T) {
 }
 
 // A process with the capability to lock memory meets no limit; one without it is told what to raise.
-func TestLockedMemory(t *testing.T) {
+func TestLimits_LockedMemory(t *testing.T) {
 	need := Need{Locked: 1 << 60}
 	may := limitsOf(tree(t, roomy, map[string]string{"proc/self/status": "Name:\tlodged\nCapEff:\t0000000000004000\n"}))
 	if err := may.take("a", need); err != nil {
@@ -295,7 +295,7 @@ func TestLockedMemory(t *testing.T) {
 
 // A guest whose monitor has answered is still added to counters that were read before its start, and a release
 // since then counts at once.
-func TestCountersOfAMomentAgoDeceiveNobody(t *testing.T) {
+func TestLimits_StaleCounters(t *testing.T) {
 	ports := map[string]string{}
 	for i := range maxBridgePorts - 1 {
 		ports[fmt.Sprintf("sys/class/net/br0/brif/tap%d", i)] = ""
@@ -336,7 +336,7 @@ func TestCountersOfAMomentAgoDeceiveNobody(t *testing.T) {
 
 // Adopted guests are counted once, by the kernel, whatever was read before they were known, and their share is
 // free when they end.
-func TestAdoptedGuestsAreCountedOnce(t *testing.T) {
+func TestLimits_AdoptedGuestsCountedOnce(t *testing.T) {
 	dir := tree(t, roomy, map[string]string{"proc/sys/fs/aio-nr": fmt.Sprint(60 * AIOContext)})
 	synctest.Test(t, func(t *testing.T) {
 		l := limitsOf(dir)
