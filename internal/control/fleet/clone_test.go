@@ -23,8 +23,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// golden is a guest with everything that no second one may have, and DIR for the
-// folder of its disks.
+// golden is a guest with everything that two guests cannot share. DIR stands for the folder of its disks.
 const golden = `<domain type='qemu'><name>golden</name><genid>7f3c1a5e-6f0d-4a57-9a8e-3c1b5d9e0a11</genid>
   <metadata><own xmlns='urn:own'>kept</own><l:guest xmlns:l='https://lodge-kvm.github.io/xmlns/guest/1.0' priority='3'>
     <l:label name='app' value='web'/><l:label name='tile' value='lab/1'/><l:volume pool='default' name='golden.qcow2'/></l:guest></metadata>
@@ -43,7 +42,7 @@ const golden = `<domain type='qemu'><name>golden</name><genid>7f3c1a5e-6f0d-4a57
     <vsock><cid auto='no' address='77'/></vsock>
   </devices></domain>`
 
-// goldenGuest defines that guest, with its disks.
+// goldenGuest defines that guest and its disks.
 func (h *herd) goldenGuest() (dir string) {
 	h.t.Helper()
 	dir = h.withPool()
@@ -59,7 +58,7 @@ func (h *herd) goldenGuest() (dir string) {
 	return dir
 }
 
-// clone makes clones and gives "name outcome" of each, sorted, and what failed.
+// clone makes clones and returns "name outcome" for each, sorted, and the errors.
 func (h *herd) clone(q CloneRequest) ([]string, error) {
 	h.t.Helper()
 	var told []string
@@ -137,7 +136,7 @@ func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
 	h.wants("labelled", h.chosen("label=app:web"), "golden", "one", "two")
 	h.wants("in the tile", h.chosen("tile=lab/1"), "golden")
 
-	// A clone of a clone, whose address in the guest is kept.
+	// A clone of a clone; its address in the guest is kept.
 	got, err = h.clone(CloneRequest{Source: "one", Names: []string{"three"}, NoRNG: true})
 	ok(t, err)
 	h.wants("clone again", got, "three done")
@@ -184,7 +183,7 @@ func TestASeedTellsCloudInitOfANewInstance(t *testing.T) {
 	h.wants("start", h.run(Request{Verb: Start, Options: Options{Paused: true}}, "web-2"), "web-2 done 1")
 	h.run(Request{Verb: Destroy}, "web-2")
 
-	// A clone of a clone has its own seed in the place of that.
+	// The seed of a clone's clone replaces the clone's seed.
 	_, err = h.clone(CloneRequest{Source: "web-2", Names: []string{"web-3"}, Seed: &Seed{}})
 	ok(t, err)
 	if disks := h.view("web-3").Inactive.Devices.Disks; len(disks) != 1 || disks[0].Source.Volume.Volume != "web-3-seed.iso" {
@@ -235,7 +234,7 @@ func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
 		t.Errorf("the variables of a clone that has gone: %v", err)
 	}
 
-	// Variables that were copied for a guest that then could not be go as well.
+	// The copied variables of a clone that fails are removed too.
 	before := files(t, filepath.Dir(path))
 	def, release, err := toClone(t, h).KeepStill(t.Context())
 	ok(t, err)
@@ -272,7 +271,7 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true})
 	ok(t, err)
 
-	// It stays one for as long as anything lies above it, which is told by name to who may see it.
+	// It stays a template while clones use its disks; clients who can see a clone are told its name.
 	free := Request{Verb: Set, Options: Options{Settings: map[string]string{"template": "no"}}}
 	for sees, want := range map[bool]string{true: `"one", "two"`, false: ": 4 more;"} {
 		held := free
@@ -301,7 +300,7 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	if got := h.run(free, "golden"); !slices.Equal(got, []string{"golden done 1"}) || h.view("golden").Template {
 		t.Errorf("set: %v", got)
 	}
-	// Where no clone came about, nothing has changed.
+	// If no clone was made, the source is unchanged.
 	h.define(small("plain"))
 	_, err = h.clone(CloneRequest{Source: "plain", Names: []string{"golden"}, Thin: true})
 	if refused(t, err, fault.Exists, "golden"); h.view("plain").Template {
@@ -319,7 +318,7 @@ func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 	ok(t, err)
 	ok(t, p.Refresh(t.Context()))
 	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one", "two", "golden"}})
-	if err == nil || !strings.Contains(err.Error(), `has a volume "two-vdb.data" already`) || !strings.Contains(err.Error(), `"golden" is there already`) {
+	if err == nil || !strings.Contains(err.Error(), `already has a volume "two-vdb.data"`) || !strings.Contains(err.Error(), `"golden" already exists`) {
 		t.Errorf("got %v", err)
 	}
 	h.wants("clone", got, "golden failed", "one done", "two failed")
@@ -336,7 +335,7 @@ func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 		t.Errorf("for a client that has gone: %+v, %v", sum, err)
 	}
 
-	// The second disk cannot be copied when the first one has been.
+	// The copy of the second disk fails after the first was copied.
 	ok(t, os.Remove(filepath.Join(dir, "golden.data")))
 	got, err = h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
 	if err == nil {
@@ -353,7 +352,7 @@ func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	dir := h.withPool()
 	h.define(small("golden"))
 	before := files(t, dir)
-	// The daemon is killed when all is made, and nothing is acknowledged yet.
+	// The daemon is killed when everything is made and nothing is acknowledged.
 	def, release, err := toClone(t, h).KeepStill(t.Context())
 	ok(t, err)
 	defer release()
@@ -369,7 +368,7 @@ func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
 	h.tidied()
 }
 
-// cutOff makes a clone but for the end of it.
+// cutOff makes a clone except for the last step of the operation.
 func (c *cloning) cutOff(h *herd, name string) {
 	h.t.Helper()
 	id, d := uuid.NewString(), c.source.Clone()
@@ -378,7 +377,7 @@ func (c *cloning) cutOff(h *herd, name string) {
 	h.cutOff(cloneKind.Name, w, &w.parts)
 }
 
-// With the only thin clone of a guest, which was cut off, goes what keeps that guest from being started.
+// Undoing the only thin clone of a guest also removes the mark that keeps the guest from starting.
 func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 	h := newHerd(t)
 	h.goldenGuest()
@@ -391,7 +390,7 @@ func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 	ok(t, err)
 	ok(t, g.MakeTemplate(t.Context()))
 	c.cutOff(h, "one")
-	release() // with its daemon
+	release() // as the end of its daemon does
 	h.Recover(t.Context())
 	h.wants("guests", h.chosen("all"), "golden")
 	if g.View().Template {
@@ -399,7 +398,9 @@ func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 	}
 }
 
-// It stays one where a pool is away in which another may be: started it would destroy that.
+// The source stays a template while a pool that may hold another clone is inactive: starting it would destroy
+// that clone.
+//
 // Promise: H5
 func TestAGuestStaysATemplateForClonesThatNobodySees(t *testing.T) {
 	h := newHerd(t)
@@ -484,7 +485,7 @@ func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
 	release()
 	gone, leave := context.WithCancelCause(t.Context())
 	leave(errors.New("the client has gone"))
-	if _, _, err := g.KeepStill(gone); err == nil { // and nobody holds on to it
+	if _, _, err := g.KeepStill(gone); err == nil { // and the guest is released
 		t.Error("it was kept still for a client that has gone")
 	}
 	ok(t, g.Start(t.Context(), guest.StartOptions{Paused: true}))
@@ -500,7 +501,7 @@ func TestNoCloneIsBegunWhileATemplateEnds(t *testing.T) {
 	ok(t, g.EndTemplate(t.Context(), func(ctx context.Context) error {
 		soon, stop := context.WithTimeout(ctx, 50*time.Millisecond)
 		defer stop()
-		if err := g.MakeTemplate(soon); !errors.Is(err, context.DeadlineExceeded) { // as a thin clone begins
+		if err := g.MakeTemplate(soon); !errors.Is(err, context.DeadlineExceeded) { // begins as a thin clone does
 			t.Errorf("amid the look: %v", err)
 		}
 		return nil
@@ -523,7 +524,8 @@ func TestHostNames(t *testing.T) {
 	}
 }
 
-// What a guest boots from it has a driver for, and its cloud-init looks at all that it sees.
+// A seed is on a bus for which the guest has a driver, so that cloud-init finds it.
+//
 // Promise: H3
 func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
 	for _, c := range []struct{ machine, bus, target, device, at string }{
@@ -537,7 +539,7 @@ func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
 	} {
 		d := &domain.Definition{OS: domain.OS{Machine: c.machine}}
 		d.Devices.Disks = []*device.Disk{
-			{Info: device.Info{Alias: seedAlias}, Device: "cdrom", Bus: "sata", Target: "sdc"}, // of the clone that this is a clone of
+			{Info: device.Info{Alias: seedAlias}, Device: "cdrom", Bus: "sata", Target: "sdc"}, // from the source, which is a clone itself
 			{Device: "disk", Bus: c.bus, Target: c.target},
 		}
 		if drive := seedDrive(d); drive.Device != c.device || drive.Bus+" "+drive.Target != c.at || !drive.ReadOnly || len(d.Devices.Disks) != 2 {
@@ -546,9 +548,9 @@ func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
 	}
 }
 
-// A clone's disks are held as those of the guest that it is of, whoever makes it: whoever may
-// write to their folder leads neither elsewhere. Nor does what such a disk leads to come into
-// a copy.
+// A clone's disks have the path limits of the source, whoever makes the clone: a client that may write to the
+// disks' folder can neither redirect them nor have another file copied through them.
+//
 // Promise: A3
 func TestACloneKeepsTheFence(t *testing.T) {
 	h := newHerd(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// metadataOf gives what a definition's <metadata> holds.
+// metadataOf returns the content of a definition's <metadata>.
 func metadataOf(t *testing.T, doc string) string {
 	t.Helper()
 	root, err := xmltree.Parse(doc)
@@ -116,7 +116,8 @@ func FuzzReadMarks(f *testing.F) {
 	})
 }
 
-// Of what each part may be all together may be more than is read.
+// Parts that are each within their bound may together exceed the total.
+//
 // Promise: H2
 func TestMarksThatWouldNotBeReadAreNotWritten(t *testing.T) {
 	long := &Marks{Labels: Labels{}}

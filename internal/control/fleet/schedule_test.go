@@ -16,8 +16,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// play runs a schedule of guests, one turn a second, those in broken failing, and
-// gives what was reported.
+// play runs a schedule of guests, one second a turn; those in broken fail. It returns what was reported.
 func play(ctx context.Context, t *testing.T, text string, s schedule, broken ...string) (Summary, []string) {
 	t.Helper()
 	names, marks := guests(t, text)
@@ -59,7 +58,7 @@ func TestAFailureSkipsWhatComesAfterIt(t *testing.T) {
 		if sum.Failed != 1 || sum.Done != 1 || sum.Skipped != 2 || sum.Took != time.Second {
 			t.Errorf("got %+v: %v", sum, got)
 		}
-		// An order alone goes on.
+		// Without strict, the dependents continue.
 		sum, got = play(t.Context(), t, "db web<db", schedule{parallel: 9, keepGoing: true}, "db")
 		if sum.Failed != 1 || sum.Done != 1 {
 			t.Errorf("got %+v: %v", sum, got)
@@ -109,8 +108,7 @@ func TestABugEndsOneTurn(t *testing.T) {
 	}
 }
 
-// TestEveryScheduleIsSound draws sets and failures and holds what happens to the
-// rules.
+// TestEveryScheduleIsSound draws sets and failures and checks the rules of a schedule.
 func TestEveryScheduleIsSound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 12).Draw(t, "n")

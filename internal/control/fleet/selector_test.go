@@ -79,7 +79,7 @@ func TestWrongSelectorsAreRefused(t *testing.T) {
 	}
 }
 
-// TestGlobsMatchLikeTheirSlowTwin holds the matcher to the obvious recursion.
+// TestGlobsMatchLikeTheirSlowTwin compares the matcher with a plain recursion.
 func TestGlobsMatchLikeTheirSlowTwin(t *testing.T) {
 	var slow func(pattern, text string) bool
 	slow = func(pattern, text string) bool {

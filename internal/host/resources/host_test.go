@@ -119,7 +119,7 @@ func TestLedger_RefusesImpossible(t *testing.T) {
 		{"plain", "", topology.Reservation{Memory: 200 << 30}},
 		{"overcommitted", "", topology.Reservation{Memory: 256 << 30}},
 		{"huge", "257 GiB of memory and this host has 256 GiB", topology.Reservation{Memory: 257 << 30}},
-		{"plain", "already holds", topology.Reservation{Memory: 1 << 30}},
+		{"plain", "already has a reservation", topology.Reservation{Memory: 1 << 30}},
 		{"first", "", pages(small, 0, 200)},
 		// By the kernel's count 250 pages are free, because the first guest has not touched its own; 312 of
 		// 512 are not reserved.
