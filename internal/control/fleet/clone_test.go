@@ -79,7 +79,7 @@ func (h *herd) document(name string) string {
 }
 
 // Promise: H1
-func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
+func TestClone_IdentitiesDiffer(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
 	before, there := h.document("golden"), files(t, dir)
@@ -146,7 +146,7 @@ func TestClonesShareNothingThatTellsThemApart(t *testing.T) {
 }
 
 // Promise: H3
-func TestASeedTellsCloudInitOfANewInstance(t *testing.T) {
+func TestSeed_NewCloudInitInstance(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.define(small("golden"))
@@ -212,7 +212,7 @@ func TestClone_VariablesOnADeviceBecomeAFile(t *testing.T) {
 	refused(t, err, fault.Invalid, "more than the 64 MiB")
 }
 
-func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
+func TestClone_CopiesUEFIVariables(t *testing.T) {
 	h := newHerd(t)
 	for name, text := range map[string]string{"code.fd": "code", "vars.fd": "fresh", "golden_VARS.fd": "of golden"} {
 		ok(t, os.WriteFile(filepath.Join(h.dir, name), []byte(text), 0o600))
@@ -250,7 +250,7 @@ func TestACloneHasUEFIVariablesOfItsOwn(t *testing.T) {
 }
 
 // Promise: H5
-func TestThinClonesMakeATemplate(t *testing.T) {
+func TestClone_ThinMakesTemplate(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
 	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
@@ -309,7 +309,7 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 }
 
 // Promise: H2
-func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
+func TestClone_FailureLeavesNothing(t *testing.T) {
 	h := newHerd(t)
 	dir := h.goldenGuest()
 	there := files(t, dir)
@@ -347,7 +347,7 @@ func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 }
 
 // Promise: H2
-func TestACloneThatWasCutOffIsRemoved(t *testing.T) {
+func TestRecover_RemovesUnfinishedClone(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.define(small("golden"))
@@ -378,7 +378,7 @@ func (c *cloning) cutOff(h *herd, name string) {
 }
 
 // Undoing the only thin clone of a guest also removes the mark that keeps the guest from starting.
-func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
+func TestRecover_ReleasesTemplateOfUnfinishedClone(t *testing.T) {
 	h := newHerd(t)
 	h.goldenGuest()
 	g := toClone(t, h)
@@ -402,7 +402,7 @@ func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 // that clone.
 //
 // Promise: H5
-func TestAGuestStaysATemplateForClonesThatNobodySees(t *testing.T) {
+func TestRecover_KeepsTemplateWhilePoolInactive(t *testing.T) {
 	h := newHerd(t)
 	h.goldenGuest()
 	g := toClone(t, h)
@@ -435,7 +435,7 @@ func toClone(t *testing.T, h *herd) *guest.Guest {
 }
 
 // Promise: H4
-func TestWhatCannotBeClonedIsNamed(t *testing.T) {
+func TestClone_NamesWhatCannotBeCloned(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	ok(t, os.WriteFile(filepath.Join(h.dir, "stray.raw"), make([]byte, 512), 0o600))
@@ -475,7 +475,7 @@ func TestWhatCannotBeClonedIsNamed(t *testing.T) {
 }
 
 // Promise: H5
-func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
+func TestClone_SourceCannotStart(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
 	g := toClone(t, h)
@@ -493,7 +493,7 @@ func TestAGuestIsNotStartedWhileItIsCloned(t *testing.T) {
 	refused(t, err, fault.WrongState, "shut it down first")
 }
 
-func TestNoCloneIsBegunWhileATemplateEnds(t *testing.T) {
+func TestClone_WaitsForReleaseOfTemplate(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
 	g := toClone(t, h)
@@ -511,7 +511,7 @@ func TestNoCloneIsBegunWhileATemplateEnds(t *testing.T) {
 	}
 }
 
-func TestHostNames(t *testing.T) {
+func TestSeed_HostNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"web-1": "web-1", "Web_1.example": "web-1-example", "--": "guest", "größe": "gr--e", strings.Repeat("a", 70): strings.Repeat("a", 63),
 	} {
@@ -527,7 +527,7 @@ func TestHostNames(t *testing.T) {
 // A seed is on a bus for which the guest has a driver, so that cloud-init finds it.
 //
 // Promise: H3
-func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
+func TestSeed_BusWithDriver(t *testing.T) {
 	for _, c := range []struct{ machine, bus, target, device, at string }{
 		{"pc-q35-7.2", "virtio", "vda", "disk", "virtio vdb"},
 		{"pc-q35-7.2", "scsi", "sda", "cdrom", "scsi sdb"},
@@ -552,7 +552,7 @@ func TestASeedIsWhereItsGuestHasADriver(t *testing.T) {
 // disks' folder can neither redirect them nor have another file copied through them.
 //
 // Promise: A3
-func TestACloneKeepsTheFence(t *testing.T) {
+func TestClone_KeepsPathLimits(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	secret, disk := filepath.Join(h.dir, "secret"), filepath.Join(dir, "golden.qcow2")

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-func TestTheEndOfAGuestIsHeardOf(t *testing.T) {
+func TestEndings_GuestEnds(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("first"), small("second"))
 	h.run(Request{Verb: Start, Options: Options{Paused: true}}, "all")

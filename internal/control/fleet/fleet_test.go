@@ -188,7 +188,7 @@ func (h *herd) view(name string) *guest.View {
 }
 
 // Promise: A14
-func TestASetIsDefinedChosenSetAndUndefined(t *testing.T) {
+func TestRun_DefineSelectSetUndefine(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("web-1", marked(5, `<x:label name='app' value='shop'/><x:after guest='db'/>`)), small("web-2"), small("db", marked(0)))
 	h.wants("all", h.chosen("all"), "db", "web-1", "web-2")
@@ -251,7 +251,7 @@ func TestASetIsDefinedChosenSetAndUndefined(t *testing.T) {
 	}
 }
 
-func TestMarksThatCannotBeReadAreToldAndNotGuessed(t *testing.T) {
+func TestSelect_UnreadableMarksReported(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("odd", `<metadata><x:guest xmlns:x='`+Namespace+`' priority='first'/></metadata>`))
 	m := h.Select(selectors(t, "all"))
@@ -269,7 +269,7 @@ func TestMarksThatCannotBeReadAreToldAndNotGuessed(t *testing.T) {
 	h.wants("undefine", h.run(Request{Verb: Undefine}, "odd"), "odd done 1")
 }
 
-func TestAListingReadsWhatChangedOnly(t *testing.T) {
+func TestAll_ParsesOnlyChangedMarks(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("a", marked(1, `<x:label name='n' value='1'/>`)))
 	first := h.Select(selectors(t, "all"))[0]
@@ -283,7 +283,7 @@ func TestAListingReadsWhatChangedOnly(t *testing.T) {
 	h.run(Request{Verb: Undefine}, "a")
 }
 
-func TestASetLives(t *testing.T) {
+func TestRun_LifeCycleOfSet(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("db", marked(0)), small("web", marked(0, `<x:after guest='db'/>`)), small("late", marked(9)))
 	start := Request{Verb: Start}
@@ -316,7 +316,7 @@ func TestASetLives(t *testing.T) {
 	}
 }
 
-func TestAFailedStartSkipsItsDependants(t *testing.T) {
+func TestRun_FailedStartSkipsDependents(t *testing.T) {
 	h := newHerd(t)
 	broken := strings.Replace(small("db"), "<serial type='pty'/>", `<disk type='file' device='disk'><source file='/nowhere/at-all.raw'/><target dev='vda' bus='virtio'/></disk>`, 1)
 	h.define(broken, small("web", marked(0, `<x:after guest='db'/>`)))
@@ -332,7 +332,7 @@ func TestAFailedStartSkipsItsDependants(t *testing.T) {
 	h.wants("alone", h.run(Request{Verb: Start, Options: Options{Paused: true}}, "web"), "web done 1")
 }
 
-func TestCancellingAShutdownPullsNoPlug(t *testing.T) {
+func TestRun_CancelledShutdownDestroysNothing(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("slow"))
 	h.run(Request{Verb: Start}, "all")
@@ -350,7 +350,7 @@ func TestCancellingAShutdownPullsNoPlug(t *testing.T) {
 	}
 }
 
-func TestAStuckGuestDelaysNoOtherOfTheSet(t *testing.T) {
+func TestRun_StuckGuestDelaysNoOther(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("stuck"), small("well-1"), small("well-2"))
 	h.run(Request{Verb: Start}, "all")
@@ -368,7 +368,7 @@ func TestAStuckGuestDelaysNoOtherOfTheSet(t *testing.T) {
 }
 
 // A guest that waits for its start can be destroyed, and does not start afterwards.
-func TestAWaitingStartIsDestroyed(t *testing.T) {
+func TestRun_DestroyCancelsWaitingStart(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
 	_, err := h.create(template(t, twoGuests), 1, 1)
@@ -415,7 +415,7 @@ func TestAWaitingStartIsDestroyed(t *testing.T) {
 }
 
 // Changing a guest's marks does not wait for another guest's turn.
-func TestSettingAStuckGuestDelaysNoOther(t *testing.T) {
+func TestRun_SetOfStuckGuestDelaysNoOther(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("stuck"))
 	h.define(small("well"))

@@ -125,7 +125,7 @@ func (a *altered) Steps() []operation.Step { return a.alter(a.tileCreation.Steps
 // A tile whose record cannot be removed is not reported as made; the next daemon removes it.
 //
 // Promise: F35, H2
-func TestATileThatCannotBeNotedIsNotMade(t *testing.T) {
+func TestCreateTiles_RecordNotWritten(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	var find func()
@@ -150,7 +150,7 @@ func TestATileThatCannotBeNotedIsNotMade(t *testing.T) {
 // is active. Its guests are removed at once.
 //
 // Promise: F35
-func TestWhatIsLeftIsTidiedUp(t *testing.T) {
+func TestRecover_PoolInactive(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.halfMade(twoGuests)
@@ -171,7 +171,7 @@ func TestWhatIsLeftIsTidiedUp(t *testing.T) {
 // tile is completed nevertheless.
 //
 // Promise: F35
-func TestWhatIsLeftAndUsedStays(t *testing.T) {
+func TestRecover_KeepsRemainsInUse(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.halfMade(twoGuests)
@@ -225,7 +225,7 @@ func (h *herd) occupy(name string) (letGo func()) {
 // data.
 //
 // Promise: F35
-func TestWhatIsLeftAndWasUsedStays(t *testing.T) {
+func TestRecover_KeepsRemainsOfGuestThatRan(t *testing.T) {
 	for name, ended := range map[string]bool{"seen as it runs": false, "seen when it has ended": true} {
 		t.Run(name, func(t *testing.T) {
 			h := newHerd(t)
@@ -254,7 +254,7 @@ func TestWhatIsLeftAndWasUsedStays(t *testing.T) {
 // If a guest of a failing tile has been started meanwhile, the tile stays with its disks.
 //
 // Promise: F35
-func TestATileThatFailsStaysForWhoRunsIt(t *testing.T) {
+func TestCreateTiles_FailureKeepsRunningGuest(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	w := newTileCreation(h.Fleet, h.docs(twoGuests))
@@ -275,7 +275,7 @@ func TestATileThatFailsStaysForWhoRunsIt(t *testing.T) {
 // Remains that a thin clone was made of stay, with their backing files.
 //
 // Promise: F35
-func TestWhatLiesBelowACloneOfWhatIsLeftStays(t *testing.T) {
+func TestRecover_KeepsBackingFilesOfClone(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	const base = "<volume pool='default'><name>{name}-{tile}.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target>"
@@ -293,7 +293,7 @@ func TestWhatLiesBelowACloneOfWhatIsLeftStays(t *testing.T) {
 // A new daemon serves clients before all remains are removed, and continues removing them afterwards.
 //
 // Promise: F35
-func TestNobodyWaitsForAllThatIsLeft(t *testing.T) {
+func TestRecover_ServesBeforeDone(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	h.halfMade(twoGuests)
@@ -319,7 +319,7 @@ func TestNobodyWaitsForAllThatIsLeft(t *testing.T) {
 // A tile whose removal was interrupted does not count as complete.
 //
 // Promise: H2
-func TestATileThatIsHalfRemovedIsNotThere(t *testing.T) {
+func TestCreateTiles_HalfRemovedTile(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
 	tt := template(t, twoGuests)
@@ -335,7 +335,7 @@ func TestATileThatIsHalfRemovedIsNotThere(t *testing.T) {
 // A tile that could not be undone is removed by an explicit removal.
 //
 // Promise: F35
-func TestRemoveTiles_TakesOverWhatIsOwed(t *testing.T) {
+func TestRemoveTiles_PendingUndo(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	w := newTileCreation(h.Fleet, h.docs(twoGuests))
@@ -373,7 +373,7 @@ func TestRemoveTiles_TakesOverWhatIsOwed(t *testing.T) {
 // A requested removal is done once its pool is active.
 //
 // Promise: F35
-func TestRemoveTiles_PoolIsAway(t *testing.T) {
+func TestRemoveTiles_PoolInactive(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	_, err := h.create(template(t, twoGuests), 1, 1)
@@ -396,7 +396,7 @@ func TestRemoveTiles_PoolIsAway(t *testing.T) {
 // A record that cannot be read may belong to any object, so no other operation is begun.
 //
 // Promise: F35
-func TestARecordOfALaterDaemonKeepsOthersOff(t *testing.T) {
+func TestOpen_UnreadableRecordRefusesNewOperations(t *testing.T) {
 	h := newHerd(t)
 	h.withPool()
 	ok(t, operation.Stored{Store: h.store}.Write(operation.Record{ID: uuid.NewString(), Owner: operationsName, Kind: "of a later daemon"}))
@@ -410,7 +410,7 @@ func TestARecordOfALaterDaemonKeepsOthersOff(t *testing.T) {
 // A volume in a pool that is still being read does not count as missing.
 //
 // Promise: H2
-func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
+func TestRecover_PoolAnswersLate(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	p, err := h.pools.ByName("default")
@@ -441,7 +441,7 @@ func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
 // belongs to another owner.
 //
 // Promise: H2
-func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
+func TestRecover_NewVolumeOfSameName(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	p, err := h.pools.ByName("default")

@@ -45,7 +45,7 @@ func guests(t *testing.T, text string) (names []string, marks []*Marks) {
 	return names, marks
 }
 
-func TestGuestsComeInWaves(t *testing.T) {
+func TestArrange_Waves(t *testing.T) {
 	for _, c := range []struct{ guests, up, back string }{
 		{"a b c", "a b c", "a b c"},
 		{"a:5 b:-1 c", "b | c | a", "a | c | b"},
@@ -75,7 +75,7 @@ func TestGuestsComeInWaves(t *testing.T) {
 // depend on the cycle.
 //
 // Promise: A14
-func TestACircleIsOfThoseInIt(t *testing.T) {
+func TestArrange_Cycle(t *testing.T) {
 	for _, c := range []struct{ guests, waves, in, says string }{
 		{"a<a b<c c", "a c | b", "a", "a after a;"},
 		{"x<c c<b b<a a<c", "c b a | x", "c b a", "a after c after b after a;"},
@@ -104,7 +104,7 @@ func TestACircleIsOfThoseInIt(t *testing.T) {
 // A cycle of the maximum number of guests is found quickly and named in few words.
 //
 // Promise: A14
-func TestALargeCircle(t *testing.T) {
+func TestArrange_LargeCycle(t *testing.T) {
 	names, marks := make([]string, 16384), make([]*Marks, 16384)
 	for i := range names {
 		names[i] = fmt.Sprintf("g-%05d", i)
@@ -116,8 +116,8 @@ func TestALargeCircle(t *testing.T) {
 	}
 }
 
-// TestEveryOrderIsSound draws sets without circles.
-func TestEveryOrderIsSound(t *testing.T) {
+// TestArrange_Properties draws sets without circles.
+func TestArrange_Properties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 20).Draw(t, "n")
 		names, marks := make([]string, n), make([]*Marks, n)

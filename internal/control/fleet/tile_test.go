@@ -119,7 +119,7 @@ func (h *herd) remove(tiles string) ([]string, error) {
 	return told, errors.Join(failures...)
 }
 
-func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
+func TestTiles_CreateStartRemove(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	ok(t, os.WriteFile(filepath.Join(dir, "mine.raw"), nil, 0o600))
@@ -190,7 +190,7 @@ func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 	}
 }
 
-func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {
+func TestCreateTiles_FailureLeavesNothing(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	// The second guest fails: QEMU does not know its machine type, although the format accepts it.
@@ -223,7 +223,7 @@ func TestATileIsMadeWholeOrNotAtAll(t *testing.T) {
 	}
 }
 
-func TestTheExampleTileWorks(t *testing.T) {
+func TestParseTile_Example(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	doc, err := os.ReadFile("../../../packaging/tile.xml")
@@ -244,7 +244,7 @@ func TestTheExampleTileWorks(t *testing.T) {
 	h.wants("files left", files(t, dir))
 }
 
-func TestTemplatesAreStrict(t *testing.T) {
+func TestParseTile_Invalid(t *testing.T) {
 	domain := "<domain type='qemu'><name>{name}-{tile}</name></domain>"
 	for doc, says := range map[string]string{
 		"<tile>\n  <domain type='qemu'><name>{nmae}-{tile}</name></domain></tile>":     "line 2 of the template of a tile: no placeholder {nmae}",
@@ -272,7 +272,7 @@ func TestTemplatesAreStrict(t *testing.T) {
 	}
 }
 
-func TestPlaceholdersNeverBecomeMarkup(t *testing.T) {
+func TestTemplate_PlaceholdersNeverBecomeMarkup(t *testing.T) {
 	tt := template(t, `<tile><domain type='qemu'><name>{name}-{tile}</name><description a='{name}'>{name} {"json": 1} {{tile}}</description></domain></tile>`)
 	docs, err := tt.expand("a.b", 7)
 	ok(t, err)

@@ -21,7 +21,7 @@ const oneGuest = `<tile>
 </tile>`
 
 // Promise: F36
-func TestATileIsMadeOrRemovedByOneAtATime(t *testing.T) {
+func TestTiles_OneChangeAtATime(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	leave, err := h.beginTile("lab/1")
@@ -59,7 +59,7 @@ func TestATileIsMadeOrRemovedByOneAtATime(t *testing.T) {
 // made again before its turn. Its guests do not stay without their volumes.
 //
 // Promise: F36
-func TestATileIsRemovedAsItIsWhenItsTurnComes(t *testing.T) {
+func TestRemoveTiles_TileMadeAgainBeforeTurn(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	tt := template(t, oneGuest)
@@ -87,7 +87,7 @@ func TestATileIsRemovedAsItIsWhenItsTurnComes(t *testing.T) {
 // disk.
 //
 // Promise: F36
-func TestATileWhoseVolumeIsTakenWhileItEndsStays(t *testing.T) {
+func TestRemoveTiles_VolumeTakenMeanwhile(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
 	_, err := h.create(template(t, twoGuests), 1, 1)
@@ -147,7 +147,7 @@ func (a *asking) Done() <-chan struct{} {
 // come back by another client's pending change.
 //
 // Promise: F36
-func TestLabelsThatOthersTookAwayDoNotComeBack(t *testing.T) {
+func TestSet_ConcurrentLabelChanges(t *testing.T) {
 	h := newHerd(t)
 	doc := func(label string) string {
 		return strings.Replace(small("marked"), "<devices>", marked(0, label)+"<devices>", 1)
@@ -181,7 +181,7 @@ func TestLabelsThatOthersTookAwayDoNotComeBack(t *testing.T) {
 // later.
 //
 // Promise: F36
-func TestAGuestThatWaitsToBeStartedAgainIsTurnedOff(t *testing.T) {
+func TestShutdown_PendingRestart(t *testing.T) {
 	h := newHerd(t)
 	for _, verb := range []Verb{Shutdown, Destroy} {
 		name := "crashed-" + string(verb)
