@@ -13,8 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// renew makes the definition of a guest that of another one: whatever tells the
-// two apart, or is one's alone on this host, is new. Disks are left as they are.
+// renew gives a definition a new identity: name, UUID, MAC addresses and everything that only one guest of
+// this host can have. It leaves the disks.
 func renew(d *domain.Definition, name, id string, mac func() (string, error)) error {
 	d.Name, d.UUID = name, id
 	if d.GenID != "" {
@@ -26,7 +26,7 @@ func renew(d *domain.Definition, name, id string, mac func() (string, error)) er
 		if n.MAC, err = mac(); err != nil {
 			return err
 		}
-		n.Target = "" // the name of the host's end
+		n.Target = "" // the host's name of the tap device
 	}
 	if v := d.Devices.VSock; v != nil {
 		v.CID, v.Auto = 0, device.On
@@ -39,7 +39,7 @@ func renew(d *domain.Definition, name, id string, mac func() (string, error)) er
 	return err
 }
 
-// renewSMBIOS gives what names the machine itself its new name.
+// renewSMBIOS replaces the machine's identifiers in SMBIOS.
 func renewSMBIOS(s *domain.SysInfo, id string) {
 	if s == nil {
 		return
@@ -53,7 +53,7 @@ func renewSMBIOS(s *domain.SysInfo, id string) {
 	}
 }
 
-// renewDisplay has the host choose where a display is served.
+// renewDisplay lets the host choose a display's port or socket.
 func renewDisplay(g *device.Graphics) {
 	if g.Port > 0 || g.TLSPort > 0 {
 		g.Port, g.TLSPort, g.AutoPort = 0, 0, device.On
@@ -69,7 +69,7 @@ func renewDisplay(g *device.Graphics) {
 	}
 }
 
-// unmarked takes out of a guest's <metadata> that it is part of a tile.
+// unmarked removes the tile from a guest's <metadata>.
 func unmarked(metadata string) (string, error) {
 	m, err := ReadMarks(metadata)
 	if err != nil || m == noMarks {
@@ -85,7 +85,7 @@ func unmarked(metadata string) (string, error) {
 	return xmltree.SetMetadataElement(metadata, Namespace, prefix, doc)
 }
 
-// uncloneable says, by name, what of a guest no second one can have.
+// uncloneable names the parts of a definition that two guests cannot share.
 func uncloneable(d *domain.Definition) error {
 	var why []string
 	say := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
@@ -117,7 +117,7 @@ func uncloneable(d *domain.Definition) error {
 		}
 	}
 	if len(d.QEMUArgs) > 0 {
-		say("it has arguments of its own for QEMU, of which Lodge does not know what they share")
+		say("it has its own QEMU arguments, and Lodge cannot know what they share")
 	}
 	if len(why) > 0 {
 		return fault.New(fault.Unsupported, fault.Domain, "domain %q cannot be cloned: %s; take that out of its definition first (virsh edit %s)",
@@ -126,7 +126,7 @@ func uncloneable(d *domain.Definition) error {
 	return nil
 }
 
-// claims says what a character device has of the host that only one can have.
+// claims names the resources of the host that a character device needs for itself.
 func claims(kind string, b *device.Backend, say func(string, ...any)) {
 	switch {
 	case b.Type == "file" || b.Type == "dev" || b.Type == "pipe":
@@ -143,13 +143,12 @@ func claims(kind string, b *device.Backend, say func(string, ...any)) {
 	}
 }
 
-// maxMACTries is how often an address is drawn that no guest has. With a thousand
-// guests of four interfaces one in 4,000 is taken.
+// maxMACTries is how often an address is drawn. With a thousand guests of four interfaces, one in 4,000
+// addresses of QEMU's range is used.
 const maxMACTries = 16
 
-// newMAC draws a MAC address, of those that are QEMU's to give, that no guest has.
-// Two that are drawn at once may be the same, once in 16 million; the message that
-// tells of shared addresses does so then, too.
+// newMAC draws a MAC address in QEMU's range (52:54:00) that no guest has. Two concurrent draws are equal once
+// in 16 million; the warning about shared addresses then appears.
 func (f *Fleet) newMAC() (string, error) {
 	for range maxMACTries {
 		if mac := network.RandomMAC(); !f.guests.MACTaken(mac) {
