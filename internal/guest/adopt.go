@@ -18,7 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
@@ -284,7 +284,7 @@ func (r *Registry) dropHalfWritten(dir string) {
 }
 
 // takeUp makes a guest that runs on this daemon's own.
-func (r *adopting) takeUp(run *run, rec *runRecord, process *qemu.Process) {
+func (r *adopting) takeUp(run *run, rec *runRecord, process *qemuprocess.Process) {
 	run.process = process
 	run.hold("process watch", func(context.Context) error { process.Release(); return nil })
 	if err := run.seal(); err != nil { // its daemon may not have known how
@@ -329,7 +329,7 @@ func (r *Registry) adopted(rec *runRecord) *Guest {
 }
 
 // findProcess finds the process of a run record again; nil when it has ended.
-func (r *Registry) findProcess(run *run) (*qemu.Process, error) {
+func (r *Registry) findProcess(run *run) (*qemuprocess.Process, error) {
 	pid, start := run.PID, run.StartTime
 	if pid == 0 { // launched, perhaps, but not yet recorded
 		var err error
@@ -345,7 +345,7 @@ func (r *Registry) findProcess(run *run) (*qemu.Process, error) {
 		}
 		start = p.Start
 	}
-	process, err := qemu.Adopt(pid, start)
+	process, err := qemuprocess.Adopt(pid, start)
 	if fault.Is(err, fault.NotFound) {
 		run.log.Info("a guest ended while no daemon looked", "cause", err)
 		return nil, nil
@@ -388,7 +388,7 @@ func (r *Registry) guestAmong(pids []int, dir string) (int, error) {
 
 // killAndWait ends a process and waits for that, but not for one that the kernel
 // does not let go.
-func killAndWait(p *qemu.Process) error {
+func killAndWait(p *qemuprocess.Process) error {
 	if err := p.Kill(); err != nil {
 		return err
 	}

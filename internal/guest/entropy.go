@@ -6,6 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
@@ -66,7 +67,7 @@ func declinesRNG(metadata string) bool {
 // withRNG gives a complete definition with a source besides, in the place that is
 // left for it: no other device moves. It gives nil where there is no such place (the
 // machine has no PCI, or QEMU no such device).
-func withRNG(d *domain.Definition, caps *qemu.Capabilities) *domain.Definition {
+func withRNG(d *domain.Definition, caps *qemucaps.Capabilities) *domain.Definition {
 	if !caps.HasDevice("virtio-rng-pci") || !caps.HasObject("rng-random") || d.Devices.ByAlias(givenRNG) != nil {
 		return nil
 	}

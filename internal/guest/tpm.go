@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -356,7 +356,7 @@ func (r *run) missesTPM(ctx context.Context) bool {
 }
 
 // holdTPM takes hold of the emulator that serves a guest; nil: none does.
-func holdTPM(r *run) *qemu.Process {
+func holdTPM(r *run) *qemuprocess.Process {
 	pid, process, err := tpmOf(r)
 	if err != nil || process < 0 {
 		return nil
@@ -366,7 +366,7 @@ func holdTPM(r *run) *qemu.Process {
 	if err != nil {
 		return nil
 	}
-	emulator, err := qemu.Adopt(pid, at.Start)
+	emulator, err := qemuprocess.Adopt(pid, at.Start)
 	if err != nil {
 		return nil
 	}

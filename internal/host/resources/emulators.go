@@ -13,7 +13,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprobe"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
@@ -34,7 +35,7 @@ type Emulators struct {
 	flight singleflight.Group
 
 	mu     sync.RWMutex
-	known  map[string]*qemu.Capabilities
+	known  map[string]*qemucaps.Capabilities
 	looked map[string]time.Time // when a binary was last seen to be the one that is known
 }
 
@@ -46,9 +47,9 @@ const fresh = 50 * time.Millisecond
 // NewEmulators reads what earlier daemons have learnt. The usual binary is that
 // of a guest that names none.
 func NewEmulators(s *store.Store, usual string, log *slog.Logger) (*Emulators, error) {
-	e := &Emulators{store: s, log: log, usual: usual, known: map[string]*qemu.Capabilities{}, looked: map[string]time.Time{}}
+	e := &Emulators{store: s, log: log, usual: usual, known: map[string]*qemucaps.Capabilities{}, looked: map[string]time.Time{}}
 	err := s.Each(emulatorKind, func(path string, decode func(any) error) error {
-		c := new(qemu.Capabilities)
+		c := new(qemucaps.Capabilities)
 		if err := decode(c); err != nil {
 			log.Info("a probe of QEMU is of another layout; the binary will be probed again", "binary", path, "error", err)
 			return nil
@@ -77,7 +78,7 @@ func (e *Emulators) Serving(arch string) string {
 
 // Get gives what a binary can do, probing it when it is new or has changed. An
 // empty path means the usual one.
-func (e *Emulators) Get(ctx context.Context, binary string) (*qemu.Capabilities, error) {
+func (e *Emulators) Get(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
 	if binary == "" {
 		binary = e.usual
 	}
@@ -92,14 +93,14 @@ func (e *Emulators) Get(ctx context.Context, binary string) (*qemu.Capabilities,
 		if r.Err != nil {
 			return nil, r.Err
 		}
-		return r.Val.(*qemu.Capabilities), nil
+		return r.Val.(*qemucaps.Capabilities), nil
 	case <-ctx.Done():
 		return nil, fault.Wrap(context.Cause(ctx), fault.Timeout, fault.Host, "stopped waiting for the probe of %s", binary)
 	}
 }
 
 // Known gives what Get last gave for a binary, without waiting for anything.
-func (e *Emulators) Known(binary string) (*qemu.Capabilities, error) {
+func (e *Emulators) Known(binary string) (*qemucaps.Capabilities, error) {
 	if binary == "" {
 		binary = e.usual
 	}
@@ -114,7 +115,7 @@ func (e *Emulators) Known(binary string) (*qemu.Capabilities, error) {
 // current gives the stored answer if the file is still the one it is about, and
 // nil if it is not. A file that cannot be read in time is not executed either:
 // until a program is in memory, nobody else's can be begun.
-func (e *Emulators) current(ctx context.Context, binary string) (*qemu.Capabilities, error) {
+func (e *Emulators) current(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
 	e.mu.RLock()
 	c, looked := e.known[binary], e.looked[binary]
 	e.mu.RUnlock()
@@ -122,7 +123,7 @@ func (e *Emulators) current(ctx context.Context, binary string) (*qemu.Capabilit
 	if c != nil && began.Sub(looked) < fresh {
 		return c, nil
 	}
-	return fsguard.Do(ctx, binary, func() (*qemu.Capabilities, error) {
+	return fsguard.Do(ctx, binary, func() (*qemucaps.Capabilities, error) {
 		if c == nil || !c.Matches(binary) {
 			return nil, readHead(binary)
 		}
@@ -147,8 +148,8 @@ func readHead(binary string) error {
 	return nil
 }
 
-func (e *Emulators) probe(ctx context.Context, binary string) (*qemu.Capabilities, error) {
-	c, err := qemu.Probe(ctx, binary, e.Quarters)
+func (e *Emulators) probe(ctx context.Context, binary string) (*qemucaps.Capabilities, error) {
+	c, err := qemuprobe.Probe(ctx, binary, e.Quarters)
 	if err != nil {
 		return nil, err
 	}
