@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
@@ -381,7 +382,7 @@ func removeSockets(ctx context.Context, run *run) error {
 	var failed []error
 	for _, b := range backends(def) {
 		if b.Listens() && !strings.HasPrefix(b.Path, run.dir+"/") { // those are removed with the run directory
-			failed = append(failed, removeSocket(ctx, b.Path, qemu.RemoveDeserted))
+			failed = append(failed, removeSocket(ctx, b.Path, qemuprocess.RemoveDeserted))
 		}
 	}
 	for _, path := range displaySockets(def, run.ownPath()) {

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
@@ -54,7 +54,7 @@ func linkSocket(ctx context.Context, to, path, runDir string) error {
 	held := heldTo(ctx, path)
 	return fsguard.Run(ctx, path, func() error {
 		return image.Beside(path, held, func(at string) error {
-			if err := qemu.RemoveDeserted(at); err != nil {
+			if err := qemuprocess.RemoveDeserted(at); err != nil {
 				return err
 			}
 			if err := unlinkSocket(at, runDir); err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
@@ -357,7 +357,7 @@ func (r *run) missesTPM(ctx context.Context) bool {
 }
 
 // holdTPM adopts the process of the guest's TPM emulator. Nil: there is none. The caller must release it.
-func holdTPM(r *run) *qemu.Process {
+func holdTPM(r *run) *qemuprocess.Process {
 	pid, process, err := tpmOf(r)
 	if err != nil || process < 0 {
 		return nil
@@ -367,7 +367,7 @@ func holdTPM(r *run) *qemu.Process {
 	if err != nil {
 		return nil
 	}
-	emulator, err := qemu.Adopt(pid, at.Start)
+	emulator, err := qemuprocess.Adopt(pid, at.Start)
 	if err != nil {
 		return nil
 	}

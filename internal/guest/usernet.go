@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
@@ -66,7 +67,7 @@ func (r *Registry) serveUserNetwork(ctx context.Context, a *attach, n *device.NI
 const userNetworkThreads, userNetworkFiles = 16, 4096
 
 // launchUserNetwork runs the program.
-func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator string, user sandbox.User, wire *os.File) (*qemu.Process, error) {
+func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator string, user sandbox.User, wire *os.File) (*qemuprocess.Process, error) {
 	args := qemu.UserNetwork()
 	log, err := r.openLog(run.Name, "serving a user network", emulator, &qemu.Command{Args: args})
 	if err != nil {
@@ -84,14 +85,14 @@ func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator str
 			place.Shown = append(place.Shown, sandbox.Shown{Path: path, File: f})
 		}
 	}
-	return qemu.Launch(ctx, qemu.Spec{
+	return qemuprocess.Launch(ctx, qemuprocess.Spec{
 		Binary: emulator, Args: args, Env: environment("/"), Dir: "/", Files: []*os.File{wire}, Log: log, House: r.Quarters.House, Chamber: place,
 	})
 }
 
 // watchUserNetwork waits until the program ends, or the daemon. It reports a program that
 // ends while it is still needed: nothing else tells that the interface is dead.
-func (r *Registry) watchUserNetwork(serving context.Context, process *qemu.Process, log *slog.Logger) {
+func (r *Registry) watchUserNetwork(serving context.Context, process *qemuprocess.Process, log *slog.Logger) {
 	select {
 	case <-process.Exited():
 		if serving.Err() == nil {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
-	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
 
@@ -95,7 +95,7 @@ func TestUserNetwork_TheEndOfItsProgramIsLogged(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			process, err := qemu.Adopt(program.Process.Pid, at.Start)
+			process, err := qemuprocess.Adopt(program.Process.Pid, at.Start)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,4 +1,4 @@
-package qemu
+package qemuprobe
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 )
@@ -20,7 +21,7 @@ import (
 // hears one end of a socket pair, and is killed in the end.
 type specimen struct {
 	*qmp.Session
-	process *Process
+	process *qemuprocess.Process
 	log     *os.File // what it printed
 	release func()   // of its user; called when nothing of it is left
 }
@@ -69,7 +70,7 @@ func startSpecimen(ctx context.Context, of subject, args []string, files ...*os.
 		_ = log.Close()
 		return nil, err
 	}
-	spec := Spec{
+	spec := qemuprocess.Spec{
 		Binary: of.binary,
 		Args: append([]string{
 			"-S", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
@@ -84,7 +85,7 @@ func startSpecimen(ctx context.Context, of subject, args []string, files ...*os.
 	if place != nil {
 		spec.House, spec.Chamber = of.quarters.House, place
 	}
-	process, err := Launch(ctx, spec)
+	process, err := qemuprocess.Launch(ctx, spec)
 	_ = theirs.Close()
 	if err != nil {
 		release()
