@@ -61,7 +61,7 @@ func transferTo(to *os.File, most int64, labels *labels) (t *transfer, qemus *os
 		}
 		_ = from.Close() // QEMU's writes fail from now on
 		if errors.Is(err, net.ErrClosed) {
-			err = nil // by end, whose caller knows why
+			err = nil // end closed it, and its caller knows why
 		}
 		t.written <- fault.Wrap(withoutName(err), failure(err), fault.Host, "cannot write what the guest has")
 	}()

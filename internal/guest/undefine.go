@@ -101,7 +101,7 @@ func (u *undefinition) forget(ctx context.Context) error {
 // forgotten implements Probe.
 func (u *undefinition) forgotten(context.Context, operation.Gone) (operation.Verdict, error) {
 	var kept any
-	lost := u.guest == nil && !u.reg.store.Sound() // then the definition may be lost, too, and all files stay
+	lost := u.guest == nil && !u.reg.store.Sound() // the definition may be lost, so all files stay
 	if fault.Is(u.reg.store.Get(domains, u.UUID, &kept), fault.NotFound) && !lost {
 		return operation.Happened, nil
 	}

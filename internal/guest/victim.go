@@ -7,7 +7,7 @@ package guest
 // about one size the order holds.
 const (
 	waitingVictim = 900
-	guestVictim   = 300 // of priority 0, the usual one
+	guestVictim   = 300 // the score of priority 0, the default
 	// priorityWeight is how many steps of priority (-1000 to 1000, lower is more important) make one step
 	// of the kernel's score.
 	priorityWeight = 5
