@@ -1,18 +1,16 @@
-// Package guest keeps the guests of this host: one loop per guest, the registry
-// that finds them, and what their loops do.
+// Package guest keeps the guests of this host: one loop per guest, and the registry that finds the guests.
 //
-// A guest's loop is the only writer of what the daemon knows about that guest.
-// Requests come in as tasks, QEMU's events in the order in which QEMU sent
-// them, and the end of the process from the kernel. The loop itself never
-// waits: whatever may be slow (QEMU, disks, links) is work beside the loop, one
-// piece at a time per guest, that reports back. So no guest can delay another,
-// and destroying a guest never waits for what that guest is stuck in.
+// A guest's loop is the only writer of the daemon's state of that guest. It receives requests as tasks,
+// QEMU's events in the order in which QEMU sent them, and the end of the process from the kernel. The loop
+// itself never blocks. Everything that may be slow (QEMU, disks, links) runs beside the loop as a job, one
+// at a time per guest, and reports back. So no guest can delay another, and destroying a guest never waits
+// for the operation that blocks it.
 //
-// Everybody else reads the View that the loop publishes; reading never waits.
+// All other code reads the View that the loop publishes. Reading it never blocks.
 //
-// What belongs here: the order in which things are done to a guest, and undone.
-// What does not: how QEMU is spoken to (qmp), what its arguments are (qemu), what
-// its XML looks like (domainxml), which states follow which (lifecycle).
+// This package decides the order in which things are done to a guest, and undone. Other packages know
+// QEMU's protocol (qmp), its arguments (qemu), the guest's XML (domainxml), and the rules by which states
+// follow each other (lifecycle).
 package guest
 
 import (
@@ -38,7 +36,7 @@ type Guest struct {
 	ended   chan struct{}       // closed when the loop has returned
 	gauge   *gauge
 
-	// Everything below belongs to the loop.
+	// The fields below belong to the loop.
 
 	record record
 	state  lifecycle.State

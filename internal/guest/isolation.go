@@ -13,7 +13,7 @@ import (
 type Isolation struct {
 	On      bool
 	InForce []string // for guests that start now
-	Lacking []string // what this host does not have of it, with the reason
+	Lacking []string // barriers that this host lacks, each with the reason
 }
 
 // Isolation returns how guests that start now are isolated. The view of a running guest has that of its own

@@ -124,7 +124,7 @@ func (r *Registry) sampleVCPUs(pid int, st *Stats) {
 		}
 		p, err := r.Kernel.Thread(pid, t.Thread) // in whole ticks, if the kernel counts no finer
 		if err != nil {
-			continue // the vCPU was removed meanwhile
+			continue // the vCPU was removed since
 		}
 		st.VCPUs = append(st.VCPUs, VCPUStats{Index: t.Index, Time: p.User + p.System})
 	}

@@ -322,7 +322,7 @@ func (r *run) end(mode endMode) {
 		r.late[mode].Do(func() { go r.killAfter(gracefulPatience) })
 	case endNow:
 		if p, err := r.kernel.Process(r.PID); err == nil && (p.State == 'T' || p.State == 't') {
-			r.killNow() // stopped: it would not hear
+			r.killNow() // a stopped process does not react to SIGTERM
 			return
 		}
 		r.late[mode].Do(func() { go r.killAfter(nowPatience) })
