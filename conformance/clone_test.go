@@ -51,7 +51,8 @@ func TestClone_OwnIdentity(t *testing.T) {
 		contains(t, "blkid", d.output(t, "blkid", "-p", filepath.Join(seeds, name+"-seed.iso")), `LABEL="cidata"`, `TYPE="iso9660"`)
 	}
 
-	// The daemon warns about a guest that was made by copying a definition by hand.
+	// A guest that was made by copying a definition by hand shares a MAC address. Both guests are shown as
+	// tainted.
 	d.set(t, 0, "check", "one", "two")
 	twin := d.virsh(t, "dumpxml", "one", "--inactive")
 	twin = strings.Replace(uuidOf.ReplaceAllString(twin, ""), "<name>one</name>", "<name>twin</name>", 1)
