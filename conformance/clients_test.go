@@ -22,7 +22,7 @@ func needsPython(t *testing.T, d *daemon) {
 	}
 }
 
-// script gives the path of a Python program in testdata.
+// script returns the path of a Python program in testdata.
 func script(t *testing.T, name string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join("testdata", name))
@@ -47,8 +47,8 @@ func TestPython_EventOrder(t *testing.T) {
 	needsPython(t, d)
 	d.define(t, shape{name: "stage"})
 	heard := strings.Split(strings.TrimSpace(d.output(t, "/usr/bin/python3", script(t, "events.py"), d.uri(), "stage")), "\n")
-	// Kinds and details as libvirt numbers them: booted 0, paused 0, unpaused 0,
-	// destroyed 1. Other events may come in between.
+	// The numbers are libvirt's for kinds and details: booted 0, paused 0, unpaused 0, destroyed 1. Other events
+	// may come in between.
 	want := []string{
 		"lifecycle stage started 0", "lifecycle stage suspended 0", "lifecycle stage resumed 0", "metadata stage 1", "reboot stage", "lifecycle stage stopped 1",
 	}

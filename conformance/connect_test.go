@@ -49,7 +49,7 @@ func TestReadOnlySocket_RefusesChanges(t *testing.T) {
 	d.define(t, shape{name: "safe"})
 	reader := "qemu:///system?socket=" + d.run + "/libvirt-sock-ro"
 	contains(t, "list", d.output(t, "virsh", "-q", "-r", "-c", reader, "list", "--all"), "safe")
-	// A client that claims more than its socket gives: virsh without -r.
+	// A client claims more rights than its socket gives: virsh without -r.
 	out, err := d.command(t.Context(), "virsh", "-q", "-c", reader, "start", "safe").CombinedOutput()
 	if err == nil {
 		t.Error("the read-only socket starts guests")
