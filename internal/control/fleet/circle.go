@@ -8,10 +8,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// cut gives the guests of each dependency cycle the error that names it, and removes the dependencies within
+// breakCycles gives the guests of each dependency cycle the error that names it, and removes the dependencies within
 // it. The later steps see no cycles.
-func cut(places []place, names []string) {
-	of := knots(places)
+func breakCycles(places []place, names []string) {
+	of := components(places)
 	members := map[int][]int{}
 	for i, knot := range of {
 		members[knot] = append(members[knot], i)
@@ -20,7 +20,7 @@ func cut(places []place, names []string) {
 		if len(knot) == 1 && !slices.Contains(places[knot[0]].before, knot[0]) {
 			continue
 		}
-		why := circle(places, names, of, slices.MinFunc(knot, func(a, b int) int { return strings.Compare(names[a], names[b]) }))
+		why := shortestCycle(places, names, of, slices.MinFunc(knot, func(a, b int) int { return strings.Compare(names[a], names[b]) }))
 		for _, i := range knot {
 			within := func(j int) bool { return of[j] == of[i] }
 			places[i].circle = why
@@ -29,9 +29,9 @@ func cut(places []place, names []string) {
 	}
 }
 
-// knots returns for each guest the number of its strongly connected component: guests that depend on each
+// components returns for each guest the number of its strongly connected component: guests that depend on each
 // other share one (Tarjan's algorithm).
-func knots(places []place) []int {
+func components(places []place) []int {
 	const unseen = -1
 	of, low, seen := make([]int, len(places)), make([]int, len(places)), make([]int, len(places))
 	for i := range places {
@@ -72,11 +72,11 @@ func knots(places []place) []int {
 	return of
 }
 
-// maxTold bounds how many guests the text of one cycle names.
-const maxTold = 16
+// maxNamedInCycle bounds how many guests the text of one cycle names.
+const maxNamedInCycle = 16
 
-// circle names the guests of the shortest cycle from a guest of a component back to that guest.
-func circle(places []place, names []string, of []int, first int) error {
+// shortestCycle names the guests of the shortest cycle from a guest of a component back to that guest.
+func shortestCycle(places []place, names []string, of []int, first int) error {
 	from := map[int]int{} // the predecessor of each guest
 	last := first
 	for next := []int{first}; ; next = next[1:] {
@@ -97,8 +97,8 @@ func circle(places []place, names []string, of []int, first int) error {
 	}
 	told = append(told, names[first])
 	slices.Reverse(told)
-	if more := len(told) - maxTold; more > 0 {
-		told = append(told[:maxTold-1], fmt.Sprintf("%d more", more), names[first])
+	if more := len(told) - maxNamedInCycle; more > 0 {
+		told = append(told[:maxNamedInCycle-1], fmt.Sprintf("%d more", more), names[first])
 	}
 	return fault.New(fault.Invalid, fault.Domain, "guests depend on each other in a circle: %s; change the <after> of one of them",
 		strings.Join(told, " after "))

@@ -56,7 +56,7 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 		return Summary{}, err
 	}
 	defer release()
-	leave, err := f.keepTile(f.Of(g))
+	leave, err := f.shareTile(f.Of(g))
 	if err != nil {
 		return Summary{}, err
 	}
@@ -69,7 +69,7 @@ func (f *Fleet) Clone(ctx context.Context, q CloneRequest, plan func(Plan), repo
 	if !q.Thin || q.DryRun || g.View().Template {
 		return c.all(ctx, plan, report), nil
 	}
-	return f.thinly(ctx, g, func(ctx context.Context) Summary {
+	return f.cloneThin(ctx, g, func(ctx context.Context) Summary {
 		defer release()
 		return c.all(ctx, plan, report)
 	})
@@ -80,13 +80,13 @@ func (c *cloning) all(ctx context.Context, plan func(Plan), report func(Result))
 	names := c.q.Names
 	ids := make([]string, len(names))
 	s := &schedule{
-		log: c.fleet.log, places: arrange(names, nil, anyhow), names: names, parallel: clonesAtOnce, keepGoing: true,
+		log: c.fleet.log, places: arrange(names, nil, unordered), names: names, parallel: clonesAtOnce, keepGoing: true,
 		do: func(ctx context.Context, i int) Result {
 			ids[i] = uuid.NewString()
 			return c.clone(ctx, names[i], ids[i])
 		},
 	}
-	return s.tell(ctx, plan, func(i int, r Result) {
+	return s.runAndCount(ctx, plan, func(i int, r Result) {
 		if r.Name = names[i]; r.Outcome == Done {
 			r.UUID = ids[i]
 		}
@@ -135,7 +135,7 @@ type original struct {
 
 // cloningOf finds every reason why a guest cannot be cloned, before anything is made.
 func (f *Fleet) cloningOf(d *domain.Definition, q CloneRequest) (*cloning, error) {
-	if err := uncloneable(d); err != nil {
+	if err := checkCloneable(d); err != nil {
 		return nil, err
 	}
 	c := &cloning{fleet: f, q: q, source: d}
@@ -250,7 +250,7 @@ func (c *cloning) addsRNG() bool {
 // clone makes one clone, or removes all of it.
 func (c *cloning) clone(ctx context.Context, name, id string) Result {
 	d := c.source.Clone()
-	err := renew(d, name, id, c.fleet.newMAC)
+	err := newIdentity(d, name, id, c.fleet.newMAC)
 	if err == nil {
 		err = c.checkRoom(name)
 	}
@@ -291,7 +291,7 @@ func (c *cloning) checkRoom(name string) error {
 		return fault.New(fault.Exists, fault.Domain, "domain %q already exists", name)
 	}
 	for _, v := range c.volumes(name) {
-		if err := c.fleet.vacant(v); err != nil {
+		if err := c.fleet.checkVolumeFree(v); err != nil {
 			return err
 		}
 	}

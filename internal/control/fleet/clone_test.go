@@ -372,7 +372,7 @@ func TestRecover_RemovesUnfinishedClone(t *testing.T) {
 func (c *cloning) cutOff(h *herd, name string) {
 	h.t.Helper()
 	id, d := uuid.NewString(), c.source.Clone()
-	ok(h.t, renew(d, name, id, h.newMAC))
+	ok(h.t, newIdentity(d, name, id, h.newMAC))
 	w := newCloneCreation(c, name, d)
 	h.cutOff(cloneKind.Name, w, &w.parts)
 }

@@ -125,12 +125,12 @@ func (c *cloning) copyDisk(ctx context.Context, o original, clone string, disk *
 	}
 	failpoint.Reach("clone.volume")
 	disk.Format, disk.Backing, disk.BackingSaid = format(made), nil, false
-	point(disk, made, disk.Source.Volume != nil)
+	setSource(disk, made, disk.Source.Volume != nil)
 	return made, nil
 }
 
-// point sets a disk's source to a volume, by its pool or by its path.
-func point(disk *device.Disk, v *volume.Volume, byPool bool) {
+// setSource sets a disk's source to a volume, by its pool or by its path.
+func setSource(disk *device.Disk, v *volume.Volume, byPool bool) {
 	switch {
 	case byPool:
 		disk.Source = &device.DiskSource{Volume: &device.VolumeRef{Pool: v.Pool, Volume: v.Name}}
@@ -176,6 +176,6 @@ func (c *cloning) makeSeed(ctx context.Context, d *domain.Definition) error {
 		return fmt.Errorf("cannot make the seed: %w", err)
 	}
 	failpoint.Reach("clone.seed")
-	point(seedDrive(d), made, true)
+	setSource(seedDrive(d), made, true)
 	return nil
 }

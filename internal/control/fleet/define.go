@@ -34,7 +34,7 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 		}
 		seen[names[i]] = i
 	}
-	places := arrange(names, nil, anyhow)
+	places := arrange(names, nil, unordered)
 	s := &schedule{
 		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing,
 		do: func(ctx context.Context, i int) Result {
@@ -45,7 +45,7 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 			return r
 		},
 	}
-	return s.tell(ctx, plan, func(i int, r Result) {
+	return s.runAndCount(ctx, plan, func(i int, r Result) {
 		r.Name, r.UUID = names[i], uuids[i]
 		report(r)
 	}), nil
@@ -84,7 +84,7 @@ func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Res
 		return Result{Outcome: Failed, Error: err}, ""
 	}
 	r := Result{Outcome: Done}
-	if before != nil && alike(before.Inactive, g.View().Inactive) {
+	if before != nil && equalDefinitions(before.Inactive, g.View().Inactive) {
 		r.Outcome = Unchanged
 	}
 	notes := f.guests.Clashes(g.View(), q.seesGuest(f))
@@ -105,8 +105,8 @@ func (q *Request) seesGuest(f *Fleet) func(*guest.Guest) bool {
 	return func(g *guest.Guest) bool { return q.Sees(f.Of(g)) }
 }
 
-// alike compares definitions by their XML.
-func alike(a, b *domain.Definition) bool {
+// equalDefinitions compares definitions by their XML.
+func equalDefinitions(a, b *domain.Definition) bool {
 	if a == nil || b == nil {
 		return false
 	}

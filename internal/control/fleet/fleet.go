@@ -98,7 +98,7 @@ func (f *Fleet) Chooses(selectors []Selector, m Member) bool { return f.chooser(
 // chooser returns a function that matches guests against the selectors, with the pools as they are now.
 func (f *Fleet) chooser(selectors []Selector) func(Member) bool {
 	var poolsOf func(string) []string
-	if slices.ContainsFunc(selectors, Selector.asksPools) {
+	if slices.ContainsFunc(selectors, Selector.needsPools) {
 		poolsOf = f.poolsOf()
 	}
 	return func(m Member) bool {
@@ -188,11 +188,11 @@ func (f *Fleet) poolsOf() func(path string) []string {
 	}
 }
 
-// named checks that guests which selectors name exactly exist and are visible to the client. The error for an
+// checkNamed checks that guests which selectors name exactly exist and are visible to the client. The error for an
 // invisible guest does not reveal that it exists. Sees is nil for a client that sees all.
-func (f *Fleet) named(selectors []Selector, sees func(Member) bool) error {
+func (f *Fleet) checkNamed(selectors []Selector, sees func(Member) bool) error {
 	for _, s := range selectors {
-		name, is := s.names()
+		name, is := s.exactName()
 		if !is {
 			continue
 		}

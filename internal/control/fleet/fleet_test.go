@@ -342,7 +342,7 @@ func TestRun_CancelledShutdownDestroysNothing(t *testing.T) {
 	cancel(fault.New(fault.Aborted, fault.Call, "the client has gone"))
 	r := &run{fleet: h.Fleet, request: Request{Verb: Shutdown, Options: Options{Grace: time.Minute}}, action: actions[Shutdown]}
 	defer r.followEndings()()
-	if got := r.turn(ctx, h.Of(g), nil); got.Outcome != Cancelled || !strings.Contains(got.Note, "was asked") {
+	if got := r.perform(ctx, h.Of(g), nil); got.Outcome != Cancelled || !strings.Contains(got.Note, "was asked") {
 		t.Errorf("got %+v", got)
 	}
 	if !g.View().State.Active() {

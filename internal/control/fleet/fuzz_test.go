@@ -35,7 +35,7 @@ func FuzzSettings(f *testing.F) {
 		if s.memory != nil && (*s.memory == 0 || *s.memory > 1<<63) || s.vcpus != nil && (*s.vcpus == 0 || *s.vcpus > 4095) {
 			t.Fatalf("%s=%q is taken as %d bytes, %d processors", key, value, s.memory, s.vcpus)
 		}
-		marks, _, err := s.on("web", noMarks)
+		marks, _, err := s.apply("web", noMarks)
 		if err != nil {
 			return
 		}

@@ -13,9 +13,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// renew gives a definition a new identity: name, UUID, MAC addresses and everything that only one guest of
+// newIdentity gives a definition a new identity: name, UUID, MAC addresses and everything that only one guest of
 // this host can have. It leaves the disks.
-func renew(d *domain.Definition, name, id string, mac func() (string, error)) error {
+func newIdentity(d *domain.Definition, name, id string, mac func() (string, error)) error {
 	d.Name, d.UUID = name, id
 	if d.GenID != "" {
 		d.GenID = uuid.NewString()
@@ -35,7 +35,7 @@ func renew(d *domain.Definition, name, id string, mac func() (string, error)) er
 		renewDisplay(g)
 	}
 	var err error
-	d.Metadata, err = unmarked(d.Metadata)
+	d.Metadata, err = withoutTile(d.Metadata)
 	return err
 }
 
@@ -69,8 +69,8 @@ func renewDisplay(g *device.Graphics) {
 	}
 }
 
-// unmarked removes the tile from a guest's <metadata>.
-func unmarked(metadata string) (string, error) {
+// withoutTile removes the tile from a guest's <metadata>.
+func withoutTile(metadata string) (string, error) {
 	m, err := ReadMarks(metadata)
 	if err != nil || m == noMarks {
 		return metadata, err
@@ -85,8 +85,8 @@ func unmarked(metadata string) (string, error) {
 	return xmltree.SetMetadataElement(metadata, Namespace, prefix, doc)
 }
 
-// uncloneable names the parts of a definition that two guests cannot share.
-func uncloneable(d *domain.Definition) error {
+// checkCloneable names the parts of a definition that two guests cannot share.
+func checkCloneable(d *domain.Definition) error {
 	var why []string
 	say := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
 	for _, h := range d.Devices.HostDevices {
@@ -106,13 +106,13 @@ func uncloneable(d *domain.Definition) error {
 		switch c := dev.(type) {
 		case *device.Char:
 			if mirror := c.Role == device.Console && c.TargetType == "serial"; !mirror {
-				claims(dev.Kind(), &c.Backend, say)
+				reportExclusive(dev.Kind(), &c.Backend, say)
 			}
 		case *device.Redir:
-			claims(dev.Kind(), &c.Backend, say)
+			reportExclusive(dev.Kind(), &c.Backend, say)
 		case *device.RNG:
 			if c.Char != nil {
-				claims(dev.Kind(), c.Char, say)
+				reportExclusive(dev.Kind(), c.Char, say)
 			}
 		}
 	}
@@ -126,8 +126,8 @@ func uncloneable(d *domain.Definition) error {
 	return nil
 }
 
-// claims names the resources of the host that a character device needs for itself.
-func claims(kind string, b *device.Backend, say func(string, ...any)) {
+// reportExclusive names the resources of the host that a character device needs for itself.
+func reportExclusive(kind string, b *device.Backend, say func(string, ...any)) {
 	switch {
 	case b.Type == "file" || b.Type == "dev" || b.Type == "pipe":
 		say("its %s uses %s", kind, b.Path)

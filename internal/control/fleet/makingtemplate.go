@@ -52,15 +52,15 @@ func (m *makingTemplate) undo(ctx context.Context) error {
 	if m.source == nil && slices.ContainsFunc(m.fleet.pools.List(), away) {
 		return nil
 	}
-	return unless(m.fleet.release(ctx, g, nil), fault.Busy)
+	return ignoreKind(m.fleet.release(ctx, g, nil), fault.Busy)
 }
 
 // errNoClone undoes the template.
 var errNoClone = errors.New("no clone was made")
 
-// thinly makes thin clones of a guest that is not a template yet. The callback releases the guest, which the
+// cloneThin makes thin clones of a guest that is not a template yet. The callback releases the guest, which the
 // caller had kept from starting.
-func (f *Fleet) thinly(ctx context.Context, g *guest.Guest, all func(context.Context) Summary) (sum Summary, _ error) {
+func (f *Fleet) cloneThin(ctx context.Context, g *guest.Guest, all func(context.Context) Summary) (sum Summary, _ error) {
 	m := &makingTemplate{Source: g.UUID(), fleet: f, source: g, clone: func(ctx context.Context) error {
 		if sum = all(ctx); sum.Done == 0 {
 			return errNoClone

@@ -20,9 +20,9 @@ type place struct {
 type direction int
 
 const (
-	anyhow   direction = iota // no order
-	upwards                   // dependencies first
-	backward                  // dependents first, the reverse of upwards
+	unordered   direction = iota // no order
+	dependenciesFirst                   // dependencies first
+	dependentsFirst                  // dependents first, the reverse of upwards
 )
 
 // arrange orders the guests: lower priorities first, and each after the guests that it names. A dependency is
@@ -30,12 +30,12 @@ const (
 // dependency cycle get an error and no order among themselves; the order of all others stays.
 func arrange(names []string, marks []*Marks, d direction) []place {
 	places := make([]place, len(names))
-	if d != anyhow {
+	if d != unordered {
 		connect(places, names, marks)
-		cut(places, names)
+		breakCycles(places, names)
 		rank(places, marks, topological(places))
 	}
-	if d == backward {
+	if d == dependentsFirst {
 		turnRound(places)
 	}
 	number(places)

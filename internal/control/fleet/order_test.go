@@ -63,7 +63,7 @@ func TestArrange_Waves(t *testing.T) {
 		for _, way := range []struct {
 			direction
 			want string
-		}{{upwards, c.up}, {backward, c.back}, {anyhow, strings.Join(names, " ")}} {
+		}{{dependenciesFirst, c.up}, {dependentsFirst, c.back}, {unordered, strings.Join(names, " ")}} {
 			if got := told(names, arrange(names, marks, way.direction)); got != way.want {
 				t.Errorf("%s in direction %d: got %s, want %s", c.guests, way.direction, got, way.want)
 			}
@@ -84,7 +84,7 @@ func TestArrange_Cycle(t *testing.T) {
 		{"a<b<d b<a<x x<c<d c d<c y:-5<a", "c | d | a | y | x | b", "a b", "a after b after a;"},
 	} {
 		names, marks := guests(t, c.guests)
-		places := arrange(names, marks, upwards)
+		places := arrange(names, marks, dependenciesFirst)
 		var in []string
 		for i, p := range places {
 			if p.circle == nil {
@@ -110,7 +110,7 @@ func TestArrange_LargeCycle(t *testing.T) {
 		names[i] = fmt.Sprintf("g-%05d", i)
 		marks[i] = &Marks{After: []string{fmt.Sprintf("g-%05d", (i+1)%len(names))}}
 	}
-	places := arrange(names, marks, upwards)
+	places := arrange(names, marks, dependenciesFirst)
 	if why := fmt.Sprint(places[77].circle); len(why) > 1000 || !strings.Contains(why, "more after g-00000") {
 		t.Errorf("told in %d bytes: %.200s", len(why), why)
 	}
@@ -130,7 +130,7 @@ func TestArrange_Properties(t *testing.T) {
 				}
 			}
 		}
-		up, back := arrange(names, marks, upwards), arrange(names, marks, backward)
+		up, back := arrange(names, marks, dependenciesFirst), arrange(names, marks, dependentsFirst)
 		for i := range n {
 			for _, name := range marks[i].After {
 				j := slices.Index(names, name)

@@ -115,10 +115,10 @@ func undefineAll(ctx context.Context, members []Member) error {
 		if !m.Guest.View().Persistent {
 			continue
 		}
-		failures = append(failures, unless(m.Guest.Undefine(ctx, all), fault.NotFound))
+		failures = append(failures, ignoreKind(m.Guest.Undefine(ctx, all), fault.NotFound))
 		failpoint.Reach("fleet.undefined")
 		if m.Guest.View().State.Active() { // a user started it meanwhile
-			failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
+			failures = append(failures, ignoreKind(m.Guest.Destroy(ctx, false), fault.WrongState))
 		}
 	}
 	return errors.Join(failures...)
@@ -127,17 +127,17 @@ func undefineAll(ctx context.Context, members []Member) error {
 // deleteVolumes deletes the volumes in reverse order, after their guests.
 func (p *parts) deleteVolumes(ctx context.Context) error {
 	var failures []error
-	for _, v := range p.unclaimed(ctx) {
+	for _, v := range p.unusedVolumes(ctx) {
 		failures = append(failures, p.fleet.deleteVolume(ctx, v))
 		failpoint.Reach("fleet.deleted")
 	}
 	return errors.Join(failures...)
 }
 
-// unclaimed returns the volumes without another user, in reverse order. Since the record was written, a guest
+// unusedVolumes returns the volumes without another user, in reverse order. Since the record was written, a guest
 // may use one as its disk, a volume may use one as its backing file, or another operation may make one of that
 // name. A volume that stays keeps its backing volumes.
-func (p *parts) unclaimed(ctx context.Context) (free []VolumeName) {
+func (p *parts) unusedVolumes(ctx context.Context) (free []VolumeName) {
 	if p.Kept != "" {
 		return nil
 	}
@@ -148,7 +148,7 @@ func (p *parts) unclaimed(ctx context.Context) (free []VolumeName) {
 		}
 		if who := p.fleet.usersOf(v, users); len(who) > 0 {
 			log.Error("volume kept: it is the disk of another guest", "volume", v.String(), "domain", who[0].name)
-		} else if above, is := p.fleet.overlying(ctx, v, free); is {
+		} else if above, is := p.fleet.overlayOf(ctx, v, free); is {
 			log.Error("volume kept: it is the backing file of another volume", "volume", v.String(), "above", above.String())
 		} else {
 			free = append(free, v)

@@ -51,7 +51,7 @@ func (f *Fleet) makePool(ctx context.Context) error {
 		return nil
 	}
 	undo := context.WithoutCancel(ctx)
-	return errors.Join(err, unless(p.Stop(undo), fault.WrongState), p.Undefine(undo))
+	return errors.Join(err, ignoreKind(p.Stop(undo), fault.WrongState), p.Undefine(undo))
 }
 
 // lacksPool says whether a pool is missing that MakePool would make.

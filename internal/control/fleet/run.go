@@ -130,13 +130,13 @@ const (
 // guest, in the order in which they end, one call at a time. Cancelling ctx skips the guests that have not
 // begun and waits for the others. The error refuses the request as a whole.
 func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func(Result)) (Summary, error) {
-	if err := q.check(); err != nil {
+	if err := q.validate(); err != nil {
 		return Summary{}, err
 	}
 	if q.Verb == Define {
 		return f.define(ctx, q, plan, report)
 	}
-	if err := f.named(q.Select, q.Sees); err != nil {
+	if err := f.checkNamed(q.Select, q.Sees); err != nil {
 		return Summary{}, err
 	}
 	members, a := f.Select(q.Select), actions[q.Verb]
@@ -163,16 +163,16 @@ func (f *Fleet) Run(ctx context.Context, q Request, plan func(Plan), report func
 	}
 	s := &schedule{
 		log: f.log, places: places, names: names, parallel: q.Parallel, keepGoing: q.KeepGoing, strict: a.strict,
-		do: func(ctx context.Context, i int) Result { return r.turn(ctx, members[i], places[i].circle) },
+		do: func(ctx context.Context, i int) Result { return r.perform(ctx, members[i], places[i].circle) },
 	}
-	return s.tell(ctx, plan, func(i int, r Result) {
+	return s.runAndCount(ctx, plan, func(i int, r Result) {
 		r.Name, r.UUID = members[i].View.Name, members[i].View.UUID
 		report(r)
 	}), nil
 }
 
-// check refuses an impossible request and fills in defaults.
-func (q *Request) check() error {
+// validate refuses an impossible request and fills in defaults.
+func (q *Request) validate() error {
 	_, known := actions[q.Verb]
 	switch {
 	case !known && q.Verb != Define:
@@ -194,8 +194,8 @@ func (q *Request) check() error {
 	return nil
 }
 
-// tell runs the schedule and counts the results.
-func (s *schedule) tell(ctx context.Context, plan func(Plan), report func(int, Result)) Summary {
+// runAndCount runs the schedule and counts the results.
+func (s *schedule) runAndCount(ctx context.Context, plan func(Plan), report func(int, Result)) Summary {
 	waves := 0
 	for _, p := range s.places {
 		waves = max(waves, p.wave)
@@ -253,9 +253,9 @@ func (r *run) followEndings() (stop func()) {
 	}
 }
 
-// turn applies the verb to one guest. For a guest in a dependency cycle, verbs that need an order fail; verbs
+// perform applies the verb to one guest. For a guest in a dependency cycle, verbs that need an order fail; verbs
 // that end guests do not need one. Cancelling ctx does not interrupt work that has begun.
-func (r *run) turn(ctx context.Context, m Member, circle error) Result {
+func (r *run) perform(ctx context.Context, m Member, circle error) Result {
 	if now := r.fleet.Of(m.Guest); now.View.Current() != nil {
 		m = now // the turn may come late, and the guest may have another name
 	}
@@ -270,11 +270,11 @@ func (r *run) turn(ctx context.Context, m Member, circle error) Result {
 	if r.action.there(m.Guest) {
 		return Result{Outcome: Unchanged}
 	}
-	if circle != nil && r.action.order == upwards {
+	if circle != nil && r.action.order == dependenciesFirst {
 		return Result{Outcome: Failed, Error: circle}
 	}
 	if r.request.DryRun {
-		return r.foretell(m)
+		return r.dryRun(m)
 	}
 	t := &turn{run: r, guest: m.Guest, cancelled: ctx}
 	ctx = context.WithoutCancel(ctx)
@@ -306,8 +306,8 @@ func unreadable(m Member) error {
 		m.Problem, m.View.Name, fault.Word(m.View.Name), Namespace)
 }
 
-// foretell returns the result of a dry run for a guest.
-func (r *run) foretell(m Member) Result {
+// dryRun returns the result of a dry run for a guest.
+func (r *run) dryRun(m Member) Result {
 	if r.settings == nil {
 		return Result{Outcome: Would}
 	}

@@ -100,13 +100,13 @@ func (s *schedule) openGroup() {
 
 func (s *schedule) turn(ctx context.Context, i int) Result {
 	began := time.Now()
-	r := s.contain(ctx, i)
+	r := s.recoverTurn(ctx, i)
 	r.Queued, r.Took = began.Sub(s.began), time.Since(began)
 	return r
 }
 
-// contain limits a panic to the turn of one guest.
-func (s *schedule) contain(ctx context.Context, i int) (r Result) {
+// recoverTurn limits a panic to the turn of one guest.
+func (s *schedule) recoverTurn(ctx context.Context, i int) (r Result) {
 	defer func() {
 		if bug := recover(); bug != nil {
 			s.log.Error("panic in the work on a guest", "name", s.names[i], "panic", bug, "stack", string(debug.Stack()))

@@ -20,7 +20,7 @@ import (
 func play(ctx context.Context, t *testing.T, text string, s schedule, broken ...string) (Summary, []string) {
 	t.Helper()
 	names, marks := guests(t, text)
-	places := arrange(names, marks, upwards)
+	places := arrange(names, marks, dependenciesFirst)
 	s.names, s.places = names, places
 	if s.do == nil {
 		s.do = func(_ context.Context, i int) Result {
@@ -32,7 +32,7 @@ func play(ctx context.Context, t *testing.T, text string, s schedule, broken ...
 		}
 	}
 	var got []string
-	sum := s.tell(ctx, func(Plan) {}, func(i int, r Result) {
+	sum := s.runAndCount(ctx, func(Plan) {}, func(i int, r Result) {
 		got = append(got, fmt.Sprintf("%s %s %v", names[i], r.Outcome, r.Queued))
 	})
 	return sum, got
@@ -123,7 +123,7 @@ func TestSchedule_Properties(t *testing.T) {
 				}
 			}
 		}
-		places := arrange(names, marks, rapid.SampledFrom([]direction{upwards, backward, anyhow}).Draw(t, "direction"))
+		places := arrange(names, marks, rapid.SampledFrom([]direction{dependenciesFirst, dependentsFirst, unordered}).Draw(t, "direction"))
 		s := schedule{places: places, names: names, parallel: rapid.IntRange(1, 4).Draw(t, "parallel"), keepGoing: true, strict: rapid.Bool().Draw(t, "strict")}
 		var mu sync.Mutex
 		var atOnce atomic.Int32
@@ -146,7 +146,7 @@ func TestSchedule_Properties(t *testing.T) {
 			return Result{Outcome: Done}
 		}
 		outcomes := make([]Outcome, n)
-		sum := s.tell(context.Background(), func(Plan) {}, func(i int, r Result) {
+		sum := s.runAndCount(context.Background(), func(Plan) {}, func(i int, r Result) {
 			mu.Lock()
 			defer mu.Unlock()
 			if over[i] {

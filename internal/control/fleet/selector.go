@@ -116,11 +116,11 @@ func parseTerm(word string) (term, error) {
 	case value == "":
 		return term{}, wrongTerm("has no value after %s=", key)
 	}
-	return t.understand()
+	return t.parseValue()
 }
 
-// understand parses the value of a term by its key.
-func (t term) understand() (term, error) {
+// parseValue parses the value of a term by its key.
+func (t term) parseValue() (term, error) {
 	value := string(t.value)
 	switch t.key {
 	case byName, byPool:
@@ -223,8 +223,8 @@ func (t term) inPool(d *domain.Definition, poolsOf func(string) []string) bool {
 	return false
 }
 
-// names returns the name of the one guest that a selector names exactly.
-func (s Selector) names() (string, bool) {
+// exactName returns the name of the one guest that a selector exactName exactly.
+func (s Selector) exactName() (string, bool) {
 	for _, t := range s.terms {
 		if t.key == byName && !t.not && t.value.literal() {
 			return string(t.value), true
@@ -233,14 +233,14 @@ func (s Selector) names() (string, bool) {
 	return "", false
 }
 
-// asksPools says that the selector depends on pools.
-func (s Selector) asksPools() bool {
+// needsPools says that the selector depends on pools.
+func (s Selector) needsPools() bool {
 	return slices.ContainsFunc(s.terms, func(t term) bool { return t.key == byPool })
 }
 
-// Fleeting says that the selector depends on more than a guest's name, UUID, labels and tile, that is, on
+// NeedsState says that the selector depends on more than a guest's name, UUID, labels and tile, that is, on
 // state that changes often.
-func (s Selector) Fleeting() bool {
+func (s Selector) NeedsState() bool {
 	return slices.ContainsFunc(s.terms, func(t term) bool {
 		switch t.key {
 		case byName, byUUID, byLabel, byTile, allGuests:
@@ -250,8 +250,8 @@ func (s Selector) Fleeting() bool {
 	})
 }
 
-// AsksLabels says that the selector depends on labels. The tile is one of them.
-func (s Selector) AsksLabels() bool {
+// NeedsLabels says that the selector depends on labels. The tile is one of them.
+func (s Selector) NeedsLabels() bool {
 	return slices.ContainsFunc(s.terms, func(t term) bool { return t.key == byLabel || t.key == byTile })
 }
 

@@ -128,8 +128,8 @@ func parseAfter(text string) ([]string, error) {
 	return names, nil
 }
 
-// on returns a guest's marks with the settings applied, and whether they changed.
-func (s *settings) on(name string, m *Marks) (*Marks, bool, error) {
+// apply returns a guest's marks with the settings applied, and whether they changed.
+func (s *settings) apply(name string, m *Marks) (*Marks, bool, error) {
 	after := m.clone()
 	if s.priority != nil {
 		after.Priority = *s.priority
@@ -166,7 +166,7 @@ func (s *settings) changes(v *guest.View, m *Marks) ([]change, error) {
 			changes = append(changes, change{what, do})
 		}
 	}
-	_, differ, err := s.on(v.Name, m)
+	_, differ, err := s.apply(v.Name, m)
 	if err != nil {
 		return nil, err
 	}

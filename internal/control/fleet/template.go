@@ -84,7 +84,7 @@ func (t *TileTemplate) check() error {
 	seen := map[string]bool{}
 	for _, e := range slices.Concat(t.volumes, t.domains) {
 		name := e.Child("name").Text()
-		if !varies(e.Child("name")) {
+		if !containsTileNumber(e.Child("name")) {
 			return wrongTemplate("names a %s %q; the name needs %s, so that each tile has its own", e.Name, name, tilePlaceholder)
 		}
 		whole := e.Name + " " + e.Attr("pool") + " " + name
@@ -96,9 +96,9 @@ func (t *TileTemplate) check() error {
 	return nil
 }
 
-// varies says whether a name contains the tile's number in one text node: placeholders are replaced in each
+// containsTileNumber says whether a name contains the tile's number in one text node: placeholders are replaced in each
 // text node, and a comment splits a text into two.
-func varies(name *xmltree.Element) bool {
+func containsTileNumber(name *xmltree.Element) bool {
 	return name != nil && slices.ContainsFunc(name.Children, func(n xmltree.Node) bool {
 		text, ok := n.(xmltree.Text)
 		return ok && strings.Contains(string(text), tilePlaceholder)
@@ -215,14 +215,14 @@ func (t *TileTemplate) expand(set string, number int) (*tileDocuments, error) {
 	tile := &tileDocuments{name: tileName(set, number)}
 	var volumes []VolumeName
 	for _, e := range t.volumes {
-		v, err := expandVolume(filled(e, fill))
+		v, err := expandVolume(substitute(e, fill))
 		if err != nil {
 			return nil, err
 		}
 		tile.volumes, volumes = append(tile.volumes, v), append(volumes, v.VolumeName)
 	}
 	for _, e := range t.domains {
-		d, err := expandDomain(filled(e, fill), tile.name, volumes)
+		d, err := expandDomain(substitute(e, fill), tile.name, volumes)
 		if err != nil {
 			return nil, err
 		}
@@ -288,9 +288,9 @@ func mark(metadata, tile string, volumes []VolumeName) (string, error) {
 	return xmltree.SetMetadataElement(metadata, Namespace, prefix, doc)
 }
 
-// filled returns a copy of an element with its placeholders replaced. Values are replaced in the tree, so they
+// substitute returns a copy of an element with its placeholders replaced. Values are replaced in the tree, so they
 // can never become markup.
-func filled(e *xmltree.Element, fill *strings.Replacer) *xmltree.Element {
+func substitute(e *xmltree.Element, fill *strings.Replacer) *xmltree.Element {
 	c := *e
 	c.Attrs = make([]xmltree.Attr, len(e.Attrs))
 	for i, a := range e.Attrs {
@@ -301,7 +301,7 @@ func filled(e *xmltree.Element, fill *strings.Replacer) *xmltree.Element {
 	for _, n := range e.Children {
 		switch n := n.(type) {
 		case *xmltree.Element:
-			c.Children = append(c.Children, filled(n, fill))
+			c.Children = append(c.Children, substitute(n, fill))
 		case xmltree.Text:
 			c.Children = append(c.Children, xmltree.Text(fill.Replace(string(n))))
 		default:

@@ -19,15 +19,15 @@ const maxNamed = 10
 // release makes a template a plain guest again, unless thin clones use its disks: it would destroy them once
 // it is started.
 func (f *Fleet) release(ctx context.Context, g *guest.Guest, sees func(Member) bool) error {
-	return g.EndTemplate(ctx, func(ctx context.Context) error { return f.nothingAbove(ctx, g.View().Inactive, sees) })
+	return g.EndTemplate(ctx, func(ctx context.Context) error { return f.checkNoOverlays(ctx, g.View().Inactive, sees) })
 }
 
-// nothingAbove returns an error if other images have the disks of a definition as backing files. It names the
+// checkNoOverlays returns an error if other images have the disks of a definition as backing files. It names the
 // clones that the client can see, and counts the others.
-func (f *Fleet) nothingAbove(ctx context.Context, d *domain.Definition, sees func(Member) bool) error {
+func (f *Fleet) checkNoOverlays(ctx context.Context, d *domain.Definition, sees func(Member) bool) error {
 	var names []string
 	more := 0
-	for _, name := range f.above(ctx, d, sees) {
+	for _, name := range f.overlays(ctx, d, sees) {
 		if name == "" || len(names) == maxNamed {
 			more++
 			continue
@@ -43,9 +43,9 @@ func (f *Fleet) nothingAbove(ctx context.Context, d *domain.Definition, sees fun
 	return fault.New(fault.Busy, fault.Domain, "its disks are the backing files of thin clones, which its writes would destroy: %s; remove them and their volumes first", strings.Join(names, ", "))
 }
 
-// above names the users of the disks of a definition as backing files, in active pools: guests, and volumes
+// overlays names the users of the disks of a definition as backing files, in active pools: guests, and volumes
 // without a guest. It omits the names of what the client cannot see.
-func (f *Fleet) above(ctx context.Context, d *domain.Definition, sees func(Member) bool) []string {
+func (f *Fleet) overlays(ctx context.Context, d *domain.Definition, sees func(Member) bool) []string {
 	var names []string
 	if d == nil {
 		return nil

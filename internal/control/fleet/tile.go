@@ -93,7 +93,7 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
-		leave, err := f.beginTile(names[i])
+		leave, err := f.lockTile(names[i])
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
@@ -102,20 +102,20 @@ func (f *Fleet) CreateTiles(ctx context.Context, t *TileTemplate, set string, fi
 	})
 }
 
-// alone says that a tile is being made or removed.
-const alone = -1
+// exclusive says that a tile is being made or removed.
+const exclusive = -1
 
-// beginTile lets one caller at a time make or remove a tile. Its parts are identified by names, which a later
+// lockTile lets one caller at a time make or remove a tile. Its parts are identified by names, which a later
 // tile of the same name would have too.
-func (f *Fleet) beginTile(name string) (leave func(), err error) {
+func (f *Fleet) lockTile(name string) (leave func(), err error) {
 	f.mu.Lock()
 	busy := f.busy[name]
 	if busy == 0 {
-		f.busy[name] = alone
+		f.busy[name] = exclusive
 	}
 	f.mu.Unlock()
 	switch {
-	case busy == alone:
+	case busy == exclusive:
 		return nil, busyTile(name)
 	case busy > 0:
 		return nil, fault.New(fault.Busy, fault.Domain, "a guest of tile %s is being cloned; try again when that has ended", name)
@@ -131,16 +131,16 @@ func busyTile(name string) error {
 	return fault.New(fault.Busy, fault.Domain, "tile %s is being made or removed by another call; try again when that has ended", name)
 }
 
-// keepTile prevents the tile of a guest from being made or removed while the guest is cloned, until leave is
+// shareTile prevents the tile of a guest from being made or removed while the guest is cloned, until leave is
 // called: thin clones would lose their backing files.
-func (f *Fleet) keepTile(m Member) (leave func(), err error) {
+func (f *Fleet) shareTile(m Member) (leave func(), err error) {
 	name, is := m.Labels[tileLabel]
 	if !is {
 		return func() {}, nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.busy[name] == alone {
+	if f.busy[name] == exclusive {
 		return nil, busyTile(name)
 	}
 	f.busy[name]++
@@ -166,9 +166,9 @@ func (f *Fleet) tileNow(set string, number int) TileState {
 
 // forTiles does work on many tiles.
 func (f *Fleet) forTiles(ctx context.Context, names []string, report func(Result), do func(context.Context, int) Result) (Summary, error) {
-	places := arrange(names, nil, anyhow)
+	places := arrange(names, nil, unordered)
 	s := &schedule{log: f.log, places: places, names: names, parallel: tilesAtOnce, keepGoing: true, do: do}
-	return s.tell(ctx, func(Plan) {}, func(i int, r Result) {
+	return s.runAndCount(ctx, func(Plan) {}, func(i int, r Result) {
 		r.Name = names[i]
 		report(r)
 	}), nil
@@ -206,7 +206,7 @@ func (f *Fleet) checkRoom(docs *tileDocuments, dry bool) error {
 		if dry && f.lacksPool(v.Pool) {
 			continue // MakePool will make it
 		}
-		if err := f.vacant(v.VolumeName); err != nil {
+		if err := f.checkVolumeFree(v.VolumeName); err != nil {
 			return err
 		}
 	}
@@ -250,7 +250,7 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 		names[i] = t.Name()
 	}
 	return f.forTiles(ctx, names, report, func(ctx context.Context, i int) Result {
-		leave, err := f.beginTile(names[i])
+		leave, err := f.lockTile(names[i])
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}
 		}
@@ -270,8 +270,8 @@ func (f *Fleet) RemoveTiles(ctx context.Context, tiles string, dry bool, report 
 	})
 }
 
-// unless drops an error of a kind that means "nothing to do".
-func unless(err error, kind fault.Kind) error {
+// ignoreKind drops an error of a kind that means "nothing to do".
+func ignoreKind(err error, kind fault.Kind) error {
 	if fault.Is(err, kind) || fault.Is(err, fault.NotFound) {
 		return nil
 	}

@@ -129,7 +129,7 @@ func endAll(ctx context.Context, members []Member) error {
 	var failures []error
 	for _, m := range members {
 		// Destroy also cancels the pending start of a guest that is shut off.
-		failures = append(failures, unless(m.Guest.Destroy(ctx, false), fault.WrongState))
+		failures = append(failures, ignoreKind(m.Guest.Destroy(ctx, false), fault.WrongState))
 	}
 	return errors.Join(failures...)
 }

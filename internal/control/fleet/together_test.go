@@ -24,7 +24,7 @@ const oneGuest = `<tile>
 func TestTiles_OneChangeAtATime(t *testing.T) {
 	h := newHerd(t)
 	dir := h.withPool()
-	leave, err := h.beginTile("lab/1")
+	leave, err := h.lockTile("lab/1")
 	ok(t, err)
 	got, err := h.create(template(t, oneGuest), 1, 1)
 	refused(t, err, fault.Busy, "by another call")
@@ -38,12 +38,12 @@ func TestTiles_OneChangeAtATime(t *testing.T) {
 	// Nor while any number of calls clone one of its guests: thin clones would lose their backing files.
 	g, err := h.guests.ByName("lab-1")
 	ok(t, err)
-	leave, err = h.beginTile("lab/1")
+	leave, err = h.lockTile("lab/1")
 	ok(t, err)
 	_, err = h.clone(CloneRequest{Source: "lab-1", Names: []string{"one"}, Thin: true})
 	refused(t, err, fault.Busy, "by another call")
 	leave()
-	leave, err = h.keepTile(h.Of(g))
+	leave, err = h.shareTile(h.Of(g))
 	ok(t, err)
 	_, err = h.clone(CloneRequest{Source: "lab-1", Names: []string{"one"}, Thin: true})
 	ok(t, err)

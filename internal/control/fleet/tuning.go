@@ -50,8 +50,8 @@ func (f *Fleet) set(ctx context.Context, g *guest.Guest, s *settings, sees func(
 	return Result{Note: strings.Join(notes, "; ")}
 }
 
-// everywhere is the active and the stored definition, as far as they exist.
-func everywhere(v *guest.View) guest.Affect {
+// allDefinitions is the active and the stored definition, as far as they exist.
+func allDefinitions(v *guest.View) guest.Affect {
 	return guest.Affect{Live: v.Active != nil, Config: v.Inactive != nil}
 }
 
@@ -65,24 +65,24 @@ func (t *tuning) describeWith(kind guest.MetadataKind, text func(*domain.Definit
 		}
 		return &value, err
 	}
-	err := t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, everywhere(t.g.View()))
+	err := t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, allDefinitions(t.g.View()))
 	if fault.Is(err, fault.WrongState) {
-		err = t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, everywhere(t.g.View()))
+		err = t.g.ChangeMetadata(t.ctx, kind, to, prefix, uri, allDefinitions(t.g.View()))
 	}
 	return err
 }
 
-// always returns text for any definition.
-func always(text string) func(*domain.Definition) (string, error) {
+// constantText returns text for any definition.
+func constantText(text string) func(*domain.Definition) (string, error) {
 	return func(*domain.Definition) (string, error) { return text, nil }
 }
 
 func (t *tuning) title() (string, error) {
-	return "", t.describeWith(guest.Title, always(*t.want.title), "")
+	return "", t.describeWith(guest.Title, constantText(*t.want.title), "")
 }
 
 func (t *tuning) description() (string, error) {
-	return "", t.describeWith(guest.Description, always(*t.want.description), "")
+	return "", t.describeWith(guest.Description, constantText(*t.want.description), "")
 }
 
 // marks changes the marks that the guest has at that moment: other clients may have changed them, or defined
@@ -93,7 +93,7 @@ func (t *tuning) marks() (string, error) {
 		if err != nil {
 			return "", unreadable(Member{View: &guest.View{Name: d.Name}, Problem: err.Error()})
 		}
-		marks, _, err := t.want.on(d.Name, now)
+		marks, _, err := t.want.apply(d.Name, now)
 		if err != nil {
 			return "", err
 		}

@@ -39,11 +39,11 @@ func (t *turn) options() *Options { return &t.request.Options }
 // actions are the verbs on existing guests. Destroy follows the order, but neither a failure nor a dependency
 // cycle stops it: it is the last resort.
 var actions = map[Verb]action{
-	Start:    {order: upwards, strict: true, needsMarks: true, there: active, do: start},
-	Restore:  {order: upwards, strict: true, needsMarks: true, there: active, do: restore},
-	Shutdown: {order: backward, strict: true, waits: true, there: inactive, do: shutdown},
-	Destroy:  {order: backward, there: inactive, do: destroy},
-	Save:     {order: backward, strict: true, there: off, do: save},
+	Start:    {order: dependenciesFirst, strict: true, needsMarks: true, there: active, do: start},
+	Restore:  {order: dependenciesFirst, strict: true, needsMarks: true, there: active, do: restore},
+	Shutdown: {order: dependentsFirst, strict: true, waits: true, there: inactive, do: shutdown},
+	Destroy:  {order: dependentsFirst, there: inactive, do: destroy},
+	Save:     {order: dependentsFirst, strict: true, there: hasNoProcess, do: save},
 	Suspend:  {there: paused, do: plain((*guest.Guest).Suspend)},
 	Resume:   {there: running, do: plain((*guest.Guest).Resume)},
 	Reboot:   {there: never, do: reboot},
@@ -58,10 +58,10 @@ func undefined(g *guest.Guest) bool { return !g.View().Persistent }
 
 // inactive says that a guest has no process and no pending start. A guest that crashed and will be restarted
 // has a pending start.
-func inactive(g *guest.Guest) bool { return off(g) && !g.View().Due }
+func inactive(g *guest.Guest) bool { return hasNoProcess(g) && !g.View().Due }
 
-// off says that a guest has no process and none is being started.
-func off(g *guest.Guest) bool {
+// hasNoProcess says that a guest has no process and none is being started.
+func hasNoProcess(g *guest.Guest) bool {
 	switch g.Job().Kind {
 	case domain.JobStart, domain.JobRestore:
 		return false
@@ -119,8 +119,8 @@ func undefine(ctx context.Context, t *turn) Result {
 	return Result{Error: err}
 }
 
-// usualPatience is how long a guest may take to shut down by default.
-const usualPatience = 90 * time.Second
+// shutdownTimeout is how long a guest may take to shut down by default.
+const shutdownTimeout = 90 * time.Second
 
 // shutdown asks a guest to shut down and waits until it has. With a grace it destroys the guest after that.
 func shutdown(ctx context.Context, t *turn) Result {
@@ -150,7 +150,7 @@ func askAndWait(ctx context.Context, t *turn) error {
 	}
 	patience := t.options().Grace
 	if patience == 0 && t.request.Timeout == 0 {
-		patience = usualPatience
+		patience = shutdownTimeout
 	}
 	if patience > 0 {
 		var stop context.CancelFunc
@@ -163,13 +163,13 @@ func askAndWait(ctx context.Context, t *turn) error {
 	if err := t.guest.Shutdown(ctx, t.options().Mode); err != nil {
 		return err
 	}
-	ctx, stop := until(ctx, t.cancelled)
+	ctx, stop := cancelWith(ctx, t.cancelled)
 	defer stop()
 	return wait(ctx, t.guest, ended)
 }
 
-// until cancels ctx when another context ends.
-func until(ctx, other context.Context) (context.Context, func()) {
+// cancelWith cancels ctx when another context ends.
+func cancelWith(ctx, other context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })
 	return ctx, func() {

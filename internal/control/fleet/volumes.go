@@ -19,8 +19,8 @@ func (f *Fleet) createVolume(ctx context.Context, v volumeDocument) error {
 	return err
 }
 
-// vacant refuses the name of a volume that exists or is being made.
-func (f *Fleet) vacant(v VolumeName) error {
+// checkVolumeFree refuses the name of a volume that exists or is being made.
+func (f *Fleet) checkVolumeFree(v VolumeName) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.About(err), "volume %q needs a pool; make it with: virsh pool-create-as %s dir --target FOLDER --build",
@@ -91,7 +91,7 @@ func (f *Fleet) checkUnused(ctx context.Context, tile string, volumes []VolumeNa
 					"domain %q, which is not of tile %s, uses its volume %s; take the disk from it first", u.name, tile, v)
 			}
 		}
-		if above, is := f.overlying(ctx, v, volumes); is {
+		if above, is := f.overlayOf(ctx, v, volumes); is {
 			return fault.New(fault.WrongState, fault.Volume,
 				"volume %s, which does not belong to tile %s, uses volume %s as its backing file; remove it first", above, tile, v)
 		}
@@ -99,9 +99,9 @@ func (f *Fleet) checkUnused(ctx context.Context, tile string, volumes []VolumeNa
 	return nil
 }
 
-// overlying finds a volume, not one of but, that has a volume as its backing file, as the disk of a thin clone
+// overlayOf finds a volume, not one of but, that has a volume as its backing file, as the disk of a thin clone
 // does.
-func (f *Fleet) overlying(ctx context.Context, v VolumeName, but []VolumeName) (name VolumeName, is bool) {
+func (f *Fleet) overlayOf(ctx context.Context, v VolumeName, but []VolumeName) (name VolumeName, is bool) {
 	path := f.pathOfVolume(v)
 	if path == "" {
 		return name, false
