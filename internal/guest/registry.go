@@ -50,7 +50,7 @@ type Config struct {
 	Prepared int
 	// Quarters are where guests' QEMUs run, each as a user of its own; nil: they run
 	// as the daemon does.
-	Quarters *sandbox.Quarters
+	Quarters *sandbox.Isolation
 	// GiveRNG gives a virtio-rng to new machines that say nothing of one.
 	GiveRNG bool
 	// Labels are what the host enforces; nil: guests have none, NoLabels says why, and

@@ -27,7 +27,7 @@ var emulatorKind = store.Kind{Name: "emulator", Version: 1}
 // the answer outlives the daemon. A failed probe is an answer too.
 type Emulators struct {
 	// Quarters are where binaries are probed; nil: where the daemon runs.
-	Quarters *sandbox.Quarters
+	Quarters *sandbox.Isolation
 
 	store  *store.Store
 	log    *slog.Logger
