@@ -135,7 +135,7 @@ func (l *launching) joinGroup(context.Context) error {
 }
 
 // launch launches a guest's QEMU, in a sandbox if it has a user of its own.
-func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *sandbox.User, finish func(*sandbox.Chamber) error) (*qemuprocess.Process, error) {
+func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *sandbox.User, finish func(*sandbox.Spec) error) (*qemuprocess.Process, error) {
 	spec := qemuprocess.Spec{Binary: def.Devices.Emulator, Args: c.Args, Files: c.Files, Log: log}
 	if u == nil {
 		spec.Env, spec.Dir = overruled(os.Environ(), c.Env), dir
@@ -150,8 +150,8 @@ func (r *Registry) launch(ctx context.Context, def *domain.Definition, c *qemu.C
 	if err := finish(place); err != nil {
 		return nil, err
 	}
-	own := place.Own[0].At
-	spec.House, spec.Chamber, spec.Dir = r.Quarters.House, place, own
+	own := place.WritableDirs[0].Path
+	spec.Builder, spec.Sandbox, spec.Dir = r.Quarters.Builder, place, own
 	spec.Env = overruled(environment(own), c.Env)
 	return qemuprocess.Launch(ctx, spec)
 }

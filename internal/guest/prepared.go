@@ -126,7 +126,7 @@ func (p *prepared) launch(ctx context.Context, r *Registry) error {
 		return err
 	}
 	defer logFile.Close()
-	p.process, err = r.launch(ctx, def, p.command, logFile, p.dir, p.user, func(*sandbox.Chamber) error { return nil })
+	p.process, err = r.launch(ctx, def, p.command, logFile, p.dir, p.user, func(*sandbox.Spec) error { return nil })
 	if err != nil {
 		return err
 	}

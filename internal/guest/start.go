@@ -436,7 +436,7 @@ func (l *launching) execute(ctx context.Context) (*qemuprocess.Process, error) {
 	if l.from != nil {
 		handed = append(handed, l.from.file)
 	}
-	return l.g.reg.launch(ctx, l.run.def, command, logFile, l.run.dir, l.run.User, func(place *sandbox.Chamber) error {
+	return l.g.reg.launch(ctx, l.run.def, command, logFile, l.run.dir, l.run.User, func(place *sandbox.Spec) error {
 		place.Label = l.run.labels.of()
 		return l.run.labels.confine(ctx, place, &l.plan, handed)
 	})

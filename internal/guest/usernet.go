@@ -74,19 +74,19 @@ func (r *Registry) launchUserNetwork(ctx context.Context, run *run, emulator str
 		return nil, err
 	}
 	defer log.Close()
-	place := &sandbox.Chamber{
-		User: user, Program: emulator, Network: true, Label: run.labels.helper(),
+	place := &sandbox.Spec{
+		User: user, Program: emulator, HostNetwork: true, Label: run.labels.helper(),
 		Limits: sandbox.Limits{Threads: userNetworkThreads, Open: userNetworkFiles},
 	}
 	defer closeShown(place)
 	for _, path := range namesOfHosts {
 		f, err := openToShow(ctx, path)
 		if err == nil {
-			place.Shown = append(place.Shown, sandbox.Shown{Path: path, File: f})
+			place.ReadOnlyFiles = append(place.ReadOnlyFiles, sandbox.ReadOnlyFile{Path: path, File: f})
 		}
 	}
 	return qemuprocess.Launch(ctx, qemuprocess.Spec{
-		Binary: emulator, Args: args, Env: environment("/"), Dir: "/", Files: []*os.File{wire}, Log: log, House: r.Quarters.House, Chamber: place,
+		Binary: emulator, Args: args, Env: environment("/"), Dir: "/", Files: []*os.File{wire}, Log: log, Builder: r.Quarters.Builder, Sandbox: place,
 	})
 }
 
@@ -109,7 +109,7 @@ func (r *Registry) endUserNetwork(user sandbox.User, guest string, log *slog.Log
 	if r.Quarters == nil { // the guest's control group ends it
 		return func(context.Context) error { return nil }
 	}
-	if !r.Quarters.Users.Hold(user, guest) {
+	if !r.Quarters.Users.Reserve(user, guest) {
 		log.Error("the user of an interface of type user is now another guest's; it is not freed", "user", user.UID)
 		return func(context.Context) error { return nil }
 	}

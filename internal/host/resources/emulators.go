@@ -27,7 +27,7 @@ var emulatorKind = store.Kind{Name: "emulator", Version: 1}
 // failed probe is an answer too.
 type Emulators struct {
 	// Quarters is the sandbox for probes; nil: they run without one.
-	Quarters *sandbox.Quarters
+	Quarters *sandbox.Isolation
 
 	store  *store.Store
 	log    *slog.Logger

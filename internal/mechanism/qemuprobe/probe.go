@@ -22,7 +22,7 @@ const probePatience = time.Minute
 // accelerator does not work is an answer, with its reason, and no error. Keep
 // the answer for as long as it Matches. It runs in the quarters, in a chamber like
 // a guest's.
-func Probe(ctx context.Context, binary string, quarters *sandbox.Quarters) (*qemucaps.Capabilities, error) {
+func Probe(ctx context.Context, binary string, quarters *sandbox.Isolation) (*qemucaps.Capabilities, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, probePatience,
 		fault.New(fault.Timeout, fault.Host, "probing %s took more than %s", binary, probePatience))
 	defer cancel()

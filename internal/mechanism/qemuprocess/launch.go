@@ -25,14 +25,14 @@ type Spec struct {
 
 	Credential *syscall.Credential // identity to run as; nil keeps the daemon's
 
-	// House makes the place that the process runs in, which Chamber describes, and
+	// Builder makes the place that the process runs in, which Chamber describes, and
 	// as whom; nil: it runs where the daemon does.
-	House   *sandbox.House
-	Chamber *sandbox.Chamber
+	Builder *sandbox.Builder
+	Sandbox *sandbox.Spec
 
-	// Tied lets the kernel kill the process when the daemon ends, however that
+	// KillWithDaemon lets the kernel kill the process when the daemon ends, however that
 	// happens: for one that serves the daemon alone, as a probe does.
-	Tied bool
+	KillWithDaemon bool
 }
 
 // Launch starts a process that outlives the daemon, unless it is tied to it: in a
@@ -53,8 +53,8 @@ func Launch(ctx context.Context, spec Spec) (*Process, error) {
 	}
 	files := append([]*os.File{null, log, log}, spec.Files...)
 	begin := start
-	if spec.House != nil {
-		begin = startApart
+	if spec.Builder != nil {
+		begin = startInSandbox
 	}
 	pid, pidfd, ended, err := begin(spec, files)
 	if err != nil {
@@ -75,15 +75,15 @@ func Launch(ctx context.Context, spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// startApart runs the program in a chamber. The thread that started one that is
+// startInSandbox runs the program in a chamber. The thread that started one that is
 // tied is kept until ended is closed: its end would be the program's.
-func startApart(spec Spec, files []*os.File) (pid, pidfd int, ended chan struct{}, err error) {
-	c := *spec.Chamber
+func startInSandbox(spec Spec, files []*os.File) (pid, pidfd int, ended chan struct{}, err error) {
+	c := *spec.Sandbox
 	c.Program, pidfd = spec.Binary, -1
 	spec.Credential = &syscall.Credential{Uid: c.User.UID, Gid: c.User.GID}
-	err = spec.House.Run(&c, func() (int, <-chan struct{}, error) {
+	err = spec.Builder.Run(&c, func() (int, <-chan struct{}, error) {
 		var err error
-		if pid, pidfd, _, err = start(spec, files); err != nil || !spec.Tied {
+		if pid, pidfd, _, err = start(spec, files); err != nil || !spec.KillWithDaemon {
 			return pid, nil, err
 		}
 		ended = make(chan struct{})
@@ -107,7 +107,7 @@ func start(spec Spec, files []*os.File) (pid, pidfd int, ended chan struct{}, er
 			Credential: spec.Credential,
 		},
 	}
-	if spec.Tied {
+	if spec.KillWithDaemon {
 		attr.Sys.Pdeathsig = unix.SIGKILL
 	}
 	err = withDescriptors(files, nil, func(fds []uintptr) error {

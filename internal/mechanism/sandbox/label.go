@@ -19,10 +19,10 @@ type Label struct {
 	Files string
 }
 
-// announce has the kernel give what the thread starts its label. It comes before
+// setExecLabel has the kernel give what the thread starts its label. It comes before
 // everything else: the thread does not see the host's /proc from within, and may write
 // there only as long as its privileges are those that it was opened with.
-func (l Label) announce() error {
+func (l Label) setExecLabel() error {
 	if l.Program == "" {
 		return nil
 	}

@@ -23,8 +23,8 @@ type Limits struct {
 	Nice    int    // how much it yields to others
 }
 
-// lower has the thread, and what it starts, yield to others.
-func (l Limits) lower() error {
+// setPriority has the thread, and what it starts, yield to others.
+func (l Limits) setPriority() error {
 	if l.Nice == 0 {
 		return nil
 	}
@@ -38,20 +38,20 @@ func (l Limits) lower() error {
 // may not do that to others becomes that user for it, by the thread's real number, since
 // the kernel lets a process be bounded by its own user without any privilege.
 func (l Limits) apply(pid int, u User) error {
-	err := l.bound(pid)
+	err := l.setRlimits(pid)
 	if !errors.Is(err, unix.EPERM) {
 		return err
 	}
 	// Whose real or saved number a thread has may signal it, and a signal to a thread is
 	// one to the whole daemon: it has them no longer than it takes.
 	uid, gid := uint32(os.Getuid()), uint32(os.Getgid())
-	return errors.Join(setReal(u.UID, u.GID), l.bound(pid), setReal(uid, gid))
+	return errors.Join(setReal(u.UID, u.GID), l.setRlimits(pid), setReal(uid, gid))
 }
 
-// Bound bounds a process that runs as the user, and may be one that Run did not meet: a
+// ApplyTo bounds a process that runs as the user, and may be one that Run did not meet: a
 // program that goes into the background may be quicker.
-func (l Limits) Bound(pid int, u User) error {
-	err := apart(func() (<-chan struct{}, error) { return nil, l.apply(pid, u) })
+func (l Limits) ApplyTo(pid int, u User) error {
+	err := onOwnThread(func() (<-chan struct{}, error) { return nil, l.apply(pid, u) })
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot bound process %d", pid)
 }
 
@@ -72,7 +72,7 @@ func setReal(uid, gid uint32) error {
 // thinks that this is about files alone.
 const noCore = 1
 
-func (l Limits) bound(pid int) error {
+func (l Limits) setRlimits(pid int) error {
 	bounds := map[int]uint64{unix.RLIMIT_CORE: noCore, unix.RLIMIT_MEMLOCK: l.Locked}
 	for which, most := range map[int]uint64{
 		unix.RLIMIT_NPROC: l.Threads, unix.RLIMIT_AS: l.Memory, unix.RLIMIT_FSIZE: l.File, unix.RLIMIT_CPU: l.Seconds,
@@ -96,9 +96,9 @@ func (l Limits) bound(pid int) error {
 	return nil
 }
 
-// liftLocked lets processes lock as much as they are told that they may, where
+// raiseMemlock lets processes lock as much as they are told that they may, where
 // this process may allow that.
-func liftLocked() {
+func raiseMemlock() {
 	all := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
 	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &all) // else the host's bound counts
 }

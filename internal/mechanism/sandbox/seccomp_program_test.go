@@ -54,9 +54,9 @@ func verdict(t *testing.T, program []unix.SockFilter, c call) uint32 {
 	return 0
 }
 
-// TestWhatAFilterSays of calls that this kernel may not have, nor this host what they are about.
+// TestSeccompProgram_Verdicts of calls that this kernel may not have, nor this host what they are about.
 // Promise: I1
-func TestWhatAFilterSays(t *testing.T) {
+func TestSeccompProgram_Verdicts(t *testing.T) {
 	ours, known := architectures[runtime.GOARCH]
 	if !known {
 		t.Skipf("the calls of %s are not known", runtime.GOARCH)
@@ -95,10 +95,10 @@ func TestWhatAFilterSays(t *testing.T) {
 	}
 }
 
-// TestOtherDoorsToTheKernelAreShut: calls by numbers that are not the architecture's are refused whatever they are, also
+// TestSeccompProgram_RefusesForeignArchitectures: calls by numbers that are not the architecture's are refused whatever they are, also
 // where the kernel that runs this has no such door.
 // Promise: I1
-func TestOtherDoorsToTheKernelAreShut(t *testing.T) {
+func TestSeccompProgram_RefusesForeignArchitectures(t *testing.T) {
 	const absent = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
 	for _, rings := range []bool{false, true} {
 		for name, architecture := range architectures {

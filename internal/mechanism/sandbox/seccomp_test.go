@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestATapStaysWhatItWasMade: a tap that a program was handed goes with the program, and
+// TestSeccomp_TapCannotBeChanged: a tap that a program was handed goes with the program, and
 // keeps its address, which a bridge could take for its own.
 // Promise: I11
-func TestATapStaysWhatItWasMade(t *testing.T) {
+func TestSeccomp_TapCannotBeChanged(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root makes taps")
 	}
-	err := apart(func() (<-chan struct{}, error) { return nil, misuseTap() })
+	err := onOwnThread(func() (<-chan struct{}, error) { return nil, misuseTap() })
 	if errors.Is(err, errNoTap) {
 		t.Skip(err)
 	}
@@ -27,12 +27,12 @@ func TestATapStaysWhatItWasMade(t *testing.T) {
 	}
 }
 
-// TestAVSockStaysItsGuests: a program that has a guest's vsock open makes it no other guest's, and
+// TestSeccomp_RefusedIoctlsAndCalls: a program that has a guest's vsock open makes it no other guest's, and
 // is told what QEMU wants to hear. Nor does it make of a loop device another part of its file, reserve a disk, load
 // programs into the kernel, count there, or change what is noted with a file.
 // Promise: I11
-func TestAVSockStaysItsGuests(t *testing.T) {
-	err := apart(func() (<-chan struct{}, error) {
+func TestSeccomp_RefusedIoctlsAndCalls(t *testing.T) {
+	err := onOwnThread(func() (<-chan struct{}, error) {
 		null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return nil, err
@@ -79,11 +79,11 @@ func TestAVSockStaysItsGuests(t *testing.T) {
 	}
 }
 
-// TestAChildIsItsProgramsOwn: what a program starts is the program's to look after, and not the daemon's, and is in no
+// TestSeccomp_CloneFlags: what a program starts is the program's to look after, and not the daemon's, and is in no
 // user namespace of its own.
 // Promise: I1
-func TestAChildIsItsProgramsOwn(t *testing.T) {
-	err := apart(func() (<-chan struct{}, error) {
+func TestSeccomp_CloneFlags(t *testing.T) {
+	err := onOwnThread(func() (<-chan struct{}, error) {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return nil, err
 		}
@@ -109,10 +109,10 @@ func TestAChildIsItsProgramsOwn(t *testing.T) {
 	}
 }
 
-// TestSocketsAreOfKnownProtocols: a program makes the sockets that programs here make, and has the kernel fetch no others.
+// TestSeccomp_SocketFamiliesAndProtocols: a program makes the sockets that programs here make, and has the kernel fetch no others.
 // Promise: I1
-func TestSocketsAreOfKnownProtocols(t *testing.T) {
-	err := apart(func() (<-chan struct{}, error) {
+func TestSeccomp_SocketFamiliesAndProtocols(t *testing.T) {
+	err := onOwnThread(func() (<-chan struct{}, error) {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return nil, err
 		}

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// apart runs do on a thread that does nothing else and ends after it: do may
+// onOwnThread runs do on a thread that does nothing else and ends after it: do may
 // change the thread's namespaces, root and privileges. What do starts has the
 // thread as its parent, and the thread stays until stay is closed; nil: it goes
 // at once.
-func apart(do func() (stay <-chan struct{}, err error)) error {
+func onOwnThread(do func() (stay <-chan struct{}, err error)) error {
 	result := make(chan error, 1)
 	run := func() {
 		stay, err := do()

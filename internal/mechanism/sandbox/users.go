@@ -22,10 +22,10 @@ import (
 type Users struct {
 	first, last uint32
 
-	mu    sync.Mutex
-	next  uint32
-	own   uint32            // is the daemon's, and nothing ever runs as it (see end); 0: none is yet
-	taken map[uint32]string // by what
+	mu     sync.Mutex
+	next   uint32
+	daemon uint32            // is the daemon's, and nothing ever runs as it (see end); 0: none is yet
+	taken  map[uint32]string // by what
 }
 
 // NewUsers gives out the numbers from first to last.
@@ -68,7 +68,7 @@ func DefaultUsers(instance uint32) string {
 func (u *Users) Take(by string) (User, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.reserve()
+	u.reserveForDaemon()
 	for range uint64(u.last-u.first) + 1 {
 		id := u.next
 		if u.next++; u.next > u.last {
@@ -82,28 +82,28 @@ func (u *Users) Take(by string) (User, error) {
 	return User{}, fault.New(fault.NoCapacity, fault.Host, "all user numbers from %d to %d are in use; give the daemon more of them", u.first, u.last)
 }
 
-// reserve gives the daemon a number, the last one that is free. The lock is held.
-func (u *Users) reserve() {
-	for id := u.last; u.own == 0 && id >= u.first; id-- {
+// reserveForDaemon gives the daemon a number, the last one that is free. The lock is held.
+func (u *Users) reserveForDaemon() {
+	for id := u.last; u.daemon == 0 && id >= u.first; id-- {
 		if _, taken := u.taken[id]; !taken {
-			u.own, u.taken[id] = id, "the daemon"
+			u.daemon, u.taken[id] = id, "the daemon"
 		}
 	}
 }
 
-// surveyed is by whom a number is held that Survey found in use.
-const surveyed = "a program of an earlier daemon"
+// foundInUse is by whom a number is held that Survey found in use.
+const foundInUse = "a program of an earlier daemon"
 
-// Hold takes the number that by had of an earlier daemon, also when no process runs as it
+// Reserve takes the number that by had of an earlier daemon, also when no process runs as it
 // any more. It returns false if another holder has it: then by must not free it. Numbers
 // outside the range are nobody's to hold.
-func (u *Users) Hold(user User, by string) bool {
+func (u *Users) Reserve(user User, by string) bool {
 	if !u.Has(user.UID) {
 		return true
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if holder, taken := u.taken[user.UID]; taken && holder != surveyed && holder != by {
+	if holder, taken := u.taken[user.UID]; taken && holder != foundInUse && holder != by {
 		return false
 	}
 	u.taken[user.UID] = by
@@ -121,10 +121,10 @@ func (u *Users) Free(of User) error {
 		return nil
 	}
 	u.mu.Lock()
-	u.reserve()
-	own := u.own
+	u.reserveForDaemon()
+	own := u.daemon
 	u.mu.Unlock()
-	if err := end(of.UID, own); err != nil {
+	if err := killAll(of.UID, own); err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot end what user %d has left; the number is not used again", of.UID)
 	}
 	u.mu.Lock()
@@ -133,15 +133,15 @@ func (u *Users) Free(of User) error {
 	return nil
 }
 
-// end ends every process that runs as the user, on a thread that may signal those and
+// killAll ends every process that runs as the user, on a thread that may signal those and
 // nobody else. They may in turn signal whom they share a real or saved number with, and
 // a signal to a thread is one to the whole daemon: of these the thread has the daemon's
 // own, which nothing runs as.
-func end(id, own uint32) error {
+func killAll(id, own uint32) error {
 	if own == 0 {
 		return fault.New(fault.NoCapacity, fault.Host, "all user numbers are in use, and the daemon has none of its own to do it with")
 	}
-	return apart(func() (<-chan struct{}, error) {
+	return onOwnThread(func() (<-chan struct{}, error) {
 		// Not by package syscall, which changes all threads.
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(own), uintptr(id), uintptr(own)); errno != 0 {
 			return nil, errno
@@ -154,11 +154,11 @@ func end(id, own uint32) error {
 	})
 }
 
-// Survey holds every number of the range that a process runs as, or to which one of
+// ReserveInUse holds every number of the range that a process runs as, or to which one of
 // these files belongs, as its user or its group: of guests that could not be adopted, and of those that a daemon
 // left which did not live to write them down. Numbers held already stay as they
 // are.
-func (u *Users) Survey(files []string) error {
+func (u *Users) ReserveInUse(files []string) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return err
@@ -178,17 +178,17 @@ func (u *Users) Survey(files []string) error {
 		of := info.Sys().(*syscall.Stat_t)
 		for _, id := range []uint32{of.Uid, of.Gid} {
 			if _, taken := u.taken[id]; !taken && u.Has(id) {
-				u.taken[id] = surveyed
+				u.taken[id] = foundInUse
 			}
 		}
 	}
 	return nil
 }
 
-// Do calls do on a thread that may do with files what the user may who is also of these groups,
+// Impersonate calls do on a thread that may do with files what the user may who is also of these groups,
 // and nothing that only the daemon may.
-func (u User) Do(groups []uint32, do func() error) error {
-	return apart(func() (<-chan struct{}, error) {
+func (u User) Impersonate(groups []uint32, do func() error) error {
+	return onOwnThread(func() (<-chan struct{}, error) {
 		// Not by package syscall, which changes all threads.
 		var first unsafe.Pointer
 		if len(groups) > 0 {

@@ -32,7 +32,7 @@ func asleep(t *testing.T, uid uint32) (ended chan struct{}) {
 
 // What the daemon was started with, open as whoever starts it has left it, is not for those that it starts.
 // Promise: I1
-func TestNoProgramHasWhatTheDaemonWasStartedWith(t *testing.T) {
+func TestNewBuilder_InheritedFilesAreCloseOnExec(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root makes chambers")
 	}
@@ -41,7 +41,7 @@ func TestNoProgramHasWhatTheDaemonWasStartedWith(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd) //nolint:errcheck // it was opened to be looked at
-	house, err := Open("")
+	house, err := NewBuilder("")
 	if err != nil {
 		t.Skip(err)
 	}
@@ -53,7 +53,7 @@ func TestNoProgramHasWhatTheDaemonWasStartedWith(t *testing.T) {
 
 // Whoever has a number next meets nothing that the one before has left; and nobody else is
 // ended for that.
-func TestANumberIsFreeWhenNothingRunsAsIt(t *testing.T) {
+func TestFree_KillsOnlyProcessesOfTheUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root runs programs as others")
 	}
@@ -99,18 +99,18 @@ func TestANumberIsFreeWhenNothingRunsAsIt(t *testing.T) {
 }
 
 // A daemon that finds a user in a record holds it for that guest, although nothing runs as it.
-func TestHold_ARecordedUserIsNotTakenByAnother(t *testing.T) {
+func TestReserve_RecordedUser(t *testing.T) {
 	const first = 0x7fff0040
 	users, err := NewUsers(first, first+2) // the last one is the daemon's own
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // a guest and its interface may each ask
-		if !users.Hold(User{first, first}, "one") {
+		if !users.Reserve(User{first, first}, "one") {
 			t.Error("a guest cannot hold the user that it had")
 		}
 	}
-	if users.Hold(User{first, first}, "other") {
+	if users.Reserve(User{first, first}, "other") {
 		t.Error("two guests hold one user")
 	}
 	if u, err := users.Take("other"); err != nil || u.UID != first+1 {
@@ -122,7 +122,7 @@ func TestHold_ARecordedUserIsNotTakenByAnother(t *testing.T) {
 }
 
 // What Survey finds in use belongs to the guest whose record names it.
-func TestHold_TakesOverWhatSurveyFound(t *testing.T) {
+func TestReserve_UserFoundInUse(t *testing.T) {
 	uid := uint32(0x7fff0050)
 	users, err := NewUsers(uid, uid+2)
 	if err != nil {
@@ -132,10 +132,10 @@ func TestHold_TakesOverWhatSurveyFound(t *testing.T) {
 	if err := os.Chown(own, int(uid), int(uid)); err != nil {
 		t.Skipf("cannot give a directory to user %d: %v", uid, err)
 	}
-	if err := users.Survey([]string{own}); err != nil {
+	if err := users.ReserveInUse([]string{own}); err != nil {
 		t.Fatal(err)
 	}
-	if !users.Hold(User{uid, uid}, "one") || users.Hold(User{uid, uid}, "other") {
+	if !users.Reserve(User{uid, uid}, "one") || users.Reserve(User{uid, uid}, "other") {
 		t.Error("not only the guest that the record names holds the user")
 	}
 }
@@ -143,14 +143,14 @@ func TestHold_TakesOverWhatSurveyFound(t *testing.T) {
 // While a program runs none of the daemon's threads can be signalled by its user: a signal
 // to one would be one to the daemon.
 // Promise: I3
-func TestNoThreadOfTheDaemonIsThePrograms(t *testing.T) {
-	house, err := Open("")
+func TestRun_UserCannotSignalTheDaemon(t *testing.T) {
+	house, err := NewBuilder("")
 	if err != nil {
 		t.Skipf("no chambers here: %v", err)
 	}
 	defer func() { _ = house.Close() }()
 	const id = 0x7fff0020
-	c := &Chamber{User: User{id, id}, Program: "/bin/sleep", Limits: Limits{Threads: 8, Open: 9}}
+	c := &Spec{User: User{id, id}, Program: "/bin/sleep", Limits: Limits{Threads: 8, Open: 9}}
 	program := exec.CommandContext(t.Context(), "sleep", "600")
 	program.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
 	stay := make(chan struct{})

@@ -15,31 +15,31 @@ type Access struct {
 	Write, Execute bool
 }
 
-// Reach is all that a program has in its chamber, for those who tell a second guard
+// AccessList is all that a program has in its chamber, for those who tell a second guard
 // what the first one lets pass. What it is handed open is not among it.
-func (c *Chamber) Reach() []Access {
+func (spec *Spec) AccessList() []Access {
 	var all []Access
-	within := func(path string) string { return room + filepath.Clean("/"+path) }
+	within := func(path string) string { return rootfs + filepath.Clean("/"+path) }
 	tree := func(path string) bool { info, err := os.Stat(path); return err == nil && info.IsDir() }
-	for _, path := range append(slices.Clone(programs), installation(c.Program)...) {
+	for _, path := range append(slices.Clone(programDirs), installPaths(spec.Program)...) {
 		all = append(all, Access{Path: within(path), Tree: tree(path), Execute: true})
 	}
-	for _, path := range append(slices.Clone(settings), places...) {
+	for _, path := range append(slices.Clone(configFiles), placeholders...) {
 		all = append(all, Access{Path: within(path), Tree: tree(path)})
 	}
-	for _, path := range Nodes() {
+	for _, path := range DeviceNodes() {
 		all = append(all, Access{Path: within(path), Write: true})
 	}
-	for _, d := range c.Devices {
+	for _, d := range spec.Devices {
 		all = append(all, Access{Path: within(d.Path), Write: true})
 	}
-	if c.Terminals {
+	if spec.Terminals {
 		all = append(all, Access{Path: within(ptmx), Write: true}, Access{Path: within("/dev/pts"), Tree: true, Write: true})
 	}
-	for _, o := range c.Own {
-		all = append(all, Access{Path: within(o.At), Tree: true, Write: true})
+	for _, o := range spec.WritableDirs {
+		all = append(all, Access{Path: within(o.Path), Tree: true, Write: true})
 	}
-	for _, s := range c.Shown {
+	for _, s := range spec.ReadOnlyFiles {
 		all = append(all, s.access(within(s.Path)))
 	}
 	return all
@@ -47,7 +47,7 @@ func (c *Chamber) Reach() []Access {
 
 // access is what can be done with something that is shown: sockets and pipes are
 // written to.
-func (s Shown) access(at string) Access {
+func (s ReadOnlyFile) access(at string) Access {
 	a := Access{Path: at}
 	if info, err := s.File.Stat(); err == nil {
 		a.Tree = info.IsDir()
@@ -56,16 +56,16 @@ func (s Shown) access(at string) Access {
 	return a
 }
 
-// installation are the paths of a program that lies where programs usually do not.
-func installation(program string) []string {
+// installPaths are the paths of a program that lies where programs usually do not.
+func installPaths(program string) []string {
 	real, err := filepath.EvalSymlinks(program)
 	if program == "" || err != nil {
 		return nil
 	}
 	var all []string
 	for _, path := range slices.Compact([]string{program, real}) {
-		if !shownAnyway(path) {
-			all = append(all, installed(path))
+		if !inTemplate(path) {
+			all = append(all, installDir(path))
 		}
 	}
 	return all

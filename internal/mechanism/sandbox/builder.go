@@ -13,39 +13,39 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// House makes chambers.
-type House struct {
-	mould      *os.File // the mount namespace that chambers are copies of
-	spaces     int      // the namespaces beside it that this kernel has
-	absent     []string
-	cores      bool // each program shares its cores with nobody else's
-	hasSeccomp bool // programs are kept from calls that lead out of a chamber
+// Builder makes chambers.
+type Builder struct {
+	template       *os.File // the mount namespace that chambers are copies of
+	namespaces     int      // the namespaces beside it that this kernel has
+	missing        []string
+	coreScheduling bool // each program shares its cores with nobody else's
+	hasSeccomp     bool // programs are kept from calls that lead out of a chamber
 }
 
-// room is where a chamber's root is in its mount namespace.
-const room = "/room"
+// rootfs is where a chamber's root is in its mount namespace.
+const rootfs = "/room"
 
-// programs are the directories with what all programs need. Those that are links
+// programDirs are the directories with what all programs need. Those that are links
 // are links in the chamber too.
-var programs = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"}
+var programDirs = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"}
 
-// settings are what libraries read: without secrets, and without who else is on
+// configFiles are what libraries read: without secrets, and without who else is on
 // the host.
-var settings = []string{
+var configFiles = []string{
 	"/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf",
 	"/etc/services", "/etc/protocols", "/etc/gnutls", "/etc/crypto-policies", "/etc/ssl/openssl.cnf",
 }
 
-// places are where something may be shown later, in directories that cannot be
+// placeholders are where something may be shown later, in directories that cannot be
 // written to then.
-var places = []string{"/etc/resolv.conf", "/etc/hosts"}
+var placeholders = []string{"/etc/resolv.conf", "/etc/hosts"}
 
 // ptys is where the mould keeps the host's pseudo-terminals.
 const ptys = "/ptys"
 
-// spaces are the namespaces beside that of mounts, with what is absent where the
+// namespaces are the namespaces beside that of mounts, with what is absent where the
 // kernel has none of a kind.
-var spaces = []struct {
+var namespaces = []struct {
 	flag int
 	what string
 }{
@@ -54,119 +54,119 @@ var spaces = []struct {
 	{unix.CLONE_NEWNET, "a namespace for the network"},
 }
 
-// Open makes a house, or says which part of it this kernel or this process's
+// NewBuilder makes a house, or says which part of it this kernel or this process's
 // privileges do not allow. What the mould itself is made of gets a label, an SELinux
 // context, if there is one.
-func Open(label string) (*House, error) {
-	h := &House{}
-	liftLocked()
+func NewBuilder(label string) (*Builder, error) {
+	b := &Builder{}
+	raiseMemlock()
 	// What the daemon was started with is not for those that it starts.
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fault.Wrap(err, fault.Unsupported, fault.Host, "cannot keep descriptors from guests")
 	}
-	err := apart(func() (<-chan struct{}, error) {
+	err := onOwnThread(func() (<-chan struct{}, error) {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return nil, fmt.Errorf("no mount namespace can be made: %w", err)
 		}
 		var err error
-		if h.mould, err = os.Open("/proc/thread-self/ns/mnt"); err != nil {
+		if b.template, err = os.Open("/proc/thread-self/ns/mnt"); err != nil {
 			return nil, err
 		}
-		if err := cast(label); err != nil {
-			return nil, errors.Join(err, h.mould.Close())
+		if err := buildTemplate(label); err != nil {
+			return nil, errors.Join(err, b.template.Close())
 		}
-		for _, s := range spaces {
+		for _, s := range namespaces {
 			if err := unix.Unshare(s.flag); err != nil {
-				h.absent = append(h.absent, fmt.Sprintf("%s (%v)", s.what, err))
+				b.missing = append(b.missing, fmt.Sprintf("%s (%v)", s.what, err))
 				continue
 			}
-			h.spaces |= s.flag
+			b.namespaces |= s.flag
 		}
 		err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 		if err == nil {
 			err = installSeccomp(false)
 		}
-		if h.hasSeccomp = err == nil; !h.hasSeccomp {
-			h.absent = append(h.absent, fmt.Sprintf("a filter of calls (%v)", err))
+		if b.hasSeccomp = err == nil; !b.hasSeccomp {
+			b.missing = append(b.missing, fmt.Sprintf("a filter of calls (%v)", err))
 		}
 		return nil, nil
 	})
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Unsupported, fault.Host, "cannot make chambers for guests")
 	}
-	return h, nil
+	return b, nil
 }
 
-// ParsNetwork reports whether programs have no network unless they are given the
+// HasNetNS reports whether programs have no network unless they are given the
 // host's.
-func (h *House) ParsNetwork() bool { return h.spaces&unix.CLONE_NEWNET != 0 }
+func (b *Builder) HasNetNS() bool { return b.namespaces&unix.CLONE_NEWNET != 0 }
 
 // HasSeccomp reports whether programs are kept from calls of the kernel's that lead out of
 // a chamber.
-func (h *House) HasSeccomp() bool { return h.hasSeccomp }
+func (b *Builder) HasSeccomp() bool { return b.hasSeccomp }
 
-// ShareNoCore has the kernel run threads of different programs never at the same
+// EnableCoreScheduling has the kernel run threads of different programs never at the same
 // time on one core: what leaks between the threads of a core then leaks to nobody.
 // It costs processor time where there are more threads to run than cores.
-func (h *House) ShareNoCore() error {
-	err := apart(func() (<-chan struct{}, error) { return nil, bake() })
+func (b *Builder) EnableCoreScheduling() error {
+	err := onOwnThread(func() (<-chan struct{}, error) { return nil, setSchedCookie() })
 	if errors.Is(err, unix.ENODEV) {
 		return fault.New(fault.Unsupported, fault.Host, "this host's cores run one thread each: there is nothing to share")
 	}
 	if err != nil {
 		return fault.Wrap(err, fault.Unsupported, fault.Host, "this kernel cannot keep guests from sharing a core")
 	}
-	h.cores = true
+	b.coreScheduling = true
 	return nil
 }
 
-// SharesNoCore reports whether that is so.
-func (h *House) SharesNoCore() bool { return h.cores }
+// HasCoreScheduling reports whether that is so.
+func (b *Builder) HasCoreScheduling() bool { return b.coreScheduling }
 
-// bake gives the thread, and what it starts, a cookie that no other thread has: the
+// setSchedCookie gives the thread, and what it starts, a cookie that no other thread has: the
 // kernel runs only those with the same at once on a core.
-func bake() error {
+func setSchedCookie() error {
 	return unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_CREATE, 0, unix.PR_SCHED_CORE_SCOPE_THREAD, 0)
 }
 
-// Absent names what of a chamber this kernel does not have.
-func (h *House) Absent() []string { return h.absent }
+// Missing names what of a chamber this kernel does not have.
+func (b *Builder) Missing() []string { return b.missing }
 
 // Close gives the mould back. What runs in chambers runs on.
-func (h *House) Close() error { return h.mould.Close() }
+func (b *Builder) Close() error { return b.template.Close() }
 
-// stage is where the mould is built: a directory that every host has, and that
+// templateRoot is where the mould is built: a directory that every host has, and that
 // nothing is read from meanwhile.
-const stage = "/proc"
+const templateRoot = "/proc"
 
-// cast makes the thread's own mount namespace the mould.
-func cast(label string) error {
+// buildTemplate makes the thread's own mount namespace the mould.
+func buildTemplate(label string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("cannot part from the host's mounts: %w", err)
 	}
-	if err := unix.Mount("mould", stage, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0755"); err != nil {
+	if err := unix.Mount("mould", templateRoot, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0755"); err != nil {
 		return fmt.Errorf("cannot mount the mould: %w", err)
 	}
-	for _, path := range append(programs, settings...) {
-		if err := show(path); err != nil {
+	for _, path := range append(programDirs, configFiles...) {
+		if err := bindReadOnly(path); err != nil {
 			return fmt.Errorf("cannot show %s: %w", path, err)
 		}
 	}
-	for _, path := range places {
-		if err := mountPoint(stage+path, false); err != nil {
+	for _, path := range placeholders {
+		if err := mountPoint(templateRoot+path, false); err != nil {
 			return err
 		}
 	}
-	if err := os.Mkdir(stage+ptys, 0o755); err != nil {
+	if err := os.Mkdir(templateRoot+ptys, 0o755); err != nil {
 		return err
 	}
-	if err := unix.Mount("/dev/pts", stage+ptys, "", unix.MS_BIND, ""); err != nil {
+	if err := unix.Mount("/dev/pts", templateRoot+ptys, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("cannot show the host's pseudo-terminals: %w", err)
 	}
-	if err := os.Mkdir(stage+room, 0o755); err != nil {
+	if err := os.Mkdir(templateRoot+rootfs, 0o755); err != nil {
 		return err
 	}
-	if err := enterRoot(stage); err != nil {
+	if err := enterRoot(templateRoot); err != nil {
 		return fmt.Errorf("cannot leave the host's root: %w", err)
 	}
 	if err := labelTree("/", label); err != nil {
@@ -190,9 +190,9 @@ func enterRoot(at string) error {
 	return unix.Chdir("/")
 }
 
-// show lets what lies at path be read in the mould; what is not there is not
+// bindReadOnly lets what lies at path be read in the mould; what is not there is not
 // missed.
-func show(path string) error {
+func bindReadOnly(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -200,7 +200,7 @@ func show(path string) error {
 	if err != nil {
 		return err
 	}
-	at := stage + path
+	at := templateRoot + path
 	if info.Mode().Type() == os.ModeSymlink {
 		to, err := os.Readlink(path)
 		if err != nil {
@@ -221,12 +221,12 @@ func show(path string) error {
 	if err := unix.Mount(path, at, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return err
 	}
-	return readOnly(unix.AT_FDCWD, at, unix.AT_RECURSIVE, 0)
+	return setReadOnly(unix.AT_FDCWD, at, unix.AT_RECURSIVE, 0)
 }
 
-// readOnly forbids writing, devices and raised privileges below a mount, and more
+// setReadOnly forbids writing, devices and raised privileges below a mount, and more
 // if more is said.
-func readOnly(dir int, path string, flags uint, more uint64) error {
+func setReadOnly(dir int, path string, flags uint, more uint64) error {
 	return unix.MountSetattr(dir, path, flags, &unix.MountAttr{
 		Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | more,
 	})

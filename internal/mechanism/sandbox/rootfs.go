@@ -14,121 +14,121 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Chamber is what one program has. Paths are absolute and clean, and the same
+// Spec is what one program has. Paths are absolute and clean, and the same
 // inside as outside.
-type Chamber struct {
+type Spec struct {
 	User User
 	// Program is what is run. One that lies where programs usually do not is shown,
 	// and so is the rest of its installation, if it has one.
 	Program string
-	// Own are the directories that the program may write to. They are made, given
+	// WritableDirs are the directories that the program may write to. They are made, given
 	// to the user and removed by whoever starts the program.
-	Own []Own
-	// Shown are files to read, and sockets to connect to. They stay the caller's.
-	Shown []Shown
+	WritableDirs []WritableDir
+	// ReadOnlyFiles are files to read, and sockets to connect to. They stay the caller's.
+	ReadOnlyFiles []ReadOnlyFile
 	// Devices are device nodes, which the program may read and write.
 	Devices []Device
 	// Terminals lets the program make pseudo-terminals of the host.
 	Terminals bool
-	// Network leaves the program the host's network.
-	Network bool
-	// Rings lets the program use io_uring.
-	Rings bool
+	// HostNetwork leaves the program the host's network.
+	HostNetwork bool
+	// AllowIOUring lets the program use io_uring.
+	AllowIOUring bool
 	// Own processes can be seen in /proc, and nobody else's: for a program that
 	// reaches what it was handed as /proc/self/fd/N.
-	Proc bool
-	// Keep are the capabilities that the program has; usually none. One that has
+	MountProc bool
+	// Capabilities are the capabilities that the program has; usually none. One that has
 	// any finds nothing in its root that can be written to but what is its Own.
-	Keep []uintptr
+	Capabilities []uintptr
 	// Limits bound the process.
 	Limits Limits
 	// Label is what it is called where the host has mandatory access control.
 	Label Label
 }
 
-// Own is a directory of the program's own.
-type Own struct {
-	Dir string // where it is
-	At  string // where the program sees it
+// WritableDir is a directory of the program's own.
+type WritableDir struct {
+	HostPath string // where it is
+	Path     string // where the program sees it
 }
 
 // User is who a program runs as.
 type User struct{ UID, GID uint32 }
 
-// Shown is one file or directory that can be seen in a chamber. The file is open,
+// ReadOnlyFile is one file or directory that can be seen in a chamber. The file is open,
 // with O_PATH if it is a directory or a socket.
-type Shown struct {
+type ReadOnlyFile struct {
 	Path string
 	File *os.File
 }
 
-// piece is something of the host's on its way into a chamber.
-type piece struct {
-	at        string
-	tree      int      // a detached mount; -1: there is none
-	copied    *os.File // what is copied instead, because the user may not read it
+// mount is something of the host's on its way into a chamber.
+type mount struct {
+	target    string
+	fd        int      // a detached mount; -1: there is none
+	copyFrom  *os.File // what is copied instead, because the user may not read it
 	directory bool
 }
 
-// take picks up the pieces of a chamber, on a thread that sees the host.
-func (c *Chamber) take() (pieces []piece, err error) {
+// prepareMounts picks up the pieces of a chamber, on a thread that sees the host.
+func (spec *Spec) prepareMounts() (mounts []mount, err error) {
 	defer func() {
 		if err != nil {
-			drop(pieces)
+			closeMounts(mounts)
 		}
 	}()
-	for _, own := range c.Own {
-		p, err := own.take()
-		if p.tree >= 0 {
-			pieces = append(pieces, p)
+	for _, own := range spec.WritableDirs {
+		p, err := own.prepare()
+		if p.fd >= 0 {
+			mounts = append(mounts, p)
 		}
 		if err != nil {
-			return pieces, fmt.Errorf("cannot show %s: %w", own.Dir, err)
+			return mounts, fmt.Errorf("cannot show %s: %w", own.HostPath, err)
 		}
 	}
-	if pieces, err = takeProgram(pieces, c.Program); err != nil {
-		return pieces, fmt.Errorf("cannot show %s: %w", c.Program, err)
+	if mounts, err = prepareProgram(mounts, spec.Program); err != nil {
+		return mounts, fmt.Errorf("cannot show %s: %w", spec.Program, err)
 	}
-	for _, s := range c.Shown {
-		p, err := c.takeShown(s)
+	for _, s := range spec.ReadOnlyFiles {
+		p, err := spec.prepareFile(s)
 		if err != nil {
-			return pieces, fmt.Errorf("cannot show %s: %w", s.Path, err)
+			return mounts, fmt.Errorf("cannot show %s: %w", s.Path, err)
 		}
-		pieces = append(pieces, p)
+		mounts = append(mounts, p)
 	}
 	// What lies in another comes after it, or it could not be seen.
-	slices.SortStableFunc(pieces, func(a, b piece) int { return strings.Compare(a.at, b.at) })
-	return pieces, nil
+	slices.SortStableFunc(mounts, func(a, b mount) int { return strings.Compare(a.target, b.target) })
+	return mounts, nil
 }
 
-// take picks up a directory that the program may write to.
-func (o Own) take() (piece, error) {
-	dir, err := os.OpenFile(o.Dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+// prepare picks up a directory that the program may write to.
+func (o WritableDir) prepare() (mount, error) {
+	dir, err := os.OpenFile(o.HostPath, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return piece{tree: -1}, err
+		return mount{fd: -1}, err
 	}
 	defer func() { _ = dir.Close() }()
-	p, err := detach(dir, o.At)
+	p, err := cloneMount(dir, o.Path)
 	if err != nil {
 		return p, err
 	}
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
-	return p, unix.MountSetattr(p.tree, "", unix.AT_EMPTY_PATH, &attr)
+	return p, unix.MountSetattr(p.fd, "", unix.AT_EMPTY_PATH, &attr)
 }
 
-// takeShown picks up one file, or its contents where the user may not read it: a
+// prepareFile picks up one file, or its contents where the user may not read it: a
 // mount changes nothing about that.
-func (c *Chamber) takeShown(s Shown) (piece, error) {
+func (spec *Spec) prepareFile(s ReadOnlyFile) (mount, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(s.File.Fd()), &st); err != nil {
-		return piece{}, err
+		return mount{}, err
 	}
-	if st.Mode&unix.S_IFMT == unix.S_IFREG && !c.User.mayRead(&st) {
-		return piece{at: s.Path, tree: -1, copied: s.File}, nil
+	if st.Mode&unix.S_IFMT == unix.S_IFREG && !spec.User.mayRead(&st) {
+		return mount{target: s.Path, fd: -1, copyFrom: s.File}, nil
 	}
-	p, err := detach(s.File, s.Path)
+	p, err := cloneMount(s.File, s.Path)
 	if err == nil {
-		err = readOnly(p.tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, 0)
+		err = setReadOnly(p.fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, 0)
 	}
 	return p, err
 }
@@ -145,41 +145,41 @@ func (u User) mayRead(st *unix.Stat_t) bool {
 	return st.Mode&0o004 != 0
 }
 
-// detach makes a mount of what a file is, which lies nowhere yet.
-func detach(f *os.File, at string) (piece, error) {
+// cloneMount makes a mount of what a file is, which lies nowhere yet.
+func cloneMount(f *os.File, at string) (mount, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return piece{tree: -1}, err
+		return mount{fd: -1}, err
 	}
 	tree, err := unix.OpenTree(int(f.Fd()), "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
-		return piece{tree: -1}, err
+		return mount{fd: -1}, err
 	}
-	return piece{at: at, tree: tree, directory: info.IsDir()}, nil
+	return mount{target: at, fd: tree, directory: info.IsDir()}, nil
 }
 
-func drop(pieces []piece) {
-	for _, p := range pieces {
-		if p.tree >= 0 {
-			_ = unix.Close(p.tree)
+func closeMounts(mounts []mount) {
+	for _, p := range mounts {
+		if p.fd >= 0 {
+			_ = unix.Close(p.fd)
 		}
 	}
 }
 
-// put places a piece below root.
-func (p piece) put(root string) error {
-	at := filepath.Join(root, p.at)
-	if p.copied != nil {
-		return inTheWay(copyInto(p.copied, at))
+// attach places a piece below root.
+func (m mount) attach(root string) error {
+	at := filepath.Join(root, m.target)
+	if m.copyFrom != nil {
+		return explainReadOnly(copyInto(m.copyFrom, at))
 	}
-	if err := mountPoint(at, p.directory); err != nil {
-		return inTheWay(err)
+	if err := mountPoint(at, m.directory); err != nil {
+		return explainReadOnly(err)
 	}
-	return unix.MoveMount(p.tree, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	return unix.MoveMount(m.fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// inTheWay says why nothing can be shown in a folder of the mould's, which is the host's own.
-func inTheWay(err error) error {
+// explainReadOnly says why nothing can be shown in a folder of the mould's, which is the host's own.
+func explainReadOnly(err error) error {
 	if errors.Is(err, unix.EROFS) {
 		return errors.New("programs of guests see the host's own folder there, and nothing else in it; move the file to another folder")
 	}
@@ -204,48 +204,48 @@ func copyInto(from *os.File, at string) error {
 	return errors.Join(err, to.Close())
 }
 
-// furnish builds the root of a chamber. The thread's umask is 0.
-func (c *Chamber) furnish(pieces []piece) error {
-	if err := unix.Mount("chamber", room, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755"); err != nil {
+// buildRoot builds the root of a chamber. The thread's umask is 0.
+func (spec *Spec) buildRoot(mounts []mount) error {
+	if err := unix.Mount("chamber", rootfs, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755"); err != nil {
 		return fmt.Errorf("cannot mount its root: %w", err)
 	}
-	if err := c.layOut(); err != nil {
+	if err := spec.bindTemplate(); err != nil {
 		return err
 	}
-	for _, p := range pieces {
-		if err := p.put(room); err != nil {
-			return fmt.Errorf("cannot show %s: %w", p.at, err)
+	for _, p := range mounts {
+		if err := p.attach(rootfs); err != nil {
+			return fmt.Errorf("cannot show %s: %w", p.target, err)
 		}
 	}
-	if err := c.makeDevices(room); err != nil {
+	if err := spec.makeDevices(rootfs); err != nil {
 		return err
 	}
 	// Beyond its door it would be there for whoever is handed a folder by a program of another chamber, and goes up from that.
 	if err := unix.Unmount(ptys, unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("cannot put the host's pseudo-terminals away: %w", err)
 	}
-	if !c.Proc {
+	if !spec.MountProc {
 		return nil
 	}
-	if err := os.Mkdir(room+"/proc", 0o555); err != nil {
+	if err := os.Mkdir(rootfs+"/proc", 0o555); err != nil {
 		return err
 	}
-	if err := unix.Mount("proc", room+"/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "hidepid=2,subset=pid"); err != nil {
+	if err := unix.Mount("proc", rootfs+"/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "hidepid=2,subset=pid"); err != nil {
 		return fmt.Errorf("cannot show its processes: %w", err)
 	}
 	return nil
 }
 
-// layOut repeats the mould in the new root.
-func (c *Chamber) layOut() error {
+// bindTemplate repeats the mould in the new root.
+func (spec *Spec) bindTemplate() error {
 	entries, err := os.ReadDir("/")
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		from, at := "/"+e.Name(), room+"/"+e.Name()
+		from, at := "/"+e.Name(), rootfs+"/"+e.Name()
 		switch {
-		case from == room || from == ptys:
+		case from == rootfs || from == ptys:
 			continue
 		case e.Type() == os.ModeSymlink:
 			to, err := os.Readlink(from)
@@ -274,8 +274,8 @@ var nodes = []struct {
 	major, minor uint32
 }{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}}
 
-// Nodes are the paths of the device nodes that are in every chamber.
-func Nodes() []string {
+// DeviceNodes are the paths of the device nodes that are in every chamber.
+func DeviceNodes() []string {
 	var paths []string
 	for _, n := range nodes {
 		paths = append(paths, "/dev/"+n.name)
@@ -284,7 +284,7 @@ func Nodes() []string {
 }
 
 // makeDevices makes /dev.
-func (c *Chamber) makeDevices(root string) error {
+func (spec *Spec) makeDevices(root string) error {
 	dev := root + "/dev"
 	if err := os.MkdirAll(dev, 0o755); err != nil {
 		return err
@@ -294,14 +294,14 @@ func (c *Chamber) makeDevices(root string) error {
 			return fmt.Errorf("cannot make /dev/%s: %w", n.name, err)
 		}
 	}
-	if c.Terminals {
+	if spec.Terminals {
 		if err := os.Mkdir(dev+"/pts", 0o755); err != nil {
 			return err
 		}
 		if err := unix.Mount(ptys, dev+"/pts", "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("cannot show the pseudo-terminals: %w", err)
 		}
-		if err := hideMaker(root); err != nil {
+		if err := hidePtsPtmx(root); err != nil {
 			return err
 		}
 		if err := makePtmx(root); err != nil {
@@ -314,9 +314,9 @@ func (c *Chamber) makeDevices(root string) error {
 // ptmx makes pseudo-terminals.
 const ptmx = "/dev/ptmx"
 
-// hideMaker hides the node by which the host's pseudo-terminals can be made among these themselves, too, which
+// hidePtsPtmx hides the node by which the host's pseudo-terminals can be made among these themselves, too, which
 // in containers everybody may: it could not be taken away.
-func hideMaker(root string) error {
+func hidePtsPtmx(root string) error {
 	if err := unix.Mount(root+"/dev/null", root+"/dev/pts/ptmx", "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("cannot hide what makes pseudo-terminals: %w", err)
 	}
