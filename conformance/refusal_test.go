@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestAttach_MissingOnHost asks a running guest to take what the host does not
-// have: the refusal names it, and the guest is as it was.
+// The test attaches devices that the host lacks to a running guest. The error names the missing object, and the
+// guest does not change.
 func TestAttach_MissingOnHost(t *testing.T) {
 	needs(t)
 	d := start(t)
@@ -32,7 +32,7 @@ func TestAttach_MissingOnHost(t *testing.T) {
 	d.virsh(t, "destroy", "lonely")
 }
 
-// TestStart_HostDeviceMissing is refused before QEMU is asked.
+// The daemon refuses such a start before it runs QEMU.
 func TestStart_HostDeviceMissing(t *testing.T) {
 	needs(t)
 	d := start(t)

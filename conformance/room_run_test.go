@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// launchOn has the daemon go on with one of its directories on a new file system in memory.
+// launchOn restarts the daemon with one of its directories on a new file system in memory.
 func (d *daemon) launchOn(t *testing.T, dir, options string) {
 	t.Helper()
 	d.signal(t, "TERM")
@@ -16,14 +16,14 @@ func (d *daemon) launchOn(t *testing.T, dir, options string) {
 	d.launch(t)
 }
 
-// fillUp leaves a file system that many free pages.
+// fillUp fills a file system up to the given number of free pages.
 func (d *daemon) fillUp(t *testing.T, dir string, pages int) {
 	t.Helper()
 	d.output(t, "sh", "-c", fmt.Sprintf(`rm -f "$1/stuffing"; dd if=/dev/zero of="$1/stuffing" bs=4k 2>/dev/null; truncate -s -%d "$1/stuffing"`, 4096*pages), "sh", dir)
 }
 
-// TestRunDirectory_Full fills /run, with ever more room that is left: a guest that is said
-// to run runs under the next daemon, too, and what was answered is so there.
+// The test fills /run, and leaves more free pages in each round. A guest that is reported as running also runs
+// under the next daemon, and every change that was answered is still there.
 // Promise: F30
 func TestRunDirectory_Full(t *testing.T) {
 	needs(t)
@@ -75,8 +75,8 @@ func TestRunDirectory_Full(t *testing.T) {
 	}
 }
 
-// TestRunDirectory_ReadOnly for a while keeps guests from being started and changed, in
-// words, and from nothing else; what it kept back is made up for.
+// While /run is read-only, guests cannot be started or changed, and the errors say why. Everything else works. The
+// daemon makes up for delayed writes afterwards.
 // Promise: F30
 func TestRunDirectory_ReadOnly(t *testing.T) {
 	needs(t)
@@ -109,8 +109,8 @@ func TestRunDirectory_ReadOnly(t *testing.T) {
 	d.virsh(t, "start", "ends")
 }
 
-// TestManagedSave_UsedOnce has no room in the store, or a file system that is read-only, when a
-// guest goes on from its managed save: from the same image it never does so again.
+// A guest starts from its managed save while the store is full or its file system is read-only. It must never
+// start from the same image again.
 // Promise: F31
 func TestManagedSave_UsedOnce(t *testing.T) {
 	needs(t)
@@ -142,8 +142,8 @@ func TestManagedSave_UsedOnce(t *testing.T) {
 	contains(t, "the guest that went on", d.virsh(t, "dominfo", "once"), "Managed save:   no")
 }
 
-// TestManagedSave_DiskFails has the file system of the image become read-only by an error,
-// as ext4 does: of some kernels it looks writable then, and nothing can be removed.
+// The image's file system becomes read-only after an error, as ext4 does. With some kernels it still looks
+// writable, and no file can be removed.
 // Promise: F31
 func TestManagedSave_DiskFails(t *testing.T) {
 	needs(t, "mkfs.ext4", "losetup")
@@ -166,8 +166,8 @@ func TestManagedSave_DiskFails(t *testing.T) {
 	d.output(t, "umount", saves)
 }
 
-// TestBoot_StoreReadOnly has the store's file system read-only when the host boots: what
-// starts with the host does when that is over.
+// The store's file system is read-only when the host boots. Guests and networks with autostart start when it is
+// writable again.
 // Promise: F7
 func TestBoot_StoreReadOnly(t *testing.T) {
 	onlyInClients(t)

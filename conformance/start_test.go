@@ -10,8 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/testguest/guestimagetest"
 )
 
-// TestStart_AsClientsExpect: what clients send that start guests and plug devices into them, and
-// what they are told.
+// The test makes the calls of clients that start guests and attach devices, and checks the answers.
 // Promise: G12
 func TestStart_AsClientsExpect(t *testing.T) {
 	needs(t)

@@ -43,9 +43,8 @@ func contents(t *testing.T, folder string) []string {
 	return all
 }
 
-// TestCorpus_MovesBetweenMachines: what was packed on one machine is unpacked on
-// another, newest first, goes behind what that one learns, and packs to the same
-// bytes while it learns nothing.
+// An archive that was packed on one machine is unpacked on another, newest input first. Its inputs sort behind
+// those that the other machine learns. Without new inputs the archive packs to the same bytes.
 func TestCorpus_MovesBetweenMachines(t *testing.T) {
 	here, there, archive := t.TempDir(), filepath.Join(t.TempDir(), "new"), filepath.Join(t.TempDir(), "a.tar.gz")
 	learn(t, here, "oldest", "middle", "newest", strings.Repeat("large", inputBound))
@@ -108,8 +107,7 @@ func TestPack_KeepsBound(t *testing.T) {
 	}
 }
 
-// TestPack_DropsInputsOfOtherTypes: a target that was given other values leaves
-// behind what it took before.
+// After a change of a target's parameter types, pack leaves out inputs of the old types.
 func TestPack_DropsInputsOfOtherTypes(t *testing.T) {
 	folder, archive := t.TempDir(), filepath.Join(t.TempDir(), "a.tar.gz")
 	const head = "go test fuzz v1\n"
@@ -119,8 +117,7 @@ func TestPack_DropsInputsOfOtherTypes(t *testing.T) {
 	}
 }
 
-// TestUnpack_HostileArchive: what is in an archive chooses neither the names nor
-// the size of what is written.
+// The content of an archive chooses neither the names nor the size of the unpacked files.
 func TestUnpack_HostileArchive(t *testing.T) {
 	folder := t.TempDir()
 	for name, packed := range map[string][]byte{
@@ -155,8 +152,8 @@ func zipped(t *testing.T, text string) []byte {
 	return packed.Bytes()
 }
 
-// TestLedger_Sums: runs are added up, words stay, each target has its line, and who
-// hands over what it reads the sum of theirs.
+// The page adds up runs and keeps its text. Each target has its line, and each source of inputs has the sum of its
+// targets.
 func TestLedger_Sums(t *testing.T) {
 	t.Chdir(t.TempDir())
 	page, a, b := "docs/fuzzing.md", target{"markup", "FuzzParse"}, target{"lab/wire", "FuzzReader"}

@@ -27,7 +27,7 @@ func TestReach_CountsEnteredFunctions(t *testing.T) {
 	}
 }
 
-// TestValues_OfEachTarget, of each in this tree, and what is of others is dropped.
+// The types of each target in this tree are found, and inputs of other types are dropped.
 func TestValues_OfEachTarget(t *testing.T) {
 	t.Chdir("../..")
 	targets, err := findTargets(".")

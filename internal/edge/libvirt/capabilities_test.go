@@ -96,8 +96,8 @@ func TestGuestsOffered(t *testing.T) {
 	}
 }
 
-// TestHostProcessor: the processor tells what it is. KVM adds what CPUID does not
-// tell. A feature that QEMU has no name for is left out.
+// The host's processor is read from CPUID. KVM adds features that CPUID does not report. A feature without a name
+// in QEMU is left out.
 func TestHostProcessor(t *testing.T) {
 	inventory, err := resources.NewInventory(kerneltest.Host(t, kerneltest.Server))
 	if err != nil {
@@ -134,7 +134,7 @@ func TestHostProcessor(t *testing.T) {
 	if diff := cmp.Diff(emulated, printed(t, describeProcessor(&facts, aQEMU(false)))); diff != "" {
 		t.Errorf("without KVM: %s", diff)
 	}
-	// What is told is a processor whose baseline can be found, and that is here.
+	// The reported processor has a baseline, and can run here.
 	c := catalogueOf(aQEMU(true))
 	if ret, err := c.compareDocument(hostProcessorOf(&facts, aQEMU(true)), described, compareFail); err != nil || ret.Result != cpuIdentical {
 		t.Errorf("the host compares to itself as %v, %v", ret, err)
@@ -249,7 +249,7 @@ func TestProcessorsOffered(t *testing.T) {
 	}
 }
 
-// What is offered follows from the machine type, from QEMU and from the host.
+// The offered devices depend on the machine type, on QEMU and on the host.
 func TestDevicesOffered(t *testing.T) {
 	o := offerOf(t, aQEMU(true), "", "pc")
 	for _, c := range []struct {
@@ -284,7 +284,7 @@ func TestDevicesOffered(t *testing.T) {
 	}
 }
 
-// A device calls itself what it likes; its document is sound all the same.
+// A device chooses its own name freely. Its document must still be well-formed.
 func TestHostileDeviceNames(t *testing.T) {
 	doc, err := describeDevice(&resources.Device{
 		Name: "usb_1_1", Kinds: []resources.Kind{resources.USB}, ProductName: "a\x01b\xff</product>", VendorName: "\x00",

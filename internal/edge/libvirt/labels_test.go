@@ -13,8 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// TestSecurityModels: clients are told by which models guests are told apart, the one
-// of the host's policy first, as libvirt tells them.
+// Clients get the security models that separate guests, the model of the host's policy first, as with libvirt.
 func TestSecurityModels(t *testing.T) {
 	labels, err := seclabel.Find(kerneltest.Host(t, kerneltest.SELinux), "")
 	if err != nil {

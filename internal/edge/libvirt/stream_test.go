@@ -290,7 +290,7 @@ func TestDescriptors(t *testing.T) {
 		})
 	})
 	w := h.open("")
-	for range 3 { // what follows a packet with files must be found
+	for range 3 { // the packet after one with files must be found
 		w.sendFiles(t, "one", "two")
 		w.works()
 		w.receiveFile(t)
@@ -375,7 +375,7 @@ func TestNoDescriptorLeaks(t *testing.T) {
 	if err := r.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) { // ends when nobody holds the other side
+	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) { // ends when no process holds the other side
 		t.Fatalf("the other side is still held: %v", err)
 	}
 }

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// guestSide answers each request with what answer gives for it, the first one
-// after a greeting nobody asked for.
+// guestSide writes a greeting that the host did not ask for, and then answers each request with answer's result.
 func guestSide(conn net.Conn, answer func(Request) string) {
 	greeting := `{"id":0,"facts":{"hostname":"early"}}` + "\n"
 	in := bufio.NewScanner(conn)
