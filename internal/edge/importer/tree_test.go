@@ -23,8 +23,9 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// TestATreeLeadsNowhereElse imports one that somebody made who would like its importer to
-// read his files, or to wait for ever.
+// TestATreeLeadsNowhereElse imports a malicious tree, which would have the importer read its own files or wait
+// forever.
+//
 // Promise: X10
 func TestATreeLeadsNowhereElse(t *testing.T) {
 	outer := t.TempDir()
@@ -46,7 +47,8 @@ func TestATreeLeadsNowhereElse(t *testing.T) {
 	}
 }
 
-// TestFiltersThatNobodyUsesFailNoImport has the filters in the tree that libvirt brings along.
+// TestFiltersThatNobodyUsesFailNoImport imports a tree with libvirt's own filters.
+//
 // Promise: S10
 func TestFiltersThatNobodyUsesFailNoImport(t *testing.T) {
 	root := t.TempDir()
@@ -80,14 +82,14 @@ func TestFiltersThatNobodyUsesFailNoImport(t *testing.T) {
 	}
 }
 
-// TestNobodyElseGetsAnExport has somebody wait for one, in a directory of his own or with
-// links that lead elsewhere.
+// TestNobodyElseGetsAnExport exports into a directory that another user owns or has put links into.
+//
 // Promise: X10
 func TestNobodyElseGetsAnExport(t *testing.T) {
 	outer := t.TempDir()
 	open := filepath.Join(outer, "open")
 	ok(t, os.Mkdir(open, 0o700))
-	ok(t, os.Chmod(open, 0o777)) //nolint:gosec // which is what is tried
+	ok(t, os.Chmod(open, 0o777)) //nolint:gosec // that is the attack
 	if _, err := empty(open); !fault.Is(err, fault.Denied) {
 		t.Errorf("a directory that anybody may write: %v", err)
 	}
@@ -124,7 +126,8 @@ func TestNobodyElseGetsAnExport(t *testing.T) {
 	}
 }
 
-// TestAnExportTellsOfFences: what no document can tell of a guest is told by whoever exports.
+// TestAnExportTellsOfFences: the export reports a guest's path limits, which no document can hold.
+//
 // Promise: S10
 func TestAnExportTellsOfFences(t *testing.T) {
 	data := filepath.Join(t.TempDir(), "data")
@@ -142,7 +145,8 @@ func TestAnExportTellsOfFences(t *testing.T) {
 	}
 }
 
-// TestNoDefinitionKeepsAnotherFromAnExport: whatever some are called, or hold, all others are there.
+// TestNoDefinitionKeepsAnotherFromAnExport: bad names or content of some definitions do not affect the others.
+//
 // Promise: S10
 func TestNoDefinitionKeepsAnotherFromAnExport(t *testing.T) {
 	const a, b = "11111111-2222-3333-4444-555555555555", "22222222-2222-3333-4444-555555555555"
@@ -174,7 +178,7 @@ func TestNoDefinitionKeepsAnotherFromAnExport(t *testing.T) {
 	ok(t, err)
 }
 
-// nowhere takes all definitions, and has none.
+// nowhere accepts all definitions, and has none.
 type nowhere struct{}
 
 func (nowhere) Known(context.Context, Sort, string) (bool, error) { return false, nil }
@@ -182,7 +186,8 @@ func (nowhere) Define(context.Context, Sort, string, Traits) (string, error) {
 	return "", nil
 }
 
-// TestAnImportTellsWhatItLeaves has what libvirt keeps of domains beside their definitions.
+// TestAnImportTellsWhatItLeaves has state of domains that libvirt keeps outside their definitions.
+//
 // Promise: S10
 func TestAnImportTellsWhatItLeaves(t *testing.T) {
 	host := t.TempDir()
@@ -194,7 +199,7 @@ func TestAnImportTellsWhatItLeaves(t *testing.T) {
 	const domain = "<domain type='qemu'><name>NAME</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os><devices>MORE</devices></domain>"
 	put("etc/libvirt/qemu/plain.xml", strings.NewReplacer("NAME", "plain", "MORE", "").Replace(domain))
 	put("etc/libvirt/qemu/rich.xml", strings.ReplaceAll(strings.ReplaceAll(domain, "NAME</name>", "rich</name><uuid>"+uuid+"</uuid>"), "MORE", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
-	put("etc/libvirt/qemu/odd.xml", strings.NewReplacer("NAME", "odd[1]; reboot", "MORE", "").Replace(domain)) // to Go, and to a shell
+	put("etc/libvirt/qemu/odd.xml", strings.NewReplacer("NAME", "odd[1]; reboot", "MORE", "").Replace(domain)) // a pattern to Go, and to a shell
 	put("var/lib/libvirt/qemu/save/odd[1]; reboot.save", "")
 	put("var/lib/libvirt/qemu/snapshot/odd[1]; reboot/one.xml", "")
 	put("etc/libvirt/qemu/bad.xml", "<domain><name>bad</name>")
