@@ -23,11 +23,11 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// TestATreeLeadsNowhereElse imports a malicious tree, which would have the importer read its own files or wait
+// TestImport_MaliciousTree imports a malicious tree, which would have the importer read its own files or wait
 // forever.
 //
 // Promise: X10
-func TestATreeLeadsNowhereElse(t *testing.T) {
+func TestImport_MaliciousTree(t *testing.T) {
 	outer := t.TempDir()
 	root, outside := filepath.Join(outer, "tree"), filepath.Join(outer, "outside.xml")
 	ok(t, os.MkdirAll(filepath.Join(root, "qemu"), 0o755))
@@ -47,10 +47,10 @@ func TestATreeLeadsNowhereElse(t *testing.T) {
 	}
 }
 
-// TestFiltersThatNobodyUsesFailNoImport imports a tree with libvirt's own filters.
+// TestImport_UnusedFilters imports a tree with libvirt's own filters.
 //
 // Promise: S10
-func TestFiltersThatNobodyUsesFailNoImport(t *testing.T) {
+func TestImport_UnusedFilters(t *testing.T) {
 	root := t.TempDir()
 	const domain = "<domain type='qemu'><name>NAME</name><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os><devices>NIC</devices></domain>"
 	put := func(file, text string) {
@@ -82,10 +82,10 @@ func TestFiltersThatNobodyUsesFailNoImport(t *testing.T) {
 	}
 }
 
-// TestNobodyElseGetsAnExport exports into a directory that another user owns or has put links into.
+// TestExport_ForeignDirectory exports into a directory that another user owns or has put links into.
 //
 // Promise: X10
-func TestNobodyElseGetsAnExport(t *testing.T) {
+func TestExport_ForeignDirectory(t *testing.T) {
 	outer := t.TempDir()
 	open := filepath.Join(outer, "open")
 	ok(t, os.Mkdir(open, 0o700))
@@ -126,10 +126,10 @@ func TestNobodyElseGetsAnExport(t *testing.T) {
 	}
 }
 
-// TestAnExportTellsOfFences: the export reports a guest's path limits, which no document can hold.
+// TestExport_ReportsPathLimits: the export reports a guest's path limits, which no document can hold.
 //
 // Promise: S10
-func TestAnExportTellsOfFences(t *testing.T) {
+func TestExport_ReportsPathLimits(t *testing.T) {
 	data := filepath.Join(t.TempDir(), "data")
 	s, err := store.Open(data)
 	ok(t, err)
@@ -145,10 +145,10 @@ func TestAnExportTellsOfFences(t *testing.T) {
 	}
 }
 
-// TestNoDefinitionKeepsAnotherFromAnExport: bad names or content of some definitions do not affect the others.
+// TestExport_BadDefinitionAffectsNoOther: bad names or content of some definitions do not affect the others.
 //
 // Promise: S10
-func TestNoDefinitionKeepsAnotherFromAnExport(t *testing.T) {
+func TestExport_BadDefinitionAffectsNoOther(t *testing.T) {
 	const a, b = "11111111-2222-3333-4444-555555555555", "22222222-2222-3333-4444-555555555555"
 	data, dir := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "tree")
 	s, err := store.Open(data)
@@ -186,10 +186,10 @@ func (nowhere) Define(context.Context, Sort, string, Traits) (string, error) {
 	return "", nil
 }
 
-// TestAnImportTellsWhatItLeaves has state of domains that libvirt keeps outside their definitions.
+// TestImport_ReportsStateLeftBehind has state of domains that libvirt keeps outside their definitions.
 //
 // Promise: S10
-func TestAnImportTellsWhatItLeaves(t *testing.T) {
+func TestImport_ReportsStateLeftBehind(t *testing.T) {
 	host := t.TempDir()
 	put := func(file, text string) {
 		ok(t, os.MkdirAll(filepath.Dir(filepath.Join(host, file)), 0o755))

@@ -25,9 +25,9 @@ func (h firmwareHost) Define(_ context.Context, _ Sort, _ string, t Traits) (str
 		nvram + "</os></domain>")
 }
 
-// TestAnImportTakesUEFIVariables has a guest that asks for UEFI and no more: its Secure Boot keys are in a
+// TestImport_CopiesUEFIVariables has a guest that asks for UEFI and no more: its Secure Boot keys are in a
 // file that its definition does not name.
-func TestAnImportTakesUEFIVariables(t *testing.T) {
+func TestImport_CopiesUEFIVariables(t *testing.T) {
 	root := t.TempDir()
 	put := func(file, text string) string {
 		file = filepath.Join(root, file)
@@ -80,8 +80,8 @@ func TestAnImportTakesUEFIVariables(t *testing.T) {
 	}
 }
 
-// TestAnImportRefusesUEFIVariablesThatAreLost: the guest would start with other variables, and lose its keys.
-func TestAnImportRefusesUEFIVariablesThatAreLost(t *testing.T) {
+// TestImport_RefusesLossOfUEFIVariables: the guest would start with other variables, and lose its keys.
+func TestImport_RefusesLossOfUEFIVariables(t *testing.T) {
 	root := t.TempDir()
 	nvram := filepath.Join(root, "var/lib/libvirt/qemu/nvram")
 	ok(t, os.MkdirAll(filepath.Join(root, "etc/libvirt/qemu"), 0o755))
@@ -111,8 +111,8 @@ func TestAnImportRefusesUEFIVariablesThatAreLost(t *testing.T) {
 	}
 }
 
-// TestAnImportTellsOfNamedUEFIVariables has definitions that name the file.
-func TestAnImportTellsOfNamedUEFIVariables(t *testing.T) {
+// TestImport_ReportsNamedUEFIVariables has definitions that name the file.
+func TestImport_ReportsNamedUEFIVariables(t *testing.T) {
 	root := t.TempDir()
 	there := filepath.Join(root, "vars.fd")
 	ok(t, os.WriteFile(there, nil, 0o600))
@@ -125,9 +125,9 @@ func TestAnImportTellsOfNamedUEFIVariables(t *testing.T) {
 	}
 }
 
-// TestImport_TellsOfUEFIVariablesOutsideOfEtcLibvirt: such a tree does not say where its host keeps them, and
+// TestImport_UEFIVariablesOutsideOfEtcLibvirt: such a tree does not say where its host keeps them, and
 // without them the guest loses its keys.
-func TestImport_TellsOfUEFIVariablesOutsideOfEtcLibvirt(t *testing.T) {
+func TestImport_UEFIVariablesOutsideOfEtcLibvirt(t *testing.T) {
 	root := t.TempDir()
 	ok(t, os.MkdirAll(filepath.Join(root, "qemu"), 0o755))
 	for name, firmware := range map[string]string{"efi": " firmware='efi'", "bios": ""} {
