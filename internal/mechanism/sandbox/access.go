@@ -6,17 +6,17 @@ import (
 	"slices"
 )
 
-// Access is what a program can do with a path in its chamber, as the kernel names it:
-// from the root of the chamber's mount namespace.
+// Access is what a program may do with a path in its sandbox. The path is as the kernel names it: from the
+// root of the sandbox's mount namespace.
 type Access struct {
 	Path string
-	// Tree says that it is a directory, and all that lies in it.
+	// Tree: the path is a directory, and the access covers all below it.
 	Tree           bool
 	Write, Execute bool
 }
 
-// AccessList is all that a program has in its chamber, for those who tell a second guard
-// what the first one lets pass. What it is handed open is not among it.
+// AccessList lists all paths that a program can use in its sandbox. A second guard (an AppArmor profile)
+// is made from it. Files that the program is handed open are not in the list.
 func (spec *Spec) AccessList() []Access {
 	var all []Access
 	within := func(path string) string { return rootfs + filepath.Clean("/"+path) }
@@ -45,8 +45,7 @@ func (spec *Spec) AccessList() []Access {
 	return all
 }
 
-// access is what can be done with something that is shown: sockets and pipes are
-// written to.
+// access tells how a read-only file is used: sockets and pipes are also written to.
 func (s ReadOnlyFile) access(at string) Access {
 	a := Access{Path: at}
 	if info, err := s.File.Stat(); err == nil {
@@ -56,7 +55,7 @@ func (s ReadOnlyFile) access(at string) Access {
 	return a
 }
 
-// installPaths are the paths of a program that lies where programs usually do not.
+// installPaths returns the paths of a program that is not in the template.
 func installPaths(program string) []string {
 	real, err := filepath.EvalSymlinks(program)
 	if program == "" || err != nil {

@@ -10,13 +10,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// AddTo brings files, devices and terminals into the chamber of a process that
-// runs, for its user. What is there already stays.
+// AddTo makes the read-only files, devices and pseudo-terminals of the specification visible in the
+// sandbox of a running process. Paths that exist there already stay as they are.
 func (spec *Spec) AddTo(pid int) error {
 	if len(spec.ReadOnlyFiles)+len(spec.Devices) == 0 && !spec.Terminals {
 		return nil
 	}
-	spec.WritableDirs = nil // it has them
+	spec.WritableDirs = nil // the sandbox has them since its start
 	mounts, err := spec.prepareMounts()
 	defer closeMounts(mounts)
 	if err == nil && spec.Terminals {
@@ -26,14 +26,14 @@ func (spec *Spec) AddTo(pid int) error {
 		}
 	}
 	if err != nil {
-		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot furnish a chamber")
+		return fault.Wrap(err, fault.Of(err), fault.Host, "cannot prepare the mounts of a sandbox")
 	}
 	err = inMountNamespace(pid, func() error { return spec.attachAll(mounts) })
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot bring anything into the chamber of process %d", pid)
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot add files to the sandbox of process %d", pid)
 }
 
-// RevokeTerminals lets a process make no more pseudo-terminals, of which the host has a few
-// thousand for everybody. What it has stays, and Admit may let it make others.
+// RevokeTerminals prevents a process from making more pseudo-terminals: the host has a few thousand for
+// all programs. Those that are open stay open, and AddTo can permit new ones again.
 func RevokeTerminals(pid int) error {
 	err := inMountNamespace(pid, func() error {
 		if err := unix.Unlink(rootfs + ptmx); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -41,11 +41,11 @@ func RevokeTerminals(pid int) error {
 		}
 		return nil
 	})
-	return fault.Wrap(err, fault.Failed, fault.Host, "cannot keep terminals from process %d", pid)
+	return fault.Wrap(err, fault.Failed, fault.Host, "cannot prevent process %d from making pseudo-terminals", pid)
 }
 
-// inMountNamespace has a thread do something in the mount namespace of a process, whose root is that
-// of the mould that its chamber was made from.
+// inMountNamespace runs do on a thread in the mount namespace of a process. The root directory of that
+// thread is the template that the sandbox was copied from.
 func inMountNamespace(pid int, do func() error) error {
 	space, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 	if err != nil {
@@ -63,10 +63,10 @@ func inMountNamespace(pid int, do func() error) error {
 	})
 }
 
-// terminals is where the host's pseudo-terminals are.
+// terminals is the host's directory of pseudo-terminals.
 const terminals = "/dev/pts"
 
-// prepareTerminals picks up the host's pseudo-terminals.
+// prepareTerminals clones the mount of the host's pseudo-terminals.
 func prepareTerminals() (mount, error) {
 	f, err := os.OpenFile(terminals, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -76,7 +76,8 @@ func prepareTerminals() (mount, error) {
 	return cloneMount(f, terminals)
 }
 
-// attachAll places what was picked up.
+// attachAll attaches the prepared mounts in the sandbox of a running process and makes its devices. The
+// thread is in the mount namespace of the process.
 func (spec *Spec) attachAll(mounts []mount) error {
 	unix.Umask(0)
 	for _, p := range mounts {
@@ -105,8 +106,8 @@ func (spec *Spec) attachAll(mounts []mount) error {
 	return labelTree(rootfs, spec.Label.Files)
 }
 
-// exists reports whether something is in the chamber already. Nothing in it but
-// what lies in directories of its own is the program's to change.
+// exists reports whether a path exists in the sandbox. The program can change only what lies in its
+// writable directories.
 func exists(at string) bool {
 	_, err := os.Lstat(rootfs + at)
 	return err == nil

@@ -1,8 +1,7 @@
 package sandbox
 
-// Isolation are for programs that the daemon runs for itself on what may be
-// hostile: each is one of the users, in a chamber of the house. Nil quarters: they
-// run as the daemon does.
+// Isolation is used to run the daemon's own helper programs on files that may be hostile. Each program
+// runs as one of the users in a sandbox from the builder. With a nil Isolation it runs as the daemon does.
 type Isolation struct {
 	Builder *Builder
 	Users   *Users

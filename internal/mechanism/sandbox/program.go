@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inTemplate reports whether a path is in the mould.
+// inTemplate reports whether a path is in the template.
 func inTemplate(path string) bool {
 	return slices.ContainsFunc(programDirs, func(dir string) bool { return strings.HasPrefix(path, dir+"/") })
 }
 
-// installDir is where all of a program lies: in the bin of some place of its own, or it
-// is alone.
+// installDir returns the directory of a program's whole installation: PREFIX for PREFIX/bin/program. A
+// program outside such a directory is returned alone.
 func installDir(path string) string {
 	if bin := filepath.Dir(path); slices.Contains([]string{"bin", "sbin", "libexec"}, filepath.Base(bin)) && filepath.Dir(bin) != "/" {
 		return filepath.Dir(bin)
@@ -23,12 +23,11 @@ func installDir(path string) string {
 	return path
 }
 
-// prepareProgram adds what a program consists of that is not in the mould: the file,
-// and where it lies in the bin of some place of its own, all of that place, with
-// its libraries and data.
+// prepareProgram appends mounts for a program that is not in the template: its file, or its whole
+// installation directory with libraries and data.
 func prepareProgram(mounts []mount, path string) ([]mount, error) {
 	real, err := filepath.EvalSymlinks(path)
-	if path == "" || err != nil { // what starts it says that it is not there
+	if path == "" || err != nil { // the start reports that the program does not exist
 		return mounts, nil //nolint:nilerr // see above
 	}
 	for _, path := range slices.Compact([]string{path, real}) {

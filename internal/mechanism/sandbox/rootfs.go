@@ -14,55 +14,55 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Spec is what one program has. Paths are absolute and clean, and the same
-// inside as outside.
+// Spec describes the sandbox of one program. Paths are absolute and clean, and the same inside and
+// outside.
 type Spec struct {
 	User User
-	// Program is what is run. One that lies where programs usually do not is shown,
-	// and so is the rest of its installation, if it has one.
+	// Program is the file to run. A program that is not in the template is bound into the sandbox, with
+	// the rest of its installation, if it has one.
 	Program string
-	// WritableDirs are the directories that the program may write to. They are made, given
-	// to the user and removed by whoever starts the program.
+	// WritableDirs are the directories that the program may write to. The caller makes them, gives them to
+	// the user and removes them.
 	WritableDirs []WritableDir
-	// ReadOnlyFiles are files to read, and sockets to connect to. They stay the caller's.
+	// ReadOnlyFiles are files to read and sockets to connect to. The caller keeps them and closes them.
 	ReadOnlyFiles []ReadOnlyFile
-	// Devices are device nodes, which the program may read and write.
+	// Devices are device nodes that the program may read and write.
 	Devices []Device
 	// Terminals lets the program make pseudo-terminals of the host.
 	Terminals bool
-	// HostNetwork leaves the program the host's network.
+	// HostNetwork gives the program the host's network.
 	HostNetwork bool
 	// AllowIOUring lets the program use io_uring.
 	AllowIOUring bool
-	// Own processes can be seen in /proc, and nobody else's: for a program that
-	// reaches what it was handed as /proc/self/fd/N.
+	// MountProc mounts a /proc with the program's own processes only, for a program that opens its files
+	// as /proc/self/fd/N.
 	MountProc bool
-	// Capabilities are the capabilities that the program has; usually none. One that has
-	// any finds nothing in its root that can be written to but what is its Own.
+	// Capabilities are the capabilities that the program keeps; usually none. For a program with
+	// capabilities the sandbox's root is read-only, except for the writable directories.
 	Capabilities []uintptr
-	// Limits bound the process.
+	// Limits are the resource limits of the process.
 	Limits Limits
-	// Label is what it is called where the host has mandatory access control.
+	// Label is its label on a host with mandatory access control.
 	Label Label
 }
 
-// WritableDir is a directory of the program's own.
+// WritableDir is a directory that the program may write to.
 type WritableDir struct {
-	HostPath string // where it is
-	Path     string // where the program sees it
+	HostPath string // on the host
+	Path     string // in the sandbox
 }
 
-// User is who a program runs as.
+// User is the user and group that a program runs as.
 type User struct{ UID, GID uint32 }
 
-// ReadOnlyFile is one file or directory that can be seen in a chamber. The file is open,
-// with O_PATH if it is a directory or a socket.
+// ReadOnlyFile is one file or directory that is visible in a sandbox. A directory or socket is opened with
+// O_PATH.
 type ReadOnlyFile struct {
 	Path string
 	File *os.File
 }
 
-// mount is something of the host's on its way into a chamber.
+// mount is a file or directory of the host that will be attached in a sandbox.
 type mount struct {
 	target    string
 	fd        int      // a detached mount; -1: there is none
@@ -70,7 +70,8 @@ type mount struct {
 	directory bool
 }
 
-// prepareMounts picks up the pieces of a chamber, on a thread that sees the host.
+// prepareMounts clones the mounts of a sandbox. It runs on a thread that sees the host's file systems. The
+// caller closes the mounts.
 func (spec *Spec) prepareMounts() (mounts []mount, err error) {
 	defer func() {
 		if err != nil {
@@ -96,12 +97,12 @@ func (spec *Spec) prepareMounts() (mounts []mount, err error) {
 		}
 		mounts = append(mounts, p)
 	}
-	// What lies in another comes after it, or it could not be seen.
+	// Parent directories come first, or they would hide what lies in them.
 	slices.SortStableFunc(mounts, func(a, b mount) int { return strings.Compare(a.target, b.target) })
 	return mounts, nil
 }
 
-// prepare picks up a directory that the program may write to.
+// prepare clones the mount of a writable directory.
 func (o WritableDir) prepare() (mount, error) {
 	dir, err := os.OpenFile(o.HostPath, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -116,8 +117,8 @@ func (o WritableDir) prepare() (mount, error) {
 	return p, unix.MountSetattr(p.fd, "", unix.AT_EMPTY_PATH, &attr)
 }
 
-// prepareFile picks up one file, or its contents where the user may not read it: a
-// mount changes nothing about that.
+// prepareFile clones the mount of one file. If the user may not read the file, it is copied instead,
+// because a mount does not change permissions.
 func (spec *Spec) prepareFile(s ReadOnlyFile) (mount, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(s.File.Fd()), &st); err != nil {
@@ -145,7 +146,7 @@ func (u User) mayRead(st *unix.Stat_t) bool {
 	return st.Mode&0o004 != 0
 }
 
-// cloneMount makes a mount of what a file is, which lies nowhere yet.
+// cloneMount makes a detached mount of an open file or directory.
 func cloneMount(f *os.File, at string) (mount, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -166,7 +167,7 @@ func closeMounts(mounts []mount) {
 	}
 }
 
-// attach places a piece below root.
+// attach places the mount below root.
 func (m mount) attach(root string) error {
 	at := filepath.Join(root, m.target)
 	if m.copyFrom != nil {
@@ -178,15 +179,15 @@ func (m mount) attach(root string) error {
 	return unix.MoveMount(m.fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// explainReadOnly says why nothing can be shown in a folder of the mould's, which is the host's own.
+// explainReadOnly explains EROFS: the path lies in a directory that is bound from the host read-only.
 func explainReadOnly(err error) error {
 	if errors.Is(err, unix.EROFS) {
-		return errors.New("programs of guests see the host's own folder there, and nothing else in it; move the file to another folder")
+		return errors.New("the sandbox shows the host's own folder there, read-only; move the file to another folder")
 	}
 	return err
 }
 
-// maxCopy bounds what is copied into a chamber: kernels and initial RAM disks.
+// maxCopy bounds in bytes what is copied into a sandbox: kernels and initial RAM disks.
 const maxCopy = 1 << 30
 
 func copyInto(from *os.File, at string) error {
@@ -199,15 +200,15 @@ func copyInto(from *os.File, at string) error {
 	}
 	n, err := io.Copy(to, io.NewSectionReader(from, 0, maxCopy))
 	if err == nil && n == maxCopy {
-		err = fault.New(fault.Invalid, fault.Host, "it is larger than %d bytes, and the guest's user may not read it where it is", maxCopy)
+		err = fault.New(fault.Invalid, fault.Host, "it is larger than %d bytes and the guest's user may not read it; make it readable", maxCopy)
 	}
 	return errors.Join(err, to.Close())
 }
 
-// buildRoot builds the root of a chamber. The thread's umask is 0.
+// buildRoot mounts and fills the root of a sandbox. The thread's umask is 0.
 func (spec *Spec) buildRoot(mounts []mount) error {
-	if err := unix.Mount("chamber", rootfs, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755"); err != nil {
-		return fmt.Errorf("cannot mount its root: %w", err)
+	if err := unix.Mount("sandbox", rootfs, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755"); err != nil {
+		return fmt.Errorf("cannot mount the root: %w", err)
 	}
 	if err := spec.bindTemplate(); err != nil {
 		return err
@@ -220,9 +221,10 @@ func (spec *Spec) buildRoot(mounts []mount) error {
 	if err := spec.makeDevices(rootfs); err != nil {
 		return err
 	}
-	// Beyond its door it would be there for whoever is handed a folder by a program of another chamber, and goes up from that.
+	// Without this a program could reach the terminals: another sandboxed program passes it a directory descriptor that
+	// lies outside its own root, and it walks up from there.
 	if err := unix.Unmount(ptys, unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("cannot put the host's pseudo-terminals away: %w", err)
+		return fmt.Errorf("cannot unmount the host's pseudo-terminals: %w", err)
 	}
 	if !spec.MountProc {
 		return nil
@@ -231,12 +233,12 @@ func (spec *Spec) buildRoot(mounts []mount) error {
 		return err
 	}
 	if err := unix.Mount("proc", rootfs+"/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "hidepid=2,subset=pid"); err != nil {
-		return fmt.Errorf("cannot show its processes: %w", err)
+		return fmt.Errorf("cannot mount /proc: %w", err)
 	}
 	return nil
 }
 
-// bindTemplate repeats the mould in the new root.
+// bindTemplate repeats the template's entries in the new root.
 func (spec *Spec) bindTemplate() error {
 	entries, err := os.ReadDir("/")
 	if err != nil {
@@ -267,14 +269,13 @@ func (spec *Spec) bindTemplate() error {
 	return nil
 }
 
-// nodes are the devices that every program has. None of them is shared in a way
-// that one program could do harm by to another.
+// nodes are the devices in every sandbox. None lets one program harm another.
 var nodes = []struct {
 	name         string
 	major, minor uint32
 }{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}}
 
-// DeviceNodes are the paths of the device nodes that are in every chamber.
+// DeviceNodes returns the paths of the device nodes in every sandbox.
 func DeviceNodes() []string {
 	var paths []string
 	for _, n := range nodes {
@@ -299,7 +300,7 @@ func (spec *Spec) makeDevices(root string) error {
 			return err
 		}
 		if err := unix.Mount(ptys, dev+"/pts", "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("cannot show the pseudo-terminals: %w", err)
+			return fmt.Errorf("cannot bind the pseudo-terminals: %w", err)
 		}
 		if err := hidePtsPtmx(root); err != nil {
 			return err
@@ -311,14 +312,14 @@ func (spec *Spec) makeDevices(root string) error {
 	return nil
 }
 
-// ptmx makes pseudo-terminals.
+// ptmx is the node that makes pseudo-terminals.
 const ptmx = "/dev/ptmx"
 
-// hidePtsPtmx hides the node by which the host's pseudo-terminals can be made among these themselves, too, which
-// in containers everybody may: it could not be taken away.
+// hidePtsPtmx hides /dev/pts/ptmx, which makes pseudo-terminals too. In containers every user may open it,
+// and a mounted node cannot be removed.
 func hidePtsPtmx(root string) error {
 	if err := unix.Mount(root+"/dev/null", root+"/dev/pts/ptmx", "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("cannot hide what makes pseudo-terminals: %w", err)
+		return fmt.Errorf("cannot hide /dev/pts/ptmx: %w", err)
 	}
 	return nil
 }
@@ -327,19 +328,18 @@ func makePtmx(root string) error {
 	return unix.Mknod(root+ptmx, unix.S_IFCHR|0o666, int(unix.Mkdev(5, 2)))
 }
 
-// Device is a node of the host's as it is made again in a chamber, at the path by which the
-// host has it.
+// Device is a device node of the host that is made again in a sandbox, at the host's path.
 type Device struct {
 	Path string
 	Mode uint32 // unix.S_IFCHR or unix.S_IFBLK
 	Dev  uint64
 }
 
-// make makes the node below root, for its user alone.
+// make makes the node below root, for the user alone.
 func (d Device) make(root string, u User) error {
 	at := filepath.Join(root, d.Path)
 	if strings.HasPrefix(d.Path, "/dev/pts/") {
-		return nil // shown as it is
+		return nil // part of the bound /dev/pts
 	}
 	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 		return err
