@@ -20,6 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Open makes the registry: it reads the definitions and adopts the guests that
@@ -427,7 +428,7 @@ func (r *Registry) bury(run *run, rec *runRecord, started bool) {
 	if !started {
 		fenced := ctx
 		if g != nil {
-			fenced = withFences(ctx, g.View().fences)
+			fenced = scope.With(ctx, scope.From(ctx).Noting(g.View().fences))
 		}
 		dropHalfNVRAM(fenced, run)
 	}

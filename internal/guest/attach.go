@@ -7,13 +7,13 @@ import (
 	"slices"
 
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
-	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -81,7 +81,7 @@ func (a *attach) Rehold() {
 		a.defined = true
 		return
 	}
-	r.relayAgain(withFences(r.reg.life, r.Fences), a.dev)
+	r.relayAgain(scope.With(r.reg.life, scope.From(r.reg.life).Noting(r.Fences)), a.dev)
 	if m, is := a.dev.(*device.Memory); is {
 		demand := moduleDemand(r.def, m)
 		r.reg.Ledger.Add(r.UUID, demand)
@@ -199,11 +199,11 @@ func (a *attach) hold(ctx context.Context) (err error) {
 // it would outlive a daemon that is killed.
 func (a *attach) connect(ctx context.Context, n *device.NIC) error {
 	r := a.r
-	noting := network.WithNote(ctx, func(ifName string) error {
+	note := func(ifName string) error {
 		a.NIC = &heldNIC{Alias: n.Alias, IfName: ifName}
 		return a.op.Save()
-	})
-	made, release, err := r.reg.attachNIC(noting, a.plan.Definition, n)
+	}
+	made, release, err := r.reg.attachNIC(ctx, a.plan.Definition, n, note)
 	if err != nil {
 		return err
 	}

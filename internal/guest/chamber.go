@@ -23,6 +23,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A guest's QEMU runs as a user of its own in a chamber, where it sees what it
@@ -341,7 +342,7 @@ func maxThreads(def *domain.Definition) uint64 {
 
 // openToShow opens a file that lies where whoever named it is held to.
 func openToShow(ctx context.Context, path string) (*os.File, error) {
-	held := heldTo(ctx, path)
+	held := scope.From(ctx).FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
 		err = image.At(path, held, func(at string, nofollow int) error {
 			f, err = openShown(at, nofollow)

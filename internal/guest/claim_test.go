@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const claimedUUID = "c0ffee00-0000-4000-8000-0000000000a6"
@@ -69,12 +70,12 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
 	var denied atomic.Bool
-	held := WithJudge(t.Context(), func(uuid string) error {
+	held := scope.With(t.Context(), scope.Daemon("a test").Authorizing(func(uuid string) error {
 		if uuid != claimedUUID || denied.Load() {
 			return fault.New(fault.Denied, fault.Call, "no")
 		}
 		return nil
-	})
+	}))
 	ask := func(do work) <-chan error {
 		answer := make(chan error, 1)
 		go func() {
@@ -323,7 +324,7 @@ func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
 	}
 	g := guestOf(t, r, claimedUUID, vars)
 	ctx, leave := context.WithCancelCause(t.Context())
-	leaving := WithJudge(ctx, func(string) error { leave(nil); return nil })
+	leaving := scope.With(ctx, scope.Daemon("a test").Authorizing(func(string) error { leave(nil); return nil }))
 	_ = g.Undefine(leaving, UndefineOptions{NVRAM: true}) // which has nobody to answer to
 	r.awaitUndefined(t)
 	if _, err := os.Stat(vars); !errors.Is(err, os.ErrNotExist) {

@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A character device in mode connect is a client of a socket that somebody else serves, often as
@@ -27,7 +28,7 @@ func (r *run) connectFor(ctx context.Context, p *qemu.Plan, alias string, b *dev
 	if p.Sockets[alias] != nil || p.Relays[alias] != "" {
 		return nil // the first console is the first serial port
 	}
-	held := heldTo(ctx, b.Path)
+	held := scope.From(ctx).FoldersOf(b.Path)
 	if b.Reconnects() {
 		path, err := r.relays.start(r, alias, b.Path, held)
 		if err != nil {

@@ -13,8 +13,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
-	images "github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // served is a socket that a program of root's serves, as nobody else may open it.
@@ -139,7 +139,7 @@ func TestConnect_HeldToFolders(t *testing.T) {
 	ok(t, os.Mkdir(mine, 0o755))
 	other := serve(t, filepath.Join(d.dir, "other"))
 	ok(t, os.Symlink(other.path, mine+"/link"))
-	g, err := d.Define(images.WithFence(d.ctx(), []string{mine}), speaking("held", "<serial type='unix'><source mode='connect' path='"+mine+"/link'/></serial>"), false)
+	g, err := d.Define(scope.With(d.ctx(), scope.Daemon("a test").Within([]string{mine})), speaking("held", "<serial type='unix'><source mode='connect' path='"+mine+"/link'/></serial>"), false)
 	ok(t, err)
 	refused(t, g.Start(d.ctx(), guest.StartOptions{}), fault.Denied, "no link is followed there")
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // detachKind asks a running guest for a device. The guest decides, and may take for
@@ -257,7 +258,7 @@ func (g *Guest) deviceGone(alias string) {
 	r.Surplus = r.Surplus || g.reg.hasNodes(dev)
 	r.shorten = r.Surplus
 	g.returnMemory(r.def, dev)
-	follow, err := r.ops.Follow(cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
+	follow, err := r.ops.Follow(scope.Daemon("giving back what a device leaves"), cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
 	if err != nil {
 		g.log.Error("cannot clean up after a removed device", "alias", alias, "error", err)
 	}

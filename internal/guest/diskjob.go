@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A block job is a job in QEMU and an operation of the guest. QEMU's events name the job, and wake the operation.
@@ -366,7 +367,7 @@ func (r *run) follow(c *cleanup, object string) error {
 	if r.ops.Find(cleanupKind.Name, object) != nil {
 		return nil
 	}
-	op, err := r.ops.Follow(cleanupKind.Name, c, operation.Record{Objects: []string{object}})
+	op, err := r.ops.Follow(scope.Daemon("giving back what a device leaves"), cleanupKind.Name, c, operation.Record{Objects: []string{object}})
 	if err == nil {
 		r.ops.Wake(op)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // placeDisplays lets displays make their sockets where the user wants them: what
@@ -52,7 +53,7 @@ func displaySockets(def *domain.Definition, own string) []string {
 // linkSocket makes a link at path, where whoever named it is held to. It replaces what
 // an earlier run left, and nothing else.
 func linkSocket(ctx context.Context, to, path, runDir string) error {
-	held := heldTo(ctx, path)
+	held := scope.From(ctx).FoldersOf(path)
 	return fsguard.Run(ctx, path, func() error {
 		return image.Beside(path, held, func(at string) error {
 			if err := qemu.RemoveDeserted(at); err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // fence notes which folders the disks and files of a definition are held to: those of the
@@ -18,8 +19,8 @@ import (
 // the loop, before the definition is stored; what is noted of others stays until
 // it is, because it may never be (see unfence).
 func (g *Guest) fence(ctx context.Context, def *domain.Definition) {
-	noted, _ := ctx.Value(fencesKey{}).(map[string][]string)
-	if image.FenceOf(ctx) == nil && len(noted) == 0 && len(g.record.Fences) == 0 {
+	sc := scope.From(ctx)
+	if sc.Folders() == nil && !sc.Notes() && len(g.record.Fences) == 0 {
 		return
 	}
 	there := map[reading]bool{}
@@ -35,14 +36,14 @@ func (g *Guest) fence(ctx context.Context, def *domain.Definition) {
 	for _, d := range def.Devices.Disks {
 		switch source := sourceOf(d); {
 		case source == "" || there[readingOf(d)]: // as it was
-		case heldTo(ctx, source) != nil:
-			fences[source] = heldTo(ctx, source)
+		case sc.FoldersOf(source) != nil:
+			fences[source] = sc.FoldersOf(source)
 		default:
 			delete(fences, source)
 		}
 	}
 	for _, path := range filesOf(def) {
-		if folders := heldTo(ctx, path); folders != nil && !there[reading{source: path}] && fences[path] == nil {
+		if folders := sc.FoldersOf(path); folders != nil && !there[reading{source: path}] && fences[path] == nil {
 			fences[path] = folders
 		}
 	}
@@ -60,27 +61,10 @@ func filesOf(def *domain.Definition) []string {
 	return slices.DeleteFunc(paths, func(path string) bool { return path == "" })
 }
 
-// fencesKey is where a context keeps what was noted of a guest's files.
-type fencesKey struct{}
-
-// withFences has the guest's files opened as they are held.
-func withFences(ctx context.Context, fences map[string][]string) context.Context {
-	return context.WithValue(ctx, fencesKey{}, fences)
-}
-
-// heldTo gives the folders that whoever named a path is held to: as was noted, or who does
-// it now.
-func heldTo(ctx context.Context, path string) []string {
-	if fences, _ := ctx.Value(fencesKey{}).(map[string][]string); fences[path] != nil {
-		return fences[path]
-	}
-	return image.FenceOf(ctx)
-}
-
 // fenceLive notes the folders for what a device names that its client brings to the running
 // guest alone: the image of a managed save tells of it, and may be started by others.
 func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
-	folders := image.FenceOf(ctx)
+	folders := scope.From(ctx).Folders()
 	if folders == nil {
 		return nil
 	}
@@ -109,7 +93,7 @@ func (g *Guest) fenceLive(ctx context.Context, dev device.Device) error {
 // fenceRun notes the folders for what a definition names by which the guest is to run, or go on, and
 // which is not stored: so comes it back with a managed save.
 func (g *Guest) fenceRun(ctx context.Context, def *domain.Definition) error {
-	if image.FenceOf(ctx) == nil {
+	if scope.From(ctx).Folders() == nil {
 		return nil
 	}
 	before := g.record.Fences
@@ -139,7 +123,7 @@ type Fences map[string][]string
 func (g *Guest) Fences() Fences { return copied(g.View().fences) }
 
 // On bounds the opening of a disk of the guest.
-func (f Fences) On(ctx context.Context, d *device.Disk) context.Context { return fenced(ctx, f, d) }
+func (f Fences) On(sc scope.Scope, d *device.Disk) scope.Scope { return fenced(sc, f, d) }
 
 // Like holds a disk as the one that it was made like, and to the folder that it was made in.
 func (f Fences) Like(of, made *device.Disk, folder string) {
@@ -149,7 +133,7 @@ func (f Fences) Like(of, made *device.Disk, folder string) {
 }
 
 // In has a definition that is stored under ctx held so.
-func (f Fences) In(ctx context.Context) context.Context { return withFences(ctx, f) }
+func (f Fences) In(sc scope.Scope) scope.Scope { return sc.Noting(f) }
 
 // unfence forgets what was noted of disks that the guest has no more: in the definition
 // that is about to be stored, as it runs, or in an image that it goes on from. What it is about
@@ -177,11 +161,11 @@ func copied(fences map[string][]string) map[string][]string {
 }
 
 // fenced bounds the opening of a disk by what was noted for it.
-func fenced(ctx context.Context, fences map[string][]string, d *device.Disk) context.Context {
+func fenced(sc scope.Scope, fences map[string][]string, d *device.Disk) scope.Scope {
 	if folders, held := fences[sourceOf(d)]; held {
-		return image.WithFence(ctx, folders)
+		return sc.Within(folders)
 	}
-	return ctx
+	return sc
 }
 
 // reading is how a disk uses what is behind it. Another format, or writing where there

@@ -18,9 +18,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
-	images "github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
+	"github.com/lodge-kvm/lodge/internal/word/scope/scopetest"
 )
 
 // fencedIn is a folder, a client that is held to it, and a secret beside it.
@@ -29,7 +30,7 @@ func (d *daemon) fencedIn() (folder, secret string, client context.Context) {
 	folder, secret = filepath.Join(d.dir, "images"), filepath.Join(d.dir, "secret")
 	ok(d.t, os.Mkdir(folder, 0o755))
 	ok(d.t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
-	return folder, secret, images.WithFence(d.ctx(), []string{folder})
+	return folder, secret, scope.With(d.ctx(), scope.Daemon("a test").Within([]string{folder}))
 }
 
 func tool(t *testing.T, args ...string) {
@@ -290,7 +291,7 @@ func TestWhoNamesAFileAgainLiftsNoFence(t *testing.T) {
 	d := newDaemonOf(t, true)
 	folder, _, client := d.fencedIn()
 	others, precious := filepath.Join(d.dir, "of-others"), filepath.Join(d.dir, "precious")
-	other := images.WithFence(d.ctx(), []string{others})
+	other := scope.With(d.ctx(), scope.Daemon("a test").Within([]string{others}))
 	ok(t, os.Mkdir(others, 0o755))
 	ok(t, os.WriteFile(precious, []byte("precious"), 0o600))
 	port := func(path, number string, more ...string) string {
@@ -398,24 +399,24 @@ func TestARunningGuestIsTunedWithinItsBound(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("weighed"))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{Paused: true}))
-	client := guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+	client := scope.With(d.ctx(), scopetest.Client(scopetest.Limits{Guest: func(_ string, def *domain.Definition, _ uint64) error {
 		if def.Tune.Shares > 1024 {
 			return fault.New(fault.Denied, fault.Call, "too heavy")
 		}
 		return nil
-	})
+	}}))
 	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
 		refused(t, g.Tune(client, a, func(def *domain.Definition) error { def.Tune.Shares = 2048; return nil }), fault.Denied, "too heavy")
 	}
 	if v := g.View(); v.Active.Tune.Shares != 0 || v.Inactive.Tune.Shares != 0 {
 		t.Errorf("it weighs %d, and will %d", v.Active.Tune.Shares, v.Inactive.Tune.Shares)
 	}
-	client = guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+	client = scope.With(d.ctx(), scopetest.Client(scopetest.Limits{Guest: func(_ string, def *domain.Definition, _ uint64) error {
 		if len(def.Devices.NICs) > 0 {
 			return fault.New(fault.NoCapacity, fault.Call, "no more interfaces")
 		}
 		return nil
-	})
+	}}))
 	for _, a := range []guest.Affect{{Live: true}, {Config: true}, {Live: true, Config: true}} {
 		refused(t, g.Attach(client, "<interface type='user'><model type='virtio'/></interface>", a), fault.NoCapacity, "no more interfaces")
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // removeFile removes a file that is no longer wanted; one that cannot be
@@ -34,7 +35,7 @@ func removeNamed(path string, held []string) error {
 // there is not told what lies elsewhere. An error says that it may not lead there, or that its
 // file system does not answer.
 func fileExists(ctx context.Context, path string) (bool, error) {
-	held := heldTo(ctx, path)
+	held := scope.From(ctx).FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (bool, error) {
 		err := image.At(path, held, func(at string, _ int) error { _, err := os.Lstat(at); return err })
 		if fault.Is(err, fault.Denied) || fault.Is(err, fault.Invalid) {

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // chooseFirmware settles which image a definition boots from, where it asks for
@@ -266,7 +267,7 @@ func dropHalfNVRAM(ctx context.Context, r *run) {
 	if path == "" || r.def.OS.NVRAM.Template == "" {
 		return
 	}
-	held := heldTo(ctx, path)
+	held := scope.From(ctx).FoldersOf(path)
 	if err := fsguard.Run(ctx, path, func() error { return removeNamed(partial(path), held) }); err != nil {
 		r.log.Warn("a half-made file of UEFI variables may stay", "path", partial(path), "error", err)
 	}
@@ -306,7 +307,7 @@ func copyFile(ctx context.Context, from, to string) error {
 }
 
 func readTemplate(ctx context.Context, from string) ([]byte, error) {
-	held := heldTo(ctx, from)
+	held := scope.From(ctx).FoldersOf(from)
 	return fsguard.Do(ctx, from, func() ([]byte, error) {
 		in, err := image.OpenHeld(from, unix.O_RDONLY, held)
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // openLayers opens the images of a disk as QEMU is to use them, which then are the
@@ -86,7 +87,7 @@ func (l *launching) openFiles(ctx context.Context) error {
 
 // openNamed opens a file or a disk that a definition names.
 func openNamed(ctx context.Context, path string, mode int) (*os.File, error) {
-	held := heldTo(ctx, path)
+	held := scope.From(ctx).FoldersOf(path)
 	return fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, mode, held) }, func(f *os.File) { _ = f.Close() })
 }
 
@@ -231,7 +232,7 @@ func openOutput(ctx context.Context, p *qemu.Plan, path string, extend bool) err
 	if extend {
 		how = os.O_WRONLY | os.O_CREATE | os.O_APPEND
 	}
-	held := heldTo(ctx, path)
+	held := scope.From(ctx).FoldersOf(path)
 	f, err := fsguard.Do(ctx, path, func() (f *os.File, err error) {
 		err = image.At(path, held, func(at string, nofollow int) error {
 			f, err = os.OpenFile(at, how|nofollow|unix.O_NONBLOCK, 0o600)
@@ -257,7 +258,7 @@ func listenFor(ctx context.Context, labels *labels, p *qemu.Plan, alias, path st
 	if p.Sockets[alias] != nil {
 		return nil // the first console is the first serial port
 	}
-	held := heldTo(ctx, path)
+	held := scope.From(ctx).FoldersOf(path)
 	listen := func() (f *os.File, err error) {
 		err = image.Beside(path, held, func(at string) error {
 			return labels.sockets(func() (err error) { f, err = qemu.ListenMonitor(at); return err })

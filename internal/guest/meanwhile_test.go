@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What a guest, its agent and its QEMU do while the daemon is at something else of that guest's.
@@ -171,7 +172,7 @@ func TestADeviceHasNoNameThatIsNotFreeYet(t *testing.T) {
 		var left *operation.Operation
 		g.now(func() {
 			rest := &cleanup{r: g.run, Alias: "net1", Objects: []undoing{{"netdev_del", json.RawMessage(`{"id":"hostnet1"}`)}}}
-			op, err := g.run.ops.Follow(cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
+			op, err := g.run.ops.Follow(scope.Daemon("a test"), cleanupKind.Name, rest, operation.Record{Objects: rest.objects()})
 			if err != nil {
 				t.Error(err)
 			}

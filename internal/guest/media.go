@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // mediaKind exchanges the medium of a drive. QEMU's drive decides: it reads the new
@@ -263,7 +264,7 @@ func (m *mediaChange) forget(ctx context.Context) error {
 		}
 		return nil
 	}
-	rest, err := m.r.ops.Follow(cleanupKind.Name, &cleanup{r: m.r, Images: m.Old, For: imageOwner(m.Old...)}, operation.Record{})
+	rest, err := m.r.ops.Follow(scope.Daemon("giving back what a device leaves"), cleanupKind.Name, &cleanup{r: m.r, Images: m.Old, For: imageOwner(m.Old...)}, operation.Record{})
 	if err == nil {
 		m.r.ops.Wake(rest)
 	}

@@ -6,10 +6,10 @@ import (
 	"slices"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What changes a running guest in several steps is an operation: see package
@@ -35,7 +35,7 @@ func (r *Registry) giveOperations(to *run, records []operation.Record) (err erro
 		Owner: to, Name: to.UUID, Kinds: guestOperations,
 		Files: operation.Files{Dir: to.dir}, Stored: operation.Stored{Store: r.store},
 		Boot: r.Boot, Log: to.log, Life: r.life,
-		Unanswered: noAnswer, Behind: to.unwrittenCause, Scope: scopeOf, Turn: to.unlessEnded,
+		Unanswered: noAnswer, Behind: to.unwrittenCause, Turn: to.unlessEnded,
 	}, records)
 	return err
 }
@@ -56,14 +56,6 @@ func (r *Registry) Operations() (all []operation.Listed) {
 	return all
 }
 
-// scopeOf holds the steps of an operation to the folders of the client that asked.
-func scopeOf(ctx context.Context, r operation.Record) context.Context {
-	if r.Folders == nil {
-		return ctx
-	}
-	return image.WithFence(ctx, r.Folders)
-}
-
 // perform begins an operation and does its steps, beside the loop. A session on
 // which QEMU does not answer is given up, so that the next one can ask.
 func (r *run) perform(ctx context.Context, kind string, w operation.Work, objects ...string) error {
@@ -76,7 +68,7 @@ func (r *run) perform(ctx context.Context, kind string, w operation.Work, object
 
 func (r *run) beginOperation(ctx context.Context, kind string, w operation.Work, objects ...string) (*operation.Operation, error) {
 	for {
-		op, err := r.ops.Begin(kind, w, operation.Record{Folders: image.FenceOf(ctx), Objects: objects})
+		op, err := r.ops.Begin(scope.From(ctx), kind, w, operation.Record{Objects: objects})
 		var conflict *operation.Conflict
 		if !errors.As(err, &conflict) {
 			return op, err

@@ -173,7 +173,7 @@ func (r *Registry) source(d *device.Disk) (path string, format image.Format, err
 
 // attachNIC gives a NIC its interface on the host; nil for one that QEMU serves
 // alone.
-func (r *Registry) attachNIC(ctx context.Context, def *domain.Definition, n *device.NIC) (*device.NICAttachment, func(context.Context) error, error) {
+func (r *Registry) attachNIC(ctx context.Context, def *domain.Definition, n *device.NIC, note func(ifName string) error) (*device.NICAttachment, func(context.Context) error, error) {
 	if n.Type == "user" {
 		return nil, nil, nil
 	}
@@ -183,7 +183,7 @@ func (r *Registry) attachNIC(ctx context.Context, def *domain.Definition, n *dev
 		plain.Backend = "qemu"
 		n = &plain
 	}
-	a, release, err := r.Networks.AttachNIC(ctx, n, def.Name)
+	a, release, err := r.Networks.AttachNIC(ctx, n, def.Name, note)
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot connect interface %s: %w", n.MAC, err)
 	}

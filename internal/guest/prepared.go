@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // prepared is a QEMU that was started for a guest before anybody asked, with the
@@ -58,7 +59,7 @@ func (r *Registry) prepare(ctx context.Context, def *domain.Definition) (_ *prep
 	}
 	p.reg = r
 	if g, err := r.ByUUID(def.UUID); err == nil {
-		ctx = withFences(ctx, g.View().fences)
+		ctx = scope.With(ctx, scope.From(ctx).Noting(g.View().fences))
 	}
 	defer func() {
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // relays pass on what a guest's QEMU and sockets of the host's say to each other. QEMU connects
@@ -146,7 +147,7 @@ func (r *Registry) relayAgain(run *run) {
 	}
 	run.holdRelays()
 	for _, dev := range run.def.Devices.All() {
-		run.relayAgain(withFences(r.life, run.Fences), dev)
+		run.relayAgain(scope.With(r.life, scope.From(r.life).Noting(run.Fences)), dev)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // RedefineSaved replaces the definition in a saved image, and, unless Then is
@@ -118,7 +119,7 @@ func (g *Guest) RedefineManagedSave(ctx context.Context, o SaveOptions) error {
 // fenceSaved notes the folders for the disks of a definition that the image is to have, and asks for
 // it as for one that is defined: others may start it.
 func (g *Guest) fenceSaved(ctx context.Context, doc string) error {
-	if doc == "" || image.FenceOf(ctx) == nil && ctx.Value(boundKey{}) == nil {
+	if doc == "" || scope.From(ctx).Folders() == nil && scope.From(ctx).Limits() == nil {
 		return nil
 	}
 	def, err := domainxml.Parse(doc, domainxml.Options{})

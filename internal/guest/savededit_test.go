@@ -10,6 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
+	"github.com/lodge-kvm/lodge/internal/word/scope/scopetest"
 )
 
 // A definition that comes with a save is held to what one has to keep to that is defined: the name
@@ -39,12 +41,12 @@ func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 		refused(t, g.ManagedSave(d.ctx(), guest.SaveOptions{XML: doc}), fault.Invalid, word)
 		d.want(g, domain.Running, domain.ReasonBooted)
 	}
-	client := guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+	client := scope.With(d.ctx(), scopetest.Client(scopetest.Limits{Guest: func(_ string, def *domain.Definition, _ uint64) error {
 		if def.IOThreads > 0 {
 			return fault.New(fault.NoCapacity, fault.Call, "no more threads")
 		}
 		return nil
-	})
+	}}))
 	more := guest.SaveOptions{XML: strings.Replace(own, "<os>", "<iothreads>9</iothreads><os>", 1)}
 	refused(t, g.ManagedSave(client, more), fault.NoCapacity, "no more threads")
 	ok(t, g.ManagedSave(client, guest.SaveOptions{XML: own}))
@@ -76,13 +78,13 @@ func TestAStartFromASavedImageIsBoundAsWhatItTakes(t *testing.T) {
 	ok(t, g.ManagedSave(d.ctx(), guest.SaveOptions{XML: bare}))
 	d.settle(g, domain.ShutOff)
 	asked := new(domain.Definition)
-	client := guest.WithBound(d.ctx(), func(_ string, def *domain.Definition, _ uint64) error {
+	client := scope.With(d.ctx(), scopetest.Client(scopetest.Limits{Guest: func(_ string, def *domain.Definition, _ uint64) error {
 		asked = def
 		if def.Tune.Shares > 1024 {
 			return fault.New(fault.Denied, fault.Call, "too heavy")
 		}
 		return nil
-	})
+	}}))
 	ok(t, g.Start(client, guest.StartOptions{}))
 	if v := asked.Devices.Videos; len(v) != 1 || v[0].VRAM != 16<<10 {
 		t.Errorf("asked for was %+v", v)

@@ -21,6 +21,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A saved image is a header, the definition as XML, and QEMU's migration stream.
@@ -196,7 +197,7 @@ func ours(path string) bool {
 // there when it is complete, so that a half-written one is never taken for whole.
 // Whoever is told to end does not wait for a file system that hangs.
 func writeImage(ctx context.Context, path string, fill, complete func(*os.File) error) error {
-	f, err := createImage(ctx, partial(path), heldTo(ctx, path))
+	f, err := createImage(ctx, partial(path), scope.From(ctx).FoldersOf(path))
 	if err != nil {
 		return err
 	}
@@ -205,7 +206,7 @@ func writeImage(ctx context.Context, path string, fill, complete func(*os.File) 
 
 // fillImage is writeImage with a file that lies beside the image's place already. It closes the file.
 func fillImage(ctx context.Context, f *os.File, path string, fill, complete func(*os.File) error) error {
-	beside, held := partial(path), heldTo(ctx, path)
+	beside, held := partial(path), scope.From(ctx).FoldersOf(path)
 	failpoint.Reach("image.created")
 	err := fill(f)
 	if err == nil {

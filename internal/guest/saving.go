@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // saveKind writes the guest's memory to a file and ends the guest. An error before the image is
@@ -111,7 +112,7 @@ func (s *save) makeFile(ctx context.Context) error {
 }
 
 func (m *memoryImage) create(ctx context.Context) (err error) {
-	if m.file, err = createImage(ctx, partial(m.Path), heldTo(ctx, m.Path)); err != nil {
+	if m.file, err = createImage(ctx, partial(m.Path), scope.From(ctx).FoldersOf(m.Path)); err != nil {
 		return err
 	}
 	var st unix.Stat_t

@@ -16,12 +16,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
-	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // StartOptions say how a guest is started.
@@ -33,7 +33,7 @@ type StartOptions struct {
 	Owner       <-chan struct{}
 	// OwnerMay says whether that client may end the guest when it goes: others may have been given the
 	// guest by then. Nil: it may.
-	OwnerMay Judge
+	OwnerMay func(uuid string) error
 	// ForceBoot discards a managed save image instead of continuing from it.
 	ForceBoot   bool
 	BypassCache bool
@@ -131,7 +131,7 @@ func (g *Guest) destroyWith(o StartOptions, r *run) {
 	case <-g.ended:
 		return
 	}
-	err := g.destroy(WithJudge(g.reg.life, o.OwnerMay), false, r)
+	err := g.destroy(scope.With(g.reg.life, scope.Daemon("the end of a guest whose client has gone").Authorizing(o.OwnerMay)), false, r)
 	if fault.Is(err, fault.Denied) {
 		err = errors.Join(err, g.change(g.reg.life, "", func() error { return g.outlive(r) }))
 	}
@@ -177,7 +177,7 @@ func (g *Guest) launch(ctx context.Context, def *domain.Definition, submitted st
 		def.GenID = uuid.NewString() // the guest may have gone on from there before, and has to know
 	}
 	fences := g.View().fences
-	ctx = withFences(ctx, fences)
+	ctx = scope.With(ctx, scope.From(ctx).Noting(fences))
 	qemu.AssignAliases(def)
 	l := &launching{g: g, opts: o, from: from, run: newRun(runRecord{
 		Name: def.Name, UUID: def.UUID, ID: g.reg.newID(), Started: time.Now(), Since: time.Now(), Submitted: submitted, Fences: fences,
@@ -322,7 +322,7 @@ func (l *launching) findDisks(ctx context.Context) error {
 	fences, run := l.g.View().fences, l.run
 	run.hold("disks", func(ctx context.Context) error { return l.g.reg.takeBackDisks(ctx, run) })
 	for _, d := range slices.Clone(l.run.def.Devices.Disks) {
-		a, present, err := l.g.reg.findDisk(fenced(ctx, fences, d), l.run, d)
+		a, present, err := l.g.reg.findDisk(scope.With(ctx, fenced(scope.From(ctx), fences, d)), l.run, d)
 		if missing := (*absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, isDrive(d)) {
 			l.dropDisk(d, err)
 			continue
@@ -348,10 +348,10 @@ func (l *launching) attachNICs(ctx context.Context) error {
 	l.plan.NICs = map[string]*device.NICAttachment{}
 	for _, n := range l.run.def.Devices.NICs {
 		before := slices.Clip(l.run.NICs)
-		a, release, err := l.g.reg.attachNIC(network.WithNote(ctx, func(ifName string) error {
+		a, release, err := l.g.reg.attachNIC(ctx, l.run.def, n, func(ifName string) error {
 			l.run.NICs = append(before, heldNIC{Alias: n.Alias, IfName: ifName})
 			return l.journal(ctx)
-		}), l.run.def, n)
+		})
 		if err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // task is one request, in up to three parts. plan runs in the loop and looks at
@@ -18,6 +19,7 @@ import (
 // loop owns. A plan without work is answered at once.
 type task struct {
 	ctx   context.Context // the caller's; its end abandons a task that still waits
+	sc    scope.Scope     // the caller's; asked when the task's turn comes
 	verb  lifecycle.Verb  // what is admitted; empty: always
 	kind  domain.JobKind  // what the work is; empty: there is none
 	plan  func() (work, error)
@@ -51,7 +53,7 @@ func (t *task) answer(err error) { t.reply <- err }
 // context to end, or for the loop to end. Work that has begun goes on without
 // its caller.
 func (g *Guest) ask(ctx context.Context, t *task) error {
-	t.ctx, t.reply, t.until = ctx, make(chan error, 1), time.Now().Add(waitForTurn)
+	t.ctx, t.sc, t.reply, t.until = ctx, scope.From(ctx), make(chan error, 1), time.Now().Add(waitForTurn)
 	select {
 	case g.mailbox <- t:
 	case <-g.ended:
@@ -138,7 +140,7 @@ func (g *Guest) begin(t *task) {
 		t.answer(context.Cause(t.ctx))
 		return
 	}
-	err := g.contain("the judging of a request", func() error { return g.judged(t.ctx) })
+	err := g.contain("the judging of a request", func() error { return t.sc.Authorize(g.uuid) })
 	if err == nil {
 		err = lifecycle.Admit(g.state, t.verb)
 	}
@@ -154,7 +156,7 @@ func (g *Guest) begin(t *task) {
 		}
 		return
 	}
-	ctx, cancel := context.WithCancelCause(WithJudge(context.WithoutCancel(t.ctx), nil)) // what work asks of the loop is part of it
+	ctx, cancel := context.WithCancelCause(scope.With(context.WithoutCancel(t.ctx), t.sc.Begun())) // what work asks of the loop is part of it
 	g.job = &job{task: t, kind: t.kind, started: time.Now(), cancel: cancel, done: make(chan outcome, 1)}
 	go g.job.runWork(ctx, w, g.record.Name)
 	g.publish()

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // undefineKind removes a definition, and then the files that go with it. The store decides:
@@ -73,7 +74,7 @@ func (g *Guest) newUndefinition(ctx context.Context, o UndefineOptions) (*undefi
 		return nil, err
 	}
 	if o.NVRAM && u.found != "" {
-		u.NVRAM, u.Held = u.found, heldTo(withFences(ctx, g.View().fences), u.found)
+		u.NVRAM, u.Held = u.found, scope.From(ctx).Noting(g.View().fences).FoldersOf(u.found)
 	}
 	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !keepsTPM(def)) {
 		_, err := os.Stat(g.reg.tpmState(g.uuid))
@@ -167,7 +168,7 @@ func (r *Registry) undefine(ctx context.Context, u *undefinition) error {
 			return err
 		}
 	}
-	op, err := set.Begin(undefineKind.Name, u, operation.Record{Objects: []string{uuidObject(u.UUID)}})
+	op, err := set.Begin(scope.From(ctx), undefineKind.Name, u, operation.Record{Objects: []string{uuidObject(u.UUID)}})
 	if err != nil {
 		r.dropUndefinitions(u.UUID)
 		return err

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A job may write to an image below the top one, which QEMU has open to read. It is lent that image to write
@@ -26,7 +27,7 @@ func (r *Registry) openShown(ctx context.Context, run *run, fences map[string][]
 	if err != nil {
 		return nil, err
 	}
-	chain, err := image.OpenChain(fenced(ctx, fences, d), path, format)
+	chain, err := image.OpenChain(scope.With(ctx, fenced(scope.From(ctx), fences, d)), path, format)
 	if err == nil {
 		if err = r.isShown(chain, run, d); err != nil {
 			chain.Close()

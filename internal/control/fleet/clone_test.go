@@ -18,9 +18,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
-	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // golden is a guest with everything that no second one may have, and DIR for the
@@ -387,7 +387,7 @@ func TestAGuestIsNoTemplateForAThinCloneThatWasCutOff(t *testing.T) {
 	ok(t, err)
 	c, err := h.cloningOf(def, CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
 	ok(t, err)
-	_, err = h.begin(templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
+	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
 	ok(t, err)
 	ok(t, g.MakeTemplate(t.Context()))
 	c.cutOff(h, "one")
@@ -410,7 +410,7 @@ func TestAGuestStaysATemplateForClonesThatNobodySees(t *testing.T) {
 	other, err := h.pools.Define(t.Context(), "<pool type='dir'><name>other</name><target><path>"+dir+"</path></target></pool>", false)
 	ok(t, err)
 	ok(t, other.Start(t.Context(), volume.NoBuild))
-	_, err = h.begin(templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
+	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
 	ok(t, err)
 	ok(t, g.MakeTemplate(t.Context()))
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true, Pool: "other"})
@@ -560,7 +560,7 @@ func TestACloneKeepsTheFence(t *testing.T) {
 	_, err = p.CreateVolume(t.Context(), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
 	ok(t, err)
 	doc := strings.Replace(small("golden"), "</devices>", "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='"+disk+"'/><target dev='vda' bus='virtio'/></disk></devices>", 1)
-	_, err = h.guests.Define(image.WithFence(t.Context(), []string{dir}), doc, false)
+	_, err = h.guests.Define(scope.With(t.Context(), scope.Daemon("a test").Within([]string{dir})), doc, false)
 	ok(t, err)
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"one"}})
 	ok(t, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -57,7 +58,7 @@ func (w *cloneCreation) makeVolumes(ctx context.Context) error {
 	for i, o := range c.disks {
 		disk := w.d.Devices.Disks[o.at]
 		was := *disk
-		made, err := c.copyDisk(w.fences.On(ctx, disk), o, w.d.Name, disk)
+		made, err := c.copyDisk(scope.With(ctx, w.fences.On(scope.From(ctx), disk)), o, w.d.Name, disk)
 		if err != nil {
 			return errors.Join(err, w.onlyFirst(i))
 		}
@@ -66,7 +67,7 @@ func (w *cloneCreation) makeVolumes(ctx context.Context) error {
 	if c.q.Seed == nil {
 		return nil
 	}
-	if err := c.makeSeed(w.fences.In(ctx), w.d); err != nil {
+	if err := c.makeSeed(scope.With(ctx, w.fences.In(scope.From(ctx))), w.d); err != nil {
 		return errors.Join(err, w.onlyFirst(len(c.disks)))
 	}
 	return nil
@@ -79,7 +80,7 @@ func (w *cloneCreation) copyVariables(ctx context.Context) (err error) {
 	if v.Path == "" {
 		return nil
 	}
-	v.Path, err = w.fleet.guests.CopyNVRAM(w.fences.In(ctx), v.Path, w.d.UUID)
+	v.Path, err = w.fleet.guests.CopyNVRAM(scope.With(ctx, w.fences.In(scope.From(ctx))), v.Path, w.d.UUID)
 	v.Type, v.SecLabels = "", nil
 	return err
 }
@@ -103,7 +104,7 @@ func (w *cloneCreation) define(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err = w.fleet.guests.Define(context.WithoutCancel(w.fences.In(ctx)), doc, false); err != nil {
+	if _, err = w.fleet.guests.Define(scope.With(context.WithoutCancel(ctx), w.fences.In(scope.From(ctx))), doc, false); err != nil {
 		return fmt.Errorf("cannot define domain %q: %w", w.d.Name, err)
 	}
 	return nil

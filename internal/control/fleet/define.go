@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/domainxml"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -55,10 +56,11 @@ func (f *Fleet) define(ctx context.Context, q Request, plan func(Plan), report f
 // defineOne gives the UUID too, which the document need not say.
 func (f *Fleet) defineOne(ctx context.Context, q Request, name, doc string) (Result, string) {
 	if q.AdmitDocument != nil {
-		var err error
-		if ctx, err = q.AdmitDocument(ctx, doc); err != nil {
+		sc, err := q.AdmitDocument(scope.From(ctx), doc)
+		if err != nil {
 			return Result{Outcome: Failed, Error: err}, ""
 		}
+		ctx = scope.With(ctx, sc)
 	}
 	if q.DryRun {
 		def, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate, Submitted: true})

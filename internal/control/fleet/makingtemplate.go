@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // templateKind makes a guest a template for thin clones, and undoes that if no clone
@@ -67,7 +68,7 @@ func (f *Fleet) thinly(ctx context.Context, g *guest.Guest, all func(context.Con
 		}
 		return nil
 	}}
-	op, err := f.begin(templateKind.Name, m, nil)
+	op, err := f.begin(scope.From(ctx), templateKind.Name, m, nil)
 	if err != nil {
 		return sum, err
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Tiles and clones are made and removed by operations: see package operation. After a kill the
@@ -67,7 +68,7 @@ func (f *Fleet) worksOn(object string) bool {
 
 // perform does an operation, and gives what came of it.
 func (f *Fleet) perform(ctx context.Context, kind string, w operation.Work, p *parts, note string) Result {
-	op, err := f.begin(kind, w, p.objects())
+	op, err := f.begin(scope.From(ctx), kind, w, p.objects())
 	if err == nil {
 		err = op.Run(ctx)
 	}
@@ -85,11 +86,11 @@ func (f *Fleet) perform(ctx context.Context, kind string, w operation.Work, p *p
 	return Result{Outcome: Failed, Error: err}
 }
 
-func (f *Fleet) begin(kind string, w operation.Work, objects []string) (*operation.Operation, error) {
+func (f *Fleet) begin(sc scope.Scope, kind string, w operation.Work, objects []string) (*operation.Operation, error) {
 	if f.barred != nil {
 		return nil, f.barred
 	}
-	op, err := f.ops.Begin(kind, w, operation.Record{Objects: objects})
+	op, err := f.ops.Begin(sc, kind, w, operation.Record{Objects: objects})
 	if conflict, is := errors.AsType[*operation.Conflict](err); is {
 		return nil, fault.New(fault.Busy, fault.Domain, "another call makes or removes a guest or a volume of it (%s); try again when that has ended", conflict.With.Kind)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 func TestKinds_NameTheirSteps(t *testing.T) {
@@ -48,7 +49,7 @@ func (h *herd) nextDaemon() {
 // begun begins an operation of which nothing is done before its daemon ends.
 func (h *herd) begun(kind string, w operation.Work, p *parts) {
 	h.t.Helper()
-	_, err := h.begin(kind, w, p.objects())
+	_, err := h.begin(scope.Daemon("a test"), kind, w, p.objects())
 	ok(h.t, err)
 	h.nextDaemon()
 }
@@ -56,7 +57,7 @@ func (h *herd) begun(kind string, w operation.Work, p *parts) {
 // cutOff does all of an operation but for its end.
 func (h *herd) cutOff(kind string, w operation.Work, p *parts) {
 	h.t.Helper()
-	_, err := h.begin(kind, w, p.objects())
+	_, err := h.begin(scope.Daemon("a test"), kind, w, p.objects())
 	ok(h.t, err)
 	for _, s := range w.Steps() {
 		ok(h.t, s.Do(h.t.Context()))

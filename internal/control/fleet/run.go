@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Verb is what is done to each guest of a set.
@@ -89,9 +90,9 @@ type Request struct {
 	Sees func(Member) bool
 	// Admit says whether the verb may be done to a guest; nil: it may.
 	Admit func(Member) error
-	// AdmitDocument says whether a document may be defined, and gives the context
+	// AdmitDocument says whether a document may be defined, and gives the scope
 	// to do that in; nil: it may.
-	AdmitDocument func(ctx context.Context, doc string) (context.Context, error)
+	AdmitDocument func(sc scope.Scope, doc string) (scope.Scope, error)
 }
 
 // Plan is what a run is about to do.

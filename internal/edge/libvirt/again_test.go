@@ -14,9 +14,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// admitted gives the context of a call of the client that rules hold, which is let in now, and whose turn
+// admitted gives the scope of a call of the client that rules hold, which is let in now, and whose turn
 // comes later.
 func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) context.Context {
 	t.Helper()
@@ -24,12 +25,12 @@ func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) conte
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 	s := newClient(h.server, far, false).session
 	s.identity = authz.LocalWho(listener.Peer{PID: 7, UID: 1002, GID: 1002})
-	ctx, c, err := s.allow(t.Context(), xdr.Lookup(xdr.ProgramRemote, number), args)
+	sc, c, err := s.allow(xdr.Lookup(xdr.ProgramRemote, number), args)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.done)
-	return ctx
+	return scope.With(t.Context(), sc)
 }
 
 // TestWhatACallNamesIsJudgedWhenItsTurnComes has others take from a guest what they had given it, after

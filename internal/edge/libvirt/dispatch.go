@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // table holds what can be called. It is made once and then only read.
@@ -154,12 +155,12 @@ func add[A, R any, PA message[A], PR message[R]](
 		if err := s.permitArgs(p, args); err != nil {
 			return reply{}, s.refused(p, err)
 		}
-		ctx, permission, err := s.allow(ctx, p, args)
+		sc, permission, err := s.allow(p, args)
 		if err != nil {
 			return reply{}, permission.end(nil, err)
 		}
 		defer permission.done()
-		answer, err := f(h, ctx, s, args, files)
+		answer, err := f(h, scope.With(ctx, sc), s, args, files)
 		answer.of, answer.still = permission.objects, permission.still
 		return answer, permission.end(answer.ret, err)
 	}}

@@ -30,6 +30,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
+	"github.com/lodge-kvm/lodge/internal/word/scope/scopetest"
 )
 
 func TestMain(m *testing.M) { os.Exit(linktest.Main(m)) }
@@ -355,7 +357,7 @@ func TestHalfMadeNetworkIsUndoneByTheNextDaemon(t *testing.T) {
 // cutOff begins an operation that nobody continues.
 func cutOff(t *testing.T, n *Network, kind string, w operation.Work) *operation.Operation {
 	t.Helper()
-	op, err := n.ops.Begin(kind, w, operation.Record{})
+	op, err := n.ops.Begin(scope.Daemon("a test"), kind, w, operation.Record{})
 	ok(t, err)
 	return op
 }
@@ -389,7 +391,7 @@ func TestBusyNetworkHoldsNobodyUp(t *testing.T) {
 	if _, err := stuck.Leases(""); err != nil {
 		t.Error(err)
 	}
-	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net8", MAC: "52:54:00:01:03:01"}, "guest")
+	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net8", MAC: "52:54:00:01:03:01"}, "guest", nil)
 	ok(t, err)
 	a.Close()
 	release()
@@ -702,14 +704,14 @@ func TestNoNICIsRemovedByItsNameAlone(t *testing.T) {
 	s := networks(t)
 	linktest.NewGuest(t).Cable(t, "c-reused", "eth0", "")
 	nic := &device.NIC{Type: "direct", HostDev: "c-reused", DirectMode: "bridge", MAC: "52:54:00:01:04:01", Target: "taken"}
-	first, endFirst, err := s.AttachNIC(t.Context(), nic, "first")
+	first, endFirst, err := s.AttachNIC(t.Context(), nic, "first", nil)
 	ok(t, err)
 	adopted, err := s.AdoptNIC(nic, "taken", "first")
 	ok(t, err)
 	first.Close()
 	ok(t, hostnet.Remove("taken"))
 	nic.MAC = "52:54:00:01:04:02"
-	second, endSecond, err := s.AttachNIC(t.Context(), nic, "second")
+	second, endSecond, err := s.AttachNIC(t.Context(), nic, "second", nil)
 	ok(t, err)
 	defer second.Close()
 	endFirst()
@@ -758,7 +760,7 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 	var names []string
 	full := errors.New("no room for a note")
 	refuse := false
-	ctx := WithNote(t.Context(), func(name string) error {
+	note := func(name string) error {
 		if _, err := hostnet.ByName(name); !fault.Is(err, fault.NotFound) {
 			t.Errorf("%s is noted, and there already: %v", name, err)
 		}
@@ -766,9 +768,9 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 			return full
 		}
 		return nil
-	})
+	}
 	nic := &device.NIC{Type: "direct", HostDev: "c-noted", DirectMode: "bridge", MAC: "52:54:00:01:08:01", Target: "noted0"}
-	a, release, err := s.AttachNIC(ctx, nic, "guest")
+	a, release, err := s.AttachNIC(t.Context(), nic, "guest", note)
 	if err == nil { // not each kernel has macvtaps
 		a.Close()
 		release()
@@ -777,11 +779,11 @@ func TestAMacvtapIsNotedBeforeItIsMade(t *testing.T) {
 		t.Fatalf("noted: %v (%v)", names, err)
 	}
 	refuse = true
-	if _, _, err := s.AttachNIC(ctx, nic, "guest"); !errors.Is(err, full) {
+	if _, _, err := s.AttachNIC(t.Context(), nic, "guest", note); !errors.Is(err, full) {
 		t.Errorf("one that cannot be noted: %v", err)
 	}
 	names, nic.Target = nil, "c-noted"
-	if _, _, err := s.AttachNIC(ctx, nic, "guest"); !fault.Is(err, fault.Exists) || names != nil {
+	if _, _, err := s.AttachNIC(t.Context(), nic, "guest", note); !fault.Is(err, fault.Exists) || names != nil {
 		t.Errorf("by another's name: %v, noted %v", err, names)
 	}
 }
@@ -794,7 +796,7 @@ func TestABoundOfANICOnALinkIsRefused(t *testing.T) {
 	linktest.NewGuest(t).Cable(t, "c-bound", "eth0", "")
 	started(t, s, `<network><name>net46</name><forward mode='bridge'><interface dev='c-bound'/></forward></network>`)
 	nic := &device.NIC{Type: "network", Network: "net46", MAC: "52:54:00:01:0b:01", Target: "bound0", Inbound: &device.Rate{Average: 1000}}
-	if _, _, err := s.AttachNIC(t.Context(), nic, "guest"); !fault.Is(err, fault.Unsupported) {
+	if _, _, err := s.AttachNIC(t.Context(), nic, "guest", nil); !fault.Is(err, fault.Unsupported) {
 		t.Errorf("a bound there: %v", err)
 	}
 	if _, err := hostnet.ByName("bound0"); !fault.Is(err, fault.NotFound) {
@@ -829,7 +831,7 @@ func TestAMacvtapWhoseNetworkHasGoneIsRemoved(t *testing.T) {
 	linktest.NewGuest(t).Cable(t, "c-gone", "eth0", "")
 	n := started(t, s, `<network><name>net41</name><forward mode='bridge'><interface dev='c-gone'/></forward></network>`)
 	nic := &device.NIC{Type: "network", Network: "net41", MAC: "52:54:00:01:07:01"}
-	a, _, err := s.AttachNIC(t.Context(), nic, "guest")
+	a, _, err := s.AttachNIC(t.Context(), nic, "guest", nil)
 	ok(t, err)
 	ok(t, n.Destroy(t.Context()))
 	ok(t, n.Undefine(t.Context()))
@@ -855,7 +857,7 @@ func TestNoGuestIsPutOnAnothersBridge(t *testing.T) {
 		if others {
 			ok(t, hostnet.CreateBridge(hostnet.Bridge{Name: name, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 36}}))
 		}
-		if a, _, err := s.AttachNIC(t.Context(), nic, "guest"); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), name) {
+		if a, _, err := s.AttachNIC(t.Context(), nic, "guest", nil); !fault.Is(err, fault.WrongState) || !strings.Contains(err.Error(), name) {
 			t.Errorf("with another's bridge there (%v): %+v, %v", others, a, err)
 		}
 	}
@@ -878,15 +880,15 @@ func TestWhatFailsLeavesNothing(t *testing.T) {
 			return err
 		},
 		"a NIC on no bridge": func() error {
-			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "bridge", Bridge: "c-fails", MAC: "52:54:00:01:05:01"}, "x")
+			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "bridge", Bridge: "c-fails", MAC: "52:54:00:01:05:01"}, "x", nil)
 			return err
 		},
 		"a tap that is too large": func() error {
-			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: n.Name(), MAC: "52:54:00:01:05:02", MTU: 1 << 20, Queues: 4, Model: "virtio"}, "x")
+			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: n.Name(), MAC: "52:54:00:01:05:02", MTU: 1 << 20, Queues: 4, Model: "virtio"}, "x", nil)
 			return err
 		},
 		"a macvtap that is too large": func() error {
-			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "direct", HostDev: "c-fails", MAC: "52:54:00:01:05:03", MTU: 1 << 20}, "x")
+			_, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "direct", HostDev: "c-fails", MAC: "52:54:00:01:05:03", MTU: 1 << 20}, "x", nil)
 			return err
 		},
 	}
@@ -931,7 +933,7 @@ func TestNICsOfEachType(t *testing.T) {
 
 	attach := func(nic device.NIC) (*device.NICAttachment, func()) {
 		t.Helper()
-		a, release, err := s.AttachNIC(t.Context(), &nic, "guest")
+		a, release, err := s.AttachNIC(t.Context(), &nic, "guest", nil)
 		ok(t, err)
 		t.Cleanup(a.Close)
 		return a, release
@@ -968,7 +970,7 @@ func TestNICsOfEachType(t *testing.T) {
 	if !strings.HasPrefix(m.IfName, "macvtap") || len(m.Tap) != 1 {
 		t.Errorf("%+v", m)
 	}
-	if _, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net20", MAC: "52:54:00:01:01:05"}, "second"); !fault.Is(err, fault.NoCapacity) {
+	if _, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net20", MAC: "52:54:00:01:01:05"}, "second", nil); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a second guest on an interface that is lent whole: %v", err)
 	}
 	// The next daemon counts it again, and removes the macvtap as this one would.
@@ -1000,12 +1002,12 @@ func TestGuestsArePluggedInAgain(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net21", 21))
-	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net21", MAC: "52:54:00:01:02:01"}, "guest")
+	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net21", MAC: "52:54:00:01:02:01"}, "guest", nil)
 	ok(t, err)
 	defer release()
 	defer a.Close()
 	ok(t, n.Destroy(t.Context()))
-	if _, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net21", MAC: "52:54:00:01:02:02"}, "late"); !fault.Is(err, fault.WrongState) {
+	if _, _, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net21", MAC: "52:54:00:01:02:02"}, "late", nil); !fault.Is(err, fault.WrongState) {
 		t.Errorf("attached to an inactive network: %v", err)
 	}
 	ok(t, n.Start(t.Context()))
@@ -1017,7 +1019,7 @@ func TestANetworkRunsWithItsGuests(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, natNetwork("net53", 53))
-	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net53", MAC: "52:54:00:01:0a:01"}, "guest")
+	a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net53", MAC: "52:54:00:01:0a:01"}, "guest", nil)
 	ok(t, err)
 	defer release()
 	defer a.Close()
@@ -1048,7 +1050,7 @@ func TestGuestsArePluggedInAgainApart(t *testing.T) {
 	free := &device.NIC{Type: "network", Network: "apart", MAC: "52:54:00:01:08:02", Isolated: device.Off}
 	taps := map[*device.NIC]string{}
 	for _, nic := range []*device.NIC{own, free} {
-		a, _, err := s.AttachNIC(t.Context(), nic, "guest")
+		a, _, err := s.AttachNIC(t.Context(), nic, "guest", nil)
 		ok(t, err)
 		defer a.Close()
 		taps[nic] = a.IfName
@@ -1168,18 +1170,18 @@ func TestAChangeOfANetworkIsBounded(t *testing.T) {
 			t.Errorf("%s takes nothing", n.Name())
 		}
 		most := before + 400
-		bounded := WithBound(t.Context(), func(name string, written uint64) error {
+		bounded := scope.With(t.Context(), scopetest.Client(scopetest.Limits{Network: func(name string, written uint64) error {
 			if name != n.Name() || written > most {
 				return fault.New(fault.NoCapacity, fault.Network, "%s may not have %d bytes", name, written)
 			}
 			return nil
-		})
+		}}))
 		long := strings.Repeat("x", 800)
-		scope := Scope{Live: true}
+		live := Scope{Live: true}
 		for what, change := range map[string]func() error{
-			"words": func() error { return n.SetMetadata(bounded, TextDescription, long, "", "", scope) },
+			"words": func() error { return n.SetMetadata(bounded, TextDescription, long, "", "", live) },
 			"record": func() error {
-				return n.Update(bounded, Update{AddLast, SectionDNSTXT, -1, "<txt name='a' value='" + long + "'/>", scope})
+				return n.Update(bounded, Update{AddLast, SectionDNSTXT, -1, "<txt name='a' value='" + long + "'/>", live})
 			},
 		} {
 			if err := change(); !fault.Is(err, fault.NoCapacity) {
@@ -1189,7 +1191,7 @@ func TestAChangeOfANetworkIsBounded(t *testing.T) {
 		if after := n.View().Written(); after != before {
 			t.Errorf("%s has %d bytes, after %d", n.Name(), after, before)
 		}
-		ok(t, n.SetMetadata(bounded, TextDescription, "short", "", "", scope))
+		ok(t, n.SetMetadata(bounded, TextDescription, "short", "", "", live))
 		if after := n.View().Written(); after <= before || after > most {
 			t.Errorf("%s has %d bytes, after %d", n.Name(), after, before)
 		}
@@ -1517,7 +1519,7 @@ func TestNoNICIsForgottenByItsNameAlone(t *testing.T) {
 	s := networks(t)
 	n := started(t, s, natNetwork("net52", 52))
 	attach := func(owner, mac string) (*device.NICAttachment, func()) {
-		a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net52", MAC: mac, Target: "reused"}, owner)
+		a, release, err := s.AttachNIC(t.Context(), &device.NIC{Type: "network", Network: "net52", MAC: mac, Target: "reused"}, owner, nil)
 		ok(t, err)
 		return a, release
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What changes a network in several steps is an operation: see package operation.
@@ -35,7 +36,7 @@ func (s *Networks) Operations() (all []operation.Listed) {
 
 // perform does an operation. It runs with the turn.
 func (n *Network) perform(ctx context.Context, kind string, w operation.Work) error {
-	op, err := n.ops.Begin(kind, w, operation.Record{})
+	op, err := n.ops.Begin(scope.From(ctx), kind, w, operation.Record{})
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Section is a part of a definition that can be changed by itself.
@@ -94,7 +95,7 @@ func (n *Network) edit(ctx context.Context, s Scope, change func(Definition) (De
 			}
 			*part.d = &changed
 		}
-		if err := allowed(ctx, n.name, after.size()); err != nil {
+		if err := scope.From(ctx).ReserveNetwork(n.name, after.size()); err != nil {
 			return err
 		}
 		return n.replace(ctx, v, after)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A volume above another one is resized, and copied larger, with what lies below it: neither
@@ -102,7 +103,9 @@ func TestAnUploadLeadsNobodyElsewhere(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")
 	disk := d.volume(p, volXML("disk", "raw", mib, "")) // of a guest that has it as qcow2
-	held := func(folders ...string) context.Context { return image.WithFence(t.Context(), folders) }
+	held := func(folders ...string) context.Context {
+		return scope.With(t.Context(), scope.Daemon("a test").Within(folders))
+	}
 	upload := func(ctx context.Context, base string, end func(*Upload) error) {
 		t.Helper()
 		out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", base, "-F", "raw", forged, "1M").CombinedOutput()
@@ -176,7 +179,7 @@ func TestALongNameIsNoWayRoundANote(t *testing.T) {
 		{"disk", named(own + strings.Repeat("/.", 1500) + "/base")},
 		{"disk", header},
 	} {
-		u, err := p.Upload(image.WithFence(t.Context(), []string{own}), upload.name, 0, 0)
+		u, err := p.Upload(scope.With(t.Context(), scope.Daemon("a test").Within([]string{own})), upload.name, 0, 0)
 		must(t, err)
 		_, err = u.Write(upload.b)
 		must(t, err)
@@ -197,7 +200,7 @@ func TestAnUploadIsNoSavedGuest(t *testing.T) {
 		t.Skip("needs a file system with trusted attributes:", err)
 	}
 	for text, want := range map[string]bool{"LibvirtQemudSave": false, "LodgeSaveChanges": false, "Libvirt": true} {
-		u, err := p.Upload(image.WithFence(t.Context(), nil), "disk", 0, 0)
+		u, err := p.Upload(scope.With(t.Context(), scope.Daemon("a test").Within(nil)), "disk", 0, 0)
 		must(t, err)
 		_, err = u.Write(append([]byte(text), 0))
 		must(t, err)
@@ -244,7 +247,7 @@ func TestAHeldClientsVolumesAreWrittenByTheirOwners(t *testing.T) {
 	d := newDaemon(t)
 	p := d.dirPool("p")
 	d.volume(p, volXML("disk", "raw", mib, ""))
-	held := image.WithFence(t.Context(), nil)
+	held := scope.With(t.Context(), scope.Daemon("a test").Within(nil))
 	for mode, want := range map[string]bool{"0600": true, "0644": true, "0620": false, "0602": false, "0666": false} {
 		doc := strings.Replace(volXML(mode, "raw", mib, ""), "</target>", "<permissions><mode>"+mode+"</mode></permissions></target>", 1)
 		for what, err := range map[string]error{

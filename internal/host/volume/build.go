@@ -11,8 +11,8 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
-	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Build says how much of a pool's storage is made.
@@ -153,7 +153,7 @@ func setPermissions(f *os.File, p permissions, s fault.Subject) error {
 // keep refuses a volume that others than its owner may write, of a client that is held to folders: what
 // is written there by its path, a header that leads elsewhere say, would count as the owner's, who is root.
 func (p permissions) keep(ctx context.Context) error {
-	if p.mode < 0 || p.mode&0o022 == 0 || image.FenceOf(ctx) == nil {
+	if p.mode < 0 || p.mode&0o022 == 0 || scope.From(ctx).Folders() == nil {
 		return nil
 	}
 	return fault.New(fault.Denied, fault.Volume, "mode %04o would let others than the volume's owner write to it past the daemon, and this client's images are held to places; take 'write' from group and others", p.mode)

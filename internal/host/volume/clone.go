@@ -7,6 +7,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // CloneVolume makes a volume as a document describes it, with the data of a
@@ -26,7 +27,7 @@ func (p *Pool) CloneVolume(ctx context.Context, doc string, from *Pool, source s
 	if _, err := from.begin(ctx, source, "copying", false); err != nil {
 		return nil, err
 	}
-	return p.make(ctx, w, func() { from.end(source, clientOf(ctx)) }, func(ctx context.Context, j *job) (*draft, error) {
+	return p.make(ctx, w, func() { from.end(source, scope.From(ctx).Client()) }, func(ctx context.Context, j *job) (*draft, error) {
 		if w.capacity == nil || *w.capacity < origin.Virtual {
 			w.capacity = &origin.Virtual
 		}

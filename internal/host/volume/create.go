@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/failpoint"
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // CreateOptions change how a volume is made.
@@ -150,7 +151,7 @@ func (p *Pool) make(ctx context.Context, w *wish, after func(), draw func(contex
 		after()
 		return nil, fault.New(fault.Exists, fault.Volume, "volume %q exists already in pool %q", w.name, p.name)
 	}
-	if err := errors.Join(allowed(ctx, p.name, w.name), w.perms.keep(ctx)); err != nil {
+	if err := errors.Join(scope.From(ctx).ReserveVolume(p.name, w.name), w.perms.keep(ctx)); err != nil {
 		after()
 		return nil, err
 	}

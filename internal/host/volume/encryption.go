@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/secret"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -149,7 +150,7 @@ func (p *Pool) passphrase(ctx context.Context, v *Volume) ([]byte, error) {
 		e = &encryption{Secret: d.UUID}
 	}
 	if e != nil {
-		if err := mayOpen(ctx, p.name, e.Secret); err != nil {
+		if err := scope.From(ctx).OpenSecret(p.name, e.Secret); err != nil {
 			return nil, err
 		}
 	}

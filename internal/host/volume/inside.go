@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What changes a pool's files goes through here: by names below the open
@@ -111,7 +112,7 @@ func (p *Pool) openToRead(ctx context.Context, v *Volume) (*os.File, error) {
 	f, err := safepath.OpenAt(dir, v.Name, 0)
 	if err == nil && isLink(f) {
 		_ = f.Close() // opened to be named
-		if image.FenceOf(ctx) != nil {
+		if scope.From(ctx).Folders() != nil {
 			return nil, fault.New(fault.Denied, fault.Volume, "%s is a link, and none is followed for who is held to folders", v.Path)
 		}
 		f, err = safepath.Follow(v.Path)

@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Upload takes the bytes of a volume. It belongs to one goroutine, which has
@@ -22,7 +23,7 @@ type Upload struct {
 	// client is whom it counts for.
 	client string
 	f      *os.File
-	fence  []string // the folders that the client is held to; nil: none
+	sc     scope.Scope // of the client
 	at     int64
 	end    int64 // where it has to stop; -1 for nowhere
 	once   sync.Once
@@ -53,7 +54,7 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 		if err = p.holdNow(ctx, f); err == nil {
 			err = p.keepData(name)
 		}
-		if err == nil && image.FenceOf(ctx) != nil { // the volume may be the disk of a guest that nobody holds
+		if err == nil && scope.From(ctx).Folders() != nil { // the volume may be the disk of a guest that nobody holds
 			err = tell(ctx, p.lane, func() error { return image.Distrust(f) })
 		}
 		if err != nil {
@@ -61,10 +62,10 @@ func (p *Pool) Upload(ctx context.Context, name string, offset, length uint64) (
 		}
 	}
 	if err != nil {
-		p.end(name, clientOf(ctx))
+		p.end(name, scope.From(ctx).Client())
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot upload to volume %q of pool %q", name, p.name)
 	}
-	return &Upload{pool: p, name: name, client: clientOf(ctx), f: f, fence: image.FenceOf(ctx), at: at, end: end}, nil
+	return &Upload{pool: p, name: name, client: scope.From(ctx).Client(), f: f, sc: scope.From(ctx), at: at, end: end}, nil
 }
 
 // holdNow keeps guests from a file until it is closed. Some file systems ask their server.
@@ -149,8 +150,8 @@ func (u *Upload) Hole(n int64) error {
 // Close ends the upload. Nil means that all bytes are on disk.
 func (u *Upload) Close() error {
 	err := fault.Wrap(u.f.Sync(), fault.Failed, fault.Volume, "cannot sync volume %q", u.name)
-	if err == nil && u.fence != nil {
-		err = believed(image.WithFence(u.pool.pools.life, u.fence), u.f)
+	if err == nil && u.sc.Folders() != nil {
+		err = believed(scope.With(u.pool.pools.life, u.sc), u.f)
 	}
 	failpoint.Reach("volume.uploaded")
 	u.finish()
@@ -213,13 +214,13 @@ func (p *Pool) Download(ctx context.Context, name string, offset, length uint64)
 		return opened{f, size}, err
 	}, func(o opened) { _ = o.f.Close() })
 	if err != nil {
-		p.end(name, clientOf(ctx))
+		p.end(name, scope.From(ctx).Client())
 		return nil, fault.Wrap(err, fault.Of(err), fault.Volume, "cannot download volume %q of pool %q", name, p.name)
 	}
 	if end == noEnd || end > o.size {
 		end = o.size
 	}
-	return &Download{pool: p, name: name, client: clientOf(ctx), f: o.f, at: at, end: max(at, end)}, nil
+	return &Download{pool: p, name: name, client: scope.From(ctx).Client(), f: o.f, at: at, end: max(at, end)}, nil
 }
 
 // Read reads the next bytes, holes as zeros, and io.EOF at the end.

@@ -24,6 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -734,7 +735,7 @@ func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	}
 	var open []*Download
 	begin := func(client string, i int) error {
-		down, err := p.Download(For(t.Context(), client), fmt.Sprint("v", i), 0, 0)
+		down, err := p.Download(scope.With(t.Context(), scope.Daemon("a test").For(client)), fmt.Sprint("v", i), 0, 0)
 		if err == nil {
 			open = append(open, down)
 		}
@@ -752,8 +753,8 @@ func TestNobodyTakesAllPlacesOfAPool(t *testing.T) {
 	if wantKind(t, err, fault.Busy); !strings.Contains(fmt.Sprint(err), "24 of them uploaded or downloaded, of 24") {
 		t.Errorf("one more of all: %v", err)
 	}
-	must(t, p.ResizeVolume(For(t.Context(), "another"), fmt.Sprint("v", maxTransfers), 2*mib, ResizeOptions{}))
-	wantKind(t, p.ResizeVolume(For(t.Context(), "client 0"), fmt.Sprint("v", maxTransfers), 3*mib, ResizeOptions{}), fault.Busy)
+	must(t, p.ResizeVolume(scope.With(t.Context(), scope.Daemon("a test").For("another")), fmt.Sprint("v", maxTransfers), 2*mib, ResizeOptions{}))
+	wantKind(t, p.ResizeVolume(scope.With(t.Context(), scope.Daemon("a test").For("client 0")), fmt.Sprint("v", maxTransfers), 3*mib, ResizeOptions{}), fault.Busy)
 
 	must(t, begin("another", 0)) // reads along with the first, and goes on when that ends
 	open[0].Close()
@@ -1006,7 +1007,7 @@ func TestLinksLeadNoClientThatIsHeld(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(target, "plain"), make([]byte, mib), 0o600))
 	must(t, os.Symlink(secret, filepath.Join(target, "link")))
 	must(t, p.Refresh(t.Context()))
-	held := image.WithFence(t.Context(), []string{target})
+	held := scope.With(t.Context(), scope.Daemon("a test").Within([]string{target}))
 	for _, name := range []string{"plain", "link"} {
 		for who, ctx := range map[string]context.Context{"held": held, "free": t.Context()} {
 			down, err := p.Download(ctx, name, 0, 0)

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
 	"github.com/lodge-kvm/lodge/internal/mechanism/safepath"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // MaxDepth is how many layers a chain may have; a longer one is an attack or
@@ -199,7 +200,7 @@ func OpenChain(ctx context.Context, path string, declared Format) (Chain, error)
 
 // admit checks one more layer of the chain, which its context may hold to folders.
 func (c Chain) admit(ctx context.Context, l *Layer, seen map[[2]uint64]string) error {
-	err := errors.Join(l.enter(seen), l.within(FenceOf(ctx)), l.checkLent())
+	err := errors.Join(l.enter(seen), l.within(scope.From(ctx).Folders()), l.checkLent())
 	if err != nil || len(c) == 0 {
 		return err
 	}

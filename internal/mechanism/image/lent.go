@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A QEMU that its guest has taken over may write into the header of an image that it has open
@@ -405,7 +406,7 @@ func Believe(ctx context.Context, f *os.File) error {
 		return nil
 	}
 	said := headers(f)
-	if len(said) > 0 && FenceOf(ctx) == nil || isSaved(f) {
+	if len(said) > 0 && scope.From(ctx).Folders() == nil || isSaved(f) {
 		return nil
 	}
 	for _, info := range said {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What was noted of an image that a QEMU had holds until it was looked at again: a header that
@@ -266,7 +267,7 @@ func TestAHeaderInWhatIsWrittenByteByByte(t *testing.T) {
 	}
 	noted(false)
 
-	held := WithFence(t.Context(), []string{filepath.Join(dir, "own")})
+	held := scope.With(t.Context(), scope.Daemon("a test").Within([]string{filepath.Join(dir, "own")}))
 	for base, want := range map[string]bool{secret: false, own: true} {
 		f, err := os.OpenFile(disk, os.O_RDWR, 0)
 		if err == nil {

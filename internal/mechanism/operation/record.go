@@ -12,6 +12,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/atomicfile"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Record is an operation as it is kept for the next daemon.
@@ -24,10 +25,8 @@ type Record struct {
 	// Boot is the boot of the host in which it was begun.
 	Boot  string
 	Began time.Time
-	// Client names who asked; empty: the daemon itself.
-	Client string `json:",omitempty"`
-	// Folders are those that the client is held to; nil: it may use all.
-	Folders []string `json:",omitempty"`
+	// Scope is what is kept of the scope of the client that asked. Another daemon does the steps within it.
+	Scope scope.Record
 	// Objects are what it works on, such as disk/vda.
 	Objects []string `json:",omitempty"`
 	// Decided says that it goes forward, where no Probe can tell.

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Config says whose operations a Set has, and what it needs of that owner.
@@ -35,8 +36,6 @@ type Config[O any] struct {
 	// Behind is why the owner's own record does not say yet all that is so. Nothing
 	// is begun then, and records stay. Nil: it always does.
 	Behind func() error
-	// Scope gives steps the rights of who asked, for they may run under another daemon. Nil: ctx has them.
-	Scope func(context.Context, Record) context.Context
 	// Turn has what the runner does beside its callers (what is owed, what is woken) wait
 	// until the owner has time for it, and then do it. An error says that it had none: what is
 	// owed is tried later. Nil: such steps need no turn.
@@ -75,7 +74,7 @@ func Open[O any](c Config[O], records []Record) (*Set[O], error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
-		op, err := newOperation(s, r, k.Class, w)
+		op, err := newOperation(s, r, k.Class, w, r.Scope.Scope())
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
@@ -94,14 +93,14 @@ func (s *Set[O]) Rehold() {
 	}
 }
 
-// Begin writes the record of a new operation. Run does its steps.
-func (s *Set[O]) Begin(kind string, w Work, asked Record) (*Operation, error) {
+// Begin writes the record of a new operation. Run does its steps, within the scope.
+func (s *Set[O]) Begin(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
 	if s.Behind != nil {
 		if err := s.Behind(); err != nil {
 			return nil, err
 		}
 	}
-	op, err := s.prepare(kind, w, asked)
+	op, err := s.prepare(sc, kind, w, asked)
 	if err != nil {
 		return nil, err
 	}
@@ -128,8 +127,8 @@ func (s *Set[O]) Begin(kind string, w Work, asked Record) (*Operation, error) {
 // Follow begins an operation for something that has happened by itself, and that goes
 // forward from its first step. It is begun whatever is in its way, and also where its
 // record cannot be written: that is made up for when the owner's own can be, or a step is tried again.
-func (s *Set[O]) Follow(kind string, w Work, asked Record) (*Operation, error) {
-	op, err := s.prepare(kind, w, asked)
+func (s *Set[O]) Follow(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
+	op, err := s.prepare(sc, kind, w, asked)
 	if err != nil {
 		return nil, err
 	}
@@ -142,14 +141,18 @@ func (s *Set[O]) Follow(kind string, w Work, asked Record) (*Operation, error) {
 	return op, nil
 }
 
-func (s *Set[O]) prepare(kind string, w Work, asked Record) (*Operation, error) {
+func (s *Set[O]) prepare(sc scope.Scope, kind string, w Work, asked Record) (*Operation, error) {
 	k, known := s.Kinds.find(kind)
 	if !known {
 		return nil, fault.New(fault.Internal, fault.Domain, "there is no kind of operation called %q", kind)
 	}
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
 	r := asked
 	r.ID, r.Kind, r.Version, r.Owner, r.Boot, r.Began = uuid.NewString(), kind, k.Version, s.Name, s.Boot, time.Now()
-	return newOperation(s, r, k.Class, w)
+	r.Scope = sc.Record()
+	return newOperation(s, r, k.Class, w, sc)
 }
 
 // claim adds a new operation, unless another one is in the way.
@@ -357,7 +360,6 @@ type settings interface {
 	journals() (files, stored Journal)
 	log() *slog.Logger
 	unanswered(error) bool
-	scope(context.Context, Record) context.Context
 	life() context.Context
 	finish(*Operation) error
 	goRetry(func())
@@ -368,13 +370,6 @@ func (s *Set[O]) journals() (files, stored Journal) { return s.Files, s.Stored }
 func (s *Set[O]) log() *slog.Logger                 { return s.Log }
 func (s *Set[O]) life() context.Context             { return s.Life }
 func (s *Set[O]) unanswered(err error) bool         { return s.Unanswered != nil && s.Unanswered(err) }
-
-func (s *Set[O]) scope(ctx context.Context, r Record) context.Context {
-	if s.Scope == nil {
-		return ctx
-	}
-	return s.Scope(ctx, r)
-}
 
 func (s *Set[O]) goRetry(f func()) { s.retries.Go(f) }
 

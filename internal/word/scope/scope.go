@@ -150,8 +150,8 @@ type Paths struct {
 // Anywhere are all places.
 var Anywhere = Paths{anywhere: true}
 
-// In are the folders, by their real paths. Nil, or none, is nowhere.
-func In(folders []string) Paths { return Paths{folders: slices.Clone(folders)} }
+// Below are the folders, by their real paths. Nil, or none, is nowhere.
+func Below(folders []string) Paths { return Paths{folders: slices.Clone(folders)} }
 
 // Folders are those that files must lie in, wherever a link or a header leads. Nil: anywhere.
 // The zero value has none, and that is not nil.
@@ -168,7 +168,7 @@ func (s Scope) Folders() []string {
 // Within holds the files of the call to folders, instead of those it was held to before. Nil is no
 // folder at all.
 func (s Scope) Within(folders []string) Scope {
-	s.paths = In(folders)
+	s.paths = Below(folders)
 	return s
 }
 
@@ -178,6 +178,9 @@ func (s Scope) Noting(noted map[string][]string) Scope {
 	s.noted = noted
 	return s
 }
+
+// Notes says whether Noting gave any folders.
+func (s Scope) Notes() bool { return len(s.noted) > 0 }
 
 // FoldersOf are the folders that a path is held to: as was noted, or those of the call.
 func (s Scope) FoldersOf(path string) []string {

@@ -63,7 +63,7 @@ func TestDaemon_HasNoBounds(t *testing.T) {
 
 func TestClient_IsHeldToItsLimits(t *testing.T) {
 	t.Parallel()
-	s := scope.Client("c", scope.In([]string{"/own"}), full{})
+	s := scope.Client("c", scope.Below([]string{"/own"}), full{})
 	for question, err := range asked(s) {
 		if want := question != "check" && question != "authorize"; errors.Is(err, errFull) != want {
 			t.Errorf("%s: %v", question, err)
@@ -91,7 +91,7 @@ func TestRecord_KeepsPaths(t *testing.T) {
 		want []string
 	}{
 		"daemon":  {scope.Daemon("a test"), nil},
-		"held":    {scope.Client("c", scope.In([]string{"/own"}), full{}), []string{"/own"}},
+		"held":    {scope.Client("c", scope.Below([]string{"/own"}), full{}), []string{"/own"}},
 		"nowhere": {scope.Client("c", scope.Paths{}, full{}), []string{}},
 	} {
 		text, err := json.Marshal(c.s.Record())
