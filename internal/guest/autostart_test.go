@@ -10,6 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // A daemon was killed amid the autostart of a boot: the next one starts those that
@@ -88,7 +89,7 @@ func TestAnAutostartThatFailsIsTold(t *testing.T) {
 	d.reopen(func() {})
 	pool, disk := d.shelf()
 	ok(t, d.define(small("without-its-pool", disk)).SetAutostart(d.ctx(), true))
-	ok(t, pool.Stop(d.ctx()))
+	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
 	d.Autostart(d.ctx())
 	d.logged("cannot start a guest that is marked for autostart", "without-its-pool", "is not active")
 }
@@ -107,7 +108,7 @@ func TestAnAutostartWaitsForWhatTheGuestNeeds(t *testing.T) {
 		byName[name] = d.define(small(name, disk))
 		ok(t, byName[name].SetAutostart(d.ctx(), true))
 	}
-	ok(t, pool.Stop(d.ctx()))
+	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
 	d.Autostart(d.ctx())
 	for name, g := range byName {
 		if words := waiting(t, g, waits); !strings.Contains(words, `pool "shelf" is not active`) || !strings.Contains(words, "virsh destroy "+name) {
@@ -123,7 +124,7 @@ func TestAnAutostartWaitsForWhatTheGuestNeeds(t *testing.T) {
 	waiting(t, patient, waits)
 	pool, err := d.pools.ByName("shelf")
 	ok(t, err)
-	ok(t, pool.Start(d.ctx(), volume.NoBuild))
+	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.NoBuild))
 	d.settle(patient, domain.Running)
 	if words := patient.View().Messages; len(words) > 0 {
 		t.Errorf("it runs, and says: %q", words)

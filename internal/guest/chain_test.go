@@ -16,6 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // chain makes qcow2 images that lie on each other, and gives the path of the topmost. Each has a megabyte of its
@@ -311,12 +312,12 @@ func TestCheckSoleUser(t *testing.T) {
 	ok(t, b.Undefine(d.ctx(), guest.UndefineOptions{}))
 	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
 
-	pool, err := d.pools.Define(d.ctx(), "<pool type='dir'><name>p</name><target><path>"+at("pool")+"</path></target></pool>", false)
+	pool, err := d.pools.Define(d.ctx(), scope.Daemon("a test"), "<pool type='dir'><name>p</name><target><path>"+at("pool")+"</path></target></pool>", false)
 	ok(t, err)
-	ok(t, pool.Start(d.ctx(), volume.MakeTarget))
-	_, err = pool.CreateVolume(d.ctx(), "<volume><name>thin</name><target><format type='qcow2'/></target><backingStore><path>"+at("base")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
+	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.MakeTarget))
+	_, err = pool.CreateVolume(d.ctx(), scope.Daemon("a test"), "<volume><name>thin</name><target><format type='qcow2'/></target><backingStore><path>"+at("base")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
 	ok(t, err)
 	refused(t, g.CheckSoleUser(d.ctx(), "vda", 1, 2), fault.WrongState, `volume "thin" of pool "p" lies on it`)
-	ok(t, pool.DeleteVolume(d.ctx(), "thin"))
+	ok(t, pool.DeleteVolume(d.ctx(), scope.Daemon("a test"), "thin"))
 	ok(t, g.CheckSoleUser(d.ctx(), "vda", 0, 2))
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // blockStats is QEMU's answer to query-blockstats, as far as Lodge reads it.
@@ -229,7 +230,7 @@ func (r *Registry) imageSizes(ctx context.Context, d *device.Disk) (BlockInfo, e
 	if err != nil {
 		return BlockInfo{}, err
 	}
-	chain, err := image.OpenChain(ctx, path, format)
+	chain, err := image.OpenChain(ctx, scope.From(ctx), path, format)
 	if err != nil {
 		return BlockInfo{}, err
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const emulator = "/usr/bin/qemu-system-x86_64"
@@ -171,10 +172,10 @@ func (d *daemon) logged(pieces ...string) {
 // shelf makes a pool with a volume, and gives a disk that is this volume.
 func (d *daemon) shelf() (pool *volume.Pool, disk string) {
 	d.t.Helper()
-	pool, err := d.pools.Define(d.ctx(), "<pool type='dir'><name>shelf</name><target><path>"+filepath.Join(d.dir, "shelf")+"</path></target></pool>", false)
+	pool, err := d.pools.Define(d.ctx(), scope.Daemon("a test"), "<pool type='dir'><name>shelf</name><target><path>"+filepath.Join(d.dir, "shelf")+"</path></target></pool>", false)
 	ok(d.t, err)
-	ok(d.t, pool.Start(d.ctx(), volume.MakeTarget))
-	_, err = pool.CreateVolume(d.ctx(), "<volume><name>v</name><capacity unit='MiB'>1</capacity></volume>", volume.CreateOptions{})
+	ok(d.t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.MakeTarget))
+	_, err = pool.CreateVolume(d.ctx(), scope.Daemon("a test"), "<volume><name>v</name><capacity unit='MiB'>1</capacity></volume>", volume.CreateOptions{})
 	ok(d.t, err)
 	return pool, "<disk type='volume' device='disk'><driver name='qemu' type='raw'/><source pool='shelf' volume='v'/><target dev='vda' bus='virtio'/></disk>"
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -70,7 +71,7 @@ func (r *Registry) findDisk(ctx context.Context, run *run, d *device.Disk) (a de
 	if err != nil {
 		return a, false, absent(err)
 	}
-	chain, err := image.OpenChain(ctx, path, format)
+	chain, err := image.OpenChain(ctx, scope.From(ctx), path, format)
 	if err != nil {
 		return a, false, absent(fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err))
 	}

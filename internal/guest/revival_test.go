@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // crash kills the guest's QEMU and waits until that is known.
@@ -78,10 +79,10 @@ func TestARestartAfterACrashWaitsForWhatTheGuestNeeds(t *testing.T) {
 	pool, disk := d.shelf()
 	g := d.define(strings.Replace(small("patient", disk), "<devices>", "<on_crash>restart</on_crash><devices>", 1))
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
-	ok(t, pool.Stop(d.ctx()))
+	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
 	d.crash(g)
 	waiting(t, g, `pool "shelf" is not active`)
-	ok(t, pool.Start(d.ctx(), volume.NoBuild))
+	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.NoBuild))
 	d.settle(g, domain.Running)
 }
 

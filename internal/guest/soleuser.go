@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // What a job writes into an image, or takes out of a chain, changes for all who have it: other guests, disks
@@ -68,7 +69,7 @@ func (r *Registry) usesAny(ctx context.Context, d *device.Disk, images image.Cha
 	if err != nil {
 		return "", nil // its pool, or its volume, is not there
 	}
-	chain, err := image.OpenChain(ctx, path, format)
+	chain, err := image.OpenChain(ctx, scope.From(ctx), path, format)
 	if err != nil {
 		if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Invalid) || fault.Is(err, fault.Unsupported) || fault.Is(err, fault.Denied) {
 			return "", nil

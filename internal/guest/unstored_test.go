@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // misplace puts another file in the place of the store's, so that it takes no changes until find.
@@ -128,14 +129,14 @@ func TestAStartThatIsStruckOffLate(t *testing.T) {
 	pool, disk := d.shelf()
 	g := d.define(small("seen-to", disk))
 	ok(t, g.SetAutostart(d.ctx(), true))
-	ok(t, pool.Stop(d.ctx()))
+	ok(t, pool.Stop(d.ctx(), scope.Daemon("a test")))
 	d.Autostart(d.ctx())
 	due := func() bool {
 		var noted any
 		return d.store.Get(store.Kind{Name: "autostart", Version: 1}, g.UUID(), &noted) == nil
 	}
 	eventually(t, "a start that waits", func() bool { return strings.Contains(strings.Join(g.View().Messages, " "), "could not be started") })
-	ok(t, pool.Start(d.ctx(), volume.NoBuild))
+	ok(t, pool.Start(d.ctx(), scope.Daemon("a test"), volume.NoBuild))
 	find := d.misplace()
 	ok(t, g.Start(d.ctx(), guest.StartOptions{}))
 	ok(t, g.Destroy(d.ctx(), false))

@@ -27,7 +27,7 @@ func (r *Registry) openShown(ctx context.Context, run *run, fences map[string][]
 	if err != nil {
 		return nil, err
 	}
-	chain, err := image.OpenChain(scope.With(ctx, fenced(scope.From(ctx), fences, d)), path, format)
+	chain, err := image.OpenChain(ctx, fenced(scope.From(ctx), fences, d), path, format)
 	if err == nil {
 		if err = r.isShown(chain, run, d); err != nil {
 			chain.Close()

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -477,7 +478,7 @@ func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 	named := func(name, id string) string {
 		return "<pool type='dir'><name>" + name + "</name><uuid>" + id + "</uuid><target><path>/srv/" + name + "</path></target></pool>"
 	}
-	if _, err := pools.Define(t.Context(), named("secret", id), false); err != nil {
+	if _, err := pools.Define(t.Context(), scope.Daemon("a test"), named("secret", id), false); err != nil {
 		t.Fatal(err)
 	}
 	nets, err := network.Open(t.Context(), network.Config{Data: t.TempDir(), Run: t.TempDir(), Instance: "told", Store: st, Events: event.NewLog(), Log: slog.New(slog.DiscardHandler)})

@@ -49,10 +49,10 @@ func (h *herd) goldenGuest() (dir string) {
 	dir = h.withPool()
 	p, err := h.pools.ByName("default")
 	ok(h.t, err)
-	_, err = p.CreateVolume(h.t.Context(), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
+	_, err = p.CreateVolume(h.t.Context(), scope.Daemon("a test"), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
 	ok(h.t, err)
 	for _, name := range []string{"golden.data", "common.raw"} {
-		_, err = p.FillVolume(h.t.Context(), name, bytes.Repeat([]byte(name), 512))
+		_, err = p.FillVolume(h.t.Context(), scope.Daemon("a test"), name, bytes.Repeat([]byte(name), 512))
 		ok(h.t, err)
 	}
 	h.define(strings.ReplaceAll(golden, "DIR", dir))
@@ -288,11 +288,11 @@ func TestThinClonesMakeATemplate(t *testing.T) {
 	ok(t, err)
 	ok(t, g.Undefine(t.Context(), guest.UndefineOptions{}))
 	for _, name := range []string{"one-vda.qcow2", "one-vdb.qcow2", "two-vda.qcow2"} {
-		ok(t, p.DeleteVolume(t.Context(), name))
+		ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), name))
 	}
 	ok(t, os.Rename(filepath.Join(dir, "two-vdb.qcow2"), filepath.Join(dir, "loose")))
 	g, err = h.guests.ByName("two")
-	ok(t, errors.Join(err, g.Undefine(t.Context(), guest.UndefineOptions{}), p.Refresh(t.Context())))
+	ok(t, errors.Join(err, g.Undefine(t.Context(), guest.UndefineOptions{}), p.Refresh(t.Context(), scope.Daemon("a test"))))
 	_, results, err := h.try(free, "golden")
 	if ok(t, err); len(results) != 1 || !fault.Is(results[0].Error, fault.Busy) || !strings.Contains(results[0].Error.Error(), "default/loose") {
 		t.Errorf("set above what no guest has: %+v", results)
@@ -317,7 +317,7 @@ func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 	ok(t, os.WriteFile(filepath.Join(dir, "two-vdb.data"), nil, 0o600))
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	got, err := h.clone(CloneRequest{Source: "golden", Names: []string{"one", "two", "golden"}})
 	if err == nil || !strings.Contains(err.Error(), `has a volume "two-vdb.data" already`) || !strings.Contains(err.Error(), `"golden" is there already`) {
 		t.Errorf("got %v", err)
@@ -325,7 +325,7 @@ func TestACloneIsMadeWholeOrNotAtAll(t *testing.T) {
 	h.wants("clone", got, "golden failed", "one done", "two failed")
 	h.run(Request{Verb: Undefine}, "one")
 	for _, name := range []string{"one-vda.qcow2", "one-vdb.data", "two-vdb.data"} {
-		ok(t, p.DeleteVolume(t.Context(), name))
+		ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), name))
 	}
 	h.wants("files", files(t, dir), there...)
 
@@ -407,22 +407,22 @@ func TestAGuestStaysATemplateForClonesThatNobodySees(t *testing.T) {
 	g := toClone(t, h)
 	dir := filepath.Join(h.dir, "other")
 	ok(t, os.Mkdir(dir, 0o700))
-	other, err := h.pools.Define(t.Context(), "<pool type='dir'><name>other</name><target><path>"+dir+"</path></target></pool>", false)
+	other, err := h.pools.Define(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>other</name><target><path>"+dir+"</path></target></pool>", false)
 	ok(t, err)
-	ok(t, other.Start(t.Context(), volume.NoBuild))
+	ok(t, other.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &makingTemplate{Source: g.UUID(), fleet: h.Fleet}, nil)
 	ok(t, err)
 	ok(t, g.MakeTemplate(t.Context()))
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true, Pool: "other"})
 	ok(t, err)
-	ok(t, other.Stop(t.Context()))
+	ok(t, other.Stop(t.Context(), scope.Daemon("a test")))
 	h.nextDaemon()
 	h.Recover(t.Context())
 	h.left(0)
 	if !g.View().Template {
 		t.Error("it is a template no more")
 	}
-	ok(t, other.Start(t.Context(), volume.NoBuild))
+	ok(t, other.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	refused(t, h.release(t.Context(), g, nil), fault.Busy, `"two"`)
 }
 
@@ -441,7 +441,7 @@ func TestWhatCannotBeClonedIsNamed(t *testing.T) {
 	ok(t, os.WriteFile(filepath.Join(dir, "odd.raw"), append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, 504)...), 0o600))
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	disk := func(path string) string {
 		return "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='" + path + "'/><target dev='vda' bus='virtio'/></disk>"
 	}
@@ -557,7 +557,7 @@ func TestACloneKeepsTheFence(t *testing.T) {
 	ok(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.CreateVolume(t.Context(), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
+	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>golden.qcow2</name><capacity unit='MiB'>1</capacity><target><format type='qcow2'/></target></volume>", volume.CreateOptions{})
 	ok(t, err)
 	doc := strings.Replace(small("golden"), "</devices>", "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='"+disk+"'/><target dev='vda' bus='virtio'/></disk></devices>", 1)
 	_, err = h.guests.Define(scope.With(t.Context(), scope.Daemon("a test").Within([]string{dir})), doc, false)
@@ -583,7 +583,7 @@ func TestACloneKeepsTheFence(t *testing.T) {
 	rebase(filepath.Join(dir, "one-vda.qcow2"))
 	refused("one", secret)
 	rebase(disk)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	if _, err := h.clone(CloneRequest{Source: "golden", Names: []string{"three"}}); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), secret) {
 		t.Errorf("a copy of what the disk leads to: %v", err)
 	}

@@ -118,9 +118,9 @@ func (c *cloning) copyDisk(ctx context.Context, o original, clone string, disk *
 		return nil, err
 	}
 	if c.q.Thin {
-		made, err = o.into.CreateVolume(ctx, doc, volume.CreateOptions{})
+		made, err = o.into.CreateVolume(ctx, scope.From(ctx), doc, volume.CreateOptions{})
 	} else {
-		made, err = o.into.CloneVolume(ctx, doc, o.from, o.of.Name, volume.CreateOptions{})
+		made, err = o.into.CloneVolume(ctx, scope.From(ctx), doc, o.from, o.of.Name, volume.CreateOptions{})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot copy disk %s: %w", disk.Target, err)
@@ -173,7 +173,7 @@ func (c *cloning) makeSeed(ctx context.Context, d *domain.Definition) error {
 		return err
 	}
 	name := c.seedName(d.Name)
-	made, err := c.seeds.FillVolume(ctx, name.Name, disc)
+	made, err := c.seeds.FillVolume(ctx, scope.From(ctx), name.Name, disc)
 	if err != nil {
 		return fmt.Errorf("cannot make the seed: %w", err)
 	}

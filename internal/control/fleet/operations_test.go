@@ -156,12 +156,12 @@ func TestWhatIsLeftIsTidiedUp(t *testing.T) {
 	before := files(t, dir)
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Stop(t.Context()))
+	ok(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	h.Recover(t.Context())
 	h.wants("guests", h.chosen("all"))
 	h.wants("files of the pool that is away", files(t, dir), before...)
 	h.left(1)
-	ok(t, p.Start(t.Context(), volume.NoBuild))
+	ok(t, p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	h.tidied()
 	h.wants("files", files(t, dir))
 }
@@ -175,7 +175,7 @@ func TestWhatIsLeftAndUsedStays(t *testing.T) {
 	h.halfMade(twoGuests)
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.FillVolume(t.Context(), "one.raw", make([]byte, 1<<20))
+	_, err = p.FillVolume(t.Context(), scope.Daemon("a test"), "one.raw", make([]byte, 1<<20))
 	ok(t, err)
 	h.define(strings.Replace(small("one"), "<serial type='pty'/>", "<disk type='volume' device='disk'><driver name='qemu' type='raw'/>"+
 		"<source pool='default' volume='one.raw'/><target dev='vda' bus='virtio'/></disk>", 1))
@@ -304,7 +304,7 @@ func TestNobodyWaitsForAllThatIsLeft(t *testing.T) {
 	release()
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Refresh(t.Context()))
+	ok(t, p.Refresh(t.Context(), scope.Daemon("a test")))
 	h.tidied()
 	h.wants("files left", files(t, dir))
 	h.wants("guests left", h.chosen("all"))
@@ -371,14 +371,14 @@ func TestRemoveTiles_PoolIsAway(t *testing.T) {
 	ok(t, err)
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	ok(t, p.Stop(t.Context()))
+	ok(t, p.Stop(t.Context(), scope.Daemon("a test")))
 	got, err := h.remove("lab/1")
 	h.wants("remove", got, "lab/1 failed")
 	if err == nil || !strings.Contains(err.Error(), "cannot delete volume default/lab-1") || !strings.Contains(err.Error(), "removed as soon as it can be") {
 		t.Errorf("got %v", err)
 	}
 	h.left(1)
-	ok(t, p.Start(t.Context(), volume.NoBuild))
+	ok(t, p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	h.tidied()
 	h.wants("files", files(t, dir))
 	h.wants("guests", h.chosen("all"))
@@ -404,7 +404,7 @@ func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
 	dir := h.withPool()
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.FillVolume(t.Context(), "half", []byte("made"))
+	_, err = p.FillVolume(t.Context(), scope.Daemon("a test"), "half", []byte("made"))
 	ok(t, err)
 	h.oldClone(uuid.NewString(), "default/half")
 	h.pools.Close()
@@ -420,7 +420,7 @@ func TestWhatIsLeftInAPoolThatAnswersLateIsNotForgotten(t *testing.T) {
 	p, err = h.pools.ByName("default")
 	ok(t, err)
 	if !p.View().Active() { // its file system has failed
-		ok(t, p.Start(t.Context(), volume.NoBuild))
+		ok(t, p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	}
 	h.tidied()
 	h.wants("files", files(t, dir))
@@ -453,7 +453,7 @@ func TestWhatIsMadeAnewIsNotRemovedByAnOldNote(t *testing.T) {
 	h.wants("files", files(t, dir), before...)
 
 	// Nor where it was made in another way, once a guest has it.
-	_, err = p.FillVolume(t.Context(), "other", []byte("another's"))
+	_, err = p.FillVolume(t.Context(), scope.Daemon("a test"), "other", []byte("another's"))
 	ok(t, err)
 	h.define(strings.Replace(small("another"), "<serial type='pty'/>", "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='"+
 		filepath.Join(dir, "other")+"'/><target dev='vda' bus='virtio'/></disk>", 1))

@@ -6,6 +6,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -41,18 +42,18 @@ func (f *Fleet) makePool(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := f.pools.Define(ctx, doc, false)
+	p, err := f.pools.Define(ctx, scope.From(ctx), doc, false)
 	if err != nil {
 		return err
 	}
-	if err = p.Start(ctx, volume.MakeTarget); err == nil {
-		err = p.SetAutostart(ctx, true)
+	if err = p.Start(ctx, scope.From(ctx), volume.MakeTarget); err == nil {
+		err = p.SetAutostart(ctx, scope.From(ctx), true)
 	}
 	if err == nil {
 		return nil
 	}
 	undo := context.WithoutCancel(ctx)
-	return errors.Join(err, unless(p.Stop(undo), fault.WrongState), p.Undefine(undo))
+	return errors.Join(err, unless(p.Stop(undo, scope.From(undo)), fault.WrongState), p.Undefine(undo, scope.From(undo)))
 }
 
 // lacksPool says whether there is no such pool and MakePool makes it.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
@@ -39,9 +40,9 @@ func (h *herd) withPool() string {
 	h.t.Helper()
 	dir := filepath.Join(h.dir, "pool")
 	ok(h.t, os.Mkdir(dir, 0o700))
-	p, err := h.pools.Define(h.t.Context(), "<pool type='dir'><name>default</name><target><path>"+dir+"</path></target></pool>", false)
+	p, err := h.pools.Define(h.t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>default</name><target><path>"+dir+"</path></target></pool>", false)
 	ok(h.t, err)
-	ok(h.t, p.Start(h.t.Context(), volume.NoBuild))
+	ok(h.t, p.Start(h.t.Context(), scope.Daemon("a test"), volume.NoBuild))
 	return dir
 }
 
@@ -173,12 +174,12 @@ func TestTilesAreMadeStartedAndRemoved(t *testing.T) {
 	// Nor one that is the layer below another's.
 	p, err := h.pools.ByName("default")
 	ok(t, err)
-	_, err = p.CreateVolume(t.Context(), "<volume><name>above.qcow2</name><target><format type='qcow2'/></target><backingStore><path>"+
+	_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>above.qcow2</name><target><format type='qcow2'/></target><backingStore><path>"+
 		filepath.Join(dir, "lab-1.qcow2")+"</path><format type='qcow2'/></backingStore></volume>", volume.CreateOptions{})
 	ok(t, err)
 	_, err = h.remove("lab/1")
 	refused(t, err, fault.WrongState, "default/above.qcow2, which is not of tile lab/1, lies above its volume default/lab-1.qcow2")
-	ok(t, p.DeleteVolume(t.Context(), "above.qcow2"))
+	ok(t, p.DeleteVolume(t.Context(), scope.Daemon("a test"), "above.qcow2"))
 	got, err = h.remove("lab/*")
 	ok(t, err)
 	h.wants("remove", got, "lab/1 done", "lab/2 done", "lab/3 done")

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 func (f *Fleet) createVolume(ctx context.Context, v volumeDocument) error {
@@ -15,7 +16,7 @@ func (f *Fleet) createVolume(ctx context.Context, v volumeDocument) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.CreateVolume(ctx, v.doc, volume.CreateOptions{})
+	_, err = p.CreateVolume(ctx, scope.From(ctx), v.doc, volume.CreateOptions{})
 	return err
 }
 
@@ -45,7 +46,7 @@ func (f *Fleet) deleteVolume(ctx context.Context, v VolumeName) error {
 	p, err := f.pools.ByName(v.Pool)
 	if err == nil {
 		known := !p.View().Taken.IsZero()
-		if err = p.DeleteVolume(ctx, v.Name); known && fault.Is(err, fault.NotFound) {
+		if err = p.DeleteVolume(ctx, scope.From(ctx), v.Name); known && fault.Is(err, fault.NotFound) {
 			return nil
 		}
 	}

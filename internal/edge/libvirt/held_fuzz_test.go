@@ -30,6 +30,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const (
@@ -239,11 +240,11 @@ func files(t testing.TB, folder string) (all []string) {
 }
 
 func (h *heldHouse) startPool(t testing.TB, doc string) {
-	p, err := h.rooms.Pools.Define(context.Background(), doc, false)
+	p, err := h.rooms.Pools.Define(context.Background(), scope.Daemon("a test"), doc, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Start(context.Background(), volume.NoBuild); err != nil {
+	if err := p.Start(context.Background(), scope.Daemon("a test"), volume.NoBuild); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -263,8 +264,8 @@ func (h *heldHouse) restore(t testing.TB) {
 	}
 	for _, p := range h.rooms.Pools.List() {
 		if strings.HasPrefix(p.Name(), "mine") {
-			_ = p.Stop(context.Background()) // if it is running; it was all that there is of a transient one
-			if err := p.Undefine(context.Background()); err != nil && !fault.Is(err, fault.NotFound) {
+			_ = p.Stop(context.Background(), scope.Daemon("a test")) // if it is running; it was all that there is of a transient one
+			if err := p.Undefine(context.Background(), scope.Daemon("a test")); err != nil && !fault.Is(err, fault.NotFound) {
 				t.Fatal(err)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Flags of pool calls.
@@ -198,7 +199,7 @@ func (h *handlers) poolDefine(ctx context.Context, _ *session, args *xdr.WithXML
 	if err := checkFlags("STORAGE_POOL_DEFINE_XML", args.Flags, poolDefineValidate); err != nil {
 		return nil, err
 	}
-	return poolReply(h.Pools.Define(ctx, args.XML, args.Flags&poolDefineValidate != 0))
+	return poolReply(h.Pools.Define(ctx, scope.From(ctx), args.XML, args.Flags&poolDefineValidate != 0))
 }
 
 func (h *handlers) poolCreateXML(ctx context.Context, _ *session, args *xdr.WithXMLFlags) (*xdr.WithPool, error) {
@@ -209,7 +210,7 @@ func (h *handlers) poolCreateXML(ctx context.Context, _ *session, args *xdr.With
 	if err != nil {
 		return nil, err
 	}
-	p, err := h.Pools.Create(ctx, args.XML, false, build)
+	p, err := h.Pools.Create(ctx, scope.From(ctx), args.XML, false, build)
 	return poolReply(p, ofStorage(err))
 }
 
@@ -221,7 +222,7 @@ func (h *handlers) poolCreate(ctx context.Context, _ *session, args *xdr.WithPoo
 	if err != nil {
 		return nil, err
 	}
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return ofStorage(p.Start(ctx, build)) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return ofStorage(p.Start(ctx, scope.From(ctx), build)) })
 }
 
 // buildOf reads the flags of creating a pool, of which two exclude each other.
@@ -252,7 +253,7 @@ func (h *handlers) poolBuild(ctx context.Context, _ *session, args *xdr.WithPool
 	case poolBuildOverwrite | poolBuildNoOverwrite:
 		return nil, fault.New(fault.Invalid, fault.Call, "to overwrite and not to overwrite exclude each other")
 	}
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Build(ctx, how) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Build(ctx, scope.From(ctx), how) })
 }
 
 // onPool does one thing to a pool.
@@ -265,25 +266,25 @@ func (h *handlers) onPool(named xdr.StoragePool, do func(*volume.Pool) error) (*
 }
 
 func (h *handlers) poolDestroy(ctx context.Context, _ *session, args *xdr.WithPool) (*void, error) {
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Stop(ctx) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Stop(ctx, scope.From(ctx)) })
 }
 
 func (h *handlers) poolDelete(ctx context.Context, _ *session, args *xdr.WithPoolFlags) (*void, error) {
 	if err := checkFlags("STORAGE_POOL_DELETE", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Delete(ctx) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Delete(ctx, scope.From(ctx)) })
 }
 
 func (h *handlers) poolUndefine(ctx context.Context, _ *session, args *xdr.WithPool) (*void, error) {
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Undefine(ctx) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Undefine(ctx, scope.From(ctx)) })
 }
 
 func (h *handlers) poolRefresh(ctx context.Context, _ *session, args *xdr.WithPoolFlags) (*void, error) {
 	if err := checkFlags("STORAGE_POOL_REFRESH", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Refresh(ctx) })
+	return h.onPool(args.Pool, func(p *volume.Pool) error { return p.Refresh(ctx, scope.From(ctx)) })
 }
 
 func (h *handlers) poolInfo(ctx context.Context, _ *session, args *xdr.WithPool) (*xdr.StoragePoolGetInfoRet, error) {
@@ -320,7 +321,7 @@ func (h *handlers) poolGetAutostart(_ context.Context, _ *session, args *xdr.Wit
 
 func (h *handlers) poolSetAutostart(ctx context.Context, _ *session, args *xdr.StoragePoolSetAutostartArgs) (*void, error) {
 	return h.onPool(args.Pool, func(p *volume.Pool) error {
-		err := p.SetAutostart(ctx, args.Autostart)
+		err := p.SetAutostart(ctx, scope.From(ctx), args.Autostart)
 		if err != nil && !p.View().Persistent {
 			return withCode(codeInternal, err)
 		}

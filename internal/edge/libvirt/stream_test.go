@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // streamer serves a call that opens a stream with body.
@@ -140,12 +141,12 @@ func TestSlowUpload(t *testing.T) {
 func TestAnUploadThatStandsStill(t *testing.T) {
 	h := serve(t, withPools(t), func(s *Server) { s.limits.idle = 200 * time.Millisecond })
 	pools, dir := h.server.handlers.Pools, t.TempDir()
-	p, err := pools.Define(t.Context(), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", false)
+	p, err := pools.Define(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", false)
 	if err == nil {
-		err = p.Start(t.Context(), volume.NoBuild)
+		err = p.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild)
 	}
 	if err == nil {
-		_, err = p.CreateVolume(t.Context(), "<volume><name>disk</name><capacity>1048576</capacity></volume>", volume.CreateOptions{})
+		_, err = p.CreateVolume(t.Context(), scope.Daemon("a test"), "<volume><name>disk</name><capacity>1048576</capacity></volume>", volume.CreateOptions{})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +159,7 @@ func TestAnUploadThatStandsStill(t *testing.T) {
 		t.Fatalf("error %+v, %v", e, err)
 	}
 	w.works()
-	if err := p.DeleteVolume(t.Context(), "disk"); err != nil {
+	if err := p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"); err != nil {
 		t.Error(err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/volume"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Flags of volume calls.
@@ -114,7 +115,7 @@ func (h *handlers) volumeCreate(ctx context.Context, _ *session, args *xdr.Stora
 	if err != nil {
 		return nil, err
 	}
-	return volumeReply(p.CreateVolume(ctx, args.XML, volumeCreateOptions(args.Flags)))
+	return volumeReply(p.CreateVolume(ctx, scope.From(ctx), args.XML, volumeCreateOptions(args.Flags)))
 }
 
 func (h *handlers) volumeClone(ctx context.Context, _ *session, args *xdr.StorageVolCreateXMLFromArgs) (*xdr.WithVolume, error) {
@@ -129,7 +130,7 @@ func (h *handlers) volumeClone(ctx context.Context, _ *session, args *xdr.Storag
 	if err != nil {
 		return nil, err
 	}
-	return volumeReply(p.CloneVolume(ctx, args.XML, from, args.CloneVolume.Name, volumeCreateOptions(args.Flags)))
+	return volumeReply(p.CloneVolume(ctx, scope.From(ctx), args.XML, from, args.CloneVolume.Name, volumeCreateOptions(args.Flags)))
 }
 
 func (h *handlers) volumeDelete(ctx context.Context, _ *session, args *xdr.WithVolumeFlags) (*void, error) {
@@ -140,7 +141,7 @@ func (h *handlers) volumeDelete(ctx context.Context, _ *session, args *xdr.WithV
 	if err != nil {
 		return nil, err
 	}
-	return nil, p.DeleteVolume(ctx, args.Volume.Name)
+	return nil, p.DeleteVolume(ctx, scope.From(ctx), args.Volume.Name)
 }
 
 func (h *handlers) volumeResize(ctx context.Context, _ *session, args *xdr.StorageVolResizeArgs) (*void, error) {
@@ -151,7 +152,7 @@ func (h *handlers) volumeResize(ctx context.Context, _ *session, args *xdr.Stora
 	if err != nil {
 		return nil, err
 	}
-	return nil, p.ResizeVolume(ctx, args.Volume.Name, args.Capacity, volume.ResizeOptions{
+	return nil, p.ResizeVolume(ctx, scope.From(ctx), args.Volume.Name, args.Capacity, volume.ResizeOptions{
 		Allocate: args.Flags&volumeResizeAllocate != 0,
 		Delta:    args.Flags&volumeResizeDelta != 0,
 		Shrink:   args.Flags&volumeResizeShrink != 0,
@@ -176,7 +177,7 @@ func (h *handlers) volumeWipePattern(ctx context.Context, _ *session, args *xdr.
 	if err != nil {
 		return nil, err
 	}
-	return nil, p.WipeVolume(ctx, args.Volume.Name, args.Algorithm == wipeTrim)
+	return nil, p.WipeVolume(ctx, scope.From(ctx), args.Volume.Name, args.Algorithm == wipeTrim)
 }
 
 func (h *handlers) volumeInfo(ctx context.Context, s *session, args *xdr.WithVolume) (*xdr.WithTypeCapacityAllocation, error) {
@@ -230,7 +231,7 @@ func (h *handlers) volumeUpload(ctx context.Context, _ *session, args *xdr.WithV
 	if err != nil {
 		return nil, nil, err
 	}
-	up, err := p.Upload(ctx, args.Volume.Name, args.Offset, args.Length)
+	up, err := p.Upload(ctx, scope.From(ctx), args.Volume.Name, args.Offset, args.Length)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -286,7 +287,7 @@ func (h *handlers) volumeDownload(ctx context.Context, _ *session, args *xdr.Wit
 	if err != nil {
 		return nil, nil, err
 	}
-	down, err := p.Download(ctx, args.Volume.Name, args.Offset, args.Length)
+	down, err := p.Download(ctx, scope.From(ctx), args.Volume.Name, args.Offset, args.Length)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -137,7 +137,7 @@ func (p *Pool) makeLocked(ctx context.Context, f *os.File, plan image.Plan, e *e
 // passphrase gives what opens a volume, which the caller clears; nil of one that
 // is not encrypted. A volume that was not made here is looked for among the uses
 // of secrets.
-func (p *Pool) passphrase(ctx context.Context, v *Volume) ([]byte, error) {
+func (p *Pool) passphrase(ctx context.Context, sc scope.Scope, v *Volume) ([]byte, error) {
 	if !v.locked() {
 		return nil, nil
 	}
@@ -150,7 +150,7 @@ func (p *Pool) passphrase(ctx context.Context, v *Volume) ([]byte, error) {
 		e = &encryption{Secret: d.UUID}
 	}
 	if e != nil {
-		if err := scope.From(ctx).OpenSecret(p.name, e.Secret); err != nil {
+		if err := sc.OpenSecret(p.name, e.Secret); err != nil {
 			return nil, err
 		}
 	}

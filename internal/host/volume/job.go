@@ -59,8 +59,11 @@ func (p *Pool) Jobs() []Job {
 }
 
 // begin marks a volume of the active pool for the client of ctx. Every begin has its end.
-func (p *Pool) begin(ctx context.Context, name, verb string, exclusive bool) (*job, error) {
-	client := scope.From(ctx).Client()
+func (p *Pool) begin(ctx context.Context, sc scope.Scope, name, verb string, exclusive bool) (*job, error) {
+	if err := sc.Check(); err != nil {
+		return nil, err
+	}
+	client := sc.Client()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pools.life.Err() != nil {
@@ -135,7 +138,7 @@ func (p *Pool) leave() error {
 // the mark, and waits for it. The caller is let go when ctx ends, or when the
 // pool's file system stops answering; the work is told to end then, and its
 // mark stays until it has.
-func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Context) error) error {
+func (p *Pool) beside(ctx context.Context, sc scope.Scope, name string, work func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stopping := context.AfterFunc(p.pools.life, func() { cancel(context.Cause(p.pools.life)) })
@@ -143,7 +146,7 @@ func (p *Pool) beside(ctx context.Context, name string, work func(ctx context.Co
 	done := make(chan error, 1)
 	p.pools.work.Go(func() {
 		_, err := contained(func() (struct{}, error) { return struct{}{}, work(ctx) })
-		p.end(name, scope.From(ctx).Client())
+		p.end(name, sc.Client())
 		done <- err
 	})
 	// Work that was told to end does so at once, unless it is stuck.
