@@ -9,6 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -54,7 +55,7 @@ func TestDisplay_ListensOnItsNetworkOnly(t *testing.T) {
 	}
 	missing := d.define(doc("missing", "nonesuch"))
 	refused(t, missing.Start(d.ctx(), guest.StartOptions{}), fault.NotFound, `no network with name "nonesuch"`)
-	_, err := d.Networks.Define(d.ctx(), "<network><name>idle</name><ip address='10.213.7.1' prefix='24'/></network>", false)
+	_, err := d.Networks.Define(d.ctx(), scope.Daemon("a test"), "<network><name>idle</name><ip address='10.213.7.1' prefix='24'/></network>", false)
 	ok(t, err)
 	idle := d.define(doc("idle", "idle"))
 	refused(t, idle.Start(d.ctx(), guest.StartOptions{}), fault.WrongState, `network "idle" is not active`)

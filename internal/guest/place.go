@@ -184,7 +184,7 @@ func (r *Registry) attachNIC(ctx context.Context, def *domain.Definition, n *dev
 		plain.Backend = "qemu"
 		n = &plain
 	}
-	a, release, err := r.Networks.AttachNIC(ctx, n, def.Name, note)
+	a, release, err := r.Networks.AttachNIC(ctx, scope.From(ctx), n, def.Name, note)
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot connect interface %s: %w", n.MAC, err)
 	}

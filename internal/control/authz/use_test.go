@@ -489,7 +489,7 @@ func TestAUUIDDoesNotTellWhoseItIs(t *testing.T) {
 	net := func(name, id string) string {
 		return "<network><name>" + name + "</name><uuid>" + id + "</uuid><ip address='10.9.0.1' prefix='24'/></network>"
 	}
-	if _, err := nets.Define(t.Context(), net("secret", id), false); err != nil {
+	if _, err := nets.Define(t.Context(), scope.Daemon("a test"), net("secret", id), false); err != nil {
 		t.Fatal(err)
 	}
 	g := &Gate{Config: Config{Pools: pools, Networks: nets}, routeInto: func(netip.Prefix, string) (string, error) { return "", nil }}

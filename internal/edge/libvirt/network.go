@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // networkCalls are the calls about virtual networks.
@@ -156,25 +157,25 @@ func (h *handlers) networkLookupByUUID(_ context.Context, _ *session, args *xdr.
 }
 
 func (h *handlers) networkCreateXML(ctx context.Context, _ *session, args *xdr.WithXML) (*xdr.WithNetwork, error) {
-	return withNetwork(h.Networks.Create(ctx, args.XML, false))
+	return withNetwork(h.Networks.Create(ctx, scope.From(ctx), args.XML, false))
 }
 
 func (h *handlers) networkCreateXMLFlags(ctx context.Context, _ *session, args *xdr.WithXMLFlags) (*xdr.WithNetwork, error) {
 	if err := checkFlags("NETWORK_CREATE_XML_FLAGS", args.Flags, networkValidate); err != nil {
 		return nil, err
 	}
-	return withNetwork(h.Networks.Create(ctx, args.XML, args.Flags&networkValidate != 0))
+	return withNetwork(h.Networks.Create(ctx, scope.From(ctx), args.XML, args.Flags&networkValidate != 0))
 }
 
 func (h *handlers) networkDefineXML(ctx context.Context, _ *session, args *xdr.WithXML) (*xdr.WithNetwork, error) {
-	return withNetwork(h.Networks.Define(ctx, args.XML, false))
+	return withNetwork(h.Networks.Define(ctx, scope.From(ctx), args.XML, false))
 }
 
 func (h *handlers) networkDefineXMLFlags(ctx context.Context, _ *session, args *xdr.WithXMLFlags) (*xdr.WithNetwork, error) {
 	if err := checkFlags("NETWORK_DEFINE_XML_FLAGS", args.Flags, networkValidate); err != nil {
 		return nil, err
 	}
-	return withNetwork(h.Networks.Define(ctx, args.XML, args.Flags&networkValidate != 0))
+	return withNetwork(h.Networks.Define(ctx, scope.From(ctx), args.XML, args.Flags&networkValidate != 0))
 }
 
 func (h *handlers) networkUndefine(ctx context.Context, _ *session, args *xdr.WithNetwork) (*void, error) {
@@ -182,7 +183,7 @@ func (h *handlers) networkUndefine(ctx context.Context, _ *session, args *xdr.Wi
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.Undefine(ctx)
+	return nil, n.Undefine(ctx, scope.From(ctx))
 }
 
 func (h *handlers) networkCreate(ctx context.Context, _ *session, args *xdr.WithNetwork) (*void, error) {
@@ -190,7 +191,7 @@ func (h *handlers) networkCreate(ctx context.Context, _ *session, args *xdr.With
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.Start(ctx)
+	return nil, n.Start(ctx, scope.From(ctx))
 }
 
 func (h *handlers) networkDestroy(ctx context.Context, _ *session, args *xdr.WithNetwork) (*void, error) {
@@ -198,7 +199,7 @@ func (h *handlers) networkDestroy(ctx context.Context, _ *session, args *xdr.Wit
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.Destroy(ctx)
+	return nil, n.Destroy(ctx, scope.From(ctx))
 }
 
 func (h *handlers) networkGetXMLDesc(ctx context.Context, _ *session, args *xdr.NetworkGetXMLDescArgs) (*xdr.WithXML, error) {
@@ -226,7 +227,7 @@ func (h *handlers) networkSetAutostart(ctx context.Context, _ *session, args *xd
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.SetAutostart(ctx, args.Autostart)
+	return nil, n.SetAutostart(ctx, scope.From(ctx), args.Autostart)
 }
 
 func (h *handlers) networkGetBridgeName(_ context.Context, _ *session, args *xdr.WithNetwork) (*xdr.WithName, error) {
@@ -267,7 +268,7 @@ var (
 )
 
 func (h *handlers) networkUpdate(ctx context.Context, _ *session, args *xdr.NetworkUpdateArgs) (*void, error) {
-	scope, err := networkScope("NETWORK_UPDATE", args.Flags)
+	affect, err := networkAffect("NETWORK_UPDATE", args.Flags)
 	if err != nil {
 		return nil, err
 	}
@@ -279,14 +280,14 @@ func (h *handlers) networkUpdate(ctx context.Context, _ *session, args *xdr.Netw
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.Update(ctx, network.Update{
-		Command: command, Section: section, Parent: int(args.ParentIndex), XML: args.XML, Scope: scope,
+	return nil, n.Update(ctx, scope.From(ctx), network.Update{
+		Command: command, Section: section, Parent: int(args.ParentIndex), XML: args.XML, Affect: affect,
 	})
 }
 
-func networkScope(call string, flags uint32) (network.Scope, error) {
+func networkAffect(call string, flags uint32) (network.Affect, error) {
 	err := checkFlags(call, flags, networkLive|networkConfig)
-	return network.Scope{Live: flags&networkLive != 0, Config: flags&networkConfig != 0}, err
+	return network.Affect{Live: flags&networkLive != 0, Config: flags&networkConfig != 0}, err
 }
 
 func (h *handlers) networkGetDHCPLeases(_ context.Context, _ *session, args *xdr.NetworkGetDHCPLeasesArgs) (*xdr.NetworkGetDHCPLeasesRet, error) {
@@ -345,7 +346,7 @@ func networkText(number int32) (network.Text, error) {
 }
 
 func (h *handlers) networkSetMetadata(ctx context.Context, _ *session, args *xdr.NetworkSetMetadataArgs) (*void, error) {
-	scope, err := networkScope("NETWORK_SET_METADATA", args.Flags)
+	affect, err := networkAffect("NETWORK_SET_METADATA", args.Flags)
 	if err != nil {
 		return nil, err
 	}
@@ -357,11 +358,11 @@ func (h *handlers) networkSetMetadata(ctx context.Context, _ *session, args *xdr
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.SetMetadata(ctx, text, orEmpty(args.Metadata), orEmpty(args.Key), orEmpty(args.URI), scope)
+	return nil, n.SetMetadata(ctx, scope.From(ctx), text, orEmpty(args.Metadata), orEmpty(args.Key), orEmpty(args.URI), affect)
 }
 
 func (h *handlers) networkGetMetadata(_ context.Context, _ *session, args *xdr.NetworkGetMetadataArgs) (*xdr.WithMetadata, error) {
-	scope, err := networkScope("NETWORK_GET_METADATA", args.Flags)
+	affect, err := networkAffect("NETWORK_GET_METADATA", args.Flags)
 	if err != nil {
 		return nil, err
 	}
@@ -373,7 +374,7 @@ func (h *handlers) networkGetMetadata(_ context.Context, _ *session, args *xdr.N
 	if err != nil {
 		return nil, err
 	}
-	found, err := n.Metadata(text, orEmpty(args.URI), scope)
+	found, err := n.Metadata(text, orEmpty(args.URI), affect)
 	return &xdr.WithMetadata{Metadata: found}, err
 }
 

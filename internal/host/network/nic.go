@@ -14,6 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/word/device"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // plug is where a NIC goes, once its type and its network's mode are resolved.
@@ -47,7 +48,10 @@ func (s *Networks) CheckSource(nic *device.NIC) error {
 // Note is told the name of a macvtap before it is made: unlike a tap, it outlives the last process that has
 // it open. After a daemon was killed, the next one finds the macvtap by that name. Of several names the last
 // one counts. Nil: no name is noted.
-func (s *Networks) AttachNIC(ctx context.Context, nic *device.NIC, owner string, note func(ifName string) error) (_ *device.NICAttachment, release func(), err error) {
+func (s *Networks) AttachNIC(ctx context.Context, sc scope.Scope, nic *device.NIC, owner string, note func(ifName string) error) (_ *device.NICAttachment, release func(), err error) {
+	if err := sc.Check(); err != nil {
+		return nil, nil, err
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, nil, context.Cause(ctx)
 	}

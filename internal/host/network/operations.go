@@ -35,8 +35,8 @@ func (s *Networks) Operations() (all []operation.Listed) {
 }
 
 // perform does an operation. It runs with the turn.
-func (n *Network) perform(ctx context.Context, kind string, w operation.Work) error {
-	op, err := n.ops.Begin(scope.From(ctx), kind, w, operation.Record{})
+func (n *Network) perform(ctx context.Context, sc scope.Scope, kind string, w operation.Work) error {
+	op, err := n.ops.Begin(sc, kind, w, operation.Record{})
 	if err != nil {
 		return err
 	}
