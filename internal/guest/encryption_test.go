@@ -17,6 +17,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/event"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const (
@@ -28,9 +29,9 @@ const (
 // secret defines a secret and gives it a value.
 func (d *daemon) secret(id, value string) {
 	d.t.Helper()
-	_, err := d.Secrets.Define("<secret private='yes'><uuid>"+id+"</uuid></secret>", true)
+	_, err := d.Secrets.Define(scope.Daemon("a test"), "<secret private='yes'><uuid>"+id+"</uuid></secret>", true)
 	ok(d.t, err)
-	ok(d.t, d.Secrets.SetValue(id, []byte(value)))
+	ok(d.t, d.Secrets.SetValue(scope.Daemon("a test"), id, []byte(value)))
 }
 
 // locked makes an encrypted image that is opened quickly.

@@ -291,7 +291,7 @@ func TestADefinitionNamesNoSecretOfOthers(t *testing.T) {
 	t.Cleanup(book.Close)
 	ids := map[string]string{}
 	for _, volume := range []string{"/srv/build/mine", "/srv/others", "/srv/given", "/srv/had"} {
-		d, err := book.Define("<secret><usage type='volume'><volume>"+volume+"</volume></usage></secret>", true)
+		d, err := book.Define(scope.Daemon("a test"), "<secret><usage type='volume'><volume>"+volume+"</volume></usage></secret>", true)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -150,9 +150,9 @@ func newHeldHouse(f testing.TB) *heldHouse {
 		must(os.WriteFile(filepath.Join(dir, "theirs", name), []byte(hidden), 0o600))
 	}
 	h.startPool(f, fmt.Sprintf(poolXML, filepath.Join(dir, "theirs")))
-	_, err = d.Secrets.Define(secretXML, true)
+	_, err = d.Secrets.Define(scope.Daemon("a test"), secretXML, true)
 	must(err)
-	must(d.Secrets.SetValue(secretUUID, []byte(hidden)))
+	must(d.Secrets.SetValue(scope.Daemon("a test"), secretUUID, []byte(hidden)))
 	_, err = d.Guests.Define(f.Context(), otherXML, false)
 	must(err)
 	h.change(f)

@@ -6,6 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 	"github.com/lodge-kvm/lodge/internal/host/secret"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 // Flags of the calls about secrets.
@@ -102,11 +103,11 @@ func (h *handlers) secretLookupByUsage(_ context.Context, _ *session, args *xdr.
 	return nil, fault.New(fault.Invalid, fault.Call, "there are no secrets of the use %d", args.UsageType)
 }
 
-func (h *handlers) secretDefineXML(_ context.Context, _ *session, args *xdr.WithXMLFlags) (*xdr.WithSecret, error) {
+func (h *handlers) secretDefineXML(ctx context.Context, _ *session, args *xdr.WithXMLFlags) (*xdr.WithSecret, error) {
 	if err := checkFlags("SECRET_DEFINE_XML", args.Flags, secretValidate); err != nil {
 		return nil, err
 	}
-	return withSecret(h.Secrets.Define(args.XML, args.Flags&secretValidate != 0))
+	return withSecret(h.Secrets.Define(scope.From(ctx), args.XML, args.Flags&secretValidate != 0))
 }
 
 func (h *handlers) secretGetXMLDesc(_ context.Context, _ *session, args *xdr.WithSecretFlags) (*xdr.WithXML, error) {
@@ -121,25 +122,25 @@ func (h *handlers) secretGetXMLDesc(_ context.Context, _ *session, args *xdr.Wit
 	return &xdr.WithXML{XML: doc}, err
 }
 
-func (h *handlers) secretSetValue(_ context.Context, _ *session, args *xdr.SecretSetValueArgs) (*void, error) {
+func (h *handlers) secretSetValue(ctx context.Context, _ *session, args *xdr.SecretSetValueArgs) (*void, error) {
 	defer clear(args.Value)
 	if err := checkFlags("SECRET_SET_VALUE", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	return nil, h.Secrets.SetValue(formatUUID(args.Secret.UUID), args.Value)
+	return nil, h.Secrets.SetValue(scope.From(ctx), formatUUID(args.Secret.UUID), args.Value)
 }
 
-func (h *handlers) secretGetValue(_ context.Context, _ *session, args *xdr.WithSecretFlags) (*xdr.SecretGetValueRet, error) {
+func (h *handlers) secretGetValue(ctx context.Context, _ *session, args *xdr.WithSecretFlags) (*xdr.SecretGetValueRet, error) {
 	if err := checkFlags("SECRET_GET_VALUE", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	value, err := h.Secrets.Show(formatUUID(args.Secret.UUID))
+	value, err := h.Secrets.Show(scope.From(ctx), formatUUID(args.Secret.UUID))
 	if fault.Is(err, fault.Denied) {
 		return nil, withCode(codeInvalidSecret, err)
 	}
 	return &xdr.SecretGetValueRet{Value: value}, err
 }
 
-func (h *handlers) secretUndefine(_ context.Context, _ *session, args *xdr.WithSecret) (*void, error) {
-	return nil, h.Secrets.Undefine(formatUUID(args.Secret.UUID))
+func (h *handlers) secretUndefine(ctx context.Context, _ *session, args *xdr.WithSecret) (*void, error) {
+	return nil, h.Secrets.Undefine(scope.From(ctx), formatUUID(args.Secret.UUID))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/secret"
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
 const (
@@ -127,7 +128,7 @@ func (w *wire) both(h xdr.Header, ret xdr.Message, event int32, told xdr.Message
 // secret, also where it asks for their number alone.
 func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
 	h := withSecrets(t)
-	if _, err := h.server.handlers.Secrets.Define(`<secret><uuid>`+openUUID+`</uuid></secret>`, true); err != nil {
+	if _, err := h.server.handlers.Secrets.Define(scope.Daemon("a test"), `<secret><uuid>`+openUUID+`</uuid></secret>`, true); err != nil {
 		t.Fatal(err)
 	}
 	count := func(rules string) uint32 {

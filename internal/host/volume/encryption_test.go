@@ -33,9 +33,9 @@ func (d *daemon) withSecrets() {
 	must(d.t, err)
 	d.t.Cleanup(book.Close)
 	for id, value := range map[string]string{keyUUID: passphrase, otherUUID: "another one"} {
-		_, err := book.Define("<secret private='yes'><uuid>"+id+"</uuid></secret>", true)
+		_, err := book.Define(scope.Daemon("a test"), "<secret private='yes'><uuid>"+id+"</uuid></secret>", true)
 		must(d.t, err)
-		must(d.t, book.SetValue(id, []byte(value)))
+		must(d.t, book.SetValue(scope.Daemon("a test"), id, []byte(value)))
 	}
 	d.secrets, d.unlock = book, time.Millisecond
 }
