@@ -105,7 +105,7 @@ func (s *Stats) stale(t *trouble) *Stats {
 
 // fresh gives a sample not older than maxAge, taking one if need be. Life is how
 // long a sampling may go on after its caller has gone.
-func (g *gauge) fresh(ctx, life context.Context, maxAge time.Duration) (*Stats, error) {
+func (g *gauge) fresh(ctx context.Context, life context.Context, maxAge time.Duration) (*Stats, error) {
 	g.mu.Lock()
 	last, late := g.known()
 	if last != nil && late == nil && time.Since(last.At) <= maxAge {

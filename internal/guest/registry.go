@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
+	"github.com/lodge-kvm/lodge/internal/decision/lifecycle"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 	"github.com/lodge-kvm/lodge/internal/host/secret"
@@ -17,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/mechanism/sandbox"
 	"github.com/lodge-kvm/lodge/internal/mechanism/seclabel"
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
@@ -91,6 +93,11 @@ type Registry struct {
 	// leftLabels are those that an earlier daemon left, by guest, until all are adopted.
 	leftLabels map[string]*labels
 
+	// What a guest's loop does is the room's above; newRegistry sets it.
+	kinds       operation.Kinds[*run]          // of operations on running guests
+	carryOut    func(*Guest, lifecycle.Effect) // in the guest's loop
+	handleEvent func(*Guest, qmp.Event, bool)  // in the guest's loop
+
 	mu     sync.RWMutex
 	byName map[string]*Guest
 	byUUID map[string]*Guest
@@ -103,6 +110,7 @@ func newRegistry(c Config) *Registry {
 		Config: c, log: c.Log, store: c.Store, events: c.Events,
 		byName: map[string]*Guest{}, byUUID: map[string]*Guest{}, byID: map[int]*Guest{},
 		undefinitions: map[string]*operation.Set[*Registry]{},
+		kinds:         guestOperations, carryOut: (*Guest).carryOut, handleEvent: (*Guest).handleEvent,
 	}
 	r.life, r.stop = context.WithCancelCause(context.Background())
 	r.sampler = newSampler(r.gauges)

@@ -287,7 +287,7 @@ func TestJobTypes(t *testing.T) {
 func TestJoin(t *testing.T) {
 	far := make(chan io.ReadWriteCloser, 1)
 	h := serve(t, func(s *Server) {
-		console(func(ctx context.Context, st *stream) error {
+		serveConsole(func(ctx context.Context, st *stream) error {
 			near, other := net.Pipe()
 			far <- other
 			return join(near)(ctx, st)

@@ -76,7 +76,7 @@ func converse(input []byte, stranger bool) (*bytes.Buffer, *session) {
 	authCalls(g)
 	connectCalls(g)
 	eventCalls(g)
-	console(func(_ context.Context, st *stream) error {
+	serveConsole(func(_ context.Context, st *stream) error {
 		_, err := io.Copy(st, st)
 		return err
 	})(s)

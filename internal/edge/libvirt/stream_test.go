@@ -35,7 +35,7 @@ func download(body streamBody) func(*Server) {
 	return streamer[xdr.StorageVolDownloadArgs](xdr.ProcStorageVolDownload, body)
 }
 
-func console(body streamBody) func(*Server) {
+func serveConsole(body streamBody) func(*Server) {
 	return streamer[xdr.DomainOpenConsoleArgs](xdr.ProcDomainOpenConsole, body)
 }
 
@@ -218,7 +218,7 @@ func TestAbort(t *testing.T) {
 }
 
 func TestConsole(t *testing.T) {
-	h := serve(t, console(func(_ context.Context, st *stream) error {
+	h := serve(t, serveConsole(func(_ context.Context, st *stream) error {
 		_, err := io.Copy(st, st) // an echo
 		return err
 	}))
